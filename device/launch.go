@@ -1,0 +1,248 @@
+// This file owns what a kernel launch carries: the kernel, its arguments and
+// the bytes it declares.
+
+package device
+
+import "fmt"
+
+// Mode says what an operation does with the bytes it declares.
+type Mode uint8
+
+const (
+	Read Mode = iota + 1
+	// Write stands for any access that is not only a read.
+	Write
+	// Atomic is memory that kernels order among themselves by atomic
+	// operations, such as the free list of a page pool and the pages it hands
+	// out. Atomic accesses do not conflict with each other; they conflict with
+	// plain reads and writes like any write.
+	Atomic
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	case Atomic:
+		return "atomic access"
+	}
+	return fmt.Sprintf("Mode(%d)", uint8(m))
+}
+
+// Conflicts tells whether two accesses to the same byte need an order.
+func (m Mode) Conflicts(other Mode) bool {
+	return m != other || m == Write
+}
+
+// Access is a declaration: these bytes are used in this way.
+type Access struct {
+	Rect
+	Mode Mode
+}
+
+// Reads declares that a range is read.
+func Reads(r Range) Access { return Access{Rect{r, r.Len, 1}, Read} }
+
+// Writes declares that a range is written.
+func Writes(r Range) Access { return Access{Rect{r, r.Len, 1}, Write} }
+
+// Atomics declares that a range is used through atomic operations.
+func Atomics(r Range) Access { return Access{Rect{r, r.Len, 1}, Atomic} }
+
+// Kernel is one function in the form each kind of device runs. Kernels are
+// package variables: devices cache what they load under the pointer.
+type Kernel struct {
+	// Name is the entry point in Image.
+	Name string
+	// Image holds the device code for GPUs.
+	Image *Image
+	// Go does the same work on the CPU device, the whole grid in one call.
+	Go func(l *Launch)
+}
+
+// Image is one compiled source file, in every variant that is shipped. Devices
+// choose the best variant that the hardware can run.
+type Image struct {
+	Name     string // the source file, for messages
+	Variants []Variant
+}
+
+// Variant is PTX for one architecture. PTX for a plain architecture runs on
+// every later one; PTX that uses architecture-specific instructions ("sm_90a")
+// runs on exactly that one.
+type Variant struct {
+	Major, Minor int
+	Exact        bool
+	PTX          string
+}
+
+// Slot labels a launch during capture so that Graph.Update can find it. Slots
+// are the caller's numbers; zero is no label, and a label is used once a graph.
+type Slot uint32
+
+// Launch is one launch of a kernel. It is passed by value and holds its
+// arguments and declarations inline, so that launching allocates nothing.
+type Launch struct {
+	Kernel *Kernel
+	Grid   [3]uint32 // blocks
+	Block  [3]uint32 // threads of a block
+	Shared uint32    // bytes of dynamic shared memory
+	Slot   Slot
+
+	nargs   uint8
+	naccess uint8
+	args    [maxArgs]uint64
+	access  [maxAccess]Access
+	more    []Access
+}
+
+const (
+	maxArgs   = 16
+	maxAccess = 6
+)
+
+// NewLaunch begins a launch of a one-dimensional grid. Arg, Read, Write and
+// Atomic complete it.
+func NewLaunch(k *Kernel, blocks, threads int) Launch {
+	return Launch{
+		Kernel: k,
+		Grid:   [3]uint32{uint32(blocks), 1, 1},
+		Block:  [3]uint32{uint32(threads), 1, 1},
+	}
+}
+
+// Arg appends a scalar argument. All parameters of our kernels are eight bytes
+// wide; a narrower one reads the low bytes.
+func (l *Launch) Arg(v uint64) {
+	if l.nargs == maxArgs {
+		panic("device: kernel " + l.Kernel.Name + " has more than 16 arguments; pass a table in memory")
+	}
+	l.args[l.nargs] = v
+	l.nargs++
+}
+
+// Read appends a range as a pointer argument and declares that it is read.
+func (l *Launch) Read(r Range) { l.pointer(Reads(r)) }
+
+// Write appends a range as a pointer argument and declares that it is written.
+func (l *Launch) Write(r Range) { l.pointer(Writes(r)) }
+
+// Atomic appends a range as a pointer argument and declares atomic use.
+func (l *Launch) Atomic(r Range) { l.pointer(Atomics(r)) }
+
+func (l *Launch) pointer(a Access) {
+	l.Arg(uint64(a.Addr()))
+	l.Declare(a)
+}
+
+// Declare adds bytes that the kernel reaches without an argument of their own,
+// through a table for instance. Beyond a few it allocates: a launch that is
+// made again and again declares a slice prepared beforehand with DeclareAll.
+func (l *Launch) Declare(a Access) {
+	if l.naccess < maxAccess {
+		l.access[l.naccess] = a
+		l.naccess++
+		return
+	}
+	l.more = append(l.more[:len(l.more):len(l.more)], a)
+}
+
+// DeclareAll declares a prepared slice; the launch keeps it, so that it must
+// not change afterwards.
+func (l *Launch) DeclareAll(as []Access) {
+	if l.more != nil {
+		for _, a := range as {
+			l.Declare(a)
+		}
+		return
+	}
+	l.more = as
+}
+
+// Args are the arguments in order; kernels written in Go read them.
+func (l *Launch) Args() []uint64 { return l.args[:l.nargs] }
+
+// Accesses calls yield for every declaration.
+func (l *Launch) Accesses(yield func(Access) bool) {
+	for i := range l.naccess {
+		if !yield(l.access[i]) {
+			return
+		}
+	}
+	for _, a := range l.more {
+		if !yield(a) {
+			return
+		}
+	}
+}
+
+// Check panics unless every range that the launch declares may be used now.
+// Devices call it when the launch is issued.
+func (l *Launch) Check() {
+	if l.Kernel == nil {
+		panic("device: a launch without a kernel")
+	}
+	for i := range l.naccess {
+		CheckAccess(l.access[i])
+	}
+	for i := range l.more {
+		CheckAccess(l.more[i])
+	}
+}
+
+// CheckAccess panics on a declaration whose buffer is dead or too small.
+func CheckAccess(a Access) {
+	if a.Mode < Read || a.Mode > Atomic {
+		panic("device: an access without a mode")
+	}
+	a.check()
+}
+
+// CheckCopy panics unless the copy may be issued: live ranges of equal length
+// that do not overlap.
+func CheckCopy(dst, src Range) {
+	dst.check()
+	src.check()
+	if dst.Len != src.Len {
+		panic(fmt.Sprintf("device: copy of %s to %s: lengths differ", src, dst))
+	}
+	if dst.Len > 0 && dst.Addr() < src.Addr()+uintptr(src.Len) && src.Addr() < dst.Addr()+uintptr(dst.Len) {
+		panic(fmt.Sprintf("device: copy of %s to %s: they overlap", src, dst))
+	}
+}
+
+// CheckCopy2D is CheckCopy for rectangles. Rectangles of one buffer may
+// interleave, as columns of a matrix do, so rows are compared one by one only
+// where the extents overlap.
+func CheckCopy2D(dst, src Rect) {
+	dst.check()
+	src.check()
+	if dst.Len != src.Len || dst.Rows != src.Rows {
+		panic(fmt.Sprintf("device: 2-D copy of %d rows of %d bytes to %d rows of %d bytes", src.Rows, src.Len, dst.Rows, dst.Len))
+	}
+	if dst.Buf == src.Buf && rectsOverlap(dst, src) {
+		panic(fmt.Sprintf("device: 2-D copy inside %s: the rectangles overlap", dst.Buf))
+	}
+}
+
+// rectsOverlap tells whether two rectangles of one buffer share a byte. It
+// walks both in order of address, like a merge.
+func rectsOverlap(a, b Rect) bool {
+	if a.Len == 0 {
+		return false
+	}
+	for i, j := 0, 0; i < a.Rows && j < b.Rows; {
+		x, y := a.Row(i), b.Row(j)
+		switch {
+		case x.Off+x.Len <= y.Off:
+			i++
+		case y.Off+y.Len <= x.Off:
+			j++
+		default:
+			return true
+		}
+	}
+	return false
+}
