@@ -1,0 +1,238 @@
+package cpu_test
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+func open(t testing.TB, o cpu.Options) *cpu.Device {
+	t.Helper()
+	d, err := cpu.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func stream(t testing.TB, d device.Device, name string) device.Stream {
+	t.Helper()
+	s, err := d.NewStream(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func alloc(t testing.TB, d device.Device, k device.Kind, n device.Bytes) *device.Buffer {
+	t.Helper()
+	b, err := d.Alloc(k, n, t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+var panics = &device.Kernel{Name: "panics", Go: func(*device.Launch) { panic("index out of range") }}
+
+// The first error sticks: work issued later is skipped on every stream, every
+// Sync returns the same error, and all of it comes to an end.
+func TestFirstErrorSticks(t *testing.T) {
+	d := open(t, cpu.Options{})
+	a, b := stream(t, d, "a"), stream(t, d, "b")
+	host := alloc(t, d, device.Host, 1)
+	a.Launch(device.NewLaunch(panics, 1, 1))
+	err := a.Sync()
+	var de *device.DriverError
+	if !errors.As(err, &de) || de.Call != "kernel panics" || !strings.Contains(de.Text, "index out of range") {
+		t.Fatalf("Sync after a panic in a kernel: %v", err)
+	}
+	ran := false
+	b.Host(func() { ran = true })
+	b.Fill(host.All(), 7)
+	if got := b.Sync(); !errors.Is(got, err) {
+		t.Errorf("another stream's Sync: %v, want %v", got, err)
+	}
+	if ran || d.View(host.All(), device.Read)[0] != 0 {
+		t.Error("work issued after the error was done")
+	}
+	if _, got := d.Alloc(device.Accel, 1, "late"); !errors.Is(got, err) {
+		t.Errorf("Alloc after the error: %v", got)
+	}
+	b.Free(host)
+	if got := d.Close(); !errors.Is(got, err) || strings.Contains(got.Error(), "never freed") {
+		t.Errorf("Close: %v", got)
+	}
+}
+
+// Launching allocates nothing once the queue has its size.
+func TestLaunchAllocatesNothing(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	b := alloc(t, d, device.Accel, 64)
+	var sum atomic.Uint64
+	k := &device.Kernel{Name: "count", Go: func(l *device.Launch) { sum.Add(l.Args()[1]) }}
+	launch := func() {
+		l := device.NewLaunch(k, 1, 1)
+		l.Write(b.All())
+		l.Arg(1)
+		s.Launch(l)
+	}
+	for range 3000 {
+		launch()
+	}
+	if n := testing.AllocsPerRun(1000, launch); n != 0 {
+		t.Errorf("a launch allocates %v times", n)
+	}
+	ev, _ := d.NewEvent(0)
+	other := stream(t, d, "other")
+	if n := testing.AllocsPerRun(1000, func() { s.Record(ev); other.Wait(ev) }); n != 0 {
+		t.Errorf("record and wait allocate %v times", n)
+	}
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if got := sum.Load(); got != 4001 {
+		t.Errorf("%d launches ran, want 4001", got)
+	}
+	s.Free(b)
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A modelled link carries one copy at a time at its bandwidth, beside the
+// other direction. Inside a bubble the clock is exact.
+func TestModelledLinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, cpu.Options{CopyThreads: 1, Links: cpu.Links{
+			Out: cpu.Link{BytesPerSecond: 1e6, Latency: time.Millisecond},
+			In:  cpu.Link{BytesPerSecond: 2e6},
+		}})
+		host, acc := alloc(t, d, device.Host, 4000), alloc(t, d, device.Accel, 4000)
+		a, b, c := stream(t, d, "a"), stream(t, d, "b"), stream(t, d, "c")
+		start := time.Now()
+		// Two copies out, 1 KB each: 2 x (1 ms + 1 ms), one after the other.
+		a.Copy(host.Slice(0, 1000), acc.Slice(0, 1000))
+		b.Copy(host.Slice(1000, 1000), acc.Slice(1000, 1000))
+		// Meanwhile one copy in: 2 KB at 2 MB/s, 1 ms.
+		c.Copy(acc.Slice(2000, 2000), host.Slice(2000, 2000))
+		if err := c.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != time.Millisecond {
+			t.Errorf("the copy in took %v, want 1ms", took)
+		}
+		if err := d.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != 4*time.Millisecond {
+			t.Errorf("two copies out took %v, want 4ms", took)
+		}
+		a.Free(host)
+		a.Free(acc)
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The host waits when a queue is full instead of queueing without bound, and
+// the queue keeps its order while it grows.
+func TestQueueIsBounded(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	gate := make(chan struct{})
+	s.Host(func() { <-gate })
+	var issued atomic.Int64
+	var order []int64
+	all := make(chan struct{})
+	go func() {
+		defer close(all)
+		for i := range int64(5000) {
+			s.Host(func() { order = append(order, i) })
+			issued.Add(1)
+		}
+	}()
+	for last := int64(-1); last != issued.Load(); {
+		last = issued.Load()
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n := issued.Load(); n != 1024 {
+		t.Errorf("a stalled stream took %d operations, want 1024", n)
+	}
+	close(gate)
+	<-all
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range order {
+		if int64(i) != v {
+			t.Fatalf("operation %d ran as number %d", v, i)
+		}
+	}
+	if len(order) != 5000 {
+		t.Errorf("%d operations ran", len(order))
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for _, o := range []cpu.Options{
+		{Ordinal: -1},
+		{CopyThreads: -1},
+		{Capacity: [device.Kinds]device.Bytes{-1, 0}},
+		{Links: cpu.Links{Out: cpu.Link{BytesPerSecond: -1}}},
+	} {
+		if _, err := cpu.Open(o); err == nil {
+			t.Errorf("Open(%+v) succeeded", o)
+		}
+	}
+}
+
+// A stream may wait for an event of another device: ranks exchange data so.
+func TestEventsCrossDevices(t *testing.T) {
+	d0, d1 := open(t, cpu.Options{}), open(t, cpu.Options{Ordinal: 1})
+	a, b := stream(t, d0, "a"), stream(t, d1, "b")
+	ev, _ := d0.NewEvent(0)
+	gate := make(chan struct{})
+	first := false
+	a.Host(func() { <-gate; first = true })
+	a.Record(ev)
+	b.Wait(ev)
+	saw := false
+	b.Host(func() { saw = first })
+	close(gate)
+	if err := b.Sync(); err != nil || !saw {
+		t.Errorf("the second device did not wait (err %v)", err)
+	}
+	for _, d := range []device.Device{d0, d1} {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func BenchmarkLaunch(b *testing.B) {
+	d := open(b, cpu.Options{})
+	s := stream(b, d, "s")
+	buf := alloc(b, d, device.Accel, 64)
+	k := &device.Kernel{Name: "nothing", Go: func(*device.Launch) {}}
+	b.ReportAllocs()
+	for b.Loop() {
+		l := device.NewLaunch(k, 1, 1)
+		l.Write(buf.All())
+		s.Launch(l)
+	}
+	_ = s.Sync()
+	s.Free(buf)
+	_ = d.Close()
+}

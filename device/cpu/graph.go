@@ -1,0 +1,198 @@
+// This file owns graphs: lanes that run side by side and wait for each other's
+// places, as the captured streams did.
+
+package cpu
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// graph is a capture made ready to run. The stream that replays it works off
+// lane 0; every other lane has a goroutine of its own. Replays (rounds) never
+// overlap, so a place in a lane of k nodes is reached in round r when the
+// lane's timeline reaches r*k plus the place.
+type graph struct {
+	dev   *Device
+	lanes []runner
+	outer []outer
+	slots map[device.Slot]int
+	nodes int
+
+	mu      sync.Mutex
+	wake    sync.Cond
+	table   []device.Launch // never written to: Update makes a new one
+	issued  uint64          // rounds given to streams
+	started uint64          // rounds begun by their stream
+	current replay          // the round begun last
+	last    ticket          // the end of the round issued last
+	closed  bool
+}
+
+// runner is a lane and its progress.
+type runner struct {
+	nodes []node
+	line  *timeline
+}
+
+// replay is one round: what it runs with was fixed when it was issued.
+type replay struct {
+	g       *graph
+	round   uint64
+	prev    ticket // the round before
+	table   []device.Launch
+	tickets []ticket // one for each external wait
+}
+
+func (d *Device) newGraph(c *capture) *graph {
+	g := &graph{dev: d, outer: c.outer, slots: c.slots, table: c.table}
+	g.wake.L = &g.mu
+	waits := 0
+	for _, o := range c.outer {
+		if !o.record {
+			c.lanes[o.at.lane].nodes[o.at.n].index = waits
+			waits++
+		}
+	}
+	for _, l := range c.lanes {
+		g.lanes = append(g.lanes, runner{l.nodes, newTimeline()})
+		for i := range l.nodes {
+			if l.nodes[i].kind != opJoin {
+				g.nodes++
+			}
+		}
+	}
+	d.mu.Lock()
+	d.graphs[g] = struct{}{}
+	d.mu.Unlock()
+	for i := 1; i < len(g.lanes); i++ {
+		d.work.Go(func() { g.follow(i) })
+	}
+	return g
+}
+
+func (g *graph) Nodes() int { return g.nodes }
+
+func (g *graph) Update(slot device.Slot, l device.Launch) error {
+	l.Check()
+	i, known := g.slots[slot]
+	if !known {
+		return fmt.Errorf("%s: the graph has no launch with slot %d; set Launch.Slot during capture", g.dev.name, slot)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if old := g.table[i]; old.Kernel != l.Kernel || old.Grid != l.Grid || old.Block != l.Block || old.Shared != l.Shared {
+		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", g.dev.name, slot, old.Kernel.Name)
+	}
+	g.table = slices.Clone(g.table)
+	g.table[i] = l
+	return nil
+}
+
+// Replay issues one round. External events are dealt with here, in the order
+// they were captured: that is what makes a replay mean the same as issuing its
+// work again.
+func (s *stream) Replay(dg device.Graph) {
+	g, ok := dg.(*graph)
+	if !ok || g.dev != s.dev {
+		panic(fmt.Sprintf("cpu: a %T is not a graph of %s", dg, s.dev.name))
+	}
+	if s.refuse("a graph cannot be replayed inside a capture", "replay it before or after") {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		panic("cpu: a closed graph is replayed")
+	}
+	r := replay{g: g, round: g.issued, prev: g.last, table: g.table}
+	for _, o := range g.outer {
+		if !o.record {
+			r.tickets = append(r.tickets, o.event.ticket())
+			continue
+		}
+		l := g.lanes[o.at.lane]
+		o.event.mu.Lock()
+		o.event.last = ticket{l.line, r.round*uint64(len(l.nodes)) + uint64(o.at.n)}
+		o.event.mu.Unlock()
+	}
+	s.issue(opReplay, func(o *op) { o.replay = r })
+	g.issued++
+	g.last = s.mark()
+	s.dev.replays.Add(1)
+}
+
+// run works off one round in the stream's goroutine. The capture was joined,
+// so the end of lane 0 is the end of all.
+func (r *replay) run() {
+	g := r.g
+	r.prev.wait()
+	g.mu.Lock()
+	g.current = *r
+	g.started = r.round + 1
+	g.wake.Broadcast()
+	g.mu.Unlock()
+	r.lane(0)
+}
+
+// follow works off lane i in round after round, until the graph is closed and
+// the rounds issued before are done.
+func (g *graph) follow(i int) {
+	for round := uint64(0); ; round++ {
+		g.mu.Lock()
+		for g.started <= round && (!g.closed || round < g.issued) {
+			g.wake.Wait()
+		}
+		r, stop := g.current, g.started <= round
+		g.mu.Unlock()
+		if stop {
+			return
+		}
+		r.lane(i)
+	}
+}
+
+// lane executes the nodes of one lane.
+func (r *replay) lane(i int) {
+	g, l := r.g, r.g.lanes[i]
+	done := r.round * uint64(len(l.nodes))
+	for k := range l.nodes {
+		n := &l.nodes[k]
+		for _, p := range n.after {
+			other := g.lanes[p.lane]
+			other.line.wait(r.round*uint64(len(other.nodes)) + uint64(p.n))
+		}
+		r.node(&n.op)
+		done++
+		l.line.advance(done)
+	}
+}
+
+func (r *replay) node(o *op) {
+	switch {
+	case o.kind == opWait:
+		r.tickets[o.index].wait()
+	case o.kind == opLaunch && o.index >= 0 && r.g.dev.err() == nil:
+		r.g.dev.effect(o, &r.table[o.index])
+	default:
+		r.g.dev.execute(o)
+	}
+}
+
+// Close lets the lanes end after the rounds already issued.
+func (g *graph) Close() error {
+	g.dev.mu.Lock()
+	delete(g.dev.graphs, g)
+	g.dev.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		panic("cpu: graph closed twice")
+	}
+	g.closed = true
+	g.wake.Broadcast()
+	return nil
+}

@@ -1,0 +1,342 @@
+// This file owns streams: a bounded queue of operations and the goroutine that
+// works it off.
+
+package cpu
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/memcopy"
+)
+
+type opKind uint8
+
+const (
+	opCopy opKind = iota
+	opFill
+	opLaunch
+	opHost
+	opUpload
+	opDownload
+	opFree
+	opStamp
+	opWait
+	opReplay
+	opJoin // only in graphs: a place for edges
+)
+
+// op is one piece of work, in a queue or as the node of a graph. It is a plain
+// value that queues hold inline.
+type op struct {
+	kind     opKind
+	value    byte
+	index    int // in a graph, of a launch: its place in the table, or -1; of a wait: its ticket
+	dst, src device.Rect
+	launch   device.Launch
+	fn       func()
+	bytes    []byte
+	buf      *device.Buffer
+	event    *event
+	ticket   ticket
+	replay   replay
+}
+
+// queueLimit is the number of operations a stream takes before the host waits,
+// as a GPU's queue does. Queues start small and grow up to it.
+const (
+	queueStart = 16
+	queueLimit = 1024
+)
+
+// stream is a queue and its worker. Operation n (from one) is done when the
+// timeline has reached n.
+type stream struct {
+	dev  *Device
+	name string
+	line *timeline
+
+	mu      sync.Mutex
+	ready   sync.Cond // an operation was issued, or the stream ends
+	space   sync.Cond // an operation was taken off
+	ring    []op
+	taken   uint64 // operations the worker has begun
+	issued  uint64 // operations ever issued
+	lane    *lane  // where work is recorded, while the stream captures
+	stopped bool
+}
+
+func (d *Device) NewStream(name string) (device.Stream, error) {
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	s := &stream{dev: d, name: name, line: newTimeline(), ring: make([]op, queueStart)}
+	s.ready.L, s.space.L = &s.mu, &s.mu
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		panic("cpu: stream " + name + " opened on a closed device")
+	}
+	d.streams[s] = struct{}{}
+	d.work.Go(s.work)
+	return s, nil
+}
+
+func (s *stream) Name() string { return s.name }
+
+// place finds room for the next operation and locks the stream until publish.
+// While the stream captures, the room is a node of its lane.
+func (s *stream) place(kind opKind) *op {
+	s.mu.Lock()
+	if s.stopped {
+		s.mu.Unlock()
+		panic("cpu: work on the closed stream " + s.name)
+	}
+	if s.lane != nil {
+		return s.lane.add(kind)
+	}
+	for s.issued-s.taken == uint64(len(s.ring)) {
+		if len(s.ring) < queueLimit {
+			s.grow()
+			break
+		}
+		s.space.Wait()
+	}
+	o := &s.ring[s.issued%uint64(len(s.ring))]
+	o.kind = kind
+	return o
+}
+
+// grow doubles the ring.
+func (s *stream) grow() {
+	bigger := make([]op, 2*len(s.ring))
+	for i := s.taken; i < s.issued; i++ {
+		bigger[i%uint64(len(bigger))] = s.ring[i%uint64(len(s.ring))]
+	}
+	s.ring = bigger
+}
+
+func (s *stream) publish() {
+	if s.lane == nil {
+		s.issued++
+		s.ready.Signal()
+	}
+	s.mu.Unlock()
+}
+
+// work executes operations until the stream is stopped and empty. It copies an
+// operation out of the ring, which costs less than keeping its room blocked.
+func (s *stream) work() {
+	var o op
+	for {
+		s.mu.Lock()
+		for s.taken == s.issued && !s.stopped {
+			s.ready.Wait()
+		}
+		if s.taken == s.issued {
+			s.mu.Unlock()
+			return
+		}
+		room := &s.ring[s.taken%uint64(len(s.ring))]
+		o, *room = *room, op{}
+		s.taken++
+		n := s.taken
+		s.space.Signal()
+		s.mu.Unlock()
+
+		s.dev.execute(&o)
+		s.line.advance(n)
+	}
+}
+
+// execute does one operation. Once the device has failed, only memory is given
+// back and waits are still honoured, so that everything comes to an end.
+func (d *Device) execute(o *op) {
+	switch o.kind {
+	case opWait:
+		o.ticket.wait()
+	case opFree:
+		d.release(o.buf)
+	case opReplay:
+		o.replay.run()
+	case opJoin:
+	default:
+		if d.err() == nil {
+			d.effect(o, &o.launch)
+		}
+	}
+}
+
+// effect does what the operation is for, with the launch that a graph may have
+// updated. A panic in a kernel or a callback
+// becomes the device's error: the goroutine is ours, the fault is not.
+func (d *Device) effect(o *op, l *device.Launch) {
+	defer func() {
+		if p := recover(); p != nil {
+			call := "host callback"
+			if o.kind == opLaunch {
+				call = "kernel " + l.Kernel.Name
+			}
+			d.fail(&device.DriverError{Device: d.name, Call: call, Text: fmt.Sprint(p)})
+		}
+	}()
+	switch o.kind {
+	case opCopy:
+		d.way(o.dst.Buf.Kind(), o.src.Buf.Kind()).carry(o.dst.Len*device.Bytes(o.dst.Rows), func() { d.copyRect(o.dst, o.src) })
+	case opFill:
+		memcopy.Fill(bytesOf(o.dst.Range), o.value)
+	case opLaunch:
+		l.Kernel.Go(l)
+	case opHost:
+		o.fn()
+	case opUpload:
+		memcopy.Copy(bytesOf(o.dst.Range), o.bytes)
+	case opDownload:
+		memcopy.Copy(o.bytes, bytesOf(o.src.Range))
+	case opStamp:
+		o.event.stamp.Store(time.Now().UnixNano())
+	}
+}
+
+func (d *Device) copyRect(dst, src device.Rect) {
+	if dst.Rows == 1 {
+		memcopy.Parallel(bytesOf(dst.Range), bytesOf(src.Range), d.copyThreads)
+		return
+	}
+	memcopy.Copy2D(bytesOf(dst.Extent()), int(dst.Pitch), bytesOf(src.Extent()), int(src.Pitch), int(dst.Len), dst.Rows)
+}
+
+func whole(r device.Range) device.Rect { return device.Rect{Range: r, Pitch: r.Len, Rows: 1} }
+
+func (s *stream) Copy(dst, src device.Range) {
+	device.CheckCopy(dst, src)
+	s.copy(whole(dst), whole(src))
+}
+
+func (s *stream) Copy2D(dst, src device.Rect) {
+	device.CheckCopy2D(dst, src)
+	if dst.Rows > 0 {
+		s.copy(dst, src)
+	}
+}
+
+func (s *stream) copy(dst, src device.Rect) {
+	o := s.place(opCopy)
+	o.dst, o.src = dst, src
+	if s.lane == nil {
+		s.dev.copies.Add(1)
+		s.dev.copiedBytes.Add(uint64(dst.Len) * uint64(dst.Rows))
+	}
+	s.publish()
+}
+
+func (s *stream) Fill(dst device.Range, value byte) {
+	device.CheckAccess(device.Writes(dst))
+	o := s.place(opFill)
+	o.dst, o.value = whole(dst), value
+	s.publish()
+}
+
+func (s *stream) Launch(l device.Launch) {
+	l.Check()
+	if l.Kernel.Go == nil {
+		panic("cpu: kernel " + l.Kernel.Name + " has no Go form")
+	}
+	o := s.place(opLaunch)
+	o.launch = l
+	if s.lane == nil {
+		s.dev.launches.Add(1)
+	} else {
+		s.lane.label(o)
+	}
+	s.publish()
+}
+
+func (s *stream) Host(fn func(), access ...device.Access) {
+	for _, a := range access {
+		device.CheckAccess(a)
+	}
+	o := s.place(opHost)
+	o.fn = fn
+	s.publish()
+}
+
+func (s *stream) Upload(dst device.Range, src []byte) {
+	device.CheckAccess(device.Writes(dst))
+	if int(dst.Len) != len(src) {
+		panic(fmt.Sprintf("cpu: upload of %d bytes to %s", len(src), dst))
+	}
+	if s.refuse("an upload cannot be captured", "upload before the capture, or copy from host memory") {
+		return
+	}
+	o := s.place(opUpload)
+	o.dst, o.bytes = whole(dst), append([]byte(nil), src...)
+	s.publish()
+}
+
+func (s *stream) Download(dst []byte, src device.Range) error {
+	device.CheckAccess(device.Reads(src))
+	if int(src.Len) != len(dst) {
+		panic(fmt.Sprintf("cpu: download of %s to %d bytes", src, len(dst)))
+	}
+	if s.refuse("a download makes the host wait", "download after the replay") {
+		return s.captureError()
+	}
+	s.dev.hostReads.Add(1)
+	o := s.place(opDownload)
+	o.src, o.bytes = whole(src), dst
+	s.publish()
+	s.mark().wait()
+	return s.dev.err()
+}
+
+func (s *stream) Free(b *device.Buffer) {
+	if s.refuse("memory cannot be freed by a graph", "free it after the capture") {
+		return
+	}
+	b.Retire()
+	if _, ours := b.Mem.(*mapping); ours {
+		s.dev.ledger.Pend(b.Kind(), b.Size())
+	}
+	o := s.place(opFree)
+	o.buf = b
+	s.publish()
+}
+
+// mark is the ticket of all work issued so far.
+func (s *stream) mark() ticket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ticket{s.line, s.issued}
+}
+
+func (s *stream) Sync() error {
+	if s.refuse("a synchronisation makes the host wait", "synchronise after the replay") {
+		return s.captureError()
+	}
+	s.dev.hostSyncs.Add(1)
+	s.mark().wait()
+	return s.dev.err()
+}
+
+func (s *stream) Close() error {
+	if s.refuse("the stream was closed", "end the capture first") {
+		panic("cpu: stream " + s.name + " closed while it captures")
+	}
+	s.stop()
+	s.dev.mu.Lock()
+	delete(s.dev.streams, s)
+	s.dev.mu.Unlock()
+	s.mark().wait()
+	return s.dev.err()
+}
+
+// stop lets the worker end once the queue is empty.
+func (s *stream) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped, s.lane = true, nil
+	s.ready.Signal()
+}

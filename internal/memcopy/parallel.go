@@ -1,0 +1,94 @@
+package memcopy
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// chunkBytes is what a goroutine takes at a time: a multiple of every kernel's
+// block, so that only the last chunk has a tail. Of 64 KiB, 128 KiB, 256 KiB and
+// 1 MiB, 64 KiB lost 6 % at 64 MiB and 1 MiB lost all of the gain at 2 MiB.
+const chunkBytes = 256 << 10
+
+// Parallel is Copy over several goroutines, the caller's among them; threads <= 0
+// means GOMAXPROCS. It returns when everything is copied.
+//
+// Chunks are taken, not dealt: where a core is busy with something else, the
+// others do its share. Goroutines are started afresh (0.5 µs) rather than kept,
+// so there is nothing to shut down.
+//
+// Two threads over one: 2 MiB 1.3, 4 MiB 1.6, 16 MiB 1.8, 64 MiB 1.9. Below
+// StreamFrom one thread is best: 1 MiB 0.9 and 512 KiB 0.7 on buffers copied
+// again and again, since the helper's core has to fetch what lies in the caller's cache.
+func Parallel(dst, src []byte, threads int) {
+	n := min(len(dst), len(src))
+	dst, src = dst[:n], src[:n]
+	if threads == 1 || n < StreamFrom {
+		Copy(dst, src)
+		return
+	}
+	if threads <= 0 {
+		threads = runtime.GOMAXPROCS(0) // takes a lock, hence after the small copies
+	}
+	if same(dst, src) {
+		return
+	}
+	j := jobs.Get().(*job)
+	j.start(dst, src, threads)
+	j.work()
+	j.helpers.Wait()
+	j.dst, j.src = nil, nil // the pool must not keep a caller's memory alive
+	jobs.Put(j)
+}
+
+// jobs keeps finished jobs, so that a call allocates nothing.
+var jobs = sync.Pool{New: func() any {
+	j := new(job)
+	j.help = func() {
+		j.work()
+		j.helpers.Done()
+	}
+	return j
+}}
+
+// job is one parallel copy: taken from the pool, started, worked on by the
+// caller and its helpers, returned when all of them are done.
+type job struct {
+	dst, src []byte
+	chunks   int
+	next     atomic.Int64 // chunks taken so far, may run past chunks
+	helpers  sync.WaitGroup
+	help     func() // made once: `go` with arguments would allocate a closure
+}
+
+func (j *job) start(dst, src []byte, threads int) {
+	j.dst, j.src = dst, src
+	j.chunks = (len(dst) - lineGap(dst) + chunkBytes - 1) / chunkBytes
+	j.next.Store(0)
+	helpers := min(threads, j.chunks) - 1
+	j.helpers.Add(helpers)
+	for range helpers {
+		go j.help()
+	}
+}
+
+// work copies chunks until none is left. All but the first start on a cache
+// line of dst, so that no two goroutines write to one line.
+func (j *job) work() {
+	shift := lineGap(j.dst)
+	for {
+		c := int(j.next.Add(1)) - 1
+		if c >= j.chunks {
+			return
+		}
+		from, to := shift+c*chunkBytes, shift+(c+1)*chunkBytes
+		if c == 0 {
+			from = 0
+		}
+		if c == j.chunks-1 {
+			to = len(j.dst)
+		}
+		copyLarge(j.dst[from:to], j.src[from:to])
+	}
+}
