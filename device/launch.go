@@ -100,7 +100,7 @@ type Launch struct {
 
 const (
 	maxArgs   = 16
-	maxAccess = 6
+	maxAccess = 8
 )
 
 // NewLaunch begins a launch of a one-dimensional grid. Arg, Read, Write and

@@ -1,0 +1,177 @@
+// This file owns the tests of the launches themselves: what they declare, what
+// they refuse, and that they allocate nothing.
+
+package kernels
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+// rangeOf makes Go memory look like a device's, for kernels that are run without
+// one.
+func rangeOf(t testing.TB, b []byte, off, n int) device.Range {
+	var pin runtime.Pinner
+	p := unsafe.SliceData(b)
+	if len(b) > 0 {
+		pin.Pin(p)
+		t.Cleanup(pin.Unpin)
+	}
+	size := device.Bytes(len(b))
+	return device.NewBuffer(device.Accel, uintptr(unsafe.Pointer(p)), size, size, "go").Slice(device.Bytes(off), device.Bytes(n))
+}
+
+// run does a launch's work on the spot.
+func run(l device.Launch) { l.Kernel.Go(&l) }
+
+// everyLaunch gives one launch of each kernel on two buffers of room bytes.
+func everyLaunch(a, b *device.Buffer) map[string]func() device.Launch {
+	paged := Paged{Pool: a.Slice(0, 32*1024), Page: 1024, Table: b.Slice(2048, 128), Count: b.Slice(4096, 8)}
+	plain := paged
+	plain.Count = device.Range{}
+	return map[string]func() device.Launch{
+		"copy":            func() device.Launch { return CopyLaunch(a.Slice(3, 5000), b.Slice(8, 5000)) },
+		"fill":            func() device.Launch { return FillLaunch(a.Slice(3, 5000), 1) },
+		"checksum":        func() device.Launch { return ChecksumLaunch(a.Slice(8, 100), b.Slice(8, 5000)) },
+		"scatter":         func() device.Launch { return ScatterPagesLaunch(plain, b.Slice(8192, 3333)) },
+		"gather":          func() device.Launch { return GatherPagesLaunch(b.Slice(8192, 3333), plain) },
+		"scatter counted": func() device.Launch { return ScatterPagesLaunch(paged, b.Slice(8192, 3333)) },
+		"gather counted":  func() device.Launch { return GatherPagesLaunch(b.Slice(8192, 3333), paged) },
+	}
+}
+
+// The bytes a launch declares are those that its kernel touches. SPEC S6.2
+func TestDeclarations(t *testing.T) {
+	a := device.NewBuffer(device.Accel, 1<<20, room, room, "a")
+	b := device.NewBuffer(device.Accel, 1<<30, room, room, "b")
+	want := map[string]string{
+		"copy":     "write a 3+5000, read b 8+5000",
+		"fill":     "write a 3+5000",
+		"checksum": "atomic access a 8+8, read b 8+5000",
+		// Four pages of 1024 hold 3333 bytes, so that four entries are read.
+		"scatter":         "write a 0+32768, read b 8192+3333, read b 2048+16",
+		"gather":          "write b 8192+3333, read a 0+32768, read b 2048+16",
+		"scatter counted": "write a 0+32768, read b 8192+3333, read b 2048+16, read b 4096+8",
+		"gather counted":  "write b 8192+3333, read a 0+32768, read b 2048+16, read b 4096+8",
+	}
+	for name, launch := range everyLaunch(a, b) {
+		l := launch()
+		var got []string
+		for a := range l.Accesses {
+			got = append(got, fmt.Sprintf("%v %s %d+%d", a.Mode, a.Buf.Owner(), a.Off, a.Len))
+		}
+		if s := strings.Join(got, ", "); s != want[name] {
+			t.Errorf("%s declares %q, want %q", name, s, want[name])
+		}
+	}
+}
+
+// A launch on the CPU device leaves the Go heap alone. SPEC S6.3
+func TestLaunchesAllocateNothing(t *testing.T) {
+	d, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := newLab(t, d)
+	a, b := x.buf[device.Accel][0], x.buf[device.Accel][1]
+	x.Stream.Fill(b.All(), 0)
+	for name, launch := range everyLaunch(a, b) {
+		issue := func() {
+			x.Launch(launch())
+			if err := x.Stream.Sync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		issue()
+		if n := testing.AllocsPerRun(50, issue); n != 0 {
+			t.Errorf("%s allocates %v times a launch", name, n)
+		}
+	}
+	Copy(x.Stream, a.All(), b.All())
+	issue := func() { Copy(x.Stream, a.All(), b.All()); _ = x.Stream.Sync() }
+	if n := testing.AllocsPerRun(20, issue); n != 0 {
+		t.Errorf("Copy allocates %v times", n)
+	}
+}
+
+// Blocks cover all bytes, and copies over the link leave room for compute.
+func TestGrids(t *testing.T) {
+	accel := device.NewBuffer(device.Accel, 1<<40, device.GiB, device.GiB, "a")
+	host := device.NewBuffer(device.Host, 1<<41, device.GiB, device.GiB, "h")
+	for _, c := range []struct {
+		l    device.Launch
+		want uint32
+	}{
+		{CopyLaunch(accel.Slice(0, 0), host.Slice(0, 0)), 1},
+		{FillLaunch(accel.Slice(0, 4096), 0), 1},
+		{FillLaunch(accel.Slice(0, 4097), 0), 2},
+		{FillLaunch(accel.All(), 0), 1 << 18},
+		{CopyLaunch(accel.All(), host.All()), linkBlocks},
+		{CopyLaunch(host.Slice(0, 8192), accel.Slice(0, 8192)), 2},
+	} {
+		if c.l.Grid != [3]uint32{c.want, 1, 1} {
+			t.Errorf("%s of %d bytes: grid %v, want %d blocks", c.l.Kernel.Name, c.l.Args()[1], c.l.Grid, c.want)
+		}
+	}
+}
+
+func TestProgrammersErrorsPanic(t *testing.T) {
+	a := device.NewBuffer(device.Accel, 1<<20, room, room, "a")
+	b := device.NewBuffer(device.Accel, 1<<30, room, room, "b")
+	paged := func(change func(p *Paged)) func() {
+		return func() {
+			p := Paged{Pool: a.All(), Page: 1024, Table: b.Slice(0, 400)}
+			change(&p)
+			ScatterPagesLaunch(p, b.Slice(4096, 4096))
+		}
+	}
+	for want, f := range map[string]func(){
+		"lengths differ":                  func() { CopyLaunch(a.Slice(0, 1), b.Slice(0, 2)) },
+		"they overlap":                    func() { CopyLaunch(a.Slice(0, 10), a.Slice(9, 10)) },
+		"a checksum, bytes [4,12)":        func() { ChecksumLaunch(a.Slice(4, 8), b.All()) },
+		"is shorter than 8 bytes":         func() { ChecksumLaunch(a.Slice(0, 7), b.All()) },
+		"pages of 1000 bytes":             paged(func(p *Paged) { p.Page = 1000 }),
+		"pages of 0 bytes":                paged(func(p *Paged) { p.Page = 0 }),
+		"pages of 1073741840 bytes":       paged(func(p *Paged) { p.Page = device.GiB + 16 }),
+		"a page pool, bytes [8,1032)":     paged(func(p *Paged) { p.Pool = a.Slice(8, 1024) }),
+		"a page table, bytes [2,102)":     paged(func(p *Paged) { p.Table = b.Slice(2, 100) }),
+		"is shorter than 16 bytes":        paged(func(p *Paged) { p.Table = b.Slice(0, 12) }),
+		"a count, bytes [12,20)":          paged(func(p *Paged) { p.Count = b.Slice(12, 8) }),
+		"and the run in bytes [4096,8192": paged(func(p *Paged) { p.Pool = b.Slice(8176, 1024) }),
+	} {
+		func() {
+			defer func() {
+				if p := fmt.Sprint(recover()); !strings.Contains(p, want) {
+					t.Errorf("panic %q, want one with %q", p, want)
+				}
+			}()
+			f()
+		}()
+	}
+}
+
+// allKernels are the kernels that have an image.
+func allKernels() []*device.Kernel {
+	return []*device.Kernel{&copyKernel, &fillKernel, &checksumKernel, &scatterKernel, &gatherKernel}
+}
+
+// Each kernel has both of its forms, and no two share a name.
+func TestKernelsAreComplete(t *testing.T) {
+	var names []string
+	for _, k := range allKernels() {
+		if k.Go == nil || k.Image == nil || len(k.Image.Variants) == 0 {
+			t.Errorf("%s lacks one of its forms", k.Name)
+		}
+		if slices.Contains(names, k.Name) {
+			t.Errorf("two kernels are called %s", k.Name)
+		}
+		names = append(names, k.Name)
+	}
+}
