@@ -1,0 +1,270 @@
+// This file owns the manager: it learns the schedule of a step and issues
+// stashes and restores from it.
+
+package stash
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+// Phase says what a step is for.
+type Phase uint8
+
+const (
+	Train Phase = iota
+	Evaluate
+)
+
+// Key tells plans apart: a schedule holds for one phase, number of microbatches
+// and shape of the inputs. A step under another key never disturbs a plan.
+type Key struct {
+	Phase        Phase
+	Microbatches int
+	Shape        string
+}
+
+// Mode says how pages are handed out.
+type Mode uint8
+
+const (
+	// Auto uses a stack where the recorded schedule is one, else pages.
+	Auto Mode = iota
+	// PagesOnly and BumpOnly force one of them.
+	PagesOnly
+	BumpOnly
+)
+
+// ManagerConfig configures a manager.
+type ManagerConfig struct {
+	Store Config
+	Mode  Mode
+	// Ahead is how many loads ahead of need a restore may be issued; zero
+	// stands for one.
+	Ahead int
+	// Sizer says how the pools follow what steps needed; nil stands for
+	// schedule.DefaultLowWater.
+	Sizer schedule.Sizer
+	// Rank names this rank in errors, and Reduce combines the verdicts of all
+	// ranks; nil stands for a single rank.
+	Rank   int
+	Reduce func(Verdict) (Verdict, error)
+	// Log takes a line on the first rerun, spill and growth; nil is silent.
+	Log *slog.Logger
+}
+
+// Manager moves the groups of a training loop through a store. One goroutine
+// drives it. Work is issued on the caller's compute stream and on two streams of
+// its own: out for stashes, in for restores (out again while the store is a
+// stack). Inside a step the host waits for nothing and reads nothing.
+type Manager struct {
+	dev     device.Device
+	cfg     ManagerConfig
+	store   *Store
+	compute device.Stream
+	out     device.Stream
+	back    device.Stream // restores, while the store has pages
+	in      device.Stream // out or back, for this step
+	spaces  []*Workspace
+	events  []device.Event
+	begun   device.Event
+	outEnd  device.Event
+	backEnd device.Event
+
+	plans     map[Key]*plan
+	home      map[schedule.Group]*Workspace
+	key       Key
+	phase     Phase
+	open      bool
+	recording *schedule.Schedule
+	plan      *plan // followed in this step, or nil
+	next      int   // position in the plan
+	stack     []schedule.Group
+	broken    string // why the stack cannot serve this step, or empty
+	err       error
+	clock     uint64
+
+	transaction
+}
+
+// plan is what a recorded schedule led to.
+type plan struct {
+	schedule *schedule.Schedule
+	ahead    [][]schedule.Group
+	bump     bool
+}
+
+// NewManager makes a manager and its store. Work that the caller issues on
+// compute is what groups are saved from and loaded for.
+func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*Manager, error) {
+	if cfg.Ahead == 0 {
+		cfg.Ahead = 1
+	}
+	if cfg.Sizer == nil {
+		cfg.Sizer = schedule.DefaultLowWater
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Ahead < 0 || cfg.Mode > BumpOnly {
+		return nil, fmt.Errorf("stash: a manager in mode %d that restores %d loads ahead", cfg.Mode, cfg.Ahead)
+	}
+	m := &Manager{dev: dev, cfg: cfg, compute: compute, plans: map[Key]*plan{}, home: map[schedule.Group]*Workspace{}}
+	var err error
+	for name, s := range map[string]*device.Stream{"stash": &m.out, "restore": &m.back} {
+		if *s, err = dev.NewStream(name); err != nil {
+			return nil, err
+		}
+	}
+	for _, e := range []*device.Event{&m.begun, &m.outEnd, &m.backEnd} {
+		if *e, err = m.event(); err != nil {
+			return nil, err
+		}
+	}
+	m.store, err = NewStore(dev, compute, cfg.Store)
+	return m, err
+}
+
+// Store is the manager's store.
+func (m *Manager) Store() *Store { return m.store }
+
+func (m *Manager) event() (device.Event, error) {
+	e, err := m.dev.NewEvent(0)
+	if err == nil {
+		m.events = append(m.events, e)
+	}
+	return e, err
+}
+
+// Close frees the store and the workspaces.
+func (m *Manager) Close() error {
+	for _, w := range m.spaces {
+		m.compute.Free(w.buf)
+	}
+	m.store.Close(m.compute)
+	err := m.out.Close()
+	if e := m.back.Close(); err == nil {
+		err = e
+	}
+	for _, e := range m.events {
+		_ = e.Close()
+	}
+	return err
+}
+
+// Begin opens a step: pages are free, sets are free. It may be captured.
+func (m *Manager) Begin(key Key) {
+	if m.open {
+		panic("stash: a step is begun inside of a step")
+	}
+	m.open, m.key, m.phase, m.err = true, key, key.Phase, nil
+	m.plan, m.next, m.stack, m.broken = m.plans[key], 0, m.stack[:0], ""
+	m.recording = &schedule.Schedule{}
+	m.in = m.back
+	bump := m.plan != nil && m.plan.bump || m.cfg.Mode == BumpOnly
+	if bump {
+		m.in = m.out
+	}
+	for _, w := range m.spaces {
+		for _, s := range w.sets {
+			s.state, s.idle = setFree, nil
+		}
+	}
+	m.store.Reset(m.compute, bump)
+	m.compute.Record(m.begun)
+	m.out.Wait(m.begun)
+	m.back.Wait(m.begun)
+}
+
+// Finish ends the issuing of a step: what is issued on compute from now on
+// comes after all of it. It may be captured; Settle then says how it went.
+func (m *Manager) Finish() {
+	if !m.open {
+		panic("stash: a step is finished that was not begun")
+	}
+	m.open = false
+	m.out.Record(m.outEnd)
+	m.compute.Wait(m.outEnd)
+	m.back.Record(m.backEnd)
+	m.compute.Wait(m.backEnd)
+}
+
+// keep tells whether a group stays in its set.
+func (m *Manager) keep(g schedule.Group) bool {
+	return m.plan != nil && m.plan.schedule.Kept(g)
+}
+
+// passed notes an event, and issues the restores that are due after it. A step
+// that departs from its plan goes on without one and leaves a new one behind.
+func (m *Manager) passed(e schedule.Event) {
+	if e.Load {
+		m.recording.Load(e.Group)
+	} else {
+		m.recording.Save(e.Group)
+	}
+	if m.plan == nil {
+		return
+	}
+	if m.next >= m.plan.schedule.Len() || m.plan.schedule.At(m.next) != e {
+		m.plan = nil
+		m.stats.Departures++
+		return
+	}
+	due := m.plan.ahead[m.next]
+	m.next++
+	for _, g := range due {
+		if w := m.home[g]; w.holding(g) == nil {
+			w.restore(g)
+		}
+	}
+}
+
+// pushed and popped keep the host's picture of a stack. A step that turns out
+// to be no stack is issued to the end without touching the store, and Settle
+// has it rerun with pages.
+func (m *Manager) pushed(g schedule.Group) {
+	if m.store.bump {
+		m.stack = append(m.stack, g)
+	}
+}
+
+func (m *Manager) popped(g schedule.Group) bool {
+	if !m.store.bump {
+		return true
+	}
+	if m.broken == "" && (len(m.stack) == 0 || m.stack[len(m.stack)-1] != g) {
+		m.broken = fmt.Sprintf("%v is needed while it is not on top of the stack", g)
+	}
+	if m.broken != "" {
+		return false
+	}
+	m.stack = m.stack[:len(m.stack)-1]
+	return true
+}
+
+// learn makes the plan for the schedule that was just recorded.
+func (m *Manager) learn() {
+	s := m.recording
+	m.recording = nil
+	if s == nil || m.phase != Train {
+		return
+	}
+	if p := m.plans[m.key]; p != nil && p.schedule.Equal(s) {
+		return
+	}
+	pools := map[*Workspace]int{}
+	for i, w := range m.spaces {
+		pools[w] = i
+	}
+	m.plans[m.key] = &plan{
+		schedule: s,
+		bump:     m.cfg.Mode == BumpOnly || m.cfg.Mode == Auto && s.Stack(),
+		ahead: s.Ahead(m.cfg.Ahead, func(g schedule.Group) (int, int) {
+			w := m.home[g]
+			return pools[w], len(w.sets) - 1
+		}),
+	}
+}
