@@ -65,6 +65,9 @@ type Stream interface {
 	// Copy2D copies rows of equal width between two pitched rectangles.
 	Copy2D(dst, src Rect)
 	Fill(dst Range, value byte)
+	// Launch issues a kernel. The first launch of a kernel on a device loads its
+	// code, which may take milliseconds and wait for the device; warm up before
+	// a capture.
 	Launch(l Launch)
 	// Host runs fn on a thread of the device's choosing when the work before it
 	// is done; the work behind waits for it. fn must not call the device.

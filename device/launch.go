@@ -116,6 +116,9 @@ func NewLaunch(k *Kernel, blocks, threads int) Launch {
 // Arg appends a scalar argument. All parameters of our kernels are eight bytes
 // wide; a narrower one reads the low bytes.
 func (l *Launch) Arg(v uint64) {
+	if l.Kernel == nil {
+		panic("device: an argument for a launch without a kernel")
+	}
 	if l.nargs == maxArgs {
 		panic("device: kernel " + l.Kernel.Name + " has more than 16 arguments; pass a table in memory")
 	}
@@ -222,23 +225,25 @@ func CheckCopy2D(dst, src Rect) {
 	if dst.Len != src.Len || dst.Rows != src.Rows {
 		panic(fmt.Sprintf("device: 2-D copy of %d rows of %d bytes to %d rows of %d bytes", src.Rows, src.Len, dst.Rows, dst.Len))
 	}
-	if dst.Buf == src.Buf && rectsOverlap(dst, src) {
-		panic(fmt.Sprintf("device: 2-D copy inside %s: the rectangles overlap", dst.Buf))
+	if rectsOverlap(dst, src) {
+		panic(fmt.Sprintf("device: 2-D copy of %s to %s: the rectangles overlap", src.Range, dst.Range))
 	}
 }
 
-// rectsOverlap tells whether two rectangles of one buffer share a byte. It
-// walks both in order of address, like a merge.
+// rectsOverlap tells whether two rectangles share a byte. It walks both in order
+// of address, like a merge; addresses tell, because a buffer may be another
+// one's memory, imported.
 func rectsOverlap(a, b Rect) bool {
 	if a.Len == 0 {
 		return false
 	}
+	n := uintptr(a.Len)
 	for i, j := 0, 0; i < a.Rows && j < b.Rows; {
-		x, y := a.Row(i), b.Row(j)
+		x, y := a.Row(i).Addr(), b.Row(j).Addr()
 		switch {
-		case x.Off+x.Len <= y.Off:
+		case x+n <= y:
 			i++
-		case y.Off+y.Len <= x.Off:
+		case y+n <= x:
 			j++
 		default:
 			return true

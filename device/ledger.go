@@ -87,6 +87,9 @@ func (l *Ledger) Grow(kind Kind, n Bytes, owner string) error {
 }
 
 func (l *Ledger) take(kind Kind, n Bytes, owner string) error {
+	if n < 0 {
+		panic(fmt.Sprintf("device: %q grows by %d bytes", owner, int64(n)))
+	}
 	k := &l.kinds[kind]
 	if free := k.Capacity - k.Current; n > free {
 		return &OutOfMemory{
@@ -126,7 +129,7 @@ func (l *Ledger) Pend(kind Kind, n Bytes) {
 	defer l.mu.Unlock()
 	k := &l.kinds[kind]
 	k.Pending += n
-	if k.Pending > k.Current {
+	if n < 0 || k.Pending > k.Current {
 		panic(fmt.Sprintf("device: %v of %s memory pending, but only %v handed out", k.Pending, kind, k.Current))
 	}
 }
@@ -149,7 +152,7 @@ func (l *Ledger) Undo(kind Kind, n Bytes, owner string) {
 }
 
 func (l *Ledger) giveBack(k *KindUsage, o *OwnerUsage, n Bytes) {
-	if o == nil || n > o.Current || k.Pending < 0 || n > k.Current-k.Pending {
+	if o == nil || n < 0 || n > o.Current || k.Pending < 0 || n > k.Current-k.Pending {
 		panic(fmt.Sprintf("device: release of %d bytes that were not handed out", int64(n)))
 	}
 	k.Current -= n

@@ -181,7 +181,8 @@ func (r Rect) Extent() Range {
 }
 
 func (r Rect) check() {
-	if r.Rows < 0 || r.Pitch < r.Len {
+	// Divided, not multiplied: the extent of an absurd rectangle would wrap round.
+	if r.Rows < 0 || r.Len < 0 || r.Pitch < r.Len || r.Rows > 1 && r.Pitch > (1<<62)/Bytes(r.Rows) {
 		panic(fmt.Sprintf("device: a rectangle of %d rows of %d bytes cannot have a pitch of %d", r.Rows, r.Len, r.Pitch))
 	}
 	r.Extent().check()

@@ -3,6 +3,7 @@
 package cpu
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
@@ -82,21 +83,18 @@ func (l *lane) add(kind opKind) *op {
 
 func (l *lane) here() place { return place{l.index, len(l.nodes)} }
 
-// label puts a launch that has a slot into the table.
-func (l *lane) label(o *op) {
-	slot := o.launch.Slot
-	if slot == 0 {
-		return
-	}
+// label gives a launch with a slot its place in the table. A slot that is taken
+// panics before anything is recorded.
+func (l *lane) label(slot device.Slot, launch device.Launch) int {
 	c := l.capture
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, twice := c.slots[slot]; twice {
-		panic("cpu: two launches of one capture have the same slot")
+		panic(fmt.Sprintf("cpu: two launches of one capture have slot %d", slot))
 	}
-	o.index = len(c.table)
-	c.slots[slot] = o.index
-	c.table = append(c.table, o.launch)
+	c.slots[slot] = len(c.table)
+	c.table = append(c.table, launch)
+	return len(c.table) - 1
 }
 
 func (l *lane) recordExternal(e *event) {

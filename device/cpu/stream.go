@@ -244,14 +244,26 @@ func (s *stream) Launch(l device.Launch) {
 	if l.Kernel.Go == nil {
 		panic("cpu: kernel " + l.Kernel.Name + " has no Go form")
 	}
+	index := -1
+	if l.Slot != 0 {
+		index = s.label(l)
+	}
 	o := s.place(opLaunch)
-	o.launch = l
+	o.launch, o.index = l, index
 	if s.lane == nil {
 		s.dev.launches.Add(1)
-	} else {
-		s.lane.label(o)
 	}
 	s.publish()
+}
+
+// label enters a launch with a slot into the capture's table, if there is one.
+func (s *stream) label(l device.Launch) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lane == nil {
+		return -1
+	}
+	return s.lane.label(l.Slot, l)
 }
 
 func (s *stream) Host(fn func(), access ...device.Access) {

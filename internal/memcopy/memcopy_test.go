@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -288,6 +289,36 @@ func TestParallelFromManyGoroutines(t *testing.T) {
 	for range callers {
 		if !<-done {
 			t.Error("a copy went wrong")
+		}
+	}
+}
+
+// Pieces of every size and number are copied, and nothing beside them.
+func TestPieces(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, total := range []int{0, 1, 4096, 100_000, StreamFrom, StreamFrom + 77_777, 9 << 20} {
+		for _, page := range []int{4096, 64 << 10, 1 << 20} {
+			n := (total + page - 1) / page
+			src, dst := make([]byte, total), make([]byte, n*(page+64))
+			for i := range src {
+				src[i] = byte(rng.Uint32())
+			}
+			places := rng.Perm(n)
+			at := func(i int) (d, s []byte) {
+				s = src[i*page : min((i+1)*page, total)]
+				return dst[places[i]*(page+64):][:len(s)], s
+			}
+			Pieces(n, total, 2, at)
+			for i := range n {
+				d, s := at(i)
+				if !bytes.Equal(d, s) {
+					t.Fatalf("%d bytes in pieces of %d: piece %d differs", total, page, i)
+				}
+				clear(d)
+			}
+			if slices.ContainsFunc(dst, func(b byte) bool { return b != 0 }) {
+				t.Fatalf("%d bytes in pieces of %d: bytes beside the pieces were written", total, page)
+			}
 		}
 	}
 }

@@ -35,10 +35,32 @@ func Parallel(dst, src []byte, threads int) {
 		return
 	}
 	j := jobs.Get().(*job)
-	j.start(dst, src, threads)
-	j.work()
-	j.helpers.Wait()
+	j.dst, j.src = dst, src
+	j.spread((n-lineGap(dst)+chunkBytes-1)/chunkBytes, threads)
 	j.dst, j.src = nil, nil // the pool must not keep a caller's memory alive
+	jobs.Put(j)
+}
+
+// Pieces copies n pieces that together have the given number of bytes, as one
+// copy: from StreamFrom bytes in all on they are streamed, and spread over
+// goroutines. It is for rows that lie in pages, each page a piece. Pieces must
+// not overlap; piece is called from several goroutines at once, and the two
+// slices it returns have the same length.
+func Pieces(n, bytes, threads int, piece func(i int) (dst, src []byte)) {
+	if bytes < StreamFrom {
+		for i := range n {
+			dst, src := piece(i)
+			copy(dst, src)
+		}
+		return
+	}
+	if threads <= 0 {
+		threads = runtime.GOMAXPROCS(0)
+	}
+	j := jobs.Get().(*job)
+	j.piece, j.pieces, j.batch = piece, n, max(1, chunkBytes/max(bytes/n, 1))
+	j.spread((n+j.batch-1)/j.batch, threads)
+	j.piece = nil
 	jobs.Put(j)
 }
 
@@ -56,21 +78,26 @@ var jobs = sync.Pool{New: func() any {
 // caller and its helpers, returned when all of them are done.
 type job struct {
 	dst, src []byte
+	piece    func(i int) (dst, src []byte) // or this: pieces, a batch to a chunk
+	pieces   int
+	batch    int
 	chunks   int
 	next     atomic.Int64 // chunks taken so far, may run past chunks
 	helpers  sync.WaitGroup
 	help     func() // made once: `go` with arguments would allocate a closure
 }
 
-func (j *job) start(dst, src []byte, threads int) {
-	j.dst, j.src = dst, src
-	j.chunks = (len(dst) - lineGap(dst) + chunkBytes - 1) / chunkBytes
+// spread does the job's chunks with so many goroutines, the caller's among them.
+func (j *job) spread(chunks, threads int) {
+	j.chunks = chunks
 	j.next.Store(0)
-	helpers := min(threads, j.chunks) - 1
+	helpers := min(threads, chunks) - 1
 	j.helpers.Add(helpers)
 	for range helpers {
 		go j.help()
 	}
+	j.work()
+	j.helpers.Wait()
 }
 
 // work copies chunks until none is left. All but the first start on a cache
@@ -82,6 +109,10 @@ func (j *job) work() {
 		if c >= j.chunks {
 			return
 		}
+		if j.piece != nil {
+			copyPieces(c*j.batch, min((c+1)*j.batch, j.pieces), j.piece)
+			continue
+		}
 		from, to := shift+c*chunkBytes, shift+(c+1)*chunkBytes
 		if c == 0 {
 			from = 0
@@ -90,5 +121,20 @@ func (j *job) work() {
 			to = len(j.dst)
 		}
 		copyLarge(j.dst[from:to], j.src[from:to])
+	}
+}
+
+// copyPieces copies the pieces from one to before another.
+func copyPieces(from, to int, piece func(i int) (dst, src []byte)) {
+	for i := from; i < to; i++ {
+		dst, src := piece(i)
+		if best == kindPlain {
+			copyPiece(dst, src)
+		} else {
+			streamUnfenced(best, dst, src)
+		}
+	}
+	if best != kindPlain {
+		storeFence()
 	}
 }

@@ -1,0 +1,56 @@
+// This file owns the words of the typed errors: users read them, so they are
+// held fixed letter by letter.
+
+package device_test
+
+import (
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+func TestErrorTexts(t *testing.T) {
+	oom := func(owners ...device.OwnerUsage) error {
+		return &device.OutOfMemory{
+			Device: "cuda:0", Kind: device.Accel, Owner: "stash", Asked: 3 * device.GiB,
+			Free: 512 * device.MiB, Capacity: 8 * device.GiB, Owners: owners,
+		}
+	}
+	held := func(owner string, n device.Bytes) device.OwnerUsage {
+		return device.OwnerUsage{Owner: owner, Current: n, Peak: 2 * n}
+	}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{oom(), `cuda:0: out of device memory: "stash" asked for 3.00 GiB, 512.00 MiB of 8.00 GiB are free`},
+		{
+			oom(held("weights", 7*device.GiB), held("stash", 512*device.MiB)),
+			`cuda:0: out of device memory: "stash" asked for 3.00 GiB, 512.00 MiB of 8.00 GiB are free; held by "weights" 7.00 GiB, "stash" 512.00 MiB`,
+		},
+		{ // four holders are named, the rest is counted
+			oom(held("a", 6), held("b", 5), held("c", 4), held("d", 3), held("e", 2), held("f", 1)),
+			`cuda:0: out of device memory: "stash" asked for 3.00 GiB, 512.00 MiB of 8.00 GiB are free; held by "a" 6 B, "b" 5 B, "c" 4 B, "d" 3 B and 2 more`,
+		},
+		{
+			&device.DriverError{Device: "cuda:0", Call: "cuStreamSynchronize", Code: 700, Text: "an illegal memory access was encountered"},
+			"cuda:0: cuStreamSynchronize failed with error 700: an illegal memory access was encountered",
+		},
+		{
+			&device.DriverError{Device: "cpu:0", Call: "kernel copy", Text: "index out of range"},
+			"cpu:0: kernel copy failed: index out of range",
+		},
+		{
+			&device.Unsupported{What: "CUDA device", Why: "libcuda.so.1 was not found", Need: "install the NVIDIA driver, version 525 or later"},
+			"CUDA device not available: libcuda.so.1 was not found; install the NVIDIA driver, version 525 or later",
+		},
+		{
+			&device.CaptureError{Stream: "compute", Why: `stream "copy" was not joined`, Do: "wait for its last event first"},
+			`capture on stream "compute": stream "copy" was not joined; wait for its last event first`,
+		},
+	} {
+		if got := c.err.Error(); got != c.want {
+			t.Errorf("%T says\n %s\nwant\n %s", c.err, got, c.want)
+		}
+	}
+}

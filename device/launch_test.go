@@ -1,0 +1,242 @@
+// This file owns the tests of what a launch carries and of the checks that
+// devices make before they take work.
+
+package device_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"pgregory.net/rapid"
+)
+
+var kernel = &device.Kernel{Name: "k"}
+
+func accesses(l *device.Launch) []device.Access {
+	var as []device.Access
+	l.Accesses(func(a device.Access) bool {
+		as = append(as, a)
+		return true
+	})
+	return as
+}
+
+func TestLaunchArgsAndAccesses(t *testing.T) {
+	b := buffer(1 << 10)
+	l := device.NewLaunch(kernel, 3, 128)
+	l.Read(b.Slice(0, 16))
+	l.Arg(42)
+	l.Write(b.Slice(16, 32))
+	l.Atomic(b.Slice(64, 8))
+	l.Check()
+	if l.Grid != [3]uint32{3, 1, 1} || l.Block != [3]uint32{128, 1, 1} {
+		t.Errorf("shape is %v of %v", l.Grid, l.Block)
+	}
+	if got, want := l.Args(), []uint64{0x1000, 42, 0x1010, 0x1040}; !slices.Equal(got, want) {
+		t.Errorf("args are %x, want %x", got, want)
+	}
+	want := []device.Access{device.Reads(b.Slice(0, 16)), device.Writes(b.Slice(16, 32)), device.Atomics(b.Slice(64, 8))}
+	if got := accesses(&l); !slices.Equal(got, want) {
+		t.Errorf("accesses are %v, want %v", got, want)
+	}
+}
+
+// TestLaunchDeclares mixes Declare and DeclareAll: every declaration comes out
+// once, however many there are, and prepared slices are left as they were.
+func TestLaunchDeclares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := buffer(1 << 20)
+		var want []device.Access
+		next := func() device.Access {
+			a := device.Reads(b.Slice(device.Bytes(len(want)), 1))
+			want = append(want, a)
+			return a
+		}
+		l := device.NewLaunch(kernel, 1, 1)
+		var prepared, before [][]device.Access
+		for range rapid.IntRange(0, 6).Draw(t, "steps") {
+			n := rapid.IntRange(0, 9).Draw(t, "count")
+			if rapid.Bool().Draw(t, "all at once") {
+				as := make([]device.Access, 0, 2*n)
+				for range n {
+					as = append(as, next())
+				}
+				// Declaring more must not write into the spare capacity.
+				prepared, before = append(prepared, as[:cap(as)]), append(before, slices.Clone(as[:cap(as)]))
+				l.DeclareAll(as)
+			} else {
+				for range n {
+					l.Declare(next())
+				}
+			}
+		}
+		if !slices.EqualFunc(prepared, before, slices.Equal[[]device.Access]) {
+			t.Fatal("a prepared slice was changed")
+		}
+		got := accesses(&l)
+		slices.SortFunc(got, func(a, b device.Access) int { return int(a.Off - b.Off) })
+		if !slices.Equal(got, want) {
+			t.Fatalf("%d accesses, want %d, or others", len(got), len(want))
+		}
+		stop := rapid.IntRange(0, len(want)).Draw(t, "stop")
+		seen := 0
+		l.Accesses(func(device.Access) bool { seen++; return seen < stop })
+		if seen != min(max(stop, 1), len(want)) {
+			t.Fatalf("asked to stop after %d of %d, saw %d", stop, len(want), seen)
+		}
+	})
+}
+
+// TestLaunchCopies: a launch is a value; completing a copy leaves the original
+// alone, also where the declarations went beyond the inline ones.
+func TestLaunchCopies(t *testing.T) {
+	b := buffer(100)
+	l := device.NewLaunch(kernel, 1, 1)
+	for i := range 8 {
+		l.Declare(device.Reads(b.Slice(device.Bytes(i), 1)))
+	}
+	x, y := l, l
+	x.Write(b.Slice(90, 1))
+	y.Write(b.Slice(91, 1))
+	if n := len(accesses(&l)); n != 8 || len(l.Args()) != 0 {
+		t.Errorf("the original has %d accesses and %d args", n, len(l.Args()))
+	}
+	if got := accesses(&x); len(got) != 9 || got[8] != device.Writes(b.Slice(90, 1)) {
+		t.Errorf("the first copy has %v", got)
+	}
+	if got := accesses(&y); len(got) != 9 || got[8] != device.Writes(b.Slice(91, 1)) {
+		t.Errorf("the second copy has %v", got)
+	}
+}
+
+func TestLaunchAllocatesNothing(t *testing.T) {
+	b := buffer(1 << 10)
+	table := make([]device.Access, 100)
+	for i := range table {
+		table[i] = device.Reads(b.Slice(device.Bytes(i), 1))
+	}
+	var sum uint64
+	n := testing.AllocsPerRun(100, func() {
+		l := device.NewLaunch(kernel, 1, 1)
+		for i := range device.Bytes(6) {
+			l.Write(b.Slice(i, 1))
+		}
+		for i := range uint64(10) {
+			l.Arg(i)
+		}
+		l.DeclareAll(table)
+		l.Check()
+		l.Accesses(func(a device.Access) bool { sum += uint64(a.Off); return true })
+	})
+	if n != 0 {
+		t.Errorf("building and checking a launch makes %v allocations", n)
+	}
+}
+
+func TestLaunchPanics(t *testing.T) {
+	b := buffer(100)
+	full := device.NewLaunch(kernel, 1, 1)
+	for i := range uint64(16) {
+		full.Arg(i)
+	}
+	wantPanic(t, "kernel k has more than 16 arguments", func() { full.Arg(0) })
+	wantPanic(t, "kernel k has more than 16 arguments", func() { full.Read(b.All()) })
+	none := device.Launch{}
+	wantPanic(t, "a launch without a kernel", none.Check)
+	// The bad declaration sits behind good ones, inline and beyond.
+	for _, n := range []int{0, 5, 6, 20} {
+		l := device.NewLaunch(kernel, 1, 1)
+		for range n {
+			l.Declare(device.Reads(b.All()))
+		}
+		l.Declare(device.Access{Rect: device.Reads(b.All()).Rect})
+		wantPanic(t, "an access without a mode", l.Check)
+	}
+	dead := buffer(10)
+	l := device.NewLaunch(kernel, 1, 1)
+	l.Read(dead.All())
+	dead.Retire()
+	wantPanic(t, "use after free", l.Check)
+}
+
+func TestModes(t *testing.T) {
+	modes := []device.Mode{device.Read, device.Write, device.Atomic}
+	free := map[[2]device.Mode]bool{{device.Read, device.Read}: true, {device.Atomic, device.Atomic}: true}
+	for _, a := range modes {
+		for _, b := range modes {
+			if got, want := a.Conflicts(b), !free[[2]device.Mode{a, b}]; got != want {
+				t.Errorf("%v with %v conflicts: %v, want %v", a, b, got, want)
+			}
+		}
+	}
+	for m, want := range map[device.Mode]string{device.Read: "read", device.Write: "write", device.Atomic: "atomic access", 9: "Mode(9)"} {
+		if got := m.String(); got != want {
+			t.Errorf("mode %d is %q, want %q", uint8(m), got, want)
+		}
+	}
+}
+
+func TestCheckCopy(t *testing.T) {
+	b, c := buffer(100), device.NewBuffer(device.Host, 0x9000, 100, 100, "c")
+	alias := device.NewBuffer(device.Accel, 0x1000+40, 20, 20, "alias")
+	device.CheckCopy(b.Slice(0, 50), b.Slice(50, 50))
+	device.CheckCopy(b.Slice(50, 50), b.Slice(0, 50))
+	device.CheckCopy(b.Slice(10, 0), b.Slice(10, 0))
+	device.CheckCopy(c.All(), b.All())
+	wantPanic(t, "lengths differ", func() { device.CheckCopy(c.Slice(0, 9), b.Slice(0, 10)) })
+	wantPanic(t, "they overlap", func() { device.CheckCopy(b.Slice(0, 50), b.Slice(49, 50)) })
+	wantPanic(t, "they overlap", func() { device.CheckCopy(b.Slice(49, 50), b.Slice(0, 50)) })
+	wantPanic(t, "they overlap", func() { device.CheckCopy(alias.All(), b.Slice(59, 20)) })
+	wantPanic(t, "outside of", func() { device.CheckCopy(device.Range{Buf: c, Off: 95, Len: 10}, b.Slice(0, 10)) })
+	wantPanic(t, "a range without a buffer", func() { device.CheckCopy(c.All(), device.Range{}) })
+	c.Retire()
+	wantPanic(t, "use after free", func() { device.CheckCopy(b.Slice(0, 1), device.Range{Buf: c, Len: 1}) })
+}
+
+func TestCheckCopy2D(t *testing.T) {
+	b, c := buffer(100), device.NewBuffer(device.Accel, 1<<20, 100, 100, "elsewhere")
+	alias := device.NewBuffer(device.Accel, b.Addr()+50, 50, 50, "alias")
+	// Two columns of one matrix interleave and share no byte.
+	device.CheckCopy2D(rect(b, 0, 5, 10, 10), rect(b, 5, 5, 10, 10))
+	device.CheckCopy2D(rect(b, 0, 5, 10, 0), rect(b, 0, 5, 10, 0))
+	device.CheckCopy2D(rect(b, 0, 5, 10, 2), rect(c, 0, 5, 7, 2))
+	wantPanic(t, "2 rows of 5 bytes to 2 rows of 4 bytes", func() { device.CheckCopy2D(rect(c, 0, 4, 10, 2), rect(b, 0, 5, 10, 2)) })
+	wantPanic(t, "2 rows of 5 bytes to 3 rows of 5 bytes", func() { device.CheckCopy2D(rect(c, 0, 5, 10, 3), rect(b, 0, 5, 10, 2)) })
+	wantPanic(t, "the rectangles overlap", func() { device.CheckCopy2D(rect(b, 0, 5, 10, 9), rect(b, 4, 5, 10, 9)) })
+	wantPanic(t, "the rectangles overlap", func() { device.CheckCopy2D(rect(alias, 0, 5, 10, 2), rect(b, 0, 5, 50, 2)) })
+	wantPanic(t, "outside of", func() { device.CheckCopy2D(rect(c, 96, 5, 5, 1), rect(b, 0, 5, 5, 1)) })
+	for _, r := range []device.Rect{rect(b, 0, -5, 10, 2), rect(b, 0, -5, 10, 0), rect(b, 0, 5, 1<<62, 5), rect(b, 0, 5, 4, 2), rect(b, 0, 5, 5, -1)} {
+		wantPanic(t, "cannot have a pitch of", func() { device.CheckCopy2D(r, r) })
+	}
+}
+
+// TestCheckCopy2DOverlap holds the overlap test against a map of bytes.
+func TestCheckCopy2DOverlap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := buffer(4096)
+		width := device.Bytes(rapid.IntRange(0, 12).Draw(t, "width"))
+		rows := rapid.IntRange(0, 6).Draw(t, "rows")
+		draw := func(name string) device.Rect {
+			off := device.Bytes(rapid.IntRange(0, 60).Draw(t, name+" offset"))
+			pitch := width + device.Bytes(rapid.IntRange(0, 25).Draw(t, name+" gap"))
+			return rect(b, off, width, pitch, rows)
+		}
+		dst, src := draw("dst"), draw("src")
+		used, overlap := map[device.Bytes]bool{}, false
+		for i := range rows {
+			for j := range width {
+				used[dst.Row(i).Off+j] = true
+			}
+		}
+		for i := range rows {
+			for j := range width {
+				overlap = overlap || used[src.Row(i).Off+j]
+			}
+		}
+		if text, panicked := caught(func() { device.CheckCopy2D(dst, src) }); panicked != overlap {
+			t.Fatalf("%d rows of %d bytes at %d by %d and at %d by %d: overlap %v, panic %v %s",
+				rows, width, dst.Off, dst.Pitch, src.Off, src.Pitch, overlap, panicked, text)
+		}
+	})
+}
