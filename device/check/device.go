@@ -1,0 +1,340 @@
+// This file owns the checked device and its memory.
+
+package check
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// dev is a checked device. Its counters are its own: under a schedule the inner
+// device sees other calls than the program made.
+type dev struct {
+	c        *Checker
+	inner    device.Device
+	serial   device.Stream // under a schedule, where all work is executed
+	handOver device.Event  // of the serial stream, to another device's
+	loaded   map[*device.Kernel]bool
+	failed   error // by a rule
+	streams  []*stream
+	live     map[*buffer]struct{}
+	held     [device.Kinds]device.Bytes // freed, but the free is held back
+	counters device.Counters
+	closed   bool
+}
+
+// buffer is the checker's record of a buffer. The program has a handle of its
+// own, because a free that is held back must not reach the inner device, while
+// the handle dies at once.
+type buffer struct {
+	dev          *dev
+	outer, inner *device.Buffer
+	shadow       *shadow
+	imported     bool
+	alloc        *Site
+	freed        *act
+	gone         bool // the scheduler has executed the free
+}
+
+func (d *dev) Info() device.Info {
+	i := d.inner.Info()
+	for k, n := range d.c.o.Limits {
+		if n > 0 {
+			i.Capacity[k] = min(i.Capacity[k], n)
+		}
+	}
+	return i
+}
+
+func (d *dev) Freeze() { d.inner.Freeze() }
+
+func (d *dev) Counters() device.Counters {
+	d.c.mu.Lock()
+	defer d.c.mu.Unlock()
+	return d.counters
+}
+
+// Memory is the inner device's reading; memory whose free is held back is
+// pending.
+func (d *dev) Memory() device.Usage {
+	c := d.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.flushNow()
+	u := d.inner.Memory()
+	for k := range u.Kind {
+		u.Kind[k].Pending += d.held[k]
+		if n := c.o.Limits[k]; n > 0 {
+			u.Kind[k].Capacity = min(u.Kind[k].Capacity, n)
+		}
+	}
+	return u
+}
+
+// err is what sticks: the checker's report, or a failure by rule.
+func (d *dev) err() error {
+	if d.c.found != nil {
+		return d.c.found
+	}
+	return d.failed
+}
+
+// first is the error to return when the inner device returned err.
+func (d *dev) first(err error) error {
+	if e := d.err(); e != nil {
+		return e
+	}
+	return err
+}
+
+func (d *dev) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+	return d.obtain(Allocs, kind, size, owner, func() (*device.Buffer, error) { return d.inner.Alloc(kind, size, owner) })
+}
+
+func (d *dev) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+	return d.obtain(Allocs, kind, 0, owner, func() (*device.Buffer, error) { return d.inner.Reserve(kind, limit, owner) })
+}
+
+// obtain allocates through the rules and limits.
+func (d *dev) obtain(class Class, kind device.Kind, size device.Bytes, owner string, alloc func() (*device.Buffer, error)) (*device.Buffer, error) {
+	c := d.c
+	c.mu.Lock()
+	defer c.unlock()
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	c.flushNow()
+	if c.count(class).Do == Fail || d.over(kind, size) {
+		return nil, d.outOfMemory(kind, size, owner)
+	}
+	inner, err := alloc()
+	if err != nil {
+		return nil, err
+	}
+	b := d.wrap(inner)
+	lo := int64(inner.Addr())
+	b.shadow = newShadow(lo, lo+int64(inner.Max()))
+	d.live[b] = struct{}{}
+	return b.outer, nil
+}
+
+func (d *dev) wrap(inner *device.Buffer) *buffer {
+	b := &buffer{
+		dev: d, inner: inner, alloc: d.c.sites.here(),
+		outer: device.NewBuffer(inner.Kind(), inner.Addr(), inner.Size(), inner.Max(), inner.Owner()),
+	}
+	b.outer.Mem = b
+	return b
+}
+
+// over tells whether more memory would break a limit.
+func (d *dev) over(kind device.Kind, more device.Bytes) bool {
+	limit := d.c.o.Limits[kind]
+	return limit > 0 && d.inner.Memory().Kind[kind].Current+more > limit
+}
+
+func (d *dev) outOfMemory(kind device.Kind, asked device.Bytes, owner string) error {
+	u := d.inner.Memory()
+	limit := u.Kind[kind].Capacity
+	if n := d.c.o.Limits[kind]; n > 0 {
+		limit = min(limit, n)
+	}
+	e := &device.OutOfMemory{
+		Device: d.inner.Info().Name, Kind: kind, Owner: owner, Asked: asked,
+		Free: max(0, limit-u.Kind[kind].Current), Capacity: limit,
+	}
+	for _, o := range u.Owners {
+		if o.Kind == kind && o.Current > 0 {
+			e.Owners = append(e.Owners, o)
+		}
+	}
+	slices.SortFunc(e.Owners, func(a, b device.OwnerUsage) int {
+		return cmp.Or(cmp.Compare(b.Current, a.Current), cmp.Compare(a.Owner, b.Owner))
+	})
+	return e
+}
+
+func (d *dev) Grow(outer *device.Buffer, size device.Bytes) error {
+	c := d.c
+	c.usable("grow", outer)
+	c.mu.Lock()
+	defer c.unlock()
+	if err := d.err(); err != nil {
+		return err
+	}
+	b := c.own(outer)
+	more := size - b.inner.Size()
+	if more > 0 {
+		c.flushNow()
+		if c.count(Grows).Do == Fail || d.over(outer.Kind(), more) {
+			return d.outOfMemory(outer.Kind(), more, outer.Owner())
+		}
+	}
+	if err := d.inner.Grow(b.inner, size); err != nil {
+		return err
+	}
+	outer.SetSize(b.inner.Size())
+	return nil
+}
+
+// Import makes a handle to memory of others. All such handles share one shadow
+// by address, because views of one storage overlap; memory inside a buffer of
+// ours has that buffer's shadow.
+func (d *dev) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
+	c := d.c
+	c.mu.Lock()
+	defer c.unlock()
+	b := d.wrap(d.inner.Import(kind, addr, size, owner))
+	b.imported, b.shadow = true, c.foreign
+	lo, hi := int64(addr), int64(addr)+int64(size)
+	for _, other := range c.devs {
+		for o := range other.live {
+			if from := o.shadow.segs[0].lo; !o.imported && from <= lo && hi <= o.shadow.end {
+				b.shadow = o.shadow
+			}
+		}
+	}
+	c.imported = append(c.imported, b)
+	return b.outer
+}
+
+// End of an imported handle: its memory is no longer watched unless another
+// handle shares it.
+func (c *Checker) forget(b *buffer) {
+	c.imported = slices.DeleteFunc(c.imported, func(o *buffer) bool { return o == b })
+	if b.shadow == c.foreign && !c.shared(b) {
+		lo := int64(b.outer.Addr())
+		c.foreign.forget(lo, lo+int64(b.outer.Size()))
+	}
+}
+
+// shared tells whether another live handle has bytes of an imported buffer.
+func (c *Checker) shared(b *buffer) bool {
+	if b.shadow != c.foreign {
+		return true
+	}
+	lo, hi := b.outer.Addr(), b.outer.Addr()+uintptr(b.outer.Size())
+	return slices.ContainsFunc(c.imported, func(o *buffer) bool {
+		return o != b && o.outer.Addr() < hi && lo < o.outer.Addr()+uintptr(o.outer.Size())
+	})
+}
+
+func (d *dev) View(r device.Range, mode device.Mode) []byte {
+	c := d.c
+	c.usable("view", r.Buf)
+	whole := device.Rect{Range: r, Pitch: r.Len, Rows: 1}
+	device.CheckAccess(device.Access{Rect: whole, Mode: mode})
+	c.mu.Lock()
+	defer c.unlock()
+	if b := c.own(r.Buf); r.Len > 0 {
+		c.look(use{newSpan(whole), mode, b, whole}, c.sites.here())
+	}
+	c.flushNow() // what was executed must be seen, what is held back must not
+	return d.inner.View(c.inside(r), mode)
+}
+
+// own is the record behind a handle.
+func (c *Checker) own(b *device.Buffer) *buffer {
+	m, ok := b.Mem.(*buffer)
+	if !ok || m.dev.c != c {
+		panic(fmt.Sprintf("check: %s was not made by a device of this checker", b))
+	}
+	return m
+}
+
+// inside is a range as the inner device knows it.
+func (c *Checker) inside(r device.Range) device.Range {
+	return device.Range{Buf: c.own(r.Buf).inner, Off: r.Off, Len: r.Len}
+}
+
+func (c *Checker) insideRect(r device.Rect) device.Rect {
+	r.Range = c.inside(r.Range)
+	return r
+}
+
+// refuse ends a call that holds the lock with a report. The call did nothing, so
+// the report does not stick.
+func (c *Checker) refuse(report error) {
+	c.mu.Unlock()
+	if c.o.Report != nil {
+		c.o.Report(report)
+	}
+	panic(report)
+}
+
+// usable panics with a report if a handle is dead. It comes before the checks
+// of the contract, which cannot say where the buffer was freed.
+func (c *Checker) usable(name string, bufs ...*device.Buffer) {
+	for _, outer := range bufs {
+		if outer == nil || outer.Live() {
+			continue
+		}
+		c.mu.Lock()
+		b := c.own(outer)
+		o := Operation{Name: name, Bytes: device.Rect{Range: outer.All(), Pitch: outer.Size(), Rows: 1}, Site: *c.sites.here()}
+		err := &UseAfterFree{Use: o, Free: b.freed.describe(nil), Alloc: *b.alloc}
+		c.refuse(err)
+	}
+}
+
+// Sync waits for all streams.
+func (d *dev) Sync() error {
+	c := d.c
+	c.mu.Lock()
+	d.counters.HostSyncs++
+	known := clock(nil)
+	for _, s := range d.streams {
+		s.letGo()
+		known.join(s.lanes[0].clock)
+	}
+	if c.scheduled() {
+		defer c.unlock()
+		c.runAll(d)
+		err := c.flushed(d)
+		c.learn(known)
+		return d.first(err)
+	}
+	c.mu.Unlock()
+	err := d.inner.Sync()
+	c.mu.Lock()
+	defer c.unlock()
+	c.learn(known)
+	return d.first(err)
+}
+
+// Close waits for all work and closes the inner device. Memory that was never
+// freed is reported with the place of an allocation.
+func (d *dev) Close() error {
+	c := d.c
+	c.mu.Lock()
+	defer c.unlock()
+	if d.closed {
+		panic("check: device closed twice")
+	}
+	d.closed = true
+	if c.scheduled() {
+		c.runAll(d)
+	}
+	for _, s := range slices.Clone(d.streams) {
+		s.letGo()
+		c.learn(s.lanes[0].clock)
+		s.end()
+	}
+	c.mu.Unlock()
+	err := d.inner.Close()
+	c.mu.Lock()
+	var largest *buffer
+	for b := range d.live {
+		if largest == nil || b.outer.Size() > largest.outer.Size() {
+			largest = b
+		}
+	}
+	if err != nil && largest != nil {
+		err = fmt.Errorf("%w; %s was allocated at %s", err, largest.outer, largest.alloc)
+	}
+	return errors.Join(d.err(), err)
+}

@@ -1,0 +1,76 @@
+// This file owns the planted bugs that need more than one device or handle.
+
+package check_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+)
+
+// Streams of two devices exchange data over events of both.
+func TestPlantedAcrossDevices(t *testing.T) {
+	for _, s := range []*check.Schedule{nil, {Seed: 0}, {Seed: 1}, {Seed: 3}, {Seed: 4}} {
+		for _, right := range []bool{false, true} {
+			c := check.New(check.Options{Schedule: s})
+			v, w := newWorld(c, 0), newWorld(c, 1)
+			v.a.Fill(v.host.All(), 5)
+			if right {
+				v.order(v.a, w.b)
+			}
+			w.b.Copy(w.x.All(), v.host.All())
+			if right {
+				got := make([]byte, 1)
+				must(w.b.Download(got, w.x.Slice(9, 1)))
+				if got[0] != 5 {
+					t.Errorf("under %+v the second device read %d", s, got[0])
+				}
+			}
+			err := errors.Join(v.close(), w.close())
+			var r *check.Race
+			if right && err != nil || !right && !errors.As(err, &r) {
+				t.Errorf("right %v, under %+v: %v", right, s, err)
+			}
+		}
+	}
+}
+
+// Handles to memory of others share it: views of one storage overlap.
+func TestPlantedImport(t *testing.T) {
+	for _, right := range []bool{false, true} {
+		_, err := run(t, check.Options{}, inWorld(func(w *world) {
+			// The memory is a buffer of a device that nobody checks.
+			other, err := openCPU()
+			must(err)
+			mem, err := other.Alloc(device.Accel, size, "theirs")
+			must(err)
+			defer func() {
+				s, _ := other.NewStream("s")
+				s.Free(mem)
+				must(other.Close())
+			}()
+			all := w.dev.Import(device.Accel, mem.Addr(), size, "storage")
+			view := w.dev.Import(device.Accel, mem.Addr()+100, 50, "view")
+			w.a.Fill(view.All(), 1)
+			if right {
+				w.order(w.a, w.b)
+			}
+			w.b.Copy(w.x.All(), all.All())
+			_ = w.dev.Sync()
+			w.a.Free(view)
+			w.b.Free(all)
+			_ = w.dev.Sync()
+		}))
+		if err == nil {
+			if !right {
+				t.Error("a race through two handles was not found")
+			}
+		} else if s := fmt.Sprint(err); right || !strings.Contains(s, `bytes [100,150) of device buffer "storage"`) {
+			t.Errorf("right %v: %v", right, err)
+		}
+	}
+}
