@@ -1,0 +1,284 @@
+// This file owns capture: which streams take part, and why there may be no
+// graph in the end. The driver records the nodes; the rules are kept here, so
+// that they are the same on every device.
+
+package cuda
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// capture is one recording. Its life cycle:
+//
+//  1. open: BeginCapture made it; streams join by waiting for its events.
+//  2. spoilt (perhaps): something that cannot be captured was asked for; from
+//     here on nothing reaches the driver, so that nothing runs by mistake.
+//  3. ended: EndCapture let all streams go and made the graph or an error.
+//
+// Locks are taken in the order event, capture.
+type capture struct {
+	origin *stream
+
+	mu      sync.Mutex
+	members []*member // the origin first
+	nodes   int
+	err     *device.CaptureError
+	ended   bool
+	slots   map[device.Slot]slot
+	calls   []*hostCall
+}
+
+// member is a stream that takes part. Its clock tells which work of which
+// member lies before what it is given next.
+type member struct {
+	*stream
+	clock clock
+}
+
+// clock counts steps, one number for each member; those missing are zero.
+type clock []int
+
+func (c clock) at(i int) int {
+	if i < len(c) {
+		return c[i]
+	}
+	return 0
+}
+
+// join is the later of two clocks, member by member.
+func (c clock) join(other clock) clock {
+	all := make(clock, max(len(c), len(other)))
+	for i := range all {
+		all[i] = max(c.at(i), other.at(i))
+	}
+	return all
+}
+
+// slot is a launch that Update may change.
+type slot struct {
+	node  uintptr
+	fn    *function
+	shape shape
+}
+
+// shape is what an update must keep.
+type shape struct {
+	kernel      *device.Kernel
+	grid, block [3]uint32
+	shared      uint32
+}
+
+func shapeOf(l *device.Launch) shape { return shape{l.Kernel, l.Grid, l.Block, l.Shared} }
+
+// byCapture tells whether a call failed because of a capture.
+func (r result) byCapture() bool { return r >= errCaptureFirst && r <= errCaptureLast }
+
+func (s *stream) BeginCapture() {
+	if s.ready() != nil {
+		panic("cuda: stream " + s.name + " captures already")
+	}
+	c := &capture{origin: s, slots: map[device.Slot]slot{}}
+	s.join(c)
+	s.issue(&s.dev.drv.streamBeginCapture, s.handle, captureRelaxed)
+}
+
+// join makes the stream part of a capture, behind an event that marks what it
+// was given before.
+func (s *stream) join(c *capture) {
+	if s.before == 0 {
+		s.before = s.dev.event()
+	}
+	s.dev.do(&s.dev.drv.eventRecord, s.before, s.handle)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.members = append(c.members, &member{stream: s})
+	s.capture.Store(c)
+}
+
+// find is the stream's place among the members; the caller holds mu.
+func (c *capture) find(s *stream) int {
+	return slices.IndexFunc(c.members, func(m *member) bool { return m.stream == s })
+}
+
+// work counts a node that the stream is given.
+func (c *capture) work(s *stream) {
+	c.step(s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes++
+}
+
+// step moves the stream's own time on.
+func (c *capture) step(s *stream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tick(c.find(s), nil)
+}
+
+// tick joins a clock into a member's and moves its own time on.
+func (c *capture) tick(i int, seen clock) {
+	m := c.members[i]
+	m.clock = m.clock.join(seen).join(make(clock, i+1))
+	m.clock[i]++
+}
+
+// now is what lies before the stream's next work.
+func (c *capture) now(s *stream) clock {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.members[c.find(s)].clock
+}
+
+// admit tells whether the stream may wait for a recording of the capture, and
+// makes it join if it is free.
+func (c *capture) admit(s *stream, recorded clock) bool {
+	c.mu.Lock()
+	ended := c.ended
+	c.mu.Unlock()
+	mine := s.capture.Load()
+	switch {
+	case mine == nil && ended:
+		panic("cuda: stream " + s.name + " waits for an event recorded during a capture that has ended; make the event External")
+	case mine == nil:
+		s.join(c)
+	case mine != c && ended:
+		_ = mine.spoil(s, "it waits for an event of another capture", "make the event External")
+		return false
+	case mine != c:
+		_ = mine.spoil(s, "it waits for an event of another capture that is under way", "make the event External")
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tick(c.find(s), recorded)
+	return true
+}
+
+// spoil notes the first reason why there will be no graph, and returns it.
+func (c *capture) spoil(s *stream, why, do string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = &device.CaptureError{Stream: s.name, Why: why, Do: do}
+	}
+	return c.err
+}
+
+func (c *capture) spoilt() *device.CaptureError {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// claim keeps a slot for the launch that is about to be made.
+func (c *capture) claim(n device.Slot) {
+	if n == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, twice := c.slots[n]; twice {
+		panic("cuda: two launches of one capture have the same slot")
+	}
+	c.slots[n] = slot{}
+}
+
+// label finds the node of the launch made just now: it is what later work of
+// the stream would depend on.
+func (c *capture) label(s *stream, n device.Slot, sh shape, fn *function) {
+	out := new(struct {
+		status int32
+		id     uint64
+		graph  uintptr
+		nodes  uint64 // the address of the driver's list
+		count  uint64
+	})
+	d := s.dev
+	f := d.try(&d.drv.streamGetCaptureInfo, s.handle, uintptr(pointer(&out.status)), uintptr(pointer(&out.id)),
+		uintptr(pointer(&out.graph)), uintptr(pointer(&out.nodes)), uintptr(pointer(&out.count)))
+	if f != nil {
+		s.judge(f.proc, f.result)
+		return
+	}
+	if out.count != 1 {
+		panic("cuda: after a launch the capture has " + strconv.Itoa(int(out.count)) + " last nodes")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slots[n] = slot{device.Slice[uintptr](out.nodes, 1)[0], fn, sh}
+}
+
+func (s *stream) EndCapture() (device.Graph, error) {
+	c := s.capture.Load()
+	if c == nil || c.origin != s {
+		panic("cuda: EndCapture on stream " + s.name + ", which did not begin one")
+	}
+	handle, f := s.endCapture(c)
+	d := s.dev
+	loose := c.unjoined()
+	switch {
+	case d.err() != nil || c.err != nil:
+	case loose != nil:
+		c.err = &device.CaptureError{
+			Stream: s.name,
+			Why:    "stream \"" + loose.name + "\" took part and was not joined",
+			Do:     "record an event on it after its last work and wait for that event here",
+		}
+	case f == nil:
+		return d.newGraph(c, handle)
+	case f.result.byCapture():
+		c.err = &device.CaptureError{Stream: s.name, Why: d.drv.text(f.result), Do: "leave out what the driver cannot capture"}
+	default:
+		d.broken(f)
+	}
+	if handle != 0 {
+		d.do(&d.drv.graphDestroy, handle)
+	}
+	d.forget(c.calls)
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	return nil, c.err
+}
+
+// endCapture takes all streams out of the capture.
+func (s *stream) endCapture(c *capture) (graph uintptr, f *failure) {
+	var handle uint64
+	if s.dev.err() == nil {
+		f = s.dev.try(&s.dev.drv.streamEndCapture, s.handle, uintptr(pointer(&handle)))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	for _, m := range c.members {
+		m.capture.Store(nil)
+	}
+	return uintptr(handle), f
+}
+
+// drop ends a capture that nobody will end.
+func (s *stream) drop() {
+	c := s.capture.Load()
+	if c == nil || c.origin != s {
+		return
+	}
+	if g, _ := s.endCapture(c); g != 0 {
+		s.dev.do(&s.dev.drv.graphDestroy, g)
+	}
+	s.dev.forget(c.calls)
+}
+
+// unjoined finds a member whose last work the origin does not wait for.
+func (c *capture) unjoined() *member {
+	origin := c.members[0].clock
+	for i, m := range c.members {
+		if m.clock.at(i) > origin.at(i) {
+			return m
+		}
+	}
+	return nil
+}

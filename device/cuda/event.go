@@ -1,0 +1,164 @@
+// This file owns events: the driver's, and where they were recorded last.
+
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// event remembers its last recording: outside of captures, or, for one without
+// External, in which capture.
+type event struct {
+	dev    *Device
+	handle uintptr
+	flags  device.EventFlags
+
+	mu       sync.Mutex
+	recorded bool
+	capture  *capture
+	clock    clock // of the recording in the capture
+	closed   bool
+}
+
+func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	e := &event{dev: d, flags: flags}
+	var handle uint64
+	how := uintptr(eventDisableTiming)
+	if e.is(device.Timing) {
+		how = 0
+	}
+	if f := d.try(&d.drv.eventCreate, uintptr(pointer(&handle)), how); f != nil {
+		return nil, d.refused(f, device.Accel, 0, "event")
+	}
+	e.handle = uintptr(handle)
+	return e, nil
+}
+
+// own is the event behind the interface. Events of any CUDA device will do: a
+// stream may wait for another device's.
+func own(e device.Event) *event {
+	ev, ok := e.(*event)
+	if !ok {
+		panic(fmt.Sprintf("cuda: a %T is not an event of a CUDA device", e))
+	}
+	return ev
+}
+
+func (e *event) is(f device.EventFlags) bool { return e.flags&f != 0 }
+
+// marks tells whether the driver can be asked for the event: one recorded last
+// in a capture marks no work.
+func (e *event) marks() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		panic("cuda: a closed event is used")
+	}
+	return e.capture == nil
+}
+
+// timed tells whether there can be a time: the event was recorded and passed.
+// Replays record external events where this device does not see it; there the
+// driver has the last word.
+func (e *event) timed() bool {
+	e.mu.Lock()
+	known := e.recorded || e.is(device.External)
+	e.mu.Unlock()
+	return known && e.Done()
+}
+
+func (e *event) Done() bool { return !e.marks() || e.dev.passed(e.handle) }
+
+func (e *event) Sync() error {
+	e.dev.hostSyncs.Add(1)
+	if e.marks() {
+		e.dev.do(&e.dev.drv.eventSynchronize, e.handle)
+	}
+	return e.dev.err()
+}
+
+func (e *event) Since(earlier device.Event) (time.Duration, error) {
+	a := own(earlier)
+	if !e.is(device.Timing) || !a.is(device.Timing) {
+		panic("cuda: Since needs two events made with Timing")
+	}
+	d := e.dev
+	if !a.timed() || !e.timed() {
+		return 0, errNotDone(d.name)
+	}
+	if err := d.err(); err != nil {
+		return 0, err
+	}
+	var ms float32
+	f := d.try(&d.drv.eventElapsedTime, uintptr(pointer(&ms)), a.handle, e.handle)
+	switch {
+	case f == nil:
+		return time.Duration(float64(ms) * float64(time.Millisecond)), nil
+	case f.result == errInvalidHandle: // external, and never recorded
+		return 0, errNotDone(d.name)
+	}
+	return 0, d.broken(f)
+}
+
+func errNotDone(name string) error {
+	return fmt.Errorf("%s: time between two events of which one is not done; synchronise with the later one first", name)
+}
+
+func (e *event) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.closed = true
+		e.dev.do(&e.dev.drv.eventDestroy, e.handle)
+	}
+	return nil
+}
+
+func (s *stream) Record(de device.Event) {
+	e, v := own(de), &s.dev.drv.eventRecord
+	c := s.ready()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		panic("cuda: a closed event is recorded")
+	case c == nil:
+		e.recorded, e.capture = true, nil
+		s.order(v, e.handle, s.handle)
+	case e.is(device.External):
+		c.step(s)
+		s.order(&s.dev.drv.eventRecordWithFlags, e.handle, s.handle, eventExternal)
+	default:
+		e.capture, e.clock = c, c.now(s)
+		s.order(v, e.handle, s.handle)
+	}
+}
+
+func (s *stream) Wait(de device.Event) {
+	e, v := own(de), &s.dev.drv.streamWaitEvent
+	c := s.ready()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		panic("cuda: a closed event is waited for")
+	case e.capture != nil:
+		if e.capture.admit(s, e.clock) {
+			s.order(v, s.handle, e.handle, 0)
+		}
+	case c == nil:
+		s.order(v, s.handle, e.handle, 0)
+	case e.is(device.External):
+		c.work(s)
+		s.order(v, s.handle, e.handle, eventExternal)
+	case e.recorded:
+		_ = c.spoil(s, "it waits for an event that was recorded outside of the capture", "record the event inside, or make it External")
+	}
+}

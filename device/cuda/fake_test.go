@@ -1,0 +1,300 @@
+//go:build linux
+
+// This file owns a driver made of Go: every function of libcuda that the
+// package calls, on top of the CPU device. It lets machines without a GPU run
+// the package's own code through the same calls, checks that each call finds
+// its context current, and fails on demand.
+
+package cuda
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+const (
+	errUnmatched result = 903
+	errUnjoined  result = 904
+)
+
+// fake is one such driver with one GPU.
+type fake struct {
+	gpu     *cpu.Device
+	total   uint64
+	version int32
+
+	mu      sync.Mutex
+	used    uint64
+	handles map[uintptr]any
+	next    uintptr
+	current map[int]uintptr // contexts by thread
+	maps    map[uintptr][]byte
+	fail    map[string]result // what a function shall return from now on
+	calls   map[string]int
+}
+
+// fakeEvent is two events of the CPU device: one that stays inside a capture
+// or outside, and one that crosses.
+type fakeEvent struct {
+	inner, outer device.Event
+	capture      *fakeCapture // where it was recorded last, or nil
+}
+
+// fakeStream's and fakeEvent's captures are guarded by the driver's mutex.
+type fakeStream struct {
+	device.Stream
+	capture *fakeCapture
+	slot    device.Slot // of the last launch captured
+}
+
+type fakeCapture struct{ streams []*fakeStream }
+
+// theFake is the driver that the C functions lead to: purego makes only a
+// limited number of them, so all tests share one set.
+var theFake atomic.Pointer[fake]
+
+// fakeProcs makes a C function of each function once.
+var fakeProcs = sync.OnceValue(func() map[string]uintptr {
+	procs := map[string]uintptr{}
+	for name := range new(driver).symbols() {
+		procs[name] = purego.NewCallback(func(a, b, c, d, e, f, g, h, i, j, k uintptr) uintptr {
+			return uintptr(theFake.Load().call(name, []uintptr{a, b, c, d, e, f, g, h, i, j, k}))
+		})
+	}
+	return procs
+})
+
+// newFake makes the driver, with a GPU of the given memory.
+func newFake(t testing.TB, total device.Bytes) (*driver, *fake) {
+	t.Helper()
+	gpu, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{
+		gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
+		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{},
+		fail: map[string]result{}, calls: map[string]int{},
+	}
+	theFake.Store(f)
+	v := &driver{frames: sync.Pool{New: newFrame}}
+	for name, p := range v.symbols() {
+		*p = proc{name, fakeProcs()[name]}
+	}
+	t.Cleanup(func() {
+		if err := gpu.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v, f
+}
+
+// fakeFunc is one function: its arguments and what it returns.
+type fakeFunc func(f *fake, a []uintptr) result
+
+// needsNoContext are the functions that the driver documents so.
+var needsNoContext = map[string]bool{
+	"cuInit": true, "cuDriverGetVersion": true, "cuGetErrorName": true, "cuGetErrorString": true,
+	"cuDeviceGetCount": true, "cuDeviceGet": true, "cuDeviceGetName": true, "cuDeviceGetAttribute": true,
+	"cuDeviceTotalMem_v2": true, "cuDevicePrimaryCtxRetain": true, "cuDevicePrimaryCtxRelease_v2": true,
+	"cuCtxSetCurrent": true, "cuCtxPushCurrent_v2": true, "cuCtxPopCurrent_v2": true,
+}
+
+func (f *fake) call(name string, a []uintptr) result {
+	f.mu.Lock()
+	f.calls[name]++
+	r := f.fail[name]
+	ctx := f.current[syscall.Gettid()]
+	f.mu.Unlock()
+	switch {
+	case r != success:
+		return r
+	case ctx == 0 && !needsNoContext[name]:
+		return errInvalidContext
+	}
+	return fakeFuncs[name](f, a)
+}
+
+// out stores a result where the caller wants it.
+func out[T any](at uintptr, v T) result {
+	device.Slice[T](uint64(at), 1)[0] = v
+	return success
+}
+
+// add keeps an object under a new handle.
+func (f *fake) add(at uintptr, x any) result {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next += 16
+	f.handles[f.next] = x
+	return out(at, f.next)
+}
+
+func get[T any](f *fake, h uintptr) T {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.handles[h].(T)
+}
+
+func (f *fake) drop(h uintptr) result {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.handles[h] == nil {
+		return errInvalidHandle
+	}
+	delete(f.handles, h)
+	return success
+}
+
+// setContext makes a context current on this thread.
+func (f *fake) setContext(ctx uintptr) result {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current[syscall.Gettid()] = ctx
+	return success
+}
+
+// texts are the strings of the driver, outside of Go's heap as they would be.
+var texts = sync.OnceValue(func() [2]uintptr {
+	m, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		panic(err)
+	}
+	copy(m, "CUDA_ERROR_MADE_UP\x00")
+	copy(m[64:], "a test asked for it\x00")
+	base := uintptr(unsafe.Pointer(&m[0]))
+	return [2]uintptr{base, base + 64}
+})
+
+var fakeFuncs map[string]fakeFunc
+
+func init() {
+	fakeFuncs = map[string]fakeFunc{
+		"cuInit":             func(*fake, []uintptr) result { return success },
+		"cuDriverGetVersion": func(f *fake, a []uintptr) result { return out(a[0], f.version) },
+		"cuGetErrorName":     func(_ *fake, a []uintptr) result { return out(a[1], texts()[0]) },
+		"cuGetErrorString":   func(_ *fake, a []uintptr) result { return out(a[1], texts()[1]) },
+		"cuDeviceGetCount":   func(_ *fake, a []uintptr) result { return out(a[0], int32(1)) },
+		"cuDeviceGet":        func(_ *fake, a []uintptr) result { return out(a[0], int32(a[1])) },
+		"cuDeviceGetName": func(_ *fake, a []uintptr) result {
+			copy(device.Slice[byte](uint64(a[0]), int(a[1])), "Made-up GPU\x00")
+			return success
+		},
+		"cuDeviceGetAttribute": func(_ *fake, a []uintptr) result {
+			return out(a[0], map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1}[int(a[1])])
+		},
+		"cuDeviceTotalMem_v2":          func(f *fake, a []uintptr) result { return out(a[0], f.total) },
+		"cuDevicePrimaryCtxRetain":     func(_ *fake, a []uintptr) result { return out(a[0], uintptr(0xC0)) },
+		"cuDevicePrimaryCtxRelease_v2": func(*fake, []uintptr) result { return success },
+		"cuCtxSetCurrent":              func(f *fake, a []uintptr) result { return f.setContext(a[0]) },
+		"cuCtxPushCurrent_v2":          func(f *fake, a []uintptr) result { return f.setContext(a[0]) },
+		"cuCtxPopCurrent_v2":           func(f *fake, _ []uintptr) result { return f.setContext(0) },
+		"cuCtxGetDevice":               func(_ *fake, a []uintptr) result { return out(a[0], int32(0)) },
+	}
+	for _, more := range []map[string]fakeFunc{fakeMemory, fakeStreams, fakeEvents, fakeKernels} {
+		for name, fn := range more {
+			fakeFuncs[name] = fn
+		}
+	}
+}
+
+var fakeMemory = map[string]fakeFunc{
+	"cuMemGetInfo_v2": func(f *fake, a []uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		out(a[1], f.total)
+		return out(a[0], f.total-f.used)
+	},
+	"cuMemGetAllocationGranularity": func(_ *fake, a []uintptr) result { return out(a[0], uint64(granule)) },
+	"cuMemAddressReserve": func(f *fake, a []uintptr) result {
+		m, err := syscall.Mmap(-1, 0, int(a[1]), syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+		if err != nil {
+			return errOutOfMemory
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		at := uintptr(unsafe.Pointer(&m[0]))
+		f.maps[at] = m
+		return out(a[0], at)
+	},
+	"cuMemAddressFree": func(f *fake, a []uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		m := f.maps[a[0]]
+		delete(f.maps, a[0])
+		if len(m) != int(a[1]) || syscall.Munmap(m) != nil {
+			return errInvalidHandle
+		}
+		return success
+	},
+	"cuMemCreate": func(f *fake, a []uintptr) result {
+		prop := device.Slice[allocationProp](uint64(a[2]), 1)[0]
+		f.mu.Lock()
+		if prop.location.kind == locationDevice {
+			if f.used+uint64(a[1]) > f.total {
+				f.mu.Unlock()
+				return errOutOfMemory
+			}
+			f.used += uint64(a[1])
+		}
+		f.mu.Unlock()
+		return f.add(a[0], prop.location.kind)
+	},
+	"cuMemRelease":   func(f *fake, a []uintptr) result { return success },
+	"cuMemMap":       func(f *fake, a []uintptr) result { return f.protect(a[0], a[1], a[3]) },
+	"cuMemSetAccess": func(*fake, []uintptr) result { return success },
+	"cuMemUnmap":     func(f *fake, a []uintptr) result { return f.protect(a[0], a[1], 0) },
+	"cuMemcpyAsync": func(f *fake, a []uintptr) result {
+		to, from := bytesAt(a[0], device.Bytes(a[2])), bytesAt(a[1], device.Bytes(a[2]))
+		get[*fakeStream](f, a[3]).Host(func() { copy(to, from) })
+		return success
+	},
+	"cuMemcpy2DAsync_v2": func(f *fake, a []uintptr) result {
+		c := device.Slice[memcpy2D](uint64(a[0]), 1)[0]
+		get[*fakeStream](f, a[1]).Host(func() {
+			for i := range c.height {
+				copy(bytesAt(c.dst.device+i*c.dst.pitch, device.Bytes(c.width)), bytesAt(c.src.device+i*c.src.pitch, device.Bytes(c.width)))
+			}
+		})
+		return success
+	},
+	"cuMemsetD8Async": func(f *fake, a []uintptr) result {
+		to := bytesAt(a[0], device.Bytes(a[2]))
+		get[*fakeStream](f, a[3]).Host(func() {
+			for i := range to {
+				to[i] = byte(a[1])
+			}
+		})
+		return success
+	},
+}
+
+// protect gives pages to a range, or takes them away; what a region lies in is
+// found by its address.
+func (f *fake) protect(at, n, handle uintptr) result {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	how := syscall.PROT_NONE
+	if handle != 0 {
+		how = syscall.PROT_READ | syscall.PROT_WRITE
+		f.handles[at] = f.handles[handle]
+	} else if f.handles[at] == int32(locationDevice) {
+		f.used -= uint64(n)
+	}
+	for base, m := range f.maps {
+		if at >= base && at+n <= base+uintptr(len(m)) {
+			if syscall.Mprotect(m[at-base:at-base+n], how) == nil {
+				return success
+			}
+		}
+	}
+	return errInvalidHandle
+}

@@ -1,0 +1,210 @@
+//go:build linux
+
+// This file tests the host's cost of issuing work, and that issuing it does not
+// wait. It needs a GPU.
+
+package cuda
+
+import (
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// A launch allocates nothing, and costs little beside what the driver itself
+// takes for it, which differs between machines. Bursts are short, so that
+// nothing waits for the GPU.
+func TestLaunchOverhead(t *testing.T) {
+	d := open(t, Options{})
+	defer closeDevice(t, d)
+	s := newStream(t, d, "s").(*stream)
+	b, h := alloc(t, d, device.Accel, 4096), alloc(t, d, device.Host, 4096)
+	e, _ := d.NewEvent(0)
+	s.BeginCapture()
+	for range 100 {
+		s.Launch(addLaunch(b.All(), 1))
+	}
+	g, err := s.EndCapture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.Launch(device.NewLaunch(emptyKernel, 1, 32))
+	raw := newFrame().(*frame)
+	raw.args = [12]uintptr{d.function(emptyKernel).handle, 1, 1, 1, 32, 1, 1, 0, s.handle, uintptr(pointer(&raw.where))}
+	var alone time.Duration // the driver's share of a launch
+	for _, c := range []struct {
+		name  string
+		burst time.Duration
+		fn    func()
+	}{
+		{"driver's launch alone", 32, func() { raw.call(&d.drv.launchKernel, 11) }},
+		{"context made current", 32, func() { d.drv.call(&d.drv.ctxSetCurrent, d.ctx[0]) }},
+		{"empty launch", 32, func() { s.Launch(device.NewLaunch(emptyKernel, 1, 32)) }},
+		{"launch with arguments", 32, func() { s.Launch(addLaunch(b.All(), 1)) }},
+		{"copy on the device", 32, func() { s.Copy(b.Slice(0, 1024), b.Slice(2048, 1024)) }},
+		{"copy out", 32, func() { s.Copy(h.All(), b.All()) }},
+		{"fill", 32, func() { s.Fill(b.All(), 1) }},
+		{"record and wait", 32, func() { s.Record(e); s.Wait(e) }},
+		{"replay of 100 launches", 4, func() { s.Replay(g) }},
+	} {
+		cpu, wall := time.Hour, time.Hour
+		for range 200 {
+			synced(t, s)
+			start, began := threadTime(), time.Now()
+			for range c.burst {
+				c.fn()
+			}
+			cpu, wall = min(cpu, (threadTime()-start)/c.burst), min(wall, time.Since(began)/c.burst)
+		}
+		synced(t, s)
+		allocs := testing.AllocsPerRun(100, c.fn)
+		t.Logf("%-24s %5d ns of CPU time, %5d ns in all, %v allocations", c.name, cpu, wall, allocs)
+		if allocs != 0 {
+			t.Errorf("%s: %v allocations", c.name, allocs)
+		}
+		switch c.name {
+		case "driver's launch alone":
+			alone = cpu
+		case "launch with arguments":
+			if more := cpu - alone; more > time.Microsecond {
+				t.Errorf("a launch takes %v of CPU time beyond the driver's own %v", more, alone)
+			}
+		}
+	}
+	s.Free(b)
+	s.Free(h)
+}
+
+// threadTime is the CPU time of this thread.
+func threadTime() time.Duration {
+	const threadClock = 3 // CLOCK_THREAD_CPUTIME_ID
+	var ts syscall.Timespec
+	if _, _, errno := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, threadClock, uintptr(pointer(&ts)), 0); errno != 0 {
+		panic(errno)
+	}
+	return time.Duration(ts.Nano())
+}
+
+// While one stream is held back, calls that need not wait for it do not.
+func TestNothingWaitsForAHeldStream(t *testing.T) {
+	d := open(t, Options{})
+	defer closeDevice(t, d)
+	held, s, idle := newStream(t, d, "held"), newStream(t, d, "s"), newStream(t, d, "idle")
+	a, a2, h, h2 := alloc(t, d, device.Accel, 1<<20), alloc(t, d, device.Accel, 1<<20), alloc(t, d, device.Host, 1<<20), alloc(t, d, device.Host, 1<<20)
+	ac, ho := device.Accel, device.Host
+	reserve := func(k device.Kind) *device.Buffer {
+		p, err := d.Reserve(k, device.GiB, "pool")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	pools := [device.Kinds]*device.Buffer{reserve(ac), reserve(ho)}
+	capture := func(s device.Stream, fn func()) device.Graph {
+		s.BeginCapture()
+		fn()
+		g, err := s.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	rect := func(b *device.Buffer) device.Rect {
+		return device.Rect{Range: b.Slice(0, 100), Pitch: 200, Rows: 50}
+	}
+	labelled := addLaunch(a.All(), 1)
+	labelled.Slot = 1
+	whole := capture(s, func() {
+		s.Launch(labelled)
+		s.Copy(h.All(), a.All())
+		s.Copy(a2.All(), a.All())
+		s.Copy(h2.All(), h.All())
+		s.Fill(h2.All(), 1)
+		s.Fill(a2.All(), 1)
+		s.Copy2D(rect(h), rect(a))
+		s.Host(func() {})
+	})
+	s.Replay(whole)
+	s.Launch(addLaunch(a.All(), 1))
+	ev, _ := d.NewEvent(0)
+	gone, _ := d.NewEvent(0)
+	old := capture(s, func() { s.Fill(a.All(), 2) })
+	synced(t, s)
+	s.Free(reserved(t, d, reserve(ac)))
+	s.Free(reserved(t, d, reserve(ho)))
+	s.Record(ev)
+	if err := ev.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		fn   func()
+	}{
+		{"reap of reserved memory", func() { d.Memory() }},
+		{"launch", func() { held.Launch(addLaunch(a.All(), 1)) }},
+		{"copy on the device", func() { held.Copy(a.All(), a2.All()) }},
+		{"copy out", func() { held.Copy(h.All(), a.All()) }},
+		{"copy in", func() { held.Copy(a.All(), h.All()) }},
+		{"copy on the host", func() { held.Copy(h.All(), h2.All()) }},
+		{"rows on the device", func() { held.Copy2D(rect(a), rect(a2)) }},
+		{"rows out", func() { held.Copy2D(rect(h), rect(a)) }},
+		{"rows in", func() { held.Copy2D(rect(a), rect(h)) }},
+		{"fill", func() { held.Fill(a.All(), 1) }},
+		{"fill of host memory", func() { held.Fill(h.All(), 1) }},
+		{"upload", func() { held.Upload(a.All(), make([]byte, 1<<20)) }},
+		{"upload to the host", func() { held.Upload(h.All(), make([]byte, 1<<20)) }},
+		{"callback", func() { held.Host(func() {}) }},
+		{"record and wait", func() { held.Record(ev); s.Wait(ev) }},
+		{"replay", func() { held.Replay(whole) }},
+		{"update", func() { _ = whole.Update(1, addLaunch(a.All(), 2)) }},
+		{"replay again", func() { held.Replay(whole) }},
+		{"replay elsewhere", func() { idle.Replay(whole) }},
+		{"capture", func() { capture(idle, func() { idle.Fill(a2.All(), 1) }) }},
+		{"growth", func() { _ = d.Grow(pools[ac], pools[ac].Size()+100*device.MiB) }},
+		{"growth of host memory", func() { _ = d.Grow(pools[ho], pools[ho].Size()+50*device.MiB) }},
+		{"allocation", func() { idle.Free(alloc(t, d, ac, 200*device.MiB)) }},
+		{"allocation of host memory", func() { idle.Free(alloc(t, d, ho, 50*device.MiB)) }},
+		{"reservation", func() { idle.Free(reserve(ac)) }},
+		{"new stream", func() { newStream(t, d, "new") }},
+		{"new event", func() { _, _ = d.NewEvent(device.Timing) }},
+		{"event's end", func() { _ = gone.Close() }},
+		{"graph's end", func() { _ = old.Close() }},
+		{"usage", func() { d.Memory() }},
+	} {
+		open := make(chan struct{})
+		held.Host(func() {
+			select {
+			case <-open:
+			case <-time.After(400 * time.Millisecond):
+			}
+		})
+		start := time.Now()
+		c.fn()
+		took := time.Since(start)
+		close(open)
+		if err := d.Sync(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		t.Logf("%-26s %v", c.name, took)
+		if took > 300*time.Millisecond {
+			t.Errorf("%s waited for a stream that was held back", c.name)
+		}
+	}
+	for _, b := range []*device.Buffer{a, a2, h, h2, pools[0], pools[1]} {
+		s.Free(b)
+	}
+}
+
+// reserved is a reservation with memory behind it.
+func reserved(t *testing.T, d *Device, b *device.Buffer) *device.Buffer {
+	t.Helper()
+	if err := d.Grow(b, 50*device.MiB); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

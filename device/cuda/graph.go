@@ -1,0 +1,119 @@
+// This file owns graphs: captured work as the driver holds it.
+
+package cuda
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// graph is a capture made ready to run. The driver runs launches of one
+// executable graph one after the other and leaves launches already issued as
+// they were when arguments are updated.
+type graph struct {
+	dev   *Device
+	nodes int
+	slots map[device.Slot]slot
+	calls []*hostCall
+
+	mu          sync.Mutex
+	graph, exec uintptr // the nodes belong to graph, which must live as long
+	last        *stream // that replayed it last
+	closed      bool
+}
+
+func (d *Device) newGraph(c *capture, handle uintptr) (device.Graph, error) {
+	var exec uint64
+	if f := d.try(&d.drv.graphInstantiate, uintptr(pointer(&exec)), handle, 0); f != nil {
+		d.do(&d.drv.graphDestroy, handle)
+		d.forget(c.calls)
+		return nil, d.refused(f, device.Accel, 0, "graph of stream "+c.origin.name)
+	}
+	g := &graph{
+		dev: d, nodes: c.nodes, slots: c.slots, calls: c.calls,
+		graph: handle, exec: uintptr(exec),
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.graphs[g] = struct{}{}
+	return g, nil
+}
+
+func (g *graph) Nodes() int { return g.nodes }
+
+func (g *graph) Update(n device.Slot, l device.Launch) error {
+	l.Check()
+	s, known := g.slots[n]
+	d := g.dev
+	if !known {
+		return fmt.Errorf("%s: the graph has no launch with slot %d; set Launch.Slot during capture", d.name, n)
+	}
+	if s.shape != shapeOf(&l) {
+		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", d.name, n, s.shape.kernel.Name)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		panic("cuda: a closed graph is updated")
+	}
+	if err := d.err(); err != nil {
+		return err
+	}
+	f := d.drv.frames.Get().(*frame)
+	defer d.drv.frames.Put(f)
+	copy(f.params[:], l.Args())
+	p := kernelNodeParams{
+		function: s.fn.handle, grid: l.Grid, block: l.Block, shared: l.Shared,
+		params: uintptr(pointer(&f.where)),
+	}
+	if f := d.try(&d.drv.graphExecKernelNodeSetParams, g.exec, s.node, uintptr(pointer(&p))); f != nil {
+		return d.broken(f)
+	}
+	return nil
+}
+
+func (s *stream) Replay(dg device.Graph) {
+	g, ok := dg.(*graph)
+	if !ok || g.dev != s.dev {
+		panic(fmt.Sprintf("cuda: a %T is not a graph of %s", dg, s.dev.name))
+	}
+	if c := s.ready(); c != nil {
+		_ = c.spoil(s, "a graph cannot be replayed inside a capture", "replay it before or after")
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		panic("cuda: a closed graph is replayed")
+	}
+	s.order(&s.dev.drv.graphLaunch, g.exec, s.handle)
+	g.last = s
+	s.dev.replays.Add(1)
+}
+
+// Close lets the driver end the graph after the replays already issued. The
+// callbacks stay until the last of them is done.
+func (g *graph) Close() error {
+	d := g.dev
+	d.mu.Lock()
+	delete(d.graphs, g)
+	d.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		panic("cuda: graph closed twice")
+	}
+	g.closed = true
+	d.do(&d.drv.graphExecDestroy, g.exec)
+	d.do(&d.drv.graphDestroy, g.graph)
+	switch {
+	case len(g.calls) == 0:
+	case g.last == nil || g.last.closed.Load():
+		d.forget(g.calls)
+	default:
+		d.after(g.last, false, func() { d.forget(g.calls) })
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+// This file owns callbacks into Go, which arrive on threads of the driver.
+
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// hostCall is a callback that the driver may make, once, or, if a graph holds
+// it, at every replay. The driver knows it by its address: it is pinned, and
+// the device's table keeps it.
+type hostCall struct {
+	dev  *Device
+	fn   func()
+	pin  runtime.Pinner
+	once bool
+}
+
+// callback is the one C function that all callbacks of all devices enter
+// through. purego never gives such a function back, so there is one a process.
+var callback = sync.OnceValue(func() uintptr {
+	return purego.NewCallback(func(h *hostCall) { h.run() })
+})
+
+// run is called on a thread of the driver. A panic must not unwind into it, so
+// it becomes the device's error.
+func (h *hostCall) run() {
+	defer func() {
+		if p := recover(); p != nil {
+			h.dev.fail(&device.DriverError{Device: h.dev.name, Call: "host callback", Text: fmt.Sprint(p)})
+		}
+		if h.once {
+			h.dev.forget([]*hostCall{h})
+		}
+	}()
+	if h.dev.failed.Load() == nil {
+		h.fn()
+	}
+}
+
+func (s *stream) Host(fn func(), access ...device.Access) {
+	for _, a := range access {
+		device.CheckAccess(a)
+	}
+	if c := s.ready(); c != nil {
+		c.work(s)
+	}
+	s.onHost(fn)
+}
+
+// onHost has the driver call fn in the stream's turn.
+func (s *stream) onHost(fn func()) {
+	if s.idle() {
+		return
+	}
+	d, c := s.dev, s.capture.Load()
+	h := &hostCall{dev: d, fn: fn, once: c == nil}
+	h.pin.Pin(h)
+	d.mu.Lock()
+	d.calls[h] = struct{}{}
+	d.mu.Unlock()
+	if c != nil {
+		c.mu.Lock()
+		c.calls = append(c.calls, h)
+		c.mu.Unlock()
+	}
+	s.issue(&d.drv.launchHostFunc, s.handle, callback(), uintptr(pointer(h)))
+}
+
+// forget lets go of callbacks that the driver will not make again.
+func (d *Device) forget(calls []*hostCall) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, h := range calls {
+		if _, known := d.calls[h]; known {
+			delete(d.calls, h)
+			h.pin.Unpin()
+		}
+	}
+}

@@ -1,0 +1,129 @@
+// This file owns the loading of kernels: one module for each image, one
+// function for each kernel, kept until the device is closed.
+
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// function is a kernel as the driver knows it.
+type function struct {
+	handle uintptr
+	shared atomic.Uint32 // the dynamic shared memory it may use
+}
+
+// function finds a kernel, or loads it at its first launch. It returns nil if
+// the device has failed or does so now.
+func (d *Device) function(k *device.Kernel) *function {
+	if f, ok := d.functions.Load(k); ok {
+		return f.(*function)
+	}
+	if k.Image == nil {
+		panic("cuda: kernel " + k.Name + " has no image for GPUs")
+	}
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if f, ok := d.functions.Load(k); ok {
+		return f.(*function)
+	}
+	m, ok := d.modules[k.Image]
+	if !ok {
+		if m = d.load(k.Image); m == 0 {
+			return nil
+		}
+		d.modules[k.Image] = m
+	}
+	var handle uint64
+	name := append([]byte(k.Name), 0)
+	if f := d.try(&d.drv.moduleGetFunction, uintptr(pointer(&handle)), m, uintptr(pointer(&name[0]))); f != nil {
+		d.fail(&device.DriverError{
+			Device: d.name, Call: f.proc.name, Code: int(f.result),
+			Text: fmt.Sprintf("kernel %s of %s: %s", k.Name, k.Image.Name, d.drv.text(f.result)),
+		})
+		return nil
+	}
+	f := &function{handle: uintptr(handle)}
+	f.shared.Store(defaultDynamicShare)
+	d.functions.Store(k, f)
+	return f
+}
+
+// load compiles the best variant of an image for this GPU. What the compiler
+// has to say becomes part of the error.
+func (d *Device) load(img *device.Image) uintptr {
+	p := &d.drv.moduleLoadDataEx
+	v, ok := choose(img.Variants, d.major, d.minor)
+	if !ok {
+		d.fail(&device.DriverError{
+			Device: d.name, Call: p.name, Code: int(errNoBinary),
+			Text: fmt.Sprintf("no variant of %s runs on a GPU of capability %d.%d", img.Name, d.major, d.minor),
+		})
+		return 0
+	}
+	ptx := append([]byte(v.PTX), 0)
+	// One heap object, so that the address of the log, a plain number here,
+	// stays good.
+	jit := &struct {
+		log     [8 << 10]byte
+		options [2]uint32
+		values  [2]uintptr
+		module  uint64
+	}{options: [2]uint32{jitErrorLog, jitErrorLogSize}}
+	jit.values = [2]uintptr{uintptr(pointer(&jit.log)), uintptr(len(jit.log) - 1)}
+	f := d.try(p, uintptr(pointer(&jit.module)), uintptr(pointer(&ptx[0])),
+		uintptr(len(jit.options)), uintptr(pointer(&jit.options)), uintptr(pointer(&jit.values)))
+	if f == nil {
+		return uintptr(jit.module)
+	}
+	text := fmt.Sprintf("%s for capability %d.%d: %s", img.Name, v.Major, v.Minor, d.drv.text(f.result))
+	if said, _, _ := bytes.Cut(jit.log[:], []byte{0}); len(said) > 0 {
+		text += ": " + string(bytes.TrimSpace(said))
+	}
+	d.fail(&device.DriverError{Device: d.name, Call: p.name, Code: int(f.result), Text: text})
+	return 0
+}
+
+// choose finds the newest variant that the GPU runs: plain PTX runs on its own
+// architecture and every later one, exact PTX on its own alone, where it beats
+// plain PTX.
+func choose(vs []device.Variant, major, minor int) (best device.Variant, ok bool) {
+	rank := func(v device.Variant) int {
+		r := 2 * (100*v.Major + v.Minor)
+		if v.Exact {
+			r++
+		}
+		return r
+	}
+	gpu := device.Variant{Major: major, Minor: minor}
+	for _, v := range vs {
+		runs := rank(v) <= rank(gpu)
+		if v.Exact {
+			runs = rank(v) == rank(gpu)+1
+		}
+		if runs && (!ok || rank(v) > rank(best)) {
+			best, ok = v, true
+		}
+	}
+	return best, ok
+}
+
+// allow lets a kernel use more dynamic shared memory than it gets by default.
+func (d *Device) allow(f *function, shared uint32) bool {
+	if shared <= f.shared.Load() {
+		return true
+	}
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if shared > f.shared.Load() {
+		if !d.do(&d.drv.funcSetAttribute, f.handle, funcMaxDynamicShare, uintptr(shared)) {
+			return false
+		}
+		f.shared.Store(shared)
+	}
+	return true
+}

@@ -1,0 +1,117 @@
+// This file owns ranges of addresses that never move while memory is mapped in
+// and out behind them.
+
+package cuda
+
+import (
+	"github.com/stowage-dev/stowage/device"
+)
+
+// granule is the unit in which memory is mapped: the driver's on every GPU so
+// far (a larger one is asked for and used), and the size of a huge page.
+const granule = 2 * device.MiB
+
+// region is a reserved range of addresses. The first mapped bytes have memory
+// behind them, in the chunks it was grown by; a copy may cross their borders.
+// Whoever owns the region serialises grow, shrink and close.
+type region struct {
+	dev   *Device
+	kind  device.Kind
+	addr  uintptr
+	limit device.Bytes
+	ends  []device.Bytes // where each chunk ends
+}
+
+// failure is a call of the driver that did not succeed. Nil is success.
+type failure struct {
+	proc   *proc
+	result result
+}
+
+func (f *failure) oom() bool { return f.result == errOutOfMemory }
+
+// try makes a call and keeps the failure.
+//
+//go:uintptrescapes
+func (d *Device) try(p *proc, args ...uintptr) *failure {
+	if r := d.call(p, args...); r != success {
+		return &failure{p, r}
+	}
+	return nil
+}
+
+func (d *Device) reserve(kind device.Kind, limit device.Bytes) (*region, *failure) {
+	r := &region{dev: d, kind: kind, limit: roundUp(max(limit, 1), d.granule)}
+	var addr uint64
+	if f := d.try(&d.drv.memAddressReserve, uintptr(pointer(&addr)), uintptr(r.limit), 0, 0, 0); f != nil {
+		return nil, f
+	}
+	r.addr = uintptr(addr)
+	return r, nil
+}
+
+func (r *region) mapped() device.Bytes {
+	if len(r.ends) == 0 {
+		return 0
+	}
+	return r.ends[len(r.ends)-1]
+}
+
+// grow maps memory behind the first size bytes, in one chunk.
+func (r *region) grow(size device.Bytes) *failure {
+	from, to := r.mapped(), roundUp(size, r.dev.granule)
+	if to <= from {
+		return nil
+	}
+	if f := r.dev.mapMemory(r.kind, r.addr+uintptr(from), to-from); f != nil {
+		return f
+	}
+	r.ends = append(r.ends, to)
+	return nil
+}
+
+// mapMemory creates memory and maps it. The handle is let go at once: the
+// mapping keeps the memory.
+func (d *Device) mapMemory(kind device.Kind, at uintptr, n device.Bytes) *failure {
+	onDevice := memLocation{locationDevice, d.gpu}
+	prop := allocationProp{kind: allocationPinned, location: onDevice}
+	access := []accessDesc{{onDevice, accessReadWrite}}
+	if kind == device.Host {
+		prop.location = memLocation{locationHostNuma, d.numa}
+		access = append(access, accessDesc{prop.location, accessReadWrite})
+	}
+	var handle uint64
+	if f := d.try(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0); f != nil {
+		return f
+	}
+	f := d.try(&d.drv.memMap, at, uintptr(n), 0, uintptr(handle), 0)
+	d.call(&d.drv.memRelease, uintptr(handle))
+	if f != nil {
+		return f
+	}
+	if f := d.try(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access))); f != nil {
+		d.call(&d.drv.memUnmap, at, uintptr(n))
+		return f
+	}
+	return nil
+}
+
+// shrink unmaps the chunks that lie wholly behind the first size bytes.
+func (r *region) shrink(size device.Bytes) {
+	for n := len(r.ends); n > 0; n = len(r.ends) {
+		from := device.Bytes(0)
+		if n > 1 {
+			from = r.ends[n-2]
+		}
+		if from < size {
+			return
+		}
+		r.dev.do(&r.dev.drv.memUnmap, r.addr+uintptr(from), uintptr(r.ends[n-1]-from))
+		r.ends = r.ends[:n-1]
+	}
+}
+
+func (r *region) close() {
+	r.shrink(0)
+	r.dev.do(&r.dev.drv.memAddressFree, r.addr, uintptr(r.limit))
+}

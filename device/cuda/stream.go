@@ -1,0 +1,360 @@
+// This file owns streams: work as calls of the driver.
+
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/memcopy"
+)
+
+// stream is a queue of the driver's. Its life cycle:
+//
+//  1. open: work is issued.
+//  2. capturing: work becomes nodes of a graph; EndCapture leads back to 1.
+//  3. closed: using it panics.
+type stream struct {
+	dev     *Device
+	name    string
+	handle  uintptr
+	foreign bool    // somebody else's
+	before  uintptr // while capturing: an event behind the work given before
+	capture atomic.Pointer[capture]
+	closed  atomic.Bool
+}
+
+func (d *Device) NewStream(name string) (device.Stream, error) {
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	var handle uint64
+	if f := d.try(&d.drv.streamCreate, uintptr(pointer(&handle)), streamNonBlocking); f != nil {
+		return nil, d.refused(f, device.Accel, 0, "stream "+name)
+	}
+	return d.addStream(&stream{dev: d, name: name, handle: uintptr(handle)}), nil
+}
+
+// ImportStream wraps a stream of this device's context that somebody else made
+// and keeps alive. Closing it only ends the handle.
+func (d *Device) ImportStream(handle uintptr, name string) device.Stream {
+	return d.addStream(&stream{dev: d, name: name, handle: handle, foreign: true})
+}
+
+func (d *Device) addStream(s *stream) *stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		panic("cuda: stream " + s.name + " opened on a closed device")
+	}
+	d.streams[s] = struct{}{}
+	return s
+}
+
+func (s *stream) Name() string { return s.name }
+
+// Handle is the driver's, for libraries that are called beside.
+func (s *stream) Handle() uintptr { return s.handle }
+
+// ready is the capture that new work goes to, or nil.
+func (s *stream) ready() *capture {
+	if s.closed.Load() {
+		panic("cuda: work on the closed stream " + s.name)
+	}
+	return s.capture.Load()
+}
+
+// idle tells whether work is to be skipped: the device has failed, or the
+// capture is spoilt and nothing of it shall run by mistake.
+func (s *stream) idle() bool {
+	if s.dev.failed.Load() != nil {
+		return true
+	}
+	c := s.capture.Load()
+	return c != nil && c.spoilt() != nil
+}
+
+// issue makes a call that gives the stream work.
+func (s *stream) issue(p *proc, args ...uintptr) {
+	if !s.idle() {
+		s.judge(p, s.dev.call(p, args...))
+	}
+}
+
+// order is issue for calls that take handles alone.
+func (s *stream) order(p *proc, args ...uintptr) {
+	if s.idle() {
+		return
+	}
+	f := s.dev.drv.frames.Get().(*frame)
+	n := copy(f.args[:], args)
+	s.judge(p, s.dev.enqueue(f, p, n))
+	s.dev.drv.frames.Put(f)
+}
+
+// judge looks at a call's result. What a capture refuses spoils the capture;
+// everything else is the device's error.
+func (s *stream) judge(p *proc, r result) {
+	if r == success {
+		return
+	}
+	if c := s.capture.Load(); c != nil && r.byCapture() {
+		_ = c.spoil(s, p.name+" was refused with "+s.dev.drv.text(r), "leave it out of the capture")
+		return
+	}
+	s.dev.broken(&failure{p, r})
+}
+
+// Copy leaves the work to the driver where it can be asynchronous. From host
+// to host the driver would make the caller wait for the whole stream, so there
+// it is a callback that copies.
+func (s *stream) Copy(dst, src device.Range) {
+	device.CheckCopy(dst, src)
+	c := s.ready()
+	if c != nil && dst.Buf.Kind() == device.Accel && src.Buf.Kind() == device.Accel && s.dev.copyKernel != nil && dst.Len > 0 {
+		if l, ok := s.dev.copyKernel(dst, src); ok {
+			s.Launch(l)
+			return
+		}
+	}
+	s.count(c, dst.Len)
+	switch {
+	case dst.Len == 0:
+	case dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host:
+		s.onHost(func() { memcopy.Copy(bytesAt(dst.Addr(), dst.Len), bytesAt(src.Addr(), src.Len)) })
+	default:
+		s.issue(&s.dev.drv.memcpyAsync, dst.Addr(), src.Addr(), uintptr(dst.Len), s.handle)
+	}
+}
+
+// count counts a copy, as a node or as itself.
+func (s *stream) count(c *capture, n device.Bytes) {
+	if c != nil {
+		c.work(s)
+		return
+	}
+	s.dev.copies.Add(1)
+	s.dev.copiedBytes.Add(uint64(n))
+}
+
+func (s *stream) Copy2D(dst, src device.Rect) {
+	device.CheckCopy2D(dst, src)
+	c := s.ready()
+	if dst.Rows == 0 {
+		return
+	}
+	s.count(c, dst.Len*device.Bytes(dst.Rows))
+	if dst.Len == 0 || s.idle() {
+		return
+	}
+	if dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host {
+		s.onHost(func() {
+			to, from := dst.Extent(), src.Extent()
+			memcopy.Copy2D(bytesAt(to.Addr(), to.Len), int(dst.Pitch), bytesAt(from.Addr(), from.Len), int(src.Pitch), int(dst.Len), dst.Rows)
+		})
+		return
+	}
+	d := s.dev
+	if dst.Pitch > maxPitch || src.Pitch > maxPitch {
+		for i := range dst.Rows {
+			s.issue(&d.drv.memcpyAsync, dst.Row(i).Addr(), src.Row(i).Addr(), uintptr(dst.Len), s.handle)
+		}
+		return
+	}
+	f := d.drv.frames.Get().(*frame)
+	f.rect = memcpy2D{
+		src:   pitched{kind: memoryTypeUnified, device: src.Addr(), pitch: uintptr(src.Pitch)},
+		dst:   pitched{kind: memoryTypeUnified, device: dst.Addr(), pitch: uintptr(dst.Pitch)},
+		width: uintptr(dst.Len), height: uintptr(dst.Rows),
+	}
+	f.args[0], f.args[1] = uintptr(pointer(&f.rect)), s.handle
+	s.judge(&d.drv.memcpy2DAsync, d.run(f, &d.drv.memcpy2DAsync, 2))
+	d.drv.frames.Put(f)
+}
+
+func (s *stream) Fill(dst device.Range, value byte) {
+	device.CheckAccess(device.Writes(dst))
+	if c := s.ready(); c != nil {
+		c.work(s)
+	}
+	if dst.Len > 0 {
+		s.issue(&s.dev.drv.memsetD8Async, dst.Addr(), uintptr(value), uintptr(dst.Len), s.handle)
+	}
+}
+
+// Launch is the hot path: no allocation, one call of the driver.
+func (s *stream) Launch(l device.Launch) {
+	l.Check()
+	c := s.ready()
+	if c != nil {
+		c.claim(l.Slot)
+		c.work(s)
+	} else {
+		s.dev.launches.Add(1)
+	}
+	if s.idle() {
+		return
+	}
+	d := s.dev
+	fn := d.function(l.Kernel)
+	if fn == nil || !d.allow(fn, l.Shared) {
+		return
+	}
+	f := d.drv.frames.Get().(*frame)
+	copy(f.params[:], l.Args())
+	f.args = [12]uintptr{
+		fn.handle,
+		uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]),
+		uintptr(l.Block[0]), uintptr(l.Block[1]), uintptr(l.Block[2]),
+		uintptr(l.Shared), s.handle, uintptr(pointer(&f.where)), 0,
+	}
+	r := d.enqueue(f, &d.drv.launchKernel, 11)
+	d.drv.frames.Put(f)
+	if r != success {
+		s.judge(&d.drv.launchKernel, r)
+	} else if c != nil && l.Slot != 0 {
+		c.label(s, l.Slot, shapeOf(&l), fn)
+	}
+}
+
+// uploadPiece is what an upload stages at a time: the first piece is on its way
+// while the second is being copied.
+const uploadPiece = 8 * device.MiB
+
+func (s *stream) Upload(dst device.Range, src []byte) {
+	device.CheckAccess(device.Writes(dst))
+	if int(dst.Len) != len(src) {
+		panic(fmt.Sprintf("cuda: upload of %d bytes to %s", len(src), dst))
+	}
+	if c := s.ready(); c != nil {
+		_ = c.spoil(s, "an upload cannot be captured", "upload before the capture, or copy from host memory")
+		return
+	}
+	d := s.dev
+	if dst.Buf.Kind() == device.Host && dst.Len > 0 {
+		staged := bytes.Clone(src)
+		s.onHost(func() { copy(bytesAt(dst.Addr(), dst.Len), staged) })
+		return
+	}
+	h := &d.pools[device.Host]
+	for at := device.Bytes(0); at < dst.Len && !s.idle(); at += uploadPiece {
+		n := min(uploadPiece, dst.Len-at)
+		addr, ok := d.stage(n)
+		if !ok {
+			return
+		}
+		copy(bytesAt(addr, n), src[at:at+n])
+		s.issue(&d.drv.memcpyAsync, dst.Addr()+uintptr(at), addr, uintptr(n), s.handle)
+		d.after(s, true, func() { h.give(&h.staging, addr, n) })
+	}
+}
+
+// stage finds n bytes of staging memory. When all of it is in flight, it waits
+// for the oldest upload.
+func (d *Device) stage(n device.Bytes) (uintptr, bool) {
+	h := &d.pools[device.Host]
+	for {
+		d.reap()
+		addr, f := h.take(&h.staging, n)
+		if f == nil {
+			return addr, true
+		}
+		d.mu.Lock()
+		var oldest uintptr
+		if i := slices.IndexFunc(d.pending, func(p pending) bool { return p.staging }); i >= 0 {
+			oldest = d.pending[i].event
+		}
+		d.mu.Unlock()
+		if oldest == 0 || !f.oom() {
+			d.broken(f)
+			return 0, false
+		}
+		if !d.do(&d.drv.eventSynchronize, oldest) {
+			return 0, false
+		}
+	}
+}
+
+func (s *stream) Download(dst []byte, src device.Range) error {
+	device.CheckAccess(device.Reads(src))
+	if int(src.Len) != len(dst) {
+		panic(fmt.Sprintf("cuda: download of %s to %d bytes", src, len(dst)))
+	}
+	if c := s.ready(); c != nil {
+		return c.spoil(s, "a download makes the host wait", "download after the replay")
+	}
+	d := s.dev
+	d.hostReads.Add(1)
+	if len(dst) > 0 {
+		// The pinner moves nothing, it states that the driver holds the address
+		// beyond one call: until the stream has been waited for.
+		var pin runtime.Pinner
+		pin.Pin(&dst[0])
+		defer pin.Unpin()
+		s.issue(&d.drv.memcpyAsync, uintptr(pointer(&dst[0])), src.Addr(), uintptr(src.Len), s.handle)
+	}
+	s.settle()
+	return d.err()
+}
+
+func (s *stream) Free(b *device.Buffer) {
+	if c := s.ready(); c != nil {
+		_ = c.spoil(s, "memory cannot be freed by a graph", "free it after the capture")
+		return
+	}
+	b.Retire()
+	if b.Mem == nil {
+		return
+	}
+	s.dev.ledger.Pend(b.Kind(), b.Size())
+	s.dev.after(s, false, func() { s.dev.release(b) })
+}
+
+// settle waits for the work that was given so far. Work given before a capture
+// lies before the event that the stream left there.
+func (s *stream) settle() {
+	if s.capture.Load() != nil {
+		s.dev.do(&s.dev.drv.eventSynchronize, s.before)
+		return
+	}
+	s.dev.do(&s.dev.drv.streamSynchronize, s.handle)
+}
+
+func (s *stream) Sync() error {
+	if c := s.ready(); c != nil {
+		return c.spoil(s, "a synchronisation makes the host wait", "synchronise after the replay")
+	}
+	s.dev.hostSyncs.Add(1)
+	s.settle()
+	s.dev.reap()
+	return s.dev.err()
+}
+
+func (s *stream) Close() error {
+	if c := s.ready(); c != nil {
+		panic("cuda: stream " + s.name + " closed while it captures")
+	}
+	s.settle()
+	s.destroy()
+	s.dev.reap()
+	return s.dev.err()
+}
+
+// destroy ends the stream, on which no work is left.
+func (s *stream) destroy() {
+	d := s.dev
+	s.closed.Store(true)
+	d.mu.Lock()
+	delete(d.streams, s)
+	if s.before != 0 {
+		d.events = append(d.events, s.before)
+	}
+	d.mu.Unlock()
+	if !s.foreign {
+		d.do(&d.drv.streamDestroy, s.handle)
+	}
+}
