@@ -3,16 +3,24 @@
 // store and says exactly what is done; this file does it with many blocks.
 //
 // The unit of work is a chunk of 4 KiB, which lies in one page and in one tensor.
-// Warps take chunks in order, from a counter, as they become free. That keeps what
+// Warps take chunks in order, from counters, as they become free. That keeps what
 // is under way close together in memory, like the copy kernel's small blocks, and
 // costs nothing for rows that are not there: the grid is sized for the machine,
-// and a launch whose buffers are mostly empty ends at once.
+// and a launch whose buffers are mostly empty ends at once. There are several
+// counters because one takes 1.8 ns for each ticket, which was the limit.
 // targets: sm_80
 
 #include "prelude.cuh"
 
+#define VECTORS 8u
+#define CHUNK (512u * VECTORS)
+#define CHUNK_SHIFT (31 - __builtin_clz(CHUNK))
+#define RESIDENT 2
+#define COUNTERS 16
+#define LINE 16 // words of a cache line
+
 struct Tier {
-    u64 tail, capacity, low, pool, ring, mask, pad[2];
+    u64 tail, capacity, low, pool, ring, mask, grown, pad;
 };
 struct State {
     u64 head[2], tail[2];
@@ -25,8 +33,8 @@ struct Control {
     u64 overflows, overflow_id, overflow_asked, overflow_free;
     u64 over_budget, over_id, over_rows, over_limit;
     u64 stale, spilled, stashed, pad2[5];
-    u64 ticket[2], pad3[14];
-    u64 back, pad4[15];
+    u64 ticket[2][COUNTERS][LINE];
+    u64 back[COUNTERS][LINE];
 };
 struct Record {
     u64 id, tensors, max_pages, need;
@@ -38,7 +46,6 @@ struct Tensor {
 };
 
 #define HOST_BIT 0x80000000u
-#define CHUNK 4096u
 #define OVERFLOWED (~0ull)
 
 #define AT(p, type, field) ((p) + __builtin_offsetof(type, field))
@@ -76,6 +83,10 @@ DEVICE u64 swap_if(u64 p, u64 is, u64 then) {
 DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 
+// pick chooses by tier, with a mask: anything the compiler may turn into an index
+// puts the pair into memory.
+DEVICE u64 pick(const u64 *pair, u32 tier) { return pair[0] ^ ((pair[0] ^ pair[1]) & (0 - (u64)tier)); }
+
 DEVICE u32 lane() { return thread() & 31; }
 DEVICE u32 ballot(bool b) {
     u32 v;
@@ -89,107 +100,170 @@ DEVICE u64 from_below(u64 v, u32 d) {
     return (u64)high << 32 | low;
 }
 
+// relaxed reads a word that a launch on another stream may be writing; the order
+// comes from the end of the launch.
+DEVICE u64 relaxed(u64 p) {
+    u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// Shape is what the host knows of a launch, packed into one argument.
+struct Shape {
+    u32 tensors, shift; // shift is log2 of a page's bytes
+    bool bump;
+};
+
+DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0}; }
+
 // Group is what a warp knows of the group: lane i holds tensor i, of which there
-// are at most 32.
+// are at most 32. Everything is read at once, before anything is used.
 struct Group {
+    Shape shape;
     u64 control, record, set, table;
-    u32 shift;     // log2 of a page's bytes
-    u64 mem;       // this lane's tensor
-    u64 bytes;     // its live bytes
-    u32 first;     // the place of its first page; beyond all for lanes without one
-    u32 need;      // pages of all tensors, in every lane
+    u64 pool[2], ring[2], mask[2];
+    u64 mem;   // this lane's tensor
+    u64 bytes; // its live bytes
+    u64 asked, limit;
+    u32 first; // the place of its first page; beyond all for lanes without one
+    u32 need;  // pages of all tensors, in every lane
 };
 
 DEVICE u64 tensor(const Group &g, u32 i) { return g.record + sizeof(Record) + i * sizeof(Tensor); }
 
 // prepare reads the tensors. A stash finds its rows in the set, a restore in the
-// record. It reports the rows of this lane's tensor.
-template <bool stash> DEVICE u64 prepare(Group &g, u64 control, u64 record, u64 set, u64 &limit) {
+// record. The row counts lead the set, in a line of 32 words.
+template <bool stash> DEVICE Group prepare(u64 control, u64 record, u64 set, u64 shape) {
+    Group g;
+    g.shape = unpack(shape);
     g.control = global(control);
     g.record = global(record);
     g.set = global(set);
-    u32 n = (u32)look<u64>(AT(g.record, Record, tensors));
-    u64 page = look<u64>(AT(g.control, Control, page));
-    u64 t = tensor(g, lane()), asked = 0, rows = 0, row_bytes = 0;
-    limit = 0;
-    g.mem = g.set;
-    if (lane() < n) {
-        u64 rows_at = look<u64>(AT(t, Tensor, rows_at));
-        limit = look<u64>(AT(t, Tensor, max_rows));
-        row_bytes = look<u64>(AT(t, Tensor, row_bytes));
-        g.mem = g.set + look<u64>(AT(t, Tensor, offset));
-        asked = stash ? look<u64>(g.set + rows_at) : look<u64>(AT(t, Tensor, rows));
-        rows = least(asked, limit);
-    }
+    u32 n = g.shape.tensors;
     g.table = tensor(g, n);
-    g.shift = 63 - __builtin_clzll(page);
-    g.bytes = rows * row_bytes;
-    u32 pages = (u32)((g.bytes + page - 1) >> g.shift), sum = pages;
+    u64 t = tensor(g, least(lane(), n - 1)), tiers = AT(g.control, Control, tier);
+    u64 offset = look<u64>(AT(t, Tensor, offset)), row_bytes = look<u64>(AT(t, Tensor, row_bytes));
+    g.limit = look<u64>(AT(t, Tensor, max_rows));
+    u64 rows_at = stash ? look<u64>(AT(t, Tensor, rows_at)) : 0;
+    u64 count = stash ? look<u64>(g.set + 8 * lane()) : look<u64>(AT(t, Tensor, rows));
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        g.pool[i] = global(look<u64>(tiers + i * sizeof(Tier) + __builtin_offsetof(Tier, pool)));
+        g.ring[i] = global(look<u64>(tiers + i * sizeof(Tier) + __builtin_offsetof(Tier, ring)));
+        g.mask[i] = look<u64>(tiers + i * sizeof(Tier) + __builtin_offsetof(Tier, mask));
+    }
+    g.asked = stash ? from_lane(count, (u32)rows_at / 8) : count;
+    g.mem = g.set + offset;
+    g.bytes = lane() < n ? least(g.asked, g.limit) * row_bytes : 0;
+    u32 pages = (u32)((g.bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift), sum = pages;
+#pragma unroll
     for (u32 d = 1; d < 32; d *= 2) {
-        u32 below = (u32)from_below(sum, d);
+        u32 below = __nvvm_shfl_sync_up_i32(~0u, sum, d, 0);
         if (lane() >= d) sum += below;
     }
     g.need = from_lane32(sum, 31);
     g.first = lane() < n ? sum - pages : ~0u;
-    return asked;
+    return g;
 }
 
 // Chunk is one piece of work.
 struct Chunk {
-    u64 mem;   // in the set
-    u32 place; // of its page among the group's
-    u32 at;    // in the page
-    u32 bytes; // zero if it lies behind the tensor's end
+    u64 mem;    // in the set
+    u32 number; // of its page, with the mark of the host tier
+    u32 place;  // of its page among the group's
+    u32 at;     // in the page
+    u32 bytes;  // zero if it lies behind the tensor's end
 };
 
-DEVICE Chunk chunk(const Group &g, u64 i) {
+// Work is how a launch is cut: in chunks of 512 << fine bytes. A group too small
+// to give every warp a whole chunk is cut finer.
+struct Work {
+    u32 chunks, fine;
+};
+
+DEVICE Work cut(const Group &g) {
+    Work w = {g.need << (g.shape.shift - CHUNK_SHIFT), CHUNK_SHIFT - 9};
+    u32 warps = blocks() * (threads() / 32);
+    while (w.fine > 0 && 2 * w.chunks <= warps) {
+        w.chunks *= 2;
+        w.fine--;
+    }
+    return w;
+}
+
+DEVICE Chunk chunk(const Group &g, Work w, u32 i) {
     Chunk c;
-    u64 at = i * CHUNK;
-    c.place = (u32)(at >> g.shift);
-    c.at = (u32)at & ((1u << g.shift) - 1);
+    u32 size = 512u << w.fine, per = g.shape.shift - 9 - w.fine;
+    c.place = i >> per;
+    c.at = (i - (c.place << per)) * size;
     u32 t = __builtin_popcount(ballot(g.first <= c.place)) - 1;
     u64 mem = from_lane(g.mem, t), bytes = from_lane(g.bytes, t);
-    u64 off = ((u64)(c.place - from_lane32(g.first, t)) << g.shift) + c.at;
+    u64 off = ((u64)(c.place - from_lane32(g.first, t)) << g.shape.shift) + c.at;
     c.mem = mem + off;
-    c.bytes = off < bytes ? (u32)least((u64)CHUNK, bytes - off) : 0;
+    c.bytes = off < bytes ? (u32)least((u64)size, bytes - off) : 0;
     return c;
 }
 
-// carry copies a chunk with one warp: eight vectors a lane, all loaded before the
-// first is stored.
-DEVICE void carry(u64 dst, u64 src, u32 bytes) {
-    u32 l = lane();
-    if (bytes == CHUNK) {
-        Vec v[8];
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) v[k] = fetch<Vec>(src + 16 * (l + 32 * k));
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) put(dst + 16 * (l + 32 * k), v[k]);
-        return;
-    }
-    u32 n = bytes / 16;
+// address is where a page with a number from a record begins.
+DEVICE u64 address(const Group &g, u32 number) {
+    return pick(g.pool, number >> 31) + ((u64)(number & ~HOST_BIT) << g.shape.shift);
+}
+
+// some copies a chunk that is not whole.
+DEVICE void some(u64 dst, u64 src, u32 bytes) {
+    u32 l = lane(), n = bytes / 16;
 #pragma unroll 1
     for (u32 k = l; k < n; k += 32) put(dst + 16 * k, fetch<Vec>(src + 16 * k));
     u32 tail = 16 * n + l;
     if (tail < bytes) put(dst + tail, fetch<u8>(src + tail));
 }
 
-// address is where a page with a number from a record begins.
-DEVICE u64 address(const Group &g, u32 number) {
-    u32 host = number >> 31;
-    u64 pool = look<u64>(AT(g.control, Control, tier) + host * sizeof(Tier) + __builtin_offsetof(Tier, pool));
-    return global(pool) + ((u64)(number & ~HOST_BIT) << g.shift);
+// each moves all chunks, shared out over the warps of the grid. The first round is
+// dealt out. Then a warp asks for its next chunk before it loads the one it has,
+// and for the page of that one before it stores, so that neither is waited for.
+// look_up gives the page number of a chunk; moved is told of each chunk once its
+// data is on the way.
+template <bool stash, class LookUp, class Moved>
+DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
+    Work w = cut(g);
+    u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block(), k = mine % COUNTERS;
+    u64 counter = counters + k * LINE * 8;
+    if (mine >= w.chunks) return;
+    Chunk c = chunk(g, w, mine);
+    c.number = look_up(c.place);
+    for (;;) {
+        u32 ticket = ~0u / COUNTERS - warps;
+        if (warps < w.chunks && lane() == 0) ticket = (u32)add(counter, 1);
+        bool whole = c.bytes == CHUNK;
+        Vec v[VECTORS];
+        if (whole) {
+            u64 src = (stash ? c.mem : address(g, c.number) + c.at) + 16 * lane();
+#pragma unroll
+            for (u32 n = 0; n < VECTORS; n++) v[n] = fetch<Vec>(src + 512 * n);
+        }
+        u32 i = warps + from_lane32(ticket, 0) * COUNTERS + k;
+        Chunk then = c;
+        if (i < w.chunks) {
+            then = chunk(g, w, i);
+            then.number = look_up(then.place);
+        }
+        u64 page = address(g, c.number) + c.at;
+        if (whole) {
+            u64 dst = (stash ? page : c.mem) + 16 * lane();
+#pragma unroll
+            for (u32 n = 0; n < VECTORS; n++) put(dst + 512 * n, v[n]);
+        } else {
+            some(stash ? page : c.mem, stash ? c.mem : page, c.bytes);
+        }
+        if (c.at == 0 && lane() == 0) moved(c);
+        if (i >= w.chunks) return;
+        c = then;
+    }
 }
 
-// next is the chunk that a warp takes after chunk i. The first round is dealt out
-// without the counter.
-DEVICE u64 next(u64 counter) {
-    u64 i = 0;
-    if (lane() == 0) i = add(counter, 1);
-    return from_lane(i, 0) + (u64)blocks() * (threads() / 32);
-}
-
-DEVICE u64 first_chunk() { return (u64)(thread() / 32) * blocks() + block(); }
+// last tells whether this is the warp that has least to do: it settles the launch
+// while the others copy.
+DEVICE bool last_warp() { return block() == blocks() - 1 && thread() / 32 == threads() / 32 - 1; }
 
 // free_pages is the number of free pages of a tier for a head and a tail.
 DEVICE u64 free_pages(u64 tier, bool bump, u64 head, u64 tail) {
@@ -200,10 +274,10 @@ DEVICE u64 free_pages(u64 tier, bool bump, u64 head, u64 tail) {
 // launch. As long as the device tier has enough by what the launch before saw,
 // there is nothing to agree on: the tail only grows. Otherwise the first warp to
 // look decides for all.
-DEVICE u64 take_pages(const Group &g, const State &s, bool bump, u64 seq) {
+DEVICE u64 take_pages(const Group &g, const State &s, u64 seq) {
     u64 device = AT(g.control, Control, tier), host = device + sizeof(Tier), need = g.need;
-    u64 seen = free_pages(device, bump, s.head[0], s.tail[0]);
-    if (seen >= need) return need;
+    bool bump = g.shape.bump;
+    if (free_pages(device, bump, s.head[0], s.tail[0]) >= need) return need;
     u64 slot = AT(g.control, Control, decision) + 8 * (seq & 1), agreed = 0;
     if (lane() == 0) {
         u64 d = least(need, free_pages(device, bump, s.head[0], fresh(AT(device, Tier, tail))));
@@ -216,161 +290,178 @@ DEVICE u64 take_pages(const Group &g, const State &s, bool bump, u64 seq) {
     return agreed == OVERFLOWED ? agreed : agreed - 1;
 }
 
-// settle writes what the stash leaves behind; one warp of the launch does it.
-DEVICE void settle(const Group &g, const State &s, bool bump, u64 seq, u64 taken, u64 asked, u64 limit) {
-    u64 c = g.control, r = g.record, t = tensor(g, lane());
-    u32 n = (u32)look<u64>(AT(r, Record, tensors));
-    if (lane() < n) {
-        write(AT(t, Tensor, asked), asked);
-        write(AT(t, Tensor, rows), least(asked, limit));
+// note_over writes down a group with more rows than its buffer holds.
+DEVICE void note_over(const Group &g, u32 over) {
+    u32 worst = __builtin_ctz(over);
+    u64 rows = from_lane(g.asked, worst), limit = from_lane(g.limit, worst), c = g.control;
+    if (lane() != 0) return;
+    // A note may run beside a stash.
+    if (add(AT(c, Control, over_budget), __builtin_popcount(over)) == 0) {
+        write(AT(c, Control, over_id), read(AT(g.record, Record, id)));
+        write(AT(c, Control, over_rows), rows);
+        write(AT(c, Control, over_limit), limit);
+    }
+}
+
+// all_pages is the number of pages that all rows found would take, in every lane.
+DEVICE u32 all_pages(const Group &g) {
+    u64 row_bytes = look<u64>(AT(tensor(g, least(lane(), g.shape.tensors - 1)), Tensor, row_bytes));
+    u64 bytes = lane() < g.shape.tensors ? g.asked * row_bytes : 0;
+    u32 pages = (u32)((bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift);
+#pragma unroll
+    for (u32 d = 16; d > 0; d /= 2) pages += __nvvm_shfl_sync_bfly_i32(~0u, pages, d, 31);
+    return pages;
+}
+
+// note_overflow writes down a group that found too few pages.
+DEVICE void note_overflow(const Group &g, const State &s) {
+    u64 c = g.control, count = read(AT(c, Control, overflows)), free = 0;
+    for (u32 i = 0; i < 2; i++) {
+        u64 tier = AT(c, Control, tier) + i * sizeof(Tier);
+        free += free_pages(tier, g.shape.bump, s.head[i], fresh(AT(tier, Tier, tail)));
+    }
+    if (count == 0) {
+        write(AT(c, Control, overflow_id), read(AT(g.record, Record, id)));
+        write(AT(c, Control, overflow_asked), g.need);
+        write(AT(c, Control, overflow_free), free);
+    }
+    write(AT(c, Control, overflows), count + 1);
+}
+
+// note writes down the rows that were found, and tells whether they are too many.
+DEVICE bool note(const Group &g) {
+    u64 t = tensor(g, lane());
+    if (lane() < g.shape.tensors) {
+        write(AT(t, Tensor, asked), g.asked);
+        write(AT(t, Tensor, rows), least(g.asked, g.limit));
         write(AT(t, Tensor, first), g.first);
     }
-    u32 over = ballot(lane() < n && asked > limit);
-    u64 over_rows = 0, over_limit = 0;
-    if (over != 0) {
-        u32 worst = __builtin_ctz(over);
-        over_rows = from_lane(asked, worst);
-        over_limit = from_lane(limit, worst);
-    }
+    u32 over = ballot(lane() < g.shape.tensors && g.asked > g.limit);
+    if (over != 0) note_over(g, over);
+    return over != 0;
+}
+
+KERNEL(32)
+stowage_stash_note(u64 control, u64 record, u64 set, u64 shape) { note(prepare<true>(control, record, set, shape)); }
+
+// settle writes what the stash leaves behind; one warp of the launch does it.
+DEVICE void settle(const Group &g, const State &s, u64 seq, u64 taken) {
+    u64 c = g.control, r = g.record, odd = (seq + 1) & 1;
+    if (lane() < COUNTERS) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
+    u32 wanted = note(g) ? all_pages(g) : g.need;
     if (lane() != 0) return;
-    write(global(look<u64>(AT(r, Record, need))), g.need);
-    u64 id = look<u64>(AT(r, Record, id));
-    if (over != 0) {
-        u64 count = read(AT(c, Control, over_budget));
-        if (count == 0) {
-            write(AT(c, Control, over_id), id);
-            write(AT(c, Control, over_rows), over_rows);
-            write(AT(c, Control, over_limit), over_limit);
-        }
-        write(AT(c, Control, over_budget), count + __builtin_popcount(over));
-    }
+    u64 tier0 = AT(c, Control, tier), tier1 = tier0 + sizeof(Tier);
+    u64 need_at = look<u64>(AT(r, Record, need)), stashed = read(AT(c, Control, stashed)), spilled = read(AT(c, Control, spilled));
+    u64 tail[2] = {relaxed(AT(tier0, Tier, tail)), relaxed(AT(tier1, Tier, tail))};
+    u64 low[2] = {read(AT(tier0, Tier, low)), read(AT(tier1, Tier, low))};
     u64 take[2] = {taken & 0xffffffff, taken >> 32};
-    write(AT(r, Record, missed), taken == OVERFLOWED);
     if (taken == OVERFLOWED) {
         take[0] = take[1] = 0;
-        u64 count = read(AT(c, Control, overflows));
-        if (count == 0) {
-            u64 free = 0;
-            for (u32 i = 0; i < 2; i++) {
-                u64 tier = AT(c, Control, tier) + i * sizeof(Tier);
-                free += free_pages(tier, bump, s.head[i], fresh(AT(tier, Tier, tail)));
-            }
-            write(AT(c, Control, overflow_id), id);
-            write(AT(c, Control, overflow_asked), g.need);
-            write(AT(c, Control, overflow_free), free);
-        }
-        write(AT(c, Control, overflows), count + 1);
+        note_overflow(g, s);
     }
-    write(AT(c, Control, stashed), read(AT(c, Control, stashed)) + take[0] + take[1]);
-    write(AT(c, Control, spilled), read(AT(c, Control, spilled)) + take[1]);
-    u64 then = AT(c, Control, state) + ((seq + 1) & 1) * sizeof(State);
+    write(AT(r, Record, missed), taken == OVERFLOWED);
+    write(AT(c, Control, decision) + 8 * odd, 0);
+    u64 then = AT(c, Control, state) + odd * sizeof(State);
+#pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        u64 tier = AT(c, Control, tier) + i * sizeof(Tier), head = s.head[i] + take[i], tail = fresh(AT(tier, Tier, tail));
-        u64 low = read(AT(tier, Tier, low));
+        u64 tier = i == 0 ? tier0 : tier1, head = s.head[i] + take[i];
         write(AT(r, Record, pages) + 8 * i, take[i]);
         write(then + 8 * i, head);
-        write(then + 16 + 8 * i, tail);
-        write(AT(tier, Tier, low), least(low, free_pages(tier, bump, head, tail)));
+        write(then + 16 + 8 * i, tail[i]);
+        write(AT(tier, Tier, low), least(low[i], free_pages(tier, g.shape.bump, head, tail[i])));
     }
-    write(AT(c, Control, decision) + 8 * ((seq + 1) & 1), 0);
-    write(AT(c, Control, ticket) + 8 * ((seq + 1) & 1), 0);
+    write(global(need_at), wanted);
+    write(AT(c, Control, stashed), stashed + take[0] + take[1]);
+    write(AT(c, Control, spilled), spilled + take[1]);
 }
 
 // number is the number of the page at a place among those taken.
-DEVICE u32 number(const Group &g, const State &s, bool bump, u64 taken, u32 place) {
+DEVICE u32 number(const Group &g, const State &s, u64 taken, u32 place) {
     u32 device = (u32)taken, host = place >= device;
     u32 mark = host ? HOST_BIT : 0, at = host ? place - device : place;
-    u64 head = host ? s.head[1] : s.head[0];
-    if (bump) return (u32)(head + at) | mark;
-    u64 tier = AT(g.control, Control, tier) + host * sizeof(Tier);
-    u64 ring = global(look<u64>(AT(tier, Tier, ring))), mask = look<u64>(AT(tier, Tier, mask));
-    return read32(ring + 4 * ((head + at) & mask)) | mark;
+    u64 head = pick(s.head, host);
+    if (g.shape.bump) return (u32)(head + at) | mark;
+    return read32(pick(g.ring, host) + 4 * ((head + at) & pick(g.mask, host))) | mark;
 }
 
-KERNEL(256, 4)
-stowage_stash(u64 control, u64 record, u64 set, u64 seq) {
-    Group g;
-    u64 limit, asked = prepare<true>(g, control, record, set, limit);
-    u64 now = AT(g.control, Control, state) + (seq & 1) * sizeof(State);
+KERNEL(256, RESIDENT)
+stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
+    u64 now = AT(global(control), Control, state) + (seq & 1) * sizeof(State);
     State s = {{look<u64>(now), look<u64>(now + 8)}, {look<u64>(now + 16), look<u64>(now + 24)}};
-    bool bump = look<u64>(AT(g.control, Control, bump)) != 0;
-    u64 taken = take_pages(g, s, bump, seq);
-    if (block() == 0 && thread() < 32) settle(g, s, bump, seq, taken, asked, limit);
+    Group g = prepare<true>(control, record, set, shape);
+    u64 taken = take_pages(g, s, seq);
+    if (last_warp()) settle(g, s, seq, taken);
     if (taken == OVERFLOWED) return;
-    u64 counter = AT(g.control, Control, ticket) + 8 * (seq & 1);
-    u64 chunks = (u64)g.need << (g.shift - 12);
-    for (u64 i = first_chunk(); i < chunks; i = next(counter)) {
-        Chunk c = chunk(g, i);
-        if (c.bytes == 0 && c.at != 0) continue;
-        u32 page = number(g, s, bump, taken, c.place);
-        if (c.at == 0 && lane() == 0) write32(g.table + 4 * c.place, page);
-        carry(address(g, page) + c.at, c.mem, c.bytes);
-    }
+    u64 counters = AT(g.control, Control, ticket) + 8 * LINE * COUNTERS * (seq & 1);
+    each<true>(
+        g, counters, [&](u32 place) { return number(g, s, taken, place); },
+        [&](const Chunk &c) { write32(g.table + 4 * c.place, c.number); });
 }
 
-// give_back ends a restore: the last block to finish gives the pages back.
-DEVICE void give_back(const Group &g, bool bump, u64 seq) {
+// give_back ends a restore: the last block to finish gives the pages back. What it
+// needs for that was read at the beginning.
+DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages) {
     barrier();
-    if (thread() != 0) return;
-    fence();
-    if (add(AT(g.record, Record, arrived), 1) != blocks() - 1) return;
-    fence();
-    write(AT(g.record, Record, arrived), 0);
-    write(AT(g.control, Control, back), 0);
-    u64 from = AT(g.control, Control, state) + (seq & 1) * sizeof(State);
-    u64 then = AT(g.control, Control, state) + ((seq + 1) & 1) * sizeof(State);
-    for (u32 i = 0; i < 2; i++) {
-        u64 pages = read(AT(g.record, Record, pages) + 8 * i), tier = AT(g.control, Control, tier) + i * sizeof(Tier);
-        write(AT(g.record, Record, pages) + 8 * i, 0);
-        if (bump) {
-            write(then + 8 * i, read(from + 8 * i) - pages);
-            write(then + 16 + 8 * i, read(from + 16 + 8 * i));
-        } else {
-            publish(AT(tier, Tier, tail), read(AT(tier, Tier, tail)) + pages);
+    u32 last = 0;
+    if (thread() < 32) {
+        if (lane() == 0) {
+            fence();
+            last = add(AT(g.record, Record, arrived), 1) == blocks() - 1;
         }
+        last = from_lane32(last, 0);
     }
-    if (bump) {
-        // The next launch, a stash or a restore, counts on clear slots.
-        write(AT(g.control, Control, decision) + 8 * ((seq + 1) & 1), 0);
-        write(AT(g.control, Control, ticket) + 8 * ((seq + 1) & 1), 0);
+    if (last == 0) return;
+    u64 c = g.control, odd = (seq + 1) & 1;
+    if (lane() < COUNTERS) {
+        write(AT(c, Control, back) + 8 * LINE * lane(), 0);
+        // In a stack the next launch, of either sort, counts on clear slots.
+        if (g.shape.bump) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
+    }
+    if (lane() >= 2) return;
+    u32 i = lane();
+    u64 from = AT(c, Control, state) + (seq & 1) * sizeof(State), then = AT(c, Control, state) + odd * sizeof(State);
+    u64 held = pick(pages, i), tier = AT(c, Control, tier) + i * sizeof(Tier);
+    write(AT(g.record, Record, pages) + 8 * i, 0);
+    if (i == 0) write(AT(g.record, Record, arrived), 0);
+    if (g.shape.bump) {
+        write(then + 8 * i, read(from + 8 * i) - held);
+        write(then + 16 + 8 * i, read(from + 16 + 8 * i));
+        write(AT(c, Control, decision) + 8 * odd, 0);
+    } else {
+        publish(AT(tier, Tier, tail), pick(tail, i) + held);
     }
 }
 
-KERNEL(256, 4)
-stowage_restore(u64 control, u64 record, u64 set, u64 seq) {
-    Group g;
-    u64 limit, rows = prepare<false>(g, control, record, set, limit);
-    u32 n = (u32)look<u64>(AT(g.record, Record, tensors));
-    bool bump = look<u64>(AT(g.control, Control, bump)) != 0;
-    if (block() == 0 && thread() < n) write(g.set + look<u64>(AT(tensor(g, lane()), Tensor, rows_at)), rows);
-    u64 chunks = (u64)g.need << (g.shift - 12);
-    if (look<u64>(AT(g.record, Record, missed)) != 0) chunks = 0;
-    u64 tiers = AT(g.control, Control, tier), device = read(AT(g.record, Record, pages));
-    u64 counter = AT(g.control, Control, back);
-    for (u64 i = first_chunk(); i < chunks; i = next(counter)) {
-        Chunk c = chunk(g, i);
-        if (c.bytes == 0 && c.at != 0) continue;
-        u32 page = read32(g.table + 4 * c.place), host = page >> 31;
-        if (c.at == 0 && lane() == 0 && !bump) {
-            u64 tier = tiers + host * sizeof(Tier);
-            u64 ring = global(look<u64>(AT(tier, Tier, ring))), mask = look<u64>(AT(tier, Tier, mask));
-            u64 place = read(AT(tier, Tier, tail)) + (host ? c.place - device : c.place);
-            write32(ring + 4 * (place & mask), page & ~HOST_BIT);
-        }
-        carry(c.mem, address(g, page) + c.at, c.bytes);
-    }
-    give_back(g, bump, seq);
+KERNEL(256, RESIDENT)
+stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
+    u64 tiers = AT(global(control), Control, tier), r = global(record);
+    u64 tail[2] = {read(AT(tiers, Tier, tail)), read(AT(tiers + sizeof(Tier), Tier, tail))};
+    u64 pages[2] = {read(AT(r, Record, pages)), read(AT(r, Record, pages) + 8)};
+    u64 missed = look<u64>(AT(r, Record, missed));
+    Group g = prepare<false>(control, record, set, shape);
+    if (last_warp() && lane() < g.shape.tensors) write(g.set + look<u64>(AT(tensor(g, lane()), Tensor, rows_at)), g.asked);
+    if (missed == 0)
+        each<false>(
+            g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
+            [&](const Chunk &c) {
+                if (g.shape.bump) return;
+                u32 host = c.number >> 31;
+                u64 place = pick(tail, host) + (host ? c.place - pages[0] : c.place);
+                write32(pick(g.ring, host) + 4 * (place & pick(g.mask, host)), c.number & ~HOST_BIT);
+            });
+    give_back(g, seq, tail, pages);
 }
 
 KERNEL(256)
 stowage_stash_reset(u64 control, u64 needs, u64 records, u64 generation, u64 bump) {
     u64 c = global(control), i0 = (u64)block() * threads() + thread(), step = (u64)blocks() * threads();
     for (u32 t = 0; t < 2; t++) {
-        u64 tier = AT(c, Control, tier) + t * sizeof(Tier), capacity = read(AT(tier, Tier, capacity));
+        u64 tier = AT(c, Control, tier) + t * sizeof(Tier), capacity = read(AT(tier, Tier, grown));
         u64 ring = global(look<u64>(AT(tier, Tier, ring)));
         if (bump == 0)
             for (u64 i = i0; i < capacity; i += step) write32(ring + 4 * i, (u32)i);
         if (i0 == 0) {
+            write(AT(tier, Tier, capacity), capacity);
             write(AT(tier, Tier, tail), capacity);
             write(AT(tier, Tier, low), capacity);
             for (u32 s = 0; s < 2; s++) {
@@ -381,13 +472,11 @@ stowage_stash_reset(u64 control, u64 needs, u64 records, u64 generation, u64 bum
         }
     }
     for (u64 i = i0; i < records; i += step) write(global(needs) + 8 * i, 0);
+    if (i0 < 3 * COUNTERS) write(AT(c, Control, ticket) + 8 * LINE * i0, 0); // back follows ticket
     if (i0 != 0) return;
     for (u32 i = 0; i < 16; i++) write(AT(c, Control, overflows) + 8 * i, 0);
-    for (u32 i = 0; i < 2; i++) {
-        write(AT(c, Control, decision) + 8 * i, 0);
-        write(AT(c, Control, ticket) + 8 * i, 0);
-    }
-    write(AT(c, Control, back), 0);
+    write(AT(c, Control, decision), 0);
+    write(AT(c, Control, decision) + 8, 0);
     write(AT(c, Control, bump), bump);
     if (generation != read(AT(c, Control, generation))) write(AT(c, Control, stale), 1);
 }

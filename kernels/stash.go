@@ -20,6 +20,7 @@ package kernels
 
 import (
 	_ "embed"
+	"math/bits"
 	"sync/atomic"
 	"unsafe"
 
@@ -33,6 +34,7 @@ var stashPTX string
 var (
 	stashImage    = image("stash.cu", stashPTX)
 	stashKernel   = device.Kernel{Name: "stowage_stash", Image: stashImage, Go: stashGo}
+	noteKernel    = device.Kernel{Name: "stowage_stash_note", Image: stashImage, Go: noteGo}
 	restoreKernel = device.Kernel{Name: "stowage_restore", Image: stashImage, Go: restoreGo}
 	resetKernel   = device.Kernel{Name: "stowage_stash_reset", Image: stashImage, Go: resetGo}
 )
@@ -53,7 +55,8 @@ type StashTier struct {
 	Pool     uint64 // address of page 0
 	Ring     uint64 // address of the ring's uint32 entries
 	Mask     uint64 // length of the ring, a power of two, less one
-	_        [2]uint64
+	Grown    uint64 // the capacity from the next reset on
+	_        uint64
 }
 
 // StashState is what one stash launch leaves to the next.
@@ -73,13 +76,11 @@ type StashControl struct {
 	Bump     uint64                // 216: not zero in a bump store
 	// Generation says which arrangement of buffers is valid: a reset that was
 	// captured under another one marks the step as stale.
-	Generation  uint64     // 224
-	_           [3]uint64  //
-	StashReport            // 256
-	Ticket      [2]uint64  // 384: chunks that a stash's warps have taken
-	_           [14]uint64 //
-	Back        uint64     // 512: chunks that a restore's warps have taken
-	_           [15]uint64 //
+	Generation  uint64            // 224
+	_           [3]uint64         //
+	StashReport                   // 256
+	Ticket      [2][16][16]uint64 //  384: chunks that a stash's warps have taken
+	Back        [16][16]uint64    // 4480: chunks that a restore's warps have taken
 }
 
 // StashReport is what the host reads at the end of a step. The first overflow
@@ -106,7 +107,7 @@ type StashRecord struct {
 	ID       uint64
 	Tensors  uint64
 	MaxPages uint64
-	Need     uint64             // address of the uint64 that says how many pages the step needs for it
+	Need     uint64             // address of the uint64 for the pages that all rows found would take
 	Pages    [StashTiers]uint64 // pages held; written by stash
 	Missed   uint64             // not zero if it overflowed; written by stash
 	Arrived  uint64             // blocks of a restore that have finished
@@ -155,7 +156,7 @@ type StashMemory struct {
 const (
 	stashThreads  = 256
 	stashChunk    = 4 * device.KiB
-	stashResident = 4
+	stashResident = 2
 )
 
 // StashMaxTensors is the most tensors of a group: one for each lane of a warp.
@@ -174,28 +175,51 @@ func (m *StashMemory) declare(l *device.Launch) {
 	}
 }
 
+// StashShape packs what the host knows of a launch, so that no block has to fetch
+// it: the tensors of the group, the size of a page, whether the store is a stack.
+func StashShape(tensors int, page device.Bytes, bump bool) uint64 {
+	v := uint64(tensors) | uint64(bits.TrailingZeros64(uint64(page)))<<8
+	if bump {
+		v |= 1 << 16
+	}
+	return v
+}
+
 // StashLaunch copies the live rows of a group's tensors out of a set of buffers
 // into pages, and writes how many pages they need. Seq counts the stashes since
 // the reset (in a bump store, stashes and restores together).
-func StashLaunch(m *StashMemory, record, need, set device.Range, seq uint64) device.Launch {
+func StashLaunch(m *StashMemory, record, need, set device.Range, seq, shape uint64) device.Launch {
 	l := device.NewLaunch(&stashKernel, m.blocks(set), stashThreads)
 	l.Atomic(m.Control)
 	l.Write(record)
 	l.Read(set)
 	l.Arg(seq)
+	l.Arg(shape)
 	l.Declare(device.Writes(need))
 	m.declare(&l)
 	return l
 }
 
+// NoteLaunch writes down how many rows a set has, and whether they are too many,
+// without stashing it.
+func NoteLaunch(m *StashMemory, record, set device.Range, shape uint64) device.Launch {
+	l := device.NewLaunch(&noteKernel, 1, 32)
+	l.Atomic(m.Control)
+	l.Write(record)
+	l.Read(set)
+	l.Arg(shape)
+	return l
+}
+
 // RestoreLaunch copies them back into a set of the same layout, row counts
 // included, and gives the pages back.
-func RestoreLaunch(m *StashMemory, record, set device.Range, seq uint64) device.Launch {
+func RestoreLaunch(m *StashMemory, record, set device.Range, seq, shape uint64) device.Launch {
 	l := device.NewLaunch(&restoreKernel, m.blocks(set), stashThreads)
 	l.Atomic(m.Control)
 	l.Write(record)
 	l.Write(set)
 	l.Arg(seq)
+	l.Arg(shape)
 	m.declare(&l)
 	return l
 }
@@ -229,7 +253,7 @@ type stashArgs struct {
 
 func stashArgsOf(l *device.Launch) stashArgs {
 	a := l.Args()
-	x := stashArgs{control: &device.Slice[StashControl](a[0], 1)[0], record: &device.Slice[StashRecord](a[1], 1)[0], set: a[2], seq: a[3]}
+	x := stashArgs{control: &device.Slice[StashControl](a[0], 1)[0], record: &device.Slice[StashRecord](a[1], 1)[0], set: a[2]}
 	x.tensors = device.Slice[StashTensor](a[1]+uint64(StashRecordBytes), int(x.record.Tensors))
 	x.pages = device.Slice[uint32](a[1]+uint64(StashRecordBytes)+x.record.Tensors*uint64(StashTensorBytes), int(x.record.MaxPages))
 	return x
@@ -256,32 +280,60 @@ func (x *stashArgs) pagesOf(t *StashTensor) uint64 {
 	return (t.Rows*t.RowBytes + x.control.Page - 1) / x.control.Page
 }
 
+func noteGo(l *device.Launch) {
+	x := stashArgsOf(l)
+	for i := range x.tensors {
+		x.note(&x.tensors[i])
+	}
+}
+
+// note reads a tensor's rows.
+func (x *stashArgs) note(t *StashTensor) {
+	t.Asked = *x.rows(t)
+	t.Rows = min(t.Asked, t.MaxRows)
+	if t.Asked > t.MaxRows {
+		x.control.overBudget(x.record.ID, t.Asked, t.MaxRows)
+	}
+}
+
 func stashGo(l *device.Launch) {
 	x := stashArgsOf(l)
+	x.seq = l.Args()[3]
 	c, r := x.control, x.record
-	var need uint64
+	var need, wanted uint64
 	for i := range x.tensors {
 		t := &x.tensors[i]
-		t.Asked, t.First = *x.rows(t), need
-		t.Rows = min(t.Asked, t.MaxRows)
-		if t.Asked > t.MaxRows {
-			c.overBudget(r.ID, t.Asked, t.MaxRows)
-		}
+		x.note(t)
+		t.First = need
 		need += x.pagesOf(t)
+		wanted += (t.Asked*t.RowBytes + c.Page - 1) / c.Page
 	}
-	device.Slice[uint64](r.Need, 1)[0] = need
+	device.Slice[uint64](r.Need, 1)[0] = wanted
 	take := x.decide(need)
 	from := c.State[x.seq%2].Head
 	for j := range take[StashDevice] + take[StashHost] {
 		x.pages[j] = x.page(from, take, j)
 	}
-	for i := range x.tensors {
-		t := &x.tensors[i]
-		for j := t.First; j < t.First+x.pagesOf(t) && r.Missed == 0; j++ {
-			inSet, inPage := x.bytes(t, j)
-			memcopy.Copy(inPage, inSet)
-		}
+	x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inPage, inSet })
+}
+
+// copy copies all pages of the group as one copy; order says which way.
+func (x *stashArgs) copy(order func(inSet, inPage []byte) (dst, src []byte)) {
+	if x.record.Missed != 0 {
+		return
 	}
+	var pages, bytes uint64
+	for i := range x.tensors {
+		pages += x.pagesOf(&x.tensors[i])
+		bytes += x.tensors[i].Rows * x.tensors[i].RowBytes
+	}
+	memcopy.Pieces(int(pages), int(bytes), 0, func(i int) ([]byte, []byte) {
+		k := len(x.tensors) - 1
+		for x.tensors[k].First > uint64(i) {
+			k--
+		}
+		return order(x.bytes(&x.tensors[k], uint64(i)))
+	})
 }
 
 // page is the page number for place j.
@@ -342,23 +394,22 @@ func (c *StashControl) overflow(id, asked, free uint64) {
 	}
 }
 
+// overBudget is atomic, because a note may run beside a stash.
 func (c *StashControl) overBudget(id, rows, limit uint64) {
-	if c.OverBudget++; c.OverBudget == 1 {
+	if atomic.AddUint64(&c.OverBudget, 1) == 1 {
 		c.OverID, c.OverRows, c.OverLimit = id, rows, limit
 	}
 }
 
 func restoreGo(l *device.Launch) {
 	x := stashArgsOf(l)
+	x.seq = l.Args()[3]
 	c, r := x.control, x.record
 	for i := range x.tensors {
 		t := &x.tensors[i]
 		*x.rows(t) = t.Rows
-		for j := t.First; j < t.First+x.pagesOf(t) && r.Missed == 0; j++ {
-			inSet, inPage := x.bytes(t, j)
-			memcopy.Copy(inSet, inPage)
-		}
 	}
+	x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inSet, inPage })
 	if c.Bump != 0 {
 		state := c.State[x.seq%2]
 		for t := range c.Tier {
@@ -394,7 +445,7 @@ func resetGo(l *device.Launch) {
 	c.State, c.Decision, c.StashReport = [2]StashState{}, [2]uint64{}, StashReport{}
 	for i := range c.Tier {
 		t := &c.Tier[i]
-		t.Tail, t.Low = t.Capacity, t.Capacity
+		t.Capacity, t.Tail, t.Low = t.Grown, t.Grown, t.Grown
 		if c.Bump == 0 {
 			ring := device.Slice[uint32](t.Ring, int(t.Mask)+1)
 			for j := range t.Capacity {

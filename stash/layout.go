@@ -41,7 +41,7 @@ func NewLayout(tensors ...Tensor) (*Layout, error) {
 		return nil, fmt.Errorf("stash: a group of %d tensors; it must have 1 to %d", len(tensors), kernels.StashMaxTensors)
 	}
 	for _, t := range tensors {
-		if t.Row <= 0 || t.MaxRows <= 0 || t.Count < 0 || device.Bytes(t.MaxRows) > (1<<40)/t.Row {
+		if t.Row <= 0 || t.MaxRows <= 0 || t.Count < 0 || t.Count >= kernels.StashMaxTensors || device.Bytes(t.MaxRows) > (1<<40)/t.Row {
 			return nil, fmt.Errorf("stash: tensor %q of %d rows of %d bytes under row count %d; rows and bytes must be positive and together at most 1 TiB",
 				t.Name, t.MaxRows, int64(t.Row), t.Count)
 		}

@@ -4,6 +4,7 @@
 package stash
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 
@@ -64,15 +65,12 @@ type Manager struct {
 	dev     device.Device
 	cfg     ManagerConfig
 	store   *Store
-	compute device.Stream
-	out     device.Stream
-	back    device.Stream // restores, while the store has pages
-	in      device.Stream // out or back, for this step
+	compute *lane
+	out     *lane
+	back    *lane // restores, while the store has pages
+	in      *lane // out or back, for this step
 	spaces  []*Workspace
 	events  []device.Event
-	begun   device.Event
-	outEnd  device.Event
-	backEnd device.Event
 
 	plans     map[Key]*plan
 	home      map[schedule.Group]*Workspace
@@ -85,7 +83,7 @@ type Manager struct {
 	stack     []schedule.Group
 	broken    string // why the stack cannot serve this step, or empty
 	err       error
-	clock     uint64
+	leases    uint64
 
 	transaction
 }
@@ -112,50 +110,65 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 	if cfg.Ahead < 0 || cfg.Mode > BumpOnly {
 		return nil, fmt.Errorf("stash: a manager in mode %d that restores %d loads ahead", cfg.Mode, cfg.Ahead)
 	}
-	m := &Manager{dev: dev, cfg: cfg, compute: compute, plans: map[Key]*plan{}, home: map[schedule.Group]*Workspace{}}
-	var err error
-	for name, s := range map[string]*device.Stream{"stash": &m.out, "restore": &m.back} {
-		if *s, err = dev.NewStream(name); err != nil {
-			return nil, err
-		}
+	m := &Manager{
+		dev: dev, cfg: cfg, plans: map[Key]*plan{}, home: map[schedule.Group]*Workspace{},
+		compute: &lane{id: laneCompute, stream: compute}, out: &lane{id: laneOut}, back: &lane{id: laneBack},
 	}
-	for _, e := range []*device.Event{&m.begun, &m.outEnd, &m.backEnd} {
-		if *e, err = m.event(); err != nil {
-			return nil, err
-		}
+	if err := m.make(); err != nil {
+		_ = m.Close()
+		return nil, err
 	}
-	m.store, err = NewStore(dev, compute, cfg.Store)
-	return m, err
+	return m, nil
+}
+
+// make takes what the manager needs of the device.
+func (m *Manager) make() (err error) {
+	if m.out.stream, err = m.dev.NewStream("stash"); err != nil {
+		return err
+	}
+	if m.back.stream, err = m.dev.NewStream("restore"); err != nil {
+		return err
+	}
+	m.store, err = NewStore(m.dev, m.compute.stream, m.cfg.Store)
+	return err
 }
 
 // Store is the manager's store.
 func (m *Manager) Store() *Store { return m.store }
 
-func (m *Manager) event() (device.Event, error) {
+// mark makes an event to be recorded again and again.
+func (m *Manager) mark() (*mark, error) {
 	e, err := m.dev.NewEvent(0)
-	if err == nil {
-		m.events = append(m.events, e)
+	if err != nil {
+		return nil, err
 	}
-	return e, err
+	m.events = append(m.events, e)
+	return &mark{event: e}, nil
 }
 
-// Close frees the store and the workspaces.
-func (m *Manager) Close() error {
+// Close frees the store and the workspaces once the work issued is done.
+func (m *Manager) Close() (first error) {
 	for _, w := range m.spaces {
-		m.compute.Free(w.buf)
+		m.compute.stream.Free(w.buf)
 	}
-	m.store.Close(m.compute)
-	err := m.out.Close()
-	if e := m.back.Close(); err == nil {
-		err = e
+	if m.store != nil {
+		m.store.Close(m.compute.stream)
+	}
+	for _, l := range []*lane{m.out, m.back} {
+		if l.stream != nil {
+			first = cmp.Or(first, l.stream.Close())
+		}
 	}
 	for _, e := range m.events {
-		_ = e.Close()
+		first = cmp.Or(first, e.Close())
 	}
-	return err
+	return first
 }
 
 // Begin opens a step: pages are free, sets are free. It may be captured.
+//
+// Nothing waits for the reset by name: the other streams come after it because
+// all their work in a step comes after something that compute did.
 func (m *Manager) Begin(key Key) {
 	if m.open {
 		panic("stash: a step is begun inside of a step")
@@ -173,10 +186,7 @@ func (m *Manager) Begin(key Key) {
 			s.state, s.idle = setFree, nil
 		}
 	}
-	m.store.Reset(m.compute, bump)
-	m.compute.Record(m.begun)
-	m.out.Wait(m.begun)
-	m.back.Wait(m.begun)
+	m.store.Reset(m.compute.stream, bump)
 }
 
 // Finish ends the issuing of a step: what is issued on compute from now on
@@ -186,10 +196,9 @@ func (m *Manager) Finish() {
 		panic("stash: a step is finished that was not begun")
 	}
 	m.open = false
-	m.out.Record(m.outEnd)
-	m.compute.Wait(m.outEnd)
-	m.back.Record(m.backEnd)
-	m.compute.Wait(m.backEnd)
+	m.compute.after(&m.out.last)
+	m.compute.after(&m.back.last)
+	m.compute.flush()
 }
 
 // keep tells whether a group stays in its set.

@@ -97,11 +97,11 @@ func (m *Manager) Step(key Key, body func(attempt int) error) error {
 // replay of a graph into which both were captured.
 func (m *Manager) Transact(issue func(attempt int) error) error {
 	for _, s := range m.states {
-		s.Save(m.compute)
+		s.Save(m.compute.stream)
 	}
 	for m.attempt = 0; ; m.attempt++ {
 		if err := issue(m.attempt); err != nil {
-			return errors.Join(err, m.compute.Sync())
+			return errors.Join(err, m.compute.stream.Sync())
 		}
 		again, err := m.Settle()
 		if err != nil || !again {
@@ -114,7 +114,7 @@ func (m *Manager) Transact(issue func(attempt int) error) error {
 // rank overflowed it undoes the step, lets the pools grow to what was needed and
 // asks for the step again; a second failure is an error.
 func (m *Manager) Settle() (again bool, err error) {
-	rep, err := m.store.Report(m.compute)
+	rep, err := m.store.Report(m.compute.stream)
 	if err = errors.Join(m.err, err); err != nil {
 		return false, err
 	}
@@ -141,7 +141,7 @@ func (m *Manager) Settle() (again bool, err error) {
 	m.once("rerun", "a step is rerun", "why", all.Why, "rank", all.Rank)
 	m.stats.Reruns++
 	for i := len(m.states) - 1; i >= 0; i-- {
-		m.states[i].Restore(m.compute)
+		m.states[i].Restore(m.compute.stream)
 	}
 	if m.broken != "" {
 		delete(m.plans, m.key)
@@ -207,7 +207,7 @@ func (m *Manager) adapt(demand schedule.Pages, must bool) error {
 		have, most := m.store.Pages(t), m.store.Max(t)
 		want := min(m.cfg.Sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
 		if want > have && demand > 0 {
-			switch err := m.store.Grow(m.compute, t, want); {
+			switch err := m.store.Grow(m.compute.stream, t, want); {
 			case err == nil:
 				m.stats.Growths++
 				m.once("grow", "a tier grew; beginning with as much avoids reruns", "tier", kinds[t].String(), "pages", want)
@@ -232,7 +232,7 @@ func (m *Manager) resize(rep Report) error {
 		return nil
 	}
 	for _, w := range m.spaces {
-		rows, err := m.store.asked(m.compute, w.records)
+		rows, err := m.store.asked(m.compute.stream, w.records)
 		if err != nil {
 			return err
 		}
@@ -240,7 +240,7 @@ func (m *Manager) resize(rep Report) error {
 			return err
 		}
 	}
-	m.store.rearrange(m.compute)
+	m.store.rearrange(m.compute.stream)
 	return nil
 }
 

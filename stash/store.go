@@ -99,7 +99,7 @@ type Record struct {
 	layout  *Layout
 	mem     device.Range
 	need    device.Range
-	stashed device.Event // the manager's: on out, the copy is done
+	stashed *mark // the manager's: on out, the copy is done
 }
 
 // NewStore makes a store on a device; s carries the first uploads.
@@ -191,7 +191,7 @@ func (st *Store) Grow(s device.Stream, tier int, pages schedule.Pages) error {
 	st.pages[tier] = pages
 	n := uint64(pages)
 	at := unsafe.Offsetof(kernels.StashControl{}.Tier) + uintptr(tier)*unsafe.Sizeof(kernels.StashTier{}) +
-		unsafe.Offsetof(kernels.StashTier{}.Capacity)
+		unsafe.Offsetof(kernels.StashTier{}.Grown)
 	s.Upload(st.meta.Slice(device.Bytes(at), 8), asBytes(&n))
 	return nil
 }
@@ -244,16 +244,26 @@ func (st *Store) Reset(s device.Stream, bump bool) {
 	s.Launch(kernels.ResetLaunch(st.memory(), needs, bump, st.gen))
 }
 
+func (st *Store) shape(r *Record) uint64 {
+	return kernels.StashShape(len(r.layout.Tensors), st.cfg.Page, st.bump)
+}
+
 // Stash copies the live rows of a set into pages, and the record remembers
 // which.
 func (st *Store) Stash(s device.Stream, r *Record, set device.Range) {
-	s.Launch(kernels.StashLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq))
+	s.Launch(kernels.StashLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
 	st.seq++
+}
+
+// Note looks at the row counts of a set that stays where it is, and raises the
+// over-budget flag if it must. It may run beside stashes and restores.
+func (st *Store) Note(s device.Stream, r *Record, set device.Range) {
+	s.Launch(kernels.NoteLaunch(st.memory(), r.mem, set.Slice(0, r.layout.Size), st.shape(r)))
 }
 
 // Restore copies them into a set and gives the pages back.
 func (st *Store) Restore(s device.Stream, r *Record, set device.Range) {
-	s.Launch(kernels.RestoreLaunch(st.memory(), r.mem, set.Slice(0, r.layout.Size), st.seq))
+	s.Launch(kernels.RestoreLaunch(st.memory(), r.mem, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
 	if st.bump {
 		st.seq++
 	}

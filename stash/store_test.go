@@ -114,11 +114,13 @@ func (r *rig) check(live ...*Record) {
 }
 
 // SPEC S1.1, S1.2, S1.4: live rows come back exactly; pages are conserved.
-func TestStashAndRestore(t *testing.T) {
+func TestStashAndRestore(t *testing.T) { onDevices(t, testStashAndRestore) }
+
+func testStashAndRestore(t *testing.T, open func(testing.TB) device.Device) {
 	for _, bump := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bump=%v", bump), func(t *testing.T) {
 			max := [Tiers]schedule.Pages{64, 64}
-			r := newRig(t, openCPU(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{8, 16}, Max: max})
+			r := newRig(t, open(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{8, 16}, Max: max})
 			r.store.Reset(r.s, bump)
 			l := r.layout(
 				Tensor{Name: "a", Row: 1000, MaxRows: 20}, Tensor{Name: "b", Row: 16, MaxRows: 20},
@@ -165,8 +167,10 @@ func TestStashAndRestore(t *testing.T) {
 
 // SPEC S1.6: overflow is a flag with the numbers that are needed to grow, and
 // takes nothing; after growth the same group fits.
-func TestOverflowAndGrowth(t *testing.T) {
-	r := newRig(t, openCPU(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{3, 2}, Max: [Tiers]schedule.Pages{16, 16}})
+func TestOverflowAndGrowth(t *testing.T) { onDevices(t, testOverflowAndGrowth) }
+
+func testOverflowAndGrowth(t *testing.T, open func(testing.TB) device.Device) {
+	r := newRig(t, open(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{3, 2}, Max: [Tiers]schedule.Pages{16, 16}})
 	l := r.layout(Tensor{Name: "x", Row: 4096, MaxRows: 4})
 	set := r.set(l)
 	first, second := r.record(l), r.record(l)
@@ -199,8 +203,10 @@ func TestOverflowAndGrowth(t *testing.T) {
 
 // SPEC S1.6: more rows than the buffer holds raise the over-budget flag and are
 // clamped, never read from beyond the buffer.
-func TestOverBudget(t *testing.T) {
-	r := newRig(t, openCPU(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{8, 0}, Max: [Tiers]schedule.Pages{8, 0}})
+func TestOverBudget(t *testing.T) { onDevices(t, testOverBudget) }
+
+func testOverBudget(t *testing.T, open func(testing.TB) device.Device) {
+	r := newRig(t, open(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{8, 0}, Max: [Tiers]schedule.Pages{8, 0}})
 	l := r.layout(Tensor{Name: "x", Row: 512, MaxRows: 10})
 	set := r.set(l)
 	rec := r.record(l)

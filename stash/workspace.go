@@ -48,10 +48,10 @@ type Set struct {
 	group schedule.Group
 	used  uint64 // when it was last leased; the longest idle goes first
 
-	produced device.Event // on compute: the forward pass is done
-	ready    device.Event // on in: the restore is done
-	idle     device.Event // what the next user waits for, or nil
-	released device.Event // on compute: the backward pass is done
+	produced *mark // on compute: the forward pass is done
+	ready    *mark // on in: the restore is done
+	released *mark // on compute: the backward pass is done
+	idle     *mark // what the next user comes after, or nil
 }
 
 // Tensor is the memory of tensor i of the layout.
@@ -87,8 +87,8 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 	m.spaces = append(m.spaces, w)
 	for range sets {
 		s := &Set{w: w}
-		for _, e := range []*device.Event{&s.produced, &s.ready, &s.released} {
-			if *e, err = m.event(); err != nil {
+		for _, k := range []**mark{&s.produced, &s.ready, &s.released} {
+			if *k, err = m.mark(); err != nil {
 				return nil, err
 			}
 		}
@@ -135,7 +135,9 @@ func (w *Workspace) resize(rows Rows) error {
 // Forward leases a set for a group's forward pass: what is issued on the
 // compute stream from now on may write it.
 func (w *Workspace) Forward(g schedule.Group) *Set {
-	s := w.take(w.m.compute)
+	s := w.take()
+	w.m.compute.after(s.idle)
+	w.m.compute.flush()
 	s.state, s.group = setForward, g
 	return s
 }
@@ -148,8 +150,14 @@ func (s *Set) Saved() {
 	if m.phase != Train {
 		panic(fmt.Sprintf("stash: %v is saved in a phase without backward passes; call Drop", s.group))
 	}
-	m.compute.Record(s.produced)
-	if m.keep(s.group) {
+	r := s.w.record(s.group)
+	keep := m.keep(s.group)
+	if keep && r != nil {
+		// Nobody else would see that it received more rows than fit.
+		m.store.Note(m.compute.stream, r, s.mem)
+	}
+	m.compute.record(s.produced)
+	if keep {
 		s.state = setKept
 	} else {
 		s.stash(s.produced)
@@ -172,7 +180,8 @@ func (w *Workspace) Backward(g schedule.Group) *Set {
 		s = w.restore(g)
 	}
 	if s.state == setReturning {
-		w.m.compute.Wait(s.ready)
+		w.m.compute.after(s.ready)
+		w.m.compute.flush()
 	}
 	s.state = setBackward
 	return s
@@ -187,7 +196,7 @@ func (s *Set) Done() {
 
 // free makes a set available once what compute was given so far is done.
 func (s *Set) free() {
-	s.w.m.compute.Record(s.released)
+	s.w.m.compute.record(s.released)
 	s.idle, s.state = s.released, setFree
 }
 
@@ -197,9 +206,9 @@ func (s *Set) must(want setState) {
 	}
 }
 
-// take finds a free set for work on the given stream, the one idle for longest.
-// If none is free, one that waits for its backward pass makes room.
-func (w *Workspace) take(s device.Stream) *Set {
+// take finds a free set, the one idle for longest. If none is free, one that
+// waits for its backward pass makes room.
+func (w *Workspace) take() *Set {
 	var best *Set
 	for _, x := range w.sets {
 		if x.state == setFree && (best == nil || x.used < best.used) {
@@ -209,11 +218,8 @@ func (w *Workspace) take(s device.Stream) *Set {
 	if best == nil {
 		best = w.evict()
 	}
-	if best.idle != nil && !(s == w.m.compute && best.idle == best.released) {
-		s.Wait(best.idle)
-	}
-	w.m.clock++
-	best.used = w.m.clock
+	w.m.leases++
+	best.used = w.m.leases
 	return best
 }
 
@@ -242,50 +248,53 @@ func (w *Workspace) holding(g schedule.Group) *Set {
 	return nil
 }
 
-// stash issues the copy into pages once the event has come.
-func (s *Set) stash(after device.Event) {
+// stash issues the copy into pages once a mark has been passed.
+func (s *Set) stash(after *mark) {
 	m := s.w.m
 	s.idle, s.state = after, setFree
-	r := s.w.record(s.group)
+	r := s.w.records[s.group]
 	if r == nil {
 		return
 	}
-	m.out.Wait(after)
+	m.out.after(after)
+	m.out.flush()
 	m.pushed(s.group)
-	m.store.Stash(m.out, r, s.mem)
-	m.out.Record(r.stashed)
+	m.store.Stash(m.out.stream, r, s.mem)
+	m.out.record(r.stashed)
 	s.idle = r.stashed
 }
 
 // restore issues the copy back into a set.
 func (w *Workspace) restore(g schedule.Group) *Set {
 	m, r := w.m, w.records[g]
-	if r == nil && m.err == nil {
-		panic(fmt.Sprintf("stash: %v is needed and was never saved", g))
+	if _, saved := m.recording.Saved(g); !saved {
+		panic(fmt.Sprintf("stash: %v is needed and was not saved in this step", g))
 	}
-	s := w.take(m.in)
+	s := w.take()
 	s.state, s.group = setReturning, g
 	if r != nil {
-		m.in.Wait(r.stashed)
+		m.in.after(s.idle)
+		m.in.after(r.stashed)
+		m.in.flush()
 		if m.popped(g) {
-			m.store.Restore(m.in, r, s.mem)
+			m.store.Restore(m.in.stream, r, s.mem)
 		}
 	}
-	m.in.Record(s.ready)
+	m.in.record(s.ready)
 	return s
 }
 
-// record is the group's record, made when the group is first stashed. Without
-// memory for it there is none: the step goes on to its end, where Settle
-// returns the error.
+// record is the group's record, made on the compute stream when the group is
+// first saved. Without memory for it there is none: the step goes on to its end,
+// where Settle returns the error.
 func (w *Workspace) record(g schedule.Group) *Record {
 	if r := w.records[g]; r != nil {
 		return r
 	}
 	m := w.m
-	r, err := m.store.AddRecord(m.out, w.layout, g)
+	r, err := m.store.AddRecord(m.compute.stream, w.layout, g)
 	if err == nil {
-		r.stashed, err = m.event()
+		r.stashed, err = m.mark()
 	}
 	if err != nil {
 		m.err = err
