@@ -112,9 +112,10 @@ DEVICE u64 relaxed(u64 p) {
 struct Shape {
     u32 tensors, shift; // shift is log2 of a page's bytes
     bool bump;
+    bool claim; // take pages, copy nothing
 };
 
-DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0}; }
+DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0, (v >> 17 & 1) != 0}; }
 
 // Group is what a warp knows of the group: lane i holds tensor i, of which there
 // are at most 32. Everything is read at once, before anything is used.
@@ -392,6 +393,11 @@ stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     u64 taken = take_pages(g, s, seq);
     if (last_warp()) settle(g, s, seq, taken);
     if (taken == OVERFLOWED) return;
+    if (g.shape.claim) {
+        for (u32 place = block() * threads() + thread(); place < g.need; place += blocks() * threads())
+            write32(g.table + 4 * place, number(g, s, taken, place));
+        return;
+    }
     u64 counters = AT(g.control, Control, ticket) + 8 * LINE * COUNTERS * (seq & 1);
     each<true>(
         g, counters, [&](u32 place) { return number(g, s, taken, place); },

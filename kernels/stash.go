@@ -132,6 +132,7 @@ const (
 	StashRecordBytes  = device.Bytes(unsafe.Sizeof(StashRecord{}))
 	StashTensorBytes  = device.Bytes(unsafe.Sizeof(StashTensor{}))
 	stashHostBit      = 1 << 31
+	stashClaim        = 1 << 17
 )
 
 // StashRecordSize is the memory that a record takes.
@@ -197,6 +198,15 @@ func StashLaunch(m *StashMemory, record, need, set device.Range, seq, shape uint
 	l.Arg(shape)
 	l.Declare(device.Writes(need))
 	m.declare(&l)
+	return l
+}
+
+// ClaimLaunch is StashLaunch without the copy: the record gets its pages, and a
+// producer writes its rows straight into them. Byte i of a tensor belongs into
+// the page whose number is entry First + i/page of the record's table.
+func ClaimLaunch(m *StashMemory, record, need, set device.Range, seq, shape uint64) device.Launch {
+	l := StashLaunch(m, record, need, set, seq, shape|stashClaim)
+	l.Grid[0] = 1
 	return l
 }
 
@@ -314,7 +324,9 @@ func stashGo(l *device.Launch) {
 	for j := range take[StashDevice] + take[StashHost] {
 		x.pages[j] = x.page(from, take, j)
 	}
-	x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inPage, inSet })
+	if l.Args()[4]&stashClaim == 0 {
+		x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inPage, inSet })
+	}
 }
 
 // copy copies all pages of the group as one copy; order says which way.

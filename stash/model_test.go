@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/schedule"
@@ -320,6 +321,24 @@ func TestStoreAgainstModel(t *testing.T) {
 			if m.checks == 0 {
 				t.Errorf("seed %d restored nothing", seed)
 			}
+		}
+	})
+}
+
+// FuzzStore lets the fuzzer choose the operations' seed and the schedule's.
+func FuzzStore(f *testing.F) {
+	f.Add(uint64(1), uint64(1))
+	f.Fuzz(func(t *testing.T, ops, order uint64) {
+		p := check.On(cpuDevice, func(dev device.Device) error {
+			m, err := newModel(dev, rand.New(rand.NewPCG(ops, 11)))
+			if err != nil {
+				return err
+			}
+			return errors.Join(m.run(60), m.close())
+		})
+		o := check.Options{Schedule: &check.Schedule{Seed: order | 1}}
+		if err := check.Explore(o, 1, p); err != nil {
+			t.Fatal(err)
 		}
 	})
 }

@@ -255,6 +255,25 @@ func (st *Store) Stash(s device.Stream, r *Record, set device.Range) {
 	st.seq++
 }
 
+// Claim takes pages for as many rows as the set's counts say, and copies nothing:
+// a producer that knows its row counts beforehand writes its rows into the pages
+// itself, which saves the copy. Table and Pool say where they are. Restore brings
+// the rows into a set as if they had been stashed.
+func (st *Store) Claim(s device.Stream, r *Record, set device.Range) {
+	s.Launch(kernels.ClaimLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
+	st.seq++
+}
+
+// Table is the record's table of page numbers (uint32; the highest bit marks the
+// host tier). The pages of a tensor follow those of the tensors before it.
+func (st *Store) Table(r *Record) device.Range {
+	at := kernels.StashRecordSize(len(r.layout.Tensors), 0)
+	return r.mem.Slice(at, 4*device.Bytes(r.layout.maxPages(st.cfg.Page)))
+}
+
+// Pool is the memory of a tier's pages, from page 0.
+func (st *Store) Pool(tier int) device.Range { return st.pool[tier].All() }
+
 // Note looks at the row counts of a set that stays where it is, and raises the
 // over-budget flag if it must. It may run beside stashes and restores.
 func (st *Store) Note(s device.Stream, r *Record, set device.Range) {

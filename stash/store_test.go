@@ -221,3 +221,37 @@ func testOverBudget(t *testing.T, open func(testing.TB) device.Device) {
 	}
 	r.check(rec)
 }
+
+// A producer writes its rows straight into claimed pages, and restore finds them:
+// here the producer is the scatter kernel.
+func TestClaim(t *testing.T) { onDevices(t, testClaim) }
+
+func testClaim(t *testing.T, open func(testing.TB) device.Device) {
+	for _, bump := range []bool{false, true} {
+		r := newRig(t, open(t), Config{Page: 4 * device.KiB, Pages: [Tiers]schedule.Pages{8, 0}, Max: [Tiers]schedule.Pages{8, 0}})
+		r.store.Reset(r.s, bump)
+		l := r.layout(Tensor{Name: "x", Row: 1000, MaxRows: 30})
+		counts, source, back := r.set(l), r.set(l), r.set(l)
+		rec := r.record(l)
+		for i, rows := range []Rows{30, 7, 0} {
+			before := contents(l, uint64(i), rows)
+			r.s.Upload(source, before)
+			r.s.Copy(l.Counts(counts), l.Counts(source))
+			r.store.Claim(r.s, rec, counts)
+			live := l.Tensor(source, 0).Slice(0, 1000*device.Bytes(rows))
+			if rows > 0 {
+				kernels.ScatterPages(r.s, kernels.Paged{Pool: r.store.Pool(Device), Page: r.store.Page(), Table: r.store.Table(rec)}, live)
+			}
+			r.check(rec)
+			r.store.Restore(r.s, rec, back)
+			after := make([]byte, l.Size)
+			if err := r.s.Download(after, back); err != nil {
+				t.Fatal(err)
+			}
+			if err := same(l, before, after, rows); err != nil {
+				t.Error(err)
+			}
+			r.check()
+		}
+	}
+}
