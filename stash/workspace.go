@@ -272,13 +272,13 @@ func (w *Workspace) restore(g schedule.Group) *Set {
 	}
 	s := w.take()
 	s.state, s.group = setReturning, g
+	m.in.after(s.idle)
 	if r != nil {
-		m.in.after(s.idle)
 		m.in.after(r.stashed)
-		m.in.flush()
-		if m.popped(g) {
-			m.store.Restore(m.in.stream, r, s.mem)
-		}
+	}
+	m.in.flush()
+	if r != nil && m.popped(g) {
+		m.store.Restore(m.in.stream, r, s.mem)
 	}
 	m.in.record(s.ready)
 	return s
