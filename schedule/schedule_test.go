@@ -1,3 +1,5 @@
+// This file owns the tests of orders and pipelines.
+
 package schedule
 
 import (

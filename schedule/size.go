@@ -85,7 +85,9 @@ func (l LowWater) Next(seen Seen) Pages {
 	if float64(low) >= l.Margin*float64(seen.Capacity) && low >= 0 {
 		return seen.Capacity
 	}
-	return max(seen.Capacity, Pages(math.Ceil(float64(seen.Demand)*(1+l.Headroom))))
+	// Rounded down: a pool of a few pages gets none besides, because one page
+	// would be more than Headroom.
+	return max(seen.Capacity, seen.Demand+Pages(float64(seen.Demand)*l.Headroom))
 }
 
 // Check tells whether the figures make sense.

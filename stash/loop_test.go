@@ -1,3 +1,6 @@
+// This file owns a training loop in miniature, with kernels in Go, whose results
+// are known without a device.
+
 package stash
 
 import (

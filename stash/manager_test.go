@@ -1,3 +1,5 @@
+// This file owns the manager on every pipeline shape.
+
 package stash
 
 import (

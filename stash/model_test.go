@@ -1,3 +1,5 @@
+// This file owns the store beside a model: random operations on both.
+
 package stash
 
 import (

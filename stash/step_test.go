@@ -1,3 +1,5 @@
+// This file owns steps as transactions: overflow, rerun, growth, errors.
+
 package stash
 
 import (

@@ -1,3 +1,5 @@
+// This file owns the store on its own.
+
 package stash
 
 import (

@@ -1,3 +1,5 @@
+// This file owns what is the CPU device's own: errors, links, queues.
+
 package cpu_test
 
 import (

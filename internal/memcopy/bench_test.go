@@ -1,3 +1,5 @@
+// This file owns the benchmarks of every variant on warm and cold buffers.
+
 package memcopy
 
 import (

@@ -1,3 +1,5 @@
+// This file owns the fuzzing of copies of any length and alignment.
+
 package memcopy
 
 import (

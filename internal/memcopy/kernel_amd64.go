@@ -1,5 +1,7 @@
 //go:build amd64 && !race && !purego
 
+// This file owns the choice and the declarations of the assembly.
+
 package memcopy
 
 // The assembly is left out under the race detector, which does not see its

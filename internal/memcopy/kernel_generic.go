@@ -1,5 +1,7 @@
 //go:build !amd64 || race || purego
 
+// This file owns the build without assembly: every copy is a plain one.
+
 package memcopy
 
 // best is a constant here, so the compiler drops every call below.

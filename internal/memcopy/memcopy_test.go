@@ -1,3 +1,5 @@
+// This file owns the tests against plain copies, with guard bytes all around.
+
 package memcopy
 
 import (

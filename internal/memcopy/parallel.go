@@ -1,3 +1,5 @@
+// This file owns copies over several goroutines.
+
 package memcopy
 
 import (

@@ -1,7 +1,7 @@
-package memcopy
-
-// stream.go owns the cutting of a copy into the aligned blocks of the kernels;
+// This file owns the cutting of a copy into the aligned blocks of the kernels;
 // heads, tails and what is too small for a block go through plain copy.
+
+package memcopy
 
 const (
 	lineBytes = 64

@@ -1,0 +1,30 @@
+# The few things people type. Everything works without make, too.
+
+.PHONY: build test race lint generate ci gpu-tests clean
+
+build: ## one binary without cgo, in build/
+	CGO_ENABLED=0 go build -trimpath -o build/stowage ./cmd/stowage
+
+test: ## what the README says
+	go test ./...
+
+race: ## under the race detector, which needs cgo
+	CGO_ENABLED=1 go test -race -short ./...
+
+lint: ## format, vet and staticcheck
+	.ci/run gofmt vet lint
+
+generate: ## rebuild the kernels, which needs clang-19
+	go generate ./kernels/...
+
+ci: ## everything a change must pass
+	.ci/run
+
+# Test binaries to carry to a machine with a GPU; no Go is needed there.
+gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
+	mkdir -p build/gpu
+	CGO_ENABLED=0 go test -c -o build/gpu/cuda.test ./device/cuda
+	CGO_ENABLED=0 go test -c -o build/gpu/kernels.test ./kernels
+
+clean:
+	rm -rf build

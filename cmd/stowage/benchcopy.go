@@ -1,0 +1,134 @@
+// This file owns `stowage bench copy`.
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
+)
+
+func newBenchCopy() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "copy",
+		Short: "Measure copies in every direction",
+		Long: `Measure copies through a device: out (device memory to host memory), in, both at
+the same time, inside device memory and inside host memory; then what a launch
+and the replay of a graph cost.
+
+GB/s are 10^9 bytes a second. Copies between the two kinds of memory count the
+bytes carried, copies inside one kind the bytes read plus the bytes written.
+
+On the CPU the best plain copy of the same bytes stands beside every line, and
+the ratio is device over plain. Everything that is compared runs in turns, each
+a hundredth of --time at least. A round gives everyone a turn, the order rotates
+from round to round, and a figure is the first quartile of at least 7 rounds:
+disturbances make a turn longer, never shorter.
+
+Inside device memory, "via" tells how the copy was issued: stream (a copy),
+graph (a copy in a replayed graph), kernel (our copy kernel), kernel graph (the
+kernel in a replayed graph). "host CPU" is the processor time of the thread that
+issues the work, "elapsed" the time until it is done, both for one piece.`,
+		Example: `  stowage bench copy
+  stowage bench copy --size 64KiB,64MiB
+  stowage bench copy --device cuda --json`,
+		Args: noArgs,
+	}
+	defaults := bench.Defaults()
+	dev := deviceFlag(cmd)
+	sizes := cmd.Flags().String("size", "", "`sizes` to copy, separated by commas (default "+
+		sizesText(bench.Sizes("cpu"))+", on a GPU "+sizesText(bench.Sizes("cuda"))+")")
+	line := cmd.Flags().Duration("time", defaults.Line, "time for each line of the table")
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o := defaults
+		if o.Line = *line; o.Line < time.Millisecond || o.Line > time.Hour {
+			return usagef("--time must be between 1ms and 1h, not %v", o.Line)
+		}
+		if o.Sizes = bench.Sizes(dev.backend); cmd.Flags().Changed("size") {
+			var err error
+			if o.Sizes, err = parseSizes(*sizes); err != nil {
+				return usagef("--size: %v", err)
+			}
+		}
+		return benchCopy(cmd, dev, o, *asJSON)
+	}
+	return cmd
+}
+
+func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, asJSON bool) (err error) {
+	dev, err := choice.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, dev.Close()) }()
+	if err := fits(dev.Info(), o.Sizes); err != nil {
+		return err
+	}
+
+	result := bench.Result{Device: dev.Info()}
+	out := cmd.OutOrStdout()
+	text := func(print func()) error {
+		if asJSON {
+			return nil
+		}
+		print()
+		_, err := out.Write(nil) // a full disk ends the run, not only its output
+		return err
+	}
+	if err := text(func() { bench.CopyHead(out, result.Device) }); err != nil {
+		return err
+	}
+	for _, size := range o.Sizes {
+		err := bench.Copies(dev, o, size, bench.Directions(), func(c bench.Copy) error {
+			result.Add(c)
+			return text(func() { bench.CopyText(out, c) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := text(func() { bench.OverheadHead(out) }); err != nil {
+		return err
+	}
+	err = bench.Overheads(dev, func(v bench.Overhead) error {
+		result.Overheads = append(result.Overheads, v)
+		return text(func() { bench.OverheadText(out, v) })
+	})
+	if err != nil || !asJSON {
+		return err
+	}
+	return printJSON(cmd, result)
+}
+
+// fits refuses what would make the machine swap or the kernel kill us; the
+// device's own capacity is the whole machine.
+func fits(d device.Info, sizes []device.Bytes) error {
+	var most device.Bytes
+	for _, s := range sizes {
+		most = max(most, s)
+	}
+	need, room := bench.Footprint(most), sysinfo.Read().Memory.Usable()
+	if d.Backend != "cpu" {
+		need /= 2 // the device's half is the device's business
+	}
+	if room > 0 && need > room {
+		return fmt.Errorf("copies of %v need %v of main memory and %v are available; give a smaller --size", most, need, room)
+	}
+	return nil
+}
+
+func sizesText(sizes []device.Bytes) string {
+	var parts []string
+	for _, n := range sizes {
+		parts = append(parts, formatSize(n))
+	}
+	return strings.Join(parts, ",")
+}

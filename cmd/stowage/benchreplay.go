@@ -1,0 +1,205 @@
+// This file owns the replay of routing traces in `stowage bench stash`: its
+// flags, and what they mean together.
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/routing"
+	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/stash"
+)
+
+// replayWidth is the width of a row where none is given: a replay is about
+// memory, not about speed, and goes through many groups.
+const replayWidth = 1024
+
+// replayFlags are the flags that only a replay has.
+type replayFlags struct {
+	cmd        *cobra.Command
+	trace      string
+	kind       string
+	save       string
+	config     routing.Config
+	rank       int
+	pp, vpp    int
+	stage      int
+	sets       int
+	devicePool string
+}
+
+// Flags by what they belong to.
+var (
+	synthFlags = []string{"skew", "save-trace", "ranks", "layers", "microbatches", "steps", "tokens", "top-k", "experts", "seed"}
+	layFlags   = []string{"rank", "pp", "vpp", "stage", "sets", "device-pool"}
+	plainFlags = []string{"rows", "groups", "host-tier", "bump", "time"}
+)
+
+func addReplayFlags(cmd *cobra.Command) *replayFlags {
+	r := &replayFlags{cmd: cmd}
+	f := cmd.Flags()
+	f.StringVar(&r.trace, "trace", "", "replay the routing trace in a `file`")
+	f.StringVar(&r.kind, "synth", "", "replay a trace that is made up: `zipf`, drift or burst")
+	f.StringVar(&r.save, "save-trace", "", "write the trace that --synth makes up to a `file`")
+	f.Float64Var(&r.config.Skew, "skew", 1.2, "`exponent` of the experts' popularity, for --synth")
+	f.IntVar(&r.config.Ranks, "ranks", 4, "expert `ranks`, for --synth")
+	f.IntVar(&r.config.Layers, "layers", 8, "`layers` with experts in the whole model, for --synth")
+	f.IntVar(&r.config.Microbatches, "microbatches", 8, "`microbatches` of a step, for --synth")
+	f.IntVar(&r.config.Steps, "steps", 6, "`steps`, for --synth")
+	f.Int64Var(&r.config.Tokens, "tokens", 2048, "`tokens` of a microbatch on all expert ranks together, for --synth")
+	f.IntVar(&r.config.TopK, "top-k", 4, "`experts` that a token goes to, for --synth")
+	f.IntVar(&r.config.Experts, "experts", 64, "`experts` of a layer, for --synth")
+	f.Uint64Var(&r.config.Seed, "seed", 1, "`number` from which randomness starts, for --synth")
+	f.IntVar(&r.rank, "rank", 0, "replay this expert `rank` alone (default all, one after the other)")
+	f.IntVar(&r.pp, "pp", 1, "pipeline `ranks` of a replay")
+	f.IntVar(&r.vpp, "vpp", 1, "model `chunks` of a pipeline rank in a replay")
+	f.IntVar(&r.stage, "stage", 0, "pipeline `rank` to replay")
+	f.IntVar(&r.sets, "sets", 3, "`sets` of worst-case buffers that all layers share in a replay")
+	f.StringVar(&r.devicePool, "device-pool", "", "most device memory for pages in a replay, a `size`; the rest goes to host memory (default no limit)")
+	return r
+}
+
+// wanted tells whether this is a replay, and complains about flags that do not
+// go together.
+func (r *replayFlags) wanted() (bool, error) {
+	f := r.cmd.Flags()
+	given := func(names []string) string {
+		i := slices.IndexFunc(names, f.Changed)
+		if i < 0 {
+			return ""
+		}
+		return names[i]
+	}
+	trace, synth := f.Changed("trace"), f.Changed("synth")
+	switch {
+	case trace && synth:
+		return false, usagef("--trace and --synth exclude each other")
+	case trace && given(synthFlags) != "":
+		return false, usagef("--%s is for --synth; a trace says for itself", given(synthFlags))
+	case !trace && !synth && given(synthFlags) != "":
+		return false, usagef("--%s needs --synth zipf, drift or burst", given(synthFlags))
+	case !trace && !synth && given(layFlags) != "":
+		return false, usagef("--%s needs --trace or --synth", given(layFlags))
+	case (trace || synth) && given(plainFlags) != "":
+		return false, usagef("--%s has no meaning with --trace or --synth", given(plainFlags))
+	}
+	return trace || synth, nil
+}
+
+// load reads the trace or makes one up.
+func (r *replayFlags) load() (t *routing.Trace, err error) {
+	if !r.cmd.Flags().Changed("synth") {
+		in, err := os.Open(r.trace)
+		if err != nil {
+			return nil, fmt.Errorf("cannot open the trace: %w", err)
+		}
+		defer func() { _ = in.Close() }()
+		if t, err = routing.Read(in); err != nil {
+			return nil, fmt.Errorf("%s: %w", r.trace, err)
+		}
+		return t, nil
+	}
+	if r.config.Kind, err = routing.ParseKind(r.kind); err != nil {
+		return nil, usagef("--synth cannot be %q; %v", r.kind, err)
+	}
+	if err := r.config.Check(); err != nil {
+		return nil, usagef("--synth: %v", err)
+	}
+	if t, err = routing.Synth(r.config); err != nil || r.save == "" {
+		return t, err
+	}
+	out, err := os.Create(r.save)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the trace: %w", err)
+	}
+	if err := cmp.Or(routing.Write(out, t), out.Close()); err != nil {
+		return nil, fmt.Errorf("cannot write the trace: %w", err)
+	}
+	return t, nil
+}
+
+// options puts everything together. The flags that a replay shares with the
+// plain measurement are in o, and have been checked.
+func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error) {
+	x := bench.ReplayOptions{
+		Stage: r.stage, Tensors: o.Tensors, Width: o.Width, Page: o.Page, Sets: r.sets, MaxRows: o.MaxRows,
+	}
+	if !r.cmd.Flags().Changed("width") {
+		x.Width = replayWidth
+	}
+	if r.sets < 1 || r.sets > 64 {
+		return x, usagef("--sets must be between 1 and 64, not %d", r.sets)
+	}
+	if r.devicePool != "" {
+		sizes, err := parseSizes(r.devicePool)
+		if err != nil {
+			return x, usagef("--device-pool: %v", err)
+		}
+		if x.Pool = sizes[0]; len(sizes) > 1 || x.Pool < x.Page {
+			return x, usagef("--device-pool must be one size of at least a page, not %s", r.devicePool)
+		}
+	}
+	t, err := r.load()
+	if err != nil {
+		return x, err
+	}
+	x.Trace = t
+	if !r.cmd.Flags().Changed("max-rows") {
+		x.MaxRows = stash.Rows(t.Worst())
+	}
+	x.Pipeline = schedule.Pipeline{Ranks: r.pp, Chunks: r.vpp, Microbatches: t.Microbatches}
+	for rank := range t.Ranks {
+		x.Ranks = append(x.Ranks, rank)
+	}
+	if r.cmd.Flags().Changed("rank") {
+		x.Ranks = []int{r.rank}
+	}
+	if err := x.Check(); err != nil {
+		return x, usagef("%s", strings.TrimPrefix(err.Error(), "schedule: "))
+	}
+	return x, nil
+}
+
+func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions, asJSON bool) (err error) {
+	dev, err := choice.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, dev.Close()) }()
+	if room := sysinfo.Read().Memory.Usable(); dev.Info().Backend == "cpu" && room > 0 && o.Footprint() > room {
+		return fmt.Errorf("the replay needs %v of memory or more and %v are available; give a smaller --width or fewer --sets", o.Footprint(), room)
+	}
+	out := cmd.OutOrStdout()
+	res, err := bench.Replays(dev, o, func(res *bench.Replay, r bench.ReplayRank) error {
+		if asJSON {
+			return nil
+		}
+		if len(res.Ranks) == 1 {
+			bench.ReplayHead(out, res)
+		}
+		bench.ReplayText(out, r)
+		_, err := out.Write(nil) // a full disk ends the run, not only its output
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = printJSON(cmd, res)
+	} else {
+		bench.ReplayFoot(out, &res)
+	}
+	if err == nil && res.Total.Dropped+routing.Rows(res.Total.Wrong) > 0 {
+		err = fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a fault of Stowage, please report it", res.Total.Dropped, res.Total.Wrong)
+	}
+	return err
+}

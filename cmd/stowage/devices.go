@@ -1,0 +1,80 @@
+// This file owns the choice of a concrete device.
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
+)
+
+// deviceChoice is the value of --device: "cpu", "cuda", or "cuda:1" for the
+// second GPU.
+type deviceChoice struct {
+	backend string
+	ordinal int
+}
+
+func (c *deviceChoice) String() string {
+	if c.ordinal == 0 {
+		return c.backend
+	}
+	return fmt.Sprintf("%s:%d", c.backend, c.ordinal)
+}
+
+func (c *deviceChoice) Type() string { return "device" }
+
+func (c *deviceChoice) Set(s string) error {
+	backend, number, numbered := strings.Cut(s, ":")
+	ordinal, err := 0, error(nil)
+	if numbered {
+		ordinal, err = strconv.Atoi(number)
+	}
+	if err != nil || ordinal < 0 || backend != "cuda" && s != "cpu" {
+		return errors.New("choose cpu, cuda, or cuda:1 for the second GPU")
+	}
+	*c = deviceChoice{backend, ordinal}
+	return nil
+}
+
+// deviceFlag adds --device to a command.
+func deviceFlag(cmd *cobra.Command) *deviceChoice {
+	c := &deviceChoice{backend: "cpu"}
+	cmd.Flags().Var(c, "device", "`device` to use: cpu, cuda, or cuda:1 for the second GPU")
+	return c
+}
+
+func (c *deviceChoice) open() (device.Device, error) {
+	if c.backend == "cuda" {
+		return openGPU(c.ordinal)
+	}
+	return openCPU()
+}
+
+// The two functions below return interfaces: a nil pointer to a device must not
+// become an interface that is not nil.
+
+func openCPU() (device.Device, error) {
+	d, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// openGPU leaves copies in graphs to the driver: the doctor copies outside of
+// graphs, and the bench compares the driver's copy node with our kernel.
+func openGPU(ordinal int) (device.Device, error) {
+	d, err := cuda.Open(cuda.Options{Ordinal: ordinal})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}

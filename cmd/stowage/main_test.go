@@ -1,0 +1,267 @@
+// This file tests the commands as a user meets them: what is printed where, and
+// with which exit code.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/doctor"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/golden"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// command runs the program in-process.
+func command(args ...string) (stdout, stderr string, code int) {
+	var out, errs bytes.Buffer
+	code = run(args, &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+func TestHelp(t *testing.T) {
+	for name, args := range map[string][]string{
+		"help.txt":            nil,
+		"help-train.txt":      {"train", "--help"},
+		"help-doctor.txt":     {"doctor", "--help"},
+		"help-bench.txt":      {"help", "bench"},
+		"help-bench-copy.txt": {"help", "bench", "copy"},
+		"help-version.txt":    {"version", "-h"},
+	} {
+		stdout, stderr, code := command(args...)
+		if code != exitOK || stderr != "" {
+			t.Errorf("%v: code %d, errors %q", args, code, stderr)
+		}
+		if !strings.Contains(stdout, "Examples:") {
+			t.Errorf("%v: the help has no example", args)
+		}
+		golden.Check(t, name, stdout)
+	}
+}
+
+// Every command line below is wrong in one way; the answer is one sentence on
+// standard error, nothing on standard output, and code 2.
+func TestUsageErrors(t *testing.T) {
+	var all strings.Builder
+	for _, line := range []string{
+		"trian",
+		"frobnicate",
+		"help trian",
+		"help bench cpoy",
+		"bench",
+		"bench cpy",
+		"--jsn",
+		"version --jsno",
+		"version -x",
+		"version now",
+		"doctor --json=perhaps",
+		"train fast",
+		"bench copy --devise cpu",
+		"bench copy --device gpu",
+		"bench copy --device cdua",
+		"bench copy --device cpu:1",
+		"bench copy --device cuda:x",
+		"bench copy --device",
+		"bench copy --size 64MB",
+		"bench copy --size 64",
+		"bench copy --size 0B",
+		"bench copy --size -1MiB",
+		"bench copy --size 9999999TiB",
+		"bench copy --size 99999999999999999999B",
+		"bench copy --size 1MiB,,2MiB",
+		"bench copy --size=",
+		"bench copy --time 5",
+		"bench copy --time 0s",
+	} {
+		stdout, stderr, code := command(strings.Fields(line)...)
+		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		all.WriteString("$ stowage " + line + "\n" + stderr)
+	}
+	golden.Check(t, "usage-errors.txt", all.String())
+}
+
+func TestTrainSaysWhatWorks(t *testing.T) {
+	stdout, stderr, code := command("train")
+	if code != exitFailure || stdout != "" {
+		t.Errorf("code %d, output %q", code, stdout)
+	}
+	golden.Check(t, "train.txt", stderr)
+}
+
+func TestVersion(t *testing.T) {
+	stdout, _, code := command("version")
+	if code != exitOK || !strings.HasPrefix(stdout, "stowage ") || !strings.Contains(stdout, runtime.Version()) {
+		t.Errorf("code %d, %q", code, stdout)
+	}
+	if short, _, code := command("--version"); code != exitOK || short != stdout {
+		t.Errorf("--version: code %d, %q", code, short)
+	}
+	stdout, _, code = command("version", "--json")
+	var v version
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitOK || v != thisVersion() {
+		t.Errorf("code %d, %v, %q", code, err, stdout)
+	}
+
+	built := versionOf(&debug.BuildInfo{
+		Main: debug.Module{Version: "v1.2.3"},
+		Settings: []debug.BuildSetting{
+			{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
+		},
+	})
+	want := "stowage v1.2.3, commit 0123456789ab with changes of 2026-01-02T03:04:05Z, " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
+	if built.String() != want {
+		t.Errorf("%q, want %q", built, want)
+	}
+}
+
+// SPEC S6.3: the doctor works on any machine, GPU or not.
+func TestDoctor(t *testing.T) {
+	stdout, stderr, code := command("doctor", "--json")
+	if code != exitOK || stderr != "" {
+		t.Fatalf("code %d, errors %q", code, stderr)
+	}
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Devices) == 0 || r.Devices[0].Name != "cpu:0" || r.Devices[0].Link == nil {
+		t.Fatalf("no CPU device was measured: %s", stdout)
+	}
+	if l := r.Devices[0].Link; l.Out <= 0 || l.In <= 0 || l.Both <= 0 || l.Local <= 0 {
+		t.Errorf("implausible speeds %+v", *l)
+	}
+	if len(r.Devices) == 1 && len(r.Missing) == 0 {
+		t.Error("there is no GPU, and nothing says so")
+	}
+}
+
+func TestBenchCopy(t *testing.T) {
+	stdout, stderr, code := command("bench", "copy", "--size", "64KiB,1MiB", "--time", "10ms", "--json")
+	if code != exitOK || stderr != "" {
+		t.Fatalf("code %d, errors %q", code, stderr)
+	}
+	var r bench.Result
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[bench.Direction]int{}
+	for _, c := range r.Copies {
+		if c.GBps <= 0 {
+			t.Errorf("implausible: %+v", c)
+		}
+		if c.Via == "stream" {
+			seen[c.Direction]++
+			if c.PlainGBps <= 0 || c.Ratio < r.Ratio || c.Plain == "" {
+				t.Errorf("no plain copy beside %+v", c)
+			}
+		}
+	}
+	for _, d := range bench.Directions() {
+		if seen[d] != 2 {
+			t.Errorf("direction %s was measured %d times, not 2", d, seen[d])
+		}
+	}
+	if len(r.Overheads) == 0 {
+		t.Error("no overheads")
+	}
+}
+
+// On a machine without a GPU asking for one is a failure, not wrong usage, and
+// the sentence says what to install. SPEC S6.3
+func TestBenchWithoutGPU(t *testing.T) {
+	if _, err := openGPU(0); err == nil {
+		t.Skip("this machine has a GPU")
+	}
+	stdout, stderr, code := command("bench", "copy", "--device", "cuda")
+	if code != exitFailure || stdout != "" || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+	var unsupported *device.Unsupported
+	if _, err := openGPU(0); !errors.As(err, &unsupported) || !strings.Contains(stderr, unsupported.Need) {
+		t.Errorf("%q does not say what to do", stderr)
+	}
+}
+
+func TestBenchTooLarge(t *testing.T) {
+	_, stderr, code := command("bench", "copy", "--size", "512TiB")
+	if code != exitFailure || !strings.Contains(stderr, "give a smaller --size") {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
+}
+
+// full is a disk without room.
+type full struct{ room int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.room -= len(p); f.room < 0 {
+		return 0, errors.New("no space left on device")
+	}
+	return len(p), nil
+}
+
+func TestFullDisk(t *testing.T) {
+	for _, args := range [][]string{{}, {"version"}, {"version", "--json"}, {"help", "bench"}, {"bench", "copy", "--size", "64KiB"}} {
+		var errs bytes.Buffer
+		code := run(args, &full{room: 10}, &errs)
+		if want := "stowage: cannot write the output: no space left on device\n"; code != exitFailure || errs.String() != want {
+			t.Errorf("%v: code %d, errors %q", args, code, errs.String())
+		}
+	}
+}
+
+// The binary itself: exit codes as a shell sees them, and a reader that goes
+// away early.
+func TestBinary(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the program")
+	}
+	binary := filepath.Join(t.TempDir(), "stowage")
+	build := exec.Command("go", "build", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for line, want := range map[string]int{
+		"version":      exitOK,
+		"train":        exitFailure,
+		"bench corpse": exitUsage,
+	} {
+		cmd := exec.Command(binary, strings.Fields(line)...)
+		_ = cmd.Run()
+		if got := cmd.ProcessState.ExitCode(); got != want {
+			t.Errorf("%s: exit code %d, want %d", line, got, want)
+		}
+	}
+	if runtime.GOOS != "linux" {
+		return
+	}
+	script := `"$0" version >/dev/full; echo $?; "$0" help | head -n 1`
+	var errs bytes.Buffer
+	sh := exec.Command("sh", "-c", script, binary)
+	sh.Stderr = &errs
+	out, err := sh.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Split(string(out), "\n"); lines[0] != "1" || !strings.HasPrefix(lines[1], "Stowage keeps") {
+		t.Errorf("printed %q", out)
+	}
+	if n := strings.Count(errs.String(), "cannot write the output"); n != 1 || strings.Contains(errs.String(), "goroutine") {
+		t.Errorf("errors %q", errs.String())
+	}
+}

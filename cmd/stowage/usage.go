@@ -1,0 +1,129 @@
+// This file owns errors of usage: an unknown command, flag or value. Each is
+// one sentence that says what was wrong and, where something similar exists,
+// what was probably meant.
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// usageError is a wrong command line; the exit code is 2.
+type usageError struct {
+	text string
+	cmd  *cobra.Command // whose help to point at, if not that of the one that ran
+}
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error {
+	return &usageError{text: fmt.Sprintf(format, args...)}
+}
+
+// noArgs is for commands that take flags only.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("unexpected argument %q", args[0])
+	}
+	return nil
+}
+
+// chooseCommand is for commands that only hold others.
+func chooseCommand(cmd *cobra.Command, args []string) error {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() && c.Name() != "help" {
+			names = append(names, c.Name())
+		}
+	}
+	e := &usageError{cmd: cmd}
+	if len(args) == 0 {
+		e.text = "say which command: " + strings.Join(names, ", ")
+		return e
+	}
+	e.text = fmt.Sprintf("unknown command %q", args[0])
+	if near := nearest(args[0], names); near != "" {
+		e.text += fmt.Sprintf(" (did you mean %q?)", near)
+	} else {
+		e.text += ", choose from " + strings.Join(names, ", ")
+	}
+	return e
+}
+
+// flagError turns what the flag parser says into a sentence of ours.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		name := unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			return usagef("unknown flag -%s", name)
+		}
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+		if near := nearest("--"+name, names); near != "" {
+			return usagef("unknown flag --%s (did you mean %s?)", name, near)
+		}
+		return usagef("unknown flag --%s", name)
+	}
+	var missing *pflag.ValueRequiredError
+	if errors.As(err, &missing) {
+		return usagef("flag --%s needs a value", missing.GetSpecifiedName())
+	}
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		f := invalid.GetFlag()
+		why := invalid.Unwrap().Error()
+		switch f.Value.Type() { // the standard library's words are for programmers
+		case "bool":
+			why = fmt.Sprintf("write --%s or --%[1]s=false", f.Name)
+		case "duration":
+			why = "write a number with ms, s or m, such as 500ms"
+		}
+		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
+	}
+	return usagef("%v", err)
+}
+
+// nearest is the known word that was probably meant, or nothing: one that the
+// given word begins, or one that differs in less than half of its letters.
+func nearest(word string, known []string) string {
+	best, least := "", len(word)/2+1
+	for _, k := range known {
+		if len(word) > 1 && strings.HasPrefix(k, word) {
+			return k
+		}
+		if d := distance(word, k); d < least {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, delete, replace or swap with
+// their neighbour on the way from a to b.
+func distance(a, b string) int {
+	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		next[0] = i + 1
+		for j := range len(b) {
+			replace := row[j]
+			if a[i] != b[j] {
+				replace++
+			}
+			next[j+1] = min(replace, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
+		}
+		before, row, next = row, next, before
+	}
+	return row[len(b)]
+}

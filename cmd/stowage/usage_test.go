@@ -1,0 +1,55 @@
+// This file tests the parts of usage.go and sizes.go that need no command.
+
+package main
+
+import (
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+func TestDistance(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{
+		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"cuda", "cuda", 0},
+		{"cdua", "cuda", 1}, {"cude", "cuda", 1}, {"cud", "cuda", 1}, {"train", "trian", 1},
+		{"kitten", "sitting", 3}, {"ab", "ba", 1}, {"abcd", "badc", 2},
+	} {
+		if got := distance(c.a, c.b); got != c.want {
+			t.Errorf("%q to %q: %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for s, want := range map[string]device.Bytes{
+		"1B": 1, "4KiB": 4 << 10, "64MiB": 64 << 20, "3GiB": 3 << 30, "1024TiB": 1 << 50, "007MiB": 7 << 20,
+	} {
+		if got, err := parseSize(s); err != nil || got != want {
+			t.Errorf("%q: %d, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "B", "MiB", "1", "1 MiB", "1MB", "1mib", "+1MiB", "1.5MiB", "0x10B", "1025TiB", "18446744073709551617B", "1_000B"} {
+		if got, err := parseSize(s); err == nil {
+			t.Errorf("%q was read as %d", s, got)
+		}
+	}
+}
+
+// What is read lies within bounds, and is read again as the same.
+func FuzzParseSize(f *testing.F) {
+	f.Add("64MiB")
+	f.Add("1024TiB")
+	f.Add("-1B")
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := parseSize(s)
+		if err != nil {
+			return
+		}
+		if again, err := parseSize(formatSize(n)); err != nil || again != n || n <= 0 || n > 1<<50 {
+			t.Errorf("%q was read as %d, and that as %d, %v", s, n, again, err)
+		}
+	})
+}
