@@ -37,5 +37,5 @@ func GraphCopy(dst, src device.Range) (device.Launch, bool) { return CopyLaunch(
 func copyGo(l *device.Launch) {
 	a := l.Args()
 	n := int(a[2])
-	memcopy.Copy(device.Slice[byte](a[0], n), device.Slice[byte](a[1], n))
+	memcopy.Parallel(device.Slice[byte](a[0], n), device.Slice[byte](a[1], n), 0)
 }

@@ -78,7 +78,11 @@ func (c *capture) join(s *stream) *lane {
 // fills the node in.
 func (l *lane) add(kind opKind) *op {
 	l.nodes = append(l.nodes, node{op: op{kind: kind, index: -1}})
-	return &l.nodes[len(l.nodes)-1].op
+	o := &l.nodes[len(l.nodes)-1].op
+	if kind == opLaunch {
+		o.launch = new(device.Launch)
+	}
+	return o
 }
 
 func (l *lane) here() place { return place{l.index, len(l.nodes)} }

@@ -166,7 +166,8 @@ func TestQueueIsBounded(t *testing.T) {
 		last = issued.Load()
 		time.Sleep(20 * time.Millisecond)
 	}
-	if n := issued.Load(); n != 1024 {
+	// The gate itself may or may not have left the queue when it filled up.
+	if n := issued.Load(); n != 1024 && n != 1023 {
 		t.Errorf("a stalled stream took %d operations, want 1024", n)
 	}
 	close(gate)

@@ -29,13 +29,14 @@ const (
 )
 
 // op is one piece of work, in a queue or as the node of a graph. It is a plain
-// value that queues hold inline.
+// value that queues hold inline. Launches, which are three times as large, lie
+// beside it: a queue of copies is not to push their data out of the caches.
 type op struct {
 	kind     opKind
 	value    byte
 	index    int // in a graph, of a launch: its place in the table, or -1; of a wait: its ticket
 	dst, src device.Rect
-	launch   device.Launch
+	launch   *device.Launch
 	fn       func()
 	bytes    []byte
 	buf      *device.Buffer
@@ -60,11 +61,12 @@ type stream struct {
 
 	mu      sync.Mutex
 	ready   sync.Cond // an operation was issued, or the stream ends
-	space   sync.Cond // an operation was taken off
+	space   sync.Cond // half of a full queue was taken off
 	ring    []op
-	taken   uint64 // operations the worker has begun
-	issued  uint64 // operations ever issued
-	lane    *lane  // where work is recorded, while the stream captures
+	launch  []device.Launch // for the operations of the ring that are launches
+	taken   uint64          // operations the worker has begun
+	issued  uint64          // operations ever issued
+	lane    *lane           // where work is recorded, while the stream captures
 	stopped bool
 }
 
@@ -72,7 +74,7 @@ func (d *Device) NewStream(name string) (device.Stream, error) {
 	if err := d.err(); err != nil {
 		return nil, err
 	}
-	s := &stream{dev: d, name: name, line: newTimeline(), ring: make([]op, queueStart)}
+	s := &stream{dev: d, name: name, line: newTimeline(), ring: make([]op, queueStart), launch: make([]device.Launch, queueStart)}
 	s.ready.L, s.space.L = &s.mu, &s.mu
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,18 +106,28 @@ func (s *stream) place(kind opKind) *op {
 		}
 		s.space.Wait()
 	}
-	o := &s.ring[s.issued%uint64(len(s.ring))]
+	i := s.issued % uint64(len(s.ring))
+	o := &s.ring[i]
 	o.kind = kind
+	if kind == opLaunch {
+		o.launch = &s.launch[i]
+	}
 	return o
 }
 
 // grow doubles the ring.
 func (s *stream) grow() {
-	bigger := make([]op, 2*len(s.ring))
+	n := uint64(len(s.ring))
+	ring, launch := make([]op, 2*n), make([]device.Launch, 2*n)
 	for i := s.taken; i < s.issued; i++ {
-		bigger[i%uint64(len(bigger))] = s.ring[i%uint64(len(s.ring))]
+		o := s.ring[i%n]
+		if o.kind == opLaunch {
+			launch[i%(2*n)] = *o.launch
+			o.launch = &launch[i%(2*n)]
+		}
+		ring[i%(2*n)] = o
 	}
-	s.ring = bigger
+	s.ring, s.launch = ring, launch
 }
 
 func (s *stream) publish() {
@@ -130,6 +142,7 @@ func (s *stream) publish() {
 // operation out of the ring, which costs less than keeping its room blocked.
 func (s *stream) work() {
 	var o op
+	var launch device.Launch
 	for {
 		s.mu.Lock()
 		for s.taken == s.issued && !s.stopped {
@@ -141,9 +154,17 @@ func (s *stream) work() {
 		}
 		room := &s.ring[s.taken%uint64(len(s.ring))]
 		o, *room = *room, op{}
+		if o.kind == opLaunch {
+			launch, *o.launch = *o.launch, device.Launch{}
+			o.launch = &launch
+		}
 		s.taken++
 		n := s.taken
-		s.space.Signal()
+		// A host that found the queue full comes back when half of it is free:
+		// waking it for every operation would cost more than a small copy.
+		if s.issued-s.taken == uint64(len(s.ring)/2) {
+			s.space.Broadcast()
+		}
 		s.mu.Unlock()
 
 		s.dev.execute(&o)
@@ -164,7 +185,7 @@ func (d *Device) execute(o *op) {
 	case opJoin:
 	default:
 		if d.err() == nil {
-			d.effect(o, &o.launch)
+			d.effect(o, o.launch)
 		}
 	}
 }
@@ -249,7 +270,7 @@ func (s *stream) Launch(l device.Launch) {
 		index = s.label(l)
 	}
 	o := s.place(opLaunch)
-	o.launch, o.index = l, index
+	*o.launch, o.index = l, index
 	if s.lane == nil {
 		s.dev.launches.Add(1)
 	}
