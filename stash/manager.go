@@ -110,6 +110,11 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 	if cfg.Ahead < 0 || cfg.Mode > BumpOnly {
 		return nil, fmt.Errorf("stash: a manager in mode %d that restores %d loads ahead", cfg.Mode, cfg.Ahead)
 	}
+	if c, ok := cfg.Sizer.(interface{ Check() error }); ok {
+		if err := c.Check(); err != nil {
+			return nil, err
+		}
+	}
 	m := &Manager{
 		dev: dev, cfg: cfg, plans: map[Key]*plan{}, home: map[schedule.Group]*Workspace{},
 		compute: &lane{id: laneCompute, stream: compute}, out: &lane{id: laneOut}, back: &lane{id: laneBack},

@@ -4,7 +4,10 @@
 // the backward pass. Pages are handed out by the kernels themselves, so that the
 // host never waits for a row count.
 //
-// This file owns the store; layout.go the buffers that groups are computed in.
+// This file owns the store; layout.go and workspace.go the buffers that groups are
+// computed in, manager.go when groups move, lane.go the order between streams,
+// step.go what happens when a step did not fit, verify.go the check of the store's
+// law.
 package stash
 
 import (
