@@ -72,15 +72,22 @@ DEVICE void write32(u64 p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"
 DEVICE void publish(u64 p, u64 v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 DEVICE u64 add(u64 p, u64 v) {
     u64 old;
-    asm volatile("atom.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+// arrive and swap_if order what the thread and, by a barrier before, its block did
+// earlier before what whoever reads the new value does later.
+DEVICE u64 arrive(u64 p) {
+    u64 old;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(p) : "memory");
     return old;
 }
 DEVICE u64 swap_if(u64 p, u64 is, u64 then) {
     u64 old;
-    asm volatile("atom.global.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(p), "l"(is), "l"(then) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(p), "l"(is), "l"(then) : "memory");
     return old;
 }
-DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 
 // pick chooses by tier, with a mask: anything the compiler may turn into an index
@@ -101,10 +108,15 @@ DEVICE u64 from_below(u64 v, u32 d) {
 }
 
 // relaxed reads a word that a launch on another stream may be writing; the order
-// comes from the end of the launch.
+// comes from elsewhere, such as the end of the launch.
 DEVICE u64 relaxed(u64 p) {
     u64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE u32 relaxed32(u64 p) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -287,6 +299,8 @@ DEVICE u64 take_pages(const Group &g, const State &s, u64 seq) {
         agreed = swap_if(slot, 0, mine);
         if (agreed == 0) agreed = mine;
     }
+    // What lane 0 has seen of the rings, the other lanes have after this.
+    warp_barrier();
     agreed = from_lane(agreed, 0);
     return agreed == OVERFLOWED ? agreed : agreed - 1;
 }
@@ -382,7 +396,8 @@ DEVICE u32 number(const Group &g, const State &s, u64 taken, u32 place) {
     u32 mark = host ? HOST_BIT : 0, at = host ? place - device : place;
     u64 head = pick(s.head, host);
     if (g.shape.bump) return (u32)(head + at) | mark;
-    return read32(pick(g.ring, host) + 4 * ((head + at) & pick(g.mask, host))) | mark;
+    // Not through L1, which may hold the line from before a restore wrote to it.
+    return relaxed32(pick(g.ring, host) + 4 * ((head + at) & pick(g.mask, host))) | mark;
 }
 
 KERNEL(256, RESIDENT)
@@ -405,17 +420,13 @@ stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
 }
 
 // give_back ends a restore: the last block to finish gives the pages back. What it
-// needs for that was read at the beginning.
+// needs for that was read at the beginning. The tails move last, by the thread
+// that saw all blocks arrive.
 DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages) {
     barrier();
     u32 last = 0;
-    if (thread() < 32) {
-        if (lane() == 0) {
-            fence();
-            last = add(AT(g.record, Record, arrived), 1) == blocks() - 1;
-        }
-        last = from_lane32(last, 0);
-    }
+    if (thread() == 0) last = arrive(AT(g.record, Record, arrived)) == blocks() - 1;
+    if (thread() < 32) last = from_lane32(last, 0);
     if (last == 0) return;
     u64 c = g.control, odd = (seq + 1) & 1;
     if (lane() < COUNTERS) {
@@ -423,18 +434,19 @@ DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages
         // In a stack the next launch, of either sort, counts on clear slots.
         if (g.shape.bump) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
     }
-    if (lane() >= 2) return;
-    u32 i = lane();
+    if (lane() != 0) return;
+    write(AT(g.record, Record, arrived), 0);
     u64 from = AT(c, Control, state) + (seq & 1) * sizeof(State), then = AT(c, Control, state) + odd * sizeof(State);
-    u64 held = pick(pages, i), tier = AT(c, Control, tier) + i * sizeof(Tier);
-    write(AT(g.record, Record, pages) + 8 * i, 0);
-    if (i == 0) write(AT(g.record, Record, arrived), 0);
-    if (g.shape.bump) {
-        write(then + 8 * i, read(from + 8 * i) - held);
-        write(then + 16 + 8 * i, read(from + 16 + 8 * i));
-        write(AT(c, Control, decision) + 8 * odd, 0);
-    } else {
-        publish(AT(tier, Tier, tail), pick(tail, i) + held);
+    if (g.shape.bump) write(AT(c, Control, decision) + 8 * odd, 0);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        write(AT(g.record, Record, pages) + 8 * i, 0);
+        if (g.shape.bump) {
+            write(then + 8 * i, read(from + 8 * i) - pages[i]);
+            write(then + 16 + 8 * i, read(from + 16 + 8 * i));
+        } else if (pages[i] != 0) {
+            publish(AT(c, Control, tier) + i * sizeof(Tier) + __builtin_offsetof(Tier, tail), tail[i] + pages[i]);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ package stash
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -15,6 +16,9 @@ import (
 	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/schedule"
 )
+
+// rounds of 300 operations; continuous integration runs many more.
+var rounds = flag.Int("rounds", 60, "rounds of random operations for TestStoreAgainstModel")
 
 // openCUDA opens the first GPU, or skips with the reason.
 func openCUDA(t testing.TB) device.Device {
@@ -304,11 +308,11 @@ func (m *model) quiet() error {
 // with both tiers, spill, overflow, over-budget, reset and growth.
 func TestStoreAgainstModel(t *testing.T) {
 	onDevices(t, func(t *testing.T, open func(testing.TB) device.Device) {
-		rounds, ops := 60, 300
+		n, ops := *rounds, 300
 		if testing.Short() {
-			rounds = 6
+			n /= 10
 		}
-		for seed := range rounds {
+		for seed := range n {
 			dev := open(t)
 			m, err := newModel(dev, rand.New(rand.NewPCG(uint64(seed), 7)))
 			if err != nil {

@@ -28,7 +28,7 @@ bytes carried, copies inside one kind the bytes read plus the bytes written.
 
 On the CPU the best plain copy of the same bytes stands beside every line, and
 the ratio is device over plain. Everything that is compared runs in turns, each
-a hundredth of --time at least. A round gives everyone a turn, the order rotates
+a fiftieth of --time at least. A round gives everyone a turn, the order rotates
 from round to round, and a figure is the first quartile of at least 7 rounds:
 disturbances make a turn longer, never shorter.
 

@@ -50,9 +50,11 @@ func Sizes(backend string) []device.Bytes {
 	return []device.Bytes{device.MiB, 64 * device.MiB, device.GiB}
 }
 
-// turn is the least time of one turn: 8 ms by default, so that waking the
-// goroutine or the GPU (up to 50 µs) counts for half a per cent.
-func (o Options) turn() time.Duration { return o.Line / 100 }
+// turn is the least time of one turn: 16 ms by default, so that waking the
+// goroutine or the GPU (up to 50 µs each way) and filling another core's cache
+// (a turn of the device's goroutine follows one of ours) count for less than one
+// per cent.
+func (o Options) turn() time.Duration { return o.Line / 50 }
 
 // The first quartile of seven is the second: five turns may be disturbed.
 const (

@@ -21,7 +21,7 @@ const expertGroup = "expert_fc1"
 
 // period is how often the random bytes repeat. It is odd, so that no two pages
 // of a tensor are the same until there are as many pages as this.
-const period = device.MiB - 1
+const period = 256*device.KiB - 1
 
 // replayRig replays one expert rank. The forward pass of a group copies as many
 // rows as the trace says from random bytes, from a place of its own in each

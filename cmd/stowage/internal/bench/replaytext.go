@@ -12,10 +12,10 @@ import (
 // ReplayHead prints the head of the table; it needs no rank.
 func ReplayHead(w io.Writer, r *Replay) {
 	fmt.Fprintf(w, "%s:%d  %s\n", r.Device.Backend, r.Device.Ordinal, describe(r.Device))
-	fmt.Fprintf(w, "%d steps, %d layers, %d microbatches; pipeline rank %d of %d, %d chunks each\n",
-		r.Steps, r.Layers, r.Microbatches, r.Stage, r.PP, r.VPP)
-	fmt.Fprintf(w, "%d tensors of %v a row; a rank's share is %d rows, and %d at worst; pages of %v\n\n",
-		r.Tensors, r.Width, r.Balanced, r.Worst, r.Page)
+	fmt.Fprintf(w, "%d steps, %d layers, %d microbatches; PP %d, VPP %d, pipeline rank %d\n",
+		r.Steps, r.Layers, r.Microbatches, r.PP, r.VPP, r.Stage)
+	fmt.Fprintf(w, "%v a row, %d rows a rank if balanced and %d at worst; tensors of a group: %d; pages of %v\n\n",
+		r.Width, r.Balanced, r.Worst, r.Tensors, r.Page)
 	fmt.Fprintf(w, "%5s  %7s  %11s  %11s  %11s  %11s  %6s  %6s  %6s  %7s  %11s  %7s  %11s\n",
 		"rank", "most", "live", "stored", "bound", "pool", "/live", "/bound", "reruns", "growths", "spilled", "dropped", "static")
 }
