@@ -107,8 +107,8 @@ func (s *Schedule) Stack() bool {
 
 // Ahead lists, for every position, the loads whose restore is to be issued once
 // the event at that position has been passed: at most depth loads ahead of the
-// need, and never before the group was saved. Kept groups need none; a group
-// that is not listed is restored on demand.
+// need, and not before something else was saved or loaded after the group. Kept
+// groups need none; a group that is not listed is restored on demand.
 //
 // A restore occupies a working buffer until its load is over. Buffers belong to
 // pools; of says which pool a group uses and how many of its buffers may be
@@ -125,7 +125,7 @@ func (s *Schedule) Ahead(depth int, of func(Group) (pool, room int)) [][]Group {
 			held[pool] = make([]int, len(s.events))
 		}
 		first, loads := j, 0
-		for i := j - 1; i >= s.save[e.Group] && held[pool][i] < room; i-- {
+		for i := j - 1; i > s.save[e.Group] && held[pool][i] < room; i-- {
 			if s.events[i].Load {
 				if loads++; loads > depth {
 					break

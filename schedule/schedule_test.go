@@ -128,7 +128,7 @@ func TestAhead(t *testing.T) {
 				for _, g := range at[i] {
 					saved, _ := s.Saved(g)
 					needed, _ := s.Loaded(g)
-					if saved > i || needed <= i || s.Kept(g) || ahead[g] {
+					if saved >= i || needed <= i || s.Kept(g) || ahead[g] {
 						t.Fatalf("%v, saved at %d and needed at %d, is restored at %d", g, saved, needed, i)
 					}
 					ahead[g] = true

@@ -61,7 +61,7 @@ func TestPeak(t *testing.T) {
 func TestSizers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seen := Seen{Capacity: Pages(rapid.IntRange(0, 1000).Draw(t, "capacity")), Demand: Pages(rapid.IntRange(0, 2000).Draw(t, "demand"))}
-		for _, z := range []Sizer{Balanced{Expected: 300, Factor: 1.2}, Observed{}, DefaultLowWater} {
+		for _, z := range []Sizer{Balanced{Expected: 300, Factor: 1.2}, Observed{}, DefaultLowWater()} {
 			next := z.Next(seen)
 			if next < seen.Capacity || next < seen.Demand {
 				t.Fatalf("%T: %d pages after %+v", z, next, seen)
@@ -69,7 +69,7 @@ func TestSizers(t *testing.T) {
 			if again := z.Next(Seen{Capacity: next, Demand: seen.Demand}); again != next {
 				t.Fatalf("%T: %d pages, then %d for the same demand", z, next, again)
 			}
-			if _, low := z.(LowWater); low && float64(next) > max(float64(seen.Capacity), 1.03*float64(seen.Demand)) {
+			if _, low := z.(LowWater); low && float64(next) > max(float64(seen.Capacity), 1.048*float64(seen.Demand)) {
 				t.Fatalf("low water keeps %d pages after %+v", next, seen)
 			}
 		}

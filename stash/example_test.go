@@ -51,7 +51,7 @@ func Example() {
 	check(m.Close())
 	check(compute.Close())
 	check(dev.Close())
-	// Output: 2 steps, 1 rerun, 78 pages in the pool
+	// Output: 2 steps, 1 rerun, 79 pages in the pool
 }
 
 func check(err error) {

@@ -102,7 +102,7 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 		cfg.Ahead = 1
 	}
 	if cfg.Sizer == nil {
-		cfg.Sizer = schedule.DefaultLowWater
+		cfg.Sizer = schedule.DefaultLowWater()
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -53,7 +53,7 @@ func (e *Overflow) Error() string {
 
 func (e *Overflow) Unwrap() error { return e.Cause }
 
-// Stats count what happened over all steps.
+// Stats count what happened over all steps, those that were undone included.
 type Stats struct {
 	Steps      int            `json:"steps"`
 	Reruns     int            `json:"reruns"`

@@ -38,8 +38,9 @@ type Config struct {
 	Page device.Bytes
 	// Pages are what each tier begins with, and Max what it may grow to.
 	Pages, Max [Tiers]schedule.Pages
-	// Records is the memory for page tables; zero stands for 64 MiB. It is
-	// reserved, and taken as groups are added.
+	// Records is the most memory for page tables; zero stands for 1 GiB. It is
+	// reserved, and taken as groups are added: 4 bytes for every page that a
+	// group could need at worst.
 	Records device.Bytes
 }
 
@@ -51,7 +52,7 @@ func (c *Config) check() error {
 		c.Page = DefaultPage
 	}
 	if c.Records == 0 {
-		c.Records = 64 * device.MiB
+		c.Records = device.GiB
 	}
 	if c.Page < 4*device.KiB || c.Page&(c.Page-1) != 0 {
 		return fmt.Errorf("stash: a page of %d bytes; give a power of two of at least 4096", int64(c.Page))

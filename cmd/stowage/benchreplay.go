@@ -39,7 +39,7 @@ type replayFlags struct {
 
 // Flags by what they belong to.
 var (
-	synthFlags = []string{"skew", "save-trace", "ranks", "layers", "microbatches", "steps", "tokens", "top-k", "experts", "seed"}
+	synthFlags = []string{"save-trace", "ranks", "layers", "microbatches", "steps", "tokens", "top-k", "experts", "seed"}
 	layFlags   = []string{"rank", "pp", "vpp", "stage", "sets", "device-pool"}
 	plainFlags = []string{"rows", "groups", "host-tier", "bump", "time"}
 )
@@ -50,7 +50,7 @@ func addReplayFlags(cmd *cobra.Command) *replayFlags {
 	f.StringVar(&r.trace, "trace", "", "replay the routing trace in a `file`")
 	f.StringVar(&r.kind, "synth", "", "replay a trace that is made up: `zipf`, drift or burst")
 	f.StringVar(&r.save, "save-trace", "", "write the trace that --synth makes up to a `file`")
-	f.Float64Var(&r.config.Skew, "skew", 1.2, "`exponent` of the experts' popularity, for --synth")
+	f.Float64Var(&r.config.Skew, "skew", 1.2, "`exponent` of the experts' popularity, for --synth; otherwise of how the groups' rows fall (default 0: all equal)")
 	f.IntVar(&r.config.Ranks, "ranks", 4, "expert `ranks`, for --synth")
 	f.IntVar(&r.config.Layers, "layers", 8, "`layers` with experts in the whole model, for --synth")
 	f.IntVar(&r.config.Microbatches, "microbatches", 8, "`microbatches` of a step, for --synth")
@@ -83,6 +83,8 @@ func (r *replayFlags) wanted() (bool, error) {
 	switch {
 	case trace && synth:
 		return false, usagef("--trace and --synth exclude each other")
+	case trace && f.Changed("skew"):
+		return false, usagef("--skew is for --synth; a trace says for itself")
 	case trace && given(synthFlags) != "":
 		return false, usagef("--%s is for --synth; a trace says for itself", given(synthFlags))
 	case !trace && !synth && given(synthFlags) != "":

@@ -60,7 +60,6 @@ func TestBenchStashReplayErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"--skew 2":                             "--skew needs --synth",
 		"--pp 2":                               "--pp needs --trace or --synth",
 		"--trace x --synth zipf":               "exclude each other",
 		"--trace x --tokens 9":                 "--tokens is for --synth",

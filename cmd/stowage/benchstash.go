@@ -57,12 +57,15 @@ the rows of every step, layer, microbatch and rank:
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o := bench.StashOptions{
-			Rows: stash.Rows(*rows), MaxRows: stash.Rows(cmp.Or(*most, *rows)), Width: device.Bytes(*width),
+			Rows: stash.Rows(*rows), MaxRows: stash.Rows(*most), Width: device.Bytes(*width),
 			Groups: *groups, Tensors: *tensors, Host: *host, Bump: *bump, Line: *line,
 		}
 		replay, err := replays.wanted()
 		if err != nil {
 			return err
+		}
+		if cmd.Flags().Changed("skew") && !replay {
+			o.Skew = replays.config.Skew
 		}
 		sizes, err := parseSizes(*page)
 		switch {
@@ -70,10 +73,12 @@ the rows of every step, layer, microbatch and rank:
 			return usagef("--page: %v", err)
 		case len(sizes) != 1 || sizes[0] < 4*device.KiB || sizes[0]&(sizes[0]-1) != 0:
 			return usagef("--page must be one power of two of at least 4KiB, not %s", *page)
-		case replay && o.MaxRows < 1:
+		case cmd.Flags().Changed("max-rows") && o.MaxRows < 1:
 			return usagef("--max-rows must be at least 1, not %d", o.MaxRows)
-		case !replay && (o.Rows < 1 || o.MaxRows < o.Rows):
-			return usagef("--rows must be at least 1 and at most --max-rows, not %d of %d", o.Rows, o.MaxRows)
+		case !replay && (o.Rows < 1 || o.Rows > 1<<40):
+			return usagef("--rows must be between 1 and 2^40, not %d", o.Rows)
+		case !(o.Skew >= 0 && o.Skew <= 10):
+			return usagef("--skew must be between 0 and 10, not %g", o.Skew)
 		case o.Width < 1 || o.Width > device.GiB:
 			return usagef("--width must be between 1 and 1073741824 bytes, not %d", *width)
 		case o.Groups < 1 || o.Groups > 10000:
@@ -84,6 +89,10 @@ the rows of every step, layer, microbatch and rank:
 			return usagef("--time must be between 1ms and 1h, not %v", o.Line)
 		}
 		o.Page = sizes[0]
+		o.MaxRows = cmp.Or(o.MaxRows, o.Most())
+		if !replay && o.MaxRows < o.Most() {
+			return usagef("--max-rows must hold the largest group, %d rows, not %d", o.Most(), o.MaxRows)
+		}
 		if replay {
 			x, err := replays.options(o)
 			if err != nil {

@@ -40,7 +40,7 @@ func TestCompare(t *testing.T) {
 				return nil
 			}},
 		}
-		times, err := Options{Line: 2 * time.Second}.compare(ways)
+		times, err := Options{Line: time.Second}.compare(ways)
 		if err != nil || times[0] != 2*time.Millisecond || times[1] != 3*time.Millisecond {
 			t.Errorf("%v, %v", times, err)
 		}

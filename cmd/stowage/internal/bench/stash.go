@@ -6,6 +6,7 @@ package bench
 import (
 	"cmp"
 	"encoding/binary"
+	"math"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ type StashOptions struct {
 	Width   device.Bytes // bytes of a row
 	Tensors int          // of each group, which share the width
 	Groups  int          // stashed one after the other, then restored
+	Skew    float64      // how uneven the groups are: rows fall as 1/n^Skew, with Rows as their mean
 	Page    device.Bytes
 	Host    bool // keep the pages in host memory
 	Bump    bool // a stack instead of pages
@@ -32,11 +34,12 @@ type StashOptions struct {
 // and its restore each read and write them once.
 type Stash struct {
 	Device    device.Info  `json:"device"`
-	Rows      stash.Rows   `json:"rows"`
+	Rows      stash.Rows   `json:"rows"` // the mean, if the groups are skewed
 	MaxRows   stash.Rows   `json:"max_rows"`
 	Width     device.Bytes `json:"width_bytes"`
 	Tensors   int          `json:"tensors"`
 	Groups    int          `json:"groups"`
+	Skew      float64      `json:"skew"`
 	Page      device.Bytes `json:"page_bytes"`
 	Tier      string       `json:"tier"`
 	Store     string       `json:"store"`
@@ -55,7 +58,7 @@ type stashRig struct {
 	dev    device.Device
 	s      device.Stream
 	store  *stash.Store
-	layout *stash.Layout
+	layout []*stash.Layout // one for each row count
 	set    *device.Buffer
 	plain  *device.Buffer
 	recs   []*stash.Record
@@ -80,20 +83,19 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	if r.s, err = dev.NewStream("bench"); err != nil {
 		return r, err
 	}
-	tensors := make([]stash.Tensor, o.Tensors)
-	for i := range tensors {
-		tensors[i] = stash.Tensor{Name: "tensor", Row: o.Width, MaxRows: o.MaxRows}
-	}
-	if r.layout, err = stash.NewLayout(tensors...); err != nil {
+	if err = r.layouts(o); err != nil {
 		return r, err
 	}
 	cfg := stash.Config{Page: o.Page}
-	pages := schedule.Pages(o.Groups) * r.layout.Pages(o.Page, o.Rows)
+	var pages schedule.Pages
+	for i := range o.Groups {
+		pages += r.of(i).Pages(o.Page, o.counts()...)
+	}
 	cfg.Pages[o.tier()], cfg.Max[o.tier()] = pages, pages
 	if r.store, err = stash.NewStore(dev, r.s, cfg); err != nil {
 		return r, err
 	}
-	if r.set, err = dev.Alloc(device.Accel, r.layout.Size, "bench"); err != nil {
+	if r.set, err = dev.Alloc(device.Accel, r.layout[0].Size, "bench"); err != nil {
 		return r, err
 	}
 	kind := device.Accel
@@ -101,15 +103,18 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 		kind = device.Host
 	}
 	// As much as the pool, so that caches help neither more than the other.
-	if r.plain, err = dev.Alloc(kind, o.bytes()*device.Bytes(o.Groups), "bench"); err != nil {
+	if r.plain, err = dev.Alloc(kind, o.total(), "bench"); err != nil {
 		return r, err
 	}
 	r.s.Fill(r.set.All(), 1)
 	r.s.Fill(r.plain.All(), 2)
-	rows := binary.LittleEndian.AppendUint64(nil, uint64(o.Rows))
-	r.s.Upload(r.layout.Counts(r.set.All()), rows)
-	for range o.Groups {
-		rec, err := r.store.AddRecord(r.s, r.layout, schedule.Group{Name: "bench", Layer: len(r.recs)})
+	var counts []byte
+	for _, n := range o.counts() {
+		counts = binary.LittleEndian.AppendUint64(counts, uint64(n))
+	}
+	r.s.Upload(r.layout[len(r.layout)-1].Counts(r.set.All()), counts)
+	for i := range o.Groups {
+		rec, err := r.store.AddRecord(r.s, r.of(i), schedule.Group{Name: "bench", Layer: i})
 		if err != nil {
 			return r, err
 		}
@@ -118,9 +123,58 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	return r, r.s.Sync()
 }
 
-// bytes are the live bytes of a group.
-func (o StashOptions) bytes() device.Bytes {
-	return device.Bytes(o.Rows) * o.Width * device.Bytes(o.Tensors)
+// layouts makes a layout for each row count. They differ in nothing but the count
+// that applies, so that all groups can be stashed from one set.
+func (r *stashRig) layouts(o StashOptions) error {
+	for i := range o.counts() {
+		tensors := make([]stash.Tensor, o.Tensors)
+		for k := range tensors {
+			tensors[k] = stash.Tensor{Name: "tensor", Row: o.Width, MaxRows: o.MaxRows, Count: i}
+		}
+		l, err := stash.NewLayout(tensors...)
+		if err != nil {
+			return err
+		}
+		r.layout = append(r.layout, l)
+	}
+	return nil
+}
+
+// of is the layout of group i.
+func (r *stashRig) of(i int) *stash.Layout { return r.layout[i%len(r.layout)] }
+
+// counts are the live rows of the groups in turn; a set has room for 32 of them.
+func (o StashOptions) counts() []stash.Rows {
+	n := min(o.Groups, kernels.StashMaxTensors)
+	if o.Skew == 0 {
+		n = 1
+	}
+	var sum float64
+	for i := range n {
+		sum += math.Pow(float64(i+1), -o.Skew)
+	}
+	rows := make([]stash.Rows, n)
+	for i := range rows {
+		rows[i] = max(1, stash.Rows(math.Round(float64(o.Rows)*float64(n)*math.Pow(float64(i+1), -o.Skew)/sum)))
+	}
+	return rows
+}
+
+// Most is the most rows of any group.
+func (o StashOptions) Most() stash.Rows { return slices.Max(o.counts()) }
+
+// bytes are the live bytes of group i.
+func (o StashOptions) bytes(i int) device.Bytes {
+	counts := o.counts()
+	return device.Bytes(counts[i%len(counts)]) * o.Width * device.Bytes(o.Tensors)
+}
+
+// total are the live bytes of all groups.
+func (o StashOptions) total() (n device.Bytes) {
+	for i := range o.Groups {
+		n += o.bytes(i)
+	}
+	return n
 }
 
 func (r *stashRig) close() (first error) {
@@ -144,14 +198,22 @@ func (r *stashRig) close() (first error) {
 // ways are the graphs: stashes and restores, and plain copies out and back, by
 // the device's copy and, inside device memory, by the copy kernel.
 func (r *stashRig) ways(o StashOptions) ([]way, error) {
-	live := r.set.Slice(0, o.bytes())
+	var live, away []device.Range
+	for i := range o.Groups {
+		at := device.Bytes(0)
+		if i > 0 {
+			at = away[i-1].Off + away[i-1].Len
+		}
+		live = append(live, r.set.Slice(0, o.bytes(i)))
+		away = append(away, r.plain.Slice(at, o.bytes(i)))
+	}
 	plain := func(copyNow func(dst, src device.Range)) func() {
 		return func() {
 			for i := range r.recs {
-				copyNow(r.plain.Slice(device.Bytes(i)*o.bytes(), o.bytes()), live)
+				copyNow(away[i], live[i])
 			}
 			for i := len(r.recs) - 1; i >= 0; i-- {
-				copyNow(live, r.plain.Slice(device.Bytes(i)*o.bytes(), o.bytes()))
+				copyNow(live[i], away[i])
 			}
 		}
 	}
@@ -202,11 +264,12 @@ func Stashes(dev device.Device, o StashOptions) (res Stash, err error) {
 	if err != nil {
 		return res, err
 	}
-	moved := 4 * o.bytes() // read and written, out and back
+	mean := o.total() / device.Bytes(o.Groups)
+	moved := 4 * mean // read and written, out and back
 	plain := slices.Min(times[1:])
 	res = Stash{
-		Device: dev.Info(), Rows: o.Rows, MaxRows: o.MaxRows, Width: o.Width, Tensors: o.Tensors, Groups: o.Groups, Page: o.Page,
-		Tier: "device", Store: "pages", Bytes: o.bytes(),
+		Device: dev.Info(), Rows: o.Rows, MaxRows: o.MaxRows, Width: o.Width, Tensors: o.Tensors, Groups: o.Groups, Skew: o.Skew, Page: o.Page,
+		Tier: "device", Store: "pages", Bytes: mean,
 		PairUS: times[0].Seconds() * 1e6, CopyUS: plain.Seconds() * 1e6,
 		GBps: gbps(moved, times[0]), CopyGBps: gbps(moved, plain), Launches: 2,
 		PoolBytes: device.Bytes(r.store.Pages(o.tier())) * o.Page,
