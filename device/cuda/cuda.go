@@ -7,9 +7,9 @@
 // can use any device.
 //
 // This file owns the device; driver.go and abi.go the bindings, memory.go,
-// arena.go, region.go and slab.go memory, stream.go, event.go, capture.go and
-// graph.go the queues, kernel.go the loading of kernels, host.go callbacks,
-// list.go what doctor shows.
+// arena.go, region.go and slab.go memory, pieces.go the borders inside it,
+// stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading
+// of kernels, host.go callbacks, list.go what doctor shows.
 package cuda
 
 import (

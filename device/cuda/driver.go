@@ -47,7 +47,7 @@ type driver struct {
 	deviceTotalMem, primaryCtxRetain, primaryCtxRelease                 proc
 	ctxSetCurrent, ctxPushCurrent, ctxPopCurrent, ctxGetDevice          proc
 	moduleLoadDataEx, moduleUnload, moduleGetFunction, funcSetAttribute proc
-	memGetInfo                                                          proc
+	memGetInfo, memGetAddressRange                                      proc
 	memAddressReserve, memAddressFree, memCreate, memRelease            proc
 	memMap, memUnmap, memSetAccess, memGetAllocationGranularity         proc
 	memcpyAsync, memcpy2DAsync, memsetD8Async                           proc
@@ -73,7 +73,7 @@ func (v *driver) symbols() map[string]*proc {
 		"cuCtxPushCurrent_v2": &v.ctxPushCurrent, "cuCtxPopCurrent_v2": &v.ctxPopCurrent,
 		"cuModuleLoadDataEx": &v.moduleLoadDataEx, "cuModuleUnload": &v.moduleUnload,
 		"cuModuleGetFunction": &v.moduleGetFunction, "cuFuncSetAttribute": &v.funcSetAttribute,
-		"cuMemGetInfo_v2":     &v.memGetInfo,
+		"cuMemGetInfo_v2": &v.memGetInfo, "cuMemGetAddressRange_v2": &v.memGetAddressRange,
 		"cuMemAddressReserve": &v.memAddressReserve, "cuMemAddressFree": &v.memAddressFree,
 		"cuMemCreate": &v.memCreate, "cuMemRelease": &v.memRelease,
 		"cuMemMap": &v.memMap, "cuMemUnmap": &v.memUnmap, "cuMemSetAccess": &v.memSetAccess,

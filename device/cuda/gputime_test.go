@@ -14,23 +14,28 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// A launch allocates nothing, and costs little beside what the driver itself
-// takes for it, which differs between machines. Bursts are short, so that
-// nothing waits for the GPU.
+// A single launch cannot be held to 2 µs of CPU time everywhere: beside an H200
+// it took 3.7 to 4.8 µs, of which the driver itself takes 3.0 to 3.9, called from
+// C as well, so what we add is bound to 1 µs. The hot path is a replay (of 100
+// launches in 1.9 to 2.6 µs, 0.03 µs each), and there each is bound to 2 µs.
 func TestLaunchOverhead(t *testing.T) {
 	d := open(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s").(*stream)
 	b, h := alloc(t, d, device.Accel, 4096), alloc(t, d, device.Host, 4096)
 	e, _ := d.NewEvent(0)
-	s.BeginCapture()
-	for range 100 {
-		s.Launch(addLaunch(b.All(), 1))
+	launches := func(n int) device.Graph {
+		s.BeginCapture()
+		for range n {
+			s.Launch(addLaunch(b.All(), 1))
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
 	}
-	g, err := s.EndCapture()
-	if err != nil {
-		t.Fatal(err)
-	}
+	twenty, hundred := launches(20), launches(100)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s.Launch(device.NewLaunch(emptyKernel, 1, 32))
@@ -38,46 +43,64 @@ func TestLaunchOverhead(t *testing.T) {
 	raw.args = [12]uintptr{d.function(emptyKernel).handle, 1, 1, 1, 32, 1, 1, 0, s.handle, uintptr(pointer(&raw.where))}
 	var alone time.Duration // the driver's share of a launch
 	for _, c := range []struct {
-		name  string
-		burst time.Duration
-		fn    func()
+		name     string
+		burst    time.Duration
+		launches time.Duration // in one call
+		fn       func()
 	}{
-		{"driver's launch alone", 32, func() { raw.call(&d.drv.launchKernel, 11) }},
-		{"context made current", 32, func() { d.drv.call(&d.drv.ctxSetCurrent, d.ctx[0]) }},
-		{"empty launch", 32, func() { s.Launch(device.NewLaunch(emptyKernel, 1, 32)) }},
-		{"launch with arguments", 32, func() { s.Launch(addLaunch(b.All(), 1)) }},
-		{"copy on the device", 32, func() { s.Copy(b.Slice(0, 1024), b.Slice(2048, 1024)) }},
-		{"copy out", 32, func() { s.Copy(h.All(), b.All()) }},
-		{"fill", 32, func() { s.Fill(b.All(), 1) }},
-		{"record and wait", 32, func() { s.Record(e); s.Wait(e) }},
-		{"replay of 100 launches", 4, func() { s.Replay(g) }},
+		{"driver's launch alone", 32, 1, func() { raw.call(&d.drv.launchKernel, 11) }},
+		{"context made current", 32, 0, func() { d.drv.call(&d.drv.ctxSetCurrent, d.ctx[0]) }},
+		{"empty launch", 32, 1, func() { s.Launch(device.NewLaunch(emptyKernel, 1, 32)) }},
+		{"launch with arguments", 32, 1, func() { s.Launch(addLaunch(b.All(), 1)) }},
+		{"copy on the device", 32, 0, func() { s.Copy(b.Slice(0, 1024), b.Slice(2048, 1024)) }},
+		{"copy out", 32, 0, func() { s.Copy(h.All(), b.All()) }},
+		{"fill", 32, 0, func() { s.Fill(b.All(), 1) }},
+		{"record and wait", 32, 0, func() { s.Record(e); s.Wait(e) }},
+		{"replay of 20 launches", 4, 20, func() { s.Replay(twenty) }},
+		{"replay of 100 launches", 4, 100, func() { s.Replay(hundred) }},
 	} {
-		cpu, wall := time.Hour, time.Hour
-		for range 200 {
-			synced(t, s)
-			start, began := threadTime(), time.Now()
-			for range c.burst {
-				c.fn()
-			}
-			cpu, wall = min(cpu, (threadTime()-start)/c.burst), min(wall, time.Since(began)/c.burst)
-		}
-		synced(t, s)
+		cpu, wall := leastCost(t, s, c.burst, c.fn)
 		allocs := testing.AllocsPerRun(100, c.fn)
 		t.Logf("%-24s %5d ns of CPU time, %5d ns in all, %v allocations", c.name, cpu, wall, allocs)
 		if allocs != 0 {
 			t.Errorf("%s: %v allocations", c.name, allocs)
 		}
-		switch c.name {
-		case "driver's launch alone":
+		switch {
+		case c.name == "driver's launch alone":
 			alone = cpu
-		case "launch with arguments":
-			if more := cpu - alone; more > time.Microsecond {
-				t.Errorf("a launch takes %v of CPU time beyond the driver's own %v", more, alone)
+		case c.launches == 1:
+			more := cpu - alone
+			t.Logf("%-24s %5d ns of CPU time beyond the driver's", "", more)
+			if more > time.Microsecond {
+				t.Errorf("%s takes %v of CPU time beyond the driver's own %v", c.name, more, alone)
+			}
+		case c.launches > 1:
+			each := cpu / c.launches
+			t.Logf("%-24s %5d ns of CPU time for each launch", "", each)
+			if each > 2*time.Microsecond {
+				t.Errorf("%s takes %v of CPU time for each launch", c.name, each)
 			}
 		}
 	}
 	s.Free(b)
 	s.Free(h)
+}
+
+// leastCost is what a call of fn takes of the thread's CPU time and in all, at
+// best. Bursts are short, so that nothing waits for the GPU.
+func leastCost(t *testing.T, s *stream, burst time.Duration, fn func()) (cpu, wall time.Duration) {
+	t.Helper()
+	cpu, wall = time.Hour, time.Hour
+	for range 200 {
+		synced(t, s)
+		start, began := threadTime(), time.Now()
+		for range burst {
+			fn()
+		}
+		cpu, wall = min(cpu, (threadTime()-start)/burst), min(wall, time.Since(began)/burst)
+	}
+	synced(t, s)
+	return cpu, wall
 }
 
 // threadTime is the CPU time of this thread.

@@ -9,9 +9,10 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// carved marks a buffer that is a block of its pool's arena. A reserved buffer
-// has a *region of its own, and an imported one nothing of ours.
-type carved struct{}
+// carved marks a buffer that is a block of its pool's arena, and tells where in
+// it chunks end: memory under a block stays as it is. A reserved buffer has a
+// *region of its own, and an imported one nothing of ours.
+type carved []device.Bytes
 
 // free is what the GPU has left.
 func (d *Device) free() device.Bytes {
@@ -49,7 +50,7 @@ func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 		return nil, d.refused(f, kind, size, owner)
 	}
 	b := device.NewBuffer(kind, addr, size, size, owner)
-	b.Mem = carved{}
+	b.Mem = carved(p.buffers.region.borders(addr, size))
 	return b, nil
 }
 

@@ -4,6 +4,9 @@
 package cuda
 
 import (
+	"slices"
+	"sync/atomic"
+
 	"github.com/stowage-dev/stowage/device"
 )
 
@@ -12,14 +15,16 @@ import (
 const granule = 2 * device.MiB
 
 // region is a reserved range of addresses. The first mapped bytes have memory
-// behind them, in the chunks it was grown by; a copy may cross their borders.
-// Whoever owns the region serialises grow, shrink and close.
+// behind them, in the chunks it was grown by; pieces.go keeps work from crossing
+// their borders. Whoever owns the region serialises grow, shrink and close.
 type region struct {
 	dev   *Device
 	kind  device.Kind
 	addr  uintptr
 	limit device.Bytes
-	ends  []device.Bytes // where each chunk ends
+	// chunks are where each chunk ends. Streams read them while the region
+	// grows, so a list that was stored is never written again.
+	chunks atomic.Pointer[[]device.Bytes]
 }
 
 // failure is a call of the driver that did not succeed. Nil is success.
@@ -50,11 +55,19 @@ func (d *Device) reserve(kind device.Kind, limit device.Bytes) (*region, *failur
 	return r, nil
 }
 
+func (r *region) ends() []device.Bytes {
+	if ends := r.chunks.Load(); ends != nil {
+		return *ends
+	}
+	return nil
+}
+
 func (r *region) mapped() device.Bytes {
-	if len(r.ends) == 0 {
+	ends := r.ends()
+	if len(ends) == 0 {
 		return 0
 	}
-	return r.ends[len(r.ends)-1]
+	return ends[len(ends)-1]
 }
 
 // grow maps memory behind the first size bytes, in one chunk.
@@ -66,7 +79,8 @@ func (r *region) grow(size device.Bytes) *failure {
 	if f := r.dev.mapMemory(r.kind, r.addr+uintptr(from), to-from); f != nil {
 		return f
 	}
-	r.ends = append(r.ends, to)
+	ends := append(slices.Clip(r.ends()), to)
+	r.chunks.Store(&ends)
 	return nil
 }
 
@@ -98,16 +112,19 @@ func (d *Device) mapMemory(kind device.Kind, at uintptr, n device.Bytes) *failur
 
 // shrink unmaps the chunks that lie wholly behind the first size bytes.
 func (r *region) shrink(size device.Bytes) {
-	for n := len(r.ends); n > 0; n = len(r.ends) {
+	for ends := r.ends(); len(ends) > 0; {
+		last := len(ends) - 1
 		from := device.Bytes(0)
-		if n > 1 {
-			from = r.ends[n-2]
+		if last > 0 {
+			from = ends[last-1]
 		}
 		if from < size {
 			return
 		}
-		r.dev.do(&r.dev.drv.memUnmap, r.addr+uintptr(from), uintptr(r.ends[n-1]-from))
-		r.ends = r.ends[:n-1]
+		r.dev.do(&r.dev.drv.memUnmap, r.addr+uintptr(from), uintptr(ends[last]-from))
+		ends = ends[:last]
+		less := ends
+		r.chunks.Store(&less)
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *stream) Copy(dst, src device.Range) {
 	case dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host:
 		s.onHost(func() { memcopy.Copy(bytesAt(dst.Addr(), dst.Len), bytesAt(src.Addr(), src.Len)) })
 	default:
-		s.issue(&s.dev.drv.memcpyAsync, dst.Addr(), src.Addr(), uintptr(dst.Len), s.handle)
+		s.copyBytes(c, dst, src)
 	}
 }
 
@@ -158,22 +158,7 @@ func (s *stream) Copy2D(dst, src device.Rect) {
 		})
 		return
 	}
-	d := s.dev
-	if dst.Pitch > maxPitch || src.Pitch > maxPitch {
-		for i := range dst.Rows {
-			s.issue(&d.drv.memcpyAsync, dst.Row(i).Addr(), src.Row(i).Addr(), uintptr(dst.Len), s.handle)
-		}
-		return
-	}
-	f := d.drv.frames.Get().(*frame)
-	f.rect = memcpy2D{
-		src:   pitched{kind: memoryTypeUnified, device: src.Addr(), pitch: uintptr(src.Pitch)},
-		dst:   pitched{kind: memoryTypeUnified, device: dst.Addr(), pitch: uintptr(dst.Pitch)},
-		width: uintptr(dst.Len), height: uintptr(dst.Rows),
-	}
-	f.args[0], f.args[1] = uintptr(pointer(&f.rect)), s.handle
-	s.judge(&d.drv.memcpy2DAsync, d.run(f, &d.drv.memcpy2DAsync, 2))
-	d.drv.frames.Put(f)
+	s.copyRows(c, dst, src)
 }
 
 func (s *stream) Fill(dst device.Range, value byte) {
@@ -181,9 +166,7 @@ func (s *stream) Fill(dst device.Range, value byte) {
 	if c := s.ready(); c != nil {
 		c.work(s)
 	}
-	if dst.Len > 0 {
-		s.issue(&s.dev.drv.memsetD8Async, dst.Addr(), uintptr(value), uintptr(dst.Len), s.handle)
-	}
+	s.fillBytes(dst, value)
 }
 
 // Launch is the hot path: no allocation, one call of the driver.

@@ -112,6 +112,7 @@ func (s *suite) groups() []group {
 		{"Reserve", reserveCases},
 		{"Free", freeCases},
 		{"Copy", copyCases},
+		{"Pieces", piecesCases},
 		{"Order", orderCases},
 		{"Event", eventCases},
 		{"Launch", launch},

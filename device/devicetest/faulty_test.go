@@ -186,6 +186,9 @@ func (s *faultyStream) Copy(dst, src device.Range) {
 		dst.Len, src.Len = dst.Len-1, src.Len-1
 	case d.every(40, "some copies are lost"):
 		return
+	case d.is("copies end at borders"):
+		n := min(beforeBorder(dst), beforeBorder(src))
+		dst.Len, src.Len = min(dst.Len, n), min(src.Len, n)
 	}
 	s.Stream.Copy(dst, src)
 }
@@ -194,11 +197,18 @@ func (s *faultyStream) Copy2D(dst, src device.Rect) {
 	if s.d.is("rows lie close") && src.Rows > 1 {
 		src.Pitch = src.Len
 	}
+	if s.d.is("rectangles end at borders") && dst.Rows == src.Rows {
+		for dst.Rows > 1 && (beforeBorder(dst.Extent()) < dst.Extent().Len || beforeBorder(src.Extent()) < src.Extent().Len) {
+			dst.Rows, src.Rows = dst.Rows-1, src.Rows-1
+		}
+	}
 	s.Stream.Copy2D(dst, src)
 }
 
 func (s *faultyStream) Fill(dst device.Range, value byte) {
 	switch d := s.d; {
+	case d.is("fills end at borders"):
+		dst.Len = min(dst.Len, beforeBorder(dst))
 	case d.is("a fill goes too far") && dst.Off+dst.Len < dst.Buf.Size():
 		dst.Len++
 	case d.is("fills are not captured") && s.d.capturing():
@@ -213,6 +223,10 @@ func (s *faultyStream) Fill(dst device.Range, value byte) {
 	}
 	s.Stream.Fill(dst, value)
 }
+
+// beforeBorder is how far it is from the start of a range to the next multiple
+// of 2 MiB of its buffer.
+func beforeBorder(r device.Range) device.Bytes { return 2*device.MiB - r.Off%(2*device.MiB) }
 
 func (s *faultyStream) Launch(l device.Launch) {
 	switch d := s.d; {
