@@ -20,11 +20,17 @@ generate: ## rebuild the kernels, which needs clang-19
 ci: ## everything a change must pass
 	.ci/run
 
-# Test binaries to carry to a machine with a GPU; no Go is needed there.
+# Test binaries to carry to a machine with a GPU; no Go is needed there. Tests
+# look for files beside their source, so each runs in its package's folder.
 gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
 	mkdir -p build/gpu
 	CGO_ENABLED=0 go test -c -o build/gpu/cuda.test ./device/cuda
 	CGO_ENABLED=0 go test -c -o build/gpu/kernels.test ./kernels
+	CGO_ENABLED=0 go test -c -o build/gpu/stash.test ./stash
+	@echo 'On the machine with the GPU, in a copy of this folder:'
+	@echo '  (cd device/cuda && ../../build/gpu/cuda.test -test.v)'
+	@echo '  (cd kernels && ../build/gpu/kernels.test -test.v)'
+	@echo '  (cd stash && ../build/gpu/stash.test -test.v)'
 
 clean:
 	rm -rf build

@@ -25,8 +25,10 @@ import "time"
 type Device interface {
 	Info() Info
 
-	// Alloc returns size bytes that no work in flight touches. The owner tag
-	// names the user in the ledger and in out-of-memory errors.
+	// Alloc returns size bytes that no work in flight touches. It never waits:
+	// memory that was freed and is still pending cannot be had before its stream
+	// got there, and [OutOfMemory] says how much that is. The owner tag names the
+	// user in the ledger and in out-of-memory errors.
 	Alloc(kind Kind, size Bytes, owner string) (*Buffer, error)
 	// Reserve returns an empty buffer whose address never changes while Grow
 	// gives it memory, up to max. Graphs that hold its address stay valid.
@@ -79,8 +81,8 @@ type Stream interface {
 	// It is the one way for the host to read device memory, and is counted.
 	Download(dst []byte, src Range) error
 	// Free gives a buffer back once the work issued on this stream so far is
-	// done; the handle is dead at once. See [Buffer] for the life cycle. It
-	// cannot be captured.
+	// done; the handle is dead at once. See [Buffer] for the life cycle. The
+	// buffer must be this device's. It cannot be captured.
 	Free(b *Buffer)
 
 	// Record marks the stream's work so far in e, replacing e's earlier mark.
@@ -97,12 +99,13 @@ type Stream interface {
 	BeginCapture()
 	EndCapture() (Graph, error)
 	// Replay issues a captured graph as one piece of work. Replays of one graph
-	// never overlap.
+	// never overlap. Memory that the graph declares must be live; what Update
+	// has replaced need not be.
 	Replay(g Graph)
 
 	// Sync waits for the stream's work so far.
 	Sync() error
-	// Close waits likewise, and ends the stream.
+	// Close waits likewise, and ends the stream. Closing it twice panics.
 	Close() error
 }
 
@@ -133,7 +136,8 @@ type Event interface {
 // Graph is captured work that can be replayed. Replaying costs the host one
 // call, whatever the number of nodes.
 type Graph interface {
-	// Nodes is the number of pieces of work in the graph, without empty joins.
+	// Nodes is the number of pieces of work in the graph, without empty joins and
+	// recordings.
 	Nodes() int
 	// Update gives the launch captured under a slot new arguments and a new
 	// declaration, from the next Replay on. The kernel and its shape stay.

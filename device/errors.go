@@ -16,23 +16,27 @@ type OutOfMemory struct {
 	Asked    Bytes
 	Free     Bytes
 	Capacity Bytes
+	Pending  Bytes        // of what is held: freed, but its stream is not there yet
 	Owners   []OwnerUsage // largest first
 }
 
 func (e *OutOfMemory) Error() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s: out of %s memory: %q asked for %v, %v of %v are free", e.Device, e.Kind, e.Owner, e.Asked, e.Free, e.Capacity)
-	for i, o := range e.Owners {
-		switch {
-		case i == 0:
+	const named = 4
+	for i, o := range e.Owners[:min(named, len(e.Owners))] {
+		if i == 0 {
 			s.WriteString("; held by ")
-		case i == 4:
-			fmt.Fprintf(&s, " and %d more", len(e.Owners)-i)
-			return s.String()
-		default:
+		} else {
 			s.WriteString(", ")
 		}
 		fmt.Fprintf(&s, "%q %v", o.Owner, o.Current)
+	}
+	if more := len(e.Owners) - named; more > 0 {
+		fmt.Fprintf(&s, " and %d more", more)
+	}
+	if e.Pending > 0 {
+		fmt.Fprintf(&s, ", %v of it freed and waiting for its stream; synchronise and try again", e.Pending)
 	}
 	return s.String()
 }
@@ -58,7 +62,7 @@ func (e *DriverError) Error() string {
 type Unsupported struct {
 	What string // "CUDA device"
 	Why  string // "libcuda.so.1 was not found"
-	Need string // "install the NVIDIA driver, version 525 or later"
+	Need string // "install the NVIDIA driver, version 535 or later"
 }
 
 func (e *Unsupported) Error() string {

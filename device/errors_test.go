@@ -32,6 +32,13 @@ func TestErrorTexts(t *testing.T) {
 			oom(held("a", 6), held("b", 5), held("c", 4), held("d", 3), held("e", 2), held("f", 1)),
 			`cuda:0: out of device memory: "stash" asked for 3.00 GiB, 512.00 MiB of 8.00 GiB are free; held by "a" 6 B, "b" 5 B, "c" 4 B, "d" 3 B and 2 more`,
 		},
+		{ // a wait would help
+			&device.OutOfMemory{
+				Device: "cpu:0", Kind: device.Host, Owner: "cache", Asked: 2 * device.MiB, Capacity: 3 * device.MiB,
+				Pending: device.MiB, Owners: []device.OwnerUsage{held("cache", 3*device.MiB)},
+			},
+			`cpu:0: out of host memory: "cache" asked for 2.00 MiB, 0 B of 3.00 MiB are free; held by "cache" 3.00 MiB, 1.00 MiB of it freed and waiting for its stream; synchronise and try again`,
+		},
 		{
 			&device.DriverError{Device: "cuda:0", Call: "cuStreamSynchronize", Code: 700, Text: "an illegal memory access was encountered"},
 			"cuda:0: cuStreamSynchronize failed with error 700: an illegal memory access was encountered",
@@ -41,8 +48,8 @@ func TestErrorTexts(t *testing.T) {
 			"cpu:0: kernel copy failed: index out of range",
 		},
 		{
-			&device.Unsupported{What: "CUDA device", Why: "libcuda.so.1 was not found", Need: "install the NVIDIA driver, version 525 or later"},
-			"CUDA device not available: libcuda.so.1 was not found; install the NVIDIA driver, version 525 or later",
+			&device.Unsupported{What: "CUDA device", Why: "libcuda.so.1 was not found", Need: "install the NVIDIA driver, version 535 or later"},
+			"CUDA device not available: libcuda.so.1 was not found; install the NVIDIA driver, version 535 or later",
 		},
 		{
 			&device.CaptureError{Stream: "compute", Why: `stream "copy" was not joined`, Do: "wait for its last event first"},

@@ -103,9 +103,20 @@ const (
 	maxAccess = 8
 )
 
+// The largest shapes that every device can run; GPUs of all our architectures
+// have these limits.
+const (
+	maxGridX   = 1<<31 - 1
+	maxGridYZ  = 1<<16 - 1
+	maxThreads = 1024 // of a block
+)
+
 // NewLaunch begins a launch of a one-dimensional grid. Arg, Read, Write and
 // Atomic complete it.
 func NewLaunch(k *Kernel, blocks, threads int) Launch {
+	if blocks < 0 || blocks > maxGridX || threads < 0 || threads > maxThreads {
+		panic(fmt.Sprintf("device: a launch of %d blocks of %d threads; at most %d blocks of %d can be", blocks, threads, maxGridX, maxThreads))
+	}
 	return Launch{
 		Kernel: k,
 		Grid:   [3]uint32{uint32(blocks), 1, 1},
@@ -181,17 +192,31 @@ func (l *Launch) Accesses(yield func(Access) bool) {
 	}
 }
 
-// Check panics unless every range that the launch declares may be used now.
-// Devices call it when the launch is issued.
+// Check panics unless the shape can be launched and every range that the launch
+// declares may be used now. Devices call it when the launch is issued.
 func (l *Launch) Check() {
 	if l.Kernel == nil {
 		panic("device: a launch without a kernel")
 	}
+	l.checkShape()
 	for i := range l.naccess {
 		CheckAccess(l.access[i])
 	}
 	for i := range l.more {
 		CheckAccess(l.more[i])
+	}
+}
+
+func (l *Launch) checkShape() {
+	g, b := l.Grid, l.Block
+	switch {
+	case g[0] == 0 || g[1] == 0 || g[2] == 0 || b[0] == 0 || b[1] == 0 || b[2] == 0:
+		panic(fmt.Sprintf("device: kernel %s with grid %v and block %v has no threads; leave an empty launch out", l.Kernel.Name, g, b))
+	case g[0] > maxGridX || g[1] > maxGridYZ || g[2] > maxGridYZ:
+		panic(fmt.Sprintf("device: kernel %s with grid %v; at most [%d %d %d] blocks can be launched", l.Kernel.Name, g, maxGridX, maxGridYZ, maxGridYZ))
+	// Each dimension first: the product of three large ones would wrap round.
+	case b[0] > maxThreads || b[1] > maxThreads || b[2] > maxThreads || b[0]*b[1]*b[2] > maxThreads:
+		panic(fmt.Sprintf("device: kernel %s with block %v; a block has at most %d threads", l.Kernel.Name, b, maxThreads))
 	}
 }
 

@@ -240,3 +240,35 @@ func TestCheckCopy2DOverlap(t *testing.T) {
 		}
 	})
 }
+
+// A shape is launched if every GPU can run it.
+func TestLaunchShape(t *testing.T) {
+	for _, c := range []struct {
+		grid, block [3]uint32
+		words       string
+	}{
+		{[3]uint32{1, 1, 1}, [3]uint32{1, 1, 1}, ""},
+		{[3]uint32{1<<31 - 1, 65535, 65535}, [3]uint32{1024, 1, 1}, ""},
+		{[3]uint32{1, 1, 1}, [3]uint32{16, 8, 8}, ""},
+		{[3]uint32{0, 1, 1}, [3]uint32{1, 1, 1}, "has no threads"},
+		{[3]uint32{1, 1, 0}, [3]uint32{1, 1, 1}, "has no threads"},
+		{[3]uint32{1, 1, 1}, [3]uint32{1, 0, 1}, "has no threads"},
+		{[3]uint32{1 << 31, 1, 1}, [3]uint32{1, 1, 1}, "at most [2147483647 65535 65535] blocks"},
+		{[3]uint32{1, 65536, 1}, [3]uint32{1, 1, 1}, "at most [2147483647 65535 65535] blocks"},
+		{[3]uint32{1, 1, 65536}, [3]uint32{1, 1, 1}, "at most [2147483647 65535 65535] blocks"},
+		{[3]uint32{1, 1, 1}, [3]uint32{1025, 1, 1}, "at most 1024 threads"},
+		{[3]uint32{1, 1, 1}, [3]uint32{33, 32, 1}, "at most 1024 threads"},
+		{[3]uint32{1, 1, 1}, [3]uint32{1 << 16, 1 << 16, 1}, "at most 1024 threads"},
+	} {
+		l := device.NewLaunch(kernel, 1, 1)
+		l.Grid, l.Block = c.grid, c.block
+		if c.words == "" {
+			l.Check()
+		} else {
+			wantPanic(t, c.words, l.Check)
+		}
+	}
+	for _, shape := range [][2]int{{-1, 1}, {1, -1}, {1 << 31, 1}, {1<<32 + 1, 1}, {1, 1025}} {
+		wantPanic(t, "a launch of", func() { device.NewLaunch(kernel, shape[0], shape[1]) })
+	}
+}

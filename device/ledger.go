@@ -94,7 +94,7 @@ func (l *Ledger) take(kind Kind, n Bytes, owner string) error {
 	if free := k.Capacity - k.Current; n > free {
 		return &OutOfMemory{
 			Device: l.device, Kind: kind, Owner: owner,
-			Asked: n, Free: free, Capacity: k.Capacity, Owners: l.holders(kind),
+			Asked: n, Free: free, Capacity: k.Capacity, Pending: k.Pending, Owners: l.holders(kind),
 		}
 	}
 	k.Current += n
@@ -164,9 +164,10 @@ func (l *Ledger) giveBack(k *KindUsage, o *OwnerUsage, n Bytes) {
 func (l *Ledger) OutOfMemory(kind Kind, asked, free Bytes, owner string) *OutOfMemory {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	k := &l.kinds[kind]
 	return &OutOfMemory{
 		Device: l.device, Kind: kind, Owner: owner,
-		Asked: asked, Free: free, Capacity: l.kinds[kind].Capacity, Owners: l.holders(kind),
+		Asked: asked, Free: free, Capacity: k.Capacity, Pending: k.Pending, Owners: l.holders(kind),
 	}
 }
 

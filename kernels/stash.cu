@@ -29,7 +29,7 @@ struct Control {
     Tier tier[2];
     State state[2];
     u64 decision[2];
-    u64 page, bump, generation, pad[3];
+    u64 page, bump, generation, seq, pad[2];
     u64 overflows, overflow_id, overflow_asked, overflow_free;
     u64 over_budget, over_id, over_rows, over_limit;
     u64 stale, spilled, stashed, pad2[5];
@@ -102,10 +102,6 @@ DEVICE u32 ballot(bool b) {
 }
 DEVICE u32 from_lane32(u32 v, u32 l) { return __nvvm_shfl_sync_idx_i32(~0u, v, l, 31); }
 DEVICE u64 from_lane(u64 v, u32 l) { return (u64)from_lane32((u32)(v >> 32), l) << 32 | from_lane32((u32)v, l); }
-DEVICE u64 from_below(u64 v, u32 d) {
-    u32 low = __nvvm_shfl_sync_up_i32(~0u, (u32)v, d, 0), high = __nvvm_shfl_sync_up_i32(~0u, (u32)(v >> 32), d, 0);
-    return (u64)high << 32 | low;
-}
 
 // relaxed reads a word that a launch on another stream may be writing; the order
 // comes from elsewhere, such as the end of the launch.
@@ -239,14 +235,17 @@ DEVICE void some(u64 dst, u64 src, u32 bytes) {
 template <bool stash, class LookUp, class Moved>
 DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
     Work w = cut(g);
-    u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block(), k = mine % COUNTERS;
+    u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block();
+    // Every counter in use must have a warp that takes from it.
+    u32 used = least((u32)COUNTERS, warps), k = mine % used;
     u64 counter = counters + k * LINE * 8;
     if (mine >= w.chunks) return;
     Chunk c = chunk(g, w, mine);
     c.number = look_up(c.place);
     for (;;) {
-        u32 ticket = ~0u / COUNTERS - warps;
-        if (warps < w.chunks && lane() == 0) ticket = (u32)add(counter, 1);
+        bool more = warps < w.chunks;
+        u32 ticket = 0;
+        if (more && lane() == 0) ticket = (u32)add(counter, 1);
         bool whole = c.bytes == CHUNK;
         Vec v[VECTORS];
         if (whole) {
@@ -254,9 +253,10 @@ DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
 #pragma unroll
             for (u32 n = 0; n < VECTORS; n++) v[n] = fetch<Vec>(src + 512 * n);
         }
-        u32 i = warps + from_lane32(ticket, 0) * COUNTERS + k;
+        u32 i = warps + from_lane32(ticket, 0) * used + k;
+        more = more && i < w.chunks;
         Chunk then = c;
-        if (i < w.chunks) {
+        if (more) {
             then = chunk(g, w, i);
             then.number = look_up(then.place);
         }
@@ -269,7 +269,7 @@ DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
             some(stash ? page : c.mem, stash ? c.mem : page, c.bytes);
         }
         if (c.at == 0 && lane() == 0) moved(c);
-        if (i >= w.chunks) return;
+        if (!more) return;
         c = then;
     }
 }
@@ -318,13 +318,12 @@ DEVICE void note_over(const Group &g, u32 over) {
     }
 }
 
-// all_pages is the number of pages that all rows found would take, in every lane.
-DEVICE u32 all_pages(const Group &g) {
+// all_pages is the number of pages that all rows found would take, in lane 0.
+DEVICE u64 all_pages(const Group &g) {
     u64 row_bytes = look<u64>(AT(tensor(g, least(lane(), g.shape.tensors - 1)), Tensor, row_bytes));
     u64 bytes = lane() < g.shape.tensors ? g.asked * row_bytes : 0;
-    u32 pages = (u32)((bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift);
-#pragma unroll
-    for (u32 d = 16; d > 0; d /= 2) pages += __nvvm_shfl_sync_bfly_i32(~0u, pages, d, 31);
+    u64 pages = (bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift;
+    for (u32 d = 16; d > 0; d /= 2) pages += from_above(pages, d);
     return pages;
 }
 
@@ -356,14 +355,20 @@ DEVICE bool note(const Group &g) {
     return over != 0;
 }
 
+// stale tells whether the step was captured before buffers moved: then records and
+// sets are not where the launch believes, and it must touch nothing.
+DEVICE bool stale(u64 control) { return look<u64>(AT(global(control), Control, stale)) != 0; }
+
 KERNEL(32)
-stowage_stash_note(u64 control, u64 record, u64 set, u64 shape) { note(prepare<true>(control, record, set, shape)); }
+stowage_stash_note(u64 control, u64 record, u64 set, u64 shape) {
+    if (!stale(control)) note(prepare<true>(control, record, set, shape));
+}
 
 // settle writes what the stash leaves behind; one warp of the launch does it.
 DEVICE void settle(const Group &g, const State &s, u64 seq, u64 taken) {
     u64 c = g.control, r = g.record, odd = (seq + 1) & 1;
     if (lane() < COUNTERS) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
-    u32 wanted = note(g) ? all_pages(g) : g.need;
+    u64 wanted = note(g) ? all_pages(g) : g.need;
     if (lane() != 0) return;
     u64 tier0 = AT(c, Control, tier), tier1 = tier0 + sizeof(Tier);
     u64 need_at = look<u64>(AT(r, Record, need)), stashed = read(AT(c, Control, stashed)), spilled = read(AT(c, Control, spilled));
@@ -376,6 +381,7 @@ DEVICE void settle(const Group &g, const State &s, u64 seq, u64 taken) {
     }
     write(AT(r, Record, missed), taken == OVERFLOWED);
     write(AT(c, Control, decision) + 8 * odd, 0);
+    write(AT(c, Control, seq), seq + 1);
     u64 then = AT(c, Control, state) + odd * sizeof(State);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
@@ -404,15 +410,17 @@ KERNEL(256, RESIDENT)
 stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     u64 now = AT(global(control), Control, state) + (seq & 1) * sizeof(State);
     State s = {{look<u64>(now), look<u64>(now + 8)}, {look<u64>(now + 16), look<u64>(now + 24)}};
+    bool old = stale(control);
     Group g = prepare<true>(control, record, set, shape);
+    if (old) return;
     u64 taken = take_pages(g, s, seq);
     if (last_warp()) settle(g, s, seq, taken);
-    if (taken == OVERFLOWED) return;
     if (g.shape.claim) {
         for (u32 place = block() * threads() + thread(); place < g.need; place += blocks() * threads())
-            write32(g.table + 4 * place, number(g, s, taken, place));
+            write32(g.table + 4 * place, taken == OVERFLOWED ? ~0u : number(g, s, taken, place));
         return;
     }
+    if (taken == OVERFLOWED) return;
     u64 counters = AT(g.control, Control, ticket) + 8 * LINE * COUNTERS * (seq & 1);
     each<true>(
         g, counters, [&](u32 place) { return number(g, s, taken, place); },
@@ -437,7 +445,10 @@ DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages
     if (lane() != 0) return;
     write(AT(g.record, Record, arrived), 0);
     u64 from = AT(c, Control, state) + (seq & 1) * sizeof(State), then = AT(c, Control, state) + odd * sizeof(State);
-    if (g.shape.bump) write(AT(c, Control, decision) + 8 * odd, 0);
+    if (g.shape.bump) {
+        write(AT(c, Control, decision) + 8 * odd, 0);
+        write(AT(c, Control, seq), seq + 1);
+    }
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         write(AT(g.record, Record, pages) + 8 * i, 0);
@@ -456,9 +467,13 @@ stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     u64 tail[2] = {read(AT(tiers, Tier, tail)), read(AT(tiers + sizeof(Tier), Tier, tail))};
     u64 pages[2] = {read(AT(r, Record, pages)), read(AT(r, Record, pages) + 8)};
     u64 missed = look<u64>(AT(r, Record, missed));
+    bool old = stale(control);
     Group g = prepare<false>(control, record, set, shape);
+    if (old) return;
     if (last_warp() && lane() < g.shape.tensors) write(g.set + look<u64>(AT(tensor(g, lane()), Tensor, rows_at)), g.asked);
-    if (missed == 0)
+    // A group that holds no pages has nothing to bring: it overflowed, or was
+    // restored before.
+    if (missed == 0 && pages[0] + pages[1] == g.need)
         each<false>(
             g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
             [&](const Chunk &c) {
@@ -496,5 +511,6 @@ stowage_stash_reset(u64 control, u64 needs, u64 records, u64 generation, u64 bum
     write(AT(c, Control, decision), 0);
     write(AT(c, Control, decision) + 8, 0);
     write(AT(c, Control, bump), bump);
+    write(AT(c, Control, seq), 0);
     if (generation != read(AT(c, Control, generation))) write(AT(c, Control, stale), 1);
 }

@@ -1,5 +1,5 @@
-// This file owns the stash kernels: what a store looks like in device memory
-// and, as Go functions, exactly what the kernels of stash.cu do with it.
+// This file owns the stash kernels' side of the host: what a store looks like in
+// device memory, and the launches. stashtwin.go says in Go what the kernels do.
 //
 // A store hands out pages of two tiers, device first, then host. The free pages
 // of a tier are a ring of page numbers: stash takes from the head, restore
@@ -21,11 +21,9 @@ package kernels
 import (
 	_ "embed"
 	"math/bits"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/memcopy"
 )
 
 //go:embed stash_sm80.ptx
@@ -77,7 +75,8 @@ type StashControl struct {
 	// Generation says which arrangement of buffers is valid: a reset that was
 	// captured under another one marks the step as stale.
 	Generation  uint64            // 224
-	_           [3]uint64         //
+	Seq         uint64            // 232: launches since the reset, which says which State is in force
+	_           [2]uint64         //
 	StashReport                   // 256
 	Ticket      [2][16][16]uint64 //  384: chunks that a stash's warps have taken
 	Back        [16][16]uint64    // 4480: chunks that a restore's warps have taken
@@ -90,7 +89,7 @@ type StashReport struct {
 	OverflowID    uint64 // the first one's record
 	OverflowAsked uint64 // its pages
 	OverflowFree  uint64 // what was free for it, in all tiers
-	OverBudget    uint64 // groups with more rows than their buffer holds
+	OverBudget    uint64 // tensors with more rows than their buffer holds
 	OverID        uint64 // the first one's record
 	OverRows      uint64 // the rows it found
 	OverLimit     uint64 // the rows that its buffer holds
@@ -131,8 +130,13 @@ const (
 	StashControlBytes = device.Bytes(unsafe.Sizeof(StashControl{}))
 	StashRecordBytes  = device.Bytes(unsafe.Sizeof(StashRecord{}))
 	StashTensorBytes  = device.Bytes(unsafe.Sizeof(StashTensor{}))
-	stashHostBit      = 1 << 31
-	stashClaim        = 1 << 17
+	// StashNoPage stands in a table for a page that could not be had.
+	StashNoPage  = 1<<32 - 1
+	stashHostBit = 1 << 31
+	stashClaim   = 1 << 17
+	// stashHead is where the tensors of a set begin at the earliest: the row
+	// counts have a line of 32 words.
+	stashHead device.Bytes = 8 * StashMaxTensors
 )
 
 // StashRecordSize is the memory that a record takes.
@@ -203,9 +207,11 @@ func StashLaunch(m *StashMemory, record, need, set device.Range, seq, shape uint
 
 // ClaimLaunch is StashLaunch without the copy: the record gets its pages, and a
 // producer writes its rows straight into them. Byte i of a tensor belongs into
-// the page whose number is entry First + i/page of the record's table.
+// the page whose number is entry First + i/page of the record's table. If there
+// were too few pages, all entries are StashNoPage, and the producer must write
+// nothing: the step will be run again.
 func ClaimLaunch(m *StashMemory, record, need, set device.Range, seq, shape uint64) device.Launch {
-	l := StashLaunch(m, record, need, set, seq, shape|stashClaim)
+	l := StashLaunch(m, record, need, set.Slice(0, stashHead), seq, shape|stashClaim)
 	l.Grid[0] = 1
 	return l
 }
@@ -250,225 +256,4 @@ func ResetLaunch(m *StashMemory, needs device.Range, bump bool, generation uint6
 	}
 	l.Declare(device.Writes(m.Rings))
 	return l
-}
-
-type stashArgs struct {
-	control *StashControl
-	record  *StashRecord
-	tensors []StashTensor
-	pages   []uint32
-	set     uint64
-	seq     uint64
-}
-
-func stashArgsOf(l *device.Launch) stashArgs {
-	a := l.Args()
-	x := stashArgs{control: &device.Slice[StashControl](a[0], 1)[0], record: &device.Slice[StashRecord](a[1], 1)[0], set: a[2]}
-	x.tensors = device.Slice[StashTensor](a[1]+uint64(StashRecordBytes), int(x.record.Tensors))
-	x.pages = device.Slice[uint32](a[1]+uint64(StashRecordBytes)+x.record.Tensors*uint64(StashTensorBytes), int(x.record.MaxPages))
-	return x
-}
-
-// bytes is the memory of place j among the group's pages, as part of tensor t.
-func (x *stashArgs) bytes(t *StashTensor, j uint64) (inSet, inPage []byte) {
-	c := x.control
-	from := (j - t.First) * c.Page
-	n := int(min(c.Page, t.Rows*t.RowBytes-from))
-	page := x.pages[j]
-	tier := &c.Tier[StashDevice]
-	if page&stashHostBit != 0 {
-		tier = &c.Tier[StashHost]
-	}
-	return device.Slice[byte](x.set+t.Offset+from, n),
-		device.Slice[byte](tier.Pool+uint64(page&^stashHostBit)*c.Page, n)
-}
-
-func (x *stashArgs) rows(t *StashTensor) *uint64 { return &device.Slice[uint64](x.set+t.RowsAt, 1)[0] }
-
-// pagesOf is the number of pages of a tensor.
-func (x *stashArgs) pagesOf(t *StashTensor) uint64 {
-	return (t.Rows*t.RowBytes + x.control.Page - 1) / x.control.Page
-}
-
-func noteGo(l *device.Launch) {
-	x := stashArgsOf(l)
-	for i := range x.tensors {
-		x.note(&x.tensors[i])
-	}
-}
-
-// note reads a tensor's rows.
-func (x *stashArgs) note(t *StashTensor) {
-	t.Asked = *x.rows(t)
-	t.Rows = min(t.Asked, t.MaxRows)
-	if t.Asked > t.MaxRows {
-		x.control.overBudget(x.record.ID, t.Asked, t.MaxRows)
-	}
-}
-
-func stashGo(l *device.Launch) {
-	x := stashArgsOf(l)
-	x.seq = l.Args()[3]
-	c, r := x.control, x.record
-	var need, wanted uint64
-	for i := range x.tensors {
-		t := &x.tensors[i]
-		x.note(t)
-		t.First = need
-		need += x.pagesOf(t)
-		wanted += (t.Asked*t.RowBytes + c.Page - 1) / c.Page
-	}
-	device.Slice[uint64](r.Need, 1)[0] = wanted
-	take := x.decide(need)
-	from := c.State[x.seq%2].Head
-	for j := range take[StashDevice] + take[StashHost] {
-		x.pages[j] = x.page(from, take, j)
-	}
-	if l.Args()[4]&stashClaim == 0 {
-		x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inPage, inSet })
-	}
-}
-
-// copy copies all pages of the group as one copy; order says which way.
-func (x *stashArgs) copy(order func(inSet, inPage []byte) (dst, src []byte)) {
-	if x.record.Missed != 0 {
-		return
-	}
-	var pages, bytes uint64
-	for i := range x.tensors {
-		pages += x.pagesOf(&x.tensors[i])
-		bytes += x.tensors[i].Rows * x.tensors[i].RowBytes
-	}
-	memcopy.Pieces(int(pages), int(bytes), 0, func(i int) ([]byte, []byte) {
-		k := len(x.tensors) - 1
-		for x.tensors[k].First > uint64(i) {
-			k--
-		}
-		return order(x.bytes(&x.tensors[k], uint64(i)))
-	})
-}
-
-// page is the page number for place j.
-func (x *stashArgs) page(from, take [StashTiers]uint64, j uint64) uint32 {
-	tier, mark := StashDevice, uint32(0)
-	if j >= take[StashDevice] {
-		tier, mark, j = StashHost, stashHostBit, j-take[StashDevice]
-	}
-	if x.control.Bump != 0 {
-		return uint32(from[tier]+j) | mark
-	}
-	t := &x.control.Tier[tier]
-	return device.Slice[uint32](t.Ring, int(t.Mask)+1)[(from[tier]+j)&t.Mask] | mark
-}
-
-// free is the number of free pages of a tier for a head and a tail.
-func (c *StashControl) free(tier int, head, tail uint64) uint64 {
-	if c.Bump != 0 {
-		return c.Tier[tier].Capacity - head
-	}
-	return tail - head
-}
-
-// decide takes pages from the tiers, all that are needed or none, and leaves
-// the next launch its state.
-func (x *stashArgs) decide(need uint64) [StashTiers]uint64 {
-	c, r := x.control, x.record
-	state := c.State[x.seq%2]
-	for t := range c.Tier {
-		state.Tail[t] = atomic.LoadUint64(&c.Tier[t].Tail)
-	}
-	var take [StashTiers]uint64
-	var free uint64
-	for t := range c.Tier {
-		f := c.free(t, state.Head[t], state.Tail[t])
-		take[t] = min(need-take[StashDevice], f)
-		free += f
-	}
-	r.Missed = 0
-	if take[StashDevice]+take[StashHost] < need {
-		c.overflow(r.ID, need, free)
-		r.Missed, take = 1, [StashTiers]uint64{}
-	}
-	r.Pages = take
-	c.Stashed += take[StashDevice] + take[StashHost]
-	c.Spilled += take[StashHost]
-	for t := range c.Tier {
-		state.Head[t] += take[t]
-		c.Tier[t].Low = min(c.Tier[t].Low, c.free(t, state.Head[t], state.Tail[t]))
-	}
-	c.State[(x.seq+1)%2] = state
-	return take
-}
-
-func (c *StashControl) overflow(id, asked, free uint64) {
-	if c.Overflows++; c.Overflows == 1 {
-		c.OverflowID, c.OverflowAsked, c.OverflowFree = id, asked, free
-	}
-}
-
-// overBudget is atomic, because a note may run beside a stash.
-func (c *StashControl) overBudget(id, rows, limit uint64) {
-	if atomic.AddUint64(&c.OverBudget, 1) == 1 {
-		c.OverID, c.OverRows, c.OverLimit = id, rows, limit
-	}
-}
-
-func restoreGo(l *device.Launch) {
-	x := stashArgsOf(l)
-	x.seq = l.Args()[3]
-	c, r := x.control, x.record
-	for i := range x.tensors {
-		t := &x.tensors[i]
-		*x.rows(t) = t.Rows
-	}
-	x.copy(func(inSet, inPage []byte) ([]byte, []byte) { return inSet, inPage })
-	if c.Bump != 0 {
-		state := c.State[x.seq%2]
-		for t := range c.Tier {
-			state.Head[t] -= r.Pages[t]
-		}
-		c.State[(x.seq+1)%2] = state
-	} else {
-		x.giveBack()
-	}
-	r.Pages = [StashTiers]uint64{}
-}
-
-// giveBack appends the group's pages to the rings. The tails move last, because
-// a stash on another stream may take the pages as soon as they do.
-func (x *stashArgs) giveBack() {
-	place := uint64(0)
-	for i := range x.control.Tier {
-		t := &x.control.Tier[i]
-		ring := device.Slice[uint32](t.Ring, int(t.Mask)+1)
-		for j := range x.record.Pages[i] {
-			ring[(t.Tail+j)&t.Mask] = x.pages[place] &^ stashHostBit
-			place++
-		}
-		atomic.StoreUint64(&t.Tail, t.Tail+x.record.Pages[i])
-	}
-}
-
-func resetGo(l *device.Launch) {
-	a := l.Args() // control, needs, how many, generation, bump
-	c := &device.Slice[StashControl](a[0], 1)[0]
-	c.Bump = a[4]
-	clear(device.Slice[uint64](a[1], int(a[2])))
-	c.State, c.Decision, c.StashReport = [2]StashState{}, [2]uint64{}, StashReport{}
-	for i := range c.Tier {
-		t := &c.Tier[i]
-		t.Capacity, t.Tail, t.Low = t.Grown, t.Grown, t.Grown
-		if c.Bump == 0 {
-			ring := device.Slice[uint32](t.Ring, int(t.Mask)+1)
-			for j := range t.Capacity {
-				ring[j] = uint32(j)
-			}
-		}
-		for s := range c.State {
-			c.State[s].Tail[i] = t.Capacity
-		}
-	}
-	if a[3] != c.Generation {
-		c.Stale = 1
-	}
 }

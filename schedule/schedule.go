@@ -5,8 +5,8 @@
 // planner asks it before a launch, and the runtime asks the same functions
 // about the schedule it recorded.
 //
-// This file owns the recorded order, pipeline.go the orders that pipeline
-// parallelism prescribes, size.go the sizes of pools.
+// This file owns the recorded order, plan.go what is to move when, pipeline.go the
+// orders that pipeline parallelism prescribes, size.go the sizes of pools.
 package schedule
 
 import "fmt"
@@ -69,78 +69,15 @@ func (s *Schedule) Len() int { return len(s.events) }
 // At is event i.
 func (s *Schedule) At(i int) Event { return s.events[i] }
 
-// Groups is the number of groups saved.
-func (s *Schedule) Groups() int { return len(s.save) }
-
 // Saved is the position of a group's save.
 func (s *Schedule) Saved(g Group) (int, bool) { i, ok := s.save[g]; return i, ok }
 
-// Loaded is the position of a group's load.
-func (s *Schedule) Loaded(g Group) (int, bool) { i, ok := s.load[g]; return i, ok }
-
-// Kept tells whether a group may stay where it is: its backward pass comes
-// next, so that nothing else needs the room in between.
-func (s *Schedule) Kept(g Group) bool {
+// next tells whether a group's load comes right after its save, so that nothing
+// else needs its buffer in between.
+func (s *Schedule) next(g Group) bool {
 	i, saved := s.save[g]
 	j, loaded := s.load[g]
 	return saved && loaded && j == i+1
-}
-
-// Stack tells whether the groups that are moved (neither kept nor forgotten)
-// come back in the reverse order of leaving at every point, so that a moving
-// offset can serve instead of pages.
-func (s *Schedule) Stack() bool {
-	var stack []Group
-	for _, e := range s.events {
-		switch {
-		case s.Kept(e.Group):
-		case !e.Load:
-			stack = append(stack, e.Group)
-		case stack[len(stack)-1] != e.Group:
-			return false
-		default:
-			stack = stack[:len(stack)-1]
-		}
-	}
-	return true
-}
-
-// Ahead lists, for every position, the loads whose restore is to be issued once
-// the event at that position has been passed: at most depth loads ahead of the
-// need, and not before something else was saved or loaded after the group. Kept
-// groups need none; a group that is not listed is restored on demand.
-//
-// A restore occupies a working buffer until its load is over. Buffers belong to
-// pools; of says which pool a group uses and how many of its buffers may be
-// occupied in this way, so that a save that comes first still finds one.
-func (s *Schedule) Ahead(depth int, of func(Group) (pool, room int)) [][]Group {
-	at := make([][]Group, len(s.events))
-	held := map[int][]int{} // by pool: restored and not yet loaded, after each position
-	for j, e := range s.events {
-		if !e.Load || s.Kept(e.Group) {
-			continue
-		}
-		pool, room := of(e.Group)
-		if held[pool] == nil {
-			held[pool] = make([]int, len(s.events))
-		}
-		first, loads := j, 0
-		for i := j - 1; i > s.save[e.Group] && held[pool][i] < room; i-- {
-			if s.events[i].Load {
-				if loads++; loads > depth {
-					break
-				}
-			}
-			first = i
-		}
-		for i := first; i < j; i++ {
-			held[pool][i]++
-		}
-		if first < j {
-			at[first] = append(at[first], e.Group)
-		}
-	}
-	return at
 }
 
 // Equal tells whether two schedules are the same.

@@ -89,28 +89,36 @@ func TestPipelineRefuses(t *testing.T) {
 	}
 }
 
+func plan(s *Schedule, depth, room int) *Plan {
+	return s.Plan(depth, func(Group) (int, int) { return 0, room })
+}
+
 // SPEC S1.3: without a pipeline a stack serves; interleaved schedules need pages.
 // SPEC S1.5: the last group saved before backward begins is kept.
 func TestStackAndKept(t *testing.T) {
-	one := Expand(passes(t, Pipeline{Ranks: 1, Chunks: 1, Microbatches: 3}, 0), 4, "expert_fc1", "moe_act")
-	if !one.Stack() {
+	one := plan(Expand(passes(t, Pipeline{Ranks: 1, Chunks: 1, Microbatches: 3}, 0), 4, "expert_fc1", "moe_act"), 1, 0)
+	if !one.Stack {
 		t.Error("PP 1 needs no pages")
 	}
-	last := Group{"moe_act", 0, 3, 1}
-	if !one.Kept(last) || one.Kept(Group{"expert_fc1", 0, 3, 1}) {
-		t.Error("exactly the last group of a microbatch is kept")
+	if len(one.Keep) != 3 || !one.Keep[Group{"moe_act", 0, 3, 1}] {
+		t.Errorf("without room exactly the last group of a microbatch is kept, not %v", one.Keep)
 	}
-	first := Expand(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, 0), 2, "moe_act")
-	if first.Stack() {
+	if first := plan(Expand(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, 0), 2, "moe_act"), 1, 1); first.Stack {
 		t.Error("1F1B on the first rank is no stack: microbatch 0 comes back before 1")
 	}
-	if end := Expand(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, 3), 2, "moe_act"); !end.Stack() {
+	if end := plan(Expand(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, 3), 2, "moe_act"), 1, 1); !end.Stack {
 		t.Error("1F1B on the last rank is a stack")
+	}
+	// With room for one more and a depth of one, the last two layers stay: the
+	// load of the one before last is one load away.
+	two := plan(Expand(passes(t, Pipeline{Ranks: 1, Chunks: 1, Microbatches: 1}, 0), 4, "moe_act"), 1, 1)
+	if !two.Keep[Group{"moe_act", 0, 3, 0}] || !two.Keep[Group{"moe_act", 0, 2, 0}] || len(two.Keep) != 2 {
+		t.Errorf("kept %v", two.Keep)
 	}
 }
 
-// Restores are issued ahead of need, after the save, and never occupy more
-// buffers than there is room for.
+// Restores are issued ahead of need, after the save, and together with the groups
+// that stay never occupy more buffers than there is room for.
 func TestAhead(t *testing.T) {
 	for _, p := range []Pipeline{
 		{Ranks: 1, Chunks: 1, Microbatches: 2},
@@ -119,30 +127,32 @@ func TestAhead(t *testing.T) {
 	} {
 		for _, room := range []int{0, 1, 2, 3} {
 			s := Expand(passes(t, p, 0), 3, "expert_fc1", "moe_act")
-			at := s.Ahead(2, func(Group) (int, int) { return 0, room })
-			held, ahead := 0, map[Group]bool{}
+			x := plan(s, 2, room)
+			held, here, ahead := 0, map[Group]bool{}, 0
 			for i := range s.Len() {
-				if e := s.At(i); e.Load && ahead[e.Group] {
+				e := s.At(i)
+				if e.Load && here[e.Group] {
 					held--
 				}
-				for _, g := range at[i] {
-					saved, _ := s.Saved(g)
-					needed, _ := s.Loaded(g)
-					if saved >= i || needed <= i || s.Kept(g) || ahead[g] {
-						t.Fatalf("%v, saved at %d and needed at %d, is restored at %d", g, saved, needed, i)
-					}
-					ahead[g] = true
+				if !e.Load && x.Keep[e.Group] && !s.next(e.Group) {
+					here[e.Group] = true
 					held++
 				}
+				for _, g := range x.Ahead[i] {
+					saved, _ := s.Saved(g)
+					if saved >= i || s.load[g] <= i || x.Keep[g] || here[g] {
+						t.Fatalf("%v, saved at %d and needed at %d, is restored at %d", g, saved, s.load[g], i)
+					}
+					here[g] = true
+					held++
+					ahead++
+				}
 				if held > room {
-					t.Fatalf("room %d: %d restored groups wait at position %d", room, held, i)
+					t.Fatalf("room %d: %d buffers are occupied at position %d", room, held, i)
 				}
 			}
-			if room > 0 && len(ahead) == 0 {
-				t.Errorf("%+v, room %d: nothing is restored ahead of need", p, room)
-			}
-			if room == 0 && len(ahead) > 0 {
-				t.Errorf("%+v: restored ahead without room", p)
+			if (room > 0) != (ahead > 0) {
+				t.Errorf("%+v, room %d: %d groups are restored ahead of need", p, room, ahead)
 			}
 		}
 	}

@@ -33,8 +33,9 @@ type mark struct {
 func (k *mark) before(c clock) bool { return c[k.from] >= k.clock[k.from] }
 
 // lane is a stream and what its work is known to come after. Waits are kept
-// until flush: one that another implies is never issued, so that each wait that
-// is issued matters, which the tests prove by dropping them one by one.
+// until flush, and one that another implies is never issued. In a loop that runs
+// one pass at a time each wait that is left matters: the tests drop them one by
+// one, and each is missed.
 type lane struct {
 	id      int
 	stream  device.Stream

@@ -47,7 +47,8 @@ type ManagerConfig struct {
 	// stands for one.
 	Ahead int
 	// Sizer says how the pools follow what steps needed; nil stands for
-	// schedule.DefaultLowWater.
+	// schedule.DefaultLowWater. It sizes the device tier; the host tier takes
+	// what does not fit there, by low water.
 	Sizer schedule.Sizer
 	// Rank names this rank in errors, and Reduce combines the verdicts of all
 	// ranks; nil stands for a single rank.
@@ -72,27 +73,23 @@ type Manager struct {
 	spaces  []*Workspace
 	events  []device.Event
 
-	plans     map[Key]*plan
+	plans     map[Key]*schedule.Plan
+	issued    map[Key]*schedule.Schedule // what was issued last under a key
+	noStack   map[Key]bool               // keys under which a stack did not hold
 	home      map[schedule.Group]*Workspace
+	spare     []*mark
 	key       Key
 	phase     Phase
 	open      bool
 	recording *schedule.Schedule
-	plan      *plan // followed in this step, or nil
-	next      int   // position in the plan
+	plan      *schedule.Plan // followed in this step, or nil
+	next      int            // position in the plan
 	stack     []schedule.Group
 	broken    string // why the stack cannot serve this step, or empty
 	err       error
 	leases    uint64
 
 	transaction
-}
-
-// plan is what a recorded schedule led to.
-type plan struct {
-	schedule *schedule.Schedule
-	ahead    [][]schedule.Group
-	bump     bool
 }
 
 // NewManager makes a manager and its store. Work that the caller issues on
@@ -116,7 +113,8 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 		}
 	}
 	m := &Manager{
-		dev: dev, cfg: cfg, plans: map[Key]*plan{}, home: map[schedule.Group]*Workspace{},
+		dev: dev, cfg: cfg, home: map[schedule.Group]*Workspace{},
+		plans: map[Key]*schedule.Plan{}, issued: map[Key]*schedule.Schedule{}, noStack: map[Key]bool{},
 		compute: &lane{id: laneCompute, stream: compute}, out: &lane{id: laneOut}, back: &lane{id: laneBack},
 	}
 	if err := m.make(); err != nil {
@@ -141,8 +139,14 @@ func (m *Manager) make() (err error) {
 // Store is the manager's store.
 func (m *Manager) Store() *Store { return m.store }
 
-// mark makes an event to be recorded again and again.
+// mark makes an event to be recorded again and again, or takes one that is no
+// longer used.
 func (m *Manager) mark() (*mark, error) {
+	if n := len(m.spare); n > 0 {
+		k := m.spare[n-1]
+		m.spare = m.spare[:n-1]
+		return k, nil
+	}
 	e, err := m.dev.NewEvent(0)
 	if err != nil {
 		return nil, err
@@ -151,8 +155,10 @@ func (m *Manager) mark() (*mark, error) {
 	return &mark{event: e}, nil
 }
 
-// Close frees the store and the workspaces once the work issued is done.
+// Close frees the store and the workspaces once the work issued is done, also in
+// the middle of a step.
 func (m *Manager) Close() (first error) {
+	m.join()
 	for _, w := range m.spaces {
 		m.compute.stream.Free(w.buf)
 	}
@@ -182,80 +188,94 @@ func (m *Manager) Begin(key Key) {
 	m.plan, m.next, m.stack, m.broken = m.plans[key], 0, m.stack[:0], ""
 	m.recording = &schedule.Schedule{}
 	m.in = m.back
-	bump := m.plan != nil && m.plan.bump || m.cfg.Mode == BumpOnly
+	bump := m.cfg.Mode == BumpOnly || m.cfg.Mode == Auto && m.plan != nil && m.plan.Stack && !m.noStack[key]
 	if bump {
 		m.in = m.out
 	}
 	for _, w := range m.spaces {
-		for _, s := range w.sets {
-			s.state, s.idle = setFree, nil
+		for _, s := range w.slots {
+			s.state, s.idle = slotFree, nil
 		}
 	}
 	m.store.Reset(m.compute.stream, bump)
 }
 
 // Finish ends the issuing of a step: what is issued on compute from now on
-// comes after all of it. It may be captured; Settle then says how it went.
+// comes after all of it. It may be captured.
 func (m *Manager) Finish() {
 	if !m.open {
 		panic("stash: a step is finished that was not begun")
 	}
 	m.open = false
+	m.issued[m.key] = m.recording
+	m.join()
+}
+
+// join makes what compute is given from now on come after the other streams' work.
+func (m *Manager) join() {
 	m.compute.after(&m.out.last)
 	m.compute.after(&m.back.last)
 	m.compute.flush()
 }
 
-// keep tells whether a group stays in its set.
-func (m *Manager) keep(g schedule.Group) bool {
-	return m.plan != nil && m.plan.schedule.Kept(g)
+func (m *Manager) mustBeOpen() {
+	if !m.open {
+		panic("stash: a set is leased outside of a step; call Begin or Step first")
+	}
 }
 
-// passed notes an event, and issues the restores that are due after it. A step
-// that departs from its plan goes on without one and leaves a new one behind.
+// keep tells whether a group stays in its set.
+func (m *Manager) keep(g schedule.Group) bool { return m.plan != nil && m.plan.Keep[g] }
+
+// passed issues the restores that are due after an event. A step that departs
+// from its plan goes on without one and leaves a new one behind.
 func (m *Manager) passed(e schedule.Event) {
-	if e.Load {
-		m.recording.Load(e.Group)
-	} else {
-		m.recording.Save(e.Group)
-	}
 	if m.plan == nil {
 		return
 	}
-	if m.next >= m.plan.schedule.Len() || m.plan.schedule.At(m.next) != e {
+	if m.next >= m.plan.Schedule.Len() || m.plan.Schedule.At(m.next) != e {
 		m.plan = nil
 		m.stats.Departures++
 		return
 	}
-	due := m.plan.ahead[m.next]
+	due := m.plan.Ahead[m.next]
 	m.next++
 	for _, g := range due {
-		if w := m.home[g]; w.holding(g) == nil {
-			w.restore(g)
+		w := m.home[g]
+		if w.holding(g) != nil || !m.onTop(g) {
+			continue
+		}
+		// No set is free if several passes run at once: it can wait.
+		if s := w.take(); s != nil {
+			s.restore(g)
 		}
 	}
 }
 
-// pushed and popped keep the host's picture of a stack. A step that turns out
-// to be no stack is issued to the end without touching the store, and Settle
-// has it rerun with pages.
+// A stack is the host's picture of one on the device. Restores ahead of need keep
+// to it; a step whose own order does not is issued to the end without touching
+// the store, and rerun with pages.
 func (m *Manager) pushed(g schedule.Group) {
 	if m.store.bump {
 		m.stack = append(m.stack, g)
 	}
 }
 
+func (m *Manager) onTop(g schedule.Group) bool {
+	return !m.store.bump || len(m.stack) > 0 && m.stack[len(m.stack)-1] == g
+}
+
+// popped tells whether a group may be restored, and takes it off the stack.
 func (m *Manager) popped(g schedule.Group) bool {
-	if !m.store.bump {
-		return true
-	}
-	if m.broken == "" && (len(m.stack) == 0 || m.stack[len(m.stack)-1] != g) {
+	if m.broken == "" && !m.onTop(g) {
 		m.broken = fmt.Sprintf("%v is needed while it is not on top of the stack", g)
 	}
 	if m.broken != "" {
 		return false
 	}
-	m.stack = m.stack[:len(m.stack)-1]
+	if m.store.bump {
+		m.stack = m.stack[:len(m.stack)-1]
+	}
 	return true
 }
 
@@ -266,19 +286,15 @@ func (m *Manager) learn() {
 	if s == nil || m.phase != Train {
 		return
 	}
-	if p := m.plans[m.key]; p != nil && p.schedule.Equal(s) {
+	if p := m.plans[m.key]; p != nil && p.Schedule.Equal(s) {
 		return
 	}
 	pools := map[*Workspace]int{}
 	for i, w := range m.spaces {
 		pools[w] = i
 	}
-	m.plans[m.key] = &plan{
-		schedule: s,
-		bump:     m.cfg.Mode == BumpOnly || m.cfg.Mode == Auto && s.Stack(),
-		ahead: s.Ahead(m.cfg.Ahead, func(g schedule.Group) (int, int) {
-			w := m.home[g]
-			return pools[w], len(w.sets) - 1
-		}),
-	}
+	m.plans[m.key] = s.Plan(m.cfg.Ahead, func(g schedule.Group) (int, int) {
+		w := m.home[g]
+		return pools[w], len(w.slots) - 1
+	})
 }

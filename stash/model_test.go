@@ -74,6 +74,9 @@ var modelLayouts = [][]Tensor{
 	{{Name: "a", Row: 1000, MaxRows: 40}, {Name: "b", Row: 24, MaxRows: 40}},
 	{{Name: "a", Row: 16, MaxRows: 3000}, {Name: "b", Row: 7, MaxRows: 500, Count: 1}, {Name: "c", Row: 4096, MaxRows: 6, Count: 2},
 		{Name: "d", Row: 2048, MaxRows: 40, Count: 1}, {Name: "e", Row: 1, MaxRows: 9000, Count: 2}},
+	// Many tiny tensors: a page each, in a set that one block serves.
+	{{Row: 3, MaxRows: 2}, {Row: 100, MaxRows: 9, Count: 1}, {Row: 16, MaxRows: 50}, {Row: 1, MaxRows: 1, Count: 2}, {Row: 64, MaxRows: 30, Count: 1},
+		{Row: 7, MaxRows: 40}, {Row: 5, MaxRows: 5}, {Row: 12, MaxRows: 8, Count: 2}, {Row: 4, MaxRows: 4}, {Row: 900, MaxRows: 3, Count: 1}},
 }
 
 func newModel(dev device.Device, rng *rand.Rand) (m *model, err error) {
@@ -88,13 +91,13 @@ func newModel(dev device.Device, rng *rand.Rand) (m *model, err error) {
 			return nil, err
 		}
 	}
-	page := device.Bytes(4096 << rng.IntN(3))
+	page := device.Bytes(4096 << []int{0, 1, 2, 4, 8}[rng.IntN(5)])
 	m.pages = [Tiers]schedule.Pages{schedule.Pages(rng.IntN(60)), schedule.Pages(rng.IntN(60))}
 	m.store, err = NewStore(dev, m.out, Config{Page: page, Pages: m.pages, Max: [Tiers]schedule.Pages{200, 200}})
 	if err != nil {
 		return nil, err
 	}
-	for i := range 9 {
+	for i := range 12 {
 		l, err := NewLayout(modelLayouts[i%len(modelLayouts)]...)
 		if err != nil {
 			return nil, err

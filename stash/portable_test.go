@@ -58,7 +58,7 @@ func newMover(dev device.Device, c loopConfig) (v *mover, err error) {
 	if err != nil {
 		return v, err
 	}
-	widest, err := NewLayout(v.w.layout.grown(c.limit)...)
+	widest, err := NewLayout(v.w.layout.atLeast(c.limit)...)
 	if err != nil {
 		return v, err
 	}
@@ -113,13 +113,13 @@ func (v *mover) body(int) error {
 			if p.Backward {
 				g := v.group(p, v.layers-1-i)
 				s := v.w.Backward(g)
-				v.compute.Copy(v.to.Slice(device.Bytes(v.place[g])*v.stride, size), s.mem)
+				v.compute.Copy(v.to.Slice(device.Bytes(v.place[g])*v.stride, size), s.slot.mem)
 				s.Done()
 				continue
 			}
 			g := v.group(p, i)
 			s := v.w.Forward(g)
-			v.compute.Copy(s.mem, v.from.Slice(device.Bytes(v.place[g])*v.stride, size))
+			v.compute.Copy(s.slot.mem, v.from.Slice(device.Bytes(v.place[g])*v.stride, size))
 			s.Saved()
 		}
 	}
@@ -218,12 +218,13 @@ func TestManagerOnEveryDevice(t *testing.T) {
 	})
 }
 
-// A step captured whole replays on every device, also after its pool has grown.
+// A step captured whole replays on every device, also after its pool has grown,
+// with evaluation in between; once sets have moved, it is refused.
 func TestCapturedOnEveryDevice(t *testing.T) {
 	onDevices(t, func(t *testing.T, open func(testing.TB) device.Device) {
 		for name, p := range checkedPipelines {
 			t.Run(name, func(t *testing.T) {
-				p.ManagerConfig, p.layers, p.sets, p.maxRows, p.limit = tight(2, 0, 4096, 0), 2, 2, 200, 300
+				p.ManagerConfig, p.layers, p.sets, p.maxRows, p.limit = tight(2, 0, 4096, 0), 4, 2, 200, 300
 				v := moverOn(t, open(t), p)
 				rng := rand.New(rand.NewPCG(3, 4))
 				if err := v.run(2, rng, 10, func() error { return v.m.Step(Key{}, v.body) }); err != nil {
@@ -238,21 +239,34 @@ func TestCapturedOnEveryDevice(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := v.m.Stats().Reruns
-				replay := func() error { return v.m.Transact(func(int) error { v.compute.Replay(g); return nil }) }
+				replay := func() error { return v.m.Transact(Key{}, func(int) error { v.compute.Replay(g); return nil }) }
 				if err := v.run(4, rng, 200, replay); err != nil {
 					t.Fatal(err)
 				}
 				if v.m.Stats().Reruns == before {
 					t.Error("no replay overflowed")
 				}
-				// Sets that moved make the graph stale, which must not pass
-				// for a result.
-				if err := v.w.resize(300); err != nil {
+				// Evaluation in between changes nothing.
+				if err := v.m.Step(Key{Phase: Evaluate}, func(int) error { v.w.Forward(v.group(v.passes[0], 0)).Drop(); return nil }); err != nil {
 					t.Fatal(err)
 				}
-				v.m.store.rearrange(v.compute)
+				if err := v.run(1, rng, 200, replay); err != nil {
+					t.Fatal(err)
+				}
+				// Sets that move make the graph stale, which must not pass for a
+				// result, nor hurt what comes after.
+				eager := func() error { return v.m.Step(Key{}, v.body) }
+				if err := v.run(1, rng, 300, eager); err != nil {
+					t.Fatal(err)
+				}
+				if v.m.Generation() == 0 {
+					t.Fatal("no set has moved")
+				}
 				if err := replay(); err == nil || !strings.Contains(err.Error(), "capture it again") {
 					t.Errorf("a stale graph was replayed: %v", err)
+				}
+				if err := v.run(1, rng, 300, eager); err != nil {
+					t.Fatal(err)
 				}
 				if err := g.Close(); err != nil {
 					t.Error(err)
@@ -260,4 +274,57 @@ func TestCapturedOnEveryDevice(t *testing.T) {
 			})
 		}
 	})
+}
+
+// A capture of groups that were never seen before works as well: records can be
+// made while capturing.
+func TestCapturedFirst(t *testing.T) {
+	onDevices(t, func(t *testing.T, open func(testing.TB) device.Device) {
+		p := checkedPipelines["1f1b"]
+		p.ManagerConfig, p.layers, p.sets, p.maxRows = tight(2, 0, 4096, 0), 2, 2, 200
+		v := moverOn(t, open(t), p)
+		rng := rand.New(rand.NewPCG(3, 4))
+		v.route(rng, 10) // the first launch of a kernel must not come during a capture
+		if err := v.m.Step(Key{Microbatches: 1}, func(int) error {
+			s := v.w.Forward(schedule.Group{Name: "warm up"})
+			s.Saved()
+			v.w.Backward(schedule.Group{Name: "warm up"}).Done()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		v.compute.BeginCapture()
+		v.m.Begin(Key{})
+		_ = v.body(0)
+		v.m.Finish()
+		g, err := v.compute.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		replay := func() error { return v.m.Transact(Key{}, func(int) error { v.compute.Replay(g); return nil }) }
+		if err := v.run(3, rng, 200, replay); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A group of tensors of five widths costs one launch each way.
+func TestOneLaunchEachWay(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Pages: [Tiers]schedule.Pages{64, 0}, Max: [Tiers]schedule.Pages{64, 0}})
+	var ts []Tensor
+	for i, width := range []device.Bytes{2, 64, 1000, 4096, 14336} {
+		ts = append(ts, Tensor{Name: fmt.Sprint(i), Row: width, MaxRows: 9})
+	}
+	l := r.layout(ts...)
+	rec, set := r.record(l), r.set(l)
+	r.s.Upload(set, contents(l, 1, 9))
+	before := r.dev.Counters()
+	r.store.Stash(r.s, rec, set)
+	r.store.Restore(r.s, rec, set)
+	if got := r.dev.Counters().Launches - before.Launches; got != 2 {
+		t.Errorf("stash and restore took %d launches", got)
+	}
 }

@@ -23,13 +23,18 @@ type State interface {
 // Verdict is how a step went on one rank, or, reduced, on all.
 type Verdict struct {
 	Failed bool
+	Final  bool   // no rerun can help
 	Rank   int    // the lowest rank that failed
 	Why    string // its reason
 }
 
-// Worse is the verdict on two ranks together.
+// Worse is the verdict on two ranks together: final failures come before others,
+// lower ranks before higher.
 func (v Verdict) Worse(w Verdict) Verdict {
-	if !v.Failed || w.Failed && w.Rank < v.Rank {
+	switch {
+	case !w.Failed || v.Final && !w.Final:
+		return v
+	case !v.Failed || w.Final && !v.Final || w.Rank < v.Rank:
 		return w
 	}
 	return v
@@ -62,6 +67,8 @@ type Stats struct {
 	Spilled    schedule.Pages `json:"spilled_pages"`
 	Stashed    schedule.Pages `json:"stashed_pages"`
 	Demand     schedule.Pages `json:"demand_pages"` // the most of any step
+	// Low is the fewest free pages of each tier in the step settled last.
+	Low [Tiers]schedule.Pages `json:"low_pages"`
 }
 
 // transaction is the part of the manager that outlives a step.
@@ -85,7 +92,7 @@ func (m *Manager) Generation() int { return int(m.store.gen) }
 // Step runs one step: body issues all of it between Begin and Finish, and is
 // called again with the next attempt if the step overflowed.
 func (m *Manager) Step(key Key, body func(attempt int) error) error {
-	return m.Transact(func(attempt int) error {
+	return m.Transact(key, func(attempt int) error {
 		m.Begin(key)
 		err := body(attempt)
 		m.Finish()
@@ -94,63 +101,84 @@ func (m *Manager) Step(key Key, body func(attempt int) error) error {
 }
 
 // Transact is Step for work that brings its own Begin and Finish, such as the
-// replay of a graph into which both were captured.
-func (m *Manager) Transact(issue func(attempt int) error) error {
+// replay of a graph into which both were captured under the same key. If sets
+// had to move before the second attempt (see Generation), issue must capture the
+// graph again.
+func (m *Manager) Transact(key Key, issue func(attempt int) error) error {
+	if m.open {
+		panic("stash: a step inside of a step")
+	}
 	for _, s := range m.states {
 		s.Save(m.compute.stream)
 	}
 	for m.attempt = 0; ; m.attempt++ {
+		m.key, m.phase, m.recording, m.broken, m.err = key, key.Phase, nil, "", nil
 		if err := issue(m.attempt); err != nil {
+			m.recording = nil
 			return errors.Join(err, m.compute.stream.Sync())
 		}
-		again, err := m.Settle()
+		again, err := m.settle()
 		if err != nil || !again {
 			return err
 		}
 	}
 }
 
-// Settle waits for the step and reads, once, what it left on the device. If any
-// rank overflowed it undoes the step, lets the pools grow to what was needed and
-// asks for the step again; a second failure is an error.
-func (m *Manager) Settle() (again bool, err error) {
-	rep, err := m.store.Report(m.compute.stream)
-	if err = errors.Join(m.err, err); err != nil {
-		return false, err
-	}
-	mine := m.judge(rep)
+// settle waits for the step and reads, once, what it left on the device. A rank
+// that overflowed lets its pools grow to what was needed; then the ranks agree.
+// If any failed, all undo the step and do it again; a second failure, or one that
+// growth cannot mend, is an error on all.
+func (m *Manager) settle() (again bool, err error) {
+	mine, own := m.examine()
 	all := mine
 	if m.cfg.Reduce != nil {
 		if all, err = m.cfg.Reduce(mine); err != nil {
 			return false, err
 		}
 	}
-	if rep.Stale != 0 {
-		return false, errors.New("stash: a step was replayed that was captured before buffers moved; capture it again when Generation changes")
-	}
-	demand := m.demand(rep)
-	m.count(rep, demand)
-	if !all.Failed {
+	switch {
+	case !all.Failed:
 		m.stats.Steps++
 		m.learn()
-		return false, m.adapt(demand, false)
-	}
-	if m.attempt > 0 {
+		return false, nil
+	case own != nil:
+		return false, own
+	case all.Final:
+		return false, &Overflow{Rank: all.Rank, Why: all.Why}
+	case m.attempt > 0:
 		return false, &Overflow{Rank: all.Rank, Why: "the rerun of a step failed as well: " + all.Why}
 	}
-	m.once("rerun", "a step is rerun", "why", all.Why, "rank", all.Rank)
+	m.once("rerun", "a step is rerun; pools that begin larger avoid it", "rank", all.Rank, "why", all.Why)
 	m.stats.Reruns++
 	for i := len(m.states) - 1; i >= 0; i-- {
 		m.states[i].Restore(m.compute.stream)
 	}
-	if m.broken != "" {
-		delete(m.plans, m.key)
-	}
-	m.recording = nil
-	if err := errors.Join(m.resize(rep), m.adapt(demand, rep.Overflows > 0)); err != nil {
-		return false, &Overflow{Rank: m.cfg.Rank, Why: mine.Why, Cause: err}
-	}
 	return true, nil
+}
+
+// examine reads the report and does what this rank can about it. The error is one
+// that no rerun can mend; the verdict then is final, so that no rank waits for
+// another in vain.
+func (m *Manager) examine() (Verdict, error) {
+	rep, err := m.store.Report(m.compute.stream)
+	if err = errors.Join(m.err, err); err == nil && rep.Stale != 0 {
+		err = errors.New("stash: a step was replayed that was captured before sets moved; capture it again when Generation changes")
+	}
+	if err != nil {
+		return Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: err.Error()}, err
+	}
+	demand := m.demand(rep)
+	m.count(rep, demand)
+	v := m.judge(rep)
+	if m.broken != "" {
+		m.noStack[m.key] = true
+	}
+	if err := errors.Join(m.resize(rep), m.adapt(demand, rep.Overflows > 0)); err != nil {
+		err = &Overflow{Rank: m.cfg.Rank, Why: v.Why, Cause: err}
+		return Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: v.Why}, err
+	}
+	v.Final = m.broken != "" && m.cfg.Mode == BumpOnly
+	return v, nil
 }
 
 // judge puts a report into words.
@@ -158,7 +186,7 @@ func (m *Manager) judge(rep Report) Verdict {
 	v := Verdict{Rank: m.cfg.Rank, Failed: true}
 	switch {
 	case rep.OverBudget > 0:
-		v.Why = fmt.Sprintf("%v received %d rows and its buffer holds %d", m.store.group(rep.OverID), rep.OverRows, rep.OverLimit)
+		v.Why = fmt.Sprintf("%v received %d rows and its buffer holds %d; begin with larger sets", m.store.group(rep.OverID), rep.OverRows, rep.OverLimit)
 	case rep.Overflows > 0:
 		v.Why = fmt.Sprintf("%v asked for %d pages of %v and %d were free (device tier %d of at most %d, host tier %d of at most %d); raise the tiers' maxima or the memory budget",
 			m.store.group(rep.OverflowID), rep.OverflowAsked, m.store.cfg.Page, rep.OverflowFree,
@@ -178,13 +206,9 @@ func (m *Manager) judge(rep Report) Verdict {
 // from the schedule and the needs alone, so that no overlap of stash and restore
 // makes a rerun need more.
 func (m *Manager) demand(rep Report) schedule.Pages {
-	s := m.recording
-	if s == nil { // a replay
-		p := m.plans[m.key]
-		if p == nil {
-			return 0
-		}
-		s = p.schedule
+	s := m.issued[m.key]
+	if s == nil {
+		return 0
 	}
 	return s.Peak(func(g schedule.Group) schedule.Pages { return rep.Need[g] })
 }
@@ -192,6 +216,7 @@ func (m *Manager) demand(rep Report) schedule.Pages {
 func (m *Manager) count(rep Report, demand schedule.Pages) {
 	m.stats.Stashed += schedule.Pages(rep.Stashed)
 	m.stats.Demand = max(m.stats.Demand, demand)
+	m.stats.Low = rep.Low
 	if rep.Spilled > 0 {
 		m.stats.Spilled += schedule.Pages(rep.Spilled)
 		m.once("spill", "pages spilled to host memory; a larger device tier avoids it",
@@ -203,10 +228,14 @@ func (m *Manager) count(rep Report, demand schedule.Pages) {
 // may, the host tier for the rest. Growth that a step did not need to succeed is
 // no reason to fail.
 func (m *Manager) adapt(demand schedule.Pages, must bool) error {
-	for t := range Tiers {
+	sizers := [Tiers]schedule.Sizer{m.cfg.Sizer, schedule.DefaultLowWater()}
+	for t, sizer := range sizers {
+		if demand == 0 {
+			return nil
+		}
 		have, most := m.store.Pages(t), m.store.Max(t)
-		want := min(m.cfg.Sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
-		if want > have && demand > 0 {
+		want := min(sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
+		if want > have {
 			switch err := m.store.Grow(m.compute.stream, t, want); {
 			case err == nil:
 				m.stats.Growths++
@@ -225,22 +254,27 @@ func (m *Manager) adapt(demand schedule.Pages, must bool) error {
 	return nil
 }
 
-// resize gives every workspace that received too many rows larger sets. The
-// records say how many: they are read here, outside of the step.
+// resize gives tensors that received too many rows larger buffers. The records
+// say how many: they are read here, outside of the step.
 func (m *Manager) resize(rep Report) error {
 	if rep.OverBudget == 0 {
 		return nil
 	}
+	anyMoved := false
 	for _, w := range m.spaces {
-		rows, err := m.store.asked(m.compute.stream, w.records)
+		asked, err := m.store.asked(m.compute.stream, w)
 		if err != nil {
 			return err
 		}
-		if err := w.resize(rows); err != nil {
+		moved, err := w.resize(asked)
+		if err != nil {
 			return err
 		}
+		anyMoved = anyMoved || moved
 	}
-	m.store.rearrange(m.compute.stream)
+	if anyMoved {
+		m.store.rearrange(m.compute.stream)
+	}
 	return nil
 }
 

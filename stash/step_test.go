@@ -167,7 +167,7 @@ func TestOverBudgetIsRerunExactly(t *testing.T) {
 	l.protect()
 	err := l.run(4, rand.New(rand.NewPCG(5, 6)), 100)
 	var of *Overflow
-	if !errors.As(err, &of) || !strings.Contains(err.Error(), `workspace "experts"`) || !strings.Contains(err.Error(), "raise its limit") {
+	if !errors.As(err, &of) || !strings.Contains(err.Error(), `workspace "experts"`) || !strings.Contains(err.Error(), "raise the limit") {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -201,7 +201,7 @@ func TestChangedSchedules(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := l.m.plans[Key{Microbatches: len(l.passes)}]
-	if !plan.bump {
+	if !plan.Stack {
 		t.Fatal("PP 1 is not a stack")
 	}
 	// Evaluation: forward passes only.
@@ -227,7 +227,7 @@ func TestChangedSchedules(t *testing.T) {
 	if st.Departures == 0 || st.Reruns != 1 {
 		t.Errorf("stats %+v, want departures and one rerun", st)
 	}
-	if p := l.m.plans[Key{Microbatches: len(l.passes)}]; p.bump {
+	if p := l.m.plans[Key{Microbatches: len(l.passes)}]; p.Stack {
 		t.Error("the new plan is a stack")
 	}
 }
@@ -263,7 +263,7 @@ func TestCapturedStep(t *testing.T) {
 			}
 			l.route(rows)
 			before := l.dev.Counters()
-			if err := l.m.Transact(func(int) error { l.compute.Replay(g); return nil }); err != nil {
+			if err := l.m.Transact(Key{Microbatches: len(l.passes)}, func(int) error { l.compute.Replay(g); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			if after := l.dev.Counters(); after.Launches != before.Launches {
@@ -280,5 +280,39 @@ func TestCapturedStep(t *testing.T) {
 		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// SPEC S1.6: steps that overflow one after the other are each rerun, and exact.
+func TestOverflowTwiceInARow(t *testing.T) {
+	l := loopOn(t, openCPU(t), loopConfig{ManagerConfig: tight(2, 0, 4096, 0), pipeline: interleaved, layers: 2, sets: 2, maxRows: 2000})
+	l.protect()
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i, most := range []Rows{60, 400, 2000} {
+		if err := l.run(1, rng, most); err != nil {
+			t.Fatal(err)
+		}
+		if st := l.m.Stats(); st.Reruns != i+1 {
+			t.Errorf("up to %d rows: %d reruns, want %d", most, st.Reruns, i+1)
+		}
+	}
+}
+
+// SPEC S1.6: a rerun that overflows again, here because it asks for more than the
+// step it repeats, is an error.
+func TestSecondFailure(t *testing.T) {
+	l := loopOn(t, openCPU(t), loopConfig{ManagerConfig: tight(2, 0, 4096, 0), pipeline: interleaved, layers: 2, sets: 2, maxRows: 2000})
+	l.protect()
+	err := l.m.Step(Key{}, func(attempt int) error {
+		rows := make([]Rows, len(l.place))
+		for i := range rows {
+			rows[i] = Rows(100 + 1900*attempt)
+		}
+		l.route(rows)
+		return l.body(attempt)
+	})
+	var of *Overflow
+	if !errors.As(err, &of) || !strings.Contains(err.Error(), "the rerun of a step failed as well: expert_fc1") {
+		t.Errorf("error: %v", err)
 	}
 }

@@ -54,8 +54,8 @@ func (c *Config) check() error {
 	if c.Records == 0 {
 		c.Records = device.GiB
 	}
-	if c.Page < 4*device.KiB || c.Page&(c.Page-1) != 0 {
-		return fmt.Errorf("stash: a page of %d bytes; give a power of two of at least 4096", int64(c.Page))
+	if c.Page < 4*device.KiB || c.Page > device.GiB || c.Page&(c.Page-1) != 0 {
+		return fmt.Errorf("stash: a page of %d bytes; give a power of two from 4 KiB to 1 GiB", int64(c.Page))
 	}
 	if c.Records < 0 {
 		return fmt.Errorf("stash: %d bytes for records", int64(c.Records))
@@ -77,6 +77,8 @@ func (c *Config) check() error {
 //     stash. A step may be captured and replayed; then the host does nothing.
 //  4. Report reads what happened; then 2 again, or Close.
 //
+// A record belongs to one group for good; adding one may be captured.
+//
 // At every quiet point tail - head + live = capacity in each tier; the kernels
 // keep it (see package kernels), Check verifies it.
 type Store struct {
@@ -86,9 +88,11 @@ type Store struct {
 	ring *device.Buffer
 	pool [Tiers]*device.Buffer
 	recs *device.Buffer
+	desk *device.Buffer // host memory from which records are written
 
 	rings   [Tiers]device.Bytes // offsets in ring
 	used    device.Bytes        // of recs
+	onDesk  device.Bytes        // of desk
 	records []*Record
 	bump    bool
 	seq     uint64 // stashes since the reset; of a stack, restores as well
@@ -157,13 +161,16 @@ func (st *Store) allocate() (err error) {
 			return err
 		}
 	}
-	st.recs, err = st.dev.Reserve(device.Accel, st.cfg.Records, "stash records")
+	if st.recs, err = st.dev.Reserve(device.Accel, st.cfg.Records, "stash records"); err != nil {
+		return err
+	}
+	st.desk, err = st.dev.Reserve(device.Host, st.cfg.Records, "stash records")
 	return err
 }
 
 // Close frees the store's memory once the work on s is done.
 func (st *Store) Close(s device.Stream) {
-	for _, b := range []*device.Buffer{st.meta, st.ring, st.pool[Device], st.pool[Host], st.recs} {
+	for _, b := range []*device.Buffer{st.meta, st.ring, st.pool[Device], st.pool[Host], st.recs, st.desk} {
 		if b != nil {
 			s.Free(b)
 		}
@@ -205,6 +212,9 @@ func (st *Store) Grow(s device.Stream, tier int, pages schedule.Pages) error {
 func (st *Store) AddRecord(s device.Stream, l *Layout, g schedule.Group) (*Record, error) {
 	pages := uint64(l.maxPages(st.cfg.Page))
 	size := align(kernels.StashRecordSize(len(l.Tensors), pages))
+	if pages > 1<<31-1 {
+		return nil, fmt.Errorf("stash: a group of up to %d pages; use larger pages", pages)
+	}
 	if st.used+size > st.recs.Max() {
 		return nil, fmt.Errorf("stash: %d groups of up to %d pages need more than the %v reserved for records; raise Config.Records",
 			len(st.records)+1, pages, st.recs.Max())
@@ -216,6 +226,11 @@ func (st *Store) AddRecord(s device.Stream, l *Layout, g schedule.Group) (*Recor
 	if err := st.dev.Grow(st.meta, needs+8); err != nil {
 		return nil, err
 	}
+	headSize := kernels.StashRecordSize(len(l.Tensors), 0)
+	if err := st.dev.Grow(st.desk, st.onDesk+headSize); err != nil {
+		return nil, err
+	}
+	st.onDesk += headSize
 	r := &Record{id: len(st.records), group: g, layout: l, mem: st.recs.Slice(st.used, size), need: st.meta.Slice(needs, 8)}
 	st.used += size
 	st.records = append(st.records, r)
@@ -225,7 +240,11 @@ func (st *Store) AddRecord(s device.Stream, l *Layout, g schedule.Group) (*Recor
 	for i := range table {
 		raw = append(raw, asBytes(&table[i])...)
 	}
-	s.Upload(r.mem.Slice(0, device.Bytes(len(raw))), raw)
+	// A copy from host memory that stays as it is can be captured, an upload
+	// cannot.
+	from := st.desk.Slice(st.onDesk-device.Bytes(len(raw)), device.Bytes(len(raw)))
+	copy(st.dev.View(from, device.Write), raw)
+	s.Copy(r.mem.Slice(0, from.Len), from)
 	s.Fill(r.need, 0)
 	return r, nil
 }
@@ -261,8 +280,10 @@ func (st *Store) Stash(s device.Stream, r *Record, set device.Range) {
 
 // Claim takes pages for as many rows as the set's counts say, and copies nothing:
 // a producer that knows its row counts beforehand writes its rows into the pages
-// itself, which saves the copy. Table and Pool say where they are. Restore brings
-// the rows into a set as if they had been stashed.
+// itself, which saves the copy. Table and Pool say where they are; where the
+// table says kernels.StashNoPage there was none, and nothing may be written. A
+// producer declares the pools Atomic, as stash and restore do. Restore brings the
+// rows into a set as if they had been stashed.
 func (st *Store) Claim(s device.Stream, r *Record, set device.Range) {
 	s.Launch(kernels.ClaimLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
 	st.seq++
@@ -331,27 +352,26 @@ func (st *Store) group(id uint64) schedule.Group {
 	return st.records[id].group
 }
 
-// rearrange drops all records, between steps, because buffers have moved. Steps
-// captured before are stale from now on.
+// rearrange makes steps captured so far stale, because sets have moved. Memory of
+// records is never used again: such a step may still write to the old ones.
 func (st *Store) rearrange(s device.Stream) {
-	st.records, st.used = nil, 0
 	st.gen++
 	at := unsafe.Offsetof(kernels.StashControl{}.Generation)
 	s.Upload(st.meta.Slice(device.Bytes(at), 8), asBytes(&st.gen))
 }
 
-// asked is the most rows that any tensor of the given records found.
-func (st *Store) asked(s device.Stream, records map[schedule.Group]*Record) (Rows, error) {
-	var most uint64
-	for _, r := range records {
-		for i := range r.layout.Tensors {
+// asked is, for each tensor of a workspace, the most rows that a group found.
+func (st *Store) asked(s device.Stream, w *Workspace) ([]Rows, error) {
+	asked := make([]Rows, len(w.layout.Tensors))
+	for _, r := range w.records {
+		for i := range asked {
 			var t kernels.StashTensor
 			at := kernels.StashRecordSize(i, 0)
 			if err := s.Download(asBytes(&t), r.mem.Slice(at, kernels.StashTensorBytes)); err != nil {
-				return 0, err
+				return nil, err
 			}
-			most = max(most, t.Asked)
+			asked[i] = max(asked[i], Rows(t.Asked))
 		}
 	}
-	return Rows(most), nil
+	return asked, nil
 }

@@ -59,7 +59,7 @@ func (st *Store) held(s device.Stream, r *Record, holder *[Tiers]map[uint32]stri
 
 func (st *Store) checkTier(s device.Stream, c *kernels.StashControl, tier int, holder map[uint32]string) error {
 	t := c.Tier[tier]
-	head := c.State[st.seq%2].Head[tier]
+	head := c.State[c.Seq%2].Head[tier]
 	live := uint64(len(holder))
 	if c.Bump != 0 {
 		if head != live {

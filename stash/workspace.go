@@ -1,6 +1,5 @@
 // This file owns workspaces: the few sets of worst-case buffers in which all
-// layers compute, and the events that keep one use of a set from running into
-// the next.
+// layers compute, and who may use which of them when.
 
 package stash
 
@@ -11,12 +10,13 @@ import (
 	"github.com/stowage-dev/stowage/schedule"
 )
 
-// Workspace is a number of sets of one layout. A set's life cycle:
+// Workspace is a number of slots, each with the buffers of one layout. The life
+// cycle of a slot:
 //
 //  1. free: nobody needs its bytes; idle marks the last work that touched them.
 //  2. forward: Forward leased it to a group, whose forward pass fills it.
-//  3. leaving: Saved issued the stash, and the set is free again once that is
-//     done; or kept: the group's backward pass comes next, so it stays.
+//  3. leaving: Saved issued the stash, and the slot is free again once that is
+//     done; or kept: the group's backward pass is near, so it stays.
 //  4. returning: a restore into it was issued ahead of need.
 //  5. backward: Backward leased it to the group; Done makes it free.
 type Workspace struct {
@@ -24,29 +24,27 @@ type Workspace struct {
 	name    string
 	layout  *Layout
 	buf     *device.Buffer
-	sets    []*Set
+	slots   []*slot
 	limit   Rows
 	records map[schedule.Group]*Record
 }
 
-type setState uint8
+type slotState uint8
 
 const (
-	setFree setState = iota
-	setForward
-	setKept
-	setReturning
-	setBackward
+	slotFree slotState = iota
+	slotForward
+	slotKept
+	slotReturning
+	slotBackward
 )
 
-// Set is one set of buffers, leased for the forward or the backward pass of one
-// group.
-type Set struct {
+type slot struct {
 	w     *Workspace
 	mem   device.Range
-	state setState
+	state slotState
 	group schedule.Group
-	used  uint64 // when it was last leased; the longest idle goes first
+	lease uint64 // counts the manager's leases; the longest idle slot goes first
 
 	produced *mark // on compute: the forward pass is done
 	ready    *mark // on in: the restore is done
@@ -54,14 +52,29 @@ type Set struct {
 	idle     *mark // what the next user comes after, or nil
 }
 
+// Set is a lease of one set of buffers, for the forward or the backward pass of
+// one group. Saved, Drop or Done ends it; using it afterwards panics.
+type Set struct {
+	slot  *slot
+	lease uint64
+}
+
 // Tensor is the memory of tensor i of the layout.
-func (s *Set) Tensor(i int) device.Range { return s.w.layout.Tensor(s.mem, i) }
+func (s *Set) Tensor(i int) device.Range { return s.slot.w.layout.Tensor(s.slot.mem, i) }
 
 // Counts are the row counts, which the forward pass writes.
-func (s *Set) Counts() device.Range { return s.w.layout.Counts(s.mem) }
+func (s *Set) Counts() device.Range { return s.slot.w.layout.Counts(s.slot.mem) }
 
 // Group is whose set it is.
-func (s *Set) Group() schedule.Group { return s.group }
+func (s *Set) Group() schedule.Group { return s.slot.group }
+
+// must panics unless the lease is the slot's present one and in a given state.
+func (s *Set) must(want slotState) *slot {
+	if s.slot.lease != s.lease || s.slot.state != want || !s.slot.w.m.open {
+		panic(fmt.Sprintf("stash: a set of workspace %q is used out of turn: Forward, then Saved or Drop; Backward, then Done; all inside of a step", s.slot.w.name))
+	}
+	return s.slot
+}
 
 // NewWorkspace allocates sets for a group of tensors. Two sets let a layer
 // compute while the last one's rows are copied out; a third lets a restore come
@@ -69,36 +82,40 @@ func (s *Set) Group() schedule.Group { return s.group }
 // zero stands for the tensors' own MaxRows. Where they are smaller, a step that
 // needs more is rerun with sets that have room.
 func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Tensor) (*Workspace, error) {
-	if sets < 1 {
-		return nil, fmt.Errorf("stash: workspace %q with %d sets; give at least 1", name, sets)
+	if sets < 1 || limit < 0 {
+		return nil, fmt.Errorf("stash: workspace %q with %d sets and a limit of %d rows; give at least one set, and a limit or zero", name, sets, limit)
 	}
 	l, err := NewLayout(tensors...)
 	if err != nil {
 		return nil, err
 	}
 	w := &Workspace{m: m, name: name, layout: l, limit: limit, records: map[schedule.Group]*Record{}}
-	widest, err := NewLayout(l.grown(limit)...)
+	for range sets {
+		s := &slot{w: w}
+		for _, k := range []**mark{&s.produced, &s.ready, &s.released} {
+			if *k, err = m.mark(); err != nil {
+				return nil, err
+			}
+		}
+		w.slots = append(w.slots, s)
+	}
+	widest, err := NewLayout(l.atLeast(limit)...)
 	if err != nil {
 		return nil, err
 	}
 	if w.buf, err = m.dev.Reserve(device.Accel, widest.Size*device.Bytes(sets), "workspace "+name); err != nil {
 		return nil, err
 	}
-	m.spaces = append(m.spaces, w)
-	for range sets {
-		s := &Set{w: w}
-		for _, k := range []**mark{&s.produced, &s.ready, &s.released} {
-			if *k, err = m.mark(); err != nil {
-				return nil, err
-			}
-		}
-		w.sets = append(w.sets, s)
+	if err := w.place(l); err != nil {
+		m.compute.stream.Free(w.buf)
+		return nil, err
 	}
-	return w, w.place(l)
+	m.spaces = append(m.spaces, w)
+	return w, nil
 }
 
-// grown are the tensors with room for at least so many rows.
-func (l *Layout) grown(rows Rows) []Tensor {
+// atLeast are the tensors with room for at least so many rows.
+func (l *Layout) atLeast(rows Rows) []Tensor {
 	ts := append([]Tensor(nil), l.Tensors...)
 	for i := range ts {
 		ts[i].MaxRows = max(ts[i].MaxRows, rows)
@@ -106,142 +123,175 @@ func (l *Layout) grown(rows Rows) []Tensor {
 	return ts
 }
 
-// place lays the sets out anew. Records of the old layout are forgotten.
+// place lays the slots out. Their row counts begin as zero, so that nothing ever
+// takes what lies there for one.
 func (w *Workspace) place(l *Layout) error {
-	size := l.Size * device.Bytes(len(w.sets))
-	if size > w.buf.Max() {
-		return fmt.Errorf("workspace %q needs %v for %d sets and has room for at most %d rows; raise its limit", w.name, size, len(w.sets), w.limit)
-	}
-	if err := w.m.dev.Grow(w.buf, size); err != nil {
+	if err := w.m.dev.Grow(w.buf, l.Size*device.Bytes(len(w.slots))); err != nil {
 		return err
 	}
 	w.layout = l
-	clear(w.records)
-	for i, s := range w.sets {
+	for i, s := range w.slots {
 		s.mem = w.buf.Slice(device.Bytes(i)*l.Size, l.Size)
+		w.m.compute.stream.Fill(l.Counts(s.mem), 0)
 	}
 	return nil
 }
 
-// resize gives the sets room for so many rows and forgets the records.
-func (w *Workspace) resize(rows Rows) error {
-	l, err := NewLayout(w.layout.grown(rows)...)
-	if err != nil {
-		return err
+// resize gives the tensors that received too many rows room for them, and tells
+// whether there was one. Records of the old layout are forgotten.
+func (w *Workspace) resize(asked []Rows) (moved bool, err error) {
+	ts := append([]Tensor(nil), w.layout.Tensors...)
+	for i := range ts {
+		if asked[i] <= ts[i].MaxRows {
+			continue
+		}
+		if asked[i] > w.limit {
+			return false, fmt.Errorf("tensor %q of workspace %q needs room for %d rows and its limit is %d; raise the limit",
+				ts[i].Name, w.name, asked[i], max(w.limit, ts[i].MaxRows))
+		}
+		ts[i].MaxRows, moved = asked[i], true
 	}
-	return w.place(l)
+	if !moved {
+		return false, nil
+	}
+	l, err := NewLayout(ts...)
+	if err != nil {
+		return false, err
+	}
+	if err := w.place(l); err != nil {
+		return false, err
+	}
+	for _, r := range w.records {
+		w.m.spare = append(w.m.spare, r.stashed)
+	}
+	clear(w.records)
+	return true, nil
 }
 
 // Forward leases a set for a group's forward pass: what is issued on the
 // compute stream from now on may write it.
 func (w *Workspace) Forward(g schedule.Group) *Set {
+	w.m.mustBeOpen()
 	s := w.take()
+	if s == nil {
+		s = w.evict()
+	}
 	w.m.compute.after(s.idle)
 	w.m.compute.flush()
-	s.state, s.group = setForward, g
-	return s
+	s.state, s.group = slotForward, g
+	return s.leased()
+}
+
+func (s *slot) leased() *Set {
+	s.w.m.leases++
+	s.lease = s.w.m.leases
+	return &Set{s, s.lease}
 }
 
 // Saved says that the forward pass has been issued: the live rows must be there
-// again when Backward asks for them. The set may not be used until then.
-func (s *Set) Saved() {
-	s.must(setForward)
+// again when Backward asks for them.
+func (x *Set) Saved() {
+	s := x.must(slotForward)
 	m := s.w.m
 	if m.phase != Train {
 		panic(fmt.Sprintf("stash: %v is saved in a phase without backward passes; call Drop", s.group))
 	}
+	m.recording.Save(s.group) // panics if it was saved before
 	r := s.w.record(s.group)
 	keep := m.keep(s.group)
-	if keep && r != nil {
-		// Nobody else would see that it received more rows than fit.
-		m.store.Note(m.compute.stream, r, s.mem)
+	if keep {
+		s.note(r)
 	}
 	m.compute.record(s.produced)
+	m.home[s.group] = s.w
 	if keep {
-		s.state = setKept
+		s.state = slotKept
 	} else {
 		s.stash(s.produced)
 	}
-	m.home[s.group] = s.w
 	m.passed(schedule.Event{Group: s.group})
 }
 
 // Drop ends a lease whose contents nobody needs, as in evaluation.
-func (s *Set) Drop() {
-	s.must(setForward)
+func (x *Set) Drop() {
+	s := x.must(slotForward)
+	s.note(s.w.record(s.group))
 	s.free()
+}
+
+// note looks at the row counts of a set that is not stashed: nobody else would
+// see that it received more rows than fit.
+func (s *slot) note(r *Record) {
+	if r != nil {
+		s.w.m.store.Note(s.w.m.compute.stream, r, s.mem)
+	}
 }
 
 // Backward leases the set that holds a saved group's rows; work issued on the
 // compute stream from now on finds them there.
 func (w *Workspace) Backward(g schedule.Group) *Set {
+	m := w.m
+	m.mustBeOpen()
+	if m.home[g] != w {
+		panic(fmt.Sprintf("stash: %v was not saved in workspace %q", g, w.name))
+	}
+	m.recording.Load(g) // panics if it was not saved in this step, or was loaded
 	s := w.holding(g)
 	if s == nil {
-		s = w.restore(g)
+		if s = w.take(); s == nil {
+			s = w.evict()
+		}
+		s.restore(g)
 	}
-	if s.state == setReturning {
-		w.m.compute.after(s.ready)
-		w.m.compute.flush()
+	if s.state == slotReturning {
+		m.compute.after(s.ready)
+		m.compute.flush()
 	}
-	s.state = setBackward
-	return s
+	s.state = slotBackward
+	x := s.leased()
+	m.passed(schedule.Event{Group: g, Load: true})
+	return x
 }
 
 // Done says that the backward pass has been issued.
-func (s *Set) Done() {
-	s.must(setBackward)
-	s.free()
-	s.w.m.passed(schedule.Event{Group: s.group, Load: true})
-}
+func (x *Set) Done() { x.must(slotBackward).free() }
 
-// free makes a set available once what compute was given so far is done.
-func (s *Set) free() {
+// free makes a slot available once what compute was given so far is done.
+func (s *slot) free() {
 	s.w.m.compute.record(s.released)
-	s.idle, s.state = s.released, setFree
+	s.idle, s.state = s.released, slotFree
 }
 
-func (s *Set) must(want setState) {
-	if s.state != want {
-		panic(fmt.Sprintf("stash: the set of %v is used out of turn: Forward, then Saved or Drop; Backward, then Done", s.group))
-	}
-}
-
-// take finds a free set, the one idle for longest. If none is free, one that
-// waits for its backward pass makes room.
-func (w *Workspace) take() *Set {
-	var best *Set
-	for _, x := range w.sets {
-		if x.state == setFree && (best == nil || x.used < best.used) {
+// take finds a free slot, the one idle for longest, or nil.
+func (w *Workspace) take() *slot {
+	var best *slot
+	for _, x := range w.slots {
+		if x.state == slotFree && (best == nil || x.lease < best.lease) {
 			best = x
 		}
 	}
-	if best == nil {
-		best = w.evict()
-	}
-	w.m.leases++
-	best.used = w.m.leases
 	return best
 }
 
-// evict stashes a group that was kept or brought back early.
-func (w *Workspace) evict() *Set {
-	for _, x := range w.sets {
+// evict stashes a group that stayed or was brought back early, to make room.
+func (w *Workspace) evict() *slot {
+	for _, x := range w.slots {
 		switch x.state {
-		case setKept:
+		case slotKept:
 			x.stash(x.produced)
 			return x
-		case setReturning:
+		case slotReturning:
 			x.stash(x.ready)
 			return x
 		}
 	}
-	panic(fmt.Sprintf("stash: all %d sets of workspace %q are in use by passes that were not ended; give it more sets", len(w.sets), w.name))
+	panic(fmt.Sprintf("stash: all %d sets of workspace %q are leased; end a pass before the next, or give it more sets", len(w.slots), w.name))
 }
 
-// holding is the set in which a group's rows are, if they are in one.
-func (w *Workspace) holding(g schedule.Group) *Set {
-	for _, s := range w.sets {
-		if s.group == g && (s.state == setKept || s.state == setReturning) {
+// holding is the slot in which a group's rows wait, if they are in one.
+func (w *Workspace) holding(g schedule.Group) *slot {
+	for _, s := range w.slots {
+		if s.group == g && (s.state == slotKept || s.state == slotReturning) {
 			return s
 		}
 	}
@@ -249,9 +299,9 @@ func (w *Workspace) holding(g schedule.Group) *Set {
 }
 
 // stash issues the copy into pages once a mark has been passed.
-func (s *Set) stash(after *mark) {
+func (s *slot) stash(after *mark) {
 	m := s.w.m
-	s.idle, s.state = after, setFree
+	s.idle, s.state = after, slotFree
 	r := s.w.records[s.group]
 	if r == nil {
 		return
@@ -264,14 +314,9 @@ func (s *Set) stash(after *mark) {
 	s.idle = r.stashed
 }
 
-// restore issues the copy back into a set.
-func (w *Workspace) restore(g schedule.Group) *Set {
-	m, r := w.m, w.records[g]
-	if _, saved := m.recording.Saved(g); !saved {
-		panic(fmt.Sprintf("stash: %v is needed and was not saved in this step", g))
-	}
-	s := w.take()
-	s.state, s.group = setReturning, g
+// restore issues the copy back into a free slot.
+func (s *slot) restore(g schedule.Group) {
+	m, r := s.w.m, s.w.records[g]
 	m.in.after(s.idle)
 	if r != nil {
 		m.in.after(r.stashed)
@@ -281,12 +326,14 @@ func (w *Workspace) restore(g schedule.Group) *Set {
 		m.store.Restore(m.in.stream, r, s.mem)
 	}
 	m.in.record(s.ready)
-	return s
+	s.state, s.group = slotReturning, g
+	m.leases++
+	s.lease = m.leases
 }
 
 // record is the group's record, made on the compute stream when the group is
-// first saved. Without memory for it there is none: the step goes on to its end,
-// where Settle returns the error.
+// first seen. Without memory for it there is none: the step goes on to its end,
+// which returns the error.
 func (w *Workspace) record(g schedule.Group) *Record {
 	if r := w.records[g]; r != nil {
 		return r

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,6 +93,11 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, asJSON
 			return text(func() { bench.CopyText(out, c) })
 		})
 		if err != nil {
+			return err
+		}
+	}
+	if slices.Min(o.Sizes) < bench.SmallCopy {
+		if err := text(func() { bench.SmallText(out) }); err != nil {
 			return err
 		}
 	}

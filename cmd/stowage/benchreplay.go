@@ -19,10 +19,6 @@ import (
 	"github.com/stowage-dev/stowage/stash"
 )
 
-// replayWidth is the width of a row where none is given: a replay is about
-// memory, not about speed, and goes through many groups.
-const replayWidth = 1024
-
 // replayFlags are the flags that only a replay has.
 type replayFlags struct {
 	cmd        *cobra.Command
@@ -48,23 +44,22 @@ func addReplayFlags(cmd *cobra.Command) *replayFlags {
 	r := &replayFlags{cmd: cmd}
 	f := cmd.Flags()
 	f.StringVar(&r.trace, "trace", "", "replay the routing trace in a `file`")
-	f.StringVar(&r.kind, "synth", "", "replay a trace that is made up: `zipf`, drift or burst")
+	f.StringVar(&r.kind, "synth", "", "replay a trace made up of a `kind`: zipf, drift or burst")
 	f.StringVar(&r.save, "save-trace", "", "write the trace that --synth makes up to a `file`")
-	f.Float64Var(&r.config.Skew, "skew", 1.2, "`exponent` of the experts' popularity, for --synth; otherwise of how the groups' rows fall (default 0: all equal)")
-	f.IntVar(&r.config.Ranks, "ranks", 4, "expert `ranks`, for --synth")
-	f.IntVar(&r.config.Layers, "layers", 8, "`layers` with experts in the whole model, for --synth")
-	f.IntVar(&r.config.Microbatches, "microbatches", 8, "`microbatches` of a step, for --synth")
-	f.IntVar(&r.config.Steps, "steps", 6, "`steps`, for --synth")
-	f.Int64Var(&r.config.Tokens, "tokens", 2048, "`tokens` of a microbatch on all expert ranks together, for --synth")
-	f.IntVar(&r.config.TopK, "top-k", 4, "`experts` that a token goes to, for --synth")
-	f.IntVar(&r.config.Experts, "experts", 64, "`experts` of a layer, for --synth")
-	f.Uint64Var(&r.config.Seed, "seed", 1, "`number` from which randomness starts, for --synth")
+	f.IntVar(&r.config.Ranks, "ranks", 4, "expert `ranks`")
+	f.IntVar(&r.config.Layers, "layers", 8, "`layers` with experts in the whole model")
+	f.IntVar(&r.config.Microbatches, "microbatches", 8, "`microbatches` of a step")
+	f.IntVar(&r.config.Steps, "steps", 6, "`steps`")
+	f.Int64Var(&r.config.Tokens, "tokens", 2048, "`tokens` of a microbatch on all expert ranks together")
+	f.IntVar(&r.config.TopK, "top-k", 4, "`experts` that a token goes to")
+	f.IntVar(&r.config.Experts, "experts", 64, "`experts` of a layer")
+	f.Uint64Var(&r.config.Seed, "seed", 1, "`number` from which randomness starts")
 	f.IntVar(&r.rank, "rank", 0, "replay this expert `rank` alone (default all, one after the other)")
-	f.IntVar(&r.pp, "pp", 1, "pipeline `ranks` of a replay")
-	f.IntVar(&r.vpp, "vpp", 1, "model `chunks` of a pipeline rank in a replay")
+	f.IntVar(&r.pp, "pp", 1, "pipeline `ranks`")
+	f.IntVar(&r.vpp, "vpp", 1, "model `chunks` of a pipeline rank")
 	f.IntVar(&r.stage, "stage", 0, "pipeline `rank` to replay")
-	f.IntVar(&r.sets, "sets", 3, "`sets` of worst-case buffers that all layers share in a replay")
-	f.StringVar(&r.devicePool, "device-pool", "", "most device memory for pages in a replay, a `size`; the rest goes to host memory (default no limit)")
+	f.IntVar(&r.sets, "sets", 3, "`sets` of worst-case buffers that all layers share")
+	f.StringVar(&r.devicePool, "device-pool", "", "most device memory for pages, a `size`; the rest goes to host memory (default no limit)")
 	return r
 }
 
@@ -135,8 +130,8 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 	x := bench.ReplayOptions{
 		Stage: r.stage, Tensors: o.Tensors, Width: o.Width, Page: o.Page, Sets: r.sets, MaxRows: o.MaxRows,
 	}
-	if !r.cmd.Flags().Changed("width") {
-		x.Width = replayWidth
+	if r.config.Skew = replaySkew; r.cmd.Flags().Changed("skew") {
+		r.config.Skew = o.Skew
 	}
 	if r.sets < 1 || r.sets > 64 {
 		return x, usagef("--sets must be between 1 and 64, not %d", r.sets)

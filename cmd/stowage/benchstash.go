@@ -1,28 +1,40 @@
-// This file owns `stowage bench stash`.
+// This file owns `stowage bench stash`: its flags, and what they mean together.
+// benchreplay.go owns the flags of a replay.
 
 package main
 
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/stash"
+)
+
+// What --width and --skew are where they are not given. A replay is about memory,
+// not about speed, and goes through many groups; so its rows are short.
+const (
+	stashWidth  = 14336 // 7168 numbers of bf16
+	replayWidth = 1024
+	replaySkew  = 1.2
 )
 
 func newBenchStash() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stash",
-		Short: "Measure stashing rows into pages and restoring them",
+		Short: "Measure stashing rows into pages and restoring them, or replay a routing trace",
 		Long: `Measure what it costs to stash the live rows of a group of tensors into pages and
 to restore them, inside a captured graph, with the fastest plain copies of the same
 bytes (the device's copy or the copy kernel, also in a graph) beside it in the
-same run. Live rows are counted on the device; the buffers hold
---max-rows.
+same run. Live rows are counted on the device; the buffers hold --max-rows.
+Before anything is timed, random bytes go through the store and are compared.
 
 GB/s are 10^9 bytes a second, read plus written, of stash and restore together;
 with --host-tier, bytes carried over the link. The ratio is plain copy time over
@@ -43,66 +55,123 @@ the rows of every step, layer, microbatch and rank:
   stowage bench stash --trace zipf.jsonl --rank 3 --device-pool 8MiB`,
 		Args: noArgs,
 	}
-	dev := deviceFlag(cmd)
-	rows := cmd.Flags().Int64("rows", 4096, "live `rows` of a group")
-	most := cmd.Flags().Int64("max-rows", 0, "`rows` that the buffers hold (default --rows; in a replay, what they begin with, default the worst case)")
-	width := cmd.Flags().Int64("width", 14336, "`bytes` of a row (in a replay, default 1024)")
-	page := cmd.Flags().String("page", formatSize(stash.DefaultPage), "`size` of a page, a power of two of at least 4KiB")
-	groups := cmd.Flags().Int("groups", 4, "`groups` stashed one after the other, then restored")
-	tensors := cmd.Flags().Int("tensors", 1, "`tensors` of a group")
-	host := cmd.Flags().Bool("host-tier", false, "keep the pages in host memory")
-	bump := cmd.Flags().Bool("bump", false, "use a stack instead of pages")
-	line := cmd.Flags().Duration("time", bench.Defaults().Line, "time for the measurement")
-	replays := addReplayFlags(cmd)
-	asJSON := jsonFlag(cmd)
+	f := addStashFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		o := bench.StashOptions{
-			Rows: stash.Rows(*rows), MaxRows: stash.Rows(*most), Width: device.Bytes(*width),
-			Groups: *groups, Tensors: *tensors, Host: *host, Bump: *bump, Line: *line,
-		}
-		replay, err := replays.wanted()
+		replay, err := f.replays.wanted()
 		if err != nil {
 			return err
 		}
-		if cmd.Flags().Changed("skew") && !replay {
-			o.Skew = replays.config.Skew
+		o, err := f.options(replay)
+		if err != nil {
+			return err
 		}
-		sizes, err := parseSizes(*page)
-		switch {
-		case err != nil:
-			return usagef("--page: %v", err)
-		case len(sizes) != 1 || sizes[0] < 4*device.KiB || sizes[0]&(sizes[0]-1) != 0:
-			return usagef("--page must be one power of two of at least 4KiB, not %s", *page)
-		case cmd.Flags().Changed("max-rows") && o.MaxRows < 1:
-			return usagef("--max-rows must be at least 1, not %d", o.MaxRows)
-		case !replay && (o.Rows < 1 || o.Rows > 1<<40):
-			return usagef("--rows must be between 1 and 2^40, not %d", o.Rows)
-		case !(o.Skew >= 0 && o.Skew <= 10):
-			return usagef("--skew must be between 0 and 10, not %g", o.Skew)
-		case o.Width < 1 || o.Width > device.GiB:
-			return usagef("--width must be between 1 and 1073741824 bytes, not %d", *width)
-		case o.Groups < 1 || o.Groups > 10000:
-			return usagef("--groups must be between 1 and 10000, not %d", *groups)
-		case o.Tensors < 1 || o.Tensors > 32:
-			return usagef("--tensors must be between 1 and 32, not %d", *tensors)
-		case o.Line < time.Millisecond || o.Line > time.Hour:
-			return usagef("--time must be between 1ms and 1h, not %v", o.Line)
+		if !replay {
+			return benchStash(cmd, f.dev, o, *f.asJSON)
 		}
-		o.Page = sizes[0]
-		o.MaxRows = cmp.Or(o.MaxRows, o.Most())
-		if !replay && o.MaxRows < o.Most() {
-			return usagef("--max-rows must hold the largest group, %d rows, not %d", o.Most(), o.MaxRows)
+		x, err := f.replays.options(o)
+		if err != nil {
+			return err
 		}
-		if replay {
-			x, err := replays.options(o)
-			if err != nil {
-				return err
-			}
-			return benchReplay(cmd, dev, x, *asJSON)
-		}
-		return benchStash(cmd, dev, o, *asJSON)
+		return benchReplay(cmd, f.dev, x, *f.asJSON)
 	}
 	return cmd
+}
+
+// stashFlags are the flags of the measurement, some of which a replay shares.
+type stashFlags struct {
+	cmd     *cobra.Command
+	dev     *deviceChoice
+	o       bench.StashOptions
+	page    string
+	replays *replayFlags
+	asJSON  *bool
+}
+
+func addStashFlags(cmd *cobra.Command) *stashFlags {
+	s := &stashFlags{cmd: cmd, dev: deviceFlag(cmd)}
+	f := cmd.Flags()
+	f.Int64Var((*int64)(&s.o.Rows), "rows", 4096, "live `rows` of a group, on average")
+	f.Int64Var((*int64)(&s.o.MaxRows), "max-rows", 0, "`rows` that the buffers hold at first (default as many as the largest group has, in a replay as many as there can be)")
+	f.Int64Var((*int64)(&s.o.Width), "width", 0, fmt.Sprintf("`bytes` of a row (default %d, in a replay %d)", stashWidth, replayWidth))
+	f.Float64Var(&s.o.Skew, "skew", 0, fmt.Sprintf("`exponent` with which rows fall from group to group, or with --synth popularity from expert to expert (default 0, all alike; with --synth %g)", replaySkew))
+	f.StringVar(&s.page, "page", formatSize(stash.DefaultPage), "`size` of a page, a power of two from 4KiB to 1GiB")
+	f.IntVar(&s.o.Groups, "groups", 4, "`groups` stashed one after the other, then restored")
+	f.IntVar(&s.o.Tensors, "tensors", 1, "`tensors` of a group")
+	f.BoolVar(&s.o.Host, "host-tier", false, "keep the pages in host memory")
+	f.BoolVar(&s.o.Bump, "bump", false, "use a stack instead of pages")
+	f.DurationVar(&s.o.Line, "time", bench.Defaults().Line, "time for the measurement")
+	s.replays = addReplayFlags(cmd)
+	s.asJSON = jsonFlag(cmd)
+	cmd.InitDefaultHelpFlag()
+	cmd.SetUsageTemplate(strings.Replace(usageTemplate, flagsTemplate, sections(f), 1))
+	return s
+}
+
+// sections are the flags as the help shows them, by what they are for.
+func sections(f *pflag.FlagSet) string {
+	var text strings.Builder
+	seen := map[string]bool{}
+	section := func(title string, names []string) {
+		part := pflag.NewFlagSet(title, pflag.ContinueOnError)
+		part.SortFlags = false
+		for _, name := range names {
+			part.AddFlag(f.Lookup(name))
+			seen[name] = true
+		}
+		fmt.Fprintf(&text, "%s:\n%s\n", title, part.FlagUsages())
+	}
+	section("Measuring (without --trace and --synth)", plainFlags)
+	section("Replaying a routing trace (with --trace or --synth)", append([]string{"trace", "synth"}, layFlags...))
+	section("Making a trace up (with --synth)", synthFlags)
+	var rest []string
+	f.VisitAll(func(x *pflag.Flag) {
+		if !seen[x.Name] {
+			rest = append(rest, x.Name)
+		}
+	})
+	section("For both", rest)
+	return strings.TrimSpace(text.String())
+}
+
+// options are what the flags say, checked; those of a replay alone are not in it.
+func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
+	o := s.o
+	if !s.cmd.Flags().Changed("width") {
+		if o.Width = stashWidth; replay {
+			o.Width = replayWidth
+		}
+	}
+	sizes, err := parseSizes(s.page)
+	switch {
+	case err != nil:
+		return o, usagef("--page: %v", err)
+	case len(sizes) != 1 || sizes[0] < 4*device.KiB || sizes[0] > device.GiB || sizes[0]&(sizes[0]-1) != 0:
+		return o, usagef("--page must be one power of two from 4KiB to 1GiB, not %s", s.page)
+	case s.cmd.Flags().Changed("max-rows") && o.MaxRows < 1:
+		return o, usagef("--max-rows must be at least 1, not %d", o.MaxRows)
+	case o.Width < 1 || o.Width > device.GiB:
+		return o, usagef("--width must be between 1 and 1073741824 bytes, not %d", int64(o.Width))
+	case o.Tensors < 1 || o.Tensors > 32:
+		return o, usagef("--tensors must be between 1 and 32, not %d", o.Tensors)
+	}
+	o.Page = sizes[0]
+	if replay {
+		return o, nil
+	}
+	switch {
+	case o.Rows < 1 || o.Rows > 1<<40:
+		return o, usagef("--rows must be between 1 and 2^40, not %d", o.Rows)
+	case !(o.Skew >= 0 && o.Skew <= 10):
+		return o, usagef("--skew must be between 0 and 10, not %g", o.Skew)
+	case o.Groups < 1 || o.Groups > 10000:
+		return o, usagef("--groups must be between 1 and 10000, not %d", o.Groups)
+	case o.Line < time.Millisecond || o.Line > time.Hour:
+		return o, usagef("--time must be between 1ms and 1h, not %v", o.Line)
+	}
+	if o.MaxRows = cmp.Or(o.MaxRows, o.Most()); o.MaxRows < o.Most() {
+		return o, usagef("--max-rows must hold the largest group, %d rows, not %d", o.Most(), o.MaxRows)
+	}
+	return o, nil
 }
 
 func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, asJSON bool) (err error) {
@@ -111,6 +180,13 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 		return err
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
+	room := sysinfo.Read().Memory.Usable()
+	if dev.Info().Backend != "cpu" {
+		room = dev.Info().Capacity[device.Accel] + dev.Info().Capacity[device.Host]
+	}
+	if need := o.Footprint(); room > 0 && need > float64(room) {
+		return fmt.Errorf("the measurement needs about %.4g GiB of memory and %v are available; give fewer --rows or --groups", need/float64(device.GiB), room)
+	}
 	res, err := bench.Stashes(dev, o)
 	if err != nil {
 		return err
@@ -118,12 +194,6 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 	if asJSON {
 		return printJSON(cmd, res)
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), `%s: %d groups of %d tensors, %d of %d rows of %d bytes live: %v a group
-store        %s of %v in %s memory, %v
-stash+restore %9.1f µs a group  %8.1f GB/s
-plain copies  %9.1f µs a group  %8.1f GB/s
-ratio         %9.3f
-`, res.Device.Name, res.Groups, res.Tensors, res.Rows, res.MaxRows, res.Width, res.Bytes,
-		res.Store, res.Page, res.Tier, res.PoolBytes, res.PairUS, res.GBps, res.CopyUS, res.CopyGBps, res.Ratio)
-	return err
+	bench.StashText(cmd.OutOrStdout(), res)
+	return nil
 }

@@ -12,6 +12,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 // Exit codes: scripts tell a wrong command line from work that failed.
@@ -31,7 +33,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(append([]string{}, args...)) // nil would stand for os.Args
 	root.SetOut(out)
 	root.SetErr(stderr)
+	var noTopic error
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if noTopic = checkTopic(cmd); noTopic == nil {
+			help(cmd, args)
+		}
+	})
 	cmd, err := root.ExecuteC()
+	if err == nil {
+		err = noTopic
+	}
 	if err == nil && out.err != nil {
 		err = out.err
 	}
@@ -43,7 +55,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		if usage.cmd == nil {
 			usage.cmd = cmd
 		}
-		fmt.Fprintf(stderr, "%s: %s; see `%[1]s --help`\n", usage.cmd.CommandPath(), oneLine(err))
+		fmt.Fprintf(stderr, "stowage: %s; see `%s --help`\n", oneLine(err), usage.cmd.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintf(stderr, "stowage: %s\n", oneLine(err))

@@ -40,6 +40,8 @@ func TestHelp(t *testing.T) {
 		"help-bench.txt":      {"help", "bench"},
 		"help-bench-copy.txt": {"help", "bench", "copy"},
 		"help-version.txt":    {"version", "-h"},
+
+		"help-bench-stash.txt": {"bench", "stash", "--help"},
 	} {
 		stdout, stderr, code := command(args...)
 		if code != exitOK || stderr != "" {
@@ -63,6 +65,10 @@ func TestUsageErrors(t *testing.T) {
 		"help bench cpoy",
 		"bench",
 		"bench cpy",
+		"bench cpy --help",
+		"frobnicate --help",
+		"--help trian",
+		"train fast --help",
 		"--jsn",
 		"version --jsno",
 		"version -x",
@@ -85,6 +91,15 @@ func TestUsageErrors(t *testing.T) {
 		"bench copy --size=",
 		"bench copy --time 5",
 		"bench copy --time 0s",
+		"bench stash --width 0",
+		"bench stash --rows 0",
+		"bench stash --skew -1",
+		"bench stash --skew NaN",
+		"bench stash --page 5000B",
+		"bench stash --page 2GiB",
+		"bench stash --groups 0",
+		"bench stash --tensors 33",
+		"bench stash --rows 10 --max-rows 9",
 	} {
 		stdout, stderr, code := command(strings.Fields(line)...)
 		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -181,6 +196,41 @@ func TestBenchCopy(t *testing.T) {
 	}
 }
 
+// The measurement prints ratio, speeds and launches.
+func TestBenchStash(t *testing.T) {
+	line := "bench stash --rows 50 --width 700 --tensors 5 --skew 1 --time 5ms"
+	stdout, stderr, code := command(strings.Fields(line + " --json")...)
+	if code != exitOK || stderr != "" {
+		t.Fatalf("code %d, errors %q", code, stderr)
+	}
+	var r bench.Stash
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Ratio <= 0 || r.GBps <= 0 || r.CopyGBps <= 0 || r.Launches != 2 || r.Skew != 1 || r.Width != 700 {
+		t.Errorf("implausible: %+v", r)
+	}
+	stdout, stderr, code = command(strings.Fields(line)...)
+	if code != exitOK || stderr != "" || !strings.Contains(stdout, "launches") || !strings.Contains(stdout, "ratio") {
+		t.Errorf("code %d, errors %q, printed %q", code, stderr, stdout)
+	}
+	for _, line := range []string{"--rows 1099511627776 --width 1073741824 --tensors 32", "--rows 99999999"} {
+		if _, stderr, code := command(strings.Fields("bench stash --groups 10000 " + line)...); code != exitFailure || !strings.Contains(stderr, "give fewer --rows") {
+			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		}
+	}
+}
+
+// Copies this small say nothing about speed, and the table says so.
+func TestBenchCopyOfAFewBytes(t *testing.T) {
+	for size, small := range map[string]bool{"1B": true, "64KiB": false} {
+		stdout, stderr, code := command("bench", "copy", "--size", size, "--time", "1ms")
+		if code != exitOK || stderr != "" || strings.Contains(stdout, "the cost of issuing") != small {
+			t.Errorf("%s: code %d, errors %q, printed %q", size, code, stderr, stdout)
+		}
+	}
+}
+
 // On a machine without a GPU asking for one is a failure, not wrong usage, and
 // the sentence says what to install. SPEC S6.3
 func TestBenchWithoutGPU(t *testing.T) {
@@ -258,7 +308,7 @@ func TestBinary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines := strings.Split(string(out), "\n"); lines[0] != "1" || !strings.HasPrefix(lines[1], "Stowage keeps") {
+	if lines := strings.Split(string(out), "\n"); lines[0] != "1" || !strings.HasPrefix(lines[1], "Stowage is to keep") {
 		t.Errorf("printed %q", out)
 	}
 	if n := strings.Count(errs.String(), "cannot write the output"); n != 1 || strings.Contains(errs.String(), "goroutine") {

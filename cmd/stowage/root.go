@@ -6,6 +6,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// flagsTemplate is the list of flags in a help text.
+const flagsTemplate = `Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}`
+
 // usageTemplate is the part of a help text below its first paragraphs. Commands
 // that hold others are not run themselves.
 const usageTemplate = `Usage:
@@ -17,8 +21,7 @@ Examples:
 Commands:{{range .Commands}}{{if or .IsAvailableCommand (eq .Name "help")}}
   {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
 
-Flags:
-{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
+` + flagsTemplate + `{{end}}{{if .HasAvailableSubCommands}}
 
 Say "{{.CommandPath}} <command> --help" for more about a command.{{end}}
 `
@@ -27,11 +30,13 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stowage",
 		Short: "Train large models in less memory",
-		Long: `Stowage keeps what a training step must remember where it fits: in place, in
-pages on the accelerator, or in host memory. It runs on any CPU, and on NVIDIA
-GPUs with nothing but their driver.`,
+		Long: `Stowage is to keep what a training step must remember where it fits: in place,
+in pages on the accelerator, or in host memory. The devices and the paged stash
+are there, training is not yet. It runs on any CPU, and on NVIDIA GPUs with
+nothing but their driver.`,
 		Example: `  stowage doctor                what this machine offers, and what is missing
-  stowage bench copy --json     how fast it copies, for machines to read`,
+  stowage bench copy --json     how fast it copies, for machines to read
+  stowage bench stash           how fast rows go into pages and back`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -77,7 +82,7 @@ func newBench() *cobra.Command {
 		Use:     "bench",
 		Short:   "Measure this machine",
 		Long:    "Measure what this machine does, through the same device that training uses.",
-		Example: "  stowage bench copy",
+		Example: "  stowage bench copy\n  stowage bench stash",
 		Args:    cobra.ArbitraryArgs,
 		RunE:    chooseCommand,
 	}

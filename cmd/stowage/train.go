@@ -10,7 +10,7 @@ import (
 )
 
 var errNoTrainer = errors.New("training is not there yet; what works today: `stowage doctor` looks at this machine, " +
-	"`stowage bench copy` measures it, and `go test ./...` checks the device, its race checker and the kernels")
+	"`stowage bench copy` measures its copies, `stowage bench stash` the paged stash, and `go test ./...` checks everything")
 
 func newTrain() *cobra.Command {
 	return &cobra.Command{

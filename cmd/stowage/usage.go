@@ -33,6 +33,19 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// checkTopic refuses help for a command that does not exist: the words that the
+// parser left over, as in `stowage bench cpy --help`.
+func checkTopic(cmd *cobra.Command) error {
+	rest := cmd.Flags().Args()
+	switch {
+	case len(rest) == 0:
+		return nil
+	case cmd.HasSubCommands():
+		return chooseCommand(cmd, rest)
+	}
+	return cmd.ValidateArgs(rest)
+}
+
 // chooseCommand is for commands that only hold others.
 func chooseCommand(cmd *cobra.Command, args []string) error {
 	var names []string

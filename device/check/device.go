@@ -145,7 +145,7 @@ func (d *dev) outOfMemory(kind device.Kind, asked device.Bytes, owner string) er
 	}
 	e := &device.OutOfMemory{
 		Device: d.inner.Info().Name, Kind: kind, Owner: owner, Asked: asked,
-		Free: max(0, limit-u.Kind[kind].Current), Capacity: limit,
+		Free: max(0, limit-u.Kind[kind].Current), Capacity: limit, Pending: u.Kind[kind].Pending + d.held[kind],
 	}
 	for _, o := range u.Owners {
 		if o.Kind == kind && o.Current > 0 {
@@ -273,8 +273,8 @@ func (c *Checker) usable(name string, bufs ...*device.Buffer) {
 		if outer == nil || outer.Live() {
 			continue
 		}
-		c.mu.Lock()
 		b := c.own(outer)
+		c.mu.Lock()
 		o := Operation{Name: name, Bytes: device.Rect{Range: outer.All(), Pitch: outer.Size(), Rows: 1}, Site: *c.sites.here()}
 		err := &UseAfterFree{Use: o, Free: b.freed.describe(nil), Alloc: *b.alloc}
 		c.refuse(err)

@@ -223,18 +223,17 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 }
 
 func (s *stream) Free(outer *device.Buffer) {
-	s.freeable(outer)
+	b := s.freeable(outer)
 	c := s.lock()
 	defer c.unlock()
 	if s.capture != nil {
 		s.capture.spoil("memory cannot be freed by a graph", "free it after the capture")
 		if s.inner != nil {
-			s.inner.Free(c.own(outer).inner)
+			s.inner.Free(b.inner)
 		}
 		return
 	}
 	outer.Retire()
-	b := c.own(outer)
 	o := &op{dev: s.dev, name: "free", frees: b}
 	size := b.outer.Size()
 	if !b.imported {
@@ -261,16 +260,21 @@ func (s *stream) Free(outer *device.Buffer) {
 	}
 }
 
-// freeable panics with a report on a second free.
-func (s *stream) freeable(outer *device.Buffer) {
-	if outer.Live() {
-		return
-	}
+// freeable is the record of a buffer. It panics on another device's, and with a
+// report on a second free.
+func (s *stream) freeable(outer *device.Buffer) *buffer {
 	c := s.dev.c
-	c.mu.Lock()
 	b := c.own(outer)
+	if b.dev != s.dev {
+		panic(fmt.Sprintf("check: %s is not memory of %s; the device that made it frees it", outer, s.dev.inner.Info().Name))
+	}
+	if outer.Live() {
+		return b
+	}
+	c.mu.Lock()
 	second := Operation{Name: "free", Number: s.lanes[0].number + 1, Stream: s.name, Site: *c.sites.here()}
 	c.refuse(&DoubleFree{Buffer: outer, First: b.freed.describe(nil), Second: second, Alloc: *b.alloc})
+	return nil
 }
 
 func (s *stream) Sync() error {

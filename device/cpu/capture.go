@@ -28,6 +28,7 @@ type capture struct {
 	table []device.Launch     // the launches that have a slot
 	slots map[device.Slot]int // places in the table
 	outer []outer             // external records and waits, in capture order
+	held  device.Held         // the memory that the work declares
 }
 
 // lane is what one stream recorded.
@@ -83,6 +84,21 @@ func (l *lane) add(kind opKind) *op {
 		o.launch = new(device.Launch)
 	}
 	return o
+}
+
+// hold notes the memory of work that is recorded.
+func (l *lane) hold(bs ...*device.Buffer) {
+	l.capture.mu.Lock()
+	defer l.capture.mu.Unlock()
+	for _, b := range bs {
+		l.capture.held.Add(b)
+	}
+}
+
+func (l *lane) holdLaunch(launch *device.Launch) {
+	l.capture.mu.Lock()
+	defer l.capture.mu.Unlock()
+	l.capture.held.AddLaunch(launch)
 }
 
 func (l *lane) here() place { return place{l.index, len(l.nodes)} }

@@ -5,7 +5,8 @@
 // concurrency of the streams they were captured from.
 //
 // This file owns the device; memory.go where bytes come from, timeline.go how
-// one queue waits for another, stream.go the queues, capture.go and graph.go
+// one queue waits for another, stream.go the queues, execute.go
+// what an operation does, capture.go and graph.go
 // recording and replay, link.go the modelled links.
 package cpu
 
@@ -13,12 +14,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
 // Options configure a CPU device. The zero value is a device with the memory of
@@ -27,7 +30,7 @@ type Options struct {
 	// Ordinal numbers the device among its like, one a rank.
 	Ordinal int
 	// Capacity is the most that may be allocated of each kind; zero stands for
-	// the machine's memory.
+	// what the machine and the control groups around the process have left.
 	Capacity [device.Kinds]device.Bytes
 	// Links slow copies down to a modelled bandwidth and latency.
 	Links Links
@@ -62,12 +65,13 @@ func Open(o Options) (*Device, error) {
 	if o.Ordinal < 0 || o.CopyThreads < 0 {
 		return nil, fmt.Errorf("cpu: ordinal %d and copy threads %d must not be negative", o.Ordinal, o.CopyThreads)
 	}
+	machine := sync.OnceValue(machineMemory)
 	for k, n := range o.Capacity {
 		if n < 0 {
 			return nil, fmt.Errorf("cpu: a capacity of %d bytes of %s memory; give a positive size, or zero for all the machine has", int64(n), device.Kind(k))
 		}
 		if n == 0 {
-			o.Capacity[k] = machineMemory()
+			o.Capacity[k] = machine()
 		}
 	}
 	if err := o.Links.check(); err != nil {
@@ -89,6 +93,15 @@ func Open(o Options) (*Device, error) {
 	d.links[linkOut].Link = o.Links.Out
 	d.links[linkIn].Link = o.Links.In
 	return d, nil
+}
+
+// machineMemory is the memory that this process can hope for, or a number that
+// never binds where the machine does not say.
+func machineMemory() device.Bytes {
+	if n := sysinfo.ReadFrom(os.DirFS("/")).Memory.Usable(); n > 0 {
+		return n
+	}
+	return 1 << 40
 }
 
 func (d *Device) Info() device.Info    { return d.info }
@@ -115,6 +128,15 @@ func (d *Device) err() error {
 		return e
 	}
 	return nil
+}
+
+// mustBeOpen panics on a closed device.
+func (d *Device) mustBeOpen(who string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		panic("cpu: " + who + " asks for more of the closed device " + d.name)
+	}
 }
 
 // all is a snapshot of the streams.

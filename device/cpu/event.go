@@ -27,6 +27,7 @@ type event struct {
 }
 
 func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
+	d.mustBeOpen("an event")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -104,10 +105,20 @@ func (s *stream) Record(de device.Event) {
 	}
 }
 
+// issue places an operation that fill completes. If fill panics, nothing was
+// issued.
 func (s *stream) issue(kind opKind, fill func(*op)) {
 	o := s.place(kind)
+	filled := false
+	defer func() {
+		if filled {
+			s.publish()
+		} else {
+			s.mu.Unlock()
+		}
+	}()
 	fill(o)
-	s.publish()
+	filled = true
 }
 
 func (s *stream) Wait(de device.Event) {

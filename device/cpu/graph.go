@@ -5,6 +5,7 @@ package cpu
 
 import (
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -22,9 +23,15 @@ type graph struct {
 	slots map[device.Slot]int
 	nodes int
 
+	// issuing makes replays one after the other. It is held while a full queue
+	// makes the host wait, so workers never take it. Locks are taken in the
+	// order issuing, stream, mu, event.
+	issuing sync.Mutex
+
 	mu      sync.Mutex
 	wake    sync.Cond
 	table   []device.Launch // never written to: Update makes a new one
+	held    device.Held     // the memory that the nodes declare
 	issued  uint64          // rounds given to streams
 	started uint64          // rounds begun by their stream
 	current replay          // the round begun last
@@ -48,7 +55,7 @@ type replay struct {
 }
 
 func (d *Device) newGraph(c *capture) *graph {
-	g := &graph{dev: d, outer: c.outer, slots: c.slots, table: c.table}
+	g := &graph{dev: d, outer: c.outer, slots: c.slots, table: c.table, held: c.held}
 	g.wake.L = &g.mu
 	waits := 0
 	for _, o := range c.outer {
@@ -60,7 +67,7 @@ func (d *Device) newGraph(c *capture) *graph {
 	for _, l := range c.lanes {
 		g.lanes = append(g.lanes, runner{l.nodes, newTimeline()})
 		for i := range l.nodes {
-			if l.nodes[i].kind != opJoin {
+			if k := l.nodes[i].kind; k != opJoin && k != opStamp {
 				g.nodes++
 			}
 		}
@@ -69,7 +76,7 @@ func (d *Device) newGraph(c *capture) *graph {
 	d.graphs[g] = struct{}{}
 	d.mu.Unlock()
 	for i := 1; i < len(g.lanes); i++ {
-		d.work.Go(func() { g.follow(i) })
+		d.work.Go(func() { g.follow(i, 0) })
 	}
 	return g
 }
@@ -87,6 +94,9 @@ func (g *graph) Update(slot device.Slot, l device.Launch) error {
 	if old := g.table[i]; old.Kernel != l.Kernel || old.Grid != l.Grid || old.Block != l.Block || old.Shared != l.Shared {
 		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", g.dev.name, slot, old.Kernel.Name)
 	}
+	// The new memory first: what both declare is never let go of.
+	g.held.AddLaunch(&l)
+	g.held.DropLaunch(&g.table[i])
 	g.table = slices.Clone(g.table)
 	g.table[i] = l
 	return nil
@@ -103,11 +113,21 @@ func (s *stream) Replay(dg device.Graph) {
 	if s.refuse("a graph cannot be replayed inside a capture", "replay it before or after") {
 		return
 	}
+	g.issuing.Lock()
+	defer g.issuing.Unlock()
+	s.issue(opReplay, func(o *op) { o.replay = g.next(ticket{s.line, s.issued + 1}) })
+	s.dev.replays.Add(1)
+}
+
+// next makes the next round, which is done when its ticket is. It changes
+// nothing if it panics.
+func (g *graph) next(end ticket) replay {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		panic("cpu: a closed graph is replayed")
 	}
+	g.held.Check()
 	r := replay{g: g, round: g.issued, prev: g.last, table: g.table}
 	for _, o := range g.outer {
 		if !o.record {
@@ -119,10 +139,9 @@ func (s *stream) Replay(dg device.Graph) {
 		o.event.last = ticket{l.line, r.round*uint64(len(l.nodes)) + uint64(o.at.n)}
 		o.event.mu.Unlock()
 	}
-	s.issue(opReplay, func(o *op) { o.replay = r })
 	g.issued++
-	g.last = s.mark()
-	s.dev.replays.Add(1)
+	g.last = end
+	return r
 }
 
 // run works off one round in the stream's goroutine. The capture was joined,
@@ -135,13 +154,21 @@ func (r *replay) run() {
 	g.started = r.round + 1
 	g.wake.Broadcast()
 	g.mu.Unlock()
-	r.lane(0)
+	r.lane(0, 0)
 }
 
-// follow works off lane i in round after round, until the graph is closed and
-// the rounds issued before are done.
-func (g *graph) follow(i int) {
-	for round := uint64(0); ; round++ {
+// follow works off lane i from a round on, until the graph is closed and the
+// rounds issued before are done. A callback that ends this goroutine has failed
+// the device by then; another one goes on behind it.
+func (g *graph) follow(i int, round uint64) {
+	debug.SetPanicOnFault(true) // a wild kernel fails the device, not the process
+	ended := false
+	defer func() {
+		if !ended {
+			g.dev.work.Go(func() { g.follow(i, round+1) })
+		}
+	}()
+	for ; ; round++ {
 		g.mu.Lock()
 		for g.started <= round && (!g.closed || round < g.issued) {
 			g.wake.Wait()
@@ -149,25 +176,34 @@ func (g *graph) follow(i int) {
 		r, stop := g.current, g.started <= round
 		g.mu.Unlock()
 		if stop {
+			ended = true
 			return
 		}
-		r.lane(i)
+		r.lane(i, 0)
 	}
 }
 
-// lane executes the nodes of one lane.
-func (r *replay) lane(i int) {
+// lane executes the nodes of one lane, from one of them on. If a callback ends
+// the goroutine, the rest, which is skipped, is gone through on the way out:
+// other lanes wait for it.
+func (r *replay) lane(i, from int) {
 	g, l := r.g, r.g.lanes[i]
-	done := r.round * uint64(len(l.nodes))
-	for k := range l.nodes {
+	first := r.round * uint64(len(l.nodes))
+	k := from
+	defer func() {
+		if k < len(l.nodes) {
+			l.line.advance(first + uint64(k) + 1)
+			r.lane(i, k+1)
+		}
+	}()
+	for ; k < len(l.nodes); k++ {
 		n := &l.nodes[k]
 		for _, p := range n.after {
 			other := g.lanes[p.lane]
 			other.line.wait(r.round*uint64(len(other.nodes)) + uint64(p.n))
 		}
 		r.node(&n.op)
-		done++
-		l.line.advance(done)
+		l.line.advance(first + uint64(k) + 1)
 	}
 }
 

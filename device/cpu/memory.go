@@ -6,6 +6,7 @@ package cpu
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -13,8 +14,23 @@ import (
 )
 
 // mapping is what stands behind a buffer: a mapping of the buffer's largest
-// size, of which the pages in use are accessible.
-type mapping struct{ bytes []byte }
+// size, of which the pages in use are accessible. Imported memory has none.
+type mapping struct {
+	dev   *Device
+	bytes []byte
+	grow  sync.Mutex
+}
+
+func (m *mapping) imported() bool { return m.bytes == nil }
+
+// own is the record behind a buffer of this device.
+func (d *Device) own(b *device.Buffer) *mapping {
+	m, ok := b.Mem.(*mapping)
+	if !ok || m.dev != d {
+		panic("cpu: " + b.String() + " is not memory of " + d.name + "; the device that made it frees and grows it")
+	}
+	return m
+}
 
 // hugeFrom is the size from which the kernel is asked for huge pages. A 2 MiB
 // page must fit at least once whatever the alignment.
@@ -41,6 +57,7 @@ func (m *mapping) open(n device.Bytes) error {
 }
 
 func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+	d.mustBeOpen(owner)
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -55,6 +72,7 @@ func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 }
 
 func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+	d.mustBeOpen(owner)
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -72,7 +90,7 @@ func (d *Device) mapBuffer(kind device.Kind, size, limit device.Bytes, owner str
 	if err != nil {
 		return nil, d.ledger.OutOfMemory(kind, limit, 0, owner)
 	}
-	m := &mapping{raw}
+	m := &mapping{dev: d, bytes: raw}
 	if err := m.open(size); err != nil {
 		_ = syscall.Munmap(raw)
 		return nil, d.ledger.OutOfMemory(kind, size, 0, owner)
@@ -89,6 +107,9 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	if !b.Live() || size > b.Max() {
 		panic(fmt.Sprintf("cpu: %s cannot grow to %v: it was freed, or reserved for at most %v", b, size, b.Max()))
 	}
+	m := d.own(b)
+	m.grow.Lock()
+	defer m.grow.Unlock()
 	more := size - b.Size()
 	if more <= 0 {
 		return nil
@@ -96,7 +117,7 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	if err := d.ledger.Grow(b.Kind(), more, b.Owner()); err != nil {
 		return err
 	}
-	if err := b.Mem.(*mapping).open(size); err != nil {
+	if err := m.open(size); err != nil {
 		d.ledger.Undo(b.Kind(), more, b.Owner())
 		return d.ledger.OutOfMemory(b.Kind(), more, 0, b.Owner())
 	}
@@ -105,7 +126,9 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 }
 
 func (d *Device) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
-	return device.NewBuffer(kind, addr, size, size, owner)
+	b := device.NewBuffer(kind, addr, size, size, owner)
+	b.Mem = &mapping{dev: d}
+	return b
 }
 
 func (d *Device) View(r device.Range, mode device.Mode) []byte {
@@ -118,8 +141,8 @@ func (d *Device) View(r device.Range, mode device.Mode) []byte {
 
 // release gives the memory of a freed buffer back.
 func (d *Device) release(b *device.Buffer) {
-	m, ours := b.Mem.(*mapping)
-	if !ours {
+	m := d.own(b)
+	if m.imported() {
 		return
 	}
 	if err := syscall.Munmap(m.bytes); err != nil {

@@ -2,11 +2,7 @@
 
 package cpu
 
-import (
-	"syscall"
-
-	"github.com/stowage-dev/stowage/device"
-)
+import "syscall"
 
 const mapNoReserve = syscall.MAP_NORESERVE
 
@@ -15,13 +11,4 @@ const mapNoReserve = syscall.MAP_NORESERVE
 func adviseHuge(m []byte) {
 	const madvHugepage = 14
 	_ = syscall.Madvise(m, madvHugepage)
-}
-
-// machineMemory is the memory of the machine.
-func machineMemory() device.Bytes {
-	var si syscall.Sysinfo_t
-	if syscall.Sysinfo(&si) != nil {
-		return 1 << 40
-	}
-	return device.Bytes(si.Totalram) * device.Bytes(si.Unit)
 }

@@ -5,11 +5,10 @@ package cpu
 
 import (
 	"fmt"
+	"runtime/debug"
 	"sync"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/memcopy"
 )
 
 type opKind uint8
@@ -66,6 +65,7 @@ type stream struct {
 	launch  []device.Launch // for the operations of the ring that are launches
 	taken   uint64          // operations the worker has begun
 	issued  uint64          // operations ever issued
+	full    bool            // the queue was full, and is not half empty yet
 	lane    *lane           // where work is recorded, while the stream captures
 	stopped bool
 }
@@ -79,7 +79,7 @@ func (d *Device) NewStream(name string) (device.Stream, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		panic("cpu: stream " + name + " opened on a closed device")
+		panic("cpu: stream " + name + " opened on the closed device " + d.name)
 	}
 	d.streams[s] = struct{}{}
 	d.work.Go(s.work)
@@ -92,19 +92,27 @@ func (s *stream) Name() string { return s.name }
 // While the stream captures, the room is a node of its lane.
 func (s *stream) place(kind opKind) *op {
 	s.mu.Lock()
+	for !s.stopped && s.lane == nil {
+		if s.issued-s.taken == uint64(len(s.ring)) {
+			if len(s.ring) < queueLimit {
+				s.grow()
+			} else {
+				s.full = true
+			}
+		}
+		if !s.full {
+			break
+		}
+		// Nobody overtakes those who wait, or they could wait for ever. The
+		// stream may have ended or begun a capture meanwhile.
+		s.space.Wait()
+	}
 	if s.stopped {
 		s.mu.Unlock()
 		panic("cpu: work on the closed stream " + s.name)
 	}
 	if s.lane != nil {
 		return s.lane.add(kind)
-	}
-	for s.issued-s.taken == uint64(len(s.ring)) {
-		if len(s.ring) < queueLimit {
-			s.grow()
-			break
-		}
-		s.space.Wait()
 	}
 	i := s.issued % uint64(len(s.ring))
 	o := &s.ring[i]
@@ -140,9 +148,19 @@ func (s *stream) publish() {
 
 // work executes operations until the stream is stopped and empty. It copies an
 // operation out of the ring, which costs less than keeping its room blocked.
+// A callback that ends this goroutine has failed the device by then; another
+// one goes on behind it.
 func (s *stream) work() {
+	debug.SetPanicOnFault(true) // a wild kernel fails the device, not the process
 	var o op
 	var launch device.Launch
+	n, ended := uint64(0), false
+	defer func() {
+		if !ended {
+			s.line.advance(n)
+			s.dev.work.Go(s.work)
+		}
+	}()
 	for {
 		s.mu.Lock()
 		for s.taken == s.issued && !s.stopped {
@@ -150,6 +168,7 @@ func (s *stream) work() {
 		}
 		if s.taken == s.issued {
 			s.mu.Unlock()
+			ended = true
 			return
 		}
 		room := &s.ring[s.taken%uint64(len(s.ring))]
@@ -159,10 +178,11 @@ func (s *stream) work() {
 			o.launch = &launch
 		}
 		s.taken++
-		n := s.taken
-		// A host that found the queue full comes back when half of it is free:
-		// waking it for every operation would cost more than a small copy.
-		if s.issued-s.taken == uint64(len(s.ring)/2) {
+		n = s.taken
+		// Hosts that found the queue full come back when half of it is free:
+		// waking them for every operation would cost more than a small copy.
+		if s.full && s.issued-s.taken <= uint64(len(s.ring)/2) {
+			s.full = false
 			s.space.Broadcast()
 		}
 		s.mu.Unlock()
@@ -170,63 +190,6 @@ func (s *stream) work() {
 		s.dev.execute(&o)
 		s.line.advance(n)
 	}
-}
-
-// execute does one operation. Once the device has failed, only memory is given
-// back and waits are still honoured, so that everything comes to an end.
-func (d *Device) execute(o *op) {
-	switch o.kind {
-	case opWait:
-		o.ticket.wait()
-	case opFree:
-		d.release(o.buf)
-	case opReplay:
-		o.replay.run()
-	case opJoin:
-	default:
-		if d.err() == nil {
-			d.effect(o, o.launch)
-		}
-	}
-}
-
-// effect does what the operation is for, with the launch that a graph may have
-// updated. A panic in a kernel or a callback
-// becomes the device's error: the goroutine is ours, the fault is not.
-func (d *Device) effect(o *op, l *device.Launch) {
-	defer func() {
-		if p := recover(); p != nil {
-			call := "host callback"
-			if o.kind == opLaunch {
-				call = "kernel " + l.Kernel.Name
-			}
-			d.fail(&device.DriverError{Device: d.name, Call: call, Text: fmt.Sprint(p)})
-		}
-	}()
-	switch o.kind {
-	case opCopy:
-		d.way(o.dst.Buf.Kind(), o.src.Buf.Kind()).carry(o.dst.Len*device.Bytes(o.dst.Rows), func() { d.copyRect(o.dst, o.src) })
-	case opFill:
-		memcopy.Fill(bytesOf(o.dst.Range), o.value)
-	case opLaunch:
-		l.Kernel.Go(l)
-	case opHost:
-		o.fn()
-	case opUpload:
-		memcopy.Copy(bytesOf(o.dst.Range), o.bytes)
-	case opDownload:
-		memcopy.Copy(o.bytes, bytesOf(o.src.Range))
-	case opStamp:
-		o.event.stamp.Store(time.Now().UnixNano())
-	}
-}
-
-func (d *Device) copyRect(dst, src device.Rect) {
-	if dst.Rows == 1 {
-		memcopy.Parallel(bytesOf(dst.Range), bytesOf(src.Range), d.copyThreads)
-		return
-	}
-	memcopy.Copy2D(bytesOf(dst.Extent()), int(dst.Pitch), bytesOf(src.Extent()), int(src.Pitch), int(dst.Len), dst.Rows)
 }
 
 func whole(r device.Range) device.Rect { return device.Rect{Range: r, Pitch: r.Len, Rows: 1} }
@@ -249,6 +212,8 @@ func (s *stream) copy(dst, src device.Rect) {
 	if s.lane == nil {
 		s.dev.copies.Add(1)
 		s.dev.copiedBytes.Add(uint64(dst.Len) * uint64(dst.Rows))
+	} else {
+		s.lane.hold(dst.Buf, src.Buf)
 	}
 	s.publish()
 }
@@ -257,6 +222,9 @@ func (s *stream) Fill(dst device.Range, value byte) {
 	device.CheckAccess(device.Writes(dst))
 	o := s.place(opFill)
 	o.dst, o.value = whole(dst), value
+	if s.lane != nil {
+		s.lane.hold(dst.Buf)
+	}
 	s.publish()
 }
 
@@ -273,6 +241,8 @@ func (s *stream) Launch(l device.Launch) {
 	*o.launch, o.index = l, index
 	if s.lane == nil {
 		s.dev.launches.Add(1)
+	} else {
+		s.lane.holdLaunch(&l)
 	}
 	s.publish()
 }
@@ -293,6 +263,11 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 	}
 	o := s.place(opHost)
 	o.fn = fn
+	if s.lane != nil {
+		for _, a := range access {
+			s.lane.hold(a.Buf)
+		}
+	}
 	s.publish()
 }
 
@@ -326,16 +301,17 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 }
 
 func (s *stream) Free(b *device.Buffer) {
+	m := s.dev.own(b)
 	if s.refuse("memory cannot be freed by a graph", "free it after the capture") {
 		return
 	}
-	b.Retire()
-	if _, ours := b.Mem.(*mapping); ours {
-		s.dev.ledger.Pend(b.Kind(), b.Size())
-	}
-	o := s.place(opFree)
-	o.buf = b
-	s.publish()
+	s.issue(opFree, func(o *op) {
+		b.Retire()
+		if !m.imported() {
+			s.dev.ledger.Pend(b.Kind(), b.Size())
+		}
+		o.buf = b
+	})
 }
 
 // mark is the ticket of all work issued so far.
@@ -358,10 +334,14 @@ func (s *stream) Close() error {
 	if s.refuse("the stream was closed", "end the capture first") {
 		panic("cpu: stream " + s.name + " closed while it captures")
 	}
-	s.stop()
 	s.dev.mu.Lock()
+	_, open := s.dev.streams[s]
 	delete(s.dev.streams, s)
 	s.dev.mu.Unlock()
+	if !open {
+		panic("cpu: stream " + s.name + " closed twice, or after its device")
+	}
+	s.stop()
 	s.mark().wait()
 	return s.dev.err()
 }
@@ -372,4 +352,5 @@ func (s *stream) stop() {
 	defer s.mu.Unlock()
 	s.stopped, s.lane = true, nil
 	s.ready.Signal()
+	s.space.Broadcast()
 }

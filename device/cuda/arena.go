@@ -130,6 +130,13 @@ func (p *pool) give(a *arena, addr uintptr, n device.Bytes) {
 	a.slab.give(device.Bytes(addr-a.region.addr), n)
 }
 
+// hole is the largest block that is there without mapping more.
+func (p *pool) hole(a *arena) device.Bytes {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return a.slab.largest()
+}
+
 // grow maps memory behind the first size bytes of a region, after giving back
 // what lies idle if need be. The caller holds mu.
 func (p *pool) grow(r *region, size device.Bytes) *failure {

@@ -28,7 +28,9 @@ type capture struct {
 	nodes   int
 	err     *device.CaptureError
 	ended   bool
-	slots   map[device.Slot]slot
+	slots   map[device.Slot]*slot
+	held    device.Held         // the memory that the work declares
+	events  map[*event]struct{} // that are nodes
 	calls   []*hostCall
 }
 
@@ -60,9 +62,9 @@ func (c clock) join(other clock) clock {
 
 // slot is a launch that Update may change.
 type slot struct {
-	node  uintptr
-	fn    *function
-	shape shape
+	node   uintptr
+	fn     *function
+	launch device.Launch // as it is at present
 }
 
 // shape is what an update must keep.
@@ -81,7 +83,7 @@ func (s *stream) BeginCapture() {
 	if s.ready() != nil {
 		panic("cuda: stream " + s.name + " captures already")
 	}
-	c := &capture{origin: s, slots: map[device.Slot]slot{}}
+	c := &capture{origin: s, slots: map[device.Slot]*slot{}, events: map[*event]struct{}{}}
 	s.join(c)
 	s.issue(&s.dev.drv.streamBeginCapture, s.handle, captureRelaxed)
 }
@@ -89,10 +91,14 @@ func (s *stream) BeginCapture() {
 // join makes the stream part of a capture, behind an event that marks what it
 // was given before.
 func (s *stream) join(c *capture) {
+	s.border.Lock()
+	defer s.border.Unlock()
 	if s.before == 0 {
 		s.before = s.dev.event()
 	}
-	s.dev.do(&s.dev.drv.eventRecord, s.before, s.handle)
+	if s.before != 0 {
+		s.dev.insist(&s.dev.drv.eventRecord, s.before, s.handle)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.members = append(c.members, &member{stream: s})
@@ -110,6 +116,31 @@ func (c *capture) work(s *stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes++
+}
+
+// hold notes memory that captured work declares.
+func (c *capture) hold(b *device.Buffer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held.Add(b)
+}
+
+// keep holds on to an event that is a node.
+func (c *capture) keep(e *event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.events[e]; !known {
+		c.events[e] = struct{}{}
+		e.hold()
+	}
+}
+
+// letGo ends what a capture without a graph holds.
+func (c *capture) letGo() {
+	c.origin.dev.forget(c.calls)
+	for e := range c.events {
+		e.release()
+	}
 }
 
 // step moves the stream's own time on.
@@ -174,22 +205,23 @@ func (c *capture) spoilt() *device.CaptureError {
 	return c.err
 }
 
-// claim keeps a slot for the launch that is about to be made.
-func (c *capture) claim(n device.Slot) {
-	if n == 0 {
-		return
-	}
+// launch notes the memory of the launch that is about to be made, and keeps its
+// slot for it.
+func (c *capture) launch(l *device.Launch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, twice := c.slots[n]; twice {
-		panic("cuda: two launches of one capture have the same slot")
+	if l.Slot != 0 {
+		if c.slots[l.Slot] != nil {
+			panic("cuda: two launches of one capture have the same slot")
+		}
+		c.slots[l.Slot] = &slot{launch: *l}
 	}
-	c.slots[n] = slot{}
+	c.held.AddLaunch(l)
 }
 
 // label finds the node of the launch made just now: it is what later work of
 // the stream would depend on.
-func (c *capture) label(s *stream, n device.Slot, sh shape, fn *function) {
+func (c *capture) label(s *stream, n device.Slot, fn *function) {
 	out := new(struct {
 		status int32
 		id     uint64
@@ -209,7 +241,8 @@ func (c *capture) label(s *stream, n device.Slot, sh shape, fn *function) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.slots[n] = slot{device.Slice[uintptr](out.nodes, 1)[0], fn, sh}
+	at := c.slots[n]
+	at.node, at.fn = device.Slice[uintptr](out.nodes, 1)[0], fn
 }
 
 func (s *stream) EndCapture() (device.Graph, error) {
@@ -236,21 +269,20 @@ func (s *stream) EndCapture() (device.Graph, error) {
 		d.broken(f)
 	}
 	if handle != 0 {
-		d.do(&d.drv.graphDestroy, handle)
+		d.insist(&d.drv.graphDestroy, handle)
 	}
-	d.forget(c.calls)
+	c.letGo()
 	if err := d.err(); err != nil {
 		return nil, err
 	}
 	return nil, c.err
 }
 
-// endCapture takes all streams out of the capture.
+// endCapture takes all streams out of the capture, on a failed device as well:
+// a stream that captures cannot be waited for.
 func (s *stream) endCapture(c *capture) (graph uintptr, f *failure) {
 	var handle uint64
-	if s.dev.err() == nil {
-		f = s.dev.try(&s.dev.drv.streamEndCapture, s.handle, uintptr(pointer(&handle)))
-	}
+	f = s.dev.try(&s.dev.drv.streamEndCapture, s.handle, uintptr(pointer(&handle)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
@@ -267,9 +299,9 @@ func (s *stream) drop() {
 		return
 	}
 	if g, _ := s.endCapture(c); g != 0 {
-		s.dev.do(&s.dev.drv.graphDestroy, g)
+		s.dev.insist(&s.dev.drv.graphDestroy, g)
 	}
-	s.dev.forget(c.calls)
+	c.letGo()
 }
 
 // unjoined finds a member whose last work the origin does not wait for.

@@ -9,15 +9,16 @@
 // This file owns the device; driver.go and abi.go the bindings, memory.go,
 // arena.go, region.go and slab.go memory, pieces.go the borders inside it,
 // stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading
-// of kernels, host.go callbacks, list.go what doctor shows.
+// of kernels, host.go callbacks, pending.go what waits for work, close.go the end,
+// list.go what doctor shows.
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -40,8 +41,9 @@ type Options struct {
 	// zero stands for that bound.
 	HostCapacity device.Bytes
 	// CopyKernel makes a launch that copies src to dst inside the GPU's memory,
-	// or says no. Copies in graphs use it: as a node of a graph the driver's own
-	// copy ran at 2.8 TB/s on an H200 where a kernel reaches 4.
+	// or says no. Copies in graphs use it where it is given. One case for it was
+	// seen: on an H200 a single copy node of 1 GiB ran at 2.7 TB/s. Cutting the
+	// copy into pieces, as pieces.go does at borders, removes that as well.
 	CopyKernel func(dst, src device.Range) (device.Launch, bool)
 }
 
@@ -55,13 +57,14 @@ type Device struct {
 	major, minor int
 	granule      device.Bytes
 	ctx          [1]uintptr // an array, so that passing it on allocates nothing
-	owned        bool       // the context is ours alone to make current
+	retained     bool       // the context is the primary one: threads keep it, Close releases it
 	copyKernel   func(dst, src device.Range) (device.Launch, bool)
 	ledger       *device.Ledger
 	pools        [device.Kinds]pool
 	growing      sync.Mutex // serialises Grow
 
 	failed atomic.Pointer[device.DriverError]
+	gone   atomic.Bool // Close is through: no handle is good any more
 
 	hostReads, hostSyncs, launches, copies, copiedBytes, replays atomic.Uint64
 
@@ -69,19 +72,25 @@ type Device struct {
 	loading   sync.Mutex
 	modules   map[*device.Image]uintptr // guarded by loading
 
-	mu      sync.Mutex
+	callsMu sync.Mutex             // callbacks take it: never held over a call of the driver
+	calls   map[*hostCall]struct{} // callbacks that the driver may still make
+
+	reaping sync.Mutex // serialises reap; taken before mu
+
+	mu      sync.Mutex // never held over a call of the driver
 	streams map[*stream]struct{}
 	graphs  map[*graph]struct{}
-	calls   map[*hostCall]struct{} // callbacks that the driver may still make
-	pending []pending              // in the order of their events, per stream
-	events  []uintptr              // events to be used again
+	pending []pending       // in the order of their events, per stream
+	events  []uintptr       // events to be used again
+	users   map[uintptr]int // of the callers' events: handles and graphs that need them
 	closed  bool
 }
 
 var _ device.Device = (*Device)(nil)
 
 // Open opens a GPU with its primary context, which other users of the GPU in
-// this process, PyTorch for instance, share.
+// this process, PyTorch for instance, share. Threads that call the device are left
+// with that context current.
 func Open(o Options) (*Device, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -113,7 +122,8 @@ func (v *driver) open(o Options) (*Device, error) {
 }
 
 // OpenContext uses a context that somebody else owns and keeps alive; the
-// options' ordinal is not looked at.
+// options' ordinal is not looked at. After each call the thread has the context
+// that it had before.
 func OpenContext(ctx uintptr, o Options) (*Device, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -150,21 +160,22 @@ func (v *driver) gpu(ordinal int) (int32, error) {
 	return gpu, nil
 }
 
-func newDevice(v *driver, name string, gpu int32, ctx uintptr, owned bool, o Options) (*Device, error) {
+func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o Options) (*Device, error) {
 	if o.DeviceCapacity < 0 || o.HostCapacity < 0 {
 		return nil, fmt.Errorf("cuda: capacities of %d and %d bytes; give positive sizes, or zero for all there is", o.DeviceCapacity, o.HostCapacity)
 	}
-	if v.attribute(gpu, attrVirtualMemory) == 0 {
-		return nil, unsupported("the GPU or its driver has no virtual memory management", "use a GPU of capability 7.0 or later, outside of modes that take it away")
+	if why, need := v.unusable(gpu); why != "" {
+		return nil, &device.Unsupported{What: "CUDA device " + strconv.Itoa(int(gpu)), Why: why, Need: need}
 	}
 	d := &Device{
-		name: name, drv: v, gpu: gpu, ctx: [1]uintptr{ctx}, owned: owned, copyKernel: o.CopyKernel,
+		name: name, drv: v, gpu: gpu, ctx: [1]uintptr{ctx}, retained: retained, copyKernel: o.CopyKernel,
 		major: v.attribute(gpu, attrMajor), minor: v.attribute(gpu, attrMinor),
 		numa:    int32(max(v.attribute(gpu, attrHostNuma), 0)),
 		modules: map[*device.Image]uintptr{},
 		streams: map[*stream]struct{}{},
 		graphs:  map[*graph]struct{}{},
 		calls:   map[*hostCall]struct{}{},
+		users:   map[uintptr]int{},
 	}
 	if o.DeviceCapacity == 0 {
 		o.DeviceCapacity = d.free()
@@ -182,7 +193,6 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, owned bool, o Opt
 	}
 	limit := [device.Kinds]device.Bytes{device.Accel: v.total(gpu), device.Host: bound}
 	if err := d.openPools(capacity, limit); err != nil {
-		d.failed.Store(nil) // so that what was opened can be closed
 		d.closePools()
 		return nil, err
 	}
@@ -199,12 +209,12 @@ func (d *Device) call(p *proc, args ...uintptr) result {
 }
 
 // run is call with a frame that is filled in. The thread is locked so that
-// all calls happen on the same one. Where others use the thread too, it gets
-// its own context back.
+// all calls happen on the same one. With somebody else's context the thread gets
+// back what it had.
 func (d *Device) run(f *frame, p *proc, n int) result {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if d.owned {
+	if d.retained {
 		_, _, _ = purego.SyscallN(d.drv.ctxSetCurrent.addr, d.ctx[:]...)
 		return f.call(p, n)
 	}
@@ -238,6 +248,19 @@ func (d *Device) do(p *proc, args ...uintptr) bool {
 	return r == success
 }
 
+// insist makes a call on a failed device as well: to wait for work and to take
+// things down. A failure that is not the context's own, such as a callback's
+// panic, stops no work in flight and unmaps nothing; a context that is broken
+// refuses the call, which is no news then.
+func (d *Device) insist(p *proc, args ...uintptr) {
+	if d.gone.Load() {
+		return
+	}
+	if r := d.call(p, args...); r != success {
+		d.broken(&failure{p, r})
+	}
+}
+
 // broken makes a failed call the device's error, unless it has one already, and
 // returns that error.
 func (d *Device) broken(f *failure) error {
@@ -267,6 +290,15 @@ func (d *Device) refused(f *failure, kind device.Kind, asked device.Bytes, owner
 		return d.broken(f)
 	}
 	return d.ledger.OutOfMemory(kind, asked, d.pools[kind].room(), owner)
+}
+
+// mustBeOpen panics on a closed device.
+func (d *Device) mustBeOpen(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		panic("cuda: " + what + " on the closed device " + d.name)
+	}
 }
 
 func (d *Device) Info() device.Info { return d.info }
@@ -307,44 +339,4 @@ func (d *Device) Sync() error {
 	}
 	d.reap()
 	return d.err()
-}
-
-// Close waits for all work, ends the streams and graphs that are left and
-// reports what went wrong: the first error, then memory that was never freed.
-// A capture under way is dropped.
-func (d *Device) Close() error {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		panic("cuda: device closed twice")
-	}
-	d.closed = true
-	graphs := slices.Collect(maps.Keys(d.graphs))
-	d.mu.Unlock()
-	for _, s := range d.all() {
-		s.drop()
-	}
-	for _, g := range graphs {
-		_ = g.Close()
-	}
-	for _, s := range d.all() {
-		s.settle()
-		s.destroy()
-	}
-	d.reap()
-	d.forget(slices.Collect(maps.Keys(d.calls)))
-	err := errors.Join(d.err(), d.ledger.Leaks())
-	d.closePools()
-	for _, e := range d.events {
-		d.do(&d.drv.eventDestroy, e)
-	}
-	for _, m := range d.modules {
-		d.do(&d.drv.moduleUnload, m)
-	}
-	if d.owned {
-		d.drv.call(&d.drv.primaryCtxRelease, uintptr(d.gpu))
-	}
-	// Handles of the context are dangling from here on: let nothing use them.
-	d.fail(&device.DriverError{Device: d.name, Call: "Close", Text: "the device is closed"})
-	return err
 }

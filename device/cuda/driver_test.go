@@ -110,11 +110,15 @@ func TestOpenRefuses(t *testing.T) {
 	if len(f.maps) != 0 {
 		t.Errorf("%d ranges of addresses are left", len(f.maps))
 	}
-	f.fail["cuDeviceGetAttribute"] = 1
+	f.attrs[attrVirtualMemory] = 0
 	_, err = v.open(Options{})
-	notHere(t, err, "virtual memory management")
-	if n := f.calls["cuDevicePrimaryCtxRelease_v2"]; n != 7 {
-		t.Errorf("seven openings failed with a context in hand, %d gave it back", n)
+	notHere(t, err, "CUDA device 0", "virtual memory management")
+	f.attrs[attrVirtualMemory] = 1
+	f.attrs[attrMajor], f.attrs[attrMinor] = 7, 5
+	_, err = v.open(Options{})
+	notHere(t, err, "CUDA device 0", "compute capability 7.5", "8.0 or later")
+	if n := f.calls["cuDevicePrimaryCtxRelease_v2"]; n != 8 {
+		t.Errorf("eight openings failed with a context in hand, %d gave it back", n)
 	}
 }
 
@@ -128,6 +132,10 @@ func TestDescribe(t *testing.T) {
 	f.fail["cuDevicePrimaryCtxRetain"] = errOutOfMemory
 	if g := v.describe(0, 0); !strings.Contains(g.Trouble, "free memory is not known") {
 		t.Errorf("a GPU without a context is described as %+v", g)
+	}
+	f.attrs[attrMajor], f.attrs[attrMinor] = 7, 5
+	if g := v.describe(0, 0); !strings.Contains(g.Problem, "compute capability 7.5") {
+		t.Errorf("a GPU that is too old is described as %+v", g)
 	}
 }
 

@@ -25,6 +25,7 @@ type event struct {
 }
 
 func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
+	d.mustBeOpen("NewEvent")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -38,7 +39,34 @@ func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
 		return nil, d.refused(f, device.Accel, 0, "event")
 	}
 	e.handle = uintptr(handle)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.users[e.handle] = 1
 	return e, nil
+}
+
+// hold keeps the driver's event for a graph, until release.
+func (e *event) hold() {
+	e.dev.mu.Lock()
+	defer e.dev.mu.Unlock()
+	e.dev.users[e.handle]++
+}
+
+// release ends one use of the driver's event, and with the last one the event. A
+// closed device has ended it already.
+func (e *event) release() {
+	d := e.dev
+	d.mu.Lock()
+	n := d.users[e.handle] - 1
+	if n > 0 {
+		d.users[e.handle] = n
+	} else {
+		delete(d.users, e.handle)
+	}
+	d.mu.Unlock()
+	if n == 0 {
+		d.insist(&d.drv.eventDestroy, e.handle)
+	}
 }
 
 // own is the event behind the interface. Events of any CUDA device will do: a
@@ -79,7 +107,7 @@ func (e *event) Done() bool { return !e.marks() || e.dev.passed(e.handle) }
 func (e *event) Sync() error {
 	e.dev.hostSyncs.Add(1)
 	if e.marks() {
-		e.dev.do(&e.dev.drv.eventSynchronize, e.handle)
+		e.dev.insist(&e.dev.drv.eventSynchronize, e.handle)
 	}
 	return e.dev.err()
 }
@@ -111,12 +139,13 @@ func errNotDone(name string) error {
 	return fmt.Errorf("%s: time between two events of which one is not done; synchronise with the later one first", name)
 }
 
+// Close ends the handle. Graphs in which the event is a node keep the event.
 func (e *event) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
 		e.closed = true
-		e.dev.do(&e.dev.drv.eventDestroy, e.handle)
+		e.release()
 	}
 	return nil
 }
@@ -134,6 +163,7 @@ func (s *stream) Record(de device.Event) {
 		s.order(v, e.handle, s.handle)
 	case e.is(device.External):
 		c.step(s)
+		c.keep(e)
 		s.order(&s.dev.drv.eventRecordWithFlags, e.handle, s.handle, eventExternal)
 	default:
 		e.capture, e.clock = c, c.now(s)
@@ -157,6 +187,7 @@ func (s *stream) Wait(de device.Event) {
 		s.order(v, s.handle, e.handle, 0)
 	case e.is(device.External):
 		c.work(s)
+		c.keep(e)
 		s.order(v, s.handle, e.handle, eventExternal)
 	case e.recorded:
 		_ = c.spoil(s, "it waits for an event that was recorded outside of the capture", "record the event inside, or make it External")

@@ -26,10 +26,12 @@ const (
 	errNotFound     result = 500
 	errUnmatched    result = 903
 	errUnjoined     result = 904
+	errCaptured     result = 907
 )
 
 // fake is one such driver with one GPU.
 type fake struct {
+	test    testing.TB // that it was made for
 	gpu     *cpu.Device
 	total   uint64
 	version int32
@@ -43,6 +45,7 @@ type fake struct {
 	chunks  map[uintptr]uintptr // the sizes of what is mapped, by address
 	fail    map[string]result   // what a function shall return from now on
 	calls   map[string]int
+	attrs   map[int]int32
 }
 
 // fakeEvent is two events of the CPU device: one that stays inside a capture
@@ -76,23 +79,28 @@ var fakeProcs = sync.OnceValue(func() map[string]uintptr {
 	return procs
 })
 
-// newFake makes the driver, with a GPU of the given memory.
+// newFake makes the driver, with a GPU of the given memory. A test that asks again
+// gets the same one.
 func newFake(t testing.TB, total device.Bytes) (*driver, *fake) {
 	t.Helper()
+	v := &driver{frames: sync.Pool{New: newFrame}}
+	for name, p := range v.symbols() {
+		*p = proc{name, fakeProcs()[name]}
+	}
+	if f := theFake.Load(); f != nil && f.test == t {
+		return v, f
+	}
 	gpu, err := cpu.Open(cpu.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := &fake{
-		gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
+		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
 		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]uintptr{},
 		fail: map[string]result{}, calls: map[string]int{},
+		attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},
 	}
 	theFake.Store(f)
-	v := &driver{frames: sync.Pool{New: newFrame}}
-	for name, p := range v.symbols() {
-		*p = proc{name, fakeProcs()[name]}
-	}
 	t.Cleanup(func() {
 		if err := gpu.Close(); err != nil {
 			t.Error(err)
@@ -192,9 +200,7 @@ func init() {
 			copy(device.Slice[byte](uint64(a[0]), int(a[1])), "Made-up GPU\x00")
 			return success
 		},
-		"cuDeviceGetAttribute": func(_ *fake, a []uintptr) result {
-			return out(a[0], map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1}[int(a[1])])
-		},
+		"cuDeviceGetAttribute":         func(f *fake, a []uintptr) result { return out(a[0], f.attrs[int(a[1])]) },
 		"cuDeviceTotalMem_v2":          func(f *fake, a []uintptr) result { return out(a[0], f.total) },
 		"cuDevicePrimaryCtxRetain":     func(_ *fake, a []uintptr) result { return out(a[0], uintptr(0xC0)) },
 		"cuDevicePrimaryCtxRelease_v2": func(*fake, []uintptr) result { return success },

@@ -122,13 +122,21 @@ var fakeEvents = map[string]fakeFunc{
 		return success
 	},
 	"cuEventQuery": func(f *fake, a []uintptr) result {
-		if !get[*fakeEvent](f, a[0]).outer.Done() {
+		e := get[*fakeEvent](f, a[0])
+		switch {
+		case f.captured(e):
+			return errCaptured
+		case !e.outer.Done():
 			return errNotReady
 		}
 		return success
 	},
 	"cuEventSynchronize": func(f *fake, a []uintptr) result {
-		if get[*fakeEvent](f, a[0]).outer.Sync() != nil {
+		e := get[*fakeEvent](f, a[0])
+		if f.captured(e) {
+			return errCaptured
+		}
+		if e.outer.Sync() != nil {
 			return errLaunchFailure
 		}
 		return success
@@ -200,6 +208,13 @@ func (f *fake) launch(function uintptr, grid, block [3]uint32, params uintptr) d
 		l.Arg(device.Slice[uint64](p, 1)[0])
 	}
 	return l
+}
+
+// captured tells whether an event was recorded last in a capture.
+func (f *fake) captured(e *fakeEvent) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return e.capture != nil
 }
 
 // join makes a stream part of a capture.

@@ -4,6 +4,8 @@ package cuda
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
@@ -15,24 +17,28 @@ import (
 type graph struct {
 	dev   *Device
 	nodes int
-	slots map[device.Slot]slot
-	calls []*hostCall
+	slots map[device.Slot]*slot
+	// What the graph keeps for its nodes.
+	calls  []*hostCall
+	events []*event
 
-	mu          sync.Mutex
-	graph, exec uintptr // the nodes belong to graph, which must live as long
-	last        *stream // that replayed it last
+	mu          sync.Mutex  // guards the launches in the slots as well
+	held        device.Held // the memory that the nodes declare
+	graph, exec uintptr     // the nodes belong to graph, which must live as long
+	last        *stream     // that replayed it last
 	closed      bool
 }
 
 func (d *Device) newGraph(c *capture, handle uintptr) (device.Graph, error) {
 	var exec uint64
 	if f := d.try(&d.drv.graphInstantiate, uintptr(pointer(&exec)), handle, 0); f != nil {
-		d.do(&d.drv.graphDestroy, handle)
-		d.forget(c.calls)
+		d.insist(&d.drv.graphDestroy, handle)
+		c.letGo()
 		return nil, d.refused(f, device.Accel, 0, "graph of stream "+c.origin.name)
 	}
 	g := &graph{
-		dev: d, nodes: c.nodes, slots: c.slots, calls: c.calls,
+		dev: d, nodes: c.nodes, slots: c.slots,
+		calls: c.calls, events: slices.Collect(maps.Keys(c.events)), held: c.held,
 		graph: handle, exec: uintptr(exec),
 	}
 	d.mu.Lock()
@@ -50,13 +56,13 @@ func (g *graph) Update(n device.Slot, l device.Launch) error {
 	if !known {
 		return fmt.Errorf("%s: the graph has no launch with slot %d; set Launch.Slot during capture", d.name, n)
 	}
-	if s.shape != shapeOf(&l) {
-		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", d.name, n, s.shape.kernel.Name)
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		panic("cuda: a closed graph is updated")
+	}
+	if shapeOf(&s.launch) != shapeOf(&l) {
+		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", d.name, n, s.launch.Kernel.Name)
 	}
 	if err := d.err(); err != nil {
 		return err
@@ -71,6 +77,10 @@ func (g *graph) Update(n device.Slot, l device.Launch) error {
 	if f := d.try(&d.drv.graphExecKernelNodeSetParams, g.exec, s.node, uintptr(pointer(&p))); f != nil {
 		return d.broken(f)
 	}
+	// The new memory first: what both declare is never let go of.
+	g.held.AddLaunch(&l)
+	g.held.DropLaunch(&s.launch)
+	s.launch = l
 	return nil
 }
 
@@ -88,13 +98,14 @@ func (s *stream) Replay(dg device.Graph) {
 	if g.closed {
 		panic("cuda: a closed graph is replayed")
 	}
+	g.held.Check()
 	s.order(&s.dev.drv.graphLaunch, g.exec, s.handle)
 	g.last = s
 	s.dev.replays.Add(1)
 }
 
-// Close lets the driver end the graph after the replays already issued. The
-// callbacks stay until the last of them is done.
+// Close lets the driver end the graph after the replays already issued. Callbacks
+// and events stay until the last of them is done.
 func (g *graph) Close() error {
 	d := g.dev
 	d.mu.Lock()
@@ -106,14 +117,22 @@ func (g *graph) Close() error {
 		panic("cuda: graph closed twice")
 	}
 	g.closed = true
-	d.do(&d.drv.graphExecDestroy, g.exec)
-	d.do(&d.drv.graphDestroy, g.graph)
+	d.insist(&d.drv.graphExecDestroy, g.exec)
+	d.insist(&d.drv.graphDestroy, g.graph)
 	switch {
-	case len(g.calls) == 0:
+	case len(g.calls)+len(g.events) == 0:
 	case g.last == nil || g.last.closed.Load():
-		d.forget(g.calls)
+		g.letGo()
 	default:
-		d.after(g.last, false, func() { d.forget(g.calls) })
+		d.afterReplay(g.last, g.letGo)
 	}
 	return nil
+}
+
+// letGo ends what the nodes needed.
+func (g *graph) letGo() {
+	g.dev.forget(g.calls)
+	for _, e := range g.events {
+		e.release()
+	}
 }

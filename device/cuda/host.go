@@ -50,6 +50,9 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 	}
 	if c := s.ready(); c != nil {
 		c.work(s)
+		for _, a := range access {
+			c.hold(a.Buf)
+		}
 	}
 	s.onHost(fn)
 }
@@ -62,21 +65,25 @@ func (s *stream) onHost(fn func()) {
 	d, c := s.dev, s.capture.Load()
 	h := &hostCall{dev: d, fn: fn, once: c == nil}
 	h.pin.Pin(h)
-	d.mu.Lock()
+	d.callsMu.Lock()
 	d.calls[h] = struct{}{}
-	d.mu.Unlock()
-	if c != nil {
+	d.callsMu.Unlock()
+	r := d.call(&d.drv.launchHostFunc, s.handle, callback(), uintptr(pointer(h)))
+	switch {
+	case r != success: // it will not be made
+		d.forget([]*hostCall{h})
+		s.judge(&d.drv.launchHostFunc, r)
+	case c != nil:
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.calls = append(c.calls, h)
-		c.mu.Unlock()
 	}
-	s.issue(&d.drv.launchHostFunc, s.handle, callback(), uintptr(pointer(h)))
 }
 
 // forget lets go of callbacks that the driver will not make again.
 func (d *Device) forget(calls []*hostCall) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.callsMu.Lock()
+	defer d.callsMu.Unlock()
 	for _, h := range calls {
 		if _, known := d.calls[h]; known {
 			delete(d.calls, h)

@@ -23,7 +23,10 @@ type GPU struct {
 	Free       device.Bytes `json:"free"`
 	PCI        string       `json:"pci"`            // "0000:17:00.0"
 	Link       string       `json:"link,omitempty"` // "32.0 GT/s PCIe x16", where the system tells
-	Trouble    string       `json:"trouble,omitempty"`
+	// Trouble says why it cannot be asked at the moment, Problem why Open refuses
+	// it for good.
+	Trouble string `json:"trouble,omitempty"`
+	Problem string `json:"problem,omitempty"`
 }
 
 // Count is the number of GPUs. Where there is no working driver it is zero, and
@@ -66,6 +69,7 @@ func (v *driver) describe(ordinal int, gpu int32) GPU {
 		Capability: fmt.Sprintf("%d.%d", v.attribute(gpu, attrMajor), v.attribute(gpu, attrMinor)),
 		PCI:        fmt.Sprintf("%04x:%02x:%02x.0", v.attribute(gpu, attrPCIDomain), v.attribute(gpu, attrPCIBus), v.attribute(gpu, attrPCIDevice)),
 	}
+	g.Problem, _ = v.unusable(gpu)
 	g.Link = pciLink(os.DirFS("/sys/bus/pci/devices"), g.PCI)
 	var ctx, free, total uint64
 	r := v.callPtr(&v.primaryCtxRetain, uintptr(pointer(&ctx)), uintptr(gpu))
@@ -78,6 +82,23 @@ func (v *driver) describe(ordinal int, gpu int32) GPU {
 	}
 	g.Free = device.Bytes(free)
 	return g
+}
+
+// minMajor is the compute capability that the kernels' PTX is made for, 8.0.
+const minMajor = 8
+
+// unusable says why a GPU cannot be used and what to do; nothing stands for one
+// that can.
+func (v *driver) unusable(gpu int32) (why, need string) {
+	major, minor := v.attribute(gpu, attrMajor), v.attribute(gpu, attrMinor)
+	switch {
+	case major < minMajor:
+		return fmt.Sprintf("the GPU has compute capability %d.%d, and the kernels are made for 8.0 and later", major, minor),
+			"use a GPU of compute capability 8.0 or later (A100 or newer)"
+	case v.attribute(gpu, attrVirtualMemory) == 0:
+		return "the GPU or its driver has no virtual memory management", "use the GPU outside of modes that take it away"
+	}
+	return "", ""
 }
 
 // pciLink reads what the system says of a link, for example "32.0 GT/s PCIe"

@@ -1,5 +1,4 @@
-// This file owns buffers: where their memory comes from, and when freed memory
-// is given back.
+// This file owns buffers: where their memory comes from, and how it is given back.
 
 package cuda
 
@@ -11,8 +10,30 @@ import (
 
 // carved marks a buffer that is a block of its pool's arena, and tells where in
 // it chunks end: memory under a block stays as it is. A reserved buffer has a
-// *region of its own, and an imported one nothing of ours.
-type carved []device.Bytes
+// *region of its own.
+type carved struct {
+	dev  *Device
+	ends []device.Bytes
+}
+
+// imported marks memory that is somebody else's.
+type imported struct{ dev *Device }
+
+// mustOwn panics on a buffer of another device.
+func (d *Device) mustOwn(b *device.Buffer, what string) {
+	var maker *Device
+	switch mem := b.Mem.(type) {
+	case *carved:
+		maker = mem.dev
+	case *region:
+		maker = mem.dev
+	case *imported:
+		maker = mem.dev
+	}
+	if maker != d {
+		panic("cuda: " + d.name + " cannot " + what + " " + b.String() + ": another device made it")
+	}
+}
 
 // free is what the GPU has left.
 func (d *Device) free() device.Bytes {
@@ -36,6 +57,7 @@ func (d *Device) measureGranule() *failure {
 }
 
 func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+	d.mustBeOpen("Alloc")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -50,11 +72,12 @@ func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 		return nil, d.refused(f, kind, size, owner)
 	}
 	b := device.NewBuffer(kind, addr, size, size, owner)
-	b.Mem = carved(p.buffers.region.borders(addr, size))
+	b.Mem = &carved{d, p.buffers.region.borders(addr, size)}
 	return b, nil
 }
 
 func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+	d.mustBeOpen("Reserve")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -74,6 +97,8 @@ func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*d
 }
 
 func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
+	d.mustBeOpen("Grow")
+	d.mustOwn(b, "grow")
 	if err := d.err(); err != nil {
 		return err
 	}
@@ -101,7 +126,9 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 }
 
 func (d *Device) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
-	return device.NewBuffer(kind, addr, size, size, owner)
+	b := device.NewBuffer(kind, addr, size, size, owner)
+	b.Mem = &imported{d}
+	return b
 }
 
 func (d *Device) View(r device.Range, mode device.Mode) []byte {
@@ -113,71 +140,6 @@ func (d *Device) View(r device.Range, mode device.Mode) []byte {
 }
 
 func bytesAt(addr uintptr, n device.Bytes) []byte { return device.Slice[byte](uint64(addr), int(n)) }
-
-// pending is something to be done once its event has passed.
-type pending struct {
-	event   uintptr
-	staging bool // it frees staging memory
-	then    func()
-}
-
-// after runs fn once the work issued on the stream so far is done. It runs in
-// some later call of the device, not at once.
-func (d *Device) after(s *stream, staging bool, fn func()) {
-	e := d.event()
-	d.do(&d.drv.eventRecord, e, s.handle)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.pending = append(d.pending, pending{e, staging, fn})
-}
-
-// event is an event without timing that nobody uses.
-func (d *Device) event() uintptr {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := len(d.events); n > 0 {
-		e := d.events[n-1]
-		d.events = d.events[:n-1]
-		return e
-	}
-	var e uint64
-	if f := d.try(&d.drv.eventCreate, uintptr(pointer(&e)), eventDisableTiming); f != nil {
-		d.broken(f)
-	}
-	return uintptr(e)
-}
-
-// reap does what waited for events that have passed. On a device that failed
-// nothing is waited for: no work touches memory any more.
-func (d *Device) reap() {
-	d.mu.Lock()
-	var done []func()
-	var left []pending
-	for _, p := range d.pending {
-		if !d.passed(p.event) {
-			left = append(left, p)
-			continue
-		}
-		done = append(done, p.then)
-		d.events = append(d.events, p.event)
-	}
-	d.pending = left
-	d.mu.Unlock()
-	for _, then := range done {
-		then()
-	}
-}
-
-func (d *Device) passed(event uintptr) bool {
-	if d.failed.Load() != nil {
-		return true
-	}
-	r := d.call(&d.drv.eventQuery, event)
-	if r != success && r != errNotReady {
-		d.broken(&failure{&d.drv.eventQuery, r})
-	}
-	return r != errNotReady
-}
 
 // release gives the memory of a freed buffer back.
 func (d *Device) release(b *device.Buffer) {

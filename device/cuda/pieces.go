@@ -30,8 +30,8 @@ func (r *region) borders(addr uintptr, n device.Bytes) (at []device.Bytes) {
 func (d *Device) solid(r device.Range) device.Bytes {
 	var ends []device.Bytes
 	switch mem := r.Buf.Mem.(type) {
-	case carved:
-		ends = mem
+	case *carved:
+		ends = mem.ends
 	case *region:
 		ends = mem.ends()
 	default:

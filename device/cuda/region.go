@@ -121,7 +121,7 @@ func (r *region) shrink(size device.Bytes) {
 		if from < size {
 			return
 		}
-		r.dev.do(&r.dev.drv.memUnmap, r.addr+uintptr(from), uintptr(ends[last]-from))
+		r.dev.insist(&r.dev.drv.memUnmap, r.addr+uintptr(from), uintptr(ends[last]-from))
 		ends = ends[:last]
 		less := ends
 		r.chunks.Store(&less)
@@ -130,5 +130,5 @@ func (r *region) shrink(size device.Bytes) {
 
 func (r *region) close() {
 	r.shrink(0)
-	r.dev.do(&r.dev.drv.memAddressFree, r.addr, uintptr(r.limit))
+	r.dev.insist(&r.dev.drv.memAddressFree, r.addr, uintptr(r.limit))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
@@ -22,13 +23,15 @@ type stream struct {
 	dev     *Device
 	name    string
 	handle  uintptr
-	foreign bool    // somebody else's
-	before  uintptr // while capturing: an event behind the work given before
+	foreign bool       // somebody else's
+	border  sync.Mutex // held where a capture begins
+	before  uintptr    // an event behind the work given before the last capture
 	capture atomic.Pointer[capture]
 	closed  atomic.Bool
 }
 
 func (d *Device) NewStream(name string) (device.Stream, error) {
+	d.mustBeOpen("NewStream")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -121,7 +124,7 @@ func (s *stream) Copy(dst, src device.Range) {
 			return
 		}
 	}
-	s.count(c, dst.Len)
+	s.count(c, dst.Len, dst.Buf, src.Buf)
 	switch {
 	case dst.Len == 0:
 	case dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host:
@@ -132,9 +135,11 @@ func (s *stream) Copy(dst, src device.Range) {
 }
 
 // count counts a copy, as a node or as itself.
-func (s *stream) count(c *capture, n device.Bytes) {
+func (s *stream) count(c *capture, n device.Bytes, dst, src *device.Buffer) {
 	if c != nil {
 		c.work(s)
+		c.hold(dst)
+		c.hold(src)
 		return
 	}
 	s.dev.copies.Add(1)
@@ -147,7 +152,7 @@ func (s *stream) Copy2D(dst, src device.Rect) {
 	if dst.Rows == 0 {
 		return
 	}
-	s.count(c, dst.Len*device.Bytes(dst.Rows))
+	s.count(c, dst.Len*device.Bytes(dst.Rows), dst.Buf, src.Buf)
 	if dst.Len == 0 || s.idle() {
 		return
 	}
@@ -165,6 +170,7 @@ func (s *stream) Fill(dst device.Range, value byte) {
 	device.CheckAccess(device.Writes(dst))
 	if c := s.ready(); c != nil {
 		c.work(s)
+		c.hold(dst.Buf)
 	}
 	s.fillBytes(dst, value)
 }
@@ -174,7 +180,7 @@ func (s *stream) Launch(l device.Launch) {
 	l.Check()
 	c := s.ready()
 	if c != nil {
-		c.claim(l.Slot)
+		c.launch(&l)
 		c.work(s)
 	} else {
 		s.dev.launches.Add(1)
@@ -200,7 +206,7 @@ func (s *stream) Launch(l device.Launch) {
 	if r != success {
 		s.judge(&d.drv.launchKernel, r)
 	} else if c != nil && l.Slot != 0 {
-		c.label(s, l.Slot, shapeOf(&l), fn)
+		c.label(s, l.Slot, fn)
 	}
 }
 
@@ -224,27 +230,32 @@ func (s *stream) Upload(dst device.Range, src []byte) {
 		return
 	}
 	h := &d.pools[device.Host]
-	for at := device.Bytes(0); at < dst.Len && !s.idle(); at += uploadPiece {
-		n := min(uploadPiece, dst.Len-at)
-		addr, ok := d.stage(n)
-		if !ok {
+	for at := device.Bytes(0); at < dst.Len && !s.idle(); {
+		addr, n := d.stage(min(uploadPiece, dst.Len-at))
+		if n == 0 {
 			return
 		}
 		copy(bytesAt(addr, n), src[at:at+n])
 		s.issue(&d.drv.memcpyAsync, dst.Addr()+uintptr(at), addr, uintptr(n), s.handle)
 		d.after(s, true, func() { h.give(&h.staging, addr, n) })
+		at += n
 	}
 }
 
-// stage finds n bytes of staging memory. When all of it is in flight, it waits
-// for the oldest upload.
-func (d *Device) stage(n device.Bytes) (uintptr, bool) {
+// stage finds n bytes of staging memory, or some less where the machine has no
+// more. When all of it is in flight, it waits for the oldest upload. Nothing
+// stands for a device that has failed.
+func (d *Device) stage(n device.Bytes) (uintptr, device.Bytes) {
 	h := &d.pools[device.Host]
-	for {
+	for d.failed.Load() == nil {
 		d.reap()
 		addr, f := h.take(&h.staging, n)
 		if f == nil {
-			return addr, true
+			return addr, n
+		}
+		if !f.oom() {
+			d.broken(f)
+			break
 		}
 		d.mu.Lock()
 		var oldest uintptr
@@ -252,14 +263,15 @@ func (d *Device) stage(n device.Bytes) (uintptr, bool) {
 			oldest = d.pending[i].event
 		}
 		d.mu.Unlock()
-		if oldest == 0 || !f.oom() {
-			d.broken(f)
-			return 0, false
-		}
-		if !d.do(&d.drv.eventSynchronize, oldest) {
-			return 0, false
+		if oldest != 0 {
+			d.do(&d.drv.eventSynchronize, oldest)
+		} else if idle := h.hole(&h.staging); idle > 0 {
+			n = min(n, idle)
+		} else {
+			runtime.Gosched() // another upload has taken it all and is about to issue
 		}
 	}
+	return 0, 0
 }
 
 func (s *stream) Download(dst []byte, src device.Range) error {
@@ -289,8 +301,9 @@ func (s *stream) Free(b *device.Buffer) {
 		_ = c.spoil(s, "memory cannot be freed by a graph", "free it after the capture")
 		return
 	}
+	s.dev.mustOwn(b, "free")
 	b.Retire()
-	if b.Mem == nil {
+	if _, theirs := b.Mem.(*imported); theirs {
 		return
 	}
 	s.dev.ledger.Pend(b.Kind(), b.Size())
@@ -300,11 +313,13 @@ func (s *stream) Free(b *device.Buffer) {
 // settle waits for the work that was given so far. Work given before a capture
 // lies before the event that the stream left there.
 func (s *stream) settle() {
-	if s.capture.Load() != nil {
-		s.dev.do(&s.dev.drv.eventSynchronize, s.before)
-		return
+	d := s.dev
+	switch {
+	case s.capture.Load() == nil:
+		d.insist(&d.drv.streamSynchronize, s.handle)
+	case s.before != 0:
+		d.insist(&d.drv.eventSynchronize, s.before)
 	}
-	s.dev.do(&s.dev.drv.streamSynchronize, s.handle)
 }
 
 func (s *stream) Sync() error {
@@ -338,6 +353,6 @@ func (s *stream) destroy() {
 	}
 	d.mu.Unlock()
 	if !s.foreign {
-		d.do(&d.drv.streamDestroy, s.handle)
+		d.insist(&d.drv.streamDestroy, s.handle)
 	}
 }

@@ -15,6 +15,7 @@ var concurrentCases = []testCase{
 	{name: "OneStreamForAll", fn: testOneStreamForAll},
 	{name: "OneGraphForAll", fn: testOneGraphForAll},
 	{name: "Relay", fn: testRelay},
+	{name: "Grow", fn: testConcurrentGrow},
 }
 
 // together runs fn in n goroutines and collects what they have to say; the
@@ -188,4 +189,32 @@ func testRelay(e *env) {
 	}
 	e.sync(ss...)
 	e.want(ss[0], x.All(), want, "handed around by goroutines")
+}
+
+// testConcurrentGrow: goroutines that grow one buffer, each to sizes of its own,
+// leave it at the largest, and the ledger with exactly that.
+func testConcurrentGrow(e *env) {
+	const workers, steps, step = 4, 100, 1000
+	s := e.stream("s")
+	for _, k := range bothKinds {
+		for range 5 {
+			b := e.reserve(k, workers*steps*step, "pool")
+			e.together(workers, func(i int) error {
+				for j := range steps {
+					if err := e.dev.Grow(b, device.Bytes(j*workers+i+1)*step); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if b.Size() != workers*steps*step {
+				e.Errorf("grown by four goroutines to %v it has %v", b.Max(), b.Size())
+			}
+			e.wantKind("grown by four goroutines", k, b.Size(), 0, b.Size())
+			s.Fill(b.All(), 1)
+			s.Free(b)
+			e.sync(s)
+			e.wantKind("freed after that", k, 0, 0, workers*steps*step)
+		}
+	}
 }

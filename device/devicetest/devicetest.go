@@ -91,7 +91,7 @@ func (s *suite) run(t testing.TB, c testCase) {
 	} else {
 		d = s.open(t)
 	}
-	e := &env{TB: t, dev: d, patience: s.patience}
+	e := &env{TB: t, dev: d, patience: s.patience, another: func() device.Device { return s.open(t) }}
 	e.guard("the test", func() { c.fn(e) })
 	e.guard("cleaning up", e.finish)
 }
@@ -121,6 +121,7 @@ func (s *suite) groups() []group {
 		{"Fork", forkCases},
 		{"External", externalCases},
 		{"Graph", graphCases},
+		{"Misuse", misuseCases},
 		{"Concurrent", concurrentCases},
 		{"Random", randomCases},
 	}

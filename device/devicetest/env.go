@@ -38,6 +38,7 @@ type env struct {
 	testing.TB
 	dev      device.Device
 	patience patience
+	another  func() device.Device // opens one more, which the test closes
 
 	streams []device.Stream
 	events  []device.Event

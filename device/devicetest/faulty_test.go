@@ -60,6 +60,9 @@ func (d *faulty) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 	}
 	b, err := d.Device.Alloc(kind, size, owner)
 	switch {
+	case err != nil && d.is("pending memory is waited for"):
+		_ = d.Device.Sync()
+		return d.Device.Alloc(kind, size, owner)
 	case err != nil && d.is("errors have no type"):
 		return nil, errUntyped
 	case err == nil && size > 4096 && d.is("large buffers are not aligned"):
@@ -83,6 +86,8 @@ func (d *faulty) Grow(b *device.Buffer, size device.Bytes) error {
 		size = min(b.Max(), size+1)
 	case d.is("growth beyond the limit is ignored"):
 		size = min(b.Max(), size)
+	case d.every(90, "growth is counted twice"):
+		_, _ = d.Device.Alloc(b.Kind(), 1000, b.Owner())
 	}
 	return d.Device.Grow(b, size)
 }
@@ -230,6 +235,8 @@ func beforeBorder(r device.Range) device.Bytes { return 2*device.MiB - r.Off%(2*
 
 func (s *faultyStream) Launch(l device.Launch) {
 	switch d := s.d; {
+	case d.is("any shape will do"):
+		defer ignore()
 	case d.is("launches wait") && !s.d.capturing():
 		defer func() { _ = s.Stream.Sync() }()
 	case d.is("launches allocate"):
@@ -277,6 +284,8 @@ func (s *faultyStream) Sync() error {
 
 func (s *faultyStream) Free(b *device.Buffer) {
 	switch d := s.d; {
+	case d.is("foreign memory is freed"):
+		defer ignore()
 	case d.every(5, "some frees are lost"):
 		b.Retire()
 		return
@@ -328,6 +337,15 @@ func (s *faultyStream) EndCapture() (device.Graph, error) {
 func (s *faultyStream) Replay(dg device.Graph) {
 	g := dg.(*faultyGraph)
 	switch d := s.d; {
+	case d.is("queues full of replays hang"):
+		if d.mu.Lock(); d.calls["replays"] < 1024 {
+			d.calls["replays"]++
+			d.mu.Unlock()
+		} // else nobody unlocks
+	case d.is("dead memory is replayed"):
+		defer ignore()
+	case d.is("updates add memory") && g.updated:
+		panic("device: use after free of what an update took out")
 	case d.every(7, "some replays are lost"):
 		return
 	case d.is("replays wait") && !s.d.capturing():
@@ -339,17 +357,29 @@ func (s *faultyStream) Replay(dg device.Graph) {
 // faultyGraph is a graph of a faulty device.
 type faultyGraph struct {
 	device.Graph
-	d *faulty
+	d       *faulty
+	updated bool
+}
+
+// ignore makes nothing of a programmer's error.
+func ignore() { _ = recover() }
+
+func (s *faultyStream) Close() error {
+	if s.d.is("closing twice is nothing") {
+		defer ignore()
+	}
+	return s.Stream.Close()
 }
 
 func (g *faultyGraph) Nodes() int {
-	if g.d.is("joins are nodes") {
+	if g.d.is("joins are nodes") || g.d.is("recordings are nodes") {
 		return g.Graph.Nodes() + 1
 	}
 	return g.Graph.Nodes()
 }
 
 func (g *faultyGraph) Update(slot device.Slot, l device.Launch) error {
+	g.updated = true
 	switch err := g.Graph.Update(slot, l); {
 	case g.d.is("unknown slots are ignored"):
 		return nil

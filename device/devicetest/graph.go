@@ -20,6 +20,8 @@ var graphCases = []testCase{
 	{name: "OutlivesItsStream", fn: testGraphOutlivesStream},
 	{name: "ClosedInFlight", fn: testGraphClosedInFlight},
 	{name: "ManyNodes", fn: testManyNodes},
+	{name: "MoreReplaysThanTheQueueHolds", fn: testManyReplays},
+	{name: "RecordingsAreNoNodes", fn: testRecordingsAreNoNodes},
 }
 
 func slotted(l device.Launch, slot device.Slot) device.Launch {
@@ -280,4 +282,55 @@ func testManyNodes(e *env) {
 	}
 	x.replayed(s, g, 5)
 	x.check(s, "three hundred nodes")
+}
+
+// testManyReplays issues more replays than any queue holds at once, on one
+// stream and with side branches: the host may have to wait for room, but
+// nothing is lost and nothing hangs.
+func testManyReplays(e *env) {
+	const times = 5000
+	s, b, c := e.threeStreams()
+	x, y := e.allocWith(s, device.Accel, pattern(1, 64)), e.allocWith(s, device.Accel, pattern(2, 64))
+	z := e.allocWith(s, device.Accel, pattern(3, 64))
+	one := e.capture(s, func() { s.Launch(mix(x.All(), y.All(), 1)) })
+	three := e.capture(s, func() {
+		e.order(s, b)
+		e.order(s, c)
+		s.Launch(mix(x.All(), x.All(), 2))
+		b.Launch(mix(y.All(), y.All(), 3))
+		c.Launch(mix(z.All(), z.All(), 4))
+		e.order(b, s)
+		e.order(c, s)
+	})
+	wx, wy, wz := pattern(1, 64), pattern(2, 64), pattern(3, 64)
+	for range times {
+		s.Replay(one)
+		mixBytes(wx, wy, 1)
+	}
+	e.want(s, x.All(), wx, "after five thousand replays")
+	for range times {
+		s.Replay(three)
+		mixBytes(wx, wx, 2)
+		mixBytes(wy, wy, 3)
+		mixBytes(wz, wz, 4)
+	}
+	e.want(s, x.All(), wx, "after five thousand replays of three branches")
+	e.want(s, y.All(), wy, "after five thousand replays of three branches")
+	e.want(s, z.All(), wz, "after five thousand replays of three branches")
+}
+
+// testRecordingsAreNoNodes: taking a time is not a piece of work.
+func testRecordingsAreNoNodes(e *env) {
+	s, ev := e.stream("s"), e.event(device.Timing)
+	x := e.alloc(device.Accel, 64)
+	g := e.capture(s, func() {
+		s.Record(ev)
+		s.Fill(x.All(), 1)
+		s.Record(ev)
+	})
+	if n := g.Nodes(); n != 1 {
+		e.Errorf("a fill between two timed recordings makes %d nodes, want 1", n)
+	}
+	s.Replay(g)
+	e.want(s, x.All(), filled(1, 64), "a replay with timed recordings")
 }

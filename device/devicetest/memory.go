@@ -36,6 +36,7 @@ var limit = [device.Kinds]device.Bytes{device.MiB + 100, 512*device.KiB + 50}
 
 var limitedCases = []testCase{
 	{name: "ExactFit", fn: testExactFit, limit: &limit},
+	{name: "PendingIsNotWaitedFor", fn: testPendingNotWaitedFor, limit: &limit},
 	{name: "GrowOutOfMemory", fn: testGrowOutOfMemory, limit: &limit},
 }
 
@@ -247,6 +248,27 @@ func testExactFit(e *env) {
 		s.Free(whole)
 		e.sync(s)
 		e.wantKind("at the end", k, 0, 0, limit[k])
+	}
+}
+
+// testPendingNotWaitedFor: pending memory cannot be had yet; the error says so
+// at once, and a synchronisation mends it.
+func testPendingNotWaitedFor(e *env) {
+	s := e.stream("s")
+	for _, k := range bothKinds {
+		b := e.allocFor(k, limit[k], "all")
+		g := e.gate(s)
+		s.Free(b)
+		_, err := e.dev.Alloc(k, 1, "next")
+		g.release()
+		e.outOfMemory(err, k, "next", 1, 0)
+		var oom *device.OutOfMemory
+		if errors.As(err, &oom) && (oom.Pending != limit[k] || !strings.Contains(err.Error(), "synchronise and try again")) {
+			e.Errorf("with all memory pending the error has %v pending: %v", oom.Pending, err)
+		}
+		e.sync(s)
+		s.Free(e.allocFor(k, limit[k], "next"))
+		e.sync(s)
 	}
 }
 

@@ -91,6 +91,15 @@ var found = map[fault]string{
 	"replays wait":                       "Graph/UpdateLaterReplaysOnly",
 	"joins are nodes":                    "Fork/ThreeStreams",
 	"unknown slots are ignored":          "Graph/UpdateRefuses",
+	"queues full of replays hang":        "Graph/MoreReplaysThanTheQueueHolds",
+	"recordings are nodes":               "Graph/RecordingsAreNoNodes",
+	"dead memory is replayed":            "Misuse/ReplayOverFreedMemory",
+	"updates add memory":                 "Misuse/ReplayAfterUpdateAway",
+	"foreign memory is freed":            "Misuse/ForeignMemoryFreed",
+	"any shape will do":                  "Misuse/BadShapes",
+	"closing twice is nothing":           "Misuse/StreamClosedTwice",
+	"growth is counted twice":            "Concurrent/Grow",
+	"pending memory is waited for":       "Memory/PendingIsNotWaitedFor",
 }
 
 func TestFaultsAreFound(t *testing.T) {

@@ -9,7 +9,8 @@
 // disturbs all ways alike.
 //
 // This file owns the method; rig.go the buffers and streams, copies.go the
-// copies, graphs.go those in graphs and by kernels, issue.go the cost of issuing, text.go the tables.
+// copies, graphs.go those in graphs and by kernels, issue.go the cost of issuing,
+// stash.go the stash, replay.go the replay of routing traces, text.go the tables.
 package bench
 
 import (

@@ -219,5 +219,10 @@ func TestText(t *testing.T) {
 	OverheadText(&got, Overhead{What: "launch", CPU: 1.5, Elapsed: 2.25})
 	OverheadText(&got, Overhead{What: "replay of a graph of 64, a node", CPU: 0.015, Elapsed: 1234.5})
 	CopyHead(&got, device.Info{Backend: "cuda", Ordinal: 1, Name: "Test GPU", Capability: "9.0", Driver: "13.0"})
+	SmallText(&got)
+	got.WriteString("\n")
+	StashText(&got, Stash{Device: device.Info{Backend: "cpu", Units: 8}, Rows: 100, MaxRows: 200, Width: 14336, Tensors: 3, Groups: 4,
+		Page: 64 * device.KiB, Tier: "host", Store: "stack", Bytes: device.MiB, PairUS: 923.4, CopyUS: 884, GBps: 4069.12, CopyGBps: 4100, Ratio: 0.958,
+		Launches: 2, PoolBytes: device.GiB})
 	golden.Check(t, "tables.txt", got.String())
 }

@@ -159,6 +159,8 @@ func (o ReplayOptions) replay(dev device.Device, rank int, rerun map[int]bool) (
 	defer func() { err = cmp.Or(err, r.close()) }()
 	f := &res.ReplayFigures
 	res.Rank = rank
+	// The same plan as the manager's: one pool of sets, one of them always free.
+	plan := r.sched.Plan(replayAhead, func(schedule.Group) (pool, room int) { return 0, o.Sets - 1 })
 	for step := range o.Trace.Steps() {
 		rows := func(g schedule.Group) routing.Rows { return o.rows(step, rank, g) }
 		live, bound := o.live(r.sched, rows)
@@ -166,7 +168,7 @@ func (o ReplayOptions) replay(dev device.Device, rank int, rerun map[int]bool) (
 		stored := live
 		if step > 0 { // the first one records the schedule
 			stored, bound = o.live(r.sched, func(g schedule.Group) routing.Rows {
-				if r.sched.Kept(g) {
+				if plan.Keep[g] {
 					return 0
 				}
 				return rows(g)

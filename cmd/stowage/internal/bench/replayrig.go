@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/kernels"
@@ -19,9 +18,8 @@ import (
 // expertGroup is the name of the groups of a replay.
 const expertGroup = "expert_fc1"
 
-// period is how often the random bytes repeat. It is odd, so that no two pages
-// of a tensor are the same until there are as many pages as this.
-const period = 256*device.KiB - 1
+// replayAhead is how many loads ahead of need the manager restores.
+const replayAhead = 1
 
 // replayRig replays one expert rank. The forward pass of a group copies as many
 // rows as the trace says from random bytes, from a place of its own in each
@@ -78,22 +76,8 @@ func newReplayRig(dev device.Device, o ReplayOptions, rank int) (r *replayRig, e
 			return r, err
 		}
 	}
-	r.randomise()
+	randomise(r.compute, r.random.All(), uint64(rank))
 	return r, r.manage(dev)
-}
-
-// randomise fills the random bytes: some of them, then copies of those.
-func (r *replayRig) randomise() {
-	raw := make([]byte, period+7)
-	rng := rand.New(rand.NewPCG(1, uint64(r.rank)))
-	for i := 0; i+8 <= len(raw); i += 8 {
-		binary.LittleEndian.PutUint64(raw[i:], rng.Uint64())
-	}
-	r.compute.Upload(r.random.Slice(0, period), raw[:period])
-	for n := device.Bytes(period); n < r.random.Size(); n *= 2 {
-		more := min(n, r.random.Size()-n)
-		r.compute.Copy(r.random.Slice(n, more), r.random.Slice(0, more))
-	}
 }
 
 // manage makes the manager, whose pools begin empty: the first step shows what
@@ -111,13 +95,14 @@ func (r *replayRig) manage(dev device.Device) error {
 	need := worst.Pages(o.Page, stash.Rows(o.Trace.Worst()))
 	most := r.sched.Peak(func(schedule.Group) schedule.Pages { return need })
 	record := (kernels.StashRecordSize(o.Tensors, uint64(need)) + device.Align - 1) / device.Align * device.Align
-	cfg := stash.Config{Page: o.Page, Records: record * device.Bytes(len(r.place))}
+	// Records are made anew when sets have moved, once a step at most.
+	cfg := stash.Config{Page: o.Page, Records: record * device.Bytes(len(r.place)*(o.Trace.Steps()+1))}
 	cfg.Max[stash.Device] = most
 	if o.Pool > 0 {
 		cfg.Max[stash.Device] = min(most, schedule.Pages(o.Pool/o.Page))
 		cfg.Max[stash.Host] = most
 	}
-	if r.m, err = stash.NewManager(dev, r.compute, stash.ManagerConfig{Store: cfg, Rank: r.rank}); err != nil {
+	if r.m, err = stash.NewManager(dev, r.compute, stash.ManagerConfig{Store: cfg, Rank: r.rank, Ahead: replayAhead}); err != nil {
 		return err
 	}
 	for i := range tensors {

@@ -1,5 +1,6 @@
 // This file owns the measurement of the stash: groups copied into pages and
 // back inside a captured graph, with plain copies of the same bytes beside it.
+// stashproof.go checks that the bytes come back.
 
 package bench
 
@@ -61,6 +62,7 @@ type stashRig struct {
 	layout []*stash.Layout // one for each row count
 	set    *device.Buffer
 	plain  *device.Buffer
+	sums   *device.Buffer // checksums
 	recs   []*stash.Record
 	graphs []device.Graph
 }
@@ -106,8 +108,11 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	if r.plain, err = dev.Alloc(kind, o.total(), "bench"); err != nil {
 		return r, err
 	}
+	if r.sums, err = dev.Alloc(device.Accel, o.sums(), "bench"); err != nil {
+		return r, err
+	}
 	r.s.Fill(r.set.All(), 1)
-	r.s.Fill(r.plain.All(), 2)
+	randomise(r.s, r.plain.All(), 0)
 	var counts []byte
 	for _, n := range o.counts() {
 		counts = binary.LittleEndian.AppendUint64(counts, uint64(n))
@@ -184,7 +189,7 @@ func (r *stashRig) close() (first error) {
 	if r.store != nil {
 		r.store.Close(r.s)
 	}
-	for _, b := range []*device.Buffer{r.set, r.plain} {
+	for _, b := range []*device.Buffer{r.set, r.plain, r.sums} {
 		if b != nil {
 			r.s.Free(b)
 		}
@@ -249,18 +254,42 @@ func (r *stashRig) ways(o StashOptions) ([]way, error) {
 	return ways, nil
 }
 
-// Stashes measures one setting.
+// Footprint is the memory of both kinds that the measurement takes, roughly; as a
+// float, because what people ask for may not fit an integer.
+func (o StashOptions) Footprint() float64 {
+	row := float64(o.Width) * float64(o.Tensors)
+	return row * (float64(o.MaxRows) + 2*float64(o.Rows)*float64(o.Groups)) // the set, and the pool and the plain buffer
+}
+
+// measure times the graphs. Stashes, restores and plain copies leave the set as
+// it was; so if it has changed, one of them went wrong.
+func (r *stashRig) measure(o StashOptions, ways []way) ([]time.Duration, error) {
+	last := o.Groups * o.Tensors
+	kernels.PutChecksum(r.s, r.sum(last, false), r.set.All())
+	times, err := Options{Line: o.Line}.compare(ways)
+	if err != nil {
+		return nil, err
+	}
+	kernels.PutChecksum(r.s, r.sum(last, true), r.set.All())
+	return times, cmp.Or(r.equal(last+1), r.sound())
+}
+
+// Stashes measures one setting, after a proof that the bytes come back.
 func Stashes(dev device.Device, o StashOptions) (res Stash, err error) {
 	r, err := newStashRig(dev, o)
 	if err != nil {
 		return res, err
 	}
 	defer func() { err = cmp.Or(err, r.close()) }()
+	launches, err := r.prove(o)
+	if err != nil {
+		return res, err
+	}
 	ways, err := r.ways(o)
 	if err != nil {
 		return res, err
 	}
-	times, err := Options{Line: o.Line}.compare(ways)
+	times, err := r.measure(o, ways)
 	if err != nil {
 		return res, err
 	}
@@ -271,7 +300,7 @@ func Stashes(dev device.Device, o StashOptions) (res Stash, err error) {
 		Device: dev.Info(), Rows: o.Rows, MaxRows: o.MaxRows, Width: o.Width, Tensors: o.Tensors, Groups: o.Groups, Skew: o.Skew, Page: o.Page,
 		Tier: "device", Store: "pages", Bytes: mean,
 		PairUS: times[0].Seconds() * 1e6, CopyUS: plain.Seconds() * 1e6,
-		GBps: gbps(moved, times[0]), CopyGBps: gbps(moved, plain), Launches: 2,
+		GBps: gbps(moved, times[0]), CopyGBps: gbps(moved, plain), Launches: launches,
 		PoolBytes: device.Bytes(r.store.Pages(o.tier())) * o.Page,
 	}
 	if o.Host {

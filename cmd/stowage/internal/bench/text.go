@@ -53,6 +53,28 @@ func CopyText(w io.Writer, c Copy) {
 	fmt.Fprintln(w)
 }
 
+// SmallCopy is the size from which copies say something about speed: 64 KiB take
+// 3 µs at 20 GB/s, and issuing them a tenth of that.
+const SmallCopy = 64 * device.KiB
+
+// SmallText warns of figures that say nothing about speed.
+func SmallText(w io.Writer) {
+	fmt.Fprintf(w, "\nCopies below %v measure the cost of issuing more than the speed of copying, and so do their ratios.\n", SmallCopy)
+}
+
+// StashText prints the measurement of the stash.
+func StashText(w io.Writer, s Stash) {
+	fmt.Fprintf(w, "%s:%d  %s\n\n", s.Device.Backend, s.Device.Ordinal, describe(s.Device))
+	fmt.Fprintf(w, "groups %d, tensors of a group %d, live rows %d of %d, bytes of a row %d; %v a group\n",
+		s.Groups, s.Tensors, s.Rows, s.MaxRows, int64(s.Width), s.Bytes)
+	fmt.Fprintf(w, "store: %s, page %v, %s memory, %v in all\n\n", s.Store, s.Page, s.Tier, s.PoolBytes)
+	fmt.Fprintf(w, "%-13s  %10s  %10s\n", "a group", "µs", "GB/s")
+	fmt.Fprintf(w, "%-13s  %10.1f  %10.2f\n", "stash+restore", s.PairUS, s.GBps)
+	fmt.Fprintf(w, "%-13s  %10.1f  %10.2f\n", "plain copies", s.CopyUS, s.CopyGBps)
+	fmt.Fprintf(w, "%-13s  %10.3f\n", "ratio", s.Ratio)
+	fmt.Fprintf(w, "%-13s  %10d\n", "launches", s.Launches)
+}
+
 // OverheadHead prints the head of the table of overheads.
 func OverheadHead(w io.Writer) {
 	fmt.Fprintf(w, "\n%-34s  %12s  %12s\n", "issuing work", "host CPU µs", "elapsed µs")

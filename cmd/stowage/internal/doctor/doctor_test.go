@@ -86,11 +86,12 @@ func TestGPUs(t *testing.T) {
 			{Ordinal: 0, Name: "Test GPU", Capability: "9.0", Driver: "13.0", Total: 140 * device.GiB, Free: 139 * device.GiB, Link: "32.0 GT/s PCIe x16"},
 			{Ordinal: 1, Name: "Full GPU", Capability: "8.0", Driver: "13.0", Total: 80 * device.GiB, Free: device.MiB},
 			{Ordinal: 2, Name: "Held GPU", Capability: "8.0", Driver: "13.0", Total: 80 * device.GiB, Trouble: "its free memory is not known: busy"},
+			{Ordinal: 3, Name: "Old GPU", Capability: "7.0", Driver: "13.0", Total: 32 * device.GiB, Free: 31 * device.GiB, Problem: "it is too old"},
 		}, nil
 	}
 	p.OpenGPU = func(i int) (device.Device, error) {
-		if i == 2 {
-			t.Error("a GPU in trouble was opened")
+		if i >= 2 {
+			t.Error("a GPU that cannot be used was opened")
 		}
 		if i == 1 {
 			return nil, &device.OutOfMemory{Device: "cuda:1", Owner: "context", Capacity: 80 * device.GiB}

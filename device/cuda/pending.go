@@ -1,0 +1,123 @@
+// This file owns what is put off until work is done: giving freed memory back,
+// letting go of a graph's callbacks and events.
+
+package cuda
+
+import "slices"
+
+// pending is something to be done once its event has passed.
+type pending struct {
+	event    uintptr // zero has passed
+	borrowed bool    // the event is a stream's mark and stays in its use
+	staging  bool    // it frees staging memory
+	then     func()
+}
+
+// after runs fn once the work issued on the stream so far is done. It runs in
+// some later call of the device, not at once. It does so on a failed device as
+// well; where the event cannot be recorded, it waits.
+func (d *Device) after(s *stream, staging bool, fn func()) {
+	d.put(pending{event: d.mark(s), staging: staging, then: fn})
+}
+
+// afterReplay is after for a stream that may have begun to capture since: an event
+// recorded now would become a part of that capture, so that the one recorded at
+// its beginning, behind all work the stream had, must do.
+func (d *Device) afterReplay(s *stream, fn func()) {
+	s.border.Lock()
+	defer s.border.Unlock()
+	switch {
+	case s.capture.Load() == nil:
+		d.after(s, false, fn)
+	case s.before != 0: // the device failed over it otherwise, and Close cleans up
+		d.put(pending{event: s.before, borrowed: true, then: fn})
+	}
+}
+
+func (d *Device) put(p pending) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pending = append(d.pending, p)
+}
+
+// mark records a new event behind the stream's work so far.
+func (d *Device) mark(s *stream) uintptr {
+	e := d.event()
+	if e != 0 {
+		r := d.call(&d.drv.eventRecord, e, s.handle)
+		if r == success {
+			return e
+		}
+		d.broken(&failure{&d.drv.eventRecord, r})
+		d.recycle(e)
+	}
+	d.insist(&d.drv.streamSynchronize, s.handle)
+	return 0
+}
+
+// event is an event without timing that nobody uses, or zero on a device that
+// fails over it.
+func (d *Device) event() uintptr {
+	d.mu.Lock()
+	if n := len(d.events); n > 0 {
+		e := d.events[n-1]
+		d.events = d.events[:n-1]
+		d.mu.Unlock()
+		return e
+	}
+	d.mu.Unlock()
+	var e uint64
+	if f := d.try(&d.drv.eventCreate, uintptr(pointer(&e)), eventDisableTiming); f != nil {
+		d.broken(f)
+		return 0
+	}
+	return uintptr(e)
+}
+
+func (d *Device) recycle(e uintptr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.events = append(d.events, e)
+}
+
+// reap does what waited for events that have passed. When it returns, all of
+// that is done, whichever goroutine did it: an Alloc that comes next finds the
+// memory. Events are asked on a failed device as well, because only a context
+// that is broken stops its work; it answers with its error, which counts as passed.
+func (d *Device) reap() {
+	d.reaping.Lock()
+	defer d.reaping.Unlock()
+	d.mu.Lock()
+	seen := slices.Clone(d.pending)
+	d.mu.Unlock()
+	if len(seen) == 0 {
+		return
+	}
+	var left []pending
+	var passed []uintptr
+	for _, p := range seen {
+		if !d.passed(p.event) {
+			left = append(left, p)
+			continue
+		}
+		p.then()
+		if !p.borrowed && p.event != 0 {
+			passed = append(passed, p.event)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.events = append(d.events, passed...)
+	d.pending = append(left, d.pending[len(seen):]...) // others came meanwhile
+}
+
+func (d *Device) passed(event uintptr) bool {
+	if event == 0 || d.gone.Load() {
+		return true
+	}
+	r := d.call(&d.drv.eventQuery, event)
+	if r != success && r != errNotReady {
+		d.broken(&failure{&d.drv.eventQuery, r})
+	}
+	return r != errNotReady
+}
