@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 )
 
 // chunkBytes is what a goroutine takes at a time: a multiple of every kernel's
@@ -126,17 +127,32 @@ func (j *job) work() {
 	}
 }
 
-// copyPieces copies the pieces from one to before another.
+// copyPieces copies the pieces from one to before another. Pieces that follow each
+// other on both sides, as pages do that were taken from a fresh pool, go as one.
 func copyPieces(from, to int, piece func(i int) (dst, src []byte)) {
-	for i := from; i < to; i++ {
-		dst, src := piece(i)
-		if best == kindPlain {
-			copyPiece(dst, src)
-		} else {
-			streamUnfenced(best, dst, src)
+	dst, src := piece(from)
+	for i := from + 1; i < to; i++ {
+		d, s := piece(i)
+		if best != kindPlain && follows(dst, d) && follows(src, s) {
+			dst, src = unsafe.Slice(&dst[0], len(dst)+len(d)), unsafe.Slice(&src[0], len(src)+len(s))
+			continue
 		}
+		copyUnfenced(dst, src)
+		dst, src = d, s
 	}
+	copyUnfenced(dst, src)
 	if best != kindPlain {
 		storeFence()
+	}
+}
+
+// follows tells whether b begins where a ends.
+func follows(a, b []byte) bool { return len(a) > 0 && address(a)+uintptr(len(a)) == address(b) }
+
+func copyUnfenced(dst, src []byte) {
+	if best == kindPlain {
+		copyPiece(dst, src)
+	} else {
+		streamUnfenced(best, dst, src)
 	}
 }

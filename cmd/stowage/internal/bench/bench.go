@@ -100,6 +100,14 @@ func (o Options) compare(ways []way) ([]time.Duration, error) {
 	return times, nil
 }
 
+// duel holds a way against the fastest of several others, in rounds of their own:
+// the fastest of many noisy figures is faster than it would be again.
+func (o Options) duel(w way, others []way, times []time.Duration) (best string, two []time.Duration, err error) {
+	i := slices.Index(times, slices.Min(times))
+	two, err = o.compare([]way{w, others[i]})
+	return others[i].name, two, err
+}
+
 // calibrate finds how often the work must be repeated to fill a turn. It also
 // warms up caches, page tables and clocks.
 func (o Options) calibrate(w way) (int, error) {

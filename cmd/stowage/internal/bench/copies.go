@@ -4,7 +4,6 @@ package bench
 
 import (
 	"sync"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/memcopy"
@@ -108,26 +107,19 @@ func (r *rig) copyLines(o Options, d Direction, done func(Copy) error) (err erro
 	n := moved(d, r.size)
 	for i, w := range ways[:devices] {
 		c := Copy{Direction: d, Via: w.name, Size: r.size, GBps: gbps(n, times[i])}
-		if i == 0 {
-			c.against(ways[devices:], times[devices:], n)
+		if i == 0 && devices < len(ways) {
+			best, two, err := o.duel(w, ways[devices:], times[devices:])
+			if err != nil {
+				return err
+			}
+			c.GBps, c.Plain, c.PlainGBps = gbps(n, two[0]), best, gbps(n, two[1])
+			c.Ratio = c.GBps / c.PlainGBps
 		}
 		if err := done(c); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// against holds a copy against the fastest of the plain ones.
-func (c *Copy) against(plain []way, times []time.Duration, n device.Bytes) {
-	for i, w := range plain {
-		if v := gbps(n, times[i]); v > c.PlainGBps {
-			c.Plain, c.PlainGBps = w.name, v
-		}
-	}
-	if c.PlainGBps > 0 {
-		c.Ratio = c.GBps / c.PlainGBps
-	}
 }
 
 // streamCopy is the copy that is to be judged: issued to streams, one for each
