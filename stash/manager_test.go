@@ -34,7 +34,7 @@ func roomy(mode Mode) ManagerConfig {
 	}}
 }
 
-// SPEC S1.1, S1.2, S1.3, S1.5: every pipeline shape gives the gradients of the
+// SPEC S1.1, S1.2, S1.3, S1.5, SPEC S3.2: every pipeline shape gives the gradients of the
 // model in every mode, with one read of device memory a step and no wait.
 func TestManagerGivesExactGradients(t *testing.T) {
 	pipelines := map[string]struct {

@@ -24,7 +24,7 @@ func tight(device_, host, maxDevice, maxHost schedule.Pages) ManagerConfig {
 	}}
 }
 
-// SPEC S1.6, S1.7: a step that overflows is rerun and gives exactly the result
+// SPEC S1.6, S1.7, SPEC S3.3: a step that overflows is rerun and gives exactly the result
 // of one that had room; the pool grows to what the step needed, once.
 func TestOverflowIsRerunExactly(t *testing.T) {
 	for name, c := range map[string]ManagerConfig{

@@ -42,7 +42,7 @@ func TestWords(t *testing.T) { complain(t, checkWords(repo(t))) }
 
 // The planted words are put together here for the same reason.
 func TestWordsPlanted(t *testing.T) {
-	good := "a.md: to do /workshop/ ./work/x https://example.org/home/x device/cpu place holder ======"
+	good := "a.md: to do /workshop/ ./works/x https://example.org/home/x device/cpu place holder ======"
 	bad := []string{
 		"// TO" + "DO: later",
 		"panic(\"not imple" + "mented\")",
