@@ -91,6 +91,9 @@ func (g *graph) Update(slot device.Slot, l device.Launch) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.closed {
+		panic("cpu: a closed graph is updated")
+	}
 	if old := g.table[i]; old.Kernel != l.Kernel || old.Grid != l.Grid || old.Block != l.Block || old.Shared != l.Shared {
 		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", g.dev.name, slot, old.Kernel.Name)
 	}

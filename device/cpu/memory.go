@@ -101,6 +101,7 @@ func (d *Device) mapBuffer(kind device.Kind, size, limit device.Bytes, owner str
 }
 
 func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
+	d.mustBeOpen(b.Owner())
 	if err := d.err(); err != nil {
 		return err
 	}
