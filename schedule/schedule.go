@@ -72,6 +72,13 @@ func (s *Schedule) At(i int) Event { return s.events[i] }
 // Saved is the position of a group's save.
 func (s *Schedule) Saved(g Group) (int, bool) { i, ok := s.save[g]; return i, ok }
 
+// Out tells whether a group was saved and not loaded yet.
+func (s *Schedule) Out(g Group) bool {
+	_, saved := s.save[g]
+	_, loaded := s.load[g]
+	return saved && !loaded
+}
+
 // next tells whether a group's load comes right after its save, so that nothing
 // else needs its buffer in between.
 func (s *Schedule) next(g Group) bool {

@@ -317,7 +317,7 @@ func TestOverBudgetConcernsItsWorkspace(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if got := small.layout.Tensors; got[0].MaxRows != Rows(rows) || got[1].MaxRows != 5 || large.layout.Tensors[0].MaxRows != 8 {
+		if got := small.layout.Tensors; got[0].MaxRows != Rows(rows)+Rows(rows)/8 || got[1].MaxRows != 5 || large.layout.Tensors[0].MaxRows != 8 {
 			t.Errorf("phase %d: room for %d, %d and %d rows", phase, got[0].MaxRows, got[1].MaxRows, large.layout.Tensors[0].MaxRows)
 		}
 		if n := m.Stats().Reruns; n != i+1 {

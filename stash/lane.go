@@ -79,3 +79,15 @@ func (l *lane) implied(i int) bool {
 	}
 	return false
 }
+
+// settled notes that all lanes have been waited for: nobody needs to wait for what
+// came before.
+func settled(all ...*lane) {
+	var known clock
+	for _, l := range all {
+		known.join(l.clock)
+	}
+	for _, l := range all {
+		l.clock, l.pending = known, nil
+	}
+}

@@ -73,11 +73,16 @@ type Manager struct {
 	spaces  []*Workspace
 	events  []device.Event
 
+	prep device.Stream // writes records; never captured
+	made device.Event  // external: records are written
+
 	plans     map[Key]*schedule.Plan
-	issued    map[Key]*schedule.Schedule // what was issued last under a key
-	noStack   map[Key]bool               // keys under which a stack did not hold
+	issued    map[Key]*issue // what a replay under a key runs
+	current   *issue         // what was issued last
+	used      map[schedule.Group]*Record
+	noStack   map[Key]bool // keys under which a stack did not hold
+	plain     map[Key]bool // keys whose plan made a stack fail
 	home      map[schedule.Group]*Workspace
-	spare     []*mark
 	key       Key
 	phase     Phase
 	open      bool
@@ -90,6 +95,12 @@ type Manager struct {
 	leases    uint64
 
 	transaction
+}
+
+// issue is what the host knows of a step that was issued.
+type issue struct {
+	schedule *schedule.Schedule
+	records  map[schedule.Group]*Record // of all groups, also those that were dropped
 }
 
 // NewManager makes a manager and its store. Work that the caller issues on
@@ -114,7 +125,7 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 	}
 	m := &Manager{
 		dev: dev, cfg: cfg, home: map[schedule.Group]*Workspace{},
-		plans: map[Key]*schedule.Plan{}, issued: map[Key]*schedule.Schedule{}, noStack: map[Key]bool{},
+		plans: map[Key]*schedule.Plan{}, issued: map[Key]*issue{}, noStack: map[Key]bool{}, plain: map[Key]bool{},
 		compute: &lane{id: laneCompute, stream: compute}, out: &lane{id: laneOut}, back: &lane{id: laneBack},
 	}
 	if err := m.make(); err != nil {
@@ -132,21 +143,29 @@ func (m *Manager) make() (err error) {
 	if m.back.stream, err = m.dev.NewStream("restore"); err != nil {
 		return err
 	}
+	if m.prep, err = m.dev.NewStream("stash records"); err != nil {
+		return err
+	}
+	if m.made, err = m.dev.NewEvent(device.External); err != nil {
+		return err
+	}
+	m.events = append(m.events, m.made)
 	m.store, err = NewStore(m.dev, m.compute.stream, m.cfg.Store)
 	return err
+}
+
+// prepared makes compute come after what was written to records. The event crosses
+// the border of a capture: records are written at once, whoever captures.
+func (m *Manager) prepared() {
+	m.prep.Record(m.made)
+	m.compute.stream.Wait(m.made)
 }
 
 // Store is the manager's store.
 func (m *Manager) Store() *Store { return m.store }
 
-// mark makes an event to be recorded again and again, or takes one that is no
-// longer used.
+// mark makes an event to be recorded again and again.
 func (m *Manager) mark() (*mark, error) {
-	if n := len(m.spare); n > 0 {
-		k := m.spare[n-1]
-		m.spare = m.spare[:n-1]
-		return k, nil
-	}
 	e, err := m.dev.NewEvent(0)
 	if err != nil {
 		return nil, err
@@ -158,22 +177,34 @@ func (m *Manager) mark() (*mark, error) {
 // Close frees the store and the workspaces once the work issued is done, also in
 // the middle of a step.
 func (m *Manager) Close() (first error) {
-	m.join()
+	m.abandon()
 	for _, w := range m.spaces {
 		m.compute.stream.Free(w.buf)
 	}
 	if m.store != nil {
 		m.store.Close(m.compute.stream)
 	}
-	for _, l := range []*lane{m.out, m.back} {
-		if l.stream != nil {
-			first = cmp.Or(first, l.stream.Close())
+	for _, s := range []device.Stream{m.out.stream, m.back.stream, m.prep} {
+		if s != nil {
+			first = cmp.Or(first, s.Close())
 		}
 	}
 	for _, e := range m.events {
 		first = cmp.Or(first, e.Close())
 	}
 	return first
+}
+
+// abandon waits for the streams and gives up a step that was not finished. What
+// went wrong comes back from where the work is settled.
+func (m *Manager) abandon() {
+	for _, s := range []device.Stream{m.out.stream, m.back.stream, m.prep} {
+		if s != nil {
+			_ = s.Sync()
+		}
+	}
+	settled(m.compute, m.out, m.back)
+	m.open, m.recording = false, nil
 }
 
 // Begin opens a step: pages are free, sets are free. It may be captured.
@@ -186,7 +217,7 @@ func (m *Manager) Begin(key Key) {
 	}
 	m.open, m.key, m.phase, m.err = true, key, key.Phase, nil
 	m.plan, m.next, m.stack, m.broken = m.plans[key], 0, m.stack[:0], ""
-	m.recording = &schedule.Schedule{}
+	m.recording, m.used = &schedule.Schedule{}, map[schedule.Group]*Record{}
 	m.in = m.back
 	bump := m.cfg.Mode == BumpOnly || m.cfg.Mode == Auto && m.plan != nil && m.plan.Stack && !m.noStack[key]
 	if bump {
@@ -207,8 +238,20 @@ func (m *Manager) Finish() {
 		panic("stash: a step is finished that was not begun")
 	}
 	m.open = false
-	m.issued[m.key] = m.recording
 	m.join()
+	if m.broken != "" || m.err != nil {
+		m.store.spoil(m.compute.stream) // a replay must not be accepted either
+	}
+	m.current = &issue{m.recording, m.used}
+	if m.transacting {
+		return
+	}
+	// A capture, to be replayed; or to be made again, without a stack.
+	m.issued[m.key] = m.current
+	if m.broken != "" {
+		m.noStack[m.key], m.plain[m.key] = true, true
+		delete(m.plans, m.key)
+	}
 }
 
 // join makes what compute is given from now on come after the other streams' work.
@@ -295,6 +338,9 @@ func (m *Manager) learn() {
 	}
 	m.plans[m.key] = s.Plan(m.cfg.Ahead, func(g schedule.Group) (int, int) {
 		w := m.home[g]
+		if m.plain[m.key] {
+			return pools[w], 0
+		}
 		return pools[w], len(w.slots) - 1
 	})
 }

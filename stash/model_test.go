@@ -103,7 +103,7 @@ func newModel(dev device.Device, rng *rand.Rand) (m *model, err error) {
 			return nil, err
 		}
 		g := &modelGroup{}
-		if g.rec, err = m.store.AddRecord(m.out, l, schedule.Group{Layer: i}); err != nil {
+		if g.rec, err = m.store.AddRecord(m.out, l, l, schedule.Group{Layer: i}); err != nil {
 			return nil, err
 		}
 		for _, b := range []**device.Buffer{&g.from, &g.to} {
@@ -297,7 +297,7 @@ func (m *model) quiet() error {
 		return err
 	}
 	for _, g := range m.stack {
-		if need := rep.Need[g.rec.group]; need != g.wanted {
+		if need := rep.Need[g.rec.id]; need != g.wanted {
 			return fmt.Errorf("group %d needs %d pages, the report says %d", g.rec.id, g.wanted, need)
 		}
 		if g.missed && rep.Overflows == 0 {

@@ -6,6 +6,7 @@ package stash
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/schedule"
@@ -73,10 +74,11 @@ type Stats struct {
 
 // transaction is the part of the manager that outlives a step.
 type transaction struct {
-	states  []State
-	attempt int
-	stats   Stats
-	logged  map[string]bool
+	transacting bool
+	states      []State
+	attempt     int
+	stats       Stats
+	logged      map[string]bool
 }
 
 // Protect registers a state that reruns must find as it was.
@@ -101,27 +103,45 @@ func (m *Manager) Step(key Key, body func(attempt int) error) error {
 }
 
 // Transact is Step for work that brings its own Begin and Finish, such as the
-// replay of a graph into which both were captured under the same key. If sets
-// had to move before the second attempt (see Generation), issue must capture the
-// graph again.
+// replay of a graph into which both were captured under the same key. If the
+// generation changed before the second attempt (see Generation), issue must
+// capture the graph again.
 func (m *Manager) Transact(key Key, issue func(attempt int) error) error {
-	if m.open {
+	if m.open || m.transacting {
 		panic("stash: a step inside of a step")
 	}
+	m.transacting = true
+	defer func() {
+		m.transacting = false
+		if m.open { // issue failed or panicked in the middle
+			m.abandon()
+		}
+	}()
 	for _, s := range m.states {
 		s.Save(m.compute.stream)
 	}
 	for m.attempt = 0; ; m.attempt++ {
 		m.key, m.phase, m.recording, m.broken, m.err = key, key.Phase, nil, "", nil
 		if err := issue(m.attempt); err != nil {
-			m.recording = nil
-			return errors.Join(err, m.compute.stream.Sync())
+			return m.give(err)
 		}
 		again, err := m.settle()
 		if err != nil || !again {
 			return err
 		}
 	}
+}
+
+// give ends a step that the caller could not issue: the other ranks must not wait
+// for this one.
+func (m *Manager) give(err error) error {
+	m.recording = nil
+	err = errors.Join(err, m.compute.stream.Sync())
+	if m.cfg.Reduce != nil {
+		_, failed := m.cfg.Reduce(Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: err.Error()})
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 // settle waits for the step and reads, once, what it left on the device. A rank
@@ -139,6 +159,9 @@ func (m *Manager) settle() (again bool, err error) {
 	switch {
 	case !all.Failed:
 		m.stats.Steps++
+		if m.recording != nil {
+			m.issued[m.key] = m.current
+		}
 		m.learn()
 		return false, nil
 	case own != nil:
@@ -161,24 +184,37 @@ func (m *Manager) settle() (again bool, err error) {
 // another in vain.
 func (m *Manager) examine() (Verdict, error) {
 	rep, err := m.store.Report(m.compute.stream)
-	if err = errors.Join(m.err, err); err == nil && rep.Stale != 0 {
-		err = errors.New("stash: a step was replayed that was captured before sets moved; capture it again when Generation changes")
+	if err = errors.Join(m.err, err); err == nil && rep.Stale != 0 && m.broken == "" {
+		err = errors.New("stash: a step was replayed that was captured before sets moved, or not completely; capture it again when Generation changes")
 	}
 	if err != nil {
 		return Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: err.Error()}, err
 	}
-	demand := m.demand(rep)
+	what := m.current
+	if m.recording == nil { // a replay
+		what = m.issued[m.key]
+	}
+	demand := m.demand(rep, what)
 	m.count(rep, demand)
 	v := m.judge(rep)
-	if m.broken != "" {
-		m.noStack[m.key] = true
-	}
-	if err := errors.Join(m.resize(rep), m.adapt(demand, rep.Overflows > 0)); err != nil {
+	if err := errors.Join(m.resize(rep, what), m.adapt(demand, rep.Overflows > 0)); err != nil {
 		err = &Overflow{Rank: m.cfg.Rank, Why: v.Why, Cause: err}
 		return Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: v.Why}, err
 	}
-	v.Final = m.broken != "" && m.cfg.Mode == BumpOnly
+	if m.broken != "" {
+		v.Final = m.cfg.Mode == BumpOnly && m.plain[m.key]
+		m.unstack()
+	}
 	return v, nil
+}
+
+// unstack makes the next attempt one that does not break a stack: with pages, or,
+// if a stack was asked for, without moving anything ahead of need. What was
+// captured is not to be replayed.
+func (m *Manager) unstack() {
+	m.noStack[m.key], m.plain[m.key] = true, true
+	delete(m.plans, m.key)
+	m.store.rearrange(m.compute.stream)
 }
 
 // judge puts a report into words.
@@ -205,12 +241,28 @@ func (m *Manager) judge(rep Report) Verdict {
 // demand is the most pages that the step's groups occupy at once. It follows
 // from the schedule and the needs alone, so that no overlap of stash and restore
 // makes a rerun need more.
-func (m *Manager) demand(rep Report) schedule.Pages {
-	s := m.issued[m.key]
-	if s == nil {
-		return 0
+func (m *Manager) demand(rep Report, what *issue) (pages schedule.Pages) {
+	known := make([]schedule.Pages, len(rep.Need))
+	if what != nil {
+		for _, r := range what.records {
+			known[r.id] = rep.Need[r.id]
+		}
+		pages = what.schedule.Peak(func(g schedule.Group) schedule.Pages {
+			if r := what.records[g]; r != nil {
+				return known[r.id]
+			}
+			return 0
+		})
 	}
-	return s.Peak(func(g schedule.Group) schedule.Pages { return rep.Need[g] })
+	if rep.Overflows > 0 && !slices.Equal(known, rep.Need) {
+		// Something else was replayed than was last issued under this key: no
+		// order of the groups needs more than all of them together.
+		pages = 0
+		for _, n := range rep.Need {
+			pages += n
+		}
+	}
+	return pages
 }
 
 func (m *Manager) count(rep Report, demand schedule.Pages) {
@@ -225,55 +277,68 @@ func (m *Manager) count(rep Report, demand schedule.Pages) {
 }
 
 // adapt lets the tiers follow the step's demand: the device tier as far as it
-// may, the host tier for the rest. Growth that a step did not need to succeed is
-// no reason to fail.
+// may and can, the host tier for the rest. Growth that a step did not need to
+// succeed is no reason to fail.
 func (m *Manager) adapt(demand schedule.Pages, must bool) error {
+	var refused error
 	sizers := [Tiers]schedule.Sizer{m.cfg.Sizer, schedule.DefaultLowWater()}
 	for t, sizer := range sizers {
 		if demand == 0 {
 			return nil
 		}
-		have, most := m.store.Pages(t), m.store.Max(t)
-		want := min(sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
-		if want > have {
-			switch err := m.store.Grow(m.compute.stream, t, want); {
-			case err == nil:
-				m.stats.Growths++
-				m.once("grow", "a tier grew; beginning with as much avoids reruns", "tier", kinds[t].String(), "pages", want)
-			case must:
-				return err
-			default:
-				m.once("grow failed", "a tier could not grow", "tier", kinds[t].String(), "pages", want, "err", err)
-			}
-		}
+		refused = errors.Join(refused, m.follow(t, sizer, demand))
 		demand = max(demand-m.store.Pages(t), 0)
 	}
-	if must && demand > 0 {
-		return fmt.Errorf("the step needs %d pages more than both tiers may have", demand)
+	if !must || demand == 0 {
+		return nil
 	}
+	return errors.Join(fmt.Errorf("the step needs %d pages more than both tiers can have", demand), refused)
+}
+
+// follow lets one tier grow to what its sizer wants, or else to what is needed.
+func (m *Manager) follow(t int, sizer schedule.Sizer, demand schedule.Pages) error {
+	have, most := m.store.Pages(t), m.store.Max(t)
+	want := min(sizer.Next(schedule.Seen{Capacity: have, Demand: demand}), most)
+	if want <= have {
+		return nil
+	}
+	err := m.store.Grow(m.compute.stream, t, want)
+	if exact := min(demand, most); err != nil && exact > have && exact < want {
+		err = m.store.Grow(m.compute.stream, t, exact)
+	}
+	if err != nil {
+		m.once("grow failed", "a tier could not grow", "tier", kinds[t].String(), "pages", want, "err", err)
+		return err
+	}
+	m.stats.Growths++
+	m.once("grow", "a tier grew; beginning with as much avoids reruns", "tier", kinds[t].String(), "pages", m.store.Pages(t))
 	return nil
 }
 
 // resize gives tensors that received too many rows larger buffers. The records
 // say how many: they are read here, outside of the step.
-func (m *Manager) resize(rep Report) error {
-	if rep.OverBudget == 0 {
+func (m *Manager) resize(rep Report, what *issue) error {
+	if rep.OverBudget == 0 || what == nil {
 		return nil
 	}
-	anyMoved := false
-	for _, w := range m.spaces {
-		asked, err := m.store.asked(m.compute.stream, w)
+	layouts := make([]*Layout, len(m.spaces))
+	for i, w := range m.spaces {
+		asked, err := m.store.asked(m.compute.stream, w.layout, what.records)
 		if err != nil {
 			return err
 		}
-		moved, err := w.resize(asked)
-		if err != nil {
+		if layouts[i], err = w.larger(asked); err != nil {
 			return err
 		}
-		anyMoved = anyMoved || moved
 	}
-	if anyMoved {
-		m.store.rearrange(m.compute.stream)
+	defer m.store.rearrange(m.compute.stream)
+	for i, w := range m.spaces {
+		if layouts[i] == nil {
+			continue
+		}
+		if err := w.move(layouts[i]); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (c *Config) check() error {
 //     stash. A step may be captured and replayed; then the host does nothing.
 //  4. Report reads what happened; then 2 again, or Close.
 //
-// A record belongs to one group for good; adding one may be captured.
+// A record belongs to one group for good.
 //
 // At every quiet point tail - head + live = capacity in each tier; the kernels
 // keep it (see package kernels), Check verifies it.
@@ -102,12 +102,14 @@ type Store struct {
 
 // Record is a group's place in the store: which pages it has.
 type Record struct {
-	id      int
-	group   schedule.Group
-	layout  *Layout
-	mem     device.Range
-	need    device.Range
-	stashed *mark // the manager's: on out, the copy is done
+	id       int
+	group    schedule.Group
+	layout   *Layout
+	maxPages uint64
+	mem      device.Range
+	need     device.Range
+	desk     device.Range // host memory from which it is written
+	stashed  *mark        // the manager's: on out, the copy is done
 }
 
 // NewStore makes a store on a device; s carries the first uploads.
@@ -208,9 +210,11 @@ func (st *Store) Grow(s device.Stream, tier int, pages schedule.Pages) error {
 }
 
 // AddRecord makes room for the pages of one more group that can be in the store
-// at the same time as the others.
-func (st *Store) AddRecord(s device.Stream, l *Layout, g schedule.Group) (*Record, error) {
-	pages := uint64(l.maxPages(st.cfg.Page))
+// at the same time as the others. Widest is the layout with the most rows that the
+// group's sets may ever have. The record is written on s, which must not capture:
+// a record is there before any step, replayed or not, that uses it.
+func (st *Store) AddRecord(s device.Stream, l, widest *Layout, g schedule.Group) (*Record, error) {
+	pages := uint64(widest.maxPages(st.cfg.Page))
 	size := align(kernels.StashRecordSize(len(l.Tensors), pages))
 	if pages > 1<<31-1 {
 		return nil, fmt.Errorf("stash: a group of up to %d pages; use larger pages", pages)
@@ -226,27 +230,32 @@ func (st *Store) AddRecord(s device.Stream, l *Layout, g schedule.Group) (*Recor
 	if err := st.dev.Grow(st.meta, needs+8); err != nil {
 		return nil, err
 	}
-	headSize := kernels.StashRecordSize(len(l.Tensors), 0)
-	if err := st.dev.Grow(st.desk, st.onDesk+headSize); err != nil {
+	head := kernels.StashRecordSize(len(l.Tensors), 0)
+	if err := st.dev.Grow(st.desk, st.onDesk+head); err != nil {
 		return nil, err
 	}
-	st.onDesk += headSize
-	r := &Record{id: len(st.records), group: g, layout: l, mem: st.recs.Slice(st.used, size), need: st.meta.Slice(needs, 8)}
-	st.used += size
-	st.records = append(st.records, r)
-	head := kernels.StashRecord{ID: uint64(r.id), Tensors: uint64(len(l.Tensors)), MaxPages: pages, Need: uint64(r.need.Addr())}
-	table := l.table()
-	raw := append([]byte(nil), asBytes(&head)...)
-	for i := range table {
-		raw = append(raw, asBytes(&table[i])...)
+	r := &Record{
+		id: len(st.records), group: g, maxPages: pages,
+		mem: st.recs.Slice(st.used, size), need: st.meta.Slice(needs, 8), desk: st.desk.Slice(st.onDesk, head),
 	}
-	// A copy from host memory that stays as it is can be captured, an upload
-	// cannot.
-	from := st.desk.Slice(st.onDesk-device.Bytes(len(raw)), device.Bytes(len(raw)))
-	copy(st.dev.View(from, device.Write), raw)
-	s.Copy(r.mem.Slice(0, from.Len), from)
+	st.used += size
+	st.onDesk += head
+	st.records = append(st.records, r)
+	st.rewrite(s, r, l)
 	s.Fill(r.need, 0)
 	return r, nil
+}
+
+// rewrite gives a record a layout with as many tensors, between steps.
+func (st *Store) rewrite(s device.Stream, r *Record, l *Layout) {
+	r.layout = l
+	head := kernels.StashRecord{ID: uint64(r.id), Tensors: uint64(len(l.Tensors)), MaxPages: r.maxPages, Need: uint64(r.need.Addr())}
+	raw := append([]byte(nil), asBytes(&head)...)
+	for _, t := range l.table() {
+		raw = append(raw, asBytes(&t)...)
+	}
+	copy(st.dev.View(r.desk, device.Write), raw)
+	s.Copy(r.mem.Slice(0, r.desk.Len), r.desk)
 }
 
 // memory is what launches declare.
@@ -293,7 +302,7 @@ func (st *Store) Claim(s device.Stream, r *Record, set device.Range) {
 // host tier). The pages of a tensor follow those of the tensors before it.
 func (st *Store) Table(r *Record) device.Range {
 	at := kernels.StashRecordSize(len(r.layout.Tensors), 0)
-	return r.mem.Slice(at, 4*device.Bytes(r.layout.maxPages(st.cfg.Page)))
+	return r.mem.Slice(at, 4*device.Bytes(r.maxPages))
 }
 
 // Pool is the memory of a tier's pages, from page 0.
@@ -316,8 +325,8 @@ func (st *Store) Restore(s device.Stream, r *Record, set device.Range) {
 // Report is what a step's launches left on the device.
 type Report struct {
 	kernels.StashReport
-	Low  [Tiers]schedule.Pages             // the fewest free pages of each tier
-	Need map[schedule.Group]schedule.Pages // what each group asked for
+	Low  [Tiers]schedule.Pages // the fewest free pages of each tier
+	Need []schedule.Pages      // what the group of each record asked for
 }
 
 // Report waits for s, which must come after all work of the step, and reads
@@ -329,12 +338,12 @@ func (st *Store) Report(s device.Stream) (Report, error) {
 	}
 	var c kernels.StashControl
 	copy(asBytes(&c), raw)
-	r := Report{StashReport: c.StashReport, Need: make(map[schedule.Group]schedule.Pages, len(st.records))}
+	r := Report{StashReport: c.StashReport, Need: make([]schedule.Pages, len(st.records))}
 	for t := range r.Low {
 		r.Low[t] = schedule.Pages(c.Tier[t].Low)
 	}
-	for i, rec := range st.records {
-		r.Need[rec.group] = schedule.Pages(binary.LittleEndian.Uint64(raw[int(kernels.StashControlBytes)+8*i:]))
+	for i := range r.Need {
+		r.Need[i] = schedule.Pages(binary.LittleEndian.Uint64(raw[int(kernels.StashControlBytes)+8*i:]))
 	}
 	return r, nil
 }
@@ -352,18 +361,28 @@ func (st *Store) group(id uint64) schedule.Group {
 	return st.records[id].group
 }
 
-// rearrange makes steps captured so far stale, because sets have moved. Memory of
-// records is never used again: such a step may still write to the old ones.
+// rearrange makes steps captured so far stale, because sets have moved.
 func (st *Store) rearrange(s device.Stream) {
 	st.gen++
 	at := unsafe.Offsetof(kernels.StashControl{}.Generation)
 	s.Upload(st.meta.Slice(device.Bytes(at), 8), asBytes(&st.gen))
 }
 
-// asked is, for each tensor of a workspace, the most rows that a group found.
-func (st *Store) asked(s device.Stream, w *Workspace) ([]Rows, error) {
-	asked := make([]Rows, len(w.layout.Tensors))
-	for _, r := range w.records {
+// spoil marks the step that is being issued as one that must not be accepted,
+// also when it is replayed.
+func (st *Store) spoil(s device.Stream) {
+	at := unsafe.Offsetof(kernels.StashControl{}.StashReport) + unsafe.Offsetof(kernels.StashReport{}.Stale)
+	s.Fill(st.meta.Slice(device.Bytes(at), 8), 1)
+}
+
+// asked is, for each tensor of a layout, the most rows that one of the given
+// records of that layout found.
+func (st *Store) asked(s device.Stream, l *Layout, records map[schedule.Group]*Record) ([]Rows, error) {
+	asked := make([]Rows, len(l.Tensors))
+	for _, r := range records {
+		if r.layout != l {
+			continue
+		}
 		for i := range asked {
 			var t kernels.StashTensor
 			at := kernels.StashRecordSize(i, 0)

@@ -62,7 +62,7 @@ func (r *rig) layout(tensors ...Tensor) *Layout {
 
 func (r *rig) record(l *Layout) *Record {
 	r.t.Helper()
-	rec, err := r.store.AddRecord(r.s, l, schedule.Group{})
+	rec, err := r.store.AddRecord(r.s, l, l, schedule.Group{})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ type Workspace struct {
 	m       *Manager
 	name    string
 	layout  *Layout
+	widest  *Layout // with as many rows as the limit allows
 	buf     *device.Buffer
 	slots   []*slot
 	limit   Rows
@@ -99,11 +100,10 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 		}
 		w.slots = append(w.slots, s)
 	}
-	widest, err := NewLayout(l.atLeast(limit)...)
-	if err != nil {
+	if w.widest, err = NewLayout(l.atLeast(limit)...); err != nil {
 		return nil, err
 	}
-	if w.buf, err = m.dev.Reserve(device.Accel, widest.Size*device.Bytes(sets), "workspace "+name); err != nil {
+	if w.buf, err = m.dev.Reserve(device.Accel, w.widest.Size*device.Bytes(sets), "workspace "+name); err != nil {
 		return nil, err
 	}
 	if err := w.place(l); err != nil {
@@ -137,41 +137,47 @@ func (w *Workspace) place(l *Layout) error {
 	return nil
 }
 
-// resize gives the tensors that received too many rows room for them, and tells
-// whether there was one. Records of the old layout are forgotten.
-func (w *Workspace) resize(asked []Rows) (moved bool, err error) {
-	ts := append([]Tensor(nil), w.layout.Tensors...)
+// larger is the layout with room for what tensors asked for, or nil if they have
+// it. A little more than was asked is given, as far as the limit goes, so that
+// rows that creep up do not move the sets in every step.
+func (w *Workspace) larger(asked []Rows) (*Layout, error) {
+	ts, moved := append([]Tensor(nil), w.layout.Tensors...), false
 	for i := range ts {
+		most := w.widest.Tensors[i].MaxRows
 		if asked[i] <= ts[i].MaxRows {
 			continue
 		}
-		if asked[i] > w.limit {
-			return false, fmt.Errorf("tensor %q of workspace %q needs room for %d rows and its limit is %d; raise the limit",
-				ts[i].Name, w.name, asked[i], max(w.limit, ts[i].MaxRows))
+		if asked[i] > most {
+			return nil, fmt.Errorf("tensor %q of workspace %q needs room for %d rows and its limit is %d; raise the limit",
+				ts[i].Name, w.name, asked[i], most)
 		}
-		ts[i].MaxRows, moved = asked[i], true
+		ts[i].MaxRows, moved = min(asked[i]+asked[i]/8, most), true
 	}
 	if !moved {
-		return false, nil
+		return nil, nil
 	}
-	l, err := NewLayout(ts...)
-	if err != nil {
-		return false, err
-	}
+	return NewLayout(ts...)
+}
+
+// move lays the slots out anew; records keep their memory and get the new layout.
+func (w *Workspace) move(l *Layout) error {
 	if err := w.place(l); err != nil {
-		return false, err
+		return err
 	}
 	for _, r := range w.records {
-		w.m.spare = append(w.m.spare, r.stashed)
+		w.m.store.rewrite(w.m.prep, r, l)
 	}
-	clear(w.records)
-	return true, nil
+	w.m.prepared()
+	return nil
 }
 
 // Forward leases a set for a group's forward pass: what is issued on the
 // compute stream from now on may write it.
 func (w *Workspace) Forward(g schedule.Group) *Set {
 	w.m.mustBeOpen()
+	if w.m.recording.Out(g) {
+		panic(fmt.Sprintf("stash: %v is saved and was not needed yet; a second forward pass before that must go by another name", g))
+	}
 	s := w.take()
 	if s == nil {
 		s = w.evict()
@@ -331,15 +337,19 @@ func (s *slot) restore(g schedule.Group) {
 	s.lease = m.leases
 }
 
-// record is the group's record, made on the compute stream when the group is
-// first seen. Without memory for it there is none: the step goes on to its end,
+// record is the group's record, made when the group is first seen. Without memory for it there is none: the step goes on to its end,
 // which returns the error.
-func (w *Workspace) record(g schedule.Group) *Record {
+func (w *Workspace) record(g schedule.Group) (r *Record) {
+	m := w.m
+	defer func() {
+		if r != nil {
+			m.used[g] = r
+		}
+	}()
 	if r := w.records[g]; r != nil {
 		return r
 	}
-	m := w.m
-	r, err := m.store.AddRecord(m.compute.stream, w.layout, g)
+	r, err := m.store.AddRecord(m.prep, w.layout, w.widest, g)
 	if err == nil {
 		r.stashed, err = m.mark()
 	}
@@ -347,6 +357,7 @@ func (w *Workspace) record(g schedule.Group) *Record {
 		m.err = err
 		return nil
 	}
+	m.prepared()
 	w.records[g] = r
 	return r
 }

@@ -119,7 +119,7 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	}
 	r.s.Upload(r.layout[len(r.layout)-1].Counts(r.set.All()), counts)
 	for i := range o.Groups {
-		rec, err := r.store.AddRecord(r.s, r.of(i), schedule.Group{Name: "bench", Layer: i})
+		rec, err := r.store.AddRecord(r.s, r.of(i), r.of(i), schedule.Group{Name: "bench", Layer: i})
 		if err != nil {
 			return r, err
 		}
