@@ -7,7 +7,7 @@
 // is under way close together in memory, like the copy kernel's small blocks, and
 // costs nothing for rows that are not there: the grid is sized for the machine,
 // and a launch whose buffers are mostly empty ends at once. There are several
-// counters because one takes 1.8 ns for each ticket, which was the limit.
+// counters because a single one was the limit.
 // targets: sm_80
 
 #include "prelude.cuh"
