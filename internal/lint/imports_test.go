@@ -48,25 +48,32 @@ var layers = []layer{
 
 	{pkg: "schedule", may: []string{"internal"}, pure: true},
 	{pkg: "routing", may: []string{"internal"}, pure: true},
-	{pkg: "plan", may: []string{"schedule", "routing", "internal"}, pure: true},
+	{pkg: "model", may: []string{"internal"}, pure: true},
+	{pkg: "bucket", may: []string{"internal"}, pure: true},
+	{pkg: "plan", may: []string{"model", "bucket", "schedule", "routing", "internal"}, pure: true},
 	{pkg: "trace", may: []string{"internal"}, pure: true},
 	{pkg: "report", may: []string{"trace", "plan", "schedule", "routing", "internal"}, pure: true},
 
 	mechanism("stash"),
 	mechanism("offload"),
-	mechanism("bucket"),
 	mechanism("capture"),
 	mechanism("comm"),
+	// Sharded parameters stand on the collectives and on the pure plans of pools.
+	{
+		pkg:  "fsdp",
+		may:  []string{exact + "device", "kernels", "bucket", "comm", "trace", "internal"},
+		test: devices,
+	},
 
 	// The root package ties the mechanisms together.
 	{
 		pkg:  ".",
-		may:  []string{exact + "device", "kernels", "stash", "offload", "bucket", "capture", "plan", "schedule", "trace", "internal"},
+		may:  []string{exact + "device", "kernels", "stash", "offload", "capture", "plan", "schedule", "trace", "internal"},
 		test: devices,
 	},
 	{
 		pkg:  "train",
-		may:  []string{exact + ".", exact + "device", "kernels", "comm", "plan", "schedule", "routing", "trace", "internal"},
+		may:  []string{exact + ".", exact + "device", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "trace", "internal"},
 		test: devices,
 	},
 	{

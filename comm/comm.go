@@ -1,0 +1,82 @@
+// Package comm has the collectives that ranks exchange data with. A communicator
+// is one rank's end of a group of ranks; its calls are stream-ordered: they issue
+// work on the caller's stream and return, and what they read and write follows
+// the stream's order on every rank. All ranks of a group make the same calls in
+// the same order.
+//
+// Sums are deterministic: elements are added in the order of ranks, in fp32, and
+// rounded once at the end, whatever the timing and the number of threads.
+//
+// This file owns the interface, which NCCL and MPI fit; local.go ranks in one
+// process.
+package comm
+
+import "github.com/stowage-dev/stowage/device"
+
+// Type is the number format of the elements of a reduction.
+type Type uint8
+
+const (
+	F32 Type = iota
+	BF16
+)
+
+// Size is the bytes of an element.
+func (t Type) Size() device.Bytes {
+	if t == BF16 {
+		return 2
+	}
+	return 4
+}
+
+// Op is what a reduction does with the elements of all ranks.
+type Op uint8
+
+const (
+	Sum Op = iota
+	// Mean is the sum divided by the number of ranks, rounded once.
+	Mean
+	Max
+)
+
+// Comm is one rank's end of a group of ranks. Ranges are of the rank's own
+// device; none may overlap another of the same call, except where a call says
+// so. Misuse (lengths that do not fit, a wrong rank) panics.
+type Comm interface {
+	Rank() int
+	Size() int
+	// Split is a communicator of some of this one's ranks, in the given order.
+	// All of those ranks call it with the same list; Close ends it.
+	Split(ranks []int) (Comm, error)
+
+	// AllGather puts every rank's src at its rank's place in every rank's dst.
+	// A src that is the rank's own place in dst is not copied.
+	AllGather(s device.Stream, dst, src device.Range)
+	// ReduceScatter combines all ranks' src and leaves in each rank's dst the
+	// part at its rank's place.
+	ReduceScatter(s device.Stream, dst, src device.Range, t Type, op Op)
+	// AllReduce combines all ranks' src in every rank's dst. The two may be the
+	// same range.
+	AllReduce(s device.Stream, dst, src device.Range, t Type, op Op)
+	// AllToAll sends the i-th of Size equal parts of src to rank i, and receives
+	// rank i's at the i-th place of dst.
+	AllToAll(s device.Stream, dst, src device.Range)
+	// AllToAllV is AllToAll with parts of varying bytes: send[i] and recv[i] are
+	// what goes to and comes from rank i, each within src and dst.
+	AllToAllV(s device.Stream, dst, src device.Range, send, recv []Part)
+	Broadcast(s device.Stream, r device.Range, root int)
+	// Send and Recv pair up in the order of calls between two ranks.
+	Send(s device.Stream, src device.Range, to int)
+	Recv(s device.Stream, dst device.Range, from int)
+	// Barrier orders the stream's later work after the earlier work of the
+	// streams that the other ranks call it with.
+	Barrier(s device.Stream)
+
+	// Close ends the communicator; all ranks call it.
+	Close() error
+}
+
+// Part is a run of bytes inside a range.
+type Part struct {
+	Off, Len device.Bytes
+}
