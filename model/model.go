@@ -3,9 +3,10 @@
 // ranks. The planner sizes memory from it, the pools of sharded parameters take
 // their buckets from it, and the trainer builds it. It is pure.
 //
-// This file owns the description, param.go the parameters that follow from it,
-// hf.go reading a Hugging Face config.json, preset.go the models that are built
-// in.
+// This file owns the description, check.go what makes it sound, param.go the
+// parameters that follow from it, hf.go reading a Hugging Face config.json, with
+// family.go and hybrid.go what each family of models means by its keys, and
+// preset.go the models that are built in.
 package model
 
 // Model is a decoder: an embedding, layers, a last norm and an output layer,
@@ -24,6 +25,9 @@ type Model struct {
 	Norm Norm `json:"norm"`
 	// Bias says that linear layers have biases.
 	Bias bool `json:"bias,omitempty"`
+	// PostNorms says that each part of a layer also has a norm behind it
+	// (Gemma).
+	PostNorms bool `json:"post_norms,omitempty"`
 	// Layers are the decoder's layers in order. A hybrid's layer may have only
 	// a mixer or only a feed-forward part.
 	Layers []Layer `json:"layers"`
@@ -38,13 +42,14 @@ const (
 	LayerNorm             // two vectors: scale and shift
 )
 
-// Layer is one layer: a mixer over the sequence (at most one of Attention, MLA
-// and Mamba), then a feed-forward part (at most one of Dense and MoE), each
+// Layer is one layer: a mixer over the sequence (at most one of Attention, MLA,
+// Mamba and DeltaNet), then a feed-forward part (at most one of Dense and MoE), each
 // behind a norm of its own.
 type Layer struct {
 	Attention *Attention `json:"attention,omitempty"`
 	MLA       *MLA       `json:"mla,omitempty"`
 	Mamba     *Mamba     `json:"mamba,omitempty"`
+	DeltaNet  *DeltaNet  `json:"delta_net,omitempty"`
 	Dense     *Dense     `json:"dense,omitempty"`
 	MoE       *MoE       `json:"moe,omitempty"`
 }
@@ -60,6 +65,11 @@ type Attention struct {
 	// QKVBias is a bias on queries, keys and values even where Model.Bias is
 	// not set (Qwen2).
 	QKVBias bool `json:"qkv_bias,omitempty"`
+	// OutBias is the same for the output projection.
+	OutBias bool `json:"out_bias,omitempty"`
+	// Sinks has one number a head that joins the softmax's denominator
+	// (gpt-oss).
+	Sinks bool `json:"sinks,omitempty"`
 	// Gate multiplies the output by a gate of its own width (Qwen3-Next).
 	Gate bool `json:"gate,omitempty"`
 	// Window is the number of tokens a query sees; zero is all before it.
@@ -90,12 +100,26 @@ type Mamba struct {
 	State   int `json:"state"`
 	Conv    int `json:"conv"`              // taps of the convolution
 	DTRank  int `json:"dt_rank,omitempty"` // Mamba-1
+	// Norms normalises what becomes the step, B and C (Jamba's Mamba-1).
+	Norms bool `json:"norms,omitempty"`
+}
+
+// DeltaNet is a gated delta net: attention whose state has a fixed size
+// (Qwen3-Next).
+type DeltaNet struct {
+	KeyHeads   int `json:"key_heads"` // of queries too
+	ValueHeads int `json:"value_heads"`
+	KeyDim     int `json:"key_dim"` // of one head
+	ValueDim   int `json:"value_dim"`
+	Conv       int `json:"conv"` // taps of the convolution
 }
 
 // Dense is a feed-forward part with one hidden layer.
 type Dense struct {
 	Width int  `json:"width"`
 	Gated bool `json:"gated"` // SwiGLU and the like: two input matrices
+	// Bias is for both linear layers even where Model.Bias is not set.
+	Bias bool `json:"bias,omitempty"`
 }
 
 // MoE is a feed-forward part of which each token uses TopK of Experts.
@@ -111,7 +135,8 @@ type MoE struct {
 	// not the hidden width (Nemotron-3).
 	Latent int `json:"latent,omitempty"`
 	// Bias has one number an expert, updated without gradients
-	// (auxiliary-loss-free balancing).
+	// (auxiliary-loss-free balancing). It is not among the parameters: the
+	// optimiser never sees it.
 	Bias bool `json:"bias,omitempty"`
 	// Sigmoid scores by a sigmoid instead of a softmax.
 	Sigmoid bool `json:"sigmoid,omitempty"`
