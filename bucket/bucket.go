@@ -5,8 +5,8 @@
 // planner asks before a launch; the runtime allocates what the plan says, once,
 // and nothing moves afterwards.
 //
-// This file owns what goes into a plan; plan.go what comes out of it. Each kind
-// of pool has a file of its own.
+// This file owns what goes into a plan and plan.go what comes out of it; uses.go
+// owns time, size.go sizes, and slots.go, max.go, arena.go and trace.go the pools.
 package bucket
 
 // Type is a number format of stored elements.
@@ -47,6 +47,9 @@ type Spec struct {
 	Order []Event
 	// Prefetch is how many uses of units ahead of the present one are gathered.
 	Prefetch int
+	// Behind is how many uses of units later a use's memory is still live: that
+	// of gradients, which are scattered while the next units compute.
+	Behind int
 	// Align is the alignment of every bucket in bytes, and Multiple what its
 	// elements are padded to a multiple of, so that they divide over the ranks.
 	Align    int64

@@ -1,0 +1,308 @@
+package bucket
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var bf16, fp32 = types[0], types[1]
+
+// SPEC S2.6: a unit is gathered Prefetch uses of units ahead, and the last one
+// stays from the forward into the backward pass.
+func TestUses(t *testing.T) {
+	want := func(s Spec, want []Use) {
+		t.Helper()
+		uses, err := Uses(s)
+		if err != nil || !reflect.DeepEqual(uses, want) {
+			t.Errorf("%v\n got %+v\nwant %+v", err, uses, want)
+		}
+	}
+	s := ofSizes(1, 1, 1, 1)
+	want(s, []Use{
+		{Unit: 0, Begin: 0, End: 1, Gather: 0, Last: 0},
+		{Unit: 1, Begin: 2, End: 3, Gather: 0, Last: 1},
+		{Unit: 2, Begin: 4, End: 5, Gather: 1, Last: 2},
+		{Unit: 2, Begin: 6, End: 7, Gather: 2, Last: 3, Kept: true},
+		{Unit: 1, Begin: 8, End: 9, Gather: 3, Last: 4},
+		{Unit: 0, Begin: 10, End: 11, Gather: 4, Last: 5},
+	})
+	// Gradients lag instead.
+	s.Order, s.Prefetch, s.Behind = s.Order[6:], 0, 1
+	want(s, []Use{
+		{Unit: 2, Begin: 0, End: 1, Gather: 0, Last: 1},
+		{Unit: 1, Begin: 2, End: 3, Gather: 1, Last: 2},
+		{Unit: 0, Begin: 4, End: 5, Gather: 2, Last: 2},
+	})
+}
+
+// SPEC S2.4: an embedding that is used before the first unit, and inside of the
+// last one, causes no prefetch and is not prefetched.
+func TestLooseModulesDoNotPrefetch(t *testing.T) {
+	s := ofSizes(1, 10, 20, 40, 1000)
+	s.Units[3].Name, s.Units[3].Loose = "embedding", true
+	in, out := Event{Unit: 3}, Event{Unit: 3, Release: true}
+	s.Order = []Event{in, out, {Unit: 0}, {Unit: 0, Release: true}, {Unit: 1}, {Unit: 1, Release: true}, {Unit: 2}, in, out, {Unit: 2, Release: true}}
+	uses, err := Uses(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gathers []int
+	for _, u := range uses {
+		gathers = append(gathers, u.Gather)
+	}
+	if !slices.Equal(gathers, []int{0, 1, 1, 2, 4}) {
+		t.Errorf("uses are gathered at %v", gathers)
+	}
+	// Were the embedding to prefetch, 1000 + 10 + 20 would be live at the start.
+	for _, kind := range Kinds {
+		if p := planned(t, kind, s, Options{}); p.LowerBound != 1040 || p.Live != 2 {
+			t.Errorf("%v: at least %d bytes, %d units", kind, p.LowerBound, p.Live)
+		}
+	}
+}
+
+// hybrid is a model of three shapes, with buckets of two data types.
+func hybrid(prefetch int) Spec {
+	b := func(typ Type, elements int64) Bucket { return Bucket{Name: typ.Name, Type: typ, Elements: elements} }
+	return Spec{
+		Units: []Unit{
+			{Name: "mamba", Buckets: []Bucket{b(bf16, 40), b(fp32, 2), b(bf16, 5)}},
+			{Name: "experts", Buckets: []Bucket{b(bf16, 10), b(bf16, 200)}},
+			{Name: "attention", Buckets: []Bucket{b(bf16, 60)}},
+			{Name: "mamba again", Buckets: []Bucket{b(bf16, 40), b(fp32, 2), b(bf16, 5)}},
+			{Name: "three", Buckets: []Bucket{b(bf16, 30), b(bf16, 8), b(bf16, 50)}},
+		},
+		Order: thereAndBack(5), Prefetch: prefetch, Align: 4, Multiple: 1,
+	}
+}
+
+// SPEC S2.2: bf16 buckets sorted are 40 5, 200 10, 60, 40 5, 50 30 8 elements, so
+// the slots are 200, 30 and 8 (40 and 60 lie in the largest), and one of 2 for fp32:
+// 400 + 60 + 16 + 8 bytes, twice.
+func TestMaxPool(t *testing.T) {
+	p := planned(t, Max, hybrid(1), Options{})
+	if p.Bytes != 2*(16+60+400+8) || len(p.Slots) != 8 || len(p.Moves) != 0 {
+		t.Errorf("%d bytes in %d slots, %d moves", p.Bytes, len(p.Slots), len(p.Moves))
+	}
+	var got []string
+	for _, s := range p.Slots[:4] {
+		got = append(got, fmt.Sprintf("%s: %d bytes for %s, bucket %d", s.Name, s.Bytes, p.Spec.Units[s.Decides.Unit].Name, s.Decides.Bucket))
+	}
+	want := []string{
+		"set 0, bf16 0: 400 bytes for experts, bucket 1", "set 0, bf16 1: 60 bytes for three, bucket 0",
+		"set 0, bf16 2: 16 bytes for three, bucket 1", "set 0, fp32 0: 8 bytes for mamba, bucket 1",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("slots are %q", got)
+	}
+	// The only bucket of the attention takes the largest slot.
+	if slot := p.Places[2][0].Slot; slot != 0 {
+		t.Errorf("attention lies in slot %d", slot)
+	}
+	// The pool follows from the prefetch depth.
+	if p := planned(t, Max, hybrid(3), Options{}); p.Bytes != 4*(16+60+400+8) || p.Live != 4 {
+		t.Errorf("with prefetch 3: %d bytes for %d units", p.Bytes, p.Live)
+	}
+}
+
+// SPEC S2.2: the other pools of the same model. Its units take 98 (mamba, with
+// 12 for 5 elements and 8 for fp32: 100), 420, 120, 100 and 176 bytes.
+func TestOtherPools(t *testing.T) {
+	s := hybrid(1)
+	for kind, want := range map[Kind]struct {
+		bytes    int64
+		fallback []int
+	}{
+		// Sizes 80, 8, 12 twice (live at once are only one mamba and others),
+		// 20 and 400, 120, 60, 16, 100 once.
+		Dynamic: {bytes: 80 + 8 + 12 + 20 + 400 + 120 + 60 + 16 + 100},
+		Rotary:  {bytes: 2 * 420},
+		// Two of the five units are equal; the others have memory of their own.
+		Fixed: {bytes: 2*100 + 420 + 120 + 176, fallback: []int{1, 2, 4}},
+		// Units at even places never meet each other, nor do those at odd ones.
+		Arena: {bytes: 420 + 176},
+		Trace: {bytes: 420 + 120},
+	} {
+		p := planned(t, kind, s, Options{})
+		if p.Bytes != want.bytes || !slices.Equal(p.Fallback, want.fallback) || p.LowerBound != 540 {
+			t.Errorf("%v takes %d bytes, of at least %d, with %v outside; want %d, %v", kind, p.Bytes, p.LowerBound, p.Fallback, want.bytes, want.fallback)
+		}
+	}
+	// Where two shapes are as common, the first is the mode.
+	if p := planned(t, Fixed, ofSizes(1, 30, 20), Options{}); p.Bytes != 2*30+20 {
+		t.Errorf("fixed takes %d bytes", p.Bytes)
+	}
+	p := planned(t, Fixed, s, Options{Fallback: DynamicMemory})
+	if p.Bytes != 2*100+20+400+120+60+16+100 || p.Dynamic != p.Bytes-200 || !p.Places[1][0].Dynamic || p.Places[0][0].Dynamic {
+		t.Errorf("fixed with a dynamic fallback takes %d bytes, %d of them dynamic", p.Bytes, p.Dynamic)
+	}
+	if w := planned(t, Rotary, s, Options{}).Waste(); math.Abs(w-300./540) > 1e-9 {
+		t.Errorf("rotary wastes %g", w)
+	}
+}
+
+// SPEC S2.7: in the pattern of a hybrid MoE model large units are never live
+// together, so all of them share one block; two blocks would both be large.
+func TestArenaMayHaveMoreBlocks(t *testing.T) {
+	s := ofSizes(1, 20, 100, 20, 10, 100, 20, 100, 20, 10, 100)
+	p := planned(t, Arena, s, Options{})
+	if p.Bytes != 130 || len(p.Slots) != 3 {
+		t.Errorf("%d bytes in %d blocks", p.Bytes, len(p.Slots))
+	}
+	if p := planned(t, Trace, s, Options{}); p.Bytes != 120 || len(p.Moves) != 0 {
+		t.Errorf("trace takes %d bytes with %d moves", p.Bytes, len(p.Moves))
+	}
+}
+
+// SPEC S2.3: a cycle of three cannot keep its places in two sets. Both places
+// are named.
+func TestMovesAreNamed(t *testing.T) {
+	cycle := func(sizes ...int64) Spec {
+		s := ofSizes(1, sizes...)
+		s.Order = append(s.Order[:6:6], s.Order[:2]...)
+		return s
+	}
+	s := cycle(8, 8, 8)
+	for _, kind := range []Kind{Rotary, Max, Arena, Trace} {
+		p := planned(t, kind, s, Options{})
+		if p.Bytes != 16 || len(p.Moves) != 1 {
+			t.Fatalf("%v: %d bytes, %d moves", kind, p.Bytes, len(p.Moves))
+		}
+		text := p.Describe(p.Moves[0])
+		for _, want := range []string{`bucket "weights" of unit "layer 0"`, "offset 0 in use 0", "offset 8 in use 3"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%v: %q does not name %s", kind, text, want)
+			}
+		}
+	}
+	// Staying would cost the trace pool half a percent, but the arena moves.
+	for _, kind := range []Kind{Arena, Trace} {
+		if p := planned(t, kind, cycle(100, 100, 1), Options{}); p.Bytes != 200 {
+			t.Errorf("%v takes %d bytes", kind, p.Bytes)
+		}
+	}
+	// Staying would cost it a third, 24 for 17; the arena's blocks stay, and take
+	// no more than two of the largest unit.
+	s = ofSizes(1, 8, 8, 8, 1, 16)
+	s.Order = append(s.Order[:6:6], append(s.Order[:2:2], s.Order[6:10]...)...)
+	if p := planned(t, Arena, s, Options{}); p.Bytes != 32 || len(p.Moves) != 0 {
+		t.Errorf("arena takes %d bytes with %d moves", p.Bytes, len(p.Moves))
+	}
+	if p := planned(t, Trace, s, Options{}); p.Bytes != 17 || len(p.Moves) != 1 {
+		t.Errorf("trace takes %d bytes with %d moves", p.Bytes, len(p.Moves))
+	}
+	// Where there is room, a strict order is kept.
+	for _, kind := range []Kind{Rotary, Max, Arena, Trace} {
+		if p := planned(t, kind, hybrid(1), Options{}); len(p.Moves) != 0 {
+			t.Errorf("%v: %s", kind, p.Describe(p.Moves[0]))
+		}
+	}
+}
+
+// SPEC S2.5: the data type of gradients on the wire is the pool's; asking for
+// max-pool without a double buffer says what to write.
+func TestErrors(t *testing.T) {
+	good := ofSizes(1, 8, 8)
+	change := func(f func(*Spec)) Spec {
+		s := ofSizes(1, 8, 8)
+		f(&s)
+		return s
+	}
+	for _, c := range []struct {
+		kind Kind
+		spec Spec
+		o    Options
+		want string
+	}{
+		{Max, change(func(s *Spec) { s.Prefetch = 0 }), Options{}, "write --fsdp-double-buffer"},
+		{Trace, good, Options{Memory: 7}, `unit "layer 0" takes 8 bytes and there are 7`},
+		{Trace, good, Options{Memory: 15}, `the trace pool takes 16 bytes and there are 15`},
+		{Kind(9), good, Options{}, "kind(9) is no kind of pool"},
+		{Trace, change(func(s *Spec) { s.Prefetch = -1 }), Options{}, "prefetch is -1"},
+		{Trace, change(func(s *Spec) { s.Behind = -1 }), Options{}, "behind -1"},
+		{Trace, change(func(s *Spec) { s.Align = -2 }), Options{}, "align is -2"},
+		{Trace, change(func(s *Spec) { s.Multiple = 1 << 50 }), Options{}, "multiple 1125899906842624"},
+		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Type = Type{Name: "fp6"} }), Options{}, `bucket "weights" of unit "layer 1" has the data type "fp6" of 0 bytes`},
+		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Elements = -3 }), Options{}, "has -3 elements"},
+		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Elements = math.MaxInt64 }), Options{}, "more than pools are planned for"},
+		{Trace, change(func(s *Spec) { s.Order = s.Order[1:] }), Options{}, `entry 0 of the order releases unit "layer 0", which is not in use`},
+		{Trace, change(func(s *Spec) { s.Order = s.Order[:1] }), Options{}, `ends before the release of unit "layer 0"`},
+		{Trace, change(func(s *Spec) { s.Order[1].Release = false }), Options{}, `entry 1 of the order uses unit "layer 0" again before its release`},
+		{Trace, change(func(s *Spec) { s.Order[3].Unit = 2 }), Options{}, "entry 3 of the order names unit 2 and there are 2 units"},
+	} {
+		_, err := New(c.kind, c.spec, c.o)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "bucket: ") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	// Gradients that lag are double-buffered without a prefetch.
+	s := change(func(s *Spec) { s.Prefetch, s.Behind, s.Order = 0, 1, s.Order[4:] })
+	planned(t, Max, s, Options{})
+}
+
+func TestKinds(t *testing.T) {
+	for _, k := range Kinds {
+		if got, err := ParseKind(k.String()); err != nil || got != k {
+			t.Errorf("%v: %v, %v", k, got, err)
+		}
+	}
+	want := `bucket: no pool is called "maximum"; choose dynamic, rotary, fixed, max, arena or trace`
+	if _, err := ParseKind("maximum"); err == nil || err.Error() != want {
+		t.Errorf("%v", err)
+	}
+}
+
+// large is a model of 1,000 units of 20 buckets, no two alike.
+func large(prefetch int) Spec {
+	r := rand.New(rand.NewPCG(1, 2))
+	s := Spec{Prefetch: prefetch, Align: 256, Multiple: 64, Order: thereAndBack(1000)}
+	for i := range 1000 {
+		u := Unit{Name: fmt.Sprint("layer ", i)}
+		for range 20 {
+			u.Buckets = append(u.Buckets, Bucket{Type: types[r.IntN(3)], Elements: r.Int64N(1 << 24)})
+		}
+		s.Units = append(s.Units, u)
+	}
+	return s
+}
+
+// Planning is not to grow beyond bounds; BenchmarkNew has the figures.
+func TestPlanningIsQuick(t *testing.T) {
+	for _, prefetch := range []int{1, 4} {
+		s := large(prefetch)
+		for _, kind := range Kinds {
+			best := time.Hour
+			for tries := 0; tries < 20 && best > planningMost; tries++ {
+				start := time.Now()
+				if _, err := New(kind, s, Options{}); err != nil {
+					t.Fatal(err)
+				}
+				best = min(best, time.Since(start))
+			}
+			if best > planningMost {
+				t.Errorf("%v with prefetch %d took %v", kind, prefetch, best)
+			}
+		}
+	}
+}
+
+func BenchmarkNew(b *testing.B) {
+	for _, prefetch := range []int{1, 2, 4} {
+		s := large(prefetch)
+		for _, kind := range Kinds {
+			b.Run(fmt.Sprintf("%v/prefetch=%d", kind, prefetch), func(b *testing.B) {
+				var p *Plan
+				for b.Loop() {
+					p, _ = New(kind, s, Options{})
+				}
+				b.ReportMetric(100*p.Waste(), "waste%")
+			})
+		}
+	}
+}
