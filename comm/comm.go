@@ -8,10 +8,16 @@
 // rounded once at the end, whatever the timing and the number of threads.
 //
 // This file owns the interface, which NCCL and MPI fit; local.go ranks in one
-// process.
+// process, meet.go how their calls find each other, issue.go and reduce.go what a
+// call puts on the streams, lockstep.go the drivers that run a function on every
+// rank, errors.go what is said when a rank fails.
 package comm
 
-import "github.com/stowage-dev/stowage/device"
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/device"
+)
 
 // Type is the number format of the elements of a reduction.
 type Type uint8
@@ -29,6 +35,13 @@ func (t Type) Size() device.Bytes {
 	return 4
 }
 
+func (t Type) String() string {
+	if t > BF16 {
+		return fmt.Sprintf("Type(%d)", uint8(t))
+	}
+	return [...]string{"f32", "bf16"}[t]
+}
+
 // Op is what a reduction does with the elements of all ranks.
 type Op uint8
 
@@ -36,8 +49,16 @@ const (
 	Sum Op = iota
 	// Mean is the sum divided by the number of ranks, rounded once.
 	Mean
+	// Max is the largest, or a NaN if there is one.
 	Max
 )
+
+func (o Op) String() string {
+	if o > Max {
+		return fmt.Sprintf("Op(%d)", uint8(o))
+	}
+	return [...]string{"sum", "mean", "max"}[o]
+}
 
 // Comm is one rank's end of a group of ranks. Ranges are of the rank's own
 // device; none may overlap another of the same call, except where a call says
@@ -53,7 +74,7 @@ type Comm interface {
 	// A src that is the rank's own place in dst is not copied.
 	AllGather(s device.Stream, dst, src device.Range)
 	// ReduceScatter combines all ranks' src and leaves in each rank's dst the
-	// part at its rank's place.
+	// part at its rank's place. The dst may be the rank's own place in src.
 	ReduceScatter(s device.Stream, dst, src device.Range, t Type, op Op)
 	// AllReduce combines all ranks' src in every rank's dst. The two may be the
 	// same range.
@@ -62,17 +83,27 @@ type Comm interface {
 	// rank i's at the i-th place of dst.
 	AllToAll(s device.Stream, dst, src device.Range)
 	// AllToAllV is AllToAll with parts of varying bytes: send[i] and recv[i] are
-	// what goes to and comes from rank i, each within src and dst.
+	// what goes to and comes from rank i, each within src and dst. The lists may
+	// be changed once it has returned.
 	AllToAllV(s device.Stream, dst, src device.Range, send, recv []Part)
 	Broadcast(s device.Stream, r device.Range, root int)
-	// Send and Recv pair up in the order of calls between two ranks.
+	// Send and Recv pair up in the order of calls between two ranks. Two ranks
+	// that send to each other at the same time use AllToAllV.
 	Send(s device.Stream, src device.Range, to int)
 	Recv(s device.Stream, dst device.Range, from int)
 	// Barrier orders the stream's later work after the earlier work of the
 	// streams that the other ranks call it with.
 	Barrier(s device.Stream)
 
-	// Close ends the communicator; all ranks call it.
+	// Err says why calls of this rank were not made, or will not be: a rank gave
+	// up. From then on calls do nothing. It is nil as long as all is well, and
+	// knows nothing of errors of the devices, which their Sync returns.
+	Err() error
+	// Abort makes the communicator fail, with all that Split made of it or beside
+	// it, on every rank: ranks that wait in a call come back from it.
+	Abort(err error)
+	// Close ends the communicator; all ranks call it. A rank that waits for one
+	// that has closed comes back, and Err tells it so.
 	Close() error
 }
 

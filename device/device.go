@@ -98,6 +98,8 @@ type Stream interface {
 	// [CaptureError], and the streams work as before.
 	BeginCapture()
 	EndCapture() (Graph, error)
+	// Capturing tells whether the stream is part of a capture now.
+	Capturing() bool
 	// Replay issues a captured graph as one piece of work. Replays of one graph
 	// never overlap. Memory that the graph declares must be live; what Update
 	// has replaced need not be.

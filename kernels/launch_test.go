@@ -36,7 +36,22 @@ func everyLaunch(a, b *device.Buffer) map[string]func() device.Launch {
 	paged := Paged{Pool: a.Slice(0, 32*1024), Page: 1024, Table: b.Slice(2048, 128), Count: b.Slice(4096, 8)}
 	plain := paged
 	plain.Count = device.Range{}
+	many := make([]device.Range, MaxReduceSources)
+	for i := range many {
+		many[i] = b.Slice(device.Bytes(2*i), 1000)
+	}
+	rest := ReduceRest(many...)
 	return map[string]func() device.Launch{
+		"reduce f32": func() device.Launch {
+			return ReduceLaunch(Reduction{Dst: a.Slice(4, 1000)}, b.Slice(8, 1000), b.Slice(2000, 1000))
+		},
+		"reduce bf16": func() device.Launch {
+			return ReduceLaunch(Reduction{From: BF16, To: BF16, Dst: a.Slice(6, 1000), Rest: rest}, many...)
+		},
+		"convert to bf16": func() device.Launch { return ConvertLaunch(a.Slice(2, 500), BF16, b.Slice(4, 1000), F32) },
+		"add to f32": func() device.Launch {
+			return ReduceLaunch(Reduction{From: BF16, Dst: a.Slice(4, 1000), Acc: a.Slice(4, 1000)}, b.Slice(2, 500))
+		},
 		"copy":            func() device.Launch { return CopyLaunch(a.Slice(3, 5000), b.Slice(8, 5000)) },
 		"fill":            func() device.Launch { return FillLaunch(a.Slice(3, 5000), 1) },
 		"checksum":        func() device.Launch { return ChecksumLaunch(a.Slice(8, 100), b.Slice(8, 5000)) },
@@ -60,6 +75,11 @@ func TestDeclarations(t *testing.T) {
 		"gather":          "write b 8192+3333, read a 0+32768, read b 2048+16",
 		"scatter counted": "write a 0+32768, read b 8192+3333, read b 2048+16, read b 4096+8",
 		"gather counted":  "write b 8192+3333, read a 0+32768, read b 2048+16, read b 4096+8",
+		"reduce f32":      "write a 4+1000, read b 8+1000, read b 2000+1000",
+		"reduce bf16": "write a 6+1000, read b 0+1000, read b 2+1000, read b 4+1000, read b 6+1000, read b 8+1000, read b 10+1000, " +
+			"read b 12+1000, read b 14+1000, read b 16+1000, read b 18+1000, read b 20+1000, read b 22+1000",
+		"convert to bf16": "write a 2+500, read b 4+1000",
+		"add to f32":      "write a 4+1000, read a 4+1000, read b 2+500",
 	}
 	for name, launch := range everyLaunch(a, b) {
 		l := launch()
@@ -133,18 +153,27 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 		}
 	}
 	for want, f := range map[string]func(){
-		"lengths differ":                  func() { CopyLaunch(a.Slice(0, 1), b.Slice(0, 2)) },
-		"they overlap":                    func() { CopyLaunch(a.Slice(0, 10), a.Slice(9, 10)) },
-		"a checksum, bytes [4,12)":        func() { ChecksumLaunch(a.Slice(4, 8), b.All()) },
-		"is shorter than 8 bytes":         func() { ChecksumLaunch(a.Slice(0, 7), b.All()) },
-		"pages of 1000 bytes":             paged(func(p *Paged) { p.Page = 1000 }),
-		"pages of 0 bytes":                paged(func(p *Paged) { p.Page = 0 }),
-		"pages of 1073741840 bytes":       paged(func(p *Paged) { p.Page = device.GiB + 16 }),
-		"a page pool, bytes [8,1032)":     paged(func(p *Paged) { p.Pool = a.Slice(8, 1024) }),
-		"a page table, bytes [2,102)":     paged(func(p *Paged) { p.Table = b.Slice(2, 100) }),
-		"is shorter than 16 bytes":        paged(func(p *Paged) { p.Table = b.Slice(0, 12) }),
-		"a count, bytes [12,20)":          paged(func(p *Paged) { p.Count = b.Slice(12, 8) }),
-		"and the run in bytes [4096,8192": paged(func(p *Paged) { p.Pool = b.Slice(8176, 1024) }),
+		"lengths differ":                        func() { CopyLaunch(a.Slice(0, 1), b.Slice(0, 2)) },
+		"they overlap":                          func() { CopyLaunch(a.Slice(0, 10), a.Slice(9, 10)) },
+		"a checksum, bytes [4,12)":              func() { ChecksumLaunch(a.Slice(4, 8), b.All()) },
+		"is shorter than 8 bytes":               func() { ChecksumLaunch(a.Slice(0, 7), b.All()) },
+		"pages of 1000 bytes":                   paged(func(p *Paged) { p.Page = 1000 }),
+		"pages of 0 bytes":                      paged(func(p *Paged) { p.Page = 0 }),
+		"pages of 1073741840 bytes":             paged(func(p *Paged) { p.Page = device.GiB + 16 }),
+		"a page pool, bytes [8,1032)":           paged(func(p *Paged) { p.Pool = a.Slice(8, 1024) }),
+		"a page table, bytes [2,102)":           paged(func(p *Paged) { p.Table = b.Slice(2, 100) }),
+		"is shorter than 16 bytes":              paged(func(p *Paged) { p.Table = b.Slice(0, 12) }),
+		"a count, bytes [12,20)":                paged(func(p *Paged) { p.Count = b.Slice(12, 8) }),
+		"and the run in bytes [4096,8192":       paged(func(p *Paged) { p.Pool = b.Slice(8176, 1024) }),
+		"a reduction of 0 runs":                 func() { ReduceLaunch(Reduction{Dst: a.All()}) },
+		"a reduction of 13 runs":                func() { ReduceLaunch(Reduction{Dst: a.All()}, make([]device.Range, 13)...) },
+		"2 is no format of numbers":             func() { ConvertLaunch(a.All(), 2, b.All(), F32) },
+		"should be 12 bytes long":               func() { ConvertLaunch(a.Slice(0, 15), F32, b.Slice(0, 15), F32) },
+		"should be 8 bytes long":                func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(0, 16), BF16) },
+		"a source of a reduction, bytes [2,18)": func() { ConvertLaunch(a.Slice(0, 16), F32, b.Slice(2, 16), F32) },
+		"what a reduction adds to, bytes [0,8)": func() {
+			ReduceLaunch(Reduction{Dst: a.Slice(0, 16), Acc: b.Slice(0, 8)}, b.Slice(0, 16))
+		},
 	} {
 		func() {
 			defer func() {
@@ -159,7 +188,10 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 
 // allKernels are the kernels that have an image.
 func allKernels() []*device.Kernel {
-	return []*device.Kernel{&copyKernel, &fillKernel, &checksumKernel, &scatterKernel, &gatherKernel}
+	return []*device.Kernel{
+		&copyKernel, &fillKernel, &checksumKernel, &scatterKernel, &gatherKernel,
+		&reduceKernels[F32][F32], &reduceKernels[F32][BF16], &reduceKernels[BF16][F32], &reduceKernels[BF16][BF16],
+	}
 }
 
 // Each kernel has both of its forms, and no two share a name.

@@ -115,6 +115,11 @@ func TestPTXIsFreestanding(t *testing.T) {
 		&scatterKernel:  {"ld.global.cs.v4.u32", "st.global.cs.v4.u32", "trap;"},
 		&gatherKernel:   {"ld.global.cs.v4.u32", "st.global.cs.v4.u32", "trap;"},
 	}
+	for i := range reduceKernels {
+		for k := range reduceKernels[i] {
+			vector[&reduceKernels[i][k]] = []string{"ld.global.cs.v4.u32", "st.global.cs.v4.u32", "add.f32", "div.rn.f32"}
+		}
+	}
 	for _, k := range allKernels() {
 		es := ptx.Entries(k.Image.Variants[0].PTX)
 		i := slices.IndexFunc(es, func(e ptx.Entry) bool { return e.Name == k.Name })

@@ -75,6 +75,12 @@ func (s *stream) BeginCapture() {
 	s.capture = k.join(s)
 }
 
+func (s *stream) Capturing() bool {
+	c := s.lock()
+	defer c.unlock()
+	return s.capture != nil
+}
+
 func (k *capture) join(s *stream) *branch {
 	b := &branch{capture: k, stream: s, index: len(k.branches)}
 	k.branches = append(k.branches, b)

@@ -68,6 +68,12 @@ func (s *stream) BeginCapture() {
 	s.lane = c.join(s)
 }
 
+func (s *stream) Capturing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lane != nil
+}
+
 // join gives a stream a lane; the caller holds both locks.
 func (c *capture) join(s *stream) *lane {
 	l := &lane{capture: c, stream: s, index: len(c.lanes)}

@@ -39,8 +39,10 @@ type graph struct {
 	closed  bool
 }
 
-// runner is a lane and its progress.
+// runner is a lane and its progress. Its work is done by the device of the
+// stream that was captured, which is another one's if ranks capture together.
 type runner struct {
+	dev   *Device
 	nodes []node
 	line  *timeline
 }
@@ -65,7 +67,7 @@ func (d *Device) newGraph(c *capture) *graph {
 		}
 	}
 	for _, l := range c.lanes {
-		g.lanes = append(g.lanes, runner{l.nodes, newTimeline()})
+		g.lanes = append(g.lanes, runner{l.stream.dev, l.nodes, newTimeline()})
 		for i := range l.nodes {
 			if k := l.nodes[i].kind; k != opJoin && k != opStamp {
 				g.nodes++
@@ -205,19 +207,19 @@ func (r *replay) lane(i, from int) {
 			other := g.lanes[p.lane]
 			other.line.wait(r.round*uint64(len(other.nodes)) + uint64(p.n))
 		}
-		r.node(&n.op)
+		r.node(l.dev, &n.op)
 		l.line.advance(first + uint64(k) + 1)
 	}
 }
 
-func (r *replay) node(o *op) {
+func (r *replay) node(d *Device, o *op) {
 	switch {
 	case o.kind == opWait:
 		r.tickets[o.index].wait()
-	case o.kind == opLaunch && o.index >= 0 && r.g.dev.err() == nil:
-		r.g.dev.effect(o, &r.table[o.index])
+	case o.kind == opLaunch && o.index >= 0 && d.err() == nil:
+		d.effect(o, &r.table[o.index])
 	default:
-		r.g.dev.execute(o)
+		d.execute(o)
 	}
 }
 

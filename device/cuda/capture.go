@@ -79,6 +79,8 @@ func shapeOf(l *device.Launch) shape { return shape{l.Kernel, l.Grid, l.Block, l
 // byCapture tells whether a call failed because of a capture.
 func (r result) byCapture() bool { return r >= errCaptureFirst && r <= errCaptureLast }
 
+func (s *stream) Capturing() bool { return s.capture.Load() != nil }
+
 func (s *stream) BeginCapture() {
 	if s.ready() != nil {
 		panic("cuda: stream " + s.name + " captures already")

@@ -197,15 +197,27 @@ func testCaptureBesideOthers(e *env) {
 func testCaptureMisuse(e *env) {
 	s, other := e.stream("s"), e.stream("other")
 	x, ev := e.alloc(device.Accel, 1024), e.event(0)
+	capturing := func(when string, want bool, streams ...device.Stream) {
+		for _, s := range streams {
+			if got := s.Capturing(); got != want {
+				e.Errorf("%s, stream %s says that it captures: %v", when, s.Name(), got)
+			}
+		}
+	}
 	e.panics("EndCapture without BeginCapture", "", func() { _, _ = s.EndCapture() })
+	capturing("before a capture", false, s, other)
 	s.BeginCapture()
+	capturing("after BeginCapture", true, s)
+	capturing("beside a capture", false, other)
 	e.panics("BeginCapture twice", "", s.BeginCapture)
 	s.Record(ev)
 	other.Wait(ev)
+	capturing("in a capture that it joined", true, s, other)
 	e.panics("EndCapture on a stream that joined", "", func() { _, _ = other.EndCapture() })
 	e.panics("BeginCapture on a stream that joined", "", other.BeginCapture)
 	e.order(other, s)
 	g := e.end(s)
+	capturing("after EndCapture", false, s, other)
 	e.panics("waiting for an event of a capture that has ended", "External", func() { s.Wait(ev) })
 	s.Replay(g)
 	e.sync(s)

@@ -182,7 +182,8 @@ func (d *faulty) Close() error {
 // faultyStream is a stream of a faulty device.
 type faultyStream struct {
 	device.Stream
-	d *faulty
+	d     *faulty
+	began bool // a capture
 }
 
 func (s *faultyStream) Copy(dst, src device.Range) {
@@ -317,7 +318,12 @@ func (s *faultyStream) Wait(e device.Event) {
 	s.Stream.Wait(e)
 }
 
+func (s *faultyStream) Capturing() bool {
+	return s.Stream.Capturing() && (s.began || !s.d.is("who joined a capture does not say so"))
+}
+
 func (s *faultyStream) BeginCapture() {
+	s.began = true
 	s.Stream.BeginCapture()
 	s.d.captures.Add(1)
 }

@@ -1,0 +1,216 @@
+// This file owns what a call puts on the streams. Ranks pull: each stream reads
+// the other ranks' memory and writes its own rank's. So nothing but two orders is
+// needed: a source is ready before others read it, and read before its rank's
+// stream goes on to overwrite it.
+
+package comm
+
+import "github.com/stowage-dev/stowage/device"
+
+// work issues a complete call.
+func (g *group) work(r int) {
+	switch c := &g.calls[r]; c.kind {
+	case allGather:
+		g.allGather(c.bytes)
+	case reduceScatter:
+		g.reduceScatter(c.bytes)
+	case allReduce:
+		g.allReduce(c.bytes)
+	case allToAll:
+		g.allToAll(c.bytes)
+	case allToAllV:
+		g.allToAllV()
+	case broadcast:
+		g.broadcast(c.peer)
+	case barrier:
+		g.gate()
+	case send:
+		g.pass(r, c.peer)
+	case recv:
+		g.pass(c.peer, r)
+	}
+}
+
+// join makes the hub's stream wait for the streams of ranks below n, and fork
+// makes those wait for the hub's.
+func (g *group) join(hub, n int) {
+	for p := range n {
+		if p != hub {
+			g.follow(hub, p)
+		}
+	}
+}
+
+func (g *group) fork(hub, n int) {
+	if n == 1 && hub == 0 {
+		return
+	}
+	g.calls[hub].s.Record(g.events[hub])
+	for p := range n {
+		if p != hub {
+			g.calls[p].s.Wait(g.events[hub])
+		}
+	}
+}
+
+// follow makes a rank's stream wait for another's work so far.
+func (g *group) follow(r, p int) {
+	g.calls[p].s.Record(g.events[p])
+	g.calls[r].s.Wait(g.events[p])
+}
+
+// gate makes every stream wait for all the others. By way of one stream that is
+// 2(n-1) waits, where each for each would be n(n-1).
+func (g *group) gate() {
+	g.join(0, len(g.calls))
+	g.fork(0, len(g.calls))
+}
+
+func (g *group) allGather(n device.Bytes) {
+	if n == 0 {
+		return
+	}
+	g.gate()
+	for r := range g.calls {
+		g.gather(r, func(p int) (part, src device.Range) {
+			return g.calls[r].dst.Slice(n*device.Bytes(p), n), g.calls[p].src
+		})
+	}
+	g.gate()
+}
+
+// gather copies a part from each rank to rank r, its own first and then from its
+// neighbours on, so that not all read from one. What is in place stays.
+func (g *group) gather(r int, part func(p int) (dst, src device.Range)) {
+	n := len(g.calls)
+	for k := range n {
+		p := (r + k) % n
+		dst, src := part(p)
+		if src.Len > 0 && src.Addr() != dst.Addr() {
+			g.calls[r].s.Copy(dst, src)
+		}
+	}
+}
+
+func (g *group) reduceScatter(n device.Bytes) {
+	if n == 0 {
+		return
+	}
+	g.gate()
+	for r := range g.calls {
+		g.reduce(r, g.calls[r].dst, n*device.Bytes(r), n)
+	}
+	g.gate()
+}
+
+// allReduce is a reduce-scatter of equal parts, in the destinations, and an
+// all-gather of them. Nobody but its owner reads or writes a part of a rank's
+// source until the owner has reduced it, so that the two ranges may be one. If
+// there are fewer vectors than ranks, the last ranks own no part.
+func (g *group) allReduce(bytes device.Bytes) {
+	if bytes == 0 {
+		return
+	}
+	n := device.Bytes(len(g.calls))
+	const vector = 16
+	each := (bytes + n*vector - 1) / (n * vector) * vector
+	part := func(p int) (off, size device.Bytes) {
+		off = min(each*device.Bytes(p), bytes)
+		return off, min(each, bytes-off)
+	}
+	owners := int((bytes + each - 1) / each)
+	g.join(0, int(n))
+	g.fork(0, owners)
+	for r := range owners {
+		off, size := part(r)
+		g.reduce(r, g.calls[r].dst.Slice(off, size), off, size)
+	}
+	g.join(0, owners)
+	g.fork(0, int(n))
+	for r := range g.calls {
+		g.gather(r, func(p int) (dst, src device.Range) {
+			off, size := part(p)
+			return g.calls[r].dst.Slice(off, size), g.calls[p].dst.Slice(off, size)
+		})
+	}
+	g.join(0, int(n))
+	g.fork(0, owners)
+}
+
+func (g *group) allToAll(n device.Bytes) {
+	if n == 0 {
+		return
+	}
+	g.gate()
+	for r := range g.calls {
+		g.gather(r, func(p int) (dst, src device.Range) {
+			return g.calls[r].dst.Slice(n*device.Bytes(p), n), g.calls[p].src.Slice(n*device.Bytes(r), n)
+		})
+	}
+	g.gate()
+}
+
+// allToAllV orders only ranks between which there is something to move.
+func (g *group) allToAllV() {
+	for r := range g.calls {
+		for p := range g.calls {
+			if s, t := g.calls[p].send[r], g.calls[r].recv[p]; s.Len != t.Len {
+				g.disagree("comm: in %s rank %d sends %d bytes to rank %d, which expects %d", g.name(r), g.ranks[p], s.Len, g.ranks[r], t.Len)
+				return
+			}
+		}
+	}
+	g.cross(func(reader, source int) bool { return g.calls[reader].recv[source].Len > 0 })
+	for r := range g.calls {
+		g.gather(r, func(p int) (dst, src device.Range) {
+			s, t := g.calls[p].send[r], g.calls[r].recv[p]
+			return g.calls[r].dst.Slice(t.Off, t.Len), g.calls[p].src.Slice(s.Off, s.Len)
+		})
+	}
+	g.cross(func(source, reader int) bool { return g.calls[reader].recv[source].Len > 0 })
+}
+
+// cross makes rank a's stream wait for rank b's wherever after says so. All marks
+// are made before the first wait: a mark made behind a wait would imply it.
+func (g *group) cross(after func(a, b int) bool) {
+	for b := range g.calls {
+		for a := range g.calls {
+			if a != b && after(a, b) {
+				g.calls[b].s.Record(g.events[b])
+				break
+			}
+		}
+	}
+	for b := range g.calls {
+		for a := range g.calls {
+			if a != b && after(a, b) {
+				g.calls[a].s.Wait(g.events[b])
+			}
+		}
+	}
+}
+
+func (g *group) broadcast(root int) {
+	src, n := g.calls[root].dst, len(g.calls)
+	if src.Len == 0 || n == 1 {
+		return
+	}
+	g.fork(root, n)
+	for r := range g.calls {
+		if r != root {
+			g.calls[r].s.Copy(g.calls[r].dst, src)
+		}
+	}
+	g.join(root, n)
+}
+
+// pass copies from one rank to another.
+func (g *group) pass(from, to int) {
+	a, b := &g.calls[from], &g.calls[to]
+	if a.src.Len == 0 {
+		return
+	}
+	g.follow(to, from)
+	b.s.Copy(b.dst, a.src)
+	g.follow(from, to)
+}
