@@ -1,0 +1,313 @@
+// This file owns the two engines of the tests: sharded by a pipeline, and whole
+// on every rank, which is what sharding is held against.
+
+package fsdp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/comm"
+	"github.com/stowage-dev/stowage/device"
+)
+
+func (r *rank) groups() []Group {
+	return []Group{{Name: "dense", Comm: r.comms[0], Op: comm.Mean}, {Name: "experts", Comm: r.comms[1], Op: comm.Sum}}
+}
+
+func (r *rank) config() Config {
+	return Config{
+		Rank: r.comms[0].Rank(), Groups: r.groups(), Units: r.units, Pool: r.c.kind, Fallback: r.c.fallback,
+		Prefetch: r.c.prefetch, Behind: r.c.behind, GradComm: r.c.gradComm, MainGrads: r.c.mainGrads,
+	}
+}
+
+// sharded drives a pipeline, and sees to it that nothing moves once it has a
+// plan.
+type sharded struct {
+	r     *rank
+	p     *Pipeline
+	step  Step
+	m     *device.Buffer // momentum
+	key   Key
+	n     int // leases in this step
+	at    map[place]uintptr
+	moved error
+}
+
+type place struct {
+	key   Key
+	lease int
+}
+
+// watch compares the address of a lease with that of the last step under its key.
+func (e *sharded) watch(r device.Range) {
+	at := place{e.key, e.n}
+	e.n++
+	if params, grads, known := e.p.Plans(e.key); !known || params.Dynamic+grads.Dynamic > 0 {
+		return
+	}
+	if was, seen := e.at[at]; seen && was != r.Addr() && e.moved == nil {
+		e.moved = fmt.Errorf("lease %d of a step (%v) moved from %#x to %#x", at.lease, at.key, was, r.Addr())
+	}
+	e.at[at] = r.Addr()
+}
+
+func newSharded(r *rank) (engine, error) {
+	p, err := New(r.dev, r.config())
+	if err != nil {
+		return nil, err
+	}
+	e := &sharded{r: r, p: p, at: map[place]uintptr{}}
+	if e.m, err = r.alloc(int(4 * p.layout.elements)); err != nil {
+		return e, err
+	}
+	r.compute.Fill(e.m.All(), 0)
+	return e, nil
+}
+
+func (e *sharded) begin(key Key) {
+	e.step, e.key, e.n = e.p.Begin(key, e.r.compute), key, 0
+}
+
+func (e *sharded) end() error { return errors.Join(e.step.End(), e.moved) }
+
+func (e *sharded) use(unit int) (func(int) device.Range, func(), error) {
+	u, err := e.step.Use(unit, e.r.compute)
+	if err == nil {
+		e.watch(u.Param(0))
+	}
+	return u.Param, u.Done, err
+}
+
+func (e *sharded) grad(unit int) (func(int) device.Range, func(), error) {
+	g, err := e.step.Grad(unit, e.r.compute)
+	if err == nil {
+		e.watch(g.Param(0))
+	}
+	return g.Param, g.Done, err
+}
+
+func (e *sharded) optimise() {
+	for _, s := range e.p.Shards() {
+		b := e.p.layout.blocks[s.Unit][s.Bucket]
+		e.r.work(&momentum, "wrw", ranges{s.Weights, s.Grads, e.m.Slice(device.Bytes(4*b.at), s.Weights.Len)}, flag(e.r.c.mainGrads), uint64(b.shard))
+	}
+	e.p.Cast(e.r.compute)
+}
+
+func (e *sharded) load(unit, param int, values []float32) error { return e.p.Load(unit, param, values) }
+func (e *sharded) read(unit, param int, which Copy) ([]float32, error) {
+	return e.p.Read(unit, param, which)
+}
+func (e *sharded) close() error { return e.p.Close() }
+
+// plain keeps everything whole on every rank and all-reduces gradients.
+type plain struct {
+	r *rank
+	p [][]whole // by unit and parameter
+}
+
+// whole is one parameter.
+type whole struct {
+	weights, params, main, grad, m device.Range
+	n                              uint64
+}
+
+func newPlain(r *rank) (engine, error) {
+	e := &plain{r: r}
+	for _, u := range r.units {
+		var ps []whole
+		for _, p := range u.Params {
+			w := whole{n: uint64(p.Elements())}
+			for _, x := range []struct {
+				to   *device.Range
+				size int64
+			}{{&w.weights, 4}, {&w.params, p.Type.Size}, {&w.main, r.c.mainGrads.Size}, {&w.grad, r.c.gradComm.Size}, {&w.m, 4}} {
+				b, err := r.alloc(int(p.Elements() * x.size))
+				if err != nil {
+					return e, err
+				}
+				*x.to = b.All()
+				r.compute.Fill(*x.to, 0)
+			}
+			ps = append(ps, w)
+		}
+		e.p = append(e.p, ps)
+	}
+	return e, nil
+}
+
+func (e *plain) each(do func(unit, i int, w whole)) {
+	for u, ps := range e.p {
+		for i, w := range ps {
+			do(u, i, w)
+		}
+	}
+}
+
+func (e *plain) begin(key Key) {
+	if key.Phase == Train {
+		e.each(func(_, _ int, w whole) { e.r.compute.Fill(w.main, 0) })
+	}
+}
+
+func (e *plain) end() error { return nil }
+
+func (e *plain) use(unit int) (func(int) device.Range, func(), error) {
+	return func(i int) device.Range { return e.p[unit][i].params }, func() {}, nil
+}
+
+func (e *plain) grad(unit int) (func(int) device.Range, func(), error) {
+	for _, w := range e.p[unit] {
+		e.r.compute.Fill(w.grad, 0)
+	}
+	return func(i int) device.Range { return e.p[unit][i].grad }, func() {
+		for i, w := range e.p[unit] {
+			g := e.r.groups()[e.r.units[unit].Params[i].Group]
+			g.Comm.AllReduce(e.r.compute, w.grad, w.grad, reduced(e.r.c.gradComm), g.Op)
+			e.r.work(&accumulate, "wr", ranges{w.main, w.grad}, flag(e.r.c.mainGrads), flag(e.r.c.gradComm), w.n)
+		}
+	}, nil
+}
+
+func (e *plain) optimise() {
+	e.each(func(u, i int, w whole) {
+		e.r.work(&momentum, "wrw", ranges{w.weights, w.main, w.m}, flag(e.r.c.mainGrads), w.n)
+		e.cast(u, i)
+	})
+}
+
+func (e *plain) cast(u, i int) {
+	w := e.p[u][i]
+	if e.r.units[u].Params[i].Type == BF16 {
+		e.r.work(&castDown, "wr", ranges{w.params, w.weights}, w.n)
+		return
+	}
+	e.r.compute.Copy(w.params, w.weights)
+}
+
+func (e *plain) load(u, i int, values []float32) error {
+	var raw []byte
+	for _, v := range values {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
+	}
+	e.r.compute.Upload(e.p[u][i].weights, raw)
+	e.cast(u, i)
+	return nil
+}
+
+func (e *plain) read(u, i int, which Copy) ([]float32, error) {
+	w := e.p[u][i]
+	src, t := w.weights, FP32
+	switch which {
+	case Params:
+		src, t = w.params, e.r.units[u].Params[i].Type
+	case Grads:
+		src, t = w.main, e.r.c.mainGrads
+	}
+	raw := make([]byte, src.Len)
+	if err := e.r.compute.Download(raw, src); err != nil {
+		return nil, err
+	}
+	out := make([]float32, w.n)
+	for k := range out {
+		out[k] = decode(raw, int64(k), t)
+	}
+	return out, nil
+}
+
+func (e *plain) close() error { return nil }
+
+// driver runs a function on every rank.
+type driver func([]comm.Comm, func(comm.Comm) error) error
+
+// world is all ranks of a run.
+type world struct {
+	c     setup
+	devs  []device.Device
+	comms []comm.Comm
+	ranks []*rank
+	drive driver
+}
+
+// each runs a function on every rank.
+func (w *world) each(do func(r *rank) error) error {
+	return w.drive(w.comms, func(x comm.Comm) error { return do(w.ranks[x.Rank()]) })
+}
+
+// train trains on as many devices as the set-up has ranks, and returns what each
+// of them read at the end.
+func (c setup) train(open func() (device.Device, error), drive driver, body func(w *world) error) (out [][]float32, err error) {
+	w := &world{c: c, ranks: make([]*rank, c.ranks), drive: drive}
+	defer func() {
+		for _, d := range w.devs {
+			// After a failure, what was not freed is no news.
+			if e := d.Close(); err == nil {
+				err = e
+			}
+		}
+	}()
+	for range c.ranks {
+		d, err := open()
+		if err != nil {
+			return nil, err
+		}
+		w.devs = append(w.devs, d)
+	}
+	if w.comms, err = comm.NewLocal(w.devs, comm.Options{}); err != nil {
+		return nil, err
+	}
+	err = drive(w.comms, func(x comm.Comm) (err error) {
+		w.ranks[x.Rank()], err = newRank(w.devs[x.Rank()], x, c)
+		return err
+	})
+	if err == nil {
+		err = body(w)
+	}
+	if out = make([][]float32, c.ranks); err == nil {
+		err = w.each(func(r *rank) (err error) {
+			out[r.comms[0].Rank()], err = r.read()
+			return err
+		})
+	}
+	for _, r := range w.ranks {
+		if r != nil {
+			err = errors.Join(err, r.close())
+		}
+	}
+	for _, x := range w.comms {
+		err = errors.Join(err, x.Close())
+	}
+	for _, d := range w.devs {
+		for _, u := range d.Memory().Kind {
+			if c.left != nil {
+				*c.left += u.Current - u.Pending
+			}
+		}
+	}
+	return out, err
+}
+
+// loop is the usual body.
+func loop(w *world) error { return w.each(steps) }
+
+// steps trains for some steps, on a frozen device if that can be.
+func steps(r *rank) error {
+	if err := r.initialise(); err != nil {
+		return err
+	}
+	if r.c.kind != bucket.Dynamic && r.c.fallback != bucket.DynamicMemory {
+		r.dev.Freeze()
+	}
+	for step := range r.c.steps {
+		r.feed(step)
+		if err := r.step(); err != nil {
+			return err
+		}
+	}
+	return r.compute.Sync()
+}
