@@ -18,21 +18,22 @@ type blocks struct {
 	total int64
 }
 
-// strict takes the smaller of two ways of sharing blocks in which a unit has one
-// block at all times.
-func (t *timeline) strict() blocks {
-	best := t.share(t.bySize())
-	if b := t.share(t.used()); b.total < best.total {
-		best = b
+// shares are two ways of sharing blocks in which a unit has one block at all
+// times, the smaller first. While two units are live at once, there and back, the
+// order of time needs no more than two blocks.
+func (t *timeline) shares() []blocks {
+	a, b := t.share(t.used()), t.share(t.bySize())
+	if b.total < a.total {
+		a, b = b, a
 	}
-	return best
+	return []blocks{a, b}
 }
 
 // planArena gives each unit one block, unless the order is such that this takes
 // more than Live blocks of the largest unit, which the max-pool never takes less
 // than. Then those serve, and units move.
 func (t *timeline) planArena() *layout {
-	b := t.strict()
+	b := t.shares()[0]
 	if b.total > t.largestSets() {
 		b = t.inSets()
 	}
@@ -65,36 +66,11 @@ func (t *timeline) bySize() []int {
 	return order
 }
 
-// share gives each unit, in the given order, a block that none of the units
-// ever live together with it has: the one that has to grow least for it, of
-// those the smallest, and a new one if there is none.
-func (t *timeline) share(order []int) blocks {
-	var b blocks
-	had := make([]int, len(t.size)) // one more than the block, 0 for none
-	var taken []bool
+// share makes a block of the units that have the same one.
+func (t *timeline) share(order []int) (b blocks) {
+	had, _ := t.first(order)
 	for _, unit := range order {
-		taken = append(taken[:0], make([]bool, len(b.size))...)
-		for _, near := range t.together().near(unit) {
-			if had[near] != 0 {
-				taken[had[near]-1] = true
-			}
-		}
-		at := len(b.size)
-		for n, size := range b.size {
-			if taken[n] {
-				continue
-			}
-			if at == len(b.size) {
-				at = n
-				continue
-			}
-			grow, least := max(0, t.size[unit]-size), max(0, t.size[unit]-b.size[at])
-			if grow < least || grow == least && size < b.size[at] {
-				at = n
-			}
-		}
-		b.put(at, unit, t.size[unit])
-		had[unit] = at + 1
+		b.put(had[unit]-1, unit, t.size[unit])
 	}
 	for _, x := range t.stays {
 		b.of = append(b.of, had[x.unit]-1)

@@ -24,9 +24,10 @@ const (
 	// type is as large as the largest k-th bucket of that type.
 	Max
 	// Arena has blocks for whole units, which units that are never live at the
-	// same time share; a block is as large as the largest of its units.
+	// same time share; a block is as large as the largest of its units. It takes
+	// no more than Max with persistent memory for loose modules.
 	Arena
-	// Trace gives each bucket an offset by the lifetimes that follow from the
+	// Trace gives each unit an offset by the lifetimes that follow from the
 	// recorded order.
 	Trace
 )
@@ -119,7 +120,7 @@ type Options struct {
 	// Fallback serves units that do not fit the slots of Fixed, and loose
 	// modules, which Rotary, Fixed and Max have no slots for.
 	Fallback Fallback
-	// Memory is what there is; zero stands for no limit.
+	// Memory is what there is for the pool; zero stands for no limit.
 	Memory int64
 }
 
@@ -145,8 +146,8 @@ type Plan struct {
 	// LowerBound is the largest set of buckets that are live at once along the
 	// recorded order. No pool can be smaller.
 	LowerBound int64
-	// Live is how many units may be live at once: Prefetch + Behind + 1, more
-	// where the order nests units, and never more than there are.
+	// Live is how many units are live at once along the order: Prefetch + Behind
+	// + 1 that follow each other, and more where the order nests units.
 	Live  int
 	Moves []Move
 	// Fallback are the units served outside of the slots, as Options.Fallback says.
@@ -168,8 +169,8 @@ func New(kind Kind, s Spec, o Options) (*Plan, error) {
 		return nil, err
 	}
 	for i, u := range s.Units {
-		if o.Memory > 0 && t.size[i] > o.Memory {
-			return nil, fmt.Errorf("bucket: unit %q takes %d bytes and there are %d; divide it into smaller units, or shard it over more ranks", u.Name, t.size[i], o.Memory)
+		if o.Memory != 0 && t.size[i] > o.Memory {
+			return nil, fmt.Errorf("bucket: unit %q takes %d bytes and there are %d; divide it into smaller units, or shard it over more ranks of tensor or expert parallelism", u.Name, t.size[i], o.Memory)
 		}
 	}
 	var l *layout
@@ -181,7 +182,7 @@ func New(kind Kind, s Spec, o Options) (*Plan, error) {
 	case Fixed:
 		l = t.planFixed(o)
 	case Max:
-		if s.Prefetch+s.Behind == 0 && t.live < 2 {
+		if s.Prefetch == 0 && s.Behind == 0 {
 			return nil, fmt.Errorf("bucket: the max pool is a double buffer and prefetch 0 leaves one; write --fsdp-double-buffer, which is a prefetch of 1")
 		}
 		l = t.planMax(o)
@@ -196,8 +197,8 @@ func New(kind Kind, s Spec, o Options) (*Plan, error) {
 		Kind: kind, Spec: s, Options: o, Uses: t.uses, Slots: l.slots, Bytes: l.bytes + l.dynamic, Dynamic: l.dynamic,
 		LowerBound: t.lower, Live: t.live, Fallback: l.fallback,
 	}
-	if o.Memory > 0 && p.Bytes > o.Memory {
-		return nil, fmt.Errorf("bucket: the %v pool takes %d bytes and there are %d; prefetch less, choose a smaller pool or shard over more ranks", kind, p.Bytes, o.Memory)
+	if o.Memory != 0 && p.Bytes > o.Memory {
+		return nil, fmt.Errorf("bucket: the %v pool takes %d bytes and there are %d; prefetch less or choose a smaller pool", kind, p.Bytes, o.Memory)
 	}
 	p.Places = make([][]Place, len(t.uses))
 	for i, stay := range t.of {

@@ -39,6 +39,25 @@ func TestUses(t *testing.T) {
 		{Unit: 1, Begin: 2, End: 3, Gather: 1, Last: 2},
 		{Unit: 0, Begin: 4, End: 5, Gather: 2, Last: 2},
 	})
+	// Unit 0 lags behind unit 1, which goes on while 0, 2 and 3 are used. What the
+	// later uses of 0 lag behind ends before that, and 0 is kept until then.
+	s = ofSizes(0, 1, 1, 1, 1)
+	s.Behind, s.Order = 1, []Event{
+		{Unit: 0}, {Unit: 0, Release: true}, {Unit: 1}, {Unit: 0}, {Unit: 0, Release: true}, {Unit: 2}, {Unit: 2, Release: true},
+		{Unit: 0}, {Unit: 0, Release: true}, {Unit: 2}, {Unit: 2, Release: true}, {Unit: 3}, {Unit: 3, Release: true}, {Unit: 1, Release: true},
+	}
+	want(s, []Use{
+		{Unit: 0, Begin: 0, End: 1, Gather: 0, Last: 1},
+		{Unit: 1, Begin: 2, End: 13, Gather: 1, Last: 1},
+		{Unit: 0, Begin: 3, End: 4, Gather: 2, Last: 3, Kept: true},
+		{Unit: 2, Begin: 5, End: 6, Gather: 3, Last: 4},
+		{Unit: 0, Begin: 7, End: 8, Gather: 4, Last: 5, Kept: true},
+		{Unit: 2, Begin: 9, End: 10, Gather: 5, Last: 6},
+		{Unit: 3, Begin: 11, End: 12, Gather: 6, Last: 6},
+	})
+	if p := planned(t, Trace, s, Options{}); p.LowerBound != 4 || p.Live != 4 {
+		t.Errorf("at least %d bytes, %d units", p.LowerBound, p.Live)
+	}
 }
 
 // SPEC S2.4: an embedding that is used before the first unit, and inside of the
@@ -221,8 +240,9 @@ func TestErrors(t *testing.T) {
 		want string
 	}{
 		{Max, change(func(s *Spec) { s.Prefetch = 0 }), Options{}, "write --fsdp-double-buffer"},
-		{Trace, good, Options{Memory: 7}, `unit "layer 0" takes 8 bytes and there are 7`},
-		{Trace, good, Options{Memory: 15}, `the trace pool takes 16 bytes and there are 15`},
+		{Trace, good, Options{Memory: 7}, `unit "layer 0" takes 8 bytes and there are 7; divide it into smaller units, or shard it over more ranks of tensor or expert parallelism`},
+		{Trace, good, Options{Memory: -1}, `unit "layer 0" takes 8 bytes and there are -1`}, // more is taken than there is
+		{Trace, good, Options{Memory: 15}, `the trace pool takes 16 bytes and there are 15; prefetch less or choose a smaller pool`},
 		{Kind(9), good, Options{}, "kind(9) is no kind of pool"},
 		{Trace, change(func(s *Spec) { s.Prefetch = -1 }), Options{}, "prefetch is -1"},
 		{Trace, change(func(s *Spec) { s.Behind = -1 }), Options{}, "behind -1"},
@@ -231,6 +251,8 @@ func TestErrors(t *testing.T) {
 		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Type = Type{Name: "fp6"} }), Options{}, `bucket "weights" of unit "layer 1" has the data type "fp6" of 0 bytes`},
 		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Elements = -3 }), Options{}, "has -3 elements"},
 		{Trace, change(func(s *Spec) { s.Units[1].Buckets[0].Elements = math.MaxInt64 }), Options{}, "more than pools are planned for"},
+		{Trace, change(func(s *Spec) { s.Multiple, s.Units[1].Buckets[0].Type.Size = 1<<40, 1<<30 }), Options{}, "more than pools are planned for"},
+		{Rotary, ofSizes(7, 1<<61, 1, 1, 1, 1, 1, 1, 1), Options{}, "more than pools are planned for"}, // 8 of the largest
 		{Trace, change(func(s *Spec) { s.Order = s.Order[1:] }), Options{}, `entry 0 of the order releases unit "layer 0", which is not in use`},
 		{Trace, change(func(s *Spec) { s.Order = s.Order[:1] }), Options{}, `ends before the release of unit "layer 0"`},
 		{Trace, change(func(s *Spec) { s.Order[1].Release = false }), Options{}, `entry 1 of the order uses unit "layer 0" again before its release`},
@@ -258,43 +280,64 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// large is a model of 1,000 units of 20 buckets, no two alike.
-func large(prefetch int) Spec {
+// large is a model of 1,000 units of 20 buckets, of so many shapes.
+func large(prefetch, shapes int) Spec {
 	r := rand.New(rand.NewPCG(1, 2))
 	s := Spec{Prefetch: prefetch, Align: 256, Multiple: 64, Order: thereAndBack(1000)}
-	for i := range 1000 {
-		u := Unit{Name: fmt.Sprint("layer ", i)}
+	all := make([][]Bucket, shapes)
+	for i := range all {
 		for range 20 {
-			u.Buckets = append(u.Buckets, Bucket{Type: types[r.IntN(3)], Elements: r.Int64N(1 << 24)})
+			all[i] = append(all[i], Bucket{Type: types[r.IntN(3)], Elements: r.Int64N(1 << 24)})
 		}
-		s.Units = append(s.Units, u)
+	}
+	for _, i := range r.Perm(1000) {
+		s.Units = append(s.Units, Unit{Name: fmt.Sprint("layer ", i), Buckets: all[i%shapes]})
 	}
 	return s
 }
 
-// Planning is not to grow beyond bounds; BenchmarkNew has the figures.
+// Planning is not to grow beyond bounds; BenchmarkNew has the figures. However
+// little time there is, the trace pool takes no more than the arena.
 func TestPlanningIsQuick(t *testing.T) {
-	for _, prefetch := range []int{1, 4} {
-		s := large(prefetch)
+	for _, s := range []Spec{large(1, 1000), large(4, 1000), large(4, 7)} {
+		bytes := map[Kind]int64{}
 		for _, kind := range Kinds {
 			best := time.Hour
 			for tries := 0; tries < 20 && best > planningMost; tries++ {
 				start := time.Now()
-				if _, err := New(kind, s, Options{}); err != nil {
+				p, err := New(kind, s, Options{})
+				if err != nil {
 					t.Fatal(err)
 				}
-				best = min(best, time.Since(start))
+				best, bytes[kind] = min(best, time.Since(start)), p.Bytes
 			}
 			if best > planningMost {
-				t.Errorf("%v with prefetch %d took %v", kind, prefetch, best)
+				t.Errorf("%v with prefetch %d took %v", kind, s.Prefetch, best)
 			}
+		}
+		if bytes[Trace] > bytes[Arena] {
+			t.Errorf("trace takes %d bytes, arena %d", bytes[Trace], bytes[Arena])
+		}
+	}
+}
+
+// SPEC S2.7: also where the search ends before its second attempt the trace pool
+// takes no more than the arena. Blocks by size would be of 10, 9 and 8 bytes.
+func TestTraceOfManyUnits(t *testing.T) {
+	var sizes []int64
+	for range 5000 {
+		sizes = append(sizes, 10, 9, 8, 10, 1)
+	}
+	for kind, want := range map[Kind]int64{Arena: 20, Trace: 19} {
+		if p, err := New(kind, ofSizes(1, sizes...), Options{}); err != nil || p.Bytes != want {
+			t.Errorf("%v: %v takes %d bytes", err, kind, p.Bytes)
 		}
 	}
 }
 
 func BenchmarkNew(b *testing.B) {
 	for _, prefetch := range []int{1, 2, 4} {
-		s := large(prefetch)
+		s := large(prefetch, 1000)
 		for _, kind := range Kinds {
 			b.Run(fmt.Sprintf("%v/prefetch=%d", kind, prefetch), func(b *testing.B) {
 				var p *Plan

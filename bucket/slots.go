@@ -246,8 +246,8 @@ func (t *timeline) compareShapes(a, b int) int {
 // given to stays, which then prefer what the unit had.
 func (t *timeline) assign(which func(unit int) bool) []int {
 	sets := make([]int, len(t.stays))
-	had := make([]int, len(t.spec.Units)) // one more than the set, 0 for none
-	if t.assignUnits(had, which) {
+	had, n := t.first(slices.DeleteFunc(t.used(), func(unit int) bool { return !which(unit) }))
+	if n <= t.live {
 		for i, x := range t.stays {
 			sets[i] = max(0, had[x.unit]-1)
 		}
@@ -267,23 +267,23 @@ func (t *timeline) assign(which func(unit int) bool) []int {
 	return sets
 }
 
-// assignUnits gives each unit the first set that no unit has that is ever live
-// together with it, and tells whether there were enough.
-func (t *timeline) assignUnits(had []int, which func(unit int) bool) bool {
-	taken := make([]bool, t.live)
-	for _, x := range t.stays {
-		if !which(x.unit) || had[x.unit] != 0 {
-			continue
-		}
+// first gives each unit, in the given order, the first of n blocks that none of
+// the units ever live together with it has: one more than its index, 0 for others.
+func (t *timeline) first(order []int) (had []int, n int) {
+	had = make([]int, len(t.size))
+	var taken []bool
+	for _, unit := range order {
 		clear(taken)
-		for _, near := range t.together().near(x.unit) {
+		for _, near := range t.together().near(unit) {
 			if had[near] != 0 {
 				taken[had[near]-1] = true
 			}
 		}
-		if had[x.unit] = 1 + slices.Index(taken, false); had[x.unit] == 0 {
-			return false
+		at := slices.Index(taken, false)
+		if at < 0 {
+			at, taken = len(taken), append(taken, false)
 		}
+		had[unit] = at + 1
 	}
-	return true
+	return had, len(taken)
 }

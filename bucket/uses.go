@@ -92,9 +92,7 @@ type timeline struct {
 	of    []int  // the stay of each use
 	live  int
 	lower int64
-	// pressure is, by unit, the most bytes live at any moment of its stays.
-	pressure []int64
-	graph    *graph // nil until it is asked for
+	graph *graph // nil until it is asked for
 }
 
 func newTimeline(s Spec) (*timeline, error) {
@@ -118,7 +116,7 @@ func newTimeline(s Spec) (*timeline, error) {
 		t.stays[t.of[i]].to = max(t.stays[t.of[i]].to, to)
 	}
 	t.sort()
-	t.pressures()
+	t.count()
 	return t, nil
 }
 
@@ -137,38 +135,23 @@ func (t *timeline) sort() {
 	t.stays = sorted
 }
 
-// pressures goes through the order and adds up what is live.
-func (t *timeline) pressures() {
-	change, units := make([]int64, len(t.spec.Order)+1), make([]int, len(t.spec.Order)+1)
+// count goes through the order and adds up what is live.
+func (t *timeline) count() {
+	bytes, units := make([]int64, len(t.spec.Order)+1), make([]int, len(t.spec.Order)+1) // changes
 	for _, x := range t.stays {
-		change[x.from] += t.size[x.unit]
-		change[x.to+1] -= t.size[x.unit]
+		bytes[x.from] += t.size[x.unit]
+		bytes[x.to+1] -= t.size[x.unit]
 		if !t.spec.Units[x.unit].Loose {
 			units[x.from]++
 			units[x.to+1]--
 		}
 	}
-	t.live = t.window()
-	var bytes int64
-	var count int
-	for i := range change {
-		bytes += change[i]
-		change[i] = bytes
-		count += units[i]
-		t.lower, t.live = max(t.lower, bytes), max(t.live, count)
+	var size int64
+	var n int
+	for i := range bytes {
+		size, n = size+bytes[i], n+units[i]
+		t.lower, t.live = max(t.lower, size), max(t.live, n)
 	}
-	t.pressure = make([]int64, len(t.spec.Units))
-	for _, x := range t.stays {
-		t.pressure[x.unit] = max(t.pressure[x.unit], slices.Max(change[x.from:x.to+1]))
-	}
-}
-
-// window is how many units the prefetch and what lags make live at once. There
-// cannot be more than there are.
-func (t *timeline) window() int {
-	most := len(t.units())
-	// Each is bounded on its own, so that the sum cannot overflow.
-	return min(most, min(most, t.spec.Prefetch)+min(most, t.spec.Behind)+1)
 }
 
 // used are the units in use and loose modules, in order of their first stay.

@@ -132,10 +132,33 @@ func verifyPlaces(p *Plan) error {
 	case !dynamic && p.Dynamic != 0:
 		return fmt.Errorf("%d bytes are dynamic and no place is", p.Dynamic)
 	}
+	return verifyDeciders(p)
+}
+
+// verifyDeciders looks at what decides the sizes of slots: a bucket or a unit as
+// large, or a bucket that ends where the slot does.
+func verifyDeciders(p *Plan) error {
+	for _, slot := range p.Slots {
+		if slot.Bytes == 0 {
+			continue
+		}
+		unit, b := slot.Decides.Unit, slot.Decides.Bucket
+		var whole int64
+		for _, x := range p.Spec.Units[unit].Buckets {
+			whole += p.Spec.Bytes(x)
+		}
+		ok := whole == slot.Bytes || p.Spec.Bytes(p.Spec.Units[unit].Buckets[b]) == slot.Bytes
+		for i, u := range p.Uses {
+			ok = ok || u.Unit == unit && p.Places[i][b].Offset+p.Places[i][b].Bytes == slot.Offset+slot.Bytes
+		}
+		if !ok {
+			return fmt.Errorf("bucket %d of unit %d does not decide slot %+v", b, unit, slot)
+		}
+	}
 	return nil
 }
 
-var types = []Type{{"bf16", 2}, {"fp32", 4}, {"fp8", 1}}
+var types = []Type{{"bf16", 2}, {"fp32", 4}, {"fp8", 1}, {"int8", 1}}
 
 // anySpec draws a model and an order in which uses nest and overlap.
 func anySpec(t *rapid.T) Spec {

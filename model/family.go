@@ -136,6 +136,7 @@ func gpt2(c *config, m *Model) {
 	d := Dense{Width: c.optional(1, 4*m.Hidden, "n_inner")}
 	c.atMost("n_inner", d.Width, "the largest width", maxSize)
 	for range c.sizeTo(maxLayers, "n_layer") {
+		a, d := a, d
 		m.Layers = append(m.Layers, Layer{Attention: &a, Dense: &d})
 	}
 }

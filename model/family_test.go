@@ -4,6 +4,7 @@
 package model_test
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -55,6 +56,8 @@ func TestWhichLayers(t *testing.T) {
 		{"gpt-oss-20b", []any{"num_hidden_layers", 2, "layer_types", []string{"full_attention", "sliding_attention"}}, "AW"},
 		{"jamba-1.5-large", []any{"num_hidden_layers", 9}, "mMmMaMmMm"},
 		{"jamba-1.5-large", []any{"num_hidden_layers", 9, "num_experts", 1}, "mmmmammmm"},
+		{"jamba-1.5-large", []any{"num_hidden_layers", 9, "attn_layer_period", nil, "attn_layer_offset", nil, "expert_layer_period", nil, "expert_layer_offset", nil}, "mMmMaMmMm"},
+		{"jamba-1.5-large", []any{"num_hidden_layers", 4, "attn_layer_period", 3, "attn_layer_offset", 2, "expert_layer_offset", 0}, "MmAm"},
 		{"nemotron-3-nano-30b-a3b", []any{"num_hidden_layers", 4, "hybrid_override_pattern", "ME*-", "intermediate_size", 7}, "mEad"},
 		{"nemotron-3-nano-30b-a3b", []any{"num_hidden_layers", nil, "hybrid_override_pattern", nil, "intermediate_size", 7,
 			"layers_block_type", []string{"mamba", "moe", "attention", "mlp", "linear_attention", "full_attention"}}, "mEadma"},
@@ -138,5 +141,52 @@ func TestRouters(t *testing.T) {
 	plain := read(t, "deepseek-v3").with("topk_method", nil, "scoring_func", nil).must(t)
 	if e := plain.Layers[60].MoE; !e.Bias || !e.Sigmoid {
 		t.Error("DeepSeek-V3 without the keys of its router is not balanced by a bias on sigmoids")
+	}
+}
+
+// Positions come from the layers that keep a state, where there are such.
+func TestRotary(t *testing.T) {
+	for name, want := range map[string]bool{"llama-3-8b": true, "qwen3-next-80b-a3b": true, "jamba-1.5-large": false, "nemotron-h-8b": false} {
+		for i, l := range preset(t, name).Layers {
+			if l.Attention != nil && l.Attention.Rotary != want {
+				t.Errorf("%s, layer %d: rotary is %t", name, i, l.Attention.Rotary)
+			}
+		}
+	}
+}
+
+// A model that also sees says beside its language model whether that is tied.
+func TestTiedOutside(t *testing.T) {
+	text := read(t, "llama-3-8b").with("tie_word_embeddings", nil)
+	for _, tied := range []bool{false, true} {
+		m := object{"model_type": "seeing", "tie_word_embeddings": tied, "text_config": text}.must(t)
+		inside := object{"model_type": "seeing", "tie_word_embeddings": !tied, "text_config": text.with("tie_word_embeddings", tied)}.must(t)
+		if m.Tied != tied || inside.Tied != tied {
+			t.Errorf("tied %t is read as %t outside and %t inside", tied, m.Tied, inside.Tied)
+		}
+	}
+}
+
+// Layers share nothing: whoever changes one changes no other.
+func TestLayersAreApart(t *testing.T) {
+	gpt2 := object{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}.must(t)
+	models := []*model.Model{gpt2}
+	for _, name := range model.Presets() {
+		models = append(models, preset(t, name))
+	}
+	for _, m := range models {
+		layers := m.Layers
+		if m.MTP != nil {
+			layers = append(layers, m.MTP.Layers...)
+		}
+		seen := map[any]bool{}
+		for i, l := range layers {
+			for _, part := range []any{l.Attention, l.MLA, l.Mamba, l.DeltaNet, l.Dense, l.MoE} {
+				if seen[part] && !reflect.ValueOf(part).IsNil() {
+					t.Fatalf("%s: layer %d shares a %T", m.Name, i, part)
+				}
+				seen[part] = true
+			}
+		}
 	}
 }
