@@ -29,6 +29,14 @@ type Setup struct {
 	Graph     Graph
 	Routing   Routing
 
+	// ExpandableSegments says that the allocator maps memory into growing
+	// segments, which leaves no holes.
+	ExpandableSegments bool
+
+	// LastReplica asks about the last data-parallel rank where ranks differ,
+	// instead of the heaviest.
+	LastReplica bool
+
 	// Budget is the most bytes a rank may allocate on its device; zero is what
 	// the hardware leaves.
 	Budget int64
@@ -94,7 +102,12 @@ type FSDP struct {
 	OuterOptimizer bool
 	DoubleBuffer   bool
 	Pool           string // "", "fixed", "max", "arena", "trace"
-	Prefetch       int    // units gathered ahead; zero stands for one
+	// Prefetch is how many units are gathered ahead; zero stands for what
+	// Megatron-FSDP does: as many as the mean unit has, or 500 million parameters.
+	Prefetch int
+	// EarlyGather gathers the first units for the next step as soon as the
+	// optimiser is done (overlap-param-gather).
+	EarlyGather bool
 }
 
 // ShardLevel is what a data-parallel rank holds only its share of.
@@ -131,8 +144,9 @@ type Precision struct {
 	ParamGather bool
 	MainGrads   Format // FP32 unless set by GradsInBF16
 	GradsInBF16 bool
-	// BF16EndLayers keep so many first and last layers in bf16 (first-last-layers-bf16).
-	BF16EndLayers int
+	// PlainFirst and PlainLast are how many layers at each end compute in the
+	// format of the parameters (first-last-layers-bf16).
+	PlainFirst, PlainLast int
 	// ActivationInputFP8 stores the input of the activation function in fp8.
 	ActivationInputFP8 bool
 }
@@ -150,7 +164,9 @@ type Optimizer struct {
 	MainParams, MainGrads Format
 	Moment1, Moment2      Format
 	OffloadFraction       float64 // of the state, to host memory
-	LayerwiseSharding     bool    // Muon: whole matrices to ranks
+	// LayerwiseSharding gives whole matrices to data-parallel ranks (Muon);
+	// with Distributed, what Muon does not update is sharded evenly.
+	LayerwiseSharding bool
 }
 
 // Kernels are the implementations that decide what is saved for backward.
@@ -172,7 +188,24 @@ type Kernels struct {
 	CapacityFactor      float64 // experts' capacity; zero is dropless
 	PadToCapacity       bool
 	SharedExpertOverlap bool
+	// UnfusedActivation keeps the bias and the activation function apart
+	// (no-bias-gelu-fusion, no-bias-swiglu-fusion).
+	UnfusedActivation bool
+	// WeightedSquaredReLU fuses the experts' squared ReLU with the routing
+	// probabilities (use-fused-weighted-squared-relu).
+	WeightedSquaredReLU bool
+	// RouterFusion fuses the router's scores and choice (moe-router-fusion).
+	RouterFusion bool
+	// TPCommOverlap overlaps TP communication with products through user
+	// buffers (tp-comm-overlap).
+	TPCommOverlap bool
+	// NoAttentionMask says that batches carry no mask of seq x seq
+	// (no-create-attention-mask-in-dataloader).
+	NoAttentionMask bool
+	// DeferEmbeddingWgrad puts off the output layer's weight gradients of up to
+	// WgradDeferral microbatches, of all if that is zero.
 	DeferEmbeddingWgrad bool
+	WgradDeferral       int
 	Deterministic       bool
 	// CPComm is "p2p", "a2a", "allgather" or "a2a+p2p".
 	CPComm string
@@ -192,8 +225,11 @@ type Offload struct {
 	Modules []string
 	// Fraction of groups that move, and the share of bytes, are two meanings:
 	// ByBytes chooses. Zero stands for one.
-	Fraction    float64
-	ByBytes     bool
+	Fraction float64
+	ByBytes  bool
+	// Fractions, if given, has each pipeline rank's own fraction instead; zero
+	// then stands for nothing.
+	Fractions   []float64
 	MinElements int64 // zero stands for 1,048,576
 	Delta       int64 // bytes a pipeline rank keeps more than the one before it
 	MaxInflight int
@@ -215,6 +251,12 @@ type Stash struct {
 // Graph says what is captured.
 type Graph struct {
 	Scopes []string // "attn", "mlp", "moe_router", "moe", "full_iteration"
+	// Local is Megatron's own implementation, which records the first step and
+	// keeps no inputs, instead of TransformerEngine's.
+	Local bool
+	// Warmup is how many steps run without graphs before these are captured;
+	// zero stands for Megatron's 3, a negative number for none.
+	Warmup int
 }
 
 // Routing says how unevenly tokens reach expert ranks.
@@ -222,6 +264,8 @@ type Routing struct {
 	// Imbalance is the rows of the fullest expert rank over the mean; zero
 	// stands for one.
 	Imbalance float64
-	// Trace, if given, has the rows of every layer and microbatch.
+	// Natural takes [NaturalImbalance] of the layout instead, whatever that is.
+	Natural bool
+	// Trace names the file that Imbalance was read from, if it was.
 	Trace string
 }

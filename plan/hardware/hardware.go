@@ -1,7 +1,23 @@
 // Package hardware has what the planner must know of accelerators: memory,
 // arithmetic speed by number format, and the bandwidth of their links. The
-// figures are data files beside this one, with their sources.
+// figures are data files beside this one, with their sources; a user can give a
+// file of his own.
 package hardware
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+)
 
 // GPU is one accelerator and the links it has.
 type GPU struct {
@@ -26,4 +42,170 @@ type GPU struct {
 	// NVIDIA GPU.
 	Generation int    `json:"generation"`
 	Source     string `json:"source"`
+}
+
+//go:embed data/*.json
+var files embed.FS
+
+// formats are the keys that Flops may have.
+var formats = []string{"bf16", "fp8", "mxfp8", "nvfp4"}
+
+// aliases are other words for a device, as they stand in names that people give.
+var aliases = map[string]string{
+	"v6e": "tpu-v6e", "trillium": "tpu-v6e",
+	"v7x": "tpu-v7x", "tpu7x": "tpu-v7x", "ironwood": "tpu-v7x",
+	"mi300": "mi300x",
+}
+
+// Names lists the devices that are built in.
+func Names() []string {
+	entries, err := files.ReadDir("data")
+	if err != nil {
+		panic("hardware: the data files are not embedded: " + err.Error())
+	}
+	names := []string{}
+	for _, e := range entries {
+		names = append(names, strings.TrimSuffix(e.Name(), ".json"))
+	}
+	return names
+}
+
+// ByName finds a built-in device under the names that people write: "h100",
+// "GB200", "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB".
+func ByName(name string) (*GPU, error) {
+	tokens := strings.FieldsFunc(strings.ToLower(name), func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) })
+	known := Names()
+	found := ""
+	for _, t := range tokens {
+		if full, ok := aliases[t]; ok {
+			t = full
+		}
+		if slices.Contains(known, t) {
+			found = t
+			break
+		}
+	}
+	if found == "" {
+		return nil, fmt.Errorf("hardware %q is unknown; there are %s, or give a JSON file with its figures", name, strings.Join(known, ", "))
+	}
+	data, err := files.ReadFile("data/" + found + ".json")
+	if err != nil {
+		return nil, fmt.Errorf("hardware %q: %w", name, err)
+	}
+	gpu, err := Parse(data)
+	if err != nil {
+		return nil, err
+	}
+	return gpu, checkSize(name, tokens, gpu)
+}
+
+// checkSize refuses a name that states another size of memory, such as
+// "A100-40GB": the built-in figures are of the usual size. Makers' gigabytes lie
+// between 10^9 and 2^30 bytes, hence the room of an eighth.
+func checkSize(name string, tokens []string, gpu *GPU) error {
+	for _, t := range tokens {
+		digits, ok := strings.CutSuffix(t, "gb")
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseFloat(digits, 64)
+		if have := float64(gpu.Memory) / 1e9; err == nil && math.Abs(n/have-1) > 0.125 {
+			return fmt.Errorf("hardware %q: the built-in %s has %.0f GB; give a JSON file for another size", name, gpu.Name, have)
+		}
+	}
+	return nil
+}
+
+// defaultReserve is what context, libraries and communicators take of a device
+// whose file does not say.
+const defaultReserve = 5 << 30
+
+// Parse reads the figures of a device as JSON, in the form of the built-in data
+// files. Unknown keys are refused, and so is anything negative.
+func Parse(data []byte) (*GPU, error) {
+	var g GPU
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&g); err != nil {
+		return nil, fmt.Errorf("hardware file: %s; the keys are those of %s", sentence(err), strings.Join(keys(), ", "))
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("hardware file: more follows after the object; keep one object")
+	}
+	if err := g.check(); err != nil {
+		return nil, fmt.Errorf("hardware file: %w", err)
+	}
+	return &g, nil
+}
+
+func sentence(err error) string {
+	return strings.TrimPrefix(err.Error(), "json: ")
+}
+
+// keys are the names that a file may have.
+func keys() []string {
+	var m map[string]any
+	text, err := json.Marshal(GPU{})
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	if err != nil {
+		panic("hardware: a GPU does not marshal: " + err.Error())
+	}
+	return slices.Sorted(maps.Keys(m))
+}
+
+// check refuses impossible figures and fills in what follows from others.
+func (g *GPU) check() error {
+	if g.Name == "" {
+		return fmt.Errorf(`"name" is missing`)
+	}
+	for _, f := range []struct {
+		key   string
+		value float64
+		need  bool
+	}{
+		{"memory_bytes", float64(g.Memory), true},
+		{"usable_bytes", float64(g.Usable), false},
+		{"hbm", g.HBM, true},
+		{"host_out", g.HostOut, true},
+		{"host_in", g.HostIn, true},
+		{"host_both", g.HostBoth, false},
+		{"fast_link", g.FastLink, false},
+		{"fast_group", float64(g.FastGroup), false},
+		{"network", g.Network, false},
+		{"generation", float64(g.Generation), false},
+	} {
+		if f.value < 0 {
+			return fmt.Errorf("%q is %g; it must not be negative", f.key, f.value)
+		}
+		if f.need && f.value == 0 {
+			return fmt.Errorf("%q is missing or zero; it must be positive", f.key)
+		}
+	}
+	if g.Flops["bf16"] == 0 {
+		return fmt.Errorf(`"flops" has no "bf16"; it must be there and positive`)
+	}
+	for key, rate := range g.Flops {
+		if !slices.Contains(formats, key) {
+			return fmt.Errorf(`"flops" has %q; the formats are %s`, key, strings.Join(formats, ", "))
+		}
+		if rate <= 0 {
+			return fmt.Errorf(`"flops" of %q is %g; it must be positive`, key, rate)
+		}
+	}
+	if g.Usable == 0 {
+		g.Usable = max(g.Memory-defaultReserve, g.Memory*3/4)
+	}
+	if g.Usable > g.Memory {
+		return fmt.Errorf(`"usable_bytes" %d is more than "memory_bytes" %d`, g.Usable, g.Memory)
+	}
+	if g.HostBoth == 0 {
+		g.HostBoth = g.HostOut + g.HostIn
+	}
+	if g.HostBoth > g.HostOut+g.HostIn {
+		return fmt.Errorf(`"host_both" %g is more than "host_out" and "host_in" together`, g.HostBoth)
+	}
+	g.FastGroup = max(g.FastGroup, 1)
+	return nil
 }

@@ -1,0 +1,64 @@
+// This file owns what one layer saves for one microbatch.
+
+package plan
+
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/model"
+)
+
+// Activations are the saved tensors of one layer and microbatch on one rank, by
+// group, before recomputation and offloading take anything away. The setup must
+// be normalised.
+func Activations(s *Setup, l model.Layer) []GroupBytes {
+	t := newDims(s).layer(l)
+	groups := make([]GroupBytes, len(t.saved))
+	for i, x := range t.saved {
+		groups[i] = x.GroupBytes
+	}
+	return groups
+}
+
+// layer is the tape of one layer.
+func (d *dims) layer(l model.Layer) *tape {
+	t := &tape{attends: l.Attention != nil || l.MLA != nil}
+	switch {
+	case l.Attention != nil:
+		d.attention(t, l.Attention)
+	case l.MLA != nil:
+		d.mla(t, l.MLA)
+	case l.Mamba != nil:
+		d.mamba(t, l.Mamba)
+	case l.DeltaNet != nil:
+		d.deltaNet(t, l.DeltaNet)
+	}
+	scope := "attn"
+	if l.Mamba != nil {
+		scope = "mamba"
+	}
+	mixer := len(t.ops)
+	t.mark(0, mixer, scope)
+	switch {
+	case l.Dense != nil:
+		d.dense(t, l.Dense)
+		t.mark(mixer, len(t.ops), "mlp")
+	case l.MoE != nil:
+		d.moe(t, l.MoE)
+		t.mark(mixer, t.next(mixer, "shared fc2", "router")+1, "moe_router")
+		t.mark(t.next(mixer, "shared fc2", "router")+1, len(t.ops), "moe")
+	}
+	return t
+}
+
+// kindOf is the same for layers that are equal.
+func kindOf(l model.Layer) string {
+	return fmt.Sprintf("%v|%v|%v|%v|%v|%v", deref(l.Attention), deref(l.MLA), deref(l.Mamba), deref(l.DeltaNet), deref(l.Dense), deref(l.MoE))
+}
+
+func deref[T any](p *T) any {
+	if p == nil {
+		return nil
+	}
+	return *p
+}

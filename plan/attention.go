@@ -1,0 +1,237 @@
+// This file owns what attention saves: plain and grouped heads, latent
+// attention, and the kernels between queries and outputs.
+
+package plan
+
+import "github.com/stowage-dev/stowage/model"
+
+// wgrad is a weight's gradient while backward adds it to the main one. Fused
+// accumulation writes to the main gradient at once; what it returns instead is
+// counted among the fixed items.
+func (d *dims) wgrad(out, in int64) int64 {
+	if d.s.Kernels.GradFusion {
+		return 0
+	}
+	return d.elem * out * in
+}
+
+// column is a product whose outputs are divided over TP ranks. Where the
+// sequence is divided, backward gathers the input again and scatters the sum of
+// the input's gradients.
+func (d *dims) column(name string, in, out int64) op {
+	o := op{name: name, gin: d.elem * d.local * in, work: d.wgrad(out, in)}
+	if d.sp() {
+		o.temp = d.elem * d.tokens * in
+		o.work += 2 * d.elem * d.tokens * in
+	}
+	return o
+}
+
+// row is a product whose inputs are divided over TP ranks.
+func (d *dims) row(name string, in, out int64) op {
+	o := op{name: name, out: d.elem * d.local * out, gin: d.elem * d.tokens * in, work: d.wgrad(out, in)}
+	if d.sp() {
+		o.temp = d.elem * d.tokens * out // before the sum is scattered
+		o.work += d.elem * d.tokens * out
+	}
+	return o
+}
+
+// normed appends the norm in front of a part, fused with the product behind it
+// or alone, and saves its input and output. What backward adds to the residual
+// stream's gradient is made here.
+func (d *dims) normed(t *tape, part, offload string, fused bool, product op) int {
+	in := GroupBytes{Group: part, Tensor: "input of the norm", Bytes: d.residual(), Elements: d.local * d.h, Offload: part}
+	out := GroupBytes{Group: part, Tensor: "output of the norm", Bytes: d.quantised(d.local * d.h), Elements: d.local * d.h, Offload: offload}
+	if offload != "" {
+		out.Group = offload
+	}
+	norm := op{name: part, gin: d.residual(), release: d.residual()}
+	if fused {
+		product.gin, product.release = norm.gin, norm.release
+		product.work += d.residual() // the product's own, before the norm's
+		i := t.op(product)
+		t.save(i, i, in)
+		t.save(i, i, out)
+		t.save(i, i, d.stats(part))
+		return i
+	}
+	out.Recompute = []string{"layernorm"}
+	i := t.op(norm)
+	j := t.op(product)
+	t.save(i, i, in)
+	t.save(i, j, out)
+	t.save(i, i, d.stats(part))
+	return j
+}
+
+// stats are the norm's: one number a token, two for LayerNorm, in fp32.
+func (d *dims) stats(part string) GroupBytes {
+	n := 4 * d.local
+	if d.m.Norm == model.LayerNorm {
+		n *= 2
+	}
+	return GroupBytes{Group: part, Tensor: "statistics of the norm", Bytes: n}
+}
+
+// joined appends the addition to the residual stream.
+func (d *dims) joined(t *tape, part string) {
+	o := op{name: part, out: d.residual(), gout: d.residual(), hold: d.residual()}
+	if d.s.Kernels.Dropout > 0 {
+		o.gin = d.residual()
+		i := t.op(o)
+		t.save(i, i, GroupBytes{Group: part, Tensor: "dropout mask", Bytes: d.local * d.h})
+		return
+	}
+	t.op(o)
+}
+
+// heads is the shape of the core of attention on one rank.
+type heads struct {
+	q, kv int64 // heads
+	qk, v int64 // widths of a head
+}
+
+func (d *dims) attention(t *tape, a *model.Attention) {
+	n := heads{q: int64(a.Heads) / d.tp, kv: max(int64(a.KVHeads)/d.tp, 1), qk: int64(a.HeadDim), v: int64(a.HeadDim)}
+	width := n.q*n.qk + n.kv*(n.qk+n.v)
+	gate := int64(0)
+	if a.Gate {
+		gate = n.q * n.v
+	}
+	qkv := d.column("qkv product", d.h, width+gate)
+	qkv.out = d.elem * d.tokens * (width + gate)
+	d.normed(t, "attn_norm", "qkv_linear", !d.s.Kernels.Local, qkv)
+	if a.QKNorm {
+		// Norms of heads save their inputs beside what goes into the core.
+		i := t.op(op{name: "q, k norms", gin: d.elem * d.tokens * width})
+		t.save(i, i, GroupBytes{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.elem * d.tokens * (n.q + n.kv) * n.qk})
+		t.save(i, i, GroupBytes{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * d.tokens * (n.q + n.kv)})
+	}
+	d.core(t, n)
+	if gate > 0 {
+		i := t.op(op{name: "output gate", gin: 2 * d.elem * d.tokens * gate})
+		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "gate", Bytes: d.elem * d.tokens * gate})
+		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "gated output", Bytes: d.elem * d.tokens * gate})
+	}
+	d.project(t, n)
+}
+
+// project is the output projection and the addition behind it. Its input is the
+// core's output; under eight bits the product saves a copy of its own.
+func (d *dims) project(t *tape, n heads) {
+	i := t.op(d.row("output projection", n.q*n.v, d.h))
+	if d.low() {
+		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})
+	}
+	d.joined(t, "attn_add")
+}
+
+func (d *dims) mla(t *tape, a *model.MLA) {
+	n := heads{q: int64(a.Heads) / d.tp, kv: int64(a.Heads) / d.tp, qk: int64(a.Nope + a.Rope), v: int64(a.V)}
+	lq, lk, dr := int64(a.QRank), int64(a.KVRank), int64(a.Rope)
+	e := d.elem
+	// The narrow products are not divided over TP: every rank does its own
+	// tokens.
+	down := op{name: "down projections", out: e * d.local * (lq + lk + dr), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
+	i := d.normed(t, "attn_norm", "qkv_linear", false, down)
+	t.save(i, i+1, GroupBytes{Group: "qkv_linear", Tensor: "latents", Bytes: e * d.local * (lq + lk), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.op(op{name: "latent norms", gin: e * d.local * (lq + lk + dr)})
+	up := t.op(op{
+		name: "up projections", temp: e * d.tokens * n.q * (n.qk + int64(a.Nope) + n.v),
+		gin: e * d.local * (lq + lk), work: e*d.tokens*n.q*(n.qk+int64(a.Nope)+n.v) + d.wgrad(n.q*n.qk, lq) + d.wgrad(n.q*(int64(a.Nope)+n.v), lk),
+	})
+	t.save(up-1, up, GroupBytes{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.save(up-1, up, GroupBytes{Group: "qkv_linear", Tensor: "rope key", Bytes: e * d.tokens * dr})
+	d.core(t, n)
+	d.project(t, n)
+}
+
+// core is attention between queries, keys and values and its output.
+func (d *dims) core(t *tape, n heads) {
+	if d.unfused() {
+		d.unfusedCore(t, n)
+		return
+	}
+	e := d.elem
+	q, k, v := e*d.tokens*n.q*n.qk, e*d.tokens*n.kv*n.qk, e*d.tokens*n.kv*n.v
+	out := e * d.tokens * n.q * n.v
+	i := t.op(op{name: "core attention", gin: q + k + v, work: 4 * d.tokens * n.q * n.qk})
+	up := []string(nil)
+	if n.qk != n.v {
+		up = []string{"mla_up_proj"}
+	}
+	for _, x := range []struct {
+		name  string
+		bytes int64
+	}{{"queries", q}, {"keys", k}, {"values", v}} {
+		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: x.name, Bytes: x.bytes, Elements: x.bytes / e, Offload: "core_attn", Recompute: up})
+	}
+	t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	if d.flash(n) && d.s.Batch.Micro > 1 {
+		// FlashAttention wants the batch in front of the sequence: what it saves
+		// and what the projection saves are two orders of the same.
+		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: out / e})
+	}
+	if d.s.Layout.CP > 1 && d.s.Kernels.CPComm == "a2a" {
+		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "output before the all-to-all", Bytes: out, Elements: out / e})
+	}
+	t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "log-sum-exp", Bytes: 4 * d.tokens * n.q, Recompute: []string{"core_attn"}})
+}
+
+// unfused tells whether probabilities are materialised.
+func (d *dims) unfused() bool {
+	return d.s.Kernels.Attention == "unfused" || d.s.Kernels.Local && d.s.Kernels.Attention == ""
+}
+
+// flash tells whether TransformerEngine takes FlashAttention rather than cuDNN's
+// kernels: it does so before Hopper, and on Blackwell where dropout is to be
+// deterministic; it cannot where queries and values differ in width.
+func (d *dims) flash(n heads) bool {
+	k := d.s.Kernels
+	switch {
+	case n.qk != n.v || k.Attention == "fused":
+		return false
+	case k.Attention == "flash":
+		return true
+	}
+	return d.generation() < 9 || d.generation() >= 10 && k.Deterministic && k.AttentionDropout > 0
+}
+
+// unfusedCore saves the probabilities, with dropout a mask and the dropped
+// probabilities besides. Keys and values are repeated to as many heads as
+// queries have.
+func (d *dims) unfusedCore(t *tape, n heads) {
+	e := d.elem
+	seq := int64(d.s.Batch.Seq) / int64(d.s.Layout.CP)
+	probs := e * d.tokens * seq * n.q
+	q, k, v := e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.v
+	core := []string{"core_attn"}
+	up := []string(nil)
+	if n.qk != n.v {
+		up = []string{"mla_up_proj"}
+	}
+	a := t.op(op{name: "attention scores", out: probs, temp: probs, gin: q + k})
+	// Two matrices are there at once: the scores and the softmax of them.
+	b := t.op(op{name: "attention softmax", gin: probs, work: -probs})
+	c := b
+	// Offloading a module moves whatever its operations save.
+	last := GroupBytes{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: probs / e, Offload: "core_attn", Recompute: core}
+	if d.s.Kernels.AttentionDropout > 0 {
+		c = t.op(op{name: "attention dropout", temp: probs, gin: probs})
+		t.save(b, b, last)
+		t.save(c, c, GroupBytes{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: probs / e, Offload: "core_attn", Recompute: core})
+		last.Tensor = "dropped attention probabilities"
+	}
+	m := t.op(op{name: "attention times values", temp: probs, gin: probs, work: v})
+	if c == b {
+		t.save(b, b, last) // the softmax needs them after the product does
+	} else {
+		t.save(c, m, last)
+	}
+	t.save(a, a, GroupBytes{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: q / e, Offload: "core_attn", Recompute: up})
+	t.save(a, a, GroupBytes{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: k / e, Offload: "core_attn", Recompute: up})
+	t.save(a, m, GroupBytes{Group: "core_attn", Tensor: "values", Bytes: v, Elements: v / e, Offload: "core_attn", Recompute: up})
+	out := e * d.tokens * n.q * n.v
+	t.save(m, m+1, GroupBytes{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+}

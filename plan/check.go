@@ -1,0 +1,310 @@
+// This file owns what a setup must satisfy, and filling in what it left open.
+
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/model"
+)
+
+// Check tells whether a setup makes sense. The error is one sentence that names
+// the field and the nearest setting that would do.
+func (s *Setup) Check() error {
+	_, err := s.Normalise()
+	return err
+}
+
+// Normalise is a copy of a setup with everything filled in that was left open:
+// degrees of one, even stages, the formats that follow from each other. It
+// refuses what cannot run.
+func (s *Setup) Normalise() (*Setup, error) {
+	if s.Model == nil || len(s.Model.Layers) == 0 {
+		return nil, fmt.Errorf("plan: the setup has no model; name a preset or give a config.json")
+	}
+	if err := s.Model.Check(); err != nil {
+		return nil, err
+	}
+	n := *s
+	n.fill()
+	for _, check := range []func() error{n.checkSizes, n.checkDivisions, n.checkStages, n.checkSettings} {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
+	return &n, nil
+}
+
+func (s *Setup) fill() {
+	l := &s.Layout
+	for _, p := range []*int{&l.TP, &l.PP, &l.VPP, &l.CP, &l.EP} {
+		if *p == 0 {
+			*p = 1
+		}
+	}
+	if l.ETP == 0 {
+		// Megatron-LM divides experts over TP ranks unless told otherwise.
+		l.ETP = l.TP
+	}
+	if l.World == 0 {
+		l.World = max(l.TP*l.CP, l.EP*l.ETP) * l.PP
+	}
+	if l.GroupSize == 0 {
+		l.GroupSize = l.PP
+	}
+	if l.VocabMultiple == 0 {
+		l.VocabMultiple = 128
+	}
+	if len(l.Stages) == 0 && l.PP <= mostStages && l.VPP <= mostStages {
+		l.Stages = DefaultStages(s.Model, l.PP, l.VPP)
+	}
+	if s.Batch.Micro == 0 {
+		s.Batch.Micro = 1
+	}
+	if s.Batch.Global == 0 && l.valid() {
+		// Enough microbatches that the pipeline is full.
+		s.Batch.Global = s.Batch.Micro * max(l.DP(), 1) * l.PP * max(l.VPP, 2)
+	}
+	if s.Optimizer.Kind == "" {
+		s.Optimizer.Kind = "adam"
+	}
+	if s.Optimizer.Instances == 0 {
+		s.Optimizer.Instances = 1
+	}
+	if s.Layout.FSDP.Shard >= ShardOptimizer {
+		s.Optimizer.Distributed = true
+	}
+	if s.Layout.FSDP.Outer == 0 {
+		s.Layout.FSDP.Outer = 1
+	}
+	if s.Offload.Fraction == 0 {
+		s.Offload.Fraction = 1
+	}
+	if s.Offload.MinElements == 0 {
+		s.Offload.MinElements = 1 << 20
+	}
+	if s.Routing.Natural {
+		s.Routing.Imbalance = NaturalImbalance(s.Model, *l)
+	}
+	if s.Routing.Imbalance == 0 {
+		s.Routing.Imbalance = 1
+	}
+	if s.Recompute.Full && s.Recompute.Method == "" {
+		s.Recompute.Method = "uniform"
+	}
+	if s.Recompute.Full && s.Recompute.Layers == 0 {
+		s.Recompute.Layers = 1
+	}
+}
+
+// valid tells whether the degrees can be divided by.
+func (l Layout) valid() bool {
+	return l.TP > 0 && l.PP > 0 && l.CP > 0 && l.EP > 0 && l.ETP > 0
+}
+
+func (s *Setup) checkSizes() error {
+	l := s.Layout
+	for _, f := range []struct {
+		name string
+		v    int
+	}{
+		{"tp", l.TP}, {"pp", l.PP}, {"vpp", l.VPP}, {"cp", l.CP}, {"ep", l.EP}, {"etp", l.ETP}, {"world", l.World},
+		{"micro-batch-size", s.Batch.Micro}, {"global-batch-size", s.Batch.Global}, {"seq-length", s.Batch.Seq},
+		{"group size", l.GroupSize}, {"vocabulary multiple", l.VocabMultiple}, {"hidden size", s.Model.Hidden}, {"vocabulary", s.Model.Vocab},
+	} {
+		if f.v < 1 {
+			return fmt.Errorf("plan: %s is %d; it must be at least 1", f.name, f.v)
+		}
+		if f.v > mostOfAnything {
+			return fmt.Errorf("plan: %s is %d; it can be at most %d", f.name, f.v, mostOfAnything)
+		}
+	}
+	if n := l.PP * l.VPP; n > mostStages {
+		return fmt.Errorf("plan: pp x vpp is %d; it can be at most %d", n, mostStages)
+	}
+	return nil
+}
+
+// Sizes beyond these are mistakes, and their products would not fit 64 bits.
+const (
+	mostOfAnything = 1 << 26
+	mostStages     = 1 << 12
+)
+
+func (s *Setup) checkDivisions() error {
+	if err := s.checkModelDivisions(); err != nil {
+		return err
+	}
+	l := s.Layout
+	dense := l.TP * l.PP * l.CP
+	if l.World%dense != 0 {
+		return fmt.Errorf("plan: world %d does not divide by tp x pp x cp = %d; the nearest that does is %d", l.World, dense, nearest(l.World, dense))
+	}
+	if hasExperts(s.Model) {
+		if expert := l.ETP * l.EP * l.PP; l.World%expert != 0 {
+			return fmt.Errorf("plan: world %d does not divide by etp x ep x pp = %d; the nearest that does is %d", l.World, expert, nearest(l.World, expert))
+		}
+	}
+	if step := s.Batch.Micro * l.DP(); s.Batch.Global%step != 0 {
+		return fmt.Errorf("plan: global-batch-size %d does not divide by micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
+	}
+	if parts := l.CP * l.seqSplit(); s.Batch.Seq%parts != 0 {
+		return fmt.Errorf("plan: seq-length %d does not divide by %d (cp and sequence parallelism); the nearest that does is %d", s.Batch.Seq, parts, nearest(s.Batch.Seq, parts))
+	}
+	return nil
+}
+
+// seqSplit is how many TP ranks divide the sequence.
+func (l Layout) seqSplit() int {
+	if l.SequenceParallel {
+		return l.TP
+	}
+	return 1
+}
+
+// nearest is the multiple of step that is nearest to n, and at least step.
+func nearest(n, step int) int {
+	return max((n+step/2)/step*step, step)
+}
+
+func (s *Setup) checkStages() error {
+	l := s.Layout
+	if n := l.PP * l.VPP; len(l.Stages) != n {
+		return fmt.Errorf("plan: the layout has %d stages, but pp x vpp is %d; give that many", len(l.Stages), n)
+	}
+	at := 0
+	for i, st := range l.Stages {
+		if st.First != at || st.Last < st.First {
+			return fmt.Errorf("plan: stage %d holds layers %d to %d, but layer %d comes next", i, st.First, st.Last, at)
+		}
+		at = st.Last
+	}
+	if at != len(s.Model.Layers) {
+		return fmt.Errorf("plan: the stages hold %d layers, but the model has %d", at, len(s.Model.Layers))
+	}
+	if !l.Stages[0].Embedding || !l.Stages[len(l.Stages)-1].Loss {
+		return fmt.Errorf("plan: the first stage must hold the embedding and the last one the loss")
+	}
+	return nil
+}
+
+func (s *Setup) checkSettings() error {
+	if err := known("recompute module", s.Recompute.Modules, recomputeModules); err != nil {
+		return err
+	}
+	if err := known("offload module", s.Offload.Modules, offloadModules); err != nil {
+		return err
+	}
+	if err := known("graph scope", s.Graph.Scopes, graphScopes); err != nil {
+		return err
+	}
+	if name := s.Layout.FSDP.Pool; name != "" {
+		if _, err := bucket.ParseKind(name); err != nil {
+			return fmt.Errorf("plan: there is no pool %q for sharded parameters; there are %v", name, bucket.Kinds)
+		}
+	}
+	if l := s.Layout; l.VPP > 1 && l.PP == 1 {
+		return fmt.Errorf("plan: vpp %d needs more than one pipeline rank; set vpp to 1, or pp to 2", l.VPP)
+	}
+	if slices.Contains(s.Offload.Modules, "attn_proj") && !slices.Contains(s.Offload.Modules, "core_attn") {
+		return fmt.Errorf("plan: offload module attn_proj needs core_attn beside it; add core_attn")
+	}
+	if f := s.Offload.Fraction; f < 0 || f > 1 {
+		return fmt.Errorf("plan: offload fraction %g is outside of 0 to 1; the nearest is %g", f, min(max(f, 0), 1))
+	}
+	if n := len(s.Offload.Fractions); n > 0 && n != s.Layout.PP {
+		return fmt.Errorf("plan: there are %d offload fractions for %d pipeline ranks; give one for each", n, s.Layout.PP)
+	}
+	for r, f := range s.Offload.Fractions {
+		if !(f >= 0 && f <= 1) {
+			return fmt.Errorf("plan: offload fraction %g of pipeline rank %d is outside of 0 to 1; the nearest is %g", f, r, min(max(f, 0), 1))
+		}
+	}
+	if f := s.Optimizer.OffloadFraction; f < 0 || f > 1 {
+		return fmt.Errorf("plan: optimizer offload fraction %g is outside of 0 to 1; the nearest is %g", f, min(max(f, 0), 1))
+	}
+	return nil
+}
+
+var (
+	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
+	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv"}
+	graphScopes      = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
+)
+
+// known refuses names that are not in a list.
+func known(what string, names, list []string) error {
+	for _, n := range names {
+		if !slices.Contains(list, n) {
+			return fmt.Errorf("plan: unknown %s %q; there are %v", what, n, list)
+		}
+	}
+	return nil
+}
+
+func (s *Setup) checkModelDivisions() error {
+	tp, ep, etp := s.Layout.TP, s.Layout.EP, s.Layout.ETP
+	for i, l := range s.Model.Layers {
+		for _, f := range []struct {
+			name    string
+			v, over int
+			degree  string
+		}{
+			{"attention heads", headsOf(l), tp, "tp"},
+			{"feed-forward width", denseWidth(l), tp, "tp"},
+			{"experts", experts(l), ep, "ep"},
+			{"expert width", expertWidth(l), etp, "etp"},
+		} {
+			if f.v%f.over != 0 {
+				return fmt.Errorf("plan: layer %d has %d %s, which do not divide by %s %d; the nearest %s is %d", i, f.v, f.name, f.degree, f.over, f.degree, divisor(f.v, f.over))
+			}
+		}
+	}
+	return nil
+}
+
+// divisor is the divisor of n that is nearest to want, the smaller one of two.
+func divisor(n, want int) int {
+	for d := range want {
+		if lo := want - d; lo >= 1 && n%lo == 0 {
+			return lo
+		}
+		if n%(want+d) == 0 {
+			return want + d
+		}
+	}
+	return 1
+}
+
+func headsOf(l model.Layer) int {
+	switch {
+	case l.Attention != nil:
+		return l.Attention.Heads
+	case l.MLA != nil:
+		return l.MLA.Heads
+	}
+	return 0
+}
+
+func denseWidth(l model.Layer) int {
+	if l.Dense != nil {
+		return l.Dense.Width
+	}
+	return 0
+}
+
+func experts(l model.Layer) int {
+	if l.MoE != nil {
+		return l.MoE.Experts
+	}
+	return 0
+}
+
+func expertWidth(l model.Layer) int {
+	if l.MoE != nil {
+		return l.MoE.Width
+	}
+	return 0
+}

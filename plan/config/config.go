@@ -1,0 +1,283 @@
+// Package config makes a job out of what a command was given: a model by preset,
+// Hugging Face config.json or Megatron-LM arguments, hardware by name or file,
+// and settings on top.
+//
+// This file owns the resolution; words.go the short words that people may write
+// instead of Megatron-LM's flags, train.go the flags of `stowage train`.
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/megatron"
+)
+
+// Input is what a command was given.
+type Input struct {
+	// Model is a preset's name, or a path: to a config.json or a folder with one,
+	// or to a file of Megatron-LM arguments (shell, YAML or JSON).
+	Model string
+	// Hardware is a built-in name or a path to a JSON file. It may be empty.
+	Hardware string
+	GPUs     int
+	// Settings are flags of Megatron-LM with their values, without dashes, or the
+	// short words of [Words]. They count before what a file says.
+	Settings map[string][]string
+	// Vocab is the vocabulary's size where a file of arguments leaves it to a
+	// tokenizer.
+	Vocab int
+	// Budget is the most bytes a rank may allocate; zero is what the hardware has.
+	Budget int64
+}
+
+// Resolve makes the job. Warnings are sentences about what was assumed or left
+// out. An error is a sentence that names the setting at fault.
+func Resolve(in Input) (*plan.Setup, []string, error) {
+	if in.GPUs < 0 || in.Budget < 0 {
+		return nil, nil, fmt.Errorf("--gpus and --budget must not be negative")
+	}
+	options := megatron.Options{GPUs: in.GPUs, Vocab: in.Vocab}
+	if in.Hardware != "" {
+		gpu, err := loadHardware(in.Hardware)
+		if err != nil {
+			return nil, nil, err
+		}
+		options.Hardware = gpu
+	}
+	m, base, err := loadModel(in.Model)
+	if err != nil {
+		return nil, nil, err
+	}
+	settings, extras, err := translate(in.Settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	notes := []string{}
+	if m != nil {
+		options.Model = m
+		base = usual(m)
+	} else {
+		options.Name = strings.TrimSuffix(filepath.Base(in.Model), filepath.Ext(in.Model))
+	}
+	expandable := base[growing] == true
+	delete(base, growing)
+	args := merge(base, settings)
+	s, warnings, err := megatron.FromArgs(args, options)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.ExpandableSegments = expandable
+	if m != nil {
+		notes = append(notes, assumed(base, settings, s)...)
+	}
+	for _, w := range warnings {
+		notes = append(notes, w.String())
+	}
+	s.Budget = in.Budget
+	if err := extras.apply(s); err != nil {
+		return nil, nil, err
+	}
+	if s.Routing == (plan.Routing{}) {
+		// Nothing was said about routing: as runs have it that do not force it.
+		s.Routing.Natural = !on(args["moe-router-force-load-balancing"])
+	}
+	if err := s.Check(); err != nil {
+		return nil, nil, err
+	}
+	return s, notes, nil
+}
+
+// on tells whether a flag without a value is set, as files and command lines
+// write it.
+func on(v any) bool {
+	if words, ok := v.([]string); ok {
+		return len(words) == 0 || words[0] != "false"
+	}
+	return v != nil && v != false && v != "false"
+}
+
+func loadHardware(name string) (*hardware.GPU, error) {
+	if !strings.HasSuffix(strings.ToLower(name), ".json") {
+		return hardware.ByName(name)
+	}
+	data, err := readFile("--hardware", name)
+	if err != nil {
+		return nil, err
+	}
+	gpu, err := hardware.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("--hardware %s: %w", name, err)
+	}
+	return gpu, nil
+}
+
+// mostBytes bounds a file of arguments or a config.json: a mistyped path to a
+// checkpoint should not be read into memory.
+const mostBytes = 16 << 20
+
+func readFile(flag, name string) ([]byte, error) {
+	info, err := os.Stat(name)
+	if err == nil && info.Size() > mostBytes {
+		return nil, fmt.Errorf("%s %s: the file has %d bytes, which is too large for settings", flag, name, info.Size())
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		var wrong *fs.PathError
+		if errors.As(err, &wrong) {
+			err = wrong.Err
+		}
+		return nil, fmt.Errorf("%s %s cannot be read: %w", flag, name, err)
+	}
+	return data, nil
+}
+
+// loadModel gives a model, or the arguments of a file.
+func loadModel(name string) (*model.Model, map[string]any, error) {
+	if name == "" {
+		return nil, nil, fmt.Errorf("--model is missing; name a preset (%s), a config.json or a file of Megatron-LM arguments", strings.Join(model.Presets(), ", "))
+	}
+	m, unknown := model.Preset(name)
+	if unknown == nil {
+		return m, nil, nil
+	}
+	info, err := os.Stat(name)
+	switch {
+	case err != nil && (strings.ContainsRune(name, filepath.Separator) || filepath.Ext(name) != "" && !errors.Is(err, fs.ErrNotExist)):
+		_, err := readFile("--model", name)
+		return nil, nil, err
+	case err != nil:
+		return nil, nil, fmt.Errorf("--model %s is neither a file nor a preset: %w", name, unknown)
+	case info.IsDir():
+		name = filepath.Join(name, "config.json")
+	}
+	data, err := readFile("--model", name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return parseModel(name, data)
+}
+
+// growing stands among the arguments of a file whose environment makes the
+// allocator's segments grow, in a script or in the YAML of a test.
+const growing = "expandable-segments"
+
+var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segments:\s*[Tt]rue`)
+
+// parseModel tells a config.json from arguments by what is in it.
+func parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
+	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
+		args, err := megatron.Parse(name, data)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--model %s: %w", name, err)
+		}
+		if growingWord.Match(data) {
+			args[growing] = true
+		}
+		return nil, args, nil
+	}
+	var keys map[string]any
+	if err := json.Unmarshal(data, &keys); err != nil {
+		return nil, nil, fmt.Errorf("--model %s is no sound JSON: %w", name, err)
+	}
+	for key := range keys {
+		// Only arguments have hyphens in their names.
+		if strings.Contains(key, "-") {
+			return nil, keys, nil
+		}
+	}
+	m, err := model.ParseHF(data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--model %s: %w", name, err)
+	}
+	if m.Name == "" {
+		m.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	}
+	return m, nil, nil
+}
+
+// usual are the settings that large jobs run with today and that Megatron-LM does
+// not have by default: they count for models that come without arguments.
+func usual(m *model.Model) map[string]any {
+	args := map[string]any{
+		"bf16": true, "use-distributed-optimizer": true, "sequence-parallel": true,
+		"hidden-dropout": 0, "attention-dropout": 0,
+		"micro-batch-size": 1, "seq-length": min(4096, max(m.MaxPositions, 1)),
+		"cross-entropy-loss-fusion": true, "no-create-attention-mask-in-dataloader": true,
+		"overlap-grad-reduce": true, "overlap-param-gather": true,
+	}
+	if slices.ContainsFunc(m.Layers, func(l model.Layer) bool { return l.MoE != nil }) {
+		maps.Copy(args, map[string]any{
+			"expert-tensor-parallel-size": 1, "moe-grouped-gemm": true, "moe-permute-fusion": true,
+			"moe-router-dtype": "fp32", "moe-token-dispatcher-type": "alltoall",
+		})
+	}
+	return args
+}
+
+// excludes lists what a setting drops from those below it.
+var excludes = map[string][]string{
+	"bf16":                                  {"fp16"},
+	"fp16":                                  {"bf16"},
+	"recompute-granularity":                 {"recompute-modules", "recompute-method", "recompute-num-layers", "recompute-activations"},
+	"pipeline-model-parallel-layout":        splits,
+	"num-virtual-stages-per-pipeline-rank":  splits,
+	"num-layers-per-virtual-pipeline-stage": splits,
+	"pipeline-model-parallel-size":          splits,
+	"cuda-graph-impl":                       {"cuda-graph-modules", "cuda-graph-scope", "enable-cuda-graph", "external-cuda-graph"},
+}
+
+var splits = []string{
+	"pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage",
+	"virtual-pipeline-model-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+	"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+}
+
+// merge lays settings over a base.
+func merge(base map[string]any, settings map[string][]string) map[string]any {
+	out := map[string]any{}
+	for key, v := range base {
+		out[strings.ReplaceAll(strings.TrimLeft(key, "-"), "_", "-")] = v
+	}
+	for name := range settings {
+		for _, gone := range excludes[name] {
+			delete(out, gone)
+		}
+	}
+	for name, words := range settings {
+		out[name] = words
+	}
+	return out
+}
+
+// assumed fills in what a model without arguments leaves open, and says so.
+func assumed(base map[string]any, settings map[string][]string, s *plan.Setup) (notes []string) {
+	words := []string{}
+	for _, name := range slices.Sorted(maps.Keys(base)) {
+		if _, given := settings[name]; given || base[name] == "" || (name == "sequence-parallel" && s.Layout.TP == 1) {
+			continue
+		}
+		words = append(words, "--"+name)
+		if v := base[name]; v != true {
+			words = append(words, fmt.Sprint(v))
+		}
+	}
+	if _, given := settings["global-batch-size"]; !given {
+		// Twice as many microbatches as stages fill the pipeline.
+		l := s.Layout
+		s.Batch.Global = s.Batch.Micro * l.DP() * l.PP * max(l.VPP, 2)
+		words = append(words, "--global-batch-size", fmt.Sprint(s.Batch.Global))
+	}
+	return append(notes, "assumed where nothing else was said: "+strings.Join(words, " "))
+}

@@ -1,0 +1,256 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// words writes settings as a command line has them: "pp 8 offload moe_act".
+func words(text string) map[string][]string {
+	out, name := map[string][]string{}, ""
+	for w := range strings.FieldsSeq(text) {
+		if flag, ok := strings.CutPrefix(w, "--"); ok {
+			name = flag
+			out[name] = []string{}
+			continue
+		}
+		out[name] = append(out[name], w)
+	}
+	return out
+}
+
+// SPEC S6.1
+func TestPreset(t *testing.T) {
+	s, notes, err := Resolve(Input{
+		Model: "DeepSeek-V3", Hardware: "GB200", GPUs: 256,
+		Settings: words("--pp 8 --ep 32 --layout Et*3|(tt|)*29m|L --gbs 2048 --precision mxfp8 --offload moe_act --recompute mla_up_proj,mlp --routing 1.2"),
+		Budget:   100 << 30,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.Layout
+	if l.World != 256 || l.PP != 8 || l.VPP != 4 || l.EP != 32 || l.ETP != 1 || l.DP() != 32 || len(l.Stages) != 32 || !l.Stages[30].MTP {
+		t.Errorf("layout is %+v", l)
+	}
+	if s.Batch != (plan.Batch{Micro: 1, Global: 2048, Seq: 4096}) || s.Precision.Compute != plan.MXFP8 || s.Budget != 100<<30 || s.Routing.Imbalance != 1.2 {
+		t.Errorf("setup is %+v", s)
+	}
+	if !slices.Equal(s.Offload.Modules, []string{"moe_act"}) || !slices.Equal(s.Recompute.Modules, []string{"mla_up_proj", "mlp"}) {
+		t.Errorf("policy is %v and %v", s.Offload, s.Recompute)
+	}
+	if s.Hardware.Name != "gb200" || !s.Optimizer.Distributed || s.Kernels.Dropout != 0 {
+		t.Errorf("setup is %+v", s)
+	}
+	if len(notes) != 1 || !strings.Contains(notes[0], "--use-distributed-optimizer") || strings.Contains(notes[0], "--global-batch-size") {
+		t.Errorf("notes are %q", notes)
+	}
+}
+
+// Every preset makes a job without any further word.
+func TestAllPresets(t *testing.T) {
+	for _, name := range model.Presets() {
+		s, notes, err := Resolve(Input{Model: name, Hardware: "h100"})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if s.Layout.World != 1 || s.Batch.Global != 2 || len(notes) < 2 {
+			t.Errorf("%s: %+v, notes %q", name, s.Layout, notes)
+		}
+	}
+}
+
+func write(t *testing.T, name, text string) string {
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const script = `torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py \
+  --num-layers 8 --hidden-size 64 --num-attention-heads 8 --vocab-size 1000 --max-position-embeddings 64 \
+  --seq-length 64 --micro-batch-size 1 --global-batch-size 64 --bf16 --pipeline-model-parallel-size 2 \
+  --num-layers-per-virtual-pipeline-stage 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \
+  --fp8-format hybrid --lr 1e-4
+`
+
+const huggingFace = `{"model_type":"llama","hidden_size":64,"intermediate_size":128,"num_hidden_layers":4,"num_attention_heads":4,
+"num_key_value_heads":2,"vocab_size":1000,"max_position_embeddings":128,"tie_word_embeddings":false}`
+
+func TestFiles(t *testing.T) {
+	path := write(t, "job.sh", script)
+	s, _, err := Resolve(Input{Model: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Layout.World != 16 || s.Layout.VPP != 2 || !s.Recompute.Full || s.Model.Name != "job" || s.Kernels.Dropout != 0.1 || s.Precision.Compute != plan.FP8 {
+		t.Errorf("script: %+v", s)
+	}
+	for text, want := range map[string]bool{
+		"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n": true, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n": false, "": false,
+	} {
+		grows := write(t, "grows.sh", text+script)
+		for given, want := range map[string]bool{"": want, "--expandable": true, "--expandable false": false} {
+			if s, _, err := Resolve(Input{Model: grows, Settings: words(given)}); err != nil || s.ExpandableSegments != want {
+				t.Errorf("%q, then %q: %v, %v", text, given, s, err)
+			}
+		}
+	}
+	s, _, err = Resolve(Input{Model: path, GPUs: 4, Settings: words("--vpp 4 --recompute layernorm --precision bf16 --mbs 2")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Layout.World != 4 || s.Layout.VPP != 4 || s.Recompute.Full || !slices.Equal(s.Recompute.Modules, []string{"layernorm"}) || s.Batch.Micro != 2 || s.Precision.Compute != plan.BF16 {
+		t.Errorf("script with settings on top: %+v", s)
+	}
+	path = write(t, "config.json", huggingFace)
+	for _, p := range []string{path, filepath.Dir(path)} {
+		s, _, err = Resolve(Input{Model: p, GPUs: 4, Settings: words("--tp 2 --seq 64")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Model.Layers) != 4 || s.Layout.DP() != 2 || !s.Layout.SequenceParallel || s.Batch.Seq != 64 {
+			t.Errorf("config.json: %+v", s)
+		}
+	}
+	path = write(t, "args.json", `{"--num-layers":2,"hidden_size":64,"num-attention-heads":4,"seq-length":8,"max-position-embeddings":8,"micro-batch-size":1}`)
+	if s, _, err = Resolve(Input{Model: path, GPUs: 1, Vocab: 100}); err != nil || s.Model.Vocab != 100 {
+		t.Errorf("args.json: %+v, %v", s, err)
+	}
+	path = write(t, "model_config.yaml", "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --max-position-embeddings: 8\n  --micro-batch-size: 1\n  --vocab-size: 50\n")
+	if s, _, err = Resolve(Input{Model: path, GPUs: 1}); err != nil || len(s.Model.Layers) != 2 {
+		t.Errorf("YAML: %+v, %v", s, err)
+	}
+	gpu := write(t, "mine.json", `{"name":"mine","memory_bytes":48000000000,"flops":{"bf16":1e14},"hbm":1e12,"host_out":2e10,"host_in":2e10}`)
+	if s, _, err = Resolve(Input{Model: path, GPUs: 1, Hardware: gpu}); err != nil || s.Hardware.Name != "mine" {
+		t.Errorf("own hardware: %+v, %v", s, err)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		settings string
+		ok       func(*plan.Setup) bool
+	}{
+		{"--fsdp params --pool arena --prefetch 2", func(s *plan.Setup) bool {
+			return s.Layout.FSDP == plan.FSDP{Shard: plan.ShardParameters, DoubleBuffer: true, Pool: "arena", Prefetch: 2, EarlyGather: true}
+		}},
+		{"--fsdp grads", func(s *plan.Setup) bool { return s.Layout.FSDP.Shard == plan.ShardGradients }},
+		{"--fsdp none", func(s *plan.Setup) bool { return s.Layout.FSDP.Shard == plan.NoShard && s.Optimizer.Distributed }},
+		{"--use-distributed-optimizer false", func(s *plan.Setup) bool { return !s.Optimizer.Distributed }},
+		{"--stash 1.5", func(s *plan.Setup) bool {
+			return len(s.Stash.Modules) > 0 && s.Stash.RankCapacity == 1.5 && s.Kernels.Dispatcher == "hybridep" && s.Kernels.OpFuser
+		}},
+		{"--dispatcher deepep", func(s *plan.Setup) bool { return s.Kernels.Dispatcher == "deepep" }},
+		{"--graph attn,moe_router", func(s *plan.Setup) bool { return slices.Equal(s.Graph.Scopes, []string{"attn", "moe_router"}) }},
+		{"--graph full_iteration", func(s *plan.Setup) bool { return slices.Equal(s.Graph.Scopes, []string{"full_iteration"}) }},
+		{"--recompute full", func(s *plan.Setup) bool { return s.Recompute.Full && s.Recompute.Layers == 1 }},
+		{"--recompute none --offload none --graph none", func(s *plan.Setup) bool { return !s.Recompute.Full && len(s.Offload.Modules) == 0 }},
+		{"--offload moe_act expert_fc1 --fraction 0.5", func(s *plan.Setup) bool { return len(s.Offload.Modules) == 2 && s.Offload.Fraction == 0.5 }},
+		{"--offload moe_act --offload-bytes 0.5", func(s *plan.Setup) bool { return s.Offload.ByBytes && s.Offload.Fraction == 0.5 }},
+		{"--loss te", func(s *plan.Setup) bool { return s.Kernels.Loss == "te" }},
+		{"--loss native", func(s *plan.Setup) bool { return s.Kernels.Loss == "" }},
+		{"--precision fp32", func(s *plan.Setup) bool { return s.Precision.Params == plan.FP32 }},
+		{"--precision fp16", func(s *plan.Setup) bool { return s.Precision.Params == plan.FP16 }},
+		{"--precision blockwise", func(s *plan.Setup) bool { return s.Precision.Compute == plan.FP8 && s.Precision.Blockwise }},
+		{"--precision nvfp4", func(s *plan.Setup) bool { return s.Precision.Compute == plan.NVFP4 }},
+		{"--exp-avg-dtype bf16", func(s *plan.Setup) bool { return s.Optimizer.PrecisionAware && s.Optimizer.Moment1 == plan.BF16 }},
+		{"--optimizer-offload-fraction 0.5", func(s *plan.Setup) bool { return s.Optimizer.OffloadFraction == 0.5 }},
+		{"--num-layers 4", func(s *plan.Setup) bool { return len(s.Model.Layers) == 4 }},
+		{"--offload moe_act --offload-bytes 0.5,0.25 --pp 2", func(s *plan.Setup) bool {
+			return s.Offload.ByBytes && slices.Equal(s.Offload.Fractions, []float64{0.5, 0.25})
+		}},
+		{"--routing natural", func(s *plan.Setup) bool { return s.Routing == plan.Routing{Natural: true} }},
+		{"--tp 1", func(s *plan.Setup) bool { return s.Routing.Natural }},
+		{"--moe-router-force-load-balancing", func(s *plan.Setup) bool { return s.Routing == plan.Routing{} }},
+		{"--routing 1.3", func(s *plan.Setup) bool { return s.Routing == plan.Routing{Imbalance: 1.3} }},
+		{"--expandable", func(s *plan.Setup) bool { return s.ExpandableSegments }},
+		{"--routing balanced --trace rows.txt", func(s *plan.Setup) bool { return s.Routing.Trace == "rows.txt" && s.Routing.Imbalance == 1 }},
+		{"--tp 2 --sp false", func(s *plan.Setup) bool { return s.Layout.TP == 2 && !s.Layout.SequenceParallel }},
+	} {
+		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words(c.settings)})
+		if err != nil {
+			t.Errorf("%s: %v", c.settings, err)
+		} else if !c.ok(s) {
+			t.Errorf("%s: %+v", c.settings, s)
+		}
+	}
+}
+
+// Bad input gets one sentence that names the setting and what would do.
+func TestRefused(t *testing.T) {
+	for _, c := range []struct {
+		in   Input
+		want string
+	}{
+		{Input{}, "--model is missing; name a preset (deepseek-v2"},
+		{Input{Model: "mixtal-8x7b"}, "is neither a file nor a preset: model: no preset is named \"mixtal-8x7b\"; the nearest is mixtral-8x7b"},
+		{Input{Model: "no/such/config.json"}, "--model no/such/config.json cannot be read: no such file"},
+		{Input{Model: write(t, "a.json", "{")}, "is no sound JSON"},
+		{Input{Model: write(t, "b.json", "{}")}, "b.json: "},
+		{Input{Model: write(t, "c.sh", "echo")}, "no flags are in the text"},
+		{Input{Model: "mixtral-8x7b", Hardware: "h101"}, "hardware \"h101\" is unknown; there are a100"},
+		{Input{Model: "mixtral-8x7b", Hardware: "none.json"}, "--hardware none.json cannot be read"},
+		{Input{Model: "mixtral-8x7b", GPUs: -1}, "must not be negative"},
+		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--ep 3")}, "8 GPUs do not divide by"},
+		{Input{Model: "mixtral-8x7b", GPUs: 9, Settings: words("--ep 3")}, "--num-experts 8 does not divide by --expert-model-parallel-size 3; the nearest that does is 2"},
+		{Input{Model: "mixtral-8x7b", GPUs: 6, Settings: words("--tp 6")}, "--num-attention-heads 32 does not divide by --tensor-model-parallel-size 6; the nearest that does is 4"},
+		{Input{Model: "deepseek-v3", GPUs: 64, Settings: words("--pp 64")}, "--pipeline-model-parallel-size 64 does not divide 61 layers; use 61, or keep it with --pipeline-model-parallel-layout \"E|(t|)*61|mL\""},
+		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--gbs 10")}, "--global-batch-size 10 does not divide by --micro-batch-size 1 x 8 data-parallel replicas; the nearest that does is 8"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--tp 2 --tensor-model-parallel-size 4")}, "say different things about --tensor-model-parallel-size"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--precision fp7")}, "--precision fp7 is unknown; it is one of bf16"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--offload moe_atc")}, "did you mean moe_act?"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--pool max")}, "they need --fsdp params"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--routing 0.5")}, "--routing 0.5: a number from 1"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--offload-bytes 0.5")}, "--offload-bytes needs --offload"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--hidden-size 64")}, "--hidden-size describes a model, but mixtral-8x7b is given already"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--pipeline-paralel 2 --mbs -1")}, "--micro-batch-size -1"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--seq 0")}, "--seq-length 0"},
+	} {
+		_, _, err := Resolve(c.in)
+		switch {
+		case err == nil:
+			t.Errorf("%+v was accepted, want %q", c.in, c.want)
+		case !strings.Contains(err.Error(), c.want):
+			t.Errorf("%+v: %v\nwant %q", c.in, err, c.want)
+		case strings.Contains(err.Error(), "\n"):
+			t.Errorf("%+v: more than a sentence: %v", c.in, err)
+		}
+	}
+}
+
+func TestTrainFlags(t *testing.T) {
+	s, _, err := Resolve(Input{
+		Model: "mixtral-8x7b", GPUs: 16, Budget: 1 << 30,
+		Settings: words("--pp 2 --vpp 2 --ep 4 --gbs 64 --offload moe_act,core_attn --fraction 0.5 --recompute layernorm --graph attn"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "--model mixtral-8x7b --pp 2 --vpp 2 --ep 4 --dp 8 --microbatches 8 --recompute-modules layernorm --offload-modules moe_act,core_attn --activation-offload-fraction 0.5 --graph attn --budget 1073741824"
+	if got := strings.Join(TrainFlags(s), " "); got != want {
+		t.Errorf("flags are %s\nwant %s", got, want)
+	}
+}
+
+// Whatever words are given, a job or a sentence comes out.
+func FuzzSettings(f *testing.F) {
+	for _, s := range []string{"--pp 2 --vpp 2", "--stash 1.5 --graph attn", "--precision mxfp8 --recompute full", "--layout Et|L", "--fsdp --pool max", "--offload none"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words(text)})
+		if err != nil {
+			return
+		}
+		TrainFlags(s)
+	})
+}

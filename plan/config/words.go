@@ -1,0 +1,317 @@
+// This file owns the short words: what people write on a command line instead of
+// Megatron-LM's flags, and settings that Megatron-LM has no flag for.
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// Word is a short name for a setting.
+type Word struct{ Short, Long, Help string }
+
+// Words are the short names. Those without a long one stand for several flags,
+// or for something that Megatron-LM does not have.
+var Words = []Word{
+	{"tp", "tensor-model-parallel-size", "tensor parallel"},
+	{"pp", "pipeline-model-parallel-size", "pipeline parallel"},
+	{"vpp", "num-virtual-stages-per-pipeline-rank", "model chunks a pipeline rank"},
+	{"cp", "context-parallel-size", "context parallel"},
+	{"ep", "expert-model-parallel-size", "expert parallel"},
+	{"etp", "expert-tensor-parallel-size", "tensor parallel inside experts"},
+	{"sp", "sequence-parallel", "sequence parallel (no value, or false)"},
+	{"layout", "pipeline-model-parallel-layout", "pipeline layout string, such as Et*3|(tt|)*29m|L"},
+	{"mbs", "micro-batch-size", "sequences a microbatch"},
+	{"gbs", "global-batch-size", "sequences a step"},
+	{"seq", "seq-length", "tokens a sequence"},
+	{"fraction", "activation-offload-fraction", "share of the groups that are offloaded"},
+	{"precision", "", "bf16, fp16, fp32, fp8, blockwise, mxfp8 or nvfp4"},
+	{"recompute", "", "modules computed again in backward, full, or none"},
+	{"offload", "", "modules whose saved tensors go to host memory, or none"},
+	{"stash", "", "receive budget of the paged stash over balanced rows, such as 1.5"},
+	{"graph", "", "captured scopes, full_iteration, or none"},
+	{"fsdp", "", "sharding: params, grads, optim or none"},
+	{"pool", "", "pool of gathered parameters: fixed, max, arena or trace"},
+	{"prefetch", "", "units gathered ahead"},
+	{"loss", "", "cross entropy: native, native-fused or te"},
+	{"dispatcher", "", "allgather, alltoall, deepep or hybridep"},
+	{"routing", "", "natural, balanced, or rows of the fullest expert rank over the mean, such as 1.3"},
+	{"trace", "", "file with a routing trace"},
+	{"expandable", "", "allocator segments that grow (expandable_segments:True) and leave no holes"},
+	{"offload-bytes", "", "share of the bytes that are offloaded, or one for each pipeline rank"},
+}
+
+// extras are the settings without a flag.
+type extras struct {
+	pool     string
+	prefetch int
+	routing  plan.Routing
+	expand   *bool     // nil if nothing is said
+	byBytes  []float64 // one, or one for each pipeline rank
+}
+
+// translate writes short words out as flags.
+func translate(given map[string][]string) (map[string][]string, extras, error) {
+	t := translator{out: map[string][]string{}}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		long := ""
+		for _, w := range Words {
+			if w.Short == name && w.Long != "" {
+				long = w.Long
+			}
+		}
+		switch {
+		case long != "":
+			t.set(name, long, given[name]...)
+		case t.several(name, given[name]):
+		default:
+			t.set(name, name, given[name]...)
+		}
+	}
+	t.implied()
+	return t.out, t.extras, t.err
+}
+
+type translator struct {
+	out    map[string][]string
+	extras extras
+	err    error
+}
+
+func (t *translator) set(from, flag string, words ...string) {
+	if old, again := t.out[flag]; again && !slices.Equal(old, words) && t.err == nil {
+		t.err = fmt.Errorf("--%s and --%s say different things about --%s; keep one", from, flag, flag)
+	}
+	t.out[flag] = append([]string{}, words...)
+}
+
+func (t *translator) fail(format string, a ...any) {
+	if t.err == nil {
+		t.err = fmt.Errorf(format, a...)
+	}
+}
+
+// several handles words that stand for several flags or for none.
+func (t *translator) several(name string, words []string) bool {
+	one := strings.Join(words, " ")
+	switch name {
+	case "precision":
+		t.precision(one)
+	case "recompute":
+		t.recompute(words)
+	case "offload":
+		t.offload(words)
+	case "stash":
+		t.set(name, "moe-paged-stash")
+		t.set(name, "moe-expert-rank-capacity-factor", words...)
+		t.set(name, "moe-token-dispatcher-type", "flex")
+		t.set(name, "moe-flex-dispatcher-backend", "hybridep")
+		t.set(name, "use-transformer-engine-op-fuser")
+	case "graph":
+		t.graph(words)
+	case "fsdp":
+		t.fsdp(one)
+	case "loss":
+		t.loss(one)
+	case "dispatcher":
+		t.dispatcher(one)
+	case "pool":
+		t.extras.pool = t.choice(name, one, "fixed", "max", "arena", "trace")
+	case "prefetch":
+		t.extras.prefetch = int(t.number(name, one, 1, 64))
+	case "routing":
+		r := &t.extras.routing
+		switch one {
+		case "natural":
+			r.Natural = true
+		case "balanced":
+			r.Imbalance = 1
+		default:
+			r.Imbalance = t.number(name, one, 1, 1e6)
+		}
+	case "trace":
+		t.extras.routing.Trace = one
+	case "expandable":
+		on := t.choice(name, one, "true", "false", "") != "false"
+		t.extras.expand = &on
+	case "offload-bytes":
+		for _, word := range commas(words) {
+			t.extras.byBytes = append(t.extras.byBytes, t.number(name, word, 0, 1))
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+func (t *translator) choice(name, given string, among ...string) string {
+	if !slices.Contains(among, given) {
+		t.fail("--%s %s is unknown; it is one of %s", name, given, strings.TrimSuffix(strings.Join(among, ", "), ", "))
+	}
+	return given
+}
+
+func (t *translator) number(name, given string, least, most float64) float64 {
+	f, err := strconv.ParseFloat(given, 64)
+	if err != nil || !(f >= least && f <= most) {
+		t.fail("--%s %s: a number from %g to %g is expected", name, given, least, most)
+		return 0
+	}
+	return f
+}
+
+func (t *translator) precision(p string) {
+	if t.choice("precision", p, "bf16", "fp16", "fp32", "fp8", "blockwise", "mxfp8", "nvfp4"); t.err != nil {
+		return
+	}
+	if slices.Contains([]string{"bf16", "fp16", "fp32"}, p) {
+		// What a file says about smaller formats does not count any more.
+		t.set("precision", "fp8-format", "none")
+		t.set("precision", "fp4-format", "none")
+		t.set("precision", "fp8-param-gather", "false")
+		t.set("precision", "fp4-param-gather", "false")
+	}
+	switch p {
+	case "fp32":
+		t.set("precision", "bf16", "false")
+	case "fp16":
+		t.set("precision", "fp16")
+	default:
+		t.set("precision", "bf16")
+	}
+	switch p {
+	case "fp8":
+		t.set("precision", "fp8-format", "e4m3")
+		t.set("precision", "fp8-recipe", "tensorwise")
+	case "blockwise", "mxfp8":
+		t.set("precision", "fp8-format", "e4m3")
+		t.set("precision", "fp8-recipe", p)
+	case "nvfp4":
+		t.set("precision", "fp4-format", "e2m1")
+	}
+}
+
+func (t *translator) recompute(words []string) {
+	switch words = commas(words); {
+	case len(words) == 1 && words[0] == "none":
+		t.set("recompute", "recompute-granularity", "none")
+	case len(words) == 1 && words[0] == "full":
+		t.set("recompute", "recompute-granularity", "full")
+		t.set("recompute", "recompute-method", "uniform")
+		t.set("recompute", "recompute-num-layers", "1")
+	default:
+		t.set("recompute", "recompute-modules", words...)
+	}
+}
+
+func (t *translator) offload(words []string) {
+	if words = commas(words); len(words) == 1 && words[0] == "none" {
+		t.set("offload", "fine-grained-activation-offloading", "false")
+		t.set("offload", "offload-modules")
+		return
+	}
+	t.set("offload", "offload-modules", words...)
+}
+
+func (t *translator) graph(words []string) {
+	switch words = commas(words); {
+	case len(words) == 1 && (words[0] == "none" || words[0] == "full_iteration"):
+		t.set("graph", "cuda-graph-impl", words[0])
+	default:
+		t.set("graph", "cuda-graph-modules", words...)
+	}
+}
+
+func (t *translator) fsdp(level string) {
+	switch t.choice("fsdp", level, "params", "grads", "optim", "none", "") {
+	case "none":
+		t.set("fsdp", "use-megatron-fsdp", "false")
+		return
+	case "", "params":
+		level = "optim_grads_params"
+	case "grads":
+		level = "optim_grads"
+	}
+	t.set("fsdp", "use-megatron-fsdp")
+	t.set("fsdp", "data-parallel-sharding-strategy", level)
+}
+
+func (t *translator) loss(kind string) {
+	switch t.choice("loss", kind, "native", "native-fused", "te") {
+	case "native":
+		t.set("loss", "cross-entropy-loss-fusion", "false")
+	case "native-fused", "te":
+		t.set("loss", "cross-entropy-loss-fusion")
+		t.set("loss", "cross-entropy-fusion-impl", strings.TrimSuffix(kind, "-fused"))
+	}
+}
+
+func (t *translator) dispatcher(kind string) {
+	switch t.choice("dispatcher", kind, "allgather", "alltoall", "deepep", "hybridep") {
+	case "deepep", "hybridep":
+		t.set("dispatcher", "moe-token-dispatcher-type", "flex")
+		t.set("dispatcher", "moe-flex-dispatcher-backend", kind)
+	default:
+		t.set("dispatcher", "moe-token-dispatcher-type", kind)
+	}
+}
+
+// commas splits lists that are written with commas.
+func commas(words []string) []string {
+	return strings.FieldsFunc(strings.Join(words, ","), func(c rune) bool { return c == ',' || c == ' ' })
+}
+
+// implied adds the flags that others have no effect without.
+func (t *translator) implied() {
+	imply := func(flag, needs string, words ...string) {
+		if _, given := t.out[flag]; !given {
+			return
+		}
+		if _, given := t.out[needs]; !given {
+			t.out[needs] = words
+		}
+	}
+	imply("recompute-modules", "recompute-granularity", "selective")
+	imply("offload-modules", "fine-grained-activation-offloading")
+	imply("cuda-graph-modules", "cuda-graph-impl", "transformer_engine")
+	imply("moe-flex-dispatcher-backend", "moe-token-dispatcher-type", "flex")
+	imply("optimizer-offload-fraction", "optimizer-cpu-offload")
+	imply("optimizer-cpu-offload", "use-precision-aware-optimizer")
+	for _, flag := range []string{"exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype"} {
+		imply(flag, "use-precision-aware-optimizer")
+	}
+}
+
+// apply puts what has no flag into a setup.
+func (x extras) apply(s *plan.Setup) error {
+	f := &s.Layout.FSDP
+	if x.pool != "" || x.prefetch > 1 {
+		if f.Shard != plan.ShardParameters {
+			return fmt.Errorf("--pool and --prefetch are about gathered parameters; they need --fsdp params")
+		}
+		f.Pool, f.DoubleBuffer, f.Prefetch = x.pool, true, x.prefetch
+	}
+	if len(x.byBytes) > 0 {
+		if len(s.Offload.Modules) == 0 {
+			return fmt.Errorf("--offload-bytes needs --offload; for instance --offload moe_act")
+		}
+		if s.Offload.Fraction != 0 {
+			return fmt.Errorf("--offload-bytes and --fraction exclude each other; keep one")
+		}
+		s.Offload.ByBytes = true
+		if s.Offload.Fraction = x.byBytes[0]; len(x.byBytes) > 1 {
+			s.Offload.Fraction, s.Offload.Fractions = 0, x.byBytes
+		}
+	}
+	if x.expand != nil {
+		s.ExpandableSegments = *x.expand
+	}
+	s.Routing = x.routing
+	return nil
+}

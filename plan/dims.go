@@ -1,0 +1,135 @@
+// This file owns the sizes that follow from a setup and are used everywhere:
+// tokens on a rank, bytes of an element, rows that experts receive.
+
+package plan
+
+import (
+	"math"
+
+	"github.com/stowage-dev/stowage/model"
+)
+
+// dims are the sizes of one setup.
+type dims struct {
+	s *Setup
+	m *model.Model
+	// tokens of a microbatch on a rank, and those of them that are left where
+	// the sequence is divided over the TP ranks.
+	tokens, local int64
+	tp            int64
+	h             int64
+	elem          int64 // bytes of an activation's element
+	vocab         int64 // padded, on one rank
+}
+
+func newDims(s *Setup) *dims {
+	l := s.Layout
+	d := &dims{s: s, m: s.Model, tp: int64(l.TP), h: int64(s.Model.Hidden)}
+	d.tokens = int64(s.Batch.Micro) * int64(s.Batch.Seq) / int64(l.CP)
+	d.local = d.tokens / int64(l.seqSplit())
+	d.elem = bytesOf(s.Precision.Params)
+	d.vocab = int64(PaddedVocab(s.Model.Vocab, l.VocabMultiple, l.TP)) / d.tp
+	return d
+}
+
+// bytesOf is the size of an element; formats of a byte and less have scales
+// besides, see quantised.
+func bytesOf(f Format) int64 {
+	switch f {
+	case FP32:
+		return 4
+	case FP8, MXFP8, NVFP4:
+		return 1
+	}
+	return 2
+}
+
+// PaddedVocab is a vocabulary padded so that every TP rank holds a multiple.
+func PaddedVocab(vocab, multiple, tp int) int {
+	m := multiple * tp
+	return (vocab + m - 1) / m * m
+}
+
+// residual is the size of one tensor of the residual stream.
+func (d *dims) residual() int64 { return d.elem * d.local * d.h }
+
+// gathered is the size of the residual stream before it is divided along the
+// sequence.
+func (d *dims) gathered() int64 { return d.elem * d.tokens * d.h }
+
+// sp tells whether the sequence is divided.
+func (d *dims) sp() bool { return d.local < d.tokens }
+
+// low tells whether the products of a layer take inputs of eight bits or less.
+func (d *dims) low() bool {
+	switch d.s.Precision.Compute {
+	case FP8, MXFP8, NVFP4:
+		return true
+	}
+	return false
+}
+
+// quantised is the size of n elements saved as the input of a matrix product.
+// mxfp8 has a scale byte for 32 elements, blockwise fp8 four bytes for 128,
+// nvfp4 half a byte an element and a scale byte for 16.
+func (d *dims) quantised(n int64) int64 {
+	switch d.s.Precision.Compute {
+	case MXFP8:
+		return n + n/32
+	case NVFP4:
+		return n/2 + n/16
+	case FP8:
+		if d.s.Precision.Blockwise {
+			return n + n/32
+		}
+		return n
+	}
+	return d.elem * n
+}
+
+// at are the sizes for the decoder layer i, which may be one of those at the ends
+// that compute in the format of the parameters.
+func (d *dims) at(i int) *dims {
+	p := d.s.Precision
+	if !d.low() || i >= p.PlainFirst && i < len(d.m.Layers)-p.PlainLast {
+		return d
+	}
+	n, s := *d, *d.s
+	s.Precision.Compute, s.Precision.ParamGather = p.Params, false
+	n.s = &s
+	return &n
+}
+
+// rows is how many rows the experts of a rank receive from one microbatch: all
+// ranks of an expert group send and receive the same number if routing is
+// balanced, so that EP does not divide them; ETP ranks hold all rows of each
+// other.
+func (d *dims) rows(e *model.MoE) int64 {
+	k := d.s.Kernels
+	r := float64(d.local) * float64(e.TopK) * float64(d.s.Layout.ETP)
+	if k.CapacityFactor > 0 && k.PadToCapacity {
+		return int64(math.Ceil(r * k.CapacityFactor))
+	}
+	imbalance := max(d.s.Routing.Imbalance, d.capacity())
+	if k.CapacityFactor > 0 {
+		imbalance = min(imbalance, k.CapacityFactor)
+	}
+	return int64(math.Ceil(r * imbalance))
+}
+
+// natural is how much more than its share an expert rank receives of routing that
+// nothing forces to be balanced, where it holds one expert: fitted on Mixtral's
+// and small models' runs at their beginning (1.05 to 1.15). The loads of several
+// experts even out like independent ones.
+const natural = 0.10
+
+// NaturalImbalance is the imbalance to expect of unforced, dropless routing.
+func NaturalImbalance(m *model.Model, l Layout) float64 {
+	for _, x := range m.Layers {
+		if x.MoE != nil && l.EP > 1 {
+			local := max(x.MoE.Experts/l.EP, 1)
+			return 1 + natural/math.Sqrt(float64(local))
+		}
+	}
+	return 1
+}

@@ -1,0 +1,191 @@
+// This file owns what feed-forward parts save: dense ones and experts.
+
+package plan
+
+import "github.com/stowage-dev/stowage/model"
+
+func gates(gated bool) int64 {
+	if gated {
+		return 2
+	}
+	return 1
+}
+
+func (d *dims) dense(t *tape, f *model.Dense) {
+	w := int64(f.Width) / d.tp
+	m := gates(f.Gated)
+	fc1 := d.column("fc1", d.h, m*w)
+	fc1.out = 0 // saved by the activation function
+	first := len(t.saved)
+	i := d.normed(t, "mlp_norm", "", !d.s.Kernels.Local, fc1)
+	if !d.s.Kernels.Local {
+		// The norm is inside of the part that is computed again.
+		for j := first; j < len(t.saved); j++ {
+			if s := &t.saved[j]; s.Tensor == "output of the norm" {
+				s.Recompute = []string{"mlp"}
+			}
+		}
+	}
+	mlp := []string{"mlp"}
+	act := t.op(op{name: "activation", gin: d.elem * d.tokens * m * w})
+	t.save(i, act, d.actInput(GroupBytes{Group: "mlp", Tensor: "fc1 output", Recompute: mlp}, d.tokens*m*w))
+	fc2 := t.op(d.row("fc2", w, d.h))
+	t.save(act, fc2, GroupBytes{Group: "mlp", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: mlp})
+	d.joined(t, "mlp_add")
+}
+
+// actInput is what the activation function saves of n elements.
+func (d *dims) actInput(g GroupBytes, n int64) GroupBytes {
+	g.Bytes = d.elem * n
+	if d.s.Precision.ActivationInputFP8 {
+		g.Bytes = n
+	}
+	return g
+}
+
+func (d *dims) moe(t *tape, e *model.MoE) {
+	fused := false
+	norm := op{name: "router", gin: d.residual(), work: 4 * d.local * int64(e.Experts)}
+	i := d.normed(t, "mlp_norm", "", fused, norm)
+	d.wholeNorm(t)
+	d.router(t, i, e)
+	if e.SharedWidth > 0 {
+		d.shared(t, i-1, e)
+	}
+	d.experts(t, e)
+	d.joined(t, "mlp_add")
+}
+
+// wholeNorm: the router reads the norm's output as it is, so that it is saved
+// unquantised.
+func (d *dims) wholeNorm(t *tape) {
+	for j := range t.saved {
+		if s := &t.saved[j]; s.Group == "mlp_norm" && s.Tensor == "output of the norm" {
+			s.Bytes = d.residual()
+			s.Recompute = []string{"layernorm"}
+		}
+	}
+}
+
+// router saves scores and probabilities in fp32 over all experts, the map, and
+// where each row comes from.
+func (d *dims) router(t *tape, i int, e *model.MoE) {
+	n := d.local * int64(e.Experts)
+	moe := []string{"moe"}
+	t.save(i, i, GroupBytes{Group: "router", Tensor: "scores", Bytes: 4 * n, Recompute: moe})
+	t.save(i, i, GroupBytes{Group: "router", Tensor: "probabilities", Bytes: 4 * n, Recompute: moe})
+	t.save(i, i, GroupBytes{Group: "router", Tensor: "map", Bytes: n, Recompute: moe})
+	rows := 8 * d.rows(e) // indices
+	if d.s.Kernels.PermuteFusion {
+		rows = 8 * n // two 32-bit row numbers for every token and expert
+	}
+	t.save(i, i, GroupBytes{Group: "router", Tensor: "row numbers", Bytes: rows, Recompute: moe})
+}
+
+// shared experts are a dense part on the norm's output.
+func (d *dims) shared(t *tape, norm int, e *model.MoE) {
+	w := int64(e.SharedWidth) / d.tp
+	m := gates(e.Gated)
+	again := []string{"shared_experts", "moe"}
+	fc1 := d.column("shared fc1", d.h, m*w)
+	fc1.hold = 0
+	i := t.op(fc1)
+	if d.low() {
+		t.save(norm, i, GroupBytes{Group: "shared_experts", Tensor: "quantised norm output", Bytes: d.quantised(d.local * d.h), Recompute: again})
+	}
+	act := t.op(op{name: "shared activation", gin: d.elem * d.tokens * m * w})
+	t.save(i, act, d.actInput(GroupBytes{Group: "shared_experts", Tensor: "fc1 output", Recompute: again}, d.tokens*m*w))
+	fc2 := t.op(d.row("shared fc2", w, d.h))
+	t.save(act, fc2, GroupBytes{Group: "shared_experts", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: again})
+}
+
+// experts: rows are permuted and sent, sorted by expert, go through the experts,
+// and the same way back. Probabilities are applied before fc2, so the way back
+// saves nothing.
+func (d *dims) experts(t *tape, e *model.MoE) {
+	width := d.h
+	if e.Latent > 0 {
+		width = int64(e.Latent)
+	}
+	etp := int64(d.s.Layout.ETP)
+	local := int64(e.Experts) / int64(d.s.Layout.EP)
+	f, m := int64(e.Width)/etp, gates(e.Gated)
+	r := d.rows(e)
+	sent := d.local * int64(e.TopK)
+	if e.Latent > 0 {
+		d.latent(t, e)
+	}
+	el := d.elem
+	rows := el * r * width
+	moe := []string{"moe"}
+	d.dispatch(t, sent*width*el, rows, local)
+	fc1 := t.op(op{name: "experts' fc1", gin: rows, work: local * d.wgrad(m*f, width)})
+	t.save(fc1-1, fc1, GroupBytes{Group: "expert_fc1", Tensor: "rows", Bytes: d.quantised(r * width), Elements: r * width, Offload: "expert_fc1", Recompute: moe})
+	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
+	t.save(fc1, act, d.actInput(GroupBytes{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe}, r*m*f))
+	t.save(fc1, act, GroupBytes{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
+	fused := e.Gated && !d.s.Kernels.UnfusedActivation || d.s.Kernels.WeightedSquaredReLU
+	if !fused {
+		// The product with the probabilities saves the activation function's
+		// output.
+		w := t.op(op{name: "experts' weighting", gin: el * r * f, temp: 4 * r * f, work: 8 * r * f})
+		t.save(act, w, GroupBytes{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
+	}
+	fc2 := t.op(op{name: "experts' fc2", out: rows, gin: el * r * f, work: local * d.wgrad(width, f)})
+	t.save(fc2-1, fc2, GroupBytes{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}})
+	d.combine(t, sent*width*el, rows, local)
+	if d.s.Kernels.Dispatcher == "alltoall" {
+		// The forward pass of the layer refers to the rows that were sent and, if
+		// they were sorted afterwards, received, until it returns.
+		held := sent * width * el
+		if local > 1 {
+			held += rows
+		}
+		for i := fc1; i < len(t.ops); i++ {
+			t.ops[i].temp += held
+		}
+	}
+}
+
+// latent are the products to and from the narrower rows that experts take.
+func (d *dims) latent(t *tape, e *model.MoE) {
+	l := int64(e.Latent)
+	i := t.op(op{name: "latent projection", out: d.elem * d.local * l, gin: d.residual(), work: d.wgrad(l, d.h)})
+	t.save(i, i, GroupBytes{Group: "experts", Tensor: "latent output", Bytes: d.elem * d.local * l, Recompute: []string{"moe"}})
+}
+
+// dispatch is the way to the experts.
+func (d *dims) dispatch(t *tape, sent, rows, local int64) {
+	switch d.s.Kernels.Dispatcher {
+	case "alltoall":
+		t.op(op{name: "permutation", out: sent, gin: d.residual(), work: 0})
+		t.op(op{name: "all-to-all", out: rows, temp: 0, gin: sent})
+		if local > 1 {
+			t.op(op{name: "sorting", temp: sent, gin: rows})
+		}
+	case "deepep", "hybridep":
+		t.op(op{name: "dispatch", temp: sent, gin: d.residual()})
+	default:
+		all := d.residual() * int64(d.s.Layout.EP*d.s.Layout.ETP)
+		t.op(op{name: "gathering", gin: d.residual()})
+		t.op(op{name: "permutation", gin: all})
+	}
+}
+
+// combine is the way back.
+func (d *dims) combine(t *tape, sent, rows, local int64) {
+	switch d.s.Kernels.Dispatcher {
+	case "alltoall":
+		if local > 1 {
+			t.op(op{name: "unsorting", out: rows, gin: rows})
+		}
+		t.op(op{name: "all-to-all back", out: sent, gin: rows})
+		t.op(op{name: "unpermutation", out: d.residual(), gin: sent})
+	case "deepep", "hybridep":
+		t.op(op{name: "combination", out: d.residual(), gin: rows})
+	default:
+		all := d.residual() * int64(d.s.Layout.EP*d.s.Layout.ETP)
+		t.op(op{name: "unpermutation", out: all, gin: rows})
+		t.op(op{name: "scattering", out: d.residual(), gin: all})
+	}
+}

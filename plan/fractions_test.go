@@ -1,0 +1,59 @@
+// This file owns the tests of offload fractions by pipeline rank.
+
+package plan
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Every rank with its own fraction is as if all had that one. SPEC S6.1
+func TestFractionsByRank(t *testing.T) {
+	base := deepSeek(t)
+	base.Layout.PP, base.Layout.VPP, base.Layout.Stages = 4, 1, nil
+	base.Offload.Modules = []string{"expert_fc1", "moe_act"}
+	rapid.Check(t, func(t *rapid.T) {
+		s := *base
+		s.Offload.ByBytes = rapid.Bool().Draw(t, "by bytes")
+		for range 4 {
+			s.Offload.Fractions = append(s.Offload.Fractions, float64(rapid.IntRange(0, 8).Draw(t, "eighths"))/8)
+		}
+		p, err := Predict(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r, f := range s.Offload.Fractions {
+			one := s
+			one.Offload.Fractions, one.Offload.Fraction = nil, f
+			if f == 0 {
+				one.Offload.Modules = nil
+			}
+			q, err := Predict(&one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(p.Ranks[r], q.Ranks[r]) {
+				t.Fatalf("rank %d with %g: %+v, alone %+v", r, f, p.Ranks[r].Peak, q.Ranks[r].Peak)
+			}
+			if x := OffloadShare(p.Setup, r); x < 0 || x > 1 || (x == 0) != (f == 0) && s.Offload.ByBytes {
+				t.Fatalf("rank %d with %g moves %g", r, f, x)
+			}
+		}
+	})
+}
+
+func TestFractionsRefused(t *testing.T) {
+	s := deepSeek(t)
+	s.Layout.PP, s.Layout.VPP, s.Layout.Stages = 4, 1, nil
+	for want, list := range map[string][]float64{
+		"2 offload fractions for 4 pipeline ranks": {1, 0.5}, "1.5 of pipeline rank 2 is outside of 0 to 1; the nearest is 1": {1, 0, 1.5, 0},
+	} {
+		s.Offload.Fractions = list
+		if err := s.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", list, err)
+		}
+	}
+}

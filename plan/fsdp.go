@@ -1,0 +1,193 @@
+// This file owns fully sharded data parallelism: what is held at rest, and what
+// is gathered and waits to be scattered while a step runs.
+
+package plan
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/bucket"
+)
+
+// Megatron-FSDP gathers units ahead until they have half of a unit of
+// communication in all, and lets the gradients of a whole one wait for their
+// scatter. That unit is twice the mean unit of the model on the rank but at
+// least leastCommunication elements: the comment in its source says at most.
+const leastCommunication = 1_000_000_000
+
+// sharded is how parameters are gathered and gradients scattered.
+type sharded struct {
+	weight, grad int64 // bytes an element
+	ahead        int64 // elements that are gathered ahead
+	units        int   // units that are gathered ahead, if not zero
+	queue        int64 // elements whose gradients wait
+	pooled       bool  // fixed buffers hold all of it, see shardedItems
+}
+
+// communication is the unit of communication of a rank that holds a share.
+func communication(held share) int64 {
+	var all, n int64
+	for _, u := range held.units {
+		if u.gathers() {
+			all, n = all+u.dense+u.expert, n+1
+		}
+	}
+	return max(leastCommunication, 2*all/max(n, 1))
+}
+
+// sharded is nil where every rank holds all parameters.
+func (d *dims) sharded(held share) *sharded {
+	f := d.s.Layout.FSDP
+	if f.Shard != ShardParameters {
+		return nil
+	}
+	unit := communication(held)
+	s := &sharded{weight: d.elem, grad: d.gradBytes(), ahead: unit / 2, queue: unit, units: f.Prefetch, pooled: f.DoubleBuffer}
+	if d.low() && d.s.Precision.ParamGather {
+		s.weight = 1
+	}
+	return s
+}
+
+// forward is what the forward pass of a unit has gathered: its own parameters
+// and those of the next units.
+func (s *sharded) forward(units []cost, at int) int64 {
+	if s == nil || s.pooled {
+		return 0
+	}
+	return s.weight * s.window(units, at, 1)
+}
+
+// backward has gathered the units in front, and holds the gradients of those
+// behind until they are scattered.
+func (s *sharded) backward(units []cost, at int) int64 {
+	if s == nil || s.pooled {
+		return 0
+	}
+	var waiting int64
+	for _, u := range units[at+1:] {
+		waiting += u.params
+	}
+	return s.weight*s.window(units, at, -1) + s.grad*(min(waiting, s.queue)+units[at].params)
+}
+
+// window adds up the parameters of a unit and of those that are gathered ahead
+// of it in one direction.
+func (s *sharded) window(units []cost, at, step int) int64 {
+	n := units[at].params
+	var ahead int64
+	count := 0
+	for i := at + step; i >= 0 && i < len(units); i += step {
+		if units[i].params == 0 {
+			continue
+		}
+		if s.units > 0 && count == s.units || s.units == 0 && ahead >= s.ahead {
+			break
+		}
+		ahead += units[i].params
+		count++
+	}
+	return n + ahead
+}
+
+// shardedItems are weights, gradients and optimiser state at rest, and what
+// belongs to no unit: embedding, output layer and last norm stay gathered while
+// a step runs.
+func (d *dims) shardedItems(s share) []Item {
+	l, f := d.s.Layout, d.s.Layout.FSDP
+	outer := int64(max(f.Outer, 1))
+	dense, expert := max(int64(l.DP()*l.CP)/outer, 1), max(int64(l.EDP())/outer, 1)
+	at := func(bytes int64, dense, expert int64) int64 {
+		return bytes * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
+	}
+	weights := at(d.elem, dense, expert)
+	if d.low() && d.s.Precision.ParamGather {
+		weights -= (d.elem - 1) * (s.narrowDense/dense + s.narrowExpert/expert)
+	}
+	main, moments := d.stateBytes()
+	od, oe := dense, expert
+	if f.OuterOptimizer {
+		od, oe = dense*outer, expert*outer
+	}
+	state := at(main+moments, od, oe)
+	items := []Item{
+		{CauseWeights, "sharded weights", weights, true},
+		{CauseGradients, "sharded gradients", at(d.gradBytes(), dense, expert), true},
+		{CauseOptimizer, "optimizer state", state - int64(float64(state)*d.s.Optimizer.OffloadFraction), true},
+	}
+	var loose int64
+	for _, u := range s.units {
+		if !u.gathers() {
+			loose += u.dense
+		}
+	}
+	items = append(items, Item{CausePools, "gathered embedding and output layer", d.elem * loose, false})
+	if f.DoubleBuffer {
+		items = append(items,
+			Item{CausePools, "buffers of gathered units", d.poolBytes(s, d.sharded(s).weight, max(f.Prefetch, 1), 0), true},
+			Item{CausePools, "buffers of units' gradients", d.poolBytes(s, d.gradBytes(), 0, 1), true})
+	}
+	return items
+}
+
+// gathers tells whether a unit is gathered and released on its own.
+func (u unitShare) gathers() bool { return u.name == "layer" || u.name == "mtp" }
+
+// poolBytes is the size of a pool with fixed addresses through which a rank's
+// units go forwards and backwards.
+func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
+	spec := bucket.Spec{Prefetch: prefetch, Behind: behind, Align: 256, Multiple: 1}
+	for _, u := range s.units {
+		if !u.gathers() {
+			continue
+		}
+		unit := bucket.Unit{Name: u.name}
+		for _, n := range []int64{u.dense, u.expert} {
+			if n > 0 {
+				unit.Buckets = append(unit.Buckets, bucket.Bucket{Name: u.name, Type: bucket.Type{Name: "element", Size: size}, Elements: n})
+			}
+		}
+		spec.Units = append(spec.Units, unit)
+	}
+	if len(spec.Units) == 0 {
+		return 0
+	}
+	use := func(i int) {
+		spec.Order = append(spec.Order, bucket.Event{Unit: i}, bucket.Event{Unit: i, Release: true})
+	}
+	for i := range spec.Units {
+		use(i)
+	}
+	for i := range slices.Backward(spec.Units) {
+		use(i)
+	}
+	kind := bucket.Fixed
+	if name := d.s.Layout.FSDP.Pool; name != "" {
+		var err error
+		if kind, err = bucket.ParseKind(name); err != nil {
+			panic("plan: a normalised setup has the pool " + name)
+		}
+	}
+	p, err := bucket.New(kind, spec, bucket.Options{})
+	if err != nil {
+		panic("plan: the units of a sound model make no pool: " + err.Error())
+	}
+	return p.Bytes
+}
+
+// gatheredEarly is what is gathered for the next step before it begins: units
+// from the front, those of experts not.
+func (d *dims) gatheredEarly(s share) int64 {
+	f := d.s.Layout.FSDP
+	if f.Shard != ShardParameters || !f.EarlyGather || f.DoubleBuffer {
+		return 0
+	}
+	var n int64
+	for _, u := range s.units {
+		n += u.dense
+		if n >= communication(s)/2 {
+			break
+		}
+	}
+	return d.elem * n
+}

@@ -1,0 +1,151 @@
+// This file owns captured graphs. A graph keeps its inputs for ever. What its
+// operations save lies in a private pool that the allocator's counters do not see
+// after the capture; while graphs are captured, they do. So the highest point is
+// in a step that replays, without the captured parts, in the capture, with them
+// alone, or in a step before it, with everything.
+
+package plan
+
+import "slices"
+
+// mark gives operations a scope.
+func (t *tape) mark(from, to int, scope string) {
+	for i := from; i < to; i++ {
+		t.ops[i].scope = scope
+	}
+}
+
+// captures tells whether a scope is among those captured.
+func captures(scopes []string, scope string) bool {
+	if scope == "" {
+		return slices.Contains(scopes, "full_iteration")
+	}
+	if scope == "moe_router" && slices.Contains(scopes, "moe") {
+		return true
+	}
+	return slices.Contains(scopes, scope) || slices.Contains(scopes, "full_iteration")
+}
+
+// without is the tape less what graphs hold, only is that alone.
+func (t *tape) without(scopes []string) *tape {
+	return t.filter(func(scope string) bool { return !captures(scopes, scope) })
+}
+
+func (t *tape) only(scopes []string) *tape {
+	return t.filter(func(scope string) bool { return captures(scopes, scope) })
+}
+
+// filter keeps operations in their places and empties those that are not wanted.
+func (t *tape) filter(want func(scope string) bool) *tape {
+	f := *t
+	f.ops, f.saved = slices.Clone(t.ops), nil
+	for i := range f.ops {
+		if !want(f.ops[i].scope) {
+			f.ops[i] = op{name: f.ops[i].name, scope: f.ops[i].scope}
+		}
+	}
+	for _, s := range t.saved {
+		if want(t.ops[s.until].scope) {
+			f.saved = append(f.saved, s)
+		}
+	}
+	return &f
+}
+
+// slots are the inputs that the graphs of one layer and microbatch keep: one
+// tensor of the residual stream where anything is captured, and a mask of a byte
+// for each pair of positions where attention is, whether batches carry one or
+// not. Outputs and gradients lie in the graphs' own pool. Megatron's own graphs
+// and one of the whole step keep nothing that counts.
+func (t *tape) slots(d *dims) int64 {
+	g := d.s.Graph
+	if len(t.saved) == 0 || g.Local || slices.Contains(g.Scopes, "full_iteration") {
+		return 0
+	}
+	n := d.residual()
+	if t.attends && captures(g.Scopes, "attn") {
+		n += d.tokens * int64(d.s.Batch.Seq)
+	}
+	return n
+}
+
+// graphs are what captured graphs cost a rank: buffers that are there for ever,
+// the highest point of the capture above what is static, and the pool that
+// replays use, which only the device sees. A buffer is used again by any layer as
+// soon as its microbatch is done, so that the most crowded moment counts.
+func (w *walk) graphs() (buffers, capture, pool int64) {
+	if w.chunks[0].captured == nil {
+		return 0, 0, 0
+	}
+	c := &walk{passes: w.passes}
+	each := make([]int64, len(w.chunks))
+	for i, x := range w.chunks {
+		c.chunks = append(c.chunks, chunk{units: x.captured})
+		for _, u := range x.captured {
+			each[i] += u.slots
+		}
+	}
+	var now int64
+	for _, p := range w.passes {
+		if p.Backward {
+			now -= each[p.Chunk]
+		} else {
+			now += each[p.Chunk]
+		}
+		buffers = max(buffers, now)
+	}
+	for _, p := range c.run() {
+		capture = max(capture, p.live+p.top)
+	}
+	return buffers, capture, capture
+}
+
+// early is a highest point outside the steps that replay graphs, above what is
+// static then.
+type early struct {
+	name  string
+	above int64
+}
+
+// beforeReplay are the highest points before graphs are replayed. Steps that warm
+// up run without graphs and their buffers. Moments are made at the end of the
+// first step: neither it nor a capture before it has them. Megatron's own graphs
+// are captured at the end of the first step.
+func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early {
+	if w.chunks[0].captured == nil {
+		return nil
+	}
+	g := d.s.Graph
+	moments := d.moments(rank.Items)
+	points := []early{{"the capture of graphs", capture}}
+	if g.Warmup < 0 && !g.Local {
+		points[0].above -= moments
+		return points
+	}
+	e := &walk{passes: w.passes, margin: w.margin, shards: w.shards, sentForward: w.sentForward, sentBackward: w.sentBackward}
+	for _, x := range w.chunks {
+		e.chunks = append(e.chunks, chunk{units: x.eager})
+	}
+	step := early{"a step before graphs are captured", -buffers}
+	var most int64
+	for _, p := range e.run() {
+		most = max(most, p.live+p.top)
+	}
+	step.above += most
+	if g.Local || g.Warmup == 1 {
+		step.above -= moments
+	}
+	return append(points, step)
+}
+
+// moments is the part of the optimiser's state on the device that its first step
+// makes.
+func (d *dims) moments(items []Item) (n int64) {
+	main, moments := d.stateBytes()
+	for _, it := range items {
+		if it.Cause == CauseOptimizer && it.Static {
+			n += it.Bytes / (main + moments) * moments
+		}
+	}
+	return n
+}

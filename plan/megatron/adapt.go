@@ -1,0 +1,93 @@
+// This file owns models that are given beside the arguments: which arguments may
+// still change them, and how.
+
+package megatron
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// shared are flags that the model and other parts read; they describe no model.
+var shared = []string{"seq-length", "padded-vocab-size", "tokenizer-type"}
+
+// modelFlags are the names of all flags that describe a model.
+func modelFlags() map[string]bool {
+	r := &reader{known: map[string]bool{}}
+	_ = readModel(r, &plan.Setup{}, Options{}) // fails for want of sizes, having asked for every flag
+	for _, name := range shared {
+		delete(r.known, name)
+	}
+	return r.known
+}
+
+// adaptModel takes the caller's model, cut down as the arguments say: fewer
+// layers or experts, another depth of MTP, as people do for proxies.
+func adaptModel(r *reader, s *plan.Setup, o Options) error {
+	m := *o.Model
+	if o.Name != "" {
+		m.Name = o.Name
+	}
+	s.Model = &m
+	cut := []string{"num-layers", "num-experts", "mtp-num-layers", "vocab-size", "max-position-embeddings"}
+	for _, name := range slices.Sorted(maps.Keys(modelFlags())) {
+		if r.given(name) && !slices.Contains(cut, name) {
+			return fmt.Errorf("--%s describes a model, but %s is given already; drop one of them", name, m.Name)
+		}
+	}
+	if n := r.positive("num-layers", len(m.Layers)); n > len(m.Layers) {
+		return fmt.Errorf("--num-layers %d is more than the %d that %s has; give fewer to cut it down", n, len(m.Layers), m.Name)
+	} else {
+		m.Layers = m.Layers[:n:n]
+	}
+	if r.given("num-experts") {
+		n := r.positive("num-experts", 1)
+		m.Layers = withExperts(m.Layers, n)
+		if m.MTP != nil {
+			mtp := *m.MTP
+			mtp.Layers = withExperts(mtp.Layers, n)
+			m.MTP = &mtp
+		}
+	}
+	if r.given("mtp-num-layers") {
+		depth := r.count("mtp-num-layers", 0)
+		switch {
+		case depth == 0:
+			m.MTP = nil
+		case depth > mostLayers:
+			return fmt.Errorf("--mtp-num-layers %d is more than %d", depth, mostLayers)
+		case m.MTP == nil:
+			m.MTP = &model.MTP{Depth: depth, Layers: m.Layers[len(m.Layers)-1:]}
+		default:
+			mtp := *m.MTP
+			mtp.Depth = depth
+			m.MTP = &mtp
+		}
+	}
+	r.get("tokenizer-type") // the model knows its vocabulary
+	m.Vocab = r.positive("vocab-size", m.Vocab)
+	m.MaxPositions = r.positive("max-position-embeddings", m.MaxPositions)
+	if !m.LearnedPositions {
+		// Rotary positions have no table that could be too short.
+		m.MaxPositions = max(m.MaxPositions, r.count("seq-length", 0))
+	}
+	return nil
+}
+
+// withExperts is a copy of layers with another number of experts.
+func withExperts(layers []model.Layer, n int) []model.Layer {
+	layers = slices.Clone(layers)
+	for i, l := range layers {
+		if l.MoE != nil {
+			moe := *l.MoE
+			moe.Experts = n
+			moe.TopK = min(moe.TopK, n)
+			layers[i].MoE = &moe
+		}
+	}
+	return layers
+}

@@ -1,0 +1,240 @@
+// This file owns single arguments: their names, their values as text, and
+// reading them as numbers, words and lists.
+
+package megatron
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// value is what stands behind a flag: nothing, one word or more.
+type value struct {
+	words []string
+	off   bool // given as false or null
+}
+
+// reader hands arguments out by name, with Megatron-LM's defaults. It remembers
+// which names were asked for, whether they were there or not: those are the
+// flags that this package understands. Its first error sticks.
+type reader struct {
+	args     map[string]value
+	known    map[string]bool
+	warnings []Warning
+	err      error
+}
+
+func newReader(args map[string]any) (*reader, error) {
+	r := &reader{args: map[string]value{}, known: map[string]bool{}}
+	for key, v := range args {
+		name := flagName(key)
+		if _, twice := r.args[name]; twice {
+			return nil, fmt.Errorf("--%s is given twice under different spellings; keep one", name)
+		}
+		val, err := toValue(v)
+		if dispensable[name] && slices.ContainsFunc(val.words, isVariable) {
+			val = value{off: true}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", name, err)
+		}
+		r.args[name] = val
+	}
+	return r, nil
+}
+
+// dispensable flags can be left out where a script takes them from its
+// surroundings: the numbers they stand for can be said otherwise.
+var dispensable = map[string]bool{"nnodes": true, "nproc-per-node": true, "tokenizer-type": true}
+
+func isVariable(word string) bool { return strings.Contains(word, "$") }
+
+// flagName drops leading dashes and writes hyphens for underscores.
+func flagName(key string) string {
+	return strings.ReplaceAll(strings.TrimLeft(strings.TrimSpace(key), "-"), "_", "-")
+}
+
+func toValue(v any) (value, error) {
+	switch v := v.(type) {
+	case nil:
+		return value{off: true}, nil
+	case bool:
+		return value{off: !v}, nil
+	case string:
+		return value{words: splitList(v)}, nil
+	case []string:
+		return value{words: v}, nil
+	case []any:
+		var out value
+		for _, e := range v {
+			one, err := toValue(e)
+			if err != nil || one.off {
+				return value{}, fmt.Errorf("a list must hold numbers and words, not %v", e)
+			}
+			out.words = append(out.words, one.words...)
+		}
+		return out, nil
+	case float64:
+		return value{words: []string{strconv.FormatFloat(v, 'g', -1, 64)}}, nil
+	case int, int64, uint64:
+		return value{words: []string{fmt.Sprint(v)}}, nil
+	}
+	return value{}, fmt.Errorf("a value must be a number, a word or a list, not %T", v)
+}
+
+// splitList takes "[a b c]" and "a b c" apart. Expressions such as "([0]*3+[1])"
+// have brackets inside and stay whole.
+func splitList(s string) []string {
+	s = strings.TrimSpace(s)
+	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(inner, "]") && !strings.ContainsAny(inner[:len(inner)-1], "[]") {
+		s = strings.ReplaceAll(inner[:len(inner)-1], ",", " ")
+	}
+	words := strings.Fields(s)
+	for i, w := range words {
+		words[i] = strings.Trim(w, `"'`)
+	}
+	return words
+}
+
+func (r *reader) warn(flag, text string) {
+	r.warnings = append(r.warnings, Warning{Flag: flag, Text: text})
+}
+
+func (r *reader) fail(format string, a ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf(format, a...)
+	}
+}
+
+// get marks a flag as understood and finds its words.
+func (r *reader) get(name string) (words []string, given bool) {
+	r.known[name] = true
+	v, ok := r.args[name]
+	for _, w := range v.words {
+		if isVariable(w) {
+			r.fail("--%s %s: the variable is not set in the text; write its value", name, w)
+		}
+	}
+	return v.words, ok && !v.off
+}
+
+func (r *reader) given(name string) bool {
+	_, ok := r.get(name)
+	return ok
+}
+
+// flag is a flag without a value. Files write "true" behind it, too.
+func (r *reader) flag(name string) bool {
+	words, ok := r.get(name)
+	if !ok || len(words) == 0 {
+		return ok
+	}
+	on, err := strconv.ParseBool(strings.ToLower(words[0]))
+	if err != nil || len(words) > 1 {
+		r.fail("--%s takes no value, but %q is given", name, strings.Join(words, " "))
+	}
+	return on
+}
+
+// one is a flag's single word, or nothing: files write "none" for that, unless it
+// is among the words that a flag allows.
+func (r *reader) one(name string, allowed ...string) (string, bool) {
+	words, ok := r.get(name)
+	if !ok || (len(words) == 1 && strings.EqualFold(words[0], "none") && !slices.Contains(allowed, "none")) {
+		return "", false
+	}
+	if len(words) != 1 {
+		r.fail("--%s takes one value, but %d are given", name, len(words))
+		return "", false
+	}
+	return strings.Trim(words[0], `"'`), true
+}
+
+func (r *reader) word(name, otherwise string, allowed ...string) string {
+	w, ok := r.one(name, allowed...)
+	if !ok {
+		return otherwise
+	}
+	if len(allowed) > 0 && !slices.Contains(allowed, w) {
+		near, _ := nearestOf(w, allowed)
+		r.fail("--%s %s is unknown; it is one of %s (nearest: %s)", name, w, strings.Join(allowed, ", "), near)
+	}
+	return w
+}
+
+// mostCount bounds every count, so that products of two fit into an int64.
+const mostCount = math.MaxInt32
+
+// count is a number of things: not negative, and a whole number even where a
+// file writes it as 4e3.
+func (r *reader) count(name string, otherwise int) int {
+	w, ok := r.one(name)
+	if !ok {
+		return otherwise
+	}
+	f, err := strconv.ParseFloat(strings.ReplaceAll(w, "_", ""), 64)
+	switch {
+	case err != nil || f != math.Trunc(f):
+		r.fail("--%s %s: a whole number is expected", name, w)
+	case f < 0 || f > mostCount:
+		r.fail("--%s %s: the number must lie between 0 and %d", name, w, mostCount)
+	default:
+		return int(f)
+	}
+	return otherwise
+}
+
+// positive is a count that must not be zero.
+func (r *reader) positive(name string, otherwise int) int {
+	n := r.count(name, otherwise)
+	if n == 0 && r.given(name) {
+		r.fail("--%s 0: the number must be at least 1", name)
+		return otherwise
+	}
+	return n
+}
+
+func (r *reader) number(name string, otherwise float64) float64 {
+	w, ok := r.one(name)
+	if !ok {
+		return otherwise
+	}
+	f, err := strconv.ParseFloat(w, 64)
+	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+		r.fail("--%s %s: a number is expected", name, w)
+		return otherwise
+	}
+	return f
+}
+
+// share is a number from 0 to 1.
+func (r *reader) share(name string, otherwise float64) float64 {
+	f := r.number(name, otherwise)
+	if f < 0 || f > 1 {
+		r.fail("--%s %g: the share must lie between 0 and 1", name, f)
+		return otherwise
+	}
+	return f
+}
+
+// list is a flag's words, each of which must be allowed.
+func (r *reader) list(name string, allowed ...string) []string {
+	words, ok := r.get(name)
+	if !ok {
+		return nil
+	}
+	out := []string{}
+	for _, w := range words {
+		if len(allowed) > 0 && !slices.Contains(allowed, w) {
+			near, _ := nearestOf(w, allowed)
+			r.fail("--%s %s is unknown; did you mean %s? There are %s", name, w, near, strings.Join(allowed, ", "))
+		}
+		if !slices.Contains(out, w) {
+			out = append(out, w)
+		}
+	}
+	return out
+}

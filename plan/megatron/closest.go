@@ -1,0 +1,79 @@
+// This file owns the nearest setup that flags can ask for, where a setup gives
+// every pipeline rank its own share of offloaded bytes.
+
+package megatron
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// Closest is the setup that flags ask for in place of one whose offloading they
+// cannot express: one fraction of groups for all ranks, and bytes that each rank
+// keeps more than the one before it (--delta-offload-bytes-across-pp-ranks). The
+// fraction is the least, and the bytes are the most, with which no rank takes
+// more than the budget; or than the fullest one takes, where that is more.
+// Setups that flags can ask for are returned as they are.
+func Closest(s *plan.Setup) *plan.Setup {
+	o := s.Offload
+	whole := o.Fraction == 0 || o.Fraction == 1
+	if len(o.Modules) == 0 || len(o.Fractions) == 0 && (!o.ByBytes || whole) {
+		return s
+	}
+	n := *s
+	n.Offload.Fractions, n.Offload.ByBytes = nil, false
+	if len(o.Fractions) > 0 {
+		n.Offload.Fraction = slices.Max(o.Fractions)
+	}
+	want, err := plan.Predict(s)
+	if err != nil {
+		return &n // there is nothing to compare with
+	}
+	limit := max(want.Budget, needs(want))
+	for {
+		p, err := plan.Predict(&n)
+		if err != nil {
+			return &n
+		}
+		if needs(p) <= limit {
+			return evened(&n, p, limit)
+		}
+		if n.Offload.Fraction >= 1 {
+			return &n
+		}
+		n.Offload.Fraction = min(n.Offload.Fraction+1./64, 1)
+	}
+}
+
+// needs is what the fullest rank takes from its device at most.
+func needs(p *plan.Prediction) (n int64) {
+	for _, r := range p.Ranks {
+		n = max(n, r.Reserved.High)
+	}
+	return n
+}
+
+// evened lets later ranks keep what they have room for. What a rank keeps may
+// cost it more than its size, since the allocator's holes grow with it; a quarter
+// less is tried until it fits.
+func evened(n *plan.Setup, p *plan.Prediction, limit int64) *plan.Setup {
+	most := int64(-1)
+	for i := 1; i < len(p.Ranks); i++ {
+		if r := &p.Ranks[i]; r.Host > 0 {
+			room := float64(limit-r.Reserved.High) * float64(r.Peak.Expected) / float64(r.Reserved.High)
+			if each := int64(room) / int64(i); most < 0 || each < most {
+				most = each
+			}
+		}
+	}
+	const step = 1 << 20 // a number that people can read
+	for d := most / step * step; d > 0; d = d * 3 / 4 / step * step {
+		t := *n
+		t.Offload.Delta = d
+		if q, err := plan.Predict(&t); err == nil && needs(q) <= limit {
+			return &t
+		}
+	}
+	return n
+}

@@ -1,0 +1,52 @@
+// This file owns arguments that are kept as YAML: the files of Megatron-LM's
+// functional tests, and flat lists of keys.
+
+package megatron
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+)
+
+// ParseYAML reads arguments from YAML, as a map for [FromArgs]: under MODEL_ARGS
+// where there is such a key, else at the top. Of a key that is given twice the
+// last counts, as for Megatron-LM; a map where a value should be is an error.
+func ParseYAML(data []byte) (map[string]any, error) {
+	var top map[string]any
+	if err := yaml.UnmarshalWithOptions(data, &top, yaml.AllowDuplicateMapKey()); err != nil {
+		return nil, fmt.Errorf("the YAML cannot be read: %s", firstLine(yaml.FormatError(err, false, false)))
+	}
+	args, where := top, "the file"
+	if inner, ok := top["MODEL_ARGS"]; ok {
+		if args, ok = inner.(map[string]any); !ok {
+			return nil, fmt.Errorf("MODEL_ARGS must hold flags and their values, one a line")
+		}
+		where = "MODEL_ARGS"
+	}
+	if len(args) == 0 {
+		return nil, fmt.Errorf("%s has no arguments; lines such as num-layers: 32 are expected", where)
+	}
+	for key, v := range args {
+		if _, nested := v.(map[string]any); nested {
+			return nil, fmt.Errorf("%s: %q holds keys of its own; flags must stand side by side, as num-layers: 32", where, key)
+		}
+	}
+	return args, nil
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return line
+}
+
+// Parse reads a file of arguments, by its name's ending and what it begins with.
+func Parse(name string, data []byte) (map[string]any, error) {
+	switch strings.ToLower(path.Ext(name)) {
+	case ".yaml", ".yml":
+		return ParseYAML(data)
+	}
+	return ParseCommand(string(data))
+}

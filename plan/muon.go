@@ -1,0 +1,67 @@
+// This file owns the state of Muon: matrices have one momentum, everything else
+// has Adam's two moments, and ranks may hold whole tensors instead of equal
+// shares.
+
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// muonState is a tensor's state per element: main parameter and momentum, or
+// main parameter and two moments.
+func muonState(t heldTensor) int64 {
+	if t.matrix {
+		return 4 + 4
+	}
+	return 4 + 8
+}
+
+func (d *dims) muonBytes(s share) int64 {
+	o, l := d.s.Optimizer, d.s.Layout
+	dp, edp := 1, 1
+	if o.LayerwiseSharding {
+		dp, edp = l.DP()*l.CP, l.EDP()
+	}
+	var even int64
+	dense, expert := []heldTensor{}, []heldTensor{}
+	for _, t := range s.tensors {
+		switch {
+		case o.LayerwiseSharding && o.Distributed:
+			// Matrices are laid out so that ranks hold nearly equal shares.
+			n := int64(dp)
+			if t.expert {
+				n = int64(edp)
+			}
+			even += ceilDiv(muonState(t)*t.elements*t.count, n)
+		case t.expert:
+			expert = append(expert, t)
+		default:
+			dense = append(dense, t)
+		}
+	}
+	return even + d.dealt(dense, dp) + d.dealt(expert, edp)
+}
+
+// dealt is what one rank holds where tensors are sorted by size and dealt out to
+// ranks forwards and backwards in turn.
+func (d *dims) dealt(tensors []heldTensor, ranks int) int64 {
+	slices.SortStableFunc(tensors, func(a, b heldTensor) int { return cmp.Compare(a.elements, b.elements) })
+	held := make([]int64, ranks)
+	at := 0
+	for _, t := range tensors {
+		for range t.count {
+			r := at % (2 * ranks)
+			if r >= ranks {
+				r = 2*ranks - 1 - r
+			}
+			held[r] += muonState(t) * t.elements
+			at++
+		}
+	}
+	if d.s.LastReplica {
+		return held[ranks-1]
+	}
+	return slices.Max(held)
+}

@@ -1,0 +1,151 @@
+// This file owns what recomputation and offloading take from a tape.
+
+package plan
+
+import "slices"
+
+// Rank is the offloading of one pipeline rank.
+func (o Offload) Rank(r int) Offload {
+	if len(o.Fractions) == 0 {
+		return o
+	}
+	o.Fraction, o.Fractions = o.Fractions[r], nil
+	if o.Fraction == 0 {
+		o.Modules = nil
+	}
+	return o
+}
+
+// OffloadShare is what of the bytes of the offloaded modules one pipeline rank
+// moves: whole groups do, so it is not just the fraction. The setup must be
+// normalised.
+func OffloadShare(s *Setup, rank int) float64 {
+	d := newDims(s).of(rank)
+	var all, moved int64
+	for _, st := range d.s.chunks(rank) {
+		tapes := d.tapes(st)
+		all += away(tapes)
+		d.stayFraction(tapes)
+		moved += away(tapes)
+	}
+	if all == 0 {
+		return 0
+	}
+	return float64(moved) / float64(all)
+}
+
+func away(tapes []*tape) (n int64) {
+	for _, t := range tapes {
+		for _, s := range t.saved {
+			if s.away {
+				n += s.Bytes
+			}
+		}
+	}
+	return n
+}
+
+// apply marks what is not kept. full says that the whole layer is computed again.
+func (d *dims) apply(t *tape, full bool) {
+	r, o := d.s.Recompute, d.s.Offload
+	for i := range t.saved {
+		s := &t.saved[i]
+		switch {
+		case full:
+			// The layer's input is what it is computed again from.
+			if i > 0 {
+				s.drop, s.again = true, t.last()
+			}
+			continue
+		case slices.ContainsFunc(s.Recompute, func(m string) bool { return slices.Contains(r.Modules, m) }):
+			s.drop, s.again = true, t.trigger(*s, r.Modules)
+		case d.stashes(s.GroupBytes):
+			s.stashed = true
+		case s.Offload != "" && slices.Contains(o.Modules, s.Offload) && s.Elements >= o.MinElements:
+			s.away = true
+		}
+	}
+}
+
+// trigger is the operation before whose backward a dropped tensor is made again.
+func (t *tape) trigger(s saved, modules []string) int {
+	again := s.until
+	for _, m := range s.Recompute {
+		if !slices.Contains(modules, m) {
+			continue
+		}
+		switch m {
+		case "layernorm":
+			again = max(again, t.next(s.at, "attn_add", "mlp_add")-1)
+		case "mlp", "moe":
+			again = max(again, t.next(s.at, "mlp_add")-1)
+		case "shared_experts":
+			again = max(again, t.next(s.at, "shared fc2"))
+		case "core_attn", "mla_up_proj":
+			again = max(again, t.next(s.at, "output projection")-1)
+		case "moe_act":
+			again = max(again, t.next(s.at, "experts' fc2"))
+		}
+	}
+	return again
+}
+
+// next is the first operation behind one that has one of the names.
+func (t *tape) next(after int, names ...string) int {
+	for i := after; i < len(t.ops); i++ {
+		if slices.Contains(names, t.ops[i].name) {
+			return i
+		}
+	}
+	return t.last()
+}
+
+// stayFraction keeps the later groups of a chunk: of all groups that move, the
+// last int((1-x) n) stay, or as many of the last as hold that share of bytes.
+func (d *dims) stayFraction(tapes []*tape) {
+	o := d.s.Offload
+	if o.Fraction >= 1 || len(o.Modules) == 0 {
+		return
+	}
+	type group struct {
+		tape  int
+		name  string
+		bytes int64
+	}
+	var groups []group
+	var all int64
+	for i, t := range tapes {
+		for _, s := range t.saved {
+			if !s.away {
+				continue
+			}
+			if n := len(groups); n == 0 || groups[n-1].tape != i || groups[n-1].name != s.Offload {
+				groups = append(groups, group{tape: i, name: s.Offload})
+			}
+			groups[len(groups)-1].bytes += s.Bytes
+			all += s.Bytes
+		}
+	}
+	count := int(float64(len(groups)) * (1 - o.Fraction))
+	bytes := int64(float64(all) * (1 - o.Fraction))
+	for i := len(groups) - 1; i >= 0; i-- {
+		g := groups[i]
+		if !o.ByBytes && count == 0 || o.ByBytes && bytes < g.bytes {
+			break
+		}
+		count--
+		bytes -= g.bytes
+		tapes[g.tape].stay(g.name)
+	}
+}
+
+// stay keeps a group of one tape, which then is no longer like its equals.
+func (t *tape) stay(name string) {
+	t.key += "/" + name
+	t.saved = slices.Clone(t.saved)
+	for i := range t.saved {
+		if t.saved[i].Offload == name {
+			t.saved[i].away = false
+		}
+	}
+}

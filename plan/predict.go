@@ -1,0 +1,157 @@
+// This file owns the prediction: it puts static memory, what is saved, and the
+// order of passes together.
+
+package plan
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+// mostMicrobatches are walked through in full.
+const mostMicrobatches = 4096
+
+// Predict says what a setup needs on every pipeline rank.
+func Predict(s *Setup) (*Prediction, error) {
+	n, err := s.Normalise()
+	if err != nil {
+		return nil, err
+	}
+	d := newDims(n)
+	p := &Prediction{Setup: n}
+	for r := range n.Layout.PP {
+		rank, err := d.rank(r)
+		if err != nil {
+			return nil, err
+		}
+		p.Ranks = append(p.Ranks, *rank)
+		if rank.Peak.Expected > p.Ranks[p.Heaviest].Peak.Expected {
+			p.Heaviest = r
+		}
+	}
+	p.Peak, p.Reserved = p.Ranks[p.Heaviest].Peak, p.Ranks[p.Heaviest].Reserved
+	p.Budget = n.Budget
+	if p.Budget == 0 && n.Hardware != nil {
+		p.Budget = n.Hardware.Usable
+	}
+	p.Fits = p.Budget > 0
+	for _, r := range p.Ranks {
+		p.Fits = p.Fits && r.Reserved.High <= p.Budget
+	}
+	return p, nil
+}
+
+// Microbatches is the number of microbatches of a step.
+func (s *Setup) Microbatches() int {
+	return max(s.Batch.Global/(s.Batch.Micro*s.Layout.DP()), 1)
+}
+
+// of are the sizes with the offloading of one rank.
+func (d *dims) of(r int) *dims {
+	if len(d.s.Offload.Fractions) == 0 {
+		return d
+	}
+	n, s := *d, *d.s
+	s.Offload = s.Offload.Rank(r)
+	n.s = &s
+	return &n
+}
+
+func (d *dims) rank(r int) (*Rank, error) {
+	d = d.of(r)
+	l := d.s.Layout
+	passes, err := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: d.walked(), GroupSize: l.GroupSize}.Passes(r)
+	if err != nil {
+		return nil, err
+	}
+	held := d.holds(r)
+	w := &walk{passes: passes, shards: d.sharded(held)}
+	w.sentForward, w.sentBackward = d.boundary()
+	rank := &Rank{Rank: r, Items: d.parameterItems(held)}
+	if w.shards != nil {
+		rank.Items = d.shardedItems(held)
+	}
+	rank.Items = append(rank.Items, d.fixedItems(r, held)...)
+	for _, st := range d.s.chunks(r) {
+		w.chunks = append(w.chunks, d.chunk(st))
+	}
+	buffers, capture, pool := w.graphs()
+	if buffers > 0 {
+		rank.Items = append(rank.Items, Item{CauseGraphs, "inputs of graphs", buffers, true})
+	}
+	st := d.stash(w)
+	if st.sets > 0 {
+		rank.Items = append(rank.Items, Item{CausePools, "working sets of experts", st.sets, true}, Item{CausePools, "stash pages", st.device, true})
+	}
+	for _, it := range rank.Items {
+		w.base += it.Bytes
+	}
+	w.margin = w.keeps(int64(r) * d.s.Offload.Delta)
+	d.sum(rank, w, held, st.host, d.beforeReplay(w, rank, buffers, capture), pool)
+	return rank, nil
+}
+
+// sum walks through the step and adds up what a rank needs: before are the
+// highest points before graphs are replayed, pool what they hold besides, and
+// host what the stash has there.
+func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
+	line, top, uses, away := newLedger(w).timeline(w.run())
+	rank.points, rank.Groups, rank.At = line, uses, line[top]
+	rank.Host = away - min(w.margin, away) + host + d.hostState(held)
+	for _, g := range uses {
+		rank.Items = append(rank.Items, Item{CauseActivations, g.Name, g.Total, false})
+	}
+	rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, rank.At.Bytes() - w.base - sumGroups(uses), false})
+	static := int64(0)
+	for _, it := range slices.Concat(rank.Items, d.left(rank.Rank, held)) {
+		if it.Static {
+			static += it.Bytes
+		}
+	}
+	peak := rank.At.Bytes()
+	for _, other := range append(before, early{"the optimiser's step", d.updatePeak(rank.Items, held) - w.base}) {
+		if more := w.base + other.above - peak; more > 0 {
+			rank.Items = append(rank.Items, Item{CauseTransient, other.name, more, false})
+			peak += more
+		}
+	}
+	rank.Peak = band(peak, d.spread())
+	rank.Static = band(static, staticSpread)
+	rank.Reserved = d.reserved(rank.Peak, rank.At.Bytes()+pool)
+}
+
+// walked is how many microbatches are walked through. Once the pipeline is full
+// each further group repeats the one before, so that an absurd number need not
+// be.
+func (d *dims) walked() int {
+	n, group := d.s.Microbatches(), max(d.s.Layout.GroupSize, d.s.Layout.PP)
+	if most := mostMicrobatches / group * group; n > most && most >= 3*group {
+		return most + n%group
+	}
+	return n
+}
+
+func sumGroups(uses []GroupUse) (n int64) {
+	for _, g := range uses {
+		n += g.Total
+	}
+	return n
+}
+
+// updatePeak is what is allocated while the optimiser runs: everything static,
+// and its own copy of gradients where the buffer has another format.
+func (d *dims) updatePeak(items []Item, s share) int64 {
+	n := d.leftGradients(s)
+	for _, it := range items {
+		if it.Static {
+			n += it.Bytes
+		}
+	}
+	return n
+}
+
+// hostState is the optimiser's state that is kept in host memory.
+func (d *dims) hostState(s share) int64 {
+	return int64(float64(d.optimizerBytes(s)) * d.s.Optimizer.OffloadFraction)
+}

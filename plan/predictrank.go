@@ -1,0 +1,16 @@
+// This file owns the prediction of one pipeline rank alone, for searches that
+// give every rank a policy of its own.
+
+package plan
+
+import "fmt"
+
+// PredictRank is what Predict says of one pipeline rank. The setup must be
+// normalised: it is asked for hundreds of times in a search, and checking the
+// model each time takes longer than the answer.
+func PredictRank(s *Setup, rank int) (*Rank, error) {
+	if rank < 0 || rank >= s.Layout.PP {
+		return nil, fmt.Errorf("plan: there is no pipeline rank %d; pp is %d", rank, s.Layout.PP)
+	}
+	return newDims(s).rank(rank)
+}

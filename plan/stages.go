@@ -1,0 +1,89 @@
+// This file owns dividing a model over pipeline stages where a setup does not say
+// how.
+
+package plan
+
+import "github.com/stowage-dev/stowage/model"
+
+// DefaultStages divides a model as people do who write layouts by hand: evenly if
+// the layers divide; else with fewer layers in the last stage, which has the
+// loss; else with the embedding counted as a layer and the loss in a stage of its
+// own; else with the dense layers that MoE models begin with all in the first
+// stage, and the heads that predict further tokens and the loss in stages of
+// their own; else as evenly as it goes. Megatron-Bridge's layouts of DeepSeek-V3
+// are the second kind for 4, 8 and 16 stages and the third for 32.
+func DefaultStages(m *model.Model, pp, vpp int) []Stage {
+	n := max(pp, 1) * max(vpp, 1)
+	layers := len(m.Layers)
+	dense := densePrefix(m)
+	each := (layers + n - 1) / n
+	switch {
+	case layers > each*(n-1):
+		return fill(layers, n, each, each)
+	case (layers+1)%(n-1) == 0 && (layers+1)/(n-1) > 1:
+		each = (layers + 1) / (n - 1)
+		return fill(layers, n, each-1, each)
+	}
+	// The last so many stages hold no decoder layer.
+	for empty := range 3 {
+		middle := n - 1 - empty
+		if dense > 0 && middle > 0 && (empty < 2 || m.MTP != nil) && (layers-dense)%middle == 0 {
+			return withEnds(dense, layers, n, empty)
+		}
+	}
+	sizes := make([]int, n)
+	for i := range sizes {
+		sizes[i] = (layers*(i+1))/n - layers*i/n
+	}
+	return staged(sizes, n-1)
+}
+
+// densePrefix is the number of dense layers in front of the first MoE layer.
+func densePrefix(m *model.Model) int {
+	for i, l := range m.Layers {
+		if l.MoE != nil {
+			return i
+		}
+	}
+	return 0
+}
+
+// fill gives stages so many layers each, and the last one the rest.
+func fill(layers, n, first, each int) []Stage {
+	sizes := make([]int, n)
+	for i := range sizes {
+		sizes[i] = min(each, layers)
+		if i == 0 {
+			sizes[i] = min(first, layers)
+		}
+		layers -= sizes[i]
+	}
+	return staged(sizes, n-1)
+}
+
+// withEnds puts the first layers into the first stage and leaves the last stages
+// to the ends of the model.
+func withEnds(first, layers, n, empty int) []Stage {
+	sizes := make([]int, n)
+	sizes[0] = first
+	for i := 1; i < n-empty; i++ {
+		sizes[i] = (layers - first) / (n - 1 - empty)
+	}
+	mtp := n - 1
+	if empty == 2 {
+		mtp = n - 2
+	}
+	return staged(sizes, mtp)
+}
+
+// staged makes stages of so many layers each.
+func staged(sizes []int, mtp int) []Stage {
+	stages := make([]Stage, len(sizes))
+	at := 0
+	for i, n := range sizes {
+		stages[i] = Stage{First: at, Last: at + n, MTP: i == mtp, Loss: i == len(sizes)-1}
+		at += n
+	}
+	stages[0].Embedding = true
+	return stages
+}

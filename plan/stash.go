@@ -1,0 +1,99 @@
+// This file owns what the paged stash costs: the working sets that experts
+// compute in, and the pools that hold what is stashed from forward to backward.
+
+package plan
+
+import (
+	"math"
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+const (
+	// stashPage is the stash's page where none is given, and stashSets how many
+	// working sets let a layer compute while another one is stashed or restored.
+	stashPage = 64 << 10
+	stashSets = 2
+)
+
+// stashes tells whether a tensor goes through the stash: those of the groups that
+// are named, and with the activation function's input also fc2's.
+func (d *dims) stashes(g GroupBytes) bool {
+	m := d.s.Stash.Modules
+	switch g.Group {
+	case "expert_fc1":
+		return slices.Contains(m, "expert_fc1") && g.Elements > 0
+	case "moe_act":
+		return slices.Contains(m, "moe_act") && g.Elements > 0
+	case "experts":
+		return slices.Contains(m, "moe_act") && g.Tensor == "fc2 input"
+	}
+	return false
+}
+
+// stash is what a rank's stash takes.
+type stash struct {
+	sets, device, host int64
+}
+
+// stash sizes the pools by walking the schedule with balanced rows.
+func (d *dims) stash(w *walk) stash {
+	o := d.s.Stash
+	if len(o.Modules) == 0 {
+		return stash{}
+	}
+	page := o.PageBytes
+	if page == 0 {
+		page = stashPage
+	}
+	var out stash
+	demand := make([]schedule.Pages, len(w.chunks))
+	for i, c := range w.chunks {
+		for _, u := range c.units {
+			var set int64
+			for _, g := range u.stash {
+				// Rows are counted here as received; the pool is sized for
+				// balanced ones.
+				balanced := int64(float64(g.Bytes) / d.s.Routing.Imbalance)
+				demand[i] += schedule.PagesOf(page, balanced)
+				set += int64(math.Ceil(float64(balanced) * max(o.RankCapacity, d.s.Routing.Imbalance, 1)))
+			}
+			out.sets = max(out.sets, stashSets*set)
+		}
+	}
+	var live, most schedule.Pages
+	for _, p := range w.passes {
+		if p.Backward {
+			live -= demand[p.Chunk]
+			continue
+		}
+		live += demand[p.Chunk]
+		most = max(most, live)
+	}
+	size := func(factor float64) int64 {
+		return int64(schedule.Balanced{Expected: most, Factor: factor}.Next(schedule.Seen{})) * page
+	}
+	out.device = int64(most) * page
+	if o.Factor > 0 {
+		out.device = size(o.Factor)
+	}
+	if o.HostFactor > 0 {
+		out.host = size(o.HostFactor)
+	}
+	return out
+}
+
+// capacity is what static receive buffers make of rows where nothing is stashed:
+// every layer saves its whole buffer.
+func (d *dims) capacity() float64 {
+	if c := d.s.Stash.RankCapacity; c > 0 && len(d.s.Stash.Modules) == 0 {
+		return c
+	}
+	return 1
+}
+
+func hasExperts(m *model.Model) bool {
+	return slices.ContainsFunc(m.Layers, func(l model.Layer) bool { return l.MoE != nil })
+}

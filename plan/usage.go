@@ -1,0 +1,130 @@
+// This file owns what a rank's walk says by group: bytes of every group at every
+// point of the step, and on the host.
+
+package plan
+
+// sums are a group's bytes and how many layers and microbatches they are of.
+type sums struct {
+	kept, away, dropped int64
+	count               int
+}
+
+// ledger has what each group of a rank holds.
+type ledger struct {
+	names []string
+	index map[string]int
+	// upTo[c][j][g] is what the first j units of chunk c hold of group g for one
+	// microbatch.
+	upTo [][][]sums
+	w    *walk
+}
+
+func newLedger(w *walk) *ledger {
+	l := &ledger{index: map[string]int{}, w: w}
+	for _, c := range w.chunks {
+		for _, u := range c.units {
+			for _, list := range [][]GroupBytes{u.groups, u.away, u.drop} {
+				for _, g := range list {
+					if _, ok := l.index[g.Group]; !ok {
+						l.index[g.Group] = len(l.names)
+						l.names = append(l.names, g.Group)
+					}
+				}
+			}
+		}
+	}
+	for _, c := range w.chunks {
+		rows := [][]sums{make([]sums, len(l.names))}
+		for _, u := range c.units {
+			next := append([]sums(nil), rows[len(rows)-1]...)
+			l.count(next, u)
+			rows = append(rows, next)
+		}
+		l.upTo = append(l.upTo, rows)
+	}
+	return l
+}
+
+// count adds what one unit holds for one microbatch.
+func (l *ledger) count(row []sums, u cost) {
+	seen := map[int]bool{}
+	at := func(g GroupBytes) *sums {
+		i := l.index[g.Group]
+		if !seen[i] {
+			seen[i] = true
+			row[i].count++
+		}
+		return &row[i]
+	}
+	for _, g := range u.groups {
+		at(g).kept += g.Bytes
+	}
+	for _, g := range u.away {
+		at(g).away += g.Bytes
+	}
+	for _, g := range u.drop {
+		at(g).dropped += g.Bytes
+	}
+}
+
+// at adds up the groups at a point: so many whole microbatches of each chunk, and
+// the units of the pass that is under way.
+func (l *ledger) at(live []int, p point) []sums {
+	total := make([]sums, len(l.names))
+	add := func(row []sums, n int) {
+		for g, s := range row {
+			total[g].kept += int64(n) * s.kept
+			total[g].away += int64(n) * s.away
+			total[g].dropped += int64(n) * s.dropped
+			total[g].count += n * s.count
+		}
+	}
+	pass := l.w.passes[p.pass]
+	for c, n := range live {
+		if pass.Backward && c == pass.Chunk {
+			n-- // its own microbatch is counted unit by unit
+		}
+		add(l.upTo[c][len(l.upTo[c])-1], n)
+	}
+	units := p.unit
+	if pass.Backward {
+		units++
+	}
+	add(l.upTo[pass.Chunk][units], 1)
+	return total
+}
+
+// timeline turns the points of a walk into what a prediction says of them.
+func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUse, host int64) {
+	live := make([]int, len(l.w.chunks))
+	line = make([]Point, len(points))
+	var peak []sums
+	for i, p := range points {
+		pass := l.w.passes[i]
+		all := l.at(live, p)
+		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]int64, len(all))}
+		var away int64
+		for g, s := range all {
+			q.Groups[g] = s.kept
+			away += s.away
+		}
+		host = max(host, away)
+		line[i] = q
+		if i == 0 || q.Bytes() > line[top].Bytes() {
+			top, peak = i, all
+		}
+		if pass.Backward {
+			live[pass.Chunk]--
+		} else {
+			live[pass.Chunk]++
+		}
+	}
+	for g, s := range peak {
+		use := GroupUse{Name: l.names[g], Live: s.count, Total: s.kept, Away: s.away, Dropped: s.dropped}
+		if s.count > 0 {
+			use.Bytes = s.kept / int64(s.count)
+		}
+		uses = append(uses, use)
+	}
+	return line, top, uses, host
+}

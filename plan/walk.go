@@ -1,0 +1,245 @@
+// This file owns the walk through a rank's step: what is live at every pass, and
+// where the highest point is.
+
+package plan
+
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+// chunk is one virtual stage of a rank as a list of costs in forward order.
+type chunk struct {
+	units []cost
+	// eager are the same units as they run before graphs are captured; nil
+	// where nothing is.
+	eager []cost
+	// captured are the same units with only what captured graphs hold; nil
+	// where nothing is captured.
+	captured []cost
+}
+
+// tapes are those of a stage, before a fraction of what moves is told to stay.
+func (d *dims) tapes(st Stage) (tapes []*tape) {
+	if st.Embedding {
+		tapes = append(tapes, d.embedding())
+	}
+	tapes = append(tapes, d.layers(st)...)
+	mtp := d.m.MTP
+	if st.MTP && mtp != nil {
+		for k := range mtp.Depth {
+			for i, t := range d.mtp(k) {
+				d.apply(t, false)
+				if i == 0 {
+					held := d.hold(d.m.MTPParams(k), "mtp")
+					t.params = held.dense + held.expert
+				}
+				tapes = append(tapes, t)
+			}
+		}
+	}
+	if st.Loss {
+		if mtp != nil {
+			for k := range mtp.Depth {
+				t := d.loss()
+				t.name = fmt.Sprintf("mtp %d loss", k)
+				tapes = append(tapes, t)
+			}
+		}
+		tapes = append(tapes, d.loss())
+	}
+	return tapes
+}
+
+// chunk costs the tapes of a stage.
+func (d *dims) chunk(st Stage) chunk {
+	tapes := d.tapes(st)
+	d.stayFraction(tapes)
+	var c chunk
+	scopes := d.s.Graph.Scopes
+	type costs struct{ unit, eager, captured cost }
+	seen := map[string]costs{} // tapes with the same key cost the same
+	for _, t := range tapes {
+		u, ok := seen[t.key]
+		if !ok || t.key == "" {
+			u.unit = t.without(scopes).cost()
+			if len(scopes) > 0 {
+				g := t.only(scopes)
+				u.eager, u.captured = t.cost(), g.cost()
+				u.captured.slots = g.slots(d)
+			}
+			seen[t.key] = u
+		}
+		for _, x := range []*cost{&u.unit, &u.eager, &u.captured} {
+			x.name, x.params = t.name, t.params
+		}
+		c.units = append(c.units, u.unit)
+		if len(scopes) > 0 {
+			c.eager, c.captured = append(c.eager, u.eager), append(c.captured, u.captured)
+		}
+	}
+	return c
+}
+
+// layers are the decoder layers of a stage, with recomputation and offloading
+// applied. Layers that are equal share a key, so that each kind is costed once.
+func (d *dims) layers(st Stage) []*tape {
+	r := d.s.Recompute
+	var tapes []*tape
+	kinds := map[string]*tape{}
+	for i := st.First; i < st.Last; i++ {
+		at := i - st.First
+		full := r.Full && (r.Method == "uniform" || at < r.Layers)
+		first := !full || r.Method != "uniform" || at%r.Layers == 0
+		own := d.at(i)
+		key := fmt.Sprintf("%s/%v/%v/%v", kindOf(d.m.Layers[i]), full, first, own.low())
+		t := kinds[key]
+		if t == nil {
+			t = own.layer(d.m.Layers[i])
+			t.key = key
+			held := d.hold(d.m.LayerParams(d.m.Layers[i]), "layer")
+			t.params = held.dense + held.expert
+			d.apply(t, full)
+			if !first {
+				// A unit of several layers keeps only its first input.
+				t.saved[0].drop, t.saved[0].again = true, t.last()
+			}
+			kinds[key] = t
+		}
+		u := *t
+		u.name = fmt.Sprintf("layer %d", i)
+		tapes = append(tapes, &u)
+	}
+	return tapes
+}
+
+// walk is one rank's step.
+type walk struct {
+	chunks []chunk
+	passes []schedule.Pass
+	// base is what is allocated throughout; margin is what offloading keeps on
+	// the device to even out pipeline ranks.
+	base, margin int64
+	shards       *sharded // nil unless parameters are sharded
+	// what pipeline communication holds in each kind of pass
+	sentForward, sentBackward int64
+}
+
+// point is the highest point of a pass.
+type point struct {
+	pass      int
+	unit      int
+	live, top int64 // live before the unit, and what it adds
+	what      string
+}
+
+// run goes through all passes and gives the highest point of each.
+//
+// Of what is offloaded, the last group of each name stays where the pass that
+// needs it comes next; while a unit runs, the group that left last may still be
+// on its way out.
+func (w *walk) run() []point {
+	points := make([]point, len(w.passes))
+	live := w.margin
+	type pass struct{ chunk, microbatch int }
+	staying := map[pass]int{}
+	for i, p := range w.passes {
+		c := w.chunks[p.Chunk]
+		at := point{pass: i, live: live}
+		if !p.Backward {
+			stays := w.stays(i)
+			if stays >= 0 {
+				staying[pass{p.Chunk, p.Microbatch}] = stays
+			}
+			var leaving int64
+			for j, u := range c.units {
+				if top := u.forward + leaving + w.sentForward + w.shards.forward(c.units, j); live+top > at.live+at.top {
+					at = point{i, j, live, top, u.name + ", " + u.forwardAt}
+				}
+				live += u.kept
+				if j == stays {
+					live += u.moved
+				}
+				if u.moved > 0 {
+					leaving = u.largest
+				}
+			}
+		} else {
+			stays, ok := staying[pass{p.Chunk, p.Microbatch}]
+			if !ok {
+				stays = -1
+			}
+			for j := len(c.units) - 1; j >= 0; j-- {
+				u := c.units[j]
+				top := u.backward + w.sentBackward + w.shards.backward(c.units, j)
+				if j == stays {
+					live -= u.moved
+				}
+				if live+top > at.live+at.top {
+					at = point{i, j, live, top, u.name + ", " + u.backwardAt}
+				}
+				live -= u.kept
+			}
+		}
+		points[i] = at
+	}
+	return points
+}
+
+// stays is the unit of a forward pass whose offloaded groups stay until its
+// backward pass, because that comes next; -1 if there is none. Where the last
+// chunk has nothing to move (the loss alone), "next" is the first backward pass
+// of a chunk that has, whatever forward passes lie between. Megatron counts like
+// that on every rank since January 2026, which keeps a group of the first
+// microbatch in warm-up; published savings are older and do not show it.
+func (w *walk) stays(pass int) int {
+	p := w.passes[pass]
+	last := w.lastMoved(p.Chunk)
+	if last < 0 {
+		return -1
+	}
+	wait := w.lastMoved(len(w.chunks)-1) < 0
+	for _, q := range w.passes[pass+1:] {
+		if wait && (!q.Backward || w.lastMoved(q.Chunk) < 0) {
+			continue
+		}
+		if q.Backward && q.Chunk == p.Chunk && q.Microbatch == p.Microbatch {
+			return last
+		}
+		break
+	}
+	return -1
+}
+
+// lastMoved is the last unit of a chunk that moves anything; -1 if none does.
+func (w *walk) lastMoved(chunk int) int {
+	units := w.chunks[chunk].units
+	for j := len(units) - 1; j >= 0; j-- {
+		if units[j].moved > 0 {
+			return j
+		}
+	}
+	return -1
+}
+
+// keeps is how many of the bytes that move a rank keeps on its device when it is
+// asked to keep so many: never more than are away at once.
+func (w *walk) keeps(bytes int64) int64 {
+	if bytes == 0 {
+		return 0
+	}
+	var away, most int64
+	for _, p := range w.passes {
+		var n int64
+		for _, u := range w.chunks[p.Chunk].units {
+			n += u.moved
+		}
+		if p.Backward {
+			n = -n
+		}
+		away += n
+		most = max(most, away)
+	}
+	return min(bytes, most)
+}

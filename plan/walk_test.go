@@ -1,0 +1,143 @@
+package plan
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+// The microbatches that each chunk holds at the most crowded point of a rank,
+// for 8 ranks with 4 chunks each.
+func TestInFlight(t *testing.T) {
+	for rank, want := range map[int][]int{0: {15, 8, 8, 8}, 1: {13, 8, 8, 8}, 7: {8, 8, 8, 1}} {
+		passes, err := schedule.Pipeline{Ranks: 8, Chunks: 4, Microbatches: 64}.Passes(rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		live, most, at := make([]int, 4), 0, []int(nil)
+		for _, p := range passes {
+			if p.Backward {
+				live[p.Chunk]--
+				continue
+			}
+			live[p.Chunk]++
+			if n := live[0] + live[1] + live[2] + live[3]; n > most {
+				most, at = n, slices.Clone(live)
+			}
+		}
+		if !slices.Equal(at, want) {
+			t.Errorf("rank %d holds %v, want %v", rank, at, want)
+		}
+	}
+}
+
+// The heaviest rank is found, not assumed: dense layers in the first stages make
+// a rank in the middle the heaviest. SPEC S6.1
+func TestHeaviestRank(t *testing.T) {
+	p := predicted(t, deepSeek(t))
+	if p.Heaviest != 2 {
+		t.Errorf("rank %d is the heaviest; with one dense layer on rank 0 and two on rank 1 it is rank 2", p.Heaviest)
+	}
+	for _, r := range p.Ranks {
+		if r.Peak.Expected > p.Peak.Expected {
+			t.Errorf("rank %d has %d, more than the heaviest's %d", r.Rank, r.Peak.Expected, p.Peak.Expected)
+		}
+	}
+	// Rank 2 holds 11 + 8 + 8 + 8 microbatches of two MoE layers each; at the
+	// peak in a backward pass one of them is partly done.
+	for _, g := range p.Ranks[2].Groups {
+		if g.Name == "moe_act" && (g.Live < 68 || g.Live > 70) {
+			t.Errorf("%d layers and microbatches of moe_act are live, want about 70", g.Live)
+		}
+	}
+}
+
+// Full recomputation keeps one input a unit; a unit of two layers keeps half as
+// many, and recomputing only some layers keeps the others whole.
+func TestFullRecomputation(t *testing.T) {
+	kept := func(r Recompute) int64 {
+		s := deepSeek(t)
+		s.Layout = Layout{World: 32, EP: 32, ETP: 1}
+		s.Batch.Global = 32
+		s.Recompute = r
+		d := newDims(mustNormalise(t, s))
+		var n int64
+		for _, u := range d.chunk(d.s.Layout.Stages[0]).units {
+			if u.name != "embedding" && u.name != "loss" {
+				n += u.kept
+			}
+		}
+		return n
+	}
+	input := int64(2 * 4096 * 7168)
+	if got := kept(Recompute{Full: true, Method: "uniform", Layers: 1}); got != 61*input {
+		t.Errorf("61 layers keep %d bytes, want %d", got, 61*input)
+	}
+	if got := kept(Recompute{Full: true, Method: "uniform", Layers: 2}); got != 31*input {
+		t.Errorf("31 units keep %d bytes, want %d", got, 31*input)
+	}
+	all, none := kept(Recompute{}), kept(Recompute{Full: true, Method: "uniform", Layers: 1})
+	if got := kept(Recompute{Full: true, Method: "block", Layers: 30}); got <= none || got >= all {
+		t.Errorf("30 of 61 layers recomputed keep %d bytes; all keep %d, none %d", got, all, none)
+	}
+}
+
+// The share of groups that move, counted and by bytes, and what ranks keep.
+func TestOffloadAmounts(t *testing.T) {
+	host := func(set func(*Offload)) []int64 {
+		s := deepSeek(t)
+		s.Offload.Modules = []string{"moe_act"}
+		if set != nil {
+			set(&s.Offload)
+		}
+		var n []int64
+		for _, r := range predicted(t, s).Ranks {
+			n = append(n, r.Host)
+		}
+		return n
+	}
+	all := host(nil)
+	group := int64(2 * 4096 * 8 * 2 * 2048)
+	if want := 70 * group; all[2] != want {
+		t.Errorf("rank 2 moves %d bytes, want 70 groups, %d", all[2], want)
+	}
+	half := host(func(o *Offload) { o.Fraction = 0.5 })
+	if half[2] != all[2]/2 {
+		t.Errorf("half of the groups are %d bytes, want %d", half[2], all[2]/2)
+	}
+	delta := host(func(o *Offload) { o.Delta = group })
+	for r := range all {
+		if want := max(all[r]-int64(r)*group, 0); delta[r] != want {
+			t.Errorf("rank %d moves %d bytes with a delta, want %d", r, delta[r], want)
+		}
+	}
+	if small := host(func(o *Offload) { o.MinElements = 1 << 40 }); slices.Max(small) != 0 {
+		t.Errorf("nothing is large enough, yet %v bytes move", small)
+	}
+}
+
+// SPEC S6.1: the planner must be quick enough to search with.
+func TestLivenessIsQuick(t *testing.T) {
+	s := deepSeek(t)
+	s.Layout.PP, s.Layout.VPP, s.Layout.EP, s.Layout.World = 16, 1, 16, 256
+	s.Batch.Global = 128 * 16
+	best := time.Hour
+	for range 5 {
+		begin := time.Now()
+		predicted(t, s)
+		best = min(best, time.Since(begin))
+	}
+	t.Logf("61 layers, 16 ranks, 128 microbatches: %v", best)
+	if best > livenessMost {
+		t.Errorf("61 layers, 16 ranks, 128 microbatches took %v, want less than %v", best, livenessMost)
+	}
+}
+
+func BenchmarkPredict(b *testing.B) {
+	s := deepSeek(b)
+	for b.Loop() {
+		predicted(b, s)
+	}
+}
