@@ -1,0 +1,144 @@
+// This file owns communication inside a layer and between replicas: bytes, the
+// link they take, and what of it shows.
+
+package cost
+
+import (
+	"math"
+
+	"github.com/stowage-dev/stowage/model"
+)
+
+// communicate adds the collectives of a layer.
+func (t *tally) communicate(l model.Layer) {
+	t.tensor(l)
+	t.context(l)
+	if l.MoE != nil {
+		t.experts(l.MoE)
+	}
+}
+
+// tensor adds those of tensor parallelism: the sequence is gathered before a
+// block's first product and scattered after its last, and the other way round in
+// backward, where the input is gathered once more for the weights' gradient.
+// Without sequence parallelism two all-reduces move the same bytes, but for the
+// last.
+func (t *tally) tensor(l model.Layer) {
+	m := t.m
+	lay := m.setup.Layout
+	if lay.TP == 1 {
+		return
+	}
+	bytes := 2 * m.tokens * float64(m.setup.Model.Hidden) * float64(lay.TP-1) / float64(lay.TP)
+	once := Seconds(bytes / m.link(lay.TP, 1))
+	back := 3.0
+	if !lay.SequenceParallel {
+		back = 2
+	}
+	add := func(mod Module) {
+		w := t.at(mod)
+		w.sentForward += Seconds(2*m.rates.ExposedTP) * once
+		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
+	}
+	switch {
+	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil:
+		add(AttnProj)
+	case l.Mamba != nil:
+		add(MambaOut)
+	}
+	switch {
+	case l.Dense != nil:
+		add(MLP)
+	case l.MoE != nil && l.MoE.SharedWidth > 0:
+		add(Shared)
+	}
+}
+
+// context adds the exchange of keys and values between context-parallel ranks;
+// all but the first piece travels behind attention.
+func (t *tally) context(l model.Layer) {
+	m := t.m
+	lay := m.setup.Layout
+	if lay.CP == 1 || l.Attention == nil && l.MLA == nil {
+		return
+	}
+	var kv float64
+	if a := l.Attention; a != nil {
+		kv = 2 * float64(a.KVHeads*a.HeadDim)
+	} else {
+		kv = float64(l.MLA.Heads * (l.MLA.Nope + l.MLA.Rope + l.MLA.V))
+	}
+	piece := 2 * m.tokens * kv / float64(lay.TP)
+	once := Seconds(piece / m.link(lay.CP, lay.TP))
+	w := t.at(CoreAttn)
+	// The rest hides unless it is longer than the attention it hides behind.
+	rest := Seconds(lay.CP-1) * once
+	w.sentForward += max(once, rest-w.forward)
+	w.sentBackward += max(2*once, 2*rest-w.backward)
+}
+
+// experts adds the exchange of rows with the ranks that hold the experts.
+func (t *tally) experts(e *model.MoE) {
+	m := t.m
+	lay := m.setup.Layout
+	group := lay.EP * lay.ETP
+	if group == 1 {
+		return
+	}
+	width := float64(m.setup.Model.Hidden)
+	if e.Latent > 0 {
+		width = float64(e.Latent)
+	}
+	once := m.exchangeRows(e, 2*width)
+	shown := Seconds(m.rates.ExposedEP * once)
+	if m.plainDispatch() {
+		shown = Seconds(m.rates.ExposedPlain * once)
+	}
+	for _, mod := range []Module{Dispatch, Combine} {
+		w := t.at(mod)
+		w.sentForward += shown
+		w.sentBackward += shown
+	}
+}
+
+// plainDispatch tells whether rows travel by the framework's own collectives.
+func (m *Model) plainDispatch() bool {
+	d := m.setup.Kernels.Dispatcher
+	return d != "deepep" && d != "hybridep"
+}
+
+// exchangeRows is the time of one exchange of rows of so many bytes.
+func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
+	lay := m.setup.Layout
+	group := lay.EP * lay.ETP
+	nodes := math.Ceil(float64(group) / float64(max(m.gpu.FastGroup, 1)))
+	if d := m.setup.Kernels.Dispatcher; d == "" || d == "allgather" {
+		// Every rank gets every token.
+		return m.local * float64(group-1) * row / m.link(group, 1)
+	}
+	inside := m.rows(e) * row * (1 - nodes/float64(group)) / (m.gpu.FastLink * m.rates.Link)
+	if nodes <= 1 {
+		return inside
+	}
+	// A token crosses to a node once for each of its experts there, or once for
+	// all of them where the dispatcher copies it on arrival: of n nodes, k
+	// choices reach n(1-(1-1/n)^k), one of n being the token's own.
+	crossings := float64(e.TopK)
+	if !m.plainDispatch() {
+		crossings = nodes * (1 - math.Pow(1-1/nodes, crossings))
+	}
+	outside := m.local * float64(lay.ETP) * crossings * (1 - 1/nodes) * row / (m.gpu.Network * m.rates.Link)
+	return max(inside, outside)
+}
+
+// link is the bandwidth of one GPU within a group of so many ranks that lie so
+// many apart. A group that is larger than what the fast links join is limited by
+// the network, of which each GPU of the group within a node has its own share.
+func (m *Model) link(ranks, apart int) float64 {
+	g := m.gpu
+	if ranks*apart <= max(g.FastGroup, 1) {
+		return g.FastLink * m.rates.Link
+	}
+	near := min(max(g.FastGroup/apart, 1), ranks)
+	return min(g.FastLink, g.Network*float64(near)) * m.rates.Link
+}

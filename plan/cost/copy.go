@@ -1,0 +1,181 @@
+// This file owns what a policy costs: modules computed again, and copies to the
+// host and back with the windows they hide in.
+
+package cost
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// again lists the modules that recomputing a part of a layer runs once more.
+var again = map[string][]Module{
+	"core_attn":      {CoreAttn},
+	"layernorm":      {AttnNorm, MLPNorm},
+	"mla_up_proj":    {MLAUp},
+	"mlp":            {MLP},
+	"moe_act":        {MoEAct},
+	"moe":            {Router, Dispatch, ExpertFC1, MoEAct, ExpertFC2, Combine, Shared},
+	"shared_experts": {Shared},
+	"gdn_norm_out":   {MambaScan},
+	"gdp_in_proj":    {QKV},
+	"gdp_qkv":        {MambaScan},
+}
+
+// Recompute is what recomputing adds to a layer's backward pass. A module that
+// two names cover is run once. Where the device waits for the host, launching a
+// module once more shows besides.
+func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
+	if r.Full {
+		return l.Forward
+	}
+	var seen [modules]bool
+	for _, name := range r.Modules {
+		for _, m := range again[name] {
+			if !seen[m] {
+				seen[m] = true
+				p := l.part(m)
+				t += p.Forward
+				if l.Waiting {
+					t += p.Launch
+				}
+			}
+		}
+	}
+	return t
+}
+
+// Copies is the moving of one layer's bytes for one microbatch to the host and
+// back.
+//
+// Out may begin when the bytes are saved; the next layer saves as many again, so
+// unless copies pile up each must be out before that: its window is a layer's
+// forward time. Back may begin a layer ahead of use: its window is a layer's
+// backward time, with what it recomputes. What is longer than its window delays
+// the step.
+type Copies struct {
+	Bytes             int64
+	Out, Back         Seconds
+	Forward, Backward Seconds // the windows
+	LateOut, LateBack Seconds
+}
+
+// hostRates are those of the host link for the copies of a pass over so many layers. The copies
+// of a pass's last layer still run when the next pass begins, and in steady 1F1B
+// that is a backward pass which brings its own back: for one layer in a pass both
+// directions share the link. With expert communication overlapped, forward and
+// backward passes run side by side, and all of them share.
+func (m *Model) hostRates(layers int) (out, back float64) {
+	g := m.gpu
+	shared := 0.0
+	switch lay := m.setup.Layout; {
+	case lay.OverlapEP:
+		shared = 1
+	case lay.PP > 1:
+		shared = 1 / float64(max(layers, 1))
+	}
+	mix := func(alone float64) float64 {
+		if g.HostBoth <= 0 {
+			return alone
+		}
+		return 1 / ((1-shared)/alone + shared*max(1/alone, 2/g.HostBoth))
+	}
+	return mix(g.HostOut), mix(g.HostIn)
+}
+
+// Copies is the moving of so many bytes of a layer in a pass over so many, if its
+// backward pass takes so much longer by recomputation.
+func (m *Model) Copies(l *Layer, bytes int64, layers int, recompute Seconds) Copies {
+	out, back := m.hostRates(layers)
+	c := Copies{
+		Bytes: bytes,
+		Out:   Seconds(float64(bytes) / out), Back: Seconds(float64(bytes) / back),
+		Forward: l.Forward, Backward: l.Backward + recompute,
+	}
+	c.LateOut, c.LateBack = max(c.Out-c.Forward, 0), max(c.Back-c.Backward, 0)
+	return c
+}
+
+// Policy is what a setup's own recomputation and offloading cost.
+type Policy struct {
+	// Passes is the time of every stage's passes with all of it.
+	Passes []Pass
+	// Recompute and Late are what it adds to one microbatch on each stage.
+	Recompute, Late []Seconds
+}
+
+// Policy is the cost of the setup's own policy.
+func (m *Model) Policy() Policy { return m.PolicyOf(m.setup.Recompute, m.setup.Offload) }
+
+// PolicyOf is the cost of another policy for the same setup.
+func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) Policy {
+	s := *m.setup
+	s.Recompute, s.Offload = r, o
+	p := Policy{Passes: m.Stages()}
+	p.Recompute, p.Late = make([]Seconds, len(p.Passes)), make([]Seconds, len(p.Passes))
+	moved := map[Kind]int64{}
+	shares := offloadShares(&s)
+	for i, st := range s.Layout.Stages {
+		layers := slices.Clone(s.Model.Layers[st.First:st.Last])
+		own := len(layers)
+		if st.MTP && s.Model.MTP != nil {
+			for range s.Model.MTP.Depth {
+				layers = append(layers, s.Model.MTP.Layers...)
+			}
+		}
+		for j, l := range layers {
+			t := m.Layer(l)
+			var again Seconds
+			// Whole layers are computed again only of the decoder, and under
+			// "block" only the first of a stage.
+			if !r.Full || j < own && (r.Method != "block" || j < r.Layers) {
+				again = t.Recompute(r)
+			}
+			bytes, ok := moved[KindOf(l)]
+			if !ok && len(o.Modules) > 0 {
+				bytes = Moved(&s, l)
+				moved[KindOf(l)] = bytes
+			}
+			c := m.Copies(t, int64(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
+			p.Recompute[i] += again
+			p.Late[i] += c.LateOut + c.LateBack
+			p.Passes[i].Forward += c.LateOut
+			p.Passes[i].Backward += again + c.LateBack
+		}
+	}
+	return p
+}
+
+// offloadShares is what each pipeline rank moves of the bytes that it could.
+func offloadShares(s *plan.Setup) []float64 {
+	shares := make([]float64, s.Layout.PP)
+	for r := range shares {
+		o := s.Offload.Rank(r)
+		switch {
+		case len(o.Modules) == 0:
+		case o.Fraction == 1:
+			shares[r] = 1
+		default:
+			shares[r] = plan.OffloadShare(s, r)
+		}
+	}
+	return shares
+}
+
+// Moved is how many bytes of a layer the setup's offloading moves for one
+// microbatch where all of it moves.
+func Moved(s *plan.Setup, l model.Layer) int64 {
+	var n int64
+	for _, g := range plan.Activations(s, l) {
+		if slices.Contains(s.Offload.Modules, g.Offload) && g.Elements >= s.Offload.MinElements && !s.Recompute.Full && !overlap(g.Recompute, s.Recompute.Modules) {
+			n += g.Bytes
+		}
+	}
+	return n
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(x string) bool { return slices.Contains(b, x) })
+}

@@ -1,0 +1,332 @@
+// This file owns the time of a step: what a pass of each stage takes, and what
+// the order of passes makes of it.
+
+package cost
+
+import (
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+// Pass is the time of one stage for one microbatch.
+type Pass struct {
+	Forward, Backward Seconds
+}
+
+// Step is the time of one training step.
+type Step struct {
+	Total Seconds
+	// Busy is how long each pipeline rank works on passes, and Slowest the rank
+	// that works longest; Bubble is how long that one waits for others.
+	Busy    []Seconds
+	Slowest int
+	Bubble  Seconds
+	// Replicas is the communication between data-parallel ranks that shows, and
+	// Update the optimiser's time.
+	Replicas, Update Seconds
+	// Tokens are those of all GPUs in a second, TFLOPS the model's operations
+	// in a second for one GPU, in units of 1e12.
+	Tokens, TFLOPS float64
+}
+
+// Stages is the time of every stage's passes as if nothing were recomputed or
+// moved.
+func (m *Model) Stages() []Pass {
+	s := m.setup
+	passes := make([]Pass, len(s.Layout.Stages))
+	for i, st := range s.Layout.Stages {
+		p := &passes[i]
+		for _, l := range s.Model.Layers[st.First:st.Last] {
+			p.add(m.Layer(l))
+		}
+		if st.MTP && s.Model.MTP != nil {
+			for range s.Model.MTP.Depth {
+				m.mtp(p)
+			}
+		}
+		if st.Loss {
+			m.heads(p)
+		}
+	}
+	return passes
+}
+
+func (p *Pass) add(l *Layer) {
+	p.Forward += l.Forward
+	p.Backward += l.Backward
+}
+
+// mtp adds one depth of further prediction: the projection of two hidden states
+// to one, and its layers.
+func (m *Model) mtp(p *Pass) {
+	h := float64(m.setup.Model.Hidden)
+	t := Seconds(2 * m.tokens * 2 * h * h / float64(m.setup.Layout.TP) / m.products)
+	p.Forward += t
+	p.Backward += 2 * t
+	for _, l := range m.setup.Model.MTP.Layers {
+		p.add(m.Layer(l))
+	}
+}
+
+// heads adds the output layer and the loss, once for each prediction. The loss
+// reads and writes logits: in bf16 and in place when fused, else in fp32 with
+// several temporaries.
+func (m *Model) heads(p *Pass) {
+	s := m.setup
+	n := 1
+	if s.Model.MTP != nil {
+		n += s.Model.MTP.Depth
+	}
+	logits := m.tokens * float64(s.Model.Vocab) / float64(s.Layout.TP)
+	product := Seconds(2 * logits * float64(s.Model.Hidden) / m.plain)
+	bytes := 24.0
+	if s.Kernels.Loss == "te" || s.Kernels.Loss == "native-fused" {
+		bytes = 8
+	}
+	memory := Seconds(logits * bytes / (m.gpu.HBM * m.rates.Memory))
+	p.Forward += Seconds(n) * (product + memory)
+	p.Backward += Seconds(n) * (2*product + memory/2)
+}
+
+// Microbatches is how many a rank works through in a step.
+func (m *Model) Microbatches() int {
+	b := m.setup.Batch
+	return max(b.Global/(b.Micro*m.setup.Layout.DP()), 1)
+}
+
+// Step is the time of a step whose stages take so long.
+func (m *Model) Step(passes []Pass) Step {
+	s := m.setup
+	lay := s.Layout
+	mbs := m.Microbatches()
+	step := Step{Busy: make([]Seconds, lay.PP)}
+	for r := range step.Busy {
+		var own Seconds
+		for i := r; i < len(passes); i += lay.PP {
+			own += passes[i].Forward + passes[i].Backward
+		}
+		step.Busy[r] = Seconds(mbs) * own
+		if step.Busy[r] > step.Busy[step.Slowest] {
+			step.Slowest = r
+		}
+	}
+	walked := m.walk(passes, mbs)
+	step.Bubble = walked - step.Busy[step.Slowest]
+	step.Replicas, step.Update = m.ends()
+	step.Total = walked + step.Replicas + step.Update
+	tokens := float64(s.Batch.Global) * float64(s.Batch.Seq)
+	step.Tokens = tokens / float64(step.Total)
+	step.TFLOPS = step.Tokens / float64(lay.World) * m.flops / 1e12
+	return step
+}
+
+// Bound is a time that no order of passes lets a step of such stages be shorter
+// than: each rank waits for the first microbatch to come through the ranks before
+// it, works, and at the end waits for the last to go back.
+func (m *Model) Bound(passes []Pass) Seconds {
+	ranks := m.setup.Layout.PP
+	mbs := m.Microbatches()
+	walked := min(mbs, m.walked())
+	var before, most, bound Seconds
+	for r := range ranks {
+		var own Seconds
+		for i := r; i < len(passes); i += ranks {
+			own += passes[i].Forward + passes[i].Backward
+		}
+		most = max(most, own)
+		bound = max(bound, before+Seconds(walked)*own)
+		before += passes[r].Forward + passes[r].Backward
+	}
+	shown, update := m.ends()
+	return bound + Seconds(mbs-walked)*most + shown + update
+}
+
+// walked is how many microbatches the schedule is walked for: four groups at
+// least, and all if that is not too long. The rest is added at the rate of the
+// slowest rank; where stages differ much, ranks that wait for each other in turn
+// can be a little slower than that.
+func (m *Model) walked() int {
+	const passes = 1 << 14
+	l := m.setup.Layout
+	group := max(l.GroupSize, l.PP)
+	return group * max(4, passes/(group*l.PP*l.VPP))
+}
+
+// walk follows the pipeline's order of passes on all ranks.
+func (m *Model) walk(passes []Pass, mbs int) Seconds {
+	lay := m.setup.Layout
+	if lay.PP == 1 {
+		var t Seconds
+		for _, p := range passes {
+			t += p.Forward + p.Backward
+		}
+		return Seconds(mbs) * t
+	}
+	some := min(mbs, m.walked())
+	return m.walkAll(passes, some) + Seconds(mbs-some)*slowest(passes, lay.PP)
+}
+
+// walkAll walks the schedule of so many microbatches.
+func (m *Model) walkAll(passes []Pass, mbs int) Seconds {
+	lay := m.setup.Layout
+	// What crosses from stage to stage is one microbatch's hidden state.
+	hop := Seconds(2 * m.local * float64(m.setup.Model.Hidden) / m.link(lay.World, 1))
+	pipe := schedule.Pipeline{Ranks: lay.PP, Chunks: lay.VPP, Microbatches: mbs, GroupSize: lay.GroupSize}
+	return walk(m.order(pipe), pipe, passes, hop)
+}
+
+// order is every rank's order of passes.
+func (m *Model) order(pipe schedule.Pipeline) [][]schedule.Pass {
+	orders, ok := m.orders[pipe]
+	if !ok {
+		for r := range pipe.Ranks {
+			order, err := pipe.Passes(r)
+			if err != nil {
+				panic("cost: " + err.Error()) // a normalised setup has a sound pipeline
+			}
+			orders = append(orders, order)
+		}
+		m.orders[pipe] = orders
+	}
+	return orders
+}
+
+// slowest is the time of one microbatch on the rank that takes longest.
+func slowest(passes []Pass, ranks int) (t Seconds) {
+	for r := range ranks {
+		var own Seconds
+		for i := r; i < len(passes); i += ranks {
+			own += passes[i].Forward + passes[i].Backward
+		}
+		t = max(t, own)
+	}
+	return t
+}
+
+// walk runs every rank's passes in its order, each as soon as what it needs has
+// arrived, and says when the last ends.
+func walk(orders [][]schedule.Pass, pipe schedule.Pipeline, passes []Pass, hop Seconds) Seconds {
+	type line struct {
+		order []schedule.Pass
+		next  int
+		now   Seconds
+	}
+	lines := make([]line, pipe.Ranks)
+	left := 0
+	for r := range lines {
+		lines[r].order = orders[r]
+		left += len(orders[r])
+	}
+	stages, mbs := len(passes), pipe.Microbatches
+	// When each stage's pass over each microbatch ended, negative before.
+	forward, backward := make([]Seconds, stages*mbs), make([]Seconds, stages*mbs)
+	for i := range forward {
+		forward[i], backward[i] = -1, -1
+	}
+	var end Seconds
+	for left > 0 {
+		before := left
+		for r := range lines {
+			l := &lines[r]
+			for l.next < len(l.order) {
+				p := l.order[l.next]
+				stage := p.Chunk*pipe.Ranks + r
+				at, ready := arrival(p, stage, stages, mbs, forward, backward, hop)
+				if !ready {
+					break
+				}
+				at = max(at, l.now)
+				if p.Backward {
+					l.now = at + passes[stage].Backward
+					backward[stage*mbs+p.Microbatch] = l.now
+				} else {
+					l.now = at + passes[stage].Forward
+					forward[stage*mbs+p.Microbatch] = l.now
+				}
+				l.next++
+				left--
+			}
+			end = max(end, l.now)
+		}
+		if left == before {
+			panic("cost: the pipeline's order waits for itself")
+		}
+	}
+	return end
+}
+
+// arrival is when the input of a pass is there.
+func arrival(p schedule.Pass, stage, stages, mbs int, forward, backward []Seconds, hop Seconds) (Seconds, bool) {
+	var from []Seconds
+	switch {
+	case !p.Backward && stage == 0:
+		return 0, true
+	case !p.Backward:
+		from, stage = forward, stage-1
+	case stage == stages-1:
+		from, hop = forward, 0
+	default:
+		from, stage = backward, stage+1
+	}
+	t := from[stage*mbs+p.Microbatch]
+	return t + hop, t >= 0
+}
+
+// Predict is the time of a setup as it stands, with what its recomputation and
+// its offloading add.
+func Predict(s *plan.Setup) (Step, error) {
+	m, err := New(s)
+	if err != nil {
+		return Step{}, err
+	}
+	return m.Step(m.Policy().Passes), nil
+}
+
+// Flops are a model's operations for one token of a sequence of so many, forward
+// and backward: two for each parameter of a matrix that the token meets and each
+// score under the causal mask, and twice that in backward. It is the count that
+// Megatron-LM reports its TFLOP/s by; windows are not taken off there.
+func Flops(d *model.Model, seq int) float64 {
+	f := 0.0
+	for _, l := range d.Layers {
+		f += layerFlops(d, l, seq)
+	}
+	heads := 1
+	if d.MTP != nil {
+		heads += d.MTP.Depth
+		for range d.MTP.Depth {
+			f += 4 * float64(d.Hidden) * float64(d.Hidden)
+			for _, l := range d.MTP.Layers {
+				f += layerFlops(d, l, seq)
+			}
+		}
+	}
+	return 3 * (f + 2*float64(heads)*float64(d.Vocab)*float64(d.Hidden))
+}
+
+func layerFlops(d *model.Model, l model.Layer, seq int) float64 {
+	f := 0.0
+	for _, p := range d.LayerParams(l) {
+		if p.Cols == 1 {
+			continue
+		}
+		n := float64(p.Elements())
+		if p.Split == model.Expert {
+			n *= float64(l.MoE.TopK) / float64(l.MoE.Experts)
+		}
+		f += 2 * n
+	}
+	half := float64(seq) / 2
+	switch {
+	case l.Attention != nil:
+		f += 4 * half * float64(l.Attention.Heads*l.Attention.HeadDim)
+	case l.MLA != nil:
+		f += 2 * half * float64(l.MLA.Heads*(l.MLA.Nope+l.MLA.Rope+l.MLA.V))
+	case l.Mamba != nil:
+		f += scanFlops(l.Mamba)
+	case l.DeltaNet != nil:
+		f += deltaFlops(l.DeltaNet)
+	}
+	return f
+}

@@ -1,0 +1,157 @@
+// This file owns the modules that are not matrix products: attention, scans, norms,
+// activations and permutations.
+
+package cost
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// mixer adds what a layer does over the sequence.
+func (t *tally) mixer(l model.Layer) {
+	m := t.m
+	tp := float64(m.setup.Layout.TP)
+	h := float64(m.setup.Model.Hidden)
+	switch {
+	case l.Attention != nil:
+		a := l.Attention
+		q, kv := float64(a.Heads*a.HeadDim)/tp, float64(a.KVHeads*a.HeadDim)/tp
+		t.attention(q, q, q+2*kv, a.Window)
+		if a.Rotary {
+			t.stream(QKV, m.tokens*(q+kv), 4, 4)
+		}
+	case l.MLA != nil:
+		a := l.MLA
+		q, v := float64(a.Heads*(a.Nope+a.Rope))/tp, float64(a.Heads*a.V)/tp
+		t.attention(q, v, 2*q+v, 0)
+		// Rotation and the joining of each head's two parts touch q and k.
+		t.stream(MLAUp, m.tokens*2*q, 4, 4)
+	case l.Mamba != nil:
+		a := l.Mamba
+		inner := float64(a.Inner) / tp
+		t.scan(scanFlops(a) * m.tokens / tp)
+		// Convolution, chunked scan, gate and norm each read and write the
+		// widths once; states between chunks add about as much again.
+		t.stream(MambaScan, m.tokens*(2*inner+2*float64(a.Groups*a.State)/tp), 12, 24)
+	case l.DeltaNet != nil:
+		a := l.DeltaNet
+		values := float64(a.ValueHeads*a.ValueDim) / tp
+		t.scan(deltaFlops(a) * m.tokens / tp)
+		t.stream(MambaScan, m.tokens*(2*float64(a.KeyHeads*a.KeyDim)/tp+2*values), 12, 24)
+	default:
+		return
+	}
+	// The norm reads and writes, the residual sum reads two and writes one:
+	// ten bytes an element; backward adds the gradient's reading.
+	t.stream(AttnNorm, m.local*h, 10, 12)
+}
+
+// attention adds fused attention over so many channels of scores and values, held
+// bytes being those of queries, keys and values together.
+func (t *tally) attention(scores, values, held float64, window int) {
+	m := t.m
+	s := m.setup
+	w := t.at(CoreAttn)
+	flops := 2 * m.tokens * seen(s.Batch.Seq, window) * (scores + values)
+	rate, memory := m.gpu.Flops["bf16"]*m.rates.Attention, m.gpu.HBM*m.rates.Memory
+	moved := 2 * m.tokens * (held + values)
+	w.flops += flops
+	// Backward computes the scores again: five products where forward had two.
+	w.forward += Seconds(max(flops/rate, moved/memory))
+	w.backward += Seconds(max(2.5*flops/rate, 2*moved/memory))
+}
+
+// scan adds the operations of a scan, whose small products run in bf16.
+func (t *tally) scan(flops float64) {
+	w := t.at(MambaScan)
+	w.flops += flops
+	w.forward += Seconds(flops / t.m.plain)
+	w.backward += Seconds(2 * flops / t.m.plain)
+}
+
+// seen is how many tokens a query sees on average under a causal mask: half of
+// the sequence, or of a window w the whole, but for the first w tokens.
+func seen(seq, window int) float64 {
+	s, w := float64(seq), float64(window)
+	if window == 0 || window >= seq {
+		return s / 2
+	}
+	return w - w*w/(2*s)
+}
+
+// scanFlops is the work of a Mamba scan for one token, by the count that
+// Megatron-LM reports.
+func scanFlops(a *model.Mamba) float64 { return 7 * float64(a.Inner) * float64(a.State) }
+
+// deltaFlops is that of a delta net: a state of key width times value width a
+// head is read, corrected and written.
+func deltaFlops(a *model.DeltaNet) float64 {
+	return 8 * float64(a.ValueHeads*a.ValueDim) * float64(a.KeyDim)
+}
+
+// feed adds what a layer's feed-forward part does beside products.
+func (t *tally) feed(l model.Layer) {
+	m := t.m
+	lay := m.setup.Layout
+	h := float64(m.setup.Model.Hidden)
+	switch {
+	case l.Dense != nil:
+		t.activation(MLP, m.tokens*float64(l.Dense.Width)/float64(lay.TP), l.Dense.Gated)
+	case l.MoE != nil:
+		e := l.MoE
+		rows := m.rows(e)
+		width := h
+		if e.Latent > 0 {
+			width = float64(e.Latent)
+		}
+		t.activation(MoEAct, rows*float64(e.Width)/float64(lay.ETP), e.Gated)
+		if e.SharedWidth > 0 {
+			t.activation(Shared, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
+		}
+		// Scores in fp32, the choice of experts, the maps.
+		t.stream(Router, m.local*float64(e.Experts), 24, 16)
+		t.stream(Dispatch, rows*width, 4, 4)
+		t.stash(l)
+		t.stream(Combine, rows*width, 4, 4)
+	default:
+		return
+	}
+	t.stream(MLPNorm, m.local*h, 10, 12)
+}
+
+// stash adds the copies to and from the paged store: each reads and writes all
+// rows once.
+func (t *tally) stash(l model.Layer) {
+	s := t.m.setup
+	if len(s.Stash.Modules) == 0 {
+		return
+	}
+	var bytes float64
+	for _, g := range plan.Activations(s, l) {
+		if slices.Contains(s.Stash.Modules, g.Group) {
+			bytes += float64(g.Bytes)
+		}
+	}
+	t.stream(Dispatch, bytes, 2, 2)
+}
+
+// activation adds an activation function of n outputs: gated ones read two
+// inputs. Backward reads inputs and gradient and writes the inputs' gradients.
+func (t *tally) activation(mod Module, n float64, gated bool) {
+	in := 1.0
+	if gated {
+		in = 2
+	}
+	t.stream(mod, n, 2*(in+1), 2*(2*in+1))
+}
+
+// stream adds traffic of so many bytes for each of n elements.
+func (t *tally) stream(mod Module, n, forward, backward float64) {
+	w := t.at(mod)
+	memory := t.m.gpu.HBM * t.m.rates.Memory
+	w.forward += Seconds(n * forward / memory)
+	w.backward += Seconds(n * backward / memory)
+}

@@ -1,0 +1,355 @@
+// This file owns the sentences: what was decided about every group and module,
+// and why.
+
+package search
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+// result puts an answer together.
+func (p *problem) result(c *choice, list []*choice) (*Result, error) {
+	r := &Result{Budget: p.budget, Tried: len(list), Nothing: c.size() == 0 && !c.recompute.Full}
+	r.Before = p.before()
+	r.Setup = p.chosen(c)
+	f, err := predict(r.Setup)
+	if err != nil {
+		return nil, err
+	}
+	r.After = Outcome{Peaks: f.peaks(), Needs: f.heights(), Step: p.step(c)}
+	r.After.Recompute, r.After.Late = p.added(c)
+	r.Ranks = p.shares(c, f, r.After.Step)
+	r.Groups = p.groups(c)
+	r.Modules = p.verdicts(c, list, r)
+	for rank, s := range r.Ranks {
+		if s.Host > 0 {
+			r.Pools = append(r.Pools, Pool{Name: "host slab of offloaded groups", Rank: rank, Bytes: s.Host})
+		}
+		for _, it := range p.clean.Ranks[rank].Items {
+			if it.Cause == plan.CausePools {
+				r.Pools = append(r.Pools, Pool{Name: it.Name, Rank: rank, Page: p.setup.Stash.PageBytes, Bytes: it.Bytes})
+			}
+		}
+	}
+	return r, nil
+}
+
+// before is what there is without a policy.
+func (p *problem) before() Outcome {
+	return Outcome{Peaks: p.clean.peaks(), Needs: p.clean.heights(), Step: p.step(p.nothing())}
+}
+
+// added is what recomputation and late copies add to a step, each on the rank
+// where it adds most.
+func (p *problem) added(c *choice) (again, late cost.Seconds) {
+	mbs := cost.Seconds(p.time.Microbatches())
+	if c.recompute.Full {
+		pol := p.time.PolicyOf(c.recompute, plan.Offload{})
+		for r := range p.ranks() {
+			var own cost.Seconds
+			for i := r; i < len(p.stages); i += p.ranks() {
+				own += mbs * pol.Recompute[i]
+			}
+			again = max(again, own)
+		}
+		return again, 0
+	}
+	of := p.left(c.rec)
+	for r := range p.ranks() {
+		var own, behind cost.Seconds
+		for i := r; i < len(p.stages); i += p.ranks() {
+			g := &p.stages[i]
+			for k, n := range g.count {
+				x := p.time.Copies(p.kinds[k].time, c.bytes(r, of[k]), g.layers, p.kinds[k].again[c.rec])
+				own += mbs * cost.Seconds(n) * p.kinds[k].again[c.rec]
+				behind += mbs * cost.Seconds(n) * (x.LateOut + x.LateBack)
+			}
+		}
+		again, late = max(again, own), max(late, behind)
+	}
+	return again, late
+}
+
+// shares is what every rank moves.
+func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
+	of := p.left(c.rec)
+	mbs := int64(p.time.Microbatches())
+	shares := make([]Share, p.ranks())
+	for r := range shares {
+		s := &shares[r]
+		if s.Fraction = float64(c.fractions[r]) / parts; s.Fraction == 0 {
+			continue
+		}
+		s.Host = f.Ranks[r].Host - p.clean.Ranks[r].Host
+		var busy cost.Seconds
+		for i := r; i < len(p.stages); i += p.ranks() {
+			g := &p.stages[i]
+			for k, n := range g.count {
+				x := p.time.Copies(p.kinds[k].time, c.bytes(r, of[k]), g.layers, 0)
+				s.Step += mbs * int64(n) * x.Bytes
+				busy += cost.Seconds(mbs) * cost.Seconds(n) * max(x.Out, x.Back)
+			}
+		}
+		s.Link = min(float64(busy/step.Total), 1)
+	}
+	return shares
+}
+
+// groups says what becomes of every group, in the order in which layers save
+// them.
+func (p *problem) groups(c *choice) []Decision {
+	var out []Decision
+	for k := range p.kinds {
+		for _, t := range p.kinds[k].tensors {
+			if !slices.ContainsFunc(out, func(d Decision) bool { return d.Group == t.Group }) {
+				out = append(out, p.decide(c, t.Group))
+			}
+		}
+	}
+	return out
+}
+
+// decide is what becomes of one group in the kind of layer that has most of it.
+func (p *problem) decide(c *choice, group string) Decision {
+	d := Decision{Group: group}
+	for k := range p.kinds {
+		x := Decision{Group: group}
+		for i, t := range p.kinds[k].tensors {
+			if t.Group != group {
+				continue
+			}
+			x.Bytes += t.Bytes
+			switch {
+			case c.recompute.Full && i > 0, t.freed&c.rec != 0:
+				x.Away += t.Bytes
+				x.Action = Recompute
+				x.Module = strings.Join(names(p.rec, t.freed&c.rec), ", ")
+				if c.recompute.Full {
+					x.Module = "full"
+				}
+			case t.moved >= 0 && c.off&(1<<t.moved) != 0:
+				x.Away += int64(float64(t.Bytes) * slices.Max(c.shares))
+				if x.Action == Keep {
+					x.Action, x.Module = Offload, p.off[t.moved]
+				}
+			}
+		}
+		if x.Bytes > d.Bytes {
+			d = x
+		}
+	}
+	if has(p.setup.Stash.Modules, group) && d.Action == Keep {
+		d.Action, d.Away = Stash, d.Bytes
+	}
+	d.Reason = d.reason()
+	return d
+}
+
+func (d Decision) reason() string {
+	switch d.Action {
+	case Stash:
+		return fmt.Sprintf("%s a layer go through the stash", megabytes(d.Bytes))
+	case Recompute:
+		return fmt.Sprintf("%s a layer, of which %s are computed again (%s)", megabytes(d.Bytes), megabytes(d.Away), d.Module)
+	case Offload:
+		return fmt.Sprintf("%s a layer, of which %s move to host memory (%s)", megabytes(d.Bytes), megabytes(d.Away), d.Module)
+	}
+	return fmt.Sprintf("%s a layer stay", megabytes(d.Bytes))
+}
+
+// verdicts says why each module was chosen or not.
+func (p *problem) verdicts(c *choice, list []*choice, res *Result) []Verdict {
+	var out []Verdict
+	for _, m := range p.moves {
+		v := Verdict{Module: m.module, Action: m.action, Possible: m.never == ""}
+		if m.action == Recompute {
+			p.recomputeVerdict(&v, m, c, list, res)
+		} else {
+			p.offloadVerdict(&v, m, c, list, res)
+		}
+		out = append(out, v)
+	}
+	return append(out, p.wholeVerdict(c, res))
+}
+
+func (p *problem) offloadVerdict(v *Verdict, m move, c *choice, list []*choice, res *Result) {
+	bit := bitOf(p.off, m.module)
+	v.Chosen = c.off&bit != 0
+	var x cost.Copies
+	for i := range p.stages {
+		for k, n := range p.stages[i].count {
+			var bytes int64
+			for _, t := range p.kinds[k].tensors {
+				if t.Offload == m.module && t.Elements >= p.setup.Offload.MinElements && !(v.Chosen && t.freed&c.rec != 0) {
+					bytes += t.Bytes
+				}
+			}
+			if n > 0 && bytes > x.Bytes {
+				x = p.time.Copies(p.kinds[k].time, bytes, p.stages[i].layers, 0)
+			}
+		}
+	}
+	// Of the two directions the one that fits worse.
+	v.Bytes, v.Window, v.Copy = x.Bytes, x.Forward, x.Out
+	if x.Back-x.Backward > x.Out-x.Forward {
+		v.Window, v.Copy = x.Backward, x.Back
+	}
+	figures := fmt.Sprintf("%s a layer, window %s, copy %s", megabytes(v.Bytes), duration(v.Window), duration(v.Copy))
+	hides := v.Copy <= v.Window
+	switch {
+	case v.Chosen && v.Bytes == 0:
+		v.Reason = "its own tensors are computed again, but another module can only move together with it"
+	case m.never != "":
+		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, m.never)
+	case res.Nothing:
+		v.Reason = figures + ": not needed, it fits as it is"
+	case v.Chosen && res.After.Late == 0 && hides:
+		v.Reason = fmt.Sprintf("%s: hides; %s", figures, fractions(c.fractions))
+	case v.Chosen && res.After.Late == 0:
+		v.Reason = fmt.Sprintf("%s: the whole does not hide, the share that moves does; %s", figures, fractions(c.fractions))
+	case v.Chosen:
+		v.Reason = fmt.Sprintf("%s: %s late in a step, and yet the fastest; %s", figures, duration(res.After.Late), fractions(c.fractions))
+	case !hides:
+		v.Reason = figures + ": does not hide"
+		if with := p.instead(list, res, func(x *choice) bool { return x.off&bit != 0 }); with != unneeded {
+			v.Reason += with
+		}
+	default:
+		v.Reason = figures + ": would hide" + p.instead(list, res, func(x *choice) bool { return x.off&bit != 0 })
+	}
+}
+
+// bitOf is the set of one module, empty where it cannot be chosen.
+func bitOf(list []string, module string) uint32 {
+	if i := slices.Index(list, module); i >= 0 {
+		return 1 << i
+	}
+	return 0
+}
+
+func (p *problem) recomputeVerdict(v *Verdict, m move, c *choice, list []*choice, res *Result) {
+	for k := range p.kinds {
+		var bytes int64
+		for _, t := range p.kinds[k].tensors {
+			if has(t.Recompute, m.module) {
+				bytes += t.Bytes
+			}
+		}
+		again := p.kinds[k].time.Recompute(plan.Recompute{Modules: []string{m.module}})
+		if bytes > v.Bytes {
+			v.Bytes, v.Again = bytes, again
+		}
+	}
+	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Again))
+	bit := bitOf(p.rec, m.module)
+	v.Chosen = c.rec&bit != 0
+	switch {
+	case m.never != "":
+		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, m.never)
+	case res.Nothing:
+		v.Reason = figures + ": not needed, it fits as it is"
+	case v.Chosen:
+		v.Reason = figures + ": the cheapest way to what is missing"
+	default:
+		v.Reason = figures + p.instead(list, res, func(x *choice) bool { return x.rec&bit != 0 })
+	}
+}
+
+const unneeded = ", but is not needed"
+
+// instead compares the answer with the best policy that has something in it.
+func (p *problem) instead(list []*choice, res *Result, in func(*choice) bool) string {
+	best := p.fastest(list, func(c *choice) bool { return !c.failed && in(c) })
+	if best == nil {
+		// Policies that move something which need not move are not listed.
+		if p.fastest(list, func(c *choice) bool { return !c.failed && c.off == 0 }) != nil {
+			return ", but is too little alone, and not needed beside what is enough"
+		}
+		return ": no policy with it fits"
+	}
+	more := float64(p.walked(best)/res.After.Step.Total) - 1
+	if more < 0.0005 {
+		return unneeded
+	}
+	return fmt.Sprintf(": the best policy with it takes %s longer", percent(more))
+}
+
+func (p *problem) wholeVerdict(c *choice, res *Result) Verdict {
+	v := Verdict{Module: "full", Action: Recompute, Chosen: c.recompute.Full}
+	never := noWhole(p.setup)
+	v.Possible = never == ""
+	var all, input int64
+	for k := range p.kinds {
+		var n int64
+		for _, t := range p.kinds[k].tensors {
+			n += t.Bytes
+		}
+		if n > all && len(p.kinds[k].tensors) > 0 {
+			all, input, v.Again = n, p.kinds[k].tensors[0].Bytes, p.kinds[k].time.Forward
+		}
+	}
+	v.Bytes = all - input
+	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Again))
+	switch {
+	case never != "":
+		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, never)
+	case res.Nothing:
+		v.Reason = figures + ": not needed, it fits as it is"
+	case v.Chosen && c.recompute.Method == "block":
+		v.Reason = fmt.Sprintf("%s: nothing faster fits; the first %d layers of each stage are enough", figures, c.recompute.Layers)
+	case v.Chosen:
+		v.Reason = figures + ": nothing faster fits"
+	default:
+		passes := p.time.PolicyOf(plan.Recompute{Full: true, Method: "uniform", Layers: 1}, plan.Offload{}).Passes
+		more := float64(p.time.Step(passes).Total/res.After.Step.Total) - 1
+		v.Reason = fmt.Sprintf("%s: of all layers it takes %s longer", figures, percent(more))
+	}
+	return v
+}
+
+// describe is a choice in words.
+func (p *problem) describe(c *choice) string {
+	var parts []string
+	switch {
+	case c.recompute.Full && c.recompute.Method == "block":
+		parts = append(parts, fmt.Sprintf("recomputation of the first %d layers of each stage", c.recompute.Layers))
+	case c.recompute.Full:
+		parts = append(parts, "recomputation of whole layers")
+	case len(c.recompute.Modules) > 0:
+		parts = append(parts, "recomputation of "+strings.Join(c.recompute.Modules, ", "))
+	}
+	if c.off != 0 {
+		parts = append(parts, "offloading of "+strings.Join(names(p.off, c.off), ", "))
+	}
+	if len(parts) == 0 {
+		return "everything kept"
+	}
+	return strings.Join(parts, " and ")
+}
+
+// Explain is what was decided about a group or a module, a line for each.
+func Explain(r *Result, name string) (string, error) {
+	var lines, known []string
+	for _, d := range r.Groups {
+		known = append(known, d.Group)
+		if d.Group == name {
+			lines = append(lines, fmt.Sprintf("%s: %s, %s", d.Group, d.Action, d.Reason))
+		}
+	}
+	for _, v := range r.Modules {
+		known = append(known, v.Module)
+		if v.Module == name {
+			lines = append(lines, v.String())
+		}
+	}
+	if lines == nil {
+		slices.Sort(known)
+		return "", fmt.Errorf("plan: there is no group %q in this model; there are %s", name, strings.Join(slices.Compact(known), ", "))
+	}
+	return strings.Join(lines, "\n"), nil
+}

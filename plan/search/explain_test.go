@@ -1,0 +1,107 @@
+// This file owns the tests of what a search says about its choices.
+
+package search
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/plan"
+)
+
+// Combinations that cannot be are never chosen, and say why.
+func TestConflictsAreExplained(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*plan.Setup)
+		module string
+		action Action
+		says   string
+	}{
+		"overlap":  {func(s *plan.Setup) { s.Layout.OverlapEP = true }, "moe", Recompute, "drop the overlap"},
+		"shared":   {func(s *plan.Setup) { s.Kernels.SharedExpertOverlap = true }, "shared_experts", Recompute, "overlap"},
+		"grouped":  {func(s *plan.Setup) { s.Kernels.GroupedGEMM = false }, "moe_act", Recompute, "moe-grouped-gemm"},
+		"captured": {func(s *plan.Setup) { s.Graph.Scopes = []string{"attn"} }, "attn_norm", Offload, "captured"},
+		"fused":    {func(s *plan.Setup) { s.Kernels.OpFuser = true }, "expert_fc1", Offload, "fused_group_mlp"},
+		"layers":   {func(s *plan.Setup) { s.Offload.Layers = 2 }, "core_attn", Offload, "whole layers"},
+	} {
+		s := small(t)
+		c.change(s)
+		if name == "layers" {
+			if why := noOffload(s, c.module); !strings.Contains(why, c.says) {
+				t.Errorf("%s: %q", name, why)
+			}
+			continue
+		}
+		r, err := Policy(s, Options{Budget: peakOf(t, s) * 7 / 10})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		i := slices.IndexFunc(r.Modules, func(v Verdict) bool { return v.Module == c.module && v.Action == c.action })
+		if i < 0 {
+			t.Errorf("%s: nothing is said about %s of %s", name, c.action, c.module)
+			continue
+		}
+		if v := r.Modules[i]; v.Possible || v.Chosen || !strings.Contains(v.Reason, c.says) || !strings.Contains(v.Reason, "impossible") {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+}
+
+// attn_proj moves only together with core_attn.
+func TestProjectionNeedsAttention(t *testing.T) {
+	p, err := newProblem(small(t), Options{Budget: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range p.allowed(p.off, Offload) {
+		if n := names(p.off, set); has(n, "attn_proj") && !has(n, "core_attn") {
+			t.Errorf("%v is allowed", n)
+		}
+	}
+}
+
+// On an H200 the queries, keys and values of a layer take 9.7 ms over the link.
+func TestExplain(t *testing.T) {
+	s := deepseek(t, "h200", 16, 1, 16)
+	r, err := Policy(s, Options{Budget: peakOf(t, s) * 9 / 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := Explain(r, "core_attn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(text)
+	for _, want := range []string{"core_attn offload: 537 MB a layer, window ", " ms, copy ", "core_attn recompute: frees "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %q", want, text)
+		}
+	}
+	if _, err := Explain(r, "core_atn"); err == nil || !strings.Contains(err.Error(), "core_attn") {
+		t.Errorf("an unknown group gave %v", err)
+	}
+	for _, v := range r.Modules {
+		if v.Reason == "" || v.Chosen && !v.Possible {
+			t.Errorf("%+v", v)
+		}
+	}
+}
+
+// A slow link gives the sentence that people look for.
+func TestDoesNotHide(t *testing.T) {
+	s := deepseek(t, "h100", 8, 4, 32)
+	g := *s.Hardware
+	g.HostOut, g.HostIn, g.HostBoth = 2e9, 2e9, 4e9
+	s.Hardware = &g
+	r, err := Policy(s, Options{Budget: peakOf(t, s) * 9 / 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := Explain(r, "core_attn")
+	t.Log(text)
+	if err != nil || !strings.Contains(text, "does not hide") {
+		t.Errorf("%q, %v", text, err)
+	}
+}

@@ -1,0 +1,121 @@
+// This file owns the tests of the search over layouts.
+
+package search
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+// The best layout is the best of all layouts with their policies.
+func TestLayoutIsExact(t *testing.T) {
+	s := small(t)
+	s.Layout = plan.Layout{World: 4}
+	o := Options{Budget: 7e9, Micro: []int{1, 2}, Top: 3}
+	r, err := Layout(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := candidates(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, unfit := cost.Seconds(math.Inf(1)), 0
+	for _, c := range list {
+		if c.search(o); c.err != nil {
+			t.Fatal(c.err)
+		}
+		if c.best == nil {
+			unfit++
+			continue
+		}
+		if c.total < c.bound*(1-1e-9) {
+			t.Errorf("%s takes %v s, less than its bound %v", c.name, c.total, c.bound)
+		}
+		best = min(best, c.total)
+	}
+	t.Logf("%d layouts, %d searched, %d of all do not fit; the best is %s, %v s", r.Possible, r.Searched, unfit, r.Plans[0].Name(), r.Plans[0].Policy.After.Step.Total)
+	if unfit == 0 || unfit == len(list) || r.Possible != len(list) {
+		t.Errorf("%d of %d layouts do not fit: the test says nothing", unfit, len(list))
+	}
+	if got := r.Plans[0].Policy.After.Step.Total; got > best*(1+1e-9) {
+		t.Errorf("the best layout found takes %v s, another one %v", got, best)
+	}
+	for i, p := range r.Plans {
+		if i > 0 && (p.Slower < 0 || p.Reason == "" || p.Policy.After.Step.Total < r.Plans[i-1].Policy.After.Step.Total*(1-0.005)) {
+			t.Errorf("place %d: %+v", i, p)
+		}
+		for rank, h := range p.Policy.After.Needs {
+			if h > o.Budget {
+				t.Errorf("%s needs %d on rank %d", p.Name(), h, rank)
+			}
+		}
+	}
+}
+
+func TestLayoutRefuses(t *testing.T) {
+	s := small(t)
+	s.Layout = plan.Layout{}
+	if _, err := Layout(s, Options{Budget: 1e9}); err == nil || !strings.Contains(err.Error(), "--gpus") {
+		t.Errorf("no GPUs: %v", err)
+	}
+	s.Layout.World = 8
+	_, err := Layout(s, Options{Budget: 1e9})
+	var tight *TooSmall
+	if !errors.As(err, &tight) {
+		t.Fatalf("a budget of 1 GB: %v", err)
+	}
+	if _, err := Layout(s, Options{Budget: tight.Least}); err != nil {
+		t.Errorf("the budget that the error names is not met: %v", err)
+	}
+	s.Batch.Global = 7
+	s.Layout.World = 11
+	if _, err := Layout(s, Options{Budget: 80e9}); err == nil || !strings.Contains(err.Error(), "11 GPUs") {
+		t.Errorf("a batch of 7 over 11 GPUs: %v", err)
+	}
+}
+
+// SPEC S6.1: layouts of DeepSeek-V3 on 256 GPUs in under ten seconds; the limit
+// is generous.
+func TestDeepSeekLayout(t *testing.T) {
+	s := deepseek(t, "gb200", 1, 1, 1)
+	begin := time.Now()
+	r, err := Layout(s, Options{Micro: []int{1, 2}})
+	took := time.Since(begin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d layouts, %d searched, %d of them do not fit, in %v", r.Possible, r.Searched, r.Unfit, took)
+	for _, p := range r.Plans {
+		t.Logf("%s: %.2f s, %.0f TFLOP/s: %s; recompute %v, offload %v", p.Name(), p.Policy.After.Step.Total, p.Policy.After.Step.TFLOPS, p.Reason, p.Policy.Setup.Recompute.Modules, p.Policy.Setup.Offload.Modules)
+	}
+	if took > time.Minute {
+		t.Errorf("the search took %v", took)
+	}
+}
+
+// On H100 hardly a layout fits, so that many must be searched.
+func BenchmarkDeepSeekLayout(b *testing.B) {
+	s := deepseek(b, "h100", 1, 1, 1)
+	for b.Loop() {
+		if _, err := Layout(s, Options{Micro: []int{1, 2}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkDeepSeekPolicy(b *testing.B) {
+	s := deepseek(b, "h200", 16, 1, 16)
+	o := Options{Budget: peakOf(b, s) * 6 / 10}
+	for b.Loop() {
+		if _, err := Policy(s, o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

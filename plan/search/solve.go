@@ -1,0 +1,319 @@
+// This file owns the search: every combination of recomputed and offloaded
+// modules is looked at, and the fastest that fits is found exactly.
+//
+// There are few modules (some ten, hence some ten thousand combinations), and for
+// each the least fraction that every rank must move follows from its table in
+// closed form. What remains is the step's time. Walking the schedule for each
+// combination would take seconds, so they are put in the order of a lower bound
+// of it (fill, work and drain of each rank alone), and walked until the bound
+// passes the best found.
+
+package search
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+// parts is how finely fractions are chosen: by 64ths.
+const parts = 64
+
+// choice is one policy.
+type choice struct {
+	rec, off  uint32
+	recompute plan.Recompute
+	fractions []int     // 64ths by rank
+	shares    []float64 // what of the bytes really moves, by rank: whole groups do
+	passes    []cost.Pass
+	bound     cost.Seconds
+	total     cost.Seconds // zero until walked
+	moved     int64        // in host memory at the peaks, all ranks
+	// heights are the peaks by the full prediction, once it was asked; failed
+	// says that it does not fit after all, on this rank.
+	heights []int64
+	failed  bool
+	rank    int
+}
+
+// size is how many modules a choice names.
+func (c *choice) size() int { return bits.OnesCount32(c.rec) + bits.OnesCount32(c.off) }
+
+// left is what a set of modules leaves of a kind of layer: bytes saved, and of
+// them what each offload module moves.
+type left struct {
+	saved int64
+	moved []int64
+}
+
+func (p *problem) left(rec uint32) []left {
+	if p.remains == nil {
+		p.remains = make([][]left, 1<<len(p.rec))
+	}
+	if p.remains[rec] != nil {
+		return p.remains[rec]
+	}
+	out := make([]left, len(p.kinds))
+	p.remains[rec] = out
+	for k := range p.kinds {
+		l := left{moved: make([]int64, len(p.off))}
+		for _, t := range p.kinds[k].tensors {
+			if t.freed&rec != 0 {
+				continue
+			}
+			l.saved += t.Bytes
+			if t.moved >= 0 {
+				l.moved[t.moved] += t.Bytes
+			}
+		}
+		out[k] = l
+	}
+	return out
+}
+
+// fraction is the least number of 64ths of the offloaded modules' bytes that a
+// rank must move, with what is then in host memory; false if all are not enough.
+func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64, ok bool) {
+	t := &p.tables[r]
+	saved, moved := p.chunkBytes(r, off, of)
+	again, stays := float64(most(t.again, rec)), float64(most(t.stays, off))
+	var all float64
+	needs := false
+	for _, q := range t.points {
+		over := float64(q.fixed-p.rooms[r]) + again
+		var can float64
+		for c, live := range q.live {
+			over += float64(live) * saved[c]
+			can += float64(live) * moved[c]
+		}
+		needs = needs || over > 0
+		all = max(all, can)
+		// Once anything moves, what stays behind of it counts at every point.
+		switch over += stays; {
+		case over <= 0:
+		case over > can:
+			n = parts + 1
+		default:
+			n = max(n, ceil(parts*over/can))
+		}
+	}
+	if !needs {
+		return 0, 0, true
+	}
+	if n = max(n, 1); n > parts || all == 0 {
+		return 0, 0, false
+	}
+	host = int64(all * float64(n) / parts)
+	return n, host, p.host == 0 || host <= p.host
+}
+
+// most is what a set of modules needs beyond the linear model. Modules come one
+// after the other, so it is the most that one of them needs.
+func most(by []int64, set uint32) (n int64) {
+	first := true
+	for i, b := range by {
+		if set&(1<<i) != 0 && (first || b > n) {
+			n, first = b, false
+		}
+	}
+	return n
+}
+
+// chunkBytes is what a microbatch of each chunk of a rank saves, and what of it
+// offloading everything would move.
+func (p *problem) chunkBytes(r int, off uint32, of []left) (saved, moved []float64) {
+	chunks := p.setup.Layout.VPP
+	saved, moved = make([]float64, chunks), make([]float64, chunks)
+	for i := r; i < len(p.stages); i += p.ranks() {
+		g := &p.stages[i]
+		for k, n := range g.count {
+			if n == 0 {
+				continue
+			}
+			saved[g.chunk] += float64(n) * float64(of[k].saved)
+			for m, b := range of[k].moved {
+				if off&(1<<m) != 0 {
+					moved[g.chunk] += float64(n) * float64(b)
+				}
+			}
+		}
+	}
+	return saved, moved
+}
+
+func ceil(x float64) int {
+	n := int(x)
+	if float64(n) < x {
+		n++
+	}
+	return n
+}
+
+// passes is the time of every stage under a choice.
+func (p *problem) passTimes(c *choice, of []left) []cost.Pass {
+	passes := make([]cost.Pass, len(p.stages))
+	for i := range p.stages {
+		g := &p.stages[i]
+		t := g.pass
+		for k, n := range g.count {
+			if n == 0 {
+				continue
+			}
+			again := p.kinds[k].again[c.rec]
+			t.Backward += cost.Seconds(n) * again
+			if c.shares[g.rank] == 0 || c.off == 0 {
+				continue
+			}
+			x := p.time.Copies(p.kinds[k].time, c.bytes(g.rank, of[k]), g.layers, again)
+			t.Forward += cost.Seconds(n) * x.LateOut
+			t.Backward += cost.Seconds(n) * x.LateBack
+		}
+		passes[i] = t
+	}
+	return passes
+}
+
+// bytes is what of a layer a rank moves.
+func (c *choice) bytes(r int, l left) (n int64) {
+	for m, b := range l.moved {
+		if c.off&(1<<m) != 0 {
+			n += b
+		}
+	}
+	return int64(float64(n) * c.shares[r])
+}
+
+// ask sets the fraction that a rank is to move.
+func (c *choice) ask(r, n int) { c.fractions[r], c.shares[r] = n, float64(n)/parts }
+
+// newChoice is the choice of sets of modules, with nothing moved.
+func (p *problem) newChoice(rec, off uint32) *choice {
+	return &choice{
+		rec: rec, off: off, recompute: plan.Recompute{Modules: names(p.rec, rec)},
+		fractions: make([]int, p.ranks()), shares: make([]float64, p.ranks()),
+	}
+}
+
+// allowed are the sets of modules without a clash in them.
+func (p *problem) allowed(list []string, a Action) (sets []uint32) {
+	for set := range uint32(1) << len(list) {
+		if p.clashes(names(list, set), a) == "" {
+			sets = append(sets, set)
+		}
+	}
+	return sets
+}
+
+// clashes says what is wrong with a set, if anything is.
+func (p *problem) clashes(modules []string, a Action) string {
+	for _, x := range modules {
+		if a == Offload && x == "attn_proj" && !has(modules, "core_attn") {
+			return "attn_proj can only move together with core_attn"
+		}
+		for _, y := range modules {
+			if why := clash(move{module: x, action: a}, move{module: y, action: a}); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}
+
+// solve lists the policies that fit, the one with the lowest bound first.
+func (p *problem) solve() []*choice {
+	var list []*choice
+	offs := p.allowed(p.off, Offload)
+	for _, rec := range p.allowed(p.rec, Recompute) {
+		of := p.left(rec)
+		for _, off := range offs {
+			if p.both(rec, off) != "" {
+				continue
+			}
+			if c := p.consider(rec, off, of); c != nil {
+				list = append(list, c)
+			}
+		}
+	}
+	slices.SortFunc(list, order)
+	return list
+}
+
+// both says why recomputed and offloaded modules exclude each other.
+func (p *problem) both(rec, off uint32) string {
+	for _, x := range names(p.rec, rec) {
+		for _, y := range names(p.off, off) {
+			if why := clash(move{module: x, action: Recompute}, move{module: y, action: Offload}); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}
+
+// consider makes a choice if it fits.
+func (p *problem) consider(rec, off uint32, of []left) *choice {
+	c := p.newChoice(rec, off)
+	for r := range c.fractions {
+		n, host, ok := p.fraction(r, rec, off, of)
+		if !ok {
+			return nil
+		}
+		c.ask(r, n)
+		c.moved += host
+	}
+	if off != 0 && c.moved == 0 {
+		return nil // the same without offloading is in the list
+	}
+	c.passes = p.passTimes(c, of)
+	c.bound = p.time.Bound(c.passes)
+	return c
+}
+
+// order puts what may be faster first; of equals what names fewer modules,
+// moves less, and then the sets themselves, so that there is one order.
+func order(a, b *choice) int {
+	return cmp.Or(
+		cmp.Compare(a.bound, b.bound), cmp.Compare(a.size(), b.size()), cmp.Compare(a.moved, b.moved),
+		cmp.Compare(a.rec, b.rec), cmp.Compare(a.off, b.off))
+}
+
+// walked is the step's time of a choice.
+func (p *problem) walked(c *choice) cost.Seconds {
+	if c.total == 0 {
+		c.total = p.time.Step(c.passes).Total
+	}
+	return c.total
+}
+
+// fastest is the fastest choice of a list in the order of bounds; of equals the
+// one that names fewer modules, then the one that moves less.
+func (p *problem) fastest(list []*choice, ok func(*choice) bool) *choice {
+	var best *choice
+	for _, c := range list {
+		if best != nil && c.bound > best.total*(1+rounding) {
+			break
+		}
+		if best != nil && slices.Equal(c.passes, best.passes) {
+			c.total = best.total
+		}
+		if ok(c) && (best == nil || p.beats(c, best)) {
+			p.walked(c)
+			best = c
+		}
+	}
+	return best
+}
+
+// rounding is the part of a time below which two are equal.
+const rounding = 1e-9
+
+func (p *problem) beats(a, b *choice) bool {
+	x, y := p.walked(a), p.walked(b)
+	if x < y*(1-rounding) || x > y*(1+rounding) {
+		return x < y
+	}
+	return cmp.Or(cmp.Compare(a.size(), b.size()), cmp.Compare(a.moved, b.moved)) < 0
+}

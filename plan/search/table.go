@@ -1,0 +1,316 @@
+// This file owns the linear model of peaks: what each rank holds at the moments
+// that can become its peak, as a sum over layers of what a policy leaves of them.
+//
+// The full prediction of a setup without a policy gives every pass's highest
+// point. What is live there are whole microbatches of the rank's chunks; taking
+// their layers' bytes off leaves a constant, and a policy then changes the point
+// by as much as it changes the layers. What that leaves out (tensors that must
+// stay, memory that recomputing needs) is measured by predicting each module's
+// policy alone.
+
+package search
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+// problem is a policy search.
+type problem struct {
+	setup  *plan.Setup // without a policy, normalised
+	budget int64
+	// What must stay within the budget is what the allocator reserves, at worst.
+	// The linear model counts allocated bytes: over is how much more the former
+	// is on each rank without a policy, and rooms the budget in the latter.
+	over  []float64
+	rooms []int64
+	host  int64
+	time  *cost.Model
+	clean *forecast
+	moves []move
+
+	rec, off []string // the modules that can be chosen; their places are bits
+	kinds    []kind
+	stages   []stage
+	tables   []table  // by rank
+	remains  [][]left // by set of recomputed modules, as they are asked for
+	answers  map[asked]measured
+}
+
+// forecast is a prediction.
+type forecast struct{ *plan.Prediction }
+
+// peaks are what ranks allocate at most.
+func (f *forecast) peaks() []int64 {
+	h := make([]int64, len(f.Ranks))
+	for i := range f.Ranks {
+		h[i] = f.Ranks[i].Peak.Expected
+	}
+	return h
+}
+
+// heights are what of the ranks is compared with the budget.
+func (f *forecast) heights() []int64 {
+	h := make([]int64, len(f.Ranks))
+	for i := range f.Ranks {
+		h[i] = f.Ranks[i].Reserved.High
+	}
+	return h
+}
+
+// kind is a kind of layer.
+type kind struct {
+	layer   model.Layer
+	time    *cost.Layer
+	tensors []tensor
+	again   []cost.Seconds // by set of recomputed modules
+}
+
+type tensor struct {
+	plan.GroupBytes
+	freed uint32 // the recomputed modules that each free it
+	moved int    // the offloaded module that moves it, or -1
+}
+
+// stage is one chunk of one rank.
+type stage struct {
+	rank, chunk int
+	layers      int
+	count       []int // by kind
+	pass        cost.Pass
+}
+
+// table is what a rank's peak is made of.
+type table struct {
+	points []point
+	// again is what recomputing a module needs beyond what the linear model
+	// says, and stays what offloading one leaves on the device beyond it: what
+	// is on its way, and what is needed next. Both by module.
+	again, stays []int64
+}
+
+// point is a moment that can be the peak.
+type point struct {
+	fixed int64
+	live  []int // microbatches by chunk
+}
+
+func newProblem(s *plan.Setup, o Options) (*problem, error) {
+	n, err := bare(s).Normalise()
+	if err != nil {
+		return nil, err
+	}
+	budget, err := budgetOf(n, o)
+	if err != nil {
+		return nil, err
+	}
+	n.Budget = o.Budget
+	if o.Budget == 0 {
+		n.Budget = s.Budget
+	}
+	p := &problem{setup: n, answers: map[asked]measured{}, budget: budget, host: o.Host}
+	if p.time, err = cost.New(n); err != nil {
+		return nil, err
+	}
+	if p.clean, err = predict(n); err != nil {
+		return nil, err
+	}
+	p.layers()
+	p.choose()
+	peaks := p.clean.peaks()
+	for r, h := range p.clean.heights() {
+		p.tables = append(p.tables, p.table(r))
+		p.over = append(p.over, float64(h)/float64(max(peaks[r], 1)))
+		p.rooms = append(p.rooms, int64(float64(budget)/p.over[r]))
+	}
+	return p, nil
+}
+
+func (p *problem) ranks() int { return p.setup.Layout.PP }
+
+// filled is a setup with only as many microbatches as fill the pipeline, and the
+// rest of the last group: more do not raise a peak, unless each leaves something
+// behind.
+func filled(s *plan.Setup) *plan.Setup {
+	n := *s
+	group := max(n.Layout.GroupSize, n.Layout.PP)
+	if mbs := n.Microbatches(); mbs > 4*group && !n.Kernels.DeferEmbeddingWgrad {
+		n.Batch.Global = (3*group + mbs%group) * n.Batch.Micro * n.Layout.DP()
+	}
+	return &n
+}
+
+// predict predicts memory.
+func predict(s *plan.Setup) (*forecast, error) {
+	f, err := plan.Predict(filled(s))
+	if err != nil {
+		return nil, err
+	}
+	return &forecast{f}, nil
+}
+
+// layers collects the kinds of layers and which stage holds how many of each.
+func (p *problem) layers() {
+	s := p.setup
+	index := map[cost.Kind]int{}
+	passes := p.time.Stages()
+	for i, st := range s.Layout.Stages {
+		layers := slices.Clone(s.Model.Layers[st.First:st.Last])
+		if st.MTP && s.Model.MTP != nil {
+			for range s.Model.MTP.Depth {
+				layers = append(layers, s.Model.MTP.Layers...)
+			}
+		}
+		g := stage{rank: i % s.Layout.PP, chunk: i / s.Layout.PP, layers: len(layers), pass: passes[i]}
+		for _, l := range layers {
+			k, ok := index[cost.KindOf(l)]
+			if !ok {
+				k = len(p.kinds)
+				index[cost.KindOf(l)] = k
+				p.kinds = append(p.kinds, kind{layer: l, time: p.time.Layer(l)})
+			}
+			for len(g.count) <= k {
+				g.count = append(g.count, 0)
+			}
+			g.count[k]++
+		}
+		p.stages = append(p.stages, g)
+	}
+	for i := range p.stages {
+		for len(p.stages[i].count) < len(p.kinds) {
+			p.stages[i].count = append(p.stages[i].count, 0)
+		}
+	}
+}
+
+// choose settles which modules can be chosen: those that take something from
+// some layer, and that nothing forbids.
+func (p *problem) choose() {
+	saved := make([][]plan.GroupBytes, len(p.kinds))
+	frees, moves := map[string]bool{}, map[string]bool{}
+	for k := range p.kinds {
+		saved[k] = plan.Activations(p.setup, p.kinds[k].layer)
+		for _, g := range saved[k] {
+			for _, m := range g.Recompute {
+				frees[m] = true
+			}
+			if g.Elements >= p.setup.Offload.MinElements {
+				moves[g.Offload] = true
+			}
+		}
+	}
+	pick := func(names []string, a Action, useful map[string]bool, why func(*plan.Setup, string) string) (usable []string) {
+		for _, m := range names {
+			if !useful[m] {
+				continue // the model has no such module, or nothing of it is large enough
+			}
+			never := why(p.setup, m)
+			p.moves = append(p.moves, move{m, a, never})
+			if never == "" {
+				usable = append(usable, m)
+			}
+		}
+		return usable
+	}
+	p.rec = pick(recomputable, Recompute, frees, noRecompute)
+	p.off = pick(offloadable, Offload, moves, noOffload)
+	for k := range p.kinds {
+		for _, g := range saved[k] {
+			t := tensor{GroupBytes: g, moved: -1}
+			for _, m := range g.Recompute {
+				if i := slices.Index(p.rec, m); i >= 0 {
+					t.freed |= 1 << i
+				}
+			}
+			if g.Elements >= p.setup.Offload.MinElements {
+				t.moved = slices.Index(p.off, g.Offload)
+			}
+			p.kinds[k].tensors = append(p.kinds[k].tensors, t)
+		}
+		p.kinds[k].again = make([]cost.Seconds, 1<<len(p.rec))
+		for set := range p.kinds[k].again {
+			p.kinds[k].again[set] = p.kinds[k].time.Recompute(plan.Recompute{Modules: names(p.rec, uint32(set))})
+		}
+	}
+}
+
+// names are the modules of a set.
+func names(list []string, set uint32) (out []string) {
+	for i, m := range list {
+		if set&(1<<i) != 0 {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// table finds the moments that can be a rank's peak: of those with the same
+// microbatches live the highest, and none that another one tops in everything.
+func (p *problem) table(r int) table {
+	chunks := p.setup.Layout.VPP
+	layers := make([]int64, chunks) // bytes of a microbatch by chunk
+	for _, g := range p.stages {
+		if g.rank != r {
+			continue
+		}
+		for k, n := range g.count {
+			for _, t := range p.kinds[k].tensors {
+				layers[g.chunk] += int64(n) * t.Bytes
+			}
+		}
+	}
+	var points []point
+	live := make([]int, chunks)
+	rank := &p.clean.Ranks[r]
+	beyond := rank.Peak.Expected
+	for _, at := range rank.Timeline() {
+		beyond = min(beyond, rank.Peak.Expected-at.Bytes())
+	}
+	// A peak above all passes is the optimiser's, which no policy changes, or,
+	// where the whole iteration is captured, that of the capture, in which the
+	// same is live as in the passes.
+	if beyond > 0 && !has(p.setup.Graph.Scopes, "full_iteration") {
+		points = append(points, point{fixed: rank.Peak.Expected, live: slices.Clone(live)})
+		beyond = 0
+	}
+	for _, at := range rank.Timeline() {
+		c := at.Pass.Chunk
+		if !at.Pass.Backward {
+			live[c]++
+		}
+		q := point{fixed: at.Bytes() + beyond, live: slices.Clone(live)}
+		for i, n := range live {
+			q.fixed -= int64(n) * layers[i]
+		}
+		points = addPoint(points, q)
+		if at.Pass.Backward {
+			live[c]--
+		}
+	}
+	return table{points: points, again: make([]int64, len(p.rec)), stays: make([]int64, len(p.off))}
+}
+
+// addPoint adds a point unless another tops it, and drops those it tops.
+func addPoint(points []point, q point) []point {
+	tops := func(a, b point) bool {
+		if a.fixed < b.fixed {
+			return false
+		}
+		for i := range a.live {
+			if a.live[i] < b.live[i] {
+				return false
+			}
+		}
+		return true
+	}
+	for _, x := range points {
+		if tops(x, q) {
+			return points
+		}
+	}
+	points = slices.DeleteFunc(points, func(x point) bool { return tops(q, x) })
+	return append(points, q)
+}

@@ -1,0 +1,58 @@
+// This file owns how figures are written in sentences.
+
+package search
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+func gigabytes(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
+
+func megabytes(n int64) string {
+	if n >= 10e9 {
+		return gigabytes(n)
+	}
+	if n > 0 && n < 10e6 {
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
+}
+
+func duration(t cost.Seconds) string {
+	switch {
+	case t >= 10:
+		return fmt.Sprintf("%.0f s", t)
+	case t >= 1:
+		return fmt.Sprintf("%.2f s", t)
+	case t >= 0.1:
+		return fmt.Sprintf("%.0f ms", t*1e3)
+	}
+	return fmt.Sprintf("%.1f ms", t*1e3)
+}
+
+func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
+
+// fractions says what each rank moves, ranks with the same together.
+func fractions(list []int) string {
+	var out []string
+	for r := 0; r < len(list); {
+		to := r
+		for to+1 < len(list) && list[to+1] == list[r] {
+			to++
+		}
+		where := fmt.Sprintf("rank %d", r)
+		if to > r {
+			where = fmt.Sprintf("ranks %d to %d", r, to)
+		}
+		share := "nothing"
+		if list[r] > 0 {
+			share = fmt.Sprintf("%.0f %%", 100*float64(list[r])/parts)
+		}
+		out = append(out, share+" on "+where)
+		r = to + 1
+	}
+	return strings.Join(out, ", ")
+}

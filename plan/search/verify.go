@@ -1,0 +1,439 @@
+// This file owns the check of the linear model against the full prediction:
+// before the search, module by module, and after it, until the winner is one
+// whose predicted peaks are under the budget on every rank.
+
+package search
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/cost"
+)
+
+func (p *problem) fits(heights []int64) bool { return slices.Max(heights) <= p.budget }
+
+// peak is a rank's peak by the linear model, with so many 64ths moved.
+func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
+	t := &p.tables[r]
+	more := float64(most(t.again, rec))
+	if fraction > 0 {
+		more += float64(most(t.stays, off))
+	}
+	saved, moved := p.chunkBytes(r, off, p.left(rec))
+	var peak float64
+	for _, q := range t.points {
+		h := float64(q.fixed) + more
+		for c, live := range q.live {
+			h += float64(live) * (saved[c] - moved[c]*float64(fraction)/parts)
+		}
+		peak = max(peak, h)
+	}
+	return int64(peak)
+}
+
+// calibrate predicts every module's policy alone and notes what it needs beyond
+// the linear model. A module that cannot move alone moves with the one it needs.
+func (p *problem) calibrate() error {
+	for i := range p.rec {
+		f, err := predict(p.with(p.newChoice(1<<i, 0), 0))
+		if err != nil {
+			return err
+		}
+		for r, h := range f.peaks() {
+			p.tables[r].again[i] = h - p.peak(r, 1<<i, 0, 0)
+		}
+	}
+	for i, m := range p.off {
+		set := uint32(1) << i
+		if j := slices.Index(p.off, "core_attn"); m == "attn_proj" && j >= 0 {
+			set |= 1 << j
+		}
+		f, err := predict(p.with(p.newChoice(0, set), parts))
+		if err != nil {
+			return err
+		}
+		for r, h := range f.peaks() {
+			p.tables[r].stays[i] += h - p.peak(r, 0, set, parts)
+		}
+	}
+	return nil
+}
+
+// with is the setup with a choice in it, every rank moving so many 64ths.
+func (p *problem) with(c *choice, fraction int) *plan.Setup {
+	n := *p.setup
+	n.Recompute = c.recompute
+	if c.off != 0 && fraction > 0 {
+		n.Offload.Modules = names(p.off, c.off)
+		n.Offload.Fraction = float64(fraction) / parts
+		n.Offload.ByBytes = true
+	}
+	return &n
+}
+
+// chosen is the setup with a choice in it, every rank moving its own share.
+func (p *problem) chosen(c *choice) *plan.Setup {
+	n := p.with(c, slices.Max(c.fractions))
+	if slices.Min(c.fractions) == slices.Max(c.fractions) {
+		return n
+	}
+	for _, x := range c.fractions {
+		n.Offload.Fractions = append(n.Offload.Fractions, float64(x)/parts)
+	}
+	return n
+}
+
+// verify finds the fastest choice whose full prediction fits. Choices are
+// predicted only when they have come to the front; what that finds may put
+// others before them. Where none fits, the error is a *TooSmall.
+func (p *problem) verify(list []*choice) (*choice, error) {
+	list = append(list, p.whole()...)
+	slices.SortFunc(list, order)
+	for {
+		best := p.fastest(list, func(c *choice) bool { return !c.failed })
+		if best == nil {
+			var err error
+			if best, err = p.last(); err != nil {
+				return nil, err
+			}
+		}
+		if best.heights != nil {
+			return best, nil
+		}
+		if err := p.refine(best); err != nil {
+			return nil, err
+		}
+		if best.failed && !best.recompute.Full {
+			p.drop(list, best)
+		}
+		slices.SortFunc(list, order)
+	}
+}
+
+// drop fails the choices that by the linear model end no lower than one that
+// failed, on the rank where it failed: what the model left out there it left out
+// of them too. Without it every one of thousands might be predicted in turn.
+func (p *problem) drop(list []*choice, c *choice) {
+	bar := p.peak(c.rank, c.rec, c.off, parts)
+	for _, x := range list {
+		if x.heights == nil && !x.recompute.Full && p.peak(c.rank, x.rec, x.off, parts) >= bar {
+			x.failed = true
+		}
+	}
+}
+
+// floor is what no policy gets below, by the linear model: with everything gone
+// that some module frees or moves. Computing whole layers again may.
+func (p *problem) floor() (int64, error) {
+	every := uint32(1)<<len(p.rec) - 1
+	var lowest int64
+	for r := range p.ranks() {
+		t := &p.tables[r]
+		saved, moved := p.chunkBytes(r, uint32(1)<<len(p.off)-1, p.left(every))
+		for _, q := range t.points {
+			h := float64(q.fixed)
+			for c, live := range q.live {
+				h += float64(live) * (saved[c] - moved[c])
+			}
+			if len(p.setup.Graph.Scopes) == 0 { // policies leave less in the pools of graphs
+				h *= p.over[r]
+			}
+			lowest = max(lowest, int64(h))
+		}
+	}
+	if lowest <= p.budget || noWhole(p.setup) != "" {
+		return lowest, nil
+	}
+	f, err := predict(p.with(&choice{recompute: plan.Recompute{Full: true, Method: "uniform", Layers: 1}}, 0))
+	if err != nil {
+		return 0, err
+	}
+	return slices.Max(f.heights()), nil
+}
+
+// refine predicts a choice in full, and moves as much as that asks for.
+func (p *problem) refine(c *choice) error {
+	if c.recompute.Full {
+		return p.refineWhole(c)
+	}
+	for range refinements {
+		heights, err := p.measure(c)
+		if err != nil {
+			return err
+		}
+		if p.fits(heights) {
+			c.heights = heights
+			return p.trim(c)
+		}
+		for r, h := range heights {
+			if h <= p.budget {
+				continue
+			}
+			c.rank = r
+			if c.ask(r, p.further(c, r, h)); c.fractions[r] > parts {
+				c.failed = true
+				return nil
+			}
+		}
+	}
+	c.failed = true
+	return nil
+}
+
+// trim takes back what a choice moves beyond need: the prediction moves whole
+// groups, which can be more than the fraction asked for.
+func (p *problem) trim(c *choice) error {
+	for range trims {
+		less := p.newChoice(c.rec, c.off)
+		for r, n := range c.fractions {
+			if slope := p.slope(c, r); n > 0 && slope > 0 {
+				n = max(n-int(float64(p.budget-c.heights[r])/slope), 0)
+			}
+			less.ask(r, n)
+		}
+		if slices.Equal(less.fractions, c.fractions) {
+			break
+		}
+		heights, err := p.measure(less)
+		if err != nil {
+			return err
+		}
+		for r, h := range heights {
+			if h <= p.budget {
+				c.fractions[r], c.shares[r], c.heights[r] = less.fractions[r], less.shares[r], h
+			}
+		}
+	}
+	p.settle(c)
+	return nil
+}
+
+// trims is how often that is tried; each halves the slack or better.
+const trims = 2
+
+// refinements is how often fractions are corrected. Each time a rank moves at
+// least one 64th more, and by the linear model all that is missing: two or three
+// are enough unless offloading does not help at all.
+const refinements = 8
+
+// slope is how much lower a rank ends for a 64th more that moves, by the linear
+// model.
+func (p *problem) slope(c *choice, r int) float64 {
+	return p.over[r] * float64(p.peak(r, c.rec, c.off, 0)-p.peak(r, c.rec, c.off, parts)) / parts
+}
+
+// further is how many 64ths a rank must move if with the choice's it is so high.
+func (p *problem) further(c *choice, r int, height int64) int {
+	if c.off == 0 {
+		return parts + 1
+	}
+	slope := p.slope(c, r)
+	if slope <= 0 {
+		return parts + 1
+	}
+	next := c.fractions[r] + max(ceil(float64(height-p.budget)/slope), 1)
+	if next > parts && c.fractions[r] < parts {
+		return parts // try all of it before giving up
+	}
+	return next
+}
+
+// measure predicts the peaks of a choice, and what of its bytes really moves.
+func (p *problem) measure(c *choice) ([]int64, error) {
+	heights := make([]int64, p.ranks())
+	for r, n := range c.fractions {
+		m, err := p.measureRank(c, r, n)
+		if err != nil {
+			return nil, err
+		}
+		heights[r], c.shares[r] = m.height, m.share
+	}
+	return heights, nil
+}
+
+// asked is a question to the full prediction, measured its answer.
+type asked struct {
+	rec, off       uint32
+	rank, fraction int
+}
+
+type measured struct {
+	height int64
+	share  float64 // of the bytes that move, where whole groups do
+}
+
+// measureRank predicts one rank of a choice. Answers are kept: as fractions are
+// corrected, most ranks stay as they are.
+func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
+	q := asked{c.rec, c.off, r, n}
+	if n == 0 {
+		q.off = 0
+	}
+	m, known := p.answers[q]
+	if known && !c.recompute.Full {
+		return m, nil
+	}
+	s := filled(p.with(c, n))
+	rank, err := plan.PredictRank(s, r)
+	if err != nil {
+		return m, err
+	}
+	if m.height = rank.Reserved.High; n > 0 && c.off != 0 {
+		m.share = plan.OffloadShare(s, r)
+	}
+	if !c.recompute.Full {
+		p.answers[q] = m
+	}
+	return m, nil
+}
+
+// settle works out a choice's times again after its fractions changed.
+func (p *problem) settle(c *choice) {
+	c.passes = p.passTimes(c, p.left(c.rec))
+	c.bound, c.total, c.moved = p.time.Bound(c.passes), 0, 0
+	for r, share := range c.shares {
+		c.moved += int64(float64(p.hostBytes(r, c)) * share)
+	}
+}
+
+// hostBytes is what of the offloaded modules is live at once on a rank at most.
+func (p *problem) hostBytes(r int, c *choice) int64 {
+	moved := make([]int64, p.setup.Layout.VPP)
+	of := p.left(c.rec)
+	for i := r; i < len(p.stages); i += p.ranks() {
+		g := &p.stages[i]
+		for k, n := range g.count {
+			for m, b := range of[k].moved {
+				if c.off&(1<<m) != 0 {
+					moved[g.chunk] += int64(n) * b
+				}
+			}
+		}
+	}
+	var most int64
+	for _, q := range p.tables[r].points {
+		var n int64
+		for chunk, live := range q.live {
+			n += int64(live) * moved[chunk]
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// whole are the choices that compute whole layers again: all of them, or the
+// first of each stage.
+func (p *problem) whole() []*choice {
+	if why := noWhole(p.setup); why != "" {
+		return nil
+	}
+	all, some := p.newChoice(0, 0), p.newChoice(0, 0)
+	all.recompute = plan.Recompute{Full: true, Method: "uniform", Layers: 1}
+	some.recompute = plan.Recompute{Full: true, Method: "block", Layers: 1}
+	p.settleWhole(all)
+	p.settleWhole(some)
+	return []*choice{some, all}
+}
+
+// noWhole says why whole layers cannot be computed again, if they cannot.
+func noWhole(s *plan.Setup) string {
+	if len(s.Graph.Scopes) > 0 && !has(s.Graph.Scopes, "full_iteration") {
+		return "parts of layers are captured in graphs; capture the full iteration or nothing"
+	}
+	if s.Layout.OverlapEP {
+		return "expert communication is overlapped with another microbatch; drop the overlap"
+	}
+	return ""
+}
+
+func (p *problem) settleWhole(c *choice) {
+	n := p.with(c, 0)
+	c.passes = p.time.PolicyOf(n.Recompute, n.Offload).Passes
+	c.bound, c.total = p.time.Bound(c.passes), 0
+}
+
+// refineWhole finds the fewest layers of each stage that are enough.
+func (p *problem) refineWhole(c *choice) error {
+	lo, hi := 1, 1
+	if c.recompute.Method == "block" {
+		for _, g := range p.stages {
+			hi = max(hi, g.layers)
+		}
+	}
+	var heights []int64
+	for lo <= hi {
+		mid := (lo + hi) / 2
+		c.recompute.Layers = mid
+		f, err := predict(p.with(c, 0))
+		if err != nil {
+			return err
+		}
+		if h := f.heights(); p.fits(h) {
+			heights, hi = h, mid-1
+		} else {
+			lo = mid + 1
+		}
+	}
+	if c.failed = heights == nil; c.failed {
+		return nil
+	}
+	c.recompute.Layers, c.heights = hi+1, heights
+	p.settleWhole(c)
+	return nil
+}
+
+// last is the policy with the lowest peaks, by the full prediction. It is the
+// answer where the linear model finds none, if it fits; else it says what the
+// smallest budget would be.
+func (p *problem) last() (*choice, error) {
+	var best *choice
+	for _, c := range append(p.whole(), p.smallest()) {
+		if c.recompute.Method == "block" {
+			continue // all layers leave less than some
+		}
+		if !c.recompute.Full {
+			for r := range c.fractions {
+				c.ask(r, parts)
+			}
+			p.settle(c)
+		}
+		var err error
+		if c.heights, err = p.measure(c); err != nil {
+			return nil, err
+		}
+		if best == nil || slices.Max(c.heights) < slices.Max(best.heights) {
+			best = c
+		}
+	}
+	if p.fits(best.heights) {
+		return best, nil
+	}
+	least := slices.Max(best.heights)
+	return nil, &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(best.heights, least), Policy: p.describe(best)}
+}
+
+// smallest is the choice with the lowest peak by the linear model.
+func (p *problem) smallest() *choice {
+	best, least := p.newChoice(0, 0), int64(-1)
+	offs := p.allowed(p.off, Offload)
+	for _, rec := range p.allowed(p.rec, Recompute) {
+		for _, off := range offs {
+			if p.both(rec, off) != "" {
+				continue
+			}
+			var peak int64
+			for r := range p.ranks() {
+				peak = max(peak, p.peak(r, rec, off, parts))
+			}
+			if least < 0 || peak < least {
+				least = peak
+				best.rec, best.off, best.recompute = rec, off, plan.Recompute{Modules: names(p.rec, rec)}
+			}
+		}
+	}
+	return best
+}
+
+// step is the time of a choice.
+func (p *problem) step(c *choice) cost.Step { return p.time.Step(c.passes) }
