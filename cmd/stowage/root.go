@@ -53,7 +53,7 @@ nothing but their driver.`,
 	root.SetHelpCommand(newHelp(root))
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newTrain(), newDoctor(), newBench(), newVersion())
+	root.AddCommand(newTrain(), newPlan(), newDoctor(), newBench(), newVersion())
 	return root
 }
 
@@ -82,10 +82,10 @@ func newBench() *cobra.Command {
 		Use:     "bench",
 		Short:   "Measure this machine",
 		Long:    "Measure what this machine does, through the same device that training uses.",
-		Example: "  stowage bench copy\n  stowage bench stash",
+		Example: "  stowage bench copy\n  stowage bench stash\n  stowage bench pools",
 		Args:    cobra.ArbitraryArgs,
 		RunE:    chooseCommand,
 	}
-	cmd.AddCommand(newBenchCopy(), newBenchStash())
+	cmd.AddCommand(newBenchCopy(), newBenchStash(), newBenchPools())
 	return cmd
 }

@@ -96,6 +96,8 @@ func flagError(cmd *cobra.Command, err error) error {
 			why = fmt.Sprintf("write --%s or --%[1]s=false", f.Name)
 		case "duration":
 			why = "write a number with ms, s or m, such as 500ms"
+		case "int", "int64":
+			why = "write a whole number, such as 8"
 		}
 		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
 	}

@@ -1,0 +1,154 @@
+// This file owns `stowage bench pools`: its flags, and what they mean together.
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/model"
+)
+
+// poolModels are compared where no model is given: dense, MoE and hybrid.
+var poolModels = []string{
+	"llama-3-70b", "mixtral-8x22b", "deepseek-v3", "qwen3-235b-a22b", "jamba-1.5-large", "nemotron-h-56b", "nemotron-3-nano-30b-a3b",
+}
+
+func newBenchPools() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pools",
+		Short: "Compare the pools that sharded parameters are gathered into",
+		Long: `Plan every kind of pool for the weights and the gradients of a model that is
+sharded over data-parallel ranks (ZeRO-3), and compare what they take on one rank
+with the least that any pool could: the largest set of buckets live at once.
+
+A layer is a unit: its weights are gathered --prefetch layers ahead of use, and
+released after it; its gradients are reduced while as many later layers compute.
+Parameters of a layer are in one bucket for each data type, and experts apart, as
+in Megatron-FSDP. The embedding, the output layer and what surrounds the layers of
+MTP are no units: they are gathered when they are needed, and never prefetch.
+
+Nothing is allocated: the figures are plans, those that sharded training follows.`,
+		Example: `  stowage bench pools
+  stowage bench pools --ep 8 --svg pools.svg
+  stowage bench pools --model deepseek-v3 --prefetch 2 --ep 32
+  stowage bench pools --model path/to/config.json --json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	name := f.String("model", "", "`name` of a built-in model, or a Hugging Face config.json (default seven models side by side)")
+	o := bench.PoolOptions{}
+	f.IntVar(&o.Prefetch, "prefetch", 1, "`layers` gathered ahead of use")
+	f.IntVar(&o.DP, "dp", 8, "`ranks` that parameters are sharded over")
+	f.IntVar(&o.TP, "tp", 1, "tensor-parallel `ranks`")
+	f.IntVar(&o.EP, "ep", 1, "expert-parallel `ranks`")
+	f.IntVar(&o.ETP, "etp", 0, "tensor-parallel `ranks` of an expert (default --tp)")
+	f.IntVar(&o.Recompute, "recompute", 0, "`layers` that are computed again together before their backward passes")
+	f.BoolVar(&o.FP8, "fp8", false, "gather the matrices of linear layers in fp8")
+	grads := f.String("grad-comm-dtype", "bf16", "data `type` that gradients are reduced in: bf16 or fp32")
+	fallback := f.String("fallback", "persistent", "`kind` of memory for what slots do not serve: persistent or dynamic")
+	svg := f.String("svg", "", "write a bar chart to a `file`")
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := checkPools(cmd, &o, *grads, *fallback); err != nil {
+			return err
+		}
+		models, err := loadPoolModels(cmd, *name)
+		if err != nil {
+			return err
+		}
+		return benchPools(cmd, models, o, *svg, *asJSON)
+	}
+	return cmd
+}
+
+// checkPools fills in the options that are words, and refuses what makes no sense.
+func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string) (err error) {
+	f := cmd.Flags()
+	if !f.Changed("etp") {
+		o.ETP = o.TP
+	}
+	for _, x := range []struct {
+		flag  string
+		value int
+	}{{"dp", o.DP}, {"tp", o.TP}, {"ep", o.EP}, {"etp", o.ETP}} {
+		if x.value < 1 || x.value > 1<<20 {
+			return usagef("--%s must be between 1 and %d, not %d", x.flag, 1<<20, x.value)
+		}
+	}
+	switch {
+	case o.Prefetch == 0:
+		return usagef("--prefetch 0 leaves one buffer and the max-pool needs two; give at least 1, which is what --fsdp-double-buffer means")
+	case o.Prefetch < 0 || o.Prefetch > 1000:
+		return usagef("--prefetch must be between 1 and 1000, not %d", o.Prefetch)
+	case o.Recompute < 0:
+		return usagef("--recompute must not be negative, but is %d", o.Recompute)
+	}
+	at := slices.IndexFunc(bench.PoolTypes, func(t bucket.Type) bool { return t.Name == grads })
+	if at < 0 || grads == "fp8" {
+		return usagef("--grad-comm-dtype must be bf16 or fp32, not %q", grads)
+	}
+	o.Gradients = bench.PoolTypes[at]
+	if o.Fallback, err = bucket.ParseFallback(fallback); err != nil {
+		return usagef("--fallback must be persistent or dynamic, not %q", fallback)
+	}
+	return nil
+}
+
+// loadPoolModels finds the models: a file if it looks like one, else a name.
+func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err error) {
+	names := poolModels
+	if cmd.Flags().Changed("model") {
+		names = []string{name}
+	}
+	for _, n := range names {
+		var m *model.Model
+		if strings.HasSuffix(n, ".json") || strings.ContainsRune(n, os.PathSeparator) {
+			m, err = readModel(n)
+		} else if m, err = model.Preset(n); err != nil {
+			err = usagef("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
+		}
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}
+
+func readModel(file string) (*model.Model, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--model cannot be read: %w", err)
+	}
+	m, err := model.ParseHF(data)
+	if err != nil {
+		return nil, fmt.Errorf("--model %s: %s", file, strings.TrimPrefix(err.Error(), "model: "))
+	}
+	m.Name = cmp.Or(m.Name, file)
+	return m, nil
+}
+
+func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, svg string, asJSON bool) error {
+	res, err := bench.ComparePools(models, o)
+	if err != nil {
+		return err
+	}
+	if svg != "" {
+		if err := os.WriteFile(svg, bench.PoolsSVG(res), 0o644); err != nil {
+			return fmt.Errorf("--svg cannot be written: %w", err)
+		}
+	}
+	if asJSON {
+		return printJSON(cmd, res)
+	}
+	bench.PoolsText(cmd.OutOrStdout(), res)
+	return nil
+}

@@ -1,0 +1,153 @@
+// This file tests what `stowage plan` refuses: one sentence each, and what it
+// names is true.
+
+package main
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/golden"
+)
+
+// planMistakes are wrong in one way each.
+var planMistakes = []string{
+	"plan --gpu h100",
+	"plan --model llama-3-8b --config missing.json",
+	"plan --model lama-3-8b",
+	"plan --model ./nowhere/config.json",
+	"plan --config missing.json",
+	"plan --config negative.json",
+	"plan --config broken.json",
+	"plan --config nowhere.json",
+	"plan --megatron typo.sh",
+	"plan --megatron empty.yaml",
+	"plan --megatron nowhere.sh",
+	"plan --model llama-3-8b --gpu h1000",
+	"plan --model llama-3-8b --gpu gpu.json",
+	"plan --model llama-3-8b --gpus -8",
+	"plan --model llama-3-8b --gpus eight",
+	"plan --model llama-3-8b --gpus 8 --tp 3",
+	"plan --model llama-3-8b --gpus 12 --tp 8",
+	"plan --model llama-3-8b --gpus 8 --tp 0",
+	"plan --model llama-3-8b --gpus 8 --mbs -1",
+	"plan --model llama-3-8b --gpus 8 --seq 0",
+	"plan --model llama-3-8b --gpus 8 --gbs 7",
+	"plan --model llama-3-8b --gpus 8 --pp 5",
+	"plan --model llama-3-8b --gpus 8 --pp 2 --layout Et*3|t*3L",
+	"plan --model llama-3-8b --gpus 8 --cp 3",
+	"plan --model mixtral-8x7b --gpus 8 --ep 16",
+	"plan --model mixtral-8x7b --gpus 6 --ep 3",
+	"plan --model llama-3-8b --recompute everything",
+	"plan --model llama-3-8b --offload core_atn",
+	"plan --model llama-3-8b --offload-modules core_atn",
+	"plan --model llama-3-8b --fraction 1.5",
+	"plan --model llama-3-8b --precision fp7",
+	"plan --model llama-3-8b --graph layers",
+	"plan --model llama-3-8b --pool max",
+	"plan --model llama-3-8b --tensor-model-parallel-siz 2",
+	"plan --model llama-3-8b --frobnicate-all 2",
+	"plan --model llama-3-8b --tp 2 4",
+	"plan --model llama-3-8b --budget 60GB",
+	"plan --model llama-3-8b --budget -1GiB",
+	"plan --model llama-3-8b --budget",
+	"plan --model llama-3-8b --search everything",
+	"plan --model llama-3-8b --search policy",
+	"plan --model llama-3-8b --search layout --gpu h100",
+	"plan --model llama-3-8b --flags deepspeed",
+	"plan --model llama-3-8b --rank 1",
+	"plan --model llama-3-8b --routing uneven",
+	"plan --model llama-3-8b --routing skewed:0.5",
+	"plan --model llama-3-8b --routing skewed:NaN",
+	"plan --model llama-3-8b --routing trace:trace.jsonl",
+	"plan --model llama-3-8b --routing trace:nowhere.jsonl",
+	"plan --model llama-3-8b --json=perhaps",
+	"plan --model llama-3-8b -x",
+	"plan llama-3-8b",
+	"plan --compare report.json",
+	"plan --compare report.json lost.json",
+	"plan --compare lost.json report.json",
+	"plan --compare nowhere.json lost.json",
+	"plan --compare report.json lost.json --html x.html",
+	"plan explain",
+	"plan explain core_atn --model llama-3-8b --gpu h100",
+	"plan explain core_attn --model llama-3-8b",
+	"plan explain core_attn",
+	"plan ring --ep 3",
+	"plan ring --layers 0",
+	"plan ring --layers -1",
+	"plan ring --margin 0.5",
+	"plan ring --margin NaN",
+	"plan ring --width 99999999999",
+	"plan ring --width 999999 --layers 999999 --seq 999999",
+	"plan ring --seq many",
+	"plan validate",
+	"plan validate --cases nowhere.json",
+	"plan validate --cases cases.json",
+	"plan validate --cases none.json",
+	"plan validate now",
+}
+
+// Every command line above is wrong in one way; the answer is one sentence on
+// standard error that names what is wrong, nothing on standard output, and code
+// 2.
+func TestPlanErrors(t *testing.T) {
+	folder, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	planFiles(t, map[string]string{
+		"missing.json":  `{"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}`,
+		"negative.json": `{"model_type": "llama", "hidden_size": -1, "num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 64, "vocab_size": 100}`,
+		"broken.json":   `{"model_type": `,
+		"typo.sh":       "--num-layers 2 --hiden-size 4096 --num-attention-heads 32 --vocab-size 100",
+		"empty.yaml":    "MODEL_ARGS:\n",
+		"gpu.json":      `{"name": "mine", "memory_bytes": -5}`,
+		"trace.jsonl":   `{"version":1,"ranks":0}`,
+		"report.json":   `{"version": 99, "ranks": []}`,
+		"lost.json":     `{"version": 1, "heaviest_rank": 3, "ranks": [{"rank": 0}]}`,
+		"cases.json":    `{"cases": 5}`,
+		"none.json":     `{}`,
+	})
+	var all strings.Builder
+	for _, line := range planMistakes {
+		stdout, stderr, code := command(strings.Fields(line)...)
+		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		all.WriteString("$ stowage " + line + "\n" + stderr)
+	}
+	t.Chdir(folder)
+	golden.Check(t, "plan-errors.txt", all.String())
+}
+
+// A budget that nothing meets is an answer: code 1, and the smallest that would.
+// SPEC S6.1
+func TestPlanBudgetTooSmall(t *testing.T) {
+	var all strings.Builder
+	for _, line := range []string{
+		"plan --model llama-3-8b --gpu h100 --gpus 8 --tp 2 --gbs 16 --seq 4096 --budget 10GiB",
+		"plan --model llama-3-8b --gpu h100 --gpus 8 --gbs 16 --seq 4096 --budget 2GiB --search layout",
+		"plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 64 --seq 4096 --search policy --budget 5GiB",
+		"plan --model deepseek-v3 --gpu h100 --gpus 256 --pp 8 --ep 32 --layout Et*7|(t*8|)*6t*6mL --gbs 2048 --seq 4096 --budget 8GiB",
+	} {
+		stdout, stderr, code := command(strings.Fields(line)...)
+		if code != exitFailure || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		all.WriteString("$ stowage " + line + "\n" + stderr)
+		// What it names does.
+		m := regexp.MustCompile(`give (--budget \d+GiB)`).FindStringSubmatch(stderr)
+		if m == nil {
+			t.Errorf("%s: no budget is named: %s", line, stderr)
+			continue
+		}
+		line = regexp.MustCompile(`--budget \S+`).ReplaceAllString(line, m[1])
+		if _, stderr, code := command(strings.Fields(line)...); code != exitOK {
+			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		}
+	}
+	golden.Check(t, "plan-too-small.txt", all.String())
+}

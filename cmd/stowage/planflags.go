@@ -1,0 +1,134 @@
+// This file owns the words behind `stowage plan`: its own flags, and the
+// settings of the job, which are Megatron-LM's flags or short words for them.
+// Settings are not declared one by one: whatever the planner knows of
+// Megatron-LM is taken, and lists stand as they do there, with spaces.
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/stowage-dev/stowage/plan/config"
+)
+
+// planWords are the words of a command line, told apart.
+type planWords struct {
+	settings map[string][]string // the last one given counts
+	rest     []string            // neither flag nor value
+}
+
+// splitPlan tells a command line apart. Own flags go to the flag parser; any
+// other flag is a setting and takes the words up to the next flag.
+func splitPlan(own *pflag.FlagSet, args []string) (mine []string, w planWords, err error) {
+	w.settings = map[string][]string{}
+	for i := 0; i < len(args); i++ {
+		word := args[i]
+		name, value, given := strings.Cut(word, "=")
+		name, long := strings.CutPrefix(name, "--")
+		if name = strings.ReplaceAll(name, "_", "-"); name == "hardware" {
+			name = "gpu"
+		}
+		if !long || name == "" {
+			if word != "-" && strings.HasPrefix(word, "-") {
+				mine = append(mine, word) // -h, or something that is refused there
+			} else {
+				w.rest = append(w.rest, word)
+			}
+			continue
+		}
+		var values []string
+		if given {
+			values = []string{value}
+		}
+		if f := own.Lookup(name); f != nil {
+			n := 0
+			if !given && f.NoOptDefVal == "" {
+				n = 1
+				if name == "compare" {
+					n = 2
+				}
+			}
+			if i+n >= len(args) {
+				return nil, w, usagef("flag --%s needs %s", name, map[int]string{1: "a value", 2: "two files"}[n])
+			}
+			mine = append(mine, ownWords(name, value, given, args[i+1:i+1+n])...)
+			i += n
+			continue
+		}
+		for !given && i+1 < len(args) && !isFlag(args[i+1]) {
+			i++
+			values = append(values, args[i])
+		}
+		w.add(name, values)
+	}
+	return mine, w, nil
+}
+
+// ownWords writes a flag with each of its values, as the flag parser reads it.
+func ownWords(name, value string, given bool, next []string) (out []string) {
+	switch {
+	case given:
+		return []string{"--" + name + "=" + value}
+	case len(next) == 0:
+		return []string{"--" + name}
+	}
+	for _, v := range next {
+		out = append(out, "--"+name+"="+v)
+	}
+	return out
+}
+
+// isFlag tells a flag from a value; "-1" is a value.
+func isFlag(word string) bool {
+	rest, ok := strings.CutPrefix(word, "-")
+	return ok && rest != "" && (rest[0] < '0' || rest[0] > '9') && rest[0] != '.'
+}
+
+func (w *planWords) add(name string, values []string) {
+	if strings.HasSuffix(name, "-modules") {
+		values = strings.Split(strings.Join(values, ","), ",") // a, b and c may have commas or spaces between them
+	}
+	w.settings[name] = values
+}
+
+// parsePlan reads a command line into the command's own flags and the settings.
+func parsePlan(cmd *cobra.Command, args []string) (w planWords, help bool, err error) {
+	cmd.InitDefaultHelpFlag()
+	own, w, err := splitPlan(cmd.Flags(), args)
+	if err != nil {
+		return w, false, err
+	}
+	if err := cmd.Flags().Parse(own); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return w, true, nil
+		}
+		return w, false, flagError(cmd, err)
+	}
+	help, err = cmd.Flags().GetBool("help")
+	if err != nil {
+		panic("plan: there is no help flag: " + err.Error())
+	}
+	return w, help, nil
+}
+
+// settingHelp lists the short words in a help text, but for those that are flags
+// of the command itself.
+func settingHelp(cmd *cobra.Command) string {
+	var b strings.Builder
+	for _, w := range config.Words {
+		if cmd.Flags().Lookup(w.Short) != nil || w.Short == "trace" {
+			continue
+		}
+		long := w.Help
+		if w.Long != "" {
+			long = "--" + w.Long
+		}
+		fmt.Fprintf(&b, "      --%-14s %s\n", w.Short, long)
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
