@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/spell"
 )
 
 //go:embed presets/*.json
@@ -56,7 +58,7 @@ func nearest(name string, known []string) string {
 	name = strings.ToLower(name)
 	best, least := "", 0
 	for _, k := range known {
-		cost := 2 * distance(name, k)
+		cost := 2 * spell.Distance(name, k)
 		if strings.HasPrefix(k, name) || strings.HasPrefix(name, k) {
 			cost /= 2
 		}
@@ -65,26 +67,4 @@ func nearest(name string, known []string) string {
 		}
 	}
 	return best
-}
-
-// distance is Levenshtein's; row[j] is that of the first letters of a to the
-// first j of b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

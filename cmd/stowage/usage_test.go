@@ -8,21 +8,6 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-func TestDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{
-		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"cuda", "cuda", 0},
-		{"cdua", "cuda", 1}, {"cude", "cuda", 1}, {"cud", "cuda", 1}, {"train", "trian", 1},
-		{"kitten", "sitting", 3}, {"ab", "ba", 1}, {"abcd", "badc", 2},
-	} {
-		if got := distance(c.a, c.b); got != c.want {
-			t.Errorf("%q to %q: %d, want %d", c.a, c.b, got, c.want)
-		}
-	}
-}
-
 func TestParseSize(t *testing.T) {
 	for s, want := range map[string]device.Bytes{
 		"1B": 1, "4KiB": 4 << 10, "64MiB": 64 << 20, "3GiB": 3 << 30, "1024TiB": 1 << 50, "007MiB": 7 << 20,

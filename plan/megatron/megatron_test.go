@@ -344,7 +344,7 @@ func TestNearest(t *testing.T) {
 			t.Fatalf("multiple of %d near %d: %d", want, n, m)
 		}
 	})
-	if got, distance := nearestOf("moe_atc", recomputeModules); got != "moe_act" || distance != 2 {
+	if got, distance := nearestOf("moe_atc", recomputeModules); got != "moe_act" || distance != 1 {
 		t.Errorf("nearest is %s at %d", got, distance)
 	}
 }
