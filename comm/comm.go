@@ -2,15 +2,12 @@
 // is one rank's end of a group of ranks; its calls are stream-ordered: they issue
 // work on the caller's stream and return, and what they read and write follows
 // the stream's order on every rank. All ranks of a group make the same calls in
-// the same order.
-//
-// Sums are deterministic: elements are added in the order of ranks, in fp32, and
-// rounded once at the end, whatever the timing and the number of threads.
+// the same order, but for messages, which only their two ranks know of.
 //
 // This file owns the interface, which NCCL and MPI fit; local.go ranks in one
-// process, meet.go how their calls find each other, issue.go and reduce.go what a
-// call puts on the streams, lockstep.go the drivers that run a function on every
-// rank, errors.go what is said when a rank fails.
+// process, meet.go how their calls find each other, pair.go how messages do,
+// issue.go and reduce.go what a call puts on the streams, lockstep.go the drivers
+// that run a function on every rank, errors.go what is said when a rank fails.
 package comm
 
 import (
@@ -46,10 +43,8 @@ func (t Type) String() string {
 type Op uint8
 
 const (
-	Sum Op = iota
-	// Mean is the sum divided by the number of ranks, rounded once.
-	Mean
-	// Max is the largest, or a NaN if there is one.
+	Sum  Op = iota
+	Mean    // the sum divided by the number of ranks
 	Max
 )
 
@@ -87,10 +82,15 @@ type Comm interface {
 	// be changed once it has returned.
 	AllToAllV(s device.Stream, dst, src device.Range, send, recv []Part)
 	Broadcast(s device.Stream, r device.Range, root int)
-	// Send and Recv pair up in the order of calls between two ranks. Two ranks
-	// that send to each other at the same time use AllToAllV.
+	// Send and Recv pass one message. From one rank to another, messages are
+	// received in the order in which they are sent.
 	Send(s device.Stream, src device.Range, to int)
 	Recv(s device.Stream, dst device.Range, from int)
+	// Exchange passes any number of messages at once: two ranks may send to each
+	// other, and all of a ring to their neighbours. It meets the other ranks'
+	// exchanges as well as their single messages. The lists may be changed once
+	// it has returned.
+	Exchange(s device.Stream, sends, recvs []Message)
 	// Barrier orders the stream's later work after the earlier work of the
 	// streams that the other ranks call it with.
 	Barrier(s device.Stream)
@@ -105,6 +105,12 @@ type Comm interface {
 	// Close ends the communicator; all ranks call it. A rank that waits for one
 	// that has closed comes back, and Err tells it so.
 	Close() error
+}
+
+// Message is what is sent to a rank, or received from it.
+type Message struct {
+	Peer  int
+	Range device.Range
 }
 
 // Part is a run of bytes inside a range.

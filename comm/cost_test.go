@@ -12,7 +12,7 @@ import (
 )
 
 // everyCollective makes each call once, on ranges that are the same every time.
-func everyCollective(c Comm, s device.Stream, b *device.Buffer, send, recv []Part) {
+func everyCollective(c Comm, s device.Stream, b *device.Buffer, send, recv []Part, sends, recvs []Message) {
 	n := device.Bytes(c.Size())
 	dst, src := b.Slice(half, 32*n), b.Slice(0, 32*n)
 	c.AllGather(s, dst, src.Slice(0, 32))
@@ -29,6 +29,7 @@ func everyCollective(c Comm, s device.Stream, b *device.Buffer, send, recv []Par
 	case 1:
 		c.Recv(s, dst, 0)
 	}
+	c.Exchange(s, sends, recvs)
 }
 
 // Calls leave the Go heap alone once each has been made: with few ranks, with as
@@ -43,8 +44,11 @@ func TestCallsAllocateNothing(t *testing.T) {
 			for i := range n {
 				parts = append(parts, Part{device.Bytes(32 * i), 16})
 			}
+			next, last := (c.Rank()+1)%n, (c.Rank()+n-1)%n
+			sends := []Message{{next, b.Slice(0, 8)}, {last, b.Slice(8, 8)}}
+			recvs := []Message{{last, b.Slice(half, 8)}, {next, b.Slice(half+8, 8)}}
 			step := func() {
-				everyCollective(c, s, b, parts, parts)
+				everyCollective(c, s, b, parts, parts, sends, recvs)
 				if err := s.Sync(); err != nil {
 					t.Error(err)
 				}

@@ -137,6 +137,45 @@ func TestCloseWakesPeers(t *testing.T) {
 	}
 }
 
+// Of a call with several messages those are passed whose ends meet.
+func TestExchangeInPart(t *testing.T) {
+	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
+		x := ofTest(t, 3, 1, Options{})
+		err := drive(x.comms, func(c Comm) error {
+			s, b := x.of(c)
+			switch c.Rank() {
+			case 0:
+				// Rank 1 goes on before rank 2 has come, which waits for rank 1.
+				c.Exchange(s, []Message{{1, b.Slice(0, 8)}, {2, b.Slice(0, 8)}}, []Message{{2, b.Slice(half, 8)}})
+			case 1:
+				c.Recv(s, b.Slice(half, 8), 0)
+				c.Send(s, b.Slice(half, 8), 2)
+				return c.Close()
+			case 2:
+				c.Recv(s, b.Slice(half, 8), 1)
+				c.Exchange(s, []Message{{0, b.Slice(half, 8)}}, []Message{{0, b.Slice(half+8, 8)}})
+				c.Exchange(s, nil, []Message{{1, b.Slice(0, 8)}, {0, b.Slice(8, 8)}}) // which has closed
+				wantError(t, c.Err(), "comm: exchange #3 of 8 bytes from rank 1, 8 bytes from rank 0 of rank 2 was not made: rank ")
+				return c.Close()
+			}
+			if err := errors.Join(c.Err(), c.Close()); err != nil {
+				return err
+			}
+			got := make([]byte, 8)
+			err := s.Download(got, b.Slice(half, 8))
+			if string(got) != string(x.places[0].first[:8]) {
+				t.Errorf("%s: rank 0 got %v back", name, got)
+			}
+			return err
+		})
+		x.comms = nil
+		var f *Failure
+		if !errors.As(err, &f) {
+			t.Error(err)
+		}
+	}
+}
+
 // Ranks that stay away are named when patience ends. SPEC S6.3
 func TestPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -153,20 +192,21 @@ func TestPatience(t *testing.T) {
 			}
 			switch c.Rank() {
 			case 1:
+				time.Sleep(time.Hour)
 				return nil
 			case 2:
 				c.Recv(s, b.Slice(0, 8), 1)
 			default:
 				c.AllReduce(s, b.Slice(0, 64), b.Slice(0, 64), BF16, Mean)
 			}
+			if d := time.Since(began); d != 90*time.Second+time.Minute {
+				t.Errorf("it took %v", d)
+			}
 			return c.Err()
 		})
 		var a *Absent
 		if !errors.As(err, &a) || a.Waited != time.Minute {
 			t.Fatalf("%v", err)
-		}
-		if d := time.Since(began); d != 90*time.Second+time.Minute {
-			t.Errorf("it took %v", d)
 		}
 		switch a.Rank { // all three tire at the same moment
 		case 2:
@@ -218,6 +258,20 @@ func TestMismatch(t *testing.T) {
 			c.Recv(s, b.Slice(0, n), 0)
 		}}
 	}
+	exchanges := func(sends, recvs device.Bytes) side {
+		words := "calls exchange #1 of"
+		var to, from []Message
+		return side{words, func(c Comm, s device.Stream, b *device.Buffer) {
+			peer := 1 - c.Rank()
+			if to, from = nil, nil; sends > 0 {
+				to = []Message{{peer, b.Slice(0, sends)}}
+			}
+			if recvs > 0 {
+				from = []Message{{peer, b.Slice(64, recvs)}}
+			}
+			c.Exchange(s, to, from)
+		}}
+	}
 	scatters := side{"calls reduce-scatter #1 of 8 bytes (f32, mean)", func(c Comm, s device.Stream, b *device.Buffer) {
 		c.ReduceScatter(s, b.Slice(0, 8), b.Slice(64, 16), F32, Mean)
 	}}
@@ -233,9 +287,13 @@ func TestMismatch(t *testing.T) {
 		{scatters, wait},
 		{cast(0), cast(1)},
 		{some([]Part{{0, 8}, {8, 7}}, "in all-to-all-v #1"), some(whole, "rank 1 sends 8 bytes to rank 0, which expects 7")},
-		{sends(1), receives(9)},
+		{side{"calls send #1 of 8 bytes to rank 1, with 8 bytes", sends(1).call}, side{"calls receive #1 of 9 bytes from rank 0 and expects 9", receives(9).call}},
 		{sends(1), sends(0)},
 		{wait, receives(8)},
+		{exchanges(8, 8), wait},
+		{exchanges(8, 8), exchanges(9, 8)},
+		{exchanges(8, 0), exchanges(8, 0)},
+		{exchanges(0, 8), receives(8)},
 	} {
 		t.Run(sides[0].words+" and "+sides[1].words, func(t *testing.T) {
 			x := ofTest(t, 2, 1, Options{})
@@ -278,85 +336,49 @@ func TestPartlyCaptured(t *testing.T) {
 	}
 }
 
-// Ranks that all wait for each other are told so at once in lockstep.
-func TestStuck(t *testing.T) {
-	x := ofTest(t, 3, 1, Options{})
-	err := Lockstep(x.comms, func(c Comm) error {
-		s, b := x.of(c)
-		c.Barrier(s)
-		c.Recv(s, b.Slice(0, 8), (c.Rank()+1)%3)
-		return c.Err()
+// The same for a rank that waits already, without a driver that would wake it.
+func TestCloseWakesWaiting(t *testing.T) {
+	x := ofTest(t, 2, 1, Options{})
+	var first sync.WaitGroup
+	first.Go(func() {
+		s, _ := x.of(x.comms[0])
+		x.comms[0].Barrier(s)
+		wantError(t, x.comms[0].Err(), "rank 1 has closed the communicator")
 	})
-	wantError(t, err, "and no other rank can go on")
-	y := ofTest(t, 2, 1, Options{})
-	err = Lockstep(y.comms, func(c Comm) error {
-		s, _ := y.of(c)
-		if c.Rank() == 0 {
-			return nil // and leaves the other one alone
-		}
-		c.Barrier(s)
-		return c.Err()
-	})
-	wantError(t, err, "comm: barrier #1 of rank 1 was not made: rank 1 waits in barrier #1 and no other rank can go on")
+	for waiting(x.comms[0]) == 0 {
+		runtime.Gosched()
+	}
+	if err := x.comms[1].Close(); err != nil {
+		t.Error(err)
+	}
+	first.Wait()
+	if err := x.comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	x.comms = nil
 }
 
-// A rank that returns an error, panics or ends its goroutine holds nobody up, and
-// the caller learns of it.
-func TestDrivers(t *testing.T) {
-	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
-		t.Run(name, func(t *testing.T) {
-			fails := func(f func() error) func() error {
-				x := ofTest(t, 3, 1, Options{})
-				return func() error {
-					return drive(x.comms, func(c Comm) error {
-						s, _ := x.of(c)
-						c.Barrier(s)
-						if c.Rank() == 1 {
-							return f()
-						}
-						c.Barrier(s)
-						return c.Err()
-					})
-				}
-			}
-			err := fails(func() error { return errBroken })()
-			if err == nil || err.Error() != "rank 1: the disk is full" || !errors.Is(err, errBroken) {
-				t.Errorf("a rank's error comes back as %v", err)
-			}
-			wantError(t, fails(func() error { runtime.Goexit(); return nil })(), "rank 1 ended its goroutine")
-			wantPanic(t, "out of paper\n\nrank 1 was here:", func() { _ = fails(func() error { panic("out of paper") })() })
-			if p := panicOf(func() { _ = fails(func() error { panic(errBroken) })() }); p != errBroken {
-				t.Errorf("a rank's error panics as %v", p)
-			}
-			wantPanic(t, "work on the closed stream", func() {
-				x := ofTest(t, 3, 1, Options{})
-				_ = drive(x.comms, func(c Comm) error {
-					s, err := x.places[c.Rank()].NewStream("closed")
-					if err == nil {
-						err = s.Close()
-					}
-					b := x.places[c.Rank()].bufs[0]
-					c.AllGather(s, b.Slice(0, 96), b.Slice(512, 32)) // the last one to come finds out
-					return err
-				})
-			})
-		})
-	}
+// Work that cannot be issued panics on the rank that came last, and leaves nobody
+// waiting.
+func TestPanicWakesPeers(t *testing.T) {
 	x := ofTest(t, 2, 1, Options{})
-	wantPanic(t, "which waits in barrier #1; a rank makes one call at a time", func() {
-		_ = Run(x.comms, func(c Comm) error {
-			s, _ := x.of(c)
-			if c.Rank() == 0 {
-				go func() { c.Abort(fmt.Errorf("%v", panicOf(func() { c.Barrier(s) }))) }()
-				c.Barrier(s)
-			}
-			return nil
-		})
-		panic(x.comms[0].Err())
+	closed, err := x.places[1].NewStream("closed")
+	if err == nil {
+		err = closed.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first sync.WaitGroup
+	first.Go(func() {
+		s, b := x.of(x.comms[0])
+		x.comms[0].AllGather(s, b.Slice(0, 64), b.Slice(512, 32))
+		wantError(t, x.comms[0].Err(), "rank 1 panicked in all-gather #1 of 32 bytes a rank")
 	})
-	x = ofTest(t, 2, 1, Options{})
-	wantPanic(t, "in their order", func() { _ = Lockstep(x.comms[:1], func(Comm) error { return nil }) })
-	wantPanic(t, "Lockstep runs already", func() {
-		_ = Lockstep(x.comms, func(Comm) error { return Lockstep(x.comms, func(Comm) error { return nil }) })
-	})
+	for waiting(x.comms[0]) == 0 {
+		runtime.Gosched()
+	}
+	_, b := x.of(x.comms[1])
+	wantPanic(t, "work on the closed stream", func() { x.comms[1].AllGather(closed, b.Slice(0, 64), b.Slice(512, 32)) })
+	first.Wait()
 }

@@ -21,13 +21,11 @@ func (g *group) work(r int) {
 	case allToAllV:
 		g.allToAllV()
 	case broadcast:
-		g.broadcast(c.peer)
+		g.broadcast(c.root)
 	case barrier:
 		g.gate()
-	case send:
-		g.pass(r, c.peer)
-	case recv:
-		g.pass(c.peer, r)
+	case send, recv, exchange:
+		g.exchange()
 	}
 }
 
@@ -202,15 +200,4 @@ func (g *group) broadcast(root int) {
 		}
 	}
 	g.join(root, n)
-}
-
-// pass copies from one rank to another.
-func (g *group) pass(from, to int) {
-	a, b := &g.calls[from], &g.calls[to]
-	if a.src.Len == 0 {
-		return
-	}
-	g.follow(to, from)
-	b.s.Copy(b.dst, a.src)
-	g.follow(from, to)
 }

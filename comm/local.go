@@ -30,6 +30,10 @@ type Options struct {
 // Each rank is a goroutine of the caller. A call waits, on the host, until the
 // ranks it concerns have made theirs; the last one issues the work of all. It
 // never waits for a device: on the streams only events order the work.
+//
+// Reductions are deterministic: elements are combined in the order of ranks, in
+// fp32, and rounded once at the end, whatever the timing and the number of threads.
+// The maximum is a NaN if there is one.
 func NewLocal(devs []device.Device, o Options) ([]Comm, error) {
 	if len(devs) == 0 || o.Patience < 0 {
 		return nil, fmt.Errorf("comm: %d devices and a patience of %v; give one device for each rank and a positive time, or zero to wait for ever", len(devs), o.Patience)
@@ -37,7 +41,7 @@ func NewLocal(devs []device.Device, o Options) ([]Comm, error) {
 	if o.scratch == 0 {
 		o.scratch = device.MiB
 	}
-	w := &world{devs: devs, o: o, groups: map[*group]struct{}{}}
+	w := &world{devs: devs, o: o, groups: map[*group]struct{}{}, driven: make([]driven, len(devs))}
 	g, err := w.newGroup(ranksBelow(len(devs)))
 	if err != nil {
 		return nil, err
@@ -63,6 +67,7 @@ type world struct {
 	o        Options
 	failed   atomic.Pointer[Failure]
 	lockstep atomic.Pointer[lockstep]
+	driven   []driven // by rank
 
 	mu     sync.Mutex // taken before a group's
 	groups map[*group]struct{}
@@ -252,26 +257,8 @@ func (c *Local) AllToAllV(s device.Stream, dst, src device.Range, send, recv []P
 
 func (c *Local) Broadcast(s device.Stream, r device.Range, root int) {
 	c.must(broadcast, s, r, device.Range{})
-	c.peer(broadcast, root)
-	c.g.meet(c.rank, call{sig: sig{kind: broadcast, bytes: r.Len, peer: root}, s: s, dst: r})
-}
-
-func (c *Local) Send(s device.Stream, src device.Range, to int) {
-	c.must(send, s, device.Range{}, src)
-	c.peer(send, to)
-	if to == c.rank {
-		c.misuse(send, "a rank does not send to itself")
-	}
-	c.g.meet(c.rank, call{sig: sig{kind: send, bytes: src.Len, peer: to}, s: s, src: src})
-}
-
-func (c *Local) Recv(s device.Stream, dst device.Range, from int) {
-	c.must(recv, s, dst, device.Range{})
-	c.peer(recv, from)
-	if from == c.rank {
-		c.misuse(recv, "a rank does not receive from itself")
-	}
-	c.g.meet(c.rank, call{sig: sig{kind: recv, bytes: dst.Len, peer: from}, s: s, dst: dst})
+	c.member(broadcast, root)
+	c.g.meet(c.rank, call{sig: sig{kind: broadcast, bytes: r.Len, root: root}, s: s, dst: r})
 }
 
 func (c *Local) Barrier(s device.Stream) {
@@ -308,7 +295,7 @@ func (c *Local) numbers(k kind, dst, src device.Range, t Type, op Op) {
 	}
 }
 
-func (c *Local) peer(k kind, rank int) {
+func (c *Local) member(k kind, rank int) {
 	if rank < 0 || rank >= c.Size() {
 		c.misuse(k, "there is no rank %d among %d", rank, c.Size())
 	}

@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -105,6 +106,25 @@ func TestManyRanks(t *testing.T) {
 		}
 		if err := p.play(Run, false, openCPU, Options{scratch: 64}); err != nil {
 			t.Errorf("%d ranks: %v", n, err)
+		}
+	}
+}
+
+// What a launch declares of its last sources is kept, and is theirs: reductions that
+// have but some of them in common are told apart.
+func TestDeclaredSources(t *testing.T) {
+	x := ofTest(t, 1, 1, Options{})
+	g, b := x.comms[0].(*Local).g, x.places[0].bufs[0]
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 100 {
+		srcs := make([]device.Range, 1+rng.IntN(kernels.MaxReduceSources))
+		for i := range srcs {
+			srcs[i] = b.Slice(device.Bytes(rng.IntN(2)*16), 16)
+		}
+		for range 2 {
+			if got, want := g.rest(srcs), kernels.ReduceRest(srcs...); !slices.Equal(got, want) {
+				t.Fatalf("%v: %v, want %v", srcs, got, want)
+			}
 		}
 	}
 }

@@ -9,13 +9,45 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 )
 
 // Run runs f for every rank, each on a goroutine of its own. If one fails, the
-// communicator does, so that no rank waits for it. The error is that of the ranks
-// that failed by themselves, or else the communicator's. A panic of a rank is
-// passed on to the caller, and a goroutine's end is an error.
-func Run(cs []Comm, f func(c Comm) error) error { return drive(cs, nil, f) }
+// communicator does, so that no rank waits for it; nor does one wait for a rank of
+// this process whose f has returned. The error is that of the ranks that failed by
+// themselves, or else the communicator's. A panic of a rank is passed on to the
+// caller, and a goroutine's end is an error.
+func Run(cs []Comm, f func(c Comm) error) error {
+	for _, c := range cs {
+		if d := drivenBy(c); d != nil {
+			d.runs.Add(1)
+			defer d.back.Store(false)
+		}
+	}
+	return drive(cs, nil, f)
+}
+
+// driven says of a rank in this process how many functions Run runs for it, and
+// whether the last of them has returned: then nobody need wait for its calls.
+type driven struct {
+	runs atomic.Int32
+	back atomic.Bool
+}
+
+func drivenBy(c Comm) *driven {
+	if x, ok := c.(*Local); ok {
+		return &x.g.w.driven[x.g.ranks[x.rank]]
+	}
+	return nil
+}
+
+// returned wakes up ranks that wait for one whose function has returned.
+func returned(c Comm) {
+	if d := drivenBy(c); d != nil && d.runs.Add(-1) == 0 {
+		d.back.Store(true)
+		c.(*Local).g.w.rouse()
+	}
+}
 
 // Lockstep is Run with one rank running at a time: from where it begins, or was
 // let go, to where it waits for others; then comes the next in the order of ranks.
@@ -57,7 +89,9 @@ func drive(cs []Comm, l *lockstep, f func(c Comm) error) error {
 		ranks.Add(1)
 		go func() {
 			defer ranks.Done()
-			if l != nil {
+			if l == nil {
+				defer returned(c)
+			} else {
 				<-l.turn[r]
 				defer l.leave(r)
 			}
@@ -154,6 +188,5 @@ func (l *lockstep) pass(rank int) bool {
 
 func (l *lockstep) leave(rank int) {
 	l.gone[rank] = true
-	l.idle = 0
 	l.pass(rank)
 }

@@ -25,13 +25,15 @@ const (
 	barrier
 	send
 	recv
+	exchange
 )
 
 func (k kind) String() string {
-	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "send", "receive"}[k]
+	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "send", "receive", "exchange"}[k]
 }
 
-// pair tells whether two ranks make the call, not all.
+// pair tells whether the call passes messages between two ranks each, and is not
+// one of all ranks.
 func (k kind) pair() bool { return k >= send }
 
 // sig is what must be the same on all ranks.
@@ -39,7 +41,7 @@ type sig struct {
 	kind  kind
 	t     Type
 	op    Op
-	peer  int // a root, or the other one of a pair
+	root  int
 	bytes device.Bytes
 }
 
@@ -68,6 +70,8 @@ type group struct {
 	mu    sync.Mutex
 	wake  sync.Cond
 	calls []call
+	ends  [][]end    // by rank, of the messages in its call
+	moves []move     // of the call being issued
 	made  []uint64   // calls of each rank, for messages
 	quit  []int      // ranks that have closed, the first one first
 	lost  []*Failure // of ranks whose calls were not made
@@ -80,7 +84,7 @@ func (w *world) groupOf(ranks []int) (*group, error) {
 	n := len(ranks)
 	g := &group{
 		w: w, ranks: ranks, sources: make([]device.Range, n), rests: map[restKey][]device.Access{},
-		calls: make([]call, n), made: make([]uint64, n), lost: make([]*Failure, n),
+		calls: make([]call, n), ends: make([][]end, n), made: make([]uint64, n), lost: make([]*Failure, n),
 	}
 	g.wake.L = &g.mu
 	for r, rank := range ranks {
@@ -112,34 +116,44 @@ func (g *group) name(r int) string {
 	case reduceScatter, allReduce:
 		s += fmt.Sprintf(" of %d bytes (%v, %v)", c.bytes, c.t, c.op)
 	case barrier, allToAllV:
-	case send:
-		s += fmt.Sprintf(" of %d bytes to rank %d", c.bytes, g.ranks[c.peer])
-	case broadcast, recv:
-		s += fmt.Sprintf(" of %d bytes from rank %d", c.bytes, g.ranks[c.peer])
+	case send, recv, exchange:
+		s += g.messages(r)
+	case broadcast:
+		s += fmt.Sprintf(" of %d bytes from rank %d", c.bytes, g.ranks[c.root])
 	default:
 		s += fmt.Sprintf(" of %d bytes a rank", c.bytes)
 	}
 	return s
 }
 
-// meet makes a rank's call: it comes back when the work of all ranks that the
-// call concerns is issued, or will never be.
+// meet makes a rank's call of all ranks: it comes back when their work is issued,
+// or will never be.
 func (g *group) meet(r int, c call) {
 	g.mu.Lock()
 	defer g.unlock()
+	g.enter(r, c)
+	g.attend(r)
+}
+
+// enter puts a rank's call down.
+func (g *group) enter(r int, c call) {
 	if slices.Contains(g.quit, r) {
 		panic(fmt.Sprintf("comm: %v on rank %d after it closed the communicator", c.kind, g.ranks[r]))
 	}
 	if g.calls[r].waiting {
 		panic(fmt.Sprintf("comm: %v on rank %d, which waits in %s; a rank makes one call at a time", c.kind, g.ranks[r], g.name(r)))
 	}
+	c.waiting = true
+	g.calls[r] = c
+	g.made[r]++
+}
+
+// attend issues what a rank's call completes, and waits for what it does not.
+func (g *group) attend(r int) {
 	l := g.w.lockstep.Load()
 	if l != nil {
 		l.idle = 0
 	}
-	c.waiting = true
-	g.calls[r] = c
-	g.made[r]++
 	if g.hopeless(r) == nil && g.agree(r) && g.complete(r) {
 		g.issue(r)
 	}
@@ -167,7 +181,6 @@ func (g *group) await(r int, l *lockstep) {
 	if g.timers != nil && l == nil {
 		c.since = time.Now()
 		g.timers[r].Reset(g.w.o.Patience)
-		defer g.timers[r].Stop()
 	}
 	for c.waiting && g.wrong == "" {
 		if why := g.hopeless(r); why != nil {
@@ -193,7 +206,7 @@ func (g *group) await(r int, l *lockstep) {
 	}
 }
 
-// giveUp makes the world fail with the group's lock held.
+// giveUp makes the world fail with the group's lock held; unlock wakes everybody.
 func (g *group) giveUp(by int, err error) {
 	g.w.failed.CompareAndSwap(nil, &Failure{By: by, Err: err})
 	g.other = true
@@ -204,13 +217,26 @@ func (g *group) hopeless(r int) *Failure {
 	if f := g.w.failed.Load(); f != nil {
 		return f
 	}
-	c := &g.calls[r]
 	for _, p := range g.quit {
-		if !c.kind.pair() || p == c.peer {
+		if g.needs(r, p) {
 			return &Failure{By: g.ranks[p], Err: fmt.Errorf("rank %d has closed the communicator", g.ranks[p])}
 		}
 	}
+	for p, rank := range g.ranks {
+		if g.w.driven[rank].back.Load() && g.needs(r, p) && !g.calls[p].waiting {
+			g.giveUp(rank, fmt.Errorf("the function of rank %d has returned", rank))
+			return g.w.failed.Load()
+		}
+	}
 	return nil
+}
+
+// needs tells whether a rank's call needs one of another rank.
+func (g *group) needs(r, p int) bool {
+	if g.calls[r].kind.pair() {
+		return g.open(r, p)
+	}
+	return p != r
 }
 
 // tired gives up for a rank that has waited too long.
@@ -222,12 +248,11 @@ func (g *group) tired(r int) {
 		a := &Absent{Rank: g.ranks[r], Call: g.name(r), Waited: g.w.o.Patience}
 		for p := range g.calls {
 			there := g.calls[p].waiting && !g.calls[p].kind.pair() // in the same collective
-			if c.kind.pair() && p == c.peer || !c.kind.pair() && !there {
+			if g.needs(r, p) && !there {
 				a.Ranks = append(a.Ranks, g.ranks[p])
 			}
 		}
 		g.giveUp(g.ranks[r], a)
-		g.wake.Broadcast()
 	}
 }
 
@@ -235,24 +260,17 @@ func (g *group) tired(r int) {
 // never meet are a programmer's error, on every rank.
 func (g *group) agree(r int) bool {
 	c := &g.calls[r]
+	if c.kind.pair() && !g.match(r) {
+		return false
+	}
 	for p := range g.calls {
 		o := &g.calls[p]
 		if p == r || !o.waiting {
 			continue
 		}
-		ok := true
-		switch {
-		case !c.kind.pair() && !o.kind.pair():
-			ok = c.sig == o.sig
-		case c.kind.pair() && o.kind.pair():
-			// Each waits for the other one.
-			if c.peer == p && o.peer == r {
-				ok = c.kind != o.kind && c.bytes == o.bytes
-			}
-		case c.kind.pair():
-			ok = c.peer != p
-		default:
-			ok = o.peer != r
+		ok := c.sig == o.sig
+		if c.kind.pair() || o.kind.pair() { // neither goes on before the other
+			ok = !g.needs(r, p) || !g.needs(p, r)
 		}
 		if !ok {
 			g.disagree("comm: rank %d calls %s where rank %d calls %s; all ranks make the same calls in the same order", g.ranks[r], g.name(r), g.ranks[p], g.name(p))
@@ -266,15 +284,12 @@ func (g *group) agree(r int) bool {
 func (g *group) disagree(format string, args ...any) {
 	g.wrong = fmt.Sprintf(format, args...)
 	g.giveUp(g.ranks[0], fmt.Errorf("ranks do not agree: %s", g.wrong))
-	g.wake.Broadcast()
 }
 
-// complete tells whether all that a rank's call waits for are there.
+// complete tells whether there is something to issue.
 func (g *group) complete(r int) bool {
-	c := &g.calls[r]
-	if c.kind.pair() {
-		o := &g.calls[c.peer]
-		return o.waiting && o.kind.pair() && o.peer == r
+	if g.calls[r].kind.pair() {
+		return len(g.moves) > 0
 	}
 	for p := range g.calls {
 		if !g.calls[p].waiting {
@@ -284,9 +299,9 @@ func (g *group) complete(r int) bool {
 	return true
 }
 
-// concerns tells whether a rank takes part in the call of another.
+// concerns tells whether a rank takes part in what the call of another issues.
 func (g *group) concerns(r, p int) bool {
-	return !g.calls[r].kind.pair() || p == r || p == g.calls[r].peer
+	return !g.calls[r].kind.pair() || slices.ContainsFunc(g.moves, func(m move) bool { return m.from == p || m.to == p })
 }
 
 // issue puts the work of a complete call on the streams and lets its ranks go. If
@@ -300,16 +315,17 @@ func (g *group) issue(r int) {
 		if !done {
 			g.calls[r].waiting = false
 			g.giveUp(g.ranks[r], fmt.Errorf("rank %d panicked in %s", g.ranks[r], g.name(r)))
-			g.wake.Broadcast()
 		}
 	}()
 	g.work(r)
 	done = true
+	pair := g.calls[r].kind.pair()
 	for p := range g.calls {
-		if g.concerns(r, p) {
+		if g.concerns(r, p) && (!pair || g.passed(p)) {
 			g.calls[p] = call{sig: g.calls[p].sig}
 		}
 	}
+	g.moves = g.moves[:0]
 	g.wake.Broadcast()
 }
 

@@ -39,14 +39,21 @@ func TestMisuse(t *testing.T) {
 		"the parts received from ranks 0 and 2 overlap":                               func() { c.AllToAllV(s, at(0, 64), at(512, 64), parts(), parts(Part{0, 9}, Part{}, Part{8, 9})) },
 		"broadcast on rank 1: there is no rank 4 among 4":                             func() { c.Broadcast(s, at(0, 8), 4) },
 		"send on rank 1: there is no rank -1 among 4":                                 func() { c.Send(s, at(0, 8), -1) },
-		"a rank does not send to itself":                                              func() { c.Send(s, at(0, 8), 1) },
-		"a rank does not receive from itself":                                         func() { c.Recv(s, at(0, 8), 1) },
-		"barrier on rank 1: there is no stream":                                       func() { c.Barrier(nil) },
-		"use after free of device buffer \"dead\"":                                    func() { c.Send(s, gone, 0) },
-		"rank 1 splits off [];":                                                       func() { _, _ = c.Split(nil) },
-		"rank 1 splits off [0 2]":                                                     func() { _, _ = c.Split([]int{0, 2}) },
-		"rank 1 splits off [1 1]":                                                     func() { _, _ = c.Split([]int{1, 1}) },
-		"rank 1 splits off [1 4]":                                                     func() { _, _ = c.Split([]int{1, 4}) },
+		"send on rank 1: a rank passes no message to itself":                          func() { c.Send(s, at(0, 8), 1) },
+		"receive on rank 1: a rank passes no message to itself":                       func() { c.Recv(s, at(0, 8), 1) },
+		"exchange on rank 1: there is no rank 7 among 4":                              func() { c.Exchange(s, nil, []Message{{7, at(0, 8)}}) },
+		"exchange on rank 1: bytes [8,16) of device buffer \"rank 1 buffer 0\" is received into and used by another message": func() {
+			c.Exchange(s, []Message{{0, at(0, 9)}}, []Message{{0, at(8, 8)}})
+		},
+		"exchange on rank 1: bytes [0,9) of device buffer \"rank 1 buffer 0\" is received into and used by another message": func() {
+			c.Exchange(s, nil, []Message{{0, at(8, 8)}, {2, at(0, 9)}})
+		},
+		"barrier on rank 1: there is no stream":    func() { c.Barrier(nil) },
+		"use after free of device buffer \"dead\"": func() { c.Send(s, gone, 0) },
+		"rank 1 splits off [];":                    func() { _, _ = c.Split(nil) },
+		"rank 1 splits off [0 2]":                  func() { _, _ = c.Split([]int{0, 2}) },
+		"rank 1 splits off [1 1]":                  func() { _, _ = c.Split([]int{1, 1}) },
+		"rank 1 splits off [1 4]":                  func() { _, _ = c.Split([]int{1, 4}) },
 	} {
 		wantPanic(t, want, f)
 	}
@@ -62,6 +69,7 @@ func TestMisuse(t *testing.T) {
 	// No memory stands for no bytes.
 	only.AllGather(s, device.Range{}, device.Range{})
 	only.AllReduce(s, device.Range{}, device.Range{}, F32, Sum)
+	only.Exchange(s, nil, nil)
 	only.AllToAllV(s, device.Range{}, device.Range{}, make([]Part, 1), make([]Part, 1))
 	if err := only.Close(); err != nil {
 		t.Error(err)

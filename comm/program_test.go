@@ -23,9 +23,11 @@ type action struct {
 	src    []device.Bytes // where a rank's source is, in the first half
 	dst    []device.Bytes // where its destination is, in the second half
 	same   []bool         // source and destination are one place, as far as the call allows
-	parts  [][]Part       // of AllToAllV: what rank i sends to rank k, and where it lies
+	parts  [][]Part       // of AllToAllV and Exchange: what rank i sends to rank k, and where it lies
 	places [][]Part       // and where rank k puts what it gets of rank i
-	from   int            // who sends, of a pair
+	turn   int            // where lists of messages begin
+	from   int            // who sends a single message
+	to     int            // and to whom
 }
 
 // program is a list of actions on communicators of some of the ranks.
@@ -57,7 +59,10 @@ func randomProgram(rng *rand.Rand, n, streams, calls int, touches bool) *program
 
 // randomAction draws a call of n ranks.
 func randomAction(rng *rand.Rand, n int) action {
-	a := action{sig: sig{kind: kind(rng.IntN(int(recv))), t: Type(rng.IntN(2)), op: Op(rng.IntN(3))}}
+	a := action{sig: sig{kind: kind(rng.IntN(int(exchange) + 1)), t: Type(rng.IntN(2)), op: Op(rng.IntN(3))}}
+	if a.kind == recv { // the other end of
+		a.kind = send
+	}
 	if a.kind == send && n == 1 {
 		a.kind = barrier
 	}
@@ -69,17 +74,18 @@ func randomAction(rng *rand.Rand, n int) action {
 		count *= 8
 	}
 	a.bytes = min(count, half/8/device.Bytes(n)) * 4
-	a.peer, a.from = rng.IntN(n), 0
+	a.root = rng.IntN(n)
 	if a.kind == send {
 		p := rng.Perm(n)
-		a.from, a.peer = p[0], p[1]
+		a.from, a.to = p[0], p[1]
 	}
 	for range n {
 		a.src = append(a.src, device.Bytes(rng.IntN(8))*4)
 		a.dst = append(a.dst, half+device.Bytes(rng.IntN(8))*4)
 		a.same = append(a.same, rng.IntN(3) == 0)
 	}
-	if a.kind == allToAllV {
+	if a.kind == allToAllV || a.kind == exchange {
+		a.turn = rng.IntN(n)
 		a.randomParts(rng, n)
 	}
 	return a
@@ -113,7 +119,7 @@ func (a *action) ranges(r int, b *device.Buffer, n int) (dst, src device.Range) 
 		sn *= device.Bytes(n)
 	case allToAll:
 		dn, sn = dn*device.Bytes(n), sn*device.Bytes(n)
-	case allToAllV:
+	case allToAllV, exchange:
 		dn, sn = half-a.dst[r]+half, half-a.src[r]
 	}
 	dst, src = b.Slice(a.dst[r], dn), b.Slice(a.src[r], sn)
@@ -146,15 +152,49 @@ func (a *action) issue(c Comm, s device.Stream, b *device.Buffer) {
 	case allToAllV:
 		c.AllToAllV(s, dst, src, a.parts[r], a.places[r])
 	case broadcast:
-		c.Broadcast(s, dst, a.peer)
+		c.Broadcast(s, dst, a.root)
 	case barrier:
 		c.Barrier(s)
 	case send:
 		if r == a.from {
-			c.Send(s, src, a.peer)
-		} else if r == a.peer {
+			c.Send(s, src, a.to)
+		} else if r == a.to {
 			c.Recv(s, dst, a.from)
 		}
+	case exchange:
+		a.exchange(c, s, dst, src)
+	}
+}
+
+// exchange passes all parts but a rank's own: each in one message or in two, all
+// in one call or, where a rank has but one, as that.
+func (a *action) exchange(c Comm, s device.Stream, dst, src device.Range) {
+	r, n := c.Rank(), c.Size()
+	var sends, recvs []Message
+	add := func(to *[]Message, peer int, in device.Range, p Part) {
+		if peer == r {
+			return
+		}
+		if p.Len%2 == 1 {
+			*to = append(*to, Message{peer, in.Slice(p.Off, 1)})
+			p.Off, p.Len = p.Off+1, p.Len-1
+		}
+		if p.Len > 0 {
+			*to = append(*to, Message{peer, in.Slice(p.Off, p.Len)})
+		}
+	}
+	for i := range n {
+		p := (i + a.turn) % n
+		add(&sends, p, src, a.parts[r][p])
+		add(&recvs, n-1-p, dst, a.places[r][n-1-p])
+	}
+	switch {
+	case len(sends) == 1 && len(recvs) == 0:
+		c.Send(s, sends[0].Range, sends[0].Peer)
+	case len(sends) == 0 && len(recvs) == 1:
+		c.Recv(s, recvs[0].Range, recvs[0].Peer)
+	default:
+		c.Exchange(s, sends, recvs)
 	}
 }
 
@@ -175,13 +215,14 @@ func (a *action) model(bufs []*device.Buffer, mem [][]byte) {
 				copy(out(r)[p*at:], in(p))
 			case allToAll:
 				copy(out(r)[p*at:], in(p)[r*at:(r+1)*at])
-			case allToAllV:
-				s, d := a.parts[p][r], a.places[r][p]
-				copy(out(r)[d.Off:d.Off+d.Len], in(p)[s.Off:s.Off+s.Len])
+			case allToAllV, exchange:
+				if s, d := a.parts[p][r], a.places[r][p]; p != r || a.kind == allToAllV {
+					copy(out(r)[d.Off:d.Off+d.Len], in(p)[s.Off:s.Off+s.Len])
+				}
 			case broadcast:
-				copy(out(r), old[a.peer][a.dst[a.peer]:][:at])
+				copy(out(r), old[a.root][a.dst[a.root]:][:at])
 			case send:
-				if p == a.from && r == a.peer {
+				if p == a.from && r == a.to {
 					copy(out(r), in(p))
 				}
 			}

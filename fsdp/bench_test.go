@@ -16,16 +16,16 @@ func BenchmarkGetPut(b *testing.B) {
 	}
 	in, _ := dev.NewStream("in")
 	on, _ := dev.NewStream("on")
-	p, err := NewPool(dev, straight(b, bucket.Arena, bucket.Options{}, 40, 900, 333, 40), "pool", nil)
+	p, err := newSolo(dev, straight(b, bucket.Arena, bucket.Options{}, 40, 900, 333, 40), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		l, _ := p.Get(i%len(p.uses), in)
-		l.Put(on)
+		l, _ := p.get(i%len(p.uses), in)
+		p.put(l, on)
 	}
-	if err := p.Close(in); err != nil {
+	if err := p.close(in); err != nil {
 		b.Fatal(err)
 	}
 	for _, s := range []interface{ Close() error }{in, on, dev} {

@@ -1,5 +1,6 @@
 // This file owns the two engines of the tests: sharded by a pipeline, and whole
-// on every rank, which is what sharding is held against.
+// on every rank, which is what sharding is held against. The second has nothing of
+// the package's own and, of comm, only the barrier.
 
 package fsdp
 
@@ -15,7 +16,13 @@ import (
 )
 
 func (r *rank) groups() []Group {
-	return []Group{{Name: "dense", Comm: r.comms[0], Op: comm.Mean}, {Name: "experts", Comm: r.comms[1], Op: comm.Sum}}
+	all := []Group{{Name: "dense", Comm: r.comms[0], Op: comm.Mean}, {Name: "experts", Comm: r.comms[1], Op: comm.Sum}}
+	for i := range all {
+		if r.c.touched {
+			all[i].Comm = touched{all[i].Comm}
+		}
+	}
+	return all
 }
 
 func (r *rank) config() Config {
@@ -100,12 +107,44 @@ func (e *sharded) optimise() {
 }
 
 func (e *sharded) load(unit, param int, values []float32) error { return e.p.Load(unit, param, values) }
+
+// read puts a parameter together from the pieces that the ranks have, and leaves
+// it at that: Read would wait for them.
 func (e *sharded) read(unit, param int, which Copy) ([]float32, error) {
-	return e.p.Read(unit, param, which)
+	of := e.r.units[unit].Params[param]
+	all, found := make([]float32, of.Elements()), int64(0)
+	for _, m := range e.r.members[of.Group] {
+		r := e.r.w.ranks[m]
+		for _, s := range r.e.(*sharded).p.Shards() {
+			for _, piece := range s.Pieces {
+				if s.Unit != unit || piece.Param != param {
+					continue
+				}
+				src, t := s.Weights, FP32
+				switch which {
+				case Params:
+					src, t = s.Params, of.Type
+				case Grads:
+					src, t = s.Grads, e.r.c.mainGrads
+				}
+				part, err := r.look(src.Slice(device.Bytes(piece.At*t.Size), device.Bytes(piece.Elements*t.Size)), t)
+				if err != nil {
+					return nil, err
+				}
+				found += int64(copy(all[piece.From:], part))
+			}
+		}
+	}
+	if found != of.Elements() {
+		return nil, fmt.Errorf("%d elements of parameter %q of unit %d are on some rank, of %d", found, of.Name, unit, of.Elements())
+	}
+	return all, nil
 }
+
 func (e *sharded) close() error { return e.p.Close() }
 
-// plain keeps everything whole on every rank and all-reduces gradients.
+// plain keeps everything whole on every rank. For gradients, each rank adds up
+// those of all ranks where they lie.
 type plain struct {
 	r *rank
 	p [][]whole // by unit and parameter
@@ -113,8 +152,8 @@ type plain struct {
 
 // whole is one parameter.
 type whole struct {
-	weights, params, main, grad, m device.Range
-	n                              uint64
+	weights, params, main, grad, sum, m device.Range
+	n                                   uint64
 }
 
 func newPlain(r *rank) (engine, error) {
@@ -126,7 +165,7 @@ func newPlain(r *rank) (engine, error) {
 			for _, x := range []struct {
 				to   *device.Range
 				size int64
-			}{{&w.weights, 4}, {&w.params, p.Type.Size}, {&w.main, r.c.mainGrads.Size}, {&w.grad, r.c.gradComm.Size}, {&w.m, 4}} {
+			}{{&w.weights, 4}, {&w.params, p.Type.Size}, {&w.main, r.c.mainGrads.Size}, {&w.grad, r.c.gradComm.Size}, {&w.sum, r.c.gradComm.Size}, {&w.m, 4}} {
 				b, err := r.alloc(int(p.Elements() * x.size))
 				if err != nil {
 					return e, err
@@ -166,10 +205,18 @@ func (e *plain) grad(unit int) (func(int) device.Range, func(), error) {
 		e.r.compute.Fill(w.grad, 0)
 	}
 	return func(i int) device.Range { return e.p[unit][i].grad }, func() {
+		e.r.comms[0].Barrier(e.r.compute)
 		for i, w := range e.p[unit] {
-			g := e.r.groups()[e.r.units[unit].Params[i].Group]
-			g.Comm.AllReduce(e.r.compute, w.grad, w.grad, reduced(e.r.c.gradComm), g.Op)
-			e.r.work(&accumulate, "wr", ranges{w.main, w.grad}, flag(e.r.c.mainGrads), flag(e.r.c.gradComm), w.n)
+			group := e.r.units[unit].Params[i].Group
+			all := ranges{w.sum}
+			for _, p := range e.r.members[group] {
+				all = append(all, e.r.w.ranks[p].e.(*plain).p[unit][i].grad)
+			}
+			e.r.work(&combine, "wrrrr"[:len(all)], all, flag(e.r.c.gradComm), uint64(len(all)-1), uint64(e.r.groups()[group].Op), w.n)
+		}
+		e.r.comms[0].Barrier(e.r.compute)
+		for _, w := range e.p[unit] {
+			e.r.work(&accumulate, "wr", ranges{w.main, w.sum}, flag(e.r.c.mainGrads), flag(e.r.c.gradComm), w.n)
 		}
 	}, nil
 }
@@ -209,15 +256,7 @@ func (e *plain) read(u, i int, which Copy) ([]float32, error) {
 	case Grads:
 		src, t = w.main, e.r.c.mainGrads
 	}
-	raw := make([]byte, src.Len)
-	if err := e.r.compute.Download(raw, src); err != nil {
-		return nil, err
-	}
-	out := make([]float32, w.n)
-	for k := range out {
-		out[k] = decode(raw, int64(k), t)
-	}
-	return out, nil
+	return e.r.look(src, t)
 }
 
 func (e *plain) close() error { return nil }
@@ -262,17 +301,20 @@ func (c setup) train(open func() (device.Device, error), drive driver, body func
 		return nil, err
 	}
 	err = drive(w.comms, func(x comm.Comm) (err error) {
-		w.ranks[x.Rank()], err = newRank(w.devs[x.Rank()], x, c)
+		w.ranks[x.Rank()], err = newRank(w, x)
 		return err
 	})
 	if err == nil {
 		err = body(w)
 	}
-	if out = make([][]float32, c.ranks); err == nil {
-		err = w.each(func(r *rank) (err error) {
-			out[r.comms[0].Rank()], err = r.read()
-			return err
-		})
+	out = make([][]float32, c.ranks)
+	for i, r := range w.ranks {
+		if err != nil {
+			break
+		}
+		if out[i], err = r.read(r.e.read); err == nil && r.collected != nil && differ(out[i], r.collected) >= 0 {
+			err = fmt.Errorf("rank %d: Read gives other numbers than its shards hold", i)
+		}
 	}
 	for _, r := range w.ranks {
 		if r != nil {
@@ -293,7 +335,15 @@ func (c setup) train(open func() (device.Device, error), drive driver, body func
 }
 
 // loop is the usual body.
-func loop(w *world) error { return w.each(steps) }
+func loop(w *world) error { return errors.Join(w.each(steps), w.each(collect)) }
+
+// collect reads all parameters through the pipeline.
+func collect(r *rank) (err error) {
+	if e, ok := r.e.(*sharded); ok {
+		r.collected, err = r.read(e.p.Read)
+	}
+	return err
+}
 
 // steps trains for some steps, on a frozen device if that can be.
 func steps(r *rank) error {

@@ -17,6 +17,7 @@ import (
 // Whatever can fail is made to fail: the error is the typed one, on the rank it
 // happened to, no rank hangs, and everything is given back.
 func TestEverythingMayFail(t *testing.T) {
+	t.Parallel()
 	for _, c := range []setup{
 		{model: "dense", ranks: 1, ep: 1, kind: bucket.Fixed, fallback: bucket.DynamicMemory},
 		{model: "moe", ranks: 2, ep: 2, kind: bucket.Trace},
@@ -40,7 +41,7 @@ func TestEverythingMayFail(t *testing.T) {
 			t.Fatal(c, left, err)
 		}
 		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-			every := 1 + whole.Count(class)/60
+			every := 1 + whole.Count(class)/30
 			if testing.Short() {
 				every *= 5
 			}
@@ -58,12 +59,6 @@ func TestEverythingMayFail(t *testing.T) {
 		}
 	}
 }
-
-// many is the first of many ranks, of whom nobody asks anything.
-type many struct{ comm.Comm }
-
-func (many) Rank() int { return 0 }
-func (many) Size() int { return 64 }
 
 // limited is a device of so much memory.
 func limited(t *testing.T, memory device.Bytes) device.Device {
@@ -130,17 +125,17 @@ func TestRefusals(t *testing.T) {
 	}
 	// A shard of a sixty-fourth fits, the whole does not.
 	_ = refuse(t, plenty, with(func(c *Config) {
-		c.Groups, param(c).Shape = []Group{{Comm: many{}}}, []int64{1 << 20}
+		c.Groups, param(c).Shape = []Group{{Comm: seat{size: 64}}}, []int64{1 << 20}
 	}), "rank 2", `unit "unit 1" takes 2097152 bytes and there are 1048576; divide it into smaller units, or shard it over more ranks`)
 	_ = refuse(t, plenty, with(func(c *Config) { c.Groups = []Group{{Name: "dense"}} }), `group 0, "dense", needs a communicator`)
-	_ = refuse(t, plenty, with(func(c *Config) { c.Groups = []Group{{Name: "dense", Comm: many{}, Op: comm.Max}} }), "comm.Sum or comm.Mean")
+	_ = refuse(t, plenty, with(func(c *Config) { c.Groups = []Group{{Name: "dense", Comm: seat{size: 64}, Op: comm.Max}} }), "comm.Sum or comm.Mean")
 	// Shards fit, the largest unit does not: 3000 bf16 and fp32 elements over one
 	// rank make 12 + 6 + 12 KB of shards.
 	big := with(func(c *Config) {
 		c.Units = []Unit{{Name: "big", Params: []Param{{Name: "w", Shape: []int64{3000}, Type: BF16}}}}
 	})
 	var oom *device.OutOfMemory
-	if err := refuse(t, 33*1024, big, "rank 2 gathered parameters", "takes 6.00 KiB", "lower Prefetch or Behind, choose another pool, or shard over more ranks"); !errors.As(err, &oom) {
+	if err := refuse(t, 33*1024, big, `the arena pool "rank 2 gathered parameters" takes 6.00 KiB and no pool of this order less than 6.00 KiB`, "lower Prefetch or Behind, choose another pool, or shard over more ranks"); !errors.As(err, &oom) {
 		t.Error(err)
 	}
 	if err := refuse(t, 5*1024, with(func(c *Config) { c.Units = nil; c.Units = big.Units }), "main weights", "rank 2"); !errors.As(err, &oom) {

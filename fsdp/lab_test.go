@@ -145,6 +145,7 @@ type setup struct {
 	microbatches int
 	steps        int
 	plain        bool          // no sharding: data parallel with all-reduce
+	touched      bool          // what collectives read is rewritten around them
 	left         *device.Bytes // gets what nobody freed
 }
 
@@ -154,7 +155,13 @@ func (c setup) String() string {
 
 type ranges = []device.Range
 
-func flag(t bucket.Type) uint64 { return uint64(number(t)) }
+// flag is how kernels of the tests are told of a type.
+func flag(t bucket.Type) uint64 {
+	if t == BF16 {
+		return 1
+	}
+	return 0
+}
 
 func embedLayer(r *rank, x *instr, backward bool) {
 	if backward {

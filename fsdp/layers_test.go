@@ -6,6 +6,7 @@ package fsdp
 import (
 	"math"
 
+	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
 )
 
@@ -357,6 +358,24 @@ var momentum = device.Kernel{Name: "momentum", Go: func(l *device.Launch) {
 		m[i] = 0.9*m[i] + g[i]
 		w[i] -= 0.05 * m[i]
 	}
+}}
+
+// Reference for reductions: what the ranks have is added up in fp32, in their
+// order, and rounded once.
+var combine = device.Kernel{Name: "combine", Go: func(l *device.Launch) {
+	a := l.Args() // sum, gradients of each rank, type, ranks, comm.Sum or comm.Mean, elements
+	a, b := a[:len(a)-4], a[len(a)-4:]
+	n := int(b[3])
+	sum := append([]float32(nil), numbers(a[1], b[0], n)...)
+	for _, more := range a[2:] {
+		axpy(sum, 1, numbers(more, b[0], n))
+	}
+	for i := range sum {
+		if comm.Op(b[2]) == comm.Mean {
+			sum[i] /= float32(b[1])
+		}
+	}
+	store(a[0], b[0], sum)
 }}
 
 // Reference for main gradients: main += part.

@@ -8,8 +8,7 @@
 // wait, not fail.
 //
 // This file owns the pipeline; step.go steps, track.go the order of their uses,
-// pool.go the pools, layout.go what lies where, shard.go what a rank keeps,
-// lane.go the order between streams.
+// pool.go the pools, layout.go what lies where, shard.go what a rank keeps.
 package fsdp
 
 import (
@@ -20,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 )
 
 // Group is the ranks among which parameters are sharded.
@@ -67,16 +67,16 @@ type Pipeline struct {
 	shards shards
 
 	lanes  *lanes
-	in     *lane // gathers
-	out    *lane // reductions
+	in     *order.Lane // gathers
+	out    *order.Lane // reductions
 	params region
 	grads  region
-	begun  mark // by the step's stream
-	zeroed mark // the main gradients, at the beginning of a step
+	begun  *order.Mark // by the step's stream
+	zeroed *order.Mark // the main gradients, at the beginning of a step
 
 	programs map[Key]*program
 	now      *program
-	main     *lane // of the step
+	main     *order.Lane // of the step
 	serial   uint64
 	open     bool
 	err      error // why the step cannot go on
@@ -110,7 +110,7 @@ func New(dev device.Device, cfg Config) (*Pipeline, error) {
 	if l.elements == 0 {
 		return nil, errors.New("fsdp: Config.Units has no parameters; there is nothing to shard")
 	}
-	p := &Pipeline{dev: dev, cfg: cfg, layout: l, lanes: &lanes{dev: dev}, programs: map[Key]*program{}}
+	p := &Pipeline{dev: dev, cfg: cfg, layout: l, lanes: newLanes(dev), programs: map[Key]*program{}}
 	if err := p.take(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -120,23 +120,26 @@ func New(dev device.Device, cfg Config) (*Pipeline, error) {
 // take takes what the pipeline needs of the device.
 func (p *Pipeline) take() error {
 	for _, x := range []struct {
-		l    **lane
+		l    **order.Lane
 		name string
 	}{{&p.in, "gather"}, {&p.out, "reduce"}} {
 		s, err := p.dev.NewStream(x.name)
 		if err != nil {
 			return err
 		}
-		*x.l = p.lanes.of(s)
+		*x.l = p.lanes.Lane(s)
 	}
-	if err := errors.Join(p.lanes.arm(&p.begun), p.lanes.arm(&p.zeroed)); err != nil {
-		return err
+	for _, k := range []**order.Mark{&p.begun, &p.zeroed} {
+		var err error
+		if *k, err = p.lanes.Mark(); err != nil {
+			return err
+		}
 	}
 	if err := p.shards.take(p.dev, p.layout, &p.cfg); err != nil {
 		return err
 	}
-	p.shards.zero(p.in.stream)
-	if err := p.in.stream.Sync(); err != nil {
+	p.shards.zero(p.in.Stream)
+	if err := p.in.Stream.Sync(); err != nil {
 		return err
 	}
 	p.params = region{name: p.cfg.owner("gathered parameters"), spec: p.layout.spec(nil)}
@@ -187,10 +190,13 @@ func (p *Pipeline) grow(r *region, plan *bucket.Plan) error {
 	if r.buf == nil {
 		return nil
 	}
-	if err := p.dev.Grow(r.buf, device.Bytes(plan.Bytes-plan.Dynamic)); err != nil {
-		return tooLarge(r.name, plan, err)
+	err := p.dev.Grow(r.buf, device.Bytes(plan.Bytes-plan.Dynamic))
+	var oom *device.OutOfMemory
+	if errors.As(err, &oom) {
+		return fmt.Errorf("fsdp: the %s pool %q takes %v and no pool of this order less than %v; lower Prefetch or Behind, choose another pool, or shard over more ranks: %w",
+			plan.Kind, r.name, device.Bytes(plan.Bytes), device.Bytes(plan.LowerBound), err)
 	}
-	return nil
+	return err
 }
 
 // between panics inside of a step.
@@ -203,12 +209,12 @@ func (p *Pipeline) between(what string) {
 // Close waits for the work of all streams that the pipeline knows, also in the
 // middle of a step, and frees its memory.
 func (p *Pipeline) Close() error {
-	first := p.lanes.sync()
+	first := p.lanes.Sync()
 	p.open = false
 	if p.in == nil {
 		return first
 	}
-	s := p.in.stream
+	s := p.in.Stream
 	if p.now != nil { // a step that is not over, perhaps of a key without a program
 		p.programs[p.now.key] = p.now
 	}
@@ -225,9 +231,9 @@ func (p *Pipeline) Close() error {
 	if err := p.lanes.close(s); first == nil {
 		first = err
 	}
-	for _, l := range []*lane{p.in, p.out} {
+	for _, l := range []*order.Lane{p.in, p.out} {
 		if l != nil {
-			if err := l.stream.Close(); first == nil {
+			if err := l.Stream.Close(); first == nil {
 				first = err
 			}
 		}

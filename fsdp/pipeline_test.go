@@ -86,7 +86,7 @@ type puppet struct {
 func (x *puppet) all(r device.Range, t bucket.Type, want float32) {
 	addr, n := uint64(r.Addr()), int(int64(r.Len)/t.Size)
 	x.s.Host(func() {
-		if slices.ContainsFunc(numbers(addr, uint64(number(t)), n), func(v float32) bool { return v != want }) {
+		if slices.ContainsFunc(numbers(addr, flag(t), n), func(v float32) bool { return v != want }) {
 			x.wrong.Add(1)
 		}
 	}, device.Reads(r))
@@ -150,7 +150,7 @@ func (x *puppet) fill(g Grad, unit, deed int) {
 		x.all(g.Param(i), x.p.cfg.GradComm, 0)
 		k := device.NewLaunch(&setTo, 1, 1)
 		k.Write(g.Param(i))
-		k.Arg(uint64(number(x.p.cfg.GradComm)))
+		k.Arg(flag(x.p.cfg.GradComm))
 		k.Arg(uint64(p.Elements()))
 		k.Arg(uint64((x.rank + 1) * (deed + 1)))
 		x.s.Launch(k)

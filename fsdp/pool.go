@@ -10,34 +10,34 @@ import (
 
 	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 )
 
-// Pool gives each use of a plan the memory of its buckets. The life cycle of a
+// pool gives each use of a plan the memory of its buckets. The life cycle of a
 // use, which begins anew in every round through the plan:
 //
 //  1. idle: nobody holds its bytes.
-//  2. held: Get made a stream wait for the uses that had the bytes before. Work
+//  2. held: get made a stream wait for the uses that had the bytes before. Work
 //     of that stream, and what comes after it, may use them.
-//  3. idle again: Put marked the last work. Whoever has the bytes next waits for
+//  3. idle again: put marked the last work. Whoever has the bytes next waits for
 //     that mark on its stream; the host waits for nothing.
 //
 // No two held uses have a byte in common: a use that is got before those that
 // have its bytes first were put, got twice, put twice, or touched after it was
 // put, panics.
 //
-// The memory is one buffer, taken once. Only what a plan marks as dynamic (all
-// of a Dynamic pool, and units outside of the slots if the plan's options say
-// so) is allocated for each use and freed on the stream that puts it: that
-// cannot be captured, nor go on after Device.Freeze.
+// The memory lies in one buffer. Only what a plan marks as dynamic (all of a
+// Dynamic pool, and units outside of the slots if the plan's options say so) is
+// allocated for each use and freed on the stream that puts it: that cannot be
+// captured, nor go on after Device.Freeze.
 //
 // One goroutine drives a pool.
-type Pool struct {
+type pool struct {
 	name  string
 	plan  *bucket.Plan // nil while the order is being recorded
 	lanes *lanes
 	buf   *device.Buffer // nil if all is dynamic
 	uses  []*poolUse
-	own   bool // lanes and buf are this pool's and nobody else's
 }
 
 type poolUse struct {
@@ -49,62 +49,44 @@ type poolUse struct {
 	heir     int              // the use that keeps dynamic memory, or -1
 	round    uint64           // how often the use was put
 	held     bool
-	released mark
+	released *order.Mark
 }
 
-// Lease is a use's right to its bytes. Put ends it.
-type Lease struct {
-	pool  *Pool
+// lanes are the streams that exchange memory.
+type lanes struct {
+	*order.Set
+	dev  device.Device
+	left []*device.Buffer // that a capture refused to free
+}
+
+func newLanes(dev device.Device) *lanes { return &lanes{Set: order.NewSet(dev), dev: dev} }
+
+// free frees dynamic memory. A capture refuses to, and is spoilt; then it is done
+// at the end.
+func (ls *lanes) free(buf *device.Buffer, s device.Stream) {
+	if s.Free(buf); buf.Live() {
+		ls.left = append(ls.left, buf)
+	}
+}
+
+// close frees what is left and closes the events.
+func (ls *lanes) close(s device.Stream) error {
+	for _, buf := range ls.left {
+		s.Free(buf)
+	}
+	return ls.Close()
+}
+
+// lease is a use's right to its bytes. put ends it.
+type lease struct {
+	pool  *pool
 	use   int
 	round uint64
 }
 
-// NewPool takes the memory of a plan. The name stands in the ledger and in
-// errors. Where the plan moves a bucket from one use to the next, the log, which
-// may be nil, gets a warning.
-func NewPool(dev device.Device, plan *bucket.Plan, name string, log *slog.Logger) (*Pool, error) {
-	ls := &lanes{dev: dev}
-	var buf *device.Buffer
-	if n := plan.Bytes - plan.Dynamic; n > 0 {
-		var err error
-		if buf, err = dev.Alloc(device.Accel, device.Bytes(n), name); err != nil {
-			return nil, tooLarge(name, plan, err)
-		}
-	}
-	p, err := newPool(ls, buf, plan, name, log)
-	if err != nil {
-		if buf != nil {
-			err = withStream(dev, err, func(s device.Stream) { s.Free(buf) })
-		}
-		_ = ls.close(nil)
-		return nil, err
-	}
-	p.own = true
-	return p, nil
-}
-
-// withStream does something that needs a stream after err has happened.
-func withStream(dev device.Device, err error, do func(device.Stream)) error {
-	s, failed := dev.NewStream("fsdp clean-up")
-	if failed != nil {
-		return fmt.Errorf("%w; and then: %w", err, failed)
-	}
-	do(s)
-	if failed = s.Close(); failed != nil {
-		return fmt.Errorf("%w; and then: %w", err, failed)
-	}
-	return err
-}
-
-// tooLarge says what a pool needs and what would help.
-func tooLarge(name string, plan *bucket.Plan, err error) error {
-	return fmt.Errorf("fsdp: the %s pool %q takes %v and no pool of this order less than %v; lower Prefetch or Behind, choose another pool, or shard over more ranks: %w",
-		plan.Kind, name, device.Bytes(plan.Bytes), device.Bytes(plan.LowerBound), err)
-}
-
 // newPool lays a plan over memory that is there.
-func newPool(ls *lanes, buf *device.Buffer, plan *bucket.Plan, name string, log *slog.Logger) (*Pool, error) {
-	p := &Pool{name: name, plan: plan, lanes: ls, buf: buf}
+func newPool(ls *lanes, buf *device.Buffer, plan *bucket.Plan, name string, log *slog.Logger) (*pool, error) {
+	p := &pool{name: name, plan: plan, lanes: ls, buf: buf}
 	latest := make([]int, len(plan.Spec.Units)) // one more than the unit's last use
 	for i, u := range plan.Uses {
 		if err := p.add(u.Unit, plan.Spec, plan.Places[i]); err != nil {
@@ -125,7 +107,7 @@ func newPool(ls *lanes, buf *device.Buffer, plan *bucket.Plan, name string, log 
 }
 
 // add appends a use at given places.
-func (p *Pool) add(unit int, spec bucket.Spec, places []bucket.Place) error {
+func (p *pool) add(unit int, spec bucket.Spec, places []bucket.Place) error {
 	u := &poolUse{unit: unit, places: places, heir: -1}
 	for b, at := range places {
 		// The alignment behind a bucket belongs to its place, but not to what is
@@ -137,21 +119,22 @@ func (p *Pool) add(unit int, spec bucket.Spec, places []bucket.Place) error {
 		}
 		u.ranges = append(u.ranges, r)
 	}
-	if err := p.lanes.arm(&u.released); err != nil {
+	var err error
+	if u.released, err = p.lanes.Mark(); err != nil {
 		return err
 	}
 	p.uses = append(p.uses, u)
 	return nil
 }
 
-func (p *Pool) isDynamic(use int) bool {
+func (p *pool) isDynamic(use int) bool {
 	return slices.ContainsFunc(p.uses[use].places, func(a bucket.Place) bool { return a.Dynamic })
 }
 
 // link finds who has each use's bytes last before it: in the same round, or at
 // the end of the round before. The pool is cut at all borders of buckets, and
 // two rounds are walked; after the first, every piece has had a holder.
-func (p *Pool) link() {
+func (p *pool) link() {
 	var cuts []int64
 	for _, u := range p.uses {
 		for _, a := range u.places {
@@ -183,7 +166,7 @@ func (p *Pool) link() {
 }
 
 // warn tells of every bucket that does not stay where it is, once.
-func (p *Pool) warn(log *slog.Logger) {
+func (p *pool) warn(log *slog.Logger) {
 	type which struct{ unit, bucket int }
 	told := map[which]bool{}
 	for _, m := range p.plan.Moves {
@@ -195,20 +178,10 @@ func (p *Pool) warn(log *slog.Logger) {
 	}
 }
 
-// Plan is what the pool was made from.
-func (p *Pool) Plan() *bucket.Plan { return p.plan }
-
-// Get leases the bytes of a use: what is issued on the stream from now on may
-// use them. Uses are got and put in the plan's order as far as they share bytes.
-// Only dynamic memory can run out.
-func (p *Pool) Get(use int, s device.Stream) (Lease, error) {
-	if use < 0 || use >= len(p.uses) {
-		panic(fmt.Sprintf("fsdp: use %d of pool %q is got; it has %d", use, p.name, len(p.uses)))
-	}
-	return p.get(use, p.lanes.of(s))
-}
-
-func (p *Pool) get(i int, l *lane) (Lease, error) {
+// get leases the bytes of a use: what the lane is given from now on may use them.
+// Uses are got and put in the plan's order as far as they share bytes. Only dynamic
+// memory can run out.
+func (p *pool) get(i int, l *order.Lane) (lease, error) {
 	u := p.uses[i]
 	if u.held {
 		panic(fmt.Sprintf("fsdp: use %d of pool %q is got twice; put it first", i, p.name))
@@ -221,22 +194,22 @@ func (p *Pool) get(i int, l *lane) (Lease, error) {
 		if w.held || w.round != want {
 			panic(fmt.Sprintf("fsdp: use %d of pool %q is got out of turn: use %d has its bytes before and was not put", i, p.name, v))
 		}
-		l.after(&w.released)
+		l.After(w.released)
 	}
-	if err := p.allocate(u, l.stream); err != nil {
-		return Lease{}, err
+	if err := p.allocate(u, l.Stream); err != nil {
+		return lease{}, err
 	}
-	l.flush()
+	l.Flush()
 	u.held = true
 	if p.plan == nil {
 		u.former = nil // a recorded use is got once, and all before it may be here
 	}
-	return Lease{p, i, u.round}, nil
+	return lease{p, i, u.round}, nil
 }
 
 // allocate gives the dynamic buckets of a use memory, unless the use before left
 // them its own.
-func (p *Pool) allocate(u *poolUse, s device.Stream) error {
+func (p *pool) allocate(u *poolUse, s device.Stream) error {
 	for b, a := range u.places {
 		if !a.Dynamic || u.ranges[b].Buf != nil {
 			continue
@@ -253,14 +226,14 @@ func (p *Pool) allocate(u *poolUse, s device.Stream) error {
 }
 
 // free ends a use's dynamic memory.
-func (p *Pool) free(u *poolUse, s device.Stream) {
+func (p *pool) free(u *poolUse, s device.Stream) {
 	for _, buf := range u.dynamic {
 		p.lanes.free(buf, s)
 	}
 	p.forget(u)
 }
 
-func (p *Pool) forget(u *poolUse) {
+func (p *pool) forget(u *poolUse) {
 	u.dynamic = u.dynamic[:0]
 	for b, a := range u.places {
 		if a.Dynamic {
@@ -270,7 +243,7 @@ func (p *Pool) forget(u *poolUse) {
 }
 
 // must panics unless the lease holds.
-func (l Lease) must() *poolUse {
+func (l lease) must() *poolUse {
 	u := l.pool.uses[l.use]
 	if !u.held || u.round != l.round {
 		panic(fmt.Sprintf("fsdp: use %d of pool %q was put already; its bytes may be another's", l.use, l.pool.name))
@@ -278,16 +251,14 @@ func (l Lease) must() *poolUse {
 	return u
 }
 
-// Bucket is the memory of a bucket: its padded elements.
-func (l Lease) Bucket(b int) device.Range { return l.must().ranges[b] }
+// bucket is the memory of a bucket: its padded elements.
+func (l lease) bucket(b int) device.Range { return l.must().ranges[b] }
 
-// Put says that the work with the bytes has been issued: all of it on the given
-// stream, or before it in the order of streams.
-func (l Lease) Put(s device.Stream) { l.put(l.pool.lanes.of(s)) }
-
-func (l Lease) put(on *lane) {
+// put says that the work with the bytes has been issued: all of it on the given
+// lane, or before it in the order of streams.
+func (l lease) put(on *order.Lane) {
 	u, p := l.must(), l.pool
-	on.record(&u.released)
+	on.Record(u.released)
 	u.held = false
 	u.round++
 	switch {
@@ -297,13 +268,13 @@ func (l Lease) put(on *lane) {
 		copy(h.ranges, u.ranges)
 		p.forget(u)
 	default:
-		p.free(u, on.stream)
+		p.free(u, on.Stream)
 	}
 }
 
 // reset makes all uses idle, whatever a step that was given up left of them.
 // What they did comes before what the stream is given from now on.
-func (p *Pool) reset(s device.Stream) {
+func (p *pool) reset(s device.Stream) {
 	most := uint64(0)
 	for _, u := range p.uses {
 		p.free(u, s)
@@ -315,25 +286,9 @@ func (p *Pool) reset(s device.Stream) {
 }
 
 // retire takes the pool's events back.
-func (p *Pool) retire() {
+func (p *pool) retire() {
 	for _, u := range p.uses {
-		p.lanes.disarm(&u.released)
+		p.lanes.Drop(u.released)
 	}
 	p.uses = nil
-}
-
-// Close frees the memory once the work of the pool's streams so far is done.
-func (p *Pool) Close(s device.Stream) error {
-	if !p.own {
-		panic(fmt.Sprintf("fsdp: pool %q belongs to a pipeline; close that", p.name))
-	}
-	first := p.lanes.sync()
-	p.reset(s)
-	if p.buf != nil {
-		s.Free(p.buf)
-	}
-	if err := p.lanes.close(s); first == nil {
-		first = err
-	}
-	return first
 }

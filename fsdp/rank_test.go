@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 
+	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
 )
@@ -27,10 +29,12 @@ type engine interface {
 // rank trains a model on one device.
 type rank struct {
 	*model
+	w       *world
 	c       setup
 	dev     device.Device
 	compute device.Stream
 	comms   []comm.Comm // dense, experts, and those that share two experts
+	members [][]int     // of each
 	e       engine
 	bufs    []*device.Buffer
 
@@ -44,10 +48,12 @@ type rank struct {
 
 	params, grads map[int]func(int) device.Range // of units entered
 	done          map[int]func()
+	collected     []float32
 }
 
-func newRank(dev device.Device, world comm.Comm, c setup) (r *rank, err error) {
-	r = &rank{model: newModel(c.model, c.param, int64(2/c.ep)), c: c, dev: dev}
+func newRank(w *world, world comm.Comm) (r *rank, err error) {
+	c, dev := w.c, w.devs[world.Rank()]
+	r = &rank{model: newModel(c.model, c.param, int64(2/c.ep)), w: w, c: c, dev: dev}
 	r.params, r.grads, r.done = map[int]func(int) device.Range{}, map[int]func(int) device.Range{}, map[int]func(){}
 	if r.compute, err = dev.NewStream("compute"); err != nil {
 		return r, err
@@ -97,8 +103,9 @@ func newRank(dev device.Device, world comm.Comm, c setup) (r *rank, err error) {
 // split makes the communicators: dense parameters lie on all ranks, experts on
 // those that have the same, and neighbours have different ones.
 func (r *rank) split(world comm.Comm) error {
-	var same, together []int
+	var all, same, together []int
 	for p := range world.Size() {
+		all = append(all, p)
 		if p%r.c.ep == world.Rank()%r.c.ep {
 			same = append(same, p)
 		}
@@ -106,7 +113,7 @@ func (r *rank) split(world comm.Comm) error {
 			together = append(together, p)
 		}
 	}
-	r.comms = []comm.Comm{world}
+	r.comms, r.members = []comm.Comm{world}, [][]int{all, same, together}
 	for _, ranks := range [][]int{same, together} {
 		c, err := world.Split(ranks)
 		if err != nil {
@@ -273,12 +280,12 @@ func (r *rank) backward() error {
 	return nil
 }
 
-// read collects all parameters, gradients included.
-func (r *rank) read() (all []float32, err error) {
+// read is all parameters, gradients included.
+func (r *rank) read(one func(unit, param int, which Copy) ([]float32, error)) (all []float32, err error) {
 	for u, unit := range r.units {
 		for i := range unit.Params {
 			for _, which := range []Copy{Weights, Params, Grads} {
-				values, err := r.e.read(u, i, which)
+				values, err := one(u, i, which)
 				if err != nil {
 					return nil, err
 				}
@@ -287,6 +294,23 @@ func (r *rank) read() (all []float32, err error) {
 		}
 	}
 	return all, nil
+}
+
+// look downloads numbers.
+func (r *rank) look(src device.Range, t bucket.Type) ([]float32, error) {
+	raw := make([]byte, src.Len)
+	if err := r.compute.Download(raw, src); err != nil {
+		return nil, err
+	}
+	out := make([]float32, 0, len(raw))
+	for len(raw) > 0 {
+		if t == FP32 {
+			out, raw = append(out, math.Float32frombits(binary.LittleEndian.Uint32(raw))), raw[4:]
+		} else {
+			out, raw = append(out, math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw))<<16)), raw[2:]
+		}
+	}
+	return out, nil
 }
 
 // token is the tokens of the present microbatch.

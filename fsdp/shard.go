@@ -142,10 +142,10 @@ func (p *Pipeline) Load(unit, param int, values []float32) error {
 		return fmt.Errorf("fsdp: rank %d: %d values for parameter %q of unit %q, which has %d elements",
 			p.cfg.Rank, len(values), of.Name, p.layout.units[unit].Name, of.Elements())
 	}
-	if err := p.lanes.sync(); err != nil {
+	if err := p.lanes.Sync(); err != nil {
 		return err
 	}
-	s, x := p.in.stream, p.shards.of[unit][p.layout.spots[unit][param].block]
+	s, x := p.in.Stream, p.shards.of[unit][p.layout.spots[unit][param].block]
 	for _, piece := range x.Pieces {
 		if piece.Param != param {
 			continue
@@ -175,7 +175,7 @@ const (
 // order. It waits for the device, and belongs between steps.
 func (p *Pipeline) Read(unit, param int, which Copy) ([]float32, error) {
 	p.between("Read")
-	if err := p.lanes.sync(); err != nil {
+	if err := p.lanes.Sync(); err != nil {
 		return nil, err
 	}
 	at := p.layout.spots[unit][param]
@@ -187,7 +187,7 @@ func (p *Pipeline) Read(unit, param int, which Copy) ([]float32, error) {
 	case Grads:
 		src, typ = x.Grads, p.cfg.MainGrads
 	}
-	raw, err := p.collect(src, p.cfg.Groups[b.group])
+	raw, err := p.collect(src, b, p.cfg.Groups[b.group])
 	if err != nil {
 		return nil, err
 	}
@@ -198,19 +198,18 @@ func (p *Pipeline) Read(unit, param int, which Copy) ([]float32, error) {
 	return values, nil
 }
 
-// collect gathers the shards of a bucket in the host's memory, as many bytes at
-// a time as the pool of parameters, idle between steps, has room for.
-func (p *Pipeline) collect(src device.Range, g Group) (raw []byte, err error) {
-	const vector = 16 // shards are multiples of it
-	n := device.Bytes(g.Comm.Size())
-	stage, s := p.params.buf, p.in.stream
-	if stage == nil || stage.Size() < n*vector {
-		if stage, err = p.dev.Alloc(device.Accel, n*src.Len, p.cfg.owner("parameters read")); err != nil {
+// collect gathers the shards of a bucket in the host's memory, as many bytes at a
+// time as its parameters take, for which the pool, idle between steps, has room
+// unless their memory is dynamic. All ranks must divide alike.
+func (p *Pipeline) collect(src device.Range, b block, g Group) (raw []byte, err error) {
+	n, most := device.Bytes(g.Comm.Size()), device.Bytes(b.shard*b.Type.Size)
+	stage, s := p.params.buf, p.in.Stream
+	if stage == nil || stage.Size() < n*most {
+		if stage, err = p.dev.Alloc(device.Accel, n*most, p.cfg.owner("parameters read")); err != nil {
 			return nil, err
 		}
 		defer s.Free(stage)
 	}
-	most := stage.Size() / n / vector * vector
 	raw = make([]byte, n*src.Len)
 	for from := device.Bytes(0); from < src.Len; from += most {
 		size := min(most, src.Len-from)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 )
 
 // Step is one step of a pipeline. Its life cycle:
@@ -27,23 +28,23 @@ type Step struct {
 
 // Begin opens a step. What was issued on the stream before, such as the
 // optimiser, comes before the step, and what is issued on it after End comes
-// after. In training the main gradients begin as zero.
+// after. A step on another stream than the last one's is the caller's to order: it
+// makes that stream wait for the last one's. In training the main gradients begin
+// as zero.
 func (p *Pipeline) Begin(key Key, s device.Stream) Step {
 	p.between("Begin")
 	g := p.programs[key]
 	if g == nil {
 		g = p.newProgram(key)
 	}
-	p.now, p.open, p.err, p.main = g, true, nil, p.lanes.of(s)
+	p.now, p.open, p.err, p.main = g, true, nil, p.lanes.Lane(s)
 	p.serial++
-	p.main.record(&p.begun)
-	for _, l := range p.lanes.all {
-		l.after(&p.begun)
-	}
+	p.main.Record(p.begun)
 	if key.Phase == Train {
-		p.out.flush()
-		p.out.stream.Fill(p.shards.grads.All(), 0)
-		p.out.record(&p.zeroed)
+		p.out.After(p.begun)
+		p.out.Flush()
+		p.out.Stream.Fill(p.shards.grads.All(), 0)
+		p.out.Record(p.zeroed)
 	}
 	return Step{p, p.serial}
 }
@@ -67,8 +68,8 @@ func (p *Pipeline) fail(err error) error {
 // Use is a unit's gathered parameters, for work on one stream. Done ends it.
 type Use struct {
 	step  Step
-	lane  *lane
-	lease Lease
+	lane  *order.Lane
+	lease lease
 	unit  int
 }
 
@@ -80,7 +81,7 @@ func (s Step) Use(unit int, on device.Stream) (Use, error) {
 	if p.err != nil {
 		return Use{}, p.err
 	}
-	t, l := &p.now.params, p.lanes.of(on)
+	t, l := &p.now.params, p.lane(on)
 	i, err := t.begin(unit, p.now.key)
 	if err != nil {
 		return Use{}, p.fail(err)
@@ -99,27 +100,34 @@ func (s Step) Use(unit int, on device.Stream) (Use, error) {
 			return Use{}, p.fail(err)
 		}
 	}
-	if t.source[i] != i { // still there from the use before
-		if t.leases[i], err = t.pool.get(i, l); err != nil {
-			return Use{}, p.fail(err)
-		}
+	if !t.kept[i] {
+		l.After(t.ready[i])
+		l.Flush()
+	} else if t.leases[i], err = t.pool.get(i, l); err != nil { // after the use before
+		return Use{}, p.fail(err)
 	}
-	l.after(t.ready[t.source[i]])
-	l.flush()
 	return Use{s, l, t.leases[i], unit}, nil
+}
+
+// lane is that of a stream that is about to work in the step.
+func (p *Pipeline) lane(s device.Stream) *order.Lane {
+	l := p.lanes.Lane(s)
+	l.After(p.begun)
+	return l
 }
 
 // gather issues the gather of a use once those that had its bytes are done.
 func (p *Pipeline) gather(t *track, use int) error {
+	p.in.After(p.begun)
 	lease, err := t.pool.get(use, p.in)
 	if err != nil {
 		return err
 	}
 	unit := t.pool.uses[use].unit
 	for b, k := range p.layout.blocks[unit] {
-		p.cfg.Groups[k.group].Comm.AllGather(p.in.stream, lease.Bucket(b), p.shards.of[unit][b].Params)
+		p.cfg.Groups[k.group].Comm.AllGather(p.in.Stream, lease.bucket(b), p.shards.of[unit][b].Params)
 	}
-	p.in.record(t.ready[use])
+	p.in.Record(t.ready[use])
 	t.leases[use] = lease
 	return nil
 }
@@ -131,9 +139,9 @@ func (u Use) Param(i int) device.Range {
 }
 
 // param is where a parameter lies in the buckets of a lease.
-func (l *layout) param(x Lease, unit, i int, t bucket.Type) device.Range {
+func (l *layout) param(x lease, unit, i int, t bucket.Type) device.Range {
 	at, n := l.spots[unit][i], l.units[unit].Params[i].Elements()
-	return x.Bucket(at.block).Slice(device.Bytes(at.first*t.Size), device.Bytes(n*t.Size))
+	return x.bucket(at.block).Slice(device.Bytes(at.first*t.Size), device.Bytes(n*t.Size))
 }
 
 // Done says that the work with the parameters has been issued.
@@ -149,8 +157,8 @@ func (u Use) Done() {
 // it.
 type Grad struct {
 	step  Step
-	lane  *lane
-	lease Lease
+	lane  *order.Lane
+	lease lease
 	unit  int
 	use   int
 }
@@ -168,7 +176,7 @@ func (s Step) Grad(unit int, on device.Stream) (Grad, error) {
 	if p.now.key.Phase != Train {
 		panic("fsdp: gradients in a step that is no training; give Begin a key for one")
 	}
-	t, l := &p.now.grads, p.lanes.of(on)
+	t, l := &p.now.grads, p.lane(on)
 	i, err := t.begin(unit, p.now.key)
 	if err != nil {
 		return Grad{}, p.fail(err)
@@ -182,7 +190,7 @@ func (s Step) Grad(unit int, on device.Stream) (Grad, error) {
 		return Grad{}, p.fail(err)
 	}
 	for b := range p.layout.blocks[unit] {
-		l.stream.Fill(t.leases[i].Bucket(b), 0)
+		l.Stream.Fill(t.leases[i].bucket(b), 0)
 	}
 	return Grad{s, l, t.leases[i], unit, i}, nil
 }
@@ -199,15 +207,15 @@ func (g Grad) Done() {
 	p := g.step.must()
 	g.lease.must()
 	t := &p.now.grads
-	g.lane.record(t.ready[g.use])
-	p.out.after(t.ready[g.use])
-	p.out.flush()
+	g.lane.Record(t.ready[g.use])
+	p.out.After(t.ready[g.use])
+	p.out.Flush()
 	for b, k := range p.layout.blocks[g.unit] {
 		// The reduction leaves this rank's part in its place.
-		to, all, n := p.cfg.Groups[k.group], g.lease.Bucket(b), device.Bytes(k.shard*p.cfg.GradComm.Size)
+		to, all, n := p.cfg.Groups[k.group], g.lease.bucket(b), device.Bytes(k.shard*p.cfg.GradComm.Size)
 		part := all.Slice(n*device.Bytes(to.Comm.Rank()), n)
-		to.Comm.ReduceScatter(p.out.stream, part, all, reduced(p.cfg.GradComm), to.Op)
-		p.shards.add(p.out.stream, p.shards.of[g.unit][b].Grads, part, &p.cfg)
+		to.Comm.ReduceScatter(p.out.Stream, part, all, reduced(p.cfg.GradComm), to.Op)
+		p.shards.add(p.out.Stream, p.shards.of[g.unit][b].Grads, part, &p.cfg)
 	}
 	g.lease.put(p.out)
 	if err := t.end(g.unit, p.now.key); err != nil && p.err == nil {
@@ -221,10 +229,11 @@ func (g Grad) Done() {
 // the middle, returns why, and leaves the order of its key as it was.
 func (s Step) End() error {
 	p, g := s.must(), s.p.now
-	for _, l := range p.lanes.all {
-		p.main.after(&l.last)
+	for _, l := range p.lanes.Lanes() {
+		p.main.Join(l)
 	}
-	p.main.flush()
+	p.main.Flush()
+	p.lanes.Settle() // the next step comes after main, or after its replays
 	p.open, p.now = false, nil
 	for _, t := range []*track{&g.params, &g.grads} {
 		if err := t.whole(g.key); err != nil && p.err == nil {
@@ -250,11 +259,11 @@ func (s Step) End() error {
 // abandon puts the pools in order after a step that could not go on. The host
 // waits, because what still holds memory has no mark at its end.
 func (p *Pipeline) abandon(g *program) error {
-	if err := p.lanes.sync(); err != nil {
+	if err := p.lanes.Sync(); err != nil {
 		p.err = fmt.Errorf("%w; and then: %w", p.err, err)
 	}
 	for _, t := range []*track{&g.params, &g.grads} {
-		t.pool.reset(p.main.stream)
+		t.pool.reset(p.main.Stream)
 		t.rewind()
 	}
 	if !g.params.frozen {

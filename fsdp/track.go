@@ -9,6 +9,7 @@ import (
 
 	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 )
 
 // Phase says what a step is for.
@@ -49,7 +50,7 @@ type program struct {
 // track is the order of one pool's uses.
 type track struct {
 	r      *region
-	pool   *Pool
+	pool   *pool
 	frozen bool
 	order  []bucket.Event
 	at     int   // events of this step
@@ -57,12 +58,12 @@ type track struct {
 	under  []int // by unit: one more than its use under way, or zero
 
 	// By use: when its first half is done (it was gathered, or the gradients are
-	// there), which use gathered for it, whose gathers are due when it begins,
-	// and the bytes it holds.
-	ready  []*mark
-	source []int
+	// there), whether the use before left it gathered, whose gathers are due when
+	// it begins, and the bytes it holds.
+	ready  []*order.Mark
+	kept   []bool
 	due    [][]int
-	leases []Lease
+	leases []lease
 }
 
 // begin takes up the next use, which must be one of a unit. A step that departs
@@ -160,18 +161,21 @@ func (p *Pipeline) record(t *track, use, unit int) error {
 		return err
 	}
 	t.pool.uses[use].former = former
-	return t.extend(p.lanes, use)
+	return t.extend(p.lanes)
 }
 
 // extend makes room for what is kept of a use.
-func (t *track) extend(ls *lanes, use int) error {
-	k := new(mark)
-	t.ready, t.source, t.leases = append(t.ready, k), append(t.source, use), append(t.leases, Lease{})
-	return ls.arm(k)
+func (t *track) extend(ls *lanes) error {
+	k, err := ls.Mark()
+	if err != nil {
+		return err
+	}
+	t.ready, t.kept, t.leases = append(t.ready, k), append(t.kept, false), append(t.leases, lease{})
+	return nil
 }
 
 // room is the lowest offset at which so many bytes are free of held uses.
-func (p *Pool) room(size int64) (at int64) {
+func (p *pool) room(size int64) (at int64) {
 	for again := true; again; {
 		again = false
 		for _, u := range p.uses {
@@ -184,7 +188,7 @@ func (p *Pool) room(size int64) (at int64) {
 }
 
 // overlapping are the uses that had some of the bytes.
-func (p *Pool) overlapping(from, to int64) (uses []int) {
+func (p *pool) overlapping(from, to int64) (uses []int) {
 	for i, u := range p.uses {
 		if lo, hi := u.extent(); lo < to && from < hi {
 			uses = append(uses, i)
@@ -218,7 +222,7 @@ func (p *Pipeline) Follow(key Key, o Order) error {
 // Order is the recorded order of the steps under a key, if there is one.
 func (p *Pipeline) Order(key Key) (o Order, known bool) {
 	if g := p.programs[key]; g != nil {
-		return Order{g.params.order, g.grads.order}, true
+		return Order{slices.Clone(g.params.order), slices.Clone(g.grads.order)}, true
 	}
 	return Order{}, false
 }
@@ -238,7 +242,7 @@ func (p *Pipeline) newProgram(key Key) *program {
 		r *region
 	}{{&g.params, &p.params}, {&g.grads, &p.grads}} {
 		x.t.r, x.t.under = x.r, make([]int, len(p.layout.units))
-		x.t.pool = &Pool{name: x.r.name, lanes: p.lanes, buf: x.r.buf}
+		x.t.pool = &pool{name: x.r.name, lanes: p.lanes, buf: x.r.buf}
 	}
 	return g
 }
@@ -261,7 +265,7 @@ func (p *Pipeline) drop(g *program) {
 	for _, t := range []*track{&g.params, &g.grads} {
 		t.pool.retire()
 		for _, k := range t.ready {
-			p.lanes.disarm(k)
+			p.lanes.Drop(k)
 		}
 		t.ready = nil
 	}
@@ -283,18 +287,15 @@ func (p *Pipeline) freeze(t *track) error {
 	t.pool.retire()
 	t.pool, t.frozen = pool, true
 	t.due = make([][]int, len(plan.Uses))
-	source := make([]int, len(p.layout.units))
 	for i, u := range plan.Uses {
 		if i == len(t.ready) {
-			if err := t.extend(p.lanes, i); err != nil {
+			if err := t.extend(p.lanes); err != nil {
 				return err
 			}
 		}
-		if !u.Kept {
-			source[u.Unit] = i
+		if t.kept[i] = u.Kept; !u.Kept {
 			t.due[u.Gather] = append(t.due[u.Gather], i)
 		}
-		t.source[i] = source[u.Unit]
 	}
 	t.rewind()
 	return nil

@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,8 +89,10 @@ func TestStepMisuse(t *testing.T) {
 	if err := s.End(); err != nil {
 		t.Fatal(err)
 	}
-	mustPanic(t, "fsdp: a step is used after its end; begin another", func() { _, _ = s.Use(0, l.s) })
+	over := s
+	mustPanic(t, "fsdp: a step is used after its end; begin another", func() { _, _ = over.Use(0, l.s) })
 	s = l.p.Begin(Key{Phase: Evaluate}, l.s)
+	mustPanic(t, "fsdp: a step is used after its end; begin another", func() { _, _ = over.Use(0, l.s) })
 	mustPanic(t, "fsdp: gradients in a step that is no training; give Begin a key for one", func() { _, _ = s.Grad(0, l.s) })
 	if err := s.End(); err != nil {
 		t.Fatal(err)
@@ -110,6 +113,9 @@ func TestFollow(t *testing.T) {
 	if err := next.p.Follow(Key{}, o); err != nil {
 		t.Fatal(err)
 	}
+	mine := slices.Clone(o.Params)
+	clear(o.Params) // it was the caller's
+	o.Params = mine
 	s := next.p.Begin(Key{}, next.s)
 	u, err := s.Use(0, next.s)
 	if err != nil {

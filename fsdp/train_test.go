@@ -5,6 +5,7 @@ package fsdp
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 
@@ -33,48 +34,59 @@ var kinds = []struct {
 	{bucket.Max, bucket.Persistent}, {bucket.Max, bucket.DynamicMemory}, {bucket.Arena, 0}, {bucket.Trace, 0},
 }
 
+// types are the parameters', in which gradients travel, and in which they add up.
+var types = [][3]bucket.Type{{BF16, BF16, FP32}, {BF16, FP32, FP32}, {FP32, FP32, FP32}, {BF16, BF16, BF16}, {BF16, FP32, BF16}}
+
+// sweep is every model with every number of ranks and every pool; types, depths
+// and numbers of microbatches change from one to the next.
+func sweep(microbatches int) (all []setup) {
+	turn := 0
+	for _, model := range []string{"dense", "moe", "hybrid"} {
+		for _, l := range []struct{ ranks, ep int }{{1, 1}, {2, 1}, {2, 2}, {4, 2}} {
+			for i, k := range kinds {
+				x := types[(turn+i)%len(types)]
+				c := setup{
+					model: model, ranks: l.ranks, ep: l.ep, param: x[0], gradComm: x[1], mainGrads: x[2], kind: k.kind, fallback: k.fallback,
+					prefetch: (turn + i) % 4, behind: (turn/4 + i) % 3, microbatches: microbatches, steps: 2,
+				}
+				if c.kind == bucket.Max {
+					c.prefetch, c.behind = max(1, c.prefetch), max(1, c.behind)
+				}
+				all = append(all, c)
+			}
+			turn++
+		}
+	}
+	return all
+}
+
+// same compares what all ranks read.
+func same(got, want [][]float32) error {
+	for r := range got {
+		if at := differ(got[r], want[r]); at >= 0 {
+			return fmt.Errorf("number %d on rank %d is %v, want %v", at, r, got[r][at], want[r][at])
+		}
+	}
+	return nil
+}
+
 // SPEC S2.1, S2.2, S2.4, S2.5, S2.6 and S2.7: with every pool, parameters,
 // weights and gradients are bit for bit those of no sharding.
 func TestSameBitsAsNoSharding(t *testing.T) {
-	layouts := []struct{ ranks, ep int }{{1, 1}, {2, 1}, {2, 2}, {4, 2}}
-	types := [][3]bucket.Type{{BF16, BF16, FP32}, {BF16, FP32, FP32}, {FP32, FP32, FP32}, {BF16, BF16, BF16}, {BF16, FP32, BF16}}
-	few := map[string]int{"dense": 2, "moe": 2, "hybrid": len(types)}
-	runs, turn := 0, 0
-	for _, name := range []string{"dense", "moe", "hybrid"} {
-		for _, l := range layouts {
-			for _, x := range types[:few[name]] {
-				c := setup{
-					model: name, ranks: l.ranks, ep: l.ep, param: x[0], gradComm: x[1], mainGrads: x[2],
-					microbatches: 2, steps: 2, plain: true,
-				}
-				want, err := c.train(cpuDevice, comm.Run, loop)
-				if err != nil {
-					t.Fatal(c, err)
-				}
-				c.plain = false
-				turn++
-				for i, k := range kinds {
-					if testing.Short() && (i+turn)%4 != 0 {
-						continue
-					}
-					c.kind, c.fallback = k.kind, k.fallback
-					// With each model, each kind meets each depth.
-					c.prefetch, c.behind = (i+turn)%4, (i+turn/4)%3
-					if runs++; c.kind == bucket.Max {
-						c.prefetch, c.behind = max(1, c.prefetch), max(1, c.behind)
-					}
-					got, err := c.train(cpuDevice, comm.Run, loop)
-					if err != nil {
-						t.Fatal(c, err)
-					}
-					for r := range got {
-						if at := differ(got[r], want[r]); at >= 0 {
-							t.Fatalf("%v: number %d on rank %d is %v, want %v", c, at, r, got[r][at], want[r][at])
-						}
-					}
-				}
-			}
+	t.Parallel()
+	runs := 0
+	for i, c := range sweep(2) {
+		if testing.Short() && i%5 != 0 {
+			continue
 		}
+		got, err := c.train(cpuDevice, comm.Run, loop)
+		if err == nil {
+			err = same(got, c.reference(t))
+		}
+		if err != nil {
+			t.Fatal(c, ": ", err)
+		}
+		runs++
 	}
 	t.Logf("%d runs with the bits of no sharding", runs)
 }
@@ -86,9 +98,11 @@ func lossOf(r *rank) (float32, error) {
 	if err := errors.Join(r.forward(), r.e.end()); err != nil {
 		return 0, err
 	}
-	raw := make([]byte, 4)
-	err := r.compute.Download(raw, r.loss.All())
-	return decode(raw, 0, FP32), err
+	loss, err := r.look(r.loss.All(), FP32)
+	if err != nil {
+		return 0, err
+	}
+	return loss[0], nil
 }
 
 // The layers' gradients are real ones: the loss changes by as much as they say.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/schedule"
 )
 
@@ -66,12 +67,13 @@ type Manager struct {
 	dev     device.Device
 	cfg     ManagerConfig
 	store   *Store
-	compute *lane
-	out     *lane
-	back    *lane // restores, while the store has pages
-	in      *lane // out or back, for this step
+	lanes   *order.Set
+	compute *order.Lane
+	out     *order.Lane
+	back    *order.Lane // restores, while the store has pages
+	in      *order.Lane // out or back, for this step
 	spaces  []*Workspace
-	events  []device.Event
+	own     []device.Stream // all but the caller's
 
 	prep device.Stream // writes records; never captured
 	made device.Event  // external: records are written
@@ -126,8 +128,9 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 	m := &Manager{
 		dev: dev, cfg: cfg, home: map[schedule.Group]*Workspace{},
 		plans: map[Key]*schedule.Plan{}, issued: map[Key]*issue{}, noStack: map[Key]bool{}, plain: map[Key]bool{},
-		compute: &lane{id: laneCompute, stream: compute}, out: &lane{id: laneOut}, back: &lane{id: laneBack},
+		lanes: order.NewSet(dev),
 	}
+	m.compute = m.lanes.Lane(compute)
 	if err := m.make(); err != nil {
 		_ = m.Close()
 		return nil, err
@@ -137,20 +140,18 @@ func NewManager(dev device.Device, compute device.Stream, cfg ManagerConfig) (*M
 
 // make takes what the manager needs of the device.
 func (m *Manager) make() (err error) {
-	if m.out.stream, err = m.dev.NewStream("stash"); err != nil {
-		return err
+	for _, name := range []string{"stash", "restore", "stash records"} {
+		s, err := m.dev.NewStream(name)
+		if err != nil {
+			return err
+		}
+		m.own = append(m.own, s)
 	}
-	if m.back.stream, err = m.dev.NewStream("restore"); err != nil {
-		return err
-	}
-	if m.prep, err = m.dev.NewStream("stash records"); err != nil {
-		return err
-	}
+	m.out, m.back, m.prep = m.lanes.Lane(m.own[0]), m.lanes.Lane(m.own[1]), m.own[2]
 	if m.made, err = m.dev.NewEvent(device.External); err != nil {
 		return err
 	}
-	m.events = append(m.events, m.made)
-	m.store, err = NewStore(m.dev, m.compute.stream, m.cfg.Store)
+	m.store, err = NewStore(m.dev, m.compute.Stream, m.cfg.Store)
 	return err
 }
 
@@ -158,52 +159,38 @@ func (m *Manager) make() (err error) {
 // the border of a capture: records are written at once, whoever captures.
 func (m *Manager) prepared() {
 	m.prep.Record(m.made)
-	m.compute.stream.Wait(m.made)
+	m.compute.Stream.Wait(m.made)
 }
 
 // Store is the manager's store.
 func (m *Manager) Store() *Store { return m.store }
-
-// mark makes an event to be recorded again and again.
-func (m *Manager) mark() (*mark, error) {
-	e, err := m.dev.NewEvent(0)
-	if err != nil {
-		return nil, err
-	}
-	m.events = append(m.events, e)
-	return &mark{event: e}, nil
-}
 
 // Close frees the store and the workspaces once the work issued is done, also in
 // the middle of a step.
 func (m *Manager) Close() (first error) {
 	m.abandon()
 	for _, w := range m.spaces {
-		m.compute.stream.Free(w.buf)
+		m.compute.Stream.Free(w.buf)
 	}
 	if m.store != nil {
-		m.store.Close(m.compute.stream)
+		m.store.Close(m.compute.Stream)
 	}
-	for _, s := range []device.Stream{m.out.stream, m.back.stream, m.prep} {
-		if s != nil {
-			first = cmp.Or(first, s.Close())
-		}
+	for _, s := range m.own {
+		first = cmp.Or(first, s.Close())
 	}
-	for _, e := range m.events {
-		first = cmp.Or(first, e.Close())
+	if m.made != nil {
+		first = cmp.Or(first, m.made.Close())
 	}
-	return first
+	return cmp.Or(first, m.lanes.Close())
 }
 
 // abandon waits for the streams and gives up a step that was not finished. What
 // went wrong comes back from where the work is settled.
 func (m *Manager) abandon() {
-	for _, s := range []device.Stream{m.out.stream, m.back.stream, m.prep} {
-		if s != nil {
-			_ = s.Sync()
-		}
+	for _, s := range m.own {
+		_ = s.Sync()
 	}
-	settled(m.compute, m.out, m.back)
+	m.lanes.Settle()
 	m.open, m.recording = false, nil
 }
 
@@ -228,7 +215,7 @@ func (m *Manager) Begin(key Key) {
 			s.state, s.idle = slotFree, nil
 		}
 	}
-	m.store.Reset(m.compute.stream, bump)
+	m.store.Reset(m.compute.Stream, bump)
 }
 
 // Finish ends the issuing of a step: what is issued on compute from now on
@@ -240,7 +227,7 @@ func (m *Manager) Finish() {
 	m.open = false
 	m.join()
 	if m.broken != "" || m.err != nil {
-		m.store.spoil(m.compute.stream) // a replay must not be accepted either
+		m.store.spoil(m.compute.Stream) // a replay must not be accepted either
 	}
 	m.current = &issue{m.recording, m.used}
 	if m.transacting {
@@ -256,9 +243,9 @@ func (m *Manager) Finish() {
 
 // join makes what compute is given from now on come after the other streams' work.
 func (m *Manager) join() {
-	m.compute.after(&m.out.last)
-	m.compute.after(&m.back.last)
-	m.compute.flush()
+	m.compute.Join(m.out)
+	m.compute.Join(m.back)
+	m.compute.Flush()
 }
 
 func (m *Manager) mustBeOpen() {

@@ -118,7 +118,7 @@ func (m *Manager) Transact(key Key, issue func(attempt int) error) error {
 		}
 	}()
 	for _, s := range m.states {
-		s.Save(m.compute.stream)
+		s.Save(m.compute.Stream)
 	}
 	for m.attempt = 0; ; m.attempt++ {
 		m.key, m.phase, m.recording, m.broken, m.err = key, key.Phase, nil, "", nil
@@ -136,7 +136,7 @@ func (m *Manager) Transact(key Key, issue func(attempt int) error) error {
 // for this one.
 func (m *Manager) give(err error) error {
 	m.recording = nil
-	err = errors.Join(err, m.compute.stream.Sync())
+	err = errors.Join(err, m.compute.Stream.Sync())
 	if m.cfg.Reduce != nil {
 		_, failed := m.cfg.Reduce(Verdict{Failed: true, Final: true, Rank: m.cfg.Rank, Why: err.Error()})
 		err = errors.Join(err, failed)
@@ -174,7 +174,7 @@ func (m *Manager) settle() (again bool, err error) {
 	m.once("rerun", "a step is rerun; pools that begin larger avoid it", "rank", all.Rank, "why", all.Why)
 	m.stats.Reruns++
 	for i := len(m.states) - 1; i >= 0; i-- {
-		m.states[i].Restore(m.compute.stream)
+		m.states[i].Restore(m.compute.Stream)
 	}
 	return true, nil
 }
@@ -183,7 +183,7 @@ func (m *Manager) settle() (again bool, err error) {
 // that no rerun can mend; the verdict then is final, so that no rank waits for
 // another in vain.
 func (m *Manager) examine() (Verdict, error) {
-	rep, err := m.store.Report(m.compute.stream)
+	rep, err := m.store.Report(m.compute.Stream)
 	if err = errors.Join(m.err, err); err == nil && rep.Stale != 0 && m.broken == "" {
 		err = errors.New("stash: a step was replayed that was captured before sets moved, or not completely; capture it again when Generation changes")
 	}
@@ -214,7 +214,7 @@ func (m *Manager) examine() (Verdict, error) {
 func (m *Manager) unstack() {
 	m.noStack[m.key], m.plain[m.key] = true, true
 	delete(m.plans, m.key)
-	m.store.rearrange(m.compute.stream)
+	m.store.rearrange(m.compute.Stream)
 }
 
 // judge puts a report into words.
@@ -302,9 +302,9 @@ func (m *Manager) follow(t int, sizer schedule.Sizer, demand schedule.Pages) err
 	if want <= have {
 		return nil
 	}
-	err := m.store.Grow(m.compute.stream, t, want)
+	err := m.store.Grow(m.compute.Stream, t, want)
 	if exact := min(demand, most); err != nil && exact > have && exact < want {
-		err = m.store.Grow(m.compute.stream, t, exact)
+		err = m.store.Grow(m.compute.Stream, t, exact)
 	}
 	if err != nil {
 		m.once("grow failed", "a tier could not grow", "tier", kinds[t].String(), "pages", want, "err", err)
@@ -323,7 +323,7 @@ func (m *Manager) resize(rep Report, what *issue) error {
 	}
 	layouts := make([]*Layout, len(m.spaces))
 	for i, w := range m.spaces {
-		asked, err := m.store.asked(m.compute.stream, w.layout, what.records)
+		asked, err := m.store.asked(m.compute.Stream, w.layout, what.records)
 		if err != nil {
 			return err
 		}
@@ -331,7 +331,7 @@ func (m *Manager) resize(rep Report, what *issue) error {
 			return err
 		}
 	}
-	defer m.store.rearrange(m.compute.stream)
+	defer m.store.rearrange(m.compute.Stream)
 	for i, w := range m.spaces {
 		if layouts[i] == nil {
 			continue

@@ -5,9 +5,8 @@
 // host never waits for a row count.
 //
 // This file owns the store; layout.go and workspace.go the buffers that groups are
-// computed in, manager.go when groups move, lane.go the order between streams,
-// step.go what happens when a step did not fit, verify.go the check of the store's
-// law.
+// computed in, manager.go when groups move, step.go what happens when a
+// step did not fit, verify.go the check of the store's law.
 package stash
 
 import (
@@ -17,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/schedule"
 )
@@ -109,7 +109,7 @@ type Record struct {
 	mem      device.Range
 	need     device.Range
 	desk     device.Range // host memory from which it is written
-	stashed  *mark        // the manager's: on out, the copy is done
+	stashed  *order.Mark  // the manager's: on out, the copy is done
 }
 
 // NewStore makes a store on a device; s carries the first uploads.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/schedule"
 )
 
@@ -47,10 +48,10 @@ type slot struct {
 	group schedule.Group
 	lease uint64 // counts the manager's leases; the longest idle slot goes first
 
-	produced *mark // on compute: the forward pass is done
-	ready    *mark // on in: the restore is done
-	released *mark // on compute: the backward pass is done
-	idle     *mark // what the next user comes after, or nil
+	produced *order.Mark // on compute: the forward pass is done
+	ready    *order.Mark // on in: the restore is done
+	released *order.Mark // on compute: the backward pass is done
+	idle     *order.Mark // what the next user comes after, or nil
 }
 
 // Set is a lease of one set of buffers, for the forward or the backward pass of
@@ -93,8 +94,8 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 	w := &Workspace{m: m, name: name, layout: l, limit: limit, records: map[schedule.Group]*Record{}}
 	for range sets {
 		s := &slot{w: w}
-		for _, k := range []**mark{&s.produced, &s.ready, &s.released} {
-			if *k, err = m.mark(); err != nil {
+		for _, k := range []**order.Mark{&s.produced, &s.ready, &s.released} {
+			if *k, err = m.lanes.Mark(); err != nil {
 				return nil, err
 			}
 		}
@@ -107,7 +108,7 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 		return nil, err
 	}
 	if err := w.place(l); err != nil {
-		m.compute.stream.Free(w.buf)
+		m.compute.Stream.Free(w.buf)
 		return nil, err
 	}
 	m.spaces = append(m.spaces, w)
@@ -132,7 +133,7 @@ func (w *Workspace) place(l *Layout) error {
 	w.layout = l
 	for i, s := range w.slots {
 		s.mem = w.buf.Slice(device.Bytes(i)*l.Size, l.Size)
-		w.m.compute.stream.Fill(l.Counts(s.mem), 0)
+		w.m.compute.Stream.Fill(l.Counts(s.mem), 0)
 	}
 	return nil
 }
@@ -182,8 +183,8 @@ func (w *Workspace) Forward(g schedule.Group) *Set {
 	if s == nil {
 		s = w.evict()
 	}
-	w.m.compute.after(s.idle)
-	w.m.compute.flush()
+	w.m.compute.After(s.idle)
+	w.m.compute.Flush()
 	s.state, s.group = slotForward, g
 	return s.leased()
 }
@@ -208,7 +209,7 @@ func (x *Set) Saved() {
 	if keep {
 		s.note(r)
 	}
-	m.compute.record(s.produced)
+	m.compute.Record(s.produced)
 	m.home[s.group] = s.w
 	if keep {
 		s.state = slotKept
@@ -229,7 +230,7 @@ func (x *Set) Drop() {
 // see that it received more rows than fit.
 func (s *slot) note(r *Record) {
 	if r != nil {
-		s.w.m.store.Note(s.w.m.compute.stream, r, s.mem)
+		s.w.m.store.Note(s.w.m.compute.Stream, r, s.mem)
 	}
 }
 
@@ -250,8 +251,8 @@ func (w *Workspace) Backward(g schedule.Group) *Set {
 		s.restore(g)
 	}
 	if s.state == slotReturning {
-		m.compute.after(s.ready)
-		m.compute.flush()
+		m.compute.After(s.ready)
+		m.compute.Flush()
 	}
 	s.state = slotBackward
 	x := s.leased()
@@ -264,7 +265,7 @@ func (x *Set) Done() { x.must(slotBackward).free() }
 
 // free makes a slot available once what compute was given so far is done.
 func (s *slot) free() {
-	s.w.m.compute.record(s.released)
+	s.w.m.compute.Record(s.released)
 	s.idle, s.state = s.released, slotFree
 }
 
@@ -305,33 +306,33 @@ func (w *Workspace) holding(g schedule.Group) *slot {
 }
 
 // stash issues the copy into pages once a mark has been passed.
-func (s *slot) stash(after *mark) {
+func (s *slot) stash(after *order.Mark) {
 	m := s.w.m
 	s.idle, s.state = after, slotFree
 	r := s.w.records[s.group]
 	if r == nil {
 		return
 	}
-	m.out.after(after)
-	m.out.flush()
+	m.out.After(after)
+	m.out.Flush()
 	m.pushed(s.group)
-	m.store.Stash(m.out.stream, r, s.mem)
-	m.out.record(r.stashed)
+	m.store.Stash(m.out.Stream, r, s.mem)
+	m.out.Record(r.stashed)
 	s.idle = r.stashed
 }
 
 // restore issues the copy back into a free slot.
 func (s *slot) restore(g schedule.Group) {
 	m, r := s.w.m, s.w.records[g]
-	m.in.after(s.idle)
+	m.in.After(s.idle)
 	if r != nil {
-		m.in.after(r.stashed)
+		m.in.After(r.stashed)
 	}
-	m.in.flush()
+	m.in.Flush()
 	if r != nil && m.popped(g) {
-		m.store.Restore(m.in.stream, r, s.mem)
+		m.store.Restore(m.in.Stream, r, s.mem)
 	}
-	m.in.record(s.ready)
+	m.in.Record(s.ready)
 	s.state, s.group = slotReturning, g
 	m.leases++
 	s.lease = m.leases
@@ -351,7 +352,7 @@ func (w *Workspace) record(g schedule.Group) (r *Record) {
 	}
 	r, err := m.store.AddRecord(m.prep, w.layout, w.widest, g)
 	if err == nil {
-		r.stashed, err = m.mark()
+		r.stashed, err = m.lanes.Mark()
 	}
 	if err != nil {
 		m.err = err

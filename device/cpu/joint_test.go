@@ -53,7 +53,7 @@ func TestCaptureOverTwoDevices(t *testing.T) {
 	capturing := func(want bool) {
 		t.Helper()
 		for i, s := range p.s {
-			if got := s.(interface{ Capturing() bool }).Capturing(); got != want {
+			if got := s.Capturing(); got != want {
 				t.Errorf("stream %d captures: %v, want %v", i, got, want)
 			}
 		}

@@ -1,0 +1,171 @@
+// Package order keeps streams of one device in order by events: waits are issued
+// only where nothing else gives the order, and as late as the work that needs them.
+package order
+
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+// MaxLanes bounds the streams of a set.
+const MaxLanes = 8
+
+// clock says, for each lane, up to which of its marks something comes after.
+type clock [MaxLanes]uint64
+
+func (c *clock) join(d *clock) {
+	for i := range c {
+		c[i] = max(c[i], d[i])
+	}
+}
+
+// Mark is an event at its last recording, with all that comes before it. One that
+// was never recorded comes before everything.
+type Mark struct {
+	event device.Event
+	from  int
+	clock clock
+}
+
+// before tells whether whoever knows c comes after the mark already.
+func (k *Mark) before(c *clock) bool { return c[k.from] >= k.clock[k.from] }
+
+// Lane is a stream and what its work is known to come after. Waits are kept until
+// Flush, and one that another implies is never issued.
+type Lane struct {
+	Stream  device.Stream
+	id      int
+	clock   clock
+	pending []*Mark
+	last    Mark
+}
+
+// Record marks the lane's work so far.
+func (l *Lane) Record(k *Mark) {
+	l.Stream.Record(k.event)
+	l.clock[l.id]++
+	k.from, k.clock = l.id, l.clock
+	l.last = *k
+}
+
+// After makes the lane's next work come after a mark; nil is no mark. The mark is
+// not recorded again before Flush.
+func (l *Lane) After(k *Mark) {
+	if k == nil || k.before(&l.clock) {
+		return
+	}
+	for _, p := range l.pending {
+		if p == k {
+			return
+		}
+	}
+	l.pending = append(l.pending, k)
+}
+
+// Join makes the lane's next work come after the newest mark of another: after all
+// of its work, if it marks that.
+func (l *Lane) Join(other *Lane) { l.After(&other.last) }
+
+// Flush issues the waits that are left. It comes before work.
+func (l *Lane) Flush() {
+	for i, k := range l.pending {
+		if !k.before(&l.clock) && !l.implied(i) {
+			l.Stream.Wait(k.event)
+			l.clock.join(&k.clock)
+		}
+	}
+	l.pending = l.pending[:0]
+}
+
+// implied tells whether a later pending wait makes pending wait i needless.
+func (l *Lane) implied(i int) bool {
+	for _, k := range l.pending[i+1:] {
+		if l.pending[i].before(&k.clock) {
+			return true
+		}
+	}
+	return false
+}
+
+// Set is streams that exchange memory, and the events between them.
+type Set struct {
+	dev    device.Device
+	lanes  []*Lane
+	known  clock // what nobody needs to wait for
+	events []device.Event
+	spare  []*Mark
+}
+
+// NewSet makes a set without lanes.
+func NewSet(dev device.Device) *Set { return &Set{dev: dev} }
+
+// Lanes are all lanes so far.
+func (s *Set) Lanes() []*Lane { return s.lanes }
+
+// Lane is the lane of a stream, made when the stream is first seen.
+func (s *Set) Lane(stream device.Stream) *Lane {
+	for _, l := range s.lanes {
+		if l.Stream == stream {
+			return l
+		}
+	}
+	if len(s.lanes) == MaxLanes {
+		panic(fmt.Sprintf("order: stream %q is one more than the %d that may exchange memory; use fewer streams", stream.Name(), MaxLanes))
+	}
+	l := &Lane{Stream: stream, id: len(s.lanes), clock: s.known}
+	s.lanes = append(s.lanes, l)
+	return l
+}
+
+// Mark makes a mark to be recorded again and again.
+func (s *Set) Mark() (*Mark, error) {
+	if n := len(s.spare); n > 0 {
+		k := s.spare[n-1]
+		s.spare, *k = s.spare[:n-1], Mark{event: k.event}
+		return k, nil
+	}
+	e, err := s.dev.NewEvent(0)
+	if err != nil {
+		return nil, err
+	}
+	s.events = append(s.events, e)
+	return &Mark{event: e}, nil
+}
+
+// Drop takes a mark back that nobody will come after any more.
+func (s *Set) Drop(k *Mark) { s.spare = append(s.spare, k) }
+
+// Settle notes that nobody needs to wait for what came before, on lanes to come
+// neither: the host has waited for all of it, or something else orders what comes
+// next.
+func (s *Set) Settle() {
+	for _, l := range s.lanes {
+		s.known.join(&l.clock)
+	}
+	for _, l := range s.lanes {
+		l.clock, l.pending = s.known, l.pending[:0]
+	}
+}
+
+// Sync waits until the lanes are empty, and settles.
+func (s *Set) Sync() (first error) {
+	for _, l := range s.lanes {
+		if err := l.Stream.Sync(); first == nil {
+			first = err
+		}
+	}
+	s.Settle()
+	return first
+}
+
+// Close closes the events.
+func (s *Set) Close() (first error) {
+	for _, e := range s.events {
+		if err := e.Close(); first == nil {
+			first = err
+		}
+	}
+	s.events, s.spare = nil, nil
+	return first
+}

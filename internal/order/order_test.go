@@ -1,0 +1,180 @@
+package order_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/order"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open() (device.Device, error) {
+	return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [device.Kinds]device.Bytes{device.MiB, device.MiB}})
+}
+
+// passing is a program in which lanes hand cells of memory to each other: whoever
+// writes one comes after who wrote it last, and marks that. Now and then all of it
+// is settled, marks are exchanged, and a lane joins that was not there.
+func passing(seed uint64, settled bool) check.Program {
+	return check.On(open, func(dev device.Device) (err error) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		set := order.NewSet(dev)
+		const cells = 4
+		mem, err := dev.Alloc(device.Accel, cells, "cells")
+		if err != nil {
+			return err
+		}
+		var streams []device.Stream
+		marks := make([]*order.Mark, cells)
+		for range 60 {
+			if len(streams) < 5 && rng.IntN(8) == 0 || len(streams) < 2 {
+				s, err := dev.NewStream("lane")
+				if err != nil {
+					return err
+				}
+				streams = append(streams, s)
+			}
+			if settled && rng.IntN(20) == 0 {
+				if err := set.Sync(); err != nil {
+					return err
+				}
+				for i, k := range marks {
+					if marks[i] = nil; k != nil {
+						set.Drop(k)
+					}
+				}
+			}
+			l := set.Lane(streams[rng.IntN(len(streams))])
+			some := rng.Perm(cells)[:1+rng.IntN(2)]
+			for _, i := range some {
+				l.After(marks[i])
+			}
+			l.Flush()
+			for _, i := range some {
+				l.Stream.Fill(mem.Slice(device.Bytes(i), 1), byte(i))
+				if marks[i] == nil {
+					if marks[i], err = set.Mark(); err != nil {
+						return err
+					}
+				}
+				l.Record(marks[i])
+			}
+		}
+		last := set.Lanes()[0]
+		for _, l := range set.Lanes() {
+			last.Join(l)
+		}
+		last.Flush()
+		last.Stream.Fill(mem.All(), 0)
+		last.Stream.Free(mem)
+		for _, s := range streams {
+			err = errors.Join(err, s.Close())
+		}
+		return errors.Join(err, set.Close())
+	})
+}
+
+// Nothing is unordered, and no wait is issued that another implies.
+func TestOrder(t *testing.T) {
+	waits, seeds := 0, uint64(12)
+	if testing.Short() {
+		seeds = 2
+	}
+	for seed := range seeds {
+		for _, settled := range []bool{false, true} {
+			p := passing(seed, settled)
+			if err := check.Explore(check.Options{}, 3, p); err != nil {
+				t.Fatal(seed, err)
+			}
+			e, err := check.EveryEdge(0, p)
+			if err != nil {
+				t.Fatal(seed, err)
+			}
+			if waits += e.Total; e.Caught != e.Total {
+				t.Error(seed, settled, e)
+			}
+		}
+	}
+	t.Logf("%d waits, each of them missed", waits)
+	if waits == 0 {
+		t.Error("there was nothing to wait for")
+	}
+}
+
+// What nobody can be waiting for costs no wait: a mark that was given back and is
+// not recorded anew, and all that was settled, for a lane that was not there.
+func TestNoWait(t *testing.T) {
+	ck := check.New(check.Options{})
+	err := check.On(open, func(dev device.Device) error {
+		set := order.NewSet(dev)
+		var lanes []*order.Lane
+		for range 3 {
+			s, err := dev.NewStream("lane")
+			if err != nil {
+				return err
+			}
+			if len(lanes) < 2 {
+				lanes = append(lanes, set.Lane(s))
+				continue
+			}
+			a, b := lanes[0], lanes[1]
+			k, err := set.Mark()
+			if err != nil {
+				return err
+			}
+			a.Record(k)
+			set.Drop(k)
+			again, err := set.Mark()
+			if err != nil {
+				return err
+			}
+			b.After(again)
+			b.Flush()
+			a.Record(again)
+			set.Settle()
+			c := set.Lane(s)
+			c.After(again)
+			c.Join(a)
+			c.Flush()
+		}
+		return errors.Join(dev.Sync(), set.Close())
+	})(ck)
+	if n := ck.Count(check.Waits); err != nil || n != 0 {
+		t.Errorf("%d waits, %v", n, err)
+	}
+}
+
+// A stream too many is told of.
+func TestTooManyLanes(t *testing.T) {
+	dev, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := order.NewSet(dev)
+	for i := range order.MaxLanes + 1 {
+		s, err := dev.NewStream("s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		func() {
+			defer func() {
+				if x := recover(); (x != nil) != (i == order.MaxLanes) {
+					t.Error(i, x)
+				}
+			}()
+			if l := set.Lane(s); set.Lane(s) != l {
+				t.Error("a stream has two lanes")
+			}
+		}()
+	}
+	if err := errors.Join(set.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
