@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-var errNoTrainer = errors.New("training is not there yet; what works today: `stowage doctor` looks at this machine, " +
-	"`stowage bench copy` measures its copies, `stowage bench stash` the paged stash, and `go test ./...` checks everything")
+var errNoTrainer = errors.New("training is not there yet; what works today: `stowage plan` says what a job " +
+	"will need, `stowage doctor` looks at this machine, `stowage bench` measures copies, the paged stash and pools, and `go test ./...` checks everything")
 
 func newTrain() *cobra.Command {
 	return &cobra.Command{
