@@ -88,8 +88,9 @@ func (d *dims) joined(t *tape, part string) {
 
 // heads is the shape of the core of attention on one rank.
 type heads struct {
-	q, kv int64 // heads
-	qk, v int64 // widths of a head
+	q, kv  int64 // heads
+	qk, v  int64 // widths of a head
+	latent bool
 }
 
 func (d *dims) attention(t *tape, a *model.Attention) {
@@ -128,7 +129,7 @@ func (d *dims) project(t *tape, n heads) {
 }
 
 func (d *dims) mla(t *tape, a *model.MLA) {
-	n := heads{q: int64(a.Heads) / d.tp, kv: int64(a.Heads) / d.tp, qk: int64(a.Nope + a.Rope), v: int64(a.V)}
+	n := heads{q: int64(a.Heads) / d.tp, kv: int64(a.Heads) / d.tp, qk: int64(a.Nope + a.Rope), v: int64(a.V), latent: true}
 	lq, lk, dr := int64(a.QRank), int64(a.KVRank), int64(a.Rope)
 	e := d.elem
 	// The narrow products are not divided over TP: every rank does its own
@@ -158,7 +159,7 @@ func (d *dims) core(t *tape, n heads) {
 	out := e * d.tokens * n.q * n.v
 	i := t.op(op{name: "core attention", gin: q + k + v, work: 4 * d.tokens * n.q * n.qk})
 	up := []string(nil)
-	if n.qk != n.v {
+	if n.latent {
 		up = []string{"mla_up_proj"}
 	}
 	for _, x := range []struct {
@@ -208,7 +209,7 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 	q, k, v := e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.v
 	core := []string{"core_attn"}
 	up := []string(nil)
-	if n.qk != n.v {
+	if n.latent {
 		up = []string{"mla_up_proj"}
 	}
 	a := t.op(op{name: "attention scores", out: probs, temp: probs, gin: q + k})

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/model"
 )
 
@@ -29,7 +28,7 @@ func (s *Setup) Normalise() (*Setup, error) {
 	}
 	n := *s
 	n.fill()
-	for _, check := range []func() error{n.checkSizes, n.checkDivisions, n.checkStages, n.checkSettings} {
+	for _, check := range []func() error{n.checkSizes, n.checkDivisions, n.checkStages, n.checkSettings, n.checkBounds} {
 		if err := check(); err != nil {
 			return nil, err
 		}
@@ -101,11 +100,22 @@ func (s *Setup) fill() {
 
 // valid tells whether the degrees can be divided by.
 func (l Layout) valid() bool {
-	return l.TP > 0 && l.PP > 0 && l.CP > 0 && l.EP > 0 && l.ETP > 0
+	return l.TP > 0 && l.PP > 0 && l.CP > 0 && l.EP > 0 && l.ETP > 0 && l.product(l.TP, l.PP, l.CP) && l.product(l.ETP, l.EP, l.PP)
+}
+
+// product tells whether a product of degrees is one that can be.
+func (l Layout) product(a, b, c int) bool {
+	return float64(a)*float64(b)*float64(c) <= mostOfAnything
 }
 
 func (s *Setup) checkSizes() error {
 	l := s.Layout
+	if !l.product(l.TP, l.PP, l.CP) {
+		return fmt.Errorf("plan: tp x pp x cp is %d x %d x %d; it can be at most %d", l.TP, l.PP, l.CP, mostOfAnything)
+	}
+	if !l.product(l.ETP, l.EP, l.PP) {
+		return fmt.Errorf("plan: etp x ep x pp is %d x %d x %d; it can be at most %d", l.ETP, l.EP, l.PP, mostOfAnything)
+	}
 	for _, f := range []struct {
 		name string
 		v    int
@@ -121,13 +131,16 @@ func (s *Setup) checkSizes() error {
 			return fmt.Errorf("plan: %s is %d; it can be at most %d", f.name, f.v, mostOfAnything)
 		}
 	}
-	if n := l.PP * l.VPP; n > mostStages {
+	switch n := l.PP * l.VPP; {
+	case n > mostStages:
 		return fmt.Errorf("plan: pp x vpp is %d; it can be at most %d", n, mostStages)
+	case l.GroupSize > mostStages:
+		return fmt.Errorf("plan: group size is %d; it can be at most %d", l.GroupSize, mostStages)
 	}
 	return nil
 }
 
-// Sizes beyond these are mistakes, and their products would not fit 64 bits.
+// Sizes beyond these are mistakes; see also checkBounds.
 const (
 	mostOfAnything = 1 << 26
 	mostStages     = 1 << 12
@@ -146,6 +159,14 @@ func (s *Setup) checkDivisions() error {
 		if expert := l.ETP * l.EP * l.PP; l.World%expert != 0 {
 			return fmt.Errorf("plan: world %d does not divide by etp x ep x pp = %d; the nearest that does is %d", l.World, expert, nearest(l.World, expert))
 		}
+	}
+	// Replicas that hold a share each must divide into the groups that share.
+	ranks := l.DP() * l.CP
+	if n := l.FSDP.Outer; l.FSDP.Shard == ShardParameters && (n < 1 || ranks%n != 0) {
+		return fmt.Errorf("plan: %d outer groups of fsdp do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
+	}
+	if n := s.Optimizer.Instances; s.Optimizer.Distributed && (n < 1 || ranks%n != 0) {
+		return fmt.Errorf("plan: %d instances of the distributed optimizer do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
 	}
 	if step := s.Batch.Micro * l.DP(); s.Batch.Global%step != 0 {
 		return fmt.Errorf("plan: global-batch-size %d does not divide by micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
@@ -187,66 +208,31 @@ func (s *Setup) checkStages() error {
 	if !l.Stages[0].Embedding || !l.Stages[len(l.Stages)-1].Loss {
 		return fmt.Errorf("plan: the first stage must hold the embedding and the last one the loss")
 	}
-	return nil
-}
-
-func (s *Setup) checkSettings() error {
-	if err := known("recompute module", s.Recompute.Modules, recomputeModules); err != nil {
-		return err
-	}
-	if err := known("offload module", s.Offload.Modules, offloadModules); err != nil {
-		return err
-	}
-	if err := known("graph scope", s.Graph.Scopes, graphScopes); err != nil {
-		return err
-	}
-	if name := s.Layout.FSDP.Pool; name != "" {
-		if _, err := bucket.ParseKind(name); err != nil {
-			return fmt.Errorf("plan: there is no pool %q for sharded parameters; there are %v", name, bucket.Kinds)
+	heads := 0
+	for i, st := range l.Stages {
+		if st.Embedding && i > 0 || st.Loss && i < len(l.Stages)-1 {
+			return fmt.Errorf("plan: stage %d holds the embedding or the loss; only the first stage can hold the one and the last one the other", i)
+		}
+		if st.MTP {
+			heads++
 		}
 	}
-	if l := s.Layout; l.VPP > 1 && l.PP == 1 {
-		return fmt.Errorf("plan: vpp %d needs more than one pipeline rank; set vpp to 1, or pp to 2", l.VPP)
-	}
-	if slices.Contains(s.Offload.Modules, "attn_proj") && !slices.Contains(s.Offload.Modules, "core_attn") {
-		return fmt.Errorf("plan: offload module attn_proj needs core_attn beside it; add core_attn")
-	}
-	if f := s.Offload.Fraction; f < 0 || f > 1 {
-		return fmt.Errorf("plan: offload fraction %g is outside of 0 to 1; the nearest is %g", f, min(max(f, 0), 1))
-	}
-	if n := len(s.Offload.Fractions); n > 0 && n != s.Layout.PP {
-		return fmt.Errorf("plan: there are %d offload fractions for %d pipeline ranks; give one for each", n, s.Layout.PP)
-	}
-	for r, f := range s.Offload.Fractions {
-		if !(f >= 0 && f <= 1) {
-			return fmt.Errorf("plan: offload fraction %g of pipeline rank %d is outside of 0 to 1; the nearest is %g", f, r, min(max(f, 0), 1))
-		}
-	}
-	if f := s.Optimizer.OffloadFraction; f < 0 || f > 1 {
-		return fmt.Errorf("plan: optimizer offload fraction %g is outside of 0 to 1; the nearest is %g", f, min(max(f, 0), 1))
-	}
-	return nil
-}
-
-var (
-	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
-	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv"}
-	graphScopes      = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
-)
-
-// known refuses names that are not in a list.
-func known(what string, names, list []string) error {
-	for _, n := range names {
-		if !slices.Contains(list, n) {
-			return fmt.Errorf("plan: unknown %s %q; there are %v", what, n, list)
-		}
+	if s.Model.MTP != nil && heads != 1 {
+		return fmt.Errorf("plan: %d stages hold the heads that predict further tokens; one must", heads)
 	}
 	return nil
 }
 
 func (s *Setup) checkModelDivisions() error {
 	tp, ep, etp := s.Layout.TP, s.Layout.EP, s.Layout.ETP
-	for i, l := range s.Model.Layers {
+	layers := s.Model.Layers
+	if s.Model.MTP != nil {
+		layers = slices.Concat(layers, s.Model.MTP.Layers)
+	}
+	for i, l := range layers {
+		if n := kvHeads(l); n > 0 && n%tp != 0 && tp%n != 0 {
+			return fmt.Errorf("plan: layer %d has %d key/value heads, which tp %d neither divides nor is a multiple of; the nearest tp is %d", i, n, tp, divisor(n, tp))
+		}
 		for _, f := range []struct {
 			name    string
 			v, over int
@@ -254,6 +240,7 @@ func (s *Setup) checkModelDivisions() error {
 		}{
 			{"attention heads", headsOf(l), tp, "tp"},
 			{"feed-forward width", denseWidth(l), tp, "tp"},
+			{"width of shared experts", sharedWidth(l), tp, "tp"},
 			{"experts", experts(l), ep, "ep"},
 			{"expert width", expertWidth(l), etp, "etp"},
 		} {
@@ -284,6 +271,24 @@ func headsOf(l model.Layer) int {
 		return l.Attention.Heads
 	case l.MLA != nil:
 		return l.MLA.Heads
+	case l.Mamba != nil:
+		return l.Mamba.Heads
+	case l.DeltaNet != nil:
+		return l.DeltaNet.KeyHeads
+	}
+	return 0
+}
+
+func kvHeads(l model.Layer) int {
+	if l.Attention != nil {
+		return l.Attention.KVHeads
+	}
+	return 0
+}
+
+func sharedWidth(l model.Layer) int {
+	if l.MoE != nil {
+		return l.MoE.SharedWidth
 	}
 	return 0
 }

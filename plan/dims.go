@@ -105,16 +105,23 @@ func (d *dims) at(i int) *dims {
 // balanced, so that EP does not divide them; ETP ranks hold all rows of each
 // other.
 func (d *dims) rows(e *model.MoE) int64 {
+	received, _ := d.load()
+	return int64(math.Ceil(float64(d.local) * float64(e.TopK) * float64(d.s.Layout.ETP) * received))
+}
+
+// load is how many rows a rank receives, and how many if routing is balanced, as
+// multiples of what tokens choose: padding fills up to the capacity whatever the
+// routing, dropping cuts off what is beyond it.
+func (d *dims) load() (received, balanced float64) {
 	k := d.s.Kernels
-	r := float64(d.local) * float64(e.TopK) * float64(d.s.Layout.ETP)
-	if k.CapacityFactor > 0 && k.PadToCapacity {
-		return int64(math.Ceil(r * k.CapacityFactor))
+	received, balanced = max(d.s.Routing.Imbalance, d.capacity()), 1
+	switch {
+	case k.CapacityFactor > 0 && k.PadToCapacity:
+		return k.CapacityFactor, k.CapacityFactor
+	case k.CapacityFactor > 0:
+		return min(received, k.CapacityFactor), min(balanced, k.CapacityFactor)
 	}
-	imbalance := max(d.s.Routing.Imbalance, d.capacity())
-	if k.CapacityFactor > 0 {
-		imbalance = min(imbalance, k.CapacityFactor)
-	}
-	return int64(math.Ceil(r * imbalance))
+	return received, balanced
 }
 
 // natural is how much more than its share an expert rank receives of routing that

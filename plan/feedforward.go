@@ -2,7 +2,11 @@
 
 package plan
 
-import "github.com/stowage-dev/stowage/model"
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/model"
+)
 
 func gates(gated bool) int64 {
 	if gated {
@@ -120,7 +124,11 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	moe := []string{"moe"}
 	d.dispatch(t, sent*width*el, rows, local)
 	fc1 := t.op(op{name: "experts' fc1", gin: rows, work: local * d.wgrad(m*f, width)})
-	t.save(fc1-1, fc1, GroupBytes{Group: "expert_fc1", Tensor: "rows", Bytes: d.quantised(r * width), Elements: r * width, Offload: "expert_fc1", Recompute: moe})
+	input := d.quantised(r * width)
+	if d.s.Precision.Compute == FP8 && slices.Contains(d.s.Offload.Modules, "expert_fc1") {
+		input = rows // what moves is the input itself, not its quantised copy
+	}
+	t.save(fc1-1, fc1, GroupBytes{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe})
 	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
 	t.save(fc1, act, d.actInput(GroupBytes{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe}, r*m*f))
 	t.save(fc1, act, GroupBytes{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})

@@ -35,13 +35,17 @@ func communication(held share) int64 {
 	return max(leastCommunication, 2*all/max(n, 1))
 }
 
-// sharded is nil where every rank holds all parameters.
+// sharded is nil where every rank holds all parameters and gradients. Where only
+// gradients are sharded, nothing is gathered, but gradients wait all the same.
 func (d *dims) sharded(held share) *sharded {
 	f := d.s.Layout.FSDP
-	if f.Shard != ShardParameters {
+	unit := communication(held)
+	switch f.Shard {
+	case ShardGradients:
+		return &sharded{grad: d.gradBytes(), queue: unit}
+	case NoShard, ShardOptimizer:
 		return nil
 	}
-	unit := communication(held)
 	s := &sharded{weight: d.elem, grad: d.gradBytes(), ahead: unit / 2, queue: unit, units: f.Prefetch, pooled: f.DoubleBuffer}
 	if d.low() && d.s.Precision.ParamGather {
 		s.weight = 1
@@ -104,12 +108,7 @@ func (d *dims) shardedItems(s share) []Item {
 	if d.low() && d.s.Precision.ParamGather {
 		weights -= (d.elem - 1) * (s.narrowDense/dense + s.narrowExpert/expert)
 	}
-	main, moments := d.stateBytes()
-	od, oe := dense, expert
-	if f.OuterOptimizer {
-		od, oe = dense*outer, expert*outer
-	}
-	state := at(main+moments, od, oe)
+	state := d.optimizerBytes(s)
 	items := []Item{
 		{CauseWeights, "sharded weights", weights, true},
 		{CauseGradients, "sharded gradients", at(d.gradBytes(), dense, expert), true},

@@ -74,7 +74,7 @@ func (t *tape) slots(d *dims) int64 {
 // replays use, which only the device sees. A buffer is used again by any layer as
 // soon as its microbatch is done, so that the most crowded moment counts.
 func (w *walk) graphs() (buffers, capture, pool int64) {
-	if w.chunks[0].captured == nil {
+	if !w.captures() {
 		return 0, 0, 0
 	}
 	c := &walk{passes: w.passes}
@@ -100,6 +100,11 @@ func (w *walk) graphs() (buffers, capture, pool int64) {
 	return buffers, capture, capture
 }
 
+// captures tells whether anything of a rank is captured; chunks may be empty.
+func (w *walk) captures() bool {
+	return slices.ContainsFunc(w.chunks, func(c chunk) bool { return c.captured != nil })
+}
+
 // early is a highest point outside the steps that replay graphs, above what is
 // static then.
 type early struct {
@@ -112,7 +117,7 @@ type early struct {
 // first step: neither it nor a capture before it has them. Megatron's own graphs
 // are captured at the end of the first step.
 func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early {
-	if w.chunks[0].captured == nil {
+	if !w.captures() {
 		return nil
 	}
 	g := d.s.Graph

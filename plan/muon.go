@@ -22,7 +22,7 @@ func (d *dims) muonBytes(s share) int64 {
 	o, l := d.s.Optimizer, d.s.Layout
 	dp, edp := 1, 1
 	if o.LayerwiseSharding {
-		dp, edp = l.DP()*l.CP, l.EDP()
+		dp, edp = l.DP()*l.CP, max(l.EDP(), 1)
 	}
 	var even int64
 	dense, expert := []heldTensor{}, []heldTensor{}

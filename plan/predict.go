@@ -69,7 +69,7 @@ func (d *dims) rank(r int) (*Rank, error) {
 	w := &walk{passes: passes, shards: d.sharded(held)}
 	w.sentForward, w.sentBackward = d.boundary()
 	rank := &Rank{Rank: r, Items: d.parameterItems(held)}
-	if w.shards != nil {
+	if l.FSDP.Shard == ShardParameters {
 		rank.Items = d.shardedItems(held)
 	}
 	rank.Items = append(rank.Items, d.fixedItems(r, held)...)
@@ -96,13 +96,16 @@ func (d *dims) rank(r int) (*Rank, error) {
 // highest points before graphs are replayed, pool what they hold besides, and
 // host what the stash has there.
 func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
-	line, top, uses, away := newLedger(w).timeline(w.run())
+	line, top, uses := newLedger(w).timeline(w.run())
+	away := w.away()
 	rank.points, rank.Groups, rank.At = line, uses, line[top]
 	rank.Host = away - min(w.margin, away) + host + d.hostState(held)
 	for _, g := range uses {
 		rank.Items = append(rank.Items, Item{CauseActivations, g.Name, g.Total, false})
 	}
-	rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, rank.At.Bytes() - w.base - sumGroups(uses), false})
+	if n := rank.At.Bytes() - w.base - sumGroups(uses); n != 0 {
+		rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, n, false})
+	}
 	static := int64(0)
 	for _, it := range slices.Concat(rank.Items, d.left(rank.Rank, held)) {
 		if it.Static {
@@ -110,7 +113,10 @@ func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, 
 		}
 	}
 	peak := rank.At.Bytes()
-	for _, other := range append(before, early{"the optimiser's step", d.updatePeak(rank.Items, held) - w.base}) {
+	before = append(before,
+		early{"the optimiser's step", d.updatePeak(rank.Items, held) - w.base},
+		early{"what the last step left", static - w.base})
+	for _, other := range before {
 		if more := w.base + other.above - peak; more > 0 {
 			rank.Items = append(rank.Items, Item{CauseTransient, other.name, more, false})
 			peak += more
@@ -126,7 +132,7 @@ func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, 
 // be.
 func (d *dims) walked() int {
 	n, group := d.s.Microbatches(), max(d.s.Layout.GroupSize, d.s.Layout.PP)
-	if most := mostMicrobatches / group * group; n > most && most >= 3*group {
+	if most := max(mostMicrobatches/group, 3) * group; n > most {
 		return most + n%group
 	}
 	return n

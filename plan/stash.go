@@ -56,9 +56,10 @@ func (d *dims) stash(w *walk) stash {
 			for _, g := range u.stash {
 				// Rows are counted here as received; the pool is sized for
 				// balanced ones.
-				balanced := int64(float64(g.Bytes) / d.s.Routing.Imbalance)
-				demand[i] += schedule.PagesOf(page, balanced)
-				set += int64(math.Ceil(float64(balanced) * max(o.RankCapacity, d.s.Routing.Imbalance, 1)))
+				received, balanced := d.load()
+				even := int64(float64(g.Bytes) * balanced / received)
+				demand[i] += schedule.PagesOf(page, even)
+				set += max(g.Bytes, int64(math.Ceil(float64(even)*max(o.RankCapacity, 1))))
 			}
 			out.sets = max(out.sets, stashSets*set)
 		}

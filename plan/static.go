@@ -186,9 +186,14 @@ func (d *dims) parameterItems(s share) []Item {
 		narrow := s.narrowDense + s.narrowExpert
 		weights = bytesOf(p.Params)*(all-narrow) + d.narrowWeights(narrow)
 	}
+	grads := all
+	if d.s.Layout.FSDP.Shard == ShardGradients {
+		dense, expert := d.shards()
+		grads = ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert)
+	}
 	items := []Item{
 		{CauseWeights, "weights", weights, true},
-		{CauseGradients, "gradients", d.gradBytes() * all, true},
+		{CauseGradients, "gradients", d.gradBytes() * grads, true},
 	}
 	if d.low() && !p.ParamGather {
 		items = append(items, Item{CauseWeights, "quantised weights", d.narrowWeights(s.narrowDense + s.narrowExpert), true})
@@ -237,6 +242,11 @@ func (d *dims) shards() (dense, expert int64) {
 		return 1, 1
 	}
 	n := int64(max(o.Instances, 1))
+	if l.FSDP.Shard == ShardParameters {
+		if n = 1; !l.FSDP.OuterOptimizer {
+			n = int64(max(l.FSDP.Outer, 1))
+		}
+	}
 	return max(int64(l.DP()*l.CP)/n, 1), max(int64(l.EDP())/n, 1)
 }
 

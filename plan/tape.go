@@ -46,7 +46,10 @@ type tape struct {
 	key string
 	// params is the number of parameters that are gathered for it where they are
 	// sharded.
-	params  int64
+	params int64
+	// waiting is what was computed again together with it and lies there until
+	// its turn comes: the layers before it in a unit of several.
+	waiting int64
 	attends bool // it has attention
 	ops     []op
 	saved   []saved

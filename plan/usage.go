@@ -1,5 +1,5 @@
 // This file owns what a rank's walk says by group: bytes of every group at every
-// point of the step, and on the host.
+// point of the step.
 
 package plan
 
@@ -88,14 +88,14 @@ func (l *ledger) at(live []int, p point) []sums {
 	}
 	units := p.unit
 	if pass.Backward {
-		units++
+		units = min(units+1, len(l.upTo[pass.Chunk])-1) // a chunk may be empty
 	}
 	add(l.upTo[pass.Chunk][units], 1)
 	return total
 }
 
 // timeline turns the points of a walk into what a prediction says of them.
-func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUse, host int64) {
+func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUse) {
 	live := make([]int, len(l.w.chunks))
 	line = make([]Point, len(points))
 	var peak []sums
@@ -103,12 +103,9 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 		pass := l.w.passes[i]
 		all := l.at(live, p)
 		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]int64, len(all))}
-		var away int64
 		for g, s := range all {
 			q.Groups[g] = s.kept
-			away += s.away
 		}
-		host = max(host, away)
 		line[i] = q
 		if i == 0 || q.Bytes() > line[top].Bytes() {
 			top, peak = i, all
@@ -126,5 +123,5 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 		}
 		uses = append(uses, use)
 	}
-	return line, top, uses, host
+	return line, top, uses
 }

@@ -29,8 +29,15 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 	mtp := d.m.MTP
 	if st.MTP && mtp != nil {
 		for k := range mtp.Depth {
+			// A depth is computed again as one, from both inputs of its norms;
+			// by blocks it is not.
+			full := d.s.Recompute.Full && d.s.Recompute.Method == "uniform"
 			for i, t := range d.mtp(k) {
-				d.apply(t, false)
+				d.apply(t, full)
+				if full && i > 0 {
+					t.saved[0].drop, t.saved[0].again = true, t.last()
+					t.behind(tapes[len(tapes)-1])
+				}
 				if i == 0 {
 					held := d.hold(d.m.MTPParams(k), "mtp")
 					t.params = held.dense + held.expert
@@ -73,6 +80,7 @@ func (d *dims) chunk(st Stage) chunk {
 		}
 		for _, x := range []*cost{&u.unit, &u.eager, &u.captured} {
 			x.name, x.params = t.name, t.params
+			x.backward += t.waiting
 		}
 		c.units = append(c.units, u.unit)
 		if len(scopes) > 0 {
@@ -109,9 +117,22 @@ func (d *dims) layers(st Stage) []*tape {
 		}
 		u := *t
 		u.name = fmt.Sprintf("layer %d", i)
+		if !first {
+			u.behind(tapes[len(tapes)-1])
+		}
 		tapes = append(tapes, &u)
 	}
 	return tapes
+}
+
+// behind says that a layer is computed again together with the one before it.
+func (t *tape) behind(before *tape) {
+	t.waiting = before.waiting
+	for _, s := range before.saved {
+		if s.drop {
+			t.waiting += s.Bytes
+		}
+	}
 }
 
 // walk is one rank's step.
@@ -229,17 +250,31 @@ func (w *walk) keeps(bytes int64) int64 {
 	if bytes == 0 {
 		return 0
 	}
-	var away, most int64
-	for _, p := range w.passes {
+	return min(bytes, w.away())
+}
+
+// away is the most that has moved at once. What stays because its backward pass
+// comes next never leaves.
+func (w *walk) away() (most int64) {
+	type pass struct{ chunk, microbatch int }
+	left := map[pass]int64{}
+	var now int64
+	for i, p := range w.passes {
+		key := pass{p.Chunk, p.Microbatch}
+		if p.Backward {
+			now -= left[key]
+			continue
+		}
 		var n int64
 		for _, u := range w.chunks[p.Chunk].units {
 			n += u.moved
 		}
-		if p.Backward {
-			n = -n
+		if j := w.stays(i); j >= 0 {
+			n -= w.chunks[p.Chunk].units[j].moved
 		}
-		away += n
-		most = max(most, away)
+		left[key] = n
+		now += n
+		most = max(most, now)
 	}
-	return min(bytes, most)
+	return most
 }

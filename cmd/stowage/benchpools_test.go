@@ -75,6 +75,10 @@ func TestBenchPoolsErrors(t *testing.T) {
 	if err := os.WriteFile(bad, []byte(`{"model_type":"llama"`), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	list := filepath.Join(t.TempDir(), "list.json")
+	if err := os.WriteFile(list, []byte(`[]`), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for line, want := range map[string]struct {
 		code int
 		text string
@@ -92,6 +96,7 @@ func TestBenchPoolsErrors(t *testing.T) {
 		"now":                                    {exitUsage, `unexpected argument "now"`},
 		"--ep 3":                                 {exitFailure, "8 experts do not divide over 3 ranks; give another --ep"},
 		"--model " + bad:                         {exitFailure, "bad.json: the config is not a JSON object: unexpected end"},
+		"--model " + list:                        {exitFailure, "list.json: the config is not a JSON object: an object is expected (found: array)\n"},
 		"--model " + bad + ".json":               {exitFailure, "--model cannot be read: open "},
 		"--model llama-3-8b --svg " + bad + "/x": {exitFailure, "--svg cannot be written: open "},
 	} {

@@ -130,6 +130,9 @@ func settingsUsage(cmd *cobra.Command) {
 }
 
 func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
+	if f.flags != "" && *f.asJSON {
+		return usagef("--flags prints flags alone and --json everything, the flags among it; keep one")
+	}
 	s, notes, err := f.job.setup(w)
 	if err != nil {
 		return err

@@ -25,12 +25,25 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	if f.html != "" || f.flags != "" {
 		return usagef("--html and --flags are for one setting; leave them out with --compare")
 	}
+	if len(w.rest) > 0 {
+		return usagef("--compare takes two files; %q is one too many", w.rest[0])
+	}
+	if f.job.model+f.job.config+f.job.megatron != "" {
+		return usagef("the files of --compare have their models; drop --model, --config and --megatron")
+	}
 	var sides [2]*page.Report
+	reports := 0
 	for i, name := range f.compare {
-		var err error
-		if sides[i], err = f.side(name, w); err != nil {
+		r, done, err := f.side(name, w)
+		if err != nil {
 			return err
 		}
+		if sides[i] = r; done {
+			reports++
+		}
+	}
+	if reports == 2 && len(w.settings) > 0 {
+		return usagef("--%s changes nothing: both files of --compare are reports; drop it", slices.Sorted(maps.Keys(w.settings))[0])
 	}
 	c := compare(f.compare[0], f.compare[1], sides[0], sides[1])
 	if *f.asJSON {
@@ -40,17 +53,18 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	return nil
 }
 
-// side is a report that was printed before, or that of a file of arguments.
-func (f *planFlags) side(name string, w planWords) (*page.Report, error) {
+// side is a report that was printed before, and then done, or that of a file of
+// arguments.
+func (f *planFlags) side(name string, w planWords) (r *page.Report, done bool, err error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
-		return nil, usagef("--compare %s cannot be read: %v", name, pathless(err))
+		return nil, false, usagef("--compare %s cannot be read: %v", name, pathless(err))
 	}
 	if r, err := readReport(data); r != nil || err != nil {
 		if err != nil {
-			err = usagef("--compare %s: %v", name, err)
+			err = usagef("--compare %s: %v", name, typeless(err))
 		}
-		return r, err
+		return r, true, err
 	}
 	one := *f
 	one.job.model, one.job.config, one.job.megatron = "", "", name
@@ -58,9 +72,10 @@ func (f *planFlags) side(name string, w planWords) (*page.Report, error) {
 	w.settings = maps.Clone(w.settings)
 	s, _, err := one.job.setup(w)
 	if err != nil {
-		return nil, err
+		return nil, false, usagef("%s", strings.Replace(err.Error(), "--megatron ", "--compare ", 1))
 	}
-	return one.report(s, "")
+	r, err = one.report(s, "")
+	return r, false, err
 }
 
 // readReport reads what --json printed; it is nothing if the text is something

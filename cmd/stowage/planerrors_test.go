@@ -25,8 +25,17 @@ var planMistakes = []string{
 	"plan --megatron typo.sh",
 	"plan --megatron empty.yaml",
 	"plan --megatron nowhere.sh",
+	"plan --megatron folder",
+	"plan --config folder",
+	"plan --config list.json",
+	"plan --config nothing.json",
 	"plan --model llama-3-8b --gpu h1000",
 	"plan --model llama-3-8b --gpu gpu.json",
+	"plan --model llama-3-8b --gpu list.json",
+	"plan --model llama-3-8b --gpu word.json",
+	"plan --model llama-3-8b --gpu nothing.json",
+	"plan --model llama-3-8b --vocab -1",
+	"plan --model llama-3-8b --vocab 1000",
 	"plan --model llama-3-8b --gpus -8",
 	"plan --model llama-3-8b --gpus eight",
 	"plan --model llama-3-8b --gpus 8 --tp 3",
@@ -49,6 +58,7 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --pool max",
 	"plan --model llama-3-8b --tensor-model-parallel-siz 2",
 	"plan --model llama-3-8b --frobnicate-all 2",
+	"plan --model llama-3-8b --ofload moe_act",
 	"plan --model llama-3-8b --tp 2 4",
 	"plan --model llama-3-8b --budget 60GB",
 	"plan --model llama-3-8b --budget -1GiB",
@@ -57,6 +67,7 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --search policy",
 	"plan --model llama-3-8b --search layout --gpu h100",
 	"plan --model llama-3-8b --flags deepspeed",
+	"plan --model llama-3-8b --flags megatron --json",
 	"plan --model llama-3-8b --rank 1",
 	"plan --model llama-3-8b --routing uneven",
 	"plan --model llama-3-8b --routing skewed:0.5",
@@ -66,11 +77,17 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --json=perhaps",
 	"plan --model llama-3-8b -x",
 	"plan llama-3-8b",
+	"plan exlpain core_attn",
 	"plan --compare report.json",
 	"plan --compare report.json lost.json",
 	"plan --compare lost.json report.json",
 	"plan --compare nowhere.json lost.json",
 	"plan --compare report.json lost.json --html x.html",
+	"plan --compare report.json lost.json third.json",
+	"plan --compare report.json lost.json --model llama-3-8b",
+	"plan --compare broken.json lost.json",
+	"plan --compare typed.json lost.json",
+	"plan --compare least.json least.json --tp 2",
 	"plan explain",
 	"plan explain core_atn --model llama-3-8b --gpu h100",
 	"plan explain core_attn --model llama-3-8b",
@@ -87,6 +104,8 @@ var planMistakes = []string{
 	"plan validate --cases nowhere.json",
 	"plan validate --cases cases.json",
 	"plan validate --cases none.json",
+	"plan validate --cases list.json",
+	"plan validate --cases words.json",
 	"plan validate now",
 }
 
@@ -110,12 +129,24 @@ func TestPlanErrors(t *testing.T) {
 		"lost.json":     `{"version": 1, "heaviest_rank": 3, "ranks": [{"rank": 0}]}`,
 		"cases.json":    `{"cases": 5}`,
 		"none.json":     `{}`,
+		"list.json":     `[]`,
+		"word.json":     `{"name": "mine", "memory_bytes": "80GiB"}`,
+		"nothing.json":  ``,
+		"least.json":    `{"version": 1, "heaviest_rank": 0, "ranks": [{"rank": 0}]}`,
+		"typed.json":    `{"version": 1, "heaviest_rank": 0, "ranks": [{"rank": "first"}]}`,
+		"words.json":    `{"cases": [{"id": "a", "args": ["--bf16"]}]}`,
 	})
+	if err := os.Mkdir("folder", 0o755); err != nil {
+		t.Fatal(err)
+	}
 	var all strings.Builder
 	for _, line := range planMistakes {
 		stdout, stderr, code := command(strings.Fields(line)...)
 		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		if regexp.MustCompile(`Go (value|struct)|json: cannot|goroutine`).MatchString(stderr) {
+			t.Errorf("%q speaks of the program, not of the file: %q", line, stderr)
 		}
 		all.WriteString("$ stowage " + line + "\n" + stderr)
 	}
@@ -150,4 +181,18 @@ func TestPlanBudgetTooSmall(t *testing.T) {
 		}
 	}
 	golden.Check(t, "plan-too-small.txt", all.String())
+}
+
+// Where layers of experts are captured whole, Megatron-LM refuses to offload
+// beside them: the search does not ask for it, and its flags are read again.
+func TestPlanOffloadsNothingBesideWholeExperts(t *testing.T) {
+	line := "plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 64 --seq 4096 --graph attn moe --budget 52GiB --flags megatron"
+	flags, stderr, code := command(strings.Fields(line)...)
+	if code != exitOK || strings.Contains(flags, "offload-modules") || !strings.Contains(flags, "recompute") {
+		t.Fatalf("code %d, errors %q, flags\n%s", code, stderr, flags)
+	}
+	planFiles(t, map[string]string{"flags.sh": flags})
+	if _, stderr, code := command(strings.Fields("plan --megatron flags.sh --gpus 32 --gpu h100")...); code != exitOK {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
 }

@@ -4,13 +4,17 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/spell"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/config"
 	"github.com/stowage-dev/stowage/routing"
@@ -29,6 +33,9 @@ type jobFlags struct {
 // setup makes the job. Everything that is wrong with it is an error of usage.
 func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if len(w.rest) > 0 {
+		if near := nearest(w.rest[0], []string{"explain", "ring", "validate"}); near != "" {
+			return nil, nil, usagef("unexpected argument %q (did you mean %q?)", w.rest[0], near)
+		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
 	}
 	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
@@ -36,6 +43,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	flag := ""
 	if flag, in.Model, err = j.source(); err != nil {
 		return nil, nil, err
+	}
+	if j.vocab < 0 || j.vocab > math.MaxInt32 {
+		return nil, nil, usagef("--vocab %d must lie between 1 and %d", j.vocab, math.MaxInt32)
 	}
 	if j.budget != "" {
 		n, err := parseSize(j.budget)
@@ -56,7 +66,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		for _, n := range notes {
 			// A file may have flags that nobody knows; on a command line they are slips.
 			if strings.HasPrefix(n, "--"+name+": is not known") {
-				return nil, nil, usagef("unknown flag --%s", name)
+				return nil, nil, unknownSetting(name)
 			}
 		}
 	}
@@ -64,6 +74,18 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		notes = append(notes, fmt.Sprintf("the trace has %d expert ranks, the job %d; its imbalance of %.3g is taken as it is", j.traced, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
+}
+
+// unknownSetting names the short word that was probably meant.
+func unknownSetting(name string) error {
+	var words []string
+	for _, w := range config.Words {
+		words = append(words, w.Short)
+	}
+	if near := nearest(name, words); near != "" && spell.Distance(name, near) <= 2 {
+		return usagef("unknown flag --%s (did you mean --%s?)", name, near)
+	}
+	return usagef("unknown flag --%s", name)
 }
 
 // source is where the model comes from: one of three flags.
@@ -83,8 +105,16 @@ func (j *jobFlags) source() (flag, name string, err error) {
 		return flags[0], found[0], nil
 	}
 	// A file is meant, even where a preset has the same name.
-	if _, err := os.Stat(found[0]); err != nil {
+	info, err := os.Stat(found[0])
+	if err == nil && info.IsDir() && flags[0] == "--config" {
+		found[0] = filepath.Join(found[0], "config.json")
+		info, err = os.Stat(found[0])
+	}
+	switch {
+	case err != nil:
 		return "", "", usagef("%s %s cannot be read: %v", flags[0], found[0], pathless(err))
+	case info.IsDir():
+		return "", "", usagef("%s %s is a folder; give a file in it", flags[0], found[0])
 	}
 	if !strings.ContainsRune(found[0], os.PathSeparator) {
 		found[0] = "." + string(os.PathSeparator) + found[0]
@@ -160,11 +190,25 @@ func traceImbalance(name string) (imbalance float64, ranks int, err error) {
 // planError makes an error of usage out of what the planner refuses: the packages'
 // names mean nothing to a user, and the flag for hardware is --gpu here.
 func planError(err error) error {
-	text := err.Error()
+	text := typeless(err).Error()
 	for _, name := range []string{"plan: ", "model: ", "validate: "} {
 		text = strings.ReplaceAll(text, name, "")
 	}
 	return usagef("%s", strings.ReplaceAll(text, "--hardware", "--gpu"))
+}
+
+// typeless is an error about JSON in words of the file: what a field may be in
+// this program means nothing to a user.
+func typeless(err error) error {
+	var typed *json.UnmarshalTypeError
+	if !errors.As(err, &typed) {
+		return err
+	}
+	why := fmt.Sprintf("an object is expected (found: %s)", typed.Value)
+	if typed.Field != "" {
+		why = fmt.Sprintf("%s has the wrong kind of value (%s)", typed.Field, typed.Value)
+	}
+	return errors.New(strings.Replace(err.Error(), typed.Error(), why, 1))
 }
 
 // pathless is an error of the file system without the name, which the sentence

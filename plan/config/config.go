@@ -66,6 +66,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	}
 	notes := []string{}
 	if m != nil {
+		if in.Vocab > 0 {
+			return nil, nil, fmt.Errorf("--vocab %d is for files that leave it to a tokenizer, but %s has %d; drop it, or change that with --vocab-size", in.Vocab, m.Name, m.Vocab)
+		}
 		options.Model = m
 		base = usual(m)
 	} else {
@@ -178,6 +181,9 @@ var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segment
 // parseModel tells a config.json from arguments by what is in it.
 func parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
+		if strings.EqualFold(filepath.Ext(name), ".json") {
+			return nil, nil, fmt.Errorf("--model %s holds no JSON object; a config.json of Hugging Face or arguments of Megatron-LM are expected", name)
+		}
 		args, err := megatron.Parse(name, data)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--model %s: %w", name, err)

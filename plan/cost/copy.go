@@ -128,9 +128,9 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) Policy {
 		for j, l := range layers {
 			t := m.Layer(l)
 			var again Seconds
-			// Whole layers are computed again only of the decoder, and under
-			// "block" only the first of a stage.
-			if !r.Full || j < own && (r.Method != "block" || j < r.Layers) {
+			// Under "block" only the first layers of a stage are computed again,
+			// and none of the heads that predict further tokens.
+			if !r.Full || r.Method != "block" || j < min(own, r.Layers) {
 				again = t.Recompute(r)
 			}
 			bytes, ok := moved[KindOf(l)]

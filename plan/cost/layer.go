@@ -223,9 +223,17 @@ func moduleOf(name string) Module {
 	return MLP
 }
 
-// rows is the number of rows that the experts of a rank receive.
+// rows is the number of rows that the experts of a rank compute: padding fills
+// up to the capacity, dropping cuts off what is beyond it.
 func (m *Model) rows(e *model.MoE) float64 {
-	return m.local * float64(e.TopK) * float64(m.setup.Layout.ETP) * m.setup.Routing.Imbalance
+	k, load := m.setup.Kernels, m.setup.Routing.Imbalance
+	switch {
+	case k.CapacityFactor > 0 && k.PadToCapacity:
+		load = k.CapacityFactor
+	case k.CapacityFactor > 0:
+		load = min(load, k.CapacityFactor)
+	}
+	return m.local * float64(e.TopK) * float64(m.setup.Layout.ETP) * load
 }
 
 // product adds a matrix product. A matrix that every TP rank holds works on the

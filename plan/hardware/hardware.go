@@ -138,7 +138,17 @@ func Parse(data []byte) (*GPU, error) {
 	return &g, nil
 }
 
+// sentence says what is wrong in words of the file, not of this program.
 func sentence(err error) string {
+	var typed *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &typed) && typed.Field == "":
+		return fmt.Sprintf("an object is expected (found: %s)", typed.Value)
+	case errors.As(err, &typed):
+		return fmt.Sprintf("%q has the wrong kind of value (%s)", typed.Field, typed.Value)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "it ends too early"
+	}
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 

@@ -94,7 +94,7 @@ func TestParse(t *testing.T) {
 		{`1e12`, `-1e12`, `"hbm" is -1e+12; it must not be negative`},
 		{`48000000000`, `0`, `"memory_bytes" is missing or zero`},
 		{`48000000000`, `-5`, `"memory_bytes" is -5; it must not be negative`},
-		{`48000000000`, `1.5`, `hardware file: cannot unmarshal`},
+		{`48000000000`, `1.5`, `hardware file: "memory_bytes" has the wrong kind of value (number 1.5)`},
 		{`"bf16"`, `"tf32"`, `"flops" has no "bf16"`},
 		{`{"bf16":1e14}`, `{"bf16":1e14,"tf32":1e13}`, `the formats are bf16, fp8`},
 		{`{"bf16":1e14}`, `{"bf16":1e14,"fp8":-1}`, `"flops" of "fp8" is -1`},

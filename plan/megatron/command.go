@@ -76,6 +76,10 @@ func shellWords(text string) ([]string, error) {
 			s.array = c == '('
 			s.rest = s.rest[1:]
 			s.words = append(s.words, endOfCommand)
+		case redirection(s.rest) > 0:
+			// The file behind it is then no value of the flag before it.
+			s.rest = s.rest[redirection(s.rest):]
+			s.words = append(s.words, endOfCommand)
 		case c == '#':
 			end := strings.IndexByte(s.rest, '\n')
 			if end < 0 {
@@ -89,6 +93,22 @@ func shellWords(text string) ([]string, error) {
 		}
 	}
 	return s.words, nil
+}
+
+// redirection is the length of what sends output elsewhere at the beginning of a
+// text, such as > or 2>&; zero if there is none.
+func redirection(text string) int {
+	n := 0
+	if text[0] >= '0' && text[0] <= '9' {
+		n = 1
+	}
+	if n == len(text) || text[n] != '>' {
+		return 0
+	}
+	for n < len(text) && (text[n] == '>' || text[n] == '&') {
+		n++
+	}
+	return n
 }
 
 func isName(s string) bool {

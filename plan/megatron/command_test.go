@@ -37,6 +37,10 @@ func TestParseCommand(t *testing.T) {
 		{"negative", "--x -1 --y 1e-3", "x=-1 y=1e-3"},
 		{"windows", "--num-layers 2 \\\r\n--bf16\r\n", "bf16= num-layers=2"},
 		{"open", "--data-path $DATA --bf16", "bf16= data-path=$DATA"},
+		{"redirected", "python y.py --num-layers 2 --bf16 2>&1 | tee log", "bf16= num-layers=2"},
+		{"redirected and away", "python y.py --bf16 --x 1 >> log 2>err &\npython y.py --y 3 &> log", "bf16= x=1 y=3"},
+		{"redirected before the end", "python y.py > log --x 2 1>&2 --y 3", "x=2 y=3"},
+		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
 		{"separated", "export A=1; cd x && python y.py --bf16 | tee log", "bf16="},
 	} {
 		args, err := ParseCommand(c.text)
@@ -94,7 +98,7 @@ func isAssignment(s string) bool {
 func FuzzParseCommand(f *testing.F) {
 	for _, s := range []string{
 		"torchrun --nnodes 2 x.py --num-layers 32 --bf16", "A=(\n--x 1\n)\n$A", `--x "a\"b" 'c'`, "--x \\\n--y", "A='$A $A --x' sh -c \"$A\"",
-		"--l Et*2|(tt|)*5", "${A:-${B}} --x", "$((1+2)) --x", "# only\n", "--=",
+		"--l Et*2|(tt|)*5", "${A:-${B}} --x", "$((1+2)) --x", "# only\n", "--=", "--x 2>&1 >", "9",
 	} {
 		f.Add(s)
 	}

@@ -6,6 +6,7 @@ package megatron
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
 )
@@ -111,6 +112,9 @@ func readOffload(r *reader, s *plan.Setup) error {
 		r.warn("activation-offload-fraction", "a fraction of 0 offloads nothing")
 		return nil
 	}
+	if s.Recompute.Full && s.Recompute.Method == "uniform" {
+		r.warn("offload-modules", "all layers are computed again (--recompute-granularity full), so nothing is left to move")
+	}
 	o := &s.Offload
 	o.Modules, o.Delta, o.MaxInflight = modules, int64(delta), inflight
 	// The defaults are written as zero, so that equal jobs are equal setups.
@@ -182,6 +186,8 @@ func readGraph(r *reader, s *plan.Setup) error {
 	default:
 		if len(modules) == 0 || slices.Contains(modules, "full") {
 			modules = wholeLayer(s)
+		} else if err := keepBorders(r, s, modules, impl == "local"); err != nil {
+			return err
 		}
 		s.Graph.Scopes, s.Graph.Local = modules, impl == "local"
 	}
@@ -191,6 +197,41 @@ func readGraph(r *reader, s *plan.Setup) error {
 		s.Graph.Warmup = -1
 	case warmup != defaultWarmup:
 		s.Graph.Warmup = warmup
+	}
+	return nil
+}
+
+// keepBorders leaves out of offloading what Megatron-LM leaves out where only
+// parts of a layer are captured: the input of a norm that lies on the border of a
+// graph stays on the device, and the job runs on. What it refuses is an error.
+func keepBorders(r *reader, s *plan.Setup, scopes []string, local bool) error {
+	has := func(scope string) bool { return slices.Contains(scopes, scope) }
+	var left []string
+	for _, m := range s.Offload.Modules {
+		experts := m == "expert_fc1" || m == "moe_act" || m == "fused_group_mlp"
+		border := m == "attn_norm" && has("attn")
+		for _, l := range s.Model.Layers {
+			// A few dense layers of a model with experts count as those do.
+			moe := l.MoE != nil && (has("attn") || has("moe_router"))
+			border = border || m == "mlp_norm" && (moe || l.Dense != nil && has("attn") != has("mlp"))
+		}
+		switch {
+		case local && !experts:
+			return fmt.Errorf("--offload-modules %s excludes --cuda-graph-impl local; use transformer_engine, or drop it", m)
+		case has("moe"):
+			return fmt.Errorf("--offload-modules %s excludes --cuda-graph-modules moe; capture moe_router instead, or drop it", m)
+		case border:
+			left = append(left, m)
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	r.warn("offload-modules", fmt.Sprintf("Megatron-LM does not move %s where --cuda-graph-modules %s captures up to it, so it is counted on the device",
+		strings.Join(left, " and "), strings.Join(scopes, " ")))
+	s.Offload.Modules = slices.DeleteFunc(slices.Clone(s.Offload.Modules), func(m string) bool { return slices.Contains(left, m) })
+	if len(s.Offload.Modules) == 0 {
+		s.Offload = plan.Offload{}
 	}
 	return nil
 }

@@ -33,7 +33,8 @@ func readModel(r *reader, s *plan.Setup, o Options) error {
 	if r.flag("use-rotary-position-embeddings") {
 		positions = "rope"
 	}
-	m.LearnedPositions = positions == "learned_absolute" && !r.flag("no-position-embedding")
+	without := r.flag("no-position-embedding") // scripts have it beside rope too
+	m.LearnedPositions = positions == "learned_absolute" && !without
 	m.Vocab = readVocab(r, o)
 	b := readBlocks(r, m, positions)
 	layers, err := readLayers(r, m, b)

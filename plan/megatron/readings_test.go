@@ -26,6 +26,9 @@ func TestReadings(t *testing.T) {
 		{"--fine-grained-activation-offloading --offload-modules moe_act --min-offloaded-tensor-size 0 --delta-offload-bytes-across-pp-ranks 1e9", func(s *plan.Setup) bool {
 			return s.Offload.MinElements == 1 && s.Offload.Delta == 1e9 && s.Offload.Fraction == 0
 		}},
+		{"--fine-grained-activation-offloading --offload-modules attn_norm moe_act --cuda-graph-impl transformer_engine --cuda-graph-modules attn", func(s *plan.Setup) bool {
+			return slices.Equal(s.Offload.Modules, []string{"moe_act"})
+		}},
 		{"--enable-cuda-graph", func(s *plan.Setup) bool { return slices.Equal(s.Graph.Scopes, []string{"attn", "moe"}) }},
 		{"--cuda-graph-impl local --cuda-graph-scope attn", func(s *plan.Setup) bool { return slices.Equal(s.Graph.Scopes, []string{"attn"}) }},
 		{"--cuda-graph-impl local --cuda-graph-modules full", func(s *plan.Setup) bool { return slices.Equal(s.Graph.Scopes, []string{"attn", "moe"}) }},

@@ -5,6 +5,7 @@ package megatron
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/model"
@@ -214,7 +215,7 @@ func drawMemory(t *rapid.T, s *plan.Setup) {
 			s.Recompute.Modules = modules
 		}
 	}
-	if modules := some("away", "attn_norm", "qkv_linear", "core_attn", "mlp_norm"); len(modules) > 0 && !s.Kernels.Local {
+	if modules := some("away", "attn_norm", "qkv_linear", "core_attn", "mlp_norm"); len(modules) > 0 && !s.Kernels.Local && s.Recompute.Method != "uniform" {
 		s.Offload = plan.Offload{
 			Modules: modules, Fraction: rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "fraction"),
 			MinElements: int64(rapid.IntRange(0, 2).Draw(t, "least")), Delta: int64(rapid.IntRange(0, 2).Draw(t, "delta")) << 30,
@@ -231,7 +232,13 @@ func drawMemory(t *rapid.T, s *plan.Setup) {
 	}
 	if yes("graph") {
 		s.Graph.Scopes = rapid.SampledFrom([][]string{{"attn"}, {"attn", "moe_router"}, {"full_iteration"}}).Draw(t, "scopes")
-		if s.Graph.Local = s.Graph.Scopes[0] == "attn" && yes("local"); !s.Graph.Local {
+		if s.Graph.Scopes[0] == "attn" { // norms on the border of a graph are not offloaded
+			s.Offload.Modules = slices.DeleteFunc(s.Offload.Modules, func(m string) bool { return strings.HasSuffix(m, "_norm") })
+		}
+		if len(s.Offload.Modules) == 0 {
+			s.Offload = plan.Offload{}
+		}
+		if s.Graph.Local = s.Graph.Scopes[0] == "attn" && len(s.Offload.Modules) == 0 && yes("local"); !s.Graph.Local {
 			s.Graph.Warmup = rapid.SampledFrom([]int{0, -1, 1, 2}).Draw(t, "warmup")
 		}
 	}

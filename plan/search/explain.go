@@ -307,7 +307,9 @@ func (p *problem) wholeVerdict(c *choice, res *Result) Verdict {
 	default:
 		passes := p.time.PolicyOf(plan.Recompute{Full: true, Method: "uniform", Layers: 1}, plan.Offload{}).Passes
 		more := float64(p.time.Step(passes).Total/res.After.Step.Total) - 1
-		v.Reason = fmt.Sprintf("%s: of all layers it takes %s longer", figures, percent(more))
+		if v.Reason = fmt.Sprintf("%s: of all layers it takes %s longer", figures, percent(more)); more < 0 {
+			v.Reason = figures + ": does not fit" // or it would have been chosen
+		}
 	}
 	return v
 }

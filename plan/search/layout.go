@@ -278,14 +278,18 @@ func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 		if err != nil {
 			return err
 		}
-		p := Plan{Layout: c.setup.Layout, Micro: c.setup.Batch.Micro, Policy: r}
-		p.Reason = "the fastest that fits"
-		if len(res.Plans) > 0 {
-			best := res.Plans[0].Policy.After
-			p.Slower = float64(r.After.Step.Total/best.Step.Total) - 1
-			p.Reason = lost(best, r.After)
-		}
-		res.Plans = append(res.Plans, p)
+		res.Plans = append(res.Plans, Plan{Layout: c.setup.Layout, Micro: c.setup.Batch.Micro, Policy: r})
+	}
+	// A stash that was tried only now may have made one faster than those before.
+	slices.SortStableFunc(res.Plans, func(a, b Plan) int {
+		return cmp.Compare(a.Policy.After.Step.Total, b.Policy.After.Step.Total)
+	})
+	best := res.Plans[0].Policy.After
+	res.Plans[0].Reason = "the fastest that fits"
+	for i := range res.Plans[1:] {
+		p := &res.Plans[i+1]
+		p.Slower = float64(p.Policy.After.Step.Total/best.Step.Total) - 1
+		p.Reason = lost(best, p.Policy.After)
 	}
 	return nil
 }

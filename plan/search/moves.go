@@ -46,6 +46,10 @@ func noOffload(s *plan.Setup, module string) string {
 		return "whole layers are offloaded already (--cpu-offloading-num-layers); drop that"
 	case (module == "attn_norm" || module == "mlp_norm") && captured:
 		return fmt.Sprintf("its tensors cross the border of captured graphs (%v); capture nothing, or keep it", s.Graph.Scopes)
+	case has(s.Graph.Scopes, "moe"):
+		return "layers of experts are captured whole (moe), and Megatron-LM moves nothing beside that; capture moe_router instead"
+	case s.Graph.Local && module != "expert_fc1" && module != "moe_act" && module != "fused_group_mlp":
+		return "under --cuda-graph-impl local only tensors of experts move; use transformer_engine"
 	case module == "fused_group_mlp" && !s.Kernels.OpFuser:
 		return "it needs the fused grouped experts (--use-transformer-engine-op-fuser)"
 	case (module == "expert_fc1" || module == "moe_act") && s.Kernels.OpFuser:

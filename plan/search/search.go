@@ -138,7 +138,7 @@ type TooSmall struct {
 
 func (e *TooSmall) Error() string {
 	return fmt.Sprintf("plan: no policy fits a budget of %s; the smallest that one does is %s (rank %d), with %s: raise --budget, or search layouts",
-		gigabytes(e.Budget), gigabytes(e.Least), e.Rank, e.Policy)
+		gigabytes(e.Budget), enough(e.Least), e.Rank, e.Policy)
 }
 
 // Policy finds the fastest policy that fits.

@@ -37,6 +37,7 @@ type choice struct {
 	heights []int64
 	failed  bool
 	rank    int
+	crowded bool // failed for want of host memory
 }
 
 // size is how many modules a choice names.

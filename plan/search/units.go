@@ -11,6 +11,10 @@ import (
 
 func gigabytes(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
 
+// enough is a figure that must not be rounded down: who gives as much as is
+// written must have enough.
+func enough(n int64) string { return gigabytes((n + 1e8 - 1) / 1e8 * 1e8) }
+
 func megabytes(n int64) string {
 	if n >= 10e9 {
 		return gigabytes(n)

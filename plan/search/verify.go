@@ -104,7 +104,7 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 		if err := p.refine(best); err != nil {
 			return nil, err
 		}
-		if best.failed && !best.recompute.Full {
+		if best.failed && !best.crowded && !best.recompute.Full {
 			p.drop(list, best)
 		}
 		slices.SortFunc(list, order)
@@ -164,7 +164,13 @@ func (p *problem) refine(c *choice) error {
 		}
 		if p.fits(heights) {
 			c.heights = heights
-			return p.trim(c)
+			if err := p.trim(c); err != nil {
+				return err
+			}
+			if c.crowded, err = p.crowds(c); c.crowded {
+				c.failed, c.heights = true, nil
+			}
+			return err
 		}
 		for r, h := range heights {
 			if h <= p.budget {
@@ -207,6 +213,21 @@ func (p *problem) trim(c *choice) error {
 	}
 	p.settle(c)
 	return nil
+}
+
+// crowds tells whether a choice needs more host memory than there may be. The
+// linear model let it pass, but whole groups move, and more than it asked for.
+func (p *problem) crowds(c *choice) (bool, error) {
+	for r, n := range c.fractions {
+		if n == 0 || p.host == 0 {
+			continue
+		}
+		m, err := p.measureRank(c, r, n)
+		if err != nil || m.host > p.host {
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 // trims is how often that is tried; each halves the slack or better.
@@ -259,8 +280,8 @@ type asked struct {
 }
 
 type measured struct {
-	height int64
-	share  float64 // of the bytes that move, where whole groups do
+	height, host int64
+	share        float64 // of the bytes that move, where whole groups do
 }
 
 // measureRank predicts one rank of a choice. Answers are kept: as fractions are
@@ -279,7 +300,7 @@ func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
 	if err != nil {
 		return m, err
 	}
-	if m.height = rank.Reserved.High; n > 0 && c.off != 0 {
+	if m.height, m.host = rank.Reserved.High, rank.Host; n > 0 && c.off != 0 {
 		m.share = plan.OffloadShare(s, r)
 	}
 	if !c.recompute.Full {
@@ -388,7 +409,8 @@ func (p *problem) refineWhole(c *choice) error {
 // smallest budget would be.
 func (p *problem) last() (*choice, error) {
 	var best *choice
-	for _, c := range append(p.whole(), p.smallest()) {
+	// Where host memory is short, the one that moves nothing is left.
+	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, Offload)), p.smallest([]uint32{0})) {
 		if c.recompute.Method == "block" {
 			continue // all layers leave less than some
 		}
@@ -402,7 +424,10 @@ func (p *problem) last() (*choice, error) {
 		if c.heights, err = p.measure(c); err != nil {
 			return nil, err
 		}
-		if best == nil || slices.Max(c.heights) < slices.Max(best.heights) {
+		if c.crowded, err = p.crowds(c); err != nil {
+			return nil, err
+		}
+		if !c.crowded && (best == nil || slices.Max(c.heights) < slices.Max(best.heights)) {
 			best = c
 		}
 	}
@@ -413,10 +438,10 @@ func (p *problem) last() (*choice, error) {
 	return nil, &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(best.heights, least), Policy: p.describe(best)}
 }
 
-// smallest is the choice with the lowest peak by the linear model.
-func (p *problem) smallest() *choice {
+// smallest is the choice with the lowest peak by the linear model, of some sets
+// of offloaded modules.
+func (p *problem) smallest(offs []uint32) *choice {
 	best, least := p.newChoice(0, 0), int64(-1)
-	offs := p.allowed(p.off, Offload)
 	for _, rec := range p.allowed(p.rec, Recompute) {
 		for _, off := range offs {
 			if p.both(rec, off) != "" {

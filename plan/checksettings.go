@@ -1,0 +1,150 @@
+// This file owns what the settings of a setup must satisfy: names that exist,
+// shares and factors that make sense, and products that can be counted.
+
+package plan
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/stowage-dev/stowage/bucket"
+)
+
+var (
+	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
+	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv"}
+	stashModules     = []string{"expert_fc1", "moe_act"}
+	graphScopes      = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
+)
+
+func (s *Setup) checkSettings() error {
+	for _, x := range []struct {
+		what        string
+		names, list []string
+	}{
+		{"recompute module", s.Recompute.Modules, recomputeModules},
+		{"offload module", s.Offload.Modules, offloadModules},
+		{"stash module", s.Stash.Modules, stashModules},
+		{"graph scope", s.Graph.Scopes, graphScopes},
+		{"optimizer", []string{s.Optimizer.Kind}, []string{"adam", "sgd", "muon"}},
+	} {
+		if err := known(x.what, x.names, x.list); err != nil {
+			return err
+		}
+	}
+	if name := s.Layout.FSDP.Pool; name != "" {
+		if _, err := bucket.ParseKind(name); err != nil {
+			return fmt.Errorf("plan: there is no pool %q for sharded parameters; there are %v", name, bucket.Kinds)
+		}
+	}
+	if l := s.Layout; l.VPP > 1 && l.PP == 1 {
+		return fmt.Errorf("plan: vpp %d needs more than one pipeline rank; set vpp to 1, or pp to 2", l.VPP)
+	}
+	if slices.Contains(s.Offload.Modules, "attn_proj") && !slices.Contains(s.Offload.Modules, "core_attn") {
+		return fmt.Errorf("plan: offload module attn_proj needs core_attn beside it; add core_attn")
+	}
+	if r := s.Recompute; r.Full {
+		if err := known("recompute method", []string{r.Method}, []string{"uniform", "block"}); err != nil {
+			return err
+		}
+		if r.Layers < 1 {
+			return fmt.Errorf("plan: recompute layers are %d; it must be at least 1", r.Layers)
+		}
+	}
+	return s.checkFactors()
+}
+
+// checkFactors refuses shares outside of 0 to 1 and factors that are no numbers
+// or too small.
+func (s *Setup) checkFactors() error {
+	share := func(name string, f float64) error {
+		if !(f >= 0 && f <= 1) {
+			near := min(max(f, 0), 1)
+			if math.IsNaN(f) {
+				near = 1
+			}
+			return fmt.Errorf("plan: %s %g is outside of 0 to 1; the nearest is %g", name, f, near)
+		}
+		return nil
+	}
+	if err := share("offload fraction", s.Offload.Fraction); err != nil {
+		return err
+	}
+	if n := len(s.Offload.Fractions); n > 0 && n != s.Layout.PP {
+		return fmt.Errorf("plan: there are %d offload fractions for %d pipeline ranks; give one for each", n, s.Layout.PP)
+	}
+	for r, f := range s.Offload.Fractions {
+		if !(f >= 0 && f <= 1) {
+			return fmt.Errorf("plan: offload fraction %g of pipeline rank %d is outside of 0 to 1; the nearest is %g", f, r, min(max(f, 0), 1))
+		}
+	}
+	if err := share("optimizer offload fraction", s.Optimizer.OffloadFraction); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name     string
+		v, least float64
+	}{
+		{"routing imbalance", s.Routing.Imbalance, 1},
+		{"expert capacity factor", s.Kernels.CapacityFactor, 0},
+		{"expert rank capacity", s.Stash.RankCapacity, 0}, {"stash factor", s.Stash.Factor, 0}, {"stash host factor", s.Stash.HostFactor, 0},
+		{"stash page", float64(s.Stash.PageBytes), 0},
+		{"offload delta", float64(s.Offload.Delta), 0}, {"least offloaded elements", float64(s.Offload.MinElements), 0},
+		{"budget", float64(s.Budget), 0},
+	} {
+		if !(f.v >= f.least && f.v <= mostBytes) {
+			return fmt.Errorf("plan: %s is %g; it must be at least %g and no more than can be counted", f.name, f.v, f.least)
+		}
+	}
+	return nil
+}
+
+// mostBytes is what sums of bytes may reach: a billion times a gigabyte, an
+// eighth of what 64 bits hold.
+const mostBytes = 1 << 60
+
+// checkBounds refuses batches whose bytes would not fit 64 bits. It counts more
+// than any walk does: every tensor of every layer and microbatch in flight, at
+// eight bytes an element.
+func (s *Setup) checkBounds() error {
+	l := s.Layout
+	var width float64 // elements a token
+	seq := float64(s.Batch.Seq)
+	for _, x := range s.Model.Layers {
+		width += 32 * float64(s.Model.Hidden)
+		switch {
+		case x.Attention != nil:
+			width += float64(x.Attention.Heads) * (8*float64(x.Attention.HeadDim) + 4*seq)
+		case x.MLA != nil:
+			width += float64(x.MLA.Heads) * (8*float64(x.MLA.Nope+x.MLA.Rope+x.MLA.V) + 4*seq)
+		case x.Mamba != nil:
+			width += 16*float64(x.Mamba.Inner) + float64(x.Mamba.Groups)*(8*float64(x.Mamba.State)+512) + float64(x.Mamba.Inner)*float64(x.Mamba.State)
+		case x.DeltaNet != nil:
+			width += 16 * float64(x.DeltaNet.ValueHeads*x.DeltaNet.ValueDim+x.DeltaNet.KeyHeads*x.DeltaNet.KeyDim)
+		}
+		if x.Dense != nil {
+			width += 8 * float64(x.Dense.Width)
+		}
+		if x.MoE != nil {
+			rows := float64(x.MoE.TopK) * float64(l.ETP) * max(s.Routing.Imbalance, s.Kernels.CapacityFactor, s.Stash.RankCapacity, 1)
+			width += 8*rows*float64(s.Model.Hidden+x.MoE.Width) + 8*float64(x.MoE.SharedWidth) + 8*float64(x.MoE.Experts) + float64(l.EP*l.ETP)*float64(s.Model.Hidden)
+		}
+	}
+	flight := float64(min(s.Microbatches(), l.PP*(l.VPP+2)+l.GroupSize*l.VPP))
+	width = width*flight + 64*float64(s.Model.Vocab)*float64(1+s.Microbatches()) + seq
+	if tokens := float64(s.Batch.Micro) * seq; !(8*tokens*width < mostBytes) {
+		return fmt.Errorf("plan: micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
+	}
+	return nil
+}
+
+// known refuses names that are not in a list.
+func known(what string, names, list []string) error {
+	for _, n := range names {
+		if !slices.Contains(list, n) {
+			return fmt.Errorf("plan: unknown %s %q; there are %v", what, n, list)
+		}
+	}
+	return nil
+}
