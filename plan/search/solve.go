@@ -1,5 +1,6 @@
 // This file owns the search: every combination of recomputed and offloaded
-// modules is looked at, and the fastest that fits is found exactly.
+// modules is looked at, and the fastest that fits is found, exactly as far as the
+// linear model of memory goes; verify.go holds it against the full prediction.
 //
 // There are few modules (some ten, hence some ten thousand combinations), and for
 // each the least fraction that every rank must move follows from its table in
@@ -36,6 +37,7 @@ type choice struct {
 	// says that it does not fit after all, on this rank.
 	heights []int64
 	failed  bool
+	unseen  bool // failed without having been predicted
 	rank    int
 	crowded bool // failed for want of host memory
 }

@@ -99,7 +99,7 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 			}
 		}
 		if best.heights != nil {
-			return best, nil
+			return p.reprieve(list, best)
 		}
 		if err := p.refine(best); err != nil {
 			return nil, err
@@ -117,10 +117,34 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 func (p *problem) drop(list []*choice, c *choice) {
 	bar := p.peak(c.rank, c.rec, c.off, parts)
 	for _, x := range list {
-		if x.heights == nil && !x.recompute.Full && p.peak(c.rank, x.rec, x.off, parts) >= bar {
-			x.failed = true
+		if x.heights == nil && !x.failed && !x.recompute.Full && p.peak(c.rank, x.rec, x.off, parts) >= bar {
+			x.failed, x.unseen = true, true
 		}
 	}
+}
+
+// reprieve predicts choices that were dropped unseen and may be faster than the
+// best: the linear model can be unjust to one of them. There may be thousands, so
+// only those with the lowest bounds get it.
+func (p *problem) reprieve(list []*choice, best *choice) (*choice, error) {
+	tries := reprieves
+	for _, c := range list {
+		if tries == 0 || c.bound >= p.walked(best)*(1-rounding) {
+			break
+		}
+		if !c.unseen {
+			continue
+		}
+		tries--
+		c.failed, c.unseen = false, false
+		if err := p.refine(c); err != nil {
+			return nil, err
+		}
+		if !c.failed && p.beats(c, best) {
+			best = c
+		}
+	}
+	return best, nil
 }
 
 // floor is what no policy gets below, by the linear model: with everything gone
@@ -232,6 +256,9 @@ func (p *problem) crowds(c *choice) (bool, error) {
 
 // trims is how often that is tried; each halves the slack or better.
 const trims = 2
+
+// reprieves bounds the predictions spent on choices that were dropped unseen.
+const reprieves = 32
 
 // refinements is how often fractions are corrected. Each time a rank moves at
 // least one 64th more, and by the linear model all that is missing: two or three
