@@ -279,7 +279,7 @@ func TestHugeSizes(t *testing.T) {
 			}
 		}
 	})
-	if refused == 0 {
+	if refused == 0 && !testing.Short() { // a short run draws too few
 		t.Error("none was refused")
 	}
 }

@@ -283,7 +283,7 @@ func TestMixedKeys(t *testing.T) {
 		}
 	})
 	t.Logf("%d accepted", accepted)
-	if accepted == 0 {
+	if accepted == 0 && !testing.Short() { // a short run draws too few
 		t.Error("none is accepted")
 	}
 }
