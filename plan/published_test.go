@@ -10,7 +10,7 @@ import (
 )
 
 // MaxText's sizing table: DeepSeek-V3, batch 2, sequences of 4096, top 8, a ring
-// of 4, 60 MoE layers. SPEC S3.1, S3.5
+// of 4, 60 MoE layers. SPEC S3.1, SPEC S3.5
 func TestRingTable(t *testing.T) {
 	r := Ring{Batch: 2, Seq: 4096, TopK: 8, EP: 4, LocalExperts: 64, Width: 7168, ElementBytes: 2, Layers: 60}
 	if err := r.Check(); err != nil {
