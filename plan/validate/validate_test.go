@@ -317,3 +317,25 @@ func FuzzFile(f *testing.F) {
 		}
 	})
 }
+
+// The further runs that docs/PLANNER.md speaks of: no kind is worse than it says
+// there by more than a little.
+func TestFurtherRuns(t *testing.T) {
+	data, err := os.ReadFile("testdata/further_cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := File(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Modelled < 267 || len(r.FalseFits) > 0 || r.MeanAbsError > 0.014 {
+		t.Errorf("%d modelled, %d false fits, mean error %g", r.Modelled, len(r.FalseFits), r.MeanAbsError)
+	}
+	limits := map[string]float64{"dense": 0.008, "moe small": 0.024, "moe large": 0.016, "hybrid": 0.012, "fsdp": 0.031, "offload": 0.059}
+	for _, k := range r.Kinds {
+		if limit, ok := limits[k.Kind]; k.Quantity == Peak && (!ok || k.MeanAbsError > limit) {
+			t.Errorf("%s: mean error %g, the limit is %g", k.Kind, k.MeanAbsError, limit)
+		}
+	}
+}
