@@ -17,6 +17,7 @@ var planMistakes = []string{
 	"plan --gpu h100",
 	"plan --model llama-3-8b --config missing.json",
 	"plan --model lama-3-8b",
+	"plan --modle llama-3-8b",
 	"plan --model ./nowhere/config.json",
 	"plan --config missing.json",
 	"plan --config negative.json",

@@ -41,7 +41,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
 	var err error
 	flag := ""
-	if flag, in.Model, err = j.source(); err != nil {
+	if flag, in.Model, err = j.source(w.settings); err != nil {
 		return nil, nil, err
 	}
 	if j.vocab < 0 || j.vocab > math.MaxInt32 {
@@ -89,7 +89,7 @@ func unknownSetting(name string) error {
 }
 
 // source is where the model comes from: one of three flags.
-func (j *jobFlags) source() (flag, name string, err error) {
+func (j *jobFlags) source(settings map[string][]string) (flag, name string, err error) {
 	var found, flags []string
 	for _, f := range []struct{ flag, value string }{{"--model", j.model}, {"--config", j.config}, {"--megatron", j.megatron}} {
 		if f.value != "" {
@@ -98,6 +98,13 @@ func (j *jobFlags) source() (flag, name string, err error) {
 	}
 	switch {
 	case len(found) == 0:
+		for _, f := range []string{"model", "config", "megatron"} {
+			for name := range settings {
+				if spell.Distance(name, f) <= 2 {
+					return "", "", usagef("unknown flag --%s (did you mean --%s?)", name, f)
+				}
+			}
+		}
 		return "", "", usagef("which model? give --model NAME, --config config.json or --megatron FILE, such as --model deepseek-v3")
 	case len(found) > 1:
 		return "", "", usagef("%s and %s both name a model; keep one", flags[0], flags[1])
