@@ -27,10 +27,12 @@ gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
 	CGO_ENABLED=0 go test -c -o build/gpu/cuda.test ./device/cuda
 	CGO_ENABLED=0 go test -c -o build/gpu/kernels.test ./kernels
 	CGO_ENABLED=0 go test -c -o build/gpu/stash.test ./stash
+	CGO_ENABLED=0 go test -c -o build/gpu/comm.test ./comm
 	@echo 'On the machine with the GPU, in a copy of this folder:'
 	@echo '  (cd device/cuda && ../../build/gpu/cuda.test -test.v)'
 	@echo '  (cd kernels && ../build/gpu/kernels.test -test.v)'
 	@echo '  (cd stash && ../build/gpu/stash.test -test.v)'
+	@echo '  (cd comm && ../build/gpu/comm.test -test.v -test.run GPU)'
 
 clean:
 	rm -rf build

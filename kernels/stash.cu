@@ -87,6 +87,11 @@ DEVICE u64 swap_if(u64 p, u64 is, u64 then) {
     asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(p), "l"(is), "l"(then) : "memory");
     return old;
 }
+DEVICE u32 arrive_block(u32 *p) {
+    u32 old, at = (u32)(u64)(__attribute__((address_space(3))) u32 *)p;
+    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(at) : "memory");
+    return old;
+}
 DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 
@@ -165,12 +170,12 @@ template <bool stash> DEVICE Group prepare(u64 control, u64 record, u64 set, u64
     g.mem = g.set + offset;
     g.bytes = lane() < n ? least(g.asked, g.limit) * row_bytes : 0;
     u32 pages = (u32)((g.bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift), sum = pages;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) {
+#pragma unroll 1 // most groups have few tensors: five rounds cost 0.2 us of a pair
+    for (u32 d = 1; d < n; d *= 2) {
         u32 below = __nvvm_shfl_sync_up_i32(~0u, sum, d, 0);
         if (lane() >= d) sum += below;
     }
-    g.need = from_lane32(sum, 31);
+    g.need = from_lane32(sum, n - 1);
     g.first = lane() < n ? sum - pages : ~0u;
     return g;
 }
@@ -230,16 +235,17 @@ DEVICE void some(u64 dst, u64 src, u32 bytes) {
 // each moves all chunks, shared out over the warps of the grid. The first round is
 // dealt out. Then a warp asks for its next chunk before it loads the one it has,
 // and for the page of that one before it stores, so that neither is waited for.
-// look_up gives the page number of a chunk; moved is told of each chunk once its
-// data is on the way.
-template <bool stash, class LookUp, class Moved>
-DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
+// look_up gives the page number of a chunk; known is told of each chunk, once its
+// number is there. loaded is called once in every warp, after the last known, when
+// the warp will read no more: what it has still to store is in its registers.
+template <bool stash, class LookUp, class Known, class Loaded>
+DEVICE void each(const Group &g, u64 counters, LookUp look_up, Known known, Loaded loaded) {
     Work w = cut(g);
     u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block();
     // Every counter in use must have a warp that takes from it.
     u32 used = least((u32)COUNTERS, warps), k = mine % used;
     u64 counter = counters + k * LINE * 8;
-    if (mine >= w.chunks) return;
+    if (mine >= w.chunks) return loaded();
     Chunk c = chunk(g, w, mine);
     c.number = look_up(c.place);
     for (;;) {
@@ -261,15 +267,16 @@ DEVICE void each(const Group &g, u64 counters, LookUp look_up, Moved moved) {
             then.number = look_up(then.place);
         }
         u64 page = address(g, c.number) + c.at;
+        if (!more && c.at == 0 && lane() == 0) known(c);
+        u64 dst = stash ? page : c.mem;
+        if (!whole) some(dst, stash ? c.mem : page, c.bytes);
+        if (!more) loaded();
         if (whole) {
-            u64 dst = (stash ? page : c.mem) + 16 * lane();
 #pragma unroll
-            for (u32 n = 0; n < VECTORS; n++) put(dst + 512 * n, v[n]);
-        } else {
-            some(stash ? page : c.mem, stash ? c.mem : page, c.bytes);
+            for (u32 n = 0; n < VECTORS; n++) put(dst + 16 * lane() + 512 * n, v[n]);
         }
-        if (c.at == 0 && lane() == 0) moved(c);
         if (!more) return;
+        if (c.at == 0 && lane() == 0) known(c);
         c = then;
     }
 }
@@ -424,18 +431,26 @@ stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     u64 counters = AT(g.control, Control, ticket) + 8 * LINE * COUNTERS * (seq & 1);
     each<true>(
         g, counters, [&](u32 place) { return number(g, s, taken, place); },
-        [&](const Chunk &c) { write32(g.table + 4 * c.place, c.number); });
+        [&](const Chunk &c) { write32(g.table + 4 * c.place, c.number); }, [] {});
 }
 
-// give_back ends a restore: the last block to finish gives the pages back. What it
-// needs for that was read at the beginning. The tails move last, by the thread
-// that saw all blocks arrive.
-DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages) {
-    barrier();
+// leave counts the warps of a restore that will read no page and write no ring any
+// more, and tells the last one of the launch, in all its lanes. It goes before the
+// warp's last stores: a release waits for every store before it, and those of the
+// data have no part in it. Only the last warp of a block counts in global memory.
+DEVICE bool leave(const Group &g, u32 *left) {
+    warp_barrier();
     u32 last = 0;
-    if (thread() == 0) last = arrive(AT(g.record, Record, arrived)) == blocks() - 1;
-    if (thread() < 32) last = from_lane32(last, 0);
-    if (last == 0) return;
+    if (lane() == 0 && arrive_block(left) == threads() / 32 - 1) last = arrive(AT(g.record, Record, arrived)) == blocks() - 1;
+    last = from_lane32(last, 0);
+    warp_barrier();
+    return last != 0;
+}
+
+// give_back ends a restore: the last warp gives the pages back. What it needs for
+// that was read at the beginning. The tails move last, by the thread that saw all
+// warps leave.
+DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages) {
     u64 c = g.control, odd = (seq + 1) & 1;
     if (lane() < COUNTERS) {
         write(AT(c, Control, back) + 8 * LINE * lane(), 0);
@@ -463,6 +478,9 @@ DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages
 
 KERNEL(256, RESIDENT)
 stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
+    SHARED u32 left;
+    if (thread() == 0) left = 0;
+    barrier();
     u64 tiers = AT(global(control), Control, tier), r = global(record);
     u64 tail[2] = {read(AT(tiers, Tier, tail)), read(AT(tiers + sizeof(Tier), Tier, tail))};
     u64 pages[2] = {read(AT(r, Record, pages)), read(AT(r, Record, pages) + 8)};
@@ -473,16 +491,18 @@ stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     if (last_warp() && lane() < g.shape.tensors) write(g.set + look<u64>(AT(tensor(g, lane()), Tensor, rows_at)), g.asked);
     // A group that holds no pages has nothing to bring: it overflowed, or was
     // restored before.
-    if (missed == 0 && pages[0] + pages[1] == g.need)
-        each<false>(
-            g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
-            [&](const Chunk &c) {
-                if (g.shape.bump) return;
-                u32 host = c.number >> 31;
-                u64 place = pick(tail, host) + (host ? c.place - pages[0] : c.place);
-                write32(pick(g.ring, host) + 4 * (place & pick(g.mask, host)), c.number & ~HOST_BIT);
-            });
-    give_back(g, seq, tail, pages);
+    if (missed != 0 || pages[0] + pages[1] != g.need) g.need = 0;
+    each<false>(
+        g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
+        [&](const Chunk &c) {
+            if (g.shape.bump) return;
+            u32 host = c.number >> 31;
+            u64 place = pick(tail, host) + (host ? c.place - pages[0] : c.place);
+            write32(pick(g.ring, host) + 4 * (place & pick(g.mask, host)), c.number & ~HOST_BIT);
+        },
+        [&] {
+            if (leave(g, &left)) give_back(g, seq, tail, pages);
+        });
 }
 
 KERNEL(256)
