@@ -310,3 +310,43 @@ func TestUploadThroughLittleStaging(t *testing.T) {
 	}
 	s.Free(b)
 }
+
+// The whole device may be waited for while another goroutine captures on its
+// streams and closes them, and graphs may be closed meanwhile.
+func TestSyncBesideCapturesAndCloses(t *testing.T) {
+	d, _ := openFake(t, Options{})
+	b := alloc(t, d, device.Accel, 64)
+	stop, done := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if err := d.Sync(); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 300 {
+		s := newStream(t, d, "s")
+		s.Fill(b.All(), 1)
+		s.BeginCapture()
+		s.Fill(b.All(), 2)
+		g, err := s.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Replay(g)
+		if err := errors.Join(g.Close(), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

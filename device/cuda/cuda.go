@@ -335,7 +335,7 @@ func (d *Device) all() []*stream {
 func (d *Device) Sync() error {
 	d.hostSyncs.Add(1)
 	for _, s := range d.all() {
-		s.settle()
+		s.await()
 	}
 	d.reap()
 	return d.err()

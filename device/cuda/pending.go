@@ -27,6 +27,8 @@ func (d *Device) afterReplay(s *stream, fn func()) {
 	s.border.Lock()
 	defer s.border.Unlock()
 	switch {
+	case s.closed.Load(): // no work is left on it
+		d.put(pending{then: fn})
 	case s.capture.Load() == nil:
 		d.after(s, false, fn)
 	case s.before != 0: // the device failed over it otherwise, and Close cleans up

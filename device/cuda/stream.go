@@ -322,6 +322,30 @@ func (s *stream) settle() {
 	}
 }
 
+// await is settle for a goroutine that does not own the stream, which may begin
+// a capture or be closed meanwhile: it waits for an event, never for the stream.
+func (s *stream) await() {
+	d := s.dev
+	s.border.Lock()
+	var e uintptr
+	own := false
+	switch {
+	case s.closed.Load():
+	case s.capture.Load() == nil:
+		e, own = d.mark(s), true
+	default:
+		e = s.before
+	}
+	s.border.Unlock()
+	if e == 0 {
+		return
+	}
+	d.insist(&d.drv.eventSynchronize, e)
+	if own {
+		d.recycle(e)
+	}
+}
+
 func (s *stream) Sync() error {
 	if c := s.ready(); c != nil {
 		return c.spoil(s, "a synchronisation makes the host wait", "synchronise after the replay")
@@ -345,6 +369,8 @@ func (s *stream) Close() error {
 // destroy ends the stream, on which no work is left.
 func (s *stream) destroy() {
 	d := s.dev
+	s.border.Lock()
+	defer s.border.Unlock()
 	s.closed.Store(true)
 	d.mu.Lock()
 	delete(d.streams, s)
