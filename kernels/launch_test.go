@@ -55,6 +55,9 @@ func everyLaunch(a, b *device.Buffer) map[string]func() device.Launch {
 		"copy":            func() device.Launch { return CopyLaunch(a.Slice(3, 5000), b.Slice(8, 5000)) },
 		"fill":            func() device.Launch { return FillLaunch(a.Slice(3, 5000), 1) },
 		"checksum":        func() device.Launch { return ChecksumLaunch(a.Slice(8, 100), b.Slice(8, 5000)) },
+		"mark":            func() device.Launch { return MarkLaunch(a.Slice(8, 100)) },
+		"wait":            func() device.Launch { return WaitLaunch(a.Slice(8, 100), 1) },
+		"noise":           func() device.Launch { return NoiseLaunch(a.Slice(16, 5001), b.Slice(8, 100), 3) },
 		"scatter":         func() device.Launch { return ScatterPagesLaunch(plain, b.Slice(8192, 3333)) },
 		"gather":          func() device.Launch { return GatherPagesLaunch(b.Slice(8192, 3333), plain) },
 		"scatter counted": func() device.Launch { return ScatterPagesLaunch(paged, b.Slice(8192, 3333)) },
@@ -70,6 +73,9 @@ func TestDeclarations(t *testing.T) {
 		"copy":     "write a 3+5000, read b 8+5000",
 		"fill":     "write a 3+5000",
 		"checksum": "atomic access a 8+8, read b 8+5000",
+		"mark":     "write a 8+16",
+		"wait":     "write a 8+16",
+		"noise":    "write a 16+5001, read b 8+8",
 		// Four pages of 1024 hold 3333 bytes, so that four entries are read.
 		"scatter":         "write a 0+32768, read b 8192+3333, read b 2048+16",
 		"gather":          "write b 8192+3333, read a 0+32768, read b 2048+16",
@@ -157,6 +163,10 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 		"they overlap":                          func() { CopyLaunch(a.Slice(0, 10), a.Slice(9, 10)) },
 		"a checksum, bytes [4,12)":              func() { ChecksumLaunch(a.Slice(4, 8), b.All()) },
 		"is shorter than 8 bytes":               func() { ChecksumLaunch(a.Slice(0, 7), b.All()) },
+		"a clock, bytes [4,20)":                 func() { MarkLaunch(a.Slice(4, 16)) },
+		"a clock, bytes [0,15)":                 func() { WaitLaunch(a.Slice(0, 15), 0) },
+		"noise, bytes [8,16)":                   func() { NoiseLaunch(a.Slice(8, 8), b.All(), 0) },
+		"a seed, bytes [4,12)":                  func() { NoiseLaunch(a.All(), b.Slice(4, 8), 0) },
 		"pages of 1000 bytes":                   paged(func(p *Paged) { p.Page = 1000 }),
 		"pages of 0 bytes":                      paged(func(p *Paged) { p.Page = 0 }),
 		"pages of 1073741840 bytes":             paged(func(p *Paged) { p.Page = device.GiB + 16 }),
@@ -189,7 +199,7 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 // allKernels are the kernels that have an image.
 func allKernels() []*device.Kernel {
 	return []*device.Kernel{
-		&copyKernel, &fillKernel, &checksumKernel, &scatterKernel, &gatherKernel,
+		&copyKernel, &fillKernel, &checksumKernel, &scatterKernel, &gatherKernel, &markKernel, &waitKernel, &noiseKernel,
 		&reduceKernels[F32][F32], &reduceKernels[F32][BF16], &reduceKernels[BF16][F32], &reduceKernels[BF16][BF16],
 	}
 }

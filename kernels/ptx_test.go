@@ -114,6 +114,9 @@ func TestPTXIsFreestanding(t *testing.T) {
 		&checksumKernel: {"ld.global.cs.v4.u32", "red.global.add.u64"},
 		&scatterKernel:  {"ld.global.cs.v4.u32", "st.global.cs.v4.u32", "trap;"},
 		&gatherKernel:   {"ld.global.cs.v4.u32", "st.global.cs.v4.u32", "trap;"},
+		&markKernel:     {"%globaltimer"},
+		&waitKernel:     {"%globaltimer", "nanosleep.u32"},
+		&noiseKernel:    {"st.global.cs.v4.u32"},
 	}
 	for i := range reduceKernels {
 		for k := range reduceKernels[i] {

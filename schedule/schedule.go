@@ -99,3 +99,6 @@ func (s *Schedule) Equal(t *Schedule) bool {
 	}
 	return true
 }
+
+// Loaded is the position of a group's load.
+func (s *Schedule) Loaded(g Group) (int, bool) { i, ok := s.load[g]; return i, ok }

@@ -162,6 +162,15 @@ func (m *Manager) prepared() {
 	m.compute.Stream.Wait(m.made)
 }
 
+// Most is the device memory that workspaces and pages may come to take.
+func (m *Manager) Most() device.Bytes {
+	n := device.Bytes(m.store.Max(Device)) * m.store.cfg.Page
+	for _, w := range m.spaces {
+		n += w.buf.Max()
+	}
+	return n
+}
+
 // Store is the manager's store.
 func (m *Manager) Store() *Store { return m.store }
 

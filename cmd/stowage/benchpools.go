@@ -102,25 +102,32 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	return nil
 }
 
-// loadPoolModels finds the models: a file if it looks like one, else a name.
+// loadPoolModels finds the models that are compared.
 func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err error) {
 	names := poolModels
 	if cmd.Flags().Changed("model") {
 		names = []string{name}
 	}
 	for _, n := range names {
-		var m *model.Model
-		if strings.HasSuffix(n, ".json") || strings.ContainsRune(n, os.PathSeparator) {
-			m, err = readModel(n)
-		} else if m, err = model.Preset(n); err != nil {
-			err = usagef("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
-		}
+		m, err := loadModel(n)
 		if err != nil {
 			return nil, err
 		}
 		models = append(models, m)
 	}
 	return models, nil
+}
+
+// loadModel finds a model: a file if it looks like one, else a name.
+func loadModel(name string) (*model.Model, error) {
+	if strings.HasSuffix(name, ".json") || strings.ContainsRune(name, os.PathSeparator) {
+		return readModel(name)
+	}
+	m, err := model.Preset(name)
+	if err != nil {
+		return nil, usagef("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
+	}
+	return m, nil
 }
 
 func readModel(file string) (*model.Model, error) {

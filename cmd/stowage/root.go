@@ -82,10 +82,10 @@ func newBench() *cobra.Command {
 		Use:     "bench",
 		Short:   "Measure this machine",
 		Long:    "Measure what this machine does, through the same device that training uses.",
-		Example: "  stowage bench copy\n  stowage bench stash\n  stowage bench pools",
+		Example: "  stowage bench copy\n  stowage bench stash\n  stowage bench offload\n  stowage bench pools",
 		Args:    cobra.ArbitraryArgs,
 		RunE:    chooseCommand,
 	}
-	cmd.AddCommand(newBenchCopy(), newBenchStash(), newBenchPools())
+	cmd.AddCommand(newBenchCopy(), newBenchStash(), newBenchOffload(), newBenchPools())
 	return cmd
 }

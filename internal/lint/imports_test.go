@@ -32,7 +32,7 @@ var devices = []string{"device", "kernels"}
 func mechanism(name string) layer {
 	return layer{
 		pkg:  name,
-		may:  []string{exact + "device", "kernels", "schedule", "plan", "trace", "internal"},
+		may:  []string{exact + "device", "kernels", "schedule", "residency", "plan", "trace", "internal"},
 		test: devices,
 	}
 }
@@ -48,6 +48,8 @@ var layers = []layer{
 
 	{pkg: "schedule", may: []string{"internal"}, pure: true},
 	{pkg: "routing", may: []string{"internal"}, pure: true},
+	{pkg: "residency", may: []string{"schedule", "internal"}, pure: true},
+	{pkg: "policy", may: []string{"residency", "schedule", "internal"}, pure: true},
 	{pkg: "model", may: []string{"internal"}, pure: true},
 	{pkg: "bucket", may: []string{"internal"}, pure: true},
 	{pkg: "plan", may: []string{"model", "bucket", "schedule", "routing", "internal"}, pure: true},
@@ -68,7 +70,7 @@ var layers = []layer{
 	// The root package ties the mechanisms together.
 	{
 		pkg:  ".",
-		may:  []string{exact + "device", "kernels", "stash", "offload", "capture", "plan", "schedule", "trace", "internal"},
+		may:  []string{exact + "device", "kernels", "stash", "offload", "capture", "policy", "residency", "plan", "schedule", "trace", "internal"},
 		test: devices,
 	},
 	{

@@ -44,6 +44,12 @@ type Lane struct {
 // Record marks the lane's work so far.
 func (l *Lane) Record(k *Mark) {
 	l.Stream.Record(k.event)
+	l.Recorded(k)
+}
+
+// Recorded notes that a mark's event is recorded at this point of the lane's work
+// already: by a graph that the stream has just been given.
+func (l *Lane) Recorded(k *Mark) {
 	l.clock[l.id]++
 	k.from, k.clock = l.id, l.clock
 	l.last = *k
@@ -76,6 +82,16 @@ func (l *Lane) Flush() {
 		}
 	}
 	l.pending = l.pending[:0]
+}
+
+// Waits tells whether Flush would issue a wait.
+func (l *Lane) Waits() bool {
+	for i, k := range l.pending {
+		if !k.before(&l.clock) && !l.implied(i) {
+			return true
+		}
+	}
+	return false
 }
 
 // implied tells whether a later pending wait makes pending wait i needless.
@@ -132,6 +148,9 @@ func (s *Set) Mark() (*Mark, error) {
 	s.events = append(s.events, e)
 	return &Mark{event: e}, nil
 }
+
+// External is a mark of an event of the caller's, which graphs record.
+func External(e device.Event) *Mark { return &Mark{event: e} }
 
 // Drop takes a mark back that nobody will come after any more.
 func (s *Set) Drop(k *Mark) { s.spare = append(s.spare, k) }

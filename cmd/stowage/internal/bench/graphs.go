@@ -28,7 +28,7 @@ func (r *rig) otherCopies() (ways []way, end func(), err error) {
 		}
 	}
 	for _, issue := range []func(){copyNode, copyKernel} {
-		g, err := capture(r.out, graphCopies, issue)
+		g, err := captureWork(r.out, graphCopies, issue)
 		if err != nil {
 			end()
 			return nil, nil, err
@@ -55,8 +55,8 @@ func (r *rig) otherCopies() (ways []way, end func(), err error) {
 	}, end, nil
 }
 
-// capture makes a graph of n pieces of work.
-func capture(s device.Stream, n int, issue func()) (device.Graph, error) {
+// captureWork makes a graph of n pieces of work.
+func captureWork(s device.Stream, n int, issue func()) (device.Graph, error) {
 	s.BeginCapture()
 	for range n {
 		issue()

@@ -49,7 +49,7 @@ func (r *rig) overheads(done func(Overhead) error) error {
 		return err
 	}
 	for _, nodes := range []int{1, graphNodes} {
-		g, err := capture(r.out, nodes, launch)
+		g, err := captureWork(r.out, nodes, launch)
 		if err != nil {
 			return err
 		}

@@ -239,7 +239,7 @@ func (r *stashRig) ways(o StashOptions) ([]way, error) {
 	}
 	var ways []way
 	for _, f := range issue {
-		g, err := capture(r.s, 1, f)
+		g, err := captureWork(r.s, 1, f)
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,244 @@
+// This file owns what the flags of `stowage bench offload` mean together, and the
+// device that it runs on.
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/trace"
+)
+
+// options are what the flags say, checked.
+func (x *offloadFlags) options() (o bench.OffloadOptions, err error) {
+	o = x.o
+	if o.Step.Model, err = loadModel(x.model); err != nil {
+		return o, err
+	}
+	for _, check := range []func(*bench.OffloadOptions) error{x.checkStep, x.checkPolicy, x.checkGraph} {
+		if err := check(&o); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func (x *offloadFlags) changed(flag string) bool { return x.cmd.Flags().Changed(flag) }
+
+func (x *offloadFlags) checkStep(o *bench.OffloadOptions) error {
+	st := &o.Step
+	chunks := max(st.PP*st.VPP, 1)
+	layers, seq, tflops, memory := cpuLayers, cpuSeq, float64(cpuTFLOPS), float64(cpuMemory)
+	if x.dev.backend != "cpu" {
+		layers, seq, tflops, memory = gpuLayers, gpuSeq, gpuTFLOPS, gpuMemory
+	}
+	if !x.changed("layers") {
+		st.Layers = min(layers*chunks, len(st.Model.Layers))
+	}
+	if !x.changed("seq") {
+		st.Seq = seq
+	}
+	if !x.changed("tflops") {
+		st.TFLOPS = tflops
+	}
+	if !x.changed("memory-gbps") {
+		st.MemoryGBps = memory
+	}
+	for _, n := range []struct {
+		flag  string
+		value int
+		most  int
+	}{
+		{"layers", st.Layers, len(st.Model.Layers)}, {"seq", st.Seq, 1 << 20}, {"mbs", st.Micro, 1 << 10}, {"microbatches", st.Microbatches, mostMicrobatches},
+		{"pp", st.PP, 256}, {"vpp", st.VPP, 64}, {"steps", o.Rounds, 1000},
+	} {
+		if n.value < 1 || n.value > n.most {
+			return usagef("--%s must be between 1 and %d, not %d", n.flag, n.most, n.value)
+		}
+	}
+	switch {
+	case st.Rank < 0 || st.Rank >= st.PP:
+		return usagef("--rank must be between 0 and %d for --pp %d, not %d", st.PP-1, st.PP, st.Rank)
+	case st.VPP > 1 && st.PP == 1:
+		return usagef("--vpp %d needs at least two pipeline ranks; give --pp 2 or more", st.VPP)
+	case st.Layers < st.PP*st.VPP:
+		return usagef("--layers %d leave some of %d chunks empty; give at least %d", st.Layers, st.PP*st.VPP, st.PP*st.VPP)
+	case !(st.TFLOPS > 0 && st.TFLOPS <= 1e6):
+		return usagef("--tflops must be above 0 and at most 1000000, not %g", st.TFLOPS)
+	case !(st.MemoryGBps > 0 && st.MemoryGBps <= 1e6):
+		return usagef("--memory-gbps must be above 0 and at most 1000000, not %g", st.MemoryGBps)
+	case x.changed("intensity") && !(o.Intensity > 0 && o.Intensity <= 1000):
+		return usagef("--intensity must be above 0 and at most 1000, not %g", o.Intensity)
+	case x.changed("intensity") && (x.changed("tflops") || x.changed("memory-gbps")):
+		return usagef("--intensity sets how long compute lasts, and so do --tflops and --memory-gbps; keep one of them")
+	}
+	return nil
+}
+
+// byHand are the flags that choose what leaves by hand.
+var byHand = offloadSections[2].names
+
+func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
+	h := &o.ByHand
+	for _, s := range []struct {
+		flag, text string
+		to         *int64
+		unit       int64 // what a plain number counts
+	}{
+		{"budget", x.budget, &o.Budget, 1},
+		{"min-offloaded-tensor-size", x.least, &h.MinBytes, 2},
+		{"delta-offload-bytes-across-pp-ranks", x.delta, &h.DeltaBytes, 1},
+	} {
+		if !x.changed(s.flag) {
+			continue
+		}
+		if *s.to, err = parseBytes(s.text, s.unit); err != nil {
+			return usagef("--%s: %v", s.flag, err)
+		}
+	}
+	for _, flag := range byHand {
+		if !x.changed(flag) {
+			continue
+		}
+		switch {
+		case x.changed("budget"):
+			return usagef("--%s chooses by hand what --budget lets the runtime choose; keep one of them", flag)
+		case len(h.OffloadModules)+len(h.RecomputeModules) == 0:
+			return usagef("--%s needs --offload-modules or --recompute-modules beside it", flag)
+		}
+		o.Hand = true
+	}
+	if o.NoRecompute && o.Budget == 0 {
+		return usagef("--no-recompute says how to meet a --budget; give one")
+	}
+	names, err := bench.OffloadNames(o.Step)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	if o.Hand {
+		if err := h.Check(names...); err != nil {
+			return usagef("%s", strings.TrimPrefix(err.Error(), "policy: "))
+		}
+	}
+	if o.Step.Stash && !slices.Contains(names, bench.StashedModule) {
+		return usagef("--stash needs layers with experts, and the first %d of %s have none; give more --layers or another --model", o.Step.Layers, o.Step.Model.Name)
+	}
+	return nil
+}
+
+// parseBytes reads a size with a unit, or a plain number that counts units of so
+// many bytes.
+func parseBytes(text string, unit int64) (int64, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		if n < 0 || n > math.MaxInt64/2/unit {
+			return 0, fmt.Errorf("%s is out of range; give a number of bytes, such as 64MiB", text)
+		}
+		return n * unit, nil
+	}
+	n, err := parseSize(text)
+	return int64(n), err
+}
+
+func (x *offloadFlags) checkGraph(o *bench.OffloadOptions) (err error) {
+	scopes := x.scopes
+	switch x.graph {
+	case "none", "full":
+		if x.changed("cuda-graph-scope") && x.graph == "none" && x.changed("graph") {
+			return usagef("--graph none captures nothing, and --cuda-graph-scope %s says what to capture; keep one of them", scopes)
+		}
+		if x.graph == "full" {
+			scopes = cmp.Or(scopes, capture.FullIteration.String())
+		}
+	case "scopes":
+		scopes = cmp.Or(scopes, defaultScopes)
+	default:
+		return usagef("--graph must be none, scopes or full, not %q", x.graph)
+	}
+	if o.Scopes, err = capture.Parse(scopes); err != nil {
+		return usagef("--cuda-graph-scope: %v", err)
+	}
+	if full := o.Scopes.Has(capture.FullIteration); x.changed("graph") && full != (x.graph == "full") {
+		return usagef("--graph %s and --cuda-graph-scope %s contradict each other; keep one of them", x.graph, scopes)
+	}
+	return nil
+}
+
+// open opens the device: on the CPU with modelled links, on a GPU with a kernel
+// for copies in graphs.
+func (x *offloadFlags) open() (device.Device, error) {
+	if x.dev.backend != "cpu" {
+		if x.changed("link-gbps") {
+			return nil, usagef("--link-gbps models the links of the CPU device; a GPU has its own")
+		}
+		d, err := cuda.Open(cuda.Options{Ordinal: x.dev.ordinal, CopyKernel: kernels.GraphCopy})
+		if err != nil {
+			return nil, err
+		}
+		return d, nil
+	}
+	var rates []float64
+	for part := range strings.SplitSeq(x.links, ",") {
+		f, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
+		if err != nil || !(f > 0 && f <= 1e6) {
+			return nil, usagef("--link-gbps must be one or two numbers above 0, such as 1 or 1,2, not %q", x.links)
+		}
+		rates = append(rates, f*1e9)
+	}
+	if len(rates) > 2 {
+		return nil, usagef("--link-gbps must be one or two numbers above 0, such as 1 or 1,2, not %q", x.links)
+	}
+	d, err := cpu.Open(cpu.Options{Links: cpu.Links{
+		Out: cpu.Link{BytesPerSecond: rates[0], Latency: cpuLatency},
+		In:  cpu.Link{BytesPerSecond: rates[len(rates)-1], Latency: cpuLatency},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
+	dev, err := x.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, dev.Close()) }()
+	if x.trace != "" {
+		f, err := os.Create(x.trace)
+		if err != nil {
+			return fmt.Errorf("--trace cannot be written: %w", err)
+		}
+		lines := trace.NewLines(f)
+		o.Trace = lines
+		defer func() { err = cmp.Or(err, lines.Err(), f.Close()) }()
+	}
+	res, err := bench.Offloads(dev, o)
+	var bad *bench.OffloadRefused
+	if errors.As(err, &bad) && x.changed("budget") {
+		return usagef("--budget: %v", bad)
+	}
+	if bad != nil {
+		return usagef("%v", bad)
+	}
+	if err != nil {
+		return err
+	}
+	if *x.asJSON {
+		return printJSON(x.cmd, res)
+	}
+	bench.OffloadText(x.cmd.OutOrStdout(), res)
+	return nil
+}

@@ -1,0 +1,129 @@
+// This file owns the measurement of the links between device and host.
+
+package stowage
+
+import (
+	"errors"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/policy"
+)
+
+// A probe is how much is copied at a time: long enough that latency hardly counts
+// on any link there is, short enough that Open takes a moment; less where there is
+// no memory for it. A small one is all latency.
+const (
+	probe = 32 * device.MiB
+	least = device.MiB
+	small = 4 * device.KiB
+)
+
+// MeasureLinks copies between device and host memory, each way alone and both at
+// once, and says how fast that was. It takes 64 MiB of both kinds meanwhile.
+func MeasureLinks(dev device.Device) (links policy.Links, err error) {
+	for n := probe; ; n /= 2 {
+		l := &linkBench{dev: dev}
+		if err = l.open(n); err == nil {
+			links, err = l.measure(n)
+		}
+		err = errors.Join(err, l.close())
+		var full *device.OutOfMemory
+		if !errors.As(err, &full) || n <= least {
+			return links, err
+		}
+	}
+}
+
+func (l *linkBench) measure(n device.Bytes) (links policy.Links, err error) {
+	// The first copy of each way warms it up.
+	for range 3 {
+		var t [4]time.Duration
+		for i, x := range []struct {
+			out, in bool
+			n       device.Bytes
+		}{{true, false, small}, {true, false, n}, {false, true, n}, {true, true, n}} {
+			if t[i], err = l.time(x.out, x.in, x.n); err != nil {
+				return links, err
+			}
+		}
+		links.Latency = min(t[0], t[1]/2, t[2]/2)
+		rate := func(n device.Bytes, t time.Duration) float64 {
+			return float64(n) / max(t-links.Latency, time.Nanosecond).Seconds()
+		}
+		links.Out, links.In, links.Both = rate(n, t[1]), rate(n, t[2]), rate(2*n, t[3])
+	}
+	return links, nil
+}
+
+type linkBench struct {
+	dev     device.Device
+	streams [2]device.Stream
+	marks   [3]device.Event
+	bufs    []*device.Buffer // device and host for the way out, then for the way in
+}
+
+func (l *linkBench) open(n device.Bytes) (err error) {
+	for i, name := range []string{"measure out", "measure in"} {
+		if l.streams[i], err = l.dev.NewStream(name); err != nil {
+			return err
+		}
+	}
+	for i := range l.marks {
+		if l.marks[i], err = l.dev.NewEvent(device.Timing); err != nil {
+			return err
+		}
+	}
+	for _, k := range []device.Kind{device.Accel, device.Host, device.Accel, device.Host} {
+		b, err := l.dev.Alloc(k, n, "measuring the links")
+		if err != nil {
+			return err
+		}
+		l.bufs = append(l.bufs, b)
+	}
+	return nil
+}
+
+// time is how long copies take that begin together.
+func (l *linkBench) time(out, in bool, n device.Bytes) (time.Duration, error) {
+	a, b := l.streams[0], l.streams[1]
+	a.Record(l.marks[0])
+	b.Wait(l.marks[0])
+	if out {
+		a.Copy(l.bufs[1].Slice(0, n), l.bufs[0].Slice(0, n))
+	}
+	if in {
+		b.Copy(l.bufs[2].Slice(0, n), l.bufs[3].Slice(0, n))
+	}
+	a.Record(l.marks[1])
+	b.Record(l.marks[2])
+	if err := errors.Join(a.Sync(), b.Sync()); err != nil {
+		return 0, err
+	}
+	var longest time.Duration
+	for _, end := range l.marks[1:] {
+		d, err := end.Since(l.marks[0])
+		if err != nil {
+			return 0, err
+		}
+		longest = max(longest, d)
+	}
+	return longest, nil
+}
+
+func (l *linkBench) close() (err error) {
+	for _, b := range l.bufs {
+		l.streams[0].Free(b)
+	}
+	for _, s := range l.streams {
+		if s != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
+	for _, e := range l.marks {
+		if e != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}
+	return err
+}

@@ -1,0 +1,210 @@
+// This file owns the manager under the race checker: every schedule of the streams
+// gives the exact result, every wait is needed, and whatever can fail may.
+
+package offload
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/kernels"
+)
+
+func cpuDevice() (device.Device, error) {
+	return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [device.Kinds]device.Bytes{64 * device.MiB, 64 * device.MiB}})
+}
+
+// openCUDA opens the first GPU, or skips with the reason.
+func openCUDA(t testing.TB) device.Device {
+	t.Helper()
+	d, err := cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy})
+	var no *device.Unsupported
+	if errors.As(err, &no) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// onDevices runs a test on the CPU and on a GPU.
+func onDevices(t *testing.T, f func(t *testing.T, open func(testing.TB) device.Device)) {
+	t.Run("cpu", func(t *testing.T) { f(t, openCPU) })
+	t.Run("cuda", func(t *testing.T) { f(t, openCUDA) })
+}
+
+// training is a program for the checker: some steps of a loop.
+func training(c loopConfig, steps int) check.Program {
+	return check.On(cpuDevice, func(dev device.Device) error { return onLoop(dev, c, steps, nil) })
+}
+
+// checked are the loops that the checker looks at: with everything, some things and
+// nothing leaving, with reloads ahead of need and late, with budgets below what the
+// step would take, and with memory of the caller's.
+func checked(yield func(string, loopConfig) bool) {
+	for _, p := range pipelines {
+		for _, h := range []how{eager, whole, scopes, delayed} {
+			for _, v := range []struct {
+				name string
+				c    loopConfig
+			}{
+				{"all leave", loopConfig{leave: all, ahead: 2}},
+				{"some leave, none is ahead", loopConfig{leave: every3}},
+				{"none leave", loopConfig{}},
+				{"a tight budget", loopConfig{leave: every3, ahead: 3, Config: Config{Device: p.tight, Window: 1}}},
+				{"foreign inputs, cap 1", loopConfig{leave: all, ahead: 1, foreign: true, Config: Config{Cap: 1}}},
+			} {
+				c := v.c
+				if h >= scopes && c.Device > 0 { // nothing can leave to make room in a scope
+					c.leave, c.ahead = all, 1
+				}
+				c.pipeline, c.rank, c.layers, c.how = p.Pipeline, p.rank, p.layers, h
+				if !yield(fmt.Sprintf("%s, %v, %s", p.name, h, v.name), c) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// SPEC S4.1, S6.2: no schedule of the streams changes a result, and the checker
+// finds nothing.
+func TestUnderAnySchedule(t *testing.T) {
+	seeds := 6
+	if testing.Short() {
+		seeds = 1
+	}
+	for name, c := range checked {
+		t.Run(name, func(t *testing.T) {
+			if err := check.Explore(check.Options{}, seeds, training(c, 4)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// SPEC S6.2: without any one of its waits the manager is caught. Waits that only
+// bound the copies under way are needed by nobody, so there is no cap.
+func TestEveryWaitIsNeeded(t *testing.T) {
+	for name, c := range checked {
+		c.Cap = 0
+		// One pipeline has everything, the others what differs between them.
+		if tight := c.Device > 0; c.pipeline.Ranks < 3 && (!tight || c.how == delayed || testing.Short()) || raceEnabled && (c.how == whole || c.how == delayed || !tight) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			edges, err := check.EveryEdge(0, training(c, 3))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(edges)
+			if edges.Caught != edges.Total || c.leave != nil && edges.Total == 0 {
+				t.Error("a wait that nobody misses")
+			}
+		})
+	}
+}
+
+// Whatever can fail is made to fail: the error is the typed one, and everything is
+// given back.
+func TestEverythingMayFail(t *testing.T) {
+	for _, h := range []how{eager, whole, scopes} {
+		p := pipelines[1]
+		c := loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: every3, ahead: 2, foreign: h == eager}
+		program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
+			ck := check.New(check.Options{Faults: faults})
+			inner, err := cpuDevice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev := ck.Wrap(inner)
+			l, err := newLoop(dev, c)
+			if err == nil {
+				err = l.train(3, rand.New(rand.NewPCG(1, 1)))
+			}
+			err = errors.Join(err, l.close())
+			used := dev.Memory().Kind
+			return ck, used, errors.Join(err, dev.Close())
+		}
+		whole, _, err := program()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies} {
+			felt, calls := 0, whole.Count(class)
+			for n := range calls {
+				_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
+				var oom *device.OutOfMemory
+				var broken *device.DriverError
+				switch {
+				case err == nil && class == check.Grows:
+					continue // what there is became the limit
+				case errors.As(err, &oom) || errors.As(err, &broken):
+					felt++
+				default:
+					t.Errorf("%v: %v %d fails: %v", h, class, n, err)
+				}
+				for k, u := range used {
+					if u.Current != u.Pending {
+						t.Errorf("%v: %v %d fails and leaves %v of %s memory", h, class, n, u.Current-u.Pending, device.Kind(k))
+					}
+				}
+			}
+			if felt*2 < calls && class != check.Grows {
+				t.Errorf("%v: only %d of %d failing calls of class %v were felt", h, felt, calls, class)
+			}
+		}
+	}
+}
+
+// SPEC S6.1: with checksums, a copy out or in that changes a tensor is an error that
+// names its group.
+func TestChecksumsFindCorruption(t *testing.T) {
+	p := pipelines[1]
+	for _, h := range []how{eager, scopes} {
+		c := loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: all, ahead: 1, Config: Config{Checksums: true, Rank: 5}}
+		program := func(faults ...check.Fault) (*check.Checker, int, error) {
+			ck := check.New(check.Options{Faults: faults})
+			inner, err := cpuDevice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev := ck.Wrap(inner)
+			l, err := newLoop(dev, c)
+			if err == nil {
+				l.plan = l.planned(dryOrder(l))
+				l.feed(rand.New(rand.NewPCG(1, 1)))
+				err = l.one()
+			}
+			copies := l.m.Last().Out + l.m.Last().In
+			return ck, copies, errors.Join(err, l.close(), dev.Close())
+		}
+		whole, moves, err := program()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for n := range whole.Count(check.Copies) {
+			_, _, err := program(check.Fault{Class: check.Copies, N: n, Do: check.Corrupt})
+			var bad *Corrupted
+			if errors.As(err, &bad) {
+				found++
+			} else if err != nil {
+				t.Error(err)
+			}
+			if bad != nil && (bad.Rank != 5 || bad.Group.Name == "") {
+				t.Errorf("copy %d: %v", n, bad)
+			}
+		}
+		if found != moves+1 || moves == 0 { // and the reading of the sums
+			t.Errorf("%v: %d of %d changed transfers were found", h, found, moves)
+		}
+	}
+}

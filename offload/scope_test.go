@@ -1,0 +1,275 @@
+// This file owns the tests of scopes beyond the loop: when copies begin, what is
+// refused, and what must be captured again.
+
+package offload
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+var someGroup = schedule.Group{Name: "attn", Layer: 1}
+
+func leaves(gs ...schedule.Group) *residency.Plan {
+	p := &residency.Plan{Leave: map[schedule.Group]bool{}}
+	for _, g := range gs {
+		p.Leave[g] = true
+	}
+	return p
+}
+
+// rig is a manager on a device of its own.
+type rig struct {
+	t       testing.TB
+	dev     device.Device
+	compute device.Stream
+	m       *Manager
+}
+
+func newRig(t testing.TB, dev device.Device, cfg Config) *rig {
+	t.Helper()
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(dev, compute, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &rig{t, dev, compute, m}
+}
+
+func (r *rig) close() {
+	r.t.Helper()
+	r.ok(errors.Join(r.m.Close(), r.compute.Close(), r.dev.Close()))
+}
+
+func (r *rig) ok(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) alloc(n device.Bytes) *Storage {
+	r.t.Helper()
+	s, err := r.m.Alloc(n)
+	r.ok(err)
+	return s
+}
+
+func (r *rig) save(g schedule.Group, ts ...Tensor) {
+	r.t.Helper()
+	_, err := r.m.Save(g, ts...)
+	r.ok(err)
+}
+
+// SPEC S4.1: copies out begin in the middle of a scope, where what they read is
+// complete; those of a delayed scope wait for its end. At every replay.
+func TestCopiesBeginInsideScopes(t *testing.T) {
+	for _, options := range [][]ScopeOption{nil, {Delay}} {
+		r := newRig(t, openCPU(t), Config{})
+		gate := make(chan struct{})
+		var scope *Scope
+		for step := range 3 {
+			r.m.Begin(leaves(someGroup))
+			var err error
+			if step == 0 {
+				scope, err = r.m.Capture(func() error {
+					s := r.alloc(5000)
+					r.compute.Fill(s.Range(), 7)
+					r.save(someGroup, flat(s))
+					s.Free()
+					r.compute.Host(func() { <-gate })
+					return nil
+				}, options...)
+			} else {
+				err = scope.Replay()
+			}
+			r.ok(err)
+			left, err := r.dev.NewEvent(0)
+			r.ok(err)
+			r.m.lane[residency.Out].Stream.Record(left)
+			done := false
+			tries := 10_000 // while the graph is held in its middle
+			if options != nil {
+				tries = 20
+			}
+			for range tries {
+				if done = left.Done(); done {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if done != (options == nil) {
+				t.Errorf("options %v, step %d: the copy out is done in the middle of the graph: %v", options, step, done)
+			}
+			gate <- struct{}{}
+			r.ok(r.m.Load(someGroup))
+			r.m.Release(someGroup)
+			r.ok(r.m.End())
+			r.ok(errors.Join(r.compute.Sync(), left.Close()))
+			if r.m.Last().OutBytes != 5000 {
+				t.Errorf("step %d: %+v", step, r.m.Last())
+			}
+		}
+		r.ok(scope.Close())
+		r.close()
+	}
+}
+
+// A capture that fails says why, ends the step with that reason, and leaves a
+// manager that works.
+func TestScopesThatFail(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Rank: 2})
+	bad := errors.New("the body's own")
+	b, err := r.dev.Alloc(device.Accel, 64, "test")
+	r.ok(err)
+	for name, x := range map[string]struct {
+		body  func() error
+		whole bool
+		want  string
+	}{
+		"an error of the body": {body: func() error { return bad }, want: "the body's own"},
+		"what no graph holds":  {body: func() error { r.compute.Upload(b.All(), make([]byte, 64)); return nil }, want: "capture on stream"},
+		"no room":              {body: func() error { _, err := r.m.Alloc(1 << 40); return err }, want: "do not fit"},
+		"a graph in a graph":   {body: func() error { return nil }, whole: true, want: "the whole step is being captured"},
+	} {
+		if x.whole {
+			r.compute.BeginCapture()
+		}
+		r.m.Begin(nil)
+		s, err := r.m.Capture(x.body)
+		ended := r.m.End()
+		if x.whole {
+			g, err := r.compute.EndCapture()
+			r.ok(err)
+			r.ok(g.Close())
+		}
+		var mine *Error
+		if s != nil || !errors.As(err, &mine) || mine.Rank != 2 || !strings.Contains(err.Error(), x.want) || ended == nil {
+			t.Errorf("%s: scope %v, error %v, at the end %v", name, s, err, ended)
+		}
+		r.m.Begin(leaves(someGroup))
+		a := r.alloc(100)
+		r.compute.Fill(a.Range(), 1)
+		r.save(someGroup, flat(a))
+		a.Free()
+		r.ok(r.m.Load(someGroup))
+		r.m.Release(someGroup)
+		r.ok(r.m.End())
+	}
+	r.compute.Free(b)
+	r.close()
+}
+
+// A scope is captured again if anything before it differs: the plan, a size, the
+// caller's memory, the budget. Else it is replayed, and results are exact.
+func TestMovedScopes(t *testing.T) {
+	p := pipelines[1]
+	program := func(dev device.Device) error {
+		l, err := newLoop(dev, loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: scopes, leave: all, ahead: 1})
+		rng := rand.New(rand.NewPCG(1, 1))
+		if err == nil {
+			err = l.train(4, rng)
+		}
+		if err != nil || l.moved != 0 {
+			return errors.Join(err, fmt.Errorf("%d scopes moved", l.moved), l.close())
+		}
+		same := *l.plan // equal, and another: nothing moves
+		other := l.planned(l.plan.Schedule)
+		other.Leave[l.group(l.passes[0], 0)] = false
+		sooner := *l.plan
+		sooner.Ahead = make([][]schedule.Group, len(l.plan.Ahead))
+		for i, x := range []struct {
+			plan  *residency.Plan
+			moves bool
+		}{{&same, false}, {other, true}, {other, false}, {&sooner, true}, {&same, true}} {
+			l.plan, l.moved = x.plan, 0
+			l.feed(rng)
+			if err = errors.Join(err, l.one(), l.compare()); x.moves != (l.moved > 0) {
+				err = errors.Join(err, fmt.Errorf("plan %d: %d scopes moved", i, l.moved))
+			}
+		}
+		return errors.Join(err, l.close())
+	}
+	if err := check.Explore(check.Options{}, 5, check.On(cpuDevice, program)); err != nil {
+		t.Error(err)
+	}
+}
+
+// The caller's memory, imported before and inside of scopes, is used by replays
+// while the handles are the same.
+func TestScopesUseForeignMemory(t *testing.T) {
+	program := func(dev device.Device) error {
+		compute, err := dev.NewStream("compute")
+		if err != nil {
+			return err
+		}
+		m, err := New(dev, compute, Config{})
+		if err != nil {
+			return err
+		}
+		mem, err := dev.Alloc(device.Accel, 8192, "test")
+		if err != nil {
+			return err
+		}
+		var scope *Scope
+		for step := range 4 {
+			compute.Fill(mem.Slice(0, 2048), byte(step+1))
+			m.Begin(leaves(someGroup))
+			x := m.Import(mem.Slice(0, 1024), nil)
+			if step == 0 {
+				scope, err = m.Capture(func() error {
+					y := m.Import(mem.Slice(1024, 1024), nil)
+					_, err := m.Save(someGroup, flat(x), flat(y))
+					y.Free()
+					x.Free()
+					return err
+				})
+			} else {
+				err = scope.Replay()
+			}
+			if err = errors.Join(err, m.Load(someGroup)); err != nil {
+				return err
+			}
+			for i, s := range m.Saved(someGroup) {
+				compute.Copy(mem.Slice(device.Bytes(4096+1024*i), 1024), s.Tensor().Range())
+			}
+			m.Release(someGroup)
+			if err := m.End(); err != nil {
+				return err
+			}
+			got := make([]byte, 2048)
+			if err := compute.Download(got, mem.Slice(4096, 2048)); err != nil {
+				return err
+			}
+			for i, b := range got {
+				if b != byte(step+1) {
+					return fmt.Errorf("step %d: byte %d is %d", step, i, b)
+				}
+			}
+		}
+		m.Begin(leaves(someGroup))
+		m.Import(mem.Slice(4096, 1024), nil)
+		var moved *Moved
+		if err := scope.Replay(); !errors.As(err, &moved) || moved.Step != 5 || !strings.Contains(err.Error(), "capture it again") {
+			return fmt.Errorf("a scope was replayed with other memory: %v", err)
+		}
+		err = errors.Join(m.End(), scope.Close(), m.Close())
+		compute.Free(mem)
+		return errors.Join(err, compute.Close())
+	}
+	if err := check.Explore(check.Options{}, 5, check.On(cpuDevice, program)); err != nil {
+		t.Error(err)
+	}
+}

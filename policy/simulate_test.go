@@ -1,0 +1,75 @@
+package policy
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/schedule"
+)
+
+func simulate(t *testing.T, p *Profile, pol Policy, l Links, cfg residency.Config, leave, ahead []int) Forecast {
+	t.Helper()
+	s := p.step(pol)
+	plan := &residency.Plan{Schedule: s.schedule, Leave: map[schedule.Group]bool{}, Ahead: make([][]schedule.Group, s.schedule.Len())}
+	for i, g := range leave {
+		plan.Leave[s.groups[g].Group] = true
+		if ahead != nil {
+			plan.Ahead[ahead[i]] = append(plan.Ahead[ahead[i]], s.groups[g].Group)
+		}
+	}
+	f, err := Simulate(p, pol, plan, l, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// Times that a pencil finds too. Two modules a and b of 100 bytes, 10 ms forward
+// and 20 ms backward each: a is saved at 10, b at 20 and loaded at once, a at 40.
+// SPEC S5.1
+func TestSimulateByPencil(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	for _, c := range []struct {
+		name                string
+		links               Links
+		step, waiting, busy time.Duration
+	}{
+		// Out 10 to 20, in 20 to 30 of which nobody takes notice.
+		{"hidden", Links{Out: 10_000, In: 10_000}, 60 * ms, 0, 20 * ms},
+		// Out 10 to 60, in 60 to 110, where compute has been waiting since 40.
+		{"late", Links{Out: 2000, In: 2000}, 130 * ms, 70 * ms, 100 * ms},
+		{"uneven", Links{Out: 10_000, In: 2000}, 90 * ms, 30 * ms, 60 * ms},
+		// A latency of 5 before each: out 10 to 25, in 25 to 40.
+		{"latency", Links{Out: 10_000, In: 10_000, Latency: 5 * ms}, 60 * ms, 0, 30 * ms},
+		{"more latency", Links{Out: 10_000, In: 10_000, Latency: 6 * ms}, 62 * ms, 2 * ms, 32 * ms},
+	} {
+		f := simulate(t, p, nil, c.links, cfg, []int{0}, []int{1})
+		if f.Step != c.step || f.Waiting != c.waiting || f.OutBusy+f.InBusy != c.busy || f.Compute != 60*ms {
+			t.Errorf("%s: step %v, waiting %v, link busy %v+%v; want %v, %v, %v", c.name, f.Step, f.Waiting, f.OutBusy, f.InBusy, c.step, c.waiting, c.busy)
+		}
+		if a := f.Units[0]; a.Moved != 100 || a.Window != 30*ms || a.Waiting != c.waiting {
+			t.Errorf("%s: %+v", c.name, a)
+		}
+	}
+}
+
+// Both directions at once. Microbatch 0's a comes back while microbatch 1's leaves.
+// a works 10 ms, saves 100 bytes; order: forward 0, forward 1, backward 0, backward
+// 1 of 10 ms each.
+//
+//	out 0: 10 to 20. Forward 1 ends at 20: out 1 begins, and in 0 begins too.
+//	Alone each would take 10 ms; with 15,000 both ways each gets 7,500 and takes
+//	13.3 ms: compute waits from 20 to 33.3 for in 0. In 1 needs out 1: 33.3 to 43.3
+//	alone. Backward 0 takes until 43.3, so nobody waits; the step ends at 53.3.
+func TestSimulateSharing(t *testing.T) {
+	p := record([]schedule.Pass{{}, {Microbatch: 1}, {Backward: true}, {Microbatch: 1, Backward: true}}, 1, module{"a", 100, 10 * ms, 10 * ms})
+	f := simulate(t, p, nil, Links{Out: 10_000, In: 10_000, Both: 15_000}, residency.Config{Device: 200, Host: 300, Align: 1}, []int{0, 1}, []int{1, 2})
+	third := 10 * ms / 3
+	if f.Waiting.Round(time.Microsecond) != (10*ms+third).Round(time.Microsecond) || f.Step.Round(time.Microsecond) != (50*ms+third).Round(time.Microsecond) {
+		t.Errorf("step %v, waiting %v; want 53.333ms and 13.333ms", f.Step, f.Waiting)
+	}
+	if want := 2*(10*ms+third) + 20*ms; (f.OutBusy + f.InBusy).Round(time.Microsecond) != want.Round(time.Microsecond) {
+		t.Errorf("link busy %v; want %v", f.OutBusy+f.InBusy, want)
+	}
+}
