@@ -32,6 +32,8 @@ type learned struct {
 	stats    offload.Stats // of the step issued last
 	issued   bool          // by the step under way, and not only replayed
 	recorded bool
+	// calibrated: times were taken a second time; timed: by the step issued last.
+	calibrated, timed bool
 
 	noRecompute bool // it was tried, and there is no room for it
 }
@@ -112,6 +114,10 @@ func (r *Runtime) learn(key Key, l *learned) error {
 			r.cfg.Log.Warn("stowage: a step departed from its plan; the next one is recorded anew", "microbatches", key.Microbatches, "shape", key.Shape)
 			*l = learned{stats: l.stats}
 			r.gen++ // a graph that was captured from it
+			return nil
+		}
+		if l.timed {
+			return r.calibrate(l)
 		}
 		return nil
 	}
@@ -144,7 +150,7 @@ func scoped(ops []residency.Op, spans []span) (out []residency.Op) {
 		if sp.from == sp.to {
 			continue
 		}
-		begin.At, end.At = ops[sp.from].At, ops[sp.to-1].At
+		begin.At, end.At = ops[sp.from].At, ops[min(sp.to, len(ops)-1)].At
 		out = append(append(out, ops[at:sp.from]...), begin)
 		out = append(append(out, ops[sp.from:sp.to]...), end)
 		at = sp.to
@@ -203,13 +209,12 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	for u := range l.redone {
 		delete(pol, u)
 	}
-	d := &policy.Decision{Rank: r.cfg.Rank, Budget: int64(r.cfg.Budget), Policy: pol}
-	if d.Plan, err = policy.PlanAll(p, pol, r.links, cfg); err == nil {
-		d.Forecast, err = policy.Simulate(p, pol, d.Plan, r.links, cfg)
-	}
+	cfg.Window = r.cfg.Window
+	d, err := policy.Follow(p, pol, r.links, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("stowage: rank %d: the choices that were given cannot be followed: %w", r.cfg.Rank, err)
 	}
+	d.Rank, d.Budget = r.cfg.Rank, int64(r.cfg.Budget)
 	for u := range l.redone {
 		pol[u] = policy.Recompute
 	}

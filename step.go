@@ -110,6 +110,9 @@ func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error)
 		r.stamped = 0
 		s.plan = r.provisional(l)
 		r.off.BeginProfile(s.plan)
+	case r.calibrates(key, l):
+		l.timed = true
+		r.off.BeginProfile(s.plan)
 	case key.Phase == Train:
 		r.off.Begin(s.plan)
 	default:
@@ -118,7 +121,7 @@ func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error)
 	r.step = s
 	defer func() {
 		r.step = nil
-		if end := r.off.End(); !errors.Is(err, end) { // body has mostly seen it
+		if end := r.off.End(); end != nil && !errors.Is(err, end) { // body has mostly seen it
 			err = errors.Join(err, end)
 		}
 		l.stats, l.issued = r.off.Last(), err == nil

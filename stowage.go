@@ -61,10 +61,12 @@ type Config struct {
 	// settings; give at most one of them.
 	Policy policy.Policy
 	ByHand *policy.ByHand
-	// NoRecompute and NoOffload keep the solver from either.
+	// NoRecompute and NoOffload keep the solver from either. The recorded step moves
+	// what it must all the same: its choices are not made yet.
 	NoRecompute, NoOffload bool
 
-	// Scopes are captured as graphs after WarmUp eager steps; zero stands for one.
+	// Scopes are captured as graphs after WarmUp eager steps; zero stands for two, of
+	// which the second takes times that no loading of code disturbs.
 	// Places says in which scope groups lie that the field has no name for.
 	Scopes capture.Set
 	WarmUp int
@@ -115,7 +117,7 @@ func Open(cfg Config) (*Runtime, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	cfg.WarmUp = cmp.Or(cfg.WarmUp, 1)
+	cfg.WarmUp = cmp.Or(cfg.WarmUp, 2)
 	r := &Runtime{cfg: cfg, links: cfg.Links, keys: map[Key]*learned{}, redone: map[capture.Key]bool{}, events: tracer{sink: cfg.Trace, rank: cfg.Rank}}
 	if err := r.check(); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@
 
 #define GOLDEN 0x9e3779b97f4a7c15
 #define SLACK 100000 // ns; kernels.waitSlack
+#define LATE 2000000 // ns; kernels.waitLate
 
 DEVICE u64 now() {
     u64 t;
@@ -31,7 +32,7 @@ KERNEL(32)
 stowage_mark(u64 clock) {
     if (block() != 0 || thread() != 0) return;
     u64 p = global(clock), t = now(), due = read(p), seen = read(p + 8);
-    write(p, t >= seen && t - seen < SLACK ? due + (t - seen) : t);
+    write(p, t >= seen && t - seen < SLACK ? t - least<u64>(seen - due, LATE) : t);
     write(p + 8, t);
 }
 

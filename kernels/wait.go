@@ -28,6 +28,9 @@ const (
 	// waitSlack is how long after the end of a wait a mark still takes the two for
 	// neighbours; on an idle stream they are some microseconds apart.
 	waitSlack = 100 * time.Microsecond
+	// waitLate is the most lateness that is made up for: what is more than a sleep
+	// that returned late is a pause of the machine.
+	waitLate = 2 * time.Millisecond
 )
 
 // MarkLaunch begins a piece of work of known duration: [WaitLaunch] ends it. What
@@ -63,12 +66,11 @@ func now() uint64 { return uint64(time.Since(epoch)) }
 
 func markGo(l *device.Launch) {
 	clock, t := device.Slice[uint64](l.Args()[0], 2), now()
-	if due, seen := clock[0], clock[1]; t >= seen && t-seen < uint64(waitSlack) {
-		clock[0] = due + (t - seen)
-	} else {
-		clock[0] = t
+	due, seen := clock[0], clock[1]
+	clock[0], clock[1] = t, t
+	if t >= seen && t-seen < uint64(waitSlack) {
+		clock[0] = t - min(seen-due, uint64(waitLate))
 	}
-	clock[1] = t
 }
 
 func waitGo(l *device.Launch) {

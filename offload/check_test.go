@@ -14,6 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/schedule"
 )
 
 func cpuDevice() (device.Device, error) {
@@ -160,6 +161,94 @@ func TestEverythingMayFail(t *testing.T) {
 			if felt*2 < calls && class != check.Grows {
 				t.Errorf("%v: only %d of %d failing calls of class %v were felt", h, felt, calls, class)
 			}
+		}
+	}
+}
+
+// few is a device that has so many events and no more.
+type few struct {
+	device.Device
+	left int
+}
+
+func (d *few) NewEvent(f device.EventFlags) (device.Event, error) {
+	if d.left--; d.left < 0 {
+		return nil, &device.DriverError{Call: "NewEvent", Code: 2}
+	}
+	return d.Device.NewEvent(f)
+}
+
+// A device that has no event left, at whatever call of a step, is an error of the
+// step. The next ones go well if it has, and everything is given back.
+func TestEventsMayFail(t *testing.T) {
+	p := pipelines[1]
+	for i, h := range []how{eager, scopes, delayed, scopes} {
+		c := loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: all, ahead: 2}
+		for n := 0; ; n++ {
+			inner, err := cpuDevice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev := &few{inner, n}
+			l, err := newLoop(dev, c)
+			l.slow = func() bool { return i == 3 }
+			if err == nil {
+				err = l.train(3, rand.New(rand.NewPCG(1, 1)))
+			}
+			all := dev.left >= 0
+			var again error
+			if dev.left = 1 << 30; l.m != nil {
+				l.how = eager // which issues copies one by one, under the same plan
+				again = l.train(3, rand.New(rand.NewPCG(1, 1)))
+			}
+			if again = errors.Join(again, l.close(), inner.Close()); again != nil {
+				t.Fatalf("%v: behind event %d: %v", h, n, again)
+			}
+			var broken *device.DriverError
+			if all == errors.As(err, &broken) {
+				t.Fatalf("%v: event %d fails: %v", h, n, err)
+			}
+			if all {
+				break
+			}
+		}
+	}
+}
+
+// A scope that failed when it was issued in part leaves a step in which the caller
+// can still give back what it has.
+func TestStepsGoOnBehindABrokenScope(t *testing.T) {
+	groups := []schedule.Group{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+	for n := 0; ; n++ {
+		dev := &few{openCPU(t), n}
+		r := newRig(t, dev, Config{Cap: 1})
+		r.m.Begin(leaves(groups...))
+		x, y := r.alloc(100), r.alloc(1000)
+		scope, err := r.m.Capture(func() (err error) {
+			for _, g := range groups {
+				s, failed := r.m.Alloc(1000)
+				if failed != nil {
+					return failed
+				}
+				r.compute.Fill(s.Range(), 1)
+				_, failed = r.m.Save(g, flat(s))
+				err = errors.Join(err, failed)
+				s.Free()
+			}
+			return err
+		})
+		dev.left = 1 << 30
+		r.compute.Fill(y.Range(), 1)
+		x.Free()
+		y.Free()
+		if ended := r.m.End(); (ended == nil) != (err == nil) {
+			t.Errorf("%d events: %v, at the end %v", n, err, ended)
+		}
+		if err == nil {
+			r.ok(scope.Close())
+		}
+		if r.close(); err == nil {
+			break
 		}
 	}
 }

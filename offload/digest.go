@@ -70,7 +70,7 @@ func (d *digest) addPlan(plan *residency.Plan) {
 			leave += one.sum
 		}
 	}
-	d.add(1, int64(leave))
+	d.add(1, int64(leave), int64(plan.Window), plan.Device)
 	if plan.Schedule == nil {
 		return
 	}
@@ -80,9 +80,13 @@ func (d *digest) addPlan(plan *residency.Plan) {
 		if e.Load {
 			kind = 1
 		}
-		d.add(kind, int64(len(plan.Ahead[i])))
+		var ahead []schedule.Group
+		if i < len(plan.Ahead) { // a plan need not list what the last events bring
+			ahead = plan.Ahead[i]
+		}
+		d.add(kind, int64(len(ahead)))
 		d.group(e.Group)
-		for _, g := range plan.Ahead[i] {
+		for _, g := range ahead {
 			d.group(g)
 		}
 	}

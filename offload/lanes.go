@@ -20,9 +20,12 @@ func (x executor) Record(l residency.Lane) residency.Mark {
 	if l == residency.Compute && m.now != 0 {
 		return m.now
 	}
-	if m.scope != nil && l == residency.Compute {
+	switch {
+	case m.scope != nil && l == residency.Compute:
 		m.table = append(m.table, m.scope.record())
-	} else {
+	case m.tail != nil && l != residency.Compute:
+		m.table = append(m.table, m.tail.record(l))
+	default:
 		k := m.mark()
 		m.lane[l].Record(k)
 		m.table = append(m.table, k)
@@ -86,7 +89,11 @@ func (m *Manager) move(l residency.Lane, s *Storage) {
 	if l == residency.Out {
 		m.sums.take(m, l, s, g)
 	}
-	m.lane[l].Stream.Copy(dst, src)
+	if m.tail != nil {
+		m.tail.copy(l, dst, src)
+	} else {
+		m.lane[l].Stream.Copy(dst, src)
+	}
 	if l == residency.In {
 		m.sums.take(m, l, s, g)
 	} else {

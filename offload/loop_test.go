@@ -60,8 +60,10 @@ type loop struct {
 	plan     *residency.Plan
 	graph    device.Graph
 	scopes   map[string]*Scope
-	live     int // foreign inputs that are not freed
-	moved    int // scopes that were captured again
+	live     int         // foreign inputs that are not freed
+	moved    int         // scopes that were captured again
+	closes   bool        // scopes at once
+	slow     func() bool // whether to issue the next scope eagerly
 }
 
 const cell = 2048 // bytes of a place in the buffers
@@ -218,6 +220,9 @@ func (l *loop) part(name string, made func(*Scope), body func() error) error {
 	if l.how < scopes || l.plan == nil {
 		return body()
 	}
+	if l.slow != nil && l.slow() {
+		return l.m.Eager(body)
+	}
 	if s := l.scopes[name]; s != nil {
 		err := s.Replay()
 		var moved *Moved
@@ -238,7 +243,11 @@ func (l *loop) part(name string, made func(*Scope), body func() error) error {
 		options = append(options, Delay)
 	}
 	s, err := l.m.Capture(body, options...)
-	if err == nil {
+	switch {
+	case err != nil:
+	case l.closes:
+		err = s.Close()
+	default:
 		l.scopes[name] = s
 	}
 	return err

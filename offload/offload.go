@@ -4,8 +4,8 @@
 // compute's work is issued, what is taken, saved, loaded and released.
 //
 // This file owns the manager and its memory, step.go the calls of a step, lanes.go
-// how the machine's orders become work, tensor.go views, scope.go graphs in the
-// middle of a step, times.go when compute did what, stats.go what is counted,
+// how the machine's orders become work, tensor.go views, scope.go, scoped.go and
+// tail.go graphs in the middle of a step, times.go when compute did what, stats.go what is counted,
 // sums.go checksums, digest.go what makes two steps alike.
 package offload
 
@@ -66,6 +66,8 @@ type Manager struct {
 	plain    []*order.Mark // those of them that the set made
 	now      residency.Mark
 	scope    *scoped // under way, or nil
+	tail     *tail   // its copies, when it ends
+	eager    bool    // a scope is under way that is not captured
 	digest   digest
 	tape     *residency.Tape // under way, or ended last
 	ended    *residency.Tape

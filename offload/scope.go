@@ -20,10 +20,11 @@ import (
 //  1. copies in that the scope needs, and compute's waits for them and for whoever
 //     had the bytes before that it takes;
 //  2. the graph, which records external events where compute is marked;
-//  3. copies out, and copies in ahead of need, each after the event inside the
-//     graph that it needs: they begin in the middle of the graph, not at its end.
+//  3. copies out, and copies in ahead of need, as a graph of each copy stream, in
+//     which each waits for the event inside compute's that it needs: they begin in
+//     the middle of it, not at its end.
 //
-// A delayed scope has no events inside: its copies come after the whole graph.
+// A delayed scope has no events inside: its copies come after the whole of it.
 type Scope struct {
 	m        *Manager
 	entry    uint64         // the digest of the step before the scope
@@ -32,8 +33,10 @@ type Scope struct {
 	calls    []call
 	graph    device.Graph
 	events   []device.Event // recorded inside the graph, in order
-	step     int            // in which it was issued last
-	storages []*Storage     // made in it, then
+	copies   [residency.Lanes]copies
+	made     int        // in which step it was captured
+	step     int        // in which it was issued last
+	storages []*Storage // made in it, then
 }
 
 // ScopeOption is an option of Capture.
@@ -59,13 +62,13 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 	m.must("capture a scope")
 	c := m.lane[residency.Compute].Stream
 	switch {
-	case m.scope != nil:
+	case m.scope != nil || m.eager:
 		panic("offload: a scope is captured inside of a scope")
 	case c.Capturing():
 		return nil, m.fail(schedule.Group{}, "capture a scope",
 			&device.CaptureError{Stream: c.Name(), Why: "the whole step is being captured", Do: "issue the scope's work without capturing it"})
 	}
-	s := &Scope{m: m, entry: m.digest.sum, foreign: slices.Clone(m.foreign)}
+	s := &Scope{m: m, made: m.step, entry: m.digest.sum, foreign: slices.Clone(m.foreign)}
 	for _, o := range options {
 		s.delay = s.delay || o == Delay
 	}
@@ -80,7 +83,9 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 		return nil, errors.Join(err, s.Close())
 	}
 	m.emit(trace.Capture, schedule.Group{}, int64(graph.Nodes()))
-	run.issue()
+	if err := run.issue(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	return s, nil
 }
 
@@ -92,10 +97,10 @@ func (s *Scope) Replay() error {
 	switch {
 	case s.graph == nil:
 		panic("offload: a closed scope is replayed")
-	case m.scope != nil:
+	case m.scope != nil || m.eager:
 		panic("offload: a scope is replayed inside of a scope")
 	case m.digest.sum != s.entry || !slices.Equal(m.foreign, s.foreign):
-		return &Moved{m.cfg.Rank, s.step, m.step}
+		return &Moved{m.cfg.Rank, s.made, m.step}
 	}
 	run := m.enter(s, true)
 	for _, c := range s.calls {
@@ -105,22 +110,29 @@ func (s *Scope) Replay() error {
 		}
 	}
 	m.emit(trace.Replay, schedule.Group{}, int64(s.graph.Nodes()))
-	run.issue()
-	return nil
+	return run.issue()
 }
 
 // Storages are those that the scope made, in the step in which it was issued last.
 func (s *Scope) Storages() []*Storage { return s.storages }
 
-// Close ends the scope once what was issued of it is done.
+// Close ends the scope once what was issued of it is done. In the step in which it
+// was issued, where later work may have to wait for its events, the host waits for
+// that.
 func (s *Scope) Close() (first error) {
-	if s.graph != nil {
-		first = s.graph.Close()
+	if s.m.open && s.step == s.m.step {
+		first = s.m.lanes.Sync()
 	}
-	for _, e := range s.events {
-		first = cmp.Or(first, e.Close())
+	parts := append(s.copies[:], copies{graph: s.graph, events: s.events})
+	for _, c := range parts {
+		if c.graph != nil {
+			first = cmp.Or(first, c.graph.Close())
+		}
+		for _, e := range c.events {
+			first = cmp.Or(first, e.Close())
+		}
 	}
-	s.graph, s.events = nil, nil
+	s.graph, s.events, s.copies = nil, nil, [residency.Lanes]copies{}
 	return first
 }
 

@@ -1,5 +1,5 @@
-// This file owns the tests of scopes beyond the loop: when copies begin, what is
-// refused, and what must be captured again.
+// This file owns the tests of scopes beyond the loop: what is refused, and what must
+// be captured again.
 
 package offload
 
@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
@@ -73,60 +72,6 @@ func (r *rig) save(g schedule.Group, ts ...Tensor) {
 	r.ok(err)
 }
 
-// SPEC S4.1: copies out begin in the middle of a scope, where what they read is
-// complete; those of a delayed scope wait for its end. At every replay.
-func TestCopiesBeginInsideScopes(t *testing.T) {
-	for _, options := range [][]ScopeOption{nil, {Delay}} {
-		r := newRig(t, openCPU(t), Config{})
-		gate := make(chan struct{})
-		var scope *Scope
-		for step := range 3 {
-			r.m.Begin(leaves(someGroup))
-			var err error
-			if step == 0 {
-				scope, err = r.m.Capture(func() error {
-					s := r.alloc(5000)
-					r.compute.Fill(s.Range(), 7)
-					r.save(someGroup, flat(s))
-					s.Free()
-					r.compute.Host(func() { <-gate })
-					return nil
-				}, options...)
-			} else {
-				err = scope.Replay()
-			}
-			r.ok(err)
-			left, err := r.dev.NewEvent(0)
-			r.ok(err)
-			r.m.lane[residency.Out].Stream.Record(left)
-			done := false
-			tries := 10_000 // while the graph is held in its middle
-			if options != nil {
-				tries = 20
-			}
-			for range tries {
-				if done = left.Done(); done {
-					break
-				}
-				time.Sleep(time.Millisecond)
-			}
-			if done != (options == nil) {
-				t.Errorf("options %v, step %d: the copy out is done in the middle of the graph: %v", options, step, done)
-			}
-			gate <- struct{}{}
-			r.ok(r.m.Load(someGroup))
-			r.m.Release(someGroup)
-			r.ok(r.m.End())
-			r.ok(errors.Join(r.compute.Sync(), left.Close()))
-			if r.m.Last().OutBytes != 5000 {
-				t.Errorf("step %d: %+v", step, r.m.Last())
-			}
-		}
-		r.ok(scope.Close())
-		r.close()
-	}
-}
-
 // A capture that fails says why, ends the step with that reason, and leaves a
 // manager that works.
 func TestScopesThatFail(t *testing.T) {
@@ -170,6 +115,61 @@ func TestScopesThatFail(t *testing.T) {
 	}
 	r.compute.Free(b)
 	r.close()
+}
+
+// A scope may be closed in the step in which it was issued: what comes after its
+// events does so still.
+func TestScopesClosedInTheirStep(t *testing.T) {
+	program := func(dev device.Device) error {
+		l, err := newLoop(dev, loopConfig{pipeline: pipelines[1].Pipeline, rank: pipelines[1].rank, layers: 2, how: scopes, leave: all, ahead: 1})
+		if err != nil {
+			return errors.Join(err, l.close())
+		}
+		l.closes, l.plan = true, l.planned(dryOrder(l))
+		rng := rand.New(rand.NewPCG(1, 1))
+		for range 2 {
+			l.feed(rng)
+			err = errors.Join(err, l.one(), l.compare())
+		}
+		return errors.Join(err, l.close())
+	}
+	if err := check.Explore(check.Options{}, 5, check.On(cpuDevice, program)); err != nil {
+		t.Error(err)
+	}
+}
+
+// SPEC S4.3, S4.6: a scope that is issued eagerly leaves the step as a captured one
+// does: its memory and copies are the same, and scopes behind it are replayed.
+func TestEagerScopes(t *testing.T) {
+	for i, p := range pipelines {
+		program := func(dev device.Device) error {
+			l, err := newLoop(dev, loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: scopes, leave: all, ahead: 2})
+			if err != nil {
+				return errors.Join(err, l.close())
+			}
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			l.plan = l.planned(dryOrder(l))
+			var first Stats
+			for step, share := range []int{1, 0, 0, 2, 3, 0} {
+				l.slow = func() bool { return share > 0 && rng.IntN(share) == 0 }
+				l.feed(rng)
+				if err := l.one(); err != nil {
+					return errors.Join(err, l.close())
+				}
+				now := l.m.Last()
+				if first.Counts == (residency.Counts{}) {
+					first = now
+				}
+				if err := l.compare(); err != nil || l.moved != 0 || now.Counts != first.Counts || now.Extent != first.Extent || now.Host != first.Host {
+					return errors.Join(err, l.close(), fmt.Errorf("step %d: %d scopes moved; %+v, at first %+v", step, l.moved, now, first))
+				}
+			}
+			return l.close()
+		}
+		if err := check.Explore(check.Options{}, 3, check.On(cpuDevice, program)); err != nil {
+			t.Error(p.name, err)
+		}
+	}
 }
 
 // A scope is captured again if anything before it differs: the plan, a size, the
@@ -262,7 +262,7 @@ func TestScopesUseForeignMemory(t *testing.T) {
 		m.Begin(leaves(someGroup))
 		m.Import(mem.Slice(4096, 1024), nil)
 		var moved *Moved
-		if err := scope.Replay(); !errors.As(err, &moved) || moved.Step != 5 || !strings.Contains(err.Error(), "capture it again") {
+		if err := scope.Replay(); !errors.As(err, &moved) || moved.Captured != 1 || moved.Step != 5 || !strings.Contains(err.Error(), "capture it again") {
 			return fmt.Errorf("a scope was replayed with other memory: %v", err)
 		}
 		err = errors.Join(m.End(), scope.Close(), m.Close())

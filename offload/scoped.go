@@ -35,11 +35,40 @@ func (m *Manager) enter(s *Scope, replays bool) *scoped {
 }
 
 // leave closes it: what was saved in it goes out now.
-func (m *Manager) leave() {
-	m.scope, m.now = nil, 0
+func (r *scoped) leave() error {
+	m := r.m
+	m.now = 0
+	m.call(residency.Op{Kind: residency.OpEndScope})
+	m.tail = r.tail()
+	m.machine.EndScope()
+	if err := m.tail.issue(); err != nil {
+		return err
+	}
+	m.tail = nil
+	m.settle()
+	return nil
+}
+
+// Eager issues body's work as it comes, in a step that is else like one in which it
+// is a captured scope: the machine lets nothing leave before its end. So storages
+// lie where they lie when it is captured, and scopes behind it can be replayed. It
+// is for steps that warm up; inside of a scope body is simply part of that.
+func (m *Manager) Eager(body func() error) (err error) {
+	m.must("begin a scope")
+	if m.scope != nil || m.eager {
+		return body()
+	}
+	m.call(residency.Op{Kind: residency.OpBeginScope})
+	m.machine.BeginScope()
+	m.eager = true
+	defer func() { m.eager = false }()
+	err = body()
+	defer m.guard(&err)
+	m.must("end a scope")
 	m.call(residency.Op{Kind: residency.OpEndScope})
 	m.machine.EndScope()
 	m.settle()
+	return err
 }
 
 // made notes a call, unless it is one that is made again.
@@ -83,9 +112,11 @@ func (r *scoped) after(k *order.Mark) {
 }
 
 // issue issues the scope and closes it.
-func (r *scoped) issue() {
+func (r *scoped) issue() (err error) {
 	m, c := r.m, r.m.lane[residency.Compute]
 	m.scope = nil
+	defer func() { m.tail = nil }()
+	defer m.guard(&err)
 	m.clock.hold(r.ops)
 	m.clock.point(m, false)
 	for _, k := range r.before {
@@ -103,5 +134,5 @@ func (r *scoped) issue() {
 	}
 	m.clock.point(m, false)
 	r.s.step, r.s.storages = m.step, m.storages[r.first:len(m.storages):len(m.storages)]
-	m.leave()
+	return r.leave()
 }

@@ -65,14 +65,15 @@ func (m *Manager) begin(plan *residency.Plan, profile bool) {
 // copies, and its storages are forgotten. The error is the step's first.
 func (m *Manager) End() error {
 	m.must("end a step")
-	if m.scope != nil {
+	if m.scope != nil || m.eager {
 		panic("offload: a step is ended inside of a scope")
 	}
 	c, profiled := m.lane[residency.Compute], false
 	m.clock.end(m)
 	m.machine.End()
-	c.Join(m.lane[residency.Out]) // of a step that failed, too
-	c.Join(m.lane[residency.In])
+	if m.err != nil && !c.Stream.Capturing() {
+		_ = m.lanes.Sync() // its last copy may have no mark
+	}
 	m.clock.on, profiled = false, m.clock.on
 	m.settle()
 	m.clock.on = profiled

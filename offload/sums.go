@@ -61,7 +61,12 @@ func (c *sums) take(m *Manager, l residency.Lane, s *Storage, g schedule.Group) 
 		c.back = append(c.back, trip{s.pair, g})
 		word = sumWord
 	}
-	kernels.PutChecksum(m.lane[l].Stream, c.buf.Slice(device.Bytes(s.pair)*sumPair+word, sumWord), s.here())
+	put, here := c.buf.Slice(device.Bytes(s.pair)*sumPair+word, sumWord), s.here()
+	if m.tail != nil {
+		m.tail.add(l, func(stream device.Stream) { kernels.PutChecksum(stream, put, here) })
+		return
+	}
+	kernels.PutChecksum(m.lane[l].Stream, put, here)
 }
 
 // Verify waits for the step that was issued last, or replayed, and compares the

@@ -75,7 +75,7 @@ type balance struct {
 func (b *balance) at(budget int64) ([]Share, error) {
 	shares := make([]Share, len(b.ps))
 	for r, p := range b.ps {
-		d, err := solve(p, b.l, b.cfg, budget, b.allowed, 0.25)
+		d, err := solveAny(p, b.l, b.cfg, budget, b.allowed, 0.25)
 		if err != nil {
 			return nil, err
 		}

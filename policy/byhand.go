@@ -127,6 +127,25 @@ func known(what string, names, field, step []string) error {
 	return nil
 }
 
+// Notes are the settings that find nothing to do in a recorded step: a name may be
+// the field's, and be none of this rank's groups.
+func (h ByHand) Notes(p *Profile) (notes []string) {
+	units, _ := p.units()
+	for _, x := range []struct {
+		flag  string
+		names []string
+	}{
+		{"offload-modules", h.OffloadModules}, {"recompute-modules", h.RecomputeModules}, {"stash-modules", h.StashModules},
+	} {
+		for _, n := range x.names {
+			if !slices.ContainsFunc(units, func(u Unit) bool { return u.Name == n }) {
+				notes = append(notes, fmt.Sprintf("%s names %s, which no group of this step is called; remove it, or call the groups so", x.flag, n))
+			}
+		}
+	}
+	return notes
+}
+
 // Config is a machine's limits with the settings that are the machine's.
 func (h ByHand) Config(cfg residency.Config) residency.Config {
 	cfg.Least, cfg.Cap = h.MinBytes, h.MaxInflight

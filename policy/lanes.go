@@ -40,6 +40,9 @@ type score struct {
 	copies  [residency.Lanes][]transfer // of the lanes Out and In
 	pending [residency.Lanes][]point
 	planned bool
+	scope   bool    // one is open,
+	from    float64 // since this much of compute's work
+	inside  []int   // and these points of compute lie in it
 
 	resumed []float64 // by wait: when compute went on behind it
 	held    []float64 // and how long it had stood
@@ -52,8 +55,22 @@ func (s *score) at(lane residency.Lane) point {
 	return point{lane: lane, index: len(s.copies[lane])}
 }
 
+// begin opens a scope: compute's waits in it come before all of its work.
+func (s *score) begin() { s.scope, s.from = true, s.now }
+
+// endScope closes it: its points come behind its waits.
+func (s *score) endScope() {
+	for _, i := range s.inside {
+		s.points[i].index = len(s.waits)
+	}
+	s.scope, s.inside = false, s.inside[:0]
+}
+
 // Record is a mark of the lane's work so far.
 func (s *score) Record(l residency.Lane) residency.Mark {
+	if s.scope && l == residency.Compute {
+		s.inside = append(s.inside, len(s.points))
+	}
 	s.points = append(s.points, s.at(l))
 	return residency.Mark(len(s.points))
 }
@@ -66,6 +83,8 @@ func (s *score) After(l residency.Lane, m residency.Mark) {
 	p := s.points[m-1]
 	switch {
 	case p.lane == l: // a lane is in order
+	case l == residency.Compute && s.scope:
+		s.waits = append(s.waits, wait{s.from, p})
 	case l == residency.Compute:
 		s.waits = append(s.waits, wait{s.now, p})
 	default:

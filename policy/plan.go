@@ -31,20 +31,6 @@ func Plan(p *Profile, pol Policy, l Links, cfg residency.Config) (*residency.Pla
 	return t.plan, t.err
 }
 
-// PlanAll is Plan with every group of the offloaded units leaving, also those that
-// compute waits for: it is for choices that a user made.
-func PlanAll(p *Profile, pol Policy, l Links, cfg residency.Config) (*residency.Plan, error) {
-	if err := l.Check(); err != nil {
-		return nil, err
-	}
-	if err := p.Check(pol); err != nil {
-		return nil, err
-	}
-	s := p.step(pol)
-	t := s.try(s.plan(s.leaving(cfg), l, safety), l, cfg)
-	return t.plan, t.err
-}
-
 // safety is what copies are planned to take, in terms of what they need alone:
 // measured times of compute differ by some per cent between steps, and a copy
 // that is early by a quarter of its length costs that much memory for that long.
@@ -200,36 +186,50 @@ func (l Links) back(t, bytes float64, busy []span) (float64, []span) {
 			}
 		}
 		bytes -= rate * (t - until)
-		if t = until; bytes <= 1e-3 {
-			return t, busy
+		if bytes <= 1e-3 || until == t { // the rest is shorter than a clock can tell
+			return until, busy
 		}
+		t = until
 	}
 }
 
-// plan brings the groups back that leave.
+// plan brings the groups back that leave. One that is needed before it could be back
+// comes as early as two of the largest groups take memory ahead of need: then the
+// copy in of the next is always under way, and compute waits for the link alone.
 func (s *step) plan(out []bool, l Links, safe float64) *residency.Plan {
 	p := &residency.Plan{Schedule: s.schedule, Leave: map[schedule.Group]bool{}, Ahead: make([][]schedule.Group, s.schedule.Len())}
 	begin, _ := s.copies(out, l, safe)
-	at := len(s.when) - 1
-	for _, i := range s.byLoad() {
+	var order []int // that leave and come back, the first load first
+	most := int64(0)
+	for _, i := range slices.Backward(s.byLoad()) {
+		if out[i] {
+			order = append(order, i)
+			most = max(most, s.groups[i].bytes)
+		}
+	}
+	at, ahead, bytes := 0, 0, int64(0)
+	for k, i := range order {
 		g := s.groups[i]
-		if !out[i] {
-			continue
+		for at+1 < len(s.when) && s.when[at+1] <= begin[i] {
+			at++
 		}
-		for at >= 0 && (s.when[at] > begin[i] || at >= g.load) {
-			at--
+		for bytes += g.bytes; bytes > 2*most; ahead++ { // groups behind the one at ahead
+			bytes -= s.groups[order[ahead]].bytes
 		}
-		if at > g.save {
-			p.Ahead[at] = append(p.Ahead[at], g.Group)
+		pos := min(at, g.load-1)
+		if pos <= g.save {
+			if pos = g.save + 1; ahead > 0 && ahead <= k {
+				pos = max(pos, s.groups[order[ahead-1]].load)
+			}
+		}
+		if pos < g.load {
+			p.Ahead[pos] = append(p.Ahead[pos], g.Group)
 		}
 	}
 	for i, g := range s.groups {
 		if out[i] {
 			p.Leave[g.Group] = true
 		}
-	}
-	for _, a := range p.Ahead {
-		slices.Reverse(a) // the first load first
 	}
 	return p
 }

@@ -188,3 +188,20 @@ func TestByHandPolicy(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// Names that are the field's and no group's are told, those of groups are not.
+// SPEC S5.4
+func TestByHandNotes(t *testing.T) {
+	p := record(single, 2, module{"core_attn", 100, ms, ms}, module{"mamba_scan", 300, ms, ms})
+	h := Defaults()
+	h.OffloadModules, h.RecomputeModules, h.StashModules = []string{"core_attn", "qkv_linear", "mamba_scan"}, []string{"mlp"}, []string{"expert_fc1"}
+	d := Decision{Notes: h.Notes(p)}
+	if len(d.Notes) != 3 {
+		t.Errorf("%q", d.Notes)
+	}
+	for _, want := range []string{"offload-modules names qkv_linear", "recompute-modules names mlp", "stash-modules names expert_fc1"} {
+		if !strings.Contains(d.Text(), "note: "+want+", which no group of this step is called; remove it") {
+			t.Errorf("%q does not say %q", d.Text(), want)
+		}
+	}
+}

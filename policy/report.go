@@ -131,6 +131,9 @@ func (d *Decision) Text() string {
 			short(m.Window), short(m.Copies), hidden, short(m.Waiting), short(m.Again), m.Choice, m.Why)
 	}
 	w.Flush()
+	for _, n := range d.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
 	return b.String()
 }
 

@@ -102,6 +102,7 @@ func (p *Profile) step(pol Policy) *step {
 	s.units, unit = p.units()
 	saved := make([]int, s.schedule.Len()) // by position of the save: the group
 	var loaded []bool                      // by storage
+	scope := -1.0                          // where the open one begins
 	for _, op := range s.tape.Ops {
 		switch op.Kind {
 		case residency.OpTake, residency.OpForeign:
@@ -120,10 +121,17 @@ func (p *Profile) step(pol Policy) *step {
 			saved[g.save] = len(s.groups)
 			s.groups = append(s.groups, g)
 			s.when = append(s.when, op.At.Seconds())
+		case residency.OpBeginScope:
+			scope = op.At.Seconds()
+		case residency.OpEndScope:
+			scope = -1
 		case residency.OpLoad:
 			at, _ := s.schedule.Saved(op.Group)
 			g := &s.groups[saved[at]]
 			g.load, g.to = len(s.when), op.At.Seconds()
+			if scope >= 0 {
+				g.to = scope // a graph waits at its beginning
+			}
 			for _, it := range g.storages {
 				if !loaded[it.ID] && !it.Stay {
 					g.in += s.sizes[it.ID]
@@ -152,7 +160,13 @@ func (s *step) try(plan *residency.Plan, l Links, cfg residency.Config) *trial {
 	t.machine = residency.New(cfg, t.score, plan)
 	t.err = s.tape.Run(t.machine, func(op residency.Op) {
 		t.score.now = op.At.Seconds()
-		t.score.planned = op.Kind == residency.OpSave
+		t.score.planned = op.Kind == residency.OpSave || op.Kind == residency.OpEndScope
+		switch op.Kind {
+		case residency.OpBeginScope:
+			t.score.begin()
+		case residency.OpEndScope:
+			t.score.endScope()
+		}
 	})
 	if t.err == nil {
 		t.end = t.score.play(l, s.tape.Span.Seconds())

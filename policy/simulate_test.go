@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -71,5 +72,19 @@ func TestSimulateSharing(t *testing.T) {
 	}
 	if want := 2*(10*ms+third) + 20*ms; (f.OutBusy + f.InBusy).Round(time.Microsecond) != want.Round(time.Microsecond) {
 		t.Errorf("link busy %v; want %v", f.OutBusy+f.InBusy, want)
+	}
+}
+
+// SPEC S4.1: what leaves at the end of a scope leaves by plan, and was not driven
+// out for want of room.
+func TestScopesLeaveByPlan(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	ops := p.Tape.Ops // a: take, save, give
+	end := residency.Op{Kind: residency.OpEndScope, At: ops[2].At}
+	p.Tape.Ops = slices.Concat([]residency.Op{{Kind: residency.OpBeginScope}}, ops[:3], []residency.Op{end}, ops[3:])
+	s := p.step(offloadAll(p))
+	tr := s.try(&residency.Plan{Leave: map[schedule.Group]bool{s.groups[0].Group: true}}, slow, cfg)
+	if tr.err != nil || tr.machine.Counts().Out != 1 || len(tr.evicted()) != 0 {
+		t.Errorf("%v, %+v, evicted %v", tr.err, tr.machine.Counts(), tr.evicted())
 	}
 }

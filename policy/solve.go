@@ -31,6 +31,7 @@ type Decision struct {
 	Forecast Forecast        `json:"forecast"`
 	Reasons  []Reason        `json:"reasons"`
 	Tried    int             `json:"tried"`
+	Notes    []string        `json:"notes,omitempty"` // what the user may want to know besides
 }
 
 // BelowFloor is a budget that no choice meets.
@@ -57,8 +58,44 @@ func (e *BelowFloor) Error() string {
 // windows, as few as fit; for several k. The best of them is then improved by
 // changing single units and by letting pairs change places, until that gains
 // nothing or enough has been tried.
-func Solve(p *Profile, l Links, cfg residency.Config, budget int64, allowed Allowed) (*Decision, error) {
-	return solve(p, l, cfg, budget, allowed, 1)
+//
+// If cfg has no window, the plan has the best of a few. Large ones come first: a
+// budget is there to be used, and memory that was freed long ago is not waited for.
+func Solve(p *Profile, l Links, cfg residency.Config, budget int64, allowed Allowed) (best *Decision, err error) {
+	return solveAny(p, l, cfg, budget, allowed, 1)
+}
+
+// budgetWindows are the windows that a solver tries. The last leaves the fewest
+// holes: it counts where the budget is tight, and for the floor.
+var budgetWindows = []int{8, 16, residency.DefaultWindow, 1}
+
+func solveAny(p *Profile, l Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (best *Decision, err error) {
+	if cfg.Window > 0 {
+		return solve(p, l, cfg, budget, allowed, effort)
+	}
+	tried := 0
+	for _, cfg.Window = range budgetWindows {
+		d, failed := solve(p, l, cfg, budget, allowed, effort)
+		if failed != nil {
+			err = failed
+			continue
+		}
+		tried += d.Tried
+		if d.Plan != nil {
+			d.Plan.Window = cfg.Window
+		}
+		if best == nil || d.Forecast.Step < best.Forecast.Step {
+			best = d
+		}
+		if best.Forecast.Step <= best.Before.Step+best.Before.Step/1000 || cfg.Window == residency.DefaultWindow {
+			break // nothing is left to gain
+		}
+	}
+	if best == nil {
+		return nil, err
+	}
+	best.Tried = tried
+	return best, nil
 }
 
 func solve(p *Profile, l Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (*Decision, error) {
@@ -92,30 +129,6 @@ func solve(p *Profile, l Links, cfg residency.Config, budget int64, allowed Allo
 		}
 	}
 	d.explain(func(f UnitForecast) string { return why(f, p.Units[f.Unit], l, d.Nothing, allowed) })
-	return d, nil
-}
-
-// Follow describes a policy that somebody else made: its plan within the limits of
-// cfg, what that comes to, and what it was without. It has no budget.
-func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
-	plan, err := Plan(p, pol, l, cfg)
-	if err != nil {
-		return nil, err
-	}
-	d := &Decision{Policy: pol, Plan: plan, Tried: 1}
-	if d.Forecast, err = Simulate(p, pol, plan, l, cfg); err != nil {
-		return nil, err
-	}
-	cfg.Device = noLimit
-	if d.Before, err = Simulate(p, nil, nil, l, cfg); err != nil {
-		return nil, err
-	}
-	d.explain(func(f UnitForecast) string {
-		if f.Choice == Keep {
-			return "not named"
-		}
-		return "chosen by hand"
-	})
 	return d, nil
 }
 

@@ -70,6 +70,14 @@ func (h *Heap) Top() int64   { return h.top }
 func (h *Heap) Peak() int64  { return h.peak }
 func (h *Heap) Limit() int64 { return h.limit }
 
+// Raise gives the heap a higher limit, and tells whether it is one.
+func (h *Heap) Raise(limit int64) bool {
+	limit -= limit % h.align
+	higher := limit > h.limit
+	h.limit = max(h.limit, limit)
+	return higher
+}
+
 // Round is the bytes that a storage of n takes. An empty one takes some too, so
 // that no two storages are at one place.
 func (h *Heap) Round(n int64) int64 {

@@ -71,12 +71,19 @@ type flight struct {
 // New makes a machine for one step. Without a plan everything stays that there is
 // room for.
 func New(cfg Config, exec Executor, plan *Plan) *Machine {
+	limit := cfg.Device
+	if plan != nil && plan.Device > 0 {
+		limit = min(limit, plan.Device)
+	}
+	if plan != nil && plan.Window > 0 {
+		cfg.Window = plan.Window
+	}
 	if cfg.Window == 0 {
 		cfg.Window = DefaultWindow
 	}
 	return &Machine{
 		cfg: cfg, exec: exec, plan: plan, saved: map[schedule.Group]*group{},
-		device: NewHeap(cfg.Device, cfg.Align, cfg.Window), host: NewHeap(cfg.Host, cfg.Align, cfg.Window),
+		device: NewHeap(limit, cfg.Align, cfg.Window), host: NewHeap(cfg.Host, cfg.Align, cfg.Window),
 	}
 }
 
@@ -322,7 +329,7 @@ func (m *Machine) bring(s *Storage, off int64) {
 	s.returned = m.exec.Record(In)
 	m.returned = s.returned
 	m.host.Give(s.Host, s.Bytes, m.host.Out(), s.returned)
-	s.Host = None
+	s.Host, s.left = None, 0
 	m.counts.In++
 	m.counts.InBytes += s.Bytes
 }

@@ -15,6 +15,7 @@ type notes struct {
 	log    []string
 	marks  []place
 	copies [Lanes]int
+	waits  int // all that it was told
 	after  [Lanes][Lanes]int
 }
 
@@ -35,6 +36,7 @@ func (x *notes) Record(l Lane) Mark {
 // other tests look at.
 func (x *notes) After(l Lane, m Mark) {
 	k := x.marks[m-1]
+	x.waits++
 	if k.lane != l && k.copies > x.after[l][k.lane] {
 		x.after[l][k.lane] = k.copies
 		x.say("%v after %v %d", l, k.lane, k.copies)

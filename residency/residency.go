@@ -98,7 +98,7 @@ type Storage struct {
 	written  Mark     // compute at its first Save: its contents are complete
 	used     Mark     // compute at the last Save, Give or Release
 	out      int      // the number of its last copy out, or zero
-	left     Mark     // the end of that, or zero
+	left     Mark     // the end of that, or zero: there was none, or it has come back since
 	returned Mark     // the end of its last copy in, or zero
 }
 
@@ -126,6 +126,11 @@ type Plan struct {
 	// back once the event at that position has been passed. A group that is away
 	// and not listed comes back when it is needed, and is waited for.
 	Ahead [][]schedule.Group
+	// Window and Device, if not zero, are used in place of the machine's own: what
+	// the plan was made for. More of the device than that is used only when nothing
+	// else makes room.
+	Window int
+	Device int64
 }
 
 // Config is the limits of a machine.

@@ -18,7 +18,7 @@ func (m *Machine) place(lane Lane, bytes int64, past int) (int64, error) {
 		if off, ok := m.room(lane, bytes, past); ok {
 			return off, nil
 		}
-		if m.scope || !m.evict() {
+		if (m.scope || !m.evict()) && !m.device.Raise(m.cfg.Device) {
 			return 0, &Full{lane, bytes, m.device.Live(), m.device.Limit(), m.device.largest()}
 		}
 	}

@@ -185,7 +185,7 @@ func TestWhatAnotherGroupKeepsMakesRoom(t *testing.T) {
 // A group that is in use, or lost its hold when there was no room, keeps no other's
 // storages here.
 func TestWhoDoesNotKeep(t *testing.T) {
-	m := begin(t, Config{Device: 10, Host: 100}, leaving(1, 3))
+	m := begin(t, Config{Device: 11, Host: 100}, leaving(1, 3))
 	id := m.forward(grp(0), 10)
 	if err := m.Load(grp(0)); err != nil {
 		t.Fatal(err)
@@ -198,11 +198,11 @@ func TestWhoDoesNotKeep(t *testing.T) {
 	m.backward(grp(1))
 	m.x.log = nil
 
-	id = m.take(10)
-	m.Save(grp(0), Item{ID: id})
+	id, other := m.take(10), m.take(1)
+	m.Save(grp(0), Item{ID: id}, Item{ID: other})
 	m.Save(grp(2), Item{ID: id})
 	m.Give(id)
-	m.Give(m.take(10)) // both lose it
+	m.Give(m.take(10)) // both lose it, and one keeps the other
 	if err := m.Load(grp(2)); err != nil {
 		t.Fatal(err)
 	}
@@ -242,4 +242,17 @@ func TestCopyInWaitsForItsOwnCopyOut(t *testing.T) {
 		}
 	}
 	m.x.said(t, "copy in after copy out 2", "in 1", "compute after copy in 1", "in 0", "compute after copy in 2")
+}
+
+// Whoever takes the bytes of a storage that has come back comes after its release,
+// and is told of nothing that the release came after.
+func TestNoWaitInVain(t *testing.T) {
+	m := begin(t, Config{Device: 10, Host: 10}, leaving(0))
+	m.forward(grp(0), 10)
+	m.backward(grp(0))
+	before := m.x.waits
+	m.take(10)
+	if n := m.x.waits - before; n != 1 {
+		t.Errorf("%d waits", n)
+	}
 }

@@ -121,6 +121,9 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 		}
 		o.Hand = true
 	}
+	if x.changed("budget") && o.Budget == 0 {
+		return usagef("--budget must be at least 1B, not %s", x.budget)
+	}
 	if o.NoRecompute && o.Budget == 0 {
 		return usagef("--no-recompute says how to meet a --budget; give one")
 	}
@@ -128,9 +131,14 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	if err != nil {
 		return usagef("%v", err)
 	}
-	if o.Hand {
-		if err := h.Check(names...); err != nil {
-			return usagef("%s", strings.TrimPrefix(err.Error(), "policy: "))
+	if err := h.Check(); err != nil {
+		return usagef("%s", strings.TrimPrefix(err.Error(), "policy: "))
+	}
+	for flag, modules := range map[string][]string{"offload-modules": h.OffloadModules, "recompute-modules": h.RecomputeModules} {
+		for _, m := range modules {
+			if !slices.Contains(names, m) {
+				return usagef("--%s: no layer of this step saves %s; they save %s", flag, m, strings.Join(names, ", "))
+			}
 		}
 	}
 	if o.Step.Stash && !slices.Contains(names, bench.StashedModule) {

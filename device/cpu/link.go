@@ -41,16 +41,27 @@ func (l Links) check() error {
 	return nil
 }
 
-// link is the state of one way: when it will be free.
+// link is the state of one way: when it will be free, and when the last copy's
+// sleep returned.
 type link struct {
 	Link
-	mu   sync.Mutex
-	free time.Time
+	mu         sync.Mutex
+	free, woke time.Time
 }
+
+const (
+	// linkSlack is how long after a copy has returned another one still follows it
+	// at once: what a stream takes from one piece of work to the next.
+	linkSlack = 100 * time.Microsecond
+	// linkLate is the most by which a sleep returns late; what is more than that is
+	// a pause of the machine, and not made up for.
+	linkLate = 2 * time.Millisecond
+)
 
 // carry does a copy and lasts as long as the link would take. The end is
 // reckoned from when the link became free, not from when a sleep returned, so
-// that late wake-ups do not add up.
+// that late wake-ups (up to a millisecond each) do not add up over copies that
+// follow each other.
 func (l *link) carry(n device.Bytes, copyNow func()) {
 	if l.Link == (Link{}) {
 		copyNow()
@@ -63,13 +74,20 @@ func (l *link) carry(n device.Bytes, copyNow func()) {
 	l.mu.Lock()
 	now := time.Now()
 	if l.free.Before(now) {
-		l.free = now
+		late := l.woke.Sub(l.free)
+		if now.Sub(l.woke) > linkSlack {
+			late = 0
+		}
+		l.free = now.Add(-min(late, linkLate))
 	}
 	l.free = l.free.Add(took)
 	until := l.free
 	l.mu.Unlock()
 	copyNow()
 	time.Sleep(time.Until(until))
+	l.mu.Lock()
+	l.woke = time.Now()
+	l.mu.Unlock()
 }
 
 // way is the link between two kinds.

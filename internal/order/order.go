@@ -39,6 +39,15 @@ type Lane struct {
 	clock   clock
 	pending []*Mark
 	last    Mark
+	graph   *graph // under way, or nil
+}
+
+// graph is work of a lane that is gathered and issued as a whole.
+type graph struct {
+	inside map[*Mark]bool
+	wait   func(device.Event)
+	base   clock   // what the lane came after before it
+	before []*Mark // that the whole of it comes after
 }
 
 // Record marks the lane's work so far.
@@ -76,12 +85,39 @@ func (l *Lane) Join(other *Lane) { l.After(&other.last) }
 // Flush issues the waits that are left. It comes before work.
 func (l *Lane) Flush() {
 	for i, k := range l.pending {
-		if !k.before(&l.clock) && !l.implied(i) {
-			l.Stream.Wait(k.event)
-			l.clock.join(&k.clock)
+		if k.before(&l.clock) || l.implied(i) {
+			continue
 		}
+		switch g := l.graph; {
+		case g == nil:
+			l.Stream.Wait(k.event)
+		case g.inside[k]:
+			g.wait(k.event)
+		default:
+			g.before = append(g.before, k)
+		}
+		l.clock.join(&k.clock)
 	}
 	l.pending = l.pending[:0]
+}
+
+// Gather begins a graph of the lane: waits for marks that graphs record at every
+// replay, which are inside, are given to wait to become part of it, and the others
+// are kept for Gathered. The caller gathers the lane's work.
+func (l *Lane) Gather(inside map[*Mark]bool, wait func(device.Event)) {
+	l.graph = &graph{inside: inside, wait: wait, base: l.clock}
+}
+
+// Gathered ends the graph, and issues the waits that come before it: the caller
+// replays it next.
+func (l *Lane) Gathered() {
+	if len(l.pending) > 0 {
+		panic("order: a graph ends with waits that no work came after; flush them first")
+	}
+	g, later := l.graph, l.clock
+	l.graph, l.clock, l.pending = nil, g.base, g.before
+	l.Flush()
+	l.clock.join(&later)
 }
 
 // Waits tells whether Flush would issue a wait.
@@ -163,7 +199,7 @@ func (s *Set) Settle() {
 		s.known.join(&l.clock)
 	}
 	for _, l := range s.lanes {
-		l.clock, l.pending = s.known, l.pending[:0]
+		l.clock, l.pending, l.graph = s.known, l.pending[:0], nil
 	}
 }
 

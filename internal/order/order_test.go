@@ -151,6 +151,78 @@ func TestNoWait(t *testing.T) {
 	}
 }
 
+// Of what a graph waits for, the marks that graphs record become part of it and the
+// others come before it, each of which once: also one that a later wait inside
+// implies, since work before that wait needs it.
+func TestGather(t *testing.T) {
+	ck := check.New(check.Options{})
+	err := check.On(open, func(dev device.Device) error {
+		set := order.NewSet(dev)
+		var lanes [3]*order.Lane
+		for i := range lanes {
+			s, err := dev.NewStream("lane")
+			if err != nil {
+				return err
+			}
+			lanes[i] = set.Lane(s)
+		}
+		a, b, c := lanes[0], lanes[1], lanes[2]
+		e, err := dev.NewEvent(device.External)
+		if err != nil {
+			return err
+		}
+		first, err1 := set.Mark()
+		second, err2 := set.Mark()
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		a.Record(first)
+		a.Record(second)
+		c.After(second)
+		c.Flush()
+		c.Stream.Record(e)
+		inside := order.External(e)
+		c.Recorded(inside)
+		before, parts := ck.Count(check.Waits), 0
+		b.Gather(map[*order.Mark]bool{inside: true}, func(got device.Event) {
+			if parts++; got != e {
+				t.Error("another event")
+			}
+		})
+		for _, k := range []*order.Mark{first, second, inside, inside, first} {
+			b.After(k)
+			b.Flush()
+		}
+		if n := ck.Count(check.Waits) - before; n != 0 || parts != 1 {
+			t.Errorf("%d waits and %d inside before the graph is there", n, parts)
+		}
+		b.Gathered()
+		b.After(inside)
+		b.After(second)
+		b.Flush()
+		if n := ck.Count(check.Waits) - before; n != 1 || parts != 1 {
+			t.Errorf("%d waits and %d inside", n, parts)
+		}
+		b.Gather(nil, nil)
+		b.Record(first)
+		a.Record(second)
+		b.After(second)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("a graph ends with waits")
+				}
+			}()
+			b.Gathered()
+		}()
+		set.Settle()
+		return errors.Join(dev.Sync(), e.Close(), set.Close())
+	})(ck)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // A stream too many is told of.
 func TestTooManyLanes(t *testing.T) {
 	dev, err := open()

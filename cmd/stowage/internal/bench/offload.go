@@ -58,6 +58,7 @@ type offloadRig struct {
 	budget  device.Bytes // of the runtime with offload; zero: none
 	without *runner
 	with    *runner
+	kept    device.Bytes // what the runtime without offload holds of the device
 	copies  *linkRig
 	log     copyLog
 }
@@ -119,6 +120,7 @@ func (r *offloadRig) open() (err error) {
 	if err := r.without.warm(); err != nil {
 		return err
 	}
+	r.kept = held(r.dev)
 	cfg := stowage.Config{Links: r.links, Rank: r.o.Step.Rank, NoRecompute: r.o.NoRecompute, Trace: &r.log}
 	r.budget = device.Bytes(r.o.Budget)
 	switch {
@@ -146,6 +148,17 @@ func (r *offloadRig) open() (err error) {
 	}
 	r.copies, err = newLinkRig(r.dev, r.log.copies)
 	return err
+}
+
+// held is what runtimes hold of the device for saved tensors, by the device's own
+// account.
+func held(dev device.Device) device.Bytes {
+	for _, o := range dev.Memory().Owners {
+		if o.Kind == device.Accel && o.Owner == "saved activations" {
+			return o.Current
+		}
+	}
+	return 0
 }
 
 // runner opens a runtime for the step.
@@ -251,16 +264,17 @@ func (r *offloadRig) measure() (times [3]time.Duration, equal bool, err error) {
 func (r *offloadRig) result(times [3]time.Duration, equal bool) Offload {
 	o, st := r.o, r.o.Step
 	key := r.with.key
-	a, b, d := r.without.rt.Summary(key), r.with.rt.Summary(key), r.with.rt.Decision(key)
+	b, d := r.with.rt.Summary(key), r.with.rt.Decision(key)
+	kept, left := int64(r.kept), int64(held(r.dev)-r.kept)
 	ms := func(t time.Duration) float64 { return float64(t) / float64(time.Millisecond) }
 	res := Offload{
 		Device: r.dev.Info(), Model: st.Model.Name, Layers: st.Layers, Seq: st.Seq, Micro: st.Micro, Microbatches: st.Microbatches,
 		PP: st.PP, VPP: st.VPP, Rank: st.Rank, Graph: o.Scopes.String(), Budget: int64(r.budget), Links: r.links, Steps: o.Rounds,
 		StepMS: ms(times[timeWithout]), OffloadStepMS: ms(times[timeWith]), PredictedMS: ms(d.Forecast.Step),
 		StepRatio: float64(times[timeWith]) / float64(times[timeWithout]),
-		PeakBytes: int64(a.Extent), OffloadPeakBytes: int64(b.Extent), PeakRatio: float64(b.Extent) / float64(max(a.Extent, 1)),
-		SavedBytes: int64(a.Extent - b.Extent), ExpectedBytes: int64(a.Extent) - (d.Forecast.Extent - r.with.rt.Profile(key).Base),
-		HostBytes: int64(b.Host), CopyMS: ms(times[timeCopies]), Equal: equal,
+		PeakBytes: kept, OffloadPeakBytes: left, PeakRatio: float64(left) / float64(kept),
+		SavedBytes: kept - left, ExpectedBytes: int64(r.without.rt.Summary(key).Extent) - (d.Forecast.Extent - r.with.rt.Profile(key).Base),
+		HostBytes: int64(b.Host), CopyMS: ms(times[timeCopies]), Issued: r.with.issued, Equal: equal,
 		LinkUtilisation: float64(times[timeCopies]) / float64(times[timeWith]), HiddenFraction: 1,
 		Step: r.step.record(),
 	}

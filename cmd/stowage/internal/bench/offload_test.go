@@ -19,7 +19,7 @@ import (
 // linked is a CPU device with modelled links.
 func linked(t *testing.T) device.Device {
 	t.Helper()
-	link := cpu.Link{BytesPerSecond: 0.5e9, Latency: 10 * time.Microsecond}
+	link := cpu.Link{BytesPerSecond: 1e9, Latency: 10 * time.Microsecond}
 	dev, err := cpu.Open(cpu.Options{Links: cpu.Links{Out: link, In: link}})
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func linked(t *testing.T) device.Device {
 // shortStep is a step of some milliseconds.
 func shortStep(t *testing.T) OffloadOptions {
 	return OffloadOptions{Rounds: 2, Step: StepOptions{
-		Model: preset(t, "qwen3-30b-a3b"), Layers: 3, Seq: 8, Micro: 1, Microbatches: 2, PP: 1, VPP: 1, TFLOPS: 1, MemoryGBps: 1,
+		Model: preset(t, "qwen3-30b-a3b"), Layers: 2, Seq: 8, Micro: 1, Microbatches: 2, PP: 1, VPP: 1, TFLOPS: 1, MemoryGBps: 1,
 	}}
 }
 
@@ -45,15 +45,13 @@ func shortStep(t *testing.T) OffloadOptions {
 func TestOffloads(t *testing.T) {
 	for name, change := range map[string]func(o *OffloadOptions){
 		"all that hides": func(o *OffloadOptions) { o.Intensity = 1.5 },
-		"scopes":         func(o *OffloadOptions) { o.Scopes = capture.Of(capture.Attn, capture.MoERouter); o.Intensity = 1.5 },
-		"moe":            func(o *OffloadOptions) { o.Scopes = capture.Of(capture.MoE); o.Intensity = 1.5 },
-		"whole":          func(o *OffloadOptions) { o.Scopes = capture.Of(capture.FullIteration); o.Intensity = 1.5 },
+		"scopes":         func(o *OffloadOptions) { o.Scopes = capture.Of(capture.Attn, capture.MoE); o.Intensity = 1.5 },
 		"whole, stashed": func(o *OffloadOptions) {
 			o.Scopes, o.Step.Stash, o.Intensity = capture.Of(capture.FullIteration), true, 1.5
 		},
-		"budget":              func(o *OffloadOptions) { o.Budget = 1 << 20 },
-		"budget, moving only": func(o *OffloadOptions) { o.Budget, o.NoRecompute = 1<<20, true },
-		"interleaved":         func(o *OffloadOptions) { o.Step.PP, o.Step.VPP, o.Step.Layers, o.Budget = 2, 2, 4, 3<<20 },
+		"budget, interleaved": func(o *OffloadOptions) {
+			o.Step.Model, o.Step.PP, o.Step.VPP, o.Step.Layers, o.Budget = preset(t, "llama-3-8b"), 2, 2, 4, 5<<19
+		},
 		"by hand": func(o *OffloadOptions) {
 			o.Hand, o.ByHand = true, policy.Defaults()
 			o.ByHand.OffloadModules, o.ByHand.RecomputeModules = []string{"expert_fc1", "attn_norm"}, []string{"moe_act"}
@@ -69,15 +67,21 @@ func TestOffloads(t *testing.T) {
 			if !res.Equal || res.StepMS <= 0 || res.OffloadStepMS <= 0 || res.PredictedMS <= 0 || res.PeakRatio >= 1 {
 				t.Errorf("implausible: %+v", res)
 			}
-			// Within 5 % of what the plan says.
-			if diff := res.SavedBytes - res.ExpectedBytes; 20*max(diff, -diff) > res.ExpectedBytes {
+			// Within 5 % of what the plan says. Under a budget the recorded step may use
+			// all of it where the plan needs less.
+			if diff := res.SavedBytes - res.ExpectedBytes; res.Budget == 0 && 20*max(diff, -diff) > res.ExpectedBytes {
 				t.Errorf("%d bytes were saved, %d expected", res.SavedBytes, res.ExpectedBytes)
 			}
-			if o.Budget > 0 && res.OffloadPeakBytes > o.Budget {
-				t.Errorf("%d bytes of a budget of %d", res.OffloadPeakBytes, o.Budget)
+			if res.Budget > 0 && res.OffloadPeakBytes > res.Budget {
+				t.Errorf("%d bytes of a budget of %d", res.OffloadPeakBytes, res.Budget)
 			}
 			if (res.MovedBytes > 0) != (res.CopyMS > 0) || res.HiddenFraction < 0 || res.HiddenFraction > 1 {
 				t.Errorf("%d bytes moved, copies take %g ms, hidden %g", res.MovedBytes, res.CopyMS, res.HiddenFraction)
+			}
+			// SPEC S4.1: a step captured whole is one replay. Without a stash the host
+			// then waits for nothing either.
+			if i := res.Issued; o.Scopes.Has(capture.FullIteration) && (i.Launches+i.Copies > 1 || i.Replays != 1) {
+				t.Errorf("the host issued %+v", i)
 			}
 			if o.Step.Stash != (res.StashedBytes > 0) {
 				t.Errorf("%d bytes were stashed", res.StashedBytes)
@@ -90,12 +94,13 @@ func TestOffloads(t *testing.T) {
 // earlier step, in backward passes of the step with offload.
 func TestOffloadFaultsAreNoticed(t *testing.T) {
 	o := shortStep(t)
-	o.Budget = 1 << 20
+	o.Hand, o.ByHand = true, policy.Defaults()
+	o.ByHand.OffloadModules = []string{"core_attn"}
 	r := &offloadRig{o: o, dev: linked(t)}
 	if err := r.open(); err != nil {
 		t.Fatal(err)
 	}
-	victim := schedule.Group{Name: "core_attn", Layer: 1, Microbatch: 1}
+	victim := schedule.Group{Name: "core_attn", Microbatch: 1}
 	for name, spoil := range map[string]func(rs []device.Range){
 		"nothing":                    nil,
 		"changed bytes":              func(rs []device.Range) { r.s.Fill(rs[0].Slice(5, 4), 0) },

@@ -32,6 +32,7 @@ type runner struct {
 	sums   device.Range
 	base   map[schedule.Group]int // of a group's first tensor
 	stamps [2]device.Event
+	issued Issued                                    // of the last step
 	space  *stash.Workspace                          // of the stashed module, or nil
 	spoil  func(g schedule.Group, rs []device.Range) // tests plant faults here
 }
@@ -141,9 +142,12 @@ func (r *runner) seed() device.Range  { return r.mem.Slice(kernels.ClockBytes, w
 func (r *runner) run(seed uint64) (took time.Duration, sums []byte, err error) {
 	r.s.Upload(r.seed(), binary.LittleEndian.AppendUint64(nil, seed))
 	r.s.Record(r.stamps[0])
+	before := r.dev.Counters()
 	if err := r.rt.Step(r.key, r.issue); err != nil {
 		return 0, nil, err
 	}
+	after := r.dev.Counters()
+	r.issued = Issued{after.Launches - before.Launches, after.Copies - before.Copies, after.Replays - before.Replays, after.HostSyncs - before.HostSyncs, after.HostReads - before.HostReads}
 	r.s.Record(r.stamps[1])
 	sums = make([]byte, r.sums.Len)
 	if err := r.s.Download(sums, r.sums); err != nil {
@@ -263,19 +267,23 @@ func (r *runner) forward(s *stowage.Step, g schedule.Group, m *module) error {
 	}
 	var made []*stowage.Tensor
 	err := s.Run(g, func(to *stowage.Group) error {
-		r.mark()
-		for i, t := range m.saved {
+		var xs []*stowage.Tensor
+		for _, t := range m.saved {
 			x, err := s.New(device.Bytes(t.bytes))
 			if err != nil {
 				return err
 			}
+			xs = append(xs, x)
+		}
+		r.mark() // behind what compute waits for to have the memory: that is no work
+		for i, x := range xs {
 			r.noise(g, i, x.Range())
 			to.Save(x)
-			if !to.Again() {
-				made = append(made, x)
-			}
 		}
 		r.last(m.forward)
+		if !to.Again() {
+			made = xs
+		}
 		return nil
 	})
 	if err != nil {

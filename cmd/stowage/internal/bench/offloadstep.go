@@ -5,6 +5,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -138,10 +139,10 @@ func newStep(o StepOptions) (*step, error) {
 // trimmed is an error without the name of the package that it is from.
 func trimmed(err error) error {
 	text := err.Error()
-	if _, rest, ok := strings.Cut(text, ": "); ok {
+	if name, rest, ok := strings.Cut(text, ": "); ok && !strings.Contains(name, " ") {
 		text = rest
 	}
-	return fmt.Errorf("%s", text)
+	return errors.New(text)
 }
 
 // halves say where modules lie; mlp_norm depends on the layer.
@@ -303,20 +304,6 @@ func (s *step) span() (d time.Duration) {
 		}
 	}
 	return d
-}
-
-// tensors is how many tensors the step saves.
-func (s *step) tensors() (n int) {
-	for _, p := range s.passes {
-		if !p.Backward {
-			for _, l := range s.chunks[p.Chunk] {
-				for _, m := range l {
-					n += len(m.saved)
-				}
-			}
-		}
-	}
-	return n
 }
 
 // names are those of the groups that the step saves, in the order in which they

@@ -45,13 +45,23 @@ type Offload struct {
 	LinkUtilisation float64 `json:"link_utilisation"`
 	HiddenFraction  float64 `json:"hidden_fraction"`
 	StashedBytes    int64   `json:"stashed_bytes,omitempty"`
+	// Issued is what the host did in a step with offload.
+	Issued Issued `json:"issued"`
 	// Equal tells whether every tensor of every step came back with the bits that
 	// it has without offload.
 	Equal bool `json:"equal"`
 
 	Groups []OffloadGroup `json:"groups"`
-	Notes  []string       `json:"notes,omitempty"`
 	Step   StepRecord     `json:"step"`
+}
+
+// Issued is what the host issued and waited for in one step.
+type Issued struct {
+	Launches uint64 `json:"launches"`
+	Copies   uint64 `json:"copies"`
+	Replays  uint64 `json:"replays"`
+	Syncs    uint64 `json:"syncs"`
+	Reads    uint64 `json:"reads"`
 }
 
 // OffloadGroup is the groups of one name.
@@ -113,6 +123,9 @@ func OffloadText(w io.Writer, r Offload) {
 	if r.Budget > 0 {
 		fmt.Fprintf(w, "budget: %v\n", device.Bytes(r.Budget))
 	}
+	if r.StashedBytes > 0 {
+		fmt.Fprintf(w, "stashed: %v of %s\n", device.Bytes(r.StashedBytes), StashedModule)
+	}
 	fmt.Fprintf(w, "\n%-14s  %6s  %12s  %12s  %s\n", "group", "groups", "bytes", "moved", "choices for modules of layers")
 	for _, g := range r.Groups {
 		var words []string
@@ -140,7 +153,6 @@ func OffloadText(w io.Writer, r Offload) {
 	} {
 		fmt.Fprintf(w, "%-17s  %12v\n", line.name, line.value)
 	}
-	for _, n := range r.Notes {
-		fmt.Fprintf(w, "\n%s\n", n)
-	}
+	i := r.Issued
+	fmt.Fprintf(w, "%-17s  %12d launches, %d copies, %d replays; %d waits, %d reads of device memory\n", "issued in a step", i.Launches, i.Copies, i.Replays, i.Syncs, i.Reads)
 }

@@ -1,0 +1,72 @@
+// This file owns the second look at a step's times: the first step of a key loads
+// code and may be disturbed, so the one after it is timed again under its plan.
+
+package stowage
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/residency"
+)
+
+// slower is by how much the recorded times must have been too long for another
+// plan to be worth it: that moves addresses.
+const slower = 0.01
+
+// calibrates tells whether the step that is about to be issued is timed again.
+func (r *Runtime) calibrates(key Key, l *learned) bool {
+	return key.Phase == Train && l.known && l.plan != nil && !l.calibrated &&
+		(r.scopes == nil || r.cfg.WarmUp > 1) && !r.cfg.Compute.Capturing()
+}
+
+// calibrate takes the times of the step that was issued last if it was the faster
+// one, and plans again. It waits for the step. Times are taken whole: the shorter of
+// two for every single piece would be less than any step takes.
+func (r *Runtime) calibrate(l *learned) error {
+	l.calibrated, l.timed = true, false
+	if err := r.off.Times(); err != nil {
+		return err
+	}
+	last := r.off.Tape()
+	if last.Span > time.Duration((1-slower)*float64(l.profile.Tape.Span)) {
+		return nil
+	}
+	p := *l.profile
+	var ok bool
+	if p.Tape, ok = retimed(p.Tape, *last); !ok {
+		return nil
+	}
+	d, err := r.decide(&p, l)
+	if d == nil || err != nil {
+		return err
+	}
+	l.decision, l.profile, l.policy, l.plan = d, &p, d.Policy, d.Plan
+	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))
+}
+
+// retimed is a tape with the times of another one, which lacks the borders of scopes.
+// It tells whether they are of the same calls.
+func retimed(a, b residency.Tape) (residency.Tape, bool) {
+	out := residency.Tape{Ops: slices.Clone(a.Ops), Span: b.Span}
+	next := 0
+	for i, op := range a.Ops {
+		if op.Kind == residency.OpBeginScope || op.Kind == residency.OpEndScope {
+			if out.Ops[i].At = b.Span; next < len(b.Ops) {
+				out.Ops[i].At = b.Ops[next].At
+			}
+			continue
+		}
+		if next == len(b.Ops) || !same(op, b.Ops[next]) {
+			return out, false
+		}
+		out.Ops[i].At = b.Ops[next].At
+		next++
+	}
+	return out, next == len(b.Ops)
+}
+
+func same(a, b residency.Op) bool {
+	return a.Kind == b.Kind && a.ID == b.ID && a.Bytes == b.Bytes && a.Group == b.Group && slices.Equal(a.Items, b.Items)
+}

@@ -1,0 +1,150 @@
+// This file owns the runtime under the race checker: every schedule of the streams
+// gives the exact result, every wait is needed, and whatever can fail may.
+
+package stowage
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/residency"
+)
+
+// training is a program for the checker: some steps of a loop.
+func training(c loopConfig, n int) check.Program {
+	return check.On(cpuDevice, func(dev device.Device) error { return run(dev, c, steps(n)) })
+}
+
+// checked are the loops that the checker looks at: every pipeline, eager and
+// captured, with settings by hand, with budgets, recomputing, with a stash, and with
+// memory of the caller's.
+func checked(yield func(string, loopConfig) bool) {
+	for i, p := range pipelines {
+		for _, set := range []capture.Set{0, whole, scopes} {
+			for name, c := range map[string]Config{
+				"all":           {ByHand: byHand["all"]},
+				"mixed":         {ByHand: byHand["mixed"]},
+				"budget":        {Budget: 40 * device.KiB, NoRecompute: true},
+				"tight":         {Budget: 40 * device.KiB, Window: 1},
+				"with a stash":  {ByHand: hand("core_attn", "moe_act"), Stash: store(40, 400)},
+				"foreign, none": {},
+			} {
+				if set == scopes && c.ByHand != nil && c.Stash == nil {
+					c.ByHand = hand("core_attn", "mlp_norm", "expert_fc1")
+				}
+				c.Scopes = set
+				l := on(i, c)
+				l.layers = 2
+				if l.foreign = name == "foreign, none"; c.Stash != nil {
+					l.most = 40
+				}
+				if c.Budget > 0 && i > 0 {
+					l.Budget = 48 * device.KiB
+				}
+				if !yield(p.name+", "+set.String()+", "+name, l) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// SPEC S4.1, S5.1, S6.2: no schedule of the streams changes a result, and the
+// checker finds nothing.
+func TestUnderAnySchedule(t *testing.T) {
+	seeds := 3
+	if testing.Short() || raceEnabled {
+		seeds = 1
+	}
+	for name, c := range checked {
+		t.Run(name, func(t *testing.T) {
+			if err := check.Explore(check.Options{}, seeds, training(c, 4)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// SPEC S6.2: without any one of its waits the runtime is caught, eager, with scopes
+// and with the step captured whole.
+func TestEveryWaitIsNeeded(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("a run for every wait")
+	}
+	// Copies that take no time come right before they are needed, whatever was
+	// measured: all runs have the same waits.
+	fast := policy.Links{Out: 1e15, In: 1e15}
+	for _, set := range []capture.Set{0, whole, scopes} {
+		c := on(1, Config{Scopes: set, ByHand: hand("core_attn", "moe_act", "expert_fc1", "mlp_norm"), Links: fast})
+		c.layers = 2
+		t.Run(set.String(), func(t *testing.T) {
+			edges, err := check.EveryEdge(0, training(c, 3))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Log(edges)
+			if edges.Caught != edges.Total || edges.Total == 0 {
+				t.Error("a wait that nobody misses")
+			}
+		})
+	}
+}
+
+// Whatever can fail is made to fail: the error is the typed one, and everything is
+// given back.
+func TestEverythingMayFail(t *testing.T) {
+	for _, set := range []capture.Set{0, whole, scopes} {
+		c := on(0, Config{Scopes: set, ByHand: hand("core_attn", "expert_fc1"), Stash: store(2, 400)})
+		c.layers, c.pipeline.Microbatches, c.foreign, c.most = 2, 1, set == 0, 40
+		program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
+			ck := check.New(check.Options{Faults: faults})
+			inner := openCPU(t)
+			dev := ck.Wrap(inner)
+			l, err := newLoop(dev, c)
+			if err == nil {
+				err = l.train(3, rand.New(rand.NewPCG(1, 1)))
+			}
+			err = errors.Join(err, l.close())
+			used := dev.Memory().Kind
+			return ck, used, errors.Join(err, dev.Close())
+		}
+		clean, _, err := program()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+			felt, calls := 0, clean.Count(class)
+			by := 1
+			if testing.Short() || raceEnabled {
+				by = 7
+			}
+			for n := 0; n < calls; n += by {
+				_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
+				var oom *device.OutOfMemory
+				var broken *device.DriverError
+				var full *residency.Full
+				switch {
+				case class == check.Grows && (err == nil || errors.As(err, &full)):
+					// what there is became the limit
+				case errors.As(err, &oom) || errors.As(err, &broken):
+					felt++
+				default:
+					t.Errorf("%v: %v %d fails: %v", set, class, n, err)
+				}
+				for k, u := range used {
+					if u.Current != u.Pending {
+						t.Errorf("%v: %v %d fails and leaves %v of %s memory", set, class, n, u.Current-u.Pending, device.Kind(k))
+					}
+				}
+			}
+			if felt*2*by < calls && class != check.Grows {
+				t.Errorf("%v: only %d of %d failing calls of class %v were felt", set, felt, calls, class)
+			}
+		}
+	}
+}

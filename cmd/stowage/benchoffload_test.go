@@ -1,0 +1,118 @@
+// This file tests the offload bench as a user meets it.
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/golden"
+)
+
+// brief is a step that takes no time.
+const brief = "bench offload --model qwen3-30b-a3b --layers 2 --seq 8 --steps 2 --link-gbps 2,3 "
+
+// SPEC S5.4, S5.5: the table of bytes by group, the ratios and the prediction.
+func TestBenchOffload(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "trace.jsonl")
+	stdout, stderr, code := command(strings.Fields(brief + "--offload-modules expert_fc1,moe_act --recompute-modules core_attn --margin 0 --json --trace " + trace)...)
+	if code != exitOK || stderr != "" {
+		t.Fatalf("code %d, errors %q", code, stderr)
+	}
+	var r bench.Offload
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	if !r.Equal || r.StepRatio <= 0 || r.PeakRatio >= 1 || r.SavedBytes <= 0 || r.MovedBytes <= 0 || r.LinkUtilisation <= 0 || r.PredictedMS <= 0 || r.Model != "qwen3-30b-a3b" {
+		t.Errorf("implausible: %+v", r)
+	}
+	for _, name := range []string{"step_ratio", "peak_ratio", "saved_bytes", "expected_bytes", "link_utilisation", "hidden_fraction"} {
+		if !strings.Contains(stdout, `"`+name+`": `) {
+			t.Errorf("the JSON has no %s", name)
+		}
+	}
+	if len(r.Step.Passes) != 4 || len(r.Step.Modules) == 0 || len(r.Groups) == 0 {
+		t.Errorf("the step has passes %v, %d modules and %d groups", r.Step.Passes, len(r.Step.Modules), len(r.Groups))
+	}
+	if text, err := os.ReadFile(trace); err != nil || !strings.Contains(string(text), `"what":"leave"`) {
+		t.Errorf("the trace shows nothing that leaves (%v)", err)
+	}
+
+	stdout, stderr, code = command(strings.Fields(brief + "--budget 1MiB --graph full")...)
+	if code != exitOK || stderr != "" || strings.Contains(stdout, "NaN") || !strings.Contains(stdout, "yes, bit for bit") {
+		t.Errorf("code %d, errors %q, printed\n%s", code, stderr, stdout)
+	}
+}
+
+func TestBenchOffloadHelp(t *testing.T) {
+	stdout, stderr, code := command("bench", "offload", "--help")
+	if code != exitOK || stderr != "" || !strings.Contains(stdout, "Examples:") {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
+	golden.Check(t, "help-bench-offload.txt", stdout)
+}
+
+// Every wrong setting is one sentence that names the flag, and exit code 2.
+func TestBenchOffloadErrors(t *testing.T) {
+	var all strings.Builder
+	for _, line := range []string{
+		"now",
+		"--model mixtrall",
+		"--layers 0",
+		"--layers 99",
+		"--layers 3 --pp 2 --vpp 2",
+		"--seq 0",
+		"--mbs 0",
+		"--microbatches -1",
+		"--pp 0",
+		"--pp 2 --rank 2",
+		"--rank -1",
+		"--vpp 2",
+		"--steps 0",
+		"--tflops 0",
+		"--tflops NaN",
+		"--memory-gbps -1",
+		"--intensity 0",
+		"--intensity 1 --tflops 2",
+		"--budget 5MB",
+		"--budget -5",
+		"--budget 0",
+		"--budget 1KiB --seq 1 --layers 1",
+		"--no-recompute",
+		"--budget 9MiB --offload-modules moe_act",
+		"--activation-offload-fraction 0.5",
+		"--offload-modules moeact",
+		"--recompute-modules attention",
+		"--offload-modules moe_act --recompute-modules moe_act",
+		"--offload-modules attn_proj",
+		"--recompute-modules mlp",
+		"--offload-modules fused_group_mlp",
+		"--offload-modules moe_act --activation-offload-fraction 1.5",
+		"--offload-modules moe_act --min-offloaded-tensor-size big",
+		"--offload-modules moe_act --delta-offload-bytes-across-pp-ranks -1",
+		"--offload-modules moe_act --margin -1",
+		"--offload-modules moe_act --fine-grained-offloading-max-inflight-offloads -2",
+		"--offload-modules attn_norm --cuda-graph-scope attn --seq 1 --layers 1",
+		"--graph whole",
+		"--graph none --cuda-graph-scope attn",
+		"--graph scopes --cuda-graph-scope full_iteration",
+		"--graph full --cuda-graph-scope attn",
+		"--cuda-graph-scope attention",
+		"--cuda-graph-scope moe,moe_router",
+		"--stash --model llama-3-8b",
+		"--link-gbps fast",
+		"--link-gbps 1,2,3",
+		"--device cuda --link-gbps 1",
+	} {
+		stdout, stderr, code := command(strings.Fields("bench offload " + line)...)
+		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		all.WriteString("$ stowage bench offload " + line + "\n" + stderr)
+	}
+	golden.Check(t, "bench-offload-errors.txt", all.String())
+}

@@ -1,0 +1,288 @@
+// This file owns bad input and misuse: each is answered by a sentence that says what
+// to change.
+
+package stowage
+
+import (
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/stash"
+	"github.com/stowage-dev/stowage/trace"
+)
+
+// says tells whether a sentence has all of some words.
+func says(text string, words ...string) bool {
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			return false
+		}
+	}
+	return !strings.Contains(text, "\n")
+}
+
+// SPEC S4.4, S4.5, S5.3: bad settings are refused when the runtime is opened, or when
+// the first step shows them, and nothing is left behind.
+func TestBadInput(t *testing.T) {
+	attn := capture.Of(capture.Attn)
+	for name, x := range map[string]struct {
+		c     Config
+		words []string
+	}{
+		"an unknown module":         {Config{ByHand: hand("core_atn")}, []string{"core_atn", "did you mean core_attn?", "expert_fc1", "moe_act"}},
+		"one that is nothing like":  {Config{ByHand: hand("zzz")}, []string{"zzz", "attn_norm", "fused_group_mlp"}},
+		"both":                      {Config{ByHand: change(hand("core_attn"), func(h *policy.ByHand) { h.RecomputeModules = []string{"core_attn"} })}, []string{"core_attn", "offload-modules", "recompute-modules", "remove"}},
+		"attn_norm before attn":     {Config{ByHand: hand("attn_norm"), Scopes: attn}, []string{"attn_norm", "attn", "leave"}},
+		"the same by policy":        {Config{Policy: policy.Policy{{Name: "attn_norm"}: policy.Offload, {Name: "attn_norm", Layer: 1}: policy.Recompute, {Name: "attn_norm", Layer: 2}: policy.Keep}, Scopes: attn}, []string{"attn_norm", "attn"}},
+		"a fraction above one":      {Config{ByHand: change(hand(), func(h *policy.ByHand) { h.OffloadFraction = 1.5 })}, []string{"activation-offload-fraction", "1.5", "0 to 1"}},
+		"a fraction below zero":     {Config{ByHand: change(hand(), func(h *policy.ByHand) { h.OffloadFraction = -0.1 })}, []string{"activation-offload-fraction", "-0.1"}},
+		"two who choose":            {Config{ByHand: hand(), Policy: policy.Policy{}}, []string{"Policy", "ByHand", "one of them"}},
+		"a negative budget":         {Config{Budget: -1}, []string{"budget of -1", "negative"}},
+		"a budget below the floor":  {Config{Budget: 12 * device.KiB}, []string{"budget", "raise the budget"}},
+		"a place that is taken":     {Config{Places: map[string]capture.Scope{"core_attn": capture.MLP}}, []string{"core_attn", "another name"}},
+		"a module that has none":    {Config{Policy: policy.Policy{{Name: "nowhere"}: policy.Offload}}, []string{"nowhere", "choose keep"}},
+		"recompute what cannot be":  {Config{Policy: policy.Policy{{Name: "router", Layer: 1}: policy.Recompute}}, []string{"router", "choose keep"}},
+		"too little for the stash":  {Config{Budget: 64 * device.KiB, Stash: store(400, 400)}, []string{"workspaces and pages", "raise the budget"}},
+		"no warm-up":                {Config{WarmUp: -1}, []string{"warm-up", "negative"}},
+		"stash in a captured scope": {Config{Policy: policy.Policy{{Name: "moe_act"}: policy.Stash}, Scopes: capture.Of(capture.MoE)}, []string{"moe_act", "full_iteration"}},
+	} {
+		dev := openCPU(t)
+		c := on(0, x.c)
+		if x.c.Stash != nil {
+			c.most = 40
+		}
+		err := run(dev, c, steps(2))
+		if err == nil || !says(err.Error(), x.words...) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := dev.Close(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// SPEC S5.5: what the user may ask next: a budget below the floor names the floor.
+func TestBelowTheFloor(t *testing.T) {
+	c := on(0, Config{NoRecompute: true})
+	c.Budget = extent(t, c) / 5
+	dev := openCPU(t)
+	err := errors.Join(run(dev, c, steps(2)), dev.Close())
+	var below *policy.BelowFloor
+	var full *residency.Full
+	if !errors.As(err, &below) && !errors.As(err, &full) {
+		t.Fatal(err)
+	}
+}
+
+// A workspace needs a stash, and a module of one's own a place.
+func TestWhatGoesTogether(t *testing.T) {
+	must(t, on(0, Config{}), func(l *loop, rng *rand.Rand) error {
+		if _, err := l.rt.NewWorkspace("w", 1, 0, stash.Tensor{Name: "rows", Row: 64, MaxRows: 1}); err == nil || !says(err.Error(), "Config.Stash") {
+			t.Error(err)
+		}
+		return nil
+	})
+	places := map[string]capture.Scope{"mlp_gate": capture.MLP}
+	must(t, on(0, Config{ByHand: hand("mlp_gate"), Places: places}), func(l *loop, rng *rand.Rand) error { return nil })
+}
+
+// Programmers' errors panic with a sentence.
+func TestMisuse(t *testing.T) {
+	panics := func(words string, f func()) {
+		t.Helper()
+		defer func() {
+			if x, ok := recover().(string); !ok || !says(x, words) {
+				t.Errorf("%v, want %q", x, words)
+			}
+		}()
+		f()
+	}
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt, err := Open(Config{Device: dev, Compute: compute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, h := GroupID{Name: "mlp"}, GroupID{Name: "mlp", Layer: 1}
+	var last *Step
+	err = rt.Step(Key{}, func(s *Step) error {
+		last = s
+		panics("step inside of a step", func() { _ = rt.Step(Key{}, nil) })
+		panics("Close inside of a step", func() { _ = rt.Close() })
+		panics("loaded but not saved", func() { _, _ = s.Load(g) })
+		to := s.Enter(g)
+		panics("entered inside of", func() { s.Enter(h) })
+		x, err := s.New(256)
+		if err != nil {
+			return err
+		}
+		to.Save(x)
+		x.Free()
+		if err := to.Leave(); err != nil {
+			return err
+		}
+		panics("used after it was left", func() { to.Save(x) })
+		panics("used after it was left", func() { _ = to.Leave() })
+		l, err := s.Load(g)
+		if err != nil {
+			return err
+		}
+		l.Done()
+		panics("more often than loaded", l.Done)
+		panics("or was done", func() { _, _ = s.Load(g) })
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	panics("after its body returned", func() { last.Enter(g) })
+	if err := rt.Close(); err != nil {
+		t.Fatal(err)
+	}
+	panics("second time", func() { _ = rt.Close() })
+	panics("after Close", func() { _ = rt.Step(Key{}, nil) })
+	if err := errors.Join(compute.Close(), dev.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A body's error ends the step and comes back; the steps after it are exact, and
+// learn as if it had not been.
+func TestErrorsInBodies(t *testing.T) {
+	stop := errors.New("stop")
+	for _, set := range []capture.Set{0, whole, scopes} {
+		for fails := range 4 {
+			must(t, on(0, Config{Scopes: set, ByHand: change(hand("core_attn", "expert_fc1"), func(h *policy.ByHand) { h.RecomputeModules = []string{"mlp"} })}), func(l *loop, rng *rand.Rand) error {
+				for i := range 7 {
+					if l.fail = nil; i == fails {
+						l.fail = func(g GroupID) error {
+							if g.Name == "mlp_norm" && g.Layer == 2 {
+								return stop
+							}
+							return nil
+						}
+					}
+					err := l.one(l.key(), rng)
+					replayed := err == nil && i == fails && set != 0 // no body was called that could fail
+					if i == fails && !replayed && !errors.Is(err, stop) || i != fails && err != nil {
+						t.Errorf("%v: step %d: %v", set, i, err)
+					}
+				}
+				if s := l.rt.Summary(l.key()); s.Counts.Departed || s.Counts.OutBytes == 0 {
+					t.Errorf("%v: %+v", set, s)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// events is a sink that keeps everything.
+type events []trace.Event
+
+func (e *events) Emit(x trace.Event) { *e = append(*e, x) }
+
+// SPEC S6.5: events of a step balance: what left comes back or the step ends, and
+// the bytes in use are those that the events add up to.
+func TestTraceBalances(t *testing.T) {
+	for _, set := range []capture.Set{0, scopes} {
+		var log events
+		c := on(1, Config{Trace: &log, Scopes: set, ByHand: change(hand("core_attn", "expert_fc1"), func(h *policy.ByHand) { h.RecomputeModules = []string{"mlp"} })})
+		var s Summary
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			err := l.train(4, rng)
+			s = l.rt.Summary(l.key())
+			return err
+		})
+		host, peak, depth, seen := int64(0), int64(0), 0, map[trace.What]int{}
+		for i, e := range log {
+			seen[e.What]++
+			switch e.What {
+			case trace.Begin:
+				depth, host = depth+1, 0
+			case trace.End:
+				depth--
+			case trace.Leave:
+				host += round(e.Bytes)
+			case trace.Return:
+				host -= round(e.Bytes)
+			case trace.Decide:
+				continue
+			}
+			if peak = max(peak, e.Device); depth < 0 || depth > 1 || (e.What == trace.Save || e.What == trace.Load || e.What == trace.Release) && e.Host > host {
+				t.Fatalf("event %d, %+v: %d bytes left, depth %d", i, e, host, depth)
+			}
+			if e.Step == 0 || e.Rank != c.rank {
+				t.Fatalf("event %d has no step or rank: %+v", i, e)
+			}
+		}
+		if seen[trace.Save] != seen[trace.Load] || seen[trace.Load] != seen[trace.Release] || seen[trace.Begin] != 4 || seen[trace.End] != 4 {
+			t.Errorf("%v: %v", set, seen)
+		}
+		if seen[trace.Recompute] == 0 || seen[trace.Decide] != 1 || seen[trace.Leave] == 0 || seen[trace.Return] == 0 {
+			t.Errorf("%v: %v", set, seen)
+		}
+		if set != 0 && (seen[trace.Capture] == 0 || seen[trace.Capture] != s.Graphs.Captures || seen[trace.Replay] != s.Graphs.Replays) {
+			t.Errorf("%v: %v, %+v", set, seen, s.Graphs)
+		}
+		if peak < int64(s.Device) {
+			t.Errorf("the events' peak is %d, the step's %d", peak, s.Device)
+		}
+	}
+}
+
+func round(n int64) int64 { return (n + 255) / 256 * 256 }
+
+// SPEC S5.4: the summary is a table and JSON.
+func TestSummary(t *testing.T) {
+	must(t, on(0, Config{ByHand: byHand["mixed"]}), func(l *loop, rng *rand.Rand) error {
+		if s := l.rt.Summary(l.key()); len(s.Groups) != 0 {
+			t.Error("a summary before the first step")
+		}
+		if err := l.train(3, rng); err != nil {
+			return err
+		}
+		s := l.rt.Summary(l.key())
+		text := s.String()
+		for _, w := range []string{"rank 0", "core_attn", "recompute", "offload", "all", "copies out"} {
+			if !strings.Contains(text, w) {
+				t.Errorf("%q is missing in\n%s", w, text)
+			}
+		}
+		raw, err := json.Marshal(s)
+		if err != nil {
+			return err
+		}
+		var back struct {
+			Groups []struct {
+				Name  string
+				Moved int64
+				Units map[string]int
+			}
+		}
+		if err := json.Unmarshal(raw, &back); err != nil {
+			return err
+		}
+		var moved int64
+		for _, g := range back.Groups {
+			moved += g.Moved
+			if g.Name == "core_attn" && g.Units["recompute"] != 4 {
+				t.Errorf("%+v", g)
+			}
+		}
+		if moved != s.Counts.OutBytes || moved == 0 {
+			t.Errorf("%d bytes moved of %d", moved, s.Counts.OutBytes)
+		}
+		return nil
+	})
+}

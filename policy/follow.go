@@ -1,0 +1,105 @@
+// This file owns policies that somebody else made: how they are followed.
+
+package policy
+
+import (
+	"math"
+
+	"github.com/stowage-dev/stowage/residency"
+)
+
+// windows are the numbers of copies under way that are tried. Groups differ a
+// hundredfold in size, so what hides a large one is several small ones.
+var windows = []int{1, 2, 3, 4, 6, 8, 12, 16}
+
+// worth is the step time that less memory may cost.
+const worth = 0.01
+
+// Follow is the plan for a policy that a user made, what it comes to, and what it
+// was without. Every group leaves whose unit does, hidden or not, except where its
+// backward pass is the very next thing. If cfg has no window, the plan has one, and
+// an extent, with which the step takes the least memory that hardly makes it longer.
+func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
+	if err := l.Check(); err != nil {
+		return nil, err
+	}
+	if err := p.Check(pol); err != nil {
+		return nil, err
+	}
+	s := p.step(pol)
+	out := s.leaving(cfg)
+	for i, g := range s.groups {
+		out[i] = out[i] && g.load != g.save+1
+	}
+	f := follower{step: s, plan: s.plan(out, l, safety), links: l, cfg: cfg}
+	t := f.try(0, 0)
+	if cfg.Window == 0 {
+		t = f.least()
+	}
+	if t.err != nil {
+		return nil, t.err
+	}
+	d := &Decision{Policy: pol, Plan: t.plan, Tried: f.tried, Forecast: t.forecast()}
+	cfg.Device = noLimit
+	var err error
+	if d.Before, err = Simulate(p, nil, nil, l, cfg); err != nil {
+		return nil, err
+	}
+	d.explain(func(f UnitForecast) string {
+		if f.Choice == Keep {
+			return "not named"
+		}
+		return "chosen by hand"
+	})
+	return d, nil
+}
+
+// follower looks for the window and the extent of a plan.
+type follower struct {
+	*step
+	plan  *residency.Plan
+	links Links
+	cfg   residency.Config
+	tried int
+}
+
+func (f *follower) try(window int, limit int64) *trial {
+	f.tried++
+	plan := *f.plan
+	plan.Window, plan.Device = window, limit
+	return f.step.try(&plan, f.links, f.cfg)
+}
+
+// least is the trial with the least extent of those that are fast.
+func (f *follower) least() *trial {
+	var trials []*trial
+	fastest := math.Inf(1)
+	for _, w := range windows {
+		t := f.try(w, 0)
+		trials = append(trials, t)
+		if t.err == nil {
+			fastest = min(fastest, t.end)
+		}
+	}
+	top := func(t *trial) int64 { return t.machine.Device().Top() }
+	fast := func(t *trial) bool { return t.err == nil && t.end <= (1+worth)*fastest }
+	best := trials[0]
+	for _, t := range trials {
+		if fast(t) && (!fast(best) || top(t) < top(best)) {
+			best = t
+		}
+	}
+	if best.err != nil || best.machine.Counts().Evicted > 0 {
+		return best // there is less memory than it takes, whatever the window
+	}
+	low, high := best.machine.Device().Peak(), top(best) // an extent between them does
+	for range 8 {
+		t := f.try(best.plan.Window, (low+high)/2)
+		if fast(t) && t.machine.Counts().Evicted == 0 && top(t) <= (low+high)/2 {
+			best, high = t, top(t)
+		} else {
+			low = (low + high) / 2
+		}
+	}
+	return best
+}
