@@ -5,38 +5,35 @@ package stowage
 
 import (
 	"slices"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/residency"
 )
 
-// slower is by how much the recorded times must have been too long for another
-// plan to be worth it: that moves addresses.
-const slower = 0.01
-
 // calibrates tells whether the step that is about to be issued is timed again.
 func (r *Runtime) calibrates(key Key, l *learned) bool {
-	return key.Phase == Train && l.known && l.plan != nil && !l.calibrated &&
-		(r.scopes == nil || r.cfg.WarmUp > 1) && !r.cfg.Compute.Capturing()
+	return key.Phase == Train && l.known && l.plan != nil && !r.sure(l) && !r.cfg.Compute.Capturing()
+}
+
+// sure tells whether times are not taken again: they were, or the next step is
+// captured, in which none can be taken.
+func (r *Runtime) sure(l *learned) bool {
+	return l.calibrated || r.scopes != nil && r.cfg.WarmUp < 2
 }
 
 // calibrate takes the times of the step that was issued last if it was the faster
-// one, and plans again. It waits for the step. Times are taken whole: the shorter of
+// one, and makes the plan that stays. It waits for the step. Times are taken whole: the shorter of
 // two for every single piece would be less than any step takes.
 func (r *Runtime) calibrate(l *learned) error {
 	l.calibrated, l.timed = true, false
 	if err := r.off.Times(); err != nil {
 		return err
 	}
-	last := r.off.Tape()
-	if last.Span > time.Duration((1-slower)*float64(l.profile.Tape.Span)) {
-		return nil
-	}
 	p := *l.profile
-	var ok bool
-	if p.Tape, ok = retimed(p.Tape, *last); !ok {
-		return nil
+	if last := r.off.Tape(); last.Span < p.Tape.Span {
+		if again, ok := retimed(p.Tape, *last); ok {
+			p.Tape = again
+		}
 	}
 	d, err := r.decide(&p, l)
 	if d == nil || err != nil {

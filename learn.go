@@ -209,7 +209,11 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	for u := range l.redone {
 		delete(pol, u)
 	}
-	cfg.Window = r.cfg.Window
+	// Memory that was taken once is not given back: before times are sure, a plan
+	// takes little of it.
+	if cfg.Window = r.cfg.Window; cfg.Window == 0 && !r.sure(l) {
+		cfg.Window = residency.DefaultWindow
+	}
 	d, err := policy.Follow(p, pol, r.links, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("stowage: rank %d: the choices that were given cannot be followed: %w", r.cfg.Rank, err)

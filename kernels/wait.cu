@@ -40,6 +40,7 @@ KERNEL(32)
 stowage_wait(u64 clock, u64 ns) {
     if (block() != 0 || thread() != 0) return;
     u64 p = global(clock), t = now(), worked = t - read(p + 8), due = read(p) + (worked > ns ? worked : ns);
+    due = least(due, t + ns); // the work began before now: whatever the clock says, it ends within ns
     // A pause is at most twice as long as asked for: 0.4 µs late at the worst.
     for (; t < due; t = now()) asm volatile("nanosleep.u32 200;" ::: "memory");
     write(p, due);

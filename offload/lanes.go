@@ -13,13 +13,9 @@ import (
 // executor is the manager as the machine sees it.
 type executor struct{ *Manager }
 
-// Record marks a lane. Nothing is issued on compute inside a call of the manager,
-// so that one mark of it serves a whole call.
+// Record marks a lane.
 func (x executor) Record(l residency.Lane) residency.Mark {
 	m := x.Manager
-	if l == residency.Compute && m.now != 0 {
-		return m.now
-	}
 	switch {
 	case m.scope != nil && l == residency.Compute:
 		m.table = append(m.table, m.scope.record())
@@ -30,11 +26,7 @@ func (x executor) Record(l residency.Lane) residency.Mark {
 		m.lane[l].Record(k)
 		m.table = append(m.table, k)
 	}
-	k := residency.Mark(len(m.table))
-	if l == residency.Compute {
-		m.now = k
-	}
-	return k
+	return residency.Mark(len(m.table))
 }
 
 // mark is a mark for this step. A device that has no event for it has failed, and
@@ -97,10 +89,7 @@ func (m *Manager) move(l residency.Lane, s *Storage) {
 	if l == residency.In {
 		m.sums.take(m, l, s, g)
 	} else {
-		switch {
-		case m.saving != nil:
-			g = *m.saving
-		case m.placing:
+		if m.placing {
 			m.evicted++
 			m.emit(trace.Evict, g, s.state.Bytes)
 		}

@@ -59,15 +59,13 @@ type Manager struct {
 	foreign  []device.Range // of the storages that are not ours
 	left     []func()       // owners of foreign memory, to be told
 	groups   map[schedule.Group][]*Saved
-	saving   *schedule.Group
 	placing  bool          // storages may leave to make room
 	evicted  int           // copies out that did so in this call
 	table    []*order.Mark // by the machine's marks
 	plain    []*order.Mark // those of them that the set made
-	now      residency.Mark
-	scope    *scoped // under way, or nil
-	tail     *tail   // its copies, when it ends
-	eager    bool    // a scope is under way that is not captured
+	scope    *scoped       // under way, or nil
+	tail     *tail         // its copies, when it ends
+	eager    bool          // a scope is under way that is not captured
 	digest   digest
 	tape     *residency.Tape // under way, or ended last
 	ended    *residency.Tape

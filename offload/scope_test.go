@@ -6,6 +6,7 @@ package offload
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -172,6 +173,48 @@ func TestEagerScopes(t *testing.T) {
 	}
 }
 
+// SPEC S5.4, S4.6: bytes of a storage that two groups save are the first one's,
+// whoever lets it leave, in a scope and outside: a name never moves more than it
+// saves.
+func TestWhoseBytesMove(t *testing.T) {
+	a, b := schedule.Group{Name: "a"}, schedule.Group{Name: "b"}
+	s := &schedule.Schedule{}
+	s.Save(a)
+	s.Save(b)
+	s.Load(a)
+	s.Load(b)
+	plan := leaves(b)
+	plan.Schedule = s
+	for _, scope := range []bool{false, true} {
+		r := newRig(t, openCPU(t), Config{})
+		r.m.Begin(plan)
+		x := r.alloc(1000)
+		forward := func() error {
+			r.compute.Fill(x.Range(), 1)
+			r.save(a, flat(x))
+			r.save(b, flat(x))
+			return nil
+		}
+		var sc *Scope
+		var err error
+		if scope {
+			sc, err = r.m.Capture(forward)
+		} else {
+			err = forward()
+		}
+		r.ok(err)
+		x.Free()
+		r.ok(r.m.End())
+		if scope {
+			r.ok(sc.Close())
+		}
+		if n := r.m.Last().Names; n["a"].Saved != 1000 || n["a"].Moved != 1000 || n["b"].Saved != 0 || n["b"].Moved != 0 {
+			t.Errorf("scope %v: a %+v, b %+v", scope, *n["a"], *n["b"])
+		}
+		r.close()
+	}
+}
+
 // A scope is captured again if anything before it differs: the plan, a size, the
 // caller's memory, the budget. Else it is replayed, and results are exact.
 func TestMovedScopes(t *testing.T) {
@@ -186,6 +229,8 @@ func TestMovedScopes(t *testing.T) {
 			return errors.Join(err, fmt.Errorf("%d scopes moved", l.moved), l.close())
 		}
 		same := *l.plan // equal, and another: nothing moves
+		same.Leave = maps.Clone(l.plan.Leave)
+		same.Leave[schedule.Group{Name: "nobody"}] = false
 		other := l.planned(l.plan.Schedule)
 		other.Leave[l.group(l.passes[0], 0)] = false
 		sooner := *l.plan
@@ -205,6 +250,39 @@ func TestMovedScopes(t *testing.T) {
 	if err := check.Explore(check.Options{}, 5, check.On(cpuDevice, program)); err != nil {
 		t.Error(err)
 	}
+}
+
+// Which group a step loads before a scope matters, by its name and by its numbers;
+// and a scope that is issued eagerly inside of one is a part of that.
+func TestWhatMovesScopes(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{})
+	groups := []schedule.Group{{Name: "a"}, {Name: "b"}, {Name: "a", Chunk: 1}, {Name: "a", Layer: 1}, {Name: "a", Microbatch: 1}}
+	var scope *Scope
+	for step, g := range append(groups, groups[0]) {
+		r.m.Begin(nil)
+		for _, g := range groups {
+			s := r.alloc(1000)
+			r.save(g, flat(s))
+			s.Free()
+		}
+		r.ok(r.m.Load(g))
+		r.m.Release(g) // now its place is free
+		if step == 0 {
+			var err error
+			scope, err = r.m.Capture(func() error {
+				return r.m.Eager(func() error { r.compute.Fill(r.alloc(1000).Range(), 1); return nil })
+			})
+			r.ok(err)
+		} else {
+			var moved *Moved
+			if err := scope.Replay(); errors.As(err, &moved) != (step < len(groups)) {
+				t.Errorf("with %v loaded: %v", g, err)
+			}
+		}
+		r.ok(r.m.End())
+	}
+	r.ok(scope.Close())
+	r.close()
 }
 
 // The caller's memory, imported before and inside of scopes, is used by replays

@@ -37,7 +37,6 @@ func (m *Manager) enter(s *Scope, replays bool) *scoped {
 // leave closes it: what was saved in it goes out now.
 func (r *scoped) leave() error {
 	m := r.m
-	m.now = 0
 	m.call(residency.Op{Kind: residency.OpEndScope})
 	m.tail = r.tail()
 	m.machine.EndScope()

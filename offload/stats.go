@@ -25,7 +25,7 @@ type Stats struct {
 type Name struct {
 	Groups int
 	Saved  device.Bytes // bytes of storages, each where it was saved first
-	Moved  device.Bytes // of copies out
+	Moved  device.Bytes // of them, copied out
 }
 
 // Stats are all ended steps together.

@@ -48,7 +48,7 @@ func (m *Manager) begin(plan *residency.Plan, profile bool) {
 	if m.open {
 		panic("offload: a step is begun inside of a step")
 	}
-	m.open, m.err, m.now = true, nil, 0
+	m.open, m.err = true, nil
 	m.step++
 	cfg := m.Config()
 	m.machine = residency.New(cfg, executor{m}, plan)
@@ -104,7 +104,6 @@ func (m *Manager) must(doing string) {
 	if !m.open {
 		panic("offload: cannot " + doing + " outside of a step; call Begin first")
 	}
-	m.now = 0
 }
 
 // call notes a call of the step.
@@ -196,7 +195,6 @@ func (s *Storage) use() {
 func (s *Storage) Free() {
 	s.use()
 	m := s.m
-	m.now = 0
 	m.give(s)
 	if m.scope != nil {
 		m.scope.made(free{s.state.ID})

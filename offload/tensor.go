@@ -215,8 +215,6 @@ func (m *Manager) register(g schedule.Group, saved []*Saved, items []residency.I
 	n.Saved += device.Bytes(bytes)
 	m.call(residency.Op{Kind: residency.OpSave, Group: g, Items: items})
 	m.groups[g] = saved
-	m.saving = &g
-	defer func() { m.saving = nil }()
 	m.machine.Save(g, items...)
 	m.emit(trace.Save, g, bytes)
 }
@@ -240,7 +238,6 @@ func (m *Manager) gather(g schedule.Group, ts []Tensor) ([]*Storage, error) {
 		if m.scope == nil || !m.scope.replays {
 			r.pack(m.lane[residency.Compute].Stream, p.here(), t.Range())
 		}
-		m.now = 0
 		packed[i] = p
 		m.last.Packed++
 	}

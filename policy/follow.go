@@ -10,10 +10,20 @@ import (
 
 // windows are the numbers of copies under way that are tried. Groups differ a
 // hundredfold in size, so what hides a large one is several small ones.
-var windows = []int{1, 2, 3, 4, 6, 8, 12, 16}
+var windows = []int{1, 2, 4, 6, 8, 16}
 
-// worth is the step time that less memory may cost.
-const worth = 0.01
+// depths are how many of the largest groups may be back ahead of need. Where copies
+// are the limit, compute's clock says little about when, and few are enough; where
+// they hide, the deadlines say it best, without a limit.
+var depths = []int64{2, 4, 8, 0}
+
+// worth is the step time that less memory may cost: a hundredth where copies hide.
+// Where they do not, compute waits in any case, and whoever asks for that wants the
+// memory: up to mostWorth.
+const (
+	worth     = 0.01
+	mostWorth = 0.15
+)
 
 // Follow is the plan for a policy that a user made, what it comes to, and what it
 // was without. Every group leaves whose unit does, hidden or not, except where its
@@ -31,8 +41,11 @@ func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, e
 	for i, g := range s.groups {
 		out[i] = out[i] && g.load != g.save+1
 	}
-	f := follower{step: s, plan: s.plan(out, l, safety), links: l, cfg: cfg}
-	t := f.try(0, 0)
+	f := follower{step: s, links: l, cfg: cfg}
+	for _, d := range depths {
+		f.plans = append(f.plans, s.deep(out, l, safety, d))
+	}
+	t := f.try(f.plans[0], 0, 0)
 	if cfg.Window == 0 {
 		t = f.least()
 	}
@@ -57,15 +70,15 @@ func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, e
 // follower looks for the window and the extent of a plan.
 type follower struct {
 	*step
-	plan  *residency.Plan
+	plans []*residency.Plan // by depth
 	links Links
 	cfg   residency.Config
 	tried int
 }
 
-func (f *follower) try(window int, limit int64) *trial {
+func (f *follower) try(like *residency.Plan, window int, limit int64) *trial {
 	f.tried++
-	plan := *f.plan
+	plan := *like
 	plan.Window, plan.Device = window, limit
 	return f.step.try(&plan, f.links, f.cfg)
 }
@@ -74,15 +87,18 @@ func (f *follower) try(window int, limit int64) *trial {
 func (f *follower) least() *trial {
 	var trials []*trial
 	fastest := math.Inf(1)
-	for _, w := range windows {
-		t := f.try(w, 0)
-		trials = append(trials, t)
-		if t.err == nil {
-			fastest = min(fastest, t.end)
+	for _, p := range f.plans {
+		for _, w := range windows {
+			t := f.try(p, w, 0)
+			trials = append(trials, t)
+			if t.err == nil {
+				fastest = min(fastest, t.end)
+			}
 		}
 	}
 	top := func(t *trial) int64 { return t.machine.Device().Top() }
-	fast := func(t *trial) bool { return t.err == nil && t.end <= (1+worth)*fastest }
+	most := fastest * (1 + min(worth+(fastest/f.tape.Span.Seconds()-1)/4, mostWorth))
+	fast := func(t *trial) bool { return t.err == nil && t.end <= most }
 	best := trials[0]
 	for _, t := range trials {
 		if fast(t) && (!fast(best) || top(t) < top(best)) {
@@ -94,7 +110,7 @@ func (f *follower) least() *trial {
 	}
 	low, high := best.machine.Device().Peak(), top(best) // an extent between them does
 	for range 8 {
-		t := f.try(best.plan.Window, (low+high)/2)
+		t := f.try(best.plan, best.plan.Window, (low+high)/2)
 		if fast(t) && t.machine.Counts().Evicted == 0 && top(t) <= (low+high)/2 {
 			best, high = t, top(t)
 		} else {

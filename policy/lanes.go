@@ -39,6 +39,7 @@ type score struct {
 	waits   []wait
 	copies  [residency.Lanes][]transfer // of the lanes Out and In
 	pending [residency.Lanes][]point
+	after   []point // of all copies, one after the other
 	planned bool
 	scope   bool    // one is open,
 	from    float64 // since this much of compute's work
@@ -102,8 +103,10 @@ func (s *score) In(x *residency.Storage) { s.copy(residency.In, x) }
 func (s *score) Left(*residency.Storage) {}
 
 func (s *score) copy(l residency.Lane, x *residency.Storage) {
-	s.copies[l] = append(s.copies[l], transfer{storage: x.ID, bytes: float64(x.Bytes), after: s.pending[l], planned: s.planned})
-	s.pending[l] = nil
+	n := len(s.after)
+	s.after = append(s.after, s.pending[l]...)
+	s.copies[l] = append(s.copies[l], transfer{storage: x.ID, bytes: float64(x.Bytes), after: s.after[n:len(s.after):len(s.after)], planned: s.planned})
+	s.pending[l] = s.pending[l][:0]
 }
 
 // player is the playing of a score. It goes from one event to the next: a copy

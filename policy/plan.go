@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/stowage-dev/stowage/residency"
@@ -193,10 +194,16 @@ func (l Links) back(t, bytes float64, busy []span) (float64, []span) {
 	}
 }
 
-// plan brings the groups back that leave. One that is needed before it could be back
-// comes as early as two of the largest groups take memory ahead of need: then the
-// copy in of the next is always under way, and compute waits for the link alone.
+// plan brings the groups back that leave, as late as is safe.
 func (s *step) plan(out []bool, l Links, safe float64) *residency.Plan {
+	return s.deep(out, l, safe, 0)
+}
+
+// deep is plan with at most so much memory ahead of need, in largest groups; zero is
+// no limit. A group that is needed before it could be back comes when two largest
+// groups are ahead of need, without a limit too: then the copy in of the next is
+// always under way, and compute waits for the link alone.
+func (s *step) deep(out []bool, l Links, safe float64, depth int64) *residency.Plan {
 	p := &residency.Plan{Schedule: s.schedule, Leave: map[schedule.Group]bool{}, Ahead: make([][]schedule.Group, s.schedule.Len())}
 	begin, _ := s.copies(out, l, safe)
 	var order []int // that leave and come back, the first load first
@@ -213,14 +220,16 @@ func (s *step) plan(out []bool, l Links, safe float64) *residency.Plan {
 		for at+1 < len(s.when) && s.when[at+1] <= begin[i] {
 			at++
 		}
-		for bytes += g.bytes; bytes > 2*most; ahead++ { // groups behind the one at ahead
+		for bytes += g.bytes; bytes > cmp.Or(depth, 2)*most; ahead++ { // groups behind the one at ahead
 			bytes -= s.groups[order[ahead]].bytes
 		}
+		first := g.save + 1
+		if ahead > 0 && ahead <= k {
+			first = max(first, s.groups[order[ahead-1]].load)
+		}
 		pos := min(at, g.load-1)
-		if pos <= g.save {
-			if pos = g.save + 1; ahead > 0 && ahead <= k {
-				pos = max(pos, s.groups[order[ahead-1]].load)
-			}
+		if pos <= g.save || depth > 0 {
+			pos = max(pos, first)
 		}
 		if pos < g.load {
 			p.Ahead[pos] = append(p.Ahead[pos], g.Group)

@@ -100,9 +100,11 @@ func (p *Profile) step(pol Policy) *step {
 	s.schedule = s.tape.Schedule()
 	var unit map[Unit]int
 	s.units, unit = p.units()
-	saved := make([]int, s.schedule.Len()) // by position of the save: the group
-	var loaded []bool                      // by storage
-	scope := -1.0                          // where the open one begins
+	events := s.schedule.Len()
+	s.groups, s.when = make([]group, 0, events/2+1), make([]float64, 0, events)
+	saved := make([]int, events) // by position of the save: the group
+	var loaded []bool            // by storage
+	scope := -1.0                // where the open one begins
 	for _, op := range s.tape.Ops {
 		switch op.Kind {
 		case residency.OpTake, residency.OpForeign:
@@ -156,7 +158,10 @@ type trial struct {
 
 // try runs a step on the machine, and then in time.
 func (s *step) try(plan *residency.Plan, l Links, cfg residency.Config) *trial {
-	t := &trial{step: s, plan: plan, score: &score{points: make([]point, 0, len(s.tape.Ops))}}
+	t := &trial{step: s, plan: plan, score: &score{points: make([]point, 0, len(s.tape.Ops)), after: make([]point, 0, 2*len(s.groups))}}
+	for l := residency.Out; l <= residency.In; l++ {
+		t.score.copies[l] = make([]transfer, 0, len(s.groups))
+	}
 	t.machine = residency.New(cfg, t.score, plan)
 	t.err = s.tape.Run(t.machine, func(op residency.Op) {
 		t.score.now = op.At.Seconds()

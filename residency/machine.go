@@ -4,7 +4,6 @@ package residency
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/stowage-dev/stowage/schedule"
@@ -31,7 +30,9 @@ type Machine struct {
 	device   *Heap
 	host     *Heap
 	storages []*Storage
-	slab     []Storage                 // for the next ones
+	slab     []Storage // for the next ones
+	groups   []group   // likewise
+	entries  []entry
 	saved    map[schedule.Group]*group // and not released
 	order    []*group                  // in the order of saving; some of them released
 	saves    int
@@ -44,22 +45,6 @@ type Machine struct {
 	returned Mark             // the end of the last copy in
 	lent     []flight         // foreign bytes that only their copies out use
 	counts   Counts
-}
-
-// group is a group that was saved.
-type group struct {
-	entries  []entry
-	saved    int  // how many were saved before it
-	need     int  // the position of its load in the plan's schedule
-	leaves   bool // by plan
-	loaded   bool
-	released bool
-}
-
-// entry is one storage of a group. A storage can be in a group several times.
-type entry struct {
-	s     *Storage
-	keeps bool // the group holds the device bytes
 }
 
 // flight is a copy out of foreign bytes.
@@ -81,8 +66,12 @@ func New(cfg Config, exec Executor, plan *Plan) *Machine {
 	if cfg.Window == 0 {
 		cfg.Window = DefaultWindow
 	}
+	groups := 0
+	if plan != nil && plan.Schedule != nil {
+		groups = plan.Schedule.Len() / 2
+	}
 	return &Machine{
-		cfg: cfg, exec: exec, plan: plan, saved: map[schedule.Group]*group{},
+		cfg: cfg, exec: exec, plan: plan, saved: make(map[schedule.Group]*group, groups), order: make([]*group, 0, groups),
 		device: NewHeap(limit, cfg.Align, cfg.Window), host: NewHeap(cfg.Host, cfg.Align, cfg.Window),
 	}
 }
@@ -142,7 +131,7 @@ func (m *Machine) Save(name schedule.Group, items ...Item) {
 		panic("residency: " + name.String() + " is saved twice in one step")
 	}
 	now := m.exec.Record(Compute)
-	g := &group{entries: make([]entry, len(items)), saved: m.saves, need: math.MaxInt}
+	g := m.group(len(items))
 	if m.plan != nil && m.plan.Schedule != nil {
 		if at, ok := m.plan.Schedule.Loaded(name); ok {
 			g.need = at
@@ -159,6 +148,9 @@ func (m *Machine) Save(name schedule.Group, items ...Item) {
 		s.fixed = s.fixed || it.Stay
 		if s.used = now; s.written == 0 {
 			s.written = now
+		}
+		if s.in == nil {
+			s.in = s.one[:0]
 		}
 		s.in = append(s.in, g)
 		s.keeps++
@@ -310,14 +302,6 @@ func (m *Machine) Load(name schedule.Group) error {
 	m.let()
 	m.passed(schedule.Event{Group: name, Load: true})
 	return nil
-}
-
-// load counts a group among those that are loaded, or no more.
-func (g *group) load(by int) {
-	g.loaded = by > 0
-	for _, e := range g.entries {
-		e.s.loaded += by
-	}
 }
 
 // bring issues a copy in.

@@ -4,8 +4,9 @@
 // simulator calls it in a recorded order and does the same on clocks. So a
 // prediction of memory is what will happen, and not an estimate of it.
 //
-// This file owns the machine's vocabulary, machine.go what it does, heap.go where
-// storages lie.
+// This file owns the machine's vocabulary, machine.go what it does, group.go what it
+// knows of groups, room.go how it finds device bytes, heap.go where storages lie,
+// tape.go steps to be made again.
 package residency
 
 import (
@@ -89,17 +90,18 @@ type Storage struct {
 	Host    int64 // offset in the host heap, or None
 	State   State
 
-	owned    bool     // the caller has not given it back
-	lent     bool     // its first bytes are the caller's, who was not told Left
-	fixed    bool     // never to be moved
-	in       []*group // that saved it and have not been released
-	keeps    int      // how many of those hold its device bytes
-	loaded   int      // how many of those are between Load and Release
-	written  Mark     // compute at its first Save: its contents are complete
-	used     Mark     // compute at the last Save, Give or Release
-	out      int      // the number of its last copy out, or zero
-	left     Mark     // the end of that, or zero: there was none, or it has come back since
-	returned Mark     // the end of its last copy in, or zero
+	owned    bool      // the caller has not given it back
+	lent     bool      // its first bytes are the caller's, who was not told Left
+	fixed    bool      // never to be moved
+	in       []*group  // that saved it and have not been released
+	one      [1]*group // room for one of them, which most have
+	keeps    int       // how many of those hold its device bytes
+	loaded   int       // how many of those are between Load and Release
+	written  Mark      // compute at its first Save: its contents are complete
+	used     Mark      // compute at the last Save, Give or Release
+	out      int       // the number of its last copy out, or zero
+	left     Mark      // the end of that, or zero: there was none, or it has come back since
+	returned Mark      // the end of its last copy in, or zero
 }
 
 func (s *Storage) String() string {

@@ -138,7 +138,9 @@ func TestNoWait(t *testing.T) {
 			b.After(again)
 			b.Flush()
 			a.Record(again)
-			set.Settle()
+			if err := set.Sync(); err != nil { // and settles
+				return err
+			}
 			c := set.Lane(s)
 			c.After(again)
 			c.Join(a)
