@@ -28,11 +28,15 @@ gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
 	CGO_ENABLED=0 go test -c -o build/gpu/kernels.test ./kernels
 	CGO_ENABLED=0 go test -c -o build/gpu/stash.test ./stash
 	CGO_ENABLED=0 go test -c -o build/gpu/comm.test ./comm
+	CGO_ENABLED=0 go test -c -o build/gpu/offload.test ./offload
+	CGO_ENABLED=0 go test -c -o build/gpu/stowage.test .
 	@echo 'On the machine with the GPU, in a copy of this folder:'
 	@echo '  (cd device/cuda && ../../build/gpu/cuda.test -test.v)'
 	@echo '  (cd kernels && ../build/gpu/kernels.test -test.v)'
 	@echo '  (cd stash && ../build/gpu/stash.test -test.v)'
 	@echo '  (cd comm && ../build/gpu/comm.test -test.v -test.run GPU)'
+	@echo '  (cd offload && ../build/gpu/offload.test -test.v)'
+	@echo '  build/gpu/stowage.test -test.v'
 
 clean:
 	rm -rf build

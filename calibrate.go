@@ -43,25 +43,28 @@ func (r *Runtime) calibrate(l *learned) error {
 	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))
 }
 
-// retimed is a tape with the times of another one, which lacks the borders of scopes.
-// It tells whether they are of the same calls.
+// retimed is a tape with the times of another one, in which scopes have no borders or
+// the same. It tells whether they are of the same calls.
 func retimed(a, b residency.Tape) (residency.Tape, bool) {
+	border := func(op residency.Op) bool {
+		return op.Kind == residency.OpBeginScope || op.Kind == residency.OpEndScope
+	}
+	ops := slices.DeleteFunc(slices.Clone(b.Ops), border)
 	out := residency.Tape{Ops: slices.Clone(a.Ops), Span: b.Span}
 	next := 0
 	for i, op := range a.Ops {
-		if op.Kind == residency.OpBeginScope || op.Kind == residency.OpEndScope {
-			if out.Ops[i].At = b.Span; next < len(b.Ops) {
-				out.Ops[i].At = b.Ops[next].At
-			}
+		if out.Ops[i].At = b.Span; next < len(ops) {
+			out.Ops[i].At = ops[next].At
+		}
+		if border(op) {
 			continue
 		}
-		if next == len(b.Ops) || !same(op, b.Ops[next]) {
+		if next == len(ops) || !same(op, ops[next]) {
 			return out, false
 		}
-		out.Ops[i].At = b.Ops[next].At
 		next++
 	}
-	return out, next == len(b.Ops)
+	return out, next == len(ops)
 }
 
 func same(a, b residency.Op) bool {

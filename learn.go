@@ -211,14 +211,18 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	}
 	// Memory that was taken once is not given back: before times are sure, a plan
 	// takes little of it.
-	if cfg.Window = r.cfg.Window; cfg.Window == 0 && !r.sure(l) {
-		cfg.Window = residency.DefaultWindow
+	follow := policy.Follow
+	if !r.sure(l) {
+		follow = policy.FollowTight
 	}
-	d, err := policy.Follow(p, pol, r.links, cfg)
+	d, err := follow(p, pol, r.links, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("stowage: rank %d: the choices that were given cannot be followed: %w", r.cfg.Rank, err)
 	}
 	d.Rank, d.Budget = r.cfg.Rank, int64(r.cfg.Budget)
+	if r.cfg.ByHand != nil {
+		d.Notes = r.cfg.ByHand.Notes(p)
+	}
 	for u := range l.redone {
 		pol[u] = policy.Recompute
 	}

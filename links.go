@@ -4,6 +4,7 @@ package stowage
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -36,25 +37,25 @@ func MeasureLinks(dev device.Device) (links policy.Links, err error) {
 }
 
 func (l *linkBench) measure(n device.Bytes) (policy.Links, error) {
-	// Whatever disturbs a copy makes it longer, and the first ones warm up: the
-	// shortest of some counts.
-	var best [4]time.Duration
-	for round := range 8 {
+	// The first copies warm up, and a busy machine disturbs some: the middle of five
+	// counts.
+	var took [4][]time.Duration
+	for range 5 {
 		for i, x := range []struct {
 			out, in bool
 			n       device.Bytes
 		}{{true, false, small}, {true, false, n}, {false, true, n}, {true, true, n}} {
-			if i > 0 && round >= 3 {
-				continue
-			}
 			t, err := l.time(x.out, x.in, x.n)
 			if err != nil {
 				return policy.Links{}, err
 			}
-			if best[i] == 0 || t < best[i] {
-				best[i] = t
-			}
+			took[i] = append(took[i], t)
 		}
+	}
+	var best [4]time.Duration
+	for i := range took {
+		slices.Sort(took[i])
+		best[i] = took[i][2]
 	}
 	late := min(best[0], best[1]/2, best[2]/2)
 	rate := func(n device.Bytes, t time.Duration) float64 {

@@ -30,6 +30,9 @@ func (s *Step) Scope(scope capture.Scope, p Pass, body func() ([]*Tensor, error)
 		return body()
 	}
 	run := func() (err error) {
+		if s.plan != nil && !s.record { // storages lie where they will in the graph
+			return r.off.Eager(func() (err error) { out, err = body(); return err })
+		}
 		from := r.off.Calls()
 		out, err = body()
 		if s.record {

@@ -143,7 +143,7 @@ func (r *Runtime) provisional(l *learned) *residency.Plan {
 	case l.first != nil:
 		return l.first.Plan
 	case r.byName():
-		return &residency.Plan{Leave: map[GroupID]bool{}}
+		return &residency.Plan{Leave: map[GroupID]bool{}, Window: 1} // little memory: it is not given back
 	}
 	return nil
 }

@@ -30,6 +30,15 @@ const (
 // backward pass is the very next thing. If cfg has no window, the plan has one, and
 // an extent, with which the step takes the least memory that hardly makes it longer.
 func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
+	return follow(p, pol, l, cfg, worth)
+}
+
+// FollowTight is Follow for times that are not sure: memory counts for more.
+func FollowTight(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
+	return follow(p, pol, l, cfg, 2*mostWorth)
+}
+
+func follow(p *Profile, pol Policy, l Links, cfg residency.Config, worth float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
@@ -41,7 +50,7 @@ func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, e
 	for i, g := range s.groups {
 		out[i] = out[i] && g.load != g.save+1
 	}
-	f := follower{step: s, links: l, cfg: cfg}
+	f := follower{step: s, links: l, cfg: cfg, worth: worth}
 	for _, d := range depths {
 		f.plans = append(f.plans, s.deep(out, l, safety, d))
 	}
@@ -73,6 +82,7 @@ type follower struct {
 	plans []*residency.Plan // by depth
 	links Links
 	cfg   residency.Config
+	worth float64
 	tried int
 }
 
@@ -97,7 +107,7 @@ func (f *follower) least() *trial {
 		}
 	}
 	top := func(t *trial) int64 { return t.machine.Device().Top() }
-	most := fastest * (1 + min(worth+(fastest/f.tape.Span.Seconds()-1)/4, mostWorth))
+	most := fastest * (1 + min(f.worth+(fastest/f.tape.Span.Seconds()-1)/4, max(f.worth, mostWorth)))
 	fast := func(t *trial) bool { return t.err == nil && t.end <= most }
 	best := trials[0]
 	for _, t := range trials {
