@@ -22,8 +22,8 @@ func (r *Runtime) sure(l *learned) bool {
 }
 
 // calibrate takes the times of the step that was issued last if it was the faster
-// one, and makes the plan that stays. It waits for the step. Times are taken whole: the shorter of
-// two for every single piece would be less than any step takes.
+// one, and makes the plan that stays. It waits for the step. Times are taken whole:
+// the shorter of two for every single piece would be less than any step takes.
 func (r *Runtime) calibrate(l *learned) error {
 	l.calibrated, l.timed = true, false
 	if err := r.off.Times(); err != nil {
@@ -35,8 +35,12 @@ func (r *Runtime) calibrate(l *learned) error {
 			p.Tape = again
 		}
 	}
+	first := l.first
 	d, err := r.decide(&p, l)
 	if d == nil || err != nil {
+		if l.known { // to recompute was not chosen when the step was recorded, and is not now
+			l.first = first
+		}
 		return err
 	}
 	l.decision, l.profile, l.policy, l.plan = d, &p, d.Policy, d.Plan

@@ -132,18 +132,8 @@ func TestRerunInAGraph(t *testing.T) {
 		c := on(1, Config{Scopes: whole, ByHand: hand("core_attn", "moe_act"), Stash: store(9, 400)})
 		c.most, c.layers = 40, 6
 		err := run(dev, c, func(l *loop, rng *rand.Rand) error {
-			few := func(most stash.Rows) error { // no step has more rows than that
-				l.feed(rng)
-				for g, n := range l.live {
-					l.live[g] = n % (most + 1)
-					raw := make([]byte, 8)
-					raw[0] = byte(l.live[g])
-					l.compute.Upload(l.rows.Slice(device.Bytes(8*l.salt[g]), 8), raw)
-				}
-				return errors.Join(l.step(l.key()), l.compare())
-			}
 			for i, most := range []stash.Rows{1, 1, 1, 40, 40, 2} {
-				if err := few(most); err != nil {
+				if err := l.rowed(most, rng); err != nil {
 					return err
 				}
 				if n := l.rt.Summary(l.key()).Stash.Reruns; i < 3 && n > 0 {

@@ -99,6 +99,7 @@ func (r *Runtime) whole() bool {
 func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error) {
 	s := &Step{r: r, key: key, learned: l, loads: map[GroupID]*Loaded{}, again: map[GroupID]func(*Group) error{}, lost: map[GroupID]bool{}}
 	s.plan, s.record = l.plan, r.records(key, l)
+	l.recorded, l.timed = false, false // an earlier try may have been, and this one be captured
 	r.pair(key)
 	if r.stash != nil {
 		r.stash.Begin(key)

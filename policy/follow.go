@@ -22,7 +22,7 @@ var depths = []int64{2, 4, 8, 0}
 // memory: up to mostWorth.
 const (
 	worth     = 0.01
-	mostWorth = 0.15
+	mostWorth = 0.03
 )
 
 // Follow is the plan for a policy that a user made, what it comes to, and what it
@@ -35,7 +35,7 @@ func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, e
 
 // FollowTight is Follow for times that are not sure: memory counts for more.
 func FollowTight(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
-	return follow(p, pol, l, cfg, 2*mostWorth)
+	return follow(p, pol, l, cfg, 0.25)
 }
 
 func follow(p *Profile, pol Policy, l Links, cfg residency.Config, worth float64) (*Decision, error) {

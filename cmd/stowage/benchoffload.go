@@ -57,14 +57,24 @@ show. predicted_ms is the step's time as the plan has it, offload_step_ms as it
 was measured. Times are first quartiles.
 
 The JSON has these under the same names, with sizes in bytes and times in
-milliseconds, the policy's table by group ("groups"), and the step ("step"), for
-bench/torch_offload.py to do the same in PyTorch.`,
+milliseconds; peak_bytes and step_ms without and offload_peak_bytes and
+offload_step_ms with offloading, host_bytes, copy_ms (the copies by themselves) and
+"equal"; the rates of the links in bytes a second with a latency in nanoseconds;
+what the host issued in a step ("issued"); the table by group ("groups"), where
+units are modules of layers; and the step ("step"), for bench/torch_offload.py to
+do the same in PyTorch. budget_bytes is the --budget, or without one the smallest
+that costs no time.`,
 		Example: `  stowage bench offload
   stowage bench offload --budget 8MiB --graph full
   stowage bench offload --offload-modules expert_fc1,moe_act --recompute-modules core_attn
   stowage bench offload --pp 4 --vpp 2 --rank 1 --layers 16 --microbatches 8
   stowage bench offload --device cuda --model deepseek-v3 --layers 6 --intensity 1.1 --json`,
-		Args: noArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if f := cmd.Flags(); len(args) > 0 && (f.Changed("offload-modules") || f.Changed("recompute-modules")) {
+				return usagef("unexpected argument %q; modules are separated by commas here, such as --offload-modules core_attn,moe_act", args[0])
+			}
+			return noArgs(cmd, args)
+		},
 	}
 	f := addOffloadFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

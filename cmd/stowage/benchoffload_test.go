@@ -42,6 +42,9 @@ func TestBenchOffload(t *testing.T) {
 		t.Errorf("the trace shows nothing that leaves (%v)", err)
 	}
 
+	if stdout, stderr, code = command(strings.Fields(brief + "--trace /dev/full")...); code != exitFailure || !strings.Contains(stderr, "--trace cannot be written") {
+		t.Errorf("a full disk: code %d, errors %q", code, stderr)
+	}
 	stdout, stderr, code = command(strings.Fields(brief + "--budget 1MiB --graph full")...)
 	if code != exitOK || stderr != "" || strings.Contains(stdout, "NaN") || !strings.Contains(stdout, "yes, bit for bit") {
 		t.Errorf("code %d, errors %q, printed\n%s", code, stderr, stdout)
@@ -86,6 +89,8 @@ func TestBenchOffloadErrors(t *testing.T) {
 		"--budget 9MiB --offload-modules moe_act",
 		"--activation-offload-fraction 0.5",
 		"--offload-modules moeact",
+		"--recompute-modules=",
+		"--offload-modules core_attn moe_act",
 		"--recompute-modules attention",
 		"--offload-modules moe_act --recompute-modules moe_act",
 		"--offload-modules attn_proj",

@@ -19,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/trace"
 )
 
@@ -93,6 +94,11 @@ var byHand = offloadSections[2].names
 
 func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	h := &o.ByHand
+	for _, list := range [][]string{h.OffloadModules, h.RecomputeModules} {
+		for i := range list {
+			list[i] = strings.TrimSpace(list[i])
+		}
+	}
 	for _, s := range []struct {
 		flag, text string
 		to         *int64
@@ -113,10 +119,13 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 		if !x.changed(flag) {
 			continue
 		}
+		none := len(h.OffloadModules)+len(h.RecomputeModules) == 0
 		switch {
 		case x.changed("budget"):
 			return usagef("--%s chooses by hand what --budget lets the runtime choose; keep one of them", flag)
-		case len(h.OffloadModules)+len(h.RecomputeModules) == 0:
+		case none && strings.HasSuffix(flag, "-modules"):
+			return usagef("--%s names no module; give some, such as moe_act, or leave the flag out", flag)
+		case none:
 			return usagef("--%s needs --offload-modules or --recompute-modules beside it", flag)
 		}
 		o.Hand = true
@@ -134,10 +143,19 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	if err := h.Check(); err != nil {
 		return usagef("%s", strings.TrimPrefix(err.Error(), "policy: "))
 	}
-	for flag, modules := range map[string][]string{"offload-modules": h.OffloadModules, "recompute-modules": h.RecomputeModules} {
-		for _, m := range modules {
+	for _, c := range []struct {
+		flag    string
+		modules []string
+		alone   func(name string) policy.ByHand
+	}{
+		{"offload-modules", h.OffloadModules, func(n string) policy.ByHand { return policy.ByHand{OffloadModules: []string{n, "core_attn"}} }},
+		{"recompute-modules", h.RecomputeModules, func(n string) policy.ByHand { return policy.ByHand{RecomputeModules: []string{n}} }},
+	} {
+		for _, m := range c.modules {
 			if !slices.Contains(names, m) {
-				return usagef("--%s: no layer of this step saves %s; they save %s", flag, m, strings.Join(names, ", "))
+				// Those of the step's names that the flag takes.
+				could := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return c.alone(n).Check() != nil })
+				return usagef("--%s: no layer of this step saves %s; of what they save the flag takes %s", c.flag, m, cmp.Or(strings.Join(could, ", "), "nothing"))
 			}
 		}
 	}
@@ -225,13 +243,17 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
 	if x.trace != "" {
-		f, err := os.Create(x.trace)
-		if err != nil {
-			return fmt.Errorf("--trace cannot be written: %w", err)
+		f, cannot := os.Create(x.trace)
+		if cannot != nil {
+			return fmt.Errorf("--trace cannot be written: %w", cannot)
 		}
 		lines := trace.NewLines(f)
 		o.Trace = lines
-		defer func() { err = cmp.Or(err, lines.Err(), f.Close()) }()
+		defer func() {
+			if cannot := cmp.Or(lines.Err(), f.Close()); err == nil && cannot != nil {
+				err = fmt.Errorf("--trace cannot be written: %w", cannot)
+			}
+		}()
 	}
 	res, err := bench.Offloads(dev, o)
 	var bad *bench.OffloadRefused
@@ -244,9 +266,13 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	if *x.asJSON {
-		return printJSON(x.cmd, res)
+	if !*x.asJSON {
+		bench.OffloadText(x.cmd.OutOrStdout(), res)
+	} else if err := printJSON(x.cmd, res); err != nil {
+		return err
 	}
-	bench.OffloadText(x.cmd.OutOrStdout(), res)
+	if !res.Equal {
+		return errors.New("tensors came back with other bits than without offloading: this is a bug; report it with the command and its output")
+	}
 	return nil
 }

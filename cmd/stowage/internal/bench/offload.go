@@ -276,7 +276,7 @@ func (r *offloadRig) result(times [3]time.Duration, equal bool) Offload {
 		SavedBytes: kept - left, ExpectedBytes: int64(r.without.rt.Summary(key).Extent) - (d.Forecast.Extent - r.with.rt.Profile(key).Base),
 		HostBytes: int64(b.Host), CopyMS: ms(times[timeCopies]), Issued: r.with.issued, Equal: equal,
 		LinkUtilisation: float64(times[timeCopies]) / float64(times[timeWith]), HiddenFraction: 1,
-		Step: r.step.record(),
+		Step: r.step.record(), found: r.budget > 0 && o.Budget == 0,
 	}
 	for _, c := range r.log.copies {
 		if !c.in {

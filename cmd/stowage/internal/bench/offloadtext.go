@@ -53,6 +53,8 @@ type Offload struct {
 
 	Groups []OffloadGroup `json:"groups"`
 	Step   StepRecord     `json:"step"`
+
+	found bool // the budget was, and not given
 }
 
 // Issued is what the host issued and waited for in one step.
@@ -117,11 +119,15 @@ func (s *step) record() (r StepRecord) {
 // OffloadText prints the result.
 func OffloadText(w io.Writer, r Offload) {
 	fmt.Fprintf(w, "%s:%d  %s\n\n", r.Device.Backend, r.Device.Ordinal, describe(r.Device))
-	fmt.Fprintf(w, "%s, %d layers, %d x %d tokens, %d microbatches, pipeline rank %d of %d x %d; captured: %s\n",
+	fmt.Fprintf(w, "%s, %d layers, %d x %d tokens, %d microbatches, pipeline rank %d of %d, chunks a rank %d; captured: %s\n",
 		r.Model, r.Layers, r.Micro, r.Seq, r.Microbatches, r.Rank, r.PP, r.VPP, r.Graph)
 	fmt.Fprintf(w, "links: %.2f GB/s out, %.2f in, %.2f both\n", r.Links.Out/1e9, r.Links.In/1e9, r.Links.Both/1e9)
 	if r.Budget > 0 {
-		fmt.Fprintf(w, "budget: %v\n", device.Bytes(r.Budget))
+		found := ""
+		if r.found {
+			found = ", the smallest that costs no time"
+		}
+		fmt.Fprintf(w, "budget: %v%s\n", device.Bytes(r.Budget), found)
 	}
 	if r.StashedBytes > 0 {
 		fmt.Fprintf(w, "stashed: %v of %s\n", device.Bytes(r.StashedBytes), StashedModule)
