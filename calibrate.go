@@ -29,11 +29,15 @@ func (r *Runtime) calibrate(l *learned) error {
 	if err := r.off.Times(); err != nil {
 		return err
 	}
-	p := *l.profile
+	p, faster := *l.profile, false
 	if last := r.off.Tape(); last.Span < p.Tape.Span {
-		if again, ok := retimed(p.Tape, *last); ok {
+		var again residency.Tape
+		if again, faster = retimed(p.Tape, *last); faster {
 			p.Tape = again
 		}
+	}
+	if !faster && !r.byName() { // the solver would find the same once more
+		return nil
 	}
 	first := l.first
 	d, err := r.decide(&p, l)

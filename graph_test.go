@@ -111,6 +111,7 @@ func (l *loop) still(f func() error) error {
 // SPEC S4.1, S5.5: a budget and graphs together: the forecast is that of the step
 // with its graphs, the extent never exceeds the budget, and the results are exact.
 func TestBudgetsInGraphs(t *testing.T) {
+	t.Parallel()
 	for i, p := range pipelines {
 		for _, set := range []capture.Set{whole, scopes} {
 			c := on(i, Config{Scopes: set})
@@ -155,6 +156,7 @@ func TestRerunInAGraph(t *testing.T) {
 // SPEC S4.3: evaluation and steps with another number of microbatches in between do
 // not disturb plans or graphs.
 func TestKeysInBetween(t *testing.T) {
+	t.Parallel()
 	for _, set := range []capture.Set{0, whole, scopes} {
 		c := on(0, Config{Scopes: set, ByHand: hand("core_attn", "moe_act"), Stash: store(400, 400)})
 		c.most = 40
@@ -198,6 +200,7 @@ func TestKeysInBetween(t *testing.T) {
 // SPEC S4.3: a step that departs from its plan is exact; the next ones are learned
 // and captured anew.
 func TestDepartures(t *testing.T) {
+	t.Parallel()
 	for _, set := range []capture.Set{0, whole, scopes} {
 		for _, c := range []Config{{ByHand: byHand["moe_act"]}, {ByHand: byHand["recompute"]}, {Budget: 30 * device.KiB}} {
 			if c.Scopes = set; set == scopes && c.ByHand == byHand["moe_act"] {
@@ -231,6 +234,7 @@ func TestDepartures(t *testing.T) {
 // SPEC S4.1: scopes whose addresses moved are captured again, and the results are
 // exact before, meanwhile and after.
 func TestMovedScopes(t *testing.T) {
+	t.Parallel()
 	for _, h := range []*policy.ByHand{hand("core_attn", "mlp_norm", "expert_fc1"), byHand["recompute"]} {
 		must(t, on(1, Config{Scopes: scopes, ByHand: h}), func(l *loop, rng *rand.Rand) error {
 			for _, n := range []device.Bytes{0, 4096} {

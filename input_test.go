@@ -159,6 +159,7 @@ func TestMisuse(t *testing.T) {
 // A body's error ends the step and comes back; the steps after it are exact, and
 // learn as if it had not been.
 func TestErrorsInBodies(t *testing.T) {
+	t.Parallel()
 	stop := errors.New("stop")
 	for _, set := range []capture.Set{0, whole, scopes} {
 		for fails := range 4 {

@@ -221,10 +221,15 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	}
 	d.Rank, d.Budget = r.cfg.Rank, int64(r.cfg.Budget)
 	if r.cfg.ByHand != nil {
-		d.Notes = r.cfg.ByHand.Notes(p)
+		d.Notes = r.notes(p, l)
 	}
 	for u := range l.redone {
 		pol[u] = policy.Recompute
+	}
+	for i := range d.Reasons {
+		if x := &d.Reasons[i]; l.redone[x.Unit] {
+			x.Choice, x.Why = policy.Recompute, "chosen by hand"
+		}
 	}
 	return d, nil
 }
@@ -267,6 +272,24 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		}
 	}
 	return d, nil
+}
+
+// notes are what the user may want to know of settings made by hand.
+func (r *Runtime) notes(p *policy.Profile, l *learned) []string {
+	notes := r.cfg.ByHand.Notes(p)
+	for _, name := range r.cfg.ByHand.RecomputeModules {
+		here, redone := false, false
+		for u := range p.Units {
+			here, redone = here || u.Name == name, redone || u.Name == name && l.redone[u]
+		}
+		if here && !redone {
+			notes = append(notes, fmt.Sprintf("recompute-modules names %s, whose groups cannot be computed again; run their forward passes with Step.Run", name))
+		}
+	}
+	if len(l.redone) > 0 {
+		notes = append(notes, "the memory with everything kept does not have what is recomputed, which was not kept in the recorded step either")
+	}
+	return notes
 }
 
 // restrict takes the solver's choices away that captured scopes do not allow.
@@ -313,7 +336,8 @@ func (r *Runtime) choiceByName(id GroupID) policy.Choice {
 // byName tells whether the user makes the choices.
 func (r *Runtime) byName() bool { return r.cfg.ByHand != nil || r.cfg.Policy != nil }
 
-// Decision is what was decided for a key, or nil before its first step is over.
+// Decision is what was decided for a key, or nil before it is: when the first step
+// is over, or the second, if the budget asks for something to be recomputed.
 func (r *Runtime) Decision(key Key) *policy.Decision {
 	if l := r.keys[key]; l != nil {
 		return l.decision

@@ -53,12 +53,16 @@ type Config struct {
 	Compute device.Stream // on which the training loop issues its work
 
 	// Budget is the device memory that saved activations, workspaces and pages may
-	// take together; zero is no budget. The runtime chooses what to do about it.
+	// take together; zero is no budget. The runtime chooses what to do about it, or,
+	// with Policy or ByHand beside it, moves what finds no room under those choices.
 	Budget device.Bytes
 	// Host is the pinned memory that may be used; zero stands for all there is.
 	Host device.Bytes
 	// Policy and ByHand are choices made by the user, exact ones or the field's
-	// settings; give at most one of them.
+	// settings; give at most one of them. ByHand begins with policy.Defaults(): in a
+	// zero ByHand the fraction that leaves is 0. It takes the names of modules that
+	// the field has; groups with other names are for Policy. What is to be
+	// recomputed must go through Step.Run, or it is kept.
 	Policy policy.Policy
 	ByHand *policy.ByHand
 	// NoRecompute and NoOffload keep the solver from either. The recorded step moves

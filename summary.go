@@ -71,7 +71,9 @@ func (r *Runtime) Summary(key Key) Summary {
 	return s
 }
 
-// String is the table.
+// String is the table. Choices count modules of layers; what is late came back only
+// when it was needed already, what was evicted left for want of room and not by
+// plan, and a duplicate is a storage that another group had saved before.
 func (s Summary) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d   %-18s %7s %12s %12s   %s\n", s.Rank, "group", "groups", "saved", "offloaded", "choices")

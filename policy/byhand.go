@@ -143,6 +143,9 @@ func (h ByHand) Notes(p *Profile) (notes []string) {
 			}
 		}
 	}
+	if len(h.OffloadModules) > 0 && h.OffloadFraction == 0 {
+		notes = append(notes, "the fraction to offload is 0, so nothing leaves; begin with Defaults, where it is 1")
+	}
 	return notes
 }
 

@@ -105,6 +105,9 @@ func ranges(ns []int) string {
 // group, those that leave in a step, the least window, what compute waits for the
 // copies or spends again, and why.
 func (d *Decision) Text() string {
+	if d == nil {
+		return "nothing is decided yet\n"
+	}
 	var b strings.Builder
 	f := d.Forecast
 	fmt.Fprintf(&b, "rank %d: ", d.Rank)

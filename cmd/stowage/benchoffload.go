@@ -63,7 +63,7 @@ offload_step_ms with offloading, host_bytes, copy_ms (the copies by themselves) 
 what the host issued in a step ("issued"); the table by group ("groups"), where
 units are modules of layers; and the step ("step"), for bench/torch_offload.py to
 do the same in PyTorch. budget_bytes is the --budget, or without one the smallest
-that costs no time.`,
+whose plan, made from one recorded step, is hardly longer than keeping everything.`,
 		Example: `  stowage bench offload
   stowage bench offload --budget 8MiB --graph full
   stowage bench offload --offload-modules expert_fc1,moe_act --recompute-modules core_attn

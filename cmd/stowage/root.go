@@ -31,12 +31,13 @@ func newRoot() *cobra.Command {
 		Use:   "stowage",
 		Short: "Train large models in less memory",
 		Long: `Stowage is to keep what a training step must remember where it fits: in place,
-in pages on the accelerator, or in host memory. The devices and the paged stash
-are there, training is not yet. It runs on any CPU, and on NVIDIA GPUs with
-nothing but their driver.`,
+in pages on the accelerator, or in host memory. The planner and a runtime for
+training loops written in Go are there, a trainer is not yet. It runs on any
+CPU, and on NVIDIA GPUs with nothing but their driver.`,
 		Example: `  stowage doctor                what this machine offers, and what is missing
   stowage bench copy --json     how fast it copies, for machines to read
-  stowage bench stash           how fast rows go into pages and back`,
+  stowage bench stash           how fast rows go into pages and back
+  stowage bench offload         what offloading saves, and what it costs`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

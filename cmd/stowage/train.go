@@ -10,7 +10,7 @@ import (
 )
 
 var errNoTrainer = errors.New("training is not there yet; what works today: `stowage plan` says what a job " +
-	"will need, `stowage doctor` looks at this machine, `stowage bench` measures copies, the paged stash and pools, and `go test ./...` checks everything")
+	"will need, `stowage doctor` looks at this machine, `stowage bench` measures copies, the paged stash, offloading and pools, and `go test ./...` checks everything")
 
 func newTrain() *cobra.Command {
 	return &cobra.Command{

@@ -125,7 +125,7 @@ func OffloadText(w io.Writer, r Offload) {
 	if r.Budget > 0 {
 		found := ""
 		if r.found {
-			found = ", the smallest that costs no time"
+			found = fmt.Sprintf(", a tenth above the smallest whose plan makes the step at most %g %% longer", 100*slack)
 		}
 		fmt.Fprintf(w, "budget: %v%s\n", device.Bytes(r.Budget), found)
 	}
