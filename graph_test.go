@@ -116,7 +116,7 @@ func TestBudgetsInGraphs(t *testing.T) {
 		for _, set := range []capture.Set{whole, scopes} {
 			c := on(i, Config{Scopes: set})
 			all := extent(t, c)
-			for _, share := range []device.Bytes{100, 85, 70} {
+			for _, share := range shares(100, 70, 85) {
 				c.Budget = all * share / 100 / 256 * 256
 				t.Run(fmt.Sprintf("%s, %v, %d%%", p.name, set, share), func(t *testing.T) {
 					must(t, c, func(l *loop, rng *rand.Rand) error { return l.within(rng, c.Budget, all) })

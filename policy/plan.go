@@ -48,7 +48,7 @@ func (s *step) best(l Links, cfg residency.Config, safe float64) *trial {
 	s.margin(some, l, safe)
 	all := slices.Equal(out, some)
 	t := s.try(s.plan(some, l, safe), l, cfg)
-	if all || t.err == nil && t.machine.Counts().Evicted == 0 {
+	if t.err == nil && (all || t.machine.Counts().Evicted == 0) {
 		return t
 	}
 	for range rounds {
@@ -70,7 +70,14 @@ func (s *step) best(l Links, cfg residency.Config, safe float64) *trial {
 	if u := s.try(s.plan(out, l, safe), l, cfg); t.err != nil || better(u, t, l) {
 		t = u
 	}
-	return t
+	if t.err == nil {
+		return t
+	}
+	// What comes back early takes memory early: the floor is where nothing does, and
+	// so does not depend on times.
+	late := *t.plan
+	late.Ahead = nil
+	return s.try(&late, l, cfg)
 }
 
 // better compares trials of the same step.

@@ -44,12 +44,12 @@ func shortStep(t *testing.T) OffloadOptions {
 // and stashed rows beside it.
 func TestOffloads(t *testing.T) {
 	for name, change := range map[string]func(o *OffloadOptions){
-		"all that hides": func(o *OffloadOptions) { o.Intensity, o.Step.Microbatches = 20, 1 },
+		"all that hides": func(o *OffloadOptions) { o.Intensity, o.Step.Microbatches = 8, 1 },
 		"scopes": func(o *OffloadOptions) {
-			o.Scopes, o.Intensity, o.Step.Layers = capture.Of(capture.Attn, capture.MoE), 20, 1
+			o.Scopes, o.Intensity, o.Step.Microbatches = capture.Of(capture.Attn, capture.MoE), 8, 1
 		},
 		"whole, stashed": func(o *OffloadOptions) {
-			o.Scopes, o.Step.Stash, o.Intensity, o.Step.Layers = capture.Of(capture.FullIteration), true, 20, 1
+			o.Scopes, o.Step.Stash, o.Intensity, o.Step.Microbatches = capture.Of(capture.FullIteration), true, 8, 1
 		},
 		"budget, interleaved": func(o *OffloadOptions) {
 			o.Step.Model, o.Step.PP, o.Step.VPP, o.Step.Layers, o.Budget = preset(t, "llama-3-8b"), 2, 2, 4, 5<<19
