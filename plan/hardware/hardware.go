@@ -205,7 +205,7 @@ func (g *GPU) check() error {
 		}
 	}
 	if g.Usable == 0 {
-		g.Usable = max(g.Memory-defaultReserve, g.Memory*3/4)
+		g.Usable = max(g.Memory-defaultReserve, g.Memory-g.Memory/4)
 	}
 	if g.Usable > g.Memory {
 		return fmt.Errorf(`"usable_bytes" %d is more than "memory_bytes" %d`, g.Usable, g.Memory)
