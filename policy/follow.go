@@ -23,6 +23,8 @@ var depths = []int64{2, 4, 8, 0}
 const (
 	worth     = 0.01
 	mostWorth = 0.03
+	// tightWorth is the same while times are not sure.
+	tightWorth = 0.25
 )
 
 // Follow is the plan for a policy that a user made, what it comes to, and what it
@@ -35,7 +37,7 @@ func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, e
 
 // FollowTight is Follow for times that are not sure: memory counts for more.
 func FollowTight(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
-	return follow(p, pol, l, cfg, 0.25)
+	return follow(p, pol, l, cfg, tightWorth)
 }
 
 func follow(p *Profile, pol Policy, l Links, cfg residency.Config, worth float64) (*Decision, error) {

@@ -245,7 +245,7 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	if x.trace != "" {
 		f, cannot := os.Create(x.trace)
 		if cannot != nil {
-			return fmt.Errorf("--trace cannot be written: %w", cannot)
+			return fmt.Errorf("--trace cannot be written: %w; name a file in a folder that may be written", cannot)
 		}
 		lines := trace.NewLines(f)
 		o.Trace = lines

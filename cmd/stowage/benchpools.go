@@ -137,7 +137,7 @@ func readModel(file string) (*model.Model, error) {
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {
-		return nil, fmt.Errorf("--model %s: %s", file, strings.TrimPrefix(typeless(err).Error(), "model: "))
+		return nil, usagef("--model %s: %s; give a Hugging Face config.json", file, strings.TrimPrefix(typeless(err).Error(), "model: "))
 	}
 	m.Name = cmp.Or(m.Name, file)
 	return m, nil

@@ -95,8 +95,8 @@ func TestBenchPoolsErrors(t *testing.T) {
 		"--model=":                               {exitUsage, "--model: "},
 		"now":                                    {exitUsage, `unexpected argument "now"`},
 		"--ep 3":                                 {exitFailure, "8 experts do not divide over 3 ranks; give another --ep"},
-		"--model " + bad:                         {exitFailure, "bad.json: the config is not a JSON object: unexpected end"},
-		"--model " + list:                        {exitFailure, "list.json: the config is not a JSON object: an object is expected (found: array)\n"},
+		"--model " + bad:                         {exitUsage, "bad.json: the config is not a JSON object: unexpected end"},
+		"--model " + list:                        {exitUsage, "list.json: the config is not a JSON object: an object is expected (found: array); give"},
 		"--model " + bad + ".json":               {exitFailure, "--model cannot be read: open "},
 		"--model llama-3-8b --svg " + bad + "/x": {exitFailure, "--svg cannot be written: open "},
 	} {
