@@ -73,9 +73,11 @@ var layers = []layer{
 		may:  []string{exact + "device", "kernels", "stash", "offload", "capture", "policy", "residency", "plan", "schedule", "trace", "internal"},
 		test: devices,
 	},
+	{pkg: "train/data", may: []string{"internal"}, pure: true},
+	{pkg: "train/checkpoint", may: []string{"internal"}, pure: true},
 	{
 		pkg:  "train",
-		may:  []string{exact + ".", exact + "device", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "trace", "internal"},
+		may:  []string{exact + ".", exact + "device", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "stash", "capture", "policy", "trace", "train", "internal"},
 		test: devices,
 	},
 	{

@@ -1,0 +1,247 @@
+// Package gemm multiplies matrices on the CPU: fp32 or bf16 in, fp32 sums, fp32 or
+// bf16 out. [Multiply] spreads products over threads; [Block] is for small blocks
+// inside other kernels.
+//
+// A tile of C stays in registers while k runs. Each element of C begins with Plus,
+// if there is one; then come sums over 256 of k each, in order, each of them one
+// chain of multiply-adds from zero on; the result is rounded once. So it depends
+// neither on threads nor on where tiles begin, nor on the other rows and columns.
+// With AVX-512 and with AVX2, where multiply-adds are fused, results are the same
+// bits.
+//
+// This file owns the types and the cutting of products into tiles.
+package gemm
+
+import (
+	"fmt"
+	"sort"
+	"sync"
+
+	"github.com/stowage-dev/stowage/internal/parallel"
+)
+
+// Matrix is rows of numbers, Pitch apart. One of F32 and BF16 has memory.
+type Matrix struct {
+	F32               []float32
+	BF16              []uint16
+	Rows, Cols, Pitch int
+}
+
+func (m *Matrix) live() bool { return m.F32 != nil || m.BF16 != nil }
+
+// from is where an element lies.
+func (m *Matrix) from(row, col int) int { return row*m.Pitch + col }
+
+// Product is C = op(A) op(B), plus Plus if it has memory. Op transposes or does
+// nothing. Plus may be C; otherwise C overlaps nothing.
+type Product struct {
+	A, B, C, Plus  Matrix
+	TransA, TransB bool
+}
+
+// sizes are m, n and k. Matrices that do not fit panic.
+func (p *Product) sizes() (m, n, k int) {
+	m, k = p.A.Rows, p.A.Cols
+	if p.TransA {
+		m, k = k, m
+	}
+	kb, n := p.B.Rows, p.B.Cols
+	if p.TransB {
+		kb, n = n, kb
+	}
+	if kb != k || p.C.Rows != m || p.C.Cols != n || p.Plus.live() && (p.Plus.Rows != m || p.Plus.Cols != n) {
+		panic(fmt.Sprintf("gemm: %d x %d times %d x %d is no %d x %d", m, k, kb, n, p.C.Rows, p.C.Cols))
+	}
+	for _, x := range [...]*Matrix{&p.A, &p.B, &p.C, &p.Plus} {
+		check("a matrix", max(len(x.F32), len(x.BF16)), x.Pitch, x.Rows, x.Cols)
+	}
+	return m, n, k
+}
+
+// A thread takes a tile of C of tileRows x tileCols, and of k kBlock at a time: a
+// panel of B, 32 x 256 numbers, is 32 of the first cache's 48 KiB and is used for
+// four tiles of registers, one below the other; the tile's part of B, 256 KiB,
+// stays in the second cache. tileRows is a multiple of every kind's rows.
+const (
+	tileRows = 48
+	tileCols = 256
+	kBlock   = 256
+	// aPitch is between rows of A's copy. The excess keeps rows from falling on
+	// the same lines of the cache.
+	aPitch = kBlock + 16
+	// packMost is the numbers of B that are laid out at a time, 16 MiB.
+	packMost = 4 << 20
+	// packRun and tileRun are the numbers and the multiply-adds that are worth a
+	// switch between threads: about 20 µs.
+	packRun = 1 << 16
+	tileRun = 1 << 20
+)
+
+// Multiply computes products that do not depend on each other, all threads at
+// once.
+func Multiply(ps ...Product) { multiply(best, ps) }
+
+func multiply(kind kind, ps []Product) {
+	b := batches.Get().(*batch)
+	b.kind = kind
+	for i := range ps {
+		p := &ps[i]
+		m, n, k := p.sizes()
+		if m == 0 || n == 0 {
+			continue
+		}
+		step := n
+		if k*n > packMost {
+			step = max(tileCols, packMost/k/tileCols*tileCols)
+		}
+		for from := 0; from < n; from += step {
+			b.add(p, m, k, from, min(from+step, n))
+		}
+	}
+	b.run()
+	batches.Put(b)
+}
+
+// batch is products, or parts of them, that are computed at once: first B is laid
+// out in panels as wide as a tile of registers, then tiles are computed.
+type batch struct {
+	kind          kind
+	parts         []part
+	packed        []float32
+	size          int // numbers in packed
+	panels, tiles int
+	work          int // multiply-adds
+}
+
+// part is some columns of a product.
+type part struct {
+	*Product
+	m, k, from, to int
+	direct         bool // B is read where it lies
+	packed         int  // where its panels begin
+	panel, tile    int  // the first ones in the batch
+	rowTiles       int
+}
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func (b *batch) add(p *Product, m, k, from, to int) {
+	x := part{Product: p, m: m, k: k, from: from, to: to, panel: b.panels, tile: b.tiles}
+	x.rowTiles = (m + tileRows - 1) / tileRows
+	// Few rows do not pay for a copy of B.
+	x.direct = !p.TransB && p.B.F32 != nil && x.rowTiles == 1
+	if !x.direct {
+		panels := (to - from + b.kind.cols() - 1) / b.kind.cols()
+		size := panels * b.kind.cols() * k
+		if b.size+size > packMost && len(b.parts) > 0 {
+			b.run()
+			x.panel, x.tile = 0, 0
+		}
+		x.packed = b.size
+		b.size += size
+		b.panels += panels
+	}
+	b.tiles += x.rowTiles * ((to - from + tileCols - 1) / tileCols)
+	b.work += m * k * (to - from)
+	b.parts = append(b.parts, x)
+}
+
+// run computes what was added and forgets it.
+func (b *batch) run() {
+	if len(b.packed) < b.size {
+		b.packed = make([]float32, b.size)
+	}
+	if b.panels > 0 {
+		parallel.For(b.panels, b.panels*packRun/max(b.size, packRun)+1, b.pack)
+	}
+	if b.tiles > 0 {
+		parallel.For(b.tiles, b.tiles*tileRun/max(b.work, tileRun)+1, b.compute)
+	}
+	clear(b.parts)
+	*b = batch{kind: b.kind, parts: b.parts[:0], packed: b.packed}
+}
+
+// pack lays out panels.
+func (b *batch) pack(from, to int) {
+	nr := b.kind.cols()
+	at := sort.Search(len(b.parts), func(i int) bool { return b.parts[i].panel > from }) - 1
+	for i := from; i < to; i++ {
+		for at+1 < len(b.parts) && b.parts[at+1].panel <= i {
+			at++
+		}
+		x := &b.parts[at]
+		n := i - x.panel
+		col := x.from + n*nr
+		b.kind.panel(b.packed[x.packed+n*nr*x.k:][:nr*x.k], &x.B, x.TransB, x.k, col, min(nr, x.to-col))
+	}
+}
+
+// compute computes tiles. Those below each other come one after the other: they
+// share a part of B.
+func (b *batch) compute(from, to int) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	at := sort.Search(len(b.parts), func(i int) bool { return b.parts[i].tile > from }) - 1
+	for i := from; i < to; i++ {
+		for at+1 < len(b.parts) && b.parts[at+1].tile <= i {
+			at++
+		}
+		x := &b.parts[at]
+		n := i - x.tile
+		b.tile(x, s, n%x.rowTiles*tileRows, x.from+n/x.rowTiles*tileCols)
+	}
+}
+
+// scratch is a thread's copy of A and, where C cannot hold fp32 sums, of C.
+type scratch struct {
+	a [tileRows * aPitch]float32
+	c [tileRows * tileCols]float32
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// tile computes the tile that begins at a row and a column.
+func (b *batch) tile(x *part, s *scratch, row, col int) {
+	rows, cols, nr := min(tileRows, x.m-row), min(tileCols, x.to-col), b.kind.cols()
+	c, ldc := s.c[:], tileCols
+	if x.C.F32 != nil {
+		c, ldc = x.C.F32[x.C.from(row, col):], x.C.Pitch
+	}
+	add := x.Plus.live()
+	if add && !x.inPlace() {
+		b.kind.copy(c, ldc, &x.Plus, row, col, rows, cols)
+	}
+	for p := 0; p == 0 || p < x.k; p += kBlock {
+		k := min(kBlock, x.k-p)
+		a, ars, aks := b.rowsOfA(x, s, row, rows, p, k, cols)
+		for j := 0; j < cols; j += nr {
+			bs, bks := []float32(nil), nr
+			switch {
+			case k == 0:
+			case x.direct:
+				bs, bks = x.B.F32[x.B.from(p, col+j):], x.B.Pitch
+			default:
+				bs = b.packed[x.packed+(col-x.from+j)*x.k+p*nr:]
+			}
+			b.kind.column(a, ars, aks, bs, bks, c[j:], ldc, rows, min(nr, cols-j), k, add || p > 0)
+		}
+	}
+	if x.C.BF16 != nil {
+		for i := range rows {
+			b.kind.round(x.C.BF16[x.C.from(row+i, col):][:cols], c[i*ldc:][:cols])
+		}
+	}
+}
+
+// inPlace tells whether C holds Plus as fp32 before it holds the sum.
+func (p *Product) inPlace() bool {
+	return p.C.F32 != nil && p.Plus.F32 != nil && &p.C.F32[0] == &p.Plus.F32[0]
+}
+
+// column computes tiles of registers, one below the other. A has as many rows as
+// C, ars apart, and its columns are aks apart.
+func (k kind) column(a []float32, ars, aks int, b []float32, bks int, c []float32, ldc, rows, cols, depth int, add bool) {
+	for i := 0; i < rows; i += k.rows() {
+		k.tile(a[i*ars:], ars, aks, b, bks, c[i*ldc:], ldc, min(k.rows(), rows-i), cols, depth, add)
+	}
+}

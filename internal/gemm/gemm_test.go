@@ -1,0 +1,277 @@
+package gemm
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// kinds are those that this machine and build can run.
+func kinds() (ks []kind) {
+	for k := plain; k <= best; k++ {
+		ks = append(ks, k)
+	}
+	return ks
+}
+
+// random is a matrix with gaps between its rows. The gaps and what lies behind
+// the last number are NaNs, so that reading them shows.
+func random(rng *rand.Rand, bf16 bool, rows, cols, gap int) Matrix {
+	m := Matrix{Rows: rows, Cols: cols, Pitch: cols + gap}
+	n := (rows-1)*m.Pitch + cols
+	f := make([]float32, n, n+64)
+	for i := range f[:cap(f)] {
+		f[:cap(f)][i] = float32(math.NaN())
+	}
+	for i := range rows {
+		for j := range cols {
+			f[i*m.Pitch+j] = rng.Float32() - 0.5
+		}
+	}
+	if !bf16 {
+		m.F32 = f
+		return m
+	}
+	m.BF16 = make([]uint16, n, n+64)
+	for i, v := range f[:cap(f)] {
+		m.BF16[:cap(f)][i] = toBF16(v)
+	}
+	return m
+}
+
+func clone(m Matrix) Matrix {
+	if m.F32 != nil {
+		m.F32 = slices.Clone(m.F32)
+	}
+	if m.BF16 != nil {
+		m.BF16 = slices.Clone(m.BF16)
+	}
+	return m
+}
+
+// bits are the numbers in memory, gaps included.
+func bits(m Matrix) []uint32 {
+	var b []uint32
+	for _, v := range m.F32 {
+		b = append(b, math.Float32bits(v))
+	}
+	for _, v := range m.BF16 {
+		b = append(b, uint32(v))
+	}
+	return b
+}
+
+func op(m *Matrix, trans bool, i, j int) float64 {
+	if trans {
+		i, j = j, i
+	}
+	return float64(m.at(m.from(i, j)))
+}
+
+// verify holds C against the product in float64. An element is off by at most
+// half a unit of fp32 of the largest sum for each of k+1 additions, and by half a
+// unit of bf16 if it is rounded to that.
+func verify(t interface{ Fatalf(string, ...any) }, what string, p Product, plus Matrix) {
+	m, n, k := p.sizes()
+	for i := range m {
+		for j := range n {
+			want, size := 0.0, 0.0
+			for x := range k {
+				v := op(&p.A, p.TransA, i, x) * op(&p.B, p.TransB, x, j)
+				want += v
+				size += math.Abs(v)
+			}
+			if plus.live() {
+				want += op(&plus, false, i, j)
+				size += math.Abs(op(&plus, false, i, j))
+			}
+			most := size * float64(k+1) * 0x1p-24
+			if p.C.BF16 != nil {
+				most += math.Abs(want) * 0x1p-8
+			}
+			if got := op(&p.C, false, i, j); !(math.Abs(got-want) <= most) {
+				t.Fatalf("%s: C[%d][%d] is %v, want %v within %v", what, i, j, got, want, most)
+			}
+		}
+		for j := p.C.Cols; j < p.C.Pitch && i+1 < m; j++ {
+			if v := op(&p.C, false, i, j); v == v {
+				t.Fatalf("%s: behind row %d of C was written", what, i)
+			}
+		}
+	}
+}
+
+func draw(rng *rand.Rand, m, n, k int) Product {
+	coin := func() bool { return rng.IntN(2) == 0 }
+	matrix := func(trans bool, rows, cols int) Matrix {
+		if trans {
+			rows, cols = cols, rows
+		}
+		return random(rng, coin(), rows, cols, rng.IntN(4)*rng.IntN(9))
+	}
+	p := Product{TransA: coin(), TransB: coin()}
+	p.A, p.B, p.C = matrix(p.TransA, m, k), matrix(p.TransB, k, n), matrix(false, m, n)
+	switch rng.IntN(3) {
+	case 0:
+		p.Plus = matrix(false, m, n)
+	case 1:
+		p.Plus = p.C
+	}
+	return p
+}
+
+// TestMultiply tries all sizes about the edges of tiles with all types and
+// transpositions drawn at random, in batches of one to three products.
+func TestMultiply(t *testing.T) {
+	sizes := []int{1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 17, 31, 32, 33, 47, 49, 64, 100, 257, 300}
+	rapid.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		var ps, first []Product
+		for range rapid.IntRange(1, 3).Draw(t, "products") {
+			m, n, k := rapid.SampledFrom(sizes).Draw(t, "m"), rapid.SampledFrom(sizes).Draw(t, "n"), rapid.SampledFrom(sizes).Draw(t, "k")
+			ps = append(ps, draw(rng, m, n, k))
+		}
+		for _, kind := range kinds() {
+			var got, plus []Product
+			for _, p := range ps {
+				q := p
+				q.C = clone(p.C)
+				if samePlace(p.Plus, p.C) {
+					q.Plus = q.C
+				}
+				got, plus = append(got, q), append(plus, p)
+			}
+			multiply(kind, got)
+			for i, p := range got {
+				m, n, k := p.sizes()
+				verify(t, fmt.Sprintf("%v, product %d, %d x %d x %d", kind, i, m, n, k), p, plus[i].Plus)
+				// The same chains of fused multiply-adds give the same bits.
+				if kind == avx512 && !slices.Equal(bits(p.C), bits(first[i].C)) {
+					t.Fatalf("AVX-512 and AVX2 differ")
+				}
+			}
+			first = got
+		}
+	})
+}
+
+func samePlace(a, b Matrix) bool {
+	return a.F32 != nil && b.F32 != nil && &a.F32[0] == &b.F32[0] || a.BF16 != nil && b.BF16 != nil && &a.BF16[0] == &b.BF16[0]
+}
+
+// TestMultiplyLarge goes beyond the blocks of k and what is laid out at a time.
+func TestMultiplyLarge(t *testing.T) {
+	if best == plain {
+		t.Skip("too slow without assembly")
+	}
+	rng := rand.New(rand.NewPCG(2, 2))
+	for _, s := range [][3]int{{3, 700, 9000}, {100, 530, 1100}} {
+		p := draw(rng, s[0], s[1], s[2])
+		p.B, p.TransB = random(rng, false, s[1], s[2], 3), true
+		p.Plus = Matrix{}
+		Multiply(p)
+		verify(t, fmt.Sprint(s), p, Matrix{})
+	}
+}
+
+// TestThreads: the bits do not depend on the number of threads, nor on the run,
+// nor on the other rows.
+func TestThreads(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	rng := rand.New(rand.NewPCG(3, 3))
+	for _, s := range [][3]int{{150, 300, 90}, {50, 600, 310}, {7, 20, 1000}} {
+		p := draw(rng, s[0], s[1], s[2])
+		p.TransA, p.A = false, random(rng, true, s[0], s[2], 5)
+		p.Plus = Matrix{}
+		var want []uint32
+		for i, threads := range []int{1, 2, 4, 4, 4, 2} {
+			runtime.GOMAXPROCS(threads)
+			p.C = random(rng, false, s[0], s[1], 0)
+			Multiply(p)
+			if i == 0 {
+				want = bits(p.C)
+			} else if !slices.Equal(bits(p.C), want) {
+				t.Fatalf("%v: %d threads give other bits than one", s, threads)
+			}
+		}
+		part := p
+		part.A.Rows, part.A.BF16 = 5, p.A.BF16[2*p.A.Pitch:]
+		part.C = random(rng, false, 5, s[1], 0)
+		Multiply(part)
+		if !slices.Equal(bits(part.C), want[2*s[1]:7*s[1]]) {
+			t.Fatalf("%v: five rows alone give other bits than among others", s)
+		}
+	}
+}
+
+// TestSpecial: NaNs and infinities come through, and bf16 is rounded to nearest,
+// of two to even.
+func TestSpecial(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	in := []float32{nan, -nan, inf, -inf, 0, math.Float32frombits(0x3f808000), math.Float32frombits(0x3f818000),
+		math.Float32frombits(0x3f808001), math.MaxFloat32, math.Float32frombits(0x7f800001), math.Float32frombits(0xffffffff)}
+	want := []uint16{0x7fff, 0x7fff, 0x7f80, 0xff80, 0, 0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x7fff, 0x7fff}
+	for _, kind := range kinds() {
+		one := Matrix{F32: []float32{1}, Rows: 1, Cols: 1, Pitch: 1}
+		c := Matrix{BF16: make([]uint16, len(in)), Rows: 1, Cols: len(in), Pitch: len(in)}
+		multiply(kind, []Product{{A: one, B: Matrix{F32: in, Rows: 1, Cols: len(in), Pitch: len(in)}, C: c}})
+		if !slices.Equal(c.BF16, want) {
+			t.Errorf("%v: %x, want %x", kind, c.BF16, want)
+		}
+	}
+}
+
+// TestNoDepth: a product over nothing is zero, or Plus.
+func TestNoDepth(t *testing.T) {
+	for _, kind := range kinds() {
+		for _, trans := range []bool{false, true} {
+			c := []float32{1, 2, 3, 4, 5, 6}
+			p := Product{
+				A: Matrix{F32: []float32{}, Rows: 2}, B: Matrix{F32: []float32{}, Cols: 3},
+				C: Matrix{F32: c, Rows: 2, Cols: 3, Pitch: 3},
+			}
+			if trans {
+				p.TransA, p.TransB = true, true
+				p.A.Rows, p.A.Cols, p.B.Rows, p.B.Cols = 0, 2, 3, 0
+			}
+			p.Plus = p.C
+			multiply(kind, []Product{p})
+			if !slices.Equal(c, []float32{1, 2, 3, 4, 5, 6}) {
+				t.Errorf("%v: Plus became %v", kind, c)
+			}
+			p.Plus = Matrix{}
+			multiply(kind, []Product{p})
+			if !slices.Equal(c, make([]float32, 6)) {
+				t.Errorf("%v: got %v", kind, c)
+			}
+		}
+	}
+}
+
+func TestWrongSizesPanic(t *testing.T) {
+	m := func(rows, cols int) Matrix {
+		return Matrix{F32: make([]float32, 12), Rows: rows, Cols: cols, Pitch: cols}
+	}
+	short := m(3, 4)
+	short.Pitch = 5
+	for i, p := range []Product{
+		{A: m(3, 4), B: m(3, 4), C: m(3, 4)},
+		{A: m(3, 4), B: m(4, 3), C: m(3, 4)},
+		{A: m(3, 2), B: m(2, 3), C: m(3, 3), Plus: m(2, 3)},
+		{A: short, B: m(4, 3), C: m(3, 3)},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("product %d was taken", i)
+				}
+			}()
+			Multiply(p)
+		}()
+	}
+}

@@ -1,0 +1,17 @@
+//go:build !amd64 || race || purego
+
+// This file owns the build without assembly.
+
+package gemm
+
+const best = plain
+
+const noAssembly = "gemm: no assembly in this build"
+
+func (kind) tile(a []float32, ars, aks int, b []float32, bks int, c []float32, ldc, rows, cols, depth int, add bool) {
+	tilePlain(a, ars, aks, b, bks, c, ldc, rows, cols, depth, add)
+}
+
+func (kind) transpose8([]float32, int, *Matrix, int, int)    { panic(noAssembly) }
+func (kind) copyRows([]float32, int, *Matrix, int, int, int) { panic(noAssembly) }
+func (kind) round8([]uint16, []float32, int)                 { panic(noAssembly) }

@@ -1,0 +1,100 @@
+// This file owns the layout of what tiles read, and the rounding of sums.
+
+package gemm
+
+import "math"
+
+// rowsOfA are rows of op(A) from row on and columns from p on, how far rows are
+// apart and how far columns. Only fp32 that is not transposed, for few columns of
+// C, is read where it lies.
+func (b *batch) rowsOfA(x *part, s *scratch, row, rows, p, k, cols int) (a []float32, ars, aks int) {
+	switch {
+	case k == 0:
+		return s.a[:], 1, 1
+	case x.TransA:
+		b.kind.copy(s.a[:], tileRows, &x.A, p, row, k, rows)
+		return s.a[:], 1, tileRows
+	case x.A.F32 != nil && cols <= directCols:
+		return x.A.F32[x.A.from(row, p):], x.A.Pitch, 1
+	}
+	b.kind.copy(s.a[:], aPitch, &x.A, row, p, rows, k)
+	return s.a[:], aPitch, 1
+}
+
+// directCols is the columns of C for which a copy of A does not pay.
+const directCols = 64
+
+// panel lays out columns of op(B) as k rows of the kind's columns, one behind the
+// other. What lies beyond the last column is not read.
+func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) {
+	if trans {
+		k.transpose(dst, k.cols(), b, col, 0, cols, depth)
+	} else {
+		k.copy(dst, k.cols(), b, 0, col, depth, cols)
+	}
+}
+
+// transpose gives dst the transpose of a part of a matrix, as fp32.
+func (k kind) transpose(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) {
+	whole := 0
+	if k != plain && cols >= 8 {
+		for ; whole+8 <= rows; whole += 8 {
+			k.transpose8(dst[whole:], ldd, m, m.from(row+whole, col), cols/8)
+		}
+	}
+	for i := range rows {
+		from := 0
+		if i < whole {
+			from = cols &^ 7
+		}
+		for j := from; j < cols; j++ {
+			dst[j*ldd+i] = m.at(m.from(row+i, col+j))
+		}
+	}
+}
+
+// copy gives dst a part of a matrix, as fp32.
+func (k kind) copy(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) {
+	whole := 0
+	if k != plain && cols >= 8 && rows > 0 {
+		whole = cols &^ 7
+		k.copyRows(dst, ldd, m, m.from(row, col), rows, whole/8)
+	}
+	if whole == cols {
+		return
+	}
+	for i := range rows {
+		for j := whole; j < cols; j++ {
+			dst[i*ldd+j] = m.at(m.from(row+i, col+j))
+		}
+	}
+}
+
+// at is a number as fp32: a bf16 is the upper half of one.
+func (m *Matrix) at(i int) float32 {
+	if m.F32 != nil {
+		return m.F32[i]
+	}
+	return math.Float32frombits(uint32(m.BF16[i]) << 16)
+}
+
+// round gives dst the nearest numbers to src.
+func (k kind) round(dst []uint16, src []float32) {
+	whole := 0
+	if k != plain && len(src) >= 8 {
+		whole = len(src) &^ 7
+		k.round8(dst, src, whole/8)
+	}
+	for i := whole; i < len(src); i++ {
+		dst[i] = toBF16(src[i])
+	}
+}
+
+// toBF16 rounds to nearest even. A NaN becomes 0x7fff, as in package kernels.
+func toBF16(v float32) uint16 {
+	b := math.Float32bits(v)
+	if v != v {
+		return 0x7fff
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}

@@ -1,0 +1,66 @@
+// Package parallel spreads the work of one kernel over the processor's threads.
+//
+// This file owns all of it.
+package parallel
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// For calls f for consecutive runs of grain numbers below n, the last one perhaps
+// shorter, from several goroutines, and returns when all are done. Where runs
+// begin depends on n and grain alone, so that what a run computes does not depend
+// on the number of threads. A panic in f is passed on.
+func For(n, grain int, f func(from, to int)) {
+	if n <= 0 {
+		return
+	}
+	runs := (n + grain - 1) / grain
+	helpers := min(runtime.GOMAXPROCS(0), runs) - 1
+	if helpers <= 0 {
+		for at := 0; at < n; at += grain {
+			f(at, min(at+grain, n))
+		}
+		return
+	}
+	j := job{n: n, grain: grain, f: f}
+	j.wait.Add(helpers)
+	for range helpers {
+		go j.help()
+	}
+	j.take()
+	j.wait.Wait()
+	if p := j.fault.Load(); p != nil {
+		panic(*p)
+	}
+}
+
+type job struct {
+	n, grain int
+	f        func(from, to int)
+	next     atomic.Int64 // runs taken so far, may pass the end
+	wait     sync.WaitGroup
+	fault    atomic.Pointer[any]
+}
+
+func (j *job) help() {
+	defer j.wait.Done()
+	j.take()
+}
+
+func (j *job) take() {
+	defer func() {
+		if p := recover(); p != nil {
+			j.fault.CompareAndSwap(nil, &p)
+		}
+	}()
+	for {
+		at := (int(j.next.Add(1)) - 1) * j.grain
+		if at >= j.n {
+			return
+		}
+		j.f(at, min(at+j.grain, j.n))
+	}
+}

@@ -1,0 +1,108 @@
+// Matrix products: dense ones, products over experts and the gradient of experts'
+// weights. gemm.cuh has the tile of 128 x 128 that all of them are made of; here it
+// is decided which tiles there are, and in which order blocks take them. gemm.go
+// says what the arguments are.
+// targets: sm_80
+
+#include "gemm.cuh"
+
+#define MOST_EXPERTS 512u
+#define TALL 8u
+
+DEVICE u32 tiles(u32 n) { return (n + TILE - 1) / TILE; }
+
+// Tensor and Plain are the two ways to compute a tile.
+template <bool trans_a, bool trans_b> struct Tensor {
+    static constexpr u32 room = STAGES * 2 * SIDE; // as much as a tile of results
+    DEVICE void operator()(const Job &j, u32 m, u32 n) const { tensor_tile<trans_a, trans_b>(j, m, n); }
+};
+struct Plain {
+    static constexpr u32 room = TILE_BYTES; // more than the stages
+    bool trans_a, trans_b;
+    DEVICE void operator()(const Job &j, u32 m, u32 n) const { plain_tile(j, trans_a, trans_b, m, n); }
+};
+
+// nth computes tile t of a product. Tiles follow each other down TALL rows of tiles
+// and then to the next column: the blocks that run at the same time, a few hundred,
+// then share rows and columns about evenly, and what one has read another finds in
+// L2.
+template <class Way> DEVICE void nth(const Job &j, const Way &way, u32 t) {
+    u32 across = tiles(j.n), first = t / (TALL * across) * TALL, in = t % (TALL * across);
+    u32 high = least(tiles(j.m) - first, TALL);
+    way(j, (first + in % high) * TILE, in / high * TILE);
+}
+
+template <class Way> DEVICE void dense(const Job &j, const Way &way) {
+    need(Way::room);
+    u32 count = tiles(j.m) * tiles(j.n);
+#pragma unroll 1
+    for (u32 t = block(); t < count; t += blocks()) nth(j, way, t);
+}
+
+// Experts are the segments and how an operand moves from an expert to the next.
+struct Experts {
+    u64 segments;
+    u32 count, rows; // experts, and rows that there are for all of them
+    DEVICE u32 first(u32 e) const { return look<u32>(segments + 8 * e); }
+    DEVICE u32 size(u32 e) const {
+        u32 from = first(e), n = look<u32>(segments + 8 * e + 4);
+        if (from > rows || n > rows - from) trap();
+        return n;
+    }
+};
+
+// grouped takes the tiles of all experts' products in one sequence. Nobody on the
+// host knows how many there are: resident blocks take every blocks()-th. below is
+// the number of rows of B's memory for an expert.
+template <class Way> DEVICE void grouped(const Job &all, const Experts &experts, u32 below, const Way &way) {
+    SHARED u32 ends[MOST_EXPERTS]; // tiles up to and with an expert's
+    need(Way::room);
+    u32 across = tiles(all.n);
+    if (warp() == 0) {
+        u32 before = 0;
+#pragma unroll 1
+        for (u32 base = 0; base < experts.count; base += 32) {
+            u32 e = base + lane(), mine = e < experts.count ? tiles(experts.size(e)) * across : 0;
+            u32 end = before + warp_scan(mine);
+            if (e < experts.count) ends[e] = end;
+            before = from_lane(end, 31);
+        }
+    }
+    barrier();
+    u32 count = ends[experts.count - 1];
+#pragma unroll 1
+    for (u32 t = block(); t < count; t += blocks()) {
+        u32 e = 0, most = experts.count - 1; // the first expert that ends behind t
+#pragma unroll 1
+        while (e < most) {
+            u32 middle = (e + most) / 2;
+            if (ends[middle] > t) most = middle;
+            else e = middle + 1;
+        }
+        Job j = all;
+        u32 first = experts.first(e);
+        j.m = experts.size(e);
+        j.a += bytes(j.type_a, first * j.pitch_a);
+        j.b += bytes(j.type_b, (u64)e * below * j.pitch_b);
+        j.c += bytes(j.type_c, first * j.pitch_c);
+        nth(j, way, e == 0 ? t : t - ends[e - 1]);
+    }
+}
+
+// gradient takes the same number of tiles for each expert; what differs is k.
+template <class Way> DEVICE void gradient(const Job &all, const Experts &experts, const Way &way) {
+    need(Way::room);
+    u32 each = tiles(all.m) * tiles(all.n);
+#pragma unroll 1
+    for (u64 t = block(); t < (u64)each * experts.count; t += blocks()) {
+        u32 e = (u32)(t / each), first = experts.first(e);
+        Job j = all;
+        j.k = experts.size(e);
+        if (j.k == 0) continue;
+        j.a += bytes(j.type_a, first * j.pitch_a);
+        j.b += bytes(j.type_b, first * j.pitch_b);
+        j.c += bytes(j.type_c, (u64)e * j.m * j.pitch_c);
+        j.plus = j.c;
+        nth(j, way, (u32)(t % each));
+    }
+}

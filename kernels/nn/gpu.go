@@ -1,0 +1,43 @@
+// This file owns the device code of the kernels: the images that their variables
+// name. A source x.cu lies beside x.go, which says what it does.
+
+package nn
+
+import (
+	_ "embed"
+
+	"github.com/stowage-dev/stowage/device"
+)
+
+//go:generate go run ../../internal/ptx/ptxgen
+
+var (
+	//go:embed act_sm80.ptx
+	actPTX string
+	//go:embed embed_sm80.ptx
+	embedPTX string
+	//go:embed norm_sm80.ptx
+	normPTX string
+	//go:embed optim_sm80.ptx
+	optimPTX string
+	//go:embed rope_sm80.ptx
+	ropePTX string
+	//go:embed route_sm80.ptx
+	routePTX string
+	//go:embed rows_sm80.ptx
+	rowsPTX string
+
+	actImage   = image("nn/act.cu", actPTX)
+	embedImage = image("nn/embed.cu", embedPTX)
+	normImage  = image("nn/norm.cu", normPTX)
+	optimImage = image("nn/optim.cu", optimPTX)
+	ropeImage  = image("nn/rope.cu", ropePTX)
+	routeImage = image("nn/route.cu", routePTX)
+	rowsImage  = image("nn/rows.cu", rowsPTX)
+)
+
+// image is a source with its portable variant, which runs on every GPU from Ampere
+// on.
+func image(source, sm80 string) *device.Image {
+	return &device.Image{Name: source, Variants: []device.Variant{{Major: 8, Minor: 0, PTX: sm80}}}
+}

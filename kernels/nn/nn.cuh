@@ -1,0 +1,209 @@
+// What kernels of models share: numbers in memory, functions of numbers, sums over
+// warps and blocks in a fixed order, rows that belong to experts.
+
+#pragma once
+
+#include "words.cuh"
+
+DEVICE float number(u32 bits) { return __builtin_bit_cast(float, bits); }
+DEVICE u32 bits(float x) { return __builtin_bit_cast(u32, x); }
+
+// low and high are the two numbers that an argument may hold.
+DEVICE u32 low(u64 v) { return (u32)v; }
+DEVICE u32 high(u64 v) { return (u32)(v >> 32); }
+
+DEVICE u32 bit(u64 v, u32 i) { return v >> i & 1; }
+
+enum Type { F32, BF16 }; // kernels.Number
+
+DEVICE u32 size_of(u32 type) { return type == BF16 ? 2 : 4; }
+
+// narrow rounds to bf16: adding a little less than half of the last place kept, or
+// exactly half if that place is odd, makes the cut round to nearest even. It would
+// carry a NaN into the sign.
+DEVICE u32 narrow(float x) {
+    u32 b = bits(x);
+    return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+
+DEVICE float get(u32 type, u64 p) { return type == BF16 ? number((u32)read<u16>(p) << 16) : number(read<u32>(p)); }
+
+DEVICE void set(u32 type, u64 p, float x) {
+    if (type == BF16) {
+        write(p, (u16)narrow(x));
+    } else {
+        write(p, bits(x));
+    }
+}
+
+// STEP numbers are what a thread takes at a time: a vector of bf16, two of fp32.
+#define STEP 8u
+
+DEVICE void split(u32 w, float *x) {
+    x[0] = number(w << 16);
+    x[1] = number(w & 0xffff0000);
+}
+
+DEVICE u32 join(const float *x) { return narrow(x[0]) | narrow(x[1]) << 16; }
+
+// load takes n numbers, STEP at most, and zeros behind them. A whole step at a
+// boundary of 16 bytes goes by vectors.
+DEVICE void load(u32 type, u64 p, u32 n, float *x) {
+    if (n >= STEP && (p & 15) == 0) {
+        Vec v = read<Vec>(p);
+        if (type == BF16) {
+            split(v.x, x);
+            split(v.y, x + 2);
+            split(v.z, x + 4);
+            split(v.w, x + 6);
+        } else {
+            Vec w = read<Vec>(p + 16);
+            u32 all[STEP] = {v.x, v.y, v.z, v.w, w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) x[e] = number(all[e]);
+        }
+    } else {
+#pragma unroll
+        for (u32 e = 0; e < STEP; e++) x[e] = e < n ? get(type, p + e * size_of(type)) : 0;
+    }
+}
+
+DEVICE void store(u32 type, u64 p, u32 n, const float *x) {
+    if (n >= STEP && (p & 15) == 0) {
+        if (type == BF16) {
+            write(p, Vec{join(x), join(x + 2), join(x + 4), join(x + 6)});
+        } else {
+            write(p, Vec{bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3])});
+            write(p + 16, Vec{bits(x[4]), bits(x[5]), bits(x[6]), bits(x[7])});
+        }
+    } else {
+#pragma unroll
+        for (u32 e = 0; e < STEP; e++) {
+            if (e < n) set(type, p + e * size_of(type), x[e]);
+        }
+    }
+}
+
+// Matrix is where a matrix lies; its pitch is in numbers.
+struct Matrix {
+    u64 base, pitch;
+    u32 type;
+    DEVICE u64 at(u64 row, u64 col) const { return base + (row * pitch + col) * size_of(type); }
+};
+
+// exponential is e^x to about two units in the last place: the error of the product
+// with log2(e), times ln(2), is what the power lacks in relative terms.
+DEVICE float exponential(float x) {
+    float t = x * 1.44269504f;
+    float rest = __builtin_fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
+    float y = power(t);
+    return t > -126 && t < 128 ? __builtin_fmaf(y, rest * 0.693147181f, y) : y;
+}
+
+DEVICE float sigmoid(float x) { return quotient(1, 1 + exponential(-x)); }
+
+DEVICE float natural_log(float x) { return logarithm(x) * 0.693147181f; }
+
+// The sum of a value over a warp, in every lane. Both lanes of a pair add the same
+// two numbers, so that all lanes have the same bits.
+DEVICE float warp_sum(float v) {
+#pragma unroll
+    for (u32 d = 16; d > 0; d /= 2) v += number(across(bits(v), d));
+    return v;
+}
+
+DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+DEVICE float warp_max(float v) {
+#pragma unroll
+    for (u32 d = 16; d > 0; d /= 2) v = larger(v, number(across(bits(v), d)));
+    return v;
+}
+
+// warp_scan is the sum of the values of the lanes below and of this one.
+DEVICE u32 warp_scan(u32 v) {
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        u32 below = from_below(v, d);
+        if (lane() >= d) v += below;
+    }
+    return v;
+}
+
+// Two values that are summed together.
+struct Two {
+    float a, b;
+};
+
+// Team is the threads that share a row: a warp, several, or the block.
+struct Team {
+    u32 number, count; // of this team, and of teams in the grid
+    u32 member, size;
+
+    // sum is over all members, in every one of them, warp by warp in order.
+    DEVICE Two sum(Two v) const {
+        SHARED float part[2][32];
+        v = {warp_sum(v.a), warp_sum(v.b)};
+        if (size == 32) return v;
+        u32 first = warp() - member / 32, own = 1 + first / (size / 32); // barrier 0 is the block's
+        barrier(own, size);                                              // the sums before have been read
+        if (lane() == 0) {
+            part[0][warp()] = v.a;
+            part[1][warp()] = v.b;
+        }
+        barrier(own, size);
+        Two sum = {part[0][first], part[1][first]};
+#pragma unroll 1
+        for (u32 w = first + 1; w < first + size / 32; w++) {
+            sum.a += part[0][w];
+            sum.b += part[1][w];
+        }
+        return sum;
+    }
+    DEVICE float sum(float v) const { return sum({v, 0}).a; }
+
+    // each calls f for every step of n columns that is this thread's.
+    template <class F> DEVICE void each(u32 n, F f) const {
+#pragma unroll 1
+        for (u32 c = member * STEP; c < n; c += size * STEP) f(c, least(STEP, n - c));
+    }
+};
+
+// teams of a size, over the grid.
+DEVICE Team teams(u32 size) {
+    return {block() * (threads() / size) + thread() / size, blocks() * (threads() / size), thread() % size, size};
+}
+
+// A member takes 32 columns in four steps: more is work for a larger team.
+#define SHARE 32u
+
+// team is made for a number of columns. Its sizes are powers of two, so that teams
+// fill a block.
+DEVICE Team team(u32 cols) { return teams(cols <= 32 * SHARE ? 32 : least(threads(), cols <= 256 * SHARE ? 256u : 1024u)); }
+
+// sum_apart adds n numbers that lie apart to a sum, in order. As many as can be are on
+// their way at once.
+DEVICE float sum_apart(float sum, u64 p, u32 n, u64 apart) {
+    constexpr u32 batch = 16;
+#pragma unroll 1
+    for (u32 i = 0; i < n; i += batch, p += batch * apart) {
+        float x[batch];
+#pragma unroll
+        for (u32 k = 0; k < batch; k++) x[k] = i + k < n ? get(F32, p + k * apart) : 0;
+#pragma unroll
+        for (u32 k = 0; k < batch; k++) {
+            if (i + k < n) sum += x[k];
+        }
+    }
+    return sum;
+}
+
+// live tells all lanes of a warp whether a row belongs to a segment; with no
+// segments all do.
+DEVICE bool live(u64 segments, u32 experts, u32 row) {
+    if (experts == 0) return true;
+    bool in = false;
+#pragma unroll 1
+    for (u32 e = lane(); e < experts; e += 32) in |= row - look<u32>(segments + 8 * e) < look<u32>(segments + 8 * e + 4);
+    return ballot(in) != 0;
+}

@@ -1,0 +1,118 @@
+// The words of tensor.cuh for the host. Copies into shared memory happen when they
+// are waited for, in odd blocks at once: both must do. The pool is full of NaNs at
+// the beginning of the program, and as large as a launch may ask for.
+
+#pragma once
+
+#include "words.cuh"
+
+static const u32 host_room = 227 << 10;
+alignas(128) static u8 pool[host_room];
+
+inline void need(u32 bytes) {
+    if (host_shared < bytes) host_fail("shared memory: asked for, needed", host_shared, bytes);
+}
+
+inline u32 spot(const void *p) { return (u32)(static_cast<const u8 *>(p) - pool); }
+
+inline u8 *host_spot(u32 at) {
+    if (at % 16 != 0 || at + 16 > host_shared) host_fail("shared memory: address, size", at, host_shared);
+    return pool + at;
+}
+
+// Copy is one that is under way.
+struct Copy {
+    u32 dst, bytes, group;
+    u64 src;
+};
+struct Copies {
+    u32 count, group;
+    Copy of[512];
+};
+static Copies host_copies[host_most];
+
+inline void host_copy(const Copy &c) {
+    u8 *dst = host_spot(c.dst);
+    memset(dst, 0, 16);
+    if (c.src % 16 != 0 || c.bytes > 16) host_fail("a copy from, of bytes", c.src, c.bytes);
+    if (c.bytes > 0 && (c.src < host_from || c.src + c.bytes > host_to)) host_fail("a copy from, of memory of", c.src - host_from, host_to - host_from);
+    memcpy(dst, reinterpret_cast<u8 *>(c.src), c.bytes);
+}
+
+inline void bring(u32 dst, u64 src, u32 bytes) {
+    Copies &all = host_copies[thread()];
+    Copy c = {dst, bytes, all.group, src};
+    if (block() & 1) {
+        host_copy(c);
+    } else {
+        if (all.count == 512) host_fail("too many copies under way");
+        all.of[all.count++] = c;
+    }
+}
+inline void seal() { host_copies[thread()].group++; }
+template <u32 n> inline void arrived() {
+    Copies &all = host_copies[thread()];
+    u32 left = 0;
+    for (u32 i = 0; i < all.count; i++) {
+        if (all.of[i].group + n < all.group) host_copy(all.of[i]);
+        else all.of[left++] = all.of[i];
+    }
+    all.count = left;
+}
+
+// host_lanes gives what all lanes of the warp brought along.
+struct Brought {
+    u32 v[6];
+};
+static Brought host_brought[2][host_most];
+
+inline const Brought *host_lanes(const Brought &mine) {
+    u32 turn = host_fibre[host_thread].turn ^= 1, t = host_thread;
+    host_brought[turn][t] = mine;
+    warp_barrier();
+    return host_brought[turn] + (t & ~31u);
+}
+
+inline u32 host_half(const Brought &row, u32 column) {
+    u16 v;
+    memcpy(&v, host_spot(row.v[0]) + 2 * column, 2);
+    return v;
+}
+inline void matrices(u32 *r, u32 at) {
+    const Brought *all = host_lanes({{at}});
+    u32 l = lane();
+    for (u32 i = 0; i < 4; i++) r[i] = host_half(all[8 * i + l / 4], l % 4 * 2) | host_half(all[8 * i + l / 4], l % 4 * 2 + 1) << 16;
+}
+inline void crosswise(u32 *r, u32 at) {
+    const Brought *all = host_lanes({{at}});
+    u32 l = lane();
+    for (u32 i = 0; i < 4; i++) r[i] = host_half(all[8 * i + l % 4 * 2], l / 4) | host_half(all[8 * i + l % 4 * 2 + 1], l / 4) << 16;
+}
+
+inline float host_number(u32 w, u32 high) {
+    u32 b = high ? w & 0xffff0000 : w << 16;
+    float f;
+    memcpy(&f, &b, 4);
+    return f;
+}
+inline void multiply(float *c, const u32 *a, const u32 *b) {
+    const Brought *all = host_lanes({{a[0], a[1], a[2], a[3], b[0], b[1]}});
+    u32 g = lane() / 4, t = lane() % 4;
+    for (u32 e = 0; e < 4; e++) {
+        u32 column = 2 * t + e % 2;
+        float sum = c[e];
+        for (u32 k = 0; k < 16; k++) {
+            u32 part = k % 8 / 2;
+            float x = host_number(all[g * 4 + part].v[e / 2 + k / 8 * 2], k % 2);
+            sum += x * host_number(all[column * 4 + part].v[4 + k / 8], k % 2);
+        }
+        c[e] = sum;
+    }
+}
+
+inline u32 host_narrow(float x) {
+    u32 b;
+    memcpy(&b, &x, 4);
+    return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+inline u32 pair(float low, float high) { return host_narrow(low) | host_narrow(high) << 16; }

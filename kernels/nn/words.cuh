@@ -1,0 +1,95 @@
+// The words that kernels of models have beyond the prelude, each of them a
+// machine instruction. Whatever is written in PTX stands here or in the prelude,
+// so that the rest is plain C++, which a test compiles for the host.
+
+#pragma once
+
+#include "../prelude.cuh"
+
+typedef unsigned short u16;
+
+DEVICE u32 lane() { return thread() & 31; }
+DEVICE u32 warp() { return thread() >> 5; }
+DEVICE u32 warps() { return threads() >> 5; }
+
+DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+DEVICE void barrier(u32 number, u32 members) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(members) : "memory"); }
+DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// read and write are for memory that the launch reads again or has written. L1
+// keeps what is read.
+template <class T> DEVICE T read(u64 p);
+
+template <> DEVICE Vec read(u64 p) {
+    Vec v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+template <> DEVICE u32 read(u64 p) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+template <> DEVICE u16 read(u64 p) {
+    u16 v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return v;
+}
+
+DEVICE void write(u64 p, Vec v) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE void write(u64 p, u64 v) { asm volatile("st.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+DEVICE void write(u64 p, u32 v) { asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void write(u64 p, u16 v) { asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory"); }
+
+// bump adds to a word of global memory, and tally to one of shared memory. Sums of
+// whole numbers do not depend on the order.
+DEVICE void bump(u64 p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void tally(u32 *p, u32 v) {
+    u32 at = (u32)(u64)(__attribute__((address_space(3))) u32 *)p;
+    asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
+// lower makes a word of global memory the smaller of itself and v.
+DEVICE void lower(u64 p, u32 v) { asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+
+// from_lane gives all lanes of a warp one lane's value, across the value of the
+// lane whose number differs in the bits of d, from_below that of the lane d below.
+DEVICE u32 from_lane(u32 v, u32 l) { return __nvvm_shfl_sync_idx_i32(~0u, v, l, 31); }
+DEVICE u32 across(u32 v, u32 d) { return __nvvm_shfl_sync_bfly_i32(~0u, v, d, 31); }
+DEVICE u32 from_below(u32 v, u32 d) { return __nvvm_shfl_sync_up_i32(~0u, v, d, 0); }
+
+// ballot has a bit for every lane of the warp that says yes.
+DEVICE u32 ballot(bool yes) {
+    u32 v;
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(v) : "r"((u32)yes));
+    return v;
+}
+
+// same has a bit for every lane of the warp that has the same value.
+DEVICE u32 same(u32 v) {
+    u32 m;
+    asm volatile("match.any.sync.b32 %0, %1, 0xffffffff;" : "=r"(m) : "r"(v));
+    return m;
+}
+
+// power and logarithm are to base two, good to about 2^-22; quotient is good to two
+// units in the last place.
+DEVICE float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float logarithm(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float quotient(float a, float b) {
+    float y;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}

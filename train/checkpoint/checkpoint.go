@@ -1,0 +1,167 @@
+// Package checkpoint keeps the state of a run on disk so that a kill at any
+// moment, a full disk or a damaged file loses no more than the steps since the last
+// good checkpoint.
+//
+// A run's folder has
+//
+//	checkpoints/lock                            held while a run writes
+//	checkpoints/step-00000123/checkpoint.json   step, layout, settings, checksums
+//	checkpoints/step-00000123/model-00001-of-00004.safetensors
+//	checkpoints/step-00000123/optim-00001-of-00004.safetensors
+//	checkpoints/tmp-...                         what is being written or removed
+//
+// A checkpoint is written beside and renamed when all of it is on the disk; a name
+// that begins with "step-" is therefore whole, unless the disk damaged it later,
+// which the checksums tell. Nothing points to the newest: it is the highest step
+// that verifies. Older ones go only when a new one is complete.
+//
+// This file owns the store and its lock.
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DefaultKeep is how many checkpoints stay where Options.Keep is zero.
+const DefaultKeep = 2
+
+const (
+	folder    = "checkpoints"
+	lockName  = "lock"
+	stepName  = "step-"
+	temporary = "tmp-"
+)
+
+// Options say where and how checkpoints are kept.
+type Options struct {
+	Dir  string            // the run's folder, which holds "checkpoints"
+	Keep int               // how many complete ones stay; zero is DefaultKeep
+	Warn func(text string) // gets one sentence for what went wrong and was passed over; nil drops it
+	FS   FS                // nil is the disk
+}
+
+func (o Options) fs() FS {
+	if o.FS == nil {
+		return Disk{}
+	}
+	return o.FS
+}
+
+func (o Options) folder() string { return filepath.Join(o.Dir, folder) }
+
+func (o Options) warn(format string, args ...any) {
+	if o.Warn != nil {
+		o.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+// Store is the right to write a run's checkpoints. One goroutine uses it at a
+// time:
+//
+//  1. Open takes the lock; another run in the same folder is refused.
+//  2. Save writes a checkpoint, as often as the run wants.
+//  3. Close gives the lock back. A process that dies gives it back too.
+type Store struct {
+	Options
+	disk FS
+	lock io.Closer
+}
+
+// Open makes the folders that are missing and takes the lock. Nothing else is
+// written, and nothing is left behind if it fails but the folders.
+func Open(o Options) (*Store, error) {
+	if o.Keep < 0 {
+		return nil, fmt.Errorf("Keep is %d: keep at least 1 checkpoint", o.Keep)
+	}
+	if o.Keep == 0 {
+		o.Keep = DefaultKeep
+	}
+	s := &Store{Options: o, disk: o.fs()}
+	if err := makeAll(s.disk, o.folder()); err != nil {
+		return nil, fmt.Errorf("cannot make the folder %s: %w; give a folder that you may write to", o.folder(), cause(err))
+	}
+	lock, err := s.disk.Lock(filepath.Join(o.folder(), lockName))
+	var held *LockedError
+	switch {
+	case errors.As(err, &held):
+		return nil, fmt.Errorf("%s is in use by %v: wait for it, stop it or give another folder", o.Dir, held)
+	case err != nil:
+		return nil, fmt.Errorf("cannot lock %s: %w; give a folder that you may write to", o.folder(), cause(err))
+	}
+	s.lock = lock
+	return s, nil
+}
+
+// Close gives the lock back.
+func (s *Store) Close() error {
+	if err := s.lock.Close(); err != nil {
+		return fmt.Errorf("cannot unlock %s: %w", s.folder(), cause(err))
+	}
+	return nil
+}
+
+// Steps lists the steps that have a checkpoint, complete by its name but not
+// verified, from the lowest. A folder that is not there has none.
+func Steps(o Options) ([]int, error) {
+	names, err := o.fs().List(o.folder())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), cause(err))
+	}
+	var steps []int
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(name, stepName)
+		step, err := strconv.Atoi(digits)
+		if ok && err == nil && step >= 0 && name == nameOf(step) {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+// Latest opens the newest checkpoint of the store that verifies.
+func (s *Store) Latest() (*Checkpoint, error) { return Latest(s.Options) }
+
+func nameOf(step int) string { return fmt.Sprintf("%s%08d", stepName, step) }
+
+// makeAll makes a folder and those above it, each on the disk before it is used.
+func makeAll(disk FS, dir string) error {
+	err := disk.Mkdir(dir)
+	switch parent := filepath.Dir(dir); {
+	case err == nil:
+		return disk.SyncDir(parent)
+	case errors.Is(err, fs.ErrExist):
+		return nil // if it is a file, using it says so
+	case errors.Is(err, fs.ErrNotExist) && parent != dir:
+		if err := makeAll(disk, parent); err != nil {
+			return err
+		}
+		if err := disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return disk.SyncDir(parent)
+	}
+	return err
+}
+
+// cause drops the operation and the path that the os package puts before an error:
+// the sentences here name the path.
+func cause(err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
+	}
+	return err
+}

@@ -1,0 +1,173 @@
+// Package train trains decoder models on ranks of one process: pipeline stages, expert
+// ranks, data-parallel replicas, whole or sharded parameters. Each rank has a device
+// of its own and a runtime that decides where what it saves lives; results do not
+// depend on any of that.
+//
+// This file owns the configuration; memory.go the memory policies, pipeline.go the
+// order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go
+// its parameters, optim.go the optimiser, trainer.go all ranks together, state.go what
+// is kept on disk, meet.go how ranks agree.
+package train
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// Config is a run.
+type Config struct {
+	Model    *model.Model
+	Settings layer.Settings
+	Number   kernels.Number // of activations and of the parameters that passes read
+	Layout   Layout
+	Batch    Batch
+	Optim    Optim
+	Memory   Memory
+	Sharding *Sharding // of parameters (ZeRO-3); nil keeps them whole on every rank
+	Dispatch layer.Dispatch
+	Seed     uint64
+	Text     *data.Text
+
+	// Device opens the device of a rank; the trainer closes it.
+	Device func(rank int) (device.Device, error)
+	Log    *slog.Logger              // nil is silent
+	Trace  func(rank int) trace.Sink // nil is none
+}
+
+// Layout is how ranks share the work: PP x DP of them. Experts are divided over EP of
+// the DP ranks.
+type Layout struct {
+	PP  int `json:"pp"`
+	VPP int `json:"vpp"`
+	EP  int `json:"ep"`
+	DP  int `json:"dp"`
+}
+
+// Ranks is their number.
+func (l Layout) Ranks() int { return l.PP * l.DP }
+
+// Batch is what a step computes on each data-parallel rank.
+type Batch struct {
+	Micro        int `json:"micro"` // sequences of a microbatch
+	Seq          int `json:"seq"`   // tokens of a sequence
+	Microbatches int `json:"microbatches"`
+}
+
+// Tokens are those of a step on all ranks.
+func (c *Config) Tokens() int {
+	return c.Layout.DP * c.Batch.Microbatches * c.Batch.Micro * c.Batch.Seq
+}
+
+// Optim is AdamW with a linear warm-up and a cosine decay.
+type Optim struct {
+	LR      float64 `json:"lr"`
+	MinLR   float64 `json:"min_lr"`
+	WarmUp  int     `json:"warm_up"` // steps
+	Decay   int     `json:"decay"`   // steps until MinLR; zero keeps LR
+	Beta1   float64 `json:"beta1"`
+	Beta2   float64 `json:"beta2"`
+	Epsilon float64 `json:"epsilon"`
+	Weights float64 `json:"weight_decay"`
+	Clip    float64 `json:"clip"` // the largest norm of all gradients; zero is none
+}
+
+// DefaultOptim suits the tiny models.
+func DefaultOptim() Optim {
+	return Optim{LR: 3e-3, MinLR: 3e-4, WarmUp: 20, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Weights: 0.1, Clip: 1}
+}
+
+// rate is the learning rate of a step, counted from zero.
+func (o Optim) rate(step int) float64 {
+	if step < o.WarmUp {
+		return o.LR * float64(step+1) / float64(o.WarmUp)
+	}
+	if o.Decay <= 0 {
+		return o.LR
+	}
+	x := min(1, float64(step-o.WarmUp)/float64(max(1, o.Decay-o.WarmUp)))
+	return o.MinLR + (o.LR-o.MinLR)*(1+math.Cos(math.Pi*x))/2
+}
+
+// Sharding is ZeRO-3.
+type Sharding struct {
+	Pool     bucket.Kind
+	Prefetch int
+	GradComm kernels.Number // the format in which gradients are written and reduced
+}
+
+// Check says in one sentence what is wrong with a run, if anything.
+func (c *Config) Check() error {
+	if c.Model == nil || c.Text == nil || c.Device == nil {
+		return errors.New("train: a run needs a model, a text and devices")
+	}
+	if err := layer.Supported(c.Model); err != nil {
+		return err
+	}
+	if err := c.checkLayout(); err != nil {
+		return err
+	}
+	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}
+	if err := shape.Check(); err != nil {
+		return err
+	}
+	if c.Model.Vocab < 256 {
+		return fmt.Errorf("train: %s has a vocabulary of %d, and bytes need 256; choose a model with at least that", c.Model.Name, c.Model.Vocab)
+	}
+	if c.Batch.Seq > c.Model.MaxPositions && c.Model.MaxPositions > 0 {
+		return fmt.Errorf("train: sequences of %d tokens are longer than the %d that %s has positions for; give a shorter --seq", c.Batch.Seq, c.Model.MaxPositions, c.Model.Name)
+	}
+	o := c.Optim
+	if !(o.LR > 0) || o.MinLR < 0 || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || o.Weights < 0 || o.Clip < 0 {
+		return fmt.Errorf("train: the optimiser's settings %+v make no sense; rates and decay may not be negative, betas lie from 0 to below 1, lr and epsilon above 0", o)
+	}
+	return c.Memory.check(c)
+}
+
+func (c *Config) checkLayout() error {
+	l, layers := c.Layout, len(c.Model.Layers)
+	switch {
+	case l.PP < 1 || l.VPP < 1 || l.EP < 1 || l.DP < 1 || c.Batch.Microbatches < 1:
+		return fmt.Errorf("train: pp %d, vpp %d, ep %d, dp %d and %d microbatches; each must be at least 1", l.PP, l.VPP, l.EP, l.DP, c.Batch.Microbatches)
+	case l.DP%l.EP != 0:
+		return fmt.Errorf("train: %d data-parallel ranks cannot be divided into groups of %d expert ranks; make --dp a multiple of --ep", l.DP, l.EP)
+	case layers%(l.PP*l.VPP) != 0:
+		return fmt.Errorf("train: %d layers cannot be divided over %d stages (pp %d x vpp %d); choose a --pp and --vpp that divide them", layers, l.PP*l.VPP, l.PP, l.VPP)
+	case l.Ranks() > 64:
+		return fmt.Errorf("train: %d ranks in one process; at most 64 are run", l.Ranks())
+	}
+	experts := false
+	for _, x := range append(c.Model.Layers[:layers:layers], c.mtpLayers()...) {
+		if x.MoE != nil {
+			experts = true
+			if x.MoE.Experts%l.EP != 0 {
+				return fmt.Errorf("train: %d experts cannot be divided over %d ranks; choose an --ep that divides them", x.MoE.Experts, l.EP)
+			}
+		}
+	}
+	if l.EP > 1 && !experts {
+		return fmt.Errorf("train: %s has no experts to divide over %d ranks; leave --ep out, or use --dp", c.Model.Name, l.EP)
+	}
+	p := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: c.Batch.Microbatches}
+	if _, err := p.Passes(0); err != nil {
+		return fmt.Errorf("train: %d microbatches do not fit pp %d and vpp %d: %w", c.Batch.Microbatches, l.PP, l.VPP, err)
+	}
+	return nil
+}
+
+func (c *Config) mtpLayers() []model.Layer {
+	if c.Model.MTP == nil {
+		return nil
+	}
+	return c.Model.MTP.Layers
+}

@@ -1,0 +1,58 @@
+// This file owns norms.
+
+package layer
+
+import "github.com/stowage-dev/stowage/kernels/nn"
+
+// Settings are what layers are computed with besides the model's shapes.
+type Settings struct {
+	Epsilon float32 // of norms
+	Theta   float64 // of rotary positions
+	Routing RoutingSettings
+}
+
+// DefaultSettings are the field's.
+func DefaultSettings() Settings {
+	return Settings{Epsilon: 1e-5, Theta: 10000, Routing: RoutingSettings{Normalise: true, Factor: 1, Balance: 0.01}}
+}
+
+// norm is an RMS norm with its weight.
+type norm struct {
+	weight
+	epsilon float32
+}
+
+// forward makes y = norm(x).
+func (n norm) forward(p *Pass, x nn.Matrix) Mat {
+	y := p.New(x.Rows, x.Cols)
+	nn.RMSNorm(p.S, nn.Norm{Y: y.Matrix, X: x, W: row(n.w()), Epsilon: n.epsilon})
+	return y
+}
+
+// backward makes dx from dy, plus a matrix if one is given.
+func (n norm) backward(p *Pass, dx, x, dy, plus nn.Matrix) {
+	scratch := p.bytes(nn.NormScratch(x.Rows, x.Cols))
+	nn.RMSNormGrad(p.S, nn.NormGrad{
+		DX: dx, DW: row(n.dw()), X: x, W: row(n.w()), DY: dy, Plus: plus, Epsilon: n.epsilon, Scratch: scratch.Range(),
+	})
+	scratch.Free()
+}
+
+// linear is y = x Wᵀ.
+type linear struct{ weight }
+
+// forward makes y, plus a matrix if one is given.
+func (l linear) forward(p *Pass, y, x, plus nn.Matrix) {
+	nn.Gemm(p.S, nn.Product{A: x, B: l.w(), C: y, TransB: true, Plus: plus})
+}
+
+// grad adds to the weight's gradient.
+func (l linear) grad(p *Pass, dy, x nn.Matrix) {
+	dw := l.dw()
+	nn.Gemm(p.S, nn.Product{A: dy, B: x, C: dw, TransA: true, Plus: dw})
+}
+
+// backward makes dx, plus a matrix if one is given.
+func (l linear) backward(p *Pass, dx, dy, plus nn.Matrix) {
+	nn.Gemm(p.S, nn.Product{A: dy, B: l.w(), C: dx, Plus: plus})
+}

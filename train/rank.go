@@ -1,0 +1,291 @@
+// This file owns a rank: its device and runtime, its part of the model, and the ranks
+// that it shares work with.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/comm"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/stash"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// rank is one of a run's ranks. Rank p*DP + d is stage p of replica d.
+type rank struct {
+	cfg    *Config
+	t      *Trainer
+	index  int
+	pp, dp int
+	dev    device.Device
+	s      device.Stream
+	rt     *stowage.Runtime
+
+	world                   comm.Comm
+	replicas, experts, twin comm.Comm // the same stage; the same experts' owners; the same experts
+	ends                    comm.Comm // the first and the last stage, where both hold the embedding
+
+	env     *layer.Env
+	chunks  []*layer.Chunk
+	units   []*layer.Unit
+	program []action
+	store   store
+	optim   *optimiser
+
+	// fixed is memory that lives as long as the rank.
+	fixed    []*device.Buffer
+	tokens   *device.Buffer // uint32 [microbatches][1+ahead][tokens]
+	sums     layer.Sums
+	balances []balance
+	tables   map[int]device.Range
+	spaces   map[int]*stash.Workspace
+	step     int
+}
+
+// balance is the memory of one router.
+type balance struct {
+	name    string
+	experts int
+	layer.Balance
+	all device.Range // the loads of all ranks
+}
+
+// bytesOf are the bytes of numbers.
+func bytesOf[T any](x []T) []byte {
+	if len(x) == 0 {
+		return nil
+	}
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), len(x)*int(unsafe.Sizeof(t)))
+}
+
+// newRank opens a rank's device and makes everything on it. The parameters get their
+// values later.
+func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank, err error) {
+	c := t.cfg
+	r = &rank{
+		cfg: c, t: t, index: index, pp: index / c.Layout.DP, dp: index % c.Layout.DP, dev: dev, world: world,
+		tables: map[int]device.Range{}, spaces: map[int]*stash.Workspace{},
+	}
+	if r.s, err = dev.NewStream("compute"); err != nil {
+		return r, err
+	}
+	if err := r.split(); err != nil {
+		return r, err
+	}
+	all, err := programs(schedule.Pipeline{Ranks: c.Layout.PP, Chunks: c.Layout.VPP, Microbatches: c.Batch.Microbatches})
+	if err != nil {
+		return r, err
+	}
+	r.program = all[r.pp]
+	if err := layer.Guard(func() { r.build() }); err != nil {
+		return r, err
+	}
+	if c.Sharding != nil {
+		r.store, err = newSharded(r, r.units)
+	} else {
+		r.store, err = newWhole(r, r.units)
+	}
+	if err != nil {
+		return r, err
+	}
+	if r.optim, err = newOptimiser(r); err != nil {
+		return r, err
+	}
+	if err := r.openRuntime(); err != nil {
+		return r, err
+	}
+	return r, r.s.Sync()
+}
+
+// split makes the communicators of a rank. All ranks make theirs in the same order.
+func (r *rank) split() (err error) {
+	l := r.cfg.Layout
+	group := func(of func(pp, dp int) bool) comm.Comm {
+		var ranks []int
+		for i := range l.Ranks() {
+			if of(i/l.DP, i%l.DP) {
+				ranks = append(ranks, i)
+			}
+		}
+		if len(ranks) == 1 || err != nil {
+			return nil
+		}
+		var c comm.Comm
+		c, err = r.world.Split(ranks)
+		return c
+	}
+	r.replicas = group(func(pp, dp int) bool { return pp == r.pp })
+	r.experts = group(func(pp, dp int) bool { return pp == r.pp && dp/l.EP == r.dp/l.EP })
+	r.twin = group(func(pp, dp int) bool { return pp == r.pp && dp%l.EP == r.dp%l.EP })
+	if r.sharesEnds() {
+		r.ends = group(func(pp, dp int) bool { return dp == r.dp && (pp == 0 || pp == l.PP-1) })
+	}
+	return err
+}
+
+// sharesEnds tells whether the embedding lies on this stage and on another one.
+func (r *rank) sharesEnds() bool {
+	m, last := r.cfg.Model, r.cfg.Layout.PP-1
+	return last > 0 && (m.Tied || m.MTP != nil) && (r.pp == 0 || r.pp == last)
+}
+
+// class says who else has a parameter.
+func (r *rank) class(p layer.Param) class {
+	switch {
+	case p.Expert:
+		return expert
+	case r.sharesEnds() && p.Name == "embedding.word_embeddings.weight":
+		return shared
+	}
+	return dense
+}
+
+// sharers are the communicators over which a class's gradients are added up, in order.
+func (r *rank) sharers(c class) []comm.Comm {
+	switch c {
+	case expert:
+		return []comm.Comm{r.twin}
+	case shared:
+		return []comm.Comm{r.replicas, r.ends}
+	}
+	return []comm.Comm{r.replicas}
+}
+
+// counts tells whether this rank's copy of a class is the one that counts.
+func (r *rank) counts(c class) bool {
+	switch c {
+	case expert:
+		return r.dp < r.cfg.Layout.EP
+	case shared:
+		return r.dp == 0 && r.pp == 0
+	}
+	return r.dp == 0
+}
+
+// writes tells whether this rank writes a parameter to disk.
+func (r *rank) writes(p layer.Param) bool { return r.counts(r.class(p)) }
+
+// alloc is memory that lives as long as the rank, zero.
+func (r *rank) alloc(n device.Bytes, owner string) device.Range {
+	b, err := r.dev.Alloc(device.Accel, max(n, 4), owner)
+	if err != nil {
+		layer.Fail(err)
+	}
+	r.fixed = append(r.fixed, b)
+	r.s.Fill(b.All(), 0)
+	return b.All()
+}
+
+// build makes the rank's chunks of the model.
+func (r *rank) build() {
+	c := r.cfg
+	ahead := layer.Ahead(c.Model)
+	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq, Number: c.Number, Scale: float32(1 / float64(c.Tokens()))}
+	r.tokens = r.alloc(device.Bytes(4*c.Batch.Microbatches*(1+ahead)*shape.Tokens()), "tokens").Buf
+	r.sums = layer.Sums{Range: r.alloc(device.Bytes(4*ahead), "losses")}
+	grad := kernelsF32
+	if c.Sharding != nil {
+		grad = c.Sharding.GradComm
+	}
+	r.env = &layer.Env{
+		Model: c.Model, Settings: c.Settings, Shape: shape, Grad: grad, Expert: layer.Place{Rank: r.dp % c.Layout.EP, Ranks: c.Layout.EP},
+		Comm: r.experts, Dispatch: c.Dispatch, Rows: c.Memory.Rows,
+		Space: r.space, Table: r.table, Balance: r.balance, Sums: r.sums,
+	}
+	if c.Layout.EP == 1 {
+		r.env.Comm = nil
+	}
+	stages := c.Layout.PP * c.Layout.VPP
+	each := len(c.Model.Layers) / stages
+	for v := range c.Layout.VPP {
+		at := v*c.Layout.PP + r.pp
+		chunk := layer.Build(r.env, layer.Span{From: at * each, To: (at + 1) * each, First: at == 0, Last: at == stages-1})
+		r.chunks = append(r.chunks, chunk)
+		r.units = append(r.units, chunk.Units...)
+	}
+}
+
+// table is the rotary positions for heads of so many columns.
+func (r *rank) table(columns int) device.Range {
+	if t, ok := r.tables[columns]; ok {
+		return t
+	}
+	x := layer.RotaryTable(r.cfg.Batch.Seq, columns, r.cfg.Settings.Theta)
+	t := r.alloc(device.Bytes(4*len(x)), "positions")
+	r.s.Upload(t, bytesOf(x))
+	r.tables[columns] = t
+	return t
+}
+
+// balance makes the memory of a router.
+func (r *rank) balance(name string, experts int, bias bool) layer.Balance {
+	b := balance{name: name, experts: experts}
+	n := device.Bytes(4 * experts)
+	b.Load, b.Loss = r.alloc(n, "router"), r.alloc(4, "router")
+	if bias {
+		b.Bias = r.alloc(n, "router")
+	}
+	b.all = b.Load
+	if r.replicas != nil {
+		b.all = r.alloc(n*device.Bytes(r.cfg.Layout.DP), "router")
+	}
+	r.balances = append(r.balances, b)
+	return b.Balance
+}
+
+// space is the workspace that experts of a width are computed in.
+func (r *rank) space(width int) *stash.Workspace {
+	if w := r.spaces[width]; w != nil {
+		return w
+	}
+	var of *model.MoE
+	for _, l := range append(r.cfg.Model.Layers[:len(r.cfg.Model.Layers):len(r.cfg.Model.Layers)], r.cfg.mtpLayers()...) {
+		if l.MoE != nil && l.MoE.Width == width {
+			of = l.MoE
+		}
+	}
+	balanced, worst := r.env.RowBounds(of)
+	rows := r.cfg.Memory.setRows(balanced, worst)
+	w, err := r.rt.NewWorkspace(layer.RowsGroup, r.cfg.Memory.sets(), stash.Rows(worst),
+		layer.RowTensors(r.cfg.Model.Hidden, width, r.cfg.Number, stash.Rows(rows))...)
+	if err != nil {
+		layer.Fail(err)
+	}
+	r.spaces[width] = w
+	return w
+}
+
+// close gives everything back.
+func (r *rank) close() (err error) {
+	if r.rt != nil {
+		err = errors.Join(err, r.rt.Close())
+	}
+	if r.optim != nil {
+		r.optim.close()
+	}
+	if r.store != nil {
+		r.store.close(r.s)
+	}
+	for _, b := range r.fixed {
+		r.s.Free(b)
+	}
+	if r.s != nil {
+		err = errors.Join(err, r.s.Close())
+	}
+	for _, c := range []comm.Comm{r.replicas, r.experts, r.twin, r.ends} {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("rank %d: %w", r.index, err)
+	}
+	return err
+}

@@ -1,0 +1,187 @@
+// This file owns parameters that are sharded over the ranks that share them (ZeRO-3).
+
+package train
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/comm"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/fsdp"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// sharded gathers parameters unit by unit.
+type sharded struct {
+	r     *rank
+	units []*layer.Unit
+	pipe  *fsdp.Pipeline
+	own   []comm.Comm // made for groups of one rank
+	step  fsdp.Step
+	// shards are the rank's parts; moment is where the moments of each begin.
+	shards []fsdp.Shard
+	at     []device.Bytes
+	mem    *device.Buffer // both moments
+	size   device.Bytes   // of one
+}
+
+// Groups of the pipeline.
+const (
+	denseGroup = iota
+	expertGroup
+)
+
+func newSharded(r *rank, units []*layer.Unit) (*sharded, error) {
+	c := r.cfg
+	x := &sharded{r: r, units: units}
+	types := map[kernels.Number]bucket.Type{kernels.F32: fsdp.FP32, kernels.BF16: fsdp.BF16}
+	group := func(name string, of comm.Comm) (fsdp.Group, error) {
+		if of == nil {
+			alone, err := r.world.Split([]int{r.index})
+			if err != nil {
+				return fsdp.Group{}, err
+			}
+			x.own = append(x.own, alone)
+			of = alone
+		}
+		return fsdp.Group{Name: name, Comm: of, Op: comm.Sum}, nil
+	}
+	var groups [2]fsdp.Group
+	var err error
+	if groups[denseGroup], err = group("dense", r.replicas); err != nil {
+		return nil, err
+	}
+	if groups[expertGroup], err = group("experts", r.twin); err != nil {
+		return nil, err
+	}
+	cfg := fsdp.Config{
+		Rank: r.index, Groups: groups[:], Pool: c.Sharding.Pool, Prefetch: c.Sharding.Prefetch, Behind: 1,
+		GradComm: types[c.Sharding.GradComm], MainGrads: fsdp.FP32, Log: c.Log,
+	}
+	for _, u := range units {
+		f := fsdp.Unit{Name: u.Name, Loose: u.Loose}
+		for _, p := range u.Params {
+			g := denseGroup
+			if p.Expert {
+				g = expertGroup
+			}
+			f.Params = append(f.Params, fsdp.Param{Name: p.Name, Shape: []int64{int64(p.Rows), int64(p.Cols)}, Type: types[p.Type], Group: g})
+		}
+		cfg.Units = append(cfg.Units, f)
+	}
+	if x.pipe, err = fsdp.New(r.dev, cfg); err != nil {
+		return nil, err
+	}
+	x.shards = x.pipe.Shards()
+	for _, s := range x.shards {
+		x.at = append(x.at, x.size)
+		x.size += (s.Weights.Len + paramAlign - 1) / paramAlign * paramAlign
+	}
+	if x.mem, err = r.dev.Alloc(device.Accel, max(2*x.size, paramAlign), "moments"); err != nil {
+		return nil, err
+	}
+	r.s.Fill(x.mem.All(), 0)
+	return x, nil
+}
+
+func (x *sharded) begin(s device.Stream) {
+	x.step = x.pipe.Begin(fsdp.Key{Phase: fsdp.Train, Microbatches: x.r.cfg.Batch.Microbatches}, s)
+}
+
+func (x *sharded) end() error { return x.step.End() }
+
+// Use gathers units, and in a backward pass takes memory for their gradients.
+func (x *sharded) Use(backward bool, units ...*layer.Unit) (func(), error) {
+	var done []func()
+	for _, u := range units {
+		i := slices.Index(x.units, u)
+		use, err := x.step.Use(i, x.r.s)
+		if err != nil {
+			return nil, err
+		}
+		var grads func(int) device.Range
+		if backward {
+			g, err := x.step.Grad(i, x.r.s)
+			if err != nil {
+				return nil, err
+			}
+			grads = g.Param
+			done = append(done, g.Done)
+		}
+		u.Bind(use.Param, grads)
+		done = append(done, use.Done)
+	}
+	return func() {
+		for i := len(done) - 1; i >= 0; i-- {
+			done[i]()
+		}
+	}, nil
+}
+
+// reduce adds up what the first and the last stage both have; the rest is reduced
+// already.
+func (x *sharded) reduce(s device.Stream) {
+	if x.r.ends == nil {
+		return
+	}
+	for _, sh := range x.shards {
+		if x.class(sh) == shared {
+			x.r.ends.AllReduce(s, sh.Grads, sh.Grads, comm.F32, comm.Sum)
+		}
+	}
+}
+
+func (x *sharded) class(sh fsdp.Shard) class {
+	if len(sh.Pieces) == 0 {
+		return dense
+	}
+	return x.r.class(x.units[sh.Unit].Params[sh.Pieces[0].Param])
+}
+
+// runs are the pieces of parameters: each is on one rank only, but for the embedding.
+func (x *sharded) runs() (out []run) {
+	for i, sh := range x.shards {
+		for _, p := range sh.Pieces {
+			at, n := device.Bytes(4*p.At), device.Bytes(4*p.Elements)
+			out = append(out, run{
+				w: sh.Weights.Slice(at, n), g: sh.Grads.Slice(at, n), gtype: kernels.F32,
+				m: x.mem.Slice(x.at[i]+at, n), v: x.mem.Slice(x.size+x.at[i]+at, n),
+				noDecay: x.units[sh.Unit].Params[p.Param].NoDecay,
+				counted: x.class(sh) != shared || x.r.pp == 0,
+			})
+		}
+	}
+	return out
+}
+
+func (x *sharded) cast(s device.Stream) { x.pipe.Cast(s) }
+
+func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.unit, k.param, values) }
+
+func (x *sharded) read(k key) ([]float32, error) { return x.pipe.Read(k.unit, k.param, fsdp.Weights) }
+
+// moments are those of the rank's shards.
+func (x *sharded) moments() (out []named) {
+	for i, sh := range x.shards {
+		name := fmt.Sprintf("rank%d.%s.bucket%d", x.r.index, x.units[sh.Unit].Name, sh.Bucket)
+		out = append(out,
+			named{name + ".exp_avg", x.mem.Slice(x.at[i], sh.Weights.Len)},
+			named{name + ".exp_avg_sq", x.mem.Slice(x.size+x.at[i], sh.Weights.Len)})
+	}
+	return out
+}
+
+func (x *sharded) close(s device.Stream) {
+	if x.pipe != nil {
+		_ = x.pipe.Close() // the device reports what went wrong
+	}
+	if x.mem != nil {
+		s.Free(x.mem)
+	}
+	for _, c := range x.own {
+		_ = c.Close()
+	}
+}

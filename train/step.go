@@ -1,0 +1,176 @@
+// This file owns a rank's step: its passes, and what follows them.
+
+package train
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/kernels/nn"
+	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+const kernelsF32 = kernels.F32
+
+// key tells plans apart.
+func (r *rank) key() stowage.Key {
+	return stowage.Key{Phase: stowage.Train, Microbatches: r.cfg.Batch.Microbatches}
+}
+
+// train does one step on this rank.
+func (r *rank) train(step int) error {
+	if err := r.upload(step); err != nil {
+		return err
+	}
+	if err := r.rt.Step(r.key(), r.body); err != nil {
+		return err
+	}
+	if err := r.world.Err(); err != nil {
+		return err
+	}
+	r.store.reduce(r.s)
+	r.optim.update(step)
+	r.rebalance()
+	r.step = step + 1
+	return r.world.Err()
+}
+
+// upload brings the step's tokens to the device.
+func (r *rank) upload(step int) error {
+	c := r.cfg
+	if r.pp != 0 && r.pp != c.Layout.PP-1 {
+		return nil
+	}
+	n, ahead := c.Batch.Micro*c.Batch.Seq, layer.Ahead(c.Model)
+	all := make([]uint32, c.Batch.Microbatches*(1+ahead)*n)
+	for m := range c.Batch.Microbatches {
+		at := all[m*(1+ahead)*n:]
+		r.t.loader.Batch(step, r.dp, m, at[:n], at[n:(1+ahead)*n])
+	}
+	r.s.Upload(r.tokens.All(), bytesOf(all))
+	return nil
+}
+
+// microbatch is the tokens of one.
+func (r *rank) microbatch(m int) layer.Tokens {
+	n := r.cfg.Batch.Micro * r.cfg.Batch.Seq
+	size := device.Bytes(4 * n * (1 + layer.Ahead(r.cfg.Model)))
+	return layer.Tokens{Range: r.tokens.Slice(device.Bytes(m)*size, size), Count: n}
+}
+
+// body issues the step's work.
+func (r *rank) body(s *stowage.Step) error {
+	return layer.Guard(func() {
+		r.s.Fill(r.sums.Range, 0)
+		for _, b := range r.balances {
+			r.s.Fill(b.Load, 0)
+			r.s.Fill(b.Loss, 0)
+		}
+		r.store.begin(r.s)
+		w := &work{rank: r, step: s, in: map[schedule.Pass]layer.Mat{}, out: map[schedule.Pass]layer.Mat{}}
+		for _, a := range r.program {
+			w.do(a)
+		}
+		if err := r.store.end(); err != nil {
+			layer.Fail(err)
+		}
+	})
+}
+
+// work is a step under way: inputs of passes that have come, outputs not yet sent.
+type work struct {
+	*rank
+	step    *stowage.Step
+	in, out map[schedule.Pass]layer.Mat
+}
+
+func (w *work) pass(p schedule.Pass) layer.Pass {
+	return layer.Pass{Step: w.step, S: w.s, Chunk: p.Chunk, Microbatch: p.Microbatch, Shape: w.env.Shape}
+}
+
+func (w *work) do(a action) {
+	switch a.verb {
+	case receive:
+		p := w.pass(a.pass)
+		x := p.New(p.Tokens(), w.cfg.Model.Hidden)
+		w.world.Recv(w.s, x.Range, a.peer*w.cfg.Layout.DP+w.dp)
+		w.in[a.pass] = x
+	case send:
+		x := w.out[a.pass]
+		delete(w.out, a.pass)
+		w.world.Send(w.s, x.Range, a.peer*w.cfg.Layout.DP+w.dp)
+		x.Free()
+	default:
+		w.compute(a.pass)
+	}
+}
+
+// compute runs a pass of a chunk.
+func (w *work) compute(p schedule.Pass) {
+	chunk, tokens := w.chunks[p.Chunk], w.microbatch(p.Microbatch)
+	in, came := w.in[p]
+	delete(w.in, p)
+	var out layer.Mat
+	last := chunk.Last()
+	if p.Backward {
+		out, last = chunk.Backward(w.pass(p), w.store, tokens, in), chunk.First()
+	} else {
+		out = chunk.Forward(w.pass(p), w.store, tokens, in)
+	}
+	if came {
+		in.Free()
+	}
+	if last {
+		return
+	}
+	// With one rank the next chunk is here.
+	next := p
+	if next.Chunk++; p.Backward {
+		next.Chunk = p.Chunk - 1
+	}
+	if w.cfg.Layout.PP == 1 {
+		w.in[next] = out
+		return
+	}
+	w.out[p] = out
+}
+
+// rebalance moves the routers' biases by what all replicas chose.
+func (r *rank) rebalance() {
+	for _, b := range r.balances {
+		if b.Bias.Buf == nil {
+			continue
+		}
+		if r.replicas != nil {
+			r.replicas.AllGather(r.s, b.all, b.Load)
+		}
+		nn.UpdateBias(r.s, nn.Rebalance{Bias: b.Bias, Load: b.all, Experts: b.experts, Rate: r.cfg.Settings.Routing.BiasRate})
+	}
+}
+
+// losses reads what the step's losses added up to on this rank: the next token's, then
+// those of further heads, and the auxiliary ones of its routers.
+func (r *rank) losses() (heads []float64, aux float64, err error) {
+	x := make([]float32, r.sums.Len/4)
+	if err := r.s.Download(bytesOf(x), r.sums.Range); err != nil {
+		return nil, 0, err
+	}
+	for _, v := range x {
+		heads = append(heads, float64(v))
+	}
+	for _, b := range r.balances {
+		var v [1]float32
+		if err := r.s.Download(bytesOf(v[:]), b.Loss); err != nil {
+			return nil, 0, err
+		}
+		aux += float64(v[0])
+	}
+	if math.IsNaN(heads[0]) {
+		return nil, 0, fmt.Errorf("train: rank %d: the loss of step %d is not a number; lower --lr, or use fp32", r.index, r.step)
+	}
+	return heads, aux, nil
+}

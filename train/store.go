@@ -1,0 +1,235 @@
+// This file owns parameters that every rank holds whole.
+
+package train
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stowage-dev/stowage/comm"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// store has a rank's parameters, their gradients and what the optimiser keeps.
+type store interface {
+	layer.Store
+	// begin and end are called around the work of a step; what begin issues makes all
+	// gradients zero.
+	begin(s device.Stream)
+	end() error
+	// reduce adds gradients up over the ranks that hold the same parameters.
+	reduce(s device.Stream)
+	// runs are what the optimiser works on.
+	runs() []run
+	// cast makes the parameters that passes read, where the optimiser did not.
+	cast(s device.Stream)
+	// load and read give and take the whole of a parameter, in fp32. All ranks that
+	// share it call them in the same order.
+	load(k key, values []float32) error
+	read(k key) ([]float32, error)
+	// moments are the optimiser's state of this rank, by name, for checkpoints.
+	moments() []named
+	close(s device.Stream)
+}
+
+// key is a parameter: a unit and its place there.
+type key struct{ unit, param int }
+
+// run is numbers that are updated alike.
+type run struct {
+	w, m, v, g device.Range
+	gtype      kernels.Number
+	param      device.Range // in another format, or no memory
+	ptype      kernels.Number
+	noDecay    bool
+	counted    bool // in the norm of all gradients: elsewhere other copies are not
+}
+
+// named is device memory with a name.
+type named struct {
+	name string
+	device.Range
+}
+
+// class is who else has a parameter.
+type class uint8
+
+const (
+	dense  class = iota // all data-parallel ranks of the stage
+	expert              // those with the same experts
+	shared              // those of the first and of the last stage
+	classes
+)
+
+// whole keeps all parameters on every rank, sorted by class so that gradients are
+// reduced in few calls, and inside by whether they decay.
+type whole struct {
+	r      *rank
+	units  []*layer.Unit
+	at     map[key]device.Bytes // of the fp32 weights, in bytes
+	spans  []span
+	memory *device.Buffer // w, g, m, v and, if activations are not fp32, the parameters
+	size   device.Bytes   // of each
+}
+
+// span is a run of one class.
+type span struct {
+	class   class
+	noDecay bool
+	from    device.Bytes
+	n       device.Bytes
+}
+
+const paramAlign = device.Align
+
+// newWhole makes the memory, all zero.
+func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
+	w := &whole{r: r, units: units, at: map[key]device.Bytes{}}
+	type item struct {
+		key
+		class   class
+		noDecay bool
+		n       device.Bytes
+	}
+	var items []item
+	for u, unit := range units {
+		for i, p := range unit.Params {
+			items = append(items, item{key{u, i}, r.class(p), p.NoDecay, device.Bytes(4 * p.Elements())})
+		}
+	}
+	slices.SortStableFunc(items, func(a, b item) int {
+		decay := func(x item) int {
+			if x.noDecay {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(decay(a), decay(b)))
+	})
+	for _, x := range items {
+		if n := len(w.spans); n == 0 || w.spans[n-1].class != x.class || w.spans[n-1].noDecay != x.noDecay {
+			w.spans = append(w.spans, span{x.class, x.noDecay, w.size, 0})
+		}
+		w.at[x.key] = w.size
+		w.size += (x.n + paramAlign - 1) / paramAlign * paramAlign
+		last := &w.spans[len(w.spans)-1]
+		last.n = w.size - last.from
+	}
+	total := 4 * w.size
+	if w.narrow() {
+		total += w.size / 2
+	}
+	var err error
+	w.memory, err = r.dev.Alloc(device.Accel, max(total, paramAlign), "parameters")
+	if err != nil {
+		return nil, err
+	}
+	r.s.Fill(w.memory.All(), 0)
+	return w, nil
+}
+
+// narrow tells whether passes read a copy in another format.
+func (w *whole) narrow() bool { return w.r.cfg.Number != kernels.F32 }
+
+func (w *whole) weights() device.Range { return w.memory.Slice(0, w.size) }
+func (w *whole) grads() device.Range   { return w.memory.Slice(w.size, w.size) }
+
+// Use binds units: their memory never moves.
+func (w *whole) Use(backward bool, units ...*layer.Unit) (func(), error) {
+	for _, u := range units {
+		i := slices.Index(w.units, u)
+		weights := func(p int) device.Range {
+			at, n := w.at[key{i, p}], device.Bytes(u.Params[p].Elements())
+			if u.Params[p].Type == kernels.F32 {
+				return w.memory.Slice(at, 4*n)
+			}
+			return w.memory.Slice(4*w.size+at/2, 2*n)
+		}
+		grads := func(p int) device.Range {
+			return w.grads().Slice(w.at[key{i, p}], device.Bytes(4*u.Params[p].Elements()))
+		}
+		u.Bind(weights, grads)
+	}
+	return func() {}, nil
+}
+
+func (w *whole) begin(s device.Stream) { s.Fill(w.grads(), 0) }
+func (w *whole) end() error            { return nil }
+func (w *whole) cast(device.Stream)    {}
+
+// reduce adds gradients up class by class.
+func (w *whole) reduce(s device.Stream) {
+	for c := range classes {
+		g := w.grads().Slice(0, 0)
+		for _, sp := range w.spans {
+			if sp.class != c {
+				continue
+			}
+			if g.Len == 0 {
+				g = w.grads().Slice(sp.from, 0)
+			}
+			g.Len = sp.from + sp.n - (g.Off - w.grads().Off)
+		}
+		if g.Len == 0 {
+			continue
+		}
+		for _, to := range w.r.sharers(c) {
+			if to != nil && to.Size() > 1 {
+				to.AllReduce(s, g, g, comm.F32, comm.Sum)
+			}
+		}
+	}
+}
+
+func (w *whole) runs() (out []run) {
+	for _, sp := range w.spans {
+		at := func(i device.Bytes) device.Range { return w.memory.Slice(i*w.size+sp.from, sp.n) }
+		r := run{w: at(0), g: at(1), m: at(2), v: at(3), gtype: kernels.F32, noDecay: sp.noDecay, counted: w.r.counts(sp.class)}
+		if w.narrow() {
+			r.param, r.ptype = w.memory.Slice(4*w.size+sp.from/2, sp.n/2), w.r.cfg.Number
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func (w *whole) place(k key) device.Range {
+	return w.memory.Slice(w.at[k], device.Bytes(4*w.units[k.unit].Params[k.param].Elements()))
+}
+
+func (w *whole) load(k key, values []float32) error {
+	r := w.place(k)
+	w.r.s.Upload(r, bytesOf(values))
+	if w.narrow() {
+		kernels.Convert(w.r.s, w.memory.Slice(4*w.size+w.at[k]/2, r.Len/2), w.r.cfg.Number, r, kernels.F32)
+	}
+	return w.r.s.Sync()
+}
+
+func (w *whole) read(k key) ([]float32, error) {
+	r := w.place(k)
+	out := make([]float32, r.Len/4)
+	return out, w.r.s.Download(bytesOf(out), r)
+}
+
+// moments are those of the parameters, each under its name.
+func (w *whole) moments() (out []named) {
+	for u, unit := range w.units {
+		for i, p := range unit.Params {
+			if !w.r.writes(p) {
+				continue
+			}
+			for _, q := range pieces(p) {
+				at, n := w.at[key{u, i}]+device.Bytes(4*q.from), device.Bytes(4*q.n)
+				out = append(out,
+					named{q.name + ".exp_avg", w.memory.Slice(2*w.size+at, n)},
+					named{q.name + ".exp_avg_sq", w.memory.Slice(3*w.size+at, n)})
+			}
+		}
+	}
+	return out
+}
+
+func (w *whole) close(s device.Stream) { s.Free(w.memory) }

@@ -1,0 +1,98 @@
+// This file owns the tests of whole runs: every policy, layout and model gives the same
+// numbers.
+
+package train
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// smallMoE is a mixture that trains in milliseconds.
+func smallMoE() *model.Model {
+	l := model.Layer{
+		Attention: &model.Attention{Heads: 4, KVHeads: 2, HeadDim: 16, Rotary: true},
+		MoE:       &model.MoE{Experts: 8, TopK: 2, Width: 48, Gated: true},
+	}
+	return &model.Model{Name: "small-moe", Hidden: 64, Vocab: 256, MaxPositions: 1024, Layers: []model.Layer{l, l, l, l}}
+}
+
+func testConfig(t *testing.T, m *model.Model) Config {
+	t.Helper()
+	text, err := data.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{
+		Model: m, Settings: layer.DefaultSettings(), Number: kernels.F32, Layout: Layout{PP: 2, VPP: 1, EP: 2, DP: 2},
+		Batch: Batch{Micro: 2, Seq: 32, Microbatches: 4}, Optim: DefaultOptim(), Memory: Memory{Fraction: 1}, Seed: 7, Text: text,
+		Device: func(int) (device.Device, error) { return cpu.Open(cpu.Options{}) },
+	}
+}
+
+// outcome is what must not depend on a policy.
+type outcome struct {
+	losses []float64
+	sum    string
+}
+
+func runConfig(t *testing.T, c Config, steps int) (out outcome) {
+	t.Helper()
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for range steps {
+		m, err := tr.Step()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%+v", m)
+		out.losses = append(out.losses, m.Loss)
+	}
+	if out.sum, err = tr.Sum(); err != nil {
+		t.Fatal(errors.Join(err))
+	}
+	return out
+}
+
+// The policies of the default command give the same bits.
+func TestPoliciesGiveTheSameBits(t *testing.T) { // SPEC S1.6, S4.6, S5.2
+	var want outcome
+	for _, name := range Policies {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t, smallMoE())
+			var err error
+			if c.Memory, err = Named(name, budgetFor(name)); err != nil {
+				t.Fatal(err)
+			}
+			got := runConfig(t, c, 6)
+			if want.sum == "" {
+				want = got
+			}
+			if got.sum != want.sum || !slices.Equal(got.losses, want.losses) {
+				t.Errorf("losses %v, sum %s; want %v, %s", got.losses, got.sum, want.losses, want.sum)
+			}
+		})
+	}
+}
+
+func budgetFor(name string) device.Bytes {
+	if name == "budget" {
+		return 3 << 20
+	}
+	return 0
+}

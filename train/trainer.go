@@ -1,0 +1,248 @@
+// This file owns all ranks of a run together.
+
+package train
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"slices"
+	"time"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/comm"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// Trainer is a run.
+type Trainer struct {
+	cfg    *Config
+	devs   []device.Device
+	world  []comm.Comm
+	ranks  []*rank
+	meet   *meeting
+	loader *data.Loader
+	step   int
+	broken error // a step failed: ranks may not agree any more
+}
+
+// Metrics are what a step came to.
+type Metrics struct {
+	Step    int       `json:"step"`
+	Loss    float64   `json:"loss"`          // nats a token
+	Further []float64 `json:"mtp,omitempty"` // of further heads
+	Aux     float64   `json:"aux,omitempty"` // auxiliary losses, mean over microbatches
+	Norm    float64   `json:"grad_norm"`     // of all gradients
+	LR      float64   `json:"lr"`            //
+	Seconds float64   `json:"seconds"`       // of the step
+	Tokens  int       `json:"tokens"`        //
+	Reruns  int       `json:"reruns"`        // so far
+	Device  int64     `json:"device_bytes"`  // of the fullest rank, now
+	Host    int64     `json:"host_bytes"`    //
+}
+
+// New makes a run: devices are opened, parameters get their first values.
+func New(cfg Config) (t *Trainer, err error) {
+	if err := cfg.Check(); err != nil {
+		return nil, err
+	}
+	t = &Trainer{cfg: &cfg}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.Close())
+			t = nil
+		}
+	}()
+	n := cfg.Layout.Ranks()
+	t.meet = newMeeting(n)
+	t.loader, err = data.NewLoader(cfg.Text, data.LoaderConfig{
+		Seq: cfg.Batch.Seq, Micro: cfg.Batch.Micro, Microbatches: cfg.Batch.Microbatches, Ranks: cfg.Layout.DP,
+		Targets: layer.Ahead(cfg.Model), Seed: cfg.Seed,
+	})
+	if err != nil {
+		return t, err
+	}
+	for i := range n {
+		dev, err := cfg.Device(i)
+		if err != nil {
+			return t, err
+		}
+		t.devs = append(t.devs, dev)
+	}
+	if t.world, err = comm.NewLocal(t.devs, comm.Options{}); err != nil {
+		return t, err
+	}
+	t.ranks = make([]*rank, n)
+	err = t.each(func(i int) (err error) {
+		t.ranks[i], err = newRank(t, i, t.devs[i], t.world[i])
+		if err != nil {
+			return err
+		}
+		return t.ranks[i].begin()
+	})
+	return t, err
+}
+
+// begin gives parameters their first values.
+func (r *rank) begin() error {
+	for u, unit := range r.units {
+		for i, p := range unit.Params {
+			if err := r.store.load(key{u, i}, p.Values(r.cfg.Seed, len(r.cfg.Model.Layers))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// each runs work on all ranks at once. If one fails, none waits for it.
+func (t *Trainer) each(work func(i int) error) error {
+	return comm.Run(t.world, func(c comm.Comm) (err error) {
+		err = work(c.Rank())
+		if err != nil {
+			t.meet.abort(err)
+		}
+		return err
+	})
+}
+
+// Step does one step on all ranks.
+func (t *Trainer) Step() (Metrics, error) {
+	if t.broken != nil {
+		return Metrics{}, t.broken
+	}
+	began := time.Now()
+	m := Metrics{Step: t.step, LR: t.cfg.Optim.rate(t.step), Tokens: t.cfg.Tokens()}
+	ahead := layer.Ahead(t.cfg.Model)
+	heads, aux := make([][]float64, len(t.ranks)), make([]float64, len(t.ranks))
+	err := t.each(func(i int) (err error) {
+		r := t.ranks[i]
+		if err = r.train(t.step); err != nil {
+			return err
+		}
+		if heads[i], aux[i], err = r.losses(); err == nil && i == 0 {
+			m.Norm, err = r.optim.size()
+		}
+		return err
+	})
+	if err != nil {
+		t.broken = err
+		return m, err
+	}
+	sums := make([]float64, ahead)
+	for i := range t.ranks { // in the order of ranks: the same sum each time
+		for k := range sums {
+			sums[k] += heads[i][k]
+		}
+		m.Aux += aux[i] / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
+	}
+	m.Loss, m.Further = sums[0], sums[1:]
+	m.Seconds = time.Since(began).Seconds()
+	m.Reruns = t.Reruns()
+	for _, d := range t.devs {
+		u := d.Memory()
+		m.Device, m.Host = max(m.Device, int64(u.Kind[device.Accel].Current)), max(m.Host, int64(u.Kind[device.Host].Current))
+	}
+	t.step++
+	return m, nil
+}
+
+// Done is the number of steps done.
+func (t *Trainer) Done() int { return t.step }
+
+// Reruns is how often steps were run again.
+func (t *Trainer) Reruns() (n int) {
+	for _, r := range t.ranks {
+		if s := r.rt.Summary(r.key()).Stash; s != nil {
+			n = max(n, s.Reruns)
+		}
+	}
+	return n
+}
+
+// Usage is the memory of every rank's device.
+func (t *Trainer) Usage() (out []device.Usage) {
+	for _, d := range t.devs {
+		out = append(out, d.Memory())
+	}
+	return out
+}
+
+// Summaries are what every rank's runtime did.
+func (t *Trainer) Summaries() (out []stowage.Summary) {
+	for _, r := range t.ranks {
+		out = append(out, r.rt.Summary(r.key()))
+	}
+	return out
+}
+
+// Sum is the SHA-256 of all parameters, in fp32, in the order of their names. It does
+// not depend on how they are divided over ranks.
+func (t *Trainer) Sum() (string, error) {
+	type entry struct {
+		name string
+		data []float32
+	}
+	all := make([][]entry, len(t.ranks))
+	err := t.each(func(i int) error {
+		r := t.ranks[i]
+		return r.eachParam(func(k key, p layer.Param) error {
+			x, err := r.store.read(k)
+			if err != nil || !r.writes(p) {
+				return err
+			}
+			for _, q := range pieces(p) {
+				all[i] = append(all[i], entry{q.name, x[q.from : q.from+q.n]})
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return "", err
+	}
+	flat := slices.Concat(all...)
+	slices.SortFunc(flat, func(a, b entry) int {
+		if a.name < b.name {
+			return -1
+		}
+		return 1
+	})
+	var h hash.Hash = sha256.New()
+	for _, e := range flat {
+		fmt.Fprintf(h, "%s %d\n", e.name, len(e.data))
+		h.Write(bytesOf(e.data))
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// eachParam visits a rank's parameters in order.
+func (r *rank) eachParam(visit func(k key, p layer.Param) error) error {
+	for u, unit := range r.units {
+		for i, p := range unit.Params {
+			if err := visit(key{u, i}, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Close ends the run and gives everything back.
+func (t *Trainer) Close() (err error) {
+	for _, r := range t.ranks {
+		if r != nil {
+			err = errors.Join(err, r.close())
+		}
+	}
+	for _, c := range t.world {
+		err = errors.Join(err, c.Close())
+	}
+	for _, d := range t.devs {
+		err = errors.Join(err, d.Close())
+	}
+	return err
+}
