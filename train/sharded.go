@@ -164,7 +164,7 @@ func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.uni
 func (x *sharded) read(k key) ([]float32, error) { return x.pipe.Read(k.unit, k.param, fsdp.Weights) }
 
 // moments are those of the rank's shards.
-func (x *sharded) moments() (out []named) {
+func (x *sharded) moments(bool) (out []named) {
 	for i, sh := range x.shards {
 		name := fmt.Sprintf("rank%d.%s.bucket%d", x.r.index, x.units[sh.Unit].Name, sh.Bucket)
 		out = append(out,

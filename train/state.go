@@ -3,9 +3,18 @@
 package train
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/train/checkpoint"
+	"github.com/stowage-dev/stowage/train/checkpoint/safetensors"
+	"github.com/stowage-dev/stowage/train/data"
 	"github.com/stowage-dev/stowage/train/layer"
 )
 
@@ -30,4 +39,269 @@ func pieces(p layer.Param) []piece {
 		out[i] = piece{name, i * n, n, rows, p.Cols}
 	}
 	return out
+}
+
+// identity is what must be the same for a run to go on bit for bit.
+type identity struct {
+	Model    *model.Model `json:"model"`
+	Number   string       `json:"number"`
+	Settings any          `json:"settings"`
+	Batch    Batch        `json:"batch"`
+	Optim    Optim        `json:"optim"`
+	Seed     uint64       `json:"seed"`
+	Dispatch string       `json:"dispatch"`
+}
+
+// division is how the run lies over ranks.
+type division struct {
+	Layout  Layout `json:"layout"`
+	Sharded bool   `json:"sharded"`
+}
+
+func (c *Config) identity() identity {
+	return identity{c.Model, numberName(c.Number), c.Settings, c.Batch, c.Optim, c.Seed, c.Dispatch.String()}
+}
+
+func numberName(n kernels.Number) string {
+	return [...]string{kernels.F32: "fp32", kernels.BF16: "bf16"}[n]
+}
+
+func (c *Config) division() division { return division{c.Layout, c.Sharding != nil} }
+
+// heldTensor is a tensor in host memory.
+type heldTensor struct {
+	safetensors.Tensor
+	data []float32
+}
+
+// snapshot is what one rank saves.
+type snapshot struct{ model, optim []heldTensor }
+
+// Save writes a checkpoint of the state after the last step.
+func (t *Trainer) Save(to *checkpoint.Store) error {
+	if t.broken != nil {
+		return t.broken
+	}
+	snaps := make([]snapshot, len(t.ranks))
+	if err := t.each(func(i int) (err error) {
+		snaps[i], err = t.ranks[i].snapshot()
+		return err
+	}); err != nil {
+		return err
+	}
+	meta := checkpoint.Meta{Step: t.step}
+	for _, x := range []struct {
+		to   *json.RawMessage
+		from any
+	}{{&meta.Layout, t.cfg.division()}, {&meta.Config, t.cfg.identity()}, {&meta.Data, t.loader.State()}} {
+		text, err := json.Marshal(x.from)
+		if err != nil {
+			return err
+		}
+		*x.to = text
+	}
+	ranks := make([]checkpoint.Rank, len(snaps))
+	for i, s := range snaps {
+		ranks[i] = checkpoint.Rank{Model: shardOf(s.model), Optim: shardOf(s.optim)}
+	}
+	return to.Save(meta, ranks)
+}
+
+func shardOf(ts []heldTensor) (s checkpoint.Shard) {
+	for _, t := range ts {
+		s.Tensors = append(s.Tensors, t.Tensor)
+	}
+	s.Write = func(w *safetensors.Writer) error {
+		for _, t := range ts {
+			if err := w.Write(t.Name, bytesOf(t.data)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return s
+}
+
+func held(name string, data []float32, shape ...int) heldTensor {
+	return heldTensor{safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape}, data}
+}
+
+// snapshot copies what this rank saves to the host: of what several ranks hold, one
+// writes.
+func (r *rank) snapshot() (s snapshot, err error) {
+	err = r.eachParam(func(k key, p layer.Param) error {
+		x, err := r.store.read(k)
+		if err != nil || !r.writes(p) {
+			return err
+		}
+		for _, q := range pieces(p) {
+			s.model = append(s.model, held(q.name, x[q.from:q.from+q.n], q.rows, q.cols))
+		}
+		return nil
+	})
+	if err != nil {
+		return s, err
+	}
+	for _, b := range r.balances {
+		if b.Bias.Buf == nil || r.dp != 0 {
+			continue
+		}
+		x := make([]float32, b.experts)
+		if err := r.s.Download(bytesOf(x), b.Bias); err != nil {
+			return s, err
+		}
+		s.model = append(s.model, held(biasName(b.name), x, b.experts))
+	}
+	for _, m := range r.store.moments(false) {
+		x := make([]float32, m.Len/4)
+		if err := r.s.Download(bytesOf(x), m.Range); err != nil {
+			return s, err
+		}
+		s.optim = append(s.optim, held(m.name, x, len(x)))
+	}
+	return s, nil
+}
+
+func biasName(layer string) string { return layer + "mlp.router.expert_bias" }
+
+// Resume continues from a checkpoint. Settings that would change the numbers are refused.
+func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
+	if err := t.resumable(from); err != nil {
+		return err
+	}
+	f, err := openFiles(from)
+	defer func() { err = errors.Join(err, f.close()) }()
+	if err != nil {
+		return err
+	}
+	err = t.each(func(i int) error { return t.ranks[i].resume(f) })
+	if err != nil {
+		t.broken = err
+		return err
+	}
+	t.step = from.Step
+	return nil
+}
+
+// resumable compares a checkpoint's settings with the run's.
+func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
+	var saved, mine map[string]json.RawMessage
+	text, err := json.Marshal(t.cfg.identity())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(json.Unmarshal(from.Config, &saved), json.Unmarshal(text, &mine)); err != nil {
+		return fmt.Errorf("train: the settings in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	}
+	for _, name := range []string{"model", "number", "settings", "batch", "optim", "seed", "dispatch"} {
+		if a, b := compact(saved[name]), compact(mine[name]); a != b {
+			return fmt.Errorf("train: the checkpoint %s was made with another %s (%s) than this run has (%s); resume with the settings of the run, or begin a new one with another --out", from.Path, name, shorten(a), shorten(b))
+		}
+	}
+	var d division
+	if err := json.Unmarshal(from.Layout, &d); err != nil {
+		return fmt.Errorf("train: the layout in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	}
+	if d.Layout.DP != t.cfg.Layout.DP || (d.Sharded || t.cfg.Sharding != nil) && d != t.cfg.division() {
+		return fmt.Errorf("train: the checkpoint %s was made with pp %d, vpp %d, ep %d, dp %d; resume with the same ranks", from.Path, d.Layout.PP, d.Layout.VPP, d.Layout.EP, d.Layout.DP)
+	}
+	var s data.State
+	if err := json.Unmarshal(from.Data, &s); err != nil {
+		return fmt.Errorf("train: the data's state in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	}
+	return t.loader.Check(s)
+}
+
+func compact(text json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Compact(&b, text) != nil {
+		return string(text)
+	}
+	return b.String()
+}
+
+func shorten(s string) string {
+	if len(s) > 120 {
+		return s[:117] + "..."
+	}
+	return s
+}
+
+// files are all files of a checkpoint, by the names of their tensors.
+type files struct {
+	open []*checkpoint.Tensors
+	of   map[string]*checkpoint.Tensors
+}
+
+func openFiles(c *checkpoint.Checkpoint) (*files, error) {
+	f := &files{of: map[string]*checkpoint.Tensors{}}
+	for i := range c.Ranks {
+		for _, open := range []func(int) (*checkpoint.Tensors, error){c.Model, c.Optim} {
+			ts, err := open(i)
+			if err != nil {
+				return f, err
+			}
+			f.open = append(f.open, ts)
+			for _, x := range ts.Tensors() {
+				f.of[x.Name] = ts
+			}
+		}
+	}
+	return f, nil
+}
+
+func (f *files) close() (err error) {
+	for _, ts := range f.open {
+		err = errors.Join(err, ts.Close())
+	}
+	return err
+}
+
+// read reads a tensor of n numbers.
+func (f *files) read(name string, to []float32) error {
+	ts := f.of[name]
+	if ts == nil {
+		return fmt.Errorf("train: the checkpoint has no tensor %s; resume from another one", name)
+	}
+	if x, _ := ts.Tensor(name); x.DType != safetensors.F32 || x.Bytes() != int64(4*len(to)) {
+		return fmt.Errorf("train: tensor %s of the checkpoint is %v of %v, and %d numbers of F32 are needed; resume from another one", name, x.DType, x.Shape, len(to))
+	}
+	return ts.ReadAt(name, bytesOf(to), 0)
+}
+
+// resume gives a rank its state.
+func (r *rank) resume(f *files) error {
+	err := r.eachParam(func(k key, p layer.Param) error {
+		x := make([]float32, p.Elements())
+		for _, q := range pieces(p) {
+			if err := f.read(q.name, x[q.from:q.from+q.n]); err != nil {
+				return err
+			}
+		}
+		return r.store.load(k, x)
+	})
+	if err != nil {
+		return err
+	}
+	put := func(name string, to device.Range) error {
+		x := make([]float32, to.Len/4)
+		if err := f.read(name, x); err != nil {
+			return err
+		}
+		r.s.Upload(to, bytesOf(x))
+		return nil
+	}
+	for _, b := range r.balances {
+		if b.Bias.Buf != nil {
+			if err := put(biasName(b.name), b.Bias); err != nil {
+				return err
+			}
+		}
+	}
+	for _, m := range r.store.moments(true) {
+		if err := put(m.name, m.Range); err != nil {
+			return err
+		}
+	}
+	return r.s.Sync()
 }

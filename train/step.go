@@ -127,15 +127,6 @@ func (w *work) compute(p schedule.Pass) {
 	if last {
 		return
 	}
-	// With one rank the next chunk is here.
-	next := p
-	if next.Chunk++; p.Backward {
-		next.Chunk = p.Chunk - 1
-	}
-	if w.cfg.Layout.PP == 1 {
-		w.in[next] = out
-		return
-	}
 	w.out[p] = out
 }
 

@@ -29,8 +29,9 @@ type store interface {
 	// share it call them in the same order.
 	load(k key, values []float32) error
 	read(k key) ([]float32, error)
-	// moments are the optimiser's state of this rank, by name, for checkpoints.
-	moments() []named
+	// moments are the optimiser's state of this rank, by name: all of it, or what this
+	// rank writes to disk.
+	moments(all bool) []named
 	close(s device.Stream)
 }
 
@@ -215,10 +216,10 @@ func (w *whole) read(k key) ([]float32, error) {
 }
 
 // moments are those of the parameters, each under its name.
-func (w *whole) moments() (out []named) {
+func (w *whole) moments(all bool) (out []named) {
 	for u, unit := range w.units {
 		for i, p := range unit.Params {
-			if !w.r.writes(p) {
+			if !all && !w.r.writes(p) {
 				continue
 			}
 			for _, q := range pieces(p) {

@@ -39,6 +39,9 @@ func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b
 	} else {
 		check("A", len(a), lda, m, k)
 	}
+	if raced {
+		touchBlock(c, ldc, a, lda, transA, b, ldb, transB, m, n, k)
+	}
 	if k == 0 {
 		ars, aks, transB, b = 0, 0, false, nil
 	}
@@ -72,6 +75,10 @@ var blockPanels = sync.Pool{New: func() any { return new([]float32) }}
 func Transpose(dst []float32, ldd int, src []float32, lds, rows, cols int) {
 	check("what is transposed", len(src), lds, rows, cols)
 	check("what a transposition writes", len(dst), ldd, cols, rows)
+	if raced {
+		(&Matrix{F32: src, Pitch: lds}).touch(false, 0, 0, rows, cols)
+		(&Matrix{F32: dst, Pitch: ldd}).touch(true, 0, 0, cols, rows)
+	}
 	best.transpose(dst, ldd, &Matrix{F32: src, Pitch: lds}, 0, 0, rows, cols)
 }
 

@@ -203,6 +203,9 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 // tile computes the tile that begins at a row and a column.
 func (b *batch) tile(x *part, s *scratch, row, col int) {
 	rows, cols, nr := min(tileRows, x.m-row), min(tileCols, x.to-col), b.kind.cols()
+	if raced {
+		x.touch(row, col, rows, cols)
+	}
 	c, ldc := s.c[:], tileCols
 	if x.C.F32 != nil {
 		c, ldc = x.C.F32[x.C.from(row, col):], x.C.Pitch

@@ -1,4 +1,4 @@
-//go:build !amd64 || race || purego
+//go:build !amd64 || purego
 
 // This file owns the build without assembly.
 

@@ -28,8 +28,14 @@ const directCols = 64
 // other. What lies beyond the last column is not read.
 func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) {
 	if trans {
+		if raced {
+			b.touch(false, col, 0, cols, depth)
+		}
 		k.transpose(dst, k.cols(), b, col, 0, cols, depth)
 	} else {
+		if raced {
+			b.touch(false, 0, col, depth, cols)
+		}
 		k.copy(dst, k.cols(), b, 0, col, depth, cols)
 	}
 }

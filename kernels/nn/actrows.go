@@ -41,7 +41,7 @@ func passRun(l *device.Launch, what string, r device.Range, n int, size device.B
 		return
 	}
 	if r.Len < size*device.Bytes(n) || r.Addr()%uintptr(size) != 0 {
-		panic(fmt.Sprintf("nn: %s, %s, does not hold %d elements of %d bytes", what, r, n, size))
+		panic(fmt.Sprintf("nn: %s, %s, does not hold %d aligned elements of %d bytes", what, r, n, size))
 	}
 	r = r.Slice(0, size*device.Bytes(n))
 	l.Arg(uint64(r.Addr()))

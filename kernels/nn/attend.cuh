@@ -220,7 +220,7 @@ template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, 
     for (u32 n = 0; n < count; n++) {
         if (S::stages > 1 && n + 1 < count) next(n + 1);
         seal();
-        arrived<1>();
+        arrived<S::stages - 1>();
         barrier();
         const u8 *stage = stages + n % S::stages * S::stage;
         const float *note = notes + n % S::stages * 2 * S::step + lane() % 4 * 2;

@@ -30,11 +30,11 @@ func (t attendTiles) rows() int { return 16 * t.high * t.warps }
 
 // attendShape is the kernels for heads up to a size, which they pad to it.
 type attendShape struct {
-	kind              kernels.Number
-	keys, values      int
-	forward, backward attendTiles
-	split             int // blocks that share the gradients of keys and values
-	attend            device.Kernel
+	kind                         kernels.Number
+	keys, values                 int
+	forward, backward            attendTiles
+	split                        int // blocks that share the gradients of keys and values
+	attend                       device.Kernel
 	delta, gradKeys, gradQueries device.Kernel
 }
 

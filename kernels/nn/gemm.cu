@@ -103,6 +103,49 @@ template <class Way> DEVICE void gradient(const Job &all, const Experts &experts
         j.b += bytes(j.type_b, first * j.pitch_b);
         j.c += bytes(j.type_c, (u64)e * j.m * j.pitch_c);
         j.plus = j.c;
+        j.pitch_plus = j.pitch_c;
+        j.type_plus = j.type_c;
         nth(j, way, (u32)(t % each));
     }
 }
+
+#define PRODUCT u64 a, u64 b, u64 c, u64 plus, u64 size, u64 k, u64 pitches, u64 pitches2, u64 how
+#define GROUPED u64 a, u64 b, u64 c, u64 segments, u64 size, u64 rows, u64 pitches, u64 pitch_c, u64 how
+
+DEVICE Job job(PRODUCT) {
+    auto type = [how](u32 bit) { return how >> bit & 1 ? (u32)BF16 : (u32)F32; };
+    return {global(a), global(b), global(c), plus == 0 ? 0 : global(plus),
+            (u32)pitches, pitches >> 32, (u32)pitches2, pitches2 >> 32,
+            (u32)size, (u32)(size >> 32), (u32)k, type(0), type(1), type(2), type(3)};
+}
+
+DEVICE Experts experts_of(u64 segments, u64 rows) { return {global(segments), (u32)(rows >> 32), (u32)rows}; }
+DEVICE Plain plain(u64 how) { return {(how >> 4 & 1) != 0, (how >> 5 & 1) != 0}; }
+
+// Two blocks are resident on a multiprocessor: one computes while the other waits.
+#define DENSE(name, threads, ...) \
+    KERNEL(threads, 2) name(PRODUCT) { dense(job(a, b, c, plus, size, k, pitches, pitches2, how), __VA_ARGS__); }
+
+// A product over experts has n and k, the gradient m and n.
+#define EXPERTS(name, threads, trans_b, ...)                                                  \
+    KERNEL(threads, 2) name(GROUPED) {                                                        \
+        Job j = job(a, b, c, 0, size << 32, size >> 32, pitches, pitch_c, how);               \
+        grouped(j, experts_of(segments, rows), trans_b ? j.n : j.k, __VA_ARGS__);             \
+    }
+
+#define GRADIENT(name, threads, ...)                                                          \
+    KERNEL(threads, 2) name(GROUPED) {                                                        \
+        Job j = job(a, b, c, 0, size, 0, pitches, pitch_c, how);                              \
+        gradient(j, experts_of(segments, rows), __VA_ARGS__);                                 \
+    }
+
+DENSE(stowage_nn_gemm_nn, TENSOR_THREADS, Tensor<false, false>())
+DENSE(stowage_nn_gemm_nt, TENSOR_THREADS, Tensor<false, true>())
+DENSE(stowage_nn_gemm_tn, TENSOR_THREADS, Tensor<true, false>())
+DENSE(stowage_nn_gemm_tt, TENSOR_THREADS, Tensor<true, true>())
+DENSE(stowage_nn_gemm_plain, PLAIN_THREADS, plain(how))
+EXPERTS(stowage_nn_grouped_nn, TENSOR_THREADS, false, Tensor<false, false>())
+EXPERTS(stowage_nn_grouped_nt, TENSOR_THREADS, true, Tensor<false, true>())
+EXPERTS(stowage_nn_grouped_plain, PLAIN_THREADS, how >> 5 & 1, plain(how))
+GRADIENT(stowage_nn_grouped_grad_tn, TENSOR_THREADS, Tensor<true, false>())
+GRADIENT(stowage_nn_grouped_grad_plain, PLAIN_THREADS, Plain{true, false})

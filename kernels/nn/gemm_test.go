@@ -141,16 +141,17 @@ func (y *gemmYard) run(l device.Launch) []byte {
 	return after
 }
 
-// near holds C's element against a sum over k in float64. It is off by at most half a
-// unit of fp32 of the sum of magnitudes for each addition, and by half a unit of bf16.
-func (y *gemmYard) near(after []byte, c Matrix, i, j, k int, plus float64, term func(x int) float64) {
+// near holds C's element against a sum of products in float64. It is off by at most
+// half a unit of fp32 of the sum of magnitudes for each addition, and by half a unit of
+// bf16.
+func (y *gemmYard) near(after []byte, c Matrix, i, j int, plus float64, row, col []float64) {
 	y.t.Helper()
 	want, size := plus, math.Abs(plus)
-	for x := range k {
-		v := term(x)
+	for x, v := range row {
+		v *= col[x]
 		want, size = want+v, size+math.Abs(v)
 	}
-	most := size * float64(k+1) * 0x1p-24
+	most := size * float64(len(row)+1) * 0x1p-24
 	if c.Type == kernels.BF16 {
 		most += math.Abs(want) * 0x1p-8
 	}
@@ -159,12 +160,18 @@ func (y *gemmYard) near(after []byte, c Matrix, i, j, k int, plus float64, term 
 	}
 }
 
-// op is an element of a matrix before the launch, perhaps transposed.
-func (y *gemmYard) op(m Matrix, trans bool, i, j int) float64 {
-	if trans {
-		i, j = j, i
+// before is the rows of a matrix before the launch, or its columns.
+func (y *gemmYard) before(m Matrix, columns bool) [][]float64 {
+	rows, cols := turned(columns, m.Rows, m.Cols)
+	all := make([][]float64, rows)
+	for i := range all {
+		all[i] = make([]float64, cols)
+		for j := range all[i] {
+			r, c := turned(columns, i, j)
+			all[i][j] = gemmNumber(y.mem, m, r, c)
+		}
 	}
-	return gemmNumber(y.mem, m, i, j)
+	return all
 }
 
 func (y *gemmYard) product(m, n, k int) Product {
@@ -192,15 +199,14 @@ func TestGemm(t *testing.T) {
 		m, n, k := gemmSizes.Draw(t, "m"), gemmSizes.Draw(t, "n"), gemmSizes.Draw(t, "k")
 		p := y.product(m, n, k)
 		after := y.run(GemmLaunch(p))
+		a, b := y.before(p.A, p.TransA), y.before(p.B, !p.TransB)
 		for i := range m {
 			for j := range n {
 				plus := 0.0
 				if p.Plus.Buf != nil {
-					plus = y.op(p.Plus, false, i, j)
+					plus = gemmNumber(y.mem, p.Plus, i, j)
 				}
-				y.near(after, p.C, i, j, k, plus, func(x int) float64 {
-					return y.op(p.A, p.TransA, i, x) * y.op(p.B, p.TransB, x, j)
-				})
+				y.near(after, p.C, i, j, plus, a[i], b[j])
 			}
 		}
 	})
@@ -235,6 +241,10 @@ func TestGroupedGemm(t *testing.T) {
 		below, cols := turned(p.TransB, k, n)
 		p.B = y.matrix(y.typ(), seg.Experts*below, cols)
 		after := y.run(GroupedGemmLaunch(p))
+		a, weights := y.before(p.A, false), make([][][]float64, seg.Experts)
+		for e := range weights {
+			weights[e] = y.before(p.B.Part(e*below, below), !p.TransB)
+		}
 		for i, e := range owner {
 			for j := range n {
 				if e < 0 {
@@ -243,11 +253,7 @@ func TestGroupedGemm(t *testing.T) {
 					}
 					continue
 				}
-				b := p.B
-				b.Range = b.Range.Slice(b.Type.Size()*device.Bytes(e*below*b.Pitch), 1)
-				y.near(after, p.C, i, j, k, 0, func(x int) float64 {
-					return y.op(p.A, false, i, x) * y.op(b, p.TransB, x, j)
-				})
+				y.near(after, p.C, i, j, 0, a[i], weights[e][j])
 			}
 		}
 	})
@@ -262,19 +268,16 @@ func TestGroupedGrad(t *testing.T) {
 		p := ExpertsGrad{Seg: seg, A: y.matrix(y.typ(), len(owner), m), B: y.matrix(y.typ(), len(owner), n)}
 		p.C = y.matrix(y.typ(), seg.Experts*m, n)
 		after := y.run(GroupedGradLaunch(p))
+		a, b := y.before(p.A, true), y.before(p.B, true)
 		for e := range seg.Experts {
-			first := slices.Index(owner, e)
-			rows := 0
-			for _, o := range owner {
-				if o == e {
-					rows++
-				}
+			from := max(0, slices.Index(owner, e))
+			to := from
+			for owner[to] == e {
+				to++
 			}
 			for i := range m {
 				for j := range n {
-					y.near(after, p.C, e*m+i, j, rows, y.op(p.C, false, e*m+i, j), func(x int) float64 {
-						return y.op(p.A, true, i, first+x) * y.op(p.B, false, first+x, j)
-					})
+					y.near(after, p.C, e*m+i, j, gemmNumber(y.mem, p.C, e*m+i, j), a[i][from:to], b[j][from:to])
 				}
 			}
 		}

@@ -83,32 +83,26 @@ func routeSoftmax(to, x []float32) {
 
 // routeTop finds the largest of v, in order, of equal ones the first. A NaN counts
 // as minus infinity, so that there are always as many as asked for.
-//
-// Each that may belong to them goes through the list of the best so far as one
-// number, whose order is that of values and then of experts backwards. That takes no
-// branch that depends on values, which would be guessed wrong every other time.
 func routeTop(top []uint32, v []float32) {
-	var keys [MaxTopK]uint64
-	best := keys[:len(top)]
-	low := float32(math.Inf(-1)) // the value of the last of a full list
+	var best [MaxTopK]float32
+	n, low := 0, float32(0)
 	for e, x := range v {
-		if e >= len(best) && !(x > low) {
-			continue
+		if n == len(top) {
+			if !(x > low) {
+				continue
+			}
+			n--
 		}
 		if x != x {
 			x = float32(math.Inf(-1))
 		}
-		b := math.Float32bits(x + 0) // of both zeros the positive one
-		b ^= uint32(int32(b)>>31) | 1<<31
-		key := uint64(b)<<32 | uint64(^uint32(e))
-		for i, k := range best {
-			best[i], key = max(k, key), min(k, key)
+		at := n
+		for ; at > 0 && best[at-1] < x; at-- {
+			best[at], top[at] = best[at-1], top[at-1]
 		}
-		b = uint32(best[len(best)-1] >> 32)
-		low = math.Float32frombits(b ^ (^uint32(int32(b)>>31) | 1<<31))
-	}
-	for i, k := range best {
-		top[i] = ^uint32(k)
+		best[at], top[at] = x, uint32(e)
+		n++
+		low = best[n-1]
 	}
 }
 

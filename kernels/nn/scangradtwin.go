@@ -15,8 +15,6 @@
 package nn
 
 import (
-	"math"
-
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/gemm"
 	"github.com/stowage-dev/stowage/internal/parallel"
@@ -204,17 +202,16 @@ func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 func (f *scanBackward) finish(t *scanTile, chunk, h, i, q int) {
 	p, heads := f.headDim, f.heads/f.groups
 	var da, dd, dbias float32
+	var slope [ScanChunk]float32 // of the softplus
+	vec.Sigmoid(slope[:q], t.s.raw[:])
 	for j := range q {
 		x, dy, du := t.x[j*p:][:p], t.dy[j*p:][:p], t.du[j*p:][:p]
 		dt := t.s.dt[j]
-		grad := vec.Dot(x, du) + f.a[h]*t.da[j]
+		grad := (vec.Dot(x, du) + f.a[h]*t.da[j]) * slope[j]
 		da += t.da[j] * dt
 		dd += vec.Dot(dy, x)
 		vec.Scale(x, du, dt)
 		vec.Axpy(x, f.d[h], dy)
-		// The slope of softplus is the sigmoid.
-		raw := float64(t.raw[j*heads+i] + f.bias[h])
-		grad *= float32(1 / (1 + math.Exp(-raw)))
 		t.draw[j*heads+i] = grad
 		dbias += grad
 	}

@@ -74,24 +74,27 @@ func (w *scanWork) span(b, chunk int) (row, q int) {
 
 // steps are what a chunk's tokens have for one head.
 type steps struct {
+	raw   [ScanChunk]float32 // dt before the softplus
 	dt    [ScanChunk]float32
 	decay [ScanChunk]float32 // exp(dt a)
 }
 
-// fill makes them of dt before the softplus, one number every stride.
+// fill makes them of the q numbers that lie stride apart.
 func (s *steps) fill(raw []float32, stride, q int, bias, a float32) {
 	for i := range q {
-		s.dt[i] = softplus(raw[i*stride] + bias)
-		s.decay[i] = float32(math.Exp(float64(s.dt[i]) * float64(a)))
+		s.raw[i] = raw[i*stride] + bias
 	}
-}
-
-func softplus(x float32) float32 {
-	// log(1 + e^x) = x + log(1 + e^-x), and e^-20 is below a rounding of 20.
-	if x > 20 {
-		return x
+	vec.Exp(s.dt[:q], s.raw[:], 0)
+	for i, x := range s.raw[:q] {
+		// log(1 + e^x) = x + log(1 + e^-x), and e^-20 is below a rounding of 20.
+		if x > 20 {
+			s.dt[i] = x
+		} else {
+			s.dt[i] = float32(math.Log1p(float64(s.dt[i])))
+		}
 	}
-	return float32(math.Log1p(math.Exp(float64(x))))
+	vec.Scale(s.decay[:q], s.dt[:], a)
+	vec.Exp(s.decay[:q], s.decay[:], 0)
 }
 
 // faint is a decay that counts as none: products with numbers below 1.2e-38 take

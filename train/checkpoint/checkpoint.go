@@ -85,7 +85,7 @@ func Open(o Options) (*Store, error) {
 		o.Keep = DefaultKeep
 	}
 	s := &Store{Options: o, disk: o.fs()}
-	if err := makeAll(s.disk, o.folder()); err != nil {
+	if err := makeFolder(s.disk, o.folder()); err != nil {
 		return nil, fmt.Errorf("cannot make the folder %s: %w; give a folder that you may write to", o.folder(), cause(err))
 	}
 	lock, err := s.disk.Lock(filepath.Join(o.folder(), lockName))
@@ -131,6 +131,24 @@ func Steps(o Options) ([]int, error) {
 func (s *Store) Latest() (*Checkpoint, error) { return Latest(s.Options) }
 
 func nameOf(step int) string { return fmt.Sprintf("%s%08d", stepName, step) }
+
+// makeFolder makes the folder of checkpoints. Its own folder is often another's
+// work, made but not on the disk yet: without the two syncs a loss of power would
+// take it away with all checkpoints in it. Who may not read what is above cannot sync
+// it, but can write here.
+func makeFolder(disk FS, dir string) error {
+	if err := makeAll(disk, dir); err != nil {
+		return err
+	}
+	run := filepath.Dir(dir)
+	if err := disk.SyncDir(run); err != nil {
+		return err
+	}
+	if err := disk.SyncDir(filepath.Dir(run)); !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return nil
+}
 
 // makeAll makes a folder and those above it, each on the disk before it is used.
 func makeAll(disk FS, dir string) error {

@@ -84,7 +84,7 @@ func TestKillAnywhere(t *testing.T) {
 		"third":  {20, 30},
 		"repair": {10, 20}, // step 20 is there, but damaged
 	} {
-		for seed := range uint64(20) {
+		for seed := range uint64(12) {
 			t.Run(fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) { killEverywhere(t, c.last, c.next, seed) })
 		}
 	}
@@ -138,6 +138,22 @@ func wholeByName(t *testing.T, o Options, want bool) {
 			t.Errorf("step %d: %v", step, err)
 		}
 	}
+}
+
+// The run's folder was made by someone else just before.
+func TestFolderNotSynced(t *testing.T) {
+	m, o, _ := stage(t, false)
+	if err := m.Mkdir(o.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Mkdir(o.folder()); err != nil {
+		t.Fatal(err)
+	}
+	if err := attempt(o, 30); err != nil {
+		t.Fatal(err)
+	}
+	m.lose(nil)
+	goOn(t, o, 30)
 }
 
 // Every operation fails once: either the checkpoint is written all the same, or

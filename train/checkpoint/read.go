@@ -11,6 +11,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/stowage-dev/stowage/train/checkpoint/safetensors"
 )
@@ -71,9 +72,15 @@ func open(o Options, step int) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, want := range m.Files {
-		if err := verify(disk, filepath.Join(path, want.Name), want); err != nil {
-			return nil, fmt.Errorf("%s %w", want.Name, err)
+	errs := make([]error, len(m.Files))
+	var wait sync.WaitGroup
+	for i, want := range m.Files {
+		wait.Go(func() { errs[i] = verify(disk, filepath.Join(path, want.Name), want) })
+	}
+	wait.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return nil, fmt.Errorf("%s %w", m.Files[i].Name, err)
 		}
 	}
 	return &Checkpoint{Meta: m.Meta, Ranks: m.Ranks, Path: path, disk: disk}, nil

@@ -108,6 +108,7 @@ func (l *Loader) window(sequence uint64) []byte {
 }
 
 func widen(to []uint32, from []byte) {
+	from = from[:len(to)]
 	for i := range to {
 		to[i] = uint32(from[i])
 	}

@@ -173,7 +173,7 @@ func (e *Env) RowBounds(m *model.MoE) (balanced, worst int) {
 func (e *Env) experts(u *Unit, m *model.MoE) *experts {
 	return &experts{
 		dispatcher: e.dispatcher(m), rows: e.Rows, hidden: e.Model.Hidden, width: m.Width,
-		fc1: u.weight("experts.linear_fc1.weight"), fc2: u.weight("experts.linear_fc2.weight"), space: e.Space,
+		fc1: u.weight("mlp.experts.linear_fc1.weight"), fc2: u.weight("mlp.experts.linear_fc2.weight"), space: e.Space,
 	}
 }
 

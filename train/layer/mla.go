@@ -155,16 +155,19 @@ func (a *latent) narrow(p *Pass, xn nn.Matrix) Mat {
 // The columns of the wide projections are queries, keys and values.
 func (a *latent) wideWidth() int { return 2*a.queries + a.values }
 
+func (a *latent) split(qkv nn.Matrix) (q, k, v nn.Matrix) {
+	return qkv.Columns(0, a.queries), qkv.Columns(a.queries, a.queries), qkv.Columns(2*a.queries, a.values)
+}
+
 // wide makes queries, keys and values from the narrow projections, and queries from
 // norm(x) if they are projected at once.
 func (a *latent) wide(p *Pass, xn, down nn.Matrix) Mat {
 	y := p.New(down.Rows, a.wideWidth())
+	q, _, _ := a.split(y.Matrix)
 	if a.qDown == nil {
-		a.q.forward(p, y.Columns(0, a.queries), xn, nn.Matrix{})
+		a.q.forward(p, q, xn, nn.Matrix{})
 	} else {
-		a.through(p, a.qNorm, a.narrowQ(down), func(in nn.Matrix) {
-			a.q.forward(p, y.Columns(0, a.queries), in, nn.Matrix{})
-		})
+		a.through(p, a.qNorm, a.narrowQ(down), func(in nn.Matrix) { a.q.forward(p, q, in, nn.Matrix{}) })
 	}
 	a.turnQueries(p, y.Matrix, false)
 	kv := p.New(down.Rows, a.Heads*(a.Nope+a.V))
@@ -188,10 +191,8 @@ func (a *latent) through(p *Pass, n *norm, x nn.Matrix, use func(nn.Matrix)) {
 }
 
 func (a *latent) columns(qkv, kv, shared nn.Matrix) nn.Latent {
-	return nn.Latent{
-		K: qkv.Columns(a.queries, a.queries), V: qkv.Columns(2*a.queries, a.values),
-		KV: kv, Shared: shared, Heads: a.Heads, Nope: a.Nope,
-	}
+	_, k, v := a.split(qkv)
+	return nn.Latent{K: k, V: v, KV: kv, Shared: shared, Heads: a.Heads, Nope: a.Nope}
 }
 
 // turnQueries turns the last part of each query by its position, or back.
@@ -211,8 +212,9 @@ func (a *latent) turnShared(p *Pass, down nn.Matrix, inverse bool) {
 }
 
 func (a *latent) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
+	q, k, v := a.split(qkv)
 	return nn.Attention{
-		Q: qkv.Columns(0, a.queries), K: qkv.Columns(a.queries, a.queries), V: qkv.Columns(2*a.queries, a.values), O: o, LSE: lse,
+		Q: q, K: k, V: v, O: o, LSE: lse,
 		Batch: p.Batch, Seq: p.Seq, Heads: a.Heads, KVHeads: a.Heads, KeyDim: a.Nope + a.Rope, ValueDim: a.V,
 		Scale: float32(1 / math.Sqrt(float64(a.Nope+a.Rope))),
 	}
@@ -235,10 +237,10 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
 	core := p.load("core_attn")
 	dqkv, delta := p.New(t, a.wideWidth()), p.words(t*a.Heads)
-	grad := a.op(p, dqkv.Matrix, o, device.Range{})
+	dq, dk, dv := a.split(dqkv.Matrix)
 	nn.AttendGrad(p.S, nn.AttentionGrad{
 		Attention: a.op(p, core.mat(0, p.Number, t, a.wideWidth()), o, proj.Range(1)), DO: do.Matrix,
-		DQ: grad.Q, DK: grad.K, DV: grad.V, Delta: delta.Range(),
+		DQ: dq, DK: dk, DV: dv, Delta: delta.Range(),
 	})
 	delta.Free()
 	do.Free()
@@ -249,7 +251,7 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	in := p.load("qkv_linear")
 	xn := in.mat(0, p.Number, t, h)
 	dkv := ddown.Columns(0, a.KVRank+a.Rope)
-	q, dq := &a.q, dqkv.Columns(0, a.queries)
+	q := &a.q
 	if a.qDown != nil {
 		q, dq = a.qDown, a.narrowQ(ddown.Matrix)
 	}

@@ -13,8 +13,7 @@ import (
 )
 
 func main() {
-	// The race detector does not see the stores of assembly.
-	ConstraintExpr("amd64,!race,!purego")
+	ConstraintExpr("amd64,!purego")
 	avx512().generate("tileAVX512")
 	avx2().generate("tileAVX2")
 	transpose("transposeF32", false)

@@ -189,6 +189,10 @@ int main() {
         host_from = reinterpret_cast<u64>(memory);
         host_to = host_from + size;
         for (u64 n = 0; n < head[2]; n++) {
+            if (launches[n][0] == ~0ull) {
+                memset(memory + (launches[n][3] - head[1]), (int)launches[n][1], launches[n][4]);
+                continue;
+            }
             host_entry = host_entries[launches[n][0]];
             host_blocks = (u32)launches[n][1];
             host_threads = (u32)launches[n][2];
