@@ -46,7 +46,7 @@ func BenchmarkMultiply(b *testing.B) {
 			b.Run(name+"/"+kind.String()+"/NT", func(b *testing.B) {
 				runtime.GOMAXPROCS(1)
 				for b.Loop() {
-					multiply(kind, []Product{{A: a, B: w, C: c, TransB: true}})
+					multiply(kind, packMost, []Product{{A: a, B: w, C: c, TransB: true}})
 				}
 				report(b, m, n, k)
 			})

@@ -23,16 +23,16 @@ func TestBlock(t *testing.T) {
 		}
 		p.A, p.B, p.C = matrix(p.TransA, m, k), matrix(p.TransB, k, n), matrix(false, m, n)
 		add := rapid.Bool().Draw(t, "add")
+		if add {
+			p.Plus = p.C
+		}
+		want := newTruth(p)
 		var before []uint32
 		for _, kind := range kinds() {
 			q := p
 			q.C = clone(p.C)
 			block(kind, q.C.F32, q.C.Pitch, q.A.F32, q.A.Pitch, q.TransA, q.B.F32, q.B.Pitch, q.TransB, m, n, k, add)
-			var plus Matrix
-			if add {
-				plus = p.C
-			}
-			verify(t, fmt.Sprintf("%v, %d x %d x %d", kind, m, n, k), q, plus)
+			want.verify(t, fmt.Sprintf("%v, %d x %d x %d", kind, m, n, k), q.C)
 			if kind == avx512 && !slices.Equal(bits(q.C), before) {
 				t.Fatalf("AVX-512 and AVX2 differ")
 			}

@@ -20,6 +20,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/parallel"
 )
 
+//go:generate go run -C gen main.go -out ../tile_amd64.s -stubs ../tile_amd64.go -pkg gemm
+
 // Matrix is rows of numbers, Pitch apart. One of F32 and BF16 has memory.
 type Matrix struct {
 	F32               []float32
@@ -79,11 +81,11 @@ const (
 
 // Multiply computes products that do not depend on each other, all threads at
 // once.
-func Multiply(ps ...Product) { multiply(best, ps) }
+func Multiply(ps ...Product) { multiply(best, packMost, ps) }
 
-func multiply(kind kind, ps []Product) {
+func multiply(kind kind, most int, ps []Product) {
 	b := batches.Get().(*batch)
-	b.kind = kind
+	b.kind, b.most = kind, most
 	for i := range ps {
 		p := &ps[i]
 		m, n, k := p.sizes()
@@ -91,8 +93,8 @@ func multiply(kind kind, ps []Product) {
 			continue
 		}
 		step := n
-		if k*n > packMost {
-			step = max(tileCols, packMost/k/tileCols*tileCols)
+		if k*n > most {
+			step = max(tileCols, most/k/tileCols*tileCols)
 		}
 		for from := 0; from < n; from += step {
 			b.add(p, m, k, from, min(from+step, n))
@@ -108,7 +110,7 @@ type batch struct {
 	kind          kind
 	parts         []part
 	packed        []float32
-	size          int // numbers in packed
+	size, most    int // numbers in packed
 	panels, tiles int
 	work          int // multiply-adds
 }
@@ -133,7 +135,7 @@ func (b *batch) add(p *Product, m, k, from, to int) {
 	if !x.direct {
 		panels := (to - from + b.kind.cols() - 1) / b.kind.cols()
 		size := panels * b.kind.cols() * k
-		if b.size+size > packMost && len(b.parts) > 0 {
+		if b.size+size > b.most && len(b.parts) > 0 {
 			b.run()
 			x.panel, x.tile = 0, 0
 		}
@@ -158,7 +160,7 @@ func (b *batch) run() {
 		parallel.For(b.tiles, b.tiles*tileRun/max(b.work, tileRun)+1, b.compute)
 	}
 	clear(b.parts)
-	*b = batch{kind: b.kind, parts: b.parts[:0], packed: b.packed}
+	*b = batch{kind: b.kind, most: b.most, parts: b.parts[:0], packed: b.packed}
 }
 
 // pack lays out panels.

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -44,6 +45,6 @@ func TestGatedNorm(t *testing.T) {
 		GatedRMSNormGrad(y, c)
 		near(t, "dx", c.DX, p.x.dx, 1e-6, p.mostX)
 		near(t, "dz", c.DZ, p.z.dx, 1e-6, p.mostZ)
-		near(t, "dw", c.DW, p.w.dx, 2e-6)
+		near(t, "dw", c.DW, p.w.dx, 1e-6, math.Sqrt(float64(c.X.Rows))) // the terms of the sum may cancel
 	})
 }

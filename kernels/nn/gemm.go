@@ -9,20 +9,6 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-var (
-	gemmKernel        = device.Kernel{Name: "stowage_nn_gemm", Go: gemmTwin}
-	groupedKernel     = device.Kernel{Name: "stowage_nn_grouped", Go: groupedTwin}
-	groupedGradKernel = device.Kernel{Name: "stowage_nn_grouped_grad", Go: groupedGradTwin}
-)
-
-// A block of a GPU takes tiles of gemmTile x gemmTile of C.
-const (
-	gemmTile    = 128
-	gemmThreads = 256
-)
-
-func gemmTiles(n int) int { return (n + gemmTile - 1) / gemmTile }
-
 // Bits of the last argument of all products, behind those of typeBits for A, B, C
 // and Plus.
 const (
@@ -66,7 +52,7 @@ func GemmLaunch(p Product) device.Launch {
 		p.B.shape("a product's B", k, n)
 	}
 	p.C.shape("a product's C", m, n)
-	l := device.NewLaunch(&gemmKernel, gemmTiles(m)*gemmTiles(n), gemmThreads)
+	l := gemmKernels.launch(p.A, p.B, p.TransA, p.TransB, gemmTiles(m)*gemmTiles(n))
 	passMatrix(&l, "a product's A", p.A, device.Read)
 	passMatrix(&l, "a product's B", p.B, device.Read)
 	passMatrix(&l, "a product's C", p.C, device.Write)
@@ -128,7 +114,8 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	}
 	// Each expert may have a tile that is not full.
 	rows := gemmTiles(p.A.Rows) + p.Seg.Experts
-	l := device.NewLaunch(&groupedKernel, rows*gemmTiles(n), gemmThreads)
+	p.Seg.countable()
+	l := groupedKernels.launch(p.A, p.B, false, p.TransB, min(rows*gemmTiles(n), groupedBlocks))
 	passGrouped(&l, "a product over experts", p.A, p.B, p.C, p.Seg)
 	l.Arg(two(n, k))
 	l.Arg(two(p.A.Rows, p.Seg.Experts))
@@ -169,7 +156,7 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	m, n := p.A.Cols, p.B.Cols
 	p.B.shape("B of the gradient of experts", p.A.Rows, n)
 	p.C.shape("C of the gradient of experts", p.Seg.Experts*m, n)
-	l := device.NewLaunch(&groupedGradKernel, p.Seg.Experts*gemmTiles(m)*gemmTiles(n), gemmThreads)
+	l := groupedGradKernels.launch(p.A, p.B, true, false, p.Seg.Experts*gemmTiles(m)*gemmTiles(n))
 	passGrouped(&l, "the gradient of experts", p.A, p.B, p.C, p.Seg)
 	l.Arg(two(m, n))
 	l.Arg(two(p.A.Rows, p.Seg.Experts))

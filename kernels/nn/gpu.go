@@ -26,6 +26,8 @@ var (
 	routePTX string
 	//go:embed rows_sm80.ptx
 	rowsPTX string
+	//go:embed scan_sm80.ptx
+	scanPTX string
 
 	actImage   = image("nn/act.cu", actPTX)
 	embedImage = image("nn/embed.cu", embedPTX)
@@ -34,6 +36,7 @@ var (
 	ropeImage  = image("nn/rope.cu", ropePTX)
 	routeImage = image("nn/route.cu", routePTX)
 	rowsImage  = image("nn/rows.cu", rowsPTX)
+	scanImage  = image("nn/scan.cu", scanPTX)
 )
 
 // image is a source with its portable variant, which runs on every GPU from Ampere

@@ -135,6 +135,8 @@ struct Two {
     float a, b;
 };
 
+SHARED float team_part[2][32];
+
 // Team is the threads that share a row: a warp, several, or the block.
 struct Team {
     u32 number, count; // of this team, and of teams in the grid
@@ -142,21 +144,20 @@ struct Team {
 
     // sum is over all members, in every one of them, warp by warp in order.
     DEVICE Two sum(Two v) const {
-        SHARED float part[2][32];
         v = {warp_sum(v.a), warp_sum(v.b)};
         if (size == 32) return v;
         u32 first = warp() - member / 32, own = 1 + first / (size / 32); // barrier 0 is the block's
         barrier(own, size);                                              // the sums before have been read
         if (lane() == 0) {
-            part[0][warp()] = v.a;
-            part[1][warp()] = v.b;
+            team_part[0][warp()] = v.a;
+            team_part[1][warp()] = v.b;
         }
         barrier(own, size);
-        Two sum = {part[0][first], part[1][first]};
+        Two sum = {team_part[0][first], team_part[1][first]};
 #pragma unroll 1
         for (u32 w = first + 1; w < first + size / 32; w++) {
-            sum.a += part[0][w];
-            sum.b += part[1][w];
+            sum.a += team_part[0][w];
+            sum.b += team_part[1][w];
         }
         return sum;
     }

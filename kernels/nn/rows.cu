@@ -48,22 +48,23 @@ struct Layout {
     u64 slot, room;
 };
 
+SHARED u32 prefix_part[32];
+
 // prefix makes of the counts of experts the counts of all before; before[experts] is
 // the sum. All threads of the block call it.
 DEVICE void prefix(const u32 *count, u32 *before, u32 experts) {
-    SHARED u32 part[33];
     u32 sum = 0;
     barrier();
 #pragma unroll 1
     for (u32 from = 0; from < experts; from += threads()) {
         u32 e = from + thread(), n = e < experts ? count[e] : 0, up = warp_scan(n);
-        if (lane() == 31) part[warp()] = up;
+        if (lane() == 31) prefix_part[warp()] = up;
         barrier();
         u32 at = sum;
 #pragma unroll 1
         for (u32 w = 0; w < warps(); w++) {
-            if (w < warp()) at += part[w];
-            sum += part[w];
+            if (w < warp()) at += prefix_part[w];
+            sum += prefix_part[w];
         }
         if (e < experts) before[e] = at + up - n;
         barrier();

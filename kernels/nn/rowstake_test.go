@@ -171,9 +171,9 @@ func TestRowsThatAreNotThere(t *testing.T) {
 func TestRowsThreads(t *testing.T) {
 	for _, kind := range types {
 		threads(t, func() []byte {
-			y := newYard(t, 8<<20)
+			y := newYard(t, 4<<20)
 			y.strict = false
-			const rows, cols = 900, 512
+			const rows, cols = 900, 256 // several runs of both kernels
 			x, taken, back := y.matrix(kind, rows, cols), y.matrix(kind, 2*rows, cols), y.matrix(kind, rows, cols)
 			y.fill(x, func() float32 { return float32(y.rng.NormFloat64()) })
 			table := drawTable(y, 2*rows, rows)

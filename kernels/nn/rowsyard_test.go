@@ -44,8 +44,8 @@ func newYard(t testing.TB, size int) *yard {
 	n := device.Bytes(size)
 	y := &yard{t: t, memory: memory, strict: true, rng: rand.New(rand.NewPCG(1, 2))}
 	y.buf = device.NewBuffer(device.Accel, uintptr(unsafe.Pointer(&memory[0])), n, n, "yard")
-	for i := range memory {
-		memory[i] = byte(y.rng.Uint32())
+	if _, err := rand.NewChaCha8([32]byte{1}).Read(memory); err != nil {
+		t.Fatal(err)
 	}
 	return y
 }
@@ -143,36 +143,33 @@ func (y *yard) Launch(l device.Launch) {
 		l.Kernel.Go(&l)
 		return
 	}
-	mode := make([]device.Mode, len(y.memory))
+	memory := y.memory[:min(len(y.memory), int(y.end)+256)] // all ranges, and some more
+	mode := make([]device.Mode, len(memory))
 	for a := range l.Accesses {
-		for row := range a.Rows {
-			r := a.Row(row)
-			for i := r.Off; i < r.Off+r.Len; i++ {
-				mode[i] = max(mode[i], a.Mode)
-			}
+		for i := range mode[a.Off : a.Off+a.Len] {
+			mode[int(a.Off)+i] = max(mode[int(a.Off)+i], a.Mode)
 		}
 	}
-	before := bytes.Clone(y.memory)
+	before := bytes.Clone(memory)
 	l.Kernel.Go(&l)
-	for i, b := range y.memory {
-		if mode[i] != device.Write && b != before[i] {
+	for i, b := range memory {
+		if b != before[i] && mode[i] != device.Write {
 			y.t.Fatalf("%s wrote byte %d, which it does not declare", l.Kernel.Name, i)
 		}
 	}
-	after := bytes.Clone(y.memory)
-	copy(y.memory, before)
+	after := bytes.Clone(memory)
 	for i, m := range mode {
-		if m == 0 {
-			y.memory[i] ^= 0xa5
+		if memory[i] = before[i]; m == 0 {
+			memory[i] ^= 0xa5
 		}
 	}
 	l.Kernel.Go(&l)
-	for i, b := range y.memory {
-		if mode[i] == device.Write && b != after[i] {
+	for i, b := range memory {
+		if b != after[i] && mode[i] == device.Write {
 			y.t.Fatalf("%s made byte %d of something that it does not declare", l.Kernel.Name, i)
 		}
 	}
-	copy(y.memory, after)
+	copy(memory, after)
 }
 
 // The yard notices kernels that read or write what they do not declare.

@@ -48,11 +48,11 @@ func (c Scan) StateBytes(tokens int) device.Bytes {
 }
 
 var (
-	scanStateKernel     = device.Kernel{Name: "stowage_nn_scan_state", Go: scanStateGo}
-	scanKernel          = device.Kernel{Name: "stowage_nn_scan", Go: scanGo}
-	scanGradStateKernel = device.Kernel{Name: "stowage_nn_scan_grad_state", Go: scanGradStateGo}
-	scanGradKernel      = device.Kernel{Name: "stowage_nn_scan_grad", Go: scanGradGo}
-	scanGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_grad_sum", Go: scanGradSumGo}
+	scanStateKernel     = device.Kernel{Name: "stowage_nn_scan_state", Image: scanImage, Go: scanStateGo}
+	scanKernel          = device.Kernel{Name: "stowage_nn_scan", Image: scanImage, Go: scanGo}
+	scanGradStateKernel = device.Kernel{Name: "stowage_nn_scan_grad_state", Image: scanImage, Go: scanGradStateGo}
+	scanGradKernel      = device.Kernel{Name: "stowage_nn_scan_grad", Image: scanImage, Go: scanGradGo}
+	scanGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_grad_sum", Image: scanImage, Go: scanGradSumGo}
 )
 
 const scanThreads = 256

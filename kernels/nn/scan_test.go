@@ -35,7 +35,7 @@ func solid(y *yard, typ kernels.Number, cols int, x []float64) Matrix {
 func begun(y *yard, typ kernels.Number, cols int, l *leaf) Matrix {
 	was := make([]float64, len(l.dx))
 	for i := range was {
-		was[i] = float64(stored(typ, float32(y.rng.NormFloat64())))
+		was[i] = 1 - 0.25*float64(i%7)
 		l.dx[i] += was[i]
 	}
 	return solid(y, typ, cols, was)
@@ -106,9 +106,11 @@ func TestScan(t *testing.T) {
 		RecurGrad(y, c)
 		near(t, "dxbc", c.DXBC, p.xbc.dx, 3e-6)
 		near(t, "ddt", c.DDT, p.dt.dx, 5e-6)
-		near(t, "dA_log", c.DALog, p.aLog.dx, 1e-5)
-		near(t, "dD", c.DD, p.d.dx, 1e-5)
-		near(t, "ddt_bias", c.DDTBias, p.bias.dx, 1e-5)
+		// Sums over tokens may be small while their terms are not.
+		terms := math.Sqrt(float64(len(p.dy) / p.heads))
+		near(t, "dA_log", c.DALog, p.aLog.dx, 5e-6, terms)
+		near(t, "dD", c.DD, p.d.dx, 2e-6, terms)
+		near(t, "ddt_bias", c.DDTBias, p.bias.dx, 5e-6, terms)
 	})
 }
 

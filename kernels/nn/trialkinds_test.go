@@ -20,6 +20,7 @@ func deviceCode() map[string]map[string]kind {
 		"embed": {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
 		"optim": {"adamw": adamTrial},
 		"route": {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
+		"scan":  {"scan": scanTrial},
 		"rows":  {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "combine": combineTrial},
 	}
 }

@@ -79,7 +79,7 @@ type Store struct {
 // written, and nothing is left behind if it fails but the folders.
 func Open(o Options) (*Store, error) {
 	if o.Keep < 0 {
-		return nil, fmt.Errorf("Keep is %d: keep at least 1 checkpoint", o.Keep)
+		return nil, fmt.Errorf("a store cannot keep %d checkpoints: set Keep to 1 or more, or to 0 for %d", o.Keep, DefaultKeep)
 	}
 	if o.Keep == 0 {
 		o.Keep = DefaultKeep

@@ -294,10 +294,11 @@ func TestOpenRefused(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if os.Geteuid() != 0 { // root may write anywhere
-		if err := os.Chmod(dir, 0o500); err != nil {
+		closed := filepath.Join(dir, "closed")
+		if err := os.Mkdir(closed, 0o500); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), "permission denied; give a folder") {
+		if _, err := Open(Options{Dir: closed}); err == nil || !strings.Contains(err.Error(), "permission denied; give a folder") {
 			t.Errorf("got %v", err)
 		}
 	}

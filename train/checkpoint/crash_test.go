@@ -79,12 +79,16 @@ func goOn(t *testing.T, o Options, allowed ...int) {
 // Kills at every operation, with all, none or some of the unsynced data on the
 // disk: the last good checkpoint always opens.
 func TestKillAnywhere(t *testing.T) {
+	seeds := uint64(8)
+	if testing.Short() {
+		seeds = 3
+	}
 	for name, c := range map[string]struct{ last, next int }{
 		"first":  {0, 30},
 		"third":  {20, 30},
 		"repair": {10, 20}, // step 20 is there, but damaged
 	} {
-		for seed := range uint64(12) {
+		for seed := range seeds {
 			t.Run(fmt.Sprintf("%s/seed=%d", name, seed), func(t *testing.T) { killEverywhere(t, c.last, c.next, seed) })
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Version is that of the format. A reader refuses a higher one.
+// Version is that of the format. Reading refuses any other.
 const Version = 1
 
 const manifestName = "checkpoint.json"

@@ -16,8 +16,8 @@ import (
 	"github.com/stowage-dev/stowage/train/checkpoint/safetensors"
 )
 
-// ErrNone is matched by the error of Latest where there is no checkpoint, damaged
-// or not.
+// ErrNone is matched by the error of Latest where there is no checkpoint, neither
+// whole nor damaged.
 var ErrNone = errors.New("there is no checkpoint")
 
 // maxManifest bounds what is read before anything is checked.

@@ -4,6 +4,7 @@
 package layer
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -38,6 +39,7 @@ type rigOptions struct {
 	rows      Rows
 	recompute policy.Policy
 	settings  func(*Settings)
+	seq       int // tokens of a sequence; zero stands for 8
 }
 
 func newRig(t *testing.T, m *model.Model, o rigOptions) *rig {
@@ -59,7 +61,8 @@ func newRig(t *testing.T, m *model.Model, o rigOptions) *rig {
 	if o.settings != nil {
 		o.settings(&settings)
 	}
-	shape := Shape{Batch: 2, Seq: 8, Number: o.number, Scale: 1.0 / 16}
+	shape := Shape{Batch: 2, Seq: cmp.Or(o.seq, 8), Number: o.number}
+	shape.Scale = 1 / float32(shape.Tokens())
 	r.env = &Env{
 		Model: m, Settings: settings, Shape: shape, Expert: Place{0, 1}, Rows: o.rows,
 		Table: func(n int) device.Range {

@@ -1,0 +1,46 @@
+// This file owns the test that the assembly is what its generator gives.
+
+package gemm
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestGenerated(t *testing.T) {
+	root := t.TempDir()
+	if err := os.CopyFS(filepath.Join(root, "gen"), os.DirFS("gen")); err != nil {
+		t.Fatal(err)
+	}
+	// The arguments are those of go generate: they are in the files' first lines.
+	run := func(args ...string) (string, error) {
+		cmd := exec.Command("go", args...)
+		cmd.Dir = filepath.Join(root, "gen")
+		cmd.Env = append(os.Environ(), "GOPROXY=off", "GOFLAGS=-mod=readonly", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run("list", "-deps", "."); err != nil {
+		t.Skipf("the generator's modules are not here; `go mod download` in internal/gemm/gen brings them: %s", strings.TrimSpace(out))
+	}
+	if out, err := run("run", "main.go", "-out", "../tile_amd64.s", "-stubs", "../tile_amd64.go", "-pkg", "gemm"); err != nil {
+		t.Fatal(out)
+	}
+	for _, name := range []string{"tile_amd64.s", "tile_amd64.go"} {
+		got, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what gen gives; run go generate ./internal/gemm", name)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package data
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode/utf8"
+)
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSample(t *testing.T) {
+	text, err := Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The sum is part of what checkpoints keep: another sample ends their runs.
+	if text.Len() != 427036 || text.SHA256() != "e43a1c93da208714a6530df6cd3ea21279fb11f04d7c0e15e5d501ef2d7fe288" || text.Name() != SampleName {
+		t.Errorf("the sample is %s, %d bytes, %s", text.Name(), text.Len(), text.SHA256())
+	}
+	if !utf8.Valid(text.bytes) || !bytes.HasPrefix(text.bytes, []byte("THE FIRST BOOK OF OPTICKS")) {
+		t.Error("the sample is not Newton's text")
+	}
+	for _, word := range []string{"Gutenberg", "Transcriber", "http", "licen"} {
+		if bytes.Contains(bytes.ToLower(text.bytes), []byte(strings.ToLower(word))) {
+			t.Errorf("the sample has the word %s", word)
+		}
+	}
+}
+
+func TestOpenFolder(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "b.txt"), "bee ")
+	put(t, filepath.Join(dir, "a", "z.txt"), "zed ")
+	put(t, filepath.Join(dir, "a.txt"), "ay ")
+	put(t, filepath.Join(dir, "empty"), "")
+	put(t, filepath.Join(dir, ".hidden"), "hidden")
+	put(t, filepath.Join(dir, ".git", "x"), "hidden")
+	if err := os.Symlink("b.txt", filepath.Join(dir, "c.txt")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), ".link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, dir + "/", link} {
+		text, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A dot comes before a slash.
+		if string(text.bytes) != "ay zed bee " || text.Name() != path {
+			t.Errorf("%s: %q", text.Name(), text.bytes)
+		}
+	}
+	for _, file := range []string{".hidden", "c.txt"} { // what is named is meant
+		if text, err := Open(filepath.Join(dir, file)); err != nil || text.Len() == 0 {
+			t.Errorf("%s: %v, %v", file, text, err)
+		}
+	}
+}
+
+func TestOpenRefused(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "empty", ".hidden"), "hidden")
+	put(t, filepath.Join(dir, "no bytes", "a"), "")
+	put(t, filepath.Join(dir, "huge"), "x")
+	if err := os.Truncate(filepath.Join(dir, "huge"), maxText+1); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"missing":    "nothing at",
+		"empty":      "no files",
+		"no bytes":   "has no text",
+		"no bytes/a": "has no text",
+		"huge":       "more than 8 GiB",
+		"pipe":       "neither a file nor a folder",
+		"huge/x":     "not a directory",
+	} {
+		_, err := Open(filepath.Join(dir, path))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), filepath.Join(dir, path)) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if os.Geteuid() != 0 { // root reads everything
+		secret := filepath.Join(dir, "secret", "x")
+		put(t, secret, "x")
+		if err := os.Chmod(secret, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(filepath.Dir(secret)); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), secret) {
+			t.Errorf("a file without permission: %v", err)
+		}
+	}
+}
