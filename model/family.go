@@ -14,7 +14,7 @@ var families = map[string]func(c *config, m *Model){
 	"deepseek_v2": deepseekV2, "deepseek_v3": deepseekV3, "kimi_k2": deepseekV3,
 	"glm4_moe":   glm4MoE,
 	"qwen3_next": qwen3Next, "qwen3_5_text": qwen3Next, "qwen3_5_moe_text": qwen3Next,
-	"jamba": jamba, "nemotron_h": nemotronH,
+	"jamba": jamba, "nemotron_h": nemotronH, "granitemoehybrid": graniteHybrid,
 }
 
 // attention reads heads and their width.

@@ -199,6 +199,62 @@ func (c *config) mamba2() *Mamba {
 	return s
 }
 
+// graniteHybrid (Granite 4): every layer has attention or Mamba-2, and behind it experts
+// beside one that all tokens use, or, where there are no others, that one alone.
+func graniteHybrid(c *config, m *Model) {
+	c.must(true, "mamba_conv_bias")
+	c.must(false, "mamba_proj_bias")
+	m.Tied = c.flag(true, "tie_word_embeddings")
+	a := c.attention(m)
+	a.QKVBias = c.flag(false, "attention_bias")
+	a.OutBias = a.QKVBias
+	switch positions := c.word("position_embedding_type"); positions {
+	case "", "nope":
+		a.Rotary = false
+	case "rope":
+	default:
+		c.fail("position_embedding_type is %.40q; it must be rope or nope", positions)
+	}
+	routed := c.optional(0, 8, "num_local_experts") > 0
+	types := c.layerTypes("layer_types", "attention", "mamba")
+	c.layers(m, func(i int) Layer {
+		var l Layer
+		if i < len(types) && types[i] == "attention" {
+			own := a
+			l.Attention = &own
+		} else {
+			l.Mamba = c.graniteMamba(m)
+		}
+		shared := c.optional(0, 1024, "shared_intermediate_size")
+		if routed {
+			l.MoE = c.moe([]string{"num_local_experts"}, "intermediate_size")
+			l.MoE.SharedWidth = shared
+		} else {
+			l.Dense = &Dense{Width: shared, Gated: true}
+		}
+		return l
+	})
+}
+
+func (c *config) graniteMamba(m *Model) *Mamba {
+	s := &Mamba{
+		Version: 2,
+		Heads:   c.optional(1, 128, "mamba_n_heads"),
+		Groups:  c.optional(1, 1, "mamba_n_groups"),
+		State:   c.optional(1, 256, "mamba_d_state"),
+		Conv:    c.optional(1, 4, "mamba_d_conv"),
+	}
+	if raw, ok := c.get("mamba_d_head"); !ok || string(raw) == `"auto"` {
+		s.Inner = m.Hidden * c.optional(1, 2, "mamba_expand")
+		c.divide("mamba_n_heads", s.Heads, "mamba_expand times hidden_size", s.Inner)
+	} else {
+		s.Inner = s.Heads * c.number("mamba_d_head", raw, 1, maxSize)
+	}
+	c.atMost("mamba_n_heads times mamba_d_head", s.Inner, "the largest width", maxSize)
+	c.divide("mamba_n_groups", s.Groups, "mamba_n_heads", s.Heads)
+	return s
+}
+
 func (c *config) nemotronMoE() *MoE {
 	e := c.moe([]string{"n_routed_experts"}, "moe_intermediate_size")
 	e.Gated, e.Bias, e.Sigmoid = false, true, true

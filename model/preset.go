@@ -1,6 +1,7 @@
 // This file owns the models that are built in. Each is a config.json that keeps
 // only the keys with dimensions; its key "source" names the Hugging Face
-// repository that they are from.
+// repository that they are from. Those whose names begin with "tiny" are our own,
+// for a machine with two cores.
 
 package model
 

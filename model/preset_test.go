@@ -56,6 +56,13 @@ var published = []struct {
 	{name: "nemotron-h-56b", total: 56, within: 1},
 	{name: "nemotron-3-nano-30b-a3b", total: 31.577940288, within: 0.001, active: 3.2, aWithin: 1, activeOf: noEmbedding},
 	{name: "nemotron-3-super-120b-a12b", total: 120.6, within: 0.1, active: 12, aWithin: 2, activeOf: noEmbedding},
+	// Ours, added up by hand: with 65664 for two tables and the last norm, a layer has
+	// 49152 + 128 of attention, 51424 of MLA or 105272 of Mamba-2, and 98304 + 128 of a
+	// dense part or 16*24576 + 2048 + 128 of experts, and 24576 of a shared one.
+	{name: "tiny-dense", total: 1.214592e-3},    // 8*147712 + 32896: one table
+	{name: "tiny-moe", total: 3.623040e-3},      // 8*444672 + 65664
+	{name: "tiny-hybrid", total: 4.155600e-3},   // 6*105272 + 2*49280 + 8*419968 + 65664
+	{name: "tiny-deepseek", total: 3.515264e-3}, // 8*51424 + 98432 + 7*419968 + 65664, without MTP
 }
 
 // SPEC S6.1: presets are the models they are named after.

@@ -14,13 +14,16 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 )
 
 // Exit codes: scripts tell a wrong command line from work that failed.
 const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
+	exitOK          = 0
+	exitFailure     = 1
+	exitUsage       = 2
+	exitInterrupted = 130 // as shells have it: 128 and the signal's number
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -59,6 +62,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	fmt.Fprintf(stderr, "stowage: %s\n", oneLine(err))
+	var stopped trainrun.Interrupted
+	if errors.As(err, &stopped) {
+		return exitInterrupted
+	}
 	return exitFailure
 }
 

@@ -1,28 +1,245 @@
-// This file owns `stowage train`. The trainer has not landed: the command says
-// so and fails, so that no script takes silence for success.
+// This file owns `stowage train`: what its flags mean together, and the two things it
+// does. trainflags.go owns the flags, internal/trainrun the work.
 
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
+	"github.com/stowage-dev/stowage/device"
 )
 
-var errNoTrainer = errors.New("training is not there yet; what works today: `stowage plan` says what a job " +
-	"will need, `stowage doctor` looks at this machine, `stowage bench` measures copies, the paged stash, offloading and pools, and `go test ./...` checks everything")
+const trainLong = `Train a decoder model on ranks of this process: pipeline stages, expert ranks and
+replicas, each with a device and a memory of its own.
+
+With no --policy, the same model is trained from the same seed under every memory
+policy: none keeps everything; static has buffers for the most rows that experts could
+get; stash has pages for the rows they got; offload moves what it can to host memory,
+and offload+recompute computes some of it again; budget keeps to half of what none took;
+graphs replays captured parts of the step. A table compares peak memory, time and
+result: parameters must be the same, bit for bit, or the exit code is 1. Steps of
+all policies come in turn; a time is the middle of those over that of none in the same
+round. --steps is for each policy.
+
+With --policy P one run is trained for real. The flags under "Memory" change a
+policy, and name one where --policy is missing: --budget stands for budget, --graph for
+graphs, the others for stash. So do --out, --resume, --config and --save-every.
+
+Without --out nothing is written but what is printed. With it the folder gets
+config.yaml (all options, which --config reads), metrics.jsonl (a line a step),
+summary.json and checkpoints, of which the last two are kept (--keep). A run that was
+stopped, or killed at any moment, goes on with --out DIR --resume as if nothing had
+happened; its options are those of the folder, and flags change them. Ctrl-C finishes
+the step, saves, and leaves with code 130; a second one leaves at once.
+
+A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
+YAML. Text is bytes: a file, a folder, or else a book that is built in. Lists may have
+spaces or commas between their words. Progress goes to standard error.`
+
+const trainExample = `  stowage train
+  stowage train --model tiny-deepseek --json
+  stowage train --policy stash --steps 300 --out run
+  stowage train --out run --resume --steps 600
+  stowage train --policy offload --offload-modules core_attn attn_proj --data book.txt
+  stowage train --budget 60MiB --pp 2 --vpp 2 --microbatches 4 --steps 50
+  stowage train --graph attn moe_router --pool arena --dp 2 --ep 1 --bf16`
+
+// trainFlags are the command's flags.
+type trainFlags struct {
+	options trainrun.Options
+	config  string
+	out     string
+	resume  bool
+	asJSON  *bool
+}
 
 func newTrain() *cobra.Command {
-	return &cobra.Command{
-		Use:   "train",
-		Short: "Train a small model under each memory policy (not there yet)",
-		Long: `Train a small mixture-of-experts model under each memory policy in turn and
-compare peak memory, time and loss.
-
-Training is not there yet: for now this command says what already works and
-exits with code 1.`,
-		Example: "  stowage train",
-		Args:    noArgs,
-		RunE:    func(*cobra.Command, []string) error { return errNoTrainer },
+	cmd := &cobra.Command{
+		Use:                "train [flags]",
+		Short:              "Train a small model under each memory policy, or one for real",
+		Long:               trainLong,
+		Example:            trainExample,
+		Args:               cobra.ArbitraryArgs,
+		DisableFlagParsing: true, // lists have spaces between their words
 	}
+	f := &trainFlags{options: trainrun.Defaults()}
+	f.add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		help, err := parseTrain(cmd, args)
+		switch {
+		case err != nil:
+			return err
+		case help:
+			return cmd.Help()
+		}
+		return f.run(cmd)
+	}
+	return cmd
+}
+
+// parseTrain reads a command line: words behind a list belong to it.
+func parseTrain(cmd *cobra.Command, args []string) (help bool, err error) {
+	cmd.InitDefaultHelpFlag()
+	f := cmd.Flags()
+	if err := f.Parse(joinLists(f, args)); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return true, nil
+		}
+		return false, flagError(cmd, err)
+	}
+	if err := noArgs(cmd, f.Args()); err != nil {
+		return false, err
+	}
+	return f.GetBool("help")
+}
+
+// joinLists puts commas between the words of a list.
+func joinLists(f *pflag.FlagSet, args []string) (out []string) {
+	for i := 0; i < len(args); i++ {
+		name, long := strings.CutPrefix(args[i], "--")
+		out = append(out, args[i])
+		if x := f.Lookup(name); !long || x == nil || x.Value.Type() != listType {
+			continue
+		}
+		var words []string
+		for i+1 < len(args) && !isFlag(args[i+1]) {
+			i++
+			words = append(words, args[i])
+		}
+		if len(words) > 0 {
+			out = append(out, strings.Join(words, ","))
+		}
+	}
+	return out
+}
+
+// run does what the flags ask for.
+func (f *trainFlags) run(cmd *cobra.Command) error {
+	single, err := f.read(cmd.Flags())
+	if err != nil {
+		return trainError(err)
+	}
+	o := &f.options
+	if o.Steps == 0 && !cmd.Flags().Changed("steps") {
+		o.Steps = trainrun.CompareSteps
+		if single {
+			o.Steps = trainrun.RunSteps
+		}
+	}
+	if single {
+		o.ChoosePolicy()
+	}
+	var dev deviceChoice
+	if err := dev.Set(o.Device); err != nil {
+		return usagef("--device cannot be %q; %v", o.Device, err)
+	}
+	progress := trainrun.NewProgress(cmd.ErrOrStderr(), isTerminal(cmd.ErrOrStderr()))
+	machine := trainrun.Machine{ParseSize: parseSize, Open: func(int) (device.Device, error) { return dev.open() }}
+	job, err := trainrun.NewJob(*o, machine, progress.Log())
+	if err != nil {
+		return trainError(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // the next signal does what signals do
+	if single {
+		return trainError(f.single(ctx, cmd, job, progress))
+	}
+	return trainError(f.compare(ctx, cmd, job, progress))
+}
+
+// read puts options together: defaults, then those of the run to resume, then those of
+// --config, then flags. It tells whether one run is asked for.
+func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
+	for _, name := range []string{
+		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "out", "resume", "config", "save-every", "keep",
+	} {
+		single = single || given.Changed(name)
+	}
+	if f.resume && f.out == "" {
+		return single, usagef("--resume needs --out, the folder of the run")
+	}
+	if !f.resume && f.config == "" {
+		return single, nil
+	}
+	o := trainrun.Defaults()
+	if f.resume {
+		if err := trainrun.Resumable(f.out, &o); err != nil {
+			return single, err
+		}
+	}
+	if f.config != "" {
+		if err := o.Read(f.config); err != nil {
+			return single, usagef("--config: %v", err)
+		}
+	}
+	over := pflag.NewFlagSet("train", pflag.ContinueOnError)
+	addTrainOptions(over, &o)
+	given.Visit(func(x *pflag.Flag) {
+		if over.Lookup(x.Name) != nil && err == nil {
+			err = over.Set(x.Name, x.Value.String())
+		}
+	})
+	f.options = o
+	return single, err
+}
+
+func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, job *trainrun.Job, p *trainrun.Progress) error {
+	s, err := job.Run(ctx, f.out, f.resume, p)
+	switch {
+	case err != nil:
+		return err
+	case *f.asJSON:
+		return printJSON(cmd, s)
+	}
+	s.Text(cmd.OutOrStdout(), f.out)
+	return nil
+}
+
+func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *trainrun.Job, p *trainrun.Progress) error {
+	rows, err := job.Compare(ctx, p)
+	if err != nil {
+		return err
+	}
+	if *f.asJSON {
+		if err := printJSON(cmd, rows); err != nil {
+			return err
+		}
+	} else {
+		job.Table(cmd.OutOrStdout(), rows)
+	}
+	if bad := trainrun.Differ(rows); len(bad) > 0 {
+		return fmt.Errorf("parameters under %s differ from those under %s; report it with this command", strings.Join(bad, ", "), rows[0].Policy)
+	}
+	return nil
+}
+
+// trainError tells wrong words from work that failed.
+func trainError(err error) error {
+	var wrong trainrun.Wrong
+	if errors.As(err, &wrong) {
+		return usagef("%s", oneLine(err))
+	}
+	return err
+}
+
+// isTerminal tells whether somebody watches.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

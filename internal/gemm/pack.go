@@ -24,19 +24,23 @@ func (b *batch) rowsOfA(x *part, s *scratch, row, rows, p, k, cols int) (a []flo
 // directCols is the columns of C for which a copy of A does not pay.
 const directCols = 64
 
-// panel lays out columns of op(B) as k rows of the kind's columns, one behind the
-// other. What lies beyond the last column is not read.
+// panel lays out columns of op(B) as rows of the kind's columns, one behind the
+// other. What lies beyond the last column is not read. A call of assembly, which
+// cannot be interrupted, takes kBlock rows at most, some µs.
 func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) {
-	if trans {
-		if raced {
-			b.touch(false, col, 0, cols, depth)
+	nr := k.cols()
+	for p := 0; p < depth; p += kBlock {
+		n := min(kBlock, depth-p)
+		if trans {
+			k.transpose(dst[p*nr:], nr, b, col, p, cols, n)
+		} else {
+			k.copy(dst[p*nr:], nr, b, p, col, n, cols)
 		}
-		k.transpose(dst, k.cols(), b, col, 0, cols, depth)
-	} else {
-		if raced {
-			b.touch(false, 0, col, depth, cols)
-		}
-		k.copy(dst, k.cols(), b, 0, col, depth, cols)
+	}
+	if raced && trans {
+		b.touch(false, col, 0, cols, depth)
+	} else if raced {
+		b.touch(false, 0, col, depth, cols)
 	}
 }
 

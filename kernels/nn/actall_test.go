@@ -53,7 +53,7 @@ func (h actHouse) issueAll(s device.Stream, kind kernels.Number, rows, cols int)
 
 // All bytes are the same with one, two and four threads.
 func TestActivationsDoNotDependOnThreads(t *testing.T) {
-	y := newYard(t, 48<<20)
+	y := newYard(t, 12<<20)
 	y.strict = false
 	house := actHouse{
 		floats: func(n int) device.Range {
@@ -72,7 +72,7 @@ func TestActivationsDoNotDependOnThreads(t *testing.T) {
 		threads(t, func() []byte {
 			y.reset(t)
 			y.rng = rand.New(rand.NewPCG(3, 3))
-			house.issueAll(y, kind, 301, 496)
+			house.issueAll(y, kind, 97, 496)
 			return bytes.Clone(y.memory[:y.end])
 		})
 	}

@@ -14,7 +14,8 @@
 
 // mask removes the scores of own row first + i and passing row at + i that do not
 // belong together. flipped says that keys own and queries pass.
-template <class S, bool flipped> DEVICE void mask(float s[S::high][S::step / 8][4], const Work &w, u32 first, u32 at, float none) {
+template <class S, bool flipped>
+DEVICE void mask(float s[S::high][S::step / 8][4], const Work &w, u32 first, u32 at, float none) {
     u32 row = first + lane() / 4, col = at + lane() % 4 * 2;
 #pragma unroll
     for (u32 i = 0; i < S::high; i++) {
@@ -50,7 +51,8 @@ template <u32 n> struct Rows {
 
 // soften turns scores into weights relative to the maximum so far, and brings what
 // was summed before to the new maximum.
-template <class S> DEVICE void soften(float s[S::high][S::step / 8][4], float o[S::high][S::values / 8][4], Rows<2 * S::high> &rows, float factor) {
+template <class S>
+DEVICE void soften(float s[S::high][S::step / 8][4], float o[S::high][S::values / 8][4], Rows<2 * S::high> &rows, float factor) {
 #pragma unroll
     for (u32 i = 0; i < 2 * S::high; i++) {
         constexpr u32 parts = S::step / 8;
@@ -89,13 +91,15 @@ template <class S> DEVICE void soften(float s[S::high][S::step / 8][4], float o[
 // attend does a tile of queries of a head.
 template <class S> DEVICE void attend(const Work &w, u32 sequence, u32 head, u32 query) {
     u8 *own = pool, *stages = pool + S::rows * S::keys * S::size;
-    u32 kv = head / (w.heads / w.kv_heads), there = least(w.seq - query, S::rows), end = query + there, row = warp() * 16 * S::high;
+    u32 kv = head / (w.heads / w.kv_heads), row = warp() * 16 * S::high;
+    u32 there = least(w.seq - query, S::rows), end = query + there;
     u64 from = (u64)sequence * w.seq;
     u32 at = query + 1 > w.window ? (query + 1 - w.window) / S::step * S::step : 0;
     auto next = [&](u32 key, u32 number) {
         u8 *stage = stages + number % S::stages * S::stage;
         bring_tile<S, S::step, S::keys>(stage, w.k, from + key, w.seq - key, kv * w.keys, w.keys);
-        bring_tile<S, S::step, S::values>(stage + S::step * S::keys * S::size, w.v, from + key, w.seq - key, kv * w.values, w.values);
+        stage += S::step * S::keys * S::size;
+        bring_tile<S, S::step, S::values>(stage, w.v, from + key, w.seq - key, kv * w.values, w.values);
     };
     float o[S::high][S::values / 8][4] = {};
     Rows<2 * S::high> rows;
@@ -124,7 +128,8 @@ template <class S> DEVICE void attend(const Work &w, u32 sequence, u32 head, u32
     for (u32 i = 0; i < 2 * S::high; i++) {
         float sum = four(rows.sum[i], true), over = 1 / sum;
         u32 q = query + row + 8 * i + lane() / 4;
-        if (lane() % 4 == 0 && q < w.seq) write(w.row(w.lse, sequence, head, q), bits(rows.most[i] * w.scale + natural_log(sum)));
+        float lse = rows.most[i] * w.scale + natural_log(sum);
+        if (lane() % 4 == 0 && q < w.seq) write(w.row(w.lse, sequence, head, q), bits(lse));
 #pragma unroll
         for (u32 n = 0; n < S::values / 8; n++) {
             o[i / 2][n][i % 2 * 2] *= over;
@@ -172,87 +177,112 @@ DEVICE void delta(const Work &w) {
 // Want says which gradients a block makes.
 enum Want { QUERIES = 1, KEYS = 2, VALUES = 4 };
 
-// gradients does a tile of own rows: with QUERIES those of a head of queries, otherwise
-// those of a head of keys and values, for which all heads of queries that use it pass.
-// The other names are meant in that sense too: first is what the own or passing rows
-// have of queries or keys, second of output gradients or values.
-template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, u32 head, u32 first) {
-    constexpr bool flipped = want != QUERIES;
-    constexpr u32 room = S::rows * (S::keys + S::values) * S::size, half = S::step * S::keys * S::size;
-    u8 *own = pool, *other = pool + S::rows * S::keys * S::size, *stages = pool + room;
-    float *notes = (float *)(pool + room + S::stages * S::stage); // of passing queries: LSE and delta
-    u32 group = w.heads / w.kv_heads, row = warp() * 16, there = least(w.seq - first, S::rows);
-    u64 from = (u64)sequence * w.seq;
-    // The passing rows that own ones see, or are seen by, in steps.
-    u32 begin = flipped ? first : first + 1 > w.window ? (first + 1 - w.window) / S::step * S::step : 0;
-    u32 end = flipped ? (w.window < w.seq - first ? least(w.seq, first + S::rows - 1 + w.window) : w.seq) : first + there;
-    u32 steps = (end - begin + S::step - 1) / S::step, count = flipped ? steps * group : steps;
-    auto next = [&](u32 n) {
-        u8 *stage = stages + n % S::stages * S::stage;
-        u32 at = begin + n % steps * S::step, left = w.seq - at, query = head * group + n / steps, kv = head / group;
+// Passage is what passes by the own rows of a block, in steps: keys and values by
+// queries; with flipped queries, output gradients and their LSE and delta by keys, for
+// all heads of queries that share the head of keys, one after the other.
+template <class S, bool flipped> struct Passage {
+    static constexpr u32 half = S::step * S::keys * S::size; // of a stage
+    const Work &w;
+    u32 sequence, head, begin, steps, count;
+    u8 *stages;
+    float *notes;
+
+    DEVICE Passage(const Work &w, u8 *pool, u32 sequence, u32 head, u32 first) : w(w), sequence(sequence), head(head) {
+        stages = pool;
+        notes = (float *)(pool + S::stages * S::stage);
+        u32 end;
         if (flipped) {
-            float *note = notes + n % S::stages * 2 * S::step;
-            bring_tile<S, S::step, S::keys>(stage, w.q, from + at, left, query * w.keys, w.keys);
-            bring_tile<S, S::step, S::values>(stage + half, w.d_o, from + at, left, query * w.values, w.values);
-            bring_row<S>(note, w.row(w.lse, sequence, query, at), left);
-            bring_row<S>(note + S::step, w.row(w.delta, sequence, query, at), left);
+            begin = first;
+            end = w.window < w.seq - first ? least(w.seq, first + S::rows - 1 + w.window) : w.seq;
         } else {
-            bring_tile<S, S::step, S::keys>(stage, w.k, from + at, left, kv * w.keys, w.keys);
-            bring_tile<S, S::step, S::values>(stage + half, w.v, from + at, left, kv * w.values, w.values);
+            begin = first + 1 > w.window ? (first + 1 - w.window) / S::step * S::step : 0;
+            end = least(w.seq, first + S::rows);
         }
-    };
-    float d1[1][S::keys / 8][4] = {}, d2[1][S::values / 8][4] = {}, lse[2] = {}, delta[2] = {};
-    barrier(); // the tile before has been delivered
-    bring_tile<S, S::rows, S::keys>(own, flipped ? w.k : w.q, from + first, there, head * w.keys, w.keys);
-    bring_tile<S, S::rows, S::values>(other, flipped ? w.v : w.d_o, from + first, there, head * w.values, w.values);
-    if (!flipped) {
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            u32 q = first + row + 8 * i + lane() / 4;
-            if (q >= w.seq) continue;
-            lse[i] = number(read<u32>(w.row(w.lse, sequence, head, q)));
-            delta[i] = number(read<u32>(w.row(w.delta, sequence, head, q)));
+        steps = (end - begin + S::step - 1) / S::step;
+        count = flipped ? steps * (w.heads / w.kv_heads) : steps;
+    }
+
+    DEVICE u32 at(u32 n) const { return begin + n % steps * S::step; }
+    DEVICE u8 *stage(u32 n) const { return stages + n % S::stages * S::stage; }
+    DEVICE float *note(u32 n) const { return notes + n % S::stages * 2 * S::step; }
+
+    DEVICE void bring(u32 n) const {
+        u32 first = at(n), left = w.seq - first;
+        u32 group = w.heads / w.kv_heads, query = head * group + n / steps, kv = head / group;
+        u64 row = (u64)sequence * w.seq + first;
+        if (flipped) {
+            bring_tile<S, S::step, S::keys>(stage(n), w.q, row, left, query * w.keys, w.keys);
+            bring_tile<S, S::step, S::values>(stage(n) + half, w.d_o, row, left, query * w.values, w.values);
+            bring_row<S>(note(n), w.row(w.lse, sequence, query, first), left);
+            bring_row<S>(note(n) + S::step, w.row(w.delta, sequence, query, first), left);
+        } else {
+            bring_tile<S, S::step, S::keys>(stage(n), w.k, row, left, kv * w.keys, w.keys);
+            bring_tile<S, S::step, S::values>(stage(n) + half, w.v, row, left, kv * w.values, w.values);
         }
     }
-    next(0);
+};
+
+// each calls f(i, r, c) for the numbers of a lane: p[i / 4][i % 4] belongs to its row
+// r of two, and to column c of the tile.
+template <class S, class F> DEVICE void each(F f) {
+    u32 c = lane() % 4 * 2;
+#pragma unroll
+    for (u32 i = 0; i < S::step / 2; i++) f(i, i / 2 % 2, c + i / 4 * 8 + i % 2);
+}
+
+// gradients does a tile of own rows: with QUERIES queries and output gradients of a
+// head, otherwise keys and values.
+template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, u32 head, u32 first) {
+    constexpr bool flipped = want != QUERIES;
+    u8 *own = pool, *other = own + S::rows * S::keys * S::size, *stages = other + S::rows * S::values * S::size;
+    Passage<S, flipped> passage(w, stages, sequence, head, first);
+    u32 row = warp() * 16, there = least(w.seq - first, S::rows);
+    u64 from = (u64)sequence * w.seq + first;
+    float d1[1][S::keys / 8][4] = {}, d2[1][S::values / 8][4] = {}, lse[2] = {}, delta[2] = {};
+    barrier(); // the tile before has been delivered
+    bring_tile<S, S::rows, S::keys>(own, flipped ? w.k : w.q, from, there, head * w.keys, w.keys);
+    bring_tile<S, S::rows, S::values>(other, flipped ? w.v : w.d_o, from, there, head * w.values, w.values);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 q = first + row + 8 * i + lane() / 4;
+        if (flipped || q >= w.seq) continue;
+        lse[i] = number(read<u32>(w.row(w.lse, sequence, head, q)));
+        delta[i] = number(read<u32>(w.row(w.delta, sequence, head, q)));
+    }
+    passage.bring(0);
     seal();
 #pragma unroll 1
-    for (u32 n = 0; n < count; n++) {
-        if (S::stages > 1 && n + 1 < count) next(n + 1);
+    for (u32 n = 0; n < passage.count; n++) {
+        if (S::stages > 1 && n + 1 < passage.count) passage.bring(n + 1);
         seal();
         arrived<S::stages - 1>();
         barrier();
-        const u8 *stage = stages + n % S::stages * S::stage;
-        const float *note = notes + n % S::stages * 2 * S::step + lane() % 4 * 2;
-        u32 at = begin + n % steps * S::step;
+        const u8 *stage = passage.stage(n);
+        const float *note = passage.note(n);
+        u32 at = passage.at(n);
         float p[1][S::step / 8][4] = {}, s[1][S::step / 8][4] = {};
         scores<S, S::keys>(p, own, row, stage);
-#pragma unroll
-        for (u32 i = 0; i < S::step / 2; i++) {
-            float of = flipped ? note[i / 4 * 8 + i % 2] : lse[i / 2 % 2];
-            p[0][i / 4][i % 4] = power(p[0][i / 4][i % 4] * (w.scale * LOG2E) - of * LOG2E);
-        }
+        each<S>([&](u32 i, u32 r, u32 c) {
+            float &x = p[0][i / 4][i % 4];
+            x = power(x * (w.scale * LOG2E) - (flipped ? note[c] : lse[r]) * LOG2E);
+        });
         bool all = flipped ? whole(w, at, S::step, first, S::rows) : whole(w, first, S::rows, at, S::step);
         if (!all) mask<S, flipped>(p, w, first + row, at, 0);
-        if constexpr ((want & VALUES) != 0) apply<S, S::values>(d2, p, stage + half);
+        if constexpr ((want & VALUES) != 0) apply<S, S::values>(d2, p, stage + passage.half);
         if constexpr (want != VALUES) {
-            scores<S, S::values>(s, other, row, stage + half);
-#pragma unroll
-            for (u32 i = 0; i < S::step / 2; i++) {
-                float of = flipped ? note[S::step + i / 4 * 8 + i % 2] : delta[i / 2 % 2];
-                s[0][i / 4][i % 4] = p[0][i / 4][i % 4] * (s[0][i / 4][i % 4] - of);
-            }
+            scores<S, S::values>(s, other, row, stage + passage.half);
+            each<S>([&](u32 i, u32 r, u32 c) {
+                float &x = s[0][i / 4][i % 4];
+                x = p[0][i / 4][i % 4] * (x - (flipped ? note[S::step + c] : delta[r])) * w.scale;
+            });
             apply<S, S::keys>(d1, s, stage);
         }
         barrier();
-        if (S::stages == 1 && n + 1 < count) next(n + 1);
+        if (S::stages == 1 && n + 1 < passage.count) passage.bring(n + 1);
     }
-    if constexpr (want != VALUES) {
-#pragma unroll
-        for (u32 i = 0; i < S::keys / 2; i++) d1[0][i / 4][i % 4] *= w.scale;
-        deliver<S, S::keys>(own, d1, row, flipped ? w.dk : w.dq, from + first, there, head * w.keys, w.keys);
-    }
-    if constexpr ((want & VALUES) != 0) deliver<S, S::values>(other, d2, row, w.dv, from + first, there, head * w.values, w.values);
+    const Matrix &to = flipped ? w.dk : w.dq;
+    if constexpr (want != VALUES) deliver<S, S::keys>(own, d1, row, to, from, there, head * w.keys, w.keys);
+    if constexpr ((want & VALUES) != 0) deliver<S, S::values>(other, d2, row, w.dv, from, there, head * w.values, w.values);
 }
 
 // backward takes the own rows with most passing ones first. Where the gradients of keys
@@ -274,7 +304,9 @@ template <class S, bool queries, bool split> DEVICE void backward(const Work &w)
     }
 }
 
-DEVICE Matrix matrix(u64 base, u64 pitches, u32 number, u32 type) { return {global(base), pitches >> 21 * number & 0x1fffff, type}; }
+DEVICE Matrix matrix(u64 base, u64 pitches, u32 number, u32 type) {
+    return {global(base), pitches >> 21 * number & 0x1fffff, type};
+}
 
 #define FORWARD u64 q, u64 k, u64 v, u64 o, u64 lse, u64 tokens, u64 heads, u64 how, u64 pitches, u64 pitches2
 #define BACKWARD FORWARD, u64 pitches3, u64 d_o, u64 dq, u64 dk, u64 dv, u64 delta_

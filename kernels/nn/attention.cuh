@@ -58,7 +58,8 @@ constexpr u32 largest(u32 a, u32 b) { return a > b ? a : b; }
 // bring_tile begins to copy a tile: rows from row on, of which there are there, and
 // cols columns from col on; the rest is zeros. Where vectors are not aligned it
 // copies on the spot.
-template <class S, u32 rows, u32 width> DEVICE void bring_tile(u8 *dst, const Matrix &m, u64 row, u32 there, u32 col, u32 cols) {
+template <class S, u32 rows, u32 width>
+DEVICE void bring_tile(u8 *dst, const Matrix &m, u64 row, u32 there, u32 col, u32 cols) {
     constexpr u32 each = 16 / S::size, vectors = width / each;
     u64 base = m.at(row, col), pitch = m.pitch * S::size;
     bool fast = ((base | pitch) & 15) == 0;
@@ -94,7 +95,9 @@ template <class S, u32 width> DEVICE void scores(float s[S::high][S::step / 8][4
             for (u32 k = 0; k < 8; k += 2) {
                 u32 a[S::high][4];
 #pragma unroll
-                for (u32 i = 0; i < S::high; i++) matrices(a[i], spot(x + place<BF16, width>(row + 16 * i + (l & 15), 8 * part + k + (l >> 4))));
+                for (u32 i = 0; i < S::high; i++) {
+                    matrices(a[i], spot(x + place<BF16, width>(row + 16 * i + (l & 15), 8 * part + k + (l >> 4))));
+                }
 #pragma unroll
                 for (u32 n = 0; n < S::step; n += 16) {
                     u32 b[4];
@@ -118,14 +121,19 @@ template <class S, u32 width> DEVICE void scores(float s[S::high][S::step / 8][4
         for (u32 k = 0; k < width / 4; k++) {
             Vec a[S::high][2];
 #pragma unroll
-            for (u32 i = 0; i < 2 * S::high; i++) a[i / 2][i % 2] = *(const Vec *)(x + place<F32, width>(row + 8 * i + l / 4, k));
+            for (u32 i = 0; i < 2 * S::high; i++) {
+                a[i / 2][i % 2] = *(const Vec *)(x + place<F32, width>(row + 8 * i + l / 4, k));
+            }
 #pragma unroll
             for (u32 n = 0; n < S::step / 8; n++) {
 #pragma unroll
                 for (u32 e = 0; e < 2; e++) {
                     Vec b = *(const Vec *)(y + place<F32, width>(8 * n + l % 4 * 2 + e, k));
 #pragma unroll
-                    for (u32 i = 0; i < 2 * S::high; i++) s[i / 2][n][i % 2 * 2 + e] = dot(s[i / 2][n][i % 2 * 2 + e], a[i / 2][i % 2], b);
+                    for (u32 i = 0; i < 2 * S::high; i++) {
+                        float &sum = s[i / 2][n][i % 2 * 2 + e];
+                        sum = dot(sum, a[i / 2][i % 2], b);
+                    }
                 }
             }
         }
@@ -133,7 +141,8 @@ template <class S, u32 width> DEVICE void scores(float s[S::high][S::step / 8][4
 }
 
 // apply adds p y to o: p has a column for each of y's step rows.
-template <class S, u32 width> DEVICE void apply(float o[S::high][width / 8][4], const float p[S::high][S::step / 8][4], const u8 *y) {
+template <class S, u32 width>
+DEVICE void apply(float o[S::high][width / 8][4], const float p[S::high][S::step / 8][4], const u8 *y) {
     u32 l = lane();
     if constexpr (S::type == BF16) {
 #pragma unroll
@@ -142,7 +151,10 @@ template <class S, u32 width> DEVICE void apply(float o[S::high][width / 8][4], 
 #pragma unroll
             for (u32 i = 0; i < S::high; i++) {
 #pragma unroll
-                for (u32 e = 0; e < 4; e++) a[i][e] = pair(p[i][k / 8 + e / 2][e % 2 * 2], p[i][k / 8 + e / 2][e % 2 * 2 + 1]);
+                for (u32 e = 0; e < 4; e++) {
+                    const float *x = p[i][k / 8 + e / 2] + e % 2 * 2;
+                    a[i][e] = pair(x[0], x[1]);
+                }
             }
 #pragma unroll
             for (u32 n = 0; n < width; n += 16) {
@@ -195,7 +207,8 @@ template <class S, u32 width> DEVICE void apply(float o[S::high][width / 8][4], 
 // deliver stores a tile of results, this warp's from row on, by way of the pool at
 // dst, which nobody uses any more.
 template <class S, u32 width>
-DEVICE void deliver(u8 *dst, const float o[S::high][width / 8][4], u32 row, const Matrix &m, u64 to, u32 there, u32 col, u32 cols) {
+DEVICE void deliver(u8 *dst, const float o[S::high][width / 8][4], u32 row, const Matrix &m, u64 to, u32 there, u32 col,
+                    u32 cols) {
     constexpr u32 each = 16 / S::size, vectors = width / each;
     u32 l = lane();
 #pragma unroll

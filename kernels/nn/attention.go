@@ -71,10 +71,10 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	a.begin(&l, device.Read)
 	l.Arg(pitches(a.O, a.DO, a.DQ) | uint64(a.Q.Type)<<63)
 	l.Arg(pitches(a.DK, a.DV))
-	a.DO.pass(&l, device.Read)
-	a.DQ.pass(&l, device.Write)
-	a.DK.pass(&l, device.Write)
-	a.DV.pass(&l, device.Write)
+	passMatrix(&l, "the gradient of attention's output", a.DO, device.Read)
+	passMatrix(&l, "the gradient of attention's queries", a.DQ, device.Write)
+	passMatrix(&l, "the gradient of attention's keys", a.DK, device.Write)
+	passMatrix(&l, "the gradient of attention's values", a.DV, device.Write)
 	l.Write(a.Delta.Slice(0, a.sums()))
 	return l
 }
@@ -88,10 +88,10 @@ func AttendGrad(s device.Stream, a AttentionGrad) {
 
 // begin adds the arguments that both launches have in common.
 func (a *Attention) begin(l *device.Launch, out device.Mode) {
-	a.Q.pass(l, device.Read)
-	a.K.pass(l, device.Read)
-	a.V.pass(l, device.Read)
-	a.O.pass(l, out)
+	passMatrix(l, "attention's queries", a.Q, device.Read)
+	passMatrix(l, "attention's keys", a.K, device.Read)
+	passMatrix(l, "attention's values", a.V, device.Read)
+	passMatrix(l, "attention's output", a.O, out)
 	lse := device.Reads(a.LSE.Slice(0, a.sums()))
 	lse.Mode = out
 	l.Arg(uint64(lse.Addr()))
@@ -100,15 +100,6 @@ func (a *Attention) begin(l *device.Launch, out device.Mode) {
 	l.Arg(uint64(a.Heads) | uint64(a.KVHeads)<<16 | uint64(a.KeyDim)<<32 | uint64(a.ValueDim)<<48)
 	l.Arg(uint64(a.Window) | bits(a.Scale)<<32)
 	l.Arg(pitches(a.Q, a.K, a.V))
-}
-
-// pass adds a matrix as a pointer and declares its rows alone: queries, keys and
-// values interleave where they are columns of one matrix.
-func (m Matrix) pass(l *device.Launch, mode device.Mode) {
-	size := m.Type.Size()
-	first := m.used("attention's").Slice(0, size*device.Bytes(m.Cols))
-	l.Arg(uint64(first.Addr()))
-	l.Declare(device.Access{Rect: device.Rect{Range: first, Pitch: size * device.Bytes(m.pitch()), Rows: m.Rows}, Mode: mode})
 }
 
 // The widest fields of an argument.

@@ -70,24 +70,41 @@ func (v view) turn(room *attendRoom, row, col, n, cols int) []float32 {
 	return to
 }
 
-func (v view) read(to []float32, row, col, n, cols int) {
+func (v view) read(to []float32, row, col, n, cols int)    { v.readTimes(to, row, col, n, cols, 1) }
+func (v view) write(from []float32, row, col, n, cols int) { v.writeTimes(from, row, col, n, cols, 1) }
+
+// readTimes gives rows as fp32, multiplied by a factor.
+func (v view) readTimes(to []float32, row, col, n, cols int, by float32) {
 	for i := range n {
 		at, line := uint64((row+i)*v.pitch+col), to[i*cols:(i+1)*cols]
-		if v.typ == kernels.F32 {
-			copy(line, device.Slice[float32](v.addr+4*at, cols))
-		} else {
+		switch {
+		case v.typ == kernels.BF16:
 			vec.Widen(line, device.Slice[uint16](v.addr+2*at, cols))
+			if by != 1 {
+				vec.Scale(line, line, by)
+			}
+		case by != 1:
+			vec.Scale(line, device.Slice[float32](v.addr+4*at, cols), by)
+		default:
+			copy(line, device.Slice[float32](v.addr+4*at, cols))
 		}
 	}
 }
 
-func (v view) write(from []float32, row, col, n, cols int) {
+// writeTimes puts rows into the matrix, multiplied by a factor.
+func (v view) writeTimes(from []float32, row, col, n, cols int, by float32) {
 	for i := range n {
 		at, line := uint64((row+i)*v.pitch+col), from[i*cols:(i+1)*cols]
-		if v.typ == kernels.F32 {
-			copy(device.Slice[float32](v.addr+4*at, cols), line)
-		} else {
+		switch {
+		case v.typ == kernels.BF16:
+			if by != 1 {
+				vec.Scale(line, line, by)
+			}
 			vec.Narrow(device.Slice[uint16](v.addr+2*at, cols), line)
+		case by != 1:
+			vec.Scale(device.Slice[float32](v.addr+4*at, cols), line, by)
+		default:
+			copy(device.Slice[float32](v.addr+4*at, cols), line)
 		}
 	}
 }

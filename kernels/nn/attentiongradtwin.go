@@ -74,8 +74,7 @@ type backward struct {
 // block adds what n queries of a head give.
 func (b *backward) block(head, at, n int) {
 	row, kd, vd := b.batch*b.seq+at, b.keyDim, b.valueDim
-	b.attendWork.q.read(b.q, row, head*kd, n, kd)
-	vec.Scale(b.q[:n*kd], b.q, b.scale)
+	b.attendWork.q.readTimes(b.q, row, head*kd, n, kd, b.scale)
 	b.attendWork.o.read(b.o, row, head*vd, n, vd)
 	b.attendWork.do.read(b.do, row, head*vd, n, vd)
 	rows := (b.batch*b.heads+head)*b.seq + at
@@ -99,6 +98,5 @@ func (b *backward) block(head, at, n int) {
 		gemm.Block(b.dk[j*kd:], kd, b.ds, attendTile, true, b.q, kd, false, keys, kd, n, true)
 		gemm.Block(dq, kd, b.ds, attendTile, false, b.keys[j*kd:], kd, false, n, kd, keys, j > begin)
 	}
-	vec.Scale(dq, dq, b.scale)
-	b.attendWork.dq.write(dq, row, head*kd, n, kd)
+	b.attendWork.dq.writeTimes(dq, row, head*kd, n, kd, b.scale)
 }

@@ -72,8 +72,7 @@ type forward struct {
 // block computes n queries of a head.
 func (f *forward) block(head, at, n int) {
 	row, kd, vd := f.batch*f.seq+at, f.keyDim, f.valueDim
-	f.attendWork.q.read(f.q, row, head*kd, n, kd)
-	vec.Scale(f.q[:n*kd], f.q, f.scale)
+	f.attendWork.q.readTimes(f.q, row, head*kd, n, kd, f.scale)
 	for r := range n {
 		f.max[r], f.sum[r] = float32(math.Inf(-1)), 0
 	}
@@ -93,11 +92,9 @@ func (f *forward) block(head, at, n int) {
 	}
 	lse := f.lse[(f.batch*f.heads+head)*f.seq+at:][:n]
 	for r := range n {
-		o := f.o[r*vd : (r+1)*vd]
-		vec.Scale(o, o, 1/f.sum[r])
+		f.attendWork.o.writeTimes(f.o[r*vd:], row+r, head*vd, 1, vd, 1/f.sum[r])
 		lse[r] = f.max[r] + float32(math.Log(float64(f.sum[r])))
 	}
-	f.attendWork.o.write(f.o, row, head*vd, n, vd)
 }
 
 // softmax turns scores of n queries with the keys from j on into exponentials below

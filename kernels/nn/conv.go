@@ -33,12 +33,18 @@ type ConvGrad struct {
 }
 
 var (
-	convKernel     = device.Kernel{Name: "stowage_nn_conv", Go: convGo}
-	convGradKernel = device.Kernel{Name: "stowage_nn_conv_grad", Go: convGradGo}
+	convKernel     = device.Kernel{Name: "stowage_nn_conv", Image: convImage, Go: convGo}
+	convGradKernel = device.Kernel{Name: "stowage_nn_conv_grad", Image: convImage, Go: convGradGo}
 )
 
 const (
-	convThreads = 256
+	// maxTaps are what a GPU's thread keeps at hand.
+	maxTaps = 8
+
+	// Of a block's threads each has a column; those of the backward pass, which
+	// takes 32 columns, share out the rows.
+	convThreads     = 256
+	convGradThreads = 512
 	// A convolution is spread over runs of convRows rows, its backward pass, which
 	// has sums over rows, over runs of convCols columns.
 	convRows = 64
@@ -55,7 +61,7 @@ func Convolve(s device.Stream, c Conv) {
 	c.check()
 	c.Y.shape("a convolution's output", c.X.Rows, c.X.Cols)
 	sameType("a convolution", c.X, c.Y)
-	l := device.NewLaunch(&convKernel, (c.X.Rows+convRows-1)/convRows, convThreads)
+	l := device.NewLaunch(&convKernel, runsOf(c.X.Rows, convRows)*runsOf(c.X.Cols, convThreads), convThreads)
 	l.Write(c.Y.used("a convolution's output"))
 	c.add(&l)
 	l.Arg(uint64(c.Y.pitch()))
@@ -76,7 +82,7 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	c.DBias.shape("the gradient of a convolution's bias", 1, c.X.Cols)
 	sameType("the gradients of a convolution", c.DW, c.DBias)
 	noGaps("the gradient of a convolution's taps", c.DW)
-	l := device.NewLaunch(&convGradKernel, (c.X.Cols+convCols-1)/convCols, convThreads)
+	l := device.NewLaunch(&convGradKernel, runsOf(c.X.Cols, 32), convGradThreads)
 	l.Write(c.DX.used("the gradient of a convolution's input"))
 	c.add(&l)
 	l.Read(c.DY.used("the gradient of a convolution's output"))
@@ -90,6 +96,9 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 func (c Conv) check() {
 	if c.Seq <= 0 || c.X.Rows%c.Seq != 0 {
 		panic(fmt.Sprintf("nn: a convolution of %d rows in sequences of %d", c.X.Rows, c.Seq))
+	}
+	if c.W.Cols > maxTaps {
+		panic(fmt.Sprintf("nn: a convolution of %d taps; at most %d can be", c.W.Cols, maxTaps))
 	}
 	c.W.shape("a convolution's taps", c.X.Cols, c.W.Cols)
 	c.Bias.shape("a convolution's bias", 1, c.X.Cols)
@@ -128,15 +137,29 @@ func newConvWork(a []uint64) convWork {
 	return w
 }
 
+// line is a row's columns from col on, as many as room has: where they lie if they
+// are fp32, else in room.
+func (v view) line(room []float32, row, col int) []float32 {
+	if v.typ == kernels.F32 {
+		return device.Slice[float32](v.addr+uint64(4*(row*v.pitch+col)), len(room))
+	}
+	v.read(room, row, col, 1, len(room))
+	return room
+}
+
 // window is the taps of some columns, tap by tap, and the last rows of x, in turn:
 // token t's at t modulo taps.
 type window struct {
-	taps, rows, bias, sum []float32
+	taps, bias, sum []float32
+	rows, room      [][]float32
 }
 
 // open makes the window of n columns.
 func (w *convWork) open(room *attendRoom, col, n int) window {
-	v := window{taps: room.take(n * w.taps), rows: room.take(n * w.taps), bias: room.take(n), sum: room.take(n)}
+	v := window{taps: room.take(n * w.taps), bias: room.take(n), sum: room.take(n), rows: make([][]float32, w.taps), room: make([][]float32, w.taps)}
+	for i := range v.room {
+		v.room[i] = room.take(n)
+	}
 	w.bias.read(v.bias, 0, col, 1, n)
 	line := room.take(n * w.taps)
 	w.w.read(line, 0, col*w.taps, 1, n*w.taps)
@@ -148,14 +171,17 @@ func (w *convWork) open(room *attendRoom, col, n int) window {
 // here or in its sequence, finds the rows before it loaded.
 func (w *convWork) next(v *window, row, col int) {
 	n, t := len(v.sum), row%w.seq
-	w.x.read(v.row(t%w.taps), row, col, 1, n)
+	w.load(v, row, col)
 	copy(v.sum, v.bias)
 	for k := max(0, w.taps-1-t); k < w.taps; k++ {
-		vec.AddMul(v.sum, v.taps[k*n:], v.row((t+1+k)%w.taps), 1)
+		vec.AddMul(v.sum, v.taps[k*n:], v.rows[(t+1+k)%w.taps], 1)
 	}
 }
 
-func (v *window) row(i int) []float32 { return v.rows[i*len(v.sum):][:len(v.sum)] }
+func (w *convWork) load(v *window, row, col int) {
+	i := row % w.seq % w.taps
+	v.rows[i] = w.x.line(v.room[i], row, col)
+}
 
 func convGo(l *device.Launch) {
 	a := l.Args()
@@ -167,7 +193,7 @@ func convGo(l *device.Launch) {
 		room.reset()
 		v := w.open(room, 0, w.cols)
 		for back := min(w.taps-1, from%w.seq); back > 0; back-- {
-			w.x.read(v.row((from-back)%w.seq%w.taps), from-back, 0, 1, w.cols)
+			w.load(&v, from-back, 0)
 		}
 		for row := from; row < to; row++ {
 			w.next(&v, row, 0)
@@ -200,22 +226,20 @@ func (b *convBack) columns(col, n int) {
 	defer attendRooms.Put(room)
 	room.reset()
 	v := b.open(room, col, n)
-	d := v // gradients of sums in the place of rows of x
-	d.rows = room.take(n * b.taps)
+	d := room.take(n * b.taps) // gradients of sums, in turn
 	out, dy := room.take(n), room.take(n)
 	dw, dbias := room.take(n*b.taps), room.take(n)
 	clear(dw)
 	clear(dbias)
 	for first := 0; first < b.rows; first += b.seq {
 		for t := range b.seq + b.taps - 1 {
-			ds := d.row(t % b.taps)
+			ds := d[t%b.taps*n:][:n]
 			if t < b.seq {
 				b.next(&v, first+t, col)
-				b.dy.read(dy, first+t, col, 1, n)
-				vec.SiLUGrad(ds, v.sum, dy)
+				vec.SiLUGrad(ds, v.sum, b.dy.line(dy, first+t, col))
 				vec.Add(dbias, dbias, ds)
 				for k := max(0, b.taps-1-t); k < b.taps; k++ {
-					vec.AddMul(dw[k*n:(k+1)*n], ds, v.row((t+1+k)%b.taps), 1)
+					vec.AddMul(dw[k*n:(k+1)*n], ds, v.rows[(t+1+k)%b.taps], 1)
 				}
 			} else {
 				clear(ds)
@@ -225,7 +249,7 @@ func (b *convBack) columns(col, n int) {
 			}
 			clear(out)
 			for k := range b.taps {
-				vec.AddMul(out, d.taps[k*n:], d.row((t-k)%b.taps), 1)
+				vec.AddMul(out, v.taps[k*n:], d[(t-k)%b.taps*n:], 1)
 			}
 			b.dx.write(out, first+t-b.taps+1, col, 1, n)
 		}

@@ -126,30 +126,35 @@ func lossTwin(l *device.Launch) {
 				if grad {
 					out = logits.into(row, 0, cols, room)
 				}
-				losses[row] = lossRow(out, x, target, scale)
-				if grad {
-					logits.put(row, 0, out)
+				loss, sum := lossRow(out, x, target)
+				losses[row] = loss
+				if !grad {
+					continue
 				}
+				if target != None {
+					vec.Scale(out, out, scale/sum)
+					out[target] -= scale
+				}
+				logits.put(row, 0, out)
 			}
 		})
 	})
 }
 
-// lossRow puts the gradient into out, which may be x, and gives the loss. The largest
-// logit m comes off first, so that no exponential is above one and the largest is:
+// lossRow gives the loss, puts exponentials into out, which may be x, and gives their
+// sum; without a target it puts zeros. The largest logit m comes off first, so that no
+// exponential is above one and one is one:
 //
 //	loss = log(sum e^(x-m)) - (x_target - m)
-func lossRow(out, x []float32, target uint32, scale float32) float32 {
+func lossRow(out, x []float32, target uint32) (loss, sum float32) {
 	if target == None {
 		clear(out)
-		return 0
+		return 0, 0
 	}
 	m := vec.Max(x)
 	above := m - x[target]
-	sum := vec.ExpSum(out, x, m)
-	vec.Scale(out, out, scale/sum)
-	out[target] -= scale
-	return float32(math.Log(float64(sum))) + above
+	sum = vec.ExpSum(out, x, m)
+	return float32(math.Log(float64(sum))) + above, sum
 }
 
 func totalTwin(l *device.Launch) {

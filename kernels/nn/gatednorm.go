@@ -39,9 +39,9 @@ func GatedNormScratch(rows, cols int) device.Bytes {
 }
 
 var (
-	gatedNormKernel        = device.Kernel{Name: "stowage_nn_gated_norm", Go: gatedNormGo}
-	gatedNormGradKernel    = device.Kernel{Name: "stowage_nn_gated_norm_grad", Go: gatedNormGradGo}
-	gatedNormGradSumKernel = device.Kernel{Name: "stowage_nn_gated_norm_grad_sum", Go: gatedNormGradSumGo}
+	gatedNormKernel        = device.Kernel{Name: "stowage_nn_gated_norm", Image: gatedNormImage, Go: gatedNormGo}
+	gatedNormGradKernel    = device.Kernel{Name: "stowage_nn_gated_norm_grad", Image: gatedNormImage, Go: gatedNormGradGo}
+	gatedNormGradSumKernel = device.Kernel{Name: "stowage_nn_gated_norm_grad_sum", Image: gatedNormImage, Go: gatedNormGradSumGo}
 )
 
 const (
@@ -89,7 +89,7 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 		panic(fmt.Sprintf("nn: scratch of a gated norm in %s; it takes %d bytes", g.Scratch, GatedNormScratch(rows, cols)))
 	}
 	scratch, runs := g.Scratch.Slice(0, GatedNormScratch(rows, cols)), (rows+gatedRows-1)/gatedRows
-	l := device.NewLaunch(&gatedNormGradKernel, runs, gatedThreads)
+	l := device.NewLaunch(&gatedNormGradKernel, runs*g.Groups, normGradThreads)
 	l.Write(scratch)
 	g.add(&l)
 	l.Read(g.DY.used("a gradient of a gated norm"))
@@ -161,11 +161,9 @@ func gatedNormGo(l *device.Launch) {
 		room := attendRooms.Get().(*attendRoom)
 		defer attendRooms.Put(room)
 		room.reset()
-		v, z := room.take(g.cols), room.take(g.cols)
+		v, x, z := room.take(g.cols), room.take(g.cols), room.take(g.cols)
 		for row := from; row < to; row++ {
-			g.x.read(v, row, 0, 1, g.cols)
-			g.z.read(z, row, 0, 1, g.cols)
-			vec.SwiGLU(v, z, v, 1)
+			vec.SwiGLU(v, g.z.line(z, row, 0), g.x.line(x, row, 0), 1)
 			for at := 0; at < g.cols; at += g.group {
 				v := v[at:][:g.group]
 				vec.MulScale(v, v, g.w[at:], g.inverse(v))
@@ -198,23 +196,23 @@ func (b *gatedBack) run(sums []float32, from, to int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
-	x, z, v, dy := room.take(b.cols), room.take(b.cols), room.take(b.cols), room.take(b.cols)
+	v, dv := room.take(b.cols), room.take(b.cols)
+	bx, bz, bdy := room.take(b.cols), room.take(b.cols), room.take(b.cols) // for what is not fp32
+	dx, dz := room.take(b.cols), room.take(b.cols)
 	clear(sums)
 	for row := from; row < to; row++ {
-		b.x.read(x, row, 0, 1, b.cols)
-		b.z.read(z, row, 0, 1, b.cols)
-		b.dy.read(dy, row, 0, 1, b.cols)
+		x, z, dy := b.x.line(bx, row, 0), b.z.line(bz, row, 0), b.dy.line(bdy, row, 0)
 		vec.SwiGLU(v, z, x, 1)
 		for at := 0; at < b.cols; at += b.group {
-			v, dy, w := v[at:][:b.group], dy[at:][:b.group], b.w[at:][:b.group]
+			v, dy, w := v[at:][:b.group], dy[at:], b.w[at:]
 			r := b.inverse(v)
 			vec.AddMul(sums[at:][:b.group], dy, v, r)
-			c := r * r * r * vec.Dot3(dy, w, v) / float32(b.group)
-			vec.NormGrad(dy, dy, w, v, r, c)
+			c := r * r * r * vec.Dot3(v, dy, w) / float32(b.group)
+			vec.NormGrad(dv[at:][:b.group], dy, w, v, r, c)
 		}
-		vec.SwiGLUGrad(z, x, v, z, x, dy, 1)
-		b.dx.write(x, row, 0, 1, b.cols)
-		b.dz.write(z, row, 0, 1, b.cols)
+		vec.SwiGLUGrad(dz, dx, v, z, x, dv, 1)
+		b.dx.write(dx, row, 0, 1, b.cols)
+		b.dz.write(dz, row, 0, 1, b.cols)
 	}
 }
 

@@ -40,7 +40,8 @@ DEVICE void finish(const Job &j, u32 m0, u32 n0) {
         if (count == 0) continue;
         const Vec *from = (const Vec *)cell(row, col);
         Vec v = from[0], w = from[1];
-        float x[STEP] = {number(v.x), number(v.y), number(v.z), number(v.w), number(w.x), number(w.y), number(w.z), number(w.w)};
+        float x[STEP] = {number(v.x), number(v.y), number(v.z), number(v.w),
+                         number(w.x), number(w.y), number(w.z), number(w.w)};
         if (j.plus != 0) {
             float y[STEP];
             load(j.type_plus, j.plus + bytes(j.type_plus, (m0 + row) * j.pitch_plus + n0 + col), count, y);
@@ -94,12 +95,14 @@ template <bool along> struct Side {
 #pragma unroll
             for (u32 q = 0; q < 4; q++) {
                 bool there = first + row + q * step < rows && count > 0;
-                bring(spot(dst + place(row + q * step, vector)), there ? src + q * step * pitch : base, there ? 2 * count : 0);
+                u64 from = there ? src + q * step * pitch : base;
+                bring(spot(dst + place(row + q * step, vector)), from, there ? 2 * count : 0);
             }
         } else {
 #pragma unroll 1
             for (u32 q = 0; q < 4; q++) {
-                slow(dst + place(row + q * step, vector), src + q * step * pitch, first + row + q * step < rows ? count : 0);
+                u32 there = first + row + q * step < rows ? count : 0;
+                slow(dst + place(row + q * step, vector), src + q * step * pitch, there);
             }
         }
     }
@@ -190,7 +193,8 @@ DEVICE Four four(u64 p, u32 type, u32 count, bool fast) {
     if (fast && count == 4) {
         if (type) {
             u64 w = read<u64>(p);
-            v = {{number((u32)w << 16), number((u32)w & 0xffff0000), number((u32)(w >> 32) << 16), number((u32)(w >> 32) & 0xffff0000)}};
+            split((u32)w, v.x);
+            split((u32)(w >> 32), v.x + 2);
         } else {
             Vec w = read<Vec>(p);
             v = {{number(w.x), number(w.y), number(w.z), number(w.w)}};
@@ -232,7 +236,8 @@ struct Strip {
 #pragma unroll
                 for (u32 e = 0; e < 4; e++) dst[(t % 4 * 4 + e) * LINE + t / 4 + 64 * q] = v[q].x[e];
             } else {
-                *(Vec *)(dst + (t / 32 + 8 * q) * LINE + t % 32 * 4) = {bits(v[q].x[0]), bits(v[q].x[1]), bits(v[q].x[2]), bits(v[q].x[3])};
+                const float *x = v[q].x;
+                *(Vec *)(dst + (t / 32 + 8 * q) * LINE + t % 32 * 4) = {bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3])};
             }
         }
     }
@@ -256,7 +261,8 @@ DEVICE void eight(float *x, const float *p) {
 
 DEVICE void plain_tile(const Job &j, bool trans_a, bool trans_b, u32 m0, u32 n0) {
     float *stages = (float *)pool; // two, each of A and of B
-    Strip a = strip(j.a, j.pitch_a, j.type_a, m0, j.m, j.k, !trans_a), b = strip(j.b, j.pitch_b, j.type_b, n0, j.n, j.k, trans_b);
+    Strip a = strip(j.a, j.pitch_a, j.type_a, m0, j.m, j.k, !trans_a);
+    Strip b = strip(j.b, j.pitch_b, j.type_b, n0, j.n, j.k, trans_b);
     u32 x = thread() % 16 * 4, y = thread() / 16 * 4;
     float c[8][8] = {};
     Four va[2], vb[2];

@@ -28,15 +28,24 @@ var (
 	rowsPTX string
 	//go:embed scan_sm80.ptx
 	scanPTX string
+	//go:embed scangrad_sm80.ptx
+	scanGradPTX string
+	//go:embed conv_sm80.ptx
+	convPTX string
+	//go:embed gatednorm_sm80.ptx
+	gatedNormPTX string
 
-	actImage   = image("nn/act.cu", actPTX)
-	embedImage = image("nn/embed.cu", embedPTX)
-	normImage  = image("nn/norm.cu", normPTX)
-	optimImage = image("nn/optim.cu", optimPTX)
-	ropeImage  = image("nn/rope.cu", ropePTX)
-	routeImage = image("nn/route.cu", routePTX)
-	rowsImage  = image("nn/rows.cu", rowsPTX)
-	scanImage  = image("nn/scan.cu", scanPTX)
+	actImage       = image("nn/act.cu", actPTX)
+	embedImage     = image("nn/embed.cu", embedPTX)
+	normImage      = image("nn/norm.cu", normPTX)
+	optimImage     = image("nn/optim.cu", optimPTX)
+	ropeImage      = image("nn/rope.cu", ropePTX)
+	routeImage     = image("nn/route.cu", routePTX)
+	rowsImage      = image("nn/rows.cu", rowsPTX)
+	convImage      = image("nn/conv.cu", convPTX)
+	gatedNormImage = image("nn/gatednorm.cu", gatedNormPTX)
+	scanImage      = image("nn/scan.cu", scanPTX)
+	scanGradImage  = image("nn/scangrad.cu", scanGradPTX)
 )
 
 // image is a source with its portable variant, which runs on every GPU from Ampere

@@ -4,6 +4,7 @@
 package nn
 
 import (
+	_ "embed"
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
@@ -13,8 +14,12 @@ import (
 )
 
 var (
-	spreadKernel = device.Kernel{Name: "stowage_nn_latent_spread", Go: spreadTwin}
-	gatherKernel = device.Kernel{Name: "stowage_nn_latent_gather", Go: gatherTwin}
+	//go:embed latent_sm80.ptx
+	latentPTX string
+
+	latentImage  = image("nn/latent.cu", latentPTX)
+	spreadKernel = device.Kernel{Name: "stowage_nn_latent_spread", Image: latentImage, Go: spreadTwin}
+	gatherKernel = device.Kernel{Name: "stowage_nn_latent_gather", Image: latentImage, Go: gatherTwin}
 )
 
 // Latent is keys and values of Heads heads, and what they are made of. A head of KV
@@ -39,7 +44,7 @@ func GatherLatent(s device.Stream, l Latent) {
 	s.Launch(l.launch(&gatherKernel, device.Read, device.Write))
 }
 
-// latentThreads of a block take a row on a GPU.
+// latentThreads is a block's threads on a GPU, of which there is one a row.
 const latentThreads = 128
 
 // launch has the arguments
@@ -62,10 +67,10 @@ func (l *Latent) launch(k *device.Kernel, heads, latent device.Mode) device.Laun
 		panic("nn: latent attention over matrices of different types; it takes one type")
 	}
 	to := device.NewLaunch(k, rows, latentThreads)
-	l.K.pass(&to, heads)
-	l.V.pass(&to, heads)
-	l.KV.pass(&to, latent)
-	l.Shared.pass(&to, latent)
+	passMatrix(&to, "latent attention's keys", l.K, heads)
+	passMatrix(&to, "latent attention's values", l.V, heads)
+	passMatrix(&to, "latent attention's keys and values", l.KV, latent)
+	passMatrix(&to, "latent attention's shared keys", l.Shared, latent)
 	to.Arg(uint64(l.K.pitch()) | uint64(l.V.pitch())<<32)
 	to.Arg(uint64(l.KV.pitch()) | uint64(l.Shared.pitch())<<32)
 	to.Arg(uint64(l.Heads) | uint64(l.Nope)<<16 | uint64(rope)<<32 | uint64(l.V.Cols/l.Heads)<<48)

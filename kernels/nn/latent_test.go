@@ -110,3 +110,17 @@ func TestLatentRefuses(t *testing.T) {
 		})
 	}
 }
+
+// latentTrial is the kind of trial of either direction.
+func latentTrial(issue func(device.Stream, Latent)) kind {
+	return func(x *trial) func(device.Stream) {
+		t, rows, heads := x.number(), x.upto(9, 400), 1+x.IntN(5)
+		nope, rope, value := 1+x.IntN(40), 1+x.IntN(40), 1+x.IntN(40)
+		packed := x.matrix(t, rows, heads*(nope+rope+value))
+		l := Latent{
+			K: packed.Columns(0, heads*(nope+rope)), V: packed.Columns(heads*(nope+rope), heads*value),
+			KV: x.matrix(t, rows, heads*(nope+value)), Shared: x.matrix(t, rows, rope), Heads: heads, Nope: nope,
+		}
+		return func(s device.Stream) { issue(s, l) }
+	}
+}

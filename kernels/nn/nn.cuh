@@ -5,6 +5,10 @@
 
 #include "words.cuh"
 
+// INLINE is for large lambdas: as functions of their own they would have what they
+// refer to in memory.
+#define INLINE __attribute__((always_inline))
+
 DEVICE float number(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 bits(float x) { return __builtin_bit_cast(u32, x); }
 

@@ -1,11 +1,9 @@
 // RMS norms and their backward pass. norm.go says what is done.
 // targets: sm_80
 
-#include "nn.cuh"
+#include "norm.cuh"
 
 #define THREADS 256
-#define GRAD_THREADS 512
-#define STEPS (SHARE / STEP)
 
 struct Norm {
     u32 rows, runs, n; // rows, norms of a row, columns of a norm
@@ -48,7 +46,7 @@ struct NormGrad {
 
 // grad_run does one norm, the run of columns from first on. The sums for the weight
 // stay with the thread, which has the same columns of every run.
-DEVICE void grad_run(const NormGrad &g, const Team &t, u64 row, u64 first, float (&dw)[STEPS][STEP]) {
+DEVICE void grad_run(const NormGrad &g, const Team &t, u64 row, u64 first, Weight &dw) {
     float x[STEP], dy[STEP], w[STEP];
     Two s = {0, 0};
     t.each(g.m.n, [&](u32 c, u32 n) {
@@ -63,34 +61,28 @@ DEVICE void grad_run(const NormGrad &g, const Team &t, u64 row, u64 first, float
     });
     s = t.sum(s);
     float r = g.m.scale(s.a), back = r * r * r * s.b / (float)g.m.n;
+    dw.each(t, g.m.n, [&](u32 c, u32 n, float *sum) INLINE {
+        load(g.x.type, g.x.at(row, first + c), n, x);
+        load(g.dy.type, g.dy.at(row, first + c), n, dy);
+        load(g.w.type, g.w.at(0, c), n, w);
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++) {
-        u32 c = (t.member + k * t.size) * STEP;
-        if (c < g.m.n) {
-            u32 n = least(STEP, g.m.n - c);
-            load(g.x.type, g.x.at(row, first + c), n, x);
-            load(g.dy.type, g.dy.at(row, first + c), n, dy);
-            load(g.w.type, g.w.at(0, c), n, w);
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) {
-                dw[k][e] += dy[e] * x[e] * r;
-                x[e] = dy[e] * w[e] * r - x[e] * back;
-            }
-            if (g.plus.base != 0) {
-                load(g.plus.type, g.plus.at(row, first + c), n, dy);
-#pragma unroll
-                for (u32 e = 0; e < STEP; e++) x[e] += dy[e];
-            }
-            store(g.dx.type, g.dx.at(row, first + c), n, x);
+        for (u32 e = 0; e < STEP; e++) {
+            sum[e] += dy[e] * x[e] * r;
+            x[e] = dy[e] * w[e] * r - x[e] * back;
         }
-    }
+        if (g.plus.base != 0) {
+            load(g.plus.type, g.plus.at(row, first + c), n, dy);
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) x[e] += dy[e];
+        }
+        store(g.dx.type, g.dx.at(row, first + c), n, x);
+    });
 }
 
 // A block takes a part of the rows, its teams in turn; then the teams' sums for the
 // weight are added up in order.
 KERNEL(GRAD_THREADS)
 stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 weight, u64 types, u64 part) {
-    SHARED float sums[256 * SHARE];
     NormGrad g = {
         unpack(size, weight),
         {global(dx), low(pitches), bit(types, 0)},
@@ -100,44 +92,19 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
         {plus == 0 ? 0 : global(plus), high(more), bit(types, 4)},
     };
     Team t = team(g.m.n);
-    if (g.m.n > t.size * SHARE) trap();
     u32 in = threads() / t.size, own = thread() / t.size; // teams of a block, and this one
 #pragma unroll 1
     for (u64 p = block(); p * part < g.m.rows; p += blocks()) {
         u64 from = p * part * g.m.runs, to = least((p + 1) * part, (u64)g.m.rows) * g.m.runs;
-        float dw[STEPS][STEP] = {};
+        Weight sums;
+        sums.clear();
 #pragma unroll 1
-        for (u64 i = from + own; i < to; i += in) grad_run(g, t, i / g.m.runs, i % g.m.runs * g.m.n, dw);
-        u64 out = global(scratch) + 4 * p * g.m.n;
-#pragma unroll 1
-        for (u32 turn = 0; turn < in; turn++) {
-            barrier();
-            if (turn != own) continue;
-#pragma unroll
-            for (u32 k = 0; k < STEPS; k++) {
-                u32 c = (t.member + k * t.size) * STEP;
-#pragma unroll
-                for (u32 e = 0; e < STEP; e++) {
-                    if (c + e >= g.m.n) continue;
-                    float sum = (turn == 0 ? 0 : sums[c + e]) + dw[k][e];
-                    if (turn == in - 1) {
-                        set(F32, out + 4 * (c + e), sum);
-                    } else {
-                        sums[c + e] = sum;
-                    }
-                }
-            }
-        }
+        for (u64 i = from + own; i < to; i += in) grad_run(g, t, i / g.m.runs, i % g.m.runs * g.m.n, sums);
+        sums.finish(t, g.m.n, global(scratch) + 4 * p * g.m.n);
     }
 }
 
-// A thread a column.
 KERNEL(THREADS)
 stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
-    u32 parts = low(size), cols = high(size), type = bit(types, 0);
-#pragma unroll 1
-    for (u32 c = block() * threads() + thread(); c < cols; c += blocks() * threads()) {
-        u64 to = global(dw) + (u64)c * size_of(type);
-        set(type, to, sum_apart(get(type, to), global(scratch) + 4ull * c, parts, 4ull * cols));
-    }
+    add_parts(global(dw), global(scratch), low(size), high(size), bit(types, 0));
 }

@@ -93,22 +93,25 @@ type NormGrad struct {
 }
 
 // normParts is the most partial sums that DW is made of. The rows are cut into as many
-// blocks of equal length, the last one perhaps shorter; each block's sum goes to
-// Scratch, and a second launch adds the sums up in order.
-const normParts = 128
+// parts of equal length, the last one perhaps shorter, or into fewer of normLeast rows,
+// since a short part's sum costs as much as a row. Each sum goes to Scratch, and a
+// second launch adds them up in order.
+const (
+	normParts = 128
+	normLeast = 8
+)
 
 // normGradThreads fill a multiprocessor better than rowThreads do: there are no more
 // blocks than parts.
 const normGradThreads = 512
 
-// normPart is the rows of a block.
-func normPart(rows int) int { return (rows + normParts - 1) / normParts }
+// normPart is the rows of a part, normCount the number of parts.
+func normPart(rows int) int  { return max(normLeast, runsOf(rows, normParts)) }
+func normCount(rows int) int { return runsOf(rows, normPart(rows)) }
 
 // NormScratch is the memory that the backward pass needs for rows and the columns of
 // the weight.
-func NormScratch(rows, cols int) device.Bytes {
-	return device.Bytes(4 * cols * min(rows, normParts))
-}
+func NormScratch(rows, cols int) device.Bytes { return device.Bytes(4 * cols * normCount(rows)) }
 
 // RMSNormGrad issues it.
 func RMSNormGrad(s device.Stream, n NormGrad) {
@@ -130,8 +133,7 @@ func normGradLaunch(n NormGrad) device.Launch {
 	checkNorm(n.X, n.W)
 	n.DX.shape("the gradient that a norm writes", n.X.Rows, n.X.Cols)
 	n.DY.shape("the gradient that a norm reads", n.X.Rows, n.X.Cols)
-	part := normPart(n.X.Rows)
-	parts := (n.X.Rows + part - 1) / part
+	parts := normCount(n.X.Rows)
 	l := device.NewLaunch(&normGradKernel, parts, normGradThreads)
 	passMatrix(&l, "the gradient that a norm writes", n.DX, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
@@ -147,7 +149,7 @@ func normGradLaunch(n NormGrad) device.Launch {
 	l.Arg(two(n.DY.pitch(), n.Plus.pitch()))
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.DX, n.X, n.W, n.DY, n.Plus))
-	l.Arg(uint64(part))
+	l.Arg(uint64(normPart(n.X.Rows)))
 	return l
 }
 
@@ -162,13 +164,15 @@ func normGradTwin(l *device.Launch) {
 		cols: cols, epsilon: math.Float32frombits(uint32(a[9] >> 32)),
 	}
 	wm, part := stripOf(a[2], width, a[10], 2), int(a[11])
-	parallel.For(rows, part, func(from, to int) {
-		dw := device.Slice[float32](a[5]+4*uint64(from/part*width), width)
-		clear(dw)
+	parallel.For(runsOf(rows, part), max(1, runRows(cols)/part), func(from, to int) {
 		withRoom(6*width, func(room []float32) {
 			w := wm.get(0, 0, width, room)
-			for row := from; row < to; row++ {
-				g.row(row, w, dw, room[width:])
+			for p := from; p < to; p++ {
+				dw := device.Slice[float32](a[5]+4*uint64(p*width), width)
+				clear(dw)
+				for row := p * part; row < min((p+1)*part, rows); row++ {
+					g.row(row, w, dw, room[width:])
+				}
 			}
 		})
 	})
@@ -212,8 +216,7 @@ func (g *normGrad) row(row int, w, dw, room []float32) {
 //	3     types: bit 0 DW; set for bf16
 func normWeightLaunch(n NormGrad) device.Launch {
 	n.DW.shape("the gradient of a norm's weight", 1, n.W.Cols)
-	part := normPart(n.X.Rows)
-	parts := (n.X.Rows + part - 1) / part
+	parts := normCount(n.X.Rows)
 	l := device.NewLaunch(&normWeightKernel, (n.W.Cols+rowThreads-1)/rowThreads, rowThreads)
 	passMatrix(&l, "the gradient of a norm's weight", n.DW, device.Write)
 	passRun(&l, "a norm's scratch", n.Scratch, parts*n.W.Cols, 4, device.Read, false)

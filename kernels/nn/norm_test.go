@@ -168,7 +168,7 @@ func TestNormRefuses(t *testing.T) {
 		"a weight that is uneven": func() { RMSNorm(y, Norm{Y: m(2, 8), X: m(2, 8), W: m(1, 3)}) },
 		"a result of other shape": func() { RMSNorm(y, Norm{Y: m(2, 7), X: m(2, 8), W: m(1, 8)}) },
 		"too little scratch": func() {
-			RMSNormGrad(y, NormGrad{DX: m(2, 8), X: m(2, 8), W: m(1, 8), DW: m(1, 8), DY: m(2, 8), Scratch: take[float32](y, 8)})
+			RMSNormGrad(y, NormGrad{DX: m(2, 8), X: m(2, 8), W: m(1, 8), DW: m(1, 8), DY: m(2, 8), Scratch: take[float32](y, 7)})
 		},
 	} {
 		wantPanic(t, name, f)

@@ -176,6 +176,25 @@ func TestRouteOfBrokenLogits(t *testing.T) {
 	}
 }
 
+// Scores that have all vanished give weights and gradients of zero, not of nothing.
+func TestRouteOfVanishedScores(t *testing.T) {
+	y := newYard(t, 1<<14)
+	r := Routing{TopK: 2, Sigmoid: true, Normalise: true, Factor: 1, Index: take[uint32](y, 2), Weight: take[float32](y, 2)}
+	r.Logits = NewMatrix(put(y, []float32{-200, -300, -200}), kernels.F32, 1, 3)
+	r.Scores = r.Logits
+	Route(y, r)
+	g := RoutingGrad{Routing: r, DWeight: put(y, []float32{1, -1}), DLogits: y.matrix(kernels.F32, 1, 3), Balance: 1, Scale: 1, Scratch: take[float32](y, 4)}
+	RouteGrad(y, g)
+	if w := at[float32](r.Weight); w[0] != 0 || w[1] != 0 {
+		t.Errorf("weights are %v", w)
+	}
+	for e, d := range g.DLogits.row64(0) {
+		if d != 0 {
+			t.Errorf("gradient of expert %d is %g", e, d)
+		}
+	}
+}
+
 // auxiliary is the definition of the loss that balances experts, without Balance.
 func auxiliary(scores [][]float64, chosen []uint32, topK int, sigmoid bool) float64 {
 	tokens, experts := len(scores), len(scores[0])

@@ -166,20 +166,20 @@ func regroupTwin(l *device.Launch) {
 	if a[4] != 0 {
 		device.Slice[uint64](a[4], 1)[0] = y.need(asked[:experts])
 	}
-	var next [MaxExperts]uint32 // how much of an expert ranks before have
+	var next [MaxExperts]uint32 // rows of an expert that ranks before have filled
 	for p := range ranks {
 		at := p * part
 		end := at + part
 		for e, n := range sent[p*experts:][:experts] {
 			rows := min(int(n), end-at)
-			fits := max(0, min(rows, int(seg[e][1])-int(next[e])))
+			fits := min(rows, int(seg[e][1]-next[e]))
 			row := int(seg[e][0] + next[e])
 			for i := range fits {
 				source[row+i] = uint32(at + i)
 				place[at+i] = uint32(row + i)
 			}
 			setNone(place[at+fits : at+rows])
-			next[e] += uint32(rows)
+			next[e] += uint32(fits)
 			at += rows
 		}
 		setNone(place[at:end])

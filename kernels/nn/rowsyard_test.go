@@ -146,8 +146,11 @@ func (y *yard) Launch(l device.Launch) {
 	memory := y.memory[:min(len(y.memory), int(y.end)+256)] // all ranges, and some more
 	mode := make([]device.Mode, len(memory))
 	for a := range l.Accesses {
-		for i := range mode[a.Off : a.Off+a.Len] {
-			mode[int(a.Off)+i] = max(mode[int(a.Off)+i], a.Mode)
+		for row := range a.Rows {
+			r := a.Row(row)
+			for i := range mode[r.Off : r.Off+r.Len] {
+				mode[int(r.Off)+i] = max(mode[int(r.Off)+i], a.Mode)
+			}
 		}
 	}
 	before := bytes.Clone(memory)

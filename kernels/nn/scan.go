@@ -50,15 +50,15 @@ func (c Scan) StateBytes(tokens int) device.Bytes {
 var (
 	scanStateKernel     = device.Kernel{Name: "stowage_nn_scan_state", Image: scanImage, Go: scanStateGo}
 	scanKernel          = device.Kernel{Name: "stowage_nn_scan", Image: scanImage, Go: scanGo}
-	scanGradStateKernel = device.Kernel{Name: "stowage_nn_scan_grad_state", Image: scanImage, Go: scanGradStateGo}
-	scanGradKernel      = device.Kernel{Name: "stowage_nn_scan_grad", Image: scanImage, Go: scanGradGo}
-	scanGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_grad_sum", Image: scanImage, Go: scanGradSumGo}
+	scanGradStateKernel = device.Kernel{Name: "stowage_nn_scan_grad_state", Image: scanGradImage, Go: scanGradStateGo}
+	scanGradKernel      = device.Kernel{Name: "stowage_nn_scan_grad", Image: scanGradImage, Go: scanGradGo}
+	scanGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_grad_sum", Image: scanGradImage, Go: scanGradSumGo}
 )
 
 const scanThreads = 256
 
 // Recur issues a scan: States and Y are written. The first launch, if there is more than
-// one chunk, has a block for each sequence and head:
+// one chunk, has a block for each sequence, head and tile of its state:
 //
 //	stowage_nn_scan_state(States, XBC, DT, ALog, DTBias, shape...)
 //
@@ -89,7 +89,7 @@ func ScanStates(s device.Stream, c Scan) {
 	if c.chunks() == 1 {
 		return
 	}
-	l := device.NewLaunch(&scanStateKernel, c.batch()*c.Heads, scanThreads)
+	l := device.NewLaunch(&scanStateKernel, c.batch()*c.Heads*c.tiles(), scanThreads)
 	l.Write(c.States)
 	c.inputs(&l, c.ALog, c.DTBias)
 	c.addShape(&l)
@@ -107,10 +107,16 @@ type ScanGrad struct {
 }
 
 // ScratchBytes is the memory that the backward pass needs for a number of tokens:
-// gradients of States, laid out as they are, then fp32 [sequence][chunk][3][head].
+// gradients of States, laid out as they are, then fp32 [sequence][chunk][3][head];
+// then, for GPUs alone, fp32 [token][2][Groups][State], gradients of B and C on their
+// way.
 func (c Scan) ScratchBytes(tokens int) device.Bytes {
-	return c.StateBytes(tokens) + 12*device.Bytes(tokens/c.Seq*c.chunks()*c.Heads)
+	return c.StateBytes(tokens) + 12*device.Bytes(tokens/c.Seq*c.chunks()*c.Heads) + 8*device.Bytes(tokens*c.Groups*c.State)
 }
+
+// tiles are the squares of 64 that a head's state consists of: a block of a GPU takes
+// one at a time.
+func (c Scan) tiles() int { return runsOf(c.HeadDim, 64) * runsOf(c.State, 64) }
 
 // RecurGrad issues it. Launches have blocks as those of [Recur], the third one a
 // block for each head:
@@ -127,7 +133,7 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 	states, batch := c.StateBytes(c.XBC.Rows), c.batch()
 	dy := c.DY.used("the gradient of the scan's output")
 	if c.chunks() > 1 {
-		l := device.NewLaunch(&scanGradStateKernel, batch*c.Heads, scanThreads)
+		l := device.NewLaunch(&scanGradStateKernel, batch*c.Heads*c.tiles(), scanThreads)
 		l.Write(c.Scratch.Slice(0, states))
 		c.inputs(&l, c.ALog, c.DTBias)
 		c.addShape(&l)

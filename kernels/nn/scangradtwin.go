@@ -142,7 +142,9 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 func (f *scanBackward) inside(t *scanTile, q int) {
 	p := f.headDim
 	t.s.lower(t.l, q)
-	gemm.Block(t.dm, ScanChunk, t.dy, p, false, t.u, p, true, q, q, p, false)
+	bands(q, func(from, to int) {
+		gemm.Block(t.dm[from*ScanChunk:], ScanChunk, t.dy[from*p:], p, false, t.u, p, true, to-from, to, p, false)
+	})
 	// Sums over rows from the last one on: with them down to row i, the numbers left
 	// of column i belong to pairs of tokens on both sides of i's decay.
 	var below [ScanChunk]float32
@@ -156,7 +158,9 @@ func (f *scanBackward) inside(t *scanTile, q int) {
 		vec.AddMul(below[:i], dm, cb, 1)
 		t.da[i] = vec.Sum(below[:i])
 	}
-	gemm.Block(t.du, p, t.m, ScanChunk, true, t.dy, p, false, q, p, q, false)
+	bands(q, func(from, to int) {
+		gemm.Block(t.du[from*p:], p, t.m[from*ScanChunk+from:], ScanChunk, true, t.dy[from*p:], p, false, to-from, p, q-from, false)
+	})
 }
 
 // outside is what the states that enter and leave the chunk do.

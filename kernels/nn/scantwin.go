@@ -146,6 +146,14 @@ func (s *steps) lower(l []float32, q int) {
 	}
 }
 
+// bands calls f for the bands of rows of a triangle, so that products with it can
+// leave out a quarter of its square, most of what is zero.
+func bands(q int, f func(from, to int)) {
+	for at := 0; at < q; at += ScanChunk / 2 {
+		f(at, min(at+ScanChunk/2, q))
+	}
+}
+
 // scaleRows multiplies row i of n numbers by f[i].
 func scaleRows(to, from, f []float32, n int) {
 	for i, x := range f {
@@ -230,7 +238,9 @@ func (f *scanForward) chunk(b, chunk, g int) {
 			vec.Mul(m[j*ScanChunk:][:j+1], m[j*ScanChunk:], cb[j*ScanChunk:])
 		}
 		vec.Scale(y, x, f.d[h])
-		gemm.Block(y, p, m, ScanChunk, false, u, p, false, q, p, q, true)
+		bands(q, func(from, to int) {
+			gemm.Block(y[from*p:], p, m[from*ScanChunk:], ScanChunk, false, u, p, false, to-from, p, to, true)
+		})
 		if chunk > 0 {
 			s.fromStart(start, q)
 			scaleRows(cs, ct, start, n)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,10 +20,11 @@ import (
 	"github.com/stowage-dev/stowage/internal/ptx"
 )
 
-// tensorProgram is a source compiled for the host, and its entries in order.
+// tensorProgram is a source compiled for the host, and the entries of its PTX in
+// order.
 type tensorProgram struct {
 	path    string
-	entries []string
+	entries []ptx.Entry
 }
 
 // newTensorProgram compiles a source. Loops are not unrolled: it takes long and
@@ -34,13 +36,12 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 	if errors.As(err, &missing) {
 		t.Skip(err)
 	}
-	p := &tensorProgram{path: filepath.Join(t.TempDir(), "program")}
+	p := &tensorProgram{path: filepath.Join(t.TempDir(), "program"), entries: ptx.Entries(compiled)}
 	dir := filepath.Dir(p.path)
 	var table bytes.Buffer
 	table.WriteString("\nEntry host_entries[] = {")
-	for _, e := range ptx.Entries(compiled) {
-		p.entries = append(p.entries, e.Name)
-		// Entries have 16 parameters for the caller, whatever they take.
+	for _, e := range p.entries {
+		// They have 16 parameters for the caller, whatever they take.
 		table.WriteString("(Entry)(void *)" + e.Name + ",")
 	}
 	table.WriteString("};\n")
@@ -80,6 +81,20 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 	return p
 }
 
+// entry is the number of the entry of a launch, which must have been compiled for as
+// many arguments and threads.
+func (p *tensorProgram) entry(t testing.TB, l device.Launch) int {
+	t.Helper()
+	i := slices.IndexFunc(p.entries, func(e ptx.Entry) bool { return e.Name == l.Kernel.Name })
+	if i < 0 {
+		t.Fatalf("%s is no entry of %s", l.Kernel.Name, l.Kernel.Image.Name)
+	}
+	if e := p.entries[i]; len(e.Params) != len(l.Args()) || !strings.Contains(e.Body, fmt.Sprintf(".maxntid %d, 1, 1", l.Block[0])) {
+		t.Fatalf("%s is not compiled for %d arguments and %d threads", e.Name, len(l.Args()), l.Block[0])
+	}
+	return i
+}
+
 // run does launches on a memory that they take to begin at from, and gives what they
 // make of it.
 func (p *tensorProgram) run(t testing.TB, memory []byte, from uintptr, launches ...device.Launch) []byte {
@@ -90,11 +105,7 @@ func (p *tensorProgram) run(t testing.TB, memory []byte, from uintptr, launches 
 	word(uint64(from))
 	word(uint64(len(launches)))
 	for _, l := range launches {
-		entry := slices.Index(p.entries, l.Kernel.Name)
-		if entry < 0 {
-			t.Fatalf("%s is no entry of the program", l.Kernel.Name)
-		}
-		word(uint64(entry))
+		word(uint64(p.entry(t, l)))
 		word(uint64(l.Grid[0]))
 		word(uint64(l.Block[0]) | uint64(l.Shared)<<32)
 		for i := range 16 {

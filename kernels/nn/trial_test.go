@@ -174,7 +174,7 @@ func (t *tape) Fill(r device.Range, value byte) {
 }
 
 // trialSize is the most memory of a trial.
-const trialSize = 48 << 20
+const trialSize = 128 << 20
 
 // trialMemory is memory whose address no packed numbers are mistaken for: mappings lie
 // high.
@@ -187,12 +187,18 @@ func trialMemory(t testing.TB) (memory []byte, b *device.Buffer) {
 	return memory, device.NewBuffer(device.Accel, uintptr(unsafe.Pointer(unsafe.SliceData(memory))), trialSize, trialSize, "trial")
 }
 
+// draw is a trial in a buffer and what issues it. The same seed gives the same one.
+func draw(k kind, seed uint64, large bool, b *device.Buffer) (x *trial, issue func(s device.Stream)) {
+	x = &trial{Rand: rand.New(rand.NewPCG(seed, 1)), buf: b, large: large}
+	issue = k(x)
+	x.data = append(x.data, make([]byte, 64)...)
+	return x, issue
+}
+
 // twin draws a trial in memory and gives what the launches are, and what their twins
 // make of the memory.
 func twin(k kind, seed uint64, large bool, memory []byte, b *device.Buffer) (x *trial, ops []tapeOp, want []byte) {
-	x = &trial{Rand: rand.New(rand.NewPCG(seed, 1)), buf: b, large: large}
-	issue := k(x)
-	x.data = append(x.data, make([]byte, 64)...)
+	x, issue := draw(k, seed, large, b)
 	want = memory[:len(x.data)]
 	copy(want, x.data)
 	var s tape

@@ -14,15 +14,24 @@ import (
 // deviceCode is all kinds, by source and name.
 func deviceCode() map[string]map[string]kind {
 	return map[string]map[string]kind{
-		"norm":  {"norm": normTrial, "norm grad": normGradTrial},
-		"rope":  {"rope": ropeTrial},
-		"act":   {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
-		"embed": {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
-		"optim": {"adamw": adamTrial},
-		"route": {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
-		"scan":  {"scan": scanTrial},
-		"rows":  {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "combine": combineTrial},
+		"norm":      {"norm": normTrial, "norm grad": normGradTrial},
+		"rope":      {"rope": ropeTrial},
+		"latent":    {"spread": latentTrial(SpreadLatent), "gather": latentTrial(GatherLatent)},
+		"act":       {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
+		"embed":     {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
+		"optim":     {"adamw": adamTrial, "squares": squaresTrial},
+		"route":     {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
+		"scan":      {"scan": scanTrial},
+		"conv":      {"conv": convTrial, "conv grad": convGradTrial},
+		"gatednorm": {"gated norm": gatedTrial, "gated norm grad": gatedGradTrial},
+		"scangrad":  {"scan grad": scanGradTrial},
+		"rows":      {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "combine": combineTrial},
 	}
+}
+
+// chains are kinds whose kernels come from several sources.
+func chains() map[string]kind {
+	return map[string]kind{"add squares": addSquaresTrial, "route loss": routeLossTrial}
 }
 
 // cols is a number of columns: mostly few, sometimes more than a warp takes, and
@@ -44,10 +53,10 @@ func (x *trial) norms() (rows, cols, width int) {
 	if width < 300 {
 		runs = 1 + x.IntN(4)
 	}
-	if x.large && x.IntN(4) == 0 {
-		width, runs = 4096+8*x.IntN(1500), 1
-	}
 	rows = x.upto(7, 300)
+	if x.large && x.IntN(4) == 0 {
+		rows, width, runs = 1+rows/8, 4096+8*x.IntN(1500), 1
+	}
 	if x.IntN(4) == 0 {
 		// Parts with more norms than a block has teams.
 		rows, width, runs = 600+x.IntN(400), 1+x.IntN(20), 4
@@ -203,10 +212,19 @@ func adamTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { AdamW(s, a) }
 }
 
-// squaresTrial needs the total of embed.cu too.
-func squaresTrial(x *trial) func(s device.Stream) {
+func (x *trial) squares() Squares {
 	n := x.upto(60000, 3000000)
-	q := Squares{Sum: x.floats(1), Type: x.number(), Scratch: x.waste(SquaresScratch(n), scratch)}
+	q := Squares{Sum: x.floats(1), Type: x.number(), Scratch: x.floats(int(SquaresScratch(n) / 4))}
 	q.X = x.numbers(q.Type, n, 1)
+	return q
+}
+
+func squaresTrial(x *trial) func(s device.Stream) {
+	q := x.squares()
+	return func(s device.Stream) { s.Launch(squaresLaunch(q)) }
+}
+
+func addSquaresTrial(x *trial) func(s device.Stream) {
+	q := x.squares()
 	return func(s device.Stream) { AddSquares(s, q) }
 }

@@ -53,7 +53,7 @@ func (x *trial) choices(tokens, topK, experts int) device.Range {
 	})
 }
 
-func routeGradTrial(x *trial) func(s device.Stream) {
+func (x *trial) routingGrad() RoutingGrad {
 	tokens, experts := x.upto(40, 2000), x.experts()
 	r := RoutingGrad{Routing: x.routing(tokens, experts), Scale: 0.5}
 	// Scores are positive; logits, in their place, would not be.
@@ -68,6 +68,17 @@ func routeGradTrial(x *trial) func(s device.Stream) {
 		r.Balance = 0.3
 		r.Scratch = x.waste(RouteScratch(tokens, experts), scratch)
 	}
+	return r
+}
+
+func routeGradTrial(x *trial) func(s device.Stream) {
+	r := x.routingGrad()
+	return func(s device.Stream) { RouteGrad(s, r) }
+}
+
+func routeLossTrial(x *trial) func(s device.Stream) {
+	r := x.routingGrad()
+	r.Loss = x.floats(1)
 	return func(s device.Stream) { RouteGrad(s, r) }
 }
 

@@ -8,12 +8,19 @@ import (
 
 // scan is one of a few chunks.
 func (x *trial) scan() Scan {
-	c := Scan{Seq: 1 + x.IntN(200), HeadDim: 1 + x.IntN(40), Groups: 1 + x.IntN(2), State: 1 + x.IntN(40)}
-	if x.IntN(3) == 0 {
-		c.Seq, c.HeadDim, c.State = 64+x.IntN(80), 1+x.IntN(80), 1+x.IntN(140)
+	c := Scan{Seq: 1 + x.IntN(200), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
+	rows := c.Seq
+	switch x.IntN(3) {
+	case 0:
+		c.Seq = 64 + x.IntN(40)
+		c.HeadDim, c.State = 1+x.IntN(80), 1+x.IntN(80)
+		rows = c.Seq
+	case 1:
+		c.Seq = 1 + x.IntN(140)
+		c.Groups = x.upto(2, 3)
+		c.Heads = c.Groups * x.upto(10, 12) // more than a block has warps
+		rows = c.Seq * x.upto(2, 4)
 	}
-	c.Heads = c.Groups * x.upto(3, 10)
-	rows := c.Seq * x.upto(2, 4)
 	t, params := x.number(), x.number()
 	c.XBC, c.DT = x.matrix(t, rows, c.inner()+2*c.Groups*c.State), x.matrix(t, rows, c.Heads)
 	c.ALog, c.D, c.DTBias = x.matrix(params, 1, c.Heads), x.matrix(params, 1, c.Heads), x.matrix(params, 1, c.Heads)
@@ -36,4 +43,57 @@ func scanGradTrial(x *trial) func(s device.Stream) {
 	c.DALog, c.DD, c.DDTBias = x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads)
 	c.Scratch = x.waste(c.ScratchBytes(rows), scratch)
 	return func(s device.Stream) { RecurGrad(s, c) }
+}
+
+func (x *trial) conv() Conv {
+	c := Conv{Seq: x.upto(30, 300)}
+	rows, cols, t, params := c.Seq*x.upto(4, 8), x.upto(300, 700), x.number(), x.number()
+	taps := 1 + x.IntN(5)
+	c.X, c.Bias = x.matrix(t, rows, cols), x.matrix(params, 1, cols)
+	c.W = NewMatrix(x.numbers(params, cols*taps, 1), params, cols, taps)
+	return c
+}
+
+func convTrial(x *trial) func(s device.Stream) {
+	c := x.conv()
+	c.Y = x.matrix(c.X.Type, c.X.Rows, c.X.Cols)
+	return func(s device.Stream) { Convolve(s, c) }
+}
+
+func convGradTrial(x *trial) func(s device.Stream) {
+	c := ConvGrad{Conv: x.conv()}
+	rows, cols, t, grads := c.X.Rows, c.X.Cols, c.X.Type, x.number()
+	c.DY = x.matrix(t, rows, cols)
+	c.DX = x.over(c.DY, t)
+	c.DW = NewMatrix(x.numbers(grads, cols*c.W.Cols, 1), grads, cols, c.W.Cols)
+	c.DBias = x.matrix(grads, 1, cols)
+	return func(s device.Stream) { ConvolveGrad(s, c) }
+}
+
+func (x *trial) gated() GatedNorm {
+	g := GatedNorm{Groups: 1 + x.IntN(3), Epsilon: 1e-5}
+	rows, cols, t := x.upto(70, 300), x.cols()*g.Groups, x.number()
+	g.X, g.Z, g.W = x.matrix(t, rows, cols), x.matrix(t, rows, cols), x.any(1, cols)
+	return g
+}
+
+func gatedTrial(x *trial) func(s device.Stream) {
+	g := x.gated()
+	g.Y = x.over(g.X, g.X.Type)
+	if x.IntN(3) == 0 {
+		g.Y = g.Z
+	}
+	return func(s device.Stream) { GatedRMSNorm(s, g) }
+}
+
+func gatedGradTrial(x *trial) func(s device.Stream) {
+	g := GatedNormGrad{GatedNorm: x.gated()}
+	rows, cols, t := g.X.Rows, g.X.Cols, g.X.Type
+	g.DY = x.matrix(t, rows, cols)
+	g.DX, g.DZ, g.DW = x.over(g.DY, t), x.over(g.Z, t), x.any(1, cols)
+	if x.IntN(3) == 0 {
+		g.DX = g.X
+	}
+	g.Scratch = x.waste(GatedNormScratch(rows, cols), scratch)
+	return func(s device.Stream) { GatedRMSNormGrad(s, g) }
 }

@@ -53,9 +53,6 @@ DEVICE void tally(u32 *p, u32 v) {
     asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
-// lower makes a word of global memory the smaller of itself and v.
-DEVICE void lower(u64 p, u32 v) { asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-
 // from_lane gives all lanes of a warp one lane's value, across the value of the
 // lane whose number differs in the bits of d, from_below that of the lane d below.
 DEVICE u32 from_lane(u32 v, u32 l) { return __nvvm_shfl_sync_idx_i32(~0u, v, l, 31); }

@@ -102,13 +102,14 @@ func (m *plainMamba) forward(x []float64) (y []float64) {
 		copy(in[t*width:], plainProduct(m.w["mixer.in_proj.weight"], xn))
 	}
 	state := map[int][]float64{}
+	taps, bias := m.w["mixer.conv1d.weight"], m.w["mixer.conv1d.bias"]
 	for t := range tokens {
 		xbc := make([]float64, mixed)
 		for c := range xbc {
-			s := m.w["mixer.conv1d.bias"][c]
+			s := bias[c]
 			for k := range m.Conv {
 				if back := m.Conv - 1 - k; back <= t%m.seq {
-					s += m.w["mixer.conv1d.weight"][c*m.Conv+k] * in[(t-back)*width+m.Inner+c]
+					s += taps[c*m.Conv+k] * in[(t-back)*width+m.Inner+c]
 				}
 			}
 			xbc[c] = plainSiLU(s)
@@ -179,44 +180,84 @@ func plainProduct(w, x []float64) []float64 {
 
 func plainSiLU(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
-// The layer is Mamba-2 as written down above.
+// The layer and its gradients are those of what is written down above, with steps so
+// long that decays matter.
 func TestMambaIsWhatItSays(t *testing.T) {
 	r := newRig(t, mambaModel(), rigOptions{seq: mambaSeq})
 	m := r.chunk.blocks[0].parts[0].(*mamba)
 	u, rng := m.norm.u, rand.New(rand.NewPCG(9, 9))
+	plain := plainMamba{Mamba: m.Mamba, hidden: r.env.Model.Hidden, seq: mambaSeq, w: map[string][]float64{}}
+	short := func(i int) string { return strings.TrimPrefix(u.Params[i].Name, "layers.0.") }
 	for i := range u.Params {
 		x := r.get(u, i, 0)
 		for k := range x {
+			switch short(i) {
+			case "mixer.dt_bias", "mixer.A_log":
+				x[k] = -1
+			}
 			x[k] += 0.3 * float32(rng.NormFloat64())
 		}
 		r.set(u, i, x)
+		plain.w[short(i)] = widened(x)
 	}
-	plain := plainMamba{Mamba: m.Mamba, hidden: r.env.Model.Hidden, seq: mambaSeq, w: map[string][]float64{}}
-	for i, p := range u.Params {
-		plain.w[strings.TrimPrefix(p.Name, "layers.0.")] = widened(r.get(u, i, 0))
-	}
-	x, got := make([]float32, r.env.Shape.Tokens()*plain.hidden), []float32(nil)
+	n := r.env.Shape.Tokens() * plain.hidden
+	x, dy, y, dx := make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n)
 	for i := range x {
-		x[i] = float32(rng.NormFloat64())
+		x[i], dy[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64())
 	}
-	ok(t, r.rt.Step(stowage.Key{Phase: stowage.Evaluate, Microbatches: 1}, func(st *stowage.Step) error {
+	for _, b := range r.mem {
+		r.s.Fill(b[1].All(), 0)
+	}
+	ok(t, r.rt.Step(stowage.Key{Microbatches: 1}, func(st *stowage.Step) error {
 		return Guard(func() {
-			p := &Pass{Step: st, S: r.s, Shape: r.env.Shape, Evaluate: true}
-			done, err := r.Use(false, u)
+			p := &Pass{Step: st, S: r.s, Shape: r.env.Shape}
+			done, err := r.Use(true, u)
 			must(err)
-			in := p.New(r.env.Shape.Tokens(), plain.hidden)
+			in, dout := p.New(p.Tokens(), plain.hidden), p.New(p.Tokens(), plain.hidden)
 			r.s.Upload(in.Range, floats(x))
+			r.s.Upload(dout.Range, floats(dy))
 			out := m.Forward(p, in)
-			in.Free()
-			got = make([]float32, len(x))
-			must(r.s.Download(floats(got), out.Range))
-			out.Free()
+			din := m.Backward(p, dout)
+			must(r.s.Download(floats(y), out.Range))
+			must(r.s.Download(floats(dx), din.Range))
+			for _, f := range []Mat{in, dout, out, din} {
+				f.Free()
+			}
 			done()
 		})
 	}))
-	for i, want := range plain.forward(widened(x)) {
-		if math.Abs(float64(got[i])-want) > 1e-5 {
-			t.Fatalf("number %d is %g, want %g", i, got[i], want)
+	in := widened(x)
+	for i, want := range plain.forward(in) {
+		if math.Abs(float64(y[i])-want) > 1e-5*(1+math.Abs(want)) {
+			t.Fatalf("number %d is %g, want %g", i, y[i], want)
+		}
+	}
+	loss := func() (sum float64) {
+		for i, v := range plain.forward(in) {
+			sum += v * float64(dy[i])
+		}
+		return sum
+	}
+	wantSlopes(t, "x", rng, loss, in, dx)
+	for i := range u.Params {
+		wantSlopes(t, short(i), rng, loss, plain.w[short(i)], r.get(u, i, 1))
+	}
+}
+
+// wantSlopes compares some of a gradient with differences of the loss.
+func wantSlopes(t *testing.T, name string, rng *rand.Rand, loss func() float64, x []float64, dx []float32) {
+	t.Helper()
+	for range 6 {
+		const h = 1e-5
+		k := rng.IntN(len(x))
+		was := x[k]
+		x[k] = was + h
+		up := loss()
+		x[k] = was - h
+		down := loss()
+		x[k] = was
+		if want := (up - down) / (2 * h); math.Abs(float64(dx[k])-want) > 2e-5*(1+math.Abs(want)) {
+			t.Errorf("the gradient of %s[%d] is %g, differences give %g", name, k, dx[k], want)
 		}
 	}
 }

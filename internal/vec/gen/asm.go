@@ -153,7 +153,7 @@ func (a *asm) operand(x any, part int) string {
 	return fmt.Sprintf("Y%d", 2*int(spare))
 }
 
-// scalars brings an operand that is no constant into AVX2's register for them.
+// fetch brings an operand that is no constant into AVX2's register for them.
 func (a *asm) fetch(xs ...any) {
 	for _, x := range xs {
 		switch x.(type) {
@@ -247,11 +247,7 @@ func (a *asm) total(x reg) {
 }
 
 // function is the whole text. The index, in elements, is AX.
-func (a *asm) function() string {
-	kind := "AVX2"
-	if a.wide {
-		kind = "AVX512"
-	}
+func (a *asm) function(kind string) string {
 	a.kept = map[string]int{}
 	a.emit("XORQ AX, AX")
 	a.emit("MOVQ n+%d(FP), CX", 8*len(a.slices))

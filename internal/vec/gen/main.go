@@ -20,6 +20,9 @@ const (
 	goOut  = "loops_amd64.go"
 )
 
+// kinds are the forms that assembly is written in.
+var kinds = []string{"AVX512", "AVX2"}
+
 func main() {
 	for name, text := range generate() {
 		if err := os.WriteFile(name, text, 0o644); err != nil {
@@ -33,9 +36,9 @@ func generate() map[string][]byte {
 	c := &constants{at: map[uint32]int{}}
 	var code bytes.Buffer
 	for _, l := range loops {
-		for _, wide := range []bool{true, false} {
-			a := &asm{loop: l, wide: wide, constants: c}
-			code.WriteString(a.function())
+		for _, kind := range kinds {
+			a := &asm{loop: l, wide: kind == "AVX512", constants: c}
+			code.WriteString(a.function(kind))
 		}
 	}
 	calls, err := format.Source([]byte(goFile()))
@@ -51,52 +54,66 @@ func goFile() string {
 	var b strings.Builder
 	b.WriteString(header + "// This file owns the calls of the assembly.\n\npackage vec\n")
 	for _, l := range loops {
-		params, n := l.slices[0].name, "len("+l.slices[0].name+")&^15"
-		var args, pointers, types, scalars []string
-		for _, s := range l.slices {
-			args = append(args, s.name+" "+"[]"+s.element())
-			types = append(types, s.name+" *"+s.element())
-			pointers = append(pointers, "&"+s.name+"[0]")
-		}
-		for _, s := range l.scalars {
-			args = append(args, s+" float32")
-			scalars = append(scalars, s)
-		}
-		if l.table {
-			args, scalars = append(args, "h *Adam"), append(scalars, "h")
-		}
-		call := strings.Join(append(append(pointers, "n"), scalars...), ", ")
-		declared := strings.Join(append(types, "n int"), ", ")
-		for _, s := range l.scalars {
-			declared += ", " + s + " float32"
-		}
-		if l.table {
-			declared += ", h *Adam"
-		}
-		result, ret, none, all := "int", "", "return 0", "return n"
-		if l.sums > 0 {
-			result, ret, none = "(int, float32)", "float32", "return 0, "+l.empty
-			var plain []string
-			for _, s := range l.slices {
-				plain = append(plain, s.name+"[:n]")
-			}
-			all = "return n, " + l.name + "Lanes(" + strings.Join(append(plain, scalars...), ", ") + ")"
-		}
-		fmt.Fprintf(&b, "\n//go:noescape\nfunc %sAVX512(%s) %s\n\n//go:noescape\nfunc %sAVX2(%s) %s\n", l.name, declared, ret, l.name, declared, ret)
-		fmt.Fprintf(&b, "\nfunc (l level) %s(%s) %s {\nn := %s\nswitch {\ncase n == 0:\n%s\n", l.name, strings.Join(args, ", "), result, n, none)
-		for _, kind := range []string{"AVX512", "AVX2"} {
-			fmt.Fprintf(&b, "case l == with%s:\n", kind)
-			if l.sums > 0 {
-				fmt.Fprintf(&b, "return n, %s%s(%s)\n", l.name, kind, call)
-			} else {
-				fmt.Fprintf(&b, "%s%s(%s)\nreturn n\n", l.name, kind, call)
-			}
-		}
-		if l.sums == 0 {
-			all = "return 0"
-		}
-		fmt.Fprintf(&b, "}\n%s\n}\n", all)
-		_ = params
+		l.declare(&b)
+		l.method(&b)
 	}
 	return b.String()
+}
+
+// lists are the operands of a loop: as slices, as pointers, and as they are passed.
+type lists struct{ slices, pointers, passed, whole []string }
+
+func (l *loop) operands() (o lists) {
+	for _, s := range l.slices {
+		o.slices = append(o.slices, s.name+" []"+s.element())
+		o.pointers = append(o.pointers, s.name+" *"+s.element())
+		o.passed = append(o.passed, "&"+s.name+"[0]")
+		o.whole = append(o.whole, s.name+"[:n]")
+	}
+	o.pointers, o.passed = append(o.pointers, "n int"), append(o.passed, "n")
+	for _, s := range l.scalars {
+		o.add(s, "float32")
+	}
+	if l.table {
+		o.add("h", "*Adam")
+	}
+	return o
+}
+
+// add adds what is passed as it is.
+func (o *lists) add(name, kind string) {
+	o.slices, o.pointers = append(o.slices, name+" "+kind), append(o.pointers, name+" "+kind)
+	o.passed, o.whole = append(o.passed, name), append(o.whole, name)
+}
+
+func comma(s []string) string { return strings.Join(s, ", ") }
+
+func (l *loop) declare(b *strings.Builder) {
+	result := ""
+	if l.sums > 0 {
+		result = "float32"
+	}
+	for _, kind := range kinds {
+		fmt.Fprintf(b, "\n//go:noescape\nfunc %s%s(%s) %s\n", l.name, kind, comma(l.operands().pointers), result)
+	}
+}
+
+// method is the choice between the forms. Go does no whole turns of loops without a
+// result, and all of those that have one.
+func (l *loop) method(b *strings.Builder) {
+	o, result, none, plain := l.operands(), "int", "0", "0"
+	if l.sums > 0 {
+		result, none, plain = "(int, float32)", "0, "+l.empty, fmt.Sprintf("n, %sLanes(%s)", l.name, comma(o.whole))
+	}
+	fmt.Fprintf(b, "\nfunc (l level) %s(%s) %s {\nn := len(%s) &^ 15\n", l.name, comma(o.slices), result, l.slices[0].name)
+	fmt.Fprintf(b, "switch {\ncase n == 0:\nreturn %s\n", none)
+	for _, kind := range kinds {
+		call := fmt.Sprintf("%s%s(%s)", l.name, kind, comma(o.passed))
+		if l.sums > 0 {
+			fmt.Fprintf(b, "case l == with%s:\nreturn n, %s\n", kind, call)
+		} else {
+			fmt.Fprintf(b, "case l == with%s:\n%s\nreturn n\n", kind, call)
+		}
+	}
+	fmt.Fprintf(b, "}\nreturn %s\n}\n", plain)
 }

@@ -6,8 +6,10 @@
 //
 // A case on standard input is u64 words: the bytes of memory, the address that
 // arguments take it to have, and the number of launches; for each of those the
-// entry, blocks, threads (shared memory << 32) and 16 arguments; then the memory. Standard output gets
-// the memory as the last launch left it.
+// entry, blocks, threads (in the high half dynamic shared memory) and 16 arguments;
+// then the memory. An entry with all bits set stands for a fill: the number of
+// blocks is the byte, the first two arguments say from where and how many. Standard
+// output gets the memory as the last launch left it.
 
 #pragma once
 
@@ -127,7 +129,6 @@ template <class T> inline void put(u64 p, T v) { *host_at<T>(p) = v; }
 template <class T> inline void write(u64 p, T v) { *host_at<T>(p) = v; }
 inline void bump(u64 p, u32 v) { *host_at<u32>(p) += v; }
 inline void tally(u32 *p, u32 v) { *p += v; }
-inline void lower(u64 p, u32 v) { *host_at<u32>(p) = least(*host_at<u32>(p), v); }
 
 inline float power(float x) { return (float)exp2((double)x); }
 inline float logarithm(float x) { return (float)log2((double)x); }

@@ -35,7 +35,8 @@ inline void host_copy(const Copy &c) {
     u8 *dst = host_spot(c.dst);
     memset(dst, 0, 16);
     if (c.src % 16 != 0 || c.bytes > 16) host_fail("a copy from, of bytes", c.src, c.bytes);
-    if (c.bytes > 0 && (c.src < host_from || c.src + c.bytes > host_to)) host_fail("a copy from, of memory of", c.src - host_from, host_to - host_from);
+    bool ours = c.src >= host_from && c.src + c.bytes <= host_to;
+    if (c.bytes > 0 && !ours) host_fail("a copy from, of memory of", c.src - host_from, host_to - host_from);
     memcpy(dst, reinterpret_cast<u8 *>(c.src), c.bytes);
 }
 
@@ -60,9 +61,11 @@ template <u32 n> inline void arrived() {
     all.count = left;
 }
 
-// host_lanes gives what all lanes of the warp brought along.
+// host_lanes gives what all lanes of the warp brought along: a place in the pool, or
+// numbers.
 struct Brought {
-    u32 v[6];
+    u32 at;
+    float x[12];
 };
 static Brought host_brought[2][host_most];
 
@@ -75,38 +78,44 @@ inline const Brought *host_lanes(const Brought &mine) {
 
 inline u32 host_half(const Brought &row, u32 column) {
     u16 v;
-    memcpy(&v, host_spot(row.v[0]) + 2 * column, 2);
+    memcpy(&v, host_spot(row.at) + 2 * column, 2);
     return v;
 }
 inline void matrices(u32 *r, u32 at) {
-    const Brought *all = host_lanes({{at}});
+    const Brought *all = host_lanes({at, {}});
     u32 l = lane();
-    for (u32 i = 0; i < 4; i++) r[i] = host_half(all[8 * i + l / 4], l % 4 * 2) | host_half(all[8 * i + l / 4], l % 4 * 2 + 1) << 16;
+    for (u32 i = 0; i < 4; i++) {
+        const Brought &row = all[8 * i + l / 4];
+        r[i] = host_half(row, l % 4 * 2) | host_half(row, l % 4 * 2 + 1) << 16;
+    }
 }
 inline void crosswise(u32 *r, u32 at) {
-    const Brought *all = host_lanes({{at}});
+    const Brought *all = host_lanes({at, {}});
     u32 l = lane();
-    for (u32 i = 0; i < 4; i++) r[i] = host_half(all[8 * i + l % 4 * 2], l / 4) | host_half(all[8 * i + l % 4 * 2 + 1], l / 4) << 16;
+    for (u32 i = 0; i < 4; i++) {
+        const Brought *row = all + 8 * i + l % 4 * 2;
+        r[i] = host_half(row[0], l / 4) | host_half(row[1], l / 4) << 16;
+    }
 }
 
-inline float host_number(u32 w, u32 high) {
-    u32 b = high ? w & 0xffff0000 : w << 16;
-    float f;
-    memcpy(&f, &b, 4);
-    return f;
+inline void host_split(u32 w, float *x) {
+    u32 b[2] = {w << 16, w & 0xffff0000};
+    memcpy(x, b, 8);
 }
 inline void multiply(float *c, const u32 *a, const u32 *b) {
-    const Brought *all = host_lanes({{a[0], a[1], a[2], a[3], b[0], b[1]}});
-    u32 g = lane() / 4, t = lane() % 4;
-    for (u32 e = 0; e < 4; e++) {
-        u32 column = 2 * t + e % 2;
-        float sum = c[e];
-        for (u32 k = 0; k < 16; k++) {
-            u32 part = k % 8 / 2;
-            float x = host_number(all[g * 4 + part].v[e / 2 + k / 8 * 2], k % 2);
-            sum += x * host_number(all[column * 4 + part].v[4 + k / 8], k % 2);
-        }
-        c[e] = sum;
+    Brought mine;
+    for (u32 i = 0; i < 4; i++) host_split(a[i], mine.x + 2 * i);
+    for (u32 i = 0; i < 2; i++) host_split(b[i], mine.x + 8 + 2 * i);
+    const Brought *all = host_lanes(mine);
+    const Brought *row = all + lane() / 4 * 4, *column = all + lane() % 4 * 8;
+    for (u32 k = 0; k < 16; k++) {
+        u32 part = k % 8 / 2, half = k / 8, e = k % 2;
+        float x = row[part].x[4 * half + e], y = row[part].x[4 * half + 2 + e];
+        float u = column[part].x[8 + 2 * half + e], v = column[4 + part].x[8 + 2 * half + e];
+        c[0] += x * u;
+        c[1] += x * v;
+        c[2] += y * u;
+        c[3] += y * v;
     }
 }
 

@@ -1,0 +1,185 @@
+// This file owns the comparison: the same model from the same seed under every memory
+// policy.
+
+package trainrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// CompareSteps is how many steps a policy of a comparison trains where nobody says.
+const CompareSteps = 12
+
+// mostWarm is the steps that are not measured: the first is recorded, the next is
+// timed, then graphs are captured, and pools have grown to what they need.
+const mostWarm = 4
+
+// Row is what a policy came to.
+type Row struct {
+	Policy    string  `json:"policy"`
+	Device    int64   `json:"peak_device_bytes"` // of the fullest rank
+	Host      int64   `json:"peak_host_bytes"`
+	StepRatio float64 `json:"step_ratio"` // step time over that of the first policy, in the middle of all rounds
+	Loss      float64 `json:"final_loss"`
+	Sum       string  `json:"params_sha256"`
+	Speed     float64 `json:"tokens_per_second"`
+	Reruns    int     `json:"reruns"`
+}
+
+// contestant is a policy under way.
+type contestant struct {
+	name string
+	t    *train.Trainer
+	last train.Metrics
+	took []float64 // seconds, by rounds
+}
+
+// Compare trains under all policies. Trainers of all of them are open at once, and
+// their measured steps come in turn, round by round: whatever else the machine
+// does meets all of them, and a policy is held against the step of the first in the
+// same round.
+func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) {
+	if j.config.Memory.Links, err = j.measure(); err != nil {
+		return nil, err
+	}
+	links := j.config.Memory.Links
+	var all []*contestant
+	defer func() {
+		for _, c := range all {
+			err = errors.Join(err, c.t.Close())
+		}
+		p.Settle()
+	}()
+	steps := j.Options.Steps
+	warm := min(mostWarm, steps/2)
+	half := device.Bytes(0)
+	for _, name := range train.Policies {
+		c := &contestant{name: name}
+		cfg := j.config
+		budget := device.Bytes(0)
+		if name == "budget" {
+			budget = half
+		}
+		if cfg.Memory, err = train.Named(name, budget); err != nil {
+			return nil, err
+		}
+		cfg.Memory.Links = links
+		if c.t, err = open(cfg); err != nil {
+			return nil, fmt.Errorf("policy %s: %w", name, err)
+		}
+		all = append(all, c)
+		for range warm {
+			if err := c.step(ctx, p, steps); err != nil {
+				return nil, err
+			}
+		}
+		if name == "none" {
+			d, _ := peaks(c.t)
+			half = d / 2
+		}
+	}
+	for round := range steps - warm {
+		for k := range all { // another one is first in every round
+			c := all[(round+k)%len(all)]
+			if err := c.step(ctx, p, steps); err != nil {
+				return nil, err
+			}
+			c.took = append(c.took, c.last.Seconds)
+		}
+	}
+	for _, c := range all {
+		row, err := c.row(all[0])
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) {
+	if ctx.Err() != nil {
+		return Interrupted{}
+	}
+	if c.last, err = c.t.Step(); err != nil {
+		return fmt.Errorf("policy %s: %w", c.name, err)
+	}
+	p.step(c.name, c.last, of)
+	return nil
+}
+
+func (c *contestant) row(first *contestant) (r Row, err error) {
+	r = Row{Policy: c.name, Loss: c.last.Loss, Reruns: c.last.Reruns}
+	d, h := peaks(c.t)
+	r.Device, r.Host = int64(d), int64(h)
+	ratios := make([]float64, len(c.took))
+	for i, t := range c.took {
+		ratios[i] = t / first.took[i]
+	}
+	r.StepRatio = middle(ratios)
+	r.Speed = float64(c.last.Tokens) / middle(slices.Clone(c.took))
+	r.Sum, err = c.t.Sum()
+	return r, err
+}
+
+// middle is the median; it sorts.
+func middle(x []float64) float64 {
+	slices.Sort(x)
+	n := len(x)
+	return (x[(n-1)/2] + x[n/2]) / 2
+}
+
+// peaks are those of the fullest device, of each kind of memory.
+func peaks(t *train.Trainer) (dev, host device.Bytes) {
+	for _, u := range t.Usage() {
+		dev, host = max(dev, u.Kind[device.Accel].Peak), max(host, u.Kind[device.Host].Peak)
+	}
+	return dev, host
+}
+
+// Differ are the policies whose parameters are not those of the first.
+func Differ(rows []Row) (names []string) {
+	for _, r := range rows {
+		if r.Sum != rows[0].Sum || r.Loss != rows[0].Loss {
+			names = append(names, r.Policy)
+		}
+	}
+	return names
+}
+
+// Table shows what a comparison found.
+func (j *Job) Table(w io.Writer, rows []Row) {
+	o := j.Options
+	fmt.Fprintf(w, "%s on pp %d x vpp %d x dp %d (ep %d), %d steps of %d tokens a policy\n\n", j.config.Model.Name, o.PP, o.VPP, o.DP, o.EP, o.Steps, j.config.Tokens())
+	fmt.Fprintf(w, "%-18s %12s %12s %10s %11s  %s\n", "policy", "peak device", "peak host", "step time", "final loss", "identical")
+	for _, r := range rows {
+		same := "yes"
+		if r.Sum != rows[0].Sum || r.Loss != rows[0].Loss {
+			same = "no"
+		}
+		fmt.Fprintf(w, "%-18s %12s %12s %9.2fx %11.4f  %s\n", r.Policy, page.Size(r.Device), page.Size(r.Host), r.StepRatio, r.Loss, same)
+	}
+	fmt.Fprintf(w, "\n%s\n", shows(rows))
+}
+
+// shows says in one sentence what the rows show.
+func shows(rows []Row) string {
+	if bad := Differ(rows); len(bad) > 0 {
+		return fmt.Sprintf("Parameters under %s are not those under %s, which is a fault of this program.", strings.Join(bad, ", "), rows[0].Policy)
+	}
+	share := func(a, b string) string {
+		find := func(name string) int { return slices.IndexFunc(rows, func(r Row) bool { return r.Policy == name }) }
+		return fmt.Sprintf("%.0f %%", 100*float64(rows[find(a)].Device)/float64(rows[find(b)].Device))
+	}
+	return fmt.Sprintf("Every policy trained the same parameters, bit for bit: stash with %s of the device memory of oversized static buffers, and budget with %s of what keeping everything takes.",
+		share("stash", "static"), share("budget", "none"))
+}

@@ -1,0 +1,146 @@
+// This file owns models: by the name of a preset, from a config.json of Hugging Face,
+// or from the same keys in YAML.
+
+package trainrun
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// ModelSpec is a preset's name or a file's, or the keys of a config.json.
+type ModelSpec struct {
+	Name string
+	Keys map[string]any
+}
+
+// nameKey is where a config.json keeps the model's name.
+const nameKey = "_name_or_path"
+
+// UnmarshalYAML takes a word or an object.
+func (s *ModelSpec) UnmarshalYAML(text []byte) error {
+	var name string
+	if yaml.Unmarshal(text, &name) == nil {
+		*s = ModelSpec{Name: name}
+		return nil
+	}
+	*s = ModelSpec{}
+	if err := yaml.Unmarshal(text, &s.Keys); err != nil {
+		return errors.New("model must be a preset's name, a file's, or the keys of a config.json")
+	}
+	return nil
+}
+
+// MarshalYAML is the opposite.
+func (s ModelSpec) MarshalYAML() (any, error) {
+	if s.Keys != nil {
+		return s.Keys, nil
+	}
+	return s.Name, nil
+}
+
+// isFile tells a file from a preset.
+func (s *ModelSpec) isFile() bool {
+	ext := strings.ToLower(filepath.Ext(s.Name))
+	return ext == ".json" || ext == ".yaml" || ext == ".yml" || strings.ContainsRune(s.Name, os.PathSeparator)
+}
+
+// resolve makes the model, and what its file says of how layers are computed. The keys
+// of a file are taken into the options, so that a run needs the file no more.
+func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
+	set := layer.DefaultSettings()
+	if s.Keys == nil && !s.isFile() {
+		m, err := model.Preset(s.Name)
+		if err != nil {
+			return nil, set, fmt.Errorf("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
+		}
+		return m, set, nil
+	}
+	from := "the model in the configuration"
+	if s.Keys == nil {
+		from = "--model " + s.Name
+		if err := s.load(); err != nil {
+			return nil, set, err
+		}
+	}
+	text, err := json.Marshal(s.Keys)
+	if err != nil {
+		return nil, set, fmt.Errorf("%s: %w", from, err)
+	}
+	m, err := model.ParseHF(text)
+	if err != nil {
+		return nil, set, fmt.Errorf("%s: %s", from, strings.TrimPrefix(err.Error(), "model: "))
+	}
+	return m, set, s.settings(&set)
+}
+
+// load reads the keys of a file, or of the config.json in a folder.
+func (s *ModelSpec) load() error {
+	file := s.Name
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		file = filepath.Join(file, "config.json")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--model %s cannot be read: %w", s.Name, pathless(err))
+	}
+	keys := map[string]any{}
+	// Python writes NaN into such files, which is no JSON, but YAML.
+	if json.Unmarshal(text, &keys) != nil {
+		if err := yaml.Unmarshal(text, &keys); err != nil {
+			return fmt.Errorf("--model %s is neither the config.json of a model nor the same in YAML", s.Name)
+		}
+	}
+	if name, _ := keys[nameKey].(string); name == "" {
+		keys[nameKey] = strings.TrimSuffix(filepath.Base(s.Name), filepath.Ext(s.Name))
+	}
+	s.Keys = keys
+	return nil
+}
+
+// settings are the keys that change no shape.
+func (s *ModelSpec) settings(set *layer.Settings) (err error) {
+	number := func(to func(float64), names ...string) {
+		for _, name := range names {
+			switch v := s.Keys[name].(type) {
+			case float64:
+				to(v)
+			case uint64: // as YAML has whole numbers
+				to(float64(v))
+			case nil:
+				continue
+			default:
+				err = errors.Join(err, fmt.Errorf("%s of the model is %v; it must be a number", name, v))
+			}
+			return
+		}
+	}
+	number(func(v float64) { set.Epsilon = float32(v) }, "rms_norm_eps", "layer_norm_epsilon", "norm_eps")
+	number(func(v float64) { set.Theta = v }, "rope_theta")
+	number(func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
+	number(func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
+	if v, ok := s.Keys["norm_topk_prob"].(bool); ok {
+		set.Routing.Normalise = v
+	}
+	return err
+}
+
+// pathless is an error of the file system without the name, which the sentence has
+// already.
+func pathless(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

@@ -1,0 +1,158 @@
+// Package trainrun is what `stowage train` does: it makes a run of the words that a
+// user gives, trains it with a folder to come back to, or trains the same model
+// under all memory policies and compares them.
+//
+// This file owns the options: their defaults, and the YAML that they are kept in.
+// model.go owns models, job.go the way from options to a trainer, run.go one run,
+// folder.go its folder, compare.go the comparison, progress.go what is shown meanwhile.
+package trainrun
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/stowage-dev/stowage/internal/spell"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// Options are a run as a user gives it. Keys of YAML are the flags' names with
+// underscores. Sizes of the layout that are zero are chosen by the model.
+type Options struct {
+	Model ModelSpec `yaml:"model"`
+	Data  string    `yaml:"data"`
+	Steps int       `yaml:"steps"`
+	Seed  uint64    `yaml:"seed"`
+
+	PP           int     `yaml:"pp"`
+	VPP          int     `yaml:"vpp"`
+	EP           int     `yaml:"ep"`
+	DP           int     `yaml:"dp"`
+	Micro        int     `yaml:"micro"`
+	Seq          int     `yaml:"seq"`
+	Microbatches int     `yaml:"microbatches"`
+	Dispatch     string  `yaml:"dispatch"`
+	Capacity     float64 `yaml:"capacity_factor"`
+	Device       string  `yaml:"device"`
+
+	Policy    string   `yaml:"policy"`
+	Budget    string   `yaml:"budget,omitempty"`
+	Offload   []string `yaml:"offload_modules,omitempty"`
+	Fraction  float64  `yaml:"offload_fraction"`
+	Recompute []string `yaml:"recompute_modules,omitempty"`
+	Graph     []string `yaml:"graph,omitempty"`
+	Pool      string   `yaml:"pool,omitempty"`
+	Prefetch  int      `yaml:"prefetch"`
+	GradComm  string   `yaml:"grad_comm_dtype"`
+	BF16      bool     `yaml:"bf16"`
+
+	LR          float64  `yaml:"lr"`
+	MinLR       float64  `yaml:"min_lr"`
+	WarmUp      int      `yaml:"warm_up"`
+	Decay       int      `yaml:"decay"`
+	Beta1       float64  `yaml:"beta1"`
+	Beta2       float64  `yaml:"beta2"`
+	WeightDecay float64  `yaml:"weight_decay"`
+	Clip        float64  `yaml:"clip"`
+	AuxLoss     *float64 `yaml:"aux_loss,omitempty"` // nil is the model's
+	BiasRate    float64  `yaml:"bias_rate"`
+
+	SaveEvery int `yaml:"save_every"`
+	Keep      int `yaml:"keep"`
+}
+
+// Defaults are the options of a run of which nothing is said.
+func Defaults() Options {
+	a := train.DefaultOptim()
+	return Options{
+		Model: ModelSpec{Name: "tiny-moe"}, Seed: 1, Micro: 8, Seq: 128, Microbatches: 2, Dispatch: "alltoall", Device: "cpu",
+		Fraction: 1, Prefetch: 1, GradComm: "fp32", LR: a.LR, MinLR: a.MinLR, WarmUp: a.WarmUp, Decay: a.Decay, Beta1: a.Beta1, Beta2: a.Beta2,
+		WeightDecay: a.Weights, Clip: a.Clip, BiasRate: 1e-3, SaveEvery: 100, Keep: 2,
+	}
+}
+
+// ChoosePolicy names the policy of a run that gives none: what is given instead of it
+// says which. Rows of experts go into pages.
+func (o *Options) ChoosePolicy() {
+	switch {
+	case o.Policy != "":
+	case o.Budget != "":
+		o.Policy = "budget"
+	case len(o.Graph) > 0:
+		o.Policy = "graphs"
+	default:
+		o.Policy = "stash"
+	}
+}
+
+// Read reads options from a file of YAML over those that are there.
+func (o *Options) Read(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("%s cannot be read: %w", file, pathless(err))
+	}
+	return o.parse(file, text)
+}
+
+func (o *Options) parse(file string, text []byte) (err error) {
+	defer func() { // the parser is not ours
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s cannot be read as YAML: %v", file, p)
+		}
+	}()
+	if len(bytes.TrimSpace(text)) == 0 {
+		return nil
+	}
+	err = yaml.UnmarshalWithOptions(text, o, yaml.Strict())
+	var said yaml.Error
+	if !errors.As(err, &said) {
+		return err
+	}
+	at := file
+	if t := said.GetToken(); t != nil && t.Position != nil {
+		at = fmt.Sprintf("%s, line %d", file, t.Position.Line)
+		var unknown *yaml.UnknownFieldError
+		if errors.As(err, &unknown) {
+			return fmt.Errorf("%s: unknown key %q%s", at, t.Value, meant(t.Value, keys()))
+		}
+	}
+	message, _, _ := strings.Cut(said.GetMessage(), "\n")
+	return fmt.Errorf("%s: %s", at, message)
+}
+
+// keys are those of the file.
+func keys() (names []string) {
+	for f := range reflect.TypeFor[Options]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		names = append(names, name)
+	}
+	return names
+}
+
+// meant names the word that was probably meant, in brackets.
+func meant(word string, known []string) string {
+	best, least := "", len(word)/2+1
+	for _, k := range known {
+		if d := spell.Distance(word, k); d < least {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return "; the keys are " + strings.Join(known, ", ")
+	}
+	return fmt.Sprintf(" (did you mean %s?)", best)
+}
+
+// Text is the options as YAML, which Read reads.
+func (o *Options) Text() ([]byte, error) {
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("the options cannot be written: %w", err)
+	}
+	return append([]byte("# A run of stowage train; --config reads it.\n"), text...), nil
+}

@@ -1,0 +1,236 @@
+// This file owns one run: beginning or going on, steps, checkpoints, and the end.
+
+package trainrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/checkpoint"
+)
+
+// RunSteps is how many steps a run trains where nobody says.
+const RunSteps = 100
+
+// Interrupted is the end that the user asked for.
+type Interrupted struct{ Saved string }
+
+func (e Interrupted) Error() string {
+	if e.Saved == "" {
+		return "interrupted; nothing was saved, because there is no --out"
+	}
+	return "interrupted; the run is saved, and goes on with --out " + e.Saved + " --resume"
+}
+
+// Summary is what a run came to. Tokens, seconds and speed are those since it began
+// or was resumed.
+type Summary struct {
+	Model    string  `json:"model"`
+	Policy   string  `json:"policy"`
+	Ranks    int     `json:"ranks"`
+	Steps    int     `json:"steps"`
+	Finished bool    `json:"finished"`
+	Device   int64   `json:"peak_device_bytes"` // of the fullest rank
+	Host     int64   `json:"peak_host_bytes"`
+	Loss     float64 `json:"final_loss"`
+	Sum      string  `json:"params_sha256"`
+	Reruns   int     `json:"reruns"`
+	Tokens   int64   `json:"tokens"`
+	Seconds  float64 `json:"seconds"`
+	Speed    float64 `json:"tokens_per_second"`
+}
+
+// line is a line of metrics. Steps count from one: line n is of the state that
+// checkpoint n has.
+type line struct {
+	Step int `json:"step"`
+	train.Metrics
+	Speed float64 `json:"tokens_per_second"`
+}
+
+// run is a run under way.
+type run struct {
+	*Job
+	t      *train.Trainer
+	folder *folder // nil without --out
+	p      *Progress
+	out    Summary
+	saved  int // the step of the last checkpoint
+}
+
+// Resumable reads the options of the run in a folder.
+func Resumable(dir string, o *Options) error {
+	file := filepath.Join(dir, configName)
+	if !exists(file) {
+		return Wrong{fmt.Errorf("--resume: there is no run in %s; leave --resume out to begin one, or give the --out of another", dir)}
+	}
+	if err := o.Read(file); err != nil {
+		return Wrong{fmt.Errorf("--resume: %w", err)}
+	}
+	return nil
+}
+
+// Run trains. A folder of "" keeps nothing.
+func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s Summary, err error) {
+	from, err := j.begin(dir, resume, p)
+	if err != nil {
+		return s, err
+	}
+	if j.config.Memory.Links, err = j.measure(); err != nil {
+		return s, err
+	}
+	r := &run{Job: j, p: p, saved: -1}
+	r.out.Model, r.out.Policy, r.out.Ranks = j.config.Model.Name, j.Options.Policy, j.config.Layout.Ranks()
+	if r.t, err = open(j.config); err != nil {
+		return s, err
+	}
+	defer func() {
+		p.Settle()
+		err = errors.Join(err, r.t.Close())
+		if r.folder != nil {
+			err = errors.Join(err, r.folder.close())
+		}
+	}()
+	if from != nil {
+		if err := r.t.Resume(from); err != nil {
+			return s, blame(err)
+		}
+		r.saved = from.Step
+		p.Say("goes on after step %d", from.Step)
+		if from.Step > j.Options.Steps {
+			return s, Wrong{fmt.Errorf("--steps %d is less than the %d that the run has done; give more", j.Options.Steps, from.Step)}
+		}
+	}
+	if dir != "" {
+		if r.folder, err = openFolder(dir, &j.Options, r.t.Done(), warner(p)); err != nil {
+			r.folder = nil
+			return s, err
+		}
+	}
+	if r.folder != nil {
+		r.out.Loss = r.folder.last
+	}
+	return r.steps(ctx, from == nil)
+}
+
+func warner(p *Progress) func(string) { return func(text string) { p.Say("warning: %s", text) } }
+
+// begin looks at the folder and changes nothing: is there a run, and may there be one?
+func (j *Job) begin(dir string, resume bool, p *Progress) (*checkpoint.Checkpoint, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, Wrong{fmt.Errorf("--out %s is a file; give a folder", dir)}
+	}
+	o := checkpoint.Options{Dir: dir, Warn: warner(p)}
+	if resume {
+		c, err := checkpoint.Latest(o)
+		if errors.Is(err, checkpoint.ErrNone) {
+			p.Say("the run in %s has no checkpoint yet; it begins anew", dir)
+			return nil, nil
+		}
+		return c, err
+	}
+	steps, err := checkpoint.Steps(o)
+	if err != nil {
+		return nil, Wrong{fmt.Errorf("--out: %w", err)}
+	}
+	if len(steps) > 0 {
+		return nil, Wrong{fmt.Errorf("--out %s holds a run of %d steps already; use --resume to go on with it, or another --out", dir, steps[len(steps)-1])}
+	}
+	return nil, nil
+}
+
+// steps trains to the end, or until the user has it end.
+func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
+	o := &r.Options
+	stopped := false
+	for r.t.Done() < o.Steps && !stopped {
+		m, err := r.t.Step()
+		if err != nil {
+			if fresh && r.folder != nil && r.t.Done() == 0 {
+				r.folder.undo()
+				r.folder = nil
+			}
+			return r.out, err
+		}
+		if err := r.took(m); err != nil {
+			return r.out, err
+		}
+		stopped = ctx.Err() != nil
+		last := stopped || r.t.Done() == o.Steps
+		if last || o.SaveEvery > 0 && r.t.Done()%o.SaveEvery == 0 {
+			if err := r.save(); err != nil {
+				return r.out, err
+			}
+		}
+	}
+	if err := r.finish(!stopped || r.t.Done() == o.Steps); err != nil {
+		return r.out, err
+	}
+	if stopped && r.t.Done() < o.Steps {
+		dir := ""
+		if r.folder != nil {
+			dir = r.folder.dir
+		}
+		return r.out, Interrupted{Saved: dir}
+	}
+	return r.out, nil
+}
+
+// took notes a step.
+func (r *run) took(m train.Metrics) error {
+	r.p.step(r.out.Policy, m, r.Options.Steps)
+	r.out.Loss, r.out.Reruns = m.Loss, m.Reruns
+	r.out.Tokens += int64(m.Tokens)
+	r.out.Seconds += m.Seconds
+	if r.folder == nil {
+		return nil
+	}
+	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds})
+}
+
+func (r *run) save() error {
+	if r.folder == nil || r.saved == r.t.Done() {
+		return nil
+	}
+	if err := r.folder.metrics.Sync(); err != nil {
+		return fmt.Errorf("%s cannot be written: %w", r.folder.metrics.Name(), pathless(err))
+	}
+	if err := r.t.Save(r.folder.store); err != nil {
+		return err
+	}
+	r.saved = r.t.Done()
+	return nil
+}
+
+// finish adds up.
+func (r *run) finish(finished bool) (err error) {
+	s := &r.out
+	d, h := peaks(r.t)
+	s.Steps, s.Finished, s.Device, s.Host = r.t.Done(), finished, int64(d), int64(h)
+	if s.Seconds > 0 {
+		s.Speed = float64(s.Tokens) / s.Seconds
+	}
+	if s.Sum, err = r.t.Sum(); err != nil || r.folder == nil {
+		return err
+	}
+	return r.folder.summary(*s)
+}
+
+// Text shows what a run came to.
+func (s Summary) Text(w io.Writer, dir string) {
+	fmt.Fprintf(w, "%s under %s: %d steps, loss %.4f, %.0f tokens/s, at most %s of device and %s of host memory on a rank\n",
+		s.Model, s.Policy, s.Steps, s.Loss, s.Speed, page.Size(s.Device), page.Size(s.Host))
+	fmt.Fprintf(w, "parameters %s\n", s.Sum)
+	if dir != "" {
+		fmt.Fprintf(w, "the run is in %s\n", dir)
+	}
+}

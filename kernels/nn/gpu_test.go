@@ -1,0 +1,81 @@
+package nn
+
+import (
+	"bytes"
+	"regexp"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/ptx"
+)
+
+// Every kernel is an entry of its image, with eight bytes a parameter, as many
+// parameters as its launch has arguments, and for as many threads.
+func TestPTXMatchesLaunches(t *testing.T) {
+	_, b := trialMemory(t)
+	threads := regexp.MustCompile(`\.maxntid (\d+), 1, 1`)
+	for source, kinds := range deviceCode() {
+		for name, k := range kinds {
+			for seed := range uint64(4) {
+				_, issue := draw(k, seed, false, b)
+				var s tape
+				issue(&s)
+				for _, op := range s.ops {
+					if op.Kernel == nil {
+						continue
+					}
+					es := ptx.Entries(op.Kernel.Image.Variants[0].PTX)
+					i := slices.IndexFunc(es, func(e ptx.Entry) bool { return e.Name == op.Kernel.Name })
+					if i < 0 || op.Kernel.Image.Name != "nn/"+source+".cu" {
+						t.Fatalf("%s: no entry %s in %s", name, op.Kernel.Name, op.Kernel.Image.Name)
+					}
+					if want := slices.Repeat([]string{"u64"}, len(op.Args())); !slices.Equal(es[i].Params, want) {
+						t.Errorf("%s: %s has parameters %v, arguments %v", name, op.Kernel.Name, es[i].Params, want)
+					}
+					if m := threads.FindStringSubmatch(es[i].Body); m == nil || m[1] != strconv.Itoa(int(op.Block[0])) {
+						t.Errorf("%s: %s is compiled for %v threads a block, launched with %d", name, op.Kernel.Name, m, op.Block[0])
+					}
+				}
+			}
+		}
+	}
+}
+
+// A GPU gives what the twins give, whole numbers to the bit, and the same bits each
+// time. SPEC S6.3
+func TestKernelsOnGPU(t *testing.T) {
+	g := newTensorGPU(t)
+	memory, b := trialMemory(t)
+	there := g.alloc(t, trialSize)
+	defer g.Free(there)
+	all := deviceCode()
+	all["chains"] = chains()
+	for source, kinds := range all {
+		for name, k := range kinds {
+			t.Run(source+"/"+name, func(t *testing.T) {
+				for seed := range uint64(24) {
+					large := seed >= 16
+					x, _, want := twin(k, seed, large, memory, b)
+					y, issue := draw(k, seed, large, there)
+					var got [2][]byte
+					for i := range got {
+						g.Upload(there.Slice(0, device.Bytes(len(y.data))), y.data)
+						issue(g.Stream)
+						got[i] = make([]byte, len(y.data))
+						if err := g.Download(got[i], there.Slice(0, device.Bytes(len(y.data)))); err != nil {
+							t.Fatalf("trial %d: %v", seed, err)
+						}
+					}
+					if err := x.compare(got[0], want); err != nil {
+						t.Fatalf("trial %d: %v", seed, err)
+					}
+					if !bytes.Equal(got[0], got[1]) {
+						t.Fatalf("trial %d: two runs give different bits", seed)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,60 @@
+// What backward passes of norms share: sums for weights that stay with the threads.
+
+#pragma once
+
+#include "nn.cuh"
+
+#define GRAD_THREADS 512
+#define STEPS (SHARE / STEP)
+
+SHARED float weight_sums[256 * SHARE];
+
+// Weight is the sums for a thread's columns of a weight, over the runs that its team
+// has had.
+struct Weight {
+    float v[STEPS][STEP];
+    DEVICE void clear() {
+#pragma unroll
+        for (u32 k = 0; k < STEPS; k++)
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) v[k][e] = 0;
+    }
+    // each calls f for every step of n columns that is this thread's, with its sums.
+    // A team for n columns has no more than STEPS of them; that of a block may.
+    template <class F> DEVICE void each(const Team &t, u32 n, F f) {
+        if (n > t.size * SHARE) trap();
+#pragma unroll
+        for (u32 k = 0; k < STEPS; k++) {
+            u32 c = (t.member + k * t.size) * STEP;
+            if (c < n) f(c, least(STEP, n - c), v[k]);
+        }
+    }
+    // finish writes the sums over all teams of the block, in the order of teams.
+    DEVICE void finish(const Team &t, u32 n, u64 to) {
+        u32 in = threads() / t.size, own = thread() / t.size;
+#pragma unroll 1
+        for (u32 turn = 0; turn < in; turn++) {
+            barrier();
+            if (turn != own) continue;
+            each(t, n, [&](u32 c, u32 m, float *sum) {
+#pragma unroll
+                for (u32 e = 0; e < STEP; e++) {
+                    if (e >= m) continue;
+                    if (turn > 0) sum[e] += weight_sums[c + e];
+                    if (turn + 1 < in) weight_sums[c + e] = sum[e];
+                }
+                if (turn + 1 == in) store(F32, to + 4ull * c, m, sum);
+            });
+        }
+    }
+};
+
+// add_parts adds, a thread a column, what the blocks have written to a weight's
+// gradient.
+DEVICE void add_parts(u64 dw, u64 parts, u32 count, u32 cols, u32 type) {
+#pragma unroll 1
+    for (u32 c = block() * threads() + thread(); c < cols; c += blocks() * threads()) {
+        u64 to = dw + (u64)c * size_of(type);
+        set(type, to, sum_apart(get(type, to), parts + 4ull * c, count, 4ull * cols));
+    }
+}
