@@ -34,8 +34,8 @@ type Memory struct {
 	Budget device.Bytes
 	Scopes capture.Set
 	// Sets is the number of shared buffers for rows, and Room their size over what
-	// balanced routing needs; zero stands for 2 and 1.25. A step that needs more is
-	// rerun with more.
+	// balanced routing needs; zero stands for 2 of twice as much, or under a budget a
+	// quarter more. A step that needs more is rerun with more.
 	Sets int
 	Room float64
 	// Links are the rates between device and host; zero has them measured.
@@ -125,7 +125,11 @@ func (m *Memory) sets() int { return cmp.Or(m.Sets, 2) }
 
 // setRows is the size of a shared buffer.
 func (m *Memory) setRows(balanced, worst int) int {
-	return min(worst, max(1, int(cmp.Or(m.Room, 1.25)*float64(balanced))))
+	room := cmp.Or(m.Room, 2)
+	if m.Room == 0 && m.Budget > 0 {
+		room = 1.25
+	}
+	return min(worst, max(1, int(room*float64(balanced))))
 }
 
 func (m *Memory) check(c *Config) error {
@@ -246,16 +250,18 @@ func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerC
 	live := schedule.Pages(r.inFlight())
 	c := &stash.ManagerConfig{}
 	c.Store.Page = page
-	c.Store.Pages = [stash.Tiers]schedule.Pages{balanced * live, 1}
+	// A tenth more than that on the device, and a net for an eighth in host memory:
+	// routing is never balanced, and a spill costs less than a rerun.
+	room, net := balanced*live*11/10, max(1, balanced*live/8)
+	c.Store.Pages = [stash.Tiers]schedule.Pages{room, net}
 	c.Store.Max = [stash.Tiers]schedule.Pages{worst * live, worst * live}
 	switch {
 	case r.cfg.Memory.hostRows():
-		c.Store.Pages, c.Store.Max[stash.Device] = [stash.Tiers]schedule.Pages{1, balanced * live}, 1
+		c.Store.Pages, c.Store.Max[stash.Device] = [stash.Tiers]schedule.Pages{1, room + net}, 1
 	case budget > 0:
 		// Half of what is left is for rows; what finds no page there goes to the host.
-		room := max(1, (schedule.Pages(budget/page)-spaces)/2)
-		c.Store.Max[stash.Device] = min(room, balanced*live*21/20)
-		c.Store.Pages = [stash.Tiers]schedule.Pages{c.Store.Max[stash.Device], max(1, balanced*live-room)}
+		c.Store.Max[stash.Device] = min(room, max(1, (schedule.Pages(budget/page)-spaces)/2))
+		c.Store.Pages = [stash.Tiers]schedule.Pages{c.Store.Max[stash.Device], room + net - c.Store.Max[stash.Device]}
 	}
 	return c
 }
