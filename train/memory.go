@@ -254,7 +254,8 @@ func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerC
 	// routing is never balanced, and a spill costs less than a rerun.
 	room, net := balanced*live*11/10, max(1, balanced*live/8)
 	c.Store.Pages = [stash.Tiers]schedule.Pages{room, net}
-	c.Store.Max = [stash.Tiers]schedule.Pages{worst * live, worst * live}
+	most := max(worst*live, room+net)
+	c.Store.Max = [stash.Tiers]schedule.Pages{most, most}
 	switch {
 	case r.cfg.Memory.hostRows():
 		c.Store.Pages, c.Store.Max[stash.Device] = [stash.Tiers]schedule.Pages{1, room + net}, 1

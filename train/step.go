@@ -139,7 +139,7 @@ func (r *rank) rebalance() {
 		if r.replicas != nil {
 			r.replicas.AllGather(r.s, b.all, b.Load)
 		}
-		nn.UpdateBias(r.s, nn.Rebalance{Bias: b.Bias, Load: b.all, Experts: b.experts, Rate: r.cfg.Settings.Routing.BiasRate})
+		nn.UpdateBias(r.s, nn.Rebalance{Bias: b.Bias, Load: b.all, Experts: b.experts, Ranks: int(b.all.Len / b.Load.Len), Rate: r.cfg.Settings.Routing.BiasRate})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/train/data"
 	"github.com/stowage-dev/stowage/train/layer"
 )
@@ -76,6 +77,9 @@ func New(cfg Config) (t *Trainer, err error) {
 	if t.world, err = comm.NewLocal(t.devs, comm.Options{}); err != nil {
 		return t, err
 	}
+	if err = t.measure(); err != nil {
+		return t, err
+	}
 	t.ranks = make([]*rank, n)
 	err = t.each(func(i int) (err error) {
 		t.ranks[i], err = newRank(t, i, t.devs[i], t.world[i])
@@ -85,6 +89,21 @@ func New(cfg Config) (t *Trainer, err error) {
 		return t.ranks[i].begin()
 	})
 	return t, err
+}
+
+// measure finds the rates of the links, if anything may move, on a device of its own: the
+// memory that it takes is none of the run's.
+func (t *Trainer) measure() error {
+	m := &t.cfg.Memory
+	if m.Links != (policy.Links{}) || m.Budget == 0 && m.byHand() == nil {
+		return nil
+	}
+	dev, err := t.cfg.Device(0)
+	if err != nil {
+		return err
+	}
+	m.Links, err = stowage.MeasureLinks(dev)
+	return errors.Join(err, dev.Close())
 }
 
 // begin gives parameters their first values.

@@ -66,10 +66,10 @@ func (p *plainAttention) near(t testing.TB, got [5][]float64) {
 func drawAttention(t *rapid.T) attentionCase {
 	c := attentionCase{
 		batch:    rapid.IntRange(1, 2).Draw(t, "batch"),
-		seq:      rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(1, 300)).Draw(t, "seq"),
+		seq:      rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(1, 210)).Draw(t, "seq"),
 		kvHeads:  rapid.IntRange(1, 2).Draw(t, "kv heads"),
-		keyDim:   rapid.IntRange(1, 40).Draw(t, "key"),
-		valueDim: rapid.IntRange(1, 40).Draw(t, "value"),
+		keyDim:   rapid.IntRange(1, 24).Draw(t, "key"),
+		valueDim: rapid.IntRange(1, 24).Draw(t, "value"),
 		typ:      rapid.SampledFrom([]kernels.Number{kernels.F32, kernels.BF16}).Draw(t, "type"),
 		seed:     rapid.Uint64().Draw(t, "seed"),
 	}
@@ -111,9 +111,9 @@ func TestAttentionIsPlainAttention(t *testing.T) {
 func TestAttentionOfRealShapes(t *testing.T) {
 	dev := attentionDevice(t)
 	for _, c := range []attentionCase{
-		{batch: 1, seq: 512, heads: 2, kvHeads: 1, keyDim: 128, valueDim: 128},
-		{batch: 1, seq: 320, heads: 1, kvHeads: 1, keyDim: 192, valueDim: 128, window: 100},
-		{batch: 1, seq: 256, heads: 2, kvHeads: 2, keyDim: 64, valueDim: 64, typ: kernels.BF16},
+		{batch: 1, seq: 400, heads: 1, kvHeads: 1, keyDim: 128, valueDim: 128},
+		{batch: 1, seq: 210, heads: 1, kvHeads: 1, keyDim: 192, valueDim: 128, window: 100},
+		{batch: 1, seq: 192, heads: 2, kvHeads: 2, keyDim: 64, valueDim: 64, typ: kernels.BF16},
 	} {
 		x := newAttentionLab(t, dev, c)
 		p := newPlainAttention(c)
@@ -159,11 +159,17 @@ func TestAttentionOfLargeScores(t *testing.T) {
 	for i := range p.q {
 		p.q[i] *= 60
 	}
-	for _, r := range x.run(p) {
-		for _, f := range r {
-			if math.IsNaN(f) || math.IsInf(f, 0) {
-				t.Fatal("scores of some hundreds give numbers that are not finite")
-			}
+	p.run()
+	got := x.run(p)
+	for i, want := range p.o {
+		// A score of 300 has an error of about 2e-5, and so have weights in relation.
+		if !(math.Abs(got[0][i]-want) <= 2e-4) {
+			t.Fatalf("o[%d] is %g, want %g", i, got[0][i], want)
+		}
+	}
+	for i, r := range got {
+		if slices.ContainsFunc(r, func(f float64) bool { return math.IsNaN(f) || math.IsInf(f, 0) }) {
+			t.Errorf("%s has numbers that are not finite", attentionResults[i])
 		}
 	}
 }

@@ -68,7 +68,7 @@ func (p *plainAttention) run() {
 				q := ((b*p.seq+i)*p.heads + h) * p.keyDim
 				o := ((b*p.seq+i)*p.heads + h) * p.valueDim
 				dw := make([]float64, p.seq)
-				for j, w := range weights {
+				for j, w := range weights[:i+1] {
 					v := ((b*p.seq+j)*p.kvHeads + kv) * p.valueDim
 					for d := range p.valueDim {
 						p.o[o+d] += w * p.v[v+d]
@@ -81,7 +81,7 @@ func (p *plainAttention) run() {
 				for d := range p.valueDim {
 					mean += p.stored(p.o[o+d]) * p.do[o+d]
 				}
-				for j, w := range weights {
+				for j, w := range weights[:i+1] {
 					k := ((b*p.seq+j)*p.kvHeads + kv) * p.keyDim
 					ds := w * (dw[j] - mean) * scale
 					for d := range p.keyDim {

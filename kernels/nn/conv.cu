@@ -26,7 +26,7 @@ DEVICE Conv unpack(u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how) {
 // A block takes some rows of some columns, whose taps it keeps. A warp takes a row.
 KERNEL(THREADS)
 stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 pitch_y) {
-    SHARED float taps[TAPS + 1][COLS];
+    SHARED float taps[TAPS + 1][COLS] __attribute__((aligned(16)));
     Conv v = unpack(x, w, bias, size, cols, how);
     Matrix y = {global(dst), pitch_y, v.x.type};
     u32 pieces = (v.rows + ROWS - 1) / ROWS, tiles = (v.cols + COLS - 1) / COLS;
@@ -47,13 +47,13 @@ stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u6
         for (row += warp(); row < end; row += warps()) {
             float sum[STEP], in[STEP];
 #pragma unroll
-            for (u32 e = 0; e < STEP; e++) sum[e] = taps[TAPS][own + e];
+            for (u32 e = 0; e < STEP; e++) sum[e] = (&taps[TAPS][own])[e];
             u32 t = row % v.seq, first = t < v.taps - 1 ? v.taps - 1 - t : 0;
 #pragma unroll 1
             for (u32 k = first; k < v.taps; k++) {
                 load(v.x.type, v.x.at(row + k - (v.taps - 1), from + own), n, in);
 #pragma unroll
-                for (u32 e = 0; e < STEP; e++) sum[e] += taps[k][own + e] * in[e];
+                for (u32 e = 0; e < STEP; e++) sum[e] += (&taps[k][own])[e] * in[e];
             }
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) sum[e] *= sigmoid(sum[e]);
@@ -188,6 +188,5 @@ stowage_nn_conv_grad(u64 dsrc, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 h
             for (u32 i = 0; i < warps(); i++) sum += sums[a][32 * i + lane()];
             set((u32)type, at, get((u32)type, at) + sum);
         }
-        barrier();
     }
 }

@@ -87,7 +87,6 @@ stowage_nn_embed_sort(u64 ids, u64 scratch, u64 size) {
     List l = {counts, row, which};
 #pragma unroll 1
     for (u64 first = (u64)block() * THREADS; first < vocab; first += (u64)blocks() * THREADS) {
-        barrier();
         count[thread()] = 0;
         if (thread() == 0) lower_ids = 0;
         barrier();
@@ -117,7 +116,6 @@ stowage_nn_embed_sort(u64 ids, u64 scratch, u64 size) {
             for (u32 i = 0; i < found; i++) {
                 if (which[i] == thread()) write(order + 4ull * next++, row[i]);
             }
-            barrier();
         });
     }
 }
@@ -192,7 +190,6 @@ stowage_nn_cross_entropy(u64 src, u64 targets, u64 losses, u64 size, u64 pitch, 
                 s.add(v, n);
             });
             most = warp_max(s.most);
-            barrier();
             if (lane() == 0) tops[warp()] = most;
             barrier();
 #pragma unroll

@@ -236,20 +236,26 @@ stowage_nn_route_grad(u64 score, u64 index, u64 dweight, u64 dlogits, u64 chosen
 
 // One block: each thread adds up all counts by itself.
 KERNEL(THREADS)
-stowage_nn_rebalance(u64 bias, u64 load, u64 experts, u64 rate) {
-    SHARED u32 count[EXPERTS];
+stowage_nn_rebalance(u64 bias, u64 load, u64 experts, u64 rate, u64 ranks) {
+    SHARED u64 count[EXPERTS];
     u32 n = (u32)experts;
 #pragma unroll 1
-    for (u32 e = thread(); e < n; e += threads()) count[e] = read<u32>(global(load) + 4 * e);
+    for (u32 e = thread(); e < n; e += threads()) {
+        u64 sum = 0;
+        for (u32 r = 0; r < (u32)ranks; r++) {
+            sum += read<u32>(global(load) + 4 * (r * n + e));
+            write(global(load) + 4 * (r * n + e), 0u);
+        }
+        count[e] = sum;
+    }
     barrier();
     u64 total = 0;
 #pragma unroll 8
     for (u32 e = 0; e < n; e++) total += count[e];
 #pragma unroll 1
     for (u32 e = thread(); e < n; e += threads()) {
-        u64 times = (u64)count[e] * n, at = global(bias) + 4 * e;
+        u64 times = count[e] * n, at = global(bias) + 4 * e;
         float step = number((u32)rate);
         if (times != total) set(F32, at, get(F32, at) + (times < total ? step : -step));
-        write(global(load) + 4 * e, 0u);
     }
 }

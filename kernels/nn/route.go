@@ -215,24 +215,29 @@ func runsOf(n, run int) int { return (n + run - 1) / run }
 
 // Rebalance moves the bias (fp32) of each expert by Rate up if it was chosen less
 // often than the mean, and down if more often; then it sets Load (uint32) to zero.
-// Both are one number an expert.
+// Both are one number an expert; Load may be so for each of several ranks, whose
+// choices then count together.
 type Rebalance struct {
 	Bias, Load device.Range
 	Experts    int // at most MaxExperts
+	Ranks      int // zero stands for one
 	Rate       float32
 }
 
 // UpdateBias issues it.
 //
-// Arguments of stowage_nn_rebalance, which is one block: bias, load, experts, Rate.
+// Arguments of stowage_nn_rebalance, which is one block: bias, load, experts, Rate,
+// ranks.
 func UpdateBias(s device.Stream, r Rebalance) {
 	if r.Experts < 1 || r.Experts > MaxExperts {
 		panic(fmt.Sprintf("nn: the bias of %d experts; 1 to %d can be", r.Experts, MaxExperts))
 	}
+	ranks := max(r.Ranks, 1)
 	l := device.NewLaunch(&rebalanceKernel, 1, routeThreads)
 	l.Write(needWords("the bias of experts", r.Bias, r.Experts))
-	l.Write(needWords("the load of experts", r.Load, r.Experts))
+	l.Write(needWords("the load of experts", r.Load, ranks*r.Experts))
 	l.Arg(uint64(r.Experts))
 	l.Arg(bits(r.Rate))
+	l.Arg(uint64(ranks))
 	s.Launch(l)
 }

@@ -293,22 +293,24 @@ func TestUpdateBias(t *testing.T) {
 	y := newYard(t, 1<<13)
 	rapid.Check(t, func(t *rapid.T) {
 		y.reset(t)
-		load := rapid.SliceOfN(rapid.Uint32Range(0, 6), 1, 40).Draw(t, "load")
+		experts, ranks := rapid.IntRange(1, 40).Draw(t, "experts"), rapid.IntRange(1, 3).Draw(t, "ranks")
+		load := rapid.SliceOfN(rapid.Uint32Range(0, 6), ranks*experts, ranks*experts).Draw(t, "load")
 		if rapid.Bool().Draw(t, "large") {
 			load[0] = math.MaxUint32
 		}
-		bias, sum := make([]float32, len(load)), 0.0
+		bias, counts, sum := make([]float32, experts), make([]float64, experts), 0.0
 		for i, n := range load {
-			bias[i] = float32(i)
+			bias[i%experts] = float32(i % experts)
+			counts[i%experts] += float64(n)
 			sum += float64(n)
 		}
-		r := Rebalance{Bias: put(y, bias), Load: put(y, load), Experts: len(load), Rate: 0.25}
+		r := Rebalance{Bias: put(y, bias), Load: put(y, load), Experts: experts, Ranks: ranks, Rate: 0.25}
 		UpdateBias(y, r)
-		for i, n := range load {
-			switch mean := sum / float64(len(load)); {
-			case float64(n) < mean:
+		for i, n := range counts {
+			switch mean := sum / float64(experts); {
+			case n < mean:
 				bias[i] += 0.25
-			case float64(n) > mean:
+			case n > mean:
 				bias[i] -= 0.25
 			}
 		}

@@ -257,14 +257,18 @@ func (r *routeGrad) unweigh(dscore, kept, dweight []float32) {
 func rebalanceTwin(l *device.Launch) {
 	a := l.Args()
 	n := int(a[2])
-	bias, load, rate := device.Slice[float32](a[0], n), device.Slice[uint32](a[1], n), math.Float32frombits(uint32(a[3]))
+	bias, load, rate := device.Slice[float32](a[0], n), device.Slice[uint32](a[1], n*int(a[4])), math.Float32frombits(uint32(a[3]))
 	total := uint64(0)
 	for _, c := range load {
 		total += uint64(c)
 	}
-	for e, c := range load {
-		// Against the mean without its fraction: c < total/n.
-		switch times := uint64(c) * uint64(n); {
+	for e := range bias {
+		count := uint64(0)
+		for at := e; at < len(load); at += n {
+			count += uint64(load[at])
+		}
+		// Against the mean without its fraction: count < total/n.
+		switch times := count * uint64(n); {
 		case times < total:
 			bias[e] += rate
 		case times > total:

@@ -29,7 +29,6 @@ stowage_nn_sort_count(u64 index, u64 scratch, u64 pairs, u64 which) {
     u32 first = low(which), experts = high(which);
 #pragma unroll 1
     for (u64 from = (u64)block() * RUN; from < pairs; from += (u64)blocks() * RUN) {
-        barrier();
 #pragma unroll 1
         for (u32 e = thread(); e < experts; e += threads()) count[e] = 0;
         barrier();
@@ -50,11 +49,10 @@ struct Layout {
 
 SHARED u32 prefix_part[32];
 
-// prefix makes of the counts of experts the counts of all before; before[experts] is
-// the sum. All threads of the block call it.
+// prefix makes of the counts of experts the counts of all before. All threads of the
+// block call it, and may use both behind it.
 DEVICE void prefix(const u32 *count, u32 *before, u32 experts) {
     u32 sum = 0;
-    barrier();
 #pragma unroll 1
     for (u32 from = 0; from < experts; from += threads()) {
         u32 e = from + thread(), n = e < experts ? count[e] : 0, up = warp_scan(n);
@@ -69,8 +67,6 @@ DEVICE void prefix(const u32 *count, u32 *before, u32 experts) {
         if (e < experts) before[e] = at + up - n;
         barrier();
     }
-    if (thread() == 0) before[experts] = sum;
-    barrier();
 }
 
 // segment is where an expert's rows begin, and how many fit into its slot and the
@@ -118,7 +114,7 @@ DEVICE u64 need(const Layout &y, const u32 *count) {
 // One block, a thread an expert.
 KERNEL(1024)
 stowage_nn_sort_scan(u64 scratch, u64 seg, u64 count, u64 counts, u64 size, u64 groups, u64 limits) {
-    SHARED u32 rows[EXPERTS], before[EXPERTS + 1];
+    SHARED u32 rows[EXPERTS], before[EXPERTS];
     Layout y = {high(size), low(groups), high(groups), high(limits)};
     u32 runs = low(size), capacity = low(limits), e = thread(), n = 0;
     if (e < y.experts) {
@@ -293,7 +289,7 @@ DEVICE void put_part(const Table &t, const u32 *start, const u32 *live, u64 sour
 
 KERNEL(THREADS)
 stowage_nn_regroup(u64 counts, u64 seg, u64 source, u64 place, u64 count, u64 size, u64 parts, u64 room) {
-    SHARED u32 asked[EXPERTS], came[EXPERTS], next[EXPERTS], here[EXPERTS + 1], before[EXPERTS + 1], start[EXPERTS], live[EXPERTS];
+    SHARED u32 asked[EXPERTS], came[EXPERTS], next[EXPERTS], here[EXPERTS + 1], before[EXPERTS], start[EXPERTS], live[EXPERTS];
     u32 ranks = low(size), experts = high(size), part = low(parts);
     Table t = {asked, came, next, here};
     Layout y = {experts, 1, high(parts), room};

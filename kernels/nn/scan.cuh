@@ -110,13 +110,18 @@ struct Tile {
     }
 };
 
+// Operands lie in fours, which one access reads.
+struct alignas(16) Four {
+    float v[4];
+};
 struct Operands {
-    float a[DEEP][TILE + 4], b[DEEP][TILE + 4];
+    Four a[DEEP][TILE / 4 + 1], b[DEEP][TILE / 4 + 1];
 };
 
 // multiply adds a product to a tile: the sum over k < depth, in order, of a(row, k)
 // times b(k, column), which give zero beyond their bounds. Deep says along which
-// index neighbours in memory lie: k, or the row or column.
+// index neighbours in memory lie: k, or the row or column. When it returns, all
+// threads have read all that a and b read.
 template <bool deep_a, bool deep_b, class A, class B> DEVICE void multiply(Operands &o, Tile &t, u32 depth, A a, B b) {
 #pragma unroll 1
     for (u32 from = 0; from < depth; from += DEEP) {
@@ -126,16 +131,17 @@ template <bool deep_a, bool deep_b, class A, class B> DEVICE void multiply(Opera
             u32 e = m * THREADS + thread();
             u32 ka = deep_a ? e % DEEP : e / TILE, i = deep_a ? e / DEEP : e % TILE;
             u32 kb = deep_b ? e % DEEP : e / TILE, j = deep_b ? e / DEEP : e % TILE;
-            o.a[ka][i] = from + ka < depth ? a(i, from + ka) : 0;
-            o.b[kb][j] = from + kb < depth ? b(from + kb, j) : 0;
+            o.a[ka][i / 4].v[i % 4] = from + ka < depth ? a(i, from + ka) : 0;
+            o.b[kb][j / 4].v[j % 4] = from + kb < depth ? b(from + kb, j) : 0;
         }
         barrier();
 #pragma unroll
         for (u32 k = 0; k < DEEP; k++) {
+            Four x = o.a[k][thread() / 16], y = o.b[k][thread() % 16];
 #pragma unroll
             for (u32 r = 0; r < 4; r++)
 #pragma unroll
-                for (u32 c = 0; c < 4; c++) t.v[r][c] += o.a[k][Tile::row(r)] * o.b[k][Tile::col(c)];
+                for (u32 c = 0; c < 4; c++) t.v[r][c] += x.v[r] * y.v[c];
         }
     }
 }
@@ -170,7 +176,6 @@ template <bool back> DEVICE void carry(Steps &s, Operands &o, const Scan &c, u64
 #pragma unroll 1
     for (u32 i = 0; i + 1 < c.chunks; i++) {
         u32 chunk = back ? c.chunks - 1 - i : i;
-        barrier();
         fill(s, c, b, chunk, h, h + 1);
         barrier();
         float all = s.all(0);
@@ -204,7 +209,6 @@ DEVICE void make_cb(Operands &o, Square &cb, const Part &bs, const Part &cs) {
     multiply<true, true>(
         o, t, bs.cols, [&](u32 i, u32 k) { return cs.at(i, k); }, [&](u32 k, u32 j) { return bs.at(j, k); });
     t.each([&](u32 i, u32 j, float v) { cb[i][j] = v; });
-    barrier();
 }
 
 // each_head calls f for the heads of a group with the warp whose steps it has.

@@ -51,7 +51,6 @@ DEVICE void take_columns(Sums &z, const Tile &t, float *from) {
         for (u32 w = 0; w < THREADS / 32; w++) sum += z.part[w][thread()];
         from[thread()] -= sum;
     }
-    barrier();
 }
 
 // Chunk is a chunk of a group, with all that a block needs for it.
@@ -111,7 +110,6 @@ DEVICE void mixed(Operands &o, const Square &dcb, const Chunk &k) {
             o, dc, Q, [&](u32 i, u32 e) { return dcb[i][e]; }, [&](u32 e, u32 j) { return bs.at(e, j); });
         multiply<false, false>(
             o, db, Q, [&](u32 i, u32 e) { return dcb[e][i]; }, [&](u32 e, u32 j) { return cs.at(e, j); });
-        barrier(); // all have read B and C, in the place of which their gradients may lie
         Part to_b = bs, to_c = cs;
         to_b.m = to_c.m = k.dxbc;
         db.each([&](u32 i, u32 j, float v) { to_b.put(i, j, v); });
@@ -137,7 +135,6 @@ DEVICE void inside(Steps &s, Operands &o, Sums &z, const Square &cb, const Chunk
             t.v[r][e] = j < i ? v * cb[i][j] : 0;
         }
     add_rows(t, z.decay, [](u32, u32, float v) { return v; });
-    barrier();
     take_columns(z, t, z.decay);
 }
 
@@ -262,14 +259,12 @@ stowage_nn_scan_grad(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u
         each_head(s, c, b, chunk, g, [&](u32 h, u32 w) INLINE {
             barrier();
             if (thread() < Q) z.decay[thread()] = z.enters[thread()] = z.leaves[thread()] = z.x_du[thread()] = z.dy_x[thread()] = 0;
-            barrier();
             inside(s, o, z, cb, k, h, w, dcb);
             inputs(s, o, z, cb, k, h, w);
             float past = through(k, h);
             barrier();
             if (warp() == 0) finish(s, z, k, h, w, past);
         });
-        barrier();
         dcb.each([&](u32 i, u32 j, float v) { cb[i][j] = v; });
         barrier();
         mixed(o, cb, k);

@@ -3,21 +3,28 @@
 package nn
 
 import (
+	"encoding/binary"
+	"math"
+
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/kernels"
 )
+
+// coarse makes numbers multiples of a step. Logits like that are equal or far enough
+// apart that the order of scores does not depend on their last bits.
+func (x *trial) coarse(r device.Range, step float64) {
+	for at := int(r.Off); at < int(r.Off+r.Len); at += 4 {
+		v := float32(math.Round(numberAt(x.data[at:], kernels.F32, 0)/step) * step)
+		binary.LittleEndian.PutUint32(x.data[at:], math.Float32bits(v))
+	}
+}
 
 // routing is one of random logits; the tokens choose by Scores that are set, or take
 // their choices as given.
 func (x *trial) routing(tokens, experts int) Routing {
 	r := Routing{TopK: 1 + x.IntN(min(experts, 9)), Sigmoid: x.maybe(), Normalise: x.maybe(), Factor: 2.5}
 	r.Logits = x.matrix(kernels.F32, tokens, experts)
-	if x.IntN(3) == 0 {
-		// Without their last bytes many are equal.
-		for i := range int(r.Logits.Range.Len / 4) {
-			clear(x.data[int(r.Logits.Off)+4*i:][:3])
-		}
-	}
+	x.coarse(r.Logits.Range, 1./16)
 	r.Scores = x.over(r.Logits, kernels.F32)
 	return r
 }
@@ -34,7 +41,8 @@ func routeTrial(x *trial) func(s device.Stream) {
 	r := x.routing(tokens, experts)
 	r.Index, r.Weight = x.waste(device.Bytes(4*tokens*r.TopK), exact), x.floats(tokens*r.TopK)
 	if x.maybe() {
-		r.Bias = x.numbers(kernels.F32, experts, 0.1)
+		r.Bias = x.floats(experts)
+		x.coarse(r.Bias, 2) // a score is at most one
 	}
 	if x.maybe() {
 		r.Load = x.words(experts, func(i int) uint32 { return uint32(i) })
@@ -84,8 +92,8 @@ func routeLossTrial(x *trial) func(s device.Stream) {
 
 func rebalanceTrial(x *trial) func(s device.Stream) {
 	experts := x.experts()
-	r := Rebalance{Bias: x.floats(experts), Experts: experts, Rate: 0.01}
-	r.Load = x.words(experts, func(int) uint32 { return uint32(x.IntN(4)) })
+	r := Rebalance{Bias: x.floats(experts), Experts: experts, Ranks: x.IntN(4), Rate: 0.01}
+	r.Load = x.words(experts*max(r.Ranks, 1), func(int) uint32 { return uint32(x.IntN(4)) })
 	return func(s device.Stream) { UpdateBias(s, r) }
 }
 

@@ -8,7 +8,7 @@ import (
 
 // scan is one of a few chunks.
 func (x *trial) scan() Scan {
-	c := Scan{Seq: 1 + x.IntN(200), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
+	c := Scan{Seq: 1 + x.IntN(300), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
 	rows := c.Seq
 	switch x.IntN(3) {
 	case 0:

@@ -161,18 +161,18 @@ static void host_resume(u32 t) {
     setcontext(&context);
 }
 
-// In a round only some warps, by chance, have their turns: those that are ahead get
-// far ahead, so that a barrier that is missing shows.
+// For some rounds only some warps, by chance, have their turns: they get far ahead, so
+// that a barrier that is missing shows.
 static void host_run_block() {
     memset(host_fibre, 0, sizeof host_fibre);
     memset(host_warp, 0, sizeof host_warp);
     memset(host_all, 0, sizeof host_all);
-    static u32 left, i, chance = 1, idle;
-    idle = 0;
+    static u32 left, i, chance = 1, idle, round;
+    idle = round = 0;
     do {
         left = 0;
+        if (round++ % 16 == 0 || !host_moved) chance = chance * 1664525 + 1013904223;
         host_moved = false;
-        chance = chance * 1664525 + 1013904223;
         for (i = 0; i < host_threads; i++) {
             u32 t = host_block & 1 ? host_threads - 1 - i : i;
             if (host_fibre[t].done) continue;

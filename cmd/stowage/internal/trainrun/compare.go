@@ -17,7 +17,7 @@ import (
 )
 
 // CompareSteps is how many steps a policy of a comparison trains where nobody says.
-const CompareSteps = 12
+const CompareSteps = 9
 
 // mostWarm is the steps that are not measured: the first is recorded, the next is
 // timed, then graphs are captured, and pools have grown to what they need.
@@ -110,7 +110,7 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 	if ctx.Err() != nil {
 		return Interrupted{}
 	}
-	if c.last, err = c.t.Step(); err != nil {
+	if c.last, err = step(c.t); err != nil {
 		return fmt.Errorf("policy %s: %w", c.name, err)
 	}
 	p.step(c.name, c.last, of)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/stowage-dev/stowage"
@@ -45,12 +46,29 @@ func (e Wrong) Unwrap() error { return e.error }
 // wrong makes an error of the user's out of one of a package, whose name means
 // nothing to the user.
 func wrong(err error) error {
-	text := err.Error()
-	for _, name := range []string{"train: ", "layer: ", "policy: ", "stowage: ", "bucket: ", "capture: ", "offload: ", "stash: "} {
+	return Wrong{errors.New(plain(err.Error()))}
+}
+
+// plain is an error without the names of packages.
+func plain(text string) string {
+	for _, name := range []string{"train: ", "layer: ", "policy: ", "stowage: ", "bucket: ", "capture: ", "offload: ", "stash: ", "data: "} {
 		text = strings.ReplaceAll(text, name, "")
 	}
-	return Wrong{errors.New(text)}
+	return text
 }
+
+// first is an error of several ranks as the first of them has it: one sentence.
+type first struct{ error }
+
+func (e first) Unwrap() error { return e.error }
+
+func (e first) Error() string {
+	text, _, _ := strings.Cut(e.error.Error(), "\n")
+	return again.ReplaceAllString(plain(text), "rank $1: ")
+}
+
+// again finds a rank that is named by two who pass an error on.
+var again = regexp.MustCompile(`^rank (\d+): (?:rank \d+: )+`)
 
 // NewJob checks options and makes a job of them. Without a policy they are those of a
 // comparison.
@@ -103,7 +121,13 @@ func (j *Job) make(m Machine, log *slog.Logger) (err error) {
 			return err
 		}
 	}
-	return c.Check()
+	if err := c.Check(); err != nil {
+		return err
+	}
+	_, err = data.NewLoader(c.Text, data.LoaderConfig{
+		Seq: o.Seq, Micro: o.Micro, Microbatches: o.Microbatches, Ranks: o.DP, Targets: layer.Ahead(c.Model), Seed: o.Seed,
+	})
+	return err
 }
 
 // check refuses single words.
@@ -130,7 +154,7 @@ func (o *Options) check() error {
 	} {
 		switch {
 		case !(x.value >= 0) || math.IsInf(x.value, 0):
-			return fmt.Errorf("--%s %g must not be negative", x.flag, x.value)
+			return fmt.Errorf("--%s %g must be a number that is not negative", x.flag, x.value)
 		case x.positive && x.value == 0:
 			return fmt.Errorf("--%s %g must be above zero", x.flag, x.value)
 		}
@@ -262,9 +286,18 @@ func (j *Job) measure() (links policy.Links, err error) {
 func open(c train.Config) (*train.Trainer, error) {
 	t, err := train.New(c)
 	if err != nil {
-		return nil, blame(err)
+		return nil, blame(first{err})
 	}
 	return t, nil
+}
+
+// step does a step.
+func step(t *train.Trainer) (train.Metrics, error) {
+	m, err := t.Step()
+	if err != nil {
+		return m, first{err}
+	}
+	return m, nil
 }
 
 // blame tells errors of the user's from those of the machine's.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,6 +102,7 @@ func (s *ModelSpec) load() error {
 			return fmt.Errorf("--model %s is neither the config.json of a model nor the same in YAML", s.Name)
 		}
 	}
+	keys = whole(keys).(map[string]any)
 	if name, _ := keys[nameKey].(string); name == "" {
 		keys[nameKey] = strings.TrimSuffix(filepath.Base(s.Name), filepath.Ext(s.Name))
 	}
@@ -108,14 +110,36 @@ func (s *ModelSpec) load() error {
 	return nil
 }
 
+// whole makes integers of numbers that have no fraction, which JSON and YAML read in
+// ways of their own.
+func whole(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = whole(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = whole(v[i])
+		}
+	case uint64:
+		return int64(min(v, math.MaxInt64))
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+			return int64(v)
+		}
+	}
+	return v
+}
+
 // settings are the keys that change no shape.
 func (s *ModelSpec) settings(set *layer.Settings) (err error) {
 	number := func(to func(float64), names ...string) {
 		for _, name := range names {
-			switch v := s.Keys[name].(type) {
+			switch v := whole(s.Keys[name]).(type) {
 			case float64:
 				to(v)
-			case uint64: // as YAML has whole numbers
+			case int64:
 				to(float64(v))
 			case nil:
 				continue

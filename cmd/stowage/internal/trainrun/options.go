@@ -121,8 +121,27 @@ func (o *Options) parse(file string, text []byte) (err error) {
 			return fmt.Errorf("%s: unknown key %q%s", at, t.Value, meant(t.Value, keys()))
 		}
 	}
+	var kind *yaml.TypeError
+	if errors.As(err, &kind) && said.GetToken() != nil {
+		return fmt.Errorf("%s: %q stands where %s belongs", at, said.GetToken().Value, kindWord(kind.DstType))
+	}
 	message, _, _ := strings.Cut(said.GetMessage(), "\n")
 	return fmt.Errorf("%s: %s", at, message)
+}
+
+// kindWord names a type for those who do not write this program.
+func kindWord(t reflect.Type) string {
+	switch {
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.String:
+		return "a word"
+	case t.Kind() == reflect.Slice:
+		return "a list"
+	case t.ConvertibleTo(reflect.TypeFor[float64]()) && t.Kind() != reflect.Float64:
+		return "a whole number"
+	}
+	return "a number"
 }
 
 // keys are those of the file.

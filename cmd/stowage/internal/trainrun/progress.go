@@ -27,13 +27,13 @@ type Progress struct {
 	mu    sync.Mutex // ranks warn
 	open  bool       // a line that the next one writes over
 	last  time.Time
-	label string
-	seen  map[string]bool
+	shown map[string]bool // labels
+	seen  map[string]bool // warnings
 }
 
 // NewProgress writes to w, which is a terminal if live is set.
 func NewProgress(w io.Writer, live bool) *Progress {
-	return &Progress{w: w, live: live, seen: map[string]bool{}}
+	return &Progress{w: w, live: live, shown: map[string]bool{}, seen: map[string]bool{}}
 }
 
 // step shows a step: of so many, under a label. The first under a label and the last
@@ -41,10 +41,10 @@ func NewProgress(w io.Writer, live bool) *Progress {
 func (p *Progress) step(label string, m train.Metrics, of int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.live && p.label == label && m.Step+1 < of && time.Since(p.last) < every {
+	if !p.live && p.shown[label] && m.Step+1 < of && time.Since(p.last) < every {
 		return
 	}
-	p.label, p.last = label, time.Now()
+	p.shown[label], p.last = true, time.Now()
 	speed := float64(m.Tokens) / m.Seconds
 	text := fmt.Sprintf("%-18s step %*d/%d  loss %.4f  %6.0f tokens/s  device %v  host %v", label, len(fmt.Sprint(of)), m.Step+1, of, m.Loss, speed,
 		device.Bytes(m.Device), device.Bytes(m.Host))

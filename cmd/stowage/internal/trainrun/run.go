@@ -99,13 +99,13 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 	}()
 	if from != nil {
 		if err := r.t.Resume(from); err != nil {
-			return s, blame(err)
+			return s, blame(first{err})
 		}
-		r.saved = from.Step
-		p.Say("goes on after step %d", from.Step)
 		if from.Step > j.Options.Steps {
 			return s, Wrong{fmt.Errorf("--steps %d is less than the %d that the run has done; give more", j.Options.Steps, from.Step)}
 		}
+		r.saved = from.Step
+		p.Say("goes on after step %d", from.Step)
 	}
 	if dir != "" {
 		if r.folder, err = openFolder(dir, &j.Options, r.t.Done(), warner(p)); err != nil {
@@ -153,7 +153,7 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 	o := &r.Options
 	stopped := false
 	for r.t.Done() < o.Steps && !stopped {
-		m, err := r.t.Step()
+		m, err := step(r.t)
 		if err != nil {
 			if fresh && r.folder != nil && r.t.Done() == 0 {
 				r.folder.undo()

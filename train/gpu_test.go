@@ -1,0 +1,74 @@
+// This file owns the tests of training on a GPU: every policy gives the same bits there
+// too, and the losses of the CPU up to rounding.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+)
+
+// openGPU opens the first GPU for a rank.
+func openGPU(int) (device.Device, error) {
+	return cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy})
+}
+
+// needGPU skips with the reason where there is none.
+func needGPU(t *testing.T) {
+	t.Helper()
+	d, err := openGPU(0)
+	var no *device.Unsupported
+	if errors.As(err, &no) {
+		t.Skip(err)
+	}
+	if err == nil {
+		err = d.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPoliciesOnGPU(t *testing.T) { // SPEC S6.3
+	needGPU(t)
+	for _, m := range []*model.Model{smallMoE(), smallDense(), smallHybrid(), smallDeepSeek()} {
+		for _, number := range []kernels.Number{kernels.F32, kernels.BF16} {
+			for _, l := range []Layout{{1, 1, 1, 1}, {2, 1, 1, 2}} {
+				c := testConfig(t, m)
+				c.Number, c.Layout = number, l
+				want := runConfig(t, c, 4)
+				c.Device = openGPU
+				var first outcome
+				for _, name := range Policies {
+					t.Run(fmt.Sprintf("%s/%v/%+v/%s", m.Name, numberName(number), l, name), func(t *testing.T) {
+						var err error
+						if c.Memory, err = Named(name, budgetFor(name)); err != nil {
+							t.Fatal(err)
+						}
+						got := runConfig(t, c, 4)
+						if first.sum == "" {
+							first = got
+						}
+						if got.sum != first.sum || !slices.Equal(got.losses, first.losses) {
+							t.Errorf("losses %v, sum %s; want %v, %s", got.losses, got.sum, first.losses, first.sum)
+						}
+						near := map[kernels.Number]float64{kernels.F32: 1e-4, kernels.BF16: 0.01}[number]
+						for i := range want.losses {
+							if math.Abs(got.losses[i]-want.losses[i]) > near*want.losses[i] {
+								t.Fatalf("losses %v, on the CPU %v", got.losses, want.losses)
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
