@@ -26,17 +26,21 @@ gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
 	mkdir -p build/gpu
 	CGO_ENABLED=0 go test -c -o build/gpu/cuda.test ./device/cuda
 	CGO_ENABLED=0 go test -c -o build/gpu/kernels.test ./kernels
+	CGO_ENABLED=0 go test -c -o build/gpu/nn.test ./kernels/nn
 	CGO_ENABLED=0 go test -c -o build/gpu/stash.test ./stash
 	CGO_ENABLED=0 go test -c -o build/gpu/comm.test ./comm
 	CGO_ENABLED=0 go test -c -o build/gpu/offload.test ./offload
 	CGO_ENABLED=0 go test -c -o build/gpu/stowage.test .
+	CGO_ENABLED=0 go test -c -o build/gpu/train.test ./train
 	@echo 'On the machine with the GPU, in a copy of this folder:'
 	@echo '  (cd device/cuda && ../../build/gpu/cuda.test -test.v)'
 	@echo '  (cd kernels && ../build/gpu/kernels.test -test.v)'
+	@echo '  (cd kernels/nn && ../../build/gpu/nn.test -test.v -test.run OnGPU)'
 	@echo '  (cd stash && ../build/gpu/stash.test -test.v)'
 	@echo '  (cd comm && ../build/gpu/comm.test -test.v -test.run GPU)'
 	@echo '  (cd offload && ../build/gpu/offload.test -test.v)'
 	@echo '  build/gpu/stowage.test -test.v'
+	@echo '  (cd train && ../build/gpu/train.test -test.v -test.run OnGPU)'
 
 clean:
 	rm -rf build

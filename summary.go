@@ -71,6 +71,34 @@ func (r *Runtime) Summary(key Key) Summary {
 	return s
 }
 
+// Forecast is what a step under a key comes to as it was decided, or nil before that.
+// Where nothing was to be decided it is the recorded step with everything kept that
+// there is room for.
+func (r *Runtime) Forecast(key Key) *policy.Forecast {
+	l := r.keys[key]
+	switch {
+	case l == nil || l.decision == nil:
+		return nil
+	case r.moves():
+		return &l.decision.Forecast
+	}
+	// Times are not asked for, and so any rates will do.
+	f, err := policy.Simulate(l.profile, nil, nil, policy.Links{Out: 1, In: 1}, r.off.Config())
+	if err != nil {
+		return nil
+	}
+	return &f
+}
+
+// Held is the memory of both kinds that the runtime has taken for activations, which
+// it keeps from step to step.
+func (r *Runtime) Held() (dev, host device.Bytes) {
+	if r.off == nil {
+		return 0, 0
+	}
+	return r.off.Memory()
+}
+
 // String is the table. Choices count modules of layers; what is late came back only
 // when it was needed already, what was evicted left for want of room and not by
 // plan, and a duplicate is a storage that another group had saved before.

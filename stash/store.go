@@ -42,6 +42,9 @@ type Config struct {
 	// reserved, and taken as groups are added: 4 bytes for every page that a
 	// group could need at worst.
 	Records device.Bytes
+	// Assume is the rows that a group is taken to have, under every count, on a device
+	// that counts none (package device/null); nil reads what was counted.
+	Assume func(schedule.Group) Rows
 }
 
 // DefaultPage is the size of a page where none is given.
@@ -98,6 +101,7 @@ type Store struct {
 	seq     uint64 // stashes since the reset; of a stack, restores as well
 	gen     uint64
 	pages   [Tiers]schedule.Pages
+	assumed map[int]schedule.Pages // what records need of the pages, if it is assumed
 }
 
 // Record is a group's place in the store: which pages it has.
@@ -271,7 +275,7 @@ func (st *Store) memory() *kernels.StashMemory {
 // the next reset: groups must be restored in the reverse order of stashing, and
 // stashes and restores must follow each other, on one stream or by events.
 func (st *Store) Reset(s device.Stream, bump bool) {
-	st.seq, st.bump = 0, bump
+	st.seq, st.bump, st.assumed = 0, bump, map[int]schedule.Pages{}
 	needs := st.meta.Slice(kernels.StashControlBytes, 8*device.Bytes(len(st.records)))
 	s.Launch(kernels.ResetLaunch(st.memory(), needs, bump, st.gen))
 }
@@ -285,6 +289,18 @@ func (st *Store) shape(r *Record) uint64 {
 func (st *Store) Stash(s device.Stream, r *Record, set device.Range) {
 	s.Launch(kernels.StashLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
 	st.seq++
+	st.assume(r)
+}
+
+// assume notes what a stash takes whose rows nobody counts.
+func (st *Store) assume(r *Record) {
+	if st.cfg.Assume != nil {
+		rows := make([]Rows, r.layout.counts)
+		for i := range rows {
+			rows[i] = st.cfg.Assume(r.group)
+		}
+		st.assumed[r.id] = r.layout.Pages(st.cfg.Page, rows...)
+	}
 }
 
 // Claim takes pages for as many rows as the set's counts say, and copies nothing:
@@ -344,6 +360,9 @@ func (st *Store) Report(s device.Stream) (Report, error) {
 	}
 	for i := range r.Need {
 		r.Need[i] = schedule.Pages(binary.LittleEndian.Uint64(raw[int(kernels.StashControlBytes)+8*i:]))
+		if st.cfg.Assume != nil {
+			r.Need[i] = st.assumed[i]
+		}
 	}
 	return r, nil
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 
 	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
@@ -38,6 +39,12 @@ type Config struct {
 	Dispatch layer.Dispatch
 	Seed     uint64
 	Text     *data.Text
+	HeldOut  *data.Text // what Evaluate evaluates on; may be nil. See data.Text.Split
+
+	// Imbalance is the rows of an expert rank over the mean that a forecast assumes; zero
+	// stands for one. Runs count them.
+	Imbalance float64
+	forecast  bool // nothing is computed
 
 	// Device opens the device of a rank; the trainer closes it.
 	Device func(rank int) (device.Device, error)
@@ -146,16 +153,12 @@ func (c *Config) checkLayout() error {
 	case l.Ranks() > 64:
 		return fmt.Errorf("train: %d ranks in one process; at most 64 are run", l.Ranks())
 	}
-	experts := false
-	for _, x := range append(c.Model.Layers[:layers:layers], c.mtpLayers()...) {
-		if x.MoE != nil {
-			experts = true
-			if x.MoE.Experts%l.EP != 0 {
-				return fmt.Errorf("train: %d experts cannot be divided over %d ranks; choose an --ep that divides them", x.MoE.Experts, l.EP)
-			}
+	for _, x := range c.allLayers() {
+		if x.MoE != nil && x.MoE.Experts%l.EP != 0 {
+			return fmt.Errorf("train: %d experts cannot be divided over %d ranks; choose an --ep that divides them", x.MoE.Experts, l.EP)
 		}
 	}
-	if l.EP > 1 && !experts {
+	if l.EP > 1 && !c.hasExperts() {
 		return fmt.Errorf("train: %s has no experts to divide over %d ranks; leave --ep out, or use --dp", c.Model.Name, l.EP)
 	}
 	p := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: c.Batch.Microbatches}
@@ -165,9 +168,14 @@ func (c *Config) checkLayout() error {
 	return nil
 }
 
-func (c *Config) mtpLayers() []model.Layer {
+// allLayers are the model's, those of further heads included.
+func (c *Config) allLayers() []model.Layer {
 	if c.Model.MTP == nil {
-		return nil
+		return c.Model.Layers
 	}
-	return c.Model.MTP.Layers
+	return slices.Concat(c.Model.Layers, c.Model.MTP.Layers)
+}
+
+func (c *Config) hasExperts() bool {
+	return slices.ContainsFunc(c.allLayers(), func(l model.Layer) bool { return l.MoE != nil })
 }

@@ -6,6 +6,7 @@ package train
 import (
 	"sync"
 
+	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/stash"
 )
 
@@ -28,10 +29,16 @@ func newMeeting(ranks int) *meeting {
 	return m
 }
 
-// reduce waits for all ranks and gives each the worst verdict.
+// reduce waits for all ranks and gives each the worst verdict. A final one waits for
+// nobody: other ranks may be waiting for this one elsewhere, and come back only when it
+// has given up.
 func (m *meeting) reduce(v stash.Verdict) (stash.Verdict, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.err == nil && v.Final {
+		m.end(&stash.Overflow{Rank: v.Rank, Why: v.Why})
+		return v, nil
+	}
 	if m.err != nil {
 		return v, m.err
 	}
@@ -52,8 +59,13 @@ func (m *meeting) reduce(v stash.Verdict) (stash.Verdict, error) {
 func (m *meeting) abort(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.end(err)
+}
+
+// end is abort. To all but the rank that failed it is a failure of the others.
+func (m *meeting) end(err error) {
 	if m.err == nil {
-		m.err = err
+		m.err = &comm.Failure{Err: err}
 	}
 	m.all.Broadcast()
 }

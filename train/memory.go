@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/spell"
+	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/schedule"
@@ -34,8 +35,8 @@ type Memory struct {
 	Budget device.Bytes
 	Scopes capture.Set
 	// Sets is the number of shared buffers for rows, and Room their size over what
-	// balanced routing needs; zero stands for 2 of twice as much, or under a budget a
-	// quarter more. A step that needs more is rerun with more.
+	// balanced routing needs; zero stands for 2 (under a budget 1) of twice as
+	// much. A step that needs more is rerun with more.
 	Sets int
 	Room float64
 	// Links are the rates between device and host; zero has them measured.
@@ -121,15 +122,16 @@ func (m *Memory) hostRows() bool {
 	return m.Rows == layer.Stashed && slices.ContainsFunc(m.Offload, rowsModule)
 }
 
-func (m *Memory) sets() int { return cmp.Or(m.Sets, 2) }
+func (m *Memory) sets() int {
+	if m.Sets == 0 && m.Budget > 0 {
+		return 1 // what is short is memory
+	}
+	return cmp.Or(m.Sets, 2)
+}
 
 // setRows is the size of a shared buffer.
 func (m *Memory) setRows(balanced, worst int) int {
-	room := cmp.Or(m.Room, 2)
-	if m.Room == 0 && m.Budget > 0 {
-		room = 1.25
-	}
-	return min(worst, max(1, int(room*float64(balanced))))
+	return min(worst, max(1, int(cmp.Or(m.Room, 2)*float64(balanced))))
 }
 
 func (m *Memory) check(c *Config) error {
@@ -178,12 +180,17 @@ func (r *rank) openRuntime() error {
 	if m.Budget > 0 {
 		held := r.dev.Memory().Kind[device.Accel].Current
 		if c.Budget = m.Budget - held; c.Budget <= 0 {
-			return fmt.Errorf("train: rank %d: parameters and their optimiser take %v of a budget of %v; raise --budget, or shard them with --pool", r.index, held, m.Budget)
+			return fmt.Errorf("train: parameters and their optimiser take %v of a budget of %v; raise --budget, or shard them with --pool", held, m.Budget)
 		}
 	}
 	mixtures := r.mixtures()
-	if m.Rows == layer.Stashed && len(mixtures) > 0 {
+	if m.Rows == layer.Stashed && r.cfg.hasExperts() { // ranks without experts too: all agree whether a step is rerun
 		c.Stash = r.stash(mixtures, c.Budget)
+		if n := r.books(c.Stash, mixtures); c.Budget > 0 {
+			if c.Budget -= n; c.Budget <= 0 {
+				return fmt.Errorf("train: the page tables of expert rows take %v beyond a budget of %v; raise --budget", n, m.Budget)
+			}
+		}
 	}
 	var err error
 	if r.rt, err = stowage.Open(c); err != nil {
@@ -225,6 +232,18 @@ func (r *rank) layers(chunk int) []model.Layer {
 	return out
 }
 
+// setRows are the rows of a shared buffer for experts of a width, and the most that one of
+// its layers can get: mixtures of one width may differ in all else.
+func (r *rank) setRows(width int) (rows, worst int) {
+	for _, x := range r.mixtures() {
+		if x.Width == width {
+			b, w := r.env.RowBounds(x)
+			rows, worst = max(rows, r.cfg.Memory.setRows(b, w)), max(worst, w)
+		}
+	}
+	return rows, worst
+}
+
 // stash sizes the store for rows: it begins with what balanced routing needs, and grows
 // with what is seen.
 func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerConfig {
@@ -244,15 +263,18 @@ func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerC
 		worst += per(w)
 		if !widths[x.Width] {
 			widths[x.Width] = true
-			spaces += schedule.Pages(r.cfg.Memory.sets()) * per(r.cfg.Memory.setRows(b, w))
+			spaces += schedule.Pages(r.cfg.Memory.sets())*per(w) + schedule.Pages(r.env.Passing(x)/page)
 		}
 	}
 	live := schedule.Pages(r.inFlight())
 	c := &stash.ManagerConfig{}
 	c.Store.Page = page
+	if r.cfg.forecast {
+		c.Store.Assume = r.assumed
+	}
 	// A tenth more than that on the device, and a net for an eighth in host memory:
 	// routing is never balanced, and a spill costs less than a rerun.
-	room, net := balanced*live*11/10, max(1, balanced*live/8)
+	room, net := max(1, balanced*live*11/10), max(1, balanced*live/8)
 	c.Store.Pages = [stash.Tiers]schedule.Pages{room, net}
 	most := max(worst*live, room+net)
 	c.Store.Max = [stash.Tiers]schedule.Pages{most, most}
@@ -260,11 +282,31 @@ func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerC
 	case r.cfg.Memory.hostRows():
 		c.Store.Pages, c.Store.Max[stash.Device] = [stash.Tiers]schedule.Pages{1, room + net}, 1
 	case budget > 0:
+		// Sets may come to need the worst case, and passes need memory that nobody saves.
 		// Half of what is left is for rows; what finds no page there goes to the host.
 		c.Store.Max[stash.Device] = min(room, max(1, (schedule.Pages(budget/page)-spaces)/2))
 		c.Store.Pages = [stash.Tiers]schedule.Pages{c.Store.Max[stash.Device], room + net - c.Store.Max[stash.Device]}
 	}
 	return c
+}
+
+// books is the device memory in which the store keeps its books: control, two rings of
+// at most twice the pages rounded up, and a table of pages for every group of rows.
+func (r *rank) books(c *stash.ManagerConfig, mixtures []*model.MoE) device.Bytes {
+	n := kernels.StashControlBytes
+	for _, most := range c.Store.Max {
+		n += 8*device.Bytes(most) + device.Align
+	}
+	for _, x := range mixtures {
+		_, worst := r.setRows(x.Width)
+		var sizes []int64
+		for _, t := range layer.RowTensors(r.cfg.Model.Hidden, x.Width, r.cfg.Number, 1) {
+			sizes = append(sizes, int64(t.Row)*int64(worst))
+		}
+		record := kernels.StashRecordSize(len(sizes), uint64(schedule.PagesOf(int64(c.Store.Page), sizes...)))
+		n += device.Bytes(r.cfg.Batch.Microbatches) * (record + device.Align + 8)
+	}
+	return n
 }
 
 // inFlight is the most microbatches of a chunk that are between their forward and their

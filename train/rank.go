@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/schedule"
 	"github.com/stowage-dev/stowage/stash"
 	"github.com/stowage-dev/stowage/train/layer"
@@ -45,7 +45,6 @@ type rank struct {
 	balances []balance
 	tables   map[int]device.Range
 	spaces   map[int]*stash.Workspace
-	step     int
 }
 
 // balance is the memory of one router.
@@ -65,8 +64,8 @@ func bytesOf[T any](x []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), len(x)*int(unsafe.Sizeof(t)))
 }
 
-// newRank opens a rank's device and makes everything on it. The parameters get their
-// values later.
+// newRank makes everything on a rank's device; the parameters get their values later.
+// What it made it returns with an error too: close gives it back.
 func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank, err error) {
 	c := t.cfg
 	r = &rank{
@@ -87,12 +86,7 @@ func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank
 	if err := layer.Guard(func() { r.build() }); err != nil {
 		return r, err
 	}
-	if c.Sharding != nil {
-		r.store, err = newSharded(r, r.units)
-	} else {
-		r.store, err = newWhole(r, r.units)
-	}
-	if err != nil {
+	if r.store, err = r.newStore(); err != nil {
 		return r, err
 	}
 	if r.optim, err = newOptimiser(r); err != nil {
@@ -102,6 +96,24 @@ func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank
 		return r, err
 	}
 	return r, r.s.Sync()
+}
+
+// newStore makes the memory of parameters. What failed half-way is given back, and is no
+// store.
+func (r *rank) newStore() (store, error) {
+	if r.cfg.Sharding == nil {
+		w, err := newWhole(r, r.units)
+		if err != nil {
+			return nil, err
+		}
+		return w, nil
+	}
+	x, err := newSharded(r, r.units)
+	if err != nil {
+		x.close(r.s)
+		return nil, err
+	}
+	return x, nil
 }
 
 // split makes the communicators of a rank. All ranks make theirs in the same order.
@@ -175,9 +187,7 @@ func (r *rank) writes(p layer.Param) bool { return r.counts(r.class(p)) }
 // alloc is memory that lives as long as the rank, zero.
 func (r *rank) alloc(n device.Bytes, owner string) device.Range {
 	b, err := r.dev.Alloc(device.Accel, max(n, 4), owner)
-	if err != nil {
-		layer.Fail(err)
-	}
+	layer.Must(err)
 	r.fixed = append(r.fixed, b)
 	r.s.Fill(b.All(), 0)
 	return b.All()
@@ -190,13 +200,13 @@ func (r *rank) build() {
 	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq, Number: c.Number, Scale: float32(1 / float64(c.Tokens()))}
 	r.tokens = r.alloc(device.Bytes(4*c.Batch.Microbatches*(1+ahead)*shape.Tokens()), "tokens").Buf
 	r.sums = layer.Sums{Range: r.alloc(device.Bytes(4*ahead), "losses")}
-	grad := kernelsF32
+	grad := kernels.F32
 	if c.Sharding != nil {
 		grad = c.Sharding.GradComm
 	}
 	r.env = &layer.Env{
 		Model: c.Model, Settings: c.Settings, Shape: shape, Grad: grad, Expert: layer.Place{Rank: r.dp % c.Layout.EP, Ranks: c.Layout.EP},
-		Comm: r.experts, Dispatch: c.Dispatch, Rows: c.Memory.Rows,
+		Comm: r.experts, Dispatch: c.Dispatch, Rows: c.Memory.Rows, Imbalance: c.assumed(),
 		Space: r.space, Table: r.table, Balance: r.balance, Sums: r.sums,
 	}
 	if c.Layout.EP == 1 {
@@ -245,19 +255,10 @@ func (r *rank) space(width int) *stash.Workspace {
 	if w := r.spaces[width]; w != nil {
 		return w
 	}
-	var of *model.MoE
-	for _, l := range append(r.cfg.Model.Layers[:len(r.cfg.Model.Layers):len(r.cfg.Model.Layers)], r.cfg.mtpLayers()...) {
-		if l.MoE != nil && l.MoE.Width == width {
-			of = l.MoE
-		}
-	}
-	balanced, worst := r.env.RowBounds(of)
-	rows := r.cfg.Memory.setRows(balanced, worst)
+	rows, worst := r.setRows(width)
 	w, err := r.rt.NewWorkspace(layer.RowsGroup, r.cfg.Memory.sets(), stash.Rows(worst),
 		layer.RowTensors(r.cfg.Model.Hidden, width, r.cfg.Number, stash.Rows(rows))...)
-	if err != nil {
-		layer.Fail(err)
-	}
+	layer.Must(err)
 	r.spaces[width] = w
 	return w
 }

@@ -34,9 +34,10 @@ const (
 	expertGroup
 )
 
-func newSharded(r *rank, units []*layer.Unit) (*sharded, error) {
+// newSharded makes the memory, all zero. With an error comes what has to be closed.
+func newSharded(r *rank, units []*layer.Unit) (x *sharded, err error) {
 	c := r.cfg
-	x := &sharded{r: r, units: units}
+	x = &sharded{r: r, units: units}
 	types := map[kernels.Number]bucket.Type{kernels.F32: fsdp.FP32, kernels.BF16: fsdp.BF16}
 	group := func(name string, of comm.Comm) (fsdp.Group, error) {
 		if of == nil {
@@ -50,12 +51,11 @@ func newSharded(r *rank, units []*layer.Unit) (*sharded, error) {
 		return fsdp.Group{Name: name, Comm: of, Op: comm.Sum}, nil
 	}
 	var groups [2]fsdp.Group
-	var err error
 	if groups[denseGroup], err = group("dense", r.replicas); err != nil {
-		return nil, err
+		return x, err
 	}
 	if groups[expertGroup], err = group("experts", r.twin); err != nil {
-		return nil, err
+		return x, err
 	}
 	cfg := fsdp.Config{
 		Rank: r.index, Groups: groups[:], Pool: c.Sharding.Pool, Prefetch: c.Sharding.Prefetch, Behind: 1,
@@ -73,7 +73,7 @@ func newSharded(r *rank, units []*layer.Unit) (*sharded, error) {
 		cfg.Units = append(cfg.Units, f)
 	}
 	if x.pipe, err = fsdp.New(r.dev, cfg); err != nil {
-		return nil, err
+		return x, err
 	}
 	x.shards = x.pipe.Shards()
 	for _, s := range x.shards {
@@ -81,14 +81,18 @@ func newSharded(r *rank, units []*layer.Unit) (*sharded, error) {
 		x.size += (s.Weights.Len + paramAlign - 1) / paramAlign * paramAlign
 	}
 	if x.mem, err = r.dev.Alloc(device.Accel, max(2*x.size, paramAlign), "moments"); err != nil {
-		return nil, err
+		return x, err
 	}
 	r.s.Fill(x.mem.All(), 0)
 	return x, nil
 }
 
-func (x *sharded) begin(s device.Stream) {
-	x.step = x.pipe.Begin(fsdp.Key{Phase: fsdp.Train, Microbatches: x.r.cfg.Batch.Microbatches}, s)
+func (x *sharded) begin(s device.Stream, evaluate bool) {
+	k := fsdp.Key{Phase: fsdp.Train, Microbatches: x.r.cfg.Batch.Microbatches}
+	if evaluate {
+		k.Phase = fsdp.Evaluate
+	}
+	x.step = x.pipe.Begin(k, s)
 }
 
 func (x *sharded) end() error { return x.step.End() }

@@ -1,4 +1,5 @@
-// This file owns a rank's step: its passes, and what follows them.
+// This file owns a rank's step: its passes, and what follows them; and evaluation, which
+// has forward passes only.
 
 package train
 
@@ -8,25 +9,21 @@ import (
 
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/kernels/nn"
 	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/train/data"
 	"github.com/stowage-dev/stowage/train/layer"
 )
 
-const kernelsF32 = kernels.F32
-
-// key tells plans apart.
+// key tells plans apart: this is the one of training.
 func (r *rank) key() stowage.Key {
 	return stowage.Key{Phase: stowage.Train, Microbatches: r.cfg.Batch.Microbatches}
 }
 
 // train does one step on this rank.
 func (r *rank) train(step int) error {
-	if err := r.upload(step); err != nil {
-		return err
-	}
-	if err := r.rt.Step(r.key(), r.body); err != nil {
+	r.upload(r.t.loader, step)
+	if err := r.rt.Step(r.key(), func(s *stowage.Step) error { return r.issue(s, false) }); err != nil {
 		return err
 	}
 	if err := r.world.Err(); err != nil {
@@ -35,24 +32,38 @@ func (r *rank) train(step int) error {
 	r.store.reduce(r.s)
 	r.optim.update(step)
 	r.rebalance()
-	r.step = step + 1
 	return r.world.Err()
 }
 
-// upload brings the step's tokens to the device.
-func (r *rank) upload(step int) error {
+// evaluate finds the losses of one batch of what was held out. Nothing is saved, and
+// nothing that training depends on changes.
+func (r *rank) evaluate(batch int) (heads []float64, err error) {
+	r.upload(r.t.held, batch)
+	k := r.key()
+	k.Phase = stowage.Evaluate
+	if err := r.rt.Step(k, func(s *stowage.Step) error { return r.issue(s, true) }); err != nil {
+		return nil, err
+	}
+	if err := r.world.Err(); err != nil {
+		return nil, err
+	}
+	heads, _, err = r.losses()
+	return heads, err
+}
+
+// upload brings a step's tokens to the device, where they are needed.
+func (r *rank) upload(from *data.Loader, step int) {
 	c := r.cfg
 	if r.pp != 0 && r.pp != c.Layout.PP-1 {
-		return nil
+		return
 	}
 	n, ahead := c.Batch.Micro*c.Batch.Seq, layer.Ahead(c.Model)
 	all := make([]uint32, c.Batch.Microbatches*(1+ahead)*n)
 	for m := range c.Batch.Microbatches {
 		at := all[m*(1+ahead)*n:]
-		r.t.loader.Batch(step, r.dp, m, at[:n], at[n:(1+ahead)*n])
+		from.Batch(step, r.dp, m, at[:n], at[n:(1+ahead)*n])
 	}
 	r.s.Upload(r.tokens.All(), bytesOf(all))
-	return nil
 }
 
 // microbatch is the tokens of one.
@@ -62,34 +73,38 @@ func (r *rank) microbatch(m int) layer.Tokens {
 	return layer.Tokens{Range: r.tokens.Slice(device.Bytes(m)*size, size), Count: n}
 }
 
-// body issues the step's work.
-func (r *rank) body(s *stowage.Step) error {
+// issue issues the work of a step, or of its forward passes alone: ranks do their
+// transfers in the order that all share also if some are left out.
+func (r *rank) issue(s *stowage.Step, evaluate bool) error {
 	return layer.Guard(func() {
 		r.s.Fill(r.sums.Range, 0)
 		for _, b := range r.balances {
-			r.s.Fill(b.Load, 0)
-			r.s.Fill(b.Loss, 0)
+			if !evaluate {
+				r.s.Fill(b.Load, 0)
+				r.s.Fill(b.Loss, 0)
+			}
 		}
-		r.store.begin(r.s)
-		w := &work{rank: r, step: s, in: map[schedule.Pass]layer.Mat{}, out: map[schedule.Pass]layer.Mat{}}
+		r.store.begin(r.s, evaluate)
+		w := &work{rank: r, step: s, evaluate: evaluate, in: map[schedule.Pass]layer.Mat{}, out: map[schedule.Pass]layer.Mat{}}
 		for _, a := range r.program {
-			w.do(a)
+			if !evaluate || !a.pass.Backward {
+				w.do(a)
+			}
 		}
-		if err := r.store.end(); err != nil {
-			layer.Fail(err)
-		}
+		layer.Must(r.store.end())
 	})
 }
 
 // work is a step under way: inputs of passes that have come, outputs not yet sent.
 type work struct {
 	*rank
-	step    *stowage.Step
-	in, out map[schedule.Pass]layer.Mat
+	step     *stowage.Step
+	evaluate bool
+	in, out  map[schedule.Pass]layer.Mat
 }
 
 func (w *work) pass(p schedule.Pass) layer.Pass {
-	return layer.Pass{Step: w.step, S: w.s, Chunk: p.Chunk, Microbatch: p.Microbatch, Shape: w.env.Shape}
+	return layer.Pass{Step: w.step, S: w.s, Chunk: p.Chunk, Microbatch: p.Microbatch, Evaluate: w.evaluate, Shape: w.env.Shape}
 }
 
 func (w *work) do(a action) {
@@ -143,8 +158,9 @@ func (r *rank) rebalance() {
 	}
 }
 
-// losses reads what the step's losses added up to on this rank: the next token's, then
-// those of further heads, and the auxiliary ones of its routers.
+// losses reads what the losses of the step issued last added up to on this rank: the next
+// token's, then those of further heads, and the auxiliary ones of its routers, which
+// only training has.
 func (r *rank) losses() (heads []float64, aux float64, err error) {
 	x := make([]float32, r.sums.Len/4)
 	if err := r.s.Download(bytesOf(x), r.sums.Range); err != nil {
@@ -161,7 +177,7 @@ func (r *rank) losses() (heads []float64, aux float64, err error) {
 		aux += float64(v[0])
 	}
 	if math.IsNaN(heads[0]) {
-		return nil, 0, fmt.Errorf("train: rank %d: the loss of step %d is not a number; lower --lr, or use fp32", r.index, r.step)
+		return nil, 0, fmt.Errorf("train: rank %d: the loss is not a number; lower --lr, or use fp32", r.index)
 	}
 	return heads, aux, nil
 }

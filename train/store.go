@@ -15,9 +15,9 @@ import (
 // store has a rank's parameters, their gradients and what the optimiser keeps.
 type store interface {
 	layer.Store
-	// begin and end are called around the work of a step; what begin issues makes all
-	// gradients zero.
-	begin(s device.Stream)
+	// begin and end are called around the work of a step; in one that trains, what begin
+	// issues makes all gradients zero.
+	begin(s device.Stream, evaluate bool)
 	end() error
 	// reduce adds gradients up over the ranks that hold the same parameters.
 	reduce(s device.Stream)
@@ -123,8 +123,7 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 		total += w.size / 2
 	}
 	var err error
-	w.memory, err = r.dev.Alloc(device.Accel, max(total, paramAlign), "parameters")
-	if err != nil {
+	if w.memory, err = r.dev.Alloc(device.Accel, max(total, paramAlign), "parameters"); err != nil {
 		return nil, err
 	}
 	r.s.Fill(w.memory.All(), 0)
@@ -134,8 +133,7 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 // narrow tells whether passes read a copy in another format.
 func (w *whole) narrow() bool { return w.r.cfg.Number != kernels.F32 }
 
-func (w *whole) weights() device.Range { return w.memory.Slice(0, w.size) }
-func (w *whole) grads() device.Range   { return w.memory.Slice(w.size, w.size) }
+func (w *whole) grads() device.Range { return w.memory.Slice(w.size, w.size) }
 
 // Use binds units: their memory never moves.
 func (w *whole) Use(backward bool, units ...*layer.Unit) (func(), error) {
@@ -156,9 +154,14 @@ func (w *whole) Use(backward bool, units ...*layer.Unit) (func(), error) {
 	return func() {}, nil
 }
 
-func (w *whole) begin(s device.Stream) { s.Fill(w.grads(), 0) }
-func (w *whole) end() error            { return nil }
-func (w *whole) cast(device.Stream)    {}
+func (w *whole) begin(s device.Stream, evaluate bool) {
+	if !evaluate {
+		s.Fill(w.grads(), 0)
+	}
+}
+
+func (w *whole) end() error         { return nil }
+func (w *whole) cast(device.Stream) {}
 
 // reduce adds gradients up class by class.
 func (w *whole) reduce(s device.Stream) {

@@ -25,7 +25,7 @@ func smallMoE() *model.Model {
 	return &model.Model{Name: "small-moe", Hidden: 64, Vocab: 256, MaxPositions: 1024, Layers: []model.Layer{l, l, l, l}}
 }
 
-func testConfig(t *testing.T, m *model.Model) Config {
+func testConfig(t testing.TB, m *model.Model) Config {
 	t.Helper()
 	text, err := data.Open("")
 	if err != nil {

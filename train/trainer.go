@@ -7,8 +7,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stowage-dev/stowage"
@@ -27,6 +27,7 @@ type Trainer struct {
 	ranks  []*rank
 	meet   *meeting
 	loader *data.Loader
+	held   *data.Loader // of what was held out, or nil
 	step   int
 	broken error // a step failed: ranks may not agree any more
 }
@@ -54,18 +55,23 @@ func New(cfg Config) (t *Trainer, err error) {
 	t = &Trainer{cfg: &cfg}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, t.Close())
+			_ = t.Close() // a device that failed says so again
 			t = nil
 		}
 	}()
 	n := cfg.Layout.Ranks()
 	t.meet = newMeeting(n)
-	t.loader, err = data.NewLoader(cfg.Text, data.LoaderConfig{
+	cut := data.LoaderConfig{
 		Seq: cfg.Batch.Seq, Micro: cfg.Batch.Micro, Microbatches: cfg.Batch.Microbatches, Ranks: cfg.Layout.DP,
 		Targets: layer.Ahead(cfg.Model), Seed: cfg.Seed,
-	})
-	if err != nil {
+	}
+	if t.loader, err = data.NewLoader(cfg.Text, cut); err != nil {
 		return t, err
+	}
+	if cfg.HeldOut != nil {
+		if t.held, err = data.NewLoader(cfg.HeldOut, cut); err != nil {
+			return t, err
+		}
 	}
 	for i := range n {
 		dev, err := cfg.Device(i)
@@ -83,7 +89,7 @@ func New(cfg Config) (t *Trainer, err error) {
 	t.ranks = make([]*rank, n)
 	err = t.each(func(i int) (err error) {
 		t.ranks[i], err = newRank(t, i, t.devs[i], t.world[i])
-		if err != nil {
+		if err != nil || cfg.forecast {
 			return err
 		}
 		return t.ranks[i].begin()
@@ -118,15 +124,23 @@ func (r *rank) begin() error {
 	return nil
 }
 
-// each runs work on all ranks at once. If one fails, none waits for it.
+// each runs work on all ranks at once. If one fails, none waits for it; of several that
+// do, which mostly have the same to say, the first speaks.
 func (t *Trainer) each(work func(i int) error) error {
-	return comm.Run(t.world, func(c comm.Comm) (err error) {
+	err := comm.Run(t.world, func(c comm.Comm) (err error) {
 		err = work(c.Rank())
 		if err != nil {
 			t.meet.abort(err)
 		}
 		return err
 	})
+	for {
+		several, ok := err.(interface{ Unwrap() []error })
+		if !ok {
+			return err
+		}
+		err = several.Unwrap()[0]
+	}
 }
 
 // Step does one step on all ranks.
@@ -136,7 +150,6 @@ func (t *Trainer) Step() (Metrics, error) {
 	}
 	began := time.Now()
 	m := Metrics{Step: t.step, LR: t.cfg.Optim.rate(t.step), Tokens: t.cfg.Tokens()}
-	ahead := layer.Ahead(t.cfg.Model)
 	heads, aux := make([][]float64, len(t.ranks)), make([]float64, len(t.ranks))
 	err := t.each(func(i int) (err error) {
 		r := t.ranks[i]
@@ -152,13 +165,10 @@ func (t *Trainer) Step() (Metrics, error) {
 		t.broken = err
 		return m, err
 	}
-	sums := make([]float64, ahead)
-	for i := range t.ranks { // in the order of ranks: the same sum each time
-		for k := range sums {
-			sums[k] += heads[i][k]
-		}
-		m.Aux += aux[i] / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
+	for _, x := range aux {
+		m.Aux += x / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
 	}
+	sums := addUp(heads)
 	m.Loss, m.Further = sums[0], sums[1:]
 	m.Seconds = time.Since(began).Seconds()
 	m.Reruns = t.Reruns()
@@ -168,6 +178,44 @@ func (t *Trainer) Step() (Metrics, error) {
 	}
 	t.step++
 	return m, nil
+}
+
+// addUp adds numbers of ranks up in their order: the same sum each time.
+func addUp(of [][]float64) []float64 {
+	sums := make([]float64, len(of[0]))
+	for _, x := range of {
+		for k := range sums {
+			sums[k] += x[k]
+		}
+	}
+	return sums
+}
+
+// Evaluate is the loss of the parameters as they are, in nats a token, on so many batches
+// of Config.HeldOut, each as large as a step's and always the same ones; and those of
+// further heads. The run goes on as if nothing had been.
+func (t *Trainer) Evaluate(batches int) (loss float64, further []float64, err error) {
+	switch {
+	case t.broken != nil:
+		return 0, nil, t.broken
+	case t.held == nil || batches < 1:
+		return 0, nil, fmt.Errorf("train: an evaluation of %d batches needs at least one, and a text in HeldOut; hold out a part of the text", batches)
+	}
+	mean := make([]float64, layer.Ahead(t.cfg.Model))
+	for b := range batches {
+		heads := make([][]float64, len(t.ranks))
+		if err := t.each(func(i int) (err error) {
+			heads[i], err = t.ranks[i].evaluate(b)
+			return err
+		}); err != nil {
+			t.broken = err
+			return 0, nil, err
+		}
+		for k, x := range addUp(heads) {
+			mean[k] += x / float64(batches)
+		}
+	}
+	return mean[0], mean[1:], nil
 }
 
 // Done is the number of steps done.
@@ -224,13 +272,8 @@ func (t *Trainer) Sum() (string, error) {
 		return "", err
 	}
 	flat := slices.Concat(all...)
-	slices.SortFunc(flat, func(a, b entry) int {
-		if a.name < b.name {
-			return -1
-		}
-		return 1
-	})
-	var h hash.Hash = sha256.New()
+	slices.SortFunc(flat, func(a, b entry) int { return strings.Compare(a.name, b.name) })
+	h := sha256.New()
 	for _, e := range flat {
 		fmt.Fprintf(h, "%s %d\n", e.name, len(e.data))
 		h.Write(bytesOf(e.data))

@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/device/cuda/blas"
 )
 
 // deviceChoice is the value of --device: "cpu", "cuda", or "cuda:1" for the
@@ -53,13 +54,13 @@ func deviceFlag(cmd *cobra.Command) *deviceChoice {
 
 func (c *deviceChoice) open() (device.Device, error) {
 	if c.backend == "cuda" {
-		return openGPU(c.ordinal)
+		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: blas.New})
 	}
 	return openCPU()
 }
 
-// The two functions below return interfaces: a nil pointer to a device must not
-// become an interface that is not nil.
+// The functions below return interfaces: a nil pointer to a device must not become
+// an interface that is not nil.
 
 func openCPU() (device.Device, error) {
 	d, err := cpu.Open(cpu.Options{})
@@ -69,10 +70,14 @@ func openCPU() (device.Device, error) {
 	return d, nil
 }
 
-// openGPU leaves copies in graphs to the driver: the doctor copies outside of
-// graphs, and the bench compares the driver's copy node with our kernel.
-func openGPU(ordinal int) (device.Device, error) {
-	d, err := cuda.Open(cuda.Options{Ordinal: ordinal})
+// openGPU opens a GPU for the doctor, who only copies and says of himself which
+// libraries there are.
+func openGPU(ordinal int) (device.Device, error) { return openCUDA(cuda.Options{Ordinal: ordinal}) }
+
+// openCUDA leaves copies in graphs to the driver: the bench compares the driver's
+// copy node with our kernel.
+func openCUDA(o cuda.Options) (device.Device, error) {
+	d, err := cuda.Open(o)
 	if err != nil {
 		return nil, err
 	}

@@ -30,11 +30,12 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stowage",
 		Short: "Train large models in less memory",
-		Long: `Stowage is to keep what a training step must remember where it fits: in place,
-in pages on the accelerator, or in host memory. The planner and a runtime for
-training loops written in Go are there, a trainer is not yet. It runs on any
-CPU, and on NVIDIA GPUs with nothing but their driver.`,
-		Example: `  stowage doctor                what this machine offers, and what is missing
+		Long: `Stowage keeps what a training step must remember where it fits: in place, in
+pages on the accelerator, or in host memory. It has a trainer, a planner, and a
+runtime for training loops written in Go. It runs on any CPU, and on NVIDIA GPUs
+with nothing but their driver.`,
+		Example: `  stowage train                 what each memory policy takes, on a small model
+  stowage doctor                what this machine offers, and what is missing
   stowage bench copy --json     how fast it copies, for machines to read
   stowage bench stash           how fast rows go into pages and back
   stowage bench offload         what offloading saves, and what it costs`,

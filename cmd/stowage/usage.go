@@ -100,6 +100,8 @@ func flagError(cmd *cobra.Command, err error) error {
 			why = "write a number with ms, s or m, such as 500ms"
 		case "int", "int64":
 			why = "write a whole number, such as 8"
+		case "float64":
+			why = "write a number, such as 0.5"
 		}
 		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
 	}

@@ -36,6 +36,9 @@ func (d *Device) Close() error {
 	}
 	d.reap()
 	d.forget(d.callsLeft())
+	if d.assist != nil {
+		d.within(d.assist.Close)
+	}
 	err := errors.Join(d.err(), d.ledger.Leaks())
 	d.closePools()
 	for _, e := range d.eventsLeft() {

@@ -9,8 +9,8 @@
 // This file owns the device; driver.go and abi.go the bindings, memory.go,
 // arena.go, region.go and slab.go memory, pieces.go the borders inside it,
 // stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading
-// of kernels, host.go callbacks, pending.go what waits for work, close.go the end,
-// list.go what doctor shows.
+// of kernels, assist.go libraries that do a kernel's work, host.go callbacks,
+// pending.go what waits for work, close.go the end, list.go what doctor shows.
 package cuda
 
 import (
@@ -45,6 +45,9 @@ type Options struct {
 	// seen: on an H200 a single copy node of 1 GiB ran at 2.7 TB/s. Cutting the
 	// copy into pieces, as pieces.go does at borders, removes that as well.
 	CopyKernel func(dst, src device.Range) (device.Launch, bool)
+	// Assist makes the device's assistant, with its context current. One that is
+	// not to be had, which [device.Unsupported] says, leaves all work to kernels.
+	Assist func() (Assist, error)
 }
 
 // Device is one GPU.
@@ -59,6 +62,7 @@ type Device struct {
 	ctx          [1]uintptr // an array, so that passing it on allocates nothing
 	retained     bool       // the context is the primary one: threads keep it, Close releases it
 	copyKernel   func(dst, src device.Range) (device.Launch, bool)
+	assist       Assist // or nil
 	ledger       *device.Ledger
 	pools        [device.Kinds]pool
 	growing      sync.Mutex // serialises Grow
@@ -196,6 +200,10 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		d.closePools()
 		return nil, err
 	}
+	if err := d.openAssist(o.Assist); err != nil {
+		d.closePools()
+		return nil, err
+	}
 	return d, nil
 }
 
@@ -208,20 +216,26 @@ func (d *Device) call(p *proc, args ...uintptr) result {
 	return r
 }
 
-// run is call with a frame that is filled in. The thread is locked so that
-// all calls happen on the same one. With somebody else's context the thread gets
-// back what it had.
-func (d *Device) run(f *frame, p *proc, n int) result {
+// run is call with a frame that is filled in.
+func (d *Device) run(f *frame, p *proc, n int) (r result) {
+	d.within(func() { r = f.call(p, n) })
+	return r
+}
+
+// within does fn with the context current. The thread is locked so that all calls
+// happen on the same one. With somebody else's context the thread gets back what
+// it had.
+func (d *Device) within(fn func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if d.retained {
 		_, _, _ = purego.SyscallN(d.drv.ctxSetCurrent.addr, d.ctx[:]...)
-		return f.call(p, n)
+		fn()
+		return
 	}
 	_, _, _ = purego.SyscallN(d.drv.ctxPushCurrent.addr, d.ctx[:]...)
-	r := f.call(p, n)
+	fn()
 	d.drv.call(&d.drv.ctxPopCurrent, 0)
-	return r
 }
 
 // enqueue is run for calls that take handles and no addresses. A handle brings

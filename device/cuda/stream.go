@@ -189,6 +189,9 @@ func (s *stream) Launch(l device.Launch) {
 		return
 	}
 	d := s.dev
+	if d.assist != nil && l.Slot == 0 && d.assist.Takes(l.Kernel) && s.assisted(c, l.Kernel, l.Args()) {
+		return
+	}
 	fn := d.function(l.Kernel)
 	if fn == nil || !d.allow(fn, l.Shared) {
 		return

@@ -23,10 +23,14 @@ DEVICE Conv unpack(u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how) {
     return {low(size), high(size), low(cols), high(cols), {global(x), low(how), bit(how, 32)}, global(w), global(bias), bit(how, 33)};
 }
 
+struct alignas(16) Step {
+    float v[STEP];
+};
+
 // A block takes some rows of some columns, whose taps it keeps. A warp takes a row.
 KERNEL(THREADS)
 stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 pitch_y) {
-    SHARED float taps[TAPS + 1][COLS] __attribute__((aligned(16)));
+    SHARED Step taps[TAPS + 1][COLS / STEP]; // the last one is the bias
     Conv v = unpack(x, w, bias, size, cols, how);
     Matrix y = {global(dst), pitch_y, v.x.type};
     u32 pieces = (v.rows + ROWS - 1) / ROWS, tiles = (v.cols + COLS - 1) / COLS;
@@ -37,27 +41,27 @@ stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u6
         u32 mine = from + thread();
         if (mine < v.cols) {
 #pragma unroll 1
-            for (u32 k = 0; k < v.taps; k++) taps[k][thread()] = v.tap(mine, k);
-            taps[TAPS][thread()] = v.offset(mine);
+            for (u32 k = 0; k < v.taps; k++) taps[k][thread() / STEP].v[thread() % STEP] = v.tap(mine, k);
+            taps[TAPS][thread() / STEP].v[thread() % STEP] = v.offset(mine);
         }
         barrier();
         if (from + own >= v.cols) continue;
         u32 n = least(STEP, v.cols - from - own);
 #pragma unroll 1
         for (row += warp(); row < end; row += warps()) {
-            float sum[STEP], in[STEP];
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) sum[e] = (&taps[TAPS][own])[e];
+            float in[STEP];
+            Step sum = taps[TAPS][lane()];
             u32 t = row % v.seq, first = t < v.taps - 1 ? v.taps - 1 - t : 0;
 #pragma unroll 1
             for (u32 k = first; k < v.taps; k++) {
+                Step by = taps[k][lane()];
                 load(v.x.type, v.x.at(row + k - (v.taps - 1), from + own), n, in);
 #pragma unroll
-                for (u32 e = 0; e < STEP; e++) sum[e] += (&taps[k][own])[e] * in[e];
+                for (u32 e = 0; e < STEP; e++) sum.v[e] += by.v[e] * in[e];
             }
 #pragma unroll
-            for (u32 e = 0; e < STEP; e++) sum[e] *= sigmoid(sum[e]);
-            store(y.type, y.at(row, from + own), n, sum);
+            for (u32 e = 0; e < STEP; e++) sum.v[e] *= sigmoid(sum.v[e]);
+            store(y.type, y.at(row, from + own), n, sum.v);
         }
     }
 }

@@ -70,7 +70,8 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("clang-19", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "source.cc", "-lm", "-o", p.path)
+	cmd := exec.Command("clang-19", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing",
+		"-fsanitize=bounds", "-fsanitize-trap=bounds", "source.cc", "-lm", "-o", p.path)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if strings.Contains(string(out), "file not found") {

@@ -159,7 +159,7 @@ func embedGradTrial(x *trial) func(s device.Stream) {
 	case 0:
 		rows, cols = 2000+x.IntN(500), 1+x.IntN(3)
 	case 1:
-		rows, cols = 1+x.IntN(30), 2000+x.IntN(200)
+		rows, cols = x.upto(30, 2000), 2000+x.IntN(200)
 		vocab = 1 + x.IntN(30)
 	}
 	l := LookupGrad{DTable: x.any(vocab, cols), DY: x.any(rows, cols), IDs: x.ids(rows, vocab)}
@@ -184,6 +184,7 @@ func lossTrial(x *trial) func(s device.Stream) {
 
 func totalTrial(x *trial) func(s device.Stream) {
 	t := Total{Sum: x.floats(1), X: x.floats(x.upto(5000, 100000)), Factor: 0.5}
+	x.positive(t.X)
 	return func(s device.Stream) { AddUp(s, t) }
 }
 
@@ -197,11 +198,8 @@ func adamTrial(x *trial) func(s device.Stream) {
 	n := x.upto(5000, 300000)
 	a := Adam{W: x.floats(n), M: x.floats(n), GType: x.number(), Hyper: x.hyper(float32(x.IntN(3))), NoDecay: x.maybe()}
 	a.G = x.numbers(a.GType, n, 1)
-	v := x.floats(n)
-	for i := range n {
-		x.data[int(v.Off)+4*i+3] &= 0x7f // second moments have no sign
-	}
-	a.V = v
+	a.V = x.floats(n)
+	x.positive(a.V)
 	if x.maybe() {
 		a.ParamType = x.number()
 		a.Param = x.numbers(a.ParamType, n, 1)

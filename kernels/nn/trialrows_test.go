@@ -67,9 +67,7 @@ func (x *trial) routingGrad() RoutingGrad {
 	// Scores are positive; logits, in their place, would not be.
 	r.Scores = r.Logits
 	r.Scores.Range = x.numbers(kernels.F32, int(r.Logits.Range.Len/4), 1)
-	for i := int(r.Scores.Off) + 3; i < int(r.Scores.Off+r.Scores.Len); i += 4 {
-		x.data[i] &= 0x7f
-	}
+	x.positive(r.Scores.Range)
 	r.Index, r.DWeight = x.choices(tokens, r.TopK, experts), x.floats(tokens*r.TopK)
 	r.DLogits = x.over(r.Scores, kernels.F32)
 	if x.maybe() {

@@ -10,12 +10,15 @@ import (
 func (x *trial) scan() Scan {
 	c := Scan{Seq: 1 + x.IntN(300), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
 	rows := c.Seq
-	switch x.IntN(3) {
-	case 0:
+	switch n := x.IntN(3); {
+	case x.large && n == 0:
+		c.Seq, c.HeadDim, c.State, c.Heads = 300+x.IntN(700), 64, 128, 8
+		rows = 2 * c.Seq
+	case n == 0:
 		c.Seq = 64 + x.IntN(40)
 		c.HeadDim, c.State = 1+x.IntN(80), 1+x.IntN(80)
 		rows = c.Seq
-	case 1:
+	case n == 1:
 		c.Seq = 1 + x.IntN(140)
 		c.Groups = x.upto(2, 3)
 		c.Heads = c.Groups * x.upto(10, 12) // more than a block has warps
@@ -32,12 +35,14 @@ func (x *trial) scan() Scan {
 
 func scanTrial(x *trial) func(s device.Stream) {
 	c := x.scan()
+	x.loose = 4
 	c.Y = x.matrix(c.XBC.Type, c.XBC.Rows, c.inner())
 	return func(s device.Stream) { Recur(s, c) }
 }
 
 func scanGradTrial(x *trial) func(s device.Stream) {
 	c := ScanGrad{Scan: x.scan()}
+	x.loose = 10
 	rows, t, grads := c.XBC.Rows, c.XBC.Type, x.number()
 	c.DY, c.DXBC, c.DDT = x.matrix(t, rows, c.inner()), x.over(c.XBC, t), x.matrix(t, rows, c.Heads)
 	c.DALog, c.DD, c.DDTBias = x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads)

@@ -57,6 +57,21 @@ func (t *Text) Len() int { return len(t.bytes) }
 // SHA256 is the checksum of the bytes, in hexadecimal digits.
 func (t *Text) SHA256() string { return t.sum }
 
+// Split divides a text: the share of it that is held out, from 0 to below 1, is its end.
+// That of 0 is nil. A text that was divided otherwise has another checksum, so that no
+// run is resumed on what it held out before.
+func (t *Text) Split(share float64) (rest, held *Text, err error) {
+	switch n := int(share * float64(len(t.bytes))); {
+	case !(share >= 0 && share < 1):
+		return nil, nil, fmt.Errorf("%g of %s cannot be held out: give a share from 0 to below 1", share, t.name)
+	case n == 0:
+		return t, nil, nil
+	default:
+		at := len(t.bytes) - n
+		return NewText(t.name, t.bytes[:at:at]), NewText(t.name+" (held out)", t.bytes[at:]), nil
+	}
+}
+
 // Open reads a file, or all files of a folder and those below it, one after the
 // other in the order of their paths. In a folder it skips names that begin with a
 // dot and whatever is no regular file. No path is the sample that is built in.

@@ -5,6 +5,7 @@ package layer
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
@@ -32,8 +33,8 @@ func Supported(m *model.Model) error {
 	layers := m.Layers
 	if m.MTP != nil {
 		layers = append(layers[:len(layers):len(layers)], m.MTP.Layers...)
-		if m.MTP.Repeated || len(m.MTP.Layers) != 1 {
-			return refuse("MTP heads that share their weights or have several layers")
+		if m.MTP.Repeated {
+			return refuse("MTP heads that share their weights")
 		}
 	}
 	for _, l := range layers {
@@ -44,12 +45,28 @@ func Supported(m *model.Model) error {
 	return nil
 }
 
+// What kernels take at most.
+const (
+	maxTaps  = 8       // of a convolution
+	maxWidth = 1 << 21 // of queries, keys and values together
+	maxHead  = 256     // numbers of an attention head, on a GPU
+)
+
 func unsupported(l model.Layer) string {
+	if m := l.MoE; m != nil && (m.Experts > nn.MaxExperts || m.TopK > nn.MaxTopK) {
+		return fmt.Sprintf("%d experts of which a token uses %d, and at most %d of %d,", m.Experts, m.TopK, nn.MaxTopK, nn.MaxExperts)
+	}
 	switch {
 	case l.DeltaNet != nil:
 		return "gated delta nets"
 	case l.Mamba != nil && l.Mamba.Version != 2:
 		return "Mamba-1 layers"
+	case l.Mamba != nil && (l.Mamba.Norms || l.Mamba.Conv > maxTaps):
+		return fmt.Sprintf("Mamba layers with norms inside, or with more than %d taps,", maxTaps)
+	case l.MLA != nil && (l.MLA.Rope == 0 || l.MLA.Rope%2 != 0):
+		return "latent attention whose positions take no or an odd number of columns"
+	case l.MLA != nil && l.MLA.Heads*(2*(l.MLA.Nope+l.MLA.Rope)+l.MLA.V) >= maxWidth:
+		return "attention of 2^21 columns or more"
 	case l.Dense != nil && (!l.Dense.Gated || l.Dense.Bias):
 		return "feed-forward parts that are not SwiGLU without bias"
 	case l.MoE != nil && !l.MoE.Gated:
@@ -59,6 +76,10 @@ func unsupported(l model.Layer) string {
 	}
 	if a := l.Attention; a != nil {
 		switch {
+		case a.Rotary && a.HeadDim%2 != 0:
+			return "rotary positions in heads of an odd width"
+		case (a.Heads+2*a.KVHeads)*a.HeadDim >= maxWidth:
+			return "attention of 2^21 columns or more"
 		case a.QKVBias || a.OutBias:
 			return "biases in attention"
 		case a.Sinks:
@@ -68,6 +89,26 @@ func unsupported(l model.Layer) string {
 		}
 	}
 	return ""
+}
+
+// Runs says in one sentence what of a model a device has no kernel for, if anything.
+func Runs(m *model.Model, on device.Info) error {
+	if on.Backend == "cpu" {
+		return nil
+	}
+	head := 0
+	for _, l := range m.Layers {
+		if l.Attention != nil {
+			head = max(head, l.Attention.HeadDim)
+		}
+		if l.MLA != nil {
+			head = max(head, l.MLA.Nope+l.MLA.Rope, l.MLA.V)
+		}
+	}
+	if head > maxHead {
+		return fmt.Errorf("train: %s has attention heads of %d numbers, and a GPU takes at most %d; use --device cpu, or another model", m.Name, head, maxHead)
+	}
+	return nil
 }
 
 // Env is what the layers of a rank are made with.
@@ -80,6 +121,9 @@ type Env struct {
 	Comm     comm.Comm      // of those; nil if there is one
 	Dispatch Dispatch
 	Rows     Rows
+	// Imbalance is the rows of a rank over balanced ones, where nothing is computed and
+	// so none are counted: on a null device. Zero counts them.
+	Imbalance float64
 	// Space gives the workspace for experts of a width once passes run, Table the rotary positions of
 	// so many columns, Balance a layer's router memory, by its name.
 	Space   func(width int) *stash.Workspace
@@ -170,9 +214,29 @@ func (e *Env) RowBounds(m *model.MoE) (balanced, worst int) {
 	return d.tokens * d.topK, d.Worst()
 }
 
+// Assumed is the rows of a rank's experts where none are counted, or zero.
+func (e *Env) Assumed(m *model.MoE) int {
+	if e.Imbalance == 0 {
+		return 0
+	}
+	balanced, worst := e.RowBounds(m)
+	return min(worst, int(math.Ceil(e.Imbalance*float64(balanced))))
+}
+
+// Passing is about the memory that a mixture's passes take and do not save: rows on their
+// way between ranks, what experts make of them, and a few matrices of tokens.
+func (e *Env) Passing(m *model.MoE) device.Bytes {
+	d := e.dispatcher(m)
+	n := d.Worst()*(e.Model.Hidden+m.Width) + 6*d.tokens*e.Model.Hidden
+	if d.ranks > 1 {
+		n += 2 * d.received() * e.Model.Hidden
+	}
+	return e.Shape.Number.Size() * device.Bytes(n)
+}
+
 func (e *Env) experts(u *Unit, m *model.MoE) *experts {
 	return &experts{
-		dispatcher: e.dispatcher(m), rows: e.Rows, hidden: e.Model.Hidden, width: m.Width,
+		dispatcher: e.dispatcher(m), rows: e.Rows, assumed: e.Assumed(m), hidden: e.Model.Hidden, width: m.Width,
 		fc1: u.weight("mlp.experts.linear_fc1.weight"), fc2: u.weight("mlp.experts.linear_fc2.weight"), space: e.Space,
 	}
 }
@@ -207,10 +271,14 @@ func (e *Env) ends(c *Chunk, table *Unit) {
 			embedding: embedding{table.weight("word_embeddings.weight")},
 			enorm:     norm{h.weight("enorm.weight"), e.Settings.Epsilon}, hnorm: norm{h.weight("hnorm.weight"), e.Settings.Epsilon},
 			proj:   linear{h.weight("eh_proj.weight")},
-			output: output{norm{h.last("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, MTPFactor / float32(m.MTP.Depth)},
+			output: output{norm{h.weight("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, MTPFactor / float32(m.MTP.Depth)},
 		}
 		for i, l := range m.MTP.Layers {
-			f.blocks = append(f.blocks, e.parts(h, fmt.Sprintf("%slayers.%d.", prefix, i), l))
+			name := fmt.Sprintf("layers.%d.", i)
+			if len(m.MTP.Layers) > 1 {
+				h.only = name // their parameters' names end alike
+			}
+			f.blocks = append(f.blocks, e.parts(h, prefix+name, l))
 		}
 		c.heads = append(c.heads, f)
 		c.further = append(c.further, append([]*Unit{h, table}, c.final[:1]...))

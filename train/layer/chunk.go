@@ -94,6 +94,16 @@ func at(p Pass, layer int) *Pass {
 	return &p
 }
 
+// head is the number of the first layer of a further head: they come behind the chunk's
+// own. The one behind them all is the output layer.
+func (c *Chunk) head(k int) int {
+	n := len(c.blocks)
+	for _, f := range c.heads[:k] {
+		n += len(f.blocks)
+	}
+	return n
+}
+
 // Forward runs the chunk over a microbatch. The first one takes tokens, the others what
 // the chunk before gave, which stays the caller's; the last one gives nothing.
 func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
@@ -112,10 +122,9 @@ func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	if c.last == nil {
 		return in
 	}
-	n := len(c.blocks)
-	use(s, false, c.final, func() { c.last.forward(at(p, n), in, tokens.row(1), c.sums.at(0)) })
+	use(s, false, c.final, func() { c.last.forward(at(p, c.head(len(c.heads))), in, tokens.row(1), c.sums.at(0)) })
 	for k, f := range c.heads {
-		q := at(p, n+1+k*(1+len(f.blocks)))
+		q := at(p, c.head(k))
 		var out Mat
 		use(s, false, c.further[k], func() {
 			out = f.forward(q, tokens.row(1+k), in)
@@ -159,10 +168,9 @@ func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 // backwardHeads makes the gradient of the hidden states that the output layer and the
 // further heads got.
 func (c *Chunk) backwardHeads(p Pass, s Store, tokens Tokens) (dx Mat) {
-	n := len(c.blocks)
 	var plus nn.Matrix
 	for k := len(c.heads) - 1; k >= 0; k-- {
-		f, q := c.heads[k], at(p, n+1+k*(1+len(c.heads[k].blocks)))
+		f, q := c.heads[k], at(p, c.head(k))
 		var out Mat
 		use(s, true, c.further[k], func() {
 			d := f.output.backward(q, c.Hidden, plus)
@@ -174,7 +182,7 @@ func (c *Chunk) backwardHeads(p Pass, s Store, tokens Tokens) (dx Mat) {
 		dx, plus = out, out.Matrix
 	}
 	var out Mat
-	use(s, true, c.final, func() { out = c.last.backward(at(p, n), c.Hidden, plus) })
+	use(s, true, c.final, func() { out = c.last.backward(at(p, c.head(len(c.heads))), c.Hidden, plus) })
 	if plus.Rows > 0 {
 		dx.Free()
 	}

@@ -158,6 +158,7 @@ func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot in
 			Capacity: d.limit(d.tokens), Seg: nn.Segments{Range: seg.Range(), Experts: d.experts}, Source: t.out, Place: t.home, Counts: counts.Range(),
 		})
 		d.comm.AllToAll(p.S, came.Range(), counts.Range())
+		must(d.comm.Err()) // else these are no counts
 		nn.Regroup(p.S, nn.Regrouping{
 			Counts: came.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.part(), Slot: slot, Room: t.room,
 			Seg: t.segments(), Source: t.source, Place: t.place, Count: count,

@@ -40,6 +40,7 @@ const RowsGroup = "fused_group_mlp"
 type experts struct {
 	*dispatcher
 	rows     Rows
+	assumed  int // rows, where none are counted; zero counts them
 	fc1, fc2 weight
 	hidden   int // columns of a row
 	width    int
@@ -61,8 +62,9 @@ type held struct {
 	t       *tables
 	x, h, w nn.Matrix
 	room    int
+	tab     *stowage.Tensor   // what t lies in
 	made    []*stowage.Tensor // x and w, where they have memory of their own
-	done    func()
+	done    func()            // with all but the tables
 }
 
 // forward makes y = plus + the experts' part.
@@ -87,6 +89,7 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	k.done()
 	k.t.collect(p, y, out.Matrix, plus)
 	out.Free()
+	k.tab.Free() // only now: that the tables are saved does not keep them on the device
 }
 
 // first is the experts' first product.
@@ -98,12 +101,11 @@ func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
 func (e *experts) lease(p *Pass, index device.Range) held {
 	set := p.Step.Lease(e.space(e.width), p.id(RowsGroup))
 	k := e.held(p, set)
-	tab := p.words(e.words(k.room))
-	k.t = e.view(tab.Range(), k.room)
+	k.tab = p.words(e.words(k.room))
+	k.t = e.view(k.tab.Range(), k.room)
 	e.sort(p, k.t, index, set.Counts().Slice(0, 8), 0)
+	p.save("dispatch", k.tab)
 	k.done = func() {
-		p.save("dispatch", tab)
-		tab.Free()
 		if p.Evaluate {
 			set.Drop()
 		} else {
@@ -129,15 +131,16 @@ func (e *experts) take(p *Pass, index device.Range) (k held) {
 	if e.rows == Padded {
 		k.room, slot = e.Padded(), e.slot()
 	}
-	tab, count := p.words(e.words(k.room)), p.bytes(8)
-	k.t = e.view(tab.Range(), k.room)
+	count := p.bytes(8)
+	k.tab = p.words(e.words(k.room))
+	k.t = e.view(k.tab.Range(), k.room)
 	e.sort(p, k.t, index, count.Range(), slot)
-	p.save("dispatch", tab)
+	p.save("dispatch", k.tab)
 	rows := k.room
 	if e.rows == Exact {
 		var n [8]byte
 		must(p.S.Download(n[:], count.Range()))
-		rows = max(1, int(binary.LittleEndian.Uint64(n[:])))
+		rows = max(1, e.assumed, int(binary.LittleEndian.Uint64(n[:])))
 	}
 	count.Free()
 	k.room = rows
@@ -145,7 +148,6 @@ func (e *experts) take(p *Pass, index device.Range) (k held) {
 	x, w := p.New(rows, e.hidden), p.newOf(kernels.F32, rows, 1)
 	k.x, k.w = x.Matrix, w.Matrix
 	k.done = func() {
-		tab.Free()
 		x.Free()
 		w.Free()
 	}

@@ -68,7 +68,7 @@ func TestMambaBegins(t *testing.T) {
 		"mixer.dt_bias": {math.Log(math.Expm1(0.001)), math.Log(math.Expm1(0.1))},
 	} {
 		for _, u := range r.chunk.Units {
-			if !u.has(suffix) {
+			if !slices.ContainsFunc(u.Params, func(p Param) bool { return strings.HasSuffix(p.Name, suffix) }) {
 				continue
 			}
 			p := u.Params[u.index(suffix)]

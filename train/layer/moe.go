@@ -81,7 +81,7 @@ func (m *mixture) route(p *Pass, x nn.Matrix, again bool) chosen {
 	m.router.forward(p, scores.Matrix, xn.Matrix, nn.Matrix{})
 	c := chosen{xn.t, scores.t, p.words(t * m.TopK), p.words(t * m.TopK)}
 	r := m.routing(p, scores.Matrix, c.index.Range(), c.weight.Range())
-	if !again { // a choice counts once
+	if !again && !p.Evaluate { // a choice counts once
 		r.Load = m.balance.Load
 	}
 	nn.Route(p.S, r)

@@ -57,9 +57,6 @@ type Mat struct {
 // Free says that the pass needs the matrix no more; groups that saved it may.
 func (m Mat) Free() { m.t.Free() }
 
-// Tensor is the memory of the matrix.
-func (m Mat) Tensor() *stowage.Tensor { return m.t }
-
 // failure ends a pass.
 type failure struct{ err error }
 
@@ -85,8 +82,8 @@ func Guard(work func()) (err error) {
 	return nil
 }
 
-// Fail ends a pass with an error that Guard returns.
-func Fail(err error) { must(err) }
+// Must is must for the work of others inside of a Guard.
+func Must(err error) { must(err) }
 
 // New is memory for a matrix of activations.
 func (p *Pass) New(rows, cols int) Mat { return p.newOf(p.Number, rows, cols) }

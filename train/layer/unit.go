@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/kernels/nn"
 	"github.com/stowage-dev/stowage/model"
@@ -60,6 +61,7 @@ type Unit struct {
 	Loose bool
 	Grad  kernels.Number // the format of gradients
 
+	only           string // what the names have to contain of parameters that are looked for
 	weights, grads func(i int) device.Range
 }
 
@@ -69,37 +71,17 @@ func (u *Unit) Bind(weights, grads func(i int) device.Range) { u.weights, u.grad
 // index finds a parameter by the end of its name.
 func (u *Unit) index(suffix string) int {
 	for i, p := range u.Params {
-		if strings.HasSuffix(p.Name, suffix) {
+		if strings.HasSuffix(p.Name, suffix) && strings.Contains(p.Name, u.only) {
 			return i
 		}
 	}
 	panic(fmt.Sprintf("layer: unit %s has no parameter %s", u.Name, suffix))
 }
 
-// has tells whether there is a parameter of that name.
-func (u *Unit) has(suffix string) bool {
-	for _, p := range u.Params {
-		if strings.HasSuffix(p.Name, suffix) {
-			return true
-		}
-	}
-	return false
-}
-
 // weight is one of a unit's parameters, for the layer that uses it.
 type weight struct {
 	u *Unit
 	i int
-}
-
-// last is the last parameter of that name: a head's norm behind those of its layers.
-func (u *Unit) last(suffix string) weight {
-	for i := len(u.Params) - 1; i >= 0; i-- {
-		if strings.HasSuffix(u.Params[i].Name, suffix) {
-			return weight{u, i}
-		}
-	}
-	panic(fmt.Sprintf("layer: unit %s has no parameter %s", u.Name, suffix))
 }
 
 func (u *Unit) weight(suffix string) weight { return weight{u, u.index(suffix)} }
@@ -176,12 +158,19 @@ func (p Param) Values(seed uint64, layers int) []float32 {
 	out := make([]float32, p.Elements())
 	each := len(out) / p.Count
 	for k := range p.Count {
-		h := fnv.New64a()
-		fmt.Fprintf(h, "%s/%d", p.Name, p.First+k)
-		p.fill(out[k*each:(k+1)*each], rand.New(rand.NewPCG(seed, h.Sum64())), layers)
+		part := out[k*each : (k+1)*each]
+		parallel.For(each, valuesRun, func(from, to int) {
+			h := fnv.New64a()
+			fmt.Fprintf(h, "%s/%d/%d", p.Name, p.First+k, from)
+			p.fill(part[from:to], rand.New(rand.NewPCG(seed, h.Sum64())), layers)
+		})
 	}
 	return out
 }
+
+// valuesRun is how many numbers come from one generator: enough for all threads to have
+// work, and part of what a seed means.
+const valuesRun = 1 << 16
 
 func (p Param) fill(out []float32, r *rand.Rand, layers int) {
 	for i := range out {

@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/stowage-dev/stowage/device/cuda/blas"
 )
 
 // Library is an optional shared library.
@@ -34,8 +36,8 @@ type Library struct {
 func known() []Library {
 	return []Library{{
 		Name: "cuBLASLt", For: "dense matrix products on the GPU", NeedsGPU: true,
-		Install: "install libcublas of CUDA 12 or 13 (`pip install nvidia-cublas-cu12` will do) and add its folder to LD_LIBRARY_PATH",
-		names:   []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+		Install: "install libcublas of CUDA 12 or 13 (`pip install nvidia-cublas-cu12` will do); until then our own kernels do them",
+		names:   blas.Names(),
 		version: cublasVersion,
 	}, {
 		Name: "NCCL", For: "collectives between GPUs", NeedsGPU: true,

@@ -61,13 +61,13 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 	}()
 	steps := j.Options.Steps
 	warm := min(mostWarm, steps/2)
-	half := device.Bytes(0)
+	var limit device.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name}
 		cfg := j.config
-		budget := device.Bytes(0)
+		var budget device.Bytes
 		if name == "budget" {
-			budget = half
+			budget = limit
 		}
 		if cfg.Memory, err = train.Named(name, budget); err != nil {
 			return nil, err
@@ -84,7 +84,7 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 		}
 		if name == "none" {
 			d, _ := peaks(c.t)
-			half = d / 2
+			limit = device.Bytes(j.share * float64(d))
 		}
 	}
 	for round := range steps - warm {

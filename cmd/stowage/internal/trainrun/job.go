@@ -36,6 +36,7 @@ type Machine struct {
 type Job struct {
 	Options Options // complete: with what was chosen by the model
 	config  train.Config
+	share   float64 // of what the first policy took: the budget of a comparison
 }
 
 // Wrong is an error in what the user gave.
@@ -50,12 +51,9 @@ func wrong(err error) error {
 }
 
 // plain is an error without the names of packages.
-func plain(text string) string {
-	for _, name := range []string{"train: ", "layer: ", "policy: ", "stowage: ", "bucket: ", "capture: ", "offload: ", "stash: ", "data: "} {
-		text = strings.ReplaceAll(text, name, "")
-	}
-	return text
-}
+func plain(text string) string { return packages.ReplaceAllString(text, "$1") }
+
+var packages = regexp.MustCompile(`(^|\s)(?:(?:train|layer|policy|stowage|bucket|capture|offload|stash|schedule|data|comm|fsdp): )+`)
 
 // first is an error of several ranks as the first of them has it: one sentence.
 type first struct{ error }
@@ -68,12 +66,12 @@ func (e first) Error() string {
 }
 
 // again finds a rank that is named by two who pass an error on.
-var again = regexp.MustCompile(`^rank (\d+): (?:rank \d+: )+`)
+var again = regexp.MustCompile(`^rank (\d+): (?:rank \d+:? )+`)
 
 // NewJob checks options and makes a job of them. Without a policy they are those of a
 // comparison.
 func NewJob(o Options, m Machine, log *slog.Logger) (*Job, error) {
-	j := &Job{Options: o}
+	j := &Job{Options: o, share: 0.5}
 	if err := j.make(m, log); err != nil {
 		return nil, wrong(err)
 	}

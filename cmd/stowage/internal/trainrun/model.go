@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -35,10 +36,11 @@ func (s *ModelSpec) UnmarshalYAML(text []byte) error {
 		*s = ModelSpec{Name: name}
 		return nil
 	}
-	*s = ModelSpec{}
-	if err := yaml.Unmarshal(text, &s.Keys); err != nil {
+	keys := map[string]any{}
+	if err := yaml.Unmarshal(text, &keys); err != nil {
 		return errors.New("model must be a preset's name, a file's, or the keys of a config.json")
 	}
+	*s = ModelSpec{Keys: whole(keys).(map[string]any)}
 	return nil
 }
 
@@ -122,6 +124,8 @@ func whole(v any) any {
 		for i := range v {
 			v[i] = whole(v[i])
 		}
+	case int:
+		return int64(v)
 	case uint64:
 		return int64(min(v, math.MaxInt64))
 	case float64:
@@ -136,16 +140,15 @@ func whole(v any) any {
 func (s *ModelSpec) settings(set *layer.Settings) (err error) {
 	number := func(to func(float64), names ...string) {
 		for _, name := range names {
-			switch v := whole(s.Keys[name]).(type) {
-			case float64:
-				to(v)
-			case int64:
-				to(float64(v))
-			case nil:
+			v, ok := s.Keys[name]
+			if !ok || v == nil {
 				continue
-			default:
+			}
+			x, bad := strconv.ParseFloat(fmt.Sprint(v), 64) // YAML takes 1e-06 for a word
+			if bad != nil {
 				err = errors.Join(err, fmt.Errorf("%s of the model is %v; it must be a number", name, v))
 			}
+			to(x)
 			return
 		}
 	}

@@ -1,0 +1,337 @@
+// This file tests `stowage train` as a user meets it: what is refused, what is left in
+// a folder, and that a run goes on where it ended, however it ended.
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// smallModel is a mixture of experts that trains a step in milliseconds.
+const smallModel = `{"model_type":"mixtral","hidden_size":32,"intermediate_size":16,"num_hidden_layers":2,"num_attention_heads":2,
+"num_key_value_heads":1,"num_local_experts":4,"num_experts_per_tok":2,"vocab_size":256,"max_position_embeddings":512}`
+
+// inFolder makes an empty folder with the small model the working one, and gives the
+// words of a command that trains it.
+func inFolder(t *testing.T) (words string) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	writeFile(t, "small.json", smallModel)
+	return "train --model small.json --micro 1 --seq 16 "
+}
+
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trained runs a command that must work, and reads its summary.
+func trained(t *testing.T, line string) (s trainrun.Summary) {
+	t.Helper()
+	stdout, stderr, code := command(strings.Fields(line + " --json")...)
+	if code != exitOK {
+		t.Fatalf("%s: code %d, errors %q", line, code, stderr)
+	}
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// losses are those in a run's folder, which must have a line for each step.
+func losses(t *testing.T, dir string) (out []float64) {
+	t.Helper()
+	f, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for in := bufio.NewScanner(f); in.Scan(); {
+		var m struct {
+			Step int     `json:"step"`
+			Loss float64 `json:"loss"`
+		}
+		if err := json.Unmarshal(in.Bytes(), &m); err != nil || m.Step != len(out)+1 {
+			t.Fatalf("%s: line %d is %q: %v", dir, len(out)+1, in.Text(), err)
+		}
+		out = append(out, m.Loss)
+	}
+	return out
+}
+
+// Whatever is wrong is one sentence, with code 2, and leaves nothing behind.
+func TestTrainErrors(t *testing.T) {
+	var all strings.Builder
+	t.Run("lines", func(t *testing.T) { trainErrors(t, &all) }) // golden files are beside the test again behind it
+	golden.Check(t, "train-errors.txt", all.String())
+}
+
+func trainErrors(t *testing.T, all *strings.Builder) {
+	words := inFolder(t)
+	for name, text := range map[string]string{
+		"short.txt": "hello", "key.yaml": "policy: stash\npolcy: none\n", "kind.yaml": "steps: many\n", "syntax.yaml": "a: [\n",
+		"bad.json": `{"model_type":`, "negative.json": `{"model_type":"mixtral","hidden_size":-3}`,
+	} {
+		writeFile(t, name, text)
+	}
+	if err := os.Mkdir("empty", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before, err := filepath.Glob("*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"--polcy none", "--policy nothing", "--policy budget", "fast", "--offload-modules", "--aux-loss much",
+		"--model nope.json", "--model bad.json", "--model negative.json", "--model gpt-oss-20b",
+		"--config key.yaml", "--config kind.yaml", "--config syntax.yaml", "--config nope.yaml",
+		"--pp 3", "--ep 3", "--dp 3 --ep 2", "--vpp 2", "--model tiny-dense --ep 2",
+		"--data empty", "--data short.txt", "--data nope",
+		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--prefetch 0", "--capacity-factor -1",
+		"--budget 60", "--budget -1MiB", "--budget 1KiB --out q", "--offload-fraction 2 --out q",
+		"--offload-modules core_atn", "--offload-modules core_attn --recompute-modules core_attn",
+		"--graph atn", "--graph attn moe", "--graph full_iteration", "--policy none --graph attn --out q",
+		"--pool maximum", "--dispatch rings", "--device gpu",
+		"--policy stash --out small.json", "--policy stash --out short.txt/x", "--resume", "--out q --resume",
+	} {
+		stdout, stderr, code := command(strings.Fields(words + line)...)
+		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+		all.WriteString("$ stowage train " + line + "\n" + stderr)
+	}
+	if after, _ := filepath.Glob("*"); !slices.Equal(after, before) {
+		t.Errorf("left behind: %q, before it was %q", after, before)
+	}
+}
+
+// A folder without write permission is refused before anything is trained.
+func TestTrainWithoutPermission(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("everything is permitted to root")
+	}
+	words := inFolder(t)
+	if err := os.Mkdir("shut", 0o555); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code := command(strings.Fields(words + "--policy stash --out shut/run")...)
+	if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "permission denied") {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+}
+
+// SPEC S6.3
+func TestTrainWithoutGPU(t *testing.T) {
+	if _, err := openGPU(0); err == nil {
+		t.Skip("this machine has a GPU")
+	}
+	words := inFolder(t)
+	_, stderr, code := command(strings.Fields(words + "--policy none --device cuda --out q")...)
+	if _, err := os.Stat("q"); code != exitFailure || strings.Count(stderr, "\n") != 1 || err == nil {
+		t.Errorf("code %d, errors %q, the folder: %v", code, stderr, err)
+	}
+}
+
+// A run in two parts is the run in one, also under another memory policy.
+func TestTrainResumes(t *testing.T) {
+	words := inFolder(t)
+	whole := trained(t, words+"--policy stash --steps 6 --out whole")
+	trained(t, words+"--policy stash --steps 3 --out parts")
+	parts := trained(t, "train --out parts --resume --steps 6 --policy offload --recompute-modules layernorm")
+	if parts.Sum != whole.Sum || parts.Steps != 6 || !parts.Finished || parts.Loss != whole.Loss {
+		t.Errorf("in parts %+v, whole %+v", parts, whole)
+	}
+	want := losses(t, "whole")
+	if got := losses(t, "parts"); len(got) != 6 || !slices.Equal(got, want) {
+		t.Errorf("losses are %v, want %v", got, want)
+	}
+	if again := trained(t, "train --out parts --resume"); again.Sum != whole.Sum || again.Loss != whole.Loss || again.Tokens != 0 {
+		t.Errorf("nothing is left to do, and it came to %+v", again)
+	}
+	for line, say := range map[string]string{
+		"train --out parts --policy none":             "--resume",
+		"train --out parts --resume --steps 2":        "has done",
+		"train --out parts --resume --seed 3":         "another seed",
+		"train --out parts --resume --lr 1 --steps 7": "another optim",
+	} {
+		if _, stderr, code := command(strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, say) {
+			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		}
+	}
+	if got := losses(t, "parts"); !slices.Equal(got, want) {
+		t.Errorf("refusals changed the metrics to %v", got)
+	}
+	writeFile(t, "other.yaml", "steps: 1\n")
+	copied := trained(t, "train --config parts/config.yaml --steps 6 --policy none --offload-modules= --recompute-modules=")
+	if copied.Sum != whole.Sum {
+		t.Errorf("from its configuration it came to %+v", copied)
+	}
+}
+
+// A damaged checkpoint is passed over with a sentence.
+func TestTrainFallsBack(t *testing.T) {
+	words := inFolder(t)
+	whole := trained(t, words+"--policy stash --steps 4 --out run --save-every 2")
+	file := filepath.Join("run", "checkpoints", "step-00000004", "model-00002-of-00004.safetensors")
+	if err := os.Truncate(file, 100); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code := command("train", "--out", "run", "--resume", "--json")
+	var s trainrun.Summary
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Sum != whole.Sum {
+		t.Errorf("code %d, %+v, errors %q", code, s, stderr)
+	}
+	if !strings.Contains(stderr, "warning: the checkpoint") || !strings.Contains(stderr, "goes on after step 2") {
+		t.Errorf("it said %q", stderr)
+	}
+}
+
+// program is the program as a process of its own.
+func program(t *testing.T, line string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, strings.Fields(line)...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// Killed again and again, at any moment, a run comes to what it comes to undisturbed.
+func TestTrainSurvivesKills(t *testing.T) {
+	words := inFolder(t) + "--policy stash --steps 30 --save-every 1 --seed 5 "
+	whole := trained(t, words+"--out whole")
+	began := time.Now()
+	if err := program(t, words+"--out timed").Run(); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(began)
+	random := rand.New(rand.NewPCG(1, 2))
+	kills := 0
+	for attempt := 0; ; attempt++ {
+		line := words + "--out run"
+		if _, err := os.Stat("run/config.yaml"); err == nil {
+			line = "train --out run --resume"
+		}
+		cmd := program(t, line)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if attempt < 16 {
+			time.Sleep(time.Duration(random.Float64() * float64(took) / 4))
+			if err := cmd.Process.Kill(); err == nil {
+				kills++
+			}
+		}
+		err := cmd.Wait()
+		if err == nil {
+			break
+		}
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.Exited() {
+			t.Fatalf("attempt %d: %v", attempt, err)
+		}
+	}
+	done := trained(t, "train --out run --resume")
+	if got, want := losses(t, "run"), losses(t, "whole"); done.Sum != whole.Sum || !slices.Equal(got, want) {
+		t.Errorf("after %d kills %+v with losses %v, undisturbed %+v with %v", kills, done, got, whole, want)
+	}
+	t.Logf("%d kills, an undisturbed run takes %v", kills, took)
+}
+
+// Ctrl-C finishes the step, saves and leaves with code 130.
+func TestTrainIsInterrupted(t *testing.T) {
+	words := inFolder(t)
+	for i, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		dir := fmt.Sprintf("run%d", i)
+		cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out "+dir)
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+			if info, err := os.Stat(filepath.Join(dir, "metrics.jsonl")); err == nil && info.Size() > 500 {
+				break
+			}
+			if time.Since(begun) > 30*time.Second {
+				t.Fatal("no step was done")
+			}
+		}
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != exitInterrupted || !strings.Contains(said.String(), "--resume") {
+			t.Fatalf("%v: code %d, errors %q", sig, code, said.String())
+		}
+		done := len(losses(t, dir))
+		more := trained(t, fmt.Sprintf("train --out %s --resume --steps %d", dir, done+2))
+		whole := trained(t, words+fmt.Sprintf("--policy none --steps %d", done+2))
+		if more.Sum != whole.Sum || more.Tokens != 2*whole.Tokens/int64(done+2) {
+			t.Errorf("%v after %d steps: resumed %+v, whole %+v", sig, done, more, whole)
+		}
+	}
+}
+
+// The command of the README: every policy comes to the same parameters, the stash
+// takes far less than static buffers, and the budget is kept. SPEC S1.1, S4.6, S5.5
+func TestTrainDefault(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains the default model under all policies")
+	}
+	stdout, stderr, code := command("train", "--steps", "3", "--json")
+	if code != exitOK {
+		t.Fatalf("code %d, errors %q", code, stderr)
+	}
+	var rows []map[string]any
+	if err := json.Unmarshal([]byte(stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	peak := map[string]float64{}
+	var names []string
+	for _, r := range rows {
+		name := r["policy"].(string)
+		names = append(names, name)
+		peak[name] = r["peak_device_bytes"].(float64)
+		for _, key := range []string{"peak_host_bytes", "step_ratio", "final_loss"} {
+			if _, ok := r[key].(float64); !ok {
+				t.Errorf("%s: %s is %v", name, key, r[key])
+			}
+		}
+		if r["params_sha256"] != rows[0]["params_sha256"] || r["final_loss"] != rows[0]["final_loss"] || len(r["params_sha256"].(string)) != 64 {
+			t.Errorf("%s came to %v, %s to %v", name, r, names[0], rows[0])
+		}
+	}
+	if !slices.Equal(names, train.Policies) {
+		t.Errorf("policies are %q", names)
+	}
+	if share := peak["stash"] / peak["static"]; share > 0.6 {
+		t.Errorf("the stash takes %.0f %% of static buffers", 100*share)
+	}
+	if share := peak["budget"] / peak["none"]; share > 0.5 {
+		t.Errorf("the budget of half is overdrawn: %.1f %%", 100*share)
+	}
+	if peak["offload"] > peak["none"] || peak["offload+recompute"] > peak["offload"] {
+		t.Errorf("offloading saves nothing: %v", peak)
+	}
+}

@@ -1,0 +1,83 @@
+// This file owns whole runs under the race checker: no schedule of the streams changes
+// a result, and nothing is used after it was freed.
+
+package train
+
+import (
+	"testing"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// under opens the devices of a run under a checker.
+func under(ck *check.Checker) func(int) (device.Device, error) {
+	return func(rank int) (device.Device, error) {
+		d, err := cpu.Open(cpu.Options{Ordinal: rank, CopyThreads: 1})
+		if err != nil {
+			return nil, err
+		}
+		return ck.Wrap(d), nil
+	}
+}
+
+// watched are runs for the checker: each policy on one rank, on two expert ranks and
+// on two stages, and sharded parameters.
+func watched(t *testing.T, yield func(name string, c Config)) {
+	for _, l := range []struct {
+		name string
+		Layout
+	}{{"one rank", Layout{1, 1, 1, 1}}, {"ep 2", Layout{1, 1, 2, 2}}, {"pp 2", Layout{2, 1, 1, 1}}} {
+		at := func(name string, m *model.Model, set func(c *Config)) {
+			c := quick(t, m)
+			c.Layout, c.Batch.Seq = l.Layout, 8
+			set(&c)
+			c.Memory.Links = links
+			yield(l.name+", "+name, c)
+		}
+		for _, name := range []string{"none", "static", "stash", "offload", "offload+recompute", "graphs"} {
+			at(name, mixed(), func(c *Config) { c.Memory = memory(t, name) })
+		}
+		at("reruns", mixed(), func(c *Config) { c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Room: 0.01, Sets: 1} })
+		at("recompute", assorted(), func(c *Config) {
+			c.Memory = Memory{Fraction: 1, Recompute: []string{"layernorm", "core_attn", "mla_up_proj", "mlp", "moe", "shared_experts"}}
+		})
+		at("graphs and offload", assorted(), func(c *Config) {
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "mlp_norm"}, Scopes: capture.Of(capture.Attn, capture.MoERouter)}
+		})
+		at("ring, sharded", assorted(), func(c *Config) {
+			c.Memory, c.Dispatch = memory(t, "offload"), layer.Ring
+			c.Sharding = &Sharding{Pool: bucket.Trace, Prefetch: 1, GradComm: kernels.F32}
+		})
+	}
+}
+
+func TestUnderAnySchedule(t *testing.T) { // SPEC S6.2
+	seeds := 2
+	if testing.Short() {
+		seeds = 1
+	}
+	watched(t, func(name string, c Config) {
+		t.Run(name, func(t *testing.T) {
+			want := mustRun(t, c, 4)
+			err := check.Explore(check.Options{}, seeds, func(ck *check.Checker) error {
+				c := c
+				c.Device = under(ck)
+				got, err := runs(c, 4)
+				if err != nil {
+					return err
+				}
+				return got.differs(want)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}

@@ -1,0 +1,113 @@
+// This file owns the tests of evaluation: its loss is that of training on the same
+// batch, and training goes on as if it had not been.
+
+package train
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/model"
+)
+
+// evaluated trains, and evaluates before each step on the step's own batch and others.
+func evaluated(t *testing.T, c Config, steps int) (out outcome) {
+	t.Helper()
+	c.HeldOut = c.Text
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i := range steps {
+		loss, further, err := tr.Evaluate(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := tr.Evaluate(2); err != nil {
+			t.Fatal(err)
+		}
+		m, err := tr.Step()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 && (loss != m.Loss || !slices.Equal(further, m.Further)) {
+			t.Errorf("evaluation gives %v and %v, the step over the same batch %v and %v", loss, further, m.Loss, m.Further)
+		}
+		if i > 0 && loss >= out.losses[0] {
+			t.Errorf("after %d steps the first batch has a loss of %v, and had %v", i, loss, out.losses[0])
+		}
+		out.losses = append(out.losses, m.Loss)
+	}
+	for _, r := range tr.ranks {
+		k := r.key()
+		k.Phase = stowage.Evaluate
+		if s := r.rt.Summary(k); len(s.Groups) > 0 {
+			t.Errorf("evaluation saved %v", s.Groups)
+		}
+	}
+	if out.sum, err = tr.Sum(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestEvaluationDisturbsNothing(t *testing.T) { // SPEC S4.3
+	for _, m := range []*model.Model{mixed(), assorted()} {
+		plain := quick(t, m)
+		want := runConfig(t, plain, 5)
+		for _, name := range Policies {
+			t.Run(fmt.Sprintf("%s/%s", m.Name, name), func(t *testing.T) {
+				c := plain
+				var err error
+				if c.Memory, err = Named(name, map[string]device.Bytes{"budget": 1 << 20}[name]); err != nil {
+					t.Fatal(err)
+				}
+				if got := evaluated(t, c, 5); got.sum != want.sum || !slices.Equal(got.losses, want.losses) {
+					t.Errorf("losses %v, want %v", got.losses, want.losses)
+				}
+			})
+		}
+		for name, change := range map[string]func(c *Config){
+			"sharded":        func(c *Config) { c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1} },
+			"interleaved":    func(c *Config) { c.Layout = Layout{PP: 2, VPP: len(m.Layers) / 2, EP: 1, DP: 1} },
+			"full_iteration": func(c *Config) { c.Layout = Layout{1, 1, 1, 1}; c.Memory.Scopes = capture.Of(capture.FullIteration) },
+		} {
+			t.Run(fmt.Sprintf("%s/%s", m.Name, name), func(t *testing.T) {
+				c := plain
+				c.Memory, _ = Named("stash", 0)
+				change(&c)
+				want := runConfig(t, c, 5)
+				if got := evaluated(t, c, 5); got.sum != want.sum || !slices.Equal(got.losses, want.losses) {
+					t.Errorf("losses %v, want %v", got.losses, want.losses)
+				}
+			})
+		}
+	}
+}
+
+// Without a text that was held out, or without a batch, there is nothing to evaluate.
+func TestEvaluationNeedsText(t *testing.T) {
+	c := testConfig(t, smallDense())
+	c.Layout = Layout{1, 1, 1, 1}
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	if _, _, err := tr.Evaluate(1); err == nil {
+		t.Error("evaluated on nothing")
+	}
+	if _, err := tr.Step(); err != nil {
+		t.Errorf("the run cannot go on: %v", err)
+	}
+}

@@ -1,0 +1,168 @@
+// This file owns runs in which something fails: an error comes of it, in time, and
+// everything is given back.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/capture"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// trial is a run under a checker and what it left behind.
+type trial struct {
+	ck   *check.Checker
+	devs []device.Device
+	got  account
+	err  error
+}
+
+// attempt runs a few steps under faults. A run that hangs or panics is reported as such.
+func attempt(t *testing.T, c Config, faults ...check.Fault) *trial {
+	t.Helper()
+	x := &trial{ck: check.New(check.Options{Faults: faults})}
+	var mu sync.Mutex
+	open := under(x.ck)
+	c.Device = func(rank int) (device.Device, error) {
+		d, err := open(rank)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil {
+			x.devs = append(x.devs, d)
+		}
+		return d, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				t.Errorf("%+v: panic: %v\n%s", faults, p, debug.Stack())
+				x.err = errors.New("it panicked")
+			}
+		}()
+		x.got, x.err = runs(c, 3)
+	}()
+	select {
+	case <-done:
+	case <-time.After(60 * time.Second):
+		panic(fmt.Sprintf("%+v: a run hangs", faults)) // with the stacks of all ranks
+	}
+	for i, d := range x.devs {
+		for k, u := range d.Memory().Kind {
+			if u.Current != 0 {
+				t.Errorf("%+v: device %d leaves %v of %s memory", faults, i, u.Current, device.Kind(k))
+			}
+		}
+	}
+	return x
+}
+
+// fallible are runs in which things are made to fail.
+func fallible(t *testing.T, yield func(name string, c Config)) {
+	at := func(name string, m *model.Model, l Layout, set func(c *Config)) {
+		c := quick(t, m)
+		c.Layout, c.Batch.Seq = l, 8
+		set(&c)
+		c.Memory.Links = links
+		yield(name, c)
+	}
+	at("none", mixed(), Layout{2, 1, 1, 2}, func(c *Config) {})
+	at("stash", mixed(), Layout{1, 1, 2, 2}, func(c *Config) { c.Memory = memory(t, "stash") })
+	at("offload+recompute", mixed(), Layout{2, 1, 2, 2}, func(c *Config) { c.Memory = memory(t, "offload+recompute") })
+	at("graphs", mixed(), Layout{2, 1, 1, 1}, func(c *Config) {
+		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: capture.Of(capture.Attn, capture.MoERouter), Room: 0.01}
+	})
+	at("sharded", assorted(), Layout{1, 1, 2, 2}, func(c *Config) {
+		c.Memory = memory(t, "stash")
+		c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}
+	})
+}
+
+// Whatever fails, every rank ends with an error that says what; nothing hangs, panics,
+// leaks or comes to a wrong number.
+func TestEverythingMayFail(t *testing.T) {
+	fallible(t, func(name string, c Config) {
+		t.Run(name, func(t *testing.T) {
+			clean := attempt(t, c)
+			if clean.err != nil {
+				t.Fatal(clean.err)
+			}
+			for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+				calls, felt, tries := clean.ck.Count(class), 0, 0
+				some := 8
+				if testing.Short() {
+					some = 2
+				}
+				// Most of what is allocated and grown is in the beginning; the last calls are
+				// those of the sums over what was trained.
+				for n := 0; n < calls; n += max(1, calls/some) {
+					tries++
+					x := attempt(t, c, check.Fault{Class: class, N: n, Do: check.Fail})
+					var oom *device.OutOfMemory
+					var broken *device.DriverError
+					var full *residency.Full // what there is became the limit
+					switch {
+					case x.err == nil:
+						if err := x.got.differs(clean.got); err != nil {
+							t.Errorf("%v %d of %d fails, and %v", class, n, calls, err)
+						}
+					case errors.As(x.err, &oom), errors.As(x.err, &broken), class == check.Grows && errors.As(x.err, &full):
+						felt++
+					default:
+						t.Errorf("%v %d of %d fails: %v", class, n, calls, x.err)
+					}
+				}
+				t.Logf("%v: %d of %d tries felt, of %d calls", class, felt, tries, calls)
+				if felt*2 < tries && class != check.Grows {
+					t.Errorf("only %d of %d failing calls of class %v were felt", felt, tries, class)
+				}
+			}
+		})
+	})
+}
+
+// A device that is too small is refused in one sentence that names the rank and says
+// what to do; the next size does as well, until the run fits.
+func TestTooSmallADevice(t *testing.T) {
+	for _, name := range []string{"none", "stash", "offload"} {
+		t.Run(name, func(t *testing.T) {
+			c := quick(t, mixed())
+			c.Memory = memory(t, name)
+			refused := 0
+			for size := 64 * device.KiB; ; size += size / 3 {
+				c.Device = func(rank int) (device.Device, error) {
+					return cpu.Open(cpu.Options{Ordinal: rank, Capacity: [device.Kinds]device.Bytes{size, device.GiB}})
+				}
+				_, err := runs(c, 3)
+				if err == nil {
+					break
+				}
+				refused++
+				t.Log(err)
+				var oom *device.OutOfMemory
+				text := err.Error()
+				if !errors.As(err, &oom) || strings.Contains(text, "\n") || !strings.Contains(text, "rank ") {
+					t.Errorf("%v: %v", size, err)
+				}
+			}
+			if refused < 2 {
+				t.Errorf("%d sizes were refused", refused)
+			}
+		})
+	}
+}

@@ -1,0 +1,191 @@
+// This file owns the tests of runs that are saved and resumed: they go on bit for bit,
+// or say why not.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/train/checkpoint"
+	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// saved runs some steps and saves, in a folder of its own.
+func saved(t *testing.T, c Config, steps int) *checkpoint.Checkpoint {
+	t.Helper()
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a account
+	err = tr.on(&a, steps)
+	to, open := checkpoint.Open(checkpoint.Options{Dir: t.TempDir()})
+	if err = errors.Join(err, open); err == nil {
+		err = errors.Join(tr.Save(to), to.Close())
+	}
+	if err = errors.Join(err, tr.Close()); err != nil {
+		t.Fatal(err)
+	}
+	from, err := to.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from.Step != steps {
+		t.Fatalf("step %d was saved, want %d", from.Step, steps)
+	}
+	return from
+}
+
+// resumed runs some steps from a checkpoint on.
+func resumed(c Config, from *checkpoint.Checkpoint, steps int) (a account, err error) {
+	tr, err := New(c)
+	if err != nil {
+		return a, err
+	}
+	defer func() { err = errors.Join(err, tr.Close()) }()
+	if err = tr.Resume(from); err != nil {
+		return a, err
+	}
+	err = tr.on(&a, steps)
+	return a, err
+}
+
+// tail is what a run came to from a step on.
+func (a account) tail(step int) account {
+	a.steps = a.steps[step:]
+	return a
+}
+
+// A run that was saved and resumed comes to what it would have without, whole and
+// sharded, on every layout, and under another memory policy too.
+func TestResumeIsExact(t *testing.T) {
+	for i, x := range []struct {
+		m      *model.Model
+		layout Layout
+		pool   bucket.Kind
+		shard  bool
+		number kernels.Number
+		how    layer.Dispatch
+	}{
+		{m: mixed(), layout: Layout{1, 1, 1, 1}},
+		{m: mixed(), layout: Layout{2, 1, 2, 2}, how: layer.Ring},
+		{m: mixed(), layout: Layout{1, 1, 2, 4}, number: kernels.BF16},
+		{m: assorted(), layout: Layout{2, 2, 1, 1}},
+		{m: assorted(), layout: Layout{2, 1, 2, 2}},
+		{m: mixed(), layout: Layout{1, 1, 1, 2}, shard: true, pool: bucket.Max},
+		{m: mixed(), layout: Layout{2, 1, 2, 4}, shard: true, pool: bucket.Trace},
+		{m: assorted(), layout: Layout{2, 1, 2, 2}, shard: true, pool: bucket.Arena, number: kernels.BF16},
+	} {
+		if testing.Short() && i%3 > 0 {
+			continue
+		}
+		c := quick(t, x.m)
+		c.Layout, c.Number, c.Dispatch, c.Memory = x.layout, x.number, x.how, memory(t, "stash")
+		if x.shard {
+			c.Sharding = &Sharding{Pool: x.pool, Prefetch: 1, GradComm: kernels.F32}
+		}
+		t.Run(fmt.Sprintf("%s, %+v, sharded %t, %v, %s", x.m.Name, x.layout, x.shard, x.how, numberName(x.number)), func(t *testing.T) {
+			const all, first = 5, 2
+			want := mustRun(t, c, all).tail(first)
+			from := saved(t, c, first)
+			for _, name := range []string{"stash", "none", "offload+recompute", "graphs"} {
+				c := c
+				c.Memory = memory(t, name)
+				if x.shard {
+					c.Sharding = &Sharding{Pool: bucket.Rotary, Prefetch: 0, GradComm: kernels.F32}
+				}
+				got, err := resumed(c, from, all-first)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := got.differs(want); err != nil {
+					t.Errorf("resumed under %s: %v", name, err)
+				}
+			}
+		})
+	}
+}
+
+// Parameters that are whole may be divided otherwise over stages and expert ranks. The
+// first step's loss then is that of the run, but for the order of sums.
+func TestResumeOnAnotherLayout(t *testing.T) {
+	c := quick(t, mixed())
+	c.Layout = Layout{2, 1, 2, 2}
+	from := saved(t, c, 2)
+	want := mustRun(t, c, 3).tail(2)
+	c.Layout = Layout{1, 1, 1, 2}
+	got, err := resumed(c, from, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := got.steps[0], want.steps[0]
+	if d := (a.Loss - b.Loss) / b.Loss; a.Step != b.Step || d > 1e-5 || d < -1e-5 {
+		t.Errorf("%+v, want about %+v", a, b)
+	}
+}
+
+// What would change the numbers is refused, in a sentence that names it; the trainer
+// that refused is as it was.
+func TestResumeRefuses(t *testing.T) {
+	c := quick(t, mixed())
+	c.Layout = Layout{1, 1, 2, 2}
+	from := saved(t, c, 1)
+	sharded := c
+	sharded.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}
+	shards := saved(t, sharded, 1)
+	other := mixed()
+	other.Layers[0].Attention.Heads = 4
+	for _, x := range []struct {
+		name string
+		from *checkpoint.Checkpoint
+		base Config
+		set  func(c *Config)
+		want string
+	}{
+		{"model", from, c, func(c *Config) { c.Model = other }, "model"},
+		{"number", from, c, func(c *Config) { c.Number = kernels.BF16 }, "number"},
+		{"settings", from, c, func(c *Config) { c.Settings.Routing.Capacity = 2 }, "settings"},
+		{"batch", from, c, func(c *Config) { c.Batch.Seq = 8 }, "batch"},
+		{"optimiser", from, c, func(c *Config) { c.Optim.Beta2 = 0.9 }, "optim"},
+		{"seed", from, c, func(c *Config) { c.Seed++ }, "seed"},
+		{"dispatch", from, c, func(c *Config) { c.Dispatch = layer.Ring }, "dispatch"},
+		{"replicas", from, c, func(c *Config) { c.Layout.DP = 4 }, "dp"},
+		{"text", from, c, func(c *Config) { c.Text = data.NewText("another", make([]byte, 4096)) }, "text"},
+		{"sharded from whole", from, sharded, func(c *Config) {}, "shard"},
+		{"whole from sharded", shards, c, func(c *Config) {}, "shard"},
+		{"shards of other ranks", shards, sharded, func(c *Config) { c.Layout.EP = 1 }, "ep"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c := x.base
+			x.set(&c)
+			tr, err := New(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := tr.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			err = tr.Resume(x.from)
+			if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), x.want) {
+				t.Fatalf("%v", err)
+			}
+			t.Log(err)
+			var got account
+			if err := tr.on(&got, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := got.differs(mustRun(t, c, 1)); err != nil {
+				t.Errorf("after a refusal %v", err)
+			}
+		})
+	}
+}
