@@ -25,6 +25,8 @@ type learned struct {
 	plan     *residency.Plan
 	decision *policy.Decision
 	profile  *policy.Profile
+	largest  *policy.Profile // without times: where nothing is decided, the step that took most,
+	extent   device.Bytes    // and what it took
 	facts    map[policy.Unit]policy.Facts
 	redone   map[policy.Unit]bool // recomputed in the recorded step
 	passes   []pass
@@ -119,6 +121,9 @@ func (r *Runtime) learn(key Key, l *learned) error {
 		if l.timed {
 			return r.calibrate(l)
 		}
+		if !r.moves() && r.scopes == nil && l.stats.Extent > l.extent {
+			l.largest, l.extent = &policy.Profile{Tape: *r.off.Tape(), Base: l.profile.Base}, l.stats.Extent
+		}
 		return nil
 	}
 	if !l.recorded { // it was captured by the caller
@@ -137,6 +142,7 @@ func (r *Runtime) learn(key Key, l *learned) error {
 		return err
 	}
 	l.known, l.decision, l.profile, l.policy, l.plan = true, d, p, d.Policy, d.Plan
+	l.largest, l.extent = p, l.stats.Extent
 	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", device.Bytes(d.Budget), "moved", device.Bytes(d.Forecast.Counts.OutBytes), "nothing_to_do", d.Nothing)
 	r.emit(trace.Event{What: trace.Decide, Bytes: d.Forecast.Counts.OutBytes, Device: d.Forecast.Extent, Host: d.Forecast.Host})
 	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))

@@ -72,8 +72,8 @@ func (r *Runtime) Summary(key Key) Summary {
 }
 
 // Forecast is what a step under a key comes to as it was decided, or nil before that.
-// Where nothing was to be decided it is the recorded step with everything kept that
-// there is room for.
+// Where nothing was to be decided it is the largest step so far, made again with
+// everything kept that there is room for: row counts that the host reads are data.
 func (r *Runtime) Forecast(key Key) *policy.Forecast {
 	l := r.keys[key]
 	switch {
@@ -83,7 +83,7 @@ func (r *Runtime) Forecast(key Key) *policy.Forecast {
 		return &l.decision.Forecast
 	}
 	// Times are not asked for, and so any rates will do.
-	f, err := policy.Simulate(l.profile, nil, nil, policy.Links{Out: 1, In: 1}, r.off.Config())
+	f, err := policy.Simulate(l.largest, nil, nil, policy.Links{Out: 1, In: 1}, r.off.Config())
 	if err != nil {
 		return nil
 	}

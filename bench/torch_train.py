@@ -7,11 +7,19 @@ second of both are measured in turns.
     python3 bench/torch_train.py --quick             # small batches, under a minute
     python3 bench/torch_train.py --model tiny-moe --no-speed
 
-It needs PyTorch (Debian's python3-torch will do) and nothing else. stowage trains one step
-and saves; both go on from that checkpoint: weights, moments, and the place in the
-text. Speed is of one rank under the policy none, with as many threads as PyTorch
-has: each round runs one after the other, and a rate is that of the middle step. Prints one
-JSON object; the exit code is 1 if a loss differs.
+It needs PyTorch (Debian's python3-torch will do) and nothing else; speed wants an
+optimised BLAS under it (libopenblas0-pthread). stowage trains one step and saves; both go on from
+that checkpoint: weights, moments, and the place in the text.
+
+Losses are compared at a low learning rate (--lr). At the default one the loss of
+a mixture is chaotic in its first steps: the order of a sum decides which expert a token
+on the edge gets, and after 15 steps that shows in the third digit, between two
+layouts of ranks of stowage as well as between the two programs.
+
+Speed is of one rank under the policy none, with as many threads as PyTorch has: in
+each round one runs after the other, and a rate is that of the middle step. Prints one JSON object;
+the exit code is 1 if a loss differs. OMP_WAIT_POLICY is passive unless set: threads
+that spin stand still on a machine that does something else too.
 """
 
 import argparse
@@ -28,6 +36,7 @@ import sys
 import tempfile
 import time
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when PyTorch is loaded
 try:
     import torch
 except ImportError:
@@ -37,6 +46,8 @@ from torch_model import Model, stacked
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODELS = ["tiny-moe", "tiny-dense", "tiny-deepseek", "tiny-hybrid"]
+ONE = {"pp": 1, "ep": 1, "dp": 1}
+FOUR = {"pp": 2, "ep": 2, "dp": 2}
 TOLERANCE = 1e-4
 # Steps that are not measured: stowage records the first and times the second.
 WARM = 4
@@ -47,17 +58,18 @@ def parse():
     p.add_argument("--stowage", help="the program (default: it is built from this tree)")
     p.add_argument("--model", action="append", choices=MODELS, help="a model to compare (default all)")
     p.add_argument("--steps", type=int, default=20, help="steps to compare (default 20)")
+    p.add_argument("--lr", default="3e-4", help="learning rate of the compared steps (default 3e-4)")
     p.add_argument("--micro", type=int, default=8, help="sequences of a microbatch (default 8)")
     p.add_argument("--seq", type=int, default=128, help="tokens of a sequence (default 128)")
     p.add_argument("--microbatches", type=int, default=4, help="of a step, over all replicas (default 4)")
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of each program (default all cores)")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each program (default all cores)")
     p.add_argument("--rounds", type=int, default=3, help="of the measurement of speed (default 3)")
     p.add_argument("--measured", type=int, default=8, help="steps measured in a round (default 8)")
     p.add_argument("--no-speed", action="store_true", help="compare losses only")
-    p.add_argument("--quick", action="store_true", help="small batches and two short rounds")
+    p.add_argument("--quick", action="store_true", help="small batches, and one rank and speed for the first model only")
     a = p.parse_args()
     if a.quick:
-        a.micro, a.seq, a.rounds, a.measured = 2, 64, 2, 4
+        a.micro, a.seq, a.microbatches, a.rounds, a.measured = 2, 64, 2, 2, 4
     if min(a.steps, a.micro, a.seq, a.threads, a.rounds, a.measured) < 1 or a.microbatches < 2 or a.microbatches % 2:
         p.error("numbers must be at least 1, and --microbatches even: two replicas share them")
     return a
@@ -83,10 +95,9 @@ class Stowage:
         with open(os.path.join(out, "metrics.jsonl")) as f:
             return [json.loads(line) for line in f]
 
-    def begin(self, model, ranks):
-        replicas = ranks["dp"]
-        flags = ["--policy", "none", "--model", model, "--micro", str(self.a.micro), "--seq", str(self.a.seq), "--microbatches", str(self.a.microbatches // replicas)]
-        return flags + [word for name, n in ranks.items() for word in ("--" + name, str(n))]
+    def flags(self, model, ranks):
+        flags = {"policy": "none", "model": model, "micro": self.a.micro, "seq": self.a.seq, "microbatches": self.a.microbatches // ranks["dp"]}
+        return [word for name, value in {**flags, **ranks}.items() for word in ("--" + name, str(value))]
 
 
 def read_safetensors(path):
@@ -204,33 +215,35 @@ class Trainer:
 
 def compare(program, model, ranks, folder):
     """The greatest differences over the steps of both."""
-    run, flags = os.path.join(folder, "run"), program.begin(model, ranks)
-    program.train(run, 1, *flags)
-    t = Trainer(run)
-    theirs = program.train(run, 1 + program.a.steps, "--resume")[1:]
-    mine = [t.train() for _ in theirs]
-    differ = [max(abs(a["loss"] - b["loss"]), *(abs(x - y) for x, y in zip(a.get("mtp", []), b["mtp"])), abs(a.get("aux", 0) - b["aux"])) for a, b in zip(theirs, mine)]
+    program.train(folder, 1, *program.flags(model, ranks), "--lr", program.a.lr)
+    t = Trainer(folder)
+    mine = program.train(folder, 1 + program.a.steps, "--resume")[1:]
+    theirs = [t.train() for _ in mine]
+
+    def difference(a, b):
+        return max(abs(x - y) for x, y in zip([a["loss"], a.get("aux", 0), *a.get("mtp", [])], [b["loss"], b["aux"], *b["mtp"]]))
+
+    differ = [difference(a, b) for a, b in zip(mine, theirs)]
     return {
-        "model": model, **ranks, "steps": len(mine), "first_loss": theirs[0]["loss"], "last_loss": theirs[-1]["loss"], "torch_last_loss": mine[-1]["loss"],
-        "loss_differs": max(differ), "at_step": theirs[differ.index(max(differ))]["step"],
-        "norm_differs": max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(theirs, mine)),
-        "same": max(differ) <= TOLERANCE,
+        "model": model, **ranks, "steps": len(mine), "lr": t.config["optim"]["lr"], "tokens": mine[0]["tokens"],
+        "first_loss": mine[0]["loss"], "last_loss": mine[-1]["loss"], "torch_last_loss": theirs[-1]["loss"],
+        "loss_differs": max(differ), "norm_differs": max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(mine, theirs)),
+        "same": max(differ) <= TOLERANCE,  # a NaN is not
     }
 
 
 def speed(program, model, folder):
     """Tokens a second of both, in turns. The ratio is the middle one of the rounds."""
-    a, rounds = program.a, []
-    run = os.path.join(folder, "torch")
-    flags = program.begin(model, {"pp": 1, "ep": 1, "dp": 1})
-    program.train(run, 1, *flags)
-    t = Trainer(run)
+    a, rounds, flags = program.a, [], program.flags(model, ONE)
+    torch.set_num_threads(a.threads)
+    program.train(os.path.join(folder, "torch"), 1, *flags)
+    t = Trainer(os.path.join(folder, "torch"))
     for _ in range(WARM):
         t.train()
     for i in range(a.rounds):
-        steps = program.train(os.path.join(folder, f"round{i}"), WARM + a.measured, *flags, "--save-every", "0")[WARM:]
-        mine = [t.train() for _ in steps]
-        rounds.append([m[0]["tokens"] / statistics.median(x["seconds"] for x in m) for m in (steps, mine)])
+        mine = program.train(os.path.join(folder, str(i)), WARM + a.measured, *flags, "--save-every", "0")[WARM:]
+        theirs = [t.train() for _ in mine]
+        rounds.append([m[0]["tokens"] / statistics.median(x["seconds"] for x in m) for m in (mine, theirs)])
     return {
         "model": model, "threads": a.threads, "micro": a.micro, "seq": a.seq, "microbatches": a.microbatches, "rounds": a.rounds,
         "tokens_per_second": statistics.median(r[0] for r in rounds), "torch_tokens_per_second": statistics.median(r[1] for r in rounds),
@@ -238,23 +251,40 @@ def speed(program, model, folder):
     }
 
 
+def blas():
+    """The file that PyTorch's products come from, if it is one of its own."""
+    with open("/proc/self/maps") as f:
+        names = {os.path.basename(line.split()[-1]) for line in f if ".so" in line}
+    return sorted(n for n in names if "blas" in n or "mkl" in n)
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
 def main():
     a = parse()
-    torch.set_num_threads(a.threads)
-    losses, speeds = [], []
+    torch.set_num_threads(1 if a.quick else a.threads)  # little work is done sooner by one
+    (torch.ones(64, 64) @ torch.ones(64, 64)).sum()  # loads what products need
+    models, losses, speeds = a.model or MODELS, [], []
     with tempfile.TemporaryDirectory() as folder:
         program = Stowage(a, folder)
-        for model in a.model or MODELS:
-            experts = model != "tiny-dense"
-            for ranks in ({"pp": 1, "ep": 1, "dp": 1}, {"pp": 2, "ep": 2 if experts else 1, "dp": 2}):
+        for model in models:
+            for ranks in [FOUR] if a.quick and model != models[0] else [ONE, FOUR]:
+                if model == "tiny-dense":
+                    ranks = {**ranks, "ep": 1}
                 with tempfile.TemporaryDirectory() as f:
-                    losses.append(compare(program, model, ranks, f))
-                print(losses[-1], file=sys.stderr)
-        for model in [] if a.no_speed else (a.model or MODELS)[:1 if a.quick else None]:
+                    x = compare(program, model, ranks, f)
+                losses.append(x)
+                say(f"{model:14} pp {x['pp']} ep {x['ep']} dp {x['dp']}: loss {x['first_loss']:.4f} to {x['last_loss']:.4f} in {x['steps']} steps, differs by {x['loss_differs']:.1e} at most")
+        for model in [] if a.no_speed else models[:1] if a.quick else models:
             with tempfile.TemporaryDirectory() as f:
-                speeds.append(speed(program, model, f))
-            print(speeds[-1], file=sys.stderr)
-    print(json.dumps({"torch": torch.__version__, "tolerance": TOLERANCE, "losses": losses, "speed": speeds}, indent=2))
+                x = speed(program, model, f)
+            speeds.append(x)
+            say(f"{model:14} {x['tokens_per_second']:.0f} tokens/s, PyTorch {x['torch_tokens_per_second']:.0f}: {x['ratio']:.2f} times as many, {x['threads']} threads, load {x['load_average']:.1f}")
+    if speeds and blas() and not any(word in n for n in blas() for word in ("openblas", "mkl", "blis", "atlas")):
+        say("torch_train: PyTorch runs on the reference BLAS, which is slow; install libopenblas0-pthread before you judge its speed")
+    print(json.dumps({"torch": torch.__version__, "blas": blas(), "tolerance": TOLERANCE, "losses": losses, "speed": speeds}, indent=2))
     bad = [f"{x['model']} (pp {x['pp']}, ep {x['ep']}, dp {x['dp']})" for x in losses if not x["same"]]
     if bad:
         sys.exit(f"torch_train: the loss of {', '.join(bad)} differs by more than {TOLERANCE}")

@@ -52,6 +52,9 @@ func TestWhichLayers(t *testing.T) {
 		{"qwen3-next-80b-a3b", []any{"num_hidden_layers", 8}, "GGGAGGGA"},
 		{"qwen3-next-80b-a3b", []any{"num_hidden_layers", 3, "layer_types", []string{"full_attention", "linear_attention", "linear_attention"}}, "AGG"},
 		{"qwen3-30b-a3b", []any{"num_hidden_layers", 6, "intermediate_size", 6144, "decoder_sparse_step", 2, "mlp_only_layers", []int{1}}, "aaaAaA"},
+		{"tiny-hybrid", nil, "MMMAMMMA"},
+		{"tiny-hybrid", []any{"num_hidden_layers", 2, "layer_types", nil}, "MM"},
+		{"tiny-hybrid", []any{"num_local_experts", 0}, "mmmammma"},
 		{"gpt-oss-20b", []any{"num_hidden_layers", 4}, "WAWA"},
 		{"gpt-oss-20b", []any{"num_hidden_layers", 2, "layer_types", []string{"full_attention", "sliding_attention"}}, "AW"},
 		{"jamba-1.5-large", []any{"num_hidden_layers", 9}, "mMmMaMmMm"},
@@ -165,6 +168,26 @@ func TestTiedOutside(t *testing.T) {
 			t.Errorf("tied %t is read as %t outside and %t inside", tied, m.Tied, inside.Tied)
 		}
 	}
+}
+
+// Granite's hybrids: the width of the scan follows from its heads or from the hidden
+// width, and positions are rotated only if the file says so.
+func TestGraniteHybrid(t *testing.T) {
+	o := read(t, "tiny-hybrid")
+	m := o.must(t)
+	if l := m.Layers[0]; l.Mamba.Inner != 256 || l.MoE.SharedWidth != 64 || l.MoE.SharedGate || !m.Layers[3].Attention.Rotary {
+		t.Errorf("layers are %+v, %+v and %+v", l.Mamba, l.MoE, m.Layers[3].Attention)
+	}
+	m = o.with("mamba_d_head", "auto").with("mamba_expand", 3).with("position_embedding_type", nil).with("tie_word_embeddings", nil).must(t)
+	if m.Layers[0].Mamba.Inner != 384 || m.Layers[3].Attention.Rotary || !m.Tied {
+		t.Errorf("layers are %+v and %+v, tied: %t", m.Layers[0].Mamba, m.Layers[3].Attention, m.Tied)
+	}
+	m = o.with("num_local_experts", 0).with("shared_intermediate_size", 96).must(t)
+	if d := m.Layers[0].Dense; d == nil || d.Width != 96 || !d.Gated {
+		t.Errorf("without experts it is %+v", d)
+	}
+	_, err := o.with("position_embedding_type", "learned").parse(t)
+	names(t, "learned positions", err, "position_embedding_type")
 }
 
 // Layers share nothing: whoever changes one changes no other.

@@ -101,7 +101,7 @@ type Store struct {
 	seq     uint64 // stashes since the reset; of a stack, restores as well
 	gen     uint64
 	pages   [Tiers]schedule.Pages
-	assumed map[int]schedule.Pages // what records need of the pages, if it is assumed
+	assumed assumption
 }
 
 // Record is a group's place in the store: which pages it has.
@@ -275,7 +275,7 @@ func (st *Store) memory() *kernels.StashMemory {
 // the next reset: groups must be restored in the reverse order of stashing, and
 // stashes and restores must follow each other, on one stream or by events.
 func (st *Store) Reset(s device.Stream, bump bool) {
-	st.seq, st.bump, st.assumed = 0, bump, map[int]schedule.Pages{}
+	st.seq, st.bump, st.assumed = 0, bump, assumption{}
 	needs := st.meta.Slice(kernels.StashControlBytes, 8*device.Bytes(len(st.records)))
 	s.Launch(kernels.ResetLaunch(st.memory(), needs, bump, st.gen))
 }
@@ -290,17 +290,6 @@ func (st *Store) Stash(s device.Stream, r *Record, set device.Range) {
 	s.Launch(kernels.StashLaunch(st.memory(), r.mem, r.need, set.Slice(0, r.layout.Size), st.seq, st.shape(r)))
 	st.seq++
 	st.assume(r)
-}
-
-// assume notes what a stash takes whose rows nobody counts.
-func (st *Store) assume(r *Record) {
-	if st.cfg.Assume != nil {
-		rows := make([]Rows, r.layout.counts)
-		for i := range rows {
-			rows[i] = st.cfg.Assume(r.group)
-		}
-		st.assumed[r.id] = r.layout.Pages(st.cfg.Page, rows...)
-	}
 }
 
 // Claim takes pages for as many rows as the set's counts say, and copies nothing:
@@ -327,6 +316,7 @@ func (st *Store) Pool(tier int) device.Range { return st.pool[tier].All() }
 // Note looks at the row counts of a set that stays where it is, and raises the
 // over-budget flag if it must. It may run beside stashes and restores.
 func (st *Store) Note(s device.Stream, r *Record, set device.Range) {
+	st.noteAssumed(r)
 	s.Launch(kernels.NoteLaunch(st.memory(), r.mem, set.Slice(0, r.layout.Size), st.shape(r)))
 }
 
@@ -360,9 +350,9 @@ func (st *Store) Report(s device.Stream) (Report, error) {
 	}
 	for i := range r.Need {
 		r.Need[i] = schedule.Pages(binary.LittleEndian.Uint64(raw[int(kernels.StashControlBytes)+8*i:]))
-		if st.cfg.Assume != nil {
-			r.Need[i] = st.assumed[i]
-		}
+	}
+	if st.cfg.Assume != nil {
+		st.assumed.report(&r)
 	}
 	return r, nil
 }
@@ -403,6 +393,10 @@ func (st *Store) asked(s device.Stream, l *Layout, records map[schedule.Group]*R
 			continue
 		}
 		for i := range asked {
+			if st.cfg.Assume != nil {
+				asked[i] = max(asked[i], st.cfg.Assume(r.group))
+				continue
+			}
 			var t kernels.StashTensor
 			at := kernels.StashRecordSize(i, 0)
 			if err := s.Download(asBytes(&t), r.mem.Slice(at, kernels.StashTensorBytes)); err != nil {

@@ -42,7 +42,8 @@ type Config struct {
 	HeldOut  *data.Text // what Evaluate evaluates on; may be nil. See data.Text.Split
 
 	// Imbalance is the rows of an expert rank over the mean that a forecast assumes; zero
-	// stands for one. Runs count them.
+	// stands for what the planner expects of routing that nothing forces to be balanced.
+	// Runs count them.
 	Imbalance float64
 	forecast  bool // nothing is computed
 
@@ -118,27 +119,49 @@ func (c *Config) Check() error {
 	if c.Model == nil || c.Text == nil || c.Device == nil {
 		return errors.New("train: a run needs a model, a text and devices")
 	}
+	if err := c.Model.Check(); err != nil {
+		return err
+	}
 	if err := layer.Supported(c.Model); err != nil {
 		return err
 	}
 	if err := c.checkLayout(); err != nil {
 		return err
 	}
-	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}
-	if err := shape.Check(); err != nil {
+	if err := c.checkBatch(); err != nil {
 		return err
 	}
 	if c.Model.Vocab < 256 {
 		return fmt.Errorf("train: %s has a vocabulary of %d, and bytes need 256; choose a model with at least that", c.Model.Name, c.Model.Vocab)
 	}
-	if c.Batch.Seq > c.Model.MaxPositions && c.Model.MaxPositions > 0 {
-		return fmt.Errorf("train: sequences of %d tokens are longer than the %d that %s has positions for; give a shorter --seq", c.Batch.Seq, c.Model.MaxPositions, c.Model.Name)
+	if err := c.Settings.Check(); err != nil {
+		return err
+	}
+	if c.Number > kernels.BF16 || c.Dispatch > layer.Ring || c.Memory.Rows > layer.Stashed || c.Sharding != nil && c.Sharding.GradComm > kernels.BF16 {
+		panic("train: a number format, a dispatch or a way of rows that does not exist")
 	}
 	o := c.Optim
-	if !(o.LR > 0) || o.MinLR < 0 || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || o.Weights < 0 || o.Clip < 0 {
+	if !(o.LR > 0) || !(o.MinLR >= 0) || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || !(o.Weights >= 0) || !(o.Clip >= 0) {
 		return fmt.Errorf("train: the optimiser's settings %+v make no sense; rates and decay may not be negative, betas lie from 0 to below 1, lr and epsilon above 0", o)
 	}
 	return c.Memory.check(c)
+}
+
+func (c *Config) checkBatch() error {
+	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}
+	if err := shape.Check(); err != nil {
+		return err
+	}
+	if c.Batch.Seq > c.Model.MaxPositions && c.Model.MaxPositions > 0 {
+		return fmt.Errorf("train: sequences of %d tokens are longer than the %d that %s has positions for; give a shorter --seq", c.Batch.Seq, c.Model.MaxPositions, c.Model.Name)
+	}
+	for _, l := range layer.Layers(c.Model) {
+		// Tables of rows count in 32 bits.
+		if m := l.MoE; m != nil && shape.Tokens()*m.TopK*c.Layout.EP >= 1<<31 {
+			return fmt.Errorf("train: %d tokens that each use %d experts of %d ranks make too many rows for a microbatch; give fewer or shorter sequences", shape.Tokens(), m.TopK, c.Layout.EP)
+		}
+	}
+	return nil
 }
 
 func (c *Config) checkLayout() error {
@@ -153,7 +176,7 @@ func (c *Config) checkLayout() error {
 	case l.Ranks() > 64:
 		return fmt.Errorf("train: %d ranks in one process; at most 64 are run", l.Ranks())
 	}
-	for _, x := range c.allLayers() {
+	for _, x := range layer.Layers(c.Model) {
 		if x.MoE != nil && x.MoE.Experts%l.EP != 0 {
 			return fmt.Errorf("train: %d experts cannot be divided over %d ranks; choose an --ep that divides them", x.MoE.Experts, l.EP)
 		}
@@ -168,14 +191,6 @@ func (c *Config) checkLayout() error {
 	return nil
 }
 
-// allLayers are the model's, those of further heads included.
-func (c *Config) allLayers() []model.Layer {
-	if c.Model.MTP == nil {
-		return c.Model.Layers
-	}
-	return slices.Concat(c.Model.Layers, c.Model.MTP.Layers)
-}
-
 func (c *Config) hasExperts() bool {
-	return slices.ContainsFunc(c.allLayers(), func(l model.Layer) bool { return l.MoE != nil })
+	return slices.ContainsFunc(layer.Layers(c.Model), func(l model.Layer) bool { return l.MoE != nil })
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/null"
+	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/schedule"
 	"github.com/stowage-dev/stowage/stash"
@@ -63,22 +64,7 @@ const (
 //     the same budget.
 //   - Memory that was freed and is waited for counts as free at once.
 func Forecast(cfg Config) (f Outlook, err error) {
-	if i := cfg.Imbalance; i != 0 && !(i >= 1) {
-		return f, fmt.Errorf("train: an imbalance of %g; the fullest expert rank has at least the mean, so give 1 or more", i)
-	}
-	open := cfg.Device
-	if open == nil {
-		return f, cfg.Check()
-	}
-	cfg.forecast = true
-	cfg.Device = func(rank int) (device.Device, error) {
-		d, err := open(rank)
-		if err != nil {
-			return nil, err
-		}
-		return null.Wrap(d, null.DefaultPace())
-	}
-	t, err := New(cfg)
+	t, err := rehearse(cfg)
 	if err != nil {
 		return f, err
 	}
@@ -88,6 +74,26 @@ func Forecast(cfg Config) (f Outlook, err error) {
 		}
 	}()
 	return t.walk()
+}
+
+// rehearse opens a run on null devices.
+func rehearse(cfg Config) (*Trainer, error) {
+	if i := cfg.Imbalance; i != 0 && !(i >= 1) {
+		return nil, fmt.Errorf("train: an imbalance of %g; the fullest expert rank has at least the mean, so give 1 or more", i)
+	}
+	open := cfg.Device
+	if open == nil {
+		return nil, cfg.Check()
+	}
+	cfg.forecast = true
+	cfg.Device = func(rank int) (device.Device, error) {
+		d, err := open(rank)
+		if err != nil {
+			return nil, err
+		}
+		return null.Wrap(d, null.DefaultPace())
+	}
+	return New(cfg)
 }
 
 // walk takes steps until none takes more memory than the one before.
@@ -118,7 +124,7 @@ func (c *Config) assumed() float64 {
 	if !c.forecast {
 		return 0
 	}
-	return cmp.Or(c.Imbalance, 1)
+	return cmp.Or(c.Imbalance, plan.NaturalImbalance(c.Model, plan.Layout{EP: c.Layout.EP}))
 }
 
 // assumed is the rows of a stashed group in a forecast. Further heads come behind the

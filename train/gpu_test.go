@@ -10,15 +10,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/device/cuda/blas"
 	"github.com/stowage-dev/stowage/kernels"
 	"github.com/stowage-dev/stowage/model"
 )
 
 // openGPU opens the first GPU for a rank.
 func openGPU(int) (device.Device, error) {
-	return cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy})
+	return cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy, Assist: blas.New})
 }
 
 // needGPU skips with the reason where there is none.
@@ -50,7 +53,7 @@ func TestPoliciesOnGPU(t *testing.T) { // SPEC S6.3
 				for _, name := range Policies {
 					t.Run(fmt.Sprintf("%s/%v/%+v/%s", m.Name, numberName(number), l, name), func(t *testing.T) {
 						var err error
-						if c.Memory, err = Named(name, budgetFor(name)); err != nil {
+						if c.Memory, err = Named(name, 4*budgetFor(name)); err != nil {
 							t.Fatal(err)
 						}
 						got := runConfig(t, c, 4)
@@ -69,6 +72,56 @@ func TestPoliciesOnGPU(t *testing.T) { // SPEC S6.3
 					})
 				}
 			}
+		}
+	}
+}
+
+// Sharded parameters, gathered through pools, train on a GPU as whole ones do.
+func TestPoolsOnGPU(t *testing.T) { // SPEC S2.1
+	needGPU(t)
+	for _, m := range []*model.Model{smallMoE(), smallHybrid(), smallDeepSeek()} {
+		c := testConfig(t, m)
+		c.Layout, c.Device = Layout{PP: 2, VPP: 1, EP: 1, DP: 2}, openGPU
+		whole := runConfig(t, c, 3)
+		var first outcome
+		for _, k := range []bucket.Kind{bucket.Dynamic, bucket.Max, bucket.Arena, bucket.Trace} {
+			t.Run(fmt.Sprintf("%s/%v", m.Name, k), func(t *testing.T) {
+				c.Sharding = &Sharding{Pool: k, Prefetch: 1, GradComm: kernels.F32}
+				got := runConfig(t, c, 3)
+				if first.sum == "" {
+					first = got
+				}
+				if got.sum != first.sum {
+					t.Errorf("sum %s, want %s", got.sum, first.sum)
+				}
+				for i := range whole.losses {
+					if math.Abs(got.losses[i]-whole.losses[i]) > 2e-4*whole.losses[i] {
+						t.Fatalf("losses %v, want about %v", got.losses, whole.losses)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A step that is captured whole, with its stash, is one replay; it gives the bits of the
+// eager one.
+func TestFullIterationOnGPU(t *testing.T) { // SPEC S4.1, S4.6
+	needGPU(t)
+	c := testConfig(t, smallMoE())
+	c.Layout, c.Device = Layout{PP: 1, VPP: 1, EP: 1, DP: 1}, openGPU
+	want := runConfig(t, c, 6)
+	for _, offload := range []bool{false, true} {
+		var err error
+		if c.Memory, err = Named("stash", 0); err != nil {
+			t.Fatal(err)
+		}
+		c.Memory.Scopes = capture.Of(capture.FullIteration)
+		if offload {
+			c.Memory.Offload = []string{"core_attn", "attn_proj"}
+		}
+		if got := runConfig(t, c, 6); got.sum != want.sum {
+			t.Errorf("offload %v: losses %v, want %v", offload, got.losses, want.losses)
 		}
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/spell"
@@ -46,8 +48,8 @@ type Memory struct {
 // Policies are the names of policies that need nothing else to be said.
 var Policies = []string{"none", "static", "stash", "offload", "offload+recompute", "budget", "graphs"}
 
-// Named is the memory policy of a name. A budget is given in bytes; only "budget"
-// takes one.
+// Named is the memory policy of a name, under a budget if one is given; "budget" needs
+// one.
 func Named(name string, budget device.Bytes) (Memory, error) {
 	m := Memory{Rows: layer.Stashed, Fraction: 1}
 	switch name {
@@ -140,14 +142,19 @@ func (m *Memory) check(c *Config) error {
 		return fmt.Errorf("train: a budget of %d bytes is negative; give what a device may hold", int64(m.Budget))
 	case !(m.Fraction >= 0 && m.Fraction <= 1):
 		return fmt.Errorf("train: an offload fraction of %g lies outside of 0 to 1", m.Fraction)
-	case m.Sets < 0 || m.Room < 0:
-		return fmt.Errorf("train: %d sets of %g times the balanced rows; neither may be negative", m.Sets, m.Room)
+	case m.Sets < 0 || !(m.Room >= 0 && m.Room <= 1e6):
+		return fmt.Errorf("train: %d sets of %g times the balanced rows; neither may be negative, nor the latter above a million", m.Sets, m.Room)
 	case m.Scopes != 0 && m.Rows == layer.Exact:
 		return errors.New("train: graphs cannot be captured where the host waits for row counts; use the policy stash or static with --graph")
 	case m.Scopes.Has(capture.FullIteration) && c.Layout.Ranks() > 1:
 		return errors.New("train: full_iteration captures one rank's step, and several ranks wait for each other on the host; use --graph attn moe_router, or one rank")
+	case m.Scopes != 0 && c.Sharding != nil && c.Sharding.Pool == bucket.Dynamic:
+		return errors.New("train: graphs cannot be captured over parameters that are gathered into other memory each time; use --pool arena, max or another but dynamic with --graph")
 	case m.Scopes.Has(capture.MoE):
 		return errors.New("train: the scope moe holds the exchange of rows between ranks, which is not captured; use --graph attn mlp moe_router")
+	}
+	if h := m.byHand(); h != nil {
+		return h.Check(slices.Sorted(maps.Keys(places))...)
 	}
 	return nil
 }

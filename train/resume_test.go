@@ -160,6 +160,9 @@ func TestResumeRefuses(t *testing.T) {
 		{"text", from, c, func(c *Config) { c.Text = data.NewText("another", make([]byte, 4096)) }, "text"},
 		{"sharded from whole", from, sharded, func(c *Config) {}, "shard"},
 		{"whole from sharded", shards, c, func(c *Config) {}, "shard"},
+		{"gradients in another format", shards, sharded, func(c *Config) {
+			c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.BF16}
+		}, "gradients"},
 		{"shards of other ranks", shards, sharded, func(c *Config) { c.Layout.EP = 1 }, "ep"},
 	} {
 		t.Run(x.name, func(t *testing.T) {

@@ -56,6 +56,16 @@ type identity struct {
 type division struct {
 	Layout  Layout `json:"layout"`
 	Sharded bool   `json:"sharded"`
+	// GradComm is the format that gradients of sharded parameters are reduced in.
+	GradComm string `json:"grad_comm,omitempty"`
+}
+
+func (d division) String() string {
+	s := fmt.Sprintf("pp %d, vpp %d, ep %d, dp %d and ", d.Layout.PP, d.Layout.VPP, d.Layout.EP, d.Layout.DP)
+	if !d.Sharded {
+		return s + "whole parameters"
+	}
+	return s + "sharded parameters with gradients in " + d.GradComm
 }
 
 func (c *Config) identity() identity {
@@ -66,7 +76,12 @@ func numberName(n kernels.Number) string {
 	return [...]string{kernels.F32: "fp32", kernels.BF16: "bf16"}[n]
 }
 
-func (c *Config) division() division { return division{c.Layout, c.Sharding != nil} }
+func (c *Config) division() division {
+	if c.Sharding == nil {
+		return division{Layout: c.Layout}
+	}
+	return division{c.Layout, true, numberName(c.Sharding.GradComm)}
+}
 
 // heldTensor is a tensor in host memory.
 type heldTensor struct {
@@ -203,7 +218,7 @@ func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
 		return fmt.Errorf("train: the layout in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
 	}
 	if d.Layout.DP != t.cfg.Layout.DP || (d.Sharded || t.cfg.Sharding != nil) && d != t.cfg.division() {
-		return fmt.Errorf("train: the checkpoint %s was made with pp %d, vpp %d, ep %d, dp %d; resume with the same ranks", from.Path, d.Layout.PP, d.Layout.VPP, d.Layout.EP, d.Layout.DP)
+		return fmt.Errorf("train: the checkpoint %s was made with %v, and this run has %v; resume with the same", from.Path, d, t.cfg.division())
 	}
 	var s data.State
 	if err := json.Unmarshal(from.Data, &s); err != nil {

@@ -79,6 +79,9 @@ func New(cfg Config) (t *Trainer, err error) {
 			return t, err
 		}
 		t.devs = append(t.devs, dev)
+		if err := layer.Runs(cfg.Model, dev.Info()); err != nil {
+			return t, err
+		}
 	}
 	if t.world, err = comm.NewLocal(t.devs, comm.Options{}); err != nil {
 		return t, err
@@ -137,10 +140,22 @@ func (t *Trainer) each(work func(i int) error) error {
 	for {
 		several, ok := err.(interface{ Unwrap() []error })
 		if !ok {
-			return err
+			return advised(err)
 		}
 		err = several.Unwrap()[0]
 	}
+}
+
+// advised is an error with what to do where a device is too small.
+func advised(err error) error {
+	var oom *device.OutOfMemory
+	switch {
+	case !errors.As(err, &oom):
+		return err
+	case oom.Kind == device.Host:
+		return fmt.Errorf("%w; give the machine more host memory, or offload less", err)
+	}
+	return fmt.Errorf("%w; use more ranks, shard parameters with --pool, or choose a --policy that keeps less", err)
 }
 
 // Step does one step on all ranks.

@@ -70,8 +70,8 @@ func openCPU() (device.Device, error) {
 	return d, nil
 }
 
-// openGPU opens a GPU for the doctor, who only copies and says of himself which
-// libraries there are.
+// openGPU opens a GPU for the doctor, which only copies and looks for libraries
+// itself.
 func openGPU(ordinal int) (device.Device, error) { return openCUDA(cuda.Options{Ordinal: ordinal}) }
 
 // openCUDA leaves copies in graphs to the driver: the bench compares the driver's

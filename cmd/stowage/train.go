@@ -150,13 +150,38 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return trainError(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
-	context.AfterFunc(ctx, stop) // the next signal does what signals do
 	if single {
 		return trainError(f.single(ctx, cmd, job, progress))
 	}
 	return trainError(f.compare(ctx, cmd, job, progress))
+}
+
+// interruptible is done when the user has the run end; a second signal ends the
+// program on the spot, whatever the shell has it do with signals.
+func interruptible() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals, over := make(chan os.Signal, 2), make(chan struct{})
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		for range 2 {
+			select {
+			case <-signals:
+				if ctx.Err() != nil {
+					os.Exit(exitInterrupted)
+				}
+				cancel()
+			case <-over:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(over)
+		cancel()
+	}
 }
 
 // read puts options together: defaults, then those of the run to resume, then those of

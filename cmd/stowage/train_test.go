@@ -218,7 +218,11 @@ func program(t *testing.T, line string) *exec.Cmd {
 
 // Killed again and again, at any moment, a run comes to what it comes to undisturbed.
 func TestTrainSurvivesKills(t *testing.T) {
-	words := inFolder(t) + "--policy stash --steps 30 --save-every 1 --seed 5 "
+	steps, most := 30, 16
+	if testing.Short() {
+		steps, most = 8, 5
+	}
+	words := inFolder(t) + fmt.Sprintf("--policy stash --steps %d --save-every 1 --seed 5 ", steps)
 	whole := trained(t, words+"--out whole")
 	began := time.Now()
 	if err := program(t, words+"--out timed").Run(); err != nil {
@@ -236,7 +240,7 @@ func TestTrainSurvivesKills(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if attempt < 16 {
+		if attempt < most {
 			time.Sleep(time.Duration(random.Float64() * float64(took) / 4))
 			if err := cmd.Process.Kill(); err == nil {
 				kills++
@@ -290,6 +294,33 @@ func TestTrainIsInterrupted(t *testing.T) {
 		if more.Sum != whole.Sum || more.Tokens != 2*whole.Tokens/int64(done+2) {
 			t.Errorf("%v after %d steps: resumed %+v, whole %+v", sig, done, more, whole)
 		}
+	}
+}
+
+// A second Ctrl-C does not wait for the step, and leaves no summary.
+func TestTrainLeavesAtOnce(t *testing.T) {
+	inFolder(t)
+	cmd := program(t, "train --policy none --micro 64 --out run") // a step of seconds
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat("run/metrics.jsonl"); err == nil {
+			break
+		}
+		if time.Since(begun) > 60*time.Second {
+			t.Fatal("the run did not begin")
+		}
+	}
+	for range 2 { // two of a kind at once are one
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	_ = cmd.Wait()
+	if _, err := os.Stat("run/summary.json"); cmd.ProcessState.ExitCode() != exitInterrupted || err == nil {
+		t.Errorf("code %d, the summary: %v", cmd.ProcessState.ExitCode(), err)
 	}
 }
 

@@ -100,6 +100,8 @@ func (v *driver) symbols() map[string]*proc {
 func openDriver(names []string) (*driver, error) {
 	var lib uintptr
 	var first error
+	runtime.LockOSThread() // the reason of a failure is kept by thread
+	defer runtime.UnlockOSThread()
 	for _, name := range names {
 		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 		if err == nil {

@@ -77,7 +77,7 @@ var layers = []layer{
 	{pkg: "train/checkpoint", may: []string{"internal"}, pure: true},
 	{
 		pkg:  "train",
-		may:  []string{exact + ".", exact + "device", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "stash", "capture", "policy", "trace", "train", "internal"},
+		may:  []string{exact + ".", exact + "device", "device/null", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "stash", "capture", "policy", "trace", "train", "internal"},
 		test: devices,
 	},
 	{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,6 +110,32 @@ func TestOpenRefused(t *testing.T) {
 		}
 		if _, err := Open(filepath.Dir(secret)); !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), secret) {
 			t.Errorf("a file without permission: %v", err)
+		}
+	}
+}
+
+// What is held out is the end of a text, and nothing of it is trained on.
+func TestSplit(t *testing.T) {
+	text := NewText("letters", []byte("abcdefghij"))
+	for share, want := range map[float64][2]string{0: {"abcdefghij", ""}, 0.05: {"abcdefghij", ""}, 0.25: {"abcdefgh", "ij"}, 0.99: {"a", "bcdefghij"}} {
+		rest, held, err := text.Split(share)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := [2]string{string(rest.bytes), ""}
+		if held != nil {
+			got[1] = string(held.bytes)
+		}
+		if got != want {
+			t.Errorf("%g held out: %q, want %q", share, got, want)
+		}
+		if (rest.SHA256() == text.SHA256()) != (held == nil) {
+			t.Errorf("%g held out: checksums do not tell", share)
+		}
+	}
+	for _, share := range []float64{-0.1, 1, 2, math.NaN()} {
+		if _, _, err := text.Split(share); err == nil {
+			t.Errorf("held out %g", share)
 		}
 	}
 }

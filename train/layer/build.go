@@ -6,6 +6,7 @@ package layer
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
@@ -30,19 +31,23 @@ func Supported(m *model.Model) error {
 	case m.PostNorms:
 		return refuse("norms behind its layers")
 	}
-	layers := m.Layers
-	if m.MTP != nil {
-		layers = append(layers[:len(layers):len(layers)], m.MTP.Layers...)
-		if m.MTP.Repeated {
-			return refuse("MTP heads that share their weights")
-		}
+	if m.MTP != nil && m.MTP.Repeated {
+		return refuse("MTP heads that share their weights")
 	}
-	for _, l := range layers {
+	for _, l := range Layers(m) {
 		if what := unsupported(l); what != "" {
 			return refuse(what)
 		}
 	}
 	return nil
+}
+
+// Layers are a model's, those of further heads included, each depth's once.
+func Layers(m *model.Model) []model.Layer {
+	if m.MTP == nil {
+		return m.Layers
+	}
+	return slices.Concat(m.Layers, m.MTP.Layers)
 }
 
 // What kernels take at most.
@@ -53,16 +58,13 @@ const (
 )
 
 func unsupported(l model.Layer) string {
-	if m := l.MoE; m != nil && (m.Experts > nn.MaxExperts || m.TopK > nn.MaxTopK) {
-		return fmt.Sprintf("%d experts of which a token uses %d, and at most %d of %d,", m.Experts, m.TopK, nn.MaxTopK, nn.MaxExperts)
-	}
 	switch {
 	case l.DeltaNet != nil:
 		return "gated delta nets"
 	case l.Mamba != nil && l.Mamba.Version != 2:
 		return "Mamba-1 layers"
 	case l.Mamba != nil && (l.Mamba.Norms || l.Mamba.Conv > maxTaps):
-		return fmt.Sprintf("Mamba layers with norms inside, or with more than %d taps,", maxTaps)
+		return fmt.Sprintf("Mamba layers with norms inside or more than %d taps", maxTaps)
 	case l.MLA != nil && (l.MLA.Rope == 0 || l.MLA.Rope%2 != 0):
 		return "latent attention whose positions take no or an odd number of columns"
 	case l.MLA != nil && l.MLA.Heads*(2*(l.MLA.Nope+l.MLA.Rope)+l.MLA.V) >= maxWidth:
@@ -71,6 +73,8 @@ func unsupported(l model.Layer) string {
 		return "feed-forward parts that are not SwiGLU without bias"
 	case l.MoE != nil && !l.MoE.Gated:
 		return "experts that are not SwiGLU"
+	case l.MoE != nil && (l.MoE.Experts > nn.MaxExperts || l.MoE.TopK > nn.MaxTopK):
+		return fmt.Sprintf("more than %d experts, or tokens that use more than %d", nn.MaxExperts, nn.MaxTopK)
 	case l.MoE != nil && l.MoE.Latent > 0:
 		return "experts in a latent width"
 	}
@@ -97,7 +101,7 @@ func Runs(m *model.Model, on device.Info) error {
 		return nil
 	}
 	head := 0
-	for _, l := range m.Layers {
+	for _, l := range Layers(m) {
 		if l.Attention != nil {
 			head = max(head, l.Attention.HeadDim)
 		}
@@ -154,7 +158,7 @@ func Build(e *Env, s Span) *Chunk {
 	}
 	for i := s.From; i < s.To; i++ {
 		prefix := fmt.Sprintf("layers.%d.", i)
-		c.blocks = append(c.blocks, e.block(c, fmt.Sprintf("layer %d", i), prefix, m.LayerParams(m.Layers[i]), prefix, m.Layers[i]))
+		c.blocks = append(c.blocks, e.block(c, fmt.Sprintf("layer %d", i), prefix, m.Layers[i]))
 	}
 	if s.Last {
 		e.ends(c, table)
@@ -167,10 +171,10 @@ func (e *Env) unit(name, prefix string, params []model.Param) *Unit {
 }
 
 // block makes a layer with a unit of its own. Its parameters' names begin with prefix.
-func (e *Env) block(c *Chunk, name, prefix string, params []model.Param, parts string, l model.Layer) *block {
-	u := e.unit(name, prefix, params)
+func (e *Env) block(c *Chunk, name, prefix string, l model.Layer) *block {
+	u := e.unit(name, prefix, e.Model.LayerParams(l))
 	c.Units = append(c.Units, u)
-	b := e.parts(u, parts, l)
+	b := e.parts(u, prefix, l)
 	b.unit = len(c.Units) - 1
 	return b
 }
@@ -180,11 +184,11 @@ func (e *Env) parts(u *Unit, name string, l model.Layer) *block {
 	b := &block{}
 	switch {
 	case l.Attention != nil:
-		a := newAttention(u, *l.Attention, e.Settings, device.Range{})
-		if a.Rotary {
-			a.table = e.Table(a.HeadDim)
+		var table device.Range
+		if l.Attention.Rotary {
+			table = e.Table(l.Attention.HeadDim)
 		}
-		b.parts = append(b.parts, a)
+		b.parts = append(b.parts, newAttention(u, *l.Attention, e.Settings, table))
 	case l.MLA != nil:
 		b.parts = append(b.parts, newMLA(u, *l.MLA, e.Settings, e.Table(l.MLA.Rope)))
 	case l.Mamba != nil:
@@ -199,7 +203,7 @@ func (e *Env) parts(u *Unit, name string, l model.Layer) *block {
 	return b
 }
 
-// Dispatcher sizes the rows of a mixture's experts.
+// dispatcher sizes the rows of a mixture's experts.
 func (e *Env) dispatcher(m *model.MoE) *dispatcher {
 	return &dispatcher{
 		how: e.Dispatch, comm: e.Comm, ranks: e.Expert.Ranks, rank: e.Expert.Rank, experts: m.Experts, topK: m.TopK,
@@ -279,6 +283,7 @@ func (e *Env) ends(c *Chunk, table *Unit) {
 				h.only = name // their parameters' names end alike
 			}
 			f.blocks = append(f.blocks, e.parts(h, prefix+name, l))
+			h.only = ""
 		}
 		c.heads = append(c.heads, f)
 		c.further = append(c.further, append([]*Unit{h, table}, c.final[:1]...))

@@ -61,8 +61,8 @@ type Chunk struct {
 	blocks []*block
 	last   *output
 	heads  []*further
-	// unitsOf are the units of the ends: the embedding's, the output layer's, and
-	// those of each further head.
+	// What the ends use: the embedding's unit, those of the output layer, and those of
+	// each further head.
 	first, final []*Unit
 	further      [][]*Unit
 	sums         Sums
@@ -74,7 +74,7 @@ type Sums struct{ device.Range }
 
 func (s Sums) at(i int) device.Range { return s.Slice(device.Bytes(4*i), 4) }
 
-// First and Last tell whether the chunk begins with the embedding and ends with the loss.
+// First tells whether the chunk begins with the embedding.
 func (c *Chunk) First() bool { return c.embed != nil }
 
 // Last tells whether the chunk ends with the loss.

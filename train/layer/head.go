@@ -58,6 +58,12 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 	nn.CrossEntropy(p.S, nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses.Range(), Scale: p.Scale * o.factor, NoGrad: p.Evaluate})
 	nn.AddUp(p.S, nn.Total{Sum: sum, X: losses.Range(), Factor: p.Scale})
 	losses.Free()
+	if p.Number != kernels.F32 { // products with weights are fast in one format only
+		d := p.New(t, o.vocab)
+		kernels.Convert(p.S, d.Range, p.Number, logits.Range, kernels.F32)
+		logits.Free()
+		logits = d
+	}
 	p.save("output_layer", x.t, xn.t, logits.t)
 	logits.Free()
 	xn.Free()
@@ -67,7 +73,7 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 func (o output) backward(p *Pass, cols int, plus nn.Matrix) Mat {
 	t := p.Tokens()
 	g := p.load("output_layer")
-	dlogits := g.mat(2, kernels.F32, t, o.vocab)
+	dlogits := g.mat(2, p.Number, t, o.vocab)
 	o.logits.grad(p, dlogits, g.mat(1, p.Number, t, cols))
 	dxn, dx := p.New(t, cols), p.New(t, cols)
 	o.logits.backward(p, dxn.Matrix, dlogits, nn.Matrix{})

@@ -66,7 +66,7 @@ func newMixture(u *Unit, m model.MoE, s Settings, e *experts, b Balance) *mixtur
 // chosen is what the router made.
 type chosen struct{ xn, scores, index, weight *stowage.Tensor }
 
-func (m *mixture) routing(p *Pass, scores nn.Matrix, index, weight device.Range) nn.Routing {
+func (m *mixture) routing(scores nn.Matrix, index, weight device.Range) nn.Routing {
 	return nn.Routing{
 		Logits: scores, Bias: m.balance.Bias, TopK: m.TopK, Sigmoid: m.Sigmoid, Normalise: m.settings.Normalise,
 		Factor: m.settings.Factor, Scores: scores, Index: index, Weight: weight,
@@ -80,7 +80,7 @@ func (m *mixture) route(p *Pass, x nn.Matrix, again bool) chosen {
 	scores := p.newOf(kernels.F32, t, m.Experts)
 	m.router.forward(p, scores.Matrix, xn.Matrix, nn.Matrix{})
 	c := chosen{xn.t, scores.t, p.words(t * m.TopK), p.words(t * m.TopK)}
-	r := m.routing(p, scores.Matrix, c.index.Range(), c.weight.Range())
+	r := m.routing(scores.Matrix, c.index.Range(), c.weight.Range())
 	if !again && !p.Evaluate { // a choice counts once
 		r.Load = m.balance.Load
 	}
@@ -191,7 +191,7 @@ func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat
 	scores := r.mat(1, kernels.F32, t, m.Experts)
 	dlogits, scratch := p.newOf(kernels.F32, t, m.Experts), p.bytes(nn.RouteScratch(t, m.Experts))
 	nn.RouteGrad(p.S, nn.RoutingGrad{
-		Routing: m.routing(p, scores, r.Range(2), r.Range(3)), DWeight: dweight, DLogits: dlogits.Matrix,
+		Routing: m.routing(scores, r.Range(2), r.Range(3)), DWeight: dweight, DLogits: dlogits.Matrix,
 		Balance: m.settings.Balance * p.Scale * float32(t), Scale: p.Scale * float32(t), Loss: m.balance.Loss, Scratch: scratch.Range(),
 	})
 	scratch.Free()

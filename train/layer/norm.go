@@ -2,7 +2,11 @@
 
 package layer
 
-import "github.com/stowage-dev/stowage/kernels/nn"
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/kernels/nn"
+)
 
 // Settings are what layers are computed with besides the model's shapes.
 type Settings struct {
@@ -14,6 +18,15 @@ type Settings struct {
 // DefaultSettings are the field's.
 func DefaultSettings() Settings {
 	return Settings{Epsilon: 1e-5, Theta: 10000, Routing: RoutingSettings{Normalise: true, Factor: 1, Balance: 0.01}}
+}
+
+// Check says in one sentence what is wrong with the settings, if anything.
+func (s Settings) Check() error {
+	r := s.Routing
+	if !(s.Epsilon > 0) || !(s.Theta > 0) || !(r.Factor > 0) || !(r.Balance >= 0) || !(r.BiasRate >= 0) || !(r.Capacity >= 0) {
+		return fmt.Errorf("layer: the settings %+v make no sense; epsilon, theta and the routing factor lie above 0, and the rates and the capacity may not be negative", s)
+	}
+	return nil
 }
 
 // norm is an RMS norm with its weight.

@@ -47,6 +47,6 @@ type candidate struct {
 	algo      algorithm
 	workspace uint64
 	state     status
-	waves     float32
+	_         float32 // how much of the GPU it fills
 	_         [4]int32
 }

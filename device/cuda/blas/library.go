@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"unsafe"
@@ -80,8 +81,11 @@ func names(env func(string) string) []string {
 	return all
 }
 
-// load opens a library by name. It stays loaded.
+// load opens a library by name. It stays loaded. The loader keeps the reason of a
+// failure for the thread.
 func load(name string) (*library, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, err

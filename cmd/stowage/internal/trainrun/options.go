@@ -110,7 +110,9 @@ func (o *Options) parse(file string, text []byte) (err error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return nil
 	}
-	strange := func(r rune) bool { return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r) }
+	strange := func(r rune) bool {
+		return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r)
+	}
 	if i := bytes.IndexFunc(text, strange); i >= 0 {
 		return fmt.Errorf("%s, line %d: the file has bytes that are no text", file, 1+bytes.Count(text[:i], []byte("\n")))
 	}

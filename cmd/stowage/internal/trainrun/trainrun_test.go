@@ -46,6 +46,9 @@ func smallJob(t *testing.T, change func(*Options)) *Job {
 	t.Helper()
 	o := Defaults()
 	o.Model, o.Micro, o.Seq, o.Steps = small(), 2, 32, 5
+	if testing.Short() {
+		o.Micro, o.Steps = 1, 4
+	}
 	if change != nil {
 		change(&o)
 	}
@@ -143,8 +146,11 @@ func TestModelSettings(t *testing.T) {
 	}
 }
 
-// All presets of ours can be trained; SPEC S6.3.
+// All presets of ours can be trained. SPEC S6.3
 func TestTinyPresets(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains four models, which takes a minute under the race detector")
+	}
 	for _, name := range []string{"tiny-moe", "tiny-dense", "tiny-hybrid", "tiny-deepseek"} {
 		o := Defaults()
 		o.Model, o.Policy, o.Steps, o.Micro, o.Seq = ModelSpec{Name: name}, "stash", 1, 1, 16

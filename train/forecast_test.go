@@ -1,0 +1,214 @@
+// This file owns the tests of forecasts and predictions: what is said of memory before a
+// run, and after its first steps, is what the run takes.
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/kernels"
+	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/train/layer"
+)
+
+// near is what a forecast and a prediction may be off.
+const near = 0.05
+
+func off(said, was device.Bytes) float64 { return float64(said)/float64(was) - 1 }
+
+// foretold makes a run, and holds what was said of it against what it took.
+func foretold(t *testing.T, c Config) Outlook {
+	t.Helper()
+	f, err := Forecast(c)
+	if err != nil {
+		t.Fatal("forecast:", err)
+	}
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for range fewestWalked + 1 {
+		if _, err := tr.Step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var most device.Bytes
+	for i, u := range tr.Usage() {
+		most = max(most, u.Kind[device.Accel].Peak)
+		if b := c.Memory.Budget; b > 0 && (f.Ranks[i].Device > b || u.Kind[device.Accel].Peak > b) {
+			t.Errorf("rank %d: forecast %v, took %v of a budget of %v", i, f.Ranks[i].Device, u.Kind[device.Accel].Peak, b)
+		}
+	}
+	if d := off(f.Fullest().Device, most); math.Abs(d) > near {
+		t.Errorf("the fullest rank takes %v, and the forecast was %v: off by %.1f %%", most, f.Fullest().Device, 100*d)
+	}
+	all := tr.Predicted()
+	if len(all) != len(tr.ranks) {
+		t.Fatalf("%d predictions", len(all))
+	}
+	for i, p := range all {
+		if d := off(p.Device, p.Peak); math.Abs(d) > near || p.Live > p.Device || p.Live <= p.Device/2 || p.Peak != tr.Usage()[i].Kind[device.Accel].Peak {
+			t.Errorf("rank %d: prediction %+v, off by %.1f %%", i, p, 100*d)
+		}
+	}
+	return f
+}
+
+// Under every policy the forecast of the fullest rank and the prediction for each rank
+// are within 5 % of what the ledgers of the devices say.
+func TestForecastMeetsRun(t *testing.T) {
+	for _, x := range []struct {
+		m        *model.Model
+		l        Layout
+		policies []string
+	}{
+		{smallMoE(), Layout{2, 1, 2, 2}, Policies},
+		{smallDeepSeek(), Layout{2, 2, 1, 1}, []string{"none", "stash", "budget", "graphs"}},
+		{smallHybrid(), Layout{1, 1, 2, 2}, []string{"none", "stash", "budget"}},
+		{smallDense(), Layout{2, 1, 1, 2}, []string{"stash", "offload+recompute", "budget"}},
+	} {
+		var stash Outlook
+		for _, name := range x.policies {
+			t.Run(fmt.Sprintf("%s/%+v/%s", x.m.Name, x.l, name), func(t *testing.T) {
+				c := testConfig(t, x.m)
+				c.Layout = x.l
+				var budget device.Bytes
+				if name == "budget" {
+					budget = stash.Fullest().Device * 9 / 10
+				}
+				var err error
+				if c.Memory, err = Named(name, budget); err != nil {
+					t.Fatal(err)
+				}
+				c.Memory.Links = policy.Links{Out: 4e9, In: 4e9}
+				f := foretold(t, c)
+				if name == "stash" {
+					stash = f
+				}
+			})
+		}
+	}
+}
+
+// Pools of gathered parameters are forecast like the rest.
+func TestForecastOfShardedRuns(t *testing.T) {
+	for _, k := range []bucket.Kind{bucket.Dynamic, bucket.Fixed, bucket.Trace} {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			c := testConfig(t, smallMoE())
+			c.Layout, c.Batch = Layout{PP: 1, VPP: 1, EP: 1, DP: 2}, Batch{Micro: 1, Seq: 32, Microbatches: 2}
+			c.Sharding = &Sharding{Pool: k, Prefetch: 1, GradComm: kernels.F32}
+			foretold(t, c)
+		})
+	}
+}
+
+// The figures by owner add up, and rows count as they are assumed.
+func TestForecastCountsAssumedRows(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	var last device.Bytes
+	for _, rows := range []string{"none", "stash"} {
+		var err error
+		if c.Memory, err = Named(rows, 0); err != nil {
+			t.Fatal(err)
+		}
+		last = 0
+		for _, c.Imbalance = range []float64{1, 1.5, 2.5} {
+			f, err := Forecast(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			full := f.Fullest()
+			var sum device.Bytes
+			for _, o := range full.Owners {
+				if o.Kind == device.Accel {
+					sum += o.Peak
+				}
+			}
+			if full.Device <= last || sum != full.Device || len(f.Ranks) != 4 || f.Ranks[3].Stage != 1 || f.Ranks[3].Replica != 1 {
+				t.Errorf("%s: at %g times the rows %v after %v; owners take %v", rows, c.Imbalance, full.Device, last, sum)
+			}
+			last = full.Device
+		}
+	}
+	c.Memory.Room = 1
+	c.Imbalance = 1.5 // more than a set holds: it is made larger, and the step walked again
+	f, err := Forecast(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	balanced, _ := (&layer.Env{Shape: layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}, Expert: layer.Place{Ranks: 2}}).RowBounds(c.Model.Layers[0].MoE)
+	var held device.Bytes
+	for _, x := range layer.RowTensors(c.Model.Hidden, 48, c.Number, 1) {
+		held += x.Row * device.Bytes(balanced) * 3 / 2
+	}
+	space := slices.IndexFunc(f.Ranks[0].Owners, func(o device.OwnerUsage) bool { return o.Owner == "workspace "+layer.RowsGroup })
+	if got := f.Ranks[0].Owners[space].Peak; got < 2*held {
+		t.Errorf("two sets take %v, and rows need %v in each", got, held)
+	}
+	c.Imbalance = 0.5
+	if _, err := Forecast(c); err == nil {
+		t.Error("half of the rows of balanced routing on the fullest rank")
+	}
+}
+
+// What the run would refuse, the forecast refuses, in the same words.
+func TestForecastRefuses(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	c.Memory.Budget, c.Memory.Links = 64<<10, policy.Links{Out: 1e9, In: 1e9}
+	_, want := New(c)
+	if _, err := Forecast(c); err == nil || want == nil || err.Error() != want.Error() {
+		t.Errorf("%v; the run says %v", err, want)
+	}
+	c = testConfig(t, smallMoE())
+	c.Device = func(int) (device.Device, error) {
+		return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{1 << 20, 1 << 30}})
+	}
+	var full *device.OutOfMemory
+	if _, err := Forecast(c); !errors.As(err, &full) {
+		t.Errorf("parameters do not fit, and the forecast says %v", err)
+	}
+	if _, err := Forecast(Config{}); err == nil {
+		t.Error("a run of nothing has a forecast")
+	}
+}
+
+// A run that is far larger than this machine is walked without its memory.
+func TestForecastOfLargeRun(t *testing.T) {
+	m, err := model.Preset("mixtral-8x7b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := testConfig(t, m)
+	c.Number, c.Layout, c.Batch = kernels.BF16, Layout{PP: 1, VPP: 1, EP: 2, DP: 2}, Batch{Micro: 1, Seq: 4096, Microbatches: 1}
+	c.Device = func(int) (device.Device, error) {
+		return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{1 << 40, 1 << 40}})
+	}
+	if c.Memory, err = Named("stash", 0); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Forecast(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := f.Fullest()
+	i := slices.IndexFunc(full.Owners, func(o device.OwnerUsage) bool { return o.Owner == "parameters" })
+	// Of 46.7e9 parameters, 45.1e9 of them experts', a rank has 24.2e9, each with weight,
+	// gradient and two moments in fp32 and a weight in bf16: 18 bytes.
+	if i < 0 || math.Abs(off(full.Owners[i].Peak, 435e9)) > 0.01 || full.Device < full.Owners[i].Peak+device.GiB {
+		t.Errorf("%v, of which %+v", full.Device, full.Owners)
+	}
+	t.Logf("%v on the device, %v on the host after %d steps: %+v", full.Device, full.Host, f.Steps, full.Owners)
+}
