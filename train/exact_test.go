@@ -88,7 +88,11 @@ func TestExactWhateverThePolicy(t *testing.T) { // SPEC S1.6, S3.4, S4.6, S5.1, 
 		i := at % len(runs)
 		c := runs[i]
 		c.Memory = with
-		if !testing.Short() || at%3 == 0 {
+		every := 1
+		if testing.Short() || raceEnabled {
+			every = 7
+		}
+		if at%every == 0 {
 			t.Run(fmt.Sprintf("%s, %+v, %v, capacity %g, %s", c.Model.Name, c.Layout, c.Dispatch, c.Settings.Routing.Capacity, name), func(t *testing.T) {
 				if err := mustRun(t, c, 4).differs(want[i]); err != nil {
 					t.Error(err)
@@ -127,6 +131,9 @@ func TestExactInOneGraph(t *testing.T) { // SPEC S4.1, S4.6
 // Sharded parameters give the same bits under every policy.
 func TestExactWhenSharded(t *testing.T) { // SPEC S2.1
 	for i, m := range []*model.Model{mixed(), assorted()} {
+		if i > 0 && (testing.Short() || raceEnabled) {
+			continue
+		}
 		c := quick(t, m)
 		c.Layout = Layout{2, 1, 2, 4}
 		c.Sharding = &Sharding{Pool: bucket.Trace, Prefetch: 1, GradComm: kernels.Number(i)} // fp32, bf16
@@ -204,6 +211,9 @@ func skewed(c Config, steps int) (a account, s stash.Stats, err error) {
 // Steps that find too few pages, or too small a buffer, are rerun and come to the same.
 func TestRerunsAreExact(t *testing.T) { // SPEC S1.4, S1.6
 	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
+		if l.PP > 1 && (testing.Short() || raceEnabled) {
+			continue
+		}
 		c := quick(t, mixed())
 		c.Layout, c.Batch.Seq = l, 512 // 64 KiB of rows: several pages
 		want, _, err := skewed(c, 5)
@@ -259,7 +269,7 @@ func TestBudgets(t *testing.T) { // SPEC S5.5
 			// From above what none takes to below the parameters: the floor lies between.
 			for part := 48; part > 14; part -= 3 {
 				c.Memory = Memory{Rows: rows, Fraction: 1, Links: links, Budget: peak * device.Bytes(part) / 32}
-				if testing.Short() && part%9 != 3 {
+				if (testing.Short() || raceEnabled) && part%9 != 3 {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, rows %d, %v of %v", m.Name, rows, c.Memory.Budget, peak), func(t *testing.T) {

@@ -330,7 +330,7 @@ func TestTrainDefault(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains the default model under all policies")
 	}
-	stdout, stderr, code := command("train", "--steps", "3", "--json")
+	stdout, stderr, code := command("train", "--steps", "5", "--json")
 	if code != exitOK {
 		t.Fatalf("code %d, errors %q", code, stderr)
 	}

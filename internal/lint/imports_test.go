@@ -42,6 +42,7 @@ var layers = []layer{
 	{pkg: "device/cpu", may: []string{exact + "device", "kernels", "internal"}, test: devices},
 	{pkg: "device/cuda", may: []string{exact + "device", "kernels", "internal"}, test: devices},
 	{pkg: "device/check", may: []string{exact + "device", "kernels", "internal"}, test: devices},
+	{pkg: "device/null", may: []string{exact + "device"}, test: devices},
 	{pkg: "device/devicetest", may: []string{exact + "device", "kernels", "internal"}, test: devices},
 	{pkg: "kernels", may: []string{exact + "device", "internal"}, test: devices},
 	{pkg: "internal", may: []string{exact + "device"}, test: devices},

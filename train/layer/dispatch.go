@@ -148,6 +148,7 @@ func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot in
 	case d.how == Ring:
 		all := p.words(d.ranks * d.tokens * d.topK)
 		d.comm.AllGather(p.S, all.Range(), index)
+		must(d.comm.Err()) // else these are no choices, and may be more rows than there can be
 		s.Index, s.Tokens, s.First, s.Capacity = all.Range(), d.ranks*d.tokens, d.rank*d.local(), d.limit(d.ranks*d.tokens)
 		sortRows(p, s)
 		all.Free()

@@ -60,7 +60,7 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 		p.Settle()
 	}()
 	steps := j.Options.Steps
-	warm := min(mostWarm, steps/2)
+	warm := min(mostWarm, steps-1)
 	var limit device.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name}
