@@ -62,7 +62,7 @@ var published = []struct {
 	{name: "tiny-dense", total: 1.214592e-3},    // 8*147712 + 32896: one table
 	{name: "tiny-moe", total: 3.623040e-3},      // 8*444672 + 65664
 	{name: "tiny-hybrid", total: 4.155600e-3},   // 6*105272 + 2*49280 + 8*419968 + 65664
-	{name: "tiny-deepseek", total: 3.515264e-3}, // 8*51424 + 98432 + 7*419968 + 65664, without MTP
+	{name: "tiny-deepseek", total: 2.131840e-3}, // 8*51424 + 98432 + 7*222336 + 65664: eight experts, without MTP
 }
 
 // SPEC S6.1: presets are the models they are named after.

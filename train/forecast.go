@@ -62,7 +62,9 @@ const (
 //   - Times are not measured but follow from bytes. Choices under a budget and how far ahead
 //     groups come back depend on times, so that a run may choose otherwise; it stays within
 //     the same budget.
-//   - Memory that was freed and is waited for counts as free at once.
+//   - How far the host will be ahead of the device. Memory that was freed counts as free
+//     at once, so that for a dynamic pool of parameters, and for it alone, the forecast is
+//     the least that it takes.
 func Forecast(cfg Config) (f Outlook, err error) {
 	t, err := rehearse(cfg)
 	if err != nil {

@@ -8,12 +8,13 @@ import (
 	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/kernels/nn"
+	"github.com/stowage-dev/stowage/train/layer"
 )
 
 // optimiser is AdamW on one rank.
 type optimiser struct {
 	r       *rank
-	mem     *device.Buffer // hyper-parameters, the norm, scratch
+	mem     *device.Buffer // hyper-parameters, scratch
 	hyper   device.Range
 	norm    device.Range
 	scratch device.Range
@@ -27,10 +28,10 @@ func newOptimiser(r *rank) (*optimiser, error) {
 		scratch = max(scratch, nn.SquaresScratch(int(x.g.Len/x.gtype.Size())))
 	}
 	var err error
-	if o.mem, err = r.dev.Alloc(device.Accel, 512+scratch, "optimiser"); err != nil {
+	if o.mem, err = r.dev.Alloc(device.Accel, 256+scratch, "optimiser"); err != nil {
 		return nil, err
 	}
-	o.hyper, o.norm, o.scratch = o.mem.Slice(0, nn.HyperBytes), o.mem.Slice(256, 4), o.mem.Slice(512, scratch)
+	o.hyper, o.norm, o.scratch = o.mem.Slice(0, nn.HyperBytes), r.sums(layer.Ahead(r.cfg.Model)+1, 1), o.mem.Slice(256, scratch)
 	return o, nil
 }
 
@@ -58,13 +59,6 @@ func (o *optimiser) update(step int) {
 		})
 	}
 	o.r.store.cast(s)
-}
-
-// size is the norm of the gradients of the step before.
-func (o *optimiser) size() (float64, error) {
-	var v [1]float32
-	err := o.r.s.Download(bytesOf(v[:]), o.norm)
-	return math.Sqrt(float64(v[0])), err
 }
 
 func (o *optimiser) close() { o.r.s.Free(o.mem) }

@@ -41,7 +41,7 @@ type rank struct {
 	// fixed is memory that lives as long as the rank.
 	fixed    []*device.Buffer
 	tokens   *device.Buffer // uint32 [microbatches][1+ahead][tokens]
-	sums     layer.Sums
+	figures  device.Range   // fp32: losses, the auxiliary one, the norm of gradients; read once a step
 	balances []balance
 	tables   map[int]device.Range
 	spaces   map[int]*stash.Workspace
@@ -199,7 +199,7 @@ func (r *rank) build() {
 	ahead := layer.Ahead(c.Model)
 	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq, Number: c.Number, Scale: float32(1 / float64(c.Tokens()))}
 	r.tokens = r.alloc(device.Bytes(4*c.Batch.Microbatches*(1+ahead)*shape.Tokens()), "tokens").Buf
-	r.sums = layer.Sums{Range: r.alloc(device.Bytes(4*ahead), "losses")}
+	r.figures = r.alloc(device.Bytes(4*(ahead+2)), "figures")
 	grad := kernels.F32
 	if c.Sharding != nil {
 		grad = c.Sharding.GradComm
@@ -207,7 +207,7 @@ func (r *rank) build() {
 	r.env = &layer.Env{
 		Model: c.Model, Settings: c.Settings, Shape: shape, Grad: grad, Expert: layer.Place{Rank: r.dp % c.Layout.EP, Ranks: c.Layout.EP},
 		Comm: r.experts, Dispatch: c.Dispatch, Rows: c.Memory.Rows, Imbalance: c.assumed(),
-		Space: r.space, Table: r.table, Balance: r.balance, Sums: r.sums,
+		Space: r.space, Table: r.table, Balance: r.balance, Sums: layer.Sums{Range: r.sums(0, ahead)},
 	}
 	if c.Layout.EP == 1 {
 		r.env.Comm = nil
@@ -234,11 +234,17 @@ func (r *rank) table(columns int) device.Range {
 	return t
 }
 
-// balance makes the memory of a router.
+// sums are n of the rank's figures.
+func (r *rank) sums(from, n int) device.Range {
+	return r.figures.Slice(device.Bytes(4*from), device.Bytes(4*n))
+}
+
+// balance makes the memory of a router. The auxiliary losses of all are added up in one
+// place.
 func (r *rank) balance(name string, experts int, bias bool) layer.Balance {
 	b := balance{name: name, experts: experts}
 	n := device.Bytes(4 * experts)
-	b.Load, b.Loss = r.alloc(n, "router"), r.alloc(4, "router")
+	b.Load, b.Loss = r.alloc(n, "router"), r.sums(layer.Ahead(r.cfg.Model), 1)
 	if bias {
 		b.Bias = r.alloc(n, "router")
 	}

@@ -47,7 +47,8 @@ func (r *rank) evaluate(batch int) (heads []float64, err error) {
 	if err := r.world.Err(); err != nil {
 		return nil, err
 	}
-	heads, _, err = r.losses()
+	f, err := r.read()
+	heads = f.heads
 	return heads, err
 }
 
@@ -77,11 +78,10 @@ func (r *rank) microbatch(m int) layer.Tokens {
 // transfers in the order that all share also if some are left out.
 func (r *rank) issue(s *stowage.Step, evaluate bool) error {
 	return layer.Guard(func() {
-		r.s.Fill(r.sums.Range, 0)
+		r.s.Fill(r.figures, 0)
 		for _, b := range r.balances {
 			if !evaluate {
 				r.s.Fill(b.Load, 0)
-				r.s.Fill(b.Loss, 0)
 			}
 		}
 		r.store.begin(r.s, evaluate)
@@ -158,26 +158,26 @@ func (r *rank) rebalance() {
 	}
 }
 
-// losses reads what the losses of the step issued last added up to on this rank: the next
-// token's, then those of further heads, and the auxiliary ones of its routers, which
-// only training has.
-func (r *rank) losses() (heads []float64, aux float64, err error) {
-	x := make([]float32, r.sums.Len/4)
-	if err := r.s.Download(bytesOf(x), r.sums.Range); err != nil {
-		return nil, 0, err
+// figures are what a step left on one rank: the losses of the next token and of further
+// heads, the auxiliary one of its routers, and the norm of all gradients.
+type figures struct {
+	heads     []float64
+	aux, norm float64
+}
+
+// read reads them, at once.
+func (r *rank) read() (f figures, err error) {
+	x := make([]float32, r.figures.Len/4)
+	if err := r.s.Download(bytesOf(x), r.figures); err != nil {
+		return f, err
 	}
-	for _, v := range x {
-		heads = append(heads, float64(v))
+	n := len(x) - 2
+	for _, v := range x[:n] {
+		f.heads = append(f.heads, float64(v))
 	}
-	for _, b := range r.balances {
-		var v [1]float32
-		if err := r.s.Download(bytesOf(v[:]), b.Loss); err != nil {
-			return nil, 0, err
-		}
-		aux += float64(v[0])
+	f.aux, f.norm = float64(x[n]), math.Sqrt(float64(x[n+1]))
+	if math.IsNaN(f.heads[0]) {
+		return f, fmt.Errorf("train: rank %d: the loss is not a number; lower --lr, or use fp32", r.index)
 	}
-	if math.IsNaN(heads[0]) {
-		return nil, 0, fmt.Errorf("train: rank %d: the loss is not a number; lower --lr, or use fp32", r.index)
-	}
-	return heads, aux, nil
+	return f, nil
 }

@@ -165,26 +165,26 @@ func (t *Trainer) Step() (Metrics, error) {
 	}
 	began := time.Now()
 	m := Metrics{Step: t.step, LR: t.cfg.Optim.rate(t.step), Tokens: t.cfg.Tokens()}
-	heads, aux := make([][]float64, len(t.ranks)), make([]float64, len(t.ranks))
+	all := make([]figures, len(t.ranks))
 	err := t.each(func(i int) (err error) {
 		r := t.ranks[i]
 		if err = r.train(t.step); err != nil {
 			return err
 		}
-		if heads[i], aux[i], err = r.losses(); err == nil && i == 0 {
-			m.Norm, err = r.optim.size()
-		}
+		all[i], err = r.read()
 		return err
 	})
 	if err != nil {
 		t.broken = err
 		return m, err
 	}
-	for _, x := range aux {
-		m.Aux += x / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
+	heads := make([][]float64, len(all))
+	for i, f := range all {
+		heads[i] = f.heads
+		m.Aux += f.aux / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
 	}
 	sums := addUp(heads)
-	m.Loss, m.Further = sums[0], sums[1:]
+	m.Loss, m.Further, m.Norm = sums[0], sums[1:], all[0].norm
 	m.Seconds = time.Since(began).Seconds()
 	m.Reruns = t.Reruns()
 	for _, d := range t.devs {

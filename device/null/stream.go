@@ -92,6 +92,15 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 	return s.Stream.Download(nil, none(src))
 }
 
+// Free waits for the memory to be free, which takes no time: what is pending would
+// otherwise depend on how goroutines below are scheduled, and with it the peak.
+func (s *stream) Free(b *device.Buffer) {
+	s.Stream.Free(b)
+	if !s.Capturing() {
+		_ = s.Stream.Sync() // an error sticks, and the next one to ask gets it
+	}
+}
+
 func (s *stream) Record(e device.Event) {
 	x := own(e)
 	s.Stream.Record(x.Event)

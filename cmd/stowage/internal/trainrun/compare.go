@@ -176,10 +176,13 @@ func shows(rows []Row) string {
 	if bad := Differ(rows); len(bad) > 0 {
 		return fmt.Sprintf("Parameters under %s are not those under %s, which is a fault of this program.", strings.Join(bad, ", "), rows[0].Policy)
 	}
-	share := func(a, b string) string {
+	share := func(a, b string) float64 {
 		find := func(name string) int { return slices.IndexFunc(rows, func(r Row) bool { return r.Policy == name }) }
-		return fmt.Sprintf("%.0f %%", 100*float64(rows[find(a)].Device)/float64(rows[find(b)].Device))
+		return 100 * float64(rows[find(a)].Device) / float64(rows[find(b)].Device)
 	}
-	return fmt.Sprintf("Every policy trained the same parameters, bit for bit: stash with %s of the device memory of oversized static buffers, and budget with %s of what keeping everything takes.",
-		share("stash", "static"), share("budget", "none"))
+	text := "Every policy trained the same parameters, bit for bit: "
+	if s := share("stash", "static"); s < 100 { // otherwise there are no experts
+		text += fmt.Sprintf("stash with %.0f %% of the device memory of oversized static buffers, and ", s)
+	}
+	return text + fmt.Sprintf("budget with %.0f %% of what keeping everything takes.", share("budget", "none"))
 }
