@@ -48,6 +48,7 @@ func (r *Runtime) calibrate(l *learned) error {
 		return err
 	}
 	l.decision, l.profile, l.policy, l.plan = d, &p, d.Policy, d.Plan
+	l.takes(d)
 	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))
 }
 

@@ -26,7 +26,7 @@ type learned struct {
 	decision *policy.Decision
 	profile  *policy.Profile
 	largest  *policy.Profile // without times: where nothing is decided, the step that took most,
-	extent   device.Bytes    // and what it took
+	extent   device.Bytes    // that steps took or were planned to take: it is not given back
 	facts    map[policy.Unit]policy.Facts
 	redone   map[policy.Unit]bool // recomputed in the recorded step
 	passes   []pass
@@ -41,7 +41,9 @@ type learned struct {
 }
 
 // begin forgets what an earlier recording found.
-func (l *learned) begin() { *l = learned{first: l.first, noRecompute: l.noRecompute, stats: l.stats} }
+func (l *learned) begin() {
+	*l = learned{first: l.first, noRecompute: l.noRecompute, stats: l.stats, extent: l.extent}
+}
 
 // span is the calls of a scope that will be captured, in a recorded step.
 type span struct{ from, to int }
@@ -114,7 +116,7 @@ func (r *Runtime) learn(key Key, l *learned) error {
 	if l.known {
 		if l.stats.Departed || l.plan == nil && r.cfg.Budget > 0 && l.stats.Evicted > 0 {
 			r.cfg.Log.Warn("stowage: a step departed from its plan; the next one is recorded anew", "microbatches", key.Microbatches, "shape", key.Shape)
-			*l = learned{stats: l.stats}
+			*l = learned{stats: l.stats, extent: l.extent}
 			r.gen++ // a graph that was captured from it
 			return nil
 		}
@@ -135,6 +137,7 @@ func (r *Runtime) learn(key Key, l *learned) error {
 	if err := r.time(l); err != nil {
 		return err
 	}
+	l.extent = max(l.extent, l.stats.Extent)
 	p := &policy.Profile{Tape: *r.off.Tape(), Base: int64(r.base()), Units: l.facts}
 	p.Tape.Ops = scoped(p.Tape.Ops, l.spans)
 	d, err := r.decide(p, l)
@@ -142,10 +145,16 @@ func (r *Runtime) learn(key Key, l *learned) error {
 		return err
 	}
 	l.known, l.decision, l.profile, l.policy, l.plan = true, d, p, d.Policy, d.Plan
-	l.largest, l.extent = p, l.stats.Extent
+	l.largest = p
+	l.takes(d)
 	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", device.Bytes(d.Budget), "moved", device.Bytes(d.Forecast.Counts.OutBytes), "nothing_to_do", d.Nothing)
 	r.emit(trace.Event{What: trace.Decide, Bytes: d.Forecast.Counts.OutBytes, Device: d.Forecast.Extent, Host: d.Forecast.Host})
 	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))
+}
+
+// takes notes the memory that a decision has prepared.
+func (l *learned) takes(d *policy.Decision) {
+	l.extent = max(l.extent, device.Bytes(d.Forecast.Extent-l.profile.Base))
 }
 
 // scoped is the calls of a recorded step as they are when its scopes are graphs.
@@ -253,7 +262,7 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 	first := l.first
 	switch {
 	case err != nil && first != nil:
-		*l = learned{stats: l.stats, noRecompute: true}
+		*l = learned{stats: l.stats, extent: l.extent, noRecompute: true}
 		return nil, nil
 	case err != nil:
 		return nil, err

@@ -131,7 +131,7 @@ func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error)
 		case err == nil:
 			l.passes, l.spans, l.recorded = s.passes, s.spans, true
 		case l.first != nil: // without room to recompute
-			*l = learned{stats: l.stats, noRecompute: true}
+			*l = learned{stats: l.stats, extent: l.extent, noRecompute: true}
 		}
 	}()
 	return body(s)

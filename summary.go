@@ -71,7 +71,9 @@ func (r *Runtime) Summary(key Key) Summary {
 	return s
 }
 
-// Forecast is what a step under a key comes to as it was decided, or nil before that.
+// Forecast is what steps under a key come to as it was decided, or nil before that. Its
+// extent is that of the largest: the recorded one may have taken more than what was
+// decided then, and memory is not given back.
 // Where nothing was to be decided it is the largest step so far, made again with
 // everything kept that there is room for: row counts that the host reads are data.
 func (r *Runtime) Forecast(key Key) *policy.Forecast {
@@ -80,7 +82,9 @@ func (r *Runtime) Forecast(key Key) *policy.Forecast {
 	case l == nil || l.decision == nil:
 		return nil
 	case r.moves():
-		return &l.decision.Forecast
+		f := l.decision.Forecast
+		f.Extent = max(f.Extent, int64(l.extent)+l.profile.Base)
+		return &f
 	}
 	// Times are not asked for, and so any rates will do.
 	f, err := policy.Simulate(l.largest, nil, nil, policy.Links{Out: 1, In: 1}, r.off.Config())

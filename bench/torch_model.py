@@ -112,7 +112,8 @@ class Model:
 
     def table(self, width):
         if width not in self.tables:
-            angle = torch.arange(self.seq, dtype=torch.float64)[:, None] * self.settings["Theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+            place, pair = torch.arange(self.seq, dtype=torch.float64), torch.arange(0, width, 2, dtype=torch.float64)
+            angle = place[:, None] * self.settings["Theta"] ** (-pair / width)
             self.tables[width] = angle.cos().float()[:, None], angle.sin().float()[:, None]
         return self.tables[width]
 

@@ -80,6 +80,9 @@ func TestForecastMeetsRun(t *testing.T) {
 		{smallHybrid(), Layout{1, 1, 2, 2}, []string{"none", "stash", "budget"}},
 		{smallDense(), Layout{2, 1, 1, 2}, []string{"stash", "offload+recompute", "budget"}},
 	} {
+		if raceEnabled && x.m.Name != "small-dense" {
+			continue
+		}
 		var stash Outlook
 		for _, name := range x.policies {
 			t.Run(fmt.Sprintf("%s/%+v/%s", x.m.Name, x.l, name), func(t *testing.T) {
