@@ -4,9 +4,11 @@
 package train
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/bucket"
@@ -69,6 +71,55 @@ func TestLayoutsTrainAlike(t *testing.T) { // SPEC S3.4, S5.1
 						}
 					}
 				})
+			}
+		}
+	}
+}
+
+// With experts divided over ranks, every gradient is that of one rank that has them all:
+// after one step the first moments are gradients times one number.
+func TestGradientsOfDividedExperts(t *testing.T) { // SPEC S3.4
+	moments := func(c Config) map[string][]float32 {
+		out := map[string][]float32{}
+		tr, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = tr.Step()
+		for _, r := range tr.ranks {
+			s, e := r.snapshot()
+			err = errors.Join(err, e)
+			for _, x := range s.optim {
+				if strings.HasSuffix(x.Name, ".exp_avg") {
+					out[x.Name] = x.data
+				}
+			}
+		}
+		if err = errors.Join(err, tr.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for _, m := range []*model.Model{mixed(), assorted()} {
+		c := quick(t, m)
+		c.Layout = Layout{1, 1, 1, 4}
+		want := moments(c)
+		for _, ep := range []int{2, 4} {
+			for _, how := range []layer.Dispatch{layer.AllToAll, layer.Ring} {
+				c.Layout.EP, c.Dispatch, c.Memory = ep, how, memory(t, "stash")
+				got := moments(c)
+				if len(got) != len(want) {
+					t.Errorf("%s, ep %d, %v: %d gradients, want %d", m.Name, ep, how, len(got), len(want))
+				}
+				for name, g := range want {
+					var most, off float64
+					for i, v := range g {
+						most, off = max(most, math.Abs(float64(v))), max(off, math.Abs(float64(v-got[name][i])))
+					}
+					if most == 0 && strings.Contains(name, "linear") || off > 1e-5*most {
+						t.Errorf("%s, ep %d, %v: %s is off by %g of %g", m.Name, ep, how, name, off, most)
+					}
+				}
 			}
 		}
 	}

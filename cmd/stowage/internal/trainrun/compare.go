@@ -13,6 +13,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/train"
 )
 
@@ -33,14 +34,16 @@ type Row struct {
 	Sum       string  `json:"params_sha256"`
 	Speed     float64 `json:"tokens_per_second"`
 	Reruns    int     `json:"reruns"`
+	Budget    int64   `json:"budget_bytes,omitempty"`
 }
 
 // contestant is a policy under way.
 type contestant struct {
-	name string
-	t    *train.Trainer
-	last train.Metrics
-	took []float64 // seconds, by rounds
+	name   string
+	t      *train.Trainer
+	budget device.Bytes
+	last   train.Metrics
+	took   []float64 // seconds, by rounds
 }
 
 // Compare trains under all policies. Trainers of all of them are open at once, and
@@ -61,30 +64,31 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 	}()
 	steps := j.Options.Steps
 	warm := min(mostWarm, steps-1)
-	var limit device.Bytes
+	var limits []device.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name}
-		cfg := j.config
-		var budget device.Bytes
-		if name == "budget" {
-			budget = limit
+		warmUp := func() error {
+			for range warm {
+				if err := c.step(ctx, p, steps); err != nil {
+					return err
+				}
+			}
+			return nil
 		}
-		if cfg.Memory, err = train.Named(name, budget); err != nil {
+		cfg := j.config
+		if name == "budget" {
+			err = c.within(cfg, links, limits, warmUp)
+		} else {
+			err = c.open(cfg, links, 0, warmUp)
+		}
+		if c.t != nil {
+			all = append(all, c)
+		}
+		if err != nil {
 			return nil, err
 		}
-		cfg.Memory.Links = links
-		if c.t, err = open(cfg); err != nil {
-			return nil, fmt.Errorf("policy %s: %w", name, err)
-		}
-		all = append(all, c)
-		for range warm {
-			if err := c.step(ctx, p, steps); err != nil {
-				return nil, err
-			}
-		}
 		if name == "none" {
-			d, _ := peaks(c.t)
-			limit = device.Bytes(j.share * float64(d))
+			limits = j.limits(c.t)
 		}
 	}
 	for round := range steps - warm {
@@ -106,6 +110,57 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 	return rows, nil
 }
 
+// limits are the budgets to try, in order: the share of what keeping everything takes;
+// where parameters alone are too much of that, what they take and a share of the rest.
+func (j *Job) limits(none *train.Trainer) (out []device.Bytes) {
+	d, _ := peaks(none)
+	fixed := device.Bytes(0)
+	for _, u := range none.Usage() {
+		rest := u.Kind[device.Accel].Peak
+		for _, o := range u.Owners {
+			if o.Kind == device.Accel && o.Owner == "saved activations" {
+				rest -= o.Peak
+			}
+		}
+		fixed = max(fixed, rest)
+	}
+	out = append(out, device.Bytes(j.share*float64(d)))
+	for _, share := range []float64{j.share, (1 + j.share) / 2} {
+		if b := fixed + device.Bytes(share*float64(d-fixed)); b > out[len(out)-1] {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// within trains within the first of some budgets that is not refused.
+func (c *contestant) within(cfg train.Config, links policy.Links, limits []device.Bytes, warmUp func() error) (err error) {
+	for i, limit := range limits {
+		if err = c.open(cfg, links, limit, warmUp); err == nil || errors.As(err, &Interrupted{}) || i == len(limits)-1 {
+			return err
+		}
+		if c.t != nil {
+			_ = c.t.Close() // it was refused, and says so in err
+			c.t = nil
+		}
+	}
+	return err
+}
+
+// open begins to train.
+func (c *contestant) open(cfg train.Config, links policy.Links, budget device.Bytes, warmUp func() error) (err error) {
+	if cfg.Memory, err = train.Named(c.name, budget); err != nil {
+		return err
+	}
+	cfg.Memory.Links = links
+	if c.t, err = open(cfg); err != nil {
+		c.t = nil
+		return fmt.Errorf("policy %s: %w", c.name, err)
+	}
+	c.budget = budget
+	return warmUp()
+}
+
 func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) {
 	if ctx.Err() != nil {
 		return Interrupted{}
@@ -118,7 +173,7 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 }
 
 func (c *contestant) row(first *contestant) (r Row, err error) {
-	r = Row{Policy: c.name, Loss: c.last.Loss, Reruns: c.last.Reruns}
+	r = Row{Policy: c.name, Loss: c.last.Loss, Reruns: c.last.Reruns, Budget: int64(c.budget)}
 	d, h := peaks(c.t)
 	r.Device, r.Host = int64(d), int64(h)
 	ratios := make([]float64, len(c.took))
