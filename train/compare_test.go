@@ -58,6 +58,9 @@ func learn(t *testing.T, m *model.Model, b Batch, steps int) (mean float64) {
 
 // Every kind of layer learns more than the frequency of letters.
 func TestModelsLearn(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector sees nothing in hundreds of steps that it does not in a few, and takes minutes")
+	}
 	alone, _ := entropies(t)
 	// Tied to its embedding, a model this small stays with those frequencies for a hundred
 	// steps, in other frameworks too.
@@ -75,8 +78,8 @@ func TestModelsLearn(t *testing.T) {
 // A mixture learns more than which letter follows which, so that attention brings
 // something from further back.
 func TestMixtureLearnsFromContext(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes some seconds")
+	if testing.Short() || raceEnabled {
+		t.Skip("takes some seconds, and minutes under the race detector")
 	}
 	_, pairs := entropies(t)
 	if got := learn(t, smallMoE(), Batch{Micro: 16, Seq: 64, Microbatches: 1}, 160); !(got < pairs) {

@@ -97,8 +97,8 @@ func (x *sharded) begin(s device.Stream, evaluate bool) {
 
 func (x *sharded) end() error { return x.step.End() }
 
-// Use gathers units, and in a backward pass takes memory for their gradients.
-func (x *sharded) Use(backward bool, units ...*layer.Unit) (func(), error) {
+// Use gathers units, and takes memory for their gradients where those are made.
+func (x *sharded) Use(grads bool, units ...*layer.Unit) (func(), error) {
 	var done []func()
 	for _, u := range units {
 		i := slices.Index(x.units, u)
@@ -106,16 +106,16 @@ func (x *sharded) Use(backward bool, units ...*layer.Unit) (func(), error) {
 		if err != nil {
 			return nil, err
 		}
-		var grads func(int) device.Range
-		if backward {
+		var to func(int) device.Range
+		if grads {
 			g, err := x.step.Grad(i, x.r.s)
 			if err != nil {
 				return nil, err
 			}
-			grads = g.Param
+			to = g.Param
 			done = append(done, g.Done)
 		}
-		u.Bind(use.Param, grads)
+		u.Bind(use.Param, to)
 		done = append(done, use.Done)
 	}
 	return func() {

@@ -136,7 +136,7 @@ func (w *whole) narrow() bool { return w.r.cfg.Number != kernels.F32 }
 func (w *whole) grads() device.Range { return w.memory.Slice(w.size, w.size) }
 
 // Use binds units: their memory never moves.
-func (w *whole) Use(backward bool, units ...*layer.Unit) (func(), error) {
+func (w *whole) Use(_ bool, units ...*layer.Unit) (func(), error) {
 	for _, u := range units {
 		i := slices.Index(w.units, u)
 		weights := func(p int) device.Range {

@@ -161,7 +161,7 @@ func (r *rig) get(u *Unit, i, which int) []float32 {
 }
 
 // Use binds units to the rig's memory.
-func (r *rig) Use(backward bool, units ...*Unit) (func(), error) {
+func (r *rig) Use(grads bool, units ...*Unit) (func(), error) {
 	for _, u := range units {
 		u.Bind(func(i int) device.Range { return r.place(u, i, 0) }, func(i int) device.Range { return r.place(u, i, 1) })
 	}

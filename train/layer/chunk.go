@@ -47,9 +47,9 @@ func (b *block) Backward(p *Pass, dy Mat) Mat {
 }
 
 // Store has the parameters of a rank. Use binds units until done is called: their
-// parameters, and in a backward pass also their gradients.
+// parameters, and where gradients are made those too.
 type Store interface {
-	Use(backward bool, units ...*Unit) (done func(), err error)
+	Use(grads bool, units ...*Unit) (done func(), err error)
 }
 
 // Chunk is what a stage has of a model.
@@ -81,8 +81,8 @@ func (c *Chunk) First() bool { return c.embed != nil }
 func (c *Chunk) Last() bool { return c.last != nil }
 
 // use runs work with parameters.
-func use(s Store, backward bool, units []*Unit, work func()) {
-	done, err := s.Use(backward, units...)
+func use(s Store, grads bool, units []*Unit, work func()) {
+	done, err := s.Use(grads, units...)
 	must(err)
 	work()
 	done()
@@ -122,11 +122,11 @@ func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	if c.last == nil {
 		return in
 	}
-	use(s, false, c.final, func() { c.last.forward(at(p, c.head(len(c.heads))), in, tokens.row(1), c.sums.at(0)) })
+	use(s, !p.Evaluate, c.final, func() { c.last.forward(at(p, c.head(len(c.heads))), in, tokens.row(1), c.sums.at(0)) })
 	for k, f := range c.heads {
 		q := at(p, c.head(k))
 		var out Mat
-		use(s, false, c.further[k], func() {
+		use(s, !p.Evaluate, c.further[k], func() {
 			out = f.forward(q, tokens.row(1+k), in)
 			f.output.forward(q, out, tokens.row(2+k), c.sums.at(1+k))
 		})

@@ -40,8 +40,11 @@ func (e embedding) backward(p *Pass, ids device.Range, dx nn.Matrix) {
 	scratch.Free()
 }
 
-// output is the last norm, the output layer and the loss. It saves, as output_layer,
-// its input and its gradient: the logits become their gradient where they are made.
+// output is the last norm, the output layer and the loss. Logits are as wide as the
+// vocabulary, so they are made for some rows at a time, become their gradient where they
+// are, and are used for the gradients of the weights and of the norm's output at once:
+// the forward pass does that part of the backward pass. It saves, as output_layer, its
+// input and the gradient of norm(x).
 type output struct {
 	norm   norm
 	logits linear
@@ -49,36 +52,58 @@ type output struct {
 	factor float32 // of the loss
 }
 
+// mostLogits is the memory of the logits that are there at once. Fewer rows at a time
+// make products slower; on an H200 1,024 rows of a vocabulary of 32,000 do not.
+const mostLogits = 128 * device.MiB
+
+// rows is how many rows are done at a time.
+func (o output) rows(all int) int {
+	return min(all, max(64, int(mostLogits/device.Bytes(4*o.vocab))/64*64))
+}
+
 // forward adds the loss to a sum.
 func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 	t := x.Rows
 	xn := o.norm.forward(p, x.Matrix)
-	logits, losses := p.newOf(kernels.F32, t, o.vocab), p.words(t)
-	o.logits.forward(p, logits.Matrix, xn.Matrix, nn.Matrix{})
-	nn.CrossEntropy(p.S, nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses.Range(), Scale: p.Scale * o.factor, NoGrad: p.Evaluate})
+	dxn, losses := p.New(t, x.Cols), p.words(t)
+	for at, n := 0, o.rows(t); at < t; at += n {
+		n := min(n, t-at)
+		words := func(r device.Range) device.Range { return r.Slice(device.Bytes(4*at), device.Bytes(4*n)) }
+		o.part(p, dxn.Part(at, n), xn.Part(at, n), words(targets), words(losses.Range()))
+	}
 	nn.AddUp(p.S, nn.Total{Sum: sum, X: losses.Range(), Factor: p.Scale})
 	losses.Free()
-	if p.Number != kernels.F32 { // products with weights are fast in one format only
-		d := p.New(t, o.vocab)
+	xn.Free()
+	p.save("output_layer", x.t, dxn.t)
+	dxn.Free()
+}
+
+// part does some rows.
+func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
+	logits := p.newOf(kernels.F32, xn.Rows, o.vocab)
+	o.logits.forward(p, logits.Matrix, xn, nn.Matrix{})
+	nn.CrossEntropy(p.S, nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses, Scale: p.Scale * o.factor, NoGrad: p.Evaluate})
+	if p.Evaluate {
+		logits.Free()
+		return
+	}
+	if p.Number != kernels.F32 { // products are fast in one format only
+		d := p.New(xn.Rows, o.vocab)
 		kernels.Convert(p.S, d.Range, p.Number, logits.Range, kernels.F32)
 		logits.Free()
 		logits = d
 	}
-	p.save("output_layer", x.t, xn.t, logits.t)
+	o.logits.grad(p, logits.Matrix, xn)
+	o.logits.backward(p, dxn, logits.Matrix, nn.Matrix{})
 	logits.Free()
-	xn.Free()
 }
 
 // backward makes the gradient of its input, plus a matrix if one is given.
 func (o output) backward(p *Pass, cols int, plus nn.Matrix) Mat {
 	t := p.Tokens()
 	g := p.load("output_layer")
-	dlogits := g.mat(2, p.Number, t, o.vocab)
-	o.logits.grad(p, dlogits, g.mat(1, p.Number, t, cols))
-	dxn, dx := p.New(t, cols), p.New(t, cols)
-	o.logits.backward(p, dxn.Matrix, dlogits, nn.Matrix{})
-	o.norm.backward(p, dx.Matrix, g.mat(0, p.Number, t, cols), dxn.Matrix, plus)
-	dxn.Free()
+	dx := p.New(t, cols)
+	o.norm.backward(p, dx.Matrix, g.mat(0, p.Number, t, cols), g.mat(1, p.Number, t, cols), plus)
 	g.Done()
 	return dx
 }

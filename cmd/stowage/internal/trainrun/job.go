@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/stowage-dev/stowage"
@@ -37,36 +36,8 @@ type Job struct {
 	Options Options // complete: with what was chosen by the model
 	config  train.Config
 	share   float64 // of what the first policy took: the budget of a comparison
+	batches int     // of an evaluation
 }
-
-// Wrong is an error in what the user gave.
-type Wrong struct{ error }
-
-func (e Wrong) Unwrap() error { return e.error }
-
-// wrong makes an error of the user's out of one of a package, whose name means
-// nothing to the user.
-func wrong(err error) error {
-	return Wrong{errors.New(plain(err.Error()))}
-}
-
-// plain is an error without the names of packages.
-func plain(text string) string { return packages.ReplaceAllString(text, "$1") }
-
-var packages = regexp.MustCompile(`(^|\s)(?:(?:train|layer|policy|stowage|bucket|capture|offload|stash|schedule|data|comm|fsdp): )+`)
-
-// first is an error of several ranks as the first of them has it: one sentence.
-type first struct{ error }
-
-func (e first) Unwrap() error { return e.error }
-
-func (e first) Error() string {
-	text, _, _ := strings.Cut(e.error.Error(), "\n")
-	return again.ReplaceAllString(plain(text), "rank $1: ")
-}
-
-// again finds a rank that is named by two who pass an error on.
-var again = regexp.MustCompile(`^rank (\d+): (?:rank \d+:? )+`)
 
 // NewJob checks options and makes a job of them. Without a policy they are those of a
 // comparison.
@@ -122,10 +93,38 @@ func (j *Job) make(m Machine, log *slog.Logger) (err error) {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	_, err = data.NewLoader(c.Text, data.LoaderConfig{
+	return j.cut()
+}
+
+// mostEvaluated is the most batches of an evaluation: the loss of a few is steady enough
+// to be watched, and each takes about a third of a step.
+const mostEvaluated = 4
+
+// cut divides the text, and tries whether both parts are long enough.
+func (j *Job) cut() (err error) {
+	o, c := &j.Options, &j.config
+	cut := data.LoaderConfig{
 		Seq: o.Seq, Micro: o.Micro, Microbatches: o.Microbatches, Ranks: o.DP, Targets: layer.Ahead(c.Model), Seed: o.Seed,
-	})
-	return err
+	}
+	if o.HoldOut == 0 {
+		_, err = data.NewLoader(c.Text, cut)
+		return err
+	}
+	if c.Text, c.HeldOut, err = c.Text.Split(o.HoldOut); err != nil {
+		return fmt.Errorf("--hold-out: %w", err)
+	}
+	if c.HeldOut == nil {
+		return fmt.Errorf("--hold-out %g of %s is less than a byte; hold out more", o.HoldOut, c.Text.Name())
+	}
+	if _, err = data.NewLoader(c.Text, cut); err != nil {
+		return fmt.Errorf("--hold-out %g leaves too little: %w", o.HoldOut, err)
+	}
+	held, err := data.NewLoader(c.HeldOut, cut)
+	if err != nil {
+		return fmt.Errorf("--hold-out %g is too little: %w", o.HoldOut, err)
+	}
+	j.batches = min(mostEvaluated, max(1, held.Windows()*o.Seq/held.TokensPerStep()))
+	return nil
 }
 
 // check refuses single words.
@@ -136,7 +135,7 @@ func (o *Options) check() error {
 	}{
 		{"steps", o.Steps, 1}, {"pp", o.PP, 0}, {"vpp", o.VPP, 0}, {"ep", o.EP, 0}, {"dp", o.DP, 0}, {"micro", o.Micro, 1}, {"seq", o.Seq, 1},
 		{"microbatches", o.Microbatches, 1}, {"prefetch", o.Prefetch, 1}, {"warm-up", o.WarmUp, 0}, {"decay", o.Decay, 0},
-		{"save-every", o.SaveEvery, 0}, {"keep", o.Keep, 1},
+		{"save-every", o.SaveEvery, 0}, {"keep", o.Keep, 1}, {"eval-every", o.EvalEvery, 0},
 	} {
 		if x.value < x.lo || x.value > 1<<24 {
 			return fmt.Errorf("--%s %d must lie between %d and %d", x.flag, x.value, x.lo, 1<<24)
@@ -156,6 +155,12 @@ func (o *Options) check() error {
 		case x.positive && x.value == 0:
 			return fmt.Errorf("--%s %g must be above zero", x.flag, x.value)
 		}
+	}
+	switch {
+	case !(o.HoldOut >= 0 && o.HoldOut < 1):
+		return fmt.Errorf("--hold-out %g must be a share from 0 to below 1, such as 0.1", o.HoldOut)
+	case o.EvalEvery > 0 && o.HoldOut == 0:
+		return fmt.Errorf("--eval-every %d has nothing to evaluate on; hold out a part of the text, such as --hold-out 0.1", o.EvalEvery)
 	}
 	if o.AuxLoss != nil && !(*o.AuxLoss >= 0 && *o.AuxLoss < math.MaxFloat32) {
 		return fmt.Errorf("--aux-loss %g must not be negative", *o.AuxLoss)
@@ -277,34 +282,4 @@ func (j *Job) measure() (links policy.Links, err error) {
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	return stowage.MeasureLinks(dev)
-}
-
-// open makes a trainer. What it refuses is the user's to change, unless the machine
-// lacks something.
-func open(c train.Config) (*train.Trainer, error) {
-	t, err := train.New(c)
-	if err != nil {
-		return nil, blame(first{err})
-	}
-	return t, nil
-}
-
-// step does a step.
-func step(t *train.Trainer) (train.Metrics, error) {
-	m, err := t.Step()
-	if err != nil {
-		return m, first{err}
-	}
-	return m, nil
-}
-
-// blame tells errors of the user's from those of the machine's.
-func blame(err error) error {
-	var unsupported *device.Unsupported
-	var full *device.OutOfMemory
-	var driver *device.DriverError
-	if errors.As(err, &unsupported) || errors.As(err, &full) || errors.As(err, &driver) {
-		return err
-	}
-	return wrong(err)
 }

@@ -4,7 +4,8 @@
 //
 // This file owns the options: their defaults, and the YAML that they are kept in.
 // model.go owns models, job.go the way from options to a trainer, run.go one run,
-// folder.go its folder, compare.go the comparison, progress.go what is shown meanwhile.
+// folder.go its folder, compare.go the comparison, forecast.go what is said of both
+// without training, errors.go whose an error is, progress.go what is shown meanwhile.
 package trainrun
 
 import (
@@ -30,6 +31,9 @@ type Options struct {
 	Data  string    `yaml:"data"`
 	Steps int       `yaml:"steps"`
 	Seed  uint64    `yaml:"seed"`
+
+	HoldOut   float64 `yaml:"hold_out"`   // the share of the text that is evaluated on
+	EvalEvery int     `yaml:"eval_every"` // steps; zero evaluates at the end alone
 
 	PP           int     `yaml:"pp"`
 	VPP          int     `yaml:"vpp"`
