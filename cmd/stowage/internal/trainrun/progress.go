@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/plan/page"
 	"github.com/stowage-dev/stowage/train"
 )
 
@@ -36,18 +36,22 @@ func NewProgress(w io.Writer, live bool) *Progress {
 	return &Progress{w: w, live: live, shown: map[string]bool{}, seen: map[string]bool{}}
 }
 
-// step shows a step: of so many, under a label. The first under a label and the last
-// are always shown.
-func (p *Progress) step(label string, m train.Metrics, of int) {
+// step shows a step: of so many, under a label, with the loss of an evaluation if there
+// was one. The first under a label, those with an evaluation and the last are always
+// shown.
+func (p *Progress) step(label string, m train.Metrics, of int, eval *float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.live && p.shown[label] && m.Step+1 < of && time.Since(p.last) < every {
+	if !p.live && p.shown[label] && m.Step+1 < of && eval == nil && time.Since(p.last) < every {
 		return
 	}
 	p.shown[label], p.last = true, time.Now()
 	speed := float64(m.Tokens) / m.Seconds
-	text := fmt.Sprintf("%-18s step %*d/%d  loss %.4f  %6.0f tokens/s  device %v  host %v", label, len(fmt.Sprint(of)), m.Step+1, of, m.Loss, speed,
-		device.Bytes(m.Device), device.Bytes(m.Host))
+	text := fmt.Sprintf("%-18s step %*d/%d  loss %.4f  %6.0f tokens/s  device %9s  host %9s", label, len(fmt.Sprint(of)), m.Step+1, of, m.Loss, speed,
+		page.Size(m.Device), page.Size(m.Host))
+	if eval != nil {
+		text += fmt.Sprintf("  held out %.4f", *eval)
+	}
 	if m.Reruns > 0 {
 		text += fmt.Sprintf("  reruns %d", m.Reruns)
 	}

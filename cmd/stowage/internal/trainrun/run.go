@@ -44,6 +44,9 @@ type Summary struct {
 	Tokens   int64   `json:"tokens"`
 	Seconds  float64 `json:"seconds"`
 	Speed    float64 `json:"tokens_per_second"`
+	// Eval is the loss on what was held out, of the parameters at the end; nil where
+	// nothing was, or where the run was interrupted.
+	Eval *float64 `json:"eval_loss,omitempty"`
 }
 
 // line is a line of metrics. Steps count from one: line n is of the state that
@@ -51,7 +54,8 @@ type Summary struct {
 type line struct {
 	Step int `json:"step"`
 	train.Metrics
-	Speed float64 `json:"tokens_per_second"`
+	Speed float64  `json:"tokens_per_second"`
+	Eval  *float64 `json:"eval_loss,omitempty"`
 }
 
 // run is a run under way.
@@ -99,7 +103,7 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 	}()
 	if from != nil {
 		if err := r.t.Resume(from); err != nil {
-			return s, blame(first{err})
+			return s, blame(err)
 		}
 		if from.Step > j.Options.Steps {
 			return s, Wrong{fmt.Errorf("--steps %d is less than the %d that the run has done; give more", j.Options.Steps, from.Step)}
@@ -153,29 +157,29 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 	o := &r.Options
 	stopped := false
 	for r.t.Done() < o.Steps && !stopped {
-		m, err := step(r.t)
+		m, err := step(r.t, r.config.Memory.Budget)
 		if err != nil {
-			if fresh && r.folder != nil && r.t.Done() == 0 {
+			if fresh && r.folder != nil && (r.t.Done() == 0 || r.saved < 0 && isWrong(err)) {
 				r.folder.undo()
 				r.folder = nil
 			}
 			return r.out, err
 		}
-		if err := r.took(m); err != nil {
+		stopped = ctx.Err() != nil
+		last := r.t.Done() == o.Steps
+		if err := r.took(m, last || !stopped && o.EvalEvery > 0 && r.t.Done()%o.EvalEvery == 0); err != nil {
 			return r.out, err
 		}
-		stopped = ctx.Err() != nil
-		last := stopped || r.t.Done() == o.Steps
-		if last || o.SaveEvery > 0 && r.t.Done()%o.SaveEvery == 0 {
+		if last || stopped || o.SaveEvery > 0 && r.t.Done()%o.SaveEvery == 0 {
 			if err := r.save(); err != nil {
 				return r.out, err
 			}
 		}
 	}
-	if err := r.finish(!stopped || r.t.Done() == o.Steps); err != nil {
+	if err := r.finish(r.t.Done() == o.Steps); err != nil {
 		return r.out, err
 	}
-	if stopped && r.t.Done() < o.Steps {
+	if !r.out.Finished {
 		dir := ""
 		if r.folder != nil {
 			dir = r.folder.dir
@@ -185,16 +189,34 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 	return r.out, nil
 }
 
-// took notes a step.
-func (r *run) took(m train.Metrics) error {
-	r.p.step(r.out.Policy, m, r.Options.Steps)
+// evaluate finds the loss on what was held out, if anything was.
+func (r *run) evaluate() (*float64, error) {
+	if r.config.HeldOut == nil {
+		return nil, nil
+	}
+	loss, _, err := r.t.Evaluate(r.batches)
+	if err != nil {
+		return nil, refused(err, r.config.Memory.Budget)
+	}
+	return &loss, nil
+}
+
+// took notes a step, with an evaluation where one is due.
+func (r *run) took(m train.Metrics, due bool) (err error) {
+	r.out.Eval = nil // of other parameters
+	if due {
+		if r.out.Eval, err = r.evaluate(); err != nil {
+			return err
+		}
+	}
+	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval)
 	r.out.Loss, r.out.Reruns = m.Loss, m.Reruns
 	r.out.Tokens += int64(m.Tokens)
 	r.out.Seconds += m.Seconds
 	if r.folder == nil {
 		return nil
 	}
-	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds})
+	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Eval: r.out.Eval})
 }
 
 func (r *run) save() error {
@@ -219,6 +241,11 @@ func (r *run) finish(finished bool) (err error) {
 	if s.Seconds > 0 {
 		s.Speed = float64(s.Tokens) / s.Seconds
 	}
+	if s.Eval == nil && finished { // it was so already
+		if s.Eval, err = r.evaluate(); err != nil {
+			return err
+		}
+	}
 	if s.Sum, err = r.t.Sum(); err != nil || r.folder == nil {
 		return err
 	}
@@ -227,8 +254,11 @@ func (r *run) finish(finished bool) (err error) {
 
 // Text shows what a run came to.
 func (s Summary) Text(w io.Writer, dir string) {
-	fmt.Fprintf(w, "%s under %s: %d steps, loss %.4f, %.0f tokens/s, at most %s of device and %s of host memory on a rank\n",
-		s.Model, s.Policy, s.Steps, s.Loss, s.Speed, page.Size(s.Device), page.Size(s.Host))
+	fmt.Fprintf(w, "%s under %s: %d steps, loss %.4f, ", s.Model, s.Policy, s.Steps, s.Loss)
+	if s.Eval != nil {
+		fmt.Fprintf(w, "on held-out text %.4f, ", *s.Eval)
+	}
+	fmt.Fprintf(w, "%.0f tokens/s\nat most %s of device and %s of host memory on a rank\n", s.Speed, page.Size(s.Device), page.Size(s.Host))
 	fmt.Fprintf(w, "parameters %s\n", s.Sum)
 	if dir != "" {
 		fmt.Fprintf(w, "the run is in %s\n", dir)
