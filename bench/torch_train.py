@@ -79,6 +79,7 @@ try:
 except ImportError:
     sys.exit("torch_train: PyTorch is not installed; try `apt install python3-torch` or `pip install torch`")
 
+sys.dont_write_bytecode = True  # nothing is left in the tree
 from torch_model import Model, stacked
 
 
@@ -227,15 +228,15 @@ def compare(program, model, ranks, folder):
     mine = program.train(folder, 1 + ARGS.steps, "--resume")[1:]
     theirs = [t.train() for _ in mine]
 
-    def difference(a, b):
-        return max(abs(x - y) for x, y in zip([a["loss"], a.get("aux", 0), *a.get("mtp", [])], [b["loss"], b["aux"], *b["mtp"]]))
+    def parts(m):
+        return [m["loss"], m.get("aux", 0), *m.get("mtp", [])]
 
-    differ = [difference(a, b) for a, b in zip(mine, theirs)]
+    differ = [abs(x - y) for a, b in zip(mine, theirs) for x, y in zip(parts(a), parts(b))]
     return {
         "model": model, **ranks, "steps": len(mine), "lr": t.config["optim"]["lr"], "tokens": mine[0]["tokens"],
         "first_loss": mine[0]["loss"], "last_loss": mine[-1]["loss"], "torch_last_loss": theirs[-1]["loss"],
         "loss_differs": max(differ), "norm_differs": max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(mine, theirs)),
-        "same": max(differ) <= TOLERANCE,  # a NaN is not
+        "same": all(d <= TOLERANCE for d in differ),  # a NaN is not
     }
 
 

@@ -42,7 +42,7 @@ func TestBenchOffload(t *testing.T) {
 		t.Errorf("the trace shows nothing that leaves (%v)", err)
 	}
 
-	if _, stderr, code = command(strings.Fields(brief + "--trace /dev/full")...); code != exitFailure || !strings.Contains(stderr, "--trace cannot be written") {
+	if _, stderr, code = command(strings.Fields(brief + "--layers 1 --microbatches 1 --trace /dev/full")...); code != exitFailure || !strings.Contains(stderr, "--trace cannot be written") {
 		t.Errorf("a full disk: code %d, errors %q", code, stderr)
 	}
 	stdout, stderr, code = command(strings.Fields(brief + "--budget 1MiB --graph full")...)

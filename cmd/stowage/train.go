@@ -27,14 +27,24 @@ With no --policy, the same model is trained from the same seed under every memor
 policy: none keeps everything; static has buffers for the most rows that experts could
 get; stash has pages for the rows they got; offload moves what it can to host memory,
 and offload+recompute computes some of it again; budget keeps to half of what none took;
-graphs replays captured parts of the step. A table compares peak memory, time and
-result: parameters must be the same, bit for bit, or the exit code is 1. Steps of
-all policies come in turn; a time is the middle of those over that of none in the same
-round. --steps is for each policy.
+graphs replays captured parts of the step. Where half is not enough for anything, the
+budget is larger, and the last line has its share. A table compares peak memory, what the
+first steps said that it would be, time and result: parameters must be the same, bit for
+bit, or the exit code is 1. Steps of all policies come in turn; a time is the middle of
+those over that of none in the same round. --steps is for each policy.
 
 With --policy P one run is trained for real. The flags under "Memory" change a
 policy, and name one where --policy is missing: --budget stands for budget, --graph for
-graphs, the others for stash. So do --out, --resume, --config and --save-every.
+graphs, the others for stash. So do --out, --resume, --config, --save-every, --hold-out
+and --eval-every.
+
+--dry-run says what memory would be taken and by whom, under one policy or under all of
+them. It trains and writes nothing and needs no GPU: the run's own code is walked on devices
+that compute nothing, also for models that are far too large for this machine. How many
+rows experts will get and how long things take is not known before, and assumed.
+
+--hold-out keeps the end of the text from training. The loss on up to four batches of it
+is found after every --eval-every steps and at the end, and changes nothing else.
 
 Without --out nothing is written but what is printed. With it the folder gets
 config.yaml (all options, which --config reads), metrics.jsonl (a line a step),
@@ -49,8 +59,10 @@ spaces or commas between their words. Progress goes to standard error.`
 
 const trainExample = `  stowage train
   stowage train --model tiny-deepseek --json
+  stowage train --dry-run --model mixtral-8x7b --bf16 --pp 4 --ep 2 --seq 4096
   stowage train --policy stash --steps 300 --out run
   stowage train --out run --resume --steps 600
+  stowage train --hold-out 0.1 --eval-every 50 --out other
   stowage train --policy offload --offload-modules core_attn attn_proj --data book.txt
   stowage train --budget 60MiB --pp 2 --vpp 2 --microbatches 4 --steps 50
   stowage train --graph attn moe_router --pool arena --dp 2 --ep 1 --bf16`
@@ -61,6 +73,7 @@ type trainFlags struct {
 	config  string
 	out     string
 	resume  bool
+	dryRun  bool
 	asJSON  *bool
 }
 
@@ -150,6 +163,9 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return trainError(err)
 	}
+	if f.dryRun {
+		return trainError(f.forecast(cmd, job, single))
+	}
 	ctx, stop := interruptible()
 	defer stop()
 	if single {
@@ -188,7 +204,7 @@ func interruptible() (ctx context.Context, stop func()) {
 // --config, then flags. It tells whether one run is asked for.
 func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	for _, name := range []string{
-		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "out", "resume", "config", "save-every", "keep",
+		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "out", "resume", "config", "save-every", "keep", "hold-out", "eval-every",
 	} {
 		single = single || given.Changed(name)
 	}
@@ -247,6 +263,30 @@ func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *train
 	if bad := trainrun.Differ(rows); len(bad) > 0 {
 		return fmt.Errorf("parameters under %s differ from those under %s; report it with this command", strings.Join(bad, ", "), rows[0].Policy)
 	}
+	return nil
+}
+
+// forecast says what would be taken, and does nothing.
+func (f *trainFlags) forecast(cmd *cobra.Command, job *trainrun.Job, single bool) error {
+	if single {
+		o, err := job.Forecast()
+		switch {
+		case err != nil:
+			return err
+		case *f.asJSON:
+			return printJSON(cmd, o)
+		}
+		job.Text(cmd.OutOrStdout(), o)
+		return nil
+	}
+	rows, err := job.ForecastAll()
+	switch {
+	case err != nil:
+		return err
+	case *f.asJSON:
+		return printJSON(cmd, rows)
+	}
+	job.OutlookTable(cmd.OutOrStdout(), rows)
 	return nil
 }
 

@@ -15,7 +15,7 @@ import (
 
 // trainSections are the flags by what they are for.
 var trainSections = []flagSection{
-	{"The run", []string{"policy", "model", "data", "steps", "seed", "out", "save-every", "keep", "resume", "config"}},
+	{"The run", []string{"policy", "model", "data", "steps", "seed", "hold-out", "eval-every", "dry-run", "out", "save-every", "keep", "resume", "config"}},
 	{"Ranks and batches", []string{"pp", "vpp", "ep", "dp", "micro", "seq", "microbatches", "dispatch", "capacity-factor", "device"}},
 	{"Memory", []string{
 		"budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "pool", "prefetch", "grad-comm-dtype", "bf16",
@@ -28,6 +28,7 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 	addTrainOptions(fs, &f.options)
 	fs.StringVar(&f.out, "out", "", "`folder` for the run's configuration, metrics, summary and checkpoints")
 	fs.BoolVar(&f.resume, "resume", false, "go on with the run in --out")
+	fs.BoolVar(&f.dryRun, "dry-run", false, "say what memory the run would take, by rank and owner, and train nothing")
 	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags come before it")
 	f.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
@@ -42,6 +43,8 @@ func addTrainOptions(f *pflag.FlagSet, o *trainrun.Options) {
 	f.StringVar(&o.Data, "data", o.Data, "`file` or folder of text (default a book that is built in)")
 	f.IntVar(&o.Steps, "steps", o.Steps, "`steps` in all (default "+strconv.Itoa(trainrun.RunSteps)+", and of each policy in a comparison "+strconv.Itoa(trainrun.CompareSteps)+")")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "`number` that parameters and the order of the text follow from")
+	f.Float64Var(&o.HoldOut, "hold-out", o.HoldOut, "`share` of the text, its end, to evaluate on instead of training, from 0 to below 1")
+	f.IntVar(&o.EvalEvery, "eval-every", o.EvalEvery, "`steps` from one evaluation with --hold-out to the next, 0 for one at the end")
 	f.IntVar(&o.SaveEvery, "save-every", o.SaveEvery, "`steps` from one checkpoint to the next, 0 for one at the end")
 	f.IntVar(&o.Keep, "keep", o.Keep, "`checkpoints` that are kept")
 

@@ -4,10 +4,12 @@
 package trainrun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -32,18 +34,26 @@ type Row struct {
 	StepRatio float64 `json:"step_ratio"` // step time over that of the first policy, in the middle of all rounds
 	Loss      float64 `json:"final_loss"`
 	Sum       string  `json:"params_sha256"`
+	Predicted int64   `json:"predicted_device_bytes"` // of the rank that was to be the fullest, before the measured steps
 	Speed     float64 `json:"tokens_per_second"`
 	Reruns    int     `json:"reruns"`
 	Budget    int64   `json:"budget_bytes,omitempty"`
 }
 
+// near is what a prediction may be off without being spoken of.
+const near = 0.05
+
+// off is how far the prediction is from what was taken, as a share of that.
+func (r Row) off() float64 { return float64(r.Predicted)/float64(r.Device) - 1 }
+
 // contestant is a policy under way.
 type contestant struct {
-	name   string
-	t      *train.Trainer
-	budget device.Bytes
-	last   train.Metrics
-	took   []float64 // seconds, by rounds
+	name      string
+	t         *train.Trainer
+	budget    device.Bytes
+	predicted device.Bytes
+	last      train.Metrics
+	took      []float64 // seconds, by rounds
 }
 
 // Compare trains under all policies. Trainers of all of them are open at once, and
@@ -63,8 +73,8 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 		p.Settle()
 	}()
 	steps := j.Options.Steps
-	warm := min(mostWarm, steps-1)
-	var limits []device.Bytes
+	warm := min(mostWarm, max(1, steps-1)) // the budget follows from a step
+	var budgets []device.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name}
 		warmUp := func() error {
@@ -73,11 +83,15 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 					return err
 				}
 			}
+			c.predict()
+			if warm == steps {
+				c.took = append(c.took, c.last.Seconds) // the only one
+			}
 			return nil
 		}
 		cfg := j.config
 		if name == "budget" {
-			err = c.within(cfg, links, limits, warmUp)
+			err = c.within(cfg, links, budgets, warmUp)
 		} else {
 			err = c.open(cfg, links, 0, warmUp)
 		}
@@ -88,7 +102,11 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 			return nil, err
 		}
 		if name == "none" {
-			limits = j.limits(c.t)
+			var ranks []heldBy
+			for _, u := range c.t.Usage() {
+				ranks = append(ranks, heldBy{u.Kind[device.Accel].Peak, u.Owners})
+			}
+			budgets = limits(j.share, ranks)
 		}
 	}
 	for round := range steps - warm {
@@ -110,23 +128,30 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 	return rows, nil
 }
 
-// limits are the budgets to try, in order: the share of what keeping everything takes;
-// where parameters alone are too much of that, what they take and a share of the rest.
-func (j *Job) limits(none *train.Trainer) (out []device.Bytes) {
-	d, _ := peaks(none)
-	fixed := device.Bytes(0)
-	for _, u := range none.Usage() {
-		rest := u.Kind[device.Accel].Peak
-		for _, o := range u.Owners {
+// heldBy is what a rank's device holds at most, and whose it is.
+type heldBy struct {
+	peak   device.Bytes
+	owners []device.OwnerUsage
+}
+
+// limits are the budgets to try, in order: a share of what keeping everything takes;
+// where parameters alone are too much of that, what they take and a share of the rest; and
+// as a model may be so small that pages and workspaces are most, more than everything.
+func limits(share float64, ranks []heldBy) (out []device.Bytes) {
+	var most, fixed device.Bytes
+	for _, r := range ranks {
+		most = max(most, r.peak)
+		rest := r.peak
+		for _, o := range r.owners {
 			if o.Kind == device.Accel && o.Owner == "saved activations" {
 				rest -= o.Peak
 			}
 		}
 		fixed = max(fixed, rest)
 	}
-	out = append(out, device.Bytes(j.share*float64(d)))
-	for _, share := range []float64{j.share, (1 + j.share) / 2} {
-		if b := fixed + device.Bytes(share*float64(d-fixed)); b > out[len(out)-1] {
+	out = append(out, device.Bytes(share*float64(most)))
+	for _, share := range []float64{share, (1 + share) / 2, 1, 2, 4} {
+		if b := fixed + device.Bytes(share*float64(most-fixed)); b > out[len(out)-1] {
 			out = append(out, b)
 		}
 	}
@@ -136,7 +161,7 @@ func (j *Job) limits(none *train.Trainer) (out []device.Bytes) {
 // within trains within the first of some budgets that is not refused.
 func (c *contestant) within(cfg train.Config, links policy.Links, limits []device.Bytes, warmUp func() error) (err error) {
 	for i, limit := range limits {
-		if err = c.open(cfg, links, limit, warmUp); err == nil || errors.As(err, &Interrupted{}) || i == len(limits)-1 {
+		if err = c.open(cfg, links, limit, warmUp); err == nil || !isWrong(err) || i == len(limits)-1 {
 			return err
 		}
 		if c.t != nil {
@@ -165,15 +190,25 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 	if ctx.Err() != nil {
 		return Interrupted{}
 	}
-	if c.last, err = step(c.t); err != nil {
+	if c.last, err = step(c.t, c.budget); err != nil {
 		return fmt.Errorf("policy %s: %w", c.name, err)
 	}
-	p.step(c.name, c.last, of)
+	p.step(c.name, c.last, of, nil)
 	return nil
 }
 
+// predict notes what the recorded step says that the fullest rank takes.
+func (c *contestant) predict() {
+	for _, p := range c.t.Predicted() {
+		c.predicted = max(c.predicted, p.Device)
+	}
+}
+
 func (c *contestant) row(first *contestant) (r Row, err error) {
-	r = Row{Policy: c.name, Loss: c.last.Loss, Reruns: c.last.Reruns, Budget: int64(c.budget)}
+	if c.predicted == 0 {
+		c.predict() // nothing was decided so early
+	}
+	r = Row{Policy: c.name, Predicted: int64(c.predicted), Loss: c.last.Loss, Reruns: c.last.Reruns, Budget: int64(c.budget)}
 	d, h := peaks(c.t)
 	r.Device, r.Host = int64(d), int64(h)
 	ratios := make([]float64, len(c.took))
@@ -213,31 +248,65 @@ func Differ(rows []Row) (names []string) {
 
 // Table shows what a comparison found.
 func (j *Job) Table(w io.Writer, rows []Row) {
-	o := j.Options
-	fmt.Fprintf(w, "%s on pp %d x vpp %d x dp %d (ep %d), %d steps of %d tokens a policy\n\n", j.config.Model.Name, o.PP, o.VPP, o.DP, o.EP, o.Steps, j.config.Tokens())
-	fmt.Fprintf(w, "%-18s %12s %12s %10s %11s  %s\n", "policy", "peak device", "peak host", "step time", "final loss", "identical")
+	fmt.Fprintf(w, "%s on %s, %d steps of %d tokens a policy\n\n", j.config.Model.Name, j.layout(), j.Options.Steps, j.config.Tokens())
+	fmt.Fprintf(w, "%-18s %12s %12s %12s %10s %11s  %s\n", "policy", "peak device", "predicted", "peak host", "step time", "final loss", "identical")
 	for _, r := range rows {
 		same := "yes"
 		if r.Sum != rows[0].Sum || r.Loss != rows[0].Loss {
 			same = "no"
 		}
-		fmt.Fprintf(w, "%-18s %12s %12s %9.2fx %11.4f  %s\n", r.Policy, page.Size(r.Device), page.Size(r.Host), r.StepRatio, r.Loss, same)
+		fmt.Fprintf(w, "%-18s %12s %12s %12s %9.2fx %11.4f  %s\n", r.Policy, page.Size(r.Device), page.Size(r.Predicted), page.Size(r.Host), r.StepRatio, r.Loss, same)
 	}
-	fmt.Fprintf(w, "\n%s\n", shows(rows))
+	fmt.Fprintf(w, "\n%s\n", wrap(shows(rows), lineWidth))
 }
 
-// shows says in one sentence what the rows show.
+// lineWidth is what lines under a table may have.
+const lineWidth = 100
+
+// wrap breaks lines between words.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	at := 0
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case at > 0 && at+1+len(word) > width:
+			b.WriteByte('\n')
+			at = 0
+		case at > 0:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += len(word)
+	}
+	return b.String()
+}
+
+// shows says what the rows show.
 func shows(rows []Row) string {
 	if bad := Differ(rows); len(bad) > 0 {
 		return fmt.Sprintf("Parameters under %s are not those under %s, which is a fault of this program.", strings.Join(bad, ", "), rows[0].Policy)
 	}
+	return "Every policy trained the same parameters, bit for bit: " + saves(rows) + "." + missed(rows)
+}
+
+// saves says what stash and budget save.
+func saves(rows []Row) (text string) {
 	share := func(a, b string) float64 {
 		find := func(name string) int { return slices.IndexFunc(rows, func(r Row) bool { return r.Policy == name }) }
 		return 100 * float64(rows[find(a)].Device) / float64(rows[find(b)].Device)
 	}
-	text := "Every policy trained the same parameters, bit for bit: "
 	if s := share("stash", "static"); s < 100 { // otherwise there are no experts
-		text += fmt.Sprintf("stash with %.0f %% of the device memory of oversized static buffers, and ", s)
+		text = fmt.Sprintf("stash with %.0f %% of the device memory of oversized static buffers, and ", s)
 	}
-	return text + fmt.Sprintf("budget with %.0f %% of what keeping everything takes.", share("budget", "none"))
+	return text + fmt.Sprintf("budget with %.0f %% of what keeping everything takes", share("budget", "none"))
+}
+
+// missed names the worst prediction, if it is not near enough.
+func missed(rows []Row) string {
+	worst := slices.MaxFunc(rows, func(a, b Row) int { return cmp.Compare(math.Abs(a.off()), math.Abs(b.off())) })
+	if worst.Predicted == 0 || math.Abs(worst.off()) <= near {
+		return ""
+	}
+	return fmt.Sprintf(" The prediction for %s is off by %+.1f %%.", worst.Policy, 100*worst.off())
 }

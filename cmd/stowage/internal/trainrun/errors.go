@@ -78,10 +78,13 @@ func lacking(err error) bool {
 // step does a step under a budget, or none.
 func step(t *train.Trainer, budget device.Bytes) (train.Metrics, error) {
 	m, err := t.Step()
-	if err != nil {
-		return m, refused(err, budget)
+	if err == nil {
+		return m, nil
 	}
-	return m, nil
+	if err = refused(err, budget); budget > 0 && t.Done() == 0 && !lacking(err) {
+		return m, wrong(err) // in the first step it is what the budget leaves too little for
+	}
+	return m, err
 }
 
 // refused is an error of a step. A budget that turned out to be too small is the

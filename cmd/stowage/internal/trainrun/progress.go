@@ -57,7 +57,9 @@ func (p *Progress) step(label string, m train.Metrics, of int, eval *float64) {
 	}
 	if p.live {
 		fmt.Fprintf(p.w, "\r\x1b[2K%s", text)
-		p.open = true
+		if p.open = true; eval != nil {
+			p.settle()
+		}
 		return
 	}
 	fmt.Fprintln(p.w, text)

@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,6 +22,9 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/stash"
 	"github.com/stowage-dev/stowage/train"
 )
 
@@ -63,7 +68,6 @@ func smallJob(t *testing.T, change func(*Options)) *Job {
 // read. SPEC S1.6, S4.6, S5.2
 func TestCompare(t *testing.T) {
 	j := smallJob(t, nil)
-	j.share = 3 // of so little memory, what policies need besides is most
 	var said strings.Builder
 	rows, err := j.Compare(context.Background(), NewProgress(&said, false))
 	if err != nil {
@@ -74,6 +78,12 @@ func TestCompare(t *testing.T) {
 		names = append(names, r.Policy)
 		if r.Device <= 0 || r.StepRatio <= 0 || r.Speed <= 0 || r.Loss <= 0 || len(r.Sum) != 64 {
 			t.Errorf("implausible: %+v", r)
+		}
+		if math.Abs(r.off()) > near {
+			t.Errorf("predicted was %d: %+v", r.Predicted, r)
+		}
+		if r.Budget > 0 && r.Device > r.Budget || (r.Budget > 0) != (r.Policy == "budget") {
+			t.Errorf("the budget: %+v", r)
 		}
 		if !strings.Contains(said.String(), r.Policy+" ") {
 			t.Errorf("%s is not in %q", r.Policy, said.String())
@@ -97,11 +107,95 @@ func TestCompare(t *testing.T) {
 	if n := strings.Count(table.String(), "  yes\n"); n != len(rows) || !strings.Contains(table.String(), "bit for bit") {
 		t.Errorf("the table is\n%s", table.String())
 	}
+	for _, l := range strings.Split(table.String(), "\n") {
+		if len(l) > lineWidth {
+			t.Errorf("a line of %d: %q", len(l), l)
+		}
+	}
+	if strings.Contains(table.String(), "off by") {
+		t.Errorf("nothing is off in\n%s", table.String())
+	}
+	rows[1].Predicted = rows[1].Device * 11 / 10
+	table.Reset()
+	j.Table(&table, rows)
+	if text := strings.Join(strings.Fields(table.String()), " "); !strings.HasSuffix(text, "The prediction for static is off by +10.0 %.") {
+		t.Errorf("the table is\n%s", table.String())
+	}
 	rows[2].Sum = "another"
 	table.Reset()
 	j.Table(&table, rows)
 	if bad := Differ(rows); !slices.Equal(bad, []string{"stash"}) || !strings.Contains(table.String(), "  no\n") || strings.Contains(table.String(), "bit for bit") {
 		t.Errorf("%q differ, and the table is\n%s", bad, table.String())
+	}
+}
+
+// Before anything is trained the same is said of every policy, within 5 %, and of one of
+// them by owner; nothing is opened but devices without memory. SPEC S5.5
+func TestForecast(t *testing.T) {
+	j := smallJob(t, nil)
+	j.config.Device = nil // a forecast brings its own
+	rows, err := j.ForecastAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j = smallJob(t, nil)
+	took, err := j.Compare(context.Background(), NewProgress(io.Discard, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range rows {
+		if is := took[i]; r.Policy != is.Policy || r.Policy != "budget" && math.Abs(float64(r.Device)/float64(is.Device)-1) > near {
+			t.Errorf("forecast %+v, took %+v", r, is)
+		}
+		if r.Policy == "budget" && (r.Budget == 0 || r.Device > r.Budget) {
+			t.Errorf("the budget: %+v", r)
+		}
+		one := smallJob(t, func(o *Options) { o.Policy, o.Budget = r.Policy, "1MiB" })
+		one.config.Memory.Budget = device.Bytes(r.Budget)
+		f, err := one.Forecast()
+		if err != nil || f.Device != r.Device || f.Host != r.Host || len(f.Ranks) != 4 {
+			t.Fatalf("%+v, and alone %+v, %v", r, f, err)
+		}
+		var sum int64
+		for _, o := range f.Ranks[0].Owners {
+			sum += o.Device
+		}
+		if sum != f.Ranks[0].Device {
+			t.Errorf("%s: owners have %d of %d", r.Policy, sum, f.Ranks[0].Device)
+		}
+		var text strings.Builder
+		one.Text(&text, f)
+		if !strings.Contains(text.String(), "saved activations") || strings.Contains(text.String(), "beside parameters: ") != (r.Policy == "budget") {
+			t.Errorf("%s is shown as\n%s", r.Policy, text.String())
+		}
+	}
+	var table strings.Builder
+	j.OutlookTable(&table, rows)
+	if n := strings.Count(table.String(), "iB\n") + strings.Count(table.String(), " B\n"); n != len(rows) {
+		t.Errorf("the table is\n%s", table.String())
+	}
+}
+
+// A budget that is too small is the user's, whenever that is found; a device that is
+// full is not.
+func TestWhoseError(t *testing.T) {
+	for _, x := range []struct {
+		err    error
+		budget device.Bytes
+		user   bool
+		say    string
+	}{
+		{&policy.BelowFloor{Budget: 100, Floor: 1124}, 4 << 10, true, "--budget 4.0 KiB is too small for a step with everything moved or recomputed that may be; raise it to 5KiB"},
+		{&residency.Full{Asked: 2 << 20, Live: 3 << 20, Limit: 4 << 20, Run: 1 << 20}, 8 << 20, true, "--budget 8.0 MiB is too small: 2.0 MiB find no place in the 4.0 MiB"},
+		{&stash.Overflow{Why: "9 pages"}, 8 << 20, true, "9 pages; raise it"},
+		{errors.Join(&residency.Full{}, &device.OutOfMemory{}), 8 << 20, false, "0 bytes"},
+		{&stash.Overflow{Why: "9 pages"}, 0, false, "9 pages"},
+		{io.ErrUnexpectedEOF, 8 << 20, false, "unexpected"},
+	} {
+		err := refused(fmt.Errorf("rank 3: %w", x.err), x.budget)
+		if isWrong(err) != x.user || !strings.HasPrefix(err.Error(), "rank 3: ") || !strings.Contains(err.Error(), x.say) {
+			t.Errorf("%v: it is the user's: %v, want %v", err, isWrong(err), x.user)
+		}
 	}
 }
 
@@ -319,8 +413,8 @@ func TestProgress(t *testing.T) {
 	a, b := NewProgress(&plain, false), NewProgress(&live, true)
 	for i := range 100 {
 		m := train.Metrics{Step: i, Loss: 2, Tokens: 10, Seconds: 1}
-		a.step("none", m, 100)
-		b.step("none", m, 100)
+		a.step("none", m, 100, nil)
+		b.step("none", m, 100, nil)
 	}
 	a.Log().Warn("strange", "rank", 1)
 	a.Log().Warn("strange", "rank", 2)
