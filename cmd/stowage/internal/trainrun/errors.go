@@ -81,8 +81,8 @@ func step(t *train.Trainer, budget device.Bytes) (train.Metrics, error) {
 	if err == nil {
 		return m, nil
 	}
-	if err = refused(err, budget); budget > 0 && t.Done() == 0 && !lacking(err) {
-		return m, wrong(err) // in the first step it is what the budget leaves too little for
+	if err = refused(err, budget); t.Done() == 0 && !lacking(err) {
+		return m, wrong(err) // groups get their names, and budgets their use, in the first step
 	}
 	return m, err
 }

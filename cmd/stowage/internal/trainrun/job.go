@@ -263,7 +263,7 @@ func (o *Options) memory(m Machine) (mem train.Memory, err error) {
 func byHand(mem train.Memory) error {
 	h := policy.Defaults()
 	h.OffloadModules, h.RecomputeModules, h.OffloadFraction = mem.Offload, mem.Recompute, mem.Fraction
-	if err := h.Check(layer.RowsGroup, "mamba_in", "mamba_scan"); err != nil {
+	if err := h.Check("qk_norm"); err != nil {
 		text := err.Error()
 		for _, list := range []string{"offload-modules", "recompute-modules", "activation-offload-fraction"} {
 			text = strings.ReplaceAll(text, list, "--"+list)
