@@ -16,7 +16,7 @@ import (
 )
 
 // A dry run has an answer for models that this machine could not hold, and for a GPU that
-// it does not have, and leaves nothing. SPEC S5.5, S6.3
+// it does not have, and leaves nothing. SPEC S6.1
 func TestTrainDryRun(t *testing.T) {
 	t.Chdir(t.TempDir())
 	line := "train --model mixtral-8x7b --bf16 --ep 2 --micro 1 --microbatches 1 --seq 1024 --device cuda --out run --dry-run"
@@ -42,7 +42,7 @@ func TestTrainDryRun(t *testing.T) {
 // The command of the README, with smaller batches: every policy comes to the same
 // parameters, the stash takes far less than static buffers, the budget is kept, and
 // memory is as predicted. Five steps are the fewest in which captured graphs are replayed.
-// SPEC S1.1, S4.6, S5.5
+// SPEC S1.1, S4.6, S5.5, S6.1
 func TestTrainDefault(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains the default model under all policies")

@@ -52,16 +52,25 @@ type OutlookRow struct {
 	Budget int64  `json:"budget_bytes,omitempty"`
 }
 
-// space is the addresses that the devices of a forecast share out, of each kind of memory: a
-// quarter of those that a process has on common machines, 2^47.
-const space device.Bytes = 1 << 45
+// space is the addresses that the devices of a forecast share out, of each kind of memory. A
+// process has 2^47 on common machines; activations reserve all of a device's, two pools of
+// sharded parameters as much each, and pages of rows some besides. Of 64 ranks each has
+// 512 GiB of device memory and 256 GiB of the host's, half of it if parameters are
+// sharded; of fewer each has more.
+var space = [device.Kinds]device.Bytes{device.Accel: 1 << 45, device.Host: 1 << 44}
 
 // foresee walks a run, whatever device it is for, on CPU devices that nothing but their
 // addresses limits: nobody touches them.
 func foresee(cfg train.Config) (train.Outlook, error) {
-	each := space / device.Bytes(cfg.Layout.Ranks())
+	each, parts := space, device.Bytes(cfg.Layout.Ranks())
+	if cfg.Sharding != nil {
+		parts *= 2
+	}
+	for k := range each {
+		each[k] /= parts
+	}
 	cfg.Device = func(int) (device.Device, error) {
-		d, err := cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{each, each}})
+		d, err := cpu.Open(cpu.Options{Capacity: each})
 		if err != nil {
 			return nil, err // and not a nil pointer as a device
 		}
@@ -89,7 +98,7 @@ func (j *Job) Forecast() (o Outlook, err error) {
 	o.Device, o.Host = most(f)
 	for _, r := range f.Ranks {
 		o.Ranks = append(o.Ranks, RankOutlook{
-			Rank: r.Rank, Stage: r.Stage, Replica: r.Replica, Device: int64(r.Device), Host: int64(r.Host), Owners: owners(r.Owners), Decision: r.Decision,
+			Rank: r.Rank, Stage: r.Stage, Replica: r.Replica, Device: int64(r.Device), Host: int64(r.Host), Owners: owners(r), Decision: r.Decision,
 		})
 	}
 	return o, nil
@@ -103,12 +112,14 @@ func most(f train.Outlook) (dev, host int64) {
 	return dev, host
 }
 
-// owners puts both kinds of memory of an owner into a line.
-func owners(list []device.OwnerUsage) (out []Owner) {
-	for _, u := range list {
-		i := slices.IndexFunc(out, func(o Owner) bool { return o.Owner == u.Owner })
+// owners puts both kinds of memory of an owner into a line. Pools have their rank in their
+// names, which is said already.
+func owners(r train.RankOutlook) (out []Owner) {
+	for _, u := range r.Owners {
+		name := strings.TrimPrefix(u.Owner, fmt.Sprintf("rank %d ", r.Rank))
+		i := slices.IndexFunc(out, func(o Owner) bool { return o.Owner == name })
 		if i < 0 {
-			i, out = len(out), append(out, Owner{Owner: u.Owner})
+			i, out = len(out), append(out, Owner{Owner: name})
 		}
 		if u.Kind == device.Accel {
 			out[i].Device = int64(u.Peak)

@@ -12,14 +12,18 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/residency"
 	"github.com/stowage-dev/stowage/stash"
 )
 
 // Before anything is trained the same is said of every policy, within 5 %, and of one of
-// them by owner; nothing is opened but devices without memory. SPEC S5.5
+// them by owner; nothing is opened but devices without memory. SPEC S6.1
 func TestForecast(t *testing.T) {
+	if testing.Short() {
+		t.Skip("searches for budgets, which takes long under the race detector")
+	}
 	few := func(o *Options) { // what leaves under a budget is searched for among all groups
 		o.Model.Keys["num_hidden_layers"], o.Model.Keys["first_k_dense_replace"], o.Model.Keys["num_nextn_predict_layers"] = 2, 0, 0
 	}
@@ -92,6 +96,17 @@ func TestWhoseError(t *testing.T) {
 		err := refused(fmt.Errorf("rank 3: %w", x.err), x.budget)
 		if isWrong(err) != x.user || !strings.HasPrefix(err.Error(), "rank 3: ") || !strings.Contains(err.Error(), x.say) {
 			t.Errorf("%v: it is the user's: %v, want %v", err, isWrong(err), x.user)
+		}
+	}
+	j := smallJob(t, func(o *Options) { o.Policy, o.Micro = "none", 64 })
+	for _, room := range []device.Bytes{64 << 10, 4 << 20} { // too little to begin, and for the first step
+		j.config.Device = func(int) (device.Device, error) {
+			return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{room, 1 << 30}})
+		}
+		var full *device.OutOfMemory
+		s, err := j.Run(context.Background(), "", false, NewProgress(io.Discard, false))
+		if !errors.As(err, &full) || isWrong(err) || s.Steps > 0 {
+			t.Errorf("on a device of %v: %v", room, err)
 		}
 	}
 }

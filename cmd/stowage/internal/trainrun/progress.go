@@ -87,7 +87,7 @@ func (p *Progress) settle() {
 	p.open = false
 }
 
-// Log is for warnings: each is shown once, whichever ranks have it.
+// Log is for warnings: each is shown once, whichever ranks have it and of what.
 func (p *Progress) Log() *slog.Logger { return slog.New(&warnings{p: p}) }
 
 // warnings is a log of sentences.
@@ -111,14 +111,16 @@ func (h *warnings) Handle(_ context.Context, r slog.Record) error {
 	if strings.HasPrefix(r.Message, "stash: ") {
 		return nil // pools that grow are how they find their size; reruns are counted in the lines
 	}
+	message := plain(r.Message)
+	what, _, _ := strings.Cut(message, ": ")
 	h.p.mu.Lock()
-	first := !h.p.seen[r.Message]
-	h.p.seen[r.Message] = true
+	first := !h.p.seen[what]
+	h.p.seen[what] = true
 	h.p.mu.Unlock()
 	if !first {
 		return nil
 	}
-	text := r.Message + h.attrs
+	text := message + h.attrs
 	r.Attrs(func(a slog.Attr) bool {
 		text += ", " + a.String()
 		return true
