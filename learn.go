@@ -210,7 +210,7 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	case r.cfg.Policy != nil:
 		pol = maps.Clone(r.cfg.Policy)
 	case r.cfg.ByHand != nil:
-		pol, err = r.cfg.ByHand.Policy(p, r.cfg.Rank)
+		pol, err = r.cfg.ByHand.Policy(p, r.cfg.Stage)
 	case r.cfg.Budget > 0:
 		return r.solve(p, l)
 	default:

@@ -130,7 +130,7 @@ func newLoop(dev device.Device, c loopConfig) (l *loop, err error) {
 	}
 	l.compute.Fill(l.seeds.All(), 0)
 	c.Device, c.Compute = dev, l.compute
-	c.Config.Rank = c.rank
+	c.Config.Rank, c.Config.Stage = c.rank, c.rank
 	if l.rt, err = Open(c.Config); err != nil {
 		return l, err
 	}

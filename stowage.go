@@ -87,7 +87,8 @@ type Config struct {
 	// taken; zero stands for the default.
 	Window int
 
-	Rank   int // of the pipeline, in messages and for amounts that differ by rank
+	Rank   int // in messages, summaries and traces
+	Stage  int // of the pipeline, for amounts that differ by its ranks
 	Reduce func(stash.Verdict) (stash.Verdict, error)
 	Log    *slog.Logger // nil is silent
 	Trace  trace.Sink   // nil is none

@@ -43,7 +43,7 @@ type ByHand struct {
 func Defaults() ByHand { return ByHand{OffloadFraction: 1, Margin: 1} }
 
 var (
-	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv", "mla_up_proj", "mlp", "router", "shared_experts", "mamba_in", "mamba_scan"}
+	offloadModules = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv", "mla_up_proj", "mlp", "router", "shared_experts", "mamba_in", "mamba_scan"}
 	// Of these, qkv_linear, attn_proj and router are groups that the field recomputes
 	// under the name of what makes them: layernorm and core_attn.
 	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc", "qkv_linear", "attn_proj", "router", "mamba_in", "mamba_scan"}

@@ -179,7 +179,7 @@ func (r *rank) openRuntime() error {
 	m := &r.cfg.Memory
 	c := stowage.Config{
 		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Places: places, Links: m.Links,
-		Rank: r.pp, Reduce: r.t.meet.reduce, Log: r.cfg.Log,
+		Rank: r.index, Stage: r.pp, Reduce: r.t.meet.reduce, Log: r.cfg.Log,
 	}
 	if r.cfg.Trace != nil {
 		c.Trace = r.cfg.Trace(r.index)

@@ -121,7 +121,7 @@ func (r *offloadRig) open() (err error) {
 		return err
 	}
 	r.kept = held(r.dev)
-	cfg := stowage.Config{Links: r.links, Rank: r.o.Step.Rank, NoRecompute: r.o.NoRecompute, Trace: &r.log}
+	cfg := stowage.Config{Links: r.links, Rank: r.o.Step.Rank, Stage: r.o.Step.Rank, NoRecompute: r.o.NoRecompute, Trace: &r.log}
 	r.budget = device.Bytes(r.o.Budget)
 	switch {
 	case r.o.Hand:
