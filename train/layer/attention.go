@@ -61,19 +61,9 @@ func (a *attention) Forward(p *Pass, x Mat) Mat {
 func (a *attention) forward(p *Pass, x Mat) Mat {
 	t, h := x.Rows, x.Cols
 	qw, _, width := a.widths()
-	p.save("attn_norm", x.t)
-	var xn, qkv, raw, o Mat
+	xn := a.norm.saved(p, "attn_norm", "qkv_linear", x)
+	var qkv, raw, o Mat
 	var lse *stowage.Tensor
-	p.run("qkv_linear", func(again bool) []*stowage.Tensor {
-		in := x.Matrix
-		if again {
-			g := p.load("attn_norm")
-			defer g.Done()
-			in = g.mat(0, p.Number, t, h)
-		}
-		xn = a.norm.forward(p, in)
-		return []*stowage.Tensor{xn.t}
-	})
 	if a.QKNorm {
 		p.run("qk_norm", func(again bool) []*stowage.Tensor {
 			raw = a.project(p, xn, again, "qkv_linear", width)

@@ -74,19 +74,9 @@ func (a *latent) Forward(p *Pass, x Mat) Mat {
 
 func (a *latent) forward(p *Pass, x Mat) Mat {
 	t, h := x.Rows, x.Cols
-	p.save("attn_norm", x.t)
-	var xn, down, qkv, o Mat
+	xn := a.norm.saved(p, "attn_norm", "qkv_linear", x)
+	var down, qkv, o Mat
 	var lse *stowage.Tensor
-	p.run("qkv_linear", func(again bool) []*stowage.Tensor {
-		in := x.Matrix
-		if again {
-			g := p.load("attn_norm")
-			defer g.Done()
-			in = g.mat(0, p.Number, t, h)
-		}
-		xn = a.norm.forward(p, in)
-		return []*stowage.Tensor{xn.t}
-	})
 	p.run("mla_up_proj", func(again bool) []*stowage.Tensor {
 		in := xn.Matrix
 		if again {

@@ -5,6 +5,7 @@ package layer
 import (
 	"fmt"
 
+	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/kernels/nn"
 )
 
@@ -39,6 +40,22 @@ type norm struct {
 func (n norm) forward(p *Pass, x nn.Matrix) Mat {
 	y := p.New(x.Rows, x.Cols)
 	nn.RMSNorm(p.S, nn.Norm{Y: y.Matrix, X: x, W: row(n.w()), Epsilon: n.epsilon})
+	return y
+}
+
+// saved saves x as one group and norm(x) as another, which can be computed again.
+func (n norm) saved(p *Pass, from, to string, x Mat) (y Mat) {
+	p.save(from, x.t)
+	p.run(to, func(again bool) []*stowage.Tensor {
+		in := x.Matrix
+		if again {
+			g := p.load(from)
+			defer g.Done()
+			in = g.mat(0, p.Number, x.Rows, x.Cols)
+		}
+		y = n.forward(p, in)
+		return []*stowage.Tensor{y.t}
+	})
 	return y
 }
 
