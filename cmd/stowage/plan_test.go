@@ -240,6 +240,20 @@ func TestPlanFlagsReadBack(t *testing.T) {
 	}
 }
 
+// The trainer takes the flags that are for it.
+func TestPlanFlagsTrain(t *testing.T) {
+	for _, line := range []string{"", " --budget 60GiB", " --graph attn moe_router --recompute layernorm --offload core_attn --fraction 0.5", " --graph moe --stash 1.5"} {
+		stdout, stderr, code := command(strings.Fields("plan --model tiny-moe --gpu h100 --gpus 4 --pp 2 --ep 2 --gbs 8 --seq 128 --flags stowage" + line)...)
+		if code != exitOK {
+			t.Fatalf("%q: code %d, errors %q", line, code, stderr)
+		}
+		words := strings.Fields(strings.TrimPrefix(stdout, "stowage "))
+		if _, stderr, code := command(append(words, "--dry-run")...); code != exitOK {
+			t.Errorf("%q: %s: code %d, errors %q", line, stdout, code, stderr)
+		}
+	}
+}
+
 func TestPlanPage(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.html")
 	stdout, stderr, code := command(strings.Fields(planJobs["plan-given"] + " --html " + file)...)
@@ -354,8 +368,8 @@ func TestPlanSharesByRank(t *testing.T) {
 				t.Errorf("megatron: %s, %q", f.Text, f.Notes)
 			}
 		case "stowage":
-			if !strings.Contains(f.Text, fmt.Sprintf("--activation-offload-fraction %g,%g,%g,%g", shares[0], shares[1], shares[2], shares[3])) {
-				t.Errorf("stowage: %s", f.Text)
+			if !strings.Contains(f.Text, fmt.Sprintf("--offload-fraction %g --budget 52GiB", slices.Max(shares))) || !slices.ContainsFunc(f.Notes, func(n string) bool { return strings.Contains(n, "the largest") }) {
+				t.Errorf("stowage: %s, %q", f.Text, f.Notes)
 			}
 		}
 	}

@@ -128,6 +128,6 @@ func flagsReport(s *plan.Setup) []page.Flags {
 	return []page.Flags{
 		{For: "megatron", Text: megatron.CommandLine(megatron.Flags(said)), Notes: notes},
 		{For: "maxtext", Text: strings.TrimRight(maxtext.Config(s), "\n"), Notes: []string{}},
-		{For: "stowage", Text: "stowage train " + strings.Join(config.TrainFlags(s), " "), Notes: []string{}},
+		{For: "stowage", Text: "stowage train " + strings.Join(config.TrainFlags(s), " "), Notes: config.TrainUnsaid(s)},
 	}
 }

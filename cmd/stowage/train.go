@@ -33,10 +33,10 @@ first steps said that it would be, time and result: parameters must be the same,
 bit, or the exit code is 1. Steps of all policies come in turn; a time is the middle of
 those over that of none in the same round. --steps is for each policy.
 
-With --policy P one run is trained for real. The flags under "Memory" change a
-policy, and name one where --policy is missing: --budget stands for budget, --graph for
-graphs, the others for stash. So do --out, --resume, --config, --save-every, --hold-out
-and --eval-every.
+With --policy P one run is trained for real. --budget, --graph, --offload-modules,
+--offload-fraction and --recompute-modules change a policy, and name one where --policy is
+missing: --budget stands for budget, --graph for graphs, the others for stash. So do --out,
+--resume, --config, --save-every, --keep, --hold-out and --eval-every.
 
 --dry-run says what memory would be taken and by whom, under one policy or under all of
 them. It trains and writes nothing and needs no GPU: the run's own code is walked on devices
@@ -50,8 +50,10 @@ Without --out nothing is written but what is printed. With it the folder gets
 config.yaml (all options, which --config reads), metrics.jsonl (a line a step),
 summary.json and checkpoints, of which the last two are kept (--keep). A run that was
 stopped, or killed at any moment, goes on with --out DIR --resume as if nothing had
-happened; its options are those of the folder, and flags change them. Ctrl-C finishes
-the step, saves, and leaves with code 130; a second one leaves at once.
+happened; its options are those of the folder, and flags change them, but not what numbers
+follow from: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the step,
+saves, and leaves with code 130; a second one leaves at once. Other codes are 0 for done, 1
+for failed, and 2 for a wrong command line or too small a budget.
 
 A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
 YAML. Text is bytes: a file, a folder, or else a book that is built in. Lists may have

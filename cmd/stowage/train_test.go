@@ -92,32 +92,35 @@ var (
 func trainErrors(t *testing.T, all *strings.Builder) {
 	words := inFolder(t)
 	for name, text := range map[string]string{
-		"short.txt": "hello", "key.yaml": "policy: stash\npolcy: none\n", "kind.yaml": "steps: many\n", "syntax.yaml": "a: [\n",
-		"bad.json": `{"model_type":`, "negative.json": `{"model_type":"mixtral","hidden_size":-3}`,
+		"short.txt": "hello", "key.yaml": "policy: stash\npolcy: none\n", "kind.yaml": "steps: many\n", "part.yaml": "steps: 2.5\n", "syntax.yaml": "a: [\n",
+		"bad.json": `{"model_type":`, "gelu.json": strings.Replace(smallModel, "{", `{"hidden_act":"gelu",`, 1), "negative.json": `{"model_type":"mixtral","hidden_size":-3}`,
 	} {
 		writeFile(t, name, text)
 	}
-	if err := os.Mkdir("empty", 0o755); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"empty", "mine"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
+	writeFile(t, "mine/config.yaml", "somebody: else\n")
 	before, err := filepath.Glob("*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
 		"--polcy none", "--policy nothing", "--policy budget", "fast", "--offload-modules", "--aux-loss much",
-		"--model nope.json", "--model bad.json", "--model negative.json", "--model gpt-oss-20b",
-		"--config key.yaml", "--config kind.yaml", "--config syntax.yaml", "--config nope.yaml",
+		"--model nope.json", "--model bad.json", "--model gelu.json", "--model empty", "--model negative.json", "--model gpt-oss-20b",
+		"--config key.yaml", "--config kind.yaml", "--config part.yaml", "--config syntax.yaml", "--config nope.yaml",
 		"--pp 3", "--ep 3", "--dp 3 --ep 2", "--vpp 2", "--model tiny-dense --ep 2",
 		"--data empty", "--data short.txt", "--data nope",
-		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--prefetch 0", "--capacity-factor -1",
+		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--beta1 2", "--prefetch 0", "--capacity-factor -1",
 		"--budget 60", "--budget -1MiB", "--budget 1KiB --out q", "--offload-fraction 2 --out q",
 		"--offload-modules core_atn", "--offload-modules qk_norm --out q", "--offload-modules core_attn --recompute-modules core_attn",
 		"--graph atn", "--graph attn moe", "--graph full_iteration", "--policy none --graph attn --out q",
 		"--pool maximum", "--dispatch rings", "--device gpu",
 		"--hold-out 1", "--hold-out -0.1", "--eval-every 3", "--hold-out 0.5 --eval-every -1", "--hold-out 1e-9", "--hold-out 0.0001 --seq 128", "--hold-out 0.9999 --seq 128",
 		"--budget 260KiB --out q", "--budget 260KiB --dry-run", "--dry-run --pp 3",
-		"--policy stash --out small.json", "--policy stash --out short.txt/x", "--resume", "--out q --resume",
+		"--policy stash --out small.json", "--policy stash --out short.txt/x", "--policy stash --out mine", "--resume", "--out q --resume",
 	} {
 		stdout, stderr, code := command(strings.Fields(words + line)...)
 		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -191,6 +194,47 @@ func TestTrainResumes(t *testing.T) {
 	copied := trained(t, "train --config parts/config.yaml --steps 6 --policy none --offload-modules= --recompute-modules=")
 	if copied.Sum != whole.Sum {
 		t.Errorf("from its configuration it came to %+v", copied)
+	}
+}
+
+// What the trainer does not use of a model is said.
+func TestTrainWarnsOfKeys(t *testing.T) {
+	words := inFolder(t)
+	writeFile(t, "small.json", strings.Replace(smallModel, "{", `{"rope_scaling":{"rope_type":"yarn"},"attention_dropout":0.1,"router_jitter_noise":0.0,`, 1))
+	const want = "warning: the trainer does not use rope_scaling, attention_dropout of the model\n"
+	if _, stderr, code := command(strings.Fields(words + "--policy none --dry-run")...); code != exitOK || stderr != want {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
+}
+
+// Numbers that are none end a run in a sentence.
+func TestTrainDiverges(t *testing.T) {
+	words := inFolder(t)
+	for _, line := range []string{"--policy none --out run", "--steps 9"} {
+		stdout, stderr, code := command(strings.Fields(words + "--lr 1e30 --warm-up 0 --json " + line)...)
+		if last := stderr[strings.LastIndex(strings.TrimSpace(stderr), "\n")+1:]; code != exitFailure || stdout != "" || !strings.Contains(last, "--lr") {
+			t.Errorf("%s: code %d, output %q, errors %q", line, code, stdout, stderr)
+		}
+	}
+}
+
+// A resume that is refused leaves the options of the run as they were.
+func TestTrainRefusedResume(t *testing.T) {
+	words := inFolder(t)
+	trained(t, words+"--policy stash --steps 2 --out run")
+	before, err := os.ReadFile("run/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, budget := range []string{"1KiB", "260KiB"} {
+		_, stderr, code := command(strings.Fields("train --out run --resume --steps 3 --budget " + budget)...)
+		after, err := os.ReadFile("run/config.yaml")
+		if code != exitUsage || err != nil || string(after) != string(before) {
+			t.Errorf("%s: code %d, errors %q; the options are %q, %v", budget, code, stderr, after, err)
+		}
+	}
+	if s := trained(t, "train --out run --resume --steps 3"); s.Steps != 3 {
+		t.Errorf("%+v", s)
 	}
 }
 

@@ -29,7 +29,7 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.out, "out", "", "`folder` for the run's configuration, metrics, summary and checkpoints")
 	fs.BoolVar(&f.resume, "resume", false, "go on with the run in --out")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "say what memory the run would take, by rank and owner, and train nothing")
-	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags come before it")
+	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags win over it")
 	f.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
 	cmd.SetUsageTemplate(strings.Replace(usageTemplate, flagsTemplate, flagSections(fs, trainSections, "Other"), 1))

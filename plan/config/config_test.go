@@ -235,7 +235,7 @@ func TestTrainFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "--model mixtral-8x7b --pp 2 --vpp 2 --ep 4 --dp 8 --microbatches 8 --recompute-modules layernorm --offload-modules moe_act,core_attn --activation-offload-fraction 0.5 --graph attn --budget 1073741824"
+	want := "--model mixtral-8x7b --pp 2 --vpp 2 --ep 4 --dp 8 --micro 1 --seq 4096 --microbatches 8 --bf16 --policy stash --recompute-modules layernorm --offload-modules moe_act,core_attn --offload-fraction 0.5 --graph attn --budget 1GiB"
 	if got := strings.Join(TrainFlags(s), " "); got != want {
 		t.Errorf("flags are %s\nwant %s", got, want)
 	}
@@ -252,5 +252,6 @@ func FuzzSettings(f *testing.F) {
 			return
 		}
 		TrainFlags(s)
+		TrainUnsaid(s)
 	})
 }

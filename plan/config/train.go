@@ -1,16 +1,17 @@
-// This file owns the flags of `stowage train` for a setup.
+// This file owns the flags of `stowage train` for a setup, and what they cannot say.
 
 package config
 
 import (
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// TrainFlags are the arguments that ask `stowage train` for a setup. Its ranks
-// divide pipeline, experts and data; tensor and context parallelism it has not.
+// TrainFlags are the arguments that ask `stowage train` for a setup; see [TrainUnsaid].
 func TrainFlags(s *plan.Setup) []string {
 	l, out := s.Layout, []string{}
 	set := func(name string, values ...string) { out = append(append(out, "--"+name), values...) }
@@ -22,41 +23,35 @@ func TrainFlags(s *plan.Setup) []string {
 	if l.VPP > 1 {
 		count("vpp", l.VPP)
 	}
-	if l.EP > 1 {
-		count("ep", l.EP)
-	}
+	count("ep", l.EP)
 	count("dp", l.DP())
+	count("micro", s.Batch.Micro)
+	count("seq", s.Batch.Seq)
 	count("microbatches", s.Batch.Global/(s.Batch.Micro*l.DP()))
+	if s.Precision.Params != plan.FP32 {
+		set("bf16")
+	}
+	scopes := trainScopes(s)
+	if len(s.Stash.Modules) > 0 || len(scopes) > 0 {
+		set("policy", "stash")
+	} else {
+		set("policy", "none") // exact sizes, as the planner has them
+	}
 	if len(s.Recompute.Modules) > 0 {
 		set("recompute-modules", strings.Join(s.Recompute.Modules, ","))
 	}
 	if o := s.Offload; len(o.Modules) > 0 {
 		set("offload-modules", strings.Join(o.Modules, ","))
-		switch {
-		case len(o.Fractions) > 0:
-			var list []string // by pipeline rank
-			for _, f := range o.Fractions {
-				list = append(list, strconv.FormatFloat(f, 'g', -1, 64))
-			}
-			set("activation-offload-fraction", strings.Join(list, ","))
-		case o.Fraction > 0 && o.Fraction < 1:
-			set("activation-offload-fraction", strconv.FormatFloat(o.Fraction, 'g', -1, 64))
+		share := o.Fraction
+		if len(o.Fractions) > 0 {
+			share = slices.Max(o.Fractions) // one for all ranks: what the fullest needs
 		}
-		if o.MinElements > 0 {
-			set("min-offloaded-tensor-size", strconv.FormatInt(o.MinElements, 10))
-		}
-		if o.Delta > 0 {
-			set("delta-offload-bytes-across-pp-ranks", strconv.FormatInt(o.Delta, 10))
-		}
-		if o.MaxInflight > 0 {
-			count("fine-grained-offloading-max-inflight-offloads", o.MaxInflight)
+		if share > 0 && share < 1 {
+			set("offload-fraction", strconv.FormatFloat(share, 'g', -1, 64))
 		}
 	}
-	if len(s.Stash.Modules) > 0 {
-		set("stash-modules", strings.Join(s.Stash.Modules, ","))
-	}
-	if len(s.Graph.Scopes) > 0 {
-		set("graph", strings.Join(s.Graph.Scopes, ","))
+	if len(scopes) > 0 {
+		set("graph", strings.Join(scopes, ","))
 	}
 	if l.FSDP.Shard == plan.ShardParameters {
 		pool := l.FSDP.Pool
@@ -66,7 +61,50 @@ func TrainFlags(s *plan.Setup) []string {
 		set("pool", pool)
 	}
 	if s.Budget > 0 {
-		set("budget", strconv.FormatInt(s.Budget, 10))
+		set("budget", trainSize(s.Budget))
+	}
+	return out
+}
+
+// trainScopes are the captured scopes that the trainer has.
+func trainScopes(s *plan.Setup) (out []string) {
+	for _, name := range s.Graph.Scopes {
+		if name != "moe" && (name != "full_iteration" || s.Layout.World == 1) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// trainSize writes a size with the largest unit that divides it.
+func trainSize(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB"}
+	for len(units) > 1 && n%1024 == 0 {
+		n, units = n/1024, units[1:]
+	}
+	return fmt.Sprintf("%d%s", n, units[0])
+}
+
+// TrainUnsaid are the things that `stowage train` cannot be asked for, a sentence each.
+func TrainUnsaid(s *plan.Setup) []string {
+	l, o, out := s.Layout, s.Offload, []string{}
+	for _, c := range []struct {
+		lost bool
+		text string
+	}{
+		{l.TP > 1 || l.CP > 1 || l.ETP > 1, "stowage train has no tensor and no context parallelism; the flags leave them out"},
+		{len(s.Model.Layers)%(l.PP*l.VPP) != 0, "stowage train gives every stage as many layers as the next; choose a --pp that divides them"},
+		{s.Precision.Params == plan.FP16 || s.Precision.Compute > plan.FP16, "stowage train computes in bf16 or fp32; the flags ask for bf16"},
+		{l.FSDP.Shard == plan.ShardOptimizer || l.FSDP.Shard == plan.ShardGradients, "stowage train shards parameters (--pool) or nothing; with the flags every replica has the whole optimiser"},
+		{s.Recompute.Full, "stowage train recomputes modules, not whole layers; the flags recompute nothing, --budget would choose"},
+		{len(o.Fractions) > 0, "stowage train has one --offload-fraction for every rank; the flags have the largest"},
+		{o.Layers > 0, "stowage train offloads modules, not whole layers; the flags offload none of those"},
+		{o.Delta > 0 || o.MaxInflight > 0, "stowage train moves the same share on every rank and bounds copies by itself"},
+		{len(trainScopes(s)) < len(s.Graph.Scopes), "stowage train captures attn, mlp and moe_router, and full_iteration on one rank; the flags leave the others out"},
+	} {
+		if c.lost {
+			out = append(out, c.text)
+		}
 	}
 	return out
 }

@@ -190,7 +190,7 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 	if ctx.Err() != nil {
 		return Interrupted{}
 	}
-	if c.last, err = step(c.t, c.budget); err != nil {
+	if c.last, err = step(c.t, c.budget, c.t.Done() == 0); err != nil {
 		return fmt.Errorf("policy %s: %w", c.name, err)
 	}
 	p.step(c.name, c.last, of, nil)

@@ -6,6 +6,7 @@ package trainrun
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 
@@ -31,8 +32,14 @@ func wrong(err error) error {
 	return Wrong{errors.New(plain(err.Error()))}
 }
 
-// plain is an error without the names of packages.
-func plain(text string) string { return packages.ReplaceAllString(text, "$1") }
+// plain is an error without the names of packages, and with those of flags.
+func plain(text string) string {
+	text = packages.ReplaceAllString(text, "$1")
+	return pages.ReplaceAllString(text, "of the $1 that parameters leave of --budget; raise it, or make microbatches smaller")
+}
+
+// pages finds what a runtime says of its budget, which is not the user's.
+var pages = regexp.MustCompile(`of a budget of ([0-9.]+ \w+); raise the budget, or give the stash less`)
 
 var packages = regexp.MustCompile(`(^|\s)(?:(?:train|layer|policy|stowage|bucket|capture|offload|stash|schedule|data|comm|fsdp): )+`)
 
@@ -75,16 +82,27 @@ func lacking(err error) bool {
 	return errors.As(err, &unsupported) || errors.As(err, &full) || errors.As(err, &driver)
 }
 
-// step does a step under a budget, or none.
-func step(t *train.Trainer, budget device.Bytes) (train.Metrics, error) {
+// step does a step under a budget, or none; fresh is the first of a trainer.
+func step(t *train.Trainer, budget device.Bytes, fresh bool) (train.Metrics, error) {
 	m, err := t.Step()
 	if err == nil {
-		return m, nil
+		return m, diverged(m)
 	}
-	if err = refused(err, budget); t.Done() == 0 && !lacking(err) {
+	if err = refused(err, budget); fresh && !lacking(err) {
 		return m, wrong(err) // groups get their names, and budgets their use, in the first step
 	}
 	return m, err
+}
+
+// diverged is the end of a run whose parameters are no numbers any more. The trainer
+// looks at the loss, which can be one for a step longer.
+func diverged(m train.Metrics) error {
+	for _, x := range []float64{m.Loss, m.Aux, m.Norm} {
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return fmt.Errorf("training has diverged in step %d: the loss is %.4g, that of routers %.4g, the norm of gradients %.4g; begin anew with a lower --lr", m.Step+1, m.Loss, m.Aux, m.Norm)
+		}
+	}
+	return nil
 }
 
 // refused is an error of a step. A budget that turned out to be too small is the

@@ -36,6 +36,7 @@ type folder struct {
 	metrics *os.File
 	last    float64  // the loss of the last step in it
 	made    []string // folders and files that were not there before, the innermost last
+	before  []byte   // the options that were there
 }
 
 // openFolder makes what is missing, takes the lock, writes the options and cuts the
@@ -63,10 +64,31 @@ func openFolder(dir string, o *Options, done int, warn func(string)) (f *folder,
 	if err != nil {
 		return f, err
 	}
-	if err := replace(filepath.Join(dir, configName), text); err != nil {
+	file := filepath.Join(dir, configName)
+	if f.before, err = os.ReadFile(file); err != nil && exists(file) {
+		return f, fmt.Errorf("%s cannot be read: %w", file, pathless(err))
+	}
+	if err := replace(file, text); err != nil {
 		return f, err
 	}
 	return f, f.openMetrics(done)
+}
+
+// foreign names a file in a folder that has a name of a run's, but is not one's.
+func foreign(dir string) string {
+	text, err := os.ReadFile(filepath.Join(dir, configName))
+	switch {
+	case err == nil && bytes.HasPrefix(text, []byte(configHead)):
+		return "" // all of them are
+	case exists(filepath.Join(dir, configName)):
+		return configName
+	}
+	for _, name := range []string{metricsName, summaryName} {
+		if exists(filepath.Join(dir, name)) {
+			return name
+		}
+	}
+	return ""
 }
 
 func exists(path string) bool {
@@ -138,8 +160,12 @@ func replace(path string, text []byte) error {
 	return nil
 }
 
-// undo removes what was made, after a failure before the first step.
+// undo removes what was made and puts back the options that were there, after a failure
+// before the first step.
 func (f *folder) undo() {
+	if f.before != nil {
+		_ = replace(filepath.Join(f.dir, configName), f.before) // the failure is what is told
+	}
 	f.close()
 	for i := len(f.made) - 1; i >= 0; i-- {
 		os.Remove(f.made[i]) // a folder with something else in it stays

@@ -58,6 +58,9 @@ func (j *Job) make(m Machine, log *slog.Logger) (err error) {
 	if c.Model, c.Settings, err = o.Model.resolve(); err != nil {
 		return err
 	}
+	if names := o.Model.unused(); len(names) > 0 && log != nil {
+		log.Warn("the trainer does not use " + strings.Join(names, ", ") + " of the model")
+	}
 	o.choose(c.Model)
 	c.Layout = train.Layout{PP: o.PP, VPP: o.VPP, EP: o.EP, DP: o.DP}
 	c.Batch = train.Batch{Micro: o.Micro, Seq: o.Seq, Microbatches: o.Microbatches}
@@ -161,6 +164,11 @@ func (o *Options) check() error {
 		return fmt.Errorf("--hold-out %g must be a share from 0 to below 1, such as 0.1", o.HoldOut)
 	case o.EvalEvery > 0 && o.HoldOut == 0:
 		return fmt.Errorf("--eval-every %d has nothing to evaluate on; hold out a part of the text, such as --hold-out 0.1", o.EvalEvery)
+	}
+	for name, beta := range map[string]float64{"beta1": o.Beta1, "beta2": o.Beta2} {
+		if !(beta >= 0 && beta < 1) {
+			return fmt.Errorf("--%s %g must lie from 0 to below 1", name, beta)
+		}
 	}
 	if o.AuxLoss != nil && !(*o.AuxLoss >= 0 && *o.AuxLoss < math.MaxFloat32) {
 		return fmt.Errorf("--aux-loss %g must not be negative", *o.AuxLoss)

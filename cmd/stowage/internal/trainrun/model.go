@@ -64,10 +64,12 @@ func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
 	set := layer.DefaultSettings()
 	if s.Keys == nil && !s.isFile() {
 		m, err := model.Preset(s.Name)
-		if err != nil {
+		switch {
+		case err == nil:
+			return m, set, nil
+		case s.Name == "" || !exists(s.Name):
 			return nil, set, fmt.Errorf("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
-		}
-		return m, set, nil
+		} // a file or folder of that name
 	}
 	from := "the model in the configuration"
 	if s.Keys == nil {
@@ -95,7 +97,7 @@ func (s *ModelSpec) load() error {
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("--model %s cannot be read: %w", s.Name, pathless(err))
+		return fmt.Errorf("--model %s cannot be read: %w", file, pathless(err))
 	}
 	keys := map[string]any{}
 	// Python writes NaN into such files, which is no JSON, but YAML.
@@ -153,13 +155,40 @@ func (s *ModelSpec) settings(set *layer.Settings) (err error) {
 		}
 	}
 	number(func(v float64) { set.Epsilon = float32(v) }, "rms_norm_eps", "layer_norm_epsilon", "norm_eps")
+	if keys, ok := s.Keys["rope_parameters"].(map[string]any); ok && s.Keys["rope_theta"] == nil && keys["rope_theta"] != nil {
+		s.Keys["rope_theta"] = keys["rope_theta"] // where newer files have it
+	}
 	number(func(v float64) { set.Theta = v }, "rope_theta")
 	number(func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
 	number(func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
 	if v, ok := s.Keys["norm_topk_prob"].(bool); ok {
 		set.Routing.Normalise = v
 	}
+	for _, name := range []string{"hidden_act", "hidden_activation"} {
+		if v, ok := s.Keys[name].(string); ok && v != "silu" && v != "swish" {
+			err = errors.Join(err, fmt.Errorf("%s of the model is %.40q, and the trainer has silu alone; choose another model, or plan it with `stowage plan`", name, v))
+		}
+	}
 	return err
+}
+
+// unused are the keys that would change the numbers, and that the trainer has nothing for.
+func (s *ModelSpec) unused() (names []string) {
+	for _, name := range []string{"rope_scaling", "rope_parameters"} {
+		keys, _ := s.Keys[name].(map[string]any)
+		for _, kind := range []string{"rope_type", "type"} {
+			if v, ok := keys[kind].(string); ok && v != "default" {
+				names = append(names, name)
+				break
+			}
+		}
+	}
+	for _, name := range []string{"attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"} {
+		if v, ok := s.Keys[name]; ok && v != nil && fmt.Sprint(v) != "0" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // pathless is an error of the file system without the name, which the sentence has

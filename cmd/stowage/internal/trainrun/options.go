@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
 	"strings"
@@ -122,7 +123,10 @@ func (o *Options) parse(file string, text []byte) (err error) {
 	}
 	err = yaml.UnmarshalWithOptions(text, o, yaml.Strict())
 	var said yaml.Error
-	if !errors.As(err, &said) {
+	switch {
+	case err == nil:
+		return fractions(file, text)
+	case !errors.As(err, &said):
 		return err
 	}
 	at := file
@@ -139,6 +143,22 @@ func (o *Options) parse(file string, text []byte) (err error) {
 	}
 	message, _, _ := strings.Cut(said.GetMessage(), "\n")
 	return fmt.Errorf("%s: %s", at, message)
+}
+
+// fractions refuses numbers with one where whole ones belong; the parser cuts them off.
+func fractions(file string, text []byte) error {
+	given := map[string]any{}
+	if yaml.Unmarshal(text, &given) != nil {
+		return nil // the options could be read
+	}
+	for f := range reflect.TypeFor[Options]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		x, ok := given[name].(float64)
+		if k := f.Type.Kind(); ok && (k == reflect.Int || k == reflect.Uint64) && x != math.Trunc(x) {
+			return fmt.Errorf("%s: %s is %g, where a whole number belongs", file, name, x)
+		}
+	}
+	return nil
 }
 
 // kindWord names a type for those who do not write this program.
@@ -179,11 +199,14 @@ func meant(word string, known []string) string {
 	return fmt.Sprintf(" (did you mean %s?)", best)
 }
 
+// configHead is how the options of a run begin on disk.
+const configHead = "# A run of stowage train; --config reads it.\n"
+
 // Text is the options as YAML, which Read reads.
 func (o *Options) Text() ([]byte, error) {
 	text, err := yaml.Marshal(o)
 	if err != nil {
 		return nil, fmt.Errorf("the options cannot be written: %w", err)
 	}
-	return append([]byte("# A run of stowage train; --config reads it.\n"), text...), nil
+	return append([]byte(configHead), text...), nil
 }

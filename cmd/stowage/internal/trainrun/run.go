@@ -149,6 +149,9 @@ func (j *Job) begin(dir string, resume bool, p *Progress) (*checkpoint.Checkpoin
 	if len(steps) > 0 {
 		return nil, Wrong{fmt.Errorf("--out %s holds a run of %d steps already; use --resume to go on with it, or another --out", dir, steps[len(steps)-1])}
 	}
+	if name := foreign(dir); name != "" {
+		return nil, Wrong{fmt.Errorf("--out %s has a %s that no run wrote; give another folder, or move the file", dir, name)}
+	}
 	return nil, nil
 }
 
@@ -157,9 +160,9 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 	o := &r.Options
 	stopped := false
 	for r.t.Done() < o.Steps && !stopped {
-		m, err := step(r.t, r.config.Memory.Budget)
+		m, err := step(r.t, r.config.Memory.Budget, r.out.Tokens == 0)
 		if err != nil {
-			if fresh && r.folder != nil && (r.t.Done() == 0 || r.saved < 0 && isWrong(err)) {
+			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saved < 0 && isWrong(err)) {
 				r.folder.undo()
 				r.folder = nil
 			}
@@ -254,7 +257,11 @@ func (r *run) finish(finished bool) (err error) {
 
 // Text shows what a run came to.
 func (s Summary) Text(w io.Writer, dir string) {
-	fmt.Fprintf(w, "%s under %s: %d steps, loss %.4f, ", s.Model, s.Policy, s.Steps, s.Loss)
+	steps := "steps"
+	if s.Steps == 1 {
+		steps = "step"
+	}
+	fmt.Fprintf(w, "%s under %s: %d %s, loss %.4f, ", s.Model, s.Policy, s.Steps, steps, s.Loss)
 	if s.Eval != nil {
 		fmt.Fprintf(w, "on held-out text %.4f, ", *s.Eval)
 	}
