@@ -106,6 +106,9 @@ func (s *ModelSpec) load() error {
 			return fmt.Errorf("--model %s is neither the config.json of a model nor the same in YAML", s.Name)
 		}
 	}
+	if len(keys) == 0 { // an empty file, or null
+		return fmt.Errorf("--model %s says nothing; give the config.json of a model, or the same keys in YAML", s.Name)
+	}
 	keys = whole(keys).(map[string]any)
 	if name, _ := keys[nameKey].(string); name == "" {
 		keys[nameKey] = strings.TrimSuffix(filepath.Base(s.Name), filepath.Ext(s.Name))

@@ -376,3 +376,17 @@ func TestFirst(t *testing.T) {
 type plainError string
 
 func (e plainError) Error() string { return string(e) }
+
+// A file without keys is refused in a sentence.
+func TestModelFilesThatSayNothing(t *testing.T) {
+	for _, text := range []string{"", "null", "{}", "# nothing\n"} {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		spec := ModelSpec{Name: file}
+		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "says nothing") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
