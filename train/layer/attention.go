@@ -52,10 +52,7 @@ func (a *attention) widths() (q, kv, all int) {
 
 // Forward makes the layer's residual stream after attention.
 func (a *attention) Forward(p *Pass, x Mat) Mat {
-	h := x.Cols
-	return p.Wrap(p.scope(capture.Attn, func() []*stowage.Tensor {
-		return []*stowage.Tensor{a.forward(p, x).t}
-	})[0], h)
+	return p.within(capture.Attn, x.Cols, func() Mat { return a.forward(p, x) })
 }
 
 func (a *attention) forward(p *Pass, x Mat) Mat {
@@ -155,10 +152,7 @@ func (a *attention) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention
 
 // Backward makes the gradient of what the layer got.
 func (a *attention) Backward(p *Pass, dy Mat) Mat {
-	h := dy.Cols
-	return p.Wrap(p.scope(capture.Attn, func() []*stowage.Tensor {
-		return []*stowage.Tensor{a.backward(p, dy).t}
-	})[0], h)
+	return p.within(capture.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
 }
 
 func (a *attention) backward(p *Pass, dy Mat) Mat {

@@ -62,7 +62,7 @@ func newDense(u *Unit, width int, s Settings) *dense {
 
 // Forward makes the residual stream after the part.
 func (d *dense) Forward(p *Pass, x Mat) Mat {
-	return p.Wrap(p.scope(capture.MLP, func() []*stowage.Tensor {
+	return p.within(capture.MLP, x.Cols, func() Mat {
 		p.save("mlp_norm", x.t)
 		var xn, h Mat
 		p.run("mlp", func(again bool) []*stowage.Tensor {
@@ -80,14 +80,14 @@ func (d *dense) Forward(p *Pass, x Mat) Mat {
 		y := p.New(x.Rows, x.Cols)
 		d.output(p, y.Matrix, h.Matrix, x.Matrix)
 		h.Free()
-		return []*stowage.Tensor{y.t}
-	})[0], x.Cols)
+		return y
+	})
 }
 
 // Backward makes the gradient of what the part got.
 func (d *dense) Backward(p *Pass, dy Mat) Mat {
 	t, c := dy.Rows, dy.Cols
-	return p.Wrap(p.scope(capture.MLP, func() []*stowage.Tensor {
+	return p.within(capture.MLP, c, func() Mat {
 		g := p.load("mlp")
 		dxn := p.New(t, c)
 		d.gated.backward(p, dxn.Matrix, g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, 2*d.width), dy.Matrix, nn.Matrix{})
@@ -97,6 +97,6 @@ func (d *dense) Backward(p *Pass, dy Mat) Mat {
 		d.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, c), dxn.Matrix, dy.Matrix)
 		x.Done()
 		dxn.Free()
-		return []*stowage.Tensor{dx.t}
-	})[0], c)
+		return dx
+	})
 }

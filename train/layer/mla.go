@@ -66,10 +66,7 @@ func newMLA(u *Unit, a model.MLA, s Settings, table device.Range) part {
 
 // Forward makes the layer's residual stream after attention.
 func (a *latent) Forward(p *Pass, x Mat) Mat {
-	h := x.Cols
-	return p.Wrap(p.scope(capture.Attn, func() []*stowage.Tensor {
-		return []*stowage.Tensor{a.forward(p, x).t}
-	})[0], h)
+	return p.within(capture.Attn, x.Cols, func() Mat { return a.forward(p, x) })
 }
 
 func (a *latent) forward(p *Pass, x Mat) Mat {
@@ -212,10 +209,7 @@ func (a *latent) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
 
 // Backward makes the gradient of what the layer got.
 func (a *latent) Backward(p *Pass, dy Mat) Mat {
-	h := dy.Cols
-	return p.Wrap(p.scope(capture.Attn, func() []*stowage.Tensor {
-		return []*stowage.Tensor{a.backward(p, dy).t}
-	})[0], h)
+	return p.within(capture.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
 }
 
 func (a *latent) backward(p *Pass, dy Mat) Mat {

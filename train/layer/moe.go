@@ -162,9 +162,7 @@ func (m *mixture) Backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
 	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix)
-	dx := p.Wrap(p.scope(capture.MoERouter, func() []*stowage.Tensor {
-		return []*stowage.Tensor{m.back(p, dy, dxn.Matrix, dweight.Range()).t}
-	})[0], dy.Cols)
+	dx := p.within(capture.MoERouter, dy.Cols, func() Mat { return m.back(p, dy, dxn.Matrix, dweight.Range()) })
 	dweight.Free()
 	dxn.Free()
 	return dx

@@ -155,6 +155,11 @@ func (p *Pass) scope(scope capture.Scope, body func() []*stowage.Tensor) []*stow
 	return out
 }
 
+// within is scope for a part that hands on one matrix of so many columns.
+func (p *Pass) within(scope capture.Scope, cols int, body func() Mat) Mat {
+	return p.Wrap(p.scope(scope, func() []*stowage.Tensor { return []*stowage.Tensor{body().t} })[0], cols)
+}
+
 // Check refuses shapes that no pass can have.
 func (s Shape) Check() error {
 	if s.Batch <= 0 || s.Seq <= 0 {
