@@ -15,7 +15,6 @@ import (
 	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/residency"
 	"github.com/stowage-dev/stowage/stash"
-	"github.com/stowage-dev/stowage/trace"
 )
 
 // says tells whether a sentence has all of some words.
@@ -184,60 +183,6 @@ func TestErrorsInBodies(t *testing.T) {
 				}
 				return nil
 			})
-		}
-	}
-}
-
-// events is a sink that keeps everything.
-type events []trace.Event
-
-func (e *events) Emit(x trace.Event) { *e = append(*e, x) }
-
-// SPEC S6.5: events of a step balance: what left comes back or the step ends, and
-// the bytes in use are those that the events add up to.
-func TestTraceBalances(t *testing.T) {
-	for _, set := range []capture.Set{0, scopes} {
-		var log events
-		c := on(1, Config{Trace: &log, Scopes: set, ByHand: change(hand("core_attn", "expert_fc1"), func(h *policy.ByHand) { h.RecomputeModules = []string{"mlp"} })})
-		var s Summary
-		must(t, c, func(l *loop, rng *rand.Rand) error {
-			err := l.train(4, rng)
-			s = l.rt.Summary(l.key())
-			return err
-		})
-		host, peak, depth, seen := int64(0), int64(0), 0, map[trace.What]int{}
-		for i, e := range log {
-			seen[e.What]++
-			switch e.What {
-			case trace.Begin:
-				depth, host = depth+1, 0
-			case trace.End:
-				depth--
-			case trace.Leave:
-				host += round(e.Bytes)
-			case trace.Return:
-				host -= round(e.Bytes)
-			case trace.Decide:
-				continue
-			}
-			if peak = max(peak, e.Device); depth < 0 || depth > 1 || (e.What == trace.Save || e.What == trace.Load || e.What == trace.Release) && e.Host > host {
-				t.Fatalf("event %d, %+v: %d bytes left, depth %d", i, e, host, depth)
-			}
-			if e.Step == 0 || e.Rank != c.rank {
-				t.Fatalf("event %d has no step or rank: %+v", i, e)
-			}
-		}
-		if seen[trace.Save] != seen[trace.Load] || seen[trace.Load] != seen[trace.Release] || seen[trace.Begin] != 4 || seen[trace.End] != 4 {
-			t.Errorf("%v: %v", set, seen)
-		}
-		if seen[trace.Recompute] == 0 || seen[trace.Decide] != 1 || seen[trace.Leave] == 0 || seen[trace.Return] == 0 {
-			t.Errorf("%v: %v", set, seen)
-		}
-		if set != 0 && (seen[trace.Capture] == 0 || seen[trace.Capture] != s.Graphs.Captures || seen[trace.Replay] != s.Graphs.Replays) {
-			t.Errorf("%v: %v, %+v", set, seen, s.Graphs)
-		}
-		if peak < int64(s.Device) {
-			t.Errorf("the events' peak is %d, the step's %d", peak, s.Device)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func (r *Runtime) learn(key Key, l *learned) error {
 	l.largest = p
 	l.takes(d)
 	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", device.Bytes(d.Budget), "moved", device.Bytes(d.Forecast.Counts.OutBytes), "nothing_to_do", d.Nothing)
-	r.emit(trace.Event{What: trace.Decide, Bytes: d.Forecast.Counts.OutBytes, Device: d.Forecast.Extent, Host: d.Forecast.Host})
+	r.emit(trace.Event{What: trace.Decide, Bytes: d.Forecast.Counts.OutBytes, Offset: d.Forecast.Extent})
 	return r.off.Prepare(device.Bytes(d.Forecast.Extent)-r.base(), device.Bytes(d.Forecast.Host))
 }
 
@@ -211,6 +211,13 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 		pol = maps.Clone(r.cfg.Policy)
 	case r.cfg.ByHand != nil:
 		pol, err = r.cfg.ByHand.Policy(p, r.cfg.Stage)
+	case r.cfg.Names != nil:
+		pol = policy.Policy{}
+		for u, f := range p.Units {
+			if f.CanOffload {
+				pol[u] = r.cfg.Names[u.Name]
+			}
+		}
 	case r.cfg.Budget > 0:
 		return r.solve(p, l)
 	default:
@@ -266,6 +273,9 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		return nil, nil
 	case err != nil:
 		return nil, err
+	}
+	if r.cfg.Lend != nil && d.Plan != nil {
+		d.Plan.Device = int64(r.cfg.Budget) // the account itself has no limit
 	}
 	d.Rank = r.cfg.Rank
 	redo := func(u policy.Unit) bool { return d.Policy[u] == policy.Recompute }
@@ -342,14 +352,18 @@ func (r *Runtime) restrict(p *policy.Profile) {
 
 // choiceByName is the user's choice for a group before its first step is over.
 func (r *Runtime) choiceByName(id GroupID) policy.Choice {
-	if r.cfg.Policy != nil {
+	switch {
+	case r.cfg.Policy != nil:
 		return r.cfg.Policy[policy.UnitOf(id)]
+	case r.cfg.Names != nil:
+		return r.cfg.Names[id.Name]
 	}
 	return policy.Choice(r.given(policy.Keep)[id.Name])
 }
 
-// byName tells whether the user makes the choices.
-func (r *Runtime) byName() bool { return r.cfg.ByHand != nil || r.cfg.Policy != nil }
+// byName tells whether the user makes the choices, byUnit whether unit by unit.
+func (r *Runtime) byName() bool { return r.byUnit() || r.cfg.Names != nil }
+func (r *Runtime) byUnit() bool { return r.cfg.ByHand != nil || r.cfg.Policy != nil }
 
 // Decision is what was decided for a key, or nil before it is: when the first step
 // is over, or the second, if the budget asks for something to be recomputed.

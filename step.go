@@ -55,6 +55,7 @@ func (r *Runtime) Step(key Key, body func(*Step) error) error {
 		l = &learned{}
 		r.keys[key] = l
 	}
+	r.events.key = key
 	issue := func(attempt int) error {
 		if attempt > 0 {
 			r.emit(trace.Event{What: trace.Rerun})
@@ -97,14 +98,21 @@ func (r *Runtime) whole() bool {
 
 // issue issues a step once.
 func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error) {
-	s := &Step{r: r, key: key, learned: l, loads: map[GroupID]*Loaded{}, again: map[GroupID]func(*Group) error{}, lost: map[GroupID]bool{}}
-	s.plan, s.record = l.plan, r.records(key, l)
-	l.recorded, l.timed = false, false // an earlier try may have been, and this one be captured
-	r.pair(key)
 	if r.stash != nil {
 		r.stash.Begin(key)
 		defer r.stash.Finish()
 	}
+	s := r.open(key, l)
+	defer func() { err = s.close(err) }()
+	return body(s)
+}
+
+// open begins a step.
+func (r *Runtime) open(key Key, l *learned) *Step {
+	s := &Step{r: r, key: key, learned: l, loads: map[GroupID]*Loaded{}, again: map[GroupID]func(*Group) error{}, lost: map[GroupID]bool{}}
+	s.plan, s.record = l.plan, r.records(key, l)
+	l.recorded, l.timed = false, false // an earlier try may have been, and this one be captured
+	r.pair(key)
 	switch {
 	case s.record:
 		l.begin()
@@ -120,21 +128,57 @@ func (r *Runtime) issue(key Key, l *learned, body func(*Step) error) (err error)
 		r.off.Begin(nil)
 	}
 	r.step = s
-	defer func() {
-		r.step = nil
-		if end := r.off.End(); end != nil && !errors.Is(err, end) { // body has mostly seen it
-			err = errors.Join(err, end)
-		}
-		l.stats, l.issued = r.off.Last(), err == nil
-		switch {
-		case !s.record:
-		case err == nil:
-			l.passes, l.spans, l.recorded = s.passes, s.spans, true
-		case l.first != nil: // without room to recompute
-			*l = learned{stats: l.stats, extent: l.extent, noRecompute: true}
-		}
-	}()
-	return body(s)
+	return s
+}
+
+// close ends a step that failed with err, or did not.
+func (s *Step) close(err error) error {
+	r, l := s.r, s.learned
+	r.step = nil
+	if end := r.off.End(); end != nil && !errors.Is(err, end) { // body has mostly seen it
+		err = errors.Join(err, end)
+	}
+	l.stats, l.issued = r.off.Last(), err == nil
+	switch {
+	case !s.record:
+	case err == nil:
+		l.passes, l.spans, l.recorded = s.passes, s.spans, true
+	case l.first != nil: // without room to recompute
+		*l = learned{stats: l.stats, extent: l.extent, noRecompute: true}
+	}
+	return err
+}
+
+// Begin and End are Step for loops that cannot give a body, without a stash and without
+// captured scopes: what Step's body would do lies between them. A step that failed is
+// ended with why, which comes back, and nothing is learned from it.
+func (r *Runtime) Begin(key Key) (*Step, error) {
+	switch {
+	case r.closed || r.step != nil:
+		panic("stowage: a step after Close, or inside of a step")
+	case r.stash != nil || r.scopes != nil:
+		panic("stowage: Begin with a stash or captured scopes; use Step")
+	}
+	if err := r.start(); err != nil {
+		return nil, err
+	}
+	l := r.keys[key]
+	if l == nil {
+		l = &learned{}
+		r.keys[key] = l
+	}
+	return r.open(key, l), nil
+}
+
+// End ends a step that Begin began.
+func (s *Step) End(failed error) error {
+	s.must()
+	err, l := s.close(failed), s.learned
+	if err == nil && s.key.Phase == Train {
+		err = s.r.learn(s.key, l)
+	}
+	l.issued = false
+	return err
 }
 
 // provisional is the plan of a step that is not known yet: groups leave by name as
@@ -145,6 +189,8 @@ func (r *Runtime) provisional(l *learned) *residency.Plan {
 		return l.first.Plan
 	case r.byName():
 		return &residency.Plan{Leave: map[GroupID]bool{}, Window: 1} // little memory: it is not given back
+	case r.cfg.Lend != nil && r.cfg.Budget > 0:
+		return &residency.Plan{Device: int64(r.cfg.Budget)}
 	}
 	return nil
 }
@@ -174,6 +220,25 @@ func (s *Step) Import(r device.Range, released func()) *Tensor {
 		s.group.made = append(s.group.made, st)
 	}
 	return &Tensor{offload.Tensor{Storage: st, Element: 1, Shape: []int{int(r.Len)}}, s}
+}
+
+// Borrow is Import for a runtime with Config.Lend.
+func (s *Step) Borrow(r device.Range, released func()) (*Tensor, error) {
+	s.must()
+	st, err := s.r.off.Borrow(r, released)
+	if err != nil {
+		return nil, err
+	}
+	return &Tensor{offload.Tensor{Storage: st, Element: 1, Shape: []int{int(r.Len)}}, s}, nil
+}
+
+// Drain lets go of all borrowed memory that is being copied to the host.
+func (s *Step) Drain() { s.must(); s.r.off.Drain() }
+
+// Again is the tensor of a storage that was borrowed in this step.
+func (s *Step) Again(st *offload.Storage) *Tensor {
+	s.must()
+	return &Tensor{offload.Tensor{Storage: st, Element: 1, Shape: []int{int(st.Size())}}, s}
 }
 
 // Lease leases a set of a workspace's buffers for a group's forward pass, and

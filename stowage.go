@@ -65,6 +65,8 @@ type Config struct {
 	// recomputed must go through Step.Run, or it is kept.
 	Policy policy.Policy
 	ByHand *policy.ByHand
+	// Names are choices by the names of groups, whatever those are: keep or offload.
+	Names map[string]policy.Choice
 	// NoRecompute and NoOffload keep the solver from either. The recorded step moves
 	// what it must all the same: its choices are not made yet.
 	NoRecompute, NoOffload bool
@@ -80,12 +82,19 @@ type Config struct {
 	// device; nil is none. Its Rank, Reduce and Log are those below.
 	Stash *stash.ManagerConfig
 
+	// Lend is for loops whose memory is somebody else's: it lends memory for a storage
+	// that was borrowed, when that comes back. Steps take no device memory of their own
+	// then; a budget limits what is borrowed at a time, as far as storages can leave.
+	Lend func(*offload.Storage) (device.Range, error)
+
 	// Links are the rates between device and host; zero has Open measure them if
 	// anything may be moved.
 	Links policy.Links
 	// Window is how many copies out may be under way before the memory they free is
 	// taken; zero stands for the default.
 	Window int
+	// Least is the size below which a storage never leaves.
+	Least device.Bytes
 
 	Rank   int // in messages, summaries and traces
 	Stage  int // of the pipeline, for amounts that differ by its ranks
@@ -123,7 +132,7 @@ func Open(cfg Config) (*Runtime, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	cfg.WarmUp = cmp.Or(cfg.WarmUp, 2)
-	r := &Runtime{cfg: cfg, links: cfg.Links, keys: map[Key]*learned{}, redone: map[capture.Key]bool{}, events: tracer{sink: cfg.Trace, rank: cfg.Rank}}
+	r := &Runtime{cfg: cfg, links: cfg.Links, keys: map[Key]*learned{}, redone: map[capture.Key]bool{}, events: tracer{sink: cfg.Trace, rank: cfg.Rank, compute: cfg.Compute, whole: cfg.Scopes.Has(capture.FullIteration)}}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -140,8 +149,15 @@ func (r *Runtime) check() error {
 	case c.Budget < 0 || c.Host < 0 || c.Window < 0 || c.WarmUp < 0:
 		return fmt.Errorf("stowage: a budget of %d bytes, %d bytes of host memory, a window of %d copies and %d warm-up steps; none may be negative",
 			int64(c.Budget), int64(c.Host), c.Window, c.WarmUp)
-	case c.Policy != nil && c.ByHand != nil:
-		return errors.New("stowage: Policy and ByHand both make the choices; give one of them")
+	case c.Policy != nil && c.ByHand != nil, c.Names != nil && r.byUnit():
+		return errors.New("stowage: Policy, ByHand and Names all make the choices; give one of them")
+	case c.Lend != nil && (c.Stash != nil || c.Scopes != 0):
+		return errors.New("stowage: with Lend the caller keeps rows in pages and captures graphs; leave Stash and Scopes out")
+	}
+	for name, x := range c.Names {
+		if x != policy.Keep && x != policy.Offload {
+			return fmt.Errorf("stowage: %s of %s by name; choose keep or offload", x, name)
+		}
 	}
 	if c.ByHand != nil {
 		if err := c.ByHand.Check(slices.Sorted(maps.Keys(c.Places))...); err != nil {
@@ -168,6 +184,9 @@ func (r *Runtime) given(which policy.Choice) map[string]capture.Choice {
 		if c == which && c != policy.Keep {
 			choices[u.Name] = capture.Choice(c)
 		}
+	}
+	for name, x := range r.cfg.Names {
+		choices[name] = capture.Choice(x)
 	}
 	if h := r.cfg.ByHand; h != nil {
 		for _, m := range h.OffloadModules {
@@ -203,6 +222,9 @@ func (r *Runtime) make() (err error) {
 	if c.Stash != nil {
 		s := *c.Stash
 		s.Rank, s.Reduce, s.Log = c.Rank, c.Reduce, c.Log
+		if c.Trace != nil {
+			s.Emit = r.emit
+		}
 		if r.stash, err = stash.NewManager(c.Device, c.Compute, s); err != nil {
 			return err
 		}
@@ -225,7 +247,7 @@ func (r *Runtime) make() (err error) {
 
 // moves tells whether anything may leave the device.
 func (r *Runtime) moves() bool {
-	return r.cfg.Budget > 0 || len(r.cfg.Policy) > 0 || r.cfg.ByHand != nil
+	return r.cfg.Budget > 0 || len(r.cfg.Policy) > 0 || len(r.cfg.Names) > 0 || r.cfg.ByHand != nil
 }
 
 // generation changes when graphs captured before must not be replayed.
@@ -242,7 +264,7 @@ func (r *Runtime) start() (err error) {
 	if r.off != nil {
 		return nil
 	}
-	c := offload.Config{Host: r.cfg.Host, Window: r.cfg.Window, Rank: r.cfg.Rank}
+	c := offload.Config{Host: r.cfg.Host, Window: r.cfg.Window, Least: r.cfg.Least, Rank: r.cfg.Rank, Lend: r.cfg.Lend}
 	if r.cfg.Trace != nil {
 		c.Trace = &r.events
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/residency"
+	"github.com/stowage-dev/stowage/trace"
 )
 
 // SPEC S4.6, S5.1: saved memory is the bytes that are away when the step without
@@ -46,7 +47,7 @@ func ledger(t *testing.T, c loopConfig) (n device.Bytes, d *learned) {
 		}
 		d = l.rt.keys[l.key()]
 		for _, o := range l.dev.Memory().Owners {
-			if o.Owner == "saved activations" {
+			if o.Owner == trace.Device.Pool() {
 				n = o.Peak
 			}
 		}

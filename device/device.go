@@ -62,6 +62,9 @@ type Device interface {
 // work is recorded into a graph instead.
 type Stream interface {
 	Name() string
+	// Issued is how many pieces of work the stream was given so far, those that were
+	// captured aside: the number of its next one. See [Work].
+	Issued() uint64
 
 	Copy(dst, src Range)
 	// Copy2D copies rows of equal width between two pitched rectangles.

@@ -43,6 +43,7 @@ type Ledger struct {
 	device string
 
 	mu     sync.Mutex
+	watch  Observer // or nil
 	frozen bool
 	kinds  [Kinds]KindUsage
 	owners [Kinds]map[string]*OwnerUsage
@@ -57,6 +58,13 @@ func NewLedger(device string, capacity [Kinds]Bytes) *Ledger {
 		l.owners[k] = map[string]*OwnerUsage{}
 	}
 	return l
+}
+
+// Observe has an observer told of what is taken and given back from now on, in order.
+func (l *Ledger) Observe(o Observer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch = o
 }
 
 // Freeze makes every later Alloc a programmer's error.
@@ -106,6 +114,9 @@ func (l *Ledger) take(kind Kind, n Bytes, owner string) error {
 	}
 	o.Current += n
 	o.Peak = max(o.Peak, o.Current)
+	if l.watch != nil && n != 0 {
+		l.watch.Took(kind, owner, n, k.Current)
+	}
 	return nil
 }
 
@@ -157,6 +168,9 @@ func (l *Ledger) giveBack(k *KindUsage, o *OwnerUsage, n Bytes) {
 	}
 	k.Current -= n
 	o.Current -= n
+	if l.watch != nil && n != 0 {
+		l.watch.Took(o.Kind, o.Owner, -n, k.Current)
+	}
 }
 
 // OutOfMemory is the error for memory that the ledger would grant but the

@@ -89,14 +89,12 @@ func (m *Manager) move(l residency.Lane, s *Storage) {
 	if l == residency.In {
 		m.sums.take(m, l, s, g)
 	} else {
-		if m.placing {
-			m.evicted++
-			m.emit(trace.Evict, g, s.state.Bytes)
-		}
 		m.name(g).Moved += device.Bytes(s.state.Bytes)
 	}
-	m.emit(what, g, s.state.Bytes)
+	m.emit(what, g, s.state, s.state.Bytes)
 }
+
+func (x executor) Lend(s *residency.Storage) { x.lend(x.storages[s.ID]) }
 
 func (x executor) Left(s *residency.Storage) {
 	if f := x.storages[s.ID].released; f != nil {
@@ -130,15 +128,4 @@ func (m *Manager) flush() {
 	if idle {
 		m.clock.point(m, true)
 	}
-}
-
-// emit traces an event.
-func (m *Manager) emit(what trace.What, g schedule.Group, bytes int64) {
-	if m.cfg.Trace == nil {
-		return
-	}
-	m.cfg.Trace.Emit(trace.Event{
-		Step: m.step, Rank: m.cfg.Rank, What: what, Name: g.Name, Chunk: g.Chunk, Layer: g.Layer, Microbatch: g.Microbatch,
-		Bytes: bytes, Device: m.machine.Device().Live(), Host: m.machine.Host().Live(),
-	})
 }

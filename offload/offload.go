@@ -6,7 +6,7 @@
 // This file owns the manager and its memory, step.go the calls of a step, lanes.go
 // how the machine's orders become work, tensor.go views, scope.go, scoped.go and
 // tail.go graphs in the middle of a step, times.go when compute did what, stats.go what is counted,
-// sums.go checksums, digest.go what makes two steps alike.
+// sums.go checksums, digest.go what makes two steps alike, events.go the trace.
 package offload
 
 import (
@@ -33,6 +33,11 @@ type Config struct {
 	// Rank names this rank in errors and in the trace.
 	Rank  int
 	Trace trace.Sink // nil: none
+	// Lend, if it is there, lends memory for a storage that was imported, in compute's
+	// order, when it is to come back: all storages are the caller's then, and the device
+	// memory that they take is counted here but never allocated. Released is called, as
+	// for Import, once that memory may be freed.
+	Lend func(s *Storage) (device.Range, error)
 	// Checksums compares what leaves with what comes back. The host waits for it at
 	// the end of every step.
 	Checksums bool
@@ -52,6 +57,7 @@ type Manager struct {
 	short error // why memory could not grow to its limit, or nil
 
 	open     bool
+	captured bool // with Lend: the step lies in a capture
 	step     int
 	err      error // the step's first
 	machine  *residency.Machine
@@ -59,8 +65,12 @@ type Manager struct {
 	foreign  []device.Range // of the storages that are not ours
 	left     []func()       // owners of foreign memory, to be told
 	groups   map[schedule.Group][]*Saved
-	placing  bool          // storages may leave to make room
-	evicted  int           // copies out that did so in this call
+	evicted  int           // storages, as the trace has told
+	inUse    [2]int64      // by the step's storages, the caller's included, as the trace has told
+	most     [2]int64      // of that in the step
+	held     []trace.Event // of the scope under way
+	first    uint64        // and
+	time     int64         // of the event traced last
 	table    []*order.Mark // by the machine's marks
 	plain    []*order.Mark // those of them that the set made
 	scope    *scoped       // under way, or nil
@@ -88,8 +98,6 @@ func New(dev device.Device, compute device.Stream, cfg Config) (*Manager, error)
 	return m, nil
 }
 
-var owners = [device.Kinds]string{"saved activations", "offloaded activations"}
-
 func (m *Manager) make() (err error) {
 	for i, name := range []string{"offload", "reload"} {
 		s, err := m.dev.NewStream(name)
@@ -99,11 +107,17 @@ func (m *Manager) make() (err error) {
 		m.own = append(m.own, s)
 		m.lane[int(residency.Out)+i] = m.lanes.Lane(s)
 	}
+	if m.cfg.Lend != nil {
+		m.limit[device.Accel] = residency.Unlimited
+	}
 	for k := range m.mem {
+		if m.limit[k] == residency.Unlimited {
+			continue
+		}
 		if most := m.dev.Info().Capacity[k]; m.limit[k] == 0 || m.limit[k] > most {
 			m.limit[k] = most
 		}
-		if m.mem[k], err = m.dev.Reserve(device.Kind(k), m.limit[k], owners[k]); err != nil {
+		if m.mem[k], err = m.dev.Reserve(device.Kind(k), m.limit[k], trace.Tier(k).Pool()); err != nil {
 			return err
 		}
 	}
@@ -120,6 +134,9 @@ func (m *Manager) Prepare(dev, host device.Bytes) error {
 		panic("offload: memory is prepared inside of a step")
 	}
 	for k, n := range []device.Bytes{dev, host} {
+		if m.mem[k] == nil {
+			continue
+		}
 		if err := m.dev.Grow(m.mem[k], min(n, m.limit[k])); err != nil {
 			return &Error{Rank: m.cfg.Rank, Doing: fmt.Sprintf("prepare %v of %v memory", n, device.Kind(k)), Err: err}
 		}
@@ -129,7 +146,10 @@ func (m *Manager) Prepare(dev, host device.Bytes) error {
 
 // Memory is what the manager holds of both kinds now.
 func (m *Manager) Memory() (dev, host device.Bytes) {
-	return m.mem[device.Accel].Size(), m.mem[device.Host].Size()
+	if m.mem[device.Accel] != nil {
+		dev = m.mem[device.Accel].Size()
+	}
+	return dev, m.mem[device.Host].Size()
 }
 
 // Limits are what a step may use of both kinds. They are lower than was configured
@@ -142,7 +162,7 @@ func (m *Manager) Limits() (dev, host device.Bytes) {
 func (m *Manager) Config() residency.Config {
 	return residency.Config{
 		Device: int64(m.limit[device.Accel]), Host: int64(m.limit[device.Host]), Align: int64(device.Align),
-		Window: m.cfg.Window, Cap: m.cfg.Cap, Least: int64(m.cfg.Least),
+		Window: m.cfg.Window, Cap: m.cfg.Cap, Least: int64(m.cfg.Least), Lend: m.cfg.Lend != nil,
 	}
 }
 
@@ -151,6 +171,9 @@ func (m *Manager) Config() residency.Config {
 func (m *Manager) extend(kind device.Kind) func(int64) bool {
 	return func(top int64) bool {
 		b := m.mem[kind]
+		if b == nil {
+			return true
+		}
 		if device.Bytes(top) > m.limit[kind] {
 			return false
 		}

@@ -64,6 +64,8 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 	switch {
 	case m.scope != nil || m.eager:
 		panic("offload: a scope is captured inside of a scope")
+	case m.cfg.Lend != nil:
+		panic("offload: a scope is captured where memory is lent, which is elsewhere at every replay; capture the step whole")
 	case c.Capturing():
 		return nil, m.fail(schedule.Group{}, "capture a scope",
 			&device.CaptureError{Stream: c.Name(), Why: "the whole step is being captured", Do: "issue the scope's work without capturing it"})
@@ -82,7 +84,7 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 		err = m.fail(schedule.Group{}, "capture a scope", err)
 		return nil, errors.Join(err, s.Close())
 	}
-	m.emit(trace.Capture, schedule.Group{}, int64(graph.Nodes()))
+	m.emit(trace.Capture, schedule.Group{}, nil, int64(graph.Nodes()))
 	if err := run.issue(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -109,7 +111,7 @@ func (s *Scope) Replay() error {
 			return m.fail(schedule.Group{}, "replay a scope", err)
 		}
 	}
-	m.emit(trace.Replay, schedule.Group{}, int64(s.graph.Nodes()))
+	m.emit(trace.Replay, schedule.Group{}, nil, int64(s.graph.Nodes()))
 	return run.issue()
 }
 

@@ -124,6 +124,7 @@ func (r *scoped) issue() (err error) {
 	m.flush()
 	m.clock.hold(0)
 	c.Stream.Replay(r.s.graph)
+	m.sendHeld()
 	for _, k := range r.marks {
 		if r.s.delay {
 			c.Record(k)

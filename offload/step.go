@@ -49,16 +49,20 @@ func (m *Manager) begin(plan *residency.Plan, profile bool) {
 		panic("offload: a step is begun inside of a step")
 	}
 	m.open, m.err = true, nil
+	m.captured = m.cfg.Lend != nil && m.lane[residency.Compute].Stream.Capturing()
 	m.step++
 	cfg := m.Config()
 	m.machine = residency.New(cfg, executor{m}, plan)
 	m.machine.Device().Extend, m.machine.Host().Extend = m.extend(device.Accel), m.extend(device.Host)
+	if m.inUse, m.most = [2]int64{}, [2]int64{}; m.cfg.Trace != nil {
+		m.machine.Watch, m.evicted, m.time, m.first = m.watch, 0, device.Now(), m.lane[residency.Compute].Stream.Issued()
+	}
 	m.storages, m.left, m.foreign, m.groups = nil, nil, nil, map[schedule.Group][]*Saved{}
 	m.sums.outs, m.sums.back = 0, nil
 	m.digest.begin(cfg, plan)
 	m.tape, m.ended, m.last = &residency.Tape{}, nil, Stats{}
 	m.clock.begin(m, profile)
-	m.emit(trace.Begin, schedule.Group{}, 0)
+	m.emit(trace.Begin, schedule.Group{}, nil, 0)
 }
 
 // End closes the step: what is issued on compute from now on comes after all of its
@@ -78,7 +82,7 @@ func (m *Manager) End() error {
 	m.settle()
 	m.clock.on = profiled
 	m.count()
-	m.emit(trace.End, schedule.Group{}, 0)
+	m.traceEnd()
 	for _, k := range m.plain {
 		m.lanes.Drop(k)
 	}
@@ -123,6 +127,9 @@ func (m *Manager) add(s *Storage) *Storage {
 // on comes after whoever had the bytes before.
 func (m *Manager) Alloc(n device.Bytes) (*Storage, error) {
 	m.must("allocate")
+	if m.cfg.Lend != nil {
+		panic("offload: memory is allocated where all of it is the caller's; use Borrow")
+	}
 	s, err := m.take(n)
 	if err == nil && m.scope != nil {
 		m.scope.made(alloc{n})
@@ -136,8 +143,7 @@ func (m *Manager) take(n device.Bytes) (s *Storage, err error) {
 	}
 	defer m.guard(&err)
 	var st *residency.Storage
-	m.place(func() { st, err = m.machine.Take(int64(n)) })
-	if err != nil {
+	if st, err = m.machine.Take(int64(n)); err != nil {
 		return nil, m.fail(schedule.Group{}, fmt.Sprintf("place %v", n), err)
 	}
 	m.call(residency.Op{Kind: residency.OpTake, ID: st.ID, Bytes: st.Bytes})
@@ -155,7 +161,10 @@ func (m *Manager) Import(r device.Range, released func()) *Storage {
 	if m.scope != nil && released != nil {
 		panic("offload: memory imported inside of a scope cannot be released; import it before the scope")
 	}
-	st := m.machine.Foreign(int64(r.Len))
+	if m.cfg.Lend != nil {
+		panic("offload: memory is imported that would be lent; use Borrow")
+	}
+	st, _ := m.machine.Foreign(int64(r.Len)) // which is not counted, so that it fits
 	m.call(residency.Op{Kind: residency.OpForeign, ID: st.ID, Bytes: st.Bytes})
 	m.foreign = append(m.foreign, r)
 	s := m.add(&Storage{state: st, foreign: r, released: released, fixed: r.Buf.Kind() != device.Accel})
@@ -165,9 +174,80 @@ func (m *Manager) Import(r device.Range, released func()) *Storage {
 	return s
 }
 
+// Borrow is Import under Config.Lend. Other storages may have to leave for it, if the
+// step's plan has a limit.
+func (m *Manager) Borrow(r device.Range, released func()) (s *Storage, err error) {
+	m.must("borrow memory")
+	if m.cfg.Lend == nil || m.scope != nil {
+		panic("offload: memory is borrowed without Config.Lend, or inside of a scope")
+	}
+	defer m.guard(&err)
+	m.poll()
+	var st *residency.Storage
+	if st, err = m.machine.Foreign(int64(r.Len)); err != nil {
+		return nil, m.fail(schedule.Group{}, fmt.Sprintf("count %v", r.Len), err)
+	}
+	m.call(residency.Op{Kind: residency.OpForeign, ID: st.ID, Bytes: st.Bytes})
+	s = m.add(&Storage{state: st, foreign: r, released: released})
+	m.settle()
+	return s, nil
+}
+
+// poll lets go of borrowed memory whose copies out are over already: compute comes after
+// them at no cost. A captured step has no such moments, and keeps to what the machine says.
+func (m *Manager) poll() {
+	for m.cfg.Lend != nil && !m.captured {
+		n, end := m.machine.Flight()
+		if n == 0 || !m.table[end-1].Done() {
+			return
+		}
+		m.lane[residency.Compute].Passed(m.table[end-1])
+		m.machine.Past(n)
+	}
+}
+
+// Drain lets go of all borrowed memory that is being copied: what compute is given next
+// waits for that.
+func (m *Manager) Drain() {
+	m.must("drain")
+	for {
+		n, _ := m.machine.Flight()
+		if n == 0 {
+			break
+		}
+		m.machine.Past(n)
+	}
+	m.settle()
+}
+
+// lend asks for memory that a storage comes back to.
+func (m *Manager) lend(s *Storage) {
+	r, err := m.cfg.Lend(s)
+	if err == nil && r.Len != s.foreign.Len {
+		panic(fmt.Sprintf("offload: %v is lent %v", s.state, r.Len))
+	}
+	if err != nil {
+		_ = m.fail(s.group, fmt.Sprintf("bring back %v of %v", s.foreign.Len, s.group), err)
+		panic(failed{})
+	}
+	s.foreign = r
+}
+
+// Here tells whether the bytes are on the device, and nothing has to bring them back.
+func (s *Storage) Here() bool {
+	return s.state.State == residency.Resident || s.state.State == residency.Leaving
+}
+
+// Busy tells whether a copy out may still read the bytes where they are now: it was
+// issued, or another group needs the storage, which may leave for want of room.
+func (s *Storage) Busy() bool { return s.state.State == residency.Leaving || s.saves > 1 }
+
+// Over tells whether nobody needs the storage any more.
+func (s *Storage) Over() bool { return s.state.State == residency.Dead }
+
 // here is where the bytes are, as the machine has it.
 func (s *Storage) here() device.Range {
-	if s.state.Device == residency.None {
+	if s.state.Device == residency.None || s.m.cfg.Lend != nil {
 		return s.foreign
 	}
 	return s.m.mem[device.Accel].Slice(device.Bytes(s.state.Device), device.Bytes(s.state.Bytes))
@@ -213,24 +293,20 @@ func (m *Manager) give(s *Storage) {
 func (m *Manager) Load(g schedule.Group) (err error) {
 	m.must("load a group")
 	defer m.guard(&err)
-	var late int64
 	for _, s := range m.distinct(g, "loaded") {
-		if s.state.State == residency.Away {
-			late += s.state.Bytes
+		if m.machine.Gone(s.state) {
+			m.emit(trace.Late, g, s.state, s.state.Bytes)
 		}
 	}
 	m.call(residency.Op{Kind: residency.OpLoad, Group: g})
-	m.place(func() { err = m.machine.Load(g) })
-	if err != nil {
+	if err = m.machine.Load(g); err != nil {
 		return m.fail(g, "bring back "+g.String(), err)
 	}
-	if late > 0 {
-		m.emit(trace.Late, g, late)
-	}
-	m.emit(trace.Load, g, 0)
+	m.emit(trace.Load, g, nil, 0)
 	for _, s := range m.groups[g] {
 		s.loaded = true
 	}
+	m.poll() // not before: what is still there need not come back
 	m.settle()
 	if m.scope != nil {
 		m.scope.made(load{g})
@@ -252,7 +328,7 @@ func (m *Manager) Release(g schedule.Group) {
 		s.loaded = false
 	}
 	delete(m.groups, g)
-	m.emit(trace.Release, g, 0)
+	m.emit(trace.Release, g, nil, 0)
 	m.settle()
 	if m.scope != nil {
 		m.scope.made(release{g})
@@ -276,16 +352,4 @@ func (m *Manager) distinct(g schedule.Group, what string) (all []*Storage) {
 		}
 	}
 	return all
-}
-
-// place makes a call that may let storages leave to make room, and traces those whose
-// copy out had been issued before as well.
-func (m *Manager) place(call func()) {
-	before := m.machine.Counts().Evicted
-	m.placing, m.evicted = true, 0
-	defer func() { m.placing = false }()
-	call()
-	for range m.machine.Counts().Evicted - before - m.evicted {
-		m.emit(trace.Evict, schedule.Group{}, 0)
-	}
 }

@@ -26,6 +26,7 @@ func (*nobody) After(residency.Lane, residency.Mark)   {}
 func (*nobody) Out(*residency.Storage)                 {}
 func (*nobody) In(*residency.Storage)                  {}
 func (*nobody) Left(*residency.Storage)                {}
+func (*nobody) Lend(*residency.Storage)                {}
 
 // predict runs a tape without a device, under a budget.
 func (l *loop) predict(tape *residency.Tape, dev device.Bytes) (*residency.Machine, error) {
@@ -88,7 +89,7 @@ func TestMemorySaved(t *testing.T) {
 				held[i], _ = l.m.Memory()
 				moved = l.m.last.OutBytes
 				for _, o := range dev.Memory().Owners {
-					if o.Owner == owners[device.Accel] && o.Peak != held[i] {
+					if o.Owner == trace.Device.Pool() && o.Peak != held[i] {
 						t.Errorf("%v: the ledger has %v, the manager %v", h, o.Peak, held[i])
 					}
 				}
@@ -323,7 +324,7 @@ func TestLeastAndFigures(t *testing.T) {
 				if moved != out || int64(out) != st.OutBytes || int64(back) != st.InBytes || groups != len(l.place) || (out == 0) != (least > 2000) {
 					return fmt.Errorf("%v moved, %v and %v traced, %+v", moved, out, back, st)
 				}
-				if end := tr[len(tr)-1]; end.What != trace.End || end.Device != 0 || end.Host != 0 {
+				if end := tr[len(tr)-1]; end.What != trace.End || end.InUse != [2]int64{} || end.Bytes != int64(st.Device) || end.Offset != int64(st.Host) {
 					return fmt.Errorf("the last event is %+v", end)
 				}
 				return nil

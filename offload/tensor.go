@@ -10,7 +10,6 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/residency"
 	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/trace"
 )
 
 // Tensor is a view of a storage.
@@ -165,6 +164,7 @@ func (m *Manager) Save(g schedule.Group, ts ...Tensor) ([]*Saved, error) {
 
 func (m *Manager) save(g schedule.Group, ts []Tensor) (saved []*Saved, err error) {
 	defer m.guard(&err)
+	m.poll()
 	for _, t := range ts {
 		t.Storage.use()
 		t.check()
@@ -216,7 +216,7 @@ func (m *Manager) register(g schedule.Group, saved []*Saved, items []residency.I
 	m.call(residency.Op{Kind: residency.OpSave, Group: g, Items: items})
 	m.groups[g] = saved
 	m.machine.Save(g, items...)
-	m.emit(trace.Save, g, bytes)
+	m.traceSave(g, items, bytes)
 }
 
 // gather packs the sparse views. The result has a storage for each of them.
@@ -259,5 +259,5 @@ func (m *Manager) sparse(s *Storage, ts []Tensor) bool {
 			bytes += t.Bytes()
 		}
 	}
-	return 2*bytes < s.Size() && bytes >= m.cfg.Least && s.saves == 0 && !s.fixed
+	return 2*bytes < s.Size() && bytes >= m.cfg.Least && s.saves == 0 && !s.fixed && m.cfg.Lend == nil
 }

@@ -29,7 +29,7 @@ const (
 
 // Follow is the plan for a policy that a user made, what it comes to, and what it
 // was without. Every group leaves whose unit does, hidden or not, except where its
-// backward pass is the very next thing. If cfg has no window, the plan has one, and
+// backward pass is the very next thing and comes before it could be back. If cfg has no window, the plan has one, and
 // an extent, with which the step takes the least memory that hardly makes it longer.
 func Follow(p *Profile, pol Policy, l Links, cfg residency.Config) (*Decision, error) {
 	return follow(p, pol, l, cfg, worth)
@@ -50,7 +50,10 @@ func follow(p *Profile, pol Policy, l Links, cfg residency.Config, worth float64
 	s := p.step(pol)
 	out := s.leaving(cfg)
 	for i, g := range s.groups {
-		out[i] = out[i] && g.load != g.save+1
+		// Nothing is saved or loaded between; there may be work all the same, of which the
+		// recorded step does not tell.
+		next := g.load == g.save+1
+		out[i] = out[i] && !(next && g.to-g.from < float64(g.out)/l.Out+float64(g.in)/l.In)
 	}
 	f := follower{step: s, links: l, cfg: cfg, worth: worth}
 	for _, d := range depths {
@@ -91,7 +94,7 @@ type follower struct {
 func (f *follower) try(like *residency.Plan, window int, limit int64) *trial {
 	f.tried++
 	plan := *like
-	plan.Window, plan.Device = window, limit
+	plan.Window, plan.Device, plan.Strict = window, limit, true
 	return f.step.try(&plan, f.links, f.cfg)
 }
 
@@ -121,6 +124,9 @@ func (f *follower) least() *trial {
 		return best // there is less memory than it takes, whatever the window
 	}
 	low, high := best.machine.Device().Peak(), top(best) // an extent between them does
+	if f.cfg.Lend {
+		low = 0 // copies that are under way count, and can be waited for
+	}
 	for range 8 {
 		t := f.try(best.plan, best.plan.Window, (low+high)/2)
 		if fast(t) && t.machine.Counts().Evicted == 0 && top(t) <= (low+high)/2 {

@@ -101,6 +101,7 @@ func (s *score) In(x *residency.Storage) { s.copy(residency.In, x) }
 
 // Left is nothing to a clock: the wait that comes with it was written down.
 func (s *score) Left(*residency.Storage) {}
+func (s *score) Lend(*residency.Storage) {}
 
 func (s *score) copy(l residency.Lane, x *residency.Storage) {
 	n := len(s.after)

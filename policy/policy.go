@@ -8,7 +8,7 @@
 // a recorded step is and what the choices make of it, plan.go what leaves when
 // and comes back when, simulate.go and lanes.go what that costs, solve.go and
 // improve.go the choices for a budget, balance.go those for all ranks of a pipeline, report.go
-// the reasons.
+// the reasons, trace.go the picture of a simulated step.
 package policy
 
 import (

@@ -158,11 +158,19 @@ type trial struct {
 
 // try runs a step on the machine, and then in time.
 func (s *step) try(plan *residency.Plan, l Links, cfg residency.Config) *trial {
+	return s.attempt(plan, l, cfg, nil)
+}
+
+// attempt is try with a witness, or nil.
+func (s *step) attempt(plan *residency.Plan, l Links, cfg residency.Config, w *witness) *trial {
 	t := &trial{step: s, plan: plan, score: &score{points: make([]point, 0, len(s.tape.Ops)), after: make([]point, 0, 2*len(s.groups))}}
 	for l := residency.Out; l <= residency.In; l++ {
 		t.score.copies[l] = make([]transfer, 0, len(s.groups))
 	}
 	t.machine = residency.New(cfg, t.score, plan)
+	if w != nil {
+		w.begin(t)
+	}
 	t.err = s.tape.Run(t.machine, func(op residency.Op) {
 		t.score.now = op.At.Seconds()
 		t.score.planned = op.Kind == residency.OpSave || op.Kind == residency.OpEndScope
@@ -172,7 +180,14 @@ func (s *step) try(plan *residency.Plan, l Links, cfg residency.Config) *trial {
 		case residency.OpEndScope:
 			t.score.endScope()
 		}
+		if w != nil {
+			w.call(op)
+		}
 	})
+	if w != nil {
+		t.score.now = s.tape.Span.Seconds()
+		w.end()
+	}
 	if t.err == nil {
 		t.end = t.score.play(l, s.tape.Span.Seconds())
 	}

@@ -16,6 +16,7 @@ func (x *silent) After(Lane, Mark) {}
 func (x *silent) Out(*Storage)     {}
 func (x *silent) In(*Storage)      {}
 func (x *silent) Left(*Storage)    {}
+func (x *silent) Lend(*Storage)    {}
 
 // training is the tape of one rank: in each layer of each pass six temporaries
 // come and go, and forward saves groups of storages of the given sizes, which

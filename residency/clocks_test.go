@@ -36,7 +36,10 @@ type wait struct {
 
 type clocks struct {
 	device, host []cell
-	foreign      map[int][]cell
+	foreign      map[int][][]cell // by storage: what was lent and not left, oldest first
+	pool         [][]cell         // that was left: compute uses it for other things
+	lend         bool
+	lent         map[int]int
 	lanes        [Lanes]clock
 	pending      [Lanes][]wait
 	marks        []clock
@@ -50,14 +53,19 @@ type clocks struct {
 	stay         map[int]bool
 	least        int64
 	cap          int
+	placing      func(s *Storage) // told of copies out that make room, or nil
 	said         []string
 	wrong        string
 }
 
 func newClocks(cfg Config) *clocks {
+	device := cfg.Device
+	if cfg.Lend {
+		device = 0 // nothing lies there
+	}
 	return &clocks{
-		device: make([]cell, cfg.Device), host: make([]cell, cfg.Host), foreign: map[int][]cell{},
-		left: map[int]int{}, stay: map[int]bool{}, drop: -1, least: cfg.Least, cap: cfg.Cap,
+		device: make([]cell, device), host: make([]cell, cfg.Host), foreign: map[int][][]cell{},
+		lend: cfg.Lend, lent: map[int]int{}, left: map[int]int{}, stay: map[int]bool{}, drop: -1, least: cfg.Least, cap: cfg.Cap,
 	}
 }
 
@@ -116,6 +124,11 @@ func (x *clocks) work(l Lane) {
 	if x.cap > 0 && l == Compute && x.lanes[Out][Out]-x.lanes[l][Out] > x.cap {
 		x.fail("compute runs with more than %d copies out under way", x.cap)
 	}
+	if l == Compute {
+		for _, cells := range x.pool {
+			x.write(Compute, cells, 0)
+		}
+	}
 }
 
 func (x *clocks) write(l Lane, cells []cell, value int) {
@@ -141,8 +154,8 @@ func (x *clocks) read(l Lane, cells []cell, value int) {
 
 // here are the bytes that compute sees a storage at.
 func (x *clocks) here(s *Storage) []cell {
-	if s.Device == None {
-		return x.foreign[s.ID]
+	if q := x.foreign[s.ID]; len(q) > 0 && (x.lend || s.Device == None) {
+		return q[len(q)-1]
 	}
 	return x.device[s.Device : s.Device+s.Bytes]
 }
@@ -152,6 +165,9 @@ func (x *clocks) there(s *Storage) []cell { return x.host[s.Host : s.Host+s.Byte
 func (x *clocks) Out(s *Storage) {
 	if x.scope || x.stay[s.ID] || s.Bytes < x.least {
 		x.fail("%v is copied out in a scope, or though it is to stay", s)
+	}
+	if x.placing != nil {
+		x.placing(s)
 	}
 	x.work(Out)
 	x.read(Out, x.here(s), s.ID+1)
@@ -164,19 +180,41 @@ func (x *clocks) In(s *Storage) {
 	x.write(In, x.here(s), s.ID+1)
 }
 
-// Left lets the owner write something else there.
-func (x *clocks) Left(s *Storage) {
-	if x.left[s.ID]++; x.left[s.ID] > 1 || !s.Foreign {
-		x.fail("%v is let go twice, or is not foreign", s)
+// Lend finds memory for a storage that comes back: some that was left, as far as there is
+// any, or other memory. Either is used by work of compute's until now.
+func (x *clocks) Lend(s *Storage) {
+	if len(x.foreign[s.ID]) > 0 && x.lent[s.ID] == 0 {
+		x.fail("memory is lent for %v, whose own is still there", s)
+	}
+	x.lent[s.ID]++
+	i := slices.IndexFunc(x.pool, func(c []cell) bool { return int64(len(c)) == s.Bytes })
+	if i < 0 {
+		x.pool, i = append(x.pool, make([]cell, s.Bytes)), len(x.pool)
 	}
 	x.work(Compute)
-	x.write(Compute, x.foreign[s.ID], 0)
+	x.foreign[s.ID] = append(x.foreign[s.ID], x.pool[i])
+	x.pool = slices.Delete(x.pool, i, i+1)
+}
+
+// Left lets the owner write something else there: the oldest that is lent.
+func (x *clocks) Left(s *Storage) {
+	if x.left[s.ID]++; x.left[s.ID] > 1+x.lent[s.ID] || !s.Foreign {
+		x.fail("%v is let go more often than lent, or is not foreign", s)
+		return
+	}
+	oldest := x.foreign[s.ID][0]
+	x.foreign[s.ID] = x.foreign[s.ID][1:]
+	x.work(Compute)
+	x.write(Compute, oldest, 0)
+	if x.lend {
+		x.pool = append(x.pool, oldest)
+	}
 }
 
 // make is compute's first work on a storage, see a part of later work.
 func (x *clocks) make(s *Storage) {
 	if s.Foreign {
-		x.foreign[s.ID] = make([]cell, s.Bytes)
+		x.foreign[s.ID] = [][]cell{make([]cell, s.Bytes)}
 	}
 	x.work(Compute)
 	x.write(Compute, x.here(s), s.ID+1)

@@ -52,6 +52,11 @@ type Heap struct {
 	scope  int // the scope that is open, or zero
 	scopes int
 
+	// account makes it count bytes only: places are numbers, no two alike, and the
+	// extent is the most that was live. Nobody waits for whoever had them before.
+	account bool
+	next    int64
+
 	// A lane comes after so many of the copies out: it waits for none of them again.
 	followed [Lanes]int
 }
@@ -102,6 +107,15 @@ func (h *Heap) Take(lane Lane, n int64) (off int64, after []Mark, ok bool) {
 // take is Take for a lane that comes after so many copies out in any case.
 func (h *Heap) take(lane Lane, n int64, past int) (off int64, after []Mark, ok bool) {
 	n = h.Round(n)
+	if h.account {
+		if h.live+n > h.limit {
+			return 0, nil, false
+		}
+		off, h.next, h.live = h.next, h.next+n, h.live+n
+		h.peak = max(h.peak, h.live)
+		h.top = h.peak
+		return off, nil, true
+	}
 	past = max(past, h.followed[lane], h.outs-h.window) // at least zero: what was never copied is ready
 	i, ok := h.smallest(lane, n, past)
 	if !ok {
@@ -231,6 +245,10 @@ func (h *Heap) Out() int { h.outs++; return h.outs }
 // of the copy out that reads them last, or zero.
 func (h *Heap) Give(off, n int64, out int, after ...Mark) {
 	n = h.Round(n)
+	if h.account {
+		h.live -= n
+		return
+	}
 	i, _ := slices.BinarySearchFunc(h.free, off, func(s segment, off int64) int { return cmp.Compare(s.off, off) })
 	if off < 0 || off+n > h.top || i > 0 && h.free[i-1].end() > off || i < len(h.free) && h.free[i].off < off+n {
 		panic(fmt.Sprintf("residency: bytes [%d,%d) are given back that nobody has", off, off+n))
@@ -252,6 +270,9 @@ func (h *Heap) EndScope() { h.scope = 0 }
 // largest is the most that could be taken at once, by a lane that waits for
 // everything.
 func (h *Heap) largest() int64 {
+	if h.account {
+		return h.limit - h.live
+	}
 	most, size, end := int64(0), int64(0), int64(0)
 	for _, s := range h.free {
 		if s.off != end {
@@ -268,6 +289,12 @@ func (h *Heap) largest() int64 {
 
 // Check panics unless the heap's law holds.
 func (h *Heap) Check() {
+	if h.account {
+		if h.live < 0 || h.live > h.peak || h.peak > h.limit {
+			panic(fmt.Sprintf("residency: %d bytes are counted, %d at most, of %d", h.live, h.peak, h.limit))
+		}
+		return
+	}
 	var free int64
 	last := int64(0)
 	for _, s := range h.free {

@@ -12,7 +12,7 @@ import (
 // Machine follows one step. The caller says what it takes, saves, loads and
 // releases, in the order in which it issues compute's work. At every point
 //
-//	bytes live in a heap = bytes of the storages that have a place in it
+//	bytes live in a heap = bytes of the storages that have a place in it, and of flights
 //
 // and every user of bytes comes after all earlier ones that it could disturb:
 //
@@ -25,6 +25,11 @@ import (
 //   - compute uses new bytes after the same marks, and returned ones after their
 //     copy in.
 type Machine struct {
+	// Watch, if there is one, is told of every place that a storage gets in a heap and,
+	// before it is forgotten, gives back: on the host, or on the device, where foreign
+	// ones have the caller's.
+	Watch func(s *Storage, host, taken bool)
+
 	cfg      Config
 	exec     Executor
 	device   *Heap
@@ -43,14 +48,17 @@ type Machine struct {
 	due      []schedule.Group // that come back at the end of the scope
 	lefts    []Mark           // the ends of all copies out
 	returned Mark             // the end of the last copy in
-	lent     []flight         // foreign bytes that only their copies out use
+	lent     []flight         // foreign bytes that only their copies out use, in the order of these
 	counts   Counts
 }
 
-// flight is a copy out of foreign bytes.
+// flight is a copy out of foreign bytes, which are counted at a place in the heap until
+// it is over.
 type flight struct {
-	s   *Storage
-	out int
+	s     *Storage
+	out   int
+	place int64
+	told  bool // who watches knows that it is given back: the storage came back elsewhere
 }
 
 // New makes a machine for one step. Without a plan everything stays that there is
@@ -70,10 +78,12 @@ func New(cfg Config, exec Executor, plan *Plan) *Machine {
 	if plan != nil && plan.Schedule != nil {
 		groups = plan.Schedule.Len() / 2
 	}
-	return &Machine{
+	m := &Machine{
 		cfg: cfg, exec: exec, plan: plan, saved: make(map[schedule.Group]*group, groups), order: make([]*group, 0, groups),
 		device: NewHeap(limit, cfg.Align, cfg.Window), host: NewHeap(cfg.Host, cfg.Align, cfg.Window),
 	}
+	m.device.account = cfg.Lend
+	return m
 }
 
 // Device and Host are the heaps.
@@ -93,12 +103,32 @@ func (m *Machine) Take(bytes int64) (*Storage, error) {
 		return nil, err
 	}
 	m.let()
-	return m.add(Storage{Bytes: bytes, Device: off, Host: None, owned: true}), nil
+	s := m.add(Storage{Bytes: bytes, Device: off, Host: None, owned: true})
+	m.saw(s, false, true)
+	return s, nil
 }
 
-// Foreign makes a storage of bytes that the caller has already.
-func (m *Machine) Foreign(bytes int64) *Storage {
-	return m.add(Storage{Bytes: bytes, Foreign: true, Device: None, Host: None, owned: true, lent: true})
+// Foreign makes a storage of bytes that the caller has already. It fails only where
+// they are counted, and are too many.
+func (m *Machine) Foreign(bytes int64) (*Storage, error) {
+	off := int64(None)
+	if m.cfg.Lend {
+		var err error
+		if off, err = m.place(Compute, bytes, 0); err != nil {
+			return nil, err
+		}
+		m.let()
+	}
+	s := m.add(Storage{Bytes: bytes, Foreign: true, Device: off, Host: None, owned: true, lent: true})
+	m.saw(s, false, true)
+	return s, nil
+}
+
+// saw tells who watches.
+func (m *Machine) saw(s *Storage, host, taken bool) {
+	if m.Watch != nil {
+		m.Watch(s, host, taken)
+	}
 }
 
 func (m *Machine) add(like Storage) *Storage {
@@ -125,7 +155,9 @@ func (m *Machine) Give(id int) {
 }
 
 // Save says that a group's forward pass has been issued, and that its storages are
-// needed again. The caller has them: they were not given back, or are loaded.
+// needed again. The caller has them: they were not given back, or are loaded. Under
+// Config.Lend it may have given back its hold of memory that it still uses: storages that
+// have left are not copied twice.
 func (m *Machine) Save(name schedule.Group, items ...Item) {
 	if m.saved[name] != nil {
 		panic("residency: " + name.String() + " is saved twice in one step")
@@ -139,7 +171,7 @@ func (m *Machine) Save(name schedule.Group, items ...Item) {
 	}
 	for i, it := range items {
 		s := m.storages[it.ID]
-		if !s.owned && s.loaded == 0 {
+		if !s.owned && s.loaded == 0 && (!m.cfg.Lend || s.State == Dead) {
 			panic(fmt.Sprintf("residency: %v saves %v, which was given back", name, s))
 		}
 		if len(s.in) > 0 {
@@ -153,8 +185,9 @@ func (m *Machine) Save(name schedule.Group, items ...Item) {
 			s.in = s.one[:0]
 		}
 		s.in = append(s.in, g)
-		s.keeps++
-		g.entries[i] = entry{s, true}
+		if g.entries[i] = (entry{s, s.State != Away}); s.State != Away {
+			s.keeps++
+		}
 	}
 	m.saved[name] = g
 	m.order = append(m.order, g)
@@ -213,6 +246,7 @@ func (m *Machine) depart(s *Storage) bool {
 		m.exec.After(Out, k)
 	}
 	s.Host, s.State = off, Leaving
+	m.saw(s, true, true)
 	m.exec.Out(s)
 	s.left, s.out = m.exec.Record(Out), m.device.Out()
 	m.lefts = append(m.lefts, s.left)
@@ -221,11 +255,29 @@ func (m *Machine) depart(s *Storage) bool {
 	if m.cfg.Cap > 0 {
 		m.follow(s.out - m.cfg.Cap)
 	}
-	for len(m.lent) > 0 && s.out-m.lent[0].out >= m.cfg.Window {
+	// What is counted is followed when there is no room, if there is a limit.
+	for len(m.lent) > 0 && s.out-m.lent[0].out >= m.cfg.Window && !m.counted() {
 		m.follow(m.lent[0].out)
 	}
 	return true
 }
+
+// Flight is the oldest copy out of foreign bytes that compute does not come after, by its
+// number and the mark of its end; zero is none.
+func (m *Machine) Flight() (n int, end Mark) {
+	if len(m.lent) == 0 {
+		return 0, 0
+	}
+	n = m.lent[0].out
+	return n, m.lefts[n-1]
+}
+
+// Past makes compute come after the first n copies out: whoever knows that they are over
+// need not wait until there is no room.
+func (m *Machine) Past(n int) { m.follow(n) }
+
+// counted tells whether foreign bytes are counted, and limited.
+func (m *Machine) counted() bool { return m.cfg.Lend && m.device.Limit() < Unlimited }
 
 // follow makes compute come after the first n copies out.
 func (m *Machine) follow(n int) {
@@ -242,9 +294,22 @@ func (m *Machine) let() {
 		past := f.out <= m.device.followed[Compute]
 		if past {
 			m.exec.Left(f.s)
+			if f.place != None { // memory is the owner's to order: no marks
+				f.tell(m)
+				m.device.Give(f.place, f.s.Bytes, 0)
+			}
 		}
 		return past
 	})
+}
+
+// tell tells who watches that the place is given back.
+func (f *flight) tell(m *Machine) {
+	if !f.told {
+		was := *f.s
+		was.Device, f.told = f.place, true
+		m.saw(&was, false, false)
+	}
 }
 
 // settle gives back device bytes that nobody holds: of a storage whose copy out
@@ -254,18 +319,24 @@ func (m *Machine) settle(s *Storage) {
 	if s.held() || len(s.in) > 0 && s.State != Leaving {
 		return
 	}
-	if s.Device != None {
-		m.device.Give(s.Device, s.Bytes, s.out, s.used, s.left)
-	}
-	if s.lent {
-		s.lent = false
-		m.lent = append(m.lent, flight{s, s.out})
-		m.let()
+	at := s.Device
+	if counted := s.lent && at != None; !counted && (s.lent || at != None) {
+		m.saw(s, false, false)
 	}
 	s.Device, s.State = None, Away
+	switch {
+	case s.lent:
+		s.lent = false
+		k, _ := slices.BinarySearchFunc(m.lent, s.out+1, func(f flight, n int) int { return f.out - n }) // behind its own
+		m.lent = slices.Insert(m.lent, k, flight{s, s.out, at, false})
+		m.let()
+	case at != None:
+		m.device.Give(at, s.Bytes, s.out, s.used, s.left)
+	}
 	if len(s.in) == 0 {
 		s.State = Dead
 		if s.Host != None { // the next to write there is a copy out too
+			m.saw(s, true, false)
 			m.host.Give(s.Host, s.Bytes, 0)
 			s.Host = None
 		}
@@ -281,6 +352,9 @@ func (m *Machine) Load(name schedule.Group) error {
 		panic("residency: " + name.String() + " is loaded but not saved, or loaded before")
 	}
 	g.load(1)
+	for _, e := range g.entries { // before room is made for the others
+		m.reclaim(e.s)
+	}
 	for _, e := range g.entries {
 		if e.s.State == Away {
 			off, err := m.place(In, e.s.Bytes, e.s.out)
@@ -304,14 +378,48 @@ func (m *Machine) Load(name schedule.Group) error {
 	return nil
 }
 
-// bring issues a copy in.
+// Gone tells whether a storage has to be copied in when a group is loaded that saved it.
+func (m *Machine) Gone(s *Storage) bool { return s.State == Away && m.flying(s) < 0 }
+
+// flying is which flight a storage can be taken back from, or negative. One that has come
+// back before may not be there yet.
+func (m *Machine) flying(s *Storage) int {
+	if s.State != Away || s.returned != 0 || m.plan != nil && m.plan.Strict {
+		return -1
+	}
+	return slices.IndexFunc(m.lent, func(f flight) bool { return f.s == s && f.place != None })
+}
+
+// reclaim takes back bytes that are counted until their copy out is over: they are what
+// would come back. A strict plan counts on their being gone.
+func (m *Machine) reclaim(s *Storage) {
+	if i := m.flying(s); i >= 0 {
+		s.Device, s.State, s.lent = m.lent[i].place, Leaving, true
+		m.lent = slices.Delete(m.lent, i, i+1)
+	}
+}
+
+// bring issues a copy in. Memory that is lent may be in use by work that compute was
+// given before.
 func (m *Machine) bring(s *Storage, off int64) {
+	if m.cfg.Lend && s.Foreign {
+		for i := range m.lent {
+			if m.lent[i].s == s {
+				m.lent[i].tell(m)
+			}
+		}
+		m.exec.Lend(s)
+		s.lent = true
+		m.exec.After(In, m.exec.Record(Compute))
+	}
 	m.exec.After(In, s.left)
 	m.device.follow(In, s.out)
 	s.Device, s.State = off, Returning
+	m.saw(s, false, true)
 	m.exec.In(s)
 	s.returned = m.exec.Record(In)
 	m.returned = s.returned
+	m.saw(s, true, false)
 	m.host.Give(s.Host, s.Bytes, m.host.Out(), s.returned)
 	s.Host, s.left = None, 0
 	m.counts.In++

@@ -46,6 +46,7 @@ func (x *notes) After(l Lane, m Mark) {
 func (x *notes) Out(s *Storage)  { x.copies[Out]++; x.say("out %d", s.ID) }
 func (x *notes) In(s *Storage)   { x.copies[In]++; x.say("in %d", s.ID) }
 func (x *notes) Left(s *Storage) { x.say("left %d", s.ID) }
+func (x *notes) Lend(s *Storage) { x.say("lend %d", s.ID) }
 
 func (x *notes) said(t *testing.T, want ...string) {
 	t.Helper()
@@ -243,7 +244,8 @@ func TestHostFull(t *testing.T) {
 func TestForeign(t *testing.T) {
 	m := begin(t, Config{Device: 1000, Host: 1000, Window: 2}, leaving(0, 1, 2, 3))
 	for i := range 5 {
-		id := m.Foreign(10).ID
+		s, _ := m.Foreign(10)
+		id := s.ID
 		m.Save(grp(i), Item{ID: id})
 		m.Give(id)
 		m.Check()
@@ -256,7 +258,7 @@ func TestForeign(t *testing.T) {
 	if m.Device().Top() != 10 {
 		t.Errorf("an extent of %d", m.Device().Top())
 	}
-	m.Foreign(1)
+	_, _ = m.Foreign(1)
 	m.End()
 	m.x.said(t, "compute after copy out 4", "left 3", "left 5")
 }

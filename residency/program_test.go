@@ -21,6 +21,7 @@ type program struct {
 	tape Tape
 	plan *Plan
 	cfg  Config
+	host []hosts // what the host does before each call, or nil
 }
 
 func grp(i int) schedule.Group { return schedule.Group{Name: "g", Layer: i} }
@@ -34,6 +35,7 @@ type author struct {
 	items         map[int][]Item
 	made, groups  int
 	scope         bool
+	lend          bool // all memory is the caller's
 }
 
 func (a *author) add(op Op) { a.ops = append(a.ops, op) }
@@ -50,7 +52,11 @@ func (a *author) pick(list *[]int) int {
 
 func (a *author) save() {
 	from := slices.Clone(a.owned)
-	for _, g := range a.loaded {
+	groups := a.loaded
+	if a.lend { // what was given back and is away, or on the way, may be saved again
+		groups = slices.Concat(a.saved, a.loaded)
+	}
+	for _, g := range groups {
 		for _, it := range a.items[g] {
 			from = append(from, it.ID)
 		}
@@ -71,7 +77,7 @@ func (a *author) step() {
 	switch k := a.d(12); {
 	case k < 4:
 		kind := OpTake
-		if k == 3 {
+		if k == 3 || a.lend {
 			kind = OpForeign
 		}
 		a.add(Op{Kind: kind, ID: a.made, Bytes: int64(1 + a.d(6))})
@@ -87,7 +93,7 @@ func (a *author) step() {
 		a.add(Op{Kind: OpLoad, Group: grp(g)})
 	case k < 11 && len(a.loaded) > 0:
 		a.add(Op{Kind: OpRelease, Group: grp(a.pick(&a.loaded))})
-	case k == 11 && a.d(2) == 0:
+	case k == 11 && !a.lend && a.d(2) == 0:
 		a.toggle()
 	}
 }
@@ -102,7 +108,11 @@ func (a *author) toggle() {
 }
 
 func write(d draw, steps int) program {
-	a := &author{d: d, items: map[int][]Item{}}
+	return compose(&author{d: d, items: map[int][]Item{}}, steps)
+}
+
+func compose(a *author, steps int) program {
+	d := a.d
 	for range steps {
 		a.step()
 	}
@@ -158,6 +168,9 @@ type rig struct {
 	items   map[schedule.Group][]Item
 	loaded  []schedule.Group
 	stopped bool // there was no room
+	again   int  // saves of what is away
+	early   int  // bytes left before the end
+	flights flights
 }
 
 func (r *rig) use(g schedule.Group) {
@@ -215,7 +228,7 @@ func (r *rig) full(err error) {
 func (r *rig) do(op Op) {
 	switch op.Kind {
 	case OpTake, OpForeign:
-		if r.try(func() error { return r.m.do(op) }) {
+		if r.try(func() error { return r.placing(op, func() error { return r.m.do(op) }) }) {
 			r.x.make(r.m.Storage(op.ID))
 		}
 	case OpGive:
@@ -223,7 +236,7 @@ func (r *rig) do(op Op) {
 	case OpSave:
 		r.save(op)
 	case OpLoad:
-		if r.try(func() error { return r.m.Load(op.Group) }) {
+		if r.try(func() error { return r.placing(op, func() error { return r.load(op.Group) }) }) {
 			r.loaded = append(r.loaded, op.Group)
 			r.use(op.Group)
 		}
@@ -236,20 +249,24 @@ func (r *rig) do(op Op) {
 		r.endScope()
 	}
 	r.m.Check()
+	r.counted()
 }
 
 // save ends a forward pass, which has just written what was not saved before.
 func (r *rig) save(op Op) {
 	items := slices.DeleteFunc(slices.Clone(op.Items), func(it Item) bool { // it was given to make room
 		s := r.m.Storage(it.ID)
-		return !s.owned && s.loaded == 0
+		return !s.owned && s.loaded == 0 && (!r.m.cfg.Lend || s.State == Dead)
 	})
 	r.x.work(Compute)
 	for _, it := range items {
 		if s := r.m.Storage(it.ID); s.written == 0 {
 			r.x.write(Compute, r.x.here(s), s.ID+1)
-		} else {
+		} else if s.owned || s.loaded > 0 {
 			r.x.see(s)
+		}
+		if r.m.Storage(it.ID).State == Away {
+			r.again++
 		}
 		r.x.stay[it.ID] = r.x.stay[it.ID] || it.Stay
 	}
@@ -269,7 +286,11 @@ func (p program) run(drop int) *rig {
 	r := &rig{x: newClocks(p.cfg), given: map[int]bool{}, items: map[schedule.Group][]Item{}}
 	r.x.drop = drop
 	r.m = New(p.cfg, r.x, p.plan)
-	for _, op := range p.tape.Ops {
+	r.m.Watch = r.watch()
+	for i, op := range p.tape.Ops {
+		if p.host != nil {
+			r.hosts(p.host[i])
+		}
 		if r.do(op); r.stopped || r.x.wrong != "" {
 			break
 		}
@@ -277,14 +298,40 @@ func (p program) run(drop int) *rig {
 	if r.x.scope {
 		r.endScope()
 	}
+	for _, n := range r.x.left {
+		r.early += n
+	}
 	r.m.End()
 	r.x.end()
 	for _, s := range r.m.storages {
-		if s.Foreign && r.x.left[s.ID] != 1 {
-			r.x.fail("%v was let go %d times", s, r.x.left[s.ID])
+		if s.Foreign && r.x.left[s.ID] != 1+r.x.lent[s.ID] {
+			r.x.fail("%v was lent %d times and let go %d times", s, 1+r.x.lent[s.ID], r.x.left[s.ID])
 		}
 	}
 	return r
+}
+
+// watch is told that a storage gets a place only when it has none of that kind, and gives
+// back the one that it has.
+func (r *rig) watch() func(s *Storage, host, taken bool) {
+	type where struct {
+		id   int
+		host bool
+	}
+	places := map[where]int64{}
+	return func(s *Storage, host, taken bool) {
+		k, at := where{s.ID, host}, s.Device
+		if host {
+			at = s.Host
+		}
+		was, has := places[k]
+		if has == taken || has && was != at {
+			r.x.fail("%v: at %d, host %v, taken %v, and it was at %d, %v", s, at, host, taken, was, has)
+		}
+		if places[k] = at; !taken {
+			delete(places, k)
+		}
+	}
 }
 
 // SPEC S5.1, S5.3, S4.1: whatever a step does, under whatever plan and limits, no

@@ -42,11 +42,15 @@ type Executor interface {
 	After(l Lane, m Mark)
 	// Out copies the storage to its place on the host, on lane Out.
 	Out(s *Storage)
-	// In copies it back to its place on the device, on lane In.
+	// In copies it back to its place on the device, on lane In. A foreign storage comes
+	// back to the heap, or, under Config.Lend, to memory that its owner has lent.
 	In(s *Storage)
+	// Lend asks the owner of a foreign storage for memory that it comes back to, under
+	// Config.Lend. All that compute is given until it returns may use that memory.
+	Lend(s *Storage)
 	// Left is said once of every foreign storage, when the machine needs its first
 	// bytes no more and compute comes after all that used them: their owner may
-	// free them in compute's order.
+	// free them in compute's order. It is said again of those that were lent since.
 	Left(s *Storage)
 }
 
@@ -91,7 +95,7 @@ type Storage struct {
 	State   State
 
 	owned    bool      // the caller has not given it back
-	lent     bool      // its first bytes are the caller's, who was not told Left
+	lent     bool      // its bytes are the caller's, who was not told Left
 	fixed    bool      // never to be moved
 	in       []*group  // that saved it and have not been released
 	one      [1]*group // room for one of them, which most have
@@ -133,6 +137,9 @@ type Plan struct {
 	// else makes room.
 	Window int
 	Device int64
+	// Strict says that what leaves is gone: under Config.Lend bytes are not taken back
+	// because their copy out is not over yet.
+	Strict bool
 }
 
 // Config is the limits of a machine.
@@ -148,7 +155,14 @@ type Config struct {
 	Cap int
 	// Least is the bytes below which a storage never leaves.
 	Least int64
+	// Lend makes the device heap an account of foreign storages: they have a place in
+	// it like others, but lie in memory of the caller's, and come back to memory that
+	// the caller lends when it is asked.
+	Lend bool
 }
+
+// Unlimited is a limit that nothing reaches: of an account that has none.
+const Unlimited = 1 << 60
 
 // DefaultWindow lets one copy run while the next is being made ready.
 const DefaultWindow = 2

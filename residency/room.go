@@ -18,10 +18,24 @@ func (m *Machine) place(lane Lane, bytes int64, past int) (int64, error) {
 		if off, ok := m.room(lane, bytes, past); ok {
 			return off, nil
 		}
-		if (m.scope || !m.evict()) && !m.device.Raise(m.cfg.Device) {
+		if m.cfg.Lend && len(m.lent) > 0 {
+			m.follow(m.lent[0].out) // which is to be over, and then its bytes are free
+			continue
+		}
+		if (m.scope || !m.evict()) && !m.device.Raise(m.most(bytes)) {
 			return 0, &Full{lane, bytes, m.device.Live(), m.device.Limit(), m.device.largest()}
 		}
 	}
+}
+
+// most is the limit where nothing else makes room for so many bytes. Under Config.Lend
+// there is none but the plan's: it is exceeded by what must be, and holds again for what
+// comes next.
+func (m *Machine) most(bytes int64) int64 {
+	if m.cfg.Lend {
+		return min(m.cfg.Device, m.device.Live()+m.device.Round(bytes))
+	}
+	return m.cfg.Device
 }
 
 // room finds device bytes for a lane if there are any.
@@ -125,7 +139,7 @@ func (m *Machine) fetch(names []schedule.Group) {
 			continue
 		}
 		for _, e := range g.entries {
-			if e.s.State != Away {
+			if m.reclaim(e.s); e.s.State != Away {
 				continue
 			}
 			if off, ok := m.room(In, e.s.Bytes, e.s.out); ok {
@@ -140,6 +154,11 @@ func (m *Machine) Check() {
 	m.device.Check()
 	m.host.Check()
 	device, host := m.device.Live(), m.host.Live()
+	for _, f := range m.lent {
+		if f.place != None {
+			device -= m.device.Round(f.s.Bytes)
+		}
+	}
 	for _, s := range m.storages {
 		out := s.State == Leaving || s.State == Away
 		here := s.State == Resident || s.State == Leaving || s.State == Returning

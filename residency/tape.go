@@ -71,7 +71,7 @@ func (m *Machine) do(op Op) (err error) {
 	case OpTake:
 		_, err = m.Take(op.Bytes)
 	case OpForeign:
-		m.Foreign(op.Bytes)
+		_, err = m.Foreign(op.Bytes)
 	case OpGive:
 		m.Give(op.ID)
 	case OpSave:

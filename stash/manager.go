@@ -11,6 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/trace"
 )
 
 // Phase says what a step is for.
@@ -57,6 +58,8 @@ type ManagerConfig struct {
 	Reduce func(Verdict) (Verdict, error)
 	// Log takes a line on the first rerun, spill and growth; nil is silent.
 	Log *slog.Logger
+	// Emit takes the events of groups, and of pages at the end of a step; nil is nobody.
+	Emit func(trace.Event)
 }
 
 // Manager moves the groups of a training loop through a store. One goroutine

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/trace"
 )
 
 // State is something a step changes and a rerun must find as it was: random
@@ -265,7 +266,30 @@ func (m *Manager) demand(rep Report, what *issue) (pages schedule.Pages) {
 	return pages
 }
 
+// emit traces what is done with a group. How many rows it has is known on the device
+// alone.
+func (m *Manager) emit(what trace.What, g schedule.Group) {
+	if m.cfg.Emit != nil {
+		m.cfg.Emit(trace.Event{What: what, Name: g.Name, Chunk: g.Chunk, Layer: g.Layer, Microbatch: g.Microbatch})
+	}
+}
+
+// emitPages traces the pages of a step that is over.
+func (m *Manager) emitPages(rep Report) {
+	if m.cfg.Emit == nil {
+		return
+	}
+	page := int64(m.store.cfg.Page)
+	for t := range Tiers {
+		have := m.store.Pages(t)
+		if have > 0 {
+			m.cfg.Emit(trace.Event{What: trace.Spill, Tier: trace.Tier(t), Bytes: int64(have-rep.Low[t]) * page, Offset: int64(have) * page})
+		}
+	}
+}
+
 func (m *Manager) count(rep Report, demand schedule.Pages) {
+	m.emitPages(rep)
 	m.stats.Stashed += schedule.Pages(rep.Stashed)
 	m.stats.Demand = max(m.stats.Demand, demand)
 	m.stats.Low = rep.Low

@@ -9,6 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/trace"
 )
 
 // Workspace is a number of slots, each with the buffers of one layout. The life
@@ -317,6 +318,7 @@ func (s *slot) stash(after *order.Mark) {
 	m.out.Flush()
 	m.pushed(s.group)
 	m.store.Stash(m.out.Stream, r, s.mem)
+	m.emit(trace.Stash, s.group)
 	m.out.Record(r.stashed)
 	s.idle = r.stashed
 }
@@ -331,6 +333,7 @@ func (s *slot) restore(g schedule.Group) {
 	m.in.Flush()
 	if r != nil && m.popped(g) {
 		m.store.Restore(m.in.Stream, r, s.mem)
+		m.emit(trace.Restore, g)
 	}
 	m.in.Record(s.ready)
 	s.state, s.group = slotReturning, g

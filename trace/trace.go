@@ -1,21 +1,25 @@
-// Package trace is the one format in which the runtime says what it did. It is
-// pure: mechanisms emit events, whoever wants pictures reads them.
+// Package trace is the one format in which a run says what it did. It is pure:
+// devices and mechanisms emit events, whoever wants pictures reads them.
+//
+// There are two sorts of events. Decisions (Begin to Decide, Alloc, Free) come in the
+// order of issue, from the goroutine that drives a rank; the host may be far ahead of
+// the device then, so that First, the pieces of work that compute had been given, says
+// where on the device's clock they belong. Spans (Launch to Work) say what a stream
+// did and when, and come from any goroutine, when it is known.
+//
+// This file owns the vocabulary, writer.go and reader.go the compact form, clock.go where
+// decisions lie on the device's clock, laws.go what holds of every trace.
 package trace
 
-import (
-	"encoding/json"
-	"fmt"
-	"io"
-	"sync"
-)
+import "fmt"
 
 // What is what happened.
 type What uint8
 
 const (
 	Begin     What = iota // a step begins
-	End                   // and ends
-	Save                  // a group was saved
+	End                   // and ends: Bytes is the most device memory that its storages had, Offset host memory
+	Save                  // a storage was saved first by this group; then, without a storage, the whole group
 	Leave                 // a storage's copy to the host was issued
 	Return                // its copy back was issued
 	Load                  // a group is needed
@@ -26,11 +30,26 @@ const (
 	Capture               // a scope was captured
 	Replay                // and replayed
 	Rerun                 // a step is done again
-	Decide                // a policy was chosen
+	Decide                // a policy was chosen: Bytes is what it moves, Offset the device memory it is to take
+
+	Alloc   // memory was taken: a storage's, or, without a storage, the device's own
+	Free    // and given back
+	Stash   // a group's rows were put into pages: how many, the device alone knows
+	Restore // and back
+	Spill   // pages of a tier, as the end of the step tells: Bytes is the most in use, Offset what there is
+
+	Launch // a kernel ran
+	Copy   // a copy
+	Graph  // a replayed graph
+	Wait   // a stream waited for another
+	Work   // some of these together, where a device does not tell them apart
 	whats
 )
 
-var names = [whats]string{"begin", "end", "save", "leave", "return", "load", "release", "evict", "late", "recompute", "capture", "replay", "rerun", "decide"}
+var names = [whats]string{
+	"begin", "end", "save", "leave", "return", "load", "release", "evict", "late", "recompute", "capture", "replay", "rerun", "decide",
+	"alloc", "free", "stash", "restore", "spill", "launch", "copy", "graph", "wait", "work",
+}
 
 func (w What) String() string {
 	if w < whats {
@@ -38,6 +57,9 @@ func (w What) String() string {
 	}
 	return fmt.Sprintf("What(%d)", uint8(w))
 }
+
+// Span tells whether events of this kind say what a stream did.
+func (w What) Span() bool { return w >= Launch && w < whats }
 
 // MarshalText gives the name.
 func (w What) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
@@ -53,47 +75,69 @@ func (w *What) UnmarshalText(text []byte) error {
 	return fmt.Errorf("trace: %q is no kind of event", text)
 }
 
-// Event is one thing that happened, in the order of issue.
-type Event struct {
-	Step       int    `json:"step"`
-	Rank       int    `json:"rank"`
-	What       What   `json:"what"`
-	Name       string `json:"name,omitempty"` // of the group, scope or policy
-	Chunk      int    `json:"chunk,omitempty"`
-	Layer      int    `json:"layer,omitempty"`
-	Microbatch int    `json:"microbatch,omitempty"`
-	Bytes      int64  `json:"bytes,omitempty"`
-	// Device and Host are what is in use of both afterwards.
-	Device int64 `json:"device"`
-	Host   int64 `json:"host"`
+// Tier is where memory is.
+type Tier uint8
+
+const (
+	Device Tier = iota
+	Host
+)
+
+// Pool is the owner of the memory in which the storages of steps have their places: who
+// counts both counts them twice.
+func (t Tier) Pool() string {
+	if t == Host {
+		return "offloaded activations"
+	}
+	return "saved activations"
 }
 
-// Sink takes events. Emit is called in the order of issue, by one goroutine a
-// rank.
+// Event is one thing that happened.
+type Event struct {
+	What What
+	Rank int
+	Step int // zero of a span: its time tells in which step it lies
+
+	// Time is in nanoseconds since the trace began (see From): of a decision when it
+	// was issued, of a span its beginning. Took is a span's length.
+	Time, Took int64
+
+	// Stream is the stream of a span, and First and Last number its pieces of work
+	// there, in the order of issue, Last excluded. Of a decision First is the number
+	// that compute's next piece will have; of memory without a storage it is zero, and
+	// its time tells.
+	Stream      string
+	First, Last uint64
+
+	// Name is the group's, scope's, policy's or kernel's, or for memory that is not a
+	// storage of the step (parameters, pools, pages) its owner's.
+	Name                     string
+	Chunk, Layer, Microbatch int
+
+	// Storage numbers the storages of a step from one; zero is none.
+	Storage int
+	Tier    Tier  // of Alloc, Free, and by where a Copy goes
+	Offset  int64 // of a storage in its pool, where it has a place, or -1
+	Bytes   int64
+	// InUse is what is in use of both tiers afterwards: by the step's storages, or, if
+	// the event has an owner's name and no storage, by the whole device.
+	InUse [2]int64
+}
+
+// Sink takes events. Decisions of a rank are emitted in the order of issue; spans
+// come from any goroutine.
 type Sink interface{ Emit(Event) }
 
-// Lines writes events as JSON lines; the first error sticks.
-type Lines struct {
-	mu  sync.Mutex
-	enc *json.Encoder
-	err error
+// From gives a sink events whose time counts from zero, a reading of the clock of
+// whoever emits them: device.Now, for the runtime.
+func From(zero int64, s Sink) Sink { return from{zero, s} }
+
+type from struct {
+	zero int64
+	sink Sink
 }
 
-// NewLines writes to w, which the caller flushes and closes.
-func NewLines(w io.Writer) *Lines { return &Lines{enc: json.NewEncoder(w)} }
-
-// Emit writes an event.
-func (l *Lines) Emit(e Event) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.err == nil {
-		l.err = l.enc.Encode(e)
-	}
-}
-
-// Err is the first error of the writer.
-func (l *Lines) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.err
+func (f from) Emit(e Event) {
+	e.Time -= f.zero
+	f.sink.Emit(e)
 }

@@ -1,51 +1,363 @@
+// This file tests that what was written is read back as it was, whole, cut off and
+// damaged, and what writing costs.
+
 package trace_test
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/trace"
 )
 
-// SPEC S6.5: what was written is read back as it was.
-func TestLines(t *testing.T) {
-	var b bytes.Buffer
-	l := trace.NewLines(&b)
-	want := []trace.Event{
-		{What: trace.Begin},
-		{Step: 3, Rank: 1, What: trace.Leave, Name: "core_attn", Chunk: 1, Layer: 2, Microbatch: 4, Bytes: 5, Device: 6, Host: 7},
-		{What: trace.Decide, Name: "offload"},
-	}
-	for _, e := range want {
-		l.Emit(e)
-	}
-	if err := l.Err(); err != nil {
-		t.Fatal(err)
-	}
-	dec := json.NewDecoder(&b)
-	for i, w := range want {
-		var got trace.Event
-		if err := dec.Decode(&got); err != nil || got != w {
-			t.Errorf("event %d: %+v, %v; want %+v", i, got, err, w)
+const whats = int(trace.Work) + 1
+
+func TestWords(t *testing.T) {
+	for w := range whats {
+		text, err := json.Marshal(trace.What(w))
+		var back trace.What
+		if err != nil || json.Unmarshal(text, &back) != nil || int(back) != w || strings.HasPrefix(back.String(), "What") {
+			t.Errorf("%d is written %s and read %v", w, text, back)
 		}
 	}
 	var bad trace.What
-	if bad.UnmarshalText([]byte("vanish")) == nil {
+	if bad.UnmarshalText([]byte("vanish")) == nil || trace.What(whats).String() != "What(24)" || trace.What(whats).Span() {
 		t.Error("an unknown kind was read")
+	}
+	if trace.Spill.Span() || !trace.Launch.Span() || !trace.Work.Span() {
+		t.Error("spans are not told from decisions")
 	}
 }
 
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, errors.New("the disk is full") }
-
-func TestLinesRememberTheFirstError(t *testing.T) {
-	l := trace.NewLines(full{})
-	l.Emit(trace.Event{})
-	l.Emit(trace.Event{})
-	if l.Err() == nil {
-		t.Error("an error was lost")
+// drawn draws an event that is anything at all.
+func drawn(t *rapid.T) trace.Event {
+	number := rapid.Int64()
+	name := rapid.SampledFrom([]string{"", "core_attn", "mlp", "compute", "offload", "\x00", "gemm"})
+	whole := func(label string) int { return int(number.Draw(t, label)) }
+	return trace.Event{
+		What: trace.What(rapid.IntRange(0, whats-1).Draw(t, "what")), Rank: whole("rank"), Step: whole("step"),
+		Time: number.Draw(t, "time"), Took: number.Draw(t, "took"), Stream: name.Draw(t, "stream"),
+		First: rapid.Uint64().Draw(t, "first"), Last: rapid.Uint64().Draw(t, "last"), Name: name.Draw(t, "name"),
+		Chunk: whole("chunk"), Layer: whole("layer"), Microbatch: whole("microbatch"),
+		Storage: whole("storage"), Tier: trace.Tier(rapid.IntRange(0, 1).Draw(t, "tier")), Offset: number.Draw(t, "offset"),
+		Bytes: number.Draw(t, "bytes"), InUse: [2]int64{number.Draw(t, "device"), number.Draw(t, "host")},
 	}
+}
+
+// SPEC S6.5: whatever is emitted is read back; a trace that is cut off anywhere gives a
+// part of it, from the beginning and without a mistake, and says that it was cut.
+func TestRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := trace.Header{Rank: rapid.IntRange(0, 9).Draw(t, "rank"), Began: rapid.Int64().Draw(t, "began"), Compute: "compute", Budget: rapid.Int64().Draw(t, "budget")}
+		var b bytes.Buffer
+		w := trace.NewWriter(&b, h, 0)
+		var want []trace.Event
+		for range rapid.IntRange(0, 40).Draw(t, "events") {
+			e := drawn(t)
+			want = append(want, e)
+			w.Emit(e)
+		}
+		if err := w.Close(); err != nil || w.Dropped() != 0 {
+			t.Fatal(err, w.Dropped())
+		}
+		got, err := trace.Read(bytes.NewReader(b.Bytes()))
+		if err != nil || got.Cut != nil || got.Dropped != 0 || got.Header != h || !slices.Equal(got.Events, want) {
+			t.Fatalf("read %+v, %v; want %+v, %+v", got, err, h, want)
+		}
+		at := rapid.IntRange(0, b.Len()-1).Draw(t, "cut")
+		part, err := trace.Read(bytes.NewReader(b.Bytes()[:at]))
+		if err == nil && (part.Cut == nil || part.Header != h || !slices.Equal(part.Events, want[:len(part.Events)])) {
+			t.Fatalf("cut at %d of %d: %+v", at, b.Len(), part)
+		}
+		bad := slices.Clone(b.Bytes())
+		bad[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
+		part, err = trace.Read(bytes.NewReader(bad))
+		if err == nil && (part.Cut == nil || part.Header != h || !slices.Equal(part.Events, want[:len(part.Events)])) {
+			t.Fatalf("damaged at %d of %d: %+v", at, b.Len(), part)
+		}
+	})
+}
+
+// SPEC S6.5: a run that was stopped leaves its whole steps behind.
+func TestStopped(t *testing.T) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{}, 0)
+	for step := range 3 {
+		w.Emit(trace.Event{What: trace.Begin, Step: step})
+		w.Emit(trace.Event{What: trace.End, Step: step})
+	}
+	w.Emit(trace.Event{What: trace.Begin, Step: 3})
+	got, err := trace.Read(&b)
+	if err != nil || len(got.Events) != 6 || got.Cut == nil || !strings.Contains(got.Cut.Error(), "not closed") {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// SPEC S6.5: a trace is never longer than its limit. What there is no room for is
+// counted, and the borders of steps are the last to go.
+func TestLimit(t *testing.T) {
+	for _, limit := range []int64{1000, 4 << 10, 256 << 10, 1 << 20} {
+		var b bytes.Buffer
+		w := trace.NewWriter(&b, trace.Header{Compute: "compute"}, limit)
+		const steps, each = 200, 1000
+		for i := range steps {
+			w.Emit(trace.Event{What: trace.Begin, Step: i, Time: int64(i * each)})
+			for k := range each {
+				w.Emit(trace.Event{What: trace.Launch, Time: int64(i*each + k), Took: int64(k * k), Name: strings.Repeat("n", k%7), Stream: "compute"})
+			}
+			w.Emit(trace.Event{What: trace.End, Step: i, Time: int64(i*each + each)})
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if int64(b.Len()) > limit {
+			t.Errorf("%d bytes were written of at most %d", b.Len(), limit)
+		}
+		got, err := trace.Read(&b)
+		if err != nil || got.Cut != nil {
+			t.Fatal(err, got.Cut)
+		}
+		if int(got.Dropped)+len(got.Events) != steps*(each+2) || got.Dropped != w.Dropped() {
+			t.Errorf("limit %d: %d events and %d dropped of %d", limit, len(got.Events), got.Dropped, steps*(each+2))
+		}
+		borders := 0
+		for _, e := range got.Events {
+			if !e.What.Span() {
+				borders++
+			}
+		}
+		if limit >= 256<<10 && borders != 2*steps {
+			t.Errorf("limit %d: %d borders of steps are left of %d", limit, borders, 2*steps)
+		}
+	}
+}
+
+// Many goroutines write one trace.
+func TestManyGoroutines(t *testing.T) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{}, 0)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for i := range 2000 {
+				w.Emit(trace.Event{What: trace.Copy, Stream: "s" + string(rune('0'+g)), First: uint64(i), Last: uint64(i + 1)})
+			}
+		})
+	}
+	wg.Wait()
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := trace.Read(&b)
+	if err != nil || got.Cut != nil {
+		t.Fatal(err, got.Cut)
+	}
+	next := map[string]uint64{}
+	for _, e := range got.Events {
+		if e.First != next[e.Stream] {
+			t.Fatalf("%+v, want number %d", e, next[e.Stream])
+		}
+		next[e.Stream]++
+	}
+	if len(next) != 8 {
+		t.Errorf("%v", next)
+	}
+}
+
+type full struct{ after int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.after--; f.after < 0 {
+		return 0, errors.New("the disk is full")
+	}
+	return len(p), nil
+}
+
+func TestFirstErrorSticks(t *testing.T) {
+	for after := range 3 {
+		w := trace.NewWriter(&full{after}, trace.Header{}, 0)
+		w.Emit(trace.Event{What: trace.End})
+		w.Emit(trace.Event{What: trace.End})
+		if err := w.Close(); err == nil || err.Error() != "the disk is full" || w.Close() == nil {
+			t.Errorf("after %d writes: %v", after, err)
+		}
+	}
+	if _, err := trace.Read(strings.NewReader("not a trace, although it is long enough")); err == nil {
+		t.Error("something else was read")
+	}
+}
+
+// What comes after the end is dropped, and a long name is cut.
+func TestAfterTheEnd(t *testing.T) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{}, 0)
+	w.Emit(trace.Event{What: trace.Save, Name: strings.Repeat("x", 1<<20)})
+	w.Emit(trace.Event{What: trace.What(whats)})
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.Emit(trace.Event{})
+	got, err := trace.Read(&b)
+	if err != nil || len(got.Events) != 1 || len(got.Events[0].Name) != 256 || w.Dropped() != 2 {
+		t.Errorf("%d, %v", w.Dropped(), err)
+	}
+}
+
+type list []trace.Event
+
+func (l *list) Emit(e trace.Event) { *l = append(*l, e) }
+
+func TestFrom(t *testing.T) {
+	var l list
+	trace.From(100, &l).Emit(trace.Event{Time: 150, Took: 3})
+	if want := (list{{Time: 50, Took: 3}}); !reflect.DeepEqual(l, want) {
+		t.Errorf("%+v", l)
+	}
+}
+
+// SPEC S6.5: decisions are placed on compute's clock by its spans, between them evenly;
+// other streams, and memory that nobody saved, have clocks of their own.
+func TestClock(t *testing.T) {
+	tr := &trace.Trace{Header: trace.Header{Compute: "compute"}, Events: []trace.Event{
+		{What: trace.Save, First: 2, Time: 1},
+		{What: trace.Launch, Stream: "compute", First: 0, Last: 1, Time: 100, Took: 10},
+		{What: trace.Copy, Stream: "offload", First: 2, Last: 3, Time: 5, Took: 1},
+		{What: trace.Work, Stream: "compute", First: 2, Last: 6, Time: 200, Took: 40},
+		{What: trace.Launch, Stream: "compute", First: 6, Last: 7, Time: 260, Took: 5},
+	}}
+	c := tr.Clock()
+	for first, want := range map[uint64]int64{0: 100, 1: 110, 2: 200, 3: 210, 5: 230, 6: 260, 7: 265, 99: 265} {
+		if got := c.At(first); got != want {
+			t.Errorf("piece %d began at %d; want %d", first, got, want)
+		}
+	}
+	memory := trace.Event{What: trace.Alloc, Name: "parameters", Time: 7}
+	if c.Of(&tr.Events[0]) != 200 || c.Of(&tr.Events[2]) != 5 || c.Of(&memory) != 7 {
+		t.Error("an event lies elsewhere")
+	}
+	tr.Events = append(tr.Events, trace.Event{What: trace.Graph, Stream: "compute", First: 7, Last: 8, Time: 300, Took: 100})
+	for i := range 4 {
+		tr.Events = append(tr.Events, trace.Event{What: trace.Alloc, Storage: 1 + i, First: 7, Time: int64(10 + 8*i)})
+	}
+	c, last := tr.Clock(), int64(299)
+	for _, e := range tr.Events[6:] {
+		at := c.Of(&e)
+		if at <= last || at >= 400 {
+			t.Errorf("%+v of a graph from 300 to 400 lies at %d, the one before at %d", e, at, last)
+		}
+		last = at
+	}
+	if c.Of(&tr.Events[6]) != 300 {
+		t.Error("the first decision of a graph is not at its beginning")
+	}
+	tr.Events = tr.Events[:1]
+	if c := tr.Clock(); c.Of(&tr.Events[0]) != 1 || c.At(2) != 1 {
+		t.Error("without spans the host's time counts")
+	}
+	if (&trace.Trace{}).Clock().At(3) != 0 {
+		t.Error("an empty trace has a time")
+	}
+}
+
+// FuzzRead: no bytes crash the reader, and what it reads can be written again.
+func FuzzRead(f *testing.F) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{Rank: 1, Began: 2, Compute: "compute"}, 0)
+	w.Emit(trace.Event{What: trace.Begin, Step: 1, Offset: -1})
+	w.Emit(trace.Event{What: trace.Copy, Stream: "offload", Name: "x", First: math.MaxUint64})
+	w.Emit(trace.Event{What: trace.End, Step: 1})
+	_ = w.Close()
+	f.Add(b.Bytes())
+	f.Add(b.Bytes()[:20])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := trace.Read(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		var again bytes.Buffer
+		w := trace.NewWriter(&again, got.Header, 1<<30)
+		for _, e := range got.Events {
+			w.Emit(e)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		back, err := trace.Read(&again)
+		if err != nil || back.Cut != nil || back.Header != got.Header || !slices.Equal(back.Events, got.Events) {
+			t.Fatalf("%+v was read again as %+v, %v", got, back, err)
+		}
+	})
+}
+
+// plausible is the i-th event of a training run: launches, copies, allocations.
+func plausible(i int) trace.Event {
+	e := trace.Event{What: trace.Launch, Time: int64(i) * 1500, Took: 900 + int64(i%97), Stream: "compute", First: uint64(i), Last: uint64(i + 1), Name: kernels[i%len(kernels)]}
+	switch i % 4 {
+	case 1:
+		e = trace.Event{What: trace.Alloc, Step: i / 10000, Time: int64(i) * 1500, First: uint64(i), Name: "core_attn", Layer: i / 16 % 24, Storage: i%5000 + 1, Offset: int64(i%5000) << 20, Bytes: 1 << 20, InUse: [2]int64{int64(i%512) << 20, 0}}
+	case 2:
+		e.What, e.Stream, e.Name, e.Bytes, e.Tier = trace.Copy, "offload", "", 1<<20, trace.Host
+	}
+	return e
+}
+
+var kernels = []string{"gemm", "rms_norm", "softmax", "gemm", "rotary", "stash"}
+
+// SPEC S6.5: a million events are written at under 100 ns each, and no event allocates.
+func BenchmarkEmit(b *testing.B) {
+	events := make([]trace.Event, 1<<16)
+	for i := range events {
+		events[i] = plausible(i)
+	}
+	var n counter
+	b.ReportAllocs()
+	w := trace.NewWriter(&n, trace.Header{Compute: "compute"}, 1<<40)
+	for i := 0; b.Loop(); i++ {
+		w.Emit(events[i%len(events)])
+	}
+	if err := w.Close(); err != nil || w.Dropped() > 0 {
+		b.Fatal(err, w.Dropped())
+	}
+	b.ReportMetric(float64(n)/float64(b.N), "B/event")
+}
+
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) { *c += counter(len(p)); return len(p), nil }
+
+func TestNoAllocationPerEvent(t *testing.T) {
+	w := trace.NewWriter(io.Discard, trace.Header{Compute: "compute"}, 1<<40)
+	i := 0
+	if n := testing.AllocsPerRun(20000, func() { w.Emit(plausible(i)); i++ }); n != 0 {
+		t.Errorf("%v allocations an event", n)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	const events = 1_000_000
+	var data bytes.Buffer
+	w := trace.NewWriter(&data, trace.Header{Compute: "compute"}, 1<<40)
+	for i := range events {
+		w.Emit(plausible(i))
+	}
+	if err := w.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		got, err := trace.Read(bytes.NewReader(data.Bytes()))
+		if err != nil || len(got.Events) != events {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/events, "ns/event")
 }

@@ -49,8 +49,11 @@ type Config struct {
 
 	// Device opens the device of a rank; the trainer closes it.
 	Device func(rank int) (device.Device, error)
-	Log    *slog.Logger              // nil is silent
-	Trace  func(rank int) trace.Sink // nil is none
+	// Measure opens a device to measure links on, which is closed again and nobody
+	// watches; nil stands for the first rank's Device.
+	Measure func() (device.Device, error)
+	Log     *slog.Logger              // nil is silent
+	Trace   func(rank int) trace.Sink // nil is none
 }
 
 // Layout is how ranks share the work: PP x DP of them. Experts are divided over EP of

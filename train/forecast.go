@@ -87,7 +87,7 @@ func rehearse(cfg Config) (*Trainer, error) {
 	if open == nil {
 		return nil, cfg.Check()
 	}
-	cfg.forecast = true
+	cfg.forecast, cfg.Measure = true, nil
 	cfg.Device = func(rank int) (device.Device, error) {
 		d, err := open(rank)
 		if err != nil {
@@ -167,6 +167,14 @@ func (t *Trainer) Predicted() (out []Prediction) {
 			}
 		}
 		out = append(out, Prediction{Device: rest + device.Bytes(f.Extent), Live: rest + device.Bytes(f.Peak), Peak: u.Kind[device.Accel].Peak})
+	}
+	return out
+}
+
+// Decisions are what every rank's runtime decided for its steps, nil where it did not.
+func (t *Trainer) Decisions() (out []*policy.Decision) {
+	for _, r := range t.ranks {
+		out = append(out, r.rt.Decision(r.key()))
 	}
 	return out
 }

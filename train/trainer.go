@@ -107,7 +107,11 @@ func (t *Trainer) measure() error {
 	if m.Links != (policy.Links{}) || m.Budget == 0 && m.byHand() == nil {
 		return nil
 	}
-	dev, err := t.cfg.Device(0)
+	open := t.cfg.Measure
+	if open == nil {
+		open = func() (device.Device, error) { return t.cfg.Device(0) }
+	}
+	dev, err := open()
 	if err != nil {
 		return err
 	}

@@ -47,6 +47,7 @@ issues the work, "elapsed" the time until it is done, both for one piece.`,
 	sizes := cmd.Flags().String("size", "", "`sizes` to copy, separated by commas (default "+
 		sizesText(bench.Sizes("cpu"))+", on a GPU "+sizesText(bench.Sizes("cuda"))+")")
 	line := cmd.Flags().Duration("time", defaults.Line, "time for each line of the table")
+	p := reportFlag(cmd)
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o := defaults
@@ -59,12 +60,12 @@ issues the work, "elapsed" the time until it is done, both for one piece.`,
 				return usagef("--size: %v", err)
 			}
 		}
-		return benchCopy(cmd, dev, o, *asJSON)
+		return benchCopy(cmd, dev, o, p, *asJSON)
 	}
 	return cmd
 }
 
-func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, asJSON bool) (err error) {
+func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *benchPage, asJSON bool) (err error) {
 	dev, err := choice.open()
 	if err != nil {
 		return err
@@ -108,10 +109,13 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, asJSON
 		result.Overheads = append(result.Overheads, v)
 		return text(func() { bench.OverheadText(out, v) })
 	})
-	if err != nil || !asJSON {
+	if err == nil && asJSON {
+		err = printJSON(cmd, result)
+	}
+	if err != nil {
 		return err
 	}
-	return printJSON(cmd, result)
+	return p.copies(result)
 }
 
 // fits refuses what would make the machine swap or the kernel kill us; the

@@ -66,6 +66,7 @@ do the same in PyTorch. budget_bytes is the --budget, or without one the smalles
 whose plan, made from one recorded step, is hardly longer than keeping everything.`,
 		Example: `  stowage bench offload
   stowage bench offload --budget 8MiB --graph full
+  stowage bench offload --report offload.html
   stowage bench offload --offload-modules expert_fc1,moe_act --recompute-modules core_attn
   stowage bench offload --pp 4 --vpp 2 --rank 1 --layers 16 --microbatches 8
   stowage bench offload --device cuda --model deepseek-v3 --layers 6 --intensity 1.1 --json`,
@@ -100,6 +101,7 @@ type offloadFlags struct {
 	delta  string
 	links  string
 	trace  string
+	page   *benchPage
 	asJSON *bool
 }
 
@@ -145,7 +147,8 @@ func addOffloadFlags(cmd *cobra.Command) *offloadFlags {
 	f.BoolVar(&st.Stash, "stash", false, "stash the rows of experts, counted on the device, in the same step")
 	f.StringVar(&x.links, "link-gbps", cpuLink, "`speed` of the CPU's modelled links in 10^9 bytes a second, or two: out,in")
 	f.IntVar(&x.o.Rounds, "steps", 7, "measured `steps` with and without")
-	f.StringVar(&x.trace, "trace", "", "write what the runtime did to a `file` of JSON lines")
+	f.StringVar(&x.trace, "trace", "", "write what the runtime did to a `file` that \"stowage report\" reads")
+	x.page = reportFlag(cmd)
 	x.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
 	cmd.SetUsageTemplate(strings.Replace(usageTemplate, flagsTemplate, flagSections(f, offloadSections, "Other"), 1))

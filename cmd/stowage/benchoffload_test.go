@@ -4,13 +4,15 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/report"
+	"github.com/stowage-dev/stowage/trace"
 )
 
 // brief is a step that takes no time.
@@ -18,8 +20,8 @@ const brief = "bench offload --model qwen3-30b-a3b --layers 2 --seq 8 --steps 2 
 
 // SPEC S5.4, S5.5: the table of bytes by group, the ratios and the prediction.
 func TestBenchOffload(t *testing.T) {
-	trace := filepath.Join(t.TempDir(), "trace.jsonl")
-	stdout, stderr, code := command(strings.Fields(brief + "--offload-modules expert_fc1,moe_act --recompute-modules core_attn --margin 0 --json --trace " + trace)...)
+	file := filepath.Join(t.TempDir(), "offload.trace")
+	stdout, stderr, code := command(strings.Fields(brief + "--offload-modules expert_fc1,moe_act --recompute-modules core_attn --margin 0 --json --trace " + file)...)
 	if code != exitOK || stderr != "" {
 		t.Fatalf("code %d, errors %q", code, stderr)
 	}
@@ -38,7 +40,8 @@ func TestBenchOffload(t *testing.T) {
 	if len(r.Step.Passes) != 4 || len(r.Step.Modules) == 0 || len(r.Groups) == 0 {
 		t.Errorf("the step has passes %v, %d modules and %d groups", r.Step.Passes, len(r.Step.Modules), len(r.Groups))
 	}
-	if text, err := os.ReadFile(trace); err != nil || !strings.Contains(string(text), `"what":"leave"`) {
+	x, err := report.ReadTrace(file)
+	if err != nil || x.Cut != nil || !slices.ContainsFunc(x.Events, func(e trace.Event) bool { return e.What == trace.Leave && e.Storage > 0 }) {
 		t.Errorf("the trace shows nothing that leaves (%v)", err)
 	}
 

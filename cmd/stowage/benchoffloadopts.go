@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
@@ -204,12 +205,12 @@ func (x *offloadFlags) checkGraph(o *bench.OffloadOptions) (err error) {
 
 // open opens the device: on the CPU with modelled links, on a GPU with a kernel
 // for copies in graphs.
-func (x *offloadFlags) open() (device.Device, error) {
+func (x *offloadFlags) open(watch device.Observer) (device.Device, error) {
 	if x.dev.backend != "cpu" {
 		if x.changed("link-gbps") {
 			return nil, usagef("--link-gbps models the links of the CPU device; a GPU has its own")
 		}
-		d, err := cuda.Open(cuda.Options{Ordinal: x.dev.ordinal, CopyKernel: kernels.GraphCopy})
+		d, err := cuda.Open(cuda.Options{Ordinal: x.dev.ordinal, CopyKernel: kernels.GraphCopy, Observe: watch})
 		if err != nil {
 			return nil, err
 		}
@@ -226,7 +227,7 @@ func (x *offloadFlags) open() (device.Device, error) {
 	if len(rates) > 2 {
 		return nil, usagef("--link-gbps must be one or two numbers above 0, such as 1 or 1,2, not %q", x.links)
 	}
-	d, err := cpu.Open(cpu.Options{Links: cpu.Links{
+	d, err := cpu.Open(cpu.Options{Observe: watch, Links: cpu.Links{
 		Out: cpu.Link{BytesPerSecond: rates[0], Latency: cpuLatency},
 		In:  cpu.Link{BytesPerSecond: rates[len(rates)-1], Latency: cpuLatency},
 	}})
@@ -237,7 +238,8 @@ func (x *offloadFlags) open() (device.Device, error) {
 }
 
 func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
-	dev, err := x.open()
+	shown := x.page.trace("compute", o.Budget)
+	dev, err := x.open(observer(shown))
 	if err != nil {
 		return err
 	}
@@ -247,14 +249,15 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 		if cannot != nil {
 			return fmt.Errorf("--trace cannot be written: %w; name a file in a folder that may be written", cannot)
 		}
-		lines := trace.NewLines(f)
-		o.Trace = lines
+		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: o.Budget}, 0)
+		o.Trace = trace.From(device.Now(), lines)
 		defer func() {
-			if cannot := cmp.Or(lines.Err(), f.Close()); err == nil && cannot != nil {
+			if cannot := cmp.Or(lines.Close(), f.Close()); err == nil && cannot != nil {
 				err = fmt.Errorf("--trace cannot be written: %w", cannot)
 			}
 		}()
 	}
+	o.Trace = both(o.Trace, shown)
 	res, err := bench.Offloads(dev, o)
 	var bad *bench.OffloadRefused
 	if errors.As(err, &bad) && x.changed("budget") {
@@ -269,6 +272,9 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	if !*x.asJSON {
 		bench.OffloadText(x.cmd.OutOrStdout(), res)
 	} else if err := printJSON(x.cmd, res); err != nil {
+		return err
+	}
+	if err := x.page.offload(res); err != nil {
 		return err
 	}
 	if !res.Equal {

@@ -55,6 +55,7 @@ Nothing is allocated: the figures are plans, those that sharded training follows
 	grads := f.String("grad-comm-dtype", "bf16", "data `type` that gradients are reduced in: bf16 or fp32")
 	fallback := f.String("fallback", "persistent", "`kind` of memory for what slots do not serve: persistent or dynamic")
 	svg := f.String("svg", "", "write a bar chart to a `file`")
+	p := reportFlag(cmd)
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := checkPools(cmd, &o, *grads, *fallback); err != nil {
@@ -64,7 +65,7 @@ Nothing is allocated: the figures are plans, those that sharded training follows
 		if err != nil {
 			return err
 		}
-		return benchPools(cmd, models, o, *svg, *asJSON)
+		return benchPools(cmd, models, o, *svg, p, *asJSON)
 	}
 	return cmd
 }
@@ -143,7 +144,7 @@ func readModel(file string) (*model.Model, error) {
 	return m, nil
 }
 
-func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, svg string, asJSON bool) error {
+func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, svg string, p *benchPage, asJSON bool) error {
 	res, err := bench.ComparePools(models, o)
 	if err != nil {
 		return err
@@ -153,9 +154,10 @@ func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, 
 			return fmt.Errorf("--svg cannot be written: %w", err)
 		}
 	}
-	if asJSON {
-		return printJSON(cmd, res)
+	if !asJSON {
+		bench.PoolsText(cmd.OutOrStdout(), res)
+	} else if err := printJSON(cmd, res); err != nil {
+		return err
 	}
-	bench.PoolsText(cmd.OutOrStdout(), res)
-	return nil
+	return p.pools(res)
 }

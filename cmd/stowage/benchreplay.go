@@ -166,8 +166,8 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 	return x, nil
 }
 
-func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions, asJSON bool) (err error) {
-	dev, err := choice.open()
+func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions, p *benchPage, asJSON bool) (err error) {
+	dev, err := choice.watched(observer(p.trace("replay", 0)))
 	if err != nil {
 		return err
 	}
@@ -194,6 +194,9 @@ func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions
 		err = printJSON(cmd, res)
 	} else {
 		bench.ReplayFoot(out, &res)
+	}
+	if err == nil {
+		err = p.one("replay", res)
 	}
 	if err == nil && res.Total.Dropped+routing.Rows(res.Total.Wrong) > 0 {
 		err = fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a fault of Stowage, please report it", res.Total.Dropped, res.Total.Wrong)

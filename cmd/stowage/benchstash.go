@@ -66,13 +66,13 @@ the rows of every step, layer, microbatch and rank:
 			return err
 		}
 		if !replay {
-			return benchStash(cmd, f.dev, o, *f.asJSON)
+			return benchStash(cmd, f.dev, o, f.html, *f.asJSON)
 		}
 		x, err := f.replays.options(o)
 		if err != nil {
 			return err
 		}
-		return benchReplay(cmd, f.dev, x, *f.asJSON)
+		return benchReplay(cmd, f.dev, x, f.html, *f.asJSON)
 	}
 	return cmd
 }
@@ -84,6 +84,7 @@ type stashFlags struct {
 	o       bench.StashOptions
 	page    string
 	replays *replayFlags
+	html    *benchPage
 	asJSON  *bool
 }
 
@@ -101,6 +102,7 @@ func addStashFlags(cmd *cobra.Command) *stashFlags {
 	f.BoolVar(&s.o.Bump, "bump", false, "use a stack instead of pages")
 	f.DurationVar(&s.o.Line, "time", bench.Defaults().Line, "time for the measurement")
 	s.replays = addReplayFlags(cmd)
+	s.html = reportFlag(cmd)
 	s.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
 	cmd.SetUsageTemplate(strings.Replace(usageTemplate, flagsTemplate, sections(f), 1))
@@ -174,8 +176,8 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	return o, nil
 }
 
-func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, asJSON bool) (err error) {
-	dev, err := choice.open()
+func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, p *benchPage, asJSON bool) (err error) {
+	dev, err := choice.watched(observer(p.trace("bench", 0)))
 	if err != nil {
 		return err
 	}
@@ -191,9 +193,10 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		return printJSON(cmd, res)
+	if !asJSON {
+		bench.StashText(cmd.OutOrStdout(), res)
+	} else if err := printJSON(cmd, res); err != nil {
+		return err
 	}
-	bench.StashText(cmd.OutOrStdout(), res)
-	return nil
+	return p.one("stash", res)
 }

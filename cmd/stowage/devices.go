@@ -52,18 +52,21 @@ func deviceFlag(cmd *cobra.Command) *deviceChoice {
 	return c
 }
 
-func (c *deviceChoice) open() (device.Device, error) {
+func (c *deviceChoice) open() (device.Device, error) { return c.watched(nil) }
+
+// watched opens a device that tells an observer, if there is one, what it does.
+func (c *deviceChoice) watched(o device.Observer) (device.Device, error) {
 	if c.backend == "cuda" {
-		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: blas.New})
+		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: blas.New, Observe: o})
 	}
-	return openCPU()
+	return openCPU(o)
 }
 
 // The functions below return interfaces: a nil pointer to a device must not become
 // an interface that is not nil.
 
-func openCPU() (device.Device, error) {
-	d, err := cpu.Open(cpu.Options{})
+func openCPU(o device.Observer) (device.Device, error) {
+	d, err := cpu.Open(cpu.Options{Observe: o})
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stowage-dev/stowage/cmd/stowage/internal/doctor"
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
@@ -27,7 +28,7 @@ Links are measured with copies of 64 MiB, which takes some seconds.`,
 		report := doctor.Examine(doctor.Probe{
 			Version:   thisVersion().String(),
 			Machine:   sysinfo.Read,
-			OpenCPU:   openCPU,
+			OpenCPU:   func() (device.Device, error) { return openCPU(nil) },
 			GPUs:      cuda.List,
 			OpenGPU:   openGPU,
 			Libraries: doctor.Libraries,

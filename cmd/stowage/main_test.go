@@ -48,6 +48,7 @@ func TestHelp(t *testing.T) {
 		"help-bench.txt":      {"help", "bench"},
 		"help-bench-copy.txt": {"help", "bench", "copy"},
 		"help-version.txt":    {"version", "-h"},
+		"help-report.txt":     {"report", "--help"},
 
 		"help-bench-stash.txt": {"bench", "stash", "--help"},
 	} {

@@ -137,7 +137,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if err != nil {
 		return err
 	}
-	r, err := f.report(s, commandLine(args))
+	r, err := f.report(s, commandLine(cmd, args))
 	if err != nil {
 		return err
 	}
@@ -261,8 +261,8 @@ func (f *planFlags) ranks(r *page.Report) (out []int, err error) {
 }
 
 // commandLine writes what was typed so that a shell reads it again.
-func commandLine(args []string) string {
-	words := []string{"stowage", "plan"}
+func commandLine(cmd *cobra.Command, args []string) string {
+	words := []string{cmd.CommandPath()}
 	for _, a := range args {
 		if a == "" || strings.ContainsAny(a, " \t\n'\"\\$`|&;<>()*?[]{}!#~") {
 			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"

@@ -35,6 +35,7 @@ pages on the accelerator, or in host memory. It has a trainer, a planner, and a
 runtime for training loops written in Go. It runs on any CPU, and on NVIDIA GPUs
 with nothing but their driver.`,
 		Example: `  stowage train                 what each memory policy takes, on a small model
+  stowage report runs/compare   pictures of that, or of any run
   stowage doctor                what this machine offers, and what is missing
   stowage bench copy --json     how fast it copies, for machines to read
   stowage bench stash           how fast rows go into pages and back
@@ -55,7 +56,7 @@ with nothing but their driver.`,
 	root.SetHelpCommand(newHelp(root))
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newTrain(), newPlan(), newDoctor(), newBench(), newVersion())
+	root.AddCommand(newTrain(), newPlan(), newReportCommand(), newDoctor(), newBench(), newVersion())
 	return root
 }
 

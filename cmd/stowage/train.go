@@ -4,10 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -46,9 +46,16 @@ rows experts will get and how long things take is not known before, and assumed.
 --hold-out keeps the end of the text from training. The loss on up to four batches of it
 is found after every --eval-every steps and at the end, and changes nothing else.
 
-Without --out nothing is written but what is printed. With it the folder gets
-config.yaml (all options, which --config reads), metrics.jsonl (a line a step),
-summary.json and checkpoints, of which the last two are kept (--keep). A run that was
+The comparison is written to runs/compare, in place of the last one, or with --policy all
+to --out: report.html shows all policies side by side, and a folder for each has
+metrics.jsonl, summary.json, its trace, and trace.pftrace for https://ui.perfetto.dev.
+
+One run without --out writes nothing but what is printed. With it the folder gets
+config.yaml (all options, which --config reads), environment.json (machine and command),
+metrics.jsonl (a line a step), summary.json, trace/ (what every rank did), report.html and
+trace.pftrace (pictures of that), and checkpoints, of which the last two are kept (--keep).
+--trace=false leaves the trace out; report.html then has no memory over time. Pictures
+that cannot be written are a warning, and "stowage report" makes them later. A run that was
 stopped, or killed at any moment, goes on with --out DIR --resume as if nothing had
 happened; its options are those of the folder, and flags change them, but not what numbers
 follow from: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the step,
@@ -57,7 +64,13 @@ for failed, and 2 for a wrong command line or too small a budget.
 
 A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
 YAML. Text is bytes: a file, a folder, or else a book that is built in. Lists may have
-spaces or commas between their words. Progress goes to standard error.`
+spaces or commas between their words.
+
+Progress goes to standard error: a picture on a terminal, which NO_COLOR leaves without
+colours and --plain turns into the plain lines that everybody else gets. --serve :8080
+serves it to browsers on this machine, at http://127.0.0.1:8080/, with /metrics for
+Prometheus (docs/METRICS.md), until the run is over. --serve 0.0.0.0:8080 lets everybody
+in who reaches the machine.`
 
 const trainExample = `  stowage train
   stowage train --model tiny-deepseek --json
@@ -66,6 +79,7 @@ const trainExample = `  stowage train
   stowage train --out run --resume --steps 600
   stowage train --hold-out 0.1 --eval-every 50 --out other
   stowage train --policy offload --offload-modules core_attn attn_proj --data book.txt
+  stowage train --policy stash --serve :8080
   stowage train --budget 60MiB --pp 2 --vpp 2 --microbatches 4 --steps 50
   stowage train --graph attn moe_router --pool arena --dp 2 --ep 1 --bf16`
 
@@ -76,6 +90,10 @@ type trainFlags struct {
 	out     string
 	resume  bool
 	dryRun  bool
+	serve   string
+	plain   bool
+	trace   bool
+	args    []string // as they were typed
 	asJSON  *bool
 }
 
@@ -98,6 +116,7 @@ func newTrain() *cobra.Command {
 		case help:
 			return cmd.Help()
 		}
+		f.args = args
 		return f.run(cmd)
 	}
 	return cmd
@@ -159,12 +178,20 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if err := dev.Set(o.Device); err != nil {
 		return usagef("--device cannot be %q; %v", o.Device, err)
 	}
-	progress := trainrun.NewProgress(cmd.ErrOrStderr(), isTerminal(cmd.ErrOrStderr()))
-	machine := trainrun.Machine{ParseSize: parseSize, Open: func(int) (device.Device, error) { return dev.open() }}
+	progress, over, err := f.watch(cmd)
+	if err != nil {
+		return err
+	}
+	defer over()
+	machine := trainrun.Machine{
+		ParseSize: parseSize, Command: commandLine(cmd, f.args), Version: thisVersion().String(),
+		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
+	}
 	job, err := trainrun.NewJob(*o, machine, progress.Log())
 	if err != nil {
 		return trainError(err)
 	}
+	job.Trace = f.trace
 	if f.dryRun {
 		return trainError(f.forecast(cmd, job, single))
 	}
@@ -210,6 +237,15 @@ func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	} {
 		single = single || given.Changed(name)
 	}
+	if f.options.Policy == everyPolicy {
+		for _, name := range []string{"resume", "config", "save-every", "keep", "hold-out", "eval-every", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph"} {
+			if given.Changed(name) {
+				return false, usagef("--%s is for one run, and --policy %s trains under all of them; drop one of the two", name, everyPolicy)
+			}
+		}
+		f.options.Policy = ""
+		return false, nil
+	}
 	if f.resume && f.out == "" {
 		return single, usagef("--resume needs --out, the folder of the run")
 	}
@@ -250,17 +286,27 @@ func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, job *trainr
 	return nil
 }
 
+// everyPolicy is the policy that is all of them, compared, where --out alone would name
+// one.
+const everyPolicy = "all"
+
 func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *trainrun.Job, p *trainrun.Progress) error {
-	rows, err := job.Compare(ctx, p)
+	rows, file, err := job.Compare(ctx, cmp.Or(f.out, trainrun.CompareFolder), p)
 	if err != nil {
 		return err
 	}
 	if *f.asJSON {
+		if file != "" {
+			p.Say("the report is %s", file)
+		}
 		if err := printJSON(cmd, rows); err != nil {
 			return err
 		}
 	} else {
 		job.Table(cmd.OutOrStdout(), rows)
+		if file != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "\nthe report is %s\n", file)
+		}
 	}
 	if bad := trainrun.Differ(rows); len(bad) > 0 {
 		return fmt.Errorf("parameters under %s differ from those under %s; report it with this command", strings.Join(bad, ", "), rows[0].Policy)
@@ -299,14 +345,4 @@ func trainError(err error) error {
 		return usagef("%s", oneLine(err))
 	}
 	return err
-}
-
-// isTerminal tells whether somebody watches.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -161,6 +163,28 @@ func TestTrainWithoutGPU(t *testing.T) {
 	}
 }
 
+// contents are the files in a folder, with when they were written.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		all[path] = info.ModTime().String() + string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
 // A run in two parts is the run in one, also under another memory policy.
 func TestTrainResumes(t *testing.T) {
 	words := inFolder(t)
@@ -174,8 +198,15 @@ func TestTrainResumes(t *testing.T) {
 	if got := losses(t, "parts"); len(got) != 6 || !slices.Equal(got, want) {
 		t.Errorf("losses are %v, want %v", got, want)
 	}
-	if again := trained(t, "train --out parts --resume"); again.Sum != whole.Sum || again.Loss != whole.Loss || again.Tokens != 0 {
+	before := contents(t, "parts")
+	if again := trained(t, "train --out parts --resume"); again.Sum != whole.Sum || again.Loss != whole.Loss || again.Device != parts.Device || again.Speed != parts.Speed {
 		t.Errorf("nothing is left to do, and it came to %+v", again)
+	}
+	if stdout, stderr, code := command("train", "--out", "parts", "--resume"); code != exitOK || stderr != "" || stdout != "nothing to do: the run has its 6 steps; raise --steps to go on\n" {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+	if !maps.Equal(contents(t, "parts"), before) {
+		t.Error("nothing was left to do, and files of the run changed")
 	}
 	for line, say := range map[string]string{
 		"train --out parts --policy none":             "--resume",

@@ -15,7 +15,7 @@ import (
 
 // trainSections are the flags by what they are for.
 var trainSections = []flagSection{
-	{"The run", []string{"policy", "model", "data", "steps", "seed", "hold-out", "eval-every", "dry-run", "out", "save-every", "keep", "resume", "config"}},
+	{"The run", []string{"policy", "model", "data", "steps", "seed", "hold-out", "eval-every", "dry-run", "out", "save-every", "keep", "resume", "config", "trace", "serve", "plain"}},
 	{"Ranks and batches", []string{"pp", "vpp", "ep", "dp", "micro", "seq", "microbatches", "dispatch", "capacity-factor", "device"}},
 	{"Memory", []string{
 		"budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "pool", "prefetch", "grad-comm-dtype", "bf16",
@@ -30,6 +30,9 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.resume, "resume", false, "go on with the run in --out")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "say what memory the run would take, by rank and owner, and train nothing")
 	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags win over it")
+	fs.BoolVar(&f.trace, "trace", true, "trace what ranks do where a folder is written; --trace=false leaves the trace out")
+	fs.StringVar(&f.serve, "serve", "", "serve a live page and /metrics at a `port` of this machine such as :8080, or a host and a port")
+	fs.BoolVar(&f.plain, "plain", false, "show progress as plain lines, on a terminal too")
 	f.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
 	cmd.SetUsageTemplate(strings.Replace(usageTemplate, flagsTemplate, flagSections(fs, trainSections, "Other"), 1))
@@ -38,7 +41,7 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 // addTrainOptions declares the flags that are options of a run.
 func addTrainOptions(f *pflag.FlagSet, o *trainrun.Options) {
 	f.SortFlags = false
-	f.StringVar(&o.Policy, "policy", o.Policy, "memory `policy`: "+strings.Join(train.Policies, ", ")+" (default all of them, compared)")
+	f.StringVar(&o.Policy, "policy", o.Policy, "memory `policy`: "+strings.Join(train.Policies, ", ")+" (default all: each of them, compared)")
 	f.Var(modelValue{&o.Model}, "model", "`name` of a preset, a Hugging Face config.json, or its keys in YAML")
 	f.StringVar(&o.Data, "data", o.Data, "`file` or folder of text (default a book that is built in)")
 	f.IntVar(&o.Steps, "steps", o.Steps, "`steps` in all (default "+strconv.Itoa(trainrun.RunSteps)+", and of each policy in a comparison "+strconv.Itoa(trainrun.CompareSteps)+")")

@@ -47,6 +47,7 @@ func TestTrainDefault(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains the default model under all policies")
 	}
+	t.Chdir(t.TempDir())
 	stdout, stderr, code := command(strings.Fields("train --steps 5 --micro 2 --json")...)
 	if code != exitOK {
 		t.Fatalf("code %d, errors %q", code, stderr)

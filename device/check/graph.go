@@ -75,6 +75,7 @@ func (s *stream) Replay(dg device.Graph) {
 		return
 	}
 	s.dev.counters.Replays++
+	s.issued++
 	if !s.replay(g) || s.dev.err() != nil {
 		return
 	}

@@ -46,6 +46,7 @@ func (s *stream) issue(o *op, class Class, dst device.Range) {
 		return
 	}
 	l := s.lanes[0]
+	s.issued++
 	l.number++
 	o.number = l.number
 	c.submit(l, &act{op: o})

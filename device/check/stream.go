@@ -21,6 +21,7 @@ type stream struct {
 	lanes   []*lane
 	capture *branch // where work is recorded, while the stream captures
 	limbo   []*op   // frees that wait until nothing runs
+	issued  uint64  // pieces of work outside of captures
 	closed  bool
 }
 
@@ -61,6 +62,17 @@ func (d *dev) openSerial() (err error) {
 }
 
 func (s *stream) Name() string { return s.name }
+
+// Issued is the inner stream's, whose work an observer is told of; under a schedule,
+// where all streams are one, it is counted here.
+func (s *stream) Issued() uint64 {
+	if s.inner != nil {
+		return s.inner.Issued()
+	}
+	s.dev.c.mu.Lock()
+	defer s.dev.c.mu.Unlock()
+	return s.issued
+}
 
 func whole(r device.Range) device.Rect { return device.Rect{Range: r, Pitch: r.Len, Rows: 1} }
 
@@ -252,6 +264,7 @@ func (s *stream) Free(outer *device.Buffer) {
 	delete(s.dev.live, b)
 	b.freed = &act{op: o, on: s.lanes[0]}
 	o.site, o.stream = c.sites.here(), s.name
+	s.issued++
 	s.lanes[0].number++
 	o.number = s.lanes[0].number
 	c.submit(s.lanes[0], b.freed)

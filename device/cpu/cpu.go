@@ -6,7 +6,7 @@
 //
 // This file owns the device; memory.go where bytes come from, timeline.go how
 // one queue waits for another, stream.go the queues, execute.go
-// what an operation does, capture.go and graph.go
+// what an operation does, observe.go what is told of it, capture.go and graph.go
 // recording and replay, link.go the modelled links.
 package cpu
 
@@ -37,6 +37,8 @@ type Options struct {
 	// CopyThreads is the number of threads a large copy uses; zero stands for
 	// one a core.
 	CopyThreads int
+	// Observe is told what the device does; nil is nobody.
+	Observe device.Observer
 }
 
 // Device is the CPU as a device.
@@ -47,6 +49,7 @@ type Device struct {
 	links  [linkCount]link
 
 	copyThreads int
+	watch       device.Observer // or nil
 	failed      atomic.Pointer[device.DriverError]
 	work        sync.WaitGroup // goroutines of streams and graphs
 
@@ -55,6 +58,7 @@ type Device struct {
 	mu      sync.Mutex
 	streams map[*stream]struct{}
 	graphs  map[*graph]struct{}
+	labels  device.Labels // of streams, for the observer
 	closed  bool
 }
 
@@ -86,9 +90,12 @@ func Open(o Options) (*Device, error) {
 			Units: runtime.GOMAXPROCS(0), Capacity: o.Capacity,
 		},
 		copyThreads: o.CopyThreads,
+		watch:       o.Observe,
 		streams:     map[*stream]struct{}{},
+		labels:      device.Labels{},
 		graphs:      map[*graph]struct{}{},
 	}
+	d.ledger.Observe(o.Observe)
 	d.links[linkLocal].Link = o.Links.Local
 	d.links[linkOut].Link = o.Links.Out
 	d.links[linkIn].Link = o.Links.In

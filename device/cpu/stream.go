@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
 )
@@ -56,6 +57,7 @@ const (
 type stream struct {
 	dev  *Device
 	name string
+	told string // what the observer knows it by
 	line *timeline
 
 	mu      sync.Mutex
@@ -65,6 +67,7 @@ type stream struct {
 	launch  []device.Launch // for the operations of the ring that are launches
 	taken   uint64          // operations the worker has begun
 	issued  uint64          // operations ever issued
+	given   atomic.Uint64   // the same, for those who watch
 	full    bool            // the queue was full, and is not half empty yet
 	lane    *lane           // where work is recorded, while the stream captures
 	stopped bool
@@ -82,11 +85,21 @@ func (d *Device) NewStream(name string) (device.Stream, error) {
 		panic("cpu: stream " + name + " opened on the closed device " + d.name)
 	}
 	d.streams[s] = struct{}{}
+	if d.watch != nil {
+		s.told = d.labels.Next(name)
+	}
 	d.work.Go(s.work)
 	return s, nil
 }
 
 func (s *stream) Name() string { return s.name }
+
+func (s *stream) Issued() uint64 {
+	if s.dev.watch != nil { // who watches asks for every event
+		return s.given.Load()
+	}
+	return s.mark().n
+}
 
 // place finds room for the next operation and locks the stream until publish.
 // While the stream captures, the room is a node of its lane.
@@ -141,6 +154,9 @@ func (s *stream) grow() {
 func (s *stream) publish() {
 	if s.lane == nil {
 		s.issued++
+		if s.dev.watch != nil {
+			s.given.Store(s.issued)
+		}
 		s.ready.Signal()
 	}
 	s.mu.Unlock()
@@ -155,6 +171,7 @@ func (s *stream) work() {
 	var o op
 	var launch device.Launch
 	n, ended := uint64(0), false
+	since := int64(0) // the end of the operation before, if this one follows it at once
 	defer func() {
 		if !ended {
 			s.line.advance(n)
@@ -164,6 +181,7 @@ func (s *stream) work() {
 	for {
 		s.mu.Lock()
 		for s.taken == s.issued && !s.stopped {
+			since = 0
 			s.ready.Wait()
 		}
 		if s.taken == s.issued {
@@ -187,7 +205,11 @@ func (s *stream) work() {
 		}
 		s.mu.Unlock()
 
-		s.dev.execute(&o)
+		if s.dev.watch == nil {
+			s.dev.execute(&o)
+		} else {
+			since = s.observed(&o, n, since)
+		}
 		s.line.advance(n)
 	}
 }

@@ -29,6 +29,7 @@ const (
 	streamNonBlocking   = 1
 	eventDisableTiming  = 2
 	eventExternal       = 1 // of cuEventRecordWithFlags and of cuStreamWaitEvent
+	captureActive       = 1
 	captureRelaxed      = 2
 	memoryTypeUnified   = 4
 	funcMaxDynamicShare = 8

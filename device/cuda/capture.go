@@ -79,7 +79,7 @@ func shapeOf(l *device.Launch) shape { return shape{l.Kernel, l.Grid, l.Block, l
 // byCapture tells whether a call failed because of a capture.
 func (r result) byCapture() bool { return r >= errCaptureFirst && r <= errCaptureLast }
 
-func (s *stream) Capturing() bool { return s.capture.Load() != nil }
+func (s *stream) Capturing() bool { return s.capture.Load() != nil || s.foreign && s.captured() }
 
 func (s *stream) BeginCapture() {
 	if s.ready() != nil {
@@ -95,6 +95,7 @@ func (s *stream) BeginCapture() {
 func (s *stream) join(c *capture) {
 	s.border.Lock()
 	defer s.border.Unlock()
+	s.rest()
 	if s.before == 0 {
 		s.before = s.dev.event()
 	}

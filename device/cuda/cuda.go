@@ -10,6 +10,7 @@
 // arena.go, region.go and slab.go memory, pieces.go the borders inside it,
 // stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading
 // of kernels, assist.go libraries that do a kernel's work, host.go callbacks,
+// observe.go what is told of work,
 // pending.go what waits for work, close.go the end, list.go what doctor shows.
 package cuda
 
@@ -48,6 +49,8 @@ type Options struct {
 	// Assist makes the device's assistant, with its context current. One that is
 	// not to be had, which [device.Unsupported] says, leaves all work to kernels.
 	Assist func() (Assist, error)
+	// Observe is told what the device does; nil is nobody.
+	Observe device.Observer
 }
 
 // Device is one GPU.
@@ -63,6 +66,7 @@ type Device struct {
 	retained     bool       // the context is the primary one: threads keep it, Close releases it
 	copyKernel   func(dst, src device.Range) (device.Launch, bool)
 	assist       Assist // or nil
+	watch        *watch // or nil
 	ledger       *device.Ledger
 	pools        [device.Kinds]pool
 	growing      sync.Mutex // serialises Grow
@@ -200,7 +204,12 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		d.closePools()
 		return nil, err
 	}
+	if err := d.observe(o.Observe); err != nil {
+		d.closePools()
+		return nil, err
+	}
 	if err := d.openAssist(o.Assist); err != nil {
+		d.unwatch(d.watch)
 		d.closePools()
 		return nil, err
 	}
@@ -350,6 +359,7 @@ func (d *Device) Sync() error {
 	d.hostSyncs.Add(1)
 	for _, s := range d.all() {
 		s.await()
+		s.report()
 	}
 	d.reap()
 	return d.err()

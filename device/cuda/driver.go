@@ -53,6 +53,7 @@ type driver struct {
 	memcpyAsync, memcpy2DAsync, memsetD8Async                           proc
 	streamCreate, streamDestroy, streamSynchronize, streamWaitEvent     proc
 	streamBeginCapture, streamEndCapture, streamGetCaptureInfo          proc
+	threadCaptureMode                                                   proc
 	eventCreate, eventDestroy, eventRecord, eventRecordWithFlags        proc
 	eventQuery, eventSynchronize, eventElapsedTime                      proc
 	launchKernel, launchHostFunc                                        proc
@@ -83,8 +84,8 @@ func (v *driver) symbols() map[string]*proc {
 		"cuStreamCreate":  &v.streamCreate, "cuStreamDestroy_v2": &v.streamDestroy,
 		"cuStreamSynchronize": &v.streamSynchronize, "cuStreamWaitEvent": &v.streamWaitEvent,
 		"cuStreamBeginCapture_v2": &v.streamBeginCapture, "cuStreamEndCapture": &v.streamEndCapture,
-		"cuStreamGetCaptureInfo_v2": &v.streamGetCaptureInfo,
-		"cuEventCreate":             &v.eventCreate, "cuEventDestroy_v2": &v.eventDestroy,
+		"cuStreamGetCaptureInfo_v2": &v.streamGetCaptureInfo, "cuThreadExchangeStreamCaptureMode": &v.threadCaptureMode,
+		"cuEventCreate": &v.eventCreate, "cuEventDestroy_v2": &v.eventDestroy,
 		"cuEventRecord": &v.eventRecord, "cuEventRecordWithFlags": &v.eventRecordWithFlags,
 		"cuEventQuery": &v.eventQuery, "cuEventSynchronize": &v.eventSynchronize,
 		"cuEventElapsedTime": &v.eventElapsedTime,

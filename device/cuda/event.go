@@ -161,6 +161,7 @@ func (s *stream) Record(de device.Event) {
 	case c == nil:
 		e.recorded, e.capture = true, nil
 		s.order(v, e.handle, s.handle)
+		s.recorded()
 	case e.is(device.External):
 		c.step(s)
 		c.keep(e)
@@ -184,7 +185,9 @@ func (s *stream) Wait(de device.Event) {
 			s.order(v, s.handle, e.handle, 0)
 		}
 	case c == nil:
+		s.begin(device.Waited, "", 0, 0, false)
 		s.order(v, s.handle, e.handle, 0)
+		s.ended()
 	case e.is(device.External):
 		c.work(s)
 		c.keep(e)

@@ -56,6 +56,12 @@ var fakeStreams = map[string]fakeFunc{
 	},
 	"cuStreamGetCaptureInfo_v2": func(f *fake, a []uintptr) result {
 		s := get[*fakeStream](f, a[0])
+		if a[4] == 0 { // only asked whether
+			if s.capture != nil {
+				return out(a[1], int32(captureActive))
+			}
+			return out(a[1], int32(0))
+		}
 		node := new(uintptr) // the list is the driver's; the stream keeps it
 		*node = uintptr(s.slot)
 		f.mu.Lock()
@@ -64,7 +70,8 @@ var fakeStreams = map[string]fakeFunc{
 		out(a[4], uintptr(unsafe.Pointer(node)))
 		return out(a[5], uint64(1))
 	},
-	"cuGraphInstantiateWithFlags": func(f *fake, a []uintptr) result { return f.add(a[0], get[device.Graph](f, a[1])) },
+	"cuThreadExchangeStreamCaptureMode": func(f *fake, a []uintptr) result { return success },
+	"cuGraphInstantiateWithFlags":       func(f *fake, a []uintptr) result { return f.add(a[0], get[device.Graph](f, a[1])) },
 	"cuGraphLaunch": func(f *fake, a []uintptr) result {
 		get[*fakeStream](f, a[1]).Replay(get[device.Graph](f, a[0]))
 		return success

@@ -99,7 +99,9 @@ func (s *stream) Replay(dg device.Graph) {
 		panic("cuda: a closed graph is replayed")
 	}
 	g.held.Check()
+	s.begin(device.Replayed, "", 0, 0, false)
 	s.order(&s.dev.drv.graphLaunch, g.exec, s.handle)
+	s.ended()
 	g.last = s
 	s.dev.replays.Add(1)
 }

@@ -53,6 +53,9 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 		for _, a := range access {
 			c.hold(a.Buf)
 		}
+	} else {
+		s.begin(device.Launched, "host callback", 0, 0, true)
+		defer s.ended()
 	}
 	s.onHost(fn)
 }

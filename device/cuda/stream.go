@@ -27,6 +27,8 @@ type stream struct {
 	border  sync.Mutex // held where a capture begins
 	before  uintptr    // an event behind the work given before the last capture
 	capture atomic.Pointer[capture]
+	issued  atomic.Uint64 // pieces of work outside of captures
+	track   *track        // what is told of it, or nil
 	closed  atomic.Bool
 }
 
@@ -55,10 +57,15 @@ func (d *Device) addStream(s *stream) *stream {
 		panic("cuda: stream " + s.name + " opened on a closed device")
 	}
 	d.streams[s] = struct{}{}
+	if d.watch != nil {
+		s.track = &track{label: d.watch.labels.Next(s.name)}
+	}
 	return s
 }
 
 func (s *stream) Name() string { return s.name }
+
+func (s *stream) Issued() uint64 { return s.issued.Load() }
 
 // Handle is the driver's, for libraries that are called beside.
 func (s *stream) Handle() uintptr { return s.handle }
@@ -125,6 +132,9 @@ func (s *stream) Copy(dst, src device.Range) {
 		}
 	}
 	s.count(c, dst.Len, dst.Buf, src.Buf)
+	if c == nil {
+		defer s.ended()
+	}
 	switch {
 	case dst.Len == 0:
 	case dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host:
@@ -144,6 +154,7 @@ func (s *stream) count(c *capture, n device.Bytes, dst, src *device.Buffer) {
 	}
 	s.dev.copies.Add(1)
 	s.dev.copiedBytes.Add(uint64(n))
+	s.begin(device.Copied, "", n, dst.Kind(), dst.Kind() == src.Kind())
 }
 
 func (s *stream) Copy2D(dst, src device.Rect) {
@@ -153,6 +164,9 @@ func (s *stream) Copy2D(dst, src device.Rect) {
 		return
 	}
 	s.count(c, dst.Len*device.Bytes(dst.Rows), dst.Buf, src.Buf)
+	if c == nil {
+		defer s.ended()
+	}
 	if dst.Len == 0 || s.idle() {
 		return
 	}
@@ -171,6 +185,9 @@ func (s *stream) Fill(dst device.Range, value byte) {
 	if c := s.ready(); c != nil {
 		c.work(s)
 		c.hold(dst.Buf)
+	} else {
+		s.begin(device.Copied, "", dst.Len, dst.Buf.Kind(), true)
+		defer s.ended()
 	}
 	s.fillBytes(dst, value)
 }
@@ -184,6 +201,8 @@ func (s *stream) Launch(l device.Launch) {
 		c.work(s)
 	} else {
 		s.dev.launches.Add(1)
+		s.begin(device.Launched, l.Kernel.Name, 0, 0, true)
+		defer s.ended()
 	}
 	if s.idle() {
 		return
@@ -227,6 +246,8 @@ func (s *stream) Upload(dst device.Range, src []byte) {
 		return
 	}
 	d := s.dev
+	s.begin(device.Copied, "", dst.Len, dst.Buf.Kind(), false)
+	defer s.ended()
 	if dst.Buf.Kind() == device.Host && dst.Len > 0 {
 		staged := bytes.Clone(src)
 		s.onHost(func() { copy(bytesAt(dst.Addr(), dst.Len), staged) })
@@ -287,6 +308,7 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 	}
 	d := s.dev
 	d.hostReads.Add(1)
+	s.begin(device.Copied, "", src.Len, device.Host, false)
 	if len(dst) > 0 {
 		// The pinner moves nothing, it states that the driver holds the address
 		// beyond one call: until the stream has been waited for.
@@ -317,6 +339,8 @@ func (s *stream) Free(b *device.Buffer) {
 // lies before the event that the stream left there.
 func (s *stream) settle() {
 	d := s.dev
+	s.rest()
+	defer s.report()
 	switch {
 	case s.capture.Load() == nil:
 		d.insist(&d.drv.streamSynchronize, s.handle)
@@ -335,6 +359,7 @@ func (s *stream) await() {
 	switch {
 	case s.closed.Load():
 	case s.capture.Load() == nil:
+		s.rest()
 		e, own = d.mark(s), true
 	default:
 		e = s.before

@@ -125,3 +125,35 @@ func testCountersOfTheHost(e *env) {
 		e.Errorf("three waits moved other counters from %+v to %+v", before, after)
 	}
 }
+
+// testIssued: streams number their own work in the order of issue. Captured work has no
+// number, its replay has one.
+func testIssued(e *env) {
+	a, b, _ := e.threeStreams()
+	x, y := e.alloc(device.Accel, 4096), e.alloc(device.Host, 4096)
+	last := map[device.Stream]uint64{a: a.Issued(), b: b.Issued()}
+	grows := func(what string, s device.Stream, n uint64, do func()) {
+		do()
+		if got := s.Issued() - last[s]; got != n {
+			e.Errorf("%s: %d pieces of work more on stream %s; want %d", what, got, s.Name(), n)
+		}
+		last[s] = s.Issued()
+	}
+	grows("a fill", a, 1, func() { a.Fill(x.All(), 1) })
+	grows("a launch", a, 1, func() { a.Launch(mix(x.Slice(0, 2048), x.Slice(2048, 2048), 1)) })
+	grows("nothing", b, 0, func() { e.order(a, a) })
+	e.order(a, b)
+	last[b] = b.Issued() // a wait for what is done may be none
+	grows("a copy", b, 1, func() { b.Copy(y.All(), x.All()) })
+	e.order(b, a)
+	last[a] = a.Issued()
+	var g device.Graph
+	grows("a capture", a, 0, func() {
+		g = e.capture(a, func() { a.Launch(mix(x.Slice(0, 2048), x.Slice(2048, 2048), 1)) })
+	})
+	grows("a replay", a, 1, func() { a.Replay(g) })
+	e.sync(a, b)
+	if a.Issued() != last[a] || b.Issued() != last[b] {
+		e.Error("a synchronisation is work")
+	}
+}

@@ -318,6 +318,14 @@ func (s *faultyStream) Wait(e device.Event) {
 	s.Stream.Wait(e)
 }
 
+func (s *faultyStream) Issued() uint64 {
+	n := s.Stream.Issued()
+	if s.d.is("captures are issued") && s.began {
+		n++
+	}
+	return n
+}
+
 func (s *faultyStream) Capturing() bool {
 	return s.Stream.Capturing() && (s.began || !s.d.is("who joined a capture does not say so"))
 }

@@ -18,6 +18,7 @@ var deviceCases = []testCase{
 	{name: "CloseWaitsForWork", fn: testCloseWaitsForWork},
 	{name: "CountersOfAStep", fn: testCountersOfAStep},
 	{name: "CountersOfTheHost", fn: testCountersOfTheHost},
+	{name: "Issued", fn: testIssued},
 }
 
 var memoryCases = []testCase{

@@ -66,6 +66,7 @@ var found = map[fault]string{
 	"the peak forgets":                     "Memory/Accounting",
 	"downloads are not counted":            "Device/CountersOfTheHost",
 	"replays count as launches":            "Device/CountersOfAStep",
+	"captures are issued":                  "Device/Issued",
 	"leaks are not reported":               "Device/CloseReportsLeaks",
 	"the last byte is not copied":          "Copy/EveryDirection",
 	"some copies are lost":                 "Copy/EveryDirection",

@@ -50,7 +50,7 @@ var layers = []layer{
 	{pkg: "schedule", may: []string{"internal"}, pure: true},
 	{pkg: "routing", may: []string{"internal"}, pure: true},
 	{pkg: "residency", may: []string{"schedule", "internal"}, pure: true},
-	{pkg: "policy", may: []string{"residency", "schedule", "internal"}, pure: true},
+	{pkg: "policy", may: []string{"residency", "schedule", "trace", "internal"}, pure: true},
 	{pkg: "model", may: []string{"internal"}, pure: true},
 	{pkg: "bucket", may: []string{"internal"}, pure: true},
 	{pkg: "plan", may: []string{"model", "bucket", "schedule", "routing", "internal"}, pure: true},
@@ -83,7 +83,7 @@ var layers = []layer{
 	},
 	{
 		pkg:  "bridge",
-		may:  []string{exact + ".", "device", "kernels", "plan", "schedule", "trace", "report", "internal"},
+		may:  []string{exact + ".", "bridge", "device", "kernels", "offload", "stash", "policy", "plan", "schedule", "trace", "report", "internal"},
 		test: devices,
 	},
 	// Commands choose the concrete device and may use everything.

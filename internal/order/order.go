@@ -28,6 +28,9 @@ type Mark struct {
 	clock clock
 }
 
+// Done tells whether the work that the mark was recorded behind is over.
+func (k *Mark) Done() bool { return k.event.Done() }
+
 // before tells whether whoever knows c comes after the mark already.
 func (k *Mark) before(c *clock) bool { return c[k.from] >= k.clock[k.from] }
 
@@ -77,6 +80,10 @@ func (l *Lane) After(k *Mark) {
 	}
 	l.pending = append(l.pending, k)
 }
+
+// Passed notes that the host has seen a mark's work to be over: what the lane is given
+// next comes after it without a wait.
+func (l *Lane) Passed(k *Mark) { l.clock.join(&k.clock) }
 
 // Join makes the lane's next work come after the newest mark of another: after all
 // of its work, if it marks that.

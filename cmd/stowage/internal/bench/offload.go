@@ -155,7 +155,7 @@ func (r *offloadRig) open() (err error) {
 // account.
 func held(dev device.Device) device.Bytes {
 	for _, o := range dev.Memory().Owners {
-		if o.Kind == device.Accel && o.Owner == "saved activations" {
+		if o.Kind == device.Accel && o.Owner == trace.Device.Pool() {
 			return o.Current
 		}
 	}

@@ -10,12 +10,14 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/plan/page"
 	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/trace"
 	"github.com/stowage-dev/stowage/train"
 )
 
@@ -54,13 +56,35 @@ type contestant struct {
 	predicted device.Bytes
 	last      train.Metrics
 	took      []float64 // seconds, by rounds
+
+	files   *collection // nil keeps nothing
+	metrics *os.File
+	traces  *tracing // nil is none
+	told    ahead
 }
 
 // Compare trains under all policies. Trainers of all of them are open at once, and
 // their measured steps come in turn, round by round: whatever else the machine
 // does meets all of them, and a policy is held against the step of the first in the
-// same round.
-func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) {
+// same round. All of them are traced, or none. They are written to a folder; "" keeps
+// nothing. Page is the report.
+func (j *Job) Compare(ctx context.Context, dir string, p *Progress) (rows []Row, page string, err error) {
+	if dir == "" {
+		rows, err = j.compare(ctx, nil, p)
+		return rows, "", err
+	}
+	c, err := j.collect(dir, p)
+	switch {
+	case err != nil && dir != CompareFolder:
+		return nil, "", Wrong{fmt.Errorf("--out: %w", err)}
+	case err != nil: // nobody asked for it
+		p.Say("warning: %v; the comparison is not written", err)
+	}
+	rows, err = j.compare(ctx, c, p)
+	return rows, c.end(err == nil, j.machine.Version), err
+}
+
+func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows []Row, err error) {
 	if j.config.Memory.Links, err = j.measure(); err != nil {
 		return nil, err
 	}
@@ -69,14 +93,20 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 	defer func() {
 		for _, c := range all {
 			err = errors.Join(err, c.t.Close())
+			files.close(c)
 		}
 		p.Settle()
 	}()
 	steps := j.Options.Steps
+	dir := ""
+	if files != nil {
+		dir = files.dir
+	}
+	p.begin(j.watched(train.Policies, 0), dir)
 	warm := min(mostWarm, max(1, steps-1)) // the budget follows from a step
 	var budgets []device.Bytes
 	for _, name := range train.Policies {
-		c := &contestant{name: name}
+		c := &contestant{name: name, files: files}
 		warmUp := func() error {
 			for range warm {
 				if err := c.step(ctx, p, steps); err != nil {
@@ -89,11 +119,10 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 			}
 			return nil
 		}
-		cfg := j.config
 		if name == "budget" {
-			err = c.within(cfg, links, budgets, warmUp)
+			err = c.within(j, links, budgets, warmUp)
 		} else {
-			err = c.open(cfg, links, 0, warmUp)
+			err = c.open(j, links, 0, warmUp)
 		}
 		if c.t != nil {
 			all = append(all, c)
@@ -123,6 +152,7 @@ func (j *Job) Compare(ctx context.Context, p *Progress) (rows []Row, err error) 
 		if err != nil {
 			return nil, err
 		}
+		files.finish(j, c, row, 1e3*row.StepRatio*middle(slices.Clone(all[0].took)))
 		rows = append(rows, row)
 	}
 	return rows, nil
@@ -143,7 +173,7 @@ func limits(share float64, ranks []heldBy) (out []device.Bytes) {
 		most = max(most, r.peak)
 		rest := r.peak
 		for _, o := range r.owners {
-			if o.Kind == device.Accel && o.Owner == "saved activations" {
+			if o.Kind == device.Accel && o.Owner == trace.Device.Pool() {
 				rest -= o.Peak
 			}
 		}
@@ -159,13 +189,14 @@ func limits(share float64, ranks []heldBy) (out []device.Bytes) {
 }
 
 // within trains within the first of some budgets that is not refused.
-func (c *contestant) within(cfg train.Config, links policy.Links, limits []device.Bytes, warmUp func() error) (err error) {
+func (c *contestant) within(j *Job, links policy.Links, limits []device.Bytes, warmUp func() error) (err error) {
 	for i, limit := range limits {
-		if err = c.open(cfg, links, limit, warmUp); err == nil || !isWrong(err) || i == len(limits)-1 {
+		if err = c.open(j, links, limit, warmUp); err == nil || !isWrong(err) || i == len(limits)-1 {
 			return err
 		}
 		if c.t != nil {
 			_ = c.t.Close() // it was refused, and says so in err
+			c.files.close(c)
 			c.t = nil
 		}
 	}
@@ -173,16 +204,22 @@ func (c *contestant) within(cfg train.Config, links policy.Links, limits []devic
 }
 
 // open begins to train.
-func (c *contestant) open(cfg train.Config, links policy.Links, budget device.Bytes, warmUp func() error) (err error) {
+func (c *contestant) open(j *Job, links policy.Links, budget device.Bytes, warmUp func() error) (err error) {
+	cfg := j.config
 	if cfg.Memory, err = train.Named(c.name, budget); err != nil {
 		return err
 	}
 	cfg.Memory.Links = links
+	c.traces, c.told = nil, ahead{}
+	if c.files != nil && j.Trace {
+		c.traces = j.trace(&cfg)
+	}
 	if c.t, err = open(cfg); err != nil {
 		c.t = nil
 		return fmt.Errorf("policy %s: %w", c.name, err)
 	}
 	c.budget = budget
+	c.files.begin(c)
 	return warmUp()
 }
 
@@ -190,10 +227,14 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 	if ctx.Err() != nil {
 		return Interrupted{}
 	}
-	if c.last, err = step(c.t, c.budget, c.t.Done() == 0); err != nil {
+	c.traces.begin(c.t.Done()+1, c.t.Done()+1 == of)
+	c.last, err = step(c.t, c.budget, c.t.Done() == 0)
+	if c.traces.over(); err != nil {
 		return fmt.Errorf("policy %s: %w", c.name, err)
 	}
-	p.step(c.name, c.last, of, nil)
+	c.told.look(c.t)
+	c.files.record(c)
+	p.step(c.name, c.last, of, nil, p.ranks(c.t, c.budget))
 	return nil
 }
 
@@ -225,6 +266,9 @@ func (c *contestant) row(first *contestant) (r Row, err error) {
 func middle(x []float64) float64 {
 	slices.Sort(x)
 	n := len(x)
+	if n == 0 {
+		return 0
+	}
 	return (x[(n-1)/2] + x[n/2]) / 2
 }
 

@@ -1,11 +1,15 @@
 // This file owns a run's folder:
 //
-//	config.yaml    the options, which --config and --resume read
-//	metrics.jsonl  one line a step
-//	summary.json   what the run came to
-//	checkpoints/   see package checkpoint
+//	config.yaml       the options, which --config and --resume read
+//	environment.json  the machine and the command
+//	metrics.jsonl     one line a step
+//	summary.json      what the run came to
+//	trace/            what every rank did
+//	report.html       pictures of it, and trace.pftrace for Perfetto
+//	checkpoints/      see package checkpoint
 //
-// config.yaml comes first: a folder without it holds no run.
+// config.yaml comes first: a folder without it holds no run. Package report has the
+// names, and reads them.
 
 package trainrun
 
@@ -20,13 +24,14 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/stowage-dev/stowage/report"
 	"github.com/stowage-dev/stowage/train/checkpoint"
 )
 
 const (
-	configName  = "config.yaml"
-	metricsName = "metrics.jsonl"
-	summaryName = "summary.json"
+	configName  = report.ConfigFile
+	metricsName = report.MetricsFile
+	summaryName = report.SummaryFile
 )
 
 // folder is a run's folder under way.
@@ -135,14 +140,18 @@ func (f *folder) record(v any) error {
 }
 
 // summary writes what the run came to.
-func (f *folder) summary(s Summary) error {
+func (f *folder) summary(s any) error { return writeJSON(filepath.Join(f.dir, summaryName), s) }
+
+// writeJSON writes a file for people and machines.
+func writeJSON(path string, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
-	if err := e.Encode(s); err != nil {
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
 		return err
 	}
-	return replace(filepath.Join(f.dir, summaryName), b.Bytes())
+	return replace(path, b.Bytes())
 }
 
 // replace writes a file beside and renames it: whoever reads finds the old one or the

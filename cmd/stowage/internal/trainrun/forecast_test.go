@@ -34,7 +34,7 @@ func TestForecast(t *testing.T) {
 		t.Fatal(err)
 	}
 	j = smallJob(t, few)
-	took, err := j.Compare(context.Background(), NewProgress(io.Discard, false))
+	took, _, err := j.Compare(context.Background(), "", NewProgress(io.Discard, nil, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestWhoseError(t *testing.T) {
 			return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{room, 1 << 30}})
 		}
 		var full *device.OutOfMemory
-		s, err := j.Run(context.Background(), "", false, NewProgress(io.Discard, false))
+		s, err := j.Run(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
 		if !errors.As(err, &full) || isWrong(err) || s.Steps > 0 {
 			t.Errorf("on a device of %v: %v", room, err)
 		}

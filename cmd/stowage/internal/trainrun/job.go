@@ -25,16 +25,21 @@ import (
 
 // Machine is what a command brings along: devices, and the reading of sizes.
 type Machine struct {
-	// Open opens the device of a rank.
-	Open func(rank int) (device.Device, error)
+	// Open opens the device of a rank, which tells the observer, if there is one, what
+	// it does.
+	Open func(rank int, watch device.Observer) (device.Device, error)
 	// ParseSize reads a size such as 60MiB.
 	ParseSize func(string) (device.Bytes, error)
+	// Command and Version are those of the program, for whoever finds the run.
+	Command, Version string
 }
 
 // Job is a run that was checked.
 type Job struct {
 	Options Options // complete: with what was chosen by the model
+	Trace   bool    // what ranks do is traced where there is a folder
 	config  train.Config
+	machine Machine
 	share   float64 // of what the first policy took: the budget of a comparison
 	batches int     // of an evaluation
 }
@@ -42,7 +47,7 @@ type Job struct {
 // NewJob checks options and makes a job of them. Without a policy they are those of a
 // comparison.
 func NewJob(o Options, m Machine, log *slog.Logger) (*Job, error) {
-	j := &Job{Options: o, share: 0.5}
+	j := &Job{Options: o, Trace: true, machine: m, share: 0.5}
 	if err := j.make(m, log); err != nil {
 		return nil, wrong(err)
 	}
@@ -78,7 +83,8 @@ func (j *Job) make(m Machine, log *slog.Logger) (err error) {
 		c.Number = kernels.BF16
 	}
 	c.Dispatch = map[string]layer.Dispatch{"ring": layer.Ring}[o.Dispatch]
-	c.Seed, c.Device, c.Log = o.Seed, m.Open, log
+	c.Seed, c.Log = o.Seed, log
+	c.Device = func(rank int) (device.Device, error) { return m.Open(rank, nil) }
 	if c.Sharding, err = o.sharding(); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package trainrun
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 
 	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/report"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/checkpoint"
 )
@@ -47,6 +49,10 @@ type Summary struct {
 	// Eval is the loss on what was held out, of the parameters at the end; nil where
 	// nothing was, or where the run was interrupted.
 	Eval *float64 `json:"eval_loss,omitempty"`
+	// Predicted is what the first steps said that the fullest rank would take.
+	Predicted int64 `json:"predicted_device_bytes,omitempty"`
+	page      string
+	idle      bool // nothing was left to do: these are the figures of before
 }
 
 // line is a line of metrics. Steps count from one: line n is of the state that
@@ -54,18 +60,21 @@ type Summary struct {
 type line struct {
 	Step int `json:"step"`
 	train.Metrics
-	Speed float64  `json:"tokens_per_second"`
-	Eval  *float64 `json:"eval_loss,omitempty"`
+	Speed  float64  `json:"tokens_per_second"`
+	Spills int64    `json:"spills,omitempty"` // pages of host memory, on all ranks, in this step
+	Eval   *float64 `json:"eval_loss,omitempty"`
 }
 
 // run is a run under way.
 type run struct {
 	*Job
 	t      *train.Trainer
-	folder *folder // nil without --out
+	folder *folder  // nil without --out
+	traces *tracing // nil without a folder, or a wish for them
 	p      *Progress
 	out    Summary
 	saved  int // the step of the last checkpoint
+	told   ahead
 }
 
 // Resumable reads the options of the run in a folder.
@@ -91,12 +100,17 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 	}
 	r := &run{Job: j, p: p, saved: -1}
 	r.out.Model, r.out.Policy, r.out.Ranks = j.config.Model.Name, j.Options.Policy, j.config.Layout.Ranks()
-	if r.t, err = open(j.config); err != nil {
+	cfg := j.config
+	if dir != "" && j.Trace {
+		r.traces = j.trace(&cfg)
+	}
+	if r.t, err = open(cfg); err != nil {
 		return s, err
 	}
 	defer func() {
-		p.Settle()
 		err = errors.Join(err, r.t.Close())
+		s.page = r.pictures()
+		p.Settle()
 		if r.folder != nil {
 			err = errors.Join(err, r.folder.close())
 		}
@@ -108,6 +122,9 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 		if from.Step > j.Options.Steps {
 			return s, Wrong{fmt.Errorf("--steps %d is less than the %d that the run has done; give more", j.Options.Steps, from.Step)}
 		}
+		if s, done := finished(dir, from.Step); done && from.Step == j.Options.Steps {
+			return s, nil
+		}
 		r.saved = from.Step
 		p.Say("goes on after step %d", from.Step)
 	}
@@ -116,10 +133,10 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 			r.folder = nil
 			return s, err
 		}
-	}
-	if r.folder != nil {
 		r.out.Loss = r.folder.last
+		r.describe(from != nil)
 	}
+	p.begin(j.watched([]string{r.out.Policy}, r.t.Done()), dir)
 	return r.steps(ctx, from == nil)
 }
 
@@ -160,7 +177,9 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 	o := &r.Options
 	stopped := false
 	for r.t.Done() < o.Steps && !stopped {
+		r.traces.begin(r.t.Done()+1, r.t.Done()+1 == o.Steps)
 		m, err := step(r.t, r.config.Memory.Budget, r.out.Tokens == 0)
+		r.traces.over()
 		if err != nil {
 			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saved < 0 && isWrong(err)) {
 				r.folder.undo()
@@ -207,19 +226,21 @@ func (r *run) evaluate() (*float64, error) {
 // took notes a step, with an evaluation where one is due.
 func (r *run) took(m train.Metrics, due bool) (err error) {
 	r.out.Eval = nil // of other parameters
+	r.told.look(r.t)
 	if due {
 		if r.out.Eval, err = r.evaluate(); err != nil {
 			return err
 		}
 	}
-	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval)
+	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval, r.p.ranks(r.t, r.config.Memory.Budget))
 	r.out.Loss, r.out.Reruns = m.Loss, m.Reruns
 	r.out.Tokens += int64(m.Tokens)
 	r.out.Seconds += m.Seconds
+	r.told.took = append(r.told.took, m.Seconds)
 	if r.folder == nil {
 		return nil
 	}
-	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Eval: r.out.Eval})
+	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: r.told.spills(r.t), Eval: r.out.Eval})
 }
 
 func (r *run) save() error {
@@ -252,7 +273,22 @@ func (r *run) finish(finished bool) (err error) {
 	if s.Sum, err = r.t.Sum(); err != nil || r.folder == nil {
 		return err
 	}
-	return r.folder.summary(*s)
+	s.Predicted = r.told.most()
+	return r.folder.summary(struct {
+		Summary
+		Step   float64              `json:"step_ms,omitempty"`
+		Traced string               `json:"traced,omitempty"`
+		Ranks  []report.RankSummary `json:"by_rank"`
+	}{*s, r.told.step(), r.traces.note(), r.told.ranks(r.t)})
+}
+
+// finished is the summary of a run that came to its end after so many steps. One that
+// was killed between its last checkpoint and its summary has none.
+func finished(dir string, steps int) (s Summary, ok bool) {
+	text, err := os.ReadFile(filepath.Join(dir, summaryName))
+	ok = err == nil && json.Unmarshal(text, &s) == nil && s.Finished && s.Steps == steps
+	s.idle = ok
+	return s, ok
 }
 
 // Text shows what a run came to.
@@ -260,6 +296,10 @@ func (s Summary) Text(w io.Writer, dir string) {
 	steps := "steps"
 	if s.Steps == 1 {
 		steps = "step"
+	}
+	if s.idle {
+		fmt.Fprintf(w, "nothing to do: the run has its %d %s; raise --steps to go on\n", s.Steps, steps)
+		return
 	}
 	fmt.Fprintf(w, "%s under %s: %d %s, loss %.4f, ", s.Model, s.Policy, s.Steps, steps, s.Loss)
 	if s.Eval != nil {
@@ -269,5 +309,8 @@ func (s Summary) Text(w io.Writer, dir string) {
 	fmt.Fprintf(w, "parameters %s\n", s.Sum)
 	if dir != "" {
 		fmt.Fprintf(w, "the run is in %s\n", dir)
+	}
+	if s.page != "" {
+		fmt.Fprintf(w, "the report is %s\n", s.page)
 	}
 }

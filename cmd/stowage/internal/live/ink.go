@@ -1,0 +1,76 @@
+// This file owns lines of coloured letters: how wide they are, how they are cut, and
+// how they are written.
+
+package live
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// ink is how letters look: parameters of a terminal's "select graphic rendition". The
+// sixteen colours are those that the user chose.
+type ink string
+
+const (
+	plainInk ink = ""
+	boldInk  ink = "1"
+	faintInk ink = "2"
+	redInk   ink = "31"
+	greenInk ink = "32"
+	blueInk  ink = "34"
+	pinkInk  ink = "35"
+)
+
+// span is letters of one look, all of them one column wide.
+type span struct {
+	ink  ink
+	text string
+}
+
+type line []span
+
+func text(s string) span { return span{plainInk, s} }
+
+func (l line) width() (n int) {
+	for _, s := range l {
+		n += utf8.RuneCountInString(s.text)
+	}
+	return n
+}
+
+// cut leaves so many columns.
+func (l line) cut(width int) (out line) {
+	for _, s := range l {
+		r := []rune(s.text)
+		r = r[:min(len(r), width)]
+		width -= len(r)
+		if len(r) > 0 {
+			out = append(out, span{s.ink, string(r)})
+		}
+	}
+	return out
+}
+
+// write has every span end its own ink, so that whatever comes next, even a shell's
+// prompt after a kill, is as it was.
+func (l line) write(b *strings.Builder, colour bool) {
+	for _, s := range l {
+		if !colour || s.ink == plainInk {
+			b.WriteString(s.text)
+			continue
+		}
+		b.WriteString("\x1b[" + string(s.ink) + "m" + s.text + "\x1b[0m")
+	}
+}
+
+// printable is a name from outside in letters that are one column wide.
+func printable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+}

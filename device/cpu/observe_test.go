@@ -1,0 +1,149 @@
+// This file tests what an observer is told.
+
+package cpu_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+// told keeps what an observer is told, and holds it against what must be: of one stream
+// pieces come in order and do not overlap, and memory in use is what was taken.
+type told struct {
+	t     testing.TB
+	mu    sync.Mutex
+	works map[string][]device.Work
+	inUse [device.Kinds]device.Bytes
+}
+
+func (o *told) Worked(w device.Work) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.works == nil {
+		o.works = map[string][]device.Work{}
+	}
+	all := o.works[w.Stream]
+	if w.Begin > w.End || w.Last != w.First+1 || w.End > device.Now() {
+		o.t.Errorf("told of %+v", w)
+	}
+	if n := len(all); n > 0 && (w.First < all[n-1].Last || w.Begin < all[n-1].End) {
+		o.t.Errorf("%+v comes after %+v", w, all[n-1])
+	}
+	o.works[w.Stream] = append(all, w)
+}
+
+func (o *told) Took(kind device.Kind, owner string, bytes, current device.Bytes) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.inUse[kind] += bytes; o.inUse[kind] != current || owner == "" || bytes == 0 {
+		o.t.Errorf("%d bytes for %q leave %d of kind %v in use; want %d", bytes, owner, current, kind, o.inUse[kind])
+	}
+}
+
+// SPEC S6.5: what two streams did is told with true times and sizes, and that one has
+// waited for the other; everything is told before Sync returns.
+func TestObserver(t *testing.T) {
+	o := &told{t: t}
+	d, err := cpu.Open(cpu.Options{Observe: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := func(name string) device.Stream {
+		s, err := d.NewStream(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	compute, out := stream("compute"), stream("out")
+	b, err := d.Alloc(device.Accel, 1<<20, "tensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := d.Alloc(device.Host, 1<<20, "tensors away")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := d.NewEvent(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const slept = 5 * time.Millisecond
+	gate := make(chan struct{}) // a wait for work that is over by then is none
+	sleep := device.NewLaunch(&device.Kernel{Name: "sleep", Go: func(*device.Launch) { <-gate; time.Sleep(slept) }}, 1, 1)
+	from := device.Now()
+	compute.Launch(sleep)
+	compute.Fill(b.All(), 7)
+	compute.Record(e)
+	out.Wait(e)
+	close(gate)
+	out.Copy(h.All(), b.All())
+	row := device.Rect{Range: b.Slice(0, 16), Pitch: 64, Rows: 4}
+	out.Copy2D(device.Rect{Range: h.Slice(0, 16), Pitch: 32, Rows: 4}, row)
+	compute.BeginCapture()
+	compute.Launch(sleep)
+	compute.Fill(b.All(), 8)
+	if n := compute.Issued(); n != 2 {
+		t.Errorf("%d pieces were issued beside the capture; want 2", n)
+	}
+	g, err := compute.EndCapture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compute.Replay(g)
+	if err := out.Download(make([]byte, 100), h.Slice(0, 100)); err != nil {
+		t.Fatal(err)
+	}
+	out.Upload(b.Slice(0, 10), make([]byte, 10))
+	compute.Host(func() {})
+	if err := d.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	to := device.Now()
+	want := map[string][]device.Work{
+		"compute": {
+			{Kind: device.Launched, Name: "sleep"}, {Kind: device.Copied, Bytes: 1 << 20, To: device.Accel},
+			{Kind: device.Replayed}, {Kind: device.Launched, Name: "host callback"},
+		},
+		"out": {
+			{Kind: device.Waited}, {Kind: device.Copied, Bytes: 1 << 20, To: device.Host}, {Kind: device.Copied, Bytes: 64, To: device.Host},
+			{Kind: device.Copied, Bytes: 100, To: device.Host}, {Kind: device.Copied, Bytes: 10, To: device.Accel},
+		},
+	}
+	o.mu.Lock()
+	for name, works := range want {
+		got := slices.Clone(o.works[name])
+		for i := range got {
+			if got[i].First != uint64(i) || got[i].Begin < from || got[i].End > to {
+				t.Errorf("%s: piece %d is %+v", name, i, got[i])
+			}
+			got[i].Stream, got[i].First, got[i].Last, got[i].Begin, got[i].End = "", 0, 0, 0, 0
+		}
+		if !slices.Equal(got, works) {
+			t.Errorf("%s did %+v; want %+v", name, got, works)
+		}
+	}
+	took := func(name string, i int) time.Duration {
+		return time.Duration(o.works[name][i].End - o.works[name][i].Begin)
+	}
+	if took("compute", 0) < slept || took("compute", 2) < slept || took("out", 0) < slept/2 {
+		t.Errorf("kernel, graph and wait took %v, %v and %v; the kernel sleeps for %v", took("compute", 0), took("compute", 2), took("out", 0), slept)
+	}
+	if o.works["out"][1].Begin < o.works["compute"][1].End {
+		t.Error("the copy began before what it waited for was over")
+	}
+	o.mu.Unlock()
+	compute.Free(b)
+	out.Free(h)
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if o.inUse != [device.Kinds]device.Bytes{} {
+		t.Errorf("%v is in use in the end", o.inUse)
+	}
+}
