@@ -1,0 +1,394 @@
+// This file owns random training loops of the player's.
+
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/stash"
+)
+
+// script is how the steps of a key go: with the same seed it is the same.
+type script struct {
+	rng  *rand.Rand
+	rows bool
+	stop int // calls until an exception, or negative
+}
+
+var names = []string{"attn", "mlp", "moe", "norm"}
+
+var errStop = errors.New("an exception in the middle")
+
+// step plays one step: some passes forward and back, in several orders.
+func (p *player) step(key string, sc script) error {
+	p.begin(key)
+	err := p.passes(&sc)
+	failed := err != nil
+	ended := p.end(failed)
+	if errors.Is(err, errStop) {
+		p.total.early++
+		err = nil
+	}
+	if failed {
+		p.total.failed++
+	}
+	return errors.Join(err, ended)
+}
+
+func (p *player) passes(sc *script) error {
+	for range 1 + sc.rng.IntN(2) {
+		from := len(p.open)
+		for range 2 + sc.rng.IntN(6) {
+			if err := p.forward(sc); err != nil {
+				return err
+			}
+		}
+		if err := p.backward(sc, slices.Clone(p.open[from:])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// possible forgives a budget that cannot be kept: the step was done without it.
+func (p *player) possible(err error) error {
+	if errors.As(err, new(*policy.BelowFloor)) {
+		p.total.floor++
+		return nil
+	}
+	return err
+}
+
+// due tells whether the exception comes now.
+func (sc *script) due() bool { sc.stop--; return sc.stop == -1 }
+
+// forward saves a group: of new storages, of some that were saved before, wherever they
+// are, and of some whose groups are all released.
+func (p *player) forward(sc *script) error {
+	if sc.due() {
+		return errStop
+	}
+	var rs []*record
+	name := names[sc.rng.IntN(len(names))]
+	for range sc.rng.IntN(5) {
+		k, pick := sc.rng.IntN(10), sc.rng.IntN(1<<20)
+		switch g := len(p.open); {
+		case k == 0 && g > 0 && len(p.open[pick%g].records) > 0:
+			rs = append(rs, p.open[pick%g].records[0])
+			p.total.again++
+		case k == 1 && p.ids > 0 && p.over(uint64(pick)%p.ids+1):
+			rs = append(rs, p.fresh(uint64(pick)%p.ids+1, 1+sc.rng.IntN(3000), 0))
+			p.total.anew++
+		case k < 4 && sc.rows:
+			r := p.fresh(0, 24*40, 24)
+			r.rows = p.rng.IntN(41)
+			rs = append(rs, r)
+		default:
+			rs = append(rs, p.fresh(0, 1+sc.rng.IntN(5000), 0))
+		}
+	}
+	return p.save(name, rs, sc.rng.IntN(10) == 0)
+}
+
+// over tells whether all groups that saved a storage were released, and it was left. Rows
+// are kept until the step ends.
+func (p *player) over(id uint64) bool {
+	for _, g := range p.open {
+		if slices.ContainsFunc(g.records, func(r *record) bool { return r.id == id }) {
+			return false
+		}
+	}
+	return p.left[id] == p.lent[id] && p.records[id] != nil && p.records[id].row == 0
+}
+
+func (p *player) backward(sc *script, groups []*saved) error {
+	switch sc.rng.IntN(4) {
+	case 0:
+		sc.rng.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
+	case 1:
+	default:
+		slices.Reverse(groups)
+	}
+	for _, g := range groups {
+		if sc.due() {
+			return errStop
+		}
+		k := sc.rng.IntN(12)
+		if k == 0 { // never needed, and perhaps nobody says so
+			continue
+		}
+		for range 1 + k/10 { // some twice, as two passes over one graph do
+			if k != 1 {
+				if err := p.load(g); err != nil {
+					return err
+				}
+			}
+		}
+		if k != 2 {
+			if err := p.release(g); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sessions are the configurations that the model plays against.
+func sessions(rng *rand.Rand) (cfg Config, rows bool) {
+	cfg = Config{Device: "cpu", Least: device.Bytes(rng.IntN(2) * 600)}
+	switch rng.IntN(4) {
+	case 0:
+		cfg.Budget = device.Bytes(6+rng.IntN(70)) * device.KiB
+	case 1:
+		cfg.Budget, cfg.Host = device.Bytes(6+rng.IntN(50))*device.KiB, device.Bytes(1+rng.IntN(40))*device.KiB
+	case 2:
+		cfg.Policy = map[string]policy.Choice{}
+		for _, name := range names {
+			cfg.Policy[name] = []policy.Choice{policy.Keep, policy.Offload, policy.Offload, policy.Stash}[rng.IntN(4)]
+		}
+	}
+	if rows = rng.IntN(2) == 0; rows && rng.IntN(2) == 0 {
+		cfg.Pages = &Pages{Page: 4 * device.KiB, Device: 1, DeviceMax: 1 << 12}
+	}
+	return cfg, rows
+}
+
+// SPEC S6.4: whatever a loop does between Begin and End, everything that is loaded is
+// bit-equal to what was saved, memory is used only while it is lent, it is left once for
+// each lending, and nothing is left behind: not by exceptions, not by memory that is not
+// to be had, not by a step that departs from those before, nor at the end.
+func TestAnyLoop(t *testing.T) {
+	moved := 0
+	seeds := uint64(30)
+	if testing.Short() {
+		seeds = 10
+	}
+	var total player
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			cfg, rows := sessions(rng)
+			p := newPlayer(t, rng, cfg)
+			for i := range 16 {
+				key := []string{"a", "b"}[rng.IntN(2)]
+				sc := script{rng: rand.New(rand.NewPCG(seed, uint64(key[0]))), rows: rows, stop: -1}
+				switch rng.IntN(6) {
+				case 0:
+					sc.stop = rng.IntN(10)
+				case 1:
+					sc.rng = rng // it departs
+				case 2:
+					p.none = rng.IntN(5)
+				}
+				before := p.total.lent
+				err := p.step(key, sc)
+				if p.none == 0 && err != nil {
+					err = nil // the step is lost, and the next one is clean
+				}
+				p.none = -1
+				if err = p.possible(err); err != nil {
+					t.Fatalf("step %d: %v", i, err)
+				}
+				moved += p.total.lent - before
+				p.check()
+			}
+			if _, err := p.s.Stats(); err != nil {
+				t.Error(err)
+			}
+			p.close()
+			x, y := &total.total, p.total
+			x.again, x.anew, x.held, x.overflow, x.early, x.floor = x.again+y.again, x.anew+y.anew, x.held+y.held, x.overflow+y.overflow, x.early+y.early, x.floor+y.floor
+		})
+	}
+	t.Logf("%d storages came back, %+v", moved, total.total)
+	x := total.total
+	if !t.Failed() && min(moved, x.again, x.held, x.overflow, x.early, x.anew, x.floor) < 1 && !testing.Short() {
+		t.Error("the loops leave something out")
+	}
+}
+
+// SPEC S6.4: a session that is closed in the middle of a step has nothing afterwards, and
+// touches the caller's memory no more.
+func TestCloseInAStep(t *testing.T) {
+	for seed := range uint64(10) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		cfg, rows := sessions(rng)
+		p := newPlayer(t, rng, cfg)
+		p.ok(p.possible(p.step("a", script{rng: rand.New(rand.NewPCG(seed, 'a')), rows: rows, stop: -1})))
+		p.begin("a")
+		sc := script{rng: rand.New(rand.NewPCG(seed, 'a')), rows: rows, stop: rng.IntN(12)}
+		if err := p.passes(&sc); err != nil && !errors.Is(err, errStop) {
+			t.Fatal(err)
+		}
+		p.ok(p.s.Close())
+		for _, r := range p.records {
+			for _, b := range append(r.before, r.mem) {
+				if b != nil {
+					p.heap.give(b)
+				}
+			}
+		}
+		p.close()
+	}
+}
+
+// SPEC S6.4: counts that no pages would do for are the caller's mistake.
+func TestTooManyRows(t *testing.T) {
+	for _, pages := range []*Pages{nil, {Page: 4 * device.KiB, Device: 8, DeviceMax: 64}} {
+		p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Pages: pages})
+		p.begin("a")
+		r := p.fresh(0, 24*40, 24)
+		r.rows = 41
+		p.ok(p.save("moe", []*record{r}, false))
+		err := errors.Join(p.end(false), p.s.Check(0))
+		var rows *stash.TooManyRows
+		if !errors.As(err, &rows) || rows.Rows != 41 || rows.Limit != 40 || !errors.As(err, new(Wrong)) {
+			t.Error(err)
+		}
+		p.close()
+	}
+}
+
+// SPEC S6.4: rows that find no page of the device go to the host's; where there may be
+// none either, the step cannot be helped, and its check says what to raise.
+func TestRowsGoToTheHost(t *testing.T) {
+	for _, x := range []struct {
+		pages Pages
+		says  string
+	}{
+		{Pages{Page: 4 * device.KiB, Device: 1, DeviceMax: 2}, ""},
+		{Pages{Page: 4 * device.KiB, DeviceMax: 2}, ""},
+		{Pages{Page: 4 * device.KiB, Device: 1, DeviceMax: 2, HostMax: 3}, "rows need 8 pages of 4.00 KiB, and there may be 5; raise pages.device_max or pages.host_max"},
+	} {
+		p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Pages: &x.pages})
+		step := func() {
+			p.begin("a")
+			for range 4 {
+				r := p.fresh(0, 64*100, 64)
+				r.rows = 100
+				p.ok(p.save("moe", []*record{r}, false))
+			}
+			for i := 3; i >= 0; i-- {
+				g := p.open[i]
+				p.ok(p.load(g))
+				p.ok(p.release(g))
+			}
+		}
+		step()
+		err := p.end(false)
+		if err == nil {
+			err = p.s.Check(0)
+		}
+		if x.says != "" {
+			if err == nil || !strings.Contains(err.Error(), x.says) {
+				t.Errorf("%+v: %v", x.pages, err)
+			}
+			p.close()
+			continue
+		}
+		if err != nil && !errors.As(err, new(*Overflow)) {
+			t.Fatalf("%+v: %v", x.pages, err)
+		}
+		step()
+		p.ok(p.end(false))
+		if !p.check() || p.s.shelf.shelf.Store().Pages(stash.Host) == 0 {
+			t.Errorf("%+v: more pages did not help, or are not the host's", x.pages)
+		}
+		p.close()
+	}
+}
+
+// SPEC S6.4: figures have what is stashed by name, kept in the step that counts, and how
+// often pages ran out.
+func TestRowsInFigures(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu"})
+	step := func(live int) Stats {
+		p.begin("a")
+		for _, name := range []string{"moe", "fc1", "moe"} {
+			r := p.fresh(0, 64*8000, 64)
+			r.rows = live
+			p.ok(p.save(name, []*record{r}, false))
+		}
+		for i := 2; i >= 0; i-- {
+			g := p.open[i]
+			p.ok(p.load(g))
+			p.ok(p.release(g))
+		}
+		p.ok(p.end(false))
+		p.check()
+		var x Stats
+		text, err := p.s.Stats()
+		p.ok(err)
+		p.ok(json.Unmarshal(text, &x))
+		return x
+	}
+	for i, live := range []int{1, 1, 8000, 8000} { // the third finds too few pages
+		overflows := min(i/2, 1)
+		choice := policy.Stash
+		if i == 0 {
+			choice = policy.Keep
+		}
+		want := []RowStats{
+			{"fc1", 1, 512_000, map[policy.Choice]int{choice: 1}},
+			{"moe", 2, 1_024_000, map[policy.Choice]int{choice: 2}},
+		}
+		x := step(live)
+		if !reflect.DeepEqual(want, x.Rows) || x.Overflows != overflows {
+			t.Errorf("step %d: %+v, pages ran out %d times", i, x.Rows, x.Overflows)
+		}
+	}
+	p.close()
+}
+
+// SPEC S6.4: a group that is released before it was loaded, as the graph of a forward
+// pass without a backward one is, has its memory back at once: it is on the device, or
+// where the host computes it has left already, with the group that was saved.
+func TestReleaseWithoutLoad(t *testing.T) {
+	for _, pol := range []map[string]policy.Choice{nil, {"mlp": policy.Offload}} {
+		p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Policy: pol})
+		for range 3 {
+			p.begin("a")
+			for range 5 {
+				p.ok(p.save("mlp", []*record{p.fresh(0, 3000, 0)}, false))
+				p.ok(p.release(p.open[0]))
+				if n := len(p.heap.live); n > 0 {
+					t.Errorf("policy %v: %d blocks are kept", pol, n)
+				}
+			}
+			p.ok(p.end(false))
+		}
+		p.close()
+	}
+}
+
+// SPEC S6.4: where the host computes, what a group saved has left when Save returns: no
+// copy is under way that more memory would wait for.
+func TestSaveDrains(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Policy: map[string]policy.Choice{"mlp": policy.Offload}})
+	for step := range 4 {
+		p.begin("a")
+		const groups = 5
+		for i := range groups {
+			p.ok(p.save("mlp", []*record{p.fresh(0, 3000, 0), p.fresh(0, 500, 0)}, false))
+			if n := len(p.heap.live); step > 0 && i < groups-1 && n > 0 { // the last is needed at once, and may stay
+				t.Errorf("step %d: %d blocks are here behind group %d", step, n, i)
+			}
+		}
+		for i := groups - 1; i >= 0; i-- {
+			g := p.open[i]
+			p.ok(p.load(g))
+			p.ok(p.release(g))
+		}
+		p.ok(p.end(false))
+	}
+	p.close()
+}

@@ -1,0 +1,212 @@
+"""Plays a caller of libstowage.so that knows nothing but stowage.h: memory is ctypes'.
+
+Its one argument is the library. It ends with zero if everything is as the header says.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import threading
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+
+OK, USAGE, FAILED, FORKED = 0, 1, 2, 3
+ROOM = 510
+
+
+class Left(ctypes.Structure):
+    _fields_ = [("count", c_uint64), ("more", c_uint64), ("id", c_uint64 * ROOM)]
+
+
+class Storage(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("id", "address", "bytes", "rows", "row_bytes", "stay")]
+
+
+Lend = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_uint64, c_uint64)
+
+lib = ctypes.CDLL(sys.argv[1])
+lib.stowage_error.restype = c_char_p
+lib.stowage_version.restype = c_char_p
+for name, types in {
+    "open": [c_char_p, Lend, c_void_p, POINTER(c_uint64)],
+    "close": [c_uint64],
+    "begin": [c_uint64, c_char_p, c_uint64],
+    "end": [c_uint64, c_int, POINTER(Left)],
+    "save": [c_uint64, c_char_p, c_uint64, POINTER(Storage), POINTER(c_uint64), POINTER(Left)],
+    "load": [c_uint64, c_uint64, POINTER(c_uint64), POINTER(Left)],
+    "release": [c_uint64, c_uint64, POINTER(Left)],
+    "more": [c_uint64, POINTER(Left)],
+    "check": [c_uint64, c_uint64],
+    "stats": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "trace": [c_uint64, c_char_p],
+}.items():
+    f = getattr(lib, "stowage_" + name)
+    f.argtypes, f.restype = types, c_int
+
+
+def error():
+    return lib.stowage_error().decode()
+
+
+def expect(got, want, what, says=""):
+    if got != want or says and says not in error():
+        sys.exit(f"{what}: code {got}, want {want}; {error()!r}, want {says!r} in it")
+
+
+class Caller:
+    """A runtime with its memory."""
+
+    def __init__(self, config):
+        self.memory, self.lefts, self.lent = {}, [], 0
+        self.lend = Lend(self.lends)
+        self.rt, self.left = c_uint64(), Left()
+        expect(lib.stowage_open(json.dumps(config).encode(), self.lend, None, byref(self.rt)), OK, "open")
+
+    def lends(self, _, id, size):
+        if id not in self.memory:
+            raise KeyError(id)  # which ctypes makes a zero of
+        self.lent += 1
+        block = (ctypes.c_ubyte * size)()
+        self.memory[id].append(block)
+        return ctypes.addressof(block)
+
+    def frees(self):
+        ids = list(self.left.id[: self.left.count])
+        while self.left.more:
+            expect(lib.stowage_more(self.rt, byref(self.left)), OK, "more")
+            ids += self.left.id[: self.left.count]
+        for id in ids:
+            block = self.memory[id].pop(0)
+            ctypes.memset(block, 0xDB, len(block))
+        self.lefts += ids
+
+    def save(self, name, ids, size):
+        storages = (Storage * len(ids))()
+        for s, id in zip(storages, ids):
+            block = (ctypes.c_ubyte * size)()
+            ctypes.memset(block, id % 250 + 1, size)
+            self.memory[id] = [block]
+            s.id, s.address, s.bytes = id, ctypes.addressof(block), size
+        group = c_uint64()
+        expect(lib.stowage_save(self.rt, name, len(ids), storages, byref(group), byref(self.left)), OK, "save")
+        self.frees()
+        return group.value
+
+    def load(self, group, ids, size):
+        held = type(self.left)()
+        expect(lib.stowage_load(self.rt, group, byref(held), byref(self.left)), OK, "load")
+        self.frees()
+        for id in ids:
+            if bytes(self.memory[id][-1]) != bytes([id % 250 + 1]) * size:
+                sys.exit(f"storage {id} came back changed")
+
+    def step(self, count):
+        expect(lib.stowage_begin(self.rt, b"step", 0), OK, "begin")
+        self.lefts, groups = [], []
+        for g in range(3):
+            ids = list(range(1 + g * count, 1 + (g + 1) * count))
+            groups.append((self.save(b"mlp", ids, 100), ids))
+        for group, ids in reversed(groups):
+            self.load(group, ids, 100)
+            expect(lib.stowage_release(self.rt, group, byref(self.left)), OK, "release")
+            self.frees()
+        expect(lib.stowage_end(self.rt, 0, byref(self.left)), OK, "end")
+        self.frees()
+        if any(self.memory.values()):
+            sys.exit("memory was not left")
+
+    def close(self):
+        expect(lib.stowage_close(self.rt), OK, "close")
+
+
+def wrong(caller):
+    """Wrong use is told, and does not end the process."""
+    rt, left, n = caller.rt, caller.left, c_uint64()
+    expect(lib.stowage_open(b'{"device": "cpu", "bugdet": 1}', caller.lend, None, byref(n)), USAGE, "an unknown key", "bugdet")
+    expect(lib.stowage_open(None, caller.lend, None, byref(n)), USAGE, "no configuration", "without")
+    expect(lib.stowage_open(b"{}", Lend(), None, byref(n)), USAGE, "no lender", "without")
+    expect(lib.stowage_begin(12345, b"step", 0), USAGE, "a wrong handle", "12345 is no runtime")
+    expect(lib.stowage_end(rt, 0, byref(left)), USAGE, "end outside", "begin one first")
+    expect(lib.stowage_begin(rt, b"step", 0), OK, "begin")
+    expect(lib.stowage_load(rt, 99, byref(n), byref(left)), USAGE, "no such group", "99")
+    expect(lib.stowage_save(rt, b"mlp", 1 << 62, None, byref(n), byref(left)), FAILED, "a count that is none", "stowage: ")
+    expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(left)), FAILED, "no storages", "stowage: ")
+    expect(lib.stowage_save(rt, b"mlp", 0, None, None, byref(left)), FAILED, "no place for the number", "stowage: ")
+    expect(lib.stowage_end(rt, 1, byref(left)), OK, "end")
+
+
+def threads(caller):
+    """A sentence belongs to the thread whose call failed."""
+    expect(lib.stowage_begin(777, b"", 0), USAGE, "a wrong handle", "777")
+    heard = []
+
+    def other():
+        heard.append(error())
+        heard.append(lib.stowage_begin(888, b"", 0))
+        heard.append(error())
+        mine = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
+        for _ in range(5):
+            mine.step(4)
+        mine.close()
+        heard.append("done")
+
+    all = [threading.Thread(target=other) for _ in range(4)]
+    for t in all:
+        t.start()
+    for _ in range(5):
+        caller.step(4)
+    for t in all:
+        t.join()
+    if "777" not in error() or len(heard) != 16 or heard.count("") != 4 or heard.count("done") != 4 or not any("888" in str(x) for x in heard):
+        sys.exit(f"sentences of threads: {error()!r}, {heard}")
+
+
+def fork(caller):
+    child = os.fork()
+    if child == 0:
+        code = lib.stowage_check(caller.rt, 0)
+        new = lib.stowage_open(b'{"device": "cpu"}', caller.lend, None, byref(c_uint64()))
+        os._exit(0 if code == new == FORKED and "spawn" in error() and lib.stowage_version() == b"" else 1)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit("a child of fork was not turned away")
+
+
+def figures(caller):
+    need, text = c_size_t(), ctypes.create_string_buffer(8)
+    expect(lib.stowage_stats(caller.rt, text, 8, byref(need)), OK, "stats")
+    if len(text.value) != 7 or need.value < 100:
+        sys.exit(f"{text.value} of {need.value} bytes")
+    expect(lib.stowage_stats(caller.rt, None, 0, byref(need)), OK, "stats")
+    text = ctypes.create_string_buffer(need.value)
+    expect(lib.stowage_stats(caller.rt, text, need.value, byref(need)), OK, "stats")
+    if json.loads(text.value)["steps"] < 5:
+        sys.exit(text.value.decode())
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "a.trace")
+        expect(lib.stowage_trace(caller.rt, path.encode()), OK, "trace")
+        caller.step(2)
+        expect(lib.stowage_trace(caller.rt, None), OK, "trace")
+        if os.path.getsize(path) == 0:
+            sys.exit("the trace is empty")
+
+
+def main():
+    if lib.stowage_abi() != 1 or not lib.stowage_version():
+        sys.exit("another interface")
+    caller = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
+    wrong(caller)
+    for count in (3, 3, 700, 3):
+        caller.step(count)
+    if caller.lent == 0 or len(caller.lefts) <= 9:
+        sys.exit(f"{caller.lent} storages came back")
+    threads(caller)
+    figures(caller)
+    fork(caller)
+    caller.step(3)
+    caller.close()
+    expect(lib.stowage_close(caller.rt), USAGE, "closed twice", "was closed")
+    print("as the header says")
+
+
+main()
