@@ -1,6 +1,6 @@
 # The few things people type. Everything works without make, too.
 
-.PHONY: build test race lint generate ci gpu-tests clean
+.PHONY: build test race lint generate ci gpu-tests library wheel python-test clean
 
 build: ## one binary without cgo, in build/
 	CGO_ENABLED=0 go build -trimpath -o build/stowage ./cmd/stowage
@@ -16,6 +16,17 @@ lint: ## format, vet and staticcheck
 
 generate: ## rebuild the kernels, which needs clang-19
 	go generate ./kernels/...
+
+PYTHON ?= /usr/bin/python3
+
+library: ## the shared library for PyTorch, which needs cgo
+	CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -ldflags='-s -w' -o build/libstowage.so ./bridge
+
+wheel: library ## the plug-in for PyTorch in dist/
+	$(PYTHON) python/backend.py dist
+
+python-test: library ## the tests of the plug-in, with a PyTorch for CPUs
+	$(PYTHON) -m unittest discover -s python/tests
 
 ci: ## everything a change must pass
 	.ci/run
@@ -43,4 +54,4 @@ gpu-tests: build ## test binaries in build/gpu, for a machine with a GPU
 	@echo '  (cd train && ../build/gpu/train.test -test.v -test.run OnGPU)'
 
 clean:
-	rm -rf build
+	rm -rf build dist

@@ -1,0 +1,432 @@
+#!/usr/bin/env python3
+"""The plug-in for PyTorch against PyTorch alone, in one process on one GPU.
+
+    pip install dist/stowage-*.whl           # or: PYTHONPATH=python STOWAGE_LIBRARY=build/libstowage.so
+    python3 bench/torch_plugin.py
+    python3 bench/torch_plugin.py --part moe --json
+    python3 bench/torch_plugin.py --device cpu --quick      # does it run? times mean nothing
+
+Parts (each is independent: one that fails is reported, and the others go on):
+  overhead   the plug-in with nothing moved, and Python's time a saved tensor
+  moe        six expert layers, 7168 x 2048, 16 experts, 32,640 rows: eager, save_on_cpu
+             with pinned memory, and the plug-in, the last two with the same tensors
+  budget     the same layers under budgets of 85, 70 and 50 % of what they save
+  graph      the same layers in a CUDA graph: buffers of the exact size, oversized twice,
+             and oversized with rt.stash
+  dense      eight decoder layers of width 4096 on 4096 tokens: as moe
+
+How much moves is chosen so that the bytes fit the link: the first layers, as many as a link of
+--link GB/s can take during 0.8 of the forward pass, whose time is measured first. --move
+says it by hand. Kinds take turns; a time is the median of its steps by CUDA events. Peak
+is PyTorch's plus what the runtime holds on the device. Gradients stay allocated between
+steps, as with buckets, so that the peak is where activations are: at the end of the
+forward pass. Losses and gradients of all kinds are compared. save_on_cpu moves what it is
+given, parameters too; the plug-in does not move those.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+PARTS = ["overhead", "moe", "budget", "graph", "dense"]
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
+    p.add_argument("--steps", type=int, default=15, help="measured steps of each kind (default 15)")
+    p.add_argument("--move", type=int, help="layers that move (default: what fits the link)")
+    p.add_argument("--link", type=float, default=55.0, help="GB/s to the host, for that choice (default 55)")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--quick", action="store_true", help="small sizes, few steps")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    a = p.parse_args()
+    if a.quick:
+        a.steps = min(a.steps, 3)
+    return a
+
+
+ARGS = parse()
+try:
+    import torch
+
+    import stowage
+except ImportError as e:
+    sys.exit(f"torch_plugin: {e}; install PyTorch and `pip install dist/stowage-*.whl`, or set PYTHONPATH=python")
+if ARGS.device == "cuda" and not torch.cuda.is_available():
+    sys.exit("torch_plugin: PyTorch finds no CUDA GPU; --device cpu --quick tries it without one")
+
+from torch_models import Decoder, Mixture, mixture_loss
+
+CUDA = ARGS.device == "cuda"
+DTYPE = torch.bfloat16 if CUDA else torch.float32
+MIB = 1 << 20
+
+
+def sizes(quick, full):
+    return quick if ARGS.quick else full
+
+
+def say(text):
+    if not ARGS.json:
+        print(text, flush=True)
+
+
+def sync():
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def own(rt):
+    """Device memory that the runtime itself holds; on the CPU it is counted apart."""
+    return rt.stats()["memory"]["kind"][0]["current"] if rt is not None else 0
+
+
+class Kind:
+    """One way to do a step: run() is a forward and a backward pass and gives the loss."""
+
+    def __init__(self, name, run, rt=None):
+        self.name, self.run, self.rt = name, run, rt
+        self.times, self.peak, self.loss = [], 0, None
+
+    def step(self, measured):
+        sync()
+        if CUDA:
+            torch.cuda.reset_peak_memory_stats()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            self.loss = self.run()
+            end.record()
+            sync()
+            took = begin.elapsed_time(end)
+            self.peak = torch.cuda.max_memory_allocated() + own(self.rt)
+        else:
+            begin = time.perf_counter()
+            self.loss = self.run()
+            took = (time.perf_counter() - begin) * 1e3
+        if measured:
+            self.times.append(took)
+
+    def result(self):
+        return {"name": self.name, "ms": round(statistics.median(self.times), 3), "best_ms": round(min(self.times), 3), "peak_mib": round(self.peak / MIB, 1), "loss": float(self.loss)}
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def clear(model):
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        else:
+            p.grad.zero_()
+
+
+def measure(model, kinds, warm=6, exact=contextlib.nullcontext):
+    """Steps in turns. Gradients of all kinds must be those of the first, under exact, where
+    the first kind has the same twice."""
+    want, equal = None, {}
+    with exact():
+        for k in [kinds[0]] + kinds:
+            for _ in range(3 if k.rt is not None else 1):  # recorded, planned, planned again
+                clear(model)
+                k.run()
+            got = gradients(model)
+            equal[k.name] = want is None or all(torch.equal(a, b) for a, b in zip(want, got))
+            want = want or got
+            del got
+    want = None
+    for turn in range(warm + ARGS.steps):
+        for k in kinds:
+            clear(model)
+            k.step(turn >= warm)
+    results = [k.result() for k in kinds]
+    first = results[0]
+    for r in results:
+        r.update(ratio=round(r["ms"] / first["ms"], 4), saved_mib=round(first["peak_mib"] - r["peak_mib"], 1), same_gradients=equal[r["name"]], same_loss=r["loss"] == first["loss"])
+        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['ratio']:6.3f}x  peak {r['peak_mib']:9.1f} MiB  saved {r['saved_mib']:8.1f}  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
+    return results
+
+
+def forward_ms(run):
+    times = []
+    for _ in range(5):
+        sync()
+        begin = time.perf_counter()
+        out = run()
+        sync()
+        times.append((time.perf_counter() - begin) * 1e3)
+        del out
+    return min(times)
+
+
+def compare(model, forward, layers, exact=contextlib.nullcontext):
+    """Eager, save_on_cpu and the plug-in, of which the last two move the first layers."""
+    rt = stowage.Runtime(policy={"moved": "offload"}, device=ARGS.device)
+    group = lambda moved: lambda i: rt.group("moved" if i < moved else "kept")
+
+    def step(inside):
+        loss = forward(inside)
+        loss.backward()
+        return loss.detach()
+
+    def plug(moved):
+        with rt.step(f"{moved}"):
+            return step(group(moved))
+
+    def on_cpu(moved):
+        pinned = lambda: torch.autograd.graph.save_on_cpu(pin_memory=CUDA)
+        return step(lambda i: pinned() if i < moved else contextlib.nullcontext())
+
+    try:
+        clear(model)
+        step(None)
+        ms = forward_ms(lambda: forward(None))
+        # One layer moved tells what a layer saves; bytes of further ones are alike.
+        for _ in range(2):
+            clear(model)
+            plug(1)
+        layer = moved_bytes(rt) or group_bytes(rt, "moved")
+        fits = int(0.8 * ms * 1e-3 * ARGS.link * 1e9 / max(layer, 1))
+        moved = ARGS.move if ARGS.move is not None else max(1, min(fits, layers - 1))
+        say(f"  forward pass {ms:.2f} ms; a layer saves {layer / MIB:.1f} MiB: {fits} fit a link of {ARGS.link:.0f} GB/s; {moved} of {layers} layers move")
+        kinds = [Kind("eager", lambda: step(None)), Kind(f"save_on_cpu, {moved} layers", lambda: on_cpu(moved)), Kind(f"stowage, {moved} layers", lambda: plug(moved), rt)]
+        results = measure(model, kinds, exact=exact)
+        plugged = results[-1]
+        bytes = moved_bytes(rt)
+        plugged.update(moved_mib=round(bytes / MIB, 1), link_gb_s=round(2 * bytes / plugged["ms"] / 1e6, 1))
+        say(f"  moved {bytes / MIB:.0f} MiB out and back: {plugged['link_gb_s']} GB/s of both directions together over the step")
+        return {"forward_ms": ms, "layers": layers, "moved_layers": moved, "layer_bytes": layer, "kinds": results}
+    finally:
+        rt.close()
+
+
+def moved_bytes(rt):
+    return rt.stats()["summary"]["counts"]["OutBytes"]
+
+
+def group_bytes(rt, name):
+    return sum(g["bytes"] for g in rt.stats()["summary"]["groups"] if g["name"] == name)
+
+
+def routed(rows, experts, room):
+    """Counts of experts that add up to rows: ends of their rows, and the number on the device."""
+    torch.manual_seed(1)
+    share = torch.rand(experts) + 0.5
+    counts = (share / share.sum() * rows / 16).floor().long() * 16  # segments begin at multiples of 16 rows
+    counts[-1] += rows - counts.sum()
+    offs = counts.cumsum(0).to(torch.int32).to(ARGS.device)
+    return offs, torch.tensor(rows, dtype=torch.int64, device=ARGS.device)
+
+
+def mixture(rows, room):
+    layers, hidden, width, experts = sizes((6, 64, 32, 4), (6, 7168, 2048, 16))
+    torch.manual_seed(0)
+    model = Mixture(layers, hidden, width, experts, DTYPE, ARGS.device)
+    x = torch.zeros(room, hidden, dtype=DTYPE, device=ARGS.device)
+    x[:rows] = torch.randn(rows, hidden, dtype=DTYPE, device=ARGS.device)
+    return model, x, *routed(rows, experts, room)
+
+
+def moe():
+    rows = sizes(256, 32640)
+    model, x, offs, count = mixture(rows, rows)
+    return compare(model, lambda inside: mixture_loss(model(x, offs, inside=inside), count), len(model.layers))
+
+
+def budget():
+    """The mixture under budgets for what autograd saves: nothing is named, the runtime chooses."""
+    rows, out = sizes(256, 32640), {}
+    model, x, offs, count = mixture(rows, rows)
+
+    def step():
+        loss = mixture_loss(model(x, offs), count)
+        loss.backward()
+        return loss.detach()
+
+    saved = None
+    for share in (None, 0.85, 0.7, 0.5):
+        with stowage.Runtime(budget="1TiB" if share is None else int(share * saved), device=ARGS.device) as rt:
+
+            def plug():
+                with rt.step():
+                    return step()
+
+            if share is None:
+                clear(model)
+                plug()
+                saved = rt.stats()["summary"]["device_peak"]
+                say(f"  a step saves {saved / MIB:.0f} MiB")
+                continue
+            try:
+                results = measure(model, [Kind("eager", step), Kind(f"budget of {share:.0%}", plug, rt)])
+            except stowage.Error as e:  # below what a step needs in any case
+                out[f"{share}"] = str(e)
+                say(f"  budget of {share:.0%}: {e}")
+                continue
+            results[-1].update(counted_mib=round(rt.stats()["summary"]["device_peak"] / MIB, 1), moved_mib=round(moved_bytes(rt) / MIB, 1))
+            out[f"{share}"] = results
+    return {"saved_bytes": saved, **out}
+
+
+def dense():
+    layers, hidden, heads, n = sizes((4, 64, 4, 64), (8, 4096, 32, 4096))
+    torch.manual_seed(0)
+    model = Decoder(layers, hidden, heads, DTYPE, ARGS.device)
+    x = torch.randn(1, n, hidden, dtype=DTYPE, device=ARGS.device)
+    exact = contextlib.nullcontext
+    if CUDA:  # fast kernels for attention's backward pass add in any order
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        exact = lambda: sdpa_kernel(SDPBackend.MATH)
+    return compare(model, lambda inside: model(x, inside=inside).float().square().mean(), layers, exact)
+
+
+def captured(model, x, offs, count, rt):
+    """A step in a graph: how to replay it, and PyTorch's peak while it was captured. Gradients
+    are there before and are cleared inside, as with buckets."""
+    live = (lambda t: rt.stash(t, rows=count, name="expert_fc1", zero=False)) if rt is not None else (lambda t: t)
+    clear(model)
+    grads = [p.grad for p in model.parameters()]
+
+    def fn():
+        torch._foreach_zero_(grads)
+        loss = mixture_loss(model(x, offs, live), count)
+        loss.backward()
+        return loss.detach()
+
+    if not CUDA:
+        return (lambda: rt.run(fn)) if rt is not None else fn, 0
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # with rows the first step counts them
+            fn() if rt is None else rt.run(fn, key="graph")
+    torch.cuda.current_stream().wait_stream(side)
+    sync()
+    torch.cuda.reset_peak_memory_stats()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with rt.step("graph") if rt is not None else contextlib.nullcontext():
+            loss = fn()
+
+    def replay():
+        graph.replay()
+        if rt is not None:
+            rt.check()
+        return loss
+
+    return replay, torch.cuda.max_memory_allocated() + own(rt)
+
+
+def graph():
+    """All graphs are captured first, each with a model of its own, and replayed in turns."""
+    rows, before = sizes(256, 32640), 0
+    kinds, models, inputs, rt = [], [], [], None
+    try:
+        for name, room, stash in (("exact", rows, False), ("oversized 2x", 2 * rows, False), ("oversized 2x, stash", 2 * rows, True)):
+            before = torch.cuda.memory_allocated() if CUDA else 0
+            model, x, offs, count = mixture(rows, room)
+            if stash:
+                rt = stowage.Runtime(policy={"expert_fc1": "stash"}, device=ARGS.device)
+            run, peak = captured(model, x, offs, count, rt)
+            kinds.append(Kind(name, run, rt))
+            kinds[-1].captured = peak - before if CUDA else 0
+            models.append(model)
+            inputs.append((x, offs, count))  # graphs hold addresses, not tensors
+        for turn in range(3 + ARGS.steps):
+            for kind, model in zip(kinds, models):
+                if not CUDA:
+                    clear(model)
+                kind.step(turn >= 3)
+        results = []
+        for kind, model in zip(kinds, models):
+            same = all(torch.equal(p.grad, q.grad) for p, q in zip(models[0].parameters(), model.parameters()))
+            results.append({**kind.result(), "peak_mib": round(kind.captured / MIB, 1), "same_gradients": same})
+    finally:
+        if rt is not None:
+            rt.close()
+    exact, over, _ = results
+    for r in results:
+        r.update(time_to_oversized=round(r["ms"] / over["ms"], 4), memory_to_exact=round(r["peak_mib"] / exact["peak_mib"], 4) if CUDA else None)
+        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f}x oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact']}x exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
+    return {"kinds": results}
+
+
+def overhead():
+    """Nothing moves: all groups are kept by policy, or by a budget that holds everything."""
+    out = {}
+    rows = sizes(256, 32640)
+    model, x, offs, count = mixture(rows, rows)
+
+    def step(inside):
+        loss = mixture_loss(model(x, offs, inside=inside), count)
+        loss.backward()
+        return loss.detach()
+
+    for name, settings in (("kept by policy", {"policy": {"none": "keep"}}), ("the budget holds all", {"budget": "1TiB"})):
+        with stowage.Runtime(device=ARGS.device, **settings) as rt:
+
+            def plug():
+                with rt.step():
+                    return step(lambda i: rt.group("experts"))
+
+            out[name] = measure(model, [Kind("eager", lambda: step(None)), Kind(name, plug, rt)])
+    del model, x
+    tensors = 400
+
+    def small(group):
+        y = torch.ones(64, device=ARGS.device, requires_grad=True)
+        for _ in range(tensors // 4):
+            with group():
+                for _ in range(4):
+                    y = torch.tanh(y)
+        y.sum().backward()
+
+    for name, least in (("too small to move", "1MiB"), ("moved", 0)):
+        with stowage.Runtime(policy={"a": "offload"}, device=ARGS.device, least=least) as rt:
+
+            def with_it():
+                with rt.step():
+                    small(lambda: rt.group("a"))
+
+            def host(run):
+                sync()
+                begin = time.perf_counter()
+                run()
+                sync()
+                return time.perf_counter() - begin
+
+            for _ in range(3):
+                host(with_it), host(lambda: small(contextlib.nullcontext))
+            pairs = [(host(with_it), host(lambda: small(contextlib.nullcontext))) for _ in range(10)]
+            out[name + ", us a tensor"] = us = round((min(a for a, _ in pairs) - min(b for _, b in pairs)) / tensors * 1e6, 2)
+            say(f"  {name}: {us} µs a saved tensor, the library's part included (groups of 4 tensors of 256 bytes)")
+    return out
+
+
+def main():
+    out = {"torch": torch.__version__, "stowage": stowage.__version__, "device": torch.cuda.get_device_name() if CUDA else "cpu", "parts": {}, "failed": []}
+    say(f"PyTorch {out['torch']} on {out['device']}, stowage {out['stowage']}")
+    for name in ARGS.part or PARTS:
+        say(name)
+        try:
+            out["parts"][name] = globals()[name]()
+        except Exception as e:
+            traceback.print_exc()
+            out["failed"].append({"part": name, "why": f"{type(e).__name__}: {e}"})
+        if CUDA:
+            torch.cuda.empty_cache()
+    if ARGS.json:
+        print(json.dumps(out, indent=2))
+    sys.exit(1 if out["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

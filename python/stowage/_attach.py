@@ -1,0 +1,156 @@
+"""Groups of a model's modules: which module's saved tensors go into which group.
+
+A module that matches opens its group when its forward pass begins and leaves it when
+that ends; of nested ones the innermost wins. The names are those of the field, so that
+a policy found by `stowage plan` can be used as it is.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+
+from ._config import group_name
+from ._errors import Error
+
+# Module names of Hugging Face's Llama, Mixtral, Qwen3-MoE, DeepSeek-V3 and gpt-oss and of
+# Megatron-LM. The first pattern that matches a module is its group. What an expert saves
+# itself (the product of gate and input, and what its last matrix reads) is moe_act.
+KNOWN: List[Tuple[str, str]] = [
+    # norms before attention and before the feed-forward part
+    ("*.input_layernorm", "attn_norm"),
+    ("*.post_attention_layernorm", "mlp_norm"),
+    ("*.pre_mlp_layernorm", "mlp_norm"),
+    # attention: projections in, the rest of it, projection out
+    ("*.self_attn.[qkv]_proj", "qkv_linear"),
+    ("*.self_attn.q_a_proj", "qkv_linear"),
+    ("*.self_attn.kv_a_proj_with_mqa", "qkv_linear"),
+    ("*.self_attn.q_b_proj", "mla_up_proj"),
+    ("*.self_attn.kv_b_proj", "mla_up_proj"),
+    ("*.self_attn.o_proj", "attn_proj"),
+    ("*.self_attn", "core_attn"),
+    ("*.self_attention.linear_qkv", "qkv_linear"),
+    ("*.self_attention.linear_q_proj", "qkv_linear"),
+    ("*.self_attention.linear_q_down_proj", "qkv_linear"),
+    ("*.self_attention.linear_kv_down_proj", "qkv_linear"),
+    ("*.self_attention.linear_q_up_proj", "mla_up_proj"),
+    ("*.self_attention.linear_kv_up_proj", "mla_up_proj"),
+    ("*.self_attention.linear_proj", "attn_proj"),
+    ("*.self_attention", "core_attn"),
+    # mixtures
+    ("*.shared_experts", "shared_experts"),
+    ("*.shared_expert", "shared_experts"),
+    ("*.block_sparse_moe.gate", "router"),
+    ("*.mlp.gate", "router"),
+    ("*.mlp.router", "router"),
+    ("*.experts.*.w[13]", "expert_fc1"),
+    ("*.experts.*.gate_proj", "expert_fc1"),
+    ("*.experts.*.up_proj", "expert_fc1"),
+    ("*.experts.linear_fc1", "expert_fc1"),
+    ("*.local_experts.*.linear_fc1", "expert_fc1"),
+    ("*.experts", "moe_act"),
+    ("*.local_experts", "moe_act"),
+    # dense feed-forward parts, and state spaces
+    ("*.mlp", "mlp"),
+    ("*.mixer.in_proj", "mamba_in"),
+    ("*.mixer", "mamba_scan"),
+]
+NAMES = sorted({group for _, group in KNOWN} | {"fused_group_mlp"})
+
+_always = {"always_call": True} if "always_call" in inspect.signature(torch.nn.Module.register_forward_hook).parameters else {}
+# Containers are never called themselves; their children are.
+_containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]]) -> Dict[torch.nn.Module, str]:
+    """The group of each module that has one."""
+    if not isinstance(model, torch.nn.Module):
+        raise Error(f"attach: the model is a {type(model).__name__}; give a torch.nn.Module")
+    if groups is not None and not isinstance(groups, Mapping):
+        raise Error(f"groups={groups!r} is no dictionary; give one such as {{\"*.mlp\": \"mlp\"}}, for modules of {listed(model)}")
+    patterns = KNOWN if groups is None else [(p, group_name(g)) for p, g in groups.items()]
+    found: Dict[torch.nn.Module, str] = {}
+    used = set()
+    for name, module in model.named_modules():
+        # An attached layer has names without a prefix.
+        fits = [i for i, (p, _) in enumerate(patterns) if fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase("." + name, p)]
+        used.update(patterns[i][0] for i in fits)
+        for m in called(module) if fits else ():
+            found.setdefault(m, patterns[fits[0]][1])
+    missed = [] if groups is None else [p for p in groups if p not in used]
+    if missed:
+        raise Error(f"groups: {missed[0]!r} matches no module; the modules are {listed(model)}")
+    if not found:
+        raise Error(f"no module has a name that is known; give groups={{pattern: group}} for modules of {listed(model)}")
+    return found
+
+
+def called(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    if not isinstance(module, _containers):
+        return [module]
+    return [m for child in module.children() for m in called(child)]
+
+
+def listed(model: torch.nn.Module, most: int = 10) -> str:
+    """Names of modules, those of equal layers once."""
+    names = dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in model.named_modules() if name)
+    some = list(names)[:most]
+    return (", ".join(some) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def address(t: torch.Tensor) -> int:
+    """Of the storage; 0 for tensors that have none of their own, such as shards."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
+        return 0
+    return t.data_ptr() - t.storage_offset() * t.element_size()
+
+
+class Attachment:
+    """A model with groups; detach() takes them off again."""
+
+    def __init__(self, runtime: Any, model: torch.nn.Module, found: Dict[torch.nn.Module, str]) -> None:
+        self.names = sorted(set(found.values()))
+        self.model: Optional[torch.nn.Module] = model
+        self._runtime = runtime
+        self.tensors = list(model.parameters()) + list(model.buffers())
+        # Sharded parameters are whole, in memory of their own, only while a module runs.
+        sharded = any(address(t) == 0 and t.numel() for t in self.tensors)
+        self._hooks = []
+        for module, group in found.items():
+            self._hooks.append(module.register_forward_pre_hook(self._enter(group, sharded)))
+            self._hooks.append(module.register_forward_hook(self._leave(), **_always))
+
+    def _enter(self, group: str, sharded: bool) -> Callable[..., None]:
+        runtime = self._runtime
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            step = runtime._step
+            if step is None:
+                return
+            if sharded:
+                step.weights.update(address(p) for p in module.parameters())
+            if step.inside(module):  # an exception left it behind
+                step.leave(module, failed=True)
+            step.enter(group, module)
+
+        return enter
+
+    def _leave(self) -> Callable[..., None]:
+        runtime = self._runtime
+
+        def leave(module: torch.nn.Module, args: Any, out: Any) -> None:
+            step = runtime._step
+            if step is not None:
+                step.leave(module, failed=out is None and bool(_always))
+
+        return leave
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.tensors, self.model = [], [], None
+        self._runtime._detached(self)

@@ -1,0 +1,73 @@
+"""What people may ask for: sizes, policies and the names of groups, checked before the
+library sees them so that a mistake is explained in the words it was made in."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Dict, Iterable, Mapping, Union
+
+from ._errors import Error
+
+Size = Union[int, str]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS[_letter + "iB"] = 1024**_power
+    _UNITS[_letter + "B"] = 1000**_power
+
+CHOICES = ("keep", "offload", "stash")
+
+
+def size(value: Size, what: str) -> int:
+    """Bytes of 1024, "64KiB" or "1.5 GB"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise Error(f"{what}={value} is negative; give bytes, or a size such as \"60GiB\"")
+        return value
+    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", value) if isinstance(value, str) else None
+    if m is None or m[2] not in _UNITS:
+        raise Error(f"{what}={value!r} is no size; give bytes, or a size such as \"60GiB\"")
+    return int(float(m[1]) * _UNITS[m[2]])
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name, as the end of a sentence."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def group_name(name: object) -> str:
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise Error(f"a group cannot be called {name!r}; give a name such as \"moe_act\"")
+    return name
+
+
+def policy(given: Mapping[str, str]) -> Dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise Error(f"policy={given!r} is no dictionary; give one such as {{\"moe_act\": \"offload\"}}")
+    for name, choice in given.items():
+        group_name(name)
+        if choice == "recompute":
+            raise Error(f"policy {name!r}: PyTorch recomputes by itself; call torch.utils.checkpoint.checkpoint there and leave {name!r} out")
+        if choice not in CHOICES:
+            raise Error(f"policy {name!r}: {choice!r} is none of {', '.join(CHOICES)}{near(str(choice), CHOICES)}")
+    return dict(given)
+
+
+PAGE = 64 << 10
+
+
+def pages(given: Union[Size, Mapping[str, int]]) -> Dict[str, int]:
+    """Pages for rows: a size of device memory, or the dictionary of stowage_open."""
+    if not isinstance(given, Mapping):
+        return {"page": PAGE, "device": max(1, size(given, "pages") // PAGE)}
+    known = ("page", "device", "host", "device_max", "host_max")
+    for name in given:
+        if name not in known:
+            raise Error(f"pages has no {name!r}; it takes {', '.join(known)}{near(name, known)}")
+    sizes = {name: size(n, f"pages[{name!r}]") for name, n in given.items()}
+    page = sizes.get("page", PAGE)
+    if page & (page - 1) or not 4 << 10 <= page <= 1 << 30:
+        raise Error(f"pages['page']={given['page']!r} is no power of two from 4KiB to 1GiB")
+    return sizes

@@ -1,0 +1,148 @@
+"""What a step keeps of a saved tensor: records of storages, groups of records, and the
+handles that autograd holds instead of tensors.
+
+A record is one storage, however many tensors view it. Its life:
+ 1. pending   saved by autograd in a group that is still open; its memory is the tensor's
+ 2. saved     its group was left; the library may copy it
+ 3. left      the library no longer reads the memory; it is given back to PyTorch
+ 4. lent      memory again, asked for by the library while a group is loaded
+ 5. let go    its last handle is dead, or the step is over
+A record that never leaves goes from 2 to 5.
+
+Handles hold their group and their record; nothing else holds a group once it is left, so
+a group that dies is one that nobody needs, and is released at the next call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+
+if hasattr(torch.Tensor, "untyped_storage"):
+    storage_of = torch.Tensor.untyped_storage
+else:
+    storage_of = torch.Tensor._storage
+
+Kept = Tuple[torch.Tensor, int]
+
+
+class Weak:
+    """Tells whether a storage is alive without keeping its memory. (PyTorch's own, in
+    torch.multiprocessing, does the same and takes several times as long to make.)"""
+
+    __slots__ = ("of", "_free")
+
+    def __init__(self, storage: Any, free: Any = torch.UntypedStorage._free_weak_ref) -> None:
+        self.of, self._free = storage._weak_ref(), free
+
+    def expired(self) -> bool:
+        return torch.UntypedStorage._expired(self.of)
+
+    def __del__(self) -> None:
+        self._free(self.of)
+
+
+class Record:
+    __slots__ = ("id", "memory", "before", "address", "bytes", "watch", "version", "weak", "rows", "spoiled")
+
+    def __init__(self, id: int, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> None:
+        self.id, self.memory, self.address, self.bytes = id, memory, address, memory.nbytes()
+        self.before: List[Any] = []  # memory that was replaced and not left yet, oldest first
+        # An alias without history: one with it would hold the node that holds the handle.
+        self.watch: Optional[torch.Tensor] = t.detach()
+        self.version: int = t._version
+        self.weak: Optional[Weak] = None
+        self.rows = rows
+        self.spoiled = False
+
+    def look(self) -> None:
+        """Notes a write in place since autograd saved it."""
+        if self.watch is not None and self.watch._version != self.version:
+            self.spoiled = True
+
+    def let_go(self) -> None:
+        """The memory is no longer this record's."""
+        self.look()
+        if self.watch is not None:
+            # Whoever saves this storage again finds the record, as long as it lives.
+            self.weak, self.watch = Weak(self.memory), None
+        self.memory = None
+
+    def leave(self) -> None:
+        """The library is done with the oldest memory that it knows."""
+        if self.before:
+            self.before.pop(0)
+        else:
+            self.let_go()
+
+    def lend(self, memory: Any) -> None:
+        # The library may lend before it says that the memory before was left.
+        if self.memory is not None:
+            self.before.append(self.memory)
+            self.let_go()
+        self.memory = memory
+
+    def is_storage_of(self, t: torch.Tensor) -> bool:
+        if t._version != self.version:
+            return False
+        return self.watch is not None or self.weak is not None and not self.weak.expired()
+
+
+class Rows:
+    """A storage of which only so many rows, counted on the device, are live."""
+
+    __slots__ = ("count", "row_bytes", "name", "zero", "weak")
+
+    def __init__(self, count: torch.Tensor, row_bytes: int, name: str, zero: bool, weak: Weak) -> None:
+        self.count, self.row_bytes, self.name, self.zero, self.weak = count, row_bytes, name, zero, weak
+
+
+class Group:
+    __slots__ = ("step", "name", "number", "ids", "loaded")
+
+    def __init__(self, step: Any, name: str) -> None:
+        self.step, self.name = step, name
+        self.number: Optional[int] = None  # until it is left
+        self.ids: List[int] = []
+        self.loaded = False
+
+    def __del__(self) -> None:
+        # This may run anywhere, in the middle of a call too: only a note is made.
+        if self.number is not None:
+            self.step.dead.append((self.number, self.ids))
+
+
+class Handle:
+    __slots__ = ("group", "record", "dtype", "size", "stride", "offset")
+
+    def __init__(self, group: Group, record: Record, t: torch.Tensor, offset: int) -> None:
+        self.group, self.record, self.offset = group, record, offset
+        self.dtype, self.size, self.stride = t.dtype, t.size(), t.stride()
+
+
+def keep(t: torch.Tensor) -> Kept:
+    """The tensor itself. Hooks switch autograd's own check of versions off, so that is
+    done here; and a tensor with a history would be a cycle."""
+    return (t if t.is_leaf else t.detach()), t._version
+
+
+def is_weight(t: torch.Tensor) -> bool:
+    """A leaf that takes a gradient, a view of one, or its copy made by autocast."""
+    base = t._base if t._is_view() else t
+    if base.is_leaf:
+        return base.requires_grad
+    node = base.grad_fn
+    if node is None or node.name() != "ToCopyBackward0":
+        return False
+    (source, _), *_ = node.next_functions
+    return source is not None and source.name() == "torch::autograd::AccumulateGrad"
+
+
+def modified(dtype: torch.dtype, size: torch.Size, saved: int, now: Optional[int]) -> str:
+    """Of what has left only the write is known, not how many there were."""
+    later = f"at version {now}" if now is not None else "at a later version"
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{dtype} {list(size)}] is {later}, and version {saved} was saved; use an operation that is not in place"
+    )

@@ -1,0 +1,44 @@
+"""The figures of stowage_stats as a table."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+
+def human(n: float) -> str:
+    if n < 1024:
+        return f"{n:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        n /= 1024
+        if n < 1024:
+            break
+    return f"{n:.1f} {unit}"
+
+
+def table(stats: Dict[str, Any]) -> str:
+    """One line for each group of the last step, then the memory."""
+    summary = stats["summary"]
+    rows: List[List[str]] = [["group", "times", "saved", "moved", "choice"]]
+    for g in summary["groups"]:
+        choices = ", ".join(f"{n} {choice}" for choice, n in sorted(g["units"].items()))
+        rows.append([g["name"], str(g["groups"]), human(g["bytes"]), human(g["moved"]), choices])
+    for r in stats.get("rows") or []:
+        choices = ", ".join(f"{n} {choice}" for choice, n in sorted(r["units"].items()))
+        rows.append([r["name"], str(r["storages"]), human(r["bytes"]), "live rows", choices])
+    widths = [max(len(r[i]) for r in rows) for i in range(5)]
+    n = stats.get("overflows", 0)
+    again = f", reruns included (pages ran out {'once' if n == 1 else f'{n} times'})" if n else ""
+    lines = [f"{stats['steps']} step{'' if stats['steps'] == 1 else 's'}{again}; the last one:"]
+    for r in rows:
+        cells = [r[0].ljust(widths[0])] + [r[i].rjust(widths[i]) for i in (1, 2, 3)] + [r[4]]
+        lines.append("  ".join(cells).rstrip())
+    budget = f" (budget {human(summary['budget'])})" if summary.get("budget") else ""
+    lines.append(f"saved activations at their peak: {human(summary['device_peak'])} on the device{budget}, {human(summary['host_peak'])} on the host")
+    pages = stats.get("pages")
+    if pages:
+        lines.append(f"pages of {human(pages['page'])}: {pages['device']} on the device, {pages['host']} on the host")
+    device, host = stats["memory"]["kind"][:2]
+    lines.append(f"the runtime itself holds {human(device['current'])} on the device, {human(host['current'])} on the host")
+    for note in (stats.get("decision") or {}).get("notes") or []:
+        lines.append(f"note: {note}")
+    return "\n".join(lines)

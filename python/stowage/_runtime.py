@@ -1,0 +1,306 @@
+"""The runtime as people use it: a budget or a policy, a model, steps."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Union
+
+import torch
+
+from . import _config, _report, _rerun
+from ._attach import NAMES, Attachment, address, matches
+from ._config import Size
+from ._errors import Error
+from ._library import Library
+from ._record import Rows, Weak, storage_of
+from ._step import InGroup, Step
+
+# One runtime owns a device's budget; two would each think they had all of it.
+_open: MutableMapping[str, Runtime] = weakref.WeakValueDictionary()
+
+
+@atexit.register
+def _close_all() -> None:
+    """While PyTorch and the device are still there."""
+    for rt in list(_open.values()):
+        with contextlib.suppress(Exception):
+            rt.close()
+
+
+def _in_child() -> None:
+    """A forked child, a DataLoader's worker say, may be in the middle of its parent's step:
+    it may use autograd, of which nothing is saved here."""
+    for rt in list(_open.values()):
+        if rt._step is not None:
+            rt._step.disown()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+# Below this a copy costs more than the memory is worth: 1 MiB is 19 µs at 55 GB/s.
+LEAST_CUDA = 1 << 20
+
+# The group of what is saved outside of all groups.
+OTHER = "other"
+
+
+class Runtime:
+    """Moves what autograd saves out of device memory and back, one step at a time.
+
+    budget   device memory that saved activations may take: the runtime chooses what moves
+    policy   or: {"moe_act": "offload", "expert_fc1": "stash", "core_attn": "keep"} by group
+    device   of the tensors; the current GPU, or the CPU where there is none
+    host     pinned host memory to use at most; what the machine leaves
+    least    smaller storages stay (1 MiB on a GPU, 0 on the CPU)
+    pages    device memory for the pages of stashed rows, or {"page", "device", "host",
+             "device_max", "host_max"}; without it the first step counts them
+    """
+
+    def __init__(
+        self,
+        budget: Optional[Size] = None,
+        policy: Optional[Mapping[str, str]] = None,
+        *,
+        device: Union[None, str, torch.device] = None,
+        host: Optional[Size] = None,
+        least: Optional[Size] = None,
+        pages: Union[None, Size, Mapping[str, int]] = None,
+        rank: Optional[int] = None,
+        log: bool = False,
+        library: Callable[..., Any] = Library,
+    ) -> None:
+        self._library: Any = None
+        if (budget is None) == (policy is None):
+            raise Error("give either budget=\"60GiB\" or policy={\"moe_act\": \"offload\"}: a budget chooses the policy itself")
+        self.device = _device(device)
+        self.policy = None if policy is None else _config.policy(policy)
+        moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}
+        leaves = self.policy is None or "offload" in self.policy.values()
+        self._moves: Callable[[str], bool] = (lambda _: True) if leaves else moving.__contains__
+        self._outside = OTHER if leaves else None
+        self._least = _config.size((LEAST_CUDA if self.device.type == "cuda" else 0) if least is None else least, "least")
+        self._step: Optional[Step] = None
+        self._attached: List[Attachment] = []
+        self._weights: set = set()
+        self._seen: set = set()
+        self._complete = False
+        config: Dict[str, Any] = {"device": self.device.type, "least": self._least, "log": bool(log)}
+        config["rank"] = int(os.environ.get("RANK", 0)) if rank is None else rank
+        if self.device.type == "cuda":
+            config["ordinal"] = self.device.index
+            config["stream"] = torch.cuda.current_stream(self.device).cuda_stream
+        if self.policy is not None:
+            config["policy"] = self.policy
+        else:
+            config["budget"] = self._budget(budget)
+        if host is not None:
+            config["host"] = _config.size(host, "host")
+        if pages is not None:
+            config["pages"] = _config.pages(pages)
+        # Without a size the first step counts its rows: it cannot run out of pages.
+        self._overflows = pages is not None
+        other = _open.get(str(self.device))
+        if other is not None and other._library is not None:
+            raise Error(f"there is a runtime on {self.device} already; close() it first, or use it for every model")
+        self._library = library(config, _lender(weakref.ref(self)))
+        _open[str(self.device)] = self
+
+    @staticmethod
+    def _budget(budget: Any) -> int:
+        n = _config.size(budget, "budget")
+        if n == 0:
+            raise Error("budget=0 leaves no memory for saved activations; give what they may take, such as \"60GiB\"")
+        return n
+
+    # Models and groups
+
+    def attach(self, model: torch.nn.Module, groups: Optional[Mapping[str, str]] = None) -> Attachment:
+        """Gives modules groups by patterns of their names (fnmatch); without patterns the
+        names of well-known models are looked for."""
+        self._here()
+        if self._step is not None:
+            raise Error("attach() inside of a step; call it before `with rt.step():`")
+        found = matches(model, groups)
+        known = set(found.values()) | {name for a in self._attached for name in a.names} | self._seen | set(NAMES) | {OTHER}
+        for name in self.policy or {}:
+            # Another one may be used in group(): that shows when the first step ends.
+            hint = "" if name in known else _config.near(name, known)
+            if hint:
+                raise Error(f"policy names the group {name!r}, which this model does not have (it has {', '.join(sorted(set(found.values())))}){hint}")
+        a = Attachment(self, model, found)
+        self._attached.append(a)
+        return a
+
+    def _detached(self, a: Attachment) -> None:
+        self._attached = [b for b in self._attached if b is not a]
+
+    def group(self, name: str) -> ContextManager[None]:
+        """What autograd saves inside goes into this group; outside of a step it does nothing."""
+        return InGroup(self._step, _config.group_name(name))
+
+    def stash(self, x: torch.Tensor, rows: torch.Tensor, name: str = "expert_fc1", zero: bool = True) -> torch.Tensor:
+        """Returns x, a buffer of which only the first rows are live: a number known only on
+        the device (int64, no dimensions). Where autograd saves x, only live rows are kept.
+
+        In the backward pass the other rows are zero. zero=False leaves them undefined and
+        saves the time of clearing, for kernels that read the number of rows as well."""
+        _config.group_name(name)
+        step = self._step
+        if step is None or not torch.is_grad_enabled():
+            return x
+        if not isinstance(x, torch.Tensor):
+            raise Error(f"stash: x is no tensor ({type(x).__name__}); give the buffer itself, rows as its first dimension")
+        if not isinstance(rows, torch.Tensor):
+            raise Error(f"stash: rows={rows!r} is no tensor; give the number on the device, such as torch.tensor(3, device=x.device)")
+        if rows.dtype != torch.int64 or rows.dim() != 0 or rows.device != x.device:
+            raise Error(f"stash: rows must be an int64 tensor without dimensions on {x.device}; it is {rows.dtype} {list(rows.shape)} on {rows.device}")
+        if x.device != self.device or x.dim() == 0 or not x.is_contiguous() or x.storage_offset() != 0:
+            raise Error(f"stash: x must be contiguous, on {self.device}, with rows as its first dimension, from the start of its storage")
+        step.seen.add(name)
+        if x.numel():
+            # The count may be written again before the copy: autograd is not told of that.
+            step.rows[address(x)] = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, zero, Weak(storage_of(x)))
+        return x
+
+    # Steps
+
+    @contextlib.contextmanager
+    def step(self, key: str = "") -> Iterator[None]:
+        """Forward and backward passes. Steps with the same key do the same things: the
+        first is recorded, later ones follow the plan that was made from it."""
+        self._here()
+        if self._step is not None:
+            where = "" if self._step.thread == threading.get_ident() else " in another thread"
+            raise Error(f"a step is under way{where}; leave it before the next one begins")
+        self._refresh()
+        step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen)
+        self._library.begin(key, step.stream)
+        self._step = step
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
+                yield
+        except BaseException as e:
+            self._step = None
+            with contextlib.suppress(Error):  # what was raised first says more
+                step.end(True)
+            if step.raised is not None and type(e) is RuntimeError:
+                raise Error(step.raised) from None
+            raise
+        self._step = None
+        step.end(False)
+        if step.used_rows:
+            self._overflows = True
+            if not _capturing(self.device):
+                self._library.check(step.stream)
+        self._once()
+
+    def _refresh(self) -> None:
+        """Parameters and buffers may have moved since the last step."""
+        self._weights.clear()
+        for a in self._attached:
+            self._weights.update(map(address, a.tensors))
+        self._weights.discard(0)
+
+    def _once(self) -> None:
+        """A policy for a group that the first step did not have is a misspelt name."""
+        if self._complete or self.policy is None:
+            return
+        self._complete = True
+        for name, choice in self.policy.items():
+            if choice != "keep" and name not in self._seen and name != OTHER:
+                raise Error(f"policy names the group {name!r}, which the first step did not have (it had {', '.join(sorted(self._seen)) or 'none'}){_config.near(name, self._seen)}; use it in attach(), group() or stash(), or leave it out")
+
+    def run(self, fn: Callable[..., Any], *args: Any, key: str = "", restore: Sequence[torch.Tensor] = ()) -> Any:
+        """A step that calls fn(*args), and again from the same state if pages ran out.
+
+        Random numbers, gradients and buffers of attached models, and the tensors of
+        restore are put back first; fn must not change anything else."""
+        return _rerun.run(self, fn, args, key, restore)
+
+    def graph(self, fn: Callable[..., Any], *args: Any, key: str = "graph", restore: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
+        """Captures a step that calls fn(*args) into a CUDA graph; the result is called like
+        fn and replays it. On the CPU it is run() each time."""
+        if self.device.type != "cuda":
+            return lambda *now: self.run(fn, *now, key=key, restore=restore)
+        return _rerun.Graph(self, fn, args, key, restore)
+
+    def check(self) -> None:
+        """Raises Overflow if the steps so far, or the replay of a graph, had more rows than
+        pages; waits for the stream. Steps outside of graphs do it themselves."""
+        self._here()
+        self._library.check(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0)
+
+    # What happened
+
+    def stats(self) -> Dict[str, Any]:
+        """Figures of all steps so far."""
+        self._here()
+        return self._library.stats()
+
+    def report(self) -> str:
+        """The same as a table."""
+        return _report.table(self.stats())
+
+    def trace(self, path: Union[None, str, "os.PathLike[str]"]) -> None:
+        """Writes events of later steps to a file for `stowage report`; None ends it."""
+        self._here()
+        self._library.trace(None if path is None else os.fspath(path))
+
+    def close(self) -> None:
+        """Ends the runtime; a step under way is given up."""
+        library, self._library, self._step = self._library, None, None
+        for a in list(getattr(self, "_attached", [])):
+            a.detach()
+        if library is not None:
+            library.close()
+
+    def _here(self) -> None:
+        if self._library is None:
+            raise Error("this runtime is closed; open another with stowage.Runtime(...)")
+        self._library.here()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+def _device(given: Union[None, str, torch.device]) -> torch.device:
+    if given is None:
+        given = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        d = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise Error(f"device={given!r} is none; give \"cuda\", \"cuda:1\" or \"cpu\"") from None
+    if d.type == "cuda":
+        if not torch.cuda.is_available():
+            raise Error("device=\"cuda\", and PyTorch finds no GPU; use device=\"cpu\" to try it")
+        torch.cuda.init()
+        return torch.device("cuda", torch.cuda.current_device() if d.index is None else d.index)
+    if d.type != "cpu":
+        raise Error(f"device={given!r} is neither a GPU of NVIDIA nor the CPU; give \"cuda\" or \"cpu\"")
+    return torch.device("cpu")
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _lender(runtime: "weakref.ref[Runtime]") -> Callable[[int, int], int]:
+    def lend(storage: int, size: int) -> int:
+        rt = runtime()
+        step = rt._step if rt is not None else None
+        if step is None:
+            raise Error("the library asked for memory outside of a step")
+        return step.lend(storage, size)
+
+    return lend

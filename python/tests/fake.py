@@ -1,0 +1,125 @@
+"""A library that behaves as badly as stowage.h allows: it reads memory as late as it
+may, leaves it at odd moments, lends ahead of need, and holds what it need not. Memory
+given back too early, or looked for in the wrong place, shows as wrong gradients.
+
+Conservation, looked at when a step ends: every memory that the library knew of was left
+once, by left or by the end of the step.
+"""
+
+import ctypes
+import random
+
+
+class Storage:
+    def __init__(self, address, size):
+        self.address, self.bytes = address, size
+        self.copy = None  # once it has left
+        self.away = False
+        self.groups = 0
+
+
+class Fake:
+    """Made by Fake.with_seed(...), which is given to Runtime as its library."""
+
+    def __init__(self, seed, config, lend):
+        self.random, self.config, self.lend = random.Random(seed), config, lend
+        self.policy = config.get("policy")
+        self.groups, self.storages, self.leaving = None, {}, []
+        self.most = 0
+        self.closed = False
+
+    @classmethod
+    def with_seed(cls, seed):
+        return lambda config, lend: cls(seed, config, lend)
+
+    def here(self):
+        assert not self.closed
+
+    def begin(self, key, stream):
+        assert self.groups is None and stream == 0
+        self.groups, self.storages, self.leaving, self.last = {}, {}, [], 0
+
+    def end(self, failed):
+        assert self.groups is not None
+        left = [i for i, s in self.storages.items() if not s.away]
+        self.groups = None
+        return left
+
+    def save(self, name, storages):
+        self.last = number = self.last + 1
+        self.groups[number] = [s[0] for s in storages]
+        assert storages and len({s[0] for s in storages}) == len(storages)
+        for id, address, size, rows, row_bytes, stay in storages:
+            assert id and address and size
+            s = self.storages.get(id)
+            if s is None:
+                s = self.storages[id] = Storage(address, size)
+                if not stay and self.wants(name):
+                    self.leaving.append(id)
+            s.groups += 1
+        return number, self.some()
+
+    def wants(self, name):
+        if self.policy is not None:
+            return self.policy.get(name.decode()) == "offload"
+        return self.random.random() < 0.5
+
+    def some(self):
+        """Copies and leaves a few of those that are to leave."""
+        left = []
+        while self.leaving and self.random.random() < 0.6:
+            left.append(self.go(self.leaving.pop(0)))
+        self.most = max(self.most, sum(s.bytes for s in self.storages.values() if s.away))
+        return left
+
+    def go(self, id):
+        s = self.storages[id]
+        s.copy, s.away = ctypes.string_at(s.address, s.bytes), True
+        return id
+
+    def back(self, id):
+        s = self.storages[id]
+        if s.away:
+            at = self.lend(id, s.bytes)
+            ctypes.memmove(at, s.copy, s.bytes)
+            s.address, s.away = at, False
+
+    def load(self, group):
+        left, held = [], []
+        for id in self.groups[group]:
+            if id in self.leaving:
+                self.leaving.remove(id)
+                if self.random.random() < 0.5:  # leaves after all, and comes back at once
+                    left.append(self.go(id))
+            self.back(id)
+        if self.random.random() < 0.3:  # one ahead
+            away = [i for i, s in self.storages.items() if s.away and s.groups]
+            if away:
+                self.back(self.random.choice(away))
+        held = [id for id in self.groups[group] if self.random.random() < 0.3]
+        return held, left + self.some()
+
+    def release(self, group):
+        left = []
+        for id in self.groups.pop(group):
+            s = self.storages[id]
+            s.groups -= 1
+            if s.groups == 0:
+                if id in self.leaving:
+                    self.leaving.remove(id)
+                if not s.away:
+                    s.away = True
+                    left.append(id)
+        return left
+
+    def check(self, stream):
+        pass
+
+    def stats(self):
+        return {}
+
+    def trace(self, path):
+        pass
+
+    def close(self):
+        self.closed = True

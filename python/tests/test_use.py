@@ -1,0 +1,405 @@
+"""What people ask for: groups by names, budgets, stashed rows, figures; and wrong use,
+which is answered with what to do. SPEC S6.4."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+from common import runtime, same, stowage, torch
+from families import FAMILIES, W
+from stowage import _attach, _config
+from torch import nn
+from torch.nn import functional as F
+from zoo import leaf
+
+
+class Attach(unittest.TestCase):
+    def test_well_known_names(self):
+        for family, names in FAMILIES.items():
+            with self.subTest(family.__name__):
+                torch.manual_seed(2)
+                m, x = family(), torch.randn(6, W)
+                want = torch.autograd.grad(m(x).sum(), list(m.parameters()))
+                with runtime("offload", policy={n: "offload" for n in names}) as rt:
+                    rt._complete = False  # the first step must have all these groups
+                    handle = rt.attach(m)
+                    self.assertEqual(sorted(names), handle.names)
+                    for _ in range(3):
+                        with rt.step():
+                            got = torch.autograd.grad(m(x).sum(), list(m.parameters()))
+                        for a, b in zip(want, got):
+                            self.assertTrue(same(a, b))
+                    groups = {g["name"]: g for g in rt.stats()["summary"]["groups"]}
+                    self.assertLessEqual(set(groups), names | {"other"})
+                    self.assertGreater(groups["core_attn"]["bytes"], 0)
+                    handle.detach()
+                    with rt.step():
+                        torch.autograd.grad(m(x).sum(), list(m.parameters()))
+                    self.assertEqual([], [h for c in m.modules() for h in list(c._forward_hooks) + list(c._forward_pre_hooks)])
+
+    def test_one_layer_alone(self):
+        layer = FAMILIES and next(iter(FAMILIES))().model.layers[0]
+        self.assertEqual({"core_attn", "qkv_linear", "attn_proj", "attn_norm", "mlp_norm", "mlp"}, set(_attach.matches(layer, None).values()))
+
+    def test_containers_are_not_called_but_their_children(self):
+        m = nn.ModuleList([nn.ModuleList([nn.Linear(3, 3), nn.Tanh()]), nn.Linear(3, 3)])
+        found = _attach.matches(m, {"0": "a"})
+        self.assertEqual({m[0][0]: "a", m[0][1]: "a"}, found)
+
+    def test_the_first_pattern_and_the_innermost_module_win(self):
+        m = nn.Sequential(nn.Sequential(nn.Linear(9, 9), nn.Tanh()), nn.Tanh())
+        with runtime("offload") as rt:
+            rt.attach(m, {"0": "a", "0.1": "b", "?": "c"})
+            seen = []
+            m[0][0].register_forward_hook(lambda *_: seen.append(rt._step.stack[-1][0]))
+            m[0][1].register_forward_pre_hook(lambda *_: seen.append(rt._step.stack[-1][0]))
+            m[1].register_forward_pre_hook(lambda *_: seen.append(rt._step.stack[-1][0]))
+            with rt.step():
+                m(torch.randn(4, 9)).sum().backward()
+            self.assertEqual(["a", "b", "c"], seen)
+
+
+class Wrong(unittest.TestCase):
+    def raises(self, *parts):
+        return self.assertRaisesRegex(stowage.Error, "(?s)" + ".*".join(parts))
+
+    def test_opening(self):
+        R = lambda *a, **k: stowage.Runtime(*a, device=k.pop("device", "cpu"), **k)
+        for bad, parts in (
+            (lambda: R(), ["either budget=", "policy="]),
+            (lambda: R("1GiB", {"a": "keep"}), ["either budget="]),
+            (lambda: R("60 gigs"), ["budget='60 gigs' is no size", "60GiB"]),
+            (lambda: R(-1), ["negative"]),
+            (lambda: R(1.5), ["no size"]),
+            (lambda: R(True), ["no size"]),
+            (lambda: R(0), ["budget=0"]),
+            (lambda: R(policy={"moe_act": "ofload"}), ["none of keep, offload, stash", "did you mean 'offload'"]),
+            (lambda: R(policy={"moe_act": "recompute"}), ["torch.utils.checkpoint"]),
+            (lambda: R(policy={"": "keep"}), ["cannot be called ''"]),
+            (lambda: R(policy=["moe_act"]), ["no dictionary"]),
+            (lambda: R(policy={}, least="small"), ["least='small'"]),
+            (lambda: R(policy={}, host="?"), ["host="]),
+            (lambda: R(policy={}, pages={"pagse": 1}), ["no 'pagse'", "did you mean 'page'"]),
+            (lambda: R(policy={}, pages={"page": 5000}), ["power of two"]),
+            (lambda: R(policy={}, device="tpu"), ["device='tpu'"]),
+            (lambda: R(policy={}, device="meta"), ["device='meta'", "cuda"]),
+        ):
+            with self.raises(*parts):
+                bad()
+        if not torch.cuda.is_available():
+            with self.raises("no GPU", 'device="cpu"'):
+                R(policy={}, device="cuda")
+
+    def test_groups(self):
+        m = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        with runtime("offload", policy={"moe_akt": "offload"}) as rt:
+            with self.raises("'moe_akt'", "did you mean 'moe_act'"):
+                rt.attach(m, {"0": "moe_act"})
+            with self.raises("'experts' matches no module; the modules are 0, 1$"):
+                rt.attach(m, {"experts": "moe_act"})
+            with self.raises("no module has a name that is known", "groups=", "modules of 0, 1$"):
+                rt.attach(m)
+            with self.raises(r"groups=\['0'\] is no dictionary", "modules of 0, 1$"):
+                rt.attach(m, ["0"])
+            with self.raises("the model is a list", "torch.nn.Module"):
+                rt.attach([m], {"0": "a"})
+            with self.raises("cannot be called"), rt.group(""):
+                pass
+            rt._complete = False
+            with self.raises("'moe_akt', which the first step did not have", "it had b"), rt.step():
+                with rt.group("b"):
+                    pass
+            with rt.step():  # it is said once
+                with self.raises("inside of a step"):
+                    rt.attach(m, {"0": "a"})
+
+    def test_what_is_outside_of_groups_is_one_too(self):
+        m = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
+        with stowage.Runtime(policy={"other": "offload"}, device="cpu") as rt:
+            rt.attach(m, {"3": "router"})
+            for _ in range(3):
+                with rt.step():
+                    m(torch.randn(40, 40)).sum().backward()
+            groups = {g["name"]: g["bytes"] for g in rt.stats()["summary"]["groups"]}
+            self.assertEqual({"other", "router"}, set(groups))
+
+    def test_two_at_once(self):
+        with runtime() as rt:
+            with self.raises("a runtime on cpu already", r"close\(\)"):
+                stowage.Runtime(policy={}, device="cpu")
+            with rt.step(), self.raises("a step is under way"), rt.step():
+                pass
+            with rt.step():
+                pass
+        with runtime():  # closed: another one may be opened
+            pass
+
+    def test_closed(self):
+        with runtime() as rt:
+            pass
+        for use in (rt.stats, rt.report, rt.check, lambda: rt.trace("x"), lambda: rt.attach(nn.Linear(2, 2), {"": "a"}), lambda: rt.run(print)):
+            with self.raises("is closed"):
+                use()
+        rt.close()
+        with runtime() as rt:
+            with self.raises("is closed"), rt.step():
+                rt.close()
+
+    def test_a_library_that_is_not_there(self):
+        before = os.environ.get("STOWAGE_LIBRARY")
+        os.environ["STOWAGE_LIBRARY"] = "/nowhere/libstowage.so"
+        try:
+            with self.raises("cannot be loaded", "make wheel"):
+                stowage.Runtime(policy={}, device="cpu")
+        finally:
+            del os.environ["STOWAGE_LIBRARY"]
+            if before:
+                os.environ["STOWAGE_LIBRARY"] = before
+
+    def test_rows(self):
+        with runtime() as rt, rt.step():
+            x, n = leaf(8, 4), torch.tensor(3)
+            for bad, parts in (
+                (lambda: rt.stash(x, n.int()), ["rows must be an int64"]),
+                (lambda: rt.stash(x, rows=3), ["rows=3 is no tensor", r"torch.tensor\(3"]),
+                (lambda: rt.stash([x], n), [r"x is no tensor \(list\)"]),
+                (lambda: rt.stash(x, n[None]), ["without dimensions"]),
+                (lambda: rt.stash(x.t(), n), ["x must be contiguous"]),
+                (lambda: rt.stash(x[1:], n), ["from the start of its storage"]),
+            ):
+                with self.raises(*parts):
+                    bad()
+
+    def test_sizes(self):
+        for text, bytes in (("0", 0), ("12", 12), ("1KiB", 1024), ("1.5 GiB", 3 << 29), ("60GB", 60 * 10**9), (" 2 TiB ", 2 << 40), (7, 7)):
+            self.assertEqual(bytes, _config.size(text, "x"))
+        for text in ("", "GiB", "1iB", "1 kib", "1e9", "-1", "1GiBB", None, 1.0):
+            with self.raises("x="):
+                _config.size(text, "x")
+
+
+class Rows(unittest.TestCase):
+    """A buffer of 512 rows of which few are live, in four layers."""
+
+    ROOM, WIDTH, LAYERS = 512, 64, 4  # 16 rows a page
+
+    def net(self, rt, live, clean=True):
+        torch.manual_seed(5)
+        weights = [leaf(self.WIDTH, self.WIDTH) for _ in range(self.LAYERS)]
+        count = torch.tensor(live)
+        x = torch.randn(self.ROOM, self.WIDTH)
+        mask = (torch.arange(self.ROOM) < live)[:, None]
+        x = torch.where(mask, x, torch.zeros(()))
+        for w in weights:
+            x = x @ w
+            if rt is not None:
+                x = rt.stash(x, rows=count, zero=clean)
+            x = F.dropout(torch.tanh(x) * x, 0.1)
+        # The state of the generator tells whether a rerun got the same numbers.
+        x.sum().backward()
+        return [w.grad for w in weights] + [torch.rand(3)]
+
+    def equal(self, want, got):
+        for a, b in zip(want, got, strict=True):
+            self.assertTrue(same(a, b))
+
+    def test_live_rows_come_back(self):
+        with runtime("offload", policy={"expert_fc1": "stash"}) as rt:
+            for live in (100, 0, 1, 90, 17, 16):
+                with rt.step():
+                    got = self.net(rt, live)
+                self.equal(self.net(None, live), got)
+            pages = rt.stats()["pages"]
+            self.assertGreater(pages["device"] + pages["host"], 0)
+
+    def test_report(self):
+        """A row says what is stashed, with the room of its buffers; the step that counts keeps
+        them. Steps that ran out of pages are counted apart."""
+        with runtime("offload", policy={"expert_fc1": "stash"}) as rt:
+            with rt.step():
+                self.net(rt, 10)
+            self.assertRegex(rt.report(), r"(?m)^1 step; the last one:\n.*\nexpert_fc1 +4 +512.0 KiB +live rows +4 keep$")
+            self.assertEqual(0, rt.stats()["overflows"])
+            rt.run(lambda: self.net(rt, 400))
+            text = rt.report()
+            self.assertRegex(text, r"(?m)^expert_fc1 +4 +512.0 KiB +live rows +4 stash$")
+            self.assertIn("3 steps, reruns included (pages ran out once); the last one:", text)
+
+    def test_rows_that_are_not_live_are_zero(self):
+        """Even where memory is full of not-a-numbers, which a product with zero would keep."""
+        empty = torch.empty
+
+        def poisoned(*shape, **more):
+            t = empty(*shape, **more)
+            return t.fill_(255) if t.dtype == torch.uint8 else t
+
+        with runtime("offload", policy={"expert_fc1": "stash"}) as rt, mock.patch.object(torch, "empty", poisoned):
+            for _ in range(3):
+                with rt.step():
+                    got = self.net(rt, 50)
+                self.equal(self.net(None, 50), got)
+            with rt.step():
+                self.assertTrue(any(t.isnan().any() for t in self.net(rt, 50, clean=False)))
+
+    def test_overflow_is_raised_and_run_again(self):
+        pages = {"page": 4096, "device": 1, "device_max": 200}
+        with runtime("offload", policy={"expert_fc1": "stash"}, pages=pages) as rt:
+            with self.assertRaisesRegex(stowage.Overflow, "run the step again"), rt.step():
+                self.net(rt, 100)
+            tries = []
+
+            def fn(live):
+                tries.append(live)
+                return self.net(rt, live)
+
+            self.equal(self.net(None, 100), rt.run(fn, 100))
+            self.equal(self.net(None, 400), rt.run(fn, 400))
+            self.assertEqual([100, 400, 400], tries)
+
+    def test_state_is_put_back(self):
+        """Accumulated gradients, buffers, random numbers and restore= are those of one run."""
+        got = []
+        for with_it in (False, True):
+            torch.manual_seed(7)
+            total = torch.zeros(())
+            m = nn.Sequential(nn.Linear(self.WIDTH, self.WIDTH), nn.BatchNorm1d(self.WIDTH), nn.Dropout(0.3))
+            with runtime("offload", policy={"expert_fc1": "stash"}, pages={"page": 4096, "device": 1, "device_max": 64}) as rt:
+                rt.attach(m, {"0": "b"})
+                calls = []
+
+                def fn(x):
+                    calls.append(1)
+                    h = m[0](x)
+                    h = rt.stash(h, rows=torch.tensor(self.ROOM)) if with_it else h
+                    loss = m[2](m[1](h * h)).square().sum()
+                    loss.backward()
+                    total.add_(loss.detach())
+
+                for _ in range(2):
+                    rt.run(fn, torch.randn(self.ROOM, self.WIDTH), restore=[total])
+                self.assertEqual(3 if with_it else 2, len(calls))
+            got.append([p.grad for p in m.parameters()] + list(m.buffers()) + [torch.rand(2), total])
+        self.equal(*got)
+
+    def test_pages_that_cannot_grow(self):
+        with runtime("offload", policy={"expert_fc1": "stash"}, pages={"page": 4096, "device": 1, "device_max": 2, "host_max": 1}) as rt:
+            with self.assertRaisesRegex(stowage.Error, "device_max"):
+                rt.run(lambda: self.net(rt, 400))
+
+    def test_on_the_cpu_a_graph_is_a_step(self):
+        with runtime("offload", policy={"expert_fc1": "stash"}) as rt:
+            step = rt.graph(lambda live: self.net(rt, live), 5)
+            self.equal(self.net(None, 9), step(9))
+            self.equal(self.net(None, 11), step(11))
+
+    def test_outside_of_a_step_nothing_is_done(self):
+        with runtime("offload") as rt:
+            x = leaf(4, 4)
+            self.assertIs(x, rt.stash(x, rows=torch.tensor(2)))
+            with rt.step(), torch.no_grad():
+                self.assertIs(x, rt.stash(x, rows=torch.tensor(2)))
+
+
+class Figures(unittest.TestCase):
+    def steps(self, rt, n=4):
+        for _ in range(n):
+            with rt.step():
+                y = leaf(128, 128)
+                for i in range(6):
+                    with rt.group("abc"[i % 3]):
+                        y = torch.tanh(y) * 1.0
+                y.sum().backward()
+
+    def test_offload(self):
+        """Six results of 64 KiB are saved; the last ones are needed at once, and may stay."""
+        with runtime("offload", least="1KiB") as rt:
+            self.steps(rt)
+            s = rt.stats()["summary"]
+            self.assertEqual(6 * 65536, sum(g["bytes"] for g in s["groups"]))
+            self.assertGreaterEqual(s["counts"]["OutBytes"], 4 * 65536)
+            # One that is needed again before it is gone need not come back.
+            self.assertLessEqual(s["counts"]["InBytes"], s["counts"]["OutBytes"])
+            self.assertGreaterEqual(s["counts"]["InBytes"], 2 * 65536)
+            self.assertLess(s["device_peak"], 6 * 65536)
+            self.assertGreaterEqual(s["host_peak"], 4 * 65536)
+            text = rt.report()
+            for word in ("a ", "b ", "c ", "offload", "128.0 KiB", "4 steps"):
+                self.assertIn(word, text)
+
+    def test_keep_touches_nothing(self):
+        with runtime("keep") as rt:
+            self.steps(rt)
+            self.assertEqual(0, sum(g["bytes"] for g in rt.stats()["summary"]["groups"]))
+
+    def test_a_budget_is_kept(self):
+        with runtime("budget", budget=4 * 65536) as rt:
+            self.steps(rt, 6)
+            s = rt.stats()["summary"]
+            self.assertLessEqual(s["device_peak"], 4 * 65536)
+            self.assertGreater(s["counts"]["OutBytes"], 0)
+            self.assertIn("budget 256.0 KiB", rt.report())
+
+    def test_examples_do_as_they_say(self):
+        """Each command of their first lines, with fewer steps: the budgets named are enough."""
+        root = pathlib.Path(__file__).resolve().parents[2]
+        for path in sorted((root / "examples").glob("*.py")):
+            commands = [line.split() for line in path.read_text().split('"""')[1].splitlines() if "python3 examples/" in line]
+            self.assertTrue(commands)
+            for command in commands:
+                with self.subTest(" ".join(command)):
+                    # On a GPU other kernels save other tensors.
+                    env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), CUDA_VISIBLE_DEVICES="")
+                    done = subprocess.run([sys.executable, "-B", *command[1:], "--steps", "2"], cwd=root, env=env, capture_output=True, text=True, timeout=100)
+                    self.assertEqual(0, done.returncode, done.stderr)
+
+    def test_from_another_thread(self):
+        """Somebody who looks while memory is lent, which lets other threads run, waits and
+        is not waited for. In a process of its own: a hang would be one of all threads."""
+        code = """
+import threading, time
+from common import runtime, torch
+
+empty = torch.empty
+def slow(*shape, **more):
+    time.sleep(0.002)
+    return empty(*shape, **more)
+torch.empty = slow
+with runtime("offload") as rt:
+    x, over = torch.ones(64, 64, requires_grad=True), threading.Event()
+    def look():
+        while not over.is_set():
+            rt.stats()
+    looks = threading.Thread(target=look)
+    looks.start()
+    for _ in range(20):
+        with rt.step():
+            with rt.group("a"):
+                y = x.sin().cos()
+            y.sum().backward()
+    over.set()
+    looks.join()
+    print(rt.stats()["steps"])
+"""
+        done = subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, timeout=60)
+        self.assertEqual(("20\n", ""), (done.stdout, done.stderr))
+
+    def test_trace(self):
+        with tempfile.TemporaryDirectory() as folder, runtime("offload") as rt:
+            file = pathlib.Path(folder) / "rank-0.trace"
+            rt.trace(file)
+            self.steps(rt)
+            rt.trace(None)
+            size = file.stat().st_size
+            self.assertGreater(size, 100)
+            self.steps(rt)
+            self.assertEqual(size, file.stat().st_size)
+            with self.assertRaisesRegex(stowage.Error, "nowhere"):
+                rt.trace("/nowhere/x")
+
+
+if __name__ == "__main__":
+    unittest.main()
