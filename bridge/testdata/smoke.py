@@ -34,7 +34,7 @@ for name, types in {
     "begin": [c_uint64, c_char_p, c_uint64],
     "end": [c_uint64, c_int, POINTER(Left)],
     "save": [c_uint64, c_char_p, c_uint64, POINTER(Storage), POINTER(c_uint64), POINTER(Left)],
-    "load": [c_uint64, c_uint64, POINTER(c_uint64), POINTER(Left)],
+    "load": [c_uint64, c_uint64, POINTER(Left), POINTER(Left)],
     "release": [c_uint64, c_uint64, POINTER(Left)],
     "more": [c_uint64, POINTER(Left)],
     "check": [c_uint64, c_uint64],
@@ -129,7 +129,7 @@ def wrong(caller):
     expect(lib.stowage_begin(12345, b"step", 0), USAGE, "a wrong handle", "12345 is no runtime")
     expect(lib.stowage_end(rt, 0, byref(left)), USAGE, "end outside", "begin one first")
     expect(lib.stowage_begin(rt, b"step", 0), OK, "begin")
-    expect(lib.stowage_load(rt, 99, byref(n), byref(left)), USAGE, "no such group", "99")
+    expect(lib.stowage_load(rt, 99, byref(left), byref(left)), USAGE, "no such group", "99")
     expect(lib.stowage_save(rt, b"mlp", 1 << 62, None, byref(n), byref(left)), FAILED, "a count that is none", "stowage: ")
     expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(left)), FAILED, "no storages", "stowage: ")
     expect(lib.stowage_save(rt, b"mlp", 0, None, None, byref(left)), FAILED, "no place for the number", "stowage: ")

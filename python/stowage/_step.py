@@ -49,7 +49,7 @@ class Step:
     """The hooks of one step. pack runs on the step's thread, unpack on autograd's."""
 
     def __init__(self, library: Any, device: torch.device, least: int, moves: Callable[[str], bool], outside: Optional[str], weights: Set[int], seen: Set[str]) -> None:
-        self.library, self.device, self.least = library, device, max(1, least)
+        self.calls, self.device, self.least = library, device, max(1, least)
         self.moves, self.weights, self.seen = moves, weights, seen
         self.cuda = device.index if device.type == "cuda" else -1
         self.torch_stream = torch.cuda.current_stream(device) if self.cuda >= 0 else None
@@ -129,7 +129,7 @@ class Step:
         group.ids = list(pending)
         try:
             with self.lock:
-                group.number, gone = self.library.save(group.name.encode(), storages)
+                group.number, gone = self.calls.save(group.name.encode(), storages)
                 self.left(gone)
                 self.bury()
         except Error as e:
@@ -234,7 +234,7 @@ class Step:
                 self.name = None  # a backward pass: what it saves itself is needed at once
             if group.loaded or group.number is None:
                 return
-            held, gone = self.library.load(group.number)
+            held, gone = self.calls.load(group.number)
             group.loaded = True
             self.left(gone)
             self.forget(group.ids)
@@ -267,7 +267,7 @@ class Step:
         record of theirs: it is to be saved again before it can be done with."""
         while self.dead and not self.pending:
             number, ids = self.dead.popleft()
-            self.left(self.library.release(number))
+            self.left(self.calls.release(number))
             self.forget(ids)
 
     def forget(self, ids: List[int]) -> None:
@@ -286,7 +286,7 @@ class Step:
             try:
                 if not failed:
                     self.bury()
-                self.library.end(failed)
+                self.calls.end(failed)
             finally:
                 for record in self.records.values():
                     record.before.clear()
