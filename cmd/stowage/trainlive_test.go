@@ -100,6 +100,14 @@ func (w *watched) end(t *testing.T, code int) string {
 	if err != nil || *modes != w.modes {
 		t.Errorf("the terminal's mode was %v, is %v: %v", w.modes, modes, err)
 	}
+	// What the program wrote last may still be on its way, and is lost when a side closes.
+	for quiet, seen := 0, ""; quiet < 5; time.Sleep(50 * time.Millisecond) {
+		if now := w.err.String(); now == seen {
+			quiet++
+		} else {
+			quiet, seen = 0, now
+		}
+	}
 	w.close()
 	text := w.err.String()
 	if got := w.cmd.ProcessState.ExitCode(); got != code {
