@@ -36,6 +36,12 @@ type Device interface {
 	// Grow extends a reserved buffer to size; what it held stays in place.
 	// Growing to at most the present size does nothing.
 	Grow(b *Buffer, size Bytes) error
+	// Backdrop makes the rest of a reserved buffer of the accelerator, from its size
+	// to its maximum, readable: it reads as zeros, and takes no memory worth
+	// mentioning. Nobody may write there. Growing the buffer moves the border;
+	// nothing may use the buffer meanwhile, unlike with an ordinary one. New bytes
+	// of such a buffer are zero. A second backdrop changes nothing.
+	Backdrop(b *Buffer) error
 	// Import describes memory that belongs to someone else. It is counted
 	// nowhere and freeing it only ends the handle.
 	Import(kind Kind, addr uintptr, size Bytes, owner string) *Buffer

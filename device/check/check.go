@@ -182,12 +182,12 @@ func (u *use) enter(a *act, k clock) *conflict {
 }
 
 // look is an access of the host, at once.
-func (c *Checker) look(u use, site *Site) {
+func (c *Checker) look(name string, u use, site *Site) {
 	if c.found != nil {
 		return
 	}
 	c.seq++
-	a := &act{op: &op{name: "view", site: site, uses: []use{u}}, slot: hostSlot, seq: c.seq}
+	a := &act{op: &op{name: name, site: site, uses: []use{u}}, slot: hostSlot, seq: c.seq}
 	if x := a.op.uses[0].enter(a, c.host); x != nil {
 		c.find(c.race(x))
 	}

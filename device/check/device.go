@@ -35,6 +35,7 @@ type buffer struct {
 	outer, inner *device.Buffer
 	shadow       *shadow
 	imported     bool
+	backed       bool // has a backdrop
 	alloc        *Site
 	freed        *act
 	gone         bool // the scheduler has executed the free
@@ -174,11 +175,37 @@ func (d *dev) Grow(outer *device.Buffer, size device.Bytes) error {
 			return d.outOfMemory(outer.Kind(), more, outer.Owner())
 		}
 	}
+	if more > 0 && b.backed { // what is mapped to the maximum changes: nothing may use it meanwhile
+		whole := device.Rect{Range: device.Range{Buf: outer, Len: outer.Max()}, Pitch: outer.Max(), Rows: 1}
+		c.look("grow", use{newSpan(whole), device.Write, b, whole}, c.sites.here())
+		if err := d.err(); err != nil {
+			return err
+		}
+	}
 	if err := d.inner.Grow(b.inner, size); err != nil {
 		return err
 	}
 	outer.SetSize(b.inner.Size())
 	return nil
+}
+
+// Backdrop counts as a growth: it may need memory of the device's own.
+func (d *dev) Backdrop(outer *device.Buffer) error {
+	c := d.c
+	c.usable("backdrop", outer)
+	c.mu.Lock()
+	defer c.unlock()
+	if err := d.err(); err != nil {
+		return err
+	}
+	b := c.own(outer)
+	c.flushNow()
+	if c.count(Grows).Do == Fail {
+		return d.outOfMemory(outer.Kind(), 0, outer.Owner())
+	}
+	err := d.inner.Backdrop(b.inner)
+	b.backed = b.backed || err == nil
+	return err
 }
 
 // Import makes a handle to memory of others. All such handles share one shadow
@@ -231,7 +258,7 @@ func (d *dev) View(r device.Range, mode device.Mode) []byte {
 	c.mu.Lock()
 	defer c.unlock()
 	if b := c.own(r.Buf); r.Len > 0 {
-		c.look(use{newSpan(whole), mode, b, whole}, c.sites.here())
+		c.look("view", use{newSpan(whole), mode, b, whole}, c.sites.here())
 	}
 	c.flushNow() // what was executed must be seen, what is held back must not
 	return d.inner.View(c.inside(r), mode)

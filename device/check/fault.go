@@ -16,7 +16,7 @@ type Class uint8
 
 const (
 	Allocs   Class = iota // Alloc and Reserve
-	Grows                 // Grow beyond the present size
+	Grows                 // Grow beyond the present size, and Backdrop
 	Copies                // Copy, Copy2D, Upload and Download
 	Launches              // Launch
 	Waits                 // Stream.Wait

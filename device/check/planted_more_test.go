@@ -74,3 +74,36 @@ func TestPlantedImport(t *testing.T) {
 		}
 	}
 }
+
+// Memory with a backdrop must not be in use while it grows, wherever it is used; other
+// memory may.
+func TestPlantedGrowthUnderBackdrop(t *testing.T) {
+	for _, s := range schedules {
+		for name, right := range map[string]bool{"in use": false, "waited for": true, "without backdrop": true} {
+			_, err := run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
+				b, err := w.dev.Reserve(device.Accel, 2*size, "pool")
+				must(err)
+				w.bufs = append(w.bufs, b)
+				must(w.dev.Grow(b, 100))
+				if name == "without backdrop" {
+					w.a.Copy(w.x.Slice(0, 100), b.All())
+					must(w.dev.Grow(b, 200))
+					return
+				}
+				must(w.dev.Backdrop(b))
+				rest := w.dev.Import(device.Accel, b.Addr()+size, size, "rest")
+				w.a.Copy(w.x.All(), rest.All())
+				if name == "waited for" {
+					must(w.a.Sync())
+				}
+				err = w.dev.Grow(b, 200)
+				w.a.Free(rest)
+				must(err)
+			}))
+			var r *check.Race
+			if right && err != nil || !right && (!errors.As(err, &r) || !strings.Contains(err.Error(), "grow")) {
+				t.Errorf("%s, under %+v: %v", name, s, err)
+			}
+		}
+	}
+}

@@ -16,9 +16,10 @@ import (
 // mapping is what stands behind a buffer: a mapping of the buffer's largest
 // size, of which the pages in use are accessible. Imported memory has none.
 type mapping struct {
-	dev   *Device
-	bytes []byte
-	grow  sync.Mutex
+	dev      *Device
+	bytes    []byte
+	reserved bool
+	grow     sync.Mutex
 }
 
 func (m *mapping) imported() bool { return m.bytes == nil }
@@ -82,7 +83,11 @@ func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*d
 	if err := d.ledger.Alloc(kind, 0, owner); err != nil {
 		return nil, err
 	}
-	return d.mapBuffer(kind, 0, limit, owner)
+	b, err := d.mapBuffer(kind, 0, limit, owner)
+	if err == nil {
+		d.own(b).reserved = true
+	}
+	return b, err
 }
 
 func (d *Device) mapBuffer(kind device.Kind, size, limit device.Bytes, owner string) (*device.Buffer, error) {
@@ -123,6 +128,32 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 		return d.ledger.OutOfMemory(b.Kind(), more, 0, b.Owner())
 	}
 	b.SetSize(size)
+	return nil
+}
+
+// Backdrop opens the pages behind the buffer: until somebody writes to them, which
+// nobody may, all are the kernel's page of zeros. A write is not made to fault: here as on
+// a GPU it spoils zeros, and does not end the caller's process without a word. What the last page in use holds beyond the
+// size was never written to, so it is zero too.
+func (d *Device) Backdrop(b *device.Buffer) error {
+	d.mustBeOpen(b.Owner())
+	if err := d.err(); err != nil {
+		return err
+	}
+	m := d.own(b)
+	if !b.Live() || !m.reserved || b.Kind() != device.Accel {
+		panic(fmt.Sprintf("cpu: %s cannot have a backdrop: it was freed, or is not reserved memory of the device", b))
+	}
+	m.grow.Lock()
+	defer m.grow.Unlock()
+	page := syscall.Getpagesize()
+	from := (int(b.Size()) + page - 1) / page * page
+	if from >= len(m.bytes) {
+		return nil
+	}
+	if err := syscall.Mprotect(m.bytes[from:], syscall.PROT_READ|syscall.PROT_WRITE); err != nil {
+		return d.ledger.OutOfMemory(b.Kind(), 0, 0, b.Owner())
+	}
 	return nil
 }
 

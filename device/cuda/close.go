@@ -41,6 +41,7 @@ func (d *Device) Close() error {
 	}
 	err := errors.Join(d.err(), d.ledger.Leaks())
 	d.closePools()
+	d.closeZeros()
 	d.unwatch(d.watch)
 	for _, e := range d.eventsLeft() {
 		d.insist(&d.drv.eventDestroy, e)

@@ -69,7 +69,8 @@ type Device struct {
 	watch        *watch // or nil
 	ledger       *device.Ledger
 	pools        [device.Kinds]pool
-	growing      sync.Mutex // serialises Grow
+	growing      sync.Mutex // serialises Grow and Backdrop
+	zeros        zeros      // guarded by growing
 
 	failed atomic.Pointer[device.DriverError]
 	gone   atomic.Bool // Close is through: no handle is good any more

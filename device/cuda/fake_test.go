@@ -8,7 +8,6 @@
 package cuda
 
 import (
-	"bytes"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -40,10 +39,11 @@ type fake struct {
 	used    uint64
 	handles map[uintptr]any
 	next    uintptr
-	current map[int]uintptr     // contexts by thread
-	maps    map[uintptr][]byte  // what was reserved and a granule more, by aligned address
-	chunks  map[uintptr]uintptr // the sizes of what is mapped, by address
-	fail    map[string]result   // what a function shall return from now on
+	current map[int]uintptr       // contexts by thread
+	maps    map[uintptr][]byte    // what was reserved and a granule more, by aligned address
+	chunks  map[uintptr]*physical // what is mapped, by address
+	fail    map[string]result     // what a function shall return from now on
+	full    map[string]int        // after how many calls a function shall run out of memory, once
 	calls   map[string]int
 	attrs   map[int]int32
 }
@@ -96,8 +96,8 @@ func newFake(t testing.TB, total device.Bytes) (*driver, *fake) {
 	}
 	f := &fake{
 		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
-		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]uintptr{},
-		fail: map[string]result{}, calls: map[string]int{},
+		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]*physical{},
+		fail: map[string]result{}, full: map[string]int{}, calls: map[string]int{},
 		attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},
 	}
 	theFake.Store(f)
@@ -124,6 +124,12 @@ func (f *fake) call(name string, a []uintptr) result {
 	f.mu.Lock()
 	f.calls[name]++
 	r := f.fail[name]
+	if left, planned := f.full[name]; planned && left == 0 {
+		r = errOutOfMemory
+		delete(f.full, name)
+	} else if planned {
+		f.full[name]--
+	}
 	ctx := f.current[syscall.Gettid()]
 	f.mu.Unlock()
 	switch {
@@ -214,145 +220,4 @@ func init() {
 			fakeFuncs[name] = fn
 		}
 	}
-}
-
-var fakeMemory = map[string]fakeFunc{
-	"cuMemGetInfo_v2": func(f *fake, a []uintptr) result {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		out(a[1], f.total)
-		return out(a[0], f.total-f.used)
-	},
-	"cuMemGetAddressRange_v2": func(f *fake, a []uintptr) result {
-		base, n := f.chunk(a[2])
-		if n == 0 {
-			return errNotFound
-		}
-		if get[int32](f, base) == locationHostNuma {
-			base -= 1 << 39 // as on a GPU: the driver's address, not the caller's
-		}
-		out(a[0], base)
-		return out(a[1], n)
-	},
-	"cuMemGetAllocationGranularity": func(_ *fake, a []uintptr) result { return out(a[0], uint64(granule)) },
-	"cuMemAddressReserve": func(f *fake, a []uintptr) result {
-		m, err := syscall.Mmap(-1, 0, int(a[1]+uintptr(granule)), syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
-		if err != nil {
-			return errOutOfMemory
-		}
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		at := uintptr(roundUp(device.Bytes(uintptr(unsafe.Pointer(&m[0]))), granule))
-		f.maps[at] = m
-		return out(a[0], at)
-	},
-	"cuMemAddressFree": func(f *fake, a []uintptr) result {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		m := f.maps[a[0]]
-		delete(f.maps, a[0])
-		if len(m) != int(a[1]+uintptr(granule)) || syscall.Munmap(m) != nil {
-			return errInvalidHandle
-		}
-		return success
-	},
-	"cuMemCreate": func(f *fake, a []uintptr) result {
-		prop := device.Slice[allocationProp](uint64(a[2]), 1)[0]
-		f.mu.Lock()
-		if prop.location.kind == locationDevice {
-			if f.used+uint64(a[1]) > f.total {
-				f.mu.Unlock()
-				return errOutOfMemory
-			}
-			f.used += uint64(a[1])
-		}
-		f.mu.Unlock()
-		return f.add(a[0], prop.location.kind)
-	},
-	"cuMemRelease":   func(f *fake, a []uintptr) result { return success },
-	"cuMemMap":       func(f *fake, a []uintptr) result { return f.protect(a[0], a[1], a[3]) },
-	"cuMemSetAccess": func(*fake, []uintptr) result { return success },
-	"cuMemUnmap":     func(f *fake, a []uintptr) result { return f.protect(a[0], a[1], 0) },
-	"cuMemcpyAsync": func(f *fake, a []uintptr) result {
-		to, from := bytesAt(a[0], device.Bytes(a[2])), bytesAt(a[1], device.Bytes(a[2]))
-		s := get[*fakeStream](f, a[3])
-		if f.captures(s) && (f.crosses(a[0], a[2]) || f.crosses(a[1], a[2])) {
-			return errInvalidValue
-		}
-		s.Host(func() { copy(to, from) })
-		return success
-	},
-	"cuMemcpy2DAsync_v2": func(f *fake, a []uintptr) result {
-		c := device.Slice[memcpy2D](uint64(a[0]), 1)[0]
-		for _, p := range []pitched{c.dst, c.src} {
-			if f.crosses(p.device, (c.height-1)*p.pitch+c.width) {
-				return errInvalidValue
-			}
-		}
-		get[*fakeStream](f, a[1]).Host(func() {
-			for i := range c.height {
-				copy(bytesAt(c.dst.device+i*c.dst.pitch, device.Bytes(c.width)), bytesAt(c.src.device+i*c.src.pitch, device.Bytes(c.width)))
-			}
-		})
-		return success
-	},
-	"cuMemsetD8Async": func(f *fake, a []uintptr) result {
-		if f.crosses(a[0], a[2]) {
-			return errInvalidValue
-		}
-		to := bytesAt(a[0], device.Bytes(a[2]))
-		get[*fakeStream](f, a[3]).Host(func() { copy(to, bytes.Repeat([]byte{byte(a[1])}, len(to))) })
-		return success
-	},
-}
-
-// chunk is the mapped memory that an address lies in; none has no size.
-func (f *fake) chunk(at uintptr) (base, n uintptr) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for base, n := range f.chunks {
-		if at >= base && at < base+n {
-			return base, n
-		}
-	}
-	return 0, 0
-}
-
-// crosses tells whether bytes lie in more than the chunk they begin in. This
-// driver refuses all work that is not documented to do so, a GPU's some of it.
-func (f *fake) crosses(at, n uintptr) bool {
-	base, size := f.chunk(at)
-	return size > 0 && at+n > base+size
-}
-
-// captures tells whether the stream is part of a capture.
-func (f *fake) captures(s *fakeStream) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return s.capture != nil
-}
-
-// protect gives pages to a range, or takes them away; what a region lies in is
-// found by its address.
-func (f *fake) protect(at, n, handle uintptr) result {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	how := syscall.PROT_NONE
-	delete(f.chunks, at)
-	if handle != 0 {
-		how = syscall.PROT_READ | syscall.PROT_WRITE
-		f.handles[at] = f.handles[handle]
-		f.chunks[at] = n
-	} else if f.handles[at] == int32(locationDevice) {
-		f.used -= uint64(n)
-	}
-	for _, m := range f.maps {
-		base := uintptr(unsafe.Pointer(&m[0]))
-		if at >= base && at+n <= base+uintptr(len(m)) {
-			if syscall.Mprotect(m[at-base:at-base+n], how) == nil {
-				return success
-			}
-		}
-	}
-	return errInvalidHandle
 }

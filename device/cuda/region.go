@@ -25,6 +25,7 @@ type region struct {
 	// chunks are where each chunk ends. Streams read them while the region
 	// grows, so a list that was stored is never written again.
 	chunks atomic.Pointer[[]device.Bytes]
+	backed bool // the rest has a backdrop
 }
 
 // failure is a call of the driver that did not succeed. Nil is success.
@@ -70,13 +71,25 @@ func (r *region) mapped() device.Bytes {
 	return ends[len(ends)-1]
 }
 
-// grow maps memory behind the first size bytes, in one chunk.
+// grow maps memory behind the first size bytes, in one chunk. The handle of the
+// memory is let go at once: the mapping keeps the memory.
 func (r *region) grow(size device.Bytes) *failure {
 	from, to := r.mapped(), roundUp(size, r.dev.granule)
 	if to <= from {
 		return nil
 	}
-	if f := r.dev.mapMemory(r.kind, r.addr+uintptr(from), to-from); f != nil {
+	d := r.dev
+	handle, f := d.create(r.kind, to-from)
+	if f != nil {
+		return f
+	}
+	if r.backed {
+		f = r.replace(from, to, handle)
+	} else {
+		f = d.attach(r.kind, r.addr+uintptr(from), to-from, handle)
+	}
+	d.call(&d.drv.memRelease, handle)
+	if f != nil {
 		return f
 	}
 	ends := append(slices.Clip(r.ends()), to)
@@ -84,30 +97,41 @@ func (r *region) grow(size device.Bytes) *failure {
 	return nil
 }
 
-// mapMemory creates memory and maps it. The handle is let go at once: the
-// mapping keeps the memory.
-func (d *Device) mapMemory(kind device.Kind, at uintptr, n device.Bytes) *failure {
-	onDevice := memLocation{locationDevice, d.gpu}
-	prop := allocationProp{kind: allocationPinned, location: onDevice}
-	access := []accessDesc{{onDevice, accessReadWrite}}
+// location is where memory of a kind is made.
+func (d *Device) location(kind device.Kind) memLocation {
 	if kind == device.Host {
-		prop.location = memLocation{locationHostNuma, d.numa}
-		access = append(access, accessDesc{prop.location, accessReadWrite})
+		return memLocation{locationHostNuma, d.numa}
 	}
+	return memLocation{locationDevice, d.gpu}
+}
+
+// create makes memory without an address.
+func (d *Device) create(kind device.Kind, n device.Bytes) (uintptr, *failure) {
+	prop := allocationProp{kind: allocationPinned, location: d.location(kind)}
 	var handle uint64
-	if f := d.try(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0); f != nil {
+	f := d.try(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0)
+	return uintptr(handle), f
+}
+
+// attach maps memory.
+func (d *Device) attach(kind device.Kind, at uintptr, n device.Bytes, handle uintptr) *failure {
+	if f := d.try(&d.drv.memMap, at, uintptr(n), 0, handle, 0); f != nil {
 		return f
 	}
-	f := d.try(&d.drv.memMap, at, uintptr(n), 0, uintptr(handle), 0)
-	d.call(&d.drv.memRelease, uintptr(handle))
+	f := d.permit(kind, at, n)
 	if f != nil {
-		return f
-	}
-	if f := d.try(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access))); f != nil {
 		d.call(&d.drv.memUnmap, at, uintptr(n))
-		return f
 	}
-	return nil
+	return f
+}
+
+// permit lets the GPU use what was mapped, and the host what is the host's.
+func (d *Device) permit(kind device.Kind, at uintptr, n device.Bytes) *failure {
+	access := []accessDesc{{d.location(device.Accel), accessReadWrite}}
+	if kind == device.Host {
+		access = append(access, accessDesc{d.location(device.Host), accessReadWrite})
+	}
+	return d.try(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access)))
 }
 
 // shrink unmaps the chunks that lie wholly behind the first size bytes.
@@ -129,6 +153,9 @@ func (r *region) shrink(size device.Bytes) {
 }
 
 func (r *region) close() {
+	if r.backed {
+		r.drop()
+	}
 	r.shrink(0)
 	r.dev.insist(&r.dev.drv.memAddressFree, r.addr, uintptr(r.limit))
 }

@@ -110,6 +110,7 @@ func (s *suite) groups() []group {
 		{"Device", deviceCases},
 		{"Memory", memory},
 		{"Reserve", reserveCases},
+		{"Backdrop", backdropCases},
 		{"Free", freeCases},
 		{"Copy", copyCases},
 		{"Pieces", piecesCases},

@@ -89,7 +89,22 @@ func (d *faulty) Grow(b *device.Buffer, size device.Bytes) error {
 	case d.every(90, "growth is counted twice"):
 		_, _ = d.Device.Alloc(b.Kind(), 1000, b.Owner())
 	}
-	return d.Device.Grow(b, size)
+	old := b.Size()
+	err := d.Device.Grow(b, size)
+	if err == nil && size > old && d.is("new bytes are not zero") {
+		device.Slice[byte](uint64(b.Addr())+uint64(old), int(size-old))[0] = 1
+	}
+	return err
+}
+
+func (d *faulty) Backdrop(b *device.Buffer) error {
+	switch {
+	case d.is("backdrops count"):
+		defer d.Device.Grow(b, b.Size()+1)
+	case d.is("anything has a backdrop"):
+		defer ignore()
+	}
+	return d.Device.Backdrop(b)
 }
 
 func (d *faulty) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {

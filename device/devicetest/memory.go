@@ -39,6 +39,7 @@ var limitedCases = []testCase{
 	{name: "ExactFit", fn: testExactFit, limit: &limit},
 	{name: "PendingIsNotWaitedFor", fn: testPendingNotWaitedFor, limit: &limit},
 	{name: "GrowOutOfMemory", fn: testGrowOutOfMemory, limit: &limit},
+	{name: "BackdropRefusedGrowth", fn: testBackdropRefusedGrowth, limit: &limit},
 }
 
 func testInfo(e *env) {
