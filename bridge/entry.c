@@ -68,6 +68,7 @@ int stowage_save(stowage_runtime rt, const char *name, uint64_t count, const sto
     CALL(goSave(rt, (char *)name, count, (stowage_storage *)storages, group, left, &why))
 }
 int stowage_load(stowage_runtime rt, uint64_t group, stowage_left *held, stowage_left *left) { CALL(goLoad(rt, group, held, left, &why)) }
+int stowage_rows(stowage_runtime rt, uint64_t storage, uint64_t *address) { CALL(goRows(rt, storage, address, &why)) }
 int stowage_release(stowage_runtime rt, uint64_t group, stowage_left *left) { CALL(goRelease(rt, group, left, &why)) }
 int stowage_more(stowage_runtime rt, stowage_left *left) { CALL(goMore(rt, left, &why)) }
 int stowage_check(stowage_runtime rt, uint64_t stream) { CALL(goCheck(rt, stream, &why)) }

@@ -186,6 +186,15 @@ func goLoad(rt C.stowage_runtime, group C.uint64_t, held *C.stowage_left, left *
 	})
 }
 
+//export goRows
+func goRows(rt C.stowage_runtime, storage C.uint64_t, address *C.uint64_t, why **C.char) C.int {
+	return with(rt, why, func(s *opened) error {
+		at, err := s.Rows(uint64(storage))
+		*address = C.uint64_t(at)
+		return err
+	})
+}
+
 //export goRelease
 func goRelease(rt C.stowage_runtime, group C.uint64_t, left *C.stowage_left, why **C.char) C.int {
 	return with(rt, why, func(s *opened) error {

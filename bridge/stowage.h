@@ -2,8 +2,8 @@
  *
  * A runtime works on a device and a stream that exist already. The caller owns all
  * device memory: it says what a step saves, in the order of issue; the runtime copies
- * storages to host memory or into pages and says when the caller may free them; and it
- * asks for memory (lend) when they come back. All of it is ordered by events on streams;
+ * storages to host memory, or their live rows to memory of its own, and says when the
+ * caller may free them; and it asks for memory (lend) when they come back. All of it is ordered by events on streams;
  * the host waits for nothing inside a step.
  *
  * Calls may come from any thread; those of one runtime follow each other. A call that
@@ -20,14 +20,14 @@
 extern "C" {
 #endif
 
-#define STOWAGE_ABI 1
+#define STOWAGE_ABI 2
 
 enum {
     STOWAGE_OK = 0,
     STOWAGE_USAGE = 1,    /* wrong use: the sentence says what to change */
     STOWAGE_FAILED = 2,   /* the device or the machine failed; the step is lost */
     STOWAGE_FORKED = 3,   /* the process was forked after the library was loaded */
-    STOWAGE_OVERFLOW = 4, /* a step needed more pages than there are: run it again */
+    STOWAGE_OVERFLOW = 4, /* a step had more rows than room: run it again */
 };
 
 /* A runtime; zero is none. */
@@ -56,7 +56,7 @@ typedef struct {
     uint64_t address;
     uint64_t bytes;
     uint64_t rows;      /* address of the number of live rows (int64, device memory), or zero;
-                           such a storage begins, and comes back, at a multiple of 16 bytes */
+                           such a storage begins at a multiple of 16 bytes */
     uint64_t row_bytes; /* of a storage with rows */
     uint64_t stay;      /* not zero: it is not to be moved */
 } stowage_storage;
@@ -76,8 +76,8 @@ const char *stowage_error(void);
  *   host     bytes of pinned host memory; 0 is what the machine leaves
  *   policy   {"moe_act": "offload", "core_attn": "keep", "expert_fc1": "stash"}; not with a budget
  *   least    bytes below which a storage never leaves
- *   pages    {"page": bytes, "device": pages, "host": pages} to begin with; "device_max" and
- *            "host_max" to grow to; needed where storages have rows
+ *   live     share of rows that are live, to begin with: 0.5 makes room for half of the rows
+ *            of each storage. 0: the first step counts them, and they stay where they are
  *   rank     in messages and traces
  *   log      true writes warnings to standard error
  */
@@ -105,14 +105,21 @@ int stowage_save(stowage_runtime rt, const char *name, uint64_t count, const sto
  * likes, without waiting for left. If there are more than held has room for, none. */
 int stowage_load(stowage_runtime rt, uint64_t group, stowage_left *held, stowage_left *left);
 
+/* Where a storage with rows is: in memory of the runtime's, of the same size, where the rows
+ * behind the live ones are zero and which nobody may write to; or zero, if it was not
+ * left. It can be used until all groups that saved it are released, or the step ends. Unlike
+ * other storages one with rows is lent no memory. */
+int stowage_rows(stowage_runtime rt, uint64_t storage, uint64_t *address);
+
 /* Says that nobody needs the group any more. */
 int stowage_release(stowage_runtime rt, uint64_t group, stowage_left *left);
 
 /* More of what the last call left. */
 int stowage_more(stowage_runtime rt, stowage_left *left);
 
-/* Looks whether the last step, or replay of a captured one, found pages for all rows;
- * waits for the stream. STOWAGE_OVERFLOW: they did not, and now there are more. */
+/* Looks whether the last step, or replay of a captured one, had room for all rows, and
+ * makes room for those that had none yet; waits for the stream. STOWAGE_OVERFLOW: there was
+ * too little, the step's results mean nothing, and now there is more. */
 int stowage_check(stowage_runtime rt, uint64_t stream);
 
 /* Writes figures as JSON, at most capacity bytes with the closing zero; need gets how

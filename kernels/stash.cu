@@ -505,15 +505,6 @@ stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
         });
 }
 
-// A tensor that lies outside of the set, and its row count somewhere else: the record
-// is told where, and the count becomes the set's.
-KERNEL(32)
-stowage_stash_aim(u64 record, u64 set, u64 mem, u64 rows) {
-    if (thread() != 0) return;
-    write(AT(global(record) + sizeof(Record), Tensor, offset), mem - set);
-    if (rows != 0) write(global(set), read(global(rows)));
-}
-
 KERNEL(256)
 stowage_stash_reset(u64 control, u64 needs, u64 records, u64 generation, u64 bump) {
     u64 c = global(control), i0 = (u64)block() * threads() + thread(), step = (u64)blocks() * threads();

@@ -34,7 +34,6 @@ var (
 	stashKernel   = device.Kernel{Name: "stowage_stash", Image: stashImage, Go: stashGo}
 	noteKernel    = device.Kernel{Name: "stowage_stash_note", Image: stashImage, Go: noteGo}
 	restoreKernel = device.Kernel{Name: "stowage_restore", Image: stashImage, Go: restoreGo}
-	aimKernel     = device.Kernel{Name: "stowage_stash_aim", Image: stashImage, Go: aimGo}
 	resetKernel   = device.Kernel{Name: "stowage_stash_reset", Image: stashImage, Go: resetGo}
 )
 
@@ -256,36 +255,5 @@ func ResetLaunch(m *StashMemory, needs device.Range, bump bool, generation uint6
 		l.Arg(0)
 	}
 	l.Declare(device.Writes(m.Rings))
-	return l
-}
-
-// AimLaunch makes a record's one tensor lie at mem, anywhere, where the set is nothing
-// but a line of row counts. Of a tensor that is to be stashed, the count is taken from
-// rows (int64); a restore finds it in the record.
-func AimLaunch(record, set, mem device.Range, rows *device.Range) device.Launch {
-	l := device.NewLaunch(&aimKernel, 1, 32)
-	l.Write(record)
-	l.Write(set)
-	l.Arg(uint64(mem.Addr()))
-	if rows == nil {
-		l.Arg(0)
-	} else {
-		l.Read(*rows)
-	}
-	return l
-}
-
-// StashFarLaunch and RestoreFarLaunch are for a record that was aimed at mem.
-func StashFarLaunch(m *StashMemory, record, need, set, mem device.Range, seq, shape uint64) device.Launch {
-	l := StashLaunch(m, record, need, set, seq, shape)
-	l.Grid[0] = uint32(m.blocks(mem))
-	l.Declare(device.Reads(mem))
-	return l
-}
-
-func RestoreFarLaunch(m *StashMemory, record, set, mem device.Range, seq, shape uint64) device.Launch {
-	l := RestoreLaunch(m, record, set, seq, shape)
-	l.Grid[0] = uint32(m.blocks(mem))
-	l.Declare(device.Writes(mem))
 	return l
 }

@@ -245,11 +245,3 @@ func resetGo(l *device.Launch) {
 		c.Stale = 1
 	}
 }
-
-func aimGo(l *device.Launch) {
-	a := l.Args()
-	device.Slice[StashTensor](a[0]+uint64(StashRecordBytes), 1)[0].Offset = a[2] - a[1]
-	if a[3] != 0 {
-		device.Slice[uint64](a[1], 1)[0] = device.Slice[uint64](a[3], 1)[0]
-	}
-}

@@ -1,5 +1,4 @@
-// This file owns the shelf: the live rows of tensors that somebody else allocates, one
-// by one, in a store.
+// This file owns the shelf: the live rows of tensors that somebody else allocates.
 
 package stash
 
@@ -7,28 +6,26 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/schedule"
 )
 
-// Shelf moves rows between the caller's tensors and a store, on two streams of its own.
-// One goroutine drives it. In a step the host waits for nothing; a step may lie in one
-// capture of compute if an earlier one put tensors of the same shapes.
+// Shelf keeps the live rows of tensors whose row counts are on the device, each in a
+// [Berth] of its own. Rows are copied there, on compute, and used there: nothing is copied
+// back. In a store's pages tensors share the room that they do not need; a copy back
+// would take as much memory bandwidth as the copy there, and the tensor's whole memory
+// again.
+//
+// One goroutine drives it. In a step the host waits for nothing, and a step may be captured.
 type Shelf struct {
 	dev     device.Device
-	store   *Store
-	lanes   *order.Set
-	compute *order.Lane
-	out, in *order.Lane
-	own     []device.Stream
-	counts  *device.Buffer // a line of row counts for every record
-	free    map[rowShape][]*Item
-	made    int
-	put     []*Item // in this step
-	marks   []*order.Mark
+	compute device.Stream
+	notes   *device.Buffer // of all berths, in their order
+	of      map[rowShape][]*Berth
+	berths  []*Berth
+	live    float64
 }
 
 type rowShape struct {
@@ -36,185 +33,172 @@ type rowShape struct {
 	limit Rows
 }
 
-// Item is a tensor on the shelf:
+// Size is the memory of all berths.
+func (h *Shelf) Size() (all device.Bytes) {
+	for _, b := range h.berths {
+		all += b.mem.Size()
+	}
+	return all
+}
+
+// Berth is a place for one tensor at a time. It has the addresses of the whole tensor
+// and memory for so many rows; behind those it reads as zeros, and nobody may write.
 //
-//  1. put: its rows are on the way to pages. Away says that its memory is needed no more.
-//  2. got: they are on the way back, to other memory.
-//  3. used: they are there. It is over with the step.
-type Item struct {
-	shape     rowShape
-	record    *Record
-	count     device.Range
-	put, back *order.Mark
-	got       bool
+//  1. empty: it has no memory. A tensor that is put there is only counted, and stays.
+//  2. ready: Settle has given it memory for what was counted, and some to spare.
+//  3. taken: from Put to Leave, or the next Begin. Then it is ready again.
+type Berth struct {
+	shape rowShape
+	mem   *device.Buffer
+	note  device.Range
+	room  Rows
+	taken bool
+	seen  bool // since Settle
 }
 
-// maxItems bounds the tensors that a shelf knows, by the memory of their counts: 16 MiB.
-const maxItems = 1 << 16
+// Holds tells whether the berth has the rows that were put there. If not the tensor's
+// memory must stay.
+func (b *Berth) Holds() bool { return b.room > 0 }
 
-// NewShelf makes a shelf with a store of its own for a loop that works on compute.
-func NewShelf(dev device.Device, compute device.Stream, cfg Config) (*Shelf, error) {
-	h := &Shelf{dev: dev, lanes: order.NewSet(dev), free: map[rowShape][]*Item{}}
-	h.compute = h.lanes.Lane(compute)
-	err := h.make(cfg)
-	if err != nil {
-		return nil, errors.Join(err, h.Close())
-	}
-	return h, nil
+// Addr is where the rows are.
+func (b *Berth) Addr() uintptr { return b.mem.Addr() }
+
+const (
+	// maxBerths bounds the tensors of a step, by the memory of their notes: 1 MiB.
+	maxBerths = 1 << 16
+	// spare is what a berth gets beyond the rows that were seen: a sixteenth, since
+	// counts differ from step to step. It grows before less than half of that is left.
+	spare = 16
+)
+
+// NewShelf makes a shelf for a loop that works on compute. Berths begin with memory for a
+// share of their tensors' rows; without one they are empty until Settle.
+func NewShelf(dev device.Device, compute device.Stream, live float64) (*Shelf, error) {
+	h := &Shelf{dev: dev, compute: compute, of: map[rowShape][]*Berth{}, live: live}
+	var err error
+	h.notes, err = dev.Reserve(device.Accel, maxBerths*kernels.ShelveNoteBytes, "row counts")
+	return h, err
 }
 
-func (h *Shelf) make(cfg Config) (err error) {
-	for _, name := range []string{"stash", "restore"} {
-		s, err := h.dev.NewStream(name)
-		if err != nil {
-			return err
-		}
-		h.own = append(h.own, s)
+// Begin begins a step: no berth is taken.
+func (h *Shelf) Begin() {
+	for _, b := range h.berths {
+		b.taken = false
 	}
-	h.out, h.in = h.lanes.Lane(h.own[0]), h.lanes.Lane(h.own[1])
-	if h.counts, err = h.dev.Reserve(device.Accel, maxItems*device.Align, "row counts"); err != nil {
-		return err
-	}
-	h.store, err = NewStore(h.dev, h.compute.Stream, cfg)
-	return err
 }
 
-// Store is the shelf's store.
-func (h *Shelf) Store() *Store { return h.store }
-
-// Begin begins a step: every page is free.
-func (h *Shelf) Begin() { h.store.Reset(h.compute.Stream, false) }
-
-// Put stashes the first rows of a tensor, as many as the int64 in rows says, at most
-// limit. Work that compute was given before has written both.
-func (h *Shelf) Put(mem, rows device.Range, row device.Bytes, limit Rows) (*Item, error) {
+// Put copies the first rows of a tensor, as many as the int64 in rows says, at most limit,
+// to a berth. Memory and count are compute's: they may be used again by work that
+// compute is given from now on, if the berth holds the rows. There may be none in a
+// captured step that puts more than the steps before it.
+func (h *Shelf) Put(mem, rows device.Range, row device.Bytes, limit Rows) (*Berth, error) {
 	if mem.Len != row*device.Bytes(limit) || rows.Len != 8 {
 		panic(fmt.Sprintf("stash: a tensor of %v has %d rows of %v, and %v count them", mem.Len, limit, row, rows.Len))
 	}
-	put, back, err := h.pair()
-	if err != nil {
+	b, err := h.find(rowShape{row, limit})
+	if b == nil || err != nil {
 		return nil, err
 	}
-	x, err := h.item(rowShape{row, limit})
-	if err != nil {
-		return nil, err
-	}
-	x.put, x.back = put, back
-	// The count is read in compute's order: it may be overwritten after this.
-	st, r := h.store, x.record
-	h.compute.Stream.Launch(kernels.AimLaunch(r.mem, x.count, mem, &rows))
-	h.compute.Record(x.put)
-	h.out.After(x.put)
-	h.out.Flush()
-	h.out.Stream.Launch(kernels.StashFarLaunch(st.memory(), r.mem, r.need, x.count, mem, st.seq, st.shape(r)))
-	st.seq++
-	st.assume(r)
-	h.out.Record(x.put)
-	h.put = append(h.put, x)
-	return x, nil
+	b.taken, b.seen = true, true
+	h.compute.Launch(kernels.ShelveLaunch(b.mem.All(), mem, b.note, rows, row))
+	return b, nil
 }
 
-// pair makes the marks of an item.
-func (h *Shelf) pair() (put, back *order.Mark, err error) {
-	for _, k := range []**order.Mark{&put, &back} {
-		if *k, err = h.lanes.Mark(); err != nil {
-			return nil, nil, err
+// find is the first berth that is not taken, so that a tensor has the same one in every
+// step; in captures, of those that are ready.
+func (h *Shelf) find(s rowShape) (*Berth, error) {
+	captured := h.compute.Capturing()
+	for _, b := range h.of[s] {
+		if !b.taken && (b.Holds() || !captured) {
+			return b, nil
 		}
-		h.marks = append(h.marks, *k)
 	}
-	return put, back, nil
-}
-
-// item is one of a shape that no other tensor of this step has.
-func (h *Shelf) item(s rowShape) (*Item, error) {
-	if list := h.free[s]; len(list) > 0 {
-		x := list[len(list)-1]
-		h.free[s] = list[:len(list)-1]
-		x.got = false
-		return x, nil
+	switch {
+	case captured:
+		return nil, nil
+	case len(h.berths) == maxBerths:
+		return nil, fmt.Errorf("stash: more than %d tensors of different shapes; use few sizes of buffers", maxBerths)
 	}
-	t := Tensor{Name: "rows", Row: s.row, MaxRows: s.limit}
-	if _, err := NewLayout(t); err != nil {
+	at := device.Bytes(len(h.berths)) * kernels.ShelveNoteBytes
+	if err := h.dev.Grow(h.notes, at+kernels.ShelveNoteBytes); err != nil {
 		return nil, err
 	}
-	if h.compute.Stream.Capturing() {
-		return nil, fmt.Errorf("stash: a tensor of %d rows of %v is stashed for the first time in a captured step; run the same step before the capture", s.limit, s.row)
-	}
-	if h.made == maxItems {
-		return nil, fmt.Errorf("stash: more than %d tensors of different shapes; use few sizes of buffers", maxItems)
-	}
-	at := device.Bytes(h.made) * device.Align
-	if err := h.dev.Grow(h.counts, at+device.Align); err != nil {
-		return nil, err
-	}
-	// The counts lead a set of nothing else: the tensor is where it is aimed at.
-	l := &Layout{Tensors: []Tensor{t}, Size: device.Align, counts: 1, offsets: []device.Bytes{0}}
-	r, err := h.store.AddRecord(h.compute.Stream, l, l, schedule.Group{Name: t.Name, Layer: h.made})
+	mem, err := h.dev.Reserve(device.Accel, align(s.row*device.Bytes(s.limit)), "stash")
 	if err != nil {
 		return nil, err
 	}
-	x := &Item{shape: s, record: r, count: h.counts.Slice(at, device.Align)}
-	h.made++
-	return x, nil
-}
-
-// Away makes compute come after the stash of an item: its memory may be freed in
-// compute's order.
-func (h *Shelf) Away(x *Item) {
-	h.compute.After(x.put)
-	h.compute.Flush()
-}
-
-// Get brings an item's rows back to memory of the same size, which compute may have
-// used until now. What lies behind the rows is not written.
-func (h *Shelf) Get(x *Item, mem device.Range) {
-	if x.got {
-		panic("stash: an item is got twice in a step")
+	b := &Berth{shape: s, mem: mem, note: h.notes.Slice(at, kernels.ShelveNoteBytes)}
+	h.berths, h.of[s] = append(h.berths, b), append(h.of[s], b)
+	if h.live > 0 {
+		err = h.grow(b, min(Rows(h.live*float64(s.limit))+1, s.limit))
 	}
-	x.got = true
-	h.compute.Record(x.back)
-	h.in.After(x.back)
-	h.in.After(x.put)
-	h.in.Flush()
-	st, r := h.store, x.record
-	h.in.Stream.Launch(kernels.AimLaunch(r.mem, x.count, mem, nil))
-	h.in.Stream.Launch(kernels.RestoreFarLaunch(st.memory(), r.mem, x.count, mem, st.seq, st.shape(r)))
-	h.in.Record(x.back)
+	if errors.As(err, new(*device.OutOfMemory)) {
+		err = nil // it stays empty
+	}
+	h.compute.Upload(b.note, asBytes(&kernels.ShelveNote{Fits: uint64(b.room)}))
+	return b, err
 }
 
-// Use makes compute come after Get.
-func (h *Shelf) Use(x *Item) {
-	h.compute.After(x.back)
-	h.compute.Flush()
+// Leave says that work which compute is given from now on does not use what is there.
+func (b *Berth) Leave() { b.taken = false }
+
+// Missed is a step that had more rows than its berths have room for.
+type Missed struct {
+	Asked, Had device.Bytes // of the berths that were too small
 }
 
-// End ends a step: compute comes after everything.
-func (h *Shelf) End() {
-	for _, x := range h.put {
-		h.compute.After(x.put)
-		if x.got {
-			h.compute.After(x.back)
+// Settle waits for the step that was issued or replayed last and gives berths memory for
+// what its tensors had, those aside that are not worth it. If some were too small the
+// step's results mean nothing; now it can be run, or replayed, again.
+func (h *Shelf) Settle(stays func(*Berth) bool) (missed Missed, err error) {
+	notes := make([]kernels.ShelveNote, len(h.berths))
+	if len(notes) == 0 {
+		return missed, nil
+	}
+	if err := h.compute.Download(bytesOf(notes), h.notes.All()); err != nil {
+		return missed, err
+	}
+	for i, b := range h.berths {
+		if n := notes[i].Rows; n > uint64(b.shape.limit) {
+			err = cmp.Or[error](err, &TooManyRows{Rows: int64(n), Limit: b.shape.limit})
+		} else if Rows(n+n/(2*spare)) > b.room || b.seen && !b.Holds() {
+			err = cmp.Or(err, h.fit(b, Rows(n), &missed, stays))
 		}
-		h.free[x.shape] = append(h.free[x.shape], x)
+		notes[i], b.seen = kernels.ShelveNote{Fits: uint64(b.room)}, false
 	}
-	h.compute.Flush()
-	for _, k := range h.marks {
-		h.lanes.Drop(k)
-	}
-	h.put, h.marks = h.put[:0], h.marks[:0]
+	h.compute.Upload(h.notes.All(), bytesOf(notes))
+	return missed, err
 }
 
-// Need waits for the step that was issued or replayed last, and tells how many pages
-// its tensors asked for and whether they got them.
-func (h *Shelf) Need() (pages schedule.Pages, ok bool, err error) {
-	r, err := h.store.Report(h.compute.Stream)
-	for _, n := range r.Need {
-		pages += n
+// fit gives a berth that is too small, or nearly so, memory for n rows.
+func (h *Shelf) fit(b *Berth, n Rows, missed *Missed, stays func(*Berth) bool) (err error) {
+	lost := b.Holds() && n > b.room
+	if lost {
+		missed.Asked += b.shape.row * device.Bytes(n)
+		missed.Had += b.shape.row * device.Bytes(b.room)
 	}
-	if err == nil && r.OverBudget > 0 {
-		err = &TooManyRows{Rows: int64(r.OverRows), Limit: Rows(r.OverLimit)}
+	if b.Holds() || !stays(b) {
+		err = h.grow(b, min(n+n/spare+1, b.shape.limit))
 	}
-	return pages, r.Overflows == 0, err
+	// Without memory a tensor stays where it is; only rows that were lost need it.
+	if !lost && errors.As(err, new(*device.OutOfMemory)) {
+		return nil
+	}
+	return err
+}
+
+// grow gives a berth memory for so many rows.
+func (h *Shelf) grow(b *Berth, rows Rows) error {
+	if b.mem.Size() == 0 { // what grows in front of a backdrop is zero, to the end of its line
+		if err := h.dev.Backdrop(b.mem); err != nil {
+			return err
+		}
+	}
+	if err := h.dev.Grow(b.mem, align(b.shape.row*device.Bytes(rows))); err != nil {
+		return err
+	}
+	b.room = rows
+	return nil
 }
 
 // TooManyRows is a count of more rows than its tensor has: a wrong count, or a tensor
@@ -228,19 +212,16 @@ func (e *TooManyRows) Error() string {
 	return fmt.Sprintf("stash: a count says %d rows of a tensor that has %d; give counts from zero to the tensor's rows", e.Rows, e.Limit)
 }
 
+func bytesOf(notes []kernels.ShelveNote) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(notes))), len(notes)*int(kernels.ShelveNoteBytes))
+}
+
 // Close frees everything once the work issued is done.
-func (h *Shelf) Close() (first error) {
-	for _, s := range h.own {
-		_ = s.Sync() // what went wrong comes back from Close
+func (h *Shelf) Close() {
+	for _, b := range h.berths {
+		h.compute.Free(b.mem)
 	}
-	if h.counts != nil {
-		h.compute.Stream.Free(h.counts)
+	if h.notes != nil {
+		h.compute.Free(h.notes)
 	}
-	if h.store != nil {
-		h.store.Close(h.compute.Stream)
-	}
-	for _, s := range h.own {
-		first = cmp.Or(first, s.Close())
-	}
-	return cmp.Or(first, h.lanes.Close())
 }

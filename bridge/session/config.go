@@ -13,8 +13,6 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
 )
 
 // Config is the JSON of stowage_open; stowage.h says what the keys mean.
@@ -27,18 +25,9 @@ type Config struct {
 	Host    device.Bytes             `json:"host"`
 	Policy  map[string]policy.Choice `json:"policy"`
 	Least   device.Bytes             `json:"least"`
-	Pages   *Pages                   `json:"pages"`
+	Live    float64                  `json:"live"`
 	Rank    int                      `json:"rank"`
 	Log     bool                     `json:"log"`
-}
-
-// Pages sizes the store for storages whose rows are counted on the device.
-type Pages struct {
-	Page      device.Bytes   `json:"page"`
-	Device    schedule.Pages `json:"device"`
-	Host      schedule.Pages `json:"host"`
-	DeviceMax schedule.Pages `json:"device_max"`
-	HostMax   schedule.Pages `json:"host_max"`
 }
 
 // Parse reads a configuration.
@@ -69,23 +58,8 @@ func (c *Config) check() error {
 			return fmt.Errorf("stowage: group %q cannot be recomputed from here; use keep, offload or stash, and the framework's own checkpointing", name)
 		}
 	}
-	if c.Pages != nil {
-		return c.Pages.check()
-	}
-	return nil
-}
-
-func (p *Pages) check() error {
-	if p.Page != 0 && (p.Page < 4*device.KiB || p.Page > device.GiB || p.Page&(p.Page-1) != 0) {
-		return fmt.Errorf("stowage: pages.page is %d bytes; give a power of two from 4 KiB to 1 GiB", int64(p.Page))
-	}
-	for _, x := range []struct {
-		name      string
-		now, most schedule.Pages
-	}{{"device", p.Device, p.DeviceMax}, {"host", p.Host, p.HostMax}} {
-		if x.now < 0 || x.most < 0 || max(x.now, x.most) > 1<<31 || x.most > 0 && x.most < x.now {
-			return fmt.Errorf("stowage: pages.%s begins with %d and may grow to %d; give 0 <= pages <= max <= 2^31", x.name, x.now, x.most)
-		}
+	if !(c.Live >= 0 && c.Live <= 1) {
+		return fmt.Errorf("stowage: live is %v; give the share of rows that are live, from 0 (count them first) to 1", c.Live)
 	}
 	return nil
 }
@@ -103,27 +77,4 @@ func (c *Config) names() map[string]policy.Choice {
 		names[name] = x
 	}
 	return names
-}
-
-// unasked is the most pages that a tier may grow to where nobody says: 256 GiB of pages of
-// the usual size. Their numbers take 4 bytes each of device memory: 16 MiB.
-const unasked = 1 << 22
-
-// store is what the shelf gets. Without a maximum it may grow to all there is, up to a bound.
-func (p Pages) store(most [device.Kinds]device.Bytes) stash.Config {
-	page := p.Page
-	if page <= 0 {
-		page = stash.DefaultPage
-	}
-	limit := func(given, least schedule.Pages, kind device.Kind) schedule.Pages {
-		if given > 0 {
-			return given
-		}
-		return max(least, min(schedule.Pages(most[kind]/page), unasked))
-	}
-	return stash.Config{
-		Page:  p.Page,
-		Pages: [stash.Tiers]schedule.Pages{p.Device, p.Host},
-		Max:   [stash.Tiers]schedule.Pages{limit(p.DeviceMax, p.Device, device.Accel), limit(p.HostMax, p.Host, device.Host)},
-	}
 }

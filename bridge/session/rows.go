@@ -1,6 +1,5 @@
-// This file owns storages whose rows are counted on the device: their live rows are put
-// on a shelf of pages behind the forward pass and come back, one ahead, in the backward
-// pass.
+// This file owns storages whose rows are counted on the device: their live rows go to
+// berths of a shelf, where the backward pass reads them.
 
 package session
 
@@ -8,36 +7,29 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/schedule"
 	"github.com/stowage-dev/stowage/stash"
 )
 
 // shelf is the part of a session that keeps rows.
 type shelf struct {
-	shelf    *stash.Shelf // made when it is first needed
-	counting bool         // there are no pages yet: this step tells how many it takes
-	used     bool         // by the step under way
-	order    []*rows      // of this step, or the last one
-	ran      int          // how often pages ran out
-	rowsOf   map[uint64]*rows
+	shelf  *stash.Shelf // made when it is first needed
+	order  []*rows      // of this step, or the last one, as they were put
+	rowsOf map[uint64]*rows
+	turns  []turn                 // of this step
+	stays  map[stowage.Key][]bool // by what earlier steps did, for order
+	ran    int                    // how often berths were too small
 }
 
-// place is where the rows of a storage are:
-//
-//  1. leaving: its stash was issued, and its memory is the caller's first.
-//  2. away: that memory is left.
-//  3. back: in memory that was lent, or never away.
-type place uint8
+// turn is a storage that is put, or the first time that it is needed again.
+type turn struct {
+	put bool
+	of  *rows
+}
 
-const (
-	leaving place = iota
-	away
-	back
-)
-
-// rowAlign is what the kernels that move rows need of memory: they take 16 bytes at a time.
+// rowAlign is what the kernel that moves rows needs of memory: it takes 16 bytes at a time.
 const rowAlign = 16
 
 // rows is a storage with rows.
@@ -45,46 +37,23 @@ type rows struct {
 	id, bytes uint64
 	name      string // of the group that saved it first
 	choice    policy.Choice
-	item      *stash.Item
-	at        place
-	used      bool // compute comes after its return
-	dropped   bool // nobody needs it
+	berth     *stash.Berth // or nil
+	groups    int          // that may need it
+	back      bool         // it was needed again
 }
 
 func (s *Session) beginRows() {
-	s.order, s.rowsOf, s.used = s.order[:0], map[uint64]*rows{}, false
+	s.order, s.turns, s.rowsOf = nil, nil, map[uint64]*rows{}
 	if s.shelf.shelf != nil {
 		s.shelf.shelf.Begin()
 	}
 }
 
-// openShelf makes the shelf.
-func (s *Session) openShelf() error {
-	if s.shelf.shelf != nil {
-		return nil
-	}
-	if s.captured {
-		return Wrong{errors.New("stowage: rows are stashed for the first time in a captured step; run the same step before the capture")}
-	}
-	var p Pages
-	if s.cfg.Pages != nil {
-		p = *s.cfg.Pages
-	}
-	x, err := stash.NewShelf(s.dev, s.compute, p.store(s.dev.Info().Capacity))
-	if err != nil {
-		return err
-	}
-	s.shelf.shelf = x
-	x.Begin()
-	st := x.Store()
-	s.counting = st.Pages(stash.Device)+st.Pages(stash.Host) == 0
-	return nil
-}
-
-// putRows stashes a storage's rows, once a step.
-func (s *Session) putRows(g *group, x Storage) error {
+// putRows keeps a storage's rows, once.
+func (s *Session) putRows(g *group, x Storage) (err error) {
 	if r := s.rowsOf[x.ID]; r != nil {
-		g.rows, r.dropped = append(g.rows, r), false
+		g.rows = append(g.rows, r)
+		r.groups++
 		return nil
 	}
 	if x.RowBytes == 0 || x.Bytes%x.RowBytes != 0 {
@@ -93,174 +62,150 @@ func (s *Session) putRows(g *group, x Storage) error {
 	if x.Address%rowAlign != 0 {
 		return Wrong{fmt.Errorf("stowage: group %q stashes rows at %#x; give memory aligned to %d bytes", g.id.Name, x.Address, rowAlign)}
 	}
-	if err := s.openShelf(); err != nil {
-		return err
-	}
-	h := s.shelf.shelf
-	mem := s.dev.Import(device.Accel, uintptr(x.Address), device.Bytes(x.Bytes), "borrowed").All()
-	count := s.dev.Import(device.Accel, uintptr(x.Rows), 8, "row count").All()
-	item, err := h.Put(mem, count, device.Bytes(x.RowBytes), stash.Rows(x.Bytes/x.RowBytes))
-	if err != nil {
-		return err
-	}
-	// One stash is under way while the next layer computes: the memory of the one before
-	// is left.
-	s.letRows()
-	r := &rows{id: x.ID, bytes: x.Bytes, name: g.id.Name, choice: policy.Stash, item: item}
-	if s.counting {
-		r.at, r.choice = back, policy.Keep
-	}
-	s.order = append(s.order, r)
-	s.rowsOf[x.ID], s.used = r, true
-	g.rows = append(g.rows, r)
-	return nil
-}
-
-// letRows leaves the memory of all stashes so far.
-func (s *Session) letRows() {
-	for _, r := range s.order {
-		if r.at == leaving {
-			s.shelf.shelf.Away(r.item)
-			r.at = away
-			s.left = append(s.left, r.id)
-		}
-	}
-}
-
-// getRows brings a group's rows back, and begins with those that are needed next: what
-// was put last comes back first.
-func (s *Session) getRows(g *group) error {
-	for _, r := range g.rows {
-		if r.at == leaving { // it is still where it was
-			s.shelf.shelf.Away(r.item)
-			r.at, r.used = back, true
-		}
-	}
-	for _, r := range g.rows {
-		if err := s.fetch(r); err != nil {
+	r := &rows{id: x.ID, bytes: x.Bytes, name: g.id.Name, choice: policy.Keep, groups: 1}
+	if stays := s.stays[s.key]; len(s.order) >= len(stays) || !stays[len(s.order)] {
+		if err := s.shelve(r, x); err != nil {
 			return err
 		}
-		if !r.used && !s.counting {
-			s.shelf.shelf.Use(r.item)
-			r.used = true
-		}
 	}
-	if len(g.rows) == 0 {
-		return nil
-	}
-	for i := len(s.order) - 1; i >= 0; i-- {
-		if r := s.order[i]; r.at == away && !r.dropped {
-			return s.fetch(r)
-		}
-	}
+	s.order, s.turns = append(s.order, r), append(s.turns, turn{true, r})
+	s.rowsOf[x.ID], g.rows = r, append(g.rows, r)
 	return nil
 }
 
-// fetch issues the return of rows that are away.
-func (s *Session) fetch(r *rows) error {
-	if r.at != away {
-		return nil
-	}
-	mem, err := s.ask(r.id, r.bytes)
-	if err != nil {
-		return err
-	}
-	if mem.Addr()%rowAlign != 0 {
-		return Wrong{fmt.Errorf("stowage: memory at %#x was lent for rows; lend memory aligned to %d bytes", mem.Addr(), rowAlign)}
-	}
-	s.shelf.shelf.Get(r.item, mem)
-	r.at = back
-	return nil
-}
-
-// dropRows says that nobody needs a group's rows.
-func (s *Session) dropRows(g *group) {
-	for _, r := range g.rows {
-		r.dropped = true
-	}
-}
-
-// endRows leaves all memory that rows have.
-func (s *Session) endRows() {
+// shelve gives rows a berth.
+func (s *Session) shelve(r *rows, x Storage) (err error) {
 	if s.shelf.shelf == nil {
-		return
-	}
-	s.shelf.shelf.End()
-	for _, r := range s.order {
-		if r.at != away {
-			s.left = append(s.left, r.id)
+		if s.captured {
+			return Wrong{errors.New("stowage: rows are stashed for the first time in a captured step; run the same step before the capture")}
+		}
+		if s.shelf.shelf, err = stash.NewShelf(s.dev, s.compute, s.cfg.Live); err != nil {
+			return err
 		}
 	}
-}
-
-// sizeRows gives the shelf pages after the step that counted.
-func (s *Session) sizeRows() error {
-	if !s.counting || !s.used {
-		return nil
-	}
-	need, _, err := s.shelf.shelf.Need()
-	if err != nil {
-		return wrongRows(err)
-	}
-	s.counting = false
-	return s.growRows(need)
-}
-
-// wrongRows tells counts that no number of pages would do for from what failed.
-func wrongRows(err error) error {
-	if errors.As(err, new(*stash.TooManyRows)) {
-		return Wrong{err}
+	mem := s.dev.Import(device.Accel, uintptr(x.Address), device.Bytes(x.Bytes), "borrowed").All()
+	count := s.dev.Import(device.Accel, uintptr(x.Rows), 8, "row count").All()
+	r.berth, err = s.shelf.shelf.Put(mem, count, device.Bytes(x.RowBytes), stash.Rows(x.Bytes/x.RowBytes))
+	if err == nil && r.berth != nil && r.berth.Holds() {
+		r.choice = policy.Stash
+		s.left = append(s.left, r.id)
 	}
 	return err
 }
 
-// spare is what the pages have beyond what a step needed: rows differ from step to step.
-const spare = 16
-
-// growRows gives the shelf pages for a step that needs so many: of the device as far as
-// there are any, then of the host.
-func (s *Session) growRows(need schedule.Pages) error {
-	st, want, have := s.shelf.shelf.Store(), max(need+need/spare, 1), schedule.Pages(0)
-	var full *device.OutOfMemory
-	for _, tier := range []int{stash.Device, stash.Host} {
-		if err := st.Grow(s.compute, tier, min(want-have, st.Max(tier))); err != nil && !errors.As(err, &full) {
-			return err
+// getRows notes that a group's rows are needed.
+func (s *Session) getRows(g *group) {
+	for _, r := range g.rows {
+		if !r.back {
+			r.back = true
+			s.turns = append(s.turns, turn{false, r})
 		}
-		have += st.Pages(tier)
 	}
-	switch {
-	case have >= need:
-		s.shelf.shelf.Begin() // what the step before has found is not the next one's
-		return nil
-	case full != nil:
-		return fmt.Errorf("stowage: rows need %d pages of %v, and there are %d: %w", need, st.Page(), have, full)
-	}
-	return fmt.Errorf("stowage: rows need %d pages of %v, and there may be %d; raise pages.device_max or pages.host_max", need, st.Page(), have)
 }
 
-// Check waits for a stream and looks whether the steps on it found pages for all rows.
-// If not there are more now, and the last one can be run, or replayed, again.
+// Rows tells where the rows of a storage are, if they are not where they were saved.
+func (s *Session) Rows(id uint64) (address uint64, err error) {
+	err = s.guard(func() error {
+		switch r := s.rowsOf[id]; {
+		case r == nil:
+			return Wrong{fmt.Errorf("stowage: storage %d has no rows in this step, or was released", id)}
+		case r.choice == policy.Stash:
+			address = uint64(r.berth.Addr())
+		}
+		return nil
+	})
+	return address, err
+}
+
+// dropRows says that a group needs its rows no more.
+func (s *Session) dropRows(g *group) {
+	for _, r := range g.rows {
+		if r.groups--; r.groups > 0 {
+			continue
+		}
+		if r.berth != nil {
+			r.berth.Leave()
+		}
+		delete(s.rowsOf, r.id)
+	}
+	g.rows = nil
+}
+
+// endRows leaves all memory that rows still have, and learns from the step.
+func (s *Session) endRows(failed bool) {
+	for _, r := range s.order {
+		if r.choice != policy.Stash {
+			s.left = append(s.left, r.id)
+		}
+	}
+	if !failed && len(s.order) > 0 {
+		s.stays[s.key] = worthless(s.turns)
+	}
+	s.turns = nil
+}
+
+// worthless tells, of storages in the order in which they are put, which are not worth a
+// berth: those that are needed again at once, before any other is put. A backward pass
+// has a gradient as large as the largest storage in any case: as long as the last ones
+// together are no more than that, and gone by then, they may stay where they are.
+func worthless(turns []turn) (stays []bool) {
+	var most, held uint64
+	var live []int // numbers of those that are not back
+	number := map[*rows]int{}
+	for _, t := range turns {
+		most = max(most, t.of.bytes)
+	}
+	turning := false
+	for _, t := range turns {
+		if t.put {
+			number[t.of] = len(stays)
+			live, stays = append(live, len(stays)), append(stays, false)
+			turning, held = true, 0
+			continue
+		}
+		last := len(live) - 1
+		if i, ok := number[t.of]; !ok || last < 0 || live[last] != i {
+			turning = false // not what was put last
+			continue
+		}
+		held += t.of.bytes
+		turning = turning && held <= most
+		stays[live[last]] = turning
+		live = live[:last]
+	}
+	return stays
+}
+
+// Check waits for a stream and looks whether the steps on it had room for all rows, and
+// makes room for those that had none yet. If rows were lost, the last step can be run, or
+// replayed, again.
 func (s *Session) Check(stream uint64) error {
 	return s.guard(func() error {
 		switch {
 		case s.step != nil:
-			return Wrong{errors.New("stowage: pages are checked inside of a step; end it first")}
-		case s.shelf.shelf == nil || s.counting:
+			return Wrong{errors.New("stowage: rows are checked inside of a step; end it first")}
+		case s.shelf.shelf == nil:
 			return nil
 		}
 		if err := s.steer(stream); err != nil {
 			return Wrong{err}
 		}
-		st := s.shelf.shelf.Store()
-		had := st.Pages(stash.Device) + st.Pages(stash.Host)
-		need, ok, err := s.shelf.shelf.Need()
-		if ok || err != nil {
-			return wrongRows(err)
+		stays := map[*stash.Berth]bool{}
+		for i, x := range s.stays[s.key] {
+			if x && i < len(s.order) && s.order[i].berth != nil {
+				stays[s.order[i].berth] = true
+			}
 		}
-		if err := s.growRows(need); err != nil {
+		missed, err := s.shelf.shelf.Settle(func(b *stash.Berth) bool { return stays[b] })
+		switch {
+		case errors.As(err, new(*stash.TooManyRows)):
+			return Wrong{err}
+		case err != nil:
 			return err
+		case missed.Asked > 0:
+			s.ran++
+			return &Overflow{Asked: missed.Asked, Had: missed.Had}
 		}
-		s.ran++
-		return &Overflow{Asked: device.Bytes(need) * st.Page(), Had: device.Bytes(had) * st.Page()}
+		return nil
 	})
 }

@@ -58,6 +58,7 @@ type steered struct{ device.Stream }
 // Open opens a device, or finds the one that the caller uses, and a runtime on it.
 func Open(cfg Config, lend Lend) (*Session, error) {
 	s := &Session{cfg: cfg, lend: lend, streams: map[uint64]device.Stream{}, handle: cfg.Stream}
+	s.stays = map[stowage.Key][]bool{}
 	err := s.open()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -175,11 +176,11 @@ type Wrong struct{ Err error }
 func (w Wrong) Error() string { return w.Err.Error() }
 func (w Wrong) Unwrap() error { return w.Err }
 
-// Overflow says that a step found too few pages. There are more now: it can be run again.
+// Overflow says that a step had more rows than room. There is more now: it can be run again.
 type Overflow struct{ Asked, Had device.Bytes }
 
 func (o *Overflow) Error() string {
-	return fmt.Sprintf("stowage: the rows of a step needed %v of pages, and there were %v; run the step again, or begin with more pages", o.Asked, o.Had)
+	return fmt.Sprintf("stowage: rows of a step needed %v, and there was room for %v; run the step again: there is more now", o.Asked, o.Had)
 }
 
 // Close ends the session. A step under way is given up.
@@ -198,7 +199,7 @@ func (s *Session) Close() (first error) {
 	}
 	_ = s.dev.Sync()
 	if s.shelf.shelf != nil {
-		first = cmp.Or(first, s.shelf.shelf.Close())
+		s.shelf.shelf.Close()
 	}
 	if s.rt != nil {
 		first = cmp.Or(first, s.rt.Close())

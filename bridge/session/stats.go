@@ -14,7 +14,6 @@ import (
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/stash"
 	"github.com/stowage-dev/stowage/trace"
 )
 
@@ -24,9 +23,9 @@ type Stats struct {
 	Memory   device.Usage     `json:"memory"` // that the runtime itself has taken
 	Summary  stowage.Summary  `json:"summary"`
 	Decision *policy.Decision `json:"decision,omitempty"`
-	Pages    *PageStats       `json:"pages,omitempty"`
 	Rows     []RowStats       `json:"rows,omitempty"` // by name; the summary has none of them
-	// Overflows is how often pages ran out. A step that is run again for it is one more in Steps.
+	Room     device.Bytes     `json:"room"`           // for live rows
+	// Overflows is how often there was too little room. A step that is run again for it is one more in Steps.
 	Overflows int `json:"overflows"`
 }
 
@@ -36,14 +35,7 @@ type RowStats struct {
 	Name     string                `json:"name"`
 	Storages int                   `json:"storages"`
 	Bytes    device.Bytes          `json:"bytes"`
-	Units    map[policy.Choice]int `json:"units"` // the step that counts keeps them
-}
-
-// PageStats are what a shelf has.
-type PageStats struct {
-	Page   device.Bytes `json:"page"`
-	Device int64        `json:"device"`
-	Host   int64        `json:"host"`
+	Units    map[policy.Choice]int `json:"units"` // the step that counts its rows keeps them
 }
 
 // Stats are the figures as JSON.
@@ -51,8 +43,7 @@ func (s *Session) Stats() (text []byte, err error) {
 	err = s.guard(func() error {
 		x := Stats{Steps: s.steps, Memory: s.dev.Memory(), Summary: s.rt.Summary(s.key), Decision: s.rt.Decision(s.key), Rows: s.rowStats(), Overflows: s.ran}
 		if h := s.shelf.shelf; h != nil {
-			st := h.Store()
-			x.Pages = &PageStats{st.Page(), int64(st.Pages(stash.Device)), int64(st.Pages(stash.Host))}
+			x.Room = h.Size()
 		}
 		var err error
 		text, err = json.Marshal(x)

@@ -86,12 +86,9 @@ func (s *Session) End(failed bool) (left []uint64, err error) {
 var errGivenUp = errors.New("stowage: the step was given up")
 
 func (s *Session) end(why error) error {
-	s.endRows()
+	s.endRows(why != nil)
 	err := s.step.End(why)
 	s.step, s.groups, s.storages, s.ids = nil, nil, nil, nil
-	if !s.captured && err == nil {
-		err = s.sizeRows()
-	}
 	s.captured = false
 	return s.settle(err)
 }
@@ -222,9 +219,7 @@ func (s *Session) Load(n uint64) (held, left []uint64, err error) {
 				}
 			}
 		}
-		if err := s.getRows(g); err != nil {
-			return err
-		}
+		s.getRows(g)
 		return s.settle(nil)
 	})
 	return held, s.take(), err

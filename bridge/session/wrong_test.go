@@ -146,11 +146,9 @@ func TestParse(t *testing.T) {
 		`{"device": "cpu", "budget": 5, "policy": {"a": "keep"}}`:             "give one of them",
 		`{"device": "cpu", "policy": {"a": "recompute"}}`:                     `group "a" cannot be recomputed`,
 		`{"device": "cpu", "policy": {"a": "leave"}}`:                         "leave",
-		`{"device": "cpu", "pages": {"page": 5000}}`:                          "power of two",
-		`{"device": "cpu", "pages": {"page": -4096}}`:                         "power of two",
-		`{"device": "cpu", "pages": {"device": -1}}`:                          "pages.device",
-		`{"device": "cpu", "pages": {"host": 5, "host_max": 4}}`:              "pages.host",
-		`{"device": "cpu", "pages": {"device_max": 4294967296}}`:              "pages.device",
+		`{"device": "cpu", "live": 1.5}`:                                      "from 0 (count them first) to 1",
+		`{"device": "cpu", "live": -0.5}`:                                     "share of rows",
+		`{"device": "cpu", "pages": {}}`:                                      "unknown field",
 		`{"device": "cpu", "ordinal": 99999999999999999999999999999999999}`:   "ordinal",
 		`{"device": "cuda", "context": 12, "stream": 13, "policy": {"a":""}}`: "cannot be read",
 	} {
@@ -159,8 +157,8 @@ func TestParse(t *testing.T) {
 		}
 	}
 	c, err := Parse([]byte(`{"device": "cuda", "ordinal": 1, "context": 12, "stream": 13, "budget": 14, "host": 15, "least": 16, "rank": 17, "log": true,
-		"policy": {}, "pages": {"page": 4096, "device": 1, "host": 2, "device_max": 3, "host_max": 4}}`))
-	if err != nil || c.Ordinal != 1 || c.Context != 12 || c.Stream != 13 || c.Budget != 14 || c.Host != 15 || c.Least != 16 || c.Rank != 17 || !c.Log || *c.Pages != (Pages{4096, 1, 2, 3, 4}) {
+		"policy": {}, "live": 0.5}`))
+	if err != nil || c.Ordinal != 1 || c.Context != 12 || c.Stream != 13 || c.Budget != 14 || c.Host != 15 || c.Least != 16 || c.Rank != 17 || !c.Log || c.Live != 0.5 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	c, err = Parse([]byte(`{"device": "cpu", "policy": {"a": "stash", "b": "offload"}}`))
@@ -171,7 +169,7 @@ func TestParse(t *testing.T) {
 
 // Whatever the bytes are, they are a configuration that can be used or a sentence.
 func FuzzParse(f *testing.F) {
-	for _, x := range []string{`{"device": "cpu"}`, `{"device": "cuda", "policy": {"a": "stash"}}`, `{"device": "cpu", "pages": {"page": 4096, "device": 3}}`, `[]`, `{"device": 1e9}`} {
+	for _, x := range []string{`{"device": "cpu"}`, `{"device": "cuda", "policy": {"a": "stash"}}`, `{"device": "cpu", "live": 0.25}`, `[]`, `{"device": 1e9}`} {
 		f.Add([]byte(x))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
