@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Expert layers in a CUDA graph. How many rows the experts get is known only on the
 device, so buffers have room for twice as many; rt.stash keeps the live rows of what
-autograd saves, in pages, and a step that finds too few of them is run again. On a CPU
-the same step runs without a graph.
+autograd saves and no others, and a step with more of them than ever before is run again.
+On a CPU the same step runs without a graph.
 
     python3 examples/moe_graph.py
 """

@@ -10,12 +10,13 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import re
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 import torch
 
 from ._config import group_name
 from ._errors import Error
+from ._record import storage_of
 
 # Module names of Hugging Face's Llama, Mixtral, Qwen3-MoE, DeepSeek-V3 and gpt-oss and of
 # Megatron-LM. The first pattern that matches a module is its group. What an expert saves
@@ -64,6 +65,7 @@ NAMES = sorted({group for _, group in KNOWN} | {"fused_group_mlp"})
 _always = {"always_call": True} if "always_call" in inspect.signature(torch.nn.Module.register_forward_hook).parameters else {}
 # Containers are never called themselves; their children are.
 _containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+_plain = (torch.Tensor, torch.nn.Parameter)
 
 
 def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]]) -> Dict[torch.nn.Module, str]:
@@ -102,11 +104,20 @@ def listed(model: torch.nn.Module, most: int = 10) -> str:
     return (", ".join(some) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def address(t: torch.Tensor) -> int:
-    """Of the storage; 0 for tensors that have none of their own, such as shards."""
-    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
+def storage_number(t: torch.Tensor) -> int:
+    """Which storage a tensor has, a shard's local one; 0 for none. It stays the same when
+    the storage is freed and filled again; an address is another tensor's by then."""
+    if type(t) not in _plain:
+        t = getattr(t, "_local_tensor", None)
+    if type(t) not in _plain or t.layout is not torch.strided:
         return 0
-    return t.data_ptr() - t.storage_offset() * t.element_size()
+    return storage_of(t)._cdata
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """By fully_shard, which puts a class of this name among the module's; importing it to
+    ask would load all of torch.distributed."""
+    return any(c.__name__ == "FSDPModule" for c in type(module).__mro__)
 
 
 class Attachment:
@@ -116,23 +127,48 @@ class Attachment:
         self.names = sorted(set(found.values()))
         self.model: Optional[torch.nn.Module] = model
         self._runtime = runtime
-        self.tensors = list(model.parameters()) + list(model.buffers())
-        # Sharded parameters are whole, in memory of their own, only while a module runs.
-        sharded = any(address(t) == 0 and t.numel() for t in self.tensors)
+        # Parameters and buffers as modules have them at the moment, by the sharded module
+        # that gathers them: they are whole only while that one runs.
+        self._owned: Dict[Optional[torch.nn.Module], List[Dict[str, Optional[torch.Tensor]]]] = {}
+        self._own(model, None, set())
         self._hooks = []
+        for module in self._owned:
+            if module is not None:  # fully_shard's own hook is the first, wherever this one is
+                self._hooks.append(module.register_forward_pre_hook(self._gathered))
         for module, group in found.items():
-            self._hooks.append(module.register_forward_pre_hook(self._enter(group, sharded)))
+            self._hooks.append(module.register_forward_pre_hook(self._enter(group)))
             self._hooks.append(module.register_forward_hook(self._leave(), **_always))
 
-    def _enter(self, group: str, sharded: bool) -> Callable[..., None]:
+    def _own(self, module: torch.nn.Module, gathers: Optional[torch.nn.Module], seen: Set[torch.nn.Module]) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        gathers = module if is_sharded(module) else gathers
+        self._owned.setdefault(gathers, []).extend(d for d in (module._parameters, module._buffers) if d)
+        for child in module.children():
+            self._own(child, gathers, seen)
+
+    def weights(self) -> Iterator[int]:
+        """The storages that the model has now."""
+        if is_sharded(self.model) and self.model not in self._owned:
+            raise Error("the model was sharded by fully_shard() after attach(); call attach() last")
+        return self._numbers(d for ds in self._owned.values() for d in ds)
+
+    def _numbers(self, owned: Iterable[Dict[str, Optional[torch.Tensor]]]) -> Iterator[int]:
+        return (storage_number(t) for d in owned for t in d.values() if t is not None)
+
+    def _gathered(self, module: torch.nn.Module, args: Any) -> None:
+        step = self._runtime._step
+        if step is not None:
+            step.weights.update(self._numbers(self._owned[module]))
+
+    def _enter(self, group: str) -> Callable[..., None]:
         runtime = self._runtime
 
         def enter(module: torch.nn.Module, args: Any) -> None:
             step = runtime._step
             if step is None:
                 return
-            if sharded:
-                step.weights.update(address(p) for p in module.parameters())
             if step.inside(module):  # an exception left it behind
                 step.leave(module, failed=True)
             step.enter(group, module)
@@ -152,5 +188,5 @@ class Attachment:
     def detach(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.tensors, self.model = [], [], None
+        self._hooks, self._owned, self.model = [], {}, None
         self._runtime._detached(self)

@@ -55,19 +55,7 @@ def policy(given: Mapping[str, str]) -> Dict[str, str]:
     return dict(given)
 
 
-PAGE = 64 << 10
-
-
-def pages(given: Union[Size, Mapping[str, int]]) -> Dict[str, int]:
-    """Pages for rows: a size of device memory, or the dictionary of stowage_open."""
-    if not isinstance(given, Mapping):
-        return {"page": PAGE, "device": max(1, size(given, "pages") // PAGE)}
-    known = ("page", "device", "host", "device_max", "host_max")
-    for name in given:
-        if name not in known:
-            raise Error(f"pages has no {name!r}; it takes {', '.join(known)}{near(name, known)}")
-    sizes = {name: size(n, f"pages[{name!r}]") for name, n in given.items()}
-    page = sizes.get("page", PAGE)
-    if page & (page - 1) or not 4 << 10 <= page <= 1 << 30:
-        raise Error(f"pages['page']={given['page']!r} is no power of two from 4KiB to 1GiB")
-    return sizes
+def share(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise Error(f"{what}={value!r} is no share of rows; give a number from 0 to 1, such as 0.5")
+    return float(value)

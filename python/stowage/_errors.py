@@ -6,5 +6,5 @@ class Error(RuntimeError):
 
 
 class Overflow(Error):
-    """A step had more rows than pages. There are more now: run the step again, from
-    the same state (Runtime.run does)."""
+    """A step had more rows than room. There is more now: run the step again, from the
+    same state (Runtime.run does)."""

@@ -1,7 +1,7 @@
 """The C interface (stowage.h) by ctypes: the library, its structures and codes.
 
-The GIL stays held during calls that ask for memory (PyDLL): they take microseconds, and
-call back on the same thread. All others let go of it: they may wait for the device, which
+The GIL stays held during calls of a backward pass and those that ask for memory (PyDLL):
+they take microseconds, and call back on the same thread. All others let go of it: they may wait for the device, which
 may wait for what another thread has yet to issue, or for a call of another thread that is
 lent memory just now. Nothing here knows tensors.
 """
@@ -18,7 +18,7 @@ from typing import Any, Callable, Container, Dict, List, Optional, Sequence, Tup
 
 from ._errors import Error, Overflow
 
-ABI = 1
+ABI = 2
 LEFT = 510
 OK, OVERFLOW, FORKED = 0, 4, 3
 
@@ -41,6 +41,7 @@ _SIGNATURES: Dict[str, List[Any]] = {
     "stowage_end": [c_uint64, c_int, POINTER(_Left)],
     "stowage_save": [c_uint64, c_char_p, c_uint64, c_void_p, POINTER(c_uint64), POINTER(_Left)],
     "stowage_load": [c_uint64, c_uint64, POINTER(_Left), POINTER(_Left)],
+    "stowage_rows": [c_uint64, c_uint64, POINTER(c_uint64)],
     "stowage_release": [c_uint64, c_uint64, POINTER(_Left)],
     "stowage_more": [c_uint64, POINTER(_Left)],
     "stowage_check": [c_uint64, c_uint64],
@@ -50,7 +51,7 @@ _SIGNATURES: Dict[str, List[Any]] = {
 
 
 # These ask for memory; the step lets one of them in at a time.
-_ASK = ("stowage_save", "stowage_load", "stowage_release")
+_ASK = ("stowage_save", "stowage_load", "stowage_release", "stowage_rows")
 
 
 def path() -> str:
@@ -170,6 +171,12 @@ class Library:
         held = self._held
         self._must(self._so.stowage_load(self._handle, group, byref(held), byref(self._left)))
         return _Everything() if held.more else held.id[: held.count], self._gone()
+
+    def rows(self, storage: int) -> int:
+        """Where a storage with rows is, if it was left; otherwise 0."""
+        self.here()
+        self._must(self._so.stowage_rows(self._handle, storage, byref(self._number)))
+        return self._number.value
 
     def release(self, group: int) -> List[int]:
         self.here()

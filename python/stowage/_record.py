@@ -7,7 +7,8 @@ A record is one storage, however many tensors view it. Its life:
  3. left      the library no longer reads the memory; it is given back to PyTorch
  4. lent      memory again, asked for by the library while a group is loaded
  5. let go    its last handle is dead, or the step is over
-A record that never leaves goes from 2 to 5.
+A record that never leaves goes from 2 to 5. One with rows is never lent memory: it is used
+where the library has it, through storages that are made when it is asked for.
 
 Handles hold their group and their record; nothing else holds a group once it is left, so
 a group that dies is one that nobody needs, and is released at the next call.
@@ -15,6 +16,7 @@ a group that dies is one that nobody needs, and is released at the next call.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, List, Optional, Tuple
 
 import torch
@@ -44,10 +46,11 @@ class Weak:
 
 
 class Record:
-    __slots__ = ("id", "memory", "before", "address", "bytes", "watch", "version", "weak", "rows", "spoiled")
+    __slots__ = ("id", "memory", "berth", "before", "address", "bytes", "watch", "version", "weak", "rows", "spoiled")
 
     def __init__(self, id: int, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> None:
         self.id, self.memory, self.address, self.bytes = id, memory, address, memory.nbytes()
+        self.berth = 0  # where the library has its live rows
         self.before: List[Any] = []  # memory that was replaced and not left yet, oldest first
         # An alias without history: one with it would hold the node that holds the handle.
         self.watch: Optional[torch.Tensor] = t.detach()
@@ -92,10 +95,25 @@ class Record:
 class Rows:
     """A storage of which only so many rows, counted on the device, are live."""
 
-    __slots__ = ("count", "row_bytes", "name", "zero", "weak")
+    __slots__ = ("count", "row_bytes", "name", "alone", "weak")
 
-    def __init__(self, count: torch.Tensor, row_bytes: int, name: str, zero: bool, weak: Weak) -> None:
-        self.count, self.row_bytes, self.name, self.zero, self.weak = count, row_bytes, name, zero, weak
+    def __init__(self, count: torch.Tensor, row_bytes: int, name: str, alone: bool, weak: Weak) -> None:
+        self.count, self.row_bytes, self.name, self.weak = count, row_bytes, name, weak
+        self.alone = alone  # live rows are kept, not the storage moved
+
+
+class _Memory:
+    """Device memory that is not PyTorch's, as PyTorch takes it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+def storage_at(address: int, size: int, device: torch.device) -> Any:
+    """A storage of the library's memory."""
+    if device.type == "cuda":
+        return storage_of(torch.as_tensor(_Memory(address, size), device=device))
+    return storage_of(torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8))
 
 
 class Group:
@@ -127,14 +145,17 @@ def keep(t: torch.Tensor) -> Kept:
     return (t if t.is_leaf else t.detach()), t._version
 
 
-def is_weight(t: torch.Tensor) -> bool:
-    """A leaf that takes a gradient, a view of one, or its copy made by autocast."""
+def is_held(t: torch.Tensor) -> bool:
+    """Memory that is not given back in any case: a parameter, frozen or not, another leaf
+    that takes a gradient, a view of one, or its copy made by autocast; and what a graph of
+    make_graphed_callables writes at every replay, of which no version tells."""
     base = t._base if t._is_view() else t
     if base.is_leaf:
-        return base.requires_grad
+        return base.requires_grad or type(base) is not torch.Tensor
     node = base.grad_fn
-    if node is None or node.name() != "ToCopyBackward0":
-        return False
+    name = node.name() if node is not None else ""
+    if name != "ToCopyBackward0":
+        return name == "GraphedBackward"
     (source, _), *_ = node.next_functions
     return source is not None and source.name() == "torch::autograd::AccumulateGrad"
 

@@ -27,16 +27,15 @@ def table(stats: Dict[str, Any]) -> str:
         rows.append([r["name"], str(r["storages"]), human(r["bytes"]), "live rows", choices])
     widths = [max(len(r[i]) for r in rows) for i in range(5)]
     n = stats.get("overflows", 0)
-    again = f", reruns included (pages ran out {'once' if n == 1 else f'{n} times'})" if n else ""
+    again = f", reruns included (rows lacked room {'once' if n == 1 else f'{n} times'})" if n else ""
     lines = [f"{stats['steps']} step{'' if stats['steps'] == 1 else 's'}{again}; the last one:"]
     for r in rows:
         cells = [r[0].ljust(widths[0])] + [r[i].rjust(widths[i]) for i in (1, 2, 3)] + [r[4]]
         lines.append("  ".join(cells).rstrip())
     budget = f" (budget {human(summary['budget'])})" if summary.get("budget") else ""
     lines.append(f"saved activations at their peak: {human(summary['device_peak'])} on the device{budget}, {human(summary['host_peak'])} on the host")
-    pages = stats.get("pages")
-    if pages:
-        lines.append(f"pages of {human(pages['page'])}: {pages['device']} on the device, {pages['host']} on the host")
+    if stats.get("room"):
+        lines.append(f"live rows have room in {human(stats['room'])} on the device")
     device, host = stats["memory"]["kind"][:2]
     lines.append(f"the runtime itself holds {human(device['current'])} on the device, {human(host['current'])} on the host")
     for note in (stats.get("decision") or {}).get("notes") or []:

@@ -1,7 +1,7 @@
 """Steps that can be run again, and steps in CUDA graphs.
 
-A step whose rows found no page is run again from the state it began in: the same random
-numbers, gradients and buffers. The library has made more pages by then, as many as the
+A step with more rows than room is run again from the state it began in: the same random
+numbers, gradients and buffers. The library has made more room by then, as much as the
 step asked for, so one more run is enough unless its rows differ.
 """
 
@@ -48,7 +48,7 @@ class State:
 
 
 def run(runtime: Any, fn: Callable[..., Any], args: Sequence[Any], key: str, restore: Sequence[torch.Tensor]) -> Any:
-    # Only pages can run out: without them nothing is run again, and nothing copied.
+    # Only rows can lack room: without them nothing is run again, and nothing copied.
     state = State(runtime, restore, True) if runtime._overflows else None
     for _ in range(TRIES):
         try:
@@ -58,7 +58,7 @@ def run(runtime: Any, fn: Callable[..., Any], args: Sequence[Any], key: str, res
         except Overflow as e:
             last = e
             state.back()
-    raise Error(f"pages ran out {TRIES} times; give the runtime more: {last}") from last
+    raise Error(f"rows lacked room {TRIES} times: {last}") from last
 
 
 class Graph:
@@ -121,4 +121,4 @@ class Graph:
             except Overflow as e:
                 last = e
                 state.back()
-        raise Error(f"pages ran out {TRIES} times; give the runtime more: {last}") from last
+        raise Error(f"rows lacked room {TRIES} times: {last}") from last

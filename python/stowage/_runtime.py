@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Union
@@ -12,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import torch
 
 from . import _config, _report, _rerun
-from ._attach import NAMES, Attachment, address, matches
+from ._attach import NAMES, Attachment, matches
 from ._config import Size
 from ._errors import Error
 from ._library import Library
@@ -56,8 +57,8 @@ class Runtime:
     device   of the tensors; the current GPU, or the CPU where there is none
     host     pinned host memory to use at most; what the machine leaves
     least    smaller storages stay (1 MiB on a GPU, 0 on the CPU)
-    pages    device memory for the pages of stashed rows, or {"page", "device", "host",
-             "device_max", "host_max"}; without it the first step counts them
+    live     share of stashed rows that are live, such as 0.5: room is made for so many from
+             the first step on. Without it the first step counts them, and nothing leaves
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Runtime:
         device: Union[None, str, torch.device] = None,
         host: Optional[Size] = None,
         least: Optional[Size] = None,
-        pages: Union[None, Size, Mapping[str, int]] = None,
+        live: Optional[float] = None,
         rank: Optional[int] = None,
         log: bool = False,
         library: Callable[..., Any] = Library,
@@ -99,10 +100,10 @@ class Runtime:
             config["budget"] = self._budget(budget)
         if host is not None:
             config["host"] = _config.size(host, "host")
-        if pages is not None:
-            config["pages"] = _config.pages(pages)
-        # Without a size the first step counts its rows: it cannot run out of pages.
-        self._overflows = pages is not None
+        if live is not None:
+            config["live"] = _config.share(live, "live")
+        # Without a share the first step counts its rows: it cannot have too little room.
+        self._overflows = live is not None
         other = _open.get(str(self.device))
         if other is not None and other._library is not None:
             raise Error(f"there is a runtime on {self.device} already; close() it first, or use it for every model")
@@ -142,12 +143,12 @@ class Runtime:
         """What autograd saves inside goes into this group; outside of a step it does nothing."""
         return InGroup(self._step, _config.group_name(name))
 
-    def stash(self, x: torch.Tensor, rows: torch.Tensor, name: str = "expert_fc1", zero: bool = True) -> torch.Tensor:
+    def stash(self, x: torch.Tensor, rows: torch.Tensor, name: str = "expert_fc1") -> torch.Tensor:
         """Returns x, a buffer of which only the first rows are live: a number known only on
-        the device (int64, no dimensions). Where autograd saves x, only live rows are kept.
-
-        In the backward pass the other rows are zero. zero=False leaves them undefined and
-        saves the time of clearing, for kernels that read the number of rows as well."""
+        the device (int64, no dimensions). Where autograd saves x in a group that is stashed,
+        only live rows are kept, and in the backward pass the others are zero, or as they
+        were. A backward pass must not write to it. Under "offload" and "keep" x is like any
+        other tensor of the group."""
         _config.group_name(name)
         step = self._step
         if step is None or not torch.is_grad_enabled():
@@ -163,7 +164,8 @@ class Runtime:
         step.seen.add(name)
         if x.numel():
             # The count may be written again before the copy: autograd is not told of that.
-            step.rows[address(x)] = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, zero, Weak(storage_of(x)))
+            stash = self.policy is None or self.policy.get(name) == "stash"
+            step.rows[x.data_ptr()] = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, stash, Weak(storage_of(x)))
         return x
 
     # Steps
@@ -177,6 +179,7 @@ class Runtime:
             where = "" if self._step.thread == threading.get_ident() else " in another thread"
             raise Error(f"a step is under way{where}; leave it before the next one begins")
         self._refresh()
+        _eager()
         step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen)
         self._library.begin(key, step.stream)
         self._step = step
@@ -199,11 +202,10 @@ class Runtime:
         self._once()
 
     def _refresh(self) -> None:
-        """Parameters and buffers may have moved since the last step."""
+        """Parameters and buffers may have other storages since the last step."""
         self._weights.clear()
         for a in self._attached:
-            self._weights.update(map(address, a.tensors))
-        self._weights.discard(0)
+            self._weights.update(a.weights())
 
     def _once(self) -> None:
         """A policy for a group that the first step did not have is a misspelt name."""
@@ -215,7 +217,8 @@ class Runtime:
                 raise Error(f"policy names the group {name!r}, which the first step did not have (it had {', '.join(sorted(self._seen)) or 'none'}){_config.near(name, self._seen)}; use it in attach(), group() or stash(), or leave it out")
 
     def run(self, fn: Callable[..., Any], *args: Any, key: str = "", restore: Sequence[torch.Tensor] = ()) -> Any:
-        """A step that calls fn(*args), and again from the same state if pages ran out.
+        """A step that calls fn(*args), and again from the same state if it had more rows
+        than room.
 
         Random numbers, gradients and buffers of attached models, and the tensors of
         restore are put back first; fn must not change anything else."""
@@ -230,7 +233,7 @@ class Runtime:
 
     def check(self) -> None:
         """Raises Overflow if the steps so far, or the replay of a graph, had more rows than
-        pages; waits for the stream. Steps outside of graphs do it themselves."""
+        room; waits for the stream. Steps outside of graphs do it themselves."""
         self._here()
         self._library.check(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0)
 
@@ -289,6 +292,15 @@ def _device(given: Union[None, str, torch.device]) -> torch.device:
     if d.type != "cpu":
         raise Error(f"device={given!r} is neither a GPU of NVIDIA nor the CPU; give \"cuda\" or \"cpu\"")
     return torch.device("cpu")
+
+
+def _eager() -> None:
+    """torch.compile leaves this package alone: hooks are called wherever its graphs end, and
+    traced they would be compiled again at every step. Nothing is done until it is loaded."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    skipped = getattr(rules, "SKIP_DIRS", None)
+    if skipped is not None and not any(__file__.startswith(d) for d in skipped):
+        rules.add(__package__)
 
 
 def _capturing(device: torch.device) -> bool:

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import torch
 
 from ._errors import Error
-from ._record import Group, Handle, Kept, Record, Rows, is_weight, keep, modified, storage_of
+from ._record import Group, Handle, Kept, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of
 
 get_ident = threading.get_ident
 # The number of the running backward pass, -1 outside of one; PyTorch 1.13 does not tell.
 _backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_told = hasattr(torch._C, "_current_graph_task_id")
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _plain = (torch.Tensor, torch.nn.Parameter)
 _strided = torch.strided
@@ -71,6 +72,7 @@ class Step:
         self.records: Dict[int, Record] = {}  # whose memory the library may read or ask for
         self.at: Dict[int, Record] = {}  # by address
         self.rows: Dict[int, Rows] = {}  # by address
+        self.views: Dict[int, List[Weak]] = {}  # of memory of the library's, by record
         self.ids = 0
 
     # Groups
@@ -78,9 +80,11 @@ class Step:
     def enter(self, name: str, owner: object) -> None:
         if get_ident() != self.thread:
             return
+        self.seen.add(name)
+        if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream:
+            return  # nothing is saved there; and a capture there must not see the library's copies
         if self.open is not None:
             self.flush()
-        self.seen.add(name)
         self.stack.append((name, owner))
         self.name = name if self.moves(name) else self.outside
 
@@ -181,11 +185,13 @@ class Step:
         return handle
 
     def record(self, t: torch.Tensor, memory: Any, address: int) -> Optional[Record]:
-        if address == 0 or address in self.weights or is_weight(t):
+        if address == 0 or memory._cdata in self.weights or is_held(t):
             return None
         if memory.data_ptr() != address:
             return None  # memory that is resized or mapped behind the tensor's back
         rows = self.rows.get(address)
+        if rows is not None and not rows.alone:
+            rows = None
         self.used_rows |= rows is not None
         self.ids += 1
         record = self.at[address] = Record(self.ids, t, memory, address, rows)
@@ -223,14 +229,18 @@ class Step:
             record.look()
         if record.spoiled:
             raise Error(modified(h.dtype, h.size, record.version, None))
-        if record.memory is None:
-            raise Error(f"storage {record.id} of group {group.name!r} did not come back; give the step up")
-        return torch.empty(0, dtype=h.dtype, device=self.device).set_(record.memory, h.offset, h.size, h.stride)
+        memory = record.memory
+        if memory is None:
+            if not record.berth:
+                raise Error(f"storage {record.id} of group {group.name!r} did not come back; give the step up")
+            memory = storage_at(record.berth, record.bytes, self.device)
+            self.views.setdefault(record.id, []).append(Weak(memory))
+        return torch.empty(0, dtype=h.dtype, device=self.device).set_(memory, h.offset, h.size, h.stride)
 
     def load(self, group: Group) -> None:
         with self.lock:
             self.bury()
-            if not self.stack:
+            if not self.stack and not _told:
                 self.name = None  # a backward pass: what it saves itself is needed at once
             if group.loaded or group.number is None:
                 return
@@ -241,19 +251,21 @@ class Step:
             # Only handles hold them from now on: autograd frees them node by node.
             for id in group.ids:
                 record = self.records.get(id)
-                if record is not None and not record.before and id not in held:
+                if record is None:
+                    continue
+                if record.rows is not None and record.memory is None:
+                    record.berth = self.calls.rows(id)
+                if not record.before and id not in held:
                     del self.records[id]
 
     def lend(self, id: int, size: int) -> int:
         """Memory for a storage that comes back, of the allocator's pool of the step's stream."""
-        record = self.records[id]
-        new = torch.zeros if record.rows is not None and record.rows.zero else torch.empty
         if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream:
             with torch.cuda.stream(self.torch_stream):
-                t = new(size, dtype=torch.uint8, device=self.device)
+                t = torch.empty(size, dtype=torch.uint8, device=self.device)
         else:
-            t = new(size, dtype=torch.uint8, device=self.device)
-        record.lend(storage_of(t))
+            t = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.records[id].lend(storage_of(t))
         return t.data_ptr()
 
     def left(self, ids: List[int]) -> None:
@@ -264,11 +276,20 @@ class Step:
 
     def bury(self) -> None:
         """Releases groups whose handles are all dead, unless what is pending may have a
-        record of theirs: it is to be saved again before it can be done with."""
+        record of theirs: it is to be saved again before it can be done with. Rows that somebody
+        still reads where the library has them wait: the next ones would be written there."""
+        waiting = []
         while self.dead and not self.pending:
             number, ids = self.dead.popleft()
+            if self.views and self.viewed(ids):
+                waiting.append((number, ids))
+                continue
             self.left(self.calls.release(number))
             self.forget(ids)
+        self.dead.extend(waiting)
+
+    def viewed(self, ids: Iterable[int]) -> bool:
+        return any(not v.expired() for id in ids for v in self.views.get(id, ()))
 
     def forget(self, ids: List[int]) -> None:
         """A storage that is saved again from now on, by the next microbatch say, is another
@@ -292,3 +313,5 @@ class Step:
                     record.before.clear()
                     record.let_go()
                 self.records, self.at, self.rows = {}, {}, {}
+        if not failed and self.viewed(self.views):
+            raise Error("a stashed tensor is still held after its step, where the next one will be written; clone() what a backward pass keeps")

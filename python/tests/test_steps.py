@@ -5,7 +5,7 @@ import os
 import threading
 import unittest
 
-from common import plain, runtime, same, stowage, torch, under
+from common import DEVICE, plain, runtime, same, stowage, torch, under
 from stowage._record import Group, Handle, Record, Weak, storage_of
 from torch import nn
 from zoo import CASES, leaf
@@ -285,6 +285,7 @@ class Data(torch.utils.data.Dataset):
 
 
 class Processes(unittest.TestCase):
+    @unittest.skipUnless(DEVICE == "cpu", "a forked process cannot use CUDA")
     def test_workers_that_are_forked(self):
         with runtime() as rt:
             loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context="fork")
