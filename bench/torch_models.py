@@ -1,6 +1,6 @@
-"""The models of bench/torch_plugin.py: a stack of expert layers whose row counts are on
-the device, and a dense decoder. Nothing here knows the plug-in but for a function that
-is told which tensors have rows."""
+"""The models of bench/torch_plugin.py: a stack of mixture-of-experts layers whose row counts
+are on the device, and a dense decoder. Nothing here knows the plug-in but for a function
+that is told which tensors have rows, by the name of who saves them."""
 
 import torch
 import torch.nn.functional as F
@@ -29,49 +29,96 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        g, u = ctx.saved_tensors[0].chunk(2, -1)
-        dh = torch.empty_like(ctx.saved_tensors[0])
+        (h,) = ctx.saved_tensors
+        g, u = h.chunk(2, -1)
+        dh = torch.empty_like(h)
         dg, du = dh.chunk(2, -1)
         s = torch.sigmoid(g)
         torch.mul(s, g, out=du)
-        dg.copy_((1 - s).mul_(g).add_(1).mul_(s).mul_(u).mul_(grad))
+        torch.mul(s, du, out=dg).neg_().add_(s).add_(du).mul_(u).mul_(grad)  # s (1 + g (1 - s)) u
         du.mul_(grad)
         return dh
 
 
-class Experts(nn.Module):
-    """Gated experts on rows that are sorted by expert: x + (silu(g) * u) @ down."""
+class Routing:
+    """Which rows of the experts' buffers are whose: every token has k rows, each of another
+    expert, and rows are sorted by expert. Rows behind the live ones are copies of token 0."""
+
+    def __init__(self, tokens, k, experts, room, device):
+        rows = tokens * k
+        torch.manual_seed(1)
+        share = torch.rand(experts) + 0.5
+        counts = (share / share.sum() * rows / 16).floor().long() * 16  # experts begin at multiples of 16 rows
+        counts[-1] += rows - counts.sum()
+        # Dealt out in turns: an expert with no more rows than there are tokens has none twice.
+        token = torch.cat([part[torch.randperm(len(part))] for part in (torch.arange(rows) % tokens).split(counts.tolist())])
+        self.rows = rows
+        self.source = F.pad(token, (0, room - rows)).to(device)  # the token of a row
+        self.places = token.argsort(stable=True).view(tokens, k).t().contiguous().to(device)  # the rows of a token
+        self.offs = counts.cumsum(0).to(torch.int32).to(device)
+        self.count = torch.tensor(rows, dtype=torch.int64, device=device)
+
+    def spread(self, x):
+        return x.index_select(0, self.source)
+
+    def gather(self, rows):
+        """Sums of a token's rows, in one order."""
+        out = rows.index_select(0, self.places[0]).float()
+        for place in self.places[1:]:
+            out += rows.index_select(0, place)
+        return out.to(rows.dtype)
+
+
+class Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, routing):
+        ctx.routing = routing
+        return routing.spread(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.routing.gather(grad), None
+
+
+class Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, routing):
+        ctx.routing = routing
+        return routing.gather(rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.routing.spread(grad), None
+
+
+class MoE(nn.Module):
+    """A layer of gated experts: tokens are dispatched into buffers, and summed up again."""
 
     def __init__(self, hidden, width, experts, dtype, device):
         super().__init__()
         make = lambda *shape: nn.Parameter(torch.randn(*shape, dtype=dtype, device=device) * shape[-2] ** -0.5)
         self.up, self.down = make(experts, hidden, 2 * width), make(experts, width, hidden)
 
-    def forward(self, x, offs, live):
-        x = live(x)
-        h = live(experts_mm(x, self.up, offs))
-        return x + experts_mm(live(SwiGLU.apply(h)), self.down, offs)
+    def forward(self, x, routing, live):
+        rows = live(Dispatch.apply(x, routing), "expert_fc1")
+        h = live(experts_mm(rows, self.up, routing.offs), "moe_act")
+        y = live(SwiGLU.apply(h), "expert_fc2")
+        return x + Combine.apply(experts_mm(y, self.down, routing.offs), routing)
 
 
 class Mixture(nn.Module):
     def __init__(self, layers, hidden, width, experts, dtype, device):
         super().__init__()
-        self.layers = nn.ModuleList(Experts(hidden, width, experts, dtype, device) for _ in range(layers))
+        self.layers = nn.ModuleList(MoE(hidden, width, experts, dtype, device) for _ in range(layers))
 
-    def forward(self, x, offs, live=lambda t: t, inside=None):
+    def forward(self, x, routing, live=lambda t, name: t, inside=None):
         for i, layer in enumerate(self.layers):
             if inside is None:
-                x = layer(x, offs, live)
+                x = layer(x, routing, live)
             else:
                 with inside(i):
-                    x = layer(x, offs, live)
+                    x = layer(x, routing, live)
         return x
-
-
-def mixture_loss(x, count):
-    """Rows behind the count are undefined; they have no part in the loss."""
-    mask = (torch.arange(len(x), device=x.device) < count)[:, None]
-    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).float().square().sum() / (count * x.shape[1])
 
 
 class Block(nn.Module):

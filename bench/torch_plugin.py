@@ -8,8 +8,9 @@
 
 Parts (each is independent: one that fails is reported, and the others go on):
   overhead   the plug-in with nothing moved, and Python's time a saved tensor
-  moe        six expert layers, 7168 x 2048, 16 experts, 32,640 rows: eager, save_on_cpu
-             with pinned memory, and the plug-in, the last two with the same tensors
+  moe        six mixture-of-experts layers, 7168 x 2048, 16 experts, 4,080 tokens to 8 of
+             them (32,640 rows): eager, save_on_cpu with pinned memory, and the plug-in, the
+             last two with the same tensors
   budget     the same layers under budgets of 85, 70 and 50 % of what they save
   graph      the same layers in a CUDA graph: buffers of the exact size, oversized twice,
              and oversized with rt.stash
@@ -61,7 +62,7 @@ except ImportError as e:
 if ARGS.device == "cuda" and not torch.cuda.is_available():
     sys.exit("torch_plugin: PyTorch finds no CUDA GPU; --device cpu --quick tries it without one")
 
-from torch_models import Decoder, Mixture, mixture_loss
+from torch_models import Decoder, Mixture, Routing
 
 CUDA = ARGS.device == "cuda"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -215,38 +216,31 @@ def group_bytes(rt, name):
     return sum(g["bytes"] for g in rt.stats()["summary"]["groups"] if g["name"] == name)
 
 
-def routed(rows, experts, room):
-    """Counts of experts that add up to rows: ends of their rows, and the number on the device."""
-    torch.manual_seed(1)
-    share = torch.rand(experts) + 0.5
-    counts = (share / share.sum() * rows / 16).floor().long() * 16  # segments begin at multiples of 16 rows
-    counts[-1] += rows - counts.sum()
-    offs = counts.cumsum(0).to(torch.int32).to(ARGS.device)
-    return offs, torch.tensor(rows, dtype=torch.int64, device=ARGS.device)
-
-
-def mixture(rows, room):
-    layers, hidden, width, experts = sizes((6, 64, 32, 4), (6, 7168, 2048, 16))
+def mixture(room=1):
+    """The model, its input, and a routing whose buffers are so many times too large."""
+    layers, hidden, width, experts, tokens, k = sizes((6, 64, 32, 4, 64, 2), (6, 7168, 2048, 16, 4080, 8))
     torch.manual_seed(0)
     model = Mixture(layers, hidden, width, experts, DTYPE, ARGS.device)
-    x = torch.zeros(room, hidden, dtype=DTYPE, device=ARGS.device)
-    x[:rows] = torch.randn(rows, hidden, dtype=DTYPE, device=ARGS.device)
-    return model, x, *routed(rows, experts, room)
+    x = torch.randn(tokens, hidden, dtype=DTYPE, device=ARGS.device)
+    return model, x, Routing(tokens, k, experts, room * tokens * k, ARGS.device)
+
+
+def square_loss(x):
+    return x.float().square().mean()
 
 
 def moe():
-    rows = sizes(256, 32640)
-    model, x, offs, count = mixture(rows, rows)
-    return compare(model, lambda inside: mixture_loss(model(x, offs, inside=inside), count), len(model.layers))
+    model, x, routing = mixture()
+    return compare(model, lambda inside: square_loss(model(x, routing, inside=inside)), len(model.layers))
 
 
 def budget():
     """The mixture under budgets for what autograd saves: nothing is named, the runtime chooses."""
-    rows, out = sizes(256, 32640), {}
-    model, x, offs, count = mixture(rows, rows)
+    out = {}
+    model, x, routing = mixture()
 
     def step():
-        loss = mixture_loss(model(x, offs), count)
+        loss = square_loss(model(x, routing))
         loss.backward()
         return loss.detach()
 
@@ -285,19 +279,19 @@ def dense():
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         exact = lambda: sdpa_kernel(SDPBackend.MATH)
-    return compare(model, lambda inside: model(x, inside=inside).float().square().mean(), layers, exact)
+    return compare(model, lambda inside: square_loss(model(x, inside=inside)), layers, exact)
 
 
-def captured(model, x, offs, count, rt):
+def captured(model, x, routing, rt):
     """A step in a graph: how to replay it, and PyTorch's peak while it was captured. Gradients
     are there before and are cleared inside, as with buckets."""
-    live = (lambda t: rt.stash(t, rows=count, name="expert_fc1", zero=False)) if rt is not None else (lambda t: t)
+    live = (lambda t, name: rt.stash(t, rows=routing.count, name=name)) if rt is not None else (lambda t, _: t)
     clear(model)
     grads = [p.grad for p in model.parameters()]
 
     def fn():
         torch._foreach_zero_(grads)
-        loss = mixture_loss(model(x, offs, live), count)
+        loss = square_loss(model(x, routing, live))
         loss.backward()
         return loss.detach()
 
@@ -326,33 +320,32 @@ def captured(model, x, offs, count, rt):
 
 
 def graph():
+    with stowage.Runtime(policy=dict.fromkeys(("expert_fc1", "moe_act", "expert_fc2"), "stash"), device=ARGS.device) as rt:
+        return graphs(rt)
+
+
+def graphs(rt):
     """All graphs are captured first, each with a model of its own, and replayed in turns."""
-    rows, before = sizes(256, 32640), 0
-    kinds, models, inputs, rt = [], [], [], None
-    try:
-        for name, room, stash in (("exact", rows, False), ("oversized 2x", 2 * rows, False), ("oversized 2x, stash", 2 * rows, True)):
-            before = torch.cuda.memory_allocated() if CUDA else 0
-            model, x, offs, count = mixture(rows, room)
-            if stash:
-                rt = stowage.Runtime(policy={"expert_fc1": "stash"}, device=ARGS.device)
-            run, peak = captured(model, x, offs, count, rt)
-            kinds.append(Kind(name, run, rt))
-            kinds[-1].captured = peak - before if CUDA else 0
-            models.append(model)
-            inputs.append((x, offs, count))  # graphs hold addresses, not tensors
-        for turn in range(3 + ARGS.steps):
-            for kind, model in zip(kinds, models):
-                if not CUDA:
-                    clear(model)
-                kind.step(turn >= 3)
-        results = []
+    kinds, models, inputs = [], [], []
+    for name, room, plugged in (("exact", 1, None), ("oversized 2x", 2, None), ("oversized 2x, stash", 2, rt)):
+        before = torch.cuda.memory_allocated() if CUDA else 0
+        model, x, routing = mixture(room)
+        run, peak = captured(model, x, routing, plugged)
+        kinds.append(Kind(name, run, plugged))
+        kinds[-1].captured = peak - before if CUDA else 0
+        models.append(model)
+        inputs.append((x, routing))  # graphs hold addresses, not tensors
+    for turn in range(3 + ARGS.steps):
         for kind, model in zip(kinds, models):
-            same = all(torch.equal(p.grad, q.grad) for p, q in zip(models[0].parameters(), model.parameters()))
-            results.append({**kind.result(), "peak_mib": round(kind.captured / MIB, 1), "same_gradients": same})
-    finally:
-        if rt is not None:
-            rt.close()
-    exact, over, _ = results
+            if not CUDA:
+                clear(model)
+            kind.step(turn >= 3)
+    results = []
+    for kind, model in zip(kinds, models):
+        same = all(torch.equal(p.grad, q.grad) for p, q in zip(models[0].parameters(), model.parameters()))
+        results.append({**kind.result(), "peak_mib": round(kind.captured / MIB, 1), "same_gradients": same})
+    exact, over, plug = results
+    plug.update(room_mib=round(rt.stats()["room"] / MIB, 1))
     for r in results:
         r.update(time_to_oversized=round(r["ms"] / over["ms"], 4), memory_to_exact=round(r["peak_mib"] / exact["peak_mib"], 4) if CUDA else None)
         say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f}x oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact']}x exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
@@ -362,11 +355,10 @@ def graph():
 def overhead():
     """Nothing moves: all groups are kept by policy, or by a budget that holds everything."""
     out = {}
-    rows = sizes(256, 32640)
-    model, x, offs, count = mixture(rows, rows)
+    model, x, routing = mixture()
 
     def step(inside):
-        loss = mixture_loss(model(x, offs, inside=inside), count)
+        loss = square_loss(model(x, routing, inside=inside))
         loss.backward()
         return loss.detach()
 
