@@ -100,9 +100,9 @@ class MoE(nn.Module):
         self.up, self.down = make(experts, hidden, 2 * width), make(experts, width, hidden)
 
     def forward(self, x, routing, live):
-        rows = live(Dispatch.apply(x, routing), "expert_fc1")
-        h = live(experts_mm(rows, self.up, routing.offs), "moe_act")
-        y = live(SwiGLU.apply(h), "expert_fc2")
+        y = live(Dispatch.apply(x, routing), "expert_fc1")
+        y = live(experts_mm(y, self.up, routing.offs), "moe_act")
+        y = live(SwiGLU.apply(y), "expert_fc2")
         return x + Combine.apply(experts_mm(y, self.down, routing.offs), routing)
 
 

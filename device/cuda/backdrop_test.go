@@ -172,9 +172,9 @@ func TestBackdropRunsOut(t *testing.T) {
 			}
 		}
 	}
-	// One memory of 6 MiB, its mapping and 13 granules of what was a piece of 32 MiB,
+	// One memory of 6 MiB, its mapping and one granule of what was a piece of 8 MiB,
 	// access to both.
-	if fails != 1+14+2 {
+	if fails != 1+2+2 {
 		t.Errorf("%d calls of a growth were made to fail", fails)
 	}
 }
