@@ -52,7 +52,7 @@ class Routing:
         counts[-1] += rows - counts.sum()
         # Dealt out in turns: an expert with no more rows than there are tokens has none twice.
         token = torch.cat([part[torch.randperm(len(part))] for part in (torch.arange(rows) % tokens).split(counts.tolist())])
-        self.rows = rows
+        self.rows, self.k = rows, k
         self.source = F.pad(token, (0, room - rows)).to(device)  # the token of a row
         self.places = token.argsort(stable=True).view(tokens, k).t().contiguous().to(device)  # the rows of a token
         self.offs = counts.cumsum(0).to(torch.int32).to(device)
@@ -100,10 +100,10 @@ class MoE(nn.Module):
         self.up, self.down = make(experts, hidden, 2 * width), make(experts, width, hidden)
 
     def forward(self, x, routing, live):
-        y = live(Dispatch.apply(x, routing), "expert_fc1")
+        y = live(Dispatch.apply(F.layer_norm(x, x.shape[-1:]), routing), "expert_fc1")
         y = live(experts_mm(y, self.up, routing.offs), "moe_act")
         y = live(SwiGLU.apply(y), "expert_fc2")
-        return x + Combine.apply(experts_mm(y, self.down, routing.offs), routing)
+        return x + Combine.apply(experts_mm(y, self.down, routing.offs), routing) / routing.k
 
 
 class Mixture(nn.Module):

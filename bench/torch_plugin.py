@@ -15,11 +15,13 @@ Parts (each is independent: one that fails is reported, and the others go on):
   graph      the same layers in a CUDA graph: buffers of the exact size, oversized twice,
              and oversized with rt.stash
   dense      eight decoder layers of width 4096 on 4096 tokens: as moe
+  curve      both models trained for 20 steps, with and without the plug-in: the losses
 
 How much moves is chosen so that the bytes fit the link: the first layers, as many as a link of
 --link GB/s can take during 0.8 of the forward pass, whose time is measured first. --move
 says it by hand. Kinds take turns; a time is the median of its steps by CUDA events. Peak
-is PyTorch's plus what the runtime holds on the device. Gradients stay allocated between
+is what PyTorch was asked for (blocks are a little larger) plus what the runtime holds on
+the device. Gradients stay allocated between
 steps, as with buckets, so that the peak is where activations are: at the end of the
 forward pass. Losses and gradients of all kinds are compared. save_on_cpu moves what it is
 given, parameters too; the plug-in does not move those.
@@ -34,7 +36,7 @@ import time
 import traceback
 
 sys.dont_write_bytecode = True
-PARTS = ["overhead", "moe", "budget", "graph", "dense"]
+PARTS = ["overhead", "moe", "budget", "graph", "dense", "curve"]
 
 
 def parse():
@@ -88,6 +90,10 @@ def own(rt):
     return rt.stats()["memory"]["kind"][0]["current"] if rt is not None else 0
 
 
+def peak(rt):
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"] + own(rt)
+
+
 class Kind:
     """One way to do a step: run() is a forward and a backward pass and gives the loss."""
 
@@ -105,7 +111,7 @@ class Kind:
             end.record()
             sync()
             took = begin.elapsed_time(end)
-            self.peak = torch.cuda.max_memory_allocated() + own(self.rt)
+            self.peak = peak(self.rt)
         else:
             begin = time.perf_counter()
             self.loss = self.run()
@@ -169,7 +175,7 @@ def forward_ms(run):
 
 def compare(model, forward, layers, exact=contextlib.nullcontext):
     """Eager, save_on_cpu and the plug-in, of which the last two move the first layers."""
-    rt = stowage.Runtime(policy={"moved": "offload"}, device=ARGS.device)
+    rt = stowage.Runtime(policy={"moved": "offload"}, device=ARGS.device, least=0)  # all that save_on_cpu moves
     group = lambda moved: lambda i: rt.group("moved" if i < moved else "kept")
 
     def step(inside):
@@ -203,6 +209,9 @@ def compare(model, forward, layers, exact=contextlib.nullcontext):
         bytes = moved_bytes(rt)
         plugged.update(moved_mib=round(bytes / MIB, 1), link_gb_s=round(2 * bytes / plugged["ms"] / 1e6, 1))
         say(f"  moved {bytes / MIB:.0f} MiB out and back: {plugged['link_gb_s']} GB/s of both directions together over the step")
+        plugged["notes"] = (rt.stats().get("decision") or {}).get("notes") or []
+        for note in plugged["notes"]:
+            say(f"  note: {note}")
         return {"forward_ms": ms, "layers": layers, "moved_layers": moved, "layer_bytes": layer, "kinds": results}
     finally:
         rt.close()
@@ -269,17 +278,53 @@ def budget():
     return {"saved_bytes": saved, **out}
 
 
-def dense():
+def decoder():
     layers, hidden, heads, n = sizes((4, 64, 4, 64), (8, 4096, 32, 4096))
     torch.manual_seed(0)
     model = Decoder(layers, hidden, heads, DTYPE, ARGS.device)
-    x = torch.randn(1, n, hidden, dtype=DTYPE, device=ARGS.device)
-    exact = contextlib.nullcontext
-    if CUDA:  # fast kernels for attention's backward pass add in any order
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+    return model, torch.randn(1, n, hidden, dtype=DTYPE, device=ARGS.device)
 
-        exact = lambda: sdpa_kernel(SDPBackend.MATH)
-    return compare(model, lambda inside: square_loss(model(x, inside=inside)), layers, exact)
+
+def in_order():
+    """Attention with one order of additions: fast kernels for its backward pass have none."""
+    if not CUDA:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def dense():
+    model, x = decoder()
+    return compare(model, lambda inside: square_loss(model(x, inside=inside)), len(model.layers), in_order)
+
+
+def losses(make, settings, steps=20):
+    """Of a model that is trained from its seed to give zero."""
+    model, x, *routing = make()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with stowage.Runtime(device=ARGS.device, **settings) if settings else contextlib.nullcontext() as rt:
+        out = []
+        for _ in range(steps):
+            inside = None if rt is None else lambda layer: rt.group("first" if layer == 0 else "later")
+            with in_order(), rt.step() if rt is not None else contextlib.nullcontext():
+                loss = square_loss(model(x, *routing, inside=inside))
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            out.append(loss.item())
+        return out, 0 if rt is None else moved_bytes(rt)
+
+
+def curve():
+    out = {}
+    for name, make in (("mixture", mixture), ("dense", decoder)):
+        want, _ = losses(make, None)
+        for kind, settings in (("first layer offloaded", {"policy": {"first": "offload"}}), ("budget", {"budget": sizes("1MiB", "3GiB")})):
+            got, moved = losses(make, settings)
+            out[f"{name}, {kind}"] = {"same": got == want, "first": got[0], "last": got[-1], "moved_mib": round(moved / MIB, 1)}
+            say(f"  {name}, {kind}: {len(got)} losses from {got[0]:.5f} to {got[-1]:.5f}, {'equal' if got == want else 'DIFFER'}; {moved / MIB:.0f} MiB moved a step")
+    return out
 
 
 def captured(model, x, routing, rt):
@@ -316,7 +361,7 @@ def captured(model, x, routing, rt):
             rt.check()
         return loss
 
-    return replay, torch.cuda.max_memory_allocated() + own(rt)
+    return replay, peak(rt)
 
 
 def graph():
@@ -328,11 +373,11 @@ def graphs(rt):
     """All graphs are captured first, each with a model of its own, and replayed in turns."""
     kinds, models, inputs = [], [], []
     for name, room, plugged in (("exact", 1, None), ("oversized 2x", 2, None), ("oversized 2x, stash", 2, rt)):
-        before = torch.cuda.memory_allocated() if CUDA else 0
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"] if CUDA else 0
         model, x, routing = mixture(room)
-        run, peak = captured(model, x, routing, plugged)
+        run, most = captured(model, x, routing, plugged)
         kinds.append(Kind(name, run, plugged))
-        kinds[-1].captured = peak - before if CUDA else 0
+        kinds[-1].captured = most - before if CUDA else 0
         models.append(model)
         inputs.append((x, routing))  # graphs hold addresses, not tensors
     for turn in range(3 + ARGS.steps):

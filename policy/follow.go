@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/stowage-dev/stowage/residency"
@@ -79,6 +80,16 @@ func follow(p *Profile, pol Policy, l Links, cfg residency.Config, worth float64
 		return "chosen by hand"
 	})
 	return d, nil
+}
+
+// Late says, of choices made by hand, that much of what leaves does so too late to make
+// the peak lower; it is empty where the memory that was asked for is saved.
+func (d *Decision) Late() string {
+	moved, saved := d.Forecast.Counts.OutBytes, d.Before.Peak-d.Forecast.Peak
+	if 4*saved >= 3*moved {
+		return ""
+	}
+	return fmt.Sprintf("%s leave and the peak falls by %s: the link cannot take all of it before the peak; name less, or give a budget to have the memory at the price of time", size(moved), size(max(saved, 0)))
 }
 
 // follower looks for the window and the extent of a plan.

@@ -17,7 +17,7 @@ var backdropCases = []testCase{
 	{name: "MisusePanics", fn: testBackdropMisuse},
 }
 
-// A GPU maps the rest of a buffer in pieces of 32 MiB where these fit, and of 2 MiB
+// A GPU maps the rest of a buffer in pieces of 8 MiB where these fit, and of 2 MiB
 // elsewhere: two of the first kind fit into one of these limits, one into the other,
 // and neither ends at a page.
 const (
