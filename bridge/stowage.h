@@ -3,8 +3,8 @@
  * A runtime works on a device and a stream that exist already. The caller owns all
  * device memory: it says what a step saves, in the order of issue; the runtime copies
  * storages to host memory, or their live rows to memory of its own, and says when the
- * caller may free them; and it asks for memory (lend) when they come back. All of it is ordered by events on streams;
- * the host waits for nothing inside a step.
+ * caller may free them; and it asks for memory (lend) when those on the host come back.
+ * All of it is ordered by events on streams; the host waits for nothing inside a step.
  *
  * Calls may come from any thread; those of one runtime follow each other. A call that
  * fails returns its code, and stowage_error says in one sentence what to do. Nothing may
@@ -55,9 +55,11 @@ typedef struct {
     uint64_t id;
     uint64_t address;
     uint64_t bytes;
-    uint64_t rows;      /* address of the number of live rows (int64, device memory), or zero;
-                           such a storage begins at a multiple of 16 bytes */
-    uint64_t row_bytes; /* of a storage with rows */
+    uint64_t rows;      /* address of the number of live rows (int64, device memory, read in the
+                           order of the step's stream), or zero; such a storage begins at a
+                           multiple of 16 bytes, and is left at once, or with the last group that
+                           saved it, or when the step ends */
+    uint64_t row_bytes; /* of a storage with rows, which is a whole number of them */
     uint64_t stay;      /* not zero: it is not to be moved */
 } stowage_storage;
 
@@ -88,7 +90,9 @@ int stowage_close(stowage_runtime rt);
 
 /* Begins a step on a stream. Steps of one key are alike: the first is recorded, later
  * ones follow the plan made from it. A stream that is being captured makes the step part
- * of that graph; then there must have been a step of that key before. */
+ * of that graph; then there must have been a step of that key before. Steps and replays
+ * use the same memory: the caller sees to it that a replay on another stream is over, or
+ * waited for, before the next of either. */
 int stowage_begin(stowage_runtime rt, const char *key, uint64_t stream);
 
 /* Ends it. Not zero in failed gives it up: nothing is learned from it. Everything that
@@ -107,8 +111,9 @@ int stowage_load(stowage_runtime rt, uint64_t group, stowage_left *held, stowage
 
 /* Where a storage with rows is: in memory of the runtime's, of the same size, where the rows
  * behind the live ones are zero and which nobody may write to; or zero, if it was not
- * left. It can be used until all groups that saved it are released, or the step ends. Unlike
- * other storages one with rows is lent no memory. */
+ * left. It can be used, by work that the step's stream has or waits for, until all groups
+ * that saved it are released, or the step ends. Unlike other storages one with rows is
+ * lent no memory. */
 int stowage_rows(stowage_runtime rt, uint64_t storage, uint64_t *address);
 
 /* Says that nobody needs the group any more. */
@@ -117,9 +122,11 @@ int stowage_release(stowage_runtime rt, uint64_t group, stowage_left *left);
 /* More of what the last call left. */
 int stowage_more(stowage_runtime rt, stowage_left *left);
 
-/* Looks whether the last step, or replay of a captured one, had room for all rows, and
- * makes room for those that had none yet; waits for the stream. STOWAGE_OVERFLOW: there was
- * too little, the step's results mean nothing, and now there is more. */
+/* Looks whether all steps since the last check, those given up and replays of captured ones
+ * too, had room for all rows, and makes room for those that had none yet; waits for the
+ * stream, which must come after all of them: nothing may use rows meanwhile.
+ * STOWAGE_OVERFLOW: there was too little, the results of these steps mean nothing, and now
+ * there is more. A failure is told once; then as well the results mean nothing. */
 int stowage_check(stowage_runtime rt, uint64_t stream);
 
 /* Writes figures as JSON, at most capacity bytes with the closing zero; need gets how

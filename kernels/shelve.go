@@ -24,6 +24,11 @@ type ShelveNote struct {
 // ShelveNoteBytes is the size of a note.
 const ShelveNoteBytes = device.Bytes(unsafe.Sizeof(ShelveNote{}))
 
+// shelveLeast is what a launch moves at a time at least. A captured one keeps its grid when
+// its berth grows: with the one block of a few rows, 100 MiB would take 25600 turns of a
+// block and not 100. Loading 1 MiB for nothing takes no time worth mentioning.
+const shelveLeast = device.MiB
+
 // ShelveLaunch copies the first rows of a tensor to a berth, as many as the int64 in rows
 // says, and clears the rest of the berth's room. The note keeps the largest count: if it
 // is more than the berth fits, what is there means nothing. All rows of the tensor may
@@ -32,7 +37,7 @@ const ShelveNoteBytes = device.Bytes(unsafe.Sizeof(ShelveNote{}))
 func ShelveLaunch(berth, tensor, note, rows device.Range, row device.Bytes) device.Launch {
 	mustAlign("a berth", berth, 16)
 	mustAlign("a tensor with rows", tensor, 16)
-	l := device.NewLaunch(&shelveKernel, blocksFor(min(berth.Len, tensor.Len), moveChunk, berth, tensor), moveThreads)
+	l := device.NewLaunch(&shelveKernel, blocksFor(min(max(berth.Len, shelveLeast), tensor.Len), moveChunk, berth, tensor), moveThreads)
 	l.Write(berth)
 	l.Read(tensor)
 	l.Write(note.Slice(0, ShelveNoteBytes))

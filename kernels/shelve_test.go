@@ -57,16 +57,17 @@ func TestShelve(t *testing.T) {
 	})
 }
 
-// A grid of one block for a berth that has nothing yet, and as many as move its bytes.
+// As many blocks as move a berth's bytes; for one that has little yet, some to grow with,
+// but never more than the tensor has use for.
 func TestShelveGrid(t *testing.T) {
 	const size = device.Bytes(1 << 24)
 	b := device.NewBuffer(device.Accel, 1<<30, size, size, "test")
 	for _, x := range []struct {
-		berth  device.Bytes
-		blocks uint32
-	}{{0, 1}, {4096, 1}, {8 << 20, 2048}} {
-		if l := ShelveLaunch(b.Slice(0, x.berth), b.Slice(8<<20, 8<<20), b.Slice(0, 16), b.Slice(16, 8), 64); l.Grid[0] != x.blocks {
-			t.Errorf("a berth of %v takes %d blocks, want %d", x.berth, l.Grid[0], x.blocks)
+		berth, tensor device.Bytes
+		blocks        uint32
+	}{{0, 64, 1}, {0, 8 << 20, 256}, {4096, 8 << 20, 256}, {4096, 8192, 2}, {4 << 20, 8 << 20, 1024}, {8 << 20, 8 << 20, 2048}} {
+		if l := ShelveLaunch(b.Slice(0, x.berth), b.Slice(8<<20, x.tensor), b.Slice(0, 16), b.Slice(16, 8), 64); l.Grid[0] != x.blocks {
+			t.Errorf("a berth of %v for %v takes %d blocks, want %d", x.berth, x.tensor, l.Grid[0], x.blocks)
 		}
 	}
 }

@@ -74,10 +74,11 @@ const (
 // NewShelf makes a shelf for a loop that works on compute. Berths begin with memory for a
 // share of their tensors' rows; without one they are empty until Settle.
 func NewShelf(dev device.Device, compute device.Stream, live float64) (*Shelf, error) {
-	h := &Shelf{dev: dev, compute: compute, of: map[rowShape][]*Berth{}, live: live}
-	var err error
-	h.notes, err = dev.Reserve(device.Accel, maxBerths*kernels.ShelveNoteBytes, "row counts")
-	return h, err
+	notes, err := dev.Reserve(device.Accel, maxBerths*kernels.ShelveNoteBytes, "row counts")
+	if err != nil {
+		return nil, err
+	}
+	return &Shelf{dev: dev, compute: compute, notes: notes, of: map[rowShape][]*Berth{}, live: live}, nil
 }
 
 // Begin begins a step: no berth is taken.
@@ -147,15 +148,18 @@ type Missed struct {
 	Asked, Had device.Bytes // of the berths that were too small
 }
 
-// Settle waits for the step that was issued or replayed last and gives berths memory for
-// what its tensors had, those aside that are not worth it. If some were too small the
-// step's results mean nothing; now it can be run, or replayed, again.
+// Settle waits for compute, and so for all steps issued or replayed since the last Settle,
+// also those that were given up, and gives berths memory for what their tensors had, those
+// aside that are not worth it. If some were too small the results of these steps mean
+// nothing; now they can be run, or replayed, again. Nothing else may use berths meanwhile.
+// What an error says is said once.
 func (h *Shelf) Settle(stays func(*Berth) bool) (missed Missed, err error) {
 	notes := make([]kernels.ShelveNote, len(h.berths))
 	if len(notes) == 0 {
 		return missed, nil
 	}
-	if err := h.compute.Download(bytesOf(notes), h.notes.All()); err != nil {
+	all := h.notes.Slice(0, device.Bytes(len(notes))*kernels.ShelveNoteBytes) // there is more behind a berth that could not be made
+	if err := h.compute.Download(bytesOf(notes), all); err != nil {
 		return missed, err
 	}
 	for i, b := range h.berths {
@@ -166,8 +170,10 @@ func (h *Shelf) Settle(stays func(*Berth) bool) (missed Missed, err error) {
 		}
 		notes[i], b.seen = kernels.ShelveNote{Fits: uint64(b.room)}, false
 	}
-	h.compute.Upload(h.notes.All(), bytesOf(notes))
-	return missed, err
+	h.compute.Upload(all, bytesOf(notes))
+	// Steps may be replayed on any stream from now on: one that ran before the upload would
+	// find the berth small, and what it noted would be lost.
+	return missed, cmp.Or(err, h.compute.Sync())
 }
 
 // fit gives a berth that is too small, or nearly so, memory for n rows.
@@ -221,7 +227,5 @@ func (h *Shelf) Close() {
 	for _, b := range h.berths {
 		h.compute.Free(b.mem)
 	}
-	if h.notes != nil {
-		h.compute.Free(h.notes)
-	}
+	h.compute.Free(h.notes)
 }

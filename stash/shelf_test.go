@@ -300,6 +300,57 @@ func TestCapturedShelf(t *testing.T) {
 	})
 }
 
+// SPEC S6.4: Settle has waited for everything, so that a captured step can be replayed on
+// any stream behind it, and finds the berths that have grown.
+func TestReplayOnAnotherStream(t *testing.T) {
+	program := check.On(cpuDevice, func(dev device.Device) error {
+		l, err := newLibrary(dev, 0.1)
+		if err != nil {
+			return errors.Join(err, l.close())
+		}
+		other, err := dev.NewStream("other")
+		if err != nil {
+			return errors.Join(err, l.close())
+		}
+		rng := rand.New(rand.NewPCG(5, 5))
+		l.fill(rng)
+		if err = l.step(); err == nil { // berths are there, with some room
+			l.compute.BeginCapture()
+			err = l.step()
+			g, failed := l.compute.EndCapture()
+			if err = errors.Join(err, failed); err == nil {
+				err = errors.Join(elsewhere(l, other, g, rng), g.Close())
+			}
+		}
+		return errors.Join(err, other.Close(), l.close())
+	})
+	if err := check.Explore(check.Options{}, 3, program); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// elsewhere replays a step on another stream, twice: the first time it lacks room.
+func elsewhere(l *library, other device.Stream, g device.Graph, rng *rand.Rand) error {
+	l.fill(rng)
+	for i, s := range shelved {
+		l.rows[i] = int64(s.limit)
+	}
+	l.upload()
+	if err := l.compute.Sync(); err != nil {
+		return err
+	}
+	for _, want := range []bool{false, true} {
+		other.Replay(g)
+		if err := other.Sync(); err != nil {
+			return err
+		}
+		if ok, err := l.settle(); err != nil || ok != want {
+			return fmt.Errorf("there is room: %v, want %v: %w", ok, want, err)
+		}
+	}
+	return l.compare()
+}
+
 // SPEC S6.4: a berth that is left is taken by the next tensor; what the one before lacked
 // is not forgotten. What is not worth a berth gets none. It grows before it is full.
 func TestBerths(t *testing.T) {

@@ -3,6 +3,7 @@
 package session
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,7 +86,13 @@ func (p *player) forward(sc *script) error {
 			rs = append(rs, p.open[pick%g].records[0])
 			p.total.again++
 		case k == 1 && p.ids > 0 && p.over(uint64(pick)%p.ids+1):
-			rs = append(rs, p.fresh(uint64(pick)%p.ids+1, 1+sc.rng.IntN(3000), 0))
+			id, n, row := uint64(pick)%p.ids+1, 1+sc.rng.IntN(3000), 0
+			if sc.rows && n%2 == 0 {
+				n, row = 24*40, 24
+			}
+			r := p.fresh(id, n, row)
+			r.rows = n % 41
+			rs = append(rs, r)
 			p.total.anew++
 		case k < 4 && sc.rows:
 			r := p.fresh(0, 24*40, 24)
@@ -98,15 +105,14 @@ func (p *player) forward(sc *script) error {
 	return p.save(name, rs, sc.rng.IntN(10) == 0)
 }
 
-// over tells whether all groups that saved a storage were released, and it was left. Rows
-// are kept until the step ends.
+// over tells whether all groups that saved a storage were released, and it was left.
 func (p *player) over(id uint64) bool {
 	for _, g := range p.open {
 		if slices.ContainsFunc(g.records, func(r *record) bool { return r.id == id }) {
 			return false
 		}
 	}
-	return p.left[id] == p.lent[id] && p.records[id] != nil && p.records[id].row == 0
+	return p.left[id] == p.lent[id] && p.records[id] != nil
 }
 
 func (p *player) backward(sc *script, groups []*saved) error {
@@ -293,6 +299,43 @@ func TestWorthless(t *testing.T) {
 	}
 }
 
+// SPEC S6.4: a step that lacked room has it when it is run again, whatever was learned from it.
+func TestOneRerunIsEnough(t *testing.T) {
+	overflows := 0
+	for seed := range uint64(150) {
+		p := newPlayer(t, rand.New(rand.NewPCG(seed, 1)), Config{Device: "cpu", Live: 0.1})
+		step := func(rng *rand.Rand) bool {
+			p.begin("a")
+			for range 12 {
+				if n := len(p.open); n == 0 || rng.IntN(3) > 0 {
+					r := p.fresh(0, 64*[]int{10, 40}[rng.IntN(2)], 64)
+					r.rows = rng.IntN(len(r.want)/64 + 1)
+					p.ok(p.save("moe", []*record{r}, false))
+				} else {
+					g := p.open[max(0, n-1-rng.IntN(2))]
+					p.ok(p.load(g))
+					p.ok(p.release(g))
+				}
+			}
+			p.ok(p.end(false))
+			return p.check()
+		}
+		for range 3 {
+			program := rand.NewPCG(p.rng.Uint64(), 2)
+			again := *program
+			if !step(rand.New(program)) {
+				if overflows++; !step(rand.New(&again)) {
+					t.Errorf("seed %d lacks room twice", seed)
+				}
+			}
+		}
+		p.close()
+	}
+	if overflows < 50 {
+		t.Errorf("only %d steps lacked room", overflows)
+	}
+}
+
 // SPEC S6.4: figures have what is stashed by name, kept in the step that counts, and how
 // often there was too little room. The last one is not worth a berth.
 func TestRowsInFigures(t *testing.T) {
@@ -373,6 +416,72 @@ func TestSaveDrains(t *testing.T) {
 			p.ok(p.release(g))
 		}
 		p.ok(p.end(false))
+	}
+	p.close()
+}
+
+// SPEC S6.4: rows that stayed where they are have their memory back with the last group,
+// loaded or not; what is saved under the same number then is another storage.
+func TestReleasedRows(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu"})
+	for range 3 {
+		p.begin("a")
+		for i, row := range []int{24, 24, 0, 24} {
+			r := p.fresh(1, 24*40, row)
+			r.rows = 10 * i
+			p.ok(p.save("moe", []*record{r}, false))
+			p.ok(p.save("moe", []*record{r}, false))
+			for _, g := range slices.Clone(p.open) {
+				if i > 0 && row > 0 { // a storage of its own has its rows wherever it was before
+					_, err := p.s.Rows(r.id)
+					p.ok(err)
+				}
+				p.ok(p.release(g))
+			}
+			if n := len(p.heap.live); n > 0 {
+				t.Errorf("storage %d: %d blocks are kept", i, n)
+			}
+		}
+		p.ok(p.end(false))
+		p.check()
+	}
+	p.close()
+}
+
+// SPEC S6.4: what is too small to leave, or is to stay, does not leave for a berth either.
+func TestRowsThatStay(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1, Least: 24*40 + 1})
+	p.begin("a")
+	p.ok(p.save("moe", []*record{p.fresh(0, 24*40, 24), p.fresh(0, 24*41, 24)}, false))
+	p.ok(p.save("moe", []*record{p.fresh(0, 24*41, 24)}, true))
+	if p.records[1].mem == nil || p.records[2].mem != nil || p.records[3].mem == nil {
+		t.Error("a storage below the least one has left, or one that is to stay, or the other has not")
+	}
+	p.ok(p.end(false))
+	p.close()
+}
+
+// SPEC S6.4: a group that cannot be saved leaves nothing under way that reads the caller's
+// counts, and nothing that a check would stumble over.
+func TestSaveThatFails(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu"})
+	for range 100 {
+		p.begin("a")
+		r := p.fresh(0, 24*40, 24)
+		binary.LittleEndian.PutUint64(r.count, 40)
+		_, left, err := p.s.Save("moe", []Storage{
+			{ID: r.id, Address: address(r.mem), Bytes: 24 * 40, Rows: address(r.count), RowBytes: 24},
+			{ID: 7, Address: address(r.mem), Bytes: 1 << 60, Rows: address(r.count), RowBytes: 1 << 30},
+		})
+		binary.LittleEndian.PutUint64(r.count, 41)
+		p.leave(left)
+		if !errors.As(err, new(*device.OutOfMemory)) {
+			t.Fatal(err)
+		}
+		p.ok(p.end(true))
+		if p.check(); t.Failed() {
+			break
+		}
 	}
 	p.close()
 }

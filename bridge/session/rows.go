@@ -20,6 +20,7 @@ type shelf struct {
 	rowsOf map[uint64]*rows
 	turns  []turn                 // of this step
 	stays  map[stowage.Key][]bool // by what earlier steps did, for order
+	was    []bool                 // what this step, or the last one, goes by
 	ran    int                    // how often berths were too small
 }
 
@@ -38,15 +39,26 @@ type rows struct {
 	name      string // of the group that saved it first
 	choice    policy.Choice
 	berth     *stash.Berth // or nil
-	groups    int          // that may need it
+	groups    int          // that may need it; with the last one it is left, if it was not before
 	back      bool         // it was needed again
 }
 
 func (s *Session) beginRows() {
-	s.order, s.turns, s.rowsOf = nil, nil, map[uint64]*rows{}
+	s.order, s.turns, s.rowsOf, s.was = nil, nil, map[uint64]*rows{}, s.stays[s.key]
 	if s.shelf.shelf != nil {
 		s.shelf.shelf.Begin()
 	}
+}
+
+// checkRows looks at a storage with rows that was not saved before.
+func (x Storage) checkRows(group string) error {
+	switch {
+	case x.RowBytes == 0 || x.Bytes%x.RowBytes != 0:
+		return fmt.Errorf("stowage: group %q stashes %d bytes as rows of %d; give the bytes of a row, of which the storage has a whole number", group, x.Bytes, x.RowBytes)
+	case x.Address%rowAlign != 0 || x.Rows%8 != 0:
+		return fmt.Errorf("stowage: group %q stashes rows at %#x, counted at %#x; give memory aligned to %d bytes, and a count at a multiple of 8", group, x.Address, x.Rows, rowAlign)
+	}
+	return nil
 }
 
 // putRows keeps a storage's rows, once.
@@ -56,14 +68,12 @@ func (s *Session) putRows(g *group, x Storage) (err error) {
 		r.groups++
 		return nil
 	}
-	if x.RowBytes == 0 || x.Bytes%x.RowBytes != 0 {
-		return Wrong{fmt.Errorf("stowage: group %q stashes %d bytes as rows of %d; give the bytes of a row, of which the storage has a whole number", g.id.Name, x.Bytes, x.RowBytes)}
-	}
-	if x.Address%rowAlign != 0 {
-		return Wrong{fmt.Errorf("stowage: group %q stashes rows at %#x; give memory aligned to %d bytes", g.id.Name, x.Address, rowAlign)}
-	}
 	r := &rows{id: x.ID, bytes: x.Bytes, name: g.id.Name, choice: policy.Keep, groups: 1}
-	if stays := s.stays[s.key]; len(s.order) >= len(stays) || !stays[len(s.order)] {
+	stays := x.Stay || device.Bytes(x.Bytes) < s.cfg.Least
+	if learned := s.was; len(s.order) < len(learned) {
+		stays = stays || learned[len(s.order)]
+	}
+	if !stays {
 		if err := s.shelve(r, x); err != nil {
 			return err
 		}
@@ -126,6 +136,9 @@ func (s *Session) dropRows(g *group) {
 		if r.berth != nil {
 			r.berth.Leave()
 		}
+		if r.choice != policy.Stash {
+			s.left = append(s.left, r.id)
+		}
 		delete(s.rowsOf, r.id)
 	}
 	g.rows = nil
@@ -134,7 +147,7 @@ func (s *Session) dropRows(g *group) {
 // endRows leaves all memory that rows still have, and learns from the step.
 func (s *Session) endRows(failed bool) {
 	for _, r := range s.order {
-		if r.choice != policy.Stash {
+		if r.groups > 0 && r.choice != policy.Stash {
 			s.left = append(s.left, r.id)
 		}
 	}
@@ -176,9 +189,9 @@ func worthless(turns []turn) (stays []bool) {
 	return stays
 }
 
-// Check waits for a stream and looks whether the steps on it had room for all rows, and
-// makes room for those that had none yet. If rows were lost, the last step can be run, or
-// replayed, again.
+// Check waits for a stream and looks whether the steps since the last check had room for
+// all rows, and makes room for those that had none yet. If rows were lost, they can be run,
+// or replayed, again.
 func (s *Session) Check(stream uint64) error {
 	return s.guard(func() error {
 		switch {
@@ -189,6 +202,9 @@ func (s *Session) Check(stream uint64) error {
 		}
 		if err := s.steer(stream); err != nil {
 			return Wrong{err}
+		}
+		if s.compute.Capturing() {
+			return Wrong{errors.New("stowage: rows are checked while the stream is captured; check after the replay")}
 		}
 		stays := map[*stash.Berth]bool{}
 		for i, x := range s.stays[s.key] {
@@ -203,6 +219,7 @@ func (s *Session) Check(stream uint64) error {
 		case err != nil:
 			return err
 		case missed.Asked > 0:
+			s.stays[s.key] = s.was // run again, tensors have the berths that were made larger
 			s.ran++
 			return &Overflow{Asked: missed.Asked, Had: missed.Had}
 		}

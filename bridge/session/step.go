@@ -121,13 +121,18 @@ func (s *Session) Save(name string, all []Storage) (n uint64, left []uint64, err
 			if x.ID == 0 || x.Bytes == 0 || x.Address == 0 {
 				return Wrong{fmt.Errorf("stowage: group %q saves storage %d of %d bytes at %#x; give an id, an address and a size", name, x.ID, x.Bytes, x.Address)}
 			}
+			if x.Rows != 0 && s.fresh(x.ID) {
+				if err := x.checkRows(name); err != nil {
+					return Wrong{err}
+				}
+			}
 		}
 		g := &group{id: stowage.GroupID{Name: name, Layer: s.names[name]}}
 		var mine []*offload.Storage
 		for _, x := range all {
 			switch t, fresh, err := s.tensor(g, x); {
 			case err != nil:
-				return err
+				return s.settle(err) // the counts of those before may be read still
 			case t != nil:
 				g.saved = append(g.saved, t)
 				if fresh {
@@ -139,7 +144,7 @@ func (s *Session) Save(name string, all []Storage) (n uint64, left []uint64, err
 			pass := s.step.Enter(g.id)
 			pass.Save(g.saved...)
 			if err := pass.Leave(); err != nil {
-				return err
+				return s.settle(err)
 			}
 			for _, st := range mine {
 				st.Free() // the caller holds it for us alone
@@ -160,14 +165,21 @@ func (s *Session) Save(name string, all []Storage) (n uint64, left []uint64, err
 	return n, s.take(), err
 }
 
+// fresh tells whether nobody has a storage of a number: it was not saved yet, or all
+// groups that saved it were released, and it was left.
+func (s *Session) fresh(id uint64) bool {
+	st := s.storages[id]
+	return s.rowsOf[id] == nil && (st == nil || st.Over())
+}
+
 // tensor is a storage for the runtime, and whether it is seen for the first time, or
 // nothing if its rows are on the shelf.
 func (s *Session) tensor(g *group, x Storage) (t *stowage.Tensor, fresh bool, err error) {
-	st := s.storages[x.ID]
+	fresh = s.fresh(x.ID)
 	switch {
-	case st == nil && (x.Rows != 0 || s.rowsOf[x.ID] != nil):
+	case fresh && x.Rows != 0 || s.rowsOf[x.ID] != nil:
 		return nil, false, s.putRows(g, x)
-	case st == nil || st.Over(): // all groups that saved it before were released, and it was left
+	case fresh:
 		mem := s.dev.Import(device.Accel, uintptr(x.Address), device.Bytes(x.Bytes), "borrowed")
 		t, err := s.step.Borrow(mem.All(), func() { s.left = append(s.left, x.ID) })
 		if err != nil {
@@ -179,7 +191,7 @@ func (s *Session) tensor(g *group, x Storage) (t *stowage.Tensor, fresh bool, er
 		}
 		return t, true, nil
 	}
-	t = s.step.Again(st)
+	t = s.step.Again(s.storages[x.ID])
 	if x.Stay {
 		t = t.Stays()
 	}
@@ -188,15 +200,11 @@ func (s *Session) tensor(g *group, x Storage) (t *stowage.Tensor, fresh bool, er
 
 // borrow asks the caller for memory that a storage comes back to.
 func (s *Session) borrow(st *offload.Storage) (device.Range, error) {
-	return s.ask(s.ids[st], uint64(st.Size()))
-}
-
-func (s *Session) ask(id, bytes uint64) (device.Range, error) {
-	at := s.lend(id, bytes)
+	at := s.lend(s.ids[st], uint64(st.Size()))
 	if at == 0 {
-		return device.Range{}, fmt.Errorf("stowage: no memory was lent for %v that come back; lower the budget, or offload less", device.Bytes(bytes))
+		return device.Range{}, fmt.Errorf("stowage: no memory was lent for %v that come back; lower the budget, or offload less", st.Size())
 	}
-	return s.dev.Import(device.Accel, uintptr(at), device.Bytes(bytes), "lent").All(), nil
+	return s.dev.Import(device.Accel, uintptr(at), st.Size(), "lent").All(), nil
 }
 
 // Load makes a group's storages usable by work that the caller issues from now on, and
@@ -257,6 +265,8 @@ func (s *Session) Release(n uint64) (left []uint64, err error) {
 		}
 		if g.loaded != nil {
 			g.loaded.Done()
+		}
+		if g.loaded != nil || len(g.saved) == 0 {
 			delete(s.groups, n)
 		}
 		s.dropRows(g)

@@ -83,12 +83,20 @@ func TestWrongUse(t *testing.T) {
 	wrong("no rows", save(Storage{ID: 2, Address: address(b), Bytes: 64, Rows: address(b)}), "bytes of a row")
 	wrong("a part of a row", save(Storage{ID: 2, Address: address(b), Bytes: 64, Rows: address(b), RowBytes: 24}), "bytes of a row")
 	wrong("rows anywhere", save(Storage{ID: 2, Address: address(b) + 8, Bytes: 48, Rows: address(b), RowBytes: 24}), "aligned to 16")
+	wrong("a count anywhere", save(Storage{ID: 2, Address: address(b), Bytes: 48, Rows: address(b) + 4, RowBytes: 24}), "count at a multiple of 8")
+	wrong("rows behind right ones", save(Storage{ID: 2, Address: address(b), Bytes: 48, Rows: address(b), RowBytes: 24}, Storage{ID: 3, Address: address(b), Bytes: 48, Rows: address(b)}), "bytes of a row")
+	_, err := s.Rows(2)
+	wrong("rows of a group that was not saved", err, "storage 2")
 	wrong("a group of no step", load(5), "not one of this step")
 	must(save(right))
 	must(load(1))
 	must(release(1))
 	wrong("loaded after its release", load(1), "was released")
 	wrong("released twice", release(1), "was released")
+	clear(b)
+	must(save(Storage{ID: 4, Address: address(b), Bytes: 48, Rows: address(b) + 48, RowBytes: 24}))
+	must(release(2))
+	wrong("rows released twice", release(2), "was released")
 	must(end())
 	must(s.Begin("k", 0))
 	wrong("a group of the step before", load(1), "not one of this step")
@@ -98,7 +106,7 @@ func TestWrongUse(t *testing.T) {
 	must(s.Close())
 	must(s.Close())
 	wrong("closed", s.Begin("k", 0), "open another")
-	_, err := s.Stats()
+	_, err = s.Stats()
 	wrong("figures of a closed one", err, "open another")
 }
 
@@ -269,5 +277,34 @@ func TestStatsAndTrace(t *testing.T) {
 	}
 	if seen[trace.Begin] != 1 || seen[trace.End] != 1 || seen[trace.Leave] != 1 || seen[trace.Return] != 1 || tr.Header.Rank != 3 {
 		t.Errorf("%v, %+v", seen, tr.Header)
+	}
+}
+
+// Rows that are checked while the stream is captured would be checked before the replay:
+// that is told, and spoils no capture.
+func TestCheckInACapture(t *testing.T) {
+	s := opened(t, `{"device": "cpu"}`, nil)
+	b := memory(64)
+	clear(b)
+	err := s.Begin("k", 0)
+	if err == nil {
+		_, _, err = s.Save("moe", []Storage{{ID: 1, Address: address(b), Bytes: 48, Rows: address(b) + 48, RowBytes: 24}})
+	}
+	if err == nil {
+		_, err = s.End(false)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.compute.BeginCapture()
+	if err := s.Check(0); !errors.As(err, new(Wrong)) || !strings.Contains(err.Error(), "after the replay") {
+		t.Error(err)
+	}
+	g, err := s.compute.EndCapture()
+	if err == nil {
+		err = errors.Join(g.Close(), s.Check(0))
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }

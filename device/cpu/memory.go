@@ -133,8 +133,8 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 
 // Backdrop opens the pages behind the buffer: until somebody writes to them, which
 // nobody may, all are the kernel's page of zeros. A write is not made to fault: here as on
-// a GPU it spoils zeros, and does not end the caller's process without a word. What the last page in use holds beyond the
-// size was never written to, so it is zero too.
+// a GPU it spoils zeros, and does not end the caller's process without a word. What the
+// last page in use holds beyond the size was never written to, so it is zero too.
 func (d *Device) Backdrop(b *device.Buffer) error {
 	d.mustBeOpen(b.Owner())
 	if err := d.err(); err != nil {
