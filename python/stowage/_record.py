@@ -8,7 +8,7 @@ A record is one storage, however many tensors view it. Its life:
  4. lent      memory again, asked for by the library while a group is loaded
  5. let go    its last handle is dead, or the step is over
 A record that never leaves goes from 2 to 5. One with rows is never lent memory: it is used
-where the library has it, through storages that are made when it is asked for.
+where the library has it, through a storage that is made when it is first asked for.
 
 Handles hold their group and their record; nothing else holds a group once it is left, so
 a group that dies is one that nobody needs, and is released at the next call.
@@ -30,23 +30,24 @@ Kept = Tuple[torch.Tensor, int]
 
 
 class Weak:
-    """Tells whether a storage is alive without keeping its memory. (PyTorch's own, in
-    torch.multiprocessing, does the same and takes several times as long to make.)"""
+    """Names a storage without keeping its memory: as long as this lives, no other has its
+    number. (PyTorch's own, in torch.multiprocessing, takes several times as long to make.)"""
 
     __slots__ = ("of", "_free")
 
     def __init__(self, storage: Any, free: Any = torch.UntypedStorage._free_weak_ref) -> None:
         self.of, self._free = storage._weak_ref(), free
 
-    def expired(self) -> bool:
-        return torch.UntypedStorage._expired(self.of)
+    def storage(self) -> Any:
+        """None once it is freed."""
+        return torch.UntypedStorage._new_with_weak_ptr(self.of)
 
     def __del__(self) -> None:
         self._free(self.of)
 
 
 class Record:
-    __slots__ = ("id", "memory", "berth", "before", "address", "bytes", "watch", "version", "weak", "rows", "spoiled")
+    __slots__ = ("id", "memory", "berth", "before", "address", "bytes", "watch", "version", "number", "weak", "rows", "spoiled")
 
     def __init__(self, id: int, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> None:
         self.id, self.memory, self.address, self.bytes = id, memory, address, memory.nbytes()
@@ -55,6 +56,7 @@ class Record:
         # An alias without history: one with it would hold the node that holds the handle.
         self.watch: Optional[torch.Tensor] = t.detach()
         self.version: int = t._version
+        self.number: int = memory._cdata
         self.weak: Optional[Weak] = None
         self.rows = rows
         self.spoiled = False
@@ -68,7 +70,7 @@ class Record:
         """The memory is no longer this record's."""
         self.look()
         if self.watch is not None:
-            # Whoever saves this storage again finds the record, as long as it lives.
+            # Whoever saves this storage again finds the record by its number.
             self.weak, self.watch = Weak(self.memory), None
         self.memory = None
 
@@ -86,20 +88,31 @@ class Record:
             self.let_go()
         self.memory = memory
 
-    def is_storage_of(self, t: torch.Tensor) -> bool:
-        if t._version != self.version:
-            return False
-        return self.watch is not None or self.weak is not None and not self.weak.expired()
+    def is_storage(self, memory: Any, version: int, rows: Optional[Rows]) -> bool:
+        """Of the same rows too, if any: what another count calls live may be gone."""
+        return memory._cdata == self.number and version == self.version and (self.rows is None or self.rows is rows)
 
 
 class Rows:
     """A storage of which only so many rows, counted on the device, are live."""
 
-    __slots__ = ("count", "row_bytes", "name", "alone", "weak")
+    __slots__ = ("count", "version", "row_bytes", "name", "alone", "weak")
 
     def __init__(self, count: torch.Tensor, row_bytes: int, name: str, alone: bool, weak: Weak) -> None:
         self.count, self.row_bytes, self.name, self.weak = count, row_bytes, name, weak
+        self.version = version_of(count)
         self.alone = alone  # live rows are kept, not the storage moved
+
+    def same(self, other: Rows) -> bool:
+        """Calls the same rows of the same storage live."""
+        return (
+            self.weak.of == other.weak.of and self.count.data_ptr() == other.count.data_ptr() and self.version == other.version
+            and self.row_bytes == other.row_bytes and self.name == other.name
+        )
+
+
+def version_of(t: torch.Tensor) -> int:
+    return 0 if t.is_inference() else t._version  # those have none
 
 
 class _Memory:

@@ -147,8 +147,8 @@ class Runtime:
         """Returns x, a buffer of which only the first rows are live: a number known only on
         the device (int64, no dimensions). Where autograd saves x in a group that is stashed,
         only live rows are kept, and in the backward pass the others are zero, or as they
-        were. A backward pass must not write to it. Under "offload" and "keep" x is like any
-        other tensor of the group."""
+        were. A backward pass must not write to it. If rows is written before x is saved, all
+        of x is kept. Under "offload" and "keep" x is like any other tensor of the group."""
         _config.group_name(name)
         step = self._step
         if step is None or not torch.is_grad_enabled():
@@ -159,13 +159,14 @@ class Runtime:
             raise Error(f"stash: rows={rows!r} is no tensor; give the number on the device, such as torch.tensor(3, device=x.device)")
         if rows.dtype != torch.int64 or rows.dim() != 0 or rows.device != x.device:
             raise Error(f"stash: rows must be an int64 tensor without dimensions on {x.device}; it is {rows.dtype} {list(rows.shape)} on {rows.device}")
-        if x.device != self.device or x.dim() == 0 or not x.is_contiguous() or x.storage_offset() != 0:
-            raise Error(f"stash: x must be contiguous, on {self.device}, with rows as its first dimension, from the start of its storage")
+        if x.device != self.device or x.dim() == 0 or not x.is_contiguous() or x.numel() * x.element_size() != storage_of(x).nbytes():
+            raise Error(f"stash: x must be contiguous, on {self.device}, with rows as its first dimension, and all of its storage; clone() a part")
         step.seen.add(name)
         if x.numel():
-            # The count may be written again before the copy: autograd is not told of that.
             stash = self.policy is None or self.policy.get(name) == "stash"
-            step.rows[x.data_ptr()] = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, stash, Weak(storage_of(x)))
+            new, old = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, stash, Weak(storage_of(x))), step.rows.get(x.data_ptr())
+            if old is None or not new.same(old):
+                step.rows[x.data_ptr()] = new
         return x
 
     # Steps
@@ -186,20 +187,26 @@ class Runtime:
         try:
             with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
                 yield
+            self._step = None
+            step.end(False)
         except BaseException as e:
             self._step = None
-            with contextlib.suppress(Error):  # what was raised first says more
-                step.end(True)
+            with contextlib.suppress(Exception):  # what was raised first says more
+                if not step.over:
+                    step.end(True)
+                self._settle(step)  # or the next step would lack what this one did
             if step.raised is not None and type(e) is RuntimeError:
                 raise Error(step.raised) from None
             raise
-        self._step = None
-        step.end(False)
+        self._settle(step)
+        self._once()
+
+    def _settle(self, step: Step) -> None:
+        """Makes room for the rows of a step that is over; replays of a graph do it themselves."""
         if step.used_rows:
             self._overflows = True
             if not _capturing(self.device):
                 self._library.check(step.stream)
-        self._once()
 
     def _refresh(self) -> None:
         """Parameters and buffers may have other storages since the last step."""

@@ -4,13 +4,14 @@ library; and comes back when autograd asks. _record.py has their life cycle."""
 from __future__ import annotations
 
 import collections
+import gc
 import threading
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import torch
 
 from ._errors import Error
-from ._record import Group, Handle, Kept, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of
+from ._record import Group, Handle, Kept, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of, version_of
 
 get_ident = threading.get_ident
 # The number of the running backward pass, -1 outside of one; PyTorch 1.13 does not tell.
@@ -72,7 +73,9 @@ class Step:
         self.records: Dict[int, Record] = {}  # whose memory the library may read or ask for
         self.at: Dict[int, Record] = {}  # by address
         self.rows: Dict[int, Rows] = {}  # by address
-        self.views: Dict[int, List[Weak]] = {}  # of memory of the library's, by record
+        # Of memory of the library's, by record. Held, since autograd adds to a gradient in
+        # place if nobody else has its storage, and one may be what a backward pass unpacked.
+        self.views: Dict[int, Any] = {}
         self.ids = 0
 
     # Groups
@@ -159,23 +162,23 @@ class Step:
         address = t.data_ptr() - offset * t.element_size()
         rows = self.rows.get(address)
         if rows is not None:
-            if rows.weak.expired():
-                del self.rows[address]
+            if rows.weak.of != memory._cdata:
+                rows = None  # freed, and its address is another's
             elif self.moves(rows.name):
                 name = rows.name
         if name is None:
             if self.open is not None:  # of rows, outside of groups
                 self.flush()
             return keep(t)
+        if self.open is not None and self.open.name != name:
+            self.flush()  # which may bury the record that this storage had
         record = self.at.get(address)
-        if record is None or not record.is_storage_of(t):
-            record = self.record(t, memory, address)
+        if record is None or not record.is_storage(memory, t._version, rows):
+            record = self.record(t, memory, address, rows)
             if record is None:
                 return keep(t)
         group = self.open
-        if group is None or group.name != name:
-            if group is not None:
-                self.flush()
+        if group is None:
             self.open = group = Group(self, name)
         self.pending[record.id] = record
         self.waiting += record.bytes
@@ -184,13 +187,12 @@ class Step:
             self.flush()  # rows come back one tensor at a time
         return handle
 
-    def record(self, t: torch.Tensor, memory: Any, address: int) -> Optional[Record]:
+    def record(self, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> Optional[Record]:
         if address == 0 or memory._cdata in self.weights or is_held(t):
             return None
         if memory.data_ptr() != address:
             return None  # memory that is resized or mapped behind the tensor's back
-        rows = self.rows.get(address)
-        if rows is not None and not rows.alone:
+        if rows is not None and (not rows.alone or rows.version != version_of(rows.count)):
             rows = None
         self.used_rows |= rows is not None
         self.ids += 1
@@ -233,8 +235,10 @@ class Step:
         if memory is None:
             if not record.berth:
                 raise Error(f"storage {record.id} of group {group.name!r} did not come back; give the step up")
-            memory = storage_at(record.berth, record.bytes, self.device)
-            self.views.setdefault(record.id, []).append(Weak(memory))
+            with self.lock:
+                memory = self.views.get(record.id)
+                if memory is None:
+                    memory = self.views[record.id] = storage_at(record.berth, record.bytes, self.device)
         return torch.empty(0, dtype=h.dtype, device=self.device).set_(memory, h.offset, h.size, h.stride)
 
     def load(self, group: Group) -> None:
@@ -289,7 +293,17 @@ class Step:
         self.dead.extend(waiting)
 
     def viewed(self, ids: Iterable[int]) -> bool:
-        return any(not v.expired() for id in ids for v in self.views.get(id, ()))
+        """Whether somebody else has one of them; those that nobody has are let go."""
+        found = False
+        for id in ids:
+            memory = self.views.pop(id, None)
+            if memory is not None:
+                weak = Weak(memory)
+                del memory
+                memory = weak.storage()
+                if memory is not None:
+                    self.views[id], found = memory, True
+        return found
 
     def forget(self, ids: List[int]) -> None:
         """A storage that is saved again from now on, by the next microbatch say, is another
@@ -313,5 +327,9 @@ class Step:
                     record.before.clear()
                     record.let_go()
                 self.records, self.at, self.rows = {}, {}, {}
-        if not failed and self.viewed(self.views):
+        if failed:
+            self.views = {}
+        if self.viewed(list(self.views)):
+            gc.collect()  # it may be garbage
+        if self.viewed(list(self.views)):
             raise Error("a stashed tensor is still held after its step, where the next one will be written; clone() what a backward pass keeps")
