@@ -302,7 +302,7 @@ def dense():
 def losses(make, settings, steps=20):
     """Of a model that is trained from its seed to give zero."""
     model, x, *routing = make()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     with stowage.Runtime(device=ARGS.device, **settings) if settings else contextlib.nullcontext() as rt:
         out = []
         for _ in range(steps):
