@@ -244,7 +244,7 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	d.Rank, d.Budget = r.cfg.Rank, int64(r.cfg.Budget)
 	if r.cfg.ByHand != nil {
 		d.Notes = r.notes(p, l)
-	} else if n := d.Late(); n != "" && r.cfg.Lend != nil {
+	} else if n := d.Late(); n != "" && r.cfg.Lend != nil && r.cfg.Device.Info().Backend != "cpu" { // where there is a link
 		d.Notes = append(d.Notes, n)
 	}
 	for u := range l.redone {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The plug-in for PyTorch against PyTorch alone, in one process on one GPU.
 
-    pip install dist/stowage-*.whl           # or: PYTHONPATH=python STOWAGE_LIBRARY=build/libstowage.so
+    pip install --no-deps dist/stowage-*.whl # or: PYTHONPATH=python STOWAGE_LIBRARY=build/libstowage.so
     python3 bench/torch_plugin.py
     python3 bench/torch_plugin.py --part moe --json
     python3 bench/torch_plugin.py --device cpu --quick      # does it run? times mean nothing
@@ -393,7 +393,7 @@ def graphs(rt):
     plug.update(room_mib=round(rt.stats()["room"] / MIB, 1))
     for r in results:
         r.update(time_to_oversized=round(r["ms"] / over["ms"], 4), memory_to_exact=round(r["peak_mib"] / exact["peak_mib"], 4) if CUDA else None)
-        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f}x oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact']}x exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
+        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f}x oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact'] or '-'}x exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
     return {"kinds": results}
 
 

@@ -55,7 +55,7 @@ typedef struct {
     uint64_t id;
     uint64_t address;
     uint64_t bytes;
-    uint64_t rows;      /* address of the number of live rows (int64, device memory, read in the
+    uint64_t rows;      /* address of the number of live rows (int64, aligned, device memory, read in the
                            order of the step's stream), or zero; such a storage begins at a
                            multiple of 16 bytes, and is left at once, or with the last group that
                            saved it, or when the step ends */
@@ -74,7 +74,8 @@ const char *stowage_error(void);
  *   ordinal  of the GPU
  *   context  the driver's context (CUcontext) as a number; 0 is the primary one
  *   stream   the driver's stream (CUstream) that steps are issued on; 0 is the default one
- *   budget   bytes of device memory for saved activations; 0 is no budget
+ *   budget   bytes of device memory for saved activations, rows aside; 0 is no budget: without
+ *            a policy either, everything is kept
  *   host     bytes of pinned host memory; 0 is what the machine leaves
  *   policy   {"moe_act": "offload", "core_attn": "keep", "expert_fc1": "stash"}; not with a budget
  *   least    bytes below which a storage never leaves

@@ -89,7 +89,7 @@ func (d *Decision) Late() string {
 	if 4*saved >= 3*moved {
 		return ""
 	}
-	return fmt.Sprintf("%s leave and the peak falls by %s: the link cannot take all of it before the peak; name less, or give a budget to have the memory at the price of time", size(moved), size(max(saved, 0)))
+	return fmt.Sprintf("%s leave and the peak falls by %s: the link cannot take more before the peak; name less, or give a budget to have the memory at the price of time", size(moved), size(max(saved, 0)))
 }
 
 // follower looks for the window and the extent of a plan.

@@ -130,7 +130,7 @@ type Nothing struct {
 
 func (e *Nothing) Error() string { return fmt.Sprintf("%s %s", e.Path, e.Why) }
 
-const giveRun = "give the folder that `stowage train --out` wrote"
+const giveRun = "give the folder that `stowage train --out` wrote, or a file of traces"
 
 // Load reads a run's folder, or a single trace. There is an error, a *Nothing, only if
 // nothing is there; everything else that is wrong is in the run's Missing.

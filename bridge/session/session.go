@@ -19,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/offload"
+	"github.com/stowage-dev/stowage/policy"
 	"github.com/stowage-dev/stowage/trace"
 )
 
@@ -161,6 +162,10 @@ func (s *Session) guard(fn func() error) (err error) {
 			}
 		}()
 		err = fn()
+		var floor *policy.BelowFloor
+		if errors.As(err, &floor) {
+			err = Wrong{tooSmall{floor}}
+		}
 	}
 	if s.captured && s.gpu != nil {
 		s.gpu.Relaxed(run)
@@ -169,6 +174,19 @@ func (s *Session) guard(fn func() error) (err error) {
 	}
 	return err
 }
+
+// tooSmall is a budget below what a step needs, for somebody who gave nothing else.
+type tooSmall struct{ *policy.BelowFloor }
+
+func (e tooSmall) Error() string {
+	more := "raise it, or make the batch smaller"
+	if e.HostFull {
+		more = "raise it, give more host memory, or make the batch smaller"
+	}
+	return fmt.Sprintf("stowage: a budget of %v is too small: this step needs %v (%d bytes) with everything moved that may be; %s", device.Bytes(e.Budget), device.Bytes(e.Floor), e.Floor, more)
+}
+
+func (e tooSmall) Unwrap() error { return e.BelowFloor }
 
 // Wrong is wrong use by the caller; Err is the sentence.
 type Wrong struct{ Err error }

@@ -74,6 +74,8 @@ def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]]) -> Dict
         raise Error(f"attach: the model is a {type(model).__name__}; give a torch.nn.Module")
     if groups is not None and not isinstance(groups, Mapping):
         raise Error(f"groups={groups!r} is no dictionary; give one such as {{\"*.mlp\": \"mlp\"}}, for modules of {listed(model)}")
+    if groups is not None and not groups:
+        raise Error(f"groups={{}} names no module; give patterns for modules of {listed(model)}, or nothing for those of well-known models")
     patterns = KNOWN if groups is None else [(p, group_name(g)) for p, g in groups.items()]
     found: Dict[torch.nn.Module, str] = {}
     used = set()

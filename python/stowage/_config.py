@@ -24,6 +24,8 @@ def size(value: Size, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
             raise Error(f"{what}={value} is negative; give bytes, or a size such as \"60GiB\"")
+        if value >= 1 << 63:
+            raise Error(f"{what}={value} is more than there can be; give bytes, or a size such as \"60GiB\"")
         return value
     m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", value) if isinstance(value, str) else None
     if m is None or m[2] not in _UNITS:
@@ -59,3 +61,10 @@ def share(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise Error(f"{what}={value!r} is no share of rows; give a number from 0 to 1, such as 0.5")
     return float(value)
+
+
+def rank(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or len(text) > 9:
+        raise Error(f"rank={value!r} is no number of a rank; give 0, 1, 2 and so on, or set RANK")
+    return int(text)

@@ -8,3 +8,7 @@ class Error(RuntimeError):
 class Overflow(Error):
     """A step had more rows than room. There is more now: run the step again, from the
     same state (Runtime.run does)."""
+
+
+for _e in (Error, Overflow):
+    _e.__module__ = "stowage"  # as people import them

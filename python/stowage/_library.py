@@ -66,6 +66,8 @@ def _open_library() -> ctypes.PyDLL:
         so = ctypes.PyDLL(where)
     except OSError as e:
         raise Error(f"the library cannot be loaded ({e}); build it with `make wheel`, or set STOWAGE_LIBRARY to libstowage.so") from None
+    if not hasattr(so, "stowage_abi"):
+        raise Error(f"{where} is another library; set STOWAGE_LIBRARY to libstowage.so, or build it with `make wheel`")
     so.stowage_abi.restype = c_int
     if so.stowage_abi() != ABI:
         raise Error(f"{where} has interface {so.stowage_abi()} and this package wants {ABI}; install both from one version")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 
 def human(n: float) -> str:
@@ -15,9 +15,11 @@ def human(n: float) -> str:
     return f"{n:.1f} {unit}"
 
 
-def table(stats: Dict[str, Any]) -> str:
+def table(stats: Dict[str, Any], notes: Sequence[str] = ()) -> str:
     """One line for each group of the last step, then the memory."""
     summary = stats["summary"]
+    if not stats["steps"]:
+        return "no step yet"
     rows: List[List[str]] = [["group", "times", "saved", "moved", "choice"]]
     for g in summary["groups"]:
         choices = ", ".join(f"{n} {choice}" for choice, n in sorted(g["units"].items()))
@@ -38,6 +40,6 @@ def table(stats: Dict[str, Any]) -> str:
         lines.append(f"live rows have room in {human(stats['room'])} on the device")
     device, host = stats["memory"]["kind"][:2]
     lines.append(f"the runtime itself holds {human(device['current'])} on the device, {human(host['current'])} on the host")
-    for note in (stats.get("decision") or {}).get("notes") or []:
+    for note in ((stats.get("decision") or {}).get("notes") or []) + list(notes):
         lines.append(f"note: {note}")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from ._config import Size
 from ._errors import Error
 from ._library import Library
 from ._record import Rows, Weak, storage_of
-from ._step import InGroup, Step
+from ._step import InGroup, Step, still
 
 # One runtime owns a device's budget; two would each think they had all of it.
 _open: MutableMapping[str, Runtime] = weakref.WeakValueDictionary()
@@ -75,8 +75,12 @@ class Runtime:
         library: Callable[..., Any] = Library,
     ) -> None:
         self._library: Any = None
-        if (budget is None) == (policy is None):
-            raise Error("give either budget=\"60GiB\" or policy={\"moe_act\": \"offload\"}: a budget chooses the policy itself")
+        if budget is None and policy is None:
+            raise Error("neither a budget nor a policy; give budget=\"60GiB\" or policy={\"moe_act\": \"offload\"}")
+        if budget is not None and policy is not None:
+            raise Error("a budget and a policy; give one of them: a budget chooses the policy itself")
+        if isinstance(budget, Mapping):
+            raise Error(f"budget={budget!r} is no size; write policy={budget!r}")
         self.device = _device(device)
         self.policy = None if policy is None else _config.policy(policy)
         moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}
@@ -88,9 +92,11 @@ class Runtime:
         self._attached: List[Attachment] = []
         self._weights: set = set()
         self._seen: set = set()
+        self._stashed: set = set()  # names that stash() was called with
+        self._held: List[Weak] = []  # tensors of the library's memory that outlived their steps
         self._complete = False
         config: Dict[str, Any] = {"device": self.device.type, "least": self._least, "log": bool(log)}
-        config["rank"] = int(os.environ.get("RANK", 0)) if rank is None else rank
+        config["rank"] = _config.rank(os.environ.get("RANK", 0) if rank is None else rank)
         if self.device.type == "cuda":
             config["ordinal"] = self.device.index
             config["stream"] = torch.cuda.current_stream(self.device).cuda_stream
@@ -106,6 +112,7 @@ class Runtime:
         self._overflows = live is not None
         other = _open.get(str(self.device))
         if other is not None and other._library is not None:
+            other._library.here()  # in a forked process that is not the way out
             raise Error(f"there is a runtime on {self.device} already; close() it first, or use it for every model")
         self._library = library(config, _lender(weakref.ref(self)))
         _open[str(self.device)] = self
@@ -141,6 +148,8 @@ class Runtime:
 
     def group(self, name: str) -> ContextManager[None]:
         """What autograd saves inside goes into this group; outside of a step it does nothing."""
+        if self._library is None:
+            self._here()
         return InGroup(self._step, _config.group_name(name))
 
     def stash(self, x: torch.Tensor, rows: torch.Tensor, name: str = "expert_fc1") -> torch.Tensor:
@@ -150,18 +159,25 @@ class Runtime:
         were. A backward pass must not write to it. If rows is written before x is saved, all
         of x is kept. Under "offload" and "keep" x is like any other tensor of the group."""
         _config.group_name(name)
-        step = self._step
-        if step is None or not torch.is_grad_enabled():
-            return x
+        if self._library is None:
+            self._here()
         if not isinstance(x, torch.Tensor):
             raise Error(f"stash: x is no tensor ({type(x).__name__}); give the buffer itself, rows as its first dimension")
         if not isinstance(rows, torch.Tensor):
             raise Error(f"stash: rows={rows!r} is no tensor; give the number on the device, such as torch.tensor(3, device=x.device)")
         if rows.dtype != torch.int64 or rows.dim() != 0 or rows.device != x.device:
-            raise Error(f"stash: rows must be an int64 tensor without dimensions on {x.device}; it is {rows.dtype} {list(rows.shape)} on {rows.device}")
-        if x.device != self.device or x.dim() == 0 or not x.is_contiguous() or x.numel() * x.element_size() != storage_of(x).nbytes():
-            raise Error(f"stash: x must be contiguous, on {self.device}, with rows as its first dimension, and all of its storage; clone() a part")
+            raise Error(f"stash: rows must be an int64 tensor without dimensions on {x.device}; it is {rows.dtype} {list(rows.shape)} on {rows.device}: give rows.long(), rows.sum() or rows[0]")
+        if x.device != self.device or x.dim() == 0:
+            raise Error(f"stash: x must be on {self.device} with rows as its first dimension; it is {list(x.shape)} on {x.device}")
+        if not x.is_contiguous():
+            raise Error("stash: x must be contiguous; give x.contiguous()")
+        if x.numel() * x.element_size() != storage_of(x).nbytes() or x.data_ptr() % 16 and x.numel():
+            raise Error("stash: x is a part of its storage, or begins at an odd address; give x.clone()")
+        step = self._step
+        if step is None or not torch.is_grad_enabled():
+            return x
         step.seen.add(name)
+        self._stashed.add(name)
         if x.numel():
             stash = self.policy is None or self.policy.get(name) == "stash"
             new, old = Rows(rows, x.numel() // x.shape[0] * x.element_size(), name, stash, Weak(storage_of(x))), step.rows.get(x.data_ptr())
@@ -176,12 +192,14 @@ class Runtime:
         """Forward and backward passes. Steps with the same key do the same things: the
         first is recorded, later ones follow the plan that was made from it."""
         self._here()
+        if not isinstance(key, str) or "\0" in key:
+            raise Error(f"step: key={key!r} is no name; give a string such as \"long\"")
         if self._step is not None:
             where = "" if self._step.thread == threading.get_ident() else " in another thread"
             raise Error(f"a step is under way{where}; leave it before the next one begins")
         self._refresh()
         _eager()
-        step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen)
+        step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen, self._held)
         self._library.begin(key, step.stream)
         self._step = step
         try:
@@ -221,7 +239,8 @@ class Runtime:
         self._complete = True
         for name, choice in self.policy.items():
             if choice != "keep" and name not in self._seen and name != OTHER:
-                raise Error(f"policy names the group {name!r}, which the first step did not have (it had {', '.join(sorted(self._seen)) or 'none'}){_config.near(name, self._seen)}; use it in attach(), group() or stash(), or leave it out")
+                hint = "" if name in NAMES else _config.near(name, self._seen)
+                raise Error(f"policy names the group {name!r}, which the first step did not have (it had {', '.join(sorted(self._seen)) or 'none'}); use it in attach(), group() or stash(), or leave it out{hint}")
 
     def run(self, fn: Callable[..., Any], *args: Any, key: str = "", restore: Sequence[torch.Tensor] = ()) -> Any:
         """A step that calls fn(*args), and again from the same state if it had more rows
@@ -229,14 +248,21 @@ class Runtime:
 
         Random numbers, gradients and buffers of attached models, and the tensors of
         restore are put back first; fn must not change anything else."""
+        self._callable(fn, "run")
         return _rerun.run(self, fn, args, key, restore)
 
     def graph(self, fn: Callable[..., Any], *args: Any, key: str = "graph", restore: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
         """Captures a step that calls fn(*args) into a CUDA graph; the result is called like
         fn and replays it. On the CPU it is run() each time."""
+        self._callable(fn, "graph")
         if self.device.type != "cuda":
             return lambda *now: self.run(fn, *now, key=key, restore=restore)
         return _rerun.Graph(self, fn, args, key, restore)
+
+    @staticmethod
+    def _callable(fn: object, what: str) -> None:
+        if not callable(fn):
+            raise Error(f"{what}: {fn!r} cannot be called; give the function of a step")
 
     def check(self) -> None:
         """Raises Overflow if the steps so far, or the replay of a graph, had more rows than
@@ -253,7 +279,9 @@ class Runtime:
 
     def report(self) -> str:
         """The same as a table."""
-        return _report.table(self.stats())
+        never = [name for name, choice in (self.policy or {}).items() if choice == "stash" and name not in self._stashed]
+        notes = [f"the group {name!r} is to be stashed, and rt.stash(x, rows=count, name={name!r}) was not called: it is kept" for name in never]
+        return _report.table(self.stats(), notes)
 
     def trace(self, path: Union[None, str, "os.PathLike[str]"]) -> None:
         """Writes events of later steps to a file for `stowage report`; None ends it."""
@@ -262,10 +290,14 @@ class Runtime:
 
     def close(self) -> None:
         """Ends the runtime; a step under way is given up."""
-        library, self._library, self._step = self._library, None, None
+        library, step = self._library, getattr(self, "_step", None)
+        self._library = self._step = None
+        if step is not None:
+            step.outlive()
         for a in list(getattr(self, "_attached", [])):
             a.detach()
-        if library is not None:
+        # Memory that somebody still reads is not given back.
+        if library is not None and not still(getattr(self, "_held", [])):
             library.close()
 
     def _here(self) -> None:

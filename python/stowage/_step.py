@@ -50,9 +50,9 @@ PIECE = 64 << 20
 class Step:
     """The hooks of one step. pack runs on the step's thread, unpack on autograd's."""
 
-    def __init__(self, library: Any, device: torch.device, least: int, moves: Callable[[str], bool], outside: Optional[str], weights: Set[int], seen: Set[str]) -> None:
+    def __init__(self, library: Any, device: torch.device, least: int, moves: Callable[[str], bool], outside: Optional[str], weights: Set[int], seen: Set[str], held: List[Weak]) -> None:
         self.calls, self.device, self.least = library, device, max(1, least)
-        self.moves, self.weights, self.seen = moves, weights, seen
+        self.moves, self.weights, self.seen, self.held = moves, weights, seen, held
         self.cuda = device.index if device.type == "cuda" else -1
         self.torch_stream = torch.cuda.current_stream(device) if self.cuda >= 0 else None
         self.stream: int = self.torch_stream.cuda_stream if self.torch_stream is not None else 0
@@ -73,7 +73,7 @@ class Step:
         self.records: Dict[int, Record] = {}  # whose memory the library may read or ask for
         self.at: Dict[int, Record] = {}  # by address
         self.rows: Dict[int, Rows] = {}  # by address
-        # Of memory of the library's, by record. Held, since autograd adds to a gradient in
+        # Storages of the library's memory, by record. Held, since autograd adds to a gradient in
         # place if nobody else has its storage, and one may be what a backward pass unpacked.
         self.views: Dict[int, Any] = {}
         self.ids = 0
@@ -296,14 +296,21 @@ class Step:
         """Whether somebody else has one of them; those that nobody has are let go."""
         found = False
         for id in ids:
-            memory = self.views.pop(id, None)
+            if id not in self.views:
+                continue
+            memory = self.views.pop(id)
+            weak = Weak(memory)
+            del memory
+            memory = weak.storage()
             if memory is not None:
-                weak = Weak(memory)
-                del memory
-                memory = weak.storage()
-                if memory is not None:
-                    self.views[id], found = memory, True
+                self.views[id], found = memory, True
         return found
+
+    def outlive(self) -> None:
+        """Tensors of rows that somebody still has are no longer this step's."""
+        self.viewed(list(self.views))
+        self.held += map(Weak, self.views.values())
+        self.views = {}
 
     def forget(self, ids: List[int]) -> None:
         """A storage that is saved again from now on, by the next microbatch say, is another
@@ -327,9 +334,14 @@ class Step:
                     record.before.clear()
                     record.let_go()
                 self.records, self.at, self.rows = {}, {}, {}
-        if failed:
-            self.views = {}
-        if self.viewed(list(self.views)):
-            gc.collect()  # it may be garbage
-        if self.viewed(list(self.views)):
+        self.outlive()
+        if not failed and still(self.held):
             raise Error("a stashed tensor is still held after its step, where the next one will be written; clone() what a backward pass keeps")
+
+
+def still(held: List[Weak]) -> bool:
+    """Whether somebody has one of these storages; the others are forgotten."""
+    if any(w.storage() is not None for w in held):
+        gc.collect()  # it may be garbage
+    held[:] = [w for w in held if w.storage() is not None]
+    return bool(held)

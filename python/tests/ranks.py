@@ -134,7 +134,7 @@ def settings(kind, make, groups, **more):
         try:
             steps(model, rt.step, **more)
         except stowage.Error as e:
-            return {"budget": int(re.search(r"below the floor of (\d+)", str(e))[1]) * 5 // 4}
+            return {"budget": int(re.search(r"\((\d+) bytes\)", str(e))[1]) * 5 // 4}
     raise AssertionError("a step went by in 1 KiB")
 
 

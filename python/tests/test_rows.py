@@ -102,20 +102,36 @@ class Rows(unittest.TestCase):
                 kept.append(ctx.saved_tensors[0][:2])
                 return grad
 
-        def step(rt):
+        def step(rt, fails=lambda: None):
             with rt.step():
                 x = leaf(self.ROOM, self.WIDTH)
                 for i in range(self.LAYERS):
                     x = Keeps.apply(rt.stash(x.exp(), rows=torch.tensor(7)))
                 x.sum().backward()
+                fails()
 
         with runtime("offload", policy={"expert_fc1": "stash"}) as rt:
             step(rt)  # counts
-            with self.assertRaisesRegex(stowage.Error, r"held after its step.*clone\(\)"):
+            for _ in range(2):  # as long as it is
+                with self.assertRaisesRegex(stowage.Error, r"held after its step.*clone\(\)"):
+                    step(rt)
+            kept.clear()
+            step_fails = lambda: 1 // 0
+            with self.assertRaises(ZeroDivisionError):
+                step(rt, step_fails)
+            with self.assertRaisesRegex(stowage.Error, "held after its step"):  # by the step that failed
                 step(rt)
             kept.clear()
+            keeps = Keeps.backward
             Keeps.backward = staticmethod(lambda ctx, grad: (ctx.saved_tensors, grad)[1])
             step(rt)
+            Keeps.backward = keeps
+            with self.assertRaises(stowage.Error):
+                step(rt)
+            sums = [t.sum() for t in kept]
+        # The runtime is closed; its memory is not gone as long as somebody has it.
+        for t, s in zip(kept, sums):
+            self.assertTrue(same(t.sum(), s))
 
     def test_microbatches_share_a_place(self):
         """What one backward pass is done with, the next forward pass may use; a tensor that

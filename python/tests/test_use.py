@@ -68,8 +68,12 @@ class Wrong(unittest.TestCase):
     def test_opening(self):
         R = lambda *a, **k: stowage.Runtime(*a, device=k.pop("device", "cpu"), **k)
         for bad, parts in (
-            (lambda: R(), ["either budget=", "policy="]),
-            (lambda: R("1GiB", {"a": "keep"}), ["either budget="]),
+            (lambda: R(), ["neither a budget nor a policy", "budget=", "policy="]),
+            (lambda: R("1GiB", {"a": "keep"}), ["a budget and a policy; give one"]),
+            (lambda: R({"a": "keep"}), ["is no size; write policy={'a': 'keep'}"]),
+            (lambda: R(10**30), ["more than there can be"]),
+            (lambda: R(policy={}, rank="a"), ["rank='a' is no number"]),
+            (lambda: R(policy={}, rank=-1), ["rank=-1"]),
             (lambda: R("60 gigs"), ["budget='60 gigs' is no size", "60GiB"]),
             (lambda: R(-1), ["negative"]),
             (lambda: R(1.5), ["no size"]),
@@ -154,6 +158,9 @@ class Wrong(unittest.TestCase):
         try:
             with self.raises("cannot be loaded", "make wheel"):
                 stowage.Runtime(policy={}, device="cpu")
+            os.environ["STOWAGE_LIBRARY"] = "libc.so.6"
+            with self.raises("libc.so.6 is another library"):
+                stowage.Runtime(policy={}, device="cpu")
         finally:
             del os.environ["STOWAGE_LIBRARY"]
             if before:
@@ -163,16 +170,50 @@ class Wrong(unittest.TestCase):
         with runtime() as rt, rt.step():
             x, n = leaf(8, 4), torch.tensor(3)
             for bad, parts in (
-                (lambda: rt.stash(x, n.int()), ["rows must be an int64"]),
+                (lambda: rt.stash(x, n.int()), ["rows must be an int64", r"rows.long\(\)"]),
+                (lambda: rt.stash(torch.ones(()), n), ["rows as its first dimension"]),
                 (lambda: rt.stash(x, rows=3), ["rows=3 is no tensor", r"torch.tensor\(3"]),
                 (lambda: rt.stash([x], n), [r"x is no tensor \(list\)"]),
                 (lambda: rt.stash(x, n[None]), ["without dimensions"]),
-                (lambda: rt.stash(x.t(), n), ["x must be contiguous"]),
-                (lambda: rt.stash(x[1:], n), ["all of its storage", r"clone\(\)"]),
-                (lambda: rt.stash(x[:7], n), ["all of its storage"]),  # the eighth would be a dead row
+                (lambda: rt.stash(x.t(), n), ["x must be contiguous", r"x.contiguous\(\)"]),
+                (lambda: rt.stash(x[1:], n), ["a part of its storage", r"clone\(\)"]),
+                (lambda: rt.stash(x[:7], n), ["a part of its storage"]),  # the eighth would be a dead row
             ):
                 with self.raises(*parts):
                     bad()
+        with runtime() as rt, self.raises("is no tensor"):  # outside of steps too
+            rt.stash([x], n)
+
+    def test_calls(self):
+        with runtime() as rt:
+            for bad, parts in (
+                (lambda: rt.step(5).__enter__(), ["key=5 is no name"]),
+                (lambda: rt.step("a\0b").__enter__(), ["is no name"]),
+                (lambda: rt.run(5), ["run: 5 cannot be called"]),
+                (lambda: rt.graph(5), ["graph: 5 cannot be called"]),
+                (lambda: rt.attach(nn.Linear(2, 2), {}), ["groups={} names no module"]),
+            ):
+                with self.raises(*parts):
+                    bad()
+            self.assertEqual("no step yet", rt.report())
+        for use in (lambda: rt.group("a"), lambda: rt.stash(torch.ones(2, 2), torch.tensor(1))):
+            with self.raises("is closed"):
+                use()
+
+    def test_a_budget_that_is_too_small(self):
+        with stowage.Runtime(budget=3000, device=DEVICE, least=0) as rt:
+            with self.raises("a budget of 2.93 KiB is too small: this step needs .* bytes"):
+                for _ in range(3):
+                    with rt.step():
+                        w = leaf(60, 60)
+                        ((w @ w).exp() @ w).sum().backward()
+
+    def test_stash_without_stash(self):
+        with runtime("offload", policy={"mlp": "stash"}) as rt:
+            rt.attach(nn.Linear(4, 4), {"": "mlp"})
+            with rt.step():
+                pass
+            self.assertIn("note: the group 'mlp' is to be stashed, and rt.stash(x, rows=count, name='mlp') was not called", rt.report())
 
     def test_sizes(self):
         for text, bytes in (("0", 0), ("12", 12), ("1KiB", 1024), ("1.5 GiB", 3 << 29), ("60GB", 60 * 10**9), (" 2 TiB ", 2 << 40), (7, 7)):
