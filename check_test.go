@@ -6,6 +6,7 @@ package stowage
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stowage-dev/stowage/capture"
@@ -111,24 +112,7 @@ func TestEverythingMayFail(t *testing.T) {
 	for _, set := range []capture.Set{0, whole, scopes} {
 		c := on(0, Config{Scopes: set, ByHand: hand("core_attn", "expert_fc1"), Stash: store(2, 400)})
 		c.layers, c.pipeline.Microbatches, c.foreign, c.most = 2, 1, set == 0, 40
-		program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
-			ck := check.New(check.Options{Faults: faults})
-			inner := openCPU(t)
-			dev := ck.Wrap(inner)
-			l, err := newLoop(dev, c)
-			if err == nil {
-				err = l.train(3, rand.New(rand.NewPCG(1, 1)))
-			}
-			err = errors.Join(err, l.close())
-			used := dev.Memory().Kind
-			return ck, used, errors.Join(err, dev.Close())
-		}
-		clean, _, err := program()
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-			felt, calls := 0, clean.Count(class)
 			by := 1
 			if class == check.Copies || class == check.Launches { // there are hundreds
 				by = 3
@@ -136,27 +120,21 @@ func TestEverythingMayFail(t *testing.T) {
 			if testing.Short() || raceEnabled {
 				by = 7
 			}
-			for n := 0; n < calls; n += by {
-				_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
-				var oom *device.OutOfMemory
-				var broken *device.DriverError
-				var full *residency.Full
-				switch {
-				case class == check.Grows && (err == nil || errors.As(err, &full)):
-					// what there is became the limit
-				case errors.As(err, &oom) || errors.As(err, &broken):
-					felt++
-				default:
-					t.Errorf("%v: %v %d fails: %v", set, class, n, err)
+			f, err := check.FailEach(class, by, cpuDevice, func(dev device.Device) error {
+				l, err := newLoop(dev, c)
+				if err == nil {
+					err = l.train(3, rand.New(rand.NewPCG(1, 1)))
 				}
-				for k, u := range used {
-					if u.Current != u.Pending {
-						t.Errorf("%v: %v %d fails and leaves %v of %s memory", set, class, n, u.Current-u.Pending, device.Kind(k))
-					}
-				}
+				return errors.Join(err, l.close())
+			})
+			if err != nil {
+				t.Fatal(err)
 			}
-			if felt*2*by < calls && class != check.Grows {
-				t.Errorf("%v: only %d of %d failing calls of class %v were felt", set, felt, calls, class)
+			// Where it cannot grow, what there is becomes the limit.
+			full := func(err error) bool { return class == check.Grows && errors.As(err, new(*residency.Full)) }
+			f.Odd = slices.DeleteFunc(f.Odd, full)
+			if len(f.Odd) > 0 || class != check.Grows && (f.Survived > 0 || f.Felt*2*by < f.Calls) {
+				t.Errorf("%v, %v: %+v", set, class, f)
 			}
 		}
 	}

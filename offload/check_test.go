@@ -119,47 +119,20 @@ func TestEverythingMayFail(t *testing.T) {
 	for _, h := range []how{eager, whole, scopes} {
 		p := pipelines[1]
 		c := loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: every3, ahead: 2, foreign: h == eager}
-		program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
-			ck := check.New(check.Options{Faults: faults})
-			inner, err := cpuDevice()
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies} {
+			f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
+				l, err := newLoop(dev, c)
+				if err == nil {
+					err = l.train(3, rand.New(rand.NewPCG(1, 1)))
+				}
+				return errors.Join(err, l.close())
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			dev := ck.Wrap(inner)
-			l, err := newLoop(dev, c)
-			if err == nil {
-				err = l.train(3, rand.New(rand.NewPCG(1, 1)))
-			}
-			err = errors.Join(err, l.close())
-			used := dev.Memory().Kind
-			return ck, used, errors.Join(err, dev.Close())
-		}
-		whole, _, err := program()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies} {
-			felt, calls := 0, whole.Count(class)
-			for n := range calls {
-				_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
-				var oom *device.OutOfMemory
-				var broken *device.DriverError
-				switch {
-				case err == nil && class == check.Grows:
-					continue // what there is became the limit
-				case errors.As(err, &oom) || errors.As(err, &broken):
-					felt++
-				default:
-					t.Errorf("%v: %v %d fails: %v", h, class, n, err)
-				}
-				for k, u := range used {
-					if u.Current != u.Pending {
-						t.Errorf("%v: %v %d fails and leaves %v of %s memory", h, class, n, u.Current-u.Pending, device.Kind(k))
-					}
-				}
-			}
-			if felt*2 < calls && class != check.Grows {
-				t.Errorf("%v: only %d of %d failing calls of class %v were felt", h, felt, calls, class)
+			// Where it cannot grow, what there is becomes the limit.
+			if len(f.Odd) > 0 || class != check.Grows && (f.Survived > 0 || f.Felt*2 < f.Calls) {
+				t.Errorf("%v, %v: %+v", h, class, f)
 			}
 		}
 	}

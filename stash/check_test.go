@@ -114,47 +114,20 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 // given back.
 func TestEverythingMayFail(t *testing.T) {
 	c := loopConfig{pipeline: interleaved, layers: 2, sets: 2, maxRows: 40, limit: 100, ManagerConfig: tight(2, 1, 256, 256)}
-	program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
-		ck := check.New(check.Options{Faults: faults})
-		inner, err := cpuDevice()
+	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+		f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
+			v, err := newMover(dev, c)
+			if err == nil {
+				err = v.run(3, rand.New(rand.NewPCG(1, 1)), 100, func() error { return v.m.Step(Key{}, v.body) })
+			}
+			return errors.Join(err, v.close())
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev := ck.Wrap(inner)
-		v, err := newMover(dev, c)
-		if err == nil {
-			err = v.run(3, rand.New(rand.NewPCG(1, 1)), 100, func() error { return v.m.Step(Key{}, v.body) })
-		}
-		err = errors.Join(err, v.close())
-		used := dev.Memory().Kind
-		return ck, used, errors.Join(err, dev.Close())
-	}
-	whole, _, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-		felt, calls := 0, whole.Count(class)
-		for n := range calls {
-			_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
-			var oom *device.OutOfMemory
-			var broken *device.DriverError
-			switch {
-			case err == nil && class == check.Grows:
-				continue // room to spare that could not be had: the step does without
-			case errors.As(err, &oom) || errors.As(err, &broken):
-				felt++
-			default:
-				t.Errorf("%v %d fails: %v", class, n, err)
-			}
-			for k, u := range used {
-				if u.Current != u.Pending {
-					t.Errorf("%v %d fails and leaves %v of %s memory", class, n, u.Current-u.Pending, device.Kind(k))
-				}
-			}
-		}
-		if felt*2 < calls {
-			t.Errorf("only %d of %d failing calls of class %v were felt", felt, calls, class)
+		// Room to spare that cannot be had is done without.
+		if len(f.Odd) > 0 || f.Survived > 0 && class != check.Grows || f.Felt*2 < f.Calls {
+			t.Errorf("%v: %+v", class, f)
 		}
 	}
 }

@@ -414,42 +414,19 @@ func TestBerths(t *testing.T) {
 // and where there is no memory to grow tensors stay where they are.
 func TestShelfMayFail(t *testing.T) {
 	for _, live := range []float64{0, 0.5} {
-		program := func(faults ...check.Fault) (*check.Checker, [device.Kinds]device.KindUsage, error) {
-			ck := check.New(check.Options{Faults: faults})
-			inner, err := cpuDevice()
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+			f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
+				l, err := newLibrary(dev, live)
+				if err == nil {
+					err = l.train(3, rand.New(rand.NewPCG(1, 1)), l.step)
+				}
+				return errors.Join(err, l.close())
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			dev := ck.Wrap(inner)
-			l, err := newLibrary(dev, live)
-			if err == nil {
-				err = l.train(3, rand.New(rand.NewPCG(1, 1)), l.step)
-			}
-			err = errors.Join(err, l.close())
-			used := dev.Memory().Kind
-			return ck, used, errors.Join(err, dev.Close())
-		}
-		whole, _, err := program()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-			calls, survived := whole.Count(class), 0
-			for n := range calls {
-				_, used, err := program(check.Fault{Class: class, N: n, Do: check.Fail})
-				if err == nil && class == check.Grows {
-					survived++
-				} else if !errors.As(err, new(*device.OutOfMemory)) && !errors.As(err, new(*device.DriverError)) {
-					t.Errorf("%v %d fails: %v", class, n, err)
-				}
-				for k, u := range used {
-					if u.Current != u.Pending {
-						t.Errorf("%v %d fails and leaves %v of %s memory", class, n, u.Current-u.Pending, device.Kind(k))
-					}
-				}
-			}
-			if calls == 0 || class == check.Grows && survived == 0 {
-				t.Errorf("%d calls of class %v, of which %d may fail", calls, class, survived)
+			if len(f.Odd) > 0 || f.Calls == 0 || (f.Survived > 0) != (class == check.Grows) {
+				t.Errorf("%v: %+v", class, f)
 			}
 		}
 	}

@@ -1,0 +1,70 @@
+// This file owns the test of FailEach: a program that does it right, and those that do not.
+
+package check
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+func TestFailEach(t *testing.T) {
+	open := func() (device.Device, error) { return cpu.Open(cpu.Options{}) }
+	// work allocates three buffers; at the second failure it does what is wrong.
+	work := func(second func(error) error, leak bool) func(device.Device) error {
+		return func(d device.Device) (err error) {
+			s, err := d.NewStream("test")
+			if err != nil {
+				return err
+			}
+			var all []*device.Buffer
+			for i := range 3 {
+				b, failed := d.Alloc(device.Accel, 100, "test")
+				if failed != nil {
+					if err = failed; i == 1 {
+						err = second(failed)
+					}
+					if leak && i == 1 {
+						all = nil
+					}
+					break
+				}
+				all = append(all, b)
+			}
+			for _, b := range all {
+				s.Free(b)
+			}
+			return errors.Join(err, s.Close())
+		}
+	}
+	as := func(err error) error { return err }
+	for _, x := range []struct {
+		second         func(error) error
+		leak           bool
+		felt, survived int
+		odd            string
+	}{
+		{as, false, 3, 0, ""},
+		{func(error) error { return nil }, false, 2, 1, ""},
+		{func(error) error { return errors.New("mine") }, false, 2, 0, "1 fails: mine"},
+		{as, true, 2, 0, "100 B of device memory is left"},
+	} {
+		f, err := FailEach(Allocs, 1, open, work(x.second, x.leak))
+		if err != nil || f.Calls != 3 || f.Felt != x.felt || f.Survived != x.survived {
+			t.Errorf("%+v, %v; want %+v", f, err, x)
+		}
+		if got := errors.Join(f.Odd...); x.odd == "" && got != nil || x.odd != "" && (got == nil || !strings.Contains(got.Error(), x.odd)) {
+			t.Errorf("%v, want %q", got, x.odd)
+		}
+	}
+	if f, err := FailEach(Allocs, 2, open, work(as, false)); err != nil || f.Felt != 2 {
+		t.Errorf("every second: %+v, %v", f, err)
+	}
+	broken := errors.New("broken")
+	if _, err := FailEach(Allocs, 1, open, func(device.Device) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("a program that fails as it is: %v", err)
+	}
+}
