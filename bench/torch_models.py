@@ -69,26 +69,17 @@ class Routing:
         return out.to(rows.dtype)
 
 
-class Dispatch(torch.autograd.Function):
+class Move(torch.autograd.Function):
+    """There in the forward pass, back in the backward pass: one is the other's transpose."""
+
     @staticmethod
-    def forward(ctx, x, routing):
-        ctx.routing = routing
-        return routing.spread(x)
+    def forward(ctx, x, there, back):
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx, grad):
-        return ctx.routing.gather(grad), None
-
-
-class Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, routing):
-        ctx.routing = routing
-        return routing.gather(rows)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.routing.spread(grad), None
+        return ctx.back(grad), None, None
 
 
 class MoE(nn.Module):
@@ -100,10 +91,10 @@ class MoE(nn.Module):
         self.up, self.down = make(experts, hidden, 2 * width), make(experts, width, hidden)
 
     def forward(self, x, routing, live):
-        y = live(Dispatch.apply(F.layer_norm(x, x.shape[-1:]), routing), "expert_fc1")
+        y = live(Move.apply(F.layer_norm(x, x.shape[-1:]), routing.spread, routing.gather), "expert_fc1")
         y = live(experts_mm(y, self.up, routing.offs), "moe_act")
         y = live(SwiGLU.apply(y), "expert_fc2")
-        return x + Combine.apply(experts_mm(y, self.down, routing.offs), routing) / routing.k
+        return x + Move.apply(experts_mm(y, self.down, routing.offs), routing.gather, routing.spread) / routing.k
 
 
 class Mixture(nn.Module):

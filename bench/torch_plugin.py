@@ -393,7 +393,7 @@ def graphs(rt):
     plug.update(room_mib=round(rt.stats()["room"] / MIB, 1))
     for r in results:
         r.update(time_to_oversized=round(r["ms"] / over["ms"], 4), memory_to_exact=round(r["peak_mib"] / exact["peak_mib"], 4) if CUDA else None)
-        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f}x oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact'] or '-'}x exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
+        say(f"  {r['name']:34} {r['ms']:9.2f} ms  {r['time_to_oversized']:6.3f} of oversized  peak {r['peak_mib']:9.1f} MiB  {r['memory_to_exact'] or '-'} of exact  gradients {'equal' if r['same_gradients'] else 'DIFFER'}")
     return {"kinds": results}
 
 

@@ -1,9 +1,9 @@
 """The C interface (stowage.h) by ctypes: the library, its structures and codes.
 
 The GIL stays held during calls of a backward pass and those that ask for memory (PyDLL):
-they take microseconds, and call back on the same thread. All others let go of it: they may wait for the device, which
-may wait for what another thread has yet to issue, or for a call of another thread that is
-lent memory just now. Nothing here knows tensors.
+they take microseconds, and call back on the same thread. All others let go of it: they may
+wait for the device, which may wait for what another thread has yet to issue, or for a call
+of another thread that is lent memory just now. Nothing here knows tensors.
 """
 
 from __future__ import annotations

@@ -58,7 +58,11 @@ def run(runtime: Any, fn: Callable[..., Any], args: Sequence[Any], key: str, res
         except Overflow as e:
             last = e
             state.back()
-    raise Error(f"rows lacked room {TRIES} times: {last}") from last
+    raise Error(scant(last)) from last
+
+
+def scant(last: Overflow) -> str:
+    return f"rows lacked room {TRIES} times; give Runtime(live=1), or counts that do not grow from run to run ({last})"
 
 
 class Graph:
@@ -121,4 +125,4 @@ class Graph:
             except Overflow as e:
                 last = e
                 state.back()
-        raise Error(f"rows lacked room {TRIES} times: {last}") from last
+        raise Error(scant(last)) from last

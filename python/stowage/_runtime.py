@@ -148,8 +148,6 @@ class Runtime:
 
     def group(self, name: str) -> ContextManager[None]:
         """What autograd saves inside goes into this group; outside of a step it does nothing."""
-        if self._library is None:
-            self._here()
         return InGroup(self._step, _config.group_name(name))
 
     def stash(self, x: torch.Tensor, rows: torch.Tensor, name: str = "expert_fc1") -> torch.Tensor:
@@ -159,12 +157,13 @@ class Runtime:
         were. A backward pass must not write to it. If rows is written before x is saved, all
         of x is kept. Under "offload" and "keep" x is like any other tensor of the group."""
         _config.group_name(name)
-        if self._library is None:
-            self._here()
         if not isinstance(x, torch.Tensor):
             raise Error(f"stash: x is no tensor ({type(x).__name__}); give the buffer itself, rows as its first dimension")
         if not isinstance(rows, torch.Tensor):
             raise Error(f"stash: rows={rows!r} is no tensor; give the number on the device, such as torch.tensor(3, device=x.device)")
+        step = self._step
+        if step is None or not torch.is_grad_enabled():
+            return x  # a model is evaluated on other devices too, and when the runtime is closed
         if rows.dtype != torch.int64 or rows.dim() != 0 or rows.device != x.device:
             raise Error(f"stash: rows must be an int64 tensor without dimensions on {x.device}; it is {rows.dtype} {list(rows.shape)} on {rows.device}: give rows.long(), rows.sum() or rows[0]")
         if x.device != self.device or x.dim() == 0:
@@ -173,9 +172,6 @@ class Runtime:
             raise Error("stash: x must be contiguous; give x.contiguous()")
         if x.numel() * x.element_size() != storage_of(x).nbytes() or x.data_ptr() % 16 and x.numel():
             raise Error("stash: x is a part of its storage, or begins at an odd address; give x.clone()")
-        step = self._step
-        if step is None or not torch.is_grad_enabled():
-            return x
         step.seen.add(name)
         self._stashed.add(name)
         if x.numel():
