@@ -1,338 +1,226 @@
-// Package stowage decides where every saved activation of a training step lives:
-// in device memory, in pages, in pinned host memory, or nowhere until it is
-// computed again. A training loop opens a [Runtime] on its device and compute
-// stream, runs its steps through it, and saves and loads its tensors by the names
-// of their groups. The runtime records the first step, chooses under a budget (or
-// takes the choices it is given), and from then on moves what has to move on
-// streams of its own, while compute goes on.
+// Package stowage decides where the saved tensors of a training step live: in device
+// memory, in pages of a stash, in pinned host memory, or nowhere until they are
+// computed again.
 //
-// Results do not depend on any of it: with the same inputs, a step computes the
-// same bits whatever the policy.
+// A training loop opens a [Runtime] on its device and compute stream and runs every
+// step through [Runtime.Step]. Inside of a step it names what it saves: a forward pass
+// saves tensors in a [Group], and the backward pass loads the group by the same name.
 //
-// This file owns the configuration and the runtime, step.go what a step may do,
-// group.go groups and their tensors, learn.go how a recorded step becomes a plan,
-// scope.go captured scopes, links.go the measurement of links, summary.go the
-// table of what happened, events.go the trace of it.
+//	rt, err := stowage.Open(stowage.Config{Device: dev, Compute: compute, Budget: 4 * memory.GiB})
+//	if err != nil {
+//		return err
+//	}
+//	defer rt.Close()
+//	err = rt.Step(memory.Key{Microbatches: 1}, func(s *stowage.Step) error {
+//		for layer := range layers {
+//			if err := forward(s, layer); err != nil { // BeginGroup, New, Save, End
+//				return err
+//			}
+//		}
+//		for layer := layers - 1; layer >= 0; layer-- {
+//			if err := backward(s, layer); err != nil { // Load, Done
+//				return err
+//			}
+//		}
+//		return nil
+//	})
+//
+// The runtime records the first step under a [memory.Key]. It then chooses, for every
+// module of every layer, whether to keep, stash, offload or recompute what the module
+// saves, and later steps follow that plan. The choices come from one of four sources:
+//
+//   - Config.Budget: the solver finds the choices with the shortest predicted step that
+//     fits into the budget.
+//   - Config.Policy: the caller makes the choice for every unit.
+//   - Config.ByHand: the caller uses the settings of Megatron-LM.
+//   - Config.GroupChoices: the caller makes the choice for all groups of a name.
+//
+// Without any of them everything stays in device memory.
+//
+// Copies run on streams of the runtime's own while compute goes on. Results do not
+// depend on the choices: with the same inputs, a step computes the same bits under
+// every policy.
+//
+// The words that this documentation uses are defined in package
+// [github.com/stowage-dev/stowage/memory].
+//
+// # Errors and panics
+//
+// Operating conditions are errors: a budget that no choice can meet
+// (*[memory.BudgetError]), a stash that overflows although it cannot grow
+// (*[OverflowError]), a device that fails. Mistakes of the calling program panic: a
+// group that is loaded but was never saved, a tensor that is used after its step, a
+// step inside of a step.
+//
+// A Runtime and everything that comes from it belong to one goroutine.
 package stowage
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/offload"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/residency"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
-	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
 )
 
-// GroupID names the saved tensors of one module of one layer of one microbatch.
-type GroupID = schedule.Group
-
-// Key tells plans apart: a plan holds for one phase, number of microbatches and
-// shape of the inputs. A step under another key never disturbs it.
-type Key = stash.Key
-
-// Phases of a step. In one that evaluates nothing is saved.
-const (
-	Train    = stash.Train
-	Evaluate = stash.Evaluate
-)
-
-// Config configures a runtime. Device and Compute are needed; everything else may
-// be left out: then everything stays on the device.
+// Config configures a [Runtime]. Device and Compute are required. A Config with
+// nothing else keeps everything in device memory.
 type Config struct {
-	Device  device.Device
-	Compute device.Stream // on which the training loop issues its work
+	// Device is the device of this rank.
+	Device device.Device
+	// Compute is the stream on which the training loop issues its work.
+	Compute device.Stream
 
-	// Budget is the device memory that saved activations, workspaces and pages may
-	// take together; zero is no budget. The runtime chooses what to do about it, or,
-	// with Policy or ByHand beside it, moves what finds no room under those choices.
-	Budget device.Bytes
-	// Host is the pinned memory that may be used; zero stands for all there is.
-	Host device.Bytes
-	// Policy and ByHand are choices made by the user, exact ones or the field's
-	// settings; give at most one of them. ByHand begins with policy.Defaults(): in a
-	// zero ByHand the fraction that leaves is 0. It takes the names of modules that
-	// the field has; groups with other names are for Policy. What is to be
-	// recomputed must go through Step.Run, or it is kept.
-	Policy policy.Policy
-	ByHand *policy.ByHand
-	// Names are choices by the names of groups, whatever those are: keep or offload.
-	Names map[string]policy.Choice
-	// NoRecompute and NoOffload keep the solver from either. The recorded step moves
-	// what it must all the same: its choices are not made yet.
-	NoRecompute, NoOffload bool
+	// Budget is the device memory that this rank may hold at its peak, whoever holds
+	// it, as the device's ledger counts it. Zero means no budget. With Policy, ByHand
+	// or GroupChoices beside it the runtime follows those choices and evicts what
+	// still finds no room.
+	Budget memory.Bytes
+	// SavedLimit limits the device memory of saved tensors, with the workspaces and pages
+	// of their rows. Use it in place of Budget if the device's ledger does not count what
+	// others hold. Zero means no limit.
+	SavedLimit memory.Bytes
+	// HostLimit is the pinned host memory that the runtime may use. Zero means all that
+	// the device offers.
+	HostLimit memory.Bytes
 
-	// Scopes are captured as graphs after WarmUp eager steps; zero stands for two, of
-	// which the second takes times that no loading of code disturbs.
-	// Places says in which scope groups lie that the field has no name for.
-	Scopes capture.Set
+	// Policy makes the choice for every unit. At most one of Policy, ByHand and
+	// GroupChoices may be set. A unit is recomputed only if its forward pass goes
+	// through [Step.Run]; else it is kept.
+	Policy memory.Policy
+	// ByHand holds settings by module, as Megatron-LM has them. Begin with
+	// [DefaultModuleSettings]: the zero value offloads nothing.
+	ByHand *ModuleSettings
+	// GroupChoices makes the choice, Keep or Offload, for all groups of a name. The names
+	// may be any that the training loop uses.
+	GroupChoices map[string]memory.Choice
+	// NoOffload and NoRecompute forbid the solver these choices. The recorded step may
+	// still offload what finds no room, because its choices are not made yet.
+	NoOffload, NoRecompute bool
+
+	// Scopes are the parts of a step that are captured as graphs.
+	Scopes memory.Scopes
+	// WarmUp is the number of steps that run eagerly before a capture. Zero means two,
+	// of which the second is timed without the loading of code.
 	WarmUp int
-	Places map[string]capture.Scope
+	// GroupScopes says in which scope the groups of a name lie, for names that
+	// [memory.Modules] does not have.
+	GroupScopes map[string]memory.Scope
 
-	// Stash configures the paged store for groups whose rows are counted on the
-	// device; nil is none. Its Rank, Reduce and Log are those below.
-	Stash *stash.ManagerConfig
+	// Stash configures the stash for rows that are counted on the device. Nil means no
+	// stash; then [Runtime.NewWorkspace] returns an error.
+	Stash *StashConfig
 
-	// Lend is for loops whose memory is somebody else's: it lends memory for a storage
-	// that was borrowed, when that comes back. Steps take no device memory of their own
-	// then; a budget limits what is borrowed at a time, as far as storages can leave.
-	Lend func(*offload.Storage) (device.Range, error)
-
-	// Links are the rates between device and host; zero has Open measure them if
-	// anything may be moved.
-	Links policy.Links
-	// Window is how many copies out may be under way before the memory they free is
-	// taken; zero stands for the default.
+	// Links holds the rates between device and host memory. If it is zero and anything
+	// may be offloaded, Open measures them with [MeasureLinks].
+	Links memory.Links
+	// Window is the number of offloads that may be under way before the runtime waits
+	// for the memory that they free. Zero means the default.
 	Window int
-	// Least is the size below which a storage never leaves.
-	Least device.Bytes
+	// MinBytes is the size below which a storage is never offloaded.
+	MinBytes memory.Bytes
 
-	Rank   int // in messages, summaries and traces
-	Stage  int // of the pipeline, for amounts that differ by its ranks
-	Reduce func(stash.Verdict) (stash.Verdict, error)
-	Log    *slog.Logger // nil is silent
-	Trace  trace.Sink   // nil is none
+	// Rank identifies this rank in errors, summaries and traces.
+	Rank int
+	// Stage is this rank's stage of the pipeline. ModuleSettings.DeltaBytes uses it.
+	Stage int
+	// Reduce combines the outcome of a step on this rank with those of all other ranks,
+	// and returns the same outcome on each: [Outcome.Worse] of all. Ranks that train
+	// together with a stash need it, so that all of them rerun the same steps. Nil means
+	// a single rank.
+	Reduce func(Outcome) (Outcome, error)
+
+	// Log receives decisions and warnings. Nil means no log.
+	Log *slog.Logger
+	// Trace receives an event for everything that the runtime does. Nil means no trace.
+	Trace trace.Sink
 }
 
-// Runtime is the memory of one rank's training loop. One goroutine drives it.
-type Runtime struct {
-	cfg     Config
-	off     *offload.Manager // made by the first step
-	stash   *stash.Manager   // nil without one
-	scopes  *capture.Scopes
-	report  *capture.Report
-	links   policy.Links
-	keys    map[Key]*learned
-	gen     int // of plans
-	step    *Step
-	closed  bool
-	events  tracer
-	outputs *[]*Tensor           // of the scope under way
-	scope   *capture.Key         // that it is, or nil
-	redone  map[capture.Key]bool // captured forward passes with groups to recompute
-	stamps  []device.Event       // of a recorded step
-	stamped int
-}
-
-// Open makes a runtime. Bad settings are refused here, with what to change.
-func Open(cfg Config) (*Runtime, error) {
-	if cfg.Device == nil || cfg.Compute == nil {
-		return nil, errors.New("stowage: give a Device and the Compute stream that the training loop works on")
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	cfg.WarmUp = cmp.Or(cfg.WarmUp, 2)
-	r := &Runtime{cfg: cfg, links: cfg.Links, keys: map[Key]*learned{}, redone: map[capture.Key]bool{}, events: tracer{sink: cfg.Trace, rank: cfg.Rank, compute: cfg.Compute, whole: cfg.Scopes.Has(capture.FullIteration)}}
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	if err := r.make(); err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	return r, nil
-}
-
-// check refuses settings that contradict each other.
-func (r *Runtime) check() error {
-	c := &r.cfg
-	switch {
-	case c.Budget < 0 || c.Host < 0 || c.Window < 0 || c.WarmUp < 0:
-		return fmt.Errorf("stowage: a budget of %d bytes, %d bytes of host memory, a window of %d copies and %d warm-up steps; none may be negative",
-			int64(c.Budget), int64(c.Host), c.Window, c.WarmUp)
-	case c.Policy != nil && c.ByHand != nil, c.Names != nil && r.byUnit():
-		return errors.New("stowage: Policy, ByHand and Names all make the choices; give one of them")
-	case c.Lend != nil && (c.Stash != nil || c.Scopes != 0):
-		return errors.New("stowage: with Lend the caller keeps rows in pages and captures graphs; leave Stash and Scopes out")
-	}
-	for name, x := range c.Names {
-		if x != policy.Keep && x != policy.Offload {
-			return fmt.Errorf("stowage: %s of %s by name; choose keep or offload", x, name)
-		}
+// engine returns the configuration of the engine.
+func (c *Config) engine() engine.Config {
+	e := engine.Config{
+		Device: c.Device, Compute: c.Compute, Budget: c.Budget, SavedLimit: c.SavedLimit, HostLimit: c.HostLimit,
+		Policy: c.Policy, GroupChoices: c.GroupChoices, NoOffload: c.NoOffload, NoRecompute: c.NoRecompute,
+		Scopes: c.Scopes, WarmUp: c.WarmUp, GroupScopes: c.GroupScopes,
+		Links: c.Links, Window: c.Window, MinBytes: c.MinBytes, Rank: c.Rank, Stage: c.Stage, Log: c.Log, Trace: c.Trace,
 	}
 	if c.ByHand != nil {
-		if err := c.ByHand.Check(slices.Sorted(maps.Keys(c.Places))...); err != nil {
-			return err
-		}
+		h := c.ByHand.policy()
+		e.ByHand = &h
 	}
-	// A policy may give units of one name several choices: each must be possible.
-	for c := policy.Keep; c <= policy.Recompute; c++ {
-		if err := r.detect(r.given(c)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// given are the choices that are known before a step was recorded, by name; where
-// they differ under one name, the one that is asked for counts.
-func (r *Runtime) given(which policy.Choice) map[string]capture.Choice {
-	choices := map[string]capture.Choice{}
-	for u, c := range r.cfg.Policy {
-		if have := choices[u.Name]; have != capture.Choice(which) {
-			choices[u.Name] = max(have, capture.Choice(c))
-		}
-		if c == which && c != policy.Keep {
-			choices[u.Name] = capture.Choice(c)
-		}
-	}
-	for name, x := range r.cfg.Names {
-		choices[name] = capture.Choice(x)
-	}
-	if h := r.cfg.ByHand; h != nil {
-		for _, m := range h.OffloadModules {
-			choices[m] = capture.Offload
-		}
-		for _, m := range h.RecomputeModules {
-			choices[m] = capture.Recompute
-		}
-		for _, m := range h.StashModules {
-			choices[m] = capture.Stash
-		}
-	}
-	return choices
-}
-
-// detect finds what captured scopes mean for choices, and refuses what cannot be.
-func (r *Runtime) detect(choices map[string]capture.Choice) error {
-	s := capture.Settings{Choices: choices, WarmUp: r.cfg.WarmUp}
-	if h := r.cfg.ByHand; h != nil {
-		s.Delay = h.Delay
-	}
-	for name, scope := range r.cfg.Places {
-		if err := s.Place(name, scope); err != nil {
-			return err
-		}
-	}
-	r.report = capture.Detect(r.cfg.Scopes, s)
-	return r.report.Err()
-}
-
-func (r *Runtime) make() (err error) {
-	c := &r.cfg
 	if c.Stash != nil {
-		s := *c.Stash
-		s.Rank, s.Reduce, s.Log = c.Rank, c.Reduce, c.Log
-		if c.Trace != nil {
-			s.Emit = r.emit
-		}
-		if r.stash, err = stash.NewManager(c.Device, c.Compute, s); err != nil {
-			return err
-		}
+		e.Stash = c.Stash.manager()
 	}
-	if r.moves() && r.links == (policy.Links{}) {
-		if r.links, err = MeasureLinks(c.Device); err != nil {
-			return fmt.Errorf("stowage: measuring the links to host memory: %w", err)
-		}
+	if c.Reduce != nil {
+		e.Reduce = reducer(c.Reduce)
 	}
-	if c.Scopes == 0 {
-		return nil
-	}
-	var rec capture.Recorder = scopeRecorder{r}
-	if c.Scopes.Has(capture.FullIteration) {
-		rec = capture.OnStream(c.Compute)
-	}
-	r.scopes = capture.New(rec, capture.Config{WarmUp: c.WarmUp, Log: c.Log, Emit: r.emit, Generation: r.generation})
-	return nil
+	return e
 }
 
-// moves tells whether anything may leave the device.
-func (r *Runtime) moves() bool {
-	return r.cfg.Budget > 0 || len(r.cfg.Policy) > 0 || len(r.cfg.Names) > 0 || r.cfg.ByHand != nil
+// Runtime manages the memory of one rank's training loop.
+type Runtime struct{ rt *engine.Runtime }
+
+// Open makes a runtime. It returns an error if settings are invalid or contradict each
+// other, or if the device has no memory for the stash.
+func Open(cfg Config) (*Runtime, error) {
+	rt, err := engine.Open(cfg.engine())
+	if err != nil {
+		return nil, err
+	}
+	return &Runtime{rt}, nil
 }
 
-// generation changes when graphs captured before must not be replayed.
-func (r *Runtime) generation() int {
-	if r.stash == nil {
-		return r.gen
+// Step runs one training step. Body issues all work of the step on the compute stream;
+// Step returns body's error.
+//
+// The first step under a key is recorded. If the runtime chooses to recompute
+// something, it records the second step too, because only that step shows what
+// recomputing needs. Later steps follow the plan. If a later step saves or loads in
+// another order, it still computes the same results, and the next step is recorded
+// anew.
+//
+// If the scope [memory.FullIteration] is captured, Step calls body only for the warm-up
+// and for the capture. Later steps replay the work that body issued then.
+//
+// With a stash a step is a transaction: if its rows overflow, the runtime restores the
+// protected states (see [Runtime.Protect]), makes room and calls body again. Step
+// returns an [*OverflowError] if there is no room to make.
+func (r *Runtime) Step(key memory.Key, body func(*Step) error) error {
+	err := r.rt.Step(key, func(s *engine.Step) error { return body(&Step{s}) })
+	var over *stash.Overflow
+	if errors.As(err, &over) {
+		return &OverflowError{Rank: over.Rank, Problem: over.Why, Err: err}
 	}
-	return r.gen + r.stash.Generation()
-}
-
-// start makes the manager of saved tensors, which gets what the budget leaves
-// beside workspaces and pages.
-func (r *Runtime) start() (err error) {
-	if r.off != nil {
-		return nil
-	}
-	c := offload.Config{Host: r.cfg.Host, Window: r.cfg.Window, Least: r.cfg.Least, Rank: r.cfg.Rank, Lend: r.cfg.Lend}
-	if r.cfg.Trace != nil {
-		c.Trace = &r.events
-	}
-	if r.cfg.Budget > 0 {
-		if c.Device = r.cfg.Budget - r.base(); c.Device <= 0 {
-			return fmt.Errorf("stowage: rank %d: workspaces and pages may take %v of a budget of %v; raise the budget, or give the stash less", r.cfg.Rank, r.base(), r.cfg.Budget)
-		}
-	}
-	if h := r.cfg.ByHand; h != nil {
-		x := h.Config(residency.Config{})
-		c.Cap, c.Least = x.Cap, device.Bytes(x.Least)
-	}
-	r.off, err = offload.New(r.cfg.Device, r.cfg.Compute, c)
 	return err
 }
 
-// base is the device memory that counts against the budget beside saved tensors.
-func (r *Runtime) base() device.Bytes {
-	if r.stash == nil {
-		return 0
-	}
-	return r.stash.Most()
-}
+// Summary returns what the steps under a key did. It has no groups before the first
+// step.
+func (r *Runtime) Summary(key memory.Key) memory.Summary { return r.rt.Summary(key) }
 
-// NewWorkspace makes sets of worst-case buffers for a group whose rows are counted
-// on the device; they are stashed (see package stash). It is called before the
-// first step.
-func (r *Runtime) NewWorkspace(name string, sets int, limit stash.Rows, tensors ...stash.Tensor) (*stash.Workspace, error) {
-	switch {
-	case r.stash == nil:
-		return nil, errors.New("stowage: a workspace needs a stash; set Config.Stash")
-	case r.off != nil:
-		panic("stowage: a workspace is made after the first step")
-	}
-	return r.stash.NewWorkspace(name, sets, limit, tensors...)
-}
+// Links returns the rates that plans are made with.
+func (r *Runtime) Links() memory.Links { return r.rt.Links() }
 
-// Protect registers what a rerun of a step must find as it was.
-func (r *Runtime) Protect(s stash.State) {
-	if r.stash != nil { // without a stash no step is rerun
-		r.stash.Protect(s)
-	}
-}
+// CaptureReport returns, in lines of text, which groups the captured scopes hold, and
+// which settings they switch off.
+func (r *Runtime) CaptureReport() string { return r.rt.Scopes().String() }
 
-// Links are the rates that plans are made with.
-func (r *Runtime) Links() policy.Links { return r.links }
+// Held returns the device and host memory that the runtime holds for saved tensors. It
+// keeps this memory from step to step.
+func (r *Runtime) Held() (dev, host memory.Bytes) { return r.rt.Held() }
 
-// Scopes says what the captured scopes mean for the choices.
-func (r *Runtime) Scopes() *capture.Report { return r.report }
+// Close waits for all work and frees what the runtime holds. It panics inside of a step
+// and when it is called twice.
+func (r *Runtime) Close() error { return r.rt.Close() }
 
-// Close frees everything once the work issued is done. It is called once, and not
-// inside of a step.
-func (r *Runtime) Close() (err error) {
-	if r.step != nil || r.closed {
-		panic("stowage: Close inside of a step, or for the second time")
-	}
-	r.closed = true
-	if r.scopes != nil {
-		err = errors.Join(err, r.scopes.Close())
-	}
-	if r.off != nil {
-		err = errors.Join(err, r.off.Close())
-	}
-	if r.stash != nil {
-		err = errors.Join(err, r.stash.Close())
-	}
-	for _, e := range r.stamps {
-		err = errors.Join(err, e.Close())
-	}
-	return err
-}
+// MeasureLinks copies between device and host memory, in each direction alone and in
+// both at once, and returns the rates. It needs 64 MiB of both kinds of memory
+// meanwhile, or less if there is less.
+func MeasureLinks(dev device.Device) (memory.Links, error) { return engine.MeasureLinks(dev) }
+
+// Observe returns an observer that sends what the streams of a rank's device do, and
+// who allocates memory, to a sink. Pass it to the device when you open that.
+func Observe(sink trace.Sink, rank int) device.Observer { return engine.Observe(sink, rank) }

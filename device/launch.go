@@ -3,22 +3,28 @@
 
 package device
 
-import "fmt"
+import (
+	"fmt"
 
-// Mode says what an operation does with the bytes it declares.
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Mode says what an operation does with the bytes that it declares. Two operations that
+// use the same byte need an order, unless both only read it or both use it atomically.
 type Mode uint8
 
 const (
+	// Read declares that bytes are only read.
 	Read Mode = iota + 1
-	// Write stands for any access that is not only a read.
+	// Write declares any access that is not only a read.
 	Write
-	// Atomic is memory that kernels order among themselves by atomic
-	// operations, such as the free list of a page pool and the pages it hands
-	// out. Atomic accesses do not conflict with each other; they conflict with
-	// plain reads and writes like any write.
+	// Atomic declares memory that kernels order among themselves by atomic
+	// operations, such as a free list and the pages that it hands out. Atomic
+	// accesses need an order with plain reads and writes, but not with each other.
 	Atomic
 )
 
+// String returns the mode in words.
 func (m Mode) String() string {
 	switch m {
 	case Read:
@@ -31,65 +37,64 @@ func (m Mode) String() string {
 	return fmt.Sprintf("Mode(%d)", uint8(m))
 }
 
-// Conflicts tells whether two accesses to the same byte need an order.
-func (m Mode) Conflicts(other Mode) bool {
-	return m != other || m == Write
-}
-
-// Access is a declaration: these bytes are used in this way.
+// Access declares that an operation uses some bytes in some way.
 type Access struct {
 	Rect
 	Mode Mode
 }
 
-// Reads declares that a range is read.
+// Reads returns the declaration that a range is read.
 func Reads(r Range) Access { return Access{Rect{r, r.Len, 1}, Read} }
 
-// Writes declares that a range is written.
+// Writes returns the declaration that a range is written.
 func Writes(r Range) Access { return Access{Rect{r, r.Len, 1}, Write} }
 
-// Atomics declares that a range is used through atomic operations.
+// Atomics returns the declaration that a range is used through atomic operations.
 func Atomics(r Range) Access { return Access{Rect{r, r.Len, 1}, Atomic} }
 
-// Kernel is one function in the form each kind of device runs. Kernels are
-// package variables: devices cache what they load under the pointer.
+// Kernel is one function in the forms that devices run. Make kernels package
+// variables: devices cache the loaded code by the pointer.
 type Kernel struct {
 	// Name is the entry point in Image.
 	Name string
 	// Image holds the device code for GPUs.
 	Image *Image
-	// Go does the same work on the CPU device, the whole grid in one call.
+	// Go does the same work on the CPU device, for the whole grid in one call.
 	Go func(l *Launch)
+	// HostReads and HostWrites return the bytes of host memory that a launch is about to
+	// read, and has written. The CPU device lets them take their time on its modelled
+	// links. Nil means none.
+	HostReads, HostWrites func(l *Launch) memory.Bytes
 }
 
-// Image is one compiled source file, in every variant that is shipped. Devices
-// choose the best variant that the hardware can run.
+// Image is one compiled source file in all its variants. A device chooses the best
+// variant that its hardware runs.
 type Image struct {
 	Name     string // the source file, for messages
 	Variants []Variant
 }
 
-// Variant is PTX for one architecture. PTX for a plain architecture runs on
-// every later one; PTX that uses architecture-specific instructions ("sm_90a")
-// runs on exactly that one.
+// Variant is PTX for one architecture. It runs on that architecture and on every later
+// one, unless it uses instructions that only that one has, as "sm_90a" does.
 type Variant struct {
-	Major, Minor int
-	Exact        bool
+	Major, Minor int  // compute capability
+	Exact        bool // runs on this architecture only
 	PTX          string
 }
 
-// Slot labels a launch during capture so that Graph.Update can find it. Slots
-// are the caller's numbers; zero is no label, and a label is used once a graph.
+// Slot labels a launch in a capture, so that [Graph.Update] finds it. The caller chooses
+// the numbers. Zero is no label, and a graph has each label once.
 type Slot uint32
 
-// Launch is one launch of a kernel. It is passed by value and holds its
-// arguments and declarations inline, so that launching allocates nothing.
+// Launch is one launch of a kernel: its shape, its arguments and the bytes that it
+// declares. Make one with [NewLaunch]. A Launch is passed by value and holds up to 16
+// arguments inline, so launching allocates nothing.
 type Launch struct {
 	Kernel *Kernel
 	Grid   [3]uint32 // blocks
 	Block  [3]uint32 // threads of a block
 	Shared uint32    // bytes of dynamic shared memory
-	Slot   Slot
+	Slot   Slot      // the label for Graph.Update, or zero
 
 	nargs   uint8
 	naccess uint8
@@ -103,19 +108,20 @@ const (
 	maxAccess = 8
 )
 
-// The largest shapes that every device can run; GPUs of all our architectures
-// have these limits.
+// The largest shapes that every device can run: the limits of all GPUs that Stowage
+// supports.
 const (
 	maxGridX   = 1<<31 - 1
 	maxGridYZ  = 1<<16 - 1
 	maxThreads = 1024 // of a block
 )
 
-// NewLaunch begins a launch of a one-dimensional grid. Arg, Read, Write and
-// Atomic complete it.
+// NewLaunch returns a launch of a one-dimensional grid without arguments. Add them with
+// Arg, Read, Write and Atomic, in the order of the kernel's parameters. NewLaunch
+// panics if no GPU could run the shape.
 func NewLaunch(k *Kernel, blocks, threads int) Launch {
 	if blocks < 0 || blocks > maxGridX || threads < 0 || threads > maxThreads {
-		panic(fmt.Sprintf("device: a launch of %d blocks of %d threads; at most %d blocks of %d can be", blocks, threads, maxGridX, maxThreads))
+		panic(fmt.Sprintf("device: a launch of %d blocks of %d threads; expected at most %d blocks of at most %d threads", blocks, threads, maxGridX, maxThreads))
 	}
 	return Launch{
 		Kernel: k,
@@ -124,11 +130,11 @@ func NewLaunch(k *Kernel, blocks, threads int) Launch {
 	}
 }
 
-// Arg appends a scalar argument. All parameters of our kernels are eight bytes
-// wide; a narrower one reads the low bytes.
+// Arg appends a scalar argument. Every parameter of a kernel is eight bytes wide; a
+// kernel may read only the low bytes. Arg panics if the launch has 16 arguments already.
 func (l *Launch) Arg(v uint64) {
 	if l.Kernel == nil {
-		panic("device: an argument for a launch without a kernel")
+		panic("device: an argument for a launch without a kernel; make the launch with NewLaunch")
 	}
 	if l.nargs == maxArgs {
 		panic("device: kernel " + l.Kernel.Name + " has more than 16 arguments; pass a table in memory")
@@ -143,7 +149,8 @@ func (l *Launch) Read(r Range) { l.pointer(Reads(r)) }
 // Write appends a range as a pointer argument and declares that it is written.
 func (l *Launch) Write(r Range) { l.pointer(Writes(r)) }
 
-// Atomic appends a range as a pointer argument and declares atomic use.
+// Atomic appends a range as a pointer argument and declares that it is used through
+// atomic operations.
 func (l *Launch) Atomic(r Range) { l.pointer(Atomics(r)) }
 
 func (l *Launch) pointer(a Access) {
@@ -151,9 +158,9 @@ func (l *Launch) pointer(a Access) {
 	l.Declare(a)
 }
 
-// Declare adds bytes that the kernel reaches without an argument of their own,
-// through a table for instance. Beyond a few it allocates: a launch that is
-// made again and again declares a slice prepared beforehand with DeclareAll.
+// Declare declares bytes that the kernel reaches without an argument of their own, for
+// example through a table of addresses. It allocates beyond eight declarations; use
+// DeclareAll for a launch with many that is made again and again.
 func (l *Launch) Declare(a Access) {
 	if l.naccess < maxAccess {
 		l.access[l.naccess] = a
@@ -163,8 +170,8 @@ func (l *Launch) Declare(a Access) {
 	l.more = append(l.more[:len(l.more):len(l.more)], a)
 }
 
-// DeclareAll declares a prepared slice; the launch keeps it, so that it must
-// not change afterwards.
+// DeclareAll declares everything in a slice that was prepared before. The launch keeps
+// the slice, so the caller must not change it afterwards.
 func (l *Launch) DeclareAll(as []Access) {
 	if l.more != nil {
 		for _, a := range as {
@@ -175,10 +182,10 @@ func (l *Launch) DeclareAll(as []Access) {
 	l.more = as
 }
 
-// Args are the arguments in order; kernels written in Go read them.
+// Args returns the arguments in order. Kernels that are written in Go read them.
 func (l *Launch) Args() []uint64 { return l.args[:l.nargs] }
 
-// Accesses calls yield for every declaration.
+// Accesses ranges over the declarations.
 func (l *Launch) Accesses(yield func(Access) bool) {
 	for i := range l.naccess {
 		if !yield(l.access[i]) {
@@ -192,11 +199,11 @@ func (l *Launch) Accesses(yield func(Access) bool) {
 	}
 }
 
-// Check panics unless the shape can be launched and every range that the launch
-// declares may be used now. Devices call it when the launch is issued.
+// Check panics if no GPU could run the shape, or if a range that the launch declares
+// may not be used now. Devices call it when the launch is issued.
 func (l *Launch) Check() {
 	if l.Kernel == nil {
-		panic("device: a launch without a kernel")
+		panic("device: a launch without a kernel; make it with NewLaunch")
 	}
 	l.checkShape()
 	for i := range l.naccess {
@@ -211,68 +218,20 @@ func (l *Launch) checkShape() {
 	g, b := l.Grid, l.Block
 	switch {
 	case g[0] == 0 || g[1] == 0 || g[2] == 0 || b[0] == 0 || b[1] == 0 || b[2] == 0:
-		panic(fmt.Sprintf("device: kernel %s with grid %v and block %v has no threads; leave an empty launch out", l.Kernel.Name, g, b))
+		panic(fmt.Sprintf("device: kernel %s with grid %v and block %v has no threads; do not issue an empty launch", l.Kernel.Name, g, b))
 	case g[0] > maxGridX || g[1] > maxGridYZ || g[2] > maxGridYZ:
-		panic(fmt.Sprintf("device: kernel %s with grid %v; at most [%d %d %d] blocks can be launched", l.Kernel.Name, g, maxGridX, maxGridYZ, maxGridYZ))
-	// Each dimension first: the product of three large ones would wrap round.
+		panic(fmt.Sprintf("device: kernel %s with grid %v; expected at most [%d %d %d] blocks", l.Kernel.Name, g, maxGridX, maxGridYZ, maxGridYZ))
+	// Each dimension is checked first, because the product of three could overflow.
 	case b[0] > maxThreads || b[1] > maxThreads || b[2] > maxThreads || b[0]*b[1]*b[2] > maxThreads:
-		panic(fmt.Sprintf("device: kernel %s with block %v; a block has at most %d threads", l.Kernel.Name, b, maxThreads))
+		panic(fmt.Sprintf("device: kernel %s with block %v; expected at most %d threads in a block", l.Kernel.Name, b, maxThreads))
 	}
 }
 
-// CheckAccess panics on a declaration whose buffer is dead or too small.
+// CheckAccess panics if the buffer of a declaration was freed or is too small. Devices
+// call it when work is issued.
 func CheckAccess(a Access) {
 	if a.Mode < Read || a.Mode > Atomic {
-		panic("device: an access without a mode")
+		panic("device: an access without a mode; make it with Reads, Writes or Atomics")
 	}
 	a.check()
-}
-
-// CheckCopy panics unless the copy may be issued: live ranges of equal length
-// that do not overlap.
-func CheckCopy(dst, src Range) {
-	dst.check()
-	src.check()
-	if dst.Len != src.Len {
-		panic(fmt.Sprintf("device: copy of %s to %s: lengths differ", src, dst))
-	}
-	if dst.Len > 0 && dst.Addr() < src.Addr()+uintptr(src.Len) && src.Addr() < dst.Addr()+uintptr(dst.Len) {
-		panic(fmt.Sprintf("device: copy of %s to %s: they overlap", src, dst))
-	}
-}
-
-// CheckCopy2D is CheckCopy for rectangles. Rectangles of one buffer may
-// interleave, as columns of a matrix do, so rows are compared one by one only
-// where the extents overlap.
-func CheckCopy2D(dst, src Rect) {
-	dst.check()
-	src.check()
-	if dst.Len != src.Len || dst.Rows != src.Rows {
-		panic(fmt.Sprintf("device: 2-D copy of %d rows of %d bytes to %d rows of %d bytes", src.Rows, src.Len, dst.Rows, dst.Len))
-	}
-	if rectsOverlap(dst, src) {
-		panic(fmt.Sprintf("device: 2-D copy of %s to %s: the rectangles overlap", src.Range, dst.Range))
-	}
-}
-
-// rectsOverlap tells whether two rectangles share a byte. It walks both in order
-// of address, like a merge; addresses tell, because a buffer may be another
-// one's memory, imported.
-func rectsOverlap(a, b Rect) bool {
-	if a.Len == 0 {
-		return false
-	}
-	n := uintptr(a.Len)
-	for i, j := 0, 0; i < a.Rows && j < b.Rows; {
-		x, y := a.Row(i).Addr(), b.Row(j).Addr()
-		switch {
-		case x+n <= y:
-			i++
-		case y+n <= x:
-			j++
-		default:
-			return true
-		}
-	}
-	return false
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 	"pgregory.net/rapid"
 )
 
@@ -49,7 +50,7 @@ func TestLaunchDeclares(t *testing.T) {
 		b := buffer(1 << 20)
 		var want []device.Access
 		next := func() device.Access {
-			a := device.Reads(b.Slice(device.Bytes(len(want)), 1))
+			a := device.Reads(b.Slice(memory.Bytes(len(want)), 1))
 			want = append(want, a)
 			return a
 		}
@@ -94,7 +95,7 @@ func TestLaunchCopies(t *testing.T) {
 	b := buffer(100)
 	l := device.NewLaunch(kernel, 1, 1)
 	for i := range 8 {
-		l.Declare(device.Reads(b.Slice(device.Bytes(i), 1)))
+		l.Declare(device.Reads(b.Slice(memory.Bytes(i), 1)))
 	}
 	x, y := l, l
 	x.Write(b.Slice(90, 1))
@@ -114,12 +115,12 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	b := buffer(1 << 10)
 	table := make([]device.Access, 100)
 	for i := range table {
-		table[i] = device.Reads(b.Slice(device.Bytes(i), 1))
+		table[i] = device.Reads(b.Slice(memory.Bytes(i), 1))
 	}
 	var sum uint64
 	n := testing.AllocsPerRun(100, func() {
 		l := device.NewLaunch(kernel, 1, 1)
-		for i := range device.Bytes(6) {
+		for i := range memory.Bytes(6) {
 			l.Write(b.Slice(i, 1))
 		}
 		for i := range uint64(10) {
@@ -161,84 +162,11 @@ func TestLaunchPanics(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	modes := []device.Mode{device.Read, device.Write, device.Atomic}
-	free := map[[2]device.Mode]bool{{device.Read, device.Read}: true, {device.Atomic, device.Atomic}: true}
-	for _, a := range modes {
-		for _, b := range modes {
-			if got, want := a.Conflicts(b), !free[[2]device.Mode{a, b}]; got != want {
-				t.Errorf("%v with %v conflicts: %v, want %v", a, b, got, want)
-			}
-		}
-	}
 	for m, want := range map[device.Mode]string{device.Read: "read", device.Write: "write", device.Atomic: "atomic access", 9: "Mode(9)"} {
 		if got := m.String(); got != want {
 			t.Errorf("mode %d is %q, want %q", uint8(m), got, want)
 		}
 	}
-}
-
-func TestCheckCopy(t *testing.T) {
-	b, c := buffer(100), device.NewBuffer(device.Host, 0x9000, 100, 100, "c")
-	alias := device.NewBuffer(device.Accel, 0x1000+40, 20, 20, "alias")
-	device.CheckCopy(b.Slice(0, 50), b.Slice(50, 50))
-	device.CheckCopy(b.Slice(50, 50), b.Slice(0, 50))
-	device.CheckCopy(b.Slice(10, 0), b.Slice(10, 0))
-	device.CheckCopy(c.All(), b.All())
-	wantPanic(t, "lengths differ", func() { device.CheckCopy(c.Slice(0, 9), b.Slice(0, 10)) })
-	wantPanic(t, "they overlap", func() { device.CheckCopy(b.Slice(0, 50), b.Slice(49, 50)) })
-	wantPanic(t, "they overlap", func() { device.CheckCopy(b.Slice(49, 50), b.Slice(0, 50)) })
-	wantPanic(t, "they overlap", func() { device.CheckCopy(alias.All(), b.Slice(59, 20)) })
-	wantPanic(t, "outside of", func() { device.CheckCopy(device.Range{Buf: c, Off: 95, Len: 10}, b.Slice(0, 10)) })
-	wantPanic(t, "a range without a buffer", func() { device.CheckCopy(c.All(), device.Range{}) })
-	c.Retire()
-	wantPanic(t, "use after free", func() { device.CheckCopy(b.Slice(0, 1), device.Range{Buf: c, Len: 1}) })
-}
-
-func TestCheckCopy2D(t *testing.T) {
-	b, c := buffer(100), device.NewBuffer(device.Accel, 1<<20, 100, 100, "elsewhere")
-	alias := device.NewBuffer(device.Accel, b.Addr()+50, 50, 50, "alias")
-	// Two columns of one matrix interleave and share no byte.
-	device.CheckCopy2D(rect(b, 0, 5, 10, 10), rect(b, 5, 5, 10, 10))
-	device.CheckCopy2D(rect(b, 0, 5, 10, 0), rect(b, 0, 5, 10, 0))
-	device.CheckCopy2D(rect(b, 0, 5, 10, 2), rect(c, 0, 5, 7, 2))
-	wantPanic(t, "2 rows of 5 bytes to 2 rows of 4 bytes", func() { device.CheckCopy2D(rect(c, 0, 4, 10, 2), rect(b, 0, 5, 10, 2)) })
-	wantPanic(t, "2 rows of 5 bytes to 3 rows of 5 bytes", func() { device.CheckCopy2D(rect(c, 0, 5, 10, 3), rect(b, 0, 5, 10, 2)) })
-	wantPanic(t, "the rectangles overlap", func() { device.CheckCopy2D(rect(b, 0, 5, 10, 9), rect(b, 4, 5, 10, 9)) })
-	wantPanic(t, "the rectangles overlap", func() { device.CheckCopy2D(rect(alias, 0, 5, 10, 2), rect(b, 0, 5, 50, 2)) })
-	wantPanic(t, "outside of", func() { device.CheckCopy2D(rect(c, 96, 5, 5, 1), rect(b, 0, 5, 5, 1)) })
-	for _, r := range []device.Rect{rect(b, 0, -5, 10, 2), rect(b, 0, -5, 10, 0), rect(b, 0, 5, 1<<62, 5), rect(b, 0, 5, 4, 2), rect(b, 0, 5, 5, -1)} {
-		wantPanic(t, "cannot have a pitch of", func() { device.CheckCopy2D(r, r) })
-	}
-}
-
-// TestCheckCopy2DOverlap holds the overlap test against a map of bytes.
-func TestCheckCopy2DOverlap(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		b := buffer(4096)
-		width := device.Bytes(rapid.IntRange(0, 12).Draw(t, "width"))
-		rows := rapid.IntRange(0, 6).Draw(t, "rows")
-		draw := func(name string) device.Rect {
-			off := device.Bytes(rapid.IntRange(0, 60).Draw(t, name+" offset"))
-			pitch := width + device.Bytes(rapid.IntRange(0, 25).Draw(t, name+" gap"))
-			return rect(b, off, width, pitch, rows)
-		}
-		dst, src := draw("dst"), draw("src")
-		used, overlap := map[device.Bytes]bool{}, false
-		for i := range rows {
-			for j := range width {
-				used[dst.Row(i).Off+j] = true
-			}
-		}
-		for i := range rows {
-			for j := range width {
-				overlap = overlap || used[src.Row(i).Off+j]
-			}
-		}
-		if text, panicked := caught(func() { device.CheckCopy2D(dst, src) }); panicked != overlap {
-			t.Fatalf("%d rows of %d bytes at %d by %d and at %d by %d: overlap %v, panic %v %s",
-				rows, width, dst.Off, dst.Pitch, src.Off, src.Pitch, overlap, panicked, text)
-		}
-	})
 }
 
 // A shape is launched if every GPU can run it.

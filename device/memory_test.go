@@ -1,5 +1,4 @@
-// This file owns the tests of the handles for memory: sizes in words, buffers,
-// ranges and rectangles.
+// This file owns the tests of the handles for memory: buffers, ranges and rectangles.
 
 package device_test
 
@@ -9,49 +8,16 @@ import (
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-func TestBytesString(t *testing.T) {
-	for _, c := range []struct {
-		n    device.Bytes
-		want string
-	}{
-		{0, "0 B"},
-		{1, "1 B"},
-		{1023, "1023 B"},
-		{-1023, "-1023 B"},
-		{device.KiB, "1.00 KiB"},
-		{device.KiB + 512, "1.50 KiB"},
-		{-device.KiB, "-1.00 KiB"},
-		{device.MiB - 1, "1024.00 KiB"},
-		{device.MiB, "1.00 MiB"},
-		{256 * device.MiB, "256.00 MiB"},
-		{device.GiB, "1.00 GiB"},
-		{141 * device.GiB / 100, "1.41 GiB"},
-		{-3 * device.GiB, "-3.00 GiB"},
-		{math.MaxInt64, "8589934592.00 GiB"},
-	} {
-		if got := c.n.String(); got != c.want {
-			t.Errorf("Bytes(%d) = %q, want %q", int64(c.n), got, c.want)
-		}
-	}
-}
-
-func TestKindString(t *testing.T) {
-	for k, want := range map[device.Kind]string{device.Accel: "device", device.Host: "host", 7: "Kind(7)"} {
-		if got := k.String(); got != want {
-			t.Errorf("Kind %d = %q, want %q", uint8(k), got, want)
-		}
-	}
-}
-
-func buffer(size device.Bytes) *device.Buffer {
-	return device.NewBuffer(device.Accel, 0x1000, size, size, "w")
+func buffer(size memory.Bytes) *device.Buffer {
+	return device.NewBuffer(memory.Device, 0x1000, size, size, "w")
 }
 
 func TestBufferLifeCycle(t *testing.T) {
-	b := device.NewBuffer(device.Host, 0x4000, 10, 100, "pool")
-	if b.Kind() != device.Host || b.Addr() != 0x4000 || b.Size() != 10 || b.Max() != 100 || b.Owner() != "pool" || !b.Live() {
+	b := device.NewBuffer(memory.Host, 0x4000, 10, 100, "pool")
+	if b.Kind() != memory.Host || b.Addr() != 0x4000 || b.Size() != 10 || b.Max() != 100 || b.Owner() != "pool" || !b.Live() {
 		t.Fatalf("a new buffer is %v, max %v", b, b.Max())
 	}
 	if got, want := b.String(), `host buffer "pool" (10 bytes at 0x4000)`; got != want {
@@ -93,7 +59,7 @@ func TestRangeSlice(t *testing.T) {
 
 // huge is an offset whose sum with another overflows, so that a bound check
 // written as off+n > size would let it pass.
-const huge = device.Bytes(math.MaxInt64)
+const huge = memory.Bytes(math.MaxInt64)
 
 func TestRangePanics(t *testing.T) {
 	b := buffer(100)
@@ -113,7 +79,7 @@ func TestRangePanics(t *testing.T) {
 	wantPanic(t, "a range without a buffer", func() { device.CheckAccess(device.Reads(device.Range{})) })
 }
 
-func rect(b *device.Buffer, off, width, pitch device.Bytes, rows int) device.Rect {
+func rect(b *device.Buffer, off, width, pitch memory.Bytes, rows int) device.Rect {
 	return device.Rect{Range: device.Range{Buf: b, Off: off, Len: width}, Pitch: pitch, Rows: rows}
 }
 

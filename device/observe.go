@@ -1,65 +1,57 @@
-// This file owns what a device tells those who watch it.
+// This file owns what a device tells its observer.
 
 package device
 
 import (
-	"strconv"
 	"time"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // origin is when the process first read the clock.
 var origin = time.Now()
 
-// Now is a time on the clock of Work: nanoseconds, the same for all devices of a
-// process, and it never goes back.
+// Now returns the time on the clock of [Work] in nanoseconds. All devices of a process
+// share this clock, and it never goes back.
 func Now() int64 { return int64(time.Since(origin)) }
 
-// Observer is told what a device did. Devices call it from any goroutine, perhaps with
-// locks of theirs held; it must be quick and must not call the device. Without an
-// observer nothing is measured and nothing costs anything.
+// Observer is told what a device does. Give one to a device when it is opened; a
+// device without one measures nothing. Devices call it from any goroutine and may hold
+// locks, so its methods must be quick and must not call the device.
 type Observer interface {
-	// Worked is told of pieces of work that are over.
-	Worked(Work)
-	// Took is told of memory that was taken, or, with negative bytes, given back, and
-	// of what is in use of its kind then: in the order of the device's ledger.
-	Took(kind Kind, owner string, bytes, current Bytes)
+	// WorkDone is called when work is done.
+	WorkDone(Work)
+
+	// MemoryChanged is called when memory is taken or, with a negative delta, given
+	// back. Current is what is in use of that kind afterwards. Calls come in the
+	// order of the ledger.
+	MemoryChanged(kind memory.Kind, owner string, delta, current memory.Bytes)
 }
 
-// Labels tell the streams of one device apart that have the same name.
-type Labels map[string]int
-
-// Next is what a new stream goes by: "copy", and then "copy 2".
-func (l Labels) Next(name string) string {
-	l[name]++
-	if n := l[name]; n > 1 {
-		return name + " " + strconv.Itoa(n)
-	}
-	return name
-}
-
-// WorkKind is what a stream did.
+// WorkKind says what a stream did.
 type WorkKind uint8
 
 const (
-	Launched WorkKind = iota // a kernel
+	Launched WorkKind = iota // a kernel ran
 	Copied                   // a copy, fill, upload or download
-	Replayed                 // a graph
-	Waited                   // for another stream's event
-	Mixed                    // some of these, where they are not told apart
+	Replayed                 // a graph was replayed
+	Waited                   // the stream waited for an event of another one
+	Mixed                    // several of these, not told apart
 )
 
-// Work is one piece of work of a stream, or several in a row.
+// Work is one piece of work of a stream, or several in a row that were measured
+// together.
 type Work struct {
 	Kind WorkKind
-	// Stream is the stream's name; the second of a device with one name has a number
-	// behind it, as Labels gives them.
+	// Stream is the stream's name. A number follows it if an earlier stream of the
+	// device has the same name: "copy", then "copy 2".
 	Stream string
 	// First and Last number the pieces of work in the order of issue, as
-	// Stream.Issued counts them; Last is excluded.
+	// [Stream.Issued] counts them. Last is excluded.
 	First, Last uint64
-	Name        string // the kernel's
-	Bytes       Bytes  // copied
-	To          Kind   // of memory, of a copy
-	// Begin and End are on the clock of Now.
+	Name        string       // the kernel's name, if one kernel ran
+	Bytes       memory.Bytes // how much was copied
+	To          memory.Kind  // where a copy went
+	// Begin and End are on the clock of [Now].
 	Begin, End int64
 }

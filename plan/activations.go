@@ -5,17 +5,17 @@ package plan
 import (
 	"fmt"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Activations are the saved tensors of one layer and microbatch on one rank, by
-// group, before recomputation and offloading take anything away. The setup must
-// be normalised.
-func Activations(s *Setup, l model.Layer) []GroupBytes {
+// Activations returns the saved tensors of one layer and microbatch on one rank, in the
+// order in which the forward pass saves them, before recompute and offload. The setup
+// must be normalised.
+func Activations(s *Setup, l model.Layer) []SavedTensor {
 	t := newDims(s).layer(l)
-	groups := make([]GroupBytes, len(t.saved))
+	groups := make([]SavedTensor, len(t.saved))
 	for i, x := range t.saved {
-		groups[i] = x.GroupBytes
+		groups[i] = x.SavedTensor
 	}
 	return groups
 }

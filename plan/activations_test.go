@@ -5,11 +5,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // saving is what a module frees of a layer, in decimal megabytes.
-func saving(s *Setup, l model.Layer, is func(GroupBytes) bool) float64 {
+func saving(s *Setup, l model.Layer, is func(SavedTensor) bool) float64 {
 	var n int64
 	for _, g := range Activations(s, l) {
 		if is(g) {
@@ -19,7 +19,7 @@ func saving(s *Setup, l model.Layer, is func(GroupBytes) bool) float64 {
 	return float64(n) / 1e6
 }
 
-func all(GroupBytes) bool { return true }
+func all(SavedTensor) bool { return true }
 
 func within(t *testing.T, what string, got, want, share float64) {
 	t.Helper()
@@ -32,16 +32,16 @@ func within(t *testing.T, what string, got, want, share float64) {
 func TestDeepSeekLayer(t *testing.T) {
 	s := mustNormalise(t, deepSeek(t))
 	dense, moe := s.Model.Layers[0], s.Model.Layers[10]
-	tensor := func(name string) func(GroupBytes) bool { return func(g GroupBytes) bool { return g.Tensor == name } }
-	group := func(name string) func(GroupBytes) bool { return func(g GroupBytes) bool { return g.Group == name } }
+	tensor := func(name string) func(SavedTensor) bool { return func(g SavedTensor) bool { return g.Tensor == name } }
+	group := func(name string) func(SavedTensor) bool { return func(g SavedTensor) bool { return g.Group == name } }
 	within(t, "MoE layer", saving(s, moe, all), 1880, 0.01)
 	within(t, "dense layer", saving(s, dense, all), 1400, 0.01)
-	within(t, "queries, keys, values", saving(s, moe, func(g GroupBytes) bool { return slices.Contains([]string{"queries", "keys", "values"}, g.Tensor) }), 537, 0.002)
+	within(t, "queries, keys, values", saving(s, moe, func(g SavedTensor) bool { return slices.Contains([]string{"queries", "keys", "values"}, g.Tensor) }), 537, 0.002)
 	within(t, "rows", saving(s, moe, tensor("rows")), 470, 0.002)
-	within(t, "experts' fc1 output", saving(s, moe, func(g GroupBytes) bool { return g.Group == "moe_act" && g.Tensor == "fc1 output" }), 268, 0.002)
+	within(t, "experts' fc1 output", saving(s, moe, func(g SavedTensor) bool { return g.Group == "moe_act" && g.Tensor == "fc1 output" }), 268, 0.002)
 	within(t, "attention output", saving(s, moe, tensor("attention output")), 134, 0.002)
 	within(t, "experts' fc2 input", saving(s, moe, group("experts")), 134, 0.002)
-	within(t, "norms and residuals", saving(s, moe, func(g GroupBytes) bool {
+	within(t, "norms and residuals", saving(s, moe, func(g SavedTensor) bool {
 		return g.Group == "attn_norm" || g.Group == "mlp_norm" || g.Tensor == "output of the norm"
 	}), 235, 0.002)
 }
@@ -83,8 +83,8 @@ func TestModules(t *testing.T) {
 		s := base
 		s.Model.Layers = []model.Layer{c.layer}
 		n := mustNormalise(t, &s)
-		free := saving(n, c.layer, func(g GroupBytes) bool { return slices.Contains(g.Recompute, c.module) }) * 1e6 / unit
-		move := saving(n, c.layer, func(g GroupBytes) bool { return g.Offload == c.module && g.Elements > 4096 }) * 1e6 / unit
+		free := saving(n, c.layer, func(g SavedTensor) bool { return slices.Contains(g.Recompute, c.module) }) * 1e6 / unit
+		move := saving(n, c.layer, func(g SavedTensor) bool { return g.Offload == c.module && g.Elements > 4096 }) * 1e6 / unit
 		// Statistics and log-sum-exp are a few thousandths.
 		if diff := free - c.free; diff < -0.001 || diff > 0.05 {
 			t.Errorf("%s: recomputation frees %.3f, want %.3f", c.name, free, c.free)
@@ -147,13 +147,13 @@ func TestUnfusedAttention(t *testing.T) {
 			Layout: Layout{World: 1}, Batch: Batch{Micro: 2, Global: 2, Seq: 1024}, Kernels: Kernels{Attention: "unfused", AttentionDropout: dropout},
 		})
 		pairs := float64(2 * 8 * 1024 * 1024)
-		got := saving(s, s.Model.Layers[0], func(g GroupBytes) bool { return slices.Contains(g.Recompute, "core_attn") }) * 1e6 / pairs
+		got := saving(s, s.Model.Layers[0], func(g SavedTensor) bool { return slices.Contains(g.Recompute, "core_attn") }) * 1e6 / pairs
 		want := 2.0
 		if dropout > 0 {
 			want = 5
 		}
 		within(t, "bytes a pair", got, want, 0.001)
 		// Keys and values are repeated to as many heads as there are queries.
-		within(t, "keys", saving(s, s.Model.Layers[0], func(g GroupBytes) bool { return g.Tensor == "keys" })*1e6, 2*2048*512, 0.001)
+		within(t, "keys", saving(s, s.Model.Layers[0], func(g SavedTensor) bool { return g.Tensor == "keys" })*1e6, 2*2048*512, 0.001)
 	}
 }

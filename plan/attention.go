@@ -3,7 +3,7 @@
 
 package plan
 
-import "github.com/stowage-dev/stowage/model"
+import "github.com/stowage-dev/stowage/plan/model"
 
 // wgrad is a weight's gradient while backward adds it to the main one. Fused
 // accumulation writes to the main gradient at once; what it returns instead is
@@ -41,8 +41,8 @@ func (d *dims) row(name string, in, out int64) op {
 // or alone, and saves its input and output. What backward adds to the residual
 // stream's gradient is made here.
 func (d *dims) normed(t *tape, part, offload string, fused bool, product op) int {
-	in := GroupBytes{Group: part, Tensor: "input of the norm", Bytes: d.residual(), Elements: d.local * d.h, Offload: part}
-	out := GroupBytes{Group: part, Tensor: "output of the norm", Bytes: d.quantised(d.local * d.h), Elements: d.local * d.h, Offload: offload}
+	in := SavedTensor{Group: part, Tensor: "input of the norm", Bytes: d.residual(), Elements: d.local * d.h, Offload: part}
+	out := SavedTensor{Group: part, Tensor: "output of the norm", Bytes: d.quantised(d.local * d.h), Elements: d.local * d.h, Offload: offload}
 	if offload != "" {
 		out.Group = offload
 	}
@@ -66,12 +66,12 @@ func (d *dims) normed(t *tape, part, offload string, fused bool, product op) int
 }
 
 // stats are the norm's: one number a token, two for LayerNorm, in fp32.
-func (d *dims) stats(part string) GroupBytes {
+func (d *dims) stats(part string) SavedTensor {
 	n := 4 * d.local
 	if d.m.Norm == model.LayerNorm {
 		n *= 2
 	}
-	return GroupBytes{Group: part, Tensor: "statistics of the norm", Bytes: n}
+	return SavedTensor{Group: part, Tensor: "statistics of the norm", Bytes: n}
 }
 
 // joined appends the addition to the residual stream.
@@ -80,7 +80,7 @@ func (d *dims) joined(t *tape, part string) {
 	if d.s.Kernels.Dropout > 0 {
 		o.gin = d.residual()
 		i := t.op(o)
-		t.save(i, i, GroupBytes{Group: part, Tensor: "dropout mask", Bytes: d.local * d.h})
+		t.save(i, i, SavedTensor{Group: part, Tensor: "dropout mask", Bytes: d.local * d.h})
 		return
 	}
 	t.op(o)
@@ -106,14 +106,14 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 	if a.QKNorm {
 		// Norms of heads save their inputs beside what goes into the core.
 		i := t.op(op{name: "q, k norms", gin: d.elem * d.tokens * width})
-		t.save(i, i, GroupBytes{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.elem * d.tokens * (n.q + n.kv) * n.qk})
-		t.save(i, i, GroupBytes{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * d.tokens * (n.q + n.kv)})
+		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.elem * d.tokens * (n.q + n.kv) * n.qk})
+		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * d.tokens * (n.q + n.kv)})
 	}
 	d.core(t, n)
 	if gate > 0 {
 		i := t.op(op{name: "output gate", gin: 2 * d.elem * d.tokens * gate})
-		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "gate", Bytes: d.elem * d.tokens * gate})
-		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "gated output", Bytes: d.elem * d.tokens * gate})
+		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gate", Bytes: d.elem * d.tokens * gate})
+		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gated output", Bytes: d.elem * d.tokens * gate})
 	}
 	d.project(t, n)
 }
@@ -123,7 +123,7 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 func (d *dims) project(t *tape, n heads) {
 	i := t.op(d.row("output projection", n.q*n.v, d.h))
 	if d.low() {
-		t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})
+		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})
 	}
 	d.joined(t, "attn_add")
 }
@@ -136,14 +136,14 @@ func (d *dims) mla(t *tape, a *model.MLA) {
 	// tokens.
 	down := op{name: "down projections", out: e * d.local * (lq + lk + dr), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
 	i := d.normed(t, "attn_norm", "qkv_linear", false, down)
-	t.save(i, i+1, GroupBytes{Group: "qkv_linear", Tensor: "latents", Bytes: e * d.local * (lq + lk), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.save(i, i+1, SavedTensor{Group: "qkv_linear", Tensor: "latents", Bytes: e * d.local * (lq + lk), Elements: d.local * lq, Offload: "qkv_linear"})
 	t.op(op{name: "latent norms", gin: e * d.local * (lq + lk + dr)})
 	up := t.op(op{
 		name: "up projections", temp: e * d.tokens * n.q * (n.qk + int64(a.Nope) + n.v),
 		gin: e * d.local * (lq + lk), work: e*d.tokens*n.q*(n.qk+int64(a.Nope)+n.v) + d.wgrad(n.q*n.qk, lq) + d.wgrad(n.q*(int64(a.Nope)+n.v), lk),
 	})
-	t.save(up-1, up, GroupBytes{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
-	t.save(up-1, up, GroupBytes{Group: "qkv_linear", Tensor: "rope key", Bytes: e * d.tokens * dr})
+	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "rope key", Bytes: e * d.tokens * dr})
 	d.core(t, n)
 	d.project(t, n)
 }
@@ -166,26 +166,26 @@ func (d *dims) core(t *tape, n heads) {
 		name  string
 		bytes int64
 	}{{"queries", q}, {"keys", k}, {"values", v}} {
-		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: x.name, Bytes: x.bytes, Elements: x.bytes / e, Offload: "core_attn", Recompute: up})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: x.name, Bytes: x.bytes, Elements: x.bytes / e, Offload: "core_attn", Recompute: up})
 	}
-	t.save(i, i, GroupBytes{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
 	if d.flash(n) && d.s.Batch.Micro > 1 {
 		// FlashAttention wants the batch in front of the sequence: what it saves
 		// and what the projection saves are two orders of the same.
-		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: out / e})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: out / e})
 	}
 	if d.s.Layout.CP > 1 && d.s.Kernels.CPComm == "a2a" {
-		t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "output before the all-to-all", Bytes: out, Elements: out / e})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output before the all-to-all", Bytes: out, Elements: out / e})
 	}
-	t.save(i, i, GroupBytes{Group: "core_attn", Tensor: "log-sum-exp", Bytes: 4 * d.tokens * n.q, Recompute: []string{"core_attn"}})
+	t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "log-sum-exp", Bytes: 4 * d.tokens * n.q, Recompute: []string{"core_attn"}})
 }
 
-// unfused tells whether probabilities are materialised.
+// unfused reports whether probabilities are materialised.
 func (d *dims) unfused() bool {
 	return d.s.Kernels.Attention == "unfused" || d.s.Kernels.Local && d.s.Kernels.Attention == ""
 }
 
-// flash tells whether TransformerEngine takes FlashAttention rather than cuDNN's
+// flash reports whether TransformerEngine takes FlashAttention rather than cuDNN's
 // kernels: it does so before Hopper, and on Blackwell where dropout is to be
 // deterministic; it cannot where queries and values differ in width.
 func (d *dims) flash(n heads) bool {
@@ -217,11 +217,11 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 	b := t.op(op{name: "attention softmax", gin: probs, work: -probs})
 	c := b
 	// Offloading a module moves whatever its operations save.
-	last := GroupBytes{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: probs / e, Offload: "core_attn", Recompute: core}
+	last := SavedTensor{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: probs / e, Offload: "core_attn", Recompute: core}
 	if d.s.Kernels.AttentionDropout > 0 {
 		c = t.op(op{name: "attention dropout", temp: probs, gin: probs})
 		t.save(b, b, last)
-		t.save(c, c, GroupBytes{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: probs / e, Offload: "core_attn", Recompute: core})
+		t.save(c, c, SavedTensor{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: probs / e, Offload: "core_attn", Recompute: core})
 		last.Tensor = "dropped attention probabilities"
 	}
 	m := t.op(op{name: "attention times values", temp: probs, gin: probs, work: v})
@@ -230,9 +230,9 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 	} else {
 		t.save(c, m, last)
 	}
-	t.save(a, a, GroupBytes{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: q / e, Offload: "core_attn", Recompute: up})
-	t.save(a, a, GroupBytes{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: k / e, Offload: "core_attn", Recompute: up})
-	t.save(a, m, GroupBytes{Group: "core_attn", Tensor: "values", Bytes: v, Elements: v / e, Offload: "core_attn", Recompute: up})
+	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: q / e, Offload: "core_attn", Recompute: up})
+	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: k / e, Offload: "core_attn", Recompute: up})
+	t.save(a, m, SavedTensor{Group: "core_attn", Tensor: "values", Bytes: v, Elements: v / e, Offload: "core_attn", Recompute: up})
 	out := e * d.tokens * n.q * n.v
-	t.save(m, m+1, GroupBytes{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(m, m+1, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
 }

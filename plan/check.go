@@ -6,22 +6,22 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Check tells whether a setup makes sense. The error is one sentence that names
-// the field and the nearest setting that would do.
+// Check returns an error if the setup cannot run. The error names the setting and the
+// nearest value that would do.
 func (s *Setup) Check() error {
 	_, err := s.Normalise()
 	return err
 }
 
-// Normalise is a copy of a setup with everything filled in that was left open:
-// degrees of one, even stages, the formats that follow from each other. It
-// refuses what cannot run.
+// Normalise returns a copy of the setup with all defaults filled in: degrees of one,
+// even stages, the formats that follow from each other. It returns an error if the setup
+// cannot run.
 func (s *Setup) Normalise() (*Setup, error) {
 	if s.Model == nil || len(s.Model.Layers) == 0 {
-		return nil, fmt.Errorf("plan: the setup has no model; name a preset or give a config.json")
+		return nil, fmt.Errorf("the setup has no model; name a preset or give a config.json")
 	}
 	if err := s.Model.Check(); err != nil {
 		return nil, err
@@ -98,12 +98,12 @@ func (s *Setup) fill() {
 	}
 }
 
-// valid tells whether the degrees can be divided by.
+// valid reports whether the degrees can be divided by.
 func (l Layout) valid() bool {
 	return l.TP > 0 && l.PP > 0 && l.CP > 0 && l.EP > 0 && l.ETP > 0 && l.product(l.TP, l.PP, l.CP) && l.product(l.ETP, l.EP, l.PP)
 }
 
-// product tells whether a product of degrees is one that can be.
+// product reports whether a product of degrees is one that can be.
 func (l Layout) product(a, b, c int) bool {
 	return float64(a)*float64(b)*float64(c) <= mostOfAnything
 }
@@ -111,10 +111,10 @@ func (l Layout) product(a, b, c int) bool {
 func (s *Setup) checkSizes() error {
 	l := s.Layout
 	if !l.product(l.TP, l.PP, l.CP) {
-		return fmt.Errorf("plan: tp x pp x cp is %d x %d x %d; it can be at most %d", l.TP, l.PP, l.CP, mostOfAnything)
+		return fmt.Errorf("tp x pp x cp is %d x %d x %d; it can be at most %d", l.TP, l.PP, l.CP, mostOfAnything)
 	}
 	if !l.product(l.ETP, l.EP, l.PP) {
-		return fmt.Errorf("plan: etp x ep x pp is %d x %d x %d; it can be at most %d", l.ETP, l.EP, l.PP, mostOfAnything)
+		return fmt.Errorf("etp x ep x pp is %d x %d x %d; it can be at most %d", l.ETP, l.EP, l.PP, mostOfAnything)
 	}
 	for _, f := range []struct {
 		name string
@@ -125,17 +125,17 @@ func (s *Setup) checkSizes() error {
 		{"group size", l.GroupSize}, {"vocabulary multiple", l.VocabMultiple}, {"hidden size", s.Model.Hidden}, {"vocabulary", s.Model.Vocab},
 	} {
 		if f.v < 1 {
-			return fmt.Errorf("plan: %s is %d; it must be at least 1", f.name, f.v)
+			return fmt.Errorf("%s is %d; it must be at least 1", f.name, f.v)
 		}
 		if f.v > mostOfAnything {
-			return fmt.Errorf("plan: %s is %d; it can be at most %d", f.name, f.v, mostOfAnything)
+			return fmt.Errorf("%s is %d; it can be at most %d", f.name, f.v, mostOfAnything)
 		}
 	}
 	switch n := l.PP * l.VPP; {
 	case n > mostStages:
-		return fmt.Errorf("plan: pp x vpp is %d; it can be at most %d", n, mostStages)
+		return fmt.Errorf("pp x vpp is %d; it can be at most %d", n, mostStages)
 	case l.GroupSize > mostStages:
-		return fmt.Errorf("plan: group size is %d; it can be at most %d", l.GroupSize, mostStages)
+		return fmt.Errorf("group size is %d; it can be at most %d", l.GroupSize, mostStages)
 	}
 	return nil
 }
@@ -153,26 +153,26 @@ func (s *Setup) checkDivisions() error {
 	l := s.Layout
 	dense := l.TP * l.PP * l.CP
 	if l.World%dense != 0 {
-		return fmt.Errorf("plan: world %d does not divide by tp x pp x cp = %d; the nearest that does is %d", l.World, dense, nearest(l.World, dense))
+		return fmt.Errorf("world %d does not divide by tp x pp x cp = %d; the nearest that does is %d", l.World, dense, nearest(l.World, dense))
 	}
 	if hasExperts(s.Model) {
 		if expert := l.ETP * l.EP * l.PP; l.World%expert != 0 {
-			return fmt.Errorf("plan: world %d does not divide by etp x ep x pp = %d; the nearest that does is %d", l.World, expert, nearest(l.World, expert))
+			return fmt.Errorf("world %d does not divide by etp x ep x pp = %d; the nearest that does is %d", l.World, expert, nearest(l.World, expert))
 		}
 	}
 	// Replicas that hold a share each must divide into the groups that share.
 	ranks := l.DP() * l.CP
 	if n := l.FSDP.Outer; l.FSDP.Shard == ShardParameters && (n < 1 || ranks%n != 0) {
-		return fmt.Errorf("plan: %d outer groups of fsdp do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
+		return fmt.Errorf("%d outer groups of fsdp do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
 	}
 	if n := s.Optimizer.Instances; s.Optimizer.Distributed && (n < 1 || ranks%n != 0) {
-		return fmt.Errorf("plan: %d instances of the distributed optimizer do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
+		return fmt.Errorf("%d instances of the distributed optimizer do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
 	}
 	if step := s.Batch.Micro * l.DP(); s.Batch.Global%step != 0 {
-		return fmt.Errorf("plan: global-batch-size %d does not divide by micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
+		return fmt.Errorf("global-batch-size %d does not divide by micro-batch-size x dp = %d; the nearest that does is %d", s.Batch.Global, step, nearest(s.Batch.Global, step))
 	}
 	if parts := l.CP * l.seqSplit(); s.Batch.Seq%parts != 0 {
-		return fmt.Errorf("plan: seq-length %d does not divide by %d (cp and sequence parallelism); the nearest that does is %d", s.Batch.Seq, parts, nearest(s.Batch.Seq, parts))
+		return fmt.Errorf("seq-length %d does not divide by %d (cp and sequence parallelism); the nearest that does is %d", s.Batch.Seq, parts, nearest(s.Batch.Seq, parts))
 	}
 	return nil
 }
@@ -193,32 +193,32 @@ func nearest(n, step int) int {
 func (s *Setup) checkStages() error {
 	l := s.Layout
 	if n := l.PP * l.VPP; len(l.Stages) != n {
-		return fmt.Errorf("plan: the layout has %d stages, but pp x vpp is %d; give that many", len(l.Stages), n)
+		return fmt.Errorf("the layout has %d stages, but pp x vpp is %d; give that many", len(l.Stages), n)
 	}
 	at := 0
 	for i, st := range l.Stages {
 		if st.First != at || st.Last < st.First {
-			return fmt.Errorf("plan: stage %d holds layers %d to %d, but layer %d comes next", i, st.First, st.Last, at)
+			return fmt.Errorf("stage %d holds layers %d to %d, but layer %d comes next", i, st.First, st.Last, at)
 		}
 		at = st.Last
 	}
 	if at != len(s.Model.Layers) {
-		return fmt.Errorf("plan: the stages hold %d layers, but the model has %d", at, len(s.Model.Layers))
+		return fmt.Errorf("the stages hold %d layers, but the model has %d", at, len(s.Model.Layers))
 	}
 	if !l.Stages[0].Embedding || !l.Stages[len(l.Stages)-1].Loss {
-		return fmt.Errorf("plan: the first stage must hold the embedding and the last one the loss")
+		return fmt.Errorf("the first stage must hold the embedding and the last one the loss")
 	}
 	heads := 0
 	for i, st := range l.Stages {
 		if st.Embedding && i > 0 || st.Loss && i < len(l.Stages)-1 {
-			return fmt.Errorf("plan: stage %d holds the embedding or the loss; only the first stage can hold the one and the last one the other", i)
+			return fmt.Errorf("stage %d holds the embedding or the loss; only the first stage can hold the one and the last one the other", i)
 		}
 		if st.MTP {
 			heads++
 		}
 	}
 	if s.Model.MTP != nil && heads != 1 {
-		return fmt.Errorf("plan: %d stages hold the heads that predict further tokens; one must", heads)
+		return fmt.Errorf("%d stages hold the heads that predict further tokens; one must", heads)
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func (s *Setup) checkModelDivisions() error {
 	}
 	for i, l := range layers {
 		if n := kvHeads(l); n > 0 && n%tp != 0 && tp%n != 0 {
-			return fmt.Errorf("plan: layer %d has %d key/value heads, which tp %d neither divides nor is a multiple of; the nearest tp is %d", i, n, tp, divisor(n, tp))
+			return fmt.Errorf("layer %d has %d key/value heads, which tp %d neither divides nor is a multiple of; the nearest tp is %d", i, n, tp, divisor(n, tp))
 		}
 		for _, f := range []struct {
 			name    string
@@ -245,7 +245,7 @@ func (s *Setup) checkModelDivisions() error {
 			{"expert width", expertWidth(l), etp, "etp"},
 		} {
 			if f.v%f.over != 0 {
-				return fmt.Errorf("plan: layer %d has %d %s, which do not divide by %s %d; the nearest %s is %d", i, f.v, f.name, f.degree, f.over, f.degree, divisor(f.v, f.over))
+				return fmt.Errorf("layer %d has %d %s, which do not divide by %s %d; the nearest %s is %d", i, f.v, f.name, f.degree, f.over, f.degree, divisor(f.v, f.over))
 			}
 		}
 	}

@@ -8,24 +8,21 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-var (
-	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
-	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv"}
-	stashModules     = []string{"expert_fc1", "moe_act"}
-	graphScopes      = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
-)
+// graphScopes are the parts of a layer that Megatron-LM captures.
+var graphScopes = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
 
 func (s *Setup) checkSettings() error {
 	for _, x := range []struct {
 		what        string
 		names, list []string
 	}{
-		{"recompute module", s.Recompute.Modules, recomputeModules},
-		{"offload module", s.Offload.Modules, offloadModules},
-		{"stash module", s.Stash.Modules, stashModules},
+		{"recompute module", s.Recompute.Modules, memory.MegatronModules(memory.Recompute)},
+		{"offload module", s.Offload.Modules, memory.MegatronModules(memory.Offload)},
+		{"stash module", s.Stash.Modules, memory.MegatronModules(memory.Stash)},
 		{"graph scope", s.Graph.Scopes, graphScopes},
 		{"optimizer", []string{s.Optimizer.Kind}, []string{"adam", "sgd", "muon"}},
 	} {
@@ -34,22 +31,22 @@ func (s *Setup) checkSettings() error {
 		}
 	}
 	if name := s.Layout.FSDP.Pool; name != "" {
-		if _, err := bucket.ParseKind(name); err != nil {
-			return fmt.Errorf("plan: there is no pool %q for sharded parameters; there are %v", name, bucket.Kinds)
+		if _, err := bucket.ParsePoolKind(name); err != nil {
+			return fmt.Errorf("there is no pool %q for sharded parameters; there are %v", name, bucket.PoolKinds)
 		}
 	}
 	if l := s.Layout; l.VPP > 1 && l.PP == 1 {
-		return fmt.Errorf("plan: vpp %d needs more than one pipeline rank; set vpp to 1, or pp to 2", l.VPP)
+		return fmt.Errorf("vpp %d needs more than one pipeline rank; set vpp to 1, or pp to 2", l.VPP)
 	}
-	if slices.Contains(s.Offload.Modules, "attn_proj") && !slices.Contains(s.Offload.Modules, "core_attn") {
-		return fmt.Errorf("plan: offload module attn_proj needs core_attn beside it; add core_attn")
+	if err := memory.CheckOffload(s.Offload.Modules); err != nil {
+		return fmt.Errorf("%w", err)
 	}
 	if r := s.Recompute; r.Full {
 		if err := known("recompute method", []string{r.Method}, []string{"uniform", "block"}); err != nil {
 			return err
 		}
 		if r.Layers < 1 {
-			return fmt.Errorf("plan: recompute layers are %d; it must be at least 1", r.Layers)
+			return fmt.Errorf("recompute layers are %d; it must be at least 1", r.Layers)
 		}
 	}
 	return s.checkFactors()
@@ -64,7 +61,7 @@ func (s *Setup) checkFactors() error {
 			if math.IsNaN(f) {
 				near = 1
 			}
-			return fmt.Errorf("plan: %s %g is outside of 0 to 1; the nearest is %g", name, f, near)
+			return fmt.Errorf("%s %g is outside of 0 to 1; the nearest is %g", name, f, near)
 		}
 		return nil
 	}
@@ -72,11 +69,11 @@ func (s *Setup) checkFactors() error {
 		return err
 	}
 	if n := len(s.Offload.Fractions); n > 0 && n != s.Layout.PP {
-		return fmt.Errorf("plan: there are %d offload fractions for %d pipeline ranks; give one for each", n, s.Layout.PP)
+		return fmt.Errorf("there are %d offload fractions for %d pipeline ranks; give one for each", n, s.Layout.PP)
 	}
 	for r, f := range s.Offload.Fractions {
 		if !(f >= 0 && f <= 1) {
-			return fmt.Errorf("plan: offload fraction %g of pipeline rank %d is outside of 0 to 1; the nearest is %g", f, r, min(max(f, 0), 1))
+			return fmt.Errorf("offload fraction %g of pipeline rank %d is outside of 0 to 1; the nearest is %g", f, r, min(max(f, 0), 1))
 		}
 	}
 	if err := share("optimizer offload fraction", s.Optimizer.OffloadFraction); err != nil {
@@ -94,7 +91,7 @@ func (s *Setup) checkFactors() error {
 		{"budget", float64(s.Budget), 0},
 	} {
 		if !(f.v >= f.least && f.v <= mostBytes) {
-			return fmt.Errorf("plan: %s is %g; it must be at least %g and no more than can be counted", f.name, f.v, f.least)
+			return fmt.Errorf("%s is %g; it must be at least %g and no more than can be counted", f.name, f.v, f.least)
 		}
 	}
 	return nil
@@ -134,7 +131,7 @@ func (s *Setup) checkBounds() error {
 	flight := float64(min(s.Microbatches(), l.PP*(l.VPP+2)+l.GroupSize*l.VPP))
 	width = width*flight + 64*float64(s.Model.Vocab)*float64(1+s.Microbatches()) + seq
 	if tokens := float64(s.Batch.Micro) * seq; !(8*tokens*width < mostBytes) {
-		return fmt.Errorf("plan: micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
+		return fmt.Errorf("micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
 	}
 	return nil
 }
@@ -143,7 +140,7 @@ func (s *Setup) checkBounds() error {
 func known(what string, names, list []string) error {
 	for _, n := range names {
 		if !slices.Contains(list, n) {
-			return fmt.Errorf("plan: unknown %s %q; there are %v", what, n, list)
+			return fmt.Errorf("unknown %s %q; there are %v", what, n, list)
 		}
 	}
 	return nil

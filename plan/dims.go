@@ -6,7 +6,7 @@ package plan
 import (
 	"math"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // dims are the sizes of one setup.
@@ -28,7 +28,7 @@ func newDims(s *Setup) *dims {
 	d.tokens = int64(s.Batch.Micro) * int64(s.Batch.Seq) / int64(l.CP)
 	d.local = d.tokens / int64(l.seqSplit())
 	d.elem = bytesOf(s.Precision.Params)
-	d.vocab = int64(PaddedVocab(s.Model.Vocab, l.VocabMultiple, l.TP)) / d.tp
+	d.vocab = int64(paddedVocab(s.Model.Vocab, l.VocabMultiple, l.TP)) / d.tp
 	return d
 }
 
@@ -45,7 +45,7 @@ func bytesOf(f Format) int64 {
 }
 
 // PaddedVocab is a vocabulary padded so that every TP rank holds a multiple.
-func PaddedVocab(vocab, multiple, tp int) int {
+func paddedVocab(vocab, multiple, tp int) int {
 	m := multiple * tp
 	return (vocab + m - 1) / m * m
 }
@@ -57,10 +57,10 @@ func (d *dims) residual() int64 { return d.elem * d.local * d.h }
 // sequence.
 func (d *dims) gathered() int64 { return d.elem * d.tokens * d.h }
 
-// sp tells whether the sequence is divided.
+// sp reports whether the sequence is divided.
 func (d *dims) sp() bool { return d.local < d.tokens }
 
-// low tells whether the products of a layer take inputs of eight bits or less.
+// low reports whether the products of a layer take inputs of eight bits or less.
 func (d *dims) low() bool {
 	switch d.s.Precision.Compute {
 	case FP8, MXFP8, NVFP4:
@@ -130,7 +130,8 @@ func (d *dims) load() (received, balanced float64) {
 // experts even out like independent ones.
 const natural = 0.10
 
-// NaturalImbalance is the imbalance to expect of unforced, dropless routing.
+// NaturalImbalance returns the imbalance to expect if nothing forces routing to be
+// balanced and no token is dropped.
 func NaturalImbalance(m *model.Model, l Layout) float64 {
 	for _, x := range m.Layers {
 		if x.MoE != nil && l.EP > 1 {

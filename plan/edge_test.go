@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func preset(t *testing.T, name string) *model.Model {
@@ -175,7 +175,7 @@ func TestUpProjectionOfEqualWidths(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	freed := slices.ContainsFunc(Activations(n, l), func(g GroupBytes) bool {
+	freed := slices.ContainsFunc(Activations(n, l), func(g SavedTensor) bool {
 		return g.Tensor == "queries" && slices.Contains(g.Recompute, "mla_up_proj")
 	})
 	if !freed {

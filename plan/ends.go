@@ -15,9 +15,9 @@ func (d *dims) embedding() *tape {
 		o.work += d.gathered()
 	}
 	i := t.op(o)
-	t.save(i, i, GroupBytes{Group: "embedding", Tensor: "token numbers", Bytes: 8 * d.tokens})
+	t.save(i, i, SavedTensor{Group: "embedding", Tensor: "token numbers", Bytes: 8 * d.tokens})
 	if d.s.Kernels.Dropout > 0 {
-		t.save(i, i, GroupBytes{Group: "embedding", Tensor: "dropout mask", Bytes: d.local * d.h})
+		t.save(i, i, SavedTensor{Group: "embedding", Tensor: "dropout mask", Bytes: d.local * d.h})
 	}
 	return t
 }
@@ -25,8 +25,8 @@ func (d *dims) embedding() *tape {
 // head is the last norm.
 func (d *dims) finalNorm(t *tape) {
 	i := t.op(op{name: "final norm", gin: d.residual()})
-	t.save(i, i, GroupBytes{Group: "loss", Tensor: "input of the final norm", Bytes: d.residual()})
-	t.save(i, i+1, GroupBytes{Group: "loss", Tensor: "output of the final norm", Bytes: d.residual()})
+	t.save(i, i, SavedTensor{Group: "loss", Tensor: "input of the final norm", Bytes: d.residual()})
+	t.save(i, i+1, SavedTensor{Group: "loss", Tensor: "output of the final norm", Bytes: d.residual()})
 	t.save(i, i, d.stats("loss"))
 }
 
@@ -48,11 +48,11 @@ func (d *dims) output(t *tape) {
 	}
 	t.op(layer)
 	loss := op{name: "loss", gin: d.elem * n}
-	saved := GroupBytes{Group: "loss", Tensor: "softmax", Bytes: 4 * n}
+	saved := SavedTensor{Group: "loss", Tensor: "softmax", Bytes: 4 * n}
 	switch d.s.Kernels.Loss {
 	case "te":
 		loss.gin, loss.work = 0, 0
-		saved = GroupBytes{Group: "loss", Tensor: "logits, then their gradient", Bytes: d.elem * n}
+		saved = SavedTensor{Group: "loss", Tensor: "logits, then their gradient", Bytes: d.elem * n}
 		t.ops[len(t.ops)-1].out = 0
 		i := t.op(loss)
 		t.save(i-1, i-1, saved)
@@ -66,7 +66,7 @@ func (d *dims) output(t *tape) {
 	}
 	i := t.op(loss)
 	t.save(i, i, saved)
-	t.save(i, i, GroupBytes{Group: "loss", Tensor: "targets", Bytes: 9 * d.tokens})
+	t.save(i, i, SavedTensor{Group: "loss", Tensor: "targets", Bytes: 9 * d.tokens})
 }
 
 // loss is the end of the model.
@@ -83,11 +83,11 @@ func (d *dims) mtp(depth int) []*tape {
 	t := &tape{name: fmt.Sprintf("mtp %d", depth)}
 	r := d.residual()
 	i := t.op(op{name: "mtp norms", gin: 2 * r})
-	t.save(i, i, GroupBytes{Group: "mtp", Tensor: "inputs of the norms", Bytes: 2 * r})
+	t.save(i, i, SavedTensor{Group: "mtp", Tensor: "inputs of the norms", Bytes: 2 * r})
 	proj := d.column("mtp projection", 2*d.h, d.h/d.tp)
 	proj.out = r
 	j := t.op(proj)
-	t.save(i, j, GroupBytes{Group: "mtp", Tensor: "input of the projection", Bytes: 2 * d.quantised(d.local*d.h)})
+	t.save(i, j, SavedTensor{Group: "mtp", Tensor: "input of the projection", Bytes: 2 * d.quantised(d.local*d.h)})
 	tapes := []*tape{t}
 	for k, l := range d.m.MTP.Layers {
 		u := d.layer(l)

@@ -5,7 +5,7 @@ package plan
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func gates(gated bool) int64 {
@@ -23,7 +23,7 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 	first := len(t.saved)
 	i := d.normed(t, "mlp_norm", "", !d.s.Kernels.Local, fc1)
 	if !d.s.Kernels.Local {
-		// The norm is inside of the part that is computed again.
+		// The norm is inside of the part that is recomputed.
 		for j := first; j < len(t.saved); j++ {
 			if s := &t.saved[j]; s.Tensor == "output of the norm" {
 				s.Recompute = []string{"mlp"}
@@ -32,14 +32,14 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 	}
 	mlp := []string{"mlp"}
 	act := t.op(op{name: "activation", gin: d.elem * d.tokens * m * w})
-	t.save(i, act, d.actInput(GroupBytes{Group: "mlp", Tensor: "fc1 output", Recompute: mlp}, d.tokens*m*w))
+	t.save(i, act, d.actInput(SavedTensor{Group: "mlp", Tensor: "fc1 output", Recompute: mlp}, d.tokens*m*w))
 	fc2 := t.op(d.row("fc2", w, d.h))
-	t.save(act, fc2, GroupBytes{Group: "mlp", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: mlp})
+	t.save(act, fc2, SavedTensor{Group: "mlp", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: mlp})
 	d.joined(t, "mlp_add")
 }
 
 // actInput is what the activation function saves of n elements.
-func (d *dims) actInput(g GroupBytes, n int64) GroupBytes {
+func (d *dims) actInput(g SavedTensor, n int64) SavedTensor {
 	g.Bytes = d.elem * n
 	if d.s.Precision.ActivationInputFP8 {
 		g.Bytes = n
@@ -76,14 +76,14 @@ func (d *dims) wholeNorm(t *tape) {
 func (d *dims) router(t *tape, i int, e *model.MoE) {
 	n := d.local * int64(e.Experts)
 	moe := []string{"moe"}
-	t.save(i, i, GroupBytes{Group: "router", Tensor: "scores", Bytes: 4 * n, Recompute: moe})
-	t.save(i, i, GroupBytes{Group: "router", Tensor: "probabilities", Bytes: 4 * n, Recompute: moe})
-	t.save(i, i, GroupBytes{Group: "router", Tensor: "map", Bytes: n, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "scores", Bytes: 4 * n, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "probabilities", Bytes: 4 * n, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "map", Bytes: n, Recompute: moe})
 	rows := 8 * d.rows(e) // indices
 	if d.s.Kernels.PermuteFusion {
 		rows = 8 * n // two 32-bit row numbers for every token and expert
 	}
-	t.save(i, i, GroupBytes{Group: "router", Tensor: "row numbers", Bytes: rows, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "row numbers", Bytes: rows, Recompute: moe})
 }
 
 // shared experts are a dense part on the norm's output.
@@ -95,12 +95,12 @@ func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	fc1.hold = 0
 	i := t.op(fc1)
 	if d.low() {
-		t.save(norm, i, GroupBytes{Group: "shared_experts", Tensor: "quantised norm output", Bytes: d.quantised(d.local * d.h), Recompute: again})
+		t.save(norm, i, SavedTensor{Group: "shared_experts", Tensor: "quantised norm output", Bytes: d.quantised(d.local * d.h), Recompute: again})
 	}
 	act := t.op(op{name: "shared activation", gin: d.elem * d.tokens * m * w})
-	t.save(i, act, d.actInput(GroupBytes{Group: "shared_experts", Tensor: "fc1 output", Recompute: again}, d.tokens*m*w))
+	t.save(i, act, d.actInput(SavedTensor{Group: "shared_experts", Tensor: "fc1 output", Recompute: again}, d.tokens*m*w))
 	fc2 := t.op(d.row("shared fc2", w, d.h))
-	t.save(act, fc2, GroupBytes{Group: "shared_experts", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: again})
+	t.save(act, fc2, SavedTensor{Group: "shared_experts", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: again})
 }
 
 // experts: rows are permuted and sent, sorted by expert, go through the experts,
@@ -128,19 +128,19 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	if d.s.Precision.Compute == FP8 && slices.Contains(d.s.Offload.Modules, "expert_fc1") {
 		input = rows // what moves is the input itself, not its quantised copy
 	}
-	t.save(fc1-1, fc1, GroupBytes{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe})
+	t.save(fc1-1, fc1, SavedTensor{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe})
 	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
-	t.save(fc1, act, d.actInput(GroupBytes{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe}, r*m*f))
-	t.save(fc1, act, GroupBytes{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
+	t.save(fc1, act, d.actInput(SavedTensor{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe}, r*m*f))
+	t.save(fc1, act, SavedTensor{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
 	fused := e.Gated && !d.s.Kernels.UnfusedActivation || d.s.Kernels.WeightedSquaredReLU
 	if !fused {
 		// The product with the probabilities saves the activation function's
 		// output.
 		w := t.op(op{name: "experts' weighting", gin: el * r * f, temp: 4 * r * f, work: 8 * r * f})
-		t.save(act, w, GroupBytes{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
+		t.save(act, w, SavedTensor{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
 	}
 	fc2 := t.op(op{name: "experts' fc2", out: rows, gin: el * r * f, work: local * d.wgrad(width, f)})
-	t.save(fc2-1, fc2, GroupBytes{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}})
+	t.save(fc2-1, fc2, SavedTensor{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}})
 	d.combine(t, sent*width*el, rows, local)
 	if d.s.Kernels.Dispatcher == "alltoall" {
 		// The forward pass of the layer refers to the rows that were sent and, if
@@ -159,7 +159,7 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 func (d *dims) latent(t *tape, e *model.MoE) {
 	l := int64(e.Latent)
 	i := t.op(op{name: "latent projection", out: d.elem * d.local * l, gin: d.residual(), work: d.wgrad(l, d.h)})
-	t.save(i, i, GroupBytes{Group: "experts", Tensor: "latent output", Bytes: d.elem * d.local * l, Recompute: []string{"moe"}})
+	t.save(i, i, SavedTensor{Group: "experts", Tensor: "latent output", Bytes: d.elem * d.local * l, Recompute: []string{"moe"}})
 }
 
 // dispatch is the way to the experts.

@@ -6,7 +6,7 @@ package plan
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 const mib = 1 << 20
@@ -31,7 +31,7 @@ func (d *dims) generation() int {
 	return d.s.Hardware.Generation
 }
 
-// anyLayer tells whether a rank holds such a layer.
+// anyLayer reports whether a rank holds such a layer.
 func (d *dims) anyLayer(rank int, is func(model.Layer) bool) bool {
 	for _, c := range d.s.chunks(rank) {
 		if slices.ContainsFunc(d.m.Layers[c.First:c.Last], is) {

@@ -6,7 +6,8 @@ package plan
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/bucket"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Megatron-FSDP gathers units ahead until they have half of a unit of
@@ -129,7 +130,7 @@ func (d *dims) shardedItems(s share) []Item {
 	return items
 }
 
-// gathers tells whether a unit is gathered and released on its own.
+// gathers reports whether a unit is gathered and released on its own.
 func (u unitShare) gathers() bool { return u.name == "layer" || u.name == "mtp" }
 
 // poolBytes is the size of a pool with fixed addresses through which a rank's
@@ -140,10 +141,10 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 		if !u.gathers() {
 			continue
 		}
-		unit := bucket.Unit{Name: u.name}
+		unit := bucket.FSDPUnit{Name: u.name}
 		for _, n := range []int64{u.dense, u.expert} {
 			if n > 0 {
-				unit.Buckets = append(unit.Buckets, bucket.Bucket{Name: u.name, Type: bucket.Type{Name: "element", Size: size}, Elements: n})
+				unit.Buckets = append(unit.Buckets, bucket.Bucket{Name: u.name, Type: bucket.Type{Name: "element", Size: memory.Bytes(size)}, Elements: n})
 			}
 		}
 		spec.Units = append(spec.Units, unit)
@@ -152,7 +153,7 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 		return 0
 	}
 	use := func(i int) {
-		spec.Order = append(spec.Order, bucket.Event{Unit: i}, bucket.Event{Unit: i, Release: true})
+		spec.Order = append(spec.Order, bucket.OrderEntry{Unit: i}, bucket.OrderEntry{Unit: i, Release: true})
 	}
 	for i := range spec.Units {
 		use(i)
@@ -163,15 +164,15 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 	kind := bucket.Fixed
 	if name := d.s.Layout.FSDP.Pool; name != "" {
 		var err error
-		if kind, err = bucket.ParseKind(name); err != nil {
+		if kind, err = bucket.ParsePoolKind(name); err != nil {
 			panic("plan: a normalised setup has the pool " + name)
 		}
 	}
-	p, err := bucket.New(kind, spec, bucket.Options{})
+	p, err := bucket.NewPoolPlan(kind, spec, bucket.Options{})
 	if err != nil {
 		panic("plan: the units of a sound model make no pool: " + err.Error())
 	}
-	return p.Bytes
+	return int64(p.Bytes)
 }
 
 // gatheredEarly is what is gathered for the next step before it begins: units

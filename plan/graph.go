@@ -15,7 +15,7 @@ func (t *tape) mark(from, to int, scope string) {
 	}
 }
 
-// captures tells whether a scope is among those captured.
+// captures reports whether a scope is among those captured.
 func captures(scopes []string, scope string) bool {
 	if scope == "" {
 		return slices.Contains(scopes, "full_iteration")
@@ -100,7 +100,7 @@ func (w *walk) graphs() (buffers, capture, pool int64) {
 	return buffers, capture, capture
 }
 
-// captures tells whether anything of a rank is captured; chunks may be empty.
+// captures reports whether anything of a rank is captured; chunks may be empty.
 func (w *walk) captures() bool {
 	return slices.ContainsFunc(w.chunks, func(c chunk) bool { return c.captured != nil })
 }

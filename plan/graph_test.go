@@ -3,8 +3,8 @@ package plan
 import (
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // The inputs that graphs keep: a residual tensor and a mask of seq x seq bytes for

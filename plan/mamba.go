@@ -2,7 +2,7 @@
 
 package plan
 
-import "github.com/stowage-dev/stowage/model"
+import "github.com/stowage-dev/stowage/plan/model"
 
 // scanChunk is how many tokens the scan's kernels take at once; between chunks
 // they keep states.
@@ -34,13 +34,13 @@ func (d *dims) mamba(t *tape, a *model.Mamba) {
 		name: "mamba scan", temp: conv + 2*states + inChunk,
 		gin: e * d.tokens * in, work: 2*conv + e*d.tokens*inner + 3*states + 2*inChunk,
 	})
-	t.save(i, scan, GroupBytes{Group: "mamba_in", Tensor: "gate, x, B, C and steps", Bytes: e * d.tokens * in})
+	t.save(i, scan, SavedTensor{Group: "mamba_in", Tensor: "gate, x, B, C and steps", Bytes: e * d.tokens * in})
 	out := e * d.tokens * inner
-	t.save(scan, scan, GroupBytes{Group: "mamba_scan", Tensor: "scan output", Bytes: out})
+	t.save(scan, scan, SavedTensor{Group: "mamba_scan", Tensor: "scan output", Bytes: out})
 	norm := t.op(op{name: "mamba norm", gin: out})
-	t.save(scan, norm, GroupBytes{Group: "mamba_scan", Tensor: "input of the gated norm", Bytes: out})
+	t.save(scan, norm, SavedTensor{Group: "mamba_scan", Tensor: "input of the gated norm", Bytes: out})
 	row := t.op(d.row("mamba output projection", inner, d.h))
-	t.save(norm, row, GroupBytes{Group: "mamba_scan", Tensor: "output projection input", Bytes: d.quantised(d.tokens * inner)})
+	t.save(norm, row, SavedTensor{Group: "mamba_scan", Tensor: "output projection input", Bytes: d.quantised(d.tokens * inner)})
 	d.joined(t, "mamba_add")
 }
 
@@ -54,15 +54,15 @@ func (d *dims) deltaNet(t *tape, a *model.DeltaNet) {
 	i := d.normed(t, "attn_norm", "qkv_linear", true, d.column("delta net input projection", d.h, in))
 	qkv := e * d.tokens * (2*keys + values)
 	conv := t.op(op{name: "delta net convolution", gin: e * d.tokens * in, work: qkv})
-	t.save(i, conv, GroupBytes{Group: "qkv_linear", Tensor: "input projection output", Bytes: e * d.tokens * in, Recompute: []string{"gdp_in_proj"}})
+	t.save(i, conv, SavedTensor{Group: "qkv_linear", Tensor: "input projection output", Bytes: e * d.tokens * in, Recompute: []string{"gdp_in_proj"}})
 	// Keys are repeated to as many heads as values have.
 	rule := t.op(op{name: "delta rule", gin: qkv, work: 2 * qkv})
-	t.save(conv, rule, GroupBytes{Group: "core_attn", Tensor: "queries, keys, values", Bytes: e * d.tokens * 3 * values, Offload: "gdp_qkv", Elements: d.tokens * values, Recompute: []string{"gdp_qkv"}})
-	t.save(rule, rule, GroupBytes{Group: "core_attn", Tensor: "gates and steps", Bytes: 8 * d.tokens * heads})
+	t.save(conv, rule, SavedTensor{Group: "core_attn", Tensor: "queries, keys, values", Bytes: e * d.tokens * 3 * values, Offload: "gdp_qkv", Elements: d.tokens * values, Recompute: []string{"gdp_qkv"}})
+	t.save(rule, rule, SavedTensor{Group: "core_attn", Tensor: "gates and steps", Bytes: 8 * d.tokens * heads})
 	out := e * d.tokens * values
 	norm := t.op(op{name: "delta net norm", gin: 2 * out})
-	t.save(rule, norm, GroupBytes{Group: "attn_proj", Tensor: "recurrence output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(rule, norm, SavedTensor{Group: "attn_proj", Tensor: "recurrence output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
 	row := t.op(d.row("output projection", values, d.h))
-	t.save(norm, row, GroupBytes{Group: "attn_proj", Tensor: "normed output", Bytes: d.quantised(d.tokens * values), Recompute: []string{"gdn_norm_out"}})
+	t.save(norm, row, SavedTensor{Group: "attn_proj", Tensor: "normed output", Bytes: d.quantised(d.tokens * values), Recompute: []string{"gdn_norm_out"}})
 	d.joined(t, "attn_add")
 }

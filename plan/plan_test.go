@@ -9,8 +9,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 const gib = 1 << 30
@@ -167,7 +168,7 @@ func TestMonotone(t *testing.T) {
 		if layers(&more) < all {
 			t.Fatalf("twice the microbatch saves less: %d after %d", layers(&more), all)
 		}
-		for _, m := range recomputeModules {
+		for _, m := range memory.MegatronModules(memory.Recompute) {
 			less := *s
 			less.Recompute.Modules = []string{m}
 			if n := layers(&less); n > all {
@@ -214,8 +215,8 @@ func TestOffloadMovesWhatItSays(t *testing.T) {
 		s := small(t)
 		s.Offload.MinElements = int64(rapid.SampledFrom([]int{1, 1 << 16, 1 << 20}).Draw(t, "min"))
 		var modules []string
-		for _, m := range offloadModules {
-			if rapid.Bool().Draw(t, m) && (m != "attn_proj" || slices.Contains(modules, "core_attn")) {
+		for _, m := range memory.MegatronModules(memory.Offload) {
+			if rapid.Bool().Draw(t, m) && memory.CheckOffload(append(slices.Clone(modules), m)) == nil {
 				modules = append(modules, m)
 			}
 		}

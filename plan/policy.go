@@ -1,10 +1,10 @@
-// This file owns what recomputation and offloading take from a tape.
+// This file owns what recompute and offload remove from a tape.
 
 package plan
 
 import "slices"
 
-// Rank is the offloading of one pipeline rank.
+// Rank returns the settings of one pipeline rank: its own fraction as Fraction.
 func (o Offload) Rank(r int) Offload {
 	if len(o.Fractions) == 0 {
 		return o
@@ -16,9 +16,9 @@ func (o Offload) Rank(r int) Offload {
 	return o
 }
 
-// OffloadShare is what of the bytes of the offloaded modules one pipeline rank
-// moves: whole groups do, so it is not just the fraction. The setup must be
-// normalised.
+// OffloadShare returns which part of the offloaded modules' bytes a pipeline rank
+// really offloads. It differs from the fraction because whole groups are offloaded.
+// The setup must be normalised.
 func OffloadShare(s *Setup, rank int) float64 {
 	d := newDims(s).of(rank)
 	var all, moved int64
@@ -45,21 +45,22 @@ func away(tapes []*tape) (n int64) {
 	return n
 }
 
-// apply marks what is not kept. full says that the whole layer is computed again.
+// apply marks the tensors that are not kept. full means that the whole layer is
+// recomputed.
 func (d *dims) apply(t *tape, full bool) {
 	r, o := d.s.Recompute, d.s.Offload
 	for i := range t.saved {
 		s := &t.saved[i]
 		switch {
 		case full:
-			// The layer's input is what it is computed again from.
+			// The layer is recomputed from its input.
 			if i > 0 {
 				s.drop, s.again = true, t.last()
 			}
 			continue
 		case slices.ContainsFunc(s.Recompute, func(m string) bool { return slices.Contains(r.Modules, m) }):
 			s.drop, s.again = true, t.trigger(*s, r.Modules)
-		case d.stashes(s.GroupBytes):
+		case d.stashes(s.SavedTensor):
 			s.stashed = true
 		case s.Offload != "" && slices.Contains(o.Modules, s.Offload) && s.Elements >= o.MinElements:
 			s.away = true
@@ -67,7 +68,8 @@ func (d *dims) apply(t *tape, full bool) {
 	}
 }
 
-// trigger is the operation before whose backward a dropped tensor is made again.
+// trigger returns the operation before whose backward pass a dropped tensor is
+// recomputed.
 func (t *tape) trigger(s saved, modules []string) int {
 	again := s.until
 	for _, m := range s.Recompute {
@@ -90,7 +92,7 @@ func (t *tape) trigger(s saved, modules []string) int {
 	return again
 }
 
-// next is the first operation behind one that has one of the names.
+// next returns the first operation from one on that has one of the names.
 func (t *tape) next(after int, names ...string) int {
 	for i := after; i < len(t.ops); i++ {
 		if slices.Contains(names, t.ops[i].name) {
@@ -100,8 +102,8 @@ func (t *tape) next(after int, names ...string) int {
 	return t.last()
 }
 
-// stayFraction keeps the later groups of a chunk: of all groups that move, the
-// last int((1-x) n) stay, or as many of the last as hold that share of bytes.
+// stayFraction keeps the later groups of a chunk: of n groups that would be offloaded,
+// the last int((1-x) n) stay, or as many of the last as hold that part of the bytes.
 func (d *dims) stayFraction(tapes []*tape) {
 	o := d.s.Offload
 	if o.Fraction >= 1 || len(o.Modules) == 0 {
@@ -139,7 +141,7 @@ func (d *dims) stayFraction(tapes []*tape) {
 	}
 }
 
-// stay keeps a group of one tape, which then is no longer like its equals.
+// stay keeps a group of one tape. The tape then differs from others of its kind.
 func (t *tape) stay(name string) {
 	t.key += "/" + name
 	t.saved = slices.Clone(t.saved)

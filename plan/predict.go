@@ -1,18 +1,19 @@
-// This file owns the prediction: it puts static memory, what is saved, and the
-// order of passes together.
+// This file owns the prediction: static memory, saved tensors and the order of passes
+// together give the memory of each rank.
 
 package plan
 
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
-// mostMicrobatches are walked through in full.
+// mostMicrobatches is the number of microbatches up to which every pass is walked.
 const mostMicrobatches = 4096
 
-// Predict says what a setup needs on every pipeline rank.
+// Predict returns the memory that a setup needs on every pipeline rank. It returns an
+// error if the setup is not sound; see [Setup.Check].
 func Predict(s *Setup) (*Prediction, error) {
 	n, err := s.Normalise()
 	if err != nil {
@@ -42,12 +43,12 @@ func Predict(s *Setup) (*Prediction, error) {
 	return p, nil
 }
 
-// Microbatches is the number of microbatches of a step.
+// Microbatches returns the number of microbatches of a step.
 func (s *Setup) Microbatches() int {
 	return max(s.Batch.Global/(s.Batch.Micro*s.Layout.DP()), 1)
 }
 
-// of are the sizes with the offloading of one rank.
+// of returns the sizes with the offload settings of one rank.
 func (d *dims) of(r int) *dims {
 	if len(d.s.Offload.Fractions) == 0 {
 		return d

@@ -1,83 +1,86 @@
-// This file owns what a prediction says: bytes by cause for every pipeline rank,
-// with bands that come from how far predictions were off before.
+// This file owns the types of a prediction. All sizes are in bytes.
 
 package plan
 
-import "github.com/stowage-dev/stowage/schedule"
+import "github.com/stowage-dev/stowage/internal/schedule"
 
-// Prediction is what a setup needs, rank by rank.
+// Prediction is the memory that a setup needs.
 type Prediction struct {
-	// Setup is the setup with everything filled in that it left open.
+	// Setup is the setup with all defaults filled in.
 	Setup *Setup
-	// Ranks are the pipeline ranks in order.
+	// Ranks has an entry for each pipeline rank, in order.
 	Ranks []Rank
-	// Heaviest is the rank with the largest peak.
+	// Heaviest is the rank with the highest peak.
 	Heaviest int
-	// Peak and Reserved are the heaviest rank's.
+	// Peak and Reserved are those of the heaviest rank.
 	Peak, Reserved Band
-	// Budget is what a rank may allocate, and Fits whether even the upper end of
-	// Reserved stays below it. Without hardware and budget Fits says nothing.
+	// Budget is the device memory that a rank may hold at its peak: the setup's, or
+	// what the hardware leaves. It is zero if the setup has neither.
 	Budget int64
-	Fits   bool
+	// Fits reports whether the upper end of Reserved stays within the budget on every
+	// rank. It is false without a budget.
+	Fits bool
 }
 
-// Band is a figure with the range that it is expected to lie in.
+// Band is an expected figure with the range that measured runs lay in.
 type Band struct {
 	Low, Expected, High int64
 }
 
-// Cause is why memory is held.
+// Cause is the reason why memory is held.
 type Cause uint8
 
+// The causes of memory.
 const (
 	CauseWeights     Cause = iota
 	CauseGradients         // the buffers that gradients are accumulated in
-	CauseOptimizer         // main parameters, moments
-	CauseFixed             // workspaces, caches, tables
-	CauseActivations       // saved for backward
-	CauseTransient         // in use while the peak passes
-	CausePools             // stash, gathered parameters
+	CauseOptimizer         // main parameters and moments
+	CauseFixed             // workspaces of libraries, caches, tables
+	CauseActivations       // saved tensors
+	CauseTransient         // temporaries in use at the peak
+	CausePools             // pages of the stash, pools of gathered parameters
 	CauseGraphs            // private pools of captured graphs
 )
 
+// String returns the name of the cause, such as "weights".
 func (c Cause) String() string {
 	return [...]string{"weights", "gradients", "optimizer", "fixed", "activations", "transient", "pools", "graphs"}[c]
 }
 
-// Item is one cause of memory on a rank, at its peak.
+// Item is a part of the memory that a rank holds at its peak.
 type Item struct {
 	Cause Cause
-	// Name says what it is: a group for activations, else a few words.
+	// Name describes the item: the name of a group for activations, else a few words.
 	Name  string
 	Bytes int64
-	// Static items are there between steps as well.
+	// Static reports whether the item is held between steps too.
 	Static bool
 }
 
-// GroupUse is one group of saved tensors at the peak of a rank.
+// GroupUse is what the groups of one module hold at the peak of a rank.
 type GroupUse struct {
 	Name string
-	// Bytes are those of one layer and microbatch on the device (the mean, where
-	// layers differ), and Live is how many such are live at the peak.
+	// Bytes is the size of one group, of one layer and microbatch. It is the mean if
+	// layers differ. Live is the number of groups that are live at the peak.
 	Bytes int64
 	Live  int
-	// Total is what the group holds at the peak, Away what of it offloading and
-	// Dropped what recomputation took from the device.
+	// Total is what all groups hold in device memory. Away is what was offloaded of
+	// them, and Dropped what will be recomputed.
 	Total, Away, Dropped int64
 }
 
-// Rank is what one pipeline rank needs.
+// Rank is the memory that one pipeline rank needs.
 type Rank struct {
 	Rank  int
 	Items []Item
-	// Groups are the activations of Items once more, group by group.
+	// Groups splits the activations of Items by module.
 	Groups []GroupUse
-	// Static is held between steps; Peak is the most that is allocated within
-	// one, Reserved what the allocator takes from the device for it.
+	// Static is held between steps. Peak is the most memory that is allocated within
+	// a step, and Reserved is what the allocator takes from the device for it.
 	Static, Peak, Reserved Band
 	// Host is pinned host memory.
 	Host int64
-	// At is where in the step the peak is.
+	// At is the moment of the peak.
 	At Point
 
 	points []Point
@@ -86,23 +89,22 @@ type Rank struct {
 // Point is a moment of a step.
 type Point struct {
 	Pass schedule.Pass
-	// What says which part of the pass it is: "output layer", "layer 7", ...
+	// What names the part of the pass, such as "output layer" or "layer 7".
 	What string
-	// Static, Live and Transient add up to what is allocated. Live are saved
+	// Static, Live and Transient add up to the allocated memory. Live is saved
 	// tensors.
 	Static, Live, Transient int64
-	// Groups is what each of the rank's groups holds, in the order of
-	// Rank.Groups.
+	// Groups is what each group holds, in the order of Rank.Groups.
 	Groups []int64
 }
 
-// Bytes is what is allocated at a point.
+// Bytes returns the memory that is allocated at the point.
 func (p Point) Bytes() int64 { return p.Static + p.Live + p.Transient }
 
-// Timeline is the rank's memory over one step: the highest point of each pass.
+// Timeline returns the rank's memory over one step: the highest point of each pass.
 func (r *Rank) Timeline() []Point { return r.points }
 
-// Sum adds up the items of a cause.
+// Sum returns the memory of all items of a cause.
 func (r *Rank) Sum(c Cause) int64 {
 	var n int64
 	for _, it := range r.Items {
@@ -113,20 +115,20 @@ func (r *Rank) Sum(c Cause) int64 {
 	return n
 }
 
-// GroupBytes is one saved tensor, or several that share a fate, of one layer and
-// microbatch on one rank.
-type GroupBytes struct {
-	// Group is the offload module that owns it: "core_attn", "expert_fc1", ...
+// SavedTensor is a saved tensor of one layer and microbatch on one rank. Tensors that
+// are always treated alike are one SavedTensor.
+type SavedTensor struct {
+	// Group is the module that saves the tensor, such as "core_attn".
 	Group string
-	// Tensor says what it is.
+	// Tensor describes the tensor.
 	Tensor string
 	Bytes  int64
-	// Elements is the number of elements of the tensor, which offloading's
-	// minimum is compared with; zero where it is never moved.
+	// Elements is the number of elements, which Offload.MinElements is compared
+	// with. It is zero for tensors that are never offloaded.
 	Elements int64
-	// Offload is the module of --offload-modules that moves it, and Recompute
-	// are the modules of --recompute-modules that each free it; "full" is not
-	// listed, because it frees all but the layer's input.
+	// Offload is the module that offloads the tensor if it is named. Each module in
+	// Recompute drops the tensor. Recomputing whole layers drops all tensors but the
+	// layer's input, and is not listed.
 	Offload   string
 	Recompute []string
 }

@@ -5,12 +5,12 @@ package plan
 
 import "fmt"
 
-// PredictRank is what Predict says of one pipeline rank. The setup must be
-// normalised: it is asked for hundreds of times in a search, and checking the
-// model each time takes longer than the answer.
+// PredictRank returns the prediction for one pipeline rank. The setup must be
+// normalised: a search predicts hundreds of ranks, and checking the model each time
+// takes longer than the prediction.
 func PredictRank(s *Setup, rank int) (*Rank, error) {
 	if rank < 0 || rank >= s.Layout.PP {
-		return nil, fmt.Errorf("plan: there is no pipeline rank %d; pp is %d", rank, s.Layout.PP)
+		return nil, fmt.Errorf("there is no pipeline rank %d; pp is %d", rank, s.Layout.PP)
 	}
 	return newDims(s).rank(rank)
 }

@@ -6,7 +6,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // MaxText's sizing table: DeepSeek-V3, batch 2, sequences of 4096, top 8, a ring
@@ -16,8 +16,8 @@ func TestRingTable(t *testing.T) {
 	if err := r.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if r.Rows() != 262144 || r.ExpectedRows() != 65536 || r.Chunk(1.5) != 98304 {
-		t.Errorf("%d rows, %d expected, %d a chunk; want 262144, 65536, 98304", r.Rows(), r.ExpectedRows(), r.Chunk(1.5))
+	if r.Rows() != 262144 || r.ExpectedRows() != 65536 || r.chunk(1.5) != 98304 {
+		t.Errorf("%d rows, %d expected, %d a chunk; want 262144, 65536, 98304", r.Rows(), r.ExpectedRows(), r.chunk(1.5))
 	}
 	for _, c := range []struct {
 		what  string

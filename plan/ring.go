@@ -1,7 +1,6 @@
-// This file owns the sizes of ring-of-experts dispatch (SPEC S3): tokens are
-// gathered around the ring of expert ranks, so that a compute buffer must hold
-// what every rank could send, while only the rows that were really routed here
-// need be stored until backward.
+// This file owns the sizes of ring-of-experts dispatch (SPEC S3). The ring gathers the
+// tokens of all expert ranks, so a compute buffer must hold what every rank could send.
+// Only the rows that were routed to a rank must be kept for the backward pass.
 
 package plan
 
@@ -10,40 +9,41 @@ import (
 	"math"
 )
 
-// Ring is a ring of expert ranks that store one tensor of every MoE layer.
+// Ring describes a ring of expert ranks that keep one tensor of every MoE layer for the
+// backward pass.
 type Ring struct {
 	Batch, Seq int // sequences and tokens of a device's microbatch
 	TopK       int
 	EP         int
-	// LocalExperts is how many experts a rank holds; a token reaches no more of
-	// them than there are.
+	// LocalExperts is how many experts a rank holds. It bounds the copies of a token
+	// that reach the rank.
 	LocalExperts int
 	Width        int // elements of a row
 	ElementBytes int
 	Layers       int
 }
 
-// Check tells whether all sizes are there.
+// Check returns an error if a size is missing.
 func (r Ring) Check() error {
 	for _, f := range []struct {
 		name string
 		v    int
 	}{{"batch", r.Batch}, {"seq", r.Seq}, {"top-k", r.TopK}, {"ep", r.EP}, {"width", r.Width}, {"element size", r.ElementBytes}, {"layers", r.Layers}} {
 		if f.v < 1 {
-			return fmt.Errorf("plan: a ring of experts with %s %d; it must be at least 1", f.name, f.v)
+			return fmt.Errorf("a ring of experts with %s %d; it must be at least 1", f.name, f.v)
 		}
 	}
 	return nil
 }
 
-// Rows is the plain bound of the compute buffer: every token of every rank of the
-// ring, once for each expert it chooses.
+// Rows returns the rows of the compute buffer: every token of every rank of the ring,
+// once for each expert that it chooses.
 func (r Ring) Rows() int64 {
 	return int64(r.Batch) * int64(r.EP) * int64(r.Seq) * int64(r.TopK)
 }
 
-// TightRows is the bound that knows that a token chooses each expert once, so
-// that no more copies of it come here than experts are here.
+// TightRows returns a tighter bound of Rows: a token chooses each expert once, so no
+// more copies of it arrive than the rank has experts.
 func (r Ring) TightRows() int64 {
 	k := r.TopK
 	if r.LocalExperts > 0 {
@@ -52,31 +52,33 @@ func (r Ring) TightRows() int64 {
 	return int64(r.Batch) * int64(r.EP) * int64(r.Seq) * int64(k)
 }
 
-// ExpectedRows is what balanced routing sends to a rank.
+// ExpectedRows returns the rows that balanced routing sends to a rank.
 func (r Ring) ExpectedRows() int64 { return r.Rows() / int64(r.EP) }
 
-// RowBytes is the size of a row.
-func (r Ring) RowBytes() int64 { return int64(r.Width) * int64(r.ElementBytes) }
+// rowBytes returns the size of a row.
+func (r Ring) rowBytes() int64 { return int64(r.Width) * int64(r.ElementBytes) }
 
-// LayerBytes is one layer's compute buffer.
-func (r Ring) LayerBytes() int64 { return r.Rows() * r.RowBytes() }
+// LayerBytes returns the size of the compute buffer of one layer.
+func (r Ring) LayerBytes() int64 { return r.Rows() * r.rowBytes() }
 
-// Whole stores every layer's compute buffer, Capped so large a share of it.
+// Whole returns the memory that keeps the compute buffers of all layers.
 func (r Ring) Whole() int64 { return int64(r.Layers) * r.LayerBytes() }
 
+// Capped returns the memory that keeps a share of the compute buffers of all layers.
 func (r Ring) Capped(share float64) int64 { return int64(float64(r.Whole()) * share) }
 
 // Chunk is how many rows a layer may store at once with a safety margin over
 // what is expected.
-func (r Ring) Chunk(margin float64) int64 {
+func (r Ring) chunk(margin float64) int64 {
 	return int64(math.Ceil(float64(r.ExpectedRows()) * margin))
 }
 
-// Paged gives every layer a chunk.
-func (r Ring) Paged(margin float64) int64 { return int64(r.Layers) * r.Chunk(margin) * r.RowBytes() }
+// Paged returns the memory that gives every layer a chunk.
+func (r Ring) Paged(margin float64) int64 { return int64(r.Layers) * r.chunk(margin) * r.rowBytes() }
 
-// Shared is one store for all layers: what they are expected to store together,
-// and one chunk of slack, because a layer writes its chunk at a moving offset.
+// Shared returns the memory of one store for all layers: the rows that they are expected
+// to keep together, and one chunk of slack, because a layer writes its chunk at a moving
+// offset.
 func (r Ring) Shared(margin float64) int64 {
-	return (int64(r.Layers)*r.ExpectedRows() + r.Chunk(margin)) * r.RowBytes()
+	return (int64(r.Layers)*r.ExpectedRows() + r.chunk(margin)) * r.rowBytes()
 }

@@ -1,22 +1,34 @@
-// Package plan predicts what a training job needs before it is launched: the
-// memory of every pipeline rank by cause and over time, the time that
-// recomputation and copies cost, and the fastest memory policy that fits a
-// budget, with the reason for every choice. It is pure.
+// Package plan predicts what a training job needs before it starts: the memory of
+// every pipeline rank, by cause and over the passes of a step. It uses no device.
 //
-// This file owns what is known beforehand: the model, how it is divided over
-// ranks, the batch, and every setting that changes what memory holds.
+// Fill in a [Setup] and call [Predict]. Setups come from package
+// [github.com/stowage-dev/stowage/plan/config], which reads presets, Hugging Face
+// configurations and Megatron-LM arguments. Package
+// [github.com/stowage-dev/stowage/plan/cost] predicts the time of a step, and package
+// [github.com/stowage-dev/stowage/plan/search] finds the fastest memory policy that
+// fits a budget.
+//
+// # Budget
+//
+// A budget is the device memory that a rank may hold at its peak. A setup fits if
+// the upper end of the memory that the allocator reserves stays within the budget on
+// every rank. Reserved memory counts, and not allocated memory, because it is what
+// the device must hold.
 package plan
 
+// This file owns what is known before a job starts: the model, how it is divided over
+// ranks, the batch, and every setting that changes what memory holds.
+
 import (
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Setup is a training job before its launch. The zero value of a setting is
-// what Megatron-LM does without the flag, except that sizes must be given.
+// Setup describes a training job. The zero value of a setting is what Megatron-LM
+// does without the flag; sizes have no default and must be set.
 type Setup struct {
 	Model    *model.Model
-	Hardware *hardware.GPU
+	Hardware *hardware.GPU // may be nil
 	Layout   Layout
 	Batch    Batch
 
@@ -29,163 +41,165 @@ type Setup struct {
 	Graph     Graph
 	Routing   Routing
 
-	// ExpandableSegments says that the allocator maps memory into growing
-	// segments, which leaves no holes.
+	// ExpandableSegments makes the allocator map memory into growing segments,
+	// which leaves no holes.
 	ExpandableSegments bool
 
-	// LastReplica asks about the last data-parallel rank where ranks differ,
-	// instead of the heaviest.
+	// LastReplica selects the last data-parallel rank if ranks differ. By default
+	// the prediction is for the heaviest.
 	LastReplica bool
 
-	// Budget is the most bytes a rank may allocate on its device; zero is what
-	// the hardware leaves.
+	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
+	// stands for what the hardware leaves.
 	Budget int64
 }
 
-// Layout is how the model is divided over ranks.
+// Layout describes how the model is divided over ranks.
 type Layout struct {
-	World int // GPUs in all
+	World int // all GPUs
 	TP    int
 	PP    int
-	VPP   int // model chunks a pipeline rank; one without interleaving
+	VPP   int // chunks of a pipeline rank; 1 without interleaving
 	CP    int
 	EP    int
 	ETP   int
-	// SequenceParallel divides what TP would replicate along the sequence.
+	// SequenceParallel divides along the sequence what TP would replicate.
 	SequenceParallel bool
-	// Stages lists what each virtual stage holds, in pipeline order: stage i
-	// belongs to rank i % PP as chunk i / PP. Layouts strings, uneven splits and
-	// even ones all become this; see [Stage].
+	// Stages lists what each virtual stage holds, in pipeline order. Stage i is
+	// chunk i / PP of rank i % PP. Nil divides the layers evenly.
 	Stages []Stage
-	// GroupSize is how many microbatches a chunk takes in turn under
-	// interleaving; zero stands for PP.
+	// GroupSize is how many microbatches a chunk takes in turn under interleaving.
+	// Zero stands for PP.
 	GroupSize int
-	// OverlapEP runs one microbatch's expert communication behind another's
-	// compute, which keeps one more in flight.
+	// OverlapEP runs the expert communication of one microbatch behind the compute
+	// of another, which keeps one more microbatch in flight.
 	OverlapEP bool
 	FSDP      FSDP
-	// VocabMultiple is what the vocabulary is padded to a multiple of, per TP
-	// rank; zero stands for 128.
+	// VocabMultiple is the number that the vocabulary of a TP rank is padded to a
+	// multiple of. Zero stands for 128.
 	VocabMultiple int
 }
 
 // Stage is the part of the model that one chunk of one pipeline rank holds.
 type Stage struct {
 	Embedding bool
-	// First and Last are the decoder layers held: First inclusive, Last
-	// exclusive, in the model's order.
+	// First and Last bound the decoder layers of the stage: First is the first one,
+	// Last is the one after the last.
 	First, Last int
 	MTP         bool
-	Loss        bool // final norm, output layer and loss
+	Loss        bool // the final norm, the output layer and the loss
 }
 
-// DP is the number of data-parallel replicas of a dense layer.
+// DP returns the number of data-parallel replicas of a dense layer.
 func (l Layout) DP() int { return l.World / (l.TP * l.PP * l.CP) }
 
-// EDP is the number of data-parallel replicas of an expert.
+// EDP returns the number of data-parallel replicas of an expert.
 func (l Layout) EDP() int { return l.World / (l.ETP * l.EP * l.PP) }
 
 // Batch is the work of one step.
 type Batch struct {
-	Micro  int // sequences a microbatch
-	Global int // sequences a step
-	Seq    int // tokens a sequence
+	Micro  int // sequences of a microbatch
+	Global int // sequences of a step
+	Seq    int // tokens of a sequence
 }
 
-// FSDP is fully sharded data parallelism: what is sharded at rest, and what
-// the pools of gathered parameters hold.
+// FSDP describes fully sharded data parallelism: what is sharded between steps, and
+// what the pools of gathered parameters hold.
 type FSDP struct {
 	Shard ShardLevel
-	// Outer divides the data-parallel ranks: weights and gradients are sharded
-	// over DP/Outer; with OuterOptimizer the optimiser over all.
+	// Outer divides the data-parallel ranks into groups. Weights and gradients are
+	// sharded over DP/Outer ranks, and with OuterOptimizer the optimiser over all.
 	Outer          int
 	OuterOptimizer bool
 	DoubleBuffer   bool
-	Pool           string // "", "fixed", "max", "arena", "trace"
-	// Prefetch is how many units are gathered ahead; zero stands for what
-	// Megatron-FSDP does: as many as the mean unit has, or 500 million parameters.
+	Pool           string // "", "fixed", "max", "arena" or "recorded"
+	// Prefetch is how many FSDP units are gathered ahead. Zero stands for what
+	// Megatron-FSDP does: units with as many parameters as the mean unit, or 500
+	// million.
 	Prefetch int
-	// EarlyGather gathers the first units for the next step as soon as the
+	// EarlyGather gathers the first FSDP units of the next step as soon as the
 	// optimiser is done (overlap-param-gather).
 	EarlyGather bool
 }
 
-// ShardLevel is what a data-parallel rank holds only its share of.
+// ShardLevel is what a data-parallel rank holds only a shard of.
 type ShardLevel uint8
 
+// The levels of sharding.
 const (
-	NoShard         ShardLevel = iota // plain data parallel
-	ShardOptimizer                    // distributed optimiser (ZeRO-1)
-	ShardGradients                    // ZeRO-2
-	ShardParameters                   // ZeRO-3, FSDP
+	NoShard         ShardLevel = iota // plain data parallelism
+	ShardOptimizer                    // the optimiser (ZeRO-1)
+	ShardGradients                    // gradients too (ZeRO-2)
+	ShardParameters                   // parameters too (ZeRO-3, FSDP)
 )
 
 // Format is a number format of stored values.
 type Format uint8
 
+// The number formats.
 const (
 	BF16 Format = iota
 	FP32
 	FP16
-	FP8 // tensorwise or blockwise scales
+	FP8 // with a scale for each tensor or block
 	MXFP8
 	NVFP4
 )
 
-// Precision says in which formats values are stored.
+// Precision is the formats that values are stored in.
 type Precision struct {
-	Params Format // BF16, FP16, FP32
-	// Compute is the format of the inputs of matrix products: the plain one, or
-	// FP8, MXFP8, NVFP4.
+	Params Format // BF16, FP16 or FP32
+	// Compute is the format of the inputs of matrix products: that of the
+	// parameters, or FP8, MXFP8 or NVFP4.
 	Compute Format
-	// Blockwise are fp8 scales per block rather than per tensor.
+	// Blockwise gives every block an FP8 scale, and not every tensor.
 	Blockwise bool
 	// ParamGather stores parameters in the compute format (fp8-param-gather).
 	ParamGather bool
-	MainGrads   Format // FP32 unless set by GradsInBF16
+	MainGrads   Format // FP32 unless GradsInBF16 is set
 	GradsInBF16 bool
 	// PlainFirst and PlainLast are how many layers at each end compute in the
 	// format of the parameters (first-last-layers-bf16).
 	PlainFirst, PlainLast int
-	// ActivationInputFP8 stores the input of the activation function in fp8.
+	// ActivationInputFP8 stores the input of the activation function in FP8.
 	ActivationInputFP8 bool
 }
 
-// Optimizer is what updates the parameters.
+// Optimizer describes what updates the parameters.
 type Optimizer struct {
-	Kind string // "adam", "sgd", "muon", "dist_muon"
+	Kind string // "adam", "sgd", "muon" or "dist_muon"
 	// Distributed shards main parameters and moments over data-parallel ranks.
 	Distributed bool
-	// Instances divides the data-parallel ranks into groups that each hold a
-	// whole optimiser; zero stands for one.
+	// Instances divides the data-parallel ranks into groups that each hold a whole
+	// optimiser. Zero stands for one.
 	Instances int
-	// PrecisionAware stores the state in the formats below instead of FP32.
+	// PrecisionAware stores the state in the formats below, and not in FP32.
 	PrecisionAware        bool
 	MainParams, MainGrads Format
 	Moment1, Moment2      Format
-	OffloadFraction       float64 // of the state, to host memory
-	// LayerwiseSharding gives whole matrices to data-parallel ranks (Muon);
-	// with Distributed, what Muon does not update is sharded evenly.
+	OffloadFraction       float64 // the part of the state that is in host memory
+	// LayerwiseSharding gives whole matrices to data-parallel ranks (Muon). With
+	// Distributed, parameters that Muon does not update are sharded evenly.
 	LayerwiseSharding bool
 }
 
-// Kernels are the implementations that decide what is saved for backward.
+// Kernels are the implementations that decide what a forward pass saves.
 type Kernels struct {
-	// Local is Megatron's own modules instead of TransformerEngine's.
+	// Local selects Megatron-LM's own modules, and not TransformerEngine's.
 	Local bool
-	// Attention is "flash", "fused", "unfused" or "" for what the framework
-	// would choose.
+	// Attention is "flash", "fused" or "unfused". Empty stands for what the
+	// framework would choose.
 	Attention           string
-	Dropout             float64 // hidden
+	Dropout             float64 // of hidden states
 	AttentionDropout    float64
-	GradFusion          bool   // gradient accumulation fused into products
-	Loss                string // "native", "native-fused", "te", or "" for native
+	GradFusion          bool   // gradients are accumulated inside of matrix products
+	Loss                string // "native", "native-fused" or "te"; empty stands for native
 	GroupedGEMM         bool
 	PermuteFusion       bool
 	OpFuser             bool
 	RouterFP32          bool
-	Dispatcher          string  // "allgather", "alltoall", "deepep", "hybridep"
-	CapacityFactor      float64 // experts' capacity; zero is dropless
+	Dispatcher          string  // "allgather", "alltoall", "deepep" or "hybridep"
+	CapacityFactor      float64 // capacity of an expert; zero drops no token
 	PadToCapacity       bool
 	SharedExpertOverlap bool
 	// UnfusedActivation keeps the bias and the activation function apart
@@ -196,14 +210,14 @@ type Kernels struct {
 	WeightedSquaredReLU bool
 	// RouterFusion fuses the router's scores and choice (moe-router-fusion).
 	RouterFusion bool
-	// TPCommOverlap overlaps TP communication with products through user
+	// TPCommOverlap overlaps TP communication with matrix products through user
 	// buffers (tp-comm-overlap).
 	TPCommOverlap bool
-	// NoAttentionMask says that batches carry no mask of seq x seq
+	// NoAttentionMask leaves the seq x seq mask out of batches
 	// (no-create-attention-mask-in-dataloader).
 	NoAttentionMask bool
 	// DeferEmbeddingWgrad puts off the output layer's weight gradients of up to
-	// WgradDeferral microbatches, of all if that is zero.
+	// WgradDeferral microbatches. Zero stands for all microbatches.
 	DeferEmbeddingWgrad bool
 	WgradDeferral       int
 	Deterministic       bool
@@ -211,61 +225,61 @@ type Kernels struct {
 	CPComm string
 }
 
-// Recompute says what is not saved but computed again in backward.
+// Recompute selects what the backward pass computes again instead of saving it.
 type Recompute struct {
-	// Full recomputes whole layers; Modules name parts of them.
+	// Full recomputes whole layers. Modules names parts of layers.
 	Full    bool
 	Method  string // "uniform" or "block"
-	Layers  int    // layers a unit (uniform) or recomputed layers (block)
+	Layers  int    // layers that are recomputed together (uniform), or recomputed layers (block)
 	Modules []string
 }
 
-// Offload says which groups move to host memory.
+// Offload selects which groups are offloaded to host memory.
 type Offload struct {
 	Modules []string
-	// Fraction of groups that move, and the share of bytes, are two meanings:
-	// ByBytes chooses. Zero stands for one.
+	// Fraction is the part of the groups that are offloaded, or of their bytes if
+	// ByBytes is set. Zero stands for one.
 	Fraction float64
 	ByBytes  bool
-	// Fractions, if given, has each pipeline rank's own fraction instead; zero
-	// then stands for nothing.
+	// Fractions replaces Fraction by one for each pipeline rank. A zero in it means
+	// that the rank offloads nothing.
 	Fractions   []float64
-	MinElements int64 // zero stands for 1,048,576
-	Delta       int64 // bytes a pipeline rank keeps more than the one before it
+	MinElements int64 // smallest tensor that is offloaded; zero stands for 1,048,576
+	Delta       int64 // bytes that a pipeline rank keeps beyond those of the rank before it
 	MaxInflight int
-	// Layers is layer-level CPU offloading of so many layers.
+	// Layers is how many whole layers are offloaded (cpu-offloading-num-layers).
 	Layers int
 }
 
-// Stash says which expert groups go through the paged stash.
+// Stash selects which expert modules are stashed.
 type Stash struct {
 	Modules []string
-	// RankCapacity is the receive budget as a multiple of balanced rows.
+	// RankCapacity is how many rows an expert rank can receive, over balanced rows.
 	RankCapacity float64
-	// Factor and HostFactor size the pools by hand, over balanced rows; zero
-	// lets the sizes follow from the schedule.
+	// Factor and HostFactor size the pages of the two tiers by hand, over balanced
+	// rows. Zero sizes them by the schedule.
 	Factor, HostFactor float64
 	PageBytes          int64 // zero stands for the default
 }
 
-// Graph says what is captured.
+// Graph selects what is captured.
 type Graph struct {
-	Scopes []string // "attn", "mlp", "moe_router", "moe", "full_iteration"
-	// Local is Megatron's own implementation, which records the first step and
-	// keeps no inputs, instead of TransformerEngine's.
+	Scopes []string // "attn", "mlp", "moe_router", "moe", "full_iteration", ...
+	// Local selects Megatron-LM's own implementation, which records the first step
+	// and keeps no inputs, and not TransformerEngine's.
 	Local bool
-	// Warmup is how many steps run without graphs before these are captured;
-	// zero stands for Megatron's 3, a negative number for none.
+	// Warmup is how many steps run before the capture. Zero stands for Megatron-LM's
+	// 3, a negative number for none.
 	Warmup int
 }
 
 // Routing says how unevenly tokens reach expert ranks.
 type Routing struct {
-	// Imbalance is the rows of the fullest expert rank over the mean; zero
-	// stands for one.
+	// Imbalance is the rows of the fullest expert rank over the mean. Zero stands
+	// for one.
 	Imbalance float64
-	// Natural takes [NaturalImbalance] of the layout instead, whatever that is.
+	// Natural uses [NaturalImbalance] of the layout.
 	Natural bool
-	// Trace names the file that Imbalance was read from, if it was.
-	Trace string
+	// CountsFile names the file of routing counts that Imbalance comes from, if any.
+	CountsFile string
 }

@@ -1,17 +1,20 @@
-// This file owns dividing a model over pipeline stages where a setup does not say
-// how.
+// This file owns how a model is divided over pipeline stages if a setup does not say it.
 
 package plan
 
-import "github.com/stowage-dev/stowage/model"
+import "github.com/stowage-dev/stowage/plan/model"
 
-// DefaultStages divides a model as people do who write layouts by hand: evenly if
-// the layers divide; else with fewer layers in the last stage, which has the
-// loss; else with the embedding counted as a layer and the loss in a stage of its
-// own; else with the dense layers that MoE models begin with all in the first
-// stage, and the heads that predict further tokens and the loss in stages of
-// their own; else as evenly as it goes. Megatron-Bridge's layouts of DeepSeek-V3
-// are the second kind for 4, 8 and 16 stages and the third for 32.
+// DefaultStages divides a model over pipeline stages as people do who write layouts by
+// hand. It takes the first division that works:
+//
+//   - the same number of layers in every stage, or fewer in the last, which has the loss
+//   - the embedding counted as a layer, and the loss in a stage of its own
+//   - the first dense layers of a MoE model in the first stage, with MTP and the loss in
+//     stages of their own
+//   - as evenly as possible
+//
+// The layouts of Megatron-Bridge for DeepSeek-V3 are of the first kind for 4, 8 and 16
+// stages and of the second for 32.
 func DefaultStages(m *model.Model, pp, vpp int) []Stage {
 	n := max(pp, 1) * max(vpp, 1)
 	layers := len(m.Layers)

@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // words writes stages as a layout string of Megatron-LM.

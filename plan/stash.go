@@ -7,8 +7,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 const (
@@ -18,9 +18,9 @@ const (
 	stashSets = 2
 )
 
-// stashes tells whether a tensor goes through the stash: those of the groups that
+// stashes reports whether a tensor goes through the stash: those of the groups that
 // are named, and with the activation function's input also fc2's.
-func (d *dims) stashes(g GroupBytes) bool {
+func (d *dims) stashes(g SavedTensor) bool {
 	m := d.s.Stash.Modules
 	switch g.Group {
 	case "expert_fc1":

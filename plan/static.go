@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // matrix is the shape of a weight on one rank.
@@ -43,7 +43,7 @@ type unitShare struct {
 	table         bool
 }
 
-// rowParallel tells whether a weight's inputs are divided over TP ranks, rather
+// rowParallel reports whether a weight's inputs are divided over TP ranks, rather
 // than its outputs.
 func rowParallel(name string) bool {
 	for _, s := range []string{"linear_proj.weight", "linear_fc2.weight", "out_proj.weight", "x_proj.weight"} {
@@ -54,7 +54,7 @@ func rowParallel(name string) bool {
 	return false
 }
 
-// fused tells whether a weight belongs to a linear layer whose gradient products
+// fused reports whether a weight belongs to a linear layer whose gradient products
 // accumulate at once: TransformerEngine's, and the output layer.
 func fused(name string) bool {
 	return strings.Contains(name, "linear_") || strings.Contains(name, "_proj.weight") || strings.Contains(name, "output_layer")

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // flat is a model of nothing but matrices, so that bytes a parameter are exact.

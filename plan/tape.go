@@ -33,7 +33,7 @@ type op struct {
 // stashed that it lies in a working set that all layers share and in the stash's
 // pages between the passes.
 type saved struct {
-	GroupBytes
+	SavedTensor
 	at, until           int
 	drop, away, stashed bool
 	again               int
@@ -47,7 +47,7 @@ type tape struct {
 	// params is the number of parameters that are gathered for it where they are
 	// sharded.
 	params int64
-	// waiting is what was computed again together with it and lies there until
+	// waiting is what was recomputed together with it and lies there until
 	// its turn comes: the layers before it in a unit of several.
 	waiting int64
 	attends bool // it has attention
@@ -64,9 +64,9 @@ func (t *tape) op(o op) int {
 func (t *tape) last() int { return len(t.ops) - 1 }
 
 // save notes that a tensor made by operation at is needed by operation until.
-func (t *tape) save(at, until int, g GroupBytes) {
+func (t *tape) save(at, until int, g SavedTensor) {
 	if g.Bytes > 0 {
-		t.saved = append(t.saved, saved{GroupBytes: g, at: at, until: until})
+		t.saved = append(t.saved, saved{SavedTensor: g, at: at, until: until})
 	}
 }
 
@@ -76,14 +76,14 @@ type cost struct {
 	params int64
 	slots  int64 // inputs of captured graphs, for one microbatch
 	// kept stays on the device from forward to backward; groups has the same by
-	// group. away and dropped are what moved and what is computed again.
+	// group. away and dropped are what moved and what is recomputed.
 	kept   int64
-	groups []GroupBytes
+	groups []SavedTensor
 	// moved are the bytes of away, largest those of its largest group.
 	moved, largest int64
-	away           []GroupBytes
-	drop           []GroupBytes
-	stash          []GroupBytes
+	away           []SavedTensor
+	drop           []SavedTensor
+	stash          []SavedTensor
 	// forward is the highest point of the forward pass above what there was
 	// before it, backward that of the backward pass above all that was kept.
 	forward, backward     int64
@@ -96,14 +96,14 @@ func (t *tape) cost() cost {
 	for _, s := range t.saved {
 		switch {
 		case s.drop:
-			c.drop = append(c.drop, s.GroupBytes)
+			c.drop = append(c.drop, s.SavedTensor)
 		case s.stashed:
-			c.stash = append(c.stash, s.GroupBytes)
+			c.stash = append(c.stash, s.SavedTensor)
 		case s.away:
-			c.away = append(c.away, s.GroupBytes)
+			c.away = append(c.away, s.SavedTensor)
 		default:
 			c.kept += s.Bytes
-			c.groups = append(c.groups, s.GroupBytes)
+			c.groups = append(c.groups, s.SavedTensor)
 		}
 	}
 	sums := map[string]int64{}

@@ -23,7 +23,7 @@ func newLedger(w *walk) *ledger {
 	l := &ledger{index: map[string]int{}, w: w}
 	for _, c := range w.chunks {
 		for _, u := range c.units {
-			for _, list := range [][]GroupBytes{u.groups, u.away, u.drop} {
+			for _, list := range [][]SavedTensor{u.groups, u.away, u.drop} {
 				for _, g := range list {
 					if _, ok := l.index[g.Group]; !ok {
 						l.index[g.Group] = len(l.names)
@@ -48,7 +48,7 @@ func newLedger(w *walk) *ledger {
 // count adds what one unit holds for one microbatch.
 func (l *ledger) count(row []sums, u cost) {
 	seen := map[int]bool{}
-	at := func(g GroupBytes) *sums {
+	at := func(g SavedTensor) *sums {
 		i := l.index[g.Group]
 		if !seen[i] {
 			seen[i] = true

@@ -6,7 +6,7 @@ package plan
 import (
 	"fmt"
 
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
 // chunk is one virtual stage of a rank as a list of costs in forward order.
@@ -29,7 +29,7 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 	mtp := d.m.MTP
 	if st.MTP && mtp != nil {
 		for k := range mtp.Depth {
-			// A depth is computed again as one, from both inputs of its norms;
+			// A depth is recomputed as one, from both inputs of its norms;
 			// by blocks it is not.
 			full := d.s.Recompute.Full && d.s.Recompute.Method == "uniform"
 			for i, t := range d.mtp(k) {
@@ -125,7 +125,7 @@ func (d *dims) layers(st Stage) []*tape {
 	return tapes
 }
 
-// behind says that a layer is computed again together with the one before it.
+// behind says that a layer is recomputed together with the one before it.
 func (t *tape) behind(before *tape) {
 	t.waiting = before.waiting
 	for _, s := range before.saved {

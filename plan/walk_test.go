@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
 // The microbatches that each chunk holds at the most crowded point of a rank,

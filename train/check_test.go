@@ -6,14 +6,14 @@ package train
 import (
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // under opens the devices of a run under a checker.
@@ -42,18 +42,18 @@ func watched(t *testing.T, yield func(name string, c Config)) {
 			yield(l.name+", "+name, c)
 		}
 		for _, name := range []string{"none", "static", "stash", "offload", "offload+recompute", "graphs"} {
-			at(name, mixed(), func(c *Config) { c.Memory = memory(t, name) })
+			at(name, mixed(), func(c *Config) { c.Memory = namedMemory(t, name) })
 		}
 		at("reruns", mixed(), func(c *Config) { c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Room: 0.01, Sets: 1} })
 		at("recompute", assorted(), func(c *Config) {
 			c.Memory = Memory{Fraction: 1, Recompute: []string{"layernorm", "core_attn", "mla_up_proj", "mlp", "moe", "shared_experts"}}
 		})
 		at("graphs and offload", assorted(), func(c *Config) {
-			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "mlp_norm"}, Scopes: capture.Of(capture.Attn, capture.MoERouter)}
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "mlp_norm"}, Scopes: memory.ScopesOf(memory.Attn, memory.MoERouter)}
 		})
 		at("ring, sharded", assorted(), func(c *Config) {
-			c.Memory, c.Dispatch = memory(t, "offload"), layer.Ring
-			c.Sharding = &Sharding{Pool: bucket.Trace, Prefetch: 1, GradComm: kernels.F32}
+			c.Memory, c.Dispatch = namedMemory(t, "offload"), layer.Ring
+			c.Sharding = &Sharding{Pool: bucket.Recorded, Prefetch: 1, GradComm: kernels.F32}
 		})
 	}
 }

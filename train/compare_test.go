@@ -1,5 +1,5 @@
 // This file owns the tests that training learns: the loss is compared with what is known of
-// the text itself. bench/torch_train.py compares every step with another framework.
+// the text itself. pytorch/bench/torch_train.py compares every step with another framework.
 
 package train
 
@@ -7,8 +7,8 @@ import (
 	"math"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/data"
 )
 
 // entropies are those of a text in nats a byte: of bytes by themselves, and of bytes if the

@@ -1,12 +1,21 @@
-// Package train trains decoder models on ranks of one process: pipeline stages, expert
-// ranks, data-parallel replicas, whole or sharded parameters. Each rank has a device
-// of its own and a runtime that decides where what it saves lives; results do not
-// depend on any of that.
+// Package train trains decoder models. All ranks run in one process: pipeline stages,
+// expert ranks and data-parallel replicas, with whole or sharded parameters. Each rank
+// has its own device and its own memory runtime. The runtime decides where saved
+// tensors live, and the trained parameters do not depend on that decision.
 //
-// This file owns the configuration; memory.go the memory policies, pipeline.go the
-// order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go
-// its parameters, optim.go the optimiser, trainer.go all ranks together, state.go what
-// is kept on disk, meet.go how ranks agree.
+// Fill in a [Config], open a [Trainer] with [New], and call [Trainer.Step] once for each
+// step. [Forecast] returns the memory that a run needs without training it. Package
+// train/run does all of this from options, with a folder to resume from.
+//
+// This file owns the configuration. memory.go owns the memory policies, pipeline.go the
+// order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go its
+// parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go
+// checkpoints, and meet.go the way in which ranks agree.
+//
+// The trainer drives internal/engine and not the root package, because it forecasts runs
+// from recorded profiles, sizes pages by routing, reports the reasons of the solver, and
+// passes the engine's tensors to kernels. The root package is for training loops that
+// need none of that.
 package train
 
 import (
@@ -16,89 +25,92 @@ import (
 	"math"
 	"slices"
 
-	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/trace"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// Config is a run.
+// Config describes a training run. Model, Text and Device must be set.
 type Config struct {
-	Model    *model.Model
-	Settings layer.Settings
-	Number   kernels.Number // of activations and of the parameters that passes read
-	Layout   Layout
-	Batch    Batch
-	Optim    Optim
-	Memory   Memory
-	Sharding *Sharding // of parameters (ZeRO-3); nil keeps them whole on every rank
-	Dispatch layer.Dispatch
-	Seed     uint64
-	Text     *data.Text
-	HeldOut  *data.Text // what Evaluate evaluates on; may be nil. See data.Text.Split
+	Model    *model.Model   // the decoder model to train
+	Settings layer.Settings // settings of the layers that the model does not fix
+	Number   kernels.Number // the format of activations and of the parameters that passes read
+	Layout   Layout         // how ranks share the work
+	Batch    Batch          // the size of a step
+	Optim    Optim          // the optimiser's settings
+	Memory   Memory         // the memory policy
+	Sharding *Sharding      // how parameters are sharded; nil keeps them whole on every rank
+	Dispatch layer.Dispatch // how rows travel between expert ranks
+	Seed     uint64         // the seed of the first parameters and of the order of the text
+	Text     *data.Text     // the text to train on
+	HeldOut  *data.Text     // the text that Evaluate uses; nil if nothing is held out
 
-	// Imbalance is the rows of an expert rank over the mean that a forecast assumes; zero
-	// stands for what the planner expects of routing that nothing forces to be balanced.
-	// Runs count them.
+	// Imbalance is what a forecast assumes about routing: the rows of the fullest expert
+	// rank divided by the mean. Zero selects the imbalance that the planner expects
+	// without forced balance. A run ignores it and counts its rows.
 	Imbalance float64
-	forecast  bool // nothing is computed
+	forecast  bool // the devices compute nothing
 
-	// Device opens the device of a rank; the trainer closes it.
+	// Device opens the device of a rank. The trainer closes it.
 	Device func(rank int) (device.Device, error)
-	// Measure opens a device to measure links on, which is closed again and nobody
-	// watches; nil stands for the first rank's Device.
+	// Measure opens a device to measure the link rates on. The trainer closes it after
+	// the measurement, before the run starts. Nil opens the first rank's device for it.
 	Measure func() (device.Device, error)
-	Log     *slog.Logger              // nil is silent
-	Trace   func(rank int) trace.Sink // nil is none
+	// Log receives the messages of the run; nil discards them.
+	Log *slog.Logger
+	// Trace returns the sink for the trace of a rank; nil writes no trace.
+	Trace func(rank int) trace.Sink
 }
 
-// Layout is how ranks share the work: PP x DP of them. Experts are divided over EP of
-// the DP ranks.
+// Layout describes how ranks share the work. A run has PP x DP ranks, and EP divides DP.
 type Layout struct {
-	PP  int `json:"pp"`
-	VPP int `json:"vpp"`
-	EP  int `json:"ep"`
-	DP  int `json:"dp"`
+	PP  int `json:"pp"`  // pipeline ranks
+	VPP int `json:"vpp"` // chunks (virtual pipeline stages) of each pipeline rank
+	EP  int `json:"ep"`  // expert ranks: the data-parallel ranks that the experts are divided over
+	DP  int `json:"dp"`  // data-parallel ranks
 }
 
-// Ranks is their number.
+// Ranks returns the number of ranks.
 func (l Layout) Ranks() int { return l.PP * l.DP }
 
-// Batch is what a step computes on each data-parallel rank.
+// Batch describes the work of one step on each data-parallel rank.
 type Batch struct {
-	Micro        int `json:"micro"` // sequences of a microbatch
-	Seq          int `json:"seq"`   // tokens of a sequence
-	Microbatches int `json:"microbatches"`
+	Micro        int `json:"micro"`        // sequences in a microbatch
+	Seq          int `json:"seq"`          // tokens in a sequence
+	Microbatches int `json:"microbatches"` // microbatches in a step
 }
 
-// Tokens are those of a step on all ranks.
+// Tokens returns the number of tokens that one step trains on, over all ranks.
 func (c *Config) Tokens() int {
 	return c.Layout.DP * c.Batch.Microbatches * c.Batch.Micro * c.Batch.Seq
 }
 
-// Optim is AdamW with a linear warm-up and a cosine decay.
+// Optim holds the settings of the optimiser: AdamW with a linear warm-up and a cosine
+// decay of the learning rate.
 type Optim struct {
-	LR      float64 `json:"lr"`
-	MinLR   float64 `json:"min_lr"`
-	WarmUp  int     `json:"warm_up"` // steps
-	Decay   int     `json:"decay"`   // steps until MinLR; zero keeps LR
-	Beta1   float64 `json:"beta1"`
-	Beta2   float64 `json:"beta2"`
-	Epsilon float64 `json:"epsilon"`
-	Weights float64 `json:"weight_decay"`
-	Clip    float64 `json:"clip"` // the largest norm of all gradients; zero is none
+	LR          float64 `json:"lr"`      // the learning rate after the warm-up
+	MinLR       float64 `json:"min_lr"`  // the learning rate at the end of the decay
+	WarmUp      int     `json:"warm_up"` // steps of the warm-up
+	Decay       int     `json:"decay"`   // the step at which the rate reaches MinLR; zero keeps LR
+	Beta1       float64 `json:"beta1"`
+	Beta2       float64 `json:"beta2"`
+	Epsilon     float64 `json:"epsilon"`
+	WeightDecay float64 `json:"weight_decay"`
+	Clip        float64 `json:"clip"` // the largest norm of all gradients; zero does not clip
 }
 
-// DefaultOptim suits the tiny models.
+// DefaultOptim returns settings that suit the tiny models.
 func DefaultOptim() Optim {
-	return Optim{LR: 3e-3, MinLR: 3e-4, WarmUp: 20, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Weights: 0.1, Clip: 1}
+	return Optim{LR: 3e-3, MinLR: 3e-4, WarmUp: 20, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Clip: 1}
 }
 
-// rate is the learning rate of a step, counted from zero.
+// rate returns the learning rate of a step. Steps count from zero.
 func (o Optim) rate(step int) float64 {
 	if step < o.WarmUp {
 		return o.LR * float64(step+1) / float64(o.WarmUp)
@@ -110,17 +122,19 @@ func (o Optim) rate(step int) float64 {
 	return o.MinLR + (o.LR-o.MinLR)*(1+math.Cos(math.Pi*x))/2
 }
 
-// Sharding is ZeRO-3.
+// Sharding describes how parameters, gradients and optimiser state are sharded over the
+// data-parallel ranks (ZeRO-3).
 type Sharding struct {
-	Pool     bucket.Kind
-	Prefetch int
-	GradComm kernels.Number // the format in which gradients are written and reduced
+	Pool     bucket.PoolKind // how buckets get the memory that they are gathered into
+	Prefetch int             // how many FSDP units are gathered ahead of need
+	GradComm kernels.Number  // the format in which gradients are written and reduced
 }
 
-// Check says in one sentence what is wrong with a run, if anything.
+// Check returns an error if the run cannot be trained. The error names the setting that
+// is wrong and says what to do.
 func (c *Config) Check() error {
 	if c.Model == nil || c.Text == nil || c.Device == nil {
-		return errors.New("train: a run needs a model, a text and devices")
+		return errors.New("train: Config lacks Model, Text or Device; set all of them")
 	}
 	if err := c.Model.Check(); err != nil {
 		return err
@@ -135,19 +149,24 @@ func (c *Config) Check() error {
 		return err
 	}
 	if c.Model.Vocab < 256 {
-		return fmt.Errorf("train: %s has a vocabulary of %d, and bytes need 256; choose a model with at least that", c.Model.Name, c.Model.Vocab)
+		return refuse("Model", c.Model.Name, fmt.Sprintf("has a vocabulary of %d", c.Model.Vocab), "choose a model with at least 256, one for each byte")
 	}
 	if err := c.Settings.Check(); err != nil {
 		return err
 	}
 	if c.Number > kernels.BF16 || c.Dispatch > layer.Ring || c.Memory.Rows > layer.Stashed || c.Sharding != nil && c.Sharding.GradComm > kernels.BF16 {
-		panic("train: a number format, a dispatch or a way of rows that does not exist")
+		panic("train: unknown number format, dispatch or row memory in Config")
 	}
 	o := c.Optim
-	if !(o.LR > 0) || !(o.MinLR >= 0) || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || !(o.Weights >= 0) || !(o.Clip >= 0) {
-		return fmt.Errorf("train: the optimiser's settings %+v make no sense; rates and decay may not be negative, betas lie from 0 to below 1, lr and epsilon above 0", o)
+	if !(o.LR > 0) || !(o.MinLR >= 0) || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || !(o.WeightDecay >= 0) || !(o.Clip >= 0) {
+		return refuse("Optim", fmt.Sprintf("%+v", o), "is out of range", "give an LR and Epsilon above 0, betas from 0 to below 1, and nothing negative")
 	}
 	return c.Memory.check(c)
+}
+
+// refuse returns an error about a setting.
+func refuse(setting, asked, problem, remedy string) error {
+	return &memory.SettingError{Setting: setting, Asked: asked, Problem: problem, Remedy: remedy}
 }
 
 func (c *Config) checkBatch() error {
@@ -156,12 +175,12 @@ func (c *Config) checkBatch() error {
 		return err
 	}
 	if c.Batch.Seq > c.Model.MaxPositions && c.Model.MaxPositions > 0 {
-		return fmt.Errorf("train: sequences of %d tokens are longer than the %d that %s has positions for; give a shorter --seq", c.Batch.Seq, c.Model.MaxPositions, c.Model.Name)
+		return refuse("Batch.Seq", fmt.Sprint(c.Batch.Seq), fmt.Sprintf("is more than the %d positions of %s", c.Model.MaxPositions, c.Model.Name), "give shorter sequences")
 	}
 	for _, l := range layer.Layers(c.Model) {
 		// Tables of rows count in 32 bits.
 		if m := l.MoE; m != nil && shape.Tokens()*m.TopK*c.Layout.EP >= 1<<31 {
-			return fmt.Errorf("train: %d tokens that each use %d experts of %d ranks make too many rows for a microbatch; give fewer or shorter sequences", shape.Tokens(), m.TopK, c.Layout.EP)
+			return refuse("Batch.Micro", fmt.Sprint(c.Batch.Micro), fmt.Sprintf("makes too many rows: %d tokens go to %d experts each on %d ranks", shape.Tokens(), m.TopK, c.Layout.EP), "give fewer or shorter sequences")
 		}
 	}
 	return nil
@@ -171,25 +190,27 @@ func (c *Config) checkLayout() error {
 	l, layers := c.Layout, len(c.Model.Layers)
 	switch {
 	case l.PP < 1 || l.VPP < 1 || l.EP < 1 || l.DP < 1 || c.Batch.Microbatches < 1:
-		return fmt.Errorf("train: pp %d, vpp %d, ep %d, dp %d and %d microbatches; each must be at least 1", l.PP, l.VPP, l.EP, l.DP, c.Batch.Microbatches)
+		return refuse("Layout", fmt.Sprintf("%+v with %d microbatches", l, c.Batch.Microbatches), "is out of range", "give at least 1 of each")
 	case l.DP%l.EP != 0:
-		return fmt.Errorf("train: %d data-parallel ranks cannot be divided into groups of %d expert ranks; make --dp a multiple of --ep", l.DP, l.EP)
+		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("is no multiple of the %d expert ranks", l.EP), "give a multiple")
 	case layers%(l.PP*l.VPP) != 0:
-		return fmt.Errorf("train: %d layers cannot be divided over %d stages (pp %d x vpp %d); choose a --pp and --vpp that divide them", layers, l.PP*l.VPP, l.PP, l.VPP)
+		return refuse("Layout.PP", fmt.Sprint(l.PP), fmt.Sprintf("does not divide %d layers into %d equal stages (pp %d x vpp %d)", layers, l.PP*l.VPP, l.PP, l.VPP), "choose stages and chunks that divide them")
+	case l.VPP > 1 && l.PP == 1:
+		return refuse("Layout.VPP", fmt.Sprint(l.VPP), "interleaves chunks, which needs at least two pipeline ranks", "use more pipeline ranks, or one chunk")
 	case l.Ranks() > 64:
-		return fmt.Errorf("train: %d ranks in one process; at most 64 are run", l.Ranks())
+		return refuse("Layout", fmt.Sprintf("%+v", l), fmt.Sprintf("has %d ranks", l.Ranks()), "use at most 64 in one process")
 	}
 	for _, x := range layer.Layers(c.Model) {
 		if x.MoE != nil && x.MoE.Experts%l.EP != 0 {
-			return fmt.Errorf("train: %d experts cannot be divided over %d ranks; choose an --ep that divides them", x.MoE.Experts, l.EP)
+			return refuse("Layout.EP", fmt.Sprint(l.EP), fmt.Sprintf("does not divide the %d experts of %s", x.MoE.Experts, c.Model.Name), "choose a divisor")
 		}
 	}
 	if l.EP > 1 && !c.hasExperts() {
-		return fmt.Errorf("train: %s has no experts to divide over %d ranks; leave --ep out, or use --dp", c.Model.Name, l.EP)
+		return refuse("Layout.EP", fmt.Sprint(l.EP), fmt.Sprintf("has no experts of %s to divide", c.Model.Name), "use 1, and more data-parallel ranks if you want")
 	}
 	p := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: c.Batch.Microbatches}
 	if _, err := p.Passes(0); err != nil {
-		return fmt.Errorf("train: %d microbatches do not fit pp %d and vpp %d: %w", c.Batch.Microbatches, l.PP, l.VPP, err)
+		return &memory.SettingError{Setting: "Layout.VPP", Asked: fmt.Sprint(l.VPP), Err: err}
 	}
 	return nil
 }

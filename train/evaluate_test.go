@@ -8,10 +8,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // evaluated trains, and evaluates before each step on the first step's batch.
@@ -36,8 +35,8 @@ func evaluated(t *testing.T, c Config, steps int) (out outcome) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 && (loss != m.Loss || !slices.Equal(further, m.Further)) {
-			t.Errorf("evaluation gives %v and %v, the step over the same batch %v and %v", loss, further, m.Loss, m.Further)
+		if i == 0 && (loss != m.Loss || !slices.Equal(further, m.MTPLosses)) {
+			t.Errorf("evaluation gives %v and %v, the step over the same batch %v and %v", loss, further, m.Loss, m.MTPLosses)
 		}
 		if i > 0 && loss >= out.losses[0] {
 			t.Errorf("after %d steps the first batch has a loss of %v, and had %v", i, loss, out.losses[0])
@@ -55,12 +54,12 @@ func evaluated(t *testing.T, c Config, steps int) (out outcome) {
 	}
 	for _, r := range tr.ranks {
 		k := r.key()
-		k.Phase = stowage.Evaluate
+		k.Phase = memory.Evaluate
 		if s := r.rt.Summary(k); len(s.Groups) > 0 {
 			t.Errorf("evaluation saved %v", s.Groups)
 		}
 	}
-	if out.sum, err = tr.Sum(); err != nil {
+	if out.sum, err = tr.Digest(); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -76,10 +75,10 @@ func TestEvaluationDisturbsNothing(t *testing.T) { // SPEC S4.3
 			}
 			t.Run(fmt.Sprintf("%s/%s", m.Name, name), func(t *testing.T) {
 				c := plain
-				if c.Memory = memory(t, "stash"); name == "budget" {
+				if c.Memory = namedMemory(t, "stash"); name == "budget" {
 					c.Memory.Budget = 184 << 10 // of mixed: a little has to leave
 				} else {
-					c.Memory = memory(t, name)
+					c.Memory = namedMemory(t, name)
 				}
 				if got := evaluated(t, c, 5); got.sum != want.sum || !slices.Equal(got.losses, want.losses) {
 					t.Errorf("losses %v, want %v", got.losses, want.losses)
@@ -87,13 +86,16 @@ func TestEvaluationDisturbsNothing(t *testing.T) { // SPEC S4.3
 			})
 		}
 		for name, change := range map[string]func(c *Config){
-			"sharded":        func(c *Config) { c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1} },
-			"interleaved":    func(c *Config) { c.Layout = Layout{PP: 2, VPP: len(m.Layers) / 2, EP: 1, DP: 1} },
-			"full_iteration": func(c *Config) { c.Layout = Layout{1, 1, 1, 1}; c.Memory.Scopes = capture.Of(capture.FullIteration) },
+			"sharded":     func(c *Config) { c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1} },
+			"interleaved": func(c *Config) { c.Layout = Layout{PP: 2, VPP: len(m.Layers) / 2, EP: 1, DP: 1} },
+			"full_iteration": func(c *Config) {
+				c.Layout = Layout{1, 1, 1, 1}
+				c.Memory.Scopes = memory.ScopesOf(memory.FullIteration)
+			},
 		} {
 			t.Run(fmt.Sprintf("%s/%s", m.Name, name), func(t *testing.T) {
 				c := plain
-				c.Memory = memory(t, "stash")
+				c.Memory = namedMemory(t, "stash")
 				change(&c)
 				want := runConfig(t, c, 5)
 				if got := evaluated(t, c, 5); got.sum != want.sum || !slices.Equal(got.losses, want.losses) {

@@ -9,13 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
-	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/stash"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // memories are policies: the named ones, and each setting alone, with rows of every
@@ -23,7 +21,7 @@ import (
 func memories(t *testing.T, yield func(name string, m Memory)) {
 	for _, name := range Policies {
 		if name != "budget" {
-			yield(name, memory(t, name))
+			yield(name, namedMemory(t, name))
 		}
 	}
 	for _, rows := range []layer.Rows{layer.Exact, layer.Padded, layer.Stashed} {
@@ -59,7 +57,7 @@ func memories(t *testing.T, yield func(name string, m Memory)) {
 		if rows == layer.Exact {
 			continue
 		}
-		for _, s := range []capture.Set{capture.Of(capture.Attn), capture.Of(capture.MLP), capture.Of(capture.MoERouter), capture.Of(capture.Attn, capture.MLP, capture.MoERouter)} {
+		for _, s := range []memory.Scopes{memory.ScopesOf(memory.Attn), memory.ScopesOf(memory.MLP), memory.ScopesOf(memory.MoERouter), memory.ScopesOf(memory.Attn, memory.MLP, memory.MoERouter)} {
 			at("graph "+s.String(), func(m *Memory) { m.Scopes = s })
 			at("graph and offload "+s.String(), func(m *Memory) { m.Scopes, m.Offload = s, []string{"core_attn", "mlp_norm"} })
 			at("graph and recompute "+s.String(), func(m *Memory) { m.Scopes, m.Recompute = s, []string{"layernorm", "core_attn"} })
@@ -133,7 +131,7 @@ func TestExactInOneGraph(t *testing.T) { // SPEC S4.1, S4.6
 			t.Run(m.Name+", "+name, func(t *testing.T) {
 				c := c
 				c.Memory = with
-				c.Memory.Scopes, c.Memory.Fraction, c.Memory.Links = capture.Of(capture.FullIteration), 1, links
+				c.Memory.Scopes, c.Memory.Fraction, c.Memory.Links = memory.ScopesOf(memory.FullIteration), 1, links
 				if err := mustRun(t, c, 5).differs(want); err != nil {
 					t.Error(err)
 				}
@@ -150,18 +148,18 @@ func TestExactWhenSharded(t *testing.T) { // SPEC S2.1
 		}
 		c := quick(t, m)
 		c.Layout = Layout{2, 1, 2, 4}
-		c.Sharding = &Sharding{Pool: bucket.Trace, Prefetch: 1, GradComm: kernels.Number(i)} // fp32, bf16
+		c.Sharding = &Sharding{Pool: bucket.Recorded, Prefetch: 1, GradComm: kernels.Number(i)} // fp32, bf16
 		var want account
 		for _, name := range Policies {
-			c.Memory = memory(t, "stash")
+			c.Memory = namedMemory(t, "stash")
 			if name == "budget" {
 				peak, err := peakOf(c)
 				if err != nil {
 					t.Fatal(err)
 				}
-				c.Memory.Budget = peak + 32*device.KiB
+				c.Memory.Budget = peak + 32*memory.KiB
 			} else {
-				c.Memory = memory(t, name)
+				c.Memory = namedMemory(t, name)
 			}
 			t.Run(m.Name+", "+name, func(t *testing.T) {
 				got, used, err := within(c)
@@ -200,7 +198,7 @@ func (t *Trainer) skew(to int) error {
 }
 
 // skewed is a run in which the expert ranks take turns at receiving everything.
-func skewed(c Config, steps int) (a account, s stash.Stats, err error) {
+func skewed(c Config, steps int) (a account, s memory.StashCounts, err error) {
 	tr, err := New(c)
 	if err != nil {
 		return a, s, err
@@ -244,7 +242,7 @@ func TestRerunsAreExact(t *testing.T) { // SPEC S1.4, S1.6
 			{"pages", Memory{Room: 8}, 1},
 			{"pages in host memory", Memory{Room: 8, Offload: []string{layer.RowsGroup}}, 1},
 			{"both", Memory{Room: 1, Offload: []string{layer.RowsGroup}}, 2},
-			{"in graphs", Memory{Room: 1, Scopes: capture.Of(capture.Attn, capture.MoERouter)}, 2},
+			{"in graphs", Memory{Room: 1, Scopes: memory.ScopesOf(memory.Attn, memory.MoERouter)}, 2},
 			{"recomputing", Memory{Room: 1, Recompute: []string{"layernorm", "moe"}, Offload: []string{"core_attn"}}, 2},
 		} {
 			if raceEnabled && x.name != "both" && x.name != "recomputing" {
@@ -288,7 +286,7 @@ func TestBudgets(t *testing.T) { // SPEC S5.5
 			}
 			// From above what none takes to below the parameters: the floor lies between.
 			for part := 48; part > 14; part -= 3 {
-				c.Memory = Memory{Rows: rows, Fraction: 1, Links: links, Budget: peak * device.Bytes(part) / 32}
+				c.Memory = Memory{Rows: rows, Fraction: 1, Links: links, Budget: peak * memory.Bytes(part) / 32}
 				if (testing.Short() || raceEnabled) && part%9 != 3 {
 					continue
 				}
@@ -319,7 +317,7 @@ func TestBudgets(t *testing.T) { // SPEC S5.5
 }
 
 // within is a run of four steps, and what its fullest device ever held.
-func within(c Config) (a account, used device.Bytes, err error) {
+func within(c Config) (a account, used memory.Bytes, err error) {
 	tr, err := New(c)
 	if err != nil {
 		return a, 0, err
@@ -329,12 +327,12 @@ func within(c Config) (a account, used device.Bytes, err error) {
 		return a, 0, err
 	}
 	for _, u := range tr.Usage() {
-		used = max(used, u.Kind[device.Accel].Peak)
+		used = max(used, u.Kind[memory.Device].Peak)
 	}
 	return a, used, nil
 }
 
-func peakOf(c Config) (device.Bytes, error) {
+func peakOf(c Config) (memory.Bytes, error) {
 	_, used, err := within(c)
 	return used, err
 }

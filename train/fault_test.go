@@ -12,14 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // trial is a run under a checker and what it left behind.
@@ -64,7 +64,7 @@ func attempt(t *testing.T, c Config, faults ...check.Fault) *trial {
 	for i, d := range x.devs {
 		for k, u := range d.Memory().Kind {
 			if u.Current != 0 {
-				t.Errorf("%+v: device %d leaves %v of %s memory", faults, i, u.Current, device.Kind(k))
+				t.Errorf("%+v: device %d leaves %v of %s memory", faults, i, u.Current, memory.Kind(k))
 			}
 		}
 	}
@@ -81,13 +81,13 @@ func fallible(t *testing.T, yield func(name string, c Config)) {
 		yield(name, c)
 	}
 	at("none", mixed(), Layout{2, 1, 1, 2}, func(c *Config) {})
-	at("stash", mixed(), Layout{1, 1, 2, 2}, func(c *Config) { c.Memory = memory(t, "stash") })
-	at("offload+recompute", mixed(), Layout{2, 1, 2, 2}, func(c *Config) { c.Memory = memory(t, "offload+recompute") })
+	at("stash", mixed(), Layout{1, 1, 2, 2}, func(c *Config) { c.Memory = namedMemory(t, "stash") })
+	at("offload+recompute", mixed(), Layout{2, 1, 2, 2}, func(c *Config) { c.Memory = namedMemory(t, "offload+recompute") })
 	at("graphs", mixed(), Layout{2, 1, 1, 1}, func(c *Config) {
-		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: capture.Of(capture.Attn, capture.MoERouter), Room: 0.01}
+		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: memory.ScopesOf(memory.Attn, memory.MoERouter), Room: 0.01}
 	})
 	at("sharded", assorted(), Layout{1, 1, 2, 2}, func(c *Config) {
-		c.Memory = memory(t, "stash")
+		c.Memory = namedMemory(t, "stash")
 		c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}
 	})
 }
@@ -145,11 +145,11 @@ func TestTooSmallADevice(t *testing.T) {
 	for _, name := range []string{"none", "stash", "offload"} {
 		t.Run(name, func(t *testing.T) {
 			c := quick(t, mixed())
-			c.Memory = memory(t, name)
+			c.Memory = namedMemory(t, name)
 			refused := 0
-			for size := 64 * device.KiB; ; size += size / 3 {
+			for size := 64 * memory.KiB; ; size += size / 3 {
 				c.Device = func(rank int) (device.Device, error) {
-					return cpu.Open(cpu.Options{Ordinal: rank, Capacity: [device.Kinds]device.Bytes{size, device.GiB}})
+					return cpu.Open(cpu.Options{Ordinal: rank, Capacity: [memory.Kinds]memory.Bytes{size, memory.GiB}})
 				}
 				_, err := runs(c, 3)
 				if err == nil {

@@ -11,15 +11,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // ledger is what a process and its devices hold.
 type ledger struct {
-	device, host device.Bytes
+	device, host memory.Bytes
 	objects      uint64
 	bytes        uint64
 	goroutines   int
@@ -27,8 +27,8 @@ type ledger struct {
 
 func (t *Trainer) ledger() (h ledger) {
 	for _, u := range t.Usage() {
-		h.device += u.Kind[device.Accel].Current
-		h.host += u.Kind[device.Host].Current
+		h.device += u.Kind[memory.Device].Current
+		h.host += u.Kind[memory.Host].Current
 	}
 	runtime.GC()
 	runtime.GC() // what finalisers and pools held for one more
@@ -60,18 +60,26 @@ func flat(c Config, steps int) (err error) {
 	if err != nil {
 		return err
 	}
-	after, err := run(steps)
-	switch {
-	case err != nil:
-		return err
-	case after.device != before.device || after.host != before.host:
-		return fmt.Errorf("devices held %v and %v of host memory, and %d steps later %v and %v", before.device, before.host, steps, after.device, after.host)
-	case after.goroutines != before.goroutines:
-		return fmt.Errorf("%d goroutines became %d", before.goroutines, after.goroutines)
-	case int(after.objects)-int(before.objects) > steps/2 || int(after.bytes)-int(before.bytes) > slack:
-		return fmt.Errorf("the heap grew in %d steps from %d objects of %d bytes to %d of %d", steps, before.objects, before.bytes, after.objects, after.bytes)
+	// A scratch buffer of a kernel may be alive at one reading and not at the other, which
+	// is some hundred kilobytes more or less. A leak grows in every window.
+	var grew error
+	for range 3 {
+		after, err := run(steps)
+		switch {
+		case err != nil:
+			return err
+		case after.device != before.device || after.host != before.host:
+			return fmt.Errorf("devices held %v and %v of host memory, and %d steps later %v and %v", before.device, before.host, steps, after.device, after.host)
+		case after.goroutines != before.goroutines:
+			return fmt.Errorf("%d goroutines became %d", before.goroutines, after.goroutines)
+		case int(after.objects)-int(before.objects) > steps/2 || int(after.bytes)-int(before.bytes) > slack:
+			grew = fmt.Errorf("the heap grew in %d steps from %d objects of %d bytes to %d of %d", steps, before.objects, before.bytes, after.objects, after.bytes)
+			before = after
+			continue
+		}
+		return nil
 	}
-	return nil
+	return grew
 }
 
 // long are the runs that must stay flat.
@@ -81,14 +89,14 @@ func long(t *testing.T, yield func(name string, c Config)) {
 		c.Layout, c.Batch.Seq = Layout{1, 1, 1, 1}, 8
 		switch name {
 		case "whole graph":
-			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: capture.Of(capture.FullIteration)}
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: memory.ScopesOf(memory.FullIteration)}
 		case "budget":
-			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Budget: 256 * device.KiB, Links: links}
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Budget: 256 * memory.KiB, Links: links}
 		case "offload":
 			c.Layout = Layout{2, 1, 1, 1}
-			c.Memory = memory(t, name)
+			c.Memory = namedMemory(t, name)
 		default:
-			c.Memory = memory(t, name)
+			c.Memory = namedMemory(t, name)
 		}
 		yield(name, c)
 	}
@@ -147,7 +155,7 @@ func TestHostNeverWaitsInsideAStep(t *testing.T) { // SPEC S1.2
 		waiting(t, c, rows, rows)
 	})
 	t.Run("static", func(t *testing.T) {
-		c.Memory = memory(t, "static")
+		c.Memory = namedMemory(t, "static")
 		waiting(t, c, 0, 0)
 	})
 }
@@ -170,7 +178,7 @@ func waiting(t *testing.T, c Config, inside, all uint64) {
 			r := tr.ranks[i]
 			r.upload(tr.loader, step)
 			return whole[i].count(r.dev, func() error {
-				return r.rt.Step(r.key(), func(s *stowage.Step) error {
+				return r.rt.Step(r.key(), func(s *engine.Step) error {
 					return in[i].count(r.dev, func() error { return r.issue(s, false) })
 				})
 			})

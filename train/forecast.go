@@ -1,5 +1,5 @@
-// This file owns the forecast of a run: its memory, found by walking the run's own code
-// on devices that compute nothing.
+// This file owns the forecast of a run. It finds the memory that a run takes by running
+// the trainer itself on devices that compute nothing.
 
 package train
 
@@ -9,63 +9,65 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/device/null"
+	"github.com/stowage-dev/stowage/internal/nulldevice"
+	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
 	"github.com/stowage-dev/stowage/plan"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
 )
 
-// Outlook is what a run will take of memory.
-type Outlook struct {
-	Ranks []RankOutlook `json:"ranks"`
-	Steps int           `json:"steps"` // that were walked until nothing changed any more
+// RunForecast is the memory that a run is expected to take.
+type RunForecast struct {
+	Ranks []RankForecast `json:"ranks"`
+	Steps int            `json:"steps"` // steps of the dry run until memory stopped growing
 }
 
-// RankOutlook is one rank's part.
-type RankOutlook struct {
+// RankForecast is the memory that one rank of a run is expected to take.
+type RankForecast struct {
 	Rank    int                 `json:"rank"`
-	Stage   int                 `json:"stage"`
-	Replica int                 `json:"replica"`
-	Device  device.Bytes        `json:"device"` // at most
-	Host    device.Bytes        `json:"host"`   // at most
-	Owners  []device.OwnerUsage `json:"owners"` // by kind, then largest peak first
-	// Decision is what the runtime will decide if times are as the null device has them,
-	// and its Forecast what saved activations come to in a step.
+	Stage   int                 `json:"stage"`   // the pipeline rank
+	Replica int                 `json:"replica"` // the data-parallel rank
+	Device  memory.Bytes        `json:"device"`  // peak of device memory
+	Host    memory.Bytes        `json:"host"`    // peak of host memory
+	Owners  []device.OwnerUsage `json:"owners"`  // sorted by kind, then by peak with the largest first
+	// Decision is what the runtime will decide if the run's times are those of the null
+	// device. Its Forecast holds the memory of saved tensors in a step.
 	Decision *policy.Decision `json:"decision,omitempty"`
 }
 
-// Fullest is the rank whose device holds most.
-func (f Outlook) Fullest() RankOutlook {
-	return slices.MaxFunc(f.Ranks, func(a, b RankOutlook) int { return cmp.Compare(a.Device, b.Device) })
+// Fullest returns the forecast of the rank whose device holds the most memory.
+func (f RunForecast) Fullest() RankForecast {
+	return slices.MaxFunc(f.Ranks, func(a, b RankForecast) int { return cmp.Compare(a.Device, b.Device) })
 }
 
-// Walks are at least so many steps (recorded, timed again, warmed up, captured,
-// replayed), and at most so many, if memory is still taken: a budget's second recording
-// and the steps behind it.
+// A dry run takes at least fewestWalked steps: recorded, timed again, warmed up, captured
+// and replayed. It takes at most mostWalked steps while memory still grows, because under
+// a budget a step may be recorded a second time.
 const (
 	fewestWalked = 5
 	mostWalked   = 10
 )
 
-// Forecast says what a run takes before it is launched. Every rank is opened as the run would
-// open it and walks its steps, on devices that move no byte and execute no kernel: what
-// it allocates, in which order and why, is what the run will. Config.Device must open
-// devices that run kernels written in Go and touch no memory before it is used, as the
-// CPU device does, with the capacity of those that the run will have; a run that does
-// not fit there is refused as it would be then.
+// Forecast returns the memory that a run takes, without training. It opens every rank as
+// the run would open it and runs a few steps on devices that copy no bytes and execute no
+// kernels. The allocations and their order are those of the run.
 //
-// Three things are not known before:
+// Config.Device must open CPU devices, or other devices that run kernels written in Go
+// and touch no memory before it is used. They need the capacity of the devices that the
+// run will use. Forecast returns the error that the run would return if it does not fit.
 //
-//   - Rows of experts are data. All ranks are taken to have Config.Imbalance times their
-//     balanced share, in every layer.
-//   - Times are not measured but follow from bytes. Choices under a budget and how far ahead
-//     groups come back depend on times, so that a run may choose otherwise; it stays within
-//     the same budget.
-//   - How far the host will be ahead of the device. Memory that was freed counts as free
-//     at once, so that for a dynamic pool of parameters, and for it alone, the forecast is
-//     the least that it takes.
-func Forecast(cfg Config) (f Outlook, err error) {
+// Three things differ from a run:
+//
+//   - The forecast does not know the routing. It assumes that every rank gets
+//     Config.Imbalance times its balanced share of rows, in every layer.
+//   - The forecast does not measure times but derives them from bytes. Choices under a
+//     budget and the distance of prefetches depend on times, so the run may choose
+//     otherwise. It stays within the same budget.
+//   - The forecast does not know how far the host runs ahead of the device, and counts
+//     freed memory as free at once. For a dynamic pool of parameters, and only there, the
+//     forecast is therefore a lower bound.
+func Forecast(cfg Config) (f RunForecast, err error) {
 	t, err := rehearse(cfg)
 	if err != nil {
 		return f, err
@@ -78,10 +80,10 @@ func Forecast(cfg Config) (f Outlook, err error) {
 	return t.walk()
 }
 
-// rehearse opens a run on null devices.
+// rehearse opens a trainer on null devices.
 func rehearse(cfg Config) (*Trainer, error) {
 	if i := cfg.Imbalance; i != 0 && !(i >= 1) {
-		return nil, fmt.Errorf("train: an imbalance of %g; the fullest expert rank has at least the mean, so give 1 or more", i)
+		return nil, fmt.Errorf("train: expected an imbalance of 1 or more, got %g; the fullest expert rank has at least the mean number of rows", i)
 	}
 	open := cfg.Device
 	if open == nil {
@@ -93,14 +95,14 @@ func rehearse(cfg Config) (*Trainer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return null.Wrap(d, null.DefaultPace())
+		return nulldevice.Wrap(d, nulldevice.DefaultPace())
 	}
 	return New(cfg)
 }
 
-// walk takes steps until none takes more memory than the one before.
-func (t *Trainer) walk() (f Outlook, err error) {
-	var before, peaks []device.Bytes
+// walk runs steps until a step takes no more memory than the one before.
+func (t *Trainer) walk() (f RunForecast, err error) {
+	var before, peaks []memory.Bytes
 	for f.Steps < fewestWalked || f.Steps < mostWalked && !slices.Equal(before, peaks) {
 		if _, err := t.Step(); err != nil {
 			return f, err
@@ -108,20 +110,20 @@ func (t *Trainer) walk() (f Outlook, err error) {
 		f.Steps++
 		before, peaks = peaks, nil
 		for _, u := range t.Usage() {
-			peaks = append(peaks, u.Kind[device.Accel].Peak, u.Kind[device.Host].Peak)
+			peaks = append(peaks, u.Kind[memory.Device].Peak, u.Kind[memory.Host].Peak)
 		}
 	}
 	for i, u := range t.Usage() {
 		r := t.ranks[i]
-		f.Ranks = append(f.Ranks, RankOutlook{
-			Rank: i, Stage: r.pp, Replica: r.dp, Device: u.Kind[device.Accel].Peak, Host: u.Kind[device.Host].Peak,
+		f.Ranks = append(f.Ranks, RankForecast{
+			Rank: i, Stage: r.pp, Replica: r.dp, Device: u.Kind[memory.Device].Peak, Host: u.Kind[memory.Host].Peak,
 			Owners: u.Owners, Decision: r.rt.Decision(r.key()),
 		})
 	}
 	return f, nil
 }
 
-// assumed is the imbalance of a forecast; zero in runs.
+// assumed returns the imbalance that a forecast assumes, or zero in a run.
 func (c *Config) assumed() float64 {
 	if !c.forecast {
 		return 0
@@ -129,49 +131,54 @@ func (c *Config) assumed() float64 {
 	return cmp.Or(c.Imbalance, plan.NaturalImbalance(c.Model, plan.Layout{EP: c.Layout.EP}))
 }
 
-// assumed is the rows of a stashed group in a forecast. Further heads come behind the
-// chunk's own layers.
-func (r *rank) assumed(g schedule.Group) stash.Rows {
+// assumed returns the rows that a forecast assumes for a stashed group. The layers of
+// multi-token-prediction heads follow the chunk's own layers.
+func (r *rank) assumed(g memory.GroupID) stash.Rows {
 	layers := r.layers(g.Chunk)
 	return stash.Rows(r.env.Assumed(layers[min(g.Layer, len(layers)-1)].MoE))
 }
 
-// Prediction is what a rank's recorded step says that it takes of its device, beside
-// what it took.
-type Prediction struct {
-	// Device is parameters and all that is fixed, workspaces, pages, and the extent of
-	// activations as the runtime decided.
-	Device device.Bytes `json:"device"`
-	// Live is the same with the most bytes of activations that are live at once: what
-	// they would take without holes between them.
-	Live device.Bytes `json:"live"`
-	Peak device.Bytes `json:"peak"` // measured
+// DeviceForecast compares the device memory that a rank's recorded step led the runtime
+// to expect with the memory that the rank took.
+type DeviceForecast struct {
+	// Device is the expected device memory: parameters, other fixed memory, workspaces,
+	// pages, and the extent of saved tensors under the runtime's decision.
+	Device memory.Bytes `json:"device"`
+	// Live is Device with the most bytes of saved tensors that are live at once in place
+	// of their extent. It leaves out the holes between them.
+	Live memory.Bytes `json:"live"`
+	// Peak is the measured peak of device memory.
+	Peak memory.Bytes `json:"peak"`
 }
 
-// Predicted is each rank's prediction, or nil before its runtime has decided: that is
-// after a step or two.
-func (t *Trainer) Predicted() (out []Prediction) {
+// Forecasts returns the forecast of each rank's device. It returns nil until every
+// runtime has decided, which takes one or two steps.
+func (t *Trainer) Forecasts() (out []DeviceForecast) {
 	for _, r := range t.ranks {
 		f, p := r.rt.Forecast(r.key()), r.rt.Profile(r.key())
 		if f == nil || p == nil {
 			return nil
 		}
 		u := r.dev.Memory()
-		// What workspaces and pages may come to take is part of both figures; what they
-		// took counts.
-		held, _ := r.rt.Held()
-		rest := -held - device.Bytes(p.Base)
+		// Both figures include the most that workspaces may take and the expected pages.
+		// Replace these by what workspaces and pages took.
+		rest := -memory.Bytes(p.Base) - memory.Bytes(f.DevicePages)*memory.Bytes(f.PageBytes)
 		for _, o := range u.Owners {
-			if o.Kind == device.Accel {
+			switch {
+			case o.Kind != memory.Device || o.Owner == trace.HeapOwner(memory.Device):
+			case o.Owner == stash.PagesOwner:
+				rest += o.Current // a decision may have taken pages back in favour of saved tensors
+			default:
 				rest += o.Peak
 			}
 		}
-		out = append(out, Prediction{Device: rest + device.Bytes(f.Extent), Live: rest + device.Bytes(f.Peak), Peak: u.Kind[device.Accel].Peak})
+		out = append(out, DeviceForecast{Device: rest + memory.Bytes(f.Extent), Live: rest + memory.Bytes(f.Peak), Peak: u.Kind[memory.Device].Peak})
 	}
 	return out
 }
 
-// Decisions are what every rank's runtime decided for its steps, nil where it did not.
+// Decisions returns what each rank's runtime decided. An entry is nil if that runtime has
+// decided nothing yet.
 func (t *Trainer) Decisions() (out []*policy.Decision) {
 	for _, r := range t.ranks {
 		out = append(out, r.rt.Decision(r.key()))

@@ -10,22 +10,22 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // near is what a forecast and a prediction may be off.
 const near = 0.05
 
-func off(said, was device.Bytes) float64 { return float64(said)/float64(was) - 1 }
+func off(said, was memory.Bytes) float64 { return float64(said)/float64(was) - 1 }
 
 // foretold makes a run, and holds what was said of it against what it took.
-func foretold(t *testing.T, c Config) Outlook {
+func foretold(t *testing.T, c Config) RunForecast {
 	t.Helper()
 	f, err := Forecast(c)
 	if err != nil {
@@ -45,22 +45,22 @@ func foretold(t *testing.T, c Config) Outlook {
 			t.Fatal(err)
 		}
 	}
-	var most device.Bytes
+	var most memory.Bytes
 	for i, u := range tr.Usage() {
-		most = max(most, u.Kind[device.Accel].Peak)
-		if b := c.Memory.Budget; b > 0 && (f.Ranks[i].Device > b || u.Kind[device.Accel].Peak > b) {
-			t.Errorf("rank %d: forecast %v, took %v of a budget of %v", i, f.Ranks[i].Device, u.Kind[device.Accel].Peak, b)
+		most = max(most, u.Kind[memory.Device].Peak)
+		if b := c.Memory.Budget; b > 0 && (f.Ranks[i].Device > b || u.Kind[memory.Device].Peak > b) {
+			t.Errorf("rank %d: forecast %v, took %v of a budget of %v", i, f.Ranks[i].Device, u.Kind[memory.Device].Peak, b)
 		}
 	}
 	if d := off(f.Fullest().Device, most); math.Abs(d) > near {
 		t.Errorf("the fullest rank takes %v, and the forecast was %v: off by %.1f %%", most, f.Fullest().Device, 100*d)
 	}
-	all := tr.Predicted()
+	all := tr.Forecasts()
 	if len(all) != len(tr.ranks) {
 		t.Fatalf("%d predictions", len(all))
 	}
 	for i, p := range all {
-		if d := off(p.Device, p.Peak); math.Abs(d) > near || p.Live > p.Device || p.Live <= p.Device/2 || p.Peak != tr.Usage()[i].Kind[device.Accel].Peak {
+		if d := off(p.Device, p.Peak); math.Abs(d) > near || p.Live > p.Device || p.Live <= p.Device/2 || p.Peak != tr.Usage()[i].Kind[memory.Device].Peak {
 			t.Errorf("rank %d: prediction %+v, off by %.1f %%", i, p, 100*d)
 		}
 	}
@@ -83,20 +83,20 @@ func TestForecastMeetsRun(t *testing.T) {
 		if raceEnabled && x.m.Name != "small-dense" {
 			continue
 		}
-		var stash Outlook
+		var stash RunForecast
 		for _, name := range x.policies {
 			t.Run(fmt.Sprintf("%s/%+v/%s", x.m.Name, x.l, name), func(t *testing.T) {
 				c := testConfig(t, x.m)
 				c.Layout = x.l
-				var budget device.Bytes
+				var budget memory.Bytes
 				if name == "budget" {
 					budget = stash.Fullest().Device * 9 / 10
 				}
 				var err error
-				if c.Memory, err = Named(name, budget); err != nil {
+				if c.Memory, err = NamedMemory(name, budget); err != nil {
 					t.Fatal(err)
 				}
-				c.Memory.Links = policy.Links{Out: 4e9, In: 4e9}
+				c.Memory.Links = memory.Links{Out: 4e9, In: 4e9}
 				f := foretold(t, c)
 				if name == "stash" {
 					stash = f
@@ -112,7 +112,7 @@ func TestForecastMeetsRun(t *testing.T) {
 func TestForecastOfShardedRuns(t *testing.T) {
 	c := testConfig(t, smallMoE())
 	c.Layout, c.Batch = Layout{PP: 1, VPP: 1, EP: 1, DP: 2}, Batch{Micro: 1, Seq: 32, Microbatches: 2}
-	for _, k := range []bucket.Kind{bucket.Rotary, bucket.Fixed, bucket.Trace} {
+	for _, k := range []bucket.PoolKind{bucket.Rotary, bucket.Fixed, bucket.Recorded} {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			c.Sharding = &Sharding{Pool: k, Prefetch: 1, GradComm: kernels.F32}
 			foretold(t, c)
@@ -132,10 +132,10 @@ func TestForecastOfShardedRuns(t *testing.T) {
 // The figures by owner add up, and rows count as they are assumed.
 func TestForecastCountsAssumedRows(t *testing.T) {
 	c := testConfig(t, smallMoE())
-	var last device.Bytes
+	var last memory.Bytes
 	for _, rows := range []string{"none", "stash"} {
 		var err error
-		if c.Memory, err = Named(rows, 0); err != nil {
+		if c.Memory, err = NamedMemory(rows, 0); err != nil {
 			t.Fatal(err)
 		}
 		last = 0
@@ -145,9 +145,9 @@ func TestForecastCountsAssumedRows(t *testing.T) {
 				t.Fatal(err)
 			}
 			full := f.Fullest()
-			var sum device.Bytes
+			var sum memory.Bytes
 			for _, o := range full.Owners {
-				if o.Kind == device.Accel {
+				if o.Kind == memory.Device {
 					sum += o.Peak
 				}
 			}
@@ -164,9 +164,9 @@ func TestForecastCountsAssumedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	balanced, _ := (&layer.Env{Shape: layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq}, Expert: layer.Place{Ranks: 2}}).RowBounds(c.Model.Layers[0].MoE)
-	var held device.Bytes
+	var held memory.Bytes
 	for _, x := range layer.RowTensors(c.Model.Hidden, 48, c.Number, 1) {
-		held += x.Row * device.Bytes(balanced) * 3 / 2
+		held += x.Row * memory.Bytes(balanced) * 3 / 2
 	}
 	space := slices.IndexFunc(f.Ranks[0].Owners, func(o device.OwnerUsage) bool { return o.Owner == "workspace "+layer.RowsGroup })
 	if got := f.Ranks[0].Owners[space].Peak; got < 2*held {
@@ -181,14 +181,14 @@ func TestForecastCountsAssumedRows(t *testing.T) {
 // What the run would refuse, the forecast refuses, in the same words.
 func TestForecastRefuses(t *testing.T) {
 	c := testConfig(t, smallMoE())
-	c.Memory.Budget, c.Memory.Links = 64<<10, policy.Links{Out: 1e9, In: 1e9}
+	c.Memory.Budget, c.Memory.Links = 64<<10, memory.Links{Out: 1e9, In: 1e9}
 	_, want := New(c)
 	if _, err := Forecast(c); err == nil || want == nil || err.Error() != want.Error() {
 		t.Errorf("%v; the run says %v", err, want)
 	}
 	c = testConfig(t, smallMoE())
 	c.Device = func(int) (device.Device, error) {
-		return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{1 << 20, 1 << 30}})
+		return cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{1 << 20, 1 << 30}})
 	}
 	var full *device.OutOfMemory
 	if _, err := Forecast(c); !errors.As(err, &full) {
@@ -208,9 +208,9 @@ func TestForecastOfLargeRun(t *testing.T) {
 	c := testConfig(t, m)
 	c.Number, c.Layout, c.Batch = kernels.BF16, Layout{PP: 1, VPP: 1, EP: 2, DP: 2}, Batch{Micro: 1, Seq: 4096, Microbatches: 1}
 	c.Device = func(int) (device.Device, error) {
-		return cpu.Open(cpu.Options{Capacity: [device.Kinds]device.Bytes{1 << 40, 1 << 40}})
+		return cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{1 << 40, 1 << 40}})
 	}
-	if c.Memory, err = Named("stash", 0); err != nil {
+	if c.Memory, err = NamedMemory("stash", 0); err != nil {
 		t.Fatal(err)
 	}
 	f, err := Forecast(c)
@@ -221,7 +221,7 @@ func TestForecastOfLargeRun(t *testing.T) {
 	i := slices.IndexFunc(full.Owners, func(o device.OwnerUsage) bool { return o.Owner == "parameters" })
 	// Of 46.7e9 parameters, 45.1e9 of them experts', a rank has 24.2e9, each with weight,
 	// gradient and two moments in fp32 and a weight in bf16: 18 bytes.
-	if i < 0 || math.Abs(off(full.Owners[i].Peak, 435e9)) > 0.01 || full.Device < full.Owners[i].Peak+device.GiB {
+	if i < 0 || math.Abs(off(full.Owners[i].Peak, 435e9)) > 0.01 || full.Device < full.Owners[i].Peak+memory.GiB {
 		t.Errorf("%v, of which %+v", full.Device, full.Owners)
 	}
 	t.Logf("%v on the device, %v on the host after %d steps: %+v", full.Device, full.Host, f.Steps, full.Owners)

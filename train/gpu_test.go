@@ -10,13 +10,13 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
-	"github.com/stowage-dev/stowage/device/cuda/blas"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/internal/blas"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // openGPU opens the first GPU for a rank.
@@ -53,7 +53,7 @@ func TestPoliciesOnGPU(t *testing.T) { // SPEC S6.3
 				for _, name := range Policies {
 					t.Run(fmt.Sprintf("%s/%v/%+v/%s", m.Name, numberName(number), l, name), func(t *testing.T) {
 						var err error
-						if c.Memory, err = Named(name, 4*budgetFor(name)); err != nil {
+						if c.Memory, err = NamedMemory(name, 4*budgetFor(name)); err != nil {
 							t.Fatal(err)
 						}
 						got := runConfig(t, c, 4)
@@ -84,7 +84,7 @@ func TestPoolsOnGPU(t *testing.T) { // SPEC S2.1
 		c.Layout, c.Device = Layout{PP: 2, VPP: 1, EP: 1, DP: 2}, openGPU
 		whole := runConfig(t, c, 3)
 		var first outcome
-		for _, k := range []bucket.Kind{bucket.Dynamic, bucket.Max, bucket.Arena, bucket.Trace} {
+		for _, k := range []bucket.PoolKind{bucket.Dynamic, bucket.Max, bucket.Arena, bucket.Recorded} {
 			t.Run(fmt.Sprintf("%s/%v", m.Name, k), func(t *testing.T) {
 				c.Sharding = &Sharding{Pool: k, Prefetch: 1, GradComm: kernels.F32}
 				got := runConfig(t, c, 3)
@@ -113,10 +113,10 @@ func TestFullIterationOnGPU(t *testing.T) { // SPEC S4.1, S4.6
 	want := runConfig(t, c, 6)
 	for _, offload := range []bool{false, true} {
 		var err error
-		if c.Memory, err = Named("stash", 0); err != nil {
+		if c.Memory, err = NamedMemory("stash", 0); err != nil {
 			t.Fatal(err)
 		}
-		c.Memory.Scopes = capture.Of(capture.FullIteration)
+		c.Memory.Scopes = memory.ScopesOf(memory.FullIteration)
 		if offload {
 			c.Memory.Offload = []string{"core_attn", "attn_proj"}
 		}

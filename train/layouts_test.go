@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 func attn() *model.Attention {
@@ -109,7 +109,7 @@ func TestGradientsOfDividedExperts(t *testing.T) { // SPEC S3.4
 		want := moments(c)
 		for _, ep := range []int{2, 4} {
 			for _, how := range []layer.Dispatch{layer.AllToAll, layer.Ring} {
-				c.Layout.EP, c.Dispatch, c.Memory = ep, how, memory(t, "stash")
+				c.Layout.EP, c.Dispatch, c.Memory = ep, how, namedMemory(t, "stash")
 				got := moments(c)
 				if len(got) != len(want) {
 					t.Errorf("%s, ep %d, %v: %d gradients, want %d", m.Name, ep, how, len(got), len(want))
@@ -137,8 +137,8 @@ func TestPoolsTrainAlike(t *testing.T) { // SPEC S2.1, S2.6
 		c.Batch = Batch{Micro: 1, Seq: 32, Microbatches: 2}
 		whole := runConfig(t, c, 3)
 		var want outcome
-		for _, k := range []bucket.Kind{bucket.Dynamic, bucket.Rotary, bucket.Fixed, bucket.Max, bucket.Arena, bucket.Trace} {
-			if raceEnabled && k != bucket.Dynamic && k != bucket.Trace {
+		for _, k := range []bucket.PoolKind{bucket.Dynamic, bucket.Rotary, bucket.Fixed, bucket.Max, bucket.Arena, bucket.Recorded} {
+			if raceEnabled && k != bucket.Dynamic && k != bucket.Recorded {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%v", m.Name, k), func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestBF16(t *testing.T) {
 	c.Number = kernels.BF16
 	var want outcome
 	for _, name := range []string{"none", "static", "stash", "offload+recompute", "graphs"} {
-		m, err := Named(name, 0)
+		m, err := NamedMemory(name, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

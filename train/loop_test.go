@@ -10,9 +10,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/train/data"
+	"github.com/stowage-dev/stowage/memory"
+
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/data"
 )
 
 // sample is the text of tests: bytes of a poor generator, so that routing is uneven.
@@ -27,7 +28,7 @@ var sample = func() *data.Text {
 }()
 
 // links spare tests the measurement, and make their plans the same in every run.
-var links = policy.Links{Out: 4e9, In: 4e9}
+var links = memory.Links{Out: 4e9, In: 4e9}
 
 // mixed is a model of two layers with every kind of group that a mixture's rank has:
 // shared experts, a router's bias, tied ends.
@@ -77,10 +78,10 @@ func (a account) differs(b account) error {
 	}
 	for i, x := range a.steps {
 		y := b.steps[i]
-		if !slices.Equal(x.Further, y.Further) {
-			return fmt.Errorf("further heads' losses %v and %v", x.Further, y.Further)
+		if !slices.Equal(x.MTPLosses, y.MTPLosses) {
+			return fmt.Errorf("further heads' losses %v and %v", x.MTPLosses, y.MTPLosses)
 		}
-		x.Further, y.Further = nil, nil
+		x.MTPLosses, y.MTPLosses = nil, nil
 		if fmt.Sprint(x) != fmt.Sprint(y) {
 			return fmt.Errorf("step %+v and %+v", x, y)
 		}
@@ -151,10 +152,10 @@ func mustRun(t *testing.T, c Config, steps int) account {
 	return a
 }
 
-// memory is the policy of a name.
-func memory(t *testing.T, name string) Memory {
+// named returns the memory policy of a name.
+func namedMemory(t *testing.T, name string) Memory {
 	t.Helper()
-	m, err := Named(name, 0)
+	m, err := NamedMemory(name, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,25 +1,24 @@
-// This file owns the place where the ranks of one process tell each other how a step
-// went.
+// This file owns the agreement of ranks on the outcome of a step.
 
 package train
 
 import (
 	"sync"
 
-	"github.com/stowage-dev/stowage/comm"
-	"github.com/stowage-dev/stowage/stash"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/stash"
 )
 
-// meeting brings the verdicts of all ranks together. All ranks come the same number of
-// times; one that cannot breaks it for all.
+// meeting combines the outcomes of all ranks. All ranks call reduce the same number of
+// times. A rank that cannot calls abort, which ends the meeting for all.
 type meeting struct {
 	mu     sync.Mutex
 	all    *sync.Cond
 	ranks  int
 	came   int
 	round  int
-	worst  stash.Verdict
-	result stash.Verdict
+	worst  stash.Outcome
+	result stash.Outcome
 	err    error
 }
 
@@ -29,10 +28,10 @@ func newMeeting(ranks int) *meeting {
 	return m
 }
 
-// reduce waits for all ranks and gives each the worst verdict. A final one waits for
-// nobody: other ranks may be waiting for this one elsewhere, and come back only when it
-// has given up.
-func (m *meeting) reduce(v stash.Verdict) (stash.Verdict, error) {
+// reduce waits for all ranks and returns the worst outcome to each. A final outcome does
+// not wait: other ranks may be waiting for this rank elsewhere, and return only after it
+// has failed.
+func (m *meeting) reduce(v stash.Outcome) (stash.Outcome, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err == nil && v.Final {
@@ -44,7 +43,7 @@ func (m *meeting) reduce(v stash.Verdict) (stash.Verdict, error) {
 	}
 	m.worst = m.worst.Worse(v)
 	if m.came++; m.came == m.ranks {
-		m.result, m.worst, m.came = m.worst, stash.Verdict{}, 0
+		m.result, m.worst, m.came = m.worst, stash.Outcome{}, 0
 		m.round++
 		m.all.Broadcast()
 		return m.result, nil
@@ -55,14 +54,15 @@ func (m *meeting) reduce(v stash.Verdict) (stash.Verdict, error) {
 	return m.result, m.err
 }
 
-// abort lets everybody go.
+// abort makes all ranks return err from reduce.
 func (m *meeting) abort(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.end(err)
 }
 
-// end is abort. To all but the rank that failed it is a failure of the others.
+// end ends the meeting. The caller holds mu. Waiting ranks get a comm.Failure, because
+// another rank failed.
 func (m *meeting) end(err error) {
 	if m.err == nil {
 		m.err = &comm.Failure{Err: err}

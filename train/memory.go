@@ -1,56 +1,66 @@
-// This file owns memory policies: what a run does with what it saves.
+// This file owns memory policies: what a run does with its saved tensors.
 
 package train
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
-	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/capture"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/internal/spell"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// Memory is what is done about memory.
+// Memory is a memory policy: it says where saved tensors and the rows of experts live.
+// NamedMemory returns the common ones.
 type Memory struct {
-	// Rows is how the rows of experts get memory.
+	// Rows selects how the rows of experts get memory.
 	Rows layer.Rows
-	// Offload and Recompute name modules. Rows of experts that are offloaded are stashed
-	// in host memory.
+	// Offload, Recompute and Stash name the modules that are offloaded, recomputed or
+	// stashed. Offloaded rows of experts go to host pages. Stashed rows go to device
+	// pages, and without a budget that is also their default.
 	Offload   []string
 	Recompute []string
-	// Fraction is how much of what Offload names leaves, from 0 to 1.
+	Stash     []string
+	// Fraction is the share of the saved tensors of the modules in Offload that is
+	// offloaded, from 0 to 1.
 	Fraction float64
-	// Budget is what a rank's device may hold, parameters and all; zero is no budget.
-	Budget device.Bytes
-	Scopes capture.Set
-	// Sets is the number of shared buffers for rows, and Room their size over what
-	// balanced routing needs; zero stands for 2 (under a budget 1) of twice as
-	// much. A step that needs more is rerun with more.
+	// Budget limits the device memory of each rank, with parameters and everything else.
+	// Zero sets no limit.
+	Budget memory.Bytes
+	// Scopes are the parts of a step that are captured as graphs.
+	Scopes memory.Scopes
+	// Sets is the number of sets of workspace buffers for the rows of experts. Zero
+	// selects 2 sets, or 1 set under a budget.
 	Sets int
+	// Room is the size of a set divided by the size that balanced routing needs. Zero
+	// selects 2. A step that needs more is rerun with larger buffers.
 	Room float64
-	// Links are the rates between device and host; zero has them measured.
-	Links policy.Links
+	// DevicePages fixes the number of 16 KiB device pages for rows under a budget.
+	// Benchmarks use it. Zero lets the runtime decide, which is better for training.
+	DevicePages int
+	// Links are the rates between device and host. If they are zero, New measures them
+	// where the policy needs them.
+	Links memory.Links
 }
 
-// Policies are the names of policies that need nothing else to be said.
+// Policies lists the names that NamedMemory accepts.
 var Policies = []string{"none", "static", "stash", "offload", "offload+recompute", "budget", "graphs"}
 
-// Named is the memory policy of a name, under a budget if one is given; "budget" needs
-// one.
-func Named(name string, budget device.Bytes) (Memory, error) {
+// NamedMemory returns the memory policy of a name in Policies, with a budget unless
+// budget is zero. It returns a *memory.SettingError if the name is unknown, or if the
+// name is "budget" and budget is zero.
+func NamedMemory(name string, budget memory.Bytes) (Memory, error) {
 	m := Memory{Rows: layer.Stashed, Fraction: 1}
 	switch name {
 	case "none":
@@ -64,14 +74,14 @@ func Named(name string, budget device.Bytes) (Memory, error) {
 		m.Offload, m.Recompute = []string{"core_attn", "attn_proj", layer.RowsGroup}, []string{"layernorm"}
 	case "budget":
 		if budget <= 0 {
-			return m, errors.New("train: the policy budget needs one; give --budget")
+			return m, refuse("Budget", "", "is missing, and the policy budget needs one", "give a size such as 60MiB")
 		}
 		m.Budget = budget
 	case "graphs":
-		m.Scopes = capture.Of(capture.Attn, capture.MLP, capture.MoERouter)
+		m.Scopes = memory.ScopesOf(memory.Attn, memory.MLP, memory.MoERouter)
 	default:
 		near := slices.MinFunc(Policies, func(a, b string) int { return spell.Distance(name, a) - spell.Distance(name, b) })
-		return m, fmt.Errorf("train: no policy is named %q; the nearest is %s, and there are %s", name, near, strings.Join(Policies, ", "))
+		return m, refuse("Policy", name, "is unknown", fmt.Sprintf("did you mean %s? choose from %s", near, strings.Join(Policies, ", ")))
 	}
 	if budget > 0 && m.Budget == 0 {
 		m.Budget = budget
@@ -79,22 +89,12 @@ func Named(name string, budget device.Bytes) (Memory, error) {
 	return m, nil
 }
 
-// again are the groups that the field's names for recomputing stand for: what a module
-// makes is saved by the one that reads it.
-var again = map[string][]string{
-	"layernorm":   {"qkv_linear", "router"},
-	"core_attn":   {"attn_proj"},
-	"mla_up_proj": {"core_attn"},
-	"moe_act":     {}, // always: its backward pass makes it on the way
-	"moe":         {"router", "moe_act"},
-}
-
-// recomputed are the groups that are recomputed.
+// recomputed returns the names of the groups that are recomputed.
 func (m *Memory) recomputed() (names []string) {
 	for _, n := range m.Recompute {
-		groups, ok := again[n]
-		if !ok {
-			groups = []string{n}
+		groups := []string{n}
+		if m, _ := memory.LookupModule(n); m.Recomputes != nil {
+			groups = m.Recomputes
 		}
 		for _, g := range groups {
 			if !slices.Contains(names, g) && !(m.Rows == layer.Stashed && g == "moe_act") {
@@ -105,33 +105,21 @@ func (m *Memory) recomputed() (names []string) {
 	return names
 }
 
-// offloaded are the groups that leave by the runtime; rows that are stashed leave by pages.
-func (m *Memory) offloaded() (names []string) {
-	for _, n := range m.Offload {
-		if !(m.Rows == layer.Stashed && rowsModule(n)) {
-			names = append(names, n)
-		}
-	}
-	return names
-}
+func rowsModule(name string) bool { return slices.Contains(memory.RowModules(), name) }
 
-func rowsModule(name string) bool {
-	return name == layer.RowsGroup || name == "expert_fc1" || name == "moe_act"
-}
-
-// hostRows tells whether stashed rows are kept in host memory.
+// hostRows reports whether the stash keeps its rows in host memory.
 func (m *Memory) hostRows() bool {
 	return m.Rows == layer.Stashed && slices.ContainsFunc(m.Offload, rowsModule)
 }
 
 func (m *Memory) sets() int {
 	if m.Sets == 0 && m.Budget > 0 {
-		return 1 // what is short is memory
+		return 1 // a budget says that memory is short
 	}
 	return cmp.Or(m.Sets, 2)
 }
 
-// setRows is the size of a shared buffer.
+// setRows returns the number of rows in a set.
 func (m *Memory) setRows(balanced, worst int) int {
 	return min(worst, max(1, int(cmp.Or(m.Room, 2)*float64(balanced))))
 }
@@ -139,68 +127,58 @@ func (m *Memory) setRows(balanced, worst int) int {
 func (m *Memory) check(c *Config) error {
 	switch {
 	case m.Budget < 0:
-		return fmt.Errorf("train: a budget of %d bytes is negative; give what a device may hold", int64(m.Budget))
+		return refuse("Memory.Budget", m.Budget.String(), "is negative", "give what a rank may hold on its device")
 	case !(m.Fraction >= 0 && m.Fraction <= 1):
-		return fmt.Errorf("train: an offload fraction of %g lies outside of 0 to 1", m.Fraction)
+		return refuse("Memory.Fraction", fmt.Sprint(m.Fraction), "is outside of 0 to 1", "give 1 to offload all of the modules")
 	case m.Sets < 0 || !(m.Room >= 0 && m.Room <= 1e6):
 		return fmt.Errorf("train: %d sets of %g times the balanced rows; neither may be negative, nor the latter above a million", m.Sets, m.Room)
+	case len(m.Stash) > 0 && m.Rows != layer.Stashed:
+		return refuse("StashModules", strings.Join(m.Stash, " "), "cannot be stashed, because this policy has no pages for rows", "use a policy that has them, such as stash")
 	case m.Scopes != 0 && m.Rows == layer.Exact:
-		return errors.New("train: graphs cannot be captured where the host waits for row counts; use the policy stash or static with --graph")
-	case m.Scopes.Has(capture.FullIteration) && c.Layout.Ranks() > 1:
-		return errors.New("train: full_iteration captures one rank's step, and several ranks wait for each other on the host; use --graph attn moe_router, or one rank")
+		return refuse("Memory.Scopes", "", "cannot be captured while the host waits for row counts", "use the policy stash or static")
+	case m.Scopes.Has(memory.FullIteration) && c.Layout.Ranks() > 1:
+		return refuse("Memory.Scopes", "full_iteration", "captures the step of one rank, and several ranks wait for each other on the host", "capture attn and moe_router, or use one rank")
 	case m.Scopes != 0 && c.Sharding != nil && c.Sharding.Pool == bucket.Dynamic:
-		return errors.New("train: graphs cannot be captured over parameters that are gathered into other memory each time; use --pool arena, max or another but dynamic with --graph")
-	case m.Scopes.Has(capture.MoE):
-		return errors.New("train: the scope moe holds the exchange of rows between ranks, which is not captured; use --graph attn mlp moe_router")
+		return refuse("Memory.Scopes", "", "cannot be captured over a dynamic pool, whose parameters lie elsewhere in each step", "use another pool, such as arena")
+	case m.Scopes.Has(memory.MoE):
+		return refuse("Memory.Scopes", "moe", "cannot be captured, because ranks exchange rows in it", "capture attn, mlp and moe_router")
 	}
 	if h := m.byHand(); h != nil {
-		return h.Check(slices.Sorted(maps.Keys(places))...)
+		return h.Check()
 	}
 	return nil
 }
 
-// byHand are the runtime's settings, or nil where nothing is chosen by hand.
+// byHand returns the runtime's settings, or nil if the policy names no modules.
 func (m *Memory) byHand() *policy.ByHand {
-	off, re := m.offloaded(), m.recomputed()
-	if len(off)+len(re) == 0 {
+	re := m.recomputed()
+	if len(m.Offload)+len(re)+len(m.Stash) == 0 {
 		return nil
 	}
 	h := policy.Defaults()
-	h.OffloadModules, h.RecomputeModules, h.OffloadFraction = off, re, m.Fraction
+	h.OffloadModules, h.RecomputeModules, h.StashModules, h.OffloadFraction = m.Offload, re, m.Stash, m.Fraction
 	return &h
 }
 
-// places say where groups of our own lie.
-var places = map[string]capture.Scope{"qk_norm": capture.Attn}
-
-// openRuntime opens the rank's runtime and makes its workspaces. What the device holds
-// by now is for good; a budget has the rest.
+// openRuntime opens the rank's runtime and allocates its workspaces.
 func (r *rank) openRuntime() error {
 	m := &r.cfg.Memory
-	c := stowage.Config{
-		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Places: places, Links: m.Links,
-		Rank: r.index, Stage: r.pp, Reduce: r.t.meet.reduce, Log: r.cfg.Log,
+	c := engine.Config{
+		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Links: m.Links,
+		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.t.meet.reduce, Log: r.cfg.Log,
 	}
 	if r.cfg.Trace != nil {
 		c.Trace = r.cfg.Trace(r.index)
 	}
-	if m.Budget > 0 {
-		held := r.dev.Memory().Kind[device.Accel].Current
-		if c.Budget = m.Budget - held; c.Budget <= 0 {
-			return fmt.Errorf("train: parameters and their optimiser take %v of a budget of %v; raise --budget, or shard them with --pool", held, m.Budget)
-		}
+	if held := r.dev.Memory().Kind[memory.Device].Current; m.Budget > 0 && held >= m.Budget {
+		return &memory.BudgetError{Rank: r.index, Budget: m.Budget, Need: held + 1, Held: held}
 	}
 	mixtures := r.mixtures()
-	if m.Rows == layer.Stashed && r.cfg.hasExperts() { // ranks without experts too: all agree whether a step is rerun
-		c.Stash = r.stash(mixtures, c.Budget)
-		if n := r.books(c.Stash, mixtures); c.Budget > 0 {
-			if c.Budget -= n; c.Budget <= 0 {
-				return fmt.Errorf("train: the page tables of expert rows take %v beyond a budget of %v; raise --budget", n, m.Budget)
-			}
-		}
+	if m.Rows == layer.Stashed && r.cfg.hasExperts() { // ranks without experts need it too: all ranks agree whether a step is rerun
+		c.Stash = r.stash(mixtures)
 	}
 	var err error
-	if r.rt, err = stowage.Open(c); err != nil {
+	if r.rt, err = engine.Open(c); err != nil {
 		return err
 	}
 	if c.Stash == nil {
@@ -213,7 +191,7 @@ func (r *rank) openRuntime() error {
 	})
 }
 
-// mixtures are the mixtures of experts of this rank's layers.
+// mixtures returns the mixtures of experts in this rank's layers.
 func (r *rank) mixtures() (out []*model.MoE) {
 	for v := range r.cfg.Layout.VPP {
 		for _, l := range r.layers(v) {
@@ -225,7 +203,8 @@ func (r *rank) mixtures() (out []*model.MoE) {
 	return out
 }
 
-// layers are those of one of the rank's chunks, those of further heads included.
+// layers returns the layers of one of the rank's chunks, with those of
+// multi-token-prediction heads.
 func (r *rank) layers(chunk int) []model.Layer {
 	m := r.cfg.Model
 	stages := r.cfg.Layout.PP * r.cfg.Layout.VPP
@@ -239,8 +218,8 @@ func (r *rank) layers(chunk int) []model.Layer {
 	return out
 }
 
-// setRows are the rows of a shared buffer for experts of a width, and the most that one of
-// its layers can get: mixtures of one width may differ in all else.
+// setRows returns the rows of a set for experts of a width, and the most rows that one
+// layer can get. Mixtures of one width share a set and may differ in everything else.
 func (r *rank) setRows(width int) (rows, worst int) {
 	for _, x := range r.mixtures() {
 		if x.Width == width {
@@ -251,27 +230,16 @@ func (r *rank) setRows(width int) (rows, worst int) {
 	return rows, worst
 }
 
-// stash sizes the store for rows: it begins with what balanced routing needs, and grows
-// with what is seen.
-func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerConfig {
-	page := 16 * device.KiB
-	var balanced, worst, spaces schedule.Pages
-	widths := map[int]bool{}
+// stash returns the sizes of the stores for rows. Without a budget a store begins with
+// the pages that balanced routing needs and grows with the routing counts. Under a
+// budget the runtime decides the number of device pages.
+func (r *rank) stash(mixtures []*model.MoE) *stash.ManagerConfig {
+	page := 16 * memory.KiB
+	var balanced, worst schedule.Pages
 	for _, x := range mixtures {
 		b, w := r.env.RowBounds(x)
-		per := func(rows int) schedule.Pages {
-			var sizes []int64
-			for _, t := range layer.RowTensors(r.cfg.Model.Hidden, x.Width, r.cfg.Number, 1) {
-				sizes = append(sizes, int64(t.Row)*int64(rows))
-			}
-			return schedule.PagesOf(int64(page), sizes...)
-		}
-		balanced += per(b)
-		worst += per(w)
-		if !widths[x.Width] {
-			widths[x.Width] = true
-			spaces += schedule.Pages(r.cfg.Memory.sets())*per(w) + schedule.Pages(r.env.Passing(x)/page)
-		}
+		balanced += r.rowPages(x, page, b)
+		worst += r.rowPages(x, page, w)
 	}
 	live := schedule.Pages(r.inFlight())
 	c := &stash.ManagerConfig{}
@@ -279,45 +247,54 @@ func (r *rank) stash(mixtures []*model.MoE, budget device.Bytes) *stash.ManagerC
 	if r.cfg.forecast {
 		c.Store.Assume = r.assumed
 	}
-	// A tenth more than that on the device, and a net for an eighth in host memory:
-	// routing is never balanced, and a spill costs less than a rerun.
+	// Take a tenth more than balanced routing needs on the device, and an eighth of it in
+	// host memory. Routing is never balanced, and a spill costs less than a rerun.
 	room, net := max(1, balanced*live*11/10), max(1, balanced*live/8)
 	c.Store.Pages = [stash.Tiers]schedule.Pages{room, net}
 	most := max(worst*live, room+net)
 	c.Store.Max = [stash.Tiers]schedule.Pages{most, most}
-	switch {
-	case r.cfg.Memory.hostRows():
-		c.Store.Pages, c.Store.Max[stash.Device] = [stash.Tiers]schedule.Pages{1, room + net}, 1
-	case budget > 0:
-		// Sets may come to need the worst case, and passes need memory that nobody saves.
-		// Half of what is left is for rows; what finds no page there goes to the host.
-		c.Store.Max[stash.Device] = min(room, max(1, (schedule.Pages(budget/page)-spaces)/2))
-		c.Store.Pages = [stash.Tiers]schedule.Pages{c.Store.Max[stash.Device], room + net - c.Store.Max[stash.Device]}
+	switch m := &r.cfg.Memory; {
+	case m.hostRows():
+		c.Store.Pages, c.Store.Max = [stash.Tiers]schedule.Pages{}, [stash.Tiers]schedule.Pages{0, 1}
+		c.HostPages, c.HostMax = room+net, most
+	case m.Budget > 0 && m.DevicePages > 0:
+		n := schedule.Pages(m.DevicePages)
+		c.Fixed, c.Store.Max[stash.Device] = true, n
+		c.Store.Pages = [stash.Tiers]schedule.Pages{n, max(1, room+net-n)}
+	case m.Budget > 0:
+		c.HostPages, c.HostMax = room+net, most
 	}
+	c.Tables = r.pageTables(c, mixtures)
 	return c
 }
 
-// books is the device memory in which the store keeps its books: control, two rings of
-// at most twice the pages rounded up, and a table of pages for every group of rows.
-func (r *rank) books(c *stash.ManagerConfig, mixtures []*model.MoE) device.Bytes {
-	n := kernels.StashControlBytes
-	for _, most := range c.Store.Max {
-		n += 8*device.Bytes(most) + device.Align
+// rowPages returns the number of pages that rows of a mixture's experts take.
+func (r *rank) rowPages(x *model.MoE, page memory.Bytes, rows int) schedule.Pages {
+	var sizes []int64
+	for _, t := range layer.RowTensors(r.cfg.Model.Hidden, x.Width, r.cfg.Number, 1) {
+		sizes = append(sizes, int64(t.Row)*int64(rows))
 	}
+	return schedule.PagesOf(int64(page), sizes...)
+}
+
+// pageTables returns the device memory of page tables: a control block for every store,
+// and a table of pages for every group of rows.
+func (r *rank) pageTables(c *stash.ManagerConfig, mixtures []*model.MoE) memory.Bytes {
+	n, groups := kernels.StashControlBytes, memory.Bytes(0)
 	for _, x := range mixtures {
 		_, worst := r.setRows(x.Width)
-		var sizes []int64
-		for _, t := range layer.RowTensors(r.cfg.Model.Hidden, x.Width, r.cfg.Number, 1) {
-			sizes = append(sizes, int64(t.Row)*int64(worst))
-		}
-		record := kernels.StashRecordSize(len(sizes), uint64(schedule.PagesOf(int64(c.Store.Page), sizes...)))
-		n += device.Bytes(r.cfg.Batch.Microbatches) * (record + device.Align + 8)
+		record := kernels.StashRecordSize(len(layer.RowTensors(1, 1, r.cfg.Number, 1)), uint64(r.rowPages(x, c.Store.Page, worst)))
+		n += memory.Bytes(r.cfg.Batch.Microbatches) * (record + device.Align + 8)
+		groups += memory.Bytes(r.cfg.Batch.Microbatches)
+	}
+	if c.HostMax > 0 { // a group may have a table in each store, and both are reported together
+		n += n + 2*(kernels.StashControlBytes+8*groups+device.Align)
 	}
 	return n
 }
 
-// inFlight is the most microbatches of a chunk that are between their forward and their
-// backward pass, over all chunks divided by their number, rounded up.
+// inFlight returns the most microbatches that are between their forward and their
+// backward pass at once, as a mean over the chunks, rounded up.
 func (r *rank) inFlight() int {
 	now, most := 0, 0
 	for _, a := range r.program {

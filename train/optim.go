@@ -1,20 +1,21 @@
-// This file owns the optimiser: the norm of all gradients, and the update.
+// This file owns the optimiser: the norm of all gradients and the update of weights.
 
 package train
 
 import (
 	"math"
 
-	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels/nn"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// optimiser is AdamW on one rank.
+// optimiser runs AdamW on one rank.
 type optimiser struct {
 	r       *rank
-	mem     *device.Buffer // hyper-parameters, scratch
+	mem     *device.Buffer // hyper and scratch
 	hyper   device.Range
 	norm    device.Range
 	scratch device.Range
@@ -23,24 +24,24 @@ type optimiser struct {
 
 func newOptimiser(r *rank) (*optimiser, error) {
 	o := &optimiser{r: r, runs: r.store.runs()}
-	scratch := device.Bytes(0)
+	scratch := memory.Bytes(0)
 	for _, x := range o.runs {
 		scratch = max(scratch, nn.SquaresScratch(int(x.g.Len/x.gtype.Size())))
 	}
 	var err error
-	if o.mem, err = r.dev.Alloc(device.Accel, 256+scratch, "optimiser"); err != nil {
+	if o.mem, err = r.dev.Alloc(memory.Device, 256+scratch, "optimiser"); err != nil {
 		return nil, err
 	}
 	o.hyper, o.norm, o.scratch = o.mem.Slice(0, nn.HyperBytes), r.sums(layer.Ahead(r.cfg.Model)+1, 1), o.mem.Slice(256, scratch)
 	return o, nil
 }
 
-// update moves all weights by their gradients.
+// update applies one step of AdamW to all weights.
 func (o *optimiser) update(step int) {
 	c, s := o.r.cfg.Optim, o.r.s
 	t := float64(step + 1)
 	s.Upload(o.hyper, nn.Hyper{
-		LR: float32(c.rate(step)), Beta1: float32(c.Beta1), Beta2: float32(c.Beta2), Epsilon: float32(c.Epsilon), Decay: float32(c.Weights),
+		LR: float32(c.rate(step)), Beta1: float32(c.Beta1), Beta2: float32(c.Beta2), Epsilon: float32(c.Epsilon), Decay: float32(c.WeightDecay),
 		Correct1: float32(1 / (1 - math.Pow(c.Beta1, t))), Correct2: float32(1 / (1 - math.Pow(c.Beta2, t))), Clip: float32(c.Clip),
 	}.Encode())
 	s.Fill(o.norm, 0)

@@ -1,5 +1,5 @@
-// This file owns the order in which a rank works: its passes, and between them what it
-// sends and receives. It is pure.
+// This file owns the order of a rank's work: its passes and its transfers between them.
+// It depends on no device.
 
 package train
 
@@ -7,10 +7,10 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
-// verb is what an action does.
+// verb says what an action does.
 type verb uint8
 
 const (
@@ -19,26 +19,26 @@ const (
 	compute
 )
 
-// action is one entry of a rank's program. What is sent and received is what the pass
-// gave: the activations of a forward pass, the gradients of a backward one.
+// action is one entry of a rank's program. A transfer carries the output of a pass:
+// activations after a forward pass, gradients after a backward pass.
 type action struct {
 	verb verb
-	pass schedule.Pass // of this rank: that computes, or whose input or output it is
-	peer int           // pipeline rank, where something is sent or received
+	pass schedule.Pass // this rank's pass to compute, or to receive the input or send the output of
+	peer int           // the pipeline rank at the other end of a transfer
 }
 
-// moment is when an action comes, in steps of a clock on which a forward pass takes one
-// and a backward pass two.
+// moment is an action with its time. A forward pass takes one unit of time and a
+// backward pass takes two.
 type moment struct {
 	action
 	at   int
 	rank int
-	id   int // of the transfer, the same at both ends
+	id   int // the transfer's number, the same at both ends
 }
 
-// programs are the programs of all pipeline ranks. A transfer waits on the host for its
-// other end; ranks never wait for each other in a circle, because each does its
-// transfers in one order that all share: by the time at which the sender could send.
+// programs returns the programs of all pipeline ranks. A transfer waits on the host for
+// its other end. Ranks cannot deadlock, because all do their transfers in one shared
+// order: by the time at which the sender can send.
 func programs(p schedule.Pipeline) ([][]action, error) {
 	ends, moments, err := clock(p)
 	if err != nil {
@@ -62,7 +62,7 @@ func programs(p schedule.Pipeline) ([][]action, error) {
 			moment{action{receive, there, m.rank}, ends[from], peer, id})
 		id++
 	}
-	// A pass begins behind the transfers of its time, and ends before them.
+	// At one time, passes end first, then transfers run, then passes begin.
 	slices.SortStableFunc(moments, func(a, b moment) int {
 		kind := func(m moment) int {
 			if m.verb == compute {
@@ -79,13 +79,14 @@ func programs(p schedule.Pipeline) ([][]action, error) {
 	return out, nil
 }
 
-// stage is a pass by its place in the whole pipeline.
+// stage identifies a pass by its place in the whole pipeline.
 type stage struct {
 	index, microbatch int
 	backward          bool
 }
 
-// next is the pass that needs its output; its index may lie outside of the pipeline.
+// next returns the pass that needs the output of s. Its index may be outside the
+// pipeline.
 func (s stage) next() stage {
 	if s.backward {
 		s.index--
@@ -95,7 +96,7 @@ func (s stage) next() stage {
 	return s
 }
 
-// clock says when each pass ends, and when each begins.
+// clock returns the time at which each pass ends, and a moment for its beginning.
 func clock(p schedule.Pipeline) (ends map[stage]int, moments []moment, err error) {
 	passes := make([][]schedule.Pass, p.Ranks)
 	for r := range passes {
@@ -117,7 +118,7 @@ func clock(p schedule.Pipeline) (ends map[stage]int, moments []moment, err error
 			}
 		}
 		if best < 0 {
-			panic("train: the passes of a pipeline wait for each other")
+			panic("train: the passes of the pipeline deadlock")
 		}
 		pass := passes[best][next[best]]
 		took := 1
@@ -132,7 +133,8 @@ func clock(p schedule.Pipeline) (ends map[stage]int, moments []moment, err error
 	return ends, moments, nil
 }
 
-// ready is when the input of a pass is there, if it is known.
+// ready returns the time at which the input of a pass is available, and whether that
+// time is known yet.
 func ready(p schedule.Pipeline, ends map[stage]int, rank int, pass schedule.Pass) (int, bool) {
 	s := stage{pass.Chunk*p.Ranks + rank, pass.Microbatch, pass.Backward}
 	switch {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
 // Every program is run with ranks that wait for each other at every transfer: none

@@ -1,23 +1,23 @@
-// This file owns a rank: its device and runtime, its part of the model, and the ranks
-// that it shares work with.
+// This file owns a rank: its device, its runtime, its part of the model, and its
+// communicators.
 
 package train
 
 import (
 	"errors"
-	"fmt"
 	"unsafe"
 
-	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// rank is one of a run's ranks. Rank p*DP + d is stage p of replica d.
+// rank is one rank of a run. Rank p*DP + d is stage p of replica d.
 type rank struct {
 	cfg    *Config
 	t      *Trainer
@@ -25,11 +25,11 @@ type rank struct {
 	pp, dp int
 	dev    device.Device
 	s      device.Stream
-	rt     *stowage.Runtime
+	rt     *engine.Runtime
 
 	world                   comm.Comm
-	replicas, experts, twin comm.Comm // the same stage; the same experts' owners; the same experts
-	ends                    comm.Comm // the first and the last stage, where both hold the embedding
+	replicas, experts, twin comm.Comm // ranks of this stage; those that divide its experts; those with the same experts
+	ends                    comm.Comm // the first and the last stage if both hold the embedding
 
 	env     *layer.Env
 	chunks  []*layer.Chunk
@@ -38,16 +38,16 @@ type rank struct {
 	store   store
 	optim   *optimiser
 
-	// fixed is memory that lives as long as the rank.
+	// fixed holds the buffers that live as long as the rank.
 	fixed    []*device.Buffer
 	tokens   *device.Buffer // uint32 [microbatches][1+ahead][tokens]
-	figures  device.Range   // fp32: losses, the auxiliary one, the norm of gradients; read once a step
+	figures  device.Range   // fp32: losses, auxiliary loss, norm of gradients; read once per step
 	balances []balance
 	tables   map[int]device.Range
 	spaces   map[int]*stash.Workspace
 }
 
-// balance is the memory of one router.
+// balance is the memory of one router's load balancing.
 type balance struct {
 	name    string
 	experts int
@@ -55,7 +55,7 @@ type balance struct {
 	all device.Range // the loads of all ranks
 }
 
-// bytesOf are the bytes of numbers.
+// bytesOf returns the memory of x as bytes.
 func bytesOf[T any](x []T) []byte {
 	if len(x) == 0 {
 		return nil
@@ -64,8 +64,8 @@ func bytesOf[T any](x []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), len(x)*int(unsafe.Sizeof(t)))
 }
 
-// newRank makes everything on a rank's device; the parameters get their values later.
-// What it made it returns with an error too: close gives it back.
+// newRank allocates everything on a rank's device; begin or resume sets the parameters.
+// The caller must close the rank even if newRank returns an error.
 func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank, err error) {
 	c := t.cfg
 	r = &rank{
@@ -98,8 +98,7 @@ func newRank(t *Trainer, index int, dev device.Device, world comm.Comm) (r *rank
 	return r, r.s.Sync()
 }
 
-// newStore makes the memory of parameters. What failed half-way is given back, and is no
-// store.
+// newStore allocates the parameters. It frees everything if it returns an error.
 func (r *rank) newStore() (store, error) {
 	if r.cfg.Sharding == nil {
 		w, err := newWhole(r, r.units)
@@ -116,7 +115,7 @@ func (r *rank) newStore() (store, error) {
 	return x, nil
 }
 
-// split makes the communicators of a rank. All ranks make theirs in the same order.
+// split creates the rank's communicators. All ranks create theirs in the same order.
 func (r *rank) split() (err error) {
 	l := r.cfg.Layout
 	group := func(of func(pp, dp int) bool) comm.Comm {
@@ -142,13 +141,13 @@ func (r *rank) split() (err error) {
 	return err
 }
 
-// sharesEnds tells whether the embedding lies on this stage and on another one.
+// sharesEnds reports whether this stage and another one hold the embedding.
 func (r *rank) sharesEnds() bool {
 	m, last := r.cfg.Model, r.cfg.Layout.PP-1
 	return last > 0 && (m.Tied || m.MTP != nil) && (r.pp == 0 || r.pp == last)
 }
 
-// class says who else has a parameter.
+// class returns the class of a parameter.
 func (r *rank) class(p layer.Param) class {
 	switch {
 	case p.Expert:
@@ -159,7 +158,7 @@ func (r *rank) class(p layer.Param) class {
 	return dense
 }
 
-// sharers are the communicators over which a class's gradients are added up, in order.
+// sharers returns the communicators that add up a class's gradients, in order.
 func (r *rank) sharers(c class) []comm.Comm {
 	switch c {
 	case expert:
@@ -170,7 +169,7 @@ func (r *rank) sharers(c class) []comm.Comm {
 	return []comm.Comm{r.replicas}
 }
 
-// counts tells whether this rank's copy of a class is the one that counts.
+// counts reports whether this rank's copy of a class counts for norms and checkpoints.
 func (r *rank) counts(c class) bool {
 	switch c {
 	case expert:
@@ -181,25 +180,25 @@ func (r *rank) counts(c class) bool {
 	return r.dp == 0
 }
 
-// writes tells whether this rank writes a parameter to disk.
+// writes reports whether this rank writes a parameter to disk.
 func (r *rank) writes(p layer.Param) bool { return r.counts(r.class(p)) }
 
-// alloc is memory that lives as long as the rank, zero.
-func (r *rank) alloc(n device.Bytes, owner string) device.Range {
-	b, err := r.dev.Alloc(device.Accel, max(n, 4), owner)
+// alloc allocates zeroed memory that lives as long as the rank.
+func (r *rank) alloc(n memory.Bytes, owner string) device.Range {
+	b, err := r.dev.Alloc(memory.Device, max(n, 4), owner)
 	layer.Must(err)
 	r.fixed = append(r.fixed, b)
 	r.s.Fill(b.All(), 0)
 	return b.All()
 }
 
-// build makes the rank's chunks of the model.
+// build builds the rank's chunks of the model.
 func (r *rank) build() {
 	c := r.cfg
 	ahead := layer.Ahead(c.Model)
 	shape := layer.Shape{Batch: c.Batch.Micro, Seq: c.Batch.Seq, Number: c.Number, Scale: float32(1 / float64(c.Tokens()))}
-	r.tokens = r.alloc(device.Bytes(4*c.Batch.Microbatches*(1+ahead)*shape.Tokens()), "tokens").Buf
-	r.figures = r.alloc(device.Bytes(4*(ahead+2)), "figures")
+	r.tokens = r.alloc(memory.Bytes(4*c.Batch.Microbatches*(1+ahead)*shape.Tokens()), "tokens").Buf
+	r.figures = r.alloc(memory.Bytes(4*(ahead+2)), "figures")
 	grad := kernels.F32
 	if c.Sharding != nil {
 		grad = c.Sharding.GradComm
@@ -222,41 +221,41 @@ func (r *rank) build() {
 	}
 }
 
-// table is the rotary positions for heads of so many columns.
+// table returns the rotary positions for heads of a number of columns.
 func (r *rank) table(columns int) device.Range {
 	if t, ok := r.tables[columns]; ok {
 		return t
 	}
 	x := layer.RotaryTable(r.cfg.Batch.Seq, columns, r.cfg.Settings.Theta)
-	t := r.alloc(device.Bytes(4*len(x)), "positions")
+	t := r.alloc(memory.Bytes(4*len(x)), "positions")
 	r.s.Upload(t, bytesOf(x))
 	r.tables[columns] = t
 	return t
 }
 
-// sums are n of the rank's figures.
+// sums returns n of the rank's figures.
 func (r *rank) sums(from, n int) device.Range {
-	return r.figures.Slice(device.Bytes(4*from), device.Bytes(4*n))
+	return r.figures.Slice(memory.Bytes(4*from), memory.Bytes(4*n))
 }
 
-// balance makes the memory of a router. The auxiliary losses of all are added up in one
-// place.
+// balance allocates the memory of a router's load balancing. All routers add their
+// auxiliary losses to one figure.
 func (r *rank) balance(name string, experts int, bias bool) layer.Balance {
 	b := balance{name: name, experts: experts}
-	n := device.Bytes(4 * experts)
+	n := memory.Bytes(4 * experts)
 	b.Load, b.Loss = r.alloc(n, "router"), r.sums(layer.Ahead(r.cfg.Model), 1)
 	if bias {
 		b.Bias = r.alloc(n, "router")
 	}
 	b.all = b.Load
 	if r.replicas != nil {
-		b.all = r.alloc(n*device.Bytes(r.cfg.Layout.DP), "router")
+		b.all = r.alloc(n*memory.Bytes(r.cfg.Layout.DP), "router")
 	}
 	r.balances = append(r.balances, b)
 	return b.Balance
 }
 
-// space is the workspace that experts of a width are computed in.
+// space returns the workspace for experts of a width.
 func (r *rank) space(width int) *stash.Workspace {
 	if w := r.spaces[width]; w != nil {
 		return w
@@ -269,7 +268,7 @@ func (r *rank) space(width int) *stash.Workspace {
 	return w
 }
 
-// close gives everything back.
+// close frees everything that the rank holds.
 func (r *rank) close() (err error) {
 	if r.rt != nil {
 		err = errors.Join(err, r.rt.Close())
@@ -291,8 +290,5 @@ func (r *rank) close() (err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}
-	if err != nil {
-		err = fmt.Errorf("rank %d: %w", r.index, err)
-	}
-	return err
+	return memory.OnRank(r.index, err)
 }

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/checkpoint"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // saved runs some steps and saves, in a folder of its own.
@@ -69,7 +69,7 @@ func TestResumeIsExact(t *testing.T) {
 	for i, x := range []struct {
 		m      *model.Model
 		layout Layout
-		pool   bucket.Kind
+		pool   bucket.PoolKind
 		shard  bool
 		number kernels.Number
 		how    layer.Dispatch
@@ -80,14 +80,14 @@ func TestResumeIsExact(t *testing.T) {
 		{m: assorted(), layout: Layout{2, 2, 1, 1}},
 		{m: assorted(), layout: Layout{2, 1, 2, 2}},
 		{m: mixed(), layout: Layout{1, 1, 1, 2}, shard: true, pool: bucket.Max},
-		{m: mixed(), layout: Layout{2, 1, 2, 4}, shard: true, pool: bucket.Trace},
+		{m: mixed(), layout: Layout{2, 1, 2, 4}, shard: true, pool: bucket.Recorded},
 		{m: assorted(), layout: Layout{2, 1, 2, 2}, shard: true, pool: bucket.Arena, number: kernels.BF16},
 	} {
 		if (testing.Short() || raceEnabled) && i%3 != 1 {
 			continue
 		}
 		c := quick(t, x.m)
-		c.Layout, c.Number, c.Dispatch, c.Memory = x.layout, x.number, x.how, memory(t, "stash")
+		c.Layout, c.Number, c.Dispatch, c.Memory = x.layout, x.number, x.how, namedMemory(t, "stash")
 		if x.shard {
 			c.Sharding = &Sharding{Pool: x.pool, Prefetch: 1, GradComm: kernels.F32}
 		}
@@ -97,7 +97,7 @@ func TestResumeIsExact(t *testing.T) {
 			from := saved(t, c, first)
 			for _, name := range []string{"stash", "none", "offload+recompute", "graphs"} {
 				c := c
-				c.Memory = memory(t, name)
+				c.Memory = namedMemory(t, name)
 				if x.shard {
 					c.Sharding = &Sharding{Pool: bucket.Rotary, Prefetch: 0, GradComm: kernels.F32}
 				}

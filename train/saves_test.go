@@ -7,9 +7,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // unsaved are the planner's tensors that our layers do not save.

@@ -1,4 +1,4 @@
-// This file owns parameters that are sharded over the ranks that share them (ZeRO-3).
+// This file owns sharded parameters (ZeRO-3).
 
 package train
 
@@ -6,51 +6,53 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/fsdp"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/fsdp"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// sharded gathers parameters unit by unit.
+// sharded is a store that shards parameters and gathers them by FSDP unit.
 type sharded struct {
 	r     *rank
 	units []*layer.Unit
 	pipe  *fsdp.Pipeline
-	own   []comm.Comm // made for groups of one rank
+	own   []comm.Comm // communicators of groups with one rank
 	step  fsdp.Step
-	// shards are the rank's parts; moment is where the moments of each begin.
+	// shards are the rank's shards, and at[i] is the offset of the moments of shards[i].
 	shards []fsdp.Shard
-	at     []device.Bytes
+	at     []memory.Bytes
 	mem    *device.Buffer // both moments
-	size   device.Bytes   // of one
+	size   memory.Bytes   // of one
 }
 
-// Groups of the pipeline.
+// The groups of ranks that parameters are sharded over.
 const (
 	denseGroup = iota
 	expertGroup
 )
 
-// newSharded makes the memory, all zero. With an error comes what has to be closed.
+// newSharded allocates the store and fills it with zeros. The caller must close the store
+// even if newSharded returns an error.
 func newSharded(r *rank, units []*layer.Unit) (x *sharded, err error) {
 	c := r.cfg
 	x = &sharded{r: r, units: units}
 	types := map[kernels.Number]bucket.Type{kernels.F32: fsdp.FP32, kernels.BF16: fsdp.BF16}
-	group := func(name string, of comm.Comm) (fsdp.Group, error) {
+	group := func(name string, of comm.Comm) (fsdp.RankGroup, error) {
 		if of == nil {
 			alone, err := r.world.Split([]int{r.index})
 			if err != nil {
-				return fsdp.Group{}, err
+				return fsdp.RankGroup{}, err
 			}
 			x.own = append(x.own, alone)
 			of = alone
 		}
-		return fsdp.Group{Name: name, Comm: of, Op: comm.Sum}, nil
+		return fsdp.RankGroup{Name: name, Comm: of, Op: comm.Sum}, nil
 	}
-	var groups [2]fsdp.Group
+	var groups [2]fsdp.RankGroup
 	if groups[denseGroup], err = group("dense", r.replicas); err != nil {
 		return x, err
 	}
@@ -62,7 +64,7 @@ func newSharded(r *rank, units []*layer.Unit) (x *sharded, err error) {
 		GradComm: types[c.Sharding.GradComm], MainGrads: fsdp.FP32, Log: c.Log,
 	}
 	for _, u := range units {
-		f := fsdp.Unit{Name: u.Name, Loose: u.Loose}
+		f := fsdp.FSDPUnit{Name: u.Name, Loose: u.Loose}
 		for _, p := range u.Params {
 			g := denseGroup
 			if p.Expert {
@@ -80,7 +82,7 @@ func newSharded(r *rank, units []*layer.Unit) (x *sharded, err error) {
 		x.at = append(x.at, x.size)
 		x.size += (s.Weights.Len + paramAlign - 1) / paramAlign * paramAlign
 	}
-	if x.mem, err = r.dev.Alloc(device.Accel, max(2*x.size, paramAlign), "moments"); err != nil {
+	if x.mem, err = r.dev.Alloc(memory.Device, max(2*x.size, paramAlign), "moments"); err != nil {
 		return x, err
 	}
 	r.s.Fill(x.mem.All(), 0)
@@ -88,16 +90,16 @@ func newSharded(r *rank, units []*layer.Unit) (x *sharded, err error) {
 }
 
 func (x *sharded) begin(s device.Stream, evaluate bool) {
-	k := fsdp.Key{Phase: fsdp.Train, Microbatches: x.r.cfg.Batch.Microbatches}
+	k := memory.Key{Phase: memory.Train, Microbatches: x.r.cfg.Batch.Microbatches}
 	if evaluate {
-		k.Phase = fsdp.Evaluate
+		k.Phase = memory.Evaluate
 	}
 	x.step = x.pipe.Begin(k, s)
 }
 
 func (x *sharded) end() error { return x.step.End() }
 
-// Use gathers units, and takes memory for their gradients where those are made.
+// Use gathers units, and allocates their gradients if grads is set.
 func (x *sharded) Use(grads bool, units ...*layer.Unit) (func(), error) {
 	var done []func()
 	for _, u := range units {
@@ -125,8 +127,8 @@ func (x *sharded) Use(grads bool, units ...*layer.Unit) (func(), error) {
 	}, nil
 }
 
-// reduce adds up what the first and the last stage both have; the rest is reduced
-// already.
+// reduce adds up the gradients of parameters that both the first and the last stage
+// hold. The pipeline has already reduced the others.
 func (x *sharded) reduce(s device.Stream) {
 	if x.r.ends == nil {
 		return
@@ -145,11 +147,12 @@ func (x *sharded) class(sh fsdp.Shard) class {
 	return x.r.class(x.units[sh.Unit].Params[sh.Pieces[0].Param])
 }
 
-// runs are the pieces of parameters: each is on one rank only, but for the embedding.
+// runs returns the pieces of parameters. Each is on one rank only, except for a shared
+// embedding.
 func (x *sharded) runs() (out []run) {
 	for i, sh := range x.shards {
 		for _, p := range sh.Pieces {
-			at, n := device.Bytes(4*p.At), device.Bytes(4*p.Elements)
+			at, n := memory.Bytes(4*p.At), memory.Bytes(4*p.Elements)
 			out = append(out, run{
 				w: sh.Weights.Slice(at, n), g: sh.Grads.Slice(at, n), gtype: kernels.F32,
 				m: x.mem.Slice(x.at[i]+at, n), v: x.mem.Slice(x.size+x.at[i]+at, n),
@@ -167,7 +170,7 @@ func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.uni
 
 func (x *sharded) read(k key) ([]float32, error) { return x.pipe.Read(k.unit, k.param, fsdp.Weights) }
 
-// moments are those of the rank's shards.
+// moments returns the moments of the rank's shards.
 func (x *sharded) moments(bool) (out []named) {
 	for i, sh := range x.shards {
 		name := fmt.Sprintf("rank%d.%s.bucket%d", x.r.index, x.units[sh.Unit].Name, sh.Bucket)
@@ -180,7 +183,7 @@ func (x *sharded) moments(bool) (out []named) {
 
 func (x *sharded) close(s device.Stream) {
 	if x.pipe != nil {
-		_ = x.pipe.Close() // the device reports what went wrong
+		_ = x.pipe.Close() // closing the device reports the same error
 	}
 	if x.mem != nil {
 		s.Free(x.mem)

@@ -1,4 +1,4 @@
-// This file owns what of a run is kept on disk: names of tensors, saving and resuming.
+// This file owns checkpoints: the names of tensors, saving and resuming.
 
 package train
 
@@ -10,24 +10,24 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/checkpoint"
-	"github.com/stowage-dev/stowage/train/checkpoint/safetensors"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// piece is a part of a parameter that has a name of its own on disk: the whole of it,
-// or one expert's matrix.
+// piece is a part of a parameter with its own name in a checkpoint: the whole parameter,
+// or the matrix of one expert.
 type piece struct {
 	name       string
 	from, n    int
 	rows, cols int
 }
 
-// pieces are those of a parameter. Experts are named by their number in the layer, so
-// that a checkpoint does not depend on how they were divided.
+// pieces returns the pieces of a parameter. The name of an expert's piece contains the
+// expert's number in the layer, so that a checkpoint does not depend on the layout.
 func pieces(p layer.Param) []piece {
 	if !p.Expert {
 		return []piece{{p.Name, 0, p.Elements(), p.Rows, p.Cols}}
@@ -41,7 +41,7 @@ func pieces(p layer.Param) []piece {
 	return out
 }
 
-// identity is what must be the same for a run to go on bit for bit.
+// identity holds the settings that must be equal for a resumed run to be bit-exact.
 type identity struct {
 	Model    *model.Model `json:"model"`
 	Number   string       `json:"number"`
@@ -52,11 +52,11 @@ type identity struct {
 	Dispatch string       `json:"dispatch"`
 }
 
-// division is how the run lies over ranks.
+// division describes how a run is divided over ranks.
 type division struct {
 	Layout  Layout `json:"layout"`
 	Sharded bool   `json:"sharded"`
-	// GradComm is the format that gradients of sharded parameters are reduced in.
+	// GradComm is the format in which gradients of sharded parameters are reduced.
 	GradComm string `json:"grad_comm,omitempty"`
 }
 
@@ -89,10 +89,10 @@ type heldTensor struct {
 	data []float32
 }
 
-// snapshot is what one rank saves.
+// snapshot holds the tensors that one rank saves.
 type snapshot struct{ model, optim []heldTensor }
 
-// Save writes a checkpoint of the state after the last step.
+// Save writes a checkpoint of the parameters and the optimiser after the last step.
 func (t *Trainer) Save(to *checkpoint.Store) error {
 	if t.broken != nil {
 		return t.broken
@@ -141,8 +141,8 @@ func held(name string, data []float32, shape ...int) heldTensor {
 	return heldTensor{safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape}, data}
 }
 
-// snapshot copies what this rank saves to the host: of what several ranks hold, one
-// writes.
+// snapshot copies the tensors that this rank saves to the host. If several ranks hold a
+// tensor, one of them saves it.
 func (r *rank) snapshot() (s snapshot, err error) {
 	err = r.eachParam(func(k key, p layer.Param) error {
 		x, err := r.store.read(k)
@@ -179,7 +179,9 @@ func (r *rank) snapshot() (s snapshot, err error) {
 
 func biasName(layer string) string { return layer + "mlp.router.expert_bias" }
 
-// Resume continues from a checkpoint. Settings that would change the numbers are refused.
+// Resume loads a checkpoint, so that the next step continues the saved run bit for bit. It
+// returns an error if a setting differs that would change the results, or if the
+// checkpoint cannot be read. Call it before the first step.
 func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
 	if err := t.resumable(from); err != nil {
 		return err
@@ -198,7 +200,7 @@ func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
 	return nil
 }
 
-// resumable compares a checkpoint's settings with the run's.
+// resumable returns an error if the checkpoint's settings differ from the run's.
 func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
 	var saved, mine map[string]json.RawMessage
 	text, err := json.Marshal(t.cfg.identity())
@@ -210,7 +212,7 @@ func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
 	}
 	for _, name := range []string{"model", "number", "settings", "batch", "optim", "seed", "dispatch"} {
 		if a, b := compact(saved[name]), compact(mine[name]); a != b {
-			return fmt.Errorf("train: the checkpoint %s was made with another %s (%s) than this run has (%s); resume with the settings of the run, or begin a new one with another --out", from.Path, name, shorten(a), shorten(b))
+			return fmt.Errorf("train: the checkpoint %s was made with another %s (%s) than this run has (%s); resume with the settings of the run, or start a new run in another folder", from.Path, name, shorten(a), shorten(b))
 		}
 	}
 	var d division
@@ -242,7 +244,7 @@ func shorten(s string) string {
 	return s
 }
 
-// files are all files of a checkpoint, by the names of their tensors.
+// files holds the open files of a checkpoint and finds them by the names of tensors.
 type files struct {
 	open []*checkpoint.Tensors
 	of   map[string]*checkpoint.Tensors
@@ -272,19 +274,19 @@ func (f *files) close() (err error) {
 	return err
 }
 
-// read reads a tensor of n numbers.
+// read reads the tensor of a name into to.
 func (f *files) read(name string, to []float32) error {
 	ts := f.of[name]
 	if ts == nil {
 		return fmt.Errorf("train: the checkpoint has no tensor %s; resume from another one", name)
 	}
 	if x, _ := ts.Tensor(name); x.DType != safetensors.F32 || x.Bytes() != int64(4*len(to)) {
-		return fmt.Errorf("train: tensor %s of the checkpoint is %v of %v, and %d numbers of F32 are needed; resume from another one", name, x.DType, x.Shape, len(to))
+		return fmt.Errorf("train: expected %[4]d numbers of F32 in tensor %[1]s of the checkpoint, got %[2]v of shape %[3]v; resume from another one", name, x.DType, x.Shape, len(to))
 	}
 	return ts.ReadAt(name, bytesOf(to), 0)
 }
 
-// resume gives a rank its state.
+// resume loads the rank's parameters, router biases and optimiser state.
 func (r *rank) resume(f *files) error {
 	err := r.eachParam(func(k key, p layer.Param) error {
 		x := make([]float32, p.Elements())

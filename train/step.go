@@ -1,29 +1,29 @@
-// This file owns a rank's step: its passes, and what follows them; and evaluation, which
-// has forward passes only.
+// This file owns a rank's step: its passes and the update after them. It also owns
+// evaluation, which has forward passes only.
 
 package train
 
 import (
-	"fmt"
+	"errors"
 	"math"
 
-	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels/nn"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// key tells plans apart: this is the one of training.
-func (r *rank) key() stowage.Key {
-	return stowage.Key{Phase: stowage.Train, Microbatches: r.cfg.Batch.Microbatches}
+// key returns the key of training steps.
+func (r *rank) key() memory.Key {
+	return memory.Key{Phase: memory.Train, Microbatches: r.cfg.Batch.Microbatches}
 }
 
-// train does one step on this rank.
+// train runs one step on this rank.
 func (r *rank) train(step int) error {
 	r.upload(r.t.loader, step)
-	if err := r.rt.Step(r.key(), func(s *stowage.Step) error { return r.issue(s, false) }); err != nil {
+	if err := r.rt.Step(r.key(), func(s *engine.Step) error { return r.issue(s, false) }); err != nil {
 		return err
 	}
 	if err := r.world.Err(); err != nil {
@@ -35,13 +35,13 @@ func (r *rank) train(step int) error {
 	return r.world.Err()
 }
 
-// evaluate finds the losses of one batch of what was held out. Nothing is saved, and
-// nothing that training depends on changes.
+// evaluate returns the losses of one batch of the held-out text. It saves no tensors and
+// changes nothing that training depends on.
 func (r *rank) evaluate(batch int) (heads []float64, err error) {
 	r.upload(r.t.held, batch)
 	k := r.key()
-	k.Phase = stowage.Evaluate
-	if err := r.rt.Step(k, func(s *stowage.Step) error { return r.issue(s, true) }); err != nil {
+	k.Phase = memory.Evaluate
+	if err := r.rt.Step(k, func(s *engine.Step) error { return r.issue(s, true) }); err != nil {
 		return nil, err
 	}
 	if err := r.world.Err(); err != nil {
@@ -52,7 +52,7 @@ func (r *rank) evaluate(batch int) (heads []float64, err error) {
 	return heads, err
 }
 
-// upload brings a step's tokens to the device, where they are needed.
+// upload copies a step's tokens to the device if this stage needs them.
 func (r *rank) upload(from *data.Loader, step int) {
 	c := r.cfg
 	if r.pp != 0 && r.pp != c.Layout.PP-1 {
@@ -67,16 +67,16 @@ func (r *rank) upload(from *data.Loader, step int) {
 	r.s.Upload(r.tokens.All(), bytesOf(all))
 }
 
-// microbatch is the tokens of one.
+// microbatch returns the tokens of a microbatch.
 func (r *rank) microbatch(m int) layer.Tokens {
 	n := r.cfg.Batch.Micro * r.cfg.Batch.Seq
-	size := device.Bytes(4 * n * (1 + layer.Ahead(r.cfg.Model)))
-	return layer.Tokens{Range: r.tokens.Slice(device.Bytes(m)*size, size), Count: n}
+	size := memory.Bytes(4 * n * (1 + layer.Ahead(r.cfg.Model)))
+	return layer.Tokens{Range: r.tokens.Slice(memory.Bytes(m)*size, size), Count: n}
 }
 
-// issue issues the work of a step, or of its forward passes alone: ranks do their
-// transfers in the order that all share also if some are left out.
-func (r *rank) issue(s *stowage.Step, evaluate bool) error {
+// issue issues the work of a step, or only its forward passes if evaluate is set. Ranks
+// then leave out the same transfers, so those that are left keep their shared order.
+func (r *rank) issue(s *engine.Step, evaluate bool) error {
 	return layer.Guard(func() {
 		r.s.Fill(r.figures, 0)
 		for _, b := range r.balances {
@@ -95,10 +95,10 @@ func (r *rank) issue(s *stowage.Step, evaluate bool) error {
 	})
 }
 
-// work is a step under way: inputs of passes that have come, outputs not yet sent.
+// work is a step in progress, with received inputs and outputs that are not sent yet.
 type work struct {
 	*rank
-	step     *stowage.Step
+	step     *engine.Step
 	evaluate bool
 	in, out  map[schedule.Pass]layer.Mat
 }
@@ -145,7 +145,7 @@ func (w *work) compute(p schedule.Pass) {
 	w.out[p] = out
 }
 
-// rebalance moves the routers' biases by what all replicas chose.
+// rebalance updates the routers' biases with the loads of all replicas.
 func (r *rank) rebalance() {
 	for _, b := range r.balances {
 		if b.Bias.Buf == nil {
@@ -158,14 +158,15 @@ func (r *rank) rebalance() {
 	}
 }
 
-// figures are what a step left on one rank: the losses of the next token and of further
-// heads, the auxiliary one of its routers, and the norm of all gradients.
+// figures holds a step's results on one rank: the losses of the next token and of
+// multi-token-prediction heads, the routers' auxiliary loss, and the norm of all
+// gradients.
 type figures struct {
 	heads     []float64
 	aux, norm float64
 }
 
-// read reads them, at once.
+// read reads the figures of the last step from the device.
 func (r *rank) read() (f figures, err error) {
 	x := make([]float32, r.figures.Len/4)
 	if err := r.s.Download(bytesOf(x), r.figures); err != nil {
@@ -177,7 +178,7 @@ func (r *rank) read() (f figures, err error) {
 	}
 	f.aux, f.norm = float64(x[n]), math.Sqrt(float64(x[n+1]))
 	if math.IsNaN(f.heads[0]) {
-		return f, fmt.Errorf("train: rank %d: the loss is not a number; lower --lr, or use fp32", r.index)
+		return f, memory.OnRank(r.index, errors.New("the loss is not a number; lower the learning rate, or use fp32"))
 	}
 	return f, nil
 }

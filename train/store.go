@@ -6,46 +6,49 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// store has a rank's parameters, their gradients and what the optimiser keeps.
+// store holds a rank's parameters, their gradients and the optimiser's state.
 type store interface {
 	layer.Store
-	// begin and end are called around the work of a step; in one that trains, what begin
-	// issues makes all gradients zero.
+	// begin and end enclose the work of a step. begin sets all gradients to zero unless
+	// evaluate is set.
 	begin(s device.Stream, evaluate bool)
 	end() error
-	// reduce adds gradients up over the ranks that hold the same parameters.
+	// reduce adds up gradients over the ranks that hold the same parameters.
 	reduce(s device.Stream)
-	// runs are what the optimiser works on.
+	// runs returns the memory that the optimiser updates.
 	runs() []run
-	// cast makes the parameters that passes read, where the optimiser did not.
+	// cast converts weights to the parameters that passes read, unless the optimiser has
+	// done so.
 	cast(s device.Stream)
-	// load and read give and take the whole of a parameter, in fp32. All ranks that
-	// share it call them in the same order.
+	// load sets and read returns a whole parameter, in fp32. All ranks that share it must
+	// call them in the same order.
 	load(k key, values []float32) error
 	read(k key) ([]float32, error)
-	// moments are the optimiser's state of this rank, by name: all of it, or what this
-	// rank writes to disk.
+	// moments returns the optimiser's state on this rank: all of it, or the part that
+	// this rank writes to disk.
 	moments(all bool) []named
 	close(s device.Stream)
 }
 
-// key is a parameter: a unit and its place there.
+// key identifies a parameter by its FSDP unit and its index there.
 type key struct{ unit, param int }
 
-// run is numbers that are updated alike.
+// run is a range of weights, with their gradients and moments, that the optimiser updates
+// with one call.
 type run struct {
 	w, m, v, g device.Range
 	gtype      kernels.Number
-	param      device.Range // in another format, or no memory
+	param      device.Range // the copy that passes read, if its format differs
 	ptype      kernels.Number
 	noDecay    bool
-	counted    bool // in the norm of all gradients: elsewhere other copies are not
+	counted    bool // whether this copy counts for the norm of all gradients
 }
 
 // named is device memory with a name.
@@ -54,50 +57,50 @@ type named struct {
 	device.Range
 }
 
-// class is who else has a parameter.
+// class says which other ranks hold a parameter.
 type class uint8
 
 const (
 	dense  class = iota // all data-parallel ranks of the stage
-	expert              // those with the same experts
-	shared              // those of the first and of the last stage
+	expert              // the ranks with the same experts
+	shared              // the ranks of the first and of the last stage
 	classes
 )
 
-// whole keeps all parameters on every rank, sorted by class so that gradients are
-// reduced in few calls, and inside by whether they decay.
+// whole is a store that keeps whole parameters. It sorts them by class, so that few calls
+// reduce all gradients, and within a class by whether they decay.
 type whole struct {
 	r      *rank
 	units  []*layer.Unit
-	at     map[key]device.Bytes // of the fp32 weights, in bytes
+	at     map[key]memory.Bytes // the offset of each parameter's fp32 weights
 	spans  []span
 	memory *device.Buffer // w, g, m, v and, if activations are not fp32, the parameters
-	size   device.Bytes   // of each
+	size   memory.Bytes   // of each
 }
 
-// span is a run of one class.
+// span is a range of parameters of one class that decay alike.
 type span struct {
 	class   class
 	noDecay bool
-	from    device.Bytes
-	n       device.Bytes
+	from    memory.Bytes
+	n       memory.Bytes
 }
 
 const paramAlign = device.Align
 
-// newWhole makes the memory, all zero.
+// newWhole allocates the store and fills it with zeros.
 func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
-	w := &whole{r: r, units: units, at: map[key]device.Bytes{}}
+	w := &whole{r: r, units: units, at: map[key]memory.Bytes{}}
 	type item struct {
 		key
 		class   class
 		noDecay bool
-		n       device.Bytes
+		n       memory.Bytes
 	}
 	var items []item
 	for u, unit := range units {
 		for i, p := range unit.Params {
-			items = append(items, item{key{u, i}, r.class(p), p.NoDecay, device.Bytes(4 * p.Elements())})
+			items = append(items, item{key{u, i}, r.class(p), p.NoDecay, memory.Bytes(4 * p.Elements())})
 		}
 	}
 	slices.SortStableFunc(items, func(a, b item) int {
@@ -123,31 +126,31 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 		total += w.size / 2
 	}
 	var err error
-	if w.memory, err = r.dev.Alloc(device.Accel, max(total, paramAlign), "parameters"); err != nil {
+	if w.memory, err = r.dev.Alloc(memory.Device, max(total, paramAlign), "parameters"); err != nil {
 		return nil, err
 	}
 	r.s.Fill(w.memory.All(), 0)
 	return w, nil
 }
 
-// narrow tells whether passes read a copy in another format.
+// narrow reports whether passes read a copy in another format.
 func (w *whole) narrow() bool { return w.r.cfg.Number != kernels.F32 }
 
 func (w *whole) grads() device.Range { return w.memory.Slice(w.size, w.size) }
 
-// Use binds units: their memory never moves.
+// Use binds units to their memory, which never moves.
 func (w *whole) Use(_ bool, units ...*layer.Unit) (func(), error) {
 	for _, u := range units {
 		i := slices.Index(w.units, u)
 		weights := func(p int) device.Range {
-			at, n := w.at[key{i, p}], device.Bytes(u.Params[p].Elements())
+			at, n := w.at[key{i, p}], memory.Bytes(u.Params[p].Elements())
 			if u.Params[p].Type == kernels.F32 {
 				return w.memory.Slice(at, 4*n)
 			}
 			return w.memory.Slice(4*w.size+at/2, 2*n)
 		}
 		grads := func(p int) device.Range {
-			return w.grads().Slice(w.at[key{i, p}], device.Bytes(4*u.Params[p].Elements()))
+			return w.grads().Slice(w.at[key{i, p}], memory.Bytes(4*u.Params[p].Elements()))
 		}
 		u.Bind(weights, grads)
 	}
@@ -163,7 +166,7 @@ func (w *whole) begin(s device.Stream, evaluate bool) {
 func (w *whole) end() error         { return nil }
 func (w *whole) cast(device.Stream) {}
 
-// reduce adds gradients up class by class.
+// reduce adds up gradients class by class.
 func (w *whole) reduce(s device.Stream) {
 	for c := range classes {
 		g := w.grads().Slice(0, 0)
@@ -189,7 +192,7 @@ func (w *whole) reduce(s device.Stream) {
 
 func (w *whole) runs() (out []run) {
 	for _, sp := range w.spans {
-		at := func(i device.Bytes) device.Range { return w.memory.Slice(i*w.size+sp.from, sp.n) }
+		at := func(i memory.Bytes) device.Range { return w.memory.Slice(i*w.size+sp.from, sp.n) }
 		r := run{w: at(0), g: at(1), m: at(2), v: at(3), gtype: kernels.F32, noDecay: sp.noDecay, counted: w.r.counts(sp.class)}
 		if w.narrow() {
 			r.param, r.ptype = w.memory.Slice(4*w.size+sp.from/2, sp.n/2), w.r.cfg.Number
@@ -200,7 +203,7 @@ func (w *whole) runs() (out []run) {
 }
 
 func (w *whole) place(k key) device.Range {
-	return w.memory.Slice(w.at[k], device.Bytes(4*w.units[k.unit].Params[k.param].Elements()))
+	return w.memory.Slice(w.at[k], memory.Bytes(4*w.units[k.unit].Params[k.param].Elements()))
 }
 
 func (w *whole) load(k key, values []float32) error {
@@ -218,7 +221,7 @@ func (w *whole) read(k key) ([]float32, error) {
 	return out, w.r.s.Download(bytesOf(out), r)
 }
 
-// moments are those of the parameters, each under its name.
+// moments returns the moments of each parameter under its name.
 func (w *whole) moments(all bool) (out []named) {
 	for u, unit := range w.units {
 		for i, p := range unit.Params {
@@ -226,7 +229,7 @@ func (w *whole) moments(all bool) (out []named) {
 				continue
 			}
 			for _, q := range pieces(p) {
-				at, n := w.at[key{u, i}]+device.Bytes(4*q.from), device.Bytes(4*q.n)
+				at, n := w.at[key{u, i}]+memory.Bytes(4*q.from), memory.Bytes(4*q.n)
 				out = append(out,
 					named{q.name + ".exp_avg", w.memory.Slice(2*w.size+at, n)},
 					named{q.name + ".exp_avg_sq", w.memory.Slice(3*w.size+at, n)})

@@ -11,7 +11,8 @@ import (
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
 )
 
 // watch has the ranks of a run traced, as the command does.
@@ -21,7 +22,7 @@ func watch(c *Config, to func(rank int) io.Writer) []*trace.Writer {
 	zero, began := device.Now(), time.Now().UnixNano()
 	for i := range all {
 		all[i] = trace.NewWriter(to(i), trace.Header{Rank: i, Began: began, Compute: "compute"}, 0)
-		sinks[i] = trace.From(zero, all[i])
+		sinks[i] = trace.Since(zero, all[i])
 	}
 	c.Trace = func(rank int) trace.Sink { return sinks[rank] }
 	c.Device = func(rank int) (device.Device, error) {
@@ -42,7 +43,7 @@ func TestTraceOfARun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t, smallMoE())
 			var err error
-			if c.Memory, err = Named(name, budgetFor(name)); err != nil {
+			if c.Memory, err = NamedMemory(name, budgetFor(name)); err != nil {
 				t.Fatal(err)
 			}
 			files := make([]bytes.Buffer, c.Layout.Ranks())
@@ -85,24 +86,24 @@ func TestTraceOfARun(t *testing.T) {
 // holds holds a trace against what the run said.
 func holds(t *testing.T, tr *trace.Trace, steps int, peak int64, u device.Usage) {
 	t.Helper()
-	seen, streams := map[trace.What]int{}, map[string]bool{}
+	seen, streams := map[trace.Kind]int{}, map[string]bool{}
 	var most [2]int64
 	var last int64
 	for _, e := range tr.Events {
-		seen[e.What]++
+		seen[e.Kind]++
 		switch {
-		case e.What == trace.End:
+		case e.Kind == trace.End:
 			last = e.Bytes
-		case e.What.Span():
+		case e.Kind.Span():
 			streams[e.Stream] = true
-		case e.Storage == 0 && e.What == trace.Alloc:
+		case e.Storage == 0 && e.Kind == trace.Alloc:
 			most[e.Tier] = max(most[e.Tier], e.InUse[e.Tier])
 		}
 	}
 	if steps += seen[trace.Rerun]; seen[trace.Begin] != steps || seen[trace.End] != steps || last != peak {
 		t.Errorf("%d steps with a last peak of %d; want %d with %d", seen[trace.End], last, steps, peak)
 	}
-	if want := [2]int64{int64(u.Kind[device.Accel].Peak), int64(u.Kind[device.Host].Peak)}; most != want {
+	if want := [2]int64{int64(u.Kind[memory.Device].Peak), int64(u.Kind[memory.Host].Peak)}; most != want {
 		t.Errorf("the owners have %v at most, the device %v", most, want)
 	}
 	if seen[trace.Launch] == 0 || seen[trace.Copy] == 0 || seen[trace.Wait] == 0 || !streams["compute"] || len(streams) < 3 {

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/observe/trace"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // BenchmarkTrace compares steps with a trace to steps without, in turns, by their medians

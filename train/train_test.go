@@ -10,10 +10,11 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // smallMoE is a mixture that trains in milliseconds.
@@ -63,7 +64,7 @@ func runConfig(t *testing.T, c Config, steps int) (out outcome) {
 		t.Logf("%+v", m)
 		out.losses = append(out.losses, m.Loss)
 	}
-	if out.sum, err = tr.Sum(); err != nil {
+	if out.sum, err = tr.Digest(); err != nil {
 		t.Fatal(errors.Join(err))
 	}
 	return out
@@ -76,7 +77,7 @@ func TestPoliciesGiveTheSameBits(t *testing.T) { // SPEC S1.6, S4.6, S5.2
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t, smallMoE())
 			var err error
-			if c.Memory, err = Named(name, budgetFor(name)); err != nil {
+			if c.Memory, err = NamedMemory(name, budgetFor(name)); err != nil {
 				t.Fatal(err)
 			}
 			got := runConfig(t, c, 6)
@@ -90,7 +91,7 @@ func TestPoliciesGiveTheSameBits(t *testing.T) { // SPEC S1.6, S4.6, S5.2
 	}
 }
 
-func budgetFor(name string) device.Bytes {
+func budgetFor(name string) memory.Bytes {
 	if name == "budget" {
 		return 3 << 20
 	}

@@ -1,4 +1,4 @@
-// This file owns all ranks of a run together.
+// This file owns the trainer, which runs all ranks.
 
 package train
 
@@ -12,14 +12,15 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage"
-	"github.com/stowage-dev/stowage/comm"
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/train/data"
-	"github.com/stowage-dev/stowage/train/layer"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// Trainer is a run.
+// Trainer trains a model on all ranks of a run. Its methods must not be called at the
+// same time. After a step has failed, Step, Evaluate and Save return its error.
 type Trainer struct {
 	cfg    *Config
 	devs   []device.Device
@@ -27,27 +28,29 @@ type Trainer struct {
 	ranks  []*rank
 	meet   *meeting
 	loader *data.Loader
-	held   *data.Loader // of what was held out, or nil
+	held   *data.Loader // reads Config.HeldOut; nil if that is nil
 	step   int
-	broken error // a step failed: ranks may not agree any more
+	broken error // the error of a failed step, after which ranks may differ
 }
 
-// Metrics are what a step came to.
+// Metrics holds the results of one step.
 type Metrics struct {
-	Step    int       `json:"step"`
-	Loss    float64   `json:"loss"`          // nats a token
-	Further []float64 `json:"mtp,omitempty"` // of further heads
-	Aux     float64   `json:"aux,omitempty"` // auxiliary losses, mean over microbatches
-	Norm    float64   `json:"grad_norm"`     // of all gradients
-	LR      float64   `json:"lr"`            //
-	Seconds float64   `json:"seconds"`       // of the step
-	Tokens  int       `json:"tokens"`        //
-	Reruns  int       `json:"reruns"`        // so far
-	Device  int64     `json:"device_bytes"`  // of the fullest rank, now
-	Host    int64     `json:"host_bytes"`    //
+	Step      int       `json:"step"`
+	Loss      float64   `json:"loss"`          // mean loss of the next token, in nats
+	MTPLosses []float64 `json:"mtp,omitempty"` // losses of the multi-token-prediction heads
+	Aux       float64   `json:"aux,omitempty"` // auxiliary losses of the routers, mean over microbatches
+	Norm      float64   `json:"grad_norm"`     // norm of all gradients before clipping
+	LR        float64   `json:"lr"`            // learning rate
+	Seconds   float64   `json:"seconds"`       // duration of the step
+	Tokens    int       `json:"tokens"`        // tokens of the step on all ranks
+	Reruns    int       `json:"reruns"`        // reruns since the trainer was opened
+	Device    int64     `json:"device_bytes"`  // device memory of the fullest rank after the step
+	Host      int64     `json:"host_bytes"`    // host memory of the fullest rank after the step
 }
 
-// New makes a run: devices are opened, parameters get their first values.
+// New opens the devices and runtimes of all ranks and initialises the parameters. It
+// returns an error if Config.Check does, or if a device has too little memory. The caller
+// must close the trainer.
 func New(cfg Config) (t *Trainer, err error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -55,7 +58,7 @@ func New(cfg Config) (t *Trainer, err error) {
 	t = &Trainer{cfg: &cfg}
 	defer func() {
 		if err != nil {
-			_ = t.Close() // a device that failed says so again
+			_ = t.Close() // a failed device returns the same error again
 			t = nil
 		}
 	}()
@@ -100,11 +103,11 @@ func New(cfg Config) (t *Trainer, err error) {
 	return t, err
 }
 
-// measure finds the rates of the links, if anything may move, on a device of its own: the
-// memory that it takes is none of the run's.
+// measure measures the link rates if the policy may offload. It uses a separate device,
+// so that the run's ledgers do not count the memory of the measurement.
 func (t *Trainer) measure() error {
 	m := &t.cfg.Memory
-	if m.Links != (policy.Links{}) || m.Budget == 0 && m.byHand() == nil {
+	if m.Links != (memory.Links{}) || m.Budget == 0 && m.byHand() == nil {
 		return nil
 	}
 	open := t.cfg.Measure
@@ -119,7 +122,7 @@ func (t *Trainer) measure() error {
 	return errors.Join(err, dev.Close())
 }
 
-// begin gives parameters their first values.
+// begin initialises the parameters.
 func (r *rank) begin() error {
 	for u, unit := range r.units {
 		for i, p := range unit.Params {
@@ -131,8 +134,8 @@ func (r *rank) begin() error {
 	return nil
 }
 
-// each runs work on all ranks at once. If one fails, none waits for it; of several that
-// do, which mostly have the same to say, the first speaks.
+// each runs work on all ranks at once. If a rank fails, the others stop waiting for it.
+// If several ranks fail, each returns the error of the first.
 func (t *Trainer) each(work func(i int) error) error {
 	err := comm.Run(t.world, func(c comm.Comm) (err error) {
 		err = work(c.Rank())
@@ -150,19 +153,21 @@ func (t *Trainer) each(work func(i int) error) error {
 	}
 }
 
-// advised is an error with what to do where a device is too small.
+// advised adds a remedy to err if a device ran out of memory.
 func advised(err error) error {
 	var oom *device.OutOfMemory
 	switch {
 	case !errors.As(err, &oom):
 		return err
-	case oom.Kind == device.Host:
+	case oom.Kind == memory.Host:
 		return fmt.Errorf("%w; give the machine more host memory, or offload less", err)
 	}
-	return fmt.Errorf("%w; use more ranks, shard parameters with --pool, or choose a --policy that keeps less", err)
+	return fmt.Errorf("%w; use more ranks, shard the parameters, or choose a policy that keeps less", err)
 }
 
-// Step does one step on all ranks.
+// Step trains one step on all ranks and returns its metrics. It reruns the step with more
+// room if rows of experts overflowed. Every later step returns the same error if one
+// fails.
 func (t *Trainer) Step() (Metrics, error) {
 	if t.broken != nil {
 		return Metrics{}, t.broken
@@ -188,18 +193,19 @@ func (t *Trainer) Step() (Metrics, error) {
 		m.Aux += f.aux / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
 	}
 	sums := addUp(heads)
-	m.Loss, m.Further, m.Norm = sums[0], sums[1:], all[0].norm
+	m.Loss, m.MTPLosses, m.Norm = sums[0], sums[1:], all[0].norm
 	m.Seconds = time.Since(began).Seconds()
 	m.Reruns = t.Reruns()
 	for _, d := range t.devs {
 		u := d.Memory()
-		m.Device, m.Host = max(m.Device, int64(u.Kind[device.Accel].Current)), max(m.Host, int64(u.Kind[device.Host].Current))
+		m.Device, m.Host = max(m.Device, int64(u.Kind[memory.Device].Current)), max(m.Host, int64(u.Kind[memory.Host].Current))
 	}
 	t.step++
 	return m, nil
 }
 
-// addUp adds numbers of ranks up in their order: the same sum each time.
+// addUp adds the numbers of all ranks in the order of the ranks, so that sums are
+// reproducible.
 func addUp(of [][]float64) []float64 {
 	sums := make([]float64, len(of[0]))
 	for _, x := range of {
@@ -210,15 +216,17 @@ func addUp(of [][]float64) []float64 {
 	return sums
 }
 
-// Evaluate is the loss of the parameters as they are, in nats a token, on so many batches
-// of Config.HeldOut, each as large as a step's and always the same ones; and those of
-// further heads. The run goes on as if nothing had been.
-func (t *Trainer) Evaluate(batches int) (loss float64, further []float64, err error) {
+// Evaluate returns the mean loss of the current parameters on the first batches of
+// Config.HeldOut, in nats per token, and the losses of the multi-token-prediction heads.
+// A batch is as large as that of a step. Evaluate uses the same batches each time and
+// changes no parameters, so later steps give the same results as without it. It returns
+// an error if Config.HeldOut is nil or batches is below 1.
+func (t *Trainer) Evaluate(batches int) (loss float64, mtp []float64, err error) {
 	switch {
 	case t.broken != nil:
 		return 0, nil, t.broken
 	case t.held == nil || batches < 1:
-		return 0, nil, fmt.Errorf("train: an evaluation of %d batches needs at least one, and a text in HeldOut; hold out a part of the text", batches)
+		return 0, nil, fmt.Errorf("train: expected at least one batch and a text in Config.HeldOut for an evaluation, got %d batches; hold out a part of the text", batches)
 	}
 	mean := make([]float64, layer.Ahead(t.cfg.Model))
 	for b := range batches {
@@ -237,10 +245,11 @@ func (t *Trainer) Evaluate(batches int) (loss float64, further []float64, err er
 	return mean[0], mean[1:], nil
 }
 
-// Done is the number of steps done.
-func (t *Trainer) Done() int { return t.step }
+// StepsDone returns the number of steps that the parameters were trained for, with those
+// before Resume.
+func (t *Trainer) StepsDone() int { return t.step }
 
-// Reruns is how often steps were run again.
+// Reruns returns how many times a step was rerun since the trainer was opened.
 func (t *Trainer) Reruns() (n int) {
 	for _, r := range t.ranks {
 		if s := r.rt.Summary(r.key()).Stash; s != nil {
@@ -250,7 +259,7 @@ func (t *Trainer) Reruns() (n int) {
 	return n
 }
 
-// Usage is the memory of every rank's device.
+// Usage returns the memory use of each rank's device.
 func (t *Trainer) Usage() (out []device.Usage) {
 	for _, d := range t.devs {
 		out = append(out, d.Memory())
@@ -258,17 +267,18 @@ func (t *Trainer) Usage() (out []device.Usage) {
 	return out
 }
 
-// Summaries are what every rank's runtime did.
-func (t *Trainer) Summaries() (out []stowage.Summary) {
+// Summaries returns the figures of each rank's runtime.
+func (t *Trainer) Summaries() (out []memory.Summary) {
 	for _, r := range t.ranks {
 		out = append(out, r.rt.Summary(r.key()))
 	}
 	return out
 }
 
-// Sum is the SHA-256 of all parameters, in fp32, in the order of their names. It does
-// not depend on how they are divided over ranks.
-func (t *Trainer) Sum() (string, error) {
+// Digest returns the SHA-256 of all parameters in fp32, sorted by name. It does not depend
+// on how the parameters are divided over ranks, so runs with equal parameters have equal
+// digests.
+func (t *Trainer) Digest() (string, error) {
 	type entry struct {
 		name string
 		data []float32
@@ -300,7 +310,7 @@ func (t *Trainer) Sum() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// eachParam visits a rank's parameters in order.
+// eachParam calls visit for each of the rank's parameters in order.
 func (r *rank) eachParam(visit func(k key, p layer.Param) error) error {
 	for u, unit := range r.units {
 		for i, p := range unit.Params {
@@ -312,7 +322,8 @@ func (r *rank) eachParam(visit func(k key, p layer.Param) error) error {
 	return nil
 }
 
-// Close ends the run and gives everything back.
+// Close closes all ranks and their devices. It returns the errors of all of
+// them, joined.
 func (t *Trainer) Close() (err error) {
 	for _, r := range t.ranks {
 		if r != nil {

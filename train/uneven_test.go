@@ -6,7 +6,7 @@ package train
 import (
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // A stage without experts agrees with the others on every step, also on one that is
@@ -20,10 +20,10 @@ func TestStageWithoutExperts(t *testing.T) { // SPEC S1.6
 	for _, name := range []string{"stash", "offload", "graphs", "reruns"} {
 		t.Run(name, func(t *testing.T) {
 			again := name == "reruns"
-			if c.Memory = memory(t, "stash"); again {
+			if c.Memory = namedMemory(t, "stash"); again {
 				c.Memory.Sets, c.Memory.Room = 1, 0.01
 			} else {
-				c.Memory = memory(t, name)
+				c.Memory = namedMemory(t, name)
 			}
 			got := mustRun(t, c, 4)
 			if err := got.differs(want); err != nil {
@@ -49,7 +49,7 @@ func TestMixturesOfOneWidth(t *testing.T) { // SPEC S1.1
 		c := quick(t, m)
 		c.Layout = Layout{PP: 1, VPP: 1, EP: 2, DP: 2}
 		want := mustRun(t, c, 3)
-		c.Memory = memory(t, "stash")
+		c.Memory = namedMemory(t, "stash")
 		if err := mustRun(t, c, 3).differs(want); err != nil {
 			t.Error(err)
 		}

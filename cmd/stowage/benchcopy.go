@@ -11,9 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func newBenchCopy() *cobra.Command {
@@ -27,16 +28,15 @@ and the replay of a graph cost.
 GB/s are 10^9 bytes a second. Copies between the two kinds of memory count the
 bytes carried, copies inside one kind the bytes read plus the bytes written.
 
-On the CPU the best plain copy of the same bytes stands beside every line, and
-the ratio is device over plain. Everything that is compared runs in turns, each
-a fiftieth of --time at least. A round gives everyone a turn, the order rotates
-from round to round, and a figure is the first quartile of at least 7 rounds:
-disturbances make a turn longer, never shorter.
+On the CPU every line also shows the best plain copy of the same bytes, and the ratio
+is device over plain. Everything that is compared runs in turns of at least a fiftieth
+of --time. The order rotates from round to round, and a figure is the first quartile of
+at least 7 rounds, because a disturbance makes a turn longer and never shorter.
 
-Inside device memory, "via" tells how the copy was issued: stream (a copy),
-graph (a copy in a replayed graph), kernel (our copy kernel), kernel graph (the
-kernel in a replayed graph). "host CPU" is the processor time of the thread that
-issues the work, "elapsed" the time until it is done, both for one piece.`,
+Inside device memory, "via" says how the copy was issued: stream (a copy), graph (a copy
+in a replayed graph), kernel (our copy kernel), kernel graph (the kernel in a replayed
+graph). "host CPU" is the processor time of the thread that issues the work, and
+"elapsed" the time until it is done, both for one piece.`,
 		Example: `  stowage bench copy
   stowage bench copy --size 64KiB,64MiB
   stowage bench copy --device cuda --json`,
@@ -52,7 +52,7 @@ issues the work, "elapsed" the time until it is done, both for one piece.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o := defaults
 		if o.Line = *line; o.Line < time.Millisecond || o.Line > time.Hour {
-			return usagef("--time must be between 1ms and 1h, not %v", o.Line)
+			return usagef("--time expects a time from 1ms to 1h, got %v", o.Line)
 		}
 		if o.Sizes = bench.Sizes(dev.backend); cmd.Flags().Changed("size") {
 			var err error
@@ -60,12 +60,13 @@ issues the work, "elapsed" the time until it is done, both for one piece.`,
 				return usagef("--size: %v", err)
 			}
 		}
-		return benchCopy(cmd, dev, o, p, *asJSON)
+		return benchCopy(cmd, dev, o, p(), *asJSON)
 	}
 	return cmd
 }
 
-func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *benchPage, asJSON bool) (err error) {
+// benchCopy measures and prints line by line.
+func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *bench.Page, asJSON bool) (err error) {
 	dev, err := choice.open()
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 			return nil
 		}
 		print()
-		_, err := out.Write(nil) // a full disk ends the run, not only its output
+		_, err := out.Write(nil) // a full disk ends the measurement too
 		return err
 	}
 	if err := text(func() { bench.CopyHead(out, result.Device) }); err != nil {
@@ -110,24 +111,24 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 		return text(func() { bench.OverheadText(out, v) })
 	})
 	if err == nil && asJSON {
-		err = printJSON(cmd, result)
+		err = printResult(cmd, result)
 	}
 	if err != nil {
 		return err
 	}
-	return p.copies(result)
+	return pageError(p.WriteCopies(result))
 }
 
-// fits refuses what would make the machine swap or the kernel kill us; the
-// device's own capacity is the whole machine.
-func fits(d device.Info, sizes []device.Bytes) error {
-	var most device.Bytes
+// fits returns an error if copies would make the machine swap or the kernel kill this
+// process. The CPU device's own capacity is that of the whole machine.
+func fits(d device.Info, sizes []memory.Bytes) error {
+	var most memory.Bytes
 	for _, s := range sizes {
 		most = max(most, s)
 	}
 	need, room := bench.Footprint(most), sysinfo.Read().Memory.Usable()
 	if d.Backend != "cpu" {
-		need /= 2 // the device's half is the device's business
+		need /= 2 // the other half is the device's memory
 	}
 	if room > 0 && need > room {
 		return fmt.Errorf("copies of %v need %v of main memory and %v are available; give a smaller --size", most, need, room)
@@ -135,10 +136,11 @@ func fits(d device.Info, sizes []device.Bytes) error {
 	return nil
 }
 
-func sizesText(sizes []device.Bytes) string {
+// sizesText returns sizes as --size reads them.
+func sizesText(sizes []memory.Bytes) string {
 	var parts []string
 	for _, n := range sizes {
-		parts = append(parts, formatSize(n))
+		parts = append(parts, n.Exact())
 	}
 	return strings.Join(parts, ",")
 }

@@ -10,13 +10,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
-	"github.com/stowage-dev/stowage/policy"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/policy"
 )
 
-// What flags are where they are not given, on the CPU and on a GPU: the same
-// model, with so many tokens and at such a speed that a step takes half a second,
-// and that of what it saves about half could leave and come back unnoticed.
+// Defaults of flags on the CPU and on a GPU: the same model, with tokens and speeds such
+// that a step takes half a second and can hide the copies of about half of what it saves.
 const (
 	offloadModel     = "mixtral-8x7b"
 	cpuLayers        = 4
@@ -37,33 +36,31 @@ func newBenchOffload() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "offload",
 		Short: "Measure a training step with and without offloaded activations",
-		Long: `Run a synthetic training step without and with offloading, in turns, and compare
-time, memory and results. The step has the modules of a model's layers on one
-pipeline rank: each saves tensors of the planner's sizes, filled with noise, and
-lasts its FLOPs over --tflops and its tensors over --memory-gbps, and twice as long
-in backward, where checksums of everything that comes back are taken. They must be
-the same with and without.
+		Long: `Run a synthetic training step without and with offloading, in turns, and compare time,
+memory and results. The step has the modules of a model's layers on one pipeline rank.
+Each module saves tensors of the planner's sizes, filled with noise. Its forward pass
+lasts its FLOPs over --tflops plus its bytes over --memory-gbps, and its backward pass
+twice as long. The backward pass takes checksums of all saved tensors, which must be the
+same without and with offloading.
 
-What leaves is decided under a memory --budget, or by hand with the flags that
-Megatron-LM has; with neither, everything leaves that can do so without making
-the step longer. On the CPU compute sleeps and links are modelled (--link-gbps).
+--budget decides what is offloaded; or the flags of Megatron-LM choose it by hand. With
+neither, everything is offloaded that does not make the step longer. On the CPU compute
+is a wait, and links are modelled (--link-gbps).
 
-step_ratio is the time with over the time without, peak_ratio the same of memory
-for saved tensors; saved_bytes what offloading saves of it and expected_bytes
-what the plan said it would. link_utilisation is the time that the same copies
-take by themselves, in the same order and run, over the time of the step: near 1
-where copies are the limit. hidden_fraction is how much of that time does not
-show. predicted_ms is the step's time as the plan has it, offload_step_ms as it
-was measured. Times are first quartiles.
+step_ratio is the step time with offloading over that without, and peak_ratio the same
+for the memory of saved tensors. saved_bytes is what offloading saved, expected_bytes
+what the plan expected. link_utilisation is the time of the same copies alone, in the
+same order, over the time of the step: near 1 if copies are the limit. hidden_fraction is
+the part of that time that does not lengthen the step. predicted_ms is the step time of
+the plan, offload_step_ms the measured one. Times are first quartiles.
 
-The JSON has these under the same names, with sizes in bytes and times in
-milliseconds; peak_bytes and step_ms without and offload_peak_bytes and
-offload_step_ms with offloading, host_bytes, copy_ms (the copies by themselves) and
-"equal"; the rates of the links in bytes a second with a latency in nanoseconds;
-what the host issued in a step ("issued"); the table by group ("groups"), where
-units are modules of layers; and the step ("step"), for bench/torch_offload.py to
-do the same in PyTorch. budget_bytes is the --budget, or without one the smallest
-whose plan, made from one recorded step, is hardly longer than keeping everything.`,
+The JSON has these figures, with sizes in bytes and times in milliseconds: peak_bytes and
+step_ms without offloading, offload_peak_bytes and offload_step_ms with it, host_bytes,
+copy_ms (the copies alone) and "equal"; the rates of the links in bytes a second with a
+latency in nanoseconds; what the host issued in a step ("issued"); the table by group
+("groups"), where units are modules of layers; and the step ("step"), which
+pytorch/bench/torch_offload.py runs in PyTorch. budget_bytes is the --budget, or without
+one the smallest budget whose plan is hardly longer than keeping everything.`,
 		Example: `  stowage bench offload
   stowage bench offload --budget 8MiB --graph full
   stowage bench offload --report offload.html
@@ -101,7 +98,7 @@ type offloadFlags struct {
 	delta  string
 	links  string
 	trace  string
-	page   *benchPage
+	page   func() *bench.Page
 	asJSON *bool
 }
 
@@ -125,29 +122,29 @@ func addOffloadFlags(cmd *cobra.Command) *offloadFlags {
 	f.IntVar(&st.Seq, "seq", 0, fmt.Sprintf("`tokens` of a sequence (default %d, on a GPU %d)", cpuSeq, gpuSeq))
 	f.IntVar(&st.Micro, "mbs", 1, "`sequences` of a microbatch")
 	f.IntVar(&st.Microbatches, "microbatches", 2, "`microbatches` of a step")
-	f.IntVar(&st.PP, "pp", 1, "pipeline `ranks`, of which one is run")
+	f.IntVar(&st.PP, "pp", 1, "pipeline `ranks`, of which one runs")
 	f.IntVar(&st.VPP, "vpp", 1, "model `chunks` a pipeline rank (interleaved)")
-	f.IntVar(&st.Rank, "rank", 0, "pipeline `rank` that is run")
-	f.Float64Var(&st.TFLOPS, "tflops", 0, fmt.Sprintf("`speed` of compute in 10^12 operations a second (default %g, on a GPU %d)", cpuTFLOPS, gpuTFLOPS))
-	f.Float64Var(&st.MemoryGBps, "memory-gbps", 0, fmt.Sprintf("`speed` of memory in 10^9 bytes a second (default %d, on a GPU %d)", cpuMemory, gpuMemory))
-	f.Float64Var(&x.o.Intensity, "intensity", 0, "compute lasts so many `times` as long as the copies out of all that is saved, instead of --tflops and --memory-gbps: above 1 all of it hides")
-	f.StringVar(&x.budget, "budget", "", "`bytes` of device memory for saved tensors, such as 8MiB")
-	f.BoolVar(&x.o.NoRecompute, "no-recompute", false, "meet the budget by moving alone")
-	f.StringSliceVar(&h.OffloadModules, "offload-modules", nil, "`modules` whose tensors leave, separated by commas")
-	f.StringSliceVar(&h.RecomputeModules, "recompute-modules", nil, "`modules` that are computed again instead of saved")
-	f.Float64Var(&h.OffloadFraction, "activation-offload-fraction", h.OffloadFraction, "`share` of the bytes of the modules that leaves, from 0 to 1")
-	f.BoolVar(&h.FractionOfGroups, "fraction-of-groups", false, "the share is one of groups, as in Megatron-LM, not of bytes")
-	f.StringVar(&x.least, "min-offloaded-tensor-size", "", "smaller tensors stay: a size such as 2MiB, or a `number` of elements of two bytes, as in Megatron-LM")
-	f.StringVar(&x.delta, "delta-offload-bytes-across-pp-ranks", "", "`bytes` that a pipeline rank keeps more than the one before it")
-	f.IntVar(&h.Margin, "margin", h.Margin, "last `groups` of each module that stay")
-	f.IntVar(&h.MaxInflight, "fine-grained-offloading-max-inflight-offloads", 0, "`copies` out that may be under way before compute waits (default no limit)")
-	f.BoolVar(&h.Delay, "delay-offload-until-cuda-graph", false, "copies outside of captured scopes begin after the replay of the scope before them")
-	f.StringVar(&x.graph, "graph", "none", "what is captured: none, `scopes` or full, the whole step")
-	f.StringVar(&x.scopes, "cuda-graph-scope", "", "captured `scopes`: attn, mlp, moe_router, moe or full_iteration (default with --graph scopes "+defaultScopes+")")
-	f.BoolVar(&st.Stash, "stash", false, "stash the rows of experts, counted on the device, in the same step")
+	f.IntVar(&st.Rank, "rank", 0, "pipeline `rank` to run")
+	f.Float64Var(&st.TFLOPS, "tflops", 0, fmt.Sprintf("compute `speed` in 10^12 operations a second (default %g, on a GPU %d)", cpuTFLOPS, gpuTFLOPS))
+	f.Float64Var(&st.MemoryGBps, "memory-gbps", 0, fmt.Sprintf("memory `speed` in 10^9 bytes a second (default %d, on a GPU %d)", cpuMemory, gpuMemory))
+	f.Float64Var(&x.o.Intensity, "intensity", 0, "compute time over the time to offload all that is saved, in place of --tflops and --memory-gbps: above 1 all copies can hide (a `factor`)")
+	f.StringVar(&x.budget, "budget", "", "device memory for saved tensors: a `size` such as 8MiB")
+	f.BoolVar(&x.o.NoRecompute, "no-recompute", false, "meet the budget by offloading alone")
+	f.StringSliceVar(&h.OffloadModules, "offload-modules", nil, "`modules` to offload, separated by commas")
+	f.StringSliceVar(&h.RecomputeModules, "recompute-modules", nil, "`modules` to recompute, separated by commas")
+	f.Float64Var(&h.OffloadFraction, "activation-offload-fraction", h.OffloadFraction, "`share` of the modules' bytes to offload, from 0 to 1")
+	f.BoolVar(&h.FractionOfGroups, "fraction-of-groups", false, "count the share in groups, as Megatron-LM does, not in bytes")
+	f.StringVar(&x.least, "min-offloaded-tensor-size", "", "keep smaller tensors: a `size` such as 2MiB, or a number of elements of two bytes, as in Megatron-LM")
+	f.StringVar(&x.delta, "delta-offload-bytes-across-pp-ranks", "", "`bytes` that a pipeline rank offloads less than the one before it")
+	f.IntVar(&h.Margin, "margin", h.Margin, "last `groups` of each module to keep")
+	f.IntVar(&h.MaxInflight, "fine-grained-offloading-max-inflight-offloads", 0, "`copies` to the host that may be in flight before compute waits (default no limit)")
+	f.BoolVar(&h.Delay, "delay-offload-until-cuda-graph", false, "begin copies outside of captured scopes after the replay of the scope before them")
+	f.StringVar(&x.graph, "graph", "none", "what to capture: none, `scopes` or full, the whole step")
+	f.StringVar(&x.scopes, "cuda-graph-scope", "", "`scopes` to capture: attn, mlp, moe_router, moe or full_iteration (default with --graph scopes "+defaultScopes+")")
+	f.BoolVar(&st.Stash, "stash", false, "also stash the rows of experts, which are counted on the device")
 	f.StringVar(&x.links, "link-gbps", cpuLink, "`speed` of the CPU's modelled links in 10^9 bytes a second, or two: out,in")
 	f.IntVar(&x.o.Rounds, "steps", 7, "measured `steps` with and without")
-	f.StringVar(&x.trace, "trace", "", "write what the runtime did to a `file` that \"stowage report\" reads")
+	f.StringVar(&x.trace, "trace", "", "write a trace to a `file` that \"stowage report\" reads")
 	x.page = reportFlag(cmd)
 	x.asJSON = jsonFlag(cmd)
 	cmd.InitDefaultHelpFlag()
@@ -155,13 +152,13 @@ func addOffloadFlags(cmd *cobra.Command) *offloadFlags {
 	return x
 }
 
-// flagSection is flags that belong together.
+// flagSection is a group of flags in a help text.
 type flagSection struct {
 	title string
 	names []string
 }
 
-// flagSections are flags as the help shows them; the last section has the rest.
+// flagSections returns the flags as a help text shows them. The last section has the rest.
 func flagSections(f *pflag.FlagSet, list []flagSection, last string) string {
 	var text strings.Builder
 	seen := map[string]bool{}

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
-	"github.com/stowage-dev/stowage/report"
-	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/observe/trace"
 )
 
 // brief is a step that takes no time.
@@ -41,7 +41,7 @@ func TestBenchOffload(t *testing.T) {
 		t.Errorf("the step has passes %v, %d modules and %d groups", r.Step.Passes, len(r.Step.Modules), len(r.Groups))
 	}
 	x, err := report.ReadTrace(file)
-	if err != nil || x.Cut != nil || !slices.ContainsFunc(x.Events, func(e trace.Event) bool { return e.What == trace.Leave && e.Storage > 0 }) {
+	if err != nil || x.Cut != nil || !slices.ContainsFunc(x.Events, func(e trace.Event) bool { return e.Kind == trace.Offload && e.Storage > 0 }) {
 		t.Errorf("the trace shows nothing that leaves (%v)", err)
 	}
 

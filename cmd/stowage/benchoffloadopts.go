@@ -14,17 +14,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stowage-dev/stowage/capture"
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
-	"github.com/stowage-dev/stowage/kernels"
-	"github.com/stowage-dev/stowage/policy"
-	"github.com/stowage-dev/stowage/trace"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
-// options are what the flags say, checked.
+// options returns the checked flags.
 func (x *offloadFlags) options() (o bench.OffloadOptions, err error) {
 	o = x.o
 	if o.Step.Model, err = loadModel(x.model); err != nil {
@@ -139,10 +140,10 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	}
 	names, err := bench.OffloadNames(o.Step)
 	if err != nil {
-		return usagef("%v", err)
+		return err
 	}
 	if err := h.Check(); err != nil {
-		return usagef("%s", strings.TrimPrefix(err.Error(), "policy: "))
+		return &run.InputError{Err: err}
 	}
 	for _, c := range []struct {
 		flag    string
@@ -175,7 +176,7 @@ func parseBytes(text string, unit int64) (int64, error) {
 		}
 		return n * unit, nil
 	}
-	n, err := parseSize(text)
+	n, err := memory.ParseBytes(text)
 	return int64(n), err
 }
 
@@ -187,17 +188,17 @@ func (x *offloadFlags) checkGraph(o *bench.OffloadOptions) (err error) {
 			return usagef("--graph none captures nothing, and --cuda-graph-scope %s says what to capture; keep one of them", scopes)
 		}
 		if x.graph == "full" {
-			scopes = cmp.Or(scopes, capture.FullIteration.String())
+			scopes = cmp.Or(scopes, memory.FullIteration.String())
 		}
 	case "scopes":
 		scopes = cmp.Or(scopes, defaultScopes)
 	default:
 		return usagef("--graph must be none, scopes or full, not %q", x.graph)
 	}
-	if o.Scopes, err = capture.Parse(scopes); err != nil {
+	if o.Scopes, err = memory.ParseScopes(scopes); err != nil {
 		return usagef("--cuda-graph-scope: %v", err)
 	}
-	if full := o.Scopes.Has(capture.FullIteration); x.changed("graph") && full != (x.graph == "full") {
+	if full := o.Scopes.Has(memory.FullIteration); x.changed("graph") && full != (x.graph == "full") {
 		return usagef("--graph %s and --cuda-graph-scope %s contradict each other; keep one of them", x.graph, scopes)
 	}
 	return nil
@@ -238,8 +239,9 @@ func (x *offloadFlags) open(watch device.Observer) (device.Device, error) {
 }
 
 func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
-	shown := x.page.trace("compute", o.Budget)
-	dev, err := x.open(observer(shown))
+	p := x.page()
+	shown := p.Trace("compute", o.Budget)
+	dev, err := x.open(bench.Observe(shown))
 	if err != nil {
 		return err
 	}
@@ -250,31 +252,31 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 			return fmt.Errorf("--trace cannot be written: %w; name a file in a folder that may be written", cannot)
 		}
 		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: o.Budget}, 0)
-		o.Trace = trace.From(device.Now(), lines)
+		o.Trace = trace.Since(device.Now(), lines)
 		defer func() {
 			if cannot := cmp.Or(lines.Close(), f.Close()); err == nil && cannot != nil {
 				err = fmt.Errorf("--trace cannot be written: %w", cannot)
 			}
 		}()
 	}
-	o.Trace = both(o.Trace, shown)
+	o.Trace = bench.BothSinks(o.Trace, shown)
 	res, err := bench.Offloads(dev, o)
 	var bad *bench.OffloadRefused
-	if errors.As(err, &bad) && x.changed("budget") {
-		return usagef("--budget: %v", bad)
-	}
-	if bad != nil {
-		return usagef("%v", bad)
+	if errors.As(err, &bad) {
+		if x.changed("budget") && !errors.As(err, new(*memory.BudgetError)) {
+			bad.Err = &memory.SettingError{Setting: "Budget", Err: bad.Err}
+		}
+		return &run.InputError{Err: bad.Err}
 	}
 	if err != nil {
 		return err
 	}
 	if !*x.asJSON {
 		bench.OffloadText(x.cmd.OutOrStdout(), res)
-	} else if err := printJSON(x.cmd, res); err != nil {
+	} else if err := printResult(x.cmd, res); err != nil {
 		return err
 	}
-	if err := x.page.offload(res); err != nil {
+	if err := pageError(p.WriteOffload(res)); err != nil {
 		return err
 	}
 	if !res.Equal {

@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/bucket"
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// poolModels are compared where no model is given: dense, MoE and hybrid.
+// poolModels are compared if no model is given: dense, MoE and hybrid ones.
 var poolModels = []string{
 	"llama-3-70b", "mixtral-8x22b", "deepseek-v3", "qwen3-235b-a22b", "jamba-1.5-large", "nemotron-h-56b", "nemotron-3-nano-30b-a3b",
 }
@@ -25,17 +25,17 @@ func newBenchPools() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pools",
 		Short: "Compare the pools that sharded parameters are gathered into",
-		Long: `Plan every kind of pool for the weights and the gradients of a model that is
-sharded over data-parallel ranks (ZeRO-3), and compare what they take on one rank
-with the least that any pool could: the largest set of buckets live at once.
+		Long: `Plan every kind of pool for the weights and the gradients of a model whose parameters
+are sharded over data-parallel ranks (ZeRO-3). Compare the bytes of each pool on one rank
+with the least that any pool needs: the largest set of buckets that is live at once.
 
-A layer is a unit: its weights are gathered --prefetch layers ahead of use, and
-released after it; its gradients are reduced while as many later layers compute.
-Parameters of a layer are in one bucket for each data type, and experts apart, as
-in Megatron-FSDP. The embedding, the output layer and what surrounds the layers of
-MTP are no units: they are gathered when they are needed, and never prefetch.
+A layer is an FSDP unit. Its weights are gathered --prefetch layers before their use and
+released after it. Its gradients are reduced while as many later layers compute. The
+parameters of a layer are in one bucket for each data type, and those of experts in
+buckets of their own, as in Megatron-FSDP. The embedding, the output layer and what
+surrounds the layers of MTP are no FSDP units: they are gathered when they are needed.
 
-Nothing is allocated: the figures are plans, those that sharded training follows.`,
+Nothing is allocated. The figures are the plans that sharded training follows.`,
 		Example: `  stowage bench pools
   stowage bench pools --ep 8 --svg pools.svg
   stowage bench pools --model deepseek-v3 --prefetch 2 --ep 32
@@ -43,17 +43,17 @@ Nothing is allocated: the figures are plans, those that sharded training follows
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	name := f.String("model", "", "`name` of a built-in model, or a Hugging Face config.json (default seven models side by side)")
+	name := f.String("model", "", "`name` of a built-in model, or a Hugging Face config.json (default seven models, compared)")
 	o := bench.PoolOptions{}
-	f.IntVar(&o.Prefetch, "prefetch", 1, "`layers` gathered ahead of use")
-	f.IntVar(&o.DP, "dp", 8, "`ranks` that parameters are sharded over")
+	f.IntVar(&o.Prefetch, "prefetch", 1, "`layers` to gather before their use")
+	f.IntVar(&o.DP, "dp", 8, "`ranks` that the parameters are sharded over")
 	f.IntVar(&o.TP, "tp", 1, "tensor-parallel `ranks`")
 	f.IntVar(&o.EP, "ep", 1, "expert-parallel `ranks`")
 	f.IntVar(&o.ETP, "etp", 0, "tensor-parallel `ranks` of an expert (default --tp)")
-	f.IntVar(&o.Recompute, "recompute", 0, "`layers` that are computed again together before their backward passes")
+	f.IntVar(&o.Recompute, "recompute", 0, "`layers` to recompute together before their backward passes")
 	f.BoolVar(&o.FP8, "fp8", false, "gather the matrices of linear layers in fp8")
-	grads := f.String("grad-comm-dtype", "bf16", "data `type` that gradients are reduced in: bf16 or fp32")
-	fallback := f.String("fallback", "persistent", "`kind` of memory for what slots do not serve: persistent or dynamic")
+	grads := f.String("grad-comm-dtype", "bf16", "data `type` in which gradients are reduced: bf16 or fp32")
+	fallback := f.String("fallback", "persistent", "`kind` of memory for buckets outside of slots: persistent or dynamic")
 	svg := f.String("svg", "", "write a bar chart to a `file`")
 	p := reportFlag(cmd)
 	asJSON := jsonFlag(cmd)
@@ -65,12 +65,12 @@ Nothing is allocated: the figures are plans, those that sharded training follows
 		if err != nil {
 			return err
 		}
-		return benchPools(cmd, models, o, *svg, p, *asJSON)
+		return benchPools(cmd, models, o, *svg, p(), *asJSON)
 	}
 	return cmd
 }
 
-// checkPools fills in the options that are words, and refuses what makes no sense.
+// checkPools fills in the options that are words, and returns an error if one is wrong.
 func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string) (err error) {
 	f := cmd.Flags()
 	if !f.Changed("etp") {
@@ -90,7 +90,7 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	case o.Prefetch < 0 || o.Prefetch > 1000:
 		return usagef("--prefetch must be between 1 and 1000, not %d", o.Prefetch)
 	case o.Recompute < 0:
-		return usagef("--recompute must not be negative, but is %d", o.Recompute)
+		return usagef("--recompute expects a number from 0, got %d", o.Recompute)
 	}
 	at := slices.IndexFunc(bench.PoolTypes, func(t bucket.Type) bool { return t.Name == grads })
 	if at < 0 || grads == "fp8" {
@@ -103,7 +103,7 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	return nil
 }
 
-// loadPoolModels finds the models that are compared.
+// loadPoolModels loads the models to compare.
 func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err error) {
 	names := poolModels
 	if cmd.Flags().Changed("model") {
@@ -119,18 +119,19 @@ func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err
 	return models, nil
 }
 
-// loadModel finds a model: a file if it looks like one, else a name.
+// loadModel loads a model from a file, if the name looks like one, or else a preset.
 func loadModel(name string) (*model.Model, error) {
 	if strings.HasSuffix(name, ".json") || strings.ContainsRune(name, os.PathSeparator) {
 		return readModel(name)
 	}
 	m, err := model.Preset(name)
 	if err != nil {
-		return nil, usagef("--model: %s", strings.TrimPrefix(err.Error(), "model: "))
+		return nil, usagef("--model: %v", err)
 	}
 	return m, nil
 }
 
+// readModel reads the config.json of a model.
 func readModel(file string) (*model.Model, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -138,13 +139,14 @@ func readModel(file string) (*model.Model, error) {
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {
-		return nil, usagef("--model %s: %s; give a Hugging Face config.json", file, strings.TrimPrefix(typeless(err).Error(), "model: "))
+		return nil, usagef("--model %s: %v; give a Hugging Face config.json", file, typeless(err))
 	}
 	m.Name = cmp.Or(m.Name, file)
 	return m, nil
 }
 
-func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, svg string, p *benchPage, asJSON bool) error {
+// benchPools compares the pools and prints the result.
+func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, svg string, p *bench.Page, asJSON bool) error {
 	res, err := bench.ComparePools(models, o)
 	if err != nil {
 		return err
@@ -156,8 +158,8 @@ func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, 
 	}
 	if !asJSON {
 		bench.PoolsText(cmd.OutOrStdout(), res)
-	} else if err := printJSON(cmd, res); err != nil {
+	} else if err := printResult(cmd, res); err != nil {
 		return err
 	}
-	return p.pools(res)
+	return pageError(p.WritePools(res))
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
 )
 
@@ -39,7 +39,7 @@ func TestBenchPools(t *testing.T) {
 		if p.Bytes < m.Weights.Lower || p.Waste < 0 {
 			t.Errorf("%s takes %v of at least %v", p.Pool, p.Bytes, m.Weights.Lower)
 		}
-		if fixed := p.Pool == "arena" || p.Pool == "trace"; fixed != (p.Dynamic == 0) {
+		if fixed := p.Pool == "arena" || p.Pool == "recorded"; fixed != (p.Dynamic == 0) {
 			t.Errorf("%s: %v of it are dynamic", p.Pool, p.Dynamic)
 		}
 	}
@@ -88,15 +88,15 @@ func TestBenchPoolsErrors(t *testing.T) {
 		"--tp 0":                                 {exitUsage, "--tp must be between 1 and 1048576, not 0"},
 		"--etp -3":                               {exitUsage, "--etp must be between"},
 		"--dp 0":                                 {exitUsage, "--dp must be between"},
-		"--recompute -1":                         {exitUsage, "--recompute must not be negative"},
+		"--recompute -1":                         {exitUsage, "--recompute expects a number from 0, got -1"},
 		"--grad-comm-dtype fp8":                  {exitUsage, `--grad-comm-dtype must be bf16 or fp32, not "fp8"`},
 		"--fallback none":                        {exitUsage, "--fallback must be persistent or dynamic"},
 		"--model lama-3-70b":                     {exitUsage, "the nearest is llama-3-70b"},
 		"--model=":                               {exitUsage, "--model: "},
 		"now":                                    {exitUsage, `unexpected argument "now"`},
-		"--ep 3":                                 {exitFailure, "8 experts do not divide over 3 ranks; give another --ep"},
+		"--ep 3":                                 {exitUsage, "--ep 3 does not divide 8 experts; choose one that does"},
 		"--model " + bad:                         {exitUsage, "bad.json: the config is not a JSON object: unexpected end"},
-		"--model " + list:                        {exitUsage, "list.json: the config is not a JSON object: an object is expected (found: array); give"},
+		"--model " + list:                        {exitUsage, "list.json: the config is not a JSON object: expected an object, got array; give"},
 		"--model " + bad + ".json":               {exitFailure, "--model cannot be read: open "},
 		"--model llama-3-8b --svg " + bad + "/x": {exitFailure, "--svg cannot be written: open "},
 	} {

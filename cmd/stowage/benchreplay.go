@@ -1,5 +1,5 @@
-// This file owns the replay of routing traces in `stowage bench stash`: its
-// flags, and what they mean together.
+// This file owns the replay of routing counts in `stowage bench stash`: its flags, and
+// what they mean together.
 
 package main
 
@@ -8,18 +8,18 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
-	"github.com/stowage-dev/stowage/routing"
-	"github.com/stowage-dev/stowage/schedule"
-	"github.com/stowage-dev/stowage/stash"
+	"github.com/stowage-dev/stowage/plan/routing"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
-// replayFlags are the flags that only a replay has.
+// replayFlags holds the flags that only a replay has.
 type replayFlags struct {
 	cmd        *cobra.Command
 	trace      string
@@ -33,7 +33,7 @@ type replayFlags struct {
 	devicePool string
 }
 
-// Flags by what they belong to.
+// Flags by what they are for.
 var (
 	synthFlags = []string{"save-trace", "ranks", "layers", "microbatches", "steps", "tokens", "top-k", "experts", "seed"}
 	layFlags   = []string{"rank", "pp", "vpp", "stage", "sets", "device-pool"}
@@ -43,9 +43,9 @@ var (
 func addReplayFlags(cmd *cobra.Command) *replayFlags {
 	r := &replayFlags{cmd: cmd}
 	f := cmd.Flags()
-	f.StringVar(&r.trace, "trace", "", "replay the routing trace in a `file`")
-	f.StringVar(&r.kind, "synth", "", "replay a trace made up of a `kind`: zipf, drift or burst")
-	f.StringVar(&r.save, "save-trace", "", "write the trace that --synth makes up to a `file`")
+	f.StringVar(&r.trace, "trace", "", "replay the routing counts in a `file`")
+	f.StringVar(&r.kind, "synth", "", "replay generated routing counts of a `kind`: zipf, drift or burst")
+	f.StringVar(&r.save, "save-trace", "", "write the routing counts of --synth to a `file`")
 	f.IntVar(&r.config.Ranks, "ranks", 4, "expert `ranks`")
 	f.IntVar(&r.config.Layers, "layers", 8, "`layers` with experts in the whole model")
 	f.IntVar(&r.config.Microbatches, "microbatches", 8, "`microbatches` of a step")
@@ -53,18 +53,18 @@ func addReplayFlags(cmd *cobra.Command) *replayFlags {
 	f.Int64Var(&r.config.Tokens, "tokens", 2048, "`tokens` of a microbatch on all expert ranks together")
 	f.IntVar(&r.config.TopK, "top-k", 4, "`experts` that a token goes to")
 	f.IntVar(&r.config.Experts, "experts", 64, "`experts` of a layer")
-	f.Uint64Var(&r.config.Seed, "seed", 1, "`number` from which randomness starts")
-	f.IntVar(&r.rank, "rank", 0, "replay this expert `rank` alone (default all, one after the other)")
+	f.Uint64Var(&r.config.Seed, "seed", 1, "`number` that decides what is random")
+	f.IntVar(&r.rank, "rank", 0, "expert `rank` to replay (default all, one after the other)")
 	f.IntVar(&r.pp, "pp", 1, "pipeline `ranks`")
 	f.IntVar(&r.vpp, "vpp", 1, "model `chunks` of a pipeline rank")
 	f.IntVar(&r.stage, "stage", 0, "pipeline `rank` to replay")
-	f.IntVar(&r.sets, "sets", 3, "`sets` of worst-case buffers that all layers share")
-	f.StringVar(&r.devicePool, "device-pool", "", "most device memory for pages, a `size`; the rest goes to host memory (default no limit)")
+	f.IntVar(&r.sets, "sets", 3, "`sets` of worst-case buffers, which all layers share")
+	f.StringVar(&r.devicePool, "device-pool", "", "most device memory for pages: a `size`; further pages are in host memory (default no limit)")
 	return r
 }
 
-// wanted tells whether this is a replay, and complains about flags that do not
-// go together.
+// wanted reports whether this is a replay. It returns an error if flags exclude each
+// other.
 func (r *replayFlags) wanted() (bool, error) {
 	f := r.cmd.Flags()
 	given := func(names []string) string {
@@ -77,27 +77,27 @@ func (r *replayFlags) wanted() (bool, error) {
 	trace, synth := f.Changed("trace"), f.Changed("synth")
 	switch {
 	case trace && synth:
-		return false, usagef("--trace and --synth exclude each other")
+		return false, usagef("--trace and --synth exclude each other; leave one of them out")
 	case trace && f.Changed("skew"):
-		return false, usagef("--skew is for --synth; a trace says for itself")
+		return false, usagef("--skew is for --synth; leave it out with --trace")
 	case trace && given(synthFlags) != "":
-		return false, usagef("--%s is for --synth; a trace says for itself", given(synthFlags))
+		return false, usagef("--%s is for --synth; leave it out with --trace", given(synthFlags))
 	case !trace && !synth && given(synthFlags) != "":
 		return false, usagef("--%s needs --synth zipf, drift or burst", given(synthFlags))
 	case !trace && !synth && given(layFlags) != "":
 		return false, usagef("--%s needs --trace or --synth", given(layFlags))
 	case (trace || synth) && given(plainFlags) != "":
-		return false, usagef("--%s has no meaning with --trace or --synth", given(plainFlags))
+		return false, usagef("--%s has no meaning with --trace or --synth; leave it out", given(plainFlags))
 	}
 	return trace || synth, nil
 }
 
-// load reads the trace or makes one up.
-func (r *replayFlags) load() (t *routing.Trace, err error) {
+// load reads the routing counts, or generates them.
+func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if !r.cmd.Flags().Changed("synth") {
 		in, err := os.Open(r.trace)
 		if err != nil {
-			return nil, fmt.Errorf("cannot open the trace: %w", err)
+			return nil, fmt.Errorf("--trace: cannot open the routing counts: %w", err)
 		}
 		defer func() { _ = in.Close() }()
 		if t, err = routing.Read(in); err != nil {
@@ -111,15 +111,15 @@ func (r *replayFlags) load() (t *routing.Trace, err error) {
 	if err := r.config.Check(); err != nil {
 		return nil, usagef("--synth: %v", err)
 	}
-	if t, err = routing.Synth(r.config); err != nil || r.save == "" {
+	if t, err = routing.Generate(r.config); err != nil || r.save == "" {
 		return t, err
 	}
 	out, err := os.Create(r.save)
 	if err != nil {
-		return nil, fmt.Errorf("cannot write the trace: %w", err)
+		return nil, fmt.Errorf("--save-trace: cannot write the routing counts: %w", err)
 	}
 	if err := cmp.Or(routing.Write(out, t), out.Close()); err != nil {
-		return nil, fmt.Errorf("cannot write the trace: %w", err)
+		return nil, fmt.Errorf("--save-trace: cannot write the routing counts: %w", err)
 	}
 	return t, nil
 }
@@ -161,13 +161,14 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 		x.Ranks = []int{r.rank}
 	}
 	if err := x.Check(); err != nil {
-		return x, usagef("%s", strings.TrimPrefix(err.Error(), "schedule: "))
+		return x, &run.InputError{Err: err}
 	}
 	return x, nil
 }
 
-func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions, p *benchPage, asJSON bool) (err error) {
-	dev, err := choice.watched(observer(p.trace("replay", 0)))
+// benchReplay replays the routing counts and prints rank by rank.
+func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions, p *bench.Page, asJSON bool) (err error) {
+	dev, err := choice.watched(bench.Observe(p.Trace("replay", 0)))
 	if err != nil {
 		return err
 	}
@@ -184,22 +185,22 @@ func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions
 			bench.ReplayHead(out, res)
 		}
 		bench.ReplayText(out, r)
-		_, err := out.Write(nil) // a full disk ends the run, not only its output
+		_, err := out.Write(nil) // a full disk ends the replay too
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		err = printJSON(cmd, res)
+		err = printResult(cmd, res)
 	} else {
 		bench.ReplayFoot(out, &res)
 	}
 	if err == nil {
-		err = p.one("replay", res)
+		err = pageError(p.WriteResult("replay", res))
 	}
 	if err == nil && res.Total.Dropped+routing.Rows(res.Total.Wrong) > 0 {
-		err = fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a fault of Stowage, please report it", res.Total.Dropped, res.Total.Wrong)
+		err = fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a bug; report it with the command", res.Total.Dropped, res.Total.Wrong)
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/bench"
 )
 
 // quick is a trace that takes no time.
@@ -67,10 +67,10 @@ func TestBenchStashReplayErrors(t *testing.T) {
 		"--synth pareto":                       "choose zipf, drift or burst",
 		"--synth zipf --skew -1":               "skew is -1",
 		"--synth zipf --ranks 3":               "multiple of the 3 ranks",
-		"--synth zipf --pp 3":                  "8 layers do not divide over 3 pipeline ranks of 1 chunks",
-		"--synth zipf --vpp 2":                 "interleaving needs at least two ranks",
-		"--synth zipf --pp 2 --stage 2":        "rank 2 of a pipeline of 2 ranks",
-		"--synth zipf --rank 4":                "expert rank 4 of a trace of 4 ranks",
+		"--synth zipf --pp 3":                  "--pp 3 does not divide 8 layers into stages of 1 chunks",
+		"--synth zipf --vpp 2":                 "--vpp 2 interleaves chunks, which needs at least two pipeline ranks",
+		"--synth zipf --pp 2 --stage 2":        "--stage 2 is out of range; give a rank from 0 to 1",
+		"--synth zipf --rank 4":                "--rank 4 is out of range; give an expert rank from 0 to 3",
 		"--synth zipf --sets 0":                "--sets must be between 1 and 64",
 		"--synth zipf --device-pool 1":         "--device-pool: ",
 		"--synth zipf --max-rows -1":           "--max-rows must be at least 1",
@@ -83,9 +83,9 @@ func TestBenchStashReplayErrors(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"--trace " + bad:                                  `bad.jsonl: routing: line 1: header: unknown key "tokenz"`,
-		"--trace " + bad + ".none":                        "cannot open the trace",
-		"--synth zipf --save-trace " + bad + "/x" + quick: "cannot write the trace",
+		"--trace " + bad:                                  `bad.jsonl: line 1: header: unknown key "tokenz"`,
+		"--trace " + bad + ".none":                        "cannot open the routing counts",
+		"--synth zipf --save-trace " + bad + "/x" + quick: "cannot write the routing counts",
 		"--synth zipf --width 1073741824":                 "give a smaller --width",
 	} {
 		stdout, stderr, code := command(strings.Fields("bench stash " + line)...)

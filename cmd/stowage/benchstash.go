@@ -12,14 +12,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
-	"github.com/stowage-dev/stowage/stash"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// What --width and --skew are where they are not given. A replay is about memory,
-// not about speed, and goes through many groups; so its rows are short.
+// The defaults of --width and --skew. A replay measures memory, not speed, and has many
+// groups, so its rows are short.
 const (
 	stashWidth  = 14336 // 7168 numbers of bf16
 	replayWidth = 1024
@@ -29,25 +29,26 @@ const (
 func newBenchStash() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stash",
-		Short: "Measure stashing rows into pages and restoring them, or replay a routing trace",
-		Long: `Measure what it costs to stash the live rows of a group of tensors into pages and
-to restore them, inside a captured graph, with the fastest plain copies of the same
-bytes (the device's copy or the copy kernel, also in a graph) beside it in the
-same run. Live rows are counted on the device; the buffers hold --max-rows.
-Before anything is timed, random bytes go through the store and are compared.
+		Short: "Measure stashing rows into pages and restoring them, or replay routing counts",
+		Long: `Measure the cost of stashing the live rows of a group of tensors into pages and of
+restoring them, inside a captured graph. The same run also measures the fastest plain
+copies of the same bytes (the device's copy or the copy kernel, also in a graph). Live
+rows are counted on the device; the buffers hold --max-rows. Before the measurement,
+random bytes go through the store and are compared.
 
-GB/s are 10^9 bytes a second, read plus written, of stash and restore together;
-with --host-tier, bytes carried over the link. The ratio is plain copy time over
-stash time: 1 is as fast as a copy. The method is that of "bench copy".
+GB/s are 10^9 bytes a second, read plus written, of stash and restore together; with
+--host-tier they are the bytes carried over the link. The ratio is the time of the plain
+copy over the time of the stash: 1 is as fast as a copy. The method is that of
+"bench copy".
 
-With --trace or --synth nothing is timed: the rows of a routing trace go through
-pools that begin empty, and the table shows the memory they grow to beside the
-least that any method needs. A trace is a file of JSON lines, a header and then
-the rows of every step, layer, microbatch and rank:
+With --trace or --synth nothing is timed. The rows of routing counts go through pools
+that begin empty, and the table shows the memory that the pools grow to beside the least
+that any method needs. Routing counts are a file of JSON lines, a header and then the
+rows of every step, layer, microbatch and rank:
   {"version":1,"ranks":2,"tokens":10,"top_k":2,"layers":1,"microbatches":1,"experts":8}
   {"step":0,"layer":0,"microbatch":0,"rank":0,"rows":13}
   {"step":0,"layer":0,"microbatch":0,"rank":1,"rows":7}
-"experts" may be left out. The rows of all ranks add up to tokens times top_k.`,
+"experts" is optional. The rows of all ranks add up to tokens times top_k.`,
 		Example: `  stowage bench stash
   stowage bench stash --rows 4096 --width 14336 --tensors 3
   stowage bench stash --device cuda --rows 65499 --max-rows 131072 --json
@@ -66,37 +67,37 @@ the rows of every step, layer, microbatch and rank:
 			return err
 		}
 		if !replay {
-			return benchStash(cmd, f.dev, o, f.html, *f.asJSON)
+			return benchStash(cmd, f.dev, o, f.html(), *f.asJSON)
 		}
 		x, err := f.replays.options(o)
 		if err != nil {
 			return err
 		}
-		return benchReplay(cmd, f.dev, x, f.html, *f.asJSON)
+		return benchReplay(cmd, f.dev, x, f.html(), *f.asJSON)
 	}
 	return cmd
 }
 
-// stashFlags are the flags of the measurement, some of which a replay shares.
+// stashFlags holds the flags of the measurement, some of which a replay shares.
 type stashFlags struct {
 	cmd     *cobra.Command
 	dev     *deviceChoice
 	o       bench.StashOptions
 	page    string
 	replays *replayFlags
-	html    *benchPage
+	html    func() *bench.Page
 	asJSON  *bool
 }
 
 func addStashFlags(cmd *cobra.Command) *stashFlags {
 	s := &stashFlags{cmd: cmd, dev: deviceFlag(cmd)}
 	f := cmd.Flags()
-	f.Int64Var((*int64)(&s.o.Rows), "rows", 4096, "live `rows` of a group, on average")
-	f.Int64Var((*int64)(&s.o.MaxRows), "max-rows", 0, "`rows` that the buffers hold at first (default as many as the largest group has, in a replay as many as there can be)")
+	f.Int64Var((*int64)(&s.o.Rows), "rows", 4096, "mean live `rows` of a group")
+	f.Int64Var((*int64)(&s.o.MaxRows), "max-rows", 0, "`rows` that the buffers hold at first (default those of the largest group, or in a replay the most possible)")
 	f.Int64Var((*int64)(&s.o.Width), "width", 0, fmt.Sprintf("`bytes` of a row (default %d, in a replay %d)", stashWidth, replayWidth))
-	f.Float64Var(&s.o.Skew, "skew", 0, fmt.Sprintf("`exponent` with which rows fall from group to group, or with --synth popularity from expert to expert (default 0, all alike; with --synth %g)", replaySkew))
-	f.StringVar(&s.page, "page", formatSize(stash.DefaultPage), "`size` of a page, a power of two from 4KiB to 1GiB")
-	f.IntVar(&s.o.Groups, "groups", 4, "`groups` stashed one after the other, then restored")
+	f.Float64Var(&s.o.Skew, "skew", 0, fmt.Sprintf("`exponent` by which rows fall from group to group, or with --synth from expert to expert (default 0, all alike; with --synth %g)", replaySkew))
+	f.StringVar(&s.page, "page", stash.DefaultPage.Exact(), "`size` of a page, a power of two from 4KiB to 1GiB")
+	f.IntVar(&s.o.Groups, "groups", 4, "`groups` to stash one after the other, and then to restore")
 	f.IntVar(&s.o.Tensors, "tensors", 1, "`tensors` of a group")
 	f.BoolVar(&s.o.Host, "host-tier", false, "keep the pages in host memory")
 	f.BoolVar(&s.o.Bump, "bump", false, "use a stack instead of pages")
@@ -109,7 +110,7 @@ func addStashFlags(cmd *cobra.Command) *stashFlags {
 	return s
 }
 
-// sections are the flags as the help shows them, by what they are for.
+// sections returns the flags as the help shows them, grouped by what they are for.
 func sections(f *pflag.FlagSet) string {
 	var text strings.Builder
 	seen := map[string]bool{}
@@ -123,8 +124,8 @@ func sections(f *pflag.FlagSet) string {
 		fmt.Fprintf(&text, "%s:\n%s\n", title, part.FlagUsages())
 	}
 	section("Measuring (without --trace and --synth)", plainFlags)
-	section("Replaying a routing trace (with --trace or --synth)", append([]string{"trace", "synth"}, layFlags...))
-	section("Making a trace up (with --synth)", synthFlags)
+	section("Replaying routing counts (with --trace or --synth)", append([]string{"trace", "synth"}, layFlags...))
+	section("Generating routing counts (with --synth)", synthFlags)
 	var rest []string
 	f.VisitAll(func(x *pflag.Flag) {
 		if !seen[x.Name] {
@@ -135,7 +136,7 @@ func sections(f *pflag.FlagSet) string {
 	return strings.TrimSpace(text.String())
 }
 
-// options are what the flags say, checked; those of a replay alone are not in it.
+// options returns the checked flags, without those that only a replay has.
 func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	o := s.o
 	if !s.cmd.Flags().Changed("width") {
@@ -147,11 +148,11 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	switch {
 	case err != nil:
 		return o, usagef("--page: %v", err)
-	case len(sizes) != 1 || sizes[0] < 4*device.KiB || sizes[0] > device.GiB || sizes[0]&(sizes[0]-1) != 0:
+	case len(sizes) != 1 || sizes[0] < 4*memory.KiB || sizes[0] > memory.GiB || sizes[0]&(sizes[0]-1) != 0:
 		return o, usagef("--page must be one power of two from 4KiB to 1GiB, not %s", s.page)
 	case s.cmd.Flags().Changed("max-rows") && o.MaxRows < 1:
 		return o, usagef("--max-rows must be at least 1, not %d", o.MaxRows)
-	case o.Width < 1 || o.Width > device.GiB:
+	case o.Width < 1 || o.Width > memory.GiB:
 		return o, usagef("--width must be between 1 and 1073741824 bytes, not %d", int64(o.Width))
 	case o.Tensors < 1 || o.Tensors > 32:
 		return o, usagef("--tensors must be between 1 and 32, not %d", o.Tensors)
@@ -168,7 +169,7 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	case o.Groups < 1 || o.Groups > 10000:
 		return o, usagef("--groups must be between 1 and 10000, not %d", o.Groups)
 	case o.Line < time.Millisecond || o.Line > time.Hour:
-		return o, usagef("--time must be between 1ms and 1h, not %v", o.Line)
+		return o, usagef("--time expects a time from 1ms to 1h, got %v", o.Line)
 	}
 	if o.MaxRows = cmp.Or(o.MaxRows, o.Most()); o.MaxRows < o.Most() {
 		return o, usagef("--max-rows must hold the largest group, %d rows, not %d", o.Most(), o.MaxRows)
@@ -176,18 +177,19 @@ func (s *stashFlags) options(replay bool) (bench.StashOptions, error) {
 	return o, nil
 }
 
-func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, p *benchPage, asJSON bool) (err error) {
-	dev, err := choice.watched(observer(p.trace("bench", 0)))
+// benchStash measures and prints the result.
+func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, p *bench.Page, asJSON bool) (err error) {
+	dev, err := choice.watched(bench.Observe(p.Trace("bench", 0)))
 	if err != nil {
 		return err
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
 	room := sysinfo.Read().Memory.Usable()
 	if dev.Info().Backend != "cpu" {
-		room = dev.Info().Capacity[device.Accel] + dev.Info().Capacity[device.Host]
+		room = dev.Info().Capacity[memory.Device] + dev.Info().Capacity[memory.Host]
 	}
 	if need := o.Footprint(); room > 0 && need > float64(room) {
-		return fmt.Errorf("the measurement needs about %.4g GiB of memory and %v are available; give fewer --rows or --groups", need/float64(device.GiB), room)
+		return fmt.Errorf("the measurement needs about %.4g GiB of memory and %v are available; give fewer --rows or --groups", need/float64(memory.GiB), room)
 	}
 	res, err := bench.Stashes(dev, o)
 	if err != nil {
@@ -195,8 +197,8 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 	}
 	if !asJSON {
 		bench.StashText(cmd.OutOrStdout(), res)
-	} else if err := printJSON(cmd, res); err != nil {
+	} else if err := printResult(cmd, res); err != nil {
 		return err
 	}
-	return p.one("stash", res)
+	return pageError(p.WriteResult("stash", res))
 }

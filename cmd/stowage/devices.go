@@ -1,4 +1,4 @@
-// This file owns the choice of a concrete device.
+// This file owns --device, and opening the device that it names.
 
 package main
 
@@ -13,7 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
-	"github.com/stowage-dev/stowage/device/cuda/blas"
+	"github.com/stowage-dev/stowage/internal/blas"
 )
 
 // deviceChoice is the value of --device: "cpu", "cuda", or "cuda:1" for the
@@ -52,9 +52,10 @@ func deviceFlag(cmd *cobra.Command) *deviceChoice {
 	return c
 }
 
+// open opens the device.
 func (c *deviceChoice) open() (device.Device, error) { return c.watched(nil) }
 
-// watched opens a device that tells an observer, if there is one, what it does.
+// watched opens the device. It reports what it does to o, which may be nil.
 func (c *deviceChoice) watched(o device.Observer) (device.Device, error) {
 	if c.backend == "cuda" {
 		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: blas.New, Observe: o})
@@ -62,8 +63,8 @@ func (c *deviceChoice) watched(o device.Observer) (device.Device, error) {
 	return openCPU(o)
 }
 
-// The functions below return interfaces: a nil pointer to a device must not become
-// an interface that is not nil.
+// The functions below return an interface that is nil if opening fails, not one that
+// holds a nil pointer.
 
 func openCPU(o device.Observer) (device.Device, error) {
 	d, err := cpu.Open(cpu.Options{Observe: o})
@@ -73,12 +74,11 @@ func openCPU(o device.Observer) (device.Device, error) {
 	return d, nil
 }
 
-// openGPU opens a GPU for the doctor, which only copies and looks for libraries
-// itself.
+// openGPU opens a GPU for the doctor, which looks for libraries itself.
 func openGPU(ordinal int) (device.Device, error) { return openCUDA(cuda.Options{Ordinal: ordinal}) }
 
-// openCUDA leaves copies in graphs to the driver: the bench compares the driver's
-// copy node with our kernel.
+// openCUDA opens a GPU that leaves copies in graphs to the driver, because "bench copy"
+// compares the driver's copy node with our kernel.
 func openCUDA(o cuda.Options) (device.Device, error) {
 	d, err := cuda.Open(o)
 	if err != nil {

@@ -5,21 +5,21 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/doctor"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/internal/doctor"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine offers and what is missing",
-		Long: `Look at the processor, the memory and its limits, the GPUs and their links, and
-the optional libraries. For everything that is missing, say what would provide
-it. Nothing missing is an error: the exit code is 0 on a machine without a GPU.
+		Short: "Show what this machine offers and what is missing",
+		Long: `Show the processor, the memory and its limits, the GPUs and their links, and the
+optional libraries. For everything that is missing, say what would provide it.
+Something missing is no error: the exit code is 0 on a machine without a GPU.
 
-Links are measured with copies of 64 MiB, which takes some seconds.`,
+The command measures links with copies of 64 MiB, which takes some seconds.`,
 		Example: "  stowage doctor\n  stowage doctor --json",
 		Args:    noArgs,
 	}

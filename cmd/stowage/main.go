@@ -1,9 +1,9 @@
-// Command stowage trains, plans and measures with Stowage. Type `stowage help`
-// for what it can do.
+// Command stowage trains, plans and measures with Stowage. `stowage help` lists its
+// commands.
 //
-// This file owns the way in and out: arguments, exit codes and the last word on
-// an error. root.go owns the tree of commands, usage.go the errors of usage,
-// output.go where output goes; each command has a file of its own.
+// This file owns the start and the end of the program. root.go owns the tree of
+// commands, errors.go the words of errors, usage.go wrong command lines, output.go
+// where output goes; each command has a file of its own.
 package main
 
 import (
@@ -11,29 +11,26 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 )
 
-// Exit codes: scripts tell a wrong command line from work that failed.
+// Exit codes.
 const (
 	exitOK          = 0
 	exitFailure     = 1
 	exitUsage       = 2
-	exitInterrupted = 130 // as shells have it: 128 and the signal's number
+	exitInterrupted = 130 // 128 plus the number of the signal, as in shells
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is the whole program with its surroundings as arguments, so that tests
-// call it in-process.
-func run(args []string, stdout, stderr io.Writer) int {
+// execute runs the program and returns its exit code. Tests call it with arguments and
+// output of their own.
+func execute(args []string, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
 	root := newRoot()
-	root.SetArgs(append([]string{}, args...)) // nil would stand for os.Args
+	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetOut(out)
 	root.SetErr(stderr)
 	var noTopic error
@@ -53,23 +50,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	var usage *usageError
-	if errors.As(err, &usage) {
-		if usage.cmd == nil {
-			usage.cmd = cmd
+	text, code := describe(cmd, err), exitCode(err)
+	if code == exitUsage {
+		var usage *usageError
+		if errors.As(err, &usage) && usage.cmd != nil {
+			cmd = usage.cmd
 		}
-		fmt.Fprintf(stderr, "stowage: %s; see `%s --help`\n", oneLine(err), usage.cmd.CommandPath())
-		return exitUsage
+		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	fmt.Fprintf(stderr, "stowage: %s\n", oneLine(err))
-	var stopped trainrun.Interrupted
-	if errors.As(err, &stopped) {
-		return exitInterrupted
-	}
-	return exitFailure
-}
-
-// oneLine keeps the promise of one sentence for errors that came joined.
-func oneLine(err error) string {
-	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	fmt.Fprintf(stderr, "stowage: %s\n", text)
+	return code
 }

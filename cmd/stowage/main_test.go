@@ -17,10 +17,11 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/bench"
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/doctor"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/doctor"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/version"
 )
 
 // asProgram makes the test binary the program itself, for tests that kill it.
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 // command runs the program in-process.
 func command(args ...string) (stdout, stderr string, code int) {
 	var out, errs bytes.Buffer
-	code = run(args, &out, &errs)
+	code = execute(args, &out, &errs)
 	return out.String(), errs.String(), code
 }
 
@@ -50,7 +51,8 @@ func TestHelp(t *testing.T) {
 		"help-version.txt":    {"version", "-h"},
 		"help-report.txt":     {"report", "--help"},
 
-		"help-bench-stash.txt": {"bench", "stash", "--help"},
+		"help-bench-stash.txt":  {"bench", "stash", "--help"},
+		"help-bench-record.txt": {"bench", "record", "--help"},
 	} {
 		stdout, stderr, code := command(args...)
 		if code != exitOK || stderr != "" {
@@ -128,18 +130,18 @@ func TestVersion(t *testing.T) {
 		t.Errorf("--version: code %d, %q", code, short)
 	}
 	stdout, _, code = command("version", "--json")
-	var v version
+	var v buildVersion
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitOK || v != thisVersion() {
 		t.Errorf("code %d, %v, %q", code, err, stdout)
 	}
 
 	built := versionOf(&debug.BuildInfo{
-		Main: debug.Module{Version: "v1.2.3"},
+		Main: debug.Module{Version: "v1.2.3"}, // the file VERSION counts, not the module's
 		Settings: []debug.BuildSetting{
 			{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
 		},
 	})
-	want := "stowage v1.2.3, commit 0123456789ab with changes of 2026-01-02T03:04:05Z, " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
+	want := "stowage " + version.Number() + ", commit 0123456789ab with changes of 2026-01-02T03:04:05Z, " + runtime.Version() + ", " + runtime.GOOS + "/" + runtime.GOARCH
 	if built.String() != want {
 		t.Errorf("%q, want %q", built, want)
 	}
@@ -268,7 +270,7 @@ func (f *full) Write(p []byte) (int, error) {
 func TestFullDisk(t *testing.T) {
 	for _, args := range [][]string{{}, {"version"}, {"version", "--json"}, {"help", "bench"}, {"bench", "copy", "--size", "64KiB"}} {
 		var errs bytes.Buffer
-		code := run(args, &full{room: 10}, &errs)
+		code := execute(args, &full{room: 10}, &errs)
 		if want := "stowage: cannot write the output: no space left on device\n"; code != exitFailure || errs.String() != want {
 			t.Errorf("%v: code %d, errors %q", args, code, errs.String())
 		}
@@ -308,7 +310,7 @@ func TestBinary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines := strings.Split(string(out), "\n"); lines[0] != "1" || !strings.HasPrefix(lines[1], "Stowage keeps what") {
+	if lines := strings.Split(string(out), "\n"); lines[0] != "1" || !strings.HasPrefix(lines[1], "Stowage trains large models") {
 		t.Errorf("printed %q", out)
 	}
 	if n := strings.Count(errs.String(), "cannot write the output"); n != 1 || strings.Contains(errs.String(), "goroutine") {

@@ -1,6 +1,5 @@
-// This file owns where output goes. A full disk or a closed pipe must not pass
-// unnoticed, and nobody wants to check every line that is printed, so the first
-// failed write sticks and everything behind it is dropped.
+// This file owns where output goes. Commands print without checking every line, so the
+// output remembers the first failed write, such as to a full disk, and drops the rest.
 
 package main
 
@@ -12,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// output is standard output with a memory for its first error.
+// output is standard output that remembers its first error.
 type output struct {
 	w   io.Writer
 	err error
 }
 
+// Write writes to standard output unless an earlier write failed.
 func (o *output) Write(p []byte) (int, error) {
 	if o.err != nil {
 		return 0, o.err
@@ -29,7 +29,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, o.err
 }
 
-// printJSON writes v for machines: one object, indented, with a line's end.
+// printJSON prints v as indented JSON.
 func printJSON(cmd *cobra.Command, v any) error {
 	e := json.NewEncoder(cmd.OutOrStdout())
 	e.SetIndent("", "  ")
@@ -37,7 +37,7 @@ func printJSON(cmd *cobra.Command, v any) error {
 	return e.Encode(v)
 }
 
-// jsonFlag adds the flag that every command with an answer has.
+// jsonFlag adds --json to a command.
 func jsonFlag(cmd *cobra.Command) *bool {
-	return cmd.Flags().Bool("json", false, "print JSON for machines")
+	return cmd.Flags().Bool("json", false, "print JSON")
 }

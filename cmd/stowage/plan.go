@@ -1,8 +1,7 @@
-// This file owns `stowage plan`: its flags, what they mean together, and the
-// order in which an answer is made. planflags.go owns the words of a command
-// line, planinput.go the job they describe, planreport.go the report,
-// plantext.go the tables, plancompare.go two settings side by side,
-// planexplain.go, planring.go and planvalidate.go the commands below it.
+// This file owns `stowage plan`: its flags, what they mean together, and its errors.
+// planflags.go owns the words of a command line, planinput.go the job that they
+// describe, plancompare.go --compare, and planexplain.go, planring.go and
+// planvalidate.go the commands below it. Package planview makes and shows the answer.
 
 package main
 
@@ -17,29 +16,34 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/internal/planview"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
-	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/plan/search"
 )
 
-const planLong = `Say what a training job needs before it is launched: the memory of every pipeline
-rank by cause, the heaviest rank found by walking the schedule, whether it fits,
-how long a step takes and what of that the memory policy costs, what happens to
-each group of saved tensors and why, and the flags that ask for all of it.
+const planLong = `Predict what a training job needs before it starts: the memory of every pipeline
+rank by cause, the heaviest rank, whether the job fits, how long a step takes, what
+the memory policy adds to it, what happens to each group of saved tensors and why,
+and the flags that ask for all of it.
 
-The job is a model with settings of Megatron-LM, under their own names or the
-short ones below; lists stand as they do there (--offload core_attn moe_act). A
-model is a preset, a config.json of Hugging Face, or the sizes in a file of
-Megatron-LM arguments (shell, YAML or JSON), which is read as it is.
+A job is a model with settings of Megatron-LM, under their own names or the short
+ones below. Lists are written as Megatron-LM writes them (--offload core_attn
+moe_act). A model is a preset, a config.json of Hugging Face, or the sizes in a file
+of Megatron-LM arguments (shell, YAML or JSON).
 
-Figures are expected values; behind ± and in brackets is the band that measured
-runs lay in. A setup fits if the upper end of what the allocator reserves stays
-within the budget: --budget, or what the hardware leaves. --search policy finds
-the fastest memory policy that fits, --search layout the fastest layout with its
-policy; --budget alone searches a policy if the settings name none. If nothing
-fits the exit code is 1, and the answer names the smallest budget that would do.`
+Figures are expected values. Behind ± and in brackets is the band that measured runs
+lay in. The budget is the device memory that a rank may hold at its peak: --budget,
+or what the hardware leaves. A job fits if the upper end of the memory that the
+allocator reserves stays within the budget on every rank, because the device must
+hold what is reserved.
+
+--search policy finds the fastest memory policy that fits. --search layout finds the
+fastest layout with its policy. --budget searches a policy if --gpu is given and the
+settings name none. If nothing fits, the exit code is 1 and the answer names the
+smallest budget that a policy fits.`
 
 const planExample = `  stowage plan --model llama-3-8b --gpu h100 --gpus 8 --tp 2 --mbs 1 --gbs 128 --seq 8192
   stowage plan --model deepseek-v3 --gpu gb200 --gpus 256 --pp 8 --ep 32 \
@@ -65,19 +69,19 @@ type planFlags struct {
 func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                "plan",
-		Short:              "Predict a job's memory and time, and choose what to keep, move and recompute",
+		Short:              "Predict a job's memory and time, and choose what to keep, offload and recompute",
 		Long:               planLong + "\n\n" + planKnown(),
 		Example:            planExample,
 		Args:               cobra.ArbitraryArgs,
-		DisableFlagParsing: true, // settings of the job are not declared one by one
+		DisableFlagParsing: true, // the job's settings are not declared one by one
 	}
 	f := &planFlags{}
 	f.job.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&f.search, "search", "", "search a `policy` or a layout, or none")
-	flags.StringArrayVar(&f.compare, "compare", nil, "show two `files` side by side: reports of --json, or Megatron-LM arguments")
-	flags.StringVar(&f.rank, "rank", "heaviest", "`rank` whose parts are listed: a number, heaviest, all or none")
-	flags.StringVar(&f.flags, "flags", "", "print nothing but the flags for `megatron`, maxtext or stowage")
+	flags.StringArrayVar(&f.compare, "compare", nil, "compare two `files`: reports that --json printed, or Megatron-LM arguments")
+	flags.StringVar(&f.rank, "rank", "heaviest", "the `rank` whose parts are listed: a number, heaviest, all or none")
+	flags.StringVar(&f.flags, "flags", "", "print only the flags for `megatron`, maxtext or stowage")
 	flags.StringVar(&f.html, "html", "", "write a page with pictures to this `file`")
 	f.asJSON = jsonFlag(cmd)
 	settingsUsage(cmd)
@@ -101,9 +105,19 @@ func newPlan() *cobra.Command {
 	return cmd
 }
 
-// planKnown lists what is built in.
+// planKnown lists the built-in presets and hardware.
 func planKnown() string {
-	return strings.TrimRight(wrap("Presets: "+strings.Join(model.Presets(), ", ")+".", "")+wrap("Hardware: "+strings.Join(hardware.Names(), ", ")+".", ""), "\n")
+	return strings.TrimRight(planview.Wrap("Presets: "+strings.Join(model.Presets(), ", ")+".", "")+planview.Wrap("Hardware: "+strings.Join(hardware.Names(), ", ")+".", ""), "\n")
+}
+
+// planModuleFlags are the flags of Megatron-LM that name modules.
+var planModuleFlags = map[memory.Choice]string{memory.Offload: "offload-modules", memory.Recompute: "recompute-modules"}
+
+// planHints name the flags to try next.
+var planHints = planview.Hints{
+	NoBudget:   "give --gpu or --budget to see whether the job fits",
+	TooLarge:   "--search policy finds the fastest memory policy that fits, --search layout the fastest layout",
+	OtherFlags: "--flags maxtext and --flags stowage print the others",
 }
 
 // add declares the flags of a job.
@@ -114,16 +128,16 @@ func (j *jobFlags) add(cmd *cobra.Command) {
 	f.StringVar(&j.config, "config", "", "a config.json of Hugging Face, or its `folder`")
 	f.StringVar(&j.megatron, "megatron", "", "a `file` of Megatron-LM arguments: a command, a script, YAML or JSON")
 	f.StringVar(&j.gpu, "gpu", "", "the hardware's `name`, or a JSON file with its figures")
-	f.IntVar(&j.gpus, "gpus", 0, "how many `GPUs` (default as few as the layout needs)")
-	f.IntVar(&j.vocab, "vocab", 0, "the vocabulary's `size` where a file leaves it to a tokenizer")
-	f.StringVar(&j.budget, "budget", "", "the `size` a rank may take, such as 60GiB (default what the hardware leaves)")
-	f.StringVar(&j.routing, "routing", "", "how tokens reach experts: `natural` (the default, as measured runs have it), balanced,\nskewed:1.3 (fullest rank over the mean) or trace:FILE")
+	f.IntVar(&j.gpus, "gpus", 0, "the number of `GPUs` (default as few as the layout allows)")
+	f.IntVar(&j.vocab, "vocab", 0, "the vocabulary's `size` if a file leaves it to a tokenizer")
+	f.StringVar(&j.budget, "budget", "", "the device memory that a rank may hold at its peak, a `size` such as 60GiB\n(default what the hardware leaves)")
+	f.StringVar(&j.routing, "routing", "", "how tokens reach experts: `natural` (the default, as in measured runs), balanced,\nskewed:1.3 (fullest rank over the mean) or counts:FILE (routing counts)")
 }
 
-// settingsUsage puts the short words into the help.
+// settingsUsage adds the short names of settings to the help.
 func settingsUsage(cmd *cobra.Command) {
 	cmd.InitDefaultHelpFlag()
-	head := "Settings, and the flags of Megatron-LM that they stand for (all others are taken too):\n" + settingHelp(cmd) + "\n\n"
+	head := "Settings, and the flags of Megatron-LM that they stand for (all its other flags work too):\n" + settingHelp(cmd) + "\n\n"
 	t := strings.Replace(usageTemplate, flagsTemplate, head+flagsTemplate, 1)
 	// This command is run itself, though it holds others.
 	cmd.SetUsageTemplate(strings.Replace(t, "{{if .HasAvailableSubCommands}}{{.CommandPath}} <command>{{else}}{{.UseLine}}{{end}}", "{{.UseLine}}", 1))
@@ -131,7 +145,7 @@ func settingsUsage(cmd *cobra.Command) {
 
 func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if f.flags != "" && *f.asJSON {
-		return usagef("--flags prints flags alone and --json everything, the flags among it; keep one")
+		return usagef("--flags prints only flags, and --json prints everything with the flags; keep one")
 	}
 	s, notes, err := f.job.setup(w)
 	if err != nil {
@@ -142,6 +156,13 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 		return err
 	}
 	r.Warnings = append(r.Warnings, notes...)
+	idle, err := planview.WithoutEffect(s)
+	if err != nil {
+		return err
+	}
+	for _, n := range idle {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("--%s %s %s; %s", planModuleFlags[n.Choice], n.Module, n.Problem, n.Remedy))
+	}
 	detail, err := f.ranks(r)
 	if err != nil {
 		return err
@@ -154,7 +175,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.flags != "":
-		i := slices.IndexFunc(r.Flags, func(x page.Flags) bool { return x.For == f.flags })
+		i := slices.IndexFunc(r.Flags, func(x planview.Flags) bool { return x.For == f.flags })
 		if i < 0 {
 			return usagef("--flags %s is unknown; choose megatron, maxtext or stowage", f.flags)
 		}
@@ -162,7 +183,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	case *f.asJSON:
 		return printJSON(cmd, r)
 	default:
-		planText(out, r, detail)
+		r.WriteText(out, detail, planHints)
 		if f.html != "" {
 			fmt.Fprintf(out, "\nthe page is in %s\n", f.html)
 		}
@@ -170,58 +191,52 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	return nil
 }
 
-// report predicts, after a search if one is asked for.
-func (f *planFlags) report(s *plan.Setup, command string) (*page.Report, error) {
-	over, err := f.over(s)
+// report makes the report that the flags ask for.
+func (f *planFlags) report(s *plan.Setup, command string) (*planview.Report, error) {
+	over, err := f.searched(s)
 	if err != nil {
 		return nil, err
 	}
-	x := &found{setup: s}
-	if over != "none" {
-		if x, err = runSearch(s, over); err != nil {
-			var small *search.TooSmall
-			if errors.As(err, &small) {
-				return nil, tooSmall(small, over, f.budgetFrom(s)) // the words were right, the answer is no
-			}
-			return nil, planError(err)
-		}
-		s = x.setup
-	}
-	p, err := plan.Predict(s)
+	q := planview.Request{Setup: s, Search: over, Command: command, BudgetFrom: f.budgetFrom(s)}
+	r, err := planview.New(q)
 	if err != nil {
-		return nil, planError(err)
+		return nil, reportError(err, q)
 	}
-	r := newReport(p, f.budgetFrom(s))
-	r.Command = command
-	if s.Hardware != nil {
-		if r.Time, err = timeReport(p.Setup); err != nil {
-			return nil, planError(err)
-		}
-		if r.Decisions, err = decisions(p.Setup, x.policy); err != nil {
-			return nil, planError(err)
-		}
-	}
-	r.Search = x.report
-	r.Flags = flagsReport(p.Setup)
 	return r, nil
 }
 
-// over is what to search. A budget without a policy asks for one.
-func (f *planFlags) over(s *plan.Setup) (string, error) {
-	switch f.search {
-	case "layout":
+// reportError words what planview.New returns.
+func reportError(err error, q planview.Request) error {
+	var small *search.TooSmall
+	if !errors.As(err, &small) {
+		return planError(err)
+	}
+	// The command line is right, and the answer is no: this is no error of usage.
+	remedy := "or look for another layout with --search layout"
+	if q.Search == planview.Layouts {
+		remedy = "or more --gpus"
+	}
+	least := (small.Least + 1<<30 - 1) >> 30
+	return fmt.Errorf("no policy fits %s (%s); the smallest budget that one fits is %d GiB, with %s; give --budget %dGiB, %s",
+		planview.Size(small.Budget), q.BudgetFrom, least, small.Policy, least, remedy)
+}
+
+// searched returns what to search. A budget without a policy asks for a policy.
+func (f *planFlags) searched(s *plan.Setup) (planview.SearchSpace, error) {
+	switch over := planview.SearchSpace(f.search); over {
+	case planview.Layouts:
 		if f.job.gpus == 0 && f.job.megatron == "" {
 			return "", usagef("--search layout needs --gpus, the number of GPUs to divide the model over")
 		}
-		return f.search, nil
-	case "none", "policy":
-		return f.search, nil
+		return over, nil
+	case planview.NoSearch, planview.Policies:
+		return over, nil
 	case "":
 		free := !s.Recompute.Full && len(s.Recompute.Modules)+len(s.Offload.Modules)+len(s.Stash.Modules) == 0
 		if f.job.budget != "" && s.Hardware != nil && free {
-			return "policy", nil
+			return planview.Policies, nil
 		}
-		return "none", nil
+		return planview.NoSearch, nil
 	}
 	return "", usagef("--search %s is unknown; choose policy, layout or none", f.search)
 }
@@ -231,13 +246,13 @@ func (f *planFlags) budgetFrom(s *plan.Setup) string {
 	case s.Budget > 0:
 		return "--budget"
 	case s.Hardware != nil:
-		return "what " + s.Hardware.Name + " leaves of " + page.Size(s.Hardware.Memory)
+		return "what " + s.Hardware.Name + " leaves of " + planview.Size(s.Hardware.Memory)
 	}
 	return ""
 }
 
-// ranks are those whose parts are shown.
-func (f *planFlags) ranks(r *page.Report) (out []int, err error) {
+// ranks returns the ranks whose parts are listed.
+func (f *planFlags) ranks(r *planview.Report) (out []int, err error) {
 	switch f.rank {
 	case "none":
 		return nil, nil
@@ -251,16 +266,16 @@ func (f *planFlags) ranks(r *page.Report) (out []int, err error) {
 	}
 	n, err := strconv.Atoi(f.rank)
 	if err != nil || n < 0 || n >= len(r.Ranks) {
-		which := fmt.Sprintf("none of the %d pipeline ranks; write 0 to %d", len(r.Ranks), len(r.Ranks)-1)
+		which := fmt.Sprintf("not one of the %d pipeline ranks; write 0 to %d", len(r.Ranks), len(r.Ranks)-1)
 		if len(r.Ranks) == 1 {
-			which = "not the only pipeline rank; write 0"
+			which = "not a pipeline rank, because there is only one; write 0"
 		}
 		return nil, usagef("--rank %s is %s, heaviest, all or none", f.rank, which)
 	}
 	return []int{n}, nil
 }
 
-// commandLine writes what was typed so that a shell reads it again.
+// commandLine returns what was typed, quoted for a shell.
 func commandLine(cmd *cobra.Command, args []string) string {
 	words := []string{cmd.CommandPath()}
 	for _, a := range args {
@@ -272,11 +287,11 @@ func commandLine(cmd *cobra.Command, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// writePage makes the page before it touches the file, so that a failure leaves
-// what was there.
-func writePage(name string, r *page.Report) error {
+// writePage makes the page before it opens the file, so that an error leaves an old file
+// as it is.
+func writePage(name string, r *planview.Report) error {
 	var b bytes.Buffer
-	if err := page.Write(&b, r); err != nil {
+	if err := r.WritePage(&b); err != nil {
 		return fmt.Errorf("the page cannot be made: %w", err)
 	}
 	if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
-	"github.com/stowage-dev/stowage/plan/page"
+	"github.com/stowage-dev/stowage/internal/planview"
 )
 
 func TestPlanHelp(t *testing.T) {
@@ -28,7 +28,7 @@ func TestPlanHelp(t *testing.T) {
 		}
 		golden.Check(t, name, stdout)
 	}
-	if bare, _, code := command("plan"); code != exitOK || !strings.HasPrefix(bare, "Say what a training job needs") {
+	if bare, _, code := command("plan"); code != exitOK || !strings.HasPrefix(bare, "Predict what a training job needs") {
 		t.Errorf("without arguments: code %d, %q", code, bare)
 	}
 }
@@ -82,7 +82,7 @@ func TestPlanText(t *testing.T) {
 			continue
 		}
 		for _, l := range strings.Split(stdout, "\n") {
-			if len([]rune(l)) > planWidth {
+			if len([]rune(l)) > planview.Width {
 				t.Errorf("%s: a line has %d columns: %s", name, len([]rune(l)), l)
 			}
 		}
@@ -91,13 +91,13 @@ func TestPlanText(t *testing.T) {
 }
 
 // planJSON runs a job for its report.
-func planJSON(t *testing.T, line string) (*page.Report, string) {
+func planJSON(t *testing.T, line string) (*planview.Report, string) {
 	t.Helper()
 	stdout, stderr, code := command(strings.Fields(line + " --json")...)
 	if code != exitOK || stderr != "" {
 		t.Fatalf("%s: code %d, errors %q", line, code, stderr)
 	}
-	var r page.Report
+	var r planview.Report
 	d := json.NewDecoder(strings.NewReader(stdout))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
@@ -128,7 +128,7 @@ func TestPlanJSON(t *testing.T) {
 			if k.Peak.Expected > r.Peak.Expected {
 				t.Errorf("%s: rank %d is heavier than rank %d", name, k.Rank, r.Heaviest)
 			}
-			for _, b := range []page.Band{k.Static, k.Peak, k.Reserved} {
+			for _, b := range []planview.Band{k.Static, k.Peak, k.Reserved} {
 				if b.Low <= 0 || b.Low > b.Expected || b.Expected > b.High {
 					t.Errorf("%s, rank %d: the band %+v", name, k.Rank, b)
 				}
@@ -288,7 +288,7 @@ func TestPlanCompareFiles(t *testing.T) {
 		if code != exitOK || stderr != "" {
 			t.Fatalf("%s: code %d, errors %q", name, code, stderr)
 		}
-		var c comparison
+		var c planview.Comparison
 		if err := json.Unmarshal([]byte(stdout), &c); err != nil {
 			t.Fatal(err)
 		}
@@ -311,15 +311,15 @@ func TestPlanExplain(t *testing.T) {
 	}
 	golden.Check(t, "plan-explain.txt", "$ stowage "+line+"\n"+stdout)
 	stdout, _, code = command(strings.Fields(line + " --json")...)
-	var e explanation
+	var e planview.Explanation
 	if err := json.Unmarshal([]byte(stdout), &e); err != nil || code != exitOK || e.Group != "core_attn" || len(e.Tensors) == 0 || e.Reason == "" {
 		t.Errorf("code %d, %v, %s", code, err, stdout)
 	}
 }
 
-// A routing trace counts by its fullest rank, layers taken together.
-func TestPlanTrace(t *testing.T) {
-	planFiles(t, map[string]string{"trace.jsonl": `{"version":1,"ranks":2,"tokens":10,"top_k":2,"layers":2,"microbatches":1}
+// Routing counts say how much fuller the fullest rank is, layers taken together.
+func TestPlanRoutingCounts(t *testing.T) {
+	planFiles(t, map[string]string{"counts.jsonl": `{"version":1,"ranks":2,"tokens":10,"top_k":2,"layers":2,"microbatches":1}
 {"step":0,"layer":0,"microbatch":0,"rank":0,"rows":14}
 {"step":0,"layer":0,"microbatch":0,"rank":1,"rows":6}
 {"step":0,"layer":1,"microbatch":0,"rank":0,"rows":10}
@@ -328,16 +328,20 @@ func TestPlanTrace(t *testing.T) {
 	line := "plan --model mixtral-8x7b --gpus 8 --ep 8 --gbs 8"
 	balanced, _ := planJSON(t, line+" --routing balanced")
 	natural, _ := planJSON(t, line)
-	traced, _ := planJSON(t, line+" --routing trace:trace.jsonl")
-	skewed, _ := planJSON(t, line+" --routing skewed:1.2")
-	if traced.Setup.Imbalance != 1.2 || traced.Peak != skewed.Peak || traced.Peak.Expected <= balanced.Peak.Expected {
-		t.Errorf("the trace counts %g: %d bytes, balanced %d, skewed %d", traced.Setup.Imbalance, traced.Peak.Expected, balanced.Peak.Expected, skewed.Peak.Expected)
+	counted, _ := planJSON(t, line+" --routing counts:counts.jsonl")
+	old, _ := planJSON(t, line+" --routing trace:counts.jsonl") // the old word
+	if !reflect.DeepEqual(old.Setup, counted.Setup) || old.Peak != counted.Peak {
+		t.Errorf("counts: gives %+v, trace: %+v", counted.Setup, old.Setup)
 	}
-	if !slices.ContainsFunc(traced.Warnings, func(n string) bool { return strings.Contains(n, "2 expert ranks, the job 8") }) {
-		t.Errorf("nothing is said about the trace's ranks: %q", traced.Warnings)
+	skewed, _ := planJSON(t, line+" --routing skewed:1.2")
+	if counted.Setup.Imbalance != 1.2 || counted.Peak != skewed.Peak || counted.Peak.Expected <= balanced.Peak.Expected {
+		t.Errorf("the counts give %g: %d bytes, balanced %d, skewed %d", counted.Setup.Imbalance, counted.Peak.Expected, balanced.Peak.Expected, skewed.Peak.Expected)
+	}
+	if !slices.ContainsFunc(counted.Warnings, func(n string) bool { return strings.Contains(n, "2 expert ranks, the job 8") }) {
+		t.Errorf("nothing is said about the ranks of the counts: %q", counted.Warnings)
 	}
 	// What was assumed is said.
-	for want, r := range map[string]*page.Report{"trace trace.jsonl": traced, "natural": natural, "balanced": balanced, "skewed": skewed} {
+	for want, r := range map[string]*planview.Report{"counts counts.jsonl": counted, "natural": natural, "balanced": balanced, "skewed": skewed} {
 		if r.Setup.Routing != want {
 			t.Errorf("routing is %q, want %q", r.Setup.Routing, want)
 		}

@@ -1,7 +1,7 @@
-// This file owns the words behind `stowage plan`: its own flags, and the
-// settings of the job, which are Megatron-LM's flags or short words for them.
-// Settings are not declared one by one: whatever the planner knows of
-// Megatron-LM is taken, and lists stand as they do there, with spaces.
+// This file owns how a command line of `stowage plan` is divided: into the command's
+// own flags, and the settings of the job, which are Megatron-LM's flags or short names
+// for them. Settings are not declared one by one, and lists are written with spaces, as
+// Megatron-LM writes them.
 
 package main
 
@@ -16,13 +16,13 @@ import (
 	"github.com/stowage-dev/stowage/plan/config"
 )
 
-// planWords are the words of a command line, told apart.
+// planWords is a command line without the command's own flags.
 type planWords struct {
 	settings map[string][]string // the last one given counts
 	rest     []string            // neither flag nor value
 }
 
-// splitPlan tells a command line apart. Own flags go to the flag parser; any
+// splitPlan divides a command line. The command's own flags go to the flag parser. Any
 // other flag is a setting and takes the words up to the next flag.
 func splitPlan(own *pflag.FlagSet, args []string) (mine []string, w planWords, err error) {
 	w.settings = map[string][]string{}
@@ -69,7 +69,7 @@ func splitPlan(own *pflag.FlagSet, args []string) (mine []string, w planWords, e
 	return mine, w, nil
 }
 
-// ownWords writes a flag with each of its values, as the flag parser reads it.
+// ownWords returns a flag with each of its values, as the flag parser reads it.
 func ownWords(name, value string, given bool, next []string) (out []string) {
 	switch {
 	case given:
@@ -83,7 +83,7 @@ func ownWords(name, value string, given bool, next []string) (out []string) {
 	return out
 }
 
-// isFlag tells a flag from a value; "-1" is a value.
+// isFlag reports whether a word is a flag. "-1" is a value.
 func isFlag(word string) bool {
 	rest, ok := strings.CutPrefix(word, "-")
 	return ok && rest != "" && (rest[0] < '0' || rest[0] > '9') && rest[0] != '.'
@@ -96,7 +96,7 @@ func (w *planWords) add(name string, values []string) {
 	w.settings[name] = values
 }
 
-// parsePlan reads a command line into the command's own flags and the settings.
+// parsePlan parses the command's own flags and returns the settings.
 func parsePlan(cmd *cobra.Command, args []string) (w planWords, help bool, err error) {
 	cmd.InitDefaultHelpFlag()
 	own, w, err := splitPlan(cmd.Flags(), args)
@@ -116,12 +116,12 @@ func parsePlan(cmd *cobra.Command, args []string) (w planWords, help bool, err e
 	return w, help, nil
 }
 
-// settingHelp lists the short words in a help text, but for those that are flags
-// of the command itself.
+// settingHelp lists the short names in a help text, except those that are flags of the
+// command.
 func settingHelp(cmd *cobra.Command) string {
 	var b strings.Builder
 	for _, w := range config.Words {
-		if cmd.Flags().Lookup(w.Short) != nil || w.Short == "trace" {
+		if cmd.Flags().Lookup(w.Short) != nil || w.Short == "counts" || w.Short == "trace" {
 			continue
 		}
 		long := w.Help

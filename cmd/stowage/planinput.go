@@ -1,5 +1,5 @@
-// This file owns the way from a command line to a job: which model, which
-// hardware, which budget, how tokens are routed.
+// This file owns the way from a command line to a job: its model, hardware, budget and
+// routing, and the errors about them.
 
 package main
 
@@ -15,9 +15,10 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/internal/spell"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/config"
-	"github.com/stowage-dev/stowage/routing"
+	"github.com/stowage-dev/stowage/plan/routing"
 )
 
 // jobFlags are the flags that describe a job, beside its settings.
@@ -27,10 +28,13 @@ type jobFlags struct {
 	gpus, vocab             int
 	budget, routing         string
 
-	traced int // expert ranks of the trace that --routing names
+	// modelFlag is the flag that named the model, for errors about it.
+	modelFlag string
+	counted   int // expert ranks of the routing counts that --routing names
 }
 
-// setup makes the job. Everything that is wrong with it is an error of usage.
+// setup returns the job, and notes about what was assumed. All its errors are errors of
+// usage.
 func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if len(w.rest) > 0 {
 		if near := nearest(w.rest[0], []string{"explain", "ring", "validate"}); near != "" {
@@ -40,15 +44,14 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	}
 	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
 	var err error
-	flag := ""
-	if flag, in.Model, err = j.source(w.settings); err != nil {
+	if in.Model, err = j.source(w.settings); err != nil {
 		return nil, nil, err
 	}
 	if j.vocab < 0 || j.vocab > math.MaxInt32 {
-		return nil, nil, usagef("--vocab %d must lie between 1 and %d", j.vocab, math.MaxInt32)
+		return nil, nil, usagef("--vocab %d: expected a number from 1 to %d", j.vocab, math.MaxInt32)
 	}
 	if j.budget != "" {
-		n, err := parseSize(j.budget)
+		n, err := memory.ParseBytes(j.budget)
 		if err != nil {
 			return nil, nil, usagef("--budget: %v", err)
 		}
@@ -59,24 +62,23 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	}
 	s, notes, err := config.Resolve(in)
 	if err != nil {
-		// Below here all models are called --model.
-		return nil, nil, planError(errors.New(strings.ReplaceAll(err.Error(), "--model "+in.Model, flag+" "+in.Model)))
+		return nil, nil, j.planError(err)
 	}
 	for name := range w.settings {
 		for _, n := range notes {
-			// A file may have flags that nobody knows; on a command line they are slips.
+			// A file may have unknown flags. On a command line they are mistakes.
 			if strings.HasPrefix(n, "--"+name+": is not known") {
 				return nil, nil, unknownSetting(name)
 			}
 		}
 	}
-	if n, err := s.Normalise(); err == nil && j.traced > 0 && n.Layout.EP*n.Layout.ETP != j.traced {
-		notes = append(notes, fmt.Sprintf("the trace has %d expert ranks, the job %d; its imbalance of %.3g is taken as it is", j.traced, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
+	if n, err := s.Normalise(); err == nil && j.counted > 0 && n.Layout.EP*n.Layout.ETP != j.counted {
+		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
 }
 
-// unknownSetting names the short word that was probably meant.
+// unknownSetting returns an error that names the setting that was probably meant.
 func unknownSetting(name string) error {
 	var words []string
 	for _, w := range config.Words {
@@ -88,8 +90,8 @@ func unknownSetting(name string) error {
 	return usagef("unknown flag --%s", name)
 }
 
-// source is where the model comes from: one of three flags.
-func (j *jobFlags) source(settings map[string][]string) (flag, name string, err error) {
+// source returns what one of the three flags for a model names.
+func (j *jobFlags) source(settings map[string][]string) (name string, err error) {
 	var found, flags []string
 	for _, f := range []struct{ flag, value string }{{"--model", j.model}, {"--config", j.config}, {"--megatron", j.megatron}} {
 		if f.value != "" {
@@ -101,17 +103,21 @@ func (j *jobFlags) source(settings map[string][]string) (flag, name string, err 
 		for _, f := range []string{"model", "config", "megatron"} {
 			for name := range settings {
 				if spell.Distance(name, f) <= 2 {
-					return "", "", usagef("unknown flag --%s (did you mean --%s?)", name, f)
+					return "", usagef("unknown flag --%s (did you mean --%s?)", name, f)
 				}
 			}
 		}
-		return "", "", usagef("which model? give --model NAME, --config config.json or --megatron FILE, such as --model deepseek-v3")
+		return "", usagef("no model is given; add --model NAME, --config config.json or --megatron FILE, such as --model deepseek-v3")
 	case len(found) > 1:
-		return "", "", usagef("%s and %s both name a model; keep one", flags[0], flags[1])
-	case flags[0] == "--model":
-		return flags[0], found[0], nil
+		return "", usagef("%s and %s both name a model; keep one", flags[0], flags[1])
 	}
-	// A file is meant, even where a preset has the same name.
+	if j.modelFlag == "" {
+		j.modelFlag = flags[0]
+	}
+	if flags[0] == "--model" {
+		return found[0], nil
+	}
+	// The flag means a file, even if a preset has the same name.
 	info, err := os.Stat(found[0])
 	if err == nil && info.IsDir() && flags[0] == "--config" {
 		found[0] = filepath.Join(found[0], "config.json")
@@ -119,22 +125,24 @@ func (j *jobFlags) source(settings map[string][]string) (flag, name string, err 
 	}
 	switch {
 	case err != nil:
-		return "", "", usagef("%s %s cannot be read: %v", flags[0], found[0], pathless(err))
+		return "", usagef("%s %s: the file cannot be read: %v", j.modelFlag, found[0], pathless(err))
 	case info.IsDir():
-		return "", "", usagef("%s %s is a folder; give a file in it", flags[0], found[0])
+		return "", usagef("%s %s is a folder; give a file in it", j.modelFlag, found[0])
 	}
 	if !strings.ContainsRune(found[0], os.PathSeparator) {
 		found[0] = "." + string(os.PathSeparator) + found[0]
 	}
-	return flags[0], found[0], nil
+	return found[0], nil
 }
 
-// route reads --routing.
+// route translates --routing into settings.
 func (j *jobFlags) route(settings map[string][]string) error {
 	kind, value, _ := strings.Cut(j.routing, ":")
-	if file, ok := settings["trace"]; ok {
-		kind, value = "trace", strings.Join(file, " ")
-		delete(settings, "trace")
+	for _, word := range []string{"counts", "trace"} {
+		if file, ok := settings[word]; ok {
+			kind, value = "counts", strings.Join(file, " ")
+			delete(settings, word)
+		}
 	}
 	if _, err := strconv.ParseFloat(kind, 64); err == nil {
 		kind, value = "skewed", kind
@@ -147,79 +155,74 @@ func (j *jobFlags) route(settings map[string][]string) error {
 		return nil
 	case "skewed":
 		if x, err := strconv.ParseFloat(value, 64); err != nil || !(x >= 1 && x <= 1e6) {
-			return usagef("--routing skewed:%s: write the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", value)
+			return usagef("--routing skewed:%s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", value)
 		}
 		settings["routing"] = []string{value}
 		return nil
-	case "trace":
-		x, ranks, err := traceImbalance(value)
+	case "counts", "trace": // trace is the old word
+		counts, err := readCounts(value)
 		if err != nil {
-			return usagef("--routing trace:%s: %v", value, err)
+			return usagef("--routing %s:%s: %v", kind, value, err)
 		}
-		j.traced = ranks
-		settings["routing"], settings["trace"] = []string{strconv.FormatFloat(x, 'g', -1, 64)}, []string{value}
+		j.counted = counts.Ranks
+		settings["routing"], settings["counts"] = []string{strconv.FormatFloat(counts.Imbalance(), 'g', -1, 64)}, []string{value}
 		return nil
 	}
-	return usagef("--routing %s is unknown; write natural, balanced, skewed:1.3 or trace:FILE", j.routing)
+	return usagef("--routing %s is unknown; write natural, balanced, skewed:1.3 or counts:FILE", j.routing)
 }
 
-// traceImbalance is how much fuller the fullest expert rank of a trace was than
-// the mean. What counts for memory is a rank's layers together, since all of them
-// are live at the peak; so rows are added up over layers before ranks are
-// compared.
-func traceImbalance(name string) (imbalance float64, ranks int, err error) {
+// readCounts reads a file of routing counts.
+func readCounts(name string) (*routing.Counts, error) {
 	in, err := os.Open(name)
 	if err != nil {
-		return 0, 0, fmt.Errorf("the file cannot be read: %w", pathless(err))
+		return nil, fmt.Errorf("the file cannot be read: %w", pathless(err))
 	}
 	defer in.Close()
-	t, err := routing.Read(in)
-	if err != nil {
-		return 0, 0, err
-	}
-	h := t.Header
-	var most routing.Rows
-	for step := range t.Steps() {
-		for microbatch := range h.Microbatches {
-			for rank := range h.Ranks {
-				var rows routing.Rows
-				for layer := range h.Layers {
-					rows += t.Rows(step, layer, microbatch, rank)
-				}
-				most = max(most, rows)
-			}
-		}
-	}
-	mean := float64(h.Total()) / float64(h.Ranks) * float64(h.Layers)
-	return max(float64(most)/mean, 1), h.Ranks, nil
+	return routing.Read(in)
 }
 
-// planError makes an error of usage out of what the planner refuses: the packages'
-// names mean nothing to a user, and the flag for hardware is --gpu here.
-func planError(err error) error {
-	text := typeless(err).Error()
-	for _, name := range []string{"plan: ", "model: ", "validate: "} {
-		text = strings.ReplaceAll(text, name, "")
+// planFlag names the flags for what the planner calls by the names of its fields.
+var planFlag = map[string]string{"Model": "--model", "Hardware": "--gpu", "GPUs": "--gpus", "Vocab": "--vocab", "Budget": "--budget"}
+
+// planError makes an error of usage out of what the planner refuses. Settings get the
+// names of their flags.
+func planError(err error) error { return (&jobFlags{}).planError(err) }
+
+func (j *jobFlags) planError(err error) error {
+	var wrong *memory.SettingError
+	if !errors.As(err, &wrong) {
+		return usagef("%v", typeless(err))
 	}
-	return usagef("%s", strings.ReplaceAll(text, "--hardware", "--gpu"))
+	name, ok := planFlag[wrong.Setting]
+	switch {
+	case !ok:
+		name = "--" + wrong.Setting
+	case wrong.Setting == "Model" && j.modelFlag != "":
+		name = j.modelFlag
+	}
+	if wrong.Err == nil {
+		return usagef("%s", wrong.Named(name))
+	}
+	plain := *wrong
+	plain.Err = typeless(wrong.Err)
+	return usagef("%s", plain.Named(name))
 }
 
-// typeless is an error about JSON in words of the file: what a field may be in
-// this program means nothing to a user.
+// typeless rewords an error of encoding/json that names types of this program.
 func typeless(err error) error {
 	var typed *json.UnmarshalTypeError
 	if !errors.As(err, &typed) {
 		return err
 	}
-	why := fmt.Sprintf("an object is expected (found: %s)", typed.Value)
+	why := fmt.Sprintf("expected an object, got %s", typed.Value)
 	if typed.Field != "" {
 		why = fmt.Sprintf("%s has the wrong kind of value (%s)", typed.Field, typed.Value)
 	}
 	return errors.New(strings.Replace(err.Error(), typed.Error(), why, 1))
 }
 
-// pathless is an error of the file system without the name, which the sentence
-// has already.
+// pathless returns an error of the file system without the file's name, which the
+// message has already.
 func pathless(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/planview"
 )
 
 // SPEC S3.1, S3.5: the published table of MaxText.
@@ -17,7 +18,7 @@ func TestPlanRing(t *testing.T) {
 	}
 	golden.Check(t, "plan-ring.txt", stdout)
 	stdout, _, _ = command("plan", "ring", "--json")
-	var r ringSizes
+	var r planview.RingSizes
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 		t.Fatal(err)
 	}

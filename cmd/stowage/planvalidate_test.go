@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/planvalidate"
 )
 
 // A case that is made up for the command: its figures say nothing about the
@@ -28,7 +30,13 @@ func TestPlanValidate(t *testing.T) {
 		}
 	}
 	stdout, _, code = command("plan", "validate", "--cases", "cases.json", "--json")
-	var r validated
+	var r struct {
+		planvalidate.Report
+		Rows []struct {
+			planvalidate.Row
+			Error float64 `json:"error"`
+		} `json:"rows"`
+	}
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || len(r.Rows) != 2 || len(r.Skipped) != 1 {
 		t.Fatalf("code %d, %v, %s", code, err, stdout)
 	}

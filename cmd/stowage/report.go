@@ -1,5 +1,4 @@
-// This file owns `stowage report`: pictures of runs that were made before, or that are
-// under way.
+// This file owns `stowage report`: a page of runs that finished or are in progress.
 
 package main
 
@@ -15,26 +14,27 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
-	sizes "github.com/stowage-dev/stowage/plan/page"
-	"github.com/stowage-dev/stowage/report"
-	"github.com/stowage-dev/stowage/report/page"
-	"github.com/stowage-dev/stowage/trace"
-	"github.com/stowage-dev/stowage/trace/export"
+	"github.com/stowage-dev/stowage/internal/atomicfile"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/export"
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/observe/report/page"
+	"github.com/stowage-dev/stowage/observe/trace"
 )
 
-const reportLong = `Make one HTML page of one or several runs: memory over time by tier and group, what
-streams did and waited for, copies, what was chosen for every group and why, predictions
-beside what came true, losses and speeds. The page needs no network and nothing beside it.
+const reportLong = `Make one HTML page of one or several runs. It shows memory over time by tier and group,
+what streams did and waited for, copies, the choice for every group and its reason,
+predictions beside measurements, losses and speeds. The page is one file and needs no
+network.
 
-A run is the folder that "stowage train --out" wrote, a folder of a comparison, which
-stands for all of its runs, or a single trace. Runs that were stopped, damaged, or are under
-way will do: what is missing is said, and the rest is shown. Of several, folders without a
-run are left out.
+A run is the folder that "stowage train --out" wrote, the folder of a comparison, which
+stands for all of its runs, or a single trace. A run may be in progress, stopped or
+damaged: the page shows what is there and says what is missing. Among several folders,
+those without a run are left out.
 
---perfetto writes the traces of one run for https://ui.perfetto.dev, --memory-viz for
+--perfetto writes the traces of one run for https://ui.perfetto.dev, and --memory-viz for
 PyTorch's viewer at https://pytorch.org/memory_viz. --json prints the figures of the page
-instead of writing it; with --out it does both.`
+instead of writing it; with --out the command does both.`
 
 func newReportCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -48,13 +48,13 @@ func newReportCommand() *cobra.Command {
   stowage report run --json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("name the folder of a run, such as runs/compare, or several")
+				return usagef("expected the folder of a run, such as runs/compare, or several")
 			}
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	out := f.String("out", "", "`file` of the page (default report.html in the run's folder; of several runs, here)")
+	out := f.String("out", "", "`file` of the page (default report.html in the run's folder, or here for several runs)")
 	perfetto := f.String("perfetto", "", "write the traces to a `file` for Perfetto")
 	viz := f.String("memory-viz", "", "write the traces to a `file` for PyTorch's memory viewer")
 	asJSON := jsonFlag(cmd)
@@ -64,20 +64,21 @@ func newReportCommand() *cobra.Command {
 	return cmd
 }
 
-// reportFiles are the files that are asked for.
+// reportFiles holds the files that the flags ask for.
 type reportFiles struct{ page, perfetto, viz string }
 
+// makeReport reads the runs, and writes and prints what the flags ask for.
 func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON bool) error {
 	if files.perfetto+files.viz != "" && len(runs) > 1 {
-		return usagef("--perfetto and --memory-viz are for one run, and there are %d; name one", len(runs))
+		return usagef("--perfetto and --memory-viz take one run, got %d; name one", len(runs))
 	}
 	for _, x := range []struct{ flag, file string }{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}} {
 		if info, err := os.Stat(x.file); strings.HasSuffix(x.file, "/") || err == nil && info.IsDir() {
-			return usagef("--%s %s names a folder; give a file", x.flag, x.file)
+			return usagef("--%s %s is a folder; give a file", x.flag, x.file)
 		}
 	}
 	r, err := report.Read(runs...)
-	var nothing *report.Nothing
+	var nothing *report.NoRunError
 	if errors.As(err, &nothing) {
 		return usagef("%v", err)
 	}
@@ -95,18 +96,18 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		if x.file == "" {
 			continue
 		}
-		traces, err := tracesOf(runs[0])
+		traces, err := report.ReadTraces(runs[0])
 		if err != nil {
 			return usagef("--%s: %v", x.flag, err)
 		}
-		if err := trainrun.WriteFile(x.file, func(w io.Writer) error { return x.write(w, traces) }); err != nil {
+		if err := atomicfile.Write(x.file, func(w io.Writer) error { return x.write(w, traces) }); err != nil {
 			return fmt.Errorf("--%s: %w", x.flag, err)
 		}
 	}
 	if !asJSON || files.page != "" {
 		file := cmp.Or(files.page, defaultPage(runs))
-		if err := trainrun.WriteFile(file, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
-			return fmt.Errorf("--out: %w; name a file in a folder that may be written", err)
+		if err := atomicfile.Write(file, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
+			return fmt.Errorf("--out: %w; give a file in a folder that you may write to", err)
 		}
 		files.page = file
 	}
@@ -117,12 +118,12 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	return nil
 }
 
-// stamp says who made a report, and when.
+// stamp adds the version and the time to a report.
 func stamp(r *report.Report) {
 	r.Made, r.Version = time.Now().UTC().Format(time.RFC3339), thisVersion().String()
 }
 
-// defaultPage is the page's file: in the folder of one run, and of several here.
+// defaultPage returns the file of the page: in the folder of one run, or here for several.
 func defaultPage(runs []string) string {
 	if info, err := os.Stat(runs[0]); len(runs) == 1 && err == nil && info.IsDir() {
 		return filepath.Join(runs[0], report.PageFile)
@@ -130,29 +131,7 @@ func defaultPage(runs []string) string {
 	return report.PageFile
 }
 
-// tracesOf are the traces of one run, those that can be read.
-func tracesOf(run string) (all []*trace.Trace, err error) {
-	files := report.TraceFiles(run)
-	if info, err := os.Stat(run); err == nil && !info.IsDir() {
-		files = []report.TraceFile{{Path: run}}
-	}
-	for _, f := range files {
-		t, cannot := report.ReadTrace(f.Path)
-		if cannot != nil {
-			err = cmp.Or(err, cannot)
-			continue
-		}
-		all = append(all, t)
-	}
-	switch {
-	case len(all) > 0:
-		return all, nil
-	case err != nil:
-		return nil, fmt.Errorf("%s has no trace that can be read: %w", run, err)
-	}
-	return nil, fmt.Errorf("%s has no trace; of a comparison name the folder of one policy", run)
-}
-
+// counted returns a number with its noun: "1 rank" or "2 ranks".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -160,13 +139,13 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// reportText says what was made of what, and what of its runs is missing.
+// reportText prints the runs, what they lack, and the files that were written.
 func reportText(w io.Writer, r *report.Report, files reportFiles) {
 	for _, run := range r.Runs {
 		var words []string
 		for _, f := range run.Figures {
 			if f.Name == "peak_device_bytes" {
-				words = append(words, "device peak "+sizes.Size(int64(f.Value)))
+				words = append(words, "device peak "+memory.Bytes(f.Value).Short())
 			}
 		}
 		if n := len(run.Steps.Step); n > 0 {

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 	"github.com/stowage-dev/stowage/internal/golden"
-	"github.com/stowage-dev/stowage/report"
+	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 // reported runs `stowage report --json`, which must work.
@@ -31,7 +31,7 @@ func reported(t *testing.T, line string) (r report.Report) {
 	return r
 }
 
-// peaks are the largest of all ranks.
+// peaks returns the largest of all ranks.
 func peaks(r report.Run) (dev, host int64) {
 	for _, k := range r.Ranks {
 		dev, host = max(dev, k.Memory.Peak.Bytes), max(host, k.Memory.Peak.Host)
@@ -64,7 +64,7 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s trainrun.Summary
+	var s run.Summary
 	if err := json.Unmarshal(text, &s); err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +84,8 @@ func TestReport(t *testing.T) {
 		t.Errorf("losses are %v", run.Steps.Loss)
 	}
 	for _, k := range run.Ranks {
-		if len(k.Stages) != 3 || k.Stages[2].Step != 3 || len(k.Policy) == 0 || len(k.Details) == 0 || len(k.Details[0].Storages) == 0 {
-			t.Errorf("rank %d: %+v, %d details", k.Rank, k.Stages, len(k.Details))
+		if len(k.Steps) != 3 || k.Steps[2].Step != 3 || len(k.Policy) == 0 || len(k.Details) == 0 || len(k.Details[0].Storages) == 0 {
+			t.Errorf("rank %d: %+v, %d details", k.Rank, k.Steps, len(k.Details))
 		}
 		for _, c := range k.Policy {
 			if c.Reason == "" {
@@ -131,8 +131,8 @@ func TestReportPeaks(t *testing.T) {
 				}
 				most = max(most, sum)
 			}
-			if most != k.Memory.Peak.Bytes || len(k.Stages) < 4 || k.Stages[3].End <= k.Stages[3].Begin {
-				t.Errorf("%s: rank %d: a stack of %d and a peak of %d, steps at %+v", line, k.Rank, most, k.Memory.Peak.Bytes, k.Stages)
+			if most != k.Memory.Peak.Bytes || len(k.Steps) < 4 || k.Steps[3].End <= k.Steps[3].Begin {
+				t.Errorf("%s: rank %d: a stack of %d and a peak of %d, steps at %+v", line, k.Rank, most, k.Memory.Peak.Bytes, k.Steps)
 			}
 		}
 	}
@@ -150,7 +150,7 @@ func TestReportOfComparison(t *testing.T) {
 		if code != exitOK || strings.Contains(stderr, "warning") {
 			t.Fatalf("code %d, errors %q", code, stderr)
 		}
-		var rows []trainrun.Row
+		var rows []run.Row
 		if err := json.Unmarshal([]byte(stdout), &rows); err != nil {
 			t.Fatal(err)
 		}
@@ -205,13 +205,13 @@ func TestPicturesThatCannotBeWritten(t *testing.T) {
 		spoil func(dir string) error
 		want  []string
 	}{
-		"a file in place of the traces": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "trace"), nil, 0o644) }, []string{"the run goes on without a trace"}},
+		"a file in place of the traces": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "trace"), nil, 0o644) }, []string{"the run continues without a trace"}},
 		"a full disk under a trace": {func(dir string) error {
 			return errorsOf(os.Mkdir(filepath.Join(dir, "trace"), 0o755), os.Symlink("/dev/full", filepath.Join(dir, report.TraceName(1, 0))))
 		}, []string{"no space left"}},
-		"a folder in place of the page":        {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "report.html", "x"), 0o755) }, []string{"there is no report"}},
-		"a folder in place of Perfetto's file": {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "trace.pftrace", "x"), 0o755) }, []string{"there is no trace for Perfetto"}},
-		"a folder in place of the environment": {func(dir string) error { return os.Mkdir(filepath.Join(dir, "environment.json"), 0o755) }, []string{"environment.json cannot be written"}},
+		"a folder in place of the page":        {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "report.html", "x"), 0o755) }, []string{"cannot make the report"}},
+		"a folder in place of Perfetto's file": {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "trace.pftrace", "x"), 0o755) }, []string{"cannot write the trace for Perfetto"}},
+		"a folder in place of the environment": {func(dir string) error { return os.Mkdir(filepath.Join(dir, "environment.json"), 0o755) }, []string{"the report will not describe the machine"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -219,8 +219,8 @@ func TestPicturesThatCannotBeWritten(t *testing.T) {
 				t.Skip(err)
 			}
 			stdout, stderr, code := command(strings.Fields(words + "--json --out " + dir)...)
-			var got trainrun.Summary
-			if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK || got.Sum != want.Sum || got.Loss != want.Loss || !got.Finished {
+			var got run.Summary
+			if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK || got.Digest != want.Digest || got.Loss != want.Loss || !got.Finished {
 				t.Fatalf("code %d, %v, %+v, errors %q", code, err, got, stderr)
 			}
 			if !strings.Contains(stderr, "warning: ") {
@@ -260,9 +260,9 @@ func TestReportOfResumedRun(t *testing.T) {
 	has(t, "run/trace/rank-0.trace", "run/trace/rank-0.1.trace", "run/trace/rank-0.2.trace")
 	run := reported(t, "run").Runs[0]
 	var steps []int
-	for i, b := range run.Ranks[0].Stages {
-		if steps = append(steps, b.Step); i > 0 && b.Begin < run.Ranks[0].Stages[i-1].End {
-			t.Errorf("step %d begins before the one before it is over: %+v", b.Step, run.Ranks[0].Stages)
+	for i, b := range run.Ranks[0].Steps {
+		if steps = append(steps, b.Step); i > 0 && b.Begin < run.Ranks[0].Steps[i-1].End {
+			t.Errorf("step %d begins before the one before it is over: %+v", b.Step, run.Ranks[0].Steps)
 		}
 	}
 	// A step that was run again is there twice; evaluations are none.
@@ -324,7 +324,7 @@ func TestReportErrors(t *testing.T) {
 		if code != exitOK || !strings.Contains(stdout, "the report is report.html") || !strings.Contains(stdout, ", 1 step, loss ") || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing is not there; ") {
 			t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
 		}
-		if _, stderr, code := command("report", "run", "--out", "no/folder/page.html"); code != exitFailure || !strings.Contains(stderr, "name a file in a folder that may be written") {
+		if _, stderr, code := command("report", "run", "--out", "no/folder/page.html"); code != exitFailure || !strings.Contains(stderr, "give a file in a folder that you may write to") {
 			t.Errorf("code %d, errors %q", code, stderr)
 		}
 	})

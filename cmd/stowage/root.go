@@ -6,12 +6,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// flagsTemplate is the list of flags in a help text.
+// flagsTemplate lists the flags in a help text.
 const flagsTemplate = `Flags:
 {{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}`
 
-// usageTemplate is the part of a help text below its first paragraphs. Commands
-// that hold others are not run themselves.
+// usageTemplate is the part of a help text below its first paragraphs. A command that
+// holds others cannot be run itself.
 const usageTemplate = `Usage:
   {{if .HasAvailableSubCommands}}{{.CommandPath}} <command>{{else}}{{.UseLine}}{{end}}{{if .HasExample}}
 
@@ -23,23 +23,22 @@ Commands:{{range .Commands}}{{if or .IsAvailableCommand (eq .Name "help")}}
 
 ` + flagsTemplate + `{{end}}{{if .HasAvailableSubCommands}}
 
-Say "{{.CommandPath}} <command> --help" for more about a command.{{end}}
+Use "{{.CommandPath}} <command> --help" for more about a command.{{end}}
 `
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stowage",
 		Short: "Train large models in less memory",
-		Long: `Stowage keeps what a training step must remember where it fits: in place, in
-pages on the accelerator, or in host memory. It has a trainer, a planner, and a
-runtime for training loops written in Go. It runs on any CPU, and on NVIDIA GPUs
-with nothing but their driver.`,
-		Example: `  stowage train                 what each memory policy takes, on a small model
-  stowage report runs/compare   pictures of that, or of any run
-  stowage doctor                what this machine offers, and what is missing
-  stowage bench copy --json     how fast it copies, for machines to read
-  stowage bench stash           how fast rows go into pages and back
-  stowage bench offload         what offloading saves, and what it costs`,
+		Long: `Stowage trains large models in less device memory. It keeps the activations of a
+training step in place, in pages on the accelerator or in host memory, or recomputes
+them. It has a trainer, a planner, and a runtime for training loops in Go and PyTorch.
+It runs on any CPU, and on NVIDIA GPUs with nothing but their driver.`,
+		Example: `  stowage train                 compare the memory policies on a small model
+  stowage report runs/compare   make a page of that, or of any run
+  stowage plan --help           plan the memory of a large model
+  stowage doctor                see what this machine offers and what is missing
+  stowage bench offload         measure what offloading saves and costs`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -60,11 +59,11 @@ with nothing but their driver.`,
 	return root
 }
 
-// newHelp is cobra's help command, except that a wrong topic is an error.
+// newHelp returns cobra's help command, except that a wrong topic is an error.
 func newHelp(root *cobra.Command) *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [command]",
-		Short:   "Say how a command is used",
+		Short:   "Show how to use a command",
 		Example: "  stowage help bench copy",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target, rest, err := root.Find(args)
@@ -83,12 +82,12 @@ func newHelp(root *cobra.Command) *cobra.Command {
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "bench",
-		Short:   "Measure this machine",
-		Long:    "Measure what this machine does, through the same device that training uses.",
-		Example: "  stowage bench copy\n  stowage bench stash\n  stowage bench offload\n  stowage bench pools",
+		Short:   "Measure this machine, and keep the results",
+		Long:    "Measure this machine through the same device that training uses. \"bench record\" keeps\nresults by date and compares them.",
+		Example: "  stowage bench copy\n  stowage bench stash\n  stowage bench offload\n  stowage bench pools\n  stowage bench copy --json | stowage bench record -",
 		Args:    cobra.ArbitraryArgs,
 		RunE:    chooseCommand,
 	}
-	cmd.AddCommand(newBenchCopy(), newBenchStash(), newBenchOffload(), newBenchPools())
+	cmd.AddCommand(newBenchCopy(), newBenchStash(), newBenchOffload(), newBenchPools(), newBenchRecord())
 	return cmd
 }

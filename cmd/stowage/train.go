@@ -1,5 +1,5 @@
-// This file owns `stowage train`: what its flags mean together, and the two things it
-// does. trainflags.go owns the flags, internal/trainrun the work.
+// This file owns `stowage train`: what its flags mean together. trainflags.go owns the
+// flags, and package train/run the work.
 
 package main
 
@@ -16,61 +16,65 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 const trainLong = `Train a decoder model on ranks of this process: pipeline stages, expert ranks and
 replicas, each with a device and a memory of its own.
 
-With no --policy, the same model is trained from the same seed under every memory
-policy: none keeps everything; static has buffers for the most rows that experts could
-get; stash has pages for the rows they got; offload moves what it can to host memory,
-and offload+recompute computes some of it again; budget keeps to half of what none took;
-graphs replays captured parts of the step. Where half is not enough for anything, the
-budget is larger, and the last line has its share. A table compares peak memory, what the
-first steps said that it would be, time and result: parameters must be the same, bit for
-bit, or the exit code is 1. Steps of all policies come in turn; a time is the middle of
-those over that of none in the same round. --steps is for each policy.
+Without --policy the command compares the memory policies. It trains the same model from
+the same seed under each of them:
+  none               keeps everything
+  static             has buffers for the most rows that experts could get
+  stash              has pages for the rows that experts got
+  offload            copies what it can to host memory
+  offload+recompute  also recomputes some of it
+  budget             keeps to half of what none took, or to more if half is not enough
+  graphs             replays captured parts of the step
+A table compares peak memory, the prediction of the first steps, step time and result.
+The parameters must be the same, bit for bit, or the exit code is 1. Steps of all policies
+alternate; a step time is the median over that of none in the same round. --steps counts
+for each policy. The comparison is written to runs/compare, in place of the last one, or
+with --policy all to --out: report.html shows all policies side by side, and each policy
+has a folder with metrics.jsonl, summary.json, its trace, and trace.pftrace for
+https://ui.perfetto.dev.
 
-With --policy P one run is trained for real. --budget, --graph, --offload-modules,
---offload-fraction and --recompute-modules change a policy, and name one where --policy is
-missing: --budget stands for budget, --graph for graphs, the others for stash. So do --out,
---resume, --config, --save-every, --keep, --hold-out and --eval-every.
+With --policy P the command trains one run. --budget, --graph, --offload-modules,
+--offload-fraction, --recompute-modules and --stash-modules change a policy. They also
+choose one if --policy is missing: --budget chooses budget, --graph chooses graphs, the others choose
+stash. So do --out, --resume, --config, --save-every, --keep, --hold-out and --eval-every.
 
---dry-run says what memory would be taken and by whom, under one policy or under all of
-them. It trains and writes nothing and needs no GPU: the run's own code is walked on devices
-that compute nothing, also for models that are far too large for this machine. How many
-rows experts will get and how long things take is not known before, and assumed.
+--dry-run shows the memory that a run would take, by rank and owner, under one policy or
+under all of them. It trains and writes nothing and needs no GPU: the trainer's own code
+runs on devices that compute nothing, so the model may be far too large for this machine.
+It assumes how many rows experts get and how long work takes.
 
 --hold-out keeps the end of the text from training. The loss on up to four batches of it
-is found after every --eval-every steps and at the end, and changes nothing else.
+is computed after every --eval-every steps and at the end, and changes nothing else.
 
-The comparison is written to runs/compare, in place of the last one, or with --policy all
-to --out: report.html shows all policies side by side, and a folder for each has
-metrics.jsonl, summary.json, its trace, and trace.pftrace for https://ui.perfetto.dev.
+A run without --out writes no files. With --out the folder gets config.yaml (all options,
+which --config reads), environment.json (machine and command), metrics.jsonl (a line for
+each step), summary.json, trace/ (what every rank did), report.html and trace.pftrace, and
+checkpoints, of which the last two are kept (--keep). --trace=false leaves the trace out;
+report.html then lacks memory over time. A report that cannot be written is a warning;
+"stowage report" makes it later.
 
-One run without --out writes nothing but what is printed. With it the folder gets
-config.yaml (all options, which --config reads), environment.json (machine and command),
-metrics.jsonl (a line a step), summary.json, trace/ (what every rank did), report.html and
-trace.pftrace (pictures of that), and checkpoints, of which the last two are kept (--keep).
---trace=false leaves the trace out; report.html then has no memory over time. Pictures
-that cannot be written are a warning, and "stowage report" makes them later. A run that was
-stopped, or killed at any moment, goes on with --out DIR --resume as if nothing had
-happened; its options are those of the folder, and flags change them, but not what numbers
-follow from: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the step,
-saves, and leaves with code 130; a second one leaves at once. Other codes are 0 for done, 1
-for failed, and 2 for a wrong command line or too small a budget.
+A run that was stopped or killed continues with --out DIR --resume as if nothing had
+happened. Its options are those of the folder. Flags change them, except those that the
+result depends on: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the
+step, saves, and exits with code 130; a second one exits at once. The other exit codes are
+0 for success, 1 for failure, and 2 for a wrong command line or too small a budget.
 
 A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
-YAML. Text is bytes: a file, a folder, or else a book that is built in. Lists may have
-spaces or commas between their words.
+YAML. Text is read as bytes from a file or a folder; a book is built in. Words of a list
+are separated by spaces or commas.
 
-Progress goes to standard error: a picture on a terminal, which NO_COLOR leaves without
-colours and --plain turns into the plain lines that everybody else gets. --serve :8080
-serves it to browsers on this machine, at http://127.0.0.1:8080/, with /metrics for
-Prometheus (docs/METRICS.md), until the run is over. --serve 0.0.0.0:8080 lets everybody
-in who reaches the machine.`
+Progress goes to standard error: a picture on a terminal, and else plain lines, which
+--plain asks for on a terminal too. NO_COLOR turns colours off. --serve :8080 shows the run
+to browsers on this machine at http://127.0.0.1:8080/, with /metrics for Prometheus
+(docs/METRICS.md), until the run is over. --serve 0.0.0.0:8080 shows it to everybody who
+reaches the machine.`
 
 const trainExample = `  stowage train
   stowage train --model tiny-deepseek --json
@@ -83,9 +87,16 @@ const trainExample = `  stowage train
   stowage train --budget 60MiB --pp 2 --vpp 2 --microbatches 4 --steps 50
   stowage train --graph attn moe_router --pool arena --dp 2 --ep 1 --bf16`
 
-// trainFlags are the command's flags.
+// The steps that are trained, and the folder of a comparison, if the flags are not given.
+const (
+	runSteps      = 100
+	compareSteps  = 9 // of each policy
+	compareFolder = "runs/compare"
+)
+
+// trainFlags holds the command's flags.
 type trainFlags struct {
-	options trainrun.Options
+	options run.Options
 	config  string
 	out     string
 	resume  bool
@@ -93,20 +104,20 @@ type trainFlags struct {
 	serve   string
 	plain   bool
 	trace   bool
-	args    []string // as they were typed
+	args    []string // as typed
 	asJSON  *bool
 }
 
 func newTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                "train [flags]",
-		Short:              "Train a small model under each memory policy, or one for real",
+		Short:              "Compare memory policies on a small model, or train a run",
 		Long:               trainLong,
 		Example:            trainExample,
 		Args:               cobra.ArbitraryArgs,
 		DisableFlagParsing: true, // lists have spaces between their words
 	}
-	f := &trainFlags{options: trainrun.Defaults()}
+	f := &trainFlags{options: run.DefaultOptions()}
 	f.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		help, err := parseTrain(cmd, args)
@@ -122,7 +133,7 @@ func newTrain() *cobra.Command {
 	return cmd
 }
 
-// parseTrain reads a command line: words behind a list belong to it.
+// parseTrain parses a command line. Words that follow a list flag belong to the list.
 func parseTrain(cmd *cobra.Command, args []string) (help bool, err error) {
 	cmd.InitDefaultHelpFlag()
 	f := cmd.Flags()
@@ -158,17 +169,17 @@ func joinLists(f *pflag.FlagSet, args []string) (out []string) {
 	return out
 }
 
-// run does what the flags ask for.
+// run trains, compares or forecasts, as the flags ask.
 func (f *trainFlags) run(cmd *cobra.Command) error {
 	single, err := f.read(cmd.Flags())
 	if err != nil {
-		return trainError(err)
+		return err
 	}
 	o := &f.options
 	if o.Steps == 0 && !cmd.Flags().Changed("steps") {
-		o.Steps = trainrun.CompareSteps
+		o.Steps = compareSteps
 		if single {
-			o.Steps = trainrun.RunSteps
+			o.Steps = runSteps
 		}
 	}
 	if single {
@@ -183,28 +194,28 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer over()
-	machine := trainrun.Machine{
-		ParseSize: parseSize, Command: commandLine(cmd, f.args), Version: thisVersion().String(),
+	machine := run.Machine{
+		Command: commandLine(cmd, f.args), Version: thisVersion().String(),
 		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
 	}
-	job, err := trainrun.NewJob(*o, machine, progress.Log())
+	job, err := run.NewJob(*o, machine, progress.Log())
 	if err != nil {
-		return trainError(err)
+		return err
 	}
-	job.Trace = f.trace
+	job.NoTrace = !f.trace
 	if f.dryRun {
-		return trainError(f.forecast(cmd, job, single))
+		return f.forecast(cmd, job, single)
 	}
 	ctx, stop := interruptible()
 	defer stop()
 	if single {
-		return trainError(f.single(ctx, cmd, job, progress))
+		return f.single(ctx, cmd, job, progress)
 	}
-	return trainError(f.compare(ctx, cmd, job, progress))
+	return f.compare(ctx, cmd, job, progress)
 }
 
-// interruptible is done when the user has the run end; a second signal ends the
-// program on the spot, whatever the shell has it do with signals.
+// interruptible returns a context that the first interrupt cancels. The second one ends
+// the program at once.
 func interruptible() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals, over := make(chan os.Signal, 2), make(chan struct{})
@@ -229,37 +240,37 @@ func interruptible() (ctx context.Context, stop func()) {
 	}
 }
 
-// read puts options together: defaults, then those of the run to resume, then those of
-// --config, then flags. It tells whether one run is asked for.
+// read combines the options: defaults, then those of the run to resume, then those of
+// --config, then flags. It reports whether the flags ask for a single run.
 func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	for _, name := range []string{
-		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph", "out", "resume", "config", "save-every", "keep", "hold-out", "eval-every",
+		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph", "out", "resume", "config", "save-every", "keep", "hold-out", "eval-every",
 	} {
 		single = single || given.Changed(name)
 	}
 	if f.options.Policy == everyPolicy {
-		for _, name := range []string{"resume", "config", "save-every", "keep", "hold-out", "eval-every", "budget", "offload-modules", "offload-fraction", "recompute-modules", "graph"} {
+		for _, name := range []string{"resume", "config", "save-every", "keep", "hold-out", "eval-every", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph"} {
 			if given.Changed(name) {
-				return false, usagef("--%s is for one run, and --policy %s trains under all of them; drop one of the two", name, everyPolicy)
+				return false, usagef("--%s is for a single run, and --policy %s trains under all policies; leave one of them out", name, everyPolicy)
 			}
 		}
 		f.options.Policy = ""
 		return false, nil
 	}
 	if f.resume && f.out == "" {
-		return single, usagef("--resume needs --out, the folder of the run")
+		return single, usagef("--resume needs the folder of the run; give it with --out")
 	}
 	if !f.resume && f.config == "" {
 		return single, nil
 	}
-	o := trainrun.Defaults()
+	o := run.DefaultOptions()
 	if f.resume {
-		if err := trainrun.Resumable(f.out, &o); err != nil {
+		if o, err = run.ResumeOptions(f.out); err != nil {
 			return single, err
 		}
 	}
 	if f.config != "" {
-		if err := o.Read(f.config); err != nil {
+		if err := o.ReadFile(f.config); err != nil {
 			return single, usagef("--config: %v", err)
 		}
 	}
@@ -274,48 +285,57 @@ func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	return single, err
 }
 
-func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, job *trainrun.Job, p *trainrun.Progress) error {
+// single trains one run.
+func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, job *run.Job, p *run.Progress) error {
 	s, err := job.Run(ctx, f.out, f.resume, p)
 	switch {
 	case err != nil:
 		return err
 	case *f.asJSON:
+		for _, n := range s.Notes {
+			p.Say("note: %s", describe(cmd, n))
+		}
 		return printJSON(cmd, s)
 	}
-	s.Text(cmd.OutOrStdout(), f.out)
+	s.WriteText(cmd.OutOrStdout())
+	printNotes(cmd, s.Notes)
 	return nil
 }
 
-// everyPolicy is the policy that is all of them, compared, where --out alone would name
-// one.
+// printNotes prints remarks on flags without effect.
+func printNotes(cmd *cobra.Command, notes []error) {
+	for _, n := range notes {
+		fmt.Fprintf(cmd.OutOrStdout(), "note: %s\n", describe(cmd, n))
+	}
+}
+
+// everyPolicy is the --policy that compares all of them. --out alone would mean one run.
 const everyPolicy = "all"
 
-func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *trainrun.Job, p *trainrun.Progress) error {
-	rows, file, err := job.Compare(ctx, cmp.Or(f.out, trainrun.CompareFolder), p)
+// compare trains under every policy.
+func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *run.Job, p *run.Progress) error {
+	c, err := job.Compare(ctx, cmp.Or(f.out, compareFolder), f.out != "", p)
 	if err != nil {
 		return err
 	}
-	if *f.asJSON {
-		if file != "" {
-			p.Say("the report is %s", file)
+	if !*f.asJSON {
+		c.WriteText(cmd.OutOrStdout())
+	} else {
+		if c.Report != "" {
+			p.Say("the report is %s", c.Report)
 		}
-		if err := printJSON(cmd, rows); err != nil {
+		if err := printJSON(cmd, c.Rows); err != nil {
 			return err
 		}
-	} else {
-		job.Table(cmd.OutOrStdout(), rows)
-		if file != "" {
-			fmt.Fprintf(cmd.OutOrStdout(), "\nthe report is %s\n", file)
-		}
 	}
-	if bad := trainrun.Differ(rows); len(bad) > 0 {
-		return fmt.Errorf("parameters under %s differ from those under %s; report it with this command", strings.Join(bad, ", "), rows[0].Policy)
+	if bad := c.Different(); len(bad) > 0 {
+		return fmt.Errorf("parameters under %s differ from those under %s, which is a bug; report it with this command", strings.Join(bad, ", "), c.Rows[0].Policy)
 	}
 	return nil
 }
 
-// forecast says what would be taken, and does nothing.
-func (f *trainFlags) forecast(cmd *cobra.Command, job *trainrun.Job, single bool) error {
+// forecast prints the memory that a run or a comparison would take.
+func (f *trainFlags) forecast(cmd *cobra.Command, job *run.Job, single bool) error {
 	if single {
 		o, err := job.Forecast()
 		switch {
@@ -324,25 +344,17 @@ func (f *trainFlags) forecast(cmd *cobra.Command, job *trainrun.Job, single bool
 		case *f.asJSON:
 			return printJSON(cmd, o)
 		}
-		job.Text(cmd.OutOrStdout(), o)
+		o.WriteText(cmd.OutOrStdout())
+		printNotes(cmd, o.Notes)
 		return nil
 	}
-	rows, err := job.ForecastAll()
+	all, err := job.ForecastAll()
 	switch {
 	case err != nil:
 		return err
 	case *f.asJSON:
-		return printJSON(cmd, rows)
+		return printJSON(cmd, all.Rows)
 	}
-	job.OutlookTable(cmd.OutOrStdout(), rows)
+	all.WriteText(cmd.OutOrStdout())
 	return nil
-}
-
-// trainError tells wrong words from work that failed.
-func trainError(err error) error {
-	var wrong trainrun.Wrong
-	if errors.As(err, &wrong) {
-		return usagef("%s", oneLine(err))
-	}
-	return err
 }

@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 // smallModel is a mixture of experts that trains a step in milliseconds.
@@ -46,7 +46,7 @@ func writeFile(t *testing.T, name, text string) {
 }
 
 // trained runs a command that must work, and reads its summary.
-func trained(t *testing.T, line string) (s trainrun.Summary) {
+func trained(t *testing.T, line string) (s run.Summary) {
 	t.Helper()
 	stdout, stderr, code := command(strings.Fields(line + " --json")...)
 	if code != exitOK {
@@ -58,7 +58,7 @@ func trained(t *testing.T, line string) (s trainrun.Summary) {
 	return s
 }
 
-// losses are those in a run's folder, which must have a line for each step.
+// losses returns those in a run's folder, which must have a line for each step.
 func losses(t *testing.T, dir string) (out []float64) {
 	t.Helper()
 	f, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
@@ -119,6 +119,7 @@ func trainErrors(t *testing.T, all *strings.Builder) {
 		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--beta1 2", "--prefetch 0", "--capacity-factor -1",
 		"--budget 60", "--budget -1MiB", "--budget 1KiB --out q", "--offload-fraction 2 --out q",
 		"--offload-modules core_atn", "--offload-modules qk_norm --out q", "--offload-modules core_attn --recompute-modules core_attn",
+		"--stash-modules core_attn", "--policy none --stash-modules moe_act --out q",
 		"--graph atn", "--graph attn moe", "--graph full_iteration", "--policy none --graph attn --out q",
 		"--pool maximum", "--dispatch rings", "--device gpu",
 		"--hold-out 1", "--hold-out -0.1", "--eval-every 3", "--hold-out 0.5 --eval-every -1", "--hold-out 1e-9", "--hold-out 0.0001 --seq 128", "--hold-out 0.9999 --seq 128",
@@ -166,7 +167,7 @@ func TestTrainWithoutGPU(t *testing.T) {
 	}
 }
 
-// contents are the files in a folder, with when they were written.
+// contents returns the files in a folder, with when they were written.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -194,7 +195,7 @@ func TestTrainResumes(t *testing.T) {
 	whole := trained(t, words+"--policy stash --steps 6 --out whole")
 	trained(t, words+"--policy stash --steps 3 --out parts")
 	parts := trained(t, "train --out parts --resume --steps 6 --policy offload --recompute-modules layernorm")
-	if parts.Sum != whole.Sum || parts.Steps != 6 || !parts.Finished || parts.Loss != whole.Loss {
+	if parts.Digest != whole.Digest || parts.Steps != 6 || !parts.Finished || parts.Loss != whole.Loss {
 		t.Errorf("in parts %+v, whole %+v", parts, whole)
 	}
 	want := losses(t, "whole")
@@ -202,17 +203,17 @@ func TestTrainResumes(t *testing.T) {
 		t.Errorf("losses are %v, want %v", got, want)
 	}
 	before := contents(t, "parts")
-	if again := trained(t, "train --out parts --resume"); again.Sum != whole.Sum || again.Loss != whole.Loss || again.Device != parts.Device || again.Speed != parts.Speed {
+	if again := trained(t, "train --out parts --resume"); again.Digest != whole.Digest || again.Loss != whole.Loss || again.Device != parts.Device || again.Speed != parts.Speed {
 		t.Errorf("nothing is left to do, and it came to %+v", again)
 	}
-	if stdout, stderr, code := command("train", "--out", "parts", "--resume"); code != exitOK || stderr != "" || stdout != "nothing to do: the run has its 6 steps; raise --steps to go on\n" {
+	if stdout, stderr, code := command("train", "--out", "parts", "--resume"); code != exitOK || stderr != "" || stdout != "nothing to do: the run has finished its 6 steps; give more steps to continue\n" {
 		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
 	}
 	if !maps.Equal(contents(t, "parts"), before) {
 		t.Error("nothing was left to do, and files of the run changed")
 	}
 	for line, say := range map[string]string{
-		"train --out parts --policy none":             "--resume",
+		"train --out parts --policy none":             "resume it",
 		"train --out parts --resume --steps 2":        "has done",
 		"train --out parts --resume --seed 3":         "another seed",
 		"train --out parts --resume --lr 1 --steps 7": "another optim",
@@ -226,7 +227,7 @@ func TestTrainResumes(t *testing.T) {
 	}
 	writeFile(t, "other.yaml", "steps: 1\n")
 	copied := trained(t, "train --config parts/config.yaml --steps 6 --policy none --offload-modules= --recompute-modules=")
-	if copied.Sum != whole.Sum {
+	if copied.Digest != whole.Digest {
 		t.Errorf("from its configuration it came to %+v", copied)
 	}
 }
@@ -246,7 +247,7 @@ func TestTrainDiverges(t *testing.T) {
 	words := inFolder(t)
 	for _, line := range []string{"--policy none --out run", "--steps 9"} {
 		stdout, stderr, code := command(strings.Fields(words + "--lr 1e30 --warm-up 0 --json " + line)...)
-		if last := stderr[strings.LastIndex(strings.TrimSpace(stderr), "\n")+1:]; code != exitFailure || stdout != "" || !strings.Contains(last, "--lr") {
+		if last := stderr[strings.LastIndex(strings.TrimSpace(stderr), "\n")+1:]; code != exitFailure || stdout != "" || !strings.Contains(last, "lower learning rate") {
 			t.Errorf("%s: code %d, output %q, errors %q", line, code, stdout, stderr)
 		}
 	}
@@ -281,16 +282,16 @@ func TestTrainFallsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	stdout, stderr, code := command("train", "--out", "run", "--resume", "--json")
-	var s trainrun.Summary
-	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Sum != whole.Sum {
+	var s run.Summary
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Digest != whole.Digest {
 		t.Errorf("code %d, %+v, errors %q", code, s, stderr)
 	}
-	if !strings.Contains(stderr, "warning: the checkpoint") || !strings.Contains(stderr, "goes on after step 2") {
+	if !strings.Contains(stderr, "warning: skipping the checkpoint") || !strings.Contains(stderr, "continuing after step 2") {
 		t.Errorf("it said %q", stderr)
 	}
 }
 
-// program is the program as a process of its own.
+// program returns the program as a process of its own.
 func program(t *testing.T, line string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -342,7 +343,7 @@ func TestTrainSurvivesKills(t *testing.T) {
 		}
 	}
 	done := trained(t, "train --out run --resume")
-	if got, want := losses(t, "run"), losses(t, "whole"); done.Sum != whole.Sum || !slices.Equal(got, want) {
+	if got, want := losses(t, "run"), losses(t, "whole"); done.Digest != whole.Digest || !slices.Equal(got, want) {
 		t.Errorf("after %d kills %+v with losses %v, undisturbed %+v with %v", kills, done, got, whole, want)
 	}
 	t.Logf("%d kills, an undisturbed run takes %v", kills, took)
@@ -377,7 +378,7 @@ func TestTrainIsInterrupted(t *testing.T) {
 		done := len(losses(t, dir))
 		more := trained(t, fmt.Sprintf("train --out %s --resume --steps %d", dir, done+2))
 		whole := trained(t, words+fmt.Sprintf("--policy none --steps %d", done+2))
-		if more.Sum != whole.Sum || more.Tokens != 2*whole.Tokens/int64(done+2) {
+		if more.Digest != whole.Digest || more.Tokens != 2*whole.Tokens/int64(done+2) {
 			t.Errorf("%v after %d steps: resumed %+v, whole %+v", sig, done, more, whole)
 		}
 	}
@@ -418,8 +419,8 @@ func TestTrainEvaluates(t *testing.T) {
 	whole := trained(t, words+"--steps 5 --eval-every 2 --out whole")
 	trained(t, words+"--steps 3 --eval-every 2 --out parts")
 	parts := trained(t, "train --out parts --resume --steps 5")
-	for name, s := range map[string]trainrun.Summary{"silent": silent, "whole": whole, "parts": parts, "again": trained(t, "train --out parts --resume")} {
-		if s.Sum != whole.Sum || s.Eval == nil || *s.Eval != *whole.Eval {
+	for name, s := range map[string]run.Summary{"silent": silent, "whole": whole, "parts": parts, "again": trained(t, "train --out parts --resume")} {
+		if s.Digest != whole.Digest || s.Eval == nil || *s.Eval != *whole.Eval {
 			t.Errorf("%s came to %+v, whole to %+v", name, s, whole)
 		}
 	}

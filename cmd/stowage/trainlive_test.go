@@ -24,9 +24,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/live/livetest"
 	"github.com/stowage-dev/stowage/internal/browser"
-	"github.com/stowage-dev/stowage/report"
+	"github.com/stowage-dev/stowage/internal/pseudoterm"
+	"github.com/stowage-dev/stowage/observe/report"
 )
 
 // shown is what a terminal got.
@@ -60,7 +60,7 @@ type watched struct {
 
 func atTerminal(t *testing.T, line string, env ...string) *watched {
 	t.Helper()
-	master, tty := livetest.Terminal(t)
+	master, tty := pseudoterm.Open(t)
 	modes, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestTrainAtTerminalStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	rest := w.end(t, exitInterrupted)
-	if !regexp.MustCompile(`^none +step .*\r\nstowage: interrupted; nothing was saved, because there is no --out\r\n$`).MatchString(rest) {
+	if !regexp.MustCompile(`^none +step .*\r\nstowage: the run was interrupted and not saved, because it has no --out\r\n$`).MatchString(rest) {
 		t.Errorf("left is %q", rest)
 	}
 	if !inColour.MatchString(w.err.String()) {
@@ -179,7 +179,7 @@ func serving(t *testing.T, line string) (url string, over func() (code int, stdo
 	var stdout bytes.Buffer
 	code := make(chan int)
 	go func() {
-		c := run(strings.Fields(line), &stdout, in)
+		c := execute(strings.Fields(line), &stdout, in)
 		in.Close()
 		code <- c
 	}()
@@ -257,7 +257,7 @@ func TestTrainServeErrors(t *testing.T) {
 	defer taken.Close()
 	_, port, _ := net.SplitHostPort(taken.Addr().String())
 	for line, want := range map[string]string{
-		"--serve :" + port: "is in use; give another", "--serve nowhere": "no port", "--serve :0 --dry-run": "nothing to serve", "--serve :0 --pp 3": "--pp",
+		"--serve :" + port: "is in use; give another", "--serve nowhere": "no port", "--serve :0 --dry-run": "nothing to show", "--serve :0 --pp 3": "--pp",
 	} {
 		stdout, stderr, code := command(strings.Fields(words + "--policy none --steps 1 " + line)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {

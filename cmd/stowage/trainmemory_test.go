@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/cmd/stowage/internal/trainrun"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 // A dry run has an answer for models that this machine could not hold, and for a GPU that
@@ -25,12 +25,12 @@ func TestTrainDryRun(t *testing.T) {
 		t.Errorf("code %d, errors %q, output\n%s", code, stderr, stdout)
 	}
 	stdout, stderr, code = command(strings.Fields(line + " --json")...)
-	var one trainrun.Outlook
+	var one run.Forecast
 	if err := json.Unmarshal([]byte(stdout), &one); err != nil || code != exitOK || stderr != "" || one.Policy != "stash" || len(one.Ranks) != 4 || one.Device < 1<<37 {
 		t.Errorf("code %d, errors %q, %+v, %v", code, stderr, one, err)
 	}
 	stdout, stderr, code = command("train", "--dry-run", "--json")
-	var all []trainrun.OutlookRow
+	var all []run.ForecastRow
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != exitOK || stderr != "" || len(all) != len(train.Policies) {
 		t.Errorf("code %d, errors %q, %+v, %v", code, stderr, all, err)
 	}
@@ -52,7 +52,7 @@ func TestTrainDefault(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("code %d, errors %q", code, stderr)
 	}
-	var rows []trainrun.Row
+	var rows []run.Row
 	if err := json.Unmarshal([]byte(stdout), &rows); err != nil {
 		t.Fatal(err)
 	}
@@ -61,10 +61,10 @@ func TestTrainDefault(t *testing.T) {
 	for _, r := range rows {
 		names = append(names, r.Policy)
 		peak[r.Policy] = float64(r.Device)
-		if r.Sum != rows[0].Sum || r.Loss != rows[0].Loss || len(r.Sum) != 64 || r.StepRatio <= 0 {
+		if r.Digest != rows[0].Digest || r.Loss != rows[0].Loss || len(r.Digest) != 64 || r.StepRatio <= 0 {
 			t.Errorf("%+v, first %+v", r, rows[0])
 		}
-		if d := float64(r.Predicted)/float64(r.Device) - 1; d < -0.05 || d > 0.05 {
+		if d := float64(r.Forecast)/float64(r.Device) - 1; d < -0.05 || d > 0.05 {
 			t.Errorf("%s: the prediction is off by %.1f %%", r.Policy, 100*d)
 		}
 		if (r.Budget > 0) != (r.Policy == "budget") || r.Budget > 0 && r.Device > r.Budget {
@@ -86,5 +86,34 @@ func TestTrainDefault(t *testing.T) {
 	}
 	if want := []string{"policy", "peak_device_bytes", "peak_host_bytes", "step_ratio", "final_loss", "params_sha256"}; !slices.Equal(keys, want) || !strings.Contains(stdout, `"predicted_device_bytes"`) {
 		t.Errorf("keys are %q, want first %q", keys, want)
+	}
+}
+
+// Settings without effect are named with their flags, on the terminal and beside JSON.
+func TestNotesOnSettings(t *testing.T) {
+	line := "train --policy stash --steps 1 --micro 1 --seq 16 --plain --offload-modules gdp_qkv core_attn"
+	want := "note: --offload-modules gdp_qkv has no effect, because this model saves nothing under that name; leave it out\n"
+	stdout, _, code := command(strings.Fields(line)...)
+	if code != exitOK || !strings.HasSuffix(stdout, want) || strings.Count(stdout, "note:") != 1 {
+		t.Errorf("code %d, %q", code, stdout)
+	}
+	if stdout, _, code = command(strings.Fields(line + " --dry-run")...); code != exitOK || strings.Count(stdout, want) != 1 {
+		t.Errorf("code %d, %q", code, stdout)
+	}
+	stdout, stderr, code := command(strings.Fields(line + " --json")...)
+	if code != exitOK || strings.Contains(stdout, "note") || !strings.Contains(stderr, want) {
+		t.Errorf("code %d, %q, %q", code, stdout, stderr)
+	}
+	stdout, _, code = command(strings.Fields("plan --model llama-3-8b --gpus 8 --gbs 8 --seq 4096 --offload core_attn gdp_qkv --recompute moe_act --rank none")...)
+	if code != exitOK {
+		t.Fatalf("code %d, %q", code, stdout)
+	}
+	for _, want := range []string{"--offload-modules gdp_qkv has no effect", "--recompute-modules moe_act has no effect"} {
+		if strings.Count(stdout, want) != 1 {
+			t.Errorf("%q does not say %q once", stdout, want)
+		}
+	}
+	if strings.Contains(stdout, "core_attn has no effect") {
+		t.Errorf("%q", stdout)
 	}
 }

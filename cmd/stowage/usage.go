@@ -1,6 +1,5 @@
-// This file owns errors of usage: an unknown command, flag or value. Each is
-// one sentence that says what was wrong and, where something similar exists,
-// what was probably meant.
+// This file owns wrong command lines: an unknown command, flag or value. Each error is
+// one sentence that says what is wrong, and suggests a similar word if there is one.
 
 package main
 
@@ -15,19 +14,20 @@ import (
 	"github.com/stowage-dev/stowage/internal/spell"
 )
 
-// usageError is a wrong command line; the exit code is 2.
+// usageError reports a wrong command line. The exit code is 2.
 type usageError struct {
 	text string
-	cmd  *cobra.Command // whose help to point at, if not that of the one that ran
+	cmd  *cobra.Command // whose help to point at; nil for the command that ran
 }
 
 func (e *usageError) Error() string { return e.text }
 
+// usagef returns a usageError.
 func usagef(format string, args ...any) error {
 	return &usageError{text: fmt.Sprintf(format, args...)}
 }
 
-// noArgs is for commands that take flags only.
+// noArgs returns an error if a command that takes only flags has arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usagef("unexpected argument %q", args[0])
@@ -35,8 +35,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// checkTopic refuses help for a command that does not exist: the words that the
-// parser left over, as in `stowage bench cpy --help`.
+// checkTopic returns an error if help was asked for a command that does not exist, as
+// in `stowage bench cpy --help`.
 func checkTopic(cmd *cobra.Command) error {
 	rest := cmd.Flags().Args()
 	switch {
@@ -48,7 +48,7 @@ func checkTopic(cmd *cobra.Command) error {
 	return cmd.ValidateArgs(rest)
 }
 
-// chooseCommand is for commands that only hold others.
+// chooseCommand returns the error of a command that only holds others.
 func chooseCommand(cmd *cobra.Command, args []string) error {
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -58,19 +58,19 @@ func chooseCommand(cmd *cobra.Command, args []string) error {
 	}
 	e := &usageError{cmd: cmd}
 	if len(args) == 0 {
-		e.text = "say which command: " + strings.Join(names, ", ")
+		e.text = "expected a command: " + strings.Join(names, ", ")
 		return e
 	}
 	e.text = fmt.Sprintf("unknown command %q", args[0])
 	if near := nearest(args[0], names); near != "" {
 		e.text += fmt.Sprintf(" (did you mean %q?)", near)
 	} else {
-		e.text += ", choose from " + strings.Join(names, ", ")
+		e.text += "; choose from " + strings.Join(names, ", ")
 	}
 	return e
 }
 
-// flagError turns what the flag parser says into a sentence of ours.
+// flagError turns an error of the flag parser into a plain sentence.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
@@ -87,29 +87,29 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 	var missing *pflag.ValueRequiredError
 	if errors.As(err, &missing) {
-		return usagef("flag --%s needs a value", missing.GetSpecifiedName())
+		return usagef("expected a value after --%s", missing.GetSpecifiedName())
 	}
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		f := invalid.GetFlag()
 		why := invalid.Unwrap().Error()
-		switch f.Value.Type() { // the standard library's words are for programmers
+		switch f.Value.Type() { // the parser's own words are for programmers
 		case "bool":
-			why = fmt.Sprintf("write --%s or --%[1]s=false", f.Name)
+			return usagef("--%s expects true or false, got %q; write --%[1]s or --%[1]s=false", f.Name, invalid.GetValue())
 		case "duration":
-			why = "write a number with ms, s or m, such as 500ms"
-		case "int", "int64":
-			why = "write a whole number, such as 8"
+			return usagef("--%s expects a time such as 500ms, got %q", f.Name, invalid.GetValue())
+		case "int", "int64", "uint64":
+			return usagef("--%s expects a whole number such as 8, got %q", f.Name, invalid.GetValue())
 		case "float64":
-			why = "write a number, such as 0.5"
+			return usagef("--%s expects a number such as 0.5, got %q", f.Name, invalid.GetValue())
 		}
 		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
 	}
 	return usagef("%v", err)
 }
 
-// nearest is the known word that was probably meant, or nothing: one that the
-// given word begins, or one that differs in less than half of its letters.
+// nearest returns the known word that was probably meant, or "": one that begins with
+// the word, or one that differs in less than half of its letters.
 func nearest(word string, known []string) string {
 	best, least := "", len(word)/2+1
 	for _, k := range known {

@@ -5,19 +5,19 @@ package main
 import (
 	"testing"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func TestParseSize(t *testing.T) {
-	for s, want := range map[string]device.Bytes{
+	for s, want := range map[string]memory.Bytes{
 		"1B": 1, "4KiB": 4 << 10, "64MiB": 64 << 20, "3GiB": 3 << 30, "1024TiB": 1 << 50, "007MiB": 7 << 20,
 	} {
-		if got, err := parseSize(s); err != nil || got != want {
+		if got, err := memory.ParseBytes(s); err != nil || got != want {
 			t.Errorf("%q: %d, %v", s, got, err)
 		}
 	}
 	for _, s := range []string{"", "B", "MiB", "1", "1 MiB", "1MB", "1mib", "+1MiB", "1.5MiB", "0x10B", "1025TiB", "18446744073709551617B", "1_000B"} {
-		if got, err := parseSize(s); err == nil {
+		if got, err := memory.ParseBytes(s); err == nil {
 			t.Errorf("%q was read as %d", s, got)
 		}
 	}
@@ -29,11 +29,11 @@ func FuzzParseSize(f *testing.F) {
 	f.Add("1024TiB")
 	f.Add("-1B")
 	f.Fuzz(func(t *testing.T, s string) {
-		n, err := parseSize(s)
+		n, err := memory.ParseBytes(s)
 		if err != nil {
 			return
 		}
-		if again, err := parseSize(formatSize(n)); err != nil || again != n || n <= 0 || n > 1<<50 {
+		if again, err := memory.ParseBytes(n.Exact()); err != nil || again != n || n <= 0 || n > 1<<50 {
 			t.Errorf("%q was read as %d, and that as %d, %v", s, n, again, err)
 		}
 	})

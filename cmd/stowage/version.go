@@ -1,4 +1,5 @@
-// This file owns `stowage version`: what the Go toolchain wrote into the binary.
+// This file owns `stowage version`: the version, and what the Go toolchain recorded in
+// the binary.
 
 package main
 
@@ -9,10 +10,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/version"
 )
 
-// version says what was built, from what, and with what.
-type version struct {
+// buildVersion describes the binary: its version, its source and its toolchain.
+type buildVersion struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
 	Time     string `json:"time,omitempty"`
@@ -21,9 +24,9 @@ type version struct {
 	Platform string `json:"platform"`
 }
 
-// thisVersion reads the running binary. `go run` and builds outside of a
-// checkout carry no commit, which is left out rather than guessed.
-func thisVersion() version {
+// thisVersion describes the running binary. It leaves the commit out if the binary has
+// none, as with `go run` and builds outside of a checkout.
+func thisVersion() buildVersion {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = &debug.BuildInfo{}
@@ -31,14 +34,12 @@ func thisVersion() version {
 	return versionOf(info)
 }
 
-func versionOf(info *debug.BuildInfo) version {
-	v := version{
-		Version:  strings.Trim(info.Main.Version, "()"),
+// versionOf describes a binary by its build information.
+func versionOf(info *debug.BuildInfo) buildVersion {
+	v := buildVersion{
+		Version:  version.Number(),
 		Go:       runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH,
-	}
-	if v.Version == "" {
-		v.Version = "devel"
 	}
 	for _, s := range info.Settings {
 		switch s.Key {
@@ -53,7 +54,8 @@ func versionOf(info *debug.BuildInfo) version {
 	return v
 }
 
-func (v version) String() string {
+// String returns the description as one line.
+func (v buildVersion) String() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "stowage %s", v.Version)
 	if v.Commit != "" {
@@ -72,8 +74,8 @@ func (v version) String() string {
 func newVersion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Say which version this is",
-		Long:    "Print the module version, the commit it was built from where known, the Go\nversion and the platform.",
+		Short:   "Print the version",
+		Long:    "Print the version, the commit if it is known, the Go version and the platform.",
 		Example: "  stowage version\n  stowage version --json",
 		Args:    noArgs,
 	}

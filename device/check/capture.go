@@ -66,7 +66,7 @@ func (s *stream) BeginCapture() {
 	c := s.lock()
 	defer c.unlock()
 	if s.capture != nil {
-		panic("check: stream " + s.name + " captures already")
+		panic("check: stream " + s.name + " is captured already; call EndCapture first")
 	}
 	if s.inner != nil {
 		s.inner.BeginCapture()
@@ -87,8 +87,8 @@ func (k *capture) join(s *stream) *branch {
 	return b
 }
 
-// grow counts a step of the branch, which the origin must wait for.
-func (b *branch) grow(t step) {
+// addStep counts a step of the branch, which the origin must wait for.
+func (b *branch) addStep(t step) {
 	for len(b.known) <= b.index {
 		b.known = append(b.known, 0)
 	}
@@ -97,12 +97,12 @@ func (b *branch) grow(t step) {
 	b.capture.steps = append(b.capture.steps, t)
 }
 
-// add records an operation.
-func (b *branch) add(o *op) {
+// addOp records an operation.
+func (b *branch) addOp(o *op) {
 	b.number++
 	o.number, o.graph = b.number, b.capture
 	b.last = fmt.Sprintf("%s #%d at %s", o.name, o.number, o.site)
-	b.grow(step{kind: doWork, op: o})
+	b.addStep(step{kind: doWork, op: o})
 }
 
 // label notes the slot of the launch that is recorded next.
@@ -111,7 +111,7 @@ func (b *branch) label(slot device.Slot) {
 		return
 	}
 	if _, twice := b.capture.slots[slot]; twice {
-		panic("check: two launches of one capture have the same slot")
+		panic("check: two launches of one capture have the same slot; give each its own")
 	}
 	b.capture.slots[slot] = len(b.capture.steps)
 }
@@ -119,7 +119,7 @@ func (b *branch) label(slot device.Slot) {
 func (b *branch) record(e *event, site *Site) {
 	if e.is(device.External) {
 		b.last = fmt.Sprintf("the record at %s", site)
-		b.grow(step{kind: recordOutside, event: e, site: site})
+		b.addStep(step{kind: recordOutside, event: e, site: site})
 		return
 	}
 	k := b.capture
@@ -142,17 +142,17 @@ func (b *branch) wait(e *event, site *Site) {
 			b.known[i] = max(b.known[i], n)
 		}
 		b.last = fmt.Sprintf("the wait at %s", site)
-		b.grow(step{kind: waitInside, mark: p.mark, site: site, event: e})
+		b.addStep(step{kind: waitInside, mark: p.mark, site: site, event: e})
 	case e.is(device.External):
 		b.last = fmt.Sprintf("the wait at %s", site)
-		b.grow(step{kind: waitOutside, event: e, site: site})
+		b.addStep(step{kind: waitOutside, event: e, site: site})
 	case e.mark != nil:
 		b.spoil(fmt.Sprintf("at %s it waits for an event that was recorded outside of the capture, at %s", site, e.mark.site),
 			"record the event inside, or make it External")
 	}
 }
 
-// spoil notes the first reason why there will be no graph, and returns it.
+// spoil stores the first reason why there will be no graph, and returns it.
 func (b *branch) spoil(why, do string) error {
 	k := b.capture
 	if k.err == nil {
@@ -165,7 +165,7 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	c := s.lock()
 	defer c.unlock()
 	if s.capture == nil || s.capture.capture.origin != s {
-		panic("check: EndCapture on stream " + s.name + ", which did not begin one")
+		panic("check: EndCapture on stream " + s.name + ", which did not call BeginCapture")
 	}
 	k := s.capture.capture
 	k.ended = true
@@ -177,7 +177,7 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	if s.inner != nil {
 		inner, err = s.inner.EndCapture()
 	}
-	if mine := k.fault(s.dev); mine != nil {
+	if mine := k.firstError(s.dev); mine != nil {
 		if inner != nil {
 			_ = inner.Close()
 		}
@@ -189,9 +189,9 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	return &graph{dev: s.dev, inner: inner, capture: k, steps: k.steps}, nil
 }
 
-// fault is why there is no graph: an earlier report, something that cannot be
+// firstError returns why there is no graph: an earlier report, a call that cannot be
 // captured, or a stream whose work the origin does not wait for.
-func (k *capture) fault(d *dev) error {
+func (k *capture) firstError(d *dev) error {
 	if err := d.err(); err != nil {
 		return err
 	}

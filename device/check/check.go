@@ -1,77 +1,89 @@
-// Package check wraps devices and watches what a program does with them. It
-// needs no change to the program: the wrapped device is a [device.Device].
+// Package check wraps devices and checks what a program does with them. The program
+// does not change, because a wrapped device is a [device.Device]:
 //
-//  1. Races. Every operation declares the bytes it uses. The checker keeps a
-//     vector clock for each stream and reports the first operation that uses
-//     bytes another one uses too, not both only to read, where no event, no
-//     stream and no synchronisation of the host orders the two. Whether they
-//     happened to run in a harmless order makes no difference: the decision is
-//     made when the operation is issued. See [Race].
-//  2. Schedules. With [Options].Schedule the operations of all streams are
-//     held back and executed one at a time, in an order that the events allow
-//     and a seed chooses. [Explore] tries many seeds and shrinks a failure.
-//  3. Faults. [Options].Faults fail, corrupt, delay or drop the n-th call of a
-//     class, and [Options].Limits lower the capacity. [EveryEdge] drops every
-//     wait of a program in turn and tells which ones nobody missed.
-//  4. Memory. Uses after a free and double frees are reported with the places
-//     of the allocation and the free. See [UseAfterFree] and [DoubleFree].
+//	inner, err := cpu.Open(cpu.Options{})
+//	...
+//	checker := check.New(check.Options{Report: func(err error) { t.Fatal(err) }})
+//	dev := checker.Wrap(inner)
 //
-// All of it follows work through graphs: at every replay the captured
-// operations take part as if they were issued again.
+// The checker does four things:
 //
-// The first report sticks, like the first error of a device: the operation
-// that was reported and all later work are skipped, and every later Sync,
-// EndCapture and Close returns the report. Skipping matters, because a racy
-// program may write where memory was given back. A call with a dead handle, a
-// programmer's error of the contract, panics here too, with the report as its
-// value; it does nothing, so it does not stick.
+//  1. It finds races. A race is two operations that use the same bytes, at least one
+//     of them to write, without an event, a stream or a wait of the host that orders
+//     them. The checker keeps a vector clock for each stream and decides when an
+//     operation is issued, so a race is found even if the operations happen to run
+//     in a harmless order. See [Race].
+//  2. It finds uses of freed memory, second frees included. See [UseAfterFree].
+//  3. It runs the work in other orders. With [Options].Schedule it holds the
+//     operations of all streams back and executes them one at a time, in an order
+//     that the events allow and a seed chooses. [Explore] tries many seeds and
+//     shrinks a failure to a few held operations.
+//  4. It injects faults. [Options].Faults fail, corrupt, delay or drop the n-th call
+//     of a class, and [Options].Limits lower the capacity. [DropEach] drops every
+//     wait of a program in turn and reports those that were not missed. [FailEach]
+//     makes every allocation fail in turn.
 //
-// What the checker cannot see: bytes that an operation uses but does not
-// declare (schedules find those, by wrong results), Go memory that host
-// callbacks share with the program, and an order that one goroutine lacks but
-// another has: all goroutines are one host. What does not count as an order: a
-// callback that tells the host by a channel that it ran; wait for an event.
+// All of this includes graphs: at every replay the captured operations take part as if
+// they were issued again.
 //
-// This file owns the checker; device.go, stream.go, op.go, event.go, capture.go
-// and graph.go the wrapped objects, clock.go, span.go and shadow.go the race
-// checker, schedule.go the scheduler, fault.go the rules, report.go and site.go
-// what a user reads, explore.go and edges.go the drivers.
+// # Reports
+//
+// The first report sticks, like the first error of a device. The reported operation and
+// all later work are skipped, because a racy program may write to memory that was given
+// back, and every later Sync, EndCapture and Close returns the report. A call with a
+// dead handle panics, as on every device; the value of the panic is the report, and
+// because the call did nothing, that report does not stick.
+//
+// # Limits
+//
+// The checker sees only declared bytes. An operation that uses other bytes is found by
+// schedules, if its results are wrong. The checker does not see Go memory that host
+// callbacks share with the program, and it treats all goroutines as one host. A callback
+// that tells the host over a channel that it ran does not order anything; wait for an
+// event instead.
 package check
+
+// This file owns the checker; device.go, stream.go, op.go, event.go, capture.go and
+// graph.go the wrapped objects, clock.go, span.go and shadow.go the race checker,
+// schedule.go the scheduler, fault.go the faults, report.go and site.go what a user
+// reads, explore.go, edges.go and failures.go what runs a program many times.
 
 import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Options say what to check beside races and uses after a free.
+// Options configure a [Checker]. The zero value finds races and uses of freed memory.
 type Options struct {
-	// Report is called with the report that sticks, and with those of calls
-	// that panic: a *Race, *UseAfterFree or *DoubleFree, from the goroutine that
-	// issued the second operation. Tests give t.Fatal.
+	// Report, if not nil, is called with the report that sticks and with the
+	// reports of calls that panic: a *Race or a *UseAfterFree. It is called on the
+	// goroutine that issued the second operation, and may end that goroutine as
+	// t.Fatal does.
 	Report func(error)
-	// Schedule makes the checker execute the streams' work one operation at a
-	// time; nil leaves it to the wrapped device.
+	// Schedule, if not nil, makes the checker execute the work of all streams one
+	// operation at a time. Otherwise the wrapped device executes it.
 	Schedule *Schedule
-	// Faults are the rules for failing, corrupting, delaying and dropping.
+	// Faults lists the calls to fail, corrupt, delay or drop.
 	Faults []Fault
-	// Limits lower the capacity of each kind; zero leaves it.
-	Limits [device.Kinds]device.Bytes
+	// Limits lowers the capacity of each kind of memory; zero leaves it.
+	Limits [memory.Kinds]memory.Bytes
 	// IgnoreRaces turns the race checker off, to see what a schedule does to a
-	// program that has races. It needs a schedule: without one, such a program
-	// could free memory under a running operation.
+	// program that has races. It needs a Schedule, because such a program could
+	// otherwise free memory under a running operation.
 	IgnoreRaces bool
 }
 
-// Checker watches one or more devices. Streams of one may wait for events of
-// another, as the ranks of a process do.
+// Checker checks one or more devices. A stream of one may wait for an event of another,
+// as the ranks of a process do. Its methods may be called from any goroutine.
 type Checker struct {
 	o Options
 
 	mu      sync.Mutex
 	sites   sites
 	found   error // the first report
-	unsaid  error // a report that Options.Report has yet to hear
+	unsaid  error // a report that Options.Report was not called with yet
 	devs    []*dev
 	streams int
 
@@ -81,27 +93,28 @@ type Checker struct {
 	spare []int // slots of closed streams
 	lanes []*lane
 
-	imported []*buffer // live handles to memory of others
-	foreign  *shadow   // its shadow, whoever imported it: handles may overlap
+	borrowed       []*buffer // live handles to borrowed memory
+	borrowedShadow *shadow   // one for all of them, because handles may overlap
 
 	counts [classes]int
 	faults map[call]Fault
-	drops  []string // what the rules dropped, in words
+	drops  []string // descriptions of the calls that faults dropped
 
 	sched schedule
 }
 
-// New makes a checker.
+// New returns a checker. It panics if an option makes no sense: a fault that does not
+// exist, or IgnoreRaces without a Schedule.
 func New(o Options) *Checker {
 	if o.IgnoreRaces && o.Schedule == nil {
 		panic("check: races can be ignored only under a schedule; set Options.Schedule")
 	}
 	c := &Checker{
-		o:       o,
-		slots:   hostSlot + 1,
-		foreign: newShadow(0, 1<<62),
-		sites:   newSites(),
-		faults:  map[call]Fault{},
+		o:              o,
+		slots:          hostSlot + 1,
+		borrowedShadow: newShadow(0, 1<<62),
+		sites:          newSites(),
+		faults:         map[call]Fault{},
 	}
 	for _, f := range o.Faults {
 		f.check()
@@ -113,8 +126,9 @@ func New(o Options) *Checker {
 	return c
 }
 
-// Wrap returns a device that does what inner does, and checks it. The checked
-// device owns inner: closing it closes inner.
+// Wrap returns a device that does what inner does and checks it. The returned device
+// owns inner: closing it closes inner. Events, buffers and graphs of a wrapped device
+// can be used only with devices of the same checker.
 func (c *Checker) Wrap(inner device.Device) device.Device {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +137,7 @@ func (c *Checker) Wrap(inner device.Device) device.Device {
 	return d
 }
 
-// Err is the first report, or nil.
+// Err returns the first report, or nil if there is none.
 func (c *Checker) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,8 +146,8 @@ func (c *Checker) Err() error {
 
 func (c *Checker) scheduled() bool { return c.o.Schedule != nil }
 
-// unlock ends a call into the checker and passes a new report on. The callback
-// may end the goroutine, so no lock is held.
+// unlock ends a call into the checker and calls Options.Report with a new report. The
+// callback may end the goroutine, so the lock is released before.
 func (c *Checker) unlock() {
 	r := c.unsaid
 	c.unsaid = nil
@@ -143,15 +157,15 @@ func (c *Checker) unlock() {
 	}
 }
 
-// find makes err the checker's report unless it has one.
-func (c *Checker) find(err error) {
+// setReport makes err the checker's report unless there is one already.
+func (c *Checker) setReport(err error) {
 	if c.found == nil {
 		c.found, c.unsaid = err, err
 	}
 }
 
-// begin takes up a piece of work on a lane: it gets its place in time, and its
-// uses are checked. It reports whether the work may be executed.
+// begin gives a piece of work its place in time on a lane and checks its uses. It
+// reports whether the work may be executed.
 func (c *Checker) begin(l *lane, a *act) bool {
 	if c.found != nil {
 		return false
@@ -161,18 +175,18 @@ func (c *Checker) begin(l *lane, a *act) bool {
 	for i := range a.op.uses {
 		u := &a.op.uses[i]
 		if x := u.enter(a, l.clock); x != nil {
-			c.find(c.race(x))
+			c.setReport(c.race(x))
 			return false
 		}
 		if f := u.buf.freed; f != nil && f != a {
-			c.find(&UseAfterFree{Use: a.describe(u), Free: f.describe(nil), Alloc: *u.buf.alloc})
+			c.setReport(&UseAfterFree{Use: a.describe(u), Free: f.describe(nil), Alloc: *u.buf.alloc})
 			return false
 		}
 	}
 	return true
 }
 
-// enter puts a use into the shadow of its memory.
+// enter adds a use to the shadow of its memory.
 func (u *use) enter(a *act, k clock) *conflict {
 	c := u.buf.dev.c
 	if c.o.IgnoreRaces || u.empty() {
@@ -181,14 +195,14 @@ func (u *use) enter(a *act, k clock) *conflict {
 	return u.buf.shadow.access(cell{a, u}, k, c.host)
 }
 
-// look is an access of the host, at once.
-func (c *Checker) look(name string, u use, site *Site) {
+// hostAccess checks an access of the host that happens now.
+func (c *Checker) hostAccess(name string, u use, site *Site) {
 	if c.found != nil {
 		return
 	}
 	c.seq++
 	a := &act{op: &op{name: name, site: site, uses: []use{u}}, slot: hostSlot, seq: c.seq}
 	if x := a.op.uses[0].enter(a, c.host); x != nil {
-		c.find(c.race(x))
+		c.setReport(c.race(x))
 	}
 }

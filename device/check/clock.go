@@ -80,9 +80,9 @@ type recording struct {
 	inside bool   // it means nothing outside of its graph
 }
 
-// newLane makes a lane that starts after all the host has synchronised with.
-// The slot of a closed stream is used again: the host has synchronised with all
-// its work, so going on counting keeps every old entry in order.
+// newLane returns a lane that starts after all that the host has synchronised with. It
+// reuses the slot of a closed stream and continues its count; the host has synchronised
+// with all work of that stream, so every old entry stays in order.
 func (c *Checker) newLane(s *stream, index int) *lane {
 	l := &lane{stream: s, index: index}
 	if n := len(c.spare); n > 0 {
@@ -129,7 +129,7 @@ func (l *lane) noteWait(w waited) {
 	l.nwaits++
 }
 
-// learn makes the host know what a clock knows: it has synchronised with it. No
-// lane needs to hear of it: whatever is issued later comes after all that the
-// host knows, so that its accesses need not even be remembered.
+// learn notes that the host has synchronised with all that a clock knows. Lanes are not
+// changed: later work comes after all that the host knows, so the shadow can forget those
+// accesses.
 func (c *Checker) learn(k clock) { c.host.join(k) }

@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/device/devicetest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // SPEC S6.2: checking changes nothing, whatever the schedule.
@@ -46,7 +47,7 @@ func conform(t *testing.T, open func() (device.Device, error)) {
 }
 
 func conformUnder(t *testing.T, s *check.Schedule, open func() (device.Device, error)) {
-	wrap := func(t *testing.T, limits [device.Kinds]device.Bytes) device.Device {
+	wrap := func(t *testing.T, limits [memory.Kinds]memory.Bytes) device.Device {
 		inner, err := open()
 		if err != nil {
 			t.Fatal(err)
@@ -54,6 +55,6 @@ func conformUnder(t *testing.T, s *check.Schedule, open func() (device.Device, e
 		return check.New(check.Options{Schedule: s, Limits: limits}).Wrap(inner)
 	}
 	devicetest.Run(t,
-		func(t *testing.T) device.Device { return wrap(t, [device.Kinds]device.Bytes{}) },
+		func(t *testing.T) device.Device { return wrap(t, [memory.Kinds]memory.Bytes{}) },
 		devicetest.Limited(wrap))
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // dev is a checked device. Its counters are its own: under a schedule the inner
@@ -22,7 +23,7 @@ type dev struct {
 	failed   error // by a rule
 	streams  []*stream
 	live     map[*buffer]struct{}
-	held     [device.Kinds]device.Bytes // freed, but the free is held back
+	held     [memory.Kinds]memory.Bytes // freed, but the free is held back
 	counters device.Counters
 	closed   bool
 }
@@ -34,7 +35,7 @@ type buffer struct {
 	dev          *dev
 	outer, inner *device.Buffer
 	shadow       *shadow
-	imported     bool
+	borrowed     bool
 	backed       bool // has a backdrop
 	alloc        *Site
 	freed        *act
@@ -59,7 +60,7 @@ func (d *dev) Counters() device.Counters {
 	return d.counters
 }
 
-// Memory is the inner device's reading; memory whose free is held back is
+// Memory returns the inner device's reading; memory whose free is held back is
 // pending.
 func (d *dev) Memory() device.Usage {
 	c := d.c
@@ -76,7 +77,7 @@ func (d *dev) Memory() device.Usage {
 	return u
 }
 
-// err is what sticks: the checker's report, or a failure by rule.
+// err returns what sticks: the checker's report, or a failure by rule.
 func (d *dev) err() error {
 	if d.c.found != nil {
 		return d.c.found
@@ -84,24 +85,24 @@ func (d *dev) err() error {
 	return d.failed
 }
 
-// first is the error to return when the inner device returned err.
-func (d *dev) first(err error) error {
+// firstError returns the error to return when the inner device returned err.
+func (d *dev) firstError(err error) error {
 	if e := d.err(); e != nil {
 		return e
 	}
 	return err
 }
 
-func (d *dev) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+func (d *dev) Alloc(kind memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
 	return d.obtain(Allocs, kind, size, owner, func() (*device.Buffer, error) { return d.inner.Alloc(kind, size, owner) })
 }
 
-func (d *dev) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+func (d *dev) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	return d.obtain(Allocs, kind, 0, owner, func() (*device.Buffer, error) { return d.inner.Reserve(kind, limit, owner) })
 }
 
 // obtain allocates through the rules and limits.
-func (d *dev) obtain(class Class, kind device.Kind, size device.Bytes, owner string, alloc func() (*device.Buffer, error)) (*device.Buffer, error) {
+func (d *dev) obtain(class Class, kind memory.Kind, size memory.Bytes, owner string, alloc func() (*device.Buffer, error)) (*device.Buffer, error) {
 	c := d.c
 	c.mu.Lock()
 	defer c.unlock()
@@ -109,7 +110,7 @@ func (d *dev) obtain(class Class, kind device.Kind, size device.Bytes, owner str
 		return nil, err
 	}
 	c.flushNow()
-	if c.count(class).Do == Fail || d.over(kind, size) {
+	if c.count(class).Do == Fail || d.exceedsLimit(kind, size) {
 		return nil, d.outOfMemory(kind, size, owner)
 	}
 	inner, err := alloc()
@@ -125,20 +126,20 @@ func (d *dev) obtain(class Class, kind device.Kind, size device.Bytes, owner str
 
 func (d *dev) wrap(inner *device.Buffer) *buffer {
 	b := &buffer{
-		dev: d, inner: inner, alloc: d.c.sites.here(),
+		dev: d, inner: inner, alloc: d.c.sites.callSite(),
 		outer: device.NewBuffer(inner.Kind(), inner.Addr(), inner.Size(), inner.Max(), inner.Owner()),
 	}
 	b.outer.Mem = b
 	return b
 }
 
-// over tells whether more memory would break a limit.
-func (d *dev) over(kind device.Kind, more device.Bytes) bool {
+// exceedsLimit reports whether more memory would break a limit.
+func (d *dev) exceedsLimit(kind memory.Kind, more memory.Bytes) bool {
 	limit := d.c.o.Limits[kind]
 	return limit > 0 && d.inner.Memory().Kind[kind].Current+more > limit
 }
 
-func (d *dev) outOfMemory(kind device.Kind, asked device.Bytes, owner string) error {
+func (d *dev) outOfMemory(kind memory.Kind, asked memory.Bytes, owner string) error {
 	u := d.inner.Memory()
 	limit := u.Kind[kind].Capacity
 	if n := d.c.o.Limits[kind]; n > 0 {
@@ -159,7 +160,7 @@ func (d *dev) outOfMemory(kind device.Kind, asked device.Bytes, owner string) er
 	return e
 }
 
-func (d *dev) Grow(outer *device.Buffer, size device.Bytes) error {
+func (d *dev) Grow(outer *device.Buffer, size memory.Bytes) error {
 	c := d.c
 	c.usable("grow", outer)
 	c.mu.Lock()
@@ -167,17 +168,17 @@ func (d *dev) Grow(outer *device.Buffer, size device.Bytes) error {
 	if err := d.err(); err != nil {
 		return err
 	}
-	b := c.own(outer)
+	b := c.recordOf(outer)
 	more := size - b.inner.Size()
 	if more > 0 {
 		c.flushNow()
-		if c.count(Grows).Do == Fail || d.over(outer.Kind(), more) {
+		if c.count(Grows).Do == Fail || d.exceedsLimit(outer.Kind(), more) {
 			return d.outOfMemory(outer.Kind(), more, outer.Owner())
 		}
 	}
 	if more > 0 && b.backed { // what is mapped to the maximum changes: nothing may use it meanwhile
 		whole := device.Rect{Range: device.Range{Buf: outer, Len: outer.Max()}, Pitch: outer.Max(), Rows: 1}
-		c.look("grow", use{newSpan(whole), device.Write, b, whole}, c.sites.here())
+		c.hostAccess("grow", use{newSpan(whole), device.Write, b, whole}, c.sites.callSite())
 		if err := d.err(); err != nil {
 			return err
 		}
@@ -198,7 +199,7 @@ func (d *dev) Backdrop(outer *device.Buffer) error {
 	if err := d.err(); err != nil {
 		return err
 	}
-	b := c.own(outer)
+	b := c.recordOf(outer)
 	c.flushNow()
 	if c.count(Grows).Do == Fail {
 		return d.outOfMemory(outer.Kind(), 0, outer.Owner())
@@ -208,44 +209,44 @@ func (d *dev) Backdrop(outer *device.Buffer) error {
 	return err
 }
 
-// Import makes a handle to memory of others. All such handles share one shadow
-// by address, because views of one storage overlap; memory inside a buffer of
-// ours has that buffer's shadow.
-func (d *dev) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
+// Borrow returns a handle to memory that the caller owns. All such handles share one
+// shadow by address, because views of one storage overlap. Memory inside of a buffer of
+// a checked device has the shadow of that buffer.
+func (d *dev) Borrow(kind memory.Kind, addr uintptr, size memory.Bytes, owner string) *device.Buffer {
 	c := d.c
 	c.mu.Lock()
 	defer c.unlock()
-	b := d.wrap(d.inner.Import(kind, addr, size, owner))
-	b.imported, b.shadow = true, c.foreign
+	b := d.wrap(d.inner.Borrow(kind, addr, size, owner))
+	b.borrowed, b.shadow = true, c.borrowedShadow
 	lo, hi := int64(addr), int64(addr)+int64(size)
 	for _, other := range c.devs {
 		for o := range other.live {
-			if from := o.shadow.segs[0].lo; !o.imported && from <= lo && hi <= o.shadow.end {
+			if from := o.shadow.segs[0].lo; !o.borrowed && from <= lo && hi <= o.shadow.end {
 				b.shadow = o.shadow
 			}
 		}
 	}
-	c.imported = append(c.imported, b)
+	c.borrowed = append(c.borrowed, b)
 	return b.outer
 }
 
-// End of an imported handle: its memory is no longer watched unless another
-// handle shares it.
+// forget ends a borrowed handle. Its memory is no longer checked unless another handle
+// shares it.
 func (c *Checker) forget(b *buffer) {
-	c.imported = slices.DeleteFunc(c.imported, func(o *buffer) bool { return o == b })
-	if b.shadow == c.foreign && !c.shared(b) {
+	c.borrowed = slices.DeleteFunc(c.borrowed, func(o *buffer) bool { return o == b })
+	if b.shadow == c.borrowedShadow && !c.shared(b) {
 		lo := int64(b.outer.Addr())
-		c.foreign.forget(lo, lo+int64(b.outer.Size()))
+		c.borrowedShadow.forget(lo, lo+int64(b.outer.Size()))
 	}
 }
 
-// shared tells whether another live handle has bytes of an imported buffer.
+// shared reports whether another live handle has bytes of a borrowed buffer.
 func (c *Checker) shared(b *buffer) bool {
-	if b.shadow != c.foreign {
+	if b.shadow != c.borrowedShadow {
 		return true
 	}
 	lo, hi := b.outer.Addr(), b.outer.Addr()+uintptr(b.outer.Size())
-	return slices.ContainsFunc(c.imported, func(o *buffer) bool {
+	return slices.ContainsFunc(c.borrowed, func(o *buffer) bool {
 		return o != b && o.outer.Addr() < hi && lo < o.outer.Addr()+uintptr(o.outer.Size())
 	})
 }
@@ -257,25 +258,25 @@ func (d *dev) View(r device.Range, mode device.Mode) []byte {
 	device.CheckAccess(device.Access{Rect: whole, Mode: mode})
 	c.mu.Lock()
 	defer c.unlock()
-	if b := c.own(r.Buf); r.Len > 0 {
-		c.look("view", use{newSpan(whole), mode, b, whole}, c.sites.here())
+	if b := c.recordOf(r.Buf); r.Len > 0 {
+		c.hostAccess("view", use{newSpan(whole), mode, b, whole}, c.sites.callSite())
 	}
 	c.flushNow() // what was executed must be seen, what is held back must not
 	return d.inner.View(c.inside(r), mode)
 }
 
-// own is the record behind a handle.
-func (c *Checker) own(b *device.Buffer) *buffer {
+// recordOf returns the record behind a handle.
+func (c *Checker) recordOf(b *device.Buffer) *buffer {
 	m, ok := b.Mem.(*buffer)
 	if !ok || m.dev.c != c {
-		panic(fmt.Sprintf("check: %s was not made by a device of this checker", b))
+		panic(fmt.Sprintf("check: %s was not made by a device of this checker; wrap its device with the same one", b))
 	}
 	return m
 }
 
-// inside is a range as the inner device knows it.
+// inside returns a range as the inner device knows it.
 func (c *Checker) inside(r device.Range) device.Range {
-	return device.Range{Buf: c.own(r.Buf).inner, Off: r.Off, Len: r.Len}
+	return device.Range{Buf: c.recordOf(r.Buf).inner, Off: r.Off, Len: r.Len}
 }
 
 func (c *Checker) insideRect(r device.Rect) device.Rect {
@@ -300,9 +301,9 @@ func (c *Checker) usable(name string, bufs ...*device.Buffer) {
 		if outer == nil || outer.Live() {
 			continue
 		}
-		b := c.own(outer)
+		b := c.recordOf(outer)
 		c.mu.Lock()
-		o := Operation{Name: name, Bytes: device.Rect{Range: outer.All(), Pitch: outer.Size(), Rows: 1}, Site: *c.sites.here()}
+		o := Operation{Name: name, Bytes: wholeOf(outer), Site: *c.sites.callSite()}
 		err := &UseAfterFree{Use: o, Free: b.freed.describe(nil), Alloc: *b.alloc}
 		c.refuse(err)
 	}
@@ -323,14 +324,14 @@ func (d *dev) Sync() error {
 		c.runAll(d)
 		err := c.flushed(d)
 		c.learn(known)
-		return d.first(err)
+		return d.firstError(err)
 	}
 	c.mu.Unlock()
 	err := d.inner.Sync()
 	c.mu.Lock()
 	defer c.unlock()
 	c.learn(known)
-	return d.first(err)
+	return d.firstError(err)
 }
 
 // Close waits for all work and closes the inner device. Memory that was never
@@ -349,7 +350,7 @@ func (d *dev) Close() error {
 	for _, s := range slices.Clone(d.streams) {
 		s.letGo()
 		c.learn(s.lanes[0].clock)
-		s.end()
+		s.retireLanes()
 	}
 	c.mu.Unlock()
 	err := d.inner.Close()

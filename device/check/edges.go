@@ -1,5 +1,5 @@
-// This file owns the proof that a program's waits are all needed and all
-// watched: each is dropped in turn, and something must notice.
+// This file owns the proof that every wait of a program is needed and checked: each is
+// dropped in turn, and the checker or the program must notice.
 
 package check
 
@@ -8,18 +8,19 @@ import (
 	"strings"
 )
 
-// Edges is the outcome of EveryEdge.
+// Edges is the result of [DropEach].
 type Edges struct {
-	Total  int
-	Caught int
-	// Uncaught describes the calls that nobody missed: another edge implies
-	// them, or the program's declarations and results do not depend on them.
+	Total  int // calls of the class
+	Caught int // calls whose absence was noticed
+	// Uncaught describes the calls that were not missed. Another edge implies them,
+	// or neither the declarations nor the results of the program depend on them.
 	Uncaught []string
-	// How holds, for each call that was caught, the first line of what was
-	// reported without it.
-	How []string
+	// Reports holds, for each call that was caught, the first line of the report
+	// without it.
+	Reports []string
 }
 
+// String returns the figures and the calls that were not caught.
 func (e Edges) String() string {
 	s := fmt.Sprintf("caught %d of %d", e.Caught, e.Total)
 	if len(e.Uncaught) > 0 {
@@ -28,14 +29,10 @@ func (e Edges) String() string {
 	return s
 }
 
-// EveryEdge runs a program once to count its waits, then once without each of
-// them, with the race checker on; a dropped wait that passes unnoticed is run
-// under seeds schedules as well, where the program's own comparison of its
-// results may notice. The error is that of the complete program.
-func EveryEdge(seeds int, p Program) (Edges, error) { return DropEach(Waits, seeds, p) }
-
-// DropEach is EveryEdge for any class that can be dropped: Waits, Records or
-// Syncs.
+// DropEach runs a program once to count its calls of a class (Waits, Records or Syncs),
+// and then once without each of them. Use it to prove that every wait is needed and that
+// the checker sees it. A call that is not missed is dropped again under seeds schedules,
+// where the program may notice wrong results. The error is that of the complete program.
 func DropEach(class Class, seeds int, p Program) (Edges, error) {
 	Fault{Class: class, Do: Drop}.check()
 	c, err := attempt(Options{}, p, false)
@@ -56,7 +53,7 @@ func DropEach(class Class, seeds int, p Program) (Edges, error) {
 		}
 		e.Caught++
 		line, _, _ := strings.Cut(err.Error(), "\n")
-		e.How = append(e.How, line)
+		e.Reports = append(e.Reports, line)
 	}
 	return e, nil
 }

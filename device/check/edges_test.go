@@ -10,13 +10,14 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // offloading runs layers of forward and backward with one device buffer. It
 // has four waits a layer, all needed.
 func offloading(w *world, layers int, redundant bool) {
 	in := w.stream("copy-in")
-	slot := func(i int) device.Range { return w.host.Slice(device.Bytes(i)*64, 64) }
+	slot := func(i int) device.Range { return w.host.Slice(memory.Bytes(i)*64, 64) }
 	x := w.x.Slice(0, 64)
 	made, left, back, used := w.event(0), w.event(0), w.event(0), w.event(0)
 	for i := range layers {
@@ -55,14 +56,14 @@ func offloading(w *world, layers int, redundant bool) {
 // SPEC S6.2: removing any wait of an offload is caught.
 func TestEveryEdge(t *testing.T) {
 	const layers = 4
-	e, err := check.EveryEdge(5, inWorld(func(w *world) { offloading(w, layers, false) }))
+	e, err := check.DropEach(check.Waits, 5, inWorld(func(w *world) { offloading(w, layers, false) }))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e.Total != 4*layers-1 || e.Caught != e.Total || len(e.How) != e.Total || e.String() != "caught 15 of 15" {
+	if e.Total != 4*layers-1 || e.Caught != e.Total || len(e.Reports) != e.Total || e.String() != "caught 15 of 15" {
 		t.Errorf("%v", e)
 	}
-	for _, how := range e.How {
+	for _, how := range e.Reports {
 		if !strings.HasPrefix(how, "race on bytes") {
 			t.Errorf("caught by: %s", how)
 		}
@@ -75,7 +76,7 @@ func TestEveryEdge(t *testing.T) {
 
 // A wait that another one implies is named.
 func TestEveryEdgeNamesTheSuperfluous(t *testing.T) {
-	e, err := check.EveryEdge(5, inWorld(func(w *world) { offloading(w, 2, true) }))
+	e, err := check.DropEach(check.Waits, 5, inWorld(func(w *world) { offloading(w, 2, true) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func TestEveryEdgeUsesSchedules(t *testing.T) {
 	if c, err := run(t, check.Options{Schedule: &check.Schedule{}, Faults: drop}, p); err != nil || c.Count(check.Waits) != 1 {
 		t.Fatalf("in the order of issue nobody can notice, but: %v", err)
 	}
-	if e, err := check.EveryEdge(20, p); err != nil || e.Caught != 1 {
+	if e, err := check.DropEach(check.Waits, 20, p); err != nil || e.Caught != 1 {
 		t.Errorf("with schedules: %v, %v", e, err)
 	}
 }
@@ -112,7 +113,7 @@ func TestDropEachSync(t *testing.T) {
 	if e, err := check.DropEach(check.Syncs, 0, p); err != nil || e.Total != 2 || e.Caught != 2 {
 		t.Errorf("%v, %v", e, err)
 	}
-	if _, err := check.EveryEdge(0, inWorld(func(*world) { panic(errors.New("broken")) })); err == nil || !strings.Contains(err.Error(), "broken") {
+	if _, err := check.DropEach(check.Waits, 0, inWorld(func(*world) { panic(errors.New("broken")) })); err == nil || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("a broken program: %v", err)
 	}
 }

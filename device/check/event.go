@@ -10,8 +10,8 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// event is a checked event. A capture's recording of an event without External
-// has a meaning in that capture only and stands beside the last one outside.
+// event is a checked event. A captured recording of an event without External has a
+// meaning in that capture only, and is kept beside the last recording outside.
 type event struct {
 	dev      *dev
 	inner    device.Event
@@ -35,8 +35,8 @@ func (d *dev) NewEvent(flags device.EventFlags) (device.Event, error) {
 	return &event{dev: d, inner: inner, flags: flags}, nil
 }
 
-// event is the one behind the interface; events of all devices of one checker
-// will do.
+// event returns the event behind the interface. It accepts events of all devices of this
+// checker.
 func (c *Checker) event(e device.Event, what string) *event {
 	ev, ok := e.(*event)
 	if !ok || ev.dev.c != c {
@@ -50,7 +50,7 @@ func (c *Checker) event(e device.Event, what string) *event {
 
 func (e *event) is(f device.EventFlags) bool { return e.flags&f != 0 }
 
-// latest is the recording that a wait would take now, for messages.
+// latest returns the recording that a wait would take now, for messages.
 func (e *event) latest() *recording {
 	if e.captured != nil {
 		return &recording{stream: e.captured.branch.stream.name, site: e.captured.site}
@@ -62,7 +62,7 @@ func (s *stream) Record(de device.Event) {
 	c := s.lock()
 	defer c.unlock()
 	e := c.event(de, "recorded")
-	site := c.sites.here()
+	site := c.sites.callSite()
 	if c.dropped(Records, s.name, e, site) {
 		return
 	}
@@ -80,7 +80,7 @@ func (s *stream) Wait(de device.Event) {
 	c := s.lock()
 	defer c.unlock()
 	e := c.event(de, "waited for")
-	site := c.sites.here()
+	site := c.sites.callSite()
 	if c.dropped(Waits, s.name, e, site) {
 		return
 	}
@@ -103,9 +103,9 @@ func (s *stream) Wait(de device.Event) {
 	}
 }
 
-// Done tells whether the work is done; if it is, the host knows as much as if
-// it had waited. Under a schedule every question lets one operation run, so
-// that asking again and again comes to an end.
+// Done reports whether the work is done. If it is, the host is ordered after it as if it
+// had waited. Under a schedule every call runs one operation, so that a loop of calls
+// comes to an end.
 func (e *event) Done() bool {
 	c := e.dev.c
 	c.mu.Lock()
@@ -139,7 +139,7 @@ func (e *event) Sync() error {
 	if r != nil {
 		on = r.stream
 	}
-	if c.dropped(Syncs, on, e, c.sites.here()) {
+	if c.dropped(Syncs, on, e, c.sites.callSite()) {
 		defer c.unlock()
 		return e.dev.err()
 	}
@@ -159,11 +159,11 @@ func (e *event) Sync() error {
 	if r != nil {
 		c.learn(r.clock)
 	}
-	return e.dev.first(err)
+	return e.dev.firstError(err)
 }
 
-// Since is the inner events' time. Under a schedule only those recordings that
-// were executed have one.
+// Since returns the time between the inner events. Under a schedule only recordings that
+// were executed have a time.
 func (e *event) Since(earlier device.Event) (time.Duration, error) {
 	c := e.dev.c
 	c.mu.Lock()
@@ -174,7 +174,7 @@ func (e *event) Since(earlier device.Event) (time.Duration, error) {
 	}
 	for _, x := range [2]*event{a, e} {
 		if c.scheduled() && x.mark != nil && !c.passed(x.mark) {
-			return 0, fmt.Errorf("%s: time between two events of which one is not done; synchronise with the later one first", e.dev.inner.Info().Name)
+			return 0, fmt.Errorf("%s: one of the two events is not done; synchronise with the later one first", e.dev.inner.Info().Name)
 		}
 	}
 	return e.inner.Since(a.inner)

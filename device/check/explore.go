@@ -12,12 +12,12 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Program is something to run under a checker: it opens its devices, wraps them
-// with c, works, compares its results and closes them. It returns what is
-// wrong; it must not end its goroutine, as t.Fatal does. It runs many times.
+// Program is a program to run under a checker. It opens devices, wraps them with c, does
+// its work, compares the results and closes the devices. It returns an error if something
+// is wrong; it must not end its goroutine as t.Fatal does. It is run many times.
 type Program func(c *Checker) error
 
-// On is the program that works on one device and closes it.
+// On returns the program that opens one device, wraps it, works on it and closes it.
 func On(open func() (device.Device, error), work func(d device.Device) error) Program {
 	return func(c *Checker) (err error) {
 		inner, err := open()
@@ -26,7 +26,7 @@ func On(open func() (device.Device, error), work func(d device.Device) error) Pr
 		}
 		d := c.Wrap(inner)
 		defer func() {
-			// After a failure, what was not freed is no news.
+			// After a failure, memory that was not freed says nothing new.
 			if e := d.Close(); err == nil {
 				err = e
 			}
@@ -35,18 +35,15 @@ func On(open func() (device.Device, error), work func(d device.Device) error) Pr
 	}
 }
 
-// attempt runs a program once. A panic is a failure like any other.
+// attempt runs a program once. A panic counts as a failure.
 func attempt(o Options, p Program, traced bool) (c *Checker, err error) {
 	c = New(o)
 	c.sched.kept, c.sched.traced = true, traced
 	defer func() {
 		if x := recover(); x != nil {
-			switch report := x.(type) {
-			case *UseAfterFree:
+			if report, ok := x.(*UseAfterFree); ok {
 				err = report
-			case *DoubleFree:
-				err = report
-			default:
+			} else {
 				err = fmt.Errorf("panic: %v\n%s", x, debug.Stack())
 			}
 		}
@@ -57,9 +54,11 @@ func attempt(o Options, p Program, traced bool) (c *Checker, err error) {
 	return c, err
 }
 
-// Explore runs a program under the seeds 1 to n, or under the seed of
-// o.Schedule only if there is one, and returns a *Failure for the first seed
-// under which it fails.
+// Explore runs a program under the seeds 1 to n, or only under the seed of o.Schedule if
+// there is one. It returns nil if the program never fails. Otherwise it shrinks the
+// schedule of the first seed that fails, and the error names the seed, the operations
+// that must be held back to make the program fail, and the options that repeat it.
+// errors.As finds a [Race] or the program's own error in it.
 func Explore(o Options, n int, p Program) error {
 	first, last := uint64(1), uint64(n)
 	if o.Schedule != nil && o.Schedule.Seed != 0 {
@@ -75,29 +74,29 @@ func Explore(o Options, n int, p Program) error {
 	return nil
 }
 
-// Failure is a seed under which a program fails, and the shortest schedule
-// found that makes it fail too.
-type Failure struct {
+// failure is a seed under which a program fails, with the shortest schedule found that
+// makes it fail.
+type failure struct {
 	Seed  uint64
 	Err   error // of the short schedule
-	Holds []Hold
+	Holds []hold
 	// Of is the number of holds that the seed chose.
 	Of int
-	// Held and Executed are the operations held back, and all that were
-	// executed from the first of them on until the last was, in order.
+	// Held are the operations that were held back. Executed are all operations from
+	// the first of them to the last, in the order of execution.
 	Held, Executed []string
 }
 
-func (f *Failure) Unwrap() error { return f.Err }
+func (f *failure) Unwrap() error { return f.Err }
 
-func (f *Failure) Error() string {
+func (f *failure) Error() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "seed %d fails: %v\n", f.Seed, f.Err)
 	if len(f.Holds) == 0 {
 		fmt.Fprintf(&s, "  it fails in the order of issue already")
 		return s.String()
 	}
-	fmt.Fprintf(&s, "  it takes %d held operations, of the %d that the seed chose:", len(f.Holds), f.Of)
+	fmt.Fprintf(&s, "  it fails with %d held operations, of the %d that the seed chose:", len(f.Holds), f.Of)
 	for _, h := range f.Held {
 		fmt.Fprintf(&s, "\n    %s", h)
 	}
@@ -109,7 +108,7 @@ func (f *Failure) Error() string {
 		}
 		fmt.Fprintf(&s, "\n    %s", e)
 	}
-	fmt.Fprintf(&s, "\n  to run it again: check.Options{Schedule: &check.Schedule{Seed: %d, Holds: %#v}}", f.Seed, f.Holds)
+	fmt.Fprintf(&s, "\n  to repeat it: check.Options{Schedule: &check.Schedule{Seed: %d, Holds: %q}}", f.Seed, formatHolds(f.Holds))
 	return s.String()
 }
 
@@ -129,12 +128,12 @@ type shrinker struct {
 	err   error // of the last set that failed
 }
 
-// fails tells whether the program fails under a set of holds.
-func (s *shrinker) fails(holds []Hold) bool {
+// fails reports whether the program fails under a set of holds.
+func (s *shrinker) fails(holds []hold) bool {
 	if s.tries++; s.tries > maxTries {
 		return false
 	}
-	s.o.Schedule = &Schedule{Seed: s.seed, Holds: append([]Hold{}, holds...)}
+	s.o.Schedule = &Schedule{Seed: s.seed, fixed: append([]hold{}, holds...)}
 	_, err := attempt(s.o, s.p, false)
 	if err != nil {
 		s.err = err
@@ -142,11 +141,11 @@ func (s *shrinker) fails(holds []Hold) bool {
 	return err != nil
 }
 
-// shrink reduces the holds of a failing seed: first to a set of which no part
-// can be left out, then each to the shortest power of two. A program that fails
-// by itself, now and then, keeps the holds of the seed.
-func shrink(o Options, p Program, holds []Hold, err error) *Failure {
-	f := &Failure{Seed: o.Schedule.Seed, Err: err, Of: len(holds)}
+// shrink reduces the holds of a failing seed: first to a set of which no part can be left
+// out, then each hold to the shortest power of two. If the program does not fail again
+// under the seed's holds, they are kept.
+func shrink(o Options, p Program, holds []hold, err error) *failure {
+	f := &failure{Seed: o.Schedule.Seed, Err: err, Of: len(holds)}
 	s := &shrinker{o: o, p: p, seed: o.Schedule.Seed}
 	switch {
 	case s.fails(nil):
@@ -163,9 +162,9 @@ func shrink(o Options, p Program, holds []Hold, err error) *Failure {
 	return f
 }
 
-// fewer leaves out ever smaller parts, as long as the rest fails (delta
+// fewer leaves out smaller and smaller parts as long as the rest fails (delta
 // debugging).
-func (s *shrinker) fewer(holds []Hold) []Hold {
+func (s *shrinker) fewer(holds []hold) []hold {
 	for part := (len(holds) + 1) / 2; part > 0; {
 		smaller := false
 		for i := 0; i < len(holds) && len(holds) > 1; {
@@ -184,7 +183,7 @@ func (s *shrinker) fewer(holds []Hold) []Hold {
 }
 
 // shorter ends holds as early as the failure allows.
-func (s *shrinker) shorter(holds []Hold) {
+func (s *shrinker) shorter(holds []hold) {
 	for i := range holds {
 		full := holds[i].For
 		for n := uint64(1); n < min(full, 64); n *= 2 {
@@ -198,8 +197,8 @@ func (s *shrinker) shorter(holds []Hold) {
 }
 
 // describe runs the short schedule once more to see what it executes.
-func (f *Failure) describe(o Options, p Program) {
-	o.Schedule = &Schedule{Seed: f.Seed, Holds: append([]Hold{}, f.Holds...)}
+func (f *failure) describe(o Options, p Program) {
+	o.Schedule = &Schedule{Seed: f.Seed, fixed: append([]hold{}, f.Holds...)}
 	c, _ := attempt(o, p, true)
 	from, to := uint64(1)<<63, -1
 	for i, e := range c.sched.trace {
@@ -214,7 +213,7 @@ func (f *Failure) describe(o Options, p Program) {
 		line := fmt.Sprintf("%s at %s", e.act.describe(nil), e.act.op.site)
 		if e.held > 0 {
 			until := fmt.Sprintf(", while %d operations are issued", e.held)
-			if e.held >= Forever {
+			if e.held >= forever {
 				until = ", until the host waits for it"
 			}
 			f.Held = append(f.Held, line+until)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // orderOf runs a program of callbacks under a schedule and returns the order
@@ -112,7 +113,7 @@ var sneaky = &device.Kernel{Name: "sneaky", Go: func(l *device.Launch) {
 // wait, y gets what x held before. Much else is going on.
 func undeclared(right bool) check.Program {
 	return inWorld(func(w *world) {
-		noise := w.alloc(device.Accel, "noise")
+		noise := w.alloc(memory.Device, "noise")
 		for i := range 20 {
 			w.out.Fill(noise.All(), byte(i))
 		}
@@ -160,7 +161,7 @@ func TestExploreShrinks(t *testing.T) {
 	if !strings.Contains(last, "held back") || !strings.Contains(f.Executed[0], `kernel sneaky #2 on stream "b"`) {
 		t.Errorf("executed:\n%s", strings.Join(f.Executed, "\n"))
 	}
-	for _, words := range []string{"y has the old value", "1 held operations", "Holds: []check.Hold{"} {
+	for _, words := range []string{"y has the old value", "1 held operations", `Holds: "` + check.FormatHolds(f.Holds) + `"`} {
 		if !strings.Contains(err.Error(), words) {
 			t.Errorf("%q is missing in:\n%v", words, err)
 		}
@@ -169,7 +170,7 @@ func TestExploreShrinks(t *testing.T) {
 	if e := check.Explore(check.Options{Schedule: &check.Schedule{Seed: f.Seed}}, 1, undeclared(false)); e == nil || e.Error() != err.Error() {
 		t.Errorf("seed %d again: %v", f.Seed, e)
 	}
-	if _, e := run(t, check.Options{Schedule: &check.Schedule{Seed: f.Seed, Holds: f.Holds}}, undeclared(false)); e == nil {
+	if _, e := run(t, check.Options{Schedule: &check.Schedule{Seed: f.Seed, Holds: check.FormatHolds(f.Holds)}}, undeclared(false)); e == nil {
 		t.Error("the short schedule does not fail")
 	}
 }
@@ -223,5 +224,19 @@ func TestScheduleRefusesAtIssue(t *testing.T) {
 	}))
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// Holds are read as they are written, and what cannot be read is refused.
+func TestHoldsAsText(t *testing.T) {
+	for _, text := range []string{"none", "0.0.3=16", "0.0.3=16 1.2.0=forever"} {
+		if holds, err := check.ParseHolds(text); err != nil || check.FormatHolds(holds) != text {
+			t.Errorf("%q is read as %v, %v", text, holds, err)
+		}
+	}
+	for _, text := range []string{"x", "1=3", "1.2=3", "1.2.3", "1.2.3=", "1.2.3=never", "0.0.1=2 ?"} {
+		if holds, err := check.ParseHolds(text); err == nil {
+			t.Errorf("%q is read as %v", text, holds)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-// This file owns the making of every call fail.
+// This file owns the test that every call of a program can fail.
 
 package check
 
@@ -7,20 +7,22 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Failures are what became of a program whose calls of a class failed, one in each run.
+// Failures is the result of [FailEach].
 type Failures struct {
-	Calls    int     // of the class, in the program as it is
-	Felt     int     // runs that ended with an error of the device's types
-	Survived int     // runs that ended well
-	Odd      []error // other errors, and memory that a run left behind
+	Calls    int     // calls of the class in the complete program
+	Reported int     // runs that ended with an OutOfMemory or a DriverError
+	Survived int     // runs that ended without an error
+	Wrong    []error // runs that ended with another error or left memory behind
 }
 
-// FailEach runs a program once to count its calls of a class, then once for every by-th of
-// them, which fails. Work gives back all that it took. The error is that of the program as
-// it is.
-func FailEach(class Class, by int, open func() (device.Device, error), work func(device.Device) error) (f Failures, err error) {
+// FailEach runs a program once to count its calls of a class (Allocs, Grows, Copies or
+// Launches), and then once for each of them, or for every n-th if every is n, and makes
+// that call fail. Use it to prove that a program survives failures or reports them, and
+// frees its memory in any case. The error is that of the complete program.
+func FailEach(class Class, every int, open func() (device.Device, error), work func(device.Device) error) (f Failures, err error) {
 	run := func(faults ...Fault) (c *Checker, left, err error) {
 		c = New(Options{Faults: faults})
 		inner, err := open()
@@ -31,7 +33,7 @@ func FailEach(class Class, by int, open func() (device.Device, error), work func
 		err = work(d)
 		for k, u := range d.Memory().Kind {
 			if u.Current != u.Pending {
-				left = errors.Join(left, fmt.Errorf("%v of %s memory is left", u.Current-u.Pending, device.Kind(k)))
+				left = errors.Join(left, fmt.Errorf("%v of %s memory was not freed", u.Current-u.Pending, memory.Kind(k)))
 			}
 		}
 		return c, left, errors.Join(err, d.Close())
@@ -41,15 +43,15 @@ func FailEach(class Class, by int, open func() (device.Device, error), work func
 		return f, fmt.Errorf("the program fails with all its calls in place: %w", err)
 	}
 	f.Calls = c.Count(class)
-	for n := 0; n < f.Calls; n += by {
-		odd := func(err error) { f.Odd = append(f.Odd, fmt.Errorf("%v %d fails: %w", class, n, err)) }
+	for n := 0; n < f.Calls; n += every {
+		odd := func(err error) { f.Wrong = append(f.Wrong, fmt.Errorf("%v %d fails: %w", class, n, err)) }
 		switch _, left, err := run(Fault{Class: class, N: n, Do: Fail}); {
 		case left != nil:
 			odd(left)
 		case err == nil:
 			f.Survived++
 		case errors.As(err, new(*device.OutOfMemory)) || errors.As(err, new(*device.DriverError)):
-			f.Felt++
+			f.Reported++
 		default:
 			odd(err)
 		}

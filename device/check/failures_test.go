@@ -9,6 +9,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func TestFailEach(t *testing.T) {
@@ -22,7 +23,7 @@ func TestFailEach(t *testing.T) {
 			}
 			var all []*device.Buffer
 			for i := range 3 {
-				b, failed := d.Alloc(device.Accel, 100, "test")
+				b, failed := d.Alloc(memory.Device, 100, "test")
 				if failed != nil {
 					if err = failed; i == 1 {
 						err = second(failed)
@@ -50,17 +51,17 @@ func TestFailEach(t *testing.T) {
 		{as, false, 3, 0, ""},
 		{func(error) error { return nil }, false, 2, 1, ""},
 		{func(error) error { return errors.New("mine") }, false, 2, 0, "1 fails: mine"},
-		{as, true, 2, 0, "100 B of device memory is left"},
+		{as, true, 2, 0, "100 B of device memory was not freed"},
 	} {
 		f, err := FailEach(Allocs, 1, open, work(x.second, x.leak))
-		if err != nil || f.Calls != 3 || f.Felt != x.felt || f.Survived != x.survived {
+		if err != nil || f.Calls != 3 || f.Reported != x.felt || f.Survived != x.survived {
 			t.Errorf("%+v, %v; want %+v", f, err, x)
 		}
-		if got := errors.Join(f.Odd...); x.odd == "" && got != nil || x.odd != "" && (got == nil || !strings.Contains(got.Error(), x.odd)) {
+		if got := errors.Join(f.Wrong...); x.odd == "" && got != nil || x.odd != "" && (got == nil || !strings.Contains(got.Error(), x.odd)) {
 			t.Errorf("%v, want %q", got, x.odd)
 		}
 	}
-	if f, err := FailEach(Allocs, 2, open, work(as, false)); err != nil || f.Felt != 2 {
+	if f, err := FailEach(Allocs, 2, open, work(as, false)); err != nil || f.Reported != 2 {
 		t.Errorf("every second: %+v, %v", f, err)
 	}
 	broken := errors.New("broken")

@@ -1,4 +1,4 @@
-// This file owns fault injection: classes of calls that are counted, and rules
+// This file owns fault injection: classes of calls that are counted, and the faults
 // that spoil one of them.
 
 package check
@@ -10,8 +10,8 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Class is a class of calls. A call during capture counts once, when it is
-// captured; a fault of it acts at every replay.
+// Class is a class of calls, which the checker counts and a [Fault] picks one of. A call
+// that is captured counts once, and its fault acts at every replay.
 type Class uint8
 
 const (
@@ -25,6 +25,7 @@ const (
 	classes
 )
 
+// String returns the name of one call of the class.
 func (c Class) String() string {
 	return [classes]string{"allocation", "growth", "copy", "launch", "wait", "record", "sync"}[c]
 }
@@ -33,32 +34,34 @@ func (c Class) String() string {
 type Action uint8
 
 const (
-	// Fail makes an allocation or growth run out of memory, and a copy or
-	// launch fail with a device.DriverError.
+	// Fail makes an allocation or growth fail with a [device.OutOfMemory], and a
+	// copy or launch with a [device.DriverError].
 	Fail Action = iota + 1
-	// Corrupt overwrites a few bytes of what a copy has written. They are set
-	// to one value, so data that holds exactly that value stays.
+	// Corrupt overwrites a few bytes that a copy has written with one value. Data
+	// that has this value already stays as it is.
 	Corrupt
-	// Delay lets a copy or launch begin late, by Fault.For; under a schedule as
-	// late as the host's waits allow.
+	// Delay delays the beginning of a copy or launch by Fault.For. Under a schedule
+	// it delays it until the host waits for it.
 	Delay
 	// Drop leaves a wait, record or sync out.
 	Drop
 )
 
-func (a Action) String() string {
+func (a Action) name() string {
 	return [...]string{"no action", "fail", "corrupt", "delay", "drop"}[a]
 }
 
-// Fault spoils call N, from zero, of a class.
+// Fault spoils one call of a class. Allocations and growths can fail; copies can fail,
+// be corrupted or delayed; launches can fail or be delayed; waits, records and syncs can
+// be dropped. [New] panics on any other combination.
 type Fault struct {
 	Class Class
-	N     int
-	Do    Action
-	For   time.Duration
+	N     int           // the number of the call in its class, from zero
+	Do    Action        // what happens to it
+	For   time.Duration // how long Delay delays it
 }
 
-// check panics on a rule without a meaning.
+// check panics on a fault that does not exist.
 func (f Fault) check() {
 	ok := false
 	switch f.Do {
@@ -72,7 +75,7 @@ func (f Fault) check() {
 		ok = f.Class == Waits || f.Class == Records || f.Class == Syncs
 	}
 	if !ok || f.N < 0 {
-		panic(fmt.Sprintf("check: there is no fault that makes %v %d %v", f.Class, f.N, f.Do))
+		panic(fmt.Sprintf("check: a fault cannot %s %v %d; see check.Fault for what can happen to which class", f.Do.name(), f.Class, f.N))
 	}
 }
 
@@ -82,7 +85,7 @@ type call struct {
 	n     int
 }
 
-// Count is the number of calls of a class so far, so that a test can try a
+// Count returns the number of calls of a class so far. A test that knows it can try a
 // fault on each of them.
 func (c *Checker) Count(k Class) int {
 	c.mu.Lock()
@@ -100,7 +103,7 @@ func (c *Checker) count(k Class) Fault {
 	return c.faults[call{k, n}]
 }
 
-// dropped counts a call and tells whether a rule drops it.
+// dropped counts a call and reports whether a fault drops it.
 func (c *Checker) dropped(k Class, on string, e *event, site *Site) bool {
 	if c.count(k).Do != Drop {
 		return false
@@ -115,12 +118,12 @@ func (c *Checker) dropped(k Class, on string, e *event, site *Site) bool {
 	return true
 }
 
-// spoilt applies a fault to an operation that is about to be issued.
-func (o *op) spoilt(f Fault, dst device.Range) {
+// applyFault applies a fault to an operation that is about to be issued.
+func (o *op) applyFault(f Fault, dst device.Range) {
 	run := o.run
 	switch f.Do {
 	case Fail:
-		o.fails = &device.DriverError{Device: o.dev.inner.Info().Name, Call: o.name, Text: fmt.Sprintf("%v %d fails by rule", f.Class, f.N)}
+		o.fails = &device.DriverError{Device: o.dev.inner.Info().Name, Call: o.name, Text: fmt.Sprintf("%v %d fails because of a check.Fault", f.Class, f.N)}
 	case Delay:
 		o.late = true
 		if !o.dev.c.scheduled() {

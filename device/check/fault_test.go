@@ -9,6 +9,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var schedules = []*check.Schedule{nil, {Seed: 0}, {Seed: 3}, {Seed: 5}, {Seed: 6}}
@@ -26,14 +27,14 @@ func allocating(d device.Device) (err error) {
 			s.Free(b)
 		}
 	}()
-	for _, k := range []device.Kind{device.Accel, device.Host} {
+	for _, k := range []memory.Kind{memory.Device, memory.Host} {
 		b, err := d.Alloc(k, 1000, "tensor")
 		if err != nil {
 			return err
 		}
 		bufs = append(bufs, b)
 	}
-	pool, err := d.Reserve(device.Accel, 1<<20, "pool")
+	pool, err := d.Reserve(memory.Device, 1<<20, "pool")
 	if err != nil {
 		return err
 	}
@@ -41,7 +42,7 @@ func allocating(d device.Device) (err error) {
 	if err := d.Backdrop(pool); err != nil {
 		return err
 	}
-	for _, n := range []device.Bytes{5000, 100, 70000} {
+	for _, n := range []memory.Bytes{5000, 100, 70000} {
 		if err := d.Grow(pool, n); err != nil {
 			return err
 		}
@@ -69,7 +70,7 @@ func TestFailedAllocations(t *testing.T) {
 				var oom *device.OutOfMemory
 				if !errors.As(err, &oom) {
 					t.Errorf("%v %d: %v", class, i, err)
-				} else if class == check.Grows && (oom.Owner != "pool" || oom.Asked > 70000) || class == check.Allocs && i == 1 && oom.Kind != device.Host {
+				} else if class == check.Grows && (oom.Owner != "pool" || oom.Asked > 70000) || class == check.Allocs && i == 1 && oom.Kind != memory.Host {
 					t.Errorf("%v %d: %+v", class, i, *oom)
 				}
 				if err := d.Close(); err != nil {
@@ -83,10 +84,10 @@ func TestFailedAllocations(t *testing.T) {
 // A limit is a capacity: shown, respected to the byte, and with the holders in
 // the error.
 func TestLimits(t *testing.T) {
-	for limit, ok := range map[device.Bytes]bool{71000: true, 70999: false} {
-		o := check.Options{Limits: [device.Kinds]device.Bytes{device.Accel: limit}}
+	for limit, ok := range map[memory.Bytes]bool{71000: true, 70999: false} {
+		o := check.Options{Limits: [memory.Kinds]memory.Bytes{memory.Device: limit}}
 		err := check.On(openCPU, func(d device.Device) error {
-			if d.Info().Capacity[device.Accel] != limit || d.Memory().Kind[device.Accel].Capacity != limit {
+			if d.Info().Capacity[memory.Device] != limit || d.Memory().Kind[memory.Device].Capacity != limit {
 				t.Errorf("capacity %v and %v, want %v", d.Info().Capacity, d.Memory().Kind, limit)
 			}
 			return allocating(d)
@@ -133,7 +134,7 @@ func TestFailedCopies(t *testing.T) {
 					if err := w.a.Sync(); !errors.As(err, &de) {
 						t.Errorf("copy %d: Sync: %v", n, err)
 					}
-					if u := w.dev.Memory(); u.Kind[device.Host].Current != size {
+					if u := w.dev.Memory(); u.Kind[memory.Host].Current != size {
 						t.Errorf("copy %d: %+v", n, u.Kind)
 					}
 				}()

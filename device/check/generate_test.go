@@ -145,7 +145,7 @@ func (g *generator) edge(o *oracle, n, s int) {
 	g.emit(call{kind: doWait, stream: s, event: e})
 }
 
-// event is a plain event for the place: those of captures mean nothing outside.
+// event returns a plain event for the place: those of captures mean nothing outside.
 func (g *generator) event() int {
 	if g.inner != nil {
 		return plain/2 + g.rng.IntN(plain/2)

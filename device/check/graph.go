@@ -52,7 +52,7 @@ func (g *graph) Update(slot device.Slot, l device.Launch) error {
 			return err
 		}
 	}
-	o.number, o.stream, o.site, o.graph, o.fails, o.late = old.number, old.stream, c.sites.here(), old.graph, old.fails, old.late
+	o.number, o.stream, o.site, o.graph, o.fails, o.late = old.number, old.stream, c.sites.callSite(), old.graph, old.fails, old.late
 	g.steps[i].op = o
 	return nil
 }
@@ -87,10 +87,10 @@ func (s *stream) Replay(dg device.Graph) {
 		s.inner.Replay(g.inner)
 		return
 	}
-	c.pump()
+	c.runDue()
 }
 
-// failure is what a rule wants of an operation inside the graph.
+// failure returns what a rule wants of an operation inside the graph.
 func (g *graph) failure() error {
 	for _, t := range g.steps {
 		if t.kind == doWork && t.op.fails != nil {

@@ -8,9 +8,10 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// rigged is a checked device with streams and buffers.
+// rigged returns a checked device with streams and buffers.
 func rigged(t testing.TB, o Options, streams int) (*Checker, device.Device, []device.Stream, []*device.Buffer) {
 	t.Helper()
 	inner, err := cpu.Open(cpu.Options{CopyThreads: 1})
@@ -26,7 +27,7 @@ func rigged(t testing.TB, o Options, streams int) (*Checker, device.Device, []de
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := d.Alloc(device.Accel, 1<<16, "b")
+		b, err := d.Alloc(memory.Device, 1<<16, "b")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +47,7 @@ func rigged(t testing.TB, o Options, streams int) (*Checker, device.Device, []de
 	return c, d, ss, bs
 }
 
-// kept is the number of segments and cells in all shadows of a device.
+// kept returns the number of segments and cells in all shadows of a device.
 func kept(d device.Device) (n int) {
 	for b := range d.(*dev).live {
 		n += len(b.shadow.segs)
@@ -77,7 +78,7 @@ func TestShadowStaysBounded(t *testing.T) {
 			// ranges start and end on a grid of 64, as tensors in a slab do.
 			s := ss[i%4]
 			s.Wait(token)
-			b, off, n := bs[rng.IntN(4)], device.Bytes(rng.IntN(512)*64), device.Bytes(1+rng.IntN(512))*64
+			b, off, n := bs[rng.IntN(4)], memory.Bytes(rng.IntN(512)*64), memory.Bytes(1+rng.IntN(512))*64
 			switch rng.IntN(3) {
 			case 0:
 				s.Fill(b.Slice(off, n), 1)
@@ -133,7 +134,7 @@ func BenchmarkCheckedCopy(b *testing.B) {
 			_, _, ss, bs := rigged(b, o, 4)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				j := device.Bytes(i%512) * 64
+				j := memory.Bytes(i%512) * 64
 				ss[0].Copy(bs[0].Slice(j, 64), bs[1].Slice(j, 64))
 			}
 		})
@@ -147,10 +148,10 @@ func BenchmarkPlainCopy(b *testing.B) {
 		b.Fatal(err)
 	}
 	s, _ := d.NewStream("s")
-	x, _ := d.Alloc(device.Accel, 1<<16, "x")
-	y, _ := d.Alloc(device.Accel, 1<<16, "y")
+	x, _ := d.Alloc(memory.Device, 1<<16, "x")
+	y, _ := d.Alloc(memory.Device, 1<<16, "y")
 	for i := 0; b.Loop(); i++ {
-		j := device.Bytes(i%512) * 64
+		j := memory.Bytes(i%512) * 64
 		s.Copy(x.Slice(j, 64), y.Slice(j, 64))
 	}
 	s.Free(x)
@@ -164,7 +165,7 @@ func BenchmarkCheckedReplay(b *testing.B) {
 	_, _, ss, bs := rigged(b, Options{}, 2)
 	ss[0].BeginCapture()
 	for i := range 100 {
-		ss[0].Copy(bs[0].Slice(device.Bytes(i)*64, 64), bs[1].Slice(device.Bytes(i)*64, 64))
+		ss[0].Copy(bs[0].Slice(memory.Bytes(i)*64, 64), bs[1].Slice(memory.Bytes(i)*64, 64))
 	}
 	g, err := ss[0].EndCapture()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var mixKernel = &device.Kernel{Name: "mix", Go: func(l *device.Launch) {
@@ -47,7 +48,7 @@ type machine struct {
 	streams [streams]device.Stream
 	events  [events]device.Event
 	graph   device.Graph
-	model   memory
+	model   contents
 	capture *captured // what the graph does to the model
 	cap     *oracle   // follows captures, to tell what is captured
 }
@@ -62,9 +63,9 @@ func newMachine(d device.Device) (*machine, error) {
 		m.streams[i] = s
 	}
 	for i := range m.bufs {
-		k := device.Accel
+		k := memory.Device
 		if i >= firstHost {
-			k = device.Host
+			k = memory.Host
 		}
 		b, err := d.Alloc(k, bufBytes, fmt.Sprint("b", i))
 		if err != nil {
@@ -89,11 +90,11 @@ func newMachine(d device.Device) (*machine, error) {
 
 // rangeOf and rectOf are a rect on the device.
 func (m *machine) rangeOf(r rect) device.Range {
-	return m.bufs[r.buf].Slice(device.Bytes(r.off), device.Bytes(r.n))
+	return m.bufs[r.buf].Slice(memory.Bytes(r.off), memory.Bytes(r.n))
 }
 
 func (m *machine) rectOf(r rect) device.Rect {
-	return device.Rect{Range: m.rangeOf(r), Pitch: device.Bytes(r.pitch), Rows: r.rows}
+	return device.Rect{Range: m.rangeOf(r), Pitch: memory.Bytes(r.pitch), Rows: r.rows}
 }
 
 func (m *machine) launch(c call) device.Launch {
@@ -123,7 +124,7 @@ func (m *machine) launch(c call) device.Launch {
 	return l
 }
 
-// run runs a program and compares what it can see on the way, and all memory in
+// run runs a program and compares what it can see on the way, and all contents in
 // the end.
 func (m *machine) run(p program) error {
 	for i, c := range p {
@@ -156,7 +157,7 @@ func differ(got, want []byte) error {
 	return nil
 }
 
-// captures tells whether the call was taken up by a capture.
+// captures reports whether the call was taken up by a capture.
 func (m *machine) captures(c call) bool {
 	return m.cap.capture != nil && m.cap.capture.joined[c.stream]
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // report runs a call that panics with a report.
@@ -53,9 +54,10 @@ func TestUseAfterFree(t *testing.T) {
 					t.Errorf("%s: %v", name, u)
 				}
 			}
-			var d *check.DoubleFree
+			var d *check.UseAfterFree
 			err := report(t, func() { w.a.Free(w.host) })
-			if !errors.As(err, &d) || d.First.Stream != "b" || d.Second.Stream != "a" || d.First.Site.Line == d.Second.Site.Line {
+			if !errors.As(err, &d) || d.Free.Stream != "b" || d.Use.Stream != "a" || d.Use.Name != "free" || d.Free.Site.Line == d.Use.Site.Line ||
+				!strings.HasPrefix(err.Error(), "double free of host buffer") {
 				t.Errorf("double free: %v", err)
 			}
 			w.b.Fill(w.y.All(), 2)
@@ -97,7 +99,7 @@ func TestLeakNamesThePlace(t *testing.T) {
 	inner, err := openCPU()
 	must(err)
 	d := check.New(check.Options{}).Wrap(inner)
-	_, err = d.Alloc(device.Accel, 100, "lost")
+	_, err = d.Alloc(memory.Device, 100, "lost")
 	must(err)
 	if err := d.Close(); err == nil || !strings.Contains(err.Error(), `"lost"`) || !strings.Contains(err.Error(), "was allocated at check/memory_test.go:") {
 		t.Errorf("Close: %v", err)
@@ -153,7 +155,7 @@ func TestManyGoroutines(t *testing.T) {
 			w := ws[i%2]
 			all.Go(func() {
 				st := w.stream(fmt.Sprint("worker ", i))
-				b, err := w.dev.Alloc(device.Host, size, "worker")
+				b, err := w.dev.Alloc(memory.Host, size, "worker")
 				must(err)
 				e := w.event(0)
 				for j := range 50 {

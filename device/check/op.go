@@ -5,6 +5,14 @@ package check
 
 import "github.com/stowage-dev/stowage/device"
 
+// opFree is the name of a free in reports.
+const opFree = "free"
+
+// wholeOf returns a buffer at its present size as one row.
+func wholeOf(b *device.Buffer) device.Rect {
+	return device.Rect{Range: b.All(), Pitch: b.Size(), Rows: 1}
+}
+
 // op is one operation as the program issued it.
 type op struct {
 	dev    *dev
@@ -23,23 +31,23 @@ type op struct {
 
 // declare adds a use to an operation.
 func (o *op) declare(r device.Rect, mode device.Mode) {
-	o.uses = append(o.uses, use{newSpan(r), mode, o.dev.c.own(r.Buf), r})
+	o.uses = append(o.uses, use{newSpan(r), mode, o.dev.c.recordOf(r.Buf), r})
 }
 
-// issue takes an operation up, with the fault that a rule has for it.
+// issue applies the fault that exists for an operation, and then captures or submits it.
 func (s *stream) issue(o *op, class Class, dst device.Range) {
 	c := s.dev.c
-	o.site, o.stream = c.sites.here(), s.name
+	o.site, o.stream = c.sites.callSite(), s.name
 	if class < classes {
 		if f := c.count(class); f.Do != 0 {
-			o.spoilt(f, dst)
+			o.applyFault(f, dst)
 		}
 	}
 	if s.capture != nil {
 		if o.launch != nil {
 			s.capture.label(o.launch.Slot)
 		}
-		s.capture.add(o)
+		s.capture.addOp(o)
 		if s.inner != nil && o.fails == nil && c.found == nil {
 			o.run(s.inner)
 		}
@@ -52,16 +60,16 @@ func (s *stream) issue(o *op, class Class, dst device.Range) {
 	c.submit(l, &act{op: o})
 }
 
-// submit checks a piece of work and hands it over for execution. The inner
-// stream of a lane without a schedule takes it at once, but for frees after a
-// report: those may be what races, so they wait until nothing runs.
+// submit checks a piece of work and hands it over for execution. Without a schedule the
+// inner stream gets it at once, except for frees after a report: a free may be part of the
+// race, so it waits until nothing runs.
 func (c *Checker) submit(l *lane, a *act) {
 	if !c.begin(l, a) && a.op.frees == nil {
 		return
 	}
 	if c.scheduled() {
 		l.queue.push(c.sched.enqueue(l, a))
-		c.pump()
+		c.runDue()
 		return
 	}
 	if a.op.frees != nil && c.found != nil {
@@ -71,8 +79,7 @@ func (c *Checker) submit(l *lane, a *act) {
 	c.execute(a.op, l.stream.inner)
 }
 
-// execute does an operation on the inner device. Once something has failed,
-// only memory is given back.
+// execute does an operation on the inner device. After a failure it only frees memory.
 func (c *Checker) execute(o *op, on device.Stream) {
 	if o.frees != nil {
 		o.run(on)
@@ -87,9 +94,8 @@ func (c *Checker) execute(o *op, on device.Stream) {
 	}
 }
 
-// launch makes the operation of a launch. The inner device gets a launch that
-// declares its own handles: the program's may be dead by the time a schedule
-// executes it.
+// launch returns the operation of a launch. The inner device gets a launch that declares
+// its own handles, because the program's may be dead when a schedule executes it.
 func (d *dev) launch(l device.Launch) *op {
 	if l.Kernel == nil {
 		panic("check: a launch without a kernel")
@@ -120,9 +126,9 @@ func (d *dev) launch(l device.Launch) *op {
 	return o
 }
 
-// prepare makes the inner device load a kernel when it is first issued, as it
-// would without a schedule: what is wrong with the kernel shows in this call,
-// and loading waits for nothing that a schedule executes earlier.
+// prepare makes the inner device load a kernel when it is first issued, as it would without
+// a schedule. An error of the kernel then shows in this call, and loading waits for nothing
+// that a schedule executes earlier.
 func (d *dev) prepare(o *op) {
 	k := o.launch.Kernel
 	if d.loaded[k] {

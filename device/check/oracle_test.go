@@ -4,7 +4,11 @@
 
 package check_test
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/device"
+)
 
 // nodeSet is a set of nodes.
 type nodeSet []uint64
@@ -45,7 +49,7 @@ func footprints(us []use) (fs []footprint) {
 func clash(as, bs []footprint) bool {
 	for _, a := range as {
 		for _, b := range bs {
-			if a.buf != b.buf || !a.mode.Conflicts(b.mode) {
+			if a.buf != b.buf || a.mode == b.mode && a.mode != device.Write {
 				continue
 			}
 			for i := range a.bytes {
@@ -113,7 +117,7 @@ func (o *oracle) put(n node, after ...int) int {
 	return len(o.nodes) - 1
 }
 
-// ready is the node set that the next work of a stream comes after.
+// ready returns the node set that the next work of a stream comes after.
 func (o *oracle) ready(stream int) (s nodeSet) {
 	for _, a := range []int{o.tail[stream], o.host} {
 		if a != none {
@@ -223,7 +227,7 @@ func (k *captured) expand(o *oracle, replayer int, tails *[streams]int) []int {
 	return at
 }
 
-// complete tells whether the origin waits for all that takes part. A plain
+// complete reports whether the origin waits for all that takes part. A plain
 // record is no work of its own.
 func (k *captured) complete() bool {
 	o := newOracle()

@@ -149,7 +149,7 @@ var plantedInGraphs = []planted{
 	},
 }
 
-// capture is a graph captured on stream a.
+// capture returns a graph captured on stream a.
 func (w *world) capture(fn func()) device.Graph {
 	w.a.BeginCapture()
 	fn()

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Streams of two devices exchange data over events of both.
@@ -46,15 +46,15 @@ func TestPlantedImport(t *testing.T) {
 			// The memory is a buffer of a device that nobody checks.
 			other, err := openCPU()
 			must(err)
-			mem, err := other.Alloc(device.Accel, size, "theirs")
+			mem, err := other.Alloc(memory.Device, size, "theirs")
 			must(err)
 			defer func() {
 				s, _ := other.NewStream("s")
 				s.Free(mem)
 				must(other.Close())
 			}()
-			all := w.dev.Import(device.Accel, mem.Addr(), size, "storage")
-			view := w.dev.Import(device.Accel, mem.Addr()+100, 50, "view")
+			all := w.dev.Borrow(memory.Device, mem.Addr(), size, "storage")
+			view := w.dev.Borrow(memory.Device, mem.Addr()+100, 50, "view")
 			w.a.Fill(view.All(), 1)
 			if right {
 				w.order(w.a, w.b)
@@ -81,7 +81,7 @@ func TestPlantedGrowthUnderBackdrop(t *testing.T) {
 	for _, s := range schedules {
 		for name, right := range map[string]bool{"in use": false, "waited for": true, "without backdrop": true} {
 			_, err := run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
-				b, err := w.dev.Reserve(device.Accel, 2*size, "pool")
+				b, err := w.dev.Reserve(memory.Device, 2*size, "pool")
 				must(err)
 				w.bufs = append(w.bufs, b)
 				must(w.dev.Grow(b, 100))
@@ -91,7 +91,7 @@ func TestPlantedGrowthUnderBackdrop(t *testing.T) {
 					return
 				}
 				must(w.dev.Backdrop(b))
-				rest := w.dev.Import(device.Accel, b.Addr()+size, size, "rest")
+				rest := w.dev.Borrow(memory.Device, b.Addr()+size, size, "rest")
 				w.a.Copy(w.x.All(), rest.All())
 				if name == "waited for" {
 					must(w.a.Sync())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // planted is a program that is wrong unless told to be right, and the report
@@ -122,7 +123,7 @@ var plantedBugs = []planted{
 	{
 		name: "overlapping sub-ranges",
 		work: func(w *world, right bool) {
-			end := device.Bytes(1025)
+			end := memory.Bytes(1025)
 			if right {
 				end = 1024
 			}
@@ -135,11 +136,11 @@ var plantedBugs = []planted{
 	{
 		name: "overlapping columns",
 		work: func(w *world, right bool) {
-			column := func(off, n device.Bytes) device.Rect {
+			column := func(off, n memory.Bytes) device.Rect {
 				return device.Rect{Range: w.x.Slice(off, n), Pitch: 64, Rows: 60}
 			}
 			from := device.Rect{Range: w.y.Slice(0, 16), Pitch: 32, Rows: 60}
-			off := device.Bytes(31)
+			off := memory.Bytes(31)
 			if right {
 				off = 32
 			}

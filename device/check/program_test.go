@@ -84,7 +84,7 @@ func (c call) String() string {
 	return fmt.Sprintf("%v on %d, event %d", c.kind, c.stream, c.event)
 }
 
-// work tells whether the call issues an operation with uses.
+// work reports whether the call issues an operation with uses.
 func (c call) work() bool { return c.kind < doRecord }
 
 func (c call) external() bool { return c.event >= plain }
@@ -95,7 +95,7 @@ type use struct {
 	mode device.Mode
 }
 
-// uses are what the call declares.
+// uses returns what the call declares.
 func (c call) uses() []use {
 	switch c.kind {
 	case doCopy, doCopy2D:
@@ -124,15 +124,15 @@ func (p program) String() string {
 	return s.String()
 }
 
-// without is the program with one call left out.
+// without returns the program with one call left out.
 func (p program) without(i int) program {
 	return append(append(program{}, p[:i]...), p[i+1:]...)
 }
 
 // memory is the buffers of the sequential model.
-type memory [buffers][bufBytes]byte
+type contents [buffers][bufBytes]byte
 
-func newMemory() (m memory) {
+func newMemory() (m contents) {
 	for b := range m {
 		for i := range m[b] {
 			m[b][i] = byte(i*(b+3) + b)
@@ -151,7 +151,7 @@ func each(dst, src rect, fn func(d, s int)) {
 }
 
 // apply does a call's work on the model.
-func (m *memory) apply(c call) {
+func (m *contents) apply(c call) {
 	dst, src := &m[c.dst.buf], &m[c.src.buf]
 	switch c.kind {
 	case doCopy, doCopy2D:

@@ -110,7 +110,7 @@ func judge(t *testing.T, p program) (raced bool) {
 	return true
 }
 
-// named tells whether a report's operation can be the call.
+// named reports whether a report's operation can be the call.
 func named(o check.Operation, c call) bool {
 	name := map[kind]string{
 		doCopy: "copy", doCopy2D: "2-D copy", doFill: "fill", doMix: "kernel mix", doColumns: "kernel columns", doAdd: "kernel add",

@@ -1,31 +1,36 @@
-// This file owns the seeded scheduler: it holds the streams' work back and
+// This file owns the seeded scheduler. It holds the work of all streams back and
 // executes it one operation at a time on one stream of the inner device.
 
 package check
 
 import (
+	"fmt"
+	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Schedule chooses the order in which work is executed. Without holds the order
-// is that of issue: every operation is executed as soon as it is issued, which
-// the events always allow, because a wait takes a recording made before it. A
-// hold keeps one operation, and with it what comes behind, waiting while work
-// of other streams overtakes it. Every order that the events allow is a set of
-// holds, and a short set is a short explanation.
+// Schedule chooses the order in which the work of all streams is executed. In the
+// zero Schedule that is the order of issue: every operation is executed as soon as
+// it is issued. A hold keeps one operation back, and with it the later work of its
+// stream, while work of other streams overtakes it. Every order that the events
+// allow is a set of holds, and a short set is a short explanation of a failure.
 type Schedule struct {
 	// Seed chooses the holds; zero chooses none. The same seed makes the same
 	// choices for a program that issues the same work.
 	Seed uint64
-	// Holds, if not nil, are the holds, whatever the seed; it still decides
-	// between operations that are due at the same time.
-	Holds []Hold
+	// Holds gives the holds instead of the seed, as [Explore] prints them. The seed
+	// then only decides between operations that are due at the same time. New
+	// panics if Holds cannot be read.
+	Holds string
+
+	fixed []hold // the same, already read; nil leaves the choice to Holds and Seed
 }
 
-// Hold keeps an operation back.
-type Hold struct {
+// hold keeps an operation back.
+type hold struct {
 	Stream int // the stream's number, in order of NewStream
 	Lane   int // 0: the stream itself; beyond: side branches of graphs it replays
 	Op     int // the operation's number in the lane, from zero
@@ -34,8 +39,51 @@ type Hold struct {
 	For uint64
 }
 
-// Forever holds an operation until the host waits for it.
-const Forever uint64 = 1 << 40
+// forever holds an operation until the host waits for it.
+const forever uint64 = 1 << 40
+
+// noHolds is how a schedule without holds is written; the empty string leaves the
+// choice to the seed.
+const noHolds = "none"
+
+// formatHolds writes holds as Schedule.Holds has them: "0.0.3=16 1.0.2=forever" holds
+// the operation 3 of stream 0 and the operation 2 of stream 1, both of lane 0.
+func formatHolds(holds []hold) string {
+	if len(holds) == 0 {
+		return noHolds
+	}
+	words := make([]string, len(holds))
+	for i, h := range holds {
+		words[i] = fmt.Sprintf("%d.%d.%d=", h.Stream, h.Lane, h.Op)
+		if h.For >= forever {
+			words[i] += "forever"
+		} else {
+			words[i] += strconv.FormatUint(h.For, 10)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// parseHolds reads what formatHolds writes.
+func parseHolds(text string) ([]hold, error) {
+	holds := []hold{}
+	if text == noHolds {
+		return holds, nil
+	}
+	for _, word := range strings.Fields(text) {
+		h := hold{For: forever}
+		place, length, _ := strings.Cut(word, "=")
+		_, err := fmt.Sscanf(place, "%d.%d.%d", &h.Stream, &h.Lane, &h.Op)
+		if err == nil && length != "forever" {
+			h.For, err = strconv.ParseUint(length, 10, 64)
+		}
+		if err != nil {
+			return nil, fmt.Errorf(`expected holds such as "0.0.3=16 1.0.2=forever", got %q`, word)
+		}
+		holds = append(holds, h)
+	}
+	return holds, nil
+}
 
 type spot struct{ stream, lane, op int }
 
@@ -46,7 +94,7 @@ type schedule struct {
 	last   *dev            // whose serial stream got work last
 	calls  atomic.Int64    // host callbacks that are not done
 	kept   bool            // keep taken, for shrinking
-	taken  []Hold          // the holds so far
+	taken  []hold          // the holds so far
 	traced bool            // keep trace, for the description
 	trace  []executed
 }
@@ -59,9 +107,16 @@ type executed struct {
 
 func (s *schedule) start(o Schedule) {
 	s.seed = o.Seed
-	if o.Holds != nil {
+	holds := o.fixed
+	if holds == nil && o.Holds != "" {
+		var err error
+		if holds, err = parseHolds(o.Holds); err != nil {
+			panic("check: Schedule.Holds: " + err.Error())
+		}
+	}
+	if holds != nil {
 		s.holds = map[spot]uint64{}
-		for _, h := range o.Holds {
+		for _, h := range holds {
 			s.holds[spot{h.Stream, h.Lane, h.Op}] = h.For
 		}
 	}
@@ -77,7 +132,7 @@ type entry struct {
 	await *recording
 }
 
-// queue holds entries in order. Its room is used again once it is empty.
+// queue holds entries in order. Its memory is used again once it is empty.
 type queue struct {
 	all  []entry
 	done int
@@ -99,7 +154,7 @@ func (q *queue) front() *entry { return &q.all[q.done] }
 // time, so chance alone decides.
 const tieBits = 8
 
-// enqueue makes the entry of a piece of work. It is due now, or after its hold.
+// enqueue returns the entry of a piece of work, which is due now or after its hold.
 func (s *schedule) enqueue(l *lane, a *act) entry {
 	at := spot{l.stream.index, l.index, l.count}
 	l.count++
@@ -111,19 +166,19 @@ func (s *schedule) enqueue(l *lane, a *act) entry {
 		held = s.holds[at]
 	}
 	if a.op.late {
-		held = Forever
+		held = forever
 	}
 	e := entry{act: a, held: held, key: (a.seq+held)<<tieBits | chance>>(64-tieBits)}
-	if held >= Forever {
+	if held >= forever {
 		e.key = 1<<63 | chance>>1
 	}
 	if held > 0 && s.kept {
-		s.taken = append(s.taken, Hold{at.stream, at.lane, at.op, held})
+		s.taken = append(s.taken, hold{at.stream, at.lane, at.op, held})
 	}
 	return e
 }
 
-// choose is the seed's hold for an operation. It depends on nothing but the
+// choose returns the seed's hold for an operation. It depends on nothing but the
 // seed and the place, so that leaving one hold out leaves the others alone.
 // Seeds take turns in what they try: nothing until the host waits and then any
 // order, whole streams that come last, single operations that come last, small
@@ -133,14 +188,14 @@ func (s *schedule) choose(at spot) (held, chance uint64) {
 	op := mix(s.seed, uint64(at.stream), uint64(at.lane), uint64(at.op))
 	switch dice := op >> 8 & 0xff; s.seed % 5 {
 	case 0:
-		held = Forever
+		held = forever
 	case 1:
 		if stream%2 == 0 {
-			held = Forever
+			held = forever
 		}
 	case 2:
 		if op%8 == 0 {
-			held = Forever
+			held = forever
 		}
 	case 3:
 		if op%2 == 0 {
@@ -149,7 +204,7 @@ func (s *schedule) choose(at spot) (held, chance uint64) {
 	case 4:
 		switch {
 		case stream%4 == 0 && op%8 != 0:
-			held = Forever
+			held = forever
 		case op%4 == 0:
 			held = 1 + dice%64
 		}
@@ -179,7 +234,8 @@ func (c *Checker) settle() {
 	}
 }
 
-// settle tells whether the lane passed a recording, which others may wait for.
+// settle does the same for one lane. It reports whether the lane passed a recording,
+// for which others may be waiting.
 func (l *lane) settle() bool {
 	passed := false
 	for q := &l.queue; !q.empty(); q.done++ {
@@ -197,15 +253,15 @@ func (l *lane) settle() bool {
 	return passed
 }
 
-// passed tells whether a recording's work has been executed.
+// passed reports whether a recording's work has been executed.
 func (c *Checker) passed(r *recording) bool {
 	c.settle()
 	return r.done
 }
 
-// next is the lane whose first operation is due first; nil if no lane can go
+// nextLane returns the lane whose first operation is due first; nil if no lane can go
 // on.
-func (c *Checker) next() *lane {
+func (c *Checker) nextLane() *lane {
 	c.settle()
 	var first *lane
 	for _, l := range c.lanes {
@@ -219,10 +275,10 @@ func (c *Checker) next() *lane {
 	return first
 }
 
-// pump executes all that is due.
-func (c *Checker) pump() {
-	for l := c.next(); l != nil && l.queue.front().key>>tieBits <= c.seq; l = c.next() {
-		c.run(l)
+// runDue executes all that is due.
+func (c *Checker) runDue() {
+	for l := c.nextLane(); l != nil && l.queue.front().key>>tieBits <= c.seq; l = c.nextLane() {
+		c.runFirst(l)
 	}
 }
 
@@ -230,15 +286,15 @@ func (c *Checker) pump() {
 // whenever a queue has work: a wait takes a recording made before it was
 // called, so the operation that was issued first of all is held up by nothing.
 func (c *Checker) runOne() {
-	l := c.next()
+	l := c.nextLane()
 	if l == nil {
-		panic("check: the scheduler has work left and none that can run; this is a fault of the checker")
+		panic("check: the scheduler has work left but none that can run; this is a bug of the checker")
 	}
-	c.run(l)
+	c.runFirst(l)
 }
 
-// run executes the first operation of a lane.
-func (c *Checker) run(l *lane) {
+// runFirst executes the first operation of a lane.
+func (c *Checker) runFirst(l *lane) {
 	e := *l.queue.front()
 	l.queue.done++
 	if c.sched.traced {
@@ -248,15 +304,15 @@ func (c *Checker) run(l *lane) {
 		// The order of execution can bring a free before a use that it races
 		// with; the inner device must not be made to touch such memory.
 		if u := &e.act.op.uses[i]; u.buf.gone && e.act.op.frees == nil {
-			c.find(&UseAfterFree{Use: e.act.describe(u), Free: u.buf.freed.describe(nil), Alloc: *u.buf.alloc})
+			c.setReport(&UseAfterFree{Use: e.act.describe(u), Free: u.buf.freed.describe(nil), Alloc: *u.buf.alloc})
 		}
 	}
 	c.execute(e.act.op, c.serial(l.stream.dev))
 }
 
-// serial is the stream of a device on which work is executed. When the device
-// changes, its work waits for that of the other one, so that operations run one
-// at a time over all devices.
+// serial returns the stream of a device on which work is executed. When the device
+// changes, its work waits for that of the device before, so that operations of all
+// devices run one at a time.
 func (c *Checker) serial(d *dev) device.Stream {
 	from := c.sched.last
 	c.sched.last = d
@@ -278,16 +334,15 @@ func (c *Checker) flush() {
 	}
 }
 
-// flushNow is flush for calls that must not wait. What the program sees then
-// depends on the schedule alone, unless a host callback is under way: that may
-// be waiting for the very caller.
+// flushNow flushes unless a host callback is running, because that callback may be
+// waiting for the caller. Otherwise what the program sees depends on the schedule alone.
 func (c *Checker) flushNow() {
 	if c.sched.calls.Load() == 0 {
 		c.flush()
 	}
 }
 
-// flushed is flush, and returns the device's error.
+// flushed flushes and returns the device's error.
 func (c *Checker) flushed(d *dev) error {
 	c.flush()
 	if d.serial == nil {

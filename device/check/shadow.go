@@ -29,7 +29,7 @@ type act struct {
 	on     *lane
 }
 
-// before tells whether work with clock k is ordered after the act.
+// before reports whether work with clock k is ordered after the act.
 func (a *act) before(k clock) bool { return a.tick <= k.at(a.slot) }
 
 // cell is an access in the shadow. Inside a segment it stands for those of its
@@ -80,7 +80,7 @@ type conflict struct {
 	from, to int64
 }
 
-func (s *shadow) hi(i int) int64 {
+func (s *shadow) endOf(i int) int64 {
 	if i+1 < len(s.segs) {
 		return s.segs[i+1].lo
 	}
@@ -112,7 +112,7 @@ func (s *shadow) access(n cell, k, host clock) *conflict {
 // enter checks n against one segment and adds it there.
 func (s *shadow) enter(x int, n cell, k, host clock) *conflict {
 	seg := &s.segs[x]
-	lo, hi := seg.lo, s.hi(x)
+	lo, hi := seg.lo, s.endOf(x)
 	if _, _, ok := n.first(lo, hi); !ok {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (s *shadow) enter(x int, n cell, k, host clock) *conflict {
 		case old.by.before(host):
 			continue
 		case !old.by.before(k):
-			if !old.mode.Conflicts(n.mode) || found != nil && old.by.seq < found.first.by.seq {
+			if !needOrder(old.mode, n.mode) || found != nil && old.by.seq < found.first.by.seq {
 				break
 			}
 			if from, to, ok := overlap(old.span, n.span, lo, hi); ok {
@@ -142,7 +142,7 @@ func (s *shadow) enter(x int, n cell, k, host clock) *conflict {
 	return found
 }
 
-// find is the index of the segment that starts at address at, or would.
+// find returns the index of the segment that starts at address at, or would.
 func (s *shadow) find(at int64) int {
 	return sort.Search(len(s.segs), func(i int) bool { return s.segs[i].lo >= at })
 }
@@ -154,14 +154,14 @@ func (s *shadow) cut(at int64) int {
 		return i
 	}
 	left := &s.segs[i-1]
-	hi := s.hi(i - 1)
+	hi := s.endOf(i - 1)
 	right := segment{lo: at, cells: within(left.cells, at, hi)}
 	left.cells = within(left.cells, left.lo, at)
 	s.segs = slices.Insert(s.segs, i, right)
 	return i
 }
 
-// within is a copy of those cells that have bytes in the window.
+// within returns a copy of those cells that have bytes in the window.
 func within(cells []cell, lo, hi int64) []cell {
 	if len(cells) == 0 {
 		return nil
@@ -199,7 +199,7 @@ func (s *shadow) uncut(i, j int) {
 func (s *shadow) cutRows(i, j int) {
 	var made []segment
 	for x := i; x < j; x++ {
-		seg, hi := s.segs[x], s.hi(x)
+		seg, hi := s.segs[x], s.endOf(x)
 		cuts := []int64{seg.lo}
 		if len(seg.cells) > cellLimit {
 			cuts = rowCuts(seg, hi)
@@ -219,7 +219,7 @@ func (s *shadow) cutRows(i, j int) {
 	s.segs = slices.Replace(s.segs, i, j, made...)
 }
 
-// rowCuts are the addresses inside a segment where a row of a cell begins or
+// rowCuts returns the addresses inside a segment where a row of a cell begins or
 // ends, or only the segment's own if they are too many.
 func rowCuts(seg segment, hi int64) []int64 {
 	rows := int64(0)
@@ -256,3 +256,7 @@ func (s *shadow) forget(lo, hi int64) {
 	}
 	s.uncut(i, j)
 }
+
+// needOrder reports whether two accesses to the same byte need an order. Two reads
+// do not, nor do two atomic accesses.
+func needOrder(a, b device.Mode) bool { return a != b || a == device.Write }

@@ -55,7 +55,7 @@ func newRig() *rig { return &rig{shadow: newShadow(0, modelBytes)} }
 func (r *rig) races(lane int, s span, m device.Mode) (with []uint64) {
 	at := bitsOf(s)
 	for _, a := range r.model {
-		if a.mode.Conflicts(m) && a.at.meets(at) && !a.before(r.clocks[lane]) {
+		if needOrder(a.mode, m) && a.at.meets(at) && !a.before(r.clocks[lane]) {
 			with = append(with, a.seq)
 		}
 	}
@@ -88,7 +88,7 @@ func (r *rig) access(t *testing.T, lane int, s span, m device.Mode) bool {
 			continue
 		}
 		both := bitsOf(span{got.from, got.to - got.from, got.to - got.from, 1})
-		if a.before(*k) || !a.mode.Conflicts(m) || got.from >= got.to || !a.at.meets(both) || !bitsOf(s).meets(both) {
+		if a.before(*k) || !needOrder(a.mode, m) || got.from >= got.to || !a.at.meets(both) || !bitsOf(s).meets(both) {
 			t.Fatalf("access %d: the shadow reports bytes [%d,%d) of access %d, which is no race", r.seq, got.from, got.to, a.seq)
 		}
 		return true
@@ -316,6 +316,19 @@ func TestSpanArithmetic(t *testing.T) {
 		}
 		if _, _, some := b.first(lo, hi); some != bitsOf(b).meets(window) {
 			t.Fatalf("first of %+v in [%d,%d): %v", b, lo, hi, some)
+		}
+	}
+}
+
+// Two reads need no order, nor do two atomic accesses; every other pair does.
+func TestConflictingModes(t *testing.T) {
+	modes := []device.Mode{device.Read, device.Write, device.Atomic}
+	free := map[[2]device.Mode]bool{{device.Read, device.Read}: true, {device.Atomic, device.Atomic}: true}
+	for _, a := range modes {
+		for _, b := range modes {
+			if got, want := needOrder(a, b), !free[[2]device.Mode{a, b}]; got != want {
+				t.Errorf("%v and %v need an order: %v, want %v", a, b, got, want)
+			}
 		}
 	}
 }

@@ -9,40 +9,44 @@ import (
 	"strings"
 )
 
-// Site is a place in the program: the innermost caller outside of the packages
-// that only pass work on.
+// Site is a place in the program: the innermost caller outside of the packages that only
+// pass work on, such as the devices and the launches of kernels.
 type Site struct {
-	Func string
-	File string
+	Func string // the function's full name
+	File string // the full path
 	Line int
-	// From is the caller of Func, to tell the uses of a helper apart.
+	// From is the place that called Func, such as "train/step.go:41". It tells the
+	// uses of a helper apart.
 	From string
 }
 
-// String is the last folder, the file and the line, then the caller's.
+// String returns the last folder, the file and the line, and the place of the caller.
 func (s *Site) String() string {
 	if s == nil || s.File == "" {
 		return "an unknown place"
 	}
-	at := short(s.File, s.Line)
+	at := shortPath(s.File, s.Line)
 	if s.From != "" {
 		at += " (called from " + s.From + ")"
 	}
 	return at
 }
 
-func short(file string, line int) string {
+func shortPath(file string, line int) string {
 	dir, base := path.Split(file)
 	return fmt.Sprintf("%s/%s:%d", path.Base(dir), base, line)
 }
 
-// passOn are the packages between a program and this one: the contract, its
-// devices and the typed launches of the kernels.
-var passOn = []string{"device", "device/check", "device/cpu", "device/cuda", "kernels"}
+// passOn lists the packages between a program and this one: the contract, its devices
+// and the typed launches of the kernels.
+var passOn = []string{"device", "device/check", "device/cpu", "device/cuda", "internal/devicekit", "internal/nulldevice", kernels}
+
+// kernels is passed with all packages below it.
+const kernels = "internal/kernels"
 
 const module = "github.com/stowage-dev/stowage/"
 
-// passesOn tells whether a frame belongs to one of these packages. Their tests
+// passesOn reports whether a frame belongs to one of these packages. Their tests
 // are programs of their own.
 func passesOn(f runtime.Frame) bool {
 	if strings.HasSuffix(f.File, "_test.go") {
@@ -53,15 +57,14 @@ func passesOn(f runtime.Frame) bool {
 		return false
 	}
 	for _, p := range passOn {
-		if in, ok := strings.CutPrefix(rest, p); ok && in != "" && (in[0] == '.' || p == "kernels" && in[0] == '/') {
+		if in, ok := strings.CutPrefix(rest, p); ok && in != "" && (in[0] == '.' || p == kernels && in[0] == '/') {
 			return true
 		}
 	}
 	return false
 }
 
-// sites remembers the sites of stacks seen before: a program issues from few
-// places, again and again.
+// sites caches sites, because a program issues its work from few places again and again.
 type sites struct {
 	frames map[uintptr]runtime.Frame
 	known  map[[2]uintptr]*Site
@@ -71,9 +74,9 @@ func newSites() sites {
 	return sites{map[uintptr]runtime.Frame{}, map[[2]uintptr]*Site{}}
 }
 
-// here is the site that called into the checker. It costs a few hundred
+// callSite returns the site that called into the checker. It costs a few hundred
 // nanoseconds: only the frames up to the site are walked.
-func (s *sites) here() *Site {
+func (s *sites) callSite() *Site {
 	var pcs [8]uintptr
 	for skip, want := 3, 4; skip < 64; skip, want = skip+want-1, len(pcs) {
 		n := runtime.Callers(skip, pcs[:want])
@@ -105,14 +108,14 @@ func (s *sites) site(key [2]uintptr) *Site {
 	at := &Site{Func: f.Function, File: f.File, Line: f.Line}
 	if key[1] != 0 {
 		if from := s.frame(key[1]); !strings.HasPrefix(from.Function, "runtime.") && !strings.HasPrefix(from.Function, "testing.") {
-			at.From = short(from.File, from.Line)
+			at.From = shortPath(from.File, from.Line)
 		}
 	}
 	s.known[key] = at
 	return at
 }
 
-// frame is one logical frame; runtime.Callers gives one address for each, also
+// frame returns one logical frame; runtime.Callers gives one address for each, also
 // for those that were inlined.
 func (s *sites) frame(pc uintptr) runtime.Frame {
 	f, ok := s.frames[pc]

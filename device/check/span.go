@@ -12,7 +12,7 @@ type span struct {
 	off, n, pitch, rows int64
 }
 
-// newSpan is a rectangle's bytes. Rows that touch become one run.
+// newSpan returns a rectangle's bytes. Rows that touch become one run.
 func newSpan(r device.Rect) span {
 	s := span{int64(r.Addr()), int64(r.Len), int64(r.Pitch), int64(r.Rows)}
 	if s.n == 0 || s.rows == 0 {
@@ -36,7 +36,7 @@ func (s span) end() int64 {
 
 func (s span) empty() bool { return s.n == 0 }
 
-// first is the first run of bytes of s inside the window [lo,hi).
+// first returns the first run of bytes of s inside the window [lo,hi).
 func (s span) first(lo, hi int64) (from, to int64, ok bool) {
 	from = s.off
 	if lo >= s.off+s.n {
@@ -53,7 +53,7 @@ func (s span) first(lo, hi int64) (from, to int64, ok bool) {
 	return from, to, from < to
 }
 
-// rowsIn is the half-open range of rows that have bytes in the window.
+// rowsIn returns the half-open range of rows that have bytes in the window.
 func (s span) rowsIn(lo, hi int64) (i, j int64) {
 	if lo >= s.off+s.n {
 		i = (lo-s.off-s.n)/s.pitch + 1
@@ -65,12 +65,12 @@ func (s span) rowsIn(lo, hi int64) (i, j int64) {
 	return min(i, j), j
 }
 
-// overlap is the first run of bytes in the window that two spans share.
+// overlap returns the first run of bytes in the window that two spans share.
 func overlap(a, b span, lo, hi int64) (from, to int64, ok bool) {
 	if a.rows > 1 && b.rows > 1 && a.pitch == b.pitch {
 		// Seen modulo the pitch, a is [0,a.n) and b is [d,d+b.n): interleaved
 		// columns never meet, however many rows they have.
-		d := mod(b.off-a.off, a.pitch)
+		d := positiveMod(b.off-a.off, a.pitch)
 		if a.n <= d && d+b.n <= a.pitch {
 			return 0, 0, false
 		}
@@ -95,7 +95,7 @@ func overlap(a, b span, lo, hi int64) (from, to int64, ok bool) {
 // means that an old entry is kept for longer.
 const coverSteps = 16
 
-// covers tells whether a holds all bytes that b has in the window. It may say
+// covers reports whether a holds all bytes that b has in the window. It may say
 // no when the answer is yes.
 func covers(a, b span, lo, hi int64) bool {
 	if from, to, ok := a.first(lo, hi); ok && from == lo && to == hi {
@@ -103,7 +103,7 @@ func covers(a, b span, lo, hi int64) bool {
 	}
 	i, j := b.rowsIn(lo, hi)
 	if a.rows > 1 && b.rows > 1 && a.pitch == b.pitch && j-i > 2 {
-		d := mod(b.off-a.off, a.pitch)
+		d := positiveMod(b.off-a.off, a.pitch)
 		return d+b.n <= a.n && a.holds(b, i, lo, hi) && a.holds(b, j-1, lo, hi)
 	}
 	if j-i > coverSteps {
@@ -117,7 +117,7 @@ func covers(a, b span, lo, hi int64) bool {
 	return true
 }
 
-// holds tells whether a run of s holds what row i of b has in the window.
+// holds reports whether a run of s holds what row i of b has in the window.
 func (s span) holds(b span, i, lo, hi int64) bool {
 	lo = max(lo, b.off+i*b.pitch)
 	hi = min(hi, b.off+i*b.pitch+b.n)
@@ -125,7 +125,7 @@ func (s span) holds(b span, i, lo, hi int64) bool {
 	return ok && from == lo && to == hi
 }
 
-func mod(x, m int64) int64 {
+func positiveMod(x, m int64) int64 {
 	if x %= m; x < 0 {
 		x += m
 	}

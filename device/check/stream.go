@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // stream is a checked stream. lanes[0] is the stream itself, the others are the
@@ -63,8 +65,8 @@ func (d *dev) openSerial() (err error) {
 
 func (s *stream) Name() string { return s.name }
 
-// Issued is the inner stream's, whose work an observer is told of; under a schedule,
-// where all streams are one, it is counted here.
+// Issued returns the count of the inner stream, whose work an observer sees. Under a
+// schedule all work runs on one inner stream, so it is counted here.
 func (s *stream) Issued() uint64 {
 	if s.inner != nil {
 		return s.inner.Issued()
@@ -88,7 +90,7 @@ func (s *stream) lock() *Checker {
 
 func (s *stream) Copy(dst, src device.Range) {
 	s.dev.c.usable("copy", dst.Buf, src.Buf)
-	device.CheckCopy(dst, src)
+	devicekit.CheckCopy(dst, src)
 	c := s.lock()
 	defer c.unlock()
 	s.copied(dst.Len)
@@ -101,13 +103,13 @@ func (s *stream) Copy(dst, src device.Range) {
 
 func (s *stream) Copy2D(dst, src device.Rect) {
 	s.dev.c.usable("2-D copy", dst.Buf, src.Buf)
-	device.CheckCopy2D(dst, src)
+	devicekit.CheckCopy2D(dst, src)
 	if dst.Rows == 0 {
 		return
 	}
 	c := s.lock()
 	defer c.unlock()
-	s.copied(dst.Len * device.Bytes(dst.Rows))
+	s.copied(dst.Len * memory.Bytes(dst.Rows))
 	d, r := c.insideRect(dst), c.insideRect(src)
 	o := &op{dev: s.dev, name: "2-D copy", run: func(in device.Stream) { in.Copy2D(d, r) }}
 	o.declare(src, device.Read)
@@ -116,7 +118,7 @@ func (s *stream) Copy2D(dst, src device.Rect) {
 }
 
 // copied counts a copy outside of graphs.
-func (s *stream) copied(n device.Bytes) {
+func (s *stream) copied(n memory.Bytes) {
 	if s.capture == nil {
 		s.dev.counters.Copies++
 		s.dev.counters.CopiedBytes += uint64(n)
@@ -178,7 +180,7 @@ func (s *stream) Upload(dst device.Range, src []byte) {
 	s.dev.c.usable("upload", dst.Buf)
 	device.CheckAccess(device.Writes(dst))
 	if int(dst.Len) != len(src) {
-		panic(fmt.Sprintf("check: upload of %d bytes to %s", len(src), dst))
+		panic(fmt.Sprintf("check: upload of %d bytes to %s: the lengths differ", len(src), dst))
 	}
 	c := s.lock()
 	defer c.unlock()
@@ -202,7 +204,7 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 	s.dev.c.usable("download", src.Buf)
 	device.CheckAccess(device.Reads(src))
 	if int(src.Len) != len(dst) {
-		panic(fmt.Sprintf("check: download of %s to %d bytes", src, len(dst)))
+		panic(fmt.Sprintf("check: download of %s to %d bytes: the lengths differ", src, len(dst)))
 	}
 	c := s.lock()
 	defer c.unlock()
@@ -223,7 +225,7 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 		run := o.run
 		o.run = func(in device.Stream) { run(in); dst[len(dst)/2] ^= 0xC5 }
 	} else {
-		o.spoilt(f, r)
+		o.applyFault(f, r)
 	}
 	s.issue(o, classes, r)
 	l := s.lanes[0]
@@ -231,7 +233,7 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 		c.runLane(l)
 	}
 	c.learn(l.clock)
-	return s.dev.first(err)
+	return s.dev.firstError(err)
 }
 
 func (s *stream) Free(outer *device.Buffer) {
@@ -246,47 +248,47 @@ func (s *stream) Free(outer *device.Buffer) {
 		return
 	}
 	outer.Retire()
-	o := &op{dev: s.dev, name: "free", frees: b}
+	o := &op{dev: s.dev, name: opFree, frees: b}
 	size := b.outer.Size()
-	if !b.imported {
+	if !b.borrowed {
 		s.dev.held[outer.Kind()] += size
 	}
 	o.run = func(in device.Stream) {
-		if b.gone = true; !b.imported {
+		if b.gone = true; !b.borrowed {
 			s.dev.held[outer.Kind()] -= size
 		}
 		in.Free(b.inner)
 	}
 	all := device.Rect{Range: device.Range{Buf: outer, Len: outer.Max()}, Pitch: outer.Max(), Rows: 1}
-	if !b.imported || !c.shared(b) {
+	if !b.borrowed || !c.shared(b) {
 		o.uses = []use{{newSpan(all), device.Write, b, all}}
 	}
 	delete(s.dev.live, b)
 	b.freed = &act{op: o, on: s.lanes[0]}
-	o.site, o.stream = c.sites.here(), s.name
+	o.site, o.stream = c.sites.callSite(), s.name
 	s.issued++
 	s.lanes[0].number++
 	o.number = s.lanes[0].number
 	c.submit(s.lanes[0], b.freed)
-	if b.imported {
+	if b.borrowed {
 		c.forget(b)
 	}
 }
 
-// freeable is the record of a buffer. It panics on another device's, and with a
-// report on a second free.
+// freeable returns the record of a buffer. It panics if another device made the buffer,
+// and panics with a report if it was freed before.
 func (s *stream) freeable(outer *device.Buffer) *buffer {
 	c := s.dev.c
-	b := c.own(outer)
+	b := c.recordOf(outer)
 	if b.dev != s.dev {
-		panic(fmt.Sprintf("check: %s is not memory of %s; the device that made it frees it", outer, s.dev.inner.Info().Name))
+		panic(fmt.Sprintf("check: %s is not memory of %s; free it with the device that made it", outer, s.dev.inner.Info().Name))
 	}
 	if outer.Live() {
 		return b
 	}
 	c.mu.Lock()
-	second := Operation{Name: "free", Number: s.lanes[0].number + 1, Stream: s.name, Site: *c.sites.here()}
-	c.refuse(&DoubleFree{Buffer: outer, First: b.freed.describe(nil), Second: second, Alloc: *b.alloc})
+	second := Operation{Name: opFree, Number: s.lanes[0].number + 1, Stream: s.name, Bytes: wholeOf(outer), Site: *c.sites.callSite()}
+	c.refuse(&UseAfterFree{Use: second, Free: b.freed.describe(nil), Alloc: *b.alloc})
 	return nil
 }
 
@@ -301,15 +303,15 @@ func (s *stream) Sync() error {
 		return err
 	}
 	s.dev.counters.HostSyncs++
-	if c.dropped(Syncs, s.name, nil, c.sites.here()) {
+	if c.dropped(Syncs, s.name, nil, c.sites.callSite()) {
 		defer c.unlock()
 		return s.dev.err()
 	}
-	return s.join(func() error { return s.inner.Sync() })
+	return s.waitAndUnlock(func() error { return s.inner.Sync() })
 }
 
-// join waits for the stream's work so far and lets go of the lock.
-func (s *stream) join(wait func() error) error {
+// waitAndUnlock waits for the stream's work so far and releases the lock.
+func (s *stream) waitAndUnlock(wait func() error) error {
 	c := s.dev.c
 	l := s.lanes[0]
 	if c.scheduled() {
@@ -317,7 +319,7 @@ func (s *stream) join(wait func() error) error {
 		c.runLane(l)
 		err := c.flushed(s.dev)
 		c.learn(l.clock)
-		return s.dev.first(err)
+		return s.dev.firstError(err)
 	}
 	known := l.clock.clone()
 	c.mu.Unlock()
@@ -325,24 +327,24 @@ func (s *stream) join(wait func() error) error {
 	c.mu.Lock()
 	defer c.unlock()
 	c.learn(known)
-	return s.dev.first(err)
+	return s.dev.firstError(err)
 }
 
 func (s *stream) Close() error {
 	c := s.lock()
 	if s.capture != nil {
 		c.mu.Unlock()
-		panic("check: stream " + s.name + " closed while it captures")
+		panic("check: stream " + s.name + " closed while it captures; call EndCapture first")
 	}
 	s.letGo()
-	err := s.join(func() error { return s.inner.Close() })
+	err := s.waitAndUnlock(func() error { return s.inner.Close() })
 	c.mu.Lock()
 	defer c.unlock()
-	s.end()
+	s.retireLanes()
 	return err
 }
 
-// letGo executes the frees in limbo once no device works.
+// letGo waits for all devices and then executes the frees in limbo.
 func (s *stream) letGo() {
 	if len(s.limbo) == 0 {
 		return
@@ -358,8 +360,9 @@ func (s *stream) letGo() {
 	s.limbo = nil
 }
 
-// end lets the stream's slots be used again: the host has waited for all of it.
-func (s *stream) end() {
+// retireLanes makes the stream's slots free for reuse. The host has waited for all its
+// work.
+func (s *stream) retireLanes() {
 	c := s.dev.c
 	s.closed = true
 	for _, l := range s.lanes {

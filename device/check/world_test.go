@@ -8,6 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // world is a checked CPU device with a few streams and buffers. Its first
@@ -28,8 +29,8 @@ func newWorld(c *check.Checker, ordinal int) *world {
 	must(err)
 	w := &world{c: c, dev: c.Wrap(inner)}
 	w.a, w.b, w.out = w.stream("a"), w.stream("b"), w.stream("copy-out")
-	w.x, w.y = w.alloc(device.Accel, "x"), w.alloc(device.Accel, "y")
-	w.host = w.alloc(device.Host, "host")
+	w.x, w.y = w.alloc(memory.Device, "x"), w.alloc(memory.Device, "y")
+	w.host = w.alloc(memory.Host, "host")
 	return w
 }
 
@@ -51,7 +52,7 @@ func (w *world) event(flags device.EventFlags) device.Event {
 	return e
 }
 
-func (w *world) alloc(k device.Kind, owner string) *device.Buffer {
+func (w *world) alloc(k memory.Kind, owner string) *device.Buffer {
 	b, err := w.dev.Alloc(k, size, owner)
 	must(err)
 	w.bufs = append(w.bufs, b)
@@ -79,7 +80,7 @@ func (w *world) close() error {
 	return err
 }
 
-// mix is a launch that reads src and changes dst.
+// mix returns a launch that reads src and changes dst.
 func mix(dst, src device.Range) device.Launch {
 	l := device.NewLaunch(mixKernel, 1, 1)
 	l.Write(dst)
@@ -89,7 +90,7 @@ func mix(dst, src device.Range) device.Launch {
 	return l
 }
 
-// inWorld is a program on a world. It fails by a panic with an error.
+// inWorld returns a program on a world. It fails by a panic with an error.
 func inWorld(work func(w *world)) check.Program {
 	return func(c *check.Checker) (err error) {
 		w := newWorld(c, 0)

@@ -7,13 +7,14 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 )
 
 // capture is one recording. Its life cycle:
 //
 //  1. open: BeginCapture made it; streams join by waiting for its events.
-//  2. spoilt (perhaps): something that cannot be captured was asked for; work
-//     is still recorded, so that nothing runs by mistake.
+//  2. spoilt (perhaps): a call cannot be captured; work is still recorded, so that
+//     nothing runs by mistake.
 //  3. ended: EndCapture let all streams go and made the graph or an error.
 //
 // Streams of one capture may be used by several goroutines, so mu guards all
@@ -25,10 +26,10 @@ type capture struct {
 	lanes []*lane
 	err   *device.CaptureError
 	ended bool
-	table []device.Launch     // the launches that have a slot
-	slots map[device.Slot]int // places in the table
-	outer []outer             // external records and waits, in capture order
-	held  device.Held         // the memory that the work declares
+	table []device.Launch       // the launches that have a slot
+	slots map[device.Slot]int   // places in the table
+	outer []outer               // external records and waits, in capture order
+	held  devicekit.HeldBuffers // the memory that the work declares
 }
 
 // lane is what one stream recorded.
@@ -60,7 +61,7 @@ func (s *stream) BeginCapture() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lane != nil {
-		panic("cpu: stream " + s.name + " captures already")
+		panic("cpu: stream " + s.name + " is captured already; call EndCapture first")
 	}
 	c := &capture{origin: s, slots: map[device.Slot]int{}}
 	c.mu.Lock()
@@ -74,7 +75,7 @@ func (s *stream) Capturing() bool {
 	return s.lane != nil
 }
 
-// join gives a stream a lane; the caller holds both locks.
+// join adds a lane for a stream. The caller holds both locks.
 func (c *capture) join(s *stream) *lane {
 	l := &lane{capture: c, stream: s, index: len(c.lanes)}
 	c.lanes = append(c.lanes, l)
@@ -109,14 +110,14 @@ func (l *lane) holdLaunch(launch *device.Launch) {
 
 func (l *lane) here() place { return place{l.index, len(l.nodes)} }
 
-// label gives a launch with a slot its place in the table. A slot that is taken
-// panics before anything is recorded.
+// label adds a launch with a slot to the table. It panics before anything is recorded if
+// the slot is taken.
 func (l *lane) label(slot device.Slot, launch device.Launch) int {
 	c := l.capture
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, twice := c.slots[slot]; twice {
-		panic(fmt.Sprintf("cpu: two launches of one capture have slot %d", slot))
+		panic(fmt.Sprintf("cpu: two launches of one capture have slot %d; give each its own", slot))
 	}
 	c.slots[slot] = len(c.table)
 	c.table = append(c.table, launch)
@@ -140,8 +141,8 @@ func (l *lane) outside(o outer) {
 	l.capture.outer = append(l.capture.outer, o)
 }
 
-// wait makes stream s wait for a place in the capture, joining it if need be.
-// It reports false if the capture is over and the place means nothing.
+// wait makes stream s wait for a place in the capture, and joins it to the capture if it
+// is not part of it.
 func (c *capture) wait(s *stream, from place) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +187,7 @@ func (s *stream) refuse(why, do string) bool {
 	return true
 }
 
-// captureError is the reason noted by spoil.
+// captureError returns the reason noted by spoil.
 func (s *stream) captureError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +205,7 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	l := s.lane
 	s.mu.Unlock()
 	if l == nil || l.capture.origin != s {
-		panic("cpu: EndCapture on stream " + s.name + ", which did not begin one")
+		panic("cpu: EndCapture on stream " + s.name + ", which did not call BeginCapture")
 	}
 	c := l.capture
 	c.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/devicetest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestConformance(t *testing.T) {
 	devicetest.Run(t,
 		func(t *testing.T) device.Device { return open(t, cpu.Options{}) },
-		devicetest.Limited(func(t *testing.T, capacity [device.Kinds]device.Bytes) device.Device {
+		devicetest.Limited(func(t *testing.T, capacity [memory.Kinds]memory.Bytes) device.Device {
 			return open(t, cpu.Options{Capacity: capacity})
 		}),
 		devicetest.LaunchesAllocateNothing())

@@ -1,14 +1,21 @@
-// Package cpu is the default device and the oracle for all others: memory is
-// plain memory kept and counted apart by kind, each stream is a goroutine, and
-// kernels are Go functions. It is as asynchronous as a GPU: work runs while the
-// host goes on, streams run side by side, and captured graphs replay with the
-// concurrency of the streams they were captured from.
+// Package cpu is the CPU as a [device.Device]. It needs no accelerator, and it is the
+// reference that every other device is compared with.
 //
-// This file owns the device; memory.go where bytes come from, timeline.go how
-// one queue waits for another, stream.go the queues, execute.go
-// what an operation does, observe.go what is told of it, capture.go and graph.go
-// recording and replay, link.go the modelled links.
+//	dev, err := cpu.Open(cpu.Options{})
+//
+// Device memory and host memory are ordinary memory, counted apart. Each stream is a
+// goroutine, and kernels are Go functions. The device is as asynchronous as a GPU: work
+// runs while the host goes on, streams run side by side, and a captured graph replays
+// with the concurrency of the streams that it was captured from.
+//
+// Options give the device the capacity and the links of an accelerator, so that a
+// program can be tested for exhaustion and overlap on a machine without one.
 package cpu
+
+// This file owns the device; memory.go where bytes come from, timeline.go how one queue
+// waits for another, stream.go the queues, execute.go what an operation does, observe.go
+// what an observer is told, capture.go and graph.go capture and replay, link.go the
+// modelled links.
 
 import (
 	"errors"
@@ -17,35 +24,39 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Options configure a CPU device. The zero value is a device with the memory of
-// the machine and links as fast as it copies.
+// Options configure a CPU device. The zero value is a device with the memory of the
+// machine, whose links are as fast as the machine copies.
 type Options struct {
-	// Ordinal numbers the device among its like, one a rank.
+	// Ordinal numbers the CPU devices of a process. A process that runs several ranks
+	// has one device for each.
 	Ordinal int
-	// Capacity is the most that may be allocated of each kind; zero stands for
-	// what the machine and the control groups around the process have left.
-	Capacity [device.Kinds]device.Bytes
-	// Links slow copies down to a modelled bandwidth and latency.
+	// Capacity is the most that may be allocated of each kind. Zero means the memory
+	// that the machine and the control groups of the process have left.
+	Capacity [memory.Kinds]memory.Bytes
+	// Links slows copies down to a bandwidth and a latency.
 	Links Links
-	// CopyThreads is the number of threads a large copy uses; zero stands for
-	// one a core.
+	// CopyThreads is the number of threads that a large copy uses. Zero means one for
+	// each core.
 	CopyThreads int
-	// Observe is told what the device does; nil is nobody.
+	// Observe, if not nil, is told what the device does.
 	Observe device.Observer
 }
 
-// Device is the CPU as a device.
-type Device struct {
+// dev is the CPU as a device.
+type dev struct {
 	name   string
 	info   device.Info
-	ledger *device.Ledger
+	ledger *devicekit.Ledger
 	links  [linkCount]link
 
 	copyThreads int
@@ -58,21 +69,25 @@ type Device struct {
 	mu      sync.Mutex
 	streams map[*stream]struct{}
 	graphs  map[*graph]struct{}
-	labels  device.Labels // of streams, for the observer
+	labels  devicekit.Labels // of streams, for the observer
 	closed  bool
 }
 
-var _ device.Device = (*Device)(nil)
+var _ device.Device = (*dev)(nil)
 
-// Open makes a device.
-func Open(o Options) (*Device, error) {
-	if o.Ordinal < 0 || o.CopyThreads < 0 {
-		return nil, fmt.Errorf("cpu: ordinal %d and copy threads %d must not be negative", o.Ordinal, o.CopyThreads)
+// Open returns a CPU device. It returns a [memory.SettingError] if an option is negative.
+// The caller must close the device.
+func Open(o Options) (device.Device, error) {
+	if o.Ordinal < 0 {
+		return nil, &memory.SettingError{Setting: "Ordinal", Asked: strconv.Itoa(o.Ordinal), Problem: "is negative", Remedy: "number devices from zero"}
+	}
+	if o.CopyThreads < 0 {
+		return nil, &memory.SettingError{Setting: "CopyThreads", Asked: strconv.Itoa(o.CopyThreads), Problem: "is negative", Remedy: "give a positive number, or zero for one thread for each core"}
 	}
 	machine := sync.OnceValue(machineMemory)
 	for k, n := range o.Capacity {
 		if n < 0 {
-			return nil, fmt.Errorf("cpu: a capacity of %d bytes of %s memory; give a positive size, or zero for all the machine has", int64(n), device.Kind(k))
+			return nil, &memory.SettingError{Setting: "Capacity", Asked: n.String(), Problem: fmt.Sprintf("of %s memory is negative", memory.Kind(k)), Remedy: "give a positive size, or zero for all that the machine has"}
 		}
 		if n == 0 {
 			o.Capacity[k] = machine()
@@ -82,9 +97,9 @@ func Open(o Options) (*Device, error) {
 		return nil, err
 	}
 	name := fmt.Sprintf("cpu:%d", o.Ordinal)
-	d := &Device{
+	d := &dev{
 		name:   name,
-		ledger: device.NewLedger(name, o.Capacity),
+		ledger: devicekit.NewLedger(name, o.Capacity),
 		info: device.Info{
 			Backend: "cpu", Ordinal: o.Ordinal, Name: name,
 			Units: runtime.GOMAXPROCS(0), Capacity: o.Capacity,
@@ -92,7 +107,7 @@ func Open(o Options) (*Device, error) {
 		copyThreads: o.CopyThreads,
 		watch:       o.Observe,
 		streams:     map[*stream]struct{}{},
-		labels:      device.Labels{},
+		labels:      devicekit.Labels{},
 		graphs:      map[*graph]struct{}{},
 	}
 	d.ledger.Observe(o.Observe)
@@ -102,20 +117,20 @@ func Open(o Options) (*Device, error) {
 	return d, nil
 }
 
-// machineMemory is the memory that this process can hope for, or a number that
-// never binds where the machine does not say.
-func machineMemory() device.Bytes {
+// machineMemory returns the memory that this process can get, or a number that is never
+// reached if the machine does not say.
+func machineMemory() memory.Bytes {
 	if n := sysinfo.ReadFrom(os.DirFS("/")).Memory.Usable(); n > 0 {
 		return n
 	}
 	return 1 << 40
 }
 
-func (d *Device) Info() device.Info    { return d.info }
-func (d *Device) Freeze()              { d.ledger.Freeze() }
-func (d *Device) Memory() device.Usage { return d.ledger.Usage() }
+func (d *dev) Info() device.Info    { return d.info }
+func (d *dev) Freeze()              { d.ledger.Freeze() }
+func (d *dev) Memory() device.Usage { return d.ledger.Usage() }
 
-func (d *Device) Counters() device.Counters {
+func (d *dev) Counters() device.Counters {
 	return device.Counters{
 		HostReads:   d.hostReads.Load(),
 		HostSyncs:   d.hostSyncs.Load(),
@@ -127,10 +142,10 @@ func (d *Device) Counters() device.Counters {
 }
 
 // fail makes err the device's error unless it has one already.
-func (d *Device) fail(err *device.DriverError) { d.failed.CompareAndSwap(nil, err) }
+func (d *dev) fail(err *device.DriverError) { d.failed.CompareAndSwap(nil, err) }
 
-// err is the device's first error, or nil.
-func (d *Device) err() error {
+// err returns the device's first error, or nil.
+func (d *dev) err() error {
 	if e := d.failed.Load(); e != nil {
 		return e
 	}
@@ -138,35 +153,35 @@ func (d *Device) err() error {
 }
 
 // mustBeOpen panics on a closed device.
-func (d *Device) mustBeOpen(who string) {
+func (d *dev) mustBeOpen(who string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		panic("cpu: " + who + " asks for more of the closed device " + d.name)
+		panic("cpu: " + who + " uses the closed device " + d.name)
 	}
 }
 
-// all is a snapshot of the streams.
-func (d *Device) all() []*stream {
+// allStreams returns a snapshot of the streams.
+func (d *dev) allStreams() []*stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.streams))
 }
 
-// Sync waits for what all streams have been given so far. The recorded work of
-// a stream that captures is not given yet.
-func (d *Device) Sync() error {
+// Sync waits for the work that all streams were given so far. Captured work is not part
+// of it.
+func (d *dev) Sync() error {
 	d.hostSyncs.Add(1)
-	for _, s := range d.all() {
+	for _, s := range d.allStreams() {
 		s.mark().wait()
 	}
 	return d.err()
 }
 
-// Close waits for all work, ends the streams and graphs that are left and
-// reports what went wrong: the first error, then memory that was never freed.
-// A capture under way is dropped.
-func (d *Device) Close() error {
+// Close waits for all work and ends the streams and graphs that are left. It returns the
+// first error of the device and an error if memory was never freed. An unfinished capture
+// is dropped.
+func (d *dev) Close() error {
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()
@@ -175,7 +190,7 @@ func (d *Device) Close() error {
 	d.closed = true
 	graphs := slices.Collect(maps.Keys(d.graphs))
 	d.mu.Unlock()
-	for _, s := range d.all() {
+	for _, s := range d.allStreams() {
 		s.stop()
 	}
 	for _, g := range graphs {

@@ -12,9 +12,10 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-func open(t testing.TB, o cpu.Options) *cpu.Device {
+func open(t testing.TB, o cpu.Options) device.Device {
 	t.Helper()
 	d, err := cpu.Open(o)
 	if err != nil {
@@ -32,7 +33,7 @@ func stream(t testing.TB, d device.Device, name string) device.Stream {
 	return s
 }
 
-func alloc(t testing.TB, d device.Device, k device.Kind, n device.Bytes) *device.Buffer {
+func alloc(t testing.TB, d device.Device, k memory.Kind, n memory.Bytes) *device.Buffer {
 	t.Helper()
 	b, err := d.Alloc(k, n, t.Name())
 	if err != nil {
@@ -48,7 +49,7 @@ var panics = &device.Kernel{Name: "panics", Go: func(*device.Launch) { panic("in
 func TestFirstErrorSticks(t *testing.T) {
 	d := open(t, cpu.Options{})
 	a, b := stream(t, d, "a"), stream(t, d, "b")
-	host := alloc(t, d, device.Host, 1)
+	host := alloc(t, d, memory.Host, 1)
 	a.Launch(device.NewLaunch(panics, 1, 1))
 	err := a.Sync()
 	var de *device.DriverError
@@ -64,7 +65,7 @@ func TestFirstErrorSticks(t *testing.T) {
 	if ran || d.View(host.All(), device.Read)[0] != 0 {
 		t.Error("work issued after the error was done")
 	}
-	if _, got := d.Alloc(device.Accel, 1, "late"); !errors.Is(got, err) {
+	if _, got := d.Alloc(memory.Device, 1, "late"); !errors.Is(got, err) {
 		t.Errorf("Alloc after the error: %v", got)
 	}
 	b.Free(host)
@@ -77,7 +78,7 @@ func TestFirstErrorSticks(t *testing.T) {
 func TestLaunchAllocatesNothing(t *testing.T) {
 	d := open(t, cpu.Options{})
 	s := stream(t, d, "s")
-	b := alloc(t, d, device.Accel, 64)
+	b := alloc(t, d, memory.Device, 64)
 	var sum atomic.Uint64
 	k := &device.Kernel{Name: "count", Go: func(l *device.Launch) { sum.Add(l.Args()[1]) }}
 	launch := func() {
@@ -117,7 +118,7 @@ func TestModelledLinks(t *testing.T) {
 			Out: cpu.Link{BytesPerSecond: 1e6, Latency: time.Millisecond},
 			In:  cpu.Link{BytesPerSecond: 2e6},
 		}})
-		host, acc := alloc(t, d, device.Host, 4000), alloc(t, d, device.Accel, 4000)
+		host, acc := alloc(t, d, memory.Host, 4000), alloc(t, d, memory.Device, 4000)
 		a, b, c := stream(t, d, "a"), stream(t, d, "b"), stream(t, d, "c")
 		start := time.Now()
 		// Two copies out, 1 KB each: 2 x (1 ms + 1 ms), one after the other.
@@ -192,7 +193,7 @@ func TestOpenRefuses(t *testing.T) {
 	for _, o := range []cpu.Options{
 		{Ordinal: -1},
 		{CopyThreads: -1},
-		{Capacity: [device.Kinds]device.Bytes{-1, 0}},
+		{Capacity: [memory.Kinds]memory.Bytes{-1, 0}},
 		{Links: cpu.Links{Out: cpu.Link{BytesPerSecond: -1}}},
 	} {
 		if _, err := cpu.Open(o); err == nil {
@@ -227,7 +228,7 @@ func TestEventsCrossDevices(t *testing.T) {
 func BenchmarkLaunch(b *testing.B) {
 	d := open(b, cpu.Options{})
 	s := stream(b, d, "s")
-	buf := alloc(b, d, device.Accel, 64)
+	buf := alloc(b, d, memory.Device, 64)
 	k := &device.Kernel{Name: "nothing", Go: func(*device.Launch) {}}
 	b.ReportAllocs()
 	for b.Loop() {

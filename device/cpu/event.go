@@ -1,5 +1,5 @@
-// This file owns events: the ticket of their last recording, outside graphs or
-// inside one.
+// This file owns events: the ticket of their last recording, outside of graphs or inside
+// of one.
 
 package cpu
 
@@ -15,7 +15,7 @@ import (
 // event holds its last recording: a ticket, or, for one made during a capture
 // without External, the place in that capture.
 type event struct {
-	dev   *Device
+	dev   *dev
 	flags device.EventFlags
 	stamp atomic.Int64 // when the last timed recording was reached
 
@@ -26,7 +26,7 @@ type event struct {
 	closed  bool
 }
 
-func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
+func (d *dev) NewEvent(flags device.EventFlags) (device.Event, error) {
 	d.mustBeOpen("an event")
 	if err := d.err(); err != nil {
 		return nil, err
@@ -34,9 +34,9 @@ func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
 	return &event{dev: d, flags: flags}, nil
 }
 
-// own is the event behind the interface. Events of any CPU device will do: a
-// stream may wait for another device's.
-func own(e device.Event) *event {
+// eventOf returns the event behind the interface. It accepts events of any CPU device,
+// because a stream may wait for another device's event.
+func eventOf(e device.Event) *event {
 	ev, ok := e.(*event)
 	if !ok {
 		panic(fmt.Sprintf("cpu: a %T is not an event of a CPU device", e))
@@ -61,7 +61,7 @@ func (e *event) Sync() error {
 }
 
 func (e *event) Since(earlier device.Event) (time.Duration, error) {
-	a := own(earlier)
+	a := eventOf(earlier)
 	if !e.is(device.Timing) || !a.is(device.Timing) {
 		panic("cpu: Since needs two events made with Timing")
 	}
@@ -69,7 +69,7 @@ func (e *event) Since(earlier device.Event) (time.Duration, error) {
 		return 0, err
 	}
 	if !a.Done() || !e.Done() || a.stamp.Load() == 0 || e.stamp.Load() == 0 {
-		return 0, fmt.Errorf("%s: time between two events of which one is not done; synchronise with the later one first", e.dev.name)
+		return 0, fmt.Errorf("%s: one of the two events is not done; synchronise with the later one first", e.dev.name)
 	}
 	return time.Duration(e.stamp.Load() - a.stamp.Load()), nil
 }
@@ -81,10 +81,10 @@ func (e *event) Close() error {
 	return nil
 }
 
-// Record takes the ticket of the work so far. Only a timed event costs work of
-// its own: reading the clock when the stream gets there.
+// Record stores the ticket of the work so far. Only a timed event adds work: reading the
+// clock when the stream gets there.
 func (s *stream) Record(de device.Event) {
-	e := own(de)
+	e := eventOf(de)
 	if e.is(device.Timing) {
 		s.issue(opStamp, func(o *op) { o.event = e })
 	}
@@ -105,10 +105,9 @@ func (s *stream) Record(de device.Event) {
 	}
 }
 
-// issue places an operation that fill completes. If fill panics, nothing was
-// issued.
+// issue adds an operation that fill completes. If fill panics, nothing is issued.
 func (s *stream) issue(kind opKind, fill func(*op)) {
-	o := s.place(kind)
+	o := s.reserveSlot(kind)
 	filled := false
 	defer func() {
 		if filled {
@@ -122,7 +121,7 @@ func (s *stream) issue(kind opKind, fill func(*op)) {
 }
 
 func (s *stream) Wait(de device.Event) {
-	e := own(de)
+	e := eventOf(de)
 	e.mu.Lock()
 	last, cap, from, closed := e.last, e.capture, e.place, e.closed
 	e.mu.Unlock()

@@ -1,5 +1,5 @@
-// This file owns what an operation does when its turn has come, and what becomes
-// of one that fails.
+// This file owns what an operation does when its turn comes, and what happens if it
+// fails.
 
 package cpu
 
@@ -9,11 +9,12 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/memcopy"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // execute does one operation. Once the device has failed, only memory is given
 // back and waits are still honoured, so that everything comes to an end.
-func (d *Device) execute(o *op) {
+func (d *dev) execute(o *op) {
 	switch o.kind {
 	case opWait:
 		o.ticket.wait()
@@ -29,10 +30,10 @@ func (d *Device) execute(o *op) {
 	}
 }
 
-// effect does what the operation is for, with the launch that a graph may have
-// updated. A panic in a kernel or a callback becomes the device's error: the
-// goroutine is ours, the fault is not. So does the end of the goroutine.
-func (d *Device) effect(o *op, l *device.Launch) {
+// effect executes an operation, with the launch that a graph may have updated. A panic in
+// a kernel or a callback becomes the device's error, because it must not end the process,
+// and so does the end of the goroutine.
+func (d *dev) effect(o *op, l *device.Launch) {
 	returned := false
 	defer func() {
 		p := recover()
@@ -51,11 +52,11 @@ func (d *Device) effect(o *op, l *device.Launch) {
 	}()
 	switch o.kind {
 	case opCopy:
-		d.way(o.dst.Buf.Kind(), o.src.Buf.Kind()).carry(o.dst.Len*device.Bytes(o.dst.Rows), func() { d.copyRect(o.dst, o.src) })
+		d.linkBetween(o.dst.Buf.Kind(), o.src.Buf.Kind()).carry(o.dst.Len*memory.Bytes(o.dst.Rows), func() { d.copyRect(o.dst, o.src) })
 	case opFill:
 		memcopy.Fill(bytesOf(o.dst.Range), o.value)
 	case opLaunch:
-		l.Kernel.Go(l)
+		d.launch(l)
 	case opHost:
 		o.fn()
 	case opUpload:
@@ -68,7 +69,23 @@ func (d *Device) effect(o *op, l *device.Launch) {
 	returned = true
 }
 
-func (d *Device) copyRect(dst, src device.Rect) {
+// launch runs a kernel. What it reads and writes of host memory takes its time on the
+// modelled links.
+func (d *dev) launch(l *device.Launch) {
+	if f := l.Kernel.HostReads; f != nil {
+		if n := f(l); n > 0 {
+			d.links[linkIn].carry(n, func() {})
+		}
+	}
+	l.Kernel.Go(l)
+	if f := l.Kernel.HostWrites; f != nil {
+		if n := f(l); n > 0 {
+			d.links[linkOut].carry(n, func() {})
+		}
+	}
+}
+
+func (d *dev) copyRect(dst, src device.Rect) {
 	if dst.Rows == 1 {
 		memcopy.Parallel(bytesOf(dst.Range), bytesOf(src.Range), d.copyThreads)
 		return

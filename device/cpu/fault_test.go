@@ -15,6 +15,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // soon fails the test if fn does not come back.
@@ -153,7 +154,7 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			d := open(t, cpu.Options{})
 			a, b := stream(t, d, "a"), stream(t, d, "b")
-			buf := alloc(t, d, device.Accel, 64)
+			buf := alloc(t, d, memory.Device, 64)
 			ev, _ := d.NewEvent(0)
 			if where == "stream" {
 				a.Host(runtime.Goexit)
@@ -201,7 +202,7 @@ func TestWildKernel(t *testing.T) {
 	for _, captured := range []bool{false, true} {
 		d := open(t, cpu.Options{})
 		a, b := stream(t, d, "a"), stream(t, d, "b")
-		pool, err := d.Reserve(device.Accel, device.MiB, "pool") // of which nothing is there
+		pool, err := d.Reserve(memory.Device, memory.MiB, "pool") // of which nothing is there
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,12 +237,12 @@ func TestWildKernel(t *testing.T) {
 func TestUseAfterClose(t *testing.T) {
 	d := open(t, cpu.Options{})
 	s, gone := stream(t, d, "s"), stream(t, d, "gone")
-	b := alloc(t, d, device.Accel, 100)
+	b := alloc(t, d, memory.Device, 100)
 	if err := gone.Close(); err != nil {
 		t.Fatal(err)
 	}
 	wantPanic(t, "closed stream gone", func() { gone.Free(b) })
-	if u := d.Memory().Kind[device.Accel]; !b.Live() || u.Pending != 0 {
+	if u := d.Memory().Kind[memory.Device]; !b.Live() || u.Pending != 0 {
 		t.Errorf("a free on a closed stream left %v live %v with %v pending", b, b.Live(), u.Pending)
 	}
 	s.BeginCapture()
@@ -259,8 +260,8 @@ func TestUseAfterClose(t *testing.T) {
 		}
 	})
 	for _, use := range []func(){
-		func() { _, _ = d.Alloc(device.Accel, 1, "late") },
-		func() { _, _ = d.Reserve(device.Accel, 1, "late") },
+		func() { _, _ = d.Alloc(memory.Device, 1, "late") },
+		func() { _, _ = d.Reserve(memory.Device, 1, "late") },
 		func() { _, _ = d.NewEvent(0) },
 		func() { _, _ = d.NewStream("late") },
 	} {
@@ -272,9 +273,9 @@ func TestUseAfterClose(t *testing.T) {
 func TestForeignBuffers(t *testing.T) {
 	d0, d1 := open(t, cpu.Options{}), open(t, cpu.Options{Ordinal: 1})
 	s := stream(t, d0, "s")
-	none := device.NewBuffer(device.Host, 1<<20, 10, 10, "nobody's")
-	theirs := d1.Import(device.Host, 1<<20, 10, "imported")
-	pool, err := d1.Reserve(device.Host, 100, "pool")
+	none := device.NewBuffer(memory.Host, 1<<20, 10, 10, "nobody's")
+	theirs := d1.Borrow(memory.Host, 1<<20, 10, "borrowed")
+	pool, err := d1.Reserve(memory.Host, 100, "pool")
 	if err != nil {
 		t.Fatal(err)
 	}

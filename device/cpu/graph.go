@@ -10,39 +10,40 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 )
 
-// graph is a capture made ready to run. The stream that replays it works off
-// lane 0; every other lane has a goroutine of its own. Replays (rounds) never
+// graph is a capture that can run. The stream that replays it executes lane 0; every
+// other lane has a goroutine of its own. Replays (rounds) never
 // overlap, so a place in a lane of k nodes is reached in round r when the
 // lane's timeline reaches r*k plus the place.
 type graph struct {
-	dev   *Device
+	dev   *dev
 	lanes []runner
 	outer []outer
 	slots map[device.Slot]int
 	nodes int
 
-	// issuing makes replays one after the other. It is held while a full queue
-	// makes the host wait, so workers never take it. Locks are taken in the
-	// order issuing, stream, mu, event.
+	// issuing serialises replays. It is held while a full queue makes the host wait,
+	// so workers never take it. Locks are taken in the order issuing, stream, mu,
+	// event.
 	issuing sync.Mutex
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	table   []device.Launch // never written to: Update makes a new one
-	held    device.Held     // the memory that the nodes declare
-	issued  uint64          // rounds given to streams
-	started uint64          // rounds begun by their stream
-	current replay          // the round begun last
-	last    ticket          // the end of the round issued last
+	table   []device.Launch       // never written to: Update makes a new one
+	held    devicekit.HeldBuffers // the memory that the nodes declare
+	issued  uint64                // rounds given to streams
+	started uint64                // rounds begun by their stream
+	current replay                // the round begun last
+	last    ticket                // the end of the round issued last
 	closed  bool
 }
 
-// runner is a lane and its progress. Its work is done by the device of the
-// stream that was captured, which is another one's if ranks capture together.
+// runner is a lane and its progress. The device of the captured stream does its work;
+// that may be another device if ranks capture together.
 type runner struct {
-	dev   *Device
+	dev   *dev
 	nodes []node
 	line  *timeline
 }
@@ -56,7 +57,7 @@ type replay struct {
 	tickets []ticket // one for each external wait
 }
 
-func (d *Device) newGraph(c *capture) *graph {
+func (d *dev) newGraph(c *capture) *graph {
 	g := &graph{dev: d, outer: c.outer, slots: c.slots, table: c.table, held: c.held}
 	g.wake.L = &g.mu
 	waits := 0
@@ -99,17 +100,16 @@ func (g *graph) Update(slot device.Slot, l device.Launch) error {
 	if old := g.table[i]; old.Kernel != l.Kernel || old.Grid != l.Grid || old.Block != l.Block || old.Shared != l.Shared {
 		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", g.dev.name, slot, old.Kernel.Name)
 	}
-	// The new memory first: what both declare is never let go of.
+	// The new memory is added first, so that what both declare stays held.
 	g.held.AddLaunch(&l)
-	g.held.DropLaunch(&g.table[i])
+	g.held.RemoveLaunch(&g.table[i])
 	g.table = slices.Clone(g.table)
 	g.table[i] = l
 	return nil
 }
 
-// Replay issues one round. External events are dealt with here, in the order
-// they were captured: that is what makes a replay mean the same as issuing its
-// work again.
+// Replay issues one round. It records and waits for external events here, in the order of
+// capture, so that a replay means the same as issuing its work again.
 func (s *stream) Replay(dg device.Graph) {
 	g, ok := dg.(*graph)
 	if !ok || g.dev != s.dev {
@@ -124,15 +124,15 @@ func (s *stream) Replay(dg device.Graph) {
 	s.dev.replays.Add(1)
 }
 
-// next makes the next round, which is done when its ticket is. It changes
-// nothing if it panics.
+// next returns the next round, which is done when its ticket is. It changes nothing if it
+// panics.
 func (g *graph) next(end ticket) replay {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		panic("cpu: a closed graph is replayed")
 	}
-	g.held.Check()
+	g.held.CheckLive()
 	r := replay{g: g, round: g.issued, prev: g.last, table: g.table}
 	for _, o := range g.outer {
 		if !o.record {
@@ -149,8 +149,8 @@ func (g *graph) next(end ticket) replay {
 	return r
 }
 
-// run works off one round in the stream's goroutine. The capture was joined,
-// so the end of lane 0 is the end of all.
+// run executes one round in the stream's goroutine. All lanes were joined, so the end of
+// lane 0 is the end of the round.
 func (r *replay) run() {
 	g := r.g
 	r.prev.wait()
@@ -159,12 +159,12 @@ func (r *replay) run() {
 	g.started = r.round + 1
 	g.wake.Broadcast()
 	g.mu.Unlock()
-	r.lane(0, 0)
+	r.runLane(0, 0)
 }
 
-// follow works off lane i from a round on, until the graph is closed and the
-// rounds issued before are done. A callback that ends this goroutine has failed
-// the device by then; another one goes on behind it.
+// follow executes lane i from a round on, until the graph is closed and all issued rounds
+// are done. If a callback ends this goroutine, the device has failed, and a new goroutine
+// takes over.
 func (g *graph) follow(i int, round uint64) {
 	debug.SetPanicOnFault(true) // a wild kernel fails the device, not the process
 	ended := false
@@ -184,21 +184,21 @@ func (g *graph) follow(i int, round uint64) {
 			ended = true
 			return
 		}
-		r.lane(i, 0)
+		r.runLane(i, 0)
 	}
 }
 
-// lane executes the nodes of one lane, from one of them on. If a callback ends
-// the goroutine, the rest, which is skipped, is gone through on the way out:
-// other lanes wait for it.
-func (r *replay) lane(i, from int) {
+// runLane executes the nodes of one lane, from one of them on. If a callback ends the
+// goroutine, the other nodes are skipped but still counted, because other lanes wait for
+// them.
+func (r *replay) runLane(i, from int) {
 	g, l := r.g, r.g.lanes[i]
 	first := r.round * uint64(len(l.nodes))
 	k := from
 	defer func() {
 		if k < len(l.nodes) {
 			l.line.advance(first + uint64(k) + 1)
-			r.lane(i, k+1)
+			r.runLane(i, k+1)
 		}
 	}()
 	for ; k < len(l.nodes); k++ {
@@ -207,12 +207,12 @@ func (r *replay) lane(i, from int) {
 			other := g.lanes[p.lane]
 			other.line.wait(r.round*uint64(len(other.nodes)) + uint64(p.n))
 		}
-		r.node(l.dev, &n.op)
+		r.runNode(l.dev, &n.op)
 		l.line.advance(first + uint64(k) + 1)
 	}
 }
 
-func (r *replay) node(d *Device, o *op) {
+func (r *replay) runNode(d *dev, o *op) {
 	switch {
 	case o.kind == opWait:
 		r.tickets[o.index].wait()
@@ -223,7 +223,7 @@ func (r *replay) node(d *Device, o *op) {
 	}
 }
 
-// Close lets the lanes end after the rounds already issued.
+// Close makes the lanes end after the rounds that were issued.
 func (g *graph) Close() error {
 	g.dev.mu.Lock()
 	delete(g.dev.graphs, g)

@@ -8,11 +8,12 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // pair is two devices with a stream, a byte of host memory and an event each.
 type pair struct {
-	d [2]*cpu.Device
+	d [2]device.Device
 	s [2]device.Stream
 	b [2]*device.Buffer
 	e [2]device.Event
@@ -23,7 +24,7 @@ func newPair(t *testing.T) *pair {
 	for i := range p.d {
 		p.d[i] = open(t, cpu.Options{Ordinal: i})
 		p.s[i] = stream(t, p.d[i], "s")
-		p.b[i] = alloc(t, p.d[i], device.Host, 1)
+		p.b[i] = alloc(t, p.d[i], memory.Host, 1)
 		var err error
 		if p.e[i], err = p.d[i].NewEvent(0); err != nil {
 			t.Fatal(err)

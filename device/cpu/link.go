@@ -1,5 +1,5 @@
-// This file owns the modelled links, which let overlap be studied on a machine
-// without a GPU.
+// This file owns the modelled links. They make overlap visible on a machine without a
+// GPU.
 
 package cpu
 
@@ -8,21 +8,22 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Link is a bandwidth and a latency; the zero Link is as fast as the machine.
+// Link is the speed of copies between two kinds of memory. The zero Link is as fast as
+// the machine copies.
 type Link struct {
-	BytesPerSecond float64
-	Latency        time.Duration
+	BytesPerSecond float64       // zero means no limit
+	Latency        time.Duration // added to each copy
 }
 
-// Links are the ways between the kinds of memory. Each carries one copy at a
-// time, as a GPU's copy engines do, and works beside the others.
+// Links are the links of a device. Each carries one copy at a time, as the copy engines
+// of a GPU do, and runs beside the others.
 type Links struct {
-	Local Link // device to device
-	Out   Link // device to host
-	In    Link // host to device; also host to host
+	Local Link // device memory to device memory
+	Out   Link // device memory to host memory
+	In    Link // host memory to device memory, and host memory to host memory
 }
 
 const (
@@ -35,14 +36,17 @@ const (
 func (l Links) check() error {
 	for _, x := range []Link{l.Local, l.Out, l.In} {
 		if x.BytesPerSecond < 0 || x.Latency < 0 {
-			return fmt.Errorf("cpu: a link of %g bytes a second with a latency of %v; give positive figures, or zero for no limit", x.BytesPerSecond, x.Latency)
+			return &memory.SettingError{
+				Setting: "Links", Asked: fmt.Sprintf("of %g bytes a second and %v", x.BytesPerSecond, x.Latency),
+				Problem: "has a negative figure", Remedy: "give positive figures, or zero for no limit",
+			}
 		}
 	}
 	return nil
 }
 
-// link is the state of one way: when it will be free, and when the last copy's
-// sleep returned.
+// link is the state of one link: when it will be free, and when the sleep of the last
+// copy returned.
 type link struct {
 	Link
 	mu         sync.Mutex
@@ -50,19 +54,18 @@ type link struct {
 }
 
 const (
-	// linkSlack is how long after a copy has returned another one still follows it
-	// at once: what a stream takes from one piece of work to the next.
+	// linkSlack is how long after one copy the next still counts as following at
+	// once: the time that a stream takes from one piece of work to the next.
 	linkSlack = 100 * time.Microsecond
-	// linkLate is the most by which a sleep returns late; what is more than that is
-	// a pause of the machine, and not made up for.
+	// linkLate is the most by which a sleep returns late. A longer delay is a pause
+	// of the machine, and is not made up for.
 	linkLate = 2 * time.Millisecond
 )
 
-// carry does a copy and lasts as long as the link would take. The end is
-// reckoned from when the link became free, not from when a sleep returned, so
-// that late wake-ups (up to a millisecond each) do not add up over copies that
-// follow each other.
-func (l *link) carry(n device.Bytes, copyNow func()) {
+// carry does a copy and takes as long as the link would. Its end is counted from when the
+// link became free, not from when a sleep returned, so that late wake-ups (up to a
+// millisecond each) do not add up over copies that follow each other.
+func (l *link) carry(n memory.Bytes, copyNow func()) {
 	if l.Link == (Link{}) {
 		copyNow()
 		return
@@ -90,12 +93,12 @@ func (l *link) carry(n device.Bytes, copyNow func()) {
 	l.mu.Unlock()
 }
 
-// way is the link between two kinds.
-func (d *Device) way(dst, src device.Kind) *link {
+// linkBetween returns the link between two kinds.
+func (d *dev) linkBetween(dst, src memory.Kind) *link {
 	switch {
-	case dst == device.Accel && src == device.Accel:
+	case dst == memory.Device && src == memory.Device:
 		return &d.links[linkLocal]
-	case dst == device.Host && src == device.Accel:
+	case dst == memory.Host && src == memory.Device:
 		return &d.links[linkOut]
 	}
 	return &d.links[linkIn]

@@ -1,6 +1,5 @@
-// This file owns where the bytes come from: anonymous mappings outside of the
-// Go heap, so that an address is a plain number that never moves and a
-// reservation can grow in place.
+// This file owns the memory: anonymous mappings outside of the Go heap. Their addresses
+// never move, and a reservation can grow in place.
 
 package cpu
 
@@ -11,34 +10,35 @@ import (
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// mapping is what stands behind a buffer: a mapping of the buffer's largest
-// size, of which the pages in use are accessible. Imported memory has none.
+// mapping is the memory of a buffer: a mapping of the buffer's largest size, of which the
+// pages in use are accessible. Borrowed memory has none.
 type mapping struct {
-	dev      *Device
+	dev      *dev
 	bytes    []byte
 	reserved bool
 	grow     sync.Mutex
 }
 
-func (m *mapping) imported() bool { return m.bytes == nil }
+func (m *mapping) borrowed() bool { return m.bytes == nil }
 
-// own is the record behind a buffer of this device.
-func (d *Device) own(b *device.Buffer) *mapping {
+// mappingOf returns the record behind a buffer of this device.
+func (d *dev) mappingOf(b *device.Buffer) *mapping {
 	m, ok := b.Mem.(*mapping)
 	if !ok || m.dev != d {
-		panic("cpu: " + b.String() + " is not memory of " + d.name + "; the device that made it frees and grows it")
+		panic("cpu: " + b.String() + " is not memory of " + d.name + "; free and grow it with the device that made it")
 	}
 	return m
 }
 
-// hugeFrom is the size from which the kernel is asked for huge pages. A 2 MiB
-// page must fit at least once whatever the alignment.
-const hugeFrom = 4 * device.MiB
+// hugeFrom is the size from which the kernel is asked for huge pages. It is twice the
+// size of a huge page (2 MiB), so that one fits at any alignment.
+const hugeFrom = 4 * memory.MiB
 
-// mapMemory reserves addresses; a mapping of nothing still gets one of its own.
-func mapMemory(n device.Bytes) ([]byte, error) {
+// mapMemory reserves addresses. A mapping of no bytes has an address of its own too.
+func mapMemory(n memory.Bytes) ([]byte, error) {
 	m, err := syscall.Mmap(-1, 0, int(max(n, 1)), syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE|mapNoReserve)
 	if err != nil {
 		return nil, fmt.Errorf("mmap of %v: %w", n, err)
@@ -49,15 +49,15 @@ func mapMemory(n device.Bytes) ([]byte, error) {
 	return m, nil
 }
 
-// open makes the first n bytes of a mapping accessible.
-func (m *mapping) open(n device.Bytes) error {
+// makeAccessible makes the first n bytes of a mapping accessible.
+func (m *mapping) makeAccessible(n memory.Bytes) error {
 	if n == 0 {
 		return nil
 	}
 	return syscall.Mprotect(m.bytes[:n], syscall.PROT_READ|syscall.PROT_WRITE)
 }
 
-func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+func (d *dev) Alloc(kind memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
 	d.mustBeOpen(owner)
 	if err := d.err(); err != nil {
 		return nil, err
@@ -72,31 +72,31 @@ func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 	return b, err
 }
 
-func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+func (d *dev) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	d.mustBeOpen(owner)
 	if err := d.err(); err != nil {
 		return nil, err
 	}
 	if limit < 0 {
-		panic(fmt.Sprintf("cpu: %q reserves %d bytes", owner, int64(limit)))
+		panic(fmt.Sprintf("cpu: %q reserves %d bytes; expected a size of at least zero", owner, int64(limit)))
 	}
 	if err := d.ledger.Alloc(kind, 0, owner); err != nil {
 		return nil, err
 	}
 	b, err := d.mapBuffer(kind, 0, limit, owner)
 	if err == nil {
-		d.own(b).reserved = true
+		d.mappingOf(b).reserved = true
 	}
 	return b, err
 }
 
-func (d *Device) mapBuffer(kind device.Kind, size, limit device.Bytes, owner string) (*device.Buffer, error) {
+func (d *dev) mapBuffer(kind memory.Kind, size, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	raw, err := mapMemory(limit)
 	if err != nil {
 		return nil, d.ledger.OutOfMemory(kind, limit, 0, owner)
 	}
 	m := &mapping{dev: d, bytes: raw}
-	if err := m.open(size); err != nil {
+	if err := m.makeAccessible(size); err != nil {
 		_ = syscall.Munmap(raw)
 		return nil, d.ledger.OutOfMemory(kind, size, 0, owner)
 	}
@@ -105,15 +105,15 @@ func (d *Device) mapBuffer(kind device.Kind, size, limit device.Bytes, owner str
 	return b, nil
 }
 
-func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
+func (d *dev) Grow(b *device.Buffer, size memory.Bytes) error {
 	d.mustBeOpen(b.Owner())
 	if err := d.err(); err != nil {
 		return err
 	}
 	if !b.Live() || size > b.Max() {
-		panic(fmt.Sprintf("cpu: %s cannot grow to %v: it was freed, or reserved for at most %v", b, size, b.Max()))
+		panic(fmt.Sprintf("cpu: %s cannot grow to %v; it was freed, or has a maximum of %v", b, size, b.Max()))
 	}
-	m := d.own(b)
+	m := d.mappingOf(b)
 	m.grow.Lock()
 	defer m.grow.Unlock()
 	more := size - b.Size()
@@ -123,7 +123,7 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	if err := d.ledger.Grow(b.Kind(), more, b.Owner()); err != nil {
 		return err
 	}
-	if err := m.open(size); err != nil {
+	if err := m.makeAccessible(size); err != nil {
 		d.ledger.Undo(b.Kind(), more, b.Owner())
 		return d.ledger.OutOfMemory(b.Kind(), more, 0, b.Owner())
 	}
@@ -131,18 +131,18 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	return nil
 }
 
-// Backdrop opens the pages behind the buffer: until somebody writes to them, which
-// nobody may, all are the kernel's page of zeros. A write is not made to fault: here as on
-// a GPU it spoils zeros, and does not end the caller's process without a word. What the
-// last page in use holds beyond the size was never written to, so it is zero too.
-func (d *Device) Backdrop(b *device.Buffer) error {
+// Backdrop makes the pages behind the buffer accessible. Until a write, which is a
+// mistake, all of them are the kernel's page of zeros. A write does not fault: as on a
+// GPU it spoils zeros and does not end the process. The last page in use was never
+// written beyond the size, so that part is zero too.
+func (d *dev) Backdrop(b *device.Buffer) error {
 	d.mustBeOpen(b.Owner())
 	if err := d.err(); err != nil {
 		return err
 	}
-	m := d.own(b)
-	if !b.Live() || !m.reserved || b.Kind() != device.Accel {
-		panic(fmt.Sprintf("cpu: %s cannot have a backdrop: it was freed, or is not reserved memory of the device", b))
+	m := d.mappingOf(b)
+	if !b.Live() || !m.reserved || b.Kind() != memory.Device {
+		panic(fmt.Sprintf("cpu: %s cannot have a backdrop; it was freed, or is not reserved device memory", b))
 	}
 	m.grow.Lock()
 	defer m.grow.Unlock()
@@ -157,24 +157,24 @@ func (d *Device) Backdrop(b *device.Buffer) error {
 	return nil
 }
 
-func (d *Device) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
+func (d *dev) Borrow(kind memory.Kind, addr uintptr, size memory.Bytes, owner string) *device.Buffer {
 	b := device.NewBuffer(kind, addr, size, size, owner)
 	b.Mem = &mapping{dev: d}
 	return b
 }
 
-func (d *Device) View(r device.Range, mode device.Mode) []byte {
+func (d *dev) View(r device.Range, mode device.Mode) []byte {
 	device.CheckAccess(device.Access{Rect: device.Rect{Range: r, Pitch: r.Len, Rows: 1}, Mode: mode})
-	if r.Buf.Kind() != device.Host {
-		panic("cpu: the host cannot look into " + r.String() + "; copy it to host memory or use Download")
+	if r.Buf.Kind() != memory.Host {
+		panic("cpu: the host cannot view " + r.String() + "; copy it to host memory or use Download")
 	}
 	return bytesOf(r)
 }
 
 // release gives the memory of a freed buffer back.
-func (d *Device) release(b *device.Buffer) {
-	m := d.own(b)
-	if m.imported() {
+func (d *dev) release(b *device.Buffer) {
+	m := d.mappingOf(b)
+	if m.borrowed() {
 		return
 	}
 	if err := syscall.Munmap(m.bytes); err != nil {
@@ -183,7 +183,7 @@ func (d *Device) release(b *device.Buffer) {
 	d.ledger.Release(b.Kind(), b.Size(), b.Owner())
 }
 
-// bytesOf is a range as a slice.
+// bytesOf returns a range as a slice.
 func bytesOf(r device.Range) []byte {
 	return device.Slice[byte](uint64(r.Addr()), int(r.Len))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // told keeps what an observer is told, and holds it against what must be: of one stream
@@ -18,10 +19,10 @@ type told struct {
 	t     testing.TB
 	mu    sync.Mutex
 	works map[string][]device.Work
-	inUse [device.Kinds]device.Bytes
+	inUse [memory.Kinds]memory.Bytes
 }
 
-func (o *told) Worked(w device.Work) {
+func (o *told) WorkDone(w device.Work) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.works == nil {
@@ -37,7 +38,7 @@ func (o *told) Worked(w device.Work) {
 	o.works[w.Stream] = append(all, w)
 }
 
-func (o *told) Took(kind device.Kind, owner string, bytes, current device.Bytes) {
+func (o *told) MemoryChanged(kind memory.Kind, owner string, bytes, current memory.Bytes) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.inUse[kind] += bytes; o.inUse[kind] != current || owner == "" || bytes == 0 {
@@ -61,11 +62,11 @@ func TestObserver(t *testing.T) {
 		return s
 	}
 	compute, out := stream("compute"), stream("out")
-	b, err := d.Alloc(device.Accel, 1<<20, "tensors")
+	b, err := d.Alloc(memory.Device, 1<<20, "tensors")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := d.Alloc(device.Host, 1<<20, "tensors away")
+	h, err := d.Alloc(memory.Host, 1<<20, "tensors away")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,12 +108,12 @@ func TestObserver(t *testing.T) {
 	to := device.Now()
 	want := map[string][]device.Work{
 		"compute": {
-			{Kind: device.Launched, Name: "sleep"}, {Kind: device.Copied, Bytes: 1 << 20, To: device.Accel},
+			{Kind: device.Launched, Name: "sleep"}, {Kind: device.Copied, Bytes: 1 << 20, To: memory.Device},
 			{Kind: device.Replayed}, {Kind: device.Launched, Name: "host callback"},
 		},
 		"out": {
-			{Kind: device.Waited}, {Kind: device.Copied, Bytes: 1 << 20, To: device.Host}, {Kind: device.Copied, Bytes: 64, To: device.Host},
-			{Kind: device.Copied, Bytes: 100, To: device.Host}, {Kind: device.Copied, Bytes: 10, To: device.Accel},
+			{Kind: device.Waited}, {Kind: device.Copied, Bytes: 1 << 20, To: memory.Host}, {Kind: device.Copied, Bytes: 64, To: memory.Host},
+			{Kind: device.Copied, Bytes: 100, To: memory.Host}, {Kind: device.Copied, Bytes: 10, To: memory.Device},
 		},
 	}
 	o.mu.Lock()
@@ -143,7 +144,7 @@ func TestObserver(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
-	if o.inUse != [device.Kinds]device.Bytes{} {
+	if o.inUse != [memory.Kinds]memory.Bytes{} {
 		t.Errorf("%v is in use in the end", o.inUse)
 	}
 }

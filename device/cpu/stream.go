@@ -1,5 +1,5 @@
-// This file owns streams: a bounded queue of operations and the goroutine that
-// works it off.
+// This file owns streams: a bounded queue of operations and the goroutine that executes
+// them.
 
 package cpu
 
@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 )
 
 type opKind uint8
@@ -28,9 +29,9 @@ const (
 	opJoin // only in graphs: a place for edges
 )
 
-// op is one piece of work, in a queue or as the node of a graph. It is a plain
-// value that queues hold inline. Launches, which are three times as large, lie
-// beside it: a queue of copies is not to push their data out of the caches.
+// op is one piece of work, in a queue or as the node of a graph. Queues hold it inline.
+// Launches are three times as large and lie in a slice beside the queue, so that a queue
+// of copies does not push its data out of the caches.
 type op struct {
 	kind     opKind
 	value    byte
@@ -45,8 +46,8 @@ type op struct {
 	replay   replay
 }
 
-// queueLimit is the number of operations a stream takes before the host waits,
-// as a GPU's queue does. Queues start small and grow up to it.
+// queueLimit is the number of operations that a stream holds before the host waits, as
+// with a GPU's queue. Queues start small and grow up to it.
 const (
 	queueStart = 16
 	queueLimit = 1024
@@ -55,10 +56,10 @@ const (
 // stream is a queue and its worker. Operation n (from one) is done when the
 // timeline has reached n.
 type stream struct {
-	dev  *Device
-	name string
-	told string // what the observer knows it by
-	line *timeline
+	dev       *dev
+	name      string
+	traceName string // the name that the observer is told
+	line      *timeline
 
 	mu      sync.Mutex
 	ready   sync.Cond // an operation was issued, or the stream ends
@@ -67,13 +68,13 @@ type stream struct {
 	launch  []device.Launch // for the operations of the ring that are launches
 	taken   uint64          // operations the worker has begun
 	issued  uint64          // operations ever issued
-	given   atomic.Uint64   // the same, for those who watch
+	given   atomic.Uint64   // the same, for observers
 	full    bool            // the queue was full, and is not half empty yet
 	lane    *lane           // where work is recorded, while the stream captures
 	stopped bool
 }
 
-func (d *Device) NewStream(name string) (device.Stream, error) {
+func (d *dev) NewStream(name string) (device.Stream, error) {
 	if err := d.err(); err != nil {
 		return nil, err
 	}
@@ -86,24 +87,24 @@ func (d *Device) NewStream(name string) (device.Stream, error) {
 	}
 	d.streams[s] = struct{}{}
 	if d.watch != nil {
-		s.told = d.labels.Next(name)
+		s.traceName = d.labels.Next(name)
 	}
-	d.work.Go(s.work)
+	d.work.Go(s.runQueue)
 	return s, nil
 }
 
 func (s *stream) Name() string { return s.name }
 
 func (s *stream) Issued() uint64 {
-	if s.dev.watch != nil { // who watches asks for every event
+	if s.dev.watch != nil { // an observer asks for every event
 		return s.given.Load()
 	}
 	return s.mark().n
 }
 
-// place finds room for the next operation and locks the stream until publish.
+// reserveSlot finds room for the next operation and locks the stream until publish.
 // While the stream captures, the room is a node of its lane.
-func (s *stream) place(kind opKind) *op {
+func (s *stream) reserveSlot(kind opKind) *op {
 	s.mu.Lock()
 	for !s.stopped && s.lane == nil {
 		if s.issued-s.taken == uint64(len(s.ring)) {
@@ -116,7 +117,7 @@ func (s *stream) place(kind opKind) *op {
 		if !s.full {
 			break
 		}
-		// Nobody overtakes those who wait, or they could wait for ever. The
+		// No caller overtakes those who wait, or they could wait for ever. The
 		// stream may have ended or begun a capture meanwhile.
 		s.space.Wait()
 	}
@@ -162,11 +163,11 @@ func (s *stream) publish() {
 	s.mu.Unlock()
 }
 
-// work executes operations until the stream is stopped and empty. It copies an
+// runQueue executes operations until the stream is stopped and empty. It copies an
 // operation out of the ring, which costs less than keeping its room blocked.
 // A callback that ends this goroutine has failed the device by then; another
 // one goes on behind it.
-func (s *stream) work() {
+func (s *stream) runQueue() {
 	debug.SetPanicOnFault(true) // a wild kernel fails the device, not the process
 	var o op
 	var launch device.Launch
@@ -175,7 +176,7 @@ func (s *stream) work() {
 	defer func() {
 		if !ended {
 			s.line.advance(n)
-			s.dev.work.Go(s.work)
+			s.dev.work.Go(s.runQueue)
 		}
 	}()
 	for {
@@ -217,19 +218,19 @@ func (s *stream) work() {
 func whole(r device.Range) device.Rect { return device.Rect{Range: r, Pitch: r.Len, Rows: 1} }
 
 func (s *stream) Copy(dst, src device.Range) {
-	device.CheckCopy(dst, src)
+	devicekit.CheckCopy(dst, src)
 	s.copy(whole(dst), whole(src))
 }
 
 func (s *stream) Copy2D(dst, src device.Rect) {
-	device.CheckCopy2D(dst, src)
+	devicekit.CheckCopy2D(dst, src)
 	if dst.Rows > 0 {
 		s.copy(dst, src)
 	}
 }
 
 func (s *stream) copy(dst, src device.Rect) {
-	o := s.place(opCopy)
+	o := s.reserveSlot(opCopy)
 	o.dst, o.src = dst, src
 	if s.lane == nil {
 		s.dev.copies.Add(1)
@@ -242,7 +243,7 @@ func (s *stream) copy(dst, src device.Rect) {
 
 func (s *stream) Fill(dst device.Range, value byte) {
 	device.CheckAccess(device.Writes(dst))
-	o := s.place(opFill)
+	o := s.reserveSlot(opFill)
 	o.dst, o.value = whole(dst), value
 	if s.lane != nil {
 		s.lane.hold(dst.Buf)
@@ -253,13 +254,13 @@ func (s *stream) Fill(dst device.Range, value byte) {
 func (s *stream) Launch(l device.Launch) {
 	l.Check()
 	if l.Kernel.Go == nil {
-		panic("cpu: kernel " + l.Kernel.Name + " has no Go form")
+		panic("cpu: kernel " + l.Kernel.Name + " has no Go function; set Kernel.Go to run it on the CPU")
 	}
 	index := -1
 	if l.Slot != 0 {
-		index = s.label(l)
+		index = s.labelLaunch(l)
 	}
-	o := s.place(opLaunch)
+	o := s.reserveSlot(opLaunch)
 	*o.launch, o.index = l, index
 	if s.lane == nil {
 		s.dev.launches.Add(1)
@@ -269,8 +270,8 @@ func (s *stream) Launch(l device.Launch) {
 	s.publish()
 }
 
-// label enters a launch with a slot into the capture's table, if there is one.
-func (s *stream) label(l device.Launch) int {
+// labelLaunch enters a launch with a slot into the capture's table, if there is one.
+func (s *stream) labelLaunch(l device.Launch) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lane == nil {
@@ -283,7 +284,7 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 	for _, a := range access {
 		device.CheckAccess(a)
 	}
-	o := s.place(opHost)
+	o := s.reserveSlot(opHost)
 	o.fn = fn
 	if s.lane != nil {
 		for _, a := range access {
@@ -296,12 +297,12 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 func (s *stream) Upload(dst device.Range, src []byte) {
 	device.CheckAccess(device.Writes(dst))
 	if int(dst.Len) != len(src) {
-		panic(fmt.Sprintf("cpu: upload of %d bytes to %s", len(src), dst))
+		panic(fmt.Sprintf("cpu: upload of %d bytes to %s: the lengths differ", len(src), dst))
 	}
 	if s.refuse("an upload cannot be captured", "upload before the capture, or copy from host memory") {
 		return
 	}
-	o := s.place(opUpload)
+	o := s.reserveSlot(opUpload)
 	o.dst, o.bytes = whole(dst), append([]byte(nil), src...)
 	s.publish()
 }
@@ -309,13 +310,13 @@ func (s *stream) Upload(dst device.Range, src []byte) {
 func (s *stream) Download(dst []byte, src device.Range) error {
 	device.CheckAccess(device.Reads(src))
 	if int(src.Len) != len(dst) {
-		panic(fmt.Sprintf("cpu: download of %s to %d bytes", src, len(dst)))
+		panic(fmt.Sprintf("cpu: download of %s to %d bytes: the lengths differ", src, len(dst)))
 	}
 	if s.refuse("a download makes the host wait", "download after the replay") {
 		return s.captureError()
 	}
 	s.dev.hostReads.Add(1)
-	o := s.place(opDownload)
+	o := s.reserveSlot(opDownload)
 	o.src, o.bytes = whole(src), dst
 	s.publish()
 	s.mark().wait()
@@ -323,20 +324,20 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 }
 
 func (s *stream) Free(b *device.Buffer) {
-	m := s.dev.own(b)
+	m := s.dev.mappingOf(b)
 	if s.refuse("memory cannot be freed by a graph", "free it after the capture") {
 		return
 	}
 	s.issue(opFree, func(o *op) {
 		b.Retire()
-		if !m.imported() {
-			s.dev.ledger.Pend(b.Kind(), b.Size())
+		if !m.borrowed() {
+			s.dev.ledger.MarkPending(b.Kind(), b.Size())
 		}
 		o.buf = b
 	})
 }
 
-// mark is the ticket of all work issued so far.
+// mark returns the ticket of all work that was issued so far.
 func (s *stream) mark() ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -354,7 +355,7 @@ func (s *stream) Sync() error {
 
 func (s *stream) Close() error {
 	if s.refuse("the stream was closed", "end the capture first") {
-		panic("cpu: stream " + s.name + " closed while it captures")
+		panic("cpu: stream " + s.name + " closed while it captures; call EndCapture first")
 	}
 	s.dev.mu.Lock()
 	_, open := s.dev.streams[s]
@@ -368,7 +369,7 @@ func (s *stream) Close() error {
 	return s.dev.err()
 }
 
-// stop lets the worker end once the queue is empty.
+// stop makes the worker end when the queue is empty.
 func (s *stream) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

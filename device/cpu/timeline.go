@@ -22,9 +22,9 @@ func newTimeline() *timeline {
 	return t
 }
 
-// advance says that the first n pieces are done. A waiter announces itself
-// before it looks at done, and done is set before the waiters are counted, so
-// either it sees the new count or it is woken.
+// advance notes that the first n pieces are done. A waiter announces itself before it
+// reads done, and done is set before the waiters are counted, so a waiter either sees the
+// new count or is woken.
 func (t *timeline) advance(n uint64) {
 	t.done.Store(n)
 	if t.waiters.Load() > 0 {
@@ -47,9 +47,9 @@ func (t *timeline) wait(n uint64) {
 	t.waiters.Add(-1)
 }
 
-// ticket is a point in a timeline: its first n pieces. The zero ticket is
-// always done. Events hold the ticket of their last recording, which makes a
-// wait taken earlier independent of recordings made later.
+// ticket is a point in a timeline: its first n pieces. The zero ticket is always done. An
+// event holds the ticket of its last recording, and a wait copies it, so later recordings
+// do not change earlier waits.
 type ticket struct {
 	t *timeline
 	n uint64

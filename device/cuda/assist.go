@@ -1,4 +1,4 @@
-// This file owns assistance: libraries that do what some kernels do, only faster.
+// This file owns assistants: libraries that do the work of some kernels faster.
 
 package cuda
 
@@ -8,23 +8,23 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Assist does the work of some kernels by a library. What it takes must follow
-// from kernels and arguments alone, and its results from those and memory: runs
-// are reproducible. Launches with a slot are never offered, in a capture or outside
-// of one: only a kernel's node can be given new arguments. Any goroutine may call.
+// Assist is a library that does the work of some kernels. To keep runs reproducible, what
+// it accepts must depend on the kernel and its arguments alone, and its results on those
+// and the memory. Launches with a slot are never offered, because only the node of a
+// kernel can be given new arguments. Its methods may be called from any goroutine.
 type Assist interface {
-	// Takes tells whether launches of a kernel are to be offered at all.
+	// Takes reports whether launches of a kernel should be offered.
 	Takes(k *device.Kernel) bool
-	// Launch issues the work of a launch on the driver's stream, which may capture,
-	// with the device's context current; done is false if it leaves it to the kernel.
-	// It needs no memory of the device beyond what the launch declares, and keeps no
-	// hold of args.
+	// Launch issues the work of a launch on a stream of the driver, which may be
+	// captured, with the device's context current. It returns false if the kernel
+	// should do the work. It uses no device memory beyond what the launch declares,
+	// and does not keep args.
 	Launch(k *device.Kernel, args []uint64, stream uintptr) (done bool, err error)
-	// Close comes after all work, with the context current.
+	// Close ends the library. It is called after all work, with the context current.
 	Close()
 }
 
-// openAssist makes the assistant if there is one to be had.
+// openAssist opens the assistant if there is one.
 func (d *Device) openAssist(open func() (Assist, error)) (err error) {
 	if open == nil {
 		return nil
@@ -42,9 +42,9 @@ func (d *Device) openAssist(open func() (Assist, error)) (err error) {
 	return nil
 }
 
-// assisted tells whether a launch needs no kernel: its work was issued, or failed
-// to be. Nobody can tell why a library failed: in a capture that spoils the
-// capture, elsewhere it is the device's error.
+// assisted reports whether a launch needs no kernel, because the assistant issued its work
+// or failed. A failure spoils the capture if there is one; otherwise it is the device's
+// error, because its cause is unknown.
 func (s *stream) assisted(c *capture, k *device.Kernel, args []uint64) bool {
 	d := s.dev
 	f := d.drv.frames.Get().(*frame) // a heap object, unlike the launch
@@ -57,7 +57,7 @@ func (s *stream) assisted(c *capture, k *device.Kernel, args []uint64) bool {
 	case err == nil:
 		return done
 	case c != nil:
-		_ = c.spoil(s, k.Name+" failed: "+err.Error(), "run it once before the capture, to see whether it works outside")
+		_ = c.spoil(s, k.Name+" failed: "+err.Error(), "run it once before the capture to see whether it works there")
 	default:
 		d.fail(&device.DriverError{Device: d.name, Call: k.Name, Text: err.Error()})
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // adder assists the kernel that adds: it adds a hundred more, so that it shows who did
@@ -46,7 +47,7 @@ func (a *adder) Close() {
 	}
 }
 
-// context is what is current on this thread.
+// context returns what is current on this thread.
 func (f *fake) context() uintptr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,7 +57,7 @@ func (f *fake) context() uintptr {
 func openAssisted(t *testing.T) (*Device, *adder, device.Stream, device.Range) {
 	t.Helper()
 	a := &adder{done: true}
-	_, a.f = newFake(t, device.GiB)
+	_, a.f = newFake(t, memory.GiB)
 	d, _ := openFake(t, Options{Assist: func() (Assist, error) {
 		if a.f.context() == 0 {
 			t.Error("an assistant is made without a context")
@@ -64,7 +65,7 @@ func openAssisted(t *testing.T) (*Device, *adder, device.Stream, device.Range) {
 		return a, nil
 	}})
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, 8)
+	b := alloc(t, d, memory.Device, 8)
 	s.Fill(b.All(), 0)
 	t.Cleanup(func() {
 		s.Free(b)
@@ -140,7 +141,7 @@ func TestAssistFails(t *testing.T) {
 func TestAssistIsMissing(t *testing.T) {
 	d, _ := openFake(t, Options{Assist: func() (Assist, error) { return nil, &device.Unsupported{What: "assistant"} }})
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, 8)
+	b := alloc(t, d, memory.Device, 8)
 	s.Fill(b.All(), 0)
 	s.Launch(addLaunch(b.All(), 5))
 	if got := words(t, s, b.All())[0]; got != 5 {
@@ -148,8 +149,8 @@ func TestAssistIsMissing(t *testing.T) {
 	}
 	s.Free(b)
 	closeDevice(t, d)
-	v, f := newFake(t, device.GiB)
-	if _, err := v.open(Options{HostCapacity: device.GiB, Assist: func() (Assist, error) { return nil, errors.New("out of luck") }}); err == nil || !strings.Contains(err.Error(), "out of luck") {
+	v, f := newFake(t, memory.GiB)
+	if _, err := v.open(Options{HostCapacity: memory.GiB, Assist: func() (Assist, error) { return nil, errors.New("out of luck") }}); err == nil || !strings.Contains(err.Error(), "out of luck") {
 		t.Errorf("an assistant that fails: %v", err)
 	}
 	if len(f.maps) != 0 || f.calls["cuDevicePrimaryCtxRelease_v2"] != 2 {

@@ -1,12 +1,11 @@
-// This file owns backdrops: the rest of a reserved buffer, from the end of its memory
-// to the end of its addresses, is mapped again and again to the same few zeros.
+// This file owns backdrops: the rest of a reserved buffer, from the end of its memory to
+// the end of its addresses, is mapped repeatedly to the same few blocks of zeros.
 //
-// The driver maps memory under as many addresses as one likes. Two rules of its
-// documentation shape this file: a mapping begins at the first byte of its memory,
-// and what was mapped by one call is unmapped by one call. A mapping of less than its
-// memory is documented, but in words that contradict themselves (offset and size
-// together must be "less than" the memory, which no whole mapping is), so there are
-// blocks of two sizes, and each is always mapped whole.
+// The driver maps memory under any number of addresses. Two rules of its documentation
+// shape this file: a mapping begins at the first byte of its memory, and what one call
+// mapped, one call unmaps. The documentation contradicts itself about mapping a part of
+// memory (offset and size together must be "less than" the memory, which no whole mapping
+// is), so there are blocks of two sizes, and each is always mapped whole.
 
 package cuda
 
@@ -14,20 +13,22 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // backdropPiece is the larger size of a block: a buffer of 8 GiB then takes 1024
 // calls to map and not 4096. The smaller size is the granule.
-const backdropPiece = 8 * device.MiB
+const backdropPiece = 8 * memory.MiB
 
-// zeros is what all backdrops of a device are mapped to. It takes 10 MiB at most,
-// is no user's memory and, like the memory that uploads pass through, does not
-// count as such: the ledger holds what callers asked for, and nothing else.
+// zeros is what all backdrops of a device are mapped to. It takes 10 MiB at most. Like the
+// staging memory of uploads, it is not in the ledger, which counts what callers asked for
+// and nothing else.
 type zeros struct {
 	stream uintptr                  // that fills; it is nobody else's, so nobody captures it
-	blocks map[device.Bytes]uintptr // handles by size
+	blocks map[memory.Bytes]uintptr // handles by size
 }
 
+// Backdrop implements [device.Device].
 func (d *Device) Backdrop(b *device.Buffer) error {
 	d.mustBeOpen("Backdrop")
 	d.mustOwn(b, "put a backdrop behind")
@@ -35,21 +36,21 @@ func (d *Device) Backdrop(b *device.Buffer) error {
 		return err
 	}
 	r, reserved := b.Mem.(*region)
-	if !b.Live() || !reserved || b.Kind() != device.Accel {
-		panic(fmt.Sprintf("cuda: %s cannot have a backdrop: it was freed, or is not reserved memory of the device", b))
+	if !b.Live() || !reserved || b.Kind() != memory.Device {
+		panic(fmt.Sprintf("cuda: %s cannot have a backdrop; it was freed, or is not reserved device memory", b))
 	}
 	d.growing.Lock()
 	defer d.growing.Unlock()
-	d.reap()
-	if f := d.pools[b.Kind()].back(r, b.Size()); f != nil {
+	d.runPassed()
+	if f := d.pools[b.Kind()].addBackdrop(r, b.Size()); f != nil {
 		return d.refused(f, b.Kind(), r.pieces(), "backdrop")
 	}
 	return nil
 }
 
-// back puts a backdrop behind a region, of which the first size bytes are in use.
-// What the last granule holds beyond them may be anything, and becomes zero.
-func (p *pool) back(r *region, size device.Bytes) *failure {
+// addBackdrop puts a backdrop behind a region of which the first size bytes are in use. It
+// fills the rest of the last granule with zeros.
+func (p *pool) addBackdrop(r *region, size memory.Bytes) *failure {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.backed {
@@ -57,25 +58,25 @@ func (p *pool) back(r *region, size device.Bytes) *failure {
 	}
 	d := p.dev
 	f := d.makeZeros(r)
-	if f != nil && f.oom() && p.trim() {
+	if f != nil && f.outOfMemory() && p.trim() {
 		f = d.makeZeros(r)
 	}
 	if rest := r.mapped() - size; f == nil && rest > 0 {
-		f = d.zero(r.addr+uintptr(size), rest)
+		f = d.fillZeros(r.addr+uintptr(size), rest)
 	}
 	if f == nil {
-		f = r.hang(r.mapped(), r.limit)
+		f = r.mapBackdrop(r.mapped(), r.limit)
 	}
 	r.backed = f == nil
 	return f
 }
 
-// large is the larger size of a block.
-func (d *Device) large() device.Bytes { return roundUp(backdropPiece, d.granule) }
+// large returns the larger size of a block.
+func (d *Device) large() memory.Bytes { return roundUp(backdropPiece, d.granule) }
 
-// pieces is the size of all blocks that a region may need: a large piece becomes
+// pieces returns the size of all blocks that a region may need: a large piece becomes
 // granules when the border moves into it.
-func (r *region) pieces() device.Bytes {
+func (r *region) pieces() memory.Bytes {
 	n := r.dev.granule
 	if r.dev.large() <= r.limit {
 		n += r.dev.large()
@@ -83,22 +84,22 @@ func (r *region) pieces() device.Bytes {
 	return n
 }
 
-// piece is the size of the backdrop's piece at an offset that one begins at. It
-// follows from the offset alone, so nobody keeps a list: pieces are large where a
-// multiple of the large size has room for one, and granules elsewhere.
-func (r *region) piece(at device.Bytes) device.Bytes {
+// piece returns the size of the backdrop's piece that begins at an offset. It depends on the
+// offset alone, so no list is kept: pieces are large at multiples of the large size that
+// have room for one, and granules elsewhere.
+func (r *region) piece(at memory.Bytes) memory.Bytes {
 	if n := r.dev.large(); at%n == 0 && at+n <= r.limit {
 		return n
 	}
 	return r.dev.granule
 }
 
-// hang maps pieces behind [from, to), or nothing if that fails.
-func (r *region) hang(from, to device.Bytes) (f *failure) {
+// mapBackdrop maps pieces behind [from, to), or nothing if that fails.
+func (r *region) mapBackdrop(from, to memory.Bytes) (f *failure) {
 	d, at := r.dev, from
 	for at < to && f == nil {
 		n := r.piece(at)
-		if f = d.try(&d.drv.memMap, r.addr+uintptr(at), uintptr(n), 0, d.zeros.blocks[n], 0); f == nil {
+		if f = d.tryCall(&d.drv.memMap, r.addr+uintptr(at), uintptr(n), 0, d.zeros.blocks[n], 0); f == nil {
 			at += n
 		}
 	}
@@ -106,19 +107,19 @@ func (r *region) hang(from, to device.Bytes) (f *failure) {
 		f = d.permit(r.kind, r.addr+uintptr(from), to-from)
 	}
 	if f != nil {
-		if _, stuck := r.lift(from, at); stuck != nil {
+		if _, stuck := r.unmapBackdrop(from, at); stuck != nil {
 			_ = d.broken(stuck)
 		}
 	}
 	return f
 }
 
-// lift unmaps the pieces that begin in [from, to), and tells where the last ends.
-func (r *region) lift(from, to device.Bytes) (end device.Bytes, f *failure) {
+// unmapBackdrop unmaps the pieces that begin in [from, to) and returns where the last ends.
+func (r *region) unmapBackdrop(from, to memory.Bytes) (end memory.Bytes, f *failure) {
 	d := r.dev
 	for end = from; end < to; {
 		n := r.piece(end)
-		if f = d.try(&d.drv.memUnmap, r.addr+uintptr(end), uintptr(n)); f != nil {
+		if f = d.tryCall(&d.drv.memUnmap, r.addr+uintptr(end), uintptr(n)); f != nil {
 			return end, f
 		}
 		end += n
@@ -126,57 +127,56 @@ func (r *region) lift(from, to device.Bytes) (end device.Bytes, f *failure) {
 	return end, nil
 }
 
-// replace puts memory in the place of the backdrop behind [from, to), with zeros in
-// it. The last piece may reach further: its rest is mapped anew, in granules. If it
-// fails, the backdrop is as before; if that cannot be had, the device has failed,
-// because what was readable no longer is.
-func (r *region) replace(from, to device.Bytes, handle uintptr) *failure {
+// replace replaces the backdrop of [from, to) with memory that holds zeros. The last piece
+// may reach further; its rest is mapped again in granules. If replace fails, it restores the
+// backdrop; if that is impossible, the device fails, because readable bytes no longer are.
+func (r *region) replace(from, to memory.Bytes, handle uintptr) *failure {
 	d, at, n := r.dev, r.addr+uintptr(from), to-from
-	end, f := r.lift(from, to)
+	end, f := r.unmapBackdrop(from, to)
 	if f == nil {
 		f = d.attach(r.kind, at, n, handle)
 	}
 	if f == nil {
-		if f = d.zero(at, n); f == nil {
-			f = r.hang(to, end)
+		if f = d.fillZeros(at, n); f == nil {
+			f = r.mapBackdrop(to, end)
 		}
 		if f == nil {
 			return nil
 		}
 		d.insist(&d.drv.memUnmap, at, uintptr(n))
 	}
-	if hole := r.hang(from, end); hole != nil {
+	if hole := r.mapBackdrop(from, end); hole != nil {
 		_ = d.broken(hole)
 	}
 	return f
 }
 
-// drop unmaps the whole backdrop, on a failed device as well.
-func (r *region) drop() {
+// unmapWholeBackdrop unmaps the whole backdrop, on a failed device too.
+func (r *region) unmapWholeBackdrop() {
 	if r.dev.gone.Load() {
 		return
 	}
-	if _, f := r.lift(r.mapped(), r.limit); f != nil {
+	if _, f := r.unmapBackdrop(r.mapped(), r.limit); f != nil {
 		_ = r.dev.broken(f)
 	}
 }
 
-// makeZeros makes what a backdrop of the region needs and is not there yet.
+// makeZeros makes the blocks that a backdrop of the region needs, if they are missing.
 func (d *Device) makeZeros(r *region) (f *failure) {
 	z := &d.zeros
 	if z.stream == 0 {
 		var s uint64
-		d.Relaxed(func() { f = d.try(&d.drv.streamCreate, uintptr(pointer(&s)), streamNonBlocking) })
+		d.Relaxed(func() { f = d.tryCall(&d.drv.streamCreate, uintptr(pointer(&s)), streamNonBlocking) })
 		if f != nil {
 			return f
 		}
-		z.stream, z.blocks = uintptr(s), map[device.Bytes]uintptr{}
+		z.stream, z.blocks = uintptr(s), map[memory.Bytes]uintptr{}
 	}
-	for _, n := range []device.Bytes{d.granule, d.large()} {
+	for _, n := range []memory.Bytes{d.granule, d.large()} {
 		if n > r.limit || z.blocks[n] != 0 {
 			continue
 		}
-		handle, f := d.block(n)
+		handle, f := d.newZeroBlock(n)
 		if f != nil {
 			return f
 		}
@@ -185,20 +185,20 @@ func (d *Device) makeZeros(r *region) (f *failure) {
 	return nil
 }
 
-// block makes memory that holds zeros. It has an address only while it is filled;
-// the handle keeps it.
-func (d *Device) block(n device.Bytes) (uintptr, *failure) {
-	r, f := d.reserve(device.Accel, n)
+// newZeroBlock returns a handle to memory that holds zeros. The memory has an address only
+// while it is filled.
+func (d *Device) newZeroBlock(n memory.Bytes) (uintptr, *failure) {
+	r, f := d.reserve(memory.Device, n)
 	if f != nil {
 		return 0, f
 	}
 	defer r.close()
-	handle, f := d.create(device.Accel, n)
+	handle, f := d.create(memory.Device, n)
 	if f != nil {
 		return 0, f
 	}
-	if f = d.attach(device.Accel, r.addr, n, handle); f == nil {
-		f = d.zero(r.addr, n)
+	if f = d.attach(memory.Device, r.addr, n, handle); f == nil {
+		f = d.fillZeros(r.addr, n)
 		d.insist(&d.drv.memUnmap, r.addr, uintptr(n))
 	}
 	if f != nil {
@@ -208,18 +208,18 @@ func (d *Device) block(n device.Bytes) (uintptr, *failure) {
 	return handle, nil
 }
 
-// zero fills memory of one chunk and waits for it, for no other stream, and whoever
-// else may be capturing: this is no work of the caller's.
-func (d *Device) zero(at uintptr, n device.Bytes) (f *failure) {
+// fillZeros fills memory of one chunk and waits for it. It waits for no other stream and
+// works while others capture, because this is no work of the caller.
+func (d *Device) fillZeros(at uintptr, n memory.Bytes) (f *failure) {
 	d.Relaxed(func() {
-		if f = d.try(&d.drv.memsetD8Async, at, 0, uintptr(n), d.zeros.stream); f == nil {
-			f = d.try(&d.drv.streamSynchronize, d.zeros.stream)
+		if f = d.tryCall(&d.drv.memsetD8Async, at, 0, uintptr(n), d.zeros.stream); f == nil {
+			f = d.tryCall(&d.drv.streamSynchronize, d.zeros.stream)
 		}
 	})
 	return f
 }
 
-// closeZeros gives the blocks back. Buffers that were never freed keep theirs mapped.
+// closeZeros releases the blocks. Buffers that were never freed keep theirs mapped.
 func (d *Device) closeZeros() {
 	for _, handle := range d.zeros.blocks {
 		d.insist(&d.drv.memRelease, handle)

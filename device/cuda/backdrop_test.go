@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // stage is a reserved buffer with a backdrop, and what all of it should hold.
@@ -25,8 +26,8 @@ type stage struct {
 	want []byte
 }
 
-func newStage(t rapid.TB, d *Device, f *fake, s device.Stream, limit, size device.Bytes) *stage {
-	b, err := d.Reserve(device.Accel, limit, "pool")
+func newStage(t rapid.TB, d *Device, f *fake, s device.Stream, limit, size memory.Bytes) *stage {
+	b, err := d.Reserve(memory.Device, limit, "pool")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func newStage(t rapid.TB, d *Device, f *fake, s device.Stream, limit, size devic
 }
 
 // fill writes to both ends of the memory from an offset on.
-func (x *stage) fill(from device.Bytes) {
+func (x *stage) fill(from memory.Bytes) {
 	to := x.b.Size()
 	for _, r := range []device.Range{x.b.Slice(from, min(5000, to-from)), x.b.Slice(max(from, to-5000), min(5000, to-from))} {
 		part := x.want[r.Off : r.Off+r.Len]
@@ -76,7 +77,7 @@ func (x *stage) check(when string) {
 	}
 }
 
-func (x *stage) grow(size device.Bytes) {
+func (x *stage) grow(size memory.Bytes) {
 	old := x.b.Size()
 	if err := x.d.Grow(x.b, size); err != nil {
 		x.t.Fatal(err)
@@ -96,10 +97,10 @@ func TestBackdropMappings(t *testing.T) {
 		// Borders are drawn in granules, most of them a little off.
 		off := rapid.IntRange(0, 5000)
 		granules := rapid.IntRange(1, 20).Draw(t, "granules")
-		limit := device.Bytes(granules)*granule - device.Bytes(off.Draw(t, "short of"))
-		size := func(from device.Bytes) device.Bytes {
-			n := device.Bytes(rapid.IntRange(int(from/granule), granules).Draw(t, "to")) * granule
-			return max(from, min(limit, n+device.Bytes(off.Draw(t, "beyond"))))
+		limit := memory.Bytes(granules)*granule - memory.Bytes(off.Draw(t, "short of"))
+		size := func(from memory.Bytes) memory.Bytes {
+			n := memory.Bytes(rapid.IntRange(int(from/granule), granules).Draw(t, "to")) * granule
+			return max(from, min(limit, n+memory.Bytes(off.Draw(t, "beyond"))))
 		}
 		x := newStage(t, d, f, s, limit, size(0))
 		x.check("at first")
@@ -131,7 +132,7 @@ func TestBackdropRunsOut(t *testing.T) {
 	fails := 0
 	for _, call := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAddressReserve"} {
 		for n := 0; ; n++ {
-			b, err := d.Reserve(device.Accel, 34*device.MiB, "pool")
+			b, err := d.Reserve(memory.Device, 34*memory.MiB, "pool")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,13 +147,13 @@ func TestBackdropRunsOut(t *testing.T) {
 			if err := d.Backdrop(b); err != nil {
 				t.Fatal(err)
 			}
-			x := &stage{t, d, f, s, b, make([]byte, 34*device.MiB)}
+			x := &stage{t, d, f, s, b, make([]byte, 34*memory.MiB)}
 			x.check("after a failure")
 			f.full[call] = n
-			err = d.Grow(b, 5*device.MiB)
+			err = d.Grow(b, 5*memory.MiB)
 			_, spare := f.full[call]
 			delete(f.full, call)
-			if !spare && (!errors.As(err, &oom) || oom.Asked != 5*device.MiB || b.Size() != 0) {
+			if !spare && (!errors.As(err, &oom) || oom.Asked != 5*memory.MiB || b.Size() != 0) {
 				t.Fatalf("Grow with a failure of %s %d: %v", call, n, err)
 			}
 			if !spare {
@@ -163,7 +164,7 @@ func TestBackdropRunsOut(t *testing.T) {
 				t.Fatal(d.err())
 			}
 			if !spare {
-				x.grow(5 * device.MiB)
+				x.grow(5 * memory.MiB)
 			}
 			s.Free(b)
 			synced(t, s)
@@ -185,10 +186,10 @@ func TestBackdropIsLost(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			d, f := openFake(t, Options{})
 			s := newStream(t, d, "s")
-			x := newStage(t, d, f, s, 8*device.MiB, 100)
+			x := newStage(t, d, f, s, 8*memory.MiB, 100)
 			synced(t, s)
 			f.fail[call] = code
-			if err := d.Grow(x.b, 3*device.MiB); err == nil {
+			if err := d.Grow(x.b, 3*memory.MiB); err == nil {
 				t.Error("the growth succeeded")
 			}
 			isFinal(t, d, d.err(), call)

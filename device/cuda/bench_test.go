@@ -9,9 +9,10 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-const benchSize = device.GiB
+const benchSize = memory.GiB
 
 // bench is a device for one benchmark.
 type bench struct {
@@ -26,7 +27,7 @@ func newBench(b *testing.B, o Options) *bench {
 	return &bench{B: b, d: d, s: newStream(b, d, "s")}
 }
 
-func (x *bench) buffer(k device.Kind, n device.Bytes) *device.Buffer {
+func (x *bench) buffer(k memory.Kind, n memory.Bytes) *device.Buffer {
 	b := alloc(x, x.d, k, n)
 	x.s.Fill(b.All(), 0x5A)
 	x.bufs = append(x.bufs, b)
@@ -34,7 +35,7 @@ func (x *bench) buffer(k device.Kind, n device.Bytes) *device.Buffer {
 }
 
 // run times fn, which moves n bytes, and ends the device.
-func (x *bench) run(n device.Bytes, fn func()) {
+func (x *bench) run(n memory.Bytes, fn func()) {
 	start, _ := x.d.NewEvent(device.Timing)
 	end, _ := x.d.NewEvent(device.Timing)
 	fn()
@@ -64,7 +65,7 @@ func (x *bench) run(n device.Bytes, fn func()) {
 // Counted is read plus written.
 func BenchmarkCopyOnDevice(b *testing.B) {
 	x := newBench(b, Options{})
-	to, from := x.buffer(device.Accel, benchSize), x.buffer(device.Accel, benchSize)
+	to, from := x.buffer(memory.Device, benchSize), x.buffer(memory.Device, benchSize)
 	x.run(2*benchSize, func() { x.s.Copy(to.All(), from.All()) })
 }
 
@@ -72,7 +73,7 @@ func BenchmarkCopyOnDeviceInGraph(b *testing.B) {
 	for name, o := range map[string]Options{"driver": {}, "kernel": {CopyKernel: copyLaunch}} {
 		b.Run(name, func(b *testing.B) {
 			x := newBench(b, o)
-			to, from := x.buffer(device.Accel, benchSize), x.buffer(device.Accel, benchSize)
+			to, from := x.buffer(memory.Device, benchSize), x.buffer(memory.Device, benchSize)
 			x.s.BeginCapture()
 			x.s.Copy(to.All(), from.All())
 			g, err := x.s.EndCapture()
@@ -86,13 +87,13 @@ func BenchmarkCopyOnDeviceInGraph(b *testing.B) {
 
 func BenchmarkCopyOut(b *testing.B) {
 	x := newBench(b, Options{})
-	to, from := x.buffer(device.Host, benchSize), x.buffer(device.Accel, benchSize)
+	to, from := x.buffer(memory.Host, benchSize), x.buffer(memory.Device, benchSize)
 	x.run(benchSize, func() { x.s.Copy(to.All(), from.All()) })
 }
 
 func BenchmarkCopyIn(b *testing.B) {
 	x := newBench(b, Options{})
-	to, from := x.buffer(device.Accel, benchSize), x.buffer(device.Host, benchSize)
+	to, from := x.buffer(memory.Device, benchSize), x.buffer(memory.Host, benchSize)
 	x.run(benchSize, func() { x.s.Copy(to.All(), from.All()) })
 }
 
@@ -100,8 +101,8 @@ func BenchmarkCopyIn(b *testing.B) {
 func BenchmarkCopyBothWays(b *testing.B) {
 	x := newBench(b, Options{})
 	other := newStream(b, x.d, "other")
-	host := x.buffer(device.Host, benchSize)
-	pool, err := x.d.Reserve(device.Host, benchSize, "pool")
+	host := x.buffer(memory.Host, benchSize)
+	pool, err := x.d.Reserve(memory.Host, benchSize, "pool")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func BenchmarkCopyBothWays(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	in, out := x.buffer(device.Accel, benchSize), x.buffer(device.Accel, benchSize)
+	in, out := x.buffer(memory.Device, benchSize), x.buffer(memory.Device, benchSize)
 	fork, _ := x.d.NewEvent(0)
 	join, _ := x.d.NewEvent(0)
 	x.run(2*benchSize, func() {
@@ -125,7 +126,7 @@ func BenchmarkCopyBothWays(b *testing.B) {
 }
 
 func BenchmarkFill(b *testing.B) {
-	for _, k := range []device.Kind{device.Accel, device.Host} {
+	for _, k := range []memory.Kind{memory.Device, memory.Host} {
 		b.Run(k.String(), func(b *testing.B) {
 			x := newBench(b, Options{})
 			to := x.buffer(k, benchSize)
@@ -136,14 +137,14 @@ func BenchmarkFill(b *testing.B) {
 
 func BenchmarkLaunch(b *testing.B) {
 	x := newBench(b, Options{})
-	to := x.buffer(device.Accel, 4096)
+	to := x.buffer(memory.Device, 4096)
 	x.run(0, func() { x.s.Launch(addLaunch(to.All(), 1)) })
 }
 
 // A graph of a hundred launches; the host's share is one call.
 func BenchmarkReplay(b *testing.B) {
 	x := newBench(b, Options{})
-	to := x.buffer(device.Accel, 4096)
+	to := x.buffer(memory.Device, 4096)
 	x.s.BeginCapture()
 	for range 100 {
 		x.s.Launch(addLaunch(to.All(), 1))
@@ -157,17 +158,17 @@ func BenchmarkReplay(b *testing.B) {
 
 // Mapping 64 MiB into a reserved range, and back out.
 func BenchmarkGrow(b *testing.B) {
-	for _, k := range []device.Kind{device.Accel, device.Host} {
+	for _, k := range []memory.Kind{memory.Device, memory.Host} {
 		b.Run(k.String(), func(b *testing.B) {
 			x := newBench(b, Options{})
-			b.SetBytes(int64(64 * device.MiB))
+			b.SetBytes(int64(64 * memory.MiB))
 			b.ResetTimer()
 			for range b.N {
-				p, err := x.d.Reserve(k, 64*device.MiB, "pool")
+				p, err := x.d.Reserve(k, 64*memory.MiB, "pool")
 				if err != nil {
 					b.Fatal(err)
 				}
-				if err := x.d.Grow(p, 64*device.MiB); err != nil {
+				if err := x.d.Grow(p, 64*memory.MiB); err != nil {
 					b.Fatal(err)
 				}
 				x.s.Free(p)

@@ -1,6 +1,6 @@
-// This file owns capture: which streams take part, and why there may be no
-// graph in the end. The driver records the nodes; the rules are kept here, so
-// that they are the same on every device.
+// This file owns capture: which streams take part, and why a capture may fail. The driver
+// records the nodes; the rules are checked here, so that they are the same on every
+// device.
 
 package cuda
 
@@ -10,13 +10,14 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 )
 
 // capture is one recording. Its life cycle:
 //
 //  1. open: BeginCapture made it; streams join by waiting for its events.
-//  2. spoilt (perhaps): something that cannot be captured was asked for; from
-//     here on nothing reaches the driver, so that nothing runs by mistake.
+//  2. spoilt (perhaps): a call cannot be captured; from here on nothing reaches the
+//     driver, so that nothing runs by mistake.
 //  3. ended: EndCapture let all streams go and made the graph or an error.
 //
 // Locks are taken in the order event, capture.
@@ -29,13 +30,13 @@ type capture struct {
 	err     *device.CaptureError
 	ended   bool
 	slots   map[device.Slot]*slot
-	held    device.Held         // the memory that the work declares
-	events  map[*event]struct{} // that are nodes
+	held    devicekit.HeldBuffers // the memory that the work declares
+	events  map[*event]struct{}   // that are nodes
 	calls   []*hostCall
 }
 
-// member is a stream that takes part. Its clock tells which work of which
-// member lies before what it is given next.
+// member is a stream that takes part. Its clock says which work of which member comes
+// before its next work.
 type member struct {
 	*stream
 	clock clock
@@ -51,7 +52,7 @@ func (c clock) at(i int) int {
 	return 0
 }
 
-// join is the later of two clocks, member by member.
+// join returns the later of two clocks, member by member.
 func (c clock) join(other clock) clock {
 	all := make(clock, max(len(c), len(other)))
 	for i := range all {
@@ -76,26 +77,26 @@ type shape struct {
 
 func shapeOf(l *device.Launch) shape { return shape{l.Kernel, l.Grid, l.Block, l.Shared} }
 
-// byCapture tells whether a call failed because of a capture.
+// byCapture reports whether a call failed because of a capture.
 func (r result) byCapture() bool { return r >= errCaptureFirst && r <= errCaptureLast }
 
-func (s *stream) Capturing() bool { return s.capture.Load() != nil || s.foreign && s.captured() }
+func (s *stream) Capturing() bool { return s.capture.Load() != nil || s.borrowed && s.captured() }
 
 func (s *stream) BeginCapture() {
 	if s.ready() != nil {
-		panic("cuda: stream " + s.name + " captures already")
+		panic("cuda: stream " + s.name + " is captured already; call EndCapture first")
 	}
 	c := &capture{origin: s, slots: map[device.Slot]*slot{}, events: map[*event]struct{}{}}
 	s.join(c)
 	s.issue(&s.dev.drv.streamBeginCapture, s.handle, captureRelaxed)
 }
 
-// join makes the stream part of a capture, behind an event that marks what it
-// was given before.
+// join makes the stream part of a capture. Before that it records an event that marks the
+// work that the stream was given.
 func (s *stream) join(c *capture) {
 	s.border.Lock()
 	defer s.border.Unlock()
-	s.rest()
+	s.endTiming()
 	if s.before == 0 {
 		s.before = s.dev.event()
 	}
@@ -108,7 +109,7 @@ func (s *stream) join(c *capture) {
 	s.capture.Store(c)
 }
 
-// find is the stream's place among the members; the caller holds mu.
+// find returns the stream's place among the members; the caller holds mu.
 func (c *capture) find(s *stream) int {
 	return slices.IndexFunc(c.members, func(m *member) bool { return m.stream == s })
 }
@@ -128,7 +129,7 @@ func (c *capture) hold(b *device.Buffer) {
 	c.held.Add(b)
 }
 
-// keep holds on to an event that is a node.
+// keep holds an event that is a node of the graph.
 func (c *capture) keep(e *event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +139,7 @@ func (c *capture) keep(e *event) {
 	}
 }
 
-// letGo ends what a capture without a graph holds.
+// letGo releases what a capture holds that makes no graph.
 func (c *capture) letGo() {
 	c.origin.dev.forget(c.calls)
 	for e := range c.events {
@@ -146,29 +147,29 @@ func (c *capture) letGo() {
 	}
 }
 
-// step moves the stream's own time on.
+// step advances the stream's own time.
 func (c *capture) step(s *stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tick(c.find(s), nil)
 }
 
-// tick joins a clock into a member's and moves its own time on.
+// tick joins a clock into a member's clock and advances the member's own time.
 func (c *capture) tick(i int, seen clock) {
 	m := c.members[i]
 	m.clock = m.clock.join(seen).join(make(clock, i+1))
 	m.clock[i]++
 }
 
-// now is what lies before the stream's next work.
+// now returns what lies before the stream's next work.
 func (c *capture) now(s *stream) clock {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.members[c.find(s)].clock
 }
 
-// admit tells whether the stream may wait for a recording of the capture, and
-// makes it join if it is free.
+// admit reports whether the stream may wait for a recording of the capture. A stream that
+// is not captured joins.
 func (c *capture) admit(s *stream, recorded clock) bool {
 	c.mu.Lock()
 	ended := c.ended
@@ -215,7 +216,7 @@ func (c *capture) launch(l *device.Launch) {
 	defer c.mu.Unlock()
 	if l.Slot != 0 {
 		if c.slots[l.Slot] != nil {
-			panic("cuda: two launches of one capture have the same slot")
+			panic("cuda: two launches of one capture have the same slot; give each its own")
 		}
 		c.slots[l.Slot] = &slot{launch: *l}
 	}
@@ -233,7 +234,7 @@ func (c *capture) label(s *stream, n device.Slot, fn *function) {
 		count  uint64
 	})
 	d := s.dev
-	f := d.try(&d.drv.streamGetCaptureInfo, s.handle, uintptr(pointer(&out.status)), uintptr(pointer(&out.id)),
+	f := d.tryCall(&d.drv.streamGetCaptureInfo, s.handle, uintptr(pointer(&out.status)), uintptr(pointer(&out.id)),
 		uintptr(pointer(&out.graph)), uintptr(pointer(&out.nodes)), uintptr(pointer(&out.count)))
 	if f != nil {
 		s.judge(f.proc, f.result)
@@ -251,7 +252,7 @@ func (c *capture) label(s *stream, n device.Slot, fn *function) {
 func (s *stream) EndCapture() (device.Graph, error) {
 	c := s.capture.Load()
 	if c == nil || c.origin != s {
-		panic("cuda: EndCapture on stream " + s.name + ", which did not begin one")
+		panic("cuda: EndCapture on stream " + s.name + ", which did not call BeginCapture")
 	}
 	handle, f := s.endCapture(c)
 	d := s.dev
@@ -281,11 +282,11 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	return nil, c.err
 }
 
-// endCapture takes all streams out of the capture, on a failed device as well:
-// a stream that captures cannot be waited for.
+// endCapture takes all streams out of the capture, on a failed device too, because the host
+// cannot wait for a captured stream.
 func (s *stream) endCapture(c *capture) (graph uintptr, f *failure) {
 	var handle uint64
-	f = s.dev.try(&s.dev.drv.streamEndCapture, s.handle, uintptr(pointer(&handle)))
+	f = s.dev.tryCall(&s.dev.drv.streamEndCapture, s.handle, uintptr(pointer(&handle)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
@@ -295,7 +296,7 @@ func (s *stream) endCapture(c *capture) (graph uintptr, f *failure) {
 	return uintptr(handle), f
 }
 
-// drop ends a capture that nobody will end.
+// drop ends a capture for which EndCapture will not be called.
 func (s *stream) drop() {
 	c := s.capture.Load()
 	if c == nil || c.origin != s {

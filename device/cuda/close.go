@@ -1,6 +1,6 @@
-// This file owns the end of a device. Everything here calls the driver whether or
-// not the device has failed: a context that is broken refuses, which changes
-// nothing, and after any other failure there is work in flight and memory mapped.
+// This file owns the end of a device. It calls the driver even if the device has failed: a
+// broken context refuses the calls, which changes nothing, and after any other failure
+// there is work in flight and memory mapped.
 
 package cuda
 
@@ -12,9 +12,9 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Close waits for all work, ends the streams and graphs that are left and
-// reports what went wrong: the first error, then memory that was never freed.
-// A capture under way is dropped.
+// Close waits for all work and ends the streams and graphs that are left. It returns the
+// first error of the device and an error if memory was never freed. An unfinished capture
+// is dropped.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -24,17 +24,17 @@ func (d *Device) Close() error {
 	d.closed = true
 	graphs := slices.Collect(maps.Keys(d.graphs))
 	d.mu.Unlock()
-	for _, s := range d.all() {
+	for _, s := range d.allStreams() {
 		s.drop()
 	}
 	for _, g := range graphs {
 		_ = g.Close()
 	}
-	for _, s := range d.all() {
+	for _, s := range d.allStreams() {
 		s.settle()
 		s.destroy()
 	}
-	d.reap()
+	d.runPassed()
 	d.forget(d.callsLeft())
 	if d.assist != nil {
 		d.within(d.assist.Close)
@@ -54,21 +54,21 @@ func (d *Device) Close() error {
 	if d.retained {
 		d.drv.call(&d.drv.primaryCtxRelease, uintptr(d.gpu))
 	}
-	// Handles of the context are dangling from here on: let nothing use them.
+	// Handles of the context are invalid from here on.
 	d.gone.Store(true)
 	d.fail(&device.DriverError{Device: d.name, Call: "Close", Text: "the device is closed"})
 	return err
 }
 
-// callsLeft are the callbacks that were never made: a driver that failed may
-// drop them.
+// callsLeft returns the callbacks that the driver never made; a failed driver may drop
+// them.
 func (d *Device) callsLeft() []*hostCall {
 	d.callsMu.Lock()
 	defer d.callsMu.Unlock()
 	return slices.Collect(maps.Keys(d.calls))
 }
 
-// eventsLeft are all events, the callers' included.
+// eventsLeft returns all events, the callers' included.
 func (d *Device) eventsLeft() []uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // count reads how often a function was called.
@@ -44,9 +45,9 @@ func TestCloseOfFailedDevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d, f := openFake(t, Options{})
 			s, other := newStream(t, d, "s"), newStream(t, d, "other")
-			b := alloc(t, d, device.Accel, 64)
-			pool, _ := d.Reserve(device.Accel, 8*device.MiB, "pool")
-			if err := d.Grow(pool, device.MiB); err != nil {
+			b := alloc(t, d, memory.Device, 64)
+			pool, _ := d.Reserve(memory.Device, 8*memory.MiB, "pool")
+			if err := d.Grow(pool, memory.MiB); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := d.NewEvent(device.Timing); err != nil { // never closed
@@ -71,7 +72,7 @@ func TestCloseOfFailedDevice(t *testing.T) {
 			if d.err() == nil {
 				t.Fatal("the panic was lost")
 			}
-			if u := d.Memory().Kind[device.Accel]; u.Pending != device.MiB {
+			if u := d.Memory().Kind[memory.Device]; u.Pending != memory.MiB {
 				t.Errorf("%v pending; work in flight may use the pool still", u.Pending)
 			}
 			time.AfterFunc(20*time.Millisecond, func() { close(gate) })
@@ -203,7 +204,7 @@ func TestReplayAfterFree(t *testing.T) {
 		"host": func(a, _ *device.Buffer) { s.Host(func() {}, device.Reads(a.All())) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, h := alloc(t, d, device.Accel, 64), alloc(t, d, device.Host, 64)
+			a, h := alloc(t, d, memory.Device, 64), alloc(t, d, memory.Host, 64)
 			s.BeginCapture()
 			use(a, h)
 			g, err := s.EndCapture()
@@ -214,7 +215,7 @@ func TestReplayAfterFree(t *testing.T) {
 			s.Free(a)
 			says(t, "device: use after free of device buffer", func() { s.Replay(g) })
 			if name == "slot" {
-				b := alloc(t, d, device.Accel, 64)
+				b := alloc(t, d, memory.Device, 64)
 				if err := g.Update(3, addLaunch(b.All(), 1)); err != nil {
 					t.Error(err)
 				}
@@ -238,8 +239,8 @@ func TestForeignBuffers(t *testing.T) {
 		t.Fatal(err)
 	}
 	cs, _ := c.NewStream("s")
-	b, _ := c.Alloc(device.Accel, 64, "theirs")
-	r, _ := c.Reserve(device.Accel, 64, "theirs")
+	b, _ := c.Alloc(memory.Device, 64, "theirs")
+	r, _ := c.Reserve(memory.Device, 64, "theirs")
 	says(t, "another device made it", func() { s.Free(b) })
 	says(t, "another device made it", func() { _ = d.Grow(r, 64) })
 	if !b.Live() {
@@ -250,7 +251,7 @@ func TestForeignBuffers(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	if u := d.Memory().Kind[device.Accel]; u.Pending != 0 {
+	if u := d.Memory().Kind[memory.Device]; u.Pending != 0 {
 		t.Errorf("%v pending", u.Pending)
 	}
 }
@@ -260,8 +261,8 @@ func TestClosedDevice(t *testing.T) {
 	e, _ := d.NewEvent(0)
 	closeDevice(t, d)
 	for what, fn := range map[string]func(){
-		"Alloc":     func() { _, _ = d.Alloc(device.Host, 1, "late") },
-		"Reserve":   func() { _, _ = d.Reserve(device.Host, 1, "late") },
+		"Alloc":     func() { _, _ = d.Alloc(memory.Host, 1, "late") },
+		"Reserve":   func() { _, _ = d.Reserve(memory.Host, 1, "late") },
 		"NewStream": func() { _, _ = d.NewStream("late") },
 		"NewEvent":  func() { _, _ = d.NewEvent(0) },
 	} {
@@ -292,7 +293,7 @@ func TestUploadThroughLittleStaging(t *testing.T) {
 	d, f := openFake(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, uploadPiece+1)
+	b := alloc(t, d, memory.Device, uploadPiece+1)
 	f.mu.Lock()
 	f.fail["cuMemCreate"] = errOutOfMemory
 	f.mu.Unlock()
@@ -315,7 +316,7 @@ func TestUploadThroughLittleStaging(t *testing.T) {
 // streams and closes them, and graphs may be closed meanwhile.
 func TestSyncBesideCapturesAndCloses(t *testing.T) {
 	d, _ := openFake(t, Options{})
-	b := alloc(t, d, device.Accel, 64)
+	b := alloc(t, d, memory.Device, 64)
 	stop, done := make(chan struct{}), make(chan error)
 	go func() {
 		for {

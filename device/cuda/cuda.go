@@ -1,18 +1,29 @@
-// Package cuda is the device for NVIDIA GPUs. It calls the driver (libcuda)
-// through purego: no cgo, no toolkit, nothing to install beside the driver.
-// Where there is no driver or no GPU, Open says so with [device.Unsupported].
+// Package cuda is an NVIDIA GPU as a [device.Device]. It calls the driver (libcuda)
+// directly: it needs no cgo and no toolkit, and nothing is installed beside the driver.
 //
-// A context is current per thread and goroutines change threads, so every call
-// that needs one makes the device's context current first, and any goroutine
-// can use any device.
+//	gpu, err := cuda.Open(cuda.Options{})
+//	var missing *device.Unsupported
+//	if errors.As(err, &missing) {
+//		// no driver, an old one, or no GPU: missing.Need says what to do
+//	}
 //
-// This file owns the device; driver.go and abi.go the bindings, memory.go,
-// arena.go, region.go and slab.go memory, pieces.go the borders inside it,
-// stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading
-// of kernels, assist.go libraries that do a kernel's work, host.go callbacks,
-// observe.go what is told of work,
-// pending.go what waits for work, close.go the end, list.go what doctor shows.
+// Any goroutine can use any device: every call makes the device's context current on its
+// thread first.
+//
+// # Sharing a GPU
+//
+// [Open] uses the primary context of the GPU, which other libraries of the process use
+// too, and [OpenContext] a context that the caller owns. [Device.BorrowStream] and
+// [Device.Borrow] use the streams and the memory of such a library, and
+// [Device.Relaxed] makes calls possible while that library captures a graph.
 package cuda
+
+// This file owns the device; driver.go and abi.go the bindings, memory.go, arena.go,
+// region.go and slab.go memory, backdrop.go zeros behind it, pieces.go the borders inside
+// of it, stream.go, event.go, capture.go and graph.go the queues, kernel.go the loading of
+// kernels, assist.go libraries that do a kernel's work, host.go callbacks, borrowed.go
+// borrowed streams, observe.go what an observer is told, pending.go what waits for work,
+// close.go the end, list.go what doctor shows.
 
 import (
 	"fmt"
@@ -26,34 +37,36 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Options configure a device. The zero value is the first GPU with all the
-// memory that is free.
+// Options configure a device. The zero value is the first GPU with all of its free
+// memory.
 type Options struct {
-	// Ordinal numbers the GPU as the driver does.
+	// Ordinal is the number of the GPU, as the driver counts from zero.
 	Ordinal int
-	// DeviceCapacity is the most that may be allocated of the GPU's memory;
-	// zero stands for what is free when the device is opened.
-	DeviceCapacity device.Bytes
-	// HostCapacity is the most that may be allocated of pinned host memory.
-	// What the machine and its control groups leave is a bound in any case, and
-	// zero stands for that bound.
-	HostCapacity device.Bytes
-	// CopyKernel makes a launch that copies src to dst inside the GPU's memory,
-	// or says no. Copies in graphs use it where it is given. One case for it was
-	// seen: on an H200 a single copy node of 1 GiB ran at 2.7 TB/s. Cutting the
-	// copy into pieces, as pieces.go does at borders, removes that as well.
+	// DeviceCapacity is the most that may be allocated of the GPU's memory. Zero means
+	// what is free when the device is opened.
+	DeviceCapacity memory.Bytes
+	// HostCapacity is the most that may be allocated of pinned host memory. Zero means
+	// what the machine and its control groups leave, which is always a bound.
+	HostCapacity memory.Bytes
+	// CopyKernel, if not nil, returns a launch that copies src to dst inside of the
+	// GPU's memory, or false. Copies that become nodes of graphs use it: on an H200, a
+	// single copy node of 1 GiB ran at only 2.7 TB/s. Cutting the copy into pieces
+	// avoids that too.
 	CopyKernel func(dst, src device.Range) (device.Launch, bool)
-	// Assist makes the device's assistant, with its context current. One that is
-	// not to be had, which [device.Unsupported] says, leaves all work to kernels.
+	// Assist, if not nil, returns the library that does the work of some kernels. It is
+	// called with the device's context current. If it returns a [device.Unsupported],
+	// kernels do all work.
 	Assist func() (Assist, error)
-	// Observe is told what the device does; nil is nobody.
+	// Observe, if not nil, is told what the device does.
 	Observe device.Observer
 }
 
-// Device is one GPU.
+// Device is one GPU. It implements [device.Device], which documents most of its methods.
 type Device struct {
 	name         string
 	info         device.Info
@@ -61,19 +74,19 @@ type Device struct {
 	gpu          int32
 	numa         int32 // the host's NUMA node beside the GPU
 	major, minor int
-	granule      device.Bytes
+	granule      memory.Bytes
 	ctx          [1]uintptr // an array, so that passing it on allocates nothing
 	retained     bool       // the context is the primary one: threads keep it, Close releases it
 	copyKernel   func(dst, src device.Range) (device.Launch, bool)
 	assist       Assist // or nil
 	watch        *watch // or nil
-	ledger       *device.Ledger
-	pools        [device.Kinds]pool
+	ledger       *devicekit.Ledger
+	pools        [memory.Kinds]pool
 	growing      sync.Mutex // serialises Grow and Backdrop
 	zeros        zeros      // guarded by growing
 
 	failed atomic.Pointer[device.DriverError]
-	gone   atomic.Bool // Close is through: no handle is good any more
+	gone   atomic.Bool // Close is done: no handle is valid any more
 
 	hostReads, hostSyncs, launches, copies, copiedBytes, replays atomic.Uint64
 
@@ -84,7 +97,7 @@ type Device struct {
 	callsMu sync.Mutex             // callbacks take it: never held over a call of the driver
 	calls   map[*hostCall]struct{} // callbacks that the driver may still make
 
-	reaping sync.Mutex // serialises reap; taken before mu
+	reaping sync.Mutex // serialises runPassed; taken before mu
 
 	mu      sync.Mutex // never held over a call of the driver
 	streams map[*stream]struct{}
@@ -97,9 +110,10 @@ type Device struct {
 
 var _ device.Device = (*Device)(nil)
 
-// Open opens a GPU with its primary context, which other users of the GPU in
-// this process, PyTorch for instance, share. Threads that call the device are left
-// with that context current.
+// Open opens a GPU with its primary context, which other libraries in this process, such
+// as PyTorch, share. Threads that call the device keep that context current. Open returns
+// a [device.Unsupported] if there is no working driver or GPU, and a [device.OutOfMemory]
+// if the GPU has no memory left for a context. The caller must close the device.
 func Open(o Options) (*Device, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -109,7 +123,7 @@ func Open(o Options) (*Device, error) {
 }
 
 func (v *driver) open(o Options) (*Device, error) {
-	gpu, err := v.gpu(o.Ordinal)
+	gpu, err := v.gpuHandle(o.Ordinal)
 	if err != nil {
 		return nil, err
 	}
@@ -118,9 +132,9 @@ func (v *driver) open(o Options) (*Device, error) {
 	switch r := v.callPtr(&v.primaryCtxRetain, uintptr(pointer(&ctx)), uintptr(gpu)); r {
 	case success:
 	case errOutOfMemory:
-		return nil, &device.OutOfMemory{Device: name, Kind: device.Accel, Owner: "context", Capacity: v.total(gpu)}
+		return nil, &device.OutOfMemory{Device: name, Kind: memory.Device, Owner: "context", Capacity: v.total(gpu)}
 	default:
-		return nil, unsupported(fmt.Sprintf("GPU %d gives no context: %s", o.Ordinal, v.text(r)), "see whether another process holds the GPU for itself (nvidia-smi)")
+		return nil, unsupported(fmt.Sprintf("GPU %d cannot make a context: %s", o.Ordinal, v.text(r)), "check with nvidia-smi whether another process uses the GPU exclusively")
 	}
 	d, err := newDevice(v, name, gpu, uintptr(ctx), true, o)
 	if err != nil {
@@ -130,9 +144,9 @@ func (v *driver) open(o Options) (*Device, error) {
 	return d, nil
 }
 
-// OpenContext uses a context that somebody else owns and keeps alive; the
-// options' ordinal is not looked at. After each call the thread has the context
-// that it had before.
+// OpenContext opens a GPU with a context that the caller owns and keeps alive until the
+// device is closed. It ignores the ordinal of the options. After each call of the device,
+// the thread has the context that it had before.
 func OpenContext(ctx uintptr, o Options) (*Device, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -151,16 +165,16 @@ func (v *driver) openContext(ctx uintptr, o Options) (*Device, error) {
 	return newDevice(v, fmt.Sprintf("cuda:%d", gpu), gpu, ctx, false, o)
 }
 
-// gpu is the driver's handle of a GPU.
-func (v *driver) gpu(ordinal int) (int32, error) {
+// gpuHandle returns the driver's handle of a GPU.
+func (v *driver) gpuHandle(ordinal int) (int32, error) {
 	var n, gpu int32
 	if r := v.callPtr(&v.deviceGetCount, uintptr(pointer(&n))); r != success {
 		return 0, unsupported("the driver does not count its GPUs: "+v.text(r), "see whether nvidia-smi works on this machine")
 	}
 	if ordinal < 0 || ordinal >= int(n) {
 		return 0, &device.Unsupported{
-			What: fmt.Sprintf("CUDA device %d", ordinal), Why: fmt.Sprintf("the driver shows %d GPUs", n),
-			Need: "choose one that is there; they are numbered from 0",
+			What: fmt.Sprintf("CUDA device %d", ordinal), Why: fmt.Sprintf("the driver finds %d GPUs", n),
+			Need: "choose one of them; they are numbered from 0",
 		}
 	}
 	if r := v.callPtr(&v.deviceGet, uintptr(pointer(&gpu)), uintptr(ordinal)); r != success {
@@ -171,7 +185,7 @@ func (v *driver) gpu(ordinal int) (int32, error) {
 
 func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o Options) (*Device, error) {
 	if o.DeviceCapacity < 0 || o.HostCapacity < 0 {
-		return nil, fmt.Errorf("cuda: capacities of %d and %d bytes; give positive sizes, or zero for all there is", o.DeviceCapacity, o.HostCapacity)
+		return nil, fmt.Errorf("cuda: expected capacities of at least zero, got %v of device memory and %v of host memory; give positive sizes, or zero for all that is free", o.DeviceCapacity, o.HostCapacity)
 	}
 	if why, need := v.unusable(gpu); why != "" {
 		return nil, &device.Unsupported{What: "CUDA device " + strconv.Itoa(int(gpu)), Why: why, Need: need}
@@ -187,20 +201,20 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		users:   map[uintptr]int{},
 	}
 	if o.DeviceCapacity == 0 {
-		o.DeviceCapacity = d.free()
+		o.DeviceCapacity = d.freeMemory()
 	}
 	bound := hostBound(sysinfo.Read().Memory.Usable())
 	if o.HostCapacity == 0 || o.HostCapacity > bound {
 		o.HostCapacity = bound
 	}
-	capacity := [device.Kinds]device.Bytes{device.Accel: o.DeviceCapacity, device.Host: o.HostCapacity}
-	d.ledger = device.NewLedger(name, capacity)
+	capacity := [memory.Kinds]memory.Bytes{memory.Device: o.DeviceCapacity, memory.Host: o.HostCapacity}
+	d.ledger = devicekit.NewLedger(name, capacity)
 	d.info = device.Info{
 		Backend: "cuda", Ordinal: int(gpu), Name: v.name(gpu), Driver: versionString(v.version),
 		Capability: fmt.Sprintf("%d.%d", d.major, d.minor),
 		Units:      v.attribute(gpu, attrUnits), Capacity: capacity,
 	}
-	limit := [device.Kinds]device.Bytes{device.Accel: v.total(gpu), device.Host: bound}
+	limit := [memory.Kinds]memory.Bytes{memory.Device: v.total(gpu), memory.Host: bound}
 	if err := d.openPools(capacity, limit); err != nil {
 		d.closePools()
 		return nil, err
@@ -226,15 +240,15 @@ func (d *Device) call(p *proc, args ...uintptr) result {
 	return r
 }
 
-// run is call with a frame that is filled in.
+// run makes a call with a frame that is filled in.
 func (d *Device) run(f *frame, p *proc, n int) (r result) {
 	d.within(func() { r = f.call(p, n) })
 	return r
 }
 
-// within does fn with the context current. The thread is locked so that all calls
-// happen on the same one. With somebody else's context the thread gets back what
-// it had.
+// within runs fn with the context current. It locks the thread, so that all calls happen
+// on the same one. If the context is the caller's, the thread gets its earlier context
+// back.
 func (d *Device) within(fn func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -248,9 +262,9 @@ func (d *Device) within(fn func()) {
 	d.drv.call(&d.drv.ctxPopCurrent, 0)
 }
 
-// enqueue is run for calls that take handles and no addresses. A handle brings
-// its context along, and today's drivers do not ask for a current one as well,
-// which saves 0.2 µs; a driver that does refuses the call and gets it again.
+// enqueue makes a call that takes handles and no addresses. A handle knows its context,
+// and today's drivers do not need a current one as well, which saves 0.2 µs. A driver that
+// does need it refuses the call, and the call is made again.
 func (d *Device) enqueue(f *frame, p *proc, n int) result {
 	r := f.call(p, n)
 	if r == errInvalidContext || r == errInvalidHandle {
@@ -259,9 +273,9 @@ func (d *Device) enqueue(f *frame, p *proc, n int) result {
 	return r
 }
 
-// do makes a call unless the device has failed; a call that fails is the
+// callOrFail makes a call unless the device has failed. A call that fails becomes the
 // device's error.
-func (d *Device) do(p *proc, args ...uintptr) bool {
+func (d *Device) callOrFail(p *proc, args ...uintptr) bool {
 	if d.failed.Load() != nil {
 		return false
 	}
@@ -272,10 +286,9 @@ func (d *Device) do(p *proc, args ...uintptr) bool {
 	return r == success
 }
 
-// insist makes a call on a failed device as well: to wait for work and to take
-// things down. A failure that is not the context's own, such as a callback's
-// panic, stops no work in flight and unmaps nothing; a context that is broken
-// refuses the call, which is no news then.
+// insist makes a call on a failed device too, to wait for work and to clean up. A failure
+// that does not break the context, such as a callback's panic, stops no work in flight and
+// unmaps nothing. A broken context refuses the call, which changes nothing.
 func (d *Device) insist(p *proc, args ...uintptr) {
 	if d.gone.Load() {
 		return
@@ -299,7 +312,7 @@ func (d *Device) broken(f *failure) error {
 // fail makes err the device's error unless it has one already.
 func (d *Device) fail(err *device.DriverError) { d.failed.CompareAndSwap(nil, err) }
 
-// err is the device's first error, or nil.
+// err returns the device's first error, or nil.
 func (d *Device) err() error {
 	if e := d.failed.Load(); e != nil {
 		return e
@@ -307,13 +320,13 @@ func (d *Device) err() error {
 	return nil
 }
 
-// refused turns a failed call of an operation that may run out of memory into
-// the error it returns. Running out is not final, everything else is.
-func (d *Device) refused(f *failure, kind device.Kind, asked device.Bytes, owner string) error {
-	if !f.oom() {
+// refused returns the error of an operation whose call failed. Running out of memory is
+// not final; every other failure is.
+func (d *Device) refused(f *failure, kind memory.Kind, asked memory.Bytes, owner string) error {
+	if !f.outOfMemory() {
 		return d.broken(f)
 	}
-	return d.ledger.OutOfMemory(kind, asked, d.pools[kind].room(), owner)
+	return d.ledger.OutOfMemory(kind, asked, d.pools[kind].largestPossible(), owner)
 }
 
 // mustBeOpen panics on a closed device.
@@ -325,17 +338,23 @@ func (d *Device) mustBeOpen(what string) {
 	}
 }
 
+// Info implements [device.Device].
 func (d *Device) Info() device.Info { return d.info }
-func (d *Device) Freeze()           { d.ledger.Freeze() }
 
-// Context is the driver's handle, for libraries that are called beside.
+// Freeze implements [device.Device].
+func (d *Device) Freeze() { d.ledger.Freeze() }
+
+// Context returns the driver's handle of the context, for other libraries that use the
+// GPU.
 func (d *Device) Context() uintptr { return d.ctx[0] }
 
+// Memory implements [device.Device].
 func (d *Device) Memory() device.Usage {
-	d.reap()
+	d.runPassed()
 	return d.ledger.Usage()
 }
 
+// Counters implements [device.Device].
 func (d *Device) Counters() device.Counters {
 	return device.Counters{
 		HostReads:   d.hostReads.Load(),
@@ -347,21 +366,21 @@ func (d *Device) Counters() device.Counters {
 	}
 }
 
-// all is a snapshot of the streams.
-func (d *Device) all() []*stream {
+// allStreams returns a snapshot of the streams.
+func (d *Device) allStreams() []*stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.streams))
 }
 
-// Sync waits for what all streams have been given so far. The recorded work of
-// a stream that captures is not given yet.
+// Sync waits for the work that all streams were given so far. Captured work is not part
+// of it.
 func (d *Device) Sync() error {
 	d.hostSyncs.Add(1)
-	for _, s := range d.all() {
+	for _, s := range d.allStreams() {
 		s.await()
 		s.report()
 	}
-	d.reap()
+	d.runPassed()
 	return d.err()
 }

@@ -14,14 +14,15 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/devicetest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // openFake opens a device on the made-up driver, with memory for tests.
 func openFake(t testing.TB, o Options) (*Device, *fake) {
 	t.Helper()
-	v, f := newFake(t, device.GiB)
+	v, f := newFake(t, memory.GiB)
 	if o.HostCapacity == 0 {
-		o.HostCapacity = device.GiB
+		o.HostCapacity = memory.GiB
 	}
 	d, err := v.open(o)
 	if err != nil {
@@ -35,8 +36,8 @@ func TestConformanceOnMadeUpDriver(t *testing.T) {
 	devicetest.Run(t, func(t *testing.T) device.Device {
 		d, _ := openFake(t, Options{CopyKernel: copyLaunch})
 		return d
-	}, devicetest.Limited(func(t *testing.T, c [device.Kinds]device.Bytes) device.Device {
-		d, _ := openFake(t, Options{DeviceCapacity: c[device.Accel], HostCapacity: c[device.Host]})
+	}, devicetest.Limited(func(t *testing.T, c [memory.Kinds]memory.Bytes) device.Device {
+		d, _ := openFake(t, Options{DeviceCapacity: c[memory.Device], HostCapacity: c[memory.Host]})
 		return d
 	}))
 }
@@ -48,7 +49,7 @@ func isFinal(t *testing.T, d *Device, err error, call string) {
 	if !errors.As(err, &de) || de.Call != call || de.Device != "cuda:0" || !strings.Contains(de.Text, "CUDA_ERROR_MADE_UP: a test asked for it") {
 		t.Fatalf("got %v; want the driver's error of %s", err, call)
 	}
-	if _, again := d.Alloc(device.Accel, 1, "late"); !errors.Is(again, err) {
+	if _, again := d.Alloc(memory.Device, 1, "late"); !errors.Is(again, err) {
 		t.Errorf("Alloc after the error: %v", again)
 	}
 	if _, again := d.NewEvent(0); !errors.Is(again, err) {
@@ -85,14 +86,14 @@ func TestFirstErrorSticks(t *testing.T) {
 			return err
 		},
 		"cuMemMap": func(d *Device, _ device.Stream, _, _ *device.Buffer) error {
-			_, err := d.Alloc(device.Host, 100*device.MiB, "x")
+			_, err := d.Alloc(memory.Host, 100*memory.MiB, "x")
 			return err
 		},
 	} {
 		t.Run(call, func(t *testing.T) {
 			d, f := openFake(t, Options{})
 			s := newStream(t, d, "s")
-			a, h := alloc(t, d, device.Accel, 64), alloc(t, d, device.Host, 64)
+			a, h := alloc(t, d, memory.Device, 64), alloc(t, d, memory.Host, 64)
 			f.fail[call] = 717
 			err := fn(d, s, a, h)
 			isFinal(t, d, err, call)
@@ -104,7 +105,7 @@ func TestFirstErrorSticks(t *testing.T) {
 			_ = d.Sync() // the stream passes the frees, which failed work does not stop
 			for k, u := range d.Memory().Kind {
 				if u.Current != 0 {
-					t.Errorf("%v of %v memory left after the error", u.Current, device.Kind(k))
+					t.Errorf("%v of %v memory left after the error", u.Current, memory.Kind(k))
 				}
 			}
 			if again := d.Close(); !errors.Is(again, err) || strings.Contains(again.Error(), "never freed") {
@@ -122,7 +123,7 @@ func TestDriverRefusesCapture(t *testing.T) {
 	for _, call := range []string{"cuMemsetD8Async", "cuStreamBeginCapture_v2", "cuStreamEndCapture"} {
 		d, f := openFake(t, Options{})
 		s := newStream(t, d, "s")
-		b := alloc(t, d, device.Accel, 64)
+		b := alloc(t, d, memory.Device, 64)
 		f.fail[call] = errCaptureFirst
 		s.BeginCapture()
 		s.Fill(b.All(), 1)
@@ -166,32 +167,32 @@ func TestCloseDuringCapture(t *testing.T) {
 // A full GPU is an operating condition: typed, with the true figure, and over
 // as soon as memory is free again.
 func TestMachineHasLessThanTheLedger(t *testing.T) {
-	d, f := openFake(t, Options{DeviceCapacity: 100 * device.GiB})
+	d, f := openFake(t, Options{DeviceCapacity: 100 * memory.GiB})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, device.GiB-20*device.MiB)
+	b := alloc(t, d, memory.Device, memory.GiB-20*memory.MiB)
 	var oom *device.OutOfMemory
-	_, err := d.Alloc(device.Accel, 30*device.MiB, "greedy")
-	if !errors.As(err, &oom) || oom.Owner != "greedy" || oom.Asked != 30*device.MiB || oom.Free != 20*device.MiB {
+	_, err := d.Alloc(memory.Device, 30*memory.MiB, "greedy")
+	if !errors.As(err, &oom) || oom.Owner != "greedy" || oom.Asked != 30*memory.MiB || oom.Free != 20*memory.MiB {
 		t.Errorf("30 MiB of the last 20: %v", err)
 	}
 	// The step does not fit, what is needed does.
-	c := alloc(t, d, device.Accel, 19*device.MiB+1)
+	c := alloc(t, d, memory.Device, 19*memory.MiB+1)
 	if f.used != f.total {
 		t.Errorf("%d of %d bytes are mapped", f.used, f.total)
 	}
 	s.Free(b)
 	s.Free(c)
 	synced(t, s)
-	pool, err := d.Reserve(device.Accel, 2*device.GiB, "pool")
+	pool, err := d.Reserve(memory.Device, 2*memory.GiB, "pool")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// All of it lies idle in the arena, and goes to whoever needs it.
-	if err := d.Grow(pool, device.GiB); err != nil {
+	if err := d.Grow(pool, memory.GiB); err != nil {
 		t.Error(err)
 	}
-	if err := d.Grow(pool, device.GiB+1); !errors.As(err, &oom) || oom.Owner != "pool" || oom.Asked != 1 || oom.Free != 0 {
+	if err := d.Grow(pool, memory.GiB+1); !errors.As(err, &oom) || oom.Owner != "pool" || oom.Asked != 1 || oom.Free != 0 {
 		t.Errorf("one byte more than there is: %v", err)
 	}
 	s.Free(pool)
@@ -206,22 +207,22 @@ func TestHostMemoryKeepsItsBound(t *testing.T) {
 	d, _ := openFake(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
-	p := &d.pools[device.Host]
+	p := &d.pools[memory.Host]
 	staged := p.mapped // since the device was opened
-	p.limit = staged + 64*device.MiB
-	b := alloc(t, d, device.Host, 60*device.MiB)
+	p.limit = staged + 64*memory.MiB
+	b := alloc(t, d, memory.Host, 60*memory.MiB)
 	var oom *device.OutOfMemory
-	if _, err := d.Alloc(device.Host, 5*device.MiB, "x"); !errors.As(err, &oom) || oom.Free != 4*device.MiB {
+	if _, err := d.Alloc(memory.Host, 5*memory.MiB, "x"); !errors.As(err, &oom) || oom.Free != 4*memory.MiB {
 		t.Errorf("5 MiB of the last 4: %v", err)
 	}
-	s.Free(alloc(t, d, device.Host, 4*device.MiB))
+	s.Free(alloc(t, d, memory.Host, 4*memory.MiB))
 	s.Free(b)
 	synced(t, s)
 	if p.mapped != p.limit {
 		t.Errorf("%v mapped", p.mapped)
 	}
-	pool, _ := d.Reserve(device.Host, device.GiB, "pool")
-	if err := d.Grow(pool, 63*device.MiB); err != nil {
+	pool, _ := d.Reserve(memory.Host, memory.GiB, "pool")
+	if err := d.Grow(pool, 63*memory.MiB); err != nil {
 		t.Error(err)
 	}
 	s.Free(pool)
@@ -236,7 +237,7 @@ func TestUploadsShareStaging(t *testing.T) {
 	d, _ := openFake(t, Options{})
 	defer closeDevice(t, d)
 	s, held := newStream(t, d, "s"), newStream(t, d, "held")
-	b, c := alloc(t, d, device.Accel, 2*stagingSize+1), alloc(t, d, device.Accel, 64)
+	b, c := alloc(t, d, memory.Device, 2*stagingSize+1), alloc(t, d, memory.Device, 64)
 	gate := make(chan struct{})
 	release := sync.OnceFunc(func() { close(gate) })
 	defer release()
@@ -257,7 +258,7 @@ func TestUploadsShareStaging(t *testing.T) {
 			t.Fatalf("byte %d is %d", i, got[i])
 		}
 	}
-	if u := d.Memory().Kind[device.Accel]; u.Pending != 64 {
+	if u := d.Memory().Kind[memory.Device]; u.Pending != 64 {
 		t.Errorf("%v pending behind the gate", u.Pending)
 	}
 	release()
@@ -267,14 +268,14 @@ func TestUploadsShareStaging(t *testing.T) {
 // Every call finds the context current; where the thread is somebody else's
 // too, it gets its own back.
 func TestForeignContext(t *testing.T) {
-	v, f := newFake(t, device.GiB)
-	d, err := v.openContext(0xC0, Options{HostCapacity: device.MiB})
+	v, f := newFake(t, memory.GiB)
+	d, err := v.openContext(0xC0, Options{HostCapacity: memory.MiB})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := newStream(t, d, "s")
-	in := d.ImportStream(s.(*stream).Handle(), "imported")
-	b := alloc(t, d, device.Accel, 512)
+	in := d.BorrowStream(s.(*stream).Handle(), "borrowed")
+	b := alloc(t, d, memory.Device, 512)
 	in.Fill(b.All(), 0)
 	in.Launch(addLaunch(b.All(), 7))
 	if w := words(t, in, b.All()); w[63] != 7 {
@@ -289,7 +290,7 @@ func TestForeignContext(t *testing.T) {
 		t.Error(err)
 	}
 	if n := f.calls["cuStreamDestroy_v2"]; n != 0 {
-		t.Error("closing an imported stream destroyed it")
+		t.Error("closing a borrowed stream destroyed it")
 	}
 	s.Free(b)
 	closeDevice(t, d)
@@ -324,5 +325,5 @@ func TestMisusePanics(t *testing.T) {
 		mustPanic(t, what, fn)
 	}
 	mustPanic(t, "a device closed twice", func() { closeDevice(t, d); _ = d.Close() })
-	mustPanic(t, "a stream of a closed device", func() { d.ImportStream(1, "late") })
+	mustPanic(t, "a stream of a closed device", func() { d.BorrowStream(1, "late") })
 }

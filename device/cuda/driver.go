@@ -1,5 +1,5 @@
-// This file owns the bindings: libcuda is found and opened when a device is, its
-// functions are called through cached addresses, and no toolkit is needed.
+// This file owns the bindings. libcuda is opened when a device is, and its functions are
+// called through cached addresses; no toolkit is needed.
 
 package cuda
 
@@ -14,15 +14,15 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// The oldest driver that works: CUDA 12.2 brought host memory that is mapped
-// into reserved addresses.
+// The oldest driver that works. CUDA 12.2 introduced host memory that is mapped to reserved
+// addresses.
 const (
 	minVersion = 12020
 	needDriver = "install the NVIDIA driver, version 535 (CUDA 12.2) or later"
 )
 
-// libraries are the places of the driver, tried in order: the linker's own
-// search, then where containers, WSL and NixOS put it without telling the linker.
+// libraries lists where the driver is looked for, in order: where the linker finds it, then
+// where containers, WSL and NixOS put it without telling the linker.
 var libraries = []string{
 	"libcuda.so.1",
 	"/usr/local/nvidia/lib64/libcuda.so.1",
@@ -30,8 +30,8 @@ var libraries = []string{
 	"/run/opengl-driver/lib/libcuda.so.1",
 }
 
-// proc is one function of the driver. The name carries the version of the
-// interface, as the symbol does: libcuda keeps old versions for ever.
+// proc is one function of the driver. Its name includes the version of the interface, as the
+// symbol does; libcuda keeps old versions for ever.
 type proc struct {
 	name string
 	addr uintptr
@@ -96,8 +96,8 @@ func (v *driver) symbols() map[string]*proc {
 	}
 }
 
-// openDriver loads the library and starts it. The library stays loaded: its
-// threads outlive any handle.
+// openDriver loads the library and starts it. The library stays loaded, because its threads
+// outlive any handle.
 func openDriver(names []string) (*driver, error) {
 	var lib uintptr
 	var first error
@@ -131,8 +131,8 @@ func openDriver(names []string) (*driver, error) {
 	return v, v.start()
 }
 
-// start initialises the driver, which fails in the many ways a machine can lack
-// a working GPU.
+// start initialises the driver. It returns a [device.Unsupported] if the machine has no
+// working GPU.
 func (v *driver) start() error {
 	var n int32
 	if r := v.callPtr(&v.driverGetVersion, uintptr(pointer(&n))); r != success {
@@ -195,8 +195,8 @@ func (f *frame) call(p *proc, n int) result {
 	return result(int32(r))
 }
 
-// callPtr is call for arguments of the form uintptr(pointer(&x)), written just
-// so: the compiler then moves x to the heap and keeps it until the call returns.
+// callPtr calls the driver with arguments of exactly the form uintptr(pointer(&x)). The
+// compiler then moves x to the heap and keeps it until the call returns.
 //
 //go:uintptrescapes
 func (v *driver) callPtr(p *proc, args ...uintptr) result { return v.call(p, args...) }
@@ -212,7 +212,7 @@ func (v *driver) within(ctx uintptr, fn func()) {
 
 type pointer = unsafe.Pointer
 
-// text names a result as the driver does.
+// text returns the driver's name and description of a result.
 func (v *driver) text(r result) string {
 	name, text := v.message(&v.getErrorName, r), v.message(&v.getErrorString, r)
 	if name == "" {

@@ -12,6 +12,7 @@ import (
 	"testing/fstest"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // notHere checks that an error says what is missing and what would help.
@@ -55,12 +56,12 @@ func TestStart(t *testing.T) {
 		"no version": {"cuDriverGetVersion", 999, []string{"version"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v, f := newFake(t, device.GiB)
+			v, f := newFake(t, memory.GiB)
 			f.fail[c.call] = c.result
 			notHere(t, v.start(), c.words...)
 		})
 	}
-	v, f := newFake(t, device.GiB)
+	v, f := newFake(t, memory.GiB)
 	f.version = 12010
 	notHere(t, v.start(), "too old", "CUDA 12.1")
 	f.version = 12020
@@ -70,10 +71,10 @@ func TestStart(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	v, f := newFake(t, device.GiB)
+	v, f := newFake(t, memory.GiB)
 	for _, ordinal := range []int{-1, 1} {
 		_, err := v.open(Options{Ordinal: ordinal})
-		notHere(t, err, "the driver shows 1 GPU")
+		notHere(t, err, "the driver finds 1 GPU")
 	}
 	for _, o := range []Options{{DeviceCapacity: -1}, {HostCapacity: -1}} {
 		if _, err := v.open(o); err == nil || !strings.Contains(err.Error(), "positive") {
@@ -82,11 +83,11 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	f.fail["cuDevicePrimaryCtxRetain"] = 46
 	_, err := v.open(Options{})
-	notHere(t, err, "GPU 0 gives no context")
+	notHere(t, err, "GPU 0 cannot make a context")
 	f.fail["cuDevicePrimaryCtxRetain"] = errOutOfMemory
 	_, err = v.open(Options{})
 	var oom *device.OutOfMemory
-	if !errors.As(err, &oom) || oom.Capacity != device.GiB {
+	if !errors.As(err, &oom) || oom.Capacity != memory.GiB {
 		t.Errorf("Open on a full GPU: %v", err)
 	}
 	delete(f.fail, "cuDevicePrimaryCtxRetain")
@@ -97,7 +98,7 @@ func TestOpenRefuses(t *testing.T) {
 		delete(f.fail, call)
 	}
 	f.fail["cuMemCreate"] = errOutOfMemory
-	if _, err = v.open(Options{}); !errors.As(err, &oom) || oom.Kind != device.Host {
+	if _, err = v.open(Options{}); !errors.As(err, &oom) || oom.Kind != memory.Host {
 		t.Errorf("Open without host memory: %v", err)
 	}
 	delete(f.fail, "cuMemCreate")
@@ -123,9 +124,9 @@ func TestOpenRefuses(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	v, f := newFake(t, device.GiB)
+	v, f := newFake(t, memory.GiB)
 	g := v.describe(0, 0)
-	want := GPU{Name: "Made-up GPU", Capability: "9.0", Driver: "0.0", Total: device.GiB, Free: device.GiB, PCI: "0000:00:00.0"}
+	want := GPU{Name: "Made-up GPU", Capability: "9.0", Driver: "0.0", Total: memory.GiB, Free: memory.GiB, PCI: "0000:00:00.0"}
 	if g != want || v.count() != 1 {
 		t.Errorf("described as %+v, want %+v", g, want)
 	}
@@ -167,8 +168,8 @@ func TestPCILink(t *testing.T) {
 }
 
 func TestHostBound(t *testing.T) {
-	const gib = device.GiB
-	for usable, want := range map[device.Bytes]device.Bytes{
+	const gib = memory.GiB
+	for usable, want := range map[memory.Bytes]memory.Bytes{
 		160 * gib: 150 * gib, // a sixteenth stays
 		8 * gib:   7 * gib,   // a gigabyte at least
 		2 * gib:   gib * 3 / 2,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // event remembers its last recording: outside of captures, or, for one without
@@ -24,6 +25,7 @@ type event struct {
 	closed   bool
 }
 
+// NewEvent implements [device.Device].
 func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
 	d.mustBeOpen("NewEvent")
 	if err := d.err(); err != nil {
@@ -35,8 +37,8 @@ func (d *Device) NewEvent(flags device.EventFlags) (device.Event, error) {
 	if e.is(device.Timing) {
 		how = 0
 	}
-	if f := d.try(&d.drv.eventCreate, uintptr(pointer(&handle)), how); f != nil {
-		return nil, d.refused(f, device.Accel, 0, "event")
+	if f := d.tryCall(&d.drv.eventCreate, uintptr(pointer(&handle)), how); f != nil {
+		return nil, d.refused(f, memory.Device, 0, "event")
 	}
 	e.handle = uintptr(handle)
 	d.mu.Lock()
@@ -52,8 +54,8 @@ func (e *event) hold() {
 	e.dev.users[e.handle]++
 }
 
-// release ends one use of the driver's event, and with the last one the event. A
-// closed device has ended it already.
+// release ends one use of the driver's event, and destroys the event after the last use.
+// A closed device has destroyed it already.
 func (e *event) release() {
 	d := e.dev
 	d.mu.Lock()
@@ -69,9 +71,9 @@ func (e *event) release() {
 	}
 }
 
-// own is the event behind the interface. Events of any CUDA device will do: a
-// stream may wait for another device's.
-func own(e device.Event) *event {
+// eventOf returns the event behind the interface. It accepts events of any CUDA device,
+// because a stream may wait for another device's event.
+func eventOf(e device.Event) *event {
 	ev, ok := e.(*event)
 	if !ok {
 		panic(fmt.Sprintf("cuda: a %T is not an event of a CUDA device", e))
@@ -81,8 +83,8 @@ func own(e device.Event) *event {
 
 func (e *event) is(f device.EventFlags) bool { return e.flags&f != 0 }
 
-// marks tells whether the driver can be asked for the event: one recorded last
-// in a capture marks no work.
+// marks reports whether the event marks work that the driver knows. An event that was
+// recorded last in a capture marks none.
 func (e *event) marks() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,9 +94,8 @@ func (e *event) marks() bool {
 	return e.capture == nil
 }
 
-// timed tells whether there can be a time: the event was recorded and passed.
-// Replays record external events where this device does not see it; there the
-// driver has the last word.
+// timed reports whether the event has a time: it was recorded and has passed. A replay
+// records external events without the device seeing it; for those the driver decides.
 func (e *event) timed() bool {
 	e.mu.Lock()
 	known := e.recorded || e.is(device.External)
@@ -113,7 +114,7 @@ func (e *event) Sync() error {
 }
 
 func (e *event) Since(earlier device.Event) (time.Duration, error) {
-	a := own(earlier)
+	a := eventOf(earlier)
 	if !e.is(device.Timing) || !a.is(device.Timing) {
 		panic("cuda: Since needs two events made with Timing")
 	}
@@ -125,7 +126,7 @@ func (e *event) Since(earlier device.Event) (time.Duration, error) {
 		return 0, err
 	}
 	var ms float32
-	f := d.try(&d.drv.eventElapsedTime, uintptr(pointer(&ms)), a.handle, e.handle)
+	f := d.tryCall(&d.drv.eventElapsedTime, uintptr(pointer(&ms)), a.handle, e.handle)
 	switch {
 	case f == nil:
 		return time.Duration(float64(ms) * float64(time.Millisecond)), nil
@@ -136,7 +137,7 @@ func (e *event) Since(earlier device.Event) (time.Duration, error) {
 }
 
 func errNotDone(name string) error {
-	return fmt.Errorf("%s: time between two events of which one is not done; synchronise with the later one first", name)
+	return fmt.Errorf("%s: one of the two events is not done; synchronise with the later one first", name)
 }
 
 // Close ends the handle. Graphs in which the event is a node keep the event.
@@ -151,7 +152,7 @@ func (e *event) Close() error {
 }
 
 func (s *stream) Record(de device.Event) {
-	e, v := own(de), &s.dev.drv.eventRecord
+	e, v := eventOf(de), &s.dev.drv.eventRecord
 	c := s.ready()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,7 +174,7 @@ func (s *stream) Record(de device.Event) {
 }
 
 func (s *stream) Wait(de device.Event) {
-	e, v := own(de), &s.dev.drv.streamWaitEvent
+	e, v := eventOf(de), &s.dev.drv.streamWaitEvent
 	c := s.ready()
 	e.mu.Lock()
 	defer e.mu.Unlock()

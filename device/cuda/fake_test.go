@@ -18,6 +18,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 const (
@@ -31,7 +32,7 @@ const (
 // fake is one such driver with one GPU.
 type fake struct {
 	test    testing.TB // that it was made for
-	gpu     *cpu.Device
+	gpu     device.Device
 	total   uint64
 	version int32
 
@@ -81,7 +82,7 @@ var fakeProcs = sync.OnceValue(func() map[string]uintptr {
 
 // newFake makes the driver, with a GPU of the given memory. A test that asks again
 // gets the same one.
-func newFake(t testing.TB, total device.Bytes) (*driver, *fake) {
+func newFake(t testing.TB, total memory.Bytes) (*driver, *fake) {
 	t.Helper()
 	v := &driver{frames: sync.Pool{New: newFrame}}
 	for name, p := range v.symbols() {

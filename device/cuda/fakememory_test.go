@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var fakeMemory = map[string]fakeFunc{
@@ -41,7 +42,7 @@ var fakeMemory = map[string]fakeFunc{
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		at := uintptr(roundUp(device.Bytes(uintptr(unsafe.Pointer(&m[0]))), granule))
+		at := uintptr(roundUp(memory.Bytes(uintptr(unsafe.Pointer(&m[0]))), granule))
 		f.maps[at] = m
 		return out(a[0], at)
 	},
@@ -61,7 +62,7 @@ var fakeMemory = map[string]fakeFunc{
 	"cuMemSetAccess": func(f *fake, a []uintptr) result { return f.access(a[0], a[1]) },
 	"cuMemUnmap":     func(f *fake, a []uintptr) result { return f.unmap(a[0], a[1]) },
 	"cuMemcpyAsync": func(f *fake, a []uintptr) result {
-		to, from := bytesAt(a[0], device.Bytes(a[2])), bytesAt(a[1], device.Bytes(a[2]))
+		to, from := bytesAt(a[0], memory.Bytes(a[2])), bytesAt(a[1], memory.Bytes(a[2]))
 		s := get[*fakeStream](f, a[3])
 		if f.captures(s) && (f.crosses(a[0], a[2]) || f.crosses(a[1], a[2])) {
 			return errInvalidValue
@@ -78,7 +79,7 @@ var fakeMemory = map[string]fakeFunc{
 		}
 		get[*fakeStream](f, a[1]).Host(func() {
 			for i := range c.height {
-				copy(bytesAt(c.dst.device+i*c.dst.pitch, device.Bytes(c.width)), bytesAt(c.src.device+i*c.src.pitch, device.Bytes(c.width)))
+				copy(bytesAt(c.dst.device+i*c.dst.pitch, memory.Bytes(c.width)), bytesAt(c.src.device+i*c.src.pitch, memory.Bytes(c.width)))
 			}
 		})
 		return success
@@ -87,7 +88,7 @@ var fakeMemory = map[string]fakeFunc{
 		if f.crosses(a[0], a[2]) {
 			return errInvalidValue
 		}
-		to := bytesAt(a[0], device.Bytes(a[2]))
+		to := bytesAt(a[0], memory.Bytes(a[2]))
 		get[*fakeStream](f, a[3]).Host(func() { copy(to, bytes.Repeat([]byte{byte(a[1])}, len(to))) })
 		return success
 	},
@@ -152,7 +153,7 @@ func (f *fake) letGo(handle uintptr) result {
 	return success
 }
 
-// reserved tells whether bytes lie inside of one reserved range. The caller holds mu.
+// reserved reports whether bytes lie inside of one reserved range. The caller holds mu.
 func (f *fake) reserved(at, n uintptr) bool {
 	for base, m := range f.maps {
 		if at >= base && at+n <= base+uintptr(len(m))-uintptr(granule) {
@@ -220,7 +221,7 @@ func remap(at, n uintptr, how, flags, file int) result {
 	return success
 }
 
-// chunk is the mapped memory that an address lies in; none has no size.
+// chunk returns the mapped memory that an address lies in; none has no size.
 func (f *fake) chunk(at uintptr) (base, n uintptr, host bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -232,14 +233,14 @@ func (f *fake) chunk(at uintptr) (base, n uintptr, host bool) {
 	return 0, 0, false
 }
 
-// crosses tells whether bytes lie in more than the chunk they begin in. This
+// crosses reports whether bytes lie in more than the chunk they begin in. This
 // driver refuses all work that is not documented to do so, a GPU's some of it.
 func (f *fake) crosses(at, n uintptr) bool {
 	base, size, _ := f.chunk(at)
 	return size > 0 && at+n > base+size
 }
 
-// captures tells whether the stream is part of a capture.
+// captures reports whether the stream is part of a capture.
 func (f *fake) captures(s *fakeStream) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

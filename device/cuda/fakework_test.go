@@ -217,7 +217,7 @@ func (f *fake) launch(function uintptr, grid, block [3]uint32, params uintptr) d
 	return l
 }
 
-// captured tells whether an event was recorded last in a capture.
+// captured reports whether an event was recorded last in a capture.
 func (f *fake) captured(e *fakeEvent) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -22,6 +22,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/devicetest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // open skips the test where there is no GPU.
@@ -54,7 +55,7 @@ func newStream(t testing.TB, d *Device, name string) device.Stream {
 	return s
 }
 
-func alloc(t testing.TB, d *Device, k device.Kind, n device.Bytes) *device.Buffer {
+func alloc(t testing.TB, d *Device, k memory.Kind, n memory.Bytes) *device.Buffer {
 	t.Helper()
 	b, err := d.Alloc(k, n, t.Name())
 	if err != nil {
@@ -94,9 +95,9 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			devicetest.Run(t, func(t *testing.T) device.Device { return open(t, o) },
 				devicetest.LaunchesAllocateNothing(),
-				devicetest.Limited(func(t *testing.T, c [device.Kinds]device.Bytes) device.Device {
+				devicetest.Limited(func(t *testing.T, c [memory.Kinds]memory.Bytes) device.Device {
 					o := o
-					o.DeviceCapacity, o.HostCapacity = c[device.Accel], c[device.Host]
+					o.DeviceCapacity, o.HostCapacity = c[memory.Device], c[memory.Host]
 					return open(t, o)
 				}))
 		})
@@ -109,23 +110,23 @@ func TestGPUFull(t *testing.T) {
 	d := open(t, Options{DeviceCapacity: 1 << 42})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
-	small := alloc(t, d, device.Accel, 1000)
-	pool, err := d.Reserve(device.Accel, 1<<41, "pool")
+	small := alloc(t, d, memory.Device, 1000)
+	pool, err := d.Reserve(memory.Device, 1<<41, "pool")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var oom *device.OutOfMemory
-	if _, err := d.Alloc(device.Accel, 1<<41, "greedy"); !errors.As(err, &oom) || oom.Owner != "greedy" || oom.Free <= 0 || oom.Free > 1<<38 {
+	if _, err := d.Alloc(memory.Device, 1<<41, "greedy"); !errors.As(err, &oom) || oom.Owner != "greedy" || oom.Free <= 0 || oom.Free > 1<<38 {
 		t.Errorf("Alloc of 2 TiB: %v", err)
 	}
 	if err := d.Grow(pool, 1<<41); !errors.As(err, &oom) || oom.Owner != "pool" {
 		t.Errorf("Grow to 2 TiB: %v", err)
 	}
-	if err := d.Grow(pool, 3*device.MiB+1); err != nil {
+	if err := d.Grow(pool, 3*memory.MiB+1); err != nil {
 		t.Fatal(err)
 	}
-	s.Launch(addLaunch(pool.Slice(2*device.MiB-64, 128), 1))
-	if u := d.Memory().Kind[device.Accel]; u.Current != 3*device.MiB+1+1000 {
+	s.Launch(addLaunch(pool.Slice(2*memory.MiB-64, 128), 1))
+	if u := d.Memory().Kind[memory.Device]; u.Current != 3*memory.MiB+1+1000 {
 		t.Errorf("in use: %+v", u)
 	}
 	s.Free(small)
@@ -156,7 +157,7 @@ func TestKernelsThatDoNotLoad(t *testing.T) {
 			}
 		}
 		t.Log(err)
-		if _, again := d.Alloc(device.Accel, 1, "late"); !errors.Is(again, err) {
+		if _, again := d.Alloc(memory.Device, 1, "late"); !errors.Is(again, err) {
 			t.Errorf("%s: Alloc after the error: %v", k.Name, again)
 		}
 		if again := d.Close(); !errors.Is(again, err) {
@@ -187,7 +188,7 @@ func TestFaultSticks(t *testing.T) {
 func faultSticks(t *testing.T) {
 	d := open(t, Options{})
 	a, b := newStream(t, d, "a"), newStream(t, d, "b")
-	h := alloc(t, d, device.Host, 64)
+	h := alloc(t, d, memory.Host, 64)
 	l := device.NewLaunch(wildKernel, 1, 1)
 	l.Arg(0x10)
 	a.Launch(l)
@@ -210,7 +211,7 @@ func faultSticks(t *testing.T) {
 		t.Error("a callback issued after the fault ran")
 	}
 	b.Free(h)
-	if u := d.Memory().Kind[device.Host]; u.Current != 0 {
+	if u := d.Memory().Kind[memory.Host]; u.Current != 0 {
 		t.Errorf("freed after the fault: %+v", u)
 	}
 	if again := d.Close(); !errors.Is(again, err) || strings.Contains(again.Error(), "never freed") {
@@ -222,7 +223,7 @@ func TestSharedMemory(t *testing.T) {
 	d := open(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, 8*1024)
+	b := alloc(t, d, memory.Device, 8*1024)
 	l := device.NewLaunch(sharedKernel, 1, 1024)
 	l.Shared = 64 << 10 // beyond the 48 KiB that a kernel gets without asking
 	l.Write(b.All())
@@ -323,15 +324,15 @@ func TestForeignContextAndStream(t *testing.T) {
 	owner := open(t, Options{})
 	defer closeDevice(t, owner)
 	theirs := newStream(t, owner, "theirs").(*stream)
-	d, err := OpenContext(owner.Context(), Options{HostCapacity: device.MiB, DeviceCapacity: device.MiB})
+	d, err := OpenContext(owner.Context(), Options{HostCapacity: memory.MiB, DeviceCapacity: memory.MiB})
 	if err != nil {
 		t.Fatal(err)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	owner.drv.call(&owner.drv.ctxSetCurrent, 0)
-	s := d.ImportStream(theirs.Handle(), "imported")
-	b := alloc(t, d, device.Accel, 1024)
+	s := d.BorrowStream(theirs.Handle(), "borrowed")
+	b := alloc(t, d, memory.Device, 1024)
 	s.Fill(b.All(), 0)
 	for range 10 {
 		s.Launch(addLaunch(b.All(), 3))
@@ -371,7 +372,7 @@ func TestAnotherContextIsCurrent(t *testing.T) {
 		t.Skip(d.drv.text(r))
 	}
 	s, s2 := newStream(t, d, "s"), newStream(t, d, "s2")
-	b := alloc(t, d, device.Accel, 1024)
+	b := alloc(t, d, memory.Device, 1024)
 	e, _ := d.NewEvent(0)
 	s.Fill(b.All(), 0)
 	s.BeginCapture()
@@ -404,7 +405,7 @@ func TestManyGoroutines(t *testing.T) {
 	defer closeDevice(t, d1)
 	for _, d := range []*Device{d0, d1} {
 		s := newStream(t, d, "shared")
-		b := alloc(t, d, device.Accel, 4096)
+		b := alloc(t, d, memory.Device, 4096)
 		s.Fill(b.All(), 0)
 		var wg sync.WaitGroup
 		for range 16 {
@@ -433,7 +434,7 @@ func TestUploadBeyondStaging(t *testing.T) {
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
 	const n = 3*stagingSize + 12345
-	b := alloc(t, d, device.Accel, n)
+	b := alloc(t, d, memory.Device, n)
 	src := make([]byte, n)
 	for i := range src {
 		src[i] = byte(i ^ i>>8 ^ i>>16)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // A single launch cannot be held to 2 µs of CPU time everywhere: beside an H200
@@ -22,7 +23,7 @@ func TestLaunchOverhead(t *testing.T) {
 	d := open(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s").(*stream)
-	b, h := alloc(t, d, device.Accel, 4096), alloc(t, d, device.Host, 4096)
+	b, h := alloc(t, d, memory.Device, 4096), alloc(t, d, memory.Host, 4096)
 	e, _ := d.NewEvent(0)
 	launches := func(n int) device.Graph {
 		s.BeginCapture()
@@ -86,7 +87,7 @@ func TestLaunchOverhead(t *testing.T) {
 	s.Free(h)
 }
 
-// leastCost is what a call of fn takes of the thread's CPU time and in all, at
+// leastCost returns what a call of fn takes of the thread's CPU time and in all, at
 // best. Bursts are short, so that nothing waits for the GPU.
 func leastCost(t *testing.T, s *stream, burst time.Duration, fn func()) (cpu, wall time.Duration) {
 	t.Helper()
@@ -103,7 +104,7 @@ func leastCost(t *testing.T, s *stream, burst time.Duration, fn func()) (cpu, wa
 	return cpu, wall
 }
 
-// threadTime is the CPU time of this thread.
+// threadTime returns the CPU time of this thread.
 func threadTime() time.Duration {
 	const threadClock = 3 // CLOCK_THREAD_CPUTIME_ID
 	var ts syscall.Timespec
@@ -118,16 +119,16 @@ func TestNothingWaitsForAHeldStream(t *testing.T) {
 	d := open(t, Options{})
 	defer closeDevice(t, d)
 	held, s, idle := newStream(t, d, "held"), newStream(t, d, "s"), newStream(t, d, "idle")
-	a, a2, h, h2 := alloc(t, d, device.Accel, 1<<20), alloc(t, d, device.Accel, 1<<20), alloc(t, d, device.Host, 1<<20), alloc(t, d, device.Host, 1<<20)
-	ac, ho := device.Accel, device.Host
-	reserve := func(k device.Kind) *device.Buffer {
-		p, err := d.Reserve(k, device.GiB, "pool")
+	a, a2, h, h2 := alloc(t, d, memory.Device, 1<<20), alloc(t, d, memory.Device, 1<<20), alloc(t, d, memory.Host, 1<<20), alloc(t, d, memory.Host, 1<<20)
+	ac, ho := memory.Device, memory.Host
+	reserve := func(k memory.Kind) *device.Buffer {
+		p, err := d.Reserve(k, memory.GiB, "pool")
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
-	pools := [device.Kinds]*device.Buffer{reserve(ac), reserve(ho)}
+	pools := [memory.Kinds]*device.Buffer{reserve(ac), reserve(ho)}
 	capture := func(s device.Stream, fn func()) device.Graph {
 		s.BeginCapture()
 		fn()
@@ -188,10 +189,10 @@ func TestNothingWaitsForAHeldStream(t *testing.T) {
 		{"replay again", func() { held.Replay(whole) }},
 		{"replay elsewhere", func() { idle.Replay(whole) }},
 		{"capture", func() { capture(idle, func() { idle.Fill(a2.All(), 1) }) }},
-		{"growth", func() { _ = d.Grow(pools[ac], pools[ac].Size()+100*device.MiB) }},
-		{"growth of host memory", func() { _ = d.Grow(pools[ho], pools[ho].Size()+50*device.MiB) }},
-		{"allocation", func() { idle.Free(alloc(t, d, ac, 200*device.MiB)) }},
-		{"allocation of host memory", func() { idle.Free(alloc(t, d, ho, 50*device.MiB)) }},
+		{"growth", func() { _ = d.Grow(pools[ac], pools[ac].Size()+100*memory.MiB) }},
+		{"growth of host memory", func() { _ = d.Grow(pools[ho], pools[ho].Size()+50*memory.MiB) }},
+		{"allocation", func() { idle.Free(alloc(t, d, ac, 200*memory.MiB)) }},
+		{"allocation of host memory", func() { idle.Free(alloc(t, d, ho, 50*memory.MiB)) }},
 		{"reservation", func() { idle.Free(reserve(ac)) }},
 		{"new stream", func() { newStream(t, d, "new") }},
 		{"new event", func() { _, _ = d.NewEvent(device.Timing) }},
@@ -223,10 +224,10 @@ func TestNothingWaitsForAHeldStream(t *testing.T) {
 	}
 }
 
-// reserved is a reservation with memory behind it.
+// reserved returns a reservation with memory behind it.
 func reserved(t *testing.T, d *Device, b *device.Buffer) *device.Buffer {
 	t.Helper()
-	if err := d.Grow(b, 50*device.MiB); err != nil {
+	if err := d.Grow(b, 50*memory.MiB); err != nil {
 		t.Fatal(err)
 	}
 	return b

@@ -9,11 +9,12 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// graph is a capture made ready to run. The driver runs launches of one
-// executable graph one after the other and leaves launches already issued as
-// they were when arguments are updated.
+// graph is a capture that can run. The driver runs the launches of one executable graph one
+// after the other. An update of arguments does not change launches that were issued.
 type graph struct {
 	dev   *Device
 	nodes int
@@ -22,19 +23,19 @@ type graph struct {
 	calls  []*hostCall
 	events []*event
 
-	mu          sync.Mutex  // guards the launches in the slots as well
-	held        device.Held // the memory that the nodes declare
-	graph, exec uintptr     // the nodes belong to graph, which must live as long
-	last        *stream     // that replayed it last
+	mu          sync.Mutex            // guards the launches in the slots as well
+	held        devicekit.HeldBuffers // the memory that the nodes declare
+	graph, exec uintptr               // the nodes belong to graph, which must live as long
+	last        *stream               // that replayed it last
 	closed      bool
 }
 
 func (d *Device) newGraph(c *capture, handle uintptr) (device.Graph, error) {
 	var exec uint64
-	if f := d.try(&d.drv.graphInstantiate, uintptr(pointer(&exec)), handle, 0); f != nil {
+	if f := d.tryCall(&d.drv.graphInstantiate, uintptr(pointer(&exec)), handle, 0); f != nil {
 		d.insist(&d.drv.graphDestroy, handle)
 		c.letGo()
-		return nil, d.refused(f, device.Accel, 0, "graph of stream "+c.origin.name)
+		return nil, d.refused(f, memory.Device, 0, "graph of stream "+c.origin.name)
 	}
 	g := &graph{
 		dev: d, nodes: c.nodes, slots: c.slots,
@@ -74,12 +75,12 @@ func (g *graph) Update(n device.Slot, l device.Launch) error {
 		function: s.fn.handle, grid: l.Grid, block: l.Block, shared: l.Shared,
 		params: uintptr(pointer(&f.where)),
 	}
-	if f := d.try(&d.drv.graphExecKernelNodeSetParams, g.exec, s.node, uintptr(pointer(&p))); f != nil {
+	if f := d.tryCall(&d.drv.graphExecKernelNodeSetParams, g.exec, s.node, uintptr(pointer(&p))); f != nil {
 		return d.broken(f)
 	}
-	// The new memory first: what both declare is never let go of.
+	// The new memory is added first, so that what both declare stays held.
 	g.held.AddLaunch(&l)
-	g.held.DropLaunch(&s.launch)
+	g.held.RemoveLaunch(&s.launch)
 	s.launch = l
 	return nil
 }
@@ -98,7 +99,7 @@ func (s *stream) Replay(dg device.Graph) {
 	if g.closed {
 		panic("cuda: a closed graph is replayed")
 	}
-	g.held.Check()
+	g.held.CheckLive()
 	s.begin(device.Replayed, "", 0, 0, false)
 	s.order(&s.dev.drv.graphLaunch, g.exec, s.handle)
 	s.ended()
@@ -106,8 +107,8 @@ func (s *stream) Replay(dg device.Graph) {
 	s.dev.replays.Add(1)
 }
 
-// Close lets the driver end the graph after the replays already issued. Callbacks
-// and events stay until the last of them is done.
+// Close makes the driver end the graph after the replays that were issued. Callbacks and
+// events stay until the last replay is done.
 func (g *graph) Close() error {
 	d := g.dev
 	d.mu.Lock()
@@ -131,7 +132,7 @@ func (g *graph) Close() error {
 	return nil
 }
 
-// letGo ends what the nodes needed.
+// letGo releases what the nodes needed.
 func (g *graph) letGo() {
 	g.dev.forget(g.calls)
 	for _, e := range g.events {

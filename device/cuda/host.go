@@ -22,14 +22,14 @@ type hostCall struct {
 	once bool
 }
 
-// callback is the one C function that all callbacks of all devices enter
-// through. purego never gives such a function back, so there is one a process.
+// callback is the C function through which all callbacks of all devices enter. purego
+// never frees such a function, so a process has one.
 var callback = sync.OnceValue(func() uintptr {
 	return purego.NewCallback(func(h *hostCall) { h.run() })
 })
 
-// run is called on a thread of the driver. A panic must not unwind into it, so
-// it becomes the device's error.
+// run is called on a thread of the driver. A panic must not unwind into the driver, so it
+// becomes the device's error.
 func (h *hostCall) run() {
 	defer func() {
 		if p := recover(); p != nil {
@@ -60,7 +60,7 @@ func (s *stream) Host(fn func(), access ...device.Access) {
 	s.onHost(fn)
 }
 
-// onHost has the driver call fn in the stream's turn.
+// onHost makes the driver call fn when the earlier work of the stream is done.
 func (s *stream) onHost(fn func()) {
 	if s.idle() {
 		return
@@ -83,7 +83,7 @@ func (s *stream) onHost(fn func()) {
 	}
 }
 
-// forget lets go of callbacks that the driver will not make again.
+// forget releases callbacks that the driver will not make again.
 func (d *Device) forget(calls []*hostCall) {
 	d.callsMu.Lock()
 	defer d.callsMu.Unlock()

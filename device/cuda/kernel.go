@@ -17,14 +17,14 @@ type function struct {
 	shared atomic.Uint32 // the dynamic shared memory it may use
 }
 
-// function finds a kernel, or loads it at its first launch. It returns nil if
-// the device has failed or does so now.
+// function returns a kernel's function, and loads it at the first launch. It returns nil
+// if the device has failed or fails now.
 func (d *Device) function(k *device.Kernel) *function {
 	if f, ok := d.functions.Load(k); ok {
 		return f.(*function)
 	}
 	if k.Image == nil {
-		panic("cuda: kernel " + k.Name + " has no image for GPUs")
+		panic("cuda: kernel " + k.Name + " has no image for GPUs; set Kernel.Image to run it on one")
 	}
 	d.loading.Lock()
 	defer d.loading.Unlock()
@@ -40,7 +40,7 @@ func (d *Device) function(k *device.Kernel) *function {
 	}
 	var handle uint64
 	name := append([]byte(k.Name), 0)
-	if f := d.try(&d.drv.moduleGetFunction, uintptr(pointer(&handle)), m, uintptr(pointer(&name[0]))); f != nil {
+	if f := d.tryCall(&d.drv.moduleGetFunction, uintptr(pointer(&handle)), m, uintptr(pointer(&name[0]))); f != nil {
 		d.fail(&device.DriverError{
 			Device: d.name, Call: f.proc.name, Code: int(f.result),
 			Text: fmt.Sprintf("kernel %s of %s: %s", k.Name, k.Image.Name, d.drv.text(f.result)),
@@ -53,8 +53,8 @@ func (d *Device) function(k *device.Kernel) *function {
 	return f
 }
 
-// load compiles the best variant of an image for this GPU. What the compiler
-// has to say becomes part of the error.
+// load compiles the best variant of an image for this GPU. The compiler's messages become
+// part of the error.
 func (d *Device) load(img *device.Image) uintptr {
 	p := &d.drv.moduleLoadDataEx
 	v, ok := choose(img.Variants, d.major, d.minor)
@@ -66,8 +66,8 @@ func (d *Device) load(img *device.Image) uintptr {
 		return 0
 	}
 	ptx := append([]byte(v.PTX), 0)
-	// One heap object, so that the address of the log, a plain number here,
-	// stays good.
+	// One heap object, so that the address of the log, which is a number here, stays
+	// valid.
 	jit := &struct {
 		log     [8 << 10]byte
 		options [2]uint32
@@ -75,7 +75,7 @@ func (d *Device) load(img *device.Image) uintptr {
 		module  uint64
 	}{options: [2]uint32{jitErrorLog, jitErrorLogSize}}
 	jit.values = [2]uintptr{uintptr(pointer(&jit.log)), uintptr(len(jit.log) - 1)}
-	f := d.try(p, uintptr(pointer(&jit.module)), uintptr(pointer(&ptx[0])),
+	f := d.tryCall(p, uintptr(pointer(&jit.module)), uintptr(pointer(&ptx[0])),
 		uintptr(len(jit.options)), uintptr(pointer(&jit.options)), uintptr(pointer(&jit.values)))
 	if f == nil {
 		return uintptr(jit.module)
@@ -88,9 +88,8 @@ func (d *Device) load(img *device.Image) uintptr {
 	return 0
 }
 
-// choose finds the newest variant that the GPU runs: plain PTX runs on its own
-// architecture and every later one, exact PTX on its own alone, where it beats
-// plain PTX.
+// choose returns the newest variant that the GPU runs. Plain PTX runs on its architecture
+// and every later one; exact PTX runs on its own only, and is preferred there.
 func choose(vs []device.Variant, major, minor int) (best device.Variant, ok bool) {
 	rank := func(v device.Variant) int {
 		r := 2 * (100*v.Major + v.Minor)
@@ -112,7 +111,7 @@ func choose(vs []device.Variant, major, minor int) (best device.Variant, ok bool
 	return best, ok
 }
 
-// allow lets a kernel use more dynamic shared memory than it gets by default.
+// allow makes more dynamic shared memory available to a kernel than the default.
 func (d *Device) allow(f *function, shared uint32) bool {
 	if shared <= f.shared.Load() {
 		return true
@@ -120,7 +119,7 @@ func (d *Device) allow(f *function, shared uint32) bool {
 	d.loading.Lock()
 	defer d.loading.Unlock()
 	if shared > f.shared.Load() {
-		if !d.do(&d.drv.funcSetAttribute, f.handle, funcMaxDynamicShare, uintptr(shared)) {
+		if !d.callOrFail(&d.drv.funcSetAttribute, f.handle, funcMaxDynamicShare, uintptr(shared)) {
 			return false
 		}
 		f.shared.Store(shared)

@@ -1,4 +1,4 @@
-// This file owns the description of the GPUs that are there, for people.
+// This file owns the description of the machine's GPUs, for people.
 
 package cuda
 
@@ -10,27 +10,27 @@ import (
 	"path"
 	"strings"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// GPU describes one GPU.
+// GPU describes one GPU of the machine.
 type GPU struct {
 	Ordinal    int          `json:"ordinal"`
 	Name       string       `json:"name"`
 	Capability string       `json:"capability"`
 	Driver     string       `json:"driver"`
-	Total      device.Bytes `json:"total"`
-	Free       device.Bytes `json:"free"`
+	Total      memory.Bytes `json:"total"`
+	Free       memory.Bytes `json:"free"`
 	PCI        string       `json:"pci"`            // "0000:17:00.0"
 	Link       string       `json:"link,omitempty"` // "32.0 GT/s PCIe x16", where the system tells
-	// Trouble says why it cannot be asked at the moment, Problem why Open refuses
-	// it for good.
+	// Trouble says why the free memory is unknown at the moment, or is empty. Problem
+	// says why Open can never use the GPU, or is empty.
 	Trouble string `json:"trouble,omitempty"`
 	Problem string `json:"problem,omitempty"`
 }
 
-// Count is the number of GPUs. Where there is no working driver it is zero, and
-// the error says what is missing.
+// Count returns the number of GPUs. It returns a [device.Unsupported] if there is no
+// working driver.
 func Count() (int, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -39,8 +39,9 @@ func Count() (int, error) {
 	return v.count(), nil
 }
 
-// List describes the GPUs. Asking one for its free memory makes a context on
-// it for a moment; if it gives none, Trouble says why.
+// List describes the GPUs. To read the free memory of one it makes a context on that GPU
+// for a moment; if that fails, GPU.Trouble says why. List returns a
+// [device.Unsupported] if there is no working driver.
 func List() ([]GPU, error) {
 	v, err := openDriver(libraries)
 	if err != nil {
@@ -48,7 +49,7 @@ func List() ([]GPU, error) {
 	}
 	var gpus []GPU
 	for i := range v.count() {
-		gpu, err := v.gpu(i)
+		gpu, err := v.gpuHandle(i)
 		if err != nil {
 			return gpus, err
 		}
@@ -80,15 +81,15 @@ func (v *driver) describe(ordinal int, gpu int32) GPU {
 	if r != success {
 		g.Trouble = "its free memory is not known: " + v.text(r)
 	}
-	g.Free = device.Bytes(free)
+	g.Free = memory.Bytes(free)
 	return g
 }
 
-// minMajor is the compute capability that the kernels' PTX is made for, 8.0.
+// minMajor is the compute capability that the kernels' PTX needs, 8.0.
 const minMajor = 8
 
-// unusable says why a GPU cannot be used and what to do; nothing stands for one
-// that can.
+// unusable returns why a GPU cannot be used and what to do, or two empty strings if it
+// can.
 func (v *driver) unusable(gpu int32) (why, need string) {
 	major, minor := v.attribute(gpu, attrMajor), v.attribute(gpu, attrMinor)
 	switch {
@@ -101,8 +102,8 @@ func (v *driver) unusable(gpu int32) (why, need string) {
 	return "", ""
 }
 
-// pciLink reads what the system says of a link, for example "32.0 GT/s PCIe"
-// and "16". Virtual machines often say nothing, or "Unknown" and "0".
+// pciLink reads the speed of a link from the system, for example "32.0 GT/s PCIe" and
+// "16". Virtual machines often give nothing, or "Unknown" and "0".
 func pciLink(devices fs.FS, address string) string {
 	read := func(name string) string {
 		b, err := fs.ReadFile(devices, path.Join(address, name))
@@ -118,7 +119,7 @@ func pciLink(devices fs.FS, address string) string {
 	return speed + " x" + width
 }
 
-// attribute is zero where the driver does not know it.
+// attribute returns an attribute of a GPU, or zero if the driver does not know it.
 func (v *driver) attribute(gpu int32, which int) int {
 	var n int32
 	if v.callPtr(&v.deviceGetAttribute, uintptr(pointer(&n)), uintptr(which), uintptr(gpu)) != success {
@@ -136,8 +137,8 @@ func (v *driver) name(gpu int32) string {
 	return string(s)
 }
 
-func (v *driver) total(gpu int32) device.Bytes {
+func (v *driver) total(gpu int32) memory.Bytes {
 	var n uint64
 	v.callPtr(&v.deviceTotalMem, uintptr(pointer(&n)), uintptr(gpu))
-	return device.Bytes(n)
+	return memory.Bytes(n)
 }

@@ -1,4 +1,4 @@
-// This file owns buffers: where their memory comes from, and how it is given back.
+// This file owns buffers: where their memory comes from and how it is freed.
 
 package cuda
 
@@ -6,18 +6,18 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// carved marks a buffer that is a block of its pool's arena, and tells where in
-// it chunks end: memory under a block stays as it is. A reserved buffer has a
-// *region of its own.
+// carved marks a buffer that is a block of its pool's arena, and says where chunks end in
+// it; the mapping under a block never changes. A reserved buffer has a *region of its own.
 type carved struct {
 	dev  *Device
-	ends []device.Bytes
+	ends []memory.Bytes
 }
 
-// imported marks memory that is somebody else's.
-type imported struct{ dev *Device }
+// borrowed marks memory that the caller owns.
+type borrowed struct{ dev *Device }
 
 // mustOwn panics on a buffer of another device.
 func (d *Device) mustOwn(b *device.Buffer, what string) {
@@ -27,19 +27,19 @@ func (d *Device) mustOwn(b *device.Buffer, what string) {
 		maker = mem.dev
 	case *region:
 		maker = mem.dev
-	case *imported:
+	case *borrowed:
 		maker = mem.dev
 	}
 	if maker != d {
-		panic("cuda: " + d.name + " cannot " + what + " " + b.String() + ": another device made it")
+		panic("cuda: " + d.name + " cannot " + what + " " + b.String() + ": another device made it; use that device")
 	}
 }
 
-// free is what the GPU has left.
-func (d *Device) free() device.Bytes {
+// freeMemory returns how much memory the GPU has left.
+func (d *Device) freeMemory() memory.Bytes {
 	var free, total uint64
-	d.try(&d.drv.memGetInfo, uintptr(pointer(&free)), uintptr(pointer(&total)))
-	return device.Bytes(free)
+	d.tryCall(&d.drv.memGetInfo, uintptr(pointer(&free)), uintptr(pointer(&total)))
+	return memory.Bytes(free)
 }
 
 // measureGranule asks the driver for the unit of mapping.
@@ -48,25 +48,26 @@ func (d *Device) measureGranule() *failure {
 	for _, at := range []memLocation{{locationDevice, d.gpu}, {locationHostNuma, d.numa}} {
 		prop := allocationProp{kind: allocationPinned, location: at}
 		var n uint64
-		if f := d.try(&d.drv.memGetAllocationGranularity, uintptr(pointer(&n)), uintptr(pointer(&prop)), granularityMinimum); f != nil {
+		if f := d.tryCall(&d.drv.memGetAllocationGranularity, uintptr(pointer(&n)), uintptr(pointer(&prop)), granularityMinimum); f != nil {
 			return f
 		}
-		d.granule = max(d.granule, device.Bytes(n))
+		d.granule = max(d.granule, memory.Bytes(n))
 	}
 	return nil
 }
 
-func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+// Alloc implements [device.Device].
+func (d *Device) Alloc(kind memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
 	d.mustBeOpen("Alloc")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
-	d.reap()
+	d.runPassed()
 	if err := d.ledger.Alloc(kind, size, owner); err != nil {
 		return nil, err
 	}
 	p := &d.pools[kind]
-	addr, f := p.take(&p.buffers, size)
+	addr, f := p.allocate(&p.buffers, size)
 	if f != nil {
 		d.ledger.Undo(kind, size, owner)
 		return nil, d.refused(f, kind, size, owner)
@@ -76,13 +77,14 @@ func (d *Device) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 	return b, nil
 }
 
-func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+// Reserve implements [device.Device].
+func (d *Device) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	d.mustBeOpen("Reserve")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
 	if limit < 0 {
-		panic(fmt.Sprintf("cuda: %q reserves %d bytes", owner, int64(limit)))
+		panic(fmt.Sprintf("cuda: %q reserves %d bytes; expected a size of at least zero", owner, int64(limit)))
 	}
 	if err := d.ledger.Alloc(kind, 0, owner); err != nil {
 		return nil, err
@@ -96,14 +98,15 @@ func (d *Device) Reserve(kind device.Kind, limit device.Bytes, owner string) (*d
 	return b, nil
 }
 
-func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
+// Grow implements [device.Device].
+func (d *Device) Grow(b *device.Buffer, size memory.Bytes) error {
 	d.mustBeOpen("Grow")
 	d.mustOwn(b, "grow")
 	if err := d.err(); err != nil {
 		return err
 	}
 	if !b.Live() || size > b.Max() {
-		panic(fmt.Sprintf("cuda: %s cannot grow to %v: it was freed, or reserved for at most %v", b, size, b.Max()))
+		panic(fmt.Sprintf("cuda: %s cannot grow to %v; it was freed, or has a maximum of %v", b, size, b.Max()))
 	}
 	d.growing.Lock()
 	defer d.growing.Unlock()
@@ -111,7 +114,7 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	if more <= 0 {
 		return nil
 	}
-	d.reap()
+	d.runPassed()
 	if err := d.ledger.Grow(b.Kind(), more, b.Owner()); err != nil {
 		return err
 	}
@@ -125,21 +128,23 @@ func (d *Device) Grow(b *device.Buffer, size device.Bytes) error {
 	return nil
 }
 
-func (d *Device) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
+// Borrow implements [device.Device].
+func (d *Device) Borrow(kind memory.Kind, addr uintptr, size memory.Bytes, owner string) *device.Buffer {
 	b := device.NewBuffer(kind, addr, size, size, owner)
-	b.Mem = &imported{d}
+	b.Mem = &borrowed{d}
 	return b
 }
 
+// View implements [device.Device].
 func (d *Device) View(r device.Range, mode device.Mode) []byte {
 	device.CheckAccess(device.Access{Rect: device.Rect{Range: r, Pitch: r.Len, Rows: 1}, Mode: mode})
-	if r.Buf.Kind() != device.Host {
-		panic("cuda: the host cannot look into " + r.String() + "; copy it to host memory or use Download")
+	if r.Buf.Kind() != memory.Host {
+		panic("cuda: the host cannot view " + r.String() + "; copy it to host memory or use Download")
 	}
 	return bytesAt(r.Addr(), r.Len)
 }
 
-func bytesAt(addr uintptr, n device.Bytes) []byte { return device.Slice[byte](uint64(addr), int(n)) }
+func bytesAt(addr uintptr, n memory.Bytes) []byte { return device.Slice[byte](uint64(addr), int(n)) }
 
 // release gives the memory of a freed buffer back.
 func (d *Device) release(b *device.Buffer) {
@@ -147,7 +152,7 @@ func (d *Device) release(b *device.Buffer) {
 	if r, reserved := b.Mem.(*region); reserved {
 		p.release(r)
 	} else {
-		p.give(&p.buffers, b.Addr(), b.Size())
+		p.freeBlock(&p.buffers, b.Addr(), b.Size())
 	}
 	d.ledger.Release(b.Kind(), b.Size(), b.Owner())
 }

@@ -1,6 +1,5 @@
-// This file owns what an observer is told: when the GPU did what, by timing events
-// that are recorded around work and read once they have passed. The host never waits
-// for them.
+// This file owns what an observer is told. Timing events are recorded around work and read
+// once they have passed. The host never waits for them.
 
 package cuda
 
@@ -10,21 +9,24 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 const (
-	// batch is how many pieces of work are told as one: an event costs the host about a
-	// microsecond, and a launch two to four.
+	// batch is how many pieces of work are reported as one: an event costs the host
+	// about a microsecond, and a launch two to four.
 	batch = 16
-	// few is how many of them a recording, where another stream may wait, ends.
+	// few is how many of them there must be for a recording to end the batch, because
+	// another stream may wait there.
 	few = 4
-	// referenceSpan is how long one serves: the driver gives times in float32 milliseconds, whose last bit
-	// is a quarter of a microsecond at four seconds.
+	// referenceSpan is how long a reference is used: the driver gives times in float32
+	// milliseconds, whose last bit is a quarter of a microsecond at four seconds.
 	referenceSpan = 4 * time.Second
 )
 
-// watch is what a device needs to tell: events, and one of them whose time is known on
-// the host's clock.
+// watch is what a device needs for its observer: events, and one of them, the reference,
+// whose time on the host's clock is known.
 type watch struct {
 	device.Observer
 	mu    sync.Mutex
@@ -35,8 +37,8 @@ type watch struct {
 	least int64     // how long the host took to see it, at least
 	out   float32   // what the driver has answered
 
-	serves time.Duration // how long a reference does
-	labels device.Labels // of streams; guarded by the device's mutex
+	serves time.Duration    // how long a reference does
+	labels devicekit.Labels // of streams; guarded by the device's mutex
 }
 
 // timing is work between two events of a stream.
@@ -46,7 +48,7 @@ type timing struct {
 	soft       bool // other such work may join it
 }
 
-// track is what is told of one stream.
+// track is what is measured of one stream.
 type track struct {
 	label  string
 	mu     sync.Mutex
@@ -55,24 +57,24 @@ type track struct {
 	closed []timing // in order, whose end may not have passed yet
 }
 
-// observe has somebody told of the device's work. The reference is the one of several
-// recordings that the host saw soonest: half of that time is what its clock is off.
+// observe sets the observer. The reference is the recording, of several, that the host saw
+// soonest; its time is uncertain by half of that delay.
 func (d *Device) observe(o device.Observer) error {
 	if o == nil {
 		return nil
 	}
 	d.ledger.Observe(o)
-	w := &watch{Observer: o, least: math.MaxInt64, serves: referenceSpan, labels: device.Labels{}}
+	w := &watch{Observer: o, least: math.MaxInt64, serves: referenceSpan, labels: devicekit.Labels{}}
 	var handle uint64
-	if f := d.try(&d.drv.streamCreate, uintptr(pointer(&handle)), streamNonBlocking); f != nil {
-		return d.refused(f, device.Accel, 0, "stream of the trace")
+	if f := d.tryCall(&d.drv.streamCreate, uintptr(pointer(&handle)), streamNonBlocking); f != nil {
+		return d.refused(f, memory.Device, 0, "stream of the trace")
 	}
 	s := uintptr(handle)
 	defer d.insist(&d.drv.streamDestroy, s)
 	for range 8 {
 		e := d.stamped(w, s)
 		asked := device.Now()
-		if e == 0 || !d.do(&d.drv.eventRecord, e, s) || !d.do(&d.drv.eventSynchronize, e) {
+		if e == 0 || !d.callOrFail(&d.drv.eventRecord, e, s) || !d.callOrFail(&d.drv.eventSynchronize, e) {
 			d.unwatch(w)
 			return d.err()
 		}
@@ -101,8 +103,8 @@ func (d *Device) unwatch(w *watch) {
 	w.all, w.free = nil, nil
 }
 
-// stamped is a timing event recorded behind a stream's work so far, or zero where there
-// is none to be had: then something goes untold.
+// stamped returns a timing event that is recorded behind a stream's work so far. It returns
+// zero if there is none, and the work is then not reported.
 func (d *Device) stamped(w *watch, stream uintptr) uintptr {
 	w.mu.Lock()
 	var e uintptr
@@ -112,7 +114,7 @@ func (d *Device) stamped(w *watch, stream uintptr) uintptr {
 	w.mu.Unlock()
 	if e == 0 {
 		var handle uint64
-		if d.try(&d.drv.eventCreate, uintptr(pointer(&handle)), 0) != nil {
+		if d.tryCall(&d.drv.eventCreate, uintptr(pointer(&handle)), 0) != nil {
 			return 0
 		}
 		e = uintptr(handle)
@@ -133,9 +135,9 @@ func (w *watch) recycle(es ...uintptr) {
 	w.free = append(w.free, es...)
 }
 
-// begin counts a piece of work that is about to be issued outside of captures, and, if
-// somebody watches, begins to time it. Soft work is told together with its like.
-func (s *stream) begin(kind device.WorkKind, name string, n device.Bytes, to device.Kind, soft bool) {
+// begin counts a piece of work that is about to be issued outside of captures, and begins to
+// time it if there is an observer. Soft work is reported in batches.
+func (s *stream) begin(kind device.WorkKind, name string, n memory.Bytes, to memory.Kind, soft bool) {
 	t := s.track
 	if t == nil {
 		s.issued.Add(1)
@@ -165,7 +167,7 @@ func (s *stream) ended() {
 		if t.open && (!t.now.soft || t.now.Last-t.now.First >= batch) {
 			s.finish()
 		}
-		s.tell()
+		s.reportPassed()
 	}
 }
 
@@ -180,8 +182,8 @@ func (s *stream) recorded() {
 	}
 }
 
-// rest ends the timing of what was issued: a capture begins, or the host waits.
-func (s *stream) rest() {
+// endTiming ends the timing of what was issued: a capture begins, or the host waits.
+func (s *stream) endTiming() {
 	if t := s.track; t != nil && s.capture.Load() == nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -191,19 +193,18 @@ func (s *stream) rest() {
 	}
 }
 
-// report tells what is over.
+// report tells the observer what is done.
 func (s *stream) report() {
 	if t := s.track; t != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		s.tell()
+		s.reportPassed()
 	}
 }
 
-// stamp records an event, unless that would become a part of a capture: of this
-// device's, or of whoever owns the stream.
+// stamp records an event unless the stream is captured, by this device or by its owner.
 func (s *stream) stamp() uintptr {
-	if s.idle() || s.capture.Load() != nil || s.foreign && s.captured() {
+	if s.idle() || s.capture.Load() != nil || s.borrowed && s.captured() {
 		return 0
 	}
 	return s.dev.stamped(s.dev.watch, s.handle)
@@ -220,9 +221,9 @@ func (s *stream) finish() {
 	t.closed = append(t.closed, t.now)
 }
 
-// tell tells of the spans that have passed, in order, without waiting. The caller holds
-// the track.
-func (s *stream) tell() {
+// reportPassed reports the spans that have passed, in order, without waiting. The caller
+// holds the track.
+func (s *stream) reportPassed() {
 	t, d := s.track, s.dev
 	done := 0
 	for ; done < len(t.closed) && !d.gone.Load(); done++ {
@@ -232,7 +233,7 @@ func (s *stream) tell() {
 			break
 		}
 		if r == success {
-			d.watch.tell(d, x)
+			d.watch.reportSpan(d, x)
 		}
 	}
 	if done > 0 {
@@ -240,12 +241,12 @@ func (s *stream) tell() {
 	}
 }
 
-// tell reads the times of a span and lets go of its events. Now and then its end becomes
-// the reference.
-func (w *watch) tell(d *Device, x *timing) {
+// reportSpan reads the times of a span, reports it and recycles its events. Now and then the
+// end of a span becomes the reference.
+func (w *watch) reportSpan(d *Device, x *timing) {
 	w.mu.Lock()
-	begin, ok := w.at(d, x.begin)
-	end, both := w.at(d, x.end)
+	begin, ok := w.eventTime(d, x.begin)
+	end, both := w.eventTime(d, x.end)
 	w.free = append(w.free, x.begin)
 	if both && time.Duration(end-w.zero) > w.serves {
 		w.free = append(w.free, w.ref)
@@ -256,12 +257,12 @@ func (w *watch) tell(d *Device, x *timing) {
 	w.mu.Unlock()
 	if ok && both {
 		x.Begin, x.End = begin, max(begin, end)
-		w.Worked(x.Work)
+		w.WorkDone(x.Work)
 	}
 }
 
-// at is the time of an event that has passed.
-func (w *watch) at(d *Device, e uintptr) (int64, bool) {
-	f := d.try(&d.drv.eventElapsedTime, uintptr(pointer(&w.out)), w.ref, e)
+// eventTime returns the time of an event that has passed.
+func (w *watch) eventTime(d *Device, e uintptr) (int64, bool) {
+	f := d.tryCall(&d.drv.eventElapsedTime, uintptr(pointer(&w.out)), w.ref, e)
 	return w.zero + int64(float64(w.out)*1e6), f == nil
 }

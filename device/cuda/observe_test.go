@@ -11,16 +11,17 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/devicetest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // told keeps what an observer is told.
 type told struct {
 	mu    sync.Mutex
 	works map[string][]device.Work // by stream
-	inUse [device.Kinds]device.Bytes
+	inUse [memory.Kinds]memory.Bytes
 }
 
-func (o *told) Worked(w device.Work) {
+func (o *told) WorkDone(w device.Work) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.works == nil {
@@ -29,7 +30,7 @@ func (o *told) Worked(w device.Work) {
 	o.works[w.Stream] = append(o.works[w.Stream], w)
 }
 
-func (o *told) Took(kind device.Kind, owner string, bytes, current device.Bytes) {
+func (o *told) MemoryChanged(kind memory.Kind, owner string, bytes, current memory.Bytes) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.inUse[kind] += bytes; o.inUse[kind] != current || owner == "" {
@@ -48,7 +49,7 @@ func TestConformanceWatched(t *testing.T) {
 // watched runs launches, copies, waits and a graph, and looks at what was told.
 func watched(t *testing.T, d *Device, o *told) {
 	compute, out := newStream(t, d, "compute"), newStream(t, d, "out")
-	b, h := alloc(t, d, device.Accel, 32<<20), alloc(t, d, device.Host, 32<<20)
+	b, h := alloc(t, d, memory.Device, 32<<20), alloc(t, d, memory.Host, 32<<20)
 	e, err := d.NewEvent(0)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +97,7 @@ func watched(t *testing.T, d *Device, o *told) {
 		t.Fatalf("the copy stream did %+v", o.works["out"])
 	}
 	for _, w := range copies {
-		if w.Kind != device.Copied || w.Bytes != h.Size() || w.To != device.Host || w.Begin < waited.End {
+		if w.Kind != device.Copied || w.Bytes != h.Size() || w.To != memory.Host || w.Begin < waited.End {
 			t.Errorf("a copy was told as %+v", w)
 		}
 	}
@@ -173,7 +174,7 @@ func TestObserverReference(t *testing.T) {
 	s := newStream(t, d, "s")
 	d.watch.serves = time.Microsecond
 	first := d.watch.ref
-	b := alloc(t, d, device.Host, 64)
+	b := alloc(t, d, memory.Host, 64)
 	from := device.Now()
 	for range 200 {
 		s.Upload(b.All(), make([]byte, 64))
@@ -194,7 +195,7 @@ func TestObserverOfFailure(t *testing.T) {
 	o := &told{}
 	d, f := openFake(t, Options{Observe: o})
 	s := newStream(t, d, "s")
-	b := alloc(t, d, device.Accel, 4096)
+	b := alloc(t, d, memory.Device, 4096)
 	s.Fill(b.All(), 1)
 	synced(t, s)
 	f.mu.Lock()

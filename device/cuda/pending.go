@@ -1,11 +1,11 @@
-// This file owns what is put off until work is done: giving freed memory back,
-// letting go of a graph's callbacks and events.
+// This file owns what is delayed until work is done: releasing freed memory and a graph's
+// callbacks and events.
 
 package cuda
 
 import "slices"
 
-// pending is something to be done once its event has passed.
+// pending is a function to call once its event has passed.
 type pending struct {
 	event    uintptr // zero has passed
 	borrowed bool    // the event is a stream's mark and stays in its use
@@ -13,30 +13,29 @@ type pending struct {
 	then     func()
 }
 
-// after runs fn once the work issued on the stream so far is done. It runs in
-// some later call of the device, not at once. It does so on a failed device as
-// well; where the event cannot be recorded, it waits.
+// after runs fn once the work that was issued on the stream so far is done. A later call of
+// the device runs it, on a failed device too. If the event cannot be recorded, after waits.
 func (d *Device) after(s *stream, staging bool, fn func()) {
-	d.put(pending{event: d.mark(s), staging: staging, then: fn})
+	d.addPending(pending{event: d.mark(s), staging: staging, then: fn})
 }
 
-// afterReplay is after for a stream that may have begun to capture since: an event
-// recorded now would become a part of that capture, so that the one recorded at
-// its beginning, behind all work the stream had, must do.
+// afterReplay does the same for a stream that may have begun a capture since. An event that
+// is recorded now would become part of that capture, so afterReplay uses the event that was
+// recorded at its beginning, behind all earlier work of the stream.
 func (d *Device) afterReplay(s *stream, fn func()) {
 	s.border.Lock()
 	defer s.border.Unlock()
 	switch {
 	case s.closed.Load(): // no work is left on it
-		d.put(pending{then: fn})
+		d.addPending(pending{then: fn})
 	case s.capture.Load() == nil:
 		d.after(s, false, fn)
 	case s.before != 0: // the device failed over it otherwise, and Close cleans up
-		d.put(pending{event: s.before, borrowed: true, then: fn})
+		d.addPending(pending{event: s.before, borrowed: true, then: fn})
 	}
 }
 
-func (d *Device) put(p pending) {
+func (d *Device) addPending(p pending) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.pending = append(d.pending, p)
@@ -57,8 +56,7 @@ func (d *Device) mark(s *stream) uintptr {
 	return 0
 }
 
-// event is an event without timing that nobody uses, or zero on a device that
-// fails over it.
+// event returns an unused event without timing, or zero if the device fails.
 func (d *Device) event() uintptr {
 	d.mu.Lock()
 	if n := len(d.events); n > 0 {
@@ -69,7 +67,7 @@ func (d *Device) event() uintptr {
 	}
 	d.mu.Unlock()
 	var e uint64
-	if f := d.try(&d.drv.eventCreate, uintptr(pointer(&e)), eventDisableTiming); f != nil {
+	if f := d.tryCall(&d.drv.eventCreate, uintptr(pointer(&e)), eventDisableTiming); f != nil {
 		d.broken(f)
 		return 0
 	}
@@ -82,11 +80,11 @@ func (d *Device) recycle(e uintptr) {
 	d.events = append(d.events, e)
 }
 
-// reap does what waited for events that have passed. When it returns, all of
-// that is done, whichever goroutine did it: an Alloc that comes next finds the
-// memory. Events are asked on a failed device as well, because only a context
-// that is broken stops its work; it answers with its error, which counts as passed.
-func (d *Device) reap() {
+// runPassed runs what waits for events that have passed. When it returns, all of that is
+// done, whichever goroutine did it, so a following Alloc finds the memory. It queries events
+// on a failed device too, because only a broken context stops its work; such a context
+// returns its error, which counts as passed.
+func (d *Device) runPassed() {
 	d.reaping.Lock()
 	defer d.reaping.Unlock()
 	d.mu.Lock()

@@ -13,11 +13,12 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// borders are the ends of chunks inside the n bytes at addr, counted from addr.
-func (r *region) borders(addr uintptr, n device.Bytes) (at []device.Bytes) {
-	from := device.Bytes(addr - r.addr)
+// borders returns the ends of chunks inside the n bytes at addr, counted from addr.
+func (r *region) borders(addr uintptr, n memory.Bytes) (at []memory.Bytes) {
+	from := memory.Bytes(addr - r.addr)
 	for _, end := range r.ends() {
 		if end > from && end < from+n {
 			at = append(at, end-from)
@@ -26,9 +27,9 @@ func (r *region) borders(addr uintptr, n device.Bytes) (at []device.Bytes) {
 	return at
 }
 
-// solid is how many bytes of a range, from its first on, lie in one chunk.
-func (d *Device) solid(r device.Range) device.Bytes {
-	var ends []device.Bytes
+// solid returns how many bytes of a range, from its first on, lie in one chunk.
+func (d *Device) solid(r device.Range) memory.Bytes {
+	var ends []memory.Bytes
 	switch mem := r.Buf.Mem.(type) {
 	case *carved:
 		ends = mem.ends
@@ -47,21 +48,20 @@ func (d *Device) solid(r device.Range) device.Bytes {
 	return min(r.Len, ends[i]-r.Off)
 }
 
-// chunkFrom is how many bytes of imported memory, from addr on, lie in one chunk
-// for certain. Others' memory may lie in chunks too: PyTorch's expandable segments
-// do. The driver knows the chunk of device memory, but that of host memory under
-// an address of its own; there the next multiple of the granule must do, where
-// every border lies.
-func (d *Device) chunkFrom(addr uint64) device.Bytes {
+// chunkFrom returns how many bytes of borrowed memory, from addr on, lie in one chunk
+// for certain. Borrowed memory may lie in chunks too, as PyTorch's expandable segments do.
+// The driver knows the chunk of device memory, but knows host memory under another address;
+// there the next multiple of the granule is used, because every border is at one.
+func (d *Device) chunkFrom(addr uint64) memory.Bytes {
 	var base, size uint64
-	f := d.try(&d.drv.memGetAddressRange, uintptr(pointer(&base)), uintptr(pointer(&size)), uintptr(addr))
+	f := d.tryCall(&d.drv.memGetAddressRange, uintptr(pointer(&base)), uintptr(pointer(&size)), uintptr(addr))
 	if f == nil && addr >= base && addr < base+size {
-		return device.Bytes(base + size - addr)
+		return memory.Bytes(base + size - addr)
 	}
-	return d.granule - device.Bytes(addr%uint64(d.granule))
+	return d.granule - memory.Bytes(addr%uint64(d.granule))
 }
 
-// solidRows is how many rows of a rectangle, from its first on, lie in one chunk.
+// solidRows returns how many rows of a rectangle, from its first on, lie in one chunk.
 func (d *Device) solidRows(r device.Rect) int {
 	switch n := d.solid(r.Extent()); {
 	case n == r.Extent().Len:
@@ -111,9 +111,9 @@ func (s *stream) copyRows(c *capture, dst, src device.Rect) {
 	}
 }
 
-// below is the rectangle without its first n rows.
+// below returns the rectangle without its first n rows.
 func below(r device.Rect, n int) device.Rect {
-	r.Off += device.Bytes(n) * r.Pitch
+	r.Off += memory.Bytes(n) * r.Pitch
 	r.Rows -= n
 	return r
 }

@@ -20,7 +20,7 @@ var (
 	futureKernel = &device.Kernel{Name: "future", Image: &device.Image{Name: "future.cu", Variants: []device.Variant{{Major: 99, PTX: testPTX}}}}
 )
 
-// copyLaunch is a copy for Options.CopyKernel; it does whole 16-byte words.
+// copyLaunch returns a copy for Options.CopyKernel; it does whole 16-byte words.
 func copyLaunch(dst, src device.Range) (device.Launch, bool) {
 	if (dst.Addr()|src.Addr()|uintptr(dst.Len))%16 != 0 {
 		return device.Launch{}, false

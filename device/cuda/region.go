@@ -1,5 +1,5 @@
-// This file owns ranges of addresses that never move while memory is mapped in
-// and out behind them.
+// This file owns ranges of addresses that never move while memory is mapped to them and
+// unmapped.
 
 package cuda
 
@@ -7,24 +7,24 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// granule is the unit in which memory is mapped: the driver's on every GPU so
-// far (a larger one is asked for and used), and the size of a huge page.
-const granule = 2 * device.MiB
+// granule is the unit in which memory is mapped: the driver's unit on every GPU so far (a
+// larger one is used if the driver has one), and the size of a huge page.
+const granule = 2 * memory.MiB
 
-// region is a reserved range of addresses. The first mapped bytes have memory
-// behind them, in the chunks it was grown by; pieces.go keeps work from crossing
-// their borders. Whoever owns the region serialises grow, shrink and close.
+// region is a reserved range of addresses. Its first bytes are mapped to memory, in the
+// chunks by which it grew; pieces.go keeps work from crossing their borders. The owner of
+// the region serialises grow, shrink and close.
 type region struct {
 	dev   *Device
-	kind  device.Kind
+	kind  memory.Kind
 	addr  uintptr
-	limit device.Bytes
+	limit memory.Bytes
 	// chunks are where each chunk ends. Streams read them while the region
 	// grows, so a list that was stored is never written again.
-	chunks atomic.Pointer[[]device.Bytes]
+	chunks atomic.Pointer[[]memory.Bytes]
 	backed bool // the rest has a backdrop
 }
 
@@ -34,36 +34,36 @@ type failure struct {
 	result result
 }
 
-func (f *failure) oom() bool { return f.result == errOutOfMemory }
+func (f *failure) outOfMemory() bool { return f.result == errOutOfMemory }
 
-// try makes a call and keeps the failure.
+// tryCall makes a call and keeps the failure.
 //
 //go:uintptrescapes
-func (d *Device) try(p *proc, args ...uintptr) *failure {
+func (d *Device) tryCall(p *proc, args ...uintptr) *failure {
 	if r := d.call(p, args...); r != success {
 		return &failure{p, r}
 	}
 	return nil
 }
 
-func (d *Device) reserve(kind device.Kind, limit device.Bytes) (*region, *failure) {
+func (d *Device) reserve(kind memory.Kind, limit memory.Bytes) (*region, *failure) {
 	r := &region{dev: d, kind: kind, limit: roundUp(max(limit, 1), d.granule)}
 	var addr uint64
-	if f := d.try(&d.drv.memAddressReserve, uintptr(pointer(&addr)), uintptr(r.limit), 0, 0, 0); f != nil {
+	if f := d.tryCall(&d.drv.memAddressReserve, uintptr(pointer(&addr)), uintptr(r.limit), 0, 0, 0); f != nil {
 		return nil, f
 	}
 	r.addr = uintptr(addr)
 	return r, nil
 }
 
-func (r *region) ends() []device.Bytes {
+func (r *region) ends() []memory.Bytes {
 	if ends := r.chunks.Load(); ends != nil {
 		return *ends
 	}
 	return nil
 }
 
-func (r *region) mapped() device.Bytes {
+func (r *region) mapped() memory.Bytes {
 	ends := r.ends()
 	if len(ends) == 0 {
 		return 0
@@ -71,9 +71,9 @@ func (r *region) mapped() device.Bytes {
 	return ends[len(ends)-1]
 }
 
-// grow maps memory behind the first size bytes, in one chunk. The handle of the
-// memory is let go at once: the mapping keeps the memory.
-func (r *region) grow(size device.Bytes) *failure {
+// grow maps memory to the first size bytes, in one chunk. It releases the handle of the
+// memory at once, because the mapping keeps the memory.
+func (r *region) grow(size memory.Bytes) *failure {
 	from, to := r.mapped(), roundUp(size, r.dev.granule)
 	if to <= from {
 		return nil
@@ -97,25 +97,25 @@ func (r *region) grow(size device.Bytes) *failure {
 	return nil
 }
 
-// location is where memory of a kind is made.
-func (d *Device) location(kind device.Kind) memLocation {
-	if kind == device.Host {
+// location returns where memory of a kind is made.
+func (d *Device) location(kind memory.Kind) memLocation {
+	if kind == memory.Host {
 		return memLocation{locationHostNuma, d.numa}
 	}
 	return memLocation{locationDevice, d.gpu}
 }
 
 // create makes memory without an address.
-func (d *Device) create(kind device.Kind, n device.Bytes) (uintptr, *failure) {
+func (d *Device) create(kind memory.Kind, n memory.Bytes) (uintptr, *failure) {
 	prop := allocationProp{kind: allocationPinned, location: d.location(kind)}
 	var handle uint64
-	f := d.try(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0)
+	f := d.tryCall(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0)
 	return uintptr(handle), f
 }
 
 // attach maps memory.
-func (d *Device) attach(kind device.Kind, at uintptr, n device.Bytes, handle uintptr) *failure {
-	if f := d.try(&d.drv.memMap, at, uintptr(n), 0, handle, 0); f != nil {
+func (d *Device) attach(kind memory.Kind, at uintptr, n memory.Bytes, handle uintptr) *failure {
+	if f := d.tryCall(&d.drv.memMap, at, uintptr(n), 0, handle, 0); f != nil {
 		return f
 	}
 	f := d.permit(kind, at, n)
@@ -125,20 +125,20 @@ func (d *Device) attach(kind device.Kind, at uintptr, n device.Bytes, handle uin
 	return f
 }
 
-// permit lets the GPU use what was mapped, and the host what is the host's.
-func (d *Device) permit(kind device.Kind, at uintptr, n device.Bytes) *failure {
-	access := []accessDesc{{d.location(device.Accel), accessReadWrite}}
-	if kind == device.Host {
-		access = append(access, accessDesc{d.location(device.Host), accessReadWrite})
+// permit gives the GPU access to mapped memory, and the host access to host memory.
+func (d *Device) permit(kind memory.Kind, at uintptr, n memory.Bytes) *failure {
+	access := []accessDesc{{d.location(memory.Device), accessReadWrite}}
+	if kind == memory.Host {
+		access = append(access, accessDesc{d.location(memory.Host), accessReadWrite})
 	}
-	return d.try(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access)))
+	return d.tryCall(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access)))
 }
 
-// shrink unmaps the chunks that lie wholly behind the first size bytes.
-func (r *region) shrink(size device.Bytes) {
+// shrink unmaps the chunks that lie completely behind the first size bytes.
+func (r *region) shrink(size memory.Bytes) {
 	for ends := r.ends(); len(ends) > 0; {
 		last := len(ends) - 1
-		from := device.Bytes(0)
+		from := memory.Bytes(0)
 		if last > 0 {
 			from = ends[last-1]
 		}
@@ -154,7 +154,7 @@ func (r *region) shrink(size device.Bytes) {
 
 func (r *region) close() {
 	if r.backed {
-		r.drop()
+		r.unmapWholeBackdrop()
 	}
 	r.shrink(0)
 	r.dev.insist(&r.dev.drv.memAddressFree, r.addr, uintptr(r.limit))

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // slab hands out blocks. At every point
@@ -17,21 +18,21 @@ import (
 // where a block is what was asked for, rounded up to device.Align and nothing
 // more. Holes are sorted, lie inside the slab, and never touch each other.
 type slab struct {
-	size  device.Bytes
+	size  memory.Bytes
 	holes []span
 }
 
 // span is the bytes [from, to).
-type span struct{ from, to device.Bytes }
+type span struct{ from, to memory.Bytes }
 
-func roundUp(n, to device.Bytes) device.Bytes { return (n + to - 1) / to * to }
+func roundUp(n, to memory.Bytes) memory.Bytes { return (n + to - 1) / to * to }
 
-// blockSize is what a block of n bytes takes. A block of nothing takes room as
-// well, so that every buffer has an address of its own.
-func blockSize(n device.Bytes) device.Bytes { return roundUp(max(n, 1), device.Align) }
+// blockSize returns the size of a block for n bytes. A block of no bytes has a size too, so
+// that every buffer has an address of its own.
+func blockSize(n memory.Bytes) memory.Bytes { return roundUp(max(n, 1), device.Align) }
 
-// take cuts a block from the front of the smallest hole that holds it.
-func (s *slab) take(n device.Bytes) (off device.Bytes, ok bool) {
+// allocate cuts a block from the front of the smallest hole that holds it.
+func (s *slab) allocate(n memory.Bytes) (off memory.Bytes, ok bool) {
 	n = blockSize(n)
 	best := -1
 	for i, h := range s.holes {
@@ -51,15 +52,15 @@ func (s *slab) take(n device.Bytes) (off device.Bytes, ok bool) {
 	return off, true
 }
 
-// give takes a block back and joins it with the holes beside it.
-func (s *slab) give(off, n device.Bytes) {
-	s.add(span{off, off + blockSize(n)})
+// free takes a block back and joins it with the holes beside it.
+func (s *slab) free(off, n memory.Bytes) {
+	s.insertHole(span{off, off + blockSize(n)})
 }
 
-func (s *slab) add(b span) {
-	i, _ := slices.BinarySearchFunc(s.holes, b.from, func(h span, at device.Bytes) int { return int(h.from - at) })
+func (s *slab) insertHole(b span) {
+	i, _ := slices.BinarySearchFunc(s.holes, b.from, func(h span, at memory.Bytes) int { return int(h.from - at) })
 	if b.from < 0 || b.to > s.size || i > 0 && s.holes[i-1].to > b.from || i < len(s.holes) && s.holes[i].from < b.to {
-		panic(fmt.Sprintf("cuda: bytes [%d,%d) of the slab are given back twice", b.from, b.to))
+		panic(fmt.Sprintf("cuda: bytes [%d,%d) of the slab are freed twice", b.from, b.to))
 	}
 	s.holes = slices.Insert(s.holes, i, b)
 	if i+1 < len(s.holes) && s.holes[i+1].from == b.to {
@@ -73,17 +74,17 @@ func (s *slab) add(b span) {
 }
 
 // resize makes the slab larger, or smaller by cutting into its last hole.
-func (s *slab) resize(size device.Bytes) {
+func (s *slab) resize(size memory.Bytes) {
 	old := s.size
 	if size >= old {
 		s.size = size
 		if size > old {
-			s.add(span{old, size})
+			s.insertHole(span{old, size})
 		}
 		return
 	}
-	if size < s.used() {
-		panic(fmt.Sprintf("cuda: the slab cannot shrink to %d bytes: %d are in use", size, s.used()))
+	if size < s.usedEnd() {
+		panic(fmt.Sprintf("cuda: the slab cannot shrink to %d bytes: %d are in use", size, s.usedEnd()))
 	}
 	last := &s.holes[len(s.holes)-1]
 	last.to = size
@@ -93,16 +94,16 @@ func (s *slab) resize(size device.Bytes) {
 	s.size = size
 }
 
-// used is the end of the last block.
-func (s *slab) used() device.Bytes {
+// usedEnd returns the end of the last block.
+func (s *slab) usedEnd() memory.Bytes {
 	if n := len(s.holes); n > 0 && s.holes[n-1].to == s.size {
 		return s.holes[n-1].from
 	}
 	return s.size
 }
 
-// largest is the size of the largest hole.
-func (s *slab) largest() (n device.Bytes) {
+// largest returns the size of the largest hole.
+func (s *slab) largest() (n memory.Bytes) {
 	for _, h := range s.holes {
 		n = max(n, h.to-h.from)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // slabModel knows for each unit of device.Align bytes whether it is taken.
@@ -20,7 +21,7 @@ type slabModel struct {
 // run plays a program: pairs of an operation and its argument.
 func (m *slabModel) run(program []byte) {
 	for i := 0; i+1 < len(program); i += 2 {
-		n := device.Bytes(program[i+1])
+		n := memory.Bytes(program[i+1])
 		switch program[i] % 4 {
 		case 0, 1:
 			m.take(n * 37)
@@ -33,16 +34,16 @@ func (m *slabModel) run(program []byte) {
 	}
 }
 
-func (m *slabModel) take(n device.Bytes) {
-	fits := device.Bytes(0) // the largest run of free units
-	run := device.Bytes(0)
+func (m *slabModel) take(n memory.Bytes) {
+	fits := memory.Bytes(0) // the largest run of free units
+	run := memory.Bytes(0)
 	for _, t := range m.taken {
 		if run += device.Align; t {
 			run = 0
 		}
 		fits = max(fits, run)
 	}
-	off, ok := m.slab.take(n)
+	off, ok := m.slab.allocate(n)
 	if ok != (blockSize(n) <= fits) {
 		m.t.Fatalf("take(%d) says %v, but the largest hole has %d bytes", n, ok, fits)
 	}
@@ -57,7 +58,7 @@ func (m *slabModel) take(n device.Bytes) {
 }
 
 // mark changes the units of a block, all of which must change.
-func (m *slabModel) mark(off, n device.Bytes, taken bool) {
+func (m *slabModel) mark(off, n memory.Bytes, taken bool) {
 	for u := off / device.Align; u < (off+blockSize(n))/device.Align; u++ {
 		if m.taken[u] == taken {
 			m.t.Fatalf("unit %d of the block at %d was in that state already", u, off)
@@ -72,15 +73,15 @@ func (m *slabModel) give(which int) {
 	}
 	i := which % len(m.blocks)
 	b := m.blocks[i]
-	m.slab.give(b.from, b.to-b.from)
+	m.slab.free(b.from, b.to-b.from)
 	m.mark(b.from, b.to-b.from, false)
 	m.blocks = append(m.blocks[:i], m.blocks[i+1:]...)
 }
 
-func (m *slabModel) resize(size device.Bytes) {
-	size = max(size, m.slab.used())
+func (m *slabModel) resize(size memory.Bytes) {
+	size = max(size, m.slab.usedEnd())
 	m.slab.resize(size)
-	for device.Bytes(len(m.taken))*device.Align < size {
+	for memory.Bytes(len(m.taken))*device.Align < size {
 		m.taken = append(m.taken, false)
 	}
 	m.taken = m.taken[:size/device.Align]
@@ -89,7 +90,7 @@ func (m *slabModel) resize(size device.Bytes) {
 // check compares the holes and the law.
 func (m *slabModel) check() {
 	free := make([]bool, len(m.taken))
-	last := device.Bytes(-1)
+	last := memory.Bytes(-1)
 	for _, h := range m.slab.holes {
 		if h.from <= last || h.to <= h.from || h.to > m.slab.size {
 			m.t.Fatalf("holes %v of a slab of %d bytes touch, are empty or lie outside", m.slab.holes, m.slab.size)
@@ -99,17 +100,17 @@ func (m *slabModel) check() {
 		}
 		last = h.to
 	}
-	used := device.Bytes(0)
+	used := memory.Bytes(0)
 	for u, t := range m.taken {
 		if t == free[u] {
 			m.t.Fatalf("unit %d: taken %v, free %v", u, t, free[u])
 		}
 		if t {
-			used = device.Bytes(u+1) * device.Align
+			used = memory.Bytes(u+1) * device.Align
 		}
 	}
-	if m.slab.used() != used || m.slab.size != device.Bytes(len(m.taken))*device.Align {
-		m.t.Fatalf("used %d of %d, want %d of %d units", m.slab.used(), m.slab.size, used, len(m.taken))
+	if m.slab.usedEnd() != used || m.slab.size != memory.Bytes(len(m.taken))*device.Align {
+		m.t.Fatalf("used %d of %d, want %d of %d units", m.slab.usedEnd(), m.slab.size, used, len(m.taken))
 	}
 }
 
@@ -133,22 +134,22 @@ func FuzzSlab(f *testing.F) {
 func TestSlabFitsBest(t *testing.T) {
 	var s slab
 	s.resize(10 * device.Align)
-	var at [5]device.Bytes
-	for i, n := range []device.Bytes{3, 1, 2, 1, 3} {
-		at[i], _ = s.take(n * device.Align)
+	var at [5]memory.Bytes
+	for i, n := range []memory.Bytes{3, 1, 2, 1, 3} {
+		at[i], _ = s.allocate(n * device.Align)
 	}
-	s.give(at[0], 3*device.Align)
-	s.give(at[2], 2*device.Align)
-	if off, _ := s.take(2*device.Align - 5); off != at[2] {
+	s.free(at[0], 3*device.Align)
+	s.free(at[2], 2*device.Align)
+	if off, _ := s.allocate(2*device.Align - 5); off != at[2] {
 		t.Errorf("a block of two units went to %d, want the hole at %d", off, at[2])
 	}
-	s.give(at[1], device.Align)
+	s.free(at[1], device.Align)
 	if s.largest() != 4*device.Align {
 		t.Errorf("the hole of three and the one of one make %v", s.holes)
 	}
 	for what, fn := range map[string]func(){
-		"a block given back twice":  func() { s.give(at[1], device.Align) },
-		"a block beyond the end":    func() { s.give(10*device.Align, 1) },
+		"a block given back twice":  func() { s.free(at[1], device.Align) },
+		"a block beyond the end":    func() { s.free(10*device.Align, 1) },
 		"shrinking below the block": func() { s.resize(9 * device.Align) },
 	} {
 		mustPanic(t, what, fn)

@@ -11,43 +11,47 @@ import (
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/devicekit"
 	"github.com/stowage-dev/stowage/internal/memcopy"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// stream is a queue of the driver's. Its life cycle:
+// stream is a stream of the driver. Its life cycle:
 //
 //  1. open: work is issued.
 //  2. capturing: work becomes nodes of a graph; EndCapture leads back to 1.
 //  3. closed: using it panics.
 type stream struct {
-	dev     *Device
-	name    string
-	handle  uintptr
-	foreign bool       // somebody else's
-	border  sync.Mutex // held where a capture begins
-	before  uintptr    // an event behind the work given before the last capture
-	capture atomic.Pointer[capture]
-	issued  atomic.Uint64 // pieces of work outside of captures
-	track   *track        // what is told of it, or nil
-	closed  atomic.Bool
+	dev      *Device
+	name     string
+	handle   uintptr
+	borrowed bool       // the caller owns it
+	border   sync.Mutex // held where a capture begins
+	before   uintptr    // an event behind the work given before the last capture
+	capture  atomic.Pointer[capture]
+	issued   atomic.Uint64 // pieces of work outside of captures
+	track    *track        // what is told of it, or nil
+	closed   atomic.Bool
 }
 
+// NewStream implements [device.Device].
 func (d *Device) NewStream(name string) (device.Stream, error) {
 	d.mustBeOpen("NewStream")
 	if err := d.err(); err != nil {
 		return nil, err
 	}
 	var handle uint64
-	if f := d.try(&d.drv.streamCreate, uintptr(pointer(&handle)), streamNonBlocking); f != nil {
-		return nil, d.refused(f, device.Accel, 0, "stream "+name)
+	if f := d.tryCall(&d.drv.streamCreate, uintptr(pointer(&handle)), streamNonBlocking); f != nil {
+		return nil, d.refused(f, memory.Device, 0, "stream "+name)
 	}
 	return d.addStream(&stream{dev: d, name: name, handle: uintptr(handle)}), nil
 }
 
-// ImportStream wraps a stream of this device's context that somebody else made
-// and keeps alive. Closing it only ends the handle.
-func (d *Device) ImportStream(handle uintptr, name string) device.Stream {
-	return d.addStream(&stream{dev: d, name: name, handle: handle, foreign: true})
+// BorrowStream returns a stream of the device's context that the caller owns and keeps
+// alive; handle is the driver's. Closing the returned stream only ends the handle. The
+// owner may capture the stream without telling the device; see [Device.Relaxed].
+func (d *Device) BorrowStream(handle uintptr, name string) device.Stream {
+	return d.addStream(&stream{dev: d, name: name, handle: handle, borrowed: true})
 }
 
 func (d *Device) addStream(s *stream) *stream {
@@ -67,10 +71,10 @@ func (s *stream) Name() string { return s.name }
 
 func (s *stream) Issued() uint64 { return s.issued.Load() }
 
-// Handle is the driver's, for libraries that are called beside.
+// Handle returns the driver's handle, for other libraries that use the stream.
 func (s *stream) Handle() uintptr { return s.handle }
 
-// ready is the capture that new work goes to, or nil.
+// ready returns the capture that new work goes to, or nil.
 func (s *stream) ready() *capture {
 	if s.closed.Load() {
 		panic("cuda: work on the closed stream " + s.name)
@@ -78,8 +82,8 @@ func (s *stream) ready() *capture {
 	return s.capture.Load()
 }
 
-// idle tells whether work is to be skipped: the device has failed, or the
-// capture is spoilt and nothing of it shall run by mistake.
+// idle reports whether work must be skipped, because the device has failed or the capture
+// is spoilt.
 func (s *stream) idle() bool {
 	if s.dev.failed.Load() != nil {
 		return true
@@ -88,14 +92,14 @@ func (s *stream) idle() bool {
 	return c != nil && c.spoilt() != nil
 }
 
-// issue makes a call that gives the stream work.
+// issue makes a call that gives work to the stream.
 func (s *stream) issue(p *proc, args ...uintptr) {
 	if !s.idle() {
 		s.judge(p, s.dev.call(p, args...))
 	}
 }
 
-// order is issue for calls that take handles alone.
+// order makes a call that gives work to the stream and takes handles only.
 func (s *stream) order(p *proc, args ...uintptr) {
 	if s.idle() {
 		return
@@ -106,26 +110,25 @@ func (s *stream) order(p *proc, args ...uintptr) {
 	s.dev.drv.frames.Put(f)
 }
 
-// judge looks at a call's result. What a capture refuses spoils the capture;
-// everything else is the device's error.
+// judge checks the result of a call. A call that cannot be captured spoils the capture;
+// every other failure becomes the device's error.
 func (s *stream) judge(p *proc, r result) {
 	if r == success {
 		return
 	}
 	if c := s.capture.Load(); c != nil && r.byCapture() {
-		_ = c.spoil(s, p.name+" was refused with "+s.dev.drv.text(r), "leave it out of the capture")
+		_ = c.spoil(s, p.name+" failed with "+s.dev.drv.text(r), "leave it out of the capture")
 		return
 	}
 	s.dev.broken(&failure{p, r})
 }
 
-// Copy leaves the work to the driver where it can be asynchronous. From host
-// to host the driver would make the caller wait for the whole stream, so there
-// it is a callback that copies.
+// Copy uses the driver's copy if that is asynchronous. Between host memory and host
+// memory the driver would wait for the whole stream, so there a callback copies.
 func (s *stream) Copy(dst, src device.Range) {
-	device.CheckCopy(dst, src)
+	devicekit.CheckCopy(dst, src)
 	c := s.ready()
-	if c != nil && dst.Buf.Kind() == device.Accel && src.Buf.Kind() == device.Accel && s.dev.copyKernel != nil && dst.Len > 0 {
+	if c != nil && dst.Buf.Kind() == memory.Device && src.Buf.Kind() == memory.Device && s.dev.copyKernel != nil && dst.Len > 0 {
 		if l, ok := s.dev.copyKernel(dst, src); ok {
 			s.Launch(l)
 			return
@@ -137,15 +140,15 @@ func (s *stream) Copy(dst, src device.Range) {
 	}
 	switch {
 	case dst.Len == 0:
-	case dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host:
+	case dst.Buf.Kind() == memory.Host && src.Buf.Kind() == memory.Host:
 		s.onHost(func() { memcopy.Copy(bytesAt(dst.Addr(), dst.Len), bytesAt(src.Addr(), src.Len)) })
 	default:
 		s.copyBytes(c, dst, src)
 	}
 }
 
-// count counts a copy, as a node or as itself.
-func (s *stream) count(c *capture, n device.Bytes, dst, src *device.Buffer) {
+// count counts a copy, as a node of a graph or on its own.
+func (s *stream) count(c *capture, n memory.Bytes, dst, src *device.Buffer) {
 	if c != nil {
 		c.work(s)
 		c.hold(dst)
@@ -158,19 +161,19 @@ func (s *stream) count(c *capture, n device.Bytes, dst, src *device.Buffer) {
 }
 
 func (s *stream) Copy2D(dst, src device.Rect) {
-	device.CheckCopy2D(dst, src)
+	devicekit.CheckCopy2D(dst, src)
 	c := s.ready()
 	if dst.Rows == 0 {
 		return
 	}
-	s.count(c, dst.Len*device.Bytes(dst.Rows), dst.Buf, src.Buf)
+	s.count(c, dst.Len*memory.Bytes(dst.Rows), dst.Buf, src.Buf)
 	if c == nil {
 		defer s.ended()
 	}
 	if dst.Len == 0 || s.idle() {
 		return
 	}
-	if dst.Buf.Kind() == device.Host && src.Buf.Kind() == device.Host {
+	if dst.Buf.Kind() == memory.Host && src.Buf.Kind() == memory.Host {
 		s.onHost(func() {
 			to, from := dst.Extent(), src.Extent()
 			memcopy.Copy2D(bytesAt(to.Addr(), to.Len), int(dst.Pitch), bytesAt(from.Addr(), from.Len), int(src.Pitch), int(dst.Len), dst.Rows)
@@ -232,14 +235,14 @@ func (s *stream) Launch(l device.Launch) {
 	}
 }
 
-// uploadPiece is what an upload stages at a time: the first piece is on its way
-// while the second is being copied.
-const uploadPiece = 8 * device.MiB
+// uploadPiece is how much an upload stages at a time: the first piece is transferred while
+// the second is being copied.
+const uploadPiece = 8 * memory.MiB
 
 func (s *stream) Upload(dst device.Range, src []byte) {
 	device.CheckAccess(device.Writes(dst))
 	if int(dst.Len) != len(src) {
-		panic(fmt.Sprintf("cuda: upload of %d bytes to %s", len(src), dst))
+		panic(fmt.Sprintf("cuda: upload of %d bytes to %s: the lengths differ", len(src), dst))
 	}
 	if c := s.ready(); c != nil {
 		_ = c.spoil(s, "an upload cannot be captured", "upload before the capture, or copy from host memory")
@@ -248,36 +251,36 @@ func (s *stream) Upload(dst device.Range, src []byte) {
 	d := s.dev
 	s.begin(device.Copied, "", dst.Len, dst.Buf.Kind(), false)
 	defer s.ended()
-	if dst.Buf.Kind() == device.Host && dst.Len > 0 {
+	if dst.Buf.Kind() == memory.Host && dst.Len > 0 {
 		staged := bytes.Clone(src)
 		s.onHost(func() { copy(bytesAt(dst.Addr(), dst.Len), staged) })
 		return
 	}
-	h := &d.pools[device.Host]
-	for at := device.Bytes(0); at < dst.Len && !s.idle(); {
+	h := &d.pools[memory.Host]
+	for at := memory.Bytes(0); at < dst.Len && !s.idle(); {
 		addr, n := d.stage(min(uploadPiece, dst.Len-at))
 		if n == 0 {
 			return
 		}
 		copy(bytesAt(addr, n), src[at:at+n])
 		s.issue(&d.drv.memcpyAsync, dst.Addr()+uintptr(at), addr, uintptr(n), s.handle)
-		d.after(s, true, func() { h.give(&h.staging, addr, n) })
+		d.after(s, true, func() { h.freeBlock(&h.staging, addr, n) })
 		at += n
 	}
 }
 
-// stage finds n bytes of staging memory, or some less where the machine has no
-// more. When all of it is in flight, it waits for the oldest upload. Nothing
-// stands for a device that has failed.
-func (d *Device) stage(n device.Bytes) (uintptr, device.Bytes) {
-	h := &d.pools[device.Host]
+// stage returns n bytes of staging memory, or fewer if the machine has no more. It waits
+// for the oldest upload if all staging memory is in flight. It returns no bytes if the
+// device has failed.
+func (d *Device) stage(n memory.Bytes) (uintptr, memory.Bytes) {
+	h := &d.pools[memory.Host]
 	for d.failed.Load() == nil {
-		d.reap()
-		addr, f := h.take(&h.staging, n)
+		d.runPassed()
+		addr, f := h.allocate(&h.staging, n)
 		if f == nil {
 			return addr, n
 		}
-		if !f.oom() {
+		if !f.outOfMemory() {
 			d.broken(f)
 			break
 		}
@@ -288,8 +291,8 @@ func (d *Device) stage(n device.Bytes) (uintptr, device.Bytes) {
 		}
 		d.mu.Unlock()
 		if oldest != 0 {
-			d.do(&d.drv.eventSynchronize, oldest)
-		} else if idle := h.hole(&h.staging); idle > 0 {
+			d.callOrFail(&d.drv.eventSynchronize, oldest)
+		} else if idle := h.largestHole(&h.staging); idle > 0 {
 			n = min(n, idle)
 		} else {
 			runtime.Gosched() // another upload has taken it all and is about to issue
@@ -301,17 +304,17 @@ func (d *Device) stage(n device.Bytes) (uintptr, device.Bytes) {
 func (s *stream) Download(dst []byte, src device.Range) error {
 	device.CheckAccess(device.Reads(src))
 	if int(src.Len) != len(dst) {
-		panic(fmt.Sprintf("cuda: download of %s to %d bytes", src, len(dst)))
+		panic(fmt.Sprintf("cuda: download of %s to %d bytes: the lengths differ", src, len(dst)))
 	}
 	if c := s.ready(); c != nil {
 		return c.spoil(s, "a download makes the host wait", "download after the replay")
 	}
 	d := s.dev
 	d.hostReads.Add(1)
-	s.begin(device.Copied, "", src.Len, device.Host, false)
+	s.begin(device.Copied, "", src.Len, memory.Host, false)
 	if len(dst) > 0 {
-		// The pinner moves nothing, it states that the driver holds the address
-		// beyond one call: until the stream has been waited for.
+		// The pinner moves nothing. It states that the driver holds the address
+		// for longer than one call: until the host has waited for the stream.
 		var pin runtime.Pinner
 		pin.Pin(&dst[0])
 		defer pin.Unpin()
@@ -328,18 +331,18 @@ func (s *stream) Free(b *device.Buffer) {
 	}
 	s.dev.mustOwn(b, "free")
 	b.Retire()
-	if _, theirs := b.Mem.(*imported); theirs {
+	if _, theirs := b.Mem.(*borrowed); theirs {
 		return
 	}
-	s.dev.ledger.Pend(b.Kind(), b.Size())
+	s.dev.ledger.MarkPending(b.Kind(), b.Size())
 	s.dev.after(s, false, func() { s.dev.release(b) })
 }
 
-// settle waits for the work that was given so far. Work given before a capture
-// lies before the event that the stream left there.
+// settle waits for the work that was issued so far. The work before a capture lies before
+// the event that was recorded at its beginning.
 func (s *stream) settle() {
 	d := s.dev
-	s.rest()
+	s.endTiming()
 	defer s.report()
 	switch {
 	case s.capture.Load() == nil:
@@ -349,8 +352,8 @@ func (s *stream) settle() {
 	}
 }
 
-// await is settle for a goroutine that does not own the stream, which may begin
-// a capture or be closed meanwhile: it waits for an event, never for the stream.
+// await does the same for a goroutine that does not own the stream. The stream may begin a
+// capture or be closed meanwhile, so await waits for an event and never for the stream.
 func (s *stream) await() {
 	d := s.dev
 	s.border.Lock()
@@ -359,7 +362,7 @@ func (s *stream) await() {
 	switch {
 	case s.closed.Load():
 	case s.capture.Load() == nil:
-		s.rest()
+		s.endTiming()
 		e, own = d.mark(s), true
 	default:
 		e = s.before
@@ -380,17 +383,17 @@ func (s *stream) Sync() error {
 	}
 	s.dev.hostSyncs.Add(1)
 	s.settle()
-	s.dev.reap()
+	s.dev.runPassed()
 	return s.dev.err()
 }
 
 func (s *stream) Close() error {
 	if c := s.ready(); c != nil {
-		panic("cuda: stream " + s.name + " closed while it captures")
+		panic("cuda: stream " + s.name + " closed while it captures; call EndCapture first")
 	}
 	s.settle()
 	s.destroy()
-	s.dev.reap()
+	s.dev.runPassed()
 	return s.dev.err()
 }
 
@@ -406,7 +409,7 @@ func (s *stream) destroy() {
 		d.events = append(d.events, s.before)
 	}
 	d.mu.Unlock()
-	if !s.foreign {
+	if !s.borrowed {
 		d.insist(&d.drv.streamDestroy, s.handle)
 	}
 }

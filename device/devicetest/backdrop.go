@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var backdropCases = []testCase{
@@ -21,21 +22,21 @@ var backdropCases = []testCase{
 // elsewhere: two of the first kind fit into one of these limits, one into the other,
 // and neither ends at a page.
 const (
-	twoPieces = 66*device.MiB + 1000
-	onePiece  = 38*device.MiB + 5
+	twoPieces = 66*memory.MiB + 1000
+	onePiece  = 38*memory.MiB + 5
 )
 
-// backed is a buffer with a backdrop, and a handle to all that can be read of it.
-func (e *env) backed(limit, size device.Bytes) (b, whole *device.Buffer) {
+// backed returns a buffer with a backdrop, and a handle to all that can be read of it.
+func (e *env) backed(limit, size memory.Bytes) (b, whole *device.Buffer) {
 	e.Helper()
-	b = e.reserve(device.Accel, limit, "pool")
+	b = e.reserve(memory.Device, limit, "pool")
 	e.ok(e.dev.Grow(b, size))
 	e.ok(e.dev.Backdrop(b))
 	return b, e.all(b)
 }
 
 func (e *env) all(b *device.Buffer) *device.Buffer {
-	whole := e.dev.Import(b.Kind(), b.Addr(), b.Max(), "whole")
+	whole := e.dev.Borrow(b.Kind(), b.Addr(), b.Max(), "whole")
 	e.buffers = append(e.buffers, whole)
 	return whole
 }
@@ -45,8 +46,8 @@ func (e *env) all(b *device.Buffer) *device.Buffer {
 func testBackdropReadsZeros(e *env) {
 	s := e.stream("s")
 	front := pattern(3, 5000)
-	empty, full := e.reserve(device.Accel, twoPieces, "empty"), e.reserve(device.Accel, onePiece, "full")
-	dst := e.alloc(device.Accel, onePiece)
+	empty, full := e.reserve(memory.Device, twoPieces, "empty"), e.reserve(memory.Device, onePiece, "full")
+	dst := e.alloc(memory.Device, onePiece)
 	e.ok(e.dev.Grow(full, 5000))
 	s.Upload(full.All(), front)
 	s.Fill(dst.All(), 0xAA)
@@ -74,13 +75,13 @@ func testBackdropGrows(e *env) {
 	s := e.stream("s")
 	content := make([]byte, onePiece)
 	b, whole := e.backed(onePiece, 0)
-	for i, n := range []device.Bytes{1, 5000, 2*device.MiB - 1, 2*device.MiB + 1, 7 * device.MiB, 32*device.MiB + 3, 37 * device.MiB, onePiece} {
+	for i, n := range []memory.Bytes{1, 5000, 2*memory.MiB - 1, 2*memory.MiB + 1, 7 * memory.MiB, 32*memory.MiB + 3, 37 * memory.MiB, onePiece} {
 		old := b.Size()
 		e.ok(e.dev.Grow(b, n))
 		if b.Size() != n || b.Addr() != whole.Addr() {
 			e.Fatalf("grown to %d bytes, it is %v", n, b)
 		}
-		e.wantKind("grown", device.Accel, n, 0, n)
+		e.wantKind("grown", memory.Device, n, 0, n)
 		e.want(s, whole.All(), content, "grown to %d bytes", n)
 		last := min(n-old, 5000) // up to the border, over that of the page
 		s.Upload(b.Slice(n-last, last), pattern(i, int(last)))
@@ -93,10 +94,10 @@ func testBackdropGrows(e *env) {
 // testBackdropUnderAGraph: a kernel captured before the growth reads memory and zeros,
 // and after it the new memory at the same addresses.
 func testBackdropUnderAGraph(e *env) {
-	const limit = 6 * device.MiB
+	const limit = 6 * memory.MiB
 	s := e.stream("s")
 	b, whole := e.backed(limit, 4096)
-	dst := e.alloc(device.Accel, limit)
+	dst := e.alloc(memory.Device, limit)
 	s.Fill(dst.All(), 0)
 	s.Upload(b.All(), pattern(1, 4096))
 	g := e.capture(s, func() {
@@ -112,7 +113,7 @@ func testBackdropUnderAGraph(e *env) {
 		e.want(s, dst.All(), want, "%s", when)
 	}
 	replay("before growing")
-	for _, n := range []device.Bytes{3 * device.MiB, limit} {
+	for _, n := range []memory.Bytes{3 * memory.MiB, limit} {
 		old := b.Size()
 		e.ok(e.dev.Grow(b, n))
 		replay("with new memory")
@@ -127,14 +128,14 @@ func testBackdropUnderAGraph(e *env) {
 func testBackdropAgain(e *env) {
 	s := e.stream("s")
 	for i := range 5 {
-		b := e.reserve(device.Accel, 5*device.MiB, "pool")
-		e.ok(e.dev.Grow(b, 3000+device.Bytes(i)))
+		b := e.reserve(memory.Device, 5*memory.MiB, "pool")
+		e.ok(e.dev.Grow(b, 3000+memory.Bytes(i)))
 		s.Fill(b.All(), 0x77)
 		e.sync(s)
 		e.ok(e.dev.Backdrop(b))
-		e.ok(e.dev.Grow(b, 2*device.MiB+100))
+		e.ok(e.dev.Grow(b, 2*memory.MiB+100))
 		whole := e.all(b)
-		e.want(s, whole.All(), append(filled(0x77, 3000+i), make([]byte, 5*device.MiB-3000-device.Bytes(i))...), "buffer %d", i)
+		e.want(s, whole.All(), append(filled(0x77, 3000+i), make([]byte, 5*memory.MiB-3000-memory.Bytes(i))...), "buffer %d", i)
 		s.Fill(b.All(), 0x66)
 		s.Free(whole)
 		s.Free(b)
@@ -144,9 +145,9 @@ func testBackdropAgain(e *env) {
 
 func testBackdropMisuse(e *env) {
 	s := e.stream("s")
-	b := e.reserve(device.Accel, 1000, "pool")
+	b := e.reserve(memory.Device, 1000, "pool")
 	for what, b := range map[string]*device.Buffer{
-		"host memory": e.reserve(device.Host, 1000, "pool"), "what was allocated": e.alloc(device.Accel, 100), "an import": e.all(b),
+		"host memory": e.reserve(memory.Host, 1000, "pool"), "what was allocated": e.alloc(memory.Device, 100), "an import": e.all(b),
 	} {
 		e.panics("a backdrop behind "+what, "backdrop", func() { _ = e.dev.Backdrop(b) })
 	}
@@ -157,11 +158,11 @@ func testBackdropMisuse(e *env) {
 // testBackdropRefusedGrowth: growth that does not fit leaves content and backdrop.
 func testBackdropRefusedGrowth(e *env) {
 	s := e.stream("s")
-	most := limit[device.Accel]
+	most := limit[memory.Device]
 	b, whole := e.backed(4*most, 1000)
 	s.Fill(b.All(), 0x11)
 	e.sync(s)
-	e.outOfMemory(e.dev.Grow(b, most+1), device.Accel, "pool", most+1-1000, most-1000)
+	e.outOfMemory(e.dev.Grow(b, most+1), memory.Device, "pool", most+1-1000, most-1000)
 	content := append(filled(0x11, 1000), make([]byte, 4*most-1000)...)
 	e.want(s, whole.All(), content, "after a refused growth")
 	e.ok(e.dev.Grow(b, most))

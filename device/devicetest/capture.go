@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var captureCases = []testCase{
@@ -24,7 +25,7 @@ var captureCases = []testCase{
 
 func testNothingRuns(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x := e.allocWith(s, device.Accel, filled(1, 4096))
+	x := e.allocWith(s, memory.Device, filled(1, 4096))
 	var calls atomic.Int32
 	s.BeginCapture()
 	s.Fill(x.All(), 2)
@@ -54,7 +55,7 @@ func testNothingRuns(e *env) {
 func testReplaysManyTimes(e *env) {
 	s := e.stream("s")
 	const n = 2048
-	x, y := e.allocWith(s, device.Accel, pattern(1, n)), e.allocWith(s, device.Accel, pattern(2, n))
+	x, y := e.allocWith(s, memory.Device, pattern(1, n)), e.allocWith(s, memory.Device, pattern(2, n))
 	g := e.capture(s, func() {
 		s.Launch(mix(x.All(), y.All(), 5))
 		s.Copy(y.Slice(0, n/2), x.Slice(n/2, n/2))
@@ -67,7 +68,7 @@ func testReplaysManyTimes(e *env) {
 		copy(wy[:n/2], wx[n/2:])
 		mixBytes(wy, wx, 7)
 		if i%3 == 0 {
-			s.Fill(x.Slice(device.Bytes(i), 5), byte(i))
+			s.Fill(x.Slice(memory.Bytes(i), 5), byte(i))
 			copy(wx[i:], filled(byte(i), 5))
 		}
 	}
@@ -81,7 +82,7 @@ func testCaptureAllWork(e *env) {
 	const n = 3000
 	var bufs []*device.Buffer
 	var want [][]byte
-	for i, k := range []device.Kind{device.Accel, device.Accel, device.Host, device.Host} {
+	for i, k := range []memory.Kind{memory.Device, memory.Device, memory.Host, memory.Host} {
 		bufs = append(bufs, e.allocWith(s, k, pattern(i, n)))
 		want = append(want, pattern(i, n))
 	}
@@ -129,7 +130,7 @@ func testCaptureAllWork(e *env) {
 
 func testEmptyGraph(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x := e.alloc(device.Accel, 100)
+	x := e.alloc(memory.Device, 100)
 	g := e.capture(s, func() {})
 	if n := g.Nodes(); n != 0 {
 		e.Errorf("an empty graph has %d nodes", n)
@@ -147,7 +148,7 @@ func testEmptyGraph(e *env) {
 // still held back, and neither waits for nor contains it.
 func testCaptureBehindWork(e *env) {
 	s := e.stream("s")
-	x := e.allocWith(s, device.Accel, filled(0, 100))
+	x := e.allocWith(s, memory.Device, filled(0, 100))
 	gate := e.gate(s)
 	s.Fill(x.Slice(0, 50), 1)
 	g := e.capture(s, func() { s.Fill(x.Slice(25, 50), 2) })
@@ -164,12 +165,12 @@ func testCaptureBehindWork(e *env) {
 // others as always.
 func testCaptureBesideOthers(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 4096)), e.allocWith(s, device.Host, pattern(2, 4096))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 4096)), e.allocWith(s, memory.Host, pattern(2, 4096))
 	old := e.capture(other, func() { other.Launch(mix(y.All(), x.All(), 1)) })
 	s.BeginCapture()
 	s.Copy(x.Slice(0, 2048), x.Slice(2048, 2048))
-	b, ev := e.alloc(device.Host, 4096), e.event(0)
-	pool := e.reserve(device.Accel, device.MiB, "pool")
+	b, ev := e.alloc(memory.Host, 4096), e.event(0)
+	pool := e.reserve(memory.Device, memory.MiB, "pool")
 	e.ok(e.dev.Grow(pool, 10_000))
 	other.Upload(b.All(), pattern(3, 4096))
 	other.Copy(pool.Slice(0, 4096), b.All())
@@ -196,7 +197,7 @@ func testCaptureBesideOthers(e *env) {
 
 func testCaptureMisuse(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x, ev := e.alloc(device.Accel, 1024), e.event(0)
+	x, ev := e.alloc(memory.Device, 1024), e.event(0)
 	capturing := func(when string, want bool, streams ...device.Stream) {
 		for _, s := range streams {
 			if got := s.Capturing(); got != want {
@@ -232,7 +233,7 @@ func testCaptureMisuse(e *env) {
 // goes on without it.
 func testSlotTwice(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x := e.allocWith(s, device.Accel, pattern(1, 1024))
+	x := e.allocWith(s, memory.Device, pattern(1, 1024))
 	l := slotted(mix(x.Slice(0, 512), x.Slice(512, 512), 1), 7)
 	g := e.capture(s, func() {
 		s.Launch(l)

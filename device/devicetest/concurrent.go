@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var concurrentCases = []testCase{
@@ -18,8 +19,8 @@ var concurrentCases = []testCase{
 	{name: "Grow", fn: testConcurrentGrow},
 }
 
-// together runs fn in n goroutines and collects what they have to say; the
-// test is ended from its own goroutine.
+// together runs fn in n goroutines and collects their errors. It ends the test from the
+// test's own goroutine.
 func (e *env) together(n int, fn func(i int) error) {
 	e.Helper()
 	e.within("goroutines that share the device", func() error {
@@ -67,14 +68,14 @@ func testStreamEach(e *env) {
 	}
 }
 
-// workAlone is a small piece of everything on one stream.
+// workAlone does a little of everything on one stream.
 func workAlone(d device.Device, s device.Stream, seed int) error {
 	const n = 2048
-	x, err := d.Alloc(device.Accel, n, "worker")
+	x, err := d.Alloc(memory.Device, n, "worker")
 	if err != nil {
 		return err
 	}
-	h, err := d.Alloc(device.Host, n, "worker")
+	h, err := d.Alloc(memory.Host, n, "worker")
 	if err != nil {
 		return err
 	}
@@ -112,12 +113,12 @@ func workAlone(d device.Device, s device.Stream, seed int) error {
 func testOneStreamForAll(e *env) {
 	s := e.stream("shared")
 	const workers, each, n = 4, 50, 512
-	x := e.alloc(device.Accel, workers*n)
-	src := e.allocWith(s, device.Accel, pattern(1, n))
+	x := e.alloc(memory.Device, workers*n)
+	src := e.allocWith(s, memory.Device, pattern(1, n))
 	s.Fill(x.All(), 0)
 	e.together(workers, func(i int) error {
 		for j := range each {
-			s.Launch(mix(x.Slice(device.Bytes(i)*n, n), src.All(), uint64(j)))
+			s.Launch(mix(x.Slice(memory.Bytes(i)*n, n), src.All(), uint64(j)))
 		}
 		return s.Sync()
 	})
@@ -170,7 +171,7 @@ func testRelay(e *env) {
 		ss, done = append(ss, e.stream("runner")), append(done, e.event(0))
 		turn[i] = make(chan struct{}, 1)
 	}
-	x, y := e.allocWith(ss[0], device.Accel, pattern(1, n)), e.allocWith(ss[0], device.Accel, pattern(2, n))
+	x, y := e.allocWith(ss[0], memory.Device, pattern(1, n)), e.allocWith(ss[0], memory.Device, pattern(2, n))
 	turn[0] <- struct{}{}
 	e.together(runners, func(i int) error {
 		before, next := (i+runners-1)%runners, (i+1)%runners
@@ -201,7 +202,7 @@ func testConcurrentGrow(e *env) {
 			b := e.reserve(k, workers*steps*step, "pool")
 			e.together(workers, func(i int) error {
 				for j := range steps {
-					if err := e.dev.Grow(b, device.Bytes(j*workers+i+1)*step); err != nil {
+					if err := e.dev.Grow(b, memory.Bytes(j*workers+i+1)*step); err != nil {
 						return err
 					}
 				}

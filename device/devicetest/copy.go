@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var copyCases = []testCase{
@@ -23,7 +24,7 @@ var copyCases = []testCase{
 }
 
 // eachWay calls fn for the four directions.
-func eachWay(fn func(dst, src device.Kind)) {
+func eachWay(fn func(dst, src memory.Kind)) {
 	for _, dst := range bothKinds {
 		for _, src := range bothKinds {
 			fn(dst, src)
@@ -32,14 +33,14 @@ func eachWay(fn func(dst, src device.Kind)) {
 }
 
 // copyOffsets are pairs of places, aligned and not, alike and not.
-var copyOffsets = [][2]device.Bytes{{0, 0}, {1, 0}, {0, 1}, {3, 5}, {13, 8}, {16, 48}}
+var copyOffsets = [][2]memory.Bytes{{0, 0}, {1, 0}, {0, 1}, {3, 5}, {13, 8}, {16, 48}}
 
 // testCopyEveryDirection: sub-ranges of odd sizes at odd places.
 func testCopyEveryDirection(e *env) {
 	s := e.stream("s")
 	const room = 70_000
-	for _, n := range []device.Bytes{1, 2, 3, 7, 16, 63, 255, 1000, 4099, 65_537} {
-		eachWay(func(dk, sk device.Kind) {
+	for _, n := range []memory.Bytes{1, 2, 3, 7, 16, 63, 255, 1000, 4099, 65_537} {
+		eachWay(func(dk, sk memory.Kind) {
 			dst, src := e.alloc(dk, room), e.allocWith(s, sk, pattern(int(n), room))
 			want := filled(0xEE, room)
 			s.Fill(dst.All(), 0xEE)
@@ -59,9 +60,9 @@ func testCopyEveryDirection(e *env) {
 // the caches alone.
 func testCopyLarge(e *env) {
 	s := e.stream("s")
-	const n = 6*device.MiB + 5
+	const n = 6*memory.MiB + 5
 	content := pattern(9, int(n))
-	eachWay(func(dk, sk device.Kind) {
+	eachWay(func(dk, sk memory.Kind) {
 		dst, src := e.alloc(dk, n+64), e.allocWith(s, sk, content)
 		s.Fill(dst.Slice(0, 33), 1)
 		s.Fill(dst.Slice(n+33, 31), 2)
@@ -94,7 +95,7 @@ func copyRect(dst []byte, to device.Rect, src []byte, from device.Rect) {
 	}
 }
 
-func rectOf(b *device.Buffer, off, width, pitch device.Bytes, rows int) device.Rect {
+func rectOf(b *device.Buffer, off, width, pitch memory.Bytes, rows int) device.Rect {
 	return device.Rect{Range: device.Range{Buf: b, Off: off, Len: width}, Pitch: pitch, Rows: rows}
 }
 
@@ -102,14 +103,14 @@ func rectOf(b *device.Buffer, off, width, pitch device.Bytes, rows int) device.R
 // the rows stays as it was, and the last row may end with the buffer.
 func testCopy2D(e *env) {
 	s := e.stream("s")
-	for _, width := range []device.Bytes{1, 5, 16, 64, 1000} {
-		for _, gap := range [][2]device.Bytes{{0, 0}, {0, 3}, {37, 0}, {5, 64}} {
+	for _, width := range []memory.Bytes{1, 5, 16, 64, 1000} {
+		for _, gap := range [][2]memory.Bytes{{0, 0}, {0, 3}, {37, 0}, {5, 64}} {
 			for _, rows := range []int{1, 2, 17} {
-				eachWay(func(dk, sk device.Kind) {
+				eachWay(func(dk, sk memory.Kind) {
 					const at, from = 3, 8
 					toPitch, fromPitch := width+gap[0], width+gap[1]
-					dstSize := at + device.Bytes(rows-1)*toPitch + width
-					srcSize := from + device.Bytes(rows-1)*fromPitch + width
+					dstSize := at + memory.Bytes(rows-1)*toPitch + width
+					srcSize := from + memory.Bytes(rows-1)*fromPitch + width
 					dst, src := e.alloc(dk, dstSize), e.alloc(sk, srcSize)
 					content := pattern(rows, int(srcSize))
 					s.Upload(src.All(), content)
@@ -133,7 +134,7 @@ func testCopyColumns(e *env) {
 	const pitch, rows = 96, 50
 	for _, k := range bothKinds {
 		b, want := e.allocWith(s, k, pattern(2, pitch*rows)), pattern(2, pitch*rows)
-		for _, c := range [][3]device.Bytes{{0, 32, 32}, {64, 0, 32}, {1, 90, 5}} { // to, from, width
+		for _, c := range [][3]memory.Bytes{{0, 32, 32}, {64, 0, 32}, {1, 90, 5}} { // to, from, width
 			to, from := rectOf(b, c[0], c[2], pitch, rows), rectOf(b, c[1], c[2], pitch, rows)
 			s.Copy2D(to, from)
 			copyRect(want, to, want, from)
@@ -147,7 +148,7 @@ func testFill(e *env) {
 	const room = 300_000
 	for _, k := range bothKinds {
 		b, want := e.allocWith(s, k, pattern(8, room)), pattern(8, room)
-		for i, r := range [][2]device.Bytes{{0, 1}, {3, 5}, {17, 64}, {100, 4096}, {5001, 255}, {9999, 0}, {20_001, 200_003}, {room - 1, 1}} {
+		for i, r := range [][2]memory.Bytes{{0, 1}, {3, 5}, {17, 64}, {100, 4096}, {5001, 255}, {9999, 0}, {20_001, 200_003}, {room - 1, 1}} {
 			value := []byte{0x5A, 0, 0xFF}[i%3]
 			s.Fill(b.Slice(r[0], r[1]), value)
 			copy(want[r[0]:], filled(value, int(r[1])))
@@ -167,7 +168,7 @@ func testUploadSourceReused(e *env) {
 		var want []byte
 		for i := range 16 {
 			copy(src, pattern(i, 4096))
-			s.Upload(b.Slice(device.Bytes(i)*4096, 4096), src)
+			s.Upload(b.Slice(memory.Bytes(i)*4096, 4096), src)
 			want = append(want, src...)
 			clear(src)
 		}
@@ -178,7 +179,7 @@ func testUploadSourceReused(e *env) {
 
 func testUploadLarge(e *env) {
 	s := e.stream("s")
-	const n = 5*device.MiB + 3
+	const n = 5*memory.MiB + 3
 	for _, k := range bothKinds {
 		b, src := e.alloc(k, n+100), pattern(1, int(n))
 		s.Fill(b.All(), 0xEE)
@@ -189,11 +190,11 @@ func testUploadLarge(e *env) {
 	}
 }
 
-// testCopyMisuse: what cannot be meant panics when it is issued, and leaves the
-// stream as it was.
+// testCopyMisuse: a copy that makes no sense panics when it is issued and does not change
+// the stream.
 func testCopyMisuse(e *env) {
 	s := e.stream("s")
-	a, h := e.allocWith(s, device.Accel, pattern(1, 100)), e.allocWith(s, device.Host, pattern(2, 100))
+	a, h := e.allocWith(s, memory.Device, pattern(1, 100)), e.allocWith(s, memory.Host, pattern(2, 100))
 	beyond := device.Range{Buf: a, Off: 90, Len: 20}
 	for _, c := range []struct {
 		what, words string

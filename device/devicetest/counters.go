@@ -7,21 +7,22 @@ import (
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // testCloseReportsLeaks: memory never freed is reported with its owner.
 func testCloseReportsLeaks(e *env) {
 	s := e.stream("s")
-	kept, err := e.dev.Alloc(device.Host, 12_345, "forgetful")
+	kept, err := e.dev.Alloc(memory.Host, 12_345, "forgetful")
 	e.ok(err)
-	s.Free(e.alloc(device.Accel, 100))
+	s.Free(e.alloc(memory.Device, 100))
 	s.Fill(kept.All(), 1)
 	e.closed = true
 	done := make(chan error, 1)
 	e.within("Device.Close", func() error { done <- e.dev.Close(); return nil })
 	if err := <-done; err == nil {
 		e.Error("a device closed with memory in use reports nothing")
-	} else if text := err.Error(); !strings.Contains(text, `"forgetful"`) || !strings.Contains(text, device.Bytes(12_345).String()) {
+	} else if text := err.Error(); !strings.Contains(text, `"forgetful"`) || !strings.Contains(text, memory.Bytes(12_345).String()) {
 		e.Errorf("the report names neither the owner nor the size: %v", err)
 	}
 }
@@ -30,7 +31,7 @@ func testCloseReportsLeaks(e *env) {
 // graphs open and work in flight does the work first and ends without error.
 func testCloseWaitsForWork(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.allocWith(a, device.Accel, pattern(1, 4096)), e.alloc(device.Host, 4096)
+	x, y := e.allocWith(a, memory.Device, pattern(1, 4096)), e.alloc(memory.Host, 4096)
 	var calls atomic.Int32
 	g := e.capture(a, func() {
 		e.order(a, b)
@@ -57,8 +58,8 @@ func testCloseWaitsForWork(e *env) {
 // nor wait, and is counted as what it is. SPEC S1.2.
 func testCountersOfAStep(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y, h := e.allocWith(a, device.Accel, pattern(1, 4096)), e.allocWith(a, device.Accel, pattern(2, 4096)), e.allocWith(a, device.Host, pattern(3, 4096))
-	pool := e.reserve(device.Accel, device.MiB, "pool")
+	x, y, h := e.allocWith(a, memory.Device, pattern(1, 4096)), e.allocWith(a, memory.Device, pattern(2, 4096)), e.allocWith(a, memory.Host, pattern(3, 4096))
+	pool := e.reserve(memory.Device, memory.MiB, "pool")
 	e.sync(a, b)
 	before := e.dev.Counters()
 
@@ -81,7 +82,7 @@ func testCountersOfAStep(e *env) {
 	b.Copy2D(rectOf(h, 1000, 10, 20, 30), rectOf(x, 1000, 10, 10, 30))
 	b.Host(func() {}, device.Reads(h.All()))
 	e.order(b, a)
-	a.Free(e.alloc(device.Accel, 100))
+	a.Free(e.alloc(memory.Device, 100))
 	e.ok(e.dev.Grow(pool, 1000))
 	e.dev.Memory()
 	ev := e.event(0)
@@ -102,12 +103,12 @@ func testCountersOfAStep(e *env) {
 
 // testCountersOfTheHost: each read and each wait of the host counts once.
 func testCountersOfTheHost(e *env) {
-	s, ev, x := e.stream("s"), e.event(0), e.alloc(device.Accel, 100)
+	s, ev, x := e.stream("s"), e.event(0), e.alloc(memory.Device, 100)
 	s.Fill(x.All(), 1)
 	s.Record(ev)
 	read := e.dev.Counters().HostReads
 	for i := range 3 {
-		e.read(s, x.Slice(device.Bytes(i), 10))
+		e.read(s, x.Slice(memory.Bytes(i), 10))
 	}
 	if got := e.dev.Counters().HostReads - read; got != 3 {
 		e.Errorf("three downloads count as %d host reads", got)
@@ -130,7 +131,7 @@ func testCountersOfTheHost(e *env) {
 // number, its replay has one.
 func testIssued(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.alloc(device.Accel, 4096), e.alloc(device.Host, 4096)
+	x, y := e.alloc(memory.Device, 4096), e.alloc(memory.Host, 4096)
 	last := map[device.Stream]uint64{a: a.Issued(), b: b.Issued()}
 	grows := func(what string, s device.Stream, n uint64, do func()) {
 		do()

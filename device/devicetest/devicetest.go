@@ -1,5 +1,5 @@
-// Package devicetest is the conformance suite of the device contract: what the
-// comments of package device promise, as tests that every device passes.
+// Package devicetest tests that a device keeps the contract of package device. Every
+// implementation of [device.Device], wrappers included, runs it in one test:
 //
 //	func TestConformance(t *testing.T) {
 //		devicetest.Run(t, func(t *testing.T) device.Device {
@@ -11,52 +11,52 @@
 //		})
 //	}
 //
-// Each test opens a device of its own and closes it with both kinds of memory
-// at zero, so the order of tests does not matter; a device whose opening is
-// slow keeps what is slow alive in its TestMain, where it also puts
-// goleak.VerifyTestMain.
+// Each test opens a device of its own and closes it with no memory left, so the order of
+// tests does not matter. A device that is slow to open keeps the slow part alive in its
+// TestMain, which should also call goleak.VerifyTestMain.
 //
-// The suite asks for no more than the contract gives. In particular it holds
-// for a device that puts work off until the host waits for it and then executes
-// one operation at a time in any allowed order: no test waits for progress
-// without Sync or Done, nor needs two streams to run at the same time, nor lets
-// a host callback wait for anything but the test itself.
-//
-// This file owns the list of tests and the options; env.go what tests are
-// written with; each further file one subject.
+// The suite demands no more than the contract. It passes on a device that delays work
+// until the host waits for it and then executes one operation at a time in any allowed
+// order: no test waits for progress without Sync or Done, needs two streams to run at the
+// same time, or lets a host callback wait for anything but the test itself.
 package devicetest
+
+// This file owns the list of tests and the options; env.go what tests are written with;
+// each further file one subject.
 
 import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Option tells the suite what else a device can do.
+// Option adds tests that not every device can pass.
 type Option func(*suite)
 
-// Limited adds the tests that fill memory up: open must return a device that
-// hands out at most the given bytes of each kind.
-func Limited(open func(t *testing.T, capacity [device.Kinds]device.Bytes) device.Device) Option {
+// Limited adds the tests that fill the memory. Open must return a device with the given
+// capacity of each kind.
+func Limited(open func(t *testing.T, capacity [memory.Kinds]memory.Bytes) device.Device) Option {
 	return func(s *suite) {
-		s.limited = func(t testing.TB, c [device.Kinds]device.Bytes) device.Device { return open(t.(*testing.T), c) }
+		s.limited = func(t testing.TB, c [memory.Kinds]memory.Bytes) device.Device { return open(t.(*testing.T), c) }
 	}
 }
 
-// LaunchesAllocateNothing adds the test that a launch leaves the Go heap alone.
+// LaunchesAllocateNothing adds the test that a launch allocates nothing on the Go heap.
 func LaunchesAllocateNothing() Option {
 	return func(s *suite) { s.noAllocs = true }
 }
 
-// suite is how to get devices, and what to expect of them.
+// suite says how to open devices and what to expect of them.
 type suite struct {
 	open     func(testing.TB) device.Device
-	limited  func(testing.TB, [device.Kinds]device.Bytes) device.Device
+	limited  func(testing.TB, [memory.Kinds]memory.Bytes) device.Device
 	noAllocs bool
 	patience patience
 }
 
-// Run runs the suite; open is called for every test.
+// Run runs the suite as subtests of t. It calls open once for every test; open must return
+// a new device, which the test closes, or call t.Skip if there is none.
 func Run(t *testing.T, open func(t *testing.T) device.Device, opts ...Option) {
 	s := &suite{open: func(t testing.TB) device.Device { return open(t.(*testing.T)) }, patience: usualPatience}
 	for _, o := range opts {
@@ -71,11 +71,11 @@ func Run(t *testing.T, open func(t *testing.T) device.Device, opts ...Option) {
 	}
 }
 
-// testCase is one test; it opens a device unless it wants a limited one.
+// testCase is one test. It gets a device of limited capacity if limit is set.
 type testCase struct {
 	name  string
 	fn    func(*env)
-	limit *[device.Kinds]device.Bytes
+	limit *[memory.Kinds]memory.Bytes
 }
 
 type group struct {
@@ -83,7 +83,7 @@ type group struct {
 	cases []testCase
 }
 
-// run gives a test its device and looks after both.
+// run opens a device for a test, runs the test and cleans up.
 func (s *suite) run(t testing.TB, c testCase) {
 	var d device.Device
 	if c.limit != nil {
@@ -96,7 +96,7 @@ func (s *suite) run(t testing.TB, c testCase) {
 	e.guard("cleaning up", e.finish)
 }
 
-// groups lists the suite, with the tests that options add.
+// groups returns all tests, with those that options add.
 func (s *suite) groups() []group {
 	memory := memoryCases
 	if s.limited != nil {

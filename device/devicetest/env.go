@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // patience is how long a test waits before it calls a device stuck.
@@ -52,7 +53,7 @@ type env struct {
 // cleaner is the name of the stream that frees what a test leaves behind.
 const cleaner = "clean up"
 
-// finish gives everything back and checks that the device ends with nothing.
+// finish frees everything and checks that the device ends with no memory in use.
 func (e *env) finish() {
 	for _, g := range e.gates {
 		g.release()
@@ -79,7 +80,7 @@ func (e *env) finish() {
 	}
 	for k, u := range e.dev.Memory().Kind {
 		if u.Current != 0 || u.Pending != 0 {
-			e.Errorf("everything was freed, but %v of %s memory is in use and %v pending", u.Current, device.Kind(k), u.Pending)
+			e.Errorf("everything was freed, but %v of %s memory is in use and %v pending", u.Current, memory.Kind(k), u.Pending)
 		}
 	}
 	e.within("Device.Close", e.dev.Close)
@@ -127,7 +128,7 @@ func (e *env) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// ok ends the test on an error.
+// ok ends the test if there is an error.
 func (e *env) ok(err error) {
 	e.Helper()
 	if err != nil {
@@ -135,7 +136,7 @@ func (e *env) ok(err error) {
 	}
 }
 
-// within runs fn, which must come back without an error in reasonable time.
+// within runs fn, which must return without an error in reasonable time.
 func (e *env) within(what string, fn func() error) {
 	e.Helper()
 	done := make(chan error, 1)
@@ -166,7 +167,7 @@ func (e *env) stream(name string) device.Stream {
 	return s
 }
 
-// threeStreams are what most tests of order need.
+// threeStreams returns what most tests of order need.
 func (e *env) threeStreams() (a, b, c device.Stream) {
 	e.Helper()
 	return e.stream("a"), e.stream("b"), e.stream("c")
@@ -179,7 +180,7 @@ func (e *env) closeStream(s device.Stream) {
 	e.within("Stream.Close", s.Close)
 }
 
-// forget leaves out a stream at the end, because the test closes it.
+// forget removes a stream from those that finish closes, because the test closes it.
 func (e *env) forget(s device.Stream) {
 	e.streams = slices.DeleteFunc(e.streams, func(x device.Stream) bool { return x == s })
 }
@@ -200,12 +201,12 @@ func (e *env) order(a, b device.Stream) {
 	b.Wait(ev)
 }
 
-func (e *env) alloc(kind device.Kind, size device.Bytes) *device.Buffer {
+func (e *env) alloc(kind memory.Kind, size memory.Bytes) *device.Buffer {
 	e.Helper()
 	return e.allocFor(kind, size, "devicetest")
 }
 
-func (e *env) allocFor(kind device.Kind, size device.Bytes, owner string) *device.Buffer {
+func (e *env) allocFor(kind memory.Kind, size memory.Bytes, owner string) *device.Buffer {
 	e.Helper()
 	b, err := e.dev.Alloc(kind, size, owner)
 	e.ok(err)
@@ -213,7 +214,7 @@ func (e *env) allocFor(kind device.Kind, size device.Bytes, owner string) *devic
 	return b
 }
 
-func (e *env) reserve(kind device.Kind, limit device.Bytes, owner string) *device.Buffer {
+func (e *env) reserve(kind memory.Kind, limit memory.Bytes, owner string) *device.Buffer {
 	e.Helper()
 	b, err := e.dev.Reserve(kind, limit, owner)
 	e.ok(err)
@@ -221,10 +222,10 @@ func (e *env) reserve(kind device.Kind, limit device.Bytes, owner string) *devic
 	return b
 }
 
-// allocWith is a buffer with content; it waits until the content is there.
-func (e *env) allocWith(s device.Stream, kind device.Kind, content []byte) *device.Buffer {
+// allocWith returns a buffer with content; it waits until the content is there.
+func (e *env) allocWith(s device.Stream, kind memory.Kind, content []byte) *device.Buffer {
 	e.Helper()
-	b := e.alloc(kind, device.Bytes(len(content)))
+	b := e.alloc(kind, memory.Bytes(len(content)))
 	s.Upload(b.All(), content)
 	e.sync(s)
 	return b
@@ -274,7 +275,7 @@ func (e *env) end(s device.Stream) device.Graph {
 	return g
 }
 
-// capture is a capture of what fn issues, which must succeed.
+// capture returns a capture of what fn issues, which must succeed.
 func (e *env) capture(s device.Stream, fn func()) device.Graph {
 	e.Helper()
 	s.BeginCapture()
@@ -282,8 +283,7 @@ func (e *env) capture(s device.Stream, fn func()) device.Graph {
 	return e.end(s)
 }
 
-// panics runs a programmer's error, which must panic with a sentence that
-// holds the words.
+// panics runs a mistake, which must panic with a message that contains the words.
 func (e *env) panics(what, words string, fn func()) {
 	e.Helper()
 	defer func() {
@@ -298,7 +298,7 @@ func (e *env) panics(what, words string, fn func()) {
 	fn()
 }
 
-// captureError checks that an error is one of capture, with all its words.
+// captureError checks that an error is a complete [device.CaptureError].
 func (e *env) captureError(what string, err error) {
 	e.Helper()
 	var ce *device.CaptureError
@@ -334,10 +334,10 @@ func (e *env) gate(s device.Stream) *gate {
 	return g
 }
 
-// unlock lets the stream go on; it may be called from any goroutine.
+// unlock lets the stream continue. It may be called from any goroutine.
 func (g *gate) unlock() { g.once.Do(func() { close(g.open) }) }
 
-// release lets the stream go on and checks that nobody waited for that.
+// release lets the stream continue and checks that nothing waited for that.
 func (g *gate) release() {
 	g.e.Helper()
 	g.unlock()
@@ -346,7 +346,7 @@ func (g *gate) release() {
 	}
 }
 
-// pattern is n bytes that differ between seeds and from place to place; its
+// pattern returns n bytes that differ between seeds and from place to place; its
 // period of 251 fits no power of two.
 func pattern(seed, n int) []byte {
 	p := make([]byte, n)
@@ -356,7 +356,7 @@ func pattern(seed, n int) []byte {
 	return p
 }
 
-// filled is n bytes of one value.
+// filled returns n bytes of one value.
 func filled(value byte, n int) []byte { return bytes.Repeat([]byte{value}, n) }
 
-var bothKinds = []device.Kind{device.Accel, device.Host}
+var bothKinds = []memory.Kind{memory.Device, memory.Host}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var eventCases = []testCase{
@@ -30,7 +31,7 @@ var eventCases = []testCase{
 func testEventAcrossStreams(e *env) {
 	a, b, c := e.threeStreams()
 	const n = 8192
-	x, y := e.allocWith(a, device.Accel, pattern(1, n)), e.allocWith(a, device.Accel, pattern(2, n))
+	x, y := e.allocWith(a, memory.Device, pattern(1, n)), e.allocWith(a, memory.Device, pattern(2, n))
 	want := pattern(1, n)
 	e.loadKernel(a)
 	g := e.gate(a)
@@ -52,7 +53,7 @@ func testEventAcrossStreams(e *env) {
 func testEventNeverRecorded(e *env) {
 	for _, flags := range []device.EventFlags{0, device.Timing, device.External} {
 		s, ev := e.stream("s"), e.event(flags)
-		x := e.alloc(device.Accel, 100)
+		x := e.alloc(memory.Device, 100)
 		if !ev.Done() {
 			e.Errorf("an event of flags %d that was never recorded is not done", flags)
 		}
@@ -66,7 +67,7 @@ func testEventNeverRecorded(e *env) {
 // testLatestRecording: a wait takes the last of several recordings.
 func testLatestRecording(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y, ev := e.allocWith(a, device.Accel, filled(1, 4096)), e.alloc(device.Accel, 4096), e.event(0)
+	x, y, ev := e.allocWith(a, memory.Device, filled(1, 4096)), e.alloc(memory.Device, 4096), e.event(0)
 	a.Record(ev)
 	e.sync(a)
 	g := e.gate(a)
@@ -83,14 +84,14 @@ func testLatestRecording(e *env) {
 // count. If it did, each of the two streams would wait for the other.
 func testLaterRecording(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.alloc(device.Accel, 4096), e.alloc(device.Accel, 4*4096)
+	x, y := e.alloc(memory.Device, 4096), e.alloc(memory.Device, 4*4096)
 	there, back := e.event(0), e.event(0)
 	g := e.gate(a)
 	for i := range 4 {
 		a.Fill(x.All(), byte(i+1))
 		a.Record(there)
 		b.Wait(there)
-		b.Copy(y.Slice(device.Bytes(i)*4096, 4096), x.All())
+		b.Copy(y.Slice(memory.Bytes(i)*4096, 4096), x.All())
 		b.Record(back)
 		a.Wait(back)
 	}
@@ -107,12 +108,12 @@ func testLaterRecording(e *env) {
 // testManyWaiters: one recording releases all who wait for it.
 func testManyWaiters(e *env) {
 	a := e.stream("a")
-	x, y, ev := e.allocWith(a, device.Accel, filled(1, 1024)), e.alloc(device.Host, 5*1024), e.event(0)
+	x, y, ev := e.allocWith(a, memory.Device, filled(1, 1024)), e.alloc(memory.Host, 5*1024), e.event(0)
 	g := e.gate(a)
 	a.Fill(x.All(), 2)
 	a.Record(ev)
 	var waiters []device.Stream
-	for i := range device.Bytes(5) {
+	for i := range memory.Bytes(5) {
 		s := e.stream("waiter")
 		waiters = append(waiters, s)
 		s.Wait(ev)
@@ -126,7 +127,7 @@ func testManyWaiters(e *env) {
 }
 
 func testWaitOnOwnStream(e *env) {
-	s, ev, x := e.stream("s"), e.event(0), e.alloc(device.Accel, 100)
+	s, ev, x := e.stream("s"), e.event(0), e.alloc(memory.Device, 100)
 	s.Fill(x.All(), 1)
 	s.Record(ev)
 	s.Wait(ev)
@@ -139,7 +140,7 @@ func testWaitOnOwnStream(e *env) {
 // testEventClosedEarly: a wait that was issued outlives its event.
 func testEventClosedEarly(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.allocWith(a, device.Accel, filled(1, 4096)), e.alloc(device.Accel, 4096)
+	x, y := e.allocWith(a, memory.Device, filled(1, 4096)), e.alloc(memory.Device, 4096)
 	ev, err := e.dev.NewEvent(0)
 	e.ok(err)
 	g := e.gate(a)
@@ -174,7 +175,7 @@ func testEventDone(e *env) {
 // testDoneMakesProgress: asking often enough is enough, without any Sync.
 func testDoneMakesProgress(e *env) {
 	a, b, _ := e.threeStreams()
-	x, ev := e.alloc(device.Accel, 4096), e.event(0)
+	x, ev := e.alloc(memory.Device, 4096), e.event(0)
 	for i := range 20 {
 		a.Fill(x.All(), byte(i))
 		e.order(a, b)
@@ -194,7 +195,7 @@ func testDoneMakesProgress(e *env) {
 // testEventSync waits for the work marked last, and for no more than that.
 func testEventSync(e *env) {
 	s, ev := e.stream("s"), e.event(0)
-	h, x := e.alloc(device.Host, 4096), e.alloc(device.Accel, 4096)
+	h, x := e.alloc(memory.Host, 4096), e.alloc(memory.Device, 4096)
 	for i := range 3 {
 		s.Fill(x.All(), byte(i))
 		s.Copy(h.All(), x.All())
@@ -211,7 +212,7 @@ func testEventSync(e *env) {
 func testPingPong(e *env) {
 	a, b, _ := e.threeStreams()
 	const n = 2048
-	x, y := e.allocWith(a, device.Accel, pattern(1, n)), e.allocWith(a, device.Host, pattern(2, n))
+	x, y := e.allocWith(a, memory.Device, pattern(1, n)), e.allocWith(a, memory.Host, pattern(2, n))
 	there, back := e.event(0), e.event(0)
 	wx, wy := pattern(1, n), pattern(2, n)
 	for i := range 100 {
@@ -231,7 +232,7 @@ func testPingPong(e *env) {
 func testTiming(e *env) {
 	s := e.stream("s")
 	marks := []device.Event{e.event(device.Timing), e.event(device.Timing), e.event(device.Timing | device.External)}
-	x := e.alloc(device.Accel, 4096)
+	x := e.alloc(memory.Device, 4096)
 	const pause = 3 * time.Millisecond
 	const clock = 10 * time.Microsecond // the resolution of the coarsest clock, with room
 	for range 2 {                       // recorded again, an event holds the new time
@@ -291,7 +292,7 @@ func testSinceRefuses(e *env) {
 
 // testClosedThings: streams and events that were closed are not used again.
 func testClosedThings(e *env) {
-	s, gone, x := e.stream("s"), e.stream("gone"), e.alloc(device.Accel, 100)
+	s, gone, x := e.stream("s"), e.stream("gone"), e.alloc(memory.Device, 100)
 	e.closeStream(gone)
 	e.panics("a fill on a closed stream", "closed", func() { gone.Fill(x.All(), 1) })
 	e.panics("a callback on a closed stream", "closed", func() { gone.Host(func() {}) })

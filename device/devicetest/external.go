@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var externalCases = []testCase{
@@ -27,8 +28,8 @@ var externalCases = []testCase{
 func testExternalRecord(e *env) {
 	a, b, _ := e.threeStreams()
 	const rounds = 6
-	x, src := e.alloc(device.Accel, 4096), e.allocWith(a, device.Accel, pattern(2, 4096))
-	y := e.alloc(device.Host, rounds*4096)
+	x, src := e.alloc(memory.Device, 4096), e.allocWith(a, memory.Device, pattern(2, 4096))
+	y := e.alloc(memory.Host, rounds*4096)
 	ev, read := e.event(device.External), e.event(0)
 	a.Fill(x.All(), 0)
 	g := e.capture(a, func() {
@@ -41,7 +42,7 @@ func testExternalRecord(e *env) {
 		gate := e.gate(a)
 		a.Replay(g)
 		b.Wait(ev)
-		b.Copy(y.Slice(device.Bytes(i)*4096, 4096), x.All())
+		b.Copy(y.Slice(memory.Bytes(i)*4096, 4096), x.All())
 		b.Record(read)
 		a.Wait(read)
 		mixBytes(value, pattern(2, 4096), 1)
@@ -60,7 +61,7 @@ func testExternalRecord(e *env) {
 func testExternalWait(e *env) {
 	a, b, _ := e.threeStreams()
 	const rounds = 6
-	x, y := e.alloc(device.Accel, 4096), e.allocWith(a, device.Accel, pattern(1, 4096))
+	x, y := e.alloc(memory.Device, 4096), e.allocWith(a, memory.Device, pattern(1, 4096))
 	ev, read := e.event(device.External), e.event(0)
 	b.Record(ev)
 	g := e.capture(a, func() {
@@ -90,7 +91,7 @@ func testExternalWait(e *env) {
 // outside has read the result.
 func testExternalInFork(e *env) {
 	a, out, user := e.threeStreams()
-	x, host, sum := e.allocWith(a, device.Accel, pattern(1, 4096)), e.alloc(device.Host, 4096), e.allocWith(a, device.Accel, pattern(3, 4096))
+	x, host, sum := e.allocWith(a, memory.Device, pattern(1, 4096)), e.alloc(memory.Host, 4096), e.allocWith(a, memory.Device, pattern(3, 4096))
 	left, used := e.event(device.External), e.event(device.External)
 	g := e.capture(a, func() {
 		a.Launch(mix(x.Slice(0, 2048), x.Slice(2048, 2048), 1))
@@ -117,7 +118,7 @@ func testExternalInFork(e *env) {
 // not count for it. If it did, each stream would wait for the other.
 func testExternalAtReplayTime(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.alloc(device.Accel, 1024), e.alloc(device.Accel, 1024)
+	x, y := e.alloc(memory.Device, 1024), e.alloc(memory.Device, 1024)
 	ev, read := e.event(device.External), e.event(0)
 	g := e.capture(a, func() {
 		a.Wait(ev)
@@ -141,7 +142,7 @@ func testExternalAtReplayTime(e *env) {
 
 // testExternalNeverRecorded: inside a graph too it holds nothing back.
 func testExternalNeverRecorded(e *env) {
-	s, ev, x := e.stream("s"), e.event(device.External), e.alloc(device.Accel, 100)
+	s, ev, x := e.stream("s"), e.event(device.External), e.alloc(memory.Device, 100)
 	g := e.capture(s, func() {
 		s.Wait(ev)
 		s.Fill(x.All(), 1)
@@ -154,7 +155,7 @@ func testExternalNeverRecorded(e *env) {
 // whether it was reached.
 func testExternalHostWaits(e *env) {
 	s, ev := e.stream("s"), e.event(device.External)
-	x, h := e.allocWith(s, device.Accel, pattern(1, 4096)), e.alloc(device.Host, 4096)
+	x, h := e.allocWith(s, memory.Device, pattern(1, 4096)), e.alloc(memory.Host, 4096)
 	g := e.capture(s, func() {
 		s.Launch(mix(x.Slice(0, 2048), x.Slice(2048, 2048), 1))
 		s.Copy(h.All(), x.All())
@@ -183,7 +184,7 @@ func testExternalHostWaits(e *env) {
 // testExternalBetweenGraphs: two graphs on two streams hand a buffer to and fro.
 func testExternalBetweenGraphs(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y := e.allocWith(a, device.Accel, pattern(1, 2048)), e.allocWith(a, device.Accel, pattern(2, 2048))
+	x, y := e.allocWith(a, memory.Device, pattern(1, 2048)), e.allocWith(a, memory.Device, pattern(2, 2048))
 	there, back := e.event(device.External), e.event(device.External)
 	ga := e.capture(a, func() {
 		a.Wait(back)
@@ -210,7 +211,7 @@ func testExternalBetweenGraphs(e *env) {
 // testExternalOutside: outside of graphs it is an event like any other.
 func testExternalOutside(e *env) {
 	a, b, _ := e.threeStreams()
-	x, y, ev := e.allocWith(a, device.Accel, filled(1, 1024)), e.alloc(device.Accel, 1024), e.event(device.External)
+	x, y, ev := e.allocWith(a, memory.Device, filled(1, 1024)), e.alloc(memory.Device, 1024), e.event(device.External)
 	gate := e.gate(a)
 	a.Fill(x.All(), 2)
 	a.Record(ev)
@@ -225,7 +226,7 @@ func testExternalOutside(e *env) {
 // testExternalTimed: time can be taken inside a graph, anew at every replay.
 func testExternalTimed(e *env) {
 	s, a, b := e.stream("s"), e.event(device.External|device.Timing), e.event(device.External|device.Timing)
-	x := e.alloc(device.Accel, 1024)
+	x := e.alloc(memory.Device, 1024)
 	var rest atomic.Int64
 	g := e.capture(s, func() {
 		s.Record(a)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // fault names the rule that is broken.
@@ -32,14 +33,14 @@ func newFaulty(inner device.Device, f fault) *faulty {
 	return &faulty{Device: inner, fault: f, calls: map[string]int{}, recorded: map[device.Event]bool{}}
 }
 
-// is tells whether the fault is the one named.
+// is reports whether the fault is the one named.
 func (d *faulty) is(f fault) bool { return d.fault == f }
 
-// capturing tells whether any stream captures: most faults leave that alone,
+// capturing reports whether any stream captures: most faults leave that alone,
 // so that they are found by what they break and not by what they disturb.
 func (d *faulty) capturing() bool { return d.captures.Load() > 0 }
 
-// every tells whether the fault is the one named and strikes at this call, the
+// every reports whether the fault is the one named and strikes at this call, the
 // n-th, 2n-th and so on.
 func (d *faulty) every(n int, f fault) bool {
 	if d.fault != f {
@@ -51,7 +52,7 @@ func (d *faulty) every(n int, f fault) bool {
 	return d.calls[string(f)]%n == 0
 }
 
-func (d *faulty) Alloc(kind device.Kind, size device.Bytes, owner string) (*device.Buffer, error) {
+func (d *faulty) Alloc(kind memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
 	switch {
 	case d.is("sizes are rounded up"):
 		size = (size + 255) &^ 255
@@ -71,7 +72,7 @@ func (d *faulty) Alloc(kind device.Kind, size device.Bytes, owner string) (*devi
 	return b, err
 }
 
-func (d *faulty) Reserve(kind device.Kind, limit device.Bytes, owner string) (*device.Buffer, error) {
+func (d *faulty) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	if d.is("reservations count") {
 		if b, err := d.Device.Alloc(kind, limit, owner); err != nil {
 			return b, err
@@ -80,7 +81,7 @@ func (d *faulty) Reserve(kind device.Kind, limit device.Bytes, owner string) (*d
 	return d.Device.Reserve(kind, limit, owner)
 }
 
-func (d *faulty) Grow(b *device.Buffer, size device.Bytes) error {
+func (d *faulty) Grow(b *device.Buffer, size memory.Bytes) error {
 	switch {
 	case d.is("growth goes too far"):
 		size = min(b.Max(), size+1)
@@ -107,15 +108,15 @@ func (d *faulty) Backdrop(b *device.Buffer) error {
 	return d.Device.Backdrop(b)
 }
 
-func (d *faulty) Import(kind device.Kind, addr uintptr, size device.Bytes, owner string) *device.Buffer {
-	if d.is("imports are copies") {
+func (d *faulty) Borrow(kind memory.Kind, addr uintptr, size memory.Bytes, owner string) *device.Buffer {
+	if d.is("borrowed memory is a copy") {
 		b, err := d.Device.Alloc(kind, size, owner)
 		if err != nil {
 			panic(err)
 		}
 		return b
 	}
-	return d.Device.Import(kind, addr, size, owner)
+	return d.Device.Borrow(kind, addr, size, owner)
 }
 
 func (d *faulty) View(r device.Range, mode device.Mode) []byte {
@@ -245,9 +246,9 @@ func (s *faultyStream) Fill(dst device.Range, value byte) {
 	s.Stream.Fill(dst, value)
 }
 
-// beforeBorder is how far it is from the start of a range to the next multiple
+// beforeBorder returns how far it is from the start of a range to the next multiple
 // of 2 MiB of its buffer.
-func beforeBorder(r device.Range) device.Bytes { return 2*device.MiB - r.Off%(2*device.MiB) }
+func beforeBorder(r device.Range) memory.Bytes { return 2*memory.MiB - r.Off%(2*memory.MiB) }
 
 func (s *faultyStream) Launch(l device.Launch) {
 	switch d := s.d; {
@@ -300,7 +301,7 @@ func (s *faultyStream) Sync() error {
 
 func (s *faultyStream) Free(b *device.Buffer) {
 	switch d := s.d; {
-	case d.is("foreign memory is freed"):
+	case d.is("memory of another device is freed"):
 		defer ignore()
 	case d.every(5, "some frees are lost"):
 		b.Retire()

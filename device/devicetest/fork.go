@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var forkCases = []testCase{
@@ -185,7 +186,7 @@ func testForkHeldBack(e *env) {
 // ordinary stream again, and the events too.
 func testForkStreamsFree(e *env) {
 	s, b, _ := e.threeStreams()
-	x := e.allocWith(s, device.Accel, filled(1, 1024))
+	x := e.allocWith(s, memory.Device, filled(1, 1024))
 	fork, join := e.event(0), e.event(0)
 	g := e.capture(s, func() {
 		s.Record(fork)

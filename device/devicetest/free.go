@@ -3,7 +3,10 @@
 
 package devicetest
 
-import "github.com/stowage-dev/stowage/device"
+import (
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+)
 
 var freeCases = []testCase{
 	{name: "InStreamOrder", fn: testFreeInStreamOrder},
@@ -19,7 +22,7 @@ var freeCases = []testCase{
 func testFreeInStreamOrder(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
-		src, out := e.allocWith(s, k, pattern(4, 5000)), e.alloc(device.Accel, 5000)
+		src, out := e.allocWith(s, k, pattern(4, 5000)), e.alloc(memory.Device, 5000)
 		base := e.dev.Memory().Kind[k].Current
 		g := e.gate(s)
 		s.Copy(out.All(), src.All())
@@ -43,7 +46,7 @@ func testFreeInStreamOrder(e *env) {
 func testNotReusedWhilePending(e *env) {
 	s, other := e.stream("s"), e.stream("other")
 	for _, k := range bothKinds {
-		src, out := e.allocWith(s, k, pattern(6, 3000)), e.alloc(device.Accel, 3000)
+		src, out := e.allocWith(s, k, pattern(6, 3000)), e.alloc(memory.Device, 3000)
 		g := e.gate(s)
 		s.Copy(out.All(), src.All())
 		s.Free(src)
@@ -65,7 +68,7 @@ func testNotReusedWhilePending(e *env) {
 func testFreeOnAnotherStream(e *env) {
 	a, b, _ := e.threeStreams()
 	for _, k := range bothKinds {
-		src, out := e.allocWith(a, k, pattern(7, 3000)), e.alloc(device.Host, 3000)
+		src, out := e.allocWith(a, k, pattern(7, 3000)), e.alloc(memory.Host, 3000)
 		g := e.gate(a)
 		a.Copy(out.All(), src.All())
 		e.order(a, b)
@@ -82,15 +85,15 @@ func testFreeOnAnotherStream(e *env) {
 	}
 }
 
-// testFreeAgainAndAgain takes and gives back more than is ever held.
+// testFreeAgainAndAgain allocates and frees more in all than the device holds at once.
 func testFreeAgainAndAgain(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
-		sum := e.alloc(device.Accel, 512)
+		sum := e.alloc(memory.Device, 512)
 		s.Fill(sum.All(), 0)
 		want := make([]byte, 512)
 		for i := range 150 {
-			b := e.alloc(k, 512+device.Bytes(i%7)*300)
+			b := e.alloc(k, 512+memory.Bytes(i%7)*300)
 			s.Fill(b.All(), byte(i))
 			s.Launch(mix(sum.All(), b.Slice(0, 512), 1))
 			mixBytes(want, filled(byte(i), 512), 1)
@@ -102,8 +105,8 @@ func testFreeAgainAndAgain(e *env) {
 		e.want(s, sum.All(), want, "sum over buffers freed at once")
 	}
 	e.sync(s)
-	e.wantOwner("in the end", "devicetest", device.Accel, 1024, e.dev.Memory().Kind[device.Accel].Peak)
-	e.wantKind("in the end", device.Host, 0, 0, e.dev.Memory().Kind[device.Host].Peak)
+	e.wantOwner("in the end", "devicetest", memory.Device, 1024, e.dev.Memory().Kind[memory.Device].Peak)
+	e.wantKind("in the end", memory.Host, 0, 0, e.dev.Memory().Kind[memory.Host].Peak)
 }
 
 func testDoubleFree(e *env) {
@@ -123,7 +126,7 @@ func testDoubleFree(e *env) {
 // testUseAfterFree: every way to use a dead buffer panics when it is issued.
 func testUseAfterFree(e *env) {
 	s := e.stream("s")
-	live := e.alloc(device.Host, 64)
+	live := e.alloc(memory.Host, 64)
 	for _, k := range bothKinds {
 		b := e.alloc(k, 64)
 		r := b.All()

@@ -1,5 +1,5 @@
-// This file owns the tests of captured graphs as things: new arguments between
-// replays, several streams, several graphs, and their end.
+// This file owns the tests of captured graphs: new arguments between replays, several
+// streams, several graphs, and closing them.
 
 package devicetest
 
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var graphCases = []testCase{
@@ -33,10 +34,10 @@ func slotted(l device.Launch, slot device.Slot) device.Launch {
 // was issued, even if it has not begun when they change.
 func testUpdateLaterOnly(e *env) {
 	s := e.stream("s")
-	src, out := e.allocWith(s, device.Accel, pattern(1, 512)), e.alloc(device.Accel, 5*512)
+	src, out := e.allocWith(s, memory.Device, pattern(1, 512)), e.alloc(memory.Device, 5*512)
 	s.Fill(out.All(), 0)
 	at := func(i int) device.Launch {
-		return slotted(mix(out.Slice(device.Bytes(i)*512, 512), src.All(), uint64(i)), 4)
+		return slotted(mix(out.Slice(memory.Bytes(i)*512, 512), src.All(), uint64(i)), 4)
 	}
 	g := e.capture(s, func() { s.Launch(at(0)) })
 	want := make([]byte, 5*512)
@@ -60,10 +61,10 @@ func testUpdateLaterOnly(e *env) {
 // stream of the capture; launches without one stay as they are.
 func testUpdateManySlots(e *env) {
 	s, b, _ := e.threeStreams()
-	src, out := e.allocWith(s, device.Accel, pattern(1, 512)), e.alloc(device.Accel, 4*512)
+	src, out := e.allocWith(s, memory.Device, pattern(1, 512)), e.alloc(memory.Device, 4*512)
 	s.Fill(out.All(), 0)
 	launch := func(i int, add uint64) device.Launch {
-		return mix(out.Slice(device.Bytes(i)*512, 512), src.All(), add)
+		return mix(out.Slice(memory.Bytes(i)*512, 512), src.All(), add)
 	}
 	slots := []device.Slot{1 << 31, 7, 1}
 	g := e.capture(s, func() {
@@ -94,7 +95,7 @@ func testUpdateManySlots(e *env) {
 // testUpdateRefuses: what does not fit is an error and changes nothing.
 func testUpdateRefuses(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 512)), e.allocWith(s, device.Accel, pattern(2, 512))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 512)), e.allocWith(s, memory.Device, pattern(2, 512))
 	l := mix(x.All(), y.All(), 3)
 	g := e.capture(s, func() {
 		s.Launch(slotted(l, 1))
@@ -114,7 +115,7 @@ func testUpdateRefuses(e *env) {
 			e.Errorf("Update with %s is no error", what)
 		}
 	}
-	dead := e.alloc(device.Accel, 512)
+	dead := e.alloc(memory.Device, 512)
 	gone := mix(dead.All(), y.All(), 0)
 	s.Free(dead)
 	e.panics("Update to freed memory", "use after free", func() { _ = g.Update(1, gone) })
@@ -132,7 +133,7 @@ func testUpdateRefuses(e *env) {
 // orders: the replays read and write the same bytes and yet lose nothing.
 func testReplaysNeverOverlap(e *env) {
 	a, b, fork := e.threeStreams()
-	x, y := e.allocWith(a, device.Accel, pattern(1, 2048)), e.allocWith(a, device.Accel, pattern(2, 2048))
+	x, y := e.allocWith(a, memory.Device, pattern(1, 2048)), e.allocWith(a, memory.Device, pattern(2, 2048))
 	var inside, most atomic.Int32
 	g := e.capture(a, func() {
 		e.order(a, fork)
@@ -171,7 +172,7 @@ func testReplaysInOrder(e *env) {
 	for i := range ss {
 		ss[i] = e.stream("s")
 	}
-	x, y := e.allocWith(ss[0], device.Accel, pattern(1, 1024)), e.allocWith(ss[0], device.Accel, pattern(2, 1024))
+	x, y := e.allocWith(ss[0], memory.Device, pattern(1, 1024)), e.allocWith(ss[0], memory.Device, pattern(2, 1024))
 	g := e.capture(ss[0], func() { ss[0].Launch(slotted(mix(x.All(), y.All(), 0), 1)) })
 	ss[0].Replay(g)
 	e.sync(ss[0])
@@ -290,8 +291,8 @@ func testManyNodes(e *env) {
 func testManyReplays(e *env) {
 	const times = 5000
 	s, b, c := e.threeStreams()
-	x, y := e.allocWith(s, device.Accel, pattern(1, 64)), e.allocWith(s, device.Accel, pattern(2, 64))
-	z := e.allocWith(s, device.Accel, pattern(3, 64))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 64)), e.allocWith(s, memory.Device, pattern(2, 64))
+	z := e.allocWith(s, memory.Device, pattern(3, 64))
 	one := e.capture(s, func() { s.Launch(mix(x.All(), y.All(), 1)) })
 	three := e.capture(s, func() {
 		e.order(s, b)
@@ -322,7 +323,7 @@ func testManyReplays(e *env) {
 // testRecordingsAreNoNodes: taking a time is not a piece of work.
 func testRecordingsAreNoNodes(e *env) {
 	s, ev := e.stream("s"), e.event(device.Timing)
-	x := e.alloc(device.Accel, 64)
+	x := e.alloc(memory.Device, 64)
 	g := e.capture(s, func() {
 		s.Record(ev)
 		s.Fill(x.All(), 1)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var launchCases = []testCase{
@@ -24,12 +25,12 @@ var launchAllocCases = []testCase{
 func testLaunchArguments(e *env) {
 	s := e.stream("s")
 	for _, words := range []int{1, 5, mixThreads, mixThreads + 1, 10_000} {
-		eachWay(func(dk, sk device.Kind) {
+		eachWay(func(dk, sk memory.Kind) {
 			n := 8 * words
 			dst, src := e.allocWith(s, dk, pattern(1, n+24)), e.allocWith(s, sk, pattern(2, n+16))
 			want := pattern(1, n+24)
 			for _, add := range []uint64{0, 1, 1 << 63, ^uint64(0)} {
-				s.Launch(mix(dst.Slice(8, device.Bytes(n)), src.Slice(16, device.Bytes(n)), add))
+				s.Launch(mix(dst.Slice(8, memory.Bytes(n)), src.Slice(16, memory.Bytes(n)), add))
 				mixBytes(want[8:n+8], pattern(2, n+16)[16:], add)
 			}
 			e.want(s, dst.All(), want, "%d words of %v and %v memory", words, dk, sk)
@@ -43,17 +44,17 @@ func testLaunchArguments(e *env) {
 // their own may be declared by the hundred.
 func testManyDeclarations(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 4096)), e.allocWith(s, device.Accel, pattern(2, 4096))
-	more := e.alloc(device.Host, 40_000)
+	x, y := e.allocWith(s, memory.Device, pattern(1, 4096)), e.allocWith(s, memory.Device, pattern(2, 4096))
+	more := e.alloc(memory.Host, 40_000)
 	var table []device.Access
-	for i := range device.Bytes(200) {
+	for i := range memory.Bytes(200) {
 		table = append(table, device.Reads(more.Slice(i*200, 100)))
 	}
 	table = append(table, device.Access{Rect: rectOf(more, 100, 100, 200, 199), Mode: device.Atomic})
 	want := pattern(1, 4096)
 	for i := range 10 {
 		l := mix(x.All(), y.All(), uint64(i))
-		for j := range device.Bytes(i) {
+		for j := range memory.Bytes(i) {
 			l.Declare(device.Atomics(more.Slice(100+j*200, 50)))
 		}
 		l.DeclareAll(table)
@@ -69,7 +70,7 @@ func testManyDeclarations(e *env) {
 // testLaunchIsAValue: changing a launch after it was issued changes nothing.
 func testLaunchIsAValue(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 1024)), e.allocWith(s, device.Accel, pattern(2, 1024))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 1024)), e.allocWith(s, memory.Device, pattern(2, 1024))
 	e.loadKernel(s)
 	want := pattern(1, 1024)
 	g := e.gate(s)
@@ -87,7 +88,7 @@ func testLaunchIsAValue(e *env) {
 // wait for room, but nothing is lost.
 func testLongQueue(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 64)), e.allocWith(s, device.Accel, pattern(2, 64))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 64)), e.allocWith(s, memory.Device, pattern(2, 64))
 	want := pattern(1, 64)
 	for i := range 5000 {
 		s.Launch(mix(x.All(), y.All(), uint64(i)))
@@ -100,10 +101,10 @@ func testLongQueue(e *env) {
 // prepared declarations too.
 func testLaunchAllocs(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 1024)), e.allocWith(s, device.Accel, pattern(2, 1024))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 1024)), e.allocWith(s, memory.Device, pattern(2, 1024))
 	table := make([]device.Access, 50)
 	for i := range table {
-		table[i] = device.Reads(y.Slice(device.Bytes(i), 1))
+		table[i] = device.Reads(y.Slice(memory.Bytes(i), 1))
 	}
 	launch := func() {
 		l := mix(x.All(), y.All(), 1)

@@ -1,5 +1,5 @@
 // This file owns the tests of the device itself and of its memory: allocation,
-// exact accounting, running out, the freeze, views and imports.
+// exact accounting, running out, the freeze, views and borrowed memory.
 
 package devicetest
 
@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var deviceCases = []testCase{
@@ -29,11 +30,11 @@ var memoryCases = []testCase{
 	{name: "BadSizesPanic", fn: testBadSizes},
 	{name: "Freeze", fn: testFreeze},
 	{name: "View", fn: testView},
-	{name: "Import", fn: testImport},
+	{name: "Borrow", fn: testBorrow},
 }
 
 // limit is small enough to be filled up and not a multiple of any page.
-var limit = [device.Kinds]device.Bytes{device.MiB + 100, 512*device.KiB + 50}
+var limit = [memory.Kinds]memory.Bytes{memory.MiB + 100, 512*memory.KiB + 50}
 
 var limitedCases = []testCase{
 	{name: "ExactFit", fn: testExactFit, limit: &limit},
@@ -68,7 +69,7 @@ func testInfo(e *env) {
 // from all others, and usable from its first to its last byte.
 func testAlloc(e *env) {
 	s := e.stream("s")
-	sizes := []device.Bytes{1, 7, 255, 256, 257, 4096, 70001, device.MiB + 1}
+	sizes := []memory.Bytes{1, 7, 255, 256, 257, 4096, 70001, memory.MiB + 1}
 	for _, k := range bothKinds {
 		for i, n := range sizes {
 			b := e.allocFor(k, n, "alloc")
@@ -98,7 +99,7 @@ func testAlloc(e *env) {
 func testZeroSize(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
-		b, other := e.alloc(k, 0), e.alloc(device.Accel, 64)
+		b, other := e.alloc(k, 0), e.alloc(memory.Device, 64)
 		if b.Size() != 0 || !b.Live() || b.All().Len != 0 {
 			e.Errorf("asked for nothing, got %v", b)
 		}
@@ -116,7 +117,7 @@ func testZeroSize(e *env) {
 }
 
 // wantKind compares the use of one kind of memory.
-func (e *env) wantKind(when string, k device.Kind, current, pending, peak device.Bytes) {
+func (e *env) wantKind(when string, k memory.Kind, current, pending, peak memory.Bytes) {
 	e.Helper()
 	want := device.KindUsage{Current: current, Pending: pending, Peak: peak, Capacity: e.dev.Info().Capacity[k]}
 	if got := e.dev.Memory().Kind[k]; got != want {
@@ -125,7 +126,7 @@ func (e *env) wantKind(when string, k device.Kind, current, pending, peak device
 }
 
 // wantOwner compares the use by one owner.
-func (e *env) wantOwner(when, owner string, k device.Kind, current, peak device.Bytes) {
+func (e *env) wantOwner(when, owner string, k memory.Kind, current, peak memory.Bytes) {
 	e.Helper()
 	want := device.OwnerUsage{Owner: owner, Kind: k, Current: current, Peak: peak}
 	for _, o := range e.dev.Memory().Owners {
@@ -142,7 +143,7 @@ func (e *env) wantOwner(when, owner string, k device.Kind, current, peak device.
 // testAccounting: bytes are counted as they were asked for, without rounding,
 // by kind and owner, and those freed stay counted until their stream gets there.
 func testAccounting(e *env) {
-	const acc, host = device.Accel, device.Host
+	const acc, host = memory.Device, memory.Host
 	s := e.stream("s")
 	a, b := e.allocFor(acc, 1000, "weights"), e.allocFor(acc, 3001, "stash")
 	c, d := e.allocFor(host, 777, "stash"), e.allocFor(acc, 5, "weights")
@@ -180,11 +181,11 @@ func testAccounting(e *env) {
 	}
 }
 
-// testOutOfMemory: the error is typed, says who holds what, and leaves no trace.
+// testOutOfMemory: the error is typed, names the holders, and changes nothing.
 func testOutOfMemory(e *env) {
 	for _, k := range bothKinds {
 		e.allocFor(k, 3000, "small")
-		e.allocFor(k, device.MiB, "large")
+		e.allocFor(k, memory.MiB, "large")
 		capacity := e.dev.Info().Capacity[k]
 		before := e.dev.Memory().Kind[k]
 		for range 100 {
@@ -201,7 +202,7 @@ func testOutOfMemory(e *env) {
 }
 
 // outOfMemory checks every field of the error.
-func (e *env) outOfMemory(err error, k device.Kind, owner string, asked, free device.Bytes) {
+func (e *env) outOfMemory(err error, k memory.Kind, owner string, asked, free memory.Bytes) {
 	e.Helper()
 	var oom *device.OutOfMemory
 	if !errors.As(err, &oom) {
@@ -211,7 +212,7 @@ func (e *env) outOfMemory(err error, k device.Kind, owner string, asked, free de
 	if oom.Kind != k || oom.Owner != owner || oom.Asked != asked || oom.Free != free || oom.Capacity != capacity || oom.Device == "" {
 		e.Errorf("the error is %+v; want %q to ask for %v of %v memory with %v of %v free", *oom, owner, asked, k, free, capacity)
 	}
-	var held device.Bytes
+	var held memory.Bytes
 	for i, o := range oom.Owners {
 		if held += o.Current; o.Kind != k || i > 0 && o.Current > oom.Owners[i-1].Current {
 			e.Errorf("the holders are %v; want those of %v memory, largest first", oom.Owners, k)
@@ -253,8 +254,8 @@ func testExactFit(e *env) {
 	}
 }
 
-// testPendingNotWaitedFor: pending memory cannot be had yet; the error says so
-// at once, and a synchronisation mends it.
+// testPendingNotWaitedFor: pending memory cannot be allocated yet. The error says so at
+// once, and the allocation succeeds after a synchronisation.
 func testPendingNotWaitedFor(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
@@ -279,23 +280,23 @@ func testBadSizes(e *env) {
 		e.panics("Alloc of -1 bytes", "", func() { _, _ = e.dev.Alloc(k, -1, "bad") })
 		e.panics("Reserve of -1 bytes", "", func() { _, _ = e.dev.Reserve(k, -1, "bad") })
 	}
-	e.panics("Alloc of a third kind", "", func() { _, _ = e.dev.Alloc(device.Kinds, 1, "bad") })
+	e.panics("Alloc of a third kind", "", func() { _, _ = e.dev.Alloc(memory.Kinds, 1, "bad") })
 }
 
 // testFreeze: after the freeze only what was reserved grows; all else goes on.
 func testFreeze(e *env) {
-	pool, old := e.reserve(device.Accel, device.MiB, "pool"), e.alloc(device.Host, 100)
+	pool, old := e.reserve(memory.Device, memory.MiB, "pool"), e.alloc(memory.Host, 100)
 	e.dev.Freeze()
-	e.panics("Alloc after the freeze", "", func() { _, _ = e.dev.Alloc(device.Accel, 1, "late") })
-	e.panics("Alloc of nothing after the freeze", "", func() { _, _ = e.dev.Alloc(device.Host, 0, "late") })
-	e.panics("Reserve after the freeze", "", func() { _, _ = e.dev.Reserve(device.Host, 100, "late") })
-	e.wantKind("after refused allocations", device.Accel, 0, 0, 0)
+	e.panics("Alloc after the freeze", "", func() { _, _ = e.dev.Alloc(memory.Device, 1, "late") })
+	e.panics("Alloc of nothing after the freeze", "", func() { _, _ = e.dev.Alloc(memory.Host, 0, "late") })
+	e.panics("Reserve after the freeze", "", func() { _, _ = e.dev.Reserve(memory.Host, 100, "late") })
+	e.wantKind("after refused allocations", memory.Device, 0, 0, 0)
 	e.ok(e.dev.Grow(pool, 10_000))
-	e.wantKind("grown after the freeze", device.Accel, 10_000, 0, 10_000)
+	e.wantKind("grown after the freeze", memory.Device, 10_000, 0, 10_000)
 	s, ev := e.stream("s"), e.event(0)
 	s.Fill(pool.All(), 7)
 	s.Record(ev)
-	alias := e.dev.Import(device.Accel, pool.Addr()+50, 100, "alias")
+	alias := e.dev.Borrow(memory.Device, pool.Addr()+50, 100, "alias")
 	s.Copy(old.All(), alias.All())
 	e.want(s, old.All(), filled(7, 100), "copied after the freeze")
 	s.Free(alias)
@@ -305,7 +306,7 @@ func testFreeze(e *env) {
 // testView: the host sees host memory itself, and nothing of device memory.
 func testView(e *env) {
 	s := e.stream("s")
-	h, back, a := e.alloc(device.Host, 1000), e.alloc(device.Host, 1000), e.alloc(device.Accel, 1000)
+	h, back, a := e.alloc(memory.Host, 1000), e.alloc(memory.Host, 1000), e.alloc(memory.Device, 1000)
 	copy(e.dev.View(h.All(), device.Write), pattern(1, 1000))
 	s.Copy(a.All(), h.All())
 	s.Copy(back.All(), a.All())
@@ -333,17 +334,17 @@ func testView(e *env) {
 	e.panics("View of freed memory", "use after free", func() { e.dev.View(h.All(), device.Read) })
 }
 
-// testImport: an imported buffer is the memory at its address, counted nowhere,
+// testBorrow: a borrowed buffer is the memory at its address, counted nowhere,
 // and ending the handle leaves the memory alone.
-func testImport(e *env) {
+func testBorrow(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
 		b := e.alloc(k, 4096)
 		s.Upload(b.All(), pattern(1, 4096))
 		before := e.dev.Memory()
-		in := e.dev.Import(k, b.Addr()+1000, 77, "theirs")
+		in := e.dev.Borrow(k, b.Addr()+1000, 77, "theirs")
 		if in.Kind() != k || in.Addr() != b.Addr()+1000 || in.Size() != 77 || in.Max() != 77 || in.Owner() != "theirs" || !in.Live() {
-			e.Errorf("imported 77 bytes and got %v", in)
+			e.Errorf("borrowed 77 bytes and got %v", in)
 		}
 		e.want(s, in.Slice(7, 70), pattern(1, 4096)[1007:1077], "read through the import")
 		s.Fill(in.All(), 0x5A)

@@ -10,12 +10,13 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var misuseCases = []testCase{
 	{name: "ReplayOverFreedMemory", fn: testReplayOverFreedMemory},
 	{name: "ReplayAfterUpdateAway", fn: testReplayAfterUpdateAway},
-	{name: "ForeignMemoryFreed", fn: testForeignMemoryFreed},
+	{name: "FreesMemoryOfAnotherDevice", fn: testFreesMemoryOfAnotherDevice},
 	{name: "BadShapes", fn: testBadShapes},
 	{name: "StreamClosedTwice", fn: testStreamClosedTwice},
 }
@@ -24,7 +25,7 @@ var misuseCases = []testCase{
 // stream of the capture, freed memory keeps a graph from being replayed.
 func testReplayOverFreedMemory(e *env) {
 	s, side, _ := e.threeStreams()
-	kept := e.allocWith(s, device.Accel, pattern(1, 1024))
+	kept := e.allocWith(s, memory.Device, pattern(1, 1024))
 	rect := func(b *device.Buffer) device.Rect {
 		return device.Rect{Range: b.Slice(0, 8), Pitch: 16, Rows: 2}
 	}
@@ -53,9 +54,8 @@ func testReplayOverFreedMemory(e *env) {
 	e.want(s, kept.All(), filled(3, 1024), "after refused replays")
 }
 
-// replayRefused checks that a replay panics. A device that watches for mistakes
-// may make a report of it instead, which ends the device and the test; it then
-// says false.
+// replayRefused checks that a replay panics. A device that checks for mistakes may report
+// it instead, which ends the device and the test; replayRefused then returns false.
 func (e *env) replayRefused(what string, s device.Stream, g device.Graph) bool {
 	e.Helper()
 	const words = "use after free"
@@ -88,13 +88,13 @@ func (e *env) replayRefused(what string, s device.Stream, g device.Graph) bool {
 // freed, unless other work of the graph declares it as well.
 func testReplayAfterUpdateAway(e *env) {
 	s := e.stream("s")
-	old, twice, out := e.allocWith(s, device.Accel, pattern(1, 512)), e.allocWith(s, device.Accel, pattern(2, 512)), e.allocWith(s, device.Accel, pattern(3, 512))
+	old, twice, out := e.allocWith(s, memory.Device, pattern(1, 512)), e.allocWith(s, memory.Device, pattern(2, 512)), e.allocWith(s, memory.Device, pattern(3, 512))
 	g := e.capture(s, func() {
 		s.Launch(slotted(mix(out.All(), old.All(), 0), 1))
 		s.Launch(slotted(mix(out.All(), twice.All(), 0), 2))
 		s.Copy(out.Slice(0, 8), twice.Slice(0, 8))
 	})
-	fresh := e.allocWith(s, device.Accel, pattern(4, 512))
+	fresh := e.allocWith(s, memory.Device, pattern(4, 512))
 	e.ok(g.Update(1, mix(out.All(), fresh.All(), 7)))
 	e.ok(g.Update(2, mix(out.All(), fresh.All(), 8)))
 	s.Free(old)
@@ -108,9 +108,9 @@ func testReplayAfterUpdateAway(e *env) {
 	e.replayRefused("memory that a copy still declares", s, g)
 }
 
-// testForeignMemoryFreed: a stream refuses memory of another device, and both
-// accounts stay as they are.
-func testForeignMemoryFreed(e *env) {
+// testFreesMemoryOfAnotherDevice: a stream refuses to free memory of another device, and
+// both ledgers stay as they are.
+func testFreesMemoryOfAnotherDevice(e *env) {
 	other := e.another()
 	s := e.stream("s")
 	theirs, err := other.NewStream("theirs")
@@ -134,10 +134,10 @@ func testForeignMemoryFreed(e *env) {
 	e.within("Close of the other device", other.Close)
 }
 
-// testBadShapes: no device is asked to run what a GPU could not.
+// testBadShapes: a launch that no GPU could run panics.
 func testBadShapes(e *env) {
 	s := e.stream("s")
-	x, y := e.allocWith(s, device.Accel, pattern(1, 512)), e.allocWith(s, device.Accel, pattern(2, 512))
+	x, y := e.allocWith(s, memory.Device, pattern(1, 512)), e.allocWith(s, memory.Device, pattern(2, 512))
 	for what, change := range map[string]func(*device.Launch){
 		"no blocks":                func(l *device.Launch) { l.Grid[0] = 0 },
 		"no blocks in z":           func(l *device.Launch) { l.Grid[2] = 0 },

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // mixFactor is odd, so that no bit of the old value is lost.
@@ -74,7 +75,7 @@ MIX_END:
 
 const mixThreads = 128
 
-// mix is a launch of the kernel over two ranges of whole words.
+// mix returns a launch of the kernel over two ranges of whole words.
 func mix(dst, src device.Range, add uint64) device.Launch {
 	words := int(dst.Len / 8)
 	l := device.NewLaunch(mixKernel, (words+mixThreads-1)/mixThreads, mixThreads)
@@ -97,7 +98,7 @@ func mixBytes(dst, src []byte, add uint64) {
 // for the device, which loads it then, so it must not stand behind a gate.
 func (e *env) loadKernel(s device.Stream) {
 	e.Helper()
-	b := e.alloc(device.Accel, 16)
+	b := e.alloc(memory.Device, 16)
 	s.Fill(b.All(), 0)
 	s.Launch(mix(b.Slice(0, 8), b.Slice(8, 8), 0))
 	s.Free(b)

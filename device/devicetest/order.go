@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var orderCases = []testCase{
@@ -31,14 +32,14 @@ const blink = 2 * time.Millisecond
 func testOrderWithinAStream(e *env) {
 	s := e.stream("s")
 	const n = 4096
-	x, y, h := e.allocWith(s, device.Accel, pattern(1, n)), e.allocWith(s, device.Accel, pattern(2, n)), e.allocWith(s, device.Host, pattern(3, n))
+	x, y, h := e.allocWith(s, memory.Device, pattern(1, n)), e.allocWith(s, memory.Device, pattern(2, n)), e.allocWith(s, memory.Host, pattern(3, n))
 	wx, wy, wh := pattern(1, n), pattern(2, n), pattern(3, n)
 	for i := range 60 {
 		s.Launch(mix(x.All(), y.All(), uint64(i)))
 		mixBytes(wx, wy, uint64(i))
 		s.Copy(h.Slice(8, n-8), x.Slice(0, n-8))
 		copy(wh[8:], wx[:n-8])
-		s.Fill(y.Slice(device.Bytes(i), 9), byte(i))
+		s.Fill(y.Slice(memory.Bytes(i), 9), byte(i))
 		copy(wy[i:], filled(byte(i), 9))
 		s.Copy(y.Slice(n/2, n/2), h.Slice(0, n/2))
 		copy(wy[n/2:], wh[:n/2])
@@ -54,7 +55,7 @@ func testOrderWithinAStream(e *env) {
 // and none of it happens before the gate opens.
 func testHostGoesOn(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x, y, h, dead := e.allocWith(s, device.Accel, pattern(1, 1024)), e.alloc(device.Accel, 1024), e.alloc(device.Host, 1024), e.alloc(device.Accel, 1024)
+	x, y, h, dead := e.allocWith(s, memory.Device, pattern(1, 1024)), e.alloc(memory.Device, 1024), e.alloc(memory.Host, 1024), e.alloc(memory.Device, 1024)
 	e.loadKernel(s)
 	g0 := e.capture(s, func() { s.Launch(mix(x.All(), y.All(), 1)) })
 	want := pattern(1, 1024)
@@ -114,7 +115,7 @@ func testHostCallbacks(e *env) {
 func testHostCallbackSeesMemory(e *env) {
 	s := e.stream("s")
 	const n = 2048
-	x, h := e.allocWith(s, device.Accel, pattern(1, n)), e.alloc(device.Host, n)
+	x, h := e.allocWith(s, memory.Device, pattern(1, n)), e.alloc(memory.Host, n)
 	view := e.dev.View(h.All(), device.Write)
 	want := pattern(1, n)
 	for i := range 20 {
@@ -136,7 +137,7 @@ func testHostCallbackSeesMemory(e *env) {
 // behind a gate that opens a moment later.
 func testWaitsOfTheHost(e *env) {
 	s, ev := e.stream("s"), e.event(0)
-	h := e.allocWith(s, device.Host, filled(0, 4096))
+	h := e.allocWith(s, memory.Host, filled(0, 4096))
 	got := make([]byte, 4096)
 	for i, wait := range []func() error{
 		s.Sync,
@@ -162,10 +163,10 @@ func testWaitsOfTheHost(e *env) {
 // testDeviceSync waits for all streams.
 func testDeviceSync(e *env) {
 	a, b, c := e.threeStreams()
-	x := e.allocWith(a, device.Accel, pattern(1, 4096))
+	x := e.allocWith(a, memory.Device, pattern(1, 4096))
 	var hs []*device.Buffer
 	for i, s := range []device.Stream{a, b, c} {
-		h := e.alloc(device.Host, 4096)
+		h := e.alloc(memory.Host, 4096)
 		hs = append(hs, h)
 		g := e.gate(s)
 		s.Copy(h.All(), x.All())
@@ -185,7 +186,7 @@ func testDeviceSync(e *env) {
 // testStreamCloseWaits: closing a stream loses no work.
 func testStreamCloseWaits(e *env) {
 	s, other := e.stream("s"), e.stream("other")
-	x := e.allocWith(s, device.Accel, pattern(1, 4096))
+	x := e.allocWith(s, memory.Device, pattern(1, 4096))
 	want := pattern(1, 4096)
 	for i := range 50 {
 		s.Launch(mix(x.Slice(0, 2048), x.Slice(2048, 2048), uint64(i)))

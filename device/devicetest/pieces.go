@@ -1,6 +1,6 @@
-// This file owns the tests of buffers that a device may keep in several pieces:
-// those grown in steps, those that lie where a pool was extended, and imports of
-// either. No work may notice, be it issued or replayed.
+// This file owns the tests of buffers that a device may keep in several pieces: buffers
+// that grew in steps, buffers that lie where a pool was extended, and borrowed handles to
+// them. Issued and replayed work must not depend on it.
 
 package devicetest
 
@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var piecesCases = []testCase{
@@ -18,40 +19,40 @@ var piecesCases = []testCase{
 
 // pieceSize is several of a GPU's 2 MiB pages, and two buffers of it do not fit
 // into 16 MiB, by which pools of memory like to grow.
-const pieceSize = 9*device.MiB + 5
+const pieceSize = 9*memory.MiB + 5
 
-// grown is a buffer that grew in steps; borders between its pieces lie at
+// grown returns a buffer that grew in steps; borders between its pieces lie at
 // multiples of 2 MiB.
-func (e *env) grown(k device.Kind) *device.Buffer {
+func (e *env) grown(k memory.Kind) *device.Buffer {
 	e.Helper()
 	b := e.reserve(k, reserveLimit, "pool")
-	for _, n := range []device.Bytes{1, 2*device.MiB + 1, 5 * device.MiB, pieceSize} {
+	for _, n := range []memory.Bytes{1, 2*memory.MiB + 1, 5 * memory.MiB, pieceSize} {
 		e.ok(e.dev.Grow(b, n))
 	}
 	return b
 }
 
-// straddling is the second of two buffers behind a small one.
-func (e *env) straddling(k device.Kind) *device.Buffer {
+// straddling returns the second of two buffers behind a small one.
+func (e *env) straddling(k memory.Kind) *device.Buffer {
 	e.Helper()
 	e.alloc(k, 300)
 	e.alloc(k, pieceSize)
 	return e.alloc(k, pieceSize)
 }
 
-// imported is somebody's view of a buffer that grew.
-func (e *env) imported(k device.Kind) *device.Buffer {
+// borrowed returns a borrowed handle to a buffer that grew.
+func (e *env) borrowed(k memory.Kind) *device.Buffer {
 	e.Helper()
-	b := e.dev.Import(k, e.grown(k).Addr()+1003, pieceSize-2000, "theirs")
+	b := e.dev.Borrow(k, e.grown(k).Addr()+1003, pieceSize-2000, "theirs")
 	e.buffers = append(e.buffers, b)
 	return b
 }
 
-// inPieces are the ways to come by such a buffer.
-var inPieces = map[string]func(*env, device.Kind) *device.Buffer{
+// inPieces lists the ways to get such a buffer.
+var inPieces = map[string]func(*env, memory.Kind) *device.Buffer{
 	"allocated": (*env).straddling,
 	"grown":     (*env).grown,
-	"imported":  (*env).imported,
+	"borrowed":  (*env).borrowed,
 }
 
 // freeAll frees all buffers and waits, so that the next come to lie in the same
@@ -84,17 +85,17 @@ func testFillPieces(e *env) {
 		for how, get := range inPieces {
 			b := get(e, k)
 			want := make([]byte, b.Size())
-			fill := func(off, n device.Bytes, value byte) {
+			fill := func(off, n memory.Bytes, value byte) {
 				s.Fill(b.Slice(off, n), value)
 				copy(want[off:], filled(value, int(n)))
 			}
 			e.twice(s, func(round int) (works int) {
 				fill(0, b.Size(), byte(round+1))
-				fill(device.MiB+1, 4*device.MiB+1, byte(round+99))
+				fill(memory.MiB+1, 4*memory.MiB+1, byte(round+99))
 				// Across every border of the grown buffer, and up to it.
-				for at := device.MiB; at < b.Size()-4; at += device.MiB {
-					fill(at-3, 7, byte(10*round)+byte(at/device.MiB))
-					fill(at-64, 64, byte(100*round)+byte(at/device.MiB))
+				for at := memory.MiB; at < b.Size()-4; at += memory.MiB {
+					fill(at-3, 7, byte(10*round)+byte(at/memory.MiB))
+					fill(at-64, 64, byte(100*round)+byte(at/memory.MiB))
 					works += 2
 				}
 				return works + 2
@@ -110,7 +111,7 @@ func testFillPieces(e *env) {
 func (e *env) eachPair(s device.Stream, fn func(what string, dst, src *device.Buffer, to, from []byte)) {
 	e.Helper()
 	content := pattern(3, int(pieceSize))
-	eachWay(func(dk, sk device.Kind) {
+	eachWay(func(dk, sk memory.Kind) {
 		for how, get := range inPieces {
 			dst, src := get(e, dk), e.grown(sk)
 			s.Upload(src.All(), content)
@@ -126,12 +127,12 @@ func testCopyPieces(e *env) {
 	s := e.stream("s")
 	e.eachPair(s, func(what string, dst, src *device.Buffer, to, from []byte) {
 		const half = pieceSize / 2
-		move := func(at, start device.Bytes) {
+		move := func(at, start memory.Bytes) {
 			s.Copy(dst.Slice(at, half-4000), src.Slice(start, half-4000))
 			copy(to[at:at+half-4000], from[start:])
 		}
 		e.twice(s, func(round int) int {
-			shift := device.Bytes(1001 * round)
+			shift := memory.Bytes(1001 * round)
 			move(7+shift, half)
 			move(half+shift, 2*shift)
 			return 2
@@ -145,15 +146,15 @@ func testCopy2DPieces(e *env) {
 	e.eachPair(s, func(what string, dst, src *device.Buffer, to, from []byte) {
 		e.twice(s, func(round int) (works int) {
 			for _, r := range []struct {
-				width, toPitch, fromPitch device.Bytes
+				width, toPitch, fromPitch memory.Bytes
 				rows                      int
 			}{
 				{700_001, 1_000_003, 900_001, 9}, // rows lie across borders
 				{65_537, 65_537, 65_600, 140},    // close together
 				{100, 4099, 4111, 2200},          // mostly between the rows
 			} {
-				d := rectOf(dst, device.Bytes(5+31*round), r.width, r.toPitch, r.rows)
-				f := rectOf(src, device.Bytes(16*round), r.width, r.fromPitch, r.rows)
+				d := rectOf(dst, memory.Bytes(5+31*round), r.width, r.toPitch, r.rows)
+				f := rectOf(src, memory.Bytes(16*round), r.width, r.fromPitch, r.rows)
 				s.Copy2D(d, f)
 				copyRect(to, d, from, f)
 				works++

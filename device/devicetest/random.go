@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 const (
@@ -92,7 +93,7 @@ func (p *program) setUp() {
 		p.bufs = append(p.bufs, p.allocWith(streams[0], bothKinds[i%2], pattern(i, bufferBytes)))
 		p.model = append(p.model, pattern(i, bufferBytes))
 		var view []byte
-		if bothKinds[i%2] == device.Host {
+		if bothKinds[i%2] == memory.Host {
 			view = p.dev.View(p.bufs[i].All(), device.Write)
 		}
 		p.views = append(p.views, view)
@@ -164,7 +165,7 @@ func (p *program) drawOp() randomOp {
 }
 
 func (p *program) rangeOf(s span) device.Range {
-	return p.bufs[s.buffer].Slice(device.Bytes(s.first*cellBytes), device.Bytes(s.bytes()))
+	return p.bufs[s.buffer].Slice(memory.Bytes(s.first*cellBytes), memory.Bytes(s.bytes()))
 }
 
 func (p *program) modelOf(s span) []byte {
@@ -196,7 +197,7 @@ func (p *program) temporary(s int) {
 	n := 1 + p.rng.IntN(2)
 	from, to, t := p.drawSpan(n), p.drawSpan(n), p.rng.IntN(randomStreams)
 	p.log("streams %d, %d: %v to %v through a temporary", s, t, from, to)
-	b := p.alloc(bothKinds[p.rng.IntN(2)], device.Bytes(from.bytes()))
+	b := p.alloc(bothKinds[p.rng.IntN(2)], memory.Bytes(from.bytes()))
 	p.w.use(s, from.cells(), nil)
 	p.w.streams[s].Copy(b.All(), p.rangeOf(from))
 	p.w.after(t, s, p.w.clock[s][s])

@@ -69,7 +69,7 @@ func scramble(b []byte, value byte) {
 	}
 }
 
-// cells are what the operation reads and writes.
+// cells returns what the operation reads and writes.
 func (o randomOp) cells() (reads, writes []cell) {
 	if o.kind != randomFill && o.kind != randomHost {
 		reads = o.src.cells()

@@ -1,9 +1,12 @@
-// This file owns the tests of what cannot be captured: EndCapture says why, in
-// a typed error, and everybody can go on afterwards.
+// This file owns the tests of what cannot be captured: EndCapture returns a typed error
+// that says why, and all streams can be used afterwards.
 
 package devicetest
 
-import "github.com/stowage-dev/stowage/device"
+import (
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // refusal is one way to spoil a capture on stream a.
 type refusal struct {
@@ -11,7 +14,7 @@ type refusal struct {
 	fn   func(e *env, r *refusalStage)
 }
 
-// refusalStage is what a refusal has to play with.
+// refusalStage is what a refusal works with.
 type refusalStage struct {
 	a, b    device.Stream
 	x       *device.Buffer
@@ -81,7 +84,7 @@ func refusalTests() (cases []testCase) {
 
 func testRefusal(e *env, r refusal) {
 	a, b, _ := e.threeStreams()
-	st := &refusalStage{a: a, b: b, x: e.allocWith(a, device.Accel, filled(1, 4096)), outside: e.event(0)}
+	st := &refusalStage{a: a, b: b, x: e.allocWith(a, memory.Device, filled(1, 4096)), outside: e.event(0)}
 	st.graph = e.capture(a, func() { a.Fill(st.x.Slice(0, 8), 9) })
 	b.Record(st.outside)
 	e.sync(b)
@@ -116,5 +119,5 @@ func testRefusal(e *env, r refusal) {
 	e.want(b, st.x.All(), want, "a capture after the refused one")
 	b.Free(st.x)
 	e.sync(b)
-	e.wantKind("in the end", device.Accel, 0, 0, 4096)
+	e.wantKind("in the end", memory.Device, 0, 0, 4096)
 }

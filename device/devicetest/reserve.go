@@ -2,7 +2,10 @@
 
 package devicetest
 
-import "github.com/stowage-dev/stowage/device"
+import (
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+)
 
 var reserveCases = []testCase{
 	{name: "GrowsInPlace", fn: testGrowsInPlace},
@@ -13,7 +16,7 @@ var reserveCases = []testCase{
 
 // reserveLimit spans several of a GPU's 2 MiB pages, and grown sizes lie across
 // their borders.
-const reserveLimit = 16 * device.MiB
+const reserveLimit = 16 * memory.MiB
 
 // testGrowsInPlace: the address stays, the content stays, new bytes are usable,
 // and only bytes in use are counted.
@@ -27,12 +30,12 @@ func testGrowsInPlace(e *env) {
 		}
 		e.wantKind("reserved", k, 0, 0, 0)
 		var content []byte
-		for i, n := range []device.Bytes{1, 5000, 5000, 300, 2*device.MiB + 1, 4 * device.MiB, reserveLimit} {
+		for i, n := range []memory.Bytes{1, 5000, 5000, 300, 2*memory.MiB + 1, 4 * memory.MiB, reserveLimit} {
 			e.ok(e.dev.Grow(b, n))
-			if want := max(n, device.Bytes(len(content))); b.Size() != want || b.Addr() != addr {
+			if want := max(n, memory.Bytes(len(content))); b.Size() != want || b.Addr() != addr {
 				e.Fatalf("grown to %v from %d bytes, it is %v", n, len(content), b)
 			}
-			old := device.Bytes(len(content))
+			old := memory.Bytes(len(content))
 			e.want(s, b.Slice(0, old), content, "content before growing to %v", n)
 			fresh := pattern(i, int(b.Size()-old))
 			s.Upload(b.Slice(old, b.Size()-old), fresh)
@@ -52,7 +55,7 @@ func testGrowsInPlace(e *env) {
 func testGrowsUnderAGraph(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
-		b, src := e.reserve(k, reserveLimit, "pool"), e.allocWith(s, device.Accel, pattern(5, 4096))
+		b, src := e.reserve(k, reserveLimit, "pool"), e.allocWith(s, memory.Device, pattern(5, 4096))
 		e.ok(e.dev.Grow(b, 4096))
 		s.Fill(b.All(), 0)
 		g := e.capture(s, func() {
@@ -68,19 +71,19 @@ func testGrowsUnderAGraph(e *env) {
 			s.Replay(g)
 		}
 		replay()
-		e.ok(e.dev.Grow(b, 5*device.MiB))
+		e.ok(e.dev.Grow(b, 5*memory.MiB))
 		replay()
 		e.want(s, b.Slice(0, 4096), want, "replayed before and after growing")
 		far := e.capture(s, func() {
-			s.Copy(b.Slice(5*device.MiB-4096, 4096), src.All())
-			s.Copy(b.Slice(2*device.MiB, 4096), b.Slice(0, 4096))
+			s.Copy(b.Slice(5*memory.MiB-4096, 4096), src.All())
+			s.Copy(b.Slice(2*memory.MiB, 4096), b.Slice(0, 4096))
 		})
-		e.ok(e.dev.Grow(b, 9*device.MiB))
+		e.ok(e.dev.Grow(b, 9*memory.MiB))
 		replay()
 		s.Replay(far)
 		e.want(s, b.Slice(0, 4096), want, "replayed after growing twice")
-		e.want(s, b.Slice(2*device.MiB, 4096), want, "copied by the later graph")
-		e.want(s, b.Slice(5*device.MiB-4096, 4096), pattern(5, 4096), "at the end of the first growth")
+		e.want(s, b.Slice(2*memory.MiB, 4096), want, "copied by the later graph")
+		e.want(s, b.Slice(5*memory.MiB-4096, 4096), pattern(5, 4096), "at the end of the first growth")
 	}
 }
 
@@ -88,7 +91,7 @@ func testGrowsUnderAGraph(e *env) {
 func testGrowsBesideWork(e *env) {
 	s := e.stream("s")
 	for _, k := range bothKinds {
-		b, src := e.reserve(k, reserveLimit, "pool"), e.allocWith(s, device.Accel, pattern(2, 8000))
+		b, src := e.reserve(k, reserveLimit, "pool"), e.allocWith(s, memory.Device, pattern(2, 8000))
 		e.ok(e.dev.Grow(b, 8000))
 		s.Fill(b.All(), 0)
 		want := make([]byte, 8000)
@@ -97,7 +100,7 @@ func testGrowsBesideWork(e *env) {
 				s.Launch(mix(b.Slice(0, 8000), src.All(), uint64(i)))
 				mixBytes(want, pattern(2, 8000), uint64(i))
 			}
-			e.ok(e.dev.Grow(b, b.Size()+device.Bytes(i)*50_000))
+			e.ok(e.dev.Grow(b, b.Size()+memory.Bytes(i)*50_000))
 		}
 		e.want(s, b.Slice(0, 8000), want, "work while growing")
 	}

@@ -10,12 +10,13 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/memory"
 	"go.uber.org/goleak"
 )
 
 var errUntyped = errors.New("something went wrong")
 
-// suiteOf is the suite over the CPU device with a fault; an empty one is none.
+// suiteOf returns the suite over the CPU device with a fault; an empty one is none.
 func suiteOf(f fault, p patience) *suite {
 	open := func(t testing.TB, o cpu.Options) device.Device {
 		d, err := cpu.Open(o)
@@ -26,7 +27,7 @@ func suiteOf(f fault, p patience) *suite {
 	}
 	return &suite{
 		open: func(t testing.TB) device.Device { return open(t, cpu.Options{}) },
-		limited: func(t testing.TB, c [device.Kinds]device.Bytes) device.Device {
+		limited: func(t testing.TB, c [memory.Kinds]memory.Bytes) device.Device {
 			return open(t, cpu.Options{Capacity: c})
 		},
 		noAllocs: true,
@@ -61,7 +62,7 @@ var found = map[fault]string{
 	"backdrops count":                      "Backdrop/ReadsZeros",
 	"new bytes are not zero":               "Backdrop/GrowsInFront",
 	"anything has a backdrop":              "Backdrop/MisusePanics",
-	"imports are copies":                   "Memory/Import",
+	"borrowed memory is a copy":            "Memory/Borrow",
 	"views are copies":                     "Memory/View",
 	"no event is external":                 "External/WaitedForInside",
 	"the freeze is forgotten":              "Memory/Freeze",
@@ -100,7 +101,7 @@ var found = map[fault]string{
 	"recordings are nodes":                 "Graph/RecordingsAreNoNodes",
 	"dead memory is replayed":              "Misuse/ReplayOverFreedMemory",
 	"updates add memory":                   "Misuse/ReplayAfterUpdateAway",
-	"foreign memory is freed":              "Misuse/ForeignMemoryFreed",
+	"memory of another device is freed":    "Misuse/FreesMemoryOfAnotherDevice",
 	"any shape will do":                    "Misuse/BadShapes",
 	"closing twice is nothing":             "Misuse/StreamClosedTwice",
 	"growth is counted twice":              "Concurrent/Grow",

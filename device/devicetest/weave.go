@@ -25,8 +25,7 @@ type weaver struct {
 // cell is a piece of a buffer that steps use as a whole.
 type cell struct{ buffer, index int }
 
-// usage is who touched a cell: the last writer and, by stream, the readers
-// since.
+// usage is who used a cell: the last writer and, by stream, the readers since then.
 type usage struct {
 	writer  int
 	written int
@@ -77,7 +76,7 @@ func (w *weaver) use(s int, reads, writes []cell) {
 	}
 }
 
-// issued sometimes marks the piece just issued, for whoever may need it.
+// issued sometimes marks the piece that was just issued, for later waits.
 func (w *weaver) issued(s int) {
 	if w.rng.IntN(3) == 0 {
 		w.record(s)
@@ -116,7 +115,7 @@ func (w *weaver) record(s int) int {
 	return at
 }
 
-// note says that an event now marks all of stream s.
+// note stores that an event now marks all work of stream s.
 func (w *weaver) note(at, s int) {
 	w.marks[at].stream, w.marks[at].clock = s, slices.Clone(w.clock[s])
 }

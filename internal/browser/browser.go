@@ -1,6 +1,6 @@
-// Package browser drives a Chromium without a window, for tests of pages: through its
-// debugging pipe, by messages of JSON that end in a zero byte, on file descriptors 3
-// and 4. Only tests import it.
+// Package browser drives a headless Chromium for tests of pages. It talks to Chromium's
+// debugging pipe: JSON messages that end in a zero byte, on file descriptors 3 and 4.
+// Only tests import it.
 package browser
 
 import (
@@ -19,14 +19,14 @@ import (
 	"time"
 )
 
-// Tab is one of a browser's. Every command waits for its answer; what the browser
-// reports meanwhile is kept. All tabs of a browser are one goroutine's.
+// Tab is a tab of a browser. Each command waits for its answer and keeps the events that
+// arrive meanwhile. All tabs of a browser belong to one goroutine.
 type Tab struct {
 	*pipe
 	session string
 }
 
-// pipe is what all tabs share.
+// pipe is the connection that all tabs of a browser share.
 type pipe struct {
 	T      *testing.T
 	in     io.Writer
@@ -43,7 +43,7 @@ type message struct {
 	Error  json.RawMessage `json:"error"`
 }
 
-// Find finds a Chromium, and skips the test where there is none.
+// Find returns the path of a Chromium. It skips the test if there is none.
 func Find(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
@@ -55,7 +55,7 @@ func Find(t *testing.T) string {
 	return ""
 }
 
-// Start starts a browser with one tab, which ends with the test.
+// Start starts a browser and returns its first tab. The browser ends with the test.
 func Start(t *testing.T) *Tab {
 	t.Helper()
 	path := Find(t)
@@ -88,13 +88,13 @@ func Start(t *testing.T) *Tab {
 		in.Close()
 		out.Close()
 		if t.Failed() {
-			t.Logf("the browser said %s", errs.String())
+			t.Logf("the browser wrote %s", errs.String())
 		}
 	})
 	return (&Tab{pipe: p}).Another()
 }
 
-// Another is another tab of the same browser.
+// Another opens another tab of the same browser.
 func (b *Tab) Another() *Tab {
 	b.T.Helper()
 	tab := &Tab{pipe: b.pipe}
@@ -108,7 +108,7 @@ func (b *Tab) Another() *Tab {
 	return tab
 }
 
-// Do sends a command and reads its result.
+// Do sends a command and decodes its answer into result, unless that is nil.
 func (b *Tab) Do(result any, method string, params map[string]any) {
 	b.T.Helper()
 	b.sent++
@@ -135,13 +135,13 @@ func (b *Tab) Do(result any, method string, params map[string]any) {
 	}
 }
 
-// answer takes messages up to the one for the last command; events are kept.
+// answer reads messages up to the answer to the last command. It keeps events.
 func (b *Tab) answer() message {
 	b.T.Helper()
 	for {
 		text, err := b.out.ReadBytes(0)
 		if err != nil {
-			b.T.Fatalf("the browser went away: %v", err)
+			b.T.Fatalf("cannot read from the browser: %v", err)
 		}
 		var m message
 		if err := json.Unmarshal(text[:len(text)-1], &m); err != nil {
@@ -156,7 +156,7 @@ func (b *Tab) answer() message {
 	}
 }
 
-// Window sets the size and what the system prefers.
+// Window sets the width of the window and the preferred theme, "light" or "dark".
 func (b *Tab) Window(width int, theme string) {
 	b.T.Helper()
 	b.Do(nil, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700})
@@ -165,16 +165,16 @@ func (b *Tab) Window(width int, theme string) {
 	}})
 }
 
-// Open goes to an address and waits until it is loaded.
+// Open loads an address and waits until it is complete.
 func (b *Tab) Open(url string) {
 	b.T.Helper()
-	// The page that is left may be of the same address.
+	// The old page may have the same address.
 	Eval[bool](b, "window.left = true")
 	b.Do(nil, "Page.navigate", map[string]any{"url": url})
 	b.Until(`!window.left && document.readyState === "complete"`)
 }
 
-// Until waits for something to hold on the page.
+// Until waits until an expression is true on the page. It fails the test after 30 s.
 func (b *Tab) Until(expression string) {
 	b.T.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -182,10 +182,10 @@ func (b *Tab) Until(expression string) {
 			return
 		}
 	}
-	b.T.Fatalf("this did not come true: %s; the page has %.500q and said %q", expression, Eval[string](b, "document.body.innerText"), b.Complaints())
+	b.T.Fatalf("expected %s to become true; the page shows %.500q and complains of %q", expression, Eval[string](b, "document.body.innerText"), b.Complaints())
 }
 
-// Eval evaluates an expression on the page.
+// Eval evaluates an expression on the page and returns its value.
 func Eval[T any](b *Tab, expression string) T {
 	b.T.Helper()
 	var r struct {
@@ -201,14 +201,14 @@ func Eval[T any](b *Tab, expression string) T {
 
 var codes = map[string]int{"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36, "End": 35, "Tab": 9}
 
-// Press types keys: characters, or those with names.
+// Press types keys: single characters, or names such as "Enter".
 func (b *Tab) Press(keys ...string) {
 	b.T.Helper()
 	for _, key := range keys {
 		for _, kind := range []string{"keyDown", "keyUp"} {
 			event := map[string]any{"type": kind, "key": key, "windowsVirtualKeyCode": codes[key]}
 			if key == "Enter" {
-				event["text"] = "\r" // a key acts by its character
+				event["text"] = "\r" // the page reacts to the character
 			} else if codes[key] == 0 {
 				event["text"] = key
 			}
@@ -217,10 +217,10 @@ func (b *Tab) Press(keys ...string) {
 	}
 }
 
-// Picture writes what is seen, the whole page, into a folder.
+// Picture writes a screenshot of the whole page into a folder, as name.png.
 func (b *Tab) Picture(folder, name string) {
 	b.T.Helper()
-	// What is drawn when it comes near must have come near.
+	// Sections are drawn when they come near the window: scroll through all of them.
 	Eval[bool](b, "(async () => { for (let y = 0; y < document.body.scrollHeight; y += 600) { scrollTo(0, y); await new Promise((go) => setTimeout(go, 40)); } scrollTo(0, 0); await new Promise((go) => setTimeout(go, 60)); return true; })()")
 	var r struct{ Data string }
 	b.Do(&r, "Page.captureScreenshot", map[string]any{"format": "png", "captureBeyondViewport": true})
@@ -233,11 +233,11 @@ func (b *Tab) Picture(folder, name string) {
 	}
 }
 
-// Forget forgets what pages have done so far.
+// Forget drops the events so far.
 func (b *Tab) Forget() { b.events = nil }
 
-// Complaints are what pages did wrong: console messages, exceptions, and requests beyond
-// those that are allowed.
+// Complaints returns what pages did wrong: console messages, exceptions, and requests to
+// addresses that are not allowed.
 func (b *Tab) Complaints(allowed ...string) (out []string) {
 	for _, e := range b.events {
 		switch e.Method {
@@ -248,7 +248,7 @@ func (b *Tab) Complaints(allowed ...string) (out []string) {
 			_ = json.Unmarshal(e.Params, &p)
 			url, _, _ := strings.Cut(p.Request.URL, "#")
 			if !slices.Contains(allowed, url) && !strings.HasPrefix(url, "data:image/svg+xml") && !strings.HasPrefix(url, "blob:") {
-				out = append(out, "a request: "+p.Request.URL)
+				out = append(out, "unexpected request: "+p.Request.URL)
 			}
 		}
 	}

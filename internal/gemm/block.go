@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Block is C = op(A) op(B), or C += op(A) op(B) with add, on the calling
-// goroutine. Op transposes or does nothing: op(A) is m x k, op(B) is k x n, C is
+// Block computes C = op(A) op(B), or C += op(A) op(B) with add, on the calling
+// goroutine. op transposes or does nothing: op(A) is m x k, op(B) is k x n, C is
 // m x n. Matrices are stored by rows, ldc, lda and ldb numbers apart: A is stored
 // k x m with transA, B is stored n x k with transB. C must not overlap A or B.
 //
@@ -26,7 +26,7 @@ func Block(c []float32, ldc int, a []float32, lda int, transA bool, b []float32,
 
 func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b []float32, ldb int, transB bool, m, n, k int, add bool) {
 	if m < 0 || n < 0 || k < 0 {
-		panic(fmt.Sprintf("gemm: a product of %d x %d with k %d", m, n, k))
+		panic(fmt.Sprintf("gemm: expected sizes of at least zero, got a product of %d x %d with k %d", m, n, k))
 	}
 	if m == 0 || n == 0 {
 		return
@@ -70,8 +70,8 @@ func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b
 // blockPanels hold a panel of a transposed B each.
 var blockPanels = sync.Pool{New: func() any { return new([]float32) }}
 
-// Transpose gives dst, cols x rows, the numbers of src, rows x cols. Rows of dst
-// are ldd numbers apart and those of src lds. They must not overlap.
+// Transpose writes the transpose of src, rows x cols, to dst. Rows of dst are ldd numbers
+// apart and those of src lds. They must not overlap.
 func Transpose(dst []float32, ldd int, src []float32, lds, rows, cols int) {
 	check("what is transposed", len(src), lds, rows, cols)
 	check("what a transposition writes", len(dst), ldd, cols, rows)
@@ -85,6 +85,6 @@ func Transpose(dst []float32, ldd int, src []float32, lds, rows, cols int) {
 // check panics unless a matrix of rows x cols lies in n numbers.
 func check(what string, n, pitch, rows, cols int) {
 	if rows < 0 || cols < 0 || rows > 0 && cols > 0 && (pitch < cols || n < (rows-1)*pitch+cols) {
-		panic(fmt.Sprintf("gemm: %s is %d x %d, %d apart, in %d numbers; that is none", what, rows, cols, pitch, n))
+		panic(fmt.Sprintf("gemm: %s: a matrix of %d x %d with rows %d apart does not fit into %d numbers", what, rows, cols, pitch, n))
 	}
 }

@@ -1,15 +1,14 @@
-// Package gemm multiplies matrices on the CPU: fp32 or bf16 in, fp32 sums, fp32 or
-// bf16 out. [Multiply] spreads products over threads; [Block] is for small blocks
-// inside other kernels.
+// Package gemm multiplies matrices on the CPU. Inputs and results are fp32 or bf16, and sums
+// are fp32. [Multiply] divides products over threads. [Block] multiplies small blocks inside
+// other kernels.
 //
-// A tile of C stays in registers while k runs. Each element of C begins with Plus,
-// if there is one; then come sums over 256 of k each, in order, each of them one
-// chain of multiply-adds from zero on; the result is rounded once. So it depends
-// neither on threads nor on where tiles begin, nor on the other rows and columns.
-// With AVX-512 and with AVX2, where multiply-adds are fused, results are the same
-// bits.
+// A tile of C stays in registers while k runs. Each element of C begins with Plus, if there
+// is one. Sums over 256 values of k each follow in order, each one chain of multiply-adds
+// that begins with zero. The result is rounded once. So it does not depend on threads, on
+// where tiles begin, or on other rows and columns. AVX-512 and AVX2 fuse multiply-adds and
+// compute the same bits.
 //
-// This file owns the types and the cutting of products into tiles.
+// This file owns the types and the division of products into tiles.
 package gemm
 
 import (
@@ -22,7 +21,7 @@ import (
 
 //go:generate go run -C gen main.go -out ../tile_amd64.s -stubs ../tile_amd64.go -pkg gemm
 
-// Matrix is rows of numbers, Pitch apart. One of F32 and BF16 has memory.
+// Matrix is rows of numbers, Pitch apart. Either F32 or BF16 has memory.
 type Matrix struct {
 	F32               []float32
 	BF16              []uint16
@@ -34,14 +33,14 @@ func (m *Matrix) live() bool { return m.F32 != nil || m.BF16 != nil }
 // from is where an element lies.
 func (m *Matrix) from(row, col int) int { return row*m.Pitch + col }
 
-// Product is C = op(A) op(B), plus Plus if it has memory. Op transposes or does
-// nothing. Plus may be C; otherwise C overlaps nothing.
+// Product is C = op(A) op(B), plus Plus if that has memory. op transposes or does nothing.
+// Plus may be C. C must not overlap anything else.
 type Product struct {
 	A, B, C, Plus  Matrix
 	TransA, TransB bool
 }
 
-// sizes are m, n and k. Matrices that do not fit panic.
+// sizes returns m, n and k. It panics if the matrices do not fit together.
 func (p *Product) sizes() (m, n, k int) {
 	m, k = p.A.Rows, p.A.Cols
 	if p.TransA {
@@ -52,7 +51,7 @@ func (p *Product) sizes() (m, n, k int) {
 		kb, n = n, kb
 	}
 	if kb != k || p.C.Rows != m || p.C.Cols != n || p.Plus.live() && (p.Plus.Rows != m || p.Plus.Cols != n) {
-		panic(fmt.Sprintf("gemm: %d x %d times %d x %d is no %d x %d", m, k, kb, n, p.C.Rows, p.C.Cols))
+		panic(fmt.Sprintf("gemm: expected matrices that fit, got %d x %d times %d x %d for a result of %d x %d", m, k, kb, n, p.C.Rows, p.C.Cols))
 	}
 	for _, x := range [...]*Matrix{&p.A, &p.B, &p.C, &p.Plus} {
 		check("a matrix", max(len(x.F32), len(x.BF16)), x.Pitch, x.Rows, x.Cols)
@@ -79,8 +78,8 @@ const (
 	tileRun = 1 << 20
 )
 
-// Multiply computes products that do not depend on each other, all threads at
-// once.
+// Multiply computes products that do not depend on each other, on all threads. It panics if
+// the sizes of a product do not fit.
 func Multiply(ps ...Product) { multiply(best, packMost, ps) }
 
 func multiply(kind kind, most int, ps []Product) {
@@ -238,7 +237,7 @@ func (b *batch) tile(x *part, s *scratch, row, col int) {
 	}
 }
 
-// inPlace tells whether C holds Plus as fp32 before it holds the sum.
+// inPlace reports whether C holds Plus as fp32 before it holds the sum.
 func (p *Product) inPlace() bool {
 	return p.C.F32 != nil && p.Plus.F32 != nil && &p.C.F32[0] == &p.Plus.F32[0]
 }

@@ -52,7 +52,7 @@ func difference(got, want string) string {
 	panic("golden: texts that differ have a line that differs")
 }
 
-// line is a line in quotes, or a word for its absence.
+// line returns a line in quotes, or a word for its absence.
 func line(lines []string, i int) string {
 	if i >= len(lines) {
 		return "nothing"

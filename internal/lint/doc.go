@@ -1,8 +1,9 @@
-// Package lint holds the rules of this repository as tests, so that `go test
-// ./...` is all one has to run: which package may import which, the size of
-// files and functions, words that do not belong here, headers, kernels beside
-// their compiled form, and references to the specification.
+// Package lint holds the rules of this repository as tests, so that `go test ./...`
+// checks them. The rules are about imports, the size of files and functions, forbidden
+// words, headers, compiled kernels, references to docs/SPEC.md, the size of the public
+// API, and examples.
 //
 // Each rule is a function from files to complaints. One test runs it over the
-// repository, another over a planted violation, so that no rule can go blind.
+// repository. Another test runs it over a planted violation, to prove that the rule
+// can fail.
 package lint

@@ -1,5 +1,5 @@
-// This file owns two rules about what stands beside what: a comment at the top
-// of every file, and the compiled form beside every kernel source.
+// This file owns two rules: a comment at the top of each file, and the compiled form
+// beside each kernel source.
 
 package lint
 
@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// checkHeaders wants each file to say what it owns, before anything else. A test
-// named after the file it tests need not: it owns that file's tests.
+// checkHeaders wants a comment at the top of each file that says what the file owns. A
+// test that is named after the file it tests needs none.
 func checkHeaders(files []*file) (complaints []string) {
 	names := map[string]bool{}
 	for _, f := range files {
@@ -22,16 +22,16 @@ func checkHeaders(files []*file) (complaints []string) {
 		switch {
 		case isTest && names[tested+".go"]:
 		case f.syntax != nil && !hasHeader(f):
-			complaints = append(complaints, f.name+": no comment above the package clause says what the file owns")
+			complaints = append(complaints, f.name+": write a comment above the package clause that says what the file owns")
 		case path.Ext(f.name) == ".cu" && !bytes.HasPrefix(f.text, []byte("//")):
-			complaints = append(complaints, f.name+": no comment at the top says what the file owns")
+			complaints = append(complaints, f.name+": write a comment at the top that says what the file owns")
 		}
 	}
 	return complaints
 }
 
-// hasHeader looks for a comment above the package clause that says something:
-// build constraints and directives do not.
+// hasHeader reports whether a file has a comment above the package clause that is more
+// than build constraints and directives.
 func hasHeader(f *file) bool {
 	for _, group := range f.syntax.Comments {
 		if group.Pos() > f.syntax.Package {
@@ -44,8 +44,8 @@ func hasHeader(f *file) bool {
 	return false
 }
 
-// checkKernels wants x.cu to have x.ptx beside it, or x_sm80.ptx and the like
-// for each architecture it is compiled for, and no .ptx without its source.
+// checkKernels wants each x.cu to have x.ptx beside it, or a file such as x_sm80.ptx for
+// each architecture, and each .ptx to have its source.
 func checkKernels(files []*file) (complaints []string) {
 	names := map[string]bool{}
 	for _, f := range files {
@@ -61,19 +61,19 @@ func checkKernels(files []*file) (complaints []string) {
 			source = base
 		}
 		if !names[source+".cu"] {
-			complaints = append(complaints, f.name+": no "+path.Base(source)+".cu beside it")
+			complaints = append(complaints, f.name+": expected "+path.Base(source)+".cu beside it")
 		}
 		compiled[source+".cu"] = true
 	}
 	for _, f := range files {
 		if path.Ext(f.name) == ".cu" && !compiled[f.name] {
-			complaints = append(complaints, f.name+": no .ptx beside it; run go generate ./kernels")
+			complaints = append(complaints, f.name+": expected a .ptx beside it; run go generate ./internal/kernels/...")
 		}
 	}
 	return complaints
 }
 
-// cutLast splits a name at its last underscore, dot or hyphen before "sm".
+// cutLast splits a name at its last underscore, dot or hyphen before the architecture.
 func cutLast(name string) (before, after string, ok bool) {
 	i := strings.LastIndexAny(name, "_.-")
 	if i >= 0 && strings.HasPrefix(name[i:], "_90") {

@@ -1,6 +1,6 @@
-// This file owns the import rule: the picture of docs/ARCHITECTURE.md as a
-// table. Imports point downwards; mechanisms know neither each other, nor the
-// trainer, nor a concrete device; what plans is pure.
+// This file owns the import rule, the table behind the picture in docs/ARCHITECTURE.md.
+// Imports point downwards. Mechanisms import neither each other, nor the trainer, nor a
+// concrete device. Packages that plan are pure.
 
 package lint
 
@@ -13,84 +13,108 @@ import (
 	"testing"
 )
 
-// layer is one row of the picture.
+// layer is a row of the table.
 type layer struct {
-	pkg  string   // a package with all below it, unless a longer row matches
-	may  []string // what it may import of ours, each with all below it
-	test []string // what its tests may import beyond that
-	pure bool     // no path of imports leads from here to a device
+	pkg  string   // a package and all below it, unless a longer row matches
+	may  []string // packages of this module that it may import, each with all below it
+	test []string // packages that only its tests may import
+	pure bool     // whether no path of imports may lead from here to a device
 }
 
-// exact marks an entry that stands for the package alone: importing "=device"
-// does not grant "device/cuda".
+// exact marks an entry that stands for one package alone: "=device" does not allow
+// "device/cuda".
 const exact = "="
 
-// The tests of everything that is written against the contract run on real
-// devices, under check.
-var devices = []string{"device", "kernels"}
+// devices lists what tests may import to run on real devices, under the race checker.
+var devices = []string{"device", "internal/kernels", "internal/nulldevice"}
 
+// mechanism returns the row of a mechanism.
 func mechanism(name string) layer {
 	return layer{
-		pkg:  name,
-		may:  []string{exact + "device", "kernels", "schedule", "residency", "plan", "trace", "internal"},
-		test: devices,
+		pkg: "internal/" + name,
+		may: []string{
+			exact + "device", "internal/kernels", "internal/schedule", "internal/residency", "observe/trace",
+			"internal/order", "internal/spell", "internal/parallel", "internal/memcopy", "memory",
+		},
+		test: append(slices.Clone(devices), "internal/golden"),
 	}
 }
 
-var layers = []layer{
-	{pkg: "device", test: devices},
-	{pkg: "device/cpu", may: []string{exact + "device", "kernels", "internal"}, test: devices},
-	{pkg: "device/cuda", may: []string{exact + "device", "kernels", "internal"}, test: devices},
-	{pkg: "device/check", may: []string{exact + "device", "kernels", "internal"}, test: devices},
-	{pkg: "device/null", may: []string{exact + "device"}, test: devices},
-	{pkg: "device/devicetest", may: []string{exact + "device", "kernels", "internal"}, test: devices},
-	{pkg: "kernels", may: []string{exact + "device", "internal"}, test: devices},
-	{pkg: "internal", may: []string{exact + "device"}, test: devices},
+// foundation lists what all packages may import: the vocabulary, and helpers that know
+// nothing about this program.
+var foundation = []string{
+	"memory", "internal/golden", "internal/spell", "internal/parallel", "internal/memcopy", "internal/sysinfo",
+	"internal/order", "internal/gemm", "internal/vec", "internal/ptx", "internal/browser", "internal/pseudoterm", "internal/pagestyle",
+}
 
-	{pkg: "schedule", may: []string{"internal"}, pure: true},
-	{pkg: "routing", may: []string{"internal"}, pure: true},
-	{pkg: "residency", may: []string{"schedule", "internal"}, pure: true},
-	{pkg: "policy", may: []string{"residency", "schedule", "trace", "internal"}, pure: true},
-	{pkg: "model", may: []string{"internal"}, pure: true},
-	{pkg: "bucket", may: []string{"internal"}, pure: true},
-	{pkg: "plan", may: []string{"model", "bucket", "schedule", "routing", "internal"}, pure: true},
-	{pkg: "trace", may: []string{"internal"}, pure: true},
-	{pkg: "report", may: []string{"trace", "plan", "schedule", "routing", "internal"}, pure: true},
+// with returns the foundation and more packages.
+func with(more ...string) []string { return append(slices.Clone(foundation), more...) }
+
+var layers = []layer{
+	{pkg: "memory", may: []string{"internal/spell"}, pure: true},
+	{pkg: "internal", may: with(exact + "device"), test: devices},
+
+	{pkg: "device", may: []string{"memory"}, test: devices},
+	{pkg: "device/cpu", may: with(exact+"device", "internal/devicekit", "internal/kernels"), test: devices},
+	{pkg: "device/cuda", may: with(exact+"device", "internal/devicekit", "internal/kernels"), test: devices},
+	{pkg: "internal/blas", may: with(exact+"device", "device/cuda", "internal/kernels"), test: devices},
+	{pkg: "device/check", may: with(exact+"device", "internal/devicekit", "internal/kernels"), test: devices},
+	{pkg: "internal/devicekit", may: []string{exact + "device", "memory"}, test: devices},
+	{pkg: "internal/nulldevice", may: []string{exact + "device", "internal/devicekit", "memory"}, test: devices},
+	{pkg: "device/devicetest", may: with(exact+"device", "internal/kernels"), test: devices},
+	{pkg: "internal/kernels", may: with(exact+"device", "internal/devicekit"), test: devices},
+
+	{pkg: "internal/schedule", may: with(), pure: true},
+	{pkg: "internal/residency", may: with("internal/schedule"), pure: true},
+	{pkg: "internal/policy", may: with("internal/residency", "internal/schedule", "observe/trace"), pure: true},
+	{pkg: "internal/bucket", may: with(), pure: true},
+	{pkg: "plan", may: with("internal/bucket", "internal/schedule"), pure: true},
+	{pkg: "internal/planview", may: with("plan"), pure: true},
+	{pkg: "internal/planvalidate", may: with("plan", "internal/planview"), pure: true},
+	{pkg: "observe", may: with("observe"), pure: true},
+	{pkg: "observe/trace", may: with(), pure: true},
 
 	mechanism("stash"),
 	mechanism("offload"),
 	mechanism("capture"),
 	mechanism("comm"),
-	// Sharded parameters stand on the collectives and on the pure plans of pools.
+	// Sharded parameters use the collectives and the pure plans of pools.
 	{
-		pkg:  "fsdp",
-		may:  []string{exact + "device", "kernels", "bucket", "comm", "trace", "internal"},
+		pkg:  "internal/fsdp",
+		may:  with(exact+"device", "internal/kernels", "internal/bucket", "internal/comm", "observe/trace"),
 		test: devices,
 	},
 
-	// The root package ties the mechanisms together.
+	// The engine ties the mechanisms together; the root package is its API.
+	{pkg: ".", may: with(exact+"device", "internal/engine", "internal/policy", "internal/schedule", "internal/stash", "observe/trace"), test: devices},
 	{
-		pkg:  ".",
-		may:  []string{exact + "device", "kernels", "stash", "offload", "capture", "policy", "residency", "plan", "schedule", "trace", "internal"},
+		pkg:  "internal/engine",
+		may:  with(exact+"device", "internal/kernels", "internal/stash", "internal/offload", "internal/capture", "internal/policy", "internal/residency", "internal/schedule", "plan", "observe/trace"),
 		test: devices,
 	},
-	{pkg: "train/data", may: []string{"internal"}, pure: true},
-	{pkg: "train/checkpoint", may: []string{"internal"}, pure: true},
+	{pkg: "train/internal/data", may: with(), pure: true},
+	{pkg: "train/internal/checkpoint", may: with(), pure: true},
 	{
 		pkg:  "train",
-		may:  []string{exact + ".", exact + "device", "device/null", "kernels", "comm", "fsdp", "bucket", "model", "plan", "schedule", "routing", "stash", "capture", "policy", "trace", "train", "internal"},
-		test: devices,
+		may:  with(exact+".", "internal/engine", exact+"device", "internal/nulldevice", "internal/kernels", "internal/comm", "internal/fsdp", "internal/bucket", "internal/schedule", "internal/stash", "internal/capture", "internal/policy", "plan", "observe/trace", "train"),
+		test: append(slices.Clone(devices), "internal/blas"),
 	},
+	// This package runs and resumes a run, and writes its report.
+	{pkg: "train/run", may: with(exact+".", "internal/engine", exact+"device", "device", "internal/bucket", "internal/capture", "internal/comm", "internal/kernels", "internal/atomicfile", "internal/policy", "internal/residency", "internal/stash", "plan", "observe", "train"), test: devices},
 	{
-		pkg:  "bridge",
-		may:  []string{exact + ".", "bridge", "device", "kernels", "offload", "stash", "policy", "plan", "schedule", "trace", "report", "internal"},
+		pkg:  "pytorch/bridge",
+		may:  with(exact+".", "internal/engine", "pytorch/bridge", "device", "internal/kernels", "internal/version", "internal/offload", "internal/stash", "internal/policy", "internal/schedule", "plan", "observe"),
 		test: devices,
 	},
-	// Commands choose the concrete device and may use everything.
+	// Commands choose the concrete device and may import everything. So may the packages that
+	// only commands import.
+	{pkg: "internal/atomicfile", may: nil, pure: false},
+	{pkg: "internal/bench", may: []string{"."}},
+	{pkg: "internal/doctor", may: []string{"."}},
 	{pkg: "cmd", may: []string{"."}},
 }
 
-// under tells whether a package is granted by an entry of the table.
+// under reports whether an entry of the table covers a package.
 func under(pkg, entry string) bool {
 	if alone, ok := strings.CutPrefix(entry, exact); ok {
 		return pkg == alone
@@ -98,7 +122,7 @@ func under(pkg, entry string) bool {
 	return entry == "." || pkg == entry || strings.HasPrefix(pkg, entry+"/")
 }
 
-// layerOf finds the row with the longest match; the root's row is for the root
+// layerOf returns the row with the longest match. The row of the root is for the root
 // package alone.
 func layerOf(pkg string) (best layer, ok bool) {
 	for _, l := range layers {
@@ -113,7 +137,7 @@ func layerOf(pkg string) (best layer, ok bool) {
 	return best, ok
 }
 
-// ours lists the packages of this module that a file imports.
+// ours returns the packages of this module that a file imports.
 func ours(f *file) (pkgs []string) {
 	for _, spec := range f.syntax.Imports {
 		p, err := strconv.Unquote(spec.Path.Value)
@@ -129,6 +153,8 @@ func ours(f *file) (pkgs []string) {
 	return pkgs
 }
 
+// checkImports complains about imports that the table does not allow, and about packages
+// without a row.
 func checkImports(files []*file) (complaints []string) {
 	graph := map[string][]string{}
 	for _, f := range files {
@@ -137,7 +163,7 @@ func checkImports(files []*file) (complaints []string) {
 		}
 		l, ok := layerOf(f.dir())
 		if !ok {
-			complaints = append(complaints, fmt.Sprintf("%s: package %s has no place in the picture; add it to the table in internal/lint/imports_test.go", f.name, f.dir()))
+			complaints = append(complaints, fmt.Sprintf("%s: package %s has no row in the table of imports; add one in internal/lint/imports_test.go", f.name, f.dir()))
 			continue
 		}
 		for _, pkg := range ours(f) {
@@ -152,6 +178,7 @@ func checkImports(files []*file) (complaints []string) {
 	return append(complaints, checkPure(graph)...)
 }
 
+// granted reports whether a file may import a package.
 func granted(l layer, f *file, pkg string) bool {
 	is := func(entry string) bool { return under(pkg, entry) }
 	switch {
@@ -161,14 +188,14 @@ func granted(l layer, f *file, pkg string) bool {
 		// A package and those below it are one subject, unless the table gives
 		// the other one a row of its own: device does not import device/cpu.
 		other, _ := layerOf(pkg)
-		return other.pkg == l.pkg
+		return other.pkg == l.pkg || f.isTest() && slices.ContainsFunc(l.test, is)
 	case f.isTest():
 		return pkg == f.dir() || slices.ContainsFunc(l.test, is)
 	}
 	return false
 }
 
-// checkPure follows the imports of pure packages to the end.
+// checkPure complains about pure packages whose imports lead to a device.
 func checkPure(graph map[string][]string) (complaints []string) {
 	for _, pkg := range slices.Sorted(maps.Keys(graph)) {
 		if l, ok := layerOf(pkg); !ok || !l.pure {
@@ -177,34 +204,35 @@ func checkPure(graph map[string][]string) (complaints []string) {
 		seen := map[string]bool{}
 		var reaches func(string) bool
 		reaches = func(p string) bool {
-			if under(p, "device") || under(p, "kernels") {
+			if under(p, "device") || under(p, "internal/kernels") {
 				return true
 			}
 			seen[p] = true
 			return slices.ContainsFunc(graph[p], func(q string) bool { return !seen[q] && reaches(q) })
 		}
 		if reaches(pkg) {
-			complaints = append(complaints, fmt.Sprintf("%s is pure, yet its imports lead to a device", pkg))
+			complaints = append(complaints, fmt.Sprintf("%s is pure, but its imports lead to a device", pkg))
 		}
 	}
 	return complaints
 }
 
-// checkCgo keeps C out: `CGO_ENABLED=0 go build` must give the whole program.
+// checkCgo complains about C outside of pytorch/bridge: `CGO_ENABLED=0 go build` must build
+// the whole program.
 func checkCgo(files []*file) (complaints []string) {
 	for _, f := range files {
-		if under(f.dir(), "bridge") || f.nested {
+		if under(f.dir(), "pytorch/bridge") || f.nested {
 			continue
 		}
 		if strings.HasSuffix(f.name, ".c") || strings.HasSuffix(f.name, ".h") {
-			complaints = append(complaints, f.name+": C source outside of bridge")
+			complaints = append(complaints, f.name+": C source outside of pytorch/bridge")
 		}
 		if f.syntax == nil {
 			continue
 		}
 		for _, spec := range f.syntax.Imports {
 			if spec.Path.Value == `"C"` {
-				complaints = append(complaints, f.name+": cgo outside of bridge; call the library through purego")
+				complaints = append(complaints, f.name+": cgo outside of pytorch/bridge; call the library through purego")
 			}
 		}
 	}
@@ -223,25 +251,26 @@ func TestImportsPlanted(t *testing.T) {
 	}{
 		{"device/x.go", "/internal/memcopy", []string{"device must not import internal/memcopy"}},
 		{"device/x.go", "/device/cpu", []string{"device must not import device/cpu"}},
+		{"device/example_test.go", "/device/cpu", nil},
 		{"device/cuda/x.go", "/device/cpu", []string{"device/cuda must not import device/cpu"}},
 		{"device/cuda/x.go", "/internal/memcopy", nil},
 		{"device/cuda/driver/x.go", "/device/cuda", nil},
 		{"device/check/x_test.go", "/device/cpu", nil},
-		{"stash/x.go", "/offload", []string{"stash must not import offload"}},
-		{"stash/x_test.go", "/offload", []string{"stash must not import offload"}},
-		{"stash/x.go", "/device/cpu", []string{"stash must not import device/cpu"}},
-		{"stash/x_test.go", "/device/cpu", nil},
-		{"bucket/pool/x.go", "/train", []string{"bucket/pool must not import train"}},
+		{"internal/stash/x.go", "/internal/offload", []string{"internal/stash must not import internal/offload"}},
+		{"internal/stash/x_test.go", "/internal/offload", []string{"internal/stash must not import internal/offload"}},
+		{"internal/stash/x.go", "/device/cpu", []string{"internal/stash must not import device/cpu"}},
+		{"internal/stash/x_test.go", "/device/cpu", nil},
+		{"internal/bucket/pool/x.go", "/train", []string{"internal/bucket/pool must not import train"}},
 		{"plan/x.go", "/device", []string{"plan must not import device", "plan is pure"}},
 		{"train/x.go", "", nil},
 		{"train/x.go", "/device/cuda", []string{"train must not import device/cuda"}},
-		{"x.go", "/stash", nil},
+		{"x.go", "/internal/engine", nil},
 		{"x.go", "/train", []string{"must not import train"}},
-		{"kernels/x.go", "/stash", []string{"kernels must not import stash"}},
-		{"internal/memcopy/x.go", "/kernels", []string{"internal/memcopy must not import kernels"}},
+		{"internal/kernels/x.go", "/internal/stash", []string{"internal/kernels must not import internal/stash"}},
+		{"internal/memcopy/x.go", "/internal/kernels", []string{"internal/memcopy must not import internal/kernels"}},
 		{"cmd/stowage/x.go", "/device/cuda", nil},
 		{"cmd/stowage/x.go", "/train", nil},
-		{"warehouse/x.go", "/device", []string{"no place in the picture"}},
+		{"warehouse/x.go", "/device", []string{"no row in the table of imports"}},
 	} {
 		f := parseGo(t, c.name, head+c.imports+"\"\n")
 		t.Run(c.name+c.imports, func(t *testing.T) { mustComplain(t, checkImports([]*file{f}), c.want...) })
@@ -251,16 +280,16 @@ func TestImportsPlanted(t *testing.T) {
 // A pure package must not reach a device through a helper either.
 func TestPurePlanted(t *testing.T) {
 	mustComplain(t, checkImports([]*file{
-		parseGo(t, "schedule/x.go", "package schedule\nimport _ \""+module+"/internal/helper\"\n"),
-		parseGo(t, "internal/helper/x.go", "package helper\nimport _ \""+module+"/device\"\n"),
-	}), "schedule is pure")
+		parseGo(t, "internal/schedule/x.go", "package schedule\nimport _ \""+module+"/internal/order\"\n"),
+		parseGo(t, "internal/order/x.go", "package order\nimport _ \""+module+"/device\"\n"),
+	}), "internal/schedule is pure")
 }
 
 func TestCgoPlanted(t *testing.T) {
 	const src = "package p\nimport \"C\"\n"
 	mustComplain(t, checkCgo([]*file{
-		parseGo(t, "stash/x.go", src),
-		parseGo(t, "bridge/x.go", src),
+		parseGo(t, "internal/stash/x.go", src),
+		parseGo(t, "pytorch/bridge/x.go", src),
 		{name: "kernels/x.c"},
-	}), "stash/x.go", "kernels/x.c")
+	}), "internal/stash/x.go", "kernels/x.c")
 }

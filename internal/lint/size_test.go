@@ -1,6 +1,6 @@
-// This file owns the sizes: a file has one subject and fits in a sitting, a
-// function fits on a screen. Beyond the first bound the test only says so
-// (`go test -v ./internal/lint`); beyond the second it fails.
+// This file owns the size rule: a file can be read in one sitting, and a function fits on a
+// screen. Beyond the first bound the test logs a note (`go test -v ./internal/lint`);
+// beyond the second it fails.
 
 package lint
 
@@ -17,7 +17,7 @@ const (
 	funcNoted, funcMost = 70, 150
 )
 
-// sized tells whether a file is written by hand in a language we read.
+// sized reports whether a file is written by hand and has a size limit.
 func sized(f *file) bool {
 	switch path.Ext(f.name) {
 	case ".go", ".cu", ".py", ".sh":
@@ -26,11 +26,13 @@ func sized(f *file) bool {
 	return false
 }
 
+// checkSizes returns notes about long files and functions, and complaints about those that
+// are too long.
 func checkSizes(files []*file) (notes, complaints []string) {
 	add := func(what string, n, noted, most int) {
 		switch {
 		case n > most:
-			complaints = append(complaints, fmt.Sprintf("%s has %d lines, more than %d; split it by subject", what, n, most))
+			complaints = append(complaints, fmt.Sprintf("%s has %d lines; the limit is %d, split it by subject", what, n, most))
 		case n > noted:
 			notes = append(notes, fmt.Sprintf("%s has %d lines, more than %d", what, n, noted))
 		}

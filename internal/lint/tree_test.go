@@ -1,5 +1,4 @@
-// This file owns the reading of the repository: every text file once, Go files
-// parsed.
+// This file owns reading the repository: each text file once, with Go files parsed.
 
 package lint
 
@@ -20,16 +19,16 @@ import (
 
 const module = "github.com/stowage-dev/stowage"
 
-// file is one text file. Name is relative to the root, with slashes.
+// file is a text file. Its name is relative to the root, with slashes.
 type file struct {
 	name    string
 	text    []byte
-	nested  bool // it belongs to a module of its own inside the repository
+	nested  bool // whether it belongs to another module inside of the repository
 	syntax  *ast.File
 	fileset *token.FileSet
 }
 
-// parseGo makes a Go file from a string; the planted violations come from it.
+// parseGo returns a Go file with the given source, for planted violations.
 func parseGo(t *testing.T, name, src string) *file {
 	t.Helper()
 	f := &file{name: name, text: []byte(src), fileset: token.NewFileSet()}
@@ -45,7 +44,7 @@ func (f *file) dir() string     { return path.Dir(f.name) }
 func (f *file) isTest() bool    { return strings.HasSuffix(f.name, "_test.go") }
 func (f *file) generated() bool { return f.syntax != nil && ast.IsGenerated(f.syntax) }
 
-// lines counts as editors do: a last line without an end counts too.
+// lines returns the number of lines. A last line without a newline counts too.
 func (f *file) lines() int {
 	n := bytes.Count(f.text, []byte("\n"))
 	if len(f.text) > 0 && f.text[len(f.text)-1] != '\n' {
@@ -54,9 +53,10 @@ func (f *file) lines() int {
 	return n
 }
 
-// repository reads the tree once for all tests of the package.
+// repository reads the tree once for all tests.
 var repository = sync.OnceValues(func() ([]*file, error) { return readTree(filepath.Join("..", "..")) })
 
+// repo returns all files of the repository.
 func repo(t *testing.T) []*file {
 	t.Helper()
 	files, err := repository()
@@ -64,12 +64,12 @@ func repo(t *testing.T) []*file {
 		t.Fatal(err)
 	}
 	if len(files) < 20 {
-		t.Fatalf("only %d files found: the root is wrong", len(files))
+		t.Fatalf("found only %d files; the root is wrong", len(files))
 	}
 	return files
 }
 
-// skipped says which folders hold no source of ours.
+// skipped reports whether a folder holds no source files.
 func skipped(name string) bool {
 	switch name {
 	case "build", "runs", "node_modules", "__pycache__":
@@ -80,12 +80,13 @@ func skipped(name string) bool {
 	return strings.HasPrefix(name, ".") && name != ".."
 }
 
-// foreign says which files are not written here: libraries of the web that are
-// embedded as they are, and what `stowage train` leaves at the root.
+// foreign reports whether a file is not written here: an embedded web library, a report
+// that `stowage train` wrote, or the file that links a second working tree.
 func foreign(name string) bool {
-	return strings.HasSuffix(name, ".min.js") || strings.HasSuffix(name, ".min.css") || name == "report.html"
+	return strings.HasSuffix(name, ".min.js") || strings.HasSuffix(name, ".min.css") || name == "report.html" || name == ".git"
 }
 
+// readTree reads all text files below root.
 func readTree(root string) (files []*file, err error) {
 	var nested []string
 	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -105,7 +106,7 @@ func readTree(root string) (files []*file, err error) {
 		}
 		text, err := os.ReadFile(p)
 		if err != nil || bytes.IndexByte(text, 0) >= 0 {
-			return err // a NUL byte: not text
+			return err // a file with a NUL byte is not text
 		}
 		if path.Base(rel) == "go.mod" && rel != "go.mod" {
 			nested = append(nested, path.Dir(rel)+"/")
@@ -123,7 +124,7 @@ func readTree(root string) (files []*file, err error) {
 	return files, err
 }
 
-// complain fails the test once for every complaint.
+// complain fails the test once for each complaint.
 func complain(t *testing.T, complaints []string) {
 	t.Helper()
 	for _, c := range complaints {
@@ -131,16 +132,16 @@ func complain(t *testing.T, complaints []string) {
 	}
 }
 
-// mustComplain is for planted violations: exactly the given words, in order,
-// must each be part of one complaint.
+// mustComplain checks the complaints about planted violations: the n-th complaint must
+// contain the n-th words, and there must be no others.
 func mustComplain(t *testing.T, complaints []string, words ...string) {
 	t.Helper()
 	if len(complaints) != len(words) {
-		t.Fatalf("%d complaints, want %d: %q", len(complaints), len(words), complaints)
+		t.Fatalf("got %d complaints, want %d: %q", len(complaints), len(words), complaints)
 	}
 	for i, w := range words {
 		if !strings.Contains(complaints[i], w) {
-			t.Errorf("complaint %q does not say %q", complaints[i], w)
+			t.Errorf("complaint %q does not contain %q", complaints[i], w)
 		}
 	}
 }

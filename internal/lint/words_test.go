@@ -1,5 +1,5 @@
-// This file owns the words that do not belong in the tree. Each pattern puts
-// one letter into brackets, so that it does not find itself.
+// This file owns the words that must not be in the tree. Each pattern has one letter in
+// brackets, so that it does not match itself.
 
 package lint
 
@@ -19,13 +19,14 @@ var forbidden = []struct {
 	{regexp.MustCompile(`(?i)\bnot (yet )?imple[m]ented\b|\bplace[h]older\b|\bunimple[m]ented\b`), "marks unfinished work; finish it, or say what the user can do instead"},
 	{regexp.MustCompile(`(?m)(^|[^\w./-])/(wor[k]|hom[e]|roo[t]|Use[r]s)/[\w.]`), "is a path of one machine"},
 	{regexp.MustCompile(`(?m)(^|[^\w])\.(librar[y]|mirro[r]|devic[e])/`), "is a folder of one machine"},
-	{regexp.MustCompile(`(?m)^(<{7}|={7}|>{7}|\|{7})( |$)`), "is left of a merge"},
+	{regexp.MustCompile(`(?m)^(<{7}|={7}|>{7}|\|{7})( |$)`), "is left over from a merge"},
 }
 
+// checkWords complains about forbidden words.
 func checkWords(files []*file) (complaints []string) {
 	for _, f := range files {
 		if path.Ext(f.name) == ".ptx" {
-			continue // the compiler's words; ours are in the .cu
+			continue // written by the compiler
 		}
 		for _, bad := range forbidden {
 			for _, at := range bad.pattern.FindAllIndex(f.text, -1) {
@@ -40,7 +41,7 @@ func checkWords(files []*file) (complaints []string) {
 
 func TestWords(t *testing.T) { complain(t, checkWords(repo(t))) }
 
-// The planted words are put together here for the same reason.
+// The planted words are assembled here, so that the rule does not find them in this file.
 func TestWordsPlanted(t *testing.T) {
 	good := "a.md: to do /workshop/ ./works/x https://example.org/home/x device/cpu place holder ======"
 	bad := []string{

@@ -1,4 +1,4 @@
-// Package memcopy is the copy of the CPU device.
+// Package memcopy copies and fills memory for the CPU device.
 //
 // A plain store to a line that is not in the cache first reads that line, so a
 // copy of n bytes moves 3n over the memory bus: source in, destination in,

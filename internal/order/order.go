@@ -8,7 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// MaxLanes bounds the streams of a set.
+// MaxLanes is the most streams of a set.
 const MaxLanes = 8
 
 // clock says, for each lane, up to which of its marks something comes after.
@@ -28,7 +28,7 @@ type Mark struct {
 	clock clock
 }
 
-// Done tells whether the work that the mark was recorded behind is over.
+// Done reports whether the work before the mark is over.
 func (k *Mark) Done() bool { return k.event.Done() }
 
 // before tells whether whoever knows c comes after the mark already.
@@ -53,7 +53,7 @@ type graph struct {
 	before []*Mark // that the whole of it comes after
 }
 
-// Record marks the lane's work so far.
+// Record records a mark after the lane's work so far.
 func (l *Lane) Record(k *Mark) {
 	l.Stream.Record(k.event)
 	l.Recorded(k)
@@ -119,7 +119,7 @@ func (l *Lane) Gather(inside map[*Mark]bool, wait func(device.Event)) {
 // replays it next.
 func (l *Lane) Gathered() {
 	if len(l.pending) > 0 {
-		panic("order: a graph ends with waits that no work came after; flush them first")
+		panic("order: a graph ends with waits that no work follows; call Flush first")
 	}
 	g, later := l.graph, l.clock
 	l.graph, l.clock, l.pending = nil, g.base, g.before
@@ -127,7 +127,7 @@ func (l *Lane) Gathered() {
 	l.clock.join(&later)
 }
 
-// Waits tells whether Flush would issue a wait.
+// Waits reports whether Flush would issue a wait.
 func (l *Lane) Waits() bool {
 	for i, k := range l.pending {
 		if !k.before(&l.clock) && !l.implied(i) {
@@ -147,7 +147,7 @@ func (l *Lane) implied(i int) bool {
 	return false
 }
 
-// Set is streams that exchange memory, and the events between them.
+// Set is a set of streams that exchange memory, with the events between them.
 type Set struct {
 	dev    device.Device
 	lanes  []*Lane
@@ -156,13 +156,13 @@ type Set struct {
 	spare  []*Mark
 }
 
-// NewSet makes a set without lanes.
+// NewSet returns a set without lanes.
 func NewSet(dev device.Device) *Set { return &Set{dev: dev} }
 
-// Lanes are all lanes so far.
+// Lanes returns all lanes so far.
 func (s *Set) Lanes() []*Lane { return s.lanes }
 
-// Lane is the lane of a stream, made when the stream is first seen.
+// Lane returns the lane of a stream. It makes the lane on the first call for the stream.
 func (s *Set) Lane(stream device.Stream) *Lane {
 	for _, l := range s.lanes {
 		if l.Stream == stream {
@@ -170,14 +170,14 @@ func (s *Set) Lane(stream device.Stream) *Lane {
 		}
 	}
 	if len(s.lanes) == MaxLanes {
-		panic(fmt.Sprintf("order: stream %q is one more than the %d that may exchange memory; use fewer streams", stream.Name(), MaxLanes))
+		panic(fmt.Sprintf("order: stream %q exceeds the %d streams that may exchange memory; use fewer streams", stream.Name(), MaxLanes))
 	}
 	l := &Lane{Stream: stream, id: len(s.lanes), clock: s.known}
 	s.lanes = append(s.lanes, l)
 	return l
 }
 
-// Mark makes a mark to be recorded again and again.
+// Mark returns a new mark, which may be recorded any number of times.
 func (s *Set) Mark() (*Mark, error) {
 	if n := len(s.spare); n > 0 {
 		k := s.spare[n-1]
@@ -192,10 +192,10 @@ func (s *Set) Mark() (*Mark, error) {
 	return &Mark{event: e}, nil
 }
 
-// External is a mark of an event of the caller's, which graphs record.
+// External returns a mark for an event of the caller, which graphs record.
 func External(e device.Event) *Mark { return &Mark{event: e} }
 
-// Drop takes a mark back that nobody will come after any more.
+// Drop gives a mark back. Nothing may wait for it afterwards.
 func (s *Set) Drop(k *Mark) { s.spare = append(s.spare, k) }
 
 // Settle notes that nobody needs to wait for what came before, on lanes to come
@@ -221,7 +221,7 @@ func (s *Set) Sync() (first error) {
 	return first
 }
 
-// Close closes the events.
+// Close closes the events of all marks.
 func (s *Set) Close() (first error) {
 	for _, e := range s.events {
 		if err := e.Close(); first == nil {

@@ -12,12 +12,13 @@ import (
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/order"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open() (device.Device, error) {
-	return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [device.Kinds]device.Bytes{device.MiB, device.MiB}})
+	return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [memory.Kinds]memory.Bytes{memory.MiB, memory.MiB}})
 }
 
 // passing is a program in which lanes hand cells of memory to each other: whoever
@@ -29,7 +30,7 @@ func passing(seed uint64, settled, looks bool) check.Program {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		set := order.NewSet(dev)
 		const cells = 4
-		mem, err := dev.Alloc(device.Accel, cells, "cells")
+		mem, err := dev.Alloc(memory.Device, cells, "cells")
 		if err != nil {
 			return err
 		}
@@ -71,7 +72,7 @@ func passing(seed uint64, settled, looks bool) check.Program {
 			}
 			l.Flush()
 			for _, i := range some {
-				l.Stream.Fill(mem.Slice(device.Bytes(i), 1), byte(i))
+				l.Stream.Fill(mem.Slice(memory.Bytes(i), 1), byte(i))
 				if marks[i] == nil {
 					if marks[i], err = set.Mark(); err != nil {
 						return err
@@ -107,7 +108,7 @@ func TestOrder(t *testing.T) {
 			if err := check.Explore(check.Options{}, 3, p); err != nil {
 				t.Fatal(seed, err)
 			}
-			e, err := check.EveryEdge(0, p)
+			e, err := check.DropEach(check.Waits, 0, p)
 			if err != nil {
 				t.Fatal(seed, err)
 			}

@@ -1,4 +1,4 @@
-// Package parallel spreads the work of one kernel over the processor's threads.
+// Package parallel divides the work of one kernel over the processor's threads.
 //
 // This file owns all of it.
 package parallel

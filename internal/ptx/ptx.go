@@ -52,7 +52,7 @@ func Find() (*Compiler, error) {
 	return &Compiler{path}, nil
 }
 
-// Version is the compiler's own word for itself.
+// Version returns what the compiler prints as its version.
 func (c *Compiler) Version() string {
 	out, err := exec.Command(c.path, "--version").Output()
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *Compiler) Version() string {
 func flags(target string) ([]string, error) {
 	version, ok := versions[target]
 	if !ok {
-		return nil, fmt.Errorf("target %q is not known", target)
+		return nil, fmt.Errorf("expected a known target, such as sm_80, got %q", target)
 	}
 	return []string{
 		"-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=" + target, "-nocudainc", "-nocudalib",

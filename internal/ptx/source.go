@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Source is a kernel source and what it is compiled for.
+// Source is a kernel source with the targets that it is compiled for.
 type Source struct {
 	Name    string // in its folder
 	Targets []string
@@ -22,7 +22,8 @@ type Source struct {
 
 var targetsLine = regexp.MustCompile(`(?m)^// targets: (.+)$`)
 
-// Sources lists the kernel sources of a folder by name.
+// Sources returns the kernel sources of a folder, sorted by name. It returns an error if a
+// source does not name its targets.
 func Sources(dir string) ([]Source, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.cu"))
 	if err != nil {
@@ -36,7 +37,7 @@ func Sources(dir string) ([]Source, error) {
 		}
 		m := targetsLine.FindSubmatch(text)
 		if m == nil {
-			return nil, fmt.Errorf("%s: no comment says what it is compiled for; write \"// targets: sm_80\"", path)
+			return nil, fmt.Errorf("%s: expected a comment that names targets, such as \"// targets: sm_80\"", path)
 		}
 		sources = append(sources, Source{filepath.Base(path), strings.Fields(string(m[1]))})
 	}
@@ -44,7 +45,7 @@ func Sources(dir string) ([]Source, error) {
 	return sources, nil
 }
 
-// File is the name of the PTX of a source: copy.cu for sm_80 is copy_sm80.ptx.
+// File returns the name of the PTX of a source: copy_sm80.ptx for copy.cu and sm_80.
 func File(source, target string) string {
 	return strings.TrimSuffix(source, ".cu") + "_" + strings.ReplaceAll(target, "_", "") + ".ptx"
 }
@@ -79,7 +80,7 @@ func Digest(dir, source, target string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:32], nil
 }
 
-// DigestOf is the digest that stands in PTX, or nothing.
+// DigestOf returns the digest that PTX contains, or "".
 func DigestOf(ptx string) string {
 	_, rest, ok := strings.Cut(ptx, "\n// "+digestMark)
 	if !ok {
@@ -101,7 +102,7 @@ var (
 	paramType = regexp.MustCompile(`\.param \.(\w+) `)
 )
 
-// Entries lists the kernels in PTX.
+// Entries returns the kernels in PTX.
 func Entries(ptx string) (entries []Entry) {
 	at := entryHead.FindAllStringSubmatchIndex(ptx, -1)
 	for i, m := range at {

@@ -1,7 +1,7 @@
 // Package spell says how far a word is from one that may have been meant.
 package spell
 
-// Distance is the number of letters to insert, delete, replace or swap with
+// Distance returns the number of letters to insert, delete, replace or swap with
 // their neighbour on the way from a to b.
 func Distance(a, b string) int {
 	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // unlimited is the least value that version 1 writes for "no limit": 2^63
@@ -49,7 +49,7 @@ func readCgroups(root fs.FS, m *Machine) {
 
 // group is the memory of one control group.
 type group struct {
-	limit, used device.Bytes
+	limit, used memory.Bytes
 }
 
 // readGroup reads one group. Page cache that nobody used lately is given up
@@ -59,9 +59,9 @@ func readGroup(root fs.FS, dir, limit, usage, reclaimable string) (g group) {
 	if err != nil || n <= 0 || n >= unlimited {
 		return group{}
 	}
-	g.limit = device.Bytes(n)
+	g.limit = memory.Bytes(n)
 	if n, err := strconv.ParseInt(text(root, dir, usage), 10, 64); err == nil {
-		g.used = max(0, device.Bytes(n))
+		g.used = max(0, memory.Bytes(n))
 	}
 	for _, line := range lines(root, path.Join(dir, "memory.stat")) {
 		key, value, _ := strings.Cut(line, " ")
@@ -69,7 +69,7 @@ func readGroup(root fs.FS, dir, limit, usage, reclaimable string) (g group) {
 			continue
 		}
 		if n, err := strconv.ParseInt(value, 10, 64); err == nil {
-			g.used -= min(max(0, device.Bytes(n)), g.used)
+			g.used -= min(max(0, memory.Bytes(n)), g.used)
 		}
 	}
 	return g
@@ -97,7 +97,8 @@ func (m *Machine) limitCPU(threads float64) {
 	}
 }
 
-// quota is threads' worth of time: microseconds granted of each period.
+// quota returns the processor time that a group grants, in threads: granted
+// microseconds over those of a period.
 func quota(granted, period string) float64 {
 	g, err := strconv.ParseInt(granted, 10, 64)
 	if err != nil || g <= 0 {
@@ -182,7 +183,7 @@ func (m mount) has(controller string) bool {
 	return false
 }
 
-// text is the content of a small file, without the line's end.
+// text returns the content of a small file without the end of the line.
 func text(root fs.FS, dir, name string) string {
 	b, err := fs.ReadFile(root, path.Join(dir, name))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package sysinfo says what the machine lets this process use: processor
-// features, threads, memory, and the limits that control groups put on both.
+// Package sysinfo reads what the machine lets this process use: processor features,
+// threads, memory, and the limits that control groups put on both.
 //
 // Everything is read from files under a root file system, so that tests can
 // show it any machine. A file that is missing or cannot be understood means
@@ -17,11 +17,10 @@ import (
 	"strings"
 
 	"github.com/klauspost/cpuid/v2"
-
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// Machine is one reading.
+// Machine is what one reading found.
 type Machine struct {
 	CPU    CPU    `json:"cpu"`
 	Memory Memory `json:"memory"`
@@ -44,16 +43,16 @@ type Feature struct {
 
 // Memory describes main memory. Limit and Headroom are zero without a limit.
 type Memory struct {
-	Total     device.Bytes `json:"total"`
-	Available device.Bytes `json:"available"` // the kernel's estimate for the machine
-	Limit     device.Bytes `json:"limit"`     // smallest limit of the control groups around us
-	Headroom  device.Bytes `json:"headroom"`  // what the tightest group still grants
+	Total     memory.Bytes `json:"total"`
+	Available memory.Bytes `json:"available"` // the kernel's estimate for the machine
+	Limit     memory.Bytes `json:"limit"`     // smallest limit of the control groups around us
+	Headroom  memory.Bytes `json:"headroom"`  // what the tightest group still grants
 	Cgroup    string       `json:"cgroup"`    // "v1", "v2" or "" where there is none
 }
 
-// Usable is what a new allocation can hope for: what the machine has left, or
+// Usable returns the memory that can still be allocated: what the machine has left, or
 // what the tightest control group grants if that is less.
-func (m Memory) Usable() device.Bytes {
+func (m Memory) Usable() memory.Bytes {
 	if m.Limit > 0 {
 		return min(m.Available, m.Headroom)
 	}
@@ -110,10 +109,10 @@ func field(root fs.FS, path, name string) string {
 }
 
 // kibibytes reads "123 kB" as /proc/meminfo writes it.
-func kibibytes(s string) device.Bytes {
+func kibibytes(s string) memory.Bytes {
 	n, err := strconv.ParseInt(strings.TrimSuffix(s, " kB"), 10, 64)
 	if err != nil || n < 0 || n > 1<<52 {
 		return 0
 	}
-	return device.Bytes(n) * device.KiB
+	return memory.Bytes(n) * memory.KiB
 }

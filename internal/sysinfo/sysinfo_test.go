@@ -9,12 +9,11 @@ import (
 	"testing/fstest"
 
 	"github.com/klauspost/cpuid/v2"
-
-	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 const (
-	gib     = int64(device.GiB)
+	gib     = int64(memory.GiB)
 	meminfo = "MemTotal:       65536 kB\nMemFree:   1 kB\nMemAvailable:   32768 kB\n"
 	cpuinfo = "processor\t: 0\nmodel name\t: Test CPU @ 2:1 GHz\nprocessor\t: 1\nmodel name\t: other\n"
 )
@@ -36,11 +35,11 @@ func TestPlainMachine(t *testing.T) {
 	if m.CPU.Model != "Test CPU @ 2:1 GHz" {
 		t.Errorf("model %q", m.CPU.Model)
 	}
-	want := Memory{Total: 64 * device.MiB, Available: 32 * device.MiB}
+	want := Memory{Total: 64 * memory.MiB, Available: 32 * memory.MiB}
 	if m.Memory != want {
 		t.Errorf("memory %+v, want %+v", m.Memory, want)
 	}
-	if got := m.Memory.Usable(); got != 32*device.MiB {
+	if got := m.Memory.Usable(); got != 32*memory.MiB {
 		t.Errorf("usable %v", got)
 	}
 }
@@ -80,7 +79,7 @@ func TestCgroupLimits(t *testing.T) {
 			"sys/fs/cgroup/memory.max":               "max\n",
 			"sys/fs/cgroup/elsewhere/job/memory.max": "1\n",
 		},
-		want:  Memory{Limit: 4 * device.MiB, Headroom: 2 * device.MiB, Cgroup: "v2"},
+		want:  Memory{Limit: 4 * memory.MiB, Headroom: 2 * memory.MiB, Cgroup: "v2"},
 		quota: 1.5,
 	}, {
 		name: "v2, the looser group is fuller",
@@ -92,7 +91,7 @@ func TestCgroupLimits(t *testing.T) {
 			"sys/fs/cgroup/a/memory.max":       "8388608",
 			"sys/fs/cgroup/a/memory.current":   "8388608",
 		},
-		want: Memory{Limit: 4 * device.MiB, Headroom: 0, Cgroup: "v2"},
+		want: Memory{Limit: 4 * memory.MiB, Headroom: 0, Cgroup: "v2"},
 	}, {
 		name: "v1",
 		files: map[string]string{
@@ -107,7 +106,7 @@ func TestCgroupLimits(t *testing.T) {
 			"sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us":    "50000\n",
 			"sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us":   "100000\n",
 		},
-		want:  Memory{Limit: 2 * device.MiB, Headroom: 1536 * device.KiB, Cgroup: "v1"},
+		want:  Memory{Limit: 2 * memory.MiB, Headroom: 1536 * memory.KiB, Cgroup: "v1"},
 		quota: 0.5,
 	}, {
 		name: "v1 with 64 KiB pages, unlimited",
@@ -124,7 +123,7 @@ func TestCgroupLimits(t *testing.T) {
 			"sys/fs/cgroup/memory/inner/memory.limit_in_bytes": "3145728\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes":       "4194304\n",
 		},
-		want: Memory{Limit: 3 * device.MiB, Headroom: 3 * device.MiB, Cgroup: "v1"},
+		want: Memory{Limit: 3 * memory.MiB, Headroom: 3 * memory.MiB, Cgroup: "v1"},
 	}, {
 		name: "group outside of the mount",
 		files: map[string]string{
@@ -132,7 +131,7 @@ func TestCgroupLimits(t *testing.T) {
 			"proc/self/cgroup":         "0::/../sibling\n",
 			"sys/fs/cgroup/memory.max": "1048576\n",
 		},
-		want: Memory{Limit: device.MiB, Headroom: device.MiB, Cgroup: "v2"},
+		want: Memory{Limit: memory.MiB, Headroom: memory.MiB, Cgroup: "v2"},
 	}, {
 		name: "nonsense everywhere",
 		files: map[string]string{
@@ -144,7 +143,7 @@ func TestCgroupLimits(t *testing.T) {
 	}} {
 		t.Run(c.name, func(t *testing.T) {
 			m := ReadFrom(machine(c.files))
-			c.want.Total, c.want.Available = 64*device.MiB, 32*device.MiB
+			c.want.Total, c.want.Available = 64*memory.MiB, 32*memory.MiB
 			if m.Memory != c.want {
 				t.Errorf("memory %+v\nwant   %+v", m.Memory, c.want)
 			}
@@ -190,7 +189,7 @@ func TestThisMachine(t *testing.T) {
 		t.Skip("reads /proc")
 	}
 	m := Read()
-	if m.CPU.Threads < 1 || m.Memory.Total < 64*device.MiB || int64(m.Memory.Total) > 1<<20*gib {
+	if m.CPU.Threads < 1 || m.Memory.Total < 64*memory.MiB || int64(m.Memory.Total) > 1<<20*gib {
 		t.Errorf("implausible: %+v", m)
 	}
 	if m.Memory.Available > m.Memory.Total || m.Memory.Usable() <= 0 {

@@ -1,5 +1,4 @@
-// This file owns the exponential, what softmax, sigmoid and SiLU need of it, and
-// the largest of a row.
+// This file owns the exponential, the loops of softmax, sigmoid and SiLU, and the maximum.
 
 package vec
 
@@ -28,7 +27,7 @@ const (
 	expLeast = -87.33
 )
 
-// exp is e^x with a relative error below 1.2e-7.
+// exp returns e^x with a relative error below 1.2e-7.
 func exp(x float32) float32 {
 	t := float32(x*expLog2e) + expRound
 	n := t - expRound
@@ -50,11 +49,12 @@ func exp(x float32) float32 {
 
 func sigmoid(x float32) float32 { return 1 / (1 + exp(-x)) }
 
-// Exp is dst = e^(x - minus) with a relative error below 1.2e-7. Where x - minus is
-// below -87.33 it is exactly zero, above 88.7228317 infinite, and a NaN stays a NaN.
+// Exp computes dst = e^(x - minus) with a relative error below 1.2e-7. The result
+// is zero if x - minus is below -87.33, infinite if it is above 88.7228317, and NaN if it
+// is NaN.
 func Exp(dst, x []float32, minus float32) { ExpSum(dst, x, minus) }
 
-// ExpSum is Exp, and gives the sum of dst.
+// ExpSum does the same as Exp and returns the sum of dst.
 func ExpSum(dst, x []float32, minus float32) float32 {
 	x = x[:len(dst)]
 	n, sum := best.expSum(dst, x, minus)
@@ -65,7 +65,7 @@ func ExpSum(dst, x []float32, minus float32) float32 {
 	return sum
 }
 
-// Max is the largest of x, or minus infinity if there is none. A NaN is skipped.
+// Max returns the largest number of x, or minus infinity if x is empty. It skips NaNs.
 func Max(x []float32) float32 {
 	n, most := best.max(x)
 	for i := n; i < len(x); i++ {
@@ -76,7 +76,7 @@ func Max(x []float32) float32 {
 	return most
 }
 
-// Sigmoid is dst = 1/(1 + e^-x).
+// Sigmoid computes dst = 1/(1 + e^-x).
 func Sigmoid(dst, x []float32) {
 	x = x[:len(dst)]
 	for i := best.sigmoid(dst, x); i < len(dst); i++ {
@@ -84,7 +84,7 @@ func Sigmoid(dst, x []float32) {
 	}
 }
 
-// SiLU is dst = x sigmoid(x).
+// SiLU computes dst = x sigmoid(x).
 func SiLU(dst, x []float32) {
 	x = x[:len(dst)]
 	for i := best.silu(dst, x); i < len(dst); i++ {
@@ -92,7 +92,7 @@ func SiLU(dst, x []float32) {
 	}
 }
 
-// SiLUGrad is dx = dy times the slope of SiLU at x, s (1 + x (1 - s)) with s the sigmoid.
+// SiLUGrad computes dx = dy times the slope of SiLU at x, s (1 + x (1 - s)) with s the sigmoid.
 func SiLUGrad(dx, x, dy []float32) {
 	x, dy = x[:len(dx)], dy[:len(dx)]
 	for i := best.siluGrad(dx, x, dy); i < len(dx); i++ {
@@ -101,7 +101,7 @@ func SiLUGrad(dx, x, dy []float32) {
 	}
 }
 
-// SwiGLU is y = SiLU(a) b w.
+// SwiGLU computes y = SiLU(a) b w.
 func SwiGLU(y, a, b []float32, w float32) {
 	a, b = a[:len(y)], b[:len(y)]
 	for i := best.swiGLU(y, a, b, w); i < len(y); i++ {
@@ -109,9 +109,9 @@ func SwiGLU(y, a, b []float32, w float32) {
 	}
 }
 
-// SwiGLUGrad is the backward pass of SwiGLU: da and db are the gradients for the
-// gradient dy of y, y is made once more, and the result is the gradient of w. Y may
-// be dy, da may be a, and db may be b.
+// SwiGLUGrad is the backward pass of SwiGLU. It computes da and db from the gradient dy,
+// computes y again, and returns the gradient of w. y may be dy, da may be a, and db may be
+// b.
 func SwiGLUGrad(da, db, y, a, b, dy []float32, w float32) float32 {
 	n := len(da)
 	db, y, a, b, dy = db[:n], y[:n], a[:n], b[:n], dy[:n]

@@ -4,7 +4,7 @@ package vec
 
 import "math"
 
-// Widen is dst = x, given as bf16.
+// Widen computes dst = x, given as bf16.
 func Widen(dst []float32, x []uint16) {
 	x = x[:len(dst)]
 	for i := best.widen(dst, x); i < len(dst); i++ {
@@ -15,7 +15,7 @@ func Widen(dst []float32, x []uint16) {
 // nanBF16 is the NaN that all NaNs become.
 const nanBF16 = 0x7fff
 
-// Narrow is dst = x as bf16, rounded to nearest even. A NaN becomes the one with all
+// Narrow computes dst = x as bf16, rounded to nearest even. A NaN becomes the one with all
 // bits set but the sign.
 func Narrow(dst []uint16, x []float32) {
 	x = x[:len(dst)]

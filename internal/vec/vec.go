@@ -1,25 +1,24 @@
-// Package vec has the inner loops of kernels over float32: element by element,
-// sums, exponentials, and the fused loops of activations, norms and the optimiser.
+// Package vec provides the inner loops of kernels over float32: loops over elements, sums,
+// exponentials, and the fused loops of activations, norms and the optimiser.
 //
-// Each has an AVX-512, an AVX2 and a Go form, and all three give the same bits on
-// every machine: no multiplication is fused with an addition, divisions and roots
-// are exact, and sums have a fixed order. A sum's order depends on the length alone:
-// the elements up to the last multiple of 16 are added up in 64 lanes (ExpSum and
-// SwiGLUGrad: 16 lanes), element i in lane i modulo their number; the lanes are then
-// added by halves, lane i and lane i+32 and so on down to one; the up to 15 elements
-// left follow one by one.
+// Each loop has an AVX-512, an AVX2 and a Go form. All three compute the same bits on every
+// machine: no multiplication is fused with an addition, divisions and roots are exact, and
+// sums have a fixed order. The order of a sum depends on the length alone. Elements up to
+// the last multiple of 16 are added up in 64 lanes (16 lanes in ExpSum and SwiGLUGrad),
+// element i in lane i modulo their number. The lanes are then added by halves, lane i and
+// lane i+32 and so on down to one. The remaining elements, at most 15, follow one by one.
 //
-// All slices of a call have the length of the first; longer ones are cut, shorter
-// ones panic. A result may be the very slice of an operand; other overlap is wrong.
-// Nothing allocates, and calls are cheap enough for a row of 16 numbers.
+// All slices of a call are cut to the length of the first. A call panics if one is shorter.
+// A result may be the same slice as an operand; other overlap is not allowed. Calls
+// allocate nothing and are cheap enough for a row of 16 numbers.
 //
-// This file owns the loops that are sums and products, and the choice of a form.
+// This file owns sums and products, and the choice of a form.
 package vec
 
 //go:generate go run ./gen
 
-// level is a form of the loops. Its methods do the elements up to the last multiple
-// of 16, or none, and say how many they did.
+// level is a form of the loops. Its methods handle the elements up to the last multiple of
+// 16, or none, and return how many they handled.
 type level uint8
 
 const (
@@ -31,7 +30,7 @@ const (
 // best is the fastest form that the processor has.
 var best = detect()
 
-// Add is dst = a + b.
+// Add computes dst = a + b.
 func Add(dst, a, b []float32) {
 	a, b = a[:len(dst)], b[:len(dst)]
 	for i := best.add(dst, a, b); i < len(dst); i++ {
@@ -39,7 +38,7 @@ func Add(dst, a, b []float32) {
 	}
 }
 
-// Mul is dst = a b.
+// Mul computes dst = a b.
 func Mul(dst, a, b []float32) {
 	a, b = a[:len(dst)], b[:len(dst)]
 	for i := best.mul(dst, a, b); i < len(dst); i++ {
@@ -47,7 +46,7 @@ func Mul(dst, a, b []float32) {
 	}
 }
 
-// Scale is dst = s x.
+// Scale computes dst = s x.
 func Scale(dst, x []float32, s float32) {
 	x = x[:len(dst)]
 	for i := best.scale(dst, x, s); i < len(dst); i++ {
@@ -55,7 +54,7 @@ func Scale(dst, x []float32, s float32) {
 	}
 }
 
-// Axpy is y += s x.
+// Axpy computes y += s x.
 func Axpy(y []float32, s float32, x []float32) {
 	x = x[:len(y)]
 	for i := best.axpy(y, x, s); i < len(y); i++ {
@@ -63,7 +62,7 @@ func Axpy(y []float32, s float32, x []float32) {
 	}
 }
 
-// AddMul is y += a b s.
+// AddMul computes y += a b s.
 func AddMul(y, a, b []float32, s float32) {
 	a, b = a[:len(y)], b[:len(y)]
 	for i := best.addMul(y, a, b, s); i < len(y); i++ {
@@ -71,7 +70,7 @@ func AddMul(y, a, b []float32, s float32) {
 	}
 }
 
-// MulScale is dst = x s w, the last pass of a norm.
+// MulScale computes dst = x s w, the last pass of a norm.
 func MulScale(dst, x, w []float32, s float32) {
 	x, w = x[:len(dst)], w[:len(dst)]
 	for i := best.mulScale(dst, x, w, s); i < len(dst); i++ {
@@ -79,7 +78,7 @@ func MulScale(dst, x, w []float32, s float32) {
 	}
 }
 
-// NormGrad is dx = dy w r - x c, the last pass of a norm's gradient.
+// NormGrad computes dx = dy w r - x c, the last pass of a norm's gradient.
 func NormGrad(dx, dy, w, x []float32, r, c float32) {
 	dy, w, x = dy[:len(dx)], w[:len(dx)], x[:len(dx)]
 	for i := best.normGrad(dx, dy, w, x, r, c); i < len(dx); i++ {
@@ -87,7 +86,7 @@ func NormGrad(dx, dy, w, x []float32, r, c float32) {
 	}
 }
 
-// Rotate turns each pair (a, b) by an angle: a = a cos - b sin, b = b cos + a sin.
+// Rotate rotates each pair (a, b) by an angle: a = a cos - b sin, b = b cos + a sin.
 func Rotate(a, b, cos, sin []float32) {
 	b, cos, sin = b[:len(a)], cos[:len(a)], sin[:len(a)]
 	for i := best.rotate(a, b, cos, sin); i < len(a); i++ {
@@ -97,7 +96,7 @@ func Rotate(a, b, cos, sin []float32) {
 	}
 }
 
-// Dot is the sum of a b.
+// Dot returns the sum of a b.
 func Dot(a, b []float32) float32 {
 	b = b[:len(a)]
 	n, sum := best.dot(a, b)
@@ -107,7 +106,7 @@ func Dot(a, b []float32) float32 {
 	return sum
 }
 
-// Dot3 is the sum of a b c.
+// Dot3 returns the sum of a b c.
 func Dot3(a, b, c []float32) float32 {
 	b, c = b[:len(a)], c[:len(a)]
 	n, sum := best.dot3(a, b, c)
@@ -117,7 +116,7 @@ func Dot3(a, b, c []float32) float32 {
 	return sum
 }
 
-// Sum is the sum of x.
+// Sum returns the sum of x.
 func Sum(x []float32) float32 {
 	n, sum := best.sum(x)
 	for i := n; i < len(x); i++ {
@@ -126,5 +125,5 @@ func Sum(x []float32) float32 {
 	return sum
 }
 
-// SumSquares is the sum of the squares of x.
+// SumSquares returns the sum of the squares of x.
 func SumSquares(x []float32) float32 { return Dot(x, x) }

@@ -1,10 +1,10 @@
-// Package config makes a job out of what a command was given: a model by preset,
-// Hugging Face config.json or Megatron-LM arguments, hardware by name or file,
-// and settings on top.
-//
-// This file owns the resolution; words.go the short words that people may write
-// instead of Megatron-LM's flags, train.go the flags of `stowage train`.
+// Package config makes setups from what people write. [Resolve] takes a model (a preset,
+// a Hugging Face config.json or Megatron-LM arguments), hardware by name or file, and
+// settings under their Megatron-LM names or the short ones of [Words]. [TrainFlags]
+// writes a setup as flags of stowage train.
 package config
+
+// This file owns the resolution.
 
 import (
 	"encoding/json"
@@ -18,35 +18,42 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/megatron"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Input is what a command was given.
+// Input is what Resolve makes a setup of.
 type Input struct {
-	// Model is a preset's name, or a path: to a config.json or a folder with one,
-	// or to a file of Megatron-LM arguments (shell, YAML or JSON).
+	// Model is the name of a preset, or the path of a config.json, of a folder with
+	// one, or of a file of Megatron-LM arguments (shell, YAML or JSON).
 	Model string
-	// Hardware is a built-in name or a path to a JSON file. It may be empty.
+	// Hardware is a built-in name or the path of a JSON file. It may be empty.
 	Hardware string
 	GPUs     int
-	// Settings are flags of Megatron-LM with their values, without dashes, or the
-	// short words of [Words]. They count before what a file says.
+	// Settings maps flags of Megatron-LM, without dashes, or the short names of
+	// [Words] to their values. Settings override those of a file.
 	Settings map[string][]string
-	// Vocab is the vocabulary's size where a file of arguments leaves it to a
+	// Vocab is the size of the vocabulary if a file of arguments leaves it to a
 	// tokenizer.
 	Vocab int
-	// Budget is the most bytes a rank may allocate; zero is what the hardware has.
+	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
+	// stands for what the hardware leaves.
 	Budget int64
 }
 
-// Resolve makes the job. Warnings are sentences about what was assumed or left
-// out. An error is a sentence that names the setting at fault.
+// Resolve returns the setup, and notes about what it assumed or left out, a sentence
+// each. It returns a *memory.SettingError that names the field of Input or the setting,
+// or an error in the words of Megatron-LM's flags.
 func Resolve(in Input) (*plan.Setup, []string, error) {
 	if in.GPUs < 0 || in.Budget < 0 {
-		return nil, nil, fmt.Errorf("--gpus and --budget must not be negative")
+		name := "GPUs"
+		if in.Budget < 0 {
+			name = "Budget"
+		}
+		return nil, nil, &memory.SettingError{Setting: name, Problem: "is negative", Remedy: "give a positive number"}
 	}
 	options := megatron.Options{GPUs: in.GPUs, Vocab: in.Vocab}
 	if in.Hardware != "" {
@@ -67,7 +74,10 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	notes := []string{}
 	if m != nil {
 		if in.Vocab > 0 {
-			return nil, nil, fmt.Errorf("--vocab %d is for files that leave it to a tokenizer, but %s has %d; drop it, or change that with --vocab-size", in.Vocab, m.Name, m.Vocab)
+			return nil, nil, &memory.SettingError{
+				Setting: "Vocab", Asked: fmt.Sprint(in.Vocab), Problem: fmt.Sprintf("is for files that leave the vocabulary to a tokenizer, but %s has %d", m.Name, m.Vocab),
+				Remedy: "remove it, or set vocab-size",
+			}
 		}
 		options.Model = m
 		base = usual(m)
@@ -102,7 +112,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	return s, notes, nil
 }
 
-// on tells whether a flag without a value is set, as files and command lines
+// on reports whether a flag without a value is set, as files and command lines
 // write it.
 func on(v any) bool {
 	if words, ok := v.([]string); ok {
@@ -113,15 +123,19 @@ func on(v any) bool {
 
 func loadHardware(name string) (*hardware.GPU, error) {
 	if !strings.HasSuffix(strings.ToLower(name), ".json") {
-		return hardware.ByName(name)
+		gpu, err := hardware.ByName(name)
+		if err != nil {
+			return nil, &memory.SettingError{Setting: "Hardware", Asked: name, Err: err}
+		}
+		return gpu, nil
 	}
-	data, err := readFile("--hardware", name)
+	data, err := readFile("Hardware", name)
 	if err != nil {
 		return nil, err
 	}
 	gpu, err := hardware.Parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("--hardware %s: %w", name, err)
+		return nil, &memory.SettingError{Setting: "Hardware", Asked: name, Err: err}
 	}
 	return gpu, nil
 }
@@ -130,10 +144,11 @@ func loadHardware(name string) (*hardware.GPU, error) {
 // checkpoint should not be read into memory.
 const mostBytes = 16 << 20
 
-func readFile(flag, name string) ([]byte, error) {
+// readFile reads the file that a setting names.
+func readFile(setting, name string) ([]byte, error) {
 	info, err := os.Stat(name)
 	if err == nil && info.Size() > mostBytes {
-		return nil, fmt.Errorf("%s %s: the file has %d bytes, which is too large for settings", flag, name, info.Size())
+		return nil, &memory.SettingError{Setting: setting, Asked: name, Problem: fmt.Sprintf("is a file of %d bytes, too large for settings", info.Size()), Remedy: "name another file"}
 	}
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -141,7 +156,7 @@ func readFile(flag, name string) ([]byte, error) {
 		if errors.As(err, &wrong) {
 			err = wrong.Err
 		}
-		return nil, fmt.Errorf("%s %s cannot be read: %w", flag, name, err)
+		return nil, &memory.SettingError{Setting: setting, Asked: name, Err: fmt.Errorf("the file cannot be read: %w", err)}
 	}
 	return data, nil
 }
@@ -149,7 +164,7 @@ func readFile(flag, name string) ([]byte, error) {
 // loadModel gives a model, or the arguments of a file.
 func loadModel(name string) (*model.Model, map[string]any, error) {
 	if name == "" {
-		return nil, nil, fmt.Errorf("--model is missing; name a preset (%s), a config.json or a file of Megatron-LM arguments", strings.Join(model.Presets(), ", "))
+		return nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
 	}
 	m, unknown := model.Preset(name)
 	if unknown == nil {
@@ -158,14 +173,14 @@ func loadModel(name string) (*model.Model, map[string]any, error) {
 	info, err := os.Stat(name)
 	switch {
 	case err != nil && (strings.ContainsRune(name, filepath.Separator) || filepath.Ext(name) != "" && !errors.Is(err, fs.ErrNotExist)):
-		_, err := readFile("--model", name)
+		_, err := readFile("Model", name)
 		return nil, nil, err
 	case err != nil:
-		return nil, nil, fmt.Errorf("--model %s is neither a file nor a preset: %w", name, unknown)
+		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("there is no such file, and %w", unknown)}
 	case info.IsDir():
 		name = filepath.Join(name, "config.json")
 	}
-	data, err := readFile("--model", name)
+	data, err := readFile("Model", name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -182,11 +197,11 @@ var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segment
 func parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
 		if strings.EqualFold(filepath.Ext(name), ".json") {
-			return nil, nil, fmt.Errorf("--model %s holds no JSON object; a config.json of Hugging Face or arguments of Megatron-LM are expected", name)
+			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: errors.New("expected a JSON object: a config.json of Hugging Face or arguments of Megatron-LM")}
 		}
 		args, err := megatron.Parse(name, data)
 		if err != nil {
-			return nil, nil, fmt.Errorf("--model %s: %w", name, err)
+			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: err}
 		}
 		if growingWord.Match(data) {
 			args[growing] = true
@@ -195,7 +210,7 @@ func parseModel(name string, data []byte) (*model.Model, map[string]any, error) 
 	}
 	var keys map[string]any
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return nil, nil, fmt.Errorf("--model %s is no sound JSON: %w", name, err)
+		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file is not valid JSON: %w", err)}
 	}
 	for key := range keys {
 		// Only arguments have hyphens in their names.
@@ -205,7 +220,7 @@ func parseModel(name string, data []byte) (*model.Model, map[string]any, error) 
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--model %s: %w", name, err)
+		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: err}
 	}
 	if m.Name == "" {
 		m.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))

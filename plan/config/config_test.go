@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // words writes settings as a command line has them: "pp 8 offload moe_act".
@@ -173,7 +173,7 @@ func TestSettings(t *testing.T) {
 		{"--moe-router-force-load-balancing", func(s *plan.Setup) bool { return s.Routing == plan.Routing{} }},
 		{"--routing 1.3", func(s *plan.Setup) bool { return s.Routing == plan.Routing{Imbalance: 1.3} }},
 		{"--expandable", func(s *plan.Setup) bool { return s.ExpandableSegments }},
-		{"--routing balanced --trace rows.txt", func(s *plan.Setup) bool { return s.Routing.Trace == "rows.txt" && s.Routing.Imbalance == 1 }},
+		{"--routing balanced --trace rows.txt", func(s *plan.Setup) bool { return s.Routing.CountsFile == "rows.txt" && s.Routing.Imbalance == 1 }},
 		{"--tp 2 --sp false", func(s *plan.Setup) bool { return s.Layout.TP == 2 && !s.Layout.SequenceParallel }},
 	} {
 		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words(c.settings)})
@@ -191,26 +191,26 @@ func TestRefused(t *testing.T) {
 		in   Input
 		want string
 	}{
-		{Input{}, "--model is missing; name a preset (deepseek-v2"},
-		{Input{Model: "mixtal-8x7b"}, "is neither a file nor a preset: model: no preset is named \"mixtal-8x7b\"; the nearest is mixtral-8x7b"},
-		{Input{Model: "no/such/config.json"}, "--model no/such/config.json cannot be read: no such file"},
-		{Input{Model: write(t, "a.json", "{")}, "is no sound JSON"},
+		{Input{}, "Model is missing; name a preset (deepseek-v2"},
+		{Input{Model: "mixtal-8x7b"}, "there is no such file, and no preset is named \"mixtal-8x7b\"; the nearest is mixtral-8x7b"},
+		{Input{Model: "no/such/config.json"}, "Model no/such/config.json: the file cannot be read: no such file"},
+		{Input{Model: write(t, "a.json", "{")}, "is not valid JSON"},
 		{Input{Model: write(t, "b.json", "{}")}, "b.json: "},
 		{Input{Model: write(t, "c.sh", "echo")}, "no flags are in the text"},
-		{Input{Model: "mixtral-8x7b", Hardware: "h101"}, "hardware \"h101\" is unknown; there are a100"},
-		{Input{Model: "mixtral-8x7b", Hardware: "none.json"}, "--hardware none.json cannot be read"},
-		{Input{Model: "mixtral-8x7b", GPUs: -1}, "must not be negative"},
+		{Input{Model: "mixtral-8x7b", Hardware: "h101"}, "Hardware h101: no built-in hardware is named \"h101\"; choose from a100"},
+		{Input{Model: "mixtral-8x7b", Hardware: "none.json"}, "Hardware none.json: the file cannot be read"},
+		{Input{Model: "mixtral-8x7b", GPUs: -1}, "GPUs is negative"},
 		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--ep 3")}, "8 GPUs do not divide by"},
 		{Input{Model: "mixtral-8x7b", GPUs: 9, Settings: words("--ep 3")}, "--num-experts 8 does not divide by --expert-model-parallel-size 3; the nearest that does is 2"},
 		{Input{Model: "mixtral-8x7b", GPUs: 6, Settings: words("--tp 6")}, "--num-attention-heads 32 does not divide by --tensor-model-parallel-size 6; the nearest that does is 4"},
 		{Input{Model: "deepseek-v3", GPUs: 64, Settings: words("--pp 64")}, "--pipeline-model-parallel-size 64 does not divide 61 layers; use 61, or keep it with --pipeline-model-parallel-layout \"E|(t|)*61|mL\""},
 		{Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words("--gbs 10")}, "--global-batch-size 10 does not divide by --micro-batch-size 1 x 8 data-parallel replicas; the nearest that does is 8"},
-		{Input{Model: "mixtral-8x7b", Settings: words("--tp 2 --tensor-model-parallel-size 4")}, "say different things about --tensor-model-parallel-size"},
-		{Input{Model: "mixtral-8x7b", Settings: words("--precision fp7")}, "--precision fp7 is unknown; it is one of bf16"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--tp 2 --tensor-model-parallel-size 4")}, "contradicts another setting of tensor-model-parallel-size"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--precision fp7")}, "precision fp7 is unknown; choose from bf16"},
 		{Input{Model: "mixtral-8x7b", Settings: words("--offload moe_atc")}, "did you mean moe_act?"},
-		{Input{Model: "mixtral-8x7b", Settings: words("--pool max")}, "they need --fsdp params"},
-		{Input{Model: "mixtral-8x7b", Settings: words("--routing 0.5")}, "--routing 0.5: a number from 1"},
-		{Input{Model: "mixtral-8x7b", Settings: words("--offload-bytes 0.5")}, "--offload-bytes needs --offload"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--pool max")}, "pool is about gathered parameters; set fsdp to params"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--routing 0.5")}, "routing 0.5 is wrong; expected a number from 1"},
+		{Input{Model: "mixtral-8x7b", Settings: words("--offload-bytes 0.5")}, "offload-bytes needs modules to offload"},
 		{Input{Model: "mixtral-8x7b", Settings: words("--hidden-size 64")}, "--hidden-size describes a model, but mixtral-8x7b is given already"},
 		{Input{Model: "mixtral-8x7b", Settings: words("--pipeline-paralel 2 --mbs -1")}, "--micro-batch-size -1"},
 		{Input{Model: "mixtral-8x7b", Settings: words("--seq 0")}, "--seq-length 0"},

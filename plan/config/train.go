@@ -3,15 +3,16 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// TrainFlags are the arguments that ask `stowage train` for a setup; see [TrainUnsaid].
+// TrainFlags returns the flags that ask stowage train for a setup. [TrainUnsaid] lists
+// what they cannot ask for.
 func TrainFlags(s *plan.Setup) []string {
 	l, out := s.Layout, []string{}
 	set := func(name string, values ...string) { out = append(append(out, "--"+name), values...) }
@@ -61,7 +62,7 @@ func TrainFlags(s *plan.Setup) []string {
 		set("pool", pool)
 	}
 	if s.Budget > 0 {
-		set("budget", trainSize(s.Budget))
+		set("budget", memory.Bytes(s.Budget).Exact())
 	}
 	return out
 }
@@ -76,16 +77,7 @@ func trainScopes(s *plan.Setup) (out []string) {
 	return out
 }
 
-// trainSize writes a size with the largest unit that divides it.
-func trainSize(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB"}
-	for len(units) > 1 && n%1024 == 0 {
-		n, units = n/1024, units[1:]
-	}
-	return fmt.Sprintf("%d%s", n, units[0])
-}
-
-// TrainUnsaid are the things that `stowage train` cannot be asked for, a sentence each.
+// TrainUnsaid lists what stowage train cannot be asked for, a sentence for each.
 func TrainUnsaid(s *plan.Setup) []string {
 	l, o, out := s.Layout, s.Offload, []string{}
 	for _, c := range []struct {
@@ -93,11 +85,11 @@ func TrainUnsaid(s *plan.Setup) []string {
 		text string
 	}{
 		{l.TP > 1 || l.CP > 1 || l.ETP > 1, "stowage train has no tensor and no context parallelism; the flags leave them out"},
-		{len(s.Model.Layers)%(l.PP*l.VPP) != 0, "stowage train gives every stage as many layers as the next; choose a --pp that divides them"},
+		{len(s.Model.Layers)%(l.PP*l.VPP) != 0, "stowage train gives every stage as many layers as the next; choose a number of stages that divides them"},
 		{s.Precision.Params == plan.FP16 || s.Precision.Compute > plan.FP16, "stowage train computes in bf16 or fp32; the flags ask for bf16"},
-		{l.FSDP.Shard == plan.ShardOptimizer || l.FSDP.Shard == plan.ShardGradients, "stowage train shards parameters (--pool) or nothing; with the flags every replica has the whole optimiser"},
-		{s.Recompute.Full, "stowage train recomputes modules, not whole layers; the flags recompute nothing, --budget would choose"},
-		{len(o.Fractions) > 0, "stowage train has one --offload-fraction for every rank; the flags have the largest"},
+		{l.FSDP.Shard == plan.ShardOptimizer || l.FSDP.Shard == plan.ShardGradients, "stowage train shards parameters or nothing; with the flags every replica has the whole optimiser"},
+		{s.Recompute.Full, "stowage train recomputes modules, not whole layers; the flags recompute nothing; a budget alone lets it choose"},
+		{len(o.Fractions) > 0, "stowage train offloads one fraction on every rank; the flags have the largest"},
 		{o.Layers > 0, "stowage train offloads modules, not whole layers; the flags offload none of those"},
 		{o.Delta > 0 || o.MaxInflight > 0, "stowage train moves the same share on every rank and bounds copies by itself"},
 		{len(trainScopes(s)) < len(s.Graph.Scopes), "stowage train captures attn, mlp and moe_router, and full_iteration on one rank; the flags leave the others out"},

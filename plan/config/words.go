@@ -1,5 +1,5 @@
-// This file owns the short words: what people write on a command line instead of
-// Megatron-LM's flags, and settings that Megatron-LM has no flag for.
+// This file owns the short names that people may write instead of Megatron-LM's flags,
+// and settings that Megatron-LM has no flag for.
 
 package config
 
@@ -10,41 +10,43 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
 // Word is a short name for a setting.
 type Word struct{ Short, Long, Help string }
 
-// Words are the short names. Those without a long one stand for several flags,
-// or for something that Megatron-LM does not have.
+// Words lists the short names. A name without a long one stands for several flags of
+// Megatron-LM, or for something that it has no flag for.
 var Words = []Word{
 	{"tp", "tensor-model-parallel-size", "tensor parallel"},
 	{"pp", "pipeline-model-parallel-size", "pipeline parallel"},
-	{"vpp", "num-virtual-stages-per-pipeline-rank", "model chunks a pipeline rank"},
+	{"vpp", "num-virtual-stages-per-pipeline-rank", "chunks of a pipeline rank"},
 	{"cp", "context-parallel-size", "context parallel"},
 	{"ep", "expert-model-parallel-size", "expert parallel"},
 	{"etp", "expert-tensor-parallel-size", "tensor parallel inside experts"},
 	{"sp", "sequence-parallel", "sequence parallel (no value, or false)"},
 	{"layout", "pipeline-model-parallel-layout", "pipeline layout string, such as Et*3|(tt|)*29m|L"},
-	{"mbs", "micro-batch-size", "sequences a microbatch"},
-	{"gbs", "global-batch-size", "sequences a step"},
-	{"seq", "seq-length", "tokens a sequence"},
-	{"fraction", "activation-offload-fraction", "share of the groups that are offloaded"},
+	{"mbs", "micro-batch-size", "sequences of a microbatch"},
+	{"gbs", "global-batch-size", "sequences of a step"},
+	{"seq", "seq-length", "tokens of a sequence"},
+	{"fraction", "activation-offload-fraction", "part of the groups that are offloaded"},
 	{"precision", "", "bf16, fp16, fp32, fp8, blockwise, mxfp8 or nvfp4"},
-	{"recompute", "", "modules computed again in backward, full, or none"},
-	{"offload", "", "modules whose saved tensors go to host memory, or none"},
-	{"stash", "", "receive budget of the paged stash over balanced rows, such as 1.5"},
-	{"graph", "", "captured scopes, full_iteration, or none"},
+	{"recompute", "", "modules to recompute, full, or none"},
+	{"offload", "", "modules to offload to host memory, or none"},
+	{"stash", "", "stash expert rows; the rows that a rank can receive over balanced rows, such as 1.5"},
+	{"graph", "", "scopes to capture, full_iteration, or none"},
 	{"fsdp", "", "sharding: params, grads, optim or none"},
-	{"pool", "", "pool of gathered parameters: fixed, max, arena or trace"},
-	{"prefetch", "", "units gathered ahead"},
+	{"pool", "", "pool of gathered parameters: fixed, max, arena or recorded"},
+	{"prefetch", "", "FSDP units gathered ahead"},
 	{"loss", "", "cross entropy: native, native-fused or te"},
 	{"dispatcher", "", "allgather, alltoall, deepep or hybridep"},
 	{"routing", "", "natural, balanced, or rows of the fullest expert rank over the mean, such as 1.3"},
-	{"trace", "", "file with a routing trace"},
-	{"expandable", "", "allocator segments that grow (expandable_segments:True) and leave no holes"},
-	{"offload-bytes", "", "share of the bytes that are offloaded, or one for each pipeline rank"},
+	{"counts", "", "file of routing counts"},
+	{"trace", "", "the old name of counts"},
+	{"expandable", "", "growing segments of the allocator (expandable_segments:True), which leave no holes"},
+	{"offload-bytes", "", "part of the bytes that are offloaded, or one for each pipeline rank"},
 }
 
 // extras are the settings without a flag.
@@ -86,14 +88,15 @@ type translator struct {
 
 func (t *translator) set(from, flag string, words ...string) {
 	if old, again := t.out[flag]; again && !slices.Equal(old, words) && t.err == nil {
-		t.err = fmt.Errorf("--%s and --%s say different things about --%s; keep one", from, flag, flag)
+		t.err = &memory.SettingError{Setting: from, Problem: "contradicts another setting of " + flag, Remedy: "keep one of them"}
 	}
 	t.out[flag] = append([]string{}, words...)
 }
 
-func (t *translator) fail(format string, a ...any) {
+// fail notes the first error.
+func (t *translator) fail(name, given, problem string) {
 	if t.err == nil {
-		t.err = fmt.Errorf(format, a...)
+		t.err = &memory.SettingError{Setting: name, Asked: given, Problem: problem}
 	}
 }
 
@@ -122,7 +125,10 @@ func (t *translator) several(name string, words []string) bool {
 	case "dispatcher":
 		t.dispatcher(one)
 	case "pool":
-		t.extras.pool = t.choice(name, one, "fixed", "max", "arena", "trace")
+		if one == "trace" { // the old name
+			one = "recorded"
+		}
+		t.extras.pool = t.choice(name, one, "fixed", "max", "arena", "recorded")
 	case "prefetch":
 		t.extras.prefetch = int(t.number(name, one, 1, 64))
 	case "routing":
@@ -135,8 +141,8 @@ func (t *translator) several(name string, words []string) bool {
 		default:
 			r.Imbalance = t.number(name, one, 1, 1e6)
 		}
-	case "trace":
-		t.extras.routing.Trace = one
+	case "counts", "trace":
+		t.extras.routing.CountsFile = one
 	case "expandable":
 		on := t.choice(name, one, "true", "false", "") != "false"
 		t.extras.expand = &on
@@ -152,7 +158,7 @@ func (t *translator) several(name string, words []string) bool {
 
 func (t *translator) choice(name, given string, among ...string) string {
 	if !slices.Contains(among, given) {
-		t.fail("--%s %s is unknown; it is one of %s", name, given, strings.TrimSuffix(strings.Join(among, ", "), ", "))
+		t.fail(name, given, "is unknown; choose from "+strings.TrimSuffix(strings.Join(among, ", "), ", "))
 	}
 	return given
 }
@@ -160,7 +166,7 @@ func (t *translator) choice(name, given string, among ...string) string {
 func (t *translator) number(name, given string, least, most float64) float64 {
 	f, err := strconv.ParseFloat(given, 64)
 	if err != nil || !(f >= least && f <= most) {
-		t.fail("--%s %s: a number from %g to %g is expected", name, given, least, most)
+		t.fail(name, given, fmt.Sprintf("is wrong; expected a number from %g to %g", least, most))
 		return 0
 	}
 	return f
@@ -293,16 +299,20 @@ func (x extras) apply(s *plan.Setup) error {
 	f := &s.Layout.FSDP
 	if x.pool != "" || x.prefetch > 1 {
 		if f.Shard != plan.ShardParameters {
-			return fmt.Errorf("--pool and --prefetch are about gathered parameters; they need --fsdp params")
+			name := "prefetch"
+			if x.pool != "" {
+				name = "pool"
+			}
+			return &memory.SettingError{Setting: name, Problem: "is about gathered parameters", Remedy: "set fsdp to params"}
 		}
 		f.Pool, f.DoubleBuffer, f.Prefetch = x.pool, true, x.prefetch
 	}
 	if len(x.byBytes) > 0 {
 		if len(s.Offload.Modules) == 0 {
-			return fmt.Errorf("--offload-bytes needs --offload; for instance --offload moe_act")
+			return &memory.SettingError{Setting: "offload-bytes", Problem: "needs modules to offload", Remedy: "set offload, such as to moe_act"}
 		}
 		if s.Offload.Fraction != 0 {
-			return fmt.Errorf("--offload-bytes and --fraction exclude each other; keep one")
+			return &memory.SettingError{Setting: "offload-bytes", Problem: "excludes fraction", Remedy: "keep one of them"}
 		}
 		s.Offload.ByBytes = true
 		if s.Offload.Fraction = x.byBytes[0]; len(x.byBytes) > 1 {

@@ -6,7 +6,7 @@ package cost
 import (
 	"math"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // communicate adds the collectives of a layer.
@@ -35,22 +35,22 @@ func (t *tally) tensor(l model.Layer) {
 	if !lay.SequenceParallel {
 		back = 2
 	}
-	add := func(mod Module) {
+	add := func(mod module) {
 		w := t.at(mod)
 		w.sentForward += Seconds(2*m.rates.ExposedTP) * once
 		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
 	}
 	switch {
 	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil:
-		add(AttnProj)
+		add(attnProj)
 	case l.Mamba != nil:
-		add(MambaOut)
+		add(mambaOut)
 	}
 	switch {
 	case l.Dense != nil:
-		add(MLP)
+		add(denseMLP)
 	case l.MoE != nil && l.MoE.SharedWidth > 0:
-		add(Shared)
+		add(sharedExperts)
 	}
 }
 
@@ -70,7 +70,7 @@ func (t *tally) context(l model.Layer) {
 	}
 	piece := 2 * m.tokens * kv / float64(lay.TP)
 	once := Seconds(piece / m.link(lay.CP, lay.TP))
-	w := t.at(CoreAttn)
+	w := t.at(coreAttn)
 	// The rest hides unless it is longer than the attention it hides behind.
 	rest := Seconds(lay.CP-1) * once
 	w.sentForward += max(once, rest-w.forward)
@@ -94,14 +94,14 @@ func (t *tally) experts(e *model.MoE) {
 	if m.plainDispatch() {
 		shown = Seconds(m.rates.ExposedPlain * once)
 	}
-	for _, mod := range []Module{Dispatch, Combine} {
+	for _, mod := range []module{dispatch, combine} {
 		w := t.at(mod)
 		w.sentForward += shown
 		w.sentBackward += shown
 	}
 }
 
-// plainDispatch tells whether rows travel by the framework's own collectives.
+// plainDispatch reports whether rows travel by the framework's own collectives.
 func (m *Model) plainDispatch() bool {
 	d := m.setup.Kernels.Dispatcher
 	return d != "deepep" && d != "hybridep"

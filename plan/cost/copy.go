@@ -1,32 +1,32 @@
-// This file owns what a policy costs: modules computed again, and copies to the
-// host and back with the windows they hide in.
+// This file owns the cost of a policy: recomputed modules, and copies to host memory and
+// back with the windows that hide them.
 
 package cost
 
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // again lists the modules that recomputing a part of a layer runs once more.
-var again = map[string][]Module{
-	"core_attn":      {CoreAttn},
-	"layernorm":      {AttnNorm, MLPNorm},
-	"mla_up_proj":    {MLAUp},
-	"mlp":            {MLP},
-	"moe_act":        {MoEAct},
-	"moe":            {Router, Dispatch, ExpertFC1, MoEAct, ExpertFC2, Combine, Shared},
-	"shared_experts": {Shared},
-	"gdn_norm_out":   {MambaScan},
-	"gdp_in_proj":    {QKV},
-	"gdp_qkv":        {MambaScan},
+var again = map[string][]module{
+	"core_attn":      {coreAttn},
+	"layernorm":      {attnNorm, mlpNorm},
+	"mla_up_proj":    {mlaUp},
+	"mlp":            {denseMLP},
+	"moe_act":        {moeAct},
+	"moe":            {routerModule, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
+	"shared_experts": {sharedExperts},
+	"gdn_norm_out":   {mambaScan},
+	"gdp_in_proj":    {qkvLinear},
+	"gdp_qkv":        {mambaScan},
 }
 
-// Recompute is what recomputing adds to a layer's backward pass. A module that
-// two names cover is run once. Where the device waits for the host, launching a
-// module once more shows besides.
+// Recompute returns the time that recompute adds to the backward pass of a layer. A
+// module that two names include runs once. If the device waits for the host, the time to
+// launch the modules again counts too.
 func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
 	if r.Full {
 		return l.Forward
@@ -47,14 +47,13 @@ func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
 	return t
 }
 
-// Copies is the moving of one layer's bytes for one microbatch to the host and
+// Copies describes how one layer's bytes of one microbatch are copied to host memory and
 // back.
 //
-// Out may begin when the bytes are saved; the next layer saves as many again, so
-// unless copies pile up each must be out before that: its window is a layer's
-// forward time. Back may begin a layer ahead of use: its window is a layer's
-// backward time, with what it recomputes. What is longer than its window delays
-// the step.
+// Out begins when the bytes are saved. The next layer saves as many again, so each copy
+// must end within the forward time of a layer, its window, or copies pile up. Back
+// begins one layer ahead of use. Its window is the backward time of a layer with its
+// recompute. A copy that is longer than its window delays the step.
 type Copies struct {
 	Bytes             int64
 	Out, Back         Seconds
@@ -85,8 +84,8 @@ func (m *Model) hostRates(layers int) (out, back float64) {
 	return mix(g.HostOut), mix(g.HostIn)
 }
 
-// Copies is the moving of so many bytes of a layer in a pass over so many, if its
-// backward pass takes so much longer by recomputation.
+// Copies returns the times of copying bytes of a layer in a pass over a number of
+// layers. recompute is what recompute adds to the backward pass of the layer.
 func (m *Model) Copies(l *Layer, bytes int64, layers int, recompute Seconds) Copies {
 	out, back := m.hostRates(layers)
 	c := Copies{
@@ -98,22 +97,22 @@ func (m *Model) Copies(l *Layer, bytes int64, layers int, recompute Seconds) Cop
 	return c
 }
 
-// Policy is what a setup's own recomputation and offloading cost.
-type Policy struct {
-	// Passes is the time of every stage's passes with all of it.
+// PolicyTimes is what recompute and offload add to the stages of a setup.
+type PolicyTimes struct {
+	// Passes is the time of every stage's passes, with recompute and late copies.
 	Passes []Pass
-	// Recompute and Late are what it adds to one microbatch on each stage.
+	// Recompute and Late are what each adds to one microbatch, by stage.
 	Recompute, Late []Seconds
 }
 
-// Policy is the cost of the setup's own policy.
-func (m *Model) Policy() Policy { return m.PolicyOf(m.setup.Recompute, m.setup.Offload) }
+// Policy returns the times of the setup's own policy.
+func (m *Model) Policy() PolicyTimes { return m.PolicyOf(m.setup.Recompute, m.setup.Offload) }
 
-// PolicyOf is the cost of another policy for the same setup.
-func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) Policy {
+// PolicyOf returns the times of another policy for the same setup.
+func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 	s := *m.setup
 	s.Recompute, s.Offload = r, o
-	p := Policy{Passes: m.Stages()}
+	p := PolicyTimes{Passes: m.Stages()}
 	p.Recompute, p.Late = make([]Seconds, len(p.Passes)), make([]Seconds, len(p.Passes))
 	moved := map[Kind]int64{}
 	shares := offloadShares(&s)
@@ -128,14 +127,14 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) Policy {
 		for j, l := range layers {
 			t := m.Layer(l)
 			var again Seconds
-			// Under "block" only the first layers of a stage are computed again,
+			// Under "block" only the first layers of a stage are recomputed,
 			// and none of the heads that predict further tokens.
 			if !r.Full || r.Method != "block" || j < min(own, r.Layers) {
 				again = t.Recompute(r)
 			}
 			bytes, ok := moved[KindOf(l)]
 			if !ok && len(o.Modules) > 0 {
-				bytes = Moved(&s, l)
+				bytes = OffloadedBytes(&s, l)
 				moved[KindOf(l)] = bytes
 			}
 			c := m.Copies(t, int64(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
@@ -164,9 +163,9 @@ func offloadShares(s *plan.Setup) []float64 {
 	return shares
 }
 
-// Moved is how many bytes of a layer the setup's offloading moves for one
-// microbatch where all of it moves.
-func Moved(s *plan.Setup, l model.Layer) int64 {
+// OffloadedBytes returns how many bytes of a layer and microbatch the setup's modules
+// offload, at a fraction of one.
+func OffloadedBytes(s *plan.Setup, l model.Layer) int64 {
 	var n int64
 	for _, g := range plan.Activations(s, l) {
 		if slices.Contains(s.Offload.Modules, g.Offload) && g.Elements >= s.Offload.MinElements && !s.Recompute.Full && !overlap(g.Recompute, s.Recompute.Modules) {

@@ -3,14 +3,17 @@
 package cost
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
-	"github.com/stowage-dev/stowage/schedule"
 )
 
 func near(a, b Seconds) bool { return math.Abs(float64(a-b)) <= 1e-9*math.Abs(float64(b)) }
@@ -225,7 +228,7 @@ func TestOffloadMeasured(t *testing.T) {
 	if a.TFLOPS > b.TFLOPS || a.TFLOPS < 0.97*b.TFLOPS {
 		t.Errorf("offloading moe_act: %.0f to %.0f TFLOP/s, measured 945 to 930", b.TFLOPS, a.TFLOPS)
 	}
-	if bytes := Moved(after.Setup(), s.Model.Layers[10]); bytes < 250<<20 || bytes > 270<<20 {
+	if bytes := OffloadedBytes(after.Setup(), s.Model.Layers[10]); bytes < 250<<20 || bytes > 270<<20 {
 		t.Errorf("moe_act of a layer is %d MiB; it was 256", bytes>>20)
 	}
 }
@@ -233,14 +236,24 @@ func TestOffloadMeasured(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	s := deepseek(t)
 	s.Hardware = nil
-	if _, err := New(s); err == nil || !strings.Contains(err.Error(), "--hardware") {
+	if _, err := New(s); err == nil || !strings.Contains(err.Error(), "name the hardware") {
 		t.Errorf("no hardware: %v", err)
 	}
 	s = deepseek(t)
 	g := *s.Hardware
 	g.HostOut = 0
 	s.Hardware = &g
-	if _, err := Predict(s); err == nil || !strings.Contains(err.Error(), g.Name) {
+	if _, err := New(s); err == nil || !strings.Contains(err.Error(), g.Name) {
 		t.Errorf("no link: %v", err)
+	}
+}
+
+// Every module that Megatron-LM can recompute has a price, but for mhc: no formula is
+// known for it.
+func TestRecomputeHasAllModules(t *testing.T) {
+	want := slices.DeleteFunc(memory.MegatronModules(memory.Recompute), func(m string) bool { return m == "mhc" })
+	slices.Sort(want)
+	if got := slices.Sorted(maps.Keys(again)); len(want) == 0 || !slices.Equal(got, want) {
+		t.Errorf("prices are known of %v, want %v", got, want)
 	}
 }

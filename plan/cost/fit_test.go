@@ -15,9 +15,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // run is one published run.
@@ -108,12 +108,12 @@ func testGPU(t testing.TB, name string) *hardware.GPU {
 }
 
 // off is how far a prediction is off, as a logarithm: 0.1 is 10 % too fast.
-func (r run) off(rates Rates) float64 {
+func (r run) off(rates efficiencies) float64 {
 	r.model.use(rates)
 	return math.Log(r.model.Step(r.model.Policy().Passes).Tokens / float64(r.model.setup.Layout.World) / r.tokens)
 }
 
-func loss(runs []run, rates Rates) (sum float64) {
+func loss(runs []run, rates efficiencies) (sum float64) {
 	for _, r := range runs {
 		sum += math.Abs(r.off(rates))
 	}
@@ -124,7 +124,7 @@ func loss(runs []run, rates Rates) (sum float64) {
 // ranges keep apart what the runs alone cannot: memory below 60 % of its
 // bandwidth would make up for everything else, and tensor parallelism that costs
 // nothing would make a search over layouts take all of it.
-func knobs(r *Rates) (at []*float64, lo, hi []float64) {
+func knobs(r *efficiencies) (at []*float64, lo, hi []float64) {
 	add := func(p *float64, l, h float64) { at, lo, hi = append(at, p), append(lo, l), append(hi, h) }
 	for i := range 2 {
 		add(&r.Hopper[i], 0.4, 0.85)
@@ -145,7 +145,7 @@ func knobs(r *Rates) (at []*float64, lo, hi []float64) {
 }
 
 // fit moves one figure at a time by shrinking steps as long as that helps.
-func fit(runs []run, r Rates, step float64) Rates {
+func fit(runs []run, r efficiencies, step float64) efficiencies {
 	best := loss(runs, r)
 	at, lo, hi := knobs(&r)
 	for ; step > 0.01; step /= 2 {
@@ -173,7 +173,7 @@ var refit = flag.Bool("fit", false, "fit the figures of rates.go again, with eac
 // none of them can be moved a little to do better by much.
 func TestFigures(t *testing.T) {
 	runs := published(t)
-	r := Fitted()
+	r := fitted()
 	now := loss(runs, r)
 	var offs []float64
 	for _, x := range runs {
@@ -205,7 +205,7 @@ func TestFit(t *testing.T) {
 		t.Skip("fitting takes minutes; run with -fit")
 	}
 	runs := published(t)
-	r := fit(runs, Fitted(), 0.1)
+	r := fit(runs, fitted(), 0.1)
 	t.Logf("%+v: mean error %.4f", r, loss(runs, r))
 	family := func(x run) string {
 		name, _, _ := strings.Cut(x.name, ",")
@@ -220,7 +220,7 @@ func TestFit(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		rest := slices.DeleteFunc(slices.Clone(runs), func(x run) bool { return family(x) == name })
 		own := models[name]
-		without := loss(own, fit(rest, Fitted(), 0.1))
+		without := loss(own, fit(rest, fitted(), 0.1))
 		sum += without * float64(len(own))
 		t.Logf("%-25s %2d runs: error %.3f without them, %.3f with", name, len(own), without, loss(own, r))
 	}
@@ -232,7 +232,7 @@ func TestFit(t *testing.T) {
 func TestFlops(t *testing.T) {
 	for _, x := range published(t) {
 		s := x.model.setup
-		ratio := Flops(s.Model, s.Batch.Seq) * x.tokens / 1e12 / x.tflops
+		ratio := tokenFlops(s.Model, s.Batch.Seq) * x.tokens / 1e12 / x.tflops
 		allowed := 0.025
 		if strings.HasPrefix(x.name, "gpt-oss") || strings.HasPrefix(x.name, "nemotron") {
 			allowed = 0.3

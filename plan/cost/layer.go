@@ -7,71 +7,75 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Module is a part of a layer that takes time of its own.
-type Module uint8
+// module is a part of a layer that takes time of its own.
+type module uint8
 
 const (
-	AttnNorm Module = iota
-	QKV             // projections to queries, keys and values; for MLA the narrow ones
-	MLAUp           // MLA: from the narrow projections to heads
-	CoreAttn
-	AttnProj
-	MambaIn
-	MambaScan // convolution and scan, also of a delta net
-	MambaOut
-	MLPNorm
-	MLP
-	Router
-	Dispatch // permutation and all-to-all to the experts
-	ExpertFC1
-	MoEAct
-	ExpertFC2
-	Combine
-	Shared
+	attnNorm  module = iota
+	qkvLinear        // projections to queries, keys and values; for MLA the narrow ones
+	mlaUp            // MLA: from the narrow projections to heads
+	coreAttn
+	attnProj
+	mambaIn
+	mambaScan // convolution and scan, also of a delta net
+	mambaOut
+	mlpNorm
+	denseMLP
+	routerModule
+	dispatch // permutation and all-to-all to the experts
+	expertFC1
+	moeAct
+	expertFC2
+	combine
+	sharedExperts
 	modules
 )
 
-func (m Module) String() string {
+func (m module) String() string {
 	return [...]string{
 		"attn_norm", "qkv_linear", "mla_up_proj", "core_attn", "attn_proj", "mamba_in", "mamba_scan", "mamba_out",
 		"mlp_norm", "mlp", "router", "dispatch", "expert_fc1", "moe_act", "expert_fc2", "combine", "shared_experts",
 	}[m]
 }
 
-// Part is the time of one module of one layer for one microbatch.
+// Part is the time of one module of one layer for one microbatch on one rank.
 type Part struct {
-	Module Module
-	// Forward and Backward are what the step sees: compute and traffic, and of
-	// communication what shows.
+	module module
+	// Forward and Backward are compute, traffic, and the communication that compute
+	// does not hide.
 	Forward, Backward Seconds
-	// Flops are the operations of the forward pass.
+	// Flops is the number of operations of the forward pass.
 	Flops float64
 	// Launch is the host's time to launch the forward pass.
 	Launch Seconds
 }
 
+// Module returns the name of the part: a module's, or "mamba_out" or "combine" for
+// parts that save nothing.
+func (p Part) Module() string { return p.module.String() }
+
 // Layer is the time of one layer for one microbatch on one rank.
 type Layer struct {
 	Parts             []Part // in forward order
 	Forward, Backward Seconds
-	// Waiting says that the device waits for the host to launch the layer.
+	// Waiting reports whether the device waits for the host to launch the layer.
 	Waiting bool
 }
 
-// part finds a module; a layer that lacks it has one that takes no time.
-func (l *Layer) part(m Module) Part {
+// part returns the time of a module. It is zero if the layer lacks the module.
+func (l *Layer) part(m module) Part {
 	for _, p := range l.Parts {
-		if p.Module == m {
+		if p.module == m {
 			return p
 		}
 	}
-	return Part{Module: m}
+	return Part{module: m}
 }
 
-// Layer is the time of a layer.
+// Layer returns the time of a layer.
 func (m *Model) Layer(l model.Layer) *Layer {
 	k := KindOf(l)
 	if t, ok := m.layers[k]; ok {
@@ -97,7 +101,7 @@ type work struct {
 	sentForward, sentBackward Seconds
 }
 
-func (t *tally) at(m Module) *work {
+func (t *tally) at(m module) *work {
 	t.parts[m].used = true
 	return &t.parts[m]
 }
@@ -120,7 +124,7 @@ func (m *Model) time(l model.Layer) *Layer {
 		}
 		w := t.parts[i]
 		p := Part{
-			Module: Module(i), Flops: w.flops,
+			module: module(i), Flops: w.flops,
 			Forward:  w.forward + w.sentForward,
 			Backward: w.backward + w.sentBackward,
 		}
@@ -148,11 +152,11 @@ func (m *Model) launch(l *Layer, experts float64) {
 	var host Seconds
 	for i := range l.Parts {
 		p := &l.Parts[i]
-		if m.captured(p.Module) {
+		if m.captured(p.module) {
 			continue
 		}
 		p.Launch = m.rates.Launch
-		if p.Module == ExpertFC1 || p.Module == ExpertFC2 {
+		if p.module == expertFC1 || p.module == expertFC2 {
 			p.Launch += m.rates.LaunchExpert * Seconds(experts) / Seconds(m.width)
 		}
 		host += p.Launch
@@ -167,19 +171,19 @@ func (m *Model) launch(l *Layer, experts float64) {
 	l.Backward *= backward
 }
 
-// captured tells whether a module lies in a captured scope.
-func (m *Model) captured(mod Module) bool {
+// captured reports whether a module lies in a captured scope.
+func (m *Model) captured(mod module) bool {
 	scope := "moe"
 	switch mod {
-	case AttnNorm, QKV, MLAUp, CoreAttn, AttnProj:
+	case attnNorm, qkvLinear, mlaUp, coreAttn, attnProj:
 		scope = "attn"
-	case MambaIn, MambaScan, MambaOut:
+	case mambaIn, mambaScan, mambaOut:
 		scope = "mamba"
-	case MLPNorm, MLP:
+	case mlpNorm, denseMLP:
 		scope = "mlp"
-	case Router:
+	case routerModule:
 		scope = "moe_router"
-	case Dispatch:
+	case dispatch:
 		scope = "moe_preprocess"
 	}
 	s := m.setup.Graph.Scopes
@@ -191,8 +195,8 @@ func (m *Model) captured(mod Module) bool {
 func (l *Layer) hide(t *tally) {
 	for i := range l.Parts {
 		p := &l.Parts[i]
-		w := t.parts[p.Module]
-		if p.Module != Dispatch && p.Module != Combine {
+		w := t.parts[p.module]
+		if p.module != dispatch && p.module != combine {
 			continue
 		}
 		// Forward communication runs behind backward compute, and the other way
@@ -206,21 +210,21 @@ func (l *Layer) hide(t *tally) {
 }
 
 // moduleOf says which module a parameter belongs to.
-func moduleOf(name string) Module {
+func moduleOf(name string) module {
 	for _, c := range []struct {
 		part string
-		m    Module
+		m    module
 	}{
-		{"_up_proj", MLAUp}, {"linear_proj", AttnProj}, {"self_attention.out_proj", AttnProj}, {"self_attention.", QKV},
-		{"mixer.in_proj", MambaIn}, {"mixer.out_proj", MambaOut}, {"mixer.", MambaScan},
-		{"shared_experts", Shared}, {"experts.linear_fc1", ExpertFC1}, {"experts.linear_fc2", ExpertFC2},
-		{"fc1_latent", ExpertFC1}, {"fc2_latent", ExpertFC2}, {"router", Router},
+		{"_up_proj", mlaUp}, {"linear_proj", attnProj}, {"self_attention.out_proj", attnProj}, {"self_attention.", qkvLinear},
+		{"mixer.in_proj", mambaIn}, {"mixer.out_proj", mambaOut}, {"mixer.", mambaScan},
+		{"shared_experts", sharedExperts}, {"experts.linear_fc1", expertFC1}, {"experts.linear_fc2", expertFC2},
+		{"fc1_latent", expertFC1}, {"fc2_latent", expertFC2}, {"router", routerModule},
 	} {
 		if strings.Contains(name, c.part) {
 			return c.m
 		}
 	}
-	return MLP
+	return denseMLP
 }
 
 // rows is the number of rows that the experts of a rank compute: padding fills
@@ -238,7 +242,7 @@ func (m *Model) rows(e *model.MoE) float64 {
 
 // product adds a matrix product. A matrix that every TP rank holds works on the
 // rank's share of the sequence, a divided one on all of it.
-func (t *tally) product(mod Module, p model.Param, l model.Layer) {
+func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	m := t.m
 	rows, in, out, weights := m.local, float64(p.Cols), float64(p.Rows), float64(p.Elements())
 	lay := m.setup.Layout
@@ -257,7 +261,7 @@ func (t *tally) product(mod Module, p model.Param, l model.Layer) {
 	}
 	flops := 2 * rows * in * out * share
 	rate, width := m.products, m.width
-	if mod == Router {
+	if mod == routerModule {
 		rate, width = m.plain, 2
 	}
 	memory := m.gpu.HBM * m.rates.Memory

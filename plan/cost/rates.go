@@ -1,6 +1,6 @@
 // This file owns the fitted figures.
 //
-// They are fitted once, by least mean error of the logarithm of tokens a second,
+// They were fitted once, by the least mean error of the logarithm of tokens a second,
 // on the 71 runs of testdata/throughput.csv: Megatron-Bridge's published
 // throughput for eight models on H100, B200, B300, GB200 and GB300 in bf16, fp8,
 // mxfp8 and nvfp4, and step times of SimuMax and Megatron-LM where those lack a
@@ -24,8 +24,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/hardware"
 )
 
-// Rates are the shares of what the hardware could do that training reaches.
-type Rates struct {
+// efficiencies are the parts of the hardware's peak figures that training reaches.
+type efficiencies struct {
 	// Hopper and Blackwell are those of the arithmetic peak that matrix products
 	// reach, by format: bf16, fp8 and mxfp8, nvfp4.
 	Hopper, Blackwell [3]float64
@@ -46,8 +46,8 @@ type Rates struct {
 }
 
 // Fitted are the figures.
-func Fitted() Rates {
-	return Rates{
+func fitted() efficiencies {
+	return efficiencies{
 		Hopper: [3]float64{0.55, 0.78, 0.78}, Blackwell: [3]float64{0.42, 0.73, 0.6},
 		Attention: 0.42, Memory: 0.6, Link: 0.6, ExposedTP: 0.1, ExposedEP: 1, ExposedPlain: 1.7,
 		Launch: 285e-6, LaunchExpert: 80e-6, Ultra: 0.97,
@@ -56,7 +56,7 @@ func Fitted() Rates {
 
 // product is the share of the arithmetic peak in a format. There are no runs of
 // other hardware; it is taken to be like Hopper.
-func (r Rates) product(g *hardware.GPU, f plan.Format) float64 {
+func (r efficiencies) product(g *hardware.GPU, f plan.Format) float64 {
 	i := 0
 	switch f {
 	case plan.FP8, plan.MXFP8:

@@ -4,8 +4,8 @@
 package cost
 
 import (
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // held is how many parameters a pipeline rank has on one GPU.

@@ -4,9 +4,8 @@
 package cost
 
 import (
-	"github.com/stowage-dev/stowage/model"
-	"github.com/stowage-dev/stowage/plan"
-	"github.com/stowage-dev/stowage/schedule"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // Pass is the time of one stage for one microbatch.
@@ -17,21 +16,20 @@ type Pass struct {
 // Step is the time of one training step.
 type Step struct {
 	Total Seconds
-	// Busy is how long each pipeline rank works on passes, and Slowest the rank
-	// that works longest; Bubble is how long that one waits for others.
+	// Busy is how long each pipeline rank works on passes. Slowest is the rank that
+	// works longest, and Bubble is how long that rank waits for others.
 	Busy    []Seconds
 	Slowest int
 	Bubble  Seconds
-	// Replicas is the communication between data-parallel ranks that shows, and
-	// Update the optimiser's time.
+	// Replicas is the communication between data-parallel ranks that compute does not
+	// hide. Update is the time of the optimiser.
 	Replicas, Update Seconds
-	// Tokens are those of all GPUs in a second, TFLOPS the model's operations
-	// in a second for one GPU, in units of 1e12.
+	// Tokens is how many tokens all GPUs process in a second. TFLOPS is how many
+	// operations of the model a GPU does in a second, in units of 1e12.
 	Tokens, TFLOPS float64
 }
 
-// Stages is the time of every stage's passes as if nothing were recomputed or
-// moved.
+// Stages returns the time of every stage's passes without recompute and offload.
 func (m *Model) Stages() []Pass {
 	s := m.setup
 	passes := make([]Pass, len(s.Layout.Stages))
@@ -89,13 +87,13 @@ func (m *Model) heads(p *Pass) {
 	p.Backward += Seconds(n) * (2*product + memory/2)
 }
 
-// Microbatches is how many a rank works through in a step.
+// Microbatches returns how many microbatches a rank works through in a step.
 func (m *Model) Microbatches() int {
 	b := m.setup.Batch
 	return max(b.Global/(b.Micro*m.setup.Layout.DP()), 1)
 }
 
-// Step is the time of a step whose stages take so long.
+// Step returns the time of a step whose stages take the given times.
 func (m *Model) Step(passes []Pass) Step {
 	s := m.setup
 	lay := s.Layout
@@ -121,9 +119,9 @@ func (m *Model) Step(passes []Pass) Step {
 	return step
 }
 
-// Bound is a time that no order of passes lets a step of such stages be shorter
-// than: each rank waits for the first microbatch to come through the ranks before
-// it, works, and at the end waits for the last to go back.
+// Bound returns a lower bound of Step that is quick to compute: each rank waits for the
+// first microbatch to come through the ranks before it, works, and waits for the last
+// microbatch to go back.
 func (m *Model) Bound(passes []Pass) Seconds {
 	ranks := m.setup.Layout.PP
 	mbs := m.Microbatches()
@@ -273,21 +271,11 @@ func arrival(p schedule.Pass, stage, stages, mbs int, forward, backward []Second
 	return t + hop, t >= 0
 }
 
-// Predict is the time of a setup as it stands, with what its recomputation and
-// its offloading add.
-func Predict(s *plan.Setup) (Step, error) {
-	m, err := New(s)
-	if err != nil {
-		return Step{}, err
-	}
-	return m.Step(m.Policy().Passes), nil
-}
-
-// Flops are a model's operations for one token of a sequence of so many, forward
-// and backward: two for each parameter of a matrix that the token meets and each
-// score under the causal mask, and twice that in backward. It is the count that
-// Megatron-LM reports its TFLOP/s by; windows are not taken off there.
-func Flops(d *model.Model, seq int) float64 {
+// tokenFlops returns the model's operations for one token of a sequence, forward and
+// backward: two for each parameter of a matrix that the token meets and each score under
+// the causal mask, and twice that in the backward pass. Megatron-LM reports TFLOP/s by
+// this count, which ignores attention windows.
+func tokenFlops(d *model.Model, seq int) float64 {
 	f := 0.0
 	for _, l := range d.Layers {
 		f += layerFlops(d, l, seq)

@@ -6,8 +6,8 @@ package cost
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // mixer adds what a layer does over the sequence.
@@ -21,32 +21,32 @@ func (t *tally) mixer(l model.Layer) {
 		q, kv := float64(a.Heads*a.HeadDim)/tp, float64(a.KVHeads*a.HeadDim)/tp
 		t.attention(q, q, q+2*kv, a.Window)
 		if a.Rotary {
-			t.stream(QKV, m.tokens*(q+kv), 4, 4)
+			t.stream(qkvLinear, m.tokens*(q+kv), 4, 4)
 		}
 	case l.MLA != nil:
 		a := l.MLA
 		q, v := float64(a.Heads*(a.Nope+a.Rope))/tp, float64(a.Heads*a.V)/tp
 		t.attention(q, v, 2*q+v, 0)
 		// Rotation and the joining of each head's two parts touch q and k.
-		t.stream(MLAUp, m.tokens*2*q, 4, 4)
+		t.stream(mlaUp, m.tokens*2*q, 4, 4)
 	case l.Mamba != nil:
 		a := l.Mamba
 		inner := float64(a.Inner) / tp
 		t.scan(scanFlops(a) * m.tokens / tp)
 		// Convolution, chunked scan, gate and norm each read and write the
 		// widths once; states between chunks add about as much again.
-		t.stream(MambaScan, m.tokens*(2*inner+2*float64(a.Groups*a.State)/tp), 12, 24)
+		t.stream(mambaScan, m.tokens*(2*inner+2*float64(a.Groups*a.State)/tp), 12, 24)
 	case l.DeltaNet != nil:
 		a := l.DeltaNet
 		values := float64(a.ValueHeads*a.ValueDim) / tp
 		t.scan(deltaFlops(a) * m.tokens / tp)
-		t.stream(MambaScan, m.tokens*(2*float64(a.KeyHeads*a.KeyDim)/tp+2*values), 12, 24)
+		t.stream(mambaScan, m.tokens*(2*float64(a.KeyHeads*a.KeyDim)/tp+2*values), 12, 24)
 	default:
 		return
 	}
 	// The norm reads and writes, the residual sum reads two and writes one:
 	// ten bytes an element; backward adds the gradient's reading.
-	t.stream(AttnNorm, m.local*h, 10, 12)
+	t.stream(attnNorm, m.local*h, 10, 12)
 }
 
 // attention adds fused attention over so many channels of scores and values, held
@@ -54,7 +54,7 @@ func (t *tally) mixer(l model.Layer) {
 func (t *tally) attention(scores, values, held float64, window int) {
 	m := t.m
 	s := m.setup
-	w := t.at(CoreAttn)
+	w := t.at(coreAttn)
 	flops := 2 * m.tokens * seen(s.Batch.Seq, window) * (scores + values)
 	rate, memory := m.gpu.Flops["bf16"]*m.rates.Attention, m.gpu.HBM*m.rates.Memory
 	moved := 2 * m.tokens * (held + values)
@@ -66,7 +66,7 @@ func (t *tally) attention(scores, values, held float64, window int) {
 
 // scan adds the operations of a scan, whose small products run in bf16.
 func (t *tally) scan(flops float64) {
-	w := t.at(MambaScan)
+	w := t.at(mambaScan)
 	w.flops += flops
 	w.forward += Seconds(flops / t.m.plain)
 	w.backward += Seconds(2 * flops / t.m.plain)
@@ -99,7 +99,7 @@ func (t *tally) feed(l model.Layer) {
 	h := float64(m.setup.Model.Hidden)
 	switch {
 	case l.Dense != nil:
-		t.activation(MLP, m.tokens*float64(l.Dense.Width)/float64(lay.TP), l.Dense.Gated)
+		t.activation(denseMLP, m.tokens*float64(l.Dense.Width)/float64(lay.TP), l.Dense.Gated)
 	case l.MoE != nil:
 		e := l.MoE
 		rows := m.rows(e)
@@ -107,19 +107,19 @@ func (t *tally) feed(l model.Layer) {
 		if e.Latent > 0 {
 			width = float64(e.Latent)
 		}
-		t.activation(MoEAct, rows*float64(e.Width)/float64(lay.ETP), e.Gated)
+		t.activation(moeAct, rows*float64(e.Width)/float64(lay.ETP), e.Gated)
 		if e.SharedWidth > 0 {
-			t.activation(Shared, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
+			t.activation(sharedExperts, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
 		}
 		// Scores in fp32, the choice of experts, the maps.
-		t.stream(Router, m.local*float64(e.Experts), 24, 16)
-		t.stream(Dispatch, rows*width, 4, 4)
+		t.stream(routerModule, m.local*float64(e.Experts), 24, 16)
+		t.stream(dispatch, rows*width, 4, 4)
 		t.stash(l)
-		t.stream(Combine, rows*width, 4, 4)
+		t.stream(combine, rows*width, 4, 4)
 	default:
 		return
 	}
-	t.stream(MLPNorm, m.local*h, 10, 12)
+	t.stream(mlpNorm, m.local*h, 10, 12)
 }
 
 // stash adds the copies to and from the paged store: each reads and writes all
@@ -135,12 +135,12 @@ func (t *tally) stash(l model.Layer) {
 			bytes += float64(g.Bytes)
 		}
 	}
-	t.stream(Dispatch, bytes, 2, 2)
+	t.stream(dispatch, bytes, 2, 2)
 }
 
 // activation adds an activation function of n outputs: gated ones read two
 // inputs. Backward reads inputs and gradient and writes the inputs' gradients.
-func (t *tally) activation(mod Module, n float64, gated bool) {
+func (t *tally) activation(mod module, n float64, gated bool) {
 	in := 1.0
 	if gated {
 		in = 2
@@ -149,7 +149,7 @@ func (t *tally) activation(mod Module, n float64, gated bool) {
 }
 
 // stream adds traffic of so many bytes for each of n elements.
-func (t *tally) stream(mod Module, n, forward, backward float64) {
+func (t *tally) stream(mod module, n, forward, backward float64) {
 	w := t.at(mod)
 	memory := t.m.gpu.HBM * t.m.rates.Memory
 	w.forward += Seconds(n * forward / memory)

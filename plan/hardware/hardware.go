@@ -1,8 +1,10 @@
-// Package hardware has what the planner must know of accelerators: memory,
-// arithmetic speed by number format, and the bandwidth of their links. The
-// figures are data files beside this one, with their sources; a user can give a
-// file of his own.
+// Package hardware holds the figures of accelerators that the planner needs: memory,
+// arithmetic speed by number format, and the bandwidth of links. [ByName] returns a
+// built-in accelerator, and [Parse] reads a JSON file of the same form. The built-in
+// files in data name their sources.
 package hardware
+
+// This file owns the figures and how they are read.
 
 import (
 	"bytes"
@@ -19,18 +21,18 @@ import (
 	"unicode"
 )
 
-// GPU is one accelerator and the links it has.
+// GPU describes one accelerator and its links.
 type GPU struct {
 	Name string `json:"name"` // "h100"
-	// Memory is what the device has, Usable what a framework's allocator can
-	// have of it after context, communication buffers and handles.
+	// Memory is the device's memory in bytes. Usable is what is left of it for a
+	// framework's allocator beside context, communication buffers and handles.
 	Memory int64 `json:"memory_bytes"`
 	Usable int64 `json:"usable_bytes"`
-	// Flops are dense peak operations a second by format: "bf16", "fp8", "mxfp8",
-	// "nvfp4".
+	// Flops is the dense arithmetic peak in operations per second, by format: "bf16",
+	// "fp8", "mxfp8" or "nvfp4".
 	Flops map[string]float64 `json:"flops"`
-	// HBM, the two directions of the host link, the fast links between GPUs and
-	// the network, in bytes a second for one GPU.
+	// Bandwidths of one GPU in bytes per second: its memory, the two directions of the
+	// host link, the fast links between GPUs, and the network.
 	HBM       float64 `json:"hbm"`
 	HostOut   float64 `json:"host_out"`
 	HostIn    float64 `json:"host_in"`
@@ -38,8 +40,8 @@ type GPU struct {
 	FastLink  float64 `json:"fast_link"`
 	FastGroup int     `json:"fast_group"` // GPUs that reach each other over it
 	Network   float64 `json:"network"`
-	// Generation is the compute capability's major number; zero if it is no
-	// NVIDIA GPU.
+	// Generation is the major number of the compute capability. It is zero for
+	// accelerators that are not NVIDIA's.
 	Generation int    `json:"generation"`
 	Source     string `json:"source"`
 }
@@ -57,7 +59,7 @@ var aliases = map[string]string{
 	"mi300": "mi300x",
 }
 
-// Names lists the devices that are built in.
+// Names returns the names of the built-in accelerators.
 func Names() []string {
 	entries, err := files.ReadDir("data")
 	if err != nil {
@@ -70,8 +72,9 @@ func Names() []string {
 	return names
 }
 
-// ByName finds a built-in device under the names that people write: "h100",
-// "GB200", "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB".
+// ByName returns a built-in accelerator by a name as people write it: "h100", "GB200",
+// "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB". It returns an error if it finds none, or
+// if the name states another size of memory.
 func ByName(name string) (*GPU, error) {
 	tokens := strings.FieldsFunc(strings.ToLower(name), func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) })
 	known := Names()
@@ -86,11 +89,11 @@ func ByName(name string) (*GPU, error) {
 		}
 	}
 	if found == "" {
-		return nil, fmt.Errorf("hardware %q is unknown; there are %s, or give a JSON file with its figures", name, strings.Join(known, ", "))
+		return nil, fmt.Errorf("no built-in hardware is named %q; choose from %s, or give a JSON file with its figures", name, strings.Join(known, ", "))
 	}
 	data, err := files.ReadFile("data/" + found + ".json")
 	if err != nil {
-		return nil, fmt.Errorf("hardware %q: %w", name, err)
+		panic("hardware: the data files are not embedded: " + err.Error())
 	}
 	gpu, err := Parse(data)
 	if err != nil {
@@ -110,7 +113,7 @@ func checkSize(name string, tokens []string, gpu *GPU) error {
 		}
 		n, err := strconv.ParseFloat(digits, 64)
 		if have := float64(gpu.Memory) / 1e9; err == nil && math.Abs(n/have-1) > 0.125 {
-			return fmt.Errorf("hardware %q: the built-in %s has %.0f GB; give a JSON file for another size", name, gpu.Name, have)
+			return fmt.Errorf("%q has another size than the built-in %s, which has %.0f GB; give a JSON file with its figures", name, gpu.Name, have)
 		}
 	}
 	return nil
@@ -120,8 +123,8 @@ func checkSize(name string, tokens []string, gpu *GPU) error {
 // whose file does not say.
 const defaultReserve = 5 << 30
 
-// Parse reads the figures of a device as JSON, in the form of the built-in data
-// files. Unknown keys are refused, and so is anything negative.
+// Parse reads the figures of an accelerator from JSON. It returns an error for unknown
+// keys, missing figures and negative ones.
 func Parse(data []byte) (*GPU, error) {
 	var g GPU
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -143,7 +146,7 @@ func sentence(err error) string {
 	var typed *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &typed) && typed.Field == "":
-		return fmt.Sprintf("an object is expected (found: %s)", typed.Value)
+		return fmt.Sprintf("expected an object, got %s", typed.Value)
 	case errors.As(err, &typed):
 		return fmt.Sprintf("%q has the wrong kind of value (%s)", typed.Field, typed.Value)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

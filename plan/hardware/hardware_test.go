@@ -66,9 +66,9 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for given, want := range map[string]string{
-		"GH200":           "there are a100, b200",
-		"RTX A1000":       "unknown",
-		"":                "unknown",
+		"GH200":           "choose from a100, b200",
+		"RTX A1000":       "no built-in hardware",
+		"":                "no built-in hardware",
 		"A100-SXM4-40GB":  "has 86 GB; give a JSON file",
 		"h100 94gb (nvl)": "", // within an eighth of 85.5 GB
 	} {

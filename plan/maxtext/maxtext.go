@@ -1,9 +1,9 @@
-// Package maxtext writes jobs in the words of MaxText: the part of its YAML that
-// decides about memory. It is pure.
-//
-// This file owns the whole of it: shapes, mesh, batch, and for every named tensor
-// of a layer whether it stays, moves to the host or is computed again.
+// Package maxtext writes a setup as settings for MaxText: the keys of its YAML that
+// decide about memory.
 package maxtext
+
+// This file owns all of it: shapes, mesh, batch, and for every named tensor of a layer
+// whether it is kept, offloaded or recomputed.
 
 import (
 	"fmt"
@@ -11,12 +11,13 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Config is YAML for MaxText that asks for a setup, to be given on top of its
-// base.yml. Comments say what of the setup MaxText has no word for.
+// Config returns YAML that asks MaxText for a setup, on top of its base.yml. Comments in
+// it list what MaxText has no key for.
 func Config(s *plan.Setup) string {
 	w := &writer{}
 	w.note("stowage plan: keys on top of MaxText's base.yml")
@@ -244,10 +245,21 @@ func tensors(p model.Layer) (out []tensor) {
 	}
 	if p.MoE != nil {
 		out = append(out,
-			tensor{"moe_mlpwi_0", []string{"moe"}, []string{"moe_act", "fused_group_mlp"}},
-			tensor{"moe_mlpwi_1", []string{"moe"}, []string{"moe_act", "fused_group_mlp"}},
+			tensor{"moe_mlpwi_0", []string{"moe"}, withCovering("moe_act")},
+			tensor{"moe_mlpwi_1", []string{"moe"}, withCovering("moe_act")},
 			// Weights are applied behind the second product, so backward needs it.
 			tensor{"moe_mlpwo", []string{"moe"}, []string{"fused_group_mlp"}})
+	}
+	return out
+}
+
+// withCovering returns a module and those that include its tensors.
+func withCovering(module string) []string {
+	out := []string{module}
+	for _, m := range memory.Modules() {
+		if slices.Contains(m.Covers, module) {
+			out = append(out, m.Name)
+		}
 	}
 	return out
 }
@@ -274,7 +286,7 @@ func (w *writer) remat(s *plan.Setup) {
 	w.noteIf(!some && len(s.Offload.Modules) > 0 && f > 0 && f < 1, fmt.Sprintf("MaxText moves a tensor in every layer, not in %g of them", f))
 }
 
-// where says what becomes of a tensor; what is computed again is not moved.
+// where says what becomes of a tensor; what is recomputed is not moved.
 func where(recomputed, moved bool) string {
 	switch {
 	case recomputed:

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/megatron"
+	"github.com/stowage-dev/stowage/plan/model"
 	"pgregory.net/rapid"
 )
 

@@ -8,8 +8,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // shared are flags that the model and other parts read; they describe no model.

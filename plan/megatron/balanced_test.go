@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // Where the layers of a model do not divide, they are divided as people do by

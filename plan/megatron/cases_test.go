@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // measured is a job of testdata/cases.json: arguments as Megatron-LM's functional
@@ -129,7 +129,7 @@ func checkStages(t testing.TB, s *plan.Setup) {
 func asArgs(t testing.TB, s *plan.Setup) map[string]any {
 	t.Helper()
 	line := "torchrun --nnodes=$N pretrain_gpt.py " + CommandLine(Flags(s)) + "\n"
-	args, err := ParseCommand(line)
+	args, err := parseCommand(line)
 	if err != nil {
 		t.Fatalf("%s\n%v", line, err)
 	}

@@ -4,10 +4,12 @@
 package megatron
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -57,9 +59,12 @@ func checkDivisions(s *plan.Setup) error {
 func checkModules(r *reader, s *plan.Setup) error {
 	recompute := func(m string) bool { return slices.Contains(s.Recompute.Modules, m) }
 	offload := func(m string) bool { return slices.Contains(s.Offload.Modules, m) }
-	inExperts := slices.DeleteFunc(slices.Clone(s.Offload.Modules), func(m string) bool {
-		return m != "expert_fc1" && m != "moe_act" && m != "fused_group_mlp"
-	})
+	inExperts := slices.DeleteFunc(slices.Clone(s.Offload.Modules), func(m string) bool { return !inExperts(m) })
+	wrong := ""
+	var module *memory.ModuleError
+	if errors.As(memory.CheckOffload(s.Offload.Modules), &module) {
+		wrong = fmt.Sprintf("--offload-modules %s %s; %s", module.Module, module.Problem, module.Remedy)
+	}
 	delayed := s.Precision.Compute == plan.FP8 && r.word("fp8-recipe", "delayed") == "delayed"
 	for _, c := range []struct {
 		wrong bool
@@ -72,8 +77,7 @@ func checkModules(r *reader, s *plan.Setup) error {
 		{recompute("moe") && s.Layout.OverlapEP, "--recompute-modules moe excludes --overlap-moe-expert-parallel-comm; drop one"},
 		{s.Recompute.Full && s.Layout.OverlapEP, "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm; recompute modules instead"},
 		{recompute("moe") && len(inExperts) > 0, "--recompute-modules moe recomputes what --offload-modules " + strings.Join(inExperts, " ") + " would move; drop one"},
-		{offload("attn_proj") && !offload("core_attn"), "--offload-modules attn_proj needs core_attn beside it; add core_attn"},
-		{offload("fused_group_mlp") && len(inExperts) > 1, "--offload-modules fused_group_mlp covers expert_fc1 and moe_act; drop those"},
+		{wrong != "", wrong},
 		{offload("fused_group_mlp") && !s.Kernels.OpFuser, "--offload-modules fused_group_mlp needs --use-transformer-engine-op-fuser"},
 		{len(s.Stash.Modules) > 0 && len(inExperts) > 0, "--moe-paged-stash covers --offload-modules " + strings.Join(inExperts, " ") + "; drop those"},
 		{len(s.Offload.Modules) > 0 && s.Kernels.Local, "--fine-grained-activation-offloading needs --transformer-impl transformer_engine"},
@@ -85,4 +89,10 @@ func checkModules(r *reader, s *plan.Setup) error {
 		}
 	}
 	return nil
+}
+
+// inExperts reports whether a module belongs to the experts.
+func inExperts(name string) bool {
+	m, _ := memory.LookupModule(name)
+	return m.Rows
 }

@@ -9,12 +9,11 @@ import (
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// Closest is the setup that flags ask for in place of one whose offloading they
-// cannot express: one fraction of groups for all ranks, and bytes that each rank
-// keeps more than the one before it (--delta-offload-bytes-across-pp-ranks). The
-// fraction is the least, and the bytes are the most, with which no rank takes
-// more than the budget; or than the fullest one takes, where that is more.
-// Setups that flags can ask for are returned as they are.
+// Closest returns the setup that flags ask for instead of one whose offload settings
+// they cannot express. It has one fraction of groups for all ranks, and a number of
+// bytes that each rank keeps beyond those of the rank before it
+// (--delta-offload-bytes-across-pp-ranks). No rank exceeds the budget, or what the
+// fullest rank needs if that is more. Closest returns s itself if flags can ask for it.
 func Closest(s *plan.Setup) *plan.Setup {
 	o := s.Offload
 	whole := o.Fraction == 0 || o.Fraction == 1

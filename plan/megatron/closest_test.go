@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func uneven(t *testing.T) *plan.Setup {

@@ -13,7 +13,7 @@ import (
 // are the shell's; variables that the text itself sets are put in. What stands
 // before the first flag, such as a launcher and a script's name, is passed over;
 // the launcher's own flags come along and say how many GPUs there are.
-func ParseCommand(text string) (map[string]any, error) {
+func parseCommand(text string) (map[string]any, error) {
 	words, err := shellWords(text)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"pgregory.net/rapid"
 )
 
@@ -43,7 +44,7 @@ func TestParseCommand(t *testing.T) {
 		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
 		{"separated", "export A=1; cd x && python y.py --bf16 | tee log", "bf16="},
 	} {
-		args, err := ParseCommand(c.text)
+		args, err := parseCommand(c.text)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		} else if got := flat(args); got != c.want {
@@ -60,7 +61,7 @@ func TestParseCommand(t *testing.T) {
 		"A='sh \"$A\" --x'\nsh \"$A\"":                             "", // single quotes put nothing in
 		"A='$A --x y'\nsh $A":                                      "", // held as it is, not put in again
 	} {
-		if _, err := ParseCommand(text); (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
+		if _, err := parseCommand(text); (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
@@ -83,7 +84,7 @@ func TestCommandLineRoundTrip(t *testing.T) {
 			want[name] = values
 		}
 		text := CommandLine(flags)
-		got, err := ParseCommand(text)
+		got, err := parseCommand(text)
 		if err != nil || flat(got) != flat(want) {
 			t.Fatalf("%s\nis read as %v (%v), not %v", text, got, err, want)
 		}
@@ -103,7 +104,7 @@ func FuzzParseCommand(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		args, err := ParseCommand(s)
+		args, err := parseCommand(s)
 		if err != nil {
 			return
 		}
@@ -113,7 +114,7 @@ func FuzzParseCommand(f *testing.F) {
 }
 
 func TestParseYAML(t *testing.T) {
-	args, err := ParseYAML([]byte(`
+	args, err := parseYAML([]byte(`
 ENV_VARS:
   NCCL_ALGO: Ring
 MODEL_ARGS:
@@ -142,7 +143,7 @@ TEST_TYPE: regular
 	if words, _ := r.get("rampup-batch-size"); strings.Join(words, "+") != "384+384+97656250" {
 		t.Errorf("ramp-up is %q", words)
 	}
-	if got := r.list("offload-modules", offloadModules...); !slices.Equal(got, []string{"moe_act", "core_attn"}) {
+	if got := r.list("offload-modules", memory.MegatronModules(memory.Offload)...); !slices.Equal(got, []string{"moe_act", "core_attn"}) {
 		t.Errorf("modules are %v", got)
 	}
 	if w := r.word("moe-layer-freq", ""); w != "([0]*3+[1]*9)" {
@@ -158,7 +159,7 @@ TEST_TYPE: regular
 		"a: [":                         "the YAML cannot be read",
 		"- a\n- b":                     "the YAML cannot be read",
 	} {
-		if _, err := ParseYAML([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := parseYAML([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
@@ -169,7 +170,7 @@ func FuzzParseYAML(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if args, err := ParseYAML(data); err == nil {
+		if args, err := parseYAML(data); err == nil {
 			_, _, _ = FromArgs(args, Options{Vocab: 100})
 		}
 	})

@@ -8,13 +8,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Flags are the arguments that ask for a setup: flags and their values as
-// separate words, not quoted. Reading them back with [FromArgs] gives the setup
-// again; [Unsaid] tells what is lost on the way.
+// Flags returns the arguments that ask for a setup: flags and values as separate words
+// without quotes. FromArgs makes the same setup of them, but for what [Unsaid] lists.
 func Flags(s *plan.Setup) []string {
 	s = Closest(s)
 	e := &emitter{}
@@ -27,7 +26,7 @@ func Flags(s *plan.Setup) []string {
 	return e.out
 }
 
-// CommandLine writes flags as a shell reads them, one flag a line.
+// CommandLine writes flags for a shell, one flag on each line.
 func CommandLine(flags []string) string {
 	var b strings.Builder
 	for i, f := range flags {
@@ -106,7 +105,7 @@ func parts(m *model.Model) (p model.Layer) {
 	return p
 }
 
-// isHybrid tells whether the model needs a pattern: GPT models have attention of
+// isHybrid reports whether the model needs a pattern: GPT models have attention of
 // some kind and a feed-forward part in every layer.
 func isHybrid(m *model.Model) bool {
 	return slices.ContainsFunc(m.Layers, func(l model.Layer) bool {

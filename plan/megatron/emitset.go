@@ -38,13 +38,13 @@ func (e *emitter) stages(s *plan.Setup) {
 	if s.Model.MTP != nil {
 		depth = s.Model.MTP.Depth
 	}
-	pieces := Pieces(l.Stages, depth)
+	pieces := piecesOf(l.Stages, depth)
 	if len(pieces) <= 1 {
 		return
 	}
 	even := splitFlags{perRank: l.VPP}
 	if counts, err := even.split(len(s.Model.Layers), l.PP, depth); err == nil {
-		equal := make([]Piece, len(counts))
+		equal := make([]piece, len(counts))
 		for i, n := range counts {
 			equal[i].Layers = n
 		}
@@ -53,7 +53,7 @@ func (e *emitter) stages(s *plan.Setup) {
 			return
 		}
 	}
-	e.set("pipeline-model-parallel-layout", FormatLayout(pieces))
+	e.set("pipeline-model-parallel-layout", formatLayout(pieces))
 }
 
 // names of formats as flags write them.

@@ -26,7 +26,7 @@ func FuzzFromArgs(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		given, err := ParseCommand(text)
+		given, err := parseCommand(text)
 		if err != nil {
 			return
 		}

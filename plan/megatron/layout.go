@@ -13,7 +13,7 @@ import (
 )
 
 // Piece is what one virtual stage holds, in the order in which it computes.
-type Piece struct {
+type piece struct {
 	Embedding bool
 	Layers    int
 	MTP       int // depths
@@ -28,12 +28,12 @@ const mostStages, mostLayers = 4096, 1 << 16
 // embedding, t a decoder layer, m a depth of multi-token prediction, L the loss,
 // | ends a stage, x*n and (...)*n repeat, commas only please the eye. Backslashes
 // are dropped: they shield | and ( from the shells a string has passed through.
-func ParseLayout(s string) ([]Piece, error) {
+func parseLayout(s string) ([]piece, error) {
 	flat, err := unrollLayout(strings.NewReplacer(",", "", `\`, "", " ", "", `"`, "", "'", "").Replace(s))
 	if err != nil {
 		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q: %w", s, err)
 	}
-	pieces := []Piece{}
+	pieces := []piece{}
 	for stage := range strings.SplitSeq(flat, "|") {
 		p, err := readPiece(stage)
 		if err != nil {
@@ -119,7 +119,7 @@ func factor(s string) (count int, rest string, err error) {
 	return count, s[end:], nil
 }
 
-func readPiece(s string) (p Piece, err error) {
+func readPiece(s string) (p piece, err error) {
 	for i, c := range s {
 		switch {
 		case c == 'E' && i == 0:
@@ -139,9 +139,9 @@ func readPiece(s string) (p Piece, err error) {
 	return p, nil
 }
 
-func checkPieces(pieces []Piece) error {
+func checkPieces(pieces []piece) error {
 	last := len(pieces) - 1
-	mtp := slices.IndexFunc(pieces, func(p Piece) bool { return p.MTP > 0 })
+	mtp := slices.IndexFunc(pieces, func(p piece) bool { return p.MTP > 0 })
 	for i, p := range pieces {
 		switch {
 		case p.Embedding != (i == 0):
@@ -159,7 +159,7 @@ func checkPieces(pieces []Piece) error {
 
 // FormatLayout writes pieces as the shortest plain string: runs within a stage
 // and runs of equal stages as factors.
-func FormatLayout(pieces []Piece) string {
+func formatLayout(pieces []piece) string {
 	var out strings.Builder
 	for i := 0; i < len(pieces); {
 		p, run := pieces[i], 1
@@ -186,7 +186,7 @@ func FormatLayout(pieces []Piece) string {
 }
 
 // String is the piece as it stands in a layout string.
-func (p Piece) String() string {
+func (p piece) String() string {
 	s := ""
 	if p.Embedding {
 		s = "E"
@@ -206,7 +206,7 @@ func times(c string, n int) string {
 }
 
 // Stages numbers the layers of the pieces.
-func Stages(pieces []Piece) []plan.Stage {
+func stagesOf(pieces []piece) []plan.Stage {
 	stages := make([]plan.Stage, len(pieces))
 	next := 0
 	for i, p := range pieces {
@@ -218,10 +218,10 @@ func Stages(pieces []Piece) []plan.Stage {
 
 // Pieces is the inverse of [Stages] for a model with so many depths of
 // multi-token prediction.
-func Pieces(stages []plan.Stage, depth int) []Piece {
-	pieces := make([]Piece, len(stages))
+func piecesOf(stages []plan.Stage, depth int) []piece {
+	pieces := make([]piece, len(stages))
 	for i, s := range stages {
-		pieces[i] = Piece{Embedding: s.Embedding, Layers: s.Last - s.First, Loss: s.Loss}
+		pieces[i] = piece{Embedding: s.Embedding, Layers: s.Last - s.First, Loss: s.Loss}
 		if s.MTP {
 			pieces[i].MTP = depth
 		}

@@ -23,7 +23,7 @@ func TestParseLayout(t *testing.T) {
 		{"E(t|t)*2L", "E1 2 L1"},
 		{"E||tL", "E0 0 L1"},
 	} {
-		pieces, err := ParseLayout(c.text)
+		pieces, err := parseLayout(c.text)
 		if err != nil {
 			t.Errorf("%s: %v", c.text, err)
 			continue
@@ -70,14 +70,14 @@ func TestLayoutRefused(t *testing.T) {
 		"E(((((t)*2)*2)*2)*2)*L":  "'*' must be followed by a number",
 		strings.Repeat("(", 9999): "is not closed",
 	} {
-		if _, err := ParseLayout(text); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parseLayout(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: error %v, want %q", text, err, want)
 		}
 	}
 }
 
-func drawPieces(t *rapid.T, layers int) []Piece {
-	pieces := make([]Piece, rapid.IntRange(1, 12).Draw(t, "stages"))
+func drawPieces(t *rapid.T, layers int) []piece {
+	pieces := make([]piece, rapid.IntRange(1, 12).Draw(t, "stages"))
 	for range layers {
 		pieces[rapid.IntRange(0, len(pieces)-1).Draw(t, "at")].Layers++
 	}
@@ -94,15 +94,15 @@ func TestLayoutRoundTrip(t *testing.T) {
 			holder--
 		}
 		pieces[holder].MTP = depth
-		text := FormatLayout(pieces)
-		again, err := ParseLayout(text)
+		text := formatLayout(pieces)
+		again, err := parseLayout(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(again, pieces) {
 			t.Fatalf("%v written as %q is read as %v", pieces, text, again)
 		}
-		if back := Pieces(Stages(pieces), depth); !slices.Equal(back, pieces) {
+		if back := piecesOf(stagesOf(pieces), depth); !slices.Equal(back, pieces) {
 			t.Fatalf("%v through stages is %v", pieces, back)
 		}
 	})
@@ -111,12 +111,12 @@ func TestLayoutRoundTrip(t *testing.T) {
 // A suggestion is a layout with what was asked for, and no stage has more than
 // one layer above another.
 func TestSuggestLayout(t *testing.T) {
-	if got := SuggestLayout(61, 16, 1); got != "Et*3|(t*4|)*13t*3|t*3mL" {
+	if got := suggestLayout(61, 16, 1); got != "Et*3|(t*4|)*13t*3|t*3mL" {
 		t.Errorf("61 layers on 16 stages: %s", got)
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		layers, stages, depth := rapid.IntRange(1, 200).Draw(t, "layers"), rapid.IntRange(1, 64).Draw(t, "stages"), rapid.IntRange(0, 2).Draw(t, "depth")
-		text := SuggestLayout(layers, stages, depth)
+		text := suggestLayout(layers, stages, depth)
 		pieces, err := layoutPieces(text, layers, stages, depth)
 		if err != nil || len(pieces) != stages {
 			t.Fatalf("%s: %v", text, err)
@@ -136,13 +136,13 @@ func FuzzParseLayout(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		pieces, err := ParseLayout(s)
+		pieces, err := parseLayout(s)
 		if err != nil {
 			return
 		}
-		again, err := ParseLayout(FormatLayout(pieces))
+		again, err := parseLayout(formatLayout(pieces))
 		if err != nil || !slices.Equal(again, pieces) {
-			t.Fatalf("%q is %v, written as %q, read as %v (%v)", s, pieces, FormatLayout(pieces), again, err)
+			t.Fatalf("%q is %v, written as %q, read as %v (%v)", s, pieces, formatLayout(pieces), again, err)
 		}
 	})
 }

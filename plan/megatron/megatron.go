@@ -1,13 +1,11 @@
-// Package megatron reads and writes jobs in the words of Megatron-LM: argument
-// lists as they stand on a command line or in a script, the YAML of its
-// functional tests, and maps of arguments become a [plan.Setup]; a setup becomes
-// the flags that ask for it. It is pure.
-//
-// This file owns the way in: from arguments to a setup, and what is said about
-// those that have no place in it. args.go reads single values, command.go and
-// yaml.go files; model.go, split.go and settings.go build the parts of a setup,
-// check.go refuses contradictions, emit.go writes flags.
+// Package megatron converts between jobs of Megatron-LM and setups. [Parse] reads
+// arguments from a command line, a script, YAML or JSON, and [FromArgs] makes a
+// [plan.Setup] of them. [Flags] returns the flags that ask for a setup, and [Unsaid]
+// lists what no flag can ask for.
 package megatron
+
+// This file owns the way from arguments to a setup, and the warnings about arguments
+// that have no place in it.
 
 import (
 	"cmp"
@@ -15,40 +13,40 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Options has what an argument list does not say.
+// Options adds what arguments do not say.
 type Options struct {
-	// GPUs is the size of the job; zero takes it from the launcher's arguments
-	// (nnodes, nproc-per-node), or else the smallest that the layout needs.
+	// GPUs is the number of GPUs. Zero takes it from the launcher's arguments
+	// (nnodes, nproc-per-node), or else the smallest number that the layout allows.
 	GPUs int
-	// Hardware becomes that of the setup; it may be nil.
+	// Hardware is the setup's hardware. It may be nil.
 	Hardware *hardware.GPU
-	// Vocab is the size of the vocabulary where the arguments leave it to a
-	// tokenizer's file.
+	// Vocab is the size of the vocabulary if the arguments leave it to a tokenizer.
 	Vocab int
-	// Name becomes the model's.
+	// Name is the model's name.
 	Name string
-	// Model, if given, is the model of the job; arguments may then shorten it,
-	// but not describe another.
+	// Model is the model of the job. Arguments may then shorten it, but not describe
+	// another. If it is nil, the arguments describe the model.
 	Model *model.Model
 }
 
-// Warning is something about one argument that a user should know: the setup
-// was made without it, or it was read in a way that may surprise.
+// Warning tells about an argument that was left out, or read in a way that may surprise.
 type Warning struct {
 	Flag string // without dashes
 	Text string // a sentence
 }
 
+// String returns the flag and the text.
 func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
 
-// FromArgs makes a setup from arguments. Keys are flags with or without their
-// dashes, with hyphens or underscores; values are true and false for flags that
-// take none, numbers, strings, or lists; a string "[a b c]" is a list too.
+// FromArgs returns the setup that arguments ask for. Keys are flags with or without
+// dashes, with hyphens or underscores. Values are booleans for flags that take no value,
+// numbers, strings or lists; a string such as "[a b c]" is a list too. FromArgs returns
+// an error if the setup could not run in Megatron-LM, or if a flag is misspelt.
 func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 	r, err := newReader(args)
 	if err != nil {

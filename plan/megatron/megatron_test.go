@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
 	"pgregory.net/rapid"
 )
 
@@ -74,7 +75,7 @@ func TestRefused(t *testing.T) {
 		{"--recompute-modules moe_atc is unknown; did you mean moe_act?", []any{"recompute-granularity", "selective", "recompute-modules", "moe_atc"}},
 		{"--offload-modules moe_ac is unknown; did you mean moe_act?", []any{"fine-grained-activation-offloading", true, "offload-modules", "[moe_ac]"}},
 		{"--offload-modules needs --fine-grained-activation-offloading", []any{"offload-modules", "[moe_act]"}},
-		{"attn_proj needs core_attn beside it", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_proj"}},
+		{"attn_proj requires core_attn; add core_attn", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_proj"}},
 		{"--recompute-modules moe_act needs --moe-grouped-gemm", []any{"moe-grouped-gemm", nil, "recompute-granularity", "selective", "recompute-modules", "moe_act"}},
 		{"mla_up_proj needs --multi-latent-attention", []any{"recompute-granularity", "selective", "recompute-modules", "mla_up_proj"}},
 		{"exclude --fp8-recipe delayed", []any{"fp8-format", "hybrid", "recompute-granularity", "selective", "recompute-modules", "moe_act"}},
@@ -135,7 +136,7 @@ func TestWarnings(t *testing.T) {
 		{"nearest flag that matters here is --moe-router-topk", []any{"moe-router-topscore", 1}},
 		{"--activation-offload-fraction: a fraction of 0 offloads nothing", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "activation-offload-fraction", 0}},
 		{"--cp-comm-type: it differs by layer; a2a is assumed for all", []any{"cp-comm-type", "[a2a p2p]"}},
-		{"--offload-modules: all layers are computed again", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "recompute-granularity", "full", "recompute-method", "uniform", "recompute-num-layers", 1}},
+		{"--offload-modules: all layers are recomputed", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "recompute-granularity", "full", "recompute-method", "uniform", "recompute-num-layers", 1}},
 		{"--offload-modules: Megatron-LM does not move attn_norm and mlp_norm where --cuda-graph-modules attn moe_router captures", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_norm mlp_norm", "cuda-graph-impl", "transformer_engine", "cuda-graph-modules", "attn moe_router"}},
 		{"", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_norm mlp_norm", "cuda-graph-impl", "transformer_engine"}},
 		{"--cuda-graph-modules: nothing is captured", []any{"cuda-graph-modules", "attn"}},
@@ -240,12 +241,12 @@ func TestSplits(t *testing.T) {
 		if s.Model.MTP != nil {
 			depth = s.Model.MTP.Depth
 		}
-		want, err := ParseLayout(c.want)
+		want, err := parseLayout(c.want)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := Pieces(s.Layout.Stages, depth); !slices.Equal(got, want) {
-			t.Errorf("%v: %s, want %s", c.changes, FormatLayout(got), c.want)
+		if got := piecesOf(s.Layout.Stages, depth); !slices.Equal(got, want) {
+			t.Errorf("%v: %s, want %s", c.changes, formatLayout(got), c.want)
 		}
 	}
 }
@@ -350,7 +351,7 @@ func TestNearest(t *testing.T) {
 			t.Fatalf("multiple of %d near %d: %d", want, n, m)
 		}
 	})
-	if got, distance := nearestOf("moe_atc", recomputeModules); got != "moe_act" || distance != 1 {
+	if got, distance := nearestOf("moe_atc", memory.MegatronModules(memory.Recompute)); got != "moe_act" || distance != 1 {
 		t.Errorf("nearest is %s at %d", got, distance)
 	}
 }

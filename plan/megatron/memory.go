@@ -8,17 +8,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// The modules that the flags know.
+// graphModules are the names that --cuda-graph-modules takes.
 var (
-	recomputeModules = []string{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
-	offloadModules   = []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv"}
-	graphModules     = []string{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration", "full_iteration_inference"}
-	// stashModules are what the paged stash takes: the inputs of both expert
-	// products and what lies between them.
-	stashModules = []string{"expert_fc1", "moe_act"}
+	graphModules = []string{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration", "full_iteration_inference"}
 )
 
 // defaultElements is the least size of a tensor that is offloaded, defaultFactor
@@ -46,7 +42,7 @@ func readRecompute(r *reader, s *plan.Setup) error {
 	}
 	method := r.word("recompute-method", "", "uniform", "block")
 	layers := r.positive("recompute-num-layers", 0)
-	modules := r.list("recompute-modules", recomputeModules...)
+	modules := r.list("recompute-modules", memory.MegatronModules(memory.Recompute)...)
 	if r.flag("moe-layer-recompute") {
 		if granularity == "full" {
 			return fmt.Errorf("--moe-layer-recompute excludes --recompute-granularity full; keep one")
@@ -78,7 +74,7 @@ func readRecompute(r *reader, s *plan.Setup) error {
 
 func readOffload(r *reader, s *plan.Setup) error {
 	on := r.flag("fine-grained-activation-offloading")
-	modules := r.list("offload-modules", offloadModules...)
+	modules := r.list("offload-modules", memory.MegatronModules(memory.Offload)...)
 	share := r.share("activation-offload-fraction", 1)
 	elements := r.count("min-offloaded-tensor-size", defaultElements)
 	delta := r.number("delta-offload-bytes-across-pp-ranks", 0)
@@ -113,7 +109,7 @@ func readOffload(r *reader, s *plan.Setup) error {
 		return nil
 	}
 	if s.Recompute.Full && s.Recompute.Method == "uniform" {
-		r.warn("offload-modules", "all layers are computed again (--recompute-granularity full), so nothing is left to move")
+		r.warn("offload-modules", "all layers are recomputed (--recompute-granularity full), so nothing is left to offload")
 	}
 	o := &s.Offload
 	o.Modules, o.Delta, o.MaxInflight = modules, int64(delta), inflight
@@ -144,7 +140,7 @@ func readStash(r *reader, s *plan.Setup) error {
 	if !on {
 		return nil
 	}
-	s.Stash.Modules = slices.Clone(stashModules)
+	s.Stash.Modules = memory.MegatronModules(memory.Stash)
 	// A negative factor sizes from what a step was seen to need, which is what a
 	// setup without a factor means.
 	s.Stash.Factor, s.Stash.HostFactor = max(factor, 0), max(host, 0)
@@ -208,7 +204,6 @@ func keepBorders(r *reader, s *plan.Setup, scopes []string, local bool) error {
 	has := func(scope string) bool { return slices.Contains(scopes, scope) }
 	var left []string
 	for _, m := range s.Offload.Modules {
-		experts := m == "expert_fc1" || m == "moe_act" || m == "fused_group_mlp"
 		border := m == "attn_norm" && has("attn")
 		for _, l := range s.Model.Layers {
 			// A few dense layers of a model with experts count as those do.
@@ -216,7 +211,7 @@ func keepBorders(r *reader, s *plan.Setup, scopes []string, local bool) error {
 			border = border || m == "mlp_norm" && (moe || l.Dense != nil && has("attn") != has("mlp"))
 		}
 		switch {
-		case local && !experts:
+		case local && !inExperts(m):
 			return fmt.Errorf("--offload-modules %s excludes --cuda-graph-impl local; use transformer_engine, or drop it", m)
 		case has("moe"):
 			return fmt.Errorf("--offload-modules %s excludes --cuda-graph-modules moe; capture moe_router instead, or drop it", m)

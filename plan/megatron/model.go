@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // tokenizers with a vocabulary that does not depend on a file.

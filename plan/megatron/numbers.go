@@ -5,8 +5,8 @@ package megatron
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func gcd(a, b int) int {
@@ -54,7 +54,7 @@ func mtpLayers(s *plan.Setup) []model.Layer {
 	return s.Model.MTP.Layers
 }
 
-// gatedModel tells whether feed-forward parts are gated, as SwiGLU is.
+// gatedModel reports whether feed-forward parts are gated, as SwiGLU is.
 func gatedModel(m *model.Model) bool {
 	p := parts(m)
 	return (p.Dense != nil && p.Dense.Gated) || (p.MoE != nil && p.MoE.Gated)

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
+
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func TestReadings(t *testing.T) {
@@ -89,7 +91,7 @@ func TestReadings(t *testing.T) {
 		{"--nnodes 2 --nproc-per-node 8", func(s *plan.Setup) bool { return s.Layout.World == 16 }},
 		{"--microbatch-group-size-per-virtual-pipeline-stage 3 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", func(s *plan.Setup) bool { return s.Layout.GroupSize == 3 }},
 		{"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-paged-stash --moe-expert-rank-capacity-factor 1.5 --moe-paged-stash-buffer-size-factor-cuda -1.2", func(s *plan.Setup) bool {
-			return s.Stash.Factor == 0 && slices.Equal(s.Stash.Modules, stashModules)
+			return s.Stash.Factor == 0 && slices.Equal(s.Stash.Modules, memory.MegatronModules(memory.Stash))
 		}},
 		{"--tensor-model-parallel-size 2 --cp-comm-type all_gather", func(s *plan.Setup) bool { return s.Kernels.CPComm == "allgather" && s.Layout.ETP == 2 }},
 		{"--swiglu --no-bias-gelu-fusion", func(s *plan.Setup) bool { return !s.Kernels.UnfusedActivation }},

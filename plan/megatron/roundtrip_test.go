@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 	"pgregory.net/rapid"
 )
 
@@ -101,7 +102,7 @@ func drawSetup(t *rapid.T) *plan.Setup {
 			l.GroupSize = pp + g
 		}
 	}
-	pieces := make([]Piece, pp*l.VPP)
+	pieces := make([]piece, pp*l.VPP)
 	for range s.Model.Layers {
 		pieces[n("stage", 0, len(pieces)-1)].Layers++
 	}
@@ -117,7 +118,7 @@ func drawSetup(t *rapid.T) *plan.Setup {
 	if s.Model.MTP != nil {
 		depth = s.Model.MTP.Depth
 	}
-	l.Stages = Stages(ends(pieces, depth))
+	l.Stages = stagesOf(ends(pieces, depth))
 	s.Batch = plan.Batch{Micro: n("mbs", 1, 3), Seq: 64 * n("seq", 1, 4)}
 	s.Batch.Global = s.Batch.Micro * l.DP() * n("microbatches", 1, 5)
 	drawPrecision(t, s)
@@ -225,7 +226,7 @@ func drawMemory(t *rapid.T, s *plan.Setup) {
 	if s.Kernels.Dispatcher == "hybridep" && yes("budgeted") {
 		s.Stash.RankCapacity = 1.5
 		if yes("stash") {
-			s.Stash.Modules = slices.Clone(stashModules)
+			s.Stash.Modules = slices.Clone(memory.MegatronModules(memory.Stash))
 			s.Stash.Factor = rapid.SampledFrom([]float64{0, 1.1, 1.25}).Draw(t, "factor")
 			s.Stash.HostFactor = rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "host")
 		}
@@ -249,7 +250,7 @@ func TestSetupRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSetup(t)
 		line := CommandLine(Flags(s))
-		args, err := ParseCommand(line)
+		args, err := parseCommand(line)
 		if err != nil {
 			t.Fatalf("%s\n%v", line, err)
 		}

@@ -48,7 +48,7 @@ func readLayout(r *reader, s *plan.Setup, o Options) error {
 	if err != nil {
 		return err
 	}
-	l.Stages = Stages(pieces)
+	l.Stages = stagesOf(pieces)
 	l.VPP = len(pieces) / l.PP
 	if g := r.positive("microbatch-group-size-per-virtual-pipeline-stage", l.PP); g != l.PP && l.VPP > 1 {
 		l.GroupSize = g
@@ -123,7 +123,7 @@ type splitFlags struct {
 	countLoss             bool
 }
 
-func readPieces(r *reader, s *plan.Setup, o Options) ([]Piece, error) {
+func readPieces(r *reader, s *plan.Setup, o Options) ([]piece, error) {
 	f := splitFlags{
 		layout:         joined(r, "pipeline-model-parallel-layout"),
 		perStage:       r.positive("num-layers-per-virtual-pipeline-stage", 0),
@@ -166,7 +166,7 @@ func readPieces(r *reader, s *plan.Setup, o Options) ([]Piece, error) {
 		}
 		return nil, err
 	}
-	pieces := make([]Piece, len(counts))
+	pieces := make([]piece, len(counts))
 	for i, n := range counts {
 		pieces[i].Layers = n
 	}
@@ -176,14 +176,14 @@ func readPieces(r *reader, s *plan.Setup, o Options) ([]Piece, error) {
 // balanced divides the layers of a model that came without arguments as people
 // do by hand, where they do not divide and nothing was said about it but the
 // number of stages. Arguments of a file are held to what Megatron-LM accepts.
-func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []Piece {
+func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []piece {
 	pp, vpp := s.Layout.PP, max(f.perRank, 1)
 	asked := splitFlags{perRank: f.perRank}
 	if o.Model == nil || f != asked || pp == 1 || pp*vpp > len(s.Model.Layers) {
 		return nil
 	}
-	pieces := Pieces(plan.DefaultStages(s.Model, pp, vpp), depth)
-	text := fmt.Sprintf("%d layers do not divide over %d stages; they are divided as %q", len(s.Model.Layers), pp*vpp, FormatLayout(pieces))
+	pieces := piecesOf(plan.DefaultStages(s.Model, pp, vpp), depth)
+	text := fmt.Sprintf("%d layers do not divide over %d stages; they are divided as %q", len(s.Model.Layers), pp*vpp, formatLayout(pieces))
 	if isHybrid(s.Model) {
 		text += " (in a hybrid's flags by | in --hybrid-layer-pattern)"
 	}
@@ -192,7 +192,7 @@ func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []P
 }
 
 // ends puts what is before and after the layers into the outermost stages.
-func ends(pieces []Piece, depth int) []Piece {
+func ends(pieces []piece, depth int) []piece {
 	last := len(pieces) - 1
 	pieces[0].Embedding = true
 	pieces[last].MTP, pieces[last].Loss = depth, true
@@ -208,22 +208,22 @@ func joined(r *reader, name string) (out string) {
 	return out
 }
 
-func hybridPieces(f splitFlags, p pattern, pp int) ([]Piece, error) {
+func hybridPieces(f splitFlags, p pattern, pp int) ([]piece, error) {
 	if f != (splitFlags{}) {
 		return nil, fmt.Errorf("--hybrid-layer-pattern has | between stages, so no other flag may divide the layers; drop it")
 	}
 	if len(p.stages)%pp != 0 {
 		return nil, fmt.Errorf("--hybrid-layer-pattern has %d stages, which do not divide by --pipeline-model-parallel-size %d; the nearest number that does is %d", len(p.stages), pp, multiple(len(p.stages), pp))
 	}
-	pieces := make([]Piece, len(p.stages))
+	pieces := make([]piece, len(p.stages))
 	for i, stage := range p.stages {
 		pieces[i].Layers = len(stage)
 	}
 	return ends(pieces, p.depth), nil
 }
 
-func layoutPieces(text string, layers, pp, depth int) ([]Piece, error) {
-	pieces, err := ParseLayout(text)
+func layoutPieces(text string, layers, pp, depth int) ([]piece, error) {
+	pieces, err := parseLayout(text)
 	if err != nil {
 		return nil, err
 	}
@@ -234,24 +234,24 @@ func layoutPieces(text string, layers, pp, depth int) ([]Piece, error) {
 	}
 	switch {
 	case found != layers:
-		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q holds %d layers, but the model has %d; try %q", text, found, layers, SuggestLayout(layers, len(pieces), depth))
+		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q holds %d layers, but the model has %d; try %q", text, found, layers, suggestLayout(layers, len(pieces), depth))
 	case mtp != depth:
-		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d m, but --mtp-num-layers is %d; try %q", text, mtp, depth, SuggestLayout(layers, len(pieces), depth))
+		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d m, but --mtp-num-layers is %d; try %q", text, mtp, depth, suggestLayout(layers, len(pieces), depth))
 	case len(pieces)%pp != 0:
-		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d stages, which do not divide by --pipeline-model-parallel-size %d; try %q", text, len(pieces), pp, SuggestLayout(layers, multiple(len(pieces), pp), depth))
+		return nil, fmt.Errorf("--pipeline-model-parallel-layout %q has %d stages, which do not divide by --pipeline-model-parallel-size %d; try %q", text, len(pieces), pp, suggestLayout(layers, multiple(len(pieces), pp), depth))
 	}
 	return pieces, nil
 }
 
 // SuggestLayout is a layout string that divides layers over stages as evenly as
 // they can be; the outermost stages, which hold more besides, get the fewest.
-func SuggestLayout(layers, stages, depth int) string {
-	pieces := make([]Piece, stages)
+func suggestLayout(layers, stages, depth int) string {
+	pieces := make([]piece, stages)
 	for i := range layers {
 		// Stage 0 and the last one come last in each round.
 		pieces[(i+1)%stages].Layers++
 	}
-	return FormatLayout(ends(pieces, depth))
+	return formatLayout(ends(pieces, depth))
 }
 
 // split gives the layers of each virtual stage in pipeline order.
@@ -280,7 +280,7 @@ func (f splitFlags) split(layers, pp, depth int) ([]int, error) {
 	for range vpp {
 		for rank, n := range ranks {
 			if n%vpp != 0 {
-				return nil, fmt.Errorf("%d virtual stages do not divide the %d layers of pipeline rank %d; the nearest number that does is %d, or use --pipeline-model-parallel-layout %q", vpp, n, rank, divisor(n, vpp), SuggestLayout(layers, pp*vpp, depth))
+				return nil, fmt.Errorf("%d virtual stages do not divide the %d layers of pipeline rank %d; the nearest number that does is %d, or use --pipeline-model-parallel-layout %q", vpp, n, rank, divisor(n, vpp), suggestLayout(layers, pp*vpp, depth))
 			}
 			counts = append(counts, n/vpp)
 		}
@@ -336,7 +336,7 @@ func (f splitFlags) perPipelineRank(layers, pp, depth int) ([]int, error) {
 func unevenError(f splitFlags, layers, pp, depth int) error {
 	stages := pp * max(f.perRank, 1)
 	if f.givenFirst || f.givenLast {
-		return fmt.Errorf("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers leave a number of the %d layers that does not divide over the other pipeline ranks; use --pipeline-model-parallel-layout %q", layers, SuggestLayout(layers, stages, depth))
+		return fmt.Errorf("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers leave a number of the %d layers that does not divide over the other pipeline ranks; use --pipeline-model-parallel-layout %q", layers, suggestLayout(layers, stages, depth))
 	}
-	return fmt.Errorf("--pipeline-model-parallel-size %d does not divide %d layers; use %d, or keep it with --pipeline-model-parallel-layout %q", pp, layers, divisor(layers, pp), SuggestLayout(layers, stages, depth))
+	return fmt.Errorf("--pipeline-model-parallel-size %d does not divide %d layers; use %d, or keep it with --pipeline-model-parallel-layout %q", pp, layers, divisor(layers, pp), suggestLayout(layers, stages, depth))
 }

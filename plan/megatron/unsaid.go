@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// Unsaid tells what of a setup no flag of Megatron-LM can ask for, a sentence
-// each.
+// Unsaid lists what no flag of Megatron-LM can ask for, a sentence for each.
 func Unsaid(s *plan.Setup) (out []string) {
 	m, p := s.Model, parts(s.Model)
 	for _, c := range []struct {
@@ -27,10 +27,10 @@ func Unsaid(s *plan.Setup) (out []string) {
 		{s.Kernels.Loss == "te", "Megatron-LM refuses TransformerEngine's cross entropy since August 2026; with the native one the loss takes more memory"},
 		{len(s.Offload.Fractions) > 0, "Megatron-LM has one --activation-offload-fraction for every rank; the flags have the nearest that fits, with --delta-offload-bytes-across-pp-ranks"},
 		{len(s.Offload.Fractions) == 0 && s.Offload.ByBytes && s.Offload.Fraction > 0 && s.Offload.Fraction < 1, "--activation-offload-fraction counts groups, not bytes; the flags have the least that fits"},
-		{s.Layout.FSDP.Pool == "arena" || s.Layout.FSDP.Pool == "trace", "the pool " + s.Layout.FSDP.Pool + " is Stowage's own; the flags ask for the max-pool"},
+		{s.Layout.FSDP.Pool == "arena" || s.Layout.FSDP.Pool == "recorded" || s.Layout.FSDP.Pool == "trace", "the pool " + s.Layout.FSDP.Pool + " is Stowage's own; the flags ask for the max-pool"},
 		{s.Layout.FSDP.Prefetch > 1, "Megatron-FSDP chooses by itself how far it gathers ahead"},
 		{s.Stash.PageBytes != 0, "Megatron-LM's pages hold rows, not bytes (--moe-paged-stash-page-size)"},
-		{len(s.Stash.Modules) > 0 && !slices.Equal(s.Stash.Modules, stashModules), "--moe-paged-stash takes " + strings.Join(stashModules, " and ") + ", all or nothing"},
+		{len(s.Stash.Modules) > 0 && !slices.Equal(s.Stash.Modules, memory.MegatronModules(memory.Stash)), "--moe-paged-stash takes " + strings.Join(memory.MegatronModules(memory.Stash), " and ") + ", all or nothing"},
 	} {
 		if c.lost {
 			out = append(out, c.text)
@@ -39,8 +39,8 @@ func Unsaid(s *plan.Setup) (out []string) {
 	return out
 }
 
-// Environment are the variables without which Megatron-LM does not start with
-// the flags of a setup, as NAME=value.
+// Environment returns the environment variables, as NAME=value, that Megatron-LM needs
+// to start with the flags of a setup.
 func Environment(s *plan.Setup) (out []string) {
 	l := s.Layout
 	divided, blackwell := l.TP > 1 || l.CP > 1, s.Hardware != nil && s.Hardware.Generation >= 10

@@ -14,7 +14,7 @@ import (
 // ParseYAML reads arguments from YAML, as a map for [FromArgs]: under MODEL_ARGS
 // where there is such a key, else at the top. Of a key that is given twice the
 // last counts, as for Megatron-LM; a map where a value should be is an error.
-func ParseYAML(data []byte) (map[string]any, error) {
+func parseYAML(data []byte) (map[string]any, error) {
 	var top map[string]any
 	if err := yaml.UnmarshalWithOptions(data, &top, yaml.AllowDuplicateMapKey()); err != nil {
 		return nil, fmt.Errorf("the YAML cannot be read: %s", firstLine(yaml.FormatError(err, false, false)))
@@ -42,11 +42,12 @@ func firstLine(s string) string {
 	return line
 }
 
-// Parse reads a file of arguments, by its name's ending and what it begins with.
+// Parse reads a file of arguments. The ending of its name and its first characters
+// decide about the form.
 func Parse(name string, data []byte) (map[string]any, error) {
 	switch strings.ToLower(path.Ext(name)) {
 	case ".yaml", ".yml":
-		return ParseYAML(data)
+		return parseYAML(data)
 	}
-	return ParseCommand(string(data))
+	return parseCommand(string(data))
 }

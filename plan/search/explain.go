@@ -1,5 +1,4 @@
-// This file owns the sentences: what was decided about every group and module,
-// and why.
+// This file owns the sentences: what the search decided about every module, and why.
 
 package search
 
@@ -8,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
@@ -24,7 +24,6 @@ func (p *problem) result(c *choice, list []*choice) (*Result, error) {
 	r.After = Outcome{Peaks: f.peaks(), Needs: f.heights(), Step: p.step(c)}
 	r.After.Recompute, r.After.Late = p.added(c)
 	r.Ranks = p.shares(c, f, r.After.Step)
-	r.Groups = p.groups(c)
 	r.Modules = p.verdicts(c, list, r)
 	for rank, s := range r.Ranks {
 		if s.Host > 0 {
@@ -100,74 +99,12 @@ func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
 	return shares
 }
 
-// groups says what becomes of every group, in the order in which layers save
-// them.
-func (p *problem) groups(c *choice) []Decision {
-	var out []Decision
-	for k := range p.kinds {
-		for _, t := range p.kinds[k].tensors {
-			if !slices.ContainsFunc(out, func(d Decision) bool { return d.Group == t.Group }) {
-				out = append(out, p.decide(c, t.Group))
-			}
-		}
-	}
-	return out
-}
-
-// decide is what becomes of one group in the kind of layer that has most of it.
-func (p *problem) decide(c *choice, group string) Decision {
-	d := Decision{Group: group}
-	for k := range p.kinds {
-		x := Decision{Group: group}
-		for i, t := range p.kinds[k].tensors {
-			if t.Group != group {
-				continue
-			}
-			x.Bytes += t.Bytes
-			switch {
-			case c.recompute.Full && i > 0, t.freed&c.rec != 0:
-				x.Away += t.Bytes
-				x.Action = Recompute
-				x.Module = strings.Join(names(p.rec, t.freed&c.rec), ", ")
-				if c.recompute.Full {
-					x.Module = "full"
-				}
-			case t.moved >= 0 && c.off&(1<<t.moved) != 0:
-				x.Away += int64(float64(t.Bytes) * slices.Max(c.shares))
-				if x.Action == Keep {
-					x.Action, x.Module = Offload, p.off[t.moved]
-				}
-			}
-		}
-		if x.Bytes > d.Bytes {
-			d = x
-		}
-	}
-	if has(p.setup.Stash.Modules, group) && d.Action == Keep {
-		d.Action, d.Away = Stash, d.Bytes
-	}
-	d.Reason = d.reason()
-	return d
-}
-
-func (d Decision) reason() string {
-	switch d.Action {
-	case Stash:
-		return fmt.Sprintf("%s a layer go through the stash", megabytes(d.Bytes))
-	case Recompute:
-		return fmt.Sprintf("%s a layer, of which %s are computed again (%s)", megabytes(d.Bytes), megabytes(d.Away), d.Module)
-	case Offload:
-		return fmt.Sprintf("%s a layer, of which %s move to host memory (%s)", megabytes(d.Bytes), megabytes(d.Away), d.Module)
-	}
-	return fmt.Sprintf("%s a layer stay", megabytes(d.Bytes))
-}
-
 // verdicts says why each module was chosen or not.
-func (p *problem) verdicts(c *choice, list []*choice, res *Result) []Verdict {
-	var out []Verdict
+func (p *problem) verdicts(c *choice, list []*choice, res *Result) []ModuleDecision {
+	var out []ModuleDecision
 	for _, m := range p.moves {
-		v := Verdict{Module: m.module, Action: m.action, Possible: m.never == ""}
-		if m.action == Recompute {
+		v := ModuleDecision{Module: m.module, Choice: m.action, Possible: m.never == ""}
+		if m.action == memory.Recompute {
 			p.recomputeVerdict(&v, m, c, list, res)
 		} else {
 			p.offloadVerdict(&v, m, c, list, res)
@@ -177,7 +114,7 @@ func (p *problem) verdicts(c *choice, list []*choice, res *Result) []Verdict {
 	return append(out, p.wholeVerdict(c, res))
 }
 
-func (p *problem) offloadVerdict(v *Verdict, m move, c *choice, list []*choice, res *Result) {
+func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*choice, res *Result) {
 	bit := bitOf(p.off, m.module)
 	v.Chosen = c.off&bit != 0
 	var x cost.Copies
@@ -203,11 +140,11 @@ func (p *problem) offloadVerdict(v *Verdict, m move, c *choice, list []*choice, 
 	hides := v.Copy <= v.Window
 	switch {
 	case v.Chosen && v.Bytes == 0:
-		v.Reason = "its own tensors are computed again, but another module can only move together with it"
+		v.Reason = "its own tensors are recomputed, but another module can only be offloaded together with it"
 	case m.never != "":
 		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, m.never)
 	case res.Nothing:
-		v.Reason = figures + ": not needed, it fits as it is"
+		v.Reason = figures + ": not needed, because the job fits without a policy"
 	case v.Chosen && res.After.Late == 0 && hides:
 		v.Reason = fmt.Sprintf("%s: hides; %s", figures, fractions(c.fractions))
 	case v.Chosen && res.After.Late == 0:
@@ -232,7 +169,7 @@ func bitOf(list []string, module string) uint32 {
 	return 0
 }
 
-func (p *problem) recomputeVerdict(v *Verdict, m move, c *choice, list []*choice, res *Result) {
+func (p *problem) recomputeVerdict(v *ModuleDecision, m move, c *choice, list []*choice, res *Result) {
 	for k := range p.kinds {
 		var bytes int64
 		for _, t := range p.kinds[k].tensors {
@@ -242,17 +179,17 @@ func (p *problem) recomputeVerdict(v *Verdict, m move, c *choice, list []*choice
 		}
 		again := p.kinds[k].time.Recompute(plan.Recompute{Modules: []string{m.module}})
 		if bytes > v.Bytes {
-			v.Bytes, v.Again = bytes, again
+			v.Bytes, v.Recompute = bytes, again
 		}
 	}
-	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Again))
+	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Recompute))
 	bit := bitOf(p.rec, m.module)
 	v.Chosen = c.rec&bit != 0
 	switch {
 	case m.never != "":
 		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, m.never)
 	case res.Nothing:
-		v.Reason = figures + ": not needed, it fits as it is"
+		v.Reason = figures + ": not needed, because the job fits without a policy"
 	case v.Chosen:
 		v.Reason = figures + ": the cheapest way to what is missing"
 	default:
@@ -279,8 +216,8 @@ func (p *problem) instead(list []*choice, res *Result, in func(*choice) bool) st
 	return fmt.Sprintf(": the best policy with it takes %s longer", percent(more))
 }
 
-func (p *problem) wholeVerdict(c *choice, res *Result) Verdict {
-	v := Verdict{Module: "full", Action: Recompute, Chosen: c.recompute.Full}
+func (p *problem) wholeVerdict(c *choice, res *Result) ModuleDecision {
+	v := ModuleDecision{Module: "full", Choice: memory.Recompute, Chosen: c.recompute.Full}
 	never := noWhole(p.setup)
 	v.Possible = never == ""
 	var all, input int64
@@ -290,16 +227,16 @@ func (p *problem) wholeVerdict(c *choice, res *Result) Verdict {
 			n += t.Bytes
 		}
 		if n > all && len(p.kinds[k].tensors) > 0 {
-			all, input, v.Again = n, p.kinds[k].tensors[0].Bytes, p.kinds[k].time.Forward
+			all, input, v.Recompute = n, p.kinds[k].tensors[0].Bytes, p.kinds[k].time.Forward
 		}
 	}
 	v.Bytes = all - input
-	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Again))
+	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Recompute))
 	switch {
 	case never != "":
 		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, never)
 	case res.Nothing:
-		v.Reason = figures + ": not needed, it fits as it is"
+		v.Reason = figures + ": not needed, because the job fits without a policy"
 	case v.Chosen && c.recompute.Method == "block":
 		v.Reason = fmt.Sprintf("%s: nothing faster fits; the first %d layers of each stage are enough", figures, c.recompute.Layers)
 	case v.Chosen:
@@ -332,26 +269,4 @@ func (p *problem) describe(c *choice) string {
 		return "everything kept"
 	}
 	return strings.Join(parts, " and ")
-}
-
-// Explain is what was decided about a group or a module, a line for each.
-func Explain(r *Result, name string) (string, error) {
-	var lines, known []string
-	for _, d := range r.Groups {
-		known = append(known, d.Group)
-		if d.Group == name {
-			lines = append(lines, fmt.Sprintf("%s: %s, %s", d.Group, d.Action, d.Reason))
-		}
-	}
-	for _, v := range r.Modules {
-		known = append(known, v.Module)
-		if v.Module == name {
-			lines = append(lines, v.String())
-		}
-	}
-	if lines == nil {
-		slices.Sort(known)
-		return "", fmt.Errorf("plan: there is no group %q in this model; there are %s", name, strings.Join(slices.Compact(known), ", "))
-	}
-	return strings.Join(lines, "\n"), nil
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
@@ -22,8 +23,8 @@ func (p *problem) full(t *testing.T) cost.Seconds {
 			best = min(best, p.walked(c))
 		}
 	}
-	for _, rec := range p.allowed(p.rec, Recompute) {
-		for _, off := range p.allowed(p.off, Offload) {
+	for _, rec := range p.allowed(p.rec, memory.Recompute) {
+		for _, off := range p.allowed(p.off, memory.Offload) {
 			if p.both(rec, off) != "" {
 				continue
 			}

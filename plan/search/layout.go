@@ -1,10 +1,9 @@
-// This file owns the search over layouts: how the model may be divided over the
-// GPUs, each way with its own best policy.
+// This file owns the search over layouts: the ways to divide the model over the GPUs,
+// each with its best policy.
 //
-// The time of a layout without any policy is a lower bound of its time with one,
-// and cheap. Layouts are taken in the order of that bound until it passes the
-// last place of the list that is reported; only those reached have their policy
-// searched.
+// The time of a layout without a policy is a cheap lower bound of its time with one.
+// The search takes layouts in the order of that bound, and stops when the bound exceeds
+// the slowest layout of the answer.
 
 package search
 
@@ -16,32 +15,33 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-// LayoutResult is the answer of a search over layouts.
+// LayoutResult is the answer of Layout.
 type LayoutResult struct {
-	// Plans are the fastest layouts, the best first.
-	Plans []Plan
-	// Possible is how many layouts divide the model and the batch, Searched how
-	// many of them had their policy searched, and Unfit how many of those no
-	// policy fits. The rest cannot be faster than those reported.
+	// Best lists the fastest layouts, the fastest first.
+	Best []LayoutOption
+	// Possible is the number of layouts that divide the model and the batch. Searched
+	// of them had their policy searched, and Unfit of those fit with no policy. The rest
+	// cannot be faster than those in Best.
 	Possible, Searched, Unfit int
 }
 
-// Plan is a layout and its policy.
-type Plan struct {
+// LayoutOption is a layout with its best policy.
+type LayoutOption struct {
 	Layout plan.Layout
 	Micro  int
 	Policy *Result
-	// Slower is how much longer than the best its step takes, as a fraction.
+	// Slower is how much longer its step is than the fastest, as a fraction.
 	Slower float64
 	Reason string
 }
 
-// Name is a layout in the words of its flags.
-func (p Plan) Name() string { return layoutName(p.Layout, p.Micro) }
+// Name describes the layout, such as "TP 2 PP 4 DP 8, microbatch 1".
+func (p LayoutOption) Name() string { return layoutName(p.Layout, p.Micro) }
 
 func layoutName(l plan.Layout, micro int) string {
 	var b strings.Builder
@@ -57,7 +57,7 @@ func layoutName(l plan.Layout, micro int) string {
 	return b.String()
 }
 
-// candidate is a layout on its way through the search.
+// candidate is a layout during the search.
 type candidate struct {
 	setup *plan.Setup
 	bound cost.Seconds
@@ -71,15 +71,17 @@ type candidate struct {
 	err     error
 }
 
-// wave is how many layouts are searched at the same time before the bound is
-// looked at again: a constant, so that the answer does not depend on how many
-// processors there are.
+// wave is how many layouts are searched at the same time before the bound is compared
+// again. It is a constant, so that the answer does not depend on the number of
+// processors.
 const wave = 8
 
-// Layout finds the fastest layouts for the setup's GPUs.
+// Layout finds the fastest layouts for the setup's GPUs. It returns a *TooSmall if no
+// layout fits the budget, and a *memory.SettingError if the number of GPUs or the budget
+// is missing.
 func Layout(s *plan.Setup, o Options) (*LayoutResult, error) {
 	if s.Layout.World < 1 {
-		return nil, fmt.Errorf("plan: a search over layouts needs the number of GPUs; give --gpus")
+		return nil, &memory.SettingError{Setting: "GPUs", Problem: "is missing, and a search over layouts needs it", Remedy: "give the number of GPUs"}
 	}
 	if _, err := budgetOf(s, o); err != nil {
 		return nil, err
@@ -124,8 +126,8 @@ func Layout(s *plan.Setup, o Options) (*LayoutResult, error) {
 	return res, res.fill(fit[:min(o.Top, len(fit))], o)
 }
 
-// candidates are the layouts that divide the model, the batch and the GPUs, the
-// one that may be fastest first.
+// candidates returns the layouts that divide the model, the batch and the GPUs, in the
+// order of their lower bounds.
 func candidates(s *plan.Setup, o Options) ([]*candidate, error) {
 	var list []*candidate
 	var last error
@@ -153,7 +155,7 @@ func candidates(s *plan.Setup, o Options) ([]*candidate, error) {
 		}
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("plan: no layout divides the model and the batch over %d GPUs; the last that was tried says: %w", s.Layout.World, last)
+		return nil, fmt.Errorf("no layout divides the model and the batch over %d GPUs; the last that was tried says: %w", s.Layout.World, last)
 	}
 	slices.SortStableFunc(list, func(a, b *candidate) int {
 		return cmp.Or(cmp.Compare(a.bound, b.bound), cmp.Compare(a.name, b.name))
@@ -278,16 +280,16 @@ func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 		if err != nil {
 			return err
 		}
-		res.Plans = append(res.Plans, Plan{Layout: c.setup.Layout, Micro: c.setup.Batch.Micro, Policy: r})
+		res.Best = append(res.Best, LayoutOption{Layout: c.setup.Layout, Micro: c.setup.Batch.Micro, Policy: r})
 	}
 	// A stash that was tried only now may have made one faster than those before.
-	slices.SortStableFunc(res.Plans, func(a, b Plan) int {
+	slices.SortStableFunc(res.Best, func(a, b LayoutOption) int {
 		return cmp.Compare(a.Policy.After.Step.Total, b.Policy.After.Step.Total)
 	})
-	best := res.Plans[0].Policy.After
-	res.Plans[0].Reason = "the fastest that fits"
-	for i := range res.Plans[1:] {
-		p := &res.Plans[i+1]
+	best := res.Best[0].Policy.After
+	res.Best[0].Reason = "the fastest that fits"
+	for i := range res.Best[1:] {
+		p := &res.Best[i+1]
 		p.Slower = float64(p.Policy.After.Step.Total/best.Step.Total) - 1
 		p.Reason = lost(best, p.Policy.After)
 	}

@@ -40,15 +40,15 @@ func TestLayoutIsExact(t *testing.T) {
 		}
 		best = min(best, c.total)
 	}
-	t.Logf("%d layouts, %d searched, %d of all do not fit; the best is %s, %v s", r.Possible, r.Searched, unfit, r.Plans[0].Name(), r.Plans[0].Policy.After.Step.Total)
+	t.Logf("%d layouts, %d searched, %d of all do not fit; the best is %s, %v s", r.Possible, r.Searched, unfit, r.Best[0].Name(), r.Best[0].Policy.After.Step.Total)
 	if unfit == 0 || unfit == len(list) || r.Possible != len(list) {
 		t.Errorf("%d of %d layouts do not fit: the test says nothing", unfit, len(list))
 	}
-	if got := r.Plans[0].Policy.After.Step.Total; got > best*(1+1e-9) {
+	if got := r.Best[0].Policy.After.Step.Total; got > best*(1+1e-9) {
 		t.Errorf("the best layout found takes %v s, another one %v", got, best)
 	}
-	for i, p := range r.Plans {
-		if i > 0 && (p.Slower < 0 || p.Reason == "" || p.Policy.After.Step.Total < r.Plans[i-1].Policy.After.Step.Total*(1-0.005)) {
+	for i, p := range r.Best {
+		if i > 0 && (p.Slower < 0 || p.Reason == "" || p.Policy.After.Step.Total < r.Best[i-1].Policy.After.Step.Total*(1-0.005)) {
 			t.Errorf("place %d: %+v", i, p)
 		}
 		for rank, h := range p.Policy.After.Needs {
@@ -62,7 +62,7 @@ func TestLayoutIsExact(t *testing.T) {
 func TestLayoutRefuses(t *testing.T) {
 	s := small(t)
 	s.Layout = plan.Layout{}
-	if _, err := Layout(s, Options{Budget: 1e9}); err == nil || !strings.Contains(err.Error(), "--gpus") {
+	if _, err := Layout(s, Options{Budget: 1e9}); err == nil || !strings.Contains(err.Error(), "GPUs") {
 		t.Errorf("no GPUs: %v", err)
 	}
 	s.Layout.World = 8
@@ -92,7 +92,7 @@ func TestDeepSeekLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d layouts, %d searched, %d of them do not fit, in %v", r.Possible, r.Searched, r.Unfit, took)
-	for _, p := range r.Plans {
+	for _, p := range r.Best {
 		t.Logf("%s: %.2f s, %.0f TFLOP/s: %s; recompute %v, offload %v", p.Name(), p.Policy.After.Step.Total, p.Policy.After.Step.TFLOPS, p.Reason, p.Policy.Setup.Recompute.Modules, p.Policy.Setup.Offload.Modules)
 	}
 	if took > time.Minute {

@@ -1,18 +1,21 @@
-// Package search finds the fastest memory policy that fits a budget, and the
-// fastest layout with its policy, and says why the others lost. It is pure, and
-// the same input gives the same answer.
+// Package search finds the fastest memory policy that fits a budget, and the fastest
+// layout with its policy. It says for every module why it was chosen or not. The same
+// input gives the same answer.
 //
-// A policy says what becomes of each group of saved tensors: kept, stashed,
-// offloaded or computed again. Recomputation and offloading are chosen by module
-// for the whole job, because that is what frameworks have flags for; how much of
-// the offloaded groups moves is chosen for each pipeline rank: the least that
-// brings its peak under the budget, so that ranks over it end at equal peaks.
+// [Policy] chooses keep, stash, offload or recompute for each module. A module is
+// recomputed or offloaded on all ranks, because frameworks have flags for that. How much
+// of the offloaded groups each pipeline rank really offloads is chosen for each rank:
+// the least that brings its peak within the budget.
 //
-// This file owns what goes in and what comes out, moves.go which modules there
-// are and which exclude each other, table.go the linear model of peaks, solve.go
-// the search itself, verify.go the check of the winner against the full
-// prediction, explain.go the sentences, layout.go the search over layouts.
+// [Layout] tries the ways to divide the model over the GPUs, each with its best policy.
+//
+// A budget is the device memory that a rank may hold at its peak. The search compares it
+// with the upper end of the memory that the allocator reserves, as [plan.Prediction]
+// does.
 package search
+
+// This file owns the input and the answer. table.go owns the linear model of peaks,
+// solve.go the search, verify.go the check of the winner against the full prediction.
 
 import (
 	"errors"
@@ -20,105 +23,78 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-// Options say within which limits to search.
+// Options bounds a search.
 type Options struct {
-	// Budget is the most bytes a rank may take from its device, at the upper end
-	// of the prediction; zero is the setup's, or what the hardware leaves.
+	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
+	// stands for the setup's budget, or else for what the hardware leaves.
 	Budget int64
-	// Host is the most pinned host memory a rank may use; zero is no limit.
+	// Host is the pinned host memory that a rank may use. Zero means no limit.
 	Host int64
-	// Micro are the microbatch sizes that a search over layouts tries; none is
-	// the setup's own.
+	// Micro lists the microbatch sizes that Layout tries. Nil stands for the setup's.
 	Micro []int
-	// Top is how many layouts to report; zero stands for five.
+	// Top is how many layouts Layout reports. Zero stands for five.
 	Top int
 }
 
-// Action is what becomes of a group.
-type Action uint8
-
-const (
-	Keep Action = iota
-	Stash
-	Offload
-	Recompute
-)
-
-func (a Action) String() string { return [...]string{"keep", "stash", "offload", "recompute"}[a] }
-
-// Result is the answer of a policy search.
+// Result is the answer of Policy.
 type Result struct {
-	// Setup is the setup with the policy and the budget in it. Predicting it says
-	// that it fits.
+	// Setup is the setup with the policy and the budget. A prediction of it fits.
 	Setup  *plan.Setup
 	Budget int64
-	// Nothing says that all fits without doing anything.
+	// Nothing reports whether the setup fits without a policy.
 	Nothing bool
-	// Before is without any policy, After with the chosen one.
+	// Before is the outcome without a policy, After the outcome with the chosen one.
 	Before, After Outcome
 	Ranks         []Share
-	Groups        []Decision
-	Modules       []Verdict
+	Modules       []ModuleDecision
 	Pools         []Pool
-	// Tried is how many policies were compared.
+	// Tried is the number of policies that were compared.
 	Tried int
 }
 
-// Outcome is what a policy comes to.
+// Outcome is the memory and the time of a setup with a policy.
 type Outcome struct {
-	// Peaks are what is expected to be allocated, Needs the upper end of what the
-	// allocator reserves for it, which the budget bounds; both by pipeline rank.
+	// Peaks is the memory that is expected to be allocated. Needs is the upper end of
+	// the memory that the allocator reserves, which the budget bounds. Both are by
+	// pipeline rank.
 	Peaks, Needs []int64
 	Step         cost.Step
-	// Recompute and Late are what recomputation and copies that do not hide
-	// add to a step, on the rank where they add most.
+	// Recompute and Late are what recompute and late copies add to a step, on the rank
+	// where they add most.
 	Recompute, Late cost.Seconds
 }
 
-// Share is what a pipeline rank moves.
+// Share is what a pipeline rank offloads.
 type Share struct {
-	// Fraction of the bytes of the offloaded groups, and the bytes in host
-	// memory at the rank's peak.
+	// Fraction is the part of the offloadable bytes that the rank offloads, and Host
+	// is what of them is in host memory at the rank's peak.
 	Fraction float64
 	Host     int64
-	// Step is what crosses the link in a step, one way, and Link the share of
-	// the step in which the busier direction of it works.
+	// Step is how many bytes cross the link in a step, one way. Link is the part of
+	// the step in which the busier direction of the link works.
 	Step int64
 	Link float64
 }
 
-// Decision is what becomes of one group.
-type Decision struct {
-	Group  string
-	Action Action
-	// Module is the one that moves it or computes it again.
-	Module string
-	// Bytes are those of one layer and microbatch (the largest, where layers
-	// differ), of which Away leave the device.
-	Bytes, Away int64
-	Reason      string
-}
-
-// Verdict is what was decided about one module, and why.
-type Verdict struct {
+// ModuleDecision is what was decided about one choice for one module, and why.
+type ModuleDecision struct {
 	Module   string
-	Action   Action
+	Choice   memory.Choice
 	Chosen   bool
 	Possible bool
-	// Bytes are what it takes from a layer and microbatch at most; Window and
-	// Copy are those of an offload, Again is the time of a recomputation.
-	Bytes               int64
-	Window, Copy, Again cost.Seconds
-	Reason              string
+	// Bytes is the most that the choice frees of a layer and microbatch. Window and
+	// Copy are the times of an offload, and Recompute that of a recompute.
+	Bytes                   int64
+	Window, Copy, Recompute cost.Seconds
+	Reason                  string
 }
 
-func (v Verdict) String() string { return fmt.Sprintf("%s %s: %s", v.Module, v.Action, v.Reason) }
-
-// Pool is memory that the policy allocates beforehand.
+// Pool is memory that the policy allocates before the first step.
 type Pool struct {
 	Name  string
 	Rank  int
@@ -126,22 +102,25 @@ type Pool struct {
 	Bytes int64
 }
 
-// TooSmall says that no policy meets a budget.
+// TooSmall reports that no policy fits a budget.
 type TooSmall struct {
 	Budget int64
-	// Least is the smallest budget that some policy meets, Rank the one that
-	// needs it, and Policy what to set.
+	// Least is the smallest budget that a policy fits, Rank is the rank that needs it,
+	// and Policy describes the policy.
 	Least  int64
 	Rank   int
 	Policy string
 }
 
+// Error names the smallest budget that a policy fits.
 func (e *TooSmall) Error() string {
-	return fmt.Sprintf("plan: no policy fits a budget of %s; the smallest that one does is %s (rank %d), with %s: raise --budget, or search layouts",
+	return fmt.Sprintf("no policy fits a budget of %s; the smallest budget that a policy fits is %s (rank %d), with %s; raise the budget or search layouts",
 		gigabytes(e.Budget), enough(e.Least), e.Rank, e.Policy)
 }
 
-// Policy finds the fastest policy that fits.
+// Policy finds the fastest policy that fits the budget. It returns a *TooSmall if no
+// policy fits, and a *memory.SettingError if the setup has neither a budget nor
+// hardware.
 func Policy(s *plan.Setup, o Options) (*Result, error) {
 	best, err := policy(s, o)
 	if s.Stash.RankCapacity == 0 || len(s.Stash.Modules) > 0 || err == nil && best.Nothing {
@@ -154,7 +133,7 @@ func Policy(s *plan.Setup, o Options) (*Result, error) {
 		return nil, err
 	}
 	n := *s
-	n.Stash.Modules = []string{"expert_fc1", "moe_act"}
+	n.Stash.Modules = memory.MegatronModules(memory.Stash)
 	stashed, err2 := policy(&n, o)
 	var small2 *TooSmall
 	switch {
@@ -182,10 +161,10 @@ func Policy(s *plan.Setup, o Options) (*Result, error) {
 	return best, err
 }
 
-// stashVerdict compares the best policy without the stash and the best with it;
-// one of them may not exist.
-func stashVerdict(s plan.Stash, without, with *Result) Verdict {
-	v := Verdict{Module: strings.Join(s.Modules, ", "), Action: Stash, Possible: true}
+// stashVerdict compares the best policy without the stash and the best one with it. One
+// of them may be nil.
+func stashVerdict(s plan.Stash, without, with *Result) ModuleDecision {
+	v := ModuleDecision{Module: strings.Join(s.Modules, ", "), Choice: memory.Stash, Possible: true}
 	figures := fmt.Sprintf("pages for the rows that come, instead of buffers for %.3g times as many in every layer", s.RankCapacity)
 	switch {
 	case with == nil:
@@ -223,18 +202,18 @@ func policy(s *plan.Setup, o Options) (*Result, error) {
 	return p.result(best, list)
 }
 
-// nothing is the choice of doing nothing.
+// nothing returns the choice that keeps everything.
 func (p *problem) nothing() *choice {
 	c := p.newChoice(0, 0)
 	c.passes, c.heights = p.time.Stages(), p.clean.heights()
 	return c
 }
 
-// budgetOf is the budget that holds.
+// budgetOf returns the budget of a search.
 func budgetOf(s *plan.Setup, o Options) (int64, error) {
 	switch {
 	case o.Budget < 0 || s.Budget < 0:
-		return 0, fmt.Errorf("plan: the budget is negative; give the bytes that a rank may allocate")
+		return 0, &memory.SettingError{Setting: "Budget", Problem: "is negative", Remedy: "give the device memory that a rank may hold at its peak"}
 	case o.Budget > 0:
 		return o.Budget, nil
 	case s.Budget > 0:
@@ -242,10 +221,10 @@ func budgetOf(s *plan.Setup, o Options) (int64, error) {
 	case s.Hardware != nil && s.Hardware.Usable > 0:
 		return s.Hardware.Usable, nil
 	}
-	return 0, fmt.Errorf("plan: there is neither a budget nor hardware to take one from; give --budget or --hardware")
+	return 0, &memory.SettingError{Setting: "Budget", Problem: "is missing, and there is no hardware to take it from", Remedy: "give a budget or name the hardware"}
 }
 
-// bare is a setup without any policy of its own.
+// bare returns a setup without a policy.
 func bare(s *plan.Setup) *plan.Setup {
 	n := *s
 	n.Recompute = plan.Recompute{}

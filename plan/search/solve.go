@@ -16,6 +16,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
@@ -201,7 +202,7 @@ func (p *problem) newChoice(rec, off uint32) *choice {
 }
 
 // allowed are the sets of modules without a clash in them.
-func (p *problem) allowed(list []string, a Action) (sets []uint32) {
+func (p *problem) allowed(list []string, a memory.Choice) (sets []uint32) {
 	for set := range uint32(1) << len(list) {
 		if p.clashes(names(list, set), a) == "" {
 			sets = append(sets, set)
@@ -211,10 +212,13 @@ func (p *problem) allowed(list []string, a Action) (sets []uint32) {
 }
 
 // clashes says what is wrong with a set, if anything is.
-func (p *problem) clashes(modules []string, a Action) string {
+func (p *problem) clashes(modules []string, a memory.Choice) string {
 	for _, x := range modules {
-		if a == Offload && x == "attn_proj" && !has(modules, "core_attn") {
-			return "attn_proj can only move together with core_attn"
+		m, _ := memory.LookupModule(x)
+		for _, need := range m.Requires {
+			if a == memory.Offload && !has(modules, need) {
+				return x + " can only be offloaded together with " + need
+			}
 		}
 		for _, y := range modules {
 			if why := clash(move{module: x, action: a}, move{module: y, action: a}); why != "" {
@@ -228,8 +232,8 @@ func (p *problem) clashes(modules []string, a Action) string {
 // solve lists the policies that fit, the one with the lowest bound first.
 func (p *problem) solve() []*choice {
 	var list []*choice
-	offs := p.allowed(p.off, Offload)
-	for _, rec := range p.allowed(p.rec, Recompute) {
+	offs := p.allowed(p.off, memory.Offload)
+	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		of := p.left(rec)
 		for _, off := range offs {
 			if p.both(rec, off) != "" {
@@ -248,7 +252,7 @@ func (p *problem) solve() []*choice {
 func (p *problem) both(rec, off uint32) string {
 	for _, x := range names(p.rec, rec) {
 		for _, y := range names(p.off, off) {
-			if why := clash(move{module: x, action: Recompute}, move{module: y, action: Offload}); why != "" {
+			if why := clash(move{module: x, action: memory.Recompute}, move{module: y, action: memory.Offload}); why != "" {
 				return why
 			}
 		}

@@ -1,24 +1,24 @@
-// This file owns the linear model of peaks: what each rank holds at the moments
-// that can become its peak, as a sum over layers of what a policy leaves of them.
+// This file owns the linear model of peaks: what each rank holds at the moments that
+// can become its peak, as a sum over layers of what a policy leaves of them.
 //
-// The full prediction of a setup without a policy gives every pass's highest
-// point. What is live there are whole microbatches of the rank's chunks; taking
-// their layers' bytes off leaves a constant, and a policy then changes the point
-// by as much as it changes the layers. What that leaves out (tensors that must
-// stay, memory that recomputing needs) is measured by predicting each module's
-// policy alone.
+// The full prediction of a setup without a policy gives the highest point of every
+// pass. Whole microbatches of the rank's chunks are live there. Without the bytes of
+// their layers a constant remains, and a policy changes the point by as much as it
+// changes the layers. The model leaves out tensors that must stay and memory that
+// recompute needs; predicting each module's policy alone measures those.
 
 package search
 
 import (
 	"slices"
 
-	"github.com/stowage-dev/stowage/model"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// problem is a policy search.
+// problem is one search for a policy.
 type problem struct {
 	setup  *plan.Setup // without a policy, normalised
 	budget int64
@@ -43,7 +43,7 @@ type problem struct {
 // forecast is a prediction.
 type forecast struct{ *plan.Prediction }
 
-// peaks are what ranks allocate at most.
+// peaks returns the most memory that each rank allocates.
 func (f *forecast) peaks() []int64 {
 	h := make([]int64, len(f.Ranks))
 	for i := range f.Ranks {
@@ -52,7 +52,8 @@ func (f *forecast) peaks() []int64 {
 	return h
 }
 
-// heights are what of the ranks is compared with the budget.
+// heights returns the memory of each rank that is compared with the budget: the upper
+// end of what the allocator reserves.
 func (f *forecast) heights() []int64 {
 	h := make([]int64, len(f.Ranks))
 	for i := range f.Ranks {
@@ -70,7 +71,7 @@ type kind struct {
 }
 
 type tensor struct {
-	plan.GroupBytes
+	plan.SavedTensor
 	freed uint32 // the recomputed modules that each free it
 	moved int    // the offloaded module that moves it, or -1
 }
@@ -131,9 +132,9 @@ func newProblem(s *plan.Setup, o Options) (*problem, error) {
 
 func (p *problem) ranks() int { return p.setup.Layout.PP }
 
-// filled is a setup with only as many microbatches as fill the pipeline, and the
-// rest of the last group: more do not raise a peak, unless each leaves something
-// behind.
+// filled returns a setup with only as many microbatches as fill the pipeline, and the
+// rest of the last group. More microbatches do not raise a peak, unless each leaves
+// something behind.
 func filled(s *plan.Setup) *plan.Setup {
 	n := *s
 	group := max(n.Layout.GroupSize, n.Layout.PP)
@@ -143,7 +144,7 @@ func filled(s *plan.Setup) *plan.Setup {
 	return &n
 }
 
-// predict predicts memory.
+// predict predicts the memory of a setup.
 func predict(s *plan.Setup) (*forecast, error) {
 	f, err := plan.Predict(filled(s))
 	if err != nil {
@@ -152,7 +153,7 @@ func predict(s *plan.Setup) (*forecast, error) {
 	return &forecast{f}, nil
 }
 
-// layers collects the kinds of layers and which stage holds how many of each.
+// layers collects the kinds of layers, and how many of each kind every stage holds.
 func (p *problem) layers() {
 	s := p.setup
 	index := map[cost.Kind]int{}
@@ -186,10 +187,10 @@ func (p *problem) layers() {
 	}
 }
 
-// choose settles which modules can be chosen: those that take something from
-// some layer, and that nothing forbids.
+// choose finds the modules that can be chosen: those that free something of some layer
+// and that nothing forbids.
 func (p *problem) choose() {
-	saved := make([][]plan.GroupBytes, len(p.kinds))
+	saved := make([][]plan.SavedTensor, len(p.kinds))
 	frees, moves := map[string]bool{}, map[string]bool{}
 	for k := range p.kinds {
 		saved[k] = plan.Activations(p.setup, p.kinds[k].layer)
@@ -202,7 +203,7 @@ func (p *problem) choose() {
 			}
 		}
 	}
-	pick := func(names []string, a Action, useful map[string]bool, why func(*plan.Setup, string) string) (usable []string) {
+	pick := func(names []string, a memory.Choice, useful map[string]bool, why func(*plan.Setup, string) string) (usable []string) {
 		for _, m := range names {
 			if !useful[m] {
 				continue // the model has no such module, or nothing of it is large enough
@@ -215,11 +216,11 @@ func (p *problem) choose() {
 		}
 		return usable
 	}
-	p.rec = pick(recomputable, Recompute, frees, noRecompute)
-	p.off = pick(offloadable, Offload, moves, noOffload)
+	p.rec = pick(memory.MegatronModules(memory.Recompute), memory.Recompute, frees, noRecompute)
+	p.off = pick(memory.MegatronModules(memory.Offload), memory.Offload, moves, noOffload)
 	for k := range p.kinds {
 		for _, g := range saved[k] {
-			t := tensor{GroupBytes: g, moved: -1}
+			t := tensor{SavedTensor: g, moved: -1}
 			for _, m := range g.Recompute {
 				if i := slices.Index(p.rec, m); i >= 0 {
 					t.freed |= 1 << i
@@ -237,7 +238,7 @@ func (p *problem) choose() {
 	}
 }
 
-// names are the modules of a set.
+// names returns the modules of a set.
 func names(list []string, set uint32) (out []string) {
 	for i, m := range list {
 		if set&(1<<i) != 0 {
@@ -247,8 +248,8 @@ func names(list []string, set uint32) (out []string) {
 	return out
 }
 
-// table finds the moments that can be a rank's peak: of those with the same
-// microbatches live the highest, and none that another one tops in everything.
+// table finds the moments that can be a rank's peak: the highest of those with the same
+// live microbatches, and none that another one exceeds in everything.
 func (p *problem) table(r int) table {
 	chunks := p.setup.Layout.VPP
 	layers := make([]int64, chunks) // bytes of a microbatch by chunk
@@ -293,7 +294,7 @@ func (p *problem) table(r int) table {
 	return table{points: points, again: make([]int64, len(p.rec)), stays: make([]int64, len(p.off))}
 }
 
-// addPoint adds a point unless another tops it, and drops those it tops.
+// addPoint adds a point unless another exceeds it, and removes those that it exceeds.
 func addPoint(points []point, q point) []point {
 	tops := func(a, b point) bool {
 		if a.fixed < b.fixed {

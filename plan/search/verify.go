@@ -7,6 +7,7 @@ package search
 import (
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
@@ -46,8 +47,11 @@ func (p *problem) calibrate() error {
 	}
 	for i, m := range p.off {
 		set := uint32(1) << i
-		if j := slices.Index(p.off, "core_attn"); m == "attn_proj" && j >= 0 {
-			set |= 1 << j
+		module, _ := memory.LookupModule(m)
+		for _, need := range module.Requires {
+			if j := slices.Index(p.off, need); j >= 0 {
+				set |= 1 << j
+			}
 		}
 		f, err := predict(p.with(p.newChoice(0, set), parts))
 		if err != nil {
@@ -239,7 +243,7 @@ func (p *problem) trim(c *choice) error {
 	return nil
 }
 
-// crowds tells whether a choice needs more host memory than there may be. The
+// crowds reports whether a choice needs more host memory than there may be. The
 // linear model let it pass, but whole groups move, and more than it asked for.
 func (p *problem) crowds(c *choice) (bool, error) {
 	for r, n := range c.fractions {
@@ -384,7 +388,7 @@ func (p *problem) whole() []*choice {
 	return []*choice{some, all}
 }
 
-// noWhole says why whole layers cannot be computed again, if they cannot.
+// noWhole says why whole layers cannot be recomputed, if they cannot.
 func noWhole(s *plan.Setup) string {
 	if len(s.Graph.Scopes) > 0 && !has(s.Graph.Scopes, "full_iteration") {
 		return "parts of layers are captured in graphs; capture the full iteration or nothing"
@@ -437,7 +441,7 @@ func (p *problem) refineWhole(c *choice) error {
 func (p *problem) last() (*choice, error) {
 	var best *choice
 	// Where host memory is short, the one that moves nothing is left.
-	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, Offload)), p.smallest([]uint32{0})) {
+	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, memory.Offload)), p.smallest([]uint32{0})) {
 		if c.recompute.Method == "block" {
 			continue // all layers leave less than some
 		}
@@ -469,7 +473,7 @@ func (p *problem) last() (*choice, error) {
 // of offloaded modules.
 func (p *problem) smallest(offs []uint32) *choice {
 	best, least := p.newChoice(0, 0), int64(-1)
-	for _, rec := range p.allowed(p.rec, Recompute) {
+	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		for _, off := range offs {
 			if p.both(rec, off) != "" {
 				continue

@@ -1,0 +1,151 @@
+// This file owns `stowage bench record`: the history of results.
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/atomicfile"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/internal/version"
+)
+
+// historyFile is the history of this repository.
+const historyFile = "docs/benchmarks.jsonl"
+
+func newBenchRecord() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "record FILE…",
+		Short: "Add results to the history and compare them with the last ones",
+		Long: `Read results that benchmarks printed with --json, append one line for each to the
+history, and print each result beside the last one of the same command on the same
+hardware. A result is the --json of "bench copy", "bench stash", "bench pools",
+"bench offload" or of a comparison with "train". A - stands for standard input.
+
+A line of the history has the date, the hardware, the version, the command and the key
+figures. A figure that changed by at most 3 % counts as the same. If one result cannot
+be read, nothing is written.`,
+		Example: `  stowage bench copy --json > copy.json
+  stowage bench record copy.json
+  stowage bench stash --json | stowage bench record -
+  stowage train --json > train.json
+  stowage bench record train.json --command "stowage train" --note "quiet machine"`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("expected the file of a result, such as copy.json; print one with stowage bench copy --json")
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	to := f.String("to", historyFile, "`file` of the history, which is created if it does not exist")
+	hardware := f.String("hardware", "", "`name` of the hardware (default the GPU of the result, or else this machine's processor)")
+	command := f.String("command", "", "`command` that printed the result, if the result does not say it")
+	note := f.String("note", "", "`text` to add to the entries")
+	date := f.String("date", "", "`day` of the results, such as 2026-11-15 (default today)")
+	cmd.RunE = func(cmd *cobra.Command, files []string) error {
+		day := cmp.Or(*date, time.Now().UTC().Format(time.DateOnly))
+		if _, err := time.Parse(time.DateOnly, day); err != nil {
+			return usagef("--date expects a day such as 2026-11-15, got %q", day)
+		}
+		var entries []bench.Entry
+		for _, file := range files {
+			e, err := readResult(cmd, file)
+			if err != nil {
+				return usagef("%s: %v", file, err)
+			}
+			e.Date, e.Note = day, *note
+			e.Hardware = cmp.Or(*hardware, e.Hardware, thisProcessor())
+			e.Version = cmp.Or(e.Version, version.Number())
+			if e.Command = cmp.Or(e.Command, *command); e.Command == "" {
+				return usagef("%s does not say which command printed it; give it with --command", file)
+			}
+			entries = append(entries, e)
+		}
+		return record(cmd, *to, entries)
+	}
+	return cmd
+}
+
+// readResult reads a result from a file or from standard input.
+func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
+	var text []byte
+	var err error
+	if file == "-" {
+		text, err = io.ReadAll(cmd.InOrStdin())
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err
+		}
+		return bench.Entry{}, err
+	}
+	return bench.ReadEntry(text)
+}
+
+// record appends entries to a history and prints the comparisons.
+func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
+	old, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("--to: %w", err)
+	}
+	history, err := bench.ReadHistory(bytes.NewReader(old))
+	if err != nil {
+		return usagef("--to %s: %v", file, err)
+	}
+	if len(old) > 0 && old[len(old)-1] != '\n' {
+		old = append(old, '\n')
+	}
+	before := make([]*bench.Entry, len(entries))
+	for i, e := range entries {
+		line, err := e.Line()
+		if err != nil {
+			return err
+		}
+		before[i] = e.Previous(history)
+		history, old = append(history, e), append(old, line...)
+	}
+	if err := atomicfile.WriteBytes(file, old); err != nil {
+		return fmt.Errorf("--to: %w", err)
+	}
+	for i, e := range entries {
+		bench.CompareText(cmd.OutOrStdout(), e, before[i])
+	}
+	return nil
+}
+
+// thisProcessor names the processor of this machine.
+func thisProcessor() string {
+	m := sysinfo.Read()
+	return fmt.Sprintf("%s, %s", cmp.Or(strings.TrimSpace(m.CPU.Model), "unknown processor"), counted(m.CPU.Threads, "thread"))
+}
+
+// printResult prints the JSON of a benchmark, with the command and the version that
+// `stowage bench record` keeps.
+func printResult(cmd *cobra.Command, result any) error {
+	label, err := json.Marshal(bench.Label{Command: flagLine(cmd, "json", "report", "svg"), Version: version.Number()})
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(result)
+	if err != nil {
+		return err
+	}
+	all := append(append(label[:len(label)-1], ','), text[1:]...)
+	return printJSON(cmd, json.RawMessage(all))
+}

@@ -1,0 +1,74 @@
+// This file owns the tests of the words of errors.
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/run"
+)
+
+// Every option of a run has a flag, and every flag of the table exists in a command.
+func TestSettingFlags(t *testing.T) {
+	train := newTrain()
+	for f := range reflect.TypeFor[run.Options]().Fields() {
+		if flagOf(train, f.Name) == f.Name {
+			t.Errorf("option %s has no flag", f.Name)
+		}
+	}
+	commands := append(newBench().Commands(), train, newPlan())
+	for setting, flags := range settingFlags {
+		found := false
+		for _, cmd := range commands {
+			found = found || flagOf(cmd, setting) != setting
+		}
+		if !found {
+			t.Errorf("no command has one of the flags %v of %s", flags, setting)
+		}
+	}
+}
+
+// Every choice but keep has a flag that makes it for modules.
+func TestModuleFlags(t *testing.T) {
+	for c := memory.Keep + 1; c < memory.Choices; c++ {
+		if moduleFlags[c] == "" || flagOf(newTrain(), moduleFlags[c]) == moduleFlags[c] {
+			t.Errorf("%v has no flag", c)
+		}
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	cmd := newTrain()
+	small := &memory.SettingError{Setting: "Memory.Budget", Asked: "1 B", Problem: "is too small", Remedy: "raise it"}
+	cause := errors.New("no room")
+	for _, x := range []struct {
+		err  error
+		want string
+		code int
+	}{
+		{small, "--budget 1 B is too small; raise it", exitUsage},
+		{&run.PolicyError{Policy: "stash", Err: &run.InputError{Err: memory.OnRank(3, small)}}, "policy stash: rank 3: --budget 1 B is too small; raise it", exitUsage},
+		{&memory.SettingError{Setting: "Tea", Problem: "is cold"}, "Tea is cold", exitUsage},
+		{&memory.SettingError{Setting: "LR", Err: errors.Join(cause, cause)}, "--lr: no room; no room", exitUsage},
+		{&memory.ModuleError{Choice: memory.Recompute, Module: "mlp", Problem: "is lazy", Remedy: "rest"}, "--recompute-modules mlp is lazy; rest", exitUsage},
+		{memory.OnRank(1, &memory.BudgetError{Rank: 1, Budget: memory.MiB, Need: memory.MiB + 1, HostFull: true}),
+			"rank 1: --budget 1.0 MiB is too small for a step with everything offloaded or recomputed that can be; raise it to 1025KiB, allow more host memory, or use smaller microbatches", exitUsage},
+		{&memory.BudgetError{Budget: memory.MiB, Held: 2 * memory.MiB}, "rank 0: --budget 1.0 MiB is too small: weights, optimiser and tables alone hold 2.0 MiB; raise it, or shard the parameters", exitUsage},
+		{&run.InterruptedError{Folder: "a"}, "the run was interrupted and saved; continue it with --out a --resume", exitInterrupted},
+		{&run.InterruptedError{}, "the run was interrupted and not saved, because it has no --out", exitInterrupted},
+		{fmt.Errorf("outside: %w", cause), "outside: no room", exitFailure},
+		{fmt.Errorf("layer 3: %w", small), "layer 3: --budget 1 B is too small; raise it", exitUsage},
+		{memory.OnRank(2, &device.OutOfMemory{Device: "gpu"}), "rank 2: " + (&device.OutOfMemory{Device: "gpu"}).Error(), exitFailure},
+		{errors.Join(small, cause), "--budget 1 B is too small; raise it; no room", exitUsage},
+		{usagef("that is wrong"), "that is wrong", exitUsage},
+	} {
+		if got := describe(cmd, x.err); got != x.want || exitCode(x.err) != x.code {
+			t.Errorf("%#v is described as\n%q with code %d, want\n%q with code %d", x.err, got, exitCode(x.err), x.want, x.code)
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/routing"
+)
+
+func synth(t testing.TB, c routing.Config) *routing.Counts {
+	t.Helper()
+	tr, err := routing.Generate(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// replayed runs a replay on a CPU device of its own.
+func replayed(t testing.TB, o ReplayOptions) (Replay, error) {
+	t.Helper()
+	dev, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := dev.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	return Replays(dev, o, func(*Replay, ReplayRank) error { return nil })
+}
+
+// small returns rows of 48 bytes in two tensors, a few pages each.
+func small(tr *routing.Counts, p schedule.Pipeline, stage int) ReplayOptions {
+	p.Microbatches = tr.Microbatches
+	o := ReplayOptions{Trace: tr, Pipeline: p, Stage: stage, Tensors: 2, Width: 48, Page: 4 * memory.KiB, Sets: 3, MaxRows: stash.Rows(tr.Worst())}
+	for r := range tr.Ranks {
+		o.Ranks = append(o.Ranks, r)
+	}
+	return o
+}
+
+// within complains unless every rank's pool is within 5 % of its live bytes plus
+// one page a tensor, and every row came back. It returns the largest pool over
+// live bytes and pages.
+func within(t testing.TB, name string, res Replay) (worst float64) {
+	t.Helper()
+	for _, r := range res.Ranks {
+		worst = max(worst, r.OverBound)
+		if r.Dropped != 0 || r.Wrong != 0 {
+			t.Errorf("%s, rank %d: %d rows dropped, %d tensors wrong", name, r.Rank, r.Dropped, r.Wrong)
+		}
+		// Strictly: the 5 % are those of the bytes, not of the pages.
+		if most := float64(r.Bound) + 0.05*float64(r.Stored); float64(r.Pool) > most {
+			t.Errorf("%s, rank %d: a pool of %d bytes for %d bytes, %d with one page a tensor", name, r.Rank, r.Pool, r.Stored, r.Bound)
+		}
+		if r.Pool < r.Stored || r.Live < r.Stored || r.Stored > 0 && r.Stashed == 0 {
+			t.Errorf("%s, rank %d: this cannot have held all rows: %+v", name, r.Rank, r)
+		}
+	}
+	return worst
+}
+
+// SPEC S1.7: under skewed routing the pools stay within 5 % of the exact live
+// maximum plus one page a tensor, and no row is ever dropped.
+func TestPoolsFollowSkewedRouting(t *testing.T) {
+	shapes := []struct {
+		pipeline schedule.Pipeline
+		stage    int
+	}{
+		{schedule.Pipeline{Ranks: 1, Chunks: 1}, 0},
+		{schedule.Pipeline{Ranks: 4, Chunks: 1}, 0},
+		{schedule.Pipeline{Ranks: 4, Chunks: 1}, 3},
+		{schedule.Pipeline{Ranks: 2, Chunks: 2}, 0},
+		{schedule.Pipeline{Ranks: 2, Chunks: 2}, 1},
+	}
+	var worst float64
+	for _, kind := range []routing.Kind{routing.Zipf, routing.Drift, routing.Burst} {
+		for _, skew := range []float64{0, 0.8, 1.2, 5} {
+			tr := synth(t, routing.Config{
+				Kind: kind, Skew: skew, Ranks: 4, Layers: 8, Microbatches: 4, Steps: 6, Tokens: 256, TopK: 4, Experts: 32, Seed: 11,
+			})
+			for _, x := range shapes {
+				name := fmt.Sprintf("%v %g, PP %d, VPP %d, stage %d", kind, skew, x.pipeline.Ranks, x.pipeline.Chunks, x.stage)
+				res, err := replayed(t, small(tr, x.pipeline, x.stage))
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				worst = max(worst, within(t, name, res))
+			}
+		}
+	}
+	t.Logf("the largest pool is %.3f of live bytes plus one page a tensor", worst)
+}
+
+// A rank that hardly anybody chooses has tensors of less than a page: one page
+// too many would be a multiple of its live bytes.
+func TestPoolsOfColdRanks(t *testing.T) {
+	for _, tensors := range []int{1, 2, 5} {
+		for _, tokens := range []int64{8, 64, 512} {
+			tr := synth(t, routing.Config{Skew: 3, Ranks: 4, Layers: 2, Microbatches: 3, Steps: 6, Tokens: tokens, TopK: 1, Experts: 64, Seed: 5})
+			o := small(tr, schedule.Pipeline{Ranks: 2, Chunks: 1}, 0)
+			o.Tensors = tensors
+			res, err := replayed(t, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			within(t, fmt.Sprintf("%d tensors, %d tokens", tensors, tokens), res)
+		}
+	}
+}
+
+// SPEC S1.4, S1.6: a device tier that is too small spills, sets that are too
+// small are enlarged, and both leave every row as it was.
+func TestReplaySpillsAndEnlarges(t *testing.T) {
+	tr := synth(t, routing.Config{Kind: routing.Burst, Skew: 1.2, Ranks: 2, Layers: 4, Microbatches: 4, Steps: 5, Tokens: 512, TopK: 4, Experts: 32, Seed: 1})
+	o := small(tr, schedule.Pipeline{Ranks: 2, Chunks: 1}, 0)
+	o.Pool = 128 * memory.KiB
+	res, err := replayed(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, "spill", res)
+	for _, r := range res.Ranks {
+		if r.Spilled == 0 || r.Host == 0 || r.Pool-r.Host != o.Pool {
+			t.Errorf("nothing was spilled: %+v", r)
+		}
+	}
+	o.Pool, o.MaxRows = 0, 100
+	if res, err = replayed(t, o); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "small sets", res)
+	if res.Total.Reruns == 0 || res.StepsRerun == 0 || res.StepsRerun > res.Total.Reruns {
+		t.Errorf("%d reruns in %d steps", res.Total.Reruns, res.StepsRerun)
+	}
+}
+
+// lossy is a device that counts restores and forgets one of them.
+type lossy struct {
+	device.Device
+	count, lose int
+}
+
+type lossyStream struct {
+	device.Stream
+	l *lossy
+}
+
+func (l *lossy) NewStream(name string) (device.Stream, error) {
+	s, err := l.Device.NewStream(name)
+	return lossyStream{s, l}, err
+}
+
+func (s lossyStream) Launch(x device.Launch) {
+	if x.Kernel.Name == "stowage_restore" {
+		if s.l.count++; s.l.count == s.l.lose {
+			return
+		}
+	}
+	s.Stream.Launch(x)
+}
+
+// A group that does not come back is seen. It is the last one of all, because
+// the pages of others would be missed.
+func TestReplaySeesLostRows(t *testing.T) {
+	dev, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := synth(t, routing.Config{Skew: 1.2, Ranks: 2, Layers: 4, Microbatches: 4, Steps: 2, Tokens: 512, TopK: 4, Experts: 32, Seed: 1})
+	o := small(tr, schedule.Pipeline{Ranks: 1, Chunks: 1}, 0)
+	o.Ranks = []int{1}
+	restores := 0
+	for _, wrong := range []int{0, o.Tensors} {
+		l := &lossy{Device: dev, lose: restores}
+		res, err := Replays(l, o, func(*Replay, ReplayRank) error { return nil })
+		if err != nil || res.Total.Wrong != wrong {
+			t.Errorf("%v, %d tensors wrong, want %d", err, res.Total.Wrong, wrong)
+		}
+		restores = l.count
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	tr := synth(t, routing.Config{Ranks: 2, Layers: 4, Microbatches: 4, Steps: 1, Tokens: 8, TopK: 2, Experts: 4})
+	for name, change := range map[string]func(*ReplayOptions){
+		"microbatches": func(o *ReplayOptions) { o.Pipeline.Microbatches = 3 },
+		"stage":        func(o *ReplayOptions) { o.Stage = 1 },
+		"layers":       func(o *ReplayOptions) { o.Pipeline.Ranks = 3 },
+		"rank":         func(o *ReplayOptions) { o.Ranks = []int{2} },
+	} {
+		o := small(tr, schedule.Pipeline{Ranks: 1, Chunks: 1}, 0)
+		change(&o)
+		if _, err := replayed(t, o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

@@ -1,0 +1,332 @@
+// This file owns ranks in one process: it makes their communicators and implements the
+// calls, which check their arguments and then meet the calls of the other ranks.
+
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Options configures ranks in one process.
+type Options struct {
+	// Patience is how long a rank waits for others in a call before the communicator
+	// fails. Zero means for ever.
+	Patience time.Duration
+
+	scratch memory.Bytes // of a rank, for more sources than a launch takes
+}
+
+// NewLocal makes a communicator of ranks in one process. Rank i works on device i. Ranks
+// may share a device. All devices must be of one kind and able to access each other's
+// memory.
+//
+// Each rank is a goroutine of the caller. A call waits on the host until the ranks that it
+// concerns have made theirs; the last one issues the work of all. It never waits for a
+// device: only events order the work on the streams.
+//
+// Reductions are deterministic: they combine elements in the order of ranks, in fp32, and
+// round once at the end, whatever the timing and the number of threads. A maximum is a NaN
+// if any element is.
+func NewLocal(devs []device.Device, o Options) ([]Comm, error) {
+	if len(devs) == 0 || o.Patience < 0 {
+		return nil, fmt.Errorf("comm: expected at least one device and a Patience of zero or more, got %d devices and %v; give one device for each rank, and zero to wait for ever", len(devs), o.Patience)
+	}
+	if o.scratch == 0 {
+		o.scratch = memory.MiB
+	}
+	w := &world{devs: devs, o: o, groups: map[*group]struct{}{}, driven: make([]driven, len(devs))}
+	g, err := w.newGroup(ranksBelow(len(devs)))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Comm, len(devs))
+	for r := range all {
+		all[r] = &Local{g, r}
+	}
+	return all, nil
+}
+
+func ranksBelow(n int) []int {
+	rs := make([]int, n)
+	for i := range rs {
+		rs[i] = i
+	}
+	return rs
+}
+
+// world is the state that all communicators of the same ranks share.
+type world struct {
+	devs     []device.Device
+	o        Options
+	failed   atomic.Pointer[Failure]
+	lockstep atomic.Pointer[lockstep]
+	driven   []driven // by rank
+
+	mu     sync.Mutex // taken before a group's
+	groups map[*group]struct{}
+	splits []*split
+}
+
+// split is a communicator that only some of its ranks have received so far.
+type split struct {
+	parent *group
+	ranks  []int
+	taken  []bool
+	g      *group
+	err    error
+}
+
+// Local is one rank's end of a group of ranks in one process.
+type Local struct {
+	g    *group
+	rank int
+}
+
+var _ Comm = (*Local)(nil)
+
+func (c *Local) Rank() int { return c.rank }
+func (c *Local) Size() int { return len(c.g.calls) }
+
+// Split does not wait for other ranks. The first rank that calls it makes the
+// communicator. The i-th call of each rank with a list returns its end of the i-th one.
+func (c *Local) Split(ranks []int) (Comm, error) {
+	mine := slices.Index(ranks, c.rank)
+	bad := mine < 0
+	for i, r := range ranks {
+		bad = bad || r < 0 || r >= c.Size() || slices.Contains(ranks[:i], r)
+	}
+	if bad {
+		panic(fmt.Sprintf("comm: rank %d calls Split with %v; expected a list of its own rank and others below %d, each once", c.rank, ranks, c.Size()))
+	}
+	w := c.g.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.splits, func(s *split) bool {
+		return s.parent == c.g && slices.Equal(s.ranks, ranks) && !s.taken[mine]
+	})
+	if i < 0 {
+		i = len(w.splits)
+		s := &split{parent: c.g, ranks: slices.Clone(ranks), taken: make([]bool, len(ranks))}
+		world := make([]int, len(ranks))
+		for k, r := range ranks {
+			world[k] = c.g.ranks[r]
+		}
+		s.g, s.err = w.groupOf(world)
+		w.splits = append(w.splits, s)
+	}
+	s := w.splits[i]
+	s.taken[mine] = true
+	if !slices.Contains(s.taken, false) {
+		w.splits = slices.Delete(w.splits, i, i+1)
+	}
+	if s.err != nil {
+		return nil, s.err
+	}
+	return &Local{s.g, mine}, nil
+}
+
+func (w *world) newGroup(ranks []int) (*group, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.groupOf(ranks)
+}
+
+// Abort makes all communicators of the same ranks fail.
+func (c *Local) Abort(err error) {
+	rank := c.g.ranks[c.rank]
+	c.g.w.fail(rank, fmt.Errorf("rank %d gave up: %w", rank, err))
+}
+
+// fail keeps the first failure and wakes all ranks. The caller holds no lock.
+func (w *world) fail(by int, err error) {
+	w.failed.CompareAndSwap(nil, &Failure{By: by, Err: err})
+	w.wakeAll()
+}
+
+// wakeAll wakes the ranks of all groups.
+func (w *world) wakeAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for g := range w.groups {
+		g.mu.Lock()
+		g.wake.Broadcast()
+		g.mu.Unlock()
+	}
+}
+
+func (c *Local) Err() error {
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	if f := c.g.lost[c.rank]; f != nil {
+		return f
+	}
+	if f := c.g.w.failed.Load(); f != nil {
+		return &Failure{Rank: c.g.ranks[c.rank], By: f.By, Err: f.Err}
+	}
+	return nil
+}
+
+// Close releases what the communicator holds when the last rank has closed it.
+func (c *Local) Close() error {
+	g := c.g
+	g.mu.Lock()
+	if slices.Contains(g.quit, c.rank) {
+		g.mu.Unlock()
+		panic(fmt.Sprintf("comm: rank %d closes its communicator twice; close it once", g.ranks[c.rank]))
+	}
+	g.quit = append(g.quit, c.rank)
+	last := len(g.quit) == c.Size()
+	g.wake.Broadcast()
+	g.mu.Unlock()
+	if !last {
+		return nil
+	}
+	g.w.mu.Lock()
+	delete(g.w.groups, g)
+	g.w.mu.Unlock()
+	return g.release()
+}
+
+func (c *Local) AllGather(s device.Stream, dst, src device.Range) {
+	c.check(allGather, s, dst, src)
+	own := src.Len * memory.Bytes(c.rank)
+	if dst.Len != src.Len*memory.Bytes(c.Size()) {
+		c.misuse(allGather, "expected a destination of %d bytes for sources of %d bytes, got %d", src.Len*memory.Bytes(c.Size()), src.Len, dst.Len)
+	}
+	if overlap(dst, src) && src.Addr() != dst.Addr()+uintptr(own) {
+		c.misuse(allGather, "the source overlaps the destination, but is not the rank's own place in it")
+	}
+	c.g.meet(c.rank, call{sig: sig{kind: allGather, bytes: src.Len}, s: s, dst: dst, src: src})
+}
+
+func (c *Local) ReduceScatter(s device.Stream, dst, src device.Range, t Type, op Op) {
+	c.check(reduceScatter, s, dst, src)
+	c.checkNumbers(reduceScatter, dst, src, t, op)
+	own := dst.Len * memory.Bytes(c.rank)
+	if src.Len != dst.Len*memory.Bytes(c.Size()) {
+		c.misuse(reduceScatter, "expected a source of %d bytes for destinations of %d bytes, got %d", dst.Len*memory.Bytes(c.Size()), dst.Len, src.Len)
+	}
+	if overlap(dst, src) && dst.Addr() != src.Addr()+uintptr(own) {
+		c.misuse(reduceScatter, "the destination overlaps the source, but is not the rank's own place in it")
+	}
+	c.g.meet(c.rank, call{sig: sig{kind: reduceScatter, bytes: dst.Len, t: t, op: op}, s: s, dst: dst, src: src})
+}
+
+func (c *Local) AllReduce(s device.Stream, dst, src device.Range, t Type, op Op) {
+	c.check(allReduce, s, dst, src)
+	c.checkNumbers(allReduce, dst, src, t, op)
+	if src.Len != dst.Len {
+		c.misuse(allReduce, "expected a destination of %d bytes, got %d", src.Len, dst.Len)
+	}
+	if overlap(dst, src) && dst.Addr() != src.Addr() {
+		c.misuse(allReduce, "the two ranges overlap, but are not the same")
+	}
+	c.g.meet(c.rank, call{sig: sig{kind: allReduce, bytes: dst.Len, t: t, op: op}, s: s, dst: dst, src: src})
+}
+
+func (c *Local) AllToAll(s device.Stream, dst, src device.Range) {
+	c.check(allToAll, s, dst, src)
+	if src.Len != dst.Len || src.Len%memory.Bytes(c.Size()) != 0 || overlap(dst, src) {
+		c.misuse(allToAll, "%s to %s: expected ranges that do not overlap, have the same length, and divide into %d equal parts", src, dst, c.Size())
+	}
+	c.g.meet(c.rank, call{sig: sig{kind: allToAll, bytes: src.Len / memory.Bytes(c.Size())}, s: s, dst: dst, src: src})
+}
+
+func (c *Local) AllToAllV(s device.Stream, dst, src device.Range, send, recv []Part) {
+	c.check(allToAllV, s, dst, src)
+	if len(send) != c.Size() || len(recv) != c.Size() || overlap(dst, src) {
+		c.misuse(allToAllV, "%d parts of %s to %d parts of %s: expected %d parts of each, one for each rank, and ranges that do not overlap", len(send), src, len(recv), dst, c.Size())
+	}
+	for i := range send {
+		c.checkPart("send", i, send[i], src)
+		c.checkPart("recv", i, recv[i], dst)
+		for k := range i {
+			if recv[i].Off < recv[k].Off+recv[k].Len && recv[k].Off < recv[i].Off+recv[i].Len {
+				c.misuse(allToAllV, "the parts received from ranks %d and %d overlap", k, i)
+			}
+		}
+	}
+	c.g.meet(c.rank, call{sig: sig{kind: allToAllV}, s: s, dst: dst, src: src, send: send, recv: recv})
+}
+
+func (c *Local) Broadcast(s device.Stream, r device.Range, root int) {
+	c.check(broadcast, s, r, device.Range{})
+	c.checkRank(broadcast, root)
+	c.g.meet(c.rank, call{sig: sig{kind: broadcast, bytes: r.Len, root: root}, s: s, dst: r})
+}
+
+func (c *Local) Barrier(s device.Stream) {
+	c.check(barrier, s, device.Range{}, device.Range{})
+	c.g.meet(c.rank, call{sig: sig{kind: barrier}, s: s})
+}
+
+// misuse panics with the call and the rank.
+func (c *Local) misuse(k kind, format string, args ...any) {
+	panic(fmt.Sprintf("comm: %v on rank %d: %s", k, c.g.ranks[c.rank], fmt.Sprintf(format, args...)))
+}
+
+// check panics if a stream or range is invalid. It does so on the rank that made the
+// mistake; issuing the work would panic on the rank that came last. The zero Range stands
+// for no bytes.
+func (c *Local) check(k kind, s device.Stream, dst, src device.Range) {
+	if s == nil {
+		c.misuse(k, "the stream is nil")
+	}
+	for _, r := range [...]device.Range{dst, src} {
+		if r != (device.Range{}) {
+			device.CheckAccess(device.Reads(r))
+		}
+	}
+}
+
+// checkNumbers panics unless type and operation are known and the ranges hold whole
+// numbers.
+func (c *Local) checkNumbers(k kind, dst, src device.Range, t Type, op Op) {
+	if t > BF16 || op > Max {
+		c.misuse(k, "expected a known type and operation, got %v and %v", t, op)
+	}
+	size := t.Size()
+	for _, r := range [...]device.Range{dst, src} {
+		if r.Len%size != 0 || r.Len > 0 && r.Addr()%uintptr(size) != 0 {
+			c.misuse(k, "expected whole numbers of %[2]d bytes at a multiple of %[2]d, got %[1]s", r, size)
+		}
+	}
+}
+
+// checkRank panics unless the rank exists.
+func (c *Local) checkRank(k kind, rank int) {
+	if rank < 0 || rank >= c.Size() {
+		c.misuse(k, "expected a rank below %d, got %d", c.Size(), rank)
+	}
+}
+
+// checkPart panics unless a part lies inside a range.
+func (c *Local) checkPart(name string, i int, p Part, r device.Range) {
+	if p.Off < 0 || p.Len < 0 || p.Off > r.Len-p.Len {
+		c.misuse(allToAllV, "%s[%d] is bytes [%d,%d), which lie outside %s", name, i, p.Off, p.Off+p.Len, r)
+	}
+}
+
+// overlap reports whether two ranges share a byte.
+func overlap(a, b device.Range) bool {
+	return a.Len > 0 && b.Len > 0 && a.Addr() < b.Addr()+uintptr(b.Len) && b.Addr() < a.Addr()+uintptr(a.Len)
+}
+
+// release closes the events and frees the scratch memory.
+func (g *group) release() (err error) {
+	for _, t := range g.timers {
+		t.Stop()
+	}
+	for _, e := range g.events {
+		err = errors.Join(err, e.Close())
+	}
+	return errors.Join(err, g.scratch.release())
+}

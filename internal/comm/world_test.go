@@ -1,0 +1,152 @@
+// This file owns what the tests share: ranks with streams and memory.
+
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
+
+	"go.uber.org/goleak"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(os.Exit)) }
+
+// place is one rank: a device, and on each of its streams a buffer of its own, so
+// that work on different streams never meets.
+type place struct {
+	device.Device
+	streams []device.Stream
+	bufs    []*device.Buffer
+	spares  []*device.Buffer
+	first   []byte // what all buffers hold at first
+}
+
+// half is the size of the two halves of a buffer: sources are taken from the
+// first one, destinations from the second.
+const half memory.Bytes = 2048
+
+// memory keeps devices small, and from asking what the machine has.
+var capacity = [memory.Kinds]memory.Bytes{256 * memory.MiB, memory.MiB}
+
+// opener opens the device of a rank.
+type opener func(rank int) (device.Device, error)
+
+func openCPU(rank int) (device.Device, error) {
+	return cpu.Open(cpu.Options{Ordinal: rank, Capacity: capacity})
+}
+
+// setting is a world of ranks.
+type setting struct {
+	places []*place
+	comms  []Comm
+}
+
+// newSetting opens n ranks with a number of streams each. If shared, all of them
+// are on one device.
+func newSetting(n, streams int, shared bool, open opener, o Options, seed uint64) (*setting, error) {
+	x := &setting{}
+	var devs []device.Device
+	for r := range n {
+		var d device.Device
+		var err error
+		if shared && r > 0 {
+			d = devs[0]
+		} else if d, err = open(r); err != nil {
+			return nil, err
+		}
+		devs = append(devs, d)
+		p := &place{Device: d, first: make([]byte, 2*half)}
+		rng := rand.New(rand.NewPCG(seed, uint64(r)))
+		for i := range p.first {
+			p.first[i] = byte(rng.Uint32())
+		}
+		for i := range streams {
+			s, err := d.NewStream(fmt.Sprintf("rank %d stream %d", r, i))
+			if err != nil {
+				return nil, err
+			}
+			b, err := d.Alloc(memory.Device, 2*half, fmt.Sprintf("rank %d buffer %d", r, i))
+			if err != nil {
+				return nil, err
+			}
+			spare, err := d.Alloc(memory.Device, 2*half, "spare")
+			if err != nil {
+				return nil, err
+			}
+			p.streams, p.bufs, p.spares = append(p.streams, s), append(p.bufs, b), append(p.spares, spare)
+			s.Upload(b.All(), p.first)
+		}
+		x.places = append(x.places, p)
+	}
+	var err error
+	x.comms, err = NewLocal(devs, o)
+	return x, err
+}
+
+// leave closes the communicators.
+func (x *setting) leave() (err error) {
+	for _, c := range x.comms {
+		err = errors.Join(err, c.Close())
+	}
+	x.comms = nil
+	return err
+}
+
+// close gives everything back. Devices report what nobody freed.
+func (x *setting) close() (err error) {
+	err = x.leave()
+	for _, p := range x.places {
+		for i, s := range p.streams {
+			s.Free(p.bufs[i])
+			s.Free(p.spares[i])
+			err = errors.Join(err, s.Close())
+		}
+	}
+	var closed []device.Device
+	for _, p := range x.places {
+		if !slices.Contains(closed, p.Device) {
+			err = errors.Join(err, p.Close())
+			closed = append(closed, p.Device)
+		}
+	}
+	return err
+}
+
+// ofTest is a setting that ends with the test.
+func ofTest(t testing.TB, n, streams int, o Options) *setting {
+	t.Helper()
+	x, err := newSetting(n, streams, false, openCPU, o, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}
+
+// rotate rewrites a buffer: every byte goes to the place before it.
+func (at *place) rotate(i int) {
+	s, b, spare := at.streams[i], at.bufs[i], at.spares[i]
+	n := b.Size()
+	s.Copy(spare.Slice(0, n-1), b.Slice(1, n-1))
+	s.Copy(spare.Slice(n-1, 1), b.Slice(0, 1))
+	s.Copy(b.All(), spare.All())
+}
+
+func rotateBytes(b []byte) {
+	first := b[0]
+	copy(b, b[1:])
+	b[len(b)-1] = first
+}

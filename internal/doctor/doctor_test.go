@@ -1,0 +1,193 @@
+// This file tests the report with machines that are made up, and the text of it
+// against golden files.
+
+package doctor
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// probe returns a machine without a GPU and without libraries.
+func probe() Probe {
+	open := func() (device.Device, error) { return cpu.Open(cpu.Options{}) }
+	return Probe{
+		Version: "stowage test",
+		Machine: func() sysinfo.Machine {
+			return sysinfo.Machine{
+				CPU:    sysinfo.CPU{Model: "Test CPU", Arch: "amd64", Threads: 8, Features: []sysinfo.Feature{{Name: "avx2", Has: true}, {Name: "avx512f"}}},
+				Memory: sysinfo.Memory{Total: 64 * memory.GiB, Available: 32 * memory.GiB},
+			}
+		},
+		OpenCPU: open,
+		GPUs: func() ([]cuda.GPU, error) {
+			return nil, &device.Unsupported{What: "CUDA device", Why: "libcuda.so.1 was not found", Need: "install the driver"}
+		},
+		OpenGPU:   func(int) (device.Device, error) { return open() },
+		Libraries: func() []Library { return known() },
+		Bench:     bench.Options{Line: time.Microsecond},
+	}
+}
+
+// compare holds the text of a report against a golden file; speeds are
+// measured, so they are set to one figure first.
+func compare(t *testing.T, name string, r *Report) {
+	t.Helper()
+	for i := range r.Devices {
+		if l := r.Devices[i].Link; l != nil {
+			if l.Out <= 0 || l.In <= 0 || l.Both <= 0 || l.Local <= 0 || l.Size != linkSize {
+				t.Errorf("implausible speeds %+v", *l)
+			}
+			*l = Link{Size: l.Size, Out: 10, In: 20.04, Both: 30.06, Local: 4000}
+		}
+	}
+	var got bytes.Buffer
+	r.Text(&got)
+	golden.Check(t, name, got.String())
+}
+
+// SPEC S6.3
+func TestNoGPU(t *testing.T) {
+	r := Examine(probe())
+	compare(t, "no-gpu.txt", r)
+	for _, m := range r.Missing {
+		if m.What == "" || m.Why == "" || m.Do == "" {
+			t.Errorf("incomplete advice %+v", m)
+		}
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	p := probe()
+	p.Machine = func() sysinfo.Machine {
+		m := probe().Machine()
+		m.CPU.Quota = 2.5
+		m.Memory.Limit, m.Memory.Headroom, m.Memory.Cgroup = 16*memory.GiB, 4*memory.GiB, "v2"
+		return m
+	}
+	p.GPUs = func() ([]cuda.GPU, error) {
+		return []cuda.GPU{
+			{Ordinal: 0, Name: "Test GPU", Capability: "9.0", Driver: "13.0", Total: 140 * memory.GiB, Free: 139 * memory.GiB, Link: "32.0 GT/s PCIe x16"},
+			{Ordinal: 1, Name: "Full GPU", Capability: "8.0", Driver: "13.0", Total: 80 * memory.GiB, Free: memory.MiB},
+			{Ordinal: 2, Name: "Held GPU", Capability: "8.0", Driver: "13.0", Total: 80 * memory.GiB, Trouble: "its free memory is not known: busy"},
+			{Ordinal: 3, Name: "Old GPU", Capability: "7.0", Driver: "13.0", Total: 32 * memory.GiB, Free: 31 * memory.GiB, Problem: "it is too old"},
+		}, nil
+	}
+	p.OpenGPU = func(i int) (device.Device, error) {
+		if i >= 2 {
+			t.Error("a GPU that cannot be used was opened")
+		}
+		if i == 1 {
+			return nil, &device.OutOfMemory{Device: "cuda:1", Owner: "context", Capacity: 80 * memory.GiB}
+		}
+		return cpu.Open(cpu.Options{})
+	}
+	p.Libraries = func() []Library {
+		ls := known()
+		ls[0].Path, ls[0].Version = "/usr/lib/libcublasLt.so.13", "13.1.0"
+		ls[2].Trouble = "libevent.so.7: cannot open shared object file: No such file or directory"
+		return ls
+	}
+	compare(t, "gpus.txt", Examine(p))
+}
+
+// A device that fails in the middle is reported; the rest is still examined.
+func TestFailingDevices(t *testing.T) {
+	p := probe()
+	p.OpenCPU = func() (device.Device, error) {
+		var small [memory.Kinds]memory.Bytes
+		small[memory.Device], small[memory.Host] = memory.MiB, memory.MiB
+		return cpu.Open(cpu.Options{Capacity: small})
+	}
+	p.GPUs = func() ([]cuda.GPU, error) { return nil, errors.New("the driver is on fire") }
+	r := Examine(p)
+	compare(t, "failing.txt", r)
+}
+
+func TestTightLimit(t *testing.T) {
+	p := probe()
+	p.Machine = func() sysinfo.Machine {
+		m := probe().Machine()
+		m.Memory.Limit, m.Memory.Headroom, m.Memory.Cgroup = 128*memory.MiB, 100*memory.MiB, "v1"
+		return m
+	}
+	p.OpenCPU = func() (device.Device, error) { panic("nothing may be allocated") }
+	compare(t, "tight.txt", Examine(p))
+}
+
+// The loader finds the C library on every system that can run this program, and
+// nothing under a name that nobody has.
+func TestFindLibrary(t *testing.T) {
+	l := Library{Name: "C", names: []string{"libstowage-test-nobody-has-this.so", "libc.so.6"}, version: func(h uintptr) string {
+		if _, ok := call(h, "no_such_function"); ok {
+			t.Error("a function was found that is not there")
+		}
+		if n, ok := call(h, "abs", ^uintptr(4)+0); !ok || int32(n) != 5 {
+			t.Errorf("abs(-5) gave %d, %v", int32(n), ok)
+		}
+		return "6"
+	}}
+	l.find()
+	if !strings.HasPrefix(l.Path, "/") || !strings.Contains(l.Path, "libc") || l.Version != "6" {
+		t.Errorf("found %+v", l)
+	}
+	none := Library{names: []string{"libstowage-test-nobody-has-this.so"}}
+	if none.find(); none.Path != "" || none.Trouble != "" {
+		t.Errorf("found %+v", none)
+	}
+	// A file that is there and is no library.
+	text := filepath.Join(t.TempDir(), "libtext.so")
+	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	broken := Library{names: []string{text}}
+	if broken.find(); broken.Path != "" || broken.Trouble == "" {
+		t.Errorf("found %+v", broken)
+	}
+}
+
+func TestMappedFrom(t *testing.T) {
+	maps := "7f00-7f01 r--p 00000000 08:01 42    /usr/lib/libmpifort.so.40\n" +
+		"7f01-7f02 rw-p 00000000 00:00 0 \n" +
+		"7f02-7f03 r--p 00000000 08:01 43    /usr/lib/x86 64/libmpi.so.40.30.4\n"
+	if got := mappedFrom(strings.NewReader(maps), "libmpi.so.40"); got != "/usr/lib/x86 64/libmpi.so.40.30.4" {
+		t.Errorf("%q", got)
+	}
+	if got := mappedFrom(strings.NewReader(maps), "libnccl.so.2"); got != "libnccl.so.2" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for in, want := range map[string]string{
+		"Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4\x00":   "Open MPI v4.1.4",
+		"MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7 12:34:45 CDT 2022\n\x00": "MPICH 4.0.2",
+		"": "",
+	} {
+		if got := mpiName(in); got != want {
+			t.Errorf("%q gives %q, want %q", in, got, want)
+		}
+	}
+	for in, want := range map[int]string{130100: "13.1.0", 120304: "12.3.4", 22105: "2.21.5"} {
+		if got := dotted(in); got != want {
+			t.Errorf("%d gives %q, want %q", in, got, want)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+// This file owns the search for shared libraries. They are opened as the
+// program would open them later, by the dynamic loader's own rules, so that
+// "found" means "will be found".
+
+package doctor
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/stowage-dev/stowage/internal/blas"
+)
+
+// Library is an optional shared library.
+type Library struct {
+	Name     string `json:"name"`
+	For      string `json:"for"`
+	Path     string `json:"path,omitempty"` // where it was found
+	Version  string `json:"version,omitempty"`
+	Trouble  string `json:"trouble,omitempty"` // why it is there and cannot be loaded
+	NeedsGPU bool   `json:"needs_gpu"`
+	Install  string `json:"install"`
+
+	names   []string                    // file names to try, in order
+	version func(handle uintptr) string // asks the library itself
+}
+
+// known lists what Stowage can make use of.
+func known() []Library {
+	return []Library{{
+		Name: "cuBLASLt", For: "dense matrix products on the GPU", NeedsGPU: true,
+		Install: "install libcublas of CUDA 12 or 13 (`pip install nvidia-cublas-cu12` will do); until then our own kernels do them",
+		names:   blas.Names(),
+		version: cublasVersion,
+	}, {
+		Name: "NCCL", For: "collectives between GPUs", NeedsGPU: true,
+		Install: "install libnccl2 (`pip install nvidia-nccl-cu12` will do) and add its folder to LD_LIBRARY_PATH",
+		names:   []string{"libnccl.so.2", "libnccl.so"},
+		version: ncclVersion,
+	}, {
+		Name: "MPI", For: "ranks on several machines",
+		Install: "install Open MPI or MPICH (on Debian: `apt install libopenmpi3` or `apt install libmpich12`)",
+		names:   []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"},
+		version: mpiVersion,
+	}}
+}
+
+// Libraries looks for all of them.
+func Libraries() []Library {
+	ls := known()
+	for i := range ls {
+		ls[i].find()
+	}
+	return ls
+}
+
+// find opens the first of the names that the loader knows. The library stays
+// loaded: some do not survive being unloaded, and the process ends soon.
+func (l *Library) find() {
+	for _, name := range l.names {
+		handle, err := purego.Dlopen(name, purego.RTLD_LAZY|purego.RTLD_LOCAL)
+		if err != nil {
+			if !absent(err.Error(), name) {
+				l.Trouble = err.Error()
+			}
+			continue
+		}
+		l.Path, l.Trouble = loadedFrom(name), ""
+		if l.version != nil {
+			l.Version = l.version(handle)
+		}
+		return
+	}
+}
+
+// absent tells a library that is not there from one that cannot be loaded, for
+// want of another library for instance: then the loader names the other one.
+func absent(message, name string) bool {
+	return strings.HasPrefix(message, name+": cannot open shared object file")
+}
+
+// loadedFrom finds the file behind a name among the process's mappings. The
+// loader may have followed links, so the mapped file can be libx.so.2.1 for
+// libx.so.2.
+func loadedFrom(name string) string {
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return name
+	}
+	defer f.Close()
+	return mappedFrom(f, name)
+}
+
+func mappedFrom(maps io.Reader, name string) string {
+	stem, _, _ := strings.Cut(name, ".so")
+	for s := bufio.NewScanner(maps); s.Scan(); {
+		_, file, ok := strings.Cut(s.Text(), "/")
+		if !ok {
+			continue
+		}
+		base, _, ok := strings.Cut(path.Base(file), ".so")
+		if ok && base == stem {
+			return "/" + file
+		}
+	}
+	return name
+}
+
+// call calls a C function of the library; ok is false if it has none such.
+func call(handle uintptr, name string, args ...uintptr) (result uintptr, ok bool) {
+	fn, err := purego.Dlsym(handle, name)
+	if err != nil {
+		return 0, false
+	}
+	result, _, _ = purego.SyscallN(fn, args...)
+	return result, true
+}
+
+// cublasVersion: 120304 stands for 12.3.4.
+func cublasVersion(handle uintptr) string {
+	v, ok := call(handle, "cublasLtGetVersion")
+	if !ok {
+		return ""
+	}
+	return dotted(int(v))
+}
+
+// ncclVersion: 22105 stands for 2.21.5.
+func ncclVersion(handle uintptr) string {
+	var v int32
+	if _, ok := call(handle, "ncclGetVersion", uintptr(unsafe.Pointer(&v))); !ok {
+		return ""
+	}
+	return dotted(int(v))
+}
+
+func dotted(v int) string {
+	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
+}
+
+// mpiVersion asks for the text that each MPI has for itself; the standard lets
+// one ask before MPI is initialised. MPICH's text may have 8192 bytes.
+func mpiVersion(handle uintptr) string {
+	var length int32
+	text := make([]byte, 8192)
+	if _, ok := call(handle, "MPI_Get_library_version", uintptr(unsafe.Pointer(&text[0])), uintptr(unsafe.Pointer(&length))); !ok {
+		return ""
+	}
+	return mpiName(string(text[:min(max(length, 0), int32(len(text)))]))
+}
+
+// mpiName shortens "Open MPI v4.1.4, package: ..." and "MPICH Version:\t4.0.2\n..."
+// to name and version.
+func mpiName(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	line, _, _ = strings.Cut(line, ",")
+	line = strings.ReplaceAll(strings.TrimRight(line, "\x00"), "Version:", " ")
+	return strings.Join(strings.Fields(line), " ")
+}

@@ -1,0 +1,80 @@
+// This file owns the second look at a step's times. The first step under a key loads code
+// and may be disturbed, so the next step is timed again under its plan.
+
+package engine
+
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// calibrates reports whether the next step is timed again.
+func (r *Runtime) calibrates(key memory.Key, l *learned) bool {
+	return key.Phase == memory.Train && l.known && l.plan != nil && !r.sure(l) && !r.cfg.Compute.Capturing()
+}
+
+// sure reports whether times are final: they were taken twice, or the next step is
+// captured, so that none can be taken.
+func (r *Runtime) sure(l *learned) bool {
+	return l.calibrated || r.scopes != nil && r.cfg.WarmUp < 2
+}
+
+// calibrate makes the final plan, from the times of the step that was issued last if that
+// was faster. It waits for the step. It takes either all times of a step or none: the
+// shorter of two times for every single piece would add up to less than any step takes.
+func (r *Runtime) calibrate(l *learned) error {
+	l.calibrated, l.timed = true, false
+	if err := r.off.Times(); err != nil {
+		return err
+	}
+	p, faster := *l.profile, false
+	if last := r.off.Tape(); last.Span < p.Tape.Span {
+		var again residency.Tape
+		if again, faster = retimed(p.Tape, *last); faster {
+			p.Tape = again
+		}
+	}
+	if !faster && !r.byName() { // the solver would find the same again
+		return nil
+	}
+	first := l.first
+	d, err := r.decide(&p, l)
+	if d == nil || err != nil {
+		if l.known { // nothing was recomputed when the step was recorded, and nothing is now
+			l.first = first
+		}
+		return err
+	}
+	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
+	return r.apply(l, d, &p)
+}
+
+// retimed returns tape a with the times of tape b, in which scopes have no borders or the
+// same. It reports whether both have the same calls.
+func retimed(a, b residency.Tape) (residency.Tape, bool) {
+	border := func(op residency.Op) bool {
+		return op.Kind == residency.OpBeginScope || op.Kind == residency.OpEndScope
+	}
+	ops := slices.DeleteFunc(slices.Clone(b.Ops), border)
+	out := residency.Tape{Ops: slices.Clone(a.Ops), Span: b.Span}
+	next := 0
+	for i, op := range a.Ops {
+		if out.Ops[i].At = b.Span; next < len(ops) {
+			out.Ops[i].At = ops[next].At
+		}
+		if border(op) {
+			continue
+		}
+		if next == len(ops) || !same(op, ops[next]) {
+			return out, false
+		}
+		next++
+	}
+	return out, next == len(ops)
+}
+
+func same(a, b residency.Op) bool {
+	return a.Kind == b.Kind && a.ID == b.ID && a.Bytes == b.Bytes && a.Group == b.Group && slices.Equal(a.Items, b.Items)
+}

@@ -1,0 +1,155 @@
+// This file owns the second look at times: what disturbs the first step of a key
+// does not stay in the plan, and steps that are run again are taken times of once.
+
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// SPEC S5.5: a pause in the middle of the recorded step, as the loading of code is
+// one, is not in the forecast of the steps after it; one in the second step, which
+// is timed too, is not either; one in both is in it.
+func TestDisturbedSteps(t *testing.T) {
+	const pause = 250 * time.Millisecond // twelve times the work of the step
+	for name, x := range map[string]struct {
+		set   memory.Scopes
+		in    map[int]bool // calls of the body
+		stays bool
+	}{
+		"the first":         {0, map[int]bool{1: true}, false},
+		"the second":        {0, map[int]bool{2: true}, false},
+		"both":              {0, map[int]bool{1: true, 2: true}, true},
+		"the first, whole":  {whole, map[int]bool{1: true}, false},
+		"the first, scopes": {scopes, map[int]bool{1: true}, false},
+	} {
+		c := on(0, Config{Scopes: x.set, ByHand: hand("core_attn", "mlp_norm")})
+		c.layers, c.work, c.dry, c.pipeline.Microbatches = 2, 500*time.Microsecond, true, 1
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			l.fail = func(g memory.GroupID) error {
+				if x.in[l.calls] && g.Name == "mlp_norm" && g.Layer == 1 && g.Microbatch == 0 && !l.compute.Capturing() {
+					l.compute.Host(func() { time.Sleep(pause) })
+				}
+				return nil
+			}
+			for range 4 {
+				if err := l.one(l.key(), rng); err != nil {
+					return err
+				}
+			}
+			d := l.rt.Decision(l.key())
+			if got := d.Forecast.Step >= pause; got != x.stays || d.Forecast.Counts.OutBytes == 0 || l.rt.Summary(l.key()).Counts.Departed {
+				t.Errorf("%s: a step of %v is forecast, with a pause of %v", name, d.Forecast.Step, pause)
+			}
+			return nil
+		})
+	}
+}
+
+// The times of a tape are put into another one of the same calls, whichever of the
+// two has the borders of scopes; a border is where the call behind it is.
+func TestRetimed(t *testing.T) {
+	g := memory.GroupID{Name: "mlp"}
+	calls := []residency.Op{
+		{Kind: residency.OpTake, Bytes: 10}, {Kind: residency.OpSave, Group: g, Items: []residency.Item{{ID: 0}}},
+		{Kind: residency.OpGive}, {Kind: residency.OpLoad, Group: g}, {Kind: residency.OpRelease, Group: g},
+	}
+	// tape has the calls at multiples of a time, and scopes around those of a pass.
+	tape := func(unit time.Duration, scoped bool) (out residency.Tape) {
+		for i, op := range calls {
+			op.At = time.Duration(i) * unit
+			border := residency.Op{At: op.At}
+			if scoped && (i == 0 || i == 3) {
+				border.Kind = residency.OpBeginScope
+				out.Ops = append(out.Ops, border)
+			}
+			out.Ops = append(out.Ops, op)
+			if scoped && (i == 2 || i == len(calls)-1) {
+				border.Kind, border.At = residency.OpEndScope, op.At+unit
+				out.Ops = append(out.Ops, border)
+			}
+		}
+		out.Span = time.Duration(len(calls)) * unit
+		return out
+	}
+	for _, to := range []bool{false, true} {
+		for _, from := range []bool{false, true} {
+			a, b := tape(10, to), tape(7, from)
+			got, ok := retimed(a, b)
+			if want := tape(7, to); !ok || fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("scopes %v, retimed from one with scopes %v: %v, want %v", to, from, got, want)
+			}
+			if fmt.Sprint(a) != fmt.Sprint(tape(10, to)) {
+				t.Error("the recorded tape was changed")
+			}
+		}
+	}
+	for name, spoil := range map[string]func(*residency.Tape){
+		"fewer calls":   func(b *residency.Tape) { b.Ops = b.Ops[:len(b.Ops)-1] },
+		"more calls":    func(b *residency.Tape) { b.Ops = append(b.Ops, residency.Op{Kind: residency.OpTake, Bytes: 1}) },
+		"another size":  func(b *residency.Tape) { b.Ops[0].Bytes++ },
+		"another group": func(b *residency.Tape) { b.Ops[3].Group.Layer++ },
+		"another item":  func(b *residency.Tape) { b.Ops[1].Items = []residency.Item{{ID: 0, Stay: true}} },
+		"another order": func(b *residency.Tape) { b.Ops[1], b.Ops[2] = b.Ops[2], b.Ops[1] },
+	} {
+		b := tape(7, false)
+		spoil(&b)
+		if _, ok := retimed(tape(10, true), b); ok {
+			t.Errorf("%s, and times were taken", name)
+		}
+	}
+}
+
+// SPEC S1.6, S4.1: a step that overflows while it is recorded, while it is timed again
+// or when it would be captured is run again, whatever that makes of the warm-up, and
+// everything after it is exact.
+func TestOverflowWhileLearning(t *testing.T) {
+	t.Parallel()
+	for _, set := range []memory.Scopes{0, whole, scopes} {
+		for warm := 1; warm <= 2; warm++ {
+			for at := range 3 {
+				c := on(1, Config{Scopes: set, WarmUp: warm, ByHand: hand("core_attn"), Stash: store(9, 400)})
+				c.most, c.layers = 40, 6
+				must(t, c, func(l *loop, rng *rand.Rand) error {
+					for i := range 6 {
+						most := stash.Rows(1)
+						if i >= at {
+							most = 40
+						}
+						if err := l.rowed(most, rng); err != nil {
+							return fmt.Errorf("%v, warm-up %d, overflow in step %d: step %d: %w", set, warm, at, i, err)
+						}
+						if n := l.rt.Summary(l.key()).Stash.Reruns; (n > 0) != (i >= at) {
+							t.Errorf("%v, warm-up %d, overflow in step %d: %d reruns after step %d", set, warm, at, n, i)
+						}
+					}
+					s := l.rt.Summary(l.key())
+					if s.Counts.Departed || s.Counts.OutBytes == 0 || set != 0 && s.Graphs.Replays == 0 || l.rt.Decision(l.key()) == nil {
+						t.Errorf("%v, warm-up %d, overflow in step %d: %+v", set, warm, at, s)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
+// rowed runs a step in which no group has more rows than that, and compares.
+func (l *loop) rowed(most stash.Rows, rng *rand.Rand) error {
+	l.feed(rng)
+	for g, n := range l.live {
+		l.live[g] = n % (most + 1)
+		l.compute.Upload(l.rows.Slice(memory.Bytes(8*l.salt[g]), 8), []byte{byte(l.live[g]), 0, 0, 0, 0, 0, 0, 0})
+	}
+	if err := l.step(l.key()); err != nil {
+		return err
+	}
+	return l.compare()
+}

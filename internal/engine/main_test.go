@@ -1,0 +1,11 @@
+// This file owns what surrounds the tests: no goroutine may be left behind.
+
+package engine
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

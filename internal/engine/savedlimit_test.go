@@ -1,0 +1,51 @@
+// This file owns the tests of a limit on saved tensors that changes between steps.
+
+package engine
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// SPEC S8.1: a limit that changes between steps holds from the next step on, and the
+// plan for it is made from the step that was recorded. A limit that is set inside of the
+// recorded step is the one that its plan is made under.
+func TestSetSavedLimit(t *testing.T) {
+	const groups = 6
+	b := newBorrower(t, Config{SavedLimit: 100 * 4096})
+	step := func(limit memory.Bytes, moves bool) {
+		t.Helper()
+		b.r.SetSavedLimit(limit)
+		if _, err := b.step(t, groups, nil); err != nil {
+			t.Fatal(err)
+		}
+		st, d := b.r.off.Last(), b.r.Decision(memory.Key{})
+		if st.Device > limit || moves != (st.Out > 0) || st.Departed || d.Budget != int64(limit) || b.r.SavedLimit() != limit {
+			t.Errorf("limit %v: %v were taken, %+v; decided under %v", limit, st.Device, st.Counts, d.Budget)
+		}
+	}
+	for _, n := range []memory.Bytes{100, 3, 4, 1, 100, 3} {
+		step(n*4096, n < groups)
+	}
+	b.r.SetSavedLimit(2048) // the least is one group
+	var low *memory.BudgetError
+	if _, err := b.r.Begin(memory.Key{}); !errors.As(err, &low) || int64(low.Need) != 4096 {
+		t.Errorf("a limit below the least: %v", err)
+	}
+	step(5*4096, true)
+
+	b = newBorrower(t, Config{SavedLimit: 4096})
+	s, err := b.r.Begin(memory.Key{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.r.SetSavedLimit(8 * 4096)
+	if s.SavedBytes() != 0 {
+		t.Errorf("%v are saved before anything was", s.SavedBytes())
+	}
+	if err := s.End(nil); err != nil || b.r.Decision(memory.Key{}).Budget != 8*4096 {
+		t.Errorf("%v, %+v", err, b.r.Decision(memory.Key{}))
+	}
+}

@@ -1,0 +1,224 @@
+// This file owns steps that are given up in the middle.
+
+package fsdp
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// SPEC S2.1: a step that all ranks give up in the middle changes nothing: the next
+// ones give the bits that they would have given.
+func TestStepGivenUpByAllRanks(t *testing.T) {
+	t.Parallel()
+	c := setup{model: "hybrid", ranks: 2, ep: 2, param: BF16, gradComm: BF16, mainGrads: FP32, prefetch: 2, behind: 1, microbatches: 1, steps: 3}
+	want := c.reference(t)
+	for _, k := range kinds {
+		if c.kind, c.fallback = k.kind, k.fallback; testing.Short() && c.kind != bucket.Max {
+			continue
+		}
+		body := func(w *world) error {
+			return w.each(func(r *rank) error {
+				if err := r.initialise(); err != nil {
+					return err
+				}
+				for step := range c.steps {
+					if err := r.giveUp(3*step + 1); err != nil {
+						return err
+					}
+					r.feed(step)
+					if err := r.step(); err != nil {
+						return err
+					}
+				}
+				return r.compute.Sync()
+			})
+		}
+		if err := check.Explore(check.Options{}, 2, c.program(want, body)); err != nil {
+			t.Fatal(c, ": ", err)
+		}
+	}
+}
+
+// giveUp begins a step and ends it after some uses, the last of them not done and
+// its gradients written.
+func (r *rank) giveUp(uses int) error {
+	r.e.begin(r.key())
+	for i := range r.pass {
+		x := &r.pass[i]
+		switch {
+		case x.do != nil:
+		case x.leave:
+			r.done[x.unit]()
+		default:
+			_, done, err := r.e.use(x.unit)
+			if err != nil {
+				return err
+			}
+			if uses--; uses == 0 {
+				g, err := r.e.(*sharded).step.Grad(x.unit, r.compute)
+				if err == nil { // not if the gradients' order is another
+					r.compute.Fill(g.Param(0), 3)
+				}
+				if r.e.end() == nil {
+					return errors.New("a step that was given up ended well")
+				}
+				return nil
+			}
+			r.done[x.unit] = done
+		}
+	}
+	return errors.New("the step has fewer uses")
+}
+
+// A step that its caller gave up, by a panic that it recovered from, can be ended
+// and leaves the pipeline as it was.
+func TestStepGivenUp(t *testing.T) {
+	for _, kind := range bucket.PoolKinds {
+		for _, recorded := range []bool{false, true} {
+			l := open(t, Config{Units: units(4, 0), Pool: kind, Prefetch: 2, Behind: 1})
+			if recorded {
+				if err := l.uses(memory.Key{}, 0, 1, 2, 3, 2, 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for at := range 4 {
+				func() {
+					s := l.p.Begin(memory.Key{}, l.s)
+					defer func() {
+						if x := recover(); x != "out of data" {
+							t.Error(x)
+						}
+						if err := s.End(); err == nil {
+							t.Error("no error at the end")
+						}
+					}()
+					for i, u := range []int{0, 1, 2, 3} {
+						x, err := s.Use(u, l.s)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if i == at {
+							panic("out of data")
+						}
+						x.Done()
+					}
+				}()
+				if err := l.uses(memory.Key{Shape: fmt.Sprint(at)}, 3, 2, 1, 0); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := errors.Join(l.uses(memory.Key{}, 0, 1, 2, 3, 2, 1), l.uses(memory.Key{}, 0, 1, 2, 3, 2, 1)); err != nil {
+				t.Error(kind, recorded, err)
+			}
+		}
+	}
+}
+
+// What a step that was given up still has on a stream comes before the next step,
+// though nothing marks its end.
+func TestGivenUpWorkComesFirst(t *testing.T) {
+	for _, kind := range bucket.PoolKinds {
+		program := check.On(cpuDevice, func(dev device.Device) error {
+			l, err := newLone(dev, Config{Units: units(3), Pool: kind, Prefetch: 1, Behind: 1})
+			if err != nil {
+				return err
+			}
+			other, err := dev.NewStream("other")
+			if err != nil {
+				return err
+			}
+			for range 3 {
+				if err := l.train(l.s, 3); err != nil {
+					return err
+				}
+				step := l.p.Begin(memory.Key{}, l.s)
+				u, err := step.Use(0, other)
+				if err != nil {
+					return err
+				}
+				other.Host(func() {}, device.Reads(u.Param(0)))
+				if step.End() == nil {
+					return errors.New("a step that was given up ended well")
+				}
+			}
+			return errors.Join(l.train(l.s, 3), l.close(), other.Close())
+		})
+		if err := check.Explore(check.Options{}, 2, program); err != nil {
+			t.Fatal(kind, err)
+		}
+	}
+}
+
+// A pipeline may be closed in the middle of a step, whether its order is known or
+// not, and leaves nothing behind.
+func TestCloseInTheMiddle(t *testing.T) {
+	for _, kind := range bucket.PoolKinds {
+		for _, recorded := range []bool{false, true} {
+			l := open(t, Config{Units: units(3), Pool: kind, Prefetch: 1, Behind: 1})
+			if recorded {
+				if err := l.train(l.s, 3); err != nil {
+					t.Fatal(err)
+				}
+			}
+			step := l.p.Begin(memory.Key{}, l.s)
+			if _, err := step.Use(0, l.s); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := step.Grad(2, l.s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// counting counts the events of a device.
+type counting struct {
+	device.Device
+	events int
+}
+
+func (d *counting) NewEvent(f device.EventFlags) (device.Event, error) {
+	d.events++
+	return d.Device.NewEvent(f)
+}
+
+// Steps that are given up before their order is known use the same events again.
+func TestGivenUpStepsLeaveNoEvents(t *testing.T) {
+	inner, err := cpuDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := &counting{Device: inner}
+	l, err := newLone(dev, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := 0
+	for i := range 5 {
+		step := l.p.Begin(memory.Key{}, l.s)
+		for u := range 3 {
+			if _, err := step.Use(u, l.s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if step.End() == nil {
+			t.Error("a step that was given up ended well")
+		}
+		if i == 0 {
+			first = dev.events
+		}
+	}
+	if dev.events != first {
+		t.Errorf("%d events after one step, %d after five", first, dev.events)
+	}
+	if err := errors.Join(l.close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,257 @@
+package fsdp
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// deed is a line of a step: a unit is used, or gets gradients, or that ends.
+type deed struct {
+	unit int
+	grad bool
+	end  bool
+}
+
+// anyStep draws deeds of any nesting.
+func anyStep(t *rapid.T, units int) (deeds []deed) {
+	var open []deed
+	for range rapid.IntRange(0, 12).Draw(t, "deeds") {
+		d := deed{unit: rapid.IntRange(0, units-1).Draw(t, "unit"), grad: rapid.Bool().Draw(t, "grad")}
+		if i := slices.Index(open, d); i >= 0 {
+			open = slices.Delete(open, i, i+1)
+			d.end = true
+		} else {
+			open = append(open, d)
+		}
+		deeds = append(deeds, d)
+	}
+	for len(open) > 0 {
+		i := rapid.IntRange(0, len(open)-1).Draw(t, "ended")
+		d := open[i]
+		open, d.end = slices.Delete(open, i, i+1), true
+		deeds = append(deeds, d)
+	}
+	return deeds
+}
+
+// anyUnits draws units with parameters of several types and groups.
+func anyUnits(t *rapid.T) (us []FSDPUnit) {
+	for i := range rapid.IntRange(1, 5).Draw(t, "units") {
+		u := FSDPUnit{Name: fmt.Sprint("unit ", i), Loose: rapid.IntRange(0, 3).Draw(t, "loose") == 0}
+		for k := range rapid.IntRange(0, 3).Draw(t, "params") {
+			u.Params = append(u.Params, Param{
+				Name: fmt.Sprint("w", k), Shape: []int64{rapid.Int64Range(1, 70).Draw(t, "elements")},
+				Type: rapid.SampledFrom([]bucket.Type{BF16, FP32}).Draw(t, "type"), Group: rapid.IntRange(0, 1).Draw(t, "group"),
+			})
+		}
+		us = append(us, u)
+	}
+	if len(us[0].Params) == 0 {
+		us[0].Params = []Param{{Name: "w", Shape: []int64{3}, Type: BF16}}
+	}
+	return us
+}
+
+// addOne is the optimiser of the model.
+var addOne = device.Kernel{Name: "add one", Go: func(l *device.Launch) {
+	w := numbers(l.Args()[0], 0, int(l.Args()[1]))
+	for i := range w {
+		w[i]++
+	}
+}}
+
+// puppet is a rank that does what it is told, beside an obvious model: how large
+// each unit's weights are, and what its gradients add up to.
+type puppet struct {
+	p     *Pipeline
+	s     device.Stream
+	rank  int
+	ranks int
+	steps int          // so often was one added to the weights
+	sums  [][2]float32 // by unit and group, of this step
+	wrong *atomic.Int64
+}
+
+// all looks whether all of a range has a value.
+func (x *puppet) all(r device.Range, t bucket.Type, want float32) {
+	addr, n := uint64(r.Addr()), int(r.Len/t.Size)
+	x.s.Host(func() {
+		if slices.ContainsFunc(numbers(addr, flag(t), n), func(v float32) bool { return v != want }) {
+			x.wrong.Add(1)
+		}
+	}, device.Reads(r))
+}
+
+// step does the deeds and compares.
+func (x *puppet) step(key memory.Key, deeds []deed) error {
+	l, s := x.p.layout, x.p.Begin(key, x.s)
+	uses, grads := make([]Use, len(l.units)), make([]Grad, len(l.units))
+	x.sums = make([][2]float32, len(l.units))
+	for i, d := range deeds {
+		var err error
+		switch {
+		case d.grad && d.end:
+			grads[d.unit].Done()
+		case d.end:
+			x.look(uses[d.unit], d.unit)
+			uses[d.unit].Done()
+		case d.grad:
+			if grads[d.unit], err = s.Grad(d.unit, x.s); err == nil {
+				x.fill(grads[d.unit], d.unit, i)
+			}
+		default:
+			if uses[d.unit], err = s.Use(d.unit, x.s); err == nil {
+				x.look(uses[d.unit], d.unit)
+			}
+		}
+		if err != nil {
+			return errors.Join(err, s.End())
+		}
+	}
+	if err := s.End(); err != nil {
+		return err
+	}
+	for _, sh := range x.p.Shards() {
+		for _, piece := range sh.Pieces {
+			size := memory.Bytes(x.p.cfg.MainGrads.Size)
+			want := x.sums[sh.Unit][l.units[sh.Unit].Params[piece.Param].Group]
+			x.all(sh.Grads.Slice(memory.Bytes(piece.At)*size, memory.Bytes(piece.Elements)*size), x.p.cfg.MainGrads, want)
+			w := sh.Weights.Slice(4*memory.Bytes(piece.At), 4*memory.Bytes(piece.Elements))
+			k := device.NewLaunch(&addOne, 1, 1)
+			k.Write(w)
+			k.Arg(uint64(piece.Elements))
+			x.s.Launch(k)
+		}
+	}
+	x.p.Cast(x.s)
+	x.steps++
+	return nil
+}
+
+func (x *puppet) look(u Use, unit int) {
+	for i, p := range x.p.layout.units[unit].Params {
+		x.all(u.Param(i), p.Type, float32(unit+x.steps))
+	}
+}
+
+// fill writes a gradient that tells ranks and deeds apart.
+func (x *puppet) fill(g Grad, unit, deed int) {
+	for i, p := range x.p.layout.units[unit].Params {
+		x.all(g.Param(i), x.p.cfg.GradComm, 0)
+		k := device.NewLaunch(&setTo, 1, 1)
+		k.Write(g.Param(i))
+		k.Arg(flag(x.p.cfg.GradComm))
+		k.Arg(uint64(p.Elements()))
+		k.Arg(uint64((x.rank + 1) * (deed + 1)))
+		x.s.Launch(k)
+	}
+	for r := range x.ranks {
+		x.sums[unit][0] += float32((r + 1) * (deed + 1))
+	}
+	x.sums[unit][1] += float32((x.rank + 1) * (deed + 1))
+}
+
+var setTo = device.Kernel{Name: "set", Go: func(l *device.Launch) {
+	a := l.Args() // gradient, type, elements, value
+	store(a[0], a[1], slices.Repeat([]float32{float32(a[3])}, int(a[2])))
+}}
+
+// play runs some steps, each of one of the given scripts.
+func (x *puppet) play(scripts [][]deed, plays []int) error {
+	for u, unit := range x.p.layout.units {
+		for i, p := range unit.Params {
+			if err := x.p.Load(u, i, slices.Repeat([]float32{float32(u)}, int(p.Elements()))); err != nil {
+				return err
+			}
+		}
+	}
+	for _, i := range plays {
+		if err := x.step(memory.Key{Microbatches: i}, scripts[i]); err != nil {
+			return err
+		}
+	}
+	return x.s.Sync()
+}
+
+// SPEC S2.1, S2.6, S6.2: whatever is used when, inside of what, under however
+// many keys: parameters are what they should be, gradients begin as zero and add
+// up, and the checker finds nothing.
+func TestPipelineAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := Config{
+			Units: anyUnits(t), Pool: rapid.SampledFrom(bucket.PoolKinds[:]).Draw(t, "kind"),
+			Fallback: rapid.SampledFrom([]bucket.Fallback{bucket.Persistent, bucket.DynamicMemory}).Draw(t, "fallback"),
+			Prefetch: rapid.IntRange(0, 3).Draw(t, "prefetch"), Behind: rapid.IntRange(0, 2).Draw(t, "behind"),
+			GradComm: FP32, MainGrads: FP32,
+		}
+		if cfg.Pool == bucket.Max {
+			cfg.Prefetch, cfg.Behind = max(1, cfg.Prefetch), max(1, cfg.Behind)
+		}
+		ranks := rapid.IntRange(1, 2).Draw(t, "ranks")
+		var scripts [][]deed
+		for range rapid.IntRange(1, 3).Draw(t, "scripts") {
+			scripts = append(scripts, anyStep(t, len(cfg.Units)))
+		}
+		plays := rapid.SliceOfN(rapid.IntRange(0, len(scripts)-1), 1, 5).Draw(t, "plays")
+		err := check.Explore(check.Options{}, 1, func(ck *check.Checker) error { return puppets(ck, cfg, ranks, scripts, plays) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// puppets is a program of some ranks; the first group has all of them, the second
+// each by itself.
+func puppets(ck *check.Checker, cfg Config, ranks int, scripts [][]deed, plays []int) error {
+	var devs []device.Device
+	for range ranks {
+		d, err := cpuDevice()
+		if err != nil {
+			return err
+		}
+		devs = append(devs, ck.Wrap(d))
+	}
+	cs, err := comm.NewLocal(devs, comm.Options{})
+	if err != nil {
+		return err
+	}
+	var wrong atomic.Int64
+	err = comm.Lockstep(cs, func(c comm.Comm) (err error) {
+		cfg := cfg
+		cfg.Rank = c.Rank()
+		alone, err := c.Split([]int{c.Rank()})
+		if err != nil {
+			return err
+		}
+		cfg.Groups = []RankGroup{{Comm: c}, {Comm: alone}}
+		x := &puppet{rank: c.Rank(), ranks: ranks, wrong: &wrong}
+		if x.s, err = devs[c.Rank()].NewStream("compute"); err != nil {
+			return err
+		}
+		if x.p, err = New(devs[c.Rank()], cfg); err != nil {
+			return err
+		}
+		return errors.Join(x.play(scripts, plays), x.p.Close(), x.s.Close(), alone.Close())
+	})
+	for i := range cs {
+		err = errors.Join(err, cs[i].Close())
+	}
+	for _, d := range devs {
+		err = errors.Join(err, d.Close())
+	}
+	if n := wrong.Load(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("%d ranges did not hold what they should", n))
+	}
+	return err
+}

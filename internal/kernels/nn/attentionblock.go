@@ -1,0 +1,134 @@
+// This file owns what blocks of attention are made of: their memory, moving rows to
+// and from fp32, and what a query sees of a block.
+
+package nn
+
+import (
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/gemm"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/vec"
+)
+
+const (
+	// attendTile keys are a block, and attendRows queries: fewer, because half of a
+	// block on the diagonal is in vain. Products go by 12 rows and 32 columns, and
+	// 48 is 4 x 12, 96 is 8 x 12 and 3 x 32. Scores take 18 KiB then, and keys 24
+	// for heads of 64. Of seven pairs from 24 x 64 to 60 x 128 this was the fastest
+	// or near it for heads of 32 to 128.
+	attendTile = 96
+	attendRows = 48
+	// attendLanes is what loops over a row of a block take at a time. A tile is a
+	// multiple of it.
+	attendLanes = 16
+)
+
+// attendRoom is the memory of a piece of work. It grows to the largest and is kept,
+// so that a launch in steady state allocates none.
+type attendRoom struct {
+	all  []float32
+	used int
+}
+
+var attendRooms = sync.Pool{New: func() any { return new(attendRoom) }}
+
+func (r *attendRoom) reset() { r.used = 0 }
+
+// take gives n numbers of any content.
+func (r *attendRoom) take(n int) []float32 {
+	if r.used+n > len(r.all) {
+		// What was taken before keeps its old memory.
+		r.all, r.used = make([]float32, 2*len(r.all)+n), 0
+	}
+	r.used += n
+	return r.all[r.used-n : r.used : r.used]
+}
+
+// load gives n rows of some columns as fp32 without gaps.
+func (v view) load(room *attendRoom, row, col, n, cols int) []float32 {
+	to := room.take(n * cols)
+	v.read(to, row, col, n, cols)
+	return to
+}
+
+// turn gives n rows of some columns as fp32 in blocks of attendTile rows, each with
+// rows and columns exchanged. A short last block has the room of a whole one, and
+// anything in it.
+func (v view) turn(room *attendRoom, row, col, n, cols int) []float32 {
+	to, line := room.take((n+attendTile-1)/attendTile*attendTile*cols), room.take(attendTile*cols)
+	for i := 0; i < n; i += attendTile {
+		rows, pitch, count := line, cols, min(attendTile, n-i)
+		if v.typ == kernels.F32 {
+			rows, pitch = device.Slice[float32](v.addr+4*uint64((row+i)*v.pitch+col), (count-1)*v.pitch+cols), v.pitch
+		} else {
+			v.read(rows, row+i, col, count, cols)
+		}
+		gemm.Transpose(to[i*cols:], attendTile, rows, pitch, count, cols)
+	}
+	return to
+}
+
+func (v view) read(to []float32, row, col, n, cols int)    { v.readTimes(to, row, col, n, cols, 1) }
+func (v view) write(from []float32, row, col, n, cols int) { v.writeTimes(from, row, col, n, cols, 1) }
+
+// readTimes gives rows as fp32, multiplied by a factor.
+func (v view) readTimes(to []float32, row, col, n, cols int, by float32) {
+	for i := range n {
+		at, line := uint64((row+i)*v.pitch+col), to[i*cols:(i+1)*cols]
+		switch {
+		case v.typ == kernels.BF16:
+			vec.Widen(line, device.Slice[uint16](v.addr+2*at, cols))
+			if by != 1 {
+				vec.Scale(line, line, by)
+			}
+		case by != 1:
+			vec.Scale(line, device.Slice[float32](v.addr+4*at, cols), by)
+		default:
+			copy(line, device.Slice[float32](v.addr+4*at, cols))
+		}
+	}
+}
+
+// writeTimes puts rows into the matrix, multiplied by a factor.
+func (v view) writeTimes(from []float32, row, col, n, cols int, by float32) {
+	for i := range n {
+		at, line := uint64((row+i)*v.pitch+col), from[i*cols:(i+1)*cols]
+		switch {
+		case v.typ == kernels.BF16:
+			if by != 1 {
+				vec.Scale(line, line, by)
+			}
+			vec.Narrow(device.Slice[uint16](v.addr+2*at, cols), line)
+		case by != 1:
+			vec.Scale(device.Slice[float32](v.addr+4*at, cols), line, by)
+		default:
+			copy(device.Slice[float32](v.addr+4*at, cols), line)
+		}
+	}
+}
+
+// visible is the part of a row of scores that a query sees, widened to whole lanes.
+// The row begins with key j. What the query does not see is set to hidden within the
+// part and, since products take the whole row, to zero outside.
+func (w *attendWork) visible(row []float32, query, j int, hidden float32) []float32 {
+	to := max(0, min(len(row), query+1-j))
+	from := min(max(0, query-w.window+1-j), to)
+	if to-from == len(row) {
+		return row
+	}
+	first, last := from/attendLanes*attendLanes, (to+attendLanes-1)/attendLanes*attendLanes
+	if from == to {
+		last = first
+	}
+	clear(row[:first])
+	for i := first; i < from; i++ {
+		row[i] = hidden
+	}
+	for i := to; i < last; i++ {
+		row[i] = hidden
+	}
+	clear(row[last:])
+	return row[first:last]
+}

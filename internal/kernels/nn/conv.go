@@ -1,0 +1,270 @@
+// This file owns the short convolution over tokens that comes before a scan.
+
+package nn
+
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/gemm"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/parallel"
+	"github.com/stowage-dev/stowage/internal/vec"
+)
+
+// Conv is a causal convolution of each column by itself, then SiLU, over sequences
+// of Seq tokens; rows are tokens, sequence by sequence:
+//
+//	y_t = silu(bias + sum over k of w_k x_t-taps+1+k), with zeros before the first token
+//
+// W has a row of taps for each column, and Bias, of W's type, is a single row. Y and
+// X are of one type.
+type Conv struct {
+	Y, X    Matrix
+	W, Bias Matrix
+	Seq     int
+}
+
+// ConvGrad is the backward pass of Conv. It does not read Y. It writes DX, which may be DY,
+// and adds to DW and DBias, which have one type.
+type ConvGrad struct {
+	Conv
+	DY, DX, DW, DBias Matrix
+}
+
+var (
+	convKernel     = device.Kernel{Name: "stowage_nn_conv", Image: convImage, Go: convGo}
+	convGradKernel = device.Kernel{Name: "stowage_nn_conv_grad", Image: convImage, Go: convGradGo}
+)
+
+const (
+	// maxTaps are what a GPU's thread keeps at hand.
+	maxTaps = 8
+
+	// Of a block's threads each has a column; those of the backward pass, which
+	// takes 32 columns, share out the rows.
+	convThreads     = 256
+	convGradThreads = 512
+	// A convolution is spread over runs of convRows rows, its backward pass, which
+	// has sums over rows, over runs of convCols columns.
+	convRows = 64
+	convCols = 128
+)
+
+// Convolve issues a convolution. The kernel's arguments:
+//
+//	stowage_nn_conv(Y, X, W, Bias, shape..., pitch of Y)
+//
+// Shape is three arguments: rows and, above 32 bits, Seq; columns and taps; the pitch of X
+// and, above, bit 32 the type of X and bit 33 that of W. W is without gaps.
+func Convolve(s device.Stream, c Conv) {
+	c.check()
+	c.Y.shape("a convolution's output", c.X.Rows, c.X.Cols)
+	sameType("a convolution", c.X, c.Y)
+	l := device.NewLaunch(&convKernel, runsOf(c.X.Rows, convRows)*runsOf(c.X.Cols, convThreads), convThreads)
+	l.Write(c.Y.used("a convolution's output"))
+	c.add(&l)
+	l.Arg(uint64(c.Y.pitch()))
+	s.Launch(l)
+}
+
+// ConvolveGrad issues the backward pass. The kernel's arguments:
+//
+//	stowage_nn_conv_grad(DX, X, W, Bias, shape..., DY, DW, DBias, pitches of DX and DY, type of DW)
+//
+// The pitch of DY stands above 32 bits. DW is without gaps.
+func ConvolveGrad(s device.Stream, c ConvGrad) {
+	c.check()
+	c.DY.shape("the gradient of a convolution's output", c.X.Rows, c.X.Cols)
+	c.DX.shape("the gradient of a convolution's input", c.X.Rows, c.X.Cols)
+	sameType("a convolution", c.X, c.DX, c.DY)
+	c.DW.shape("the gradient of a convolution's taps", c.W.Rows, c.W.Cols)
+	c.DBias.shape("the gradient of a convolution's bias", 1, c.X.Cols)
+	sameType("the gradients of a convolution", c.DW, c.DBias)
+	noGaps("the gradient of a convolution's taps", c.DW)
+	l := device.NewLaunch(&convGradKernel, runsOf(c.X.Cols, 32), convGradThreads)
+	l.Write(c.DX.used("the gradient of a convolution's input"))
+	c.add(&l)
+	l.Read(c.DY.used("the gradient of a convolution's output"))
+	l.Write(c.DW.used("the gradient of a convolution's taps"))
+	l.Write(c.DBias.used("the gradient of a convolution's bias"))
+	l.Arg(pair(c.DX.pitch(), c.DY.pitch()))
+	l.Arg(uint64(c.DW.Type))
+	s.Launch(l)
+}
+
+func (c Conv) check() {
+	if c.Seq <= 0 || c.X.Rows%c.Seq != 0 {
+		panic(fmt.Sprintf("nn: a convolution: expected a Seq that divides %d rows, got %d", c.X.Rows, c.Seq))
+	}
+	if c.W.Cols > maxTaps {
+		panic(fmt.Sprintf("nn: a convolution: expected at most %d taps, got %d", maxTaps, c.W.Cols))
+	}
+	c.W.shape("a convolution's taps", c.X.Cols, c.W.Cols)
+	c.Bias.shape("a convolution's bias", 1, c.X.Cols)
+	sameType("a convolution's parameters", c.W, c.Bias)
+	noGaps("a convolution's taps", c.W)
+}
+
+func noGaps(what string, m Matrix) {
+	if m.pitch() != m.Cols {
+		panic(fmt.Sprintf("nn: %s: expected rows without gaps, got rows of %d numbers, %d apart", what, m.Cols, m.pitch()))
+	}
+}
+
+// add is the inputs and the shape.
+func (c Conv) add(l *device.Launch) {
+	l.Read(c.X.used("a convolution's input"))
+	l.Read(c.W.used("a convolution's taps"))
+	l.Read(c.Bias.used("a convolution's bias"))
+	l.Arg(pair(c.X.Rows, c.Seq))
+	l.Arg(pair(c.X.Cols, c.W.Cols))
+	l.Arg(pair(c.X.pitch(), int(c.X.Type)|int(c.W.Type)<<1))
+}
+
+// convWork is what both passes have in common.
+type convWork struct {
+	rows, seq, cols, taps int
+	x, w, bias            view
+}
+
+func newConvWork(a []uint64) convWork {
+	w := convWork{rows: int(uint32(a[3])), seq: int(a[3] >> 32), cols: int(uint32(a[4])), taps: int(a[4] >> 32)}
+	params := kernels.Number(a[5] >> 33 & 1)
+	w.x = view{addr: a[0], pitch: int(uint32(a[5])), typ: kernels.Number(a[5] >> 32 & 1)}
+	w.w = view{addr: a[1], typ: params}
+	w.bias = view{addr: a[2], typ: params}
+	return w
+}
+
+// line is a row's columns from col on, as many as room has: where they lie if they
+// are fp32, else in room.
+func (v view) line(room []float32, row, col int) []float32 {
+	if v.typ == kernels.F32 {
+		return device.Slice[float32](v.addr+uint64(4*(row*v.pitch+col)), len(room))
+	}
+	v.read(room, row, col, 1, len(room))
+	return room
+}
+
+// window is the taps of some columns, tap by tap, and the last rows of x, in turn:
+// token t's at t modulo taps.
+type window struct {
+	taps, bias, sum []float32
+	rows, room      [][]float32
+}
+
+// open makes the window of n columns.
+func (w *convWork) open(room *attendRoom, col, n int) window {
+	v := window{taps: room.take(n * w.taps), bias: room.take(n), sum: room.take(n), rows: make([][]float32, w.taps), room: make([][]float32, w.taps)}
+	for i := range v.room {
+		v.room[i] = room.take(n)
+	}
+	w.bias.read(v.bias, 0, col, 1, n)
+	line := room.take(n * w.taps)
+	w.w.read(line, 0, col*w.taps, 1, n*w.taps)
+	gemm.Transpose(v.taps, n, line, w.taps, n, w.taps)
+	return v
+}
+
+// next makes the sums of a token. Tokens come one after the other; the first one,
+// here or in its sequence, finds the rows before it loaded.
+func (w *convWork) next(v *window, row, col int) {
+	n, t := len(v.sum), row%w.seq
+	w.load(v, row, col)
+	copy(v.sum, v.bias)
+	for k := max(0, w.taps-1-t); k < w.taps; k++ {
+		vec.AddMul(v.sum, v.taps[k*n:], v.rows[(t+1+k)%w.taps], 1)
+	}
+}
+
+func (w *convWork) load(v *window, row, col int) {
+	i := row % w.seq % w.taps
+	v.rows[i] = w.x.line(v.room[i], row, col)
+}
+
+func convGo(l *device.Launch) {
+	a := l.Args()
+	w := newConvWork(a[1:])
+	y := view{addr: a[0], pitch: int(a[7]), typ: w.x.typ}
+	parallel.For(w.rows, convRows, func(from, to int) {
+		room := attendRooms.Get().(*attendRoom)
+		defer attendRooms.Put(room)
+		room.reset()
+		v := w.open(room, 0, w.cols)
+		for back := min(w.taps-1, from%w.seq); back > 0; back-- {
+			w.load(&v, from-back, 0)
+		}
+		for row := from; row < to; row++ {
+			w.next(&v, row, 0)
+			vec.SiLU(v.sum, v.sum)
+			y.write(v.sum, row, 0, 1, w.cols)
+		}
+	})
+}
+
+func convGradGo(l *device.Launch) {
+	a := l.Args()
+	b := convBack{convWork: newConvWork(a[1:])}
+	grads := kernels.Number(a[11])
+	b.dx = view{addr: a[0], pitch: int(uint32(a[10])), typ: b.x.typ}
+	b.dy = view{addr: a[7], pitch: int(a[10] >> 32), typ: b.x.typ}
+	b.dw = view{addr: a[8], typ: grads}
+	b.dbias = view{addr: a[9], typ: grads}
+	parallel.For(b.cols, convCols, func(from, to int) { b.columns(from, to-from) })
+}
+
+type convBack struct {
+	convWork
+	dx, dy, dw, dbias view
+}
+
+// columns makes the gradients of n columns. The gradient of a token's input needs
+// those of the sums of taps tokens from it on, which are kept in turn like x.
+func (b *convBack) columns(col, n int) {
+	room := attendRooms.Get().(*attendRoom)
+	defer attendRooms.Put(room)
+	room.reset()
+	v := b.open(room, col, n)
+	d := room.take(n * b.taps) // gradients of sums, in turn
+	out, dy := room.take(n), room.take(n)
+	dw, dbias := room.take(n*b.taps), room.take(n)
+	clear(dw)
+	clear(dbias)
+	for first := 0; first < b.rows; first += b.seq {
+		for t := range b.seq + b.taps - 1 {
+			ds := d[t%b.taps*n:][:n]
+			if t < b.seq {
+				b.next(&v, first+t, col)
+				vec.SiLUGrad(ds, v.sum, b.dy.line(dy, first+t, col))
+				vec.Add(dbias, dbias, ds)
+				for k := max(0, b.taps-1-t); k < b.taps; k++ {
+					vec.AddMul(dw[k*n:(k+1)*n], ds, v.rows[(t+1+k)%b.taps], 1)
+				}
+			} else {
+				clear(ds)
+			}
+			if t < b.taps-1 {
+				continue
+			}
+			clear(out)
+			for k := range b.taps {
+				vec.AddMul(out, v.taps[k*n:], d[(t-k)%b.taps*n:], 1)
+			}
+			b.dx.write(out, first+t-b.taps+1, col, 1, n)
+		}
+	}
+	b.add(room, col, n, dw, dbias)
+}
+
+// add adds sums to the gradients of the taps and the bias.
+func (b *convBack) add(room *attendRoom, col, n int, dw, dbias []float32) {
+	was, sum := room.take(n*b.taps), room.take(n*b.taps)
+	gemm.Transpose(sum, b.taps, dw, n, b.taps, n)
+	b.dw.read(was, 0, col*b.taps, 1, n*b.taps)
+	vec.Add(sum, sum, was)
+	b.dw.write(sum, 0, col*b.taps, 1, n*b.taps)
+	b.dbias.read(was[:n], 0, col, 1, n)
+	vec.Add(dbias, dbias, was)
+	b.dbias.write(dbias, 0, col, 1, n)
+}

@@ -1,0 +1,211 @@
+package nn
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+)
+
+// idsOf are rows of a table, some of them often.
+func idsOf(t *rapid.T, y *yard, n, vocab int) []uint32 {
+	ids, common := make([]uint32, n), uint32(rapid.IntRange(0, vocab-1).Draw(t, "common"))
+	for i := range ids {
+		ids[i] = uint32(y.rng.IntN(vocab))
+		if y.rng.IntN(3) == 0 {
+			ids[i] = common
+		}
+	}
+	return ids
+}
+
+func TestEmbed(t *testing.T) {
+	y := newYard(t, 1<<19)
+	rapid.Check(t, func(t *rapid.T) {
+		begin(t, y)
+		rows, cols, vocab := rapid.IntRange(1, 40).Draw(t, "rows"), rapid.IntRange(1, 70).Draw(t, "columns"), rapid.IntRange(1, 60).Draw(t, "vocabulary")
+		kind := drawType(t, "table")
+		table, ids := drawn(y, kind, vocab*cols), idsOf(t, y, rows, vocab)
+		l := Lookup{Y: y.matrix(drawType(t, "y"), rows, cols), Table: lay(y, kind, cols, table), IDs: put(y, ids)}
+		Embed(y, l)
+		for i, id := range ids {
+			for j := range cols {
+				if got, want := l.Y.get(i, j), stored(l.Y.Type, l.Table.get(int(id), j)); got != want {
+					t.Fatalf("row %d of y is not row %d of the table", i, id)
+				}
+			}
+		}
+	})
+}
+
+// Sums over rows begin with what is there, go in the order of rows, and are rounded
+// once: to the bit what the definition gives.
+func TestEmbedGrad(t *testing.T) {
+	y := newYard(t, 1<<19)
+	rapid.Check(t, func(t *rapid.T) {
+		begin(t, y)
+		rows, cols, vocab := rapid.IntRange(1, 60).Draw(t, "rows"), rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(250, 300)).Draw(t, "columns"), rapid.IntRange(1, 150).Draw(t, "vocabulary")
+		tt, ty := drawType(t, "table"), drawType(t, "dy")
+		l := LookupGrad{DTable: lay(y, tt, cols, drawn(y, tt, vocab*cols)), DY: lay(y, ty, cols, drawn(y, ty, rows*cols))}
+		ids := idsOf(t, y, rows, vocab)
+		l.IDs, l.Scratch = put(y, ids), take[uint32](y, int(EmbedScratch(rows, vocab)/4))
+		want := make([]float32, vocab*cols)
+		for i := range want {
+			want[i] = l.DTable.get(i/cols, i%cols)
+		}
+		for i, id := range ids {
+			for j := range cols {
+				want[int(id)*cols+j] += l.DY.get(i, j)
+			}
+		}
+		EmbedGrad(y, l)
+		for i := range want {
+			if got, want := l.DTable.get(i/cols, i%cols), stored(tt, want[i]); got != want {
+				t.Fatalf("dtable[%d][%d] is %v, want %v", i/cols, i%cols, got, want)
+			}
+		}
+	})
+}
+
+// loss64 is the definition for one row.
+func loss64(x []float64, target uint32) float64 {
+	most, sum := math.Inf(-1), 0.0
+	for _, v := range x {
+		most = max(most, v)
+	}
+	for _, v := range x {
+		sum += math.Exp(v - most)
+	}
+	return math.Log(sum) + most - x[target]
+}
+
+// lossOf lays logits of a size, targets, and room for losses.
+func lossOf(t *rapid.T, y *yard, kind kernels.Number, x []float64, cols int) (Loss, []uint32) {
+	targets := make([]uint32, len(x)/cols)
+	for i := range targets {
+		targets[i] = uint32(y.rng.IntN(cols))
+		if rapid.IntRange(0, 4).Draw(t, "no target") == 0 {
+			targets[i] = None
+		}
+	}
+	return Loss{Logits: lay(y, kind, cols, x), Targets: put(y, targets), Losses: take[float32](y, len(targets)), Scale: 0.25}, targets
+}
+
+func TestCrossEntropy(t *testing.T) {
+	y := newYard(t, 1<<18)
+	rapid.Check(t, func(t *rapid.T) {
+		begin(t, y)
+		rows, cols, kind := rapid.IntRange(1, 6).Draw(t, "rows"), rapid.IntRange(1, 80).Draw(t, "columns"), drawType(t, "type")
+		size := rapid.SampledFrom([]float64{1, 10, 1000, 1e5}).Draw(t, "size")
+		x := drawn(y, kind, rows*cols)
+		for i := range x {
+			x[i] = float64(stored(kind, float32(x[i]*size)))
+		}
+		l, targets := lossOf(t, y, kind, x, cols)
+		l.NoGrad = rapid.Bool().Draw(t, "no gradient")
+		before := bytes.Clone(at[byte](l.Logits.Range))
+		CrossEntropy(y, l)
+		if l.NoGrad && !bytes.Equal(before, at[byte](l.Logits.Range)) {
+			t.Fatalf("logits were written in spite of NoGrad")
+		}
+		for i, target := range targets {
+			row, loss := x[i*cols:(i+1)*cols], float64(at[float32](l.Losses)[i])
+			want, grad := 0.0, make([]float64, cols)
+			if target != None {
+				want = loss64(row, target)
+				grad = slopes(row, func() float64 { return 0.25 * loss64(row, target) })
+			}
+			if !within(loss, want, 1e-6*(1+math.Abs(want))) {
+				t.Fatalf("the loss of row %d is %v, want %v", i, loss, want)
+			}
+			if l.NoGrad {
+				continue
+			}
+			// Differences of large numbers are coarse: an ulp of 1e5 over 2e-6.
+			for j, g := range grad {
+				part := 1e-6 + 1e-11*size
+				if kind == kernels.BF16 {
+					part += math.Abs(g) / 256
+				}
+				if got := float64(l.Logits.get(i, j)); !within(got, g, part) {
+					t.Fatalf("the gradient of row %d at %d is %v, want %v", i, j, got, g)
+				}
+			}
+		}
+	})
+}
+
+// Losses are the same bits with and without gradients.
+func TestLossWithoutGradients(t *testing.T) {
+	y := newYard(t, 1<<18)
+	rapid.Check(t, func(t *rapid.T) {
+		begin(t, y)
+		rows, cols, kind := rapid.IntRange(1, 6).Draw(t, "rows"), rapid.IntRange(1, 300).Draw(t, "columns"), drawType(t, "type")
+		l, _ := lossOf(t, y, kind, drawn(y, kind, rows*cols), cols)
+		with, without := l, l
+		without.NoGrad, without.Losses = true, take[float32](y, rows)
+		CrossEntropy(y, without)
+		CrossEntropy(y, with)
+		if !bytes.Equal(at[byte](with.Losses), at[byte](without.Losses)) {
+			t.Fatalf("losses differ: %v and %v", at[float32](with.Losses), at[float32](without.Losses))
+		}
+	})
+}
+
+// Logits that are infinite or no numbers give losses that are none: whoever looks
+// at the loss sees it.
+func TestLossOfBrokenLogits(t *testing.T) {
+	y := newYard(t, 1<<14)
+	for _, bad := range []float64{math.NaN(), math.Inf(1)} {
+		y.reset(t)
+		l := Loss{Logits: lay(y, kernels.F32, 3, []float64{1, bad, 2}), Targets: put(y, []uint32{0}), Losses: take[float32](y, 1), Scale: 1}
+		CrossEntropy(y, l)
+		if v := at[float32](l.Losses)[0]; v == v && !math.IsInf(float64(v), 0) {
+			t.Errorf("with %v among the logits the loss is %v", bad, v)
+		}
+	}
+	// Minus infinity is a token that cannot be.
+	y.reset(t)
+	l := Loss{Logits: lay(y, kernels.F32, 3, []float64{1, math.Inf(-1), 1}), Targets: put(y, []uint32{0}), Losses: take[float32](y, 1), Scale: 1}
+	CrossEntropy(y, l)
+	if v := at[float32](l.Losses)[0]; !within(float64(v), math.Ln2, 1e-6) || l.Logits.get(0, 1) != 0 {
+		t.Errorf("the loss among two is %v", v)
+	}
+}
+
+func TestAddUp(t *testing.T) {
+	y := newYard(t, 1<<18)
+	rapid.Check(t, func(t *rapid.T) {
+		begin(t, y)
+		x := drawn(y, kernels.F32, rapid.IntRange(1, 500).Draw(t, "n"))
+		sum := put(y, []float32{3})
+		AddUp(y, Total{Sum: sum, X: solid(y, kernels.F32, len(x), x).Range, Factor: 0.5})
+		want := 3.0
+		for _, v := range x {
+			want += 0.5 * v
+		}
+		if got := at[float32](sum)[0]; !within(float64(got), want, 1e-4) {
+			t.Fatalf("the total is %v, want %v", got, want)
+		}
+	})
+}
+
+func TestEmbedRefuses(t *testing.T) {
+	y := newYard(t, 1<<14)
+	m := func(rows, cols int) Matrix { return y.matrix(kernels.F32, rows, cols) }
+	ids := put(y, []uint32{0, 5})
+	for name, f := range map[string]func(){
+		"a table of other width":   func() { Embed(y, Lookup{Y: m(2, 8), Table: m(9, 7), IDs: ids}) },
+		"a row that is not there":  func() { Embed(y, Lookup{Y: m(2, 8), Table: m(5, 8), IDs: ids}) },
+		"too few numbers":          func() { Embed(y, Lookup{Y: m(3, 8), Table: m(9, 8), IDs: ids}) },
+		"a gradient without place": func() { EmbedGrad(y, LookupGrad{DTable: m(9, 8), DY: m(2, 8), IDs: ids}) },
+		"a target that is none":    func() { CrossEntropy(y, Loss{Logits: m(2, 5), Targets: ids, Losses: take[float32](y, 2)}) },
+		"a total of bytes":         func() { AddUp(y, Total{Sum: take[float32](y, 1), X: device.Range{}}) },
+	} {
+		wantPanic(t, name, f)
+	}
+}

@@ -1,0 +1,164 @@
+// This file owns the twins of the embedding and of the loss.
+
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/parallel"
+	"github.com/stowage-dev/stowage/internal/vec"
+)
+
+// mustBeRow panics on the number of a table row that there is none of.
+func mustBeRow(id uint32, rows int) {
+	if int(id) >= rows {
+		panic(fmt.Sprintf("nn: a lookup of row %d in a table that has %d", id, rows))
+	}
+}
+
+func embedTwin(l *device.Launch) {
+	a := l.Args()
+	rows, cols := untwo(a[3])
+	yp, tp := untwo(a[4])
+	vocab := int(a[5])
+	y, table := stripOf(a[0], yp, a[6], 0), stripOf(a[1], tp, a[6], 1)
+	ids := device.Slice[uint32](a[2], rows)
+	parallel.For(rows, runRows(cols), func(from, to int) {
+		withRoom(cols, func(room []float32) {
+			for row := from; row < to; row++ {
+				mustBeRow(ids[row], vocab)
+				id := int(ids[row])
+				switch {
+				case y.typ == kernels.F32:
+					// Bf16 is widened right into its place.
+					out := y.into(row, 0, cols, nil)
+					copy(out, table.get(id, 0, cols, out))
+				case table.typ == kernels.BF16:
+					copy(y.bf16(row, 0, cols), table.bf16(id, 0, cols))
+				default:
+					y.put(row, 0, table.get(id, 0, cols, room))
+				}
+			}
+		})
+	})
+}
+
+const (
+	// embedRows table rows and embedCols columns are what a thread takes at a time:
+	// small enough to spread a table of 256 rows, of which few are common.
+	embedRows = 64
+	embedCols = 256
+)
+
+func embedSortTwin(l *device.Launch) {
+	a := l.Args()
+	rows, vocab := untwo(a[2])
+	scratch := device.Slice[uint32](a[1], rows+vocab+1)
+	sortByID(device.Slice[uint32](a[0], rows), scratch[:rows], scratch[rows:])
+}
+
+func embedGradTwin(l *device.Launch) {
+	a := l.Args()
+	rows, cols := untwo(a[4])
+	tp, dp := untwo(a[5])
+	vocab := int(a[6])
+	table, dy := stripOf(a[0], tp, a[7], 0), stripOf(a[1], dp, a[7], 1)
+	scratch := device.Slice[uint32](a[3], rows+vocab+1)
+	order, start := scratch[:rows], scratch[rows:]
+	groups := (vocab + embedRows - 1) / embedRows
+	parallel.For(groups*((cols+embedCols-1)/embedCols), 1, func(task, _ int) {
+		from := task % groups * embedRows
+		col := task / groups * embedCols
+		n := min(embedCols, cols-col)
+		var room [2 * embedCols]float32
+		for id := from; id < min(from+embedRows, vocab); id++ {
+			mine := order[start[id]:start[id+1]]
+			if len(mine) == 0 {
+				continue
+			}
+			sum := table.get(id, col, n, room[:])
+			for _, row := range mine {
+				vec.Add(sum, sum, dy.get(int(row), col, n, room[embedCols:]))
+			}
+			table.put(id, col, sum)
+		}
+	})
+}
+
+// sortByID puts the numbers of rows in the order of their ids and, of one id, of rows.
+// Those of id begin at start[id], and those of the next one end them.
+func sortByID(ids, order, start []uint32) {
+	vocab := len(start) - 1
+	clear(start)
+	for _, id := range ids {
+		mustBeRow(id, vocab)
+		start[id+1]++
+	}
+	for id := range vocab {
+		start[id+1] += start[id]
+	}
+	// Placing the rows moves each beginning to its end, the next one's beginning.
+	for row, id := range ids {
+		order[start[id]] = uint32(row)
+		start[id]++
+	}
+	copy(start[1:], start)
+	start[0] = 0
+}
+
+func lossTwin(l *device.Launch) {
+	a := l.Args()
+	rows, cols := untwo(a[3])
+	pitch, scale := int(uint32(a[4])), math.Float32frombits(uint32(a[4]>>32))
+	logits, grad := stripOf(a[0], pitch, a[5], 0), a[5]&2 == 0
+	targets, losses := device.Slice[uint32](a[1], rows), device.Slice[float32](a[2], rows)
+	parallel.For(rows, runRows(cols), func(from, to int) {
+		withRoom(2*cols, func(room []float32) {
+			for row := from; row < to; row++ {
+				target := targets[row]
+				if target != None && int(target) >= cols {
+					panic(fmt.Sprintf("nn: a target of %d among %d logits", target, cols))
+				}
+				x, out := logits.get(row, 0, cols, room), room[cols:]
+				if grad {
+					out = logits.into(row, 0, cols, room)
+				}
+				loss, sum := lossRow(out, x, target)
+				losses[row] = loss
+				if !grad {
+					continue
+				}
+				if target != None {
+					vec.Scale(out, out, scale/sum)
+					out[target] -= scale
+				}
+				logits.put(row, 0, out)
+			}
+		})
+	})
+}
+
+// lossRow gives the loss, puts exponentials into out, which may be x, and gives their
+// sum; without a target it puts zeros. The largest logit m comes off first, so that no
+// exponential is above one and one is one:
+//
+//	loss = log(sum e^(x-m)) - (x_target - m)
+func lossRow(out, x []float32, target uint32) (loss, sum float32) {
+	if target == None {
+		clear(out)
+		return 0, 0
+	}
+	m := vec.Max(x)
+	above := m - x[target]
+	sum = vec.ExpSum(out, x, m)
+	return float32(math.Log(float64(sum))) + above, sum
+}
+
+func totalTwin(l *device.Launch) {
+	a := l.Args()
+	x := device.Slice[float32](a[1], int(a[2]))
+	device.Slice[float32](a[0], 1)[0] += float32(math.Float32frombits(uint32(a[3])) * vec.Sum(x))
+}

@@ -1,0 +1,84 @@
+// This file owns what matrix products are on a GPU: which compiled kernel does which
+// of them, with which grid and shared memory.
+
+package nn
+
+import (
+	_ "embed"
+	"fmt"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+)
+
+var (
+	//go:embed gemm_sm80.ptx
+	gemmPTX string
+
+	gemmImage = image("nn/gemm.cu", gemmPTX)
+)
+
+// gemmWays are the kernels of a product: tensor cores for two matrices of bf16, by
+// what is transposed, A first; and plain fp32 for all others.
+type gemmWays struct {
+	tensor [2][2]device.Kernel
+	plain  device.Kernel
+}
+
+func newGemmWays(name string, twin func(*device.Launch)) *gemmWays {
+	kernel := func(way string) device.Kernel {
+		return device.Kernel{Name: "stowage_nn_" + name + "_" + way, Image: gemmImage, Go: twin}
+	}
+	return &gemmWays{
+		tensor: [2][2]device.Kernel{{kernel("nn"), kernel("nt")}, {kernel("tn"), kernel("tt")}},
+		plain:  kernel("plain"),
+	}
+}
+
+var (
+	gemmKernels        = newGemmWays("gemm", gemmTwin)
+	groupedKernels     = newGemmWays("grouped", groupedTwin)          // nn and nt
+	groupedGradKernels = newGemmWays("grouped_grad", groupedGradTwin) // tn
+)
+
+const (
+	// A block takes tiles of gemmTile x gemmTile of C.
+	gemmTile = 128
+	// gemmShared is the shared memory of a block: a tile of fp32, or four stages of A
+	// and B of 128 x 32 bf16 each, which is as much.
+	gemmShared = gemmTile * gemmTile * 4
+	// tensorThreads have 64 x 64 of the tile a warp, plainThreads 8 x 8 each.
+	tensorThreads, plainThreads = 128, 256
+	// groupedBlocks is the most blocks of a product over experts. Each of them counts
+	// the experts' tiles first, and takes every so many of them.
+	groupedBlocks = 2048
+	// maxExperts is what a block has room to count.
+	maxExperts = 512
+)
+
+func gemmTiles(n int) int { return (n + gemmTile - 1) / gemmTile }
+
+// launch begins a launch with as many blocks.
+func (w *gemmWays) launch(a, b Matrix, transA, transB bool, blocks int) device.Launch {
+	k, threads := &w.plain, plainThreads
+	if a.Type == kernels.BF16 && b.Type == kernels.BF16 {
+		k, threads = &w.tensor[gemmSide(transA)][gemmSide(transB)], tensorThreads
+	}
+	l := device.NewLaunch(k, blocks, threads)
+	l.Shared = gemmShared
+	return l
+}
+
+func gemmSide(trans bool) int {
+	if trans {
+		return 1
+	}
+	return 0
+}
+
+// countable panics if there are too many experts.
+func (s Segments) countable() {
+	if s.Experts > maxExperts {
+		panic(fmt.Sprintf("nn: expected a product over at most %d experts, got %d", maxExperts, s.Experts))
+	}
+}

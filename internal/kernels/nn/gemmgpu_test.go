@@ -1,0 +1,144 @@
+package nn
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+)
+
+// gemmTolerance is of sums of up to a few thousand products of normal numbers, taken
+// in another order; stored as bf16 they may fall to the other side.
+func gemmTolerance(c Matrix) float64 {
+	if c.Type == kernels.BF16 {
+		return 1.0 / 128
+	}
+	return 2e-4
+}
+
+var (
+	hostSizes = []int{1, 7, 8, 40, 64, 127, 128, 130, 200}
+	gpuSizes  = []int{1, 8, 100, 128, 256, 513, 1000, 1024, 2048}
+)
+
+// gemmDraw draws numbers and places of matrices.
+type gemmDraw struct {
+	*rand.Rand
+	*tensorMemory
+}
+
+func newGemmDraw(t testing.TB, seed, room int) gemmDraw {
+	return gemmDraw{rand.New(rand.NewPCG(uint64(seed), 11)), newTensorMemory(t, room)}
+}
+
+func (d gemmDraw) kind() kernels.Number { return kernels.Number(d.IntN(2)) }
+
+func (d gemmDraw) draw(kind kernels.Number, rows, cols int) Matrix {
+	x := d.matrix(kind, rows, cols, d.IntN(2)*d.IntN(9), d.IntN(3) > 0)
+	d.fill(d.Rand, x)
+	return x
+}
+
+// gemmCase is a product: all mixes of types, tiles that are whole and not, rows at
+// multiples of 16 bytes and not, with something to add or not.
+func gemmCase(t testing.TB, i int, sizes []int) *tensorCase {
+	d := newGemmDraw(t, i, 400+16*sizes[len(sizes)-1]*(sizes[len(sizes)-1]+32))
+	size := func() int { return sizes[d.IntN(len(sizes))] }
+	rows, cols, k := size(), size(), size()
+	p := Product{TransA: i&1 != 0, TransB: i&2 != 0}
+	turned := func(kind kernels.Number, rows, cols int, trans bool) Matrix {
+		if trans {
+			rows, cols = cols, rows
+		}
+		return d.draw(kind, rows, cols)
+	}
+	a, b := kernels.BF16, kernels.BF16
+	if i&4 != 0 {
+		a, b = d.kind(), kernels.F32
+	}
+	p.A, p.B, p.C = turned(a, rows, k, p.TransA), turned(b, k, cols, p.TransB), d.draw(d.kind(), rows, cols)
+	switch d.IntN(3) {
+	case 0:
+		p.Plus = p.C
+	case 1:
+		p.Plus = d.draw(d.kind(), rows, cols)
+	}
+	return &tensorCase{
+		name:   fmt.Sprintf("product %d of %d x %d x %d", i, rows, cols, k),
+		memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
+		launches: func(b *device.Buffer) []device.Launch {
+			q := p
+			q.A, q.B, q.C, q.Plus = p.A.on(b), p.B.on(b), p.C.on(b), p.Plus.on(b)
+			return []device.Launch{GemmLaunch(q)}
+		},
+	}
+}
+
+// segments draws experts with few, many and no rows, in any order, and rows between
+// them that are nobody's.
+func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
+	seg = Segments{Experts: experts, Range: d.matrix(kernels.F32, 1, 2*experts, 0, false).Range}
+	for _, e := range d.Perm(experts) {
+		n := d.IntN(3) * d.IntN(most+1) / 2
+		rows += d.IntN(2) * d.IntN(5)
+		at := d.bytes[int(seg.Off)+8*e:]
+		binary.LittleEndian.PutUint32(at, uint32(rows))
+		binary.LittleEndian.PutUint32(at[4:], uint32(n))
+		rows += n
+	}
+	return seg, rows + 1
+}
+
+// groupedCase is a product over experts or a gradient.
+func groupedCase(t testing.TB, i, most, wide, room int) *tensorCase {
+	d := newGemmDraw(t, i, room)
+	seg, rows := d.segments(1+d.IntN(70), most)
+	a, b := kernels.BF16, kernels.BF16
+	if i&2 != 0 {
+		a = kernels.F32
+	}
+	cols, k := 1+d.IntN(wide), 1+d.IntN(wide)
+	c := &tensorCase{name: fmt.Sprintf("product %d over %d experts, %d rows, %d x %d", i, seg.Experts, rows, cols, k), memory: d.tensorMemory}
+	if i&1 == 0 {
+		p := Experts{A: d.draw(a, rows, k), C: d.draw(d.kind(), rows, cols), TransB: i&4 != 0, Seg: seg}
+		if p.TransB {
+			p.B = d.draw(b, seg.Experts*cols, k)
+		} else {
+			p.B = d.draw(b, seg.Experts*k, cols)
+		}
+		c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
+		c.launches = func(b *device.Buffer) []device.Launch {
+			return []device.Launch{GroupedGemmLaunch(Experts{A: p.A.on(b), B: p.B.on(b), C: p.C.on(b), TransB: p.TransB, Seg: seg.on(b)})}
+		}
+		return c
+	}
+	p := ExpertsGrad{A: d.draw(a, rows, k), B: d.draw(b, rows, cols), C: d.draw(d.kind(), seg.Experts*k, cols), Seg: seg}
+	c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
+	c.launches = func(b *device.Buffer) []device.Launch {
+		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.on(b), B: p.B.on(b), C: p.C.on(b), Seg: seg.on(b)})}
+	}
+	return c
+}
+
+// The source for GPUs, run on the host, does what the twin does.
+func TestGemmSourceOnTheHost(t *testing.T) {
+	program := newTensorProgram(t, "gemm.cu", gemmPTX)
+	for i := range 24 {
+		gemmCase(t, i, hostSizes).onHost(t, program)
+	}
+	for i := range 16 {
+		groupedCase(t, i, 20+i/8*200, 50, 4<<20).onHost(t, program)
+	}
+}
+
+func TestGemmOnGPU(t *testing.T) {
+	g := newTensorGPU(t)
+	for i := range 32 {
+		gemmCase(t, i, hostSizes).onGPU(t, g)
+		gemmCase(t, i, gpuSizes).onGPU(t, g)
+		groupedCase(t, i, 20+i%2*400, 300, 64<<20).onGPU(t, g)
+	}
+}

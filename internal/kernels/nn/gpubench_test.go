@@ -1,0 +1,154 @@
+// This file owns the measurement of all kernels but products and attention on a GPU,
+// at the sizes of a model of 4096 columns and microbatches of 8192 tokens.
+
+package nn
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// gpuYard is memory that benchmarks take pieces of.
+type gpuYard struct {
+	*tensorGPU
+	buf *device.Buffer
+	at  memory.Bytes
+}
+
+func (y *gpuYard) take(n memory.Bytes) device.Range {
+	r := y.buf.Slice(y.at, n)
+	y.at += (n + 255) / 256 * 256
+	return r
+}
+
+func (y *gpuYard) f32(n int) device.Range { return y.take(memory.Bytes(4 * n)) }
+
+func (y *gpuYard) matrix(rows, cols int) Matrix {
+	return NewMatrix(y.take(memory.Bytes(2*rows*cols)), kernels.BF16, rows, cols)
+}
+
+func (y *gpuYard) words(n int, f func(i int) int) device.Range {
+	data := make([]byte, 0, 4*n)
+	for i := range n {
+		v := f(i)
+		data = append(data, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
+	}
+	r := y.take(memory.Bytes(4 * n))
+	y.Upload(r, data)
+	return r
+}
+
+// measure runs a kind of work many times; moved is the bytes that it has to read and
+// write.
+func (y *gpuYard) measure(b *testing.B, name string, moved memory.Bytes, issue func(s device.Stream)) {
+	b.Run(name, func(b *testing.B) {
+		const times = 10
+		best := time.Hour
+		for b.Loop() {
+			began := time.Now()
+			for range times {
+				issue(y.Stream)
+			}
+			if err := y.Stream.Sync(); err != nil {
+				b.Fatal(err)
+			}
+			best = min(best, time.Since(began)/times)
+		}
+		b.ReportMetric(float64(best.Nanoseconds())/1e3, "us")
+		b.ReportMetric(float64(moved)/best.Seconds()/1e9, "GB/s")
+	})
+}
+
+const gpuTokens, gpuCols = 8192, 4096
+
+func newGPUYard(b *testing.B) *gpuYard {
+	y := &gpuYard{tensorGPU: newTensorGPU(b)}
+	y.buf = y.alloc(b, 5<<30)
+	b.Cleanup(func() { y.Free(y.buf) })
+	y.Fill(y.buf.All(), 0)
+	return y
+}
+
+func BenchmarkRowsOnGPU(b *testing.B) {
+	y := newGPUYard(b)
+	p, q, r, w := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(1, gpuCols)
+	wide, dw, spare := y.matrix(gpuTokens, 2*gpuCols), NewMatrix(y.f32(gpuCols), kernels.F32, 1, gpuCols), y.take(64<<20)
+	unit := p.Len
+	y.measure(b, "norm", 2*unit, func(s device.Stream) { RMSNorm(s, Norm{Y: q, X: p, W: w, Epsilon: 1e-5}) })
+	y.measure(b, "norm grad", 3*unit, func(s device.Stream) {
+		RMSNormGrad(s, NormGrad{DX: r, DW: dw, X: p, W: w, DY: q, Epsilon: 1e-5, Scratch: spare})
+	})
+	y.measure(b, "rope", 2*unit, func(s device.Stream) {
+		Rope(s, Rotation{X: p, Heads: 32, Head: 128, Width: 128, Seq: 4096, Table: spare})
+	})
+	y.measure(b, "swiglu", 3*unit, func(s device.Stream) { SwiGLU(s, Gate{Y: q, X: wide}) })
+	y.measure(b, "swiglu grad", 6*unit, func(s device.Stream) { SwiGLUGrad(s, GateGrad{DX: wide, X: wide, DY: q, Y: r}) })
+	y.measure(b, "add", 3*unit, func(s device.Stream) { Add(s, Sum{Y: r, A: p, B: q}) })
+
+	const vocab = 65536
+	table, logits := y.matrix(vocab, gpuCols), y.matrix(2048, vocab)
+	// One id in eight is the same.
+	ids := y.words(gpuTokens, func(i int) int { return i * 7919 % vocab * min(i%8, 1) })
+	y.measure(b, "embed", 2*unit, func(s device.Stream) { Embed(s, Lookup{Y: q, Table: table, IDs: ids}) })
+	y.measure(b, "embed grad", 3*unit, func(s device.Stream) {
+		EmbedGrad(s, LookupGrad{DTable: table, DY: q, IDs: ids, Scratch: spare})
+	})
+	y.measure(b, "cross entropy", 2*logits.Len, func(s device.Stream) {
+		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: spare, Scale: 1})
+	})
+
+	const big = 1 << 27
+	a := Adam{W: y.f32(big), M: y.f32(big), V: y.f32(big), G: y.take(2 * big), GType: kernels.BF16, Hyper: y.take(HyperBytes)}
+	a.Param, a.ParamType = y.take(2*big), kernels.BF16
+	y.measure(b, "adamw", 28*big, func(s device.Stream) { AdamW(s, a) })
+	y.measure(b, "squares", 2*big, func(s device.Stream) {
+		AddSquares(s, Squares{Sum: dw.Range, X: a.G, Type: kernels.BF16, Scratch: spare})
+	})
+}
+
+func BenchmarkExpertsOnGPU(b *testing.B) {
+	const experts, topK = 64, 8
+	const room = gpuTokens * topK
+	y := newGPUYard(b)
+	x, to, sorted := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(room, gpuCols)
+	logits, scores := NewMatrix(y.f32(gpuTokens*experts), kernels.F32, gpuTokens, experts), NewMatrix(y.f32(gpuTokens*experts), kernels.F32, gpuTokens, experts)
+	index := y.words(room, func(i int) int { return (i*31 + i/topK) % experts })
+	source, place, spare := y.f32(room), y.f32(room), y.take(16<<20)
+	seg := Segments{y.take(SegmentsBytes(experts)), experts}
+	y.measure(b, "route", 2*scores.Len, func(s device.Stream) {
+		Route(s, Routing{Logits: logits, TopK: topK, Normalise: true, Factor: 1, Scores: scores, Index: spare, Weight: place})
+	})
+	y.measure(b, "sort", 3*index.Len, func(s device.Stream) {
+		SortRows(s, Sorting{Index: index, Tokens: gpuTokens, TopK: topK, Experts: experts, Group: 1, Room: room, Seg: seg, Source: source, Place: place, Scratch: spare})
+	})
+	y.measure(b, "take", sorted.Len+x.Len, func(s device.Stream) { TakeRows(s, Taking{Dst: sorted, Src: x, Source: source, Every: topK}) })
+	y.measure(b, "combine", sorted.Len+x.Len, func(s device.Stream) { CombineRows(s, Combining{Dst: to, Src: sorted, Place: place, Every: topK}) })
+}
+
+func BenchmarkMambaOnGPU(b *testing.B) {
+	y := newGPUYard(b)
+	c := Scan{Seq: 4096, Heads: 64, HeadDim: 64, Groups: 1, State: 128, Y: y.matrix(gpuTokens, gpuCols)}
+	c.XBC, c.DT = y.matrix(gpuTokens, c.inner()+2*c.State), y.matrix(gpuTokens, c.Heads)
+	c.ALog, c.D, c.DTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
+	c.States = y.take(c.StateBytes(gpuTokens))
+	d := ScanGrad{Scan: c, DY: y.matrix(gpuTokens, gpuCols), DXBC: y.matrix(gpuTokens, c.XBC.Cols), DDT: y.matrix(gpuTokens, c.Heads)}
+	d.DALog, d.DD, d.DDTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
+	d.Scratch = y.take(c.ScratchBytes(gpuTokens))
+	unit := c.Y.Len
+	y.measure(b, "scan", 2*unit, func(s device.Stream) { Recur(s, c) })
+	y.measure(b, "scan grad", 3*unit, func(s device.Stream) { RecurGrad(s, d) })
+
+	x, z, w := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(1, gpuCols)
+	v := Conv{Y: c.Y, X: x, W: y.matrix(gpuCols, 4), Bias: w, Seq: 4096}
+	y.measure(b, "conv", 2*unit, func(s device.Stream) { Convolve(s, v) })
+	g := ConvGrad{Conv: v, DY: d.DY, DX: c.Y, DW: y.matrix(gpuCols, 4), DBias: y.matrix(1, gpuCols)}
+	y.measure(b, "conv grad", 3*unit, func(s device.Stream) { ConvolveGrad(s, g) })
+	n := GatedNorm{Y: c.Y, X: x, Z: z, W: w, Groups: 1, Epsilon: 1e-5}
+	y.measure(b, "gated norm", 3*unit, func(s device.Stream) { GatedRMSNorm(s, n) })
+	m := GatedNormGrad{GatedNorm: n, DY: d.DY, DX: c.Y, DZ: z, DW: y.matrix(1, gpuCols), Scratch: y.take(GatedNormScratch(gpuTokens, gpuCols))}
+	y.measure(b, "gated norm grad", 5*unit, func(s device.Stream) { GatedRMSNormGrad(s, m) })
+}

@@ -1,0 +1,70 @@
+// This file owns the tests of the compiled kernels: that they are fresh, and what
+// can be known of them without a GPU.
+
+package nn
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/ptx"
+)
+
+// Stale PTX is found also where there is no compiler: the digest of the sources
+// stands in it.
+func TestPTXBelongsToItsSource(t *testing.T) {
+	sources, err := ptx.Sources(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(sources) == 0 {
+		t.Fatal("no kernel sources were found")
+	}
+	for _, s := range sources {
+		for _, target := range s.Targets {
+			text, err := os.ReadFile(ptx.File(s.Name, target))
+			if err != nil {
+				t.Errorf("%v; run go generate ./internal/kernels/...", err)
+				continue
+			}
+			want, err := ptx.Digest(".", s.Name, target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ptx.DigestOf(string(text)) != want {
+				t.Errorf("the PTX of %s was made from another source; run go generate ./internal/kernels/...", s.Name)
+			}
+			// A kernel calls nothing that is not there, and keeps its variables in
+			// registers. The pool that a launch asks for is the one thing outside.
+			rest := strings.Replace(string(text), ".extern .shared", "", 1)
+			for _, word := range []string{".extern", ".func", "call", ".local"} {
+				if strings.Contains(rest, word) {
+					t.Errorf("the PTX of %s contains %q", s.Name, word)
+				}
+			}
+		}
+	}
+}
+
+func TestPTXRebuildsEqual(t *testing.T) {
+	t.Parallel()
+	c, err := ptx.Find()
+	var missing *device.Unsupported
+	if errors.As(err, &missing) {
+		t.Skip(err)
+	}
+	built, err := c.Build(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range built {
+		got, err := os.ReadFile(name)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s is not what %s gives (%v); run go generate ./internal/kernels/...", name, c.Version(), err)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+// This file owns the scan in Go: what its passes share, and the forward pass.
+//
+// In a chunk of q tokens let L_ij, i >= j, be the decay from token j to token i, the
+// product of the decays of tokens j+1 to i, and u = dt x. Then, with the state S
+// that enters the chunk, as matrices,
+//
+//	y = (L ∘ C Bᵀ) u + diag(decay from the start) C Sᵀ + D x
+//	S' = (decay of the chunk) S + uᵀ diag(decay to the end) B
+//
+// so that nearly all work is products, and C Bᵀ serves all heads of a group. Decays
+// are multiplied up token by token: differences of a running sum of logarithms
+// would lose digits where the sum is large.
+
+package nn
+
+import (
+	"math"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/gemm"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/parallel"
+	"github.com/stowage-dev/stowage/internal/vec"
+)
+
+// scanWork is what every launch has in common.
+type scanWork struct {
+	seq, batch, heads, headDim, groups, state int
+	chunks                                    int
+	xbc, dt                                   view
+	a, bias                                   []float32 // of heads: -exp(ALog), DTBias
+	params                                    kernels.Number
+}
+
+func newScanWork(xbc, dt, aLog, bias uint64, shape []uint64) *scanWork {
+	low, high := func(i int) int { return int(uint32(shape[i])) }, func(i int) int { return int(shape[i] >> 32) }
+	w := &scanWork{
+		seq: low(0), batch: high(0), heads: low(1), headDim: high(1), groups: low(2), state: high(2),
+		chunks: (low(0) + ScanChunk - 1) / ScanChunk,
+		xbc:    view{addr: xbc, typ: kernels.Number(low(4)), pitch: low(3)},
+		dt:     view{addr: dt, typ: kernels.Number(low(4)), pitch: high(3)},
+		params: kernels.Number(high(4)),
+	}
+	w.a, w.bias = w.perHead(aLog), w.perHead(bias)
+	for h, x := range w.a {
+		w.a[h] = float32(-math.Exp(float64(x)))
+	}
+	return w
+}
+
+// perHead reads a parameter.
+func (w *scanWork) perHead(addr uint64) []float32 {
+	to := make([]float32, w.heads)
+	view{addr: addr, typ: w.params}.read(to, 0, 0, 1, w.heads)
+	return to
+}
+
+// columns of XBC where B of a group begins, and C.
+func (w *scanWork) colB(g int) int { return w.heads*w.headDim + g*w.state }
+func (w *scanWork) colC(g int) int { return w.colB(w.groups + g) }
+
+// between is the state of a head behind a chunk, in memory as States are.
+func (w *scanWork) between(states uint64, b, chunk, h int) []float32 {
+	n := w.headDim * w.state
+	at := (b*(w.chunks-1)+chunk)*w.heads + h
+	return device.Slice[float32](states+uint64(4*at*n), n)
+}
+
+// span is the first row of a chunk and the number of its tokens.
+func (w *scanWork) span(b, chunk int) (row, q int) {
+	at := chunk * ScanChunk
+	return b*w.seq + at, min(ScanChunk, w.seq-at)
+}
+
+// steps are what a chunk's tokens have for one head.
+type steps struct {
+	raw   [ScanChunk]float32 // dt before the softplus
+	dt    [ScanChunk]float32
+	decay [ScanChunk]float32 // exp(dt a)
+}
+
+// fill makes them of the q numbers that lie stride apart.
+func (s *steps) fill(raw []float32, stride, q int, bias, a float32) {
+	for i := range q {
+		s.raw[i] = raw[i*stride] + bias
+	}
+	vec.Exp(s.dt[:q], s.raw[:], 0)
+	for i, x := range s.raw[:q] {
+		// log(1 + e^x) = x + log(1 + e^-x), and e^-20 is below a rounding of 20.
+		if x > 20 {
+			s.dt[i] = x
+		} else {
+			s.dt[i] = float32(math.Log1p(float64(s.dt[i])))
+		}
+	}
+	vec.Scale(s.decay[:q], s.dt[:], a)
+	vec.Exp(s.decay[:q], s.decay[:], 0)
+}
+
+// faint is a decay that counts as none: products with numbers below 1.2e-38 take
+// many times as long.
+const faint = 1e-30
+
+func dim(x float32) float32 {
+	if x < faint {
+		return 0
+	}
+	return x
+}
+
+// toEnd sets to, for each of q tokens, the decay from it to the end of the chunk, and
+// gives the decay of the whole chunk.
+func (s *steps) toEnd(to []float32, q int) (all float32) {
+	all = 1
+	for i := q - 1; i >= 0; i-- {
+		to[i] = all
+		all = dim(all * s.decay[i])
+	}
+	return all
+}
+
+// fromStart is, for each of q tokens, the decay of what enters the chunk.
+func (s *steps) fromStart(to []float32, q int) {
+	all := float32(1)
+	for i := range q {
+		all = dim(all * s.decay[i])
+		to[i] = all
+	}
+}
+
+// lower fills a square of rows ScanChunk apart with L; what lies above the diagonal
+// becomes zero.
+func (s *steps) lower(l []float32, q int) {
+	first := 0 // below it the row's numbers are zero: they grow towards the diagonal
+	for i := range q {
+		row := l[i*ScanChunk:][:q]
+		clear(row[:first])
+		if i > 0 {
+			vec.Scale(row[first:i], l[(i-1)*ScanChunk+first:], s.decay[i])
+		}
+		for ; first < i && row[first] < faint; first++ {
+			row[first] = 0
+		}
+		row[i] = 1
+		clear(row[i+1:])
+	}
+}
+
+// bands calls f for the bands of rows of a triangle, so that products with it can
+// leave out a quarter of its square, most of what is zero.
+func bands(q int, f func(from, to int)) {
+	for at := 0; at < q; at += ScanChunk / 2 {
+		f(at, min(at+ScanChunk/2, q))
+	}
+}
+
+// scaleRows multiplies row i of n numbers by f[i].
+func scaleRows(to, from, f []float32, n int) {
+	for i, x := range f {
+		vec.Scale(to[i*n:(i+1)*n], from[i*n:], x)
+	}
+}
+
+func scanStateGo(l *device.Launch) {
+	a := l.Args()
+	w := newScanWork(a[1], a[2], a[3], a[4], a[5:10])
+	parallel.For(w.batch*w.heads, 1, func(i, _ int) { w.carry(a[0], i/w.heads, i%w.heads) })
+}
+
+// carry makes the states of one head over a sequence. Only the last chunk can be
+// short, and nothing needs the state behind it.
+func (w *scanWork) carry(states uint64, b, h int) {
+	room := attendRooms.Get().(*attendRoom)
+	defer attendRooms.Put(room)
+	room.reset()
+	const q = ScanChunk
+	g := h / (w.heads / w.groups)
+	u, bt := room.take(q*w.headDim), room.take(q*w.state)
+	raw, end := room.take(q), room.take(q)
+	var s steps
+	var before []float32
+	for chunk := range w.chunks - 1 {
+		row, _ := w.span(b, chunk)
+		w.dt.read(raw, row, h, q, 1)
+		s.fill(raw, 1, q, w.bias[h], w.a[h])
+		all := s.toEnd(end, q)
+		vec.Mul(end, end, s.dt[:])
+		w.xbc.read(u, row, h*w.headDim, q, w.headDim)
+		scaleRows(u, u, end, w.headDim)
+		w.xbc.read(bt, row, w.colB(g), q, w.state)
+		after := w.between(states, b, chunk, h)
+		if chunk > 0 {
+			vec.Scale(after, before, all)
+		}
+		gemm.Block(after, w.state, u, w.headDim, true, bt, w.state, false, w.headDim, w.state, q, chunk > 0)
+		before = after
+	}
+}
+
+func scanGo(l *device.Launch) {
+	a := l.Args()
+	f := scanForward{scanWork: newScanWork(a[1], a[2], a[3], a[5], a[7:12]), states: a[6]}
+	f.d = f.perHead(a[4])
+	f.y = view{addr: a[0], typ: f.xbc.typ, pitch: int(a[12])}
+	parallel.For(f.batch*f.chunks*f.groups, 1, func(i, _ int) { f.chunk(i/f.groups/f.chunks, i/f.groups%f.chunks, i%f.groups) })
+}
+
+type scanForward struct {
+	*scanWork
+	y      view
+	d      []float32
+	states uint64
+}
+
+// chunk makes the output of the heads of a group.
+func (f *scanForward) chunk(b, chunk, g int) {
+	room := attendRooms.Get().(*attendRoom)
+	defer attendRooms.Put(room)
+	room.reset()
+	row, q := f.span(b, chunk)
+	p, n, heads := f.headDim, f.state, f.heads/f.groups
+	bt, ct, cs := room.take(q*n), room.take(q*n), room.take(q*n)
+	x, u, y := room.take(q*p), room.take(q*p), room.take(q*p)
+	cb, m := room.take(q*ScanChunk), room.take(q*ScanChunk)
+	raw, start := room.take(q*heads), room.take(q)
+	f.xbc.read(bt, row, f.colB(g), q, n)
+	f.xbc.read(ct, row, f.colC(g), q, n)
+	f.dt.read(raw, row, g*heads, q, heads)
+	gemm.Block(cb, ScanChunk, ct, n, false, bt, n, true, q, q, n, false)
+	var s steps
+	for i := range heads {
+		h := g*heads + i
+		s.fill(raw[i:], heads, q, f.bias[h], f.a[h])
+		f.xbc.read(x, row, h*p, q, p)
+		scaleRows(u, x, s.dt[:q], p)
+		s.lower(m, q)
+		for j := range q {
+			vec.Mul(m[j*ScanChunk:][:j+1], m[j*ScanChunk:], cb[j*ScanChunk:])
+		}
+		vec.Scale(y, x, f.d[h])
+		bands(q, func(from, to int) {
+			gemm.Block(y[from*p:], p, m[from*ScanChunk:], ScanChunk, false, u, p, false, to-from, p, to, true)
+		})
+		if chunk > 0 {
+			s.fromStart(start, q)
+			scaleRows(cs, ct, start, n)
+			gemm.Block(y, p, cs, n, false, f.between(f.states, b, chunk-1, h), n, true, q, p, n, true)
+		}
+		f.y.write(y, row, h*p, q, p)
+	}
+}

@@ -1,0 +1,205 @@
+// This file owns what the tests of products and attention for GPUs stand on: cases in
+// memory, which the source does on the host or a GPU does, and the twin after it.
+
+package nn
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// tensorCase is launches on a memory, and where they leave results.
+type tensorCase struct {
+	name      string
+	memory    *tensorMemory
+	launches  func(b *device.Buffer) []device.Launch // on another buffer with the same bytes
+	results   []Matrix
+	tolerance float64
+}
+
+// on is a matrix at the same place of another buffer.
+func (m Matrix) on(b *device.Buffer) Matrix {
+	if m.Buf != nil {
+		m.Range = b.Slice(m.Off, m.Len)
+	}
+	return m
+}
+
+func (s Segments) on(b *device.Buffer) Segments {
+	s.Range = b.Slice(s.Off, s.Len)
+	return s
+}
+
+// check does the twins' work and compares.
+func (c *tensorCase) check(t testing.TB, got []byte) {
+	t.Helper()
+	for _, l := range c.launches(c.memory.buf) {
+		l.Kernel.Go(&l)
+	}
+	c.memory.compare(t, c.name, got, c.tolerance, c.results...)
+}
+
+// trim leaves away the memory behind the last matrix, but for a little that nobody
+// may write.
+func (m *tensorMemory) trim() { m.bytes = m.bytes[:min(len(m.bytes), int(m.end)+64)] }
+
+// onHost runs the case in a program of the host. Any grid will do.
+func (c *tensorCase) onHost(t testing.TB, p *tensorProgram) {
+	t.Helper()
+	c.memory.trim()
+	launches := c.launches(c.memory.buf)
+	for i := range launches {
+		launches[i].Grid[0] = min(launches[i].Grid[0], uint32(2+i%4))
+	}
+	c.check(t, p.run(t, c.memory.bytes, c.memory.from(), launches...))
+}
+
+// tensorGPU is a GPU with a stream.
+type tensorGPU struct {
+	device.Device
+	device.Stream
+}
+
+func newTensorGPU(t testing.TB) *tensorGPU {
+	t.Helper()
+	d, err := cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy})
+	var missing *device.Unsupported
+	if errors.As(err, &missing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.NewStream("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return &tensorGPU{d, s}
+}
+
+func (g *tensorGPU) alloc(t testing.TB, n memory.Bytes) *device.Buffer {
+	t.Helper()
+	b, err := g.Device.Alloc(memory.Device, n, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// onGPU runs the case on a GPU, twice: the bits must be the same.
+func (c *tensorCase) onGPU(t testing.TB, g *tensorGPU) {
+	t.Helper()
+	c.memory.trim()
+	b := g.alloc(t, memory.Bytes(len(c.memory.bytes)))
+	defer g.Free(b)
+	var got [2][]byte
+	for i := range got {
+		got[i] = make([]byte, len(c.memory.bytes))
+		g.Upload(b.All(), c.memory.bytes)
+		for _, l := range c.launches(b) {
+			g.Launch(l)
+		}
+		if err := g.Download(got[i], b.All()); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+	}
+	if !bytes.Equal(got[0], got[1]) {
+		t.Errorf("%s: two runs differ", c.name)
+	}
+	c.check(t, got[0])
+}
+
+// tensorMemory is memory in which matrices lie, for twins and for programs of the host.
+type tensorMemory struct {
+	bytes []byte
+	buf   *device.Buffer
+	end   memory.Bytes
+}
+
+func newTensorMemory(t testing.TB, size int) *tensorMemory {
+	m := &tensorMemory{bytes: make([]byte, size)}
+	var pin runtime.Pinner
+	pin.Pin(&m.bytes[0])
+	t.Cleanup(pin.Unpin)
+	m.buf = device.NewBuffer(memory.Device, m.from(), memory.Bytes(size), memory.Bytes(size), "test")
+	return m
+}
+
+func (m *tensorMemory) from() uintptr { return uintptr(unsafe.Pointer(&m.bytes[0])) }
+
+// matrix is room for a matrix with a pitch. With even all rows begin at multiples of
+// 16 bytes, otherwise only where numbers may.
+func (m *tensorMemory) matrix(kind kernels.Number, rows, cols, spare int, even bool) Matrix {
+	size := kind.Size()
+	pitch := cols + spare
+	m.end = (m.end+15)/16*16 + 16
+	if even {
+		pitch = (pitch + 7) / 8 * 8
+	} else {
+		m.end += size
+	}
+	x := Matrix{Type: kind, Rows: rows, Cols: cols, Pitch: pitch}
+	x.Range = m.buf.Slice(m.end, size*memory.Bytes((rows-1)*pitch+cols))
+	m.end += x.Range.Len
+	return x
+}
+
+// fill writes numbers all over the memory: normal ones as fp32 or, on the whole range
+// of a matrix of that type, as bf16.
+func (m *tensorMemory) fill(rng *rand.Rand, ms ...Matrix) {
+	for _, x := range ms {
+		for i := range int(x.Range.Len / x.Type.Size()) {
+			v := math.Float32bits(float32(rng.NormFloat64()))
+			at := m.bytes[int(x.Range.Off)+i*int(x.Type.Size()):]
+			if x.Type == kernels.F32 {
+				binary.LittleEndian.PutUint32(at, v)
+			} else {
+				binary.LittleEndian.PutUint16(at, uint16(v>>16))
+			}
+		}
+	}
+}
+
+// compare fails unless two memories are alike: within the tolerance, times one plus
+// the number itself, in the matrices, and equal elsewhere.
+func (m *tensorMemory) compare(t testing.TB, what string, got []byte, tolerance float64, ms ...Matrix) {
+	t.Helper()
+	want := bytes.Clone(m.bytes)
+	for k, x := range ms {
+		size := int(x.Type.Size())
+		for i := range x.Rows * x.Cols {
+			off := int(x.Range.Off) + (i/x.Cols*x.pitch()+i%x.Cols)*size
+			a, b := hostNumber(got[off:], size), hostNumber(want[off:], size)
+			if !(math.Abs(a-b) <= tolerance*(1+math.Abs(b))) {
+				t.Fatalf("%s: matrix %d has %g at (%d, %d), want %g", what, k, a, i/x.Cols, i%x.Cols, b)
+			}
+			copy(got[off:off+size], want[off:])
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatalf("%s: bytes outside of the results were written", what)
+	}
+}
+
+func hostNumber(b []byte, size int) float64 {
+	if size == 2 {
+		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16))
+	}
+	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
+}

@@ -1,0 +1,200 @@
+// This file owns the tests of the null device: memory, order and graphs are those of the
+// device below, and nothing is done.
+
+package nulldevice_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/nulldevice"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pace has figures that are easy to add up.
+var pace = nulldevice.Pace{Local: 1e9, Link: 1e8, Latency: time.Microsecond}
+
+type env struct {
+	*testing.T
+	dev device.Device
+}
+
+func open(t *testing.T, capacity memory.Bytes) env {
+	t.Helper()
+	c, err := cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{capacity, capacity}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := nulldevice.Wrap(c, pace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return env{t, d}
+}
+
+func (e env) stream() device.Stream {
+	s, err := e.dev.NewStream("s")
+	if err != nil {
+		e.Fatal(err)
+	}
+	return s
+}
+
+func (e env) event() device.Event {
+	v, err := e.dev.NewEvent(device.Timing)
+	if err != nil {
+		e.Fatal(err)
+	}
+	e.Cleanup(func() { _ = v.Close() })
+	return v
+}
+
+func (e env) alloc(k memory.Kind, n memory.Bytes) *device.Buffer {
+	b, err := e.dev.Alloc(k, n, "test")
+	if err != nil {
+		e.Fatal(err)
+	}
+	return b
+}
+
+var wild = &device.Kernel{Name: "wild", Go: func(*device.Launch) { panic("a kernel ran") }}
+
+// A thousand times the memory of the machine is taken, used and counted, and none of it
+// touched: the work below would take hours.
+func TestMemoryIsCountedAndNotTouched(t *testing.T) {
+	e := open(t, 1<<45)
+	s := e.stream()
+	dev, host := e.alloc(memory.Device, 1<<43), e.alloc(memory.Host, 1<<43)
+	for range 3 {
+		s.Copy(host.All(), dev.All())
+		s.Fill(dev.All(), 7)
+		l := device.NewLaunch(wild, 1, 1)
+		l.Write(dev.All())
+		s.Launch(l)
+	}
+	half := device.Rect{Range: dev.Slice(0, 1<<20), Pitch: 1 << 21, Rows: 1 << 22}
+	s.Copy2D(device.Rect{Range: host.Slice(0, 1<<20), Pitch: 1 << 21, Rows: 1 << 22}, half)
+	s.Upload(dev.Slice(0, 4), []byte{1, 2, 3, 4})
+	got := []byte{9, 9, 9, 9}
+	if err := s.Download(got, dev.Slice(0, 4)); err != nil || string(got) != "\x00\x00\x00\x00" {
+		t.Fatalf("read %v, %v; want zeros", got, err)
+	}
+	if u := e.dev.Memory(); u.Kind[memory.Device].Peak != 1<<43 || u.Kind[memory.Host].Peak != 1<<43 {
+		t.Errorf("counted %+v", u.Kind)
+	}
+	s.Free(dev)
+	s.Free(host)
+	if u := e.dev.Memory(); u.Kind[memory.Device].Current != 0 || u.Kind[memory.Host].Current != 0 {
+		t.Errorf("freed memory is still counted: %+v", u.Kind)
+	}
+	var full *device.OutOfMemory
+	if _, err := e.dev.Alloc(memory.Device, 1<<46, "too much"); !errors.As(err, &full) {
+		t.Errorf("more than the capacity: %v", err)
+	}
+}
+
+// The clock goes by bytes, and waits take it along.
+func TestClock(t *testing.T) {
+	e := open(t, 1<<40)
+	a, b := e.stream(), e.stream()
+	dev, host := e.alloc(memory.Device, 1e6), e.alloc(memory.Host, 1e6)
+	start, kernel, copied := e.event(), e.event(), e.event()
+	a.Record(start)
+	l := device.NewLaunch(wild, 1, 1)
+	l.Read(dev.Slice(0, 1e5))
+	l.Write(dev.Slice(1e5, 2e5))
+	a.Launch(l)
+	a.Record(kernel)
+	b.Wait(kernel)
+	b.Copy(host.All(), dev.All())
+	b.Record(copied)
+	if err := errors.Join(a.Sync(), b.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		from, to device.Event
+		want     time.Duration
+	}{
+		{start, kernel, 301 * time.Microsecond},     // 3e5 bytes at 1e9 a second, and 1 µs
+		{kernel, copied, 10_001 * time.Microsecond}, // 1e6 bytes at 1e8 a second, and 1 µs
+		{start, copied, (301 + 10_001) * time.Microsecond},
+	} {
+		if d, err := x.to.Since(x.from); err != nil || d != x.want {
+			t.Errorf("%v, %v; want %v", d, err, x.want)
+		}
+	}
+	if _, err := e.event().Since(start); err == nil {
+		t.Error("a time from an event that was never recorded")
+	}
+	a.Free(dev)
+	a.Free(host)
+}
+
+// A graph is captured, updated, replayed and refused as below; a replay takes its time.
+func TestGraphs(t *testing.T) {
+	e := open(t, 1<<40)
+	s := e.stream()
+	b := e.alloc(memory.Device, 1e6)
+	work := func(n memory.Bytes) device.Launch {
+		l := device.NewLaunch(wild, 1, 1)
+		l.Slot = 1
+		l.Write(b.Slice(0, n))
+		return l
+	}
+	s.BeginCapture()
+	s.Launch(work(1e6))
+	s.Copy(b.Slice(0, 100), b.Slice(100, 100))
+	g, err := s.EndCapture()
+	if err != nil || g.Nodes() != 2 {
+		t.Fatal(g, err)
+	}
+	if err := g.Update(1, work(10)); err != nil {
+		t.Fatal(err)
+	}
+	from, to := e.event(), e.event()
+	s.Record(from)
+	s.Replay(g)
+	s.Record(to)
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := to.Since(from); err != nil || d != 1_002_100*time.Nanosecond {
+		t.Errorf("a replay takes %v, %v", d, err)
+	}
+	s.BeginCapture()
+	s.Upload(b.Slice(0, 1), []byte{1})
+	if _, err := s.EndCapture(); err == nil {
+		t.Error("an upload was captured")
+	}
+	s.Free(b)
+	defer func() {
+		if p := recover(); p == nil || !strings.Contains(p.(string), "use after free") {
+			t.Errorf("a graph with freed memory was replayed: %v", p)
+		}
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.Replay(g)
+}
+
+func TestPaceIsChecked(t *testing.T) {
+	for _, p := range []nulldevice.Pace{{}, {Local: 1}, {Local: 1, Link: -1}, {Local: 1, Link: 1, Latency: -1}} {
+		if _, err := nulldevice.Wrap(nil, p); err == nil {
+			t.Errorf("%+v was taken", p)
+		}
+	}
+}

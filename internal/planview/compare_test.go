@@ -1,0 +1,103 @@
+package planview
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/golden"
+)
+
+// twoReports are small and made by hand: the second moves a group to the host
+// and has another layout.
+func twoReports() (a, b *Report) {
+	const gib = 1 << 30
+	a = &Report{
+		Version: Version, Model: Model{Name: "toy"}, Hardware: &Hardware{Name: "h100"}, Budget: 60 * gib,
+		Setup:    Setup{TP: 1, PP: 2, OffloadModules: []string{}},
+		Heaviest: 0, Peak: Band{Low: 60 * gib, Expected: 61 * gib, High: 62 * gib}, Reserved: Band{Low: 62 * gib, Expected: 63 * gib, High: 65 * gib},
+		Time: &Time{Step: 2},
+	}
+	a.Ranks = []Rank{
+		{Rank: 0, Causes: []Cause{{Name: "weights", Bytes: 20 * gib}, {Name: "activations", Bytes: 41 * gib}, {Name: "pools"}}, Groups: []Group{{Name: "core_attn", Total: 21 * gib}, {Name: "moe_act", Total: 20 * gib}}, Peak: a.Peak},
+		{Rank: 1, Causes: []Cause{{Name: "weights", Bytes: 22 * gib}}, Peak: Band{Expected: 40 * gib}},
+	}
+	again := *a
+	b = &again
+	b.Setup.PP, b.Setup.OffloadModules = 4, []string{"core_attn"}
+	b.Heaviest, b.Fits, b.Time = 1, true, &Time{Step: 2.1}
+	b.Peak.Expected, b.Reserved = 45*gib, Band{Low: 44 * gib, Expected: 47 * gib, High: 49 * gib}
+	b.Ranks = []Rank{
+		a.Ranks[1],
+		{Rank: 1, Causes: []Cause{{Name: "weights", Bytes: 20 * gib}, {Name: "activations", Bytes: 20 * gib}, {Name: "pools", Bytes: gib}}, Groups: []Group{{Name: "moe_act", Total: 20 * gib}, {Name: "router", Total: gib}}, Peak: b.Peak, Host: 21 * gib},
+	}
+	b.Ranks[0].Rank = 0
+	return a, b
+}
+
+func TestCompareText(t *testing.T) {
+	a, b := twoReports()
+	c := Compare("a.json", "b.yaml", a, b)
+	var out bytes.Buffer
+	c.WriteText(&out)
+	golden.Check(t, "compare.txt", out.String())
+	text, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Check(t, "compare.json", string(text)+"\n")
+}
+
+// No report makes the comparison panic.
+func FuzzReadReport(f *testing.F) {
+	a, _ := twoReports()
+	text, err := json.Marshal(a)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"version":1,"heaviest_rank":0,"ranks":[{"rank":0}],"time":{"step_seconds":1}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := Read(data)
+		if err != nil || r == nil {
+			return
+		}
+		var out bytes.Buffer
+		Compare("a", "b", r, r).WriteText(&out)
+		if strings.Contains(out.String(), "NaN") {
+			t.Errorf("%q gives %s", data, out.String())
+		}
+	})
+}
+
+// A setup beside itself differs in nothing.
+func TestCompareSame(t *testing.T) {
+	a, _ := twoReports()
+	c := Compare("a", "a", a, a)
+	if len(c.Settings) != 0 {
+		t.Errorf("settings differ: %v", c.Settings)
+	}
+	for _, d := range append(append(c.Causes, c.Groups...), c.Ranks...) {
+		if d.More != 0 || d.A != d.B {
+			t.Errorf("%+v differs", d)
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for _, line := range strings.Split(Wrap(strings.Repeat("word ", 60), "    "), "\n") {
+		if len(line) > Width || (line != "" && !strings.HasPrefix(line, "    word") && !strings.HasPrefix(line, "      word")) {
+			t.Errorf("%q", line)
+		}
+	}
+	if got := Wrap("", "  "); got != "\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestClip(t *testing.T) {
+	if got := clip(strings.Repeat("é", 50)); len([]rune(got)) != 36 {
+		t.Errorf("a long setting is %q", got)
+	}
+}

@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+func simulate(t *testing.T, p *Profile, pol memory.Policy, l memory.Links, cfg residency.Config, leave, ahead []int) Forecast {
+	t.Helper()
+	s := p.step(pol)
+	plan := &residency.Plan{Schedule: s.schedule, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, s.schedule.Len())}
+	for i, g := range leave {
+		plan.Offload[s.groups[g].GroupID] = true
+		if ahead != nil {
+			plan.Prefetch[ahead[i]] = append(plan.Prefetch[ahead[i]], s.groups[g].GroupID)
+		}
+	}
+	f, err := Simulate(p, pol, plan, l, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// Times that a pencil finds too. Two modules a and b of 100 bytes, 10 ms forward
+// and 20 ms backward each: a is saved at 10, b at 20 and loaded at once, a at 40.
+// SPEC S5.1
+func TestSimulateByPencil(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	for _, c := range []struct {
+		name                string
+		links               memory.Links
+		step, waiting, busy time.Duration
+	}{
+		// Out 10 to 20, in 20 to 30 of which nobody takes notice.
+		{"hidden", memory.Links{Out: 10_000, In: 10_000}, 60 * ms, 0, 20 * ms},
+		// Out 10 to 60, in 60 to 110, where compute has been waiting since 40.
+		{"late", memory.Links{Out: 2000, In: 2000}, 130 * ms, 70 * ms, 100 * ms},
+		{"uneven", memory.Links{Out: 10_000, In: 2000}, 90 * ms, 30 * ms, 60 * ms},
+		// A latency of 5 before each: out 10 to 25, in 25 to 40.
+		{"latency", memory.Links{Out: 10_000, In: 10_000, Latency: 5 * ms}, 60 * ms, 0, 30 * ms},
+		{"more latency", memory.Links{Out: 10_000, In: 10_000, Latency: 6 * ms}, 62 * ms, 2 * ms, 32 * ms},
+	} {
+		f := simulate(t, p, nil, c.links, cfg, []int{0}, []int{1})
+		if f.Step != c.step || f.Waiting != c.waiting || f.OutBusy+f.InBusy != c.busy || f.Compute != 60*ms {
+			t.Errorf("%s: step %v, waiting %v, link busy %v+%v; want %v, %v, %v", c.name, f.Step, f.Waiting, f.OutBusy, f.InBusy, c.step, c.waiting, c.busy)
+		}
+		if a := f.Units[0]; a.Moved != 100 || a.Window != 30*ms || a.Waiting != c.waiting {
+			t.Errorf("%s: %+v", c.name, a)
+		}
+	}
+}
+
+// Both directions at once. Microbatch 0's a comes back while microbatch 1's leaves.
+// a works 10 ms, saves 100 bytes; order: forward 0, forward 1, backward 0, backward
+// 1 of 10 ms each.
+//
+//	out 0: 10 to 20. Forward 1 ends at 20: out 1 begins, and in 0 begins too.
+//	Alone each would take 10 ms; with 15,000 both ways each gets 7,500 and takes
+//	13.3 ms: compute waits from 20 to 33.3 for in 0. In 1 needs out 1: 33.3 to 43.3
+//	alone. Backward 0 takes until 43.3, so nobody waits; the step ends at 53.3.
+func TestSimulateSharing(t *testing.T) {
+	p := record([]schedule.Pass{{}, {Microbatch: 1}, {Backward: true}, {Microbatch: 1, Backward: true}}, 1, module{"a", 100, 10 * ms, 10 * ms})
+	f := simulate(t, p, nil, memory.Links{Out: 10_000, In: 10_000, Both: 15_000}, residency.Config{Device: 200, Host: 300, Align: 1}, []int{0, 1}, []int{1, 2})
+	third := 10 * ms / 3
+	if f.Waiting.Round(time.Microsecond) != (10*ms+third).Round(time.Microsecond) || f.Step.Round(time.Microsecond) != (50*ms+third).Round(time.Microsecond) {
+		t.Errorf("step %v, waiting %v; want 53.333ms and 13.333ms", f.Step, f.Waiting)
+	}
+	if want := 2*(10*ms+third) + 20*ms; (f.OutBusy + f.InBusy).Round(time.Microsecond) != want.Round(time.Microsecond) {
+		t.Errorf("link busy %v; want %v", f.OutBusy+f.InBusy, want)
+	}
+}
+
+// SPEC S4.1: what leaves at the end of a scope leaves by plan, and was not driven
+// out for want of room.
+func TestScopesLeaveByPlan(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	ops := p.Tape.Ops // a: take, save, give
+	end := residency.Op{Kind: residency.OpEndScope, At: ops[2].At}
+	p.Tape.Ops = slices.Concat([]residency.Op{{Kind: residency.OpBeginScope}}, ops[:3], []residency.Op{end}, ops[3:])
+	s := p.step(offloadAll(p))
+	tr := s.try(&residency.Plan{Offload: map[memory.GroupID]bool{s.groups[0].GroupID: true}}, slow, cfg)
+	if tr.err != nil || tr.machine.Counts().Out != 1 || len(tr.evicted()) != 0 {
+		t.Errorf("%v, %+v, evicted %v", tr.err, tr.machine.Counts(), tr.evicted())
+	}
+}

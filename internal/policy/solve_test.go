@@ -1,0 +1,333 @@
+package policy
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+var everything = Allowed{Offload: true, Recompute: true}
+
+// bruteForce is the least cost over all policies, or infinity.
+func bruteForce(p *Profile, l memory.Links, cfg residency.Config, allowed Allowed) float64 {
+	v := &solver{p: p, l: l, cfg: cfg, allowed: allowed, steps: map[string]*step{}, seen: map[string]bool{}}
+	v.prepare(p.step(nil).try(nil, l, residency.Config{Device: noLimit, Host: noLimit, Align: 1}))
+	least := math.Inf(1)
+	pol := memory.Policy{}
+	var rec func(i int)
+	rec = func(i int) {
+		if i == len(v.units) {
+			if t := v.try(v.mix(pol, 0, 0)); t != nil {
+				least = min(least, t.cost(l))
+			}
+			return
+		}
+		for c := memory.Keep; c < memory.Choices; c++ {
+			if v.can(v.units[i], c) {
+				pol[v.units[i]] = c
+				rec(i + 1)
+			}
+		}
+		delete(pol, v.units[i])
+	}
+	rec(0)
+	return least
+}
+
+// moved counts the units that are not left on the device.
+func moved(pol memory.Policy) (n int) {
+	for _, c := range pol {
+		if c != memory.Stash && c != memory.Keep {
+			n++
+		}
+	}
+	return n
+}
+
+// The solver never exceeds its budget, says that there is nothing to do exactly
+// when all fits, refuses exactly what is below the floor, and comes close to the
+// best of all policies.
+// SPEC S5.5 S6.1
+func TestSolveAgainstBruteForce(t *testing.T) {
+	cases, worst, hasty := 0, 0.0, 0.0
+	rapid.Check(t, func(t *rapid.T) {
+		p, l := drawProfile(t, rapid.SampledFrom([]int{6, 8, 8, 18}).Draw(t, "units")), drawLinks(t)
+		c := residency.Config{Host: noLimit, Align: 1, Window: rapid.IntRange(1, 3).Draw(t, "window")}
+		if rapid.Bool().Draw(t, "little host") {
+			c.Host = rapid.Int64Range(0, 200).Draw(t, "host")
+		}
+		kept, err := Simulate(p, nil, nil, l, residency.Config{Device: noLimit, Host: 0, Align: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		budget := p.Base + rapid.Int64Range(0, kept.Extent-p.Base+5).Draw(t, "budget")
+		d, err := Solve(p, l, c, budget, everything)
+		c.Device = budget - p.Base
+		if budget >= kept.Extent {
+			if err != nil || !d.Nothing || moved(d.Policy) > 0 || d.Forecast.Step != p.Tape.Span {
+				t.Fatalf("%d bytes fit a budget of %d, and yet: %v, %+v", kept.Extent, budget, err, d)
+			}
+			return
+		}
+		var low *memory.BudgetError
+		if errors.As(err, &low) {
+			if int64(low.Need) <= budget || int64(low.Budget) != budget {
+				t.Fatalf("a floor of %d and a budget of %d", int64(low.Need), budget)
+			}
+			if _, err := Solve(p, l, c, int64(low.Need), everything); err != nil {
+				t.Fatalf("at the floor: %v", err)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Nothing || d.Forecast.Extent > budget || p.Check(d.Policy) != nil {
+			t.Fatalf("extent %d of a budget of %d, nothing to do: %v", d.Forecast.Extent, budget, d.Nothing)
+		}
+		same := *p
+		if p.Rows != nil { // of the rows of a unit, a part may be in device pages
+			rows := *p.Rows
+			rows.Fixed, rows.Pages = true, d.Forecast.DevicePages
+			same.Rows = &rows
+		}
+		again, err := Simulate(&same, d.Policy, d.Plan, l, c)
+		if err != nil || again.Step != d.Forecast.Step || again.Extent != d.Forecast.Extent {
+			t.Fatalf("forecast %+v, and once more %+v, %v", d.Forecast, again, err)
+		}
+		if len(p.Units) > 8 {
+			return
+		}
+		least := bruteForce(p, l, c, everything)
+		gap := func(d *Decision) float64 { return d.Forecast.Step.Seconds()/least - 1 }
+		if worst = max(worst, gap(d)); gap(d) > 0.05 {
+			t.Fatalf("step %v is %.1f%% more than the best", d.Forecast.Step, 100*gap(d))
+		}
+		// With far fewer candidates than there are policies, as with large models.
+		if d, err = solve(p, l, c, budget, everything, 0.04); err != nil || d.Forecast.Extent > budget {
+			t.Fatalf("in haste: %v", err)
+		}
+		cases, hasty = cases+1, hasty+max(gap(d), 0)
+	})
+	t.Logf("%d cases: worst %.2f%%; in haste %.2f%% in the mean", cases, 100*worst, 100*hasty/float64(max(cases, 1)))
+	if cases > 10 && hasty > 0.05*float64(cases) {
+		t.Errorf("in haste steps are %.1f%% more than the best in the mean", 100*hasty/float64(cases))
+	}
+}
+
+func bigStep(t testing.TB, rank, layers int) *Profile {
+	pipe := schedule.Pipeline{Ranks: 4, Chunks: 1, Microbatches: 6}
+	return record(passes(t, pipe, rank), layers, module{"attn_norm", 10, 1 * ms, 2 * ms}, module{"core_attn", 60, 12 * ms, 24 * ms}, module{"moe_act", 80, 3 * ms, 6 * ms})
+}
+
+// More budget is never slower by more than the search leaves; all of it on a step
+// that needs both offloading and recomputing before the floor.
+// SPEC S5.2 S5.5
+func TestSolveMonotone(t *testing.T) {
+	p := bigStep(t, 0, 3)
+	l := memory.Links{Out: 4000, In: 4000, Both: 6000}
+	kept, _ := Simulate(p, nil, nil, l, cfg)
+	last := time.Duration(0)
+	seen := map[memory.Choice]bool{}
+	for i := 10; i > 0; i-- {
+		d, err := solve(p, l, cfg, kept.Extent*int64(i)/10, everything, 0.2)
+		if err != nil {
+			t.Fatalf("%d tenths: %v", i, err)
+		}
+		if float64(d.Forecast.Step) < 0.98*float64(last) {
+			t.Errorf("%d tenths: %v, less than the %v of a larger budget", i, d.Forecast.Step, last)
+		}
+		if d.Nothing != (i == 10) || d.Forecast.Extent > d.Budget {
+			t.Errorf("%d tenths: nothing to do %v, extent %d of %d", i, d.Nothing, d.Forecast.Extent, d.Budget)
+		}
+		last = max(last, d.Forecast.Step)
+		for _, c := range d.Policy {
+			seen[c] = true
+		}
+		t.Logf("%d tenths: step %v, extent %d of %d, %d tried", i, d.Forecast.Step, d.Forecast.Extent, d.Budget, d.Tried)
+	}
+	if !seen[memory.Offload] || !seen[memory.Recompute] {
+		t.Errorf("choices made: %v", seen)
+	}
+}
+
+// Copies that hide are preferred to recomputing, recomputing that costs less to
+// copies that do not.
+func TestSolvePrefers(t *testing.T) {
+	p := record(single, 8, module{"core_attn", 100, 10 * ms, 20 * ms})
+	for _, c := range []struct {
+		name  string
+		links memory.Links
+		want  memory.Choice
+	}{
+		{"a fast link", memory.Links{Out: 100_000, In: 100_000}, memory.Offload},
+		{"a slow link", memory.Links{Out: 500, In: 500}, memory.Recompute},
+	} {
+		d, err := Solve(p, c.links, cfg, 500, everything)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(d.Policy) == 0 {
+			t.Errorf("%s: nothing chosen", c.name)
+		}
+		for u, got := range d.Policy {
+			if got != c.want {
+				t.Errorf("%s: %v for %v", c.name, got, u)
+			}
+		}
+		if c.want == memory.Offload && d.Forecast.Step != p.Tape.Span {
+			t.Errorf("%s: step %v instead of %v", c.name, d.Forecast.Step, p.Tape.Span)
+		}
+	}
+}
+
+// A budget below the floor names the floor, and what is in the way.
+func TestSolveFloor(t *testing.T) {
+	p := record(single, 4, module{"a", 100, 10 * ms, 20 * ms})
+	p.Base = 50
+	_, err := Solve(p, slow, cfg, 149, everything)
+	var low *memory.BudgetError
+	if !errors.As(err, &low) || int64(low.Need) != 150 || low.HostFull || !strings.Contains(err.Error(), "needs 150 B") || !strings.Contains(err.Error(), "raise it to 150 B") {
+		t.Errorf("%v", err)
+	}
+	if _, err = Solve(p, slow, cfg, 20, everything); !errors.As(err, &low) || int64(low.Need) != 150 {
+		t.Errorf("below what is outside of the arena: %v", err)
+	}
+	// Without anything allowed all 400 bytes stay.
+	if _, err = Solve(p, slow, cfg, 149, Allowed{}); !errors.As(err, &low) || int64(low.Need) != 450 {
+		t.Errorf("%v", err)
+	}
+	little := cfg
+	little.Host = 100
+	if _, err = Solve(p, slow, little, 149, Allowed{Offload: true}); !errors.As(err, &low) || !low.HostFull || !strings.Contains(err.Error(), "host memory") {
+		t.Errorf("%v", err)
+	}
+	if _, err = Solve(p, memory.Links{}, cfg, 149, everything); err == nil || !strings.Contains(err.Error(), "measure") {
+		t.Errorf("without links: %v", err)
+	}
+	if _, err = Plan(p, nil, memory.Links{Out: 1, In: math.NaN()}, cfg); err == nil {
+		t.Error("a rate that is no number was accepted")
+	}
+	p.Units = nil
+	if _, err = Plan(p, memory.Policy{{Name: "a", Chunk: 0, Layer: 1}: memory.Offload}, slow, cfg); err == nil || !strings.Contains(err.Error(), "choose keep") {
+		t.Errorf("%v", err)
+	}
+}
+
+// The reasons, printed.
+// SPEC S5.4 S5.5 S6.1
+func TestDecisionText(t *testing.T) {
+	p := record(single, 6, module{"attn_norm", 8 << 20, ms, 2 * ms}, module{"core_attn", 64 << 20, 9 * ms, 18 * ms}, module{"expert_fc1", 200 << 20, 8 * ms, 16 * ms}, module{"moe_act", 96 << 20, ms, 2 * ms})
+	p.Base = 1 << 30
+	for u, f := range p.Units {
+		switch u.Name {
+		case "attn_norm":
+			p.Units[u] = Facts{}
+		case "core_attn":
+			f.Recompute = 0
+			p.Units[u] = f
+		case "expert_fc1":
+			p.Units[u] = Facts{CanOffload: true}
+		}
+	}
+	p = withRows(p, "expert_fc1", 2<<20, 2)
+	c := residency.Config{Host: 4 << 30, Align: 512}
+	l := memory.Links{Out: 5e9, In: 5e9, Both: 8e9, Latency: 10 * time.Microsecond}
+	var text strings.Builder
+	for r, budget := range []int64{4 << 30, 1900 << 20, 1640 << 20} {
+		d, err := Solve(p, l, c, budget, everything)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Rank = r
+		text.WriteString(d.Text() + "\n")
+		out, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Decision
+		if err := json.Unmarshal(out, &back); err != nil || len(back.Policy) != len(d.Policy) || back.Forecast.Step != d.Forecast.Step || len(back.Reasons) != 24 || back.Reasons[1].Why == "" {
+			t.Errorf("%s becomes %+v, %v", out, back, err)
+		}
+	}
+	golden.Check(t, "reasons.txt", text.String())
+}
+
+// A policy that somebody else made is described like one of the solver's.
+func TestFollow(t *testing.T) {
+	p := record(single, 4, module{"core_attn", 100, 10 * ms, 20 * ms})
+	pol := memory.Policy{{Name: "core_attn", Chunk: 0, Layer: 0}: memory.Offload, {Name: "core_attn", Chunk: 0, Layer: 1}: memory.Recompute}
+	d, err := Follow(p, pol, memory.Links{Out: 10_000, In: 10_000}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Forecast.Counts.OutBytes != 100 || d.Forecast.Compute != 130*ms || d.Before.Extent != 400 || d.Forecast.Extent >= 400 {
+		t.Errorf("%+v, before %d", d.Forecast, d.Before.Extent)
+	}
+	if text := d.Text(); strings.Contains(text, "budget") || !strings.Contains(text, "recompute  chosen by hand") || strings.Count(text, "chosen by hand") != 2 {
+		t.Error(text)
+	}
+	if _, err := Follow(p, memory.Policy{{Name: "none", Chunk: 0, Layer: 0}: memory.Offload}, slow, cfg); err == nil {
+		t.Error("a unit that is not there was offloaded")
+	}
+	if _, err := Follow(p, nil, slow, residency.Config{Device: 99, Align: 1}); err == nil {
+		t.Error("100 bytes found room in 99")
+	}
+}
+
+// The ranks of 1F1B hold 4, 3, 2 and 1 microbatches. With one budget for all, the
+// first moves the most and the last the least, peaks are equal where anything
+// moves, and nobody takes longer than agreed.
+// SPEC S4.5 S5.5
+func TestBalance(t *testing.T) {
+	var ps []*Profile
+	var slowest time.Duration
+	var most int64
+	l := memory.Links{Out: 4000, In: 4000, Both: 6000}
+	for r := range 4 {
+		ps = append(ps, bigStep(t, r, 2))
+		kept, _ := Simulate(ps[r], nil, nil, l, cfg)
+		slowest, most = max(slowest, kept.Step), max(most, kept.Extent)
+	}
+	allowed := Allowed{Offload: true}
+	budget, shares, err := Balance(ps, l, cfg, allowed, 0.02)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if budget*4 > most*3 || len(shares) != 4 {
+		t.Errorf("a common peak of %d of %d", budget, most)
+	}
+	for r, s := range shares {
+		t.Logf("rank %d: %d moved, extent %d, step %v", r, s.Moved, s.Decision.Forecast.Extent, s.Decision.Forecast.Step)
+		if s.Rank != r || s.Decision.Rank != r || s.Decision.Forecast.Extent > budget || float64(s.Decision.Forecast.Step) > 1.0201*float64(slowest) {
+			t.Errorf("rank %d: %+v", r, s.Decision.Forecast)
+		}
+		if s.Moved > 0 && s.Decision.Forecast.Extent < budget*9/10 {
+			t.Errorf("rank %d moves %d bytes for a peak of %d, where %d were enough", r, s.Moved, s.Decision.Forecast.Extent, budget)
+		}
+	}
+	if shares[0].Moved == 0 || shares[3].Moved > shares[0].Moved {
+		t.Errorf("the first rank moves %d bytes, the last %d", shares[0].Moved, shares[3].Moved)
+	}
+	// With no time to spare and no way to hide a copy, nothing is saved.
+	budget, shares, err = Balance(ps[:1], memory.Links{Out: 10, In: 10}, cfg, allowed, 0)
+	if err != nil || budget < most*99/100 || shares[0].Moved != 0 {
+		t.Errorf("a budget of %d of %d, %v", budget, most, err)
+	}
+	if _, _, err = Balance(nil, l, cfg, allowed, 0); err == nil {
+		t.Error("a pipeline without ranks was accepted")
+	}
+	if _, _, err = Balance(ps, l, cfg, allowed, math.NaN()); err == nil {
+		t.Error("a slack that is no number was accepted")
+	}
+}

@@ -1,0 +1,70 @@
+// This file owns the test of assumed rows.
+
+package stash_test
+
+import (
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/nulldevice"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Steps whose rows are assumed, on a device that does nothing, take what steps take whose
+// rows are counted: pages of both tiers, sets, records.
+func TestAssumedRowsTakeWhatCountedOnesDo(t *testing.T) {
+	for _, rows := range []stash.Rows{1, 100, 512, 700, 1024} { // a set begins with 512, and may have 1024
+		want, got := memoryOf(t, rows, false), memoryOf(t, rows, true)
+		if !slices.Equal(got, want) {
+			t.Errorf("%d rows: assumed %v, counted %v", rows, got, want)
+		}
+	}
+}
+
+func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var dev device.Device
+	dev, err := cpu.Open(cpu.Options{})
+	must(err)
+	cfg := stash.ManagerConfig{Store: stash.Config{Page: 4 * memory.KiB, Max: [stash.Tiers]schedule.Pages{100, 1000}}}
+	if assumed {
+		dev, err = nulldevice.Wrap(dev, nulldevice.DefaultPace())
+		must(err)
+		cfg.Store.Assume = func(memory.GroupID) stash.Rows { return rows }
+	}
+	compute, err := dev.NewStream("compute")
+	must(err)
+	m, err := stash.NewManager(dev, compute, cfg)
+	must(err)
+	space, err := m.NewWorkspace("rows", 2, 1024, stash.Tensor{Name: "x", Row: 256, MaxRows: 512}, stash.Tensor{Name: "w", Row: 4, MaxRows: 512})
+	must(err)
+	for range 4 {
+		must(m.Step(memory.Key{Microbatches: 1}, func(int) error {
+			for i := range 4 {
+				set := space.Forward(memory.GroupID{Name: "x", Layer: i})
+				compute.Upload(set.Counts(), binary.LittleEndian.AppendUint64(nil, uint64(rows)))
+				set.Saved()
+			}
+			for i := 3; i >= 0; i-- {
+				space.Backward(memory.GroupID{Name: "x", Layer: i}).Done()
+			}
+			return nil
+		}))
+	}
+	owners := dev.Memory().Owners
+	must(m.Close())
+	must(compute.Close())
+	must(dev.Close())
+	return owners
+}

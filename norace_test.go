@@ -1,7 +1,0 @@
-//go:build !race
-
-// This file owns what tests know of a build without the race detector.
-
-package stowage
-
-const raceEnabled = false

@@ -1,0 +1,64 @@
+package live
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The history is bounded for any number of steps. It holds real steps, evenly spread from
+// the first on, and the report says that others are left out.
+func TestHistoryIsBounded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := newHistory()
+		h.run = Run{Model: "tiny", Policies: []string{"none", "stash"}}
+		n := rapid.IntRange(1, 5*mostKept).Draw(t, "steps")
+		for i := range n {
+			held := float64(i + 1)
+			h.add(Step{Policy: "none", Number: i + 1, Loss: held, Held: &held, Tokens: 1, Seconds: 1})
+		}
+		r := h.report()
+		if len(r.Runs) != 1 {
+			t.Fatalf("%d runs", len(r.Runs))
+		}
+		f := r.Runs[0].Steps
+		if len(f.Step) > mostKept || len(f.Step) < min(n, mostKept/2) || f.Step[0] != 1 {
+			t.Fatalf("%d steps are %d, from %d on", n, len(f.Step), f.Step[0])
+		}
+		for i, step := range f.Step {
+			if f.Loss[i] != float64(step) || i > 1 && step-f.Step[i-1] != f.Step[1]-1 {
+				t.Fatalf("value %d is of step %d, with loss %g", i, step, f.Loss[i])
+			}
+		}
+		if len(f.Held) > mostKept || len(f.Held) != len(f.HeldAt) || f.Held[len(f.Held)-1] != float64(f.HeldAt[len(f.HeldAt)-1]) {
+			t.Fatalf("%d evaluations at %d steps", len(f.Held), len(f.HeldAt))
+		}
+		if said := strings.Contains(strings.Join(r.Runs[0].Missing, " "), "One step in"); said != (len(f.Step) < n) {
+			t.Fatalf("%d of %d steps, and missing is %q", len(f.Step), n, r.Runs[0].Missing)
+		}
+	})
+}
+
+// A policy that starts again begins with an empty history.
+func TestHistoryBeginsAnew(t *testing.T) {
+	h := newHistory()
+	h.run.Policies = []string{"budget"}
+	held := 1.5
+	for _, n := range []int{1, 2, 3, 1, 2} {
+		s := sample("budget", n)
+		s.Held = &held
+		h.add(s)
+	}
+	f := h.report().Runs[0].Steps
+	v := reflect.ValueOf(f)
+	for i := range v.NumField() {
+		if n := v.Field(i).Len(); n != 2 {
+			t.Errorf("%s has %d values of 2", v.Type().Field(i).Name, n)
+		}
+	}
+	if f.Device[1] != 21<<20 || f.Host[1] != 6<<20 || f.Held[1] != 1.5 || f.Millis[1] != 250 {
+		t.Errorf("figures are %+v", f)
+	}
+}

@@ -1,0 +1,211 @@
+// This file owns the server: its life cycle, and which requests it answers.
+
+package live
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/stowage-dev/stowage/observe/report/page"
+)
+
+const (
+	// writeLimit is how long a viewer may take to read an answer.
+	writeLimit = 10 * time.Second
+	// Viewers have the time farewell to fetch the last report, plus twice the time that
+	// the report takes to be made, and mostFarewell at most.
+	farewell, mostFarewell = 2 * time.Second, 20 * time.Second
+)
+
+// Server serves a run over HTTP: a page at /, its data at /report.json and /events, and
+// metrics for Prometheus at /metrics.
+//
+//  1. Listen opens the address and begins to serve.
+//  2. Begin describes the run.
+//  3. Step notes a step; call it after each one.
+//  4. Close lets viewers fetch the last report and ends the server.
+//
+// There is no password. A server on a loopback address answers only requests for
+// localhost or a loopback address.
+type Server struct {
+	version  string
+	listener net.Listener
+	local    bool // whether it listens on loopback
+	http     *http.Server
+	served   chan struct{} // closed when http.Serve has returned
+	page     []byte
+	metrics  *metrics
+	farewell time.Duration
+
+	mu      sync.Mutex
+	source  Source // nil if reports come from memory alone
+	history *history
+	steps   int           // the number of steps so far: the version of the report
+	changed chan struct{} // closed and replaced when steps or done change
+	done    bool
+	viewers int           // connected to /events
+	owed    int           // viewers that have not fetched the last report
+	paid    chan struct{} // closed when owed is zero
+
+	making sync.Mutex // held while a report is made; taken before mu
+	made   made
+}
+
+// Listen returns a server that listens on an address: a host and a port, or a port such
+// as ":8080", which stands for loopback. Port 0 takes any free port. Version is the
+// version of the program, for the page and the metrics.
+func Listen(address, version string) (*Server, error) {
+	host, port, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("port %d of %s is in use; give another, or :0 for any free port", port, host)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("this user may not listen on port %d; give one above 1023", port)
+	case err != nil:
+		return nil, fmt.Errorf("cannot listen on %s: %w", net.JoinHostPort(host, strconv.Itoa(int(port))), cause(err))
+	}
+	var text bytes.Buffer
+	if err := page.Live(&text); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	s := &Server{
+		version: version, listener: l, local: loopback(hostOf(l.Addr().String())), served: make(chan struct{}), page: text.Bytes(),
+		farewell: farewell, metrics: newMetrics(), history: newHistory(), changed: make(chan struct{}), paid: make(chan struct{}),
+	}
+	s.http = &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: writeLimit, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0), // problems of viewers do not concern the run
+	}
+	go func() {
+		defer close(s.served)
+		_ = s.http.Serve(l) // it ends with Close, or with an error that does not concern the run
+	}()
+	return s, nil
+}
+
+// cause returns an error of the network without its address, which the sentence around
+// it has.
+func cause(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// URL returns the address of the page.
+func (s *Server) URL() string {
+	addr := s.listener.Addr().(*net.TCPAddr)
+	if addr.IP.IsUnspecified() {
+		return fmt.Sprintf("http://localhost:%d/", addr.Port)
+	}
+	return "http://" + addr.String() + "/"
+}
+
+// Public reports whether other machines can reach the page.
+func (s *Server) Public() bool { return !s.local }
+
+// Begin describes the run. Call it once, before the first step.
+func (s *Server) Begin(r Run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.run = r
+	s.metrics.begin(r, s.version)
+}
+
+// SetSource makes the server take its reports from source, which knows more than the
+// steps alone. If source fails, the server falls back to the steps.
+func (s *Server) SetSource(source Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.source = source
+}
+
+// Step notes a step and tells viewers that there is a new report.
+func (s *Server) Step(step Step) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metrics.observe(step)
+	s.history.add(step)
+	s.steps++
+	s.change()
+}
+
+// change wakes all viewers. The caller holds mu.
+func (s *Server) change() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Close tells viewers that the run is over, gives them a moment to fetch the last
+// report, and ends the server. It takes 20 seconds at most.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.done, s.owed = true, s.viewers
+	waits := s.owed > 0
+	limit := min(s.farewell+2*s.made.took, mostFarewell)
+	s.change()
+	s.mu.Unlock()
+	if waits {
+		select {
+		case <-s.paid:
+		case <-time.After(limit):
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.farewell)
+	defer cancel()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close() // a viewer does not read
+	}
+	<-s.served
+}
+
+// handler returns the handler, which answers GET and HEAD for four paths.
+func (s *Server) handler() http.Handler {
+	paths := map[string]http.HandlerFunc{
+		"/": s.servePage, "/report.json": s.serveReport, "/events": s.serveEvents,
+		"/metrics": promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP,
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		// The page itself allows its scripts by their hashes. This adds the rules that only a
+		// header can set.
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		extend(w)
+		serve := paths[r.URL.Path]
+		switch {
+		case s.local && !loopback(hostOf(r.Host)):
+			// The page of another site whose name resolves to this machine.
+			http.Error(w, "this run is served to its own machine only; use the host name localhost", http.StatusMisdirectedRequest)
+		case serve == nil:
+			http.Error(w, "not found", http.StatusNotFound)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			h.Set("Allow", "GET, HEAD")
+			http.Error(w, "only GET and HEAD are allowed", http.StatusMethodNotAllowed)
+		default:
+			serve(w, r)
+		}
+	})
+}

@@ -1,0 +1,382 @@
+package live
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stowage-dev/stowage/observe/report"
+)
+
+func TestParseAddress(t *testing.T) {
+	for text, want := range map[string]string{
+		"8080": "127.0.0.1 8080", ":8080": "127.0.0.1 8080", ":0": "127.0.0.1 0", "localhost:80": "localhost 80", "0.0.0.0:8080": "0.0.0.0 8080", "[::]:1": ":: 1",
+		"": "", ":": "", "host": "", "host:": "", ":65536": "", ":-1": "", "1:2:3": "", "::1": "", ":http": "", "http://localhost:80": "",
+	} {
+		host, port, err := parseAddress(text)
+		if got := fmt.Sprint(host, " ", port); err == nil && got != want || (err != nil) != (want == "") {
+			t.Errorf("%q: %s, %v, want %q", text, got, err, want)
+		}
+	}
+}
+
+func FuzzParseAddress(f *testing.F) {
+	for _, seed := range []string{":8080", "8080", "[::1]:0", "0.0.0.0:1", "a:b:c"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		host, port, err := parseAddress(text)
+		if err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %q is not one sentence", text, err)
+		}
+		if err == nil && host == "" {
+			t.Errorf("%q: port %d of every address", text, port)
+		}
+	})
+}
+
+func TestLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost": true, "LOCALHOST": true, "127.0.0.1": true, "127.1.2.3": true, "::1": true, "[::1]": true, "::ffff:127.0.0.1": true,
+		"": false, "0.0.0.0": false, "10.0.0.1": false, "localhost.example.org": false, "127.0.0.1.example.org": false, "example.org": false,
+	} {
+		if loopback(host) != want {
+			t.Errorf("%q: %v", host, !want)
+		}
+	}
+}
+
+// served returns a server of a run with two policies, and a client.
+func served(t *testing.T) (*Server, *http.Client) {
+	t.Helper()
+	s, err := Listen(":0", "v1.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Begin(Run{Model: "tiny", Layout: "one rank", Policies: []string{"none", "stash"}, Steps: 100})
+	c := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(c.CloseIdleConnections)
+	return s, c
+}
+
+func get(t *testing.T, c *http.Client, url string) (status int, body string, h http.Header) {
+	t.Helper()
+	r, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(text), r.Header
+}
+
+// SPEC S6.5
+func TestServerServesItsOwnAlone(t *testing.T) {
+	s, c := served(t)
+	defer s.Close()
+	if s.Public() || !strings.HasPrefix(s.URL(), "http://127.0.0.1:") {
+		t.Errorf("without an address it is at %s", s.URL())
+	}
+	for path, want := range map[string]string{"": "text/html", "report.json": "application/json", "metrics": "text/plain"} {
+		status, body, h := get(t, c, s.URL()+path)
+		if status != http.StatusOK || body == "" || !strings.HasPrefix(h.Get("Content-Type"), want) {
+			t.Errorf("/%s: %d, %s", path, status, h.Get("Content-Type"))
+		}
+		for _, name := range []string{"Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Cross-Origin-Resource-Policy", "Cache-Control"} {
+			if h.Get(name) == "" {
+				t.Errorf("/%s has no %s", path, name)
+			}
+		}
+		if h.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("/%s may be read by other pages", path)
+		}
+	}
+	for _, path := range []string{"index.html", "report.html", "../server.go", "..%2f..%2fetc/passwd", "metrics/", "debug/pprof/", "favicon.ico", "events/x"} {
+		if status, _, _ := get(t, c, s.URL()+path); status != http.StatusNotFound {
+			t.Errorf("/%s: %d", path, status)
+		}
+	}
+	for method, want := range map[string]int{"HEAD": 200, "POST": 405, "PUT": 405, "DELETE": 405, "OPTIONS": 405} {
+		for _, path := range []string{"", "report.json", "metrics", "events"} {
+			r, _ := http.NewRequest(method, s.URL()+path, nil)
+			answer, err := c.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if answer.StatusCode != want {
+				t.Errorf("%s /%s: %d", method, path, answer.StatusCode)
+			}
+		}
+	}
+	for host, want := range map[string]int{"evil.example:80": 421, "evil.example": 421, "localhost": 200, "localhost:9": 200, "[::1]:9": 200} {
+		r, _ := http.NewRequest("GET", s.URL()+"report.json", nil)
+		r.Host = host
+		answer, err := c.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("host %s: %d", host, answer.StatusCode)
+		}
+	}
+}
+
+func TestListenErrors(t *testing.T) {
+	s, _ := served(t)
+	defer s.Close()
+	_, port, _ := net.SplitHostPort(s.listener.Addr().String())
+	for address, want := range map[string]string{":" + port: "is in use", "nowhere": "no port", "192.0.2.1:0": "cannot listen on"} {
+		if other, err := Listen(address, ""); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", address, err)
+			if other != nil {
+				other.Close()
+			}
+		}
+	}
+	public, err := Listen("0.0.0.0:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer public.Close()
+	if !public.Public() || !strings.HasPrefix(public.URL(), "http://localhost:") {
+		t.Errorf("%s is for everybody", public.URL())
+	}
+}
+
+// event is an event that a viewer receives.
+type event struct{ name, data string }
+
+// listenTo reads events until the stream ends.
+func listenTo(t *testing.T, c *http.Client, s *Server) <-chan event {
+	t.Helper()
+	r, err := c.Get(s.URL() + "events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.StatusCode != http.StatusOK || r.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatalf("%d, %s", r.StatusCode, r.Header.Get("Content-Type"))
+	}
+	events := make(chan event, 100)
+	go func() {
+		defer close(events)
+		defer r.Body.Close()
+		var e event
+		for in := bufio.NewScanner(r.Body); in.Scan(); {
+			switch key, value, _ := strings.Cut(in.Text(), ": "); key {
+			case "event":
+				e.name = value
+			case "data":
+				e.data = value
+			case "":
+				if e.name != "" {
+					events <- e
+				}
+				e = event{}
+			}
+		}
+	}()
+	return events
+}
+
+func next(t *testing.T, events <-chan event) event {
+	t.Helper()
+	select {
+	case e, ok := <-events:
+		if !ok {
+			t.Fatal("the stream has ended")
+		}
+		return e
+	case <-time.After(10 * time.Second):
+		t.Fatal("no event in ten seconds")
+	}
+	panic("unreachable")
+}
+
+func reported(t *testing.T, c *http.Client, s *Server) (r report.Report) {
+	t.Helper()
+	status, body, _ := get(t, c, s.URL()+"report.json")
+	if status != http.StatusOK {
+		t.Fatalf("%d: %s", status, body)
+	}
+	if err := json.Unmarshal([]byte(body), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Two viewers, and one that reconnects, see the run go on and end. The last report is
+// complete, and the server ends as soon as all viewers have it.
+func TestViewers(t *testing.T) {
+	s, c := served(t)
+	s.farewell = mostFarewell // which nobody needs
+	if r := reported(t, c, s); !r.Live || len(r.Runs) != 0 || len(r.Missing) == 0 || r.Version != "v1.2.3" {
+		t.Errorf("before the first step: %+v", r)
+	}
+	a, b := listenTo(t, c, s), listenTo(t, c, s)
+	for _, v := range []<-chan event{a, b} {
+		if e := next(t, v); e != (event{"report", `{"version":0}`}) {
+			t.Errorf("at first: %v", e)
+		}
+	}
+	s.Step(sample("none", 1))
+	s.Step(sample("none", 2))
+	for _, v := range []<-chan event{a, b} {
+		if e := next(t, v); e != (event{"report", `{"version":2}`}) {
+			t.Errorf("after two steps: %v", e)
+		}
+	}
+	if r := reported(t, c, s); !r.Live || len(r.Runs) != 1 || len(r.Runs[0].Steps.Step) != 2 {
+		t.Errorf("after two steps: %+v", r)
+	}
+	again := listenTo(t, c, s)
+	if e := next(t, again); e.name != "report" {
+		t.Errorf("after coming back: %v", e)
+	}
+	s.Step(sample("stash", 1))
+	closed := make(chan time.Duration)
+	go func() {
+		began := time.Now()
+		s.Close()
+		closed <- time.Since(began)
+	}()
+	for _, v := range []<-chan event{a, b, again} {
+		e := next(t, v)
+		for e.name == "report" {
+			e = next(t, v)
+		}
+		if e != (event{"done", `{"version":3}`}) {
+			t.Errorf("at the end: %v", e)
+		}
+		if _, more := <-v; more {
+			t.Error("there is more behind the end")
+		}
+		if r := reported(t, c, s); r.Live || len(r.Runs) != 2 {
+			t.Errorf("at the end: %+v", r)
+		}
+	}
+	if took := <-closed; took > mostFarewell/2 {
+		t.Errorf("closing took %v", took)
+	}
+	if _, err := c.Get(s.URL()); err == nil {
+		t.Error("it still answers")
+	}
+}
+
+// A viewer that does not read, and one that never fetches the report, delay neither steps
+// nor the end for long.
+func TestSlowViewers(t *testing.T) {
+	s, c := served(t)
+	s.farewell = 100 * time.Millisecond
+	huge := &report.Report{Title: strings.Repeat("x", 32<<20)} // more than sockets hold
+	s.SetSource(func() (*report.Report, error) { return huge, nil })
+	for _, path := range []string{"report.json", "events"} {
+		conn, err := net.Dial("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
+	}
+	stays := listenTo(t, c, s)
+	next(t, stays)
+	began := time.Now()
+	for i := range 1000 {
+		s.Step(sample("none", i+1))
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("1000 steps took %v", took)
+	}
+	began = time.Now()
+	s.Close()
+	if took := time.Since(began); took > mostFarewell+5*time.Second {
+		t.Errorf("closing took %v", took)
+	}
+}
+
+// The number of viewers is limited.
+func TestTooManyViewers(t *testing.T) {
+	s, c := served(t)
+	defer s.Close()
+	s.viewers = mostViewers
+	if status, _, _ := get(t, c, s.URL()+"events"); status != http.StatusServiceUnavailable {
+		t.Errorf("one more: %d", status)
+	}
+	s.viewers = mostViewers - 1
+	next(t, listenTo(t, c, s))
+	s.mu.Lock()
+	s.viewers = 0 // they have gone
+	s.mu.Unlock()
+}
+
+// One report serves all viewers. Reports are not made more often than their cost allows, and
+// once more at the end.
+func TestReportsAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var made atomic.Int32
+		s := &Server{history: newHistory(), metrics: newMetrics(), changed: make(chan struct{})}
+		s.SetSource(func() (*report.Report, error) {
+			made.Add(1)
+			time.Sleep(100 * time.Millisecond)
+			return &report.Report{}, nil
+		})
+		ask := func() {
+			for range 5 {
+				if _, err := s.report(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		for range 100 { // 10 s in which there is a step and a question each 100 ms
+			s.Step(sample("none", 1))
+			ask()
+			time.Sleep(100 * time.Millisecond)
+		}
+		// A report takes 100 ms, so the next may come 20 * 0.9 * 100 ms later.
+		if n := made.Load(); n < 4 || n > 7 {
+			t.Errorf("%d reports in ten seconds", n)
+		}
+		before := made.Load()
+		time.Sleep(time.Minute)
+		ask()
+		time.Sleep(time.Minute)
+		ask()
+		if n := made.Load() - before; n != 1 {
+			t.Errorf("%d reports without a step", n)
+		}
+		s.done = true
+		ask()
+		if n := made.Load() - before; n != 2 {
+			t.Errorf("%d reports after the end", n)
+		}
+	})
+}
+
+// If the source fails, the report says so and shows the steps.
+func TestSourcesThatFail(t *testing.T) {
+	for name, source := range map[string]Source{
+		"an error": func() (*report.Report, error) { return nil, errors.New("broken") },
+		"a panic":  func() (*report.Report, error) { panic("broken") },
+	} {
+		s, c := served(t)
+		s.SetSource(source)
+		s.Step(sample("none", 1))
+		if r := reported(t, c, s); len(r.Runs) != 1 || !strings.Contains(strings.Join(r.Missing, " "), "broken") {
+			t.Errorf("%s: %+v", name, r)
+		}
+		s.Close()
+	}
+}

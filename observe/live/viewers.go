@@ -1,0 +1,205 @@
+// This file owns the answers to viewers: the page, its report, and the events that say
+// when to fetch the report again.
+//
+// There is no queue for a viewer: one that reads slowly gets the newest report when it
+// reads again. The server drops a viewer that does not read for writeLimit.
+
+package live
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/stowage-dev/stowage/observe/report"
+)
+
+const (
+	mostViewers = 32               // viewers that listen for events at once
+	heartbeat   = 15 * time.Second // time between comments, which reveal that a viewer is gone
+	leastPause  = time.Second      // least time between two reports
+	pauseFactor = 20               // pause after a report, over the time to make it: reports use 1/20 of a core
+)
+
+// Source returns a report of what a run has written so far. The server calls it from
+// its own goroutines.
+type Source func() (*report.Report, error)
+
+// made is the latest report.
+type made struct {
+	text  []byte
+	steps int
+	last  bool // made after the end of the run
+	at    time.Time
+	took  time.Duration
+}
+
+// pause returns the time until the next report may be made.
+func (m *made) pause() time.Duration { return max(leastPause, pauseFactor*m.took) }
+
+func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(s.page) // a run does not fail because a viewer is gone
+}
+
+func (s *Server) serveReport(w http.ResponseWriter, r *http.Request) {
+	m, err := s.report()
+	if err != nil {
+		http.Error(w, "cannot make the report: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	extend(w)
+	if _, err = w.Write(m.text); err == nil && m.last && r.Method == http.MethodGet {
+		_ = http.NewResponseController(w).Flush() // Close waits for this
+		s.fetched()
+	}
+}
+
+// extend gives a viewer writeLimit from now on.
+func extend(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) // all our connections support deadlines
+}
+
+// fetched notes that a viewer has the last report.
+func (s *Server) fetched() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.owed--; s.owed == 0 {
+		close(s.paid)
+	}
+}
+
+// report returns the latest report. It makes a new one if there were steps since and
+// the pause is over, or if the run has ended.
+func (s *Server) report() (made, error) {
+	s.making.Lock()
+	defer s.making.Unlock()
+	s.mu.Lock()
+	m, steps, done, source := s.made, s.steps, s.done, s.source
+	s.mu.Unlock()
+	// A viewer that hears of new steps after a pause asks just then: nine tenths of the
+	// pause let it through.
+	young := time.Since(m.at) < m.pause()*9/10
+	if m.text != nil && (m.steps == steps || young) && m.last == done {
+		return m, nil
+	}
+	began := time.Now()
+	r, err := s.makeReport(source, done)
+	if err != nil {
+		return m, err
+	}
+	r.Live, r.Version, r.Made = !done, s.version, began.UTC().Format(time.RFC3339)
+	text, err := json.Marshal(r)
+	if err != nil {
+		return m, err
+	}
+	m = made{text: text, steps: steps, last: done, at: time.Now(), took: time.Since(began)}
+	s.mu.Lock()
+	s.made = m
+	s.mu.Unlock()
+	return m, nil
+}
+
+// makeReport makes a report from the source, or from memory if that fails.
+func (s *Server) makeReport(source Source, done bool) (r *report.Report, err error) {
+	if source != nil {
+		r, err = recovered(source)
+	}
+	if r != nil && err == nil {
+		for i := range r.Runs {
+			if !done { // what is missing will still be written
+				r.Runs[i].Missing = []string{}
+			}
+		}
+		return r, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r = s.history.report()
+	if err != nil {
+		r.Missing = append(r.Missing, "The files of the run cannot be read: "+err.Error()+".")
+	}
+	return r, nil
+}
+
+// recovered turns a panic of the source into an error, so that a run does not die of its
+// report.
+func recovered(source Source) (r *report.Report, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+		}
+	}()
+	return source()
+}
+
+// serveEvents sends events to a viewer until the run ends or the viewer is gone.
+func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	if r.Method == http.MethodHead {
+		return
+	}
+	s.mu.Lock()
+	full := s.viewers >= mostViewers
+	if !full {
+		s.viewers++
+	}
+	s.mu.Unlock()
+	if full {
+		h.Set("Retry-After", "5")
+		http.Error(w, fmt.Sprintf("%d viewers are connected already; close one of them", mostViewers), http.StatusServiceUnavailable)
+		return
+	}
+	defer func() {
+		s.mu.Lock()
+		s.viewers--
+		s.mu.Unlock()
+	}()
+	s.sendEvents(w, r)
+}
+
+// sendEvents writes events to one viewer.
+func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request) {
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	say := func(text string) bool {
+		extend(w)
+		if _, err := w.Write([]byte(text)); err != nil {
+			return false
+		}
+		return http.NewResponseController(w).Flush() == nil
+	}
+	if !say("retry: 1000\n\n") { // milliseconds until a browser reconnects
+		return
+	}
+	var pause <-chan time.Time // runs from the last event on
+	for told := -1; ; {
+		s.mu.Lock()
+		steps, done, changed, wait := s.steps, s.done, s.changed, s.made.pause()
+		s.mu.Unlock()
+		if done {
+			say(fmt.Sprintf("event: done\ndata: {\"version\":%d}\n\n", steps))
+			return
+		}
+		if told != steps && pause == nil {
+			if !say(fmt.Sprintf("event: report\ndata: {\"version\":%d}\n\n", steps)) {
+				return
+			}
+			told, pause = steps, time.After(wait)
+		}
+		select {
+		case <-changed:
+		case <-pause:
+			pause = nil
+		case <-beat.C:
+			if !say(":\n\n") {
+				return
+			}
+		case <-r.Context().Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package report
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
+)
+
+// A detailed step has its storages, where they were, and what streams did. SPEC S5.4, S6.5
+func TestDetails(t *testing.T) {
+	r := NewRank(&small(0).t)
+	var why []string
+	for _, d := range r.Details {
+		why = append(why, d.Why)
+	}
+	if !slices.Equal(why, []string{"first", "peak", "last"}) {
+		t.Fatalf("details are %q", why)
+	}
+	d := r.Details[1]
+	if d.Step != 2 || d.Begin != 7 || d.End != 13.9 || len(d.Storages) != 2 || d.Cut+d.CutStorages != 0 {
+		t.Fatalf("the step with the peak is %+v", d)
+	}
+	stays, left := d.Storages[0], d.Storages[1]
+	if stays.Group != "qkv_linear" || stays.Layer != 2 || stays.Bytes != 2*mib || !slices.Equal(stays.Stays, []Stay{{"device", 7, 13.9}}) {
+		t.Errorf("the storage that stays is %+v", stays)
+	}
+	want := []Stay{{"device", 8, 9}, {"out", 9, 10}, {"host", 10, 11}, {"in", 11, 12}, {"device", 12, 13}}
+	if left.Group != "core_attn" || left.Offset != 2*mib || !slices.Equal(left.Stays, want) {
+		t.Errorf("the storage that leaves is %+v", left)
+	}
+	if len(d.Streams) != 3 || d.Streams[0].Name != "compute" {
+		t.Fatalf("streams are %+v", d.Streams)
+	}
+	c := d.Streams[0]
+	if len(c.Begin) != 7 || c.Names[c.Of[1]] != "attention" || c.Begin[1] != 8 || c.Took[1] != 0.9 || c.What[1] != "launch" || math.Abs(c.Busy-6.3/6.9) > 1e-3 {
+		t.Errorf("compute is %+v", c)
+	}
+}
+
+// A storage that is never reloaded or never freed ends with its step.
+func TestUnfinishedStep(t *testing.T) {
+	s := small(0)
+	for i, e := range s.t.Events {
+		if e.Kind == trace.Offload && e.Step == 3 {
+			s.t.Events = s.t.Events[:i+1]
+			break
+		}
+	}
+	r := NewRank(&s.t)
+	d := r.Details[len(r.Details)-1]
+	if d.Step != 3 || len(d.Storages) != 2 {
+		t.Fatalf("the last step is %+v", d)
+	}
+	for _, x := range d.Storages {
+		if n := len(x.Stays); n == 0 || x.Stays[n-1].End < x.Stays[n-1].Begin {
+			t.Errorf("a storage is %+v", x)
+		}
+	}
+}
+
+// A step that was captured whole lasts as long as its graph.
+func TestCapturedStep(t *testing.T) {
+	s := newScribe(0)
+	s.work("before")
+	for step := 1; step <= 2; step++ {
+		s.decide(trace.Event{Kind: trace.Begin, Step: step})
+		s.decide(trace.Event{Kind: trace.Alloc, Step: step, Storage: 1, Bytes: mib})
+		s.decide(trace.Event{Kind: trace.End, Step: step})
+		s.t.Events = append(s.t.Events, trace.Event{Kind: trace.Graph, Stream: "compute", First: s.piece, Last: s.piece + 1, Time: int64(s.piece) * 1e6, Took: 8e5})
+		s.piece++
+	}
+	r := NewRank(&s.t)
+	if want := []StepTime{{1, 1, 1.8}, {2, 2, 2.8}}; !slices.Equal(r.Steps, want) {
+		t.Errorf("steps lie at %+v", r.Steps)
+	}
+	for _, d := range r.Details {
+		if len(d.Streams) != 1 || d.Streams[0].Busy != 1 || d.Streams[0].What[0] != "graph" || len(d.Storages) != 1 {
+			t.Errorf("a step is %+v", d)
+		}
+	}
+}
+
+// If there are too many spans, the shortest are left out and counted. Shares include them.
+func TestCutSpans(t *testing.T) {
+	s := newScribe(0)
+	s.decide(trace.Event{Kind: trace.Begin, Step: 1})
+	for i := range mostSpans + 100 {
+		took := int64(1000)
+		if i%201 == 0 && i < 201*100 {
+			took = 500
+		}
+		s.t.Events = append(s.t.Events, trace.Event{Kind: trace.Launch, Stream: "compute", First: s.piece, Last: s.piece + 1, Time: int64(s.piece) * 1000, Took: took})
+		s.piece++
+	}
+	s.decide(trace.Event{Kind: trace.End, Step: 1})
+	d := NewRank(&s.t).Details[0]
+	if d.Cut != 100 || len(d.Streams[0].Begin) != mostSpans || slices.Min(d.Streams[0].Took) != 0.001 || d.Streams[0].Busy < 0.99 {
+		t.Errorf("%d spans were cut, %d are left of at least %g ms, busy %g", d.Cut, len(d.Streams[0].Begin), slices.Min(d.Streams[0].Took), d.Streams[0].Busy)
+	}
+}
+
+// Rates add up to the copied bytes in each direction.
+func TestRates(t *testing.T) {
+	s := small(0)
+	s.copies("compute", memory.Host, 0, 1000, 5*mib) // reads a result, and moves nothing
+	for i := range s.t.Events {
+		if e := &s.t.Events[i]; e.Stream == "reload" && e.Time > 1e7 {
+			e.Stream = "reload 12"
+		}
+	}
+	r := NewRank(&s.t)
+	if len(r.Rates.Time) != rateSlots {
+		t.Fatalf("%d times", len(r.Rates.Time))
+	}
+	width := r.Rates.Time[rateSlots-1] / (rateSlots - 1) / 1e3
+	for name, rates := range map[string][]float64{"out": r.Rates.Out, "in": r.Rates.In} {
+		var all float64
+		for _, x := range rates {
+			all += x * width
+		}
+		if math.Abs(all-4*mib) > 0.01*mib {
+			t.Errorf("%g bytes went %s", all, name)
+		}
+	}
+	if none := NewRank(); len(none.Rates.Time) != 0 || none.Details == nil || none.Memory.Series == nil {
+		t.Errorf("of nothing there is %+v", none)
+	}
+}
+
+func TestCounts(t *testing.T) {
+	got := map[string]float64{}
+	for _, f := range NewRank(&small(0).t).Counts {
+		got[f.Name] = f.Value
+	}
+	if got["copies_out"] != 3 || got["copies_in"] != 3 || got["out_bytes"] != 4*mib {
+		t.Errorf("counts are %v", got)
+	}
+	if _, ok := got["evicted"]; ok {
+		t.Errorf("nothing was evicted in %v", got)
+	}
+}

@@ -1,0 +1,163 @@
+// This file owns the figures of a rank that follow from its trace.
+
+package report
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
+)
+
+// samples is the number of samples of memory over a run: about one for each column of a
+// screen.
+const samples = 2000
+
+// NewRank returns the figures of a rank that follow from its trace. A run that was
+// resumed has a trace for each part; give them in order. Policy and Pools have only
+// what the trace says.
+func NewRank(parts ...*trace.Trace) Rank {
+	r := Rank{Details: []Detail{}, Policy: []PolicyRow{}, Pools: []Pool{}, Counts: []Figure{}, Steps: []StepTime{}}
+	for _, t := range parts {
+		r.Rank, r.Budget = t.Header.Rank, cmp.Or(t.Header.Budget, r.Budget)
+		r.Dropped += t.Dropped
+	}
+	l := newTimeline(parts)
+	var peak int64
+	r.Memory, peak = memoryOf(l, r.Rank, samples)
+	r.Details = details(l, peak)
+	r.Rates = rates(l)
+	for _, b := range l.steps {
+		r.Steps = append(r.Steps, StepTime{b.step, millis(b.begin), millis(b.end)})
+	}
+	r.Pools = occupancy(l, r.Rank)
+	r.Counts = counts(l.decided)
+	r.Policy = append(r.Policy, stashRows(l.decided, r.Pools)...)
+	return r
+}
+
+// stashRows returns the rows of the policy table for stashed groups. Only the device
+// knows the bytes of each group, so they are given only if there is one group.
+func stashRows(decided []moment, pools []Pool) (out []PolicyRow) {
+	units := map[string]map[[2]int]bool{}
+	for _, m := range decided {
+		if m.Kind == trace.Stash {
+			if units[m.Name] == nil {
+				units[m.Name] = map[[2]int]bool{}
+			}
+			units[m.Name][[2]int{m.Chunk, m.Layer}] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(units)) {
+		c := PolicyRow{Group: name, Units: map[string]int{"stash": len(units[name])}, Reason: "stash: the device counts its rows"}
+		for _, p := range pools {
+			if n := len(p.Most); len(units) == 1 && n > 0 && strings.HasPrefix(p.Name, pagesName) {
+				if c.Saved += p.Most[n-1]; p.Name == pagesName+tiers[memory.Host] {
+					c.Moved += p.Most[n-1]
+				}
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// counted lists the kinds of events that the page counts.
+var counted = []struct {
+	kind  trace.Kind
+	name  string
+	label string
+	bytes string // the key of the sum of their bytes, or empty
+}{
+	{trace.Offload, "copies_out", "offloads", "out_bytes"},
+	{trace.Reload, "copies_in", "reloads", "in_bytes"},
+	{trace.Late, "late", "late reloads", ""},
+	{trace.Evict, "evicted", "evictions", ""},
+	{trace.Recompute, "recomputed", "groups recomputed", ""},
+	{trace.Stash, "stashed", "groups stashed", ""},
+	{trace.Capture, "captured", "scopes captured", ""},
+	{trace.Replay, "replayed", "scopes replayed", ""},
+	{trace.Rerun, "reruns", "steps rerun", ""},
+}
+
+// counts returns how often each counted kind of event happened, if it did.
+func counts(decided []moment) []Figure {
+	n, bytes := map[trace.Kind]int{}, map[trace.Kind]int64{}
+	for _, m := range decided {
+		if m.Kind == trace.Spill && (m.Tier != memory.Host || m.Bytes == 0) {
+			continue // pages in device memory, or none
+		}
+		n[m.Kind]++
+		bytes[m.Kind] += m.Bytes
+	}
+	out := []Figure{}
+	for _, c := range counted {
+		if n[c.kind] == 0 {
+			continue
+		}
+		out = append(out, Figure{Name: c.name, Label: c.label, Unit: Count, Value: float64(n[c.kind])})
+		if c.bytes != "" {
+			out = append(out, Figure{Name: c.bytes, Label: c.label + ", bytes", Unit: Bytes, Value: float64(bytes[c.kind])})
+		}
+	}
+	return out
+}
+
+// occupancy returns how full the heaps and the stash were, step by step.
+func occupancy(l *timeline, rank int) []Pool {
+	book := newLedger(rank)
+	all := [2]Pool{{Name: "activations, device", Unit: 1}, {Name: "activations, host", Unit: 1}}
+	step, any := -1, [2]bool{}
+	for _, m := range l.memory {
+		book.apply(m)
+		if m.Event != nil && m.Kind == trace.Begin {
+			step++
+			for t := range all {
+				p := &all[t]
+				p.Steps, p.Size, p.Most = append(p.Steps, m.Step), append(p.Size, book.pool[t]), append(p.Most, 0)
+			}
+		}
+		if step < 0 {
+			continue
+		}
+		for t := range all {
+			p := &all[t]
+			p.Size[step], p.Most[step] = max(p.Size[step], book.pool[t]), max(p.Most[step], book.live[t])
+			any[t] = any[t] || book.pool[t] > 0
+		}
+	}
+	out := []Pool{}
+	for t, p := range all {
+		if any[t] {
+			out = append(out, p)
+		}
+	}
+	return append(out, pages(l.decided)...)
+}
+
+const pagesName = "stash pages, "
+
+// pages returns the occupancy of the stash, by tier.
+func pages(decided []moment) (out []Pool) {
+	all := [2]Pool{}
+	for _, m := range decided {
+		if m.Kind != trace.Spill {
+			continue
+		}
+		p := &all[m.Tier]
+		if n := len(p.Steps); n > 0 && p.Steps[n-1] == m.Step { // the step was rerun
+			p.Size[n-1], p.Most[n-1] = max(p.Size[n-1], m.Offset), max(p.Most[n-1], m.Bytes)
+			continue
+		}
+		p.Steps, p.Size, p.Most = append(p.Steps, m.Step), append(p.Size, m.Offset), append(p.Most, m.Bytes)
+	}
+	for t, p := range all {
+		if p.Name, p.Unit = pagesName+tiers[t], 1; len(p.Steps) > 0 {
+			out = append(out, p)
+		}
+	}
+	return out
+}

@@ -1,0 +1,189 @@
+// This file owns reading the compact form, up to the point where it is damaged.
+
+package trace
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Trace is a trace in memory.
+type Trace struct {
+	Header  Header
+	Events  []Event // in the order of writing
+	Dropped int64   // how many events the writer had no room for
+	Cut     error   // why the events end early; nil if the trace is complete
+}
+
+// Read reads a trace. If the file was cut off or is damaged, Read returns the events
+// before that point and sets Cut. It returns an error only if the header cannot be
+// read.
+func Read(r io.Reader) (*Trace, error) {
+	head := make([]byte, len(magic))
+	if _, err := io.ReadFull(r, head); err != nil || string(head) != magic {
+		return nil, errors.New("trace: this is not a trace; expected a rank-N.trace file of a run")
+	}
+	in := input{r: r, names: []string{""}}
+	t := &Trace{}
+	if err := in.block(); err != nil {
+		return nil, fmt.Errorf("trace: cannot read the header: %w", err)
+	}
+	t.Header = Header{Rank: int(in.varint()), Began: in.varint(), Budget: in.varint(), Compute: in.string()}
+	if in.bad || len(in.rest) > 0 {
+		return nil, errors.New("trace: the header is damaged")
+	}
+	// The frames of all blocks say how many events there are.
+	var blocks [][]byte
+	total := 0
+	for t.Cut == nil && !in.last() {
+		if t.Cut = in.block(); t.Cut == nil {
+			blocks, total = append(blocks, in.rest), total+in.count
+		}
+	}
+	t.Events = make([]Event, 0, total)
+	for _, in.rest = range blocks {
+		if err := in.events(t); err != nil {
+			t.Cut = err
+			break
+		}
+	}
+	return t, nil
+}
+
+// input decodes blocks.
+type input struct {
+	r      io.Reader
+	frame  [frame]byte
+	rest   []byte // what is left of the current block
+	count  int    // the events of the current block
+	bad    bool   // the block holds something that no writer writes
+	names  []string
+	before [2]Event // the last decision and the last span
+}
+
+// last reports whether the current block is the closing one.
+func (in *input) last() bool { return len(in.rest) > 0 && in.rest[0] == closing }
+
+// block reads the next block. A run that was stopped leaves a trace without the
+// closing one.
+func (in *input) block() error {
+	if n, err := io.ReadFull(in.r, in.frame[:]); err == io.EOF && n == 0 {
+		return errors.New("the trace was not closed: its run was stopped, or is under way")
+	} else if err != nil {
+		return fmt.Errorf("the trace ends inside of a block: %w", err)
+	}
+	n, count := binary.LittleEndian.Uint32(in.frame[4:]), binary.LittleEndian.Uint32(in.frame[8:])
+	if n > largest || count > n/fewest {
+		return fmt.Errorf("a block is damaged: it claims %d bytes and %d events", n, count)
+	}
+	data := make([]byte, n)
+	if _, err := io.ReadFull(in.r, data); err != nil {
+		return fmt.Errorf("the trace ends inside of a block: %w", err)
+	}
+	if crc32.Update(crc32.Checksum(in.frame[4:], castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(in.frame[:]) {
+		return errors.New("a block is damaged: its checksum is wrong")
+	}
+	in.rest, in.count = data, int(count)
+	return nil
+}
+
+// events appends the events of the current block to t.
+func (in *input) events(t *Trace) error {
+	for len(in.rest) > 0 {
+		if in.rest[0] == closing {
+			in.rest = in.rest[1:]
+			t.Dropped = int64(in.uvarint())
+		} else if e := in.event(); !in.bad {
+			t.Events = append(t.Events, e)
+		}
+		if in.bad {
+			return errors.New("a block is damaged: its content is not valid")
+		}
+	}
+	return nil
+}
+
+// event reads one event and sets bad if it cannot.
+func (in *input) event() (e Event) {
+	if len(in.rest) < 3 || in.rest[0] >= byte(kinds) {
+		in.bad = true
+		return e
+	}
+	kind, bits := Kind(in.rest[0]), binary.LittleEndian.Uint16(in.rest[1:])
+	in.rest = in.rest[3:]
+	p := &in.before[sortOf(kind)]
+	e = *p
+	e.Kind = kind
+	e.Time += in.varint()
+	num := func(bit int) int64 {
+		if bits&(1<<bit) == 0 {
+			return 0
+		}
+		return in.varint()
+	}
+	e.Rank += int(num(0))
+	e.Step += int(num(1))
+	e.Took += num(2)
+	if bits&(1<<3) != 0 {
+		e.Stream = in.string()
+	}
+	e.First += uint64(num(4))
+	e.Last = e.First + (p.Last - p.First) + uint64(num(5))
+	if bits&(1<<6) != 0 {
+		e.Name = in.string()
+	}
+	e.Chunk += int(num(7))
+	e.Layer += int(num(8))
+	e.Microbatch += int(num(9))
+	e.Storage += int(num(10))
+	e.Tier += memory.Kind(num(11))
+	e.Offset += num(12)
+	e.Bytes += num(13)
+	e.InUse[0] += num(14)
+	e.InUse[1] += num(15)
+	*p = e
+	return e
+}
+
+func (in *input) varint() int64 {
+	v, n := binary.Varint(in.rest)
+	if n <= 0 {
+		in.bad = true
+		return 0
+	}
+	in.rest = in.rest[n:]
+	return v
+}
+
+func (in *input) uvarint() uint64 {
+	v, n := binary.Uvarint(in.rest)
+	if n <= 0 {
+		in.bad = true
+		return 0
+	}
+	in.rest = in.rest[n:]
+	return v
+}
+
+// string reads a name: the number of a known one, or the next number and the name
+// itself.
+func (in *input) string() string {
+	n := in.uvarint()
+	if n < uint64(len(in.names)) {
+		return in.names[n]
+	}
+	length := in.uvarint()
+	if in.bad || n != uint64(len(in.names)) || length > longest || length > uint64(len(in.rest)) {
+		in.bad = true
+		return ""
+	}
+	s := string(in.rest[:length])
+	in.rest = in.rest[length:]
+	in.names = append(in.names, s)
+	return s
+}

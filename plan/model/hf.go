@@ -1,0 +1,276 @@
+// This file owns reading a Hugging Face config.json. Whatever is wrong is one
+// sentence that names the key. Keys that do not change a parameter or the work
+// of a layer are passed over: such files are full of them.
+
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ParseHF reads a model from the config.json of a Hugging Face repository. For a model
+// with vision or audio it reads the language model, which such a file keeps under
+// text_config.
+func ParseHF(data []byte) (*Model, error) {
+	c := &config{}
+	if err := json.Unmarshal(finite(data), &c.keys); err != nil {
+		return nil, fmt.Errorf("the config is not a JSON object: %w", err)
+	}
+	kind := c.word("model_type")
+	name := c.word("_name_or_path")
+	if raw, ok := c.get("text_config"); ok && families[kind] == nil {
+		text := &config{}
+		if err := json.Unmarshal(raw, &text.keys); err != nil {
+			return nil, fmt.Errorf("text_config is not a JSON object: %w", err)
+		}
+		if tied, ok := c.get("tie_word_embeddings"); ok && text.keys != nil && text.keys["tie_word_embeddings"] == nil {
+			text.keys["tie_word_embeddings"] = tied
+		}
+		text.err = c.err
+		c, kind = text, text.word("model_type")
+	}
+	read := families[kind]
+	if read == nil {
+		c.mustBeLlama(kind)
+		read = llama
+	}
+	m := c.base()
+	read(c, m)
+	m.Name = name
+	if name == "" {
+		m.Name = kind
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	return m, m.Check()
+}
+
+// foreign are the beginnings of keys that a Llama-like model does not have:
+// parts that would otherwise be left out of the count without a word.
+var foreign = []string{
+	"num_experts", "num_local_experts", "n_routed_experts", "moe_", "kv_lora_rank", "linear_num_",
+	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "vision_config", "encoder_",
+	"is_encoder_decoder",
+}
+
+// mustBeLlama says why a model of an unknown kind cannot be read as a
+// Llama-like one. Values that switch such a part off do not count.
+func (c *config) mustBeLlama(kind string) {
+	off := []string{"false", "0", "[]", "{}", `""`}
+	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
+		raw, ok := c.get(key)
+		alien := slices.ContainsFunc(foreign, func(f string) bool { return strings.HasPrefix(key, f) })
+		if ok && alien && !slices.Contains(off, string(raw)) {
+			c.fail("model_type %.40q is not known, and %.40q is no key of a Llama-like model; use one of %s",
+				kind, key, strings.Join(slices.Sorted(maps.Keys(families)), ", "))
+			return
+		}
+	}
+	if _, ok := c.get("rms_norm_eps"); !ok {
+		c.fail("model_type %.40q is not known, and rms_norm_eps, which every Llama-like model has, is missing", kind)
+	}
+	if act := c.word("hidden_act"); strings.HasPrefix(act, "relu") {
+		c.fail("model_type %.40q is not known, and hidden_act is %.40q, where a Llama-like model has a gate", kind, act)
+	}
+}
+
+// finite replaces the three numbers that Python writes and JSON does not have
+// (NaN, Infinity, -Infinity) by null, outside strings.
+func finite(data []byte) []byte {
+	if json.Valid(data) {
+		return data
+	}
+	var out []byte
+	for i, quoted := 0, false; i < len(data); i++ {
+		if !quoted {
+			for _, word := range []string{"-Infinity", "Infinity", "NaN"} {
+				if bytes.HasPrefix(data[i:], []byte(word)) {
+					out = append(out, "null"...)
+					i += len(word)
+					break
+				}
+			}
+		}
+		if i == len(data) {
+			break
+		}
+		switch {
+		case data[i] == '"':
+			quoted = !quoted
+		case data[i] == '\\' && quoted && i+1 < len(data):
+			out = append(out, data[i])
+			i++
+		}
+		out = append(out, data[i])
+	}
+	return out
+}
+
+// config reads the keys of one object. It keeps the first thing that is wrong
+// and goes on with harmless values; a key that is null is missing.
+type config struct {
+	keys map[string]json.RawMessage
+	err  error
+}
+
+func (c *config) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf(""+format, args...)
+	}
+}
+
+func (c *config) get(key string) (json.RawMessage, bool) {
+	raw, ok := c.keys[key]
+	return raw, ok && string(raw) != "null"
+}
+
+// first is the first of some keys that have the same meaning.
+func (c *config) first(keys []string) (string, json.RawMessage, bool) {
+	for _, key := range keys {
+		if raw, ok := c.get(key); ok {
+			return key, raw, true
+		}
+	}
+	return keys[0], nil, false
+}
+
+// size is a number that must be there.
+func (c *config) size(keys ...string) int { return c.sizeTo(maxSize, keys...) }
+
+func (c *config) sizeTo(top int, keys ...string) int {
+	key, raw, ok := c.first(keys)
+	if !ok {
+		c.fail("%s is missing", key)
+		return 1
+	}
+	return c.number(key, raw, 1, top)
+}
+
+// optional is a number from lo that has a default.
+func (c *config) optional(lo, def int, keys ...string) int {
+	key, raw, ok := c.first(keys)
+	if !ok {
+		return def
+	}
+	return c.number(key, raw, lo, maxSize)
+}
+
+func (c *config) number(key string, raw json.RawMessage, lo, top int) int {
+	n, err := strconv.Atoi(string(raw))
+	if err != nil || n < lo || n > top {
+		c.fail("%s is %s; it must be a whole number from %d to %d", key, shorten(raw), lo, top)
+		return max(lo, 1)
+	}
+	return n
+}
+
+// shorten keeps a sentence a sentence, on one line.
+func shorten(raw json.RawMessage) string {
+	s := strings.Join(strings.Fields(string(raw)), " ")
+	if len(s) > 40 {
+		return fmt.Sprintf("%.40s...", s)
+	}
+	return s
+}
+
+// flag is false or true. A missing one has a default.
+func (c *config) flag(def bool, key string) bool {
+	raw, ok := c.get(key)
+	if !ok {
+		return def
+	}
+	if err := json.Unmarshal(raw, &def); err != nil {
+		c.fail("%s is %s; it must be true or false", key, shorten(raw))
+	}
+	return def
+}
+
+// must refuses a flag that says what the description has no words for.
+func (c *config) must(want bool, keys ...string) {
+	for _, key := range keys {
+		if c.flag(want, key) != want {
+			c.fail("%s is %t, which is not supported; it must be %t", key, !want, want)
+		}
+	}
+}
+
+// word is a string, empty if it is missing.
+func (c *config) word(key string) (s string) {
+	if raw, ok := c.get(key); ok {
+		if err := json.Unmarshal(raw, &s); err != nil {
+			c.fail("%s is %s; it must be a string", key, shorten(raw))
+		}
+	}
+	return s
+}
+
+// list is an array, nil if it is missing.
+func list[T any](c *config, key string) (l []T) {
+	if raw, ok := c.get(key); ok {
+		if err := json.Unmarshal(raw, &l); err != nil {
+			c.fail("%s is %s; it must be an array of %Ts", key, shorten(raw), *new(T))
+		}
+	}
+	return l
+}
+
+// atMost and divide hold two keys against each other.
+func (c *config) atMost(key string, n int, other string, top int) {
+	if n > top {
+		c.fail("%s is %d; it must be at most %s, which is %d", key, n, other, top)
+	}
+}
+
+func (c *config) divide(key string, n int, other string, of int) {
+	if of%n != 0 {
+		c.fail("%s is %d; it must divide %s, which is %d", key, n, other, of)
+	}
+}
+
+// base reads what all families but GPT-2 say in the same words.
+func (c *config) base() *Model {
+	if _, gpt2 := c.get("n_embd"); gpt2 {
+		return &Model{Vocab: c.sizeTo(maxVocab, "vocab_size"), Tied: c.flag(true, "tie_word_embeddings")}
+	}
+	m := &Model{
+		Hidden: c.size("hidden_size"),
+		Vocab:  c.sizeTo(maxVocab, "vocab_size"),
+		Tied:   c.flag(false, "tie_word_embeddings"),
+	}
+	if raw, ok := c.get("max_position_embeddings"); ok {
+		m.MaxPositions = c.number("max_position_embeddings", raw, 1, math.MaxInt32)
+	}
+	return m
+}
+
+// layers adds the layers that layer describes one by one.
+func (c *config) layers(m *Model, layer func(i int) Layer) {
+	for i := range c.sizeTo(maxLayers, "num_hidden_layers") {
+		m.Layers = append(m.Layers, layer(i))
+	}
+}
+
+// layerTypes are the kinds of the layers where the file lists them, nil where
+// it does not.
+func (c *config) layerTypes(key string, known ...string) []string {
+	types := list[string](c, key)
+	for i, t := range types {
+		if !slices.Contains(known, t) {
+			c.fail("%s[%d] is %.40q; it must be one of %s", key, i, t, strings.Join(known, ", "))
+			return nil
+		}
+	}
+	if n := c.sizeTo(maxLayers, "num_hidden_layers"); types != nil && len(types) != n {
+		c.fail("%s has %d entries; it must have num_hidden_layers, which is %d", key, len(types), n)
+		return nil
+	}
+	return types
+}

@@ -1,0 +1,76 @@
+//go:build cgo
+
+// This file owns what happens before Go is entered. A forked process has none of Go's
+// threads and would hang, so every call returns STOWAGE_FORKED there. The sentence of a
+// failure is kept for the thread whose call failed.
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "_cgo_export.h"
+#include "stowage.h"
+
+static volatile int forked;
+
+/* The sentence of this thread. It is not a thread-local variable: a library with Go in it
+ * has these in the static block, of which a process has about 1.5 KiB for all libraries that
+ * it loads later. PyTorch uses part of that, and the library could not be loaded. */
+static pthread_key_t sentence;
+
+static void after_fork(void) { forked = 1; }
+
+__attribute__((constructor)) static void register_handlers(void) {
+    pthread_key_create(&sentence, free);
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+static int keep_sentence(int code, char *why) {
+    if (why != NULL) {
+        free(pthread_getspecific(sentence));
+        pthread_setspecific(sentence, why);
+    }
+    return code;
+}
+
+#define CALL(...) \
+    char *why = NULL; \
+    if (forked) return STOWAGE_FORKED; \
+    int code = (__VA_ARGS__); \
+    return keep_sentence(code, why);
+
+int stowage_abi(void) { return STOWAGE_ABI; }
+
+const char *stowage_error(void) {
+    if (forked) return "stowage: this process was forked after the library was loaded and cannot use it; start processes with spawn, or load the library after the fork";
+    const char *why = pthread_getspecific(sentence);
+    return why != NULL ? why : "";
+}
+
+static char *version;
+static void set_version(void) { version = goVersion(); }
+
+const char *stowage_version(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (forked) return "";
+    pthread_once(&once, set_version);
+    return version;
+}
+
+int stowage_open(const char *config, stowage_provide provide, void *context, stowage_runtime *rt) {
+    CALL(goOpen((char *)config, provide, context, rt, &why))
+}
+int stowage_close(stowage_runtime rt) { CALL(goClose(rt, &why)) }
+int stowage_begin(stowage_runtime rt, const char *key, uint64_t stream) { CALL(goBegin(rt, (char *)key, stream, &why)) }
+int stowage_end(stowage_runtime rt, int failed, stowage_ids *returned) { CALL(goEnd(rt, failed, returned, &why)) }
+int stowage_save(stowage_runtime rt, const char *name, uint64_t count, const stowage_storage *storages, uint64_t *group, stowage_ids *returned) {
+    CALL(goSave(rt, (char *)name, count, (stowage_storage *)storages, group, returned, &why))
+}
+int stowage_load(stowage_runtime rt, uint64_t group, stowage_ids *held, stowage_ids *returned) { CALL(goLoad(rt, group, held, returned, &why)) }
+int stowage_rows(stowage_runtime rt, uint64_t storage, uint64_t *address) { CALL(goRows(rt, storage, address, &why)) }
+int stowage_release(stowage_runtime rt, uint64_t group, stowage_ids *returned) { CALL(goRelease(rt, group, returned, &why)) }
+int stowage_more(stowage_runtime rt, stowage_ids *returned) { CALL(goMore(rt, returned, &why)) }
+int stowage_limit(stowage_runtime rt, uint64_t bytes) { CALL(goLimit(rt, bytes, &why)) }
+int stowage_usage(stowage_runtime rt, stowage_held *held) { CALL(goUsage(rt, held, &why)) }
+int stowage_check(stowage_runtime rt, uint64_t stream) { CALL(goCheck(rt, stream, &why)) }
+int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need) { CALL(goStats(rt, text, capacity, need, &why)) }
+int stowage_trace(stowage_runtime rt, const char *path) { CALL(goTrace(rt, (char *)path, &why)) }

@@ -1,0 +1,258 @@
+//go:build cgo
+
+// This file converts between C's types and those of package session.
+
+package main
+
+/*
+#include <stdlib.h>
+#include <string.h>
+#include "stowage.h"
+
+static inline uint64_t call_provide(stowage_provide f, void *context, uint64_t storage, uint64_t bytes) { return f(context, storage, bytes); }
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/stowage-dev/stowage/internal/version"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/pytorch/bridge/internal/session"
+)
+
+// handles are the sessions that callers hold, by number: C must not hold Go's pointers.
+// They are the library's only global state.
+var handles struct {
+	sync.Mutex
+	last C.stowage_runtime
+	open map[C.stowage_runtime]*opened
+}
+
+type opened struct {
+	*session.Session
+	mu   sync.Mutex
+	rest []uint64 // returned storages that are not reported yet
+}
+
+// codeOf returns the code of an error and sets its sentence.
+func codeOf(err error, why **C.char) C.int {
+	if err == nil {
+		return C.STOWAGE_OK
+	}
+	*why = C.CString(err.Error())
+	switch {
+	case errors.As(err, new(*session.Overflow)):
+		return C.STOWAGE_OVERFLOW
+	case errors.As(err, new(*session.TooSmall)):
+		return C.STOWAGE_TOO_SMALL
+	case errors.As(err, new(session.Wrong)):
+		return C.STOWAGE_USAGE
+	}
+	return C.STOWAGE_FAILED
+}
+
+// call runs a call on a session. A panic becomes a failure.
+func call(rt C.stowage_runtime, why **C.char, fn func(*opened) error) (code C.int) {
+	defer func() {
+		if x := recover(); x != nil {
+			code = codeOf(fmt.Errorf("stowage: %v", x), why)
+		}
+	}()
+	handles.Lock()
+	s := handles.open[rt]
+	handles.Unlock()
+	if s == nil {
+		return codeOf(session.Wrong{Err: fmt.Errorf("stowage: %d is no runtime, or was closed", uint64(rt))}, why)
+	}
+	return codeOf(fn(s), why)
+}
+
+// report lists returned storages, as many as there is room for.
+func (o *opened) report(ids []uint64, returned *C.stowage_ids) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.rest = append(o.rest, ids...)
+	if returned == nil {
+		return
+	}
+	n := writeIDs(o.rest, returned)
+	o.rest = o.rest[n:]
+	returned.more = C.uint64_t(len(o.rest))
+}
+
+// writeIDs writes ids, as many as there is room for, and returns how many.
+func writeIDs(ids []uint64, into *C.stowage_ids) int {
+	n := min(len(ids), C.STOWAGE_IDS)
+	for i, id := range ids[:n] {
+		into.id[i] = C.uint64_t(id)
+	}
+	into.count = C.uint64_t(n)
+	return n
+}
+
+//export goVersion
+func goVersion() *C.char { return C.CString(version.Number()) }
+
+//export goOpen
+func goOpen(config *C.char, provide C.stowage_provide, context unsafe.Pointer, rt *C.stowage_runtime, why **C.char) (code C.int) {
+	defer func() {
+		if x := recover(); x != nil {
+			code = codeOf(fmt.Errorf("stowage: %v", x), why)
+		}
+	}()
+	if config == nil || provide == nil || rt == nil {
+		return codeOf(session.Wrong{Err: errors.New("stowage: cannot open a runtime without a configuration, a callback that provides memory and a place for its number")}, why)
+	}
+	cfg, err := session.Parse([]byte(C.GoString(config)))
+	if err != nil {
+		return codeOf(session.Wrong{Err: err}, why)
+	}
+	s, err := session.Open(cfg, func(storage, bytes uint64) uint64 {
+		return uint64(C.call_provide(provide, context, C.uint64_t(storage), C.uint64_t(bytes)))
+	})
+	if err != nil {
+		return codeOf(err, why)
+	}
+	handles.Lock()
+	defer handles.Unlock()
+	if handles.open == nil {
+		handles.open = map[C.stowage_runtime]*opened{}
+	}
+	handles.last++
+	handles.open[handles.last] = &opened{Session: s}
+	*rt = handles.last
+	return C.STOWAGE_OK
+}
+
+//export goClose
+func goClose(rt C.stowage_runtime, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		handles.Lock()
+		delete(handles.open, rt)
+		handles.Unlock()
+		return s.Close()
+	})
+}
+
+//export goBegin
+func goBegin(rt C.stowage_runtime, key *C.char, stream C.uint64_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error { return s.Begin(C.GoString(key), uint64(stream)) })
+}
+
+//export goEnd
+func goEnd(rt C.stowage_runtime, failed C.int, returned *C.stowage_ids, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		ids, err := s.End(failed != 0)
+		s.report(ids, returned)
+		return err
+	})
+}
+
+//export goSave
+func goSave(rt C.stowage_runtime, name *C.char, count C.uint64_t, storages *C.stowage_storage, group *C.uint64_t, returned *C.stowage_ids, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		all := make([]session.Storage, count)
+		for i, x := range unsafe.Slice(storages, count) {
+			all[i] = session.Storage{
+				ID: uint64(x.id), Address: uint64(x.address), Bytes: uint64(x.bytes),
+				Rows: uint64(x.rows), RowBytes: uint64(x.row_bytes), Stay: x.stay != 0,
+			}
+		}
+		n, ids, err := s.Save(C.GoString(name), all)
+		*group = C.uint64_t(n)
+		s.report(ids, returned)
+		return err
+	})
+}
+
+//export goLoad
+func goLoad(rt C.stowage_runtime, group C.uint64_t, held *C.stowage_ids, returned *C.stowage_ids, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		kept, ids, err := s.Load(uint64(group))
+		n := writeIDs(kept, held)
+		held.more = C.uint64_t(len(kept) - n)
+		s.report(ids, returned)
+		return err
+	})
+}
+
+//export goRows
+func goRows(rt C.stowage_runtime, storage C.uint64_t, address *C.uint64_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		at, err := s.Rows(uint64(storage))
+		*address = C.uint64_t(at)
+		return err
+	})
+}
+
+//export goRelease
+func goRelease(rt C.stowage_runtime, group C.uint64_t, returned *C.stowage_ids, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		ids, err := s.Release(uint64(group))
+		s.report(ids, returned)
+		return err
+	})
+}
+
+//export goMore
+func goMore(rt C.stowage_runtime, returned *C.stowage_ids, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		s.report(nil, returned)
+		return nil
+	})
+}
+
+//export goLimit
+func goLimit(rt C.stowage_runtime, bytes C.uint64_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error { return s.SetLimit(memory.Bytes(bytes)) })
+}
+
+//export goUsage
+func goUsage(rt C.stowage_runtime, held *C.stowage_held, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		u, err := s.Usage()
+		*held = C.stowage_held{
+			saved: C.uint64_t(u.Saved), rows: C.uint64_t(u.Rows), own: C.uint64_t(u.Own),
+			limit: C.uint64_t(u.Limit), least: C.uint64_t(u.Least),
+		}
+		if u.Recording {
+			held.recording = 1
+		}
+		return err
+	})
+}
+
+//export goCheck
+func goCheck(rt C.stowage_runtime, stream C.uint64_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error { return s.Check(uint64(stream)) })
+}
+
+//export goStats
+func goStats(rt C.stowage_runtime, text *C.char, capacity C.size_t, need *C.size_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		got, err := s.Stats()
+		if err != nil {
+			return err
+		}
+		*need = C.size_t(len(got) + 1)
+		if text != nil && capacity > 0 {
+			into := unsafe.Slice((*byte)(unsafe.Pointer(text)), capacity)
+			into[copy(into[:capacity-1], got)] = 0
+		}
+		return nil
+	})
+}
+
+//export goTrace
+func goTrace(rt C.stowage_runtime, path *C.char, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		if path == nil {
+			return s.Trace("")
+		}
+		return s.Trace(C.GoString(path))
+	})
+}

@@ -1,0 +1,267 @@
+"""Plays a caller of libstowage.so that knows nothing but stowage.h: memory is ctypes'.
+
+Its one argument is the library. It ends with zero if everything is as the header says.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import threading
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+
+OK, USAGE, FAILED, FORKED, OVERFLOW, TOO_SMALL = 0, 1, 2, 3, 4, 5
+CAPACITY = 510
+
+
+class Ids(ctypes.Structure):
+    _fields_ = [("count", c_uint64), ("more", c_uint64), ("id", c_uint64 * CAPACITY)]
+
+
+class Storage(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("id", "address", "bytes", "rows", "row_bytes", "stay")]
+
+
+class Held(ctypes.Structure):
+    _fields_ = [(name, c_uint64) for name in ("saved", "rows", "own", "limit", "least", "recording")]
+
+
+Provide = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_uint64, c_uint64)
+
+lib = ctypes.CDLL(sys.argv[1])
+lib.stowage_error.restype = c_char_p
+lib.stowage_version.restype = c_char_p
+for name, types in {
+    "open": [c_char_p, Provide, c_void_p, POINTER(c_uint64)],
+    "close": [c_uint64],
+    "begin": [c_uint64, c_char_p, c_uint64],
+    "end": [c_uint64, c_int, POINTER(Ids)],
+    "save": [c_uint64, c_char_p, c_uint64, POINTER(Storage), POINTER(c_uint64), POINTER(Ids)],
+    "load": [c_uint64, c_uint64, POINTER(Ids), POINTER(Ids)],
+    "rows": [c_uint64, c_uint64, POINTER(c_uint64)],
+    "release": [c_uint64, c_uint64, POINTER(Ids)],
+    "more": [c_uint64, POINTER(Ids)],
+    "limit": [c_uint64, c_uint64],
+    "usage": [c_uint64, POINTER(Held)],
+    "check": [c_uint64, c_uint64],
+    "stats": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "trace": [c_uint64, c_char_p],
+}.items():
+    f = getattr(lib, "stowage_" + name)
+    f.argtypes, f.restype = types, c_int
+
+
+def error():
+    return lib.stowage_error().decode()
+
+
+def expect(got, want, what, says=""):
+    if got != want or says and says not in error():
+        sys.exit(f"{what}: code {got}, want {want}; {error()!r}, want {says!r} in it")
+
+
+class Caller:
+    """A runtime with its memory."""
+
+    def __init__(self, config):
+        self.memory, self.all_returned, self.provided = {}, [], 0
+        self.provide = Provide(self.provides)
+        self.rt, self.returned = c_uint64(), Ids()
+        expect(lib.stowage_open(json.dumps(config).encode(), self.provide, None, byref(self.rt)), OK, "open")
+
+    def provides(self, _, id, size):
+        if id not in self.memory:
+            raise KeyError(id)  # which ctypes makes a zero of
+        self.provided += 1
+        block = (ctypes.c_ubyte * size)()
+        self.memory[id].append(block)
+        return ctypes.addressof(block)
+
+    def frees(self):
+        ids = list(self.returned.id[: self.returned.count])
+        while self.returned.more:
+            expect(lib.stowage_more(self.rt, byref(self.returned)), OK, "more")
+            ids += self.returned.id[: self.returned.count]
+        for id in ids:
+            block = self.memory[id].pop(0)
+            ctypes.memset(block, 0xDB, len(block))
+        self.all_returned += ids
+
+    def save(self, name, ids, size):
+        storages = (Storage * len(ids))()
+        for s, id in zip(storages, ids):
+            block = (ctypes.c_ubyte * size)()
+            ctypes.memset(block, id % 250 + 1, size)
+            self.memory[id] = [block]
+            s.id, s.address, s.bytes = id, ctypes.addressof(block), size
+        group = c_uint64()
+        expect(lib.stowage_save(self.rt, name, len(ids), storages, byref(group), byref(self.returned)), OK, "save")
+        self.frees()
+        return group.value
+
+    def load(self, group, ids, size):
+        held = type(self.returned)()
+        expect(lib.stowage_load(self.rt, group, byref(held), byref(self.returned)), OK, "load")
+        self.frees()
+        for id in ids:
+            if bytes(self.memory[id][-1]) != bytes([id % 250 + 1]) * size:
+                sys.exit(f"storage {id} came back changed")
+
+    def step(self, count):
+        expect(lib.stowage_begin(self.rt, b"step", 0), OK, "begin")
+        self.all_returned, groups = [], []
+        for g in range(3):
+            ids = list(range(1 + g * count, 1 + (g + 1) * count))
+            groups.append((self.save(b"mlp", ids, 100), ids))
+        for group, ids in reversed(groups):
+            self.load(group, ids, 100)
+            expect(lib.stowage_release(self.rt, group, byref(self.returned)), OK, "release")
+            self.frees()
+        expect(lib.stowage_end(self.rt, 0, byref(self.returned)), OK, "end")
+        self.frees()
+        if any(self.memory.values()):
+            sys.exit("memory was not left")
+
+    def close(self):
+        expect(lib.stowage_close(self.rt), OK, "close")
+
+
+def wrong(caller):
+    """Wrong use is told, and does not end the process."""
+    rt, returned, n = caller.rt, caller.returned, c_uint64()
+    expect(lib.stowage_open(b'{"device": "cpu", "bugdet": 1}', caller.provide, None, byref(n)), USAGE, "an unknown key", "bugdet")
+    expect(lib.stowage_open(None, caller.provide, None, byref(n)), USAGE, "no configuration", "without")
+    expect(lib.stowage_open(b"{}", Provide(), None, byref(n)), USAGE, "no callback", "without")
+    expect(lib.stowage_begin(12345, b"step", 0), USAGE, "a wrong handle", "12345 is no runtime")
+    expect(lib.stowage_end(rt, 0, byref(returned)), USAGE, "end outside", "begin one first")
+    expect(lib.stowage_begin(rt, b"step", 0), OK, "begin")
+    expect(lib.stowage_load(rt, 99, byref(returned), byref(returned)), USAGE, "no such group", "99")
+    expect(lib.stowage_save(rt, b"mlp", 1 << 62, None, byref(n), byref(returned)), FAILED, "a count that is none", "stowage: ")
+    expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(returned)), FAILED, "no storages", "stowage: ")
+    expect(lib.stowage_save(rt, b"mlp", 0, None, None, byref(returned)), FAILED, "no place for the number", "stowage: ")
+    expect(lib.stowage_rows(rt, 7, byref(n)), USAGE, "no rows", "storage 7")
+    expect(lib.stowage_rows(rt, 7, None), FAILED, "no place for the address", "stowage: ")
+    expect(lib.stowage_check(rt, 0), USAGE, "check inside", "end it first")
+    expect(lib.stowage_end(rt, 1, byref(returned)), OK, "end")
+
+
+def rows():
+    """Live rows are where the library says, with zeros behind them; too many are told."""
+    caller = Caller({"device": "cpu", "live": 0.25})
+    size, at, group, count = 24 * 400, c_uint64(), c_uint64(), ctypes.c_int64()
+    raw = (ctypes.c_ubyte * (size + 16))()
+    block = (ctypes.c_ubyte * size).from_buffer(raw, -ctypes.addressof(raw) % 16)
+    for i, (live, code) in enumerate(((90, OK), (0, OK), (300, OVERFLOW), (300, OK), (401, USAGE), (400, OVERFLOW), (400, OK))):
+        # Of each key the first step: a later one knows that what is needed at once may stay.
+        expect(lib.stowage_begin(caller.rt, b"rows %d" % i, 0), OK, "begin")
+        ctypes.memset(block, 7, size)
+        count.value = live
+        storage = Storage(5, ctypes.addressof(block), size, ctypes.addressof(count), 24, 0)
+        expect(lib.stowage_save(caller.rt, b"moe", 1, byref(storage), byref(group), byref(caller.returned)), OK, "save")
+        if list(caller.returned.id[: caller.returned.count]) != [5]:
+            sys.exit("rows were not left")
+        ctypes.memset(block, 0xDB, size)
+        expect(lib.stowage_load(caller.rt, group, byref(Ids()), byref(caller.returned)), OK, "load")
+        expect(lib.stowage_rows(caller.rt, 5, byref(at)), OK, "rows")
+        if code == OK and ctypes.string_at(at.value, size) != bytes([7]) * (24 * live) + bytes(24 * (400 - live)):
+            sys.exit(f"{live} rows are not there")
+        expect(lib.stowage_release(caller.rt, group, byref(caller.returned)), OK, "release")
+        expect(lib.stowage_end(caller.rt, 0, byref(caller.returned)), OK, "end")
+        expect(lib.stowage_check(caller.rt, 0), code, f"check of {live} rows")
+    caller.close()
+
+
+def limits():
+    """A limit that no plan keeps to has a code of its own, and the least is told."""
+    caller, held = Caller({"device": "cpu", "saved_limit": 1 << 20}), Held()
+    caller.step(4)
+    for limit in (650, 400):  # four storages of 100 bytes, each counted as 512, are loaded at a time
+        expect(lib.stowage_limit(caller.rt, limit), OK, "limit")
+        expect(lib.stowage_begin(caller.rt, b"step", 0), TOO_SMALL, f"a limit of {limit}", "too small")
+        expect(lib.stowage_usage(caller.rt, byref(held)), OK, "usage")
+        if held.limit != limit or held.least <= limit or held.recording or held.saved:
+            sys.exit(f"a limit of {limit} bytes: {held.limit}, at least {held.least}")
+    expect(lib.stowage_limit(caller.rt, held.least), OK, "limit")
+    caller.step(4)
+    expect(lib.stowage_limit(caller.rt, 0), USAGE, "no limit", "positive")
+    expect(lib.stowage_usage(caller.rt, None), FAILED, "no place for the usage", "stowage: ")
+    caller.close()
+
+
+def threads(caller):
+    """A sentence belongs to the thread whose call failed."""
+    expect(lib.stowage_begin(777, b"", 0), USAGE, "a wrong handle", "777")
+    heard = []
+
+    def other():
+        heard.append(error())
+        heard.append(lib.stowage_begin(888, b"", 0))
+        heard.append(error())
+        mine = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
+        for _ in range(5):
+            mine.step(4)
+        mine.close()
+        heard.append("done")
+
+    all = [threading.Thread(target=other) for _ in range(4)]
+    for t in all:
+        t.start()
+    for _ in range(5):
+        caller.step(4)
+    for t in all:
+        t.join()
+    if "777" not in error() or len(heard) != 16 or heard.count("") != 4 or heard.count("done") != 4 or not any("888" in str(x) for x in heard):
+        sys.exit(f"sentences of threads: {error()!r}, {heard}")
+
+
+def fork(caller):
+    child = os.fork()
+    if child == 0:
+        code = lib.stowage_check(caller.rt, 0)
+        new = lib.stowage_open(b'{"device": "cpu"}', caller.provide, None, byref(c_uint64()))
+        os._exit(0 if code == new == FORKED and "spawn" in error() and lib.stowage_version() == b"" else 1)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit("a child of fork was not turned away")
+
+
+def figures(caller):
+    need, text = c_size_t(), ctypes.create_string_buffer(8)
+    expect(lib.stowage_stats(caller.rt, text, 8, byref(need)), OK, "stats")
+    if len(text.value) != 7 or need.value < 100:
+        sys.exit(f"{text.value} of {need.value} bytes")
+    expect(lib.stowage_stats(caller.rt, None, 0, byref(need)), OK, "stats")
+    text = ctypes.create_string_buffer(need.value)
+    expect(lib.stowage_stats(caller.rt, text, need.value, byref(need)), OK, "stats")
+    if json.loads(text.value)["steps"] < 5:
+        sys.exit(text.value.decode())
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "a.trace")
+        expect(lib.stowage_trace(caller.rt, path.encode()), OK, "trace")
+        caller.step(2)
+        expect(lib.stowage_trace(caller.rt, None), OK, "trace")
+        if os.path.getsize(path) == 0:
+            sys.exit("the trace is empty")
+
+
+def main():
+    if lib.stowage_abi() != 3 or not lib.stowage_version():
+        sys.exit("another interface")
+    caller = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
+    wrong(caller)
+    for count in (3, 3, 700, 3):
+        caller.step(count)
+    if caller.provided == 0 or len(caller.all_returned) <= 9:
+        sys.exit(f"{caller.provided} storages were reloaded")
+    rows()
+    limits()
+    threads(caller)
+    figures(caller)
+    fork(caller)
+    caller.step(3)
+    caller.close()
+    expect(lib.stowage_close(caller.rt), USAGE, "closed twice", "was closed")
+    print("as the header says")
+
+
+main()

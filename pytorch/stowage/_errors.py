@@ -1,0 +1,37 @@
+"""Errors. Every error of this package is an Error."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+
+class Error(RuntimeError):
+    """Wrong use, or a device or machine that failed. Its sentence says what to do."""
+
+
+class Overflow(Error):
+    """A step had more rows than room. There is more room now: run the step again from the
+    same state, as Runtime.run does."""
+
+
+class BudgetError(Error):
+    """The budget is too small, whatever is offloaded.
+
+    budget  the budget in bytes
+    least   the smallest budget that would do, as far as it is known
+    held    bytes by what holds them: "weights", "gradients", "optimizer" and so on
+    """
+
+    def __init__(self, sentence: str, budget: int, least: int, held: Dict[str, int]) -> None:
+        super().__init__(sentence)
+        self.budget, self.least, self.held = budget, least, held
+
+
+class TooSmall(Error):
+    """No plan keeps to the saved limit; least is the smallest limit that one would keep to."""
+
+    least = 0
+
+
+for _e in (Error, Overflow, BudgetError):
+    _e.__module__ = "stowage"  # the name under which users import them

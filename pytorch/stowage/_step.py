@@ -1,0 +1,370 @@
+"""One step: what autograd saves goes into records, records into groups, groups to the
+library, and back when autograd asks for it. _record.py documents the life cycle."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import threading
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
+
+import torch
+
+from ._budget import Budget
+from ._errors import Error
+from ._record import Group, Handle, Kept, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of, version_of
+
+get_ident = threading.get_ident
+# Returns the number of the running backward pass, -1 outside of one. PyTorch 1.13 has none.
+_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_knows_backward = hasattr(torch._C, "_current_graph_task_id")
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+_plain = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
+
+
+class InGroup:
+    """The context of `with rt.group(name):`. A class takes a third of a generator's time."""
+
+    __slots__ = ("step", "name")
+
+    def __init__(self, step: Optional[Step], name: str) -> None:
+        self.step, self.name = step, name
+
+    def __enter__(self) -> None:
+        if self.step is not None:
+            self.step.begin_group(self.name, self)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.step is not None:
+            self.step.end_group(self, kind is not None)
+
+
+# The library is told of tensors outside of groups when there are so many.
+MANY = 16
+
+# It is told of a group at the latest when it has saved so many bytes: until then PyTorch has
+# allocated them and the library does not count them.
+PIECE = 64 << 20
+
+
+class Step:
+    """The hooks of one step. pack runs on the step's thread, unpack on autograd's threads."""
+
+    def __init__(self, library: Any, device: torch.device, least: int, moves: Callable[[str], bool], outside: Optional[str], weights: Set[int], seen: Set[str], held: List[Weak], budget: Optional[Budget] = None) -> None:
+        self.calls, self.device, self.least = library, device, max(1, least)
+        self.moves, self.weights, self.seen, self.held = moves, weights, seen, held
+        self.whole = budget
+        self.budget = budget if budget is not None and budget.measuring else None
+        self.cuda = device.index if device.type == "cuda" else -1
+        self.torch_stream = torch.cuda.current_stream(device) if self.cuda >= 0 else None
+        self.stream: int = self.torch_stream.cuda_stream if self.torch_stream is not None else 0
+        self.thread = get_ident()
+        self.over = False
+        self.used_rows = False
+        self.raised: Optional[str] = None
+        self.lock = threading.Lock()  # autograd has one thread per device
+        self.dead: Deque[Tuple[int, List[int]]] = collections.deque()
+        self.stack: List[Tuple[str, object]] = []
+        # Name of the innermost group if the library must know what it saves. Once anything may
+        # be moved, the library is told of everything that is saved, outside of groups too:
+        # what stays tells it when memory is needed, and so when a copy must be over.
+        self.outside = self.name = outside
+        self.open: Optional[Group] = None
+        self.pending: Dict[int, Record] = {}  # of the open group
+        self.waiting = 0  # bytes of pending
+        self.records: Dict[int, Record] = {}  # whose memory the library may read or ask for
+        self.at: Dict[int, Record] = {}  # by address
+        self.rows: Dict[int, Rows] = {}  # by address
+        # Storages of berths, by record. They are held here because autograd adds to a gradient
+        # in place if nobody else has its storage, and a gradient may be what was unpacked.
+        self.views: Dict[int, Any] = {}
+        self.ids = 0
+
+    # Groups
+
+    def begin_group(self, name: str, owner: object) -> None:
+        if get_ident() != self.thread:
+            return
+        self.seen.add(name)
+        if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream:
+            return  # nothing is saved on other streams, and a capture there must not see our copies
+        if self.open is not None:
+            self.flush()
+        self.stack.append((name, owner))
+        self.name = name if self.moves(name) else self.outside
+
+    def end_group(self, owner: object, failed: bool = False) -> None:
+        """Ends the innermost group of an owner, and groups within it that an exception left
+        open. The library is told what a failed group saved, too: the exception may be caught,
+        and another group may have offloaded the same storages."""
+        if get_ident() != self.thread or not any(o is owner for _, o in self.stack):
+            return
+        if self.open is not None:
+            try:
+                self.flush()
+            except Error:
+                if not failed:  # the first exception says more
+                    raise
+        while self.stack.pop()[1] is not owner:
+            pass
+        name = self.stack[-1][0] if self.stack else None
+        self.name = name if name is not None and self.moves(name) else self.outside
+
+    def inside(self, owner: object) -> bool:
+        return any(o is owner for _, o in self.stack)
+
+    def disown(self) -> None:
+        """Lets every tensor pass through from now on."""
+        self.thread, self.outside, self.name, self.rows = -1, None, None, {}
+
+    def abandon(self) -> None:
+        self.open, self.pending, self.waiting = None, {}, 0
+
+    def flush(self) -> None:
+        """Tells the library what the open group saved."""
+        group, pending = self.open, self.pending
+        self.abandon()
+        if group is None or not pending:
+            return
+        storages = []
+        for id, r in pending.items():
+            r.check_version()
+            rows = r.rows
+            if rows is None:
+                storages.append((id, r.address, r.bytes, 0, 0, r.spoiled))
+            else:
+                storages.append((id, r.address, r.bytes, rows.count.data_ptr(), rows.row_bytes, r.spoiled))
+        self.records.update(pending)
+        group.ids = list(pending)
+        try:
+            with self.lock:
+                if self.budget is not None:
+                    self.budget.before_call()
+                    for id, r in pending.items():
+                        if r.rows is None:
+                            self.budget.saved(id, r.bytes)
+                group.number, returned = self.calls.save(group.name.encode(), storages)
+                self.take_back(returned)
+                self.release_dead()
+                if self.budget is not None:
+                    self.budget.after_call()
+        except Error as e:
+            self.note(e)
+            raise
+
+    # What autograd saves
+
+    def pack(self, t: torch.Tensor) -> Union[Kept, Handle]:
+        name = self.name
+        if name is None and not self.rows:
+            return keep(t)
+        if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_quantized:
+            return keep(t)
+        memory = storage_of(t)
+        if memory.nbytes() < self.least:
+            return keep(t)
+        if get_ident() != self.thread or self.over or _backward() != -1:
+            return keep(t)
+        if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream or t.is_conj() or t.is_neg():
+            return keep(t)
+        offset = t.storage_offset()
+        address = t.data_ptr() - offset * t.element_size()
+        rows = self.rows.get(address)
+        if rows is not None:
+            if rows.weak.of != memory._cdata:
+                rows = None  # it was freed, and another storage has its address
+            elif self.moves(rows.name):
+                name = rows.name
+        if name is None:
+            if self.open is not None:  # a group of rows outside of groups
+                self.flush()
+            return keep(t)
+        if self.open is not None and self.open.name != name:
+            self.flush()  # which may drop the record that this storage had
+        record = self.at.get(address)
+        if record is None or not record.is_storage(memory, t._version, rows):
+            record = self.record(t, memory, address, rows)
+            if record is None:
+                return keep(t)
+        group = self.open
+        if group is None:
+            self.open = group = Group(self, name)
+        self.pending[record.id] = record
+        self.waiting += record.bytes
+        handle = Handle(group, record, t, offset)
+        if self.waiting >= PIECE or record.rows is not None or name is self.outside and len(self.pending) >= MANY:
+            self.flush()  # rows are loaded one tensor at a time
+        return handle
+
+    def record(self, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> Optional[Record]:
+        if address == 0 or memory._cdata in self.weights or is_held(t):
+            return None
+        if memory.data_ptr() != address:
+            return None  # the memory was resized or mapped elsewhere
+        if rows is not None and (not rows.alone or rows.version != version_of(rows.count)):
+            rows = None
+        self.used_rows |= rows is not None
+        self.ids += 1
+        record = self.at[address] = Record(self.ids, t, memory, address, rows)
+        return record
+
+    # What autograd asks for
+
+    def unpack(self, h: Union[Kept, Handle]) -> torch.Tensor:
+        try:
+            return self.tensor(h)
+        except Error as e:
+            self.note(e)
+            raise
+
+    def note(self, e: Error) -> None:
+        """Keeps the sentence of an error: PyTorch 1.13 turns what a hook raises into another
+        exception. The exception itself would hold frames that hold the graph that holds this
+        step, a cycle that the collector does not see."""
+        self.raised = str(e)
+
+    def tensor(self, h: Union[Kept, Handle]) -> torch.Tensor:
+        if isinstance(h, tuple):
+            t, version = h
+            if t._version != version:
+                raise Error(modified(t.dtype, t.size(), version, t._version))
+            return t
+        group, record = h.group, h.record
+        if self.over:
+            raise Error("a saved tensor is needed after its step; call backward() inside of `with rt.step():`")
+        if group is self.open:
+            self.flush()  # its forward pass is over, and the library may have moved a part
+        if not group.loaded and group.number is not None or self.dead:
+            self.load(group)
+        if record.watch is not None:
+            record.check_version()
+        if record.spoiled:
+            raise Error(modified(h.dtype, h.size, record.version, None))
+        memory = record.memory
+        if memory is None:
+            if not record.berth:
+                raise Error(f"storage {record.id} of group {group.name!r} was not reloaded; abandon the step")
+            with self.lock:
+                memory = self.views.get(record.id)
+                if memory is None:
+                    memory = self.views[record.id] = storage_at(record.berth, record.bytes, self.device)
+        return torch.empty(0, dtype=h.dtype, device=self.device).set_(memory, h.offset, h.size, h.stride)
+
+    def load(self, group: Group) -> None:
+        with self.lock:
+            if self.budget is not None:
+                self.budget.before_call()
+            self.release_dead()
+            if not self.stack and not _knows_backward:
+                self.name = None  # what a backward pass saves is needed at once
+            if not group.loaded and group.number is not None:
+                self.load_group(group, group.number)
+            if self.budget is not None:
+                self.budget.after_call()
+
+    def load_group(self, group: Group, number: int) -> None:
+        held, returned = self.calls.load(number)
+        group.loaded = True
+        self.take_back(returned)
+        self.forget(group.ids)
+        # Only handles hold the records from now on: autograd frees them node by node.
+        for id in group.ids:
+            record = self.records.get(id)
+            if record is None:
+                continue
+            if record.rows is not None and record.memory is None:
+                record.berth = self.calls.rows(id)
+            if not record.before and id not in held:
+                del self.records[id]
+
+    def provide(self, id: int, size: int) -> int:
+        """Returns memory for a storage that is reloaded, from the allocator's pool of the
+        step's stream."""
+        if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream:
+            with torch.cuda.stream(self.torch_stream):
+                t = torch.empty(size, dtype=torch.uint8, device=self.device)
+        else:
+            t = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.records[id].provide(storage_of(t))
+        return int(t.data_ptr())
+
+    def take_back(self, ids: List[int]) -> None:
+        """Frees memory that the library returned."""
+        for id in ids:
+            record = self.records.get(id)
+            if record is not None:
+                record.memory_returned()
+
+    def release_dead(self) -> None:
+        """Releases groups whose handles are all dead. It waits while records are pending, which
+        may be of such a group: those must be saved again first. It also waits for berths that
+        somebody still reads: the next rows would be written there."""
+        waiting = []
+        while self.dead and not self.pending:
+            number, ids = self.dead.popleft()
+            if self.views and self.viewed(ids):
+                waiting.append((number, ids))
+                continue
+            self.take_back(self.calls.release(number))
+            self.forget(ids)
+            if self.budget is not None:
+                self.budget.released(ids)
+        self.dead.extend(waiting)
+
+    def viewed(self, ids: Iterable[int]) -> bool:
+        """Reports whether somebody else reads the berth of one of these records. Storages that
+        nobody else has are dropped."""
+        found = False
+        for id in ids:
+            if id not in self.views:
+                continue
+            memory = self.views.pop(id)
+            weak = Weak(memory)
+            del memory
+            memory = weak.storage()
+            if memory is not None:
+                self.views[id], found = memory, True
+        return found
+
+    def keep_views(self) -> None:
+        """Notes tensors of berths that somebody has after the step."""
+        self.viewed(list(self.views))
+        self.held += map(Weak, self.views.values())
+        self.views = {}
+
+    def forget(self, ids: List[int]) -> None:
+        """Makes another record of a storage that is saved again, by the next microbatch for
+        example: the library may have released this one."""
+        for id in ids:
+            record = self.records.get(id)
+            if record is not None and self.at.get(record.address) is record:
+                del self.at[record.address]
+
+    def end(self, failed: bool) -> None:
+        self.over = True
+        self.name, self.stack = None, []
+        self.abandon()
+        with self.lock:
+            try:
+                if not failed:
+                    self.release_dead()
+                    if self.whole is not None:
+                        self.whole.end()
+                self.calls.end(failed)
+            finally:
+                for record in self.records.values():
+                    record.before.clear()
+                    record.drop_memory()
+                self.records, self.at, self.rows = {}, {}, {}
+        self.keep_views()
+        if not failed and any_alive(self.held):
+            raise Error("a stashed tensor is still held after its step, and the next step writes to its memory; clone() what a backward pass keeps")
+
+
+def any_alive(held: List[Weak]) -> bool:
+    """Reports whether somebody has one of these storages. The others are forgotten."""
+    if any(w.storage() is not None for w in held):
+        gc.collect()  # it may be garbage
+    held[:] = [w for w in held if w.storage() is not None]
+    return bool(held)

@@ -1,7 +1,0 @@
-//go:build race
-
-// This file owns what tests know of a build with the race detector.
-
-package stowage
-
-const raceEnabled = true

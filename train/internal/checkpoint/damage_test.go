@@ -1,0 +1,246 @@
+// This file owns the tests of what may happen to a checkpoint after it was
+// written: missing files, cut files, wrong bits, other versions.
+
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// files of the newest checkpoint of a stage.
+var newest = []string{
+	manifestName,
+	"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+	"optim-00001-of-00002.safetensors", "optim-00002-of-00002.safetensors",
+}
+
+// spoil changes one file of a checkpoint as the disk would.
+func spoil(t *testing.T, m *memory, o Options, step int, name string, f func(b []byte) []byte) {
+	t.Helper()
+	n, err := m.find(filepath.Join(o.folder(), nameOf(step), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.data = f(append([]byte(nil), n.data...))
+	n.synced = len(n.data)
+}
+
+// fallsBack wants step 10, one warning that names the damaged checkpoint and the
+// file, and that the run can write its step 20 again.
+func fallsBack(t *testing.T, o Options, warnings *[]string, file string) {
+	t.Helper()
+	c, err := Latest(o)
+	if err != nil || c.Step != 10 {
+		t.Fatalf("%s: %v, %v", file, c, err)
+	}
+	checkContents(t, c)
+	if len(*warnings) != 1 || !strings.Contains((*warnings)[0], "skipping the checkpoint /disk/run/checkpoints/step-00000020: "+file) {
+		t.Errorf("the warnings are %q", *warnings)
+	}
+	sentence(t, (*warnings)[0])
+	goOn(t, o, 10)
+	if err := attempt(o, 20); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = Latest(o); err != nil || c.Step != 20 {
+		t.Fatalf("after step 20 was written again: %v, %v", c, err)
+	}
+	checkContents(t, c)
+}
+
+// Files are cut at the ends and inside of each of their parts: the length of the
+// header (8 bytes), the header, its padding, the data.
+func TestCut(t *testing.T) {
+	for _, name := range newest {
+		m, o, _ := stage(t, true)
+		n, err := m.find(filepath.Join(o.folder(), nameOf(20), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := len(n.data)
+		data := size / 2
+		if name != manifestName {
+			data = 8 + int(n.data[0]) + int(n.data[1])<<8
+		}
+		for _, length := range []int{0, 1, 7, 8, 9, data / 2, data - 1, data, data + 1, (data + size) / 2, size - 2, size - 1, size + 1} {
+			m, o, warnings := stage(t, true)
+			spoil(t, m, o, 20, name, func(b []byte) []byte { return append(b, 'x')[:length] })
+			if name == manifestName && length == size-1 {
+				if c, err := Latest(o); err != nil || c.Step != 20 {
+					t.Errorf("without the last line end: %v, %v", c, err)
+				}
+				continue
+			}
+			fallsBack(t, o, warnings, name)
+		}
+	}
+}
+
+// A wrong bit anywhere is found, or means nothing, as the case of a letter in a
+// name of checkpoint.json.
+func TestWrongBit(t *testing.T) {
+	for _, name := range newest {
+		for i, done := 0, false; !done; i += 11 {
+			m, o, warnings := stage(t, true)
+			spoil(t, m, o, 20, name, func(b []byte) []byte {
+				if done = i+11 >= len(b); i < len(b) {
+					b[i] ^= 1 << (i % 8)
+				}
+				return b
+			})
+			c, err := Latest(o)
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case name == manifestName && c.Step == 20:
+				checkContents(t, c)
+			default:
+				*warnings = nil
+				fallsBack(t, o, warnings, name)
+			}
+		}
+	}
+}
+
+func TestMissing(t *testing.T) {
+	for _, name := range newest {
+		m, o, warnings := stage(t, true)
+		dir, err := m.find(filepath.Join(o.folder(), nameOf(20)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(dir.names, name)
+		fallsBack(t, o, warnings, name)
+	}
+}
+
+// A file of another rank or step has a checksum of its own, but not this one.
+func TestSwapped(t *testing.T) {
+	m, o, warnings := stage(t, true)
+	dir, err := m.find(filepath.Join(o.folder(), nameOf(20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := newest[3], newest[4]
+	dir.names[a], dir.names[b] = dir.names[b], dir.names[a]
+	fallsBack(t, o, warnings, a)
+}
+
+func TestAllDamaged(t *testing.T) {
+	m, o, warnings := stage(t, true)
+	for _, step := range []int{10, 20} {
+		spoil(t, m, o, step, newest[1], func(b []byte) []byte { return b[:9] })
+	}
+	_, err := Latest(o)
+	if err == nil || errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "all 2 checkpoints in /disk/run/checkpoints are damaged") {
+		t.Errorf("got %v", err)
+	}
+	if len(*warnings) != 2 {
+		t.Errorf("the warnings are %q", *warnings)
+	}
+}
+
+// Reading fails once at any operation: the checkpoint is passed over and the other
+// one opens, unless what failed was the list of them, or the closing of a file that
+// was read.
+func TestUnreadable(t *testing.T) {
+	passed := 0
+	for n, done := 1, false; !done; n++ {
+		m, o, warnings := stage(t, true)
+		m.arm(n, fails)
+		c, err := Latest(o)
+		done = m.ops < n
+		switch {
+		case n == 1:
+			if err == nil || errors.Is(err, ErrNone) {
+				t.Errorf("without a list of checkpoints: %v, %v", c, err)
+			}
+		case err != nil || c.Step != 20-10*len(*warnings):
+			t.Errorf("operation %d: %v, %v, %q", n, c, err, *warnings)
+		case c.Step == 10:
+			sentence(t, (*warnings)[0])
+			passed++
+		}
+	}
+	if passed < 10 { // opening and reading of five files
+		t.Errorf("only %d failures made a checkpoint pass over", passed)
+	}
+}
+
+// The manifest is sealed again after each change: what is refused here is refused
+// for what it says.
+func TestManifestRefused(t *testing.T) {
+	for want, change := range map[string]func(m *manifest){
+		"has version 2, but this program": func(m *manifest) { m.Version = 2 },
+		"has version 0, but this program": func(m *manifest) { m.Version = 0 },
+		"belongs to step 21":              func(m *manifest) { m.Step = 21 },
+		"4 files for 0 ranks":             func(m *manifest) { m.Ranks = 0 },
+		"3 files for 2 ranks":             func(m *manifest) { m.Files = m.Files[:3] },
+		`expected model-00001-of-00002.safetensors, got "../../secret"`: func(m *manifest) { m.Files[0].Name = "../../secret" },
+		"bytes; expected 999": func(m *manifest) { m.Files[0].Bytes = 999 },
+	} {
+		m, o, warnings := stage(t, true)
+		spoil(t, m, o, 20, manifestName, func(b []byte) []byte {
+			var x manifest
+			if err := json.Unmarshal(b, &x); err != nil {
+				t.Fatal(err)
+			}
+			change(&x)
+			b, err := x.encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		})
+		if c, err := Latest(o); err != nil || c.Step != 10 {
+			t.Errorf("%s: %v, %v", want, c, err)
+		}
+		if len(*warnings) != 1 || !strings.Contains((*warnings)[0], want) {
+			t.Errorf("%s: %q", want, *warnings)
+		}
+	}
+}
+
+// Whatever is accepted names only files of its own folder and survives a round
+// trip. The checksum is put right first: otherwise nothing would be accepted.
+func FuzzManifest(f *testing.F) {
+	m := manifest{Version: Version, Meta: metaOf(7), Ranks: 1, Files: []file{{fileName(model, 0, 1), 10, "ab"}, {fileName(optim, 0, 1), 12, "cd"}}}
+	good, err := m.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte(`{"version":1,"step":7,"ranks":1,"files":[{"name":"/x"},{}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var m manifest
+		if json.Unmarshal(text, &m) == nil {
+			if sealed, err := m.encode(); err == nil {
+				text = sealed
+			}
+		}
+		got, err := parseManifest(text, 7)
+		if err != nil {
+			if strings.Contains(err.Error(), "checksum") && json.Valid(text) && m.Version == Version {
+				t.Errorf("a sealed manifest is refused: %v", err)
+			}
+			return
+		}
+		for _, file := range got.Files {
+			if filepath.Base(file.Name) != file.Name {
+				t.Errorf("accepted the file %q", file.Name)
+			}
+		}
+		again, err := got.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if two, err := parseManifest(again, 7); err != nil || fmt.Sprint(two.Files) != fmt.Sprint(got.Files) {
+			t.Errorf("%v became %v, %v", got, two, err)
+		}
+	})
+}

@@ -1,0 +1,141 @@
+// This file owns reading: it finds the newest checkpoint that verifies and warns of each
+// that does not.
+
+package checkpoint
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
+)
+
+// ErrNone is matched by the error of Latest if there is no checkpoint at all, not even a
+// damaged one.
+var ErrNone = errors.New("there is no checkpoint")
+
+// maxManifest limits what is read before anything is checked.
+const maxManifest = 64 << 20
+
+// Checkpoint is a checkpoint that verified: every file has the right length and
+// checksum, and every header is valid.
+type Checkpoint struct {
+	Meta
+	Ranks int
+	Path  string // its folder
+	disk  FS
+}
+
+// Latest verifies checkpoints from the highest step down and returns the first that is
+// complete. It warns of each damaged checkpoint that it skips. It changes nothing and
+// needs no lock. It returns an error that matches ErrNone if there is no checkpoint, and
+// another error if all are damaged.
+func Latest(o Options) (*Checkpoint, error) {
+	steps, err := Steps(o)
+	if err != nil {
+		return nil, err
+	}
+	if len(steps) == 0 {
+		return nil, fmt.Errorf("%w in %s: start a new run, or resume from another folder", ErrNone, o.folder())
+	}
+	for _, step := range slices.Backward(steps) {
+		c, err := open(o, step)
+		if err == nil {
+			return c, nil
+		}
+		o.warn("skipping the checkpoint %s: %v", filepath.Join(o.folder(), nameOf(step)), err)
+	}
+	return nil, fmt.Errorf("all %d checkpoints in %s are damaged: start a new run in another folder", len(steps), o.folder())
+}
+
+// open verifies the checkpoint of one step.
+func open(o Options, step int) (*Checkpoint, error) {
+	disk, path := o.fs(), filepath.Join(o.folder(), nameOf(step))
+	f, err := disk.Open(filepath.Join(path, manifestName))
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be opened: %w", manifestName, cause(err))
+	}
+	defer f.Close()
+	if f.Size() > maxManifest {
+		return nil, fmt.Errorf("%s has %d bytes; expected at most %d", manifestName, f.Size(), maxManifest)
+	}
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, f.Size()))
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be read: %w", manifestName, cause(err))
+	}
+	m, err := parseManifest(text, step)
+	if err != nil {
+		return nil, err
+	}
+	errs := make([]error, len(m.Files))
+	var wait sync.WaitGroup
+	for i, want := range m.Files {
+		wait.Go(func() { errs[i] = verify(disk, filepath.Join(path, want.Name), want) })
+	}
+	wait.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return nil, fmt.Errorf("%s %w", m.Files[i].Name, err)
+		}
+	}
+	return &Checkpoint{Meta: m.Meta, Ranks: m.Ranks, Path: path, disk: disk}, nil
+}
+
+// verify reads a whole file and compares its length, checksum and header.
+func verify(disk FS, path string, want file) error {
+	f, err := disk.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot be opened: %w", cause(err))
+	}
+	defer f.Close()
+	if f.Size() != want.Bytes {
+		return fmt.Errorf("has %d bytes; expected %d", f.Size(), want.Bytes)
+	}
+	h := sha256.New()
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, 0, f.Size()), make([]byte, min(buffer, f.Size()+1))); err != nil {
+		return fmt.Errorf("cannot be read: %w", cause(err))
+	}
+	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
+		return errors.New("is damaged: its checksum does not match")
+	}
+	if _, err := safetensors.NewReader(f, f.Size()); err != nil {
+		return fmt.Errorf("is damaged: %w", err)
+	}
+	return nil
+}
+
+// Tensors is an open file of a checkpoint.
+type Tensors struct {
+	*safetensors.Reader
+	io.Closer
+}
+
+// Model opens the weights of a rank. It panics if the checkpoint has no such rank.
+func (c *Checkpoint) Model(rank int) (*Tensors, error) { return c.tensors(model, rank) }
+
+// Optim opens the optimiser's state of a rank. It panics if the checkpoint has no such
+// rank.
+func (c *Checkpoint) Optim(rank int) (*Tensors, error) { return c.tensors(optim, rank) }
+
+func (c *Checkpoint) tensors(k kind, rank int) (*Tensors, error) {
+	if rank < 0 || rank >= c.Ranks {
+		panic(fmt.Sprintf("checkpoint: rank %d is not one of the checkpoint's %d", rank, c.Ranks))
+	}
+	path := filepath.Join(c.Path, fileName(k, rank, c.Ranks))
+	f, err := c.disk.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", path, cause(err))
+	}
+	r, err := safetensors.NewReader(f, f.Size())
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return &Tensors{r, f}, nil
+}

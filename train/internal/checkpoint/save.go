@@ -1,0 +1,251 @@
+// This file owns writing: it writes a checkpoint under a temporary name, renames it, and
+// then removes checkpoints that are too old.
+
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
+)
+
+// buffer is the size of the buffer of a file that is written or verified. It is large
+// enough that system calls cost nothing compared with copying.
+const buffer = 1 << 20
+
+// Shard describes one file of a rank.
+type Shard struct {
+	Tensors []safetensors.Tensor // what it will hold
+	// Write must call w.Write for every tensor in the order of Tensors. Data may be
+	// passed in pieces of any size; w does not keep them. Save fails if Write returns
+	// an error.
+	Write func(w *safetensors.Writer) error
+}
+
+// Rank is what one rank saves. Ranks write at the same time. Each writes its model before
+// its optimiser.
+type Rank struct{ Model, Optim Shard }
+
+// Save writes a checkpoint of all ranks and removes the oldest beyond Keep. If it returns
+// an error, the earlier checkpoints are unchanged. Save writes nothing if the step has a
+// complete checkpoint of the same layout and data already. It removes damaged checkpoints
+// of this step and of later ones. It returns an error if a later step has a complete
+// checkpoint.
+func (s *Store) Save(meta Meta, ranks []Rank) error {
+	if meta.Step < 0 || len(ranks) == 0 {
+		panic(fmt.Sprintf("checkpoint: step %d of %d ranks cannot be saved", meta.Step, len(ranks)))
+	}
+	there, damaged, err := s.later(meta)
+	if there || err != nil {
+		return err
+	}
+	s.clean()
+	work := filepath.Join(s.folder(), temporary+nameOf(meta.Step))
+	need, err := s.write(work, meta, ranks)
+	if err == nil {
+		err = s.publish(work, meta.Step, slices.Contains(damaged, meta.Step))
+	}
+	if err != nil {
+		s.remove(work)
+		return s.failed(meta.Step, need, err)
+	}
+	s.prune(meta.Step, damaged)
+	return nil
+}
+
+// later examines the checkpoints of this step and of later ones. They exist only if this
+// run resumed from an older checkpoint or another run used the folder.
+func (s *Store) later(meta Meta) (there bool, damaged []int, err error) {
+	steps, err := Steps(s.Options)
+	if err != nil {
+		return false, nil, err
+	}
+	for _, step := range steps {
+		if step < meta.Step {
+			continue
+		}
+		c, err := open(s.Options, step)
+		switch {
+		case err != nil:
+			damaged = append(damaged, step)
+		case step == meta.Step && same(c.Layout, meta.Layout) && same(c.Data, meta.Data):
+			return true, nil, nil
+		default:
+			return false, nil, fmt.Errorf("%s already has a checkpoint of step %d of another run: resume from it, or choose another folder", s.folder(), step)
+		}
+	}
+	return false, damaged, nil
+}
+
+// same reports whether two JSON values are equal apart from white space.
+func same(a, b json.RawMessage) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+// write writes a checkpoint into a new folder and returns the size of its tensors in
+// bytes.
+func (s *Store) write(work string, meta Meta, ranks []Rank) (need int64, err error) {
+	layouts := make([][kinds]*safetensors.Layout, len(ranks))
+	for i, r := range ranks {
+		for k, shard := range r.shards() {
+			// Tools of Hugging Face open only files that name their framework.
+			layouts[i][k] = safetensors.NewLayout(map[string]string{"format": "pt"}, shard.Tensors)
+			need += layouts[i][k].Size()
+		}
+	}
+	if err := s.disk.Mkdir(work); err != nil {
+		return need, err
+	}
+	m := manifest{Version: Version, Meta: meta, Ranks: len(ranks), Files: make([]file, len(ranks)*int(kinds))}
+	errs := make([]error, len(ranks))
+	var wait sync.WaitGroup
+	for i, r := range ranks {
+		wait.Go(func() {
+			for k, shard := range r.shards() {
+				name := fileName(kind(k), i, len(ranks))
+				l := layouts[i][k]
+				sum, err := s.writeFile(filepath.Join(work, name), l.Size(), func(w io.Writer) error { return shard.write(w, l) })
+				if err != nil {
+					errs[i] = err
+					return
+				}
+				m.Files[i*int(kinds)+k] = file{name, l.Size(), sum}
+			}
+		})
+	}
+	wait.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return need, err // one sentence is enough: they mostly have one reason
+		}
+	}
+	text, err := m.encode()
+	if err != nil {
+		panic(fmt.Sprintf("checkpoint: the layout, the settings or the data state is not JSON: %v", err))
+	}
+	if _, err := s.writeFile(filepath.Join(work, manifestName), int64(len(text)), func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
+		return need, err
+	}
+	return need, s.disk.SyncDir(work)
+}
+
+func (r Rank) shards() [kinds]Shard { return [kinds]Shard{model: r.Model, optim: r.Optim} }
+
+// write writes the tensors of a shard. It checks last that none is missing, because an
+// earlier error of the writer is the better message.
+func (d Shard) write(out io.Writer, l *safetensors.Layout) error {
+	w, err := safetensors.NewWriter(out, l)
+	if err == nil && d.Write != nil {
+		err = d.Write(w)
+	}
+	if err == nil {
+		w.Close()
+	}
+	return err
+}
+
+// writeFile writes a file of the given size, syncs it and returns its checksum.
+func (s *Store) writeFile(path string, size int64, fill func(io.Writer) error) (sum string, err error) {
+	f, err := s.disk.Create(path)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	b := bufio.NewWriterSize(f, int(min(buffer, size)))
+	err = fill(io.MultiWriter(h, b))
+	if e := b.Flush(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return hex.EncodeToString(h.Sum(nil)), err
+}
+
+// publish gives the folder its final name. It replaces a damaged checkpoint of the step.
+func (s *Store) publish(work string, step int, replace bool) error {
+	if replace {
+		s.discard(step)
+	}
+	final := filepath.Join(s.folder(), nameOf(step))
+	if err := s.disk.Rename(work, final); err != nil {
+		return err
+	}
+	err := s.disk.SyncDir(s.folder())
+	if err != nil {
+		// The name may or may not outlive a loss of power; away with it.
+		s.discard(step)
+	}
+	return err
+}
+
+// prune removes the damaged checkpoints and those beyond Keep.
+func (s *Store) prune(step int, damaged []int) {
+	steps, err := Steps(s.Options)
+	if err != nil {
+		s.warn("cannot remove old checkpoints: %v", err)
+		return
+	}
+	steps = slices.DeleteFunc(steps, func(n int) bool { return n > step })
+	for _, n := range append(damaged, steps[:max(0, len(steps)-s.Keep)]...) {
+		if n != step {
+			s.discard(n)
+		}
+	}
+}
+
+// discard removes a checkpoint. It renames the folder first, so that a kill in between
+// leaves no incomplete checkpoint under the name of a complete one.
+func (s *Store) discard(step int) {
+	name := nameOf(step)
+	gone := filepath.Join(s.folder(), temporary+"old-"+name)
+	if err := s.disk.Rename(filepath.Join(s.folder(), name), gone); err != nil {
+		s.warn("cannot remove the checkpoint %s: %v; remove it by hand", filepath.Join(s.folder(), name), cause(err))
+		return
+	}
+	s.remove(gone)
+}
+
+// clean removes temporary folders that a killed run left.
+func (s *Store) clean() {
+	names, err := s.disk.List(s.folder())
+	if err != nil {
+		s.warn("cannot look for temporary files of an earlier run in %s: %v", s.folder(), cause(err))
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, temporary) {
+			s.remove(filepath.Join(s.folder(), name))
+		}
+	}
+}
+
+func (s *Store) remove(path string) {
+	if err := s.disk.RemoveAll(path); err != nil {
+		s.warn("cannot remove %s: %v; remove it by hand", path, cause(err))
+	}
+}
+
+// failed returns the error for a checkpoint that could not be written.
+func (s *Store) failed(step int, need int64, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), cause(err))
+	}
+	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), cause(err))
+}

@@ -1,0 +1,102 @@
+// This file owns dense feed-forward parts.
+
+package layer
+
+import (
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// gated is y = fc2(swiglu(fc1(x))), without a norm: a dense part, or the experts
+// that all tokens use.
+type gated struct {
+	fc1, fc2 linear
+	width    int
+}
+
+// hidden computes what the activation gets.
+func (g gated) hidden(p *Pass, x nn.Matrix) Mat {
+	h := p.New(x.Rows, 2*g.width)
+	g.fc1.forward(p, h.Matrix, x, nn.Matrix{})
+	return h
+}
+
+// output computes y from that.
+func (g gated) output(p *Pass, y, h, plus nn.Matrix) {
+	a := p.New(h.Rows, g.width)
+	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: h})
+	g.fc2.forward(p, y, a.Matrix, plus)
+	a.Free()
+}
+
+// backward computes dx, plus a matrix if one is given; h becomes its own gradient.
+func (g gated) backward(p *Pass, dx, x, h, dy, plus nn.Matrix) {
+	a := p.New(h.Rows, g.width)
+	g.fc2.backward(p, a.Matrix, dy, nn.Matrix{})
+	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: h, X: h, DY: a.Matrix, Y: a.Matrix})
+	g.fc2.grad(p, dy, a.Matrix)
+	a.Free()
+	g.fc1.grad(p, h, x)
+	g.fc1.backward(p, dx, h, plus)
+}
+
+// dense is x + gated(norm(x)). It saves
+//
+//	mlp_norm  x
+//	mlp       norm(x), and what the activation gets
+//
+// The second can be computed again. What the activation gives is always made again:
+// its backward pass does that on the way.
+type dense struct {
+	norm norm
+	gated
+}
+
+func newDense(u *Unit, width int, s Settings) *dense {
+	return &dense{
+		norm:  norm{u.weight("pre_mlp_layernorm.weight"), s.Epsilon},
+		gated: gated{linear{u.weight("mlp.linear_fc1.weight")}, linear{u.weight("mlp.linear_fc2.weight")}, width},
+	}
+}
+
+// Forward computes the residual stream after the part.
+func (d *dense) Forward(p *Pass, x Mat) Mat {
+	return p.within(memory.MLP, x.Cols, func() Mat {
+		p.save("mlp_norm", x.t)
+		var xn, h Mat
+		p.run("mlp", func(again bool) []*engine.Tensor {
+			in := x.Matrix
+			if again {
+				g := p.load("mlp_norm")
+				defer g.Done()
+				in = g.mat(0, p.Number, x.Rows, x.Cols)
+			}
+			xn = d.norm.forward(p, in)
+			h = d.hidden(p, xn.Matrix)
+			return []*engine.Tensor{xn.t, h.t}
+		})
+		xn.Free()
+		y := p.New(x.Rows, x.Cols)
+		d.output(p, y.Matrix, h.Matrix, x.Matrix)
+		h.Free()
+		return y
+	})
+}
+
+// Backward computes the gradient of what the part got.
+func (d *dense) Backward(p *Pass, dy Mat) Mat {
+	t, c := dy.Rows, dy.Cols
+	return p.within(memory.MLP, c, func() Mat {
+		g := p.load("mlp")
+		dxn := p.New(t, c)
+		d.gated.backward(p, dxn.Matrix, g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, 2*d.width), dy.Matrix, nn.Matrix{})
+		g.Done()
+		x := p.load("mlp_norm")
+		dx := p.New(t, c)
+		d.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, c), dxn.Matrix, dy.Matrix)
+		x.Done()
+		dxn.Free()
+		return dx
+	})
+}

@@ -1,0 +1,226 @@
+// This file owns the routed experts, and where their rows are kept.
+
+package layer
+
+import (
+	"encoding/binary"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Rows is what memory rows get whose number only the device knows.
+type Rows uint8
+
+const (
+	// Exact: the host waits for the number, as eager frameworks do.
+	Exact Rows = iota
+	// Padded: each expert has room for every token that may choose it.
+	Padded
+	// Stashed: they are computed in buffers that all layers share, and the live ones
+	// kept in pages.
+	Stashed
+)
+
+// RowsGroup is the name of the group that is stashed: the rows that experts get, what
+// their activation gets, and the rows' weights.
+const RowsGroup = "fused_group_mlp"
+
+// experts are the routed experts of a layer on one rank. They save
+//
+//	dispatch    the tables of the dispatcher
+//	expert_fc1  the rows that they get, with their weights
+//	moe_act     what their activation gets
+//
+// or, stashed, the last two as one group. What the activation gives is always made
+// again, by its backward pass.
+type experts struct {
+	*dispatcher
+	rows     Rows
+	assumed  int // rows, where none are counted; zero counts them
+	fc1, fc2 weight
+	hidden   int // columns of a row
+	width    int
+	space    func(width int) *stash.Workspace
+}
+
+// RowTensors are the tensors of the stashed group, for a workspace.
+func RowTensors(hidden, width int, number kernels.Number, rows stash.Rows) []stash.Tensor {
+	size := number.Size()
+	return []stash.Tensor{
+		{Name: "rows", Row: size * memory.Bytes(hidden), MaxRows: rows},
+		{Name: "act", Row: 2 * size * memory.Bytes(width), MaxRows: rows},
+		{Name: "weights", Row: 4, MaxRows: rows},
+	}
+}
+
+// held is a microbatch's rows.
+type held struct {
+	t       *tables
+	x, h, w nn.Matrix
+	room    int
+	tab     *engine.Tensor   // what t lies in
+	made    []*engine.Tensor // x and w, where they have memory of their own
+	done    func()           // with all but the tables
+}
+
+// forward computes y = plus + the experts' part.
+func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, plus nn.Matrix) {
+	var k held
+	if e.rows == Stashed {
+		k = e.lease(p, index)
+	} else {
+		k = e.take(p, index)
+	}
+	k.t.send(p, k.x, xn, false)
+	k.t.send(p, k.w, nn.NewMatrix(weight, kernels.F32, e.tokens*e.topK, 1), true)
+	if e.rows == Stashed {
+		e.first(p, k.h, k.x, k.t)
+	} else {
+		e.keep(p, &k)
+	}
+	a, out := p.New(k.room, e.width), p.New(k.room, e.hidden)
+	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: k.h, Weight: k.w.Range, Seg: k.t.segments()})
+	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments()})
+	a.Free()
+	k.done()
+	k.t.collect(p, y, out.Matrix, plus)
+	out.Free()
+	k.tab.Free() // only now: that the tables are saved does not keep them on the device
+}
+
+// first is the experts' first product.
+func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
+	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments()})
+}
+
+// lease sorts rows into a set of shared buffers.
+func (e *experts) lease(p *Pass, index device.Range) held {
+	set := p.Step.Lease(e.space(e.width), p.id(RowsGroup))
+	k := e.held(p, set)
+	k.tab = p.words(e.words(k.room))
+	k.t = e.view(k.tab.Range(), k.room)
+	e.sort(p, k.t, index, set.Counts().Slice(0, 8), 0)
+	p.save("dispatch", k.tab)
+	k.done = func() {
+		if p.Evaluate {
+			set.Drop()
+		} else {
+			set.Saved()
+		}
+	}
+	return k
+}
+
+// held are the matrices of a set.
+func (e *experts) held(p *Pass, set *stash.Set) (k held) {
+	k.room = int(set.Tensor(2).Len / 4)
+	k.x = nn.NewMatrix(set.Tensor(0), p.Number, k.room, e.hidden)
+	k.h = nn.NewMatrix(set.Tensor(1), p.Number, k.room, 2*e.width)
+	k.w = nn.NewMatrix(set.Tensor(2), kernels.F32, k.room, 1)
+	return k
+}
+
+// take sorts rows into memory of their own.
+func (e *experts) take(p *Pass, index device.Range) (k held) {
+	k.room = e.Worst()
+	slot := 0
+	if e.rows == Padded {
+		k.room, slot = e.Padded(), e.slot()
+	}
+	count := p.bytes(8)
+	k.tab = p.words(e.words(k.room))
+	k.t = e.view(k.tab.Range(), k.room)
+	e.sort(p, k.t, index, count.Range(), slot)
+	p.save("dispatch", k.tab)
+	rows := k.room
+	if e.rows == Exact {
+		var n [8]byte
+		must(p.S.Download(n[:], count.Range()))
+		rows = max(1, e.assumed, int(binary.LittleEndian.Uint64(n[:])))
+	}
+	count.Free()
+	k.room = rows
+	k.t.source = k.t.source.Slice(0, memory.Bytes(4*rows))
+	x, w := p.New(rows, e.hidden), p.newOf(kernels.F32, rows, 1)
+	k.x, k.w = x.Matrix, w.Matrix
+	k.done = func() {
+		x.Free()
+		w.Free()
+	}
+	k.made = []*engine.Tensor{x.t, w.t}
+	return k
+}
+
+// keep saves rows that have memory of their own, and makes what the activation gets.
+func (e *experts) keep(p *Pass, k *held) {
+	p.save("expert_fc1", k.made...)
+	var h Mat
+	rows := k.room
+	p.run("moe_act", func(again bool) []*engine.Tensor {
+		in, t := k.x, k.t
+		if again {
+			d, g := p.load("dispatch"), p.load("expert_fc1")
+			defer d.Done()
+			defer g.Done()
+			in, t = g.mat(0, p.Number, rows, e.hidden), e.view(d.Range(0), e.roomOf(d.Range(0)))
+		}
+		h = p.New(rows, 2*e.width)
+		e.first(p, h.Matrix, in, t)
+		return []*engine.Tensor{h.t}
+	})
+	k.h = h.Matrix
+	done := k.done
+	k.done = func() {
+		done()
+		h.Free()
+	}
+}
+
+// roomOf is the room that tables of so many bytes have.
+func (e *experts) roomOf(r device.Range) int { return int(r.Len/4) - e.words(0) }
+
+// backward computes the gradients of the tokens' rows and of their weights.
+func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.Matrix) {
+	tab := p.load("dispatch")
+	var k held
+	var set *stash.Set
+	var x, h group
+	if e.rows == Stashed {
+		set = p.Step.Restore(e.space(e.width), p.id(RowsGroup))
+		k = e.held(p, set)
+		k.t = e.view(tab.Range(0), k.room)
+	} else {
+		x, h = p.load("expert_fc1"), p.load("moe_act")
+		k.room = int(x.Range(1).Len / 4)
+		k.x = x.mat(0, p.Number, k.room, e.hidden)
+		k.w = x.mat(1, kernels.F32, k.room, 1)
+		k.h = h.mat(0, p.Number, k.room, 2*e.width)
+		k.t = e.view(tab.Range(0), e.roomOf(tab.Range(0)))
+		k.t.source = k.t.source.Slice(0, memory.Bytes(4*k.room))
+	}
+	dout, a, dw := p.New(k.room, e.hidden), p.New(k.room, e.width), p.newOf(kernels.F32, k.room, 1)
+	k.t.send(p, dout.Matrix, dy, false)
+	seg := k.t.segments()
+	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg})
+	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg})
+	a.Free()
+	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg})
+	if e.rows == Stashed {
+		set.Done()
+	} else {
+		h.Done()
+		x.Done()
+	}
+	k.t.collect(p, dxn, dout.Matrix, nn.Matrix{})
+	k.t.collectPairs(p, nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1), dw.Matrix)
+	dw.Free()
+	dout.Free()
+	tab.Done()
+}

@@ -1,0 +1,186 @@
+// This file owns both ends of a model: the embedding, the output layer with the loss,
+// and the heads that predict further tokens.
+
+package layer
+
+import (
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Tokens are one microbatch's, on the device: uint32 [1+ahead][tokens]. Row 0 is what the
+// model gets, row k what comes k tokens later.
+type Tokens struct {
+	device.Range
+	Count int // tokens of a row
+}
+
+// row is what comes k tokens later.
+func (t Tokens) row(k int) device.Range {
+	n := memory.Bytes(4 * t.Count)
+	return t.Range.Slice(memory.Bytes(k)*n, n)
+}
+
+// embedding turns tokens into vectors.
+type embedding struct{ table weight }
+
+func (e embedding) forward(p *Pass, ids device.Range) Mat {
+	table := e.table.w()
+	x := p.New(p.Tokens(), table.Cols)
+	nn.Embed(p.S, nn.Lookup{Y: x.Matrix, Table: table, IDs: ids})
+	return x
+}
+
+func (e embedding) backward(p *Pass, ids device.Range, dx nn.Matrix) {
+	table := e.table.dw()
+	scratch := p.bytes(nn.EmbedScratch(dx.Rows, table.Rows))
+	nn.EmbedGrad(p.S, nn.LookupGrad{DTable: table, DY: dx, IDs: ids, Scratch: scratch.Range()})
+	scratch.Free()
+}
+
+// output is the last norm, the output layer and the loss. Logits are as wide as the
+// vocabulary, so they are made for some rows at a time, become their gradient where they
+// are, and are used for the gradients of the weights and of the norm's output at once:
+// the forward pass does that part of the backward pass. It saves, as output_layer, its
+// input and the gradient of norm(x).
+type output struct {
+	norm   norm
+	logits linear
+	vocab  int
+	factor float32 // of the loss
+}
+
+// mostLogits is the memory of the logits that are there at once. Fewer rows at a time
+// make products slower; on an H200 1,024 rows of a vocabulary of 32,000 do not.
+const mostLogits = 128 * memory.MiB
+
+// rows is how many rows are done at a time.
+func (o output) rows(all int) int {
+	return min(all, max(64, int(mostLogits/memory.Bytes(4*o.vocab))/64*64))
+}
+
+// forward adds the loss to a sum.
+func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
+	t := x.Rows
+	xn := o.norm.forward(p, x.Matrix)
+	dxn, losses := p.New(t, x.Cols), p.words(t)
+	for at, n := 0, o.rows(t); at < t; at += n {
+		n := min(n, t-at)
+		words := func(r device.Range) device.Range { return r.Slice(memory.Bytes(4*at), memory.Bytes(4*n)) }
+		o.part(p, dxn.Part(at, n), xn.Part(at, n), words(targets), words(losses.Range()))
+	}
+	nn.AddUp(p.S, nn.Total{Sum: sum, X: losses.Range(), Factor: p.Scale})
+	losses.Free()
+	xn.Free()
+	p.save("output_layer", x.t, dxn.t)
+	dxn.Free()
+}
+
+// part does some rows.
+func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
+	logits := p.newOf(kernels.F32, xn.Rows, o.vocab)
+	o.logits.forward(p, logits.Matrix, xn, nn.Matrix{})
+	nn.CrossEntropy(p.S, nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses, Scale: p.Scale * o.factor, NoGrad: p.Evaluate})
+	if p.Evaluate {
+		logits.Free()
+		return
+	}
+	if p.Number != kernels.F32 { // products are fast in one format only
+		d := p.New(xn.Rows, o.vocab)
+		kernels.Convert(p.S, d.Range, p.Number, logits.Range, kernels.F32)
+		logits.Free()
+		logits = d
+	}
+	o.logits.grad(p, logits.Matrix, xn)
+	o.logits.backward(p, dxn, logits.Matrix, nn.Matrix{})
+	logits.Free()
+}
+
+// backward computes the gradient of its input, plus a matrix if one is given.
+func (o output) backward(p *Pass, cols int, plus nn.Matrix) Mat {
+	t := p.Tokens()
+	g := p.load("output_layer")
+	dx := p.New(t, cols)
+	o.norm.backward(p, dx.Matrix, g.mat(0, p.Number, t, cols), g.mat(1, p.Number, t, cols), plus)
+	g.Done()
+	return dx
+}
+
+// further predicts one token further than the head before it: from that one's hidden
+// states and the embedding of the token that it was to predict. It saves
+//
+//	mtp_norm  the embedding and the hidden states
+//	mtp_proj  both normalised, side by side
+type further struct {
+	embedding    embedding
+	enorm, hnorm norm
+	proj         linear
+	blocks       []*block
+	output       output
+}
+
+// pass is the pass of the i-th of its layers.
+func (f *further) pass(p *Pass, i int) *Pass {
+	q := *p
+	q.Layer += i
+	return &q
+}
+
+// forward computes its hidden states.
+func (f *further) forward(p *Pass, ids device.Range, h Mat) Mat {
+	t, c := h.Rows, h.Cols
+	e := f.embedding.forward(p, ids)
+	p.save("mtp_norm", e.t, h.t)
+	var cat Mat
+	p.run("mtp_proj", func(again bool) []*engine.Tensor {
+		from, hidden := e.Matrix, h.Matrix
+		if again {
+			g := p.load("mtp_norm")
+			defer g.Done()
+			from, hidden = g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, c)
+		}
+		cat = p.New(t, 2*c)
+		nn.RMSNorm(p.S, nn.Norm{Y: cat.Columns(0, c), X: from, W: row(f.enorm.w()), Epsilon: f.enorm.epsilon})
+		nn.RMSNorm(p.S, nn.Norm{Y: cat.Columns(c, c), X: hidden, W: row(f.hnorm.w()), Epsilon: f.hnorm.epsilon})
+		return []*engine.Tensor{cat.t}
+	})
+	e.Free()
+	x := p.New(t, c)
+	f.proj.forward(p, x.Matrix, cat.Matrix, nn.Matrix{})
+	cat.Free()
+	for i, b := range f.blocks {
+		y := b.Forward(f.pass(p, i), x)
+		x.Free()
+		x = y
+	}
+	return x
+}
+
+// backward computes the gradient of the hidden states that it got, from that of those that
+// it gave, which it frees.
+func (f *further) backward(p *Pass, ids device.Range, dx Mat) Mat {
+	for i := len(f.blocks) - 1; i >= 0; i-- {
+		d := f.blocks[i].Backward(f.pass(p, i), dx)
+		dx.Free()
+		dx = d
+	}
+	t, c := dx.Rows, dx.Cols
+	g := p.load("mtp_proj")
+	f.proj.grad(p, dx.Matrix, g.mat(0, p.Number, t, 2*c))
+	g.Done()
+	dcat := p.New(t, 2*c)
+	f.proj.backward(p, dcat.Matrix, dx.Matrix, nn.Matrix{})
+	dx.Free()
+	in := p.load("mtp_norm")
+	de, dh := p.New(t, c), p.New(t, c)
+	f.enorm.backward(p, de.Matrix, in.mat(0, p.Number, t, c), dcat.Columns(0, c), nn.Matrix{})
+	f.hnorm.backward(p, dh.Matrix, in.mat(1, p.Number, t, c), dcat.Columns(c, c), nn.Matrix{})
+	in.Done()
+	dcat.Free()
+	f.embedding.backward(p, ids, de.Matrix)
+	de.Free()
+	return dh
+}

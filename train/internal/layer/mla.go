@@ -1,0 +1,283 @@
+// This file owns multi-head latent attention.
+
+package layer
+
+import (
+	"math"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+// latent is x + proj(attend(up(norm(down(norm(x)))))): queries, and keys with values,
+// come from narrow projections of the hidden state. Part of each key, which alone is
+// turned by its position, comes from the narrow projection itself and is shared by
+// all heads. It saves
+//
+//	attn_norm    x
+//	qkv_linear   norm(x)
+//	mla_up_proj  the narrow projections before their norms; the shared key is turned
+//	core_attn    queries, keys and values
+//	attn_proj    what attention gives, and its sums
+//
+// All but the first can be computed again.
+type latent struct {
+	model.MLA
+	norm    norm
+	q       linear  // from the narrow projection if there is one, else from norm(x)
+	qDown   *linear // nil if queries are projected at once
+	qNorm   *norm   // nil without LatentNorm and without qDown
+	kvDown  linear
+	kvNorm  *norm
+	kvUp    linear
+	proj    linear
+	table   device.Range // of rotary positions
+	queries int          // columns of queries, and of keys
+	values  int
+}
+
+func newMLA(u *Unit, a model.MLA, s Settings, table device.Range) part {
+	l := &latent{
+		MLA:     a,
+		norm:    norm{u.weight("input_layernorm.weight"), s.Epsilon},
+		kvDown:  linear{u.weight("linear_kv_down_proj.weight")},
+		kvUp:    linear{u.weight("linear_kv_up_proj.weight")},
+		proj:    linear{u.weight("linear_proj.weight")},
+		table:   table,
+		queries: a.Heads * (a.Nope + a.Rope),
+		values:  a.Heads * a.V,
+	}
+	if a.QRank == 0 {
+		l.q = linear{u.weight("linear_q_proj.weight")}
+	} else {
+		l.q, l.qDown = linear{u.weight("linear_q_up_proj.weight")}, &linear{u.weight("linear_q_down_proj.weight")}
+	}
+	if a.LatentNorm {
+		l.kvNorm = &norm{u.weight("kv_layernorm.weight"), s.Epsilon}
+		if a.QRank > 0 {
+			l.qNorm = &norm{u.weight("q_layernorm.weight"), s.Epsilon}
+		}
+	}
+	return l
+}
+
+// Forward computes the layer's residual stream after attention.
+func (a *latent) Forward(p *Pass, x Mat) Mat {
+	return p.within(memory.Attn, x.Cols, func() Mat { return a.forward(p, x) })
+}
+
+func (a *latent) forward(p *Pass, x Mat) Mat {
+	t, h := x.Rows, x.Cols
+	xn := a.norm.saved(p, "attn_norm", "qkv_linear", x)
+	var down, qkv, o Mat
+	var lse *engine.Tensor
+	p.run("mla_up_proj", func(again bool) []*engine.Tensor {
+		in := xn.Matrix
+		if again {
+			g := p.load("qkv_linear")
+			defer g.Done()
+			in = g.mat(0, p.Number, t, h)
+		}
+		down = a.narrow(p, in)
+		return []*engine.Tensor{down.t}
+	})
+	p.run("core_attn", func(again bool) []*engine.Tensor {
+		in, from := xn.Matrix, down.Matrix
+		if again {
+			if a.qDown == nil {
+				g := p.load("qkv_linear")
+				defer g.Done()
+				in = g.mat(0, p.Number, t, h)
+			}
+			g := p.load("mla_up_proj")
+			defer g.Done()
+			from = g.mat(0, p.Number, t, a.narrowWidth())
+		}
+		qkv = a.wide(p, in, from)
+		return []*engine.Tensor{qkv.t}
+	})
+	down.Free()
+	xn.Free()
+	p.run("attn_proj", func(again bool) []*engine.Tensor {
+		in := qkv.Matrix
+		if again {
+			g := p.load("core_attn")
+			defer g.Done()
+			in = g.mat(0, p.Number, t, a.wideWidth())
+		}
+		o, lse = p.New(t, a.values), p.words(t*a.Heads)
+		nn.Attend(p.S, a.op(p, in, o.Matrix, lse.Range()))
+		return []*engine.Tensor{o.t, lse}
+	})
+	lse.Free()
+	qkv.Free()
+	y := p.New(t, h)
+	a.proj.forward(p, y.Matrix, o.Matrix, x.Matrix)
+	o.Free()
+	return y
+}
+
+// The columns of the narrow projections are those of keys and values, the shared key,
+// and those of queries if they are narrow too.
+func (a *latent) narrowWidth() int { return a.KVRank + a.Rope + a.QRank }
+
+func (a *latent) narrowKV(m nn.Matrix) nn.Matrix { return m.Columns(0, a.KVRank) }
+func (a *latent) shared(m nn.Matrix) nn.Matrix   { return m.Columns(a.KVRank, a.Rope) }
+func (a *latent) narrowQ(m nn.Matrix) nn.Matrix  { return m.Columns(a.KVRank+a.Rope, a.QRank) }
+
+// narrow computes the narrow projections from norm(x).
+func (a *latent) narrow(p *Pass, xn nn.Matrix) Mat {
+	y := p.New(xn.Rows, a.narrowWidth())
+	a.kvDown.forward(p, y.Columns(0, a.KVRank+a.Rope), xn, nn.Matrix{})
+	if a.qDown != nil {
+		a.qDown.forward(p, a.narrowQ(y.Matrix), xn, nn.Matrix{})
+	}
+	a.turnShared(p, y.Matrix, false)
+	return y
+}
+
+// The columns of the wide projections are queries, keys and values.
+func (a *latent) wideWidth() int { return 2*a.queries + a.values }
+
+func (a *latent) split(qkv nn.Matrix) (q, k, v nn.Matrix) {
+	return qkv.Columns(0, a.queries), qkv.Columns(a.queries, a.queries), qkv.Columns(2*a.queries, a.values)
+}
+
+// wide computes queries, keys and values from the narrow projections, and queries from
+// norm(x) if they are projected at once.
+func (a *latent) wide(p *Pass, xn, down nn.Matrix) Mat {
+	y := p.New(down.Rows, a.wideWidth())
+	q, _, _ := a.split(y.Matrix)
+	if a.qDown == nil {
+		a.q.forward(p, q, xn, nn.Matrix{})
+	} else {
+		a.through(p, a.qNorm, a.narrowQ(down), func(in nn.Matrix) { a.q.forward(p, q, in, nn.Matrix{}) })
+	}
+	a.turnQueries(p, y.Matrix, false)
+	kv := p.New(down.Rows, a.Heads*(a.Nope+a.V))
+	a.through(p, a.kvNorm, a.narrowKV(down), func(in nn.Matrix) {
+		a.kvUp.forward(p, kv.Matrix, in, nn.Matrix{})
+	})
+	nn.SpreadLatent(p.S, a.columns(y.Matrix, kv.Matrix, a.shared(down)))
+	kv.Free()
+	return y
+}
+
+// through calls use with a narrow projection, normalised if it has a norm.
+func (a *latent) through(p *Pass, n *norm, x nn.Matrix, use func(nn.Matrix)) {
+	if n == nil {
+		use(x)
+		return
+	}
+	y := n.forward(p, x)
+	use(y.Matrix)
+	y.Free()
+}
+
+func (a *latent) columns(qkv, kv, shared nn.Matrix) nn.Latent {
+	_, k, v := a.split(qkv)
+	return nn.Latent{K: k, V: v, KV: kv, Shared: shared, Heads: a.Heads, Nope: a.Nope}
+}
+
+// turnQueries turns the last part of each query by its position, or back.
+func (a *latent) turnQueries(p *Pass, qkv nn.Matrix, inverse bool) {
+	nn.Rope(p.S, nn.Rotation{
+		X: qkv.Columns(0, a.queries), Heads: a.Heads, Head: a.Nope + a.Rope, At: a.Nope, Width: a.Rope,
+		Seq: p.Seq, Table: a.table, Inverse: inverse,
+	})
+}
+
+// turnShared turns the shared key.
+func (a *latent) turnShared(p *Pass, down nn.Matrix, inverse bool) {
+	nn.Rope(p.S, nn.Rotation{
+		X: a.shared(down), Heads: 1, Head: a.Rope, Width: a.Rope,
+		Seq: p.Seq, Table: a.table, Inverse: inverse,
+	})
+}
+
+func (a *latent) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
+	q, k, v := a.split(qkv)
+	return nn.Attention{
+		Q: q, K: k, V: v, O: o, LSE: lse,
+		Batch: p.Batch, Seq: p.Seq, Heads: a.Heads, KVHeads: a.Heads, KeyDim: a.Nope + a.Rope, ValueDim: a.V,
+		Scale: float32(1 / math.Sqrt(float64(a.Nope+a.Rope))),
+	}
+}
+
+// Backward computes the gradient of what the layer got.
+func (a *latent) Backward(p *Pass, dy Mat) Mat {
+	return p.within(memory.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
+}
+
+func (a *latent) backward(p *Pass, dy Mat) Mat {
+	t, h := dy.Rows, dy.Cols
+	proj := p.load("attn_proj")
+	o := proj.mat(0, p.Number, t, a.values)
+	a.proj.grad(p, dy.Matrix, o)
+	do := p.New(t, a.values)
+	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
+	core := p.load("core_attn")
+	dqkv, delta := p.New(t, a.wideWidth()), p.words(t*a.Heads)
+	dq, dk, dv := a.split(dqkv.Matrix)
+	nn.AttendGrad(p.S, nn.AttentionGrad{
+		Attention: a.op(p, core.mat(0, p.Number, t, a.wideWidth()), o, proj.Range(1)), DO: do.Matrix,
+		DQ: dq, DK: dk, DV: dv, Delta: delta.Range(),
+	})
+	delta.Free()
+	do.Free()
+	core.Done()
+	proj.Done()
+	a.turnQueries(p, dqkv.Matrix, true)
+	ddown := a.wideBackward(p, dqkv)
+	in := p.load("qkv_linear")
+	xn := in.mat(0, p.Number, t, h)
+	dkv := ddown.Columns(0, a.KVRank+a.Rope)
+	q := &a.q
+	if a.qDown != nil {
+		q, dq = a.qDown, a.narrowQ(ddown.Matrix)
+	}
+	a.kvDown.grad(p, dkv, xn)
+	q.grad(p, dq, xn)
+	in.Done()
+	dxn := p.New(t, h)
+	a.kvDown.backward(p, dxn.Matrix, dkv, nn.Matrix{})
+	q.backward(p, dxn.Matrix, dq, dxn.Matrix)
+	ddown.Free()
+	dqkv.Free()
+	x := p.load("attn_norm")
+	dx := p.New(t, h)
+	a.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, h), dxn.Matrix, dy.Matrix)
+	x.Done()
+	dxn.Free()
+	return dx
+}
+
+// wideBackward computes the gradient of the narrow projections.
+func (a *latent) wideBackward(p *Pass, dqkv Mat) Mat {
+	t := dqkv.Rows
+	g := p.load("mla_up_proj")
+	defer g.Done()
+	down, ddown := g.mat(0, p.Number, t, a.narrowWidth()), p.New(t, a.narrowWidth())
+	dkv := p.New(t, a.Heads*(a.Nope+a.V))
+	nn.GatherLatent(p.S, a.columns(dqkv.Matrix, dkv.Matrix, a.shared(ddown.Matrix)))
+	a.turnShared(p, ddown.Matrix, true)
+	a.upBackward(p, a.kvUp, a.kvNorm, a.narrowKV(ddown.Matrix), a.narrowKV(down), dkv.Matrix)
+	dkv.Free()
+	if a.qDown != nil {
+		a.upBackward(p, a.q, a.qNorm, a.narrowQ(ddown.Matrix), a.narrowQ(down), dqkv.Columns(0, a.queries))
+	}
+	return ddown
+}
+
+// upBackward computes the gradient dx of a narrow projection x from the gradient of what
+// its up projection gave.
+func (a *latent) upBackward(p *Pass, up linear, n *norm, dx, x, dy nn.Matrix) {
+	a.through(p, n, x, func(in nn.Matrix) { up.grad(p, dy, in) })
+	up.backward(p, dx, dy, nn.Matrix{})
+	if n != nil {
+		n.backward(p, dx, x, dx, nn.Matrix{})
+	}
+}

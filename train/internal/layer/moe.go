@@ -1,0 +1,223 @@
+// This file owns mixtures of experts: the norm, the router, the experts that all
+// tokens use, and how those and the routed ones come together.
+
+package layer
+
+import (
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+// RoutingSettings are how tokens choose experts, besides what the model says.
+type RoutingSettings struct {
+	Normalise bool    // weights of a token are divided by their sum
+	Factor    float32 // and multiplied by this
+	Balance   float32 // the auxiliary loss's factor; zero is none
+	BiasRate  float32 // by which the bias of each expert moves in a step
+	// Capacity is the most rows of an expert over its balanced share, zero without
+	// a limit: then no token is dropped.
+	Capacity float64
+}
+
+// Balance is what a layer's router keeps over a step, in memory of the caller: the
+// number of times that each expert was chosen (uint32), the bias, if it has one,
+// and the sum of auxiliary losses (fp32).
+type Balance struct{ Load, Bias, Loss device.Range }
+
+// mixture is x + shared(norm(x)) + the routed experts' part. It saves
+//
+//	mlp_norm        x
+//	router          norm(x), scores, choices and weights
+//	shared_experts  what their activation gets
+//
+// and what its dispatcher and its experts do. Router and shared experts can be
+// computed again.
+type mixture struct {
+	model.MoE
+	settings RoutingSettings
+	norm     norm
+	router   linear
+	shared   *gated
+	gate     *linear // of the shared experts
+	experts  *experts
+	balance  Balance
+}
+
+func newMixture(u *Unit, m model.MoE, s Settings, e *experts, b Balance) *mixture {
+	x := &mixture{
+		MoE: m, settings: s.Routing, norm: norm{u.weight("pre_mlp_layernorm.weight"), s.Epsilon},
+		router: linear{u.weight("mlp.router.weight")}, experts: e, balance: b,
+	}
+	if m.SharedWidth > 0 {
+		x.shared = &gated{
+			linear{u.weight("shared_experts.linear_fc1.weight")}, linear{u.weight("shared_experts.linear_fc2.weight")}, m.SharedWidth,
+		}
+		if m.SharedGate {
+			x.gate = &linear{u.weight("shared_experts.gate_weight")}
+		}
+	}
+	return x
+}
+
+// chosen is what the router made.
+type chosen struct{ xn, scores, index, weight *engine.Tensor }
+
+func (m *mixture) routing(scores nn.Matrix, index, weight device.Range) nn.Routing {
+	return nn.Routing{
+		Logits: scores, Bias: m.balance.Bias, TopK: m.TopK, Sigmoid: m.Sigmoid, Normalise: m.settings.Normalise,
+		Factor: m.settings.Factor, Scores: scores, Index: index, Weight: weight,
+	}
+}
+
+// route computes the choices of all tokens.
+func (m *mixture) route(p *Pass, x nn.Matrix, again bool) chosen {
+	t := x.Rows
+	xn := m.norm.forward(p, x)
+	scores := p.newOf(kernels.F32, t, m.Experts)
+	m.router.forward(p, scores.Matrix, xn.Matrix, nn.Matrix{})
+	c := chosen{xn.t, scores.t, p.words(t * m.TopK), p.words(t * m.TopK)}
+	r := m.routing(scores.Matrix, c.index.Range(), c.weight.Range())
+	if !again && !p.Evaluate { // a choice counts once
+		r.Load = m.balance.Load
+	}
+	nn.Route(p.S, r)
+	return c
+}
+
+// Forward computes the residual stream after the part.
+func (m *mixture) Forward(p *Pass, x Mat) Mat {
+	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x) })
+	xn, index, weight := p.Wrap(out[0], x.Cols), out[1], out[2]
+	plus := x
+	if m.shared != nil {
+		plus = p.Wrap(out[3], x.Cols)
+	}
+	y := p.New(x.Rows, x.Cols)
+	m.experts.forward(p, y.Matrix, xn.Matrix, index.Range(), weight.Range(), plus.Matrix)
+	for _, t := range out {
+		t.Free()
+	}
+	return y
+}
+
+// front is what comes before the dispatch: norm(x), choices, weights and, with shared
+// experts, x plus their output.
+func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
+	p.save("mlp_norm", x.t)
+	var c chosen
+	p.run("router", func(again bool) []*engine.Tensor {
+		in := x.Matrix
+		if again {
+			g := p.load("mlp_norm")
+			defer g.Done()
+			in = g.mat(0, p.Number, x.Rows, x.Cols)
+		}
+		c = m.route(p, in, again)
+		return []*engine.Tensor{c.xn, c.scores, c.index, c.weight}
+	})
+	c.scores.Free()
+	out := []*engine.Tensor{c.xn, c.index, c.weight}
+	if m.shared == nil {
+		return out
+	}
+	var h Mat
+	xn := p.Wrap(c.xn, x.Cols).Matrix
+	p.run("shared_experts", func(again bool) []*engine.Tensor {
+		in := xn
+		if again {
+			g := p.load("router")
+			defer g.Done()
+			in = g.mat(0, p.Number, x.Rows, x.Cols)
+		}
+		h = m.shared.hidden(p, in)
+		return []*engine.Tensor{h.t}
+	})
+	y := p.New(x.Rows, x.Cols)
+	if m.gate == nil {
+		m.shared.output(p, y.Matrix, h.Matrix, x.Matrix)
+	} else {
+		m.gatedOutput(p, y.Matrix, xn, h.Matrix, x.Matrix)
+	}
+	h.Free()
+	return append(out, y.t)
+}
+
+// gatedOutput is the shared experts' output under their gate, plus x.
+func (m *mixture) gatedOutput(p *Pass, y, xn, h, x nn.Matrix) {
+	o, logit := p.New(y.Rows, y.Cols), p.newOf(kernels.F32, y.Rows, 1)
+	m.shared.output(p, o.Matrix, h, nn.Matrix{})
+	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
+	nn.GateRows(p.S, nn.RowGate{Y: o.Matrix, X: o.Matrix, Logit: logit.Matrix})
+	nn.Add(p.S, nn.Sum{Y: y, A: o.Matrix, B: x})
+	logit.Free()
+	o.Free()
+}
+
+// Backward computes the gradient of what the part got.
+func (m *mixture) Backward(p *Pass, dy Mat) Mat {
+	dxn := p.New(dy.Rows, dy.Cols)
+	dweight := p.words(dy.Rows * m.TopK)
+	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix)
+	dx := p.within(memory.MoERouter, dy.Cols, func() Mat { return m.back(p, dy, dxn.Matrix, dweight.Range()) })
+	dweight.Free()
+	dxn.Free()
+	return dx
+}
+
+// back is the backward pass of front: dxn has the routed experts' part already.
+func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat {
+	t, c := dy.Rows, dy.Cols
+	r := p.load("router")
+	xn := r.mat(0, p.Number, t, c)
+	sum := p.New(t, c)
+	plus := dxn
+	if m.shared != nil {
+		g := p.load("shared_experts")
+		h := g.mat(0, p.Number, t, 2*m.shared.width)
+		if m.gate == nil {
+			m.shared.backward(p, sum.Matrix, xn, h, dy.Matrix, plus)
+		} else {
+			m.gatedBackward(p, sum.Matrix, xn, h, dy.Matrix, plus)
+		}
+		g.Done()
+		plus = sum.Matrix
+	}
+	scores := r.mat(1, kernels.F32, t, m.Experts)
+	dlogits, scratch := p.newOf(kernels.F32, t, m.Experts), p.bytes(nn.RouteScratch(t, m.Experts))
+	nn.RouteGrad(p.S, nn.RoutingGrad{
+		Routing: m.routing(scores, r.Range(2), r.Range(3)), DWeight: dweight, DLogits: dlogits.Matrix,
+		Balance: m.settings.Balance * p.Scale * float32(t), Scale: p.Scale * float32(t), Loss: m.balance.Loss, Scratch: scratch.Range(),
+	})
+	scratch.Free()
+	m.router.grad(p, dlogits.Matrix, xn)
+	m.router.backward(p, sum.Matrix, dlogits.Matrix, plus)
+	dlogits.Free()
+	r.Done()
+	x := p.load("mlp_norm")
+	dx := p.New(t, c)
+	m.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, c), sum.Matrix, dy.Matrix)
+	x.Done()
+	sum.Free()
+	return dx
+}
+
+// gatedBackward is that of gatedOutput, with the gradient of xn in dx.
+func (m *mixture) gatedBackward(p *Pass, dx, xn, h, dy, plus nn.Matrix) {
+	t, c := dy.Rows, dy.Cols
+	o, logit, dlogit := p.New(t, c), p.newOf(kernels.F32, t, 1), p.newOf(kernels.F32, t, 1)
+	m.shared.output(p, o.Matrix, h, nn.Matrix{})
+	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
+	do := p.New(t, c)
+	nn.GateRowsGrad(p.S, nn.RowGateGrad{DX: do.Matrix, DLogit: dlogit.Matrix, DY: dy, X: o.Matrix, Logit: logit.Matrix})
+	m.gate.grad(p, dlogit.Matrix, xn)
+	m.gate.backward(p, o.Matrix, dlogit.Matrix, plus)
+	m.shared.backward(p, dx, xn, h, do.Matrix, o.Matrix)
+	do.Free()
+	dlogit.Free()
+	logit.Free()
+	o.Free()
+}

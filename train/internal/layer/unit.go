@@ -1,0 +1,193 @@
+// This file owns parameters: units of them, where they are during a pass, and what
+// they begin with.
+
+package layer
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"strings"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/internal/parallel"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+// Param is a parameter as one rank has it.
+type Param struct {
+	// Name is that of the whole model: "layers.3.mlp.router.weight".
+	Name string
+	// Rows and Cols are of all its matrices, one below the other: an expert's weights are
+	// Count matrices, of which this rank has those from First on.
+	Rows, Cols   int
+	Count, First int
+	Expert       bool
+	// Type is the format that passes read it in.
+	Type kernels.Number
+	// NoDecay: vectors are not drawn towards zero.
+	NoDecay bool
+	init    initial
+}
+
+// Elements is the numbers that this rank has.
+func (p Param) Elements() int { return p.Rows * p.Cols }
+
+// initial is what a parameter begins with.
+type initial uint8
+
+const (
+	normal initial = iota // with the deviation below
+	scaled                // the same, smaller with the number of layers: what adds to the residual stream
+	ones
+	zeros
+	decays // A_log of a scan: log of 1 to 16
+	steps  // dt_bias of a scan: the inverse softplus of 0.001 to 0.1
+	taps   // of a convolution: uniform in plus and minus 1/sqrt(taps)
+)
+
+const deviation = 0.02
+
+// Unit is parameters that are used together. While a pass runs, they are where its
+// store says.
+type Unit struct {
+	Name   string
+	Params []Param
+	// Loose marks one that is used inside and between others: an embedding that is
+	// also the output layer.
+	Loose bool
+	Grad  kernels.Number // the format of gradients
+
+	only           string // what the names have to contain of parameters that are looked for
+	weights, grads func(i int) device.Range
+}
+
+// Bind says where parameters and gradients are from now on; either may be nil.
+func (u *Unit) Bind(weights, grads func(i int) device.Range) { u.weights, u.grads = weights, grads }
+
+// index finds a parameter by the end of its name.
+func (u *Unit) index(suffix string) int {
+	for i, p := range u.Params {
+		if strings.HasSuffix(p.Name, suffix) && strings.Contains(p.Name, u.only) {
+			return i
+		}
+	}
+	panic(fmt.Sprintf("layer: unit %s has no parameter %s", u.Name, suffix))
+}
+
+// weight is one of a unit's parameters, for the layer that uses it.
+type weight struct {
+	u *Unit
+	i int
+}
+
+func (u *Unit) weight(suffix string) weight { return weight{u, u.index(suffix)} }
+
+// w is the parameter, dw its gradient, which is added to.
+func (w weight) w() nn.Matrix {
+	p := w.u.Params[w.i]
+	return nn.NewMatrix(w.u.weights(w.i), p.Type, p.Rows, p.Cols)
+}
+
+func (w weight) dw() nn.Matrix {
+	p := w.u.Params[w.i]
+	return nn.NewMatrix(w.u.grads(w.i), w.u.Grad, p.Rows, p.Cols)
+}
+
+// row is a vector as a matrix of one row.
+func row(m nn.Matrix) nn.Matrix {
+	m.Rows, m.Cols, m.Pitch = 1, m.Rows*m.Cols, 0
+	return m
+}
+
+// Place is which part of a model's experts a rank has.
+type Place struct{ Rank, Ranks int }
+
+// newUnit computes a unit of a model's parameters.
+func newUnit(name, prefix string, params []model.Param, number, grad kernels.Number, ep Place) *Unit {
+	u := &Unit{Name: name, Grad: grad}
+	for _, q := range params {
+		p := Param{Name: prefix + q.Name, Rows: q.Rows, Cols: q.Cols, Count: 1, Type: number, NoDecay: q.Cols == 1}
+		if q.Split == model.Expert {
+			p.Expert, p.Count = true, q.Count/ep.Ranks
+			p.First = ep.Rank * p.Count
+			p.Rows *= p.Count
+			p.NoDecay = false
+		}
+		p.begin(q.Name)
+		u.Params = append(u.Params, p)
+	}
+	return u
+}
+
+// begin decides how a parameter begins, by its name.
+func (p *Param) begin(name string) {
+	end := func(s ...string) bool {
+		for _, x := range s {
+			if strings.HasSuffix(name, x) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case end("A_log"):
+		p.init, p.Type = decays, kernels.F32
+	case end("dt_bias"):
+		p.init, p.Type = steps, kernels.F32
+	case end("mixer.D"):
+		p.init, p.Type = ones, kernels.F32
+	case end("conv1d.weight"):
+		p.init, p.NoDecay = taps, true
+	case end("norm.weight"):
+		p.init = ones
+	case end(".bias"):
+		p.init = zeros
+	case end("linear_proj.weight", "linear_fc2.weight", "out_proj.weight"):
+		p.init = scaled
+	}
+}
+
+// Values are what the rank's part of a parameter begins with. They depend on the seed
+// and the name alone, so that every layout of ranks begins alike; layers is the
+// number of the model's layers.
+func (p Param) Values(seed uint64, layers int) []float32 {
+	out := make([]float32, p.Elements())
+	each := len(out) / p.Count
+	for k := range p.Count {
+		part := out[k*each : (k+1)*each]
+		parallel.For(each, valuesRun, func(from, to int) {
+			h := fnv.New64a()
+			fmt.Fprintf(h, "%s/%d/%d", p.Name, p.First+k, from)
+			p.fill(part[from:to], rand.New(rand.NewPCG(seed, h.Sum64())), layers)
+		})
+	}
+	return out
+}
+
+// valuesRun is how many numbers come from one generator: enough for all threads to have
+// work, and part of what a seed means.
+const valuesRun = 1 << 16
+
+func (p Param) fill(out []float32, r *rand.Rand, layers int) {
+	for i := range out {
+		switch p.init {
+		case normal:
+			out[i] = float32(deviation * r.NormFloat64())
+		case scaled:
+			out[i] = float32(deviation / math.Sqrt(2*float64(max(layers, 1))) * r.NormFloat64())
+		case ones:
+			out[i] = 1
+		case decays:
+			out[i] = float32(math.Log(1 + 15*r.Float64()))
+		case steps:
+			dt := math.Exp(math.Log(1e-3) + r.Float64()*math.Log(100))
+			out[i] = float32(dt + math.Log(-math.Expm1(-dt)))
+		case taps:
+			out[i] = float32((2*r.Float64() - 1) / math.Sqrt(float64(p.Cols)))
+		}
+	}
+}

@@ -1,0 +1,379 @@
+// This file owns the comparison: the same model from the same seed under every memory
+// policy.
+
+package run
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// warmSteps are not measured: the first step is recorded, the next is timed, then graphs
+// are captured, and by then pools have grown to what they need.
+const warmSteps = 4
+
+// Comparison is the result of training under every policy.
+type Comparison struct {
+	Rows   []Row  // one for each policy; the first keeps everything
+	Report string // the file of the report, or "" if there is none
+	job    *Job
+}
+
+// Row holds the figures of one policy.
+type Row struct {
+	Policy    string  `json:"policy"`
+	Device    int64   `json:"peak_device_bytes"` // of the fullest rank
+	Host      int64   `json:"peak_host_bytes"`
+	StepRatio float64 `json:"step_ratio"` // median over all rounds of the step time over that of the first policy
+	Loss      float64 `json:"final_loss"`
+	Digest    string  `json:"params_sha256"`
+	Forecast  int64   `json:"predicted_device_bytes"` // of the fullest rank, before the measured steps
+	Speed     float64 `json:"tokens_per_second"`
+	Reruns    int     `json:"reruns"`
+	Budget    int64   `json:"budget_bytes,omitempty"`
+}
+
+// closeEnough is the error of a forecast that is not worth a sentence.
+const closeEnough = 0.05
+
+// forecastError returns how far the forecast is from the measured peak, as a share
+// of it.
+func (r Row) forecastError() float64 { return float64(r.Forecast)/float64(r.Device) - 1 }
+
+// contestant is a policy that is being trained.
+type contestant struct {
+	name     string
+	t        *train.Trainer
+	budget   memory.Bytes
+	expected memory.Bytes
+	last     train.Metrics
+	took     []float64 // seconds, by rounds
+
+	files   *collection // nil writes nothing
+	metrics *os.File
+	traces  *tracing // nil if nothing is traced
+	told    notes
+}
+
+// Compare trains the same model under all policies. It opens the trainers of all of them
+// at once and measures their steps in turns, so that a disturbance of the machine meets
+// all of them. It divides the time of a step by that of the first policy in the same
+// round.
+//
+// It writes the runs and their report to a folder unless dir is "". If it cannot, it
+// returns an *InputError if required is set, and else warns and compares without.
+func (j *Job) Compare(ctx context.Context, dir string, required bool, p *Progress) (*Comparison, error) {
+	var files *collection
+	if dir != "" {
+		var err error
+		files, err = j.collect(dir, p)
+		switch {
+		case err != nil && required:
+			return nil, blame("Folder", err)
+		case err != nil:
+			p.Say("warning: %v; the comparison is not written", err)
+		}
+	}
+	rows, err := j.compare(ctx, files, p)
+	report := files.finish(err == nil, j.machine.Version)
+	if err != nil {
+		return nil, err
+	}
+	return &Comparison{Rows: rows, Report: report, job: j}, nil
+}
+
+func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows []Row, err error) {
+	if j.config.Memory.Links, err = j.measureLinks(); err != nil {
+		return nil, err
+	}
+	links := j.config.Memory.Links
+	var all []*contestant
+	defer func() {
+		for _, c := range all {
+			err = errors.Join(err, c.t.Close())
+			files.close(c)
+		}
+		p.settle()
+	}()
+	steps := j.Options.Steps
+	dir := ""
+	if files != nil {
+		dir = files.dir
+	}
+	p.begin(j.description(train.Policies, 0), dir)
+	warm := min(warmSteps, max(1, steps-1)) // at least one: the budget follows from a step
+	var budgets []memory.Bytes
+	for _, name := range train.Policies {
+		c := &contestant{name: name, files: files}
+		warmUp := func() error {
+			for range warm {
+				if err := c.step(ctx, p, steps); err != nil {
+					return err
+				}
+			}
+			c.forecast()
+			if warm == steps {
+				c.took = append(c.took, c.last.Seconds) // no step is left to measure
+			}
+			return nil
+		}
+		if name == "budget" {
+			err = c.tryBudgets(j, links, budgets, warmUp)
+		} else {
+			err = c.open(j, links, 0, warmUp)
+		}
+		if c.t != nil {
+			all = append(all, c)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if name == "none" {
+			var ranks []heldBy
+			for _, u := range c.t.Usage() {
+				ranks = append(ranks, heldBy{u.Kind[memory.Device].Peak, u.Owners})
+			}
+			budgets = budgetsToTry(j.share, ranks)
+		}
+	}
+	for round := range steps - warm {
+		for k := range all { // a different policy begins each round
+			c := all[(round+k)%len(all)]
+			if err := c.step(ctx, p, steps); err != nil {
+				return nil, err
+			}
+			c.took = append(c.took, c.last.Seconds)
+		}
+	}
+	for _, c := range all {
+		row, err := c.row(all[0])
+		if err != nil {
+			return nil, err
+		}
+		files.writeSummary(j, c, row, 1e3*row.StepRatio*median(slices.Clone(all[0].took)))
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// heldBy is the peak of a rank's device, and who holds how much of it.
+type heldBy struct {
+	peak   memory.Bytes
+	owners []device.OwnerUsage
+}
+
+// budgetsToTry returns budgets in the order in which they are tried. The first is a share
+// of what keeping everything takes. If parameters alone take too much of that, the next
+// ones are what parameters take and a share of the rest. In a very small model pages and
+// workspaces take the most, so the last budgets exceed what keeping everything takes.
+func budgetsToTry(share float64, ranks []heldBy) (out []memory.Bytes) {
+	var most, fixed memory.Bytes
+	for _, r := range ranks {
+		most = max(most, r.peak)
+		rest := r.peak
+		for _, o := range r.owners {
+			if o.Kind == memory.Device && o.Owner == trace.HeapOwner(memory.Device) {
+				rest -= o.Peak
+			}
+		}
+		fixed = max(fixed, rest)
+	}
+	out = append(out, memory.Bytes(share*float64(most)))
+	for _, share := range []float64{share, (1 + share) / 2, 1, 2, 4} {
+		if b := fixed + memory.Bytes(share*float64(most-fixed)); b > out[len(out)-1] {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// tryBudgets trains under the first budget that is not refused.
+func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Bytes, warmUp func() error) (err error) {
+	for i, limit := range limits {
+		if err = c.open(j, links, limit, warmUp); err == nil || !isInput(err) || i == len(limits)-1 {
+			return err
+		}
+		if c.t != nil {
+			_ = c.t.Close() // err says why it was refused
+			c.files.close(c)
+			c.t = nil
+		}
+	}
+	return err
+}
+
+// open opens the trainer of a policy and runs its warm-up steps.
+func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmUp func() error) (err error) {
+	cfg := j.config
+	if cfg.Memory, err = train.NamedMemory(c.name, budget); err != nil {
+		return err
+	}
+	cfg.Memory.Links = links
+	c.traces, c.told = nil, notes{}
+	if c.files != nil && !j.NoTrace {
+		c.traces = j.trace(&cfg)
+	}
+	if c.t, err = open(cfg); err != nil {
+		c.t = nil
+		return &PolicyError{c.name, err}
+	}
+	c.budget = budget
+	c.files.open(c)
+	return warmUp()
+}
+
+// step runs one step.
+func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) {
+	if ctx.Err() != nil {
+		return &InterruptedError{}
+	}
+	c.traces.beginStep(c.t.StepsDone()+1, c.t.StepsDone()+1 == of)
+	c.last, err = step(c.t, c.budget, c.t.StepsDone() == 0)
+	if c.traces.endStep(); err != nil {
+		return &PolicyError{c.name, err}
+	}
+	c.told.noteForecasts(c.t)
+	c.files.record(c)
+	p.step(c.name, c.last, of, nil, p.ranks(c.t, c.budget))
+	return nil
+}
+
+// forecast keeps the forecast of the fullest rank, which the recorded step gives.
+func (c *contestant) forecast() {
+	for _, p := range c.t.Forecasts() {
+		c.expected = max(c.expected, p.Device)
+	}
+}
+
+// row returns the figures of the policy. first is the policy that times are divided by.
+func (c *contestant) row(first *contestant) (r Row, err error) {
+	if c.expected == 0 {
+		c.forecast() // the warm-up was too short for a forecast
+	}
+	r = Row{Policy: c.name, Forecast: int64(c.expected), Loss: c.last.Loss, Reruns: c.last.Reruns, Budget: int64(c.budget)}
+	d, h := peaks(c.t)
+	r.Device, r.Host = int64(d), int64(h)
+	ratios := make([]float64, len(c.took))
+	for i, t := range c.took {
+		ratios[i] = t / first.took[i]
+	}
+	r.StepRatio = median(ratios)
+	r.Speed = float64(c.last.Tokens) / median(slices.Clone(c.took))
+	r.Digest, err = c.t.Digest()
+	return r, err
+}
+
+// median returns the median of x, which it sorts.
+func median(x []float64) float64 {
+	slices.Sort(x)
+	n := len(x)
+	if n == 0 {
+		return 0
+	}
+	return (x[(n-1)/2] + x[n/2]) / 2
+}
+
+// peaks returns the peaks of the fullest rank, of each kind of memory.
+func peaks(t *train.Trainer) (dev, host memory.Bytes) {
+	for _, u := range t.Usage() {
+		dev, host = max(dev, u.Kind[memory.Device].Peak), max(host, u.Kind[memory.Host].Peak)
+	}
+	return dev, host
+}
+
+// Different returns the policies whose parameters or loss differ from those of the first.
+// There are none unless the program is faulty.
+func (c *Comparison) Different() (names []string) {
+	for _, r := range c.Rows {
+		if !r.sameAs(c.Rows[0]) {
+			names = append(names, r.Policy)
+		}
+	}
+	return names
+}
+
+// sameAs reports whether two policies trained the same parameters.
+func (r Row) sameAs(other Row) bool { return r.Digest == other.Digest && r.Loss == other.Loss }
+
+// WriteText prints the comparison as a table for people.
+func (c *Comparison) WriteText(w io.Writer) {
+	j := c.job
+	fmt.Fprintf(w, "%s on %s, %d steps of %d tokens a policy\n\n", j.config.Model.Name, j.layout(), j.Options.Steps, j.config.Tokens())
+	fmt.Fprintf(w, "%-18s %12s %12s %12s %10s %11s  %s\n", "policy", "peak device", "predicted", "peak host", "step time", "final loss", "identical")
+	for _, r := range c.Rows {
+		same := "yes"
+		if !r.sameAs(c.Rows[0]) {
+			same = "no"
+		}
+		fmt.Fprintf(w, "%-18s %12s %12s %12s %9.2fx %11.4f  %s\n", r.Policy, memory.Bytes(r.Device).Short(), memory.Bytes(r.Forecast).Short(), memory.Bytes(r.Host).Short(), r.StepRatio, r.Loss, same)
+	}
+	fmt.Fprintf(w, "\n%s\n", wrap(c.conclusion(), lineWidth))
+	if c.Report != "" {
+		fmt.Fprintf(w, "\nthe report is %s\n", c.Report)
+	}
+}
+
+// lineWidth is the length of lines under a table.
+const lineWidth = 100
+
+// wrap breaks a text into lines between words.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	at := 0
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case at > 0 && at+1+len(word) > width:
+			b.WriteByte('\n')
+			at = 0
+		case at > 0:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += len(word)
+	}
+	return b.String()
+}
+
+// conclusion says what the rows show.
+func (c *Comparison) conclusion() string {
+	if bad := c.Different(); len(bad) > 0 {
+		return fmt.Sprintf("Parameters under %s differ from those under %s, which is a bug in Stowage.", strings.Join(bad, ", "), c.Rows[0].Policy)
+	}
+	return "Every policy trained the same parameters, bit for bit: " + savings(c.Rows) + "." + worstForecast(c.Rows)
+}
+
+// savings says what stash and budget save.
+func savings(rows []Row) (text string) {
+	share := func(a, b string) float64 {
+		find := func(name string) int { return slices.IndexFunc(rows, func(r Row) bool { return r.Policy == name }) }
+		return 100 * float64(rows[find(a)].Device) / float64(rows[find(b)].Device)
+	}
+	if s := share("stash", "static"); s < 100 { // otherwise there are no experts
+		text = fmt.Sprintf("stash with %.0f %% of the device memory of oversized static buffers, and ", s)
+	}
+	return text + fmt.Sprintf("budget with %.0f %% of what keeping everything takes", share("budget", "none"))
+}
+
+// worstForecast names the forecast with the largest error, if it is not close enough.
+func worstForecast(rows []Row) string {
+	worst := slices.MaxFunc(rows, func(a, b Row) int {
+		return cmp.Compare(math.Abs(a.forecastError()), math.Abs(b.forecastError()))
+	})
+	if worst.Forecast == 0 || math.Abs(worst.forecastError()) <= closeEnough {
+		return ""
+	}
+	return fmt.Sprintf(" The prediction for %s is off by %+.1f %%.", worst.Policy, 100*worst.forecastError())
+}

@@ -1,0 +1,113 @@
+// This file owns the tests of forecasts and of refusals.
+
+package run
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Before anything is trained the same is said of every policy, within 5 %, and of one of
+// them by owner; nothing is opened but devices without memory. SPEC S6.1
+func TestForecast(t *testing.T) {
+	if testing.Short() {
+		t.Skip("searches for budgets, which takes long under the race detector")
+	}
+	few := func(o *Options) { // what leaves under a budget is searched for among all groups
+		o.Model.Keys["num_hidden_layers"], o.Model.Keys["first_k_dense_replace"], o.Model.Keys["num_nextn_predict_layers"] = 2, 0, 0
+	}
+	j := smallJob(t, few)
+	j.config.Device = nil // a forecast brings its own
+	all, err := j.ForecastAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := all.Rows
+	j = smallJob(t, few)
+	c, err := j.Compare(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	took := c.Rows
+	for i, r := range rows {
+		if is := took[i]; r.Policy != is.Policy || r.Policy != "budget" && math.Abs(float64(r.Device)/float64(is.Device)-1) > closeEnough {
+			t.Errorf("forecast %+v, took %+v", r, is)
+		}
+		if r.Policy == "budget" && (r.Budget == 0 || r.Device > r.Budget) {
+			t.Errorf("the budget: %+v", r)
+		}
+		if r.Policy != "stash" && r.Policy != "budget" {
+			continue
+		}
+		one := smallJob(t, func(o *Options) {
+			few(o)
+			o.Policy, o.Budget = r.Policy, "1MiB"
+		})
+		one.config.Memory.Budget = memory.Bytes(r.Budget)
+		f, err := one.Forecast()
+		if err != nil || f.Device != r.Device || f.Host != r.Host || len(f.Ranks) != 4 {
+			t.Fatalf("%+v, and alone %+v, %v", r, f, err)
+		}
+		var sum int64
+		for _, o := range f.Ranks[0].Owners {
+			sum += o.Device
+		}
+		if sum != f.Ranks[0].Device {
+			t.Errorf("%s: owners have %d of %d", r.Policy, sum, f.Ranks[0].Device)
+		}
+		var text strings.Builder
+		f.WriteText(&text)
+		if !strings.Contains(text.String(), "saved activations") || strings.Contains(text.String(), "beside parameters: ") != (r.Policy == "budget") {
+			t.Errorf("%s is shown as\n%s", r.Policy, text.String())
+		}
+	}
+	var table strings.Builder
+	all.WriteText(&table)
+	if n := strings.Count(table.String(), "iB\n") + strings.Count(table.String(), " B\n"); n != len(rows) {
+		t.Errorf("the table is\n%s", table.String())
+	}
+}
+
+// A budget that is too small is the user's, whenever that is found; a device that is
+// full is not.
+func TestWhoseError(t *testing.T) {
+	for _, x := range []struct {
+		err    error
+		budget memory.Bytes
+		user   bool
+		say    string
+	}{
+		{&memory.BudgetError{Budget: 4 << 10, Need: 5 << 10}, 4 << 10, true, "a budget of 4.00 KiB is too small: the step needs 5.00 KiB even with everything offloaded or recomputed that can be; raise it"},
+		{&residency.Full{Asked: 2 << 20, Live: 3 << 20, Limit: 4 << 20, Run: 1 << 20}, 8 << 20, true, "Budget 8.0 MiB is too small: 2.0 MiB do not fit in the 4.0 MiB"},
+		{&stash.Overflow{Why: "9 pages"}, 8 << 20, true, "9 pages; raise it"},
+		{errors.Join(&residency.Full{}, &device.OutOfMemory{}), 8 << 20, false, "0 bytes"},
+		{&stash.Overflow{Why: "9 pages"}, 0, false, "9 pages"},
+		{io.ErrUnexpectedEOF, 8 << 20, false, "unexpected"},
+	} {
+		err := checkBudget(memory.OnRank(3, x.err), x.budget)
+		if isInput(err) != x.user || !strings.HasPrefix(err.Error(), "rank 3: ") || !strings.Contains(err.Error(), x.say) {
+			t.Errorf("%v: it is the user's: %v, want %v", err, isInput(err), x.user)
+		}
+	}
+	j := smallJob(t, func(o *Options) { o.Policy, o.Micro = "none", 64 })
+	for _, room := range []memory.Bytes{64 << 10, 4 << 20} { // too little to begin, and for the first step
+		j.config.Device = func(int) (device.Device, error) {
+			return cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{room, 1 << 30}})
+		}
+		var full *device.OutOfMemory
+		s, err := j.Run(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
+		if !errors.As(err, &full) || isInput(err) || s.Steps > 0 {
+			t.Errorf("on a device of %v: %v", room, err)
+		}
+	}
+}

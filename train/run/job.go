@@ -1,0 +1,296 @@
+// This file owns the way from options to the settings of a trainer. Everything is
+// checked before a device is opened or a file is written.
+
+package run
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"path/filepath"
+	"strings"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/layer"
+)
+
+// Machine holds what a run needs from the program that starts it.
+type Machine struct {
+	// Open opens the device of a rank. The device reports what it does to watch, which
+	// may be nil.
+	Open func(rank int, watch device.Observer) (device.Device, error)
+	// Command and Version describe the program; a run's folder records them.
+	Command, Version string
+}
+
+// Job is a run, or a comparison of runs, whose options were checked.
+type Job struct {
+	Options Options // with the sizes that the model chose
+	NoTrace bool    // leave traces out of the folder
+	config  train.Config
+	machine Machine
+	share   float64 // the budget of a comparison, as a share of what the first policy took
+	batches int     // of an evaluation
+}
+
+// NewJob checks options. Options without a policy make a comparison of all policies. It
+// returns an *InputError if they cannot be used. Warnings go to log.
+func NewJob(o Options, m Machine, log *slog.Logger) (*Job, error) {
+	j := &Job{Options: o, machine: m, share: 0.5}
+	if err := j.configure(log); err != nil {
+		return nil, beforeStart(err)
+	}
+	return j, nil
+}
+
+// configure makes the settings of the trainer.
+func (j *Job) configure(log *slog.Logger) (err error) {
+	o, m := &j.Options, j.machine
+	if err := o.check(); err != nil {
+		return err
+	}
+	c := &j.config
+	if c.Model, c.Settings, err = o.Model.resolve(); err != nil {
+		return err
+	}
+	if names := o.Model.unused(); len(names) > 0 && log != nil {
+		log.Warn("the trainer does not use " + strings.Join(names, ", ") + " of the model")
+	}
+	o.chooseLayout(c.Model)
+	c.Layout = train.Layout{PP: o.PP, VPP: o.VPP, EP: o.EP, DP: o.DP}
+	c.Batch = train.Batch{Micro: o.Micro, Seq: o.Seq, Microbatches: o.Microbatches}
+	c.Optim = train.DefaultOptim()
+	c.Optim.LR, c.Optim.MinLR, c.Optim.WarmUp, c.Optim.Decay = o.LR, o.MinLR, o.WarmUp, o.Decay
+	c.Optim.Beta1, c.Optim.Beta2, c.Optim.WeightDecay, c.Optim.Clip = o.Beta1, o.Beta2, o.WeightDecay, o.Clip
+	r := &c.Settings.Routing
+	r.Capacity, r.BiasRate = o.Capacity, float32(o.BiasRate)
+	if o.AuxLoss != nil {
+		r.Balance = float32(*o.AuxLoss)
+	} else if hasBias(c.Model) {
+		r.Balance = 0 // the bias replaces the loss
+	}
+	if o.BF16 {
+		c.Number = kernels.BF16
+	}
+	c.Dispatch = map[string]layer.Dispatch{"ring": layer.Ring}[o.Dispatch]
+	c.Seed, c.Log = o.Seed, log
+	c.Device = func(rank int) (device.Device, error) { return m.Open(rank, nil) }
+	if c.Sharding, err = o.sharding(); err != nil {
+		return err
+	}
+	if c.Memory, err = o.memory(); err != nil {
+		return err
+	}
+	if c.Text, err = data.Open(o.Data); err != nil {
+		return blame("Data", err)
+	}
+	if o.Data != "" {
+		if o.Data, err = filepath.Abs(o.Data); err != nil {
+			return err
+		}
+	}
+	if err := c.Check(); err != nil {
+		return err
+	}
+	return j.splitText()
+}
+
+// mostEvaluated limits the batches of an evaluation. The loss of a few batches is steady
+// enough to be watched, and each takes about a third of a step.
+const mostEvaluated = 4
+
+// splitText holds the end of the text out, and checks that both parts are long enough.
+func (j *Job) splitText() (err error) {
+	o, c := &j.Options, &j.config
+	cut := data.LoaderConfig{
+		Seq: o.Seq, Micro: o.Micro, Microbatches: o.Microbatches, Ranks: o.DP, Targets: layer.Ahead(c.Model), Seed: o.Seed,
+	}
+	if o.HoldOut == 0 {
+		if _, err = data.NewLoader(c.Text, cut); err != nil {
+			return blame("Data", err)
+		}
+		return nil
+	}
+	share := fmt.Sprintf("%g", o.HoldOut)
+	if c.Text, c.HeldOut, err = c.Text.Split(o.HoldOut); err != nil {
+		return blame("HoldOut", err)
+	}
+	if c.HeldOut == nil {
+		return refuse("HoldOut", share, "of "+c.Text.Name()+" is less than a byte", "hold out more")
+	}
+	if _, err = data.NewLoader(c.Text, cut); err != nil {
+		return &memory.SettingError{Setting: "HoldOut", Asked: share, Err: fmt.Errorf("the rest is too little to train on: %w", err)}
+	}
+	held, err := data.NewLoader(c.HeldOut, cut)
+	if err != nil {
+		return &memory.SettingError{Setting: "HoldOut", Asked: share, Err: fmt.Errorf("that is too little to evaluate on: %w", err)}
+	}
+	j.batches = min(mostEvaluated, max(1, held.Windows()*o.Seq/held.TokensPerStep()))
+	return nil
+}
+
+// check returns an error if a single option is out of range.
+func (o *Options) check() error {
+	for _, x := range []struct {
+		setting   string
+		value, lo int
+	}{
+		{"Steps", o.Steps, 1}, {"PP", o.PP, 0}, {"VPP", o.VPP, 0}, {"EP", o.EP, 0}, {"DP", o.DP, 0}, {"Micro", o.Micro, 1}, {"Seq", o.Seq, 1},
+		{"Microbatches", o.Microbatches, 1}, {"Prefetch", o.Prefetch, 1}, {"WarmUp", o.WarmUp, 0}, {"Decay", o.Decay, 0},
+		{"SaveEvery", o.SaveEvery, 0}, {"Keep", o.Keep, 1}, {"EvalEvery", o.EvalEvery, 0},
+	} {
+		if x.value < x.lo || x.value > 1<<24 {
+			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from %d to %d", x.lo, 1<<24))
+		}
+	}
+	for _, x := range []struct {
+		setting  string
+		value    float64
+		positive bool
+	}{
+		{"LR", o.LR, true}, {"MinLR", o.MinLR, false}, {"WeightDecay", o.WeightDecay, false}, {"Clip", o.Clip, false},
+		{"Capacity", o.Capacity, false}, {"BiasRate", o.BiasRate, false}, {"Fraction", o.Fraction, false},
+	} {
+		switch {
+		case !(x.value >= 0) || math.IsInf(x.value, 0):
+			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", "give a number that is not negative")
+		case x.positive && x.value == 0:
+			return refuse(x.setting, "0", "is out of range", "give a number above 0")
+		}
+	}
+	switch {
+	case !(o.HoldOut >= 0 && o.HoldOut < 1):
+		return refuse("HoldOut", fmt.Sprintf("%g", o.HoldOut), "is out of range", "give a share from 0 to below 1, such as 0.1")
+	case o.EvalEvery > 0 && o.HoldOut == 0:
+		return refuse("EvalEvery", fmt.Sprint(o.EvalEvery), "has nothing to evaluate on", "hold out a share of the text too, such as 0.1")
+	}
+	for _, x := range []struct {
+		setting string
+		value   float64
+	}{{"Beta1", o.Beta1}, {"Beta2", o.Beta2}} {
+		if !(x.value >= 0 && x.value < 1) {
+			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", "give a number from 0 to below 1")
+		}
+	}
+	if o.AuxLoss != nil && !(*o.AuxLoss >= 0 && *o.AuxLoss < math.MaxFloat32) {
+		return refuse("AuxLoss", fmt.Sprintf("%g", *o.AuxLoss), "is out of range", "give a number that is not negative")
+	}
+	for _, x := range []struct{ setting, value, choices string }{
+		{"Dispatch", o.Dispatch, "alltoall or ring"}, {"GradComm", o.GradComm, "fp32 or bf16"},
+	} {
+		if a, b, _ := strings.Cut(x.choices, " or "); x.value != a && x.value != b {
+			return refuse(x.setting, x.value, "is unknown", "choose "+x.choices)
+		}
+	}
+	return nil
+}
+
+// chooseLayout fills in the sizes that were not given: two pipeline stages if they divide
+// the layers, and two replicas that divide the experts, if there are any.
+func (o *Options) chooseLayout(m *model.Model) {
+	if o.VPP == 0 {
+		o.VPP = 1
+	}
+	if o.PP == 0 {
+		o.PP = 1
+		if len(m.Layers)%(2*o.VPP) == 0 {
+			o.PP = 2
+		}
+	}
+	if o.DP == 0 {
+		o.DP = max(2, o.EP)
+	}
+	if o.EP != 0 {
+		return
+	}
+	o.EP = 1
+	experts := 0
+	for _, l := range m.Layers {
+		if l.MoE != nil {
+			experts = l.MoE.Experts
+		}
+	}
+	if experts > 0 && experts%2 == 0 && o.DP%2 == 0 {
+		o.EP = 2
+	}
+}
+
+// hasBias reports whether a bias balances the load of the model's experts.
+func hasBias(m *model.Model) bool {
+	for _, l := range m.Layers {
+		if l.MoE != nil && l.MoE.Bias {
+			return true
+		}
+	}
+	return false
+}
+
+// sharding returns the settings of sharded parameters, or nil without a pool.
+func (o *Options) sharding() (*train.Sharding, error) {
+	if o.Pool == "" {
+		return nil, nil
+	}
+	kind, err := bucket.ParsePoolKind(o.Pool)
+	if err != nil {
+		return nil, blame("Pool", err)
+	}
+	s := &train.Sharding{Pool: kind, Prefetch: o.Prefetch}
+	if o.GradComm == "bf16" {
+		s.GradComm = kernels.BF16
+	}
+	return s, nil
+}
+
+// memory returns the policy, changed by the options that stand beside its name.
+func (o *Options) memory() (mem train.Memory, err error) {
+	budget := memory.Bytes(0)
+	if o.Budget != "" {
+		if budget, err = memory.ParseBytes(o.Budget); err != nil {
+			return mem, blame("Budget", err)
+		}
+	}
+	if o.Policy == "" { // a comparison has them all
+		return train.Memory{Fraction: 1}, nil
+	}
+	if mem, err = train.NamedMemory(o.Policy, budget); err != nil {
+		return mem, err
+	}
+	mem.Fraction = o.Fraction
+	if o.Offload != nil {
+		mem.Offload = o.Offload
+	}
+	if o.Recompute != nil {
+		mem.Recompute = o.Recompute
+	}
+	if o.Stash != nil {
+		mem.Stash = o.Stash
+	}
+	if o.Graph != nil {
+		if mem.Scopes, err = memory.ParseScopes(strings.Join(o.Graph, ",")); err != nil {
+			return mem, blame("Graph", err)
+		}
+	}
+	h := policy.Defaults()
+	h.OffloadModules, h.RecomputeModules, h.StashModules, h.OffloadFraction = mem.Offload, mem.Recompute, mem.Stash, mem.Fraction
+	return mem, h.Check() // before a runtime does
+}
+
+// measureLinks measures the rates of the links once for all ranks and runs. It opens a
+// device of its own, so that the memory it needs is not counted as a run's.
+func (j *Job) measureLinks() (links memory.Links, err error) {
+	dev, err := j.config.Device(0)
+	if err != nil {
+		return links, err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	return stowage.MeasureLinks(dev)
+}

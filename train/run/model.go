@@ -1,0 +1,207 @@
+// This file owns models: by the name of a preset, from a config.json of Hugging Face,
+// or from the same keys in YAML.
+
+package run
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
+)
+
+// ModelSpec chooses a model: by the name of a preset or a file, or by the keys of a
+// config.json of Hugging Face.
+type ModelSpec struct {
+	Name string
+	Keys map[string]any
+}
+
+// nameKey is where a config.json keeps the model's name.
+const nameKey = "_name_or_path"
+
+// UnmarshalYAML reads a name or an object of keys.
+func (s *ModelSpec) UnmarshalYAML(text []byte) error {
+	var name string
+	if yaml.Unmarshal(text, &name) == nil {
+		*s = ModelSpec{Name: name}
+		return nil
+	}
+	keys := map[string]any{}
+	if err := yaml.Unmarshal(text, &keys); err != nil {
+		return errors.New("expected the name of a preset, the name of a file, or the keys of a config.json for model")
+	}
+	*s = ModelSpec{Keys: whole(keys).(map[string]any)}
+	return nil
+}
+
+// MarshalYAML writes what UnmarshalYAML reads.
+func (s ModelSpec) MarshalYAML() (any, error) {
+	if s.Keys != nil {
+		return s.Keys, nil
+	}
+	return s.Name, nil
+}
+
+// isFile reports whether the name is that of a file rather than a preset.
+func (s *ModelSpec) isFile() bool {
+	ext := strings.ToLower(filepath.Ext(s.Name))
+	return ext == ".json" || ext == ".yaml" || ext == ".yml" || strings.ContainsRune(s.Name, os.PathSeparator)
+}
+
+// resolve returns the model, and what its file says about how layers are computed. It
+// copies the keys of a file into s, so that a resumed run does not need the file.
+func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
+	set := layer.DefaultSettings()
+	if s.Keys == nil && !s.isFile() {
+		m, err := model.Preset(s.Name)
+		switch {
+		case err == nil:
+			return m, set, nil
+		case s.Name == "" || !exists(s.Name):
+			return nil, set, blame("Model", err)
+		} // a file or folder of that name
+	}
+	file := ""
+	if s.Keys == nil {
+		file = s.Name
+		if err := s.load(); err != nil {
+			return nil, set, err
+		}
+	}
+	text, err := json.Marshal(s.Keys)
+	if err != nil {
+		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
+	}
+	m, err := model.ParseHF(text)
+	if err != nil {
+		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
+	}
+	return m, set, s.readSettings(&set)
+}
+
+// load reads the keys of a file, or of the config.json in a folder.
+func (s *ModelSpec) load() error {
+	file := s.Name
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		file = filepath.Join(file, "config.json")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return blame("Model", fmt.Errorf("cannot read %s: %w", file, pathless(err)))
+	}
+	keys := map[string]any{}
+	// Python writes NaN into such files, which YAML allows and JSON does not.
+	if json.Unmarshal(text, &keys) != nil {
+		if err := yaml.Unmarshal(text, &keys); err != nil {
+			return refuse("Model", s.Name, "is neither JSON nor YAML", "give the config.json of a model, or the same keys in YAML")
+		}
+	}
+	if len(keys) == 0 { // an empty file, or null
+		return refuse("Model", s.Name, "says nothing", "give the config.json of a model, or the same keys in YAML")
+	}
+	keys = whole(keys).(map[string]any)
+	if name, _ := keys[nameKey].(string); name == "" {
+		keys[nameKey] = strings.TrimSuffix(filepath.Base(s.Name), filepath.Ext(s.Name))
+	}
+	s.Keys = keys
+	return nil
+}
+
+// whole turns numbers without a fraction into integers, which JSON and YAML read
+// differently.
+func whole(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = whole(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = whole(v[i])
+		}
+	case int:
+		return int64(v)
+	case uint64:
+		return int64(min(v, math.MaxInt64))
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+			return int64(v)
+		}
+	}
+	return v
+}
+
+// readSettings reads the keys that change no shape.
+func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
+	number := func(to func(float64), names ...string) {
+		for _, name := range names {
+			v, ok := s.Keys[name]
+			if !ok || v == nil {
+				continue
+			}
+			x, bad := strconv.ParseFloat(fmt.Sprint(v), 64) // YAML takes 1e-06 for a word
+			if bad != nil {
+				err = errors.Join(err, fmt.Errorf("expected a number for %s of the model, got %v", name, v))
+			}
+			to(x)
+			return
+		}
+	}
+	number(func(v float64) { set.Epsilon = float32(v) }, "rms_norm_eps", "layer_norm_epsilon", "norm_eps")
+	if keys, ok := s.Keys["rope_parameters"].(map[string]any); ok && s.Keys["rope_theta"] == nil && keys["rope_theta"] != nil {
+		s.Keys["rope_theta"] = keys["rope_theta"] // where newer files have it
+	}
+	number(func(v float64) { set.Theta = v }, "rope_theta")
+	number(func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
+	number(func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
+	if v, ok := s.Keys["norm_topk_prob"].(bool); ok {
+		set.Routing.Normalise = v
+	}
+	for _, name := range []string{"hidden_act", "hidden_activation"} {
+		if v, ok := s.Keys[name].(string); ok && v != "silu" && v != "swish" {
+			err = errors.Join(err, fmt.Errorf("%s of the model is %.40q, and the trainer knows only silu; choose another model", name, v))
+		}
+	}
+	return err
+}
+
+// unused returns the keys that would change the results and that the trainer ignores.
+func (s *ModelSpec) unused() (names []string) {
+	for _, name := range []string{"rope_scaling", "rope_parameters"} {
+		keys, _ := s.Keys[name].(map[string]any)
+		for _, kind := range []string{"rope_type", "type"} {
+			if v, ok := keys[kind].(string); ok && v != "default" {
+				names = append(names, name)
+				break
+			}
+		}
+	}
+	for _, name := range []string{"attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"} {
+		if v, ok := s.Keys[name]; ok && v != nil && fmt.Sprint(v) != "0" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// pathless returns an error of the file system without the path, which the sentence has
+// already.
+func pathless(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

@@ -1,0 +1,219 @@
+// Package run starts, resumes and compares training runs. It turns [Options] into a
+// [Job], and a job can train one run with a folder to resume it from ([Job.Run]), train
+// the same model under every memory policy ([Job.Compare]), or forecast the memory of
+// either without training ([Job.Forecast], [Job.ForecastAll]).
+//
+// Every mistake of the user is an [InputError], which often wraps a
+// [memory.SettingError] that names a field of [Options], "Folder" or "Resume".
+//
+// This file owns the options: their defaults and their YAML. model.go owns models,
+// job.go the way from options to a trainer, run.go one run, folder.go its folder,
+// compare.go the comparison, forecast.go forecasts, errors.go the errors, progress.go
+// what is shown during a run.
+package run
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"reflect"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/stowage-dev/stowage/internal/spell"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// Options describes a run. The model chooses the sizes of the layout (PP, VPP, EP, DP)
+// that are zero.
+type Options struct {
+	Model ModelSpec `yaml:"model"`
+	Data  string    `yaml:"data"`
+	Steps int       `yaml:"steps"`
+	Seed  uint64    `yaml:"seed"`
+
+	HoldOut   float64 `yaml:"hold_out"`   // share of the text that is evaluated on
+	EvalEvery int     `yaml:"eval_every"` // steps; zero evaluates only at the end
+
+	PP           int     `yaml:"pp"`
+	VPP          int     `yaml:"vpp"`
+	EP           int     `yaml:"ep"`
+	DP           int     `yaml:"dp"`
+	Micro        int     `yaml:"micro"`
+	Seq          int     `yaml:"seq"`
+	Microbatches int     `yaml:"microbatches"`
+	Dispatch     string  `yaml:"dispatch"`
+	Capacity     float64 `yaml:"capacity_factor"`
+	Device       string  `yaml:"device"`
+
+	Policy    string   `yaml:"policy"`
+	Budget    string   `yaml:"budget,omitempty"`
+	Offload   []string `yaml:"offload_modules,omitempty"`
+	Fraction  float64  `yaml:"offload_fraction"`
+	Recompute []string `yaml:"recompute_modules,omitempty"`
+	Stash     []string `yaml:"stash_modules,omitempty"`
+	Graph     []string `yaml:"graph,omitempty"`
+	Pool      string   `yaml:"pool,omitempty"`
+	Prefetch  int      `yaml:"prefetch"`
+	GradComm  string   `yaml:"grad_comm_dtype"`
+	BF16      bool     `yaml:"bf16"`
+
+	LR          float64  `yaml:"lr"`
+	MinLR       float64  `yaml:"min_lr"`
+	WarmUp      int      `yaml:"warm_up"`
+	Decay       int      `yaml:"decay"`
+	Beta1       float64  `yaml:"beta1"`
+	Beta2       float64  `yaml:"beta2"`
+	WeightDecay float64  `yaml:"weight_decay"`
+	Clip        float64  `yaml:"clip"`
+	AuxLoss     *float64 `yaml:"aux_loss,omitempty"` // nil takes the model's
+	BiasRate    float64  `yaml:"bias_rate"`
+
+	SaveEvery int `yaml:"save_every"`
+	Keep      int `yaml:"keep"`
+}
+
+// DefaultOptions returns the options of a run on the CPU with a small model and the
+// built-in text. Steps is zero and must be set.
+func DefaultOptions() Options {
+	a := train.DefaultOptim()
+	return Options{
+		Model: ModelSpec{Name: "tiny-moe"}, Seed: 1, Micro: 8, Seq: 128, Microbatches: 2, Dispatch: "alltoall", Device: "cpu",
+		Fraction: 1, Prefetch: 1, GradComm: "fp32", LR: a.LR, MinLR: a.MinLR, WarmUp: a.WarmUp, Decay: a.Decay, Beta1: a.Beta1, Beta2: a.Beta2,
+		WeightDecay: a.WeightDecay, Clip: a.Clip, BiasRate: 1e-3, SaveEvery: 100, Keep: 2,
+	}
+}
+
+// ChoosePolicy names a policy if none is given: "budget" with a budget, "graphs" with
+// scopes to capture, and else "stash".
+func (o *Options) ChoosePolicy() {
+	switch {
+	case o.Policy != "":
+	case o.Budget != "":
+		o.Policy = "budget"
+	case len(o.Graph) > 0:
+		o.Policy = "graphs"
+	default:
+		o.Policy = "stash"
+	}
+}
+
+// ReadFile reads options from a file of YAML. It leaves those that the file does not
+// name as they are.
+func (o *Options) ReadFile(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("cannot read %s: %w", file, pathless(err))
+	}
+	return o.parse(file, text)
+}
+
+func (o *Options) parse(file string, text []byte) (err error) {
+	defer func() { // the parser can panic
+		if p := recover(); p != nil {
+			err = fmt.Errorf("cannot read %s as YAML: %v", file, p)
+		}
+	}()
+	if len(bytes.TrimSpace(text)) == 0 {
+		return nil
+	}
+	strange := func(r rune) bool {
+		return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r)
+	}
+	if i := bytes.IndexFunc(text, strange); i >= 0 {
+		return fmt.Errorf("%s, line %d: expected text, got binary data", file, 1+bytes.Count(text[:i], []byte("\n")))
+	}
+	err = yaml.UnmarshalWithOptions(text, o, yaml.Strict())
+	var said yaml.Error
+	switch {
+	case err == nil:
+		return checkWhole(file, text)
+	case !errors.As(err, &said):
+		return err
+	}
+	at := file
+	if t := said.GetToken(); t != nil && t.Position != nil {
+		at = fmt.Sprintf("%s, line %d", file, t.Position.Line)
+		var unknown *yaml.UnknownFieldError
+		if errors.As(err, &unknown) {
+			return fmt.Errorf("%s: unknown key %q%s", at, t.Value, suggest(t.Value, optionKeys()))
+		}
+	}
+	var kind *yaml.TypeError
+	if errors.As(err, &kind) && said.GetToken() != nil {
+		return fmt.Errorf("%s: expected %s, got %q", at, kindName(kind.DstType), said.GetToken().Value)
+	}
+	message, _, _ := strings.Cut(said.GetMessage(), "\n")
+	return fmt.Errorf("%s: %s", at, message)
+}
+
+// checkWhole returns an error if a whole number has a fraction, which the parser cuts off.
+func checkWhole(file string, text []byte) error {
+	given := map[string]any{}
+	if yaml.Unmarshal(text, &given) != nil {
+		return nil // the options could be read
+	}
+	for f := range reflect.TypeFor[Options]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		x, ok := given[name].(float64)
+		if k := f.Type.Kind(); ok && (k == reflect.Int || k == reflect.Uint64) && x != math.Trunc(x) {
+			return fmt.Errorf("%s: expected a whole number for %s, got %g", file, name, x)
+		}
+	}
+	return nil
+}
+
+// kindName names a type in plain words.
+func kindName(t reflect.Type) string {
+	switch {
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.String:
+		return "a word"
+	case t.Kind() == reflect.Slice:
+		return "a list"
+	case t.ConvertibleTo(reflect.TypeFor[float64]()) && t.Kind() != reflect.Float64:
+		return "a whole number"
+	}
+	return "a number"
+}
+
+// optionKeys returns the keys that a file can have.
+func optionKeys() (names []string) {
+	for f := range reflect.TypeFor[Options]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		names = append(names, name)
+	}
+	return names
+}
+
+// suggest returns the known word that is nearest to a word, in brackets.
+func suggest(word string, known []string) string {
+	best, least := "", len(word)/2+1
+	for _, k := range known {
+		if d := spell.Distance(word, k); d < least {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return "; the keys are " + strings.Join(known, ", ")
+	}
+	return fmt.Sprintf(" (did you mean %s?)", best)
+}
+
+// configHead begins the options of a run on disk.
+const configHead = "# A run of stowage train"
+
+// encode returns the options as the YAML that ReadFile reads.
+func (o *Options) encode() ([]byte, error) {
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the options: %w", err)
+	}
+	return append([]byte(configHead+".\n"), text...), nil
+}

@@ -1,0 +1,86 @@
+// This file tests options beside the reports that read them.
+
+package run
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/report"
+)
+
+// trainingOptions are the options that change what a run computes. Runs that differ in
+// another one are compared with each other.
+var trainingOptions = []string{
+	"model", "data", "steps", "seed", "hold_out", "pp", "vpp", "ep", "dp", "micro", "seq", "microbatches", "dispatch", "capacity_factor", "device",
+	"grad_comm_dtype", "bf16", "lr", "min_lr", "warm_up", "decay", "beta1", "beta2", "weight_decay", "clip", "aux_loss", "bias_rate",
+}
+
+// A report compares runs that differ only in options that do not change their results.
+func TestOptionsInReports(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for f := range reflect.TypeFor[Options]().Fields() {
+		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		for dir, value := range map[string]string{"a": "1", "b": "2"} {
+			for file, text := range map[string]string{report.ConfigFile: key + ": " + value + "\n", report.SummaryFile: `{"model":"one","policy":"` + dir + `","steps":2}`, report.EnvironmentFile: "{}"} {
+				if err := os.MkdirAll(dir, 0o777); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		r, err := report.Read("a", "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := r.Runs[1].Apart, slices.Contains(trainingOptions, key); got != want {
+			t.Errorf("runs that differ in %s are apart: %v, want %v", key, got, want)
+		}
+	}
+}
+
+// A module that cannot be named is refused, and not proposed for another.
+func TestModulesThatCannotBeNamed(t *testing.T) {
+	for _, name := range []string{"qk_norm", "qk_norms"} {
+		o := DefaultOptions()
+		o.Steps, o.Policy, o.Offload = 1, "stash", []string{name}
+		var module *memory.ModuleError
+		if _, err := NewJob(o, Machine{}, nil); !errors.As(err, &module) || strings.Contains(module.Remedy, "qk_norm") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A run remarks on the modules that its model does not have, once for all ranks.
+func TestModulesWithoutEffect(t *testing.T) {
+	ranks := []memory.Summary{{Groups: []memory.GroupSummary{{Name: "core_attn"}}}, {Groups: []memory.GroupSummary{{Name: "fused_group_mlp"}, {Name: "router"}}}}
+	for _, x := range []struct {
+		options Options
+		want    []string
+	}{
+		{Options{Fraction: 1, Offload: []string{"core_attn", "moe_act"}, Recompute: []string{"layernorm", "moe_act"}, Stash: []string{"expert_fc1"}}, nil},
+		{Options{Fraction: 1, Offload: []string{"gdp_qkv", "core_attn"}, Recompute: []string{"mhc"}}, []string{"gdp_qkv has no effect", "mhc has no effect"}},
+		{Options{Offload: []string{"core_attn"}}, []string{"Fraction 0 offloads nothing"}},
+		{Options{Offload: []string{"moe_act"}}, nil}, // rows are offloaded whatever the fraction
+		{Options{}, nil},
+	} {
+		notes := (&Job{Options: x.options}).withoutEffect(groupNames(ranks))
+		if len(notes) != len(x.want) {
+			t.Errorf("%+v: %v", x.options, notes)
+			continue
+		}
+		for i, want := range x.want {
+			if !strings.Contains(notes[i].Error(), want) {
+				t.Errorf("%q does not say %q", notes[i], want)
+			}
+		}
+	}
+}

@@ -1,0 +1,84 @@
+// This file owns the pictures in a run's folder: report.html, and the traces for
+// Perfetto. A run makes them last, and a picture that cannot be made is a warning.
+
+package run
+
+import (
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/atomicfile"
+	"github.com/stowage-dev/stowage/observe/export"
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/observe/report/page"
+)
+
+// describe writes what is known before the first step, and starts to write traces to the
+// folder.
+func (r *run) describe(resumed bool) {
+	f := r.folder
+	path := filepath.Join(f.dir, report.EnvironmentFile)
+	if !exists(path) {
+		f.made = append(f.made, path)
+	}
+	env := r.environment()
+	if was := report.ReadEnvironment(f.dir); resumed && was.Command != "" {
+		env.Command, env.Began = was.Command+"\n"+env.Command, was.Began
+	}
+	if err := writeJSON(path, env); err != nil {
+		r.p.Say("warning: %v; the report will not describe the machine", err)
+	}
+	if r.traces == nil {
+		return
+	}
+	part := 0
+	if resumed {
+		part = nextPart(f.dir)
+	}
+	made, err := r.traces.attach(f.dir, part)
+	if f.made = append(f.made, made...); err != nil {
+		r.p.Say("warning: %v; the run continues without a trace", err)
+	}
+}
+
+// writePictures closes the traces of a run and makes its report, whose file it returns.
+// It returns "" if the run did no step or has no folder.
+func (r *run) writePictures() (file string) {
+	err := r.traces.close()
+	if r.folder == nil || r.out.Tokens == 0 {
+		return ""
+	}
+	if err != nil {
+		r.p.Say("warning: the trace is incomplete: %v", err)
+	}
+	if err := writePerfetto(r.folder.dir); err != nil {
+		r.p.Say("warning: cannot write the trace for Perfetto: %v", err)
+	}
+	return writeReport(r.folder.dir, r.machine.Version, r.p)
+}
+
+// writeReport makes the report of a folder and returns its file, or "" if that fails.
+func writeReport(dir, version string, p *Progress) (file string) {
+	rep, err := report.Read(dir)
+	if err != nil {
+		p.Say("warning: cannot make the report: %v", err)
+		return ""
+	}
+	rep.Made, rep.Version = time.Now().UTC().Format(time.RFC3339), version
+	file = filepath.Join(dir, report.PageFile)
+	if err := atomicfile.Write(file, func(w io.Writer) error { return page.Write(w, rep) }); err != nil {
+		p.Say("warning: cannot make the report: %v; free some space and run `stowage report %s`", err, dir)
+		return ""
+	}
+	return file
+}
+
+// writePerfetto writes the traces of a run for Perfetto, if it has any.
+func writePerfetto(dir string) error {
+	traces, err := report.ReadTraces(dir)
+	if err != nil {
+		return nil // there is none; the report says so
+	}
+	return atomicfile.Write(filepath.Join(dir, report.PerfettoFile), func(w io.Writer) error { return export.Perfetto(w, traces) })
+}

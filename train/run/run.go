@@ -1,0 +1,319 @@
+// This file owns one run: beginning or going on, steps, checkpoints, and the end.
+
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+)
+
+// Summary holds the figures of a run. Tokens, seconds and speed count from its start or
+// its last resumption.
+type Summary struct {
+	Model    string  `json:"model"`
+	Policy   string  `json:"policy"`
+	Ranks    int     `json:"ranks"`
+	Steps    int     `json:"steps"`
+	Finished bool    `json:"finished"`
+	Device   int64   `json:"peak_device_bytes"` // of the fullest rank
+	Host     int64   `json:"peak_host_bytes"`
+	Loss     float64 `json:"final_loss"`
+	Digest   string  `json:"params_sha256"`
+	Reruns   int     `json:"reruns"`
+	Tokens   int64   `json:"tokens"`
+	Seconds  float64 `json:"seconds"`
+	Speed    float64 `json:"tokens_per_second"`
+	// Eval is the loss of the last parameters on the held-out text. It is nil if nothing
+	// was held out or the run was interrupted.
+	Eval *float64 `json:"eval_loss,omitempty"`
+	// Forecast is the peak of the fullest rank that the first steps led the runtime to
+	// expect.
+	Forecast int64 `json:"predicted_device_bytes,omitempty"`
+	// Notes are remarks on options that had no effect: a [memory.ModuleError] or a
+	// [memory.SettingError] for each.
+	Notes  []error `json:"-"`
+	folder string  // the run's folder, or ""
+	report string  // the file of the report, or ""
+	idle   bool    // the run had no steps left; the figures are those of its folder
+}
+
+// line is a line of metrics. Steps count from one: line n describes the step that
+// checkpoint n holds the result of.
+type line struct {
+	Step int `json:"step"`
+	train.Metrics
+	Speed  float64  `json:"tokens_per_second"`
+	Spills int64    `json:"spills,omitempty"` // pages of host memory, on all ranks, in this step
+	Eval   *float64 `json:"eval_loss,omitempty"`
+}
+
+// run is a run under way.
+type run struct {
+	*Job
+	t      *train.Trainer
+	folder *folder  // nil if nothing is written
+	traces *tracing // nil if nothing is traced
+	p      *Progress
+	out    Summary
+	saved  int // the step of the last checkpoint
+	told   notes
+}
+
+// ResumeOptions reads the options of the run in a folder. It returns an *InputError if
+// the folder holds no run.
+func ResumeOptions(dir string) (Options, error) {
+	o := DefaultOptions()
+	file := filepath.Join(dir, configName)
+	if !exists(file) {
+		return o, blame("Resume", fmt.Errorf("there is no run in %s; start one without resuming, or give the folder of another", dir))
+	}
+	if err := o.ReadFile(file); err != nil {
+		return o, blame("Resume", err)
+	}
+	return o, nil
+}
+
+// Run trains to the last step, and writes the run to a folder unless dir is "". With
+// resume it continues from the folder's last checkpoint. When ctx is cancelled it
+// finishes the step, saves and returns an *InterruptedError. It returns an *InputError
+// if it refuses the folder, the options or the budget.
+func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s Summary, err error) {
+	from, err := j.lookAtFolder(dir, resume, p)
+	if err != nil {
+		return s, err
+	}
+	if j.config.Memory.Links, err = j.measureLinks(); err != nil {
+		return s, err
+	}
+	r := &run{Job: j, p: p, saved: -1}
+	r.out.folder = dir
+	r.out.Model, r.out.Policy, r.out.Ranks = j.config.Model.Name, j.Options.Policy, j.config.Layout.Ranks()
+	cfg := j.config
+	if dir != "" && !j.NoTrace {
+		r.traces = j.trace(&cfg)
+	}
+	if r.t, err = open(cfg); err != nil {
+		return s, err
+	}
+	defer func() {
+		err = errors.Join(err, r.t.Close())
+		s.report = r.writePictures()
+		p.settle()
+		if r.folder != nil {
+			err = errors.Join(err, r.folder.close())
+		}
+	}()
+	if from != nil {
+		if err := r.t.Resume(from); err != nil {
+			return s, beforeStart(err)
+		}
+		if from.Step > j.Options.Steps {
+			return s, refuse("Steps", fmt.Sprint(j.Options.Steps), fmt.Sprintf("is less than the %d that the run has done", from.Step), "give more")
+		}
+		if s, done := readSummary(dir, from.Step); done && from.Step == j.Options.Steps {
+			return s, nil
+		}
+		r.saved = from.Step
+		p.Say("continuing after step %d", from.Step)
+	}
+	if dir != "" {
+		if r.folder, err = openFolder(dir, &j.Options, r.t.StepsDone(), warner(p)); err != nil {
+			r.folder = nil
+			return s, err
+		}
+		r.out.Loss = r.folder.last
+		r.describe(from != nil)
+	}
+	p.begin(j.description([]string{r.out.Policy}, r.t.StepsDone()), dir)
+	return r.steps(ctx, from == nil)
+}
+
+// warner returns a function that prints warnings.
+func warner(p *Progress) func(string) { return func(text string) { p.Say("warning: %s", text) } }
+
+// lookAtFolder returns the checkpoint to continue from, or nil to start a new run. It
+// returns an error if the folder cannot hold the run. It changes nothing.
+func (j *Job) lookAtFolder(dir string, resume bool, p *Progress) (*checkpoint.Checkpoint, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, refuse("Folder", dir, "is a file", "give a folder")
+	}
+	o := checkpoint.Options{Dir: dir, Warn: warner(p)}
+	if resume {
+		c, err := checkpoint.Latest(o)
+		if errors.Is(err, checkpoint.ErrNone) {
+			p.Say("the run in %s has no checkpoint yet; starting from the first step", dir)
+			return nil, nil
+		}
+		return c, err
+	}
+	steps, err := checkpoint.Steps(o)
+	if err != nil {
+		return nil, blame("Folder", err)
+	}
+	if len(steps) > 0 {
+		return nil, refuse("Folder", dir, fmt.Sprintf("already holds a run of %d steps", steps[len(steps)-1]), "resume it, or give another folder")
+	}
+	if name := foreign(dir); name != "" {
+		return nil, refuse("Folder", dir, "has a "+name+" that no run wrote", "give another folder, or move the file")
+	}
+	return nil, nil
+}
+
+// steps trains to the last step, or until ctx is cancelled.
+func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
+	o := &r.Options
+	stopped := false
+	for r.t.StepsDone() < o.Steps && !stopped {
+		r.traces.beginStep(r.t.StepsDone()+1, r.t.StepsDone()+1 == o.Steps)
+		m, err := step(r.t, r.config.Memory.Budget, r.out.Tokens == 0)
+		r.traces.endStep()
+		if err != nil {
+			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saved < 0 && isInput(err)) {
+				r.folder.undo()
+				r.folder = nil
+			}
+			return r.out, err
+		}
+		stopped = ctx.Err() != nil
+		last := r.t.StepsDone() == o.Steps
+		if err := r.record(m, last || !stopped && o.EvalEvery > 0 && r.t.StepsDone()%o.EvalEvery == 0); err != nil {
+			return r.out, err
+		}
+		if last || stopped || o.SaveEvery > 0 && r.t.StepsDone()%o.SaveEvery == 0 {
+			if err := r.save(); err != nil {
+				return r.out, err
+			}
+		}
+	}
+	if err := r.finish(r.t.StepsDone() == o.Steps); err != nil {
+		return r.out, err
+	}
+	if !r.out.Finished {
+		dir := ""
+		if r.folder != nil {
+			dir = r.folder.dir
+		}
+		return r.out, &InterruptedError{Folder: dir}
+	}
+	return r.out, nil
+}
+
+// evaluate returns the loss on the held-out text, or nil if there is none.
+func (r *run) evaluate() (*float64, error) {
+	if r.config.HeldOut == nil {
+		return nil, nil
+	}
+	loss, _, err := r.t.Evaluate(r.batches)
+	if err != nil {
+		return nil, checkBudget(err, r.config.Memory.Budget)
+	}
+	return &loss, nil
+}
+
+// record adds a step to the figures, the metrics and what is shown, with an evaluation
+// if one is due.
+func (r *run) record(m train.Metrics, due bool) (err error) {
+	r.out.Eval = nil // the last one had other parameters
+	r.told.noteForecasts(r.t)
+	if due {
+		if r.out.Eval, err = r.evaluate(); err != nil {
+			return err
+		}
+	}
+	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval, r.p.ranks(r.t, r.config.Memory.Budget))
+	r.out.Loss, r.out.Reruns = m.Loss, m.Reruns
+	r.out.Tokens += int64(m.Tokens)
+	r.out.Seconds += m.Seconds
+	r.told.took = append(r.told.took, m.Seconds)
+	if r.folder == nil {
+		return nil
+	}
+	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: r.told.spills(r.t), Eval: r.out.Eval})
+}
+
+// save writes a checkpoint unless the last one is of the same step.
+func (r *run) save() error {
+	if r.folder == nil || r.saved == r.t.StepsDone() {
+		return nil
+	}
+	if err := r.folder.metrics.Sync(); err != nil {
+		return fmt.Errorf("cannot write %s: %w", r.folder.metrics.Name(), pathless(err))
+	}
+	if err := r.t.Save(r.folder.store); err != nil {
+		return err
+	}
+	r.saved = r.t.StepsDone()
+	return nil
+}
+
+// finish completes the summary and writes it.
+func (r *run) finish(finished bool) (err error) {
+	s := &r.out
+	d, h := peaks(r.t)
+	s.Steps, s.Finished, s.Device, s.Host = r.t.StepsDone(), finished, int64(d), int64(h)
+	if s.Seconds > 0 {
+		s.Speed = float64(s.Tokens) / s.Seconds
+	}
+	if s.Eval == nil && finished { // the run was resumed after its last step
+		if s.Eval, err = r.evaluate(); err != nil {
+			return err
+		}
+	}
+	s.Notes = r.withoutEffect(groupNames(r.t.Summaries()))
+	if s.Digest, err = r.t.Digest(); err != nil || r.folder == nil {
+		return err
+	}
+	s.Forecast = r.told.highest()
+	return r.folder.writeSummary(struct {
+		Summary
+		Step   float64              `json:"step_ms,omitempty"`
+		Traced string               `json:"traced,omitempty"`
+		Ranks  []report.RankSummary `json:"by_rank"`
+	}{*s, r.told.stepTime(), r.traces.gaps(), r.told.rankSummaries(r.t)})
+}
+
+// readSummary reads the summary of a run that finished after so many steps. A run that
+// was killed between its last checkpoint and its summary has none.
+func readSummary(dir string, steps int) (s Summary, ok bool) {
+	text, err := os.ReadFile(filepath.Join(dir, summaryName))
+	ok = err == nil && json.Unmarshal(text, &s) == nil && s.Finished && s.Steps == steps
+	s.idle = ok
+	return s, ok
+}
+
+// WriteText prints the summary for people.
+func (s Summary) WriteText(w io.Writer) {
+	steps := "steps"
+	if s.Steps == 1 {
+		steps = "step"
+	}
+	if s.idle {
+		fmt.Fprintf(w, "nothing to do: the run has finished its %d %s; give more steps to continue\n", s.Steps, steps)
+		return
+	}
+	fmt.Fprintf(w, "%s under %s: %d %s, loss %.4f, ", s.Model, s.Policy, s.Steps, steps, s.Loss)
+	if s.Eval != nil {
+		fmt.Fprintf(w, "on held-out text %.4f, ", *s.Eval)
+	}
+	fmt.Fprintf(w, "%.0f tokens/s\nat most %s of device and %s of host memory on a rank\n", s.Speed, memory.Bytes(s.Device).Short(), memory.Bytes(s.Host).Short())
+	fmt.Fprintf(w, "parameters %s\n", s.Digest)
+	if s.folder != "" {
+		fmt.Fprintf(w, "the run is in %s\n", s.folder)
+	}
+	if s.report != "" {
+		fmt.Fprintf(w, "the report is %s\n", s.report)
+	}
+}

@@ -1,0 +1,236 @@
+// This file owns the traces of a run: one for each rank, written during the training. A
+// trace that cannot be written is a warning and never ends a run.
+
+package run
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stowage-dev/stowage"
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/observe/trace"
+	"github.com/stowage-dev/stowage/train"
+)
+
+// computeStream is the name that the trainer gives the stream it computes on.
+const computeStream = "compute"
+
+// traceBytes limits the traces of all ranks together, and leastTraced is the least that
+// one rank may write. An event takes about 14 bytes, 150 bytes while it is read, 60 bytes
+// for Perfetto, and two microseconds in the report: at most 1.7 million events, 260 MB
+// and four seconds at the end of a run.
+const (
+	traceBytes  = 24 << 20
+	leastTraced = 256 << 10
+)
+
+// tracing holds the traces of the ranks of a run. A nil tracing traces nothing.
+type tracing struct {
+	ranks []*rankTrace
+	limit int64 // bytes of a rank
+	step  atomic.Int64
+	// thin is set during steps that are not traced in full. evaluating is set between
+	// steps; events that are emitted then belong to no step.
+	thin, evaluating atomic.Bool
+	thinned          int // first step that was not traced in full
+}
+
+// rankTrace is the sink of a rank's events.
+type rankTrace struct {
+	*tracing
+	to   trace.Sink
+	w    *trace.Writer
+	file lateFile
+}
+
+// trace makes the ranks of a run trace what they do.
+func (j *Job) trace(cfg *train.Config) *tracing {
+	n := cfg.Layout.Ranks()
+	t := &tracing{limit: max(traceBytes/int64(n), leastTraced)}
+	zero, began := device.Now(), time.Now().UnixNano()
+	for rank := range n {
+		r := &rankTrace{tracing: t}
+		r.w = trace.NewWriter(&r.file, trace.Header{Rank: rank, Began: began, Compute: computeStream, Budget: int64(cfg.Memory.Budget)}, t.limit)
+		r.to = trace.Since(zero, r.w)
+		t.ranks = append(t.ranks, r)
+	}
+	cfg.Trace = func(rank int) trace.Sink { return t.ranks[rank] }
+	cfg.Device = func(rank int) (device.Device, error) {
+		return j.machine.Open(rank, stowage.Observe(t.ranks[rank], rank))
+	}
+	cfg.Measure = func() (device.Device, error) { return j.machine.Open(0, nil) }
+	return t
+}
+
+// Emit writes an event with the number of the trainer's step. A runtime does not know
+// that number after a resumption or a rerun.
+func (r *rankTrace) Emit(e trace.Event) {
+	border := e.Kind == trace.Begin || e.Kind == trace.End
+	owned := e.Storage == 0 && (e.Kind == trace.Alloc || e.Kind == trace.Free)
+	switch {
+	case r.evaluating.Load() && border:
+		return
+	case r.thin.Load() && !border && !owned && e.Kind != trace.Rerun && e.Kind != trace.Spill && e.Kind != trace.Decide:
+		return
+	}
+	if !e.Kind.Span() {
+		e.Step = int(r.step.Load())
+	}
+	r.to.Emit(e)
+}
+
+// fullInterval is the number of steps from one that is traced in full to the next, once
+// the trace is half full. A long run thus also shows its last part.
+const fullInterval = 50
+
+// beginStep announces the next step, and whether it is the last.
+func (t *tracing) beginStep(step int, last bool) {
+	if t == nil {
+		return
+	}
+	t.step.Store(int64(step))
+	t.evaluating.Store(false)
+	full := true
+	for _, r := range t.ranks {
+		full = full && r.file.size.Load() < t.limit/2
+	}
+	thin := !full && !last && step%fullInterval != 0
+	if t.thin.Store(thin); thin && t.thinned == 0 {
+		t.thinned = step
+	}
+}
+
+// endStep announces the end of the step.
+func (t *tracing) endStep() {
+	if t != nil {
+		t.evaluating.Store(true)
+	}
+}
+
+// gaps says which steps the traces leave out, or returns "" if they leave out none.
+func (t *tracing) gaps() string {
+	if t == nil || t.thinned == 0 {
+		return ""
+	}
+	return fmt.Sprintf("from step %d on one step in %d", t.thinned, fullInterval)
+}
+
+// attach writes the traces to a run's folder. part counts the resumptions before. It
+// returns the files and folders that it created.
+func (t *tracing) attach(dir string, part int) (made []string, err error) {
+	folder := filepath.Join(dir, report.TraceFolder)
+	if !exists(folder) {
+		made = append(made, folder)
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, pathless(err)))
+	}
+	if part == 0 { // remove the traces of an earlier run
+		for _, f := range report.TraceFiles(dir) {
+			if f.Part > 0 || f.Rank >= len(t.ranks) {
+				err = cmp.Or(err, os.Remove(f.Path))
+			}
+		}
+	}
+	for rank, r := range t.ranks {
+		path := filepath.Join(dir, report.TraceName(rank, part))
+		if !exists(path) {
+			made = append(made, path)
+		}
+		err = cmp.Or(err, r.file.open(path))
+	}
+	return made, t.fail(err)
+}
+
+// fail gives up on all files if one cannot be written.
+func (t *tracing) fail(err error) error {
+	if err != nil {
+		for _, r := range t.ranks {
+			r.file.lose(err)
+		}
+	}
+	return err
+}
+
+// close closes the traces. The devices that write to them must be closed before.
+func (t *tracing) close() (err error) {
+	if t == nil {
+		return nil
+	}
+	for _, r := range t.ranks {
+		err = cmp.Or(err, r.w.Close(), r.file.close())
+	}
+	return err
+}
+
+// nextPart returns the number of the trace's part that a resumed run writes.
+func nextPart(dir string) (part int) {
+	for _, f := range report.TraceFiles(dir) {
+		part = max(part, f.Part+1)
+	}
+	return part
+}
+
+// lateFile is a file that can be written to before it is opened: devices report memory
+// before a run has its folder.
+type lateFile struct {
+	mu     sync.Mutex
+	before bytes.Buffer
+	f      *os.File
+	err    error
+	size   atomic.Int64
+}
+
+func (l *lateFile) Write(p []byte) (n int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.size.Add(int64(len(p)))
+	switch {
+	case l.err != nil:
+		return 0, l.err
+	case l.f == nil:
+		return l.before.Write(p)
+	}
+	n, l.err = l.f.Write(p)
+	return n, l.err
+}
+
+func (l *lateFile) open(path string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f, l.err = os.Create(path); l.err == nil {
+		_, l.err = l.before.WriteTo(l.f)
+	}
+	if l.err != nil {
+		l.err = fmt.Errorf("cannot write %s: %w", path, pathless(l.err))
+	}
+	return l.err
+}
+
+// lose drops what was written and refuses more.
+func (l *lateFile) lose(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = cmp.Or(l.err, err)
+	l.before = bytes.Buffer{}
+}
+
+func (l *lateFile) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return nil
+	}
+	err := l.f.Close()
+	l.f, l.err = nil, cmp.Or(l.err, errors.New("the trace is closed"))
+	return err
+}
