@@ -209,9 +209,8 @@ func checkName(c Choice, name string, own []string) error {
 			list = append(list, n)
 		}
 	}
-	near := slices.MinFunc(list, func(a, b string) int { return spell.Distance(name, a) - spell.Distance(name, b) })
 	remedy := "choose from " + strings.Join(list, ", ")
-	if spell.Distance(name, near) <= max(1, len(name)/3) {
+	if near := spell.Nearest(name, list); near != "" {
 		remedy = fmt.Sprintf("did you mean %s? %s", near, remedy)
 	}
 	return &ModuleError{c, name, problem, remedy}

@@ -47,16 +47,12 @@ func ParseScope(name string) (Scope, error) {
 	return 0, fmt.Errorf("unknown scope %q%s; the scopes are %s", name, guess(name), and(scopeNames[:]))
 }
 
-// guess returns the scope that was probably meant: one that differs in less than half
-// of the letters.
+// guess suggests the scope that was probably meant, or nothing.
 func guess(name string) string {
-	best, least := "", len(name)/2+1
-	for _, known := range scopeNames {
-		if d := spell.Distance(strings.ToLower(name), known); d < least {
-			best, least = fmt.Sprintf(" (did you mean %s?)", known), d
-		}
+	if near := spell.Nearest(name, scopeNames[:]); near != "" {
+		return fmt.Sprintf(" (did you mean %s?)", near)
 	}
-	return best
+	return ""
 }
 
 // and joins words into a list with "and" before the last.

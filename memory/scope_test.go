@@ -26,7 +26,7 @@ func TestParseScopes(t *testing.T) {
 		{"Attn", 0, `unknown scope "Attn" (did you mean attn?); the scopes are attn, mlp, moe_router, moe and full_iteration`},
 		{"attn,something", 0, `unknown scope "something"; the scopes are attn, mlp, moe_router, moe and full_iteration`},
 		{"attn,", 0, `unknown scope ""; the scopes are attn, mlp, moe_router, moe and full_iteration`},
-		{"attn,none", 0, `unknown scope "none" (did you mean moe?); the scopes are attn, mlp, moe_router, moe and full_iteration`},
+		{"attn,none", 0, `unknown scope "none"; the scopes are attn, mlp, moe_router, moe and full_iteration`},
 		{"attn,mlp,attn", 0, "scope attn is given twice; give it once"},
 		{"attn,full_iteration,mlp", 0, "full_iteration captures the whole step and excludes attn,mlp; remove one of them"},
 		{"moe_router,moe", 0, "moe already contains moe_router; remove one of them"},

@@ -80,8 +80,11 @@ func NamedMemory(name string, budget memory.Bytes) (Memory, error) {
 	case "graphs":
 		m.Scopes = memory.ScopesOf(memory.Attn, memory.MLP, memory.MoERouter)
 	default:
-		near := slices.MinFunc(Policies, func(a, b string) int { return spell.Distance(name, a) - spell.Distance(name, b) })
-		return m, refuse("Policy", name, "is unknown", fmt.Sprintf("did you mean %s? choose from %s", near, strings.Join(Policies, ", ")))
+		remedy := "choose from " + strings.Join(Policies, ", ")
+		if near := spell.Nearest(name, Policies); near != "" {
+			remedy = fmt.Sprintf("did you mean %s? %s", near, remedy)
+		}
+		return m, refuse("Policy", name, "is unknown", remedy)
 	}
 	if budget > 0 && m.Budget == 0 {
 		m.Budget = budget

@@ -91,7 +91,7 @@ func TestBenchPoolsErrors(t *testing.T) {
 		"--recompute -1":                         {exitUsage, "--recompute expects a number from 0, got -1"},
 		"--grad-comm-dtype fp8":                  {exitUsage, `--grad-comm-dtype must be bf16 or fp32, not "fp8"`},
 		"--fallback none":                        {exitUsage, "--fallback must be persistent or dynamic"},
-		"--model lama-3-70b":                     {exitUsage, "the nearest is llama-3-70b"},
+		"--model lama-3-70b":                     {exitUsage, "did you mean llama-3-70b?"},
 		"--model=":                               {exitUsage, "--model: "},
 		"now":                                    {exitUsage, `unexpected argument "now"`},
 		"--ep 3":                                 {exitUsage, "--ep 3 does not divide 8 experts; choose one that does"},

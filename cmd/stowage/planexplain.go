@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
 	"github.com/stowage-dev/stowage/internal/planview"
+	"github.com/stowage-dev/stowage/internal/spell"
 )
 
 func newPlanExplain() *cobra.Command {
@@ -65,7 +67,7 @@ func explainError(err error) error {
 		return planError(err)
 	}
 	hint := "there are " + strings.Join(unknown.Known, ", ")
-	if near := nearest(unknown.Group, unknown.Known); near != "" {
+	if near := spell.Nearest(unknown.Group, unknown.Known); near != "" {
 		hint = fmt.Sprintf("did you mean %s? There are %s", near, strings.Join(unknown.Known, ", "))
 	}
 	return usagef("no layer of %s saves a group %q; %s", unknown.Model, unknown.Group, hint)

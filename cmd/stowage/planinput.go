@@ -37,7 +37,7 @@ type jobFlags struct {
 // usage.
 func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if len(w.rest) > 0 {
-		if near := nearest(w.rest[0], []string{"explain", "ring", "validate"}); near != "" {
+		if near := spell.Nearest(w.rest[0], []string{"explain", "ring", "validate"}); near != "" {
 			return nil, nil, usagef("unexpected argument %q (did you mean %q?)", w.rest[0], near)
 		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
@@ -84,7 +84,7 @@ func unknownSetting(name string) error {
 	for _, w := range config.Words {
 		words = append(words, w.Short)
 	}
-	if near := nearest(name, words); near != "" && spell.Distance(name, near) <= 2 {
+	if near := spell.Nearest(name, words); near != "" {
 		return usagef("unknown flag --%s (did you mean --%s?)", name, near)
 	}
 	return usagef("unknown flag --%s", name)

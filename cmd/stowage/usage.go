@@ -62,7 +62,7 @@ func chooseCommand(cmd *cobra.Command, args []string) error {
 		return e
 	}
 	e.text = fmt.Sprintf("unknown command %q", args[0])
-	if near := nearest(args[0], names); near != "" {
+	if near := spell.Nearest(args[0], names); near != "" {
 		e.text += fmt.Sprintf(" (did you mean %q?)", near)
 	} else {
 		e.text += "; choose from " + strings.Join(names, ", ")
@@ -79,9 +79,9 @@ func flagError(cmd *cobra.Command, err error) error {
 			return usagef("unknown flag -%s", name)
 		}
 		var names []string
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
-		if near := nearest("--"+name, names); near != "" {
-			return usagef("unknown flag --%s (did you mean %s?)", name, near)
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := spell.Nearest(name, names); near != "" {
+			return usagef("unknown flag --%s (did you mean --%s?)", name, near)
 		}
 		return usagef("unknown flag --%s", name)
 	}
@@ -106,19 +106,4 @@ func flagError(cmd *cobra.Command, err error) error {
 		return usagef("--%s cannot be %q; %s", f.Name, invalid.GetValue(), why)
 	}
 	return usagef("%v", err)
-}
-
-// nearest returns the known word that was probably meant, or "": one that begins with
-// the word, or one that differs in less than half of its letters.
-func nearest(word string, known []string) string {
-	best, least := "", len(word)/2+1
-	for _, k := range known {
-		if len(word) > 1 && strings.HasPrefix(k, word) {
-			return k
-		}
-		if d := spell.Distance(word, k); d < least {
-			best, least = k, d
-		}
-	}
-	return best
 }

@@ -282,3 +282,15 @@ func TestUnknownChoice(t *testing.T) {
 		t.Error("a choice that does not exist is possible")
 	}
 }
+
+// Times are rounded to what people read, and the shortest keep their digits.
+func TestShort(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		5*time.Minute + 13*time.Second + 530480*time.Microsecond: "5m14s", 83456789 * time.Microsecond: "1m23s",
+		12345678 * time.Microsecond: "12.3s", 1234567 * time.Microsecond: "1.23s", 123456 * time.Microsecond: "123.46ms", 340 * time.Microsecond: "340µs", 0: "0s",
+	} {
+		if got := short(d).String(); got != want {
+			t.Errorf("%d ns: %s, want %s", d, got, want)
+		}
+	}
+}

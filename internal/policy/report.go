@@ -150,7 +150,18 @@ func (d *Decision) Text() string {
 	return b.String()
 }
 
-func short(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+// short rounds a duration for people, such as 5m13.53048s to 5m14s.
+func short(d time.Duration) time.Duration {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second)
+	case d >= 10*time.Second:
+		return d.Round(100 * time.Millisecond)
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	}
+	return d.Round(10 * time.Microsecond)
+}
 
 // size formats a number of bytes for people.
 func size(n int64) string {

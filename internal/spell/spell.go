@@ -1,5 +1,40 @@
-// Package spell says how far a word is from one that may have been meant.
+// Package spell finds the word that was probably meant.
 package spell
+
+import "strings"
+
+// Nearest returns the known word that was probably meant, or "" if none is close. A word
+// is close if it begins with the given one (the shortest of several counts), or if at most a third of the letters of the
+// given word have to change, or a quarter of them to make it a beginning. Case does not
+// count.
+func Nearest(word string, known []string) string {
+	word = strings.ToLower(word)
+	if len(word) < 2 {
+		return "" // any short word would do
+	}
+	longer := ""
+	for _, k := range known {
+		if strings.HasPrefix(strings.ToLower(k), word) && (longer == "" || len(k) < len(longer)) {
+			longer = k
+		}
+	}
+	if longer != "" {
+		return longer
+	}
+	best, least := "", len(word)
+	for _, k := range known {
+		lower := strings.ToLower(k)
+		if d := Distance(word, lower); d <= max(1, len(word)/3) && d < len(lower) && d < least {
+			best, least = k, d
+		}
+		if n := len(word); n >= 4 && n < len(lower) {
+			if d := Distance(word, lower[:n]); d <= n/4 && d < least {
+				best, least = k, d
+			}
+		}
+	}
+	return best
+}
 
 // Distance returns the number of letters to insert, delete, replace or swap with
 // their neighbour on the way from a to b.

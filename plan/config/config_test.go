@@ -192,7 +192,7 @@ func TestRefused(t *testing.T) {
 		want string
 	}{
 		{Input{}, "Model is missing; name a preset (deepseek-v2"},
-		{Input{Model: "mixtal-8x7b"}, "there is no such file, and no preset is named \"mixtal-8x7b\"; the nearest is mixtral-8x7b"},
+		{Input{Model: "mixtal-8x7b"}, "there is no such file, and no preset is named \"mixtal-8x7b\"; did you mean mixtral-8x7b?"},
 		{Input{Model: "no/such/config.json"}, "Model no/such/config.json: the file cannot be read: no such file"},
 		{Input{Model: write(t, "a.json", "{")}, "is not valid JSON"},
 		{Input{Model: write(t, "b.json", "{}")}, "b.json: "},

@@ -159,8 +159,7 @@ func (r *reader) word(name, otherwise string, allowed ...string) string {
 		return otherwise
 	}
 	if len(allowed) > 0 && !slices.Contains(allowed, w) {
-		near, _ := nearestOf(w, allowed)
-		r.fail("--%s %s is unknown; it is one of %s (nearest: %s)", name, w, strings.Join(allowed, ", "), near)
+		r.fail("--%s %s is unknown; %schoose from %s", name, w, meant(w, allowed), strings.Join(allowed, ", "))
 	}
 	return w
 }
@@ -229,8 +228,7 @@ func (r *reader) list(name string, allowed ...string) []string {
 	out := []string{}
 	for _, w := range words {
 		if len(allowed) > 0 && !slices.Contains(allowed, w) {
-			near, _ := nearestOf(w, allowed)
-			r.fail("--%s %s is unknown; did you mean %s? There are %s", name, w, near, strings.Join(allowed, ", "))
+			r.fail("--%s %s is unknown; %schoose from %s", name, w, meant(w, allowed), strings.Join(allowed, ", "))
 		}
 		if !slices.Contains(out, w) {
 			out = append(out, w)

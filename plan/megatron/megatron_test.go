@@ -71,7 +71,7 @@ func TestRefused(t *testing.T) {
 		{"--moe-router-topk 9 is more than --num-experts 8", []any{"moe-router-topk", 9}},
 		{"--bf16 and --fp16 exclude each other", []any{"fp16", true}},
 		{"--fp8-param-gather needs --fp8-format", []any{"fp8-param-gather", true}},
-		{"--fp8-format e5m2 is unknown; it is one of e4m3, hybrid (nearest: e4m3)", []any{"fp8-format", "e5m2"}},
+		{"--fp8-format e5m2 is unknown; choose from e4m3, hybrid", []any{"fp8-format", "e5m2"}},
 		{"--recompute-modules moe_atc is unknown; did you mean moe_act?", []any{"recompute-granularity", "selective", "recompute-modules", "moe_atc"}},
 		{"--offload-modules moe_ac is unknown; did you mean moe_act?", []any{"fine-grained-activation-offloading", true, "offload-modules", "[moe_ac]"}},
 		{"--offload-modules needs --fine-grained-activation-offloading", []any{"offload-modules", "[moe_act]"}},
@@ -351,7 +351,9 @@ func TestNearest(t *testing.T) {
 			t.Fatalf("multiple of %d near %d: %d", want, n, m)
 		}
 	})
-	if got, distance := nearestOf("moe_atc", memory.MegatronModules(memory.Recompute)); got != "moe_act" || distance != 1 {
-		t.Errorf("nearest is %s at %d", got, distance)
+	for word, want := range map[string]string{"moe_atc": "did you mean moe_act? ", "zzz": ""} {
+		if got := meant(word, memory.MegatronModules(memory.Recompute)); got != want {
+			t.Errorf("%s: %q, want %q", word, got, want)
+		}
 	}
 }

@@ -10,16 +10,21 @@ import (
 	"github.com/stowage-dev/stowage/internal/spell"
 )
 
-func nearest(name string, among map[string]bool) (string, int) {
-	return nearestOf(name, slices.Sorted(maps.Keys(among)))
-}
-
-func nearestOf(name string, among []string) (best string, distance int) {
+// nearest returns the flag with the fewest letters to change, and how many these are.
+func nearest(name string, among map[string]bool) (best string, distance int) {
 	distance = math.MaxInt
-	for _, other := range among {
+	for _, other := range slices.Sorted(maps.Keys(among)) {
 		if d := spell.Distance(name, other); d < distance {
 			best, distance = other, d
 		}
 	}
 	return best, distance
+}
+
+// meant suggests the word that was probably meant, or nothing.
+func meant(word string, among []string) string {
+	if near := spell.Nearest(word, among); near != "" {
+		return "did you mean " + near + "? "
+	}
+	return ""
 }

@@ -32,7 +32,7 @@ func Presets() []string {
 }
 
 // Preset returns a built-in model. Case does not matter. It returns an error that names
-// the nearest preset if there is no such model.
+// a preset with a similar name, if there is no such model.
 func Preset(name string) (*Model, error) {
 	known := Presets()
 	for _, k := range known {
@@ -50,23 +50,9 @@ func Preset(name string) (*Model, error) {
 		m.Name = k
 		return m, nil
 	}
-	return nil, fmt.Errorf("no preset is named %q; the nearest is %s, and there are %s",
-		name, nearest(name, known), strings.Join(known, ", "))
-}
-
-// nearest is the name with the fewest letters to change, add or take away. A
-// common beginning halves the cost, so that "llama" finds a Llama.
-func nearest(name string, known []string) string {
-	name = strings.ToLower(name)
-	best, least := "", 0
-	for _, k := range known {
-		cost := 2 * spell.Distance(name, k)
-		if strings.HasPrefix(k, name) || strings.HasPrefix(name, k) {
-			cost /= 2
-		}
-		if best == "" || cost < least {
-			best, least = k, cost
-		}
+	meant := ""
+	if near := spell.Nearest(name, known); near != "" {
+		meant = "did you mean " + near + "? "
 	}
-	return best
+	return nil, fmt.Errorf("no preset is named %q; %schoose from %s", name, meant, strings.Join(known, ", "))
 }

@@ -133,15 +133,16 @@ func TestUnknownPresets(t *testing.T) {
 		{"llama3-70b", "llama-3-70b"},
 		{"gpt-oss-120", "gpt-oss-120b"},
 		{"qwen3", "qwen3-32b"},
-		{"", "glm-4.5"},
+		{"", ""},
+		{"zzz", ""},
 	} {
 		_, err := model.Preset(c.name)
 		if err == nil {
 			t.Errorf("%q is a preset", c.name)
 			continue
 		}
-		if !strings.Contains(err.Error(), "the nearest is "+c.nearest+",") {
-			t.Errorf("%q: %v; the nearest should be %s", c.name, err, c.nearest)
+		if want := "did you mean " + c.nearest + "?"; strings.Contains(err.Error(), want) != (c.nearest != "") || c.nearest == "" && strings.Contains(err.Error(), "did you mean") {
+			t.Errorf("%q: %v; the nearest should be %q", c.name, err, c.nearest)
 		}
 		for _, known := range model.Presets() {
 			if !strings.Contains(err.Error(), known) {

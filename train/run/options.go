@@ -194,16 +194,10 @@ func optionKeys() (names []string) {
 
 // suggest returns the known word that is nearest to a word, in brackets.
 func suggest(word string, known []string) string {
-	best, least := "", len(word)/2+1
-	for _, k := range known {
-		if d := spell.Distance(word, k); d < least {
-			best, least = k, d
-		}
+	if near := spell.Nearest(word, known); near != "" {
+		return fmt.Sprintf(" (did you mean %s?)", near)
 	}
-	if best == "" {
-		return "; the keys are " + strings.Join(known, ", ")
-	}
-	return fmt.Sprintf(" (did you mean %s?)", best)
+	return "; the keys are " + strings.Join(known, ", ")
 }
 
 // configHead begins the options of a run on disk.
