@@ -17,7 +17,7 @@ import (
 type event struct {
 	dev   *dev
 	flags device.EventFlags
-	stamp atomic.Int64 // when the last timed recording was reached
+	stamp atomic.Int64 // when the last timed recording was reached, on the clock of device.Now; zero is never
 
 	mu      sync.Mutex
 	last    ticket

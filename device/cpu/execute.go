@@ -5,7 +5,6 @@ package cpu
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/memcopy"
@@ -64,7 +63,7 @@ func (d *dev) effect(o *op, l *device.Launch) {
 	case opDownload:
 		memcopy.Copy(o.bytes, bytesOf(o.src.Range))
 	case opStamp:
-		o.event.stamp.Store(time.Now().UnixNano())
+		o.event.stamp.Store(device.Now())
 	}
 	returned = true
 }

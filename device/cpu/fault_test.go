@@ -232,6 +232,50 @@ func TestWildKernel(t *testing.T) {
 	}
 }
 
+// A copy that reaches beyond its memory fails the device as well, also if several threads
+// share it, and the memory that it shares with them is given back only when all are done.
+func TestWildCopy(t *testing.T) {
+	const size = 16 * memory.MiB // shared by several threads
+	for name, copies := range map[string]func(s device.Stream, wild, good *device.Buffer){
+		"from": func(s device.Stream, wild, good *device.Buffer) { s.Copy(good.All(), wild.All()) },
+		"to":   func(s device.Stream, wild, good *device.Buffer) { s.Copy(wild.All(), good.All()) },
+		"rows": func(s device.Stream, wild, good *device.Buffer) {
+			row := device.Rect{Range: good.Slice(0, size/8), Pitch: size / 4, Rows: 4}
+			s.Copy2D(device.Rect{Range: wild.Slice(0, size/8), Pitch: size / 4, Rows: 4}, row)
+		},
+	} {
+		for _, captured := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s captured %v", name, captured), func(t *testing.T) {
+				d := open(t, cpu.Options{CopyThreads: 4})
+				s := stream(t, d, "s")
+				none, err := d.Reserve(memory.Device, size, "none") // of which nothing is there
+				if err != nil {
+					t.Fatal(err)
+				}
+				good := alloc(t, d, memory.Host, size)
+				wild := d.Borrow(memory.Device, none.Addr(), size, "wild")
+				if captured {
+					s.BeginCapture()
+					copies(s, wild, good)
+					g, err := s.EndCapture()
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.Replay(g)
+				} else {
+					copies(s, wild, good)
+				}
+				s.Free(good) // while helpers may still copy
+				wantDriverError(t, s.Sync(), "copy", "invalid memory address")
+				s.Free(none)
+				if err := d.Close(); strings.Contains(err.Error(), "never freed") {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // What is used after its end says so, and a refused free leaves the buffer as
 // it was.
 func TestUseAfterClose(t *testing.T) {

@@ -171,14 +171,16 @@ func (d *dev) View(r device.Range, mode device.Mode) []byte {
 	return bytesOf(r)
 }
 
-// release gives the memory of a freed buffer back.
+// release gives the memory of a freed buffer back. If the system refuses, the device fails
+// and the memory stays counted.
 func (d *dev) release(b *device.Buffer) {
 	m := d.mappingOf(b)
 	if m.borrowed() {
 		return
 	}
-	if err := syscall.Munmap(m.bytes); err != nil {
-		panic("cpu: munmap of " + b.String() + ": " + err.Error())
+	if err := syscall.Munmap(m.bytes); err != nil { // such as too many mappings, if it lies in the middle of one
+		d.fail(&device.DriverError{Device: d.name, Call: "munmap", Text: b.String() + ": " + err.Error()})
+		return
 	}
 	d.ledger.Release(b.Kind(), b.Size(), b.Owner())
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/parallel"
 )
 
 const (
@@ -61,30 +62,20 @@ type reduceWork struct {
 // reduceJob divides one launch over several goroutines, which take chunks of elements.
 type reduceJob struct {
 	reduceWork
-	next    atomic.Int64 // chunks taken so far, may run past the end
-	helpers sync.WaitGroup
-	help    func()
+	next atomic.Int64 // chunks taken so far, may run past the end
+	crew *parallel.Crew
 }
 
 // reduceJobs keeps finished jobs, so that a launch allocates nothing.
 var reduceJobs = sync.Pool{New: func() any {
 	j := new(reduceJob)
-	j.help = func() {
-		j.take()
-		j.helpers.Done()
-	}
+	j.crew = parallel.NewCrew(j.take)
 	return j
 }}
 
 func (j *reduceJob) run() {
 	j.next.Store(0)
-	helpers := min(runtime.GOMAXPROCS(0), (j.n+twinChunk-1)/twinChunk) - 1
-	j.helpers.Add(helpers)
-	for range helpers {
-		go j.help()
-	}
-	j.take()
-	j.helpers.Wait()
+	j.crew.Run(min(runtime.GOMAXPROCS(0), (j.n+twinChunk-1)/twinChunk) - 1)
 }
 
 func (j *reduceJob) take() {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/stowage-dev/stowage/internal/parallel"
 )
 
 // chunkBytes is what a goroutine takes at a time: a multiple of every kernel's
@@ -15,7 +17,8 @@ import (
 const chunkBytes = 256 << 10
 
 // Parallel is Copy over several goroutines, the caller's among them; threads <= 0
-// means GOMAXPROCS. It returns when everything is copied.
+// means GOMAXPROCS. It returns when everything is copied. It panics if a helper reaches
+// memory that is not there.
 //
 // Chunks are taken, not dealt: where a core is busy with something else, the
 // others do its share. Goroutines are started afresh (0.5 µs) rather than kept,
@@ -70,10 +73,7 @@ func Pieces(n, bytes, threads int, piece func(i int) (dst, src []byte)) {
 // jobs keeps finished jobs, so that a call allocates nothing.
 var jobs = sync.Pool{New: func() any {
 	j := new(job)
-	j.help = func() {
-		j.work()
-		j.helpers.Done()
-	}
+	j.crew = parallel.NewCrew(j.work)
 	return j
 }}
 
@@ -86,21 +86,14 @@ type job struct {
 	batch    int
 	chunks   int
 	next     atomic.Int64 // chunks taken so far, may run past chunks
-	helpers  sync.WaitGroup
-	help     func() // made once: `go` with arguments would allocate a closure
+	crew     *parallel.Crew
 }
 
 // spread does the job's chunks with so many goroutines, the caller's among them.
 func (j *job) spread(chunks, threads int) {
 	j.chunks = chunks
 	j.next.Store(0)
-	helpers := min(threads, chunks) - 1
-	j.helpers.Add(helpers)
-	for range helpers {
-		go j.help()
-	}
-	j.work()
-	j.helpers.Wait()
+	j.crew.Run(min(threads, chunks) - 1)
 }
 
 // work copies chunks until none is left. All but the first start on a cache

@@ -1,11 +1,10 @@
 // Package parallel divides the work of one kernel over the processor's threads.
 //
-// This file owns all of it.
+// This file owns the division into runs, crew.go the goroutines.
 package parallel
 
 import (
 	"runtime"
-	"sync"
 	"sync/atomic"
 )
 
@@ -26,36 +25,16 @@ func For(n, grain int, f func(from, to int)) {
 		return
 	}
 	j := job{n: n, grain: grain, f: f}
-	j.wait.Add(helpers)
-	for range helpers {
-		go j.help()
-	}
-	j.take()
-	j.wait.Wait()
-	if p := j.fault.Load(); p != nil {
-		panic(*p)
-	}
+	NewCrew(j.take).Run(helpers)
 }
 
 type job struct {
 	n, grain int
 	f        func(from, to int)
 	next     atomic.Int64 // runs taken so far, may pass the end
-	wait     sync.WaitGroup
-	fault    atomic.Pointer[any]
-}
-
-func (j *job) help() {
-	defer j.wait.Done()
-	j.take()
 }
 
 func (j *job) take() {
-	defer func() {
-		if p := recover(); p != nil {
-			j.fault.CompareAndSwap(nil, &p)
-		}
-	}()
 	for {
 		at := (int(j.next.Add(1)) - 1) * j.grain
 		if at >= j.n {
