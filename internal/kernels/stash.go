@@ -146,7 +146,7 @@ type StashMemory struct {
 	Rings   device.Range
 	Pool    [StashTiers]device.Range
 	// Units is the number of multiprocessors of the device (device.Info). The grid
-	// fills them, whatever the size of the buffers.
+	// fills them, whatever the size of the buffers, unless all pages are in host memory.
 	Units int
 }
 
@@ -156,12 +156,23 @@ const (
 	stashThreads  = 256
 	stashChunk    = 4 * memory.KiB
 	stashResident = 2
+
+	// stashLinkBlocks blocks keep as many bytes under way as linkBlocks blocks of the copy
+	// kernel, which saturate the link. They occupy 8 multiprocessors. A full grid would
+	// move nothing faster, and would keep compute's blocks from every multiprocessor until
+	// the link has carried all rows.
+	stashLinkBlocks = int(linkBlocks * moveChunk / (stashThreads / 32 * stashChunk))
 )
 
 // StashMaxTensors is the most tensors of a group: one for each lane of a warp.
 const StashMaxTensors = 32
 
+// blocks returns the size of the grid. Rows of a store without device pages all cross the
+// link.
 func (m *StashMemory) blocks(set device.Range) int {
+	if m.Pool[StashDevice].Len == 0 {
+		return min(blocksFor(set.Len, stashThreads/32*stashChunk), stashLinkBlocks)
+	}
 	return min(blocksFor(set.Len, stashThreads/32*stashChunk), stashResident*max(m.Units, 1))
 }
 
