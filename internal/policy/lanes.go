@@ -1,5 +1,6 @@
-// This file owns simulated time. A score notes what a machine does on its three lanes. A
-// player then computes the times, with a link that both directions of copies share.
+// This file owns simulated time. A score notes what a machine does on its three lanes, and
+// the stash on two more. A player then computes the times, with a link that all copies
+// share.
 
 package policy
 
@@ -8,6 +9,13 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/memory"
+)
+
+// The stash copies rows on streams of its own, beside the machine's copies.
+const (
+	rowsOut = residency.Lane(residency.Lanes) + iota
+	rowsIn
+	lanes
 )
 
 // point is a place in a lane's work, which a mark stands for.
@@ -39,7 +47,7 @@ type score struct {
 	now     float64 // compute's own work so far, in seconds
 	points  []point // indexed by mark - 1
 	waits   []wait
-	copies  [residency.Lanes][]transfer // of the lanes Out and In
+	copies  [lanes][]transfer // of every lane but Compute
 	pending [residency.Lanes][]point
 	after   []point // the points that copies wait for, of all copies in order
 	planned bool
@@ -121,7 +129,7 @@ type player struct {
 	*score
 	links memory.Links
 	now   float64
-	lanes [residency.Lanes]struct {
+	lanes [lanes]struct {
 		next  int     // the copy that is in flight or that comes next
 		ready bool    // the time that it may begin at is known
 		from  float64 // when its bytes begin to move
@@ -135,20 +143,22 @@ func (s *score) play(l memory.Links, span float64) (end float64) {
 	s.resumed, s.held = make([]float64, 0, len(s.waits)), make([]float64, 0, len(s.waits))
 	for {
 		p.compute()
-		p.ready(residency.Out)
-		p.ready(residency.In)
+		for l := residency.Out; l < lanes; l++ {
+			p.ready(l)
+		}
 		if !p.step() {
 			break
 		}
 	}
-	if len(s.resumed) < len(s.waits) || p.lanes[residency.Out].next < len(s.copies[residency.Out]) || p.lanes[residency.In].next < len(s.copies[residency.In]) {
-		panic("policy: the simulated lanes deadlock")
-	}
-	end, _ = p.when(point{residency.Compute, len(s.waits), span})
-	for _, lane := range []residency.Lane{residency.Out, residency.In} {
-		if n := len(s.copies[lane]); n > 0 {
-			end = max(end, s.copies[lane][n-1].end)
+	end, known := p.when(point{residency.Compute, len(s.waits), span})
+	for l := residency.Out; l < lanes; l++ {
+		if n := len(s.copies[l]); n > 0 {
+			known = known && p.lanes[l].next == n
+			end = max(end, s.copies[l][n-1].end)
 		}
+	}
+	if !known {
+		panic("policy: the simulated lanes deadlock")
 	}
 	return end
 }
@@ -199,19 +209,40 @@ func (p *player) ready(l residency.Lane) {
 	x.ready, x.from, x.left = true, from+p.links.Latency.Seconds(), c.bytes
 }
 
+// rates returns the bytes per second of every lane. The lanes of one direction share its
+// rate equally.
+func (p *player) rates() (rate [lanes]float64) {
+	out := []residency.Lane{residency.Out, rowsOut}
+	in := []residency.Lane{residency.In, rowsIn}
+	outs, ins := p.moving(out...), p.moving(in...)
+	rateOut, rateIn := p.links.Out, p.links.In
+	if outs > 0 && ins > 0 {
+		rateOut, rateIn = p.links.Shared()
+	}
+	for i := range out {
+		rate[out[i]], rate[in[i]] = rateOut/float64(max(outs, 1)), rateIn/float64(max(ins, 1))
+	}
+	return rate
+}
+
+// moving returns how many of the lanes move bytes.
+func (p *player) moving(list ...residency.Lane) (n int) {
+	for _, l := range list {
+		if p.lanes[l].ready && p.lanes[l].from <= p.now {
+			n++
+		}
+	}
+	return n
+}
+
 // step advances to the next event and reports whether there was one.
 func (p *player) step() bool {
-	moving := func(l residency.Lane) bool { return p.lanes[l].ready && p.lanes[l].from <= p.now }
-	var rate [residency.Lanes]float64
-	rate[residency.Out], rate[residency.In] = p.links.Out, p.links.In
-	if moving(residency.Out) && moving(residency.In) {
-		rate[residency.Out], rate[residency.In] = p.links.Shared()
-	}
+	rate := p.rates()
 	next, first := math.Inf(1), residency.Out
-	for l := residency.Out; l <= residency.In; l++ {
+	for l := residency.Out; l < lanes; l++ {
 		x := &p.lanes[l]
 		t := x.from
-		if moving(l) {
+		if p.moving(l) > 0 {
 			t = p.now + x.left/rate[l]
 		}
 		if x.ready && t < next {
@@ -221,9 +252,9 @@ func (p *player) step() bool {
 	if math.IsInf(next, 1) {
 		return false
 	}
-	for l := residency.Out; l <= residency.In; l++ {
+	for l := residency.Out; l < lanes; l++ {
 		x := &p.lanes[l]
-		if !moving(l) {
+		if p.moving(l) == 0 {
 			continue
 		}
 		x.left = max(x.left-rate[l]*(next-p.now), 0)
@@ -235,4 +266,19 @@ func (p *player) step() bool {
 	}
 	p.now = next
 	return true
+}
+
+// busy returns how long at least one copy of two lanes was in flight.
+func (s *score) busy(a, b residency.Lane) (total float64) {
+	x, y := s.copies[a], s.copies[b]
+	until := 0.0
+	for len(x)+len(y) > 0 {
+		if len(x) == 0 || len(y) > 0 && y[0].begin < x[0].begin {
+			x, y = y, x
+		}
+		total += max(x[0].end-max(x[0].begin, until), 0)
+		until = max(until, x[0].end)
+		x = x[1:]
+	}
+	return total
 }

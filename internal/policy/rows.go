@@ -242,7 +242,7 @@ func (r *rowRun) stash(s *rowSet) {
 		r.unused -= r.held[s.group]
 	}
 	if n := r.bytes(s.group); n > 0 {
-		s.idle = r.score.rows(residency.Out, s.group, n, s.ready)
+		s.idle = r.score.rows(rowsOut, s.group, n, s.ready)
 		r.moved[s.group.Unit()] += n
 	}
 	r.stashed[s.group] = s.idle
@@ -252,7 +252,7 @@ func (r *rowRun) restore(s *rowSet, g memory.GroupID) {
 	r.lease(s, g, rowsBack)
 	after := append(append([]point(nil), s.idle...), r.stashed[g]...)
 	if s.ready = after; r.bytes(g) > 0 {
-		s.ready = r.score.rows(residency.In, g, r.bytes(g), after)
+		s.ready = r.score.rows(rowsIn, g, r.bytes(g), after)
 	}
 	r.unused += r.held[g]
 	delete(r.held, g)

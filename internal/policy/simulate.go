@@ -199,7 +199,7 @@ type trial struct {
 // device bytes without those of device pages.
 func (s *step) try(plan *residency.Plan, l memory.Links, cfg residency.Config) *trial {
 	t := &trial{step: s, plan: plan, score: &score{points: make([]point, 0, len(s.tape.Ops)), after: make([]point, 0, 2*len(s.groups))}}
-	for l := residency.Out; l <= residency.In; l++ {
+	for l := residency.Out; l < lanes; l++ {
 		t.score.copies[l] = make([]transfer, 0, len(s.groups))
 	}
 	cfg.Device = max(cfg.Device-s.pageBytes(), 0)
@@ -305,28 +305,27 @@ func (t *trial) lanes(f *Forecast) {
 		return t.groups[t.saver[c.storage]].unit
 	}
 	of := func(p point) *UnitForecast { return &f.Units[unit(&t.score.copies[p.lane][p.index-1])] }
-	var copies, held [residency.Lanes]float64
+	held := 0.0
 	each := make([]float64, len(f.Units))
-	for l := residency.Out; l <= residency.In; l++ {
+	for l := residency.Out; l < lanes; l++ {
 		for i := range t.score.copies[l] {
 			c := &t.score.copies[l][i]
 			g := unit(c)
-			copies[l] += c.end - c.begin
 			each[g] += c.end - c.begin
-			if l == residency.Out {
+			if l == residency.Out || l == rowsOut {
 				f.Units[g].Moved += int64(c.bytes)
 			}
 		}
 	}
 	waits := make(map[*UnitForecast]float64)
 	for i, w := range t.score.waits {
-		held[residency.Compute] += t.score.held[i]
+		held += t.score.held[i]
 		if w.on.index > 0 {
 			waits[of(w.on)] += t.score.held[i]
 		}
 	}
-	f.OutBusy, f.InBusy = seconds(copies[residency.Out]), seconds(copies[residency.In])
-	f.Waiting = seconds(held[residency.Compute])
+	f.OutBusy, f.InBusy = seconds(t.score.busy(residency.Out, rowsOut)), seconds(t.score.busy(residency.In, rowsIn))
+	f.Waiting = seconds(held)
 	for i := range f.Units {
 		u := &f.Units[i]
 		u.Copies, u.Waiting = seconds(each[i]), seconds(waits[u])
