@@ -38,10 +38,6 @@ func TestRandomPrograms(t *testing.T) {
 	}
 	took := time.Since(start)
 	t.Logf("%d seeds in %v: %v a seed", seeds(), took.Round(time.Millisecond), (took / time.Duration(seeds())).Round(time.Microsecond))
-	// A minute is the aim on two quiet cores; three leave room for busy ones.
-	if seeds() == 10000 && took > 3*time.Minute {
-		t.Errorf("10000 seeds took %v, more than three minutes", took)
-	}
 }
 
 // Without a schedule the streams really run side by side.

@@ -133,8 +133,13 @@ func TestPlainLinks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		took, err := r.run()
-		if err != nil || took < c.least || took > c.least+c.least/2+100*time.Millisecond {
+		var took time.Duration
+		for range 20 { // other work delays some runs
+			if took, err = r.run(); err != nil || took <= c.least+c.least/2+5*time.Millisecond {
+				break
+			}
+		}
+		if err != nil || took < c.least || took > c.least+c.least/2+5*time.Millisecond {
 			t.Errorf("%s: %v (%v), want %v", name, took, err, c.least)
 		}
 		if err := r.close(); err != nil {

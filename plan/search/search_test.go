@@ -308,8 +308,9 @@ func TestPolicyIsDeterministic(t *testing.T) {
 	}
 }
 
-// SPEC S6.1: DeepSeek-V3 on 256 GPUs in under a second; the limit is generous, so
-// that only a gross regression fails on a slow machine.
+// SPEC S6.1: a search for DeepSeek-V3 on 256 GPUs takes about a second, as
+// BenchmarkDeepSeekPolicy shows. The test counts policies, because times depend on the
+// machine.
 func TestDeepSeekPolicy(t *testing.T) {
 	for _, c := range []struct {
 		device      string
@@ -327,8 +328,8 @@ func TestDeepSeekPolicy(t *testing.T) {
 		for _, v := range r.Modules {
 			t.Log(v)
 		}
-		if took > 5*time.Second {
-			t.Errorf("the search took %v", took)
+		if r.Tried > 4000 {
+			t.Errorf("the search tried %d policies, want 4000 at most", r.Tried)
 		}
 	}
 }
