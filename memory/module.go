@@ -14,8 +14,8 @@ import (
 // ChoiceSet is a set of choices.
 type ChoiceSet uint8
 
-// ChoicesOf returns the set of the given choices.
-func ChoicesOf(list ...Choice) (set ChoiceSet) {
+// choicesOf returns the set of the given choices.
+func choicesOf(list ...Choice) (set ChoiceSet) {
 	for _, c := range list {
 		set |= 1 << c
 	}
@@ -58,7 +58,7 @@ type Module struct {
 }
 
 // off, re and st are the choices in the table below.
-var off, re, st = ChoicesOf(Offload), ChoicesOf(Recompute), ChoicesOf(Stash)
+var off, re, st = choicesOf(Offload), choicesOf(Recompute), choicesOf(Stash)
 
 // modules is the one table of modules. The norm before attention reads the layer's
 // input, which the layer before it has made. The norm behind attention reads the sum
@@ -109,14 +109,25 @@ func LookupModule(name string) (Module, bool) {
 	return modules[i], true
 }
 
-// ModulesWith returns the names of the modules that a user may make a choice for.
-func ModulesWith(c Choice) []string {
+// modulesWith returns the names of the modules that a user may make a choice for.
+func modulesWith(c Choice) []string {
 	return names(func(m Module) bool { return m.Choices.Has(c) })
 }
 
 // MegatronModules returns the names that Megatron-LM accepts for a choice.
 func MegatronModules(c Choice) []string {
 	return names(func(m Module) bool { return m.Megatron.Has(c) })
+}
+
+// Including returns the module of a list that includes the tensors of a module: the
+// module itself, or one that covers it. It is empty if the list has none.
+func Including(list []string, module string) string {
+	for _, name := range list {
+		if m, _ := LookupModule(name); module != "" && (name == module || slices.Contains(m.Covers, module)) {
+			return name
+		}
+	}
+	return ""
 }
 
 // RowModules returns the names of the modules that save rows counted on the device.
@@ -193,7 +204,7 @@ func CheckOffload(list []string) error {
 
 // checkName rejects names that allow no such choice.
 func checkName(c Choice, name string, own []string) error {
-	list := ModulesWith(c)
+	list := modulesWith(c)
 	if slices.Contains(list, name) || slices.Contains(own, name) {
 		return nil
 	}

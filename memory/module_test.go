@@ -102,3 +102,22 @@ func TestModuleScopes(t *testing.T) {
 		}
 	}
 }
+
+// A list includes a module's tensors if it names the module or one that covers it.
+func TestIncluding(t *testing.T) {
+	for _, c := range []struct {
+		list   []string
+		module string
+		want   string
+	}{
+		{[]string{"core_attn", "moe_act"}, "moe_act", "moe_act"},
+		{[]string{"core_attn", "fused_group_mlp"}, "moe_act", "fused_group_mlp"},
+		{[]string{"moe_act"}, "fused_group_mlp", ""},
+		{[]string{"core_attn"}, "moe_act", ""},
+		{[]string{""}, "", ""},
+	} {
+		if got := Including(c.list, c.module); got != c.want {
+			t.Errorf("%v includes %s by %q, want %q", c.list, c.module, got, c.want)
+		}
+	}
+}

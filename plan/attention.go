@@ -76,6 +76,7 @@ func (d *dims) stats(part string) SavedTensor {
 
 // joined appends the addition to the residual stream.
 func (d *dims) joined(t *tape, part string) {
+	t.ends(t.last(), "layernorm")
 	o := op{name: part, out: d.residual(), gout: d.residual(), hold: d.residual()}
 	if d.s.Kernels.Dropout > 0 {
 		o.gin = d.residual()
@@ -121,6 +122,7 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 // project is the output projection and the addition behind it. Its input is the
 // core's output; under eight bits the product saves a copy of its own.
 func (d *dims) project(t *tape, n heads) {
+	t.ends(t.last(), "core_attn", "mla_up_proj")
 	i := t.op(d.row("output projection", n.q*n.v, d.h))
 	if d.low() {
 		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})

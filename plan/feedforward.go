@@ -35,6 +35,7 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 	t.save(i, act, d.actInput(SavedTensor{Group: "mlp", Tensor: "fc1 output", Recompute: mlp}, d.tokens*m*w))
 	fc2 := t.op(d.row("fc2", w, d.h))
 	t.save(act, fc2, SavedTensor{Group: "mlp", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: mlp})
+	t.ends(fc2, "mlp")
 	d.joined(t, "mlp_add")
 }
 
@@ -57,6 +58,7 @@ func (d *dims) moe(t *tape, e *model.MoE) {
 		d.shared(t, i-1, e)
 	}
 	d.experts(t, e)
+	t.ends(t.last(), "moe")
 	d.joined(t, "mlp_add")
 }
 
@@ -101,6 +103,7 @@ func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	t.save(i, act, d.actInput(SavedTensor{Group: "shared_experts", Tensor: "fc1 output", Recompute: again}, d.tokens*m*w))
 	fc2 := t.op(d.row("shared fc2", w, d.h))
 	t.save(act, fc2, SavedTensor{Group: "shared_experts", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: again})
+	t.ends(fc2, "shared_experts")
 }
 
 // experts: rows are permuted and sent, sorted by expert, go through the experts,
@@ -128,9 +131,9 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	if d.s.Precision.Compute == FP8 && slices.Contains(d.s.Offload.Modules, "expert_fc1") {
 		input = rows // what moves is the input itself, not its quantised copy
 	}
-	t.save(fc1-1, fc1, SavedTensor{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe})
+	t.save(fc1-1, fc1, SavedTensor{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe, Stash: "expert_fc1"})
 	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
-	t.save(fc1, act, d.actInput(SavedTensor{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe}, r*m*f))
+	t.save(fc1, act, d.actInput(SavedTensor{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe, Stash: "moe_act"}, r*m*f))
 	t.save(fc1, act, SavedTensor{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
 	fused := e.Gated && !d.s.Kernels.UnfusedActivation || d.s.Kernels.WeightedSquaredReLU
 	if !fused {
@@ -140,7 +143,9 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 		t.save(act, w, SavedTensor{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
 	}
 	fc2 := t.op(op{name: "experts' fc2", out: rows, gin: el * r * f, work: local * d.wgrad(width, f)})
-	t.save(fc2-1, fc2, SavedTensor{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}})
+	// The stash takes fc2's input together with the activation function's.
+	t.save(fc2-1, fc2, SavedTensor{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}, Stash: "moe_act"})
+	t.ends(fc2, "moe_act")
 	d.combine(t, sent*width*el, rows, local)
 	if d.s.Kernels.Dispatcher == "alltoall" {
 		// The forward pass of the layer refers to the rows that were sent and, if

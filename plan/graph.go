@@ -41,7 +41,7 @@ func (t *tape) filter(want func(scope string) bool) *tape {
 	f.ops, f.saved = slices.Clone(t.ops), nil
 	for i := range f.ops {
 		if !want(f.ops[i].scope) {
-			f.ops[i] = op{name: f.ops[i].name, scope: f.ops[i].scope}
+			f.ops[i] = op{name: f.ops[i].name, scope: f.ops[i].scope, recompute: f.ops[i].recompute}
 		}
 	}
 	for _, s := range t.saved {

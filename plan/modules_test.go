@@ -71,6 +71,8 @@ func TestFormulasUseTheTable(t *testing.T) {
 				known = memory.MegatronModules(memory.Offload)
 			case "Recompute":
 				known = memory.MegatronModules(memory.Recompute)
+			case "Stash":
+				known = memory.MegatronModules(memory.Stash)
 			default:
 				return true
 			}
@@ -83,7 +85,7 @@ func TestFormulasUseTheTable(t *testing.T) {
 			return true
 		})
 	}
-	if names["Group"] < 20 || names["Offload"] < 8 || names["Recompute"] < 8 {
+	if names["Group"] < 20 || names["Offload"] < 8 || names["Recompute"] < 8 || names["Stash"] < 3 {
 		t.Errorf("found only %v", names)
 	}
 }

@@ -226,7 +226,7 @@ func TestOffloadMovesWhatItSays(t *testing.T) {
 		for _, l := range s.Model.Layers {
 			var want int64
 			for _, g := range Activations(plain.s, l) {
-				if slices.Contains(modules, g.Offload) && g.Elements >= s.Offload.MinElements {
+				if memory.Including(modules, g.Offload) != "" && g.Elements >= s.Offload.MinElements {
 					want += g.Bytes
 				}
 			}

@@ -2,7 +2,11 @@
 
 package plan
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // Rank returns the settings of one pipeline rank: its own fraction as Fraction.
 func (o Offload) Rank(r int) Offload {
@@ -60,33 +64,28 @@ func (d *dims) apply(t *tape, full bool) {
 			continue
 		case slices.ContainsFunc(s.Recompute, func(m string) bool { return slices.Contains(r.Modules, m) }):
 			s.drop, s.again = true, t.trigger(*s, r.Modules)
-		case d.stashes(s.SavedTensor):
+		case memory.Including(d.s.Stash.Modules, s.Stash) != "":
 			s.stashed = true
-		case s.Offload != "" && slices.Contains(o.Modules, s.Offload) && s.Elements >= o.MinElements:
-			s.away = true
+		case s.Elements >= o.MinElements:
+			s.mover = memory.Including(o.Modules, s.Offload)
+			s.away = s.mover != ""
 		}
 	}
 }
 
 // trigger returns the operation before whose backward pass a dropped tensor is
-// recomputed.
+// recomputed: the one that its module marks, or else the one that needs it.
 func (t *tape) trigger(s saved, modules []string) int {
 	again := s.until
 	for _, m := range s.Recompute {
 		if !slices.Contains(modules, m) {
 			continue
 		}
-		switch m {
-		case "layernorm":
-			again = max(again, t.next(s.at, "attn_add", "mlp_add")-1)
-		case "mlp", "moe":
-			again = max(again, t.next(s.at, "mlp_add")-1)
-		case "shared_experts":
-			again = max(again, t.next(s.at, "shared fc2"))
-		case "core_attn", "mla_up_proj":
-			again = max(again, t.next(s.at, "output projection")-1)
-		case "moe_act":
-			again = max(again, t.next(s.at, "experts' fc2"))
+		for i, o := range t.ops[s.at:] {
+			if slices.Contains(o.recompute, m) {
+				again = max(again, s.at+i)
+				break
+			}
 		}
 	}
 	return again
@@ -121,8 +120,8 @@ func (d *dims) stayFraction(tapes []*tape) {
 			if !s.away {
 				continue
 			}
-			if n := len(groups); n == 0 || groups[n-1].tape != i || groups[n-1].name != s.Offload {
-				groups = append(groups, group{tape: i, name: s.Offload})
+			if n := len(groups); n == 0 || groups[n-1].tape != i || groups[n-1].name != s.mover {
+				groups = append(groups, group{tape: i, name: s.mover})
 			}
 			groups[len(groups)-1].bytes += s.Bytes
 			all += s.Bytes
@@ -146,7 +145,7 @@ func (t *tape) stay(name string) {
 	t.key += "/" + name
 	t.saved = slices.Clone(t.saved)
 	for i := range t.saved {
-		if t.saved[i].Offload == name {
+		if t.saved[i].mover == name {
 			t.saved[i].away = false
 		}
 	}

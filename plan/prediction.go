@@ -131,4 +131,6 @@ type SavedTensor struct {
 	// layer's input, and is not listed.
 	Offload   string
 	Recompute []string
+	// Stash is the module that stashes the tensor if it is named.
+	Stash string
 }

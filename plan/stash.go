@@ -18,21 +18,6 @@ const (
 	stashSets = 2
 )
 
-// stashes reports whether a tensor goes through the stash: those of the groups that
-// are named, and with the activation function's input also fc2's.
-func (d *dims) stashes(g SavedTensor) bool {
-	m := d.s.Stash.Modules
-	switch g.Group {
-	case "expert_fc1":
-		return slices.Contains(m, "expert_fc1") && g.Elements > 0
-	case "moe_act":
-		return slices.Contains(m, "moe_act") && g.Elements > 0
-	case "experts":
-		return slices.Contains(m, "moe_act") && g.Tensor == "fc2 input"
-	}
-	return false
-}
-
 // stash is what a rank's stash takes.
 type stash struct {
 	sets, device, host int64

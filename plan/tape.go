@@ -25,6 +25,9 @@ type op struct {
 	// the front releases it: the residual stream's.
 	gout, gin, work int64
 	hold, release   int64
+	// recompute are the modules that are recomputed before the backward pass of the
+	// operation: those that end with it.
+	recompute []string
 }
 
 // saved is a tensor that the forward pass keeps: made by operation at, and freed
@@ -35,6 +38,7 @@ type op struct {
 type saved struct {
 	SavedTensor
 	at, until           int
+	mover               string // the module that offloads it, if away
 	drop, away, stashed bool
 	again               int
 }
@@ -58,6 +62,11 @@ type tape struct {
 func (t *tape) op(o op) int {
 	t.ops = append(t.ops, o)
 	return len(t.ops) - 1
+}
+
+// ends says that modules end with an operation.
+func (t *tape) ends(i int, modules ...string) {
+	t.ops[i].recompute = append(t.ops[i].recompute, modules...)
 }
 
 // last is the operation that was appended last.
@@ -92,7 +101,7 @@ type cost struct {
 
 // cost walks both passes.
 func (t *tape) cost() cost {
-	c := cost{name: t.name}
+	c, sums := cost{name: t.name}, map[string]int64{}
 	for _, s := range t.saved {
 		switch {
 		case s.drop:
@@ -101,16 +110,13 @@ func (t *tape) cost() cost {
 			c.stash = append(c.stash, s.SavedTensor)
 		case s.away:
 			c.away = append(c.away, s.SavedTensor)
+			c.moved += s.Bytes
+			sums[s.mover] += s.Bytes
+			c.largest = max(c.largest, sums[s.mover])
 		default:
 			c.kept += s.Bytes
 			c.groups = append(c.groups, s.SavedTensor)
 		}
-	}
-	sums := map[string]int64{}
-	for _, g := range c.away {
-		c.moved += g.Bytes
-		sums[g.Offload] += g.Bytes
-		c.largest = max(c.largest, sums[g.Offload])
 	}
 	t.walkForward(&c)
 	t.walkBackward(&c)
@@ -186,11 +192,11 @@ func (t *tape) returns() []int {
 		if !s.away {
 			continue
 		}
-		if _, ok := need[s.Offload]; !ok {
-			names = append(names, s.Offload)
-			need[s.Offload] = -1
+		if _, ok := need[s.mover]; !ok {
+			names = append(names, s.mover)
+			need[s.mover] = -1
 		}
-		need[s.Offload] = max(need[s.Offload], s.until)
+		need[s.mover] = max(need[s.mover], s.until)
 	}
 	slices.SortStableFunc(names, func(a, b string) int { return need[b] - need[a] })
 	asked := map[string]int{}
@@ -204,7 +210,7 @@ func (t *tape) returns() []int {
 	for i, s := range t.saved {
 		back[i] = -1
 		if s.away {
-			back[i] = asked[s.Offload]
+			back[i] = asked[s.mover]
 		}
 	}
 	return back

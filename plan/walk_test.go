@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // The microbatches that each chunk holds at the most crowded point of a rank,
@@ -115,6 +116,32 @@ func TestOffloadAmounts(t *testing.T) {
 	}
 	if small := host(func(o *Offload) { o.MinElements = 1 << 40 }); slices.Max(small) != 0 {
 		t.Errorf("nothing is large enough, yet %v bytes move", small)
+	}
+}
+
+// A module that covers others moves their tensors, as one group of each layer.
+func TestOffloadByCoveringModule(t *testing.T) {
+	host := func(fraction float64, modules ...string) []int64 {
+		s := deepSeek(t)
+		s.Offload.Modules, s.Offload.Fraction = modules, fraction
+		var n []int64
+		for _, r := range predicted(t, s).Ranks {
+			n = append(n, r.Host)
+		}
+		return n
+	}
+	for _, m := range memory.Modules() {
+		if len(m.Covers) == 0 {
+			continue
+		}
+		parts, whole := host(1, m.Covers...), host(1, m.Name)
+		if !slices.Equal(parts, whole) || slices.Max(whole) == 0 {
+			t.Errorf("%s moves %v bytes by rank, and %v move %v", m.Name, whole, m.Covers, parts)
+		}
+		// 14 layers on rank 2, so that a half of its groups is seven whole layers.
+		if half := host(0.5, m.Name); half[2] != whole[2]/2 {
+			t.Errorf("half of the groups of %s are %d bytes, want %d", m.Name, half[2], whole[2]/2)
+		}
 	}
 }
 

@@ -71,7 +71,7 @@ func WithoutEffect(s *plan.Setup) (notes []*memory.ModuleError, err error) {
 	found := map[memory.Choice]map[string]bool{memory.Offload: {}, memory.Recompute: {}}
 	for _, l := range slices.Concat(n.Model.Layers, mtpLayers(n)) {
 		for _, t := range plan.Activations(n, l) {
-			found[memory.Offload][t.Offload] = true
+			found[memory.Offload][memory.Including(s.Offload.Modules, t.Offload)] = true
 			for _, m := range t.Recompute {
 				found[memory.Recompute][m] = true
 			}
@@ -151,9 +151,9 @@ func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
 		case freed >= 0:
 			dropped += t.Bytes
 			use(&by, t.Recompute[freed])
-		case slices.Contains(s.Offload.Modules, t.Offload) && t.Elements >= s.Offload.MinElements:
+		case memory.Including(s.Offload.Modules, t.Offload) != "" && t.Elements >= s.Offload.MinElements:
 			moved += t.Bytes
-			use(&movers, t.Offload)
+			use(&movers, memory.Including(s.Offload.Modules, t.Offload))
 		}
 	}
 	layer := m.Layer(g.layer)
@@ -172,8 +172,7 @@ func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
 	case moved > 0:
 		d.Choice = "offload"
 		d.Reason, d.Cost = offloadReason(s, m, g, moved, strings.Join(movers, ", "))
-	case slices.Contains(s.Stash.Modules, g.name) || g.name == "experts" && slices.Contains(s.Stash.Modules, "moe_act"):
-		// With the activation function's input goes that of the second product.
+	case slices.ContainsFunc(g.tensors, func(t plan.SavedTensor) bool { return memory.Including(s.Stash.Modules, t.Stash) != "" }):
 		d.Choice, d.Reason = "stash", "its live rows go to pages of the stash"
 	default:
 		d.Reason = keepReason(g, d.Window, d.Copy)
@@ -284,12 +283,15 @@ func (d *Decision) searched(g *groupOf, res *search.Result) {
 // a group.
 func decisionsOn(g *groupOf, res *search.Result) (out []search.ModuleDecision) {
 	for _, v := range res.Modules {
-		list := g.offload
+		var list []string
 		switch v.Choice {
+		case memory.Offload:
+			if slices.ContainsFunc(g.offload, func(m string) bool { return memory.Including([]string{v.Module}, m) != "" }) {
+				list = []string{v.Module}
+			}
 		case memory.Recompute:
 			list = append(slices.Clone(g.recompute), "full") // of whole layers, all but their input
 		case memory.Stash:
-			list = nil
 			if slices.Contains(strings.Split(v.Module, ", "), g.name) {
 				list = []string{v.Module}
 			}

@@ -6,22 +6,36 @@ package cost
 import (
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// again lists the modules that recomputing a part of a layer runs once more.
-var again = map[string][]module{
-	"core_attn":      {coreAttn},
-	"layernorm":      {attnNorm, mlpNorm},
-	"mla_up_proj":    {mlaUp},
-	"mlp":            {denseMLP},
-	"moe_act":        {moeAct},
-	"moe":            {routerModule, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
-	"shared_experts": {sharedExperts},
-	"gdn_norm_out":   {mambaScan},
-	"gdp_in_proj":    {qkvLinear},
-	"gdp_qkv":        {mambaScan},
+// inside lists the parts of modules that have no part of their name.
+var inside = map[string][]module{
+	"moe":          {routerModule, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
+	"gdn_norm_out": {mambaScan},
+	"gdp_in_proj":  {qkvLinear},
+	"gdp_qkv":      {mambaScan},
+}
+
+// partsOf returns the parts of a layer that recomputing a module runs again. It is
+// empty if no time is known for the module.
+func partsOf(name string) []module {
+	if list, ok := inside[name]; ok {
+		return list
+	}
+	names := []string{name}
+	if m, _ := memory.LookupModule(name); len(m.StandsFor) > 0 {
+		names = m.StandsFor
+	}
+	var list []module
+	for m := range modules {
+		if slices.Contains(names, m.String()) {
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // Recompute returns the time that recompute adds to the backward pass of a layer. A
@@ -33,7 +47,7 @@ func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
 	}
 	var seen [modules]bool
 	for _, name := range r.Modules {
-		for _, m := range again[name] {
+		for _, m := range partsOf(name) {
 			if !seen[m] {
 				seen[m] = true
 				p := l.part(m)
@@ -168,7 +182,7 @@ func offloadShares(s *plan.Setup) []float64 {
 func OffloadedBytes(s *plan.Setup, l model.Layer) int64 {
 	var n int64
 	for _, g := range plan.Activations(s, l) {
-		if slices.Contains(s.Offload.Modules, g.Offload) && g.Elements >= s.Offload.MinElements && !s.Recompute.Full && !overlap(g.Recompute, s.Recompute.Modules) {
+		if memory.Including(s.Offload.Modules, g.Offload) != "" && g.Elements >= s.Offload.MinElements && !s.Recompute.Full && !overlap(g.Recompute, s.Recompute.Modules) {
 			n += g.Bytes
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -135,20 +136,19 @@ func (m *Model) time(l model.Layer) *Layer {
 	if m.setup.Layout.OverlapEP && l.MoE != nil {
 		out.hide(t)
 	}
-	var experts float64
-	if l.MoE != nil {
-		experts = float64(l.MoE.Experts) / float64(m.setup.Layout.EP)
-	}
-	m.launch(out, experts)
+	m.launch(out, l.MoE)
 	return out
 }
 
-// launch stretches a layer to the time that the host needs to launch it: the host
-// runs ahead of the device, so that launching shows only where it is slower.
-// Backward launches twice as much. Products of experts launch work for each expert
-// of the rank, and the narrower the format, the more: scales are found and
-// applied besides.
-func (m *Model) launch(l *Layer, experts float64) {
+// launch stretches a layer to the time that the host needs to launch it. The host runs
+// ahead of the device, so launching shows only if it is slower. The backward pass
+// launches twice as much. Products of experts launch work for each expert of the rank,
+// and more of it the narrower the format is, because scales are computed and applied.
+func (m *Model) launch(l *Layer, moe *model.MoE) {
+	var experts float64
+	if moe != nil {
+		experts = float64(moe.Experts) / float64(m.setup.Layout.EP)
+	}
 	var host Seconds
 	for i := range l.Parts {
 		p := &l.Parts[i]
@@ -171,23 +171,29 @@ func (m *Model) launch(l *Layer, experts float64) {
 	l.Backward *= backward
 }
 
-// captured reports whether a module lies in a captured scope.
-func (m *Model) captured(mod module) bool {
-	scope := "moe"
-	switch mod {
-	case attnNorm, qkvLinear, mlaUp, coreAttn, attnProj:
-		scope = "attn"
+// captured reports whether a part lies in a captured scope. The launch times of rates.go
+// were fitted with the scopes of dense layers for all norms, and with shared experts in
+// the scope of the others.
+func (m *Model) captured(part module) bool {
+	captured := m.setup.Graph.Scopes
+	if slices.Contains(captured, memory.FullIteration.String()) {
+		return true
+	}
+	var scope string
+	switch part {
 	case mambaIn, mambaScan, mambaOut:
 		scope = "mamba"
-	case mlpNorm, denseMLP:
-		scope = "mlp"
-	case routerModule:
-		scope = "moe_router"
 	case dispatch:
 		scope = "moe_preprocess"
+	case combine, sharedExperts:
+		scope = memory.MoE.String()
+	default:
+		entry, _ := memory.LookupModule(part.String())
+		scope = entry.In(false)[0].String()
 	}
-	s := m.setup.Graph.Scopes
-	return slices.Contains(s, scope) || slices.Contains(s, "full_iteration") || scope[:3] == "moe" && slices.Contains(s, "moe")
+	// Megatron-LM's scope moe includes its other scopes of experts.
+	inMoE := strings.HasPrefix(scope, "moe") && slices.Contains(captured, memory.MoE.String())
+	return inMoE || slices.Contains(captured, scope)
 }
 
 // hide takes from a layer the expert communication that another microbatch's

@@ -4,8 +4,7 @@
 package cost
 
 import (
-	"slices"
-
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -131,7 +130,7 @@ func (t *tally) stash(l model.Layer) {
 	}
 	var bytes float64
 	for _, g := range plan.Activations(s, l) {
-		if slices.Contains(s.Stash.Modules, g.Group) {
+		if memory.Including(s.Stash.Modules, g.Stash) != "" {
 			bytes += float64(g.Bytes)
 		}
 	}

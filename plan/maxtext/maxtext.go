@@ -245,21 +245,10 @@ func tensors(p model.Layer) (out []tensor) {
 	}
 	if p.MoE != nil {
 		out = append(out,
-			tensor{"moe_mlpwi_0", []string{"moe"}, withCovering("moe_act")},
-			tensor{"moe_mlpwi_1", []string{"moe"}, withCovering("moe_act")},
+			tensor{"moe_mlpwi_0", []string{"moe"}, []string{"moe_act"}},
+			tensor{"moe_mlpwi_1", []string{"moe"}, []string{"moe_act"}},
 			// Weights are applied behind the second product, so backward needs it.
 			tensor{"moe_mlpwo", []string{"moe"}, []string{"fused_group_mlp"}})
-	}
-	return out
-}
-
-// withCovering returns a module and those that include its tensors.
-func withCovering(module string) []string {
-	out := []string{module}
-	for _, m := range memory.Modules() {
-		if slices.Contains(m.Covers, module) {
-			out = append(out, m.Name)
-		}
 	}
 	return out
 }
@@ -275,7 +264,7 @@ func (w *writer) remat(s *plan.Setup) {
 	w.set("decoder_layer_input", where(false, away))
 	for _, t := range tensors(p) {
 		has := func(given, names []string) bool {
-			return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(given, n) })
+			return slices.ContainsFunc(names, func(n string) bool { return memory.Including(given, n) != "" })
 		}
 		w.set(t.name, where(s.Recompute.Full || has(s.Recompute.Modules, t.recompute), has(s.Offload.Modules, t.offload)))
 	}

@@ -122,7 +122,7 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 		for k, n := range p.stages[i].count {
 			var bytes int64
 			for _, t := range p.kinds[k].tensors {
-				if t.Offload == m.module && t.Elements >= p.setup.Offload.MinElements && !(v.Chosen && t.freed&c.rec != 0) {
+				if memory.Including([]string{m.module}, t.Offload) != "" && t.Elements >= p.setup.Offload.MinElements && !(v.Chosen && t.freed&c.rec != 0) {
 					bytes += t.Bytes
 				}
 			}

@@ -51,6 +51,33 @@ func TestConflictsAreExplained(t *testing.T) {
 	}
 }
 
+// With fused experts a search offloads the module that covers them: as many bytes as
+// the covered ones would.
+func TestFusedExpertsAreOffloaded(t *testing.T) {
+	var bytes int64
+	for _, fused := range []bool{false, true} {
+		s := small(t)
+		s.Kernels.OpFuser = fused
+		p, err := newProblem(s, Options{Budget: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(p.off, "fused_group_mlp") != fused || slices.Contains(p.off, "moe_act") == fused {
+			t.Fatalf("fused is %v, and %v can be offloaded", fused, p.off)
+		}
+		var n int64
+		for _, k := range p.left(0) {
+			for _, b := range k.moved {
+				n += b
+			}
+		}
+		if fused && n != bytes || n == 0 {
+			t.Errorf("fused experts can move %d bytes, the others %d", n, bytes)
+		}
+		bytes = n
+	}
+}
+
 // attn_proj moves only together with core_attn.
 func TestProjectionNeedsAttention(t *testing.T) {
 	p, err := newProblem(small(t), Options{Budget: 1})

@@ -46,8 +46,6 @@ func noOffload(s *plan.Setup, module string) string {
 		return "layers of experts are captured whole (moe), and Megatron-LM offloads nothing beside that; capture moe_router instead"
 	case s.Graph.Local && !m.Rows:
 		return "under --cuda-graph-impl local only tensors of experts are offloaded; use transformer_engine"
-	case m.Rows && len(m.Covers) > 0 && !s.Kernels.OpFuser:
-		return "it needs the fused grouped experts (--use-transformer-engine-op-fuser)"
 	case m.Rows && isPart && s.Kernels.OpFuser:
 		return "the experts are one fused operation; offload " + fused + " instead"
 	case m.Rows && len(s.Stash.Modules) > 0:

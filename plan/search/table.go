@@ -198,8 +198,13 @@ func (p *problem) choose() {
 			for _, m := range g.Recompute {
 				frees[m] = true
 			}
-			if g.Elements >= p.setup.Offload.MinElements {
-				moves[g.Offload] = true
+			if g.Elements < p.setup.Offload.MinElements {
+				continue
+			}
+			moves[g.Offload] = true
+			// A module that covers others exists if they are one fused operation.
+			if fused, ok := coveredBy(g.Offload); ok && p.setup.Kernels.OpFuser {
+				moves[fused] = true
 			}
 		}
 	}
@@ -227,7 +232,7 @@ func (p *problem) choose() {
 				}
 			}
 			if g.Elements >= p.setup.Offload.MinElements {
-				t.moved = slices.Index(p.off, g.Offload)
+				t.moved = slices.Index(p.off, memory.Including(p.off, g.Offload))
 			}
 			p.kinds[k].tensors = append(p.kinds[k].tensors, t)
 		}

@@ -60,7 +60,9 @@ KNOWN: List[Tuple[str, str]] = [
     ("*.mixer.in_proj", "mamba_in"),
     ("*.mixer", "mamba_scan"),
 ]
-NAMES = sorted({group for _, group in KNOWN} | {"fused_group_mlp"})
+# With these, the names are the modules that can be offloaded by the table of modules
+# (memory/module.go): a policy may name them although no pattern gives them.
+NAMES = sorted({group for _, group in KNOWN} | {"fused_group_mlp", "gdp_qkv"})
 
 _always: Dict[str, Any] = {"always_call": True} if "always_call" in inspect.signature(torch.nn.Module.register_forward_hook).parameters else {}
 # Containers are never called; their children are.
