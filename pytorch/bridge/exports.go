@@ -9,13 +9,14 @@ package main
 #include <string.h>
 #include "stowage.h"
 
-static inline uint64_t call_provide(stowage_provide f, void *context, uint64_t storage, uint64_t bytes) { return f(context, storage, bytes); }
+uint64_t stowage_ask(stowage_provide f, void *context, stowage_runtime rt, uint64_t storage, uint64_t bytes);
 */
 import "C"
 
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"unsafe"
 
@@ -25,12 +26,15 @@ import (
 )
 
 // handles are the sessions that callers hold, by number: C must not hold Go's pointers.
-// They are the library's only global state.
+// They and links are the library's only global state.
 var handles struct {
 	sync.Mutex
 	last C.stowage_runtime
 	open map[C.stowage_runtime]*opened
 }
+
+// links measures each device once in a process.
+var links session.Links
 
 type opened struct {
 	*session.Session
@@ -55,8 +59,9 @@ func codeOf(err error, why **C.char) C.int {
 	return C.STOWAGE_FAILED
 }
 
-// call runs a call on a session. A panic becomes a failure.
-func call(rt C.stowage_runtime, why **C.char, fn func(*opened) error) (code C.int) {
+// call runs a call on a session if it has the arguments that it needs. A panic becomes a
+// failure.
+func call(rt C.stowage_runtime, why **C.char, fn func(*opened) error, needed ...argument) (code C.int) {
 	defer func() {
 		if x := recover(); x != nil {
 			code = codeOf(fmt.Errorf("stowage: %v", x), why)
@@ -68,7 +73,47 @@ func call(rt C.stowage_runtime, why **C.char, fn func(*opened) error) (code C.in
 	if s == nil {
 		return codeOf(session.Wrong{Err: fmt.Errorf("stowage: %d is no runtime, or was closed", uint64(rt))}, why)
 	}
+	for _, a := range needed {
+		if a.at == nil {
+			return codeOf(session.Wrong{Err: fmt.Errorf("stowage: %s is NULL; give %s", a.name, a.what)}, why)
+		}
+	}
 	return codeOf(fn(s), why)
+}
+
+// argument is a pointer that a call cannot do without.
+type argument struct {
+	at         unsafe.Pointer
+	name, what string
+}
+
+func pointer[T any](at *T, name, what string) argument {
+	return argument{unsafe.Pointer(at), name, what}
+}
+
+// readStorages reads what the caller saves. It returns an error if there is no such memory:
+// a wrong count or pointer must not end the process.
+func readStorages(count C.uint64_t, storages *C.stowage_storage) (all []session.Storage, err error) {
+	switch {
+	case count > C.STOWAGE_STORAGES:
+		return nil, session.Wrong{Err: fmt.Errorf("stowage: a group saves %d storages; give at most %d at a time", uint64(count), C.STOWAGE_STORAGES)}
+	case count > 0 && storages == nil:
+		return nil, session.Wrong{Err: fmt.Errorf("stowage: storages is NULL; give the %d storages that the group saves", uint64(count))}
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if recover() != nil {
+			all, err = nil, session.Wrong{Err: fmt.Errorf("stowage: %d storages at %p lie outside of this process's memory; give the right pointer and count", uint64(count), storages)}
+		}
+	}()
+	all = make([]session.Storage, count)
+	for i, x := range unsafe.Slice(storages, count) {
+		all[i] = session.Storage{
+			ID: uint64(x.id), Address: uint64(x.address), Bytes: uint64(x.bytes),
+			Rows: uint64(x.rows), RowBytes: uint64(x.row_bytes), Stay: x.stay != 0,
+		}
+	}
+	return all, nil
 }
 
 // report lists returned storages, as many as there is room for.
@@ -111,8 +156,12 @@ func goOpen(config *C.char, provide C.stowage_provide, context unsafe.Pointer, r
 	if err != nil {
 		return codeOf(session.Wrong{Err: err}, why)
 	}
-	s, err := session.Open(cfg, func(storage, bytes uint64) uint64 {
-		return uint64(C.call_provide(provide, context, C.uint64_t(storage), C.uint64_t(bytes)))
+	handles.Lock()
+	handles.last++
+	number := handles.last
+	handles.Unlock()
+	s, err := links.Open(cfg, func(storage, bytes uint64) uint64 {
+		return uint64(C.stowage_ask(provide, context, number, C.uint64_t(storage), C.uint64_t(bytes)))
 	})
 	if err != nil {
 		return codeOf(err, why)
@@ -122,9 +171,8 @@ func goOpen(config *C.char, provide C.stowage_provide, context unsafe.Pointer, r
 	if handles.open == nil {
 		handles.open = map[C.stowage_runtime]*opened{}
 	}
-	handles.last++
-	handles.open[handles.last] = &opened{Session: s}
-	*rt = handles.last
+	handles.open[number] = &opened{Session: s}
+	*rt = number
 	return C.STOWAGE_OK
 }
 
@@ -140,7 +188,8 @@ func goClose(rt C.stowage_runtime, why **C.char) C.int {
 
 //export goBegin
 func goBegin(rt C.stowage_runtime, key *C.char, stream C.uint64_t, why **C.char) C.int {
-	return call(rt, why, func(s *opened) error { return s.Begin(C.GoString(key), uint64(stream)) })
+	return call(rt, why, func(s *opened) error { return s.Begin(C.GoString(key), uint64(stream)) },
+		pointer(key, "key", "the key of the step, which may be empty"))
 }
 
 //export goEnd
@@ -155,18 +204,15 @@ func goEnd(rt C.stowage_runtime, failed C.int, returned *C.stowage_ids, why **C.
 //export goSave
 func goSave(rt C.stowage_runtime, name *C.char, count C.uint64_t, storages *C.stowage_storage, group *C.uint64_t, returned *C.stowage_ids, why **C.char) C.int {
 	return call(rt, why, func(s *opened) error {
-		all := make([]session.Storage, count)
-		for i, x := range unsafe.Slice(storages, count) {
-			all[i] = session.Storage{
-				ID: uint64(x.id), Address: uint64(x.address), Bytes: uint64(x.bytes),
-				Rows: uint64(x.rows), RowBytes: uint64(x.row_bytes), Stay: x.stay != 0,
-			}
+		all, err := readStorages(count, storages)
+		if err != nil {
+			return err
 		}
 		n, ids, err := s.Save(C.GoString(name), all)
 		*group = C.uint64_t(n)
 		s.report(ids, returned)
 		return err
-	})
+	}, pointer(name, "name", "the name of the group"), pointer(group, "group", "a place for the group's number"))
 }
 
 //export goLoad
@@ -177,7 +223,7 @@ func goLoad(rt C.stowage_runtime, group C.uint64_t, held *C.stowage_ids, returne
 		held.more = C.uint64_t(len(kept) - n)
 		s.report(ids, returned)
 		return err
-	})
+	}, pointer(held, "held", "a list for the storages that are still read"))
 }
 
 //export goRows
@@ -186,7 +232,7 @@ func goRows(rt C.stowage_runtime, storage C.uint64_t, address *C.uint64_t, why *
 		at, err := s.Rows(uint64(storage))
 		*address = C.uint64_t(at)
 		return err
-	})
+	}, pointer(address, "address", "a place for the address"))
 }
 
 //export goRelease
@@ -203,7 +249,7 @@ func goMore(rt C.stowage_runtime, returned *C.stowage_ids, why **C.char) C.int {
 	return call(rt, why, func(s *opened) error {
 		s.report(nil, returned)
 		return nil
-	})
+	}, pointer(returned, "returned", "a list for the storages"))
 }
 
 //export goLimit
@@ -223,7 +269,7 @@ func goUsage(rt C.stowage_runtime, held *C.stowage_held, why **C.char) C.int {
 			held.recording = 1
 		}
 		return err
-	})
+	}, pointer(held, "held", "a place for the figures"))
 }
 
 //export goCheck
@@ -240,11 +286,11 @@ func goStats(rt C.stowage_runtime, text *C.char, capacity C.size_t, need *C.size
 		}
 		*need = C.size_t(len(got) + 1)
 		if text != nil && capacity > 0 {
-			into := unsafe.Slice((*byte)(unsafe.Pointer(text)), capacity)
-			into[copy(into[:capacity-1], got)] = 0
+			into := unsafe.Slice((*byte)(unsafe.Pointer(text)), min(capacity, *need))
+			into[copy(into[:len(into)-1], got)] = 0
 		}
 		return nil
-	})
+	}, pointer(need, "need", "a place for the number of bytes"))
 }
 
 //export goTrace

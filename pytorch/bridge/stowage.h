@@ -8,8 +8,9 @@
  * Events on streams order all of it; the host waits for nothing inside a step.
  *
  * Calls may come from any thread; calls on one runtime must not overlap. A call that fails
- * returns a code, and stowage_error returns a sentence that says what to do. No function
- * may be called in a child process after fork: calls return STOWAGE_FORKED.
+ * returns a code, and stowage_error returns a sentence that says what to do. A pointer that
+ * is NULL returns STOWAGE_USAGE and changes nothing, except where NULL is said to mean
+ * something. No function may be called in a child process after fork: calls return STOWAGE_FORKED.
  */
 #ifndef STOWAGE_H
 #define STOWAGE_H
@@ -39,18 +40,22 @@ typedef uint64_t stowage_runtime;
 /* Provides memory for a storage that is reloaded: returns the address of so many bytes of
  * device memory, which work issued on the step's stream from now on may use, or zero if
  * there is none. stowage_save, stowage_load and stowage_release call it on the calling
- * thread. It must not call the runtime. */
+ * thread. It must not call the runtime: such a call returns STOWAGE_USAGE. */
 typedef uint64_t (*stowage_provide)(void *context, uint64_t storage, uint64_t bytes);
 
 /* A list of storages. As `returned`, the caller may free their memory now, in the order of
  * the step's stream; if memory was provided for a storage in the same call, the memory
- * that it had before is meant, the oldest first. */
+ * that it had before is meant, the oldest first. If `returned` is NULL, they are listed by
+ * the next call that is given a list. */
 #define STOWAGE_IDS 510
 typedef struct {
     uint64_t count; /* number of ids */
     uint64_t more;  /* not zero: call stowage_more for the rest */
     uint64_t id[STOWAGE_IDS];
 } stowage_ids;
+
+/* The most storages that one call of stowage_save takes. */
+#define STOWAGE_STORAGES 1048576
 
 /* One storage that a group saves. The caller numbers storages from one; a number names a
  * storage within a step. If another group saves the storage again, only its id is read,
@@ -135,7 +140,7 @@ int stowage_load(stowage_runtime rt, uint64_t group, stowage_ids *held, stowage_
  * runtime asks for no memory for a storage with rows. */
 int stowage_rows(stowage_runtime rt, uint64_t storage, uint64_t *address);
 
-/* Says that nobody needs the group any more. */
+/* Says that nobody needs the group any more. Its number cannot be used again. */
 int stowage_release(stowage_runtime rt, uint64_t group, stowage_ids *returned);
 
 /* Returns more of what the last call could not list. */
@@ -159,7 +164,7 @@ int stowage_usage(stowage_runtime rt, stowage_held *held);
 int stowage_check(stowage_runtime rt, uint64_t stream);
 
 /* Writes statistics as JSON, at most capacity bytes with the closing zero; sets *need to the
- * number of bytes that all of it takes. */
+ * number of bytes that all of it takes. If text is NULL, nothing is written. */
 int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need);
 
 /* Writes events of all later steps to a file that `stowage report` reads; NULL ends it. */

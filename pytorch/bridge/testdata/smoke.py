@@ -12,7 +12,7 @@ import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 
 OK, USAGE, FAILED, FORKED, OVERFLOW, TOO_SMALL = 0, 1, 2, 3, 4, 5
-CAPACITY = 510
+CAPACITY, STORAGES = 510, 1 << 20
 
 
 class Ids(ctypes.Structure):
@@ -137,13 +137,131 @@ def wrong(caller):
     expect(lib.stowage_end(rt, 0, byref(returned)), USAGE, "end outside", "begin one first")
     expect(lib.stowage_begin(rt, b"step", 0), OK, "begin")
     expect(lib.stowage_load(rt, 99, byref(returned), byref(returned)), USAGE, "no such group", "99")
-    expect(lib.stowage_save(rt, b"mlp", 1 << 62, None, byref(n), byref(returned)), FAILED, "a count that is none", "stowage: ")
-    expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(returned)), FAILED, "no storages", "stowage: ")
-    expect(lib.stowage_save(rt, b"mlp", 0, None, None, byref(returned)), FAILED, "no place for the number", "stowage: ")
+    some = (Storage * 3)()
+    for count in (STORAGES + 1, 1 << 40, 1 << 62, (1 << 64) - 1):
+        expect(lib.stowage_save(rt, b"mlp", count, some, byref(n), byref(returned)), USAGE, f"{count} storages", "at most 1048576")
+    expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(returned)), USAGE, "no storages", "storages is NULL")
+    nowhere = ctypes.cast(1 << 20, POINTER(Storage))
+    expect(lib.stowage_save(rt, b"mlp", 3, nowhere, byref(n), byref(returned)), USAGE, "storages in no memory", "right pointer and count")
     expect(lib.stowage_rows(rt, 7, byref(n)), USAGE, "no rows", "storage 7")
-    expect(lib.stowage_rows(rt, 7, None), FAILED, "no place for the address", "stowage: ")
     expect(lib.stowage_check(rt, 0), USAGE, "check inside", "end it first")
     expect(lib.stowage_end(rt, 1, byref(returned)), OK, "end")
+
+
+def nulls(caller):
+    """A pointer that is missing is the caller's mistake, and is found before any work is done."""
+    rt, returned, n, group = caller.rt, caller.returned, c_uint64(), c_uint64()
+    expect(lib.stowage_open(b'{"device": "cpu"}', caller.provide, None, None), USAGE, "no place for the runtime", "without")
+    expect(lib.stowage_begin(rt, None, 0), USAGE, "no key", "key is NULL")
+    expect(lib.stowage_begin(rt, b"step", 0), OK, "begin after that")
+    block = (ctypes.c_ubyte * 64)()
+    storage = Storage(9, ctypes.addressof(block), 64)
+    caller.memory[9] = [block]
+    expect(lib.stowage_save(rt, b"mlp", 1, byref(storage), None, byref(returned)), USAGE, "no place for the number", "group is NULL")
+    expect(lib.stowage_save(rt, None, 1, byref(storage), byref(group), byref(returned)), USAGE, "no name", "name is NULL")
+    expect(lib.stowage_load(rt, 1, byref(Ids()), byref(returned)), USAGE, "a group of a refused save", "not one of this step")
+    expect(lib.stowage_save(rt, b"mlp", 1, byref(storage), byref(group), None), OK, "save without a list")
+    if group.value != 1:
+        sys.exit(f"the first group has number {group.value}")
+    expect(lib.stowage_load(rt, group, None, byref(returned)), USAGE, "no list of those held", "held is NULL")
+    if caller.provided:
+        sys.exit("a refused load asked for memory")
+    expect(lib.stowage_more(rt, None), USAGE, "no list for more", "returned is NULL")
+    expect(lib.stowage_more(rt, byref(returned)), OK, "more")
+    if returned.id[: returned.count] != [9]:
+        sys.exit(f"a save without a list returned {returned.id[:returned.count]}")
+    caller.frees()
+    expect(lib.stowage_load(rt, group, byref(Ids()), byref(returned)), OK, "load")
+    expect(lib.stowage_rows(rt, 7, None), USAGE, "no place for the address", "address is NULL")
+    expect(lib.stowage_usage(rt, None), USAGE, "no place for the usage", "held is NULL")
+    expect(lib.stowage_stats(rt, None, 0, None), USAGE, "no place for the size", "need is NULL")
+    text, need = ctypes.create_string_buffer(1 << 16), c_size_t()
+    expect(lib.stowage_stats(rt, text, (1 << 64) - 1, byref(need)), OK, "stats with any capacity")
+    json.loads(text.value)
+    expect(lib.stowage_end(rt, 1, byref(returned)), OK, "end")
+    caller.frees()
+    caller.provided = 0
+
+
+def released():
+    """A group that was released is gone, whether it was loaded, offloaded or kept."""
+    for choice in ("keep", "offload"):
+        for loads in (0, 1):
+            caller = Caller({"device": "cpu", "policy": {"mlp": choice}})
+            for _ in range(2):
+                expect(lib.stowage_begin(caller.rt, b"step", 0), OK, "begin")
+                groups = [caller.save(b"mlp", [i], 64) for i in range(1, 4)]
+                for group in groups[:2]:
+                    if loads:
+                        caller.load(group, [group], 64)
+                    expect(lib.stowage_release(caller.rt, group, byref(caller.returned)), OK, "release")
+                    caller.frees()
+                    what = f"of a group of {choice}, loaded {loads} times"
+                    expect(lib.stowage_release(caller.rt, group, byref(caller.returned)), USAGE, f"a second release {what}", "was released")
+                    expect(lib.stowage_load(caller.rt, group, byref(Ids()), byref(caller.returned)), USAGE, f"a load after the release {what}", "was released")
+                expect(lib.stowage_end(caller.rt, 0, byref(caller.returned)), OK, "end")
+                caller.frees()
+                if any(caller.memory.values()):
+                    sys.exit("memory was not left")
+            caller.close()
+
+
+def reentry():
+    """A callback that calls its own runtime is told so, instead of waiting for itself; it may
+    call another one."""
+    other, heard = Caller({"device": "cpu", "policy": {"mlp": "offload"}}), []
+
+    class Restless(Caller):
+        def provides(self, context, id, size):
+            rt, returned, held, n = self.rt, Ids(), Held(), c_uint64()
+            heard.extend((
+                lib.stowage_begin(rt, b"step", 0),
+                lib.stowage_end(rt, 0, byref(returned)),
+                lib.stowage_save(rt, b"mlp", 0, None, byref(n), byref(returned)),
+                lib.stowage_load(rt, 1, byref(returned), byref(returned)),
+                lib.stowage_rows(rt, 1, byref(n)),
+                lib.stowage_release(rt, 1, byref(returned)),
+                lib.stowage_more(rt, byref(returned)),
+                lib.stowage_limit(rt, 5),
+                lib.stowage_usage(rt, byref(held)),
+                lib.stowage_check(rt, 0),
+                lib.stowage_stats(rt, None, 0, byref(c_size_t())),
+                lib.stowage_trace(rt, None),
+                lib.stowage_close(rt),
+            ))
+            if "its own runtime" not in error():
+                sys.exit(f"a callback that calls its own runtime is told {error()!r}")
+            other.step(2)
+            return super().provides(context, id, size)
+
+    caller = Restless({"device": "cpu", "policy": {"mlp": "offload"}})
+    caller.step(3)
+    if not heard or set(heard) != {USAGE}:
+        sys.exit(f"calls inside of the callback: {heard}")
+    caller.close()
+    other.close()
+
+
+def wild():
+    """Memory that is not there loses the device, not the process, however large it is."""
+    for size in (64, 32 << 20):
+        caller, group = Caller({"device": "cpu", "policy": {"mlp": "offload"}}), c_uint64()
+        expect(lib.stowage_begin(caller.rt, b"step", 0), OK, "begin")
+        storage = Storage(1, 1 << 20, size)
+        save = lib.stowage_save(caller.rt, b"mlp", 1, byref(storage), byref(group), byref(caller.returned))
+        end = lib.stowage_end(caller.rt, 0, byref(caller.returned))
+        if FAILED not in (save, end) or "memory" not in error():
+            sys.exit(f"{size} bytes that are not there: save {save}, end {end}, {error()!r}")
+        lib.stowage_close(caller.rt)
+
+
+def many():
+    """Runtimes are cheap: only the first of a device measures it."""
+    all = [Caller({"device": "cpu", "policy": {"mlp": "offload"}, "host": 1 << 20}) for _ in range(300)]
+    for caller in all:
+        caller.step(2)
+    for caller in all:
+        caller.close()
 
 
 def rows():
@@ -185,7 +303,6 @@ def limits():
     expect(lib.stowage_limit(caller.rt, held.least), OK, "limit")
     caller.step(4)
     expect(lib.stowage_limit(caller.rt, 0), USAGE, "no limit", "positive")
-    expect(lib.stowage_usage(caller.rt, None), FAILED, "no place for the usage", "stowage: ")
     caller.close()
 
 
@@ -249,10 +366,15 @@ def main():
         sys.exit("another interface")
     caller = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
     wrong(caller)
+    nulls(caller)
     for count in (3, 3, 700, 3):
         caller.step(count)
     if caller.provided == 0 or len(caller.all_returned) <= 9:
         sys.exit(f"{caller.provided} storages were reloaded")
+    released()
+    reentry()
+    wild()
+    many()
     rows()
     limits()
     threads(caller)

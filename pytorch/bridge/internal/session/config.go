@@ -27,6 +27,9 @@ type Config struct {
 	Live    float64                  `json:"live"`
 	Rank    int                      `json:"rank"`
 	Log     bool                     `json:"log"`
+
+	// Links holds the rates to host memory. If it is zero, Open measures them.
+	Links memory.Links `json:"-"`
 }
 
 // Parse reads a configuration. It returns an error if a key is unknown or a value is
@@ -63,6 +66,9 @@ func (c *Config) check() error {
 	}
 	return nil
 }
+
+// moves reports whether anything may be offloaded.
+func (c *Config) moves() bool { return c.Limit > 0 || len(c.Policy) > 0 }
 
 // choices returns the policy for the runtime, which does not see rows: the session
 // itself puts them into berths.

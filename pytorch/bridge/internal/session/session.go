@@ -3,8 +3,8 @@
 // documents.
 //
 // This file owns the session, step.go the calls of a step, rows.go storages whose rows
-// are counted on the device, limit.go the saved limit, config.go the configuration,
-// stats.go statistics and the trace.
+// are counted on the device, limit.go the saved limit, links.go the speed of links,
+// config.go the configuration, stats.go statistics and the trace.
 package session
 
 import (
@@ -94,7 +94,7 @@ func (s *Session) open() (err error) {
 	}
 	s.rt, err = engine.Open(engine.Config{
 		Device: s.dev, Compute: s.compute, SavedLimit: c.Limit, HostLimit: c.Host, GroupChoices: c.choices(), NoRecompute: true,
-		ProvideMemory: s.provideMemory, MinBytes: c.Least, Rank: c.Rank, Log: slog.New(log), Trace: &s.sink,
+		Links: c.Links, ProvideMemory: s.provideMemory, MinBytes: c.Least, Rank: c.Rank, Log: slog.New(log), Trace: &s.sink,
 	})
 	return err
 }

@@ -239,7 +239,7 @@ func (s *Session) Load(n uint64) (held, returned []uint64, err error) {
 func (s *Session) find(n uint64) (*group, error) {
 	switch g := s.groups[n]; {
 	case s.step == nil:
-		return nil, Wrong{fmt.Errorf("stowage: group %d is loaded outside of a step; run the backward pass inside of the step that saved it", n)}
+		return nil, Wrong{fmt.Errorf("stowage: group %d is used outside of a step; run the backward pass inside of the step that saved it", n)}
 	case g == nil:
 		return nil, Wrong{fmt.Errorf("stowage: group %d is not one of this step, or was released", n)}
 	default:
@@ -270,9 +270,7 @@ func (s *Session) Release(n uint64) (returned []uint64, err error) {
 		if g.loaded != nil {
 			g.loaded.Done()
 		}
-		if g.loaded != nil || len(g.saved) == 0 {
-			delete(s.groups, n)
-		}
+		delete(s.groups, n)
 		s.releaseRows(g)
 		return nil
 	})

@@ -111,6 +111,47 @@ func TestWrongUse(t *testing.T) {
 	wrong("figures of a closed one", err, "open another")
 }
 
+// SPEC S6.4: a group that was released is gone, also if it was offloaded and never loaded:
+// a second release and a load are wrong use.
+func TestReleasedIsGone(t *testing.T) {
+	for _, choice := range []string{"keep", "offload"} {
+		var provided [][]byte
+		s := opened(t, `{"device": "cpu", "policy": {"mlp": "`+choice+`"}}`, func(_, n uint64) uint64 {
+			provided = append(provided, aligned(int(n)))
+			return address(provided[len(provided)-1])
+		})
+		for step := range 3 {
+			if err := s.Begin("k", 0); err != nil {
+				t.Fatal(err)
+			}
+			b := aligned(256)
+			returned := 0
+			count := func(ids []uint64, err error) {
+				t.Helper()
+				if returned += len(ids); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range uint64(4) {
+				_, ids, err := s.Save("mlp", []Storage{{ID: i + 1, Address: address(b) + 64*i, Bytes: 64}})
+				count(ids, err)
+			}
+			for n := uint64(1); n <= 3; n++ {
+				count(s.Release(n))
+				if ids, err := s.Release(n); !errors.As(err, new(Wrong)) || len(ids) > 0 {
+					t.Errorf("step %d, %s: a second release of group %d returns %v, %v", step, choice, n, ids, err)
+				}
+				if _, ids, err := s.Load(n); !errors.As(err, new(Wrong)) || len(ids) > 0 {
+					t.Errorf("step %d, %s: group %d is loaded after its release: %v, %v", step, choice, n, ids, err)
+				}
+			}
+			if count(s.End(false)); returned != 4+len(provided) {
+				t.Errorf("step %d, %s: memory was returned %d times; want 4 and %d", step, choice, returned, len(provided))
+			}
+		}
+	}
+}
+
 // A callback that panics, or that has no memory, loses the step and no more.
 func TestProviderThatFails(t *testing.T) {
 	for what, provide := range map[string]Provide{
