@@ -83,5 +83,6 @@
 //	trace           the file in which a run says what it did, event by event
 //	report          the page that shows runs to people
 //	summary         the figures of a run or step
-//	forecast        what the planner, solver or a dry run expects
+//	forecast        what the planner, the solver or a dry run expects; to predict is to
+//	                make a forecast
 package memory

@@ -1,11 +1,11 @@
-// This file owns how sure a prediction is: bands that come from how far
-// predictions were off on measured runs, and what an allocator takes from the
+// This file owns how sure a forecast is: bands that come from how far
+// forecasts were off on measured runs, and what an allocator takes from the
 // device for what is allocated.
 
 package plan
 
-// spread is how far below and above a prediction measured runs have been, as
-// shares of the prediction. The figures are the outer ones of the cases that
+// spread is how far below and above a forecast measured runs have been, as
+// shares of the forecast. The figures are the outer ones of the cases that
 // docs/PLANNER.md lists, without the few whose cause is named there.
 type spread struct{ below, above float64 }
 

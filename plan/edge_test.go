@@ -22,7 +22,7 @@ func preset(t *testing.T, name string) *model.Model {
 	return &c
 }
 
-func predictEdge(t *testing.T, s *Setup) *Prediction {
+func predictEdge(t *testing.T, s *Setup) *Forecast {
 	t.Helper()
 	p, err := Predict(s)
 	if err != nil {
@@ -34,7 +34,7 @@ func predictEdge(t *testing.T, s *Setup) *Prediction {
 
 // checkBooks: items add up to the peak, groups to the activations, and no point
 // of the step is above it.
-func checkBooks(t *testing.T, p *Prediction) {
+func checkBooks(t *testing.T, p *Forecast) {
 	t.Helper()
 	for i := range p.Ranks {
 		r := &p.Ranks[i]

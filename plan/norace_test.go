@@ -1,6 +1,6 @@
 //go:build !race
 
-// This file owns the bound on predictions without the race detector.
+// This file owns the bound on forecasts without the race detector.
 
 package plan
 

@@ -1,4 +1,4 @@
-// This file owns what the tests of this package share, and the prediction as a
+// This file owns what the tests of this package share, and the forecast as a
 // whole: that its parts add up.
 
 package plan
@@ -82,7 +82,7 @@ func small(t *rapid.T) *Setup {
 	return s
 }
 
-func predicted(t interface{ Fatal(...any) }, s *Setup) *Prediction {
+func predicted(t interface{ Fatal(...any) }, s *Setup) *Forecast {
 	p, err := Predict(s)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-// This file owns the prediction: static memory, saved tensors and the order of passes
+// This file owns the forecast: static memory, saved tensors and the order of passes
 // together give the memory of each rank.
 
 package plan
@@ -14,13 +14,13 @@ const mostMicrobatches = 4096
 
 // Predict returns the memory that a setup needs on every pipeline rank. It returns an
 // error if the setup is not sound; see [Setup.Check].
-func Predict(s *Setup) (*Prediction, error) {
+func Predict(s *Setup) (*Forecast, error) {
 	n, err := s.Normalise()
 	if err != nil {
 		return nil, err
 	}
 	d := newDims(n)
-	p := &Prediction{Setup: n}
+	p := &Forecast{Setup: n}
 	for r := range n.Layout.PP {
 		rank, err := d.rank(r)
 		if err != nil {

@@ -1,6 +1,6 @@
 //go:build race
 
-// This file owns the bound on predictions under the race detector, which makes
+// This file owns the bound on forecasts under the race detector, which makes
 // memory accesses about ten times slower.
 
 package plan

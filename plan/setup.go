@@ -46,7 +46,7 @@ type Setup struct {
 	ExpandableSegments bool
 
 	// LastReplica selects the last data-parallel rank if ranks differ. By default
-	// the prediction is for the heaviest.
+	// the forecast is for the heaviest.
 	LastReplica bool
 
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero

@@ -94,7 +94,7 @@ func (l *ledger) at(live []int, p point) []sums {
 	return total
 }
 
-// timeline turns the points of a walk into what a prediction says of them.
+// timeline turns the points of a walk into what a forecast says of them.
 func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUse) {
 	live := make([]int, len(l.w.chunks))
 	line = make([]Point, len(points))

@@ -12,7 +12,7 @@
 // parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go
 // checkpoints, and meet.go the way in which ranks agree.
 //
-// The trainer drives internal/engine and not the root package, because it forecasts runs
+// The trainer drives internal/engine and not the root package, because it predicts runs
 // from recorded profiles, sizes pages by routing, reports the reasons of the solver, and
 // passes the engine's tensors to kernels. The root package is for training loops that
 // need none of that.

@@ -1,5 +1,5 @@
-// This file owns the tests of forecasts and predictions: what is said of memory before a
-// run, and after its first steps, is what the run takes.
+// This file owns the tests of forecasts: those before a run and those after its first
+// steps agree with the memory that the run takes.
 
 package train
 
@@ -19,7 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// near is what a forecast and a prediction may be off.
+// near is the largest error of a forecast.
 const near = 0.05
 
 func off(said, was memory.Bytes) float64 { return float64(said)/float64(was) - 1 }
@@ -57,18 +57,18 @@ func foretold(t *testing.T, c Config) RunForecast {
 	}
 	all := tr.Forecasts()
 	if len(all) != len(tr.ranks) {
-		t.Fatalf("%d predictions", len(all))
+		t.Fatalf("%d forecasts", len(all))
 	}
 	for i, p := range all {
 		if d := off(p.Device, p.Peak); math.Abs(d) > near || p.Live > p.Device || p.Live <= p.Device/2 || p.Peak != tr.Usage()[i].Kind[memory.Device].Peak {
-			t.Errorf("rank %d: prediction %+v, off by %.1f %%", i, p, 100*d)
+			t.Errorf("rank %d: forecast %+v, off by %.1f %%", i, p, 100*d)
 		}
 	}
 	return f
 }
 
-// Under every policy the forecast of the fullest rank and the prediction for each rank
-// are within 5 % of what the ledgers of the devices say.
+// Under every policy the dry run's forecast of the fullest rank and the first steps'
+// forecast of each rank are within 5 % of what the ledgers of the devices count.
 func TestForecastMeetsRun(t *testing.T) {
 	for _, x := range []struct {
 		m        *model.Model

@@ -18,7 +18,7 @@ import (
 // brief is a step that takes no time.
 const brief = "bench offload --model qwen3-30b-a3b --layers 2 --seq 8 --steps 2 --link-gbps 2,3 "
 
-// SPEC S5.4, S5.5: the table of bytes by group, the ratios and the prediction.
+// SPEC S5.4, S5.5: the table of bytes by group, the ratios and the forecast.
 func TestBenchOffload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "offload.trace")
 	stdout, stderr, code := command(strings.Fields(brief + "--offload-modules expert_fc1,moe_act --recompute-modules core_attn --margin 0 --json --trace " + file)...)

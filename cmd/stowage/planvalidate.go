@@ -13,7 +13,7 @@ import (
 func newPlanValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
-		Short: "Compare predictions with a file of measured runs",
+		Short: "Compare forecasts with a file of measured runs",
 		Long: `Predict every case of a file as before its launch. Print the predicted and the measured
 figure with the error of each, the mean absolute error and the worst by kind of case, how
 many cases of each kind were modelled, and why others were skipped. The file is JSON with

@@ -24,7 +24,7 @@ import (
 
 const reportLong = `Make one HTML page of one or several runs. It shows memory over time by tier and group,
 what streams did and waited for, copies, the choice for every group and its reason,
-predictions beside measurements, losses and speeds. The page is one file and needs no
+forecasts beside measurements, losses and speeds. The page is one file and needs no
 network.
 
 A run is the folder that "stowage train --out" wrote, the folder of a comparison, which

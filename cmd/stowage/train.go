@@ -32,7 +32,7 @@ the same seed under each of them:
   offload+recompute  also recomputes some of it
   budget             keeps to half of what none took, or to more if half is not enough
   graphs             replays captured parts of the step
-A table compares peak memory, the prediction of the first steps, step time and result.
+A table compares peak memory, the forecast of the first steps, step time and result.
 The parameters must be the same, bit for bit, or the exit code is 1. Steps of all policies
 alternate; a step time is the median over that of none in the same round. --steps counts
 for each policy. The comparison is written to runs/compare, in place of the last one, or

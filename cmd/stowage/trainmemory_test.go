@@ -65,7 +65,7 @@ func TestTrainDefault(t *testing.T) {
 			t.Errorf("%+v, first %+v", r, rows[0])
 		}
 		if d := float64(r.Forecast)/float64(r.Device) - 1; d < -0.05 || d > 0.05 {
-			t.Errorf("%s: the prediction is off by %.1f %%", r.Policy, 100*d)
+			t.Errorf("%s: the forecast is off by %.1f %%", r.Policy, 100*d)
 		}
 		if (r.Budget > 0) != (r.Policy == "budget") || r.Budget > 0 && r.Device > r.Budget {
 			t.Errorf("%s takes %d of a budget of %d", r.Policy, r.Device, r.Budget)

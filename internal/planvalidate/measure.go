@@ -1,5 +1,5 @@
 // This file owns what was measured: which figures of a case are compared, in
-// which unit, with what part of a prediction.
+// which unit, with what part of a forecast.
 
 package planvalidate
 
@@ -157,7 +157,7 @@ func goldenPeak(number func(string) (float64, bool)) (peak float64, rank int, ok
 	return second, lastRank, ok
 }
 
-// compare predicts a setup and sets each figure beside its prediction.
+// compare predicts a setup and sets each figure beside its forecast.
 func compare(c record, s *plan.Setup, figures []figure) ([]Row, error) {
 	p, err := plan.Predict(s)
 	if err != nil {
@@ -206,7 +206,7 @@ func compare(c record, s *plan.Setup, figures []figure) ([]Row, error) {
 	return rows, nil
 }
 
-func pick(p *plan.Prediction, rank int) (plan.Rank, error) {
+func pick(p *plan.Forecast, rank int) (plan.Rank, error) {
 	switch {
 	case rank == lastRank:
 		return p.Ranks[len(p.Ranks)-1], nil
@@ -225,7 +225,7 @@ func (r *Row) set(b plan.Band) {
 
 // most predicts the sum of causes on the rank that has the most of them, which is
 // the one that such figures are given for.
-func (r *Row) most(p *plan.Prediction, causes ...plan.Cause) {
+func (r *Row) most(p *plan.Forecast, causes ...plan.Cause) {
 	r.Predicted = 0
 	for _, k := range p.Ranks {
 		var n int64
@@ -239,7 +239,7 @@ func (r *Row) most(p *plan.Prediction, causes ...plan.Cause) {
 }
 
 // fits notes whether the planner would have said that a job fits which did not.
-func (r *Row) fits(p *plan.Prediction) {
+func (r *Row) fits(p *plan.Forecast) {
 	if p.Fits {
 		r.Predicted = 1
 	}

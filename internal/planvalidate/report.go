@@ -1,4 +1,4 @@
-// This file owns the report: rows, and by kind how far predictions are off.
+// This file owns the report: rows, and by kind how far forecasts are off.
 
 package planvalidate
 
@@ -25,7 +25,7 @@ type Row struct {
 	Within bool `json:"within_band"`
 }
 
-// Error returns how far the prediction is off, as a part of the measured figure.
+// Error returns how far the forecast is off, as a part of the measured figure.
 func (r Row) Error() float64 {
 	if r.Quantity == Fits {
 		return 0

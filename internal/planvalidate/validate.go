@@ -1,4 +1,4 @@
-// Package planvalidate compares predictions with measured runs. It reads files of cases,
+// Package planvalidate compares forecasts with measured runs. It reads files of cases,
 // predicts each case as the planner would before its launch, and reports the errors by
 // kind of case. The package treats all cases alike: what a case states becomes a setup,
 // what it leaves out gets the planner's defaults, and a case that cannot become a setup

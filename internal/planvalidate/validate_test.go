@@ -30,7 +30,7 @@ func report(t testing.TB) *Report {
 	return r
 }
 
-// How near predictions must be to what was measured, by kind. SPEC S6.1
+// How near forecasts must be to what was measured, by kind. SPEC S6.1
 func TestAccuracy(t *testing.T) {
 	r := report(t)
 	most := map[string]float64{

@@ -67,8 +67,8 @@ var causes = []plan.Cause{
 	plan.CauseActivations, plan.CauseTransient, plan.CausePools, plan.CauseGraphs,
 }
 
-// predicted returns a report of a prediction, without decisions, times and flags.
-func predicted(p *plan.Prediction, budgetFrom string) *Report {
+// predicted returns a report of a forecast, without decisions, times and flags.
+func predicted(p *plan.Forecast, budgetFrom string) *Report {
 	s := p.Setup
 	r := &Report{
 		Version: Version, Model: modelReport(s.Model), Setup: setupReport(s),

@@ -90,7 +90,7 @@ func (r *Report) decide() {
 	}
 	r.Time = &Time{Step: 9.1, Bubble: 1.2, Update: 0.05, Recompute: 0.21, Copies: 0.1, Tokens: 460000, TFLOPS: 410}
 	r.Flags = []Flags{{For: "megatron", Text: "--recompute-granularity selective --recompute-modules moe_act layernorm"}, {For: "stowage", Text: "--policy offload=core_attn", Notes: []string{"stowage train has no VPP"}}}
-	r.Warnings = []string{"--tp-comm-overlap is not part of the prediction"}
+	r.Warnings = []string{"--tp-comm-overlap is not part of the forecast"}
 }
 
 func written(t testing.TB, r *Report) string {

@@ -30,7 +30,7 @@ func (d *Decision) explain(why func(UnitForecast) string) {
 
 // why returns the reason as one clause without numbers, so that equal units share a line.
 func why(f UnitForecast, facts Facts, l memory.Links, nothing bool, allowed Allowed) string {
-	mayMove, mayRedo := allowed.Offload && facts.CanOffload, allowed.Recompute && facts.Recompute > 0
+	mayOffload, mayRecompute := allowed.Offload && facts.CanOffload, allowed.Recompute && facts.Recompute > 0
 	takes := float64(f.Bytes)/l.Out + float64(f.Bytes)/l.In + 2*l.Latency.Seconds()
 	switch f.Choice {
 	case memory.Stash:
@@ -39,10 +39,10 @@ func why(f UnitForecast, facts Facts, l memory.Links, nothing bool, allowed Allo
 		}
 		return "its rows stay in device pages"
 	case memory.Recompute:
-		if mayMove {
-			return "doing it again costs less than its copies would"
+		if mayOffload {
+			return "recomputing it costs less than its copies would"
 		}
-		return "it may not be moved, and doing it again makes the room"
+		return "it may not be offloaded, and recomputing it makes the room"
 	case memory.Offload:
 		switch {
 		case facts.Rows && f.Hidden >= 0.999:
@@ -51,17 +51,17 @@ func why(f UnitForecast, facts Facts, l memory.Links, nothing bool, allowed Allo
 			return "its rows go to host pages: device memory is worth more elsewhere"
 		case f.Hidden >= 0.999:
 			return "its copies hide in the window"
-		case mayRedo:
-			return "waiting for its copies costs less than doing it again"
+		case mayRecompute:
+			return "waiting for its copies costs less than recomputing it"
 		}
 		return "compute waits for its copies, and nothing cheaper makes the room"
 	}
 	switch {
 	case nothing:
 		return "everything fits"
-	case !mayMove && !mayRedo:
-		return "it may neither be moved nor recomputed"
-	case mayMove && takes > f.Window.Seconds():
+	case !mayOffload && !mayRecompute:
+		return "it may neither be offloaded nor recomputed"
+	case mayOffload && takes > f.Window.Seconds():
 		return "its copies do not fit in the window, and the budget is met without it"
 	}
 	return "the budget is met without it"
@@ -134,7 +134,7 @@ func (d *Decision) Text() string {
 	b.WriteString("\n")
 	fmt.Fprintf(&b, "step %v: compute %v, waiting %v; link busy %v out, %v in\n", short(f.Step), short(f.Compute), short(f.Waiting), short(f.OutBusy), short(f.InBusy))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "module\tchunk\tlayers\tgroup\tmoved\twindow\tcopies\thidden\twaiting\tagain\tchoice\twhy")
+	fmt.Fprintln(w, "module\tchunk\tlayers\tgroup\tmoved\twindow\tcopies\thidden\twaiting\trecompute\tchoice\twhy")
 	for _, m := range d.merge() {
 		hidden := "-"
 		if m.Copies > 0 {

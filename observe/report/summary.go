@@ -58,8 +58,8 @@ var labels = map[string]string{
 	"seconds": "time of all steps", "budget_bytes": "budget", "offload_peak_bytes": "device peak with offloading", "peak_bytes": "device peak", "host_bytes": "host peak",
 }
 
-// predictions maps the key of a forecast to that of the measured figure.
-var predictions = map[string]string{"predicted_device_bytes": "peak_device_bytes", "expected_bytes": "saved_bytes", "predicted_ms": "offload_step_ms"}
+// forecasts maps the key of a forecast to that of the measured figure.
+var forecasts = map[string]string{"predicted_device_bytes": "peak_device_bytes", "expected_bytes": "saved_bytes", "predicted_ms": "offload_step_ms"}
 
 // ParseFigures returns a figure for each number, string and boolean on the top level of
 // a JSON object, in its order. The ending of a key decides the unit: "_bytes", "_ms",
@@ -85,7 +85,7 @@ func ParseFigures(data []byte) []Figure {
 			break
 		}
 		f, ok := figure(name, v)
-		if of := predictions[name]; ok && of != "" && f.Unit != Text {
+		if of := forecasts[name]; ok && of != "" && f.Unit != Text {
 			said[of] = f.Value
 		} else if ok {
 			out = append(out, f)

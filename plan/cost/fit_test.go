@@ -1,4 +1,4 @@
-// This file owns the fit: the published runs, how far predictions are off, and
+// This file owns the fit: the published runs, how far forecasts are off, and
 // the search for the figures of rates.go.
 
 package cost
@@ -107,7 +107,7 @@ func testGPU(t testing.TB, name string) *hardware.GPU {
 	return g
 }
 
-// off is how far a prediction is off, as a logarithm: 0.1 is 10 % too fast.
+// off is how far a forecast is off, as a logarithm: 0.1 is 10 % too fast.
 func (r run) off(rates efficiencies) float64 {
 	r.model.use(rates)
 	return math.Log(r.model.Step(r.model.Policy().Passes).Tokens / float64(r.model.setup.Layout.World) / r.tokens)

@@ -46,7 +46,7 @@ func Closest(s *plan.Setup) *plan.Setup {
 }
 
 // needs is what the fullest rank takes from its device at most.
-func needs(p *plan.Prediction) (n int64) {
+func needs(p *plan.Forecast) (n int64) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
 	}
@@ -56,7 +56,7 @@ func needs(p *plan.Prediction) (n int64) {
 // evened lets later ranks keep what they have room for. What a rank keeps may
 // cost it more than its size, since the allocator's holes grow with it; a quarter
 // less is tried until it fits.
-func evened(n *plan.Setup, p *plan.Prediction, limit int64) *plan.Setup {
+func evened(n *plan.Setup, p *plan.Forecast, limit int64) *plan.Setup {
 	most := int64(-1)
 	for i := 1; i < len(p.Ranks); i++ {
 		if r := &p.Ranks[i]; r.Host > 0 {

@@ -69,7 +69,7 @@ func TestClosest(t *testing.T) {
 	}
 }
 
-func hosts(p *plan.Prediction) (n int64) {
+func hosts(p *plan.Forecast) (n int64) {
 	for _, r := range p.Ranks {
 		n += r.Host
 	}

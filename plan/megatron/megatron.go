@@ -75,7 +75,7 @@ func (r *reader) leftovers() {
 		switch v := r.args[name]; {
 		case r.known[name] || ignored[name] || v.off:
 		case unmodelled[name] != "":
-			r.warn(name, "is not part of the prediction: "+unmodelled[name])
+			r.warn(name, "is not part of the forecast: "+unmodelled[name])
 		default:
 			r.unknown(name)
 		}

@@ -131,7 +131,7 @@ func TestWarnings(t *testing.T) {
 		{"", []any{"lr", 1e-4, "data-path", "${DATA}/x", "tensorboard-dir", "x", "moe-aux-loss-coeff", "1e-2"}},
 		{"", []any{"position-embedding-type", "rope", "no-position-embedding", true}},
 		{"", []any{"fp32-residual-connection", false}},
-		{"--fp32-residual-connection: is not part of the prediction: residuals take twice", []any{"fp32-residual-connection", true}},
+		{"--fp32-residual-connection: is not part of the forecast: residuals take twice", []any{"fp32-residual-connection", true}},
 		{"--brand-new-flag: is not known, and was left out", []any{"brand-new-flag", 1}},
 		{"nearest flag that matters here is --moe-router-topk", []any{"moe-router-topscore", 1}},
 		{"--activation-offload-fraction: a fraction of 0 offloads nothing", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "activation-offload-fraction", 0}},

@@ -25,7 +25,7 @@ func ignoredFlags() map[string]bool {
 	return out
 }
 
-// unmodelledFlags change memory in a way that the prediction does not follow;
+// unmodelledFlags change memory in a way that the forecast does not follow;
 // the text says how.
 func unmodelledFlags() map[string]string {
 	return map[string]string{
@@ -69,7 +69,7 @@ func unmodelledFlags() map[string]string {
 		"megatron-fsdp-enable-fine-grained-param-gather":  "whole units are counted as gathered",
 		"fsdp-db-use-persist-buf-on-alloc-fail":           "no fallback buffers are counted",
 		"fused-residual-rmsnorm":                          "norms are counted as separate",
-		"moe-router-force-biased":                         "rows are counted as the routing of the prediction says",
+		"moe-router-force-biased":                         "rows are counted as the routing of the forecast says",
 		"decoder-num-layers":                              "only decoder models are predicted; --num-layers counts",
 		"decoder-seq-length":                              "only decoder models are predicted; --seq-length counts",
 		"skip-train":                                      "a training step is predicted all the same",

@@ -1,5 +1,5 @@
 // This file owns the measure of what the linear model costs: how much slower its
-// answer is than the best over full predictions.
+// answer is than the best over full forecasts.
 
 package search
 

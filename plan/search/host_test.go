@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// The limit on host memory holds for what the full prediction says, not only for
+// The limit on host memory holds for what the full forecast says, not only for
 // what the linear model expects.
 func TestHostLimitHolds(t *testing.T) {
 	s := small(t)

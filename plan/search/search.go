@@ -10,12 +10,12 @@
 // [Layout] tries the ways to divide the model over the GPUs, each with its best policy.
 //
 // A budget is the device memory that a rank may hold at its peak. The search compares it
-// with the upper end of the memory that the allocator reserves, as [plan.Prediction]
+// with the upper end of the memory that the allocator reserves, as [plan.Forecast]
 // does.
 package search
 
 // This file owns the input and the answer. table.go owns the linear model of peaks,
-// solve.go the search, verify.go the check of the winner against the full prediction.
+// solve.go the search, verify.go the check of the winner against the full forecast.
 
 import (
 	"errors"
@@ -43,7 +43,7 @@ type Options struct {
 
 // Result is the answer of Policy.
 type Result struct {
-	// Setup is the setup with the policy and the budget. A prediction of it fits.
+	// Setup is the setup with the policy and the budget. A forecast of it fits.
 	Setup  *plan.Setup
 	Budget int64
 	// Nothing reports whether the setup fits without a policy.

@@ -103,7 +103,7 @@ func peakOf(t testing.TB, s *plan.Setup) int64 {
 }
 
 // reserves is what the fullest rank takes from its device at most.
-func reserves(p *plan.Prediction) (n int64) {
+func reserves(p *plan.Forecast) (n int64) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
 	}
@@ -168,7 +168,7 @@ func TestSolveIsExact(t *testing.T) {
 }
 
 // SPEC S6.1: an accepted policy stays under its budget on every rank by the full
-// prediction; doing nothing costs nothing; a smaller budget is never faster.
+// forecast; doing nothing costs nothing; a smaller budget is never faster.
 func TestPolicyKeepsBudget(t *testing.T) {
 	base := tiny(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -217,7 +217,7 @@ func TestPolicyKeepsBudget(t *testing.T) {
 				t.Fatalf("the setup takes %v s, the answer says %v s", step.Total, r.After.Step.Total)
 			}
 			// The linear model sorts out policies before they are predicted, and
-			// the prediction moves whole groups where the time model moves shares.
+			// the forecast moves whole groups where the time model moves shares.
 			// Of some hundred draws one was 1.4 % off, all others within 0.5 %.
 			if r.After.Step.Total < last*(1-0.03) {
 				t.Fatalf("a budget of %g of the peak takes %v s, a larger one %v s", share, r.After.Step.Total, last)

@@ -1,6 +1,6 @@
 // This file owns the search: every combination of recomputed and offloaded
 // modules is looked at, and the fastest that fits is found, exactly as far as the
-// linear model of memory goes; verify.go holds it against the full prediction.
+// linear model of memory goes; verify.go holds it against the full forecast.
 //
 // There are few modules (some ten, hence some ten thousand combinations), and for
 // each the least fraction that every rank must move follows from its table in
@@ -34,7 +34,7 @@ type choice struct {
 	bound     cost.Seconds
 	total     cost.Seconds // zero until walked
 	moved     int64        // in host memory at the peaks, all ranks
-	// heights are the peaks by the full prediction, once it was asked; failed
+	// heights are the peaks by the full forecast, once it was asked; failed
 	// says that it does not fit after all, on this rank.
 	heights []int64
 	failed  bool

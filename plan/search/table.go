@@ -1,7 +1,7 @@
 // This file owns the linear model of peaks: what each rank holds at the moments that
 // can become its peak, as a sum over layers of what a policy leaves of them.
 //
-// The full prediction of a setup without a policy gives the highest point of every
+// The full forecast of a setup without a policy gives the highest point of every
 // pass. Whole microbatches of the rank's chunks are live there. Without the bytes of
 // their layers a constant remains, and a policy changes the point by as much as it
 // changes the layers. The model leaves out tensors that must stay and memory that
@@ -40,8 +40,8 @@ type problem struct {
 	answers  map[asked]measured
 }
 
-// forecast is a prediction.
-type forecast struct{ *plan.Prediction }
+// forecast adds what the search asks of a forecast.
+type forecast struct{ *plan.Forecast }
 
 // peaks returns the most memory that each rank allocates.
 func (f *forecast) peaks() []int64 {

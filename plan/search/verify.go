@@ -1,4 +1,4 @@
-// This file owns the check of the linear model against the full prediction:
+// This file owns the check of the linear model against the full forecast:
 // before the search, module by module, and after it, until the winner is one
 // whose predicted peaks are under the budget on every rank.
 
@@ -88,7 +88,7 @@ func (p *problem) chosen(c *choice) *plan.Setup {
 	return n
 }
 
-// verify finds the fastest choice whose full prediction fits. Choices are
+// verify finds the fastest choice whose full forecast fits. Choices are
 // predicted only when they have come to the front; what that finds may put
 // others before them. Where none fits, the error is a *TooSmall.
 func (p *problem) verify(list []*choice) (*choice, error) {
@@ -215,7 +215,7 @@ func (p *problem) refine(c *choice) error {
 	return nil
 }
 
-// trim takes back what a choice moves beyond need: the prediction moves whole
+// trim takes back what a choice moves beyond need: the forecast moves whole
 // groups, which can be more than the fraction asked for.
 func (p *problem) trim(c *choice) error {
 	for range trims {
@@ -261,7 +261,7 @@ func (p *problem) crowds(c *choice) (bool, error) {
 // trims is how often that is tried; each halves the slack or better.
 const trims = 2
 
-// reprieves bounds the predictions spent on choices that were dropped unseen.
+// reprieves bounds the forecasts spent on choices that were dropped unseen.
 const reprieves = 32
 
 // refinements is how often fractions are corrected. Each time a rank moves at
@@ -304,7 +304,7 @@ func (p *problem) measure(c *choice) ([]int64, error) {
 	return heights, nil
 }
 
-// asked is a question to the full prediction, measured its answer.
+// asked is a question to the full forecast, measured its answer.
 type asked struct {
 	rec, off       uint32
 	rank, fraction int
@@ -435,7 +435,7 @@ func (p *problem) refineWhole(c *choice) error {
 	return nil
 }
 
-// last is the policy with the lowest peaks, by the full prediction. It is the
+// last is the policy with the lowest peaks, by the full forecast. It is the
 // answer where the linear model finds none, if it fits; else it says what the
 // smallest budget would be.
 func (p *problem) last() (*choice, error) {

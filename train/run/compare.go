@@ -375,5 +375,5 @@ func worstForecast(rows []Row) string {
 	if worst.Forecast == 0 || math.Abs(worst.forecastError()) <= closeEnough {
 		return ""
 	}
-	return fmt.Sprintf(" The prediction for %s is off by %+.1f %%.", worst.Policy, 100*worst.forecastError())
+	return fmt.Sprintf(" The forecast for %s is off by %+.1f %%.", worst.Policy, 100*worst.forecastError())
 }

@@ -1,6 +1,6 @@
 // Package run starts, resumes and compares training runs. It turns [Options] into a
 // [Job], and a job can train one run with a folder to resume it from ([Job.Run]), train
-// the same model under every memory policy ([Job.Compare]), or forecast the memory of
+// the same model under every memory policy ([Job.Compare]), or predict the memory of
 // either without training ([Job.Forecast], [Job.ForecastAll]).
 //
 // Every mistake of the user is an [InputError], which often wraps a

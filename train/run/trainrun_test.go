@@ -114,7 +114,7 @@ func TestCompare(t *testing.T) {
 	rows[1].Forecast = rows[1].Device * 11 / 10
 	table.Reset()
 	c.WriteText(&table)
-	if text := strings.Join(strings.Fields(table.String()), " "); !strings.HasSuffix(text, "The prediction for static is off by +10.0 %.") {
+	if text := strings.Join(strings.Fields(table.String()), " "); !strings.HasSuffix(text, "The forecast for static is off by +10.0 %.") {
 		t.Errorf("the table is\n%s", table.String())
 	}
 	rows[2].Digest = "another"

@@ -66,7 +66,7 @@ const plural = (n, one, many) => count(n) + " " + (n === 1 ? one : many || one +
 const lossText = (x) => x === undefined || x === null || !isFinite(x) ? "–" : x.toFixed(4);
 
 // figure formats a figure of a run, or another value of the same kind, such as its
-// prediction.
+// forecast.
 const figure = (f, value = f.value) => {
   if (f.text) return f.text;
   switch (f.unit) {

@@ -50,7 +50,7 @@ const scatter = () => {
 
 section({
   id: "compare", name: "Compare", title: "Runs side by side",
-  about: "The tick on a bar is the prediction, and the dashed line is the budget. Select a row to see that run.",
+  about: "The tick on a bar is the forecast, and the dashed line is the budget. Select a row to see that run.",
   there: () => state.report.runs.length > 1,
   draw(x) {
     const rows = state.report.runs, had = document.activeElement && x.body.contains(document.activeElement);

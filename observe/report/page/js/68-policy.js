@@ -1,5 +1,5 @@
 // Owns decisions and forecasts: the policy with its reasons, counts of events, and
-// predictions beside measurements.
+// forecasts beside measurements.
 
 const CHOICES = ["keep", "stash", "offload", "recompute"];
 const choiceBar = (units) => {
@@ -38,7 +38,7 @@ const differenceBar = (d, top) => {
 const forecasts = () => state.report.runs.flatMap((run) => run.figures.filter((f) => said(f) && f.unit !== "text" && (f.value || f.predicted)).map((f) => ({ run, f, d: f.predicted ? (f.value - f.predicted) / f.predicted : 0 })));
 section({
   id: "predicted", name: "Predicted", title: "Predicted beside measured",
-  about: "In training, the prediction comes from the first steps, which are recorded before the policy is final. The measurement comes from the steps after them.",
+  about: "In training, the forecast comes from the first steps, which are recorded before the policy is final. The measurement comes from the steps after them.",
   there: () => forecasts().length > 0,
   draw(x) {
     const rows = forecasts(), top = Math.max(most(rows.map((r) => Math.abs(r.d))), 0.01);

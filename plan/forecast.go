@@ -1,11 +1,11 @@
-// This file owns the types of a prediction. All sizes are in bytes.
+// This file owns the types of a forecast. All sizes are in bytes.
 
 package plan
 
 import "github.com/stowage-dev/stowage/internal/schedule"
 
-// Prediction is the memory that a setup needs.
-type Prediction struct {
+// Forecast is the memory that a setup needs.
+type Forecast struct {
 	// Setup is the setup with all defaults filled in.
 	Setup *Setup
 	// Ranks has an entry for each pipeline rank, in order.
