@@ -13,6 +13,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -133,7 +134,7 @@ func loadModel(name string) (*model.Model, error) {
 
 // readModel reads the config.json of a model.
 func readModel(file string) (*model.Model, error) {
-	data, err := os.ReadFile(file)
+	data, err := input.ReadFile(file, input.Settings)
 	if err != nil {
 		return nil, fmt.Errorf("--model cannot be read: %w", err)
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/internal/version"
 )
@@ -79,14 +79,17 @@ be read, nothing is written.`,
 	return cmd
 }
 
+// The most bytes of one result, and of a history.
+const mostResult, mostHistory = 16 << 20, 256 << 20
+
 // readResult reads a result from a file or from standard input.
 func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 	var text []byte
 	var err error
 	if file == "-" {
-		text, err = io.ReadAll(cmd.InOrStdin())
+		text, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), mostResult))
 	} else {
-		text, err = os.ReadFile(file)
+		text, err = input.ReadFile(file, mostResult)
 	}
 	if err != nil {
 		var path *fs.PathError
@@ -100,7 +103,7 @@ func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 
 // record appends entries to a history and prints the comparisons.
 func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
-	old, err := os.ReadFile(file)
+	old, err := input.ReadFile(file, mostHistory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("--to: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
@@ -95,7 +96,7 @@ func (r *replayFlags) wanted() (bool, error) {
 // load reads the routing counts, or generates them.
 func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if !r.cmd.Flags().Changed("synth") {
-		in, err := os.Open(r.trace)
+		in, err := input.Open(r.trace, mostCounts)
 		if err != nil {
 			return nil, fmt.Errorf("--trace: cannot open the routing counts: %w", err)
 		}

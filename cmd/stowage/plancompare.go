@@ -4,11 +4,11 @@ package main
 
 import (
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planview"
 )
 
@@ -49,10 +49,13 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	return nil
 }
 
+// mostReport is the most bytes of a plan's report as JSON.
+const mostReport = 16 << 20
+
 // side returns the report in a file, and whether the file was one. It makes the report
 // of a file of arguments.
 func (f *planFlags) side(name string, w planWords) (r *planview.Report, done bool, err error) {
-	data, err := os.ReadFile(name)
+	data, err := input.ReadFile(name, mostReport)
 	if err != nil {
 		return nil, false, usagef("--compare %s: the file cannot be read: %v", name, pathless(err))
 	}

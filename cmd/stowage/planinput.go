@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
@@ -171,9 +172,12 @@ func (j *jobFlags) route(settings map[string][]string) error {
 	return usagef("--routing %s is unknown; write natural, balanced, skewed:1.3 or counts:FILE", j.routing)
 }
 
+// mostCounts is the most bytes of a file of routing counts: ten million lines.
+const mostCounts = 1 << 29
+
 // readCounts reads a file of routing counts.
 func readCounts(name string) (*routing.Counts, error) {
-	in, err := os.Open(name)
+	in, err := input.Open(name, mostCounts)
 	if err != nil {
 		return nil, fmt.Errorf("the file cannot be read: %w", pathless(err))
 	}

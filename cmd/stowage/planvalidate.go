@@ -3,10 +3,9 @@
 package main
 
 import (
-	"os"
-
 	"github.com/spf13/cobra"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planvalidate"
 )
 
@@ -29,7 +28,7 @@ figures). Errors are parts of the measured figure.`,
 		if *file == "" {
 			return usagef("give --cases FILE, a file of measured runs")
 		}
-		data, err := os.ReadFile(*file)
+		data, err := input.ReadFile(*file, input.Settings)
 		if err != nil {
 			return usagef("--cases %s: the file cannot be read: %v", *file, pathless(err))
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -302,6 +303,7 @@ func FuzzFile(f *testing.F) {
 	f.Add([]byte(`{"external_cases": [{"id": "a", ` + llama + `, "measured": {"peak_GB": 5}}]}`))
 	f.Add([]byte(`{"cases": [{"id": "a", "gpu": "H100", "n_gpus": 8, "args": {"hidden-size": 64, "num-layers": 2, "num-attention-heads": 4, "seq-length": 128, "micro-batch-size": 1}, "measured": {"mem_max_allocated_bytes_last": 5}}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		if len(data) > 4096 {
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 // twoReports are small and made by hand: the second moves a group to the host
@@ -59,6 +60,7 @@ func FuzzReadReport(f *testing.F) {
 	f.Add(text)
 	f.Add([]byte(`{"version":1,"heaviest_rank":0,"ranks":[{"rank":0}],"time":{"step_seconds":1}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		r, err := Read(data)
 		if err != nil || r == nil {
 			return

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
@@ -24,6 +25,7 @@ func FuzzFigures(f *testing.F) {
 	f.Add(`[1]`)
 	f.Add(`{"seconds":1e308}`)
 	f.Fuzz(func(t *testing.T, text string) {
+		defer inputtest.Bound(t, len(text))()
 		all := ParseFigures([]byte(text))
 		if _, err := json.Marshal(all); err != nil {
 			t.Errorf("%q gives figures that cannot be written: %v", text, err)
@@ -37,6 +39,7 @@ func FuzzMetrics(f *testing.F) {
 	f.Add("{\"step\":1,\"loss\":1e400}\n\n{\"step\":0}\nnull\n")
 	f.Add("{\"step\":1,\"seconds\":1e305}\n")
 	f.Fuzz(func(t *testing.T, text string) {
+		defer inputtest.Bound(t, len(text))()
 		lines, bad, err := parseMetrics(strings.NewReader(text))
 		if err != nil {
 			t.Fatal(err)
@@ -77,6 +80,7 @@ func FuzzTrace(f *testing.F) {
 	f.Add([]byte(strings.Repeat("\x0e\x02\x00\x09\x01\x01\x00\x08abcdefgh\x00\x01\x00\x00\x01\x01\x01\x30abcdefgh", 9)))
 	f.Add(bytes.Repeat([]byte{14, 1, 1, 255, 3, 2, 1, 0, 255, 255, 255, 255, 255, 255, 255, 127}, 3))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		x := events(data)
 		r := NewRank(x, x)
 		if _, err := json.Marshal(r); err != nil {

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -173,7 +173,11 @@ func loadRun(dir string) (Run, error) {
 // readSingleTrace reads a trace outside of a run's folder.
 func (r *Run) readSingleTrace(path string) error {
 	t, err := ReadTrace(path)
-	if err != nil {
+	var wrong *fs.PathError
+	switch {
+	case errors.As(err, &wrong):
+		return &NoRunError{Path: path, Why: fmt.Sprintf("cannot be read: %v", wrong.Err)}
+	case err != nil:
 		return &NoRunError{Path: path, Why: "is a file but not a trace; " + expectRun}
 	}
 	r.Name = strings.TrimSuffix(r.Name, ".trace")
@@ -203,15 +207,10 @@ func pathless(err error) error {
 
 // text reads a small file. If it cannot, wrong says why.
 func text(dir, name string) (data []byte, wrong string) {
-	f, err := os.Open(filepath.Join(dir, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, name + " is not there"
-	}
-	if err == nil {
-		defer f.Close()
-		data, err = io.ReadAll(io.LimitReader(f, mostText))
-	}
+	data, err := input.ReadFile(filepath.Join(dir, name), mostText)
 	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, name + " is not there"
 	case err != nil:
 		return nil, fmt.Sprintf("%s cannot be read: %v", name, pathless(err))
 	case len(data) == 0:
@@ -392,9 +391,12 @@ func ranksText(ranks []int) string {
 	return "ranks " + strings.Join(words[:n-1], ", ") + " and " + words[n-1]
 }
 
+// mostTrace is the most bytes of a trace that is read: four times what a run writes.
+const mostTrace = 256 << 20
+
 // ReadTrace reads the file of a trace.
 func ReadTrace(path string) (*trace.Trace, error) {
-	f, err := os.Open(path)
+	f, err := input.Open(path, mostTrace)
 	if err != nil {
 		return nil, err
 	}

@@ -11,10 +11,11 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // summary is the content of summary.json.
@@ -222,10 +223,13 @@ type line struct {
 	Eval    *float64 `json:"eval_loss"`
 }
 
+// mostMetrics is how many bytes are read of metrics.jsonl: some millions of steps.
+const mostMetrics = 1 << 30
+
 // readMetrics reads metrics.jsonl. It skips and counts lines that cannot be read, such
 // as the last one of a run that was killed.
 func (r *Run) readMetrics(dir string) bool {
-	f, err := os.Open(filepath.Join(dir, MetricsFile))
+	f, err := input.Open(filepath.Join(dir, MetricsFile), mostMetrics)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		r.miss("%s is not there; losses and speeds of steps are not shown", MetricsFile)

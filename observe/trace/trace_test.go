@@ -16,6 +16,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
@@ -295,6 +296,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(b.Bytes())
 	f.Add(b.Bytes()[:20])
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		got, err := trace.Read(bytes.NewReader(data))
 		if err != nil {
 			return

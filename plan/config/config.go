@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
@@ -140,23 +141,11 @@ func loadHardware(name string) (*hardware.GPU, error) {
 	return gpu, nil
 }
 
-// mostBytes bounds a file of arguments or a config.json: a mistyped path to a
-// checkpoint should not be read into memory.
-const mostBytes = 16 << 20
-
 // readFile reads the file that a setting names.
 func readFile(setting, name string) ([]byte, error) {
-	info, err := os.Stat(name)
-	if err == nil && info.Size() > mostBytes {
-		return nil, &memory.SettingError{Setting: setting, Asked: name, Problem: fmt.Sprintf("is a file of %d bytes, too large for settings", info.Size()), Remedy: "name another file"}
-	}
-	data, err := os.ReadFile(name)
+	data, err := input.ReadFile(name, input.Settings)
 	if err != nil {
-		var wrong *fs.PathError
-		if errors.As(err, &wrong) {
-			err = wrong.Err
-		}
-		return nil, &memory.SettingError{Setting: setting, Asked: name, Err: fmt.Errorf("the file cannot be read: %w", err)}
+		return nil, &memory.SettingError{Setting: setting, Asked: name, Err: fmt.Errorf("the file cannot be read: %w", input.Cause(err))}
 	}
 	return data, nil
 }

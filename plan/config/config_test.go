@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -247,6 +248,7 @@ func FuzzSettings(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
+		defer inputtest.Bound(t, len(text))()
 		s, _, err := Resolve(Input{Model: "mixtral-8x7b", GPUs: 8, Settings: words(text)})
 		if err != nil {
 			return

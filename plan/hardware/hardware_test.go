@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 // SPEC S6.1
@@ -126,6 +128,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		g, err := Parse(data)
 		if err != nil {
 			return

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/memory"
 	"pgregory.net/rapid"
 )
@@ -104,6 +105,7 @@ func FuzzParseCommand(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		defer inputtest.Bound(t, len(s))()
 		args, err := parseCommand(s)
 		if err != nil {
 			return
@@ -169,7 +171,11 @@ func FuzzParseYAML(f *testing.F) {
 	for _, s := range []string{"a: 1", "MODEL_ARGS:\n  --x: true", "num_layers: [1, 2]", "x: {a: 1}", "? a\n: b", "x: !!binary aGk="} {
 		f.Add([]byte(s))
 	}
+	for _, c := range inputtest.HostileYAML {
+		f.Add([]byte(c.Text))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		if args, err := parseYAML(data); err == nil {
 			_, _, _ = FromArgs(args, Options{Vocab: 100})
 		}

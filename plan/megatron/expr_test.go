@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 func TestLayerPattern(t *testing.T) {
@@ -80,6 +82,7 @@ func FuzzLayerPattern(f *testing.F) {
 		f.Add(s, 14)
 	}
 	f.Fuzz(func(t *testing.T, s string, n int) {
+		defer inputtest.Bound(t, len(s))()
 		n = min(max(n, 0), 1000)
 		if got, err := layerPattern("f", s, n); err == nil && len(got) != n {
 			t.Fatalf("%q gives %d layers of %d", s, len(got), n)
@@ -92,6 +95,7 @@ func FuzzHybridPattern(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		defer inputtest.Bound(t, len(s))()
 		p, err := parsePattern(s)
 		if err != nil {
 			return

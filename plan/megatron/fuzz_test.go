@@ -6,6 +6,8 @@ package megatron
 import (
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 func FuzzFromArgs(f *testing.F) {
@@ -26,6 +28,7 @@ func FuzzFromArgs(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
+		defer inputtest.Bound(t, len(text))()
 		given, err := parseCommand(text)
 		if err != nil {
 			return

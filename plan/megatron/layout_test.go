@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 func TestParseLayout(t *testing.T) {
@@ -136,6 +138,7 @@ func FuzzParseLayout(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		defer inputtest.Bound(t, len(s))()
 		pieces, err := parseLayout(s)
 		if err != nil {
 			return

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // ParseYAML reads arguments from YAML, as a map for [FromArgs]: under MODEL_ARGS
@@ -16,8 +18,8 @@ import (
 // last counts, as for Megatron-LM; a map where a value should be is an error.
 func parseYAML(data []byte) (map[string]any, error) {
 	var top map[string]any
-	if err := yaml.UnmarshalWithOptions(data, &top, yaml.AllowDuplicateMapKey()); err != nil {
-		return nil, fmt.Errorf("the YAML cannot be read: %s", firstLine(yaml.FormatError(err, false, false)))
+	if err := input.UnmarshalYAML(data, &top, yaml.AllowDuplicateMapKey()); err != nil {
+		return nil, fmt.Errorf("the YAML cannot be read: %w", err)
 	}
 	args, where := top, "the file"
 	if inner, ok := top["MODEL_ARGS"]; ok {
@@ -35,11 +37,6 @@ func parseYAML(data []byte) (map[string]any, error) {
 		}
 	}
 	return args, nil
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
 }
 
 // Parse reads a file of arguments. The ending of its name and its first characters

@@ -14,6 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -224,6 +225,7 @@ func FuzzParseHF(f *testing.F) {
 	f.Add([]byte(`{"model_type":"gpt2","n_embd":8,"n_head":2,"n_layer":2,"n_positions":16,"vocab_size":10}`))
 	f.Add([]byte(`{"text_config":{"model_type":"gemma3_text","hidden_size":8},"x":[NaN,-Infinity]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		defer inputtest.Bound(t, len(data))()
 		if m, err := model.ParseHF(data); err != nil {
 			names(t, "it", err)
 		} else if err := sound(m); err != nil {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // The keys of the two kinds of lines; the last of the header's is optional.
@@ -45,7 +47,7 @@ func Read(r io.Reader) (*Counts, error) {
 		case errors.Is(err, bufio.ErrBufferFull):
 			return nil, fmt.Errorf("line %d is longer than %d bytes", line, maxLine)
 		case err != nil && !end:
-			return nil, fmt.Errorf("cannot read line %d: %w", line, err)
+			return nil, fmt.Errorf("cannot read line %d: %w", line, input.Cause(err))
 		}
 		if len(bytes.TrimSpace(text)) > 0 {
 			if t == nil {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
 // tiny are the counts of one whole step: two ranks, one layer, two microbatches.
@@ -158,6 +160,7 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(strings.Replace(tinyHeader, "}", `,"experts":4}`, 1) + strings.TrimSuffix(tinyStep, "0}\n")))
 	f.Add([]byte(`{"version":1,"ranks":1,"tokens":1,"top_k":1,"layers":1,"microbatches":1}` + "\n" + `{"step":0,"layer":0,"microbatch":0,"rank":0,"rows":1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		defer inputtest.Bound(t, len(text))()
 		tr, err := Read(bytes.NewReader(text))
 		if err != nil {
 			if strings.Contains(err.Error(), "\n") {

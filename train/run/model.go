@@ -14,8 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/goccy/go-yaml"
-
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/layer"
@@ -34,12 +33,12 @@ const nameKey = "_name_or_path"
 // UnmarshalYAML reads a name or an object of keys.
 func (s *ModelSpec) UnmarshalYAML(text []byte) error {
 	var name string
-	if yaml.Unmarshal(text, &name) == nil {
+	if input.UnmarshalYAML(text, &name) == nil {
 		*s = ModelSpec{Name: name}
 		return nil
 	}
 	keys := map[string]any{}
-	if err := yaml.Unmarshal(text, &keys); err != nil {
+	if err := input.UnmarshalYAML(text, &keys); err != nil {
 		return errors.New("expected the name of a preset, the name of a file, or the keys of a config.json for model")
 	}
 	*s = ModelSpec{Keys: whole(keys).(map[string]any)}
@@ -97,19 +96,27 @@ func (s *ModelSpec) load() error {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		file = filepath.Join(file, "config.json")
 	}
-	text, err := os.ReadFile(file)
+	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
 		return blame("Model", fmt.Errorf("cannot read %s: %w", file, pathless(err)))
 	}
 	keys := map[string]any{}
 	// Python writes NaN into such files, which YAML allows and JSON does not.
 	if json.Unmarshal(text, &keys) != nil {
-		if err := yaml.Unmarshal(text, &keys); err != nil {
+		err := input.UnmarshalYAML(text, &keys)
+		var invalid *input.YAMLError
+		switch {
+		case err != nil && !errors.As(err, &invalid):
+			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
+		case err != nil:
 			return refuse("Model", s.Name, "is neither JSON nor YAML", "give the config.json of a model, or the same keys in YAML")
 		}
 	}
 	if len(keys) == 0 { // an empty file, or null
 		return refuse("Model", s.Name, "says nothing", "give the config.json of a model, or the same keys in YAML")
+	}
+	for _, names := range []string{"id2label", "label2id"} {
+		delete(keys, names) // names of classes, up to megabytes, which no decoder has
 	}
 	keys = whole(keys).(map[string]any)
 	if name, _ := keys[nameKey].(string); name == "" {

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"reflect"
 	"strings"
 	"unicode"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
 	"github.com/stowage-dev/stowage/train"
 )
@@ -106,19 +106,14 @@ func (o *Options) ChoosePolicy() {
 // ReadFile reads options from a file of YAML. It leaves those that the file does not
 // name as they are.
 func (o *Options) ReadFile(file string) error {
-	text, err := os.ReadFile(file)
+	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", file, pathless(err))
 	}
 	return o.parse(file, text)
 }
 
-func (o *Options) parse(file string, text []byte) (err error) {
-	defer func() { // the parser can panic
-		if p := recover(); p != nil {
-			err = fmt.Errorf("cannot read %s as YAML: %v", file, p)
-		}
-	}()
+func (o *Options) parse(file string, text []byte) error {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return nil
 	}
@@ -128,13 +123,13 @@ func (o *Options) parse(file string, text []byte) (err error) {
 	if i := bytes.IndexFunc(text, strange); i >= 0 {
 		return fmt.Errorf("%s, line %d: expected text, got binary data", file, 1+bytes.Count(text[:i], []byte("\n")))
 	}
-	err = yaml.UnmarshalWithOptions(text, o, yaml.Strict())
+	err := input.UnmarshalYAML(text, o, yaml.Strict())
 	var said yaml.Error
 	switch {
 	case err == nil:
 		return checkWhole(file, text)
 	case !errors.As(err, &said):
-		return err
+		return fmt.Errorf("%s: %w", file, err)
 	}
 	at := file
 	if t := said.GetToken(); t != nil && t.Position != nil {
@@ -155,7 +150,7 @@ func (o *Options) parse(file string, text []byte) (err error) {
 // checkWhole returns an error if a whole number has a fraction, which the parser cuts off.
 func checkWhole(file string, text []byte) error {
 	given := map[string]any{}
-	if yaml.Unmarshal(text, &given) != nil {
+	if input.UnmarshalYAML(text, &given) != nil {
 		return nil // the options could be read
 	}
 	for f := range reflect.TypeFor[Options]().Fields() {
@@ -207,6 +202,9 @@ const configHead = "# A run of stowage train"
 func (o *Options) encode() ([]byte, error) {
 	text, err := yaml.Marshal(o)
 	if err != nil {
+		return nil, fmt.Errorf("cannot write the options: %w", err)
+	}
+	if err := input.CheckYAML(text); err != nil { // a run must be able to read them again
 		return nil, fmt.Errorf("cannot write the options: %w", err)
 	}
 	return append([]byte(configHead+".\n"), text...), nil

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/train"
 )
 
@@ -254,7 +255,11 @@ func FuzzOptions(f *testing.F) {
 	f.Add("a: [")
 	f.Add("- 1")
 	f.Add("policy: !!binary x\nx: &a *a")
+	for _, c := range inputtest.HostileYAML {
+		f.Add(c.Text)
+	}
 	f.Fuzz(func(t *testing.T, text string) {
+		defer inputtest.Bound(t, len(text))()
 		o := DefaultOptions()
 		if err := o.parse("f.yaml", []byte(text)); err != nil {
 			if strings.Contains(err.Error(), "\n") {

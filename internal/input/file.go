@@ -1,0 +1,157 @@
+// Package input reads files that users name. It bounds what such a file can cost, so that
+// a mistyped path or a hostile file ends in a sentence and neither hangs nor takes the
+// machine's memory.
+//
+// This file owns opening and reading files, and yaml.go parsing YAML. Package
+// encoding/json bounds depth itself and takes memory in proportion to the text, so the
+// size of a file is all that JSON needs.
+package input
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"syscall"
+
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Settings is the most bytes of a file of settings: options, arguments, a config.json.
+const Settings = 4 << 20
+
+// errors of things that are no files. The sentence around them names the path.
+var (
+	errDevice   = errors.New("it is a device; expected a file")
+	errSocket   = errors.New("it is a socket; expected a file")
+	errNoWriter = errors.New("it is a pipe that nothing writes to; expected a file")
+	errFolder   = errors.New("it is a folder; expected a file")
+)
+
+// tooLarge reports a file beyond the limit of its reader.
+type tooLarge struct{ most int64 }
+
+func (e tooLarge) Error() string {
+	return fmt.Sprintf("it is larger than %s, the most that is read of such a file", memory.Bytes(e.most).Short())
+}
+
+// File is a file that is open for reading. Reads beyond its limit fail.
+type File struct {
+	f    *os.File
+	name string
+	size int64 // of a regular file, else 0
+	left int64
+	most int64
+	pipe bool
+	some bool // whether anything was read
+}
+
+// Open opens a file of at most most bytes; 0 stands for no limit. It returns an error at
+// once if the name is that of a device, a socket or a folder, or if a regular file is too
+// large. A pipe is read if a program has it open for writing, as a shell's <(command)
+// has; Open does not wait for one. All errors are of type *fs.PathError.
+func Open(name string, most int64) (*File, error) {
+	if most == 0 {
+		most = math.MaxInt64 - 1
+	}
+	// Without O_NONBLOCK the kernel waits until somebody writes to a pipe.
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: errSocket}
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = check(info, most)
+	}
+	if err != nil {
+		f.Close() // nothing was written
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err
+		}
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	in := &File{f: f, name: name, left: most, most: most, pipe: info.Mode()&fs.ModeNamedPipe != 0}
+	if info.Mode().IsRegular() {
+		in.size = info.Size()
+	}
+	return in, nil
+}
+
+// check returns an error if something cannot be read as a file.
+func check(info fs.FileInfo, most int64) error {
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		return errFolder
+	case mode&fs.ModeDevice != 0:
+		return errDevice
+	case mode&fs.ModeSocket != 0:
+		return errSocket
+	case mode.IsRegular() && info.Size() > most:
+		return tooLarge{most}
+	}
+	return nil
+}
+
+// Read reads from the file. It returns an error in place of the first byte beyond the
+// limit.
+func (f *File) Read(p []byte) (int, error) {
+	if int64(len(p)) > f.left+1 {
+		p = p[:f.left+1]
+	}
+	n, err := f.f.Read(p)
+	if int64(n) > f.left {
+		return int(f.left), &fs.PathError{Op: "read", Path: f.name, Err: tooLarge{f.most}}
+	}
+	f.left -= int64(n)
+	f.some = f.some || n > 0
+	if err == io.EOF && f.pipe && !f.some {
+		err = &fs.PathError{Op: "read", Path: f.name, Err: errNoWriter}
+	}
+	return n, err
+}
+
+// Size returns the size of a regular file, and 0 for a pipe.
+func (f *File) Size() int64 { return f.size }
+
+// Close closes the file.
+func (f *File) Close() error { return f.f.Close() }
+
+// ReadFile returns the content of a file of at most most bytes, under the rules of Open.
+func ReadFile(name string, most int64) ([]byte, error) {
+	f, err := Open(name, most)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	// One byte more than the size finds the end without growing.
+	data := make([]byte, 0, f.size+1)
+	for {
+		n, err := f.Read(data[len(data):cap(data)])
+		data = data[:len(data)+n]
+		if err == io.EOF {
+			return data, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(data) == cap(data) {
+			data = append(data, 0)[:len(data)]
+		}
+	}
+}
+
+// Cause returns an error of the file system without the path, for a sentence that has
+// the path already.
+func Cause(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

@@ -1,0 +1,110 @@
+package input_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stowage-dev/stowage/internal/input"
+)
+
+// pipe makes a named pipe and returns its name.
+func pipe(t *testing.T) string {
+	name := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Skip(err)
+	}
+	return name
+}
+
+// What is no file is an error at once: nothing waits, and nothing is read without end.
+func TestNoFile(t *testing.T) {
+	dir, err := os.MkdirTemp("", "s") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	large := filepath.Join(t.TempDir(), "large")
+	if err := os.WriteFile(large, make([]byte, 101), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"/dev/zero":                   "it is a device; expected a file",
+		"/dev/null":                   "it is a device; expected a file",
+		pipe(t):                       "it is a pipe that nothing writes to; expected a file",
+		socket.Addr().String():        "it is a socket; expected a file",
+		dir:                           "it is a folder; expected a file",
+		large:                         "it is larger than 100 B, the most that is read of such a file",
+		filepath.Join(dir, "missing"): "no such file or directory",
+	} {
+		_, err := input.ReadFile(name, 100)
+		var path *fs.PathError
+		if !errors.As(err, &path) || path.Path != name || input.Cause(err).Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
+func TestReadFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	for _, size := range []int{0, 1, 511, 512, 513, 5000} {
+		want := bytes.Repeat([]byte{'x'}, size)
+		if err := os.WriteFile(name, want, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, most := range []int64{int64(size), int64(size) + 1, 0} {
+			if most == 0 && size == 0 {
+				continue
+			}
+			if got, err := input.ReadFile(name, most); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes within %d: %d, %v", size, most, len(got), err)
+			}
+		}
+	}
+	// Such files have no size.
+	if got, err := input.ReadFile("/proc/self/status", 1<<20); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && len(got) == 0 {
+		t.Errorf("%d, %v", len(got), err)
+	}
+}
+
+// A pipe that a program writes to is read like a file, and within the limit.
+func TestPipe(t *testing.T) {
+	for _, size := range []int{3, 100_000} {
+		name := pipe(t)
+		// A file that is open for both does not wait for a reader.
+		w, err := os.OpenFile(name, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := input.Open(name, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = w.Write(make([]byte, size))
+			w.Close()
+		}()
+		var got bytes.Buffer
+		_, err = got.ReadFrom(f)
+		switch {
+		case size < 1000 && (err != nil || got.Len() != size):
+			t.Errorf("%d of %d bytes, %v", got.Len(), size, err)
+		case size > 1000 && (err == nil || !strings.Contains(err.Error(), "larger than 1000 B") || got.Len() != 1000):
+			t.Errorf("%d bytes, %v", got.Len(), err)
+		}
+		f.Close()
+		w.Close()
+	}
+}
