@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/memory"
@@ -32,7 +33,7 @@ func (s *Setup) checkSettings() error {
 	}
 	if name := s.Layout.FSDP.Pool; name != "" {
 		if _, err := bucket.ParsePoolKind(name); err != nil {
-			return fmt.Errorf("there is no pool %q for sharded parameters; there are %v", name, bucket.PoolKinds)
+			return fmt.Errorf("there is no pool %q for sharded parameters; choose from %s", name, poolNames())
 		}
 	}
 	if l := s.Layout; l.VPP > 1 && l.PP == 1 {
@@ -140,8 +141,17 @@ func (s *Setup) checkBounds() error {
 func known(what string, names, list []string) error {
 	for _, n := range names {
 		if !slices.Contains(list, n) {
-			return fmt.Errorf("unknown %s %q; there are %v", what, n, list)
+			return fmt.Errorf("unknown %s %q; choose from %s", what, n, strings.Join(list, ", "))
 		}
 	}
 	return nil
+}
+
+// poolNames lists the pools.
+func poolNames() string {
+	var names []string
+	for _, k := range bucket.PoolKinds {
+		names = append(names, k.String())
+	}
+	return strings.Join(names, ", ")
 }

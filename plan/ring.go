@@ -7,6 +7,8 @@ package plan
 import (
 	"fmt"
 	"math"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Ring describes a ring of expert ranks that keep one tensor of every MoE layer for the
@@ -23,15 +25,19 @@ type Ring struct {
 	Layers       int
 }
 
-// Check returns an error if a size is missing.
+// Check returns an error if a size is missing, or if a token chooses more experts than
+// there are.
 func (r Ring) Check() error {
 	for _, f := range []struct {
 		name string
 		v    int
 	}{{"batch", r.Batch}, {"seq", r.Seq}, {"top-k", r.TopK}, {"ep", r.EP}, {"width", r.Width}, {"element size", r.ElementBytes}, {"layers", r.Layers}} {
 		if f.v < 1 {
-			return fmt.Errorf("a ring of experts with %s %d; it must be at least 1", f.name, f.v)
+			return &memory.SettingError{Setting: f.name, Asked: fmt.Sprint(f.v), Problem: "is out of range", Remedy: "give at least 1"}
 		}
+	}
+	if all := r.LocalExperts * r.EP; r.LocalExperts > 0 && r.TopK > all {
+		return &memory.SettingError{Setting: "top-k", Asked: fmt.Sprint(r.TopK), Problem: fmt.Sprintf("is more than the %d experts of a layer", all), Remedy: "give fewer"}
 	}
 	return nil
 }

@@ -157,11 +157,36 @@ func (c *Config) Check() error {
 	if c.Number > kernels.BF16 || c.Dispatch > layer.Ring || c.Memory.Rows > layer.Stashed || c.Sharding != nil && c.Sharding.GradComm > kernels.BF16 {
 		panic("train: unknown number format, dispatch or row memory in Config")
 	}
-	o := c.Optim
-	if !(o.LR > 0) || !(o.MinLR >= 0) || o.WarmUp < 0 || o.Decay < 0 || !(o.Beta1 >= 0 && o.Beta1 < 1) || !(o.Beta2 >= 0 && o.Beta2 < 1) || !(o.Epsilon > 0) || !(o.WeightDecay >= 0) || !(o.Clip >= 0) {
-		return refuse("Optim", fmt.Sprintf("%+v", o), "is out of range", "give an LR and Epsilon above 0, betas from 0 to below 1, and nothing negative")
+	if err := c.Optim.check(); err != nil {
+		return err
 	}
 	return c.Memory.check(c)
+}
+
+// check returns an error that names the first setting that is out of range. Parameters
+// and moments are in fp32, so nothing may be larger than that format holds.
+func (o Optim) check() error {
+	const most = math.MaxFloat32
+	for _, x := range []struct {
+		name, remedy string
+		value        float64
+		ok           bool
+	}{
+		{"LR", "give a number above 0 that fits fp32, such as 0.003", o.LR, o.LR > 0 && o.LR <= most},
+		{"MinLR", "give a number from 0 that fits fp32", o.MinLR, o.MinLR >= 0 && o.MinLR <= most},
+		{"WarmUp", "give 0 or more steps", float64(o.WarmUp), o.WarmUp >= 0},
+		{"Decay", "give 0 or more steps", float64(o.Decay), o.Decay >= 0},
+		{"Beta1", "give a number from 0 to below 1", o.Beta1, o.Beta1 >= 0 && o.Beta1 < 1},
+		{"Beta2", "give a number from 0 to below 1", o.Beta2, o.Beta2 >= 0 && o.Beta2 < 1},
+		{"Epsilon", "give a number above 0", o.Epsilon, o.Epsilon > 0 && o.Epsilon <= most},
+		{"WeightDecay", "give a number from 0 that fits fp32", o.WeightDecay, o.WeightDecay >= 0 && o.WeightDecay <= most},
+		{"Clip", "give a number from 0 that fits fp32", o.Clip, o.Clip >= 0 && o.Clip <= most},
+	} {
+		if !x.ok {
+			return refuse("Optim."+x.name, fmt.Sprintf("%g", x.value), "is out of range", x.remedy)
+		}
+	}
+	return nil
 }
 
 // refuse returns an error about a setting.
@@ -188,9 +213,15 @@ func (c *Config) checkBatch() error {
 
 func (c *Config) checkLayout() error {
 	l, layers := c.Layout, len(c.Model.Layers)
+	for _, x := range []struct {
+		setting string
+		value   int
+	}{{"Layout.PP", l.PP}, {"Layout.VPP", l.VPP}, {"Layout.EP", l.EP}, {"Layout.DP", l.DP}, {"Batch.Microbatches", c.Batch.Microbatches}} {
+		if x.value < 1 || x.value > 1<<24 { // products of them must not overflow
+			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from 1 to %d", 1<<24))
+		}
+	}
 	switch {
-	case l.PP < 1 || l.VPP < 1 || l.EP < 1 || l.DP < 1 || c.Batch.Microbatches < 1:
-		return refuse("Layout", fmt.Sprintf("%+v with %d microbatches", l, c.Batch.Microbatches), "is out of range", "give at least 1 of each")
 	case l.DP%l.EP != 0:
 		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("is no multiple of the %d expert ranks", l.EP), "give a multiple")
 	case layers%(l.PP*l.VPP) != 0:
@@ -198,7 +229,7 @@ func (c *Config) checkLayout() error {
 	case l.VPP > 1 && l.PP == 1:
 		return refuse("Layout.VPP", fmt.Sprint(l.VPP), "interleaves chunks, which needs at least two pipeline ranks", "use more pipeline ranks, or one chunk")
 	case l.Ranks() > 64:
-		return refuse("Layout", fmt.Sprintf("%+v", l), fmt.Sprintf("has %d ranks", l.Ranks()), "use at most 64 in one process")
+		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("on %d pipeline ranks makes %d ranks", l.PP, l.Ranks()), "use at most 64 ranks in one process")
 	}
 	for _, x := range layer.Layers(c.Model) {
 		if x.MoE != nil && x.MoE.Experts%l.EP != 0 {

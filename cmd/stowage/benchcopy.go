@@ -60,7 +60,11 @@ graph). "host CPU" is the processor time of the thread that issues the work, and
 				return usagef("--size: %v", err)
 			}
 		}
-		return benchCopy(cmd, dev, o, p(), *asJSON)
+		page := p()
+		if err := checkFiles([]flagFile{{"report", page.Path()}}); err != nil {
+			return err
+		}
+		return benchCopy(cmd, dev, o, page, *asJSON)
 	}
 	return cmd
 }
@@ -116,7 +120,7 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 	if err != nil {
 		return err
 	}
-	return pageError(p.WriteCopies(result))
+	return pageDone(cmd, p, asJSON, p.WriteCopies(result))
 }
 
 // fits returns an error if copies would make the machine swap or the kernel kill this

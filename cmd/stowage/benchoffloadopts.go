@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
+	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
@@ -96,11 +96,6 @@ var byHand = offloadSections[2].names
 
 func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	h := &o.ByHand
-	for _, list := range [][]string{h.OffloadModules, h.RecomputeModules} {
-		for i := range list {
-			list[i] = strings.TrimSpace(list[i])
-		}
-	}
 	for _, s := range []struct {
 		flag, text string
 		to         *int64
@@ -125,8 +120,6 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 		switch {
 		case x.changed("budget"):
 			return usagef("--%s chooses by hand what --budget lets the runtime choose; keep one of them", flag)
-		case none && strings.HasSuffix(flag, "-modules"):
-			return usagef("--%s names no module; give some, such as moe_act, or leave the flag out", flag)
 		case none:
 			return usagef("--%s needs --offload-modules or --recompute-modules beside it", flag)
 		}
@@ -240,24 +233,31 @@ func (x *offloadFlags) open(watch device.Observer) (device.Device, error) {
 
 func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	p := x.page()
+	if err := checkFiles([]flagFile{{"report", p.Path()}, {"trace", x.trace}}, flagFile{"model", x.model}); err != nil {
+		return err
+	}
 	shown := p.Trace("compute", o.Budget)
 	dev, err := x.open(bench.Observe(shown))
 	if err != nil {
 		return err
 	}
 	defer func() { err = cmp.Or(err, dev.Close()) }()
+	save := func() error { return nil }
 	if x.trace != "" {
-		f, cannot := os.Create(x.trace)
-		if cannot != nil {
-			return fmt.Errorf("--trace cannot be written: %w; name a file in a folder that may be written", cannot)
+		f, err := atomicfile.Create(x.trace)
+		if err != nil {
+			return fmt.Errorf("--trace: %w", err)
 		}
+		defer f.Discard()
 		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: o.Budget}, 0)
 		o.Trace = trace.Since(device.Now(), lines)
-		defer func() {
-			if cannot := cmp.Or(lines.Close(), f.Close()); err == nil && cannot != nil {
-				err = fmt.Errorf("--trace cannot be written: %w", cannot)
+		save = func() error {
+			if err := cmp.Or(lines.Close(), f.Commit()); err != nil {
+				return fmt.Errorf("--trace: %w", err)
 			}
-		}()
+			return nil
+		}
+		defer lines.Close() // ends its goroutine, if the work fails
 	}
 	o.Trace = bench.BothSinks(o.Trace, shown)
 	res, err := bench.Offloads(dev, o)
@@ -276,7 +276,11 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	} else if err := printResult(x.cmd, res); err != nil {
 		return err
 	}
-	if err := pageError(p.WriteOffload(res)); err != nil {
+	if err := save(); err != nil {
+		return err
+	}
+	written(x.cmd, *x.asJSON, "the trace is in", x.trace)
+	if err := pageDone(x.cmd, p, *x.asJSON, p.WriteOffload(res)); err != nil {
 		return err
 	}
 	if !res.Equal {

@@ -4,7 +4,7 @@ package main
 
 import (
 	"cmp"
-	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -62,11 +62,18 @@ Nothing is allocated. The figures are the plans that sharded training follows.`,
 		if err := checkPools(cmd, &o, *grads, *fallback); err != nil {
 			return err
 		}
+		page := p()
+		if err := checkFiles([]flagFile{{"svg", *svg}, {"report", page.Path()}}, flagFile{"model", *name}); err != nil {
+			return err
+		}
 		models, err := loadPoolModels(cmd, *name)
 		if err != nil {
 			return err
 		}
-		return benchPools(cmd, models, o, *svg, p(), *asJSON)
+		if err := checkRecompute(models, o.Recompute); err != nil {
+			return err
+		}
+		return benchPools(cmd, models, o, *svg, page, *asJSON)
 	}
 	return cmd
 }
@@ -104,6 +111,19 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	return nil
 }
 
+// checkRecompute returns an error if more layers are recomputed together than the largest
+// model has.
+func checkRecompute(models []*model.Model, layers int) error {
+	most := 0
+	for _, m := range models {
+		most = max(most, len(m.Layers))
+	}
+	if layers > most {
+		return usagef("--recompute %d is more than the %d layers of the largest model; give fewer", layers, most)
+	}
+	return nil
+}
+
 // loadPoolModels loads the models to compare.
 func loadPoolModels(cmd *cobra.Command, name string) (models []*model.Model, err error) {
 	names := poolModels
@@ -136,7 +156,7 @@ func loadModel(name string) (*model.Model, error) {
 func readModel(file string) (*model.Model, error) {
 	data, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return nil, fmt.Errorf("--model cannot be read: %w", err)
+		return nil, usagef("--model %s: the file cannot be read: %v", file, pathless(err))
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {
@@ -153,8 +173,11 @@ func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, 
 		return err
 	}
 	if svg != "" {
-		if err := os.WriteFile(svg, bench.PoolsSVG(res), 0o644); err != nil {
-			return fmt.Errorf("--svg cannot be written: %w", err)
+		if err := saveFile(flagFile{"svg", svg}, func(w io.Writer) error {
+			_, err := w.Write(bench.PoolsSVG(res))
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	if !asJSON {
@@ -162,5 +185,6 @@ func benchPools(cmd *cobra.Command, models []*model.Model, o bench.PoolOptions, 
 	} else if err := printResult(cmd, res); err != nil {
 		return err
 	}
-	return pageError(p.WritePools(res))
+	written(cmd, asJSON, "the chart is in", svg)
+	return pageDone(cmd, p, asJSON, p.WritePools(res))
 }

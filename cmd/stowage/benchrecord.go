@@ -61,7 +61,9 @@ be read, nothing is written.`,
 			return usagef("--date expects a day such as 2026-11-15, got %q", day)
 		}
 		var entries []bench.Entry
+		var reads []flagFile
 		for _, file := range files {
+			reads = append(reads, flagFile{name: file})
 			e, err := readResult(cmd, file)
 			if err != nil {
 				return usagef("%s: %v", file, err)
@@ -73,6 +75,9 @@ be read, nothing is written.`,
 				return usagef("%s does not say which command printed it; give it with --command", file)
 			}
 			entries = append(entries, e)
+		}
+		if err := checkFiles([]flagFile{{"to", *to}}, reads...); err != nil {
+			return err
 		}
 		return record(cmd, *to, entries)
 	}
@@ -109,7 +114,7 @@ func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
 	}
 	history, err := bench.ReadHistory(bytes.NewReader(old))
 	if err != nil {
-		return usagef("--to %s: %v", file, err)
+		return usagef("--to %s: %v", file, typeless(err))
 	}
 	if len(old) > 0 && old[len(old)-1] != '\n' {
 		old = append(old, '\n')

@@ -43,7 +43,7 @@ func TestBenchRecord(t *testing.T) {
 			t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
 		}
 	}
-	if _, stderr, code := command(strings.Fields("bench record pools.json --to nowhere/h.jsonl")...); code != exitFailure || !strings.Contains(stderr, "nowhere/h.jsonl") {
+	if _, stderr, code := command(strings.Fields("bench record pools.json --to nowhere/h.jsonl")...); code != exitUsage || !strings.Contains(stderr, "nowhere/h.jsonl") {
 		t.Errorf("code %d, errors %q", code, stderr)
 	}
 	if after, _ := os.ReadFile("history.jsonl"); string(after) != string(text) {

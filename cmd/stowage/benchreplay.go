@@ -6,6 +6,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 
@@ -98,11 +99,14 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if !r.cmd.Flags().Changed("synth") {
 		in, err := input.Open(r.trace, mostCounts)
 		if err != nil {
-			return nil, fmt.Errorf("--trace: cannot open the routing counts: %w", err)
+			return nil, usagef("--trace %s: the file cannot be read: %v", r.trace, pathless(err))
 		}
 		defer func() { _ = in.Close() }()
+		if info, err := os.Stat(r.trace); err == nil && info.IsDir() {
+			return nil, usagef("--trace %s is a folder; give a file of routing counts", r.trace)
+		}
 		if t, err = routing.Read(in); err != nil {
-			return nil, fmt.Errorf("%s: %w", r.trace, err)
+			return nil, usagef("--trace %s: %v", r.trace, typeless(err))
 		}
 		return t, nil
 	}
@@ -112,17 +116,15 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if err := r.config.Check(); err != nil {
 		return nil, usagef("--synth: %v", err)
 	}
-	if t, err = routing.Generate(r.config); err != nil || r.save == "" {
-		return t, err
+	return routing.Generate(r.config)
+}
+
+// keep writes the routing counts that were generated, if --save-trace asks for it.
+func (r *replayFlags) keep(t *routing.Counts) error {
+	if r.save == "" {
+		return nil
 	}
-	out, err := os.Create(r.save)
-	if err != nil {
-		return nil, fmt.Errorf("--save-trace: cannot write the routing counts: %w", err)
-	}
-	if err := cmp.Or(routing.Write(out, t), out.Close()); err != nil {
-		return nil, fmt.Errorf("--save-trace: cannot write the routing counts: %w", err)
-	}
-	return t, nil
+	return saveFile(flagFile{"save-trace", r.save}, func(w io.Writer) error { return routing.Write(w, t) })
 }
 
 // options puts everything together. The flags that a replay shares with the
@@ -151,8 +153,11 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 		return x, err
 	}
 	x.Trace = t
-	if !r.cmd.Flags().Changed("max-rows") {
-		x.MaxRows = stash.Rows(t.Worst())
+	switch most := stash.Rows(t.Worst()); {
+	case !r.cmd.Flags().Changed("max-rows"):
+		x.MaxRows = most
+	case x.MaxRows > most:
+		return x, usagef("--max-rows %d is more than the %d rows that a rank can get; give fewer, or leave the flag out", x.MaxRows, most)
 	}
 	x.Pipeline = schedule.Pipeline{Ranks: r.pp, Chunks: r.vpp, Microbatches: t.Microbatches}
 	for rank := range t.Ranks {
@@ -198,7 +203,7 @@ func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions
 		bench.ReplayFoot(out, &res)
 	}
 	if err == nil {
-		err = pageError(p.WriteResult("replay", res))
+		err = pageDone(cmd, p, asJSON, p.WriteResult("replay", res))
 	}
 	if err == nil && res.Total.Dropped+routing.Rows(res.Total.Wrong) > 0 {
 		err = fmt.Errorf("%d rows were lost and %d tensors came back changed; this is a bug; report it with the command", res.Total.Dropped, res.Total.Wrong)

@@ -25,7 +25,7 @@ func TestBenchStashReplays(t *testing.T) {
 		"bench stash --trace " + file + layout,
 	} {
 		stdout, stderr, code := command(strings.Fields(line)...)
-		if code != exitOK || stderr != "" {
+		if code != exitOK || strings.Replace(stderr, "the routing counts are in "+file+"\n", "", 1) != "" {
 			t.Fatalf("%s: code %d, errors %q", line, code, stderr)
 		}
 		var r bench.Replay
@@ -52,8 +52,8 @@ func TestBenchStashReplays(t *testing.T) {
 	}
 }
 
-// Flags that do not go together, or lie outside of what makes sense, are wrong
-// usage; a file that cannot be read is not.
+// Flags that do not go together, that lie outside of what makes sense, or that name files
+// which cannot be used are wrong usage; too little memory is not.
 func TestBenchStashReplayErrors(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "bad.jsonl")
 	if err := os.WriteFile(bad, []byte(`{"version":1,"ranks":2,"tokenz":3}`+"\n"), 0o644); err != nil {
@@ -76,6 +76,11 @@ func TestBenchStashReplayErrors(t *testing.T) {
 		"--synth zipf --max-rows -1":           "--max-rows must be at least 1",
 		"--synth zipf --steps 99999999999":     "steps is 99999999999",
 		"--synth zipf --device-pool 1MiB,1MiB": "one size",
+
+		"--trace " + bad:                                  `bad.jsonl: line 1: header: unknown key "tokenz"`,
+		"--trace " + bad + ".none":                        "bad.jsonl.none: the file cannot be read: no such file or directory",
+		"--synth zipf --save-trace " + bad + "/x" + quick: "--save-trace: cannot write ",
+		"--synth zipf --max-rows 99999999" + quick:        "--max-rows 99999999 is more than the 128 rows that a rank can get",
 	} {
 		stdout, stderr, code := command(strings.Fields("bench stash " + line)...)
 		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) {
@@ -83,10 +88,7 @@ func TestBenchStashReplayErrors(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"--trace " + bad:                                  `bad.jsonl: line 1: header: unknown key "tokenz"`,
-		"--trace " + bad + ".none":                        "cannot open the routing counts",
-		"--synth zipf --save-trace " + bad + "/x" + quick: "cannot write the routing counts",
-		"--synth zipf --width 1073741824":                 "give a smaller --width",
+		"--synth zipf --width 1073741824": "give a smaller --width",
 	} {
 		stdout, stderr, code := command(strings.Fields("bench stash " + line)...)
 		if code != exitFailure || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) {

@@ -25,12 +25,13 @@ func reportFlag(cmd *cobra.Command) func() *bench.Page {
 	}
 }
 
-// pageError adds the flag to an error of writing a page.
-func pageError(err error) error {
-	if err == nil {
-		return nil
+// pageDone says where the page is, or returns the error of writing it.
+func pageDone(cmd *cobra.Command, p *bench.Page, forProgram bool, err error) error {
+	if err != nil {
+		return fmt.Errorf("--report: %w", err)
 	}
-	return fmt.Errorf("--report: %w; give a file in a folder that you may write to", err)
+	written(cmd, forProgram, "the report is", p.Path())
+	return nil
 }
 
 // flagLine returns the command with the flags that were given, in the order of their

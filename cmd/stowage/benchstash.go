@@ -66,14 +66,25 @@ rows of every step, layer, microbatch and rank:
 		if err != nil {
 			return err
 		}
+		page := f.html()
+		if err := checkFiles([]flagFile{{"report", page.Path()}, {"save-trace", f.replays.save}}, flagFile{"trace", f.replays.trace}); err != nil {
+			return err
+		}
 		if !replay {
-			return benchStash(cmd, f.dev, o, f.html(), *f.asJSON)
+			return benchStash(cmd, f.dev, o, page, *f.asJSON)
 		}
 		x, err := f.replays.options(o)
 		if err != nil {
 			return err
 		}
-		return benchReplay(cmd, f.dev, x, f.html(), *f.asJSON)
+		if err := f.replays.keep(x.Trace); err != nil {
+			return err
+		}
+		if err := benchReplay(cmd, f.dev, x, page, *f.asJSON); err != nil {
+			return err
+		}
+		written(cmd, *f.asJSON, "the routing counts are in", f.replays.save)
+		return nil
 	}
 	return cmd
 }
@@ -200,5 +211,5 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 	} else if err := printResult(cmd, res); err != nil {
 		return err
 	}
-	return pageError(p.WriteResult("stash", res))
+	return pageDone(cmd, p, asJSON, p.WriteResult("stash", res))
 }

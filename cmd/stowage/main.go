@@ -58,6 +58,6 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	fmt.Fprintf(stderr, "stowage: %s\n", text)
+	fmt.Fprintf(stderr, "stowage: %s\n", printable(text))
 	return code
 }

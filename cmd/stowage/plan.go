@@ -6,10 +6,8 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -147,6 +145,12 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if f.flags != "" && *f.asJSON {
 		return usagef("--flags prints only flags, and --json prints everything with the flags; keep one")
 	}
+	if err := checkFiles([]flagFile{{"html", f.html}}, f.job.files()...); err != nil {
+		return err
+	}
+	if f.flags != "" && !slices.Contains(planTargets, f.flags) {
+		return usagef("--flags %s is unknown; choose megatron, maxtext or stowage", f.flags)
+	}
 	s, notes, err := f.job.setup(w)
 	if err != nil {
 		return err
@@ -168,7 +172,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 		return err
 	}
 	if f.html != "" {
-		if err := writePage(f.html, r); err != nil {
+		if err := saveFile(flagFile{"html", f.html}, r.WritePage); err != nil {
 			return err
 		}
 	}
@@ -176,20 +180,23 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	switch {
 	case f.flags != "":
 		i := slices.IndexFunc(r.Flags, func(x planview.Flags) bool { return x.For == f.flags })
-		if i < 0 {
-			return usagef("--flags %s is unknown; choose megatron, maxtext or stowage", f.flags)
-		}
 		fmt.Fprintln(out, strings.TrimRight(r.Flags[i].Text, "\n"))
 	case *f.asJSON:
-		return printJSON(cmd, r)
+		if err := printJSON(cmd, r); err != nil {
+			return err
+		}
 	default:
 		r.WriteText(out, detail, planHints)
 		if f.html != "" {
-			fmt.Fprintf(out, "\nthe page is in %s\n", f.html)
+			fmt.Fprintln(out)
 		}
 	}
+	written(cmd, f.flags != "" || *f.asJSON, "the page is in", f.html)
 	return nil
 }
+
+// planTargets are the values of --flags.
+var planTargets = []string{"megatron", "maxtext", "stowage"}
 
 // report makes the report that the flags ask for.
 func (f *planFlags) report(s *plan.Setup, command string) (*planview.Report, error) {
@@ -285,17 +292,4 @@ func commandLine(cmd *cobra.Command, args []string) string {
 		words = append(words, a)
 	}
 	return strings.Join(words, " ")
-}
-
-// writePage makes the page before it opens the file, so that an error leaves an old file
-// as it is.
-func writePage(name string, r *planview.Report) error {
-	var b bytes.Buffer
-	if err := r.WritePage(&b); err != nil {
-		return fmt.Errorf("the page cannot be made: %w", err)
-	}
-	if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {
-		return fmt.Errorf("--html: %w", err)
-	}
-	return nil
 }

@@ -270,7 +270,7 @@ func TestPlanPage(t *testing.T) {
 		}
 	}
 	stdout, stderr, code = command(strings.Fields(planJobs["plan-given"] + " --html " + filepath.Join(file, "x"))...)
-	if code != exitFailure || stdout != "" || !strings.Contains(stderr, "--html") {
+	if code != exitUsage || stdout != "" || !strings.Contains(stderr, "--html") {
 		t.Errorf("code %d, errors %q", code, stderr)
 	}
 }

@@ -18,6 +18,11 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	if len(f.compare) != 2 {
 		return usagef("--compare takes two files, not %d", len(f.compare))
 	}
+	for _, name := range f.compare {
+		if blank(name) {
+			return usagef("--compare takes two files, and the name of one is empty")
+		}
+	}
 	if f.html != "" || f.flags != "" {
 		return usagef("--compare excludes --html and --flags; remove them")
 	}

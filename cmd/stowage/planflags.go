@@ -8,6 +8,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -113,7 +116,33 @@ func parsePlan(cmd *cobra.Command, args []string) (w planWords, help bool, err e
 	if err != nil {
 		panic("plan: there is no help flag: " + err.Error())
 	}
-	return w, help, nil
+	if help {
+		return w, true, nil
+	}
+	return w, false, w.check(cmd)
+}
+
+// check returns an error if a flag or a setting is empty, or if a number is zero that
+// means "not given" inside of the program.
+func (w *planWords) check(cmd *cobra.Command) error {
+	if err := checkEmpty(cmd.Flags()); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.settings)) {
+		if v := w.settings[name]; len(v) > 0 && blank(strings.Join(v, ",")) {
+			return usagef("--%s is empty; give a value, or leave the flag out", name)
+		}
+	}
+	for name, most := range map[string]int{"gpus": 1 << 24, "vocab": math.MaxInt32} {
+		n, err := cmd.Flags().GetInt(name)
+		if err != nil {
+			panic("plan: there is no flag " + name + ": " + err.Error())
+		}
+		if cmd.Flags().Changed(name) && (n < 1 || n > most) {
+			return usagef("--%s %d is out of range; give a number from 1 to %d, or leave the flag out", name, n, most)
+		}
+	}
+	return nil
 }
 
 // settingHelp lists the short names in a help text, except those that are flags of the

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -34,6 +33,11 @@ type jobFlags struct {
 	counted   int // expert ranks of the routing counts that --routing names
 }
 
+// files returns the files that the flags may name.
+func (j *jobFlags) files() []flagFile {
+	return []flagFile{{"model", j.model}, {"config", j.config}, {"megatron", j.megatron}, {"gpu", j.gpu}}
+}
+
 // setup returns the job, and notes about what was assumed. All its errors are errors of
 // usage.
 func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
@@ -47,9 +51,6 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	var err error
 	if in.Model, err = j.source(w.settings); err != nil {
 		return nil, nil, err
-	}
-	if j.vocab < 0 || j.vocab > math.MaxInt32 {
-		return nil, nil, usagef("--vocab %d: expected a number from 1 to %d", j.vocab, math.MaxInt32)
 	}
 	if j.budget != "" {
 		n, err := memory.ParseBytes(j.budget)
@@ -212,8 +213,13 @@ func (j *jobFlags) planError(err error) error {
 	return usagef("%s", plain.Named(name))
 }
 
-// typeless rewords an error of encoding/json that names types of this program.
+// typeless rewords an error of encoding/json that names types of this program or rules of
+// its grammar.
 func typeless(err error) error {
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) && !strings.Contains(syntax.Error(), "unexpected end") {
+		return errors.New(strings.Replace(err.Error(), syntax.Error(), fmt.Sprintf("it is not JSON from character %d on", syntax.Offset), 1))
+	}
 	var typed *json.UnmarshalTypeError
 	if !errors.As(err, &typed) {
 		return err

@@ -40,18 +40,22 @@ of DeepSeek-V3's moe_mlpwo; moe_mlpwi_0 and moe_mlpwi_1 have a width of 2048.`,
 		if !cmd.Flags().Changed("margin") {
 			margin = min(margin, float64(r.EP))
 		}
+		if r.EP >= 1 && experts >= 1 {
+			r.LocalExperts = experts / r.EP
+		}
 		all := float64(r.Batch) * float64(r.Seq) * float64(r.TopK) * float64(r.EP) * float64(r.Width) * float64(r.Layers) * float64(r.ElementBytes)
 		switch err := r.Check(); {
+		case experts < 1:
+			return usagef("--experts %d is out of range; give at least 1", experts)
+		case r.EP >= 1 && experts%r.EP != 0:
+			return usagef("--experts %d is not a multiple of --ep %d; choose a multiple", experts, r.EP)
 		case err != nil:
 			return planError(err)
-		case experts < 1 || experts%r.EP != 0:
-			return usagef("--experts %d is not a multiple of --ep %d", experts, r.EP)
 		case !(margin >= 1 && margin <= float64(r.EP)):
 			return usagef("--margin %g: expected a number from 1 to %d; no more rows can arrive than all %d ranks send", margin, r.EP, r.EP)
 		case all > 1<<60:
 			return usagef("these sizes come to %.3g bytes; give a smaller --batch, --seq, --top-k, --ep, --layers or --width", all)
 		}
-		r.LocalExperts = experts / r.EP
 		t := planview.NewRingSizes(r, margin)
 		if *asJSON {
 			return printJSON(cmd, t)

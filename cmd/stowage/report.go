@@ -72,10 +72,12 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	if files.perfetto+files.viz != "" && len(runs) > 1 {
 		return usagef("--perfetto and --memory-viz take one run, got %d; name one", len(runs))
 	}
-	for _, x := range []struct{ flag, file string }{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}} {
-		if info, err := os.Stat(x.file); strings.HasSuffix(x.file, "/") || err == nil && info.IsDir() {
-			return usagef("--%s %s is a folder; give a file", x.flag, x.file)
-		}
+	var reads []flagFile
+	for _, run := range runs {
+		reads = append(reads, flagFile{name: run})
+	}
+	if err := checkFiles([]flagFile{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}, reads...); err != nil {
+		return err
 	}
 	r, err := report.Read(runs...)
 	var nothing *report.NoRunError
@@ -100,8 +102,8 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		if err != nil {
 			return usagef("--%s: %v", x.flag, err)
 		}
-		if err := atomicfile.Write(x.file, func(w io.Writer) error { return x.write(w, traces) }); err != nil {
-			return fmt.Errorf("--%s: %w", x.flag, err)
+		if err := saveFile(flagFile{x.flag, x.file}, func(w io.Writer) error { return x.write(w, traces) }); err != nil {
+			return err
 		}
 	}
 	if !asJSON || files.page != "" {
@@ -112,9 +114,15 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		files.page = file
 	}
 	if asJSON {
-		return printJSON(cmd, r)
+		if err := printJSON(cmd, r); err != nil {
+			return err
+		}
+	} else {
+		reportText(cmd.OutOrStdout(), r)
 	}
-	reportText(cmd.OutOrStdout(), r, files)
+	written(cmd, asJSON, "the report is", files.page)
+	written(cmd, asJSON, "for Perfetto:", files.perfetto)
+	written(cmd, asJSON, "for PyTorch's viewer:", files.viz)
 	return nil
 }
 
@@ -139,8 +147,8 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// reportText prints the runs, what they lack, and the files that were written.
-func reportText(w io.Writer, r *report.Report, files reportFiles) {
+// reportText prints the runs and what they lack.
+func reportText(w io.Writer, r *report.Report) {
 	for _, run := range r.Runs {
 		var words []string
 		for _, f := range run.Figures {
@@ -155,11 +163,6 @@ func reportText(w io.Writer, r *report.Report, files reportFiles) {
 		fmt.Fprintf(w, "%-18s %s\n", run.Name, strings.Join(words, ", "))
 		for _, x := range run.Missing {
 			fmt.Fprintf(w, "  %s\n", x)
-		}
-	}
-	for _, f := range []struct{ what, file string }{{"the report is", files.page}, {"for Perfetto:", files.perfetto}, {"for PyTorch's viewer:", files.viz}} {
-		if f.file != "" {
-			fmt.Fprintf(w, "%s %s\n", f.what, f.file)
 		}
 	}
 }

@@ -324,7 +324,7 @@ func TestReportErrors(t *testing.T) {
 		if code != exitOK || !strings.Contains(stdout, "the report is report.html") || !strings.Contains(stdout, ", 1 step, loss ") || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing is not there; ") {
 			t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
 		}
-		if _, stderr, code := command("report", "run", "--out", "no/folder/page.html"); code != exitFailure || !strings.Contains(stderr, "give a file in a folder that you may write to") {
+		if _, stderr, code := command("report", "run", "--out", "no/folder/page.html"); code != exitUsage || !strings.Contains(stderr, "give a file in a folder that you may write to") {
 			t.Errorf("code %d, errors %q", code, stderr)
 		}
 	})
@@ -342,15 +342,15 @@ func TestBenchReports(t *testing.T) {
 		lines = lines[:1] // the race detector makes twenty seconds of all of them
 	}
 	for _, line := range lines {
-		if stdout, stderr, code := command(strings.Fields(line + " --report page.html")...); code != exitOK || stdout == "" {
-			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		if stdout, stderr, code := command(strings.Fields(line + " --report page.html")...); code != exitOK || !strings.HasSuffix(stdout, "\nthe report is page.html\n") {
+			t.Errorf("%s: code %d, output %q, errors %q", line, code, stdout, stderr)
 		}
 		has(t, "page.html")
 		if err := os.Remove("page.html"); err != nil {
 			t.Error(err)
 		}
 		stdout, stderr, code := command(strings.Fields(line + " --report no/page.html")...)
-		if code != exitFailure || stdout == "" || !strings.Contains(stderr, "--report: ") {
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, "--report: ") { // before the work
 			t.Errorf("%s: code %d, output %q, errors %q", line, code, stdout, stderr)
 		}
 	}

@@ -46,6 +46,8 @@ It runs on any CPU, and on NVIDIA GPUs with nothing but their driver.`,
 			}
 			return chooseCommand(cmd, args)
 		},
+		PersistentPreRunE: checkWords,
+
 		Version:       thisVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -146,7 +146,10 @@ func parseTrain(cmd *cobra.Command, args []string) (help bool, err error) {
 	if err := noArgs(cmd, f.Args()); err != nil {
 		return false, err
 	}
-	return f.GetBool("help")
+	if help, err = f.GetBool("help"); err != nil || help {
+		return help, err
+	}
+	return false, checkTrain(f)
 }
 
 // joinLists puts commas between the words of a list.
@@ -176,6 +179,9 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	o := &f.options
+	if err := checkIdle(cmd.Flags(), o, f.resume); err != nil {
+		return err
+	}
 	if o.Steps == 0 && !cmd.Flags().Changed("steps") {
 		o.Steps = compareSteps
 		if single {

@@ -35,6 +35,31 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// checkEmpty returns an error if a flag was given an empty value, as by a script whose
+// variable is not set. Taken for a missing flag, it would change what the command does.
+func checkEmpty(f *pflag.FlagSet) (err error) {
+	f.Visit(func(x *pflag.Flag) {
+		if err == nil && blank(x.Value.String()) {
+			err = usagef("--%s is empty; give a value, or leave the flag out", x.Name)
+		}
+	})
+	return err
+}
+
+// blank reports whether a value is a word or list without content. "[]" is how the flag
+// parser writes an empty list.
+func blank(value string) bool { return value == "[]" || strings.Trim(value, ", \t\n") == "" }
+
+// checkWords returns an error if an argument or the value of a flag is empty.
+func checkWords(cmd *cobra.Command, args []string) error {
+	for _, a := range args {
+		if blank(a) && !cmd.DisableFlagParsing {
+			return usagef("an argument is empty; remove it, or see that its variable is set")
+		}
+	}
+	return checkEmpty(cmd.Flags())
+}
+
 // checkTopic returns an error if help was asked for a command that does not exist, as
 // in `stowage bench cpy --help`.
 func checkTopic(cmd *cobra.Command) error {

@@ -41,3 +41,55 @@ func TestWrite(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// A check finds what a write would, and leaves nothing behind.
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{
+		filepath.Join(dir, "a"): "", "/dev/null": "",
+		dir:                                "it is a folder",
+		filepath.Join(dir, "none", "a"):    "no such file or directory",
+		filepath.Join("/dev", "null", "a"): "not a directory",
+	} {
+		err := Check(path)
+		if (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("files left behind: %v", left)
+	}
+}
+
+// A device is written to and not replaced; a link stays, and so do permissions.
+func TestWhatStays(t *testing.T) {
+	if err := WriteBytes("/dev/null", []byte("x")); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat("/dev/null"); err != nil || info.Mode().IsRegular() {
+		t.Fatalf("/dev/null is %v, %v", info.Mode(), err)
+	}
+	if err := WriteBytes("/dev/full", []byte("x")); err == nil || !strings.Contains(err.Error(), "cannot write /dev/full: no space left") {
+		t.Errorf("the error is %v", err)
+	}
+	dir := t.TempDir()
+	file, link, nowhere := filepath.Join(dir, "a"), filepath.Join(dir, "link"), filepath.Join(dir, "nowhere")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{link: "a", nowhere: "b"} {
+		if err := os.Symlink(target, name); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteBytes(name, []byte(target)); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, target))
+		if info, _ := os.Lstat(name); err != nil || string(text) != target || info.Mode()&os.ModeSymlink == 0 {
+			t.Errorf("%s: %q, %v, %v", name, text, err, info.Mode())
+		}
+	}
+	if info, _ := os.Stat(file); info.Mode().Perm() != 0o600 {
+		t.Errorf("the permissions are %v", info.Mode())
+	}
+}

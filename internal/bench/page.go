@@ -107,6 +107,14 @@ func (p *Page) newRun(name string) report.Run {
 	}
 }
 
+// Path returns the file of the page, or "" for a nil page.
+func (p *Page) Path() string {
+	if p == nil {
+		return ""
+	}
+	return p.File
+}
+
 // write writes the page.
 func (p *Page) write(runs ...report.Run) error {
 	r := &report.Report{Title: p.Title, Runs: runs, Missing: []string{}, Made: time.Now().UTC().Format(time.RFC3339), Version: p.Version}

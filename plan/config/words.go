@@ -6,6 +6,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,7 +131,11 @@ func (t *translator) several(name string, words []string) bool {
 		}
 		t.extras.pool = t.choice(name, one, "fixed", "max", "arena", "recorded")
 	case "prefetch":
-		t.extras.prefetch = int(t.number(name, one, 1, 64))
+		if n := t.number(name, one, 1, 64); n == math.Trunc(n) {
+			t.extras.prefetch = int(n)
+		} else {
+			t.fail(name, one, "is wrong; expected a whole number from 1 to 64")
+		}
 	case "routing":
 		r := &t.extras.routing
 		switch one {

@@ -138,6 +138,9 @@ func (j *Job) splitText() (err error) {
 	return nil
 }
 
+// mostCapacity limits the capacity factor, so that rows can be counted.
+const mostCapacity = 1 << 20
+
 // check returns an error if a single option is out of range.
 func (o *Options) check() error {
 	for _, x := range []struct {
@@ -153,18 +156,16 @@ func (o *Options) check() error {
 		}
 	}
 	for _, x := range []struct {
-		setting  string
-		value    float64
-		positive bool
+		setting, remedy string
+		value, most     float64
 	}{
-		{"LR", o.LR, true}, {"MinLR", o.MinLR, false}, {"WeightDecay", o.WeightDecay, false}, {"Clip", o.Clip, false},
-		{"Capacity", o.Capacity, false}, {"BiasRate", o.BiasRate, false}, {"Fraction", o.Fraction, false},
+		{"LR", "give a number above 0, such as 0.003", o.LR, math.MaxFloat32}, {"MinLR", "give a number from 0", o.MinLR, math.MaxFloat32},
+		{"WeightDecay", "give a number from 0, such as 0.1", o.WeightDecay, math.MaxFloat32}, {"Clip", "give a number from 0, such as 1", o.Clip, math.MaxFloat32},
+		{"Capacity", fmt.Sprintf("give a number above 0 and up to %d, or none for no limit", mostCapacity), o.Capacity, mostCapacity},
+		{"BiasRate", "give a number from 0, such as 0.001", o.BiasRate, math.MaxFloat32}, {"Fraction", "give a share from 0 to 1", o.Fraction, 1},
 	} {
-		switch {
-		case !(x.value >= 0) || math.IsInf(x.value, 0):
-			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", "give a number that is not negative")
-		case x.positive && x.value == 0:
-			return refuse(x.setting, "0", "is out of range", "give a number above 0")
+		if !(x.value >= 0 && x.value <= x.most) || x.setting == "LR" && x.value == 0 {
+			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", x.remedy)
 		}
 	}
 	switch {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels/nn"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Settings are what layers are computed with besides the model's shapes.
@@ -24,8 +25,21 @@ func DefaultSettings() Settings {
 // Check returns an error that says what is wrong with the settings, or nil.
 func (s Settings) Check() error {
 	r := s.Routing
-	if !(s.Epsilon > 0) || !(s.Theta > 0) || !(r.Factor > 0) || !(r.Balance >= 0) || !(r.BiasRate >= 0) || !(r.Capacity >= 0) {
-		return fmt.Errorf("layer: expected epsilon, theta and the routing factor above 0, and rates and a capacity of at least 0, got %+v", s)
+	for _, x := range []struct {
+		name  string
+		value float64
+	}{{"Epsilon", float64(s.Epsilon)}, {"Theta", s.Theta}, {"Factor", float64(r.Factor)}} {
+		if !(x.value > 0) {
+			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number above 0"}
+		}
+	}
+	for _, x := range []struct {
+		name  string
+		value float64
+	}{{"AuxLoss", float64(r.Balance)}, {"BiasRate", float64(r.BiasRate)}, {"Capacity", r.Capacity}} {
+		if !(x.value >= 0) {
+			return &memory.SettingError{Setting: x.name, Asked: fmt.Sprintf("%g", x.value), Problem: "is out of range", Remedy: "give a number that is not negative"}
+		}
 	}
 	return nil
 }

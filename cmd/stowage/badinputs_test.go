@@ -1,0 +1,496 @@
+// This file tests that every command answers a wrong command line in the same way.
+
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// badInputs has wrong endings for command lines. Each line of text is one; words in
+// single quotes may be empty or have spaces.
+var badInputs = []struct{ command, endings string }{
+	{"", `
+trian
+''
+--verbose
+-q
+help trian
+help bench offlaod
+bench
+bench pool
+bench ''
+version 2
+version --json=2
+doctor --jsn
+doctor now
+doctor --json=''
+completion
+completion powershell
+completion bash zsh`},
+	{"train --dry-run --micro 1 --seq 16 ", `
+--pp 0
+--pp -1
+--pp 1.5
+--pp ''
+--pp 99999999999999999999
+--pp 3
+--vpp 0
+--vpp 2 --pp 1
+--ep 0
+--ep 3
+--ep 99999999
+--dp 0
+--dp 100 --pp 1 --ep 1
+--dp 3 --ep 2
+--capacity-factor 0
+--capacity-factor -1
+--capacity-factor NaN
+--capacity-factor 1e300
+--capacity-factor Inf
+--grad-comm-dtype bf16
+--grad-comm-dtype fp32
+--grad-comm-dtype fp8 --pool arena
+--prefetch 2
+--prefetch 0 --pool arena
+--min-lr 1e-5
+--min-lr 1 --decay 100
+--decay 10
+--decay 10 --warm-up 10
+--decay -1
+--warm-up -1
+--save-every 5
+--keep 3
+--keep 0 --out q
+--eval-every 5
+--policy ''
+--policy zzz
+--policy nothing
+--policy stash,offload
+--model ''
+--model zzz
+--model tiny-moee
+--model .
+--model /
+--model text.txt
+--data ''
+--data nope
+--data empty
+--steps 0
+--steps -3
+--steps 1e3
+--steps 99999999999
+--seed -1
+--seed x
+--hold-out 1
+--hold-out NaN
+--hold-out ''
+--out ''
+--out '' --policy none
+--config ''
+--config nope
+--config empty
+--config text.txt
+--config part.yaml
+--resume
+--resume --out nope
+--serve ''
+--serve :8080
+--trace=maybe
+--plain=2
+--micro 0
+--micro 99999999
+--seq 99999999
+--seq 0
+--microbatches 0
+--microbatches ''
+--dispatch ''
+--dispatch rings
+--device ''
+--device tpu
+--device cpu:0
+--device cuda:-1
+--budget ''
+--budget 0
+--budget 0B
+--budget 60MB
+--budget 60
+--budget -60MiB
+--budget 1e300MiB
+--budget 99999999999TiB
+--offload-modules ''
+--offload-modules ,
+--offload-modules
+--offload-modules zzz
+--offload-fraction 2
+--offload-fraction NaN
+--recompute-modules ''
+--stash-modules ''
+--stash-modules core_attn
+--graph ''
+--graph zzz
+--graph attn attn
+--pool ''
+--pool zzz
+--bf16=perhaps
+--lr 0
+--lr -1
+--lr NaN
+--lr Inf
+--lr 1e300
+--min-lr 1e300 --decay 99
+--weight-decay -1
+--weight-decay 1e300
+--clip -1
+--clip 1e300
+--beta1 1
+--beta2 NaN
+--aux-loss -1
+--aux-loss much
+--bias-rate 1e300
+--bias-rate -1
+fast
+--polcy none`},
+	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
+--gpus 0
+--gpus -8
+--gpus ''
+--gpus 1.5
+--gpus 99999999999
+--gpus 99999999999999999999
+--vocab 0
+--vocab -1
+--vocab 99999999999
+--budget ''
+--budget 0
+--budget 60GB
+--budget NaN
+--gpu ''
+--gpu zzz
+--gpu empty
+--model ''
+--model zzz
+--config ''
+--megatron ''
+--config small.json
+--routing ''
+--routing skewed
+--routing skewed:0.5
+--routing skewed:NaN
+--routing counts:nope
+--routing 0
+--search ''
+--search fast
+--rank ''
+--rank 4
+--rank -1
+--rank one
+--flags ''
+--flags zzz
+--flags megatron --json
+--html ''
+--html empty
+--html no/page.html
+--html page/
+--html text.txt/page.html
+--tp 0
+--tp ''
+--tp 3
+--tp 1.5
+--seq ''
+--mbs 0
+--gbs -1
+--layout ''
+--recompute ''
+--recompute ,
+--recompute zzz
+--offload ''
+--offload zzz
+--graph ''
+--graph zzz
+--fsdp ''
+--pool max
+--prefetch 1.5
+--prefetch 2
+--prefetch 99
+--stash ''
+--stash -1
+--precision int3
+--expandable ''
+--offload-bytes ''
+--offload-bytes 0.5
+--fraction 2
+--frobnicate 3
+ring
+--compare a`},
+	{"plan ", `
+--model small.json --html small.json
+--compare text.txt
+--compare nope nope
+--compare '' ''
+explain
+explain '' --model llama-3-8b --gpu h100
+explain zzz --model llama-3-8b --gpu h100
+explain core_attn --model llama-3-8b --gpu h100 --gpus 0
+ring --top-k 999
+ring --top-k 0
+ring --top-k 5 --experts 4
+ring --experts 0
+ring --experts 255
+ring --ep 0
+ring --ep -4
+ring --batch 0
+ring --seq ''
+ring --width 0
+ring --margin 0
+ring --margin Inf
+ring --margin 9
+ring --json=2
+ring 5
+validate
+validate --cases ''
+validate --cases nope
+validate --cases empty
+validate --cases text.txt`},
+	{"report ", `
+''
+nope
+empty
+text.txt
+small.json --out small.json
+nope --out ''
+nope --perfetto ''
+nope --memory-viz ''
+nope --out no/page.html
+nope --out a --perfetto a
+nope --out empty`},
+	{"bench pools ", `
+--model ''
+--model zzz
+--model nope.json
+--model text.txt
+--ep 0
+--ep 3
+--ep 99999999999
+--dp 0
+--tp ''
+--etp 0
+--prefetch 0
+--prefetch 1001
+--recompute -1
+--recompute 99999
+--grad-comm-dtype ''
+--fallback ''
+--fp8=8
+--svg ''
+--svg empty
+--svg no/x.svg
+--report ''
+--report no/x.html
+--svg a --report a
+--model small.json --svg small.json`},
+	{"bench stash ", `
+--trace /nosuch
+--trace empty
+--trace text.txt
+--trace ''
+--trace text.txt --report text.txt
+--synth ''
+--synth zipff
+--synth zipf --trace x
+--synth zipf --save-trace ''
+--synth zipf --save-trace no/x
+--synth zipf --save-trace a --report a
+--synth zipf --rows 3
+--synth zipf --ranks 0
+--synth zipf --experts 0
+--synth zipf --top-k 0
+--synth zipf --top-k 999
+--synth zipf --tokens 0
+--synth zipf --steps 0
+--synth zipf --skew NaN
+--synth zipf --seed -1
+--synth zipf --sets 65
+--synth zipf --device-pool ''
+--synth zipf --device-pool 1B
+--synth zipf --max-rows 99999999999
+--save-trace x
+--rank 0
+--rows 0
+--rows ''
+--max-rows 0
+--width -1
+--width 2000000000
+--skew -1
+--page ''
+--page 3KiB
+--page 4KiB,8KiB
+--groups 0
+--tensors 0
+--time 0
+--time 1s1
+--time ''
+--time 2h
+--device ''
+--report ''
+--report no/x.html`},
+	{"bench copy ", `
+--size ''
+--size 0B
+--size 4KB
+--size ,
+--size 1MiB,,2MiB
+--time -1s
+--time 5
+--report empty
+--device cpu:1
+now`},
+	{"bench offload --layers 1 --seq 1 ", `
+--model ''
+--model nope.json
+--layers 0
+--seq ''
+--mbs 0
+--mbs 1025
+--pp 0
+--rank 1
+--steps 0
+--tflops 0
+--tflops Inf
+--memory-gbps NaN
+--intensity 0
+--budget ''
+--budget 0
+--budget 1MB
+--budget 1TiB --offload-modules moe_act
+--no-recompute
+--offload-modules ''
+--offload-modules a"b
+--offload-modules zzz
+--margin 3
+--graph ''
+--graph all
+--cuda-graph-scope ''
+--cuda-graph-scope zzz
+--link-gbps ''
+--link-gbps 0
+--link-gbps 1,2,3
+--trace ''
+--trace no/x
+--trace a --report a
+--report ''
+--report no/x.html`},
+	{"bench record ", `
+''
+nope
+empty
+text.txt
+text.txt --to ''
+text.txt --date ''
+text.txt --date 2026-13-01
+result.json --to no/history.jsonl
+result.json --to empty
+result.json --to result.json
+result.json --to text.txt`},
+}
+
+// goWords finds what only a programmer understands.
+var goWords = regexp.MustCompile(`strconv|parsing|invalid (argument|syntax|character)|%!|\[[^\]"]+ [^\]"]*\]|map\[|<nil>|0x[0-9a-f]{6}|goroutine|panic|[ (](json|yaml): |unmarshal|\{[A-Z]\w*:|: open |: stat |: read |e\+[0-9]{2}\b|bare "`)
+
+// words splits a command line at spaces outside of single quotes.
+func words(line string) (out []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			out = append(out, part)
+		} else {
+			out = append(out, strings.Fields(part)...)
+		}
+	}
+	return out
+}
+
+// fixtures fills the current folder with files to misuse.
+func fixtures(t *testing.T) {
+	t.Helper()
+	if err := os.Mkdir("empty", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"text.txt": "neither JSON nor YAML: {", "small.json": smallModel, "part.yaml": "steps: 1.5\n",
+	} {
+		writeFile(t, name, text)
+	}
+	result, stderr, code := command("bench", "pools", "--model", "tiny-moe", "--json")
+	if code != exitOK {
+		t.Fatal(stderr)
+	}
+	writeFile(t, "result.json", result)
+}
+
+// files lists what is in the current folder, with sizes.
+func files(t *testing.T) (list string) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && !d.IsDir() {
+			path += fmt.Sprintf(" (%d bytes)", info.Size())
+		}
+		list += path + "\n"
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// A wrong command line is answered with one sentence that names no part of Go, with code 2
+// and before anything is printed or written.
+func TestBadInputs(t *testing.T) {
+	t.Chdir(t.TempDir())
+	fixtures(t)
+	before, n := files(t), 0
+	for _, group := range badInputs {
+		for ending := range strings.Lines(strings.TrimSpace(group.endings)) {
+			n++
+			line := group.command + strings.TrimSpace(ending)
+			stdout, stderr, code := command(words(line)...)
+			text, ended := strings.CutSuffix(stderr, "\n")
+			switch {
+			case code != exitUsage, stdout != "", !ended, strings.Contains(text, "\n"), !strings.HasPrefix(text, "stowage: "), !strings.HasSuffix(text, "`"):
+				t.Errorf("%s\n\tcode %d, output %.60q, errors %q", line, code, stdout, stderr)
+			case goWords.MatchString(text):
+				t.Errorf("%s\n\tthe sentence %q has %q", line, text, goWords.FindString(text))
+			case strings.Contains(text, "  "), strings.Contains(text, " ;"), strings.Contains(text, " :"), strings.Contains(text, ";;"):
+				t.Errorf("%s\n\tthe sentence %q has a hole", line, text)
+			}
+			if after := files(t); after != before {
+				t.Fatalf("%s: the files are\n%s\nand were\n%s", line, after, before)
+			}
+		}
+	}
+	if n < 300 {
+		t.Errorf("there are only %d lines", n)
+	}
+}
+
+// Control characters in a name do not reach the terminal.
+func TestControlCharacters(t *testing.T) {
+	for _, args := range [][]string{
+		{"plan", "--model", "llama-3-8b", "--search", "\x1b[31mred"}, {"plan", "--model", "\x1b]0;title\a"}, {"report", "\x1b[2Jgone"},
+		{"bench", "pools", "--model", "\r\x1b[K/x.json"}, {"\x1b[31mred"}, {"train", "--policy", "\x9b31m"},
+	} {
+		_, stderr, code := command(args...)
+		if code != exitUsage || strings.Count(stderr, "\n") != 1 || strings.ContainsAny(stderr, "\x1b\a\r\u009b") {
+			t.Errorf("%q: code %d, errors %q", args, code, stderr)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+// This file owns the files that commands write beside their output. A file is checked
+// before the work begins, replaced as a whole, and named when it is there.
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/atomicfile"
+)
+
+// flagFile is a file that a flag or an argument names. An empty name means none.
+type flagFile struct{ flag, name string }
+
+// checkFiles returns an error if a file cannot be written, if two flags name the same
+// file, or if a file would replace one that the command reads.
+func checkFiles(writes []flagFile, reads ...flagFile) error {
+	for i, f := range writes {
+		switch {
+		case f.name == "":
+			continue
+		case strings.HasSuffix(f.name, string(os.PathSeparator)):
+			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
+		}
+		info, err := os.Stat(f.name)
+		if err == nil && info.IsDir() {
+			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
+		}
+		for _, other := range append(writes[:i:i], reads...) {
+			if sameFile(f.name, other.name) {
+				return usagef("--%s and %s name the same file, %s; give another file to write", f.flag, other, f.name)
+			}
+		}
+		if err := atomicfile.Check(f.name); err != nil {
+			return usagef("--%s: %v; give a file in a folder that you may write to", f.flag, err)
+		}
+	}
+	return nil
+}
+
+// String returns what a user typed before the name.
+func (f flagFile) String() string {
+	if f.flag == "" {
+		return "an argument"
+	}
+	return "--" + f.flag
+}
+
+// sameFile reports whether two names are those of one regular file.
+func sameFile(a, b string) bool {
+	if a == "" || b == "" {
+		return false
+	}
+	x, cannot := os.Stat(a)
+	y, err := os.Stat(b)
+	if cannot != nil || err != nil {
+		return a == b
+	}
+	return os.SameFile(x, y) && x.Mode().IsRegular()
+}
+
+// saveFile writes the file of a flag.
+func saveFile(f flagFile, write func(io.Writer) error) error {
+	if err := atomicfile.Write(f.name, write); err != nil {
+		return fmt.Errorf("--%s: %w", f.flag, err)
+	}
+	return nil
+}
+
+// written says where a file is: beside the text of a command, or if the output is for a
+// program, on standard error. It says nothing without a file, or if the file is the output.
+func written(cmd *cobra.Command, forProgram bool, what, file string) {
+	if info, err := os.Stat(cmp.Or(file, os.DevNull)); file == "" || err == nil && !info.Mode().IsRegular() {
+		return
+	}
+	out := cmd.OutOrStdout()
+	if forProgram {
+		out = cmd.ErrOrStderr()
+	}
+	fmt.Fprintf(out, "%s %s\n", what, printable(file))
+}

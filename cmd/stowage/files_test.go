@@ -1,0 +1,82 @@
+// This file tests what commands leave behind if the disk is full.
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// A file that the disk has no room for is a failure in one sentence. An old file of the
+// same name stays as it was, and nothing else is left behind. The limit on the size of
+// files acts as a full disk: writes behind the first KiB fail.
+func TestFilesOnFullDisk(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs ulimit -f")
+	}
+	t.Chdir(t.TempDir())
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, line := range []string{
+		"bench pools --model tiny-moe --svg",
+		"bench pools --model tiny-moe --json --report",
+		"plan --model llama-3-8b --gpu h100 --gpus 8 --html",
+		"bench stash --synth zipf --ranks 1 --layers 2 --microbatches 8 --steps 2 --tokens 16 --width 16 --page 4KiB --save-trace",
+		"bench offload --model qwen3-30b-a3b --layers 1 --seq 1 --microbatches 1 --steps 1 --link-gbps 99 --tflops 1000 --memory-gbps 1000 --trace",
+	} {
+		if i > 0 {
+			writeFile(t, "file", "old")
+		}
+		before := files(t)
+		flag := line[strings.LastIndexByte(line, ' ')+1:]
+		args := append([]string{"-c", `ulimit -f 1; exec "$0" "$@"`, self}, append(strings.Fields(line), "file")...)
+		cmd := exec.Command("bash", args...)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		_ = cmd.Run()
+		text := errs.String()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailure || strings.Count(text, "\n") != 1 || !strings.Contains(text, flag+": cannot write file: file too large") {
+			t.Errorf("%s: code %d, errors %q", line, code, text)
+		}
+		if after := files(t); after != before {
+			t.Errorf("%s: the files are\n%s\nand were\n%s", line, after, before)
+		}
+	}
+}
+
+// Two flags for one file, and a file that the command reads, are refused.
+func TestSameFile(t *testing.T) {
+	t.Chdir(t.TempDir())
+	writeFile(t, "a", "")
+	for _, link := range []string{"b", "c"} {
+		if err := os.Symlink("a", link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range []struct {
+		writes, reads []flagFile
+		want          string
+	}{
+		{[]flagFile{{"x", "a"}}, nil, ""},
+		{[]flagFile{{"x", "a"}, {"y", "d"}, {"z", ""}}, []flagFile{{"in", ""}, {"", "e"}}, ""},
+		{[]flagFile{{"x", "b"}, {"y", "c"}}, nil, "--y and --x name the same file, c; give another file to write"},
+		{[]flagFile{{"x", "new"}, {"y", "new"}}, nil, "--y and --x name the same file, new; give another file to write"},
+		{[]flagFile{{"x", "b"}}, []flagFile{{"", "a"}}, "--x and an argument name the same file, b; give another file to write"},
+		{[]flagFile{{"x", "/dev/null"}, {"y", "/dev/null"}}, nil, ""},
+	} {
+		got := ""
+		if err := checkFiles(x.writes, x.reads...); err != nil {
+			got = err.Error()
+		}
+		if got != x.want {
+			t.Errorf("%v, %v: %q, want %q", x.writes, x.reads, got, x.want)
+		}
+	}
+}
