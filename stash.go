@@ -71,6 +71,9 @@ type Workspace struct{ w *stash.Workspace }
 // rows that no routing exceeds; zero means the MaxRows of the tensors. If MaxRows is
 // smaller than limit, a step that needs more rows is rerun with larger sets.
 //
+// Under a budget the solver may add two sets to those that the workspace was made with, if
+// they make the step shorter.
+//
 // NewWorkspace returns an error if the runtime has no stash.
 func (r *Runtime) NewWorkspace(name string, sets int, limit int64, tensors ...RowTensor) (*Workspace, error) {
 	list := make([]stash.Tensor, len(tensors))

@@ -41,7 +41,8 @@ type Memory struct {
 	// Scopes are the parts of a step that are captured as graphs.
 	Scopes memory.Scopes
 	// Sets is the number of sets of workspace buffers for the rows of experts. Zero
-	// selects 2 sets, or 1 set under a budget.
+	// selects 2 sets, or 1 set under a budget. Under a budget the solver adds up to two
+	// more if they make the step shorter.
 	Sets int
 	// Room is the size of a set divided by the size that balanced routing needs. Zero
 	// selects 2. A step that needs more is rerun with larger buffers.
@@ -117,7 +118,7 @@ func (m *Memory) hostRows() bool {
 
 func (m *Memory) sets() int {
 	if m.Sets == 0 && m.Budget > 0 {
-		return 1 // a budget says that memory is short
+		return 1 // the solver adds those that pay
 	}
 	return cmp.Or(m.Sets, 2)
 }

@@ -50,6 +50,7 @@ func halfRule(t *Trainer, budget memory.Bytes) int {
 type budgetRun struct {
 	forecast, measured time.Duration
 	pages, host        schedule.Pages
+	sets               int // the most sets that were added
 	peak               memory.Bytes
 	sum                string
 	profile            *policy.Profile // of the first rank
@@ -103,6 +104,7 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 	}
 	for _, d := range tr.Decisions() {
 		b.forecast = max(b.forecast, d.Forecast.Step)
+		b.sets = max(b.sets, d.Forecast.Sets)
 		b.pages, b.host = max(b.pages, d.Forecast.DevicePages), max(b.host, d.Forecast.HostPages+d.Forecast.Spilled)
 	}
 	slices.Sort(times)
@@ -151,7 +153,7 @@ func compareBudgets(t *testing.T, c Config, steps int, check func(share int, rul
 		t.Fatal(err)
 	}
 	t.Logf("%v with everything kept, %v of it parameters", all, fixed)
-	t.Logf("%6s %10s | %9s %9s %6s | %9s %9s %6s %6s | %8s %8s", "share", "budget", "forecast", "measured", "pages", "forecast", "measured", "pages", "host", "forecast", "measured")
+	t.Logf("%6s %10s | %9s %9s %6s | %9s %9s %6s %6s %5s | %8s %8s", "share", "budget", "forecast", "measured", "pages", "forecast", "measured", "pages", "host", "sets", "forecast", "measured")
 	for i, s := range shares {
 		if c.Memory, err = NamedMemory("budget", budget(s)); err != nil {
 			t.Fatal(err)
@@ -162,8 +164,8 @@ func compareBudgets(t *testing.T, c Config, steps int, check func(share int, rul
 		solver := runBudget(t, c, steps)
 		rule.forecast = solver.ruleForecast(t, budget(s), pages[i])
 		ms := func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
-		t.Logf("%5d%% %10v | %9v %9v %6d | %9v %9v %6d %6d | %8.3f %8.3f", s, budget(s), ms(rule.forecast), ms(rule.measured), pages[i],
-			ms(solver.forecast), ms(solver.measured), solver.pages, solver.host,
+		t.Logf("%5d%% %10v | %9v %9v %6d | %9v %9v %6d %6d %5d | %8.3f %8.3f", s, budget(s), ms(rule.forecast), ms(rule.measured), pages[i],
+			ms(solver.forecast), ms(solver.measured), solver.pages, solver.host, 1+solver.sets,
 			solver.forecast.Seconds()/rule.forecast.Seconds(), solver.measured.Seconds()/rule.measured.Seconds())
 		if solver.forecast.Seconds() > 1.02*rule.forecast.Seconds() {
 			t.Errorf("%d%%: a forecast of %v, and %v under the rule", s, solver.forecast, rule.forecast)

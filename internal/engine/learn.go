@@ -146,6 +146,7 @@ func (r *Runtime) learn(key memory.Key, l *learned) error {
 	}
 	l.extent = max(l.extent, l.stats.Extent)
 	p := &policy.Profile{Tape: *r.off.Tape(), Base: int64(r.base()), Units: l.facts, Rows: r.rows(l)}
+	r.freeSets(p)
 	p.Tape.Ops = scoped(p.Tape.Ops, l.spans)
 	d, err := r.decide(p, l)
 	if d == nil || err != nil {

@@ -13,6 +13,11 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
+// moreSets is how many sets a decision may add to a workspace. With two sets a layer
+// computes while rows of the layer before cross the link; a third lets rows return ahead
+// of need meanwhile.
+const moreSets = 2
+
 // configureRows lets the runtime decide where rows go, if a budget or a choice by hand
 // asks for it. Under a budget there are no device pages before the first step has
 // shown what they are worth.
@@ -25,7 +30,7 @@ func (r *Runtime) configureRows(s *stash.ManagerConfig) {
 		s.HostPages, s.HostMax = s.Store.Pages[stash.Host], s.Store.Max[stash.Host]
 	}
 	if s.Place = r.placeRows; r.cfg.Budget > 0 && s.HostMax > 0 {
-		s.Store.Pages[stash.Device] = 0
+		s.Store.Pages[stash.Device], s.MoreSets = 0, moreSets
 		// Rows differ from step to step: what finds no device page needs another.
 		s.Store.Max[stash.Host] = max(s.Store.Max[stash.Host], s.HostMax)
 	}
@@ -150,6 +155,20 @@ func (r *Runtime) rows(l *learned) *policy.Rows {
 	return p
 }
 
+// freeSets lets the solver choose the number of sets anew: it takes the sets that an earlier
+// decision added out of a profile.
+func (r *Runtime) freeSets(p *policy.Profile) {
+	if p.Rows == nil || p.Rows.Fixed {
+		return
+	}
+	most, added, each := r.stash.MoreSets()
+	p.Rows.MoreSets, p.Rows.SetBytes = most, int64(each)
+	p.Base -= int64(added) * int64(each)
+	for i := range p.Rows.Sets {
+		p.Rows.Sets[i] -= added
+	}
+}
+
 // decidesPages reports whether decisions size the device tier.
 func (r *Runtime) decidesPages() bool {
 	return r.cfg.Budget > 0 && r.stash != nil && r.stash.Placeable()
@@ -172,7 +191,7 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		held, _ := r.off.Memory()
 		_, pages := r.stash.Held()
 		rows := memory.Bytes(d.Forecast.DevicePages) * r.stash.Page()
-		moved, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base) - rows)
+		moved, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base) - rows - memory.Bytes(d.Forecast.SetBytes))
 		if err != nil {
 			return err
 		}
@@ -183,7 +202,21 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		if d.Forecast.DevicePages < r.stash.Store().Pages(stash.Device) {
 			r.gen++
 		}
+		_, added, _ := r.stash.MoreSets()
+		sets := d.Forecast.Sets
+		if p.Rows.Fixed {
+			sets = added
+		}
+		if sets != added {
+			r.gen++
+		}
+		if err := r.stash.SetMore(min(sets, added)); err != nil { // give back before taking
+			return err
+		}
 		if err := r.stash.SetDevicePages(d.Forecast.DevicePages); err != nil {
+			return err
+		}
+		if err := r.stash.SetMore(sets); err != nil {
 			return err
 		}
 		if err := r.stash.GrowHost(d.Forecast.Spilled + d.Forecast.Spilled/8); err != nil {

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"slices"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/residency"
@@ -16,10 +17,16 @@ import (
 // link. Offload puts them in host pages, which use the link both ways and no device
 // memory.
 type Rows struct {
-	Page  int64                             // bytes of a page
-	Need  map[memory.GroupID]schedule.Pages // the pages that each group asked for
-	Sets  []int                             // the sets of each workspace
-	Ahead int                               // how many loads ahead of need a group may be restored
+	Page int64                             // bytes of a page
+	Need map[memory.GroupID]schedule.Pages // the pages that each group asked for
+	Sets []int                             // the sets of each workspace
+	// MoreSets is how many sets the solver may add to each workspace, and SetBytes the
+	// device memory of one more set of every workspace. With more sets, compute goes on
+	// while rows cross the link.
+	MoreSets int
+	SetBytes int64
+	added    int // the sets that this profile has beyond the recorded ones
+	Ahead    int // how many loads ahead of need a group may be restored
 	// Fixed reports that the number of device pages is Pages, whatever is chosen.
 	// Otherwise the choices decide the number.
 	Fixed bool
@@ -62,6 +69,17 @@ func (p *Profile) rowPlan() *rowPlan {
 	}
 	x.plan = x.schedule.Moves(p.Rows.Ahead, func(g memory.GroupID) (int, int) { return space[g], p.Rows.Sets[space[g]] - 1 })
 	return x
+}
+
+// withSets returns the profile of a step whose workspaces have n more sets.
+func (p *Profile) withSets(n int) *Profile {
+	q, rows := *p, *p.Rows
+	rows.Sets, rows.added = slices.Clone(rows.Sets), n
+	for i := range rows.Sets {
+		rows.Sets[i] += n
+	}
+	q.Rows, q.Base = &rows, p.Base+int64(n)*rows.SetBytes
+	return &q
 }
 
 // devicePages returns the device pages that a policy needs.

@@ -30,6 +30,10 @@ type Forecast struct {
 	// Spilled is the most pages of stashed rows that find no device page at once.
 	Spilled   schedule.Pages `json:"spilled_pages,omitempty"`
 	PageBytes int64          `json:"page_bytes,omitempty"` // size of one page
+	// Sets is how many sets each workspace has beyond those of the recorded step. Extent
+	// and Peak include their SetBytes.
+	Sets     int   `json:"sets,omitempty"`
+	SetBytes int64 `json:"set_bytes,omitempty"`
 	// OutBusy and InBusy are the time that copies were in flight in each direction.
 	OutBusy time.Duration    `json:"out_busy_ns"`
 	InBusy  time.Duration    `json:"in_busy_ns"`
@@ -37,10 +41,10 @@ type Forecast struct {
 	Units   []UnitForecast   `json:"units"` // in the order in which they save first
 }
 
-// Activations returns the part of Extent that holds saved tensors: Extent without the
-// profile's base and the device pages.
+// Activations returns the part of Extent that holds saved tensors: Extent without the base
+// of the recorded step, the device pages and the added sets.
 func (f *Forecast) Activations(base int64) int64 {
-	return f.Extent - base - int64(f.DevicePages)*f.PageBytes
+	return f.Extent - base - int64(f.DevicePages)*f.PageBytes - f.SetBytes
 }
 
 // UnitForecast is the part of a forecast for one unit.
@@ -267,6 +271,7 @@ func (t *trial) forecast() Forecast {
 	}
 	if t.rows != nil {
 		f.PageBytes = t.rows.Page
+		f.Sets, f.SetBytes = t.rows.added, int64(t.rows.added)*t.rows.SetBytes
 	}
 	for i, u := range t.units {
 		f.Units[i] = UnitForecast{Unit: u, Choice: t.pol[u], Hidden: 1, Window: -1}

@@ -48,8 +48,27 @@ type Decision struct {
 // If cfg has no window, Solve chooses the best of a few. It tries large windows first: the
 // step may use the whole budget, and compute need not wait for memory that was freed long
 // ago.
+//
+// If rows cross the link, Solve also tries more sets of each workspace, as long as they make
+// the step shorter.
 func Solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed) (best *Decision, err error) {
-	return solveAny(p, l, cfg, budget, allowed, 1)
+	best, err = solveAny(p, l, cfg, budget, allowed, 1)
+	if err != nil || p.Rows == nil || p.Rows.Fixed {
+		return best, err
+	}
+	for n := 1; n <= p.Rows.MoreSets && best.Forecast.RowBytes > 0; n++ {
+		d, err := solveAny(p.withSets(n), l, cfg, budget, allowed, 1)
+		if err != nil {
+			break // the sets do not fit
+		}
+		d.Before, d.Tried = best.Before, d.Tried+best.Tried
+		if d.Forecast.Step >= best.Forecast.Step {
+			best.Tried = d.Tried
+			break
+		}
+		best = d
+	}
+	return best, nil
 }
 
 // budgetWindows holds the windows that a solver tries. The last leaves the fewest holes,

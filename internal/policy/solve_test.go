@@ -331,3 +331,39 @@ func TestBalance(t *testing.T) {
 		t.Error("a slack that is no number was accepted")
 	}
 }
+
+// SPEC S5.5: the solver adds sets if rows cross the link, the sets fit the budget, and the
+// step gets shorter. The extent counts them.
+func TestSolveAddsSets(t *testing.T) {
+	p := withRows(record(single, 6, module{"core_attn", 64 << 20, 9 * ms, 18 * ms}, module{"moe_act", 96 << 20, 8 * ms, 16 * ms}), "moe_act", 2<<20, 1)
+	for u, f := range p.Units {
+		if !f.Rows {
+			p.Units[u] = Facts{}
+		}
+	}
+	p.Base = 1 << 30
+	l := memory.Links{Out: 4e9, In: 4e9, Both: 6e9}
+	c := residency.Config{Host: 4 << 30, Align: 512}
+	const set = 96 << 20
+	budget := int64(1<<30 + 6*64<<20 + 400<<20) // about four of six groups stay in device pages
+	one, err := Solve(p, l, c, budget, everything)
+	if err != nil || one.Forecast.RowBytes == 0 || one.Forecast.Sets != 0 {
+		t.Fatalf("%+v, %v", one, err)
+	}
+	p.Rows.MoreSets, p.Rows.SetBytes = 2, set
+	more, err := Solve(p, l, c, budget, everything)
+	if err != nil || more.Forecast.Sets == 0 || more.Forecast.Step >= one.Forecast.Step {
+		t.Fatalf("with sets to add %v, without %v, %d sets, %v", more.Forecast.Step, one.Forecast.Step, more.Forecast.Sets, err)
+	}
+	f := more.Forecast
+	if f.SetBytes != int64(f.Sets)*set || f.Extent > budget || f.Activations(p.Base) != one.Forecast.Activations(p.Base) {
+		t.Errorf("extent %d of %d, %d for sets, activations %d, want %d", f.Extent, budget, f.SetBytes, f.Activations(p.Base), one.Forecast.Activations(p.Base))
+	}
+	if more.Before.Step != one.Before.Step || more.Before.Extent != one.Before.Extent {
+		t.Errorf("everything kept takes %v, want %v", more.Before.Step, one.Before.Step)
+	}
+	p.Rows.SetBytes = budget // too large to fit
+	if d, err := Solve(p, l, c, budget, everything); err != nil || d.Forecast.Sets != 0 || d.Forecast.Step != one.Forecast.Step {
+		t.Errorf("sets that do not fit: %+v, %v", d, err)
+	}
+}

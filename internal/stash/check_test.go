@@ -132,3 +132,51 @@ func TestEverythingMayFail(t *testing.T) {
 		}
 	}
 }
+
+// SPEC S1.2, S5.5: between steps a workspace gets more sets or fewer, and no schedule of
+// the streams changes a result. Memory follows the number of sets.
+func TestSetsBetweenSteps(t *testing.T) {
+	seeds := 10
+	if testing.Short() {
+		seeds = 2
+	}
+	for name, c := range checkedPipelines {
+		c.layers, c.sets, c.maxRows, c.limit = 2, 1, 40, 100
+		c.ManagerConfig = tight(5, 2, 256, 256)
+		c.MoreSets = 2
+		program := check.On(cpuDevice, func(dev device.Device) error {
+			l, err := newLoop(t, dev, c)
+			if err != nil {
+				return err
+			}
+			l.protect()
+			rng := rand.New(rand.NewPCG(6, 1))
+			_, _, each := l.m.MoreSets()
+			for _, more := range []int{0, 2, 1, 0, 1} {
+				before := l.m.Generation()
+				held, _ := l.m.Held()
+				size := held / memory.Bytes(l.m.Sets()[0])
+				changes := l.m.Sets()[0] != 1+more
+				if err := l.m.SetMore(more); err != nil {
+					return err
+				}
+				if (l.m.Generation() != before) != changes {
+					return fmt.Errorf("%d more sets: generation %d after %d", more, l.m.Generation(), before)
+				}
+				held, _ = l.m.Held()
+				if most, _ := l.m.Most(); held != size*memory.Bytes(1+more) || most != each*memory.Bytes(1+more) {
+					return fmt.Errorf("%d more sets hold %v, at most %v; one set takes %v, at most %v", more, held, most, size, each)
+				}
+				if err := l.run(2, rng, 100); err != nil {
+					return fmt.Errorf("%d more sets: %w", more, err)
+				}
+			}
+			return l.close()
+		})
+		t.Run(name, func(t *testing.T) {
+			if err := check.Explore(check.Options{}, seeds, program); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

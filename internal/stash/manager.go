@@ -36,6 +36,8 @@ type ManagerConfig struct {
 	// Fixed keeps the number of device pages that Store gives. Otherwise a runtime decides
 	// the number under a budget.
 	Fixed bool
+	// MoreSets is how many sets SetMore may add to each workspace.
+	MoreSets int
 	// Place returns the tier for the rows of a group: Device or Host. In the tier Device,
 	// rows that find no device page spill to host pages. Nil places all groups in Device.
 	// The manager calls Place once for a group in every issued step.
@@ -218,7 +220,7 @@ func (m *Manager) prepared() {
 // Most returns the most device memory that workspaces and device pages may take.
 func (m *Manager) Most() (spaces, pages memory.Bytes) {
 	for _, w := range m.spaces {
-		spaces += w.buf.Max()
+		spaces += w.widest.Size * memory.Bytes(len(w.slots))
 	}
 	return spaces, memory.Bytes(m.store.Max(Device)) * m.store.cfg.Page
 }
@@ -270,6 +272,40 @@ func (m *Manager) Sets() (sets []int) {
 		sets = append(sets, len(w.slots))
 	}
 	return sets
+}
+
+// MoreSets returns how many sets SetMore may add to each workspace, how many it has added,
+// and the most memory that one more set of every workspace takes.
+func (m *Manager) MoreSets() (most, added int, each memory.Bytes) {
+	for _, w := range m.spaces {
+		added = len(w.slots) - w.least
+		each += w.widest.Size
+	}
+	return m.cfg.MoreSets, added, each
+}
+
+// SetMore gives each workspace n sets beyond those that it was made with. Call it between
+// steps while no work is in flight. Plans follow the new number. Steps captured before
+// become stale.
+func (m *Manager) SetMore(n int) error {
+	changed := false
+	for _, w := range m.spaces {
+		if len(w.slots) == w.least+n {
+			continue
+		}
+		changed = true
+		if err := w.setSlots(w.least + n); err != nil {
+			return err
+		}
+	}
+	if !changed {
+		return nil
+	}
+	for key, p := range m.plans {
+		m.plans[key] = m.movesOf(p.Schedule, key)
+	}
+	m.rearrange()
+	return nil
 }
 
 // Ahead returns how many loads ahead of need a restore may be issued.
@@ -448,15 +484,16 @@ func (m *Manager) learn() {
 	if p := m.plans[m.key]; p != nil && p.Schedule.Equal(s) {
 		return
 	}
-	pools := map[*Workspace]int{}
-	for i, w := range m.spaces {
-		pools[w] = i
-	}
-	m.plans[m.key] = s.Moves(m.cfg.Ahead, func(g memory.GroupID) (int, int) {
+	m.plans[m.key] = m.movesOf(s, m.key)
+}
+
+// movesOf returns the plan for a schedule under a key.
+func (m *Manager) movesOf(s *schedule.Schedule, key memory.Key) *schedule.Moves {
+	return s.Moves(m.cfg.Ahead, func(g memory.GroupID) (int, int) {
 		w := m.home[g]
-		if m.plain[m.key] {
-			return pools[w], 0
+		if m.plain[key] {
+			return w.index, 0
 		}
-		return pools[w], len(w.slots) - 1
+		return w.index, len(w.slots) - 1
 	})
 }

@@ -29,6 +29,7 @@ type Workspace struct {
 	widest  *Layout // the layout with as many rows as the limit allows
 	buf     *device.Buffer
 	slots   []*slot
+	least   int // the number of slots that it was made with
 	limit   Rows
 	index   int // the index among the manager's workspaces
 	records map[place]*Record
@@ -101,20 +102,14 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 	if err != nil {
 		return nil, err
 	}
-	w := &Workspace{m: m, name: name, layout: l, limit: limit, index: len(m.spaces), records: map[place]*Record{}}
-	for range sets {
-		s := &slot{w: w}
-		for _, k := range []**order.Mark{&s.produced, &s.ready, &s.released} {
-			if *k, err = m.lanes.Mark(); err != nil {
-				return nil, err
-			}
-		}
-		w.slots = append(w.slots, s)
-	}
+	w := &Workspace{m: m, name: name, layout: l, limit: limit, least: sets, index: len(m.spaces), records: map[place]*Record{}}
 	if w.widest, err = NewLayout(l.atLeast(limit)...); err != nil {
 		return nil, err
 	}
-	if w.buf, err = m.dev.Reserve(memory.Device, w.widest.Size*memory.Bytes(sets), "workspace "+name); err != nil {
+	if err := w.addSlots(sets); err != nil {
+		return nil, err
+	}
+	if err := w.reserve(); err != nil {
 		return nil, err
 	}
 	if err := w.place(l); err != nil {
@@ -123,6 +118,45 @@ func (m *Manager) NewWorkspace(name string, sets int, limit Rows, tensors ...Ten
 	}
 	m.spaces = append(m.spaces, w)
 	return w, nil
+}
+
+// addSlots adds slots without memory up to n of them.
+func (w *Workspace) addSlots(n int) (err error) {
+	for len(w.slots) < n {
+		s := &slot{w: w}
+		for _, k := range []**order.Mark{&s.produced, &s.ready, &s.released} {
+			if *k, err = w.m.lanes.Mark(); err != nil {
+				return err
+			}
+		}
+		w.slots = append(w.slots, s)
+	}
+	return nil
+}
+
+// reserve gives the workspace addresses for all sets that it may ever have.
+func (w *Workspace) reserve() (err error) {
+	w.buf, err = w.m.dev.Reserve(memory.Device, w.widest.Size*memory.Bytes(w.least+w.m.cfg.MoreSets), "workspace "+w.name)
+	return err
+}
+
+// setSlots gives the workspace n slots. No work may be in flight. A workspace that gets
+// smaller gets new memory.
+func (w *Workspace) setSlots(n int) error {
+	if n < len(w.slots) {
+		w.slots = w.slots[:n]
+		w.m.compute.Stream.Free(w.buf)
+		if err := w.m.compute.Stream.Sync(); err != nil {
+			return err
+		}
+		if err := w.reserve(); err != nil {
+			return err
+		}
+	}
+	if err := w.addSlots(n); err != nil {
+		return err
+	}
+	return w.place(w.layout)
 }
 
 // atLeast returns the tensors with room for at least the given rows.
