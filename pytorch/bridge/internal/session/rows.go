@@ -89,7 +89,7 @@ func (s *Session) stashRows(r *rows, x Storage) (err error) {
 		if s.captured {
 			return Wrong{errors.New("stowage: a captured step is the first that stashes rows; run the same step before the capture")}
 		}
-		if s.berths, err = stash.NewBerths(s.dev, s.compute, s.cfg.Live); err != nil {
+		if s.berths, err = stash.NewBerths(s.dev.Device, s.compute, s.cfg.Live); err != nil {
 			return err
 		}
 	}

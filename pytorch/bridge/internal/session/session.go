@@ -3,8 +3,8 @@
 // documents.
 //
 // This file owns the session, step.go the calls of a step, rows.go storages whose rows
-// are counted on the device, limit.go the saved limit, links.go the speed of links,
-// config.go the configuration, stats.go statistics and the trace.
+// are counted on the device, backend.go the devices, limit.go the saved limit, links.go
+// the speed of links, config.go the configuration, stats.go statistics and the trace.
 package session
 
 import (
@@ -16,8 +16,6 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/device/cpu"
-	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/offload"
 	"github.com/stowage-dev/stowage/memory"
@@ -32,8 +30,7 @@ type Provide func(storage, bytes uint64) uint64
 type Session struct {
 	mu      sync.Mutex
 	cfg     Config
-	dev     device.Device
-	gpu     *cuda.Device // or nil
+	dev     backend
 	compute *switchable
 	streams map[uint64]device.Stream
 	handle  uint64
@@ -62,10 +59,18 @@ type switchable struct{ device.Stream }
 // Open opens the device, or the caller's context on it, and a runtime. It returns an error
 // if the device cannot be opened.
 func Open(cfg Config, provide Provide) (*Session, error) {
-	s := &Session{cfg: cfg, provide: provide, streams: map[uint64]device.Stream{}, handle: cfg.Stream}
-	s.stays = map[memory.Key][]bool{}
-	err := s.open()
+	dev, err := openBackend(&cfg)
 	if err != nil {
+		return nil, err
+	}
+	return openOn(dev, cfg, provide)
+}
+
+// openOn opens a session on a device, which it closes.
+func openOn(dev backend, cfg Config, provide Provide) (*Session, error) {
+	s := &Session{cfg: cfg, dev: dev, provide: provide, streams: map[uint64]device.Stream{}, handle: cfg.Stream}
+	s.stays = map[memory.Key][]bool{}
+	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -73,16 +78,6 @@ func Open(cfg Config, provide Provide) (*Session, error) {
 
 func (s *Session) open() (err error) {
 	c := &s.cfg
-	if c.Device == "cpu" {
-		s.dev, err = cpu.Open(cpu.Options{Ordinal: c.Ordinal})
-	} else {
-		s.gpu, err = openGPU(c)
-		s.dev = s.gpu
-	}
-	if err != nil {
-		s.dev, s.gpu = nil, nil
-		return err
-	}
 	stream, err := s.stream(c.Stream)
 	if err != nil {
 		return err
@@ -93,33 +88,18 @@ func (s *Session) open() (err error) {
 		log = slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})
 	}
 	s.rt, err = engine.Open(engine.Config{
-		Device: s.dev, Compute: s.compute, SavedLimit: c.Limit, HostLimit: c.Host, GroupChoices: c.choices(), NoRecompute: true,
+		Device: s.dev.Device, Compute: s.compute, SavedLimit: c.Limit, HostLimit: c.Host, GroupChoices: c.choices(), NoRecompute: true,
 		Links: c.Links, ProvideMemory: s.provideMemory, MinBytes: c.Least, Rank: c.Rank, Log: slog.New(log), Trace: &s.sink,
 	})
 	return err
 }
 
-func openGPU(c *Config) (*cuda.Device, error) {
-	if c.Context == 0 {
-		return cuda.Open(cuda.Options{Ordinal: c.Ordinal})
-	}
-	return cuda.OpenContext(uintptr(c.Context), cuda.Options{})
-}
-
-// stream returns the caller's stream of a handle. On the CPU there is one, with handle 0.
+// stream returns the caller's stream of a handle.
 func (s *Session) stream(handle uint64) (device.Stream, error) {
 	if x := s.streams[handle]; x != nil {
 		return x, nil
 	}
-	var x device.Stream
-	var err error
-	if s.gpu != nil {
-		x = s.gpu.BorrowStream(uintptr(handle), fmt.Sprintf("compute %#x", handle))
-	} else if handle != 0 {
-		return nil, fmt.Errorf("stowage: expected stream 0 on the CPU, got %#x", handle)
-	} else {
-		x, err = s.dev.NewStream("compute")
-	}
+	x, err := s.dev.stream(handle)
 	if err == nil {
 		s.streams[handle] = x
 	}
@@ -149,11 +129,26 @@ func (s *Session) useStream(handle uint64) error {
 	return nil
 }
 
-// guard runs a call under the session's lock. Inside a capture, the runtime's own
-// allocations are allowed and not captured. A panic becomes an error.
-func (s *Session) guard(fn func() error) (err error) {
+// guard runs a call under the session's lock.
+func (s *Session) guard(fn func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.call(fn)
+}
+
+// guardReturning runs a call and returns the storages whose memory the caller may free,
+// whether the call failed or not.
+func (s *Session) guardReturning(fn func() error) (returned []uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = s.call(fn)
+	returned, s.returned = s.returned, nil
+	return returned, err
+}
+
+// call runs a call. Inside a capture, the runtime's own allocations are allowed and not
+// captured. A panic becomes an error. The session is locked.
+func (s *Session) call(fn func() error) (err error) {
 	if s.closed {
 		return Wrong{errors.New("stowage: this runtime is closed; open another")}
 	}
@@ -173,8 +168,8 @@ func (s *Session) guard(fn func() error) (err error) {
 			err = &TooSmall{Limit: floor.Budget, Least: s.least, HostFull: floor.HostFull}
 		}
 	}
-	if s.captured && s.gpu != nil {
-		s.gpu.Relaxed(run)
+	if s.captured {
+		s.dev.relaxed(run)
 	} else {
 		run()
 	}
@@ -219,9 +214,6 @@ func (s *Session) Close() (first error) {
 	s.closed = true
 	if s.step != nil {
 		_ = s.end(errors.New("stowage: the runtime was closed inside of a step"))
-	}
-	if s.dev == nil {
-		return nil
 	}
 	_ = s.dev.Sync()
 	if s.berths != nil {

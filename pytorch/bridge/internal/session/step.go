@@ -45,8 +45,8 @@ func (s *Session) Begin(key string, stream uint64) error {
 		}
 		var err error
 		begin := func() { err = s.begin() }
-		if s.captured && s.gpu != nil {
-			s.gpu.Relaxed(begin)
+		if s.captured {
+			s.dev.relaxed(begin)
 		} else {
 			begin()
 		}
@@ -68,7 +68,7 @@ func (s *Session) begin() (err error) {
 
 // End ends the step, or abandons it. All borrowed memory is returned.
 func (s *Session) End(failed bool) (returned []uint64, err error) {
-	err = s.guard(func() error {
+	return s.guardReturning(func() error {
 		if s.step == nil {
 			return Wrong{errors.New("stowage: no step is under way; begin one first")}
 		}
@@ -82,7 +82,6 @@ func (s *Session) End(failed bool) (returned []uint64, err error) {
 		}
 		return err
 	})
-	return s.takeReturned(), err
 }
 
 var errAbandoned = errors.New("stowage: the step was abandoned")
@@ -98,25 +97,16 @@ func (s *Session) end(why error) error {
 // waitOnCPU waits for the streams if the host itself computes, so that what it does next
 // comes after their work.
 func (s *Session) waitOnCPU(err error) error {
-	if s.gpu != nil {
+	if !s.dev.hostComputes {
 		return err
 	}
 	return errors.Join(err, s.compute.Sync())
 }
 
-// takeReturned returns the storages whose memory the caller may free.
-func (s *Session) takeReturned() []uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ids := s.returned
-	s.returned = nil
-	return ids
-}
-
 // Save notes that a group's forward pass has been issued, and what it saved. It returns
 // the group's number in this step.
 func (s *Session) Save(name string, all []Storage) (n uint64, returned []uint64, err error) {
-	err = s.guard(func() error {
+	returned, err = s.guardReturning(func() error {
 		if s.step == nil {
 			return Wrong{fmt.Errorf("stowage: group %q is saved outside of a step; begin one first", name)}
 		}
@@ -157,7 +147,7 @@ func (s *Session) Save(name string, all []Storage) (n uint64, returned []uint64,
 		s.last++ // numbers of released groups are not used again
 		n = s.last
 		s.groups[n] = g
-		if s.gpu == nil {
+		if s.dev.hostComputes {
 			s.step.Drain() // the host computes, and waits for the copy in any case
 		}
 		if len(g.rows) > 0 {
@@ -165,7 +155,7 @@ func (s *Session) Save(name string, all []Storage) (n uint64, returned []uint64,
 		}
 		return nil
 	})
-	return n, s.takeReturned(), err
+	return n, returned, err
 }
 
 // isNew reports whether a number names a new storage: it was not saved in this step, or
@@ -213,7 +203,7 @@ func (s *Session) provideMemory(st *offload.Storage) (device.Range, error) {
 // Load makes a group's storages usable by work that the caller issues from now on. Held
 // are those whose memory a copy still reads or may read later.
 func (s *Session) Load(n uint64) (held, returned []uint64, err error) {
-	err = s.guard(func() error {
+	returned, err = s.guardReturning(func() error {
 		g, err := s.find(n)
 		if err != nil {
 			return err
@@ -233,7 +223,7 @@ func (s *Session) Load(n uint64) (held, returned []uint64, err error) {
 		s.loadRows(g)
 		return s.waitOnCPU(nil)
 	})
-	return held, s.takeReturned(), err
+	return held, returned, err
 }
 
 func (s *Session) find(n uint64) (*group, error) {
@@ -257,7 +247,7 @@ func (g *group) onDevice() bool {
 // memory is returned now if all of it is on the device; otherwise its host memory is
 // freed when the step ends.
 func (s *Session) Release(n uint64) (returned []uint64, err error) {
-	err = s.guard(func() error {
+	return s.guardReturning(func() error {
 		g, err := s.find(n)
 		if err != nil {
 			return err
@@ -274,5 +264,4 @@ func (s *Session) Release(n uint64) (returned []uint64, err error) {
 		s.releaseRows(g)
 		return nil
 	})
-	return s.takeReturned(), err
 }
