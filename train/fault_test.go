@@ -19,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -167,4 +168,58 @@ func TestTooSmallADevice(t *testing.T) {
 			}
 		})
 	}
+}
+
+// After a step has failed the ranks may differ: nothing is evaluated, trained or saved any
+// more, and the checkpoints before stay as they are.
+func TestNothingAfterAFailedStep(t *testing.T) {
+	c := quick(t, mixed())
+	c.Layout, c.Batch.Seq, c.Memory.Links = Layout{1, 1, 1, 2}, 8, links
+	c.HeldOut = c.Text
+	ck := check.New(check.Options{})
+	c.Device = under(ck)
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := ck.Count(check.Launches)
+	if _, err := tr.Step(); err != nil {
+		t.Fatal(err)
+	}
+	after := ck.Count(check.Launches)
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The same again, with a launch in the middle of the second step that fails.
+	ck = check.New(check.Options{Faults: []check.Fault{{Class: check.Launches, N: after + (after-before)/2, Do: check.Fail}}})
+	c.Device = under(ck)
+	if tr, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	to, err := checkpoint.Open(checkpoint.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	if _, err := tr.Step(); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Save(to); err != nil {
+		t.Fatal(err)
+	}
+	_, failed := tr.Step()
+	if failed == nil {
+		t.Fatal("the step did not fail: the test shows nothing")
+	}
+	_, again := tr.Step()
+	_, _, held := tr.Evaluate(1)
+	for what, err := range map[string]error{"Step": again, "Save": tr.Save(to), "Evaluate": held} {
+		if !errors.Is(err, failed) {
+			t.Errorf("%s returns %v, want %v", what, err, failed)
+		}
+	}
+	if steps, err := checkpoint.Steps(to.Options); err != nil || len(steps) != 1 || steps[0] != 1 {
+		t.Errorf("there are checkpoints of %v, %v", steps, err)
+	}
+	_ = tr.Close() // its devices failed
 }

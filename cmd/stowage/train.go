@@ -35,8 +35,8 @@ the same seed under each of them:
 A table compares peak memory, the forecast of the first steps, step time and result.
 The parameters must be the same, bit for bit, or the exit code is 1. Steps of all policies
 alternate; a step time is the median over that of none in the same round. --steps counts
-for each policy. The comparison is written to runs/compare, in place of the last one, or
-with --policy all to --out: report.html shows all policies side by side, and each policy
+for each policy. The comparison is written to runs/compare, in place of the last one when
+it is complete, or with --policy all to --out: report.html shows all policies side by side, and each policy
 has a folder with metrics.jsonl, summary.json, its trace, and trace.pftrace for
 https://ui.perfetto.dev.
 

@@ -94,7 +94,8 @@ var layers = []layer{
 		test: devices,
 	},
 	{pkg: "train/internal/data", may: with(), pure: true},
-	{pkg: "train/internal/checkpoint", may: with(), pure: true},
+	{pkg: "train/internal/disk", may: with(), pure: true},
+	{pkg: "train/internal/checkpoint", may: with("train/internal/disk"), pure: true},
 	{
 		pkg:  "train",
 		may:  with(exact+".", "internal/engine", exact+"device", "internal/nulldevice", "internal/kernels", "internal/comm", "internal/fsdp", "internal/bucket", "internal/schedule", "internal/stash", "internal/capture", "internal/policy", "plan", "observe/trace", "train"),

@@ -110,7 +110,7 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 	steps := j.Options.Steps
 	dir := ""
 	if files != nil {
-		dir = files.dir
+		dir = files.work
 	}
 	p.begin(j.description(train.Policies, 0), dir)
 	warm := min(warmSteps, max(1, steps-1)) // at least one: the budget follows from a step

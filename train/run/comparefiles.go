@@ -1,70 +1,178 @@
 // This file owns the folder of a comparison: environment.json and report.html, and for
 // each policy a folder with its metrics, summary and traces. The result of a comparison
 // is its table, so a file that cannot be written is only a warning.
+//
+// A comparison writes to a hidden folder and takes the place of the one before when it is
+// complete. One that is interrupted leaves the one before as it was.
 
 package run
 
 import (
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 
+	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
-	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
-// collection is the folder of a comparison in progress. A nil collection writes nothing.
+// collection is the folder of a comparison. A nil collection writes nothing.
 type collection struct {
+	disk   disk.FS
 	dir    string
-	lock   io.Closer
+	work   string // where its files are until it is complete
+	lock   *disk.Lock
+	first  bool // there is no comparison to replace
 	p      *Progress
 	warned bool
 }
 
-// lockName is the file that a comparison locks while it writes to the folder.
-const lockName = "lock"
+// Hidden folders in that of a comparison. A folder is renamed from each to the next, so a
+// process that is killed leaves no doubt about what is left to do.
+const (
+	growing = ".new"    // being written; the next comparison removes it
+	ready   = ".ready"  // complete; files of the one before are removed
+	moving  = ".moving" // files are moved to their places
+)
 
-// collect creates the folder of a comparison, or clears the one that was there. It
-// returns an error if the folder holds something else.
+// collect locks the folder of a comparison, which it makes if it is missing. It returns an
+// error if the folder holds something else.
 func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s is a file; give a folder", dir)
 	}
-	if exists(filepath.Join(dir, configName)) {
-		return nil, fmt.Errorf("%s holds a run; give another folder", dir)
+	c = &collection{disk: j.disk(), dir: dir, p: p, work: filepath.Join(dir, growing, filepath.Base(dir))}
+	if c.lock, err = disk.Claim(c.disk, dir); err != nil {
+		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("cannot create %s: %w; give a folder that you may write to", dir, pathless(err))
-	}
-	c = &collection{dir: dir, p: p}
-	var held *checkpoint.LockedError
-	if c.lock, err = (checkpoint.Disk{}).Lock(filepath.Join(dir, lockName)); errors.As(err, &held) {
-		return nil, fmt.Errorf("%s is in use by another comparison; give another folder, or wait for it", dir)
-	} else if err != nil {
-		return nil, fmt.Errorf("cannot write %s: %w; give a folder that you may write to", dir, pathless(err))
-	}
-	if err := writeJSON(filepath.Join(dir, report.EnvironmentFile), j.environment(train.Policies...)); err != nil {
-		return nil, errors.Join(err, c.lock.Close())
-	}
-	for _, name := range append([]string{report.PageFile}, c.earlierFiles()...) {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && exists(filepath.Join(dir, name)) {
-			return nil, errors.Join(fmt.Errorf("cannot replace %s: %w", filepath.Join(dir, name), pathless(err)), c.lock.Close())
-		}
+	if err := c.prepare(j); err != nil {
+		return nil, errors.Join(err, c.disk.RemoveAll(filepath.Join(dir, growing)), c.lock.Abandon())
 	}
 	return c, nil
 }
 
-// earlierFiles returns the files of an earlier comparison.
-func (c *collection) earlierFiles() (names []string) {
+// prepare checks the folder, finishes what a killed comparison left to do, and makes the
+// folder for the new files.
+func (c *collection) prepare(j *Job) error {
+	if there, err := c.disk.Exists(filepath.Join(c.dir, configName)); there || err != nil {
+		return errors.Join(err, fmt.Errorf("%s holds a run; give another folder", c.dir))
+	}
+	for _, name := range train.Policies {
+		path := filepath.Join(c.dir, name)
+		if _, err := c.disk.List(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("cannot replace %s: %w", path, pathless(err))
+		}
+	}
+	err := c.finishSwap()
+	if err == nil {
+		err = c.disk.RemoveAll(filepath.Join(c.dir, growing))
+	}
+	if err == nil {
+		_, err = disk.MakeAll(c.disk, c.work)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w; give a folder that you may write to", c.dir, pathless(err))
+	}
+	there, err := c.disk.Exists(filepath.Join(c.dir, report.EnvironmentFile))
+	if err != nil {
+		return err
+	}
+	c.first = !there
+	return writeJSON(filepath.Join(c.work, report.EnvironmentFile), j.environment(train.Policies...))
+}
+
+// writeJSON replaces a file with indented JSON.
+func writeJSON(path string, v any) error {
+	text, err := indented(v)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteBytes(path, text)
+}
+
+// swap puts the new files in the place of those of the comparison before.
+func (c *collection) swap() error {
+	if err := c.lock.Held(); err != nil {
+		return err
+	}
+	if err := c.disk.Rename(filepath.Join(c.dir, growing), filepath.Join(c.dir, ready)); err != nil {
+		return err
+	}
+	return c.finishSwap()
+}
+
+// finishSwap does what is left of a swap, and nothing if nothing is.
+func (c *collection) finishSwap() error {
+	from, to := filepath.Join(c.dir, ready), filepath.Join(c.dir, moving)
+	there, err := c.disk.Exists(from)
+	if err != nil {
+		return err
+	}
+	if there {
+		for _, name := range c.files(c.dir) {
+			if replaced, err := c.disk.Exists(filepath.Join(from, filepath.Base(c.dir), name)); replaced || err != nil {
+				if err != nil {
+					return err
+				}
+				continue
+			}
+			if err := c.disk.Remove(filepath.Join(c.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		if err := c.disk.Rename(from, to); err != nil {
+			return err
+		}
+	}
+	if there, err = c.disk.Exists(to); err != nil || !there {
+		return err
+	}
+	if err := c.merge(filepath.Join(to, filepath.Base(c.dir)), c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return c.disk.RemoveAll(to)
+}
+
+// merge moves a file or what is in a folder to another place. It removes nothing else
+// from there.
+func (c *collection) merge(from, to string) error {
+	names, err := c.disk.List(from)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return c.disk.Rename(from, to)
+	case err != nil:
+		return err
+	}
+	if err := c.disk.Mkdir(to); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for _, name := range names {
+		if err := c.merge(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return err
+		}
+	}
+	return c.disk.Remove(from)
+}
+
+// files returns the names that a comparison's files can have in a folder.
+func (c *collection) files(dir string) (names []string) {
+	names = append(names, report.PageFile, report.EnvironmentFile)
 	for _, policy := range train.Policies {
 		for _, name := range []string{metricsName, summaryName, report.PerfettoFile} {
 			names = append(names, filepath.Join(policy, name))
 		}
-		for _, f := range report.TraceFiles(filepath.Join(c.dir, policy)) {
-			names = append(names, filepath.Join(policy, report.TraceFolder, filepath.Base(f.Path)))
+		traces, _ := c.disk.List(filepath.Join(dir, policy, report.TraceFolder)) // without a folder there are none
+		for _, name := range slices.Sorted(slices.Values(traces)) {
+			if strings.HasPrefix(name, "rank-") && strings.HasSuffix(name, ".trace") {
+				names = append(names, filepath.Join(policy, report.TraceFolder, name))
+			}
 		}
 	}
 	return names
@@ -73,7 +181,7 @@ func (c *collection) earlierFiles() (names []string) {
 // warn prints the first error.
 func (c *collection) warn(err error) {
 	if err != nil && !c.warned {
-		c.p.Say("warning: %v; the comparison continues, and its report will be incomplete", err)
+		c.p.Say("warning: %v; the comparison continues and is not written", err)
 		c.warned = true
 	}
 }
@@ -83,7 +191,7 @@ func (c *collection) open(x *contestant) {
 	if c == nil {
 		return
 	}
-	dir := filepath.Join(c.dir, x.name)
+	dir := filepath.Join(c.work, x.name)
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
 		x.metrics, err = os.Create(filepath.Join(dir, metricsName))
@@ -100,8 +208,7 @@ func (c *collection) record(x *contestant) {
 		return
 	}
 	m := x.last
-	f := folder{metrics: x.metrics}
-	c.warn(f.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: x.told.spills(x.t)}))
+	c.warn(appendLine(x.metrics, x.metrics.Name(), line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: x.told.spills(x.t)}))
 }
 
 // writeSummary writes the figures of a policy. ms is the time of its step: that of the
@@ -110,7 +217,7 @@ func (c *collection) writeSummary(j *Job, x *contestant, r Row, ms float64) {
 	if c == nil {
 		return
 	}
-	c.warn(writeJSON(filepath.Join(c.dir, x.name, summaryName), struct {
+	c.warn(writeJSON(filepath.Join(c.work, x.name, summaryName), struct {
 		Model string `json:"model"`
 		Steps int    `json:"steps"`
 		Row
@@ -132,20 +239,37 @@ func (c *collection) close(x *contestant) {
 	c.warn(err)
 }
 
-// finish makes the report if all policies are done, and unlocks the folder. It returns
-// the file of the report, or "".
+// finish puts the comparison in its place and makes its report if all policies are done,
+// and ends the lock. It returns the file of the report, or "".
 func (c *collection) finish(done bool, version string) (file string) {
 	if c == nil {
 		return ""
 	}
-	if done {
-		file = writeReport(c.dir, version, c.p)
-		for _, name := range train.Policies {
-			if err := writePerfetto(filepath.Join(c.dir, name)); err != nil {
-				c.warn(err)
+	if done && !c.warned {
+		if err := c.swap(); err != nil {
+			c.warn(fmt.Errorf("cannot replace the files in %s: %w", c.dir, pathless(err)))
+		} else {
+			c.first = false
+			c.p.show(c.dir)
+			for _, name := range train.Policies {
+				if err := writePerfetto(filepath.Join(c.dir, name)); err != nil {
+					c.p.Say("warning: %v", err)
+				}
 			}
+			file = writeReport(c.dir, version, c.p)
 		}
 	}
-	c.warn(c.lock.Close())
+	var err error
+	if c.lock.Held() == nil {
+		err = c.disk.RemoveAll(filepath.Join(c.dir, growing))
+	}
+	if c.first { // nothing is here
+		err = errors.Join(err, c.lock.Abandon())
+	} else {
+		err = errors.Join(err, c.lock.Close())
+	}
+	if err != nil {
+		c.p.Say("warning: cannot clean up in %s: %v", c.dir, pathless(err))
+	}
 	return file
 }

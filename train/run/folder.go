@@ -1,5 +1,6 @@
 // This file owns a run's folder:
 //
+//	lock              held by the process that uses the folder
 //	config.yaml       the options, which a resumed run reads
 //	environment.json  the machine and the command
 //	metrics.jsonl     one line a step
@@ -8,25 +9,25 @@
 //	report.html       pictures of it, and trace.pftrace for Perfetto
 //	checkpoints/      see package checkpoint
 //
-// config.yaml comes first: a folder without it holds no run. Package report owns the
-// names and reads the files.
+// A process takes the lock before it looks at the folder, and changes nothing if it is
+// refused. The options are on the disk before the first step, and every checkpoint holds
+// a copy of them. The metrics of a step are on the disk before its checkpoint. Package
+// report owns the names and reads the files.
 
 package run
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 
-	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 const (
@@ -35,149 +36,203 @@ const (
 	summaryName = report.SummaryFile
 )
 
-// folder is the folder of a run in progress.
+// mostConfig limits what is read of the options of a run.
+const mostConfig = 16 << 20
+
+// folder is the folder of a run. Its life:
+//
+//  1. claim takes the lock.
+//  2. look finds the checkpoint to continue from, and refuses a folder of something else.
+//  3. begin writes the options and opens the metrics; record and save write steps.
+//  4. close ends it, or undo if no step was done.
 type folder struct {
+	disk    disk.FS
 	dir     string
+	lock    *disk.Lock
 	store   *checkpoint.Store
-	metrics *os.File
-	last    float64  // the loss of the last step in it
+	metrics disk.Output
+	was     history  // what the metrics say of the steps before
 	made    []string // new folders and files, the innermost last
 	before  []byte   // the options that the folder had
 }
 
-// openFolder creates what is missing, locks the folder, writes the options and cuts the
-// metrics after the given number of steps.
-func openFolder(dir string, o *Options, done int, warn func(string)) (f *folder, err error) {
-	f = &folder{dir: dir}
-	defer func() {
-		if err != nil {
-			f.undo()
-			err = blame("Folder", err)
-		}
-	}()
-	for d := filepath.Clean(dir); !exists(d); d = filepath.Dir(d) {
-		f.made = append([]string{d}, f.made...)
-	}
-	for _, name := range []string{configName, metricsName, "checkpoints", "checkpoints/lock"} {
-		if path := filepath.Join(dir, name); !exists(path) {
-			f.made = append(f.made, path)
-		}
-	}
-	if f.store, err = checkpoint.Open(checkpoint.Options{Dir: dir, Keep: o.Keep, Warn: warn}); err != nil {
-		return f, err
-	}
-	text, err := o.encode()
+// claim takes the lock of a run's folder, which it makes if it is missing.
+func claim(d disk.FS, dir string) (*folder, error) {
+	l, err := disk.Claim(d, dir)
 	if err != nil {
-		return f, err
+		return nil, blame("Folder", err)
 	}
-	file := filepath.Join(dir, configName)
-	if f.before, err = os.ReadFile(file); err != nil && exists(file) {
-		return f, fmt.Errorf("cannot read %s: %w", file, pathless(err))
+	return &folder{disk: d, dir: dir, lock: l}, nil
+}
+
+// path returns the path of a file in the folder.
+func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
+
+// look returns the checkpoint to continue from, or nil to start a new run. It returns an
+// error if the folder cannot hold the run. It changes nothing.
+func (f *folder) look(resume bool, p *Progress) (*checkpoint.Checkpoint, error) {
+	o := checkpoint.Options{Dir: f.dir, FS: f.disk, Warn: warner(p)}
+	if resume {
+		c, err := checkpoint.Latest(o)
+		if errors.Is(err, checkpoint.ErrNone) {
+			p.Say("the run in %s has no checkpoint yet; starting from the first step", f.dir)
+			return nil, nil
+		}
+		return c, err
 	}
-	if err := atomicfile.WriteBytes(file, text); err != nil {
-		return f, err
+	steps, err := checkpoint.Steps(o)
+	if err != nil {
+		return nil, blame("Folder", err)
 	}
-	return f, f.openMetrics(done)
+	if len(steps) > 0 {
+		return nil, refuse("Folder", f.dir, fmt.Sprintf("already holds a run of %d steps", steps[len(steps)-1]), "resume it, or give another folder")
+	}
+	name, err := f.foreign()
+	if err != nil {
+		return nil, blame("Folder", err)
+	}
+	if name != "" {
+		return nil, refuse("Folder", f.dir, "has a "+name+" that no run wrote", "give another folder, or move the file")
+	}
+	return nil, nil
 }
 
 // foreign returns a file in the folder that has the name of a run's file, and that no run
 // wrote.
-func foreign(dir string) string {
-	text, err := os.ReadFile(filepath.Join(dir, configName))
+func (f *folder) foreign() (string, error) {
+	text, err := disk.ReadFile(f.disk, f.path(configName), mostConfig)
 	switch {
-	case err == nil && bytes.HasPrefix(text, []byte(configHead)):
-		return "" // a run wrote all of them
-	case exists(filepath.Join(dir, configName)):
-		return configName
+	case err == nil && (bytes.HasPrefix(text, []byte(configHead)) || blank(text)):
+		return "", nil // a run wrote all of them
+	case !errors.Is(err, fs.ErrNotExist):
+		return configName, nil
 	}
 	for _, name := range []string{metricsName, summaryName} {
-		if exists(filepath.Join(dir, name)) {
-			return name
+		if there, err := f.disk.Exists(f.path(name)); there || err != nil {
+			return name, err
 		}
 	}
-	return ""
+	return "", nil
 }
 
-// exists reports whether there is something at a path.
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
-}
+// blank reports whether a file holds nothing: an earlier version did not sync it, and a
+// loss of power left it empty or full of zeros.
+func blank(text []byte) bool { return len(bytes.Trim(text, "\x00 \t\r\n")) == 0 }
 
-// openMetrics drops the lines of steps that are about to be repeated, and a line that is
-// incomplete.
-func (f *folder) openMetrics(done int) (err error) {
-	path := filepath.Join(f.dir, metricsName)
-	if f.metrics, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, pathless(err))
-	}
-	keep, in := int64(0), bufio.NewReader(f.metrics)
-	for {
-		line, err := in.ReadBytes('\n')
-		var m struct {
-			Step int
-			Loss float64
+// begin writes the options and keeps the metrics of the given number of steps.
+func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
+	for _, name := range []string{configName, metricsName, "checkpoints"} {
+		there, err := f.disk.Exists(f.path(name))
+		if err != nil {
+			return blame("Folder", err)
 		}
-		if err != nil || json.Unmarshal(line, &m) != nil || m.Step < 1 || m.Step > done {
-			break
+		if !there {
+			f.made = append(f.made, f.path(name))
 		}
-		keep += int64(len(line))
-		f.last = m.Loss
 	}
-	if err := f.metrics.Truncate(keep); err != nil {
-		return fmt.Errorf("cannot shorten %s: %w", path, pathless(err))
-	}
-	_, err = f.metrics.Seek(keep, io.SeekStart)
-	return err
-}
-
-// record appends a line to the metrics at once, so that a killed run loses none.
-func (f *folder) record(v any) error {
-	text, err := json.Marshal(v)
+	text, err := o.encode()
 	if err != nil {
 		return err
 	}
-	if _, err := f.metrics.Write(append(text, '\n')); err != nil {
-		return fmt.Errorf("cannot write %s: %w", f.metrics.Name(), pathless(err))
+	if f.before, err = disk.ReadFile(f.disk, f.path(configName), mostConfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return blame("Folder", fmt.Errorf("cannot read %s: %w", f.path(configName), pathless(err)))
+	}
+	if o.read != nil && !bytes.Equal(o.read, f.before) {
+		return blame("Folder", fmt.Errorf("another process changed the options in %s meanwhile; try again", f.path(configName)))
+	}
+	describes, err := json.Marshal(string(text))
+	if err != nil {
+		return err
+	}
+	if f.store, err = checkpoint.Open(checkpoint.Options{Dir: f.dir, Keep: o.Keep, Warn: warn, FS: f.disk, Lock: f.lock, Run: describes}); err != nil {
+		return blame("Folder", err)
+	}
+	if err := disk.WriteFile(f.disk, f.path(configName), text); err != nil {
+		return blame("Folder", fmt.Errorf("cannot write %s: %w", f.path(configName), pathless(err)))
+	}
+	if err := f.openMetrics(done, warn); err != nil {
+		return blame("Folder", err)
 	}
 	return nil
 }
 
-// writeSummary writes the figures of the run.
-func (f *folder) writeSummary(s any) error { return writeJSON(filepath.Join(f.dir, summaryName), s) }
+// record appends a line to the metrics at once, so that a killed run loses none.
+func (f *folder) record(v any) error { return appendLine(f.metrics, f.path(metricsName), v) }
 
-// writeJSON replaces a file with indented JSON.
-func writeJSON(path string, v any) error {
+// appendLine writes a value as a line of JSON to a file with the given path.
+func appendLine(to disk.Output, path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if _, err := to.Write(append(text, '\n')); err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, pathless(err))
+	}
+	return nil
+}
+
+// save writes a checkpoint by calling write. The metrics up to it are on the disk before.
+func (f *folder) save(write func(*checkpoint.Store) error) error {
+	if err := f.metrics.Sync(); err != nil {
+		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), pathless(err))
+	}
+	return write(f.store)
+}
+
+// writeJSON replaces a file in the folder with indented JSON.
+func (f *folder) writeJSON(name string, v any) error {
+	text, err := indented(v)
+	if err != nil {
+		return err
+	}
+	if err := disk.WriteFile(f.disk, f.path(name), text); err != nil {
+		return fmt.Errorf("cannot write %s: %w", f.path(name), pathless(err))
+	}
+	return nil
+}
+
+// indented returns a value as JSON for people.
+func indented(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return err
-	}
-	return atomicfile.WriteBytes(path, b.Bytes())
+	err := e.Encode(v)
+	return b.Bytes(), err
 }
 
-// undo removes what openFolder created and restores the options that were there. A run
-// calls it if it fails before the end of its first step.
-func (f *folder) undo() {
-	if f.before != nil {
-		_ = atomicfile.WriteBytes(filepath.Join(f.dir, configName), f.before) // the caller reports its own error
+// undo removes what this process created, restores the options that were there, and ends
+// the lock. A run calls it if it fails before the end of its first step.
+func (f *folder) undo() error {
+	if f.lock.Held() == nil { // otherwise all of it may be another process's
+		if f.before != nil {
+			_ = disk.WriteFile(f.disk, f.path(configName), f.before) // the caller reports its own error
+		}
+		for i := len(f.made) - 1; i >= 0; i-- {
+			_ = f.disk.Remove(f.made[i]) // fails for a folder that holds something else, which stays
+		}
 	}
-	f.close()
-	for i := len(f.made) - 1; i >= 0; i-- {
-		os.Remove(f.made[i]) // fails for a folder that holds something else, which stays
-	}
+	return errors.Join(f.closeFiles(), f.lock.Abandon())
 }
 
-// close closes the metrics and unlocks the folder.
-func (f *folder) close() (err error) {
+// close closes the metrics and ends the lock.
+func (f *folder) close() error { return errors.Join(f.closeFiles(), f.lock.Close()) }
+
+func (f *folder) closeFiles() (err error) {
 	if f.metrics != nil {
-		err = f.metrics.Close()
+		if err = f.metrics.Close(); err != nil {
+			err = fmt.Errorf("cannot close %s: %w", f.path(metricsName), pathless(err))
+		}
 	}
 	if f.store != nil {
 		err = errors.Join(err, f.store.Close())
 	}
 	f.metrics, f.store = nil, nil
 	return err
+}
+
+// exists reports whether there is something at a path.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
 }

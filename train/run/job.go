@@ -20,6 +20,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/data"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -40,6 +41,7 @@ type Job struct {
 	machine Machine
 	share   float64 // the budget of a comparison, as a share of what the first policy took
 	batches int     // of an evaluation
+	fs      disk.FS // that folders are on; nil is that of the operating system
 }
 
 // NewJob checks options. Options without a policy make a comparison of all policies. It

@@ -76,6 +76,9 @@ type Options struct {
 
 	SaveEvery int `yaml:"save_every"`
 	Keep      int `yaml:"keep"`
+
+	read []byte // the config.yaml of a run that these are the options of
+	note string // what was wrong with it, or ""
 }
 
 // DefaultOptions returns the options of a run on the CPU with a small model and the
@@ -122,6 +125,10 @@ func (o *Options) parse(file string, text []byte) error {
 	}
 	if i := bytes.IndexFunc(text, strange); i >= 0 {
 		return fmt.Errorf("%s, line %d: expected text, got binary data", file, 1+bytes.Count(text[:i], []byte("\n")))
+	}
+	var keys map[string]any
+	if input.UnmarshalYAML(text, &keys) == nil && len(keys) == 0 {
+		return nil // nothing but comments; the parser would set all options to zero
 	}
 	err := input.UnmarshalYAML(text, o, yaml.Strict())
 	var said yaml.Error
@@ -181,8 +188,9 @@ func kindName(t reflect.Type) string {
 // optionKeys returns the keys that a file can have.
 func optionKeys() (names []string) {
 	for f := range reflect.TypeFor[Options]().Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		names = append(names, name)
+		if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name != "" {
+			names = append(names, name)
+		}
 	}
 	return names
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -25,8 +24,7 @@ var trainingOptions = []string{
 // A report compares runs that differ only in options that do not change their results.
 func TestOptionsInReports(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for f := range reflect.TypeFor[Options]().Fields() {
-		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	for _, key := range optionKeys() {
 		for dir, value := range map[string]string{"a": "1", "b": "2"} {
 			for file, text := range map[string]string{report.ConfigFile: key + ": " + value + "\n", report.SummaryFile: `{"model":"one","policy":"` + dir + `","steps":2}`, report.EnvironmentFile: "{}"} {
 				if err := os.MkdirAll(dir, 0o777); err != nil {

@@ -56,7 +56,12 @@ func (p *Progress) begin(r live.Run, dir string) {
 		return
 	}
 	p.server.Begin(r)
-	if dir != "" {
+	p.show(dir)
+}
+
+// show makes viewers see the run in a folder, unless dir is "".
+func (p *Progress) show(dir string) {
+	if p.server != nil && dir != "" {
 		p.server.SetSource(func() (*report.Report, error) { return report.Read(dir) })
 	}
 }

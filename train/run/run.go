@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // Summary holds the figures of a run. Tokens, seconds and speed count from its start or
@@ -69,33 +69,29 @@ type run struct {
 	told   notes
 }
 
-// ResumeOptions reads the options of the run in a folder. It returns an *InputError if
-// the folder holds no run.
-func ResumeOptions(dir string) (Options, error) {
-	o := DefaultOptions()
-	file := filepath.Join(dir, configName)
-	if !exists(file) {
-		return o, blame("Resume", fmt.Errorf("there is no run in %s; start one without resuming, or give the folder of another", dir))
-	}
-	if err := o.ReadFile(file); err != nil {
-		return o, blame("Resume", err)
-	}
-	return o, nil
-}
-
 // Run trains to the last step, and writes the run to a folder unless dir is "". With
 // resume it continues from the folder's last checkpoint. When ctx is cancelled it
 // finishes the step, saves and returns an *InterruptedError. It returns an *InputError
-// if it refuses the folder, the options or the budget.
+// if it refuses the folder, the options or the budget, or if another process uses the
+// folder.
 func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s Summary, err error) {
-	from, err := j.lookAtFolder(dir, resume, p)
-	if err != nil {
-		return s, err
+	r := &run{Job: j, p: p, saved: -1}
+	var from *checkpoint.Checkpoint
+	if dir != "" {
+		if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+			return s, refuse("Folder", dir, "is a file", "give a folder")
+		}
+		if r.folder, err = claim(j.disk(), dir); err != nil {
+			return s, err
+		}
+		defer func() { err = errors.Join(err, r.leave(err)) }()
+		if from, err = r.folder.look(resume, p); err != nil {
+			return s, err
+		}
 	}
 	if j.config.Memory.Links, err = j.measureLinks(); err != nil {
 		return s, err
 	}
-	r := &run{Job: j, p: p, saved: -1}
 	r.out.folder = dir
 	r.out.Model, r.out.Policy, r.out.Ranks = j.config.Model.Name, j.Options.Policy, j.config.Layout.Ranks()
 	cfg := j.config
@@ -109,9 +105,6 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 		err = errors.Join(err, r.t.Close())
 		s.report = r.writePictures()
 		p.settle()
-		if r.folder != nil {
-			err = errors.Join(err, r.folder.close())
-		}
 	}()
 	if from != nil {
 		if err := r.t.Resume(from); err != nil {
@@ -120,57 +113,50 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 		if from.Step > j.Options.Steps {
 			return s, refuse("Steps", fmt.Sprint(j.Options.Steps), fmt.Sprintf("is less than the %d that the run has done", from.Step), "give more")
 		}
-		if s, done := readSummary(dir, from.Step); done && from.Step == j.Options.Steps {
+		if s, done := r.folder.readSummary(from.Step); done && from.Step == j.Options.Steps {
 			return s, nil
 		}
 		r.saved = from.Step
 		p.Say("continuing after step %d", from.Step)
 	}
 	if dir != "" {
-		if r.folder, err = openFolder(dir, &j.Options, r.t.StepsDone(), warner(p)); err != nil {
-			r.folder = nil
+		if err := r.folder.begin(&j.Options, r.t.StepsDone(), warner(p)); err != nil {
 			return s, err
 		}
-		r.out.Loss = r.folder.last
+		if j.Options.note != "" {
+			p.Say("warning: %s", j.Options.note)
+		}
+		r.out.Loss = r.folder.was.loss
 		r.describe(from != nil)
 	}
 	p.begin(j.description([]string{r.out.Policy}, r.t.StepsDone()), dir)
 	return r.steps(ctx, from == nil)
 }
 
+// disk returns the file system that the folder is on.
+func (j *Job) disk() disk.FS {
+	if j.fs == nil {
+		return disk.OS{}
+	}
+	return j.fs
+}
+
+// leave ends the use of the folder. A run that failed before its first step leaves it as
+// it was.
+func (r *run) leave(failed error) error {
+	f := r.folder
+	r.folder = nil
+	switch {
+	case f == nil: // undone already
+		return nil
+	case failed != nil && r.out.Tokens == 0:
+		return f.undo()
+	}
+	return f.close()
+}
+
 // warner returns a function that prints warnings.
 func warner(p *Progress) func(string) { return func(text string) { p.Say("warning: %s", text) } }
-
-// lookAtFolder returns the checkpoint to continue from, or nil to start a new run. It
-// returns an error if the folder cannot hold the run. It changes nothing.
-func (j *Job) lookAtFolder(dir string, resume bool, p *Progress) (*checkpoint.Checkpoint, error) {
-	if dir == "" {
-		return nil, nil
-	}
-	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return nil, refuse("Folder", dir, "is a file", "give a folder")
-	}
-	o := checkpoint.Options{Dir: dir, Warn: warner(p)}
-	if resume {
-		c, err := checkpoint.Latest(o)
-		if errors.Is(err, checkpoint.ErrNone) {
-			p.Say("the run in %s has no checkpoint yet; starting from the first step", dir)
-			return nil, nil
-		}
-		return c, err
-	}
-	steps, err := checkpoint.Steps(o)
-	if err != nil {
-		return nil, blame("Folder", err)
-	}
-	if len(steps) > 0 {
-		return nil, refuse("Folder", dir, fmt.Sprintf("already holds a run of %d steps", steps[len(steps)-1]), "resume it, or give another folder")
-	}
-	if name := foreign(dir); name != "" {
-		return nil, refuse("Folder", dir, "has a "+name+" that no run wrote", "give another folder, or move the file")
-	}
-	return nil, nil
-}
 
 // steps trains to the last step, or until ctx is cancelled.
 func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
@@ -182,7 +168,7 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 		r.traces.endStep()
 		if err != nil {
 			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saved < 0 && isInput(err)) {
-				r.folder.undo()
+				err = errors.Join(err, r.folder.undo())
 				r.folder = nil
 			}
 			return r.out, err
@@ -249,10 +235,7 @@ func (r *run) save() error {
 	if r.folder == nil || r.saved == r.t.StepsDone() {
 		return nil
 	}
-	if err := r.folder.metrics.Sync(); err != nil {
-		return fmt.Errorf("cannot write %s: %w", r.folder.metrics.Name(), pathless(err))
-	}
-	if err := r.t.Save(r.folder.store); err != nil {
+	if err := r.folder.save(r.t.Save); err != nil {
 		return err
 	}
 	r.saved = r.t.StepsDone()
@@ -277,7 +260,7 @@ func (r *run) finish(finished bool) (err error) {
 		return err
 	}
 	s.Forecast = r.told.highest()
-	return r.folder.writeSummary(struct {
+	return r.folder.writeJSON(summaryName, struct {
 		Summary
 		Step   float64              `json:"step_ms,omitempty"`
 		Traced string               `json:"traced,omitempty"`
@@ -287,8 +270,8 @@ func (r *run) finish(finished bool) (err error) {
 
 // readSummary reads the summary of a run that finished after so many steps. A run that
 // was killed between its last checkpoint and its summary has none.
-func readSummary(dir string, steps int) (s Summary, ok bool) {
-	text, err := os.ReadFile(filepath.Join(dir, summaryName))
+func (f *folder) readSummary(steps int) (s Summary, ok bool) {
+	text, err := disk.ReadFile(f.disk, f.path(summaryName), mostConfig)
 	ok = err == nil && json.Unmarshal(text, &s) == nil && s.Finished && s.Steps == steps
 	s.idle = ok
 	return s, ok

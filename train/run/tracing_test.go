@@ -122,10 +122,13 @@ func TestCollection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.collect(dir, p); err == nil || !strings.Contains(err.Error(), "in use by another comparison") {
+	if _, err := j.collect(dir, p); err == nil || !strings.Contains(err.Error(), "in use by process") {
 		t.Errorf("a second one: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "none"), nil, 0o644); err != nil {
+	if env := report.ReadEnvironment(c.work); len(env.Runs) != len(train.Policies) || env.Machine["model"] != "small" {
+		t.Errorf("the environment is %+v", env)
+	}
+	if err := os.WriteFile(filepath.Join(c.work, "none"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	x := &contestant{name: "none", files: c}
@@ -138,17 +141,16 @@ func TestCollection(t *testing.T) {
 	if file := c.finish(false, ""); file != "" {
 		t.Errorf("a report of nothing: %s", file)
 	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("a comparison that was not finished left a folder")
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "none"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	if _, err = j.collect(dir, p); err == nil || !strings.Contains(err.Error(), "cannot replace") {
 		t.Errorf("over a file: %v", err)
-	}
-	if err := os.Remove(filepath.Join(dir, "none")); err != nil {
-		t.Fatal(err)
-	}
-	if c, err = j.collect(dir, p); err != nil {
-		t.Fatal(err)
-	}
-	c.finish(false, "")
-	if env := report.ReadEnvironment(dir); len(env.Runs) != len(train.Policies) || env.Machine["model"] != "small" {
-		t.Errorf("the environment is %+v", env)
 	}
 }

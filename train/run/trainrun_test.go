@@ -23,6 +23,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -282,6 +283,18 @@ func FuzzOptions(f *testing.F) {
 	})
 }
 
+// openFolder claims a folder on the disk and begins a run there.
+func openFolder(dir string, o *Options, done int, warn func(string)) (*folder, error) {
+	f, err := claim(disk.OS{}, dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.begin(o, done, warn); err != nil {
+		return nil, errors.Join(err, f.undo())
+	}
+	return f, nil
+}
+
 // Metrics are cut at the checkpoint, also in the middle of a line.
 func TestFolder(t *testing.T) {
 	o := DefaultOptions()
@@ -298,7 +311,7 @@ func TestFolder(t *testing.T) {
 	if _, err := openFolder(dir, &o, 0, nil); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second run in the folder: %v", err)
 	}
-	if _, err := f.metrics.WriteString(`{"step":6,"lo`); err != nil {
+	if _, err := io.WriteString(f.metrics, `{"step":6,"lo`); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.close(); err != nil {
@@ -313,10 +326,12 @@ func TestFolder(t *testing.T) {
 		if err != nil || strings.Count(string(text), "\n") != done || strings.Contains(string(text), `"lo`+"\n") {
 			t.Errorf("%d steps: %q, %v", done, text, err)
 		}
-		if done > 0 && f.last != float64(done-1) {
-			t.Errorf("the last loss is %g", f.last)
+		if done > 0 && f.was.loss != float64(done-1) {
+			t.Errorf("the last loss is %g", f.was.loss)
 		}
-		f.undo()
+		if err := f.undo(); err != nil {
+			t.Error(err)
+		}
 		if !exists(filepath.Join(dir, configName)) {
 			t.Error("what was there before is gone")
 		}
@@ -331,7 +346,9 @@ func TestFolderIsUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.undo()
+	if err := f.undo(); err != nil {
+		t.Error(err)
+	}
 	if left, err := os.ReadDir(top); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

@@ -3,7 +3,7 @@
 //
 // A run's folder has
 //
-//	checkpoints/lock                            held while a run writes
+//	lock                                        held while a run uses the folder
 //	checkpoints/step-00000123/checkpoint.json   step, layout, settings, checksums
 //	checkpoints/step-00000123/model-00001-of-00004.safetensors
 //	checkpoints/step-00000123/optim-00001-of-00004.safetensors
@@ -15,19 +15,23 @@
 // it is the highest step that verifies. Save removes old checkpoints only after a new one
 // is complete.
 //
-// This file owns the store and its lock.
+// A checkpoint also holds the run's own description of itself, so that it alone is enough
+// to resume the run.
+//
+// This file owns the store.
 package checkpoint
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // DefaultKeep is how many checkpoints stay if Options.Keep is zero.
@@ -35,7 +39,6 @@ const DefaultKeep = 2
 
 const (
 	folder    = "checkpoints"
-	lockName  = "lock"
 	stepName  = "step-"
 	temporary = "tmp-"
 )
@@ -45,12 +48,17 @@ type Options struct {
 	Dir  string            // the run's folder, which holds "checkpoints"
 	Keep int               // how many complete ones stay; zero is DefaultKeep
 	Warn func(text string) // gets one sentence for what went wrong and was passed over; nil drops it
-	FS   FS                // nil is the disk
+	FS   disk.FS           // nil is that of the operating system
+	// Lock is the lock of the run's folder if the caller holds it already. The store then
+	// leaves it to the caller.
+	Lock *disk.Lock
+	// Run describes the run to whoever resumes it. Every checkpoint holds it.
+	Run json.RawMessage
 }
 
-func (o Options) fs() FS {
+func (o Options) fs() disk.FS {
 	if o.FS == nil {
-		return Disk{}
+		return disk.OS{}
 	}
 	return o.FS
 }
@@ -68,44 +76,42 @@ func (o Options) warn(format string, args ...any) {
 //
 //  1. Open takes the lock. It fails if another run holds it.
 //  2. Save writes a checkpoint. A run may call it any number of times.
-//  3. Close releases the lock. The lock of a process that dies is released too.
+//  3. Close releases the lock. The lock of a process that dies is released too, and that
+//     of a store that is merely forgotten is not.
 type Store struct {
 	Options
-	disk FS
-	lock io.Closer
+	disk disk.FS
+	own  bool // the lock is the store's
 }
 
-// Open makes missing folders and takes the lock. It writes nothing else. If it fails, it
-// leaves nothing behind except the folders.
-func Open(o Options) (*Store, error) {
+// Open takes the lock unless the caller holds it, and makes the folder of checkpoints. It
+// reads and writes nothing before it has the lock.
+func Open(o Options) (s *Store, err error) {
 	if o.Keep < 0 {
 		return nil, fmt.Errorf("expected Keep to be 1 or more, or 0 for the default of %d, got %d", DefaultKeep, o.Keep)
 	}
 	if o.Keep == 0 {
 		o.Keep = DefaultKeep
 	}
-	s := &Store{Options: o, disk: o.fs()}
+	s = &Store{Options: o, disk: o.fs(), own: o.Lock == nil}
+	if s.own {
+		if s.Lock, err = disk.Claim(s.disk, o.Dir); err != nil {
+			return nil, err
+		}
+	}
 	if err := makeFolder(s.disk, o.folder()); err != nil {
-		return nil, fmt.Errorf("cannot create the folder %s: %w; choose a folder that you may write to", o.folder(), cause(err))
+		err = fmt.Errorf("cannot create the folder %s: %w; choose a folder that you may write to", o.folder(), disk.Cause(err))
+		return nil, errors.Join(err, s.Close())
 	}
-	lock, err := s.disk.Lock(filepath.Join(o.folder(), lockName))
-	var held *LockedError
-	switch {
-	case errors.As(err, &held):
-		return nil, fmt.Errorf("%s is in use by %v: wait until it ends, stop it, or choose another folder", o.Dir, held)
-	case err != nil:
-		return nil, fmt.Errorf("cannot lock %s: %w; choose a folder that you may write to", o.folder(), cause(err))
-	}
-	s.lock = lock
 	return s, nil
 }
 
-// Close releases the lock.
+// Close releases the lock if the store took it.
 func (s *Store) Close() error {
-	if err := s.lock.Close(); err != nil {
-		return fmt.Errorf("cannot unlock %s: %w", s.folder(), cause(err))
+	if !s.own {
+		return nil
 	}
-	return nil
+	return s.Lock.Close()
 }
 
 // Steps returns the steps that have a checkpoint, from the lowest to the highest. It does
@@ -113,7 +119,7 @@ func (s *Store) Close() error {
 func Steps(o Options) ([]int, error) {
 	names, err := o.fs().List(o.folder())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), cause(err))
+		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), disk.Cause(err))
 	}
 	var steps []int
 	for _, name := range names {
@@ -136,50 +142,16 @@ func nameOf(step int) string { return fmt.Sprintf("%s%08d", stepName, step) }
 // above it, and that folder may not be on the disk yet: without the two syncs, a loss of
 // power could remove it with all checkpoints in it. A missing right to read the folder
 // above prevents its sync, but not writing here, so that error is ignored.
-func makeFolder(disk FS, dir string) error {
-	if err := makeAll(disk, dir); err != nil {
+func makeFolder(d disk.FS, dir string) error {
+	if _, err := disk.MakeAll(d, dir); err != nil {
 		return err
 	}
 	run := filepath.Dir(dir)
-	if err := disk.SyncDir(run); err != nil {
+	if err := d.SyncDir(run); err != nil {
 		return err
 	}
-	if err := disk.SyncDir(filepath.Dir(run)); !errors.Is(err, fs.ErrPermission) {
+	if err := d.SyncDir(filepath.Dir(run)); !errors.Is(err, fs.ErrPermission) {
 		return err
 	}
 	return nil
-}
-
-// makeAll makes a folder and those above it. It syncs each before it uses it.
-func makeAll(disk FS, dir string) error {
-	err := disk.Mkdir(dir)
-	switch parent := filepath.Dir(dir); {
-	case err == nil:
-		return disk.SyncDir(parent)
-	case errors.Is(err, fs.ErrExist):
-		return nil // if it is a file, using it says so
-	case errors.Is(err, fs.ErrNotExist) && parent != dir:
-		if err := makeAll(disk, parent); err != nil {
-			return err
-		}
-		if err := disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		return disk.SyncDir(parent)
-	}
-	return err
-}
-
-// cause removes the operation and the path that the os package puts before an error. The
-// errors of this package name the path themselves.
-func cause(err error) error {
-	var path *fs.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &path):
-		return path.Err
-	case errors.As(err, &link):
-		return link.Err
-	}
-	return err
 }

@@ -11,19 +11,38 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
+
+// memory is a disk in memory with one process that uses it.
+type memory struct {
+	*disktest.Disk
+	*disktest.Process
+}
+
+func newMemory() *memory {
+	d := disktest.New()
+	return &memory{d, d.Process("run")}
+}
+
+// restart is a new process on the same machine: nothing is lost but the lock.
+func (m *memory) restart() {
+	m.Kill()
+	m.Restart()
+}
+
+// lose is a loss of power and the next boot.
+func (m *memory) lose(r *rand.Rand) {
+	m.Lose(r)
+	m.Restart()
+}
 
 // stage is a store in memory with two checkpoints, of steps 10 and 20, and what
 // warned. Without checkpoints not even the folders are there.
 func stage(t *testing.T, saved bool) (*memory, Options, *[]string) {
 	t.Helper()
 	m, warnings := newMemory(), &[]string{}
-	if err := m.Mkdir("/disk"); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.SyncDir("/"); err != nil {
-		t.Fatal(err)
-	}
 	o := Options{Dir: "/disk/run", FS: m, Warn: func(s string) { *warnings = append(*warnings, s) }}
 	if saved {
 		s := mustOpen(t, o)
@@ -100,9 +119,9 @@ func killEverywhere(t *testing.T, last, next int, seed uint64) {
 		if last == 10 {
 			spoil(t, m, o, 20, newest[2], func(b []byte) []byte { return b[:len(b)-1] })
 		}
-		m.arm(n, kills)
+		m.Arm(n, disktest.Kills)
 		err := attempt(o, next)
-		dead := m.dead
+		dead := m.Dead()
 		switch seed {
 		case 0: // a kill alone: the machine goes on
 			m.restart()
@@ -163,14 +182,14 @@ func TestFolderNotSynced(t *testing.T) {
 // Every operation fails once: either the checkpoint is written all the same, or
 // all is as before and one sentence says why.
 func TestFailAnywhere(t *testing.T) {
-	for _, f := range []fault{fails, shorts} {
+	for _, f := range []disktest.Fault{disktest.Fails, disktest.Shorts} {
 		for n, done := 1, false; !done; n++ {
 			m, o, warnings := stage(t, true)
 			before := names(t, o)
-			m.arm(n, f)
+			m.Arm(n, f)
 			err := attempt(o, 30)
-			done = m.ops < n
-			m.at = 0
+			done = m.Ops() < n
+			m.Disarm()
 			c, e := Latest(o)
 			if e != nil {
 				t.Fatalf("operation %d: %v", n, e)
@@ -197,7 +216,7 @@ func TestFailAnywhere(t *testing.T) {
 // The disk runs full after any number of bytes.
 func TestFullDisk(t *testing.T) {
 	m, o, _ := stage(t, true)
-	used := m.used
+	used := m.Used()
 	if err := attempt(o, 30); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +224,7 @@ func TestFullDisk(t *testing.T) {
 	for room := 0; room < size+size/4; room += 97 {
 		m, o, warnings := stage(t, true)
 		before := names(t, o)
-		m.capacity = m.used + max(room, 1)
+		m.Limit(m.Used() + max(room, 1))
 		err := attempt(o, 30)
 		if err == nil {
 			if room < size-16 {
@@ -217,10 +236,10 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 		sentence(t, err.Error())
-		if after := names(t, o); !slices.Equal(before, after) || m.used != used || len(*warnings) > 0 {
-			t.Errorf("%v became %v, %d bytes became %d, with %v", before, after, used, m.used, *warnings)
+		if after := names(t, o); !slices.Equal(before, after) || m.Used() != used || len(*warnings) > 0 {
+			t.Errorf("%v became %v, %d bytes became %d, with %v", before, after, used, m.Used(), *warnings)
 		}
-		m.capacity = 0
+		m.Limit(0)
 		goOn(t, o, 20)
 	}
 }

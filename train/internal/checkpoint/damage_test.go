@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
 
 // files of the newest checkpoint of a stage.
@@ -22,12 +24,9 @@ var newest = []string{
 // spoil changes one file of a checkpoint as the disk would.
 func spoil(t *testing.T, m *memory, o Options, step int, name string, f func(b []byte) []byte) {
 	t.Helper()
-	n, err := m.find(filepath.Join(o.folder(), nameOf(step), name))
-	if err != nil {
+	if err := m.Spoil(filepath.Join(o.folder(), nameOf(step), name), f); err != nil {
 		t.Fatal(err)
 	}
-	n.data = f(append([]byte(nil), n.data...))
-	n.synced = len(n.data)
 }
 
 // fallsBack wants step 10, one warning that names the damaged checkpoint and the
@@ -58,14 +57,14 @@ func fallsBack(t *testing.T, o Options, warnings *[]string, file string) {
 func TestCut(t *testing.T) {
 	for _, name := range newest {
 		m, o, _ := stage(t, true)
-		n, err := m.find(filepath.Join(o.folder(), nameOf(20), name))
+		was, err := m.Contents(filepath.Join(o.folder(), nameOf(20), name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		size := len(n.data)
+		size := len(was)
 		data := size / 2
 		if name != manifestName {
-			data = 8 + int(n.data[0]) + int(n.data[1])<<8
+			data = 8 + int(was[0]) + int(was[1])<<8
 		}
 		for _, length := range []int{0, 1, 7, 8, 9, data / 2, data - 1, data, data + 1, (data + size) / 2, size - 2, size - 1, size + 1} {
 			m, o, warnings := stage(t, true)
@@ -110,11 +109,9 @@ func TestWrongBit(t *testing.T) {
 func TestMissing(t *testing.T) {
 	for _, name := range newest {
 		m, o, warnings := stage(t, true)
-		dir, err := m.find(filepath.Join(o.folder(), nameOf(20)))
-		if err != nil {
+		if err := m.Drop(filepath.Join(o.folder(), nameOf(20), name)); err != nil {
 			t.Fatal(err)
 		}
-		delete(dir.names, name)
 		fallsBack(t, o, warnings, name)
 	}
 }
@@ -122,12 +119,16 @@ func TestMissing(t *testing.T) {
 // A file of another rank or step has a checksum of its own, but not this one.
 func TestSwapped(t *testing.T) {
 	m, o, warnings := stage(t, true)
-	dir, err := m.find(filepath.Join(o.folder(), nameOf(20)))
-	if err != nil {
-		t.Fatal(err)
-	}
 	a, b := newest[3], newest[4]
-	dir.names[a], dir.names[b] = dir.names[b], dir.names[a]
+	var was [2][]byte
+	for i, name := range []string{a, b} {
+		var err error
+		if was[i], err = m.Contents(filepath.Join(o.folder(), nameOf(20), name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil(t, m, o, 20, a, func([]byte) []byte { return was[1] })
+	spoil(t, m, o, 20, b, func([]byte) []byte { return was[0] })
 	fallsBack(t, o, warnings, a)
 }
 
@@ -152,9 +153,9 @@ func TestUnreadable(t *testing.T) {
 	passed := 0
 	for n, done := 1, false; !done; n++ {
 		m, o, warnings := stage(t, true)
-		m.arm(n, fails)
+		m.Arm(n, disktest.Fails)
 		c, err := Latest(o)
-		done = m.ops < n
+		done = m.Ops() < n
 		switch {
 		case n == 1:
 			if err == nil || errors.Is(err, ErrNone) {

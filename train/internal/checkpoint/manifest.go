@@ -24,6 +24,8 @@ type Meta struct {
 	Layout json.RawMessage `json:"layout"` // how the model lies over the ranks
 	Config json.RawMessage `json:"config"` // the settings of the run
 	Data   json.RawMessage `json:"data"`   // the text and the position in it
+	// Run is Options.Run. Checkpoints of version 0.1 of the program have none.
+	Run json.RawMessage `json:"run,omitempty"`
 }
 
 // manifest is checkpoint.json.

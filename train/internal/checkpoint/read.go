@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // ErrNone is matched by the error of Latest if there is no checkpoint at all, not even a
@@ -29,7 +30,7 @@ type Checkpoint struct {
 	Meta
 	Ranks int
 	Path  string // its folder
-	disk  FS
+	disk  disk.FS
 }
 
 // Latest verifies checkpoints from the highest step down and returns the first that is
@@ -56,10 +57,10 @@ func Latest(o Options) (*Checkpoint, error) {
 
 // open verifies the checkpoint of one step.
 func open(o Options, step int) (*Checkpoint, error) {
-	disk, path := o.fs(), filepath.Join(o.folder(), nameOf(step))
-	f, err := disk.Open(filepath.Join(path, manifestName))
+	d, path := o.fs(), filepath.Join(o.folder(), nameOf(step))
+	f, err := d.Open(filepath.Join(path, manifestName))
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be opened: %w", manifestName, cause(err))
+		return nil, fmt.Errorf("%s cannot be opened: %w", manifestName, disk.Cause(err))
 	}
 	defer f.Close()
 	if f.Size() > maxManifest {
@@ -67,7 +68,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 	}
 	text, err := io.ReadAll(io.NewSectionReader(f, 0, f.Size()))
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be read: %w", manifestName, cause(err))
+		return nil, fmt.Errorf("%s cannot be read: %w", manifestName, disk.Cause(err))
 	}
 	m, err := parseManifest(text, step)
 	if err != nil {
@@ -76,7 +77,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 	errs := make([]error, len(m.Files))
 	var wait sync.WaitGroup
 	for i, want := range m.Files {
-		wait.Go(func() { errs[i] = verify(disk, filepath.Join(path, want.Name), want) })
+		wait.Go(func() { errs[i] = verify(d, filepath.Join(path, want.Name), want) })
 	}
 	wait.Wait()
 	for i, err := range errs {
@@ -84,14 +85,14 @@ func open(o Options, step int) (*Checkpoint, error) {
 			return nil, fmt.Errorf("%s %w", m.Files[i].Name, err)
 		}
 	}
-	return &Checkpoint{Meta: m.Meta, Ranks: m.Ranks, Path: path, disk: disk}, nil
+	return &Checkpoint{Meta: m.Meta, Ranks: m.Ranks, Path: path, disk: d}, nil
 }
 
 // verify reads a whole file and compares its length, checksum and header.
-func verify(disk FS, path string, want file) error {
-	f, err := disk.Open(path)
+func verify(d disk.FS, path string, want file) error {
+	f, err := d.Open(path)
 	if err != nil {
-		return fmt.Errorf("cannot be opened: %w", cause(err))
+		return fmt.Errorf("cannot be opened: %w", disk.Cause(err))
 	}
 	defer f.Close()
 	if f.Size() != want.Bytes {
@@ -99,7 +100,7 @@ func verify(disk FS, path string, want file) error {
 	}
 	h := sha256.New()
 	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, 0, f.Size()), make([]byte, min(buffer, f.Size()+1))); err != nil {
-		return fmt.Errorf("cannot be read: %w", cause(err))
+		return fmt.Errorf("cannot be read: %w", disk.Cause(err))
 	}
 	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
 		return errors.New("is damaged: its checksum does not match")
@@ -130,7 +131,7 @@ func (c *Checkpoint) tensors(k kind, rank int) (*Tensors, error) {
 	path := filepath.Join(c.Path, fileName(k, rank, c.Ranks))
 	f, err := c.disk.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open %s: %w", path, cause(err))
+		return nil, fmt.Errorf("cannot open %s: %w", path, disk.Cause(err))
 	}
 	r, err := safetensors.NewReader(f, f.Size())
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // buffer is the size of the buffer of a file that is written or verified. It is large
@@ -47,6 +48,12 @@ func (s *Store) Save(meta Meta, ranks []Rank) error {
 	if meta.Step < 0 || len(ranks) == 0 {
 		panic(fmt.Sprintf("checkpoint: step %d of %d ranks cannot be saved", meta.Step, len(ranks)))
 	}
+	if err := s.Lock.Held(); err != nil {
+		return err
+	}
+	if meta.Run == nil {
+		meta.Run = s.Run
+	}
 	there, damaged, err := s.later(meta)
 	if there || err != nil {
 		return err
@@ -54,6 +61,12 @@ func (s *Store) Save(meta Meta, ranks []Rank) error {
 	s.clean()
 	work := filepath.Join(s.folder(), temporary+nameOf(meta.Step))
 	need, err := s.write(work, meta, ranks)
+	var lost *disk.LostError
+	if held := s.Lock.Held(); errors.As(held, &lost) {
+		return held // the folder may be another process's, with all that is in it
+	} else if err == nil {
+		err = held
+	}
 	if err == nil {
 		err = s.publish(work, meta.Step, slices.Contains(damaged, meta.Step))
 	}
@@ -217,7 +230,7 @@ func (s *Store) discard(step int) {
 	name := nameOf(step)
 	gone := filepath.Join(s.folder(), temporary+"old-"+name)
 	if err := s.disk.Rename(filepath.Join(s.folder(), name), gone); err != nil {
-		s.warn("cannot remove the checkpoint %s: %v; remove it by hand", filepath.Join(s.folder(), name), cause(err))
+		s.warn("cannot remove the checkpoint %s: %v; remove it by hand", filepath.Join(s.folder(), name), disk.Cause(err))
 		return
 	}
 	s.remove(gone)
@@ -227,7 +240,7 @@ func (s *Store) discard(step int) {
 func (s *Store) clean() {
 	names, err := s.disk.List(s.folder())
 	if err != nil {
-		s.warn("cannot look for temporary files of an earlier run in %s: %v", s.folder(), cause(err))
+		s.warn("cannot look for temporary files of an earlier run in %s: %v", s.folder(), disk.Cause(err))
 	}
 	for _, name := range names {
 		if strings.HasPrefix(name, temporary) {
@@ -238,14 +251,14 @@ func (s *Store) clean() {
 
 func (s *Store) remove(path string) {
 	if err := s.disk.RemoveAll(path); err != nil {
-		s.warn("cannot remove %s: %v; remove it by hand", path, cause(err))
+		s.warn("cannot remove %s: %v; remove it by hand", path, disk.Cause(err))
 	}
 }
 
 // failed returns the error for a checkpoint that could not be written.
 func (s *Store) failed(step int, need int64, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), cause(err))
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), disk.Cause(err))
 	}
-	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), cause(err))
+	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), disk.Cause(err))
 }

@@ -1,0 +1,243 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// recorded returns system calls that are written to a log and then made. The one whose
+// entry is in broken fails.
+func recorded(dir string, log *[]string, broken string) *Calls {
+	real := SystemCalls()
+	short := func(name string) string {
+		if rel, err := filepath.Rel(dir, name); err == nil {
+			return rel
+		}
+		return name
+	}
+	note := func(words ...string) error {
+		call := strings.Join(words, " ")
+		*log = append(*log, call)
+		if call == broken {
+			return syscall.EIO
+		}
+		return nil
+	}
+	return &Calls{
+		OpenFile: func(name string, flag int, perm fs.FileMode) (*os.File, error) {
+			what := "open"
+			if flag&os.O_CREATE != 0 {
+				what = "create"
+			}
+			return fine(note(what, short(name)), func() (*os.File, error) { return real.OpenFile(name, flag, perm) })
+		},
+		Write: func(f *os.File, p []byte) (int, error) {
+			return fine(note("write", short(f.Name())), func() (int, error) { return real.Write(f, p) })
+		},
+		Sync:  func(f *os.File) error { return errors.Join(note("fsync", short(f.Name())), real.Sync(f)) },
+		Close: func(f *os.File) error { return errors.Join(note("close", short(f.Name())), real.Close(f)) },
+		Mkdir: func(name string, perm fs.FileMode) error {
+			return errors.Join(note("mkdir", short(name)), real.Mkdir(name, perm))
+		},
+		Rename: func(from, to string) error {
+			if err := note("rename", short(from), short(to)); err != nil {
+				return err
+			}
+			return real.Rename(from, to)
+		},
+		Remove: func(name string) error { return errors.Join(note("remove", short(name)), real.Remove(name)) },
+		Open: func(name string, flag int, perm uint32) (int, error) {
+			if flag&syscall.O_NOFOLLOW == 0 || flag&syscall.O_TRUNC != 0 || flag&syscall.O_CLOEXEC == 0 {
+				return 0, fmt.Errorf("the lock is opened with %#x", flag)
+			}
+			return fine(note("open", short(name)), func() (int, error) { return real.Open(name, flag, perm) })
+		},
+		Flock: func(fd, how int) error { return errors.Join(note("flock"), real.Flock(fd, how)) },
+	}
+}
+
+func fine[T any](err error, call func() (T, error)) (x T, _ error) {
+	if err != nil {
+		return x, err
+	}
+	return call()
+}
+
+// What the real disk is asked to do, in order: data are synced before the name that leads
+// to them, and each folder after a name in it changed.
+func TestSystemCalls(t *testing.T) {
+	dir := t.TempDir()
+	var log []string
+	d := OS{recorded(dir, &log, "")}
+	check := func(what string, want ...string) {
+		t.Helper()
+		if !slices.Equal(log, want) {
+			t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(log, "\n"), strings.Join(want, "\n"))
+		}
+		log = nil
+	}
+	l, err := Claim(d, filepath.Join(dir, "a", "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("claiming a new folder",
+		"mkdir a/run", "mkdir a", "open .", "fsync .", "mkdir a/run", "open a", "fsync a", "open a/run/lock", "flock")
+	file := filepath.Join(dir, "a", "run", "config")
+	if err := WriteFile(d, file, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	check("replacing a file",
+		"create a/run/.config.tmp", "write a/run/.config.tmp", "fsync a/run/.config.tmp", "close a/run/.config.tmp", "rename a/run/.config.tmp a/run/config", "open a/run", "fsync a/run")
+	out, err := d.Append(file, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Write([]byte("y")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(out.Sync(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	check("appending", "create a/run/config", "write a/run/config", "fsync a/run/config", "close a/run/config")
+	if text, err := os.ReadFile(file); err != nil || string(text) != "xy" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Each call that fails is an error, and leaves the file that was there.
+	for _, broken := range []string{
+		"create a/run/.config.tmp", "write a/run/.config.tmp", "fsync a/run/.config.tmp", "close a/run/.config.tmp", "rename a/run/.config.tmp a/run/config", "open a/run", "fsync a/run",
+	} {
+		d := OS{recorded(dir, &log, broken)}
+		err := WriteFile(d, file, []byte("new"))
+		text, _ := os.ReadFile(file)
+		if named := strings.HasSuffix(broken, " a/run"); !errors.Is(err, syscall.EIO) || string(text) != "xy" && !named {
+			t.Errorf("%s fails: %v, and the file has %q", broken, err, text)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "a/run/.*")); len(left) > 0 {
+			t.Errorf("%s fails and leaves %q", broken, left)
+		}
+		if err := os.WriteFile(file, []byte("xy"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Something else under the name of a lock is refused and left as it is.
+func TestNotALock(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "precious")
+	for what, make := range map[string]func(lock string) error{
+		"is a link":                         func(lock string) error { return os.Symlink(precious, lock) },
+		"that has another name":             func(lock string) error { return os.Link(precious, lock) },
+		"is no regular file":                func(lock string) error { return syscall.Mkfifo(lock, 0o644) },
+		"holds something else than a proce": func(lock string) error { return os.WriteFile(lock, []byte("12 parsecs"), 0o644) },
+		"is a directory":                    func(lock string) error { return os.Mkdir(lock, 0o755) },
+	} {
+		if err := os.WriteFile(precious, []byte("years of work"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		run := filepath.Join(dir, "run")
+		lock := filepath.Join(run, LockName)
+		if err := errors.Join(os.Mkdir(run, 0o755), make(lock)); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.Lstat(lock)
+		l, err := Claim(OS{}, run)
+		if err == nil || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, %v", what, l, err)
+		}
+		after, statErr := os.Lstat(lock)
+		if text, err := os.ReadFile(precious); err != nil || string(text) != "years of work" || statErr != nil || before.Size() != after.Size() {
+			t.Errorf("%s: the other file has %q, %v, and the lock is %v", what, text, err, after)
+		}
+		if err := os.RemoveAll(run); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A lock that nothing points to is held until the process ends.
+func TestLockIsNotCollected(t *testing.T) {
+	dir := t.TempDir()
+	func() {
+		if _, err := Claim(OS{}, dir); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range 3 {
+		runtime.GC()
+		runtime.Gosched()
+	}
+	var held *LockedError
+	if l, err := Claim(OS{}, dir); !errors.As(err, &held) || held.PID != os.Getpid() {
+		t.Errorf("the lock was taken twice: %v, %v", l, err)
+	}
+}
+
+// Many claims of a folder at once: one at a time has it, also while others make and remove
+// folder and lock.
+func TestClaimsAtOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	var inside, had atomic.Int32
+	var wait sync.WaitGroup
+	for i := range 4 {
+		wait.Go(func() {
+			for round := range 100 {
+				l, err := Claim(OS{}, dir)
+				var held *LockedError
+				if err != nil {
+					if !errors.As(err, &held) {
+						t.Errorf("refused with %v", err)
+					}
+					continue
+				}
+				if n := inside.Add(1); n > 1 {
+					t.Errorf("%d have the lock", n)
+				}
+				if err := l.Held(); err != nil {
+					t.Error(err)
+				}
+				had.Add(1)
+				runtime.Gosched()
+				inside.Add(-1)
+				end := l.Abandon
+				if (i+round)%3 == 0 {
+					end = l.Close
+				}
+				if err := end(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if had.Load() < 20 {
+		t.Errorf("the lock was taken only %d times", had.Load())
+	}
+}
+
+// A pipe under the name of a file does not block.
+func TestPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (OS{}).Open(pipe); err == nil {
+		t.Error("a pipe was opened for reading")
+	}
+	if _, err := (OS{}).Append(pipe, 0); err == nil {
+		t.Error("a pipe was opened for writing")
+	}
+}
