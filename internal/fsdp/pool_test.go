@@ -357,6 +357,36 @@ func TestPoolMisuse(t *testing.T) {
 	mustPanic(t, stale, func() { a.bucket(0) }) // it is another round's
 }
 
+// SPEC S2.3: a lease of a step that was given up stays stale for ever, whether its use
+// was held or released then, and all uses are in one round again.
+func TestPoolResetEndsLeases(t *testing.T) {
+	_, s, p := openPool(t, straight(t, bucket.Arena, bucket.Options{}, 40, 900, 333, 40), nil)
+	take := func(use int) lease {
+		t.Helper()
+		l, err := p.acquire(use, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for released := range 3 {
+		var old []lease
+		for use := range released + 1 {
+			if old = append(old, take(use)); use < released {
+				p.release(old[use], s)
+			}
+		}
+		p.reset(s)
+		for use := range p.uses {
+			l := take(use)
+			for _, was := range old {
+				mustPanic(t, fmt.Sprintf(`fsdp: use %d of pool "pool" was released; its bytes may belong to another use; use them before Done`, was.use), func() { was.bucket(0) })
+			}
+			p.release(l, s)
+		}
+	}
+}
+
 // SPEC S2.3: a bucket that cannot have the place it had before is told of, once,
 // with both places.
 func TestPoolWarnsOfMoves(t *testing.T) {
