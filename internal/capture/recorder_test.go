@@ -253,6 +253,76 @@ func TestUncapturable(t *testing.T) {
 	}
 }
 
+// counted is a stream whose captures end in graphs that count.
+type counted struct {
+	device.Stream
+	made, closed int
+	failed       error // of EndCapture, besides the graph
+	bad          error // of Close
+}
+
+type countedGraph struct {
+	device.Graph
+	s *counted
+}
+
+func (s *counted) EndCapture() (device.Graph, error) {
+	g, err := s.Stream.EndCapture()
+	if err != nil {
+		return nil, err
+	}
+	s.made++
+	return countedGraph{g, s}, s.failed
+}
+
+func (g countedGraph) Close() error {
+	g.s.closed++
+	return errors.Join(g.Graph.Close(), g.s.bad)
+}
+
+// A graph that nobody gets is closed: that of a body that fails, of one that panics, and
+// of a capture that ends with an error.
+func TestNoGraphIsLeft(t *testing.T) {
+	dev, err := cpuDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := newToy(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &counted{Stream: y.compute}
+	r := &streamRecorder{s}
+	left := func(want int, what string) {
+		t.Helper()
+		if n := s.made - s.closed; n != want {
+			t.Errorf("%s: %d graphs are left, want %d", what, n, want)
+		}
+	}
+	pass := func() error { return y.pass(0, false) }
+
+	if _, err := r.record(func() error { return errors.Join(pass(), errBody) }); !errors.Is(err, errBody) {
+		t.Errorf("the body's error is %v", err)
+	}
+	left(0, "a body that fails")
+	mustPanic(t, "body", func() { _, _ = r.record(func() error { _ = pass(); panic("body") }) })
+	left(0, "a body that panics")
+	s.failed, s.bad = errors.New("late"), errors.New("stuck")
+	if g, err := r.record(pass); g != nil || !errors.Is(err, s.failed) || !errors.Is(err, s.bad) {
+		t.Errorf("a capture that ends with an error: %v, %v", g, err)
+	}
+	left(0, "a capture that ends with an error")
+	s.failed, s.bad = nil, nil
+	g, err := r.record(pass)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left(1, "a capture that went well")
+	if err := errors.Join(g.Close(), y.close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A body that fails or panics during its capture leaves the stream as it was, and
 // so does a capture inside another.
 func TestCaptureLeavesTheStream(t *testing.T) {

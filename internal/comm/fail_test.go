@@ -222,6 +222,41 @@ func TestPatience(t *testing.T) {
 	})
 }
 
+// A timer that fires late finds its rank in no call, or in one that has not lasted long:
+// nobody gives up.
+func TestPatienceOfAnEarlierCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := newSetting(2, 1, false, openCPU, Options{Patience: time.Minute}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := x.comms[0].(*Local).g
+		err = Run(x.comms, func(c Comm) error {
+			s, _ := x.of(c)
+			for range 3 {
+				if c.Rank() == 1 {
+					time.Sleep(59 * time.Second) // the other waits
+					g.timeOut(0)
+					time.Sleep(time.Second / 2)
+				}
+				c.Barrier(s)
+				if c.Rank() == 0 {
+					time.Sleep(2 * time.Second) // its timer fires while it computes
+					g.timeOut(0)
+				}
+				c.Barrier(s)
+			}
+			return c.Err()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if err := x.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Calls that can never meet are a programmer's error on every rank, and both ranks
 // and calls are named.
 func TestMismatch(t *testing.T) {

@@ -240,6 +240,71 @@ func TestGather(t *testing.T) {
 	}
 }
 
+// Settling leaves nothing of a lane's past: no wait that it has not issued, no graph
+// that it gathers, and nothing that it would wait for.
+func TestSettleForgets(t *testing.T) {
+	ck := check.New(check.Options{})
+	err := check.On(open, func(dev device.Device) error {
+		set := order.NewSet(dev)
+		var lanes [2]*order.Lane
+		for i := range lanes {
+			s, err := dev.NewStream("lane")
+			if err != nil {
+				return err
+			}
+			lanes[i] = set.Lane(s)
+		}
+		a, b := lanes[0], lanes[1]
+		first, err1 := set.Mark()
+		second, err2 := set.Mark()
+		mem, err3 := dev.Alloc(memory.Device, 1, "cell")
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return err
+		}
+		waits := func(want int, what string) {
+			t.Helper()
+			if n := ck.Count(check.Waits); n != want {
+				t.Errorf("%s: %d waits, want %d", what, n, want)
+			}
+		}
+		a.Record(first)
+		b.After(first)
+		if err := set.Sync(); err != nil { // and settles
+			return err
+		}
+		a.Record(first)
+		if b.Waits() {
+			t.Error("a wait from before is still to be issued")
+		}
+		b.Flush()
+		waits(0, "a wait that was not issued before")
+
+		a.Record(second)
+		if err := set.Sync(); err != nil {
+			return err
+		}
+		b.After(second)
+		b.Flush()
+		waits(0, "a mark that was settled")
+
+		b.Gather(nil, nil)
+		if err := set.Sync(); err != nil { // the graph is given up
+			return err
+		}
+		a.Stream.Fill(mem.All(), 1)
+		a.Record(first)
+		b.After(first)
+		b.Flush()
+		waits(1, "work behind a graph that was given up")
+		b.Stream.Fill(mem.All(), 2)
+		b.Stream.Free(mem)
+		return errors.Join(dev.Sync(), set.Close())
+	})(ck)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // A stream too many is told of.
 func TestTooManyLanes(t *testing.T) {
 	dev, err := open()
