@@ -9,7 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -189,6 +192,47 @@ func TestOverflowThatCannotBeMended(t *testing.T) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}
 	}
+}
+
+// A step that its caller gives up is over when Step returns, whatever it had issued: the
+// caller may free what it used. The other ranks are told why.
+func TestStepGivenUpIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wrong := errors.New("bad batch")
+		for name, step := range map[string]func(m *Manager, body func(int) error) error{
+			"finished": func(m *Manager, body func(int) error) error { return m.Step(memory.Key{}, body) },
+			"not finished": func(m *Manager, body func(int) error) error {
+				return m.Transact(memory.Key{}, func(int) error { m.Begin(memory.Key{}); return body(0) })
+			},
+			"not begun": func(m *Manager, body func(int) error) error { return m.Transact(memory.Key{}, body) },
+		} {
+			var told []Outcome
+			c := roomy(Auto)
+			c.Rank, c.Reduce = 5, func(v Outcome) (Outcome, error) { told = append(told, v); return v, nil }
+			dev, err := cpu.Open(cpu.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := newLoop(t, dev, loopConfig{ManagerConfig: c, pipeline: interleaved, layers: 1, sets: 1, maxRows: 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			over := false
+			err = step(l.m, func(int) error {
+				l.compute.Host(func() { time.Sleep(time.Hour); over = true }, device.Reads(l.grads.All()))
+				return wrong
+			})
+			if !errors.Is(err, wrong) || !over {
+				t.Errorf("%s: error %v; its work is over: %v", name, err, over)
+			}
+			if len(told) != 1 || told[0] != (Outcome{Failed: true, Final: true, Rank: 5, Why: "bad batch"}) {
+				t.Errorf("%s: the other ranks were told %+v", name, told)
+			}
+			if err := errors.Join(l.close(), dev.Close()); err != nil {
+				t.Error(name, err)
+			}
+		}
+	})
 }
 
 // SPEC S1.5: other microbatch counts, evaluation in between and an order that

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -201,6 +202,40 @@ func testOverflowAndGrowth(t *testing.T, open func(testing.TB) device.Device) {
 	r.check(first, second)
 	if rep, _ = r.store.Report(r.s); rep.Overflows != 0 || rep.Low[Host] != 0 {
 		t.Errorf("after growth: %+v", rep)
+	}
+}
+
+// SPEC S1.4: a report has the needs of its own step: what a group asked for before the
+// reset, and does not ask for again, counts no more.
+func TestResetForgetsNeeds(t *testing.T) { onDevices(t, testResetForgetsNeeds) }
+
+func testResetForgetsNeeds(t *testing.T, open func(testing.TB) device.Device) {
+	r := newRig(t, open(t), Config{Page: 4 * memory.KiB, Pages: [Tiers]schedule.Pages{16, 0}, Max: [Tiers]schedule.Pages{16, 0}})
+	l := r.layout(Tensor{Name: "x", Row: 4096, MaxRows: 4})
+	set := r.set(l)
+	var records []*Record
+	for i := range 3 {
+		records = append(records, r.record(l))
+		for _, bump := range []bool{false, true} {
+			for alone := -1; alone <= i; alone++ { // all, then each by itself
+				r.store.Reset(r.s, bump)
+				want := make([]schedule.Pages, i+1)
+				for k, rec := range records {
+					if alone < 0 || alone == k {
+						want[k] = schedule.Pages(k + 1)
+						r.s.Upload(set, contents(l, 1, Rows(k+1)))
+						r.store.Stash(r.s, rec, set)
+					}
+				}
+				rep, err := r.store.Report(r.s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(rep.Need, want) {
+					t.Errorf("%d records, bump %v, %d alone: needs %v, want %v", i+1, bump, alone, rep.Need, want)
+				}
+			}
+		}
 	}
 }
 
