@@ -28,6 +28,13 @@ func (d *digest) add(xs ...int64) {
 	}
 }
 
+func bit(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func (d *digest) group(g memory.GroupID) {
 	for i := range len(g.Name) {
 		d.add(int64(g.Name[i]))
@@ -39,11 +46,7 @@ func (d *digest) op(op residency.Op) {
 	d.add(int64(op.Kind), int64(op.ID), op.Bytes, int64(len(op.Items)))
 	d.group(op.Group)
 	for _, it := range op.Items {
-		stay := int64(0)
-		if it.Stay {
-			stay = 1
-		}
-		d.add(int64(it.ID), stay)
+		d.add(int64(it.ID), bit(it.Stay))
 	}
 }
 
@@ -70,21 +73,17 @@ func (d *digest) addPlan(plan *residency.Plan) {
 			leave += one.sum
 		}
 	}
-	d.add(1, int64(leave), int64(plan.Window), plan.Device)
+	d.add(1, int64(leave), int64(plan.Window), plan.Device, bit(plan.Strict))
 	if plan.Schedule == nil {
 		return
 	}
 	for i := range plan.Schedule.Len() {
 		e := plan.Schedule.At(i)
-		kind := int64(0)
-		if e.Load {
-			kind = 1
-		}
 		var ahead []memory.GroupID
 		if i < len(plan.Prefetch) { // a plan need not list the last events
 			ahead = plan.Prefetch[i]
 		}
-		d.add(kind, int64(len(ahead)))
+		d.add(bit(e.Load), int64(len(ahead)))
 		d.group(e.Group)
 		for _, g := range ahead {
 			d.group(g)
