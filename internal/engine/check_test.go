@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -15,8 +16,9 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// training is a program for the checker: some steps of a loop.
+// training is a program for the checker: some steps of a loop. It runs by a steady clock.
 func training(c loopConfig, n int) check.Program {
+	c.work = cmp.Or(c.work, quick)
 	return check.On(cpuDevice, func(dev device.Device) error { return run(dev, c, steps(n)) })
 }
 
@@ -71,9 +73,11 @@ func TestUnderAnySchedule(t *testing.T) {
 			if c.SavedLimit > 0 {
 				seeds = 1 // every run solves twice
 			}
-			if err := check.Explore(check.Options{}, seeds, training(c, 4)); err != nil {
-				t.Fatal(err)
-			}
+			steady(t, func() {
+				if err := check.Explore(check.Options{}, seeds, training(c, 4)); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }
@@ -85,21 +89,19 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("a run for every wait")
 	}
-	// Copies that take no time come right before they are needed, whatever was
-	// measured: all runs have the same waits.
+	// Copies that take no time come right before they are needed.
 	fast := memory.Links{Out: 1e15, In: 1e15}
 	for _, set := range []memory.Scopes{0, whole, scopes} {
 		c := on(1, Config{Scopes: set, ByHand: hand("core_attn", "moe_act", "expert_fc1", "mlp_norm"), Links: fast})
 		c.layers = 2
 		t.Run(set.String(), func(t *testing.T) {
-			edges, err := check.DropEach(check.Waits, 0, training(c, 3))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Log(edges)
-			if edges.Caught != edges.Total || edges.Total == 0 {
-				t.Error("a wait that nobody misses")
-			}
+			steady(t, func() {
+				edges, err := check.DropEach(check.Waits, 0, training(c, 3))
+				t.Log(edges)
+				if err != nil || edges.Caught != edges.Total || edges.Total == 0 {
+					t.Error("a wait that nobody misses: ", err)
+				}
+			})
 		})
 	}
 }
@@ -110,7 +112,7 @@ func TestEverythingMayFail(t *testing.T) {
 	t.Parallel()
 	for _, set := range []memory.Scopes{0, whole, scopes} {
 		c := on(0, Config{Scopes: set, ByHand: hand("core_attn", "expert_fc1"), Stash: store(2, 400)})
-		c.layers, c.pipeline.Microbatches, c.borrows, c.most = 2, 1, set == 0, 40
+		c.layers, c.pipeline.Microbatches, c.borrows, c.most, c.work = 2, 1, set == 0, 40, quick
 		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
 			by := 1
 			if class == check.Copies || class == check.Launches { // there are hundreds
@@ -119,12 +121,16 @@ func TestEverythingMayFail(t *testing.T) {
 			if testing.Short() || raceEnabled {
 				by = 7
 			}
-			f, err := check.FailEach(class, by, cpuDevice, func(dev device.Device) error {
-				l, err := newLoop(dev, c)
-				if err == nil {
-					err = l.train(3, rand.New(rand.NewPCG(1, 1)))
-				}
-				return errors.Join(err, l.close())
+			var f check.Failures
+			var err error
+			steady(t, func() {
+				f, err = check.FailEach(class, by, cpuDevice, func(dev device.Device) error {
+					l, err := newLoop(dev, c)
+					if err == nil {
+						err = l.train(3, rand.New(rand.NewPCG(1, 1)))
+					}
+					return errors.Join(err, l.close())
+				})
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -3,10 +3,13 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -87,13 +90,31 @@ func run(dev device.Device, c loopConfig, body func(l *loop, rng *rand.Rand) err
 	return errors.Join(err, l.close())
 }
 
-// must runs a loop on the CPU.
-func must(t testing.TB, c loopConfig, body func(l *loop, rng *rand.Rand) error) {
+// must runs a loop on the CPU by a steady clock: what is measured, and the plans that
+// follow from it, are the same on every machine.
+func must(t *testing.T, c loopConfig, body func(l *loop, rng *rand.Rand) error) {
 	t.Helper()
-	dev := openCPU(t)
-	if err := errors.Join(run(dev, c, body), dev.Close()); err != nil {
+	c.work = cmp.Or(c.work, quick)
+	var err error
+	steady(t, func() {
+		dev, failed := cpuDevice()
+		if err = failed; err == nil {
+			err = errors.Join(run(dev, c, body), dev.Close())
+		}
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// quick is the work of a module by a steady clock. Without any, all plans are equally
+// fast, and the solver tries a great many.
+const quick = 5 * time.Microsecond
+
+// steady runs a part of a test by a clock that moves only while all streams wait.
+func steady(t *testing.T, f func()) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) { f() })
 }
 
 // steps is a body that trains. A capture that failed and was made up for by an eager
@@ -109,7 +130,7 @@ func steps(n int) func(l *loop, rng *rand.Rand) error {
 }
 
 // extent is what a loop takes with everything kept.
-func extent(t testing.TB, c loopConfig) (n memory.Bytes) {
+func extent(t *testing.T, c loopConfig) (n memory.Bytes) {
 	t.Helper()
 	c.SavedLimit, c.ByHand, c.Policy = 0, nil, nil
 	must(t, c, func(l *loop, rng *rand.Rand) error {
