@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -22,8 +23,9 @@ import (
 )
 
 const (
-	// writeLimit is how long a viewer may take to read an answer.
-	writeLimit = 10 * time.Second
+	// A viewer may take readLimit to send a request and writeLimit to read an answer. A
+	// connection without a request is closed after idleLimit.
+	readLimit, writeLimit, idleLimit = 10 * time.Second, 10 * time.Second, 30 * time.Second
 	// Viewers have the time farewell to fetch the last report, plus twice the time that
 	// the report takes to be made, and mostFarewell at most.
 	farewell, mostFarewell = 2 * time.Second, 20 * time.Second
@@ -38,11 +40,14 @@ const (
 //  4. Close lets viewers fetch the last report and ends the server.
 //
 // There is no password. A server on a loopback address answers only requests for
-// localhost or a loopback address.
+// localhost or a loopback address. Another one answers requests for any address and for
+// the names of this machine. Both hold so few connections that the run keeps the open
+// files that it needs.
 type Server struct {
 	version  string
 	listener net.Listener
-	local    bool // whether it listens on loopback
+	local    bool     // whether it listens on loopback
+	names    []string // host names that a public server answers to
 	http     *http.Server
 	served   chan struct{} // closed when http.Serve has returned
 	page     []byte
@@ -85,18 +90,25 @@ func Listen(address, version string) (*Server, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	s := &Server{
-		version: version, listener: l, local: loopback(hostOf(l.Addr().String())), served: make(chan struct{}), page: text.Bytes(),
+		names: machineNames(host, os.Hostname, os.ReadFile), version: version, listener: l, local: loopback(hostOf(l.Addr().String())), served: make(chan struct{}), page: text.Bytes(),
 		farewell: farewell, metrics: newMetrics(), history: newHistory(), changed: make(chan struct{}), paid: make(chan struct{}),
 	}
-	s.http = &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: writeLimit, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(io.Discard, "", 0), // problems of viewers do not concern the run
-	}
+	limited := newLimiter(l, connections(openFiles()))
+	s.configure(limited)
 	go func() {
 		defer close(s.served)
-		_ = s.http.Serve(l) // it ends with Close, or with an error that does not concern the run
+		_ = s.http.Serve(limited) // it ends with Close, or with an error that does not concern the run
 	}()
 	return s, nil
+}
+
+// configure makes the HTTP server for the connections of l.
+func (s *Server) configure(l *limiter) {
+	s.http = &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: readLimit, ReadTimeout: readLimit, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10,
+		ConnState: l.state,
+		ErrorLog:  log.New(io.Discard, "", 0), // problems of viewers do not concern the run
+	}
 }
 
 // cause returns an error of the network without its address, which the sentence around
@@ -196,9 +208,11 @@ func (s *Server) handler() http.Handler {
 		extend(w)
 		serve := paths[r.URL.Path]
 		switch {
+		// The page of another site whose name resolves to this machine asks with that name.
 		case s.local && !loopback(hostOf(r.Host)):
-			// The page of another site whose name resolves to this machine.
 			http.Error(w, "this run is served to its own machine only; use the host name localhost", http.StatusMisdirectedRequest)
+		case !s.local && !answersTo(s.names, hostOf(r.Host)):
+			http.Error(w, "this machine does not know that name for itself; use its address in place of a host name", http.StatusMisdirectedRequest)
 		case serve == nil:
 			http.Error(w, "not found", http.StatusNotFound)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
