@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"unicode"
 
 	"github.com/spf13/cobra"
@@ -60,7 +61,10 @@ func describe(cmd *cobra.Command, err error) string {
 	case *run.PolicyError:
 		return fmt.Sprintf("policy %s: %s", e.Policy, describe(cmd, e.Err))
 	case *run.InterruptedError:
-		if e.Folder == "" {
+		switch {
+		case e.Comparison:
+			return "the comparison was interrupted and not written; the one before is as it was"
+		case e.Folder == "":
 			return "the run was interrupted and not saved, because it has no --out"
 		}
 		return fmt.Sprintf("the run was interrupted and saved; continue it with --out %s --resume", e.Folder)
@@ -115,9 +119,14 @@ func exitCode(err error) int {
 	var setting *memory.SettingError
 	var module *memory.ModuleError
 	var budget *memory.BudgetError
+	var signalled *signalError
 	switch {
+	case errors.As(err, &signalled):
+		return exitSignal(signalled.signal)
 	case errors.As(err, &interrupted):
 		return exitInterrupted
+	case errors.Is(err, syscall.EPIPE): // other commands are ended by the signal itself
+		return exitSignal(syscall.SIGPIPE)
 	case errors.As(err, &usage), errors.As(err, &input):
 		return exitUsage
 	case fromMachine(err):

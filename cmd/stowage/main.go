@@ -20,7 +20,7 @@ const (
 	exitOK          = 0
 	exitFailure     = 1
 	exitUsage       = 2
-	exitInterrupted = 130 // 128 plus the number of the signal, as in shells
+	exitInterrupted = 130 // by Ctrl-C; other signals have 128 plus their number, as in shells
 )
 
 func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }

@@ -8,10 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -63,8 +60,10 @@ report.html then lacks memory over time. A report that cannot be written is a wa
 A run that was stopped or killed continues with --out DIR --resume as if nothing had
 happened. Its options are those of the folder. Flags change them, except those that the
 result depends on: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the
-step, saves, and exits with code 130; a second one exits at once. The other exit codes are
-0 for success, 1 for failure, and 2 for a wrong command line or too small a budget.
+step, saves, and exits with code 130; a second one exits at once. So do other signals, with
+128 and their number: SIGTERM, SIGHUP from a connection that dropped, and SIGPIPE if nobody
+reads the output. The other exit codes are 0 for success, 1 for failure, and 2 for a wrong
+command line or too small a budget.
 
 A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
 YAML. Text is read as bytes from a file or a folder; a book is built in. Words of a list
@@ -195,7 +194,8 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if err := dev.Set(o.Device); err != nil {
 		return usagef("--device cannot be %q; %v", o.Device, err)
 	}
-	progress, over, err := f.watch(cmd)
+	stopper := newStopper(f.serve != "")
+	progress, over, err := f.watch(cmd, stopper)
 	if err != nil {
 		return err
 	}
@@ -212,38 +212,12 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if f.dryRun {
 		return f.forecast(cmd, job, single)
 	}
-	ctx, stop := interruptible()
-	defer stop()
+	stopper.catch()
+	defer stopper.stop()
 	if single {
-		return f.single(ctx, cmd, job, progress)
+		return stopper.because(f.single(stopper.ctx, cmd, job, progress))
 	}
-	return f.compare(ctx, cmd, job, progress)
-}
-
-// interruptible returns a context that the first interrupt cancels. The second one ends
-// the program at once.
-func interruptible() (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	signals, over := make(chan os.Signal, 2), make(chan struct{})
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	go func() {
-		for range 2 {
-			select {
-			case <-signals:
-				if ctx.Err() != nil {
-					os.Exit(exitInterrupted)
-				}
-				cancel()
-			case <-over:
-				return
-			}
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		close(over)
-		cancel()
-	}
+	return stopper.because(f.compare(stopper.ctx, cmd, job, progress))
 }
 
 // read combines the options: defaults, then those of the run to resume, then those of

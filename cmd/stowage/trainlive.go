@@ -13,7 +13,7 @@ import (
 
 // watch returns what shows a run. The caller calls over after everything is printed; it
 // lets browsers fetch the last state.
-func (f *trainFlags) watch(cmd *cobra.Command) (p *run.Progress, over func(), err error) {
+func (f *trainFlags) watch(cmd *cobra.Command, stopper *stopper) (p *run.Progress, over func(), err error) {
 	var screen *live.Screen
 	if file, ok := cmd.ErrOrStderr().(*os.File); ok && !f.plain {
 		screen = live.NewScreen(file, os.Getenv)
@@ -29,7 +29,7 @@ func (f *trainFlags) watch(cmd *cobra.Command) (p *run.Progress, over func(), er
 		}
 		over = server.Close
 	}
-	p = run.NewProgress(cmd.ErrOrStderr(), screen, server)
+	p = run.NewProgress(stopper.watched(cmd.ErrOrStderr()), screen, server)
 	if server != nil {
 		p.Say("live at %s", server.URL())
 		if server.Public() {

@@ -237,7 +237,7 @@ func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmU
 // step runs one step.
 func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) {
 	if ctx.Err() != nil {
-		return &InterruptedError{}
+		return &InterruptedError{Comparison: true}
 	}
 	c.traces.beginStep(c.t.StepsDone()+1, c.t.StepsDone()+1 == of)
 	c.last, err = step(c.t, c.budget, c.t.StepsDone() == 0)

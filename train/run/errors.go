@@ -40,12 +40,19 @@ func (e *PolicyError) Error() string { return fmt.Sprintf("policy %s: %v", e.Pol
 func (e *PolicyError) Unwrap() error { return e.Err }
 
 // InterruptedError reports that a run ended early because its context was cancelled.
-// Folder is the folder that the run was saved to, or "" if it has none.
-type InterruptedError struct{ Folder string }
+// Folder is the folder that the run was saved to, or "" if it has none. A comparison is
+// never saved: it leaves the folder as it was.
+type InterruptedError struct {
+	Folder     string
+	Comparison bool
+}
 
 // Error says whether the run was saved.
 func (e *InterruptedError) Error() string {
-	if e.Folder == "" {
+	switch {
+	case e.Comparison:
+		return "the comparison was interrupted and not saved"
+	case e.Folder == "":
 		return "the run was interrupted and not saved, because it has no folder"
 	}
 	return "the run was interrupted and saved in " + e.Folder
