@@ -395,11 +395,11 @@ func TestTrainIsInterrupted(t *testing.T) {
 			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Millisecond) // two of a kind at once are one
 		}
 		_ = cmd.Wait()
-		if code, want := cmd.ProcessState.ExitCode(), 128+int(signals[0]); code != want || !strings.Contains(said.String(), "--resume") {
-			t.Fatalf("%v: code %d, want %d; errors %q", signals, code, want, said.String())
+		// Of two at once either may come first.
+		if code := cmd.ProcessState.ExitCode(); !slices.Contains(signals, syscall.Signal(code-128)) || !strings.Contains(said.String(), "--resume") {
+			t.Fatalf("%v: code %d; errors %q", signals, code, said.String())
 		}
 		if dir == "int" || dir == "hup" {
 			resumes(t, words, dir)
