@@ -53,6 +53,7 @@ func TestHelp(t *testing.T) {
 
 		"help-bench-stash.txt":  {"bench", "stash", "--help"},
 		"help-bench-record.txt": {"bench", "record", "--help"},
+		"help-completion.txt":   {"completion", "--help"},
 	} {
 		stdout, stderr, code := command(args...)
 		if code != exitOK || stderr != "" {

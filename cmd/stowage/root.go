@@ -57,7 +57,8 @@ It runs on any CPU, and on NVIDIA GPUs with nothing but their driver.`,
 	root.SetHelpCommand(newHelp(root))
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(newTrain(), newPlan(), newReportCommand(), newDoctor(), newBench(), newVersion())
+	root.AddCommand(newTrain(), newPlan(), newReportCommand(), newDoctor(), newBench(), newCompletion(), newVersion())
+	addCompletion(root)
 	return root
 }
 
@@ -67,6 +68,18 @@ func newHelp(root *cobra.Command) *cobra.Command {
 		Use:     "help [command]",
 		Short:   "Show how to use a command",
 		Example: "  stowage help bench copy",
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+			target, _, err := root.Find(args)
+			for err == nil && target != nil {
+				for _, c := range target.Commands() {
+					if c.IsAvailableCommand() {
+						names = append(names, c.Name()+"\t"+c.Short)
+					}
+				}
+				break
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target, rest, err := root.Find(args)
 			if err != nil {
