@@ -4,6 +4,9 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +14,47 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// Names in files do not command the terminal, wherever they are printed. JSON keeps them.
+func TestNamesInFiles(t *testing.T) {
+	const name = "\x1b]0;owned\a\x1b[2J\u009b31m\u202e"
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.json")
+	keys, err := json.Marshal(map[string]any{
+		"_name_or_path": name, "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+		"vocab_size": 256, "rms_norm_eps": 1e-5, "max_position_embeddings": 128, "hidden_act": "silu", "attention_dropout": 0.5,
+	})
+	if err == nil {
+		err = os.WriteFile(config, keys, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := 0
+	for _, args := range []string{
+		"plan --config FILE", "plan --config FILE --json", "plan --config FILE --flags stowage", "plan --config FILE --explain", "bench pools --model FILE --ep 1 --dp 2",
+		"train --model FILE --dry-run --pp 1 --dp 1 --seq 64", "train --model FILE --steps 1 --policy none --pp 1 --dp 1 --seq 64 --plain",
+	} {
+		var out, errs strings.Builder
+		execute(strings.Fields(strings.ReplaceAll(args, "FILE", config)), &out, &errs)
+		text := out.String() + errs.String()
+		if strings.ContainsAny(text, "\x1b\a\u009b\u202e") {
+			t.Errorf("%s printed %q", args, text)
+		}
+		if strings.Contains(text, `\u001b]0;owned`) {
+			said++
+		}
+		if strings.HasSuffix(args, "--json") {
+			var r any
+			if err := json.Unmarshal([]byte(out.String()), &r); err != nil || !strings.Contains(fmt.Sprint(r), name) {
+				t.Errorf("%s: %v, %.300s", args, err, out.String())
+			}
+		}
+	}
+	if said < 3 {
+		t.Errorf("only %d commands printed the name", said)
+	}
+}
 
 // Each command refuses both at once, in one sentence.
 func TestNoFiles(t *testing.T) {

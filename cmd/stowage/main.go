@@ -13,6 +13,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/plaintext"
 )
 
 // Exit codes.
@@ -28,11 +30,12 @@ func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 // execute runs the program and returns its exit code. Tests call it with arguments and
 // output of their own.
 func execute(args []string, stdout, stderr io.Writer) int {
-	out := &output{w: stdout}
+	// Names from files and arguments must not command the terminal.
+	out, said := &output{w: plaintext.NewWriter(stdout)}, plaintext.NewWriter(stderr)
 	root := newRoot()
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetOut(out)
-	root.SetErr(stderr)
+	root.SetErr(said)
 	var noTopic error
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {

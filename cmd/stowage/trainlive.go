@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stowage-dev/stowage/internal/plaintext"
 	"github.com/stowage-dev/stowage/observe/live"
 	"github.com/stowage-dev/stowage/train/run"
 )
@@ -15,8 +16,10 @@ import (
 // lets browsers fetch the last state.
 func (f *trainFlags) watch(cmd *cobra.Command, stopper *stopper) (p *run.Progress, over func(), err error) {
 	var screen *live.Screen
-	if file, ok := cmd.ErrOrStderr().(*os.File); ok && !f.plain {
-		screen = live.NewScreen(file, os.Getenv)
+	if said, ok := cmd.ErrOrStderr().(*plaintext.Writer); ok && !f.plain {
+		if file, ok := said.Unwrap().(*os.File); ok {
+			screen = live.NewScreen(file, os.Getenv)
+		}
 	}
 	over = func() {}
 	var server *live.Server

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/plaintext"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/live"
 	"github.com/stowage-dev/stowage/observe/report"
@@ -113,6 +114,7 @@ func (p *Progress) Say(format string, args ...any) {
 }
 
 func (p *Progress) say(text string) {
+	text = plaintext.String(text) // it may have names from files
 	if p.screen != nil {
 		p.screen.Say(text)
 		return
