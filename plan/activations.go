@@ -20,7 +20,7 @@ func Activations(s *Setup, l model.Layer) []SavedTensor {
 	return groups
 }
 
-// layer is the tape of one layer.
+// layer returns the tape of one layer.
 func (d *dims) layer(l model.Layer) *tape {
 	t := &tape{attends: l.Attention != nil || l.MLA != nil}
 	switch {
@@ -51,7 +51,7 @@ func (d *dims) layer(l model.Layer) *tape {
 	return t
 }
 
-// kindOf is the same for layers that are equal.
+// kindOf returns the same key for layers that are equal.
 func kindOf(l model.Layer) string {
 	return fmt.Sprintf("%v|%v|%v|%v|%v|%v", deref(l.Attention), deref(l.MLA), deref(l.Mamba), deref(l.DeltaNet), deref(l.Dense), deref(l.MoE))
 }

@@ -5,9 +5,9 @@ package plan
 
 import "github.com/stowage-dev/stowage/plan/model"
 
-// wgrad is a weight's gradient while backward adds it to the main one. Fused
-// accumulation writes to the main gradient at once; what it returns instead is
-// counted among the fixed items.
+// wgrad returns the size of a weight's gradient until the backward pass has added it to the
+// main gradient. Fused accumulation writes to the main gradient at once. The tensor that it
+// returns instead is one of the fixed items.
 func (d *dims) wgrad(out, in int64) int64 {
 	if d.s.Kernels.GradFusion {
 		return 0
@@ -15,9 +15,9 @@ func (d *dims) wgrad(out, in int64) int64 {
 	return d.elem * out * in
 }
 
-// column is a product whose outputs are divided over TP ranks. Where the
-// sequence is divided, backward gathers the input again and scatters the sum of
-// the input's gradients.
+// column returns a product whose outputs are divided over TP ranks. If the sequence is
+// divided, the backward pass gathers the input once more and scatters the sum of the
+// input's gradients.
 func (d *dims) column(name string, in, out int64) op {
 	o := op{name: name, gin: d.elem * d.local * in, work: d.wgrad(out, in)}
 	if d.sp() {
@@ -27,7 +27,7 @@ func (d *dims) column(name string, in, out int64) op {
 	return o
 }
 
-// row is a product whose inputs are divided over TP ranks.
+// row returns a product whose inputs are divided over TP ranks.
 func (d *dims) row(name string, in, out int64) op {
 	o := op{name: name, out: d.elem * d.local * out, gin: d.elem * d.tokens * in, work: d.wgrad(out, in)}
 	if d.sp() {
@@ -37,9 +37,9 @@ func (d *dims) row(name string, in, out int64) op {
 	return o
 }
 
-// normed appends the norm in front of a part, fused with the product behind it
-// or alone, and saves its input and output. What backward adds to the residual
-// stream's gradient is made here.
+// normed appends the norm before a part and saves its input and output. The norm is fused
+// with the product behind it, or alone. Its backward pass makes what is added to the
+// gradient of the residual stream.
 func (d *dims) normed(t *tape, part, offload string, fused bool, product op) int {
 	in := SavedTensor{Group: part, Tensor: "input of the norm", Bytes: d.residual(), Elements: d.local * d.h, Offload: part}
 	out := SavedTensor{Group: part, Tensor: "output of the norm", Bytes: d.quantised(d.local * d.h), Elements: d.local * d.h, Offload: offload}
@@ -65,7 +65,7 @@ func (d *dims) normed(t *tape, part, offload string, fused bool, product op) int
 	return j
 }
 
-// stats are the norm's: one number a token, two for LayerNorm, in fp32.
+// stats returns the statistics of a norm: one fp32 number a token, or two for LayerNorm.
 func (d *dims) stats(part string) SavedTensor {
 	n := 4 * d.local
 	if d.m.Norm == model.LayerNorm {
@@ -87,7 +87,7 @@ func (d *dims) joined(t *tape, part string) {
 	t.op(o)
 }
 
-// heads is the shape of the core of attention on one rank.
+// heads is the shape of attention on one rank.
 type heads struct {
 	q, kv  int64 // heads
 	qk, v  int64 // widths of a head
@@ -105,7 +105,7 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 	qkv.out = d.elem * d.tokens * (width + gate)
 	d.normed(t, "attn_norm", "qkv_linear", !d.s.Kernels.Local, qkv)
 	if a.QKNorm {
-		// Norms of heads save their inputs beside what goes into the core.
+		// Norms of heads save their inputs in addition to the inputs of attention.
 		i := t.op(op{name: "q, k norms", gin: d.elem * d.tokens * width})
 		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.elem * d.tokens * (n.q + n.kv) * n.qk})
 		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * d.tokens * (n.q + n.kv)})
@@ -119,8 +119,9 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 	d.project(t, n)
 }
 
-// project is the output projection and the addition behind it. Its input is the
-// core's output; under eight bits the product saves a copy of its own.
+// project appends the output projection and the addition behind it. The input of the
+// projection is the output of attention. The product saves a copy of its own if it computes
+// in eight bits.
 func (d *dims) project(t *tape, n heads) {
 	t.ends(t.last(), "core_attn", "mla_up_proj")
 	i := t.op(d.row("output projection", n.q*n.v, d.h))
@@ -134,7 +135,7 @@ func (d *dims) mla(t *tape, a *model.MLA) {
 	n := heads{q: int64(a.Heads) / d.tp, kv: int64(a.Heads) / d.tp, qk: int64(a.Nope + a.Rope), v: int64(a.V), latent: true}
 	lq, lk, dr := int64(a.QRank), int64(a.KVRank), int64(a.Rope)
 	e := d.elem
-	// The narrow products are not divided over TP: every rank does its own
+	// The narrow products are not divided over TP. Every rank computes those of its own
 	// tokens.
 	down := op{name: "down projections", out: e * d.local * (lq + lk + dr), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
 	i := d.normed(t, "attn_norm", "qkv_linear", false, down)
@@ -150,7 +151,7 @@ func (d *dims) mla(t *tape, a *model.MLA) {
 	d.project(t, n)
 }
 
-// core is attention between queries, keys and values and its output.
+// core appends attention itself, from queries, keys and values to the output.
 func (d *dims) core(t *tape, n heads) {
 	if d.unfused() {
 		d.unfusedCore(t, n)
@@ -172,8 +173,8 @@ func (d *dims) core(t *tape, n heads) {
 	}
 	t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
 	if d.flash(n) && d.s.Batch.Micro > 1 {
-		// FlashAttention wants the batch in front of the sequence: what it saves
-		// and what the projection saves are two orders of the same.
+		// FlashAttention needs the batch before the sequence, so it saves the output in
+		// another order than the projection does.
 		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: out / e})
 	}
 	if d.s.Layout.CP > 1 && d.s.Kernels.CPComm == "a2a" {
@@ -187,9 +188,9 @@ func (d *dims) unfused() bool {
 	return d.s.Kernels.Attention == "unfused" || d.s.Kernels.Local && d.s.Kernels.Attention == ""
 }
 
-// flash reports whether TransformerEngine takes FlashAttention rather than cuDNN's
-// kernels: it does so before Hopper, and on Blackwell where dropout is to be
-// deterministic; it cannot where queries and values differ in width.
+// flash reports whether TransformerEngine uses FlashAttention and not cuDNN's kernels. It
+// does so before Hopper, and on Blackwell if dropout must be deterministic. It cannot if
+// queries and values differ in width.
 func (d *dims) flash(n heads) bool {
 	k := d.s.Kernels
 	switch {
@@ -201,9 +202,8 @@ func (d *dims) flash(n heads) bool {
 	return d.generation() < 9 || d.generation() >= 10 && k.Deterministic && k.AttentionDropout > 0
 }
 
-// unfusedCore saves the probabilities, with dropout a mask and the dropped
-// probabilities besides. Keys and values are repeated to as many heads as
-// queries have.
+// unfusedCore saves the probabilities. With dropout it also saves a mask and the dropped
+// probabilities. Keys and values are repeated to as many heads as queries have.
 func (d *dims) unfusedCore(t *tape, n heads) {
 	e := d.elem
 	seq := int64(d.s.Batch.Seq) / int64(d.s.Layout.CP)
@@ -215,10 +215,10 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 		up = []string{"mla_up_proj"}
 	}
 	a := t.op(op{name: "attention scores", out: probs, temp: probs, gin: q + k})
-	// Two matrices are there at once: the scores and the softmax of them.
+	// The scores and their softmax exist at the same time.
 	b := t.op(op{name: "attention softmax", gin: probs, work: -probs})
 	c := b
-	// Offloading a module moves whatever its operations save.
+	// Offloading a module moves everything that its operations save.
 	last := SavedTensor{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: probs / e, Offload: "core_attn", Recompute: core}
 	if d.s.Kernels.AttentionDropout > 0 {
 		c = t.op(op{name: "attention dropout", temp: probs, gin: probs})

@@ -1,12 +1,11 @@
-// This file owns how sure a forecast is: bands that come from how far
-// forecasts were off on measured runs, and what an allocator takes from the
-// device for what is allocated.
+// This file owns the bands of a forecast. They come from the errors of forecasts on
+// measured runs, and from what an allocator reserves for allocated memory.
 
 package plan
 
-// spread is how far below and above a forecast measured runs have been, as
-// shares of the forecast. The figures are the outer ones of the cases that
-// docs/PLANNER.md lists, without the few whose cause is named there.
+// spread is how far measured runs were below and above their forecast, as shares of the
+// forecast. The figures are the outermost of the cases in docs/PLANNER.md, except for the
+// few whose cause is named there.
 type spread struct{ below, above float64 }
 
 var (
@@ -19,7 +18,7 @@ var (
 	staticSpread  = spread{0.02, 0.03}
 )
 
-// spread is the widest that applies.
+// spread returns the widest spread that applies.
 func (d *dims) spread() spread {
 	s := denseSpread
 	widen := func(o spread, when bool) {
@@ -44,13 +43,14 @@ func band(expected int64, s spread) Band {
 	}
 }
 
-// Reserved over allocated memory on B200, 31 ranks of dense, MoE and long-context
-// runs without expandable segments: 1.01 to 1.09, 1.03 for dense and 1.06 for MoE
-// models in the middle. Interleaving frees what it saved in another order than it
-// was allocated, and has been seen to run out of 80 GB with 59 allocated. With
-// expandable segments, which leave no holes, 1.03 covers what was seen. used is
-// what is in use at once, with the pools of graphs that are not counted as
-// allocated.
+// reserved returns what the allocator reserves for a peak. used is what is in use at once,
+// including the pools of graphs that do not count as allocated.
+//
+// The factors are reserved over allocated memory of 31 ranks on B200 (dense, MoE and
+// long-context runs) without expandable segments: 1.01 to 1.09, with a median of 1.03 for
+// dense and 1.06 for MoE models. Interleaving frees tensors in another order than it
+// allocated them; a run with 59 GB allocated ran out of 80 GB. Expandable segments leave
+// no holes, and 1.03 covers their runs.
 func (d *dims) reserved(peak Band, used int64) Band {
 	low, middle, high := 1.01, 1.035, 1.09
 	if hasExperts(d.m) {

@@ -1,4 +1,4 @@
-// This file owns what a setup must satisfy, and filling in what it left open.
+// This file owns the checks of a setup and its defaults.
 
 package plan
 
@@ -63,7 +63,7 @@ func (s *Setup) fill() {
 		s.Batch.Micro = 1
 	}
 	if s.Batch.Global == 0 && l.valid() {
-		// Enough microbatches that the pipeline is full.
+		// This many microbatches fill the pipeline.
 		s.Batch.Global = s.Batch.Micro * max(l.DP(), 1) * l.PP * max(l.VPP, 2)
 	}
 	if s.Optimizer.Kind == "" {
@@ -98,12 +98,12 @@ func (s *Setup) fill() {
 	}
 }
 
-// valid reports whether the degrees can be divided by.
+// valid reports whether all degrees are positive, so that numbers can be divided by them.
 func (l Layout) valid() bool {
 	return l.TP > 0 && l.PP > 0 && l.CP > 0 && l.EP > 0 && l.ETP > 0 && l.product(l.TP, l.PP, l.CP) && l.product(l.ETP, l.EP, l.PP)
 }
 
-// product reports whether a product of degrees is one that can be.
+// product reports whether a product of degrees is possible.
 func (l Layout) product(a, b, c int) bool {
 	return float64(a)*float64(b)*float64(c) <= mostOfAnything
 }
@@ -160,7 +160,7 @@ func (s *Setup) checkDivisions() error {
 			return fmt.Errorf("world %d does not divide by etp x ep x pp = %d; the nearest that does is %d", l.World, expert, nearest(l.World, expert))
 		}
 	}
-	// Replicas that hold a share each must divide into the groups that share.
+	// The replicas must divide into the groups that share an optimiser.
 	ranks := l.DP() * l.CP
 	if n := l.FSDP.Outer; l.FSDP.Shard == ShardParameters && (n < 1 || ranks%n != 0) {
 		return fmt.Errorf("%d outer groups of fsdp do not divide the %d data-parallel ranks; the nearest number that does is %d", n, ranks, divisor(ranks, max(n, 1)))
@@ -177,7 +177,7 @@ func (s *Setup) checkDivisions() error {
 	return nil
 }
 
-// seqSplit is how many TP ranks divide the sequence.
+// seqSplit returns how many TP ranks divide the sequence.
 func (l Layout) seqSplit() int {
 	if l.SequenceParallel {
 		return l.TP
@@ -185,7 +185,7 @@ func (l Layout) seqSplit() int {
 	return 1
 }
 
-// nearest is the multiple of step that is nearest to n, and at least step.
+// nearest returns the multiple of step that is nearest to n, and at least step.
 func nearest(n, step int) int {
 	return max((n+step/2)/step*step, step)
 }
@@ -252,7 +252,8 @@ func (s *Setup) checkModelDivisions() error {
 	return nil
 }
 
-// divisor is the divisor of n that is nearest to want, the smaller one of two.
+// divisor returns the divisor of n that is nearest to want, and the smaller of two that are
+// equally near.
 func divisor(n, want int) int {
 	for d := range want {
 		if lo := want - d; lo >= 1 && n%lo == 0 {

@@ -1,5 +1,5 @@
-// This file owns what the settings of a setup must satisfy: names that exist,
-// shares and factors that make sense, and products that can be counted.
+// This file owns the checks of settings: that names exist, that shares and factors are in
+// range, and that sizes can be counted.
 
 package plan
 
@@ -53,8 +53,8 @@ func (s *Setup) checkSettings() error {
 	return s.checkFactors()
 }
 
-// checkFactors refuses shares outside of 0 to 1 and factors that are no numbers
-// or too small.
+// checkFactors returns an error if a share is outside of 0 to 1, or a factor is too small
+// or not a number.
 func (s *Setup) checkFactors() error {
 	share := func(name string, f float64) error {
 		if !(f >= 0 && f <= 1) {
@@ -98,13 +98,13 @@ func (s *Setup) checkFactors() error {
 	return nil
 }
 
-// mostBytes is what sums of bytes may reach: a billion times a gigabyte, an
-// eighth of what 64 bits hold.
+// mostBytes is the largest sum of bytes: a billion times a gigabyte, an eighth of what 64
+// bits can hold.
 const mostBytes = 1 << 60
 
-// checkBounds refuses batches whose bytes would not fit 64 bits. It counts more
-// than any walk does: every tensor of every layer and microbatch in flight, at
-// eight bytes an element.
+// checkBounds returns an error if the bytes of a batch might not fit in 64 bits. It
+// overestimates every walk: it counts every tensor of every layer and microbatch in flight,
+// at eight bytes an element.
 func (s *Setup) checkBounds() error {
 	l := s.Layout
 	var width float64 // elements a token
@@ -137,7 +137,7 @@ func (s *Setup) checkBounds() error {
 	return nil
 }
 
-// known refuses names that are not in a list.
+// known returns an error if a name is not in a list.
 func known(what string, names, list []string) error {
 	for _, n := range names {
 		if !slices.Contains(list, n) {

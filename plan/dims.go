@@ -1,5 +1,5 @@
-// This file owns the sizes that follow from a setup and are used everywhere:
-// tokens on a rank, bytes of an element, rows that experts receive.
+// This file owns the sizes that follow from a setup: tokens of a rank, bytes of an element,
+// rows that experts receive.
 
 package plan
 
@@ -13,8 +13,8 @@ import (
 type dims struct {
 	s *Setup
 	m *model.Model
-	// tokens of a microbatch on a rank, and those of them that are left where
-	// the sequence is divided over the TP ranks.
+	// tokens is the number of tokens of a microbatch on a rank. local is a TP rank's part
+	// of them if the sequence is divided.
 	tokens, local int64
 	tp            int64
 	h             int64
@@ -32,8 +32,8 @@ func newDims(s *Setup) *dims {
 	return d
 }
 
-// bytesOf is the size of an element; formats of a byte and less have scales
-// besides, see quantised.
+// bytesOf returns the size of an element. Formats of a byte or less have scales too; see
+// quantised.
 func bytesOf(f Format) int64 {
 	switch f {
 	case FP32:
@@ -44,23 +44,22 @@ func bytesOf(f Format) int64 {
 	return 2
 }
 
-// PaddedVocab is a vocabulary padded so that every TP rank holds a multiple.
+// paddedVocab returns the vocabulary padded so that every TP rank holds a multiple.
 func paddedVocab(vocab, multiple, tp int) int {
 	m := multiple * tp
 	return (vocab + m - 1) / m * m
 }
 
-// residual is the size of one tensor of the residual stream.
+// residual returns the size of one tensor of the residual stream.
 func (d *dims) residual() int64 { return d.elem * d.local * d.h }
 
-// gathered is the size of the residual stream before it is divided along the
-// sequence.
+// gathered returns the size of the residual stream before it is divided along the sequence.
 func (d *dims) gathered() int64 { return d.elem * d.tokens * d.h }
 
-// sp reports whether the sequence is divided.
+// sp reports whether the sequence is divided over the TP ranks.
 func (d *dims) sp() bool { return d.local < d.tokens }
 
-// low reports whether the products of a layer take inputs of eight bits or less.
+// low reports whether the products of a layer have inputs of eight bits or less.
 func (d *dims) low() bool {
 	switch d.s.Precision.Compute {
 	case FP8, MXFP8, NVFP4:
@@ -69,9 +68,9 @@ func (d *dims) low() bool {
 	return false
 }
 
-// quantised is the size of n elements saved as the input of a matrix product.
-// mxfp8 has a scale byte for 32 elements, blockwise fp8 four bytes for 128,
-// nvfp4 half a byte an element and a scale byte for 16.
+// quantised returns the size of n elements that are saved as the input of a matrix product.
+// MXFP8 has a scale byte for 32 elements, blockwise FP8 four bytes for 128, and NVFP4 half
+// a byte an element and a scale byte for 16.
 func (d *dims) quantised(n int64) int64 {
 	switch d.s.Precision.Compute {
 	case MXFP8:
@@ -87,8 +86,8 @@ func (d *dims) quantised(n int64) int64 {
 	return d.elem * n
 }
 
-// at are the sizes for the decoder layer i, which may be one of those at the ends
-// that compute in the format of the parameters.
+// at returns the sizes for decoder layer i. Layers at both ends may compute in the format
+// of the parameters.
 func (d *dims) at(i int) *dims {
 	p := d.s.Precision
 	if !d.low() || i >= p.PlainFirst && i < len(d.m.Layers)-p.PlainLast {
@@ -100,18 +99,17 @@ func (d *dims) at(i int) *dims {
 	return &n
 }
 
-// rows is how many rows the experts of a rank receive from one microbatch: all
-// ranks of an expert group send and receive the same number if routing is
-// balanced, so that EP does not divide them; ETP ranks hold all rows of each
-// other.
+// rows returns how many rows the experts of a rank receive from one microbatch. With
+// balanced routing all ranks of an expert group send and receive the same number, so EP
+// does not divide them. ETP ranks hold all rows of each other.
 func (d *dims) rows(e *model.MoE) int64 {
 	received, _ := d.load()
 	return int64(math.Ceil(float64(d.local) * float64(e.TopK) * float64(d.s.Layout.ETP) * received))
 }
 
-// load is how many rows a rank receives, and how many if routing is balanced, as
-// multiples of what tokens choose: padding fills up to the capacity whatever the
-// routing, dropping cuts off what is beyond it.
+// load returns how many rows a rank receives, and how many it would receive with balanced
+// routing, as multiples of what tokens choose. Padding fills up to the capacity under any
+// routing, and dropping cuts off what exceeds it.
 func (d *dims) load() (received, balanced float64) {
 	k := d.s.Kernels
 	received, balanced = max(d.s.Routing.Imbalance, d.capacity()), 1
@@ -124,10 +122,10 @@ func (d *dims) load() (received, balanced float64) {
 	return received, balanced
 }
 
-// natural is how much more than its share an expert rank receives of routing that
-// nothing forces to be balanced, where it holds one expert: fitted on Mixtral's
-// and small models' runs at their beginning (1.05 to 1.15). The loads of several
-// experts even out like independent ones.
+// natural is how much more than its share an expert rank receives if it holds one expert
+// and nothing forces routing to be balanced. It is fitted on the first steps of Mixtral and
+// of small models (1.05 to 1.15). The loads of several experts even out like independent
+// ones.
 const natural = 0.10
 
 // NaturalImbalance returns the imbalance to expect if nothing forces routing to be

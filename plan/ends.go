@@ -1,12 +1,12 @@
-// This file owns the two ends of a model: the embedding, and the output layer
-// with its loss; and the heads that predict further tokens, which have both.
+// This file owns the two ends of a model: the embedding, and the output layer with its
+// loss. It also owns the heads that predict further tokens, which have both.
 
 package plan
 
 import "fmt"
 
-// embedding keeps only the token numbers; its backward pass makes the gradient of
-// the whole table.
+// embedding returns the tape of the embedding. It saves only the token numbers, and its
+// backward pass makes the gradient of the whole table.
 func (d *dims) embedding() *tape {
 	t := &tape{name: "embedding"}
 	o := op{name: "embedding", out: d.gathered(), gout: d.residual(), work: d.elem * d.vocab * d.h}
@@ -22,7 +22,7 @@ func (d *dims) embedding() *tape {
 	return t
 }
 
-// head is the last norm.
+// finalNorm appends the last norm.
 func (d *dims) finalNorm(t *tape) {
 	i := t.op(op{name: "final norm", gin: d.residual()})
 	t.save(i, i, SavedTensor{Group: "loss", Tensor: "input of the final norm", Bytes: d.residual()})
@@ -30,20 +30,19 @@ func (d *dims) finalNorm(t *tape) {
 	t.save(i, i, d.stats("loss"))
 }
 
-// output is the output layer and the loss of one head.
+// output appends the output layer and the loss of one head.
 //
-//   - TransformerEngine's loss works in place: the logits become their own
-//     gradient, two bytes each.
-//   - Megatron's keeps the softmax in fp32, four bytes, and needs the logits of
-//     two bytes beside it in both passes; the fused one is compiled, so that the
-//     softmax does not overwrite the logits in fp32: four bytes more while the
-//     forward pass runs.
+//   - TransformerEngine's loss works in place: the logits become their own gradient, two
+//     bytes each.
+//   - Megatron-LM's loss keeps the softmax in fp32, four bytes, and needs the logits of two
+//     bytes beside it in both passes. Its fused loss is compiled, so the softmax does not
+//     overwrite the logits in fp32, which takes four bytes more in the forward pass.
 func (d *dims) output(t *tape) {
 	n := d.tokens * d.vocab
 	layer := op{name: "output layer", out: d.elem * n, gin: d.residual(), work: d.wgrad(d.vocab, d.h)}
 	if d.sp() {
-		// The input's gradient before it is scattered; the gathered input lies in
-		// the shared buffer, see fixed.go.
+		// This is the input's gradient before it is scattered. The gathered input lies in
+		// the shared buffer; see fixed.go.
 		layer.work += d.gathered()
 	}
 	t.op(layer)
@@ -61,7 +60,7 @@ func (d *dims) output(t *tape) {
 		loss.temp = 4 * n
 	}
 	if d.elem == 4 {
-		// Logits in fp32 are worked on in place.
+		// The loss works on fp32 logits in place.
 		t.ops[len(t.ops)-1].out, loss.gin = 0, 0
 	}
 	i := t.op(loss)
@@ -69,7 +68,7 @@ func (d *dims) output(t *tape) {
 	t.save(i, i, SavedTensor{Group: "loss", Tensor: "targets", Bytes: 9 * d.tokens})
 }
 
-// loss is the end of the model.
+// loss returns the tape of the last norm, the output layer and the loss.
 func (d *dims) loss() *tape {
 	t := &tape{name: "loss"}
 	d.finalNorm(t)
@@ -77,8 +76,8 @@ func (d *dims) loss() *tape {
 	return t
 }
 
-// mtp is one depth: the norms of the embedding of the next tokens and of the
-// hidden state, the projection of both to one, and the layers.
+// mtp returns the tapes of one depth of multi-token prediction: the norms of the next
+// tokens' embedding and of the hidden state, the projection of both, and the layers.
 func (d *dims) mtp(depth int) []*tape {
 	t := &tape{name: fmt.Sprintf("mtp %d", depth)}
 	r := d.residual()

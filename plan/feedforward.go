@@ -1,4 +1,4 @@
-// This file owns what feed-forward parts save: dense ones and experts.
+// This file owns what dense feed-forward parts and experts save.
 
 package plan
 
@@ -23,7 +23,7 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 	first := len(t.saved)
 	i := d.normed(t, "mlp_norm", "", !d.s.Kernels.Local, fc1)
 	if !d.s.Kernels.Local {
-		// The norm is inside of the part that is recomputed.
+		// The recomputed part includes the norm.
 		for j := first; j < len(t.saved); j++ {
 			if s := &t.saved[j]; s.Tensor == "output of the norm" {
 				s.Recompute = []string{"mlp"}
@@ -39,7 +39,7 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 	d.joined(t, "mlp_add")
 }
 
-// actInput is what the activation function saves of n elements.
+// actInput sets the size of n elements that the activation function saves.
 func (d *dims) actInput(g SavedTensor, n int64) SavedTensor {
 	g.Bytes = d.elem * n
 	if d.s.Precision.ActivationInputFP8 {
@@ -62,8 +62,7 @@ func (d *dims) moe(t *tape, e *model.MoE) {
 	d.joined(t, "mlp_add")
 }
 
-// wholeNorm: the router reads the norm's output as it is, so that it is saved
-// unquantised.
+// wholeNorm saves the output of the norm unquantised, because the router reads it.
 func (d *dims) wholeNorm(t *tape) {
 	for j := range t.saved {
 		if s := &t.saved[j]; s.Group == "mlp_norm" && s.Tensor == "output of the norm" {
@@ -73,8 +72,8 @@ func (d *dims) wholeNorm(t *tape) {
 	}
 }
 
-// router saves scores and probabilities in fp32 over all experts, the map, and
-// where each row comes from.
+// router saves scores and probabilities in fp32 over all experts, the map, and the origin
+// of each row.
 func (d *dims) router(t *tape, i int, e *model.MoE) {
 	n := d.local * int64(e.Experts)
 	moe := []string{"moe"}
@@ -88,7 +87,7 @@ func (d *dims) router(t *tape, i int, e *model.MoE) {
 	t.save(i, i, SavedTensor{Group: "router", Tensor: "row numbers", Bytes: rows, Recompute: moe})
 }
 
-// shared experts are a dense part on the norm's output.
+// shared appends the shared experts: a dense part that reads the norm's output.
 func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	w := int64(e.SharedWidth) / d.tp
 	m := gates(e.Gated)
@@ -106,9 +105,9 @@ func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	t.ends(fc2, "shared_experts")
 }
 
-// experts: rows are permuted and sent, sorted by expert, go through the experts,
-// and the same way back. Probabilities are applied before fc2, so the way back
-// saves nothing.
+// experts appends the experts. Rows are permuted, sent and sorted by expert before them,
+// and take the same way back. Probabilities are applied before fc2, so the way back saves
+// nothing.
 func (d *dims) experts(t *tape, e *model.MoE) {
 	width := d.h
 	if e.Latent > 0 {
@@ -129,7 +128,7 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	fc1 := t.op(op{name: "experts' fc1", gin: rows, work: local * d.wgrad(m*f, width)})
 	input := d.quantised(r * width)
 	if d.s.Precision.Compute == FP8 && slices.Contains(d.s.Offload.Modules, "expert_fc1") {
-		input = rows // what moves is the input itself, not its quantised copy
+		input = rows // the input itself moves, not its quantised copy
 	}
 	t.save(fc1-1, fc1, SavedTensor{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe, Stash: "expert_fc1"})
 	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
@@ -137,8 +136,7 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	t.save(fc1, act, SavedTensor{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
 	fused := e.Gated && !d.s.Kernels.UnfusedActivation || d.s.Kernels.WeightedSquaredReLU
 	if !fused {
-		// The product with the probabilities saves the activation function's
-		// output.
+		// The product with the probabilities saves the output of the activation function.
 		w := t.op(op{name: "experts' weighting", gin: el * r * f, temp: 4 * r * f, work: 8 * r * f})
 		t.save(act, w, SavedTensor{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
 	}
@@ -148,8 +146,8 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	t.ends(fc2, "moe_act")
 	d.combine(t, sent*width*el, rows, local)
 	if d.s.Kernels.Dispatcher == "alltoall" {
-		// The forward pass of the layer refers to the rows that were sent and, if
-		// they were sorted afterwards, received, until it returns.
+		// The forward pass of the layer refers to the sent rows until it returns, and to
+		// the received ones if they were sorted afterwards.
 		held := sent * width * el
 		if local > 1 {
 			held += rows
@@ -160,14 +158,14 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	}
 }
 
-// latent are the products to and from the narrower rows that experts take.
+// latent appends the products to and from the narrower rows that experts compute.
 func (d *dims) latent(t *tape, e *model.MoE) {
 	l := int64(e.Latent)
 	i := t.op(op{name: "latent projection", out: d.elem * d.local * l, gin: d.residual(), work: d.wgrad(l, d.h)})
 	t.save(i, i, SavedTensor{Group: "experts", Tensor: "latent output", Bytes: d.elem * d.local * l, Recompute: []string{"moe"}})
 }
 
-// dispatch is the way to the experts.
+// dispatch appends the operations before the experts.
 func (d *dims) dispatch(t *tape, sent, rows, local int64) {
 	switch d.s.Kernels.Dispatcher {
 	case "alltoall":
@@ -185,7 +183,7 @@ func (d *dims) dispatch(t *tape, sent, rows, local int64) {
 	}
 }
 
-// combine is the way back.
+// combine appends the operations behind the experts.
 func (d *dims) combine(t *tape, sent, rows, local int64) {
 	switch d.s.Kernels.Dispatcher {
 	case "alltoall":

@@ -1,5 +1,5 @@
-// This file owns what a rank holds whatever its parameters are: workspaces,
-// caches, and what is left lying from the step before.
+// This file owns what a rank holds regardless of its parameters: workspaces, caches, and
+// what the last step left behind.
 
 package plan
 
@@ -11,7 +11,7 @@ import (
 
 const mib = 1 << 20
 
-// fixedItems are there throughout a step.
+// fixedItems returns what is held throughout a step.
 func (d *dims) fixedItems(rank int, s share) []Item {
 	items := []Item{
 		{CauseFixed, "TransformerEngine workspaces", d.teWorkspace(rank), true},
@@ -31,7 +31,7 @@ func (d *dims) generation() int {
 	return d.s.Hardware.Generation
 }
 
-// anyLayer reports whether a rank holds such a layer.
+// anyLayer reports whether a rank holds a layer of a kind.
 func (d *dims) anyLayer(rank int, is func(model.Layer) bool) bool {
 	for _, c := range d.s.chunks(rank) {
 		if slices.ContainsFunc(d.m.Layers[c.First:c.Last], is) {
@@ -50,13 +50,13 @@ func (d *dims) hasLoss(rank int) bool {
 	return slices.ContainsFunc(d.s.chunks(rank), func(c Stage) bool { return c.Loss })
 }
 
-// teWorkspace: one for products, 32 MiB from Hopper on and 4 MiB before; four
-// more for the streams of grouped products, three for those of products that
-// overlap with TP communication.
+// teWorkspace returns the size of TransformerEngine's workspaces: one for products (32 MiB
+// from Hopper on, 4 MiB before), four for the streams of grouped products, and three for
+// the streams of products that overlap with TP communication.
 func (d *dims) teWorkspace(rank int) int64 {
 	experts := d.anyLayer(rank, isMoE)
 	if d.s.Kernels.Local && !experts {
-		return 0 // but routers use them always
+		return 0 // routers use torchWorkspace
 	}
 	size, n := int64(32*mib), int64(1)
 	if d.generation() < 9 {
@@ -71,11 +71,11 @@ func (d *dims) teWorkspace(rank int) int64 {
 	return n * size
 }
 
-// torchWorkspace: PyTorch has a cuBLAS handle with a workspace for each thread,
-// the forward and the backward one. It is 32 MiB on Hopper and where determinism
-// asks for it (CUBLAS_WORKSPACE_CONFIG=:4096:8), else 8 MiB and 128 KiB. Only
-// what TransformerEngine does not compute needs it: output layer, router,
-// unfused attention.
+// torchWorkspace returns the size of PyTorch's workspaces. PyTorch has a cuBLAS handle with
+// a workspace for the forward thread and one for the backward thread. A workspace has 32
+// MiB on Hopper, or if determinism requires it (CUBLAS_WORKSPACE_CONFIG=:4096:8), and else
+// 8 MiB and 128 KiB. The output layer, the router and unfused attention use it, because
+// TransformerEngine does not compute them.
 func (d *dims) torchWorkspace(rank int) int64 {
 	if !d.s.Kernels.Local && !d.hasLoss(rank) && !d.unfused() && !d.anyLayer(rank, isMoE) {
 		return 0
@@ -87,9 +87,9 @@ func (d *dims) torchWorkspace(rank int) int64 {
 	return 2 * size
 }
 
-// dummies: a product that accumulates the weight's gradient itself returns a
-// tensor of the weight's shape that nobody reads. TransformerEngine keeps one for
-// each shape for ever, also the output layer's.
+// dummies returns the size of tensors that nobody reads. A product that accumulates the
+// weight's gradient itself returns a tensor of the weight's shape. TransformerEngine keeps
+// one for each shape, including the output layer's.
 func (d *dims) dummies(s share) int64 {
 	if !d.s.Kernels.GradFusion || d.s.Kernels.Local {
 		return 0
@@ -101,10 +101,9 @@ func (d *dims) dummies(s share) int64 {
 	return n
 }
 
-// sharedBuffer is Megatron's one buffer for gathered inputs, which grows to the
-// largest use: the output layer's input where the sequence is divided, all
-// tokens of an expert group where tokens are gathered, the scores of Megatron's
-// own attention.
+// sharedBuffer returns the size of Megatron-LM's buffer for gathered inputs. It grows to
+// the largest use: the output layer's input if the sequence is divided, all tokens of an
+// expert group if tokens are gathered, or the scores of Megatron-LM's own attention.
 func (d *dims) sharedBuffer(rank int) int64 {
 	var n int64
 	if d.hasLoss(rank) && d.sp() {
@@ -126,9 +125,9 @@ func (d *dims) sharedBuffer(rank int) int64 {
 	return n
 }
 
-// boundary is what pipeline communication holds beside the inputs of chunks: in a
-// forward pass the input of the microbatch before, its gradient, and a tensor on
-// its way; in a backward pass the latter.
+// boundary returns what pipeline communication holds in addition to the inputs of chunks. A
+// forward pass holds the input of the last microbatch, its gradient, and a tensor that is
+// being sent. A backward pass holds only the tensor that is being sent.
 func (d *dims) boundary() (forward, backward int64) {
 	if d.s.Layout.PP == 1 {
 		return 0, 0
@@ -136,8 +135,8 @@ func (d *dims) boundary() (forward, backward int64) {
 	return 3 * d.residual(), d.residual()
 }
 
-// deferred is what is kept to compute the output layer's weight gradient later:
-// the gradients of the logits and the layer's inputs.
+// deferred returns what is kept to compute the output layer's weight gradient later: the
+// gradients of the logits and the inputs of the layer.
 func (d *dims) deferred(rank int) int64 {
 	k := d.s.Kernels
 	if !k.DeferEmbeddingWgrad || !d.hasLoss(rank) || d.s.Layout.PP == 1 {
@@ -150,8 +149,8 @@ func (d *dims) deferred(rank int) int64 {
 	return n * (d.elem*d.tokens*d.vocab + d.gathered())
 }
 
-// mask is the attention mask that comes with a batch, a byte for each pair of
-// positions, on the first and the last stage.
+// mask returns the size of the attention mask of a batch on the first and the last stage: a
+// byte for each pair of positions.
 func (d *dims) mask(rank int) int64 {
 	if d.s.Kernels.NoAttentionMask || rank != 0 && !d.hasLoss(rank) {
 		return 0
@@ -160,9 +159,9 @@ func (d *dims) mask(rank int) int64 {
 	return int64(d.s.Batch.Micro) * seq * seq / int64(d.s.Layout.CP)
 }
 
-// left is what the last step left behind until the next one replaces it: the
-// input of each chunk and its gradient, which the module keeps a reference to,
-// and the optimiser's copy of gradients.
+// left returns what the last step leaves until the next one replaces it: the input and
+// gradient of each chunk, which the module refers to, and the optimiser's copy of
+// gradients.
 func (d *dims) left(rank int, s share) []Item {
 	var inputs int64
 	for i, c := range d.s.chunks(rank) {

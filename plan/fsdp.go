@@ -1,5 +1,5 @@
-// This file owns fully sharded data parallelism: what is held at rest, and what
-// is gathered and waits to be scattered while a step runs.
+// This file owns fully sharded data parallelism: what is held between steps, what is
+// gathered during a step, and which gradients wait to be scattered.
 
 package plan
 
@@ -10,10 +10,10 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Megatron-FSDP gathers units ahead until they have half of a unit of
-// communication in all, and lets the gradients of a whole one wait for their
-// scatter. That unit is twice the mean unit of the model on the rank but at
-// least leastCommunication elements: the comment in its source says at most.
+// leastCommunication is the least number of elements in a unit of communication.
+// Megatron-FSDP gathers FSDP units ahead until they have half of such a unit, and lets the
+// gradients of a whole one wait for their scatter. Its size is twice the mean FSDP unit of
+// the rank, but at least leastCommunication; the comment in its source says at most.
 const leastCommunication = 1_000_000_000
 
 // sharded is how parameters are gathered and gradients scattered.
@@ -22,10 +22,10 @@ type sharded struct {
 	ahead        int64 // elements that are gathered ahead
 	units        int   // units that are gathered ahead, if not zero
 	queue        int64 // elements whose gradients wait
-	pooled       bool  // fixed buffers hold all of it, see shardedItems
+	pooled       bool  // fixed buffers hold all of it; see shardedItems
 }
 
-// communication is the unit of communication of a rank that holds a share.
+// communication returns the size of a rank's unit of communication, in elements.
 func communication(held share) int64 {
 	var all, n int64
 	for _, u := range held.units {
@@ -36,8 +36,8 @@ func communication(held share) int64 {
 	return max(leastCommunication, 2*all/max(n, 1))
 }
 
-// sharded is nil where every rank holds all parameters and gradients. Where only
-// gradients are sharded, nothing is gathered, but gradients wait all the same.
+// sharded returns nil if every rank holds all parameters and gradients. If only gradients
+// are sharded, nothing is gathered, but gradients still wait.
 func (d *dims) sharded(held share) *sharded {
 	f := d.s.Layout.FSDP
 	unit := communication(held)
@@ -54,8 +54,8 @@ func (d *dims) sharded(held share) *sharded {
 	return s
 }
 
-// forward is what the forward pass of a unit has gathered: its own parameters
-// and those of the next units.
+// forward returns what is gathered in the forward pass of a unit: its own parameters and
+// those of the next units.
 func (s *sharded) forward(units []cost, at int) int64 {
 	if s == nil || s.pooled {
 		return 0
@@ -63,8 +63,8 @@ func (s *sharded) forward(units []cost, at int) int64 {
 	return s.weight * s.window(units, at, 1)
 }
 
-// backward has gathered the units in front, and holds the gradients of those
-// behind until they are scattered.
+// backward returns what is gathered in the backward pass of a unit, and the gradients of
+// later units that wait to be scattered.
 func (s *sharded) backward(units []cost, at int) int64 {
 	if s == nil || s.pooled {
 		return 0
@@ -76,8 +76,8 @@ func (s *sharded) backward(units []cost, at int) int64 {
 	return s.weight*s.window(units, at, -1) + s.grad*(min(waiting, s.queue)+units[at].params)
 }
 
-// window adds up the parameters of a unit and of those that are gathered ahead
-// of it in one direction.
+// window returns the parameters of a unit and of the units that are gathered ahead of it in
+// one direction.
 func (s *sharded) window(units []cost, at, step int) int64 {
 	n := units[at].params
 	var ahead int64
@@ -95,9 +95,9 @@ func (s *sharded) window(units []cost, at, step int) int64 {
 	return n + ahead
 }
 
-// shardedItems are weights, gradients and optimiser state at rest, and what
-// belongs to no unit: embedding, output layer and last norm stay gathered while
-// a step runs.
+// shardedItems returns the weights, gradients and optimiser state that are held between
+// steps, and what belongs to no unit: the embedding, the output layer and the last norm
+// stay gathered during a step.
 func (d *dims) shardedItems(s share) []Item {
 	l, f := d.s.Layout, d.s.Layout.FSDP
 	outer := int64(max(f.Outer, 1))
@@ -133,8 +133,8 @@ func (d *dims) shardedItems(s share) []Item {
 // gathers reports whether a unit is gathered and released on its own.
 func (u unitShare) gathers() bool { return u.name == "layer" || u.name == "mtp" }
 
-// poolBytes is the size of a pool with fixed addresses through which a rank's
-// units go forwards and backwards.
+// poolBytes returns the size of a pool with fixed addresses that holds a rank's units in
+// both passes.
 func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 	spec := bucket.Spec{Prefetch: prefetch, Behind: behind, Align: 256, Multiple: 1}
 	for _, u := range s.units {
@@ -175,8 +175,8 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 	return int64(p.Bytes)
 }
 
-// gatheredEarly is what is gathered for the next step before it begins: units
-// from the front, those of experts not.
+// gatheredEarly returns what is gathered for the next step before it begins: the first
+// units without those of experts.
 func (d *dims) gatheredEarly(s share) int64 {
 	f := d.s.Layout.FSDP
 	if f.Shard != ShardParameters || !f.EarlyGather || f.DoubleBuffer {

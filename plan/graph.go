@@ -1,14 +1,14 @@
-// This file owns captured graphs. A graph keeps its inputs for ever. What its
-// operations save lies in a private pool that the allocator's counters do not see
-// after the capture; while graphs are captured, they do. So the highest point is
-// in a step that replays, without the captured parts, in the capture, with them
-// alone, or in a step before it, with everything.
+// This file owns captured graphs. A graph keeps its inputs forever. What its operations
+// save lies in a private pool, which the allocator's counters include only during the
+// capture. The highest point is therefore in one of three places: in a step that replays,
+// without the captured parts; in the capture, with the captured parts alone; or in a step
+// before it, with everything.
 
 package plan
 
 import "slices"
 
-// mark gives operations a scope.
+// mark sets the scope of operations.
 func (t *tape) mark(from, to int, scope string) {
 	for i := from; i < to; i++ {
 		t.ops[i].scope = scope
@@ -26,7 +26,7 @@ func captures(scopes []string, scope string) bool {
 	return slices.Contains(scopes, scope) || slices.Contains(scopes, "full_iteration")
 }
 
-// without is the tape less what graphs hold, only is that alone.
+// without returns the tape without what graphs hold.
 func (t *tape) without(scopes []string) *tape {
 	return t.filter(func(scope string) bool { return !captures(scopes, scope) })
 }
@@ -35,7 +35,7 @@ func (t *tape) only(scopes []string) *tape {
 	return t.filter(func(scope string) bool { return captures(scopes, scope) })
 }
 
-// filter keeps operations in their places and empties those that are not wanted.
+// filter keeps operations in their places and empties the others.
 func (t *tape) filter(want func(scope string) bool) *tape {
 	f := *t
 	f.ops, f.saved = slices.Clone(t.ops), nil
@@ -52,11 +52,11 @@ func (t *tape) filter(want func(scope string) bool) *tape {
 	return &f
 }
 
-// slots are the inputs that the graphs of one layer and microbatch keep: one
-// tensor of the residual stream where anything is captured, and a mask of a byte
-// for each pair of positions where attention is, whether batches carry one or
-// not. Outputs and gradients lie in the graphs' own pool. Megatron's own graphs
-// and one of the whole step keep nothing that counts.
+// slots returns the size of the inputs that the graphs of one layer and microbatch keep: a
+// tensor of the residual stream if anything is captured, and a mask with a byte for each
+// pair of positions if attention is captured, even if batches have no mask. Outputs and
+// gradients lie in the pool of the graphs. Megatron-LM's own graphs and a graph of the
+// whole step keep no inputs that count.
 func (t *tape) slots(d *dims) int64 {
 	g := d.s.Graph
 	if len(t.saved) == 0 || g.Local || slices.Contains(g.Scopes, "full_iteration") {
@@ -69,10 +69,10 @@ func (t *tape) slots(d *dims) int64 {
 	return n
 }
 
-// graphs are what captured graphs cost a rank: buffers that are there for ever,
-// the highest point of the capture above what is static, and the pool that
-// replays use, which only the device sees. A buffer is used again by any layer as
-// soon as its microbatch is done, so that the most crowded moment counts.
+// graphs returns what captured graphs cost a rank: buffers that exist forever, the highest
+// point of the capture above static memory, and the pool that replays use, which only the
+// device counts. Any layer can reuse a buffer once its microbatch is done, so the moment
+// with most microbatches counts.
 func (w *walk) graphs() (buffers, capture, pool int64) {
 	if !w.captures() {
 		return 0, 0, 0
@@ -100,22 +100,22 @@ func (w *walk) graphs() (buffers, capture, pool int64) {
 	return buffers, capture, capture
 }
 
-// captures reports whether anything of a rank is captured; chunks may be empty.
+// captures reports whether anything on the rank is captured. Chunks may be empty.
 func (w *walk) captures() bool {
 	return slices.ContainsFunc(w.chunks, func(c chunk) bool { return c.captured != nil })
 }
 
-// early is a highest point outside the steps that replay graphs, above what is
-// static then.
+// early is a highest point before graphs are replayed, above the static memory at that
+// time.
 type early struct {
 	name  string
 	above int64
 }
 
-// beforeReplay are the highest points before graphs are replayed. Steps that warm
-// up run without graphs and their buffers. Moments are made at the end of the
-// first step: neither it nor a capture before it has them. Megatron's own graphs
-// are captured at the end of the first step.
+// beforeReplay returns the highest points before graphs are replayed. Steps that warm up
+// run without graphs and their buffers. The first step makes the moments at its end, so
+// neither it nor an earlier capture has them. Megatron-LM captures its own graphs at the
+// end of the first step.
 func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early {
 	if !w.captures() {
 		return nil
@@ -143,7 +143,7 @@ func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early
 	return append(points, step)
 }
 
-// moments is the part of the optimiser's state on the device that its first step
+// moments returns the part of the optimiser's state on the device that its first step
 // makes.
 func (d *dims) moments(items []Item) (n int64) {
 	main, moments := d.stateBytes()

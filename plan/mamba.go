@@ -1,17 +1,17 @@
-// This file owns what recurrent mixers save: Mamba and gated delta nets.
+// This file owns what the recurrent mixers save: Mamba and gated delta nets.
 
 package plan
 
 import "github.com/stowage-dev/stowage/plan/model"
 
-// scanChunk is how many tokens the scan's kernels take at once; between chunks
-// they keep states.
+// scanChunk is how many tokens the scan's kernels process at once. They keep states between
+// chunks.
 const scanChunk = 128
 
-// mamba: the fused kernel of mamba_ssm saves its input (gate, x, B, C and steps
-// in one) and the scan's output before the gate; the norm behind it its input,
-// and the output projection its own. States and the convolved input are made
-// again in backward.
+// mamba appends a Mamba mixer. The fused kernel of mamba_ssm saves its input (gate, x, B, C
+// and steps in one tensor) and the scan's output before the gate. The norm and the output
+// projection save their inputs. The backward pass recomputes the states and the convolved
+// input.
 func (d *dims) mamba(t *tape, a *model.Mamba) {
 	e := d.elem
 	inner, groups, state := int64(a.Inner)/d.tp, max(int64(a.Groups)/d.tp, 1), int64(a.State)
@@ -44,8 +44,9 @@ func (d *dims) mamba(t *tape, a *model.Mamba) {
 	d.joined(t, "mamba_add")
 }
 
-// deltaNet saves the input projection's output, queries, keys and values behind
-// the convolution, the recurrence's output and the normed one.
+// deltaNet appends a gated delta net. It saves the output of the input projection, the
+// convolved queries, keys and values, and the recurrence's output before and after its
+// norm.
 func (d *dims) deltaNet(t *tape, a *model.DeltaNet) {
 	e := d.elem
 	keys, values := int64(a.KeyHeads*a.KeyDim)/d.tp, int64(a.ValueHeads*a.ValueDim)/d.tp

@@ -1,6 +1,5 @@
-// This file owns the state of Muon: matrices have one momentum, everything else
-// has Adam's two moments, and ranks may hold whole tensors instead of equal
-// shares.
+// This file owns the state of Muon: matrices have one momentum, all other parameters have
+// Adam's two moments, and ranks may hold whole tensors instead of equal shares.
 
 package plan
 
@@ -9,8 +8,8 @@ import (
 	"slices"
 )
 
-// muonState is a tensor's state per element: main parameter and momentum, or
-// main parameter and two moments.
+// muonState returns a tensor's state per element: the main parameter and either a momentum
+// or two moments.
 func muonState(t heldTensor) int64 {
 	if t.matrix {
 		return 4 + 4
@@ -44,8 +43,8 @@ func (d *dims) muonBytes(s share) int64 {
 	return even + d.dealt(dense, dp) + d.dealt(expert, edp)
 }
 
-// dealt is what one rank holds where tensors are sorted by size and dealt out to
-// ranks forwards and backwards in turn.
+// dealt returns what one rank holds if tensors are sorted by size and dealt to the ranks
+// forwards and backwards in turn.
 func (d *dims) dealt(tensors []heldTensor, ranks int) int64 {
 	slices.SortStableFunc(tensors, func(a, b heldTensor) int { return cmp.Compare(a.elements, b.elements) })
 	held := make([]int64, ranks)

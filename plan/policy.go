@@ -91,7 +91,7 @@ func (t *tape) trigger(s saved, modules []string) int {
 	return again
 }
 
-// next returns the first operation from one on that has one of the names.
+// next returns the first operation with one of the names, from a given one on.
 func (t *tape) next(after int, names ...string) int {
 	for i := after; i < len(t.ops); i++ {
 		if slices.Contains(names, t.ops[i].name) {
@@ -101,8 +101,9 @@ func (t *tape) next(after int, names ...string) int {
 	return t.last()
 }
 
-// stayFraction keeps the later groups of a chunk: of n groups that would be offloaded,
-// the last int((1-x) n) stay, or as many of the last as hold that part of the bytes.
+// stayFraction keeps the last groups of a chunk on the device. Of n groups that would be
+// offloaded, the last int((1-x) n) stay, or as many of the last as hold that share of the
+// bytes.
 func (d *dims) stayFraction(tapes []*tape) {
 	o := d.s.Offload
 	if o.Fraction >= 1 || len(o.Modules) == 0 {
@@ -140,7 +141,8 @@ func (d *dims) stayFraction(tapes []*tape) {
 	}
 }
 
-// stay keeps a group of one tape. The tape then differs from others of its kind.
+// stay keeps a group of one tape on the device. The tape then differs from others of its
+// kind.
 func (t *tape) stay(name string) {
 	t.key += "/" + name
 	t.saved = slices.Clone(t.saved)

@@ -1,5 +1,5 @@
-// This file owns the forecast: static memory, saved tensors and the order of passes
-// together give the memory of each rank.
+// This file owns the forecast. Static memory, saved tensors and the order of passes give
+// the memory of each rank.
 
 package plan
 
@@ -93,9 +93,9 @@ func (d *dims) rank(r int) (*Rank, error) {
 	return rank, nil
 }
 
-// sum walks through the step and adds up what a rank needs: before are the
-// highest points before graphs are replayed, pool what they hold besides, and
-// host what the stash has there.
+// sum walks through the step and sets what a rank needs. before has the highest points
+// before graphs are replayed, pool is what graphs hold outside of the allocator's counters,
+// and host is the stash's host memory.
 func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
 	line, top, uses := newLedger(w).timeline(w.run())
 	away := w.away()
@@ -128,9 +128,8 @@ func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, 
 	rank.Reserved = d.reserved(rank.Peak, rank.At.Bytes()+pool)
 }
 
-// walked is how many microbatches are walked through. Once the pipeline is full
-// each further group repeats the one before, so that an absurd number need not
-// be.
+// walked returns how many microbatches are walked. Once the pipeline is full, each further
+// group repeats the one before, so very large numbers are cut.
 func (d *dims) walked() int {
 	n, group := d.s.Microbatches(), max(d.s.Layout.GroupSize, d.s.Layout.PP)
 	if most := max(mostMicrobatches/group, 3) * group; n > most {
@@ -146,8 +145,8 @@ func sumGroups(uses []GroupUse) (n int64) {
 	return n
 }
 
-// updatePeak is what is allocated while the optimiser runs: everything static,
-// and its own copy of gradients where the buffer has another format.
+// updatePeak returns what is allocated while the optimiser runs: all static memory, and the
+// optimiser's copy of gradients if the buffer has another format.
 func (d *dims) updatePeak(items []Item, s share) int64 {
 	n := d.leftGradients(s)
 	for _, it := range items {
@@ -158,7 +157,7 @@ func (d *dims) updatePeak(items []Item, s share) int64 {
 	return n
 }
 
-// hostState is the optimiser's state that is kept in host memory.
+// hostState returns the size of the optimiser's state in host memory.
 func (d *dims) hostState(s share) int64 {
 	return int64(float64(d.optimizerBytes(s)) * d.s.Optimizer.OffloadFraction)
 }

@@ -73,8 +73,8 @@ func (r Ring) Whole() int64 { return int64(r.Layers) * r.LayerBytes() }
 // Capped returns the memory that keeps a share of the compute buffers of all layers.
 func (r Ring) Capped(share float64) int64 { return int64(float64(r.Whole()) * share) }
 
-// Chunk is how many rows a layer may store at once with a safety margin over
-// what is expected.
+// chunk returns how many rows a layer may store at once, with a safety margin over the
+// expected rows.
 func (r Ring) chunk(margin float64) int64 {
 	return int64(math.Ceil(float64(r.ExpectedRows()) * margin))
 }

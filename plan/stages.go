@@ -27,7 +27,7 @@ func DefaultStages(m *model.Model, pp, vpp int) []Stage {
 		each = (layers + 1) / (n - 1)
 		return fill(layers, n, each-1, each)
 	}
-	// The last so many stages hold no decoder layer.
+	// This many of the last stages hold no decoder layer.
 	for empty := range 3 {
 		middle := n - 1 - empty
 		if dense > 0 && middle > 0 && (empty < 2 || m.MTP != nil) && (layers-dense)%middle == 0 {
@@ -41,7 +41,7 @@ func DefaultStages(m *model.Model, pp, vpp int) []Stage {
 	return staged(sizes, n-1)
 }
 
-// densePrefix is the number of dense layers in front of the first MoE layer.
+// densePrefix returns the number of dense layers before the first MoE layer.
 func densePrefix(m *model.Model) int {
 	for i, l := range m.Layers {
 		if l.MoE != nil {
@@ -51,7 +51,7 @@ func densePrefix(m *model.Model) int {
 	return 0
 }
 
-// fill gives stages so many layers each, and the last one the rest.
+// fill gives each stage the same number of layers, and the last one the rest.
 func fill(layers, n, first, each int) []Stage {
 	sizes := make([]int, n)
 	for i := range sizes {
@@ -64,8 +64,8 @@ func fill(layers, n, first, each int) []Stage {
 	return staged(sizes, n-1)
 }
 
-// withEnds puts the first layers into the first stage and leaves the last stages
-// to the ends of the model.
+// withEnds puts the first layers into the first stage and keeps the last stages for the
+// ends of the model.
 func withEnds(first, layers, n, empty int) []Stage {
 	sizes := make([]int, n)
 	sizes[0] = first
@@ -79,7 +79,7 @@ func withEnds(first, layers, n, empty int) []Stage {
 	return staged(sizes, mtp)
 }
 
-// staged makes stages of so many layers each.
+// staged returns stages with the given numbers of layers.
 func staged(sizes []int, mtp int) []Stage {
 	stages := make([]Stage, len(sizes))
 	at := 0

@@ -1,5 +1,5 @@
-// This file owns what the paged stash costs: the working sets that experts
-// compute in, and the pools that hold what is stashed from forward to backward.
+// This file owns what the paged stash costs: the workspaces that experts compute in, and
+// the pages that hold their rows between the passes.
 
 package plan
 
@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// stashPage is the stash's page where none is given, and stashSets how many
-	// working sets let a layer compute while another one is stashed or restored.
+	// stashPage is the default size of a page. stashSets is how many sets of a workspace
+	// let one layer compute while another is stashed or restored.
 	stashPage = 64 << 10
 	stashSets = 2
 )
 
-// stash is what a rank's stash takes.
+// stash is the memory of a rank's stash.
 type stash struct {
 	sets, device, host int64
 }
 
-// stash sizes the pools by walking the schedule with balanced rows.
+// stash sizes the pages by walking the schedule with balanced rows.
 func (d *dims) stash(w *walk) stash {
 	o := d.s.Stash
 	if len(o.Modules) == 0 {
@@ -39,8 +39,7 @@ func (d *dims) stash(w *walk) stash {
 		for _, u := range c.units {
 			var set int64
 			for _, g := range u.stash {
-				// Rows are counted here as received; the pool is sized for
-				// balanced ones.
+				// Sizes have the received rows. The pages are sized for balanced ones.
 				received, balanced := d.load()
 				even := int64(float64(g.Bytes) * balanced / received)
 				demand[i] += schedule.PagesOf(page, even)
@@ -71,8 +70,8 @@ func (d *dims) stash(w *walk) stash {
 	return out
 }
 
-// capacity is what static receive buffers make of rows where nothing is stashed:
-// every layer saves its whole buffer.
+// capacity returns the factor by which static receive buffers enlarge the rows. Without a
+// stash every layer saves its whole buffer.
 func (d *dims) capacity() float64 {
 	if c := d.s.Stash.RankCapacity; c > 0 && len(d.s.Stash.Modules) == 0 {
 		return c

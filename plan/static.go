@@ -1,5 +1,5 @@
-// This file owns what parameters cost between steps: weights, gradients and the
-// optimiser's state.
+// This file owns what parameters cost between steps: weights, gradients and optimiser
+// state.
 
 package plan
 
@@ -13,19 +13,17 @@ import (
 // matrix is the shape of a weight on one rank.
 type matrix struct{ rows, cols int64 }
 
-// share is what one pipeline rank holds of the model, in elements.
+// share is the part of the model that one pipeline rank holds, in elements.
 type share struct {
 	dense, expert int64
-	// narrow are those of dense and expert that matrix products may hold in
-	// eight bits or less.
+	// narrow are the elements of dense and expert that matrix products may hold in eight
+	// bits or less.
 	narrowDense, narrowExpert int64
-	// table is what embedding and output layer have of dense.
+	// table is the part of dense that belongs to the embedding and the output layer.
 	table int64
-	// shapes are those of the weights whose gradients are accumulated by fused
-	// products; each shape once.
+	// shapes are the shapes of weights whose gradients fused products accumulate.
 	shapes map[matrix]bool
-	// tensors are the single parameters, which some optimisers give to ranks
-	// whole.
+	// tensors are the single parameters. Some optimisers assign them to ranks whole.
 	tensors []heldTensor
 	units   []unitShare
 }
@@ -36,15 +34,15 @@ type heldTensor struct {
 	matrix, expert  bool // matrix: updated by Muon where that is the optimiser
 }
 
-// unitShare is one layer, or an end of the model: a unit of sharding.
+// unitShare is one FSDP unit: a layer, or an end of the model.
 type unitShare struct {
 	name          string
 	dense, expert int64
 	table         bool
 }
 
-// rowParallel reports whether a weight's inputs are divided over TP ranks, rather
-// than its outputs.
+// rowParallel reports whether the inputs of a weight are divided over TP ranks, and not its
+// outputs.
 func rowParallel(name string) bool {
 	for _, s := range []string{"linear_proj.weight", "linear_fc2.weight", "out_proj.weight", "x_proj.weight"} {
 		if strings.HasSuffix(name, s) {
@@ -54,8 +52,8 @@ func rowParallel(name string) bool {
 	return false
 }
 
-// fused reports whether a weight belongs to a linear layer whose gradient products
-// accumulate at once: TransformerEngine's, and the output layer.
+// fused reports whether the gradient of a weight is accumulated inside of its product, as
+// in TransformerEngine's linear layers and the output layer.
 func fused(name string) bool {
 	return strings.Contains(name, "linear_") || strings.Contains(name, "_proj.weight") || strings.Contains(name, "output_layer")
 }
@@ -127,7 +125,7 @@ func (s *share) add(o share) {
 	}
 }
 
-// chunks are the virtual stages of a pipeline rank, in order.
+// chunks returns the virtual stages of a pipeline rank, in order.
 func (s *Setup) chunks(rank int) []Stage {
 	var chunks []Stage
 	for i := rank; i < len(s.Layout.Stages); i += s.Layout.PP {
@@ -136,7 +134,7 @@ func (s *Setup) chunks(rank int) []Stage {
 	return chunks
 }
 
-// holds is what a pipeline rank holds of the model.
+// holds returns the part of the model that a pipeline rank holds.
 func (d *dims) holds(rank int) share {
 	var s share
 	m := d.m
@@ -158,14 +156,13 @@ func (d *dims) holds(rank int) share {
 				s.add(d.hold(m.MTPParams(k), "mtp"))
 			}
 			if !embeds {
-				// A copy of the embedding, of word and position.
+				// Words and positions have embeddings.
 				s.add(d.hold(m.EmbeddingParams(), "embedding"))
 			}
 		}
 		if c.Loss {
 			s.add(d.hold(m.FinalNormParams(), "norm"))
-			// A tied output layer has a copy of its own where the embedding is
-			// on another rank.
+			// A tied output layer has a copy of the embedding if that is on another rank.
 			if !m.Tied || !embeds && !(c.MTP && m.MTP != nil) {
 				s.add(d.hold(m.OutputParams(), "output"))
 			} else {
@@ -176,8 +173,8 @@ func (d *dims) holds(rank int) share {
 	return s
 }
 
-// parameterItems are weights, gradients and optimiser state of a rank that does
-// not shard them (see fsdp.go for one that does).
+// parameterItems returns the weights, gradients and optimiser state of a rank that does not
+// shard them. For sharded ones see fsdp.go.
 func (d *dims) parameterItems(s share) []Item {
 	p, o := d.s.Precision, d.s.Optimizer
 	all := s.dense + s.expert
@@ -203,10 +200,10 @@ func (d *dims) parameterItems(s share) []Item {
 	return append(items, Item{CauseOptimizer, "optimizer state", device, true})
 }
 
-// narrowWeights is what n weights take as inputs of products of eight bits or
-// less: a copy for the forward product and one for the gradients', which GPUs
-// before Blackwell cannot read transposed; scales of small blocks need both
-// copies everywhere.
+// narrowWeights returns the size of n weights as inputs of products in eight bits or less:
+// a copy for the forward product, and one for the gradients' products, because GPUs before
+// Blackwell cannot read the first one transposed. Scales of small blocks need both copies
+// on every GPU.
 func (d *dims) narrowWeights(n int64) int64 {
 	p := d.s.Precision
 	switch {
@@ -222,7 +219,7 @@ func (d *dims) narrowWeights(n int64) int64 {
 	return 2 * n
 }
 
-// gradBytes is the size of a gradient in its buffer.
+// gradBytes returns the size of a gradient in its buffer.
 func (d *dims) gradBytes() int64 {
 	p := d.s.Precision
 	switch {
@@ -234,7 +231,7 @@ func (d *dims) gradBytes() int64 {
 	return 4
 }
 
-// shards are how many ranks divide the optimiser's state of dense and expert
+// shards returns how many ranks divide the optimiser's state of dense and of expert
 // parameters.
 func (d *dims) shards() (dense, expert int64) {
 	l, o := d.s.Layout, d.s.Optimizer
@@ -250,9 +247,9 @@ func (d *dims) shards() (dense, expert int64) {
 	return max(int64(l.DP()*l.CP)/n, 1), max(int64(l.EDP())/n, 1)
 }
 
-// stateBytes is the optimiser's state for one element: main parameter and
-// moments. Precision-aware state keeps only the other half of a bf16 weight's
-// bits where main parameters are fp16.
+// stateBytes returns the optimiser's state per element: main parameter and moments.
+// Precision-aware state keeps only the missing half of a bf16 weight's bits if main
+// parameters are fp16.
 func (d *dims) stateBytes() (main, moments int64) {
 	o := d.s.Optimizer
 	main, moments = 4, 8
@@ -277,8 +274,8 @@ func (d *dims) optimizerBytes(s share) int64 {
 	return (main + moments) * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
 }
 
-// leftGradients are the main gradients in fp32 that the optimiser makes where the
-// buffer has another format; they stay until the next step begins.
+// leftGradients returns the size of the fp32 main gradients that the optimiser makes if the
+// buffer has another format. They stay until the next step begins.
 func (d *dims) leftGradients(s share) int64 {
 	if d.gradBytes() == 4 || d.s.Optimizer.PrecisionAware || d.s.Layout.FSDP.Shard == ShardParameters {
 		return 0

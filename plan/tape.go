@@ -1,8 +1,8 @@
-// This file owns the tape: one part of a model as a list of operations with what
-// they save, from which follow what stays after the forward pass and the highest
-// points of both passes. The arithmetic is autograd's: a saved tensor is freed
-// when the backward pass has done the first operation that needs it, a gradient
-// when the operation before has used it.
+// This file owns the tape: a part of a model as a list of operations and of the tensors
+// that they save. From a tape follow what stays after the forward pass and the highest
+// points of both passes. The arithmetic is autograd's: a saved tensor is freed once the
+// backward pass has run the first operation that needs it, and a gradient once the
+// operation before has used it.
 
 package plan
 
@@ -14,15 +14,15 @@ import (
 // op is one operation of a tape.
 type op struct {
 	name string
-	// scope is what a captured graph would take it with: "attn", "mlp", ...
+	// scope is the scope that captures the operation, such as "attn" or "mlp".
 	scope string
-	// out is the output while it waits for the next operation, where nobody
-	// saves it; temp is what the forward pass needs beside it.
+	// out is the output until the next operation has read it, unless it is saved. temp is
+	// what the forward pass needs in addition.
 	out, temp int64
-	// gout is the gradient that backward begins with where no later operation
-	// has made one, gin what it makes of it, and work what it needs beside them.
-	// hold is a gradient that lives on from here until an operation further to
-	// the front releases it: the residual stream's.
+	// gout is the gradient that the backward pass begins with if no later operation has
+	// made one. gin is the gradient that it makes, and work is what it needs in addition.
+	// hold is a gradient that stays until an earlier operation releases it: that of the
+	// residual stream.
 	gout, gin, work int64
 	hold, release   int64
 	// recompute are the modules that are recomputed before the backward pass of the
@@ -30,11 +30,11 @@ type op struct {
 	recompute []string
 }
 
-// saved is a tensor that the forward pass keeps: made by operation at, and freed
-// once backward has done operation until. With drop it is not kept, and made
-// again before backward of operation again. away says that offloading moves it,
-// stashed that it lies in a working set that all layers share and in the stash's
-// pages between the passes.
+// saved is a tensor that the forward pass keeps. Operation at makes it, and it is freed
+// once the backward pass has run operation until. If drop is set, it is not kept and is
+// recomputed before the backward pass of operation again. If away is set, it is offloaded.
+// If stashed is set, it lies in a workspace that all layers share, and in pages between the
+// passes.
 type saved struct {
 	SavedTensor
 	at, until           int
@@ -46,13 +46,13 @@ type saved struct {
 // tape is one part of the model and one microbatch.
 type tape struct {
 	name string
-	// key is the same for tapes that are equal but for their name.
+	// key is equal for tapes that differ only in their name.
 	key string
-	// params is the number of parameters that are gathered for it where they are
+	// params is the number of parameters that are gathered for the tape if they are
 	// sharded.
 	params int64
-	// waiting is what was recomputed together with it and lies there until
-	// its turn comes: the layers before it in a unit of several.
+	// waiting is the memory that was recomputed together with the tape and waits for its
+	// turn: the layers before it in a unit of several.
 	waiting int64
 	attends bool // it has attention
 	ops     []op
@@ -64,12 +64,12 @@ func (t *tape) op(o op) int {
 	return len(t.ops) - 1
 }
 
-// ends says that modules end with an operation.
+// ends notes that modules end with an operation.
 func (t *tape) ends(i int, modules ...string) {
 	t.ops[i].recompute = append(t.ops[i].recompute, modules...)
 }
 
-// last is the operation that was appended last.
+// last returns the operation that was appended last.
 func (t *tape) last() int { return len(t.ops) - 1 }
 
 // save notes that a tensor made by operation at is needed by operation until.
@@ -79,22 +79,22 @@ func (t *tape) save(at, until int, g SavedTensor) {
 	}
 }
 
-// cost is what follows from a tape.
+// cost is the memory that follows from a tape.
 type cost struct {
 	name   string
 	params int64
 	slots  int64 // inputs of captured graphs, for one microbatch
-	// kept stays on the device from forward to backward; groups has the same by
-	// group. away and dropped are what moved and what is recomputed.
+	// kept stays on the device from the forward to the backward pass, and groups has the
+	// same by group. away is what is offloaded, and drop what is recomputed.
 	kept   int64
 	groups []SavedTensor
-	// moved are the bytes of away, largest those of its largest group.
+	// moved is the size of away, and largest that of its largest group.
 	moved, largest int64
 	away           []SavedTensor
 	drop           []SavedTensor
 	stash          []SavedTensor
-	// forward is the highest point of the forward pass above what there was
-	// before it, backward that of the backward pass above all that was kept.
+	// forward is the highest point of the forward pass above the memory before it. backward
+	// is that of the backward pass above everything that was kept.
 	forward, backward     int64
 	forwardAt, backwardAt string
 }
@@ -123,8 +123,9 @@ func (t *tape) cost() cost {
 	return c
 }
 
-// walkForward: a dropped tensor is gone once the operation that needs it has run,
-// one that moves a little later, when its copy is done.
+// walkForward finds the highest point of the forward pass. A dropped tensor is freed once
+// the operation that needs it has run. An offloaded tensor is freed a little later, when
+// its copy is done.
 func (t *tape) walkForward(c *cost) {
 	var before int64
 	for i, o := range t.ops {
@@ -144,9 +145,9 @@ func (t *tape) walkForward(c *cost) {
 	}
 }
 
-// leaves is the last operation of the forward pass during which a tensor that
-// moves is still there: one more than the one that needs it, because the copy
-// takes its time. The residual stream is needed until it is added to.
+// leaves returns the last operation of the forward pass during which an offloaded tensor is
+// still on the device: one more than the operation that needs it, because the copy takes
+// time. The residual stream is needed until it is added to.
 func (t *tape) leaves(s saved) int {
 	if strings.HasSuffix(s.Offload, "_norm") {
 		return t.next(s.at, "attn_add", "mlp_add")
@@ -182,9 +183,9 @@ func (t *tape) walkBackward(c *cost) {
 	}
 }
 
-// returns says before the backward pass of which operation each tensor that was
-// away is on its way back: its group is asked for when the group that backward
-// needs before it is reached, the first one before the pass begins.
+// returns gives, for each offloaded tensor, the operation before whose backward pass its
+// reload begins. A group is reloaded when the backward pass reaches the group that it needs
+// before, and the first group before the pass begins.
 func (t *tape) returns() []int {
 	need := map[string]int{}
 	var names []string

@@ -1,15 +1,15 @@
-// This file owns what a rank's walk says by group: bytes of every group at every
-// point of the step.
+// This file owns the memory of each group at every point of a rank's step.
 
 package plan
 
-// sums are a group's bytes and how many layers and microbatches they are of.
+// sums are the bytes of a group, and the number of layers and microbatches that they belong
+// to.
 type sums struct {
 	kept, away, dropped int64
 	count               int
 }
 
-// ledger has what each group of a rank holds.
+// ledger has the memory of each group of a rank.
 type ledger struct {
 	names []string
 	index map[string]int
@@ -67,8 +67,8 @@ func (l *ledger) count(row []sums, u cost) {
 	}
 }
 
-// at adds up the groups at a point: so many whole microbatches of each chunk, and
-// the units of the pass that is under way.
+// at returns the memory of each group at a point: that of the whole microbatches of each
+// chunk, and of the units of the current pass.
 func (l *ledger) at(live []int, p point) []sums {
 	total := make([]sums, len(l.names))
 	add := func(row []sums, n int) {
@@ -94,7 +94,7 @@ func (l *ledger) at(live []int, p point) []sums {
 	return total
 }
 
-// timeline turns the points of a walk into what a forecast says of them.
+// timeline turns the points of a walk into those of a forecast.
 func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUse) {
 	live := make([]int, len(l.w.chunks))
 	line = make([]Point, len(points))

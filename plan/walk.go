@@ -1,5 +1,5 @@
-// This file owns the walk through a rank's step: what is live at every pass, and
-// where the highest point is.
+// This file owns the walk through a rank's step: what is live in every pass, and the
+// highest point.
 
 package plan
 
@@ -9,18 +9,18 @@ import (
 	"github.com/stowage-dev/stowage/internal/schedule"
 )
 
-// chunk is one virtual stage of a rank as a list of costs in forward order.
+// chunk is one virtual stage of a rank: costs in forward order.
 type chunk struct {
 	units []cost
-	// eager are the same units as they run before graphs are captured; nil
-	// where nothing is.
+	// eager has the same units as they run before graphs are captured. It is nil if nothing
+	// is captured.
 	eager []cost
-	// captured are the same units with only what captured graphs hold; nil
-	// where nothing is captured.
+	// captured has the same units with only what graphs hold. It is nil if nothing is
+	// captured.
 	captured []cost
 }
 
-// tapes are those of a stage, before a fraction of what moves is told to stay.
+// tapes returns the tapes of a stage, before stayFraction keeps some groups.
 func (d *dims) tapes(st Stage) (tapes []*tape) {
 	if st.Embedding {
 		tapes = append(tapes, d.embedding())
@@ -29,8 +29,8 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 	mtp := d.m.MTP
 	if st.MTP && mtp != nil {
 		for k := range mtp.Depth {
-			// A depth is recomputed as one, from both inputs of its norms;
-			// by blocks it is not.
+			// A depth of MTP is recomputed as a whole, from both inputs of its norms. The
+			// method block does not recompute it.
 			full := d.s.Recompute.Full && d.s.Recompute.Method == "uniform"
 			for i, t := range d.mtp(k) {
 				d.apply(t, full)
@@ -59,7 +59,7 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 	return tapes
 }
 
-// chunk costs the tapes of a stage.
+// chunk returns the costs of a stage.
 func (d *dims) chunk(st Stage) chunk {
 	tapes := d.tapes(st)
 	d.stayFraction(tapes)
@@ -90,8 +90,8 @@ func (d *dims) chunk(st Stage) chunk {
 	return c
 }
 
-// layers are the decoder layers of a stage, with recomputation and offloading
-// applied. Layers that are equal share a key, so that each kind is costed once.
+// layers returns the tapes of a stage's decoder layers with recompute and offload applied.
+// Equal layers share a key, so each kind is costed once.
 func (d *dims) layers(st Stage) []*tape {
 	r := d.s.Recompute
 	var tapes []*tape
@@ -125,7 +125,7 @@ func (d *dims) layers(st Stage) []*tape {
 	return tapes
 }
 
-// behind says that a layer is recomputed together with the one before it.
+// behind notes that a layer is recomputed together with the one before it.
 func (t *tape) behind(before *tape) {
 	t.waiting = before.waiting
 	for _, s := range before.saved {
@@ -139,11 +139,12 @@ func (t *tape) behind(before *tape) {
 type walk struct {
 	chunks []chunk
 	passes []schedule.Pass
-	// base is what is allocated throughout; margin is what offloading keeps on
-	// the device to even out pipeline ranks.
+	// base is allocated throughout the step. margin is what offloading keeps on the device
+	// to even out pipeline ranks.
 	base, margin int64
 	shards       *sharded // nil unless parameters are sharded
-	// what pipeline communication holds in each kind of pass
+	// sentForward and sentBackward are what pipeline communication holds in each kind of
+	// pass.
 	sentForward, sentBackward int64
 }
 
@@ -155,11 +156,9 @@ type point struct {
 	what      string
 }
 
-// run goes through all passes and gives the highest point of each.
-//
-// Of what is offloaded, the last group of each name stays where the pass that
-// needs it comes next; while a unit runs, the group that left last may still be
-// on its way out.
+// run walks through all passes and returns the highest point of each. The last offloaded
+// group of each name stays on the device if the pass that needs it comes next. While a unit
+// runs, the copy of the group before it may still be under way.
 func (w *walk) run() []point {
 	points := make([]point, len(w.passes))
 	live := w.margin
@@ -208,12 +207,12 @@ func (w *walk) run() []point {
 	return points
 }
 
-// stays is the unit of a forward pass whose offloaded groups stay until its
-// backward pass, because that comes next; -1 if there is none. Where the last
-// chunk has nothing to move (the loss alone), "next" is the first backward pass
-// of a chunk that has, whatever forward passes lie between. Megatron counts like
-// that on every rank since January 2026, which keeps a group of the first
-// microbatch in warm-up; published savings are older and do not show it.
+// stays returns the unit of a forward pass whose offloaded groups stay until its backward
+// pass, because that comes next, or -1. If the last chunk offloads nothing (it has only the
+// loss), the next pass is the first backward pass of a chunk that does, whatever forward
+// passes lie between. Megatron-LM counts like that on every rank since January 2026, which
+// keeps a group of the first microbatch in warm-up. Published savings are older and do not
+// show it.
 func (w *walk) stays(pass int) int {
 	p := w.passes[pass]
 	last := w.lastMoved(p.Chunk)
@@ -233,7 +232,7 @@ func (w *walk) stays(pass int) int {
 	return -1
 }
 
-// lastMoved is the last unit of a chunk that moves anything; -1 if none does.
+// lastMoved returns the last unit of a chunk that offloads anything, or -1.
 func (w *walk) lastMoved(chunk int) int {
 	units := w.chunks[chunk].units
 	for j := len(units) - 1; j >= 0; j-- {
@@ -244,8 +243,8 @@ func (w *walk) lastMoved(chunk int) int {
 	return -1
 }
 
-// keeps is how many of the bytes that move a rank keeps on its device when it is
-// asked to keep so many: never more than are away at once.
+// keeps returns how many offloaded bytes a rank keeps on its device if it must keep the
+// given number: at most those that are away at once.
 func (w *walk) keeps(bytes int64) int64 {
 	if bytes == 0 {
 		return 0
@@ -253,8 +252,8 @@ func (w *walk) keeps(bytes int64) int64 {
 	return min(bytes, w.away())
 }
 
-// away is the most that has moved at once. What stays because its backward pass
-// comes next never leaves.
+// away returns the most bytes that are offloaded at once. A group that stays because its
+// backward pass comes next is not offloaded.
 func (w *walk) away() (most int64) {
 	type pass struct{ chunk, microbatch int }
 	left := map[pass]int64{}
