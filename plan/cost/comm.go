@@ -1,5 +1,5 @@
-// This file owns communication inside a layer and between replicas: bytes, the
-// link they take, and what of it shows.
+// This file owns communication inside a layer and between replicas: its bytes, its links,
+// and the part that compute does not hide.
 
 package cost
 
@@ -18,11 +18,10 @@ func (t *tally) communicate(l model.Layer) {
 	}
 }
 
-// tensor adds those of tensor parallelism: the sequence is gathered before a
-// block's first product and scattered after its last, and the other way round in
-// backward, where the input is gathered once more for the weights' gradient.
-// Without sequence parallelism two all-reduces move the same bytes, but for the
-// last.
+// tensor adds the collectives of tensor parallelism. The sequence is gathered before the
+// first product of a block and scattered after its last. The backward pass does the
+// reverse, and gathers the input once more for the weights' gradient. Without sequence
+// parallelism two all-reduces move the same bytes, except for that last gather.
 func (t *tally) tensor(l model.Layer) {
 	m := t.m
 	lay := m.setup.Layout
@@ -54,8 +53,8 @@ func (t *tally) tensor(l model.Layer) {
 	}
 }
 
-// context adds the exchange of keys and values between context-parallel ranks;
-// all but the first piece travels behind attention.
+// context adds the exchange of keys and values between context-parallel ranks. Attention
+// hides all but the first piece.
 func (t *tally) context(l model.Layer) {
 	m := t.m
 	lay := m.setup.Layout
@@ -71,7 +70,7 @@ func (t *tally) context(l model.Layer) {
 	piece := 2 * m.tokens * kv / float64(lay.TP)
 	once := Seconds(piece / m.link(lay.CP, lay.TP))
 	w := t.at(coreAttn)
-	// The rest hides unless it is longer than the attention it hides behind.
+	// The rest is hidden unless it takes longer than the attention.
 	rest := Seconds(lay.CP-1) * once
 	w.sentForward += max(once, rest-w.forward)
 	w.sentBackward += max(2*once, 2*rest-w.backward)
@@ -101,28 +100,28 @@ func (t *tally) experts(e *model.MoE) {
 	}
 }
 
-// plainDispatch reports whether rows travel by the framework's own collectives.
+// plainDispatch reports whether the framework's own collectives exchange rows.
 func (m *Model) plainDispatch() bool {
 	d := m.setup.Kernels.Dispatcher
 	return d != "deepep" && d != "hybridep"
 }
 
-// exchangeRows is the time of one exchange of rows of so many bytes.
+// exchangeRows returns the time of one exchange of rows of the given size.
 func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
 	lay := m.setup.Layout
 	group := lay.EP * lay.ETP
 	nodes := math.Ceil(float64(group) / float64(max(m.gpu.FastGroup, 1)))
 	if d := m.setup.Kernels.Dispatcher; d == "" || d == "allgather" {
-		// Every rank gets every token.
+		// Every rank receives every token.
 		return m.local * float64(group-1) * row / m.link(group, 1)
 	}
 	inside := m.rows(e) * row * (1 - nodes/float64(group)) / (m.gpu.FastLink * m.rates.Link)
 	if nodes <= 1 {
 		return inside
 	}
-	// A token crosses to a node once for each of its experts there, or once for
-	// all of them where the dispatcher copies it on arrival: of n nodes, k
-	// choices reach n(1-(1-1/n)^k), one of n being the token's own.
+	// A token crosses to a node once for each of its experts there, or once for all of them
+	// if the dispatcher copies it on arrival. Of n nodes, k choices reach n(1-(1-1/n)^k),
+	// and one of the n is the token's own.
 	crossings := float64(e.TopK)
 	if !m.plainDispatch() {
 		crossings = nodes * (1 - math.Pow(1-1/nodes, crossings))
@@ -131,9 +130,9 @@ func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
 	return max(inside, outside)
 }
 
-// link is the bandwidth of one GPU within a group of so many ranks that lie so
-// many apart. A group that is larger than what the fast links join is limited by
-// the network, of which each GPU of the group within a node has its own share.
+// link returns the bandwidth of one GPU in a group of ranks that lie the given distance
+// apart. The network limits a group that is larger than a domain of fast links. Each GPU of
+// the group in a node has its own share of the network.
 func (m *Model) link(ranks, apart int) float64 {
 	g := m.gpu
 	if ranks*apart <= max(g.FastGroup, 1) {

@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// inside lists the parts of modules that have no part of their name.
+// inside lists the parts of modules that no part is named after.
 var inside = map[string][]module{
 	"moe":          {routerModule, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
 	"gdn_norm_out": {mambaScan},
@@ -75,11 +75,11 @@ type Copies struct {
 	LateOut, LateBack Seconds
 }
 
-// hostRates are those of the host link for the copies of a pass over so many layers. The copies
-// of a pass's last layer still run when the next pass begins, and in steady 1F1B
-// that is a backward pass which brings its own back: for one layer in a pass both
-// directions share the link. With expert communication overlapped, forward and
-// backward passes run side by side, and all of them share.
+// hostRates returns the rates of the host link for the copies of a pass over a number of
+// layers. The copies of a pass's last layer still run when the next pass begins. In steady
+// 1F1B the next pass is a backward pass that reloads its own, so both directions share the
+// link for one layer of a pass. With overlapped expert communication, forward and backward
+// passes run side by side and always share it.
 func (m *Model) hostRates(layers int) (out, back float64) {
 	g := m.gpu
 	shared := 0.0
@@ -161,7 +161,7 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 	return p
 }
 
-// offloadShares is what each pipeline rank moves of the bytes that it could.
+// offloadShares returns which part of the offloadable bytes each pipeline rank offloads.
 func offloadShares(s *plan.Setup) []float64 {
 	shares := make([]float64, s.Layout.PP)
 	for r := range shares {

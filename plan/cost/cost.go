@@ -36,19 +36,19 @@ type Model struct {
 	gpu   *hardware.GPU
 	rates efficiencies
 
-	// tokens are those of a microbatch on one rank before tensor parallelism,
-	// local what of them a rank holds between layers: T and Ts.
+	// tokens is the number of tokens of a microbatch on one rank before tensor parallelism
+	// (T). local is the number that a rank holds between layers (Ts).
 	tokens, local float64
-	// products is the arithmetic rate of matrix products in the compute format,
-	// plain in bf16; both with their efficiency, in operations a second.
+	// products is the rate of matrix products in the compute format, and plain the rate in
+	// bf16. Both include their efficiency, in operations a second.
 	products, plain float64
-	// width is the bytes of an element in the compute format.
+	// width is the size of an element in the compute format, in bytes.
 	width float64
-	flops float64 // of the model for a token
+	flops float64 // operations of the model for a token
 
 	layers map[Kind]*Layer
 	orders map[schedule.Pipeline][][]schedule.Pass
-	end    *[2]Seconds // what ends has worked out
+	end    *[2]Seconds // the cached result of ends
 }
 
 // New returns the time model of a setup. It returns a *memory.SettingError if the setup

@@ -1,5 +1,5 @@
-// This file owns the modules of a layer: what each computes, moves and sends, and
-// how long that takes forward and backward for one microbatch on one rank.
+// This file owns the parts of a layer: what each computes, moves and sends, and how long it
+// takes in both passes for one microbatch on one rank.
 
 package cost
 
@@ -93,7 +93,7 @@ type tally struct {
 	parts [modules]work
 }
 
-// work is what a module takes in both directions, and of it what is communication
+// work is what a part takes in both passes. sentForward and sentBackward are communication
 // that no compute of the layer hides.
 type work struct {
 	used                      bool
@@ -107,7 +107,7 @@ func (t *tally) at(m module) *work {
 	return &t.parts[m]
 }
 
-// time adds up a layer.
+// time returns the time of a layer.
 func (m *Model) time(l model.Layer) *Layer {
 	t := &tally{m: m}
 	for _, p := range m.setup.Model.LayerParams(l) {
@@ -196,8 +196,7 @@ func (m *Model) captured(part module) bool {
 	return inMoE || slices.Contains(captured, scope)
 }
 
-// hide takes from a layer the expert communication that another microbatch's
-// compute covers.
+// hide removes the expert communication that the compute of another microbatch hides.
 func (l *Layer) hide(t *tally) {
 	for i := range l.Parts {
 		p := &l.Parts[i]
@@ -205,8 +204,8 @@ func (l *Layer) hide(t *tally) {
 		if p.module != dispatch && p.module != combine {
 			continue
 		}
-		// Forward communication runs behind backward compute, and the other way
-		// round; what shows is what is longer than a share of that.
+		// Forward communication runs behind backward compute and the reverse. Only what
+		// exceeds a share of that compute remains.
 		f, b := max(w.sentForward-l.Backward/2, 0), max(w.sentBackward-l.Forward/2, 0)
 		l.Forward -= w.sentForward - f
 		l.Backward -= w.sentBackward - b
@@ -215,7 +214,7 @@ func (l *Layer) hide(t *tally) {
 	}
 }
 
-// moduleOf says which module a parameter belongs to.
+// moduleOf returns the part that a parameter belongs to.
 func moduleOf(name string) module {
 	for _, c := range []struct {
 		part string
@@ -233,8 +232,8 @@ func moduleOf(name string) module {
 	return denseMLP
 }
 
-// rows is the number of rows that the experts of a rank compute: padding fills
-// up to the capacity, dropping cuts off what is beyond it.
+// rows returns the number of rows that the experts of a rank compute. Padding fills up to
+// the capacity, and dropping cuts off what exceeds it.
 func (m *Model) rows(e *model.MoE) float64 {
 	k, load := m.setup.Kernels, m.setup.Routing.Imbalance
 	switch {
@@ -246,8 +245,8 @@ func (m *Model) rows(e *model.MoE) float64 {
 	return m.local * float64(e.TopK) * float64(m.setup.Layout.ETP) * load
 }
 
-// product adds a matrix product. A matrix that every TP rank holds works on the
-// rank's share of the sequence, a divided one on all of it.
+// product adds a matrix product. A matrix that every TP rank holds is applied to the rank's
+// share of the sequence, and a divided matrix to all of it.
 func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	m := t.m
 	rows, in, out, weights := m.local, float64(p.Cols), float64(p.Rows), float64(p.Elements())
@@ -271,8 +270,8 @@ func (t *tally) product(mod module, p model.Param, l model.Layer) {
 		rate, width = m.plain, 2
 	}
 	memory := m.gpu.HBM * m.rates.Memory
-	// Of a divided matrix one side is narrower on a rank; the mean of the two
-	// ways is near enough for traffic.
+	// A divided matrix is narrower on one side. The mean of both ways is near enough for
+	// traffic.
 	side := (1 + share) / 2
 	moved := rows*side*(in*width+2*out) + weights*width
 	w := t.at(mod)
@@ -281,8 +280,8 @@ func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	// Gradients of weights are added to an fp32 buffer.
 	w.backward += Seconds(2*max(flops/rate, moved/memory) + 8*weights/memory)
 	if width < 2 {
-		// The input, and in backward the output's gradient, is read in bf16 and
-		// written twice, once for each direction of products.
+		// The input is read in bf16 and written twice, once for each direction of products.
+		// The backward pass does the same with the output's gradient.
 		w.forward += Seconds(rows * side * in * (2 + 2*width) / memory)
 		w.backward += Seconds(rows * side * out * (2 + 2*width) / memory)
 	}

@@ -24,28 +24,27 @@ import (
 	"github.com/stowage-dev/stowage/plan/hardware"
 )
 
-// efficiencies are the parts of the hardware's peak figures that training reaches.
+// efficiencies are the shares of the hardware's peak figures that training reaches.
 type efficiencies struct {
-	// Hopper and Blackwell are those of the arithmetic peak that matrix products
+	// Hopper and Blackwell are the shares of the arithmetic peak that matrix products
 	// reach, by format: bf16, fp8 and mxfp8, nvfp4.
 	Hopper, Blackwell [3]float64
-	// Attention is that of the bf16 peak that fused attention reaches, Memory of
-	// the memory's bandwidth, Link of a link's.
+	// Attention is the share of the bf16 peak that fused attention reaches. Memory and Link
+	// are those of the bandwidths of memory and links.
 	Attention, Memory, Link float64
-	// ExposedTP and ExposedEP are the shares of tensor-parallel and expert
-	// communication that no compute hides; ExposedPlain is that of expert
-	// communication by plain all-to-all, which waits for the host and permutes
-	// rows in passes of their own, so that it can be above one.
+	// ExposedTP and ExposedEP are the shares of tensor-parallel and expert communication
+	// that no compute hides. ExposedPlain is that of expert communication by plain
+	// all-to-all. It can exceed one, because it waits for the host and permutes rows in
+	// passes of their own.
 	ExposedTP, ExposedEP, ExposedPlain float64
-	// Launch is the host's time to launch a module that no graph captures,
-	// LaunchExpert what each expert adds to a product of experts in a format of
-	// one byte.
+	// Launch is the host's time to launch a module that no graph captures. LaunchExpert is
+	// what each expert adds to a product of experts in a format of one byte.
 	Launch, LaunchExpert Seconds
-	// Ultra is how much more of its peak a B300 reaches than a B200.
+	// Ultra is the factor by which a B300 reaches more of its peak than a B200.
 	Ultra float64
 }
 
-// Fitted are the figures.
+// fitted returns the fitted efficiencies.
 func fitted() efficiencies {
 	return efficiencies{
 		Hopper: [3]float64{0.55, 0.78, 0.78}, Blackwell: [3]float64{0.42, 0.73, 0.6},
@@ -54,8 +53,8 @@ func fitted() efficiencies {
 	}
 }
 
-// product is the share of the arithmetic peak in a format. There are no runs of
-// other hardware; it is taken to be like Hopper.
+// product returns the share of the arithmetic peak in a format. Other hardware counts as
+// Hopper, because no runs of it are known.
 func (r efficiencies) product(g *hardware.GPU, f plan.Format) float64 {
 	i := 0
 	switch f {

@@ -1,5 +1,5 @@
-// This file owns what happens between data-parallel replicas and at the end of a
-// step: gathering parameters, reducing gradients, and the optimiser.
+// This file owns what happens between data-parallel replicas and at the end of a step:
+// gathers of parameters, reductions of gradients, and the optimiser.
 
 package cost
 
@@ -8,7 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// held is how many parameters a pipeline rank has on one GPU.
+// held is the number of parameters that a pipeline rank has on one GPU.
 type held struct{ dense, expert float64 }
 
 func (h *held) add(params []model.Param, lay plan.Layout) {
@@ -47,23 +47,22 @@ func (m *Model) held(rank int) (h held) {
 	return h
 }
 
-// Bytes that the optimiser reads and writes for each parameter of its share:
-// gradient, main parameter and two moments read, the last three written, and the
-// parameter in bf16.
+// updateBytes is what the optimiser reads and writes for each parameter of its share. It
+// reads the gradient, the main parameter and two moments, writes the last three, and writes
+// the parameter in bf16.
 const updateBytes = 4*4 + 3*4 + 2
 
-// hostUpdate is the optimiser's time for a parameter whose state is in host
-// memory. Measured on Qwen3-30B-A3B, 16 H100, 1.9e9 parameters a rank: 0.996 s a
-// step without, 1.871 s with a quarter and 4.189 s with all of the state there,
-// which is 1.8 and 1.7 ns a parameter.
+// hostUpdate is the optimiser's time for a parameter whose state is in host memory. It was
+// measured on Qwen3-30B-A3B on 16 H100 with 1.9e9 parameters a rank. A step took 0.996 s
+// with no state in host memory, 1.871 s with a quarter and 4.189 s with all of it: 1.8 and
+// 1.7 ns a parameter.
 const hostUpdate = 1.7e-9
 
-// ends is what all ranks wait for around the passes of a step: the communication
-// between replicas that shows, and the optimiser. Gradients are reduced behind the
-// backward pass of the last microbatch, parameters gathered behind the forward
-// pass of the first; where parameters are sharded both happen for every
-// microbatch. What hides is counted by passes without a policy, so that a slower
-// policy does not seem to hide more.
+// ends returns what all ranks wait for around the passes of a step: the exposed
+// communication between replicas, and the optimiser. Gradients are reduced behind the
+// backward pass of the last microbatch, and parameters are gathered behind the forward pass
+// of the first. Both happen for every microbatch if parameters are sharded. The hidden part
+// is computed from passes without a policy, so a slower policy does not seem to hide more.
 func (m *Model) ends() (shown, update Seconds) {
 	if m.end == nil {
 		passes := m.Stages()
@@ -76,7 +75,7 @@ func (m *Model) ends() (shown, update Seconds) {
 	return m.end[0], m.end[1]
 }
 
-// replicas is that of one rank.
+// replicas returns the same for one rank.
 func (m *Model) replicas(passes []Pass, rank int) (shown, update Seconds) {
 	s := m.setup
 	lay := s.Layout
@@ -112,7 +111,7 @@ func (m *Model) replicas(passes []Pass, rank int) (shown, update Seconds) {
 	return shown, update
 }
 
-// exchange is one gathering or scattering of so many bytes a parameter.
+// exchange returns the time of one gather or scatter of the given bytes a parameter.
 func (m *Model) exchange(h held, bytes float64) (t Seconds) {
 	lay := m.setup.Layout
 	for _, g := range []struct {

@@ -1,5 +1,4 @@
-// This file owns the time of a step: what a pass of each stage takes, and what
-// the order of passes makes of it.
+// This file owns the time of a step: the passes of each stage, and their order.
 
 package cost
 
@@ -55,8 +54,8 @@ func (p *Pass) add(l *Layer) {
 	p.Backward += l.Backward
 }
 
-// mtp adds one depth of further prediction: the projection of two hidden states
-// to one, and its layers.
+// mtp adds one depth of multi-token prediction: the projection of two hidden states to one,
+// and its layers.
 func (m *Model) mtp(p *Pass) {
 	h := float64(m.setup.Model.Hidden)
 	t := Seconds(2 * m.tokens * 2 * h * h / float64(m.setup.Layout.TP) / m.products)
@@ -67,9 +66,8 @@ func (m *Model) mtp(p *Pass) {
 	}
 }
 
-// heads adds the output layer and the loss, once for each prediction. The loss
-// reads and writes logits: in bf16 and in place when fused, else in fp32 with
-// several temporaries.
+// heads adds the output layer and the loss of every head. The loss reads and writes logits.
+// A fused loss does so in bf16 and in place, another one in fp32 with several temporaries.
 func (m *Model) heads(p *Pass) {
 	s := m.setup
 	n := 1
@@ -140,10 +138,9 @@ func (m *Model) Bound(passes []Pass) Seconds {
 	return bound + Seconds(mbs-walked)*most + shown + update
 }
 
-// walked is how many microbatches the schedule is walked for: four groups at
-// least, and all if that is not too long. The rest is added at the rate of the
-// slowest rank; where stages differ much, ranks that wait for each other in turn
-// can be a little slower than that.
+// walked returns how many microbatches of the schedule are walked: at least four groups,
+// and all if that is not too many. The rest counts at the rate of the slowest rank. If
+// stages differ much, ranks that wait for each other in turn can be a little slower.
 func (m *Model) walked() int {
 	const passes = 1 << 14
 	l := m.setup.Layout
@@ -151,7 +148,7 @@ func (m *Model) walked() int {
 	return group * max(4, passes/(group*l.PP*l.VPP))
 }
 
-// walk follows the pipeline's order of passes on all ranks.
+// walk returns the time of the passes of all ranks in the pipeline's order.
 func (m *Model) walk(passes []Pass, mbs int) Seconds {
 	lay := m.setup.Layout
 	if lay.PP == 1 {
@@ -165,16 +162,16 @@ func (m *Model) walk(passes []Pass, mbs int) Seconds {
 	return m.walkAll(passes, some) + Seconds(mbs-some)*slowest(passes, lay.PP)
 }
 
-// walkAll walks the schedule of so many microbatches.
+// walkAll walks the schedule of the given number of microbatches.
 func (m *Model) walkAll(passes []Pass, mbs int) Seconds {
 	lay := m.setup.Layout
-	// What crosses from stage to stage is one microbatch's hidden state.
+	// The hidden state of one microbatch passes from stage to stage.
 	hop := Seconds(2 * m.local * float64(m.setup.Model.Hidden) / m.link(lay.World, 1))
 	pipe := schedule.Pipeline{Ranks: lay.PP, Chunks: lay.VPP, Microbatches: mbs, GroupSize: lay.GroupSize}
 	return walk(m.order(pipe), pipe, passes, hop)
 }
 
-// order is every rank's order of passes.
+// order returns the order of passes of every rank.
 func (m *Model) order(pipe schedule.Pipeline) [][]schedule.Pass {
 	orders, ok := m.orders[pipe]
 	if !ok {
@@ -190,7 +187,7 @@ func (m *Model) order(pipe schedule.Pipeline) [][]schedule.Pass {
 	return orders
 }
 
-// slowest is the time of one microbatch on the rank that takes longest.
+// slowest returns the time of one microbatch on the slowest rank.
 func slowest(passes []Pass, ranks int) (t Seconds) {
 	for r := range ranks {
 		var own Seconds
@@ -202,8 +199,8 @@ func slowest(passes []Pass, ranks int) (t Seconds) {
 	return t
 }
 
-// walk runs every rank's passes in its order, each as soon as what it needs has
-// arrived, and says when the last ends.
+// walk runs the passes of every rank in their order, each as soon as its input has arrived,
+// and returns when the last one ends.
 func walk(orders [][]schedule.Pass, pipe schedule.Pipeline, passes []Pass, hop Seconds) Seconds {
 	type line struct {
 		order []schedule.Pass
@@ -217,7 +214,8 @@ func walk(orders [][]schedule.Pass, pipe schedule.Pipeline, passes []Pass, hop S
 		left += len(orders[r])
 	}
 	stages, mbs := len(passes), pipe.Microbatches
-	// When each stage's pass over each microbatch ended, negative before.
+	// These are the times when each stage's pass over each microbatch ended. They are
+	// negative before.
 	forward, backward := make([]Seconds, stages*mbs), make([]Seconds, stages*mbs)
 	for i := range forward {
 		forward[i], backward[i] = -1, -1
@@ -254,7 +252,7 @@ func walk(orders [][]schedule.Pass, pipe schedule.Pipeline, passes []Pass, hop S
 	return end
 }
 
-// arrival is when the input of a pass is there.
+// arrival returns when the input of a pass arrives.
 func arrival(p schedule.Pass, stage, stages, mbs int, forward, backward []Seconds, hop Seconds) (Seconds, bool) {
 	var from []Seconds
 	switch {

@@ -1,4 +1,4 @@
-// This file owns the modules that are not matrix products: attention, scans, norms,
+// This file owns the parts that are not matrix products: attention, scans, norms,
 // activations and permutations.
 
 package cost
@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// mixer adds what a layer does over the sequence.
+// mixer adds what a layer computes over the sequence.
 func (t *tally) mixer(l model.Layer) {
 	m := t.m
 	tp := float64(m.setup.Layout.TP)
@@ -26,14 +26,14 @@ func (t *tally) mixer(l model.Layer) {
 		a := l.MLA
 		q, v := float64(a.Heads*(a.Nope+a.Rope))/tp, float64(a.Heads*a.V)/tp
 		t.attention(q, v, 2*q+v, 0)
-		// Rotation and the joining of each head's two parts touch q and k.
+		// The rotation and the joining of each head's two parts read and write q and k.
 		t.stream(mlaUp, m.tokens*2*q, 4, 4)
 	case l.Mamba != nil:
 		a := l.Mamba
 		inner := float64(a.Inner) / tp
 		t.scan(scanFlops(a) * m.tokens / tp)
-		// Convolution, chunked scan, gate and norm each read and write the
-		// widths once; states between chunks add about as much again.
+		// Convolution, chunked scan, gate and norm each read and write the widths once.
+		// States between chunks add about as much.
 		t.stream(mambaScan, m.tokens*(2*inner+2*float64(a.Groups*a.State)/tp), 12, 24)
 	case l.DeltaNet != nil:
 		a := l.DeltaNet
@@ -43,13 +43,13 @@ func (t *tally) mixer(l model.Layer) {
 	default:
 		return
 	}
-	// The norm reads and writes, the residual sum reads two and writes one:
-	// ten bytes an element; backward adds the gradient's reading.
+	// The norm reads and writes an element, and the residual sum reads two and writes one:
+	// ten bytes an element. The backward pass also reads the gradient.
 	t.stream(attnNorm, m.local*h, 10, 12)
 }
 
-// attention adds fused attention over so many channels of scores and values, held
-// bytes being those of queries, keys and values together.
+// attention adds fused attention over the given channels of scores and values. held is the
+// size of queries, keys and values together.
 func (t *tally) attention(scores, values, held float64, window int) {
 	m := t.m
 	s := m.setup
@@ -58,12 +58,13 @@ func (t *tally) attention(scores, values, held float64, window int) {
 	rate, memory := m.gpu.Flops["bf16"]*m.rates.Attention, m.gpu.HBM*m.rates.Memory
 	moved := 2 * m.tokens * (held + values)
 	w.flops += flops
-	// Backward computes the scores again: five products where forward had two.
+	// The backward pass recomputes the scores, so it has five products and the forward pass
+	// two.
 	w.forward += Seconds(max(flops/rate, moved/memory))
 	w.backward += Seconds(max(2.5*flops/rate, 2*moved/memory))
 }
 
-// scan adds the operations of a scan, whose small products run in bf16.
+// scan adds the operations of a scan. Its small products run in bf16.
 func (t *tally) scan(flops float64) {
 	w := t.at(mambaScan)
 	w.flops += flops
@@ -71,8 +72,8 @@ func (t *tally) scan(flops float64) {
 	w.backward += Seconds(2 * flops / t.m.plain)
 }
 
-// seen is how many tokens a query sees on average under a causal mask: half of
-// the sequence, or of a window w the whole, but for the first w tokens.
+// seen returns how many tokens a query sees on average under a causal mask: half of the
+// sequence, or a whole window except in its first tokens.
 func seen(seq, window int) float64 {
 	s, w := float64(seq), float64(window)
 	if window == 0 || window >= seq {
@@ -81,17 +82,17 @@ func seen(seq, window int) float64 {
 	return w - w*w/(2*s)
 }
 
-// scanFlops is the work of a Mamba scan for one token, by the count that
-// Megatron-LM reports.
+// scanFlops returns the operations of a Mamba scan for one token, as Megatron-LM counts
+// them.
 func scanFlops(a *model.Mamba) float64 { return 7 * float64(a.Inner) * float64(a.State) }
 
-// deltaFlops is that of a delta net: a state of key width times value width a
-// head is read, corrected and written.
+// deltaFlops returns the operations of a delta net for one token. Each head reads, corrects
+// and writes a state of key width times value width.
 func deltaFlops(a *model.DeltaNet) float64 {
 	return 8 * float64(a.ValueHeads*a.ValueDim) * float64(a.KeyDim)
 }
 
-// feed adds what a layer's feed-forward part does beside products.
+// feed adds what the feed-forward part of a layer computes besides products.
 func (t *tally) feed(l model.Layer) {
 	m := t.m
 	lay := m.setup.Layout
@@ -110,7 +111,7 @@ func (t *tally) feed(l model.Layer) {
 		if e.SharedWidth > 0 {
 			t.activation(sharedExperts, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
 		}
-		// Scores in fp32, the choice of experts, the maps.
+		// This is the traffic of fp32 scores, the choice of experts, and the maps.
 		t.stream(routerModule, m.local*float64(e.Experts), 24, 16)
 		t.stream(dispatch, rows*width, 4, 4)
 		t.stash(l)
@@ -121,8 +122,7 @@ func (t *tally) feed(l model.Layer) {
 	t.stream(mlpNorm, m.local*h, 10, 12)
 }
 
-// stash adds the copies to and from the paged store: each reads and writes all
-// rows once.
+// stash adds the copies to and from pages. Each reads and writes all rows once.
 func (t *tally) stash(l model.Layer) {
 	s := t.m.setup
 	if len(s.Stash.Modules) == 0 {
@@ -137,8 +137,8 @@ func (t *tally) stash(l model.Layer) {
 	t.stream(dispatch, bytes, 2, 2)
 }
 
-// activation adds an activation function of n outputs: gated ones read two
-// inputs. Backward reads inputs and gradient and writes the inputs' gradients.
+// activation adds an activation function of n outputs. Gated ones read two inputs. The
+// backward pass reads the inputs and the gradient, and writes the gradients of the inputs.
 func (t *tally) activation(mod module, n float64, gated bool) {
 	in := 1.0
 	if gated {
@@ -147,7 +147,7 @@ func (t *tally) activation(mod module, n float64, gated bool) {
 	t.stream(mod, n, 2*(in+1), 2*(2*in+1))
 }
 
-// stream adds traffic of so many bytes for each of n elements.
+// stream adds traffic of the given bytes for each of n elements.
 func (t *tally) stream(mod module, n, forward, backward float64) {
 	w := t.at(mod)
 	memory := t.m.gpu.HBM * t.m.rates.Memory

@@ -1,4 +1,4 @@
-// This file owns the sentences: what the search decided about every module, and why.
+// This file owns the reasons: what the search decided about every module, and why.
 
 package search
 
@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-// result puts an answer together.
+// result returns the answer of a search.
 func (p *problem) result(c *choice, list []*choice) (*Result, error) {
 	r := &Result{Budget: p.budget, Tried: len(list), Nothing: c.size() == 0 && !c.recompute.Full}
 	r.Before = p.before()
@@ -38,13 +38,13 @@ func (p *problem) result(c *choice, list []*choice) (*Result, error) {
 	return r, nil
 }
 
-// before is what there is without a policy.
+// before returns the outcome without a policy.
 func (p *problem) before() Outcome {
 	return Outcome{Peaks: p.clean.peaks(), Needs: p.clean.heights(), Step: p.step(p.nothing())}
 }
 
-// added is what recomputation and late copies add to a step, each on the rank
-// where it adds most.
+// added returns what recompute and late copies add to a step, each on the rank where it
+// adds most.
 func (p *problem) added(c *choice) (again, late cost.Seconds) {
 	mbs := cost.Seconds(p.time.Microbatches())
 	if c.recompute.Full {
@@ -74,7 +74,7 @@ func (p *problem) added(c *choice) (again, late cost.Seconds) {
 	return again, late
 }
 
-// shares is what every rank moves.
+// shares returns what every rank offloads.
 func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
 	of := p.left(c.rec)
 	mbs := int64(p.time.Microbatches())
@@ -99,7 +99,7 @@ func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
 	return shares
 }
 
-// verdicts says why each module was chosen or not.
+// verdicts returns the decision on every module with its reason.
 func (p *problem) verdicts(c *choice, list []*choice, res *Result) []ModuleDecision {
 	var out []ModuleDecision
 	for _, m := range p.moves {
@@ -131,7 +131,7 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 			}
 		}
 	}
-	// Of the two directions the one that fits worse.
+	// Report the direction that fits worse.
 	v.Bytes, v.Window, v.Copy = x.Bytes, x.Forward, x.Out
 	if x.Back-x.Backward > x.Out-x.Forward {
 		v.Window, v.Copy = x.Backward, x.Back
@@ -161,7 +161,7 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 	}
 }
 
-// bitOf is the set of one module, empty where it cannot be chosen.
+// bitOf returns the set of one module. It is empty if the module cannot be chosen.
 func bitOf(list []string, module string) uint32 {
 	if i := slices.Index(list, module); i >= 0 {
 		return 1 << i
@@ -199,11 +199,11 @@ func (p *problem) recomputeVerdict(v *ModuleDecision, m move, c *choice, list []
 
 const unneeded = ", but is not needed"
 
-// instead compares the answer with the best policy that has something in it.
+// instead compares the answer with the best policy that satisfies a condition.
 func (p *problem) instead(list []*choice, res *Result, in func(*choice) bool) string {
 	best := p.fastest(list, func(c *choice) bool { return !c.failed && in(c) })
 	if best == nil {
-		// Policies that move something which need not move are not listed.
+		// Policies that offload more than necessary are not in the list.
 		if p.fastest(list, func(c *choice) bool { return !c.failed && c.off == 0 }) != nil {
 			return ", but is too little alone, and not needed beside what is enough"
 		}
@@ -251,7 +251,7 @@ func (p *problem) wholeVerdict(c *choice, res *Result) ModuleDecision {
 	return v
 }
 
-// describe is a choice in words.
+// describe returns a choice in words.
 func (p *problem) describe(c *choice) string {
 	var parts []string
 	switch {

@@ -67,7 +67,7 @@ type candidate struct {
 	list    []*choice // the policies that were compared
 	best    *choice
 	total   cost.Seconds
-	least   int64 // of the peaks that policies reach, where none fits
+	least   int64 // the lowest peak of any policy, if none fits
 	err     error
 }
 
@@ -163,9 +163,9 @@ func candidates(s *plan.Setup, o Options) ([]*candidate, error) {
 	return list, nil
 }
 
-// layouts yields the ways to choose degrees. Tensor parallelism stays inside of
-// what the fast links join, and at most 8; context parallelism is for sequences
-// that leave 4096 tokens to a rank.
+// layouts yields the possible degrees. Tensor parallelism stays within a domain of fast
+// links, and at most 8. Context parallelism is for sequences that leave 4096 tokens to a
+// rank.
 func layouts(s *plan.Setup) func(func(plan.Layout) bool) {
 	layers := len(s.Model.Layers)
 	experts := 1
@@ -203,7 +203,7 @@ func layouts(s *plan.Setup) func(func(plan.Layout) bool) {
 	}
 }
 
-// divisors are those of n up to most.
+// divisors returns the divisors of n up to most.
 func divisors(n, most int) (out []int) {
 	for d := 1; d <= min(n, most); d++ {
 		if n%d == 0 {
@@ -213,9 +213,8 @@ func divisors(n, most int) (out []int) {
 	return out
 }
 
-// chunks are the numbers of model chunks worth trying on a pipeline of so many
-// ranks: each stage has a layer at least, and more than eight chunks gain nothing
-// that the messages between them do not cost.
+// chunks returns the numbers of chunks to try on a pipeline. Each stage has at least one
+// layer. More than eight chunks cost more in messages than they gain.
 func chunks(layers, pp int) []int {
 	out := []int{1}
 	if pp == 1 {
@@ -227,7 +226,7 @@ func chunks(layers, pp int) []int {
 	return out
 }
 
-// search finds the best policy of a layout, without the sentences.
+// search finds the best policy of a layout without reasons.
 func (c *candidate) search(o Options) {
 	if c.problem, c.err = newProblem(c.setup, o); c.err != nil {
 		return
@@ -252,8 +251,8 @@ func (c *candidate) search(o Options) {
 	}
 }
 
-// result is the best policy with the reasons. Where the stash is a choice, it is
-// searched with it once more.
+// result returns the best policy with the reasons. If the stash is a choice, it searches
+// once more with it.
 func (c *candidate) result(o Options) (*Result, error) {
 	if c.setup.Stash.RankCapacity > 0 && len(c.setup.Stash.Modules) == 0 {
 		return Policy(c.setup, o)
@@ -261,7 +260,7 @@ func (c *candidate) result(o Options) (*Result, error) {
 	return c.problem.result(c.best, c.list)
 }
 
-// smallestLayout is the error of a budget that no layout meets.
+// smallestLayout returns the error for a budget that no layout meets.
 func smallestLayout(unfit []*candidate) error {
 	best := slices.MinFunc(unfit, func(a, b *candidate) int { return cmp.Compare(a.least, b.least) })
 	_, err := best.problem.last()
@@ -273,7 +272,7 @@ func smallestLayout(unfit []*candidate) error {
 	return small
 }
 
-// fill puts in the reported layouts, each with its policy and the reasons.
+// fill adds the reported layouts, each with its policy and the reasons.
 func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 	for _, c := range fit {
 		r, err := c.result(o)
@@ -282,7 +281,7 @@ func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 		}
 		res.Best = append(res.Best, LayoutOption{Layout: c.setup.Layout, Micro: c.setup.Batch.Micro, Policy: r})
 	}
-	// A stash that was tried only now may have made one faster than those before.
+	// A stash that was tried only now may have made a layout faster than those before it.
 	slices.SortStableFunc(res.Best, func(a, b LayoutOption) int {
 		return cmp.Compare(a.Policy.After.Step.Total, b.Policy.After.Step.Total)
 	})
@@ -296,7 +295,7 @@ func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 	return nil
 }
 
-// lost says where a layout spends the time that another one saves.
+// lost says on what a layout spends the time that another one saves.
 func lost(best, own Outcome) string {
 	type part struct {
 		name string

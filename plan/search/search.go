@@ -126,8 +126,8 @@ func Policy(s *plan.Setup, o Options) (*Result, error) {
 	if s.Stash.RankCapacity == 0 || len(s.Stash.Modules) > 0 || err == nil && best.Nothing {
 		return best, err
 	}
-	// Buffers have a fixed capacity, and nothing was said about the stash: try
-	// the policies with it as well.
+	// Buffers have a fixed capacity, and the setup does not mention the stash. Try the
+	// policies with it as well.
 	var small *TooSmall
 	if err != nil && !errors.As(err, &small) {
 		return nil, err

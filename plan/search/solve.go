@@ -1,13 +1,12 @@
-// This file owns the search: every combination of recomputed and offloaded
-// modules is looked at, and the fastest that fits is found, exactly as far as the
-// linear model of memory goes; verify.go holds it against the full forecast.
+// This file owns the search. It looks at every combination of recomputed and offloaded
+// modules and finds the fastest one that fits. The result is exact for the linear model of
+// memory; verify.go checks it against the full forecast.
 //
-// There are few modules (some ten, hence some ten thousand combinations), and for
-// each the least fraction that every rank must move follows from its table in
-// closed form. What remains is the step's time. Walking the schedule for each
-// combination would take seconds, so they are put in the order of a lower bound
-// of it (fill, work and drain of each rank alone), and walked until the bound
-// passes the best found.
+// There are about ten modules and thus about ten thousand combinations. For each of them,
+// the least fraction that every rank must offload follows from the rank's table in closed
+// form. Walking the schedule for every combination would take seconds. So the search sorts
+// them by a lower bound of their time (fill, work and drain of each rank alone), and walks
+// them until the bound exceeds the best time.
 
 package search
 
@@ -21,7 +20,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-// parts is how finely fractions are chosen: by 64ths.
+// parts is the resolution of fractions: 64ths.
 const parts = 64
 
 // choice is one policy.
@@ -29,25 +28,25 @@ type choice struct {
 	rec, off  uint32
 	recompute plan.Recompute
 	fractions []int     // 64ths by rank
-	shares    []float64 // what of the bytes really moves, by rank: whole groups do
+	shares    []float64 // the part of the bytes that is offloaded, by rank, because whole groups are
 	passes    []cost.Pass
 	bound     cost.Seconds
 	total     cost.Seconds // zero until walked
-	moved     int64        // in host memory at the peaks, all ranks
-	// heights are the peaks by the full forecast, once it was asked; failed
-	// says that it does not fit after all, on this rank.
+	moved     int64        // bytes in host memory at the peaks, all ranks
+	// heights are the peaks by the full forecast, once it was made. failed reports that the
+	// choice does not fit after all, on this rank.
 	heights []int64
 	failed  bool
 	unseen  bool // failed without having been predicted
 	rank    int
-	crowded bool // failed for want of host memory
+	crowded bool // failed because host memory is too small
 }
 
-// size is how many modules a choice names.
+// size returns how many modules a choice names.
 func (c *choice) size() int { return bits.OnesCount32(c.rec) + bits.OnesCount32(c.off) }
 
-// left is what a set of modules leaves of a kind of layer: bytes saved, and of
-// them what each offload module moves.
+// left is what a set of recomputed modules leaves of a kind of layer: the saved bytes, and
+// those that each module would offload.
 type left struct {
 	saved int64
 	moved []int64
@@ -78,8 +77,8 @@ func (p *problem) left(rec uint32) []left {
 	return out
 }
 
-// fraction is the least number of 64ths of the offloaded modules' bytes that a
-// rank must move, with what is then in host memory; false if all are not enough.
+// fraction returns the least number of 64ths of the offloadable bytes that a rank must
+// offload, and its host memory. It returns false if all of them are not enough.
 func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64, ok bool) {
 	t := &p.tables[r]
 	saved, moved := p.chunkBytes(r, off, of)
@@ -95,7 +94,7 @@ func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64
 		}
 		needs = needs || over > 0
 		all = max(all, can)
-		// Once anything moves, what stays behind of it counts at every point.
+		// Once anything is offloaded, the part that stays counts at every point.
 		switch over += stays; {
 		case over <= 0:
 		case over > can:
@@ -114,8 +113,8 @@ func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64
 	return n, host, p.host == 0 || host <= p.host
 }
 
-// most is what a set of modules needs beyond the linear model. Modules come one
-// after the other, so it is the most that one of them needs.
+// most returns what a set of modules needs beyond the linear model. Modules run one after
+// the other, so it is the most that one of them needs.
 func most(by []int64, set uint32) (n int64) {
 	first := true
 	for i, b := range by {
@@ -126,8 +125,8 @@ func most(by []int64, set uint32) (n int64) {
 	return n
 }
 
-// chunkBytes is what a microbatch of each chunk of a rank saves, and what of it
-// offloading everything would move.
+// chunkBytes returns what a microbatch of each chunk of a rank saves, and how much of it
+// can be offloaded.
 func (p *problem) chunkBytes(r int, off uint32, of []left) (saved, moved []float64) {
 	chunks := p.setup.Layout.VPP
 	saved, moved = make([]float64, chunks), make([]float64, chunks)
@@ -156,7 +155,7 @@ func ceil(x float64) int {
 	return n
 }
 
-// passes is the time of every stage under a choice.
+// passTimes returns the time of every stage under a choice.
 func (p *problem) passTimes(c *choice, of []left) []cost.Pass {
 	passes := make([]cost.Pass, len(p.stages))
 	for i := range p.stages {
@@ -180,7 +179,7 @@ func (p *problem) passTimes(c *choice, of []left) []cost.Pass {
 	return passes
 }
 
-// bytes is what of a layer a rank moves.
+// bytes returns how much of a layer a rank offloads.
 func (c *choice) bytes(r int, l left) (n int64) {
 	for m, b := range l.moved {
 		if c.off&(1<<m) != 0 {
@@ -190,10 +189,10 @@ func (c *choice) bytes(r int, l left) (n int64) {
 	return int64(float64(n) * c.shares[r])
 }
 
-// ask sets the fraction that a rank is to move.
+// ask sets the fraction that a rank should offload.
 func (c *choice) ask(r, n int) { c.fractions[r], c.shares[r] = n, float64(n)/parts }
 
-// newChoice is the choice of sets of modules, with nothing moved.
+// newChoice returns the choice of sets of modules that offloads nothing yet.
 func (p *problem) newChoice(rec, off uint32) *choice {
 	return &choice{
 		rec: rec, off: off, recompute: plan.Recompute{Modules: names(p.rec, rec)},
@@ -201,7 +200,7 @@ func (p *problem) newChoice(rec, off uint32) *choice {
 	}
 }
 
-// allowed are the sets of modules without a clash in them.
+// allowed returns the sets of modules that do not clash.
 func (p *problem) allowed(list []string, a memory.Choice) (sets []uint32) {
 	for set := range uint32(1) << len(list) {
 		if p.clashes(names(list, set), a) == "" {
@@ -211,7 +210,7 @@ func (p *problem) allowed(list []string, a memory.Choice) (sets []uint32) {
 	return sets
 }
 
-// clashes says what is wrong with a set, if anything is.
+// clashes says what is wrong with a set. It is empty if nothing is.
 func (p *problem) clashes(modules []string, a memory.Choice) string {
 	for _, x := range modules {
 		m, _ := memory.LookupModule(x)
@@ -229,7 +228,7 @@ func (p *problem) clashes(modules []string, a memory.Choice) string {
 	return ""
 }
 
-// solve lists the policies that fit, the one with the lowest bound first.
+// solve lists the policies that fit, sorted by their bound.
 func (p *problem) solve() []*choice {
 	var list []*choice
 	offs := p.allowed(p.off, memory.Offload)
@@ -248,7 +247,8 @@ func (p *problem) solve() []*choice {
 	return list
 }
 
-// both says why recomputed and offloaded modules exclude each other.
+// both says why recomputed and offloaded modules exclude each other. It is empty if they do
+// not.
 func (p *problem) both(rec, off uint32) string {
 	for _, x := range names(p.rec, rec) {
 		for _, y := range names(p.off, off) {
@@ -260,7 +260,7 @@ func (p *problem) both(rec, off uint32) string {
 	return ""
 }
 
-// consider makes a choice if it fits.
+// consider returns the choice of two sets, or nil if it does not fit.
 func (p *problem) consider(rec, off uint32, of []left) *choice {
 	c := p.newChoice(rec, off)
 	for r := range c.fractions {
@@ -279,15 +279,15 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 	return c
 }
 
-// order puts what may be faster first; of equals what names fewer modules,
-// moves less, and then the sets themselves, so that there is one order.
+// order sorts choices by their bound, then by the number of modules, by the bytes that they
+// offload, and by the sets themselves, so the order is unique.
 func order(a, b *choice) int {
 	return cmp.Or(
 		cmp.Compare(a.bound, b.bound), cmp.Compare(a.size(), b.size()), cmp.Compare(a.moved, b.moved),
 		cmp.Compare(a.rec, b.rec), cmp.Compare(a.off, b.off))
 }
 
-// walked is the step's time of a choice.
+// walked returns the step time of a choice.
 func (p *problem) walked(c *choice) cost.Seconds {
 	if c.total == 0 {
 		c.total = p.time.Step(c.passes).Total
@@ -295,8 +295,8 @@ func (p *problem) walked(c *choice) cost.Seconds {
 	return c.total
 }
 
-// fastest is the fastest choice of a list in the order of bounds; of equals the
-// one that names fewer modules, then the one that moves less.
+// fastest returns the fastest choice of a list that is sorted by bounds. Of equals it takes
+// the one with fewer modules, and then the one that offloads less.
 func (p *problem) fastest(list []*choice, ok func(*choice) bool) *choice {
 	var best *choice
 	for _, c := range list {
@@ -314,7 +314,7 @@ func (p *problem) fastest(list []*choice, ok func(*choice) bool) *choice {
 	return best
 }
 
-// rounding is the part of a time below which two are equal.
+// rounding is the relative difference below which two times are equal.
 const rounding = 1e-9
 
 func (p *problem) beats(a, b *choice) bool {

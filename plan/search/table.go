@@ -22,9 +22,9 @@ import (
 type problem struct {
 	setup  *plan.Setup // without a policy, normalised
 	budget int64
-	// What must stay within the budget is what the allocator reserves, at worst.
-	// The linear model counts allocated bytes: over is how much more the former
-	// is on each rank without a policy, and rooms the budget in the latter.
+	// The budget bounds what the allocator reserves at worst, and the linear model counts
+	// allocated bytes. over is the factor between the two on each rank without a policy,
+	// and rooms is the budget in allocated bytes.
 	over  []float64
 	rooms []int64
 	host  int64
@@ -32,11 +32,11 @@ type problem struct {
 	clean *forecast
 	moves []move
 
-	rec, off []string // the modules that can be chosen; their places are bits
+	rec, off []string // the modules that can be chosen; their indices are bits of a set
 	kinds    []kind
 	stages   []stage
 	tables   []table  // by rank
-	remains  [][]left // by set of recomputed modules, as they are asked for
+	remains  [][]left // by set of recomputed modules, filled as needed
 	answers  map[asked]measured
 }
 
@@ -72,7 +72,7 @@ type kind struct {
 
 type tensor struct {
 	plan.SavedTensor
-	freed uint32 // the recomputed modules that each free it
+	freed uint32 // the set of recomputed modules that free it
 	moved int    // the offloaded module that moves it, or -1
 }
 
@@ -84,12 +84,12 @@ type stage struct {
 	pass        cost.Pass
 }
 
-// table is what a rank's peak is made of.
+// table is the model of a rank's peak.
 type table struct {
 	points []point
-	// again is what recomputing a module needs beyond what the linear model
-	// says, and stays what offloading one leaves on the device beyond it: what
-	// is on its way, and what is needed next. Both by module.
+	// again is what recomputing a module needs beyond the linear model. stays is what
+	// offloading a module leaves on the device beyond it: groups that are being copied, and
+	// those that are needed next. Both are by module.
 	again, stays []int64
 }
 
@@ -254,7 +254,7 @@ func names(list []string, set uint32) (out []string) {
 }
 
 // table finds the moments that can be a rank's peak: the highest of those with the same
-// live microbatches, and none that another one exceeds in everything.
+// live microbatches, unless another moment exceeds it in everything.
 func (p *problem) table(r int) table {
 	chunks := p.setup.Layout.VPP
 	layers := make([]int64, chunks) // bytes of a microbatch by chunk
@@ -275,9 +275,9 @@ func (p *problem) table(r int) table {
 	for _, at := range rank.Timeline() {
 		beyond = min(beyond, rank.Peak.Expected-at.Bytes())
 	}
-	// A peak above all passes is the optimiser's, which no policy changes, or,
-	// where the whole iteration is captured, that of the capture, in which the
-	// same is live as in the passes.
+	// A peak above all passes belongs to the optimiser, and no policy changes it. If the
+	// whole iteration is captured, it belongs to the capture, which holds the same as the
+	// passes.
 	if beyond > 0 && !has(p.setup.Graph.Scopes, "full_iteration") {
 		points = append(points, point{fixed: rank.Peak.Expected, live: slices.Clone(live)})
 		beyond = 0

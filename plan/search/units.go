@@ -1,4 +1,4 @@
-// This file owns how figures are written in sentences.
+// This file owns the format of figures in sentences.
 
 package search
 
@@ -11,8 +11,8 @@ import (
 
 func gigabytes(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
 
-// enough is a figure that must not be rounded down: who gives as much as is
-// written must have enough.
+// enough formats a size that must not be rounded down, because a user may give exactly that
+// much.
 func enough(n int64) string { return gigabytes((n + 1e8 - 1) / 1e8 * 1e8) }
 
 func megabytes(n int64) string {
@@ -39,7 +39,7 @@ func duration(t cost.Seconds) string {
 
 func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
 
-// fractions says what each rank moves, ranks with the same together.
+// fractions says what each rank offloads, and groups ranks with the same fraction.
 func fractions(list []int) string {
 	var out []string
 	for r := 0; r < len(list); {

@@ -1,6 +1,6 @@
-// This file owns the check of the linear model against the full forecast:
-// before the search, module by module, and after it, until the winner is one
-// whose predicted peaks are under the budget on every rank.
+// This file owns the check of the linear model against the full forecast. It calibrates the
+// model before the search, module by module. After the search it repeats until the forecast
+// of the winner is within the budget on every rank.
 
 package search
 
@@ -14,7 +14,7 @@ import (
 
 func (p *problem) fits(heights []int64) bool { return slices.Max(heights) <= p.budget }
 
-// peak is a rank's peak by the linear model, with so many 64ths moved.
+// peak returns a rank's peak by the linear model if it offloads the given number of 64ths.
 func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
 	t := &p.tables[r]
 	more := float64(most(t.again, rec))
@@ -33,8 +33,9 @@ func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
 	return int64(peak)
 }
 
-// calibrate predicts every module's policy alone and notes what it needs beyond
-// the linear model. A module that cannot move alone moves with the one it needs.
+// calibrate predicts the policy of each module alone and notes what it needs beyond the
+// linear model. A module that cannot be offloaded alone is offloaded with those that it
+// requires.
 func (p *problem) calibrate() error {
 	for i := range p.rec {
 		f, err := predict(p.with(p.newChoice(1<<i, 0), 0))
@@ -64,7 +65,8 @@ func (p *problem) calibrate() error {
 	return nil
 }
 
-// with is the setup with a choice in it, every rank moving so many 64ths.
+// with returns the setup with a choice, where every rank offloads the given number of
+// 64ths.
 func (p *problem) with(c *choice, fraction int) *plan.Setup {
 	n := *p.setup
 	n.Recompute = c.recompute
@@ -76,7 +78,7 @@ func (p *problem) with(c *choice, fraction int) *plan.Setup {
 	return &n
 }
 
-// chosen is the setup with a choice in it, every rank moving its own share.
+// chosen returns the setup with a choice, where every rank offloads its own share.
 func (p *problem) chosen(c *choice) *plan.Setup {
 	n := p.with(c, slices.Max(c.fractions))
 	if slices.Min(c.fractions) == slices.Max(c.fractions) {
@@ -88,9 +90,9 @@ func (p *problem) chosen(c *choice) *plan.Setup {
 	return n
 }
 
-// verify finds the fastest choice whose full forecast fits. Choices are
-// predicted only when they have come to the front; what that finds may put
-// others before them. Where none fits, the error is a *TooSmall.
+// verify finds the fastest choice whose full forecast fits. It predicts a choice only when
+// the choice is the fastest left, and the forecast may put others before it. It returns a
+// *TooSmall if none fits.
 func (p *problem) verify(list []*choice) (*choice, error) {
 	list = append(list, p.whole()...)
 	slices.SortFunc(list, order)
@@ -115,9 +117,9 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 	}
 }
 
-// drop fails the choices that by the linear model end no lower than one that
-// failed, on the rank where it failed: what the model left out there it left out
-// of them too. Without it every one of thousands might be predicted in turn.
+// drop fails the choices that, by the linear model, are no lower than a failed choice on
+// the rank where that one failed. The model lacks the same memory for all of them.
+// Otherwise thousands of choices might be predicted in turn.
 func (p *problem) drop(list []*choice, c *choice) {
 	bar := p.peak(c.rank, c.rec, c.off, parts)
 	for _, x := range list {
@@ -127,9 +129,9 @@ func (p *problem) drop(list []*choice, c *choice) {
 	}
 }
 
-// reprieve predicts choices that were dropped unseen and may be faster than the
-// best: the linear model can be unjust to one of them. There may be thousands, so
-// only those with the lowest bounds get it.
+// reprieve predicts choices that were dropped without a forecast and may be faster than the
+// best, because the linear model can be wrong about one of them. There may be thousands, so
+// it predicts only those with the lowest bounds.
 func (p *problem) reprieve(list []*choice, best *choice) (*choice, error) {
 	tries := reprieves
 	for _, c := range list {
@@ -151,8 +153,8 @@ func (p *problem) reprieve(list []*choice, best *choice) (*choice, error) {
 	return best, nil
 }
 
-// floor is what no policy gets below, by the linear model: with everything gone
-// that some module frees or moves. Computing whole layers again may.
+// floor returns the lowest peak that a policy can reach by the linear model: everything
+// that a module can free or offload is gone. Only recomputing whole layers may be lower.
 func (p *problem) floor() (int64, error) {
 	every := uint32(1)<<len(p.rec) - 1
 	var lowest int64
@@ -180,7 +182,8 @@ func (p *problem) floor() (int64, error) {
 	return slices.Max(f.heights()), nil
 }
 
-// refine predicts a choice in full, and moves as much as that asks for.
+// refine predicts a choice in full, and raises its fractions as far as the forecast
+// requires.
 func (p *problem) refine(c *choice) error {
 	if c.recompute.Full {
 		return p.refineWhole(c)
@@ -215,8 +218,8 @@ func (p *problem) refine(c *choice) error {
 	return nil
 }
 
-// trim takes back what a choice moves beyond need: the forecast moves whole
-// groups, which can be more than the fraction asked for.
+// trim lowers the fractions of a choice that offloads more than necessary. Whole groups are
+// offloaded, which can be more than the fraction asked for.
 func (p *problem) trim(c *choice) error {
 	for range trims {
 		less := p.newChoice(c.rec, c.off)
@@ -243,8 +246,8 @@ func (p *problem) trim(c *choice) error {
 	return nil
 }
 
-// crowds reports whether a choice needs more host memory than there may be. The
-// linear model let it pass, but whole groups move, and more than it asked for.
+// crowds reports whether a choice needs more host memory than there is. The linear model
+// accepted it, but whole groups are offloaded.
 func (p *problem) crowds(c *choice) (bool, error) {
 	for r, n := range c.fractions {
 		if n == 0 || p.host == 0 {
@@ -258,24 +261,25 @@ func (p *problem) crowds(c *choice) (bool, error) {
 	return false, nil
 }
 
-// trims is how often that is tried; each halves the slack or better.
+// trims is how often trim tries. Each time at least halves the slack.
 const trims = 2
 
-// reprieves bounds the forecasts spent on choices that were dropped unseen.
+// reprieves bounds the forecasts for choices that were dropped without one.
 const reprieves = 32
 
-// refinements is how often fractions are corrected. Each time a rank moves at
-// least one 64th more, and by the linear model all that is missing: two or three
-// are enough unless offloading does not help at all.
+// refinements is how often fractions are corrected. Each time a rank offloads at least one
+// 64th more, and everything that is missing by the linear model. Two or three times are
+// enough unless offloading does not help.
 const refinements = 8
 
-// slope is how much lower a rank ends for a 64th more that moves, by the linear
+// slope returns by how much another offloaded 64th lowers a rank's peak, by the linear
 // model.
 func (p *problem) slope(c *choice, r int) float64 {
 	return p.over[r] * float64(p.peak(r, c.rec, c.off, 0)-p.peak(r, c.rec, c.off, parts)) / parts
 }
 
-// further is how many 64ths a rank must move if with the choice's it is so high.
+// further returns how many 64ths a rank must offload if its height with the choice's
+// fraction is as given.
 func (p *problem) further(c *choice, r int, height int64) int {
 	if c.off == 0 {
 		return parts + 1
@@ -291,7 +295,7 @@ func (p *problem) further(c *choice, r int, height int64) int {
 	return next
 }
 
-// measure predicts the peaks of a choice, and what of its bytes really moves.
+// measure predicts the peaks of a choice, and which part of its bytes is offloaded.
 func (p *problem) measure(c *choice) ([]int64, error) {
 	heights := make([]int64, p.ranks())
 	for r, n := range c.fractions {
@@ -304,7 +308,7 @@ func (p *problem) measure(c *choice) ([]int64, error) {
 	return heights, nil
 }
 
-// asked is a question to the full forecast, measured its answer.
+// asked identifies a forecast of one rank, and measured is its result.
 type asked struct {
 	rec, off       uint32
 	rank, fraction int
@@ -312,11 +316,11 @@ type asked struct {
 
 type measured struct {
 	height, host int64
-	share        float64 // of the bytes that move, where whole groups do
+	share        float64 // the part of the bytes that is offloaded, because whole groups are
 }
 
-// measureRank predicts one rank of a choice. Answers are kept: as fractions are
-// corrected, most ranks stay as they are.
+// measureRank predicts one rank of a choice. It caches results: most ranks stay the same
+// while fractions are corrected.
 func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
 	q := asked{c.rec, c.off, r, n}
 	if n == 0 {
@@ -340,7 +344,7 @@ func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
 	return m, nil
 }
 
-// settle works out a choice's times again after its fractions changed.
+// settle updates the times of a choice after its fractions have changed.
 func (p *problem) settle(c *choice) {
 	c.passes = p.passTimes(c, p.left(c.rec))
 	c.bound, c.total, c.moved = p.time.Bound(c.passes), 0, 0
@@ -349,7 +353,8 @@ func (p *problem) settle(c *choice) {
 	}
 }
 
-// hostBytes is what of the offloaded modules is live at once on a rank at most.
+// hostBytes returns the most bytes of the offloaded modules that are live at once on a
+// rank.
 func (p *problem) hostBytes(r int, c *choice) int64 {
 	moved := make([]int64, p.setup.Layout.VPP)
 	of := p.left(c.rec)
@@ -374,8 +379,8 @@ func (p *problem) hostBytes(r int, c *choice) int64 {
 	return most
 }
 
-// whole are the choices that compute whole layers again: all of them, or the
-// first of each stage.
+// whole returns the choices that recompute whole layers: all layers, or the first of each
+// stage.
 func (p *problem) whole() []*choice {
 	if why := noWhole(p.setup); why != "" {
 		return nil
@@ -388,7 +393,7 @@ func (p *problem) whole() []*choice {
 	return []*choice{some, all}
 }
 
-// noWhole says why whole layers cannot be recomputed, if they cannot.
+// noWhole says why whole layers cannot be recomputed. It is empty if they can.
 func noWhole(s *plan.Setup) string {
 	if len(s.Graph.Scopes) > 0 && !has(s.Graph.Scopes, "full_iteration") {
 		return "parts of layers are captured in graphs; capture the full iteration or nothing"
@@ -405,7 +410,7 @@ func (p *problem) settleWhole(c *choice) {
 	c.bound, c.total = p.time.Bound(c.passes), 0
 }
 
-// refineWhole finds the fewest layers of each stage that are enough.
+// refineWhole finds the least number of layers of each stage that is enough.
 func (p *problem) refineWhole(c *choice) error {
 	lo, hi := 1, 1
 	if c.recompute.Method == "block" {
@@ -435,15 +440,14 @@ func (p *problem) refineWhole(c *choice) error {
 	return nil
 }
 
-// last is the policy with the lowest peaks, by the full forecast. It is the
-// answer where the linear model finds none, if it fits; else it says what the
-// smallest budget would be.
+// last returns the policy with the lowest peaks by the full forecast. It is the answer if
+// the linear model finds none and it fits. Else it gives the smallest budget.
 func (p *problem) last() (*choice, error) {
 	var best *choice
-	// Where host memory is short, the one that moves nothing is left.
+	// If host memory is too small, only the choice that offloads nothing is left.
 	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, memory.Offload)), p.smallest([]uint32{0})) {
 		if c.recompute.Method == "block" {
-			continue // all layers leave less than some
+			continue // recomputing all layers leaves less
 		}
 		if !c.recompute.Full {
 			for r := range c.fractions {
@@ -469,8 +473,8 @@ func (p *problem) last() (*choice, error) {
 	return nil, &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(best.heights, least), Policy: p.describe(best)}
 }
 
-// smallest is the choice with the lowest peak by the linear model, of some sets
-// of offloaded modules.
+// smallest returns the choice with the lowest peak by the linear model among some sets of
+// offloaded modules.
 func (p *problem) smallest(offs []uint32) *choice {
 	best, least := p.newChoice(0, 0), int64(-1)
 	for _, rec := range p.allowed(p.rec, memory.Recompute) {
@@ -491,5 +495,5 @@ func (p *problem) smallest(offs []uint32) *choice {
 	return best
 }
 
-// step is the time of a choice.
+// step returns the time of a choice.
 func (p *problem) step(c *choice) cost.Step { return p.time.Step(c.passes) }
