@@ -20,20 +20,19 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Options say what to measure, and for how long.
+// Options says what to measure, and for how long.
 type Options struct {
 	Sizes []memory.Bytes
-	// Line is the time for one line of the table; it takes minRounds rounds
-	// even if that lasts longer.
+	// Line is the time for one line of the table. It takes at least minRounds rounds, even
+	// if they last longer.
 	Line time.Duration
-	// Plain adds the best plain copy to every line, where the host can reach
-	// the bytes itself.
+	// Plain adds the best plain copy to every line if the host can reach the bytes.
 	Plain bool
 	// Graphs adds copies in graphs and by kernels.
 	Graphs bool
 }
 
-// Defaults give steady figures in some seconds a size.
+// Defaults returns options that give steady figures in a few seconds a size.
 func Defaults() Options {
 	return Options{
 		Line:   800 * time.Millisecond,
@@ -42,8 +41,8 @@ func Defaults() Options {
 	}
 }
 
-// Sizes returns the sizes that show how a device copies: small enough for caches to
-// matter, and large enough for them not to.
+// Sizes returns the sizes that show how a device copies: some fit in caches, and some do
+// not.
 func Sizes(backend string) []memory.Bytes {
 	if backend == "cpu" {
 		return []memory.Bytes{memory.MiB, 16 * memory.MiB, 256 * memory.MiB}
@@ -57,21 +56,21 @@ func Sizes(backend string) []memory.Bytes {
 // per cent.
 func (o Options) turn() time.Duration { return o.Line / 50 }
 
-// The first quartile of seven is the second: five turns may be disturbed.
+// The first quartile of seven turns is the second: other work may disturb five of them.
 const (
 	minRounds = 7
 	maxRounds = 101
 )
 
-// way is one way of doing the work: n times, and then it waits for the end. One
-// time does pieces pieces of work.
+// way is one way of doing the work. It does the work n times and waits for the end. The
+// work consists of a number of pieces.
 type way struct {
 	name   string
 	pieces int
 	do     func(n int) error
 }
 
-// compare gives the time of one piece of work for each way.
+// compare returns the time of one piece of work for each way.
 func (o Options) compare(ways []way) ([]time.Duration, error) {
 	repeats := make([]int, len(ways))
 	for i, w := range ways {
@@ -100,8 +99,8 @@ func (o Options) compare(ways []way) ([]time.Duration, error) {
 	return times, nil
 }
 
-// duel holds a way against the fastest of several others, in rounds of their own:
-// the fastest of many noisy figures is faster than it would be again.
+// duel compares a way with the fastest of several others, in rounds of their own. The
+// fastest of many noisy figures would be slower if it were measured once more.
 func (o Options) duel(w way, others []way, times []time.Duration) (best string, two []time.Duration, err error) {
 	i := slices.Index(times, slices.Min(times))
 	two, err = o.compare([]way{w, others[i]})

@@ -45,8 +45,9 @@ func (r *rig) pairs(d Direction) []pair {
 	panic("bench: unknown direction " + string(d))
 }
 
-// moved returns what one piece of work counts. A link is judged by the bytes it
-// carries, both ways if both are used; memory by the bytes it reads and writes.
+// moved returns how many bytes one piece of work counts. A link counts the bytes that it
+// carries, in both directions if both are used. Memory counts the bytes that it reads and
+// writes.
 func moved(d Direction, size memory.Bytes) memory.Bytes {
 	if d == Out || d == In {
 		return size
@@ -60,8 +61,8 @@ type Copy struct {
 	Via       string       `json:"via"` // "stream", or what graphs.go adds
 	Size      memory.Bytes `json:"size"`
 	GBps      float64      `json:"gbps"`
-	// Plain is the fastest plain copy of the same bytes; only where the host
-	// can copy them itself.
+	// Plain is the fastest plain copy of the same bytes. It is empty if the host cannot
+	// copy them.
 	Plain     string  `json:"plain,omitempty"`
 	PlainGBps float64 `json:"plain_gbps,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // GBps / PlainGBps
@@ -85,8 +86,8 @@ func Copies(dev device.Device, o Options, size memory.Bytes, ds []Direction, don
 	return err
 }
 
-// copyLines measures one direction. The first line is the copy of a stream, the
-// one that is held against the plain copies.
+// copyLines measures one direction. The first line is the copy by a stream, which is
+// compared with the plain copies.
 func (r *rig) copyLines(o Options, d Direction, done func(Copy) error) (err error) {
 	ways := []way{{"stream", 1, r.streamCopy(d)}}
 	if d == Device && o.Graphs {
@@ -123,8 +124,8 @@ func (r *rig) copyLines(o Options, d Direction, done func(Copy) error) (err erro
 	return nil
 }
 
-// streamCopy returns the copy that is to be judged: issued to streams, one for each
-// copy that runs at the same time.
+// streamCopy returns the copy to judge. It is issued to streams, one for each copy that
+// runs at the same time.
 func (r *rig) streamCopy(d Direction) func(int) error {
 	streams := []device.Stream{r.out, r.in}
 	pairs := r.pairs(d)
@@ -172,8 +173,8 @@ func (r *rig) plainCopy(d Direction, cp func(dst, src []byte)) func(int) error {
 	}
 }
 
-// bytes returns a buffer's bytes on the CPU device. The bench looks at them as a
-// kernel would, with the streams at rest.
+// bytes returns a buffer's bytes on the CPU device. The benchmark reads them as a kernel
+// would, while no stream has work.
 func (r *rig) bytes(b *device.Buffer) []byte {
 	return device.Slice[byte](uint64(b.Addr()), int(r.size))
 }

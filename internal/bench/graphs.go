@@ -11,11 +11,11 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// graphCopies is the number of copies in a graph, so that the cost of one
-// replay (some microseconds) is spread over several copies.
+// graphCopies is the number of copies in a graph. It spreads the cost of one replay (a few
+// microseconds) over several copies.
 const graphCopies = 8
 
-// otherCopies captures the graphs; end closes them.
+// otherCopies captures the graphs. The function end closes them.
 func (r *rig) otherCopies() (ways []way, end func(), err error) {
 	dst, src := r.accel[1].All(), r.accel[0].All()
 	copyNode := func() { r.out.Copy(dst, src) }

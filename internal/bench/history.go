@@ -81,9 +81,9 @@ type trained struct {
 // errNoResult is returned for JSON that no benchmark printed.
 var errNoResult = errors.New("expected the JSON of a benchmark or of a training comparison, got something else; record what bench copy, stash, pools or offload or train prints as JSON")
 
-// ReadEntry takes the key figures from the JSON that a benchmark printed. Date is left
-// empty, and so are Hardware, Version and Command if the JSON does not say them. It
-// returns an error if no benchmark of this program prints such JSON.
+// ReadEntry reads the key figures from the JSON that a benchmark printed. It leaves Date
+// empty, and Hardware, Version and Command if the JSON lacks them. It returns an error if
+// no benchmark of this program prints such JSON.
 func ReadEntry(text []byte) (e Entry, err error) {
 	text = bytes.TrimSpace(text)
 	if len(text) > 0 && text[0] == '[' {
@@ -121,7 +121,7 @@ func ReadEntry(text []byte) (e Entry, err error) {
 	return e, e.check()
 }
 
-// check returns an error if the entry has no figures, or one that is no number.
+// check returns an error if the entry has no figures, or one that is not a number.
 func (e *Entry) check() error {
 	if e.Bench == "" || len(e.Figures) == 0 {
 		return errNoResult
@@ -134,7 +134,7 @@ func (e *Entry) check() error {
 	return nil
 }
 
-// copyFigures takes the speeds of the largest copies, by direction and way.
+// copyFigures reads the speeds of the largest copies, by direction and way.
 func copyFigures(p *printed, to map[string]float64) {
 	to["ratio"] = *p.Ratio
 	var largest int64
@@ -148,7 +148,7 @@ func copyFigures(p *printed, to map[string]float64) {
 	}
 }
 
-// poolFigures takes the bytes of each kind of pool over the lower bound, of all models
+// poolFigures reads the bytes of each kind of pool over the lower bound, of all models
 // together.
 func poolFigures(p *printed, to map[string]float64) {
 	bound := map[string]float64{}
@@ -166,7 +166,7 @@ func poolFigures(p *printed, to map[string]float64) {
 	}
 }
 
-// trainFigures takes the peak and the step time of every policy, and the speed of the
+// trainFigures reads the peak and the step time of every policy, and the speed of the
 // first.
 func trainFigures(text []byte) (map[string]float64, error) {
 	var rows []trained
@@ -185,7 +185,7 @@ func trainFigures(text []byte) (map[string]float64, error) {
 }
 
 // ReadHistory reads the entries of a history, the oldest first. It returns an error that
-// names the first line that is no entry.
+// names the first line that is not an entry.
 func ReadHistory(r io.Reader) (all []Entry, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)

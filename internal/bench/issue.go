@@ -1,6 +1,5 @@
-// This file owns the cost of issuing work: what a launch or a replay takes of
-// the host's time, and how long it lasts on the device when there is next to
-// nothing to do.
+// This file owns the cost of issuing work: the host's time for a launch or a replay, and
+// its duration on the device if there is almost nothing to do.
 
 package bench
 
@@ -21,13 +20,13 @@ type Overhead struct {
 	What string `json:"what"`
 	// CPU is the processor time of the issuing thread, in microseconds.
 	CPU float64 `json:"cpu_us"`
-	// Elapsed is from the first issue until all work is done, a piece.
+	// Elapsed is the time of a piece, from the first issue until all work is done.
 	Elapsed float64 `json:"elapsed_us"`
 }
 
 const (
-	// issueBatch stays below the 1024 pieces of work that a queue holds before
-	// the host must wait, which would be measured as well.
+	// issueBatch is less than the 1024 pieces of work that a queue holds. Beyond that the
+	// host waits, and the wait would be measured too.
 	issueBatch  = 512
 	issueRounds = 51
 	// graphNodes is the size of the graph whose cost is spread over its nodes.
@@ -66,9 +65,9 @@ func (r *rig) overheads(done func(Overhead) error) error {
 	return nil
 }
 
-// overhead issues batches and takes the medians. A goroutine may change threads,
-// and then the clock of the thread says nothing about the batch, which does not
-// count; tying it to one thread would make every call into the driver slower.
+// overhead issues batches and takes the medians. A batch does not count if the goroutine
+// changed threads, because the clock of the thread then says nothing. Locking the goroutine
+// to a thread would make every call of the driver slower.
 func (r *rig) overhead(what string, batch, pieces int, issue func(), done func(Overhead) error) error {
 	var cpu, elapsed []time.Duration
 	for tries := 0; len(cpu) < issueRounds && tries < 10*issueRounds; tries++ {

@@ -1,5 +1,5 @@
-// This file owns the measurement of offloading: a step without and with it, in
-// turns, and the step's copies by themselves.
+// This file owns the measurement of offloading: a step without and with it, in turns, and
+// the step's copies alone.
 
 package bench
 
@@ -20,18 +20,18 @@ import (
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
-// OffloadOptions say what to run and what leaves.
+// OffloadOptions says what to run and what to offload.
 type OffloadOptions struct {
 	Step      StepOptions
-	Intensity float64 // zero: times are as the step has them
-	Budget    int64   // zero: none
-	// NoRecompute meets the budget by moving alone.
+	Intensity float64 // zero keeps the times of the step
+	Budget    int64   // zero means none
+	// NoRecompute meets the budget by offloading alone.
 	NoRecompute bool
 	Hand        bool // ByHand decides
 	ByHand      policy.ByHand
 	Scopes      memory.Scopes
 	Rounds      int
-	Trace       trace.Sink // nil: none
+	Trace       trace.Sink // nil means none
 }
 
 // OffloadNames returns the groups that a step saves.
@@ -57,10 +57,10 @@ type offloadRig struct {
 	s       device.Stream
 	step    *step
 	links   memory.Links
-	budget  memory.Bytes // of the runtime with offload; zero: none
+	budget  memory.Bytes // of the runtime with offload; zero means none
 	without *runner
 	with    *runner
-	kept    memory.Bytes // what the runtime without offload holds of the device
+	kept    memory.Bytes // device memory of the runtime without offload
 	copies  *linkRig
 	log     copyLog
 }
@@ -72,7 +72,7 @@ type copyLog struct {
 	copies []carried
 }
 
-// Emit takes an event of the runtime with offload.
+// Emit records the copies of the runtime with offload.
 func (l *copyLog) Emit(e trace.Event) {
 	if l.next != nil {
 		l.next.Emit(e)
@@ -136,8 +136,8 @@ func (r *offloadRig) open() (err error) {
 	}
 	cfg.SavedLimit = r.budget
 	if r.o.Budget > 0 {
-		// A budget that cannot be met is refused by what it is, not by where the
-		// first step runs out of memory.
+		// Refuse a budget that cannot be met with its cause, before the first step runs out
+		// of memory.
 		p := r.without.rt.Profile(r.without.key)
 		if _, err := policy.Solve(p, r.links, r.limits(), int64(r.budget), policy.Allowed{Offload: true, Recompute: !r.o.NoRecompute}); err != nil {
 			return &OffloadRefused{err}
@@ -153,8 +153,8 @@ func (r *offloadRig) open() (err error) {
 	return err
 }
 
-// held returns what runtimes hold of the device for saved tensors, by the device's own
-// account.
+// held returns the device memory that runtimes hold for saved tensors, by the device's
+// ledger.
 func held(dev device.Device) memory.Bytes {
 	for _, o := range dev.Memory().Owners {
 		if o.Kind == memory.Device && o.Owner == trace.HeapOwner(memory.Device) {
@@ -181,11 +181,11 @@ func (r *offloadRig) runner(cfg engine.Config) (*runner, error) {
 	}, r.o.Scopes)
 }
 
-// slack is by how much a step may become longer that moves all that hides.
+// slack is how much longer a step may become if everything is offloaded that hides.
 const slack = 0.02
 
-// hiding returns a budget that can be met by moving without making the step longer, from
-// what was recorded of the step with everything kept.
+// hiding returns a budget that offloading meets without a longer step. It uses the
+// recording of the step with everything kept.
 func (r *offloadRig) hiding() (memory.Bytes, error) {
 	p, err := r.shortest()
 	if err != nil {
@@ -204,13 +204,13 @@ func (r *offloadRig) hiding() (memory.Bytes, error) {
 		_, f.CanOffload = choices[u.Name]
 		p.Units[u] = f
 	}
-	// A tenth more, because steps differ and the smallest one is an edge: a little
-	// less room, and compute waits.
+	// Add a tenth, because steps differ and compute would wait with a little less room.
 	budget, _, err := policy.Balance([]*policy.Profile{p}, r.links, r.limits(), policy.Allowed{Offload: true}, slack)
 	return memory.Bytes(budget + budget/10), err
 }
 
-// shortest returns the recording of the step, of three, that was disturbed the least.
+// shortest returns the shortest of three recordings of the step, which was disturbed the
+// least.
 func (r *offloadRig) shortest() (*policy.Profile, error) {
 	best := r.without.rt.Profile(r.without.key)
 	for range 2 {
@@ -249,15 +249,15 @@ func (r *offloadRig) close() (first error) {
 	return first
 }
 
-// The three that take turns.
+// These three take turns.
 const (
 	timeWithout = iota
 	timeWith
 	timeCopies
 )
 
-// measure lets the steps and the copies take turns, and compares what the two
-// steps of a turn loaded.
+// measure runs the steps and the copies in turns, and compares what the two steps of a turn
+// loaded.
 func (r *offloadRig) measure() (times [3]time.Duration, equal bool, err error) {
 	var turns [3][]time.Duration
 	equal = true

@@ -1,5 +1,5 @@
-// This file owns what the copies of an offloaded step take by themselves: the same
-// sizes in the same order, on two streams that do nothing else.
+// This file owns the time of an offloaded step's copies alone: the same sizes in the same
+// order, on two streams without other work.
 
 package bench
 
@@ -17,15 +17,14 @@ type carried struct {
 	in    bool
 	group memory.GroupID
 	bytes int64
-	// pass is the one whose compute the copy belongs to: that after which it can
-	// leave, or that before which it must be back.
+	// pass is the pass that the copy belongs to: the one after which it can be offloaded,
+	// or the one before which it must be reloaded.
 	pass int
 }
 
-// linkRig makes the copies of a step once more. What orders them in any step is
-// kept: a group comes back after it has left; and as compute does one pass after
-// the other, what a pass makes leaves after all is back that earlier passes need.
-// So its time is one that no step with these copies can go below, however little
+// linkRig repeats the copies of a step. It keeps the order that every step has: a group is
+// reloaded after it was offloaded, and a pass's groups are offloaded after everything is
+// back that earlier passes need. No step with these copies can be shorter, however little
 // it computes.
 type linkRig struct {
 	out, in device.Stream
@@ -68,7 +67,7 @@ func newLinkRig(dev device.Device, copies []carried) (r *linkRig, err error) {
 	return r, r.out.Sync()
 }
 
-// run makes all copies and waits for them.
+// run issues all copies and waits for them.
 func (r *linkRig) run() (time.Duration, error) {
 	began := time.Now()
 	left := map[memory.GroupID]device.Event{}
@@ -97,8 +96,7 @@ func (r *linkRig) run() (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// back returns the end of the last copy in before the i-th copy that is for an earlier
-// pass.
+// back returns the end of the last reload before copy i that an earlier pass needs.
 func (r *linkRig) back(i, pass int) device.Event {
 	for k, c := range slices.Backward(r.copies[:i]) {
 		if c.in && c.pass < pass {

@@ -1,5 +1,5 @@
-// This file owns the issuing of a synthetic step through the runtime: kernels of
-// known duration that write what they save and, in backward, check what comes back.
+// This file owns the issue of a synthetic step through the runtime. Its kernels have known
+// durations, write what is saved, and check in the backward pass what is loaded.
 
 package bench
 
@@ -18,7 +18,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// runner runs a step again and again through one runtime.
+// runner runs a step repeatedly through one runtime.
 type runner struct {
 	step   *step
 	dev    device.Device
@@ -39,7 +39,7 @@ type runner struct {
 // word is the size of seeds, row counts and checksums.
 const word = memory.Bytes(8)
 
-// newRunner makes a runner; the caller closes the runtime.
+// newRunner returns a runner. The caller closes the runtime.
 func newRunner(dev device.Device, s device.Stream, st *step, open func() (*engine.Runtime, error), scopes memory.Scopes) (r *runner, err error) {
 	r = &runner{step: st, dev: dev, s: s, scopes: scopes, base: map[memory.GroupID]int{}}
 	r.key.Microbatches = len(st.passes) / 2 / len(st.chunks)
@@ -82,7 +82,7 @@ func newRunner(dev device.Device, s device.Stream, st *step, open func() (*engin
 		return r, err
 	}
 	if st.row > 0 {
-		// Buffers for twice the rows that balanced routing gives.
+		// The buffers hold twice the rows of balanced routing.
 		if r.space, err = r.rt.NewWorkspace(StashedModule, 3, 0, stash.Tensor{Name: "rows", Row: st.row, MaxRows: 2 * st.rows}); err != nil {
 			return r, err
 		}
@@ -106,12 +106,12 @@ func (r *runner) close() (first error) {
 	return first
 }
 
-// warmSteps come before anything is measured: one is recorded, one warms graphs
-// up, one captures them, and one follows.
+// warmSteps run before anything is measured: one is recorded, one warms graphs up, one
+// captures them, and one follows.
 const warmSteps = 4
 
-// warm lets the runtime learn the step. One under another key goes before: it loads
-// kernels and touches memory for the first time, which is not to be recorded.
+// warm lets the runtime learn the step. It first runs one step under another key, which
+// loads kernels and touches memory for the first time. That step must not be recorded.
 func (r *runner) warm() error {
 	key := r.key
 	defer func() { r.key = key }()
@@ -136,7 +136,7 @@ func (r *runner) warm() error {
 func (r *runner) clock() device.Range { return r.mem.Slice(0, kernels.ClockBytes) }
 func (r *runner) seed() device.Range  { return r.mem.Slice(kernels.ClockBytes, word) }
 
-// run does one step with a seed and gives its time on the device, and the checksums
+// run runs one step with a seed. It returns the step's time on the device and the checksums
 // of everything that it loaded, tensor by tensor.
 func (r *runner) run(seed uint64) (took time.Duration, sums []byte, err error) {
 	r.s.Upload(r.seed(), binary.LittleEndian.AppendUint64(nil, seed))
@@ -190,7 +190,7 @@ func (r *runner) layer(s *engine.Step, p schedule.Pass, at int, ms []module) err
 			continue
 		}
 		pass := engine.Pass{Chunk: p.Chunk, Layer: at, Microbatch: p.Microbatch, Backward: p.Backward}
-		// What a scope makes is saved in it, and nobody else needs it.
+		// A scope saves what it makes, and nothing else needs it.
 		if _, err := s.Scope(scope, pass, func() ([]*engine.Tensor, error) { return nil, r.half(s, p, at, part) }); err != nil {
 			return err
 		}
@@ -198,8 +198,8 @@ func (r *runner) layer(s *engine.Step, p schedule.Pass, at int, ms []module) err
 	return nil
 }
 
-// parts returns the modules of a layer, those together that one scope captures, or that
-// are one half.
+// parts groups the modules of a layer: those that one scope captures, or that form one
+// half.
 func parts(ms []module, captured memory.Scopes) (parts [][]module) {
 	scope := func(m module) any {
 		if s, ok := m.half.scope(captured); ok {

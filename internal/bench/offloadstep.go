@@ -32,11 +32,11 @@ type StepOptions struct {
 	Microbatches int
 	PP, VPP      int
 	Rank         int // pipeline rank
-	// TFLOPS is the speed of compute, in 10^12 operations a second, and MemoryGBps
-	// that of memory, in 10^9 bytes: a module's forward pass takes its matrix
-	// products and attention over the one and what it saves over the other, its
-	// backward pass twice as long. So norms and activations take time too, and more
-	// of it than it takes to write and check their tensors.
+	// TFLOPS is the speed of compute in 10^12 operations a second, and MemoryGBps that of
+	// memory in 10^9 bytes a second. The forward pass of a module takes its matrix products
+	// and attention over the former, plus its saved bytes over the latter. Its backward
+	// pass takes twice as long. So norms and activations take time too, more than writing
+	// and checking their tensors does.
 	TFLOPS, MemoryGBps float64
 	// Stash counts the rows of experts on the device and stashes them.
 	Stash bool
@@ -59,7 +59,7 @@ const (
 	expert             // the rest of it
 )
 
-// module is one part of a layer: what it saves is a group.
+// module is one part of a layer. Its saved tensors are a group.
 type module struct {
 	name              string
 	half              half
@@ -79,8 +79,8 @@ type step struct {
 	setup  *plan.Setup
 	chunks [][][]module // by chunk, layer of the chunk and order of the forward pass
 	passes []schedule.Pass
-	// rows are what a layer's experts receive if routing is balanced, and row the
-	// bytes of one; zero unless they are stashed.
+	// rows is how many rows a layer's experts receive with balanced routing, and row is the
+	// size of one. Both are zero unless rows are stashed.
 	rows stash.Rows
 	row  memory.Bytes
 }
@@ -88,8 +88,8 @@ type step struct {
 // StashedModule is the module that is stashed, if one is.
 const StashedModule = "expert_fc1"
 
-// newStep makes the step. Sizes are the planner's, so that what is measured here
-// is what it predicts.
+// newStep returns the step. Its sizes are the planner's, so the benchmark measures what the
+// planner predicts.
 func newStep(o StepOptions) (*step, error) {
 	m := *o.Model
 	if o.Layers > 0 {
@@ -108,8 +108,8 @@ func newStep(o StepOptions) (*step, error) {
 		Layout: plan.Layout{PP: o.PP, VPP: o.VPP},
 		Batch:  plan.Batch{Micro: o.Micro, Seq: o.Seq, Global: o.Micro * o.Microbatches},
 	}
-	// The settings that large jobs use; without grouped products a mixture saves
-	// every expert's rows by themselves.
+	// These are the settings of large jobs. Without grouped products a mixture saves every
+	// expert's rows separately.
 	setup.Kernels = plan.Kernels{GroupedGEMM: true, PermuteFusion: true, Dispatcher: "alltoall"}
 	times, err := cost.New(setup)
 	if err != nil {
@@ -138,7 +138,7 @@ func newStep(o StepOptions) (*step, error) {
 	return s, nil
 }
 
-// halves says which half holds each module; mlp_norm depends on the layer.
+// halves maps each module to its half. That of mlp_norm depends on the layer.
 var halves = map[string]half{
 	"attn_norm": mixer, "qkv_linear": mixer, "mla_up_proj": mixer, "core_attn": mixer, "attn_proj": mixer,
 	"attn_add": mixer, "mamba_in": other, "mamba_scan": other, "mamba_out": other,
@@ -146,7 +146,7 @@ var halves = map[string]half{
 	"dispatch": expert, "expert_fc1": expert, "moe_act": expert, "expert_fc2": expert, "combine": expert, "experts": expert,
 }
 
-// scope returns the captured scope that holds a half, if any does.
+// scope returns the captured scope that holds a half, and whether there is one.
 func (h half) scope(captured memory.Scopes) (memory.Scope, bool) {
 	switch {
 	case h == mixer:
@@ -161,15 +161,15 @@ func (h half) scope(captured memory.Scopes) (memory.Scope, bool) {
 	return 0, false
 }
 
-// modules returns those of a layer in forward order: those that compute, each with the group
-// of its name, and groups that no module is named after.
+// modules returns the modules of a layer in forward order: those that compute, each with
+// the group of its name, and groups that no module is named after.
 func (s *step) modules(l *cost.Layer, of model.Layer, o StepOptions) (ms []module) {
 	groups := map[string][]tensor{}
 	var names []string
 	for _, g := range plan.Activations(s.setup, of) {
 		name := g.Group
 		if name == "experts" {
-			name = "expert_fc2" // its input is what the group is
+			name = "expert_fc2" // the group is the input of fc2
 		}
 		if _, ok := groups[name]; !ok {
 			names = append(names, name)
@@ -191,7 +191,7 @@ func (s *step) modules(l *cost.Layer, of model.Layer, o StepOptions) (ms []modul
 			add(name, 0)
 		}
 	}
-	// Halves come one after the other; shared experts run beside the router.
+	// Halves run one after the other. Shared experts run beside the router.
 	slices.SortStableFunc(ms, func(a, b module) int { return int(a.half) - int(b.half) })
 	return ms
 }
@@ -206,7 +206,7 @@ func halfOf(name string, l model.Layer) half {
 	return halves[name]
 }
 
-// stash gives the stashed module's rows a size.
+// stash sets the size of the stashed module's rows.
 func (s *step) stash() {
 	for _, l := range s.setup.Model.Layers {
 		if l.MoE == nil {
@@ -260,7 +260,7 @@ func (s *step) scale(by float64) {
 	})
 }
 
-// each visits every module once, whatever the number of microbatches.
+// each visits every module once, regardless of the number of microbatches.
 func (s *step) each(visit func(m *module)) {
 	for _, c := range s.chunks {
 		for _, l := range c {

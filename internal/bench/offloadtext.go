@@ -1,4 +1,4 @@
-// This file owns the offload bench's result as people and machines read it.
+// This file owns the result of the offload benchmark, as text and as JSON.
 
 package bench
 
@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Offload is the result. Times are milliseconds.
+// Offload is the result. Times are in milliseconds.
 type Offload struct {
 	Device       device.Info  `json:"device"`
 	Model        string       `json:"model"`
@@ -30,7 +30,7 @@ type Offload struct {
 
 	StepMS        float64 `json:"step_ms"`         // without offload
 	OffloadStepMS float64 `json:"offload_step_ms"` // with
-	PredictedMS   float64 `json:"predicted_ms"`    // with, as the plan has it
+	PredictedMS   float64 `json:"predicted_ms"`    // with offload, as the plan predicts
 	StepRatio     float64 `json:"step_ratio"`
 
 	PeakBytes        int64   `json:"peak_bytes"`
@@ -39,22 +39,22 @@ type Offload struct {
 	SavedBytes       int64   `json:"saved_bytes"`
 	ExpectedBytes    int64   `json:"expected_bytes"`
 
-	MovedBytes      int64   `json:"moved_bytes"` // out, in a step
-	HostBytes       int64   `json:"host_bytes"`  // of host memory, at most
-	CopyMS          float64 `json:"copy_ms"`     // the copies by themselves
+	MovedBytes      int64   `json:"moved_bytes"` // offloaded in a step
+	HostBytes       int64   `json:"host_bytes"`  // peak of host memory
+	CopyMS          float64 `json:"copy_ms"`     // the copies alone
 	LinkUtilisation float64 `json:"link_utilisation"`
 	HiddenFraction  float64 `json:"hidden_fraction"`
 	StashedBytes    int64   `json:"stashed_bytes,omitempty"`
 	// Issued is what the host did in a step with offload.
 	Issued Issued `json:"issued"`
-	// Equal tells whether every tensor of every step came back with the bits that
-	// it has without offload.
+	// Equal reports whether every tensor of every step was loaded with the same bits as
+	// without offload.
 	Equal bool `json:"equal"`
 
 	Groups []OffloadGroup `json:"groups"`
 	Step   StepRecord     `json:"step"`
 
-	found bool // the budget was, and not given
+	found bool // the budget was found, not given
 }
 
 // Issued is what the host issued and waited for in one step.
@@ -72,12 +72,12 @@ type OffloadGroup struct {
 	Groups int    `json:"groups"`
 	Bytes  int64  `json:"bytes"`
 	Moved  int64  `json:"moved_bytes"`
-	// Units are modules of layers, by what was chosen for them.
+	// Units counts the modules of layers by their choice.
 	Units map[memory.Choice]int `json:"units"`
 }
 
-// StepRecord is the step for others to run: modules in forward order, and passes as
-// chunk, microbatch and 1 for backward.
+// StepRecord is the step in a form that other programs can run: modules in forward order,
+// and passes as chunk, microbatch and 1 for backward.
 type StepRecord struct {
 	Modules []ModuleRecord `json:"modules"`
 	Passes  [][3]int       `json:"passes"`

@@ -1,5 +1,5 @@
-// This file owns the comparison of the pools of sharded parameters: what each
-// kind takes for a model's weights and gradients, beside the least that any can.
+// This file owns the comparison of the pools of sharded parameters: the size of each kind
+// for a model's weights and gradients, and the lower bound of any pool.
 
 package bench
 
@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// PoolFigures are those of one pool.
+// PoolFigures has the figures of one pool.
 type PoolFigures struct {
 	Pool    string       `json:"pool"`
 	Bytes   memory.Bytes `json:"bytes"`
@@ -29,13 +29,13 @@ type PoolSlot struct {
 	Bucket string       `json:"bucket"`
 }
 
-// PoolSide is what all pools take for the weights, or the gradients, of a model.
+// PoolSide has the sizes of all pools for the weights, or the gradients, of a model.
 type PoolSide struct {
 	Lower memory.Bytes  `json:"lower_bound_bytes"`
 	Live  int           `json:"live_units"`
 	Pools []PoolFigures `json:"pools"`
-	// Slots are those of one set of the max-pool, and Outside what it takes
-	// beside its sets, for modules that are no units.
+	// Slots lists the slots of one set of the max-pool. Outside is what the pool needs
+	// beside its sets, for modules that are not units.
 	Slots   []PoolSlot   `json:"max_slots"`
 	Outside memory.Bytes `json:"max_outside_bytes"`
 }
@@ -115,7 +115,7 @@ func (o PoolOptions) side(s bucket.Spec) (side PoolSide, err error) {
 	return side, nil
 }
 
-// oneSet returns the slots of the first set of a max-pool, and what it takes beside
+// oneSet returns the slots of the first set of a max-pool, and what the pool needs beside
 // its sets.
 func oneSet(p *bucket.PoolPlan) (slots []PoolSlot, outside memory.Bytes) {
 	sets := p.Slots

@@ -1,5 +1,5 @@
-// This file owns what the pools of sharded parameters see of a model: units with
-// their buckets, and the order in which a step uses them.
+// This file owns how pools of sharded parameters see a model: FSDP units with their
+// buckets, and the order in which a step uses them.
 
 package bench
 
@@ -18,32 +18,32 @@ import (
 // reduced in.
 var PoolTypes = []bucket.Type{{Name: "bf16", Size: 2}, {Name: "fp32", Size: 4}, {Name: "fp8", Size: 1}}
 
-// A bucket begins at a multiple of poolAlign bytes, and a rank's part of it has a
-// multiple of poolGrain elements, 16 bytes of bf16, as in sharded training.
+// A bucket begins at a multiple of poolAlign bytes. A rank's part has a multiple of
+// poolGrain elements, which is 16 bytes of bf16, as in sharded training.
 const (
 	poolAlign = device.Align
 	poolGrain = 8
 )
 
-// PoolOptions say how models are divided and gathered.
+// PoolOptions says how models are divided and gathered.
 type PoolOptions struct {
 	Prefetch int // units gathered ahead, and as many gradients scattered behind
 	DP       int // ranks that share the parameters
 	TP, EP   int
 	ETP      int // tensor parallelism of experts
-	// Recompute is how many layers are computed again together, backward; none
-	// and one are the same to a pool.
+	// Recompute is how many layers the backward pass recomputes together. Zero and one mean
+	// the same for a pool.
 	Recompute int
 	FP8       bool // the matrices of linear layers are gathered in fp8
 	Gradients bucket.Type
 	Fallback  bucket.Fallback
 }
 
-// pooled is a model as pools see it. Layers are units. The embedding, the last
-// norm, the output layer and the projections of MTP are none, as in Megatron-FSDP.
+// pooled is a model as pools see it. Layers are FSDP units. The embedding, the last norm,
+// the output layer and the projections of MTP are not, as in Megatron-FSDP.
 type pooled struct {
 	units                   []bucket.FSDPUnit
-	embedding, norm, output int // indices into units; output is the embedding where they are tied
+	embedding, norm, output int // indices into units; output is the embedding if they are tied
 	layers                  []int
 	depths                  []depth
 }
@@ -89,8 +89,8 @@ func (o PoolOptions) pool(m *model.Model) (p pooled, err error) {
 	return p, err
 }
 
-// buckets groups parameters as Megatron-FSDP does: by data type, and experts
-// apart from the rest, because they are sharded over other ranks.
+// buckets groups parameters as Megatron-FSDP does: by data type, and with experts apart
+// because they are sharded over other ranks.
 func (o PoolOptions) buckets(params []model.Param) (buckets []bucket.Bucket, err error) {
 	for _, p := range params {
 		n, typ, name := p.Elements(), PoolTypes[0], "dense"
@@ -118,8 +118,8 @@ func (o PoolOptions) buckets(params []model.Param) (buckets []bucket.Bucket, err
 
 func ceil(n int64, by int) int64 { return (n + int64(by) - 1) / int64(by) }
 
-// inFP8 tells the matrices of linear layers from vectors, and from the matrices
-// that stay in bf16: routers and gates, convolutions, states and tables.
+// inFP8 reports whether a parameter is a matrix of a linear layer. Vectors, routers, gates,
+// convolutions, states and tables stay in bf16.
 func inFP8(p model.Param) bool {
 	if p.Cols == 1 || p.Rows == 1 {
 		return false
@@ -132,7 +132,7 @@ func inFP8(p model.Param) bool {
 	return true
 }
 
-// order is an order being written down.
+// order is an order under construction.
 type order []bucket.OrderEntry
 
 func (o *order) use(unit int, inside func()) {
@@ -155,9 +155,9 @@ func reversed(units []int) []int {
 	return units
 }
 
-// Weights returns the step in which parameters are gathered: forward, then backward.
-// The output layer stays from its forward to its backward pass; backward, the
-// embedding needs no weights.
+// Weights returns the order in which a step gathers parameters, forward and then backward.
+// The output layer stays gathered from its forward to its backward pass. The embedding
+// needs no weights in the backward pass.
 func (o PoolOptions) Weights(m *model.Model) (bucket.Spec, error) {
 	p, err := o.pool(m)
 	if err != nil {
@@ -186,8 +186,8 @@ func (o PoolOptions) Weights(m *model.Model) (bucket.Spec, error) {
 	return bucket.Spec{Units: p.units, Order: e, Prefetch: o.Prefetch, Align: poolAlign, Multiple: poolGrain * int64(o.DP)}, nil
 }
 
-// Grads returns the step in which gradients are reduced: backward only. Their data
-// type on the wire is that of the pool.
+// Grads returns the order in which a step reduces gradients, which is that of the backward
+// pass. They have the pool's data type when they are sent.
 func (o PoolOptions) Grads(m *model.Model) (bucket.Spec, error) {
 	p, err := o.pool(m)
 	if err != nil {

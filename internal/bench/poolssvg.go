@@ -1,6 +1,6 @@
-// This file owns the bar chart of pools: one panel a model, weights beside
-// gradients, bars in multiples of the lower bound. The file stands alone and
-// follows the reader's light or dark scheme.
+// This file owns the bar chart of pools: a panel for each model, weights beside gradients,
+// and bars in multiples of the lower bound. The file is self-contained and follows the
+// reader's light or dark scheme.
 
 package bench
 
@@ -10,8 +10,8 @@ import (
 	"fmt"
 )
 
-// Measures of the chart, in pixels. The scale ends at chartMost times the lower
-// bound; a longer bar is cut, and its figure says how long it is.
+// These are the measures of the chart, in pixels. The scale ends at chartMost times the
+// lower bound. A longer bar is cut, and its figure shows its length.
 const (
 	chartWidth  = 960
 	chartTop    = 64

@@ -9,8 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// PoolsText prints the table, and the slots of the max-pool if there is but one
-// model.
+// PoolsText prints the table, and the slots of the max-pool if there is only one model.
 func PoolsText(w io.Writer, r *Pools) {
 	fmt.Fprintf(w, "prefetch %d; DP %d, TP %d, EP %d, ETP %d; gradients reduced in %s; GiB, and percent over the lower bound\n\n",
 		r.Prefetch, r.DP, r.TP, r.EP, r.ETP, r.GradType)

@@ -1,6 +1,6 @@
-// This file owns the replay of routing traces: what a step's live rows take at
-// the worst moment, by the trace and the schedule alone, beside what the stash
-// took for them.
+// This file owns the replay of routing counts: the memory of a step's live rows at the
+// worst moment, computed from the counts and the schedule, beside what the stash used for
+// them.
 
 package bench
 
@@ -15,13 +15,13 @@ import (
 	"github.com/stowage-dev/stowage/plan/routing"
 )
 
-// ReplayOptions say what to replay.
+// ReplayOptions says what to replay.
 type ReplayOptions struct {
 	Trace *routing.Counts
 	Ranks []int // the expert ranks to replay, one after the other
-	// Pipeline is the shape of the pipeline and Stage the rank in it. The
-	// trace's layers are spread over its chunks as a model's are: chunk 0 of
-	// every stage, then chunk 1 of every stage, and so on.
+	// Pipeline is the shape of the pipeline, and Stage is the rank in it. The layers of the
+	// counts are spread over its chunks like a model's: chunk 0 of every stage, then chunk
+	// 1 of every stage, and so on.
 	Pipeline schedule.Pipeline
 	Stage    int
 	Tensors  int          // of each group, which share the width
@@ -32,7 +32,7 @@ type ReplayOptions struct {
 	Pool     memory.Bytes
 }
 
-// Check returns an error unless the options fit together.
+// Check returns an error if the options do not fit together.
 func (o ReplayOptions) Check() error {
 	t := o.Trace
 	if o.Pipeline.Microbatches != t.Microbatches {
@@ -58,34 +58,34 @@ func (o ReplayOptions) Check() error {
 	return nil
 }
 
-// ReplayFigures are those of one rank, or of all together. Bytes are the most of
-// any step.
+// ReplayFigures has the figures of one rank, or of all ranks together. Bytes are the most
+// of any step.
 type ReplayFigures struct {
 	Live memory.Bytes `json:"live_bytes"` // the live rows at the worst moment, exactly
-	// Stored are those of them that must be in pages, exactly: once the schedule
-	// is known, a group whose backward pass comes next stays in its set.
+	// Stored is the exact size of the live rows that must be in pages. Once the schedule is
+	// known, a group stays in its set if its backward pass comes next.
 	Stored    memory.Bytes `json:"stored_bytes"`
 	Bound     memory.Bytes `json:"bound_bytes"` // the most of stored bytes and a page for each of their tensors
 	Pool      memory.Bytes `json:"pool_bytes"`  // what the pools have grown to
 	Host      memory.Bytes `json:"host_bytes"`  // the part of it in host memory
 	OverLive  float64      `json:"pool_over_live"`
 	OverBound float64      `json:"pool_over_bound"`
-	// Static is what it takes to give every layer and microbatch in flight
-	// buffers for the worst case; Sets are the stash's own worst-case buffers.
+	// Static is the memory that gives every layer and microbatch in flight buffers for the
+	// worst case. Sets is the size of the stash's own worst-case buffers.
 	Static  memory.Bytes `json:"static_bytes"`
 	Sets    memory.Bytes `json:"set_bytes"`
 	Reruns  int          `json:"reruns"`
 	Growths int          `json:"growths"`
 	Spilled memory.Bytes `json:"spilled_bytes"`
 	Stashed memory.Bytes `json:"stashed_bytes"`
-	// Dropped are rows that were not there for the backward pass, Wrong the
-	// tensors whose checksum was not that of the forward pass. Both must be zero.
+	// Dropped counts rows that were missing in the backward pass, and Wrong counts tensors
+	// with another checksum than in the forward pass. Both must be zero.
 	Dropped routing.Rows `json:"dropped_rows"`
 	Wrong   int          `json:"wrong_tensors"`
 }
 
-// ReplayRank is one expert rank. Imbalance is its largest number of rows over
-// the balanced one.
+// ReplayRank has the figures of one expert rank. Imbalance is its largest number of rows
+// over the balanced number.
 type ReplayRank struct {
 	Rank      int     `json:"rank"`
 	Imbalance float64 `json:"imbalance"`
@@ -107,13 +107,13 @@ type Replay struct {
 	Width        memory.Bytes `json:"width_bytes"`
 	Page         memory.Bytes `json:"page_bytes"`
 	Ranks        []ReplayRank `json:"ranks"`
-	// Total adds up the ranks; its ratios are the largest of any rank, and
-	// StepsRerun the steps that at least one rank made all of them run again.
+	// Total adds up the ranks. Its ratios are the largest of any rank, and StepsRerun
+	// counts the steps that at least one rank made all of them rerun.
 	Total      ReplayFigures `json:"total"`
 	StepsRerun int           `json:"steps_rerun"`
 }
 
-// Replays replays a trace on a device; done is called after each rank.
+// Replays replays routing counts on a device. It calls done after each rank.
 func Replays(dev device.Device, o ReplayOptions, done func(*Replay, ReplayRank) error) (res Replay, err error) {
 	if err := o.Check(); err != nil {
 		return res, err
@@ -166,7 +166,7 @@ func (o ReplayOptions) replay(dev device.Device, rank int, rerun map[int]bool) (
 	defer func() { err = cmp.Or(err, r.close()) }()
 	f := &res.ReplayFigures
 	res.Rank = rank
-	// The same plan as the manager's: one pool of sets, one of them always free.
+	// This is the manager's plan: one pool of sets, of which one is always free.
 	plan := r.sched.Moves(replayAhead, func(memory.GroupID) (pool, room int) { return 0, o.Sets - 1 })
 	for step := range o.Trace.Steps() {
 		rows := func(g memory.GroupID) routing.Rows { return o.rows(step, rank, g) }
@@ -206,7 +206,7 @@ func (o ReplayOptions) replay(dev device.Device, rank int, rerun map[int]bool) (
 	return res, nil
 }
 
-// Footprint returns the memory that a replay takes at least, besides the pages.
+// Footprint returns the least memory of a replay, without the pages.
 func (o ReplayOptions) Footprint() memory.Bytes {
 	tensor := memory.Bytes(o.Trace.Worst()) * o.Width
 	return tensor + min(tensor, memory.Bytes(o.MaxRows)*o.Width)*memory.Bytes(o.Tensors*o.Sets)
@@ -221,9 +221,9 @@ func (o ReplayOptions) rows(step, rank int, g memory.GroupID) routing.Rows {
 	return o.Trace.Rows(step, layer, g.Microbatch, rank)
 }
 
-// live returns what the rows of all groups between their save and their load take at
-// the worst moment of a step; bound is the same with one page more for each
-// tensor that has rows.
+// live returns the size of the rows of all groups between their save and their load, at the
+// worst moment of a step. bound is the same with one more page for each tensor that has
+// rows.
 func (o ReplayOptions) live(s *schedule.Schedule, rows func(memory.GroupID) routing.Rows) (live, bound memory.Bytes) {
 	var bytes, pages memory.Bytes
 	for i := range s.Len() {

@@ -1,5 +1,5 @@
-// This file owns what a replay runs on: a manager with its workspace, and the
-// bytes that stand for the experts' rows.
+// This file owns what a replay runs on: a manager with its workspace, and random bytes in
+// place of the experts' rows.
 
 package bench
 
@@ -19,12 +19,12 @@ import (
 // expertGroup is the name of the groups of a replay.
 const expertGroup = "expert_fc1"
 
-// replayAhead is how many loads ahead of need the manager restores.
+// replayAhead is how many loads ahead the manager restores.
 const replayAhead = 1
 
-// replayRig replays one expert rank. The forward pass of a group copies as many
-// rows as the trace says from random bytes, from a place of its own in each
-// step; the checksum of those is what the backward pass must find in its set.
+// replayRig replays one expert rank. The forward pass of a group copies as many rows as the
+// counts say from random bytes, which differ in each step. The backward pass must find
+// their checksum in its set.
 type replayRig struct {
 	o       ReplayOptions
 	rank    int
@@ -81,8 +81,8 @@ func newReplayRig(dev device.Device, o ReplayOptions, rank int) (r *replayRig, e
 	return r, r.manage(dev)
 }
 
-// manage makes the manager, whose pools begin empty: the first step shows what
-// is needed.
+// manage makes the manager. Its pools begin empty, because the first step shows what is
+// needed.
 func (r *replayRig) manage(dev device.Device) error {
 	o := r.o
 	tensors := make([]stash.Tensor, o.Tensors)
@@ -96,7 +96,7 @@ func (r *replayRig) manage(dev device.Device) error {
 	need := worst.Pages(o.Page, stash.Rows(o.Trace.Worst()))
 	most := r.sched.Peak(func(memory.GroupID) schedule.Pages { return need })
 	record := (kernels.StashRecordSize(o.Tensors, uint64(need)) + device.Align - 1) / device.Align * device.Align
-	// Records are made anew when sets have moved, once a step at most.
+	// Records are made again after sets have moved, at most once a step.
 	cfg := stash.Config{Page: o.Page, Records: record * memory.Bytes(len(r.place)*(o.Trace.Steps()+1))}
 	cfg.Max[stash.Device] = most
 	if o.Pool > 0 {
@@ -129,7 +129,7 @@ func (r *replayRig) close() (first error) {
 	return first
 }
 
-// step replays one step and adds what was lost to the figures.
+// step replays one step and adds its losses to the figures.
 func (r *replayRig) step(step int, f *ReplayFigures) error {
 	raw := make([]byte, 8*len(r.place))
 	for g, i := range r.place {
@@ -162,7 +162,7 @@ func (r *replayRig) source(step, tensor int, g memory.GroupID) device.Range {
 	return r.random.Slice(at, memory.Bytes(r.o.rows(step, r.rank, g))*r.o.Width)
 }
 
-// sum returns where the checksum of a tensor goes, as given or as found.
+// sum returns the place of a tensor's checksum, as given or as found.
 func (r *replayRig) sum(tensor int, g memory.GroupID, found bool) device.Range {
 	at := 2 * (r.place[g]*r.o.Tensors + tensor)
 	if found {
@@ -198,7 +198,7 @@ func (r *replayRig) backward(step int, g memory.GroupID) {
 	s.Done()
 }
 
-// compare reads what the step's backward passes found.
+// compare reads what the backward passes of the step found.
 func (r *replayRig) compare(step int, f *ReplayFigures) error {
 	found, sums := make([]byte, r.found.Size()), make([]byte, r.sums.Size())
 	if err := r.compute.Download(found, r.found.All()); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// ReplayHead prints the head of the table; it needs no rank.
+// ReplayHead prints the head of the table. It needs no rank.
 func ReplayHead(w io.Writer, r *Replay) {
 	fmt.Fprintf(w, "%s:%d  %s\n", r.Device.Backend, r.Device.Ordinal, describe(r.Device))
 	fmt.Fprintf(w, "%d steps, %d layers, %d microbatches; PP %d, VPP %d, pipeline rank %d\n",
@@ -26,7 +26,7 @@ func ReplayText(w io.Writer, r ReplayRank) {
 	replayFigures(w, r.ReplayFigures)
 }
 
-// ReplayFoot prints the line of all ranks, and what the columns mean.
+// ReplayFoot prints the line of all ranks and explains the columns.
 func ReplayFoot(w io.Writer, r *Replay) {
 	fmt.Fprintf(w, "%5s  %7s  ", "all", "")
 	replayFigures(w, r.Total)

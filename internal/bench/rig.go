@@ -1,5 +1,5 @@
-// This file owns what the measurements run on: two pairs of buffers, so that
-// copies out and in can run at the same time, and a stream for each direction.
+// This file owns what the measurements run on: two pairs of buffers, because copies out and
+// in run at the same time, and a stream for each direction.
 
 package bench
 
@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// rig is the set-up for copies of one size.
+// rig holds the buffers and streams for copies of one size.
 type rig struct {
 	dev         device.Device
 	size        memory.Bytes
@@ -42,15 +42,15 @@ func newRig(dev device.Device, size memory.Bytes) (r *rig, err error) {
 		if r.host[i], err = dev.Alloc(memory.Host, size, "bench"); err != nil {
 			return r, err
 		}
-		// The first touch gives memory its pages; it is not to be measured.
+		// The first touch maps the pages of memory. It must not be measured.
 		r.out.Fill(r.accel[i].All(), 1)
 		r.out.Fill(r.host[i].All(), 2)
 	}
 	return r, r.out.Sync()
 }
 
-// close gives everything back and returns the first error. The streams are
-// ended last: buffers are freed in the order of a stream.
+// close frees everything and returns the first error. It ends the streams last, because
+// buffers are freed in the order of a stream.
 func (r *rig) close() (first error) {
 	for i := range 2 {
 		for _, b := range []*device.Buffer{r.accel[i], r.host[i]} {

@@ -1,6 +1,6 @@
-// This file owns the measurement of the stash: groups copied into pages and
-// back inside a captured graph, with plain copies of the same bytes beside it.
-// stashproof.go checks that the bytes come back.
+// This file owns the measurement of the stash: groups are copied into pages and back inside
+// a captured graph, and compared with plain copies of the same bytes. stashproof.go checks
+// that the bytes are restored.
 
 package bench
 
@@ -18,7 +18,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// StashOptions say what to stash.
+// StashOptions says what to stash.
 type StashOptions struct {
 	Rows    stash.Rows   // live rows of each group
 	MaxRows stash.Rows   // rows that the buffers hold
@@ -32,8 +32,8 @@ type StashOptions struct {
 	Line    time.Duration
 }
 
-// Stash is the result. Bytes are those of the live rows of one group; a stash
-// and its restore each read and write them once.
+// Stash is the result. Bytes is the size of the live rows of one group. A stash and its
+// restore each read and write them once.
 type Stash struct {
 	Device    device.Info  `json:"device"`
 	Rows      stash.Rows   `json:"rows"` // the mean, if the groups are skewed
@@ -55,7 +55,7 @@ type Stash struct {
 	PoolBytes memory.Bytes `json:"pool_bytes"`
 }
 
-// stashRig is the store, the set and the plain buffers.
+// stashRig holds the store, the set and the plain buffers.
 type stashRig struct {
 	dev    device.Device
 	s      device.Stream
@@ -105,7 +105,7 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	if o.Host {
 		kind = memory.Host
 	}
-	// As much as the pool, so that caches help neither more than the other.
+	// The buffer is as large as the pool, so that caches help both equally.
 	if r.plain, err = dev.Alloc(kind, o.total(), "bench"); err != nil {
 		return r, err
 	}
@@ -129,8 +129,8 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	return r, r.s.Sync()
 }
 
-// layouts makes a layout for each row count. They differ in nothing but the count
-// that applies, so that all groups can be stashed from one set.
+// layouts makes a layout for each row count. They differ only in the count, so all groups
+// can be stashed from one set.
 func (r *stashRig) layouts(o StashOptions) error {
 	for i := range o.counts() {
 		tensors := make([]stash.Tensor, o.Tensors)
@@ -149,7 +149,7 @@ func (r *stashRig) layouts(o StashOptions) error {
 // of returns the layout of group i.
 func (r *stashRig) of(i int) *stash.Layout { return r.layout[i%len(r.layout)] }
 
-// counts returns the live rows of the groups in turn; a set has room for 32 of them.
+// counts returns the live rows of the groups in turn. A set has room for 32 of them.
 func (o StashOptions) counts() []stash.Rows {
 	n := min(o.Groups, kernels.StashMaxTensors)
 	if o.Skew == 0 {
@@ -201,8 +201,8 @@ func (r *stashRig) close() (first error) {
 	return first
 }
 
-// ways returns the graphs: stashes and restores, and plain copies out and back, by
-// the device's copy and, inside device memory, by the copy kernel.
+// ways returns the graphs: stashes and restores, and plain copies out and back. The device
+// copies, and inside device memory also the copy kernel.
 func (r *stashRig) ways(o StashOptions) ([]way, error) {
 	var live, away []device.Range
 	for i := range o.Groups {
@@ -255,15 +255,15 @@ func (r *stashRig) ways(o StashOptions) ([]way, error) {
 	return ways, nil
 }
 
-// Footprint returns the memory of both kinds that the measurement takes, roughly; as a
-// float, because what people ask for may not fit an integer.
+// Footprint returns roughly the memory of both kinds that the measurement needs. It is a
+// float, because a user may ask for more than an integer holds.
 func (o StashOptions) Footprint() float64 {
 	row := float64(o.Width) * float64(o.Tensors)
 	return row * (float64(o.MaxRows) + 2*float64(o.Rows)*float64(o.Groups)) // the set, and the pool and the plain buffer
 }
 
-// measure times the graphs. Stashes, restores and plain copies leave the set as
-// it was; so if it has changed, one of them went wrong.
+// measure times the graphs. Stashes, restores and plain copies leave the set as it was. If
+// it has changed, one of them is wrong.
 func (r *stashRig) measure(o StashOptions, ways []way) ([]time.Duration, error) {
 	last := o.Groups * o.Tensors
 	kernels.PutChecksum(r.s, r.sum(last, false), r.set.All())
@@ -279,7 +279,7 @@ func (r *stashRig) measure(o StashOptions, ways []way) ([]time.Duration, error) 
 	return times, cmp.Or(r.equal(last+1), r.sound())
 }
 
-// Stashes measures one setting, after a proof that the bytes come back.
+// Stashes measures one setting, after it has proved that the bytes are restored.
 func Stashes(dev device.Device, o StashOptions) (res Stash, err error) {
 	r, err := newStashRig(dev, o)
 	if err != nil {

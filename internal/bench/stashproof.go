@@ -1,6 +1,5 @@
-// This file owns the proof that what the stash bench measures is right: every
-// group comes back as it was given, the store reports no trouble, and launches
-// are counted, not assumed.
+// This file owns the proof that the measured stash is right: every group is restored as it
+// was given, the store reports no problem, and launches are counted, not assumed.
 
 package bench
 
@@ -15,11 +14,11 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// period is how often the random bytes repeat. It is odd, so that no two pages
-// of a tensor are the same until there are as many pages as this.
+// period is the length after which the random bytes repeat. It is odd, so no two pages of a
+// tensor are equal until there are this many pages.
 const period = 256*memory.KiB - 1
 
-// randomise fills a range with random bytes: some of them, then copies of those.
+// randomise fills a range with random bytes: a few of them, and copies of those.
 func randomise(s device.Stream, dst device.Range, seed uint64) {
 	raw := make([]byte, period+7)
 	rng := rand.New(rand.NewPCG(1, seed))
@@ -34,11 +33,11 @@ func randomise(s device.Stream, dst device.Range, seed uint64) {
 	}
 }
 
-// sums returns the room for checksums: two for each tensor of each group, as given
-// and as found, and two of the whole set, before and after the measurement.
+// sums returns the size of all checksums: two for each tensor of each group, as given and
+// as found, and two for the whole set, before and after the measurement.
 func (o StashOptions) sums() memory.Bytes { return memory.Bytes(16 * (o.Groups*o.Tensors + 1)) }
 
-// sum returns where a checksum goes. The set is the tensor behind the last.
+// sum returns the place of a checksum. The set counts as the tensor behind the last.
 func (r *stashRig) sum(tensor int, found bool) device.Range {
 	at := 2 * tensor
 	if found {
@@ -59,8 +58,7 @@ func (r *stashRig) launched(issue func()) int {
 	return int(r.dev.Counters().Launches - before)
 }
 
-// give stashes every group once, each with random bytes of its own, which come
-// from the plain buffer.
+// give stashes every group once, with random bytes of its own from the plain buffer.
 func (r *stashRig) give(o StashOptions) (launches int) {
 	r.store.Reset(r.s, o.Bump)
 	var at memory.Bytes
@@ -76,7 +74,7 @@ func (r *stashRig) give(o StashOptions) (launches int) {
 	return launches
 }
 
-// take restores every group once, each into a set whose tensors were cleared.
+// take restores every group once, into a set whose tensors were cleared.
 func (r *stashRig) take(o StashOptions) (launches int) {
 	for i := len(r.recs) - 1; i >= 0; i-- {
 		for k := range o.Tensors {
@@ -123,8 +121,8 @@ func (r *stashRig) equal(n int) error {
 	return nil
 }
 
-// sound reads the store's report on its last step: every page that the pool was
-// made for went in, and nothing was left out.
+// sound reads the store's report on its last step. Every page of the pool must be used, and
+// nothing left out.
 func (r *stashRig) sound() error {
 	rep, err := r.store.Report(r.s)
 	if err != nil {

@@ -1,5 +1,5 @@
-// This file owns the tables as people read them. Lines are printed as they are
-// measured, so the columns have fixed widths.
+// This file owns the tables for people. Lines are printed as they are measured, so the
+// columns have fixed widths.
 
 package bench
 
@@ -16,7 +16,7 @@ type Result struct {
 	Device    device.Info `json:"device"`
 	Copies    []Copy      `json:"copies"`
 	Overheads []Overhead  `json:"overheads"`
-	// Ratio is the least of the copies' ratios, zero where none has one.
+	// Ratio is the least of the copies' ratios. It is zero if no copy has one.
 	Ratio float64 `json:"ratio"`
 }
 
@@ -54,11 +54,11 @@ func CopyText(w io.Writer, c Copy) {
 	fmt.Fprintln(w)
 }
 
-// SmallCopy is the size from which copies say something about speed: 64 KiB take
-// 3 µs at 20 GB/s, and issuing them a tenth of that.
+// SmallCopy is the size from which copies show a speed: 64 KiB take 3 µs at 20 GB/s, and
+// issuing them takes a tenth of that.
 const SmallCopy = 64 * memory.KiB
 
-// SmallText warns of figures that say nothing about speed.
+// SmallText warns of figures that do not show a speed.
 func SmallText(w io.Writer) {
 	fmt.Fprintf(w, "\nCopies below %v measure the cost of issuing more than the speed of copying, and so do their ratios.\n", SmallCopy)
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// threadTime names the thread that runs this and tells its processor time.
+// threadTime returns the number of the calling thread and its processor time.
 func threadTime() (thread int, used time.Duration) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {

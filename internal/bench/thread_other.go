@@ -1,7 +1,7 @@
 //go:build !linux
 
-// This file owns the clock for systems where threads have none that is easily
-// read: elapsed time, which is at least the processor time.
+// This file owns the clock for systems whose threads have no clock that is easily read. It
+// returns elapsed time, which is at least the processor time.
 
 package bench
 
