@@ -82,7 +82,7 @@ func Transpose(dst []float32, ldd int, src []float32, lds, rows, cols int) {
 	best.transpose(dst, ldd, &Matrix{F32: src, Pitch: lds}, 0, 0, rows, cols)
 }
 
-// check panics unless a matrix of rows x cols lies in n numbers.
+// check panics if a matrix of rows x cols does not lie in n numbers.
 func check(what string, n, pitch, rows, cols int) {
 	if rows < 0 || cols < 0 || rows > 0 && cols > 0 && (pitch < cols || n < (rows-1)*pitch+cols) {
 		panic(fmt.Sprintf("gemm: %s: a matrix of %d x %d with rows %d apart does not fit into %d numbers", what, rows, cols, pitch, n))

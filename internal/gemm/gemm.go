@@ -21,7 +21,7 @@ import (
 
 //go:generate go run -C gen main.go -out ../tile_amd64.s -stubs ../tile_amd64.go -pkg gemm
 
-// Matrix is rows of numbers, Pitch apart. Either F32 or BF16 has memory.
+// Matrix is rows of numbers that are Pitch apart. Either F32 or BF16 has memory.
 type Matrix struct {
 	F32               []float32
 	BF16              []uint16
@@ -30,7 +30,7 @@ type Matrix struct {
 
 func (m *Matrix) live() bool { return m.F32 != nil || m.BF16 != nil }
 
-// from is where an element lies.
+// from returns the index of an element.
 func (m *Matrix) from(row, col int) int { return row*m.Pitch + col }
 
 // Product is C = op(A) op(B), plus Plus if that has memory. op transposes or does nothing.
@@ -59,21 +59,21 @@ func (p *Product) sizes() (m, n, k int) {
 	return m, n, k
 }
 
-// A thread takes a tile of C of tileRows x tileCols, and of k kBlock at a time: a
-// panel of B, 32 x 256 numbers, is 32 of the first cache's 48 KiB and is used for
-// four tiles of registers, one below the other; the tile's part of B, 256 KiB,
-// stays in the second cache. tileRows is a multiple of every kind's rows.
+// A thread computes a tile of C of tileRows x tileCols, kBlock values of k at a time. A
+// panel of B, 32 x 256 numbers, fills 32 of the first cache's 48 KiB and serves four tiles
+// of registers, one below the other. The tile's part of B, 256 KiB, stays in the second
+// cache. tileRows is a multiple of every kind's rows.
 const (
 	tileRows = 48
 	tileCols = 256
 	kBlock   = 256
-	// aPitch is between rows of A's copy. The excess keeps rows from falling on
-	// the same lines of the cache.
+	// aPitch is the distance between rows of the copy of A. The excess keeps rows from
+	// falling on the same cache lines.
 	aPitch = kBlock + 16
-	// packMost is the numbers of B that are laid out at a time, 16 MiB.
+	// packMost is how many numbers of B are laid out at a time: 16 MiB.
 	packMost = 4 << 20
-	// packRun and tileRun are the numbers and the multiply-adds that are worth a
-	// switch between threads: about 20 µs.
+	// packRun and tileRun are how many numbers and multiply-adds are worth a switch between
+	// threads: about 20 µs.
 	packRun = 1 << 16
 	tileRun = 1 << 20
 )
@@ -103,8 +103,8 @@ func multiply(kind kind, most int, ps []Product) {
 	batches.Put(b)
 }
 
-// batch is products, or parts of them, that are computed at once: first B is laid
-// out in panels as wide as a tile of registers, then tiles are computed.
+// batch is products, or parts of them, that are computed together. B is first laid out in
+// panels as wide as a tile of registers. Then tiles are computed.
 type batch struct {
 	kind          kind
 	parts         []part
@@ -118,9 +118,9 @@ type batch struct {
 type part struct {
 	*Product
 	m, k, from, to int
-	direct         bool // B is read where it lies
+	direct         bool // B is read without a copy
 	packed         int  // where its panels begin
-	panel, tile    int  // the first ones in the batch
+	panel, tile    int  // its first ones in the batch
 	rowTiles       int
 }
 
@@ -129,7 +129,7 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 func (b *batch) add(p *Product, m, k, from, to int) {
 	x := part{Product: p, m: m, k: k, from: from, to: to, panel: b.panels, tile: b.tiles}
 	x.rowTiles = (m + tileRows - 1) / tileRows
-	// Few rows do not pay for a copy of B.
+	// A copy of B does not pay for few rows.
 	x.direct = !p.TransB && p.B.F32 != nil && x.rowTiles == 1
 	if !x.direct {
 		panels := (to - from + b.kind.cols() - 1) / b.kind.cols()
@@ -147,7 +147,7 @@ func (b *batch) add(p *Product, m, k, from, to int) {
 	b.parts = append(b.parts, x)
 }
 
-// run computes what was added and forgets it.
+// run computes the added products and removes them.
 func (b *batch) run() {
 	if len(b.packed) < b.size {
 		b.packed = make([]float32, b.size)
@@ -162,7 +162,7 @@ func (b *batch) run() {
 	*b = batch{kind: b.kind, most: b.most, parts: b.parts[:0], packed: b.packed}
 }
 
-// pack lays out panels.
+// pack lays out panels of B.
 func (b *batch) pack(from, to int) {
 	nr := b.kind.cols()
 	at := sort.Search(len(b.parts), func(i int) bool { return b.parts[i].panel > from }) - 1
@@ -177,8 +177,8 @@ func (b *batch) pack(from, to int) {
 	}
 }
 
-// compute computes tiles. Those below each other come one after the other: they
-// share a part of B.
+// compute computes tiles. Tiles below each other follow each other, because they share a
+// part of B.
 func (b *batch) compute(from, to int) {
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
@@ -193,7 +193,7 @@ func (b *batch) compute(from, to int) {
 	}
 }
 
-// scratch is a thread's copy of A and, where C cannot hold fp32 sums, of C.
+// scratch is a thread's copy of A, and of C if C cannot hold fp32 sums.
 type scratch struct {
 	a [tileRows * aPitch]float32
 	c [tileRows * tileCols]float32

@@ -1,5 +1,4 @@
-// This file owns the kinds of code that products are computed by, and the one in
-// plain Go.
+// This file owns the kinds of code that compute products, and the one in plain Go.
 
 package gemm
 
@@ -14,13 +13,13 @@ const (
 
 func (k kind) String() string { return [...]string{"plain", "AVX2", "AVX-512"}[k] }
 
-// rows is of a tile of registers.
+// rows returns the rows of a tile of registers.
 func (k kind) rows() int { return [...]int{4, 6, 12}[k] }
 
-// cols is of a tile of registers.
+// cols returns the columns of a tile of registers.
 func (k kind) cols() int { return [...]int{4, 16, 32}[k] }
 
-// tilePlain is a tile in Go, of at most 4 x 4.
+// tilePlain computes a tile of at most 4 x 4 in Go.
 func tilePlain(a []float32, ars, aks int, b []float32, bks int, c []float32, ldc, rows, cols, depth int, add bool) {
 	var s [4][4]float32
 	if rows == 4 && cols == 4 {
@@ -47,8 +46,8 @@ func tilePlain(a []float32, ars, aks int, b []float32, bks int, c []float32, ldc
 	}
 }
 
-// tile4x4 keeps half of a tile at a time in variables: sixteen sums do not fit
-// into sixteen registers.
+// tile4x4 keeps half of a tile at a time in variables, because sixteen sums do not fit into
+// sixteen registers.
 func tile4x4(s *[4][4]float32, a []float32, ars, aks int, b []float32, bks, depth int) {
 	for i := 0; i < 4; i += 2 {
 		a0, a1 := a[i*ars:], a[(i+1)*ars:]

@@ -1,6 +1,6 @@
 //go:build amd64 && !purego
 
-// This file owns the choice of the assembly and the calls of it.
+// This file owns the choice of the assembly and its calls.
 
 package gemm
 

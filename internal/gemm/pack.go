@@ -4,9 +4,9 @@ package gemm
 
 import "math"
 
-// rowsOfA are rows of op(A) from row on and columns from p on, how far rows are
-// apart and how far columns. Only fp32 that is not transposed, for few columns of
-// C, is read where it lies.
+// rowsOfA returns rows of op(A) from row on and columns from p on, and the distances
+// between rows and between columns. It copies them, except for fp32 that is not transposed
+// and few columns of C.
 func (b *batch) rowsOfA(x *part, s *scratch, row, rows, p, k, cols int) (a []float32, ars, aks int) {
 	switch {
 	case k == 0:
@@ -21,12 +21,12 @@ func (b *batch) rowsOfA(x *part, s *scratch, row, rows, p, k, cols int) (a []flo
 	return s.a[:], aPitch, 1
 }
 
-// directCols is the columns of C for which a copy of A does not pay.
+// directCols is the number of columns of C up to which a copy of A does not pay.
 const directCols = 64
 
-// panel lays out columns of op(B) as rows of the kind's columns, one behind the
-// other. What lies beyond the last column is not read. A call of assembly, which
-// cannot be interrupted, takes kBlock rows at most, some µs.
+// panel lays out columns of op(B) as rows as wide as the kind's tile, one behind the other.
+// It does not read beyond the last column. A call of assembly cannot be interrupted, so it
+// handles at most kBlock rows, a few µs.
 func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) {
 	nr := k.cols()
 	for p := 0; p < depth; p += kBlock {
@@ -44,7 +44,7 @@ func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) 
 	}
 }
 
-// transpose gives dst the transpose of a part of a matrix, as fp32.
+// transpose writes the transpose of a part of a matrix to dst, as fp32.
 func (k kind) transpose(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) {
 	whole := 0
 	if k != plain && cols >= 8 {
@@ -63,7 +63,7 @@ func (k kind) transpose(dst []float32, ldd int, m *Matrix, row, col, rows, cols 
 	}
 }
 
-// copy gives dst a part of a matrix, as fp32.
+// copy writes a part of a matrix to dst, as fp32.
 func (k kind) copy(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) {
 	whole := 0
 	if k != plain && cols >= 8 && rows > 0 {
@@ -80,7 +80,7 @@ func (k kind) copy(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) 
 	}
 }
 
-// at is a number as fp32: a bf16 is the upper half of one.
+// at returns a number as fp32. A bf16 is the upper half of one.
 func (m *Matrix) at(i int) float32 {
 	if m.F32 != nil {
 		return m.F32[i]
@@ -88,7 +88,7 @@ func (m *Matrix) at(i int) float32 {
 	return math.Float32frombits(uint32(m.BF16[i]) << 16)
 }
 
-// round gives dst the nearest numbers to src.
+// round writes src to dst, rounded to bf16.
 func (k kind) round(dst []uint16, src []float32) {
 	whole := 0
 	if k != plain && len(src) >= 8 {

@@ -1,14 +1,13 @@
-// This file owns what the race detector is told. It does not see what assembly
-// reads and writes, and without assembly a product takes several hundred times as
-// long. So that races are found all the same, a build with the detector first
-// touches every number of a product in Go, where it is read or written: that is
-// m k + k n + m n numbers, where the product has m n k multiply-adds.
+// This file owns what the race detector sees. The detector does not see what assembly reads
+// and writes, and a product without assembly takes several hundred times as long. So a
+// build with the detector first reads or writes every number of a product in Go. These are
+// m k + k n + m n numbers, and the product has m n k multiply-adds.
 
 package gemm
 
 import "runtime"
 
-// touch reads a part of a matrix or, with write, reads it and writes it back.
+// touch reads a part of a matrix. If write is set, it also writes it back.
 func (m *Matrix) touch(write bool, row, col, rows, cols int) {
 	if !m.live() {
 		return
@@ -29,12 +28,12 @@ func (m *Matrix) touch(write bool, row, col, rows, cols int) {
 			}
 		}
 	}
-	// What is not used would not be read.
+	// The compiler must not remove the reads.
 	runtime.KeepAlive(sum)
 }
 
-// touch is for the tile of C that begins at a row and a column. B was touched as it
-// was laid out, or is touched here.
+// touch touches the operands of the tile of C that begins at a row and a column. B was
+// touched when it was laid out, or is touched here.
 func (x *part) touch(row, col, rows, cols int) {
 	if x.TransA {
 		x.A.touch(false, 0, row, x.k, rows)
@@ -48,7 +47,7 @@ func (x *part) touch(row, col, rows, cols int) {
 	x.C.touch(true, row, col, rows, cols)
 }
 
-// touchBlock is the same for a block.
+// touchBlock does the same for a block.
 func touchBlock(c []float32, ldc int, a []float32, lda int, transA bool, b []float32, ldb int, transB bool, m, n, k int) {
 	rows, cols := m, k
 	if transA {

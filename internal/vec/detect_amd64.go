@@ -1,6 +1,6 @@
 //go:build amd64 && !race && !purego
 
-// This file owns the question what the processor can do. The assembly is left out
+// This file owns the detection of the processor's instructions. It excludes the assembly
 // under the race detector, which does not see its stores.
 
 package vec

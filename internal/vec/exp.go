@@ -9,11 +9,11 @@ import "math"
 // Chebyshev points: its error is 1e-8 of e^r, a sixth of the rounding at the end.
 const (
 	expLog2e = 1.44269504
-	// Adding 1.5 x 2^23 rounds to a whole number, which then stands in the lowest
-	// bits; shifted by 23 it is what to add to an exponent.
+	// Adding 1.5 x 2^23 rounds to a whole number, which is then in the lowest bits. Shifted
+	// by 23, it can be added to an exponent.
 	expRound = 12582912
-	// ln 2 in two parts. The first has 10 bits, so that its product with an n of 8
-	// bits is exact, and so is its difference to x.
+	// ln 2 has two parts. The first has 10 bits, so its product with an n of 8 bits is
+	// exact, and so is its difference from x.
 	expLn2Hi = 0.693359375
 	expLn2Lo = -2.12194440e-4
 	expQ0    = 0.5
@@ -21,7 +21,7 @@ const (
 	expQ2    = 0.0416665561
 	expQ3    = 0.00836317334
 	expQ4    = 0.00139261759
-	// Above the one the result is infinite, below the other zero: e^-87.33 is
+	// The result is infinite above expMost and zero below the other bound: e^-87.33 is
 	// hardly more than the smallest normal number, 1.18e-38.
 	expMost  = 88.7228317
 	expLeast = -87.33

@@ -6,7 +6,7 @@ import "math"
 
 var minusInf = float32(math.Inf(-1))
 
-// fold adds lanes up by halves; their number is a power of two.
+// fold adds lanes up by halves. Their number is a power of two.
 func fold(lanes []float32) float32 {
 	for h := len(lanes) / 2; h > 0; h /= 2 {
 		for i := range h {

@@ -1,4 +1,4 @@
-// This file owns the change between float32 and bf16, and the optimiser's loop.
+// This file owns the conversion between float32 and bf16, and the optimiser's loop.
 
 package vec
 
@@ -12,16 +12,16 @@ func Widen(dst []float32, x []uint16) {
 	}
 }
 
-// nanBF16 is the NaN that all NaNs become.
+// nanBF16 replaces every NaN.
 const nanBF16 = 0x7fff
 
-// Narrow computes dst = x as bf16, rounded to nearest even. A NaN becomes the one with all
-// bits set but the sign.
+// Narrow computes dst = x as bf16, rounded to nearest even. Every NaN becomes the one with
+// all bits set except the sign.
 func Narrow(dst []uint16, x []float32) {
 	x = x[:len(dst)]
 	for i := best.narrow(dst, x); i < len(dst); i++ {
-		// A little less than half of the last place kept is added, or exactly half
-		// if that place is odd. A NaN would be carried into the sign.
+		// Add a little less than half of the last remaining place, or exactly half if that
+		// place is odd. A NaN would overflow into the sign.
 		b := math.Float32bits(x[i])
 		b += 0x7fff + b>>16&1
 		if x[i] != x[i] {

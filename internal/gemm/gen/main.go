@@ -28,7 +28,7 @@ func main() {
 	Generate()
 }
 
-// param loads an argument, which counts bytes afterwards if it counted numbers.
+// param loads an argument. If it counts numbers, it counts bytes afterwards.
 func param(name string, size int) GPVirtual {
 	r := Load(Param(name), GP64()).(GPVirtual)
 	if shift := bits.TrailingZeros(uint(size)); shift > 0 {
@@ -37,7 +37,7 @@ func param(name string, size int) GPVirtual {
 	return r
 }
 
-// isa is how a set of instructions does what a tile needs.
+// isa describes how an instruction set does what a tile needs.
 type isa struct {
 	rows, vectors, lanes int
 	vector               func() VecVirtual
@@ -45,7 +45,7 @@ type isa struct {
 	load                 func(from, to Op, column int) // one column of vectors; lanes beyond the edge are zero
 	store                func(from, to Op, column int)
 	plus                 func(from, to Op, column int)
-	// mask prepares load and store for so many columns of numbers.
+	// mask prepares load and store for a number of columns.
 	mask func(cols GPVirtual)
 	doc  string
 }
@@ -75,8 +75,8 @@ func avx512() isa {
 	}
 }
 
-// avx2 has a tile of 6 x 16: 12 sums, two vectors of B and two numbers of A take
-// all registers, so that only the tile of one vector has room for a mask.
+// avx2 has a tile of 6 x 16. Its 12 sums, two vectors of B and two numbers of A take all
+// registers, so only the tile of one vector has room for a mask.
 func avx2() isa {
 	table := GLOBL("lanes8", RODATA|NOPTR)
 	for i := range 8 {
@@ -124,10 +124,10 @@ func avx2() isa {
 	}
 }
 
-// onlyColumn stands for the column of a tile that is one vector wide.
+// onlyColumn is the column of a tile that is one vector wide.
 const onlyColumn = -1
 
-// tile is what the loops of one function share.
+// tile has what the loops of one function share.
 type tile struct {
 	isa
 	name           string
@@ -136,15 +136,16 @@ type tile struct {
 	b, bks, c, ldc GPVirtual
 }
 
-// generate writes a function for all tiles up to the largest: for each number of
-// rows and of vectors a loop of its own.
+// generate writes a function for all tiles up to the largest, with a loop for each number
+// of rows and vectors.
 func (s isa) generate(name string) {
 	TEXT(name, NOSPLIT, "func(k int, a *float32, ars, aks int, b *float32, bks int, c *float32, ldc, rows, cols int, add bool)")
 	Pragma("noescape")
 	Doc(name+" is C = A B, or C += A B with add, for a tile of C of rows x cols.",
 		"Rows of A are ars numbers apart and its columns aks; rows of B bks, rows of C",
 		"ldc. k is positive; "+s.doc)
-	// What is needed once is loaded where it is needed: registers are scarce.
+	// Values that are needed once are loaded where they are needed, because registers are
+	// scarce.
 	cols := param("cols", 1)
 	s.mask(cols)
 	CMPQ(cols, Imm(uint64(s.lanes)))
@@ -202,7 +203,7 @@ func (t tile) loop(rows, vectors int, label string) {
 			sums[i] = append(sums[i], t.vector())
 		}
 	}
-	// C is on its way to the cache while k runs.
+	// Prefetch C while k runs.
 	t.each(rows, vectors, func(i, v int, m Mem) {
 		PREFETCHT0(m)
 		t.zero(sums[i][v])
@@ -261,8 +262,8 @@ func elem(wide bool) (name string, size int) {
 	return "float32", 4
 }
 
-// load8 loads eight numbers as fp32. The bits of a bf16 are the upper half of the
-// same number's in fp32.
+// load8 loads eight numbers as fp32. The bits of a bf16 are the upper half of the same
+// number in fp32.
 func load8(from Op, to VecVirtual, wide bool) {
 	if wide {
 		VPMOVZXWD(from, to)
@@ -294,7 +295,7 @@ func transpose(name string, wide bool) {
 			ADDQ(lds, at)
 		}
 	}
-	// Pairs of numbers, then fours, within the halves; then halves change places.
+	// Interleave pairs of numbers, then fours, within the halves. Then exchange the halves.
 	for i := 0; i < 8; i += 2 {
 		VUNPCKLPS(x[i+1], x[i], y[i])
 		VUNPCKHPS(x[i+1], x[i], y[i+1])
@@ -359,7 +360,7 @@ func round() {
 	Pragma("noescape")
 	Doc(name + " rounds 8*vectors numbers to nearest even; vectors is positive.")
 	dst, src, n := param("dst", 1), param("src", 1), param("vectors", 1)
-	// Half is half of a unit in the last place of bf16, less one.
+	// half is half of a unit in the last place of bf16, less one.
 	half, one := YMM(), YMM()
 	VPCMPEQD(half, half, half)
 	VPSRLD(Imm(31), half, one)
@@ -367,8 +368,8 @@ func round() {
 	Label(name + "vector")
 	x, odd, isNaN, upper := YMM(), YMM(), YMM(), YMM()
 	VMOVUPS(Mem{Base: src}, x)
-	// Half less one is added, and one more if the last bit that stays is set. A
-	// NaN would wrap round; it becomes 0x7fff, which are half's bits.
+	// Add half, and one more if the last remaining bit is set. A NaN would overflow; it
+	// becomes 0x7fff, which are the bits of half.
 	VPSRLD(Imm(16), x, odd)
 	VPAND(one, odd, odd)
 	VPADDD(half, odd, odd)

@@ -27,9 +27,9 @@ type loop struct {
 	name    string
 	slices  []slice
 	scalars []string
-	table   bool   // its numbers are in an Adam, at h
-	sums    int    // registers that results are added up in: none, 1 or 4
-	combine string // the instruction that does
+	table   bool   // its numbers are fields of an Adam, at h
+	sums    int    // how many registers sum up results: none, 1 or 4
+	combine string // the instruction that adds to a sum
 	empty   string // the result over no elements
 	body    func(a *asm)
 }
@@ -37,20 +37,20 @@ type loop struct {
 // reg is a register of 16 lanes: Z0 to Z7, or Y0 and Y1 to Y14 and Y15.
 type reg int
 
-// spare is the register that AVX2 has scalars in; no body uses it, but sums may.
+// spare is the register that holds scalars under AVX2. No body uses it, but sums may.
 const spare reg = 6
 
-// number is a constant operand, scalar an argument of that name, field one of Adam.
+// number is a constant operand, scalar an argument of that name, and field a field of Adam.
 type (
 	number uint32
 	scalar string
 	field  int
-	memory string // a slice, at the present elements
+	memory string // the current elements of a slice
 )
 
 func f32(v float32) number { return number(math.Float32bits(v)) }
 
-// constants are the numbers in memory, eight times each for AVX2.
+// constants are the numbers in memory, each repeated eight times for AVX2.
 type constants struct {
 	at    map[uint32]int
 	order []uint32
@@ -76,15 +76,15 @@ func (c *constants) data() string {
 	return b.String()
 }
 
-// asm is one function under way.
+// asm is a function under construction.
 type asm struct {
 	*loop
 	*constants
 	wide   bool
 	code   strings.Builder
-	shift  int            // elements from the index on
-	sum    reg            // where the body adds up to
-	kept   map[string]int // of AVX-512: sources of registers from Z16 on
+	shift  int            // offset in elements from the index
+	sum    reg            // the register that the body adds to
+	kept   map[string]int // AVX-512: the sources of registers from Z16 on
 	keeper strings.Builder
 }
 
@@ -92,7 +92,7 @@ var pointers = []string{"DI", "SI", "DX", "R8", "R9", "R10"}
 
 func (a *asm) emit(format string, args ...any) { fmt.Fprintf(&a.code, "\t"+format+"\n", args...) }
 
-// address is a slice's elements, those of a half register from part on.
+// address returns the address of a slice's elements, or of those of a half register.
 func (a *asm) address(name string, part int) string {
 	for i, s := range a.slices {
 		if s.name != name {
@@ -107,7 +107,7 @@ func (a *asm) address(name string, part int) string {
 	panic("gen: no slice " + name)
 }
 
-// source is where a number that all lanes share comes from.
+// source returns where a number comes from that all lanes share.
 func (a *asm) source(x any) string {
 	switch x := x.(type) {
 	case number:
@@ -125,7 +125,7 @@ func (a *asm) source(x any) string {
 	panic(fmt.Sprint("gen: no source ", x))
 }
 
-// operand is the part of an operand that an instruction takes.
+// operand returns the part of an operand that an instruction reads.
 func (a *asm) operand(x any, part int) string {
 	switch x := x.(type) {
 	case reg:
@@ -153,7 +153,7 @@ func (a *asm) operand(x any, part int) string {
 	return fmt.Sprintf("Y%d", 2*int(spare))
 }
 
-// fetch brings an operand that is no constant into AVX2's register for them.
+// fetch loads an operand that is not a constant into the spare register of AVX2.
 func (a *asm) fetch(xs ...any) {
 	for _, x := range xs {
 		switch x.(type) {
@@ -172,7 +172,7 @@ func (a *asm) parts() int {
 	return 2
 }
 
-// op is dst = x op y; y may be any operand.
+// op emits dst = x op y. y may be any operand.
 func (a *asm) op(name string, dst, x reg, y any) {
 	a.fetch(y)
 	for p := range a.parts() {
@@ -185,7 +185,7 @@ func (a *asm) sub(dst, x reg, y any) { a.op("VSUBPS", dst, x, y) }
 func (a *asm) mul(dst, x reg, y any) { a.op("VMULPS", dst, x, y) }
 func (a *asm) div(dst, x reg, y any) { a.op("VDIVPS", dst, x, y) }
 
-// bitwise is an operation on whole registers, whose name says the width with AVX-512.
+// bitwise emits an operation on whole registers. Its name has the width under AVX-512.
 func (a *asm) bitwise(name string, dst, x reg, y any) {
 	if a.wide {
 		name += "D"
@@ -193,14 +193,14 @@ func (a *asm) bitwise(name string, dst, x reg, y any) {
 	a.op(name, dst, x, y)
 }
 
-// shiftBits is dst = x shifted.
+// shiftBits emits dst = x shifted.
 func (a *asm) shiftBits(name string, by int, dst, x reg) {
 	for p := range a.parts() {
 		a.emit("%s $%d, %s, %s", name, by, a.operand(x, p), a.operand(dst, p))
 	}
 }
 
-// load is dst = x: a slice's elements or a number.
+// load emits dst = x: the elements of a slice or a number.
 func (a *asm) load(dst reg, x any) {
 	for p := range a.parts() {
 		switch x.(type) {
@@ -218,14 +218,15 @@ func (a *asm) store(dst string, x reg) {
 	}
 }
 
-// Comparisons: neither is true of a NaN, but the last.
+// These are comparisons. Only the last is true for a NaN.
 const (
 	less    = 0x11
 	greater = 0x1e
 	unlike  = 0x03
 )
 
-// where puts a number into dst where x compares so to y. AVX2 needs a register for it.
+// where emits code that writes a number to the lanes of dst in which x compares to y as
+// given. AVX2 needs a register for the mask.
 func (a *asm) where(dst, x reg, compare int, y any, put number, mask reg) {
 	for p := range a.parts() {
 		if a.wide {
@@ -238,15 +239,15 @@ func (a *asm) where(dst, x reg, compare int, y any, put number, mask reg) {
 	}
 }
 
-// total combines a register with the sum under way: of a maximum it is kept unless
-// the other one is greater.
+// total emits code that combines a register with the sum. A maximum keeps the sum unless
+// the register is greater.
 func (a *asm) total(x reg) {
 	for p := range a.parts() {
 		a.emit("%s %s, %s, %s", a.combine, a.operand(a.sum, p), a.operand(x, p), a.operand(a.sum, p))
 	}
 }
 
-// function is the whole text. The index, in elements, is AX.
+// function returns the whole text. AX is the index in elements.
 func (a *asm) function(kind string) string {
 	a.kept = map[string]int{}
 	a.emit("XORQ AX, AX")
@@ -281,7 +282,7 @@ func (a *asm) function(kind string) string {
 	return b.String() + a.keeper.String() + a.code.String()
 }
 
-// firstSum is the register of the first sum, first its number in hardware.
+// firstSum is the register of the first sum.
 const firstSum = reg(4)
 
 func (a *asm) first() int {
@@ -311,7 +312,7 @@ func (a *asm) oneSum() {
 	a.emit("JNE turn")
 }
 
-// fourSums takes 64 elements a turn, and what is left by 16.
+// fourSums handles 64 elements a turn, and the rest by 16.
 func (a *asm) fourSums() {
 	for i := range reg(4) {
 		a.begin(firstSum + i)

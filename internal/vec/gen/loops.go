@@ -1,5 +1,5 @@
-// This file owns the loops themselves. Each says in the order of its instructions what
-// the Go loop of the same name says; the products and sums must be the same ones.
+// This file owns the loops. Each has the same products and sums in the same order as the Go
+// loop of the same name.
 
 package main
 
@@ -128,7 +128,7 @@ var loops = []*loop{
 	{name: "adamW", slices: floats("w", "m", "v", "grad"), table: true, body: adamW},
 }
 
-// exp makes e to the power of register 0 in register 2; 1 and 3 are used.
+// exp computes e to the power of register 0 in register 2. It uses registers 1 and 3.
 func exp(a *asm) {
 	const t, y, r = reg(1), reg(2), reg(3)
 	a.mul(t, 0, f32(1.44269504))
@@ -152,7 +152,8 @@ func exp(a *asm) {
 	a.where(y, 0, less, f32(-87.33), f32(0), r)
 }
 
-// sigmoid loads register 4 and makes its sigmoid in register 5; 0 to 3 are used.
+// sigmoid loads register 4 and computes its sigmoid in register 5. It uses registers 0 to
+// 3.
 func sigmoid(a *asm, from string) {
 	a.load(4, memory(from))
 	a.bitwise("VPXOR", 0, 4, number(1<<31))
@@ -162,7 +163,7 @@ func sigmoid(a *asm, from string) {
 	a.div(5, 1, reg(2))
 }
 
-// slope makes the slope of SiLU at register 4, with the sigmoid in 5, in register 1.
+// slope computes the slope of SiLU at register 4 in register 1. Register 5 has the sigmoid.
 func slope(a *asm) {
 	a.load(1, f32(1))
 	a.sub(1, 1, reg(5))
@@ -203,7 +204,7 @@ func narrow(a *asm) {
 		a.emit("VPMOVDW Z1, %s", a.address("dst", 0))
 		return
 	}
-	// Packing takes the halves of both registers in turn.
+	// The instruction packs the halves of both registers in turn.
 	a.emit("VPACKUSDW Y3, Y2, Y2")
 	a.emit("VPERMQ $0xd8, Y2, Y2")
 	a.emit("VMOVDQU Y2, %s", a.address("dst", 0))

@@ -20,7 +20,7 @@ const (
 	goOut  = "loops_amd64.go"
 )
 
-// kinds are the forms that assembly is written in.
+// kinds are the instruction sets of the generated code.
 var kinds = []string{"AVX512", "AVX2"}
 
 func main() {
@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// generate gives the files by name.
+// generate returns the files by name.
 func generate() map[string][]byte {
 	c := &constants{at: map[uint32]int{}}
 	var code bytes.Buffer
@@ -49,7 +49,7 @@ func generate() map[string][]byte {
 	return map[string][]byte{asmOut: []byte(text), goOut: calls}
 }
 
-// goFile declares the functions and has a method for each loop.
+// goFile returns the Go file, which declares the functions and has a method for each loop.
 func goFile() string {
 	var b strings.Builder
 	b.WriteString(header + "// This file owns the calls of the assembly.\n\npackage vec\n")
@@ -80,7 +80,7 @@ func (l *loop) operands() (o lists) {
 	return o
 }
 
-// add adds what is passed as it is.
+// add adds an argument that is passed unchanged.
 func (o *lists) add(name, kind string) {
 	o.slices, o.pointers = append(o.slices, name+" "+kind), append(o.pointers, name+" "+kind)
 	o.passed, o.whole = append(o.passed, name), append(o.whole, name)
@@ -98,8 +98,8 @@ func (l *loop) declare(b *strings.Builder) {
 	}
 }
 
-// method is the choice between the forms. Go does no whole turns of loops without a
-// result, and all of those that have one.
+// method writes the choice between the instruction sets. The Go form handles no whole turns
+// of loops without a result, and all of those with one.
 func (l *loop) method(b *strings.Builder) {
 	o, result, none, plain := l.operands(), "int", "0", "0"
 	if l.sums > 0 {

@@ -18,9 +18,9 @@ import (
 //	qkv_linear  norm(x)
 //	qk_norm     queries and keys before their norms, if they have any
 //	core_attn   queries, keys and values
-//	attn_proj   what attention gives, and its sums
+//	attn_proj   the output of attention, and its sums
 //
-// All but the first can be computed again.
+// All but the first can be recomputed.
 type attention struct {
 	model.Attention
 	norm  norm
@@ -50,7 +50,7 @@ func (a *attention) widths() (q, kv, all int) {
 	return q, kv, q + 2*kv
 }
 
-// Forward computes the layer's residual stream after attention.
+// Forward returns the residual stream after attention.
 func (a *attention) Forward(p *Pass, x Mat) Mat {
 	return p.within(memory.Attn, x.Cols, func() Mat { return a.forward(p, x) })
 }
@@ -99,7 +99,7 @@ func (a *attention) forward(p *Pass, x Mat) Mat {
 	return y
 }
 
-// project computes queries, keys and values.
+// project returns queries, keys and values.
 func (a *attention) project(p *Pass, xn Mat, again bool, from string, width int) Mat {
 	in := xn.Matrix
 	if again {
@@ -112,7 +112,7 @@ func (a *attention) project(p *Pass, xn Mat, again bool, from string, width int)
 	return y
 }
 
-// normalised computes them with queries and keys normalised head by head.
+// normalised returns them with queries and keys normalised head by head.
 func (a *attention) normalised(p *Pass, raw Mat, again bool) Mat {
 	qw, kvw, width := a.widths()
 	in := raw.Matrix
@@ -128,13 +128,13 @@ func (a *attention) normalised(p *Pass, raw Mat, again bool) Mat {
 	return y
 }
 
-// turn turns queries and keys by their positions, or back.
+// turn rotates queries and keys by their positions, or back if inverse is set.
 func (a *attention) turn(p *Pass, qkv nn.Matrix, inverse bool) {
 	if !a.Rotary {
 		return
 	}
 	qw, kvw, _ := a.widths()
-	// Queries and keys lie side by side: heads of one width.
+	// Queries and keys lie side by side as heads of one width.
 	nn.Rope(p.S, nn.Rotation{
 		X: qkv.Columns(0, qw+kvw), Heads: a.Heads + a.KVHeads, Head: a.HeadDim, Width: a.HeadDim,
 		Seq: p.Seq, Table: a.table, Inverse: inverse,
@@ -150,7 +150,7 @@ func (a *attention) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention
 	}
 }
 
-// Backward computes the gradient of what the layer got.
+// Backward returns the gradient of the layer's input.
 func (a *attention) Backward(p *Pass, dy Mat) Mat {
 	return p.within(memory.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
 }

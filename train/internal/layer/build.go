@@ -1,5 +1,5 @@
-// This file owns the making of chunks from a model's description, and what of such
-// descriptions cannot be trained.
+// This file owns how chunks are made from the description of a model, and which models can
+// be trained.
 
 package layer
 
@@ -17,7 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Supported returns an error that says what of a model cannot be trained, or nil.
+// Supported returns an error that says why a model cannot be trained, or nil.
 func Supported(m *model.Model) error {
 	refuse := func(what string) error {
 		return &memory.SettingError{Setting: "Model", Asked: m.Name, Problem: "has " + what + ", which the trainer does not support", Remedy: "choose another model"}
@@ -43,7 +43,7 @@ func Supported(m *model.Model) error {
 	return nil
 }
 
-// Layers are a model's, those of further heads included, each depth's once.
+// Layers returns the layers of a model and those of its further heads, each depth's once.
 func Layers(m *model.Model) []model.Layer {
 	if m.MTP == nil {
 		return m.Layers
@@ -51,7 +51,7 @@ func Layers(m *model.Model) []model.Layer {
 	return slices.Concat(m.Layers, m.MTP.Layers)
 }
 
-// What kernels take at most.
+// These are the limits of the kernels.
 const (
 	maxTaps  = 8       // of a convolution
 	maxWidth = 1 << 21 // of queries, keys and values together
@@ -96,7 +96,7 @@ func unsupported(l model.Layer) string {
 	return ""
 }
 
-// Runs returns an error that says what of a model a device has no kernel for, or nil.
+// Runs returns an error that says for which part of a model a device has no kernel, or nil.
 func Runs(m *model.Model, on device.Info) error {
 	if on.Backend == "cpu" {
 		return nil
@@ -116,34 +116,35 @@ func Runs(m *model.Model, on device.Info) error {
 	return nil
 }
 
-// Env is what the layers of a rank are made with.
+// Env is what the layers of a rank are made from.
 type Env struct {
 	Model    *model.Model
 	Settings Settings
 	Shape    Shape
 	Grad     kernels.Number // of parameters' gradients
-	Expert   Place          // among the ranks that share out experts
-	Comm     comm.Comm      // of those; nil if there is one
+	Expert   Place          // the rank among those that share out the experts
+	Comm     comm.Comm      // of those ranks; nil if there is one
 	Dispatch Dispatch
 	Rows     Rows
-	// Imbalance is the rows of a rank over balanced ones, where nothing is computed and
-	// so none are counted: on a null device. Zero counts them.
+	// Imbalance is the assumed rows of a rank over balanced ones on a null device, which
+	// computes nothing and so counts no rows. Zero counts the rows.
 	Imbalance float64
-	// Space gives the workspace for experts of a width once passes run, Table the rotary positions of
-	// so many columns, Balance a layer's router memory, by its name.
+	// Space returns the workspace for experts of a width, once passes run. Table returns
+	// the rotary positions for a number of columns. Balance returns the router memory of a
+	// layer by its name.
 	Space   func(width int) *stash.Workspace
 	Table   func(columns int) device.Range
 	Balance func(name string, experts int, bias bool) Balance
 	Sums    Sums
 }
 
-// Span is which of a model's layers a chunk has, and whether it has the ends.
+// Span says which layers of a model a chunk has, and whether it has the ends.
 type Span struct {
 	From, To    int
 	First, Last bool
 }
 
-// Build makes a chunk. Units come in the order of a forward pass.
+// Build returns a chunk. Its units are in the order of a forward pass.
 func Build(e *Env, s Span) *Chunk {
 	m := e.Model
 	c := &Chunk{Hidden: m.Hidden, sums: e.Sums}
@@ -171,7 +172,8 @@ func (e *Env) unit(name, prefix string, params []model.Param) *Unit {
 	return newUnit(name, prefix, params, e.Shape.Number, e.Grad, e.Expert)
 }
 
-// block makes a layer with a unit of its own. Its parameters' names begin with prefix.
+// block returns a layer with a unit of its own. The names of its parameters begin with
+// prefix.
 func (e *Env) block(c *Chunk, name, prefix string, l model.Layer) *block {
 	u := e.unit(name, prefix, e.Model.LayerParams(l))
 	c.Units = append(c.Units, u)
@@ -180,7 +182,7 @@ func (e *Env) block(c *Chunk, name, prefix string, l model.Layer) *block {
 	return b
 }
 
-// parts makes the parts of a layer from a unit that has its parameters.
+// parts returns the parts of a layer, from a unit that has its parameters.
 func (e *Env) parts(u *Unit, name string, l model.Layer) *block {
 	b := &block{}
 	switch {
@@ -204,7 +206,7 @@ func (e *Env) parts(u *Unit, name string, l model.Layer) *block {
 	return b
 }
 
-// dispatcher sizes the rows of a mixture's experts.
+// dispatcher returns a dispatcher for the rows of a mixture's experts.
 func (e *Env) dispatcher(m *model.MoE) *dispatcher {
 	return &dispatcher{
 		how: e.Dispatch, comm: e.Comm, ranks: e.Expert.Ranks, rank: e.Expert.Rank, experts: m.Experts, topK: m.TopK,
@@ -212,14 +214,14 @@ func (e *Env) dispatcher(m *model.MoE) *dispatcher {
 	}
 }
 
-// RowBounds are the rows that a rank's experts receive for a microbatch: if routing is
-// balanced, and at most.
+// RowBounds returns how many rows a rank's experts receive for a microbatch: with balanced
+// routing, and at most.
 func (e *Env) RowBounds(m *model.MoE) (balanced, worst int) {
 	d := e.dispatcher(m)
 	return d.tokens * d.topK, d.Worst()
 }
 
-// Assumed is the rows of a rank's experts where none are counted, or zero.
+// Assumed returns the rows of a rank's experts if none are counted, or zero.
 func (e *Env) Assumed(m *model.MoE) int {
 	if e.Imbalance == 0 {
 		return 0
@@ -228,8 +230,8 @@ func (e *Env) Assumed(m *model.MoE) int {
 	return min(worst, int(math.Ceil(e.Imbalance*float64(balanced))))
 }
 
-// Passing is about the memory that a mixture's passes take and do not save: rows on their
-// way between ranks, what experts make of them, and a few matrices of tokens.
+// Passing returns about the memory that a mixture's passes use and do not save: rows on
+// their way between ranks, the results of experts, and a few matrices of tokens.
 func (e *Env) Passing(m *model.MoE) memory.Bytes {
 	d := e.dispatcher(m)
 	n := d.Worst()*(e.Model.Hidden+m.Width) + 6*d.tokens*e.Model.Hidden
@@ -246,7 +248,7 @@ func (e *Env) experts(u *Unit, m *model.MoE) *experts {
 	}
 }
 
-// ends makes the output layer and the further heads of a chunk.
+// ends adds the output layer and the further heads to a chunk.
 func (e *Env) ends(c *Chunk, table *Unit) {
 	m := e.Model
 	params := m.FinalNormParams()
@@ -291,8 +293,7 @@ func (e *Env) ends(c *Chunk, table *Unit) {
 	}
 }
 
-// MTPFactor is what the losses of all further heads together are multiplied with, as in
-// the field.
+// MTPFactor is the factor of the sum of the further heads' losses. Its value is customary.
 const MTPFactor = 0.1
 
 // Ahead returns how many tokens ahead a model predicts.

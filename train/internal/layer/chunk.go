@@ -1,4 +1,5 @@
-// This file owns chunks: what one stage of a pipeline has of a model, and its passes.
+// This file owns chunks: the part of a model that one stage of a pipeline has, and its
+// passes.
 
 package layer
 
@@ -8,8 +9,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// part is a mixer or a feed-forward part, with its norm and its residual connection. Its
-// caller frees what it gives and what it gets.
+// part is a mixer or a feed-forward part, with its norm and its residual connection. The
+// caller frees its input and its output.
 type part interface {
 	Forward(p *Pass, x Mat) Mat
 	Backward(p *Pass, dy Mat) Mat
@@ -21,7 +22,7 @@ type block struct {
 	parts []part
 }
 
-// Forward computes what the layer gives.
+// Forward returns the output of the layer.
 func (b *block) Forward(p *Pass, x Mat) Mat {
 	in := x
 	for _, q := range b.parts {
@@ -34,7 +35,7 @@ func (b *block) Forward(p *Pass, x Mat) Mat {
 	return in
 }
 
-// Backward computes the gradient of what it got.
+// Backward returns the gradient of its input.
 func (b *block) Backward(p *Pass, dy Mat) Mat {
 	in := dy
 	for i := len(b.parts) - 1; i >= 0; i-- {
@@ -48,12 +49,12 @@ func (b *block) Backward(p *Pass, dy Mat) Mat {
 }
 
 // Store has the parameters of a rank. Use binds units until done is called: their
-// parameters, and where gradients are made those too.
+// parameters, and also their gradients if the pass makes gradients.
 type Store interface {
 	Use(grads bool, units ...*Unit) (done func(), err error)
 }
 
-// Chunk is what a stage has of a model.
+// Chunk is the part of a model that a stage has.
 type Chunk struct {
 	Units  []*Unit
 	Hidden int
@@ -62,14 +63,14 @@ type Chunk struct {
 	blocks []*block
 	last   *output
 	heads  []*further
-	// What the ends use: the embedding's unit, those of the output layer, and those of
-	// each further head.
+	// These are the units of the ends: the embedding, the output layer, and each further
+	// head.
 	first, final []*Unit
 	further      [][]*Unit
 	sums         Sums
 }
 
-// Sums are where losses are added up, fp32: the first for the next token, then one for
+// Sums is where losses are added up in fp32: the first for the next token, then one for
 // each further head.
 type Sums struct{ device.Range }
 
@@ -89,14 +90,14 @@ func use(s Store, grads bool, units []*Unit, work func()) {
 	done()
 }
 
-// at is the pass of a layer.
+// at returns the pass of a layer.
 func at(p Pass, layer int) *Pass {
 	p.Layer = layer
 	return &p
 }
 
-// head is the number of the first layer of a further head: they come behind the chunk's
-// own. The one behind them all is the output layer.
+// head returns the number of the first layer of a further head. These layers follow the
+// chunk's own, and the output layer follows all of them.
 func (c *Chunk) head(k int) int {
 	n := len(c.blocks)
 	for _, f := range c.heads[:k] {
@@ -105,8 +106,8 @@ func (c *Chunk) head(k int) int {
 	return n
 }
 
-// Forward runs the chunk over a microbatch. The first one takes tokens, the others what
-// the chunk before gave, which stays the caller's; the last one gives nothing.
+// Forward runs the chunk over a microbatch. The first chunk reads tokens, the others the
+// output of the chunk before, which the caller keeps. The last chunk has no output.
 func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	in := x
 	if c.embed != nil {
@@ -138,8 +139,8 @@ func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	return Mat{}
 }
 
-// Backward runs the backward pass: the last chunk needs no gradient, the others that of
-// what they gave, which stays the caller's; the first one gives nothing.
+// Backward runs the backward pass. The last chunk needs no gradient. The others read the
+// gradient of their output, which the caller keeps. The first chunk returns nothing.
 func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 	p.Backward = true
 	in := dy
@@ -166,8 +167,8 @@ func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 	return Mat{}
 }
 
-// backwardHeads computes the gradient of the hidden states that the output layer and the
-// further heads got.
+// backwardHeads returns the gradient of the hidden states that the output layer and the
+// further heads read.
 func (c *Chunk) backwardHeads(p Pass, s Store, tokens Tokens) (dx Mat) {
 	var plus nn.Matrix
 	for k := len(c.heads) - 1; k >= 0; k-- {

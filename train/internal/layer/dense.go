@@ -8,21 +8,21 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// gated is y = fc2(swiglu(fc1(x))), without a norm: a dense part, or the experts
-// that all tokens use.
+// gated is y = fc2(swiglu(fc1(x))) without a norm: a dense part, or the experts that all
+// tokens use.
 type gated struct {
 	fc1, fc2 linear
 	width    int
 }
 
-// hidden computes what the activation gets.
+// hidden returns the input of the activation.
 func (g gated) hidden(p *Pass, x nn.Matrix) Mat {
 	h := p.New(x.Rows, 2*g.width)
 	g.fc1.forward(p, h.Matrix, x, nn.Matrix{})
 	return h
 }
 
-// output computes y from that.
+// output computes y from the input of the activation.
 func (g gated) output(p *Pass, y, h, plus nn.Matrix) {
 	a := p.New(h.Rows, g.width)
 	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: h})
@@ -30,7 +30,7 @@ func (g gated) output(p *Pass, y, h, plus nn.Matrix) {
 	a.Free()
 }
 
-// backward computes dx, plus a matrix if one is given; h becomes its own gradient.
+// backward computes dx, plus a matrix if one is given. It replaces h by its gradient.
 func (g gated) backward(p *Pass, dx, x, h, dy, plus nn.Matrix) {
 	a := p.New(h.Rows, g.width)
 	g.fc2.backward(p, a.Matrix, dy, nn.Matrix{})
@@ -44,10 +44,10 @@ func (g gated) backward(p *Pass, dx, x, h, dy, plus nn.Matrix) {
 // dense is x + gated(norm(x)). It saves
 //
 //	mlp_norm  x
-//	mlp       norm(x), and what the activation gets
+//	mlp       norm(x), and the input of the activation
 //
-// The second can be computed again. What the activation gives is always made again:
-// its backward pass does that on the way.
+// The second can be recomputed. The output of the activation is never saved, because its
+// backward pass computes it on the way.
 type dense struct {
 	norm norm
 	gated
@@ -60,7 +60,7 @@ func newDense(u *Unit, width int, s Settings) *dense {
 	}
 }
 
-// Forward computes the residual stream after the part.
+// Forward returns the residual stream after the part.
 func (d *dense) Forward(p *Pass, x Mat) Mat {
 	return p.within(memory.MLP, x.Cols, func() Mat {
 		p.save("mlp_norm", x.t)
@@ -84,7 +84,7 @@ func (d *dense) Forward(p *Pass, x Mat) Mat {
 	})
 }
 
-// Backward computes the gradient of what the part got.
+// Backward returns the gradient of the part's input.
 func (d *dense) Backward(p *Pass, dy Mat) Mat {
 	t, c := dy.Rows, dy.Cols
 	return p.within(memory.MLP, c, func() Mat {

@@ -1,4 +1,4 @@
-// This file owns the way of rows to the ranks that have their experts, and back:
+// This file owns how rows reach the ranks that have their experts, and how they return:
 // within one rank, by all-to-all, and around the ring of experts.
 
 package layer
@@ -19,14 +19,14 @@ type Dispatch uint8
 const (
 	// AllToAll sends each token's row to the ranks that have its experts.
 	AllToAll Dispatch = iota
-	// Ring sends all tokens around all expert ranks; each computes with its own
-	// experts, and the parts are added up.
+	// Ring sends all tokens around all expert ranks. Each computes with its own experts,
+	// and the results are added up.
 	Ring
 )
 
 func (d Dispatch) String() string { return [...]string{"alltoall", "ring"}[d] }
 
-// dispatcher knows sizes; what a microbatch needs is in its tables.
+// dispatcher knows sizes. What a microbatch needs is in its tables.
 type dispatcher struct {
 	how      Dispatch
 	comm     comm.Comm // of the expert ranks; nil if there is one
@@ -38,10 +38,11 @@ type dispatcher struct {
 	capacity float64
 }
 
-// local is the experts of this rank.
+// local returns the number of experts of this rank.
 func (d *dispatcher) local() int { return d.experts / d.ranks }
 
-// limit is the most rows of an expert from so many tokens, or zero.
+// limit returns the most rows that an expert can have from a number of tokens, or zero if
+// there is no limit.
 func (d *dispatcher) limit(tokens int) int {
 	if d.capacity == 0 {
 		return 0
@@ -49,8 +50,8 @@ func (d *dispatcher) limit(tokens int) int {
 	return max(1, int(math.Ceil(d.capacity*float64(tokens*d.topK)/float64(d.experts))))
 }
 
-// part is the most rows that one rank sends another: a token has at most one row for each
-// of the other's experts.
+// part returns the most rows that one rank sends to another. A token has at most one row
+// for each of the other's experts.
 func (d *dispatcher) part() int {
 	rows := d.tokens * min(d.topK, d.local())
 	if c := d.limit(d.tokens); c > 0 {
@@ -59,7 +60,7 @@ func (d *dispatcher) part() int {
 	return rows
 }
 
-// Worst is the most rows that this rank can receive: EP x tokens x min(top-k, local
+// Worst returns the most rows that this rank can receive: EP x tokens x min(top-k, local
 // experts), the bound of SPEC S3.1, or less under a capacity.
 func (d *dispatcher) Worst() int {
 	if d.how == Ring && d.capacity > 0 {
@@ -69,8 +70,8 @@ func (d *dispatcher) Worst() int {
 	return d.ranks * d.part()
 }
 
-// Padded is the rows of a buffer in which every expert has room for all tokens that
-// may choose it, and so no row needs to be counted.
+// Padded returns the rows of a buffer in which every expert has room for all tokens that
+// may choose it, so no row must be counted.
 func (d *dispatcher) Padded() int { return d.local() * d.slot() }
 
 func (d *dispatcher) slot() int {
@@ -84,19 +85,19 @@ func (d *dispatcher) slot() int {
 	return all
 }
 
-// tables say where rows went. They are saved as the group dispatch.
+// tables say where rows were sent. They are saved as the group dispatch.
 type tables struct {
 	d    *dispatcher
 	room int
 	seg  device.Range // segments of the rows
-	// source and place: from rows to what came, and back. What came is pairs of
-	// tokens and choices, those of all ranks in a ring; after an all-to-all it is rows
-	// in the order of ranks, for which out and home say the same on the sender's side.
+	// source maps rows to what was received, and place maps back. Received are pairs of
+	// tokens and choices, of all ranks in a ring. After an all-to-all, received are rows in
+	// the order of ranks; out and home are the same maps on the sender's side.
 	source, place device.Range
 	out, home     device.Range
 }
 
-// received is what came, as rows of the all-to-all or as pairs.
+// received returns how many rows of the all-to-all, or pairs, are received.
 func (d *dispatcher) received() int {
 	switch {
 	case d.ranks == 1:
@@ -107,7 +108,7 @@ func (d *dispatcher) received() int {
 	return d.ranks * d.part()
 }
 
-// sizes are the numbers of the tables in order.
+// sizes returns the sizes of the tables, in order.
 func (d *dispatcher) sizes(room int) []int {
 	sizes := []int{2 * d.local(), room, d.received()}
 	if d.ranks > 1 && d.how == AllToAll {
@@ -116,7 +117,7 @@ func (d *dispatcher) sizes(room int) []int {
 	return sizes
 }
 
-// view cuts the tables out of one piece of memory.
+// view divides one piece of memory into the tables.
 func (d *dispatcher) view(r device.Range, room int) *tables {
 	t := &tables{d: d, room: room}
 	at := memory.Bytes(0)
@@ -136,8 +137,8 @@ func (d *dispatcher) words(room int) (n int) {
 
 func (t *tables) segments() nn.Segments { return nn.Segments{Range: t.seg, Experts: t.d.local()} }
 
-// sort computes the tables of a microbatch from its tokens' choices. Count gets the
-// number of rows. With slot the experts' rows begin at its multiples.
+// sort computes the tables of a microbatch from the choices of its tokens, and writes the
+// number of rows to count. With slot, the rows of experts begin at its multiples.
 func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot int) {
 	s := nn.Sorting{
 		Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.local(), Group: 1, Slot: slot, Room: t.room,
@@ -149,7 +150,7 @@ func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot in
 	case d.how == Ring:
 		all := p.words(d.ranks * d.tokens * d.topK)
 		d.comm.AllGather(p.S, all.Range(), index)
-		must(d.comm.Err()) // else these are no choices, and may be more rows than there can be
+		must(d.comm.Err()) // otherwise these are not choices, and could be more rows than possible
 		s.Index, s.Tokens, s.First, s.Capacity = all.Range(), d.ranks*d.tokens, d.rank*d.local(), d.limit(d.ranks*d.tokens)
 		sortRows(p, s)
 		all.Free()
@@ -160,7 +161,7 @@ func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot in
 			Capacity: d.limit(d.tokens), Seg: nn.Segments{Range: seg.Range(), Experts: d.experts}, Source: t.out, Place: t.home, Counts: counts.Range(),
 		})
 		d.comm.AllToAll(p.S, came.Range(), counts.Range())
-		must(d.comm.Err()) // else these are no counts
+		must(d.comm.Err()) // otherwise these are not counts
 		nn.Regroup(p.S, nn.Regrouping{
 			Counts: came.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.part(), Slot: slot, Room: t.room,
 			Seg: t.segments(), Source: t.source, Place: t.place, Count: count,
@@ -178,8 +179,8 @@ func sortRows(p *Pass, s nn.Sorting) {
 	scratch.Free()
 }
 
-// send brings each token's row to its experts' rows; with pairs, x has a row for each
-// pair.
+// send copies the row of each token to the rows of its experts. If pairs is set, x has a
+// row for each pair.
 func (t *tables) send(p *Pass, rows, x nn.Matrix, pairs bool) {
 	d := t.d
 	every := d.topK
@@ -196,7 +197,7 @@ func (t *tables) send(p *Pass, rows, x nn.Matrix, pairs bool) {
 		all.Free()
 	default:
 		out, in := p.newOf(x.Type, d.received(), x.Cols), p.newOf(x.Type, d.received(), x.Cols)
-		// Rows that nobody sends are zero, so that nothing undefined travels.
+		// Unused rows are zero, so nothing undefined is sent.
 		nn.TakeRows(p.S, nn.Taking{Dst: out.Matrix, Src: x, Source: t.out, Every: every, Zero: true})
 		d.comm.AllToAll(p.S, in.Range, out.Range)
 		out.Free()
@@ -205,8 +206,7 @@ func (t *tables) send(p *Pass, rows, x nn.Matrix, pairs bool) {
 	}
 }
 
-// collect adds up, for each token, what its experts' rows give, plus a matrix if one is
-// given.
+// collect adds up the results of each token's experts, plus a matrix if one is given.
 func (t *tables) collect(p *Pass, y, rows, plus nn.Matrix) {
 	d := t.d
 	switch {
@@ -232,7 +232,7 @@ func (t *tables) collect(p *Pass, y, rows, plus nn.Matrix) {
 	}
 }
 
-// collectPairs brings a number of each row back to its pair of token and choice.
+// collectPairs copies one number of each row back to its pair of token and choice.
 func (t *tables) collectPairs(p *Pass, y, rows nn.Matrix) {
 	d := t.d
 	switch {
@@ -250,7 +250,7 @@ func (t *tables) collectPairs(p *Pass, y, rows nn.Matrix) {
 	}
 }
 
-// back sends rows to where they came from.
+// back returns rows to the ranks that sent them.
 func (t *tables) back(p *Pass, rows nn.Matrix) Mat {
 	d := t.d
 	out, in := p.newOf(rows.Type, d.received(), rows.Cols), p.newOf(rows.Type, d.received(), rows.Cols)

@@ -1,4 +1,4 @@
-// This file owns the routed experts, and where their rows are kept.
+// This file owns the routed experts, and where their rows are held.
 
 package layer
 
@@ -13,42 +13,42 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Rows is what memory rows get whose number only the device knows.
+// Rows says which memory rows get whose number only the device knows.
 type Rows uint8
 
 const (
-	// Exact: the host waits for the number, as eager frameworks do.
+	// With Exact the host waits for the number, as eager frameworks do.
 	Exact Rows = iota
-	// Padded: each expert has room for every token that may choose it.
+	// With Padded each expert has room for every token that may choose it.
 	Padded
-	// Stashed: they are computed in buffers that all layers share, and the live ones
-	// kept in pages.
+	// With Stashed rows are computed in buffers that all layers share, and the live ones
+	// are held in pages.
 	Stashed
 )
 
-// RowsGroup is the name of the group that is stashed: the rows that experts get, what
-// their activation gets, and the rows' weights.
+// RowsGroup is the name of the group that is stashed: the input rows of experts, the input
+// of their activation, and the weights of rows.
 const RowsGroup = "fused_group_mlp"
 
 // experts are the routed experts of a layer on one rank. They save
 //
 //	dispatch    the tables of the dispatcher
-//	expert_fc1  the rows that they get, with their weights
-//	moe_act     what their activation gets
+//	expert_fc1  their input rows, with their weights
+//	moe_act     the input of their activation
 //
-// or, stashed, the last two as one group. What the activation gives is always made
-// again, by its backward pass.
+// If rows are stashed, the last two are one group. The output of the activation is never
+// saved, because its backward pass computes it.
 type experts struct {
 	*dispatcher
 	rows     Rows
-	assumed  int // rows, where none are counted; zero counts them
+	assumed  int // rows if none are counted; zero counts them
 	fc1, fc2 weight
 	hidden   int // columns of a row
 	width    int
 	space    func(width int) *stash.Workspace
 }
 
-// RowTensors are the tensors of the stashed group, for a workspace.
+// RowTensors returns the tensors of the stashed group, for a workspace.
 func RowTensors(hidden, width int, number kernels.Number, rows stash.Rows) []stash.Tensor {
 	size := number.Size()
 	return []stash.Tensor{
@@ -58,14 +58,14 @@ func RowTensors(hidden, width int, number kernels.Number, rows stash.Rows) []sta
 	}
 }
 
-// held is a microbatch's rows.
+// held has the rows of a microbatch.
 type held struct {
 	t       *tables
 	x, h, w nn.Matrix
 	room    int
-	tab     *engine.Tensor   // what t lies in
-	made    []*engine.Tensor // x and w, where they have memory of their own
-	done    func()           // with all but the tables
+	tab     *engine.Tensor   // the tensor that holds t
+	made    []*engine.Tensor // x and w, if they have memory of their own
+	done    func()           // frees everything but the tables
 }
 
 // forward computes y = plus + the experts' part.
@@ -90,10 +90,10 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	k.done()
 	k.t.collect(p, y, out.Matrix, plus)
 	out.Free()
-	k.tab.Free() // only now: that the tables are saved does not keep them on the device
+	k.tab.Free() // not before: a saved table need not stay on the device
 }
 
-// first is the experts' first product.
+// first computes the experts' first product.
 func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
 	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments()})
 }
@@ -116,7 +116,7 @@ func (e *experts) lease(p *Pass, index device.Range) held {
 	return k
 }
 
-// held are the matrices of a set.
+// held returns the matrices of a set.
 func (e *experts) held(p *Pass, set *stash.Set) (k held) {
 	k.room = int(set.Tensor(2).Len / 4)
 	k.x = nn.NewMatrix(set.Tensor(0), p.Number, k.room, e.hidden)
@@ -156,7 +156,7 @@ func (e *experts) take(p *Pass, index device.Range) (k held) {
 	return k
 }
 
-// keep saves rows that have memory of their own, and makes what the activation gets.
+// keep saves rows that have memory of their own, and computes the input of the activation.
 func (e *experts) keep(p *Pass, k *held) {
 	p.save("expert_fc1", k.made...)
 	var h Mat
@@ -181,7 +181,7 @@ func (e *experts) keep(p *Pass, k *held) {
 	}
 }
 
-// roomOf is the room that tables of so many bytes have.
+// roomOf returns how many rows fit into tables of a size.
 func (e *experts) roomOf(r device.Range) int { return int(r.Len/4) - e.words(0) }
 
 // backward computes the gradients of the tokens' rows and of their weights.

@@ -11,14 +11,14 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Tokens are one microbatch's, on the device: uint32 [1+ahead][tokens]. Row 0 is what the
-// model gets, row k what comes k tokens later.
+// Tokens are the tokens of one microbatch on the device: uint32 [1+ahead][tokens]. Row 0 is
+// the input of the model, and row k is what comes k tokens later.
 type Tokens struct {
 	device.Range
 	Count int // tokens of a row
 }
 
-// row is what comes k tokens later.
+// row returns the tokens that come k later.
 func (t Tokens) row(k int) device.Range {
 	n := memory.Bytes(4 * t.Count)
 	return t.Range.Slice(memory.Bytes(k)*n, n)
@@ -42,9 +42,9 @@ func (e embedding) backward(p *Pass, ids device.Range, dx nn.Matrix) {
 }
 
 // output is the last norm, the output layer and the loss. Logits are as wide as the
-// vocabulary, so they are made for some rows at a time, become their gradient where they
-// are, and are used for the gradients of the weights and of the norm's output at once:
-// the forward pass does that part of the backward pass. It saves, as output_layer, its
+// vocabulary, so they are computed for a few rows at a time. They are replaced by their
+// gradient, which gives the gradients of the weights and of the norm's output at once. So
+// the forward pass does this part of the backward pass. It saves, as output_layer, its
 // input and the gradient of norm(x).
 type output struct {
 	norm   norm
@@ -53,11 +53,11 @@ type output struct {
 	factor float32 // of the loss
 }
 
-// mostLogits is the memory of the logits that are there at once. Fewer rows at a time
-// make products slower; on an H200 1,024 rows of a vocabulary of 32,000 do not.
+// mostLogits is the memory of the logits that exist at once. Fewer rows at a time make
+// products slower. On an H200, 1,024 rows of a vocabulary of 32,000 are enough.
 const mostLogits = 128 * memory.MiB
 
-// rows is how many rows are done at a time.
+// rows returns how many rows are computed at a time.
 func (o output) rows(all int) int {
 	return min(all, max(64, int(mostLogits/memory.Bytes(4*o.vocab))/64*64))
 }
@@ -79,7 +79,7 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 	dxn.Free()
 }
 
-// part does some rows.
+// part computes the loss and the gradients of some rows.
 func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 	logits := p.newOf(kernels.F32, xn.Rows, o.vocab)
 	o.logits.forward(p, logits.Matrix, xn, nn.Matrix{})
@@ -99,7 +99,7 @@ func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 	logits.Free()
 }
 
-// backward computes the gradient of its input, plus a matrix if one is given.
+// backward returns the gradient of its input, plus a matrix if one is given.
 func (o output) backward(p *Pass, cols int, plus nn.Matrix) Mat {
 	t := p.Tokens()
 	g := p.load("output_layer")
@@ -109,7 +109,7 @@ func (o output) backward(p *Pass, cols int, plus nn.Matrix) Mat {
 	return dx
 }
 
-// further predicts one token further than the head before it: from that one's hidden
+// further predicts one token further than the head before it. It reads that head's hidden
 // states and the embedding of the token that it was to predict. It saves
 //
 //	mtp_norm  the embedding and the hidden states
@@ -122,14 +122,14 @@ type further struct {
 	output       output
 }
 
-// pass is the pass of the i-th of its layers.
+// pass returns the pass of layer i of the head.
 func (f *further) pass(p *Pass, i int) *Pass {
 	q := *p
 	q.Layer += i
 	return &q
 }
 
-// forward computes its hidden states.
+// forward returns its hidden states.
 func (f *further) forward(p *Pass, ids device.Range, h Mat) Mat {
 	t, c := h.Rows, h.Cols
 	e := f.embedding.forward(p, ids)
@@ -159,8 +159,8 @@ func (f *further) forward(p *Pass, ids device.Range, h Mat) Mat {
 	return x
 }
 
-// backward computes the gradient of the hidden states that it got, from that of those that
-// it gave, which it frees.
+// backward returns the gradient of the hidden states that it read. It frees dx, the
+// gradient of its own.
 func (f *further) backward(p *Pass, ids device.Range, dx Mat) Mat {
 	for i := len(f.blocks) - 1; i >= 0; i-- {
 		d := f.blocks[i].Backward(f.pass(p, i), dx)

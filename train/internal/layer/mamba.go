@@ -11,13 +11,13 @@ import (
 // mamba is x + out(gated norm(scan(conv(in(norm(x)))))). It saves
 //
 //	attn_norm   x
-//	mamba_in    norm(x), and of it the gate, x, B, C and steps
-//	mamba_scan  what the scan gives
+//	mamba_in    norm(x), and its projection: the gate, x, B, C and steps
+//	mamba_scan  the output of the scan
 //
-// All but the first can be computed again. What the convolution and the gated norm
-// give and the scan's states between chunks are always made again: states of fp32
-// take State/64 times what the scan gives, and a tenth of the products of the
-// scan's backward pass. No scope is captured: there is none for layers like this.
+// All but the first can be recomputed. The outputs of the convolution and the gated norm
+// and the scan's states between chunks are always recomputed: fp32 states have State/64
+// times the size of the scan's output, and cost a tenth of the products of the scan's
+// backward pass. No scope captures layers of this kind.
 type mamba struct {
 	model.Mamba
 	epsilon          float32
@@ -44,7 +44,7 @@ func newMamba(u *Unit, m model.Mamba, s Settings) *mamba {
 	}
 }
 
-// Forward computes the residual stream after the layer.
+// Forward returns the residual stream after the layer.
 func (m *mamba) Forward(p *Pass, x Mat) Mat {
 	t, h := x.Rows, x.Cols
 	p.save("attn_norm", x.t)
@@ -81,7 +81,7 @@ func (m *mamba) Forward(p *Pass, x Mat) Mat {
 	return out
 }
 
-// mix computes what the scan gives.
+// mix returns the output of the scan.
 func (m *mamba) mix(p *Pass, in nn.Matrix) Mat {
 	xbc := p.New(in.Rows, m.mixed)
 	nn.Convolve(p.S, m.conv(p, xbc.Matrix, in))
@@ -98,7 +98,7 @@ func (m *mamba) conv(p *Pass, y, in nn.Matrix) nn.Conv {
 	return nn.Conv{Y: y, X: in.Columns(m.Inner, m.mixed), W: m.taps.w(), Bias: row(m.bias.w()), Seq: p.Seq}
 }
 
-// scan is the scan with memory for its states, to be freed, but without a result.
+// scan returns the scan without a result. free frees the memory for its states.
 func (m *mamba) scan(p *Pass, xbc, in nn.Matrix) (s nn.Scan, free func()) {
 	s = nn.Scan{
 		XBC: xbc, DT: in.Columns(m.at, m.Heads),
@@ -118,7 +118,7 @@ func (m *mamba) gated(y, x, in nn.Matrix) nn.GatedNorm {
 	return nn.GatedNorm{Y: y, X: x, Z: in.Columns(0, m.Inner), W: row(m.gate.w()), Groups: m.Groups, Epsilon: m.epsilon}
 }
 
-// Backward computes the gradient of what the layer got.
+// Backward returns the gradient of the layer's input.
 func (m *mamba) Backward(p *Pass, dy Mat) Mat {
 	t, h := dy.Rows, dy.Cols
 	saved := p.load("mamba_in")
@@ -140,11 +140,12 @@ func (m *mamba) Backward(p *Pass, dy Mat) Mat {
 	return dx
 }
 
-// backwardGate computes the gradient of what the scan gave, and the gate's part of din.
+// backwardGate returns the gradient of the scan's output, and computes the gate's part of
+// din.
 func (m *mamba) backwardGate(p *Pass, din, in, dy nn.Matrix) Mat {
 	saved := p.load("mamba_scan")
 	y := saved.mat(0, p.Number, dy.Rows, m.Inner)
-	d := p.New(dy.Rows, m.Inner) // what the norm gave, then its gradient, then that of y
+	d := p.New(dy.Rows, m.Inner) // the norm's output, then its gradient, then that of y
 	op := m.gated(d.Matrix, y, in)
 	nn.GatedRMSNorm(p.S, op)
 	m.out.grad(p, dy, d.Matrix)

@@ -12,23 +12,22 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// latent is x + proj(attend(up(norm(down(norm(x)))))): queries, and keys with values,
-// come from narrow projections of the hidden state. Part of each key, which alone is
-// turned by its position, comes from the narrow projection itself and is shared by
-// all heads. It saves
+// latent is x + proj(attend(up(norm(down(norm(x)))))). Queries, and keys with values, come
+// from narrow projections of the hidden state. A part of each key comes from the narrow
+// projection itself. All heads share it, and only it is rotated by its position. It saves
 //
 //	attn_norm    x
 //	qkv_linear   norm(x)
-//	mla_up_proj  the narrow projections before their norms; the shared key is turned
+//	mla_up_proj  the narrow projections before their norms, with the shared key rotated
 //	core_attn    queries, keys and values
-//	attn_proj    what attention gives, and its sums
+//	attn_proj    the output of attention, and its sums
 //
-// All but the first can be computed again.
+// All but the first can be recomputed.
 type latent struct {
 	model.MLA
 	norm    norm
 	q       linear  // from the narrow projection if there is one, else from norm(x)
-	qDown   *linear // nil if queries are projected at once
+	qDown   *linear // nil if queries have no narrow projection
 	qNorm   *norm   // nil without LatentNorm and without qDown
 	kvDown  linear
 	kvNorm  *norm
@@ -64,7 +63,7 @@ func newMLA(u *Unit, a model.MLA, s Settings, table device.Range) part {
 	return l
 }
 
-// Forward computes the layer's residual stream after attention.
+// Forward returns the residual stream after attention.
 func (a *latent) Forward(p *Pass, x Mat) Mat {
 	return p.within(memory.Attn, x.Cols, func() Mat { return a.forward(p, x) })
 }
@@ -120,8 +119,8 @@ func (a *latent) forward(p *Pass, x Mat) Mat {
 	return y
 }
 
-// The columns of the narrow projections are those of keys and values, the shared key,
-// and those of queries if they are narrow too.
+// narrowWidth returns the columns of the narrow projections: keys and values, the shared
+// key, and queries if they have a narrow projection.
 func (a *latent) narrowWidth() int { return a.KVRank + a.Rope + a.QRank }
 
 func (a *latent) narrowKV(m nn.Matrix) nn.Matrix { return m.Columns(0, a.KVRank) }
@@ -139,15 +138,15 @@ func (a *latent) narrow(p *Pass, xn nn.Matrix) Mat {
 	return y
 }
 
-// The columns of the wide projections are queries, keys and values.
+// wideWidth returns the columns of the wide projections: queries, keys and values.
 func (a *latent) wideWidth() int { return 2*a.queries + a.values }
 
 func (a *latent) split(qkv nn.Matrix) (q, k, v nn.Matrix) {
 	return qkv.Columns(0, a.queries), qkv.Columns(a.queries, a.queries), qkv.Columns(2*a.queries, a.values)
 }
 
-// wide computes queries, keys and values from the narrow projections, and queries from
-// norm(x) if they are projected at once.
+// wide computes queries, keys and values from the narrow projections. It computes queries
+// from norm(x) if they have no narrow projection.
 func (a *latent) wide(p *Pass, xn, down nn.Matrix) Mat {
 	y := p.New(down.Rows, a.wideWidth())
 	q, _, _ := a.split(y.Matrix)
@@ -182,7 +181,8 @@ func (a *latent) columns(qkv, kv, shared nn.Matrix) nn.Latent {
 	return nn.Latent{K: k, V: v, KV: kv, Shared: shared, Heads: a.Heads, Nope: a.Nope}
 }
 
-// turnQueries turns the last part of each query by its position, or back.
+// turnQueries rotates the last part of each query by its position, or back if inverse is
+// set.
 func (a *latent) turnQueries(p *Pass, qkv nn.Matrix, inverse bool) {
 	nn.Rope(p.S, nn.Rotation{
 		X: qkv.Columns(0, a.queries), Heads: a.Heads, Head: a.Nope + a.Rope, At: a.Nope, Width: a.Rope,
@@ -190,7 +190,7 @@ func (a *latent) turnQueries(p *Pass, qkv nn.Matrix, inverse bool) {
 	})
 }
 
-// turnShared turns the shared key.
+// turnShared rotates the shared key.
 func (a *latent) turnShared(p *Pass, down nn.Matrix, inverse bool) {
 	nn.Rope(p.S, nn.Rotation{
 		X: a.shared(down), Heads: 1, Head: a.Rope, Width: a.Rope,
@@ -207,7 +207,7 @@ func (a *latent) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
 	}
 }
 
-// Backward computes the gradient of what the layer got.
+// Backward returns the gradient of the layer's input.
 func (a *latent) Backward(p *Pass, dy Mat) Mat {
 	return p.within(memory.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
 }
@@ -255,7 +255,7 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	return dx
 }
 
-// wideBackward computes the gradient of the narrow projections.
+// wideBackward returns the gradient of the narrow projections.
 func (a *latent) wideBackward(p *Pass, dqkv Mat) Mat {
 	t := dqkv.Rows
 	g := p.load("mla_up_proj")
@@ -272,8 +272,8 @@ func (a *latent) wideBackward(p *Pass, dqkv Mat) Mat {
 	return ddown
 }
 
-// upBackward computes the gradient dx of a narrow projection x from the gradient of what
-// its up projection gave.
+// upBackward computes the gradient dx of a narrow projection x from the gradient of its up
+// projection's output.
 func (a *latent) upBackward(p *Pass, up linear, n *norm, dx, x, dy nn.Matrix) {
 	a.through(p, n, x, func(in nn.Matrix) { up.grad(p, dy, in) })
 	up.backward(p, dx, dy, nn.Matrix{})

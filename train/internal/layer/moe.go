@@ -1,5 +1,5 @@
-// This file owns mixtures of experts: the norm, the router, the experts that all
-// tokens use, and how those and the routed ones come together.
+// This file owns mixtures of experts: the norm, the router, the experts that all tokens
+// use, and the sum of those and the routed ones.
 
 package layer
 
@@ -12,30 +12,30 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// RoutingSettings are how tokens choose experts, besides what the model says.
+// RoutingSettings says how tokens choose experts, beyond what the model says.
 type RoutingSettings struct {
 	Normalise bool    // weights of a token are divided by their sum
 	Factor    float32 // and multiplied by this
-	Balance   float32 // the auxiliary loss's factor; zero is none
-	BiasRate  float32 // by which the bias of each expert moves in a step
-	// Capacity is the most rows of an expert over its balanced share, zero without
-	// a limit: then no token is dropped.
+	Balance   float32 // the factor of the auxiliary loss; zero means none
+	BiasRate  float32 // how far the bias of each expert moves in a step
+	// Capacity is the most rows of an expert over its balanced share. Zero means no limit,
+	// so no token is dropped.
 	Capacity float64
 }
 
-// Balance is what a layer's router keeps over a step, in memory of the caller: the
-// number of times that each expert was chosen (uint32), the bias, if it has one,
-// and the sum of auxiliary losses (fp32).
+// Balance is what a layer's router keeps over a step, in memory of the caller: how often
+// each expert was chosen (uint32), the bias if there is one, and the sum of auxiliary
+// losses (fp32).
 type Balance struct{ Load, Bias, Loss device.Range }
 
 // mixture is x + shared(norm(x)) + the routed experts' part. It saves
 //
 //	mlp_norm        x
 //	router          norm(x), scores, choices and weights
-//	shared_experts  what their activation gets
+//	shared_experts  the input of their activation
 //
-// and what its dispatcher and its experts do. Router and shared experts can be
-// computed again.
+// and what its dispatcher and its experts save. The router and the shared experts can be
+// recomputed.
 type mixture struct {
 	model.MoE
 	settings RoutingSettings
@@ -63,7 +63,7 @@ func newMixture(u *Unit, m model.MoE, s Settings, e *experts, b Balance) *mixtur
 	return x
 }
 
-// chosen is what the router made.
+// chosen is the result of the router.
 type chosen struct{ xn, scores, index, weight *engine.Tensor }
 
 func (m *mixture) routing(scores nn.Matrix, index, weight device.Range) nn.Routing {
@@ -81,14 +81,14 @@ func (m *mixture) route(p *Pass, x nn.Matrix, again bool) chosen {
 	m.router.forward(p, scores.Matrix, xn.Matrix, nn.Matrix{})
 	c := chosen{xn.t, scores.t, p.words(t * m.TopK), p.words(t * m.TopK)}
 	r := m.routing(scores.Matrix, c.index.Range(), c.weight.Range())
-	if !again && !p.Evaluate { // a choice counts once
+	if !again && !p.Evaluate { // a recomputed choice does not count twice
 		r.Load = m.balance.Load
 	}
 	nn.Route(p.S, r)
 	return c
 }
 
-// Forward computes the residual stream after the part.
+// Forward returns the residual stream after the part.
 func (m *mixture) Forward(p *Pass, x Mat) Mat {
 	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x) })
 	xn, index, weight := p.Wrap(out[0], x.Cols), out[1], out[2]
@@ -104,7 +104,7 @@ func (m *mixture) Forward(p *Pass, x Mat) Mat {
 	return y
 }
 
-// front is what comes before the dispatch: norm(x), choices, weights and, with shared
+// front computes what the dispatch needs: norm(x), choices, weights and, with shared
 // experts, x plus their output.
 func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
 	p.save("mlp_norm", x.t)
@@ -146,7 +146,7 @@ func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
 	return append(out, y.t)
 }
 
-// gatedOutput is the shared experts' output under their gate, plus x.
+// gatedOutput computes the shared experts' output times their gate, plus x.
 func (m *mixture) gatedOutput(p *Pass, y, xn, h, x nn.Matrix) {
 	o, logit := p.New(y.Rows, y.Cols), p.newOf(kernels.F32, y.Rows, 1)
 	m.shared.output(p, o.Matrix, h, nn.Matrix{})
@@ -157,7 +157,7 @@ func (m *mixture) gatedOutput(p *Pass, y, xn, h, x nn.Matrix) {
 	o.Free()
 }
 
-// Backward computes the gradient of what the part got.
+// Backward returns the gradient of the part's input.
 func (m *mixture) Backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
@@ -168,7 +168,7 @@ func (m *mixture) Backward(p *Pass, dy Mat) Mat {
 	return dx
 }
 
-// back is the backward pass of front: dxn has the routed experts' part already.
+// back is the backward pass of front. dxn already has the routed experts' part.
 func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat {
 	t, c := dy.Rows, dy.Cols
 	r := p.load("router")
@@ -205,7 +205,7 @@ func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat
 	return dx
 }
 
-// gatedBackward is that of gatedOutput, with the gradient of xn in dx.
+// gatedBackward is the backward pass of gatedOutput. It writes the gradient of xn to dx.
 func (m *mixture) gatedBackward(p *Pass, dx, xn, h, dy, plus nn.Matrix) {
 	t, c := dy.Rows, dy.Cols
 	o, logit, dlogit := p.New(t, c), p.newOf(kernels.F32, t, 1), p.newOf(kernels.F32, t, 1)

@@ -10,14 +10,14 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Settings are what layers are computed with besides the model's shapes.
+// Settings says how layers compute, beyond the shapes of the model.
 type Settings struct {
 	Epsilon float32 // of norms
 	Theta   float64 // of rotary positions
 	Routing RoutingSettings
 }
 
-// DefaultSettings are the field's.
+// DefaultSettings returns the customary settings.
 func DefaultSettings() Settings {
 	return Settings{Epsilon: 1e-5, Theta: 10000, Routing: RoutingSettings{Normalise: true, Factor: 1, Balance: 0.01}}
 }
@@ -57,7 +57,7 @@ func (n norm) forward(p *Pass, x nn.Matrix) Mat {
 	return y
 }
 
-// saved saves x as one group and norm(x) as another, which can be computed again.
+// saved saves x as one group and norm(x) as another, which can be recomputed.
 func (n norm) saved(p *Pass, from, to string, x Mat) (y Mat) {
 	p.save(from, x.t)
 	p.run(to, func(again bool) []*engine.Tensor {
@@ -90,7 +90,7 @@ func (l linear) forward(p *Pass, y, x, plus nn.Matrix) {
 	nn.Gemm(p.S, nn.Product{A: x, B: l.w(), C: y, TransB: true, Plus: plus})
 }
 
-// grad adds to the weight's gradient.
+// grad adds to the gradient of the weight.
 func (l linear) grad(p *Pass, dy, x nn.Matrix) {
 	dw := l.dw()
 	nn.Gemm(p.S, nn.Product{A: dy, B: x, C: dw, TransA: true, Plus: dw})

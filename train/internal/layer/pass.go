@@ -22,8 +22,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Pass is a forward or backward pass of one layer over one microbatch. Forward passes
-// are kept by what they may have to compute again: each has one of its own.
+// Pass is a forward or backward pass of one layer over one microbatch. Closures that
+// recompute refer to the forward pass, so each has its own.
 type Pass struct {
 	Step       *engine.Step
 	S          device.Stream // the step's compute stream
@@ -39,8 +39,8 @@ type Pass struct {
 type Shape struct {
 	Batch, Seq int            // sequences of a microbatch, and their tokens
 	Number     kernels.Number // of activations
-	// Scale is what every gradient is multiplied with: one over the tokens of a step,
-	// so that gradients of ranks and microbatches are added, never averaged.
+	// Scale is the factor of every gradient: one over the tokens of a step. So gradients of
+	// ranks and microbatches are added and never averaged.
 	Scale float32
 }
 
@@ -59,7 +59,7 @@ func (m Mat) Free() { m.t.Free() }
 // failure ends a pass.
 type failure struct{ err error }
 
-// must ends the pass unless all is well.
+// must ends the pass if there is an error.
 func must(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -81,10 +81,10 @@ func Guard(work func()) (err error) {
 	return nil
 }
 
-// Must is must for the work of others inside of a Guard.
+// Must is must for other packages' work inside of Guard.
 func Must(err error) { must(err) }
 
-// New is memory for a matrix of activations.
+// New returns memory for a matrix of activations.
 func (p *Pass) New(rows, cols int) Mat { return p.newOf(p.Number, rows, cols) }
 
 func (p *Pass) newOf(t kernels.Number, rows, cols int) Mat {
@@ -92,35 +92,35 @@ func (p *Pass) newOf(t kernels.Number, rows, cols int) Mat {
 	return Mat{nn.NewMatrix(x.Range(), t, rows, cols), x}
 }
 
-// bytes is memory of other kinds: tables, counts, sums.
+// bytes returns memory for other data: tables, counts, sums.
 func (p *Pass) bytes(n memory.Bytes) *engine.Tensor {
 	x, err := p.Step.New(n)
 	must(err)
 	return x
 }
 
-// words is memory for n numbers of four bytes.
+// words returns memory for n numbers of four bytes.
 func (p *Pass) words(n int) *engine.Tensor { return p.bytes(memory.Bytes(4 * n)) }
 
-// Wrap makes a matrix of a tensor.
+// Wrap returns a tensor as a matrix.
 func (p *Pass) Wrap(t *engine.Tensor, cols int) Mat {
 	return Mat{nn.NewMatrix(t.Range(), p.Number, int(t.Range().Len/p.Number.Size())/cols, cols), t}
 }
 
-// id names a group of this layer and microbatch.
+// id returns the name of a group of this layer and microbatch.
 func (p *Pass) id(name string) memory.GroupID {
 	return memory.GroupID{Name: name, Chunk: p.Chunk, Layer: p.Layer, Microbatch: p.Microbatch}
 }
 
-// save saves tensors as a group that cannot be computed again.
+// save saves tensors as a group that cannot be recomputed.
 func (p *Pass) save(name string, ts ...*engine.Tensor) {
 	g := p.Step.BeginGroup(p.id(name))
 	g.Save(ts...)
 	must(g.End())
 }
 
-// run computes a group that can be computed again: forward gets its inputs from
-// groups saved before if again is set, and returns what is to be saved.
+// run computes a group that can be recomputed. forward returns the tensors to save. If
+// again is set, it reads its inputs from groups that were saved before.
 func (p *Pass) run(name string, forward func(again bool) []*engine.Tensor) {
 	must(p.Step.Run(p.id(name), func(g *engine.Group) error {
 		return Guard(func() { g.Save(forward(g.Recomputing())...) })
@@ -130,20 +130,20 @@ func (p *Pass) run(name string, forward func(again bool) []*engine.Tensor) {
 // group is the tensors of a saved group.
 type group struct{ *engine.Loaded }
 
-// load computes a saved group usable until its Done.
+// load makes a saved group usable until its Done.
 func (p *Pass) load(name string) group {
 	l, err := p.Step.Load(p.id(name))
 	must(err)
 	return group{l}
 }
 
-// mat is the i-th tensor as a matrix.
+// mat returns tensor i as a matrix.
 func (g group) mat(i int, t kernels.Number, rows, cols int) nn.Matrix {
 	return nn.NewMatrix(g.Range(i), t, rows, cols)
 }
 
-// scope runs a part of the pass that may be captured as a graph. What it makes and
-// later work needs is returned.
+// scope runs a part of the pass that may be captured as a graph. body returns the tensors
+// that later work needs.
 func (p *Pass) scope(scope memory.Scope, body func() []*engine.Tensor) []*engine.Tensor {
 	at := engine.Pass{Chunk: p.Chunk, Layer: p.Layer, Microbatch: p.Microbatch, Backward: p.Backward}
 	out, err := p.Step.Scope(scope, at, func() (out []*engine.Tensor, err error) {
@@ -154,12 +154,12 @@ func (p *Pass) scope(scope memory.Scope, body func() []*engine.Tensor) []*engine
 	return out
 }
 
-// within is scope for a part that hands on one matrix of so many columns.
+// within is scope for a part that returns one matrix of a number of columns.
 func (p *Pass) within(scope memory.Scope, cols int, body func() Mat) Mat {
 	return p.Wrap(p.scope(scope, func() []*engine.Tensor { return []*engine.Tensor{body().t} })[0], cols)
 }
 
-// Check refuses shapes that no pass can have.
+// Check returns an error if no pass can have the shape.
 func (s Shape) Check() error {
 	if s.Batch <= 0 || s.Seq <= 0 {
 		return fmt.Errorf("layer: microbatches of %d sequences of %d tokens; both must be at least 1", s.Batch, s.Seq)

@@ -1,5 +1,5 @@
-// This file owns parameters: units of them, where they are during a pass, and what
-// they begin with.
+// This file owns parameters: their units, their places during a pass, and their initial
+// values.
 
 package layer
 
@@ -19,29 +19,29 @@ import (
 
 // Param is a parameter as one rank has it.
 type Param struct {
-	// Name is that of the whole model: "layers.3.mlp.router.weight".
+	// Name is the name in the whole model, such as "layers.3.mlp.router.weight".
 	Name string
-	// Rows and Cols are of all its matrices, one below the other: an expert's weights are
+	// Rows and Cols are those of all its matrices, one below the other. An expert weight is
 	// Count matrices, of which this rank has those from First on.
 	Rows, Cols   int
 	Count, First int
 	Expert       bool
-	// Type is the format that passes read it in.
+	// Type is the format that passes read.
 	Type kernels.Number
-	// NoDecay: vectors are not drawn towards zero.
+	// NoDecay excludes the parameter from weight decay. It is set for vectors.
 	NoDecay bool
 	init    initial
 }
 
-// Elements is the numbers that this rank has.
+// Elements returns how many numbers this rank has.
 func (p Param) Elements() int { return p.Rows * p.Cols }
 
-// initial is what a parameter begins with.
+// initial says which values a parameter begins with.
 type initial uint8
 
 const (
 	normal initial = iota // with the deviation below
-	scaled                // the same, smaller with the number of layers: what adds to the residual stream
+	scaled                // smaller with the number of layers: for what adds to the residual stream
 	ones
 	zeros
 	decays // A_log of a scan: log of 1 to 16
@@ -51,24 +51,23 @@ const (
 
 const deviation = 0.02
 
-// Unit is parameters that are used together. While a pass runs, they are where its
-// store says.
+// Unit is parameters that are used together. A store says where they are while a pass runs.
 type Unit struct {
 	Name   string
 	Params []Param
-	// Loose marks one that is used inside and between others: an embedding that is
-	// also the output layer.
+	// Loose marks a unit that is used inside and between others: an embedding that is also
+	// the output layer.
 	Loose bool
 	Grad  kernels.Number // the format of gradients
 
-	only           string // what the names have to contain of parameters that are looked for
+	only           string // index finds only parameters whose names contain it
 	weights, grads func(i int) device.Range
 }
 
-// Bind says where parameters and gradients are from now on; either may be nil.
+// Bind sets where parameters and gradients are. Either may be nil.
 func (u *Unit) Bind(weights, grads func(i int) device.Range) { u.weights, u.grads = weights, grads }
 
-// index finds a parameter by the end of its name.
+// index returns the parameter whose name ends with suffix.
 func (u *Unit) index(suffix string) int {
 	for i, p := range u.Params {
 		if strings.HasSuffix(p.Name, suffix) && strings.Contains(p.Name, u.only) {
@@ -78,7 +77,7 @@ func (u *Unit) index(suffix string) int {
 	panic(fmt.Sprintf("layer: unit %s has no parameter %s", u.Name, suffix))
 }
 
-// weight is one of a unit's parameters, for the layer that uses it.
+// weight is a parameter of a unit, for the layer that uses it.
 type weight struct {
 	u *Unit
 	i int
@@ -86,7 +85,7 @@ type weight struct {
 
 func (u *Unit) weight(suffix string) weight { return weight{u, u.index(suffix)} }
 
-// w is the parameter, dw its gradient, which is added to.
+// w returns the parameter.
 func (w weight) w() nn.Matrix {
 	p := w.u.Params[w.i]
 	return nn.NewMatrix(w.u.weights(w.i), p.Type, p.Rows, p.Cols)
@@ -97,16 +96,16 @@ func (w weight) dw() nn.Matrix {
 	return nn.NewMatrix(w.u.grads(w.i), w.u.Grad, p.Rows, p.Cols)
 }
 
-// row is a vector as a matrix of one row.
+// row returns a vector as a matrix of one row.
 func row(m nn.Matrix) nn.Matrix {
 	m.Rows, m.Cols, m.Pitch = 1, m.Rows*m.Cols, 0
 	return m
 }
 
-// Place is which part of a model's experts a rank has.
+// Place says which part of a model's experts a rank has.
 type Place struct{ Rank, Ranks int }
 
-// newUnit computes a unit of a model's parameters.
+// newUnit returns a unit of a model's parameters.
 func newUnit(name, prefix string, params []model.Param, number, grad kernels.Number, ep Place) *Unit {
 	u := &Unit{Name: name, Grad: grad}
 	for _, q := range params {
@@ -123,7 +122,7 @@ func newUnit(name, prefix string, params []model.Param, number, grad kernels.Num
 	return u
 }
 
-// begin decides how a parameter begins, by its name.
+// begin sets the initial values of a parameter by its name.
 func (p *Param) begin(name string) {
 	end := func(s ...string) bool {
 		for _, x := range s {
@@ -151,8 +150,8 @@ func (p *Param) begin(name string) {
 	}
 }
 
-// Values are what the rank's part of a parameter begins with. They depend on the seed
-// and the name alone, so that every layout of ranks begins alike; layers is the
+// Values returns the initial values of the rank's part of a parameter. They depend only on
+// the seed and the name, so every layout of ranks begins with the same. layers is the
 // number of the model's layers.
 func (p Param) Values(seed uint64, layers int) []float32 {
 	out := make([]float32, p.Elements())
@@ -168,8 +167,8 @@ func (p Param) Values(seed uint64, layers int) []float32 {
 	return out
 }
 
-// valuesRun is how many numbers come from one generator: enough for all threads to have
-// work, and part of what a seed means.
+// valuesRun is how many numbers one generator makes. It is small enough to give all threads
+// work. Changing it changes what a seed means.
 const valuesRun = 1 << 16
 
 func (p Param) fill(out []float32, r *rand.Rand, layers int) {
