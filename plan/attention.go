@@ -20,7 +20,7 @@ func (d *dims) wgrad(out, in int64) int64 {
 // input's gradients.
 func (d *dims) column(name string, in, out int64) op {
 	o := op{name: name, gin: d.elem * d.local * in, work: d.wgrad(out, in)}
-	if d.sp() {
+	if d.dividesSequence() {
 		o.temp = d.elem * d.tokens * in
 		o.work += 2 * d.elem * d.tokens * in
 	}
@@ -30,7 +30,7 @@ func (d *dims) column(name string, in, out int64) op {
 // row returns a product whose inputs are divided over TP ranks.
 func (d *dims) row(name string, in, out int64) op {
 	o := op{name: name, out: d.elem * d.local * out, gin: d.elem * d.tokens * in, work: d.wgrad(out, in)}
-	if d.sp() {
+	if d.dividesSequence() {
 		o.temp = d.elem * d.tokens * out // before the sum is scattered
 		o.work += d.elem * d.tokens * out
 	}
@@ -125,7 +125,7 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 func (d *dims) project(t *tape, n heads) {
 	t.ends(t.last(), "core_attn", "mla_up_proj")
 	i := t.op(d.row("output projection", n.q*n.v, d.h))
-	if d.low() {
+	if d.lowPrecision() {
 		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})
 	}
 	d.joined(t, "attn_add")

@@ -27,7 +27,7 @@ func (s *Setup) Normalise() (*Setup, error) {
 		return nil, err
 	}
 	n := *s
-	n.fill()
+	n.fillDefaults()
 	for _, check := range []func() error{n.checkSizes, n.checkDivisions, n.checkStages, n.checkSettings, n.checkBounds} {
 		if err := check(); err != nil {
 			return nil, err
@@ -36,7 +36,7 @@ func (s *Setup) Normalise() (*Setup, error) {
 	return &n, nil
 }
 
-func (s *Setup) fill() {
+func (s *Setup) fillDefaults() {
 	l := &s.Layout
 	for _, p := range []*int{&l.TP, &l.PP, &l.VPP, &l.CP, &l.EP} {
 		if *p == 0 {

@@ -56,11 +56,11 @@ func (d *dims) residual() int64 { return d.elem * d.local * d.h }
 // gathered returns the size of the residual stream before it is divided along the sequence.
 func (d *dims) gathered() int64 { return d.elem * d.tokens * d.h }
 
-// sp reports whether the sequence is divided over the TP ranks.
-func (d *dims) sp() bool { return d.local < d.tokens }
+// dividesSequence reports whether the sequence is divided over the TP ranks.
+func (d *dims) dividesSequence() bool { return d.local < d.tokens }
 
-// low reports whether the products of a layer have inputs of eight bits or less.
-func (d *dims) low() bool {
+// lowPrecision reports whether the products of a layer have inputs of eight bits or less.
+func (d *dims) lowPrecision() bool {
 	switch d.s.Precision.Compute {
 	case FP8, MXFP8, NVFP4:
 		return true
@@ -86,11 +86,11 @@ func (d *dims) quantised(n int64) int64 {
 	return d.elem * n
 }
 
-// at returns the sizes for decoder layer i. Layers at both ends may compute in the format
+// ofLayer returns the sizes for decoder layer i. Layers ofLayer both ends may compute in the format
 // of the parameters.
-func (d *dims) at(i int) *dims {
+func (d *dims) ofLayer(i int) *dims {
 	p := d.s.Precision
-	if !d.low() || i >= p.PlainFirst && i < len(d.m.Layers)-p.PlainLast {
+	if !d.lowPrecision() || i >= p.PlainFirst && i < len(d.m.Layers)-p.PlainLast {
 		return d
 	}
 	n, s := *d, *d.s

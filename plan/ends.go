@@ -10,7 +10,7 @@ import "fmt"
 func (d *dims) embedding() *tape {
 	t := &tape{name: "embedding"}
 	o := op{name: "embedding", out: d.gathered(), gout: d.residual(), work: d.elem * d.vocab * d.h}
-	if d.sp() {
+	if d.dividesSequence() {
 		o.temp = d.gathered()
 		o.work += d.gathered()
 	}
@@ -40,7 +40,7 @@ func (d *dims) finalNorm(t *tape) {
 func (d *dims) output(t *tape) {
 	n := d.tokens * d.vocab
 	layer := op{name: "output layer", out: d.elem * n, gin: d.residual(), work: d.wgrad(d.vocab, d.h)}
-	if d.sp() {
+	if d.dividesSequence() {
 		// This is the input's gradient before it is scattered. The gathered input lies in
 		// the shared buffer; see fixed.go.
 		layer.work += d.gathered()

@@ -95,7 +95,7 @@ func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	fc1 := d.column("shared fc1", d.h, m*w)
 	fc1.hold = 0
 	i := t.op(fc1)
-	if d.low() {
+	if d.lowPrecision() {
 		t.save(norm, i, SavedTensor{Group: "shared_experts", Tensor: "quantised norm output", Bytes: d.quantised(d.local * d.h), Recompute: again})
 	}
 	act := t.op(op{name: "shared activation", gin: d.elem * d.tokens * m * w})

@@ -106,7 +106,7 @@ func (d *dims) dummies(s share) int64 {
 // expert group if tokens are gathered, or the scores of Megatron-LM's own attention.
 func (d *dims) sharedBuffer(rank int) int64 {
 	var n int64
-	if d.hasLoss(rank) && d.sp() {
+	if d.hasLoss(rank) && d.dividesSequence() {
 		n = d.gathered()
 	}
 	k := d.s.Kernels
@@ -159,10 +159,10 @@ func (d *dims) mask(rank int) int64 {
 	return int64(d.s.Batch.Micro) * seq * seq / int64(d.s.Layout.CP)
 }
 
-// left returns what the last step leaves until the next one replaces it: the input and
+// leftBehind returns what the last step leaves until the next one replaces it: the input and
 // gradient of each chunk, which the module refers to, and the optimiser's copy of
 // gradients.
-func (d *dims) left(rank int, s share) []Item {
+func (d *dims) leftBehind(rank int, s share) []Item {
 	var inputs int64
 	for i, c := range d.s.chunks(rank) {
 		if !(c.Embedding && i == 0) {

@@ -48,7 +48,7 @@ func (d *dims) sharded(held share) *sharded {
 		return nil
 	}
 	s := &sharded{weight: d.elem, grad: d.gradBytes(), ahead: unit / 2, queue: unit, units: f.Prefetch, pooled: f.DoubleBuffer}
-	if d.low() && d.s.Precision.ParamGather {
+	if d.lowPrecision() && d.s.Precision.ParamGather {
 		s.weight = 1
 	}
 	return s
@@ -106,7 +106,7 @@ func (d *dims) shardedItems(s share) []Item {
 		return bytes * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
 	}
 	weights := at(d.elem, dense, expert)
-	if d.low() && d.s.Precision.ParamGather {
+	if d.lowPrecision() && d.s.Precision.ParamGather {
 		weights -= (d.elem - 1) * (s.narrowDense/dense + s.narrowExpert/expert)
 	}
 	state := d.optimizerBytes(s)

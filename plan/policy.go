@@ -24,13 +24,13 @@ func (o Offload) Rank(r int) Offload {
 // really offloads. It differs from the fraction because whole groups are offloaded.
 // The setup must be normalised.
 func OffloadShare(s *Setup, rank int) float64 {
-	d := newDims(s).of(rank)
+	d := newDims(s).ofRank(rank)
 	var all, moved int64
 	for _, st := range d.s.chunks(rank) {
 		tapes := d.tapes(st)
-		all += away(tapes)
+		all += awayBytes(tapes)
 		d.stayFraction(tapes)
-		moved += away(tapes)
+		moved += awayBytes(tapes)
 	}
 	if all == 0 {
 		return 0
@@ -38,7 +38,7 @@ func OffloadShare(s *Setup, rank int) float64 {
 	return float64(moved) / float64(all)
 }
 
-func away(tapes []*tape) (n int64) {
+func awayBytes(tapes []*tape) (n int64) {
 	for _, t := range tapes {
 		for _, s := range t.saved {
 			if s.away {
@@ -137,13 +137,13 @@ func (d *dims) stayFraction(tapes []*tape) {
 		}
 		count--
 		bytes -= g.bytes
-		tapes[g.tape].stay(g.name)
+		tapes[g.tape].keepGroup(g.name)
 	}
 }
 
-// stay keeps a group of one tape on the device. The tape then differs from others of its
+// keepGroup keeps a group of one tape on the device. The tape then differs from others of its
 // kind.
-func (t *tape) stay(name string) {
+func (t *tape) keepGroup(name string) {
 	t.key += "/" + name
 	t.saved = slices.Clone(t.saved)
 	for i := range t.saved {

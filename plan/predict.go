@@ -48,8 +48,8 @@ func (s *Setup) Microbatches() int {
 	return max(s.Batch.Global/(s.Batch.Micro*s.Layout.DP()), 1)
 }
 
-// of returns the sizes with the offload settings of one rank.
-func (d *dims) of(r int) *dims {
+// ofRank returns the sizes with the offload settings ofRank one rank.
+func (d *dims) ofRank(r int) *dims {
 	if len(d.s.Offload.Fractions) == 0 {
 		return d
 	}
@@ -60,7 +60,7 @@ func (d *dims) of(r int) *dims {
 }
 
 func (d *dims) rank(r int) (*Rank, error) {
-	d = d.of(r)
+	d = d.ofRank(r)
 	l := d.s.Layout
 	passes, err := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: d.walked(), GroupSize: l.GroupSize}.Passes(r)
 	if err != nil {
@@ -89,16 +89,16 @@ func (d *dims) rank(r int) (*Rank, error) {
 		w.base += it.Bytes
 	}
 	w.margin = w.keeps(int64(r) * d.s.Offload.Delta)
-	d.sum(rank, w, held, st.host, d.beforeReplay(w, rank, buffers, capture), pool)
+	d.addUp(rank, w, held, st.host, d.beforeReplay(w, rank, buffers, capture), pool)
 	return rank, nil
 }
 
-// sum walks through the step and sets what a rank needs. before has the highest points
+// addUp walks through the step and sets what a rank needs. before has the highest points
 // before graphs are replayed, pool is what graphs hold outside of the allocator's counters,
 // and host is the stash's host memory.
-func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
+func (d *dims) addUp(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
 	line, top, uses := newLedger(w).timeline(w.run())
-	away := w.away()
+	away := w.mostAway()
 	rank.points, rank.Groups, rank.At = line, uses, line[top]
 	rank.Host = away - min(w.margin, away) + host + d.hostState(held)
 	for _, g := range uses {
@@ -108,7 +108,7 @@ func (d *dims) sum(rank *Rank, w *walk, held share, host int64, before []early, 
 		rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, n, false})
 	}
 	static := int64(0)
-	for _, it := range slices.Concat(rank.Items, d.left(rank.Rank, held)) {
+	for _, it := range slices.Concat(rank.Items, d.leftBehind(rank.Rank, held)) {
 		if it.Static {
 			static += it.Bytes
 		}

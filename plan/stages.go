@@ -22,10 +22,10 @@ func DefaultStages(m *model.Model, pp, vpp int) []Stage {
 	each := (layers + n - 1) / n
 	switch {
 	case layers > each*(n-1):
-		return fill(layers, n, each, each)
+		return fillStages(layers, n, each, each)
 	case (layers+1)%(n-1) == 0 && (layers+1)/(n-1) > 1:
 		each = (layers + 1) / (n - 1)
-		return fill(layers, n, each-1, each)
+		return fillStages(layers, n, each-1, each)
 	}
 	// This many of the last stages hold no decoder layer.
 	for empty := range 3 {
@@ -51,8 +51,8 @@ func densePrefix(m *model.Model) int {
 	return 0
 }
 
-// fill gives each stage the same number of layers, and the last one the rest.
-func fill(layers, n, first, each int) []Stage {
+// fillStages gives each stage the same number of layers, and the last one the rest.
+func fillStages(layers, n, first, each int) []Stage {
 	sizes := make([]int, n)
 	for i := range sizes {
 		sizes[i] = min(each, layers)

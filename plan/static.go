@@ -58,7 +58,7 @@ func fused(name string) bool {
 	return strings.Contains(name, "linear_") || strings.Contains(name, "_proj.weight") || strings.Contains(name, "output_layer")
 }
 
-func (d *dims) hold(params []model.Param, unit string) (s share) {
+func (d *dims) shareOf(params []model.Param, unit string) (s share) {
 	s.shapes = map[matrix]bool{}
 	l := d.s.Layout
 	for _, p := range params {
@@ -74,7 +74,7 @@ func (d *dims) hold(params []model.Param, unit string) (s share) {
 			m = divide(m, p.Name, d.tp)
 		}
 		all := n * m.rows * m.cols
-		isMatrix := d.low() && p.Cols > 1 && fused(p.Name) && !strings.Contains(p.Name, "output_layer")
+		isMatrix := d.lowPrecision() && p.Cols > 1 && fused(p.Name) && !strings.Contains(p.Name, "output_layer")
 		table := strings.Contains(p.Name, "_embeddings.weight") || strings.Contains(p.Name, "output_layer")
 		switch {
 		case p.Split == model.Expert:
@@ -142,10 +142,10 @@ func (d *dims) holds(rank int) share {
 	embeds := slices.ContainsFunc(chunks, func(c Stage) bool { return c.Embedding })
 	for _, c := range chunks {
 		if c.Embedding {
-			s.add(d.hold(m.EmbeddingParams(), "embedding"))
+			s.add(d.shareOf(m.EmbeddingParams(), "embedding"))
 		}
 		for i := c.First; i < c.Last; i++ {
-			s.add(d.at(i).hold(m.LayerParams(m.Layers[i]), "layer"))
+			s.add(d.ofLayer(i).shareOf(m.LayerParams(m.Layers[i]), "layer"))
 		}
 		if c.MTP && m.MTP != nil {
 			depths := m.MTP.Depth
@@ -153,18 +153,18 @@ func (d *dims) holds(rank int) share {
 				depths = 1
 			}
 			for k := range depths {
-				s.add(d.hold(m.MTPParams(k), "mtp"))
+				s.add(d.shareOf(m.MTPParams(k), "mtp"))
 			}
 			if !embeds {
 				// Words and positions have embeddings.
-				s.add(d.hold(m.EmbeddingParams(), "embedding"))
+				s.add(d.shareOf(m.EmbeddingParams(), "embedding"))
 			}
 		}
 		if c.Loss {
-			s.add(d.hold(m.FinalNormParams(), "norm"))
+			s.add(d.shareOf(m.FinalNormParams(), "norm"))
 			// A tied output layer has a copy of the embedding if that is on another rank.
 			if !m.Tied || !embeds && !(c.MTP && m.MTP != nil) {
-				s.add(d.hold(m.OutputParams(), "output"))
+				s.add(d.shareOf(m.OutputParams(), "output"))
 			} else {
 				s.shapes[matrix{d.vocab, d.h}] = true
 			}
@@ -179,7 +179,7 @@ func (d *dims) parameterItems(s share) []Item {
 	p, o := d.s.Precision, d.s.Optimizer
 	all := s.dense + s.expert
 	weights := bytesOf(p.Params) * all
-	if d.low() && p.ParamGather {
+	if d.lowPrecision() && p.ParamGather {
 		narrow := s.narrowDense + s.narrowExpert
 		weights = bytesOf(p.Params)*(all-narrow) + d.narrowWeights(narrow)
 	}
@@ -192,7 +192,7 @@ func (d *dims) parameterItems(s share) []Item {
 		{CauseWeights, "weights", weights, true},
 		{CauseGradients, "gradients", d.gradBytes() * grads, true},
 	}
-	if d.low() && !p.ParamGather {
+	if d.lowPrecision() && !p.ParamGather {
 		items = append(items, Item{CauseWeights, "quantised weights", d.narrowWeights(s.narrowDense + s.narrowExpert), true})
 	}
 	state := d.optimizerBytes(s)

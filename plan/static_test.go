@@ -51,8 +51,8 @@ func TestBytesAParameter(t *testing.T) {
 			n := mustNormalise(t, s)
 			d := newDims(n)
 			m := &model.Model{Hidden: 1024}
-			dense := d.hold(m.LayerParams(model.Layer{Dense: &model.Dense{Width: 1 << 20}}), "layer")
-			expert := d.hold([]model.Param{{Name: "mlp.experts.linear_fc1.weight", Rows: 1 << 20, Cols: 1024, Count: 8, Split: model.Expert}}, "layer")
+			dense := d.shareOf(m.LayerParams(model.Layer{Dense: &model.Dense{Width: 1 << 20}}), "layer")
+			expert := d.shareOf([]model.Param{{Name: "mlp.experts.linear_fc1.weight", Rows: 1 << 20, Cols: 1024, Count: 8, Split: model.Expert}}, "layer")
 			for _, x := range []struct {
 				share share
 				want  float64
@@ -91,7 +91,7 @@ func TestNarrowWeights(t *testing.T) {
 		s := deepSeek(t)
 		s.Precision, s.Hardware.Generation = c.p, c.generation
 		d := newDims(mustNormalise(t, s))
-		share := d.hold([]model.Param{{Name: "mlp.linear_fc1.weight", Rows: 1 << 12, Cols: 1 << 12, Count: 1, Split: model.Tensor}}, "layer")
+		share := d.shareOf([]model.Param{{Name: "mlp.linear_fc1.weight", Rows: 1 << 12, Cols: 1 << 12, Count: 1, Split: model.Tensor}}, "layer")
 		var bytes int64
 		for _, it := range d.parameterItems(share) {
 			if it.Cause == CauseWeights {

@@ -67,9 +67,9 @@ func (l *ledger) count(row []sums, u cost) {
 	}
 }
 
-// at returns the memory of each group at a point: that of the whole microbatches of each
+// groupsAt returns the memory of each group groupsAt a point: that of the whole microbatches of each
 // chunk, and of the units of the current pass.
-func (l *ledger) at(live []int, p point) []sums {
+func (l *ledger) groupsAt(live []int, p point) []sums {
 	total := make([]sums, len(l.names))
 	add := func(row []sums, n int) {
 		for g, s := range row {
@@ -101,7 +101,7 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 	var peak []sums
 	for i, p := range points {
 		pass := l.w.passes[i]
-		all := l.at(live, p)
+		all := l.groupsAt(live, p)
 		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]int64, len(all))}
 		for g, s := range all {
 			q.Groups[g] = s.kept

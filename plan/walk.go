@@ -39,7 +39,7 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 					t.behind(tapes[len(tapes)-1])
 				}
 				if i == 0 {
-					held := d.hold(d.m.MTPParams(k), "mtp")
+					held := d.shareOf(d.m.MTPParams(k), "mtp")
 					t.params = held.dense + held.expert
 				}
 				tapes = append(tapes, t)
@@ -100,13 +100,13 @@ func (d *dims) layers(st Stage) []*tape {
 		at := i - st.First
 		full := r.Full && (r.Method == "uniform" || at < r.Layers)
 		first := !full || r.Method != "uniform" || at%r.Layers == 0
-		own := d.at(i)
-		key := fmt.Sprintf("%s/%v/%v/%v", kindOf(d.m.Layers[i]), full, first, own.low())
+		own := d.ofLayer(i)
+		key := fmt.Sprintf("%s/%v/%v/%v", kindOf(d.m.Layers[i]), full, first, own.lowPrecision())
 		t := kinds[key]
 		if t == nil {
 			t = own.layer(d.m.Layers[i])
 			t.key = key
-			held := d.hold(d.m.LayerParams(d.m.Layers[i]), "layer")
+			held := d.shareOf(d.m.LayerParams(d.m.Layers[i]), "layer")
 			t.params = held.dense + held.expert
 			d.apply(t, full)
 			if !first {
@@ -249,12 +249,12 @@ func (w *walk) keeps(bytes int64) int64 {
 	if bytes == 0 {
 		return 0
 	}
-	return min(bytes, w.away())
+	return min(bytes, w.mostAway())
 }
 
-// away returns the most bytes that are offloaded at once. A group that stays because its
+// mostAway returns the most bytes that are offloaded at once. A group that stays because its
 // backward pass comes next is not offloaded.
-func (w *walk) away() (most int64) {
+func (w *walk) mostAway() (most int64) {
 	type pass struct{ chunk, microbatch int }
 	left := map[pass]int64{}
 	var now int64

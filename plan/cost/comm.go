@@ -35,7 +35,7 @@ func (t *tally) tensor(l model.Layer) {
 		back = 2
 	}
 	add := func(mod module) {
-		w := t.at(mod)
+		w := t.workOf(mod)
 		w.sentForward += Seconds(2*m.rates.ExposedTP) * once
 		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
 	}
@@ -69,7 +69,7 @@ func (t *tally) context(l model.Layer) {
 	}
 	piece := 2 * m.tokens * kv / float64(lay.TP)
 	once := Seconds(piece / m.link(lay.CP, lay.TP))
-	w := t.at(coreAttn)
+	w := t.workOf(coreAttn)
 	// The rest is hidden unless it takes longer than the attention.
 	rest := Seconds(lay.CP-1) * once
 	w.sentForward += max(once, rest-w.forward)
@@ -94,7 +94,7 @@ func (t *tally) experts(e *model.MoE) {
 		shown = Seconds(m.rates.ExposedPlain * once)
 	}
 	for _, mod := range []module{dispatch, combine} {
-		w := t.at(mod)
+		w := t.workOf(mod)
 		w.sentForward += shown
 		w.sentBackward += shown
 	}

@@ -74,12 +74,12 @@ func newWith(s *plan.Setup, r efficiencies) (*Model, error) {
 	if n.Layout.SequenceParallel {
 		m.local /= float64(n.Layout.TP)
 	}
-	m.use(r)
+	m.setEfficiencies(r)
 	return m, nil
 }
 
-// use sets the efficiencies.
-func (m *Model) use(r efficiencies) {
+// setEfficiencies sets the efficiencies.
+func (m *Model) setEfficiencies(r efficiencies) {
 	g := m.gpu
 	m.rates, m.layers, m.end = r, map[Kind]*Layer{}, nil
 	m.plain = g.Flops["bf16"] * r.product(g, plan.BF16)

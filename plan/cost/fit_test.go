@@ -109,7 +109,7 @@ func testGPU(t testing.TB, name string) *hardware.GPU {
 
 // off is how far a forecast is off, as a logarithm: 0.1 is 10 % too fast.
 func (r run) off(rates efficiencies) float64 {
-	r.model.use(rates)
+	r.model.setEfficiencies(rates)
 	return math.Log(r.model.Step(r.model.Policy().Passes).Tokens / float64(r.model.setup.Layout.World) / r.tokens)
 }
 

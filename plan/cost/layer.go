@@ -82,7 +82,7 @@ func (m *Model) Layer(l model.Layer) *Layer {
 	if t, ok := m.layers[k]; ok {
 		return t
 	}
-	t := m.time(l)
+	t := m.layerTime(l)
 	m.layers[k] = t
 	return t
 }
@@ -102,13 +102,13 @@ type work struct {
 	sentForward, sentBackward Seconds
 }
 
-func (t *tally) at(m module) *work {
+func (t *tally) workOf(m module) *work {
 	t.parts[m].used = true
 	return &t.parts[m]
 }
 
-// time returns the time of a layer.
-func (m *Model) time(l model.Layer) *Layer {
+// layerTime returns the layerTime of a layer.
+func (m *Model) layerTime(l model.Layer) *Layer {
 	t := &tally{m: m}
 	for _, p := range m.setup.Model.LayerParams(l) {
 		if p.Cols > 1 && !strings.Contains(p.Name, "conv1d") && !strings.HasSuffix(p.Name, "A_log") {
@@ -116,7 +116,7 @@ func (m *Model) time(l model.Layer) *Layer {
 		}
 	}
 	t.mixer(l)
-	t.feed(l)
+	t.feedForward(l)
 	t.communicate(l)
 	out := &Layer{}
 	for i := range t.parts {
@@ -134,7 +134,7 @@ func (m *Model) time(l model.Layer) *Layer {
 		out.Backward += p.Backward
 	}
 	if m.setup.Layout.OverlapEP && l.MoE != nil {
-		out.hide(t)
+		out.hideExchange(t)
 	}
 	m.launch(out, l.MoE)
 	return out
@@ -196,8 +196,8 @@ func (m *Model) captured(part module) bool {
 	return inMoE || slices.Contains(captured, scope)
 }
 
-// hide removes the expert communication that the compute of another microbatch hides.
-func (l *Layer) hide(t *tally) {
+// hideExchange removes the expert communication that the compute of another microbatch hides.
+func (l *Layer) hideExchange(t *tally) {
 	for i := range l.Parts {
 		p := &l.Parts[i]
 		w := t.parts[p.module]
@@ -274,7 +274,7 @@ func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	// traffic.
 	side := (1 + share) / 2
 	moved := rows*side*(in*width+2*out) + weights*width
-	w := t.at(mod)
+	w := t.workOf(mod)
 	w.flops += flops
 	w.forward += Seconds(max(flops/rate, moved/memory))
 	// Gradients of weights are added to an fp32 buffer.

@@ -58,12 +58,12 @@ const updateBytes = 4*4 + 3*4 + 2
 // 1.7 ns a parameter.
 const hostUpdate = 1.7e-9
 
-// ends returns what all ranks wait for around the passes of a step: the exposed
+// aroundPasses returns what all ranks wait for around the passes of a step: the exposed
 // communication between replicas, and the optimiser. Gradients are reduced behind the
 // backward pass of the last microbatch, and parameters are gathered behind the forward pass
 // of the first. Both happen for every microbatch if parameters are sharded. The hidden part
 // is computed from passes without a policy, so a slower policy does not seem to hide more.
-func (m *Model) ends() (shown, update Seconds) {
+func (m *Model) aroundPasses() (shown, update Seconds) {
 	if m.end == nil {
 		passes := m.Stages()
 		m.end = &[2]Seconds{}

@@ -109,7 +109,7 @@ func (m *Model) Step(passes []Pass) Step {
 	}
 	walked := m.walk(passes, mbs)
 	step.Bubble = walked - step.Busy[step.Slowest]
-	step.Replicas, step.Update = m.ends()
+	step.Replicas, step.Update = m.aroundPasses()
 	step.Total = walked + step.Replicas + step.Update
 	tokens := float64(s.Batch.Global) * float64(s.Batch.Seq)
 	step.Tokens = tokens / float64(step.Total)
@@ -134,7 +134,7 @@ func (m *Model) Bound(passes []Pass) Seconds {
 		bound = max(bound, before+Seconds(walked)*own)
 		before += passes[r].Forward + passes[r].Backward
 	}
-	shown, update := m.ends()
+	shown, update := m.aroundPasses()
 	return bound + Seconds(mbs-walked)*most + shown + update
 }
 

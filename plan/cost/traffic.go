@@ -53,8 +53,8 @@ func (t *tally) mixer(l model.Layer) {
 func (t *tally) attention(scores, values, held float64, window int) {
 	m := t.m
 	s := m.setup
-	w := t.at(coreAttn)
-	flops := 2 * m.tokens * seen(s.Batch.Seq, window) * (scores + values)
+	w := t.workOf(coreAttn)
+	flops := 2 * m.tokens * visibleTokens(s.Batch.Seq, window) * (scores + values)
 	rate, memory := m.gpu.Flops["bf16"]*m.rates.Attention, m.gpu.HBM*m.rates.Memory
 	moved := 2 * m.tokens * (held + values)
 	w.flops += flops
@@ -66,15 +66,15 @@ func (t *tally) attention(scores, values, held float64, window int) {
 
 // scan adds the operations of a scan. Its small products run in bf16.
 func (t *tally) scan(flops float64) {
-	w := t.at(mambaScan)
+	w := t.workOf(mambaScan)
 	w.flops += flops
 	w.forward += Seconds(flops / t.m.plain)
 	w.backward += Seconds(2 * flops / t.m.plain)
 }
 
-// seen returns how many tokens a query sees on average under a causal mask: half of the
+// visibleTokens returns how many tokens a query sees on average under a causal mask: half of the
 // sequence, or a whole window except in its first tokens.
-func seen(seq, window int) float64 {
+func visibleTokens(seq, window int) float64 {
 	s, w := float64(seq), float64(window)
 	if window == 0 || window >= seq {
 		return s / 2
@@ -92,8 +92,8 @@ func deltaFlops(a *model.DeltaNet) float64 {
 	return 8 * float64(a.ValueHeads*a.ValueDim) * float64(a.KeyDim)
 }
 
-// feed adds what the feed-forward part of a layer computes besides products.
-func (t *tally) feed(l model.Layer) {
+// feedForward adds what the feedForward-forward part of a layer computes besides products.
+func (t *tally) feedForward(l model.Layer) {
 	m := t.m
 	lay := m.setup.Layout
 	h := float64(m.setup.Model.Hidden)
@@ -149,7 +149,7 @@ func (t *tally) activation(mod module, n float64, gated bool) {
 
 // stream adds traffic of the given bytes for each of n elements.
 func (t *tally) stream(mod module, n, forward, backward float64) {
-	w := t.at(mod)
+	w := t.workOf(mod)
 	memory := t.m.gpu.HBM * t.m.rates.Memory
 	w.forward += Seconds(n * forward / memory)
 	w.backward += Seconds(n * backward / memory)

@@ -139,9 +139,9 @@ func (r *reader) flag(name string) bool {
 	return on
 }
 
-// one is a flag's single word, or nothing: files write "none" for that, unless it
+// oneWord is a flag's single word, or nothing: files write "none" for that, unless it
 // is among the words that a flag allows.
-func (r *reader) one(name string, allowed ...string) (string, bool) {
+func (r *reader) oneWord(name string, allowed ...string) (string, bool) {
 	words, ok := r.get(name)
 	if !ok || (len(words) == 1 && strings.EqualFold(words[0], "none") && !slices.Contains(allowed, "none")) {
 		return "", false
@@ -154,7 +154,7 @@ func (r *reader) one(name string, allowed ...string) (string, bool) {
 }
 
 func (r *reader) word(name, otherwise string, allowed ...string) string {
-	w, ok := r.one(name, allowed...)
+	w, ok := r.oneWord(name, allowed...)
 	if !ok {
 		return otherwise
 	}
@@ -170,7 +170,7 @@ const mostCount = math.MaxInt32
 // count is a number of things: not negative, and a whole number even where a
 // file writes it as 4e3.
 func (r *reader) count(name string, otherwise int) int {
-	w, ok := r.one(name)
+	w, ok := r.oneWord(name)
 	if !ok {
 		return otherwise
 	}
@@ -197,7 +197,7 @@ func (r *reader) positive(name string, otherwise int) int {
 }
 
 func (r *reader) number(name string, otherwise float64) float64 {
-	w, ok := r.one(name)
+	w, ok := r.oneWord(name)
 	if !ok {
 		return otherwise
 	}

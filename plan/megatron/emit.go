@@ -57,7 +57,7 @@ func (e *emitter) set(name string, values ...string) {
 	e.out = append(append(e.out, "--"+name), values...)
 }
 
-func (e *emitter) when(on bool, name string, values ...string) {
+func (e *emitter) setIf(on bool, name string, values ...string) {
 	if on {
 		e.set(name, values...)
 	}
@@ -123,9 +123,9 @@ func (e *emitter) model(s *plan.Setup) {
 	e.count("hidden-size", m.Hidden)
 	e.count("vocab-size", m.Vocab)
 	e.count("max-position-embeddings", max(m.MaxPositions, s.Batch.Seq))
-	e.when(!m.Tied, "untie-embeddings-and-output-weights")
-	e.when(m.Norm == model.RMSNorm, "normalization", "RMSNorm")
-	e.when(!m.Bias, "disable-bias-linear")
+	e.setIf(!m.Tied, "untie-embeddings-and-output-weights")
+	e.setIf(m.Norm == model.RMSNorm, "normalization", "RMSNorm")
+	e.setIf(!m.Bias, "disable-bias-linear")
 	switch rotary := p.MLA != nil || (p.Attention != nil && p.Attention.Rotary); {
 	case m.LearnedPositions: // the default
 	case rotary:
@@ -137,7 +137,7 @@ func (e *emitter) model(s *plan.Setup) {
 	if d := p.Dense; d != nil {
 		e.count("ffn-hidden-size", d.Width)
 	}
-	e.when(gatedModel(m), "swiglu")
+	e.setIf(gatedModel(m), "swiglu")
 	if k := p.Mamba; k != nil {
 		e.count("mamba-num-heads", k.Heads)
 		e.count("mamba-head-dim", k.Inner/max(k.Heads, 1))
@@ -149,7 +149,7 @@ func (e *emitter) model(s *plan.Setup) {
 		if !isHybrid(m) {
 			e.count("mtp-num-layers", m.MTP.Depth)
 		}
-		e.when(m.MTP.Repeated, "mtp-use-repeated-layer")
+		e.setIf(m.MTP.Repeated, "mtp-use-repeated-layer")
 	}
 }
 
@@ -161,10 +161,10 @@ func (e *emitter) attention(m *model.Model, p model.Layer) {
 			e.set("group-query-attention")
 			e.count("num-query-groups", a.KVHeads)
 		}
-		e.when(a.QKNorm, "qk-layernorm")
-		e.when(a.QKVBias && !m.Bias, "add-qkv-bias")
-		e.when(a.Gate, "attention-output-gate")
-		e.when(a.Sinks, "softmax-type", "learnable")
+		e.setIf(a.QKNorm, "qk-layernorm")
+		e.setIf(a.QKVBias && !m.Bias, "add-qkv-bias")
+		e.setIf(a.Gate, "attention-output-gate")
+		e.setIf(a.Sinks, "softmax-type", "learnable")
 		if a.Window > 0 {
 			e.set("window-size", strconv.Itoa(a.Window-1)+",0")
 			e.pattern("window-attn-skip-freq", m, func(l model.Layer) bool { return l.Attention != nil && l.Attention.Window > 0 })
@@ -174,12 +174,12 @@ func (e *emitter) attention(m *model.Model, p model.Layer) {
 		e.set("multi-latent-attention")
 		e.count("num-attention-heads", a.Heads)
 		e.count("kv-channels", a.V)
-		e.when(a.QRank > 0, "q-lora-rank", strconv.Itoa(a.QRank))
+		e.setIf(a.QRank > 0, "q-lora-rank", strconv.Itoa(a.QRank))
 		e.count("kv-lora-rank", a.KVRank)
 		e.count("qk-head-dim", a.Nope)
 		e.count("qk-pos-emb-head-dim", a.Rope)
 		e.count("v-head-dim", a.V)
-		e.when(a.LatentNorm, "qk-layernorm")
+		e.setIf(a.LatentNorm, "qk-layernorm")
 	}
 	if d := p.DeltaNet; d != nil {
 		e.count("linear-num-key-heads", d.KeyHeads)
@@ -214,10 +214,10 @@ func (e *emitter) experts(m *model.Model, p model.Layer) {
 	e.count("moe-router-topk", x.TopK)
 	e.count("moe-ffn-hidden-size", x.Width)
 	e.unless(0, "moe-shared-expert-intermediate-size", x.SharedWidth)
-	e.when(x.SharedGate, "moe-shared-expert-gate")
+	e.setIf(x.SharedGate, "moe-shared-expert-gate")
 	e.unless(0, "moe-latent-size", x.Latent)
-	e.when(x.Bias, "moe-router-enable-expert-bias")
-	e.when(x.Sigmoid, "moe-router-score-function", "sigmoid")
+	e.setIf(x.Bias, "moe-router-enable-expert-bias")
+	e.setIf(x.Sigmoid, "moe-router-score-function", "sigmoid")
 	if !isHybrid(m) {
 		e.pattern("moe-layer-freq", m, func(l model.Layer) bool { return l.MoE != nil })
 	}

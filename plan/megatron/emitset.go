@@ -16,8 +16,8 @@ func (e *emitter) layout(s *plan.Setup) {
 	e.unless(1, "context-parallel-size", l.CP)
 	e.unless(1, "expert-model-parallel-size", l.EP)
 	e.unless(l.TP, "expert-tensor-parallel-size", l.ETP)
-	e.when(l.SequenceParallel, "sequence-parallel")
-	e.when(l.OverlapEP, "overlap-moe-expert-parallel-comm")
+	e.setIf(l.SequenceParallel, "sequence-parallel")
+	e.setIf(l.OverlapEP, "overlap-moe-expert-parallel-comm")
 	if !isHybrid(s.Model) {
 		e.stages(s)
 	}
@@ -48,7 +48,7 @@ func (e *emitter) stages(s *plan.Setup) {
 		for i, n := range counts {
 			equal[i].Layers = n
 		}
-		if slices.Equal(ends(equal, depth), pieces) {
+		if slices.Equal(addEnds(equal, depth), pieces) {
 			e.unless(1, "num-virtual-stages-per-pipeline-rank", l.VPP)
 			return
 		}
@@ -66,7 +66,7 @@ func (e *emitter) precision(s *plan.Setup) {
 		e.set("bf16")
 	case plan.FP16:
 		e.set("fp16")
-		e.when(p.MainGrads == plan.FP32, "accumulate-allreduce-grads-in-fp32")
+		e.setIf(p.MainGrads == plan.FP32, "accumulate-allreduce-grads-in-fp32")
 	}
 	switch p.Compute {
 	case plan.FP8:
@@ -76,31 +76,31 @@ func (e *emitter) precision(s *plan.Setup) {
 		}
 		e.set("fp8-format", "e4m3")
 		e.set("fp8-recipe", recipe)
-		e.when(p.ParamGather, "fp8-param-gather")
+		e.setIf(p.ParamGather, "fp8-param-gather")
 	case plan.MXFP8:
 		e.set("fp8-format", "e4m3")
 		e.set("fp8-recipe", "mxfp8")
-		e.when(p.ParamGather, "fp8-param-gather")
+		e.setIf(p.ParamGather, "fp8-param-gather")
 	case plan.NVFP4:
 		e.set("fp4-format", "e2m1")
 		e.set("fp4-recipe", "nvfp4")
-		e.when(p.ParamGather, "fp4-param-gather")
+		e.setIf(p.ParamGather, "fp4-param-gather")
 	}
 	if p.PlainFirst > 0 || p.PlainLast > 0 {
 		e.set("first-last-layers-bf16")
 		e.unless(1, "num-layers-at-start-in-bf16", p.PlainFirst)
 		e.unless(1, "num-layers-at-end-in-bf16", p.PlainLast)
 	}
-	e.when(p.GradsInBF16 && p.Params == plan.BF16, "grad-reduce-in-bf16")
+	e.setIf(p.GradsInBF16 && p.Params == plan.BF16, "grad-reduce-in-bf16")
 }
 
 func (e *emitter) optimizer(s *plan.Setup) {
 	o, f := s.Optimizer, s.Layout.FSDP
 	muon := o.Kind == "muon" || o.Kind == "dist_muon"
-	e.when(muon, "optimizer", "muon")
-	e.when(!muon && o.Kind != "adam" && o.Kind != "", "optimizer", o.Kind)
-	e.when(o.Distributed || o.LayerwiseSharding, "use-distributed-optimizer")
-	e.when(o.LayerwiseSharding && !o.Distributed, "no-use-layer-wise-param-layout")
+	e.setIf(muon, "optimizer", "muon")
+	e.setIf(!muon && o.Kind != "adam" && o.Kind != "", "optimizer", o.Kind)
+	e.setIf(o.Distributed || o.LayerwiseSharding, "use-distributed-optimizer")
+	e.setIf(o.LayerwiseSharding && !o.Distributed, "no-use-layer-wise-param-layout")
 	if o.PrecisionAware {
 		e.set("use-precision-aware-optimizer")
 		for _, d := range []struct {
@@ -110,7 +110,7 @@ func (e *emitter) optimizer(s *plan.Setup) {
 			{"main-params-dtype", o.MainParams}, {"main-grads-dtype", o.MainGrads},
 			{"exp-avg-dtype", o.Moment1}, {"exp-avg-sq-dtype", o.Moment2},
 		} {
-			e.when(d.format != plan.FP32, d.flag, formatNames[d.format])
+			e.setIf(d.format != plan.FP32, d.flag, formatNames[d.format])
 		}
 	}
 	if o.OffloadFraction > 0 {
@@ -127,14 +127,14 @@ func (e *emitter) optimizer(s *plan.Setup) {
 	e.set("data-parallel-sharding-strategy", map[plan.ShardLevel]string{
 		plan.ShardOptimizer: "optim", plan.ShardGradients: "optim_grads", plan.ShardParameters: "optim_grads_params",
 	}[f.Shard])
-	e.when(f.OuterOptimizer, "outer-dp-sharding-strategy", "optim")
+	e.setIf(f.OuterOptimizer, "outer-dp-sharding-strategy", "optim")
 	if f.EarlyGather {
 		e.set("overlap-grad-reduce") // which the other one asks for
 		e.set("overlap-param-gather")
 	}
 	if f.DoubleBuffer || f.Pool != "" {
 		e.set("fsdp-double-buffer")
-		e.when(f.Pool != "" && f.Pool != "fixed", "megatron-fsdp-max-pool-double-buffer")
+		e.setIf(f.Pool != "" && f.Pool != "fixed", "megatron-fsdp-max-pool-double-buffer")
 	}
 	// Megatron-LM starts FSDP only with this format of checkpoints.
 	e.set("ckpt-format", "fsdp_dtensor")
@@ -142,11 +142,11 @@ func (e *emitter) optimizer(s *plan.Setup) {
 
 func (e *emitter) kernels(s *plan.Setup) {
 	k := s.Kernels
-	e.when(k.Local, "transformer-impl", "local")
-	e.when(k.Attention != "", "attention-backend", k.Attention)
+	e.setIf(k.Local, "transformer-impl", "local")
+	e.setIf(k.Attention != "", "attention-backend", k.Attention)
 	e.number("hidden-dropout", k.Dropout)
 	e.number("attention-dropout", k.AttentionDropout)
-	e.when(!k.GradFusion, "no-gradient-accumulation-fusion")
+	e.setIf(!k.GradFusion, "no-gradient-accumulation-fusion")
 	switch k.Loss {
 	case "native-fused":
 		e.set("cross-entropy-loss-fusion")
@@ -155,10 +155,10 @@ func (e *emitter) kernels(s *plan.Setup) {
 		e.set("cross-entropy-loss-fusion")
 		e.set("cross-entropy-fusion-impl", "te")
 	}
-	e.when(k.GroupedGEMM, "moe-grouped-gemm")
-	e.when(k.PermuteFusion, "moe-permute-fusion")
-	e.when(k.OpFuser, "use-transformer-engine-op-fuser")
-	e.when(k.RouterFP32, "moe-router-dtype", "fp32")
+	e.setIf(k.GroupedGEMM, "moe-grouped-gemm")
+	e.setIf(k.PermuteFusion, "moe-permute-fusion")
+	e.setIf(k.OpFuser, "use-transformer-engine-op-fuser")
+	e.setIf(k.RouterFP32, "moe-router-dtype", "fp32")
 	switch k.Dispatcher {
 	case "alltoall":
 		e.set("moe-token-dispatcher-type", "alltoall")
@@ -169,20 +169,20 @@ func (e *emitter) kernels(s *plan.Setup) {
 	if k.CapacityFactor > 0 {
 		e.number("moe-expert-capacity-factor", k.CapacityFactor)
 	}
-	e.when(k.PadToCapacity, "moe-pad-expert-input-to-capacity")
-	e.when(k.SharedExpertOverlap, "moe-shared-expert-overlap")
-	e.when(k.UnfusedActivation && gatedModel(s.Model), "no-bias-swiglu-fusion")
-	e.when(k.UnfusedActivation && !gatedModel(s.Model), "no-bias-gelu-fusion")
-	e.when(k.WeightedSquaredReLU, "use-fused-weighted-squared-relu")
-	e.when(k.RouterFusion, "moe-router-fusion")
-	e.when(k.TPCommOverlap, "tp-comm-overlap")
-	e.when(k.NoAttentionMask, "no-create-attention-mask-in-dataloader")
-	e.when(k.DeferEmbeddingWgrad, "defer-embedding-wgrad-compute")
+	e.setIf(k.PadToCapacity, "moe-pad-expert-input-to-capacity")
+	e.setIf(k.SharedExpertOverlap, "moe-shared-expert-overlap")
+	e.setIf(k.UnfusedActivation && gatedModel(s.Model), "no-bias-swiglu-fusion")
+	e.setIf(k.UnfusedActivation && !gatedModel(s.Model), "no-bias-gelu-fusion")
+	e.setIf(k.WeightedSquaredReLU, "use-fused-weighted-squared-relu")
+	e.setIf(k.RouterFusion, "moe-router-fusion")
+	e.setIf(k.TPCommOverlap, "tp-comm-overlap")
+	e.setIf(k.NoAttentionMask, "no-create-attention-mask-in-dataloader")
+	e.setIf(k.DeferEmbeddingWgrad, "defer-embedding-wgrad-compute")
 	if k.WgradDeferral > 0 {
 		e.count("wgrad-deferral-limit", k.WgradDeferral)
 	}
-	e.when(k.Deterministic, "deterministic-mode")
-	e.when(k.CPComm != "" && k.CPComm != "p2p", "cp-comm-type", k.CPComm)
+	e.setIf(k.Deterministic, "deterministic-mode")
+	e.setIf(k.CPComm != "" && k.CPComm != "p2p", "cp-comm-type", k.CPComm)
 }
 
 func (e *emitter) memory(s *plan.Setup) {

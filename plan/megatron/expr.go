@@ -51,7 +51,7 @@ type listParser struct {
 	depth int
 }
 
-func (p *listParser) take(c byte) bool {
+func (p *listParser) accept(c byte) bool {
 	if p.rest == "" || p.rest[0] != c {
 		return false
 	}
@@ -61,7 +61,7 @@ func (p *listParser) take(c byte) bool {
 
 func (p *listParser) sum() ([]int, error) {
 	out, err := p.product()
-	for err == nil && p.take('+') {
+	for err == nil && p.accept('+') {
 		var more []int
 		if more, err = p.product(); err == nil {
 			out = append(out, more...)
@@ -75,7 +75,7 @@ func (p *listParser) sum() ([]int, error) {
 
 func (p *listParser) product() ([]int, error) {
 	out, err := p.list()
-	for err == nil && p.take('*') {
+	for err == nil && p.accept('*') {
 		var n int
 		if n, err = p.number(); err == nil {
 			if n*len(out) > mostLayers {
@@ -95,22 +95,22 @@ func (p *listParser) list() (out []int, err error) {
 		return nil, fmt.Errorf("its brackets are nested too deeply")
 	}
 	defer func() { p.depth-- }()
-	if p.take('(') {
-		if out, err = p.sum(); err == nil && !p.take(')') {
+	if p.accept('(') {
+		if out, err = p.sum(); err == nil && !p.accept(')') {
 			err = fmt.Errorf("a ')' is missing")
 		}
 		return out, err
 	}
-	if !p.take('[') {
+	if !p.accept('[') {
 		return nil, fmt.Errorf("a list such as [0]*3+[1]*11 is expected")
 	}
-	for !p.take(']') {
+	for !p.accept(']') {
 		n, err := p.number()
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, n)
-		if !p.take(',') && !strings.HasPrefix(p.rest, "]") {
+		if !p.accept(',') && !strings.HasPrefix(p.rest, "]") {
 			return nil, fmt.Errorf("a ']' is missing")
 		}
 	}

@@ -83,7 +83,7 @@ func drawPieces(t *rapid.T, layers int) []piece {
 	for range layers {
 		pieces[rapid.IntRange(0, len(pieces)-1).Draw(t, "at")].Layers++
 	}
-	return ends(pieces, 0)
+	return addEnds(pieces, 0)
 }
 
 // Writing and reading layouts are inverse, and stages and pieces too.

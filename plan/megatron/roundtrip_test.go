@@ -118,7 +118,7 @@ func drawSetup(t *rapid.T) *plan.Setup {
 	if s.Model.MTP != nil {
 		depth = s.Model.MTP.Depth
 	}
-	l.Stages = stagesOf(ends(pieces, depth))
+	l.Stages = stagesOf(addEnds(pieces, depth))
 	s.Batch = plan.Batch{Micro: n("mbs", 1, 3), Seq: 64 * n("seq", 1, 4)}
 	s.Batch.Global = s.Batch.Micro * l.DP() * n("microbatches", 1, 5)
 	drawPrecision(t, s)

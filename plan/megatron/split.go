@@ -170,7 +170,7 @@ func readPieces(r *reader, s *plan.Setup, o Options) ([]piece, error) {
 	for i, n := range counts {
 		pieces[i].Layers = n
 	}
-	return ends(pieces, depth), nil
+	return addEnds(pieces, depth), nil
 }
 
 // balanced divides the layers of a model that came without arguments as people
@@ -191,8 +191,8 @@ func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []p
 	return pieces
 }
 
-// ends puts what is before and after the layers into the outermost stages.
-func ends(pieces []piece, depth int) []piece {
+// addEnds puts what is before and after the layers into the outermost stages.
+func addEnds(pieces []piece, depth int) []piece {
 	last := len(pieces) - 1
 	pieces[0].Embedding = true
 	pieces[last].MTP, pieces[last].Loss = depth, true
@@ -219,7 +219,7 @@ func hybridPieces(f splitFlags, p pattern, pp int) ([]piece, error) {
 	for i, stage := range p.stages {
 		pieces[i].Layers = len(stage)
 	}
-	return ends(pieces, p.depth), nil
+	return addEnds(pieces, p.depth), nil
 }
 
 func layoutPieces(text string, layers, pp, depth int) ([]piece, error) {
@@ -251,7 +251,7 @@ func suggestLayout(layers, stages, depth int) string {
 		// Stage 0 and the last one come last in each round.
 		pieces[(i+1)%stages].Layers++
 	}
-	return formatLayout(ends(pieces, depth))
+	return formatLayout(addEnds(pieces, depth))
 }
 
 // split gives the layers of each virtual stage in pipeline order.

@@ -25,7 +25,7 @@ func (p *problem) full(t *testing.T) cost.Seconds {
 	}
 	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		for _, off := range p.allowed(p.off, memory.Offload) {
-			if p.both(rec, off) != "" {
+			if p.clashBetween(rec, off) != "" {
 				continue
 			}
 			c := p.newChoice(rec, off)
@@ -43,7 +43,7 @@ func (p *problem) least(t *testing.T, c *choice) bool {
 	lo, hi := make([]int, p.ranks()), make([]int, p.ranks())
 	measure := func(fractions []int) []int64 {
 		for r, n := range fractions {
-			c.ask(r, n)
+			c.setFraction(r, n)
 		}
 		heights, err := p.measure(c)
 		if err != nil {

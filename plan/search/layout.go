@@ -137,7 +137,7 @@ func candidates(s *plan.Setup, o Options) ([]*candidate, error) {
 			micros = []int{max(s.Batch.Micro, 1)}
 		}
 		for _, micro := range micros {
-			n := bare(s)
+			n := withoutPolicy(s)
 			n.Layout, n.Batch.Micro = l, micro
 			n, err := n.Normalise()
 			if err != nil {
@@ -263,7 +263,7 @@ func (c *candidate) result(o Options) (*Result, error) {
 // smallestLayout returns the error for a budget that no layout meets.
 func smallestLayout(unfit []*candidate) error {
 	best := slices.MinFunc(unfit, func(a, b *candidate) int { return cmp.Compare(a.least, b.least) })
-	_, err := best.problem.last()
+	_, err := best.problem.lowestPolicy()
 	var small *TooSmall
 	if !errors.As(err, &small) {
 		return err
@@ -290,13 +290,13 @@ func (res *LayoutResult) fill(fit []*candidate, o Options) error {
 	for i := range res.Best[1:] {
 		p := &res.Best[i+1]
 		p.Slower = float64(p.Policy.After.Step.Total/best.Step.Total) - 1
-		p.Reason = lost(best, p.Policy.After)
+		p.Reason = whySlower(best, p.Policy.After)
 	}
 	return nil
 }
 
-// lost says on what a layout spends the time that another one saves.
-func lost(best, own Outcome) string {
+// whySlower says on what a layout spends the time that another one saves.
+func whySlower(best, own Outcome) string {
 	type part struct {
 		name string
 		more cost.Seconds

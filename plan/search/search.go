@@ -224,8 +224,8 @@ func budgetOf(s *plan.Setup, o Options) (int64, error) {
 	return 0, &memory.SettingError{Setting: "Budget", Problem: "is missing, and there is no hardware to take it from", Remedy: "give a budget or name the hardware"}
 }
 
-// bare returns a setup without a policy.
-func bare(s *plan.Setup) *plan.Setup {
+// withoutPolicy returns a setup without a policy.
+func withoutPolicy(s *plan.Setup) *plan.Setup {
 	n := *s
 	n.Recompute = plan.Recompute{}
 	n.Offload = plan.Offload{MinElements: s.Offload.MinElements}

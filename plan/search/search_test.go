@@ -95,7 +95,7 @@ func draw(t *rapid.T, base *plan.Setup) *plan.Setup {
 
 func peakOf(t testing.TB, s *plan.Setup) int64 {
 	t.Helper()
-	p, err := plan.Predict(bare(s))
+	p, err := plan.Predict(withoutPolicy(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func (p *problem) brute() (best cost.Seconds) {
 	best = cost.Seconds(math.Inf(1))
 	for rec := range uint32(1) << len(p.rec) {
 		for off := range uint32(1) << len(p.off) {
-			if p.clashes(names(p.rec, rec), memory.Recompute) != "" || p.clashes(names(p.off, off), memory.Offload) != "" || p.both(rec, off) != "" {
+			if p.clashes(names(p.rec, rec), memory.Recompute) != "" || p.clashes(names(p.off, off), memory.Offload) != "" || p.clashBetween(rec, off) != "" {
 				continue
 			}
 			c := p.newChoice(rec, off)
@@ -126,7 +126,7 @@ func (p *problem) brute() (best cost.Seconds) {
 				for n <= parts && p.peak(r, rec, off, n) > p.rooms[r] {
 					n++
 				}
-				c.ask(r, n)
+				c.setFraction(r, n)
 				fits = fits && n <= parts
 			}
 			if fits {
@@ -142,7 +142,7 @@ func TestSolveIsExact(t *testing.T) {
 	base := tiny(t)
 	rapid.Check(t, func(t *rapid.T) {
 		s := draw(t, base)
-		clean, err := plan.Predict(bare(s))
+		clean, err := plan.Predict(withoutPolicy(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +173,7 @@ func TestPolicyKeepsBudget(t *testing.T) {
 	base := tiny(t)
 	rapid.Check(t, func(t *rapid.T) {
 		s := draw(t, base)
-		clean, err := plan.Predict(bare(s))
+		clean, err := plan.Predict(withoutPolicy(s))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -82,7 +82,7 @@ func (p *problem) left(rec uint32) []left {
 func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64, ok bool) {
 	t := &p.tables[r]
 	saved, moved := p.chunkBytes(r, off, of)
-	again, stays := float64(most(t.again, rec)), float64(most(t.stays, off))
+	again, stays := float64(mostBeyond(t.again, rec)), float64(mostBeyond(t.stays, off))
 	var all float64
 	needs := false
 	for _, q := range t.points {
@@ -113,9 +113,9 @@ func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64
 	return n, host, p.host == 0 || host <= p.host
 }
 
-// most returns what a set of modules needs beyond the linear model. Modules run one after
-// the other, so it is the most that one of them needs.
-func most(by []int64, set uint32) (n int64) {
+// mostBeyond returns what a set of modules needs beyond the linear model. Modules run one after
+// the other, so it is the mostBeyond that one of them needs.
+func mostBeyond(by []int64, set uint32) (n int64) {
 	first := true
 	for i, b := range by {
 		if set&(1<<i) != 0 && (first || b > n) {
@@ -189,8 +189,8 @@ func (c *choice) bytes(r int, l left) (n int64) {
 	return int64(float64(n) * c.shares[r])
 }
 
-// ask sets the fraction that a rank should offload.
-func (c *choice) ask(r, n int) { c.fractions[r], c.shares[r] = n, float64(n)/parts }
+// setFraction sets the fraction that a rank should offload.
+func (c *choice) setFraction(r, n int) { c.fractions[r], c.shares[r] = n, float64(n)/parts }
 
 // newChoice returns the choice of sets of modules that offloads nothing yet.
 func (p *problem) newChoice(rec, off uint32) *choice {
@@ -235,7 +235,7 @@ func (p *problem) solve() []*choice {
 	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		of := p.left(rec)
 		for _, off := range offs {
-			if p.both(rec, off) != "" {
+			if p.clashBetween(rec, off) != "" {
 				continue
 			}
 			if c := p.consider(rec, off, of); c != nil {
@@ -247,9 +247,9 @@ func (p *problem) solve() []*choice {
 	return list
 }
 
-// both says why recomputed and offloaded modules exclude each other. It is empty if they do
+// clashBetween says why recomputed and offloaded modules exclude each other. It is empty if they do
 // not.
-func (p *problem) both(rec, off uint32) string {
+func (p *problem) clashBetween(rec, off uint32) string {
 	for _, x := range names(p.rec, rec) {
 		for _, y := range names(p.off, off) {
 			if why := clash(move{module: x, action: memory.Recompute}, move{module: y, action: memory.Offload}); why != "" {
@@ -268,7 +268,7 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 		if !ok {
 			return nil
 		}
-		c.ask(r, n)
+		c.setFraction(r, n)
 		c.moved += host
 	}
 	if off != 0 && c.moved == 0 {

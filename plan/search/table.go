@@ -100,7 +100,7 @@ type point struct {
 }
 
 func newProblem(s *plan.Setup, o Options) (*problem, error) {
-	n, err := bare(s).Normalise()
+	n, err := withoutPolicy(s).Normalise()
 	if err != nil {
 		return nil, err
 	}

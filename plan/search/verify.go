@@ -17,9 +17,9 @@ func (p *problem) fits(heights []int64) bool { return slices.Max(heights) <= p.b
 // peak returns a rank's peak by the linear model if it offloads the given number of 64ths.
 func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
 	t := &p.tables[r]
-	more := float64(most(t.again, rec))
+	more := float64(mostBeyond(t.again, rec))
 	if fraction > 0 {
-		more += float64(most(t.stays, off))
+		more += float64(mostBeyond(t.stays, off))
 	}
 	saved, moved := p.chunkBytes(r, off, p.left(rec))
 	var peak float64
@@ -38,7 +38,7 @@ func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
 // requires.
 func (p *problem) calibrate() error {
 	for i := range p.rec {
-		f, err := predict(p.with(p.newChoice(1<<i, 0), 0))
+		f, err := predict(p.withFraction(p.newChoice(1<<i, 0), 0))
 		if err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func (p *problem) calibrate() error {
 				set |= 1 << j
 			}
 		}
-		f, err := predict(p.with(p.newChoice(0, set), parts))
+		f, err := predict(p.withFraction(p.newChoice(0, set), parts))
 		if err != nil {
 			return err
 		}
@@ -65,9 +65,9 @@ func (p *problem) calibrate() error {
 	return nil
 }
 
-// with returns the setup with a choice, where every rank offloads the given number of
+// withFraction returns the setup withFraction a choice, where every rank offloads the given number of
 // 64ths.
-func (p *problem) with(c *choice, fraction int) *plan.Setup {
+func (p *problem) withFraction(c *choice, fraction int) *plan.Setup {
 	n := *p.setup
 	n.Recompute = c.recompute
 	if c.off != 0 && fraction > 0 {
@@ -80,7 +80,7 @@ func (p *problem) with(c *choice, fraction int) *plan.Setup {
 
 // chosen returns the setup with a choice, where every rank offloads its own share.
 func (p *problem) chosen(c *choice) *plan.Setup {
-	n := p.with(c, slices.Max(c.fractions))
+	n := p.withFraction(c, slices.Max(c.fractions))
 	if slices.Min(c.fractions) == slices.Max(c.fractions) {
 		return n
 	}
@@ -100,7 +100,7 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 		best := p.fastest(list, func(c *choice) bool { return !c.failed })
 		if best == nil {
 			var err error
-			if best, err = p.last(); err != nil {
+			if best, err = p.lowestPolicy(); err != nil {
 				return nil, err
 			}
 		}
@@ -111,16 +111,16 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 			return nil, err
 		}
 		if best.failed && !best.crowded && !best.recompute.Full {
-			p.drop(list, best)
+			p.dropNoLower(list, best)
 		}
 		slices.SortFunc(list, order)
 	}
 }
 
-// drop fails the choices that, by the linear model, are no lower than a failed choice on
+// dropNoLower fails the choices that, by the linear model, are no lower than a failed choice on
 // the rank where that one failed. The model lacks the same memory for all of them.
 // Otherwise thousands of choices might be predicted in turn.
-func (p *problem) drop(list []*choice, c *choice) {
+func (p *problem) dropNoLower(list []*choice, c *choice) {
 	bar := p.peak(c.rank, c.rec, c.off, parts)
 	for _, x := range list {
 		if x.heights == nil && !x.failed && !x.recompute.Full && p.peak(c.rank, x.rec, x.off, parts) >= bar {
@@ -175,7 +175,7 @@ func (p *problem) floor() (int64, error) {
 	if lowest <= p.budget || noWhole(p.setup) != "" {
 		return lowest, nil
 	}
-	f, err := predict(p.with(&choice{recompute: plan.Recompute{Full: true, Method: "uniform", Layers: 1}}, 0))
+	f, err := predict(p.withFraction(&choice{recompute: plan.Recompute{Full: true, Method: "uniform", Layers: 1}}, 0))
 	if err != nil {
 		return 0, err
 	}
@@ -195,7 +195,7 @@ func (p *problem) refine(c *choice) error {
 		}
 		if p.fits(heights) {
 			c.heights = heights
-			if err := p.trim(c); err != nil {
+			if err := p.trimFractions(c); err != nil {
 				return err
 			}
 			if c.crowded, err = p.crowds(c); c.crowded {
@@ -208,7 +208,7 @@ func (p *problem) refine(c *choice) error {
 				continue
 			}
 			c.rank = r
-			if c.ask(r, p.further(c, r, h)); c.fractions[r] > parts {
+			if c.setFraction(r, p.further(c, r, h)); c.fractions[r] > parts {
 				c.failed = true
 				return nil
 			}
@@ -218,16 +218,16 @@ func (p *problem) refine(c *choice) error {
 	return nil
 }
 
-// trim lowers the fractions of a choice that offloads more than necessary. Whole groups are
+// trimFractions lowers the fractions of a choice that offloads more than necessary. Whole groups are
 // offloaded, which can be more than the fraction asked for.
-func (p *problem) trim(c *choice) error {
+func (p *problem) trimFractions(c *choice) error {
 	for range trims {
 		less := p.newChoice(c.rec, c.off)
 		for r, n := range c.fractions {
 			if slope := p.slope(c, r); n > 0 && slope > 0 {
 				n = max(n-int(float64(p.budget-c.heights[r])/slope), 0)
 			}
-			less.ask(r, n)
+			less.setFraction(r, n)
 		}
 		if slices.Equal(less.fractions, c.fractions) {
 			break
@@ -330,7 +330,7 @@ func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
 	if known && !c.recompute.Full {
 		return m, nil
 	}
-	s := filled(p.with(c, n))
+	s := filled(p.withFraction(c, n))
 	rank, err := plan.PredictRank(s, r)
 	if err != nil {
 		return m, err
@@ -405,7 +405,7 @@ func noWhole(s *plan.Setup) string {
 }
 
 func (p *problem) settleWhole(c *choice) {
-	n := p.with(c, 0)
+	n := p.withFraction(c, 0)
 	c.passes = p.time.PolicyOf(n.Recompute, n.Offload).Passes
 	c.bound, c.total = p.time.Bound(c.passes), 0
 }
@@ -422,7 +422,7 @@ func (p *problem) refineWhole(c *choice) error {
 	for lo <= hi {
 		mid := (lo + hi) / 2
 		c.recompute.Layers = mid
-		f, err := predict(p.with(c, 0))
+		f, err := predict(p.withFraction(c, 0))
 		if err != nil {
 			return err
 		}
@@ -440,9 +440,9 @@ func (p *problem) refineWhole(c *choice) error {
 	return nil
 }
 
-// last returns the policy with the lowest peaks by the full forecast. It is the answer if
+// lowestPolicy returns the policy with the lowest peaks by the full forecast. It is the answer if
 // the linear model finds none and it fits. Else it gives the smallest budget.
-func (p *problem) last() (*choice, error) {
+func (p *problem) lowestPolicy() (*choice, error) {
 	var best *choice
 	// If host memory is too small, only the choice that offloads nothing is left.
 	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, memory.Offload)), p.smallest([]uint32{0})) {
@@ -451,7 +451,7 @@ func (p *problem) last() (*choice, error) {
 		}
 		if !c.recompute.Full {
 			for r := range c.fractions {
-				c.ask(r, parts)
+				c.setFraction(r, parts)
 			}
 			p.settle(c)
 		}
@@ -479,7 +479,7 @@ func (p *problem) smallest(offs []uint32) *choice {
 	best, least := p.newChoice(0, 0), int64(-1)
 	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		for _, off := range offs {
-			if p.both(rec, off) != "" {
+			if p.clashBetween(rec, off) != "" {
 				continue
 			}
 			var peak int64
