@@ -71,3 +71,54 @@ func TestMunmapFails(t *testing.T) {
 		t.Errorf("Close: %v", err)
 	}
 }
+
+// Memory that the system refuses is not counted: neither that of an allocation nor that of
+// a growth, which can be tried again.
+func TestRefusedMemoryIsNotCounted(t *testing.T) {
+	const much = memory.Bytes(1) << 60 // more addresses than a process has
+	var capacity [memory.Kinds]memory.Bytes
+	for k := range capacity {
+		capacity[k] = much
+	}
+	o, err := Open(Options{Capacity: capacity})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := o.(*dev)
+	s, err := d.NewStream("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.As(err, new(*device.OutOfMemory)) {
+			t.Errorf("%s: %v; want an OutOfMemory", what, err)
+		}
+		if n := d.Memory().Kind[memory.Host].Current; n != 0 {
+			t.Errorf("%s leaves %v counted", what, n)
+		}
+	}
+	_, err = d.Alloc(memory.Host, much-4096, "much")
+	refused("an allocation of all addresses", err)
+	_, err = d.Reserve(memory.Host, much-4096, "much")
+	refused("a reservation of all addresses", err)
+	b, err := d.Reserve(memory.Host, memory.MiB, "pool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := b.Mem.(*mapping)
+	all := m.bytes
+	m.bytes = all[1:] // which is not where a page begins
+	refused("a growth", d.Grow(b, 5000))
+	if b.Size() != 0 {
+		t.Errorf("a refused growth leaves %v", b)
+	}
+	m.bytes = all
+	if err := d.Grow(b, 5000); err != nil || b.Size() != 5000 || d.Memory().Kind[memory.Host].Current != 5000 {
+		t.Errorf("a growth after a refused one: %v, %v", err, b)
+	}
+	s.Free(b)
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,110 @@
+// This file owns the tests of wake-ups: a waiter that looks at the wrong moment must not
+// sleep for ever.
+
+package cpu
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+)
+
+// reaches waits until something has become true. It gives up after a time that no machine
+// needs.
+func reaches(t *testing.T, what string, now func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !now(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal(what + " never happens")
+		}
+	}
+}
+
+// A waiter that has read the old count and is about to sleep holds the lock. Then advance
+// sets the count at once, and wakes nobody before the waiter sleeps: it waits for the lock.
+func TestNoWakeUpIsLost(t *testing.T) {
+	line := newTimeline()
+	line.waiters.Add(1) // the waiter has announced itself
+	line.mu.Lock()      // and looks at the count now
+	woken := make(chan struct{})
+	go func() { line.advance(1); close(woken) }()
+	reaches(t, "that the count is set while a waiter holds the lock", func() bool { return line.done.Load() == 1 })
+	select {
+	case <-woken:
+		t.Error("waiters were woken while one of them was about to sleep")
+	case <-time.After(10 * time.Millisecond): // no longer pause makes right code fail
+	}
+	line.mu.Unlock()
+	<-woken
+}
+
+// A waiter that comes after the count was read has announced itself, and is woken.
+func TestWaitersAnnounceThemselves(t *testing.T) {
+	line := newTimeline()
+	back := make(chan struct{})
+	go func() { line.wait(2); close(back) }()
+	reaches(t, "that a waiter announces itself", func() bool { return line.waiters.Load() == 1 })
+	for range 100 { // it wakes up and goes on waiting
+		line.advance(1)
+		runtime.Gosched()
+	}
+	select {
+	case <-back:
+		t.Fatal("a waiter for two pieces left after the first")
+	default:
+	}
+	line.advance(2)
+	<-back
+	if n := line.waiters.Load(); n != 0 {
+		t.Errorf("%d waiters are counted after the last has left", n)
+	}
+	line.wait(2) // which is done
+}
+
+// returns fails the test if the functions do not all come back.
+func returns(t *testing.T, what string, all ...func()) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, f := range all {
+		wg.Go(f)
+	}
+	back := make(chan struct{})
+	go func() { wg.Wait(); close(back) }()
+	select {
+	case <-back:
+	case <-time.After(20 * time.Second):
+		t.Fatal(what + " never end")
+	}
+}
+
+// All that wait for one point are woken.
+func TestAllWaitersAreWoken(t *testing.T) {
+	line := newTimeline()
+	wait := func() { line.wait(1) }
+	returns(t, "three waiters for one piece", wait, wait, wait, func() {
+		reaches(t, "that three wait", func() bool { return line.waiters.Load() == 3 })
+		for range 100 { // most likely they are asleep by now
+			runtime.Gosched()
+		}
+		line.advance(1)
+	})
+}
+
+// Two queues that wait for each other in turn never stop.
+func TestTimelinesInTurn(t *testing.T) {
+	a, b := newTimeline(), newTimeline()
+	const rounds = 20000
+	returns(t, "two queues in turn", func() {
+		for i := uint64(1); i <= rounds; i++ {
+			a.wait(2 * i)
+			b.advance(i)
+		}
+	}, func() {
+		for i := uint64(1); i <= rounds; i++ {
+			a.advance(2*i - 1)
+			a.advance(2 * i)
+			b.wait(i)
+		}
+	})
+}
