@@ -119,6 +119,12 @@ func TestUsageOfRows(t *testing.T) {
 		if u, err := s.Usage(); err != nil || u.Rows != waiting || u.Saved != 0 {
 			t.Errorf("step %d: %+v, %v", i, u, err)
 		}
+		if _, err := s.Release(1); err != nil {
+			t.Fatal(err)
+		}
+		if u, err := s.Usage(); err != nil || u.Rows != waiting/2 {
+			t.Errorf("step %d: %+v, %v after one of two was released", i, u, err)
+		}
 		if _, err := s.End(false); err != nil {
 			t.Fatal(err)
 		}

@@ -377,6 +377,54 @@ func TestRowsInFigures(t *testing.T) {
 	p.close()
 }
 
+// SPEC S6.4: a berth is free again when the last group that saved its storage is released,
+// and not before: the tensors of many microbatches take the room of those of one.
+func TestBerthsAreUsedAgain(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1})
+	fresh := func() *record {
+		r := p.fresh(0, 64*100, 64)
+		r.rows = 100
+		return r
+	}
+	room := func(tensors int) {
+		t.Helper()
+		if got, want := p.s.berths.Size(), memory.Bytes(tensors)*64*100; got != want {
+			t.Errorf("the berths have %v; want %v for %d tensors", got, want, tensors)
+		}
+	}
+	p.begin("a")
+	for range 5 {
+		a, b := fresh(), fresh()
+		p.ok(p.save("moe", []*record{a, b}, false))
+		p.ok(p.save("fc2", []*record{a}, false)) // saves one of them again
+		both, one := p.open[0], p.open[1]
+		p.ok(p.load(both))
+		p.ok(p.release(both))
+		if len(p.s.rowsOf) != 1 {
+			t.Errorf("%d storages are known; want the one that another group needs", len(p.s.rowsOf))
+		}
+		p.ok(p.save("moe", []*record{fresh()}, false)) // gets the berth of b, not that of a
+		room(2)
+		p.ok(p.load(one))
+		p.ok(p.release(one))
+		last := p.open[0]
+		p.ok(p.load(last))
+		p.ok(p.release(last))
+		if len(p.s.rowsOf) != 0 {
+			t.Errorf("%d storages are known after all were released", len(p.s.rowsOf))
+		}
+	}
+	p.ok(p.end(false))
+	if u, err := p.s.Usage(); err != nil || u.Rows != 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	room(2)
+	if !p.check() {
+		t.Error("there was too little room")
+	}
+	p.close()
+}
+
 // SPEC S6.4: a group that is released before it was loaded, as the graph of a forward
 // pass without a backward one is, has its memory back at once: it is on the device, or
 // on the CPU it is offloaded already, with the group that was saved.
@@ -451,7 +499,7 @@ func TestReleasedRows(t *testing.T) {
 
 // SPEC S6.4: what is too small to leave, or is to stay, does not leave for a berth either.
 func TestRowsThatStay(t *testing.T) {
-	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1, Least: 24*40 + 1})
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1, Least: 24 * 41}) // of so many bytes it is not below
 	p.begin("a")
 	p.ok(p.save("moe", []*record{p.fresh(0, 24*40, 24), p.fresh(0, 24*41, 24)}, false))
 	p.ok(p.save("moe", []*record{p.fresh(0, 24*41, 24)}, true))
@@ -459,6 +507,35 @@ func TestRowsThatStay(t *testing.T) {
 		t.Error("a storage below the least size was offloaded, or one that must stay, or the other was not")
 	}
 	p.ok(p.end(false))
+	p.close()
+}
+
+// SPEC S6.4: nothing is learned from an abandoned step: what it did not come to need is
+// worth a berth all the same.
+func TestAbandonedStepsTeachNothing(t *testing.T) {
+	p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Live: 1})
+	for i, abandoned := range []bool{true, false, true, false} {
+		p.begin("a")
+		for range 3 {
+			r := p.fresh(0, 24*40, 24)
+			r.rows = 40
+			p.ok(p.save("moe", []*record{r}, false))
+		}
+		stashed := 0
+		for _, r := range p.s.order {
+			if r.choice == memory.Stash {
+				stashed++
+			}
+		}
+		if want := []int{3, 3, 2, 2}[i]; stashed != want { // the last is needed at once, as the second step shows
+			t.Errorf("step %d stashed %d storages; want %d", i, stashed, want)
+		}
+		for _, n := range map[bool][]int{true: {0, 1}, false: {2, 1, 0}}[abandoned] {
+			p.ok(p.load(p.open[n]))
+		}
+		p.ok(p.end(abandoned))
+		p.check()
+	}
 	p.close()
 }
 

@@ -153,7 +153,6 @@ func (s *Session) releaseRows(g *group) {
 		}
 		delete(s.rowsOf, r.id)
 	}
-	g.rows = nil
 }
 
 // endRows returns all memory that rows still borrow, and learns from the step.
@@ -166,7 +165,6 @@ func (s *Session) endRows(failed bool) {
 	if !failed && len(s.order) > 0 {
 		s.stays[s.key] = notWorthBerths(s.turns)
 	}
-	s.turns = nil
 }
 
 // notWorthBerths reports, for storages in the order of saving, which are not worth a
