@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the models of `stowage train` in PyTorch, too, from the same weights on the
-same text. Every step's loss must be the same to 1e-4. Tokens per second of both are
-measured in turns.
+same text. Every step's loss must be the same to 1e-4, and the norm of its gradients to
+1e-3 of it. Tokens per second of both are measured in turns.
 
     python3 pytorch/bench/torch_train.py                     # all models, then speed
     python3 pytorch/bench/torch_train.py --quick             # small batches, under a minute
@@ -20,7 +20,7 @@ Speed is measured with one rank under the policy none, with as many threads as P
 has. The programs run in turns, and a rate is that of the middle step; the rate of the best
 step depends less on what else the machine does. OMP_WAIT_POLICY is passive unless set: on
 a busy machine PyTorch's threads would wait long for each other. It prints one JSON object;
-the exit code is 1 if a loss differs.
+the exit code is 1 if a loss or a norm differs.
 """
 
 import argparse
@@ -41,7 +41,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ["tiny-moe", "tiny-dense", "tiny-deepseek", "tiny-hybrid"]
 ONE = {"pp": 1, "ep": 1, "dp": 1}
 FOUR = {"pp": 2, "ep": 2, "dp": 2}
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of losses
+NORM_TOLERANCE = 1e-3  # of the norm of all gradients, relative
 # Steps that are not measured: stowage records the first and times the second.
 WARM = 4
 
@@ -59,6 +60,7 @@ def parse():
     p.add_argument("--rounds", type=int, default=3, help="of the measurement of speed (default 3)")
     p.add_argument("--measured", type=int, default=8, help="steps measured in a round (default 8)")
     p.add_argument("--no-speed", action="store_true", help="compare losses only")
+    p.add_argument("--golden", metavar="RUN", help="only print what --steps steps from the checkpoint of a run come to in float64, with the gradients of the first: the numbers that the tests of train compare with")
     p.add_argument("--quick", action="store_true", help="small batches on one thread; one rank and speed for the first model only")
     a = p.parse_args()
     if a.threads is None:
@@ -171,13 +173,13 @@ def permute(i, n, key):
 class Trainer:
     """A run in PyTorch that goes on from a checkpoint."""
 
-    def __init__(self, run):
+    def __init__(self, run, dtype=torch.float32):
         folder, = pathlib.Path(run, "checkpoints").glob("step-*")
         about = json.loads((folder / "checkpoint.json").read_text())
         self.config, self.step = about["config"], about["step"]
         self.text = Text(about["data"])
-        weights = {n: t for f in sorted(folder.glob("model-*")) for n, t in read_safetensors(f)}
-        moments = {n: t for f in sorted(folder.glob("optim-*")) for n, t in read_safetensors(f)}
+        weights = {n: t.to(dtype) for f in sorted(folder.glob("model-*")) for n, t in read_safetensors(f)}
+        moments = {n: t.to(dtype) for f in sorted(folder.glob("optim-*")) for n, t in read_safetensors(f)}
         self.model = Model(self.config["model"], self.config["settings"], weights, self.config["batch"]["seq"])
         o = self.config["optim"]
         self.optim = torch.optim.AdamW(self.model.groups(o["weight_decay"]), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["epsilon"])
@@ -198,9 +200,8 @@ class Trainer:
         x = min(1, (self.step - o["warm_up"]) / max(1, o["decay"] - o["warm_up"]))
         return o["min_lr"] + (o["lr"] - o["min_lr"]) * (1 + math.cos(math.pi * x)) / 2
 
-    def train(self):
-        """One step; gives what the metrics of stowage have of it."""
-        began = time.perf_counter()
+    def backward(self):
+        """The gradients of one step, and its losses: those of each head, and the auxiliary one."""
         s = self.text.state
         count = s["ranks"] * s["microbatches"]
         total = count * s["micro"] * s["seq"]
@@ -211,6 +212,13 @@ class Trainer:
             loss.backward()
             sums = [a + b.item() for a, b in zip(sums, parts)]
             aux += extra.item() / count
+        return sums, aux, total
+
+    def train(self):
+        """One step; gives what the metrics of stowage have of it."""
+        began = time.perf_counter()
+        sums, aux, total = self.backward()
+        self.grads = {n: p.grad.clone() for n, p in self.model.w.items()} if ARGS.golden else {}
         clip = self.config["optim"]["clip"]
         norm = torch.nn.utils.clip_grad_norm_(self.model.w.values(), clip or math.inf)
         for g in self.optim.param_groups:
@@ -231,12 +239,13 @@ def compare(program, model, ranks, folder):
     def parts(m):
         return [m["loss"], m.get("aux", 0), *m.get("mtp", [])]
 
+    norms = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(mine, theirs))
     differ = [abs(x - y) for a, b in zip(mine, theirs) for x, y in zip(parts(a), parts(b))]
     return {
         "model": model, **ranks, "steps": len(mine), "lr": t.config["optim"]["lr"], "tokens": mine[0]["tokens"],
         "first_loss": mine[0]["loss"], "last_loss": mine[-1]["loss"], "torch_last_loss": theirs[-1]["loss"],
-        "loss_differs": max(differ), "norm_differs": max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(mine, theirs)),
-        "same": all(d <= TOLERANCE for d in differ),  # a NaN is not
+        "loss_differs": max(differ), "norm_differs": norms,
+        "same": all(d <= TOLERANCE for d in differ) and norms <= NORM_TOLERANCE,  # a NaN is not
     }
 
 
@@ -259,6 +268,28 @@ def speed(program, model, folder):
     }
 
 
+def golden(run):
+    """What steps from a checkpoint come to in float64. A gradient is its norm and its
+    product with the numbers of weigh; an expert's matrices have their own names."""
+    torch.set_default_dtype(torch.float64)
+    t = Trainer(run, torch.float64)
+    steps, grads = [], {}
+    for i in range(ARGS.steps):
+        m = t.train()
+        steps.append({k: m[k] for k in ("loss", "mtp", "aux", "grad_norm")})
+        for name, g in t.grads.items() if i == 0 else ():
+            if ".experts." in name:
+                grads |= {name.replace(".experts.", f".experts.{e}."): weigh(x) for e, x in enumerate(g)}
+            else:
+                grads[name] = weigh(g)
+    return {"torch": torch.__version__, "steps": steps, "grads": grads}
+
+
+def weigh(g):
+    g = g.flatten()
+    return [g.norm().item(), (g * (torch.arange(len(g)) * 7919 % 1009 / 1009 - 0.5)).sum().item()]
+
+
 def blas():
     """The file that PyTorch's products come from, if it is one of its own."""
     with open("/proc/self/maps") as f:
@@ -273,6 +304,9 @@ def say(text):
 def main():
     a = ARGS
     torch.set_num_threads(a.threads)
+    if a.golden:
+        print(json.dumps(golden(a.golden), indent=1))
+        return
     (torch.ones(64, 64) @ torch.ones(64, 64)).sum()  # loads what products need
     models, losses, speeds = a.model or MODELS, [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -284,7 +318,7 @@ def main():
                 with tempfile.TemporaryDirectory() as f:
                     x = compare(program, model, ranks, f)
                 losses.append(x)
-                say(f"{model:14} {ranks}: loss {x['first_loss']:.4f} to {x['last_loss']:.4f}, differs by {x['loss_differs']:.1e} at most")
+                say(f"{model:14} {ranks}: loss {x['first_loss']:.4f} to {x['last_loss']:.4f}, differs by {x['loss_differs']:.1e} at most, the norm by {x['norm_differs']:.1e} of it")
         for model in [] if a.no_speed else models[:1] if a.quick else models:
             with tempfile.TemporaryDirectory() as f:
                 x = speed(program, model, f)
@@ -296,7 +330,7 @@ def main():
     print(json.dumps({"torch": torch.__version__, "blas": blas(), "tolerance": TOLERANCE, "losses": losses, "speed": speeds}, indent=2))
     bad = [f"{x['model']} (pp {x['pp']}, ep {x['ep']}, dp {x['dp']})" for x in losses if not x["same"]]
     if bad:
-        sys.exit(f"torch_train: the loss of {', '.join(bad)} differs by more than {TOLERANCE}")
+        sys.exit(f"torch_train: {', '.join(bad)}: losses differ by more than {TOLERANCE}, or the gradients' norm by more than {NORM_TOLERANCE} of it")
 
 
 if __name__ == "__main__":
