@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/run"
 )
 
@@ -572,5 +574,55 @@ func TestTrainEvaluates(t *testing.T) {
 	}
 	if _, stderr, code := command(strings.Fields("train --out parts --resume --steps 6 --hold-out 0.2")...); code != exitUsage || !strings.Contains(stderr, "another text") {
 		t.Errorf("resumed with what was held out: code %d, errors %q", code, stderr)
+	}
+}
+
+// After a resumption under a policy that needs less, everything that tells of the peak
+// tells of the highest: summary, terminal, metrics and page, in all and by rank.
+func TestTrainPeakOfAllParts(t *testing.T) {
+	words := inFolder(t)
+	for _, killed := range []bool{false, true} {
+		dir := fmt.Sprint("killed-", killed)
+		first := trained(t, words+"--policy offload --steps 2 --out "+dir)
+		if killed { // before it wrote its summary
+			if err := os.Remove(filepath.Join(dir, "summary.json")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		second := trained(t, words+"--policy none --steps 1")
+		if second.Device >= first.Device || second.Host >= first.Host {
+			t.Fatalf("%d after %d bytes: the test shows nothing", second.Device, first.Device)
+		}
+		stdout, stderr, code := command(strings.Fields("train --out " + dir + " --resume --steps 3 --policy none")...)
+		if want := fmt.Sprintf("at most %s of device and %s of host", memory.Bytes(first.Device).Short(), memory.Bytes(first.Host).Short()); code != exitOK || !strings.Contains(stdout, want) {
+			t.Errorf("it says %q, %q; want %q", stdout, stderr, want)
+		}
+		r, err := report.Read(dir)
+		if err != nil || len(r.Runs) != 1 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		x := r.Runs[0]
+		var figures, ranks [2]int64
+		for _, f := range x.Figures {
+			switch f.Name {
+			case "peak_device_bytes":
+				figures[0] = int64(f.Value)
+			case "peak_host_bytes":
+				figures[1] = int64(f.Value)
+			}
+		}
+		for _, k := range x.Ranks {
+			ranks[0], ranks[1] = max(ranks[0], k.Memory.Peak.Bytes), max(ranks[1], k.Memory.Peak.Host)
+			for _, c := range k.Counts {
+				if c.Name == "peak_device_bytes" && int64(c.Value) != k.Memory.Peak.Bytes {
+					t.Errorf("rank %d had %d bytes by the summary and %d by its trace", k.Rank, int64(c.Value), k.Memory.Peak.Bytes)
+				}
+			}
+		}
+		n := len(x.Steps.Device)
+		want := [2]int64{first.Device, first.Host}
+		if steps := [2]int64{x.Steps.Device[n-1], x.Steps.Host[n-1]}; figures != want || steps != want || ranks != want {
+			t.Errorf("want %d: the summary says %d, the steps say %d, the traces %d", want, figures, steps, ranks)
+		}
 	}
 }

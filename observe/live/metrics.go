@@ -51,7 +51,7 @@ func newMetrics() *metrics {
 	m.speed = gauge("stowage_tokens_per_second", "Tokens a second of the last step.", byPolicy)
 	m.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "stowage_step_seconds", Help: "Duration of steps.", Buckets: stepBuckets}, []string{byPolicy})
 	m.registry.MustRegister(m.seconds)
-	m.memory = gauge("stowage_memory_bytes", "Memory of a rank after the last step. Kinds: in_use, peak (since the rank began), capacity, and budget if there is one.",
+	m.memory = gauge("stowage_memory_bytes", "Memory of a rank after the last step. Kinds: in_use, peak (since the run began), capacity, and budget if there is one.",
 		byPolicy, byRank, byTier, byKind)
 	m.copied = counter("stowage_copied_bytes_total", "Bytes of saved tensors that were offloaded (out) and reloaded (in).", byPolicy, byRank, byDirection)
 	m.spilled = counter("stowage_spilled_pages_total", "Pages of the stash that were spilled to host memory.", byPolicy, byRank)

@@ -216,8 +216,10 @@ type line struct {
 	Loss    float64  `json:"loss"`
 	Tokens  float64  `json:"tokens_per_second"`
 	Seconds float64  `json:"seconds"`
-	Device  int64    `json:"device_bytes"`
+	Device  int64    `json:"device_bytes"` // after the step
 	Host    int64    `json:"host_bytes"`
+	Most    int64    `json:"peak_device_bytes"` // so far; 0.1.0 did not write it
+	MostOut int64    `json:"peak_host_bytes"`
 	Spills  int64    `json:"spills"`
 	Reruns  int      `json:"reruns"`
 	Eval    *float64 `json:"eval_loss"`
@@ -292,7 +294,7 @@ func stepsOf(lines []line) Steps {
 	every := max(1, (len(lines)+mostSteps-1)/mostSteps)
 	var spills, dev, host int64
 	for i, l := range lines {
-		spills, dev, host = spills+l.Spills, max(dev, l.Device), max(host, l.Host)
+		spills, dev, host = spills+l.Spills, max(dev, l.Device, l.Most), max(host, l.Host, l.MostOut)
 		if l.Eval != nil {
 			s.HeldAt, s.Held = append(s.HeldAt, l.Step), append(s.Held, *l.Eval)
 		}

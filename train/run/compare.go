@@ -246,7 +246,7 @@ func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) 
 	}
 	c.told.noteForecasts(c.t)
 	c.files.record(c)
-	p.step(c.name, c.last, of, nil, p.ranks(c.t, c.budget))
+	p.step(c.name, c.last, of, nil, p.ranks(c.t, c.budget, nil))
 	return nil
 }
 
@@ -263,8 +263,8 @@ func (c *contestant) row(first *contestant) (r Row, err error) {
 		c.forecast() // the warm-up was too short for a forecast
 	}
 	r = Row{Policy: c.name, Forecast: int64(c.expected), Loss: c.last.Loss, Reruns: c.last.Reruns, Budget: int64(c.budget)}
-	d, h := peaks(c.t)
-	r.Device, r.Host = int64(d), int64(h)
+	most := fullest(peaksOf(c.t, nil))
+	r.Device, r.Host = most.Device, most.Host
 	ratios := make([]float64, len(c.took))
 	for i, t := range c.took {
 		ratios[i] = t / first.took[i]
@@ -283,14 +283,6 @@ func median(x []float64) float64 {
 		return 0
 	}
 	return (x[(n-1)/2] + x[n/2]) / 2
-}
-
-// peaks returns the peaks of the fullest rank, of each kind of memory.
-func peaks(t *train.Trainer) (dev, host memory.Bytes) {
-	for _, u := range t.Usage() {
-		dev, host = max(dev, u.Kind[memory.Device].Peak), max(host, u.Kind[memory.Host].Peak)
-	}
-	return dev, host
 }
 
 // Different returns the policies whose parameters or loss differ from those of the first.

@@ -207,8 +207,7 @@ func (c *collection) record(x *contestant) {
 	if c == nil || x.metrics == nil {
 		return
 	}
-	m := x.last
-	c.warn(appendLine(x.metrics, x.metrics.Name(), line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: x.told.spills(x.t)}))
+	c.warn(appendLine(x.metrics, x.metrics.Name(), x.told.line(x.t, x.last)))
 }
 
 // writeSummary writes the figures of a policy. ms is the time of its step: that of the

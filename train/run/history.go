@@ -13,6 +13,8 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
@@ -21,11 +23,12 @@ const longestLine = 1 << 20
 
 // history is what metrics.jsonl says of the steps before.
 type history struct {
-	loss float64 // of the last step
-	peak peak    // of all steps, also of those that are repeated
+	loss  float64 // of the last step
+	peaks []peak  // of each rank, in all steps, also in those that are repeated
 }
 
-// peak holds the highest use of device and host memory on a rank.
+// peak holds the highest use of device and host memory since a run began, resumptions
+// included.
 type peak struct {
 	Device int64 `json:"peak_device_bytes"`
 	Host   int64 `json:"peak_host_bytes"`
@@ -33,6 +36,38 @@ type peak struct {
 
 // most returns the higher of two peaks.
 func (p peak) most(q peak) peak { return peak{max(p.Device, q.Device), max(p.Host, q.Host)} }
+
+// fullest returns the peaks of the fullest ranks.
+func fullest(ranks []peak) (p peak) {
+	for _, q := range ranks {
+		p = p.most(q)
+	}
+	return p
+}
+
+// higher returns the peaks of ranks from two parts of a run, which may have had different
+// numbers of ranks.
+func higher(a, b []peak) []peak {
+	out := make([]peak, max(len(a), len(b)))
+	for i := range out {
+		if i < len(a) {
+			out[i] = a[i]
+		}
+		if i < len(b) {
+			out[i] = out[i].most(b[i])
+		}
+	}
+	return out
+}
+
+// peaksOf returns the peaks of the ranks of a trainer, given those of the parts before.
+func peaksOf(t *train.Trainer, before []peak) []peak {
+	var now []peak
+	for _, u := range t.Usage() {
+		now = append(now, peak{int64(u.Kind[memory.Device].Peak), int64(u.Kind[memory.Host].Peak)})
+	}
+	return higher(before, now)
+}
 
 // openMetrics drops the lines of steps that are about to be repeated and those that
 // cannot be read. It warns once if a step that is not repeated has no line.
@@ -90,15 +125,15 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			return keep, err
 		}
 		var m struct {
-			Step int
-			Loss float64
-			peak
+			Step  int
+			Loss  float64
+			Ranks []peak `json:"rank_peaks"`
 		}
 		if raw == nil || json.Unmarshal(raw, &m) != nil || m.Step < 1 {
 			bad, dropped = append(bad, n), true
 			continue
 		}
-		f.was.peak = f.was.peak.most(m.peak)
+		f.was.peaks = higher(f.was.peaks, m.Ranks)
 		switch {
 		case m.Step > done:
 			dropped = true

@@ -138,18 +138,20 @@ func (p *Progress) settle() {
 	clear(p.lines)
 }
 
-// ranks returns what the ranks of a trainer hold and did, or nil without viewers.
-func (p *Progress) ranks(t *train.Trainer, budget memory.Bytes) (out []live.Rank) {
+// ranks returns what the ranks of a trainer hold and did, or nil without viewers. Peaks
+// are at least those before.
+func (p *Progress) ranks(t *train.Trainer, budget memory.Bytes, before []peak) (out []live.Rank) {
 	if p.screen == nil && p.server == nil {
 		return nil
 	}
-	did := t.Summaries()
+	did, peaks := t.Summaries(), peaksOf(t, before)
 	for i, u := range t.Usage() {
 		r := live.Rank{
 			Device: tier(u.Kind[memory.Device]), Host: tier(u.Kind[memory.Host]), Out: int64(did[i].Counts.OutBytes), In: int64(did[i].Counts.InBytes),
 			Evicted: did[i].Counts.Evicted, Late: did[i].Counts.Late,
 		}
 		r.Device.Budget = int64(budget)
+		r.Device.Peak, r.Host.Peak = peaks[i].Device, peaks[i].Host
 		if s := did[i].Stash; s != nil {
 			r.Spilled = int64(s.Spilled)
 		}

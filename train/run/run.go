@@ -17,8 +17,8 @@ import (
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
-// Summary holds the figures of a run. Tokens, seconds and speed count from its start or
-// its last resumption.
+// Summary holds the figures of a run. Peaks are those of the whole run. Tokens, seconds
+// and speed count from its start or its last resumption.
 type Summary struct {
 	Model    string  `json:"model"`
 	Policy   string  `json:"policy"`
@@ -55,6 +55,9 @@ type line struct {
 	Speed  float64  `json:"tokens_per_second"`
 	Spills int64    `json:"spills,omitempty"` // pages of host memory, on all ranks, in this step
 	Eval   *float64 `json:"eval_loss,omitempty"`
+	peak            // of the fullest ranks
+	// Ranks has the peaks of each rank, if they are not those of the line before.
+	Ranks []peak `json:"rank_peaks,omitempty"`
 }
 
 // run is a run under way.
@@ -126,7 +129,7 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 		if j.Options.note != "" {
 			p.Say("warning: %s", j.Options.note)
 		}
-		r.out.Loss = r.folder.was.loss
+		r.out.Loss, r.told.before = r.folder.was.loss, r.folder.was.peaks
 		r.describe(from != nil)
 	}
 	p.begin(j.description([]string{r.out.Policy}, r.t.StepsDone()), dir)
@@ -219,7 +222,7 @@ func (r *run) record(m train.Metrics, due bool) (err error) {
 			return err
 		}
 	}
-	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval, r.p.ranks(r.t, r.config.Memory.Budget))
+	r.p.step(r.out.Policy, m, r.Options.Steps, r.out.Eval, r.p.ranks(r.t, r.config.Memory.Budget, r.told.before))
 	r.out.Loss, r.out.Reruns = m.Loss, m.Reruns
 	r.out.Tokens += int64(m.Tokens)
 	r.out.Seconds += m.Seconds
@@ -227,7 +230,9 @@ func (r *run) record(m train.Metrics, due bool) (err error) {
 	if r.folder == nil {
 		return nil
 	}
-	return r.folder.record(line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: r.told.spills(r.t), Eval: r.out.Eval})
+	l := r.told.line(r.t, m)
+	l.Eval = r.out.Eval
+	return r.folder.record(l)
 }
 
 // save writes a checkpoint unless the last one is of the same step.
@@ -245,8 +250,8 @@ func (r *run) save() error {
 // finish completes the summary and writes it.
 func (r *run) finish(finished bool) (err error) {
 	s := &r.out
-	d, h := peaks(r.t)
-	s.Steps, s.Finished, s.Device, s.Host = r.t.StepsDone(), finished, int64(d), int64(h)
+	most := fullest(peaksOf(r.t, r.told.before))
+	s.Steps, s.Finished, s.Device, s.Host = r.t.StepsDone(), finished, most.Device, most.Host
 	if s.Seconds > 0 {
 		s.Speed = float64(s.Tokens) / s.Seconds
 	}

@@ -23,6 +23,18 @@ type notes struct {
 	said    []train.DeviceForecast
 	spilled int64     // pages so far
 	took    []float64 // seconds of steps
+	before  []peak    // of the ranks, in the parts of the run before
+	written []peak    // in the metrics
+}
+
+// line returns a step's line of the metrics.
+func (a *notes) line(t *train.Trainer, m train.Metrics) line {
+	ranks := peaksOf(t, a.before)
+	l := line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: a.spills(t), peak: fullest(ranks)}
+	if !slices.Equal(ranks, a.written) {
+		l.Ranks, a.written = ranks, ranks
+	}
+	return l
 }
 
 // noteForecasts keeps the first forecasts that the trainer can make.
@@ -56,9 +68,9 @@ func (a *notes) spills(t *train.Trainer) (n int64) {
 
 // rankSummaries returns the figures of every rank.
 func (a *notes) rankSummaries(t *train.Trainer) (out []report.RankSummary) {
-	usage, decisions := t.Usage(), t.Decisions()
+	peaks, decisions := peaksOf(t, a.before), t.Decisions()
 	for i, s := range t.Summaries() {
-		r := report.RankSummary{Rank: i, Device: int64(usage[i].Kind[memory.Device].Peak), Host: int64(usage[i].Kind[memory.Host].Peak), Policy: choices(s, decisions[i])}
+		r := report.RankSummary{Rank: i, Device: peaks[i].Device, Host: peaks[i].Host, Policy: choices(s, decisions[i])}
 		if i < len(a.said) {
 			r.Predicted = int64(a.said[i].Device)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
+	"github.com/stowage-dev/stowage/observe/live"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -382,6 +383,27 @@ func TestModelFilesThatSayNothing(t *testing.T) {
 		spec := ModelSpec{Name: file}
 		if _, _, err := spec.resolve(); err == nil || !strings.Contains(err.Error(), "says nothing") {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// Viewers of a resumed run see the peak of the whole run.
+func TestViewersSeePeaksBefore(t *testing.T) {
+	server, err := live.Listen("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	tr, err := train.New(smallJob(t, func(o *Options) { o.Policy = "none" }).config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	ranks := NewProgress(io.Discard, nil, server).ranks(tr, 0, []peak{{1, 1 << 40}, {1 << 40, 1}})
+	now := peaksOf(tr, nil)
+	for i, want := range []peak{{now[0].Device, 1 << 40}, {1 << 40, max(1, now[1].Host)}} {
+		if got := (peak{ranks[i].Device.Peak, ranks[i].Host.Peak}); got != want || now[i].Device == 0 {
+			t.Errorf("rank %d shows %+v, want %+v", i, got, want)
 		}
 	}
 }
