@@ -1,0 +1,193 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// begun waits until a run has done a step.
+func begun(t *testing.T, dir string) {
+	t.Helper()
+	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if info, err := os.Stat(filepath.Join(dir, "metrics.jsonl")); err == nil && info.Size() > 500 {
+			return
+		}
+		if time.Since(begun) > 60*time.Second {
+			t.Fatal("no step was done")
+		}
+	}
+}
+
+// resumes wants a run that was interrupted to go on to what it would have come to.
+func resumes(t *testing.T, words, dir string) {
+	t.Helper()
+	done := len(losses(t, dir))
+	more := trained(t, fmt.Sprintf("train --out %s --resume --steps %d", dir, done+2))
+	whole := trained(t, words+fmt.Sprintf("--policy none --steps %d", done+2))
+	if more.Digest != whole.Digest || more.Tokens != 2*whole.Tokens/int64(done+2) {
+		t.Errorf("after %d steps: resumed %+v, whole %+v", done, more, whole)
+	}
+}
+
+// Ctrl-C and other signals finish the step, save and end the program with 128 and their
+// number. Two SIGHUP are one: the shell and the system both send it.
+func TestTrainIsInterrupted(t *testing.T) {
+	words := inFolder(t)
+	for dir, signals := range map[string][]syscall.Signal{
+		"int": {syscall.SIGINT}, "term": {syscall.SIGTERM}, "hup": {syscall.SIGHUP, syscall.SIGHUP}, "pipe": {syscall.SIGPIPE}, "both": {syscall.SIGTERM, syscall.SIGHUP},
+	} {
+		cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out "+dir)
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		begun(t, dir)
+		for _, sig := range signals {
+			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				t.Fatal(err)
+			}
+		}
+		_ = cmd.Wait()
+		// Of two at once either may come first.
+		if code := cmd.ProcessState.ExitCode(); !slices.Contains(signals, syscall.Signal(code-128)) || !strings.Contains(said.String(), "--resume") {
+			t.Fatalf("%v: code %d; errors %q", signals, code, said.String())
+		}
+		if dir == "int" || dir == "hup" {
+			resumes(t, words, dir)
+		}
+	}
+}
+
+// A program that nohup started does not mind that its terminal is gone.
+func TestTrainWithNohup(t *testing.T) {
+	words := inFolder(t)
+	cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out run")
+	cmd.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	begun(t, "run")
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGTERM} {
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
+		t.Errorf("code %d", code)
+	}
+}
+
+// Nobody reads the output any more, as in `stowage train 2>&1 | head`: the run is saved.
+// So it is with viewers, whose sockets cause the same signal when they leave.
+func TestTrainIntoAClosedPipe(t *testing.T) {
+	words := inFolder(t)
+	for dir, more := range map[string]string{"plain": "", "served": " --serve 127.0.0.1:0"} {
+		cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --trace=false --out "+dir+more)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdout, cmd.Stderr = w, w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		begun(t, dir)
+		r.Close()
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGPIPE) {
+			t.Fatalf("%s: code %d, %v", dir, code, cmd.ProcessState)
+		}
+		done := len(losses(t, dir))
+		if more := trained(t, fmt.Sprintf("train --out %s --resume --trace=false --steps %d", dir, done+1)); more.Steps != done+1 || more.Tokens != 64 {
+			t.Errorf("%s: after %d steps it went on to %+v", dir, done, more)
+		}
+	}
+}
+
+// The last words of a run that is done go to a pipe that nobody reads.
+func TestTrainAndNobodyReads(t *testing.T) {
+	words := inFolder(t)
+	cmd := program(t, words+"--policy none --steps 2 --out run")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	cmd.Stdout = w
+	_ = cmd.Run()
+	w.Close()
+	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGPIPE) {
+		t.Errorf("code %d", code)
+	}
+	if s := trained(t, "train --out run --resume"); s.Steps != 2 || !s.Finished {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Ctrl-C in a second comparison leaves the first one as it was, and so does one that
+// fails.
+func TestTrainInterruptedComparison(t *testing.T) {
+	words := inFolder(t)
+	trained(t, words+"--steps 2")
+	before := contents(t, "runs")
+	if len(before) < 20 {
+		t.Fatalf("the comparison wrote %d files", len(before))
+	}
+	cmd := program(t, words+"--steps 1000000")
+	var said strings.Builder
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	begun(t, "runs/compare/.new/compare/none")
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted || !strings.Contains(said.String(), "the one before is as it was") {
+		t.Errorf("code %d, errors %q", code, said.String())
+	}
+	if !maps.Equal(contents(t, "runs"), before) {
+		t.Error("the first comparison changed")
+	}
+}
+
+// A second Ctrl-C does not wait for the step, and leaves no summary.
+func TestTrainLeavesAtOnce(t *testing.T) {
+	inFolder(t)
+	cmd := program(t, "train --policy none --micro 64 --out run") // a step of seconds
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat("run/metrics.jsonl"); err == nil {
+			break
+		}
+		if time.Since(begun) > 60*time.Second {
+			t.Fatal("the run did not begin")
+		}
+	}
+	for range 2 { // two of a kind at once are one
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	_ = cmd.Wait()
+	if _, err := os.Stat("run/summary.json"); cmd.ProcessState.ExitCode() != exitInterrupted || err == nil {
+		t.Errorf("code %d, the summary: %v", cmd.ProcessState.ExitCode(), err)
+	}
+}
