@@ -153,6 +153,37 @@ func TestRerunInAGraph(t *testing.T) {
 	})
 }
 
+// SPEC S1.6, S4.1: sets that move, because a tensor has more rows than they hold, make
+// graphs invalid. The step is captured again from the larger sets and gives the exact result.
+func TestMovedSetsInAGraph(t *testing.T) {
+	for _, set := range []memory.Scopes{whole, scopes} {
+		c := on(1, Config{Scopes: set, ByHand: hand("core_attn", "moe_act"), Stash: store(400, 400)})
+		c.most, c.limit, c.layers = 8, 40, 4
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			for range 4 {
+				if err := l.rowed(8, rng); err != nil {
+					return fmt.Errorf("%v: before sets moved: %w", set, err)
+				}
+			}
+			before, generation := *l.rt.Summary(l.key()).Graphs, l.rt.generation()
+			l.most = 40 // the sets hold eight
+			for i := range 4 {
+				if err := l.rowed(40, rng); err != nil {
+					return fmt.Errorf("%v: step %d with more rows than the sets held: %w", set, i, err)
+				}
+			}
+			g := *l.rt.Summary(l.key()).Graphs
+			if l.rt.stash.Generation() == 0 || l.rt.generation() == generation {
+				return fmt.Errorf("%v: no set has moved", set)
+			}
+			if before.Replays == 0 || g.Replays == before.Replays || g.Captures == before.Captures || g.Closed == before.Closed || g.Failed > 0 {
+				return fmt.Errorf("%v: the graphs: %+v, and before %+v", set, g, before)
+			}
+			return nil
+		})
+	}
+}
+
 // SPEC S4.3: evaluation and steps with another number of microbatches in between do
 // not disturb plans or graphs.
 func TestKeysInBetween(t *testing.T) {

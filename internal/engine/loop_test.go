@@ -57,6 +57,7 @@ type loopConfig struct {
 	borrows  bool          // inputs of passes are the loop's own memory
 	dry      bool          // nothing is computed, only time passes
 	most     stash.Rows    // of an expert, with a stash
+	limit    stash.Rows    // up to which its sets may grow
 }
 
 // cell is where the backward pass of a group puts one of the tensors it was given.
@@ -135,7 +136,7 @@ func newLoop(dev device.Device, c loopConfig) (l *loop, err error) {
 		return l, err
 	}
 	if c.Stash != nil {
-		l.space, err = l.rt.NewWorkspace("expert_fc1", 3, 0, stash.Tensor{Name: "rows", Row: rowBytes, MaxRows: c.most})
+		l.space, err = l.rt.NewWorkspace("expert_fc1", 3, c.limit, stash.Tensor{Name: "rows", Row: rowBytes, MaxRows: c.most})
 	}
 	return l, err
 }
@@ -374,7 +375,11 @@ func (l *loop) put(k cellKey, of memory.GroupID, t Tensor, r device.Range) {
 	c, ok := cells[k]
 	if !ok {
 		c.at = l.used
-		l.used += (r.Len + 15) / 16 * 16
+		n := r.Len
+		if t.Storage == nil {
+			n = max(n, rowBytes*memory.Bytes(l.limit)) // sets may grow
+		}
+		l.used += (n + 15) / 16 * 16
 	}
 	c.of, c.tensor = of, t
 	cells[k] = c
