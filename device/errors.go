@@ -22,11 +22,17 @@ type OutOfMemory struct {
 	Capacity memory.Bytes // what the device may hand out in all
 	Pending  memory.Bytes // freed, but work issued before the free may still use it
 	Owners   []OwnerUsage // who holds the rest, largest first
+	// Refused says why the operating system refused memory that the device may hand out,
+	// and which limit to raise. It is empty if the device itself has no more.
+	Refused string
 }
 
 // Error names the owner, the sizes and the four largest holders, and says what to free.
 func (e *OutOfMemory) Error() string {
 	var s strings.Builder
+	if e.Refused != "" {
+		return fmt.Sprintf("%s: out of %s memory: %q asked for %v, which the operating system refused: %s", e.Device, e.Kind, e.Owner, e.Asked, e.Refused)
+	}
 	fmt.Fprintf(&s, "%s: out of %s memory: %q asked for %v, but only %v of %v are free", e.Device, e.Kind, e.Owner, e.Asked, e.Free, e.Capacity)
 	const named = 4
 	for i, o := range e.Owners[:min(named, len(e.Owners))] {

@@ -157,7 +157,7 @@ func (t *Trainer) each(work func(i int) error) error {
 func advised(err error) error {
 	var oom *device.OutOfMemory
 	switch {
-	case !errors.As(err, &oom):
+	case !errors.As(err, &oom), oom.Refused != "": // which has a remedy of its own
 		return err
 	case oom.Kind == memory.Host:
 		return fmt.Errorf("%w; give the machine more host memory, or offload less", err)

@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stowage-dev/stowage/internal/plaintext"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Exit codes.
@@ -25,7 +27,20 @@ const (
 	exitInterrupted = 130 // by Ctrl-C; other signals have 128 plus their number, as in shells
 )
 
-func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
+// leastAddresses is the least limit on addresses under which the program runs: Go reserves
+// most of a gigabyte, and libraries and threads add to it. Beyond a limit Go prints its
+// stacks.
+const leastAddresses = 2 * memory.GiB
+
+func main() {
+	for _, l := range sysinfo.Rlimits() {
+		if l.Limit < leastAddresses {
+			fmt.Fprintf(os.Stderr, "stowage: %v; that is too little to start, raise the limit to %v\n", l, leastAddresses)
+			os.Exit(exitFailure)
+		}
+	}
+	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
+}
 
 // execute runs the program and returns its exit code. Tests call it with arguments and
 // output of their own.

@@ -4,12 +4,14 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"syscall"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -93,16 +95,32 @@ func (d *dev) Reserve(kind memory.Kind, limit memory.Bytes, owner string) (*devi
 func (d *dev) mapBuffer(kind memory.Kind, size, limit memory.Bytes, owner string) (*device.Buffer, error) {
 	raw, err := mapMemory(limit)
 	if err != nil {
-		return nil, d.ledger.OutOfMemory(kind, limit, 0, owner)
+		return nil, d.refused(kind, limit, owner, err)
 	}
 	m := &mapping{dev: d, bytes: raw}
 	if err := m.makeAccessible(size); err != nil {
 		_ = syscall.Munmap(raw)
-		return nil, d.ledger.OutOfMemory(kind, size, 0, owner)
+		return nil, d.refused(kind, size, owner, err)
 	}
 	b := device.NewBuffer(kind, uintptr(unsafe.Pointer(unsafe.SliceData(raw))), size, limit, owner)
 	b.Mem = m
 	return b, nil
+}
+
+// refused returns the error for memory that the ledger has and the system refuses. The
+// device's capacity says nothing about the reason.
+func (d *dev) refused(kind memory.Kind, asked memory.Bytes, owner string, err error) *device.OutOfMemory {
+	e := d.ledger.OutOfMemory(kind, asked, 0, owner)
+	var number syscall.Errno
+	if errors.As(err, &number) {
+		err = number
+	}
+	if limits := sysinfo.Rlimits(); len(limits) > 0 && number == syscall.ENOMEM {
+		e.Refused = fmt.Sprintf("%s; raise the limit or ask for less", limits[0])
+	} else {
+		e.Refused = fmt.Sprintf("%v; free memory of other programs or ask for less", err)
+	}
+	return e
 }
 
 func (d *dev) Grow(b *device.Buffer, size memory.Bytes) error {
@@ -125,7 +143,7 @@ func (d *dev) Grow(b *device.Buffer, size memory.Bytes) error {
 	}
 	if err := m.makeAccessible(size); err != nil {
 		d.ledger.Undo(b.Kind(), more, b.Owner())
-		return d.ledger.OutOfMemory(b.Kind(), more, 0, b.Owner())
+		return d.refused(b.Kind(), more, b.Owner(), err)
 	}
 	b.SetSize(size)
 	return nil
@@ -152,7 +170,7 @@ func (d *dev) Backdrop(b *device.Buffer) error {
 		return nil
 	}
 	if err := syscall.Mprotect(m.bytes[from:], syscall.PROT_READ|syscall.PROT_WRITE); err != nil {
-		return d.ledger.OutOfMemory(b.Kind(), 0, 0, b.Owner())
+		return d.refused(b.Kind(), memory.Bytes(len(m.bytes)-from), b.Owner(), err)
 	}
 	return nil
 }
