@@ -70,13 +70,13 @@ func newHelp(root *cobra.Command) *cobra.Command {
 		Example: "  stowage help bench copy",
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
 			target, _, err := root.Find(args)
-			for err == nil && target != nil {
-				for _, c := range target.Commands() {
-					if c.IsAvailableCommand() {
-						names = append(names, c.Name()+"\t"+c.Short)
-					}
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			for _, c := range target.Commands() {
+				if c.IsAvailableCommand() {
+					names = append(names, c.Name()+"\t"+c.Short)
 				}
-				break
 			}
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},

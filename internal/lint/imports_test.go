@@ -45,7 +45,7 @@ func mechanism(name string) layer {
 var foundation = []string{
 	"memory", "internal/golden", "internal/spell", "internal/parallel", "internal/memcopy", "internal/sysinfo",
 	"internal/order", "internal/gemm", "internal/vec", "internal/ptx", "internal/browser", "internal/pseudoterm", "internal/pagestyle",
-	"internal/input", "internal/plaintext",
+	"internal/input", "internal/plaintext", "internal/eta",
 }
 
 // with returns the foundation and more packages.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -29,8 +30,8 @@ type view struct {
 	began  time.Time
 	order  []string // policies in the order of their first steps
 	last   map[string]Step
-	now    string               // the policy of the last step
-	times  []time.Time          // of the last steps
+	now    string // the policy of the last step
+	pace   *eta.Pace
 	curves map[string][]float64 // losses
 	sums   map[string]sums
 }
@@ -38,15 +39,11 @@ type view struct {
 // sums are totals over all ranks and steps of a policy.
 type sums struct{ evicted, late int }
 
-// recent is how many of the last steps the estimate of the remaining time uses. The
-// first steps are slow, and the load of a machine changes.
-const recent = 16
-
 // longest bounds the losses behind a curve. Beyond it, pairs are replaced by their means.
 const longest = 512
 
 func newView(r Run, now time.Time) *view {
-	return &view{run: r, began: now, last: map[string]Step{}, curves: map[string][]float64{}, sums: map[string]sums{}}
+	return &view{run: r, began: now, pace: eta.NewPace(r.Policies, r.Steps, r.From), last: map[string]Step{}, curves: map[string][]float64{}, sums: map[string]sums{}}
 }
 
 // add notes a step.
@@ -64,9 +61,7 @@ func (v *view) add(s Step, now time.Time) {
 	}
 	v.sums[s.Policy] = sum
 	v.last[s.Policy], v.now = s, s.Policy
-	if v.times = append(v.times, now); len(v.times) > recent {
-		v.times = v.times[1:]
-	}
+	v.pace.Step(s.Policy, s.Number, now)
 	c := append(v.curves[s.Policy], s.Loss)
 	if len(c) >= longest {
 		for i := range len(c) / 2 {
@@ -75,42 +70,6 @@ func (v *view) add(s Step, now time.Time) {
 		c = c[:len(c)/2]
 	}
 	v.curves[s.Policy] = c
-}
-
-// progress returns the steps that are done and all steps, over all policies.
-func (v *view) progress() (done, all int) {
-	for _, p := range v.run.Policies {
-		done += v.run.From
-		if s, ok := v.last[p]; ok {
-			done += s.Number - v.run.From
-		}
-	}
-	return done, len(v.run.Policies) * v.run.Steps
-}
-
-// left estimates the time until the end. It returns false before the second step.
-func (v *view) left(now time.Time) (time.Duration, bool) {
-	done, all := v.progress()
-	n := len(v.times)
-	if n < 2 {
-		return 0, false
-	}
-	each := v.times[n-1].Sub(v.times[0]) / time.Duration(n-1)
-	return max(0, time.Duration(all-done)*each-now.Sub(v.times[n-1])), true
-}
-
-// clock formats a duration with its two largest units.
-func clock(d time.Duration) string {
-	s := int(d.Round(time.Second) / time.Second)
-	switch {
-	case s >= 24*3600:
-		return fmt.Sprintf("%dd%02dh", s/(24*3600), s/3600%24)
-	case s >= 3600:
-		return fmt.Sprintf("%dh%02dm", s/3600, s/60%60)
-	case s >= 60:
-		return fmt.Sprintf("%dm%02ds", s/60, s%60)
-	}
-	return fmt.Sprintf("%ds", s)
 }
 
 // frame draws the picture in at most width columns and height rows.
@@ -136,15 +95,15 @@ func (v *view) frame(width, height int, l letters, now time.Time) (lines []line)
 
 // bar draws the progress of the whole run.
 func (v *view) bar(width int, l letters, now time.Time) line {
-	done, all := v.progress()
+	done, all := v.pace.Progress()
 	label, share, rest := "", fmt.Sprintf("%d %%", 100*done/max(1, all)), ""
 	if s, ok := v.last[v.now]; ok {
 		label = fmt.Sprintf("%s  step %d/%d  ", v.now, s.Number, v.run.Steps)
 	}
-	if d, ok := v.left(now); ok && done < all {
-		rest = "  " + clock(d) + " left"
+	if d, ok := v.pace.Left(now); ok && done < all {
+		rest = "  " + eta.Clock(d) + " left"
 	}
-	spent := "  after " + clock(now.Sub(v.began))
+	spent := "  after " + eta.Clock(now.Sub(v.began))
 	for _, words := range []string{label + share + spent + rest, label + share + rest, label + share, share} {
 		room := min(width-len(words)-1, 60)
 		if n := room * done / max(1, all); room >= 8 {

@@ -154,22 +154,12 @@ func TestBars(t *testing.T) {
 	}
 }
 
-func TestClock(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "0s", 59600 * time.Millisecond: "1m00s", 3599 * time.Second: "59m59s", time.Hour: "1h00m", 25 * time.Hour: "1d01h",
-	} {
-		if got := clock(d); got != want {
-			t.Errorf("%v: %s, want %s", d, got, want)
-		}
-	}
-}
-
 // The remaining time follows from the last steps and counts down between them.
 func TestTimeLeft(t *testing.T) {
 	v := one()
 	last := start.Add(45 * 1300 * time.Millisecond)
 	for later, want := range map[time.Duration]time.Duration{0: 55 * 1300 * time.Millisecond, time.Second: 55*1300*time.Millisecond - time.Second, time.Hour: 0} {
-		if got, ok := v.left(last.Add(later)); !ok || got != want {
+		if got, ok := v.pace.Left(last.Add(later)); !ok || got != want {
 			t.Errorf("%v later: %v, want %v", later, got, want)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/observe/report/page"
 )
 
@@ -57,6 +58,7 @@ type Server struct {
 	mu      sync.Mutex
 	source  Source // nil if reports come from memory alone
 	history *history
+	pace    *eta.Pace     // nil before Begin
 	steps   int           // the number of steps so far: the version of the report
 	changed chan struct{} // closed and replaced when steps or done change
 	done    bool
@@ -138,6 +140,7 @@ func (s *Server) Begin(r Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history.run = r
+	s.pace = eta.NewPace(r.Policies, r.Steps, r.From)
 	s.metrics.begin(r, s.version)
 }
 
@@ -155,6 +158,7 @@ func (s *Server) Step(step Step) {
 	defer s.mu.Unlock()
 	s.metrics.observe(step)
 	s.history.add(step)
+	s.pace.Step(step.Policy, step.Number, time.Now())
 	s.steps++
 	s.change()
 }

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/observe/report"
 )
 
@@ -280,7 +281,7 @@ func TestViewers(t *testing.T) {
 	s.Step(sample("none", 1))
 	s.Step(sample("none", 2))
 	for _, v := range []<-chan event{a, b} {
-		if e := next(t, v); e != (event{"report", `{"version":2}`}) {
+		if e := next(t, v); e.name != "report" || !strings.HasPrefix(e.data, `{"version":2,"percent":`) {
 			t.Errorf("after two steps: %v", e)
 		}
 	}
@@ -424,4 +425,30 @@ func TestSourcesThatFail(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// An event says how much of the run is done and when it ends, once two steps tell.
+func TestNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{}
+		say := func(want string) {
+			t.Helper()
+			if got := s.news(); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}
+		say(`{"version":0}`)
+		s.pace = eta.NewPace([]string{"none", "stash"}, 50, 0)
+		for i := range 3 {
+			s.steps++
+			s.pace.Step("none", i+1, time.Now())
+			if i == 0 {
+				say(`{"version":1}`)
+			}
+			time.Sleep(2 * time.Second)
+		}
+		say(`{"version":3,"percent":3,"left":"3m12s"}`)
+		time.Sleep(time.Hour)
+		say(`{"version":3,"percent":3,"left":"0s"}`)
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/observe/report"
 )
 
@@ -135,6 +136,17 @@ func recovered(source Source) (r *report.Report, err error) {
 	return source()
 }
 
+// news returns the data of an event: the version of the report, and if it is known, the
+// percentage of the run that is done and the time until its end. The caller holds mu.
+func (s *Server) news() string {
+	done, all := s.pace.Progress()
+	left, known := s.pace.Left(time.Now())
+	if !known || all == 0 {
+		return fmt.Sprintf(`{"version":%d}`, s.steps)
+	}
+	return fmt.Sprintf(`{"version":%d,"percent":%d,"left":%q}`, s.steps, 100*done/all, eta.Clock(left))
+}
+
 // serveEvents sends events to a viewer until the run ends or the viewer is gone.
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
@@ -178,14 +190,14 @@ func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request) {
 	var pause <-chan time.Time // runs from the last event on
 	for told := -1; ; {
 		s.mu.Lock()
-		steps, done, changed, wait := s.steps, s.done, s.changed, s.made.pause()
+		steps, done, changed, wait, news := s.steps, s.done, s.changed, s.made.pause(), s.news()
 		s.mu.Unlock()
 		if done {
 			say(fmt.Sprintf("event: done\ndata: {\"version\":%d}\n\n", steps))
 			return
 		}
 		if told != steps && pause == nil {
-			if !say(fmt.Sprintf("event: report\ndata: {\"version\":%d}\n\n", steps)) {
+			if !say("event: report\ndata: " + news + "\n\n") {
 				return
 			}
 			told, pause = steps, time.After(wait)

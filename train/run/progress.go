@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/eta"
 	"github.com/stowage-dev/stowage/internal/plaintext"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/live"
@@ -30,6 +31,7 @@ type Progress struct {
 	server *live.Server // or nil
 
 	mu     sync.Mutex // ranks warn at the same time
+	pace   *eta.Pace  // nil before the run begins
 	last   time.Time
 	labels []string          // in the order of their first steps
 	lines  map[string]string // the last line of each label, while a screen is shown
@@ -50,6 +52,9 @@ func (j *Job) description(policies []string, from int) live.Run {
 
 // begin announces a run. dir is its folder, or "".
 func (p *Progress) begin(r live.Run, dir string) {
+	p.mu.Lock()
+	p.pace = eta.NewPace(r.Policies, r.Steps, r.From)
+	p.mu.Unlock()
 	if p.screen != nil {
 		p.screen.Begin(r)
 	}
@@ -80,6 +85,7 @@ func (p *Progress) step(label string, m train.Metrics, of int, eval *float64, ra
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.pace.Step(label, m.Step+1, time.Now())
 	if p.screen == nil && p.shown[label] && m.Step+1 < of && eval == nil && time.Since(p.last) < lineInterval {
 		return
 	}
@@ -97,6 +103,11 @@ func (p *Progress) step(label string, m train.Metrics, of int, eval *float64, ra
 	}
 	switch {
 	case p.screen == nil:
+		if done, all := p.pace.Progress(); done < all {
+			if left, known := p.pace.Left(p.last); known && left >= lineInterval {
+				text += "  " + eta.Clock(left) + " left"
+			}
+		}
 		fmt.Fprintln(p.w, text)
 	case eval != nil:
 		p.screen.Say(text + "\n")

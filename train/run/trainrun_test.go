@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -371,6 +373,25 @@ func TestProgress(t *testing.T) {
 		strings.Contains(plain.String(), "rank=2") || strings.Contains(plain.String(), "place") || strings.Contains(plain.String(), "tier") {
 		t.Errorf("plain lines are %q", plain.String())
 	}
+}
+
+// Plain lines say when the run ends, once two steps tell and unless it is about to.
+func TestProgressSaysTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var plain strings.Builder
+		p := NewProgress(&plain, nil, nil)
+		p.begin(live.Run{Policies: []string{"none"}, Steps: 4}, "")
+		for i := range 4 {
+			time.Sleep(5 * time.Minute)
+			p.step("none", train.Metrics{Step: i, Loss: 2, Tokens: 10, Seconds: 1}, 4, nil, nil)
+		}
+		lines := strings.Split(strings.TrimSpace(plain.String()), "\n")
+		for i, want := range []string{"0 B", "10m00s left", "5m00s left", "0 B"} {
+			if i >= len(lines) || !strings.HasSuffix(lines[i], want) {
+				t.Errorf("line %d of %q does not end with %q", i, lines, want)
+			}
+		}
+	})
 }
 
 // A file without keys is refused in a sentence.

@@ -4,7 +4,9 @@
 const live = {
   badge: h("span", { class: "live", role: "status", hidden: true }),
   show(text, kind) { this.badge.hidden = !text; this.badge.textContent = text; this.badge.className = "live " + (kind || ""); },
-  asked: false, asking: false, last: 0, done: false,
+  asked: false, asking: false, last: 0, done: false, news: {},
+  // words returns "live", and how far the run is once that is known.
+  words() { return "live" + (this.news.left ? " · " + this.news.percent + " % · " + this.news.left + " left" : ""); },
   async ask() {
     if (this.asking) { this.asked = true; return; }
     this.asking = true;
@@ -16,16 +18,16 @@ const live = {
       const answer = await fetch("report.json", { cache: "no-store" });
       if (!answer.ok) throw new Error(answer.statusText);
       await renew(tidy(await answer.json()));
-      if (!this.done) this.show(state.report.live ? "live" : "finished", state.report.live ? "on" : "off");
+      if (!this.done) this.show(state.report.live ? this.words() : "finished", state.report.live ? "on" : "off");
     } catch { this.show("no connection, retrying", "lost"); }
     this.asking = false;
     if (this.asked) this.ask();
   },
   listen() {
     const source = new EventSource("events");
-    source.addEventListener("report", () => this.ask());
+    source.addEventListener("report", (e) => { this.news = JSON.parse(e.data); this.ask(); });
     source.addEventListener("done", () => { this.done = true; source.close(); this.show("finished", "off"); this.ask(); });
-    source.addEventListener("open", () => { if (!this.done) { this.show("live", "on"); this.ask(); } });
+    source.addEventListener("open", () => { if (!this.done) { this.show(this.words(), "on"); this.ask(); } });
     source.addEventListener("error", () => {
       if (this.done) return;
       this.show("no connection, retrying", "lost");
