@@ -52,7 +52,10 @@ func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 	if c.lock, err = disk.Claim(c.disk, dir); err != nil {
 		return nil, err
 	}
-	if err := c.prepare(j); err != nil {
+	if err = c.prepare(); err == nil {
+		err = writeJSON(filepath.Join(c.work, report.EnvironmentFile), j.environment(train.Policies...))
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.disk.RemoveAll(filepath.Join(dir, growing)), c.lock.Abandon())
 	}
 	return c, nil
@@ -60,7 +63,7 @@ func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 
 // prepare checks the folder, finishes what a killed comparison left to do, and makes the
 // folder for the new files.
-func (c *collection) prepare(j *Job) error {
+func (c *collection) prepare() error {
 	if there, err := c.disk.Exists(filepath.Join(c.dir, configName)); there || err != nil {
 		return errors.Join(err, fmt.Errorf("%s holds a run; give another folder", c.dir))
 	}
@@ -85,7 +88,7 @@ func (c *collection) prepare(j *Job) error {
 		return err
 	}
 	c.first = !there
-	return writeJSON(filepath.Join(c.work, report.EnvironmentFile), j.environment(train.Policies...))
+	return nil
 }
 
 // writeJSON replaces a file with indented JSON.

@@ -357,22 +357,25 @@ func TestFolderIsUndone(t *testing.T) {
 	}
 }
 
-// Plain lines are few, and a warning comes once.
+// Plain lines come once a second, with the first and the last, and a warning comes once.
 func TestProgress(t *testing.T) {
-	var plain strings.Builder
-	p := NewProgress(&plain, nil, nil)
-	for i := range 100 {
-		p.step("none", train.Metrics{Step: i, Loss: 2, Tokens: 10, Seconds: 1}, 100, nil, nil)
-	}
-	p.Log().Warn("strange", "rank", 1)
-	p.Log().Warn("strange", "rank", 2)
-	p.Log().Warn("strange: in another place")
-	p.Log().Info("a tier grew")
-	p.settle()
-	if n := strings.Count(plain.String(), "step"); n < 2 || n > 4 || strings.Contains(plain.String(), "\x1b") || strings.Count(plain.String(), "warning: strange, rank=1") != 1 ||
-		strings.Contains(plain.String(), "rank=2") || strings.Contains(plain.String(), "place") || strings.Contains(plain.String(), "tier") {
-		t.Errorf("plain lines are %q", plain.String())
-	}
+	synctest.Test(t, func(t *testing.T) { // its clock is the test's
+		var plain strings.Builder
+		p := NewProgress(&plain, nil, nil)
+		for i := range 100 {
+			p.step("none", train.Metrics{Step: i, Loss: 2, Tokens: 10, Seconds: 1}, 100, nil, nil)
+			time.Sleep(lineInterval / 10)
+		}
+		p.Log().Warn("strange", "rank", 1)
+		p.Log().Warn("strange", "rank", 2)
+		p.Log().Warn("strange: in another place")
+		p.Log().Info("a tier grew")
+		p.settle()
+		if n := strings.Count(plain.String(), "step"); n != 11 || strings.Contains(plain.String(), "\x1b") || strings.Count(plain.String(), "warning: strange, rank=1") != 1 ||
+			strings.Contains(plain.String(), "rank=2") || strings.Contains(plain.String(), "place") || strings.Contains(plain.String(), "tier") {
+			t.Errorf("%d plain lines are %q", n, plain.String())
+		}
+	})
 }
 
 // Plain lines say when the run ends, once two steps tell and unless it is about to.

@@ -1,0 +1,210 @@
+// This file owns the tests of whole runs and comparisons on a simulated disk.
+
+package run
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train/internal/disk"
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
+)
+
+// attempt runs three steps of a small model on one rank, as the command does. It resumes
+// the run of a folder if there is one.
+func attempt(p *disktest.Process) (s Summary, err error) {
+	o, err := resumeOptions(p, "/disk/run")
+	resume := err == nil
+	if !resume {
+		o = DefaultOptions()
+		o.Model, o.Policy, o.Micro, o.Seq, o.Microbatches, o.PP, o.EP, o.DP = small(), "none", 1, 8, 1, 1, 1, 1
+		o.Steps, o.SaveEvery = 3, 1
+	}
+	j, err := NewJob(o, machine(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return s, err
+	}
+	j.fs, j.NoTrace = p, true
+	return j.Run(context.Background(), "/disk/run", resume, NewProgress(io.Discard, nil, nil))
+}
+
+// A run is killed, or the power fails, at any operation: the next one comes to the same
+// parameters, with a line for every step.
+func TestRunOnASimulatedDisk(t *testing.T) {
+	d := disktest.New()
+	p := d.Process("run")
+	want, err := attempt(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops := p.Ops()
+	stride := 13
+	if testing.Short() {
+		stride = 41
+	}
+	saw := map[bool]int{}
+	for n := 1; n <= ops; n += stride {
+		d := disktest.New()
+		p := d.Process("run")
+		p.Arm(n, disktest.Kills)
+		_, err := attempt(p)
+		if !p.Dead() {
+			t.Fatalf("operation %d of %d did not happen", n, ops)
+		}
+		if err == nil && n < ops-5 { // the last ones close files
+			t.Errorf("killed at operation %d, and the run is well", n)
+		}
+		if n%2 == 0 {
+			d.Lose(rand.New(rand.NewPCG(1, uint64(n))))
+		}
+		next := d.Process("next")
+		_, none := resumeOptions(next, "/disk/run")
+		saw[none == nil]++
+		got, err := attempt(next)
+		if err != nil || got.Digest != want.Digest || !got.Finished || got.Steps != 3 || got.Device != want.Device {
+			t.Errorf("killed at operation %d: %+v, %v; want %+v", n, got, err, want)
+		}
+		metrics, err := d.Contents("/disk/run/" + metricsName)
+		if lines := bytes.Count(metrics, []byte("\n")); err != nil || lines != 3 || strings.Count(string(metrics), `"loss"`) != 3 {
+			t.Errorf("killed at operation %d: the metrics are %q, %v", n, metrics, err)
+		}
+	}
+	if saw[true] == 0 || saw[false] == 0 {
+		t.Errorf("%d runs were resumed and %d began again: the test sees too little", saw[true], saw[false])
+	}
+}
+
+const compared = "/disk/runs/compare"
+
+// writeComparison writes the files of a comparison to a folder: those that the table has
+// for each name.
+func writeComparison(d disk.FS, dir string, files map[string]string) error {
+	for name, text := range files {
+		if _, err := disk.MakeAll(d, path.Dir(path.Join(dir, name))); err != nil {
+			return err
+		}
+		if err := disk.WriteFile(d, path.Join(dir, name), []byte(text)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// comparison returns the files of a comparison with so many ranks.
+func comparison(text string, ranks int) map[string]string {
+	files := map[string]string{report.EnvironmentFile: text}
+	for _, policy := range []string{"none", "budget"} {
+		files[policy+"/"+metricsName], files[policy+"/"+summaryName] = text, text
+		for i := range ranks {
+			files[policy+"/"+report.TraceName(i, 0)] = text
+		}
+	}
+	return files
+}
+
+// compareAgain is a process that compares and puts the result in its place, or not if it
+// is interrupted.
+func compareAgain(d disk.FS, files map[string]string, done bool) error {
+	c := &collection{disk: d, dir: compared, p: NewProgress(io.Discard, nil, nil), work: compared + "/" + growing + "/compare"}
+	var err error
+	if c.lock, err = disk.Claim(d, compared); err != nil {
+		return err
+	}
+	if err = c.prepare(); err == nil {
+		err = writeComparison(d, c.work, files)
+	}
+	if err == nil && done {
+		err = c.swap()
+	}
+	c.finish(false, "")
+	return err
+}
+
+// stored returns the files of the comparison, without its lock.
+func stored(d *disktest.Disk) map[string]string {
+	files := map[string]string{}
+	for _, name := range d.Names(compared) {
+		if text, err := d.Contents(compared + "/" + name); err == nil && len(text) > 0 && name != disk.LockName {
+			files[name] = string(text)
+		}
+	}
+	return files
+}
+
+// A comparison is killed at any operation while it takes the place of another one: the
+// folder then holds the whole of the old one, or the next process makes it hold the whole
+// of the new one. What the user put there stays.
+func TestComparisonKilled(t *testing.T) {
+	const notes = "none/notes.txt"
+	before, after := comparison("old", 3), comparison("new", 2)
+	before[report.PageFile], before["none/"+report.PerfettoFile] = "old", "old"
+	before[notes], after[notes] = "mine", "mine"
+	fresh := maps.Clone(after)
+	delete(fresh, notes)
+	saw := map[string]int{}
+	for n, killed := 1, true; killed; n++ {
+		d := disktest.New()
+		if err := writeComparison(d.Process("first"), compared, before); err != nil {
+			t.Fatal(err)
+		}
+		p := d.Process("second")
+		p.Arm(n, disktest.Kills)
+		err := compareAgain(p, fresh, true)
+		if killed = p.Dead(); !killed && err != nil {
+			t.Fatal(err)
+		}
+		visible := stored(d)
+		maps.DeleteFunc(visible, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		// The next comparison is interrupted: it finishes what was left to do and no more.
+		if err := compareAgain(d.Process("third"), comparison("third", 1), false); err != nil {
+			t.Fatalf("killed at operation %d: %v", n, err)
+		}
+		state := "mixed"
+		switch got := stored(d); {
+		case maps.Equal(got, before) && maps.Equal(visible, before):
+			state = "old"
+		case maps.Equal(got, after):
+			state = "new"
+		default:
+			t.Errorf("killed at operation %d: %v", n, got)
+		}
+		if !killed && state != "new" {
+			t.Errorf("a comparison that was not killed left the %s one", state)
+		}
+		saw[state]++
+	}
+	if saw["old"] < 20 || saw["new"] < 10 {
+		t.Errorf("states are %v: the test sees too little", saw)
+	}
+}
+
+// A process that may not have the folder of a comparison leaves the other one's files.
+func TestComparisonsInOneFolder(t *testing.T) {
+	for seed := range uint64(40) {
+		d := disktest.New()
+		var errs [2]error
+		order := d.Run(t, disktest.Random(rand.New(rand.NewPCG(seed, 2))), map[*disktest.Process]func(*disktest.Process){
+			d.Process("a"): func(p *disktest.Process) { errs[0] = compareAgain(p, comparison("a", 2), true) },
+			d.Process("b"): func(p *disktest.Process) { errs[1] = compareAgain(p, comparison("b", 3), true) },
+		})
+		got := stored(d)
+		a, b := maps.Equal(got, comparison("a", 2)), maps.Equal(got, comparison("b", 3))
+		if errs[0] != nil && errs[1] != nil || !(a && errs[0] == nil) && !(b && errs[1] == nil) {
+			t.Fatalf("seed %d: %v, and the files are %v\n%s", seed, errs, got, strings.Join(order, "\n"))
+		}
+		for _, err := range errs {
+			if err != nil && !strings.Contains(fmt.Sprint(err), "in use") {
+				t.Errorf("seed %d: %v", seed, err)
+			}
+		}
+	}
+}
