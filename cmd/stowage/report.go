@@ -98,7 +98,7 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		if x.file == "" {
 			continue
 		}
-		traces, err := report.ReadTraces(runs[0])
+		traces, err := report.ReadTraces(runs[0], 0)
 		if err != nil {
 			return usagef("--%s: %v", x.flag, err)
 		}

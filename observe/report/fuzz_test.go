@@ -139,7 +139,7 @@ func TestMillion(t *testing.T) {
 	dir := t.TempDir()
 	put(t, million(t), dir, TraceName(0, 0))
 	began := time.Now()
-	r, err := loadRun(dir)
+	r, err := loadRun(dir, 0)
 	took := time.Since(began)
 	if err != nil || took > 10*time.Second {
 		t.Fatalf("it took %v, %v", took, err)
@@ -177,7 +177,7 @@ func TestUnreadable(t *testing.T) {
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := loadRun(dir); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if _, err := loadRun(dir, 0); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Error(err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stowage-dev/stowage/internal/input"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -27,13 +28,19 @@ const mostText = 16 << 20
 // comparison stands for all runs of it, and the file of a single trace for a run. Read
 // leaves out a folder without a run and says so in Missing. It returns the error of the
 // first folder, a [*NoRunError], if none of them has a run.
-func Read(dirs ...string) (*Report, error) {
+func Read(dirs ...string) (*Report, error) { return ReadRecent(0, dirs...) }
+
+// ReadRecent returns what Read does, but of a run that was resumed it reads only the
+// latest traces, of most bytes together, and says in Missing what it leaves out. The
+// traces since the last resumption are always read. Zero stands for no limit. A training
+// process reads its own report this way: traces grow with each resumption.
+func ReadRecent(most int64, dirs ...string) (*Report, error) {
 	r := &Report{Title: "Stowage", Runs: []Run{}, Missing: []string{}}
 	var titles []string
 	var first error
 	seen := map[string]bool{}
 	for _, dir := range dirs {
-		runs, err := read(dir)
+		runs, err := read(dir, most)
 		if err != nil {
 			if first == nil {
 				first = err
@@ -74,8 +81,8 @@ func base(dir string) string {
 }
 
 // read returns the run of a folder, or all runs of a comparison.
-func read(dir string) ([]Run, error) {
-	run, err := loadRun(dir)
+func read(dir string, most int64) ([]Run, error) {
+	run, err := loadRun(dir, most)
 	if err == nil {
 		run.path, run.folder = dir, base(dir)
 		return []Run{run}, nil
@@ -87,7 +94,7 @@ func read(dir string) ([]Run, error) {
 	var all []Run
 	env, missing := environment(dir)
 	for _, name := range members(dir, env.Runs) {
-		run, cannot := loadRun(filepath.Join(dir, name))
+		run, cannot := loadRun(filepath.Join(dir, name), most)
 		if cannot != nil {
 			if slices.Contains(env.Runs, name) {
 				missing = append(missing, fmt.Sprintf("the folder %s of the comparison has no run in it; it is left out", name))
@@ -135,8 +142,9 @@ func (e *NoRunError) Error() string { return fmt.Sprintf("%s %s", e.Path, e.Why)
 const expectRun = "expected the folder of a run, or a trace"
 
 // loadRun reads a run's folder or a single trace. It returns a *NoRunError if nothing
-// can be shown. All other problems are in the run's Missing.
-func loadRun(dir string) (Run, error) {
+// can be shown. All other problems are in the run's Missing. Of its traces it reads the
+// latest, of most bytes.
+func loadRun(dir string, most int64) (Run, error) {
 	run := Run{
 		Name: base(dir), Environment: map[string]string{}, Figures: []Figure{}, Ranks: []Rank{}, Missing: []string{}, Steps: newSteps(),
 	}
@@ -156,7 +164,7 @@ func loadRun(dir string) (Run, error) {
 	found = run.readMetrics(dir) || found
 	sum, ok := run.readSummary(dir)
 	found = ok || found
-	found = run.readTraces(dir) || found
+	found = run.readTraces(dir, most) || found
 	if !found {
 		return run, &NoRunError{Path: dir, Why: "holds no run; " + expectRun, Folder: true}
 	}
@@ -285,11 +293,15 @@ func machine(env Environment) map[string]string {
 
 // readTraces reads the traces of all ranks, one rank at a time: a million events take
 // 150 MB.
-func (r *Run) readTraces(dir string) (found bool) {
-	files := TraceFiles(dir)
+func (r *Run) readTraces(dir string, most int64) (found bool) {
+	files, old, bytes := recent(TraceFiles(dir), most)
 	if len(files) == 0 {
 		r.miss("there are no traces; memory over time, streams and copies are not shown")
 		return false
+	}
+	if old > 0 {
+		r.miss("to be made quickly, this page leaves out %s of earlier parts of the run (%s); a report that is made after the run shows all",
+			plural(old, "trace", "traces"), memory.Bytes(bytes).Short())
 	}
 	var left, early, full lacks
 	for len(files) > 0 {

@@ -5,15 +5,19 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
 // ReadTraces reads the traces of one run: those in its folder, or the one in the file of
-// that name. It skips traces that cannot be read, and returns an error if none is left.
-func ReadTraces(run string) (all []*trace.Trace, err error) {
-	files := TraceFiles(run)
+// that name. Of a run that was resumed it reads the latest, of most bytes together, as
+// [ReadRecent] does. It skips traces that cannot be read, and returns an error if none is
+// left.
+func ReadTraces(run string, most int64) (all []*trace.Trace, err error) {
+	files, _, _ := recent(TraceFiles(run), most)
 	if info, err := os.Stat(run); err == nil && !info.IsDir() {
 		files = []TraceFile{{Path: run}}
 	}
@@ -32,4 +36,40 @@ func ReadTraces(run string) (all []*trace.Trace, err error) {
 		return nil, fmt.Errorf("%s has no trace that can be read: %w", run, err)
 	}
 	return nil, fmt.Errorf("%s has no trace; in a comparison, give the folder of one policy", run)
+}
+
+// recent returns the traces of the latest parts of a run that have most bytes together,
+// the number of others, and their bytes. It always returns the last part, and all parts
+// if most is zero.
+func recent(files []TraceFile, most int64) (latest []TraceFile, others int, bytes int64) {
+	if most == 0 {
+		return files, 0, 0
+	}
+	size := map[int]int64{} // by part
+	for _, f := range files {
+		if info, err := os.Stat(f.Path); err == nil {
+			size[f.Part] += info.Size()
+		}
+	}
+	parts := slices.SortedFunc(maps.Keys(size), func(a, b int) int { return b - a })
+	keep, sum := map[int]bool{}, int64(0)
+	for i, part := range parts {
+		if sum += size[part]; sum > most && i > 0 {
+			break
+		}
+		keep[part] = true
+	}
+	for _, f := range files {
+		if keep[f.Part] {
+			latest = append(latest, f)
+		} else {
+			others++
+		}
+	}
+	for part, n := range size {
+		if !keep[part] {
+			bytes += n
+		}
+	}
+	return latest, others, bytes
 }

@@ -60,7 +60,7 @@ func (r *run) writePictures() (file string) {
 
 // writeReport makes the report of a folder and returns its file, or "" if that fails.
 func writeReport(dir, version string, p *Progress) (file string) {
-	rep, err := report.Read(dir)
+	rep, err := report.ReadRecent(traceBytes, dir)
 	if err != nil {
 		p.Say("warning: cannot make the report: %v", err)
 		return ""
@@ -76,7 +76,7 @@ func writeReport(dir, version string, p *Progress) (file string) {
 
 // writePerfetto writes the traces of a run for Perfetto, if it has any.
 func writePerfetto(dir string) error {
-	traces, err := report.ReadTraces(dir)
+	traces, err := report.ReadTraces(dir, traceBytes)
 	if err != nil {
 		return nil // there is none; the report says so
 	}

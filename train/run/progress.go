@@ -68,7 +68,7 @@ func (p *Progress) begin(r live.Run, dir string) {
 // show makes viewers see the run in a folder, unless dir is "".
 func (p *Progress) show(dir string) {
 	if p.server != nil && dir != "" {
-		p.server.SetSource(func() (*report.Report, error) { return report.Read(dir) })
+		p.server.SetSource(func() (*report.Report, error) { return report.ReadRecent(traceBytes, dir) })
 	}
 }
 
