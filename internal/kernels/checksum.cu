@@ -1,11 +1,11 @@
 // Checksum of a run of bytes, of any length and alignment, added to a sum.
 //
-// The run of n bytes is read as words of eight, the least significant byte
-// first, the last one filled up with zeros; one more word holds n. Its checksum
-// is the sum of mix(word i + (i+1) golden) over all i, modulo 2^64.
+// The run of n bytes is read as words of eight, the least significant byte first. The last
+// word is filled up with zeros, and one more word holds n. The checksum is the sum of
+// mix(word i + (i+1) golden) over all i, modulo 2^64.
 //
-// mix is a bijection, so that a change of any one word changes the sum, and the
-// place of a word counts. Addition makes the value independent of the grid.
+// mix is a bijection, so a change of any one word changes the sum, and the place of a word
+// counts. The result does not depend on the grid, because addition commutes.
 // targets: sm_80
 
 #include "prelude.cuh"
@@ -20,7 +20,7 @@ DEVICE u64 term(u64 word, u64 i) { return mix(word + (i + 1) * 0x9e3779b97f4a7c1
 
 DEVICE u64 term16(Vec v, u64 i) { return term((u64)v.y << 32 | v.x, 2 * i) + term((u64)v.w << 32 | v.z, 2 * i + 1); }
 
-// sum_vectors adds the vectors [first, n), load giving the i-th. Reading alone
+// sum_vectors adds the vectors [first, n). load returns vector i. A kernel that only reads
 // is fastest with resident blocks that stride over the run.
 template <class Load> DEVICE u64 sum_vectors(u64 first, u64 n, Load load) {
     u64 step = (u64)blocks() * threads(), i = first + (u64)block() * threads() + thread(), sum = 0;
@@ -36,7 +36,7 @@ template <class Load> DEVICE u64 sum_vectors(u64 first, u64 n, Load load) {
     return sum;
 }
 
-// word is word i of the run, byte by byte.
+// word reads word i of the run byte by byte.
 DEVICE u64 word(u64 src, u64 bytes, u64 i) {
     u64 w = 0;
 #pragma unroll 1
@@ -44,7 +44,7 @@ DEVICE u64 word(u64 src, u64 bytes, u64 i) {
     return w;
 }
 
-// block_sum is the sum over the threads of a block, in thread 0.
+// block_sum returns the sum over the threads of a block, in thread 0.
 DEVICE u64 block_sum(u64 sum) {
     SHARED u64 part[32];
 #pragma unroll
@@ -64,15 +64,14 @@ stowage_checksum(u64 result, u64 from, u64 bytes) {
     if (skew == 0) {
         sum = sum_vectors(0, n, [=](u64 i) { return fetch<Vec>(src + 16 * i); });
     } else {
-        // Vector i lies in the two from src - skew + 16 i; both must lie inside
-        // of the run, so that the first vector and up to one at the end go by
-        // bytes.
+        // Vector i lies in the two vectors from src - skew + 16 i. Both must lie inside of
+        // the run, so the first vector and up to one at the end are read by bytes.
         u64 reach = bytes + skew;
         n = reach < 32 ? 0 : reach / 16 - 1;
         first = least<u64>(1, n);
         sum = sum_vectors(first, n, [=](u64 i) { return skewed(src - skew + 16 * i, skew); });
     }
-    // The words around the vectors: two in front, up to four behind.
+    // These are the words around the vectors: two in front, up to four behind.
     u64 words = (bytes + 7) / 8, t = (u64)block() * threads() + thread();
     if (t < 2 * first) sum += term(word(src, bytes, t), t);
     if (t < words - 2 * n) sum += term(word(src, bytes, 2 * n + t), 2 * n + t);

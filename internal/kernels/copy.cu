@@ -20,8 +20,8 @@ DEVICE void copy_bytes(u64 dst, u64 src, u64 n) {
 KERNEL(128)
 stowage_copy(u64 to, u64 from, u64 bytes) {
     u64 dst = global(to), src = global(from), n;
-    // The bytes up to the first boundary of dst go alone, and what does not
-    // fill a vector at the end too.
+    // The bytes up to the first boundary of dst are copied one by one, and so are those at
+    // the end that do not fill a vector.
     u64 head = least((0 - dst) & 15, bytes);
     u32 skew = (u32)(src + head) & 15;
     if (skew == 0) {
@@ -29,10 +29,10 @@ stowage_copy(u64 to, u64 from, u64 bytes) {
         n = (bytes - head) / 16;
         copy_vectors(dst + head, n, [=](u64 i) { return fetch<Vec>(p + 16 * i); });
     } else {
-        // Every vector is put together from the two it lies in. Both must lie
-        // inside of the run, so that up to one vector more goes by bytes at
-        // each end. Counted from the boundary below the source, vector i ends at
-        // 16 i + 32, and that must be within reach.
+        // Every vector is assembled from the two that it lies in. Both must lie inside of
+        // the run, so up to one vector more is copied by bytes at each end. Counted from
+        // the boundary below the source, vector i ends at 16 i + 32, which must be within
+        // reach.
         if (head < skew) head = least(head + 16, bytes);
         u64 p = src + head - skew, reach = bytes - head + skew;
         n = reach < 32 ? 0 : reach / 16 - 1;

@@ -1,17 +1,16 @@
-// Element-wise reduction of up to twelve runs of numbers, fp32 or bf16, into one
-// of either type. With one source it is a conversion.
+// Element-wise reduction of up to twelve runs of numbers, fp32 or bf16, into one of either
+// type. A reduction of one source is a conversion.
 //
-// Numbers are combined in fp32, in the order of the sources, and rounded once at
-// the end, to nearest even; so the grid, the vectors and the device make no
-// difference to a bit. A NaN of any kind gives one NaN, of which all bits but the
-// sign are set: that is what the GPU's own additions give, and other processors'
-// do not.
+// Numbers are combined in fp32 in the order of the sources, and rounded once at the end, to
+// nearest even. So the grid, the vectors and the device do not change a bit. Every NaN
+// becomes the NaN with all bits set except the sign, which the GPU's own additions return
+// and other processors' do not.
 // targets: sm_80
 
 #include "prelude.cuh"
 
 #define SOURCES 12u
-#define BATCH 4u // sources whose loads are under way together
+#define BATCH 4u // sources that are loaded together
 
 typedef unsigned short u16;
 
@@ -26,7 +25,7 @@ DEVICE void put(u64 p, u16 v) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(
 DEVICE float number(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 bits(float x) { return __builtin_bit_cast(u32, x); }
 
-// F32 and BF16 say how numbers lie in memory. The low half of a word comes first.
+// F32 and BF16 describe how numbers lie in memory. The low half of a word comes first.
 struct F32 {
     static constexpr u32 size = 4;
     DEVICE static float get(u64 p) { return number(fetch<u32>(p)); }
@@ -42,9 +41,9 @@ struct F32 {
 
 struct BF16 {
     static constexpr u32 size = 2;
-    // Adding a little less than half of the last place kept, or exactly half if
-    // that place is odd, makes the cut round to nearest even. It would carry a
-    // NaN into the sign.
+    // Adding a little less than half of the last remaining place, or exactly half if that
+    // place is odd, makes the cut round to nearest even. It would carry a NaN into the
+    // sign.
     DEVICE static u32 narrow(float x) {
         u32 b = bits(x);
         return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -70,12 +69,12 @@ enum Op { SUM, MEAN, MAX };
 struct Job {
     u64 dst, acc, n;
     u32 op, count;
-    float over;     // what a mean divides by
-    const u64 *src; // shared by the block: registers cannot be counted through
+    float over;     // the divisor of a mean
+    const u64 *src; // shared by the block, because registers cannot be indexed
 };
 
-// combine takes x in. Of equal zeros the first is kept; a NaN once there stays. The
-// operation is the same for all numbers, so that there is one branch for them.
+// combine adds x to the result so far. It keeps the first of equal zeros, and every NaN.
+// The operation is the same for all numbers, so they share one branch.
 template <u32 n> DEVICE void combine(const Job &j, float *a, const float *x) {
     if (j.op == MAX) {
 #pragma unroll
@@ -86,7 +85,7 @@ template <u32 n> DEVICE void combine(const Job &j, float *a, const float *x) {
     }
 }
 
-// finish divides a mean, behind one branch too, and makes all NaNs one.
+// finish divides a mean, behind one branch too, and replaces every NaN.
 template <u32 n> DEVICE void finish(const Job &j, float *a) {
     if (j.op == MEAN) {
 #pragma unroll
@@ -109,8 +108,8 @@ template <class T, u32 n> DEVICE void unpack(const Vec *v, float *x) {
 // each is the number of elements of a step: a vector of the narrower type.
 template <class In, class Out> constexpr u32 each = 16 / (In::size < Out::size ? In::size : Out::size);
 
-// step does the elements from i on. What comes first is taken as it is: adding it
-// to a zero would change the sign of another zero.
+// step reduces the elements from i on. The first operand is not added to a zero, because
+// that would change the sign of a negative zero.
 template <class In, class Out> DEVICE void step(const Job &j, u64 i) {
     constexpr u32 n = each<In, Out>, ins = n * In::size / 16, outs = n * Out::size / 16, wide = n / 4;
     float a[n], x[n];
@@ -144,7 +143,7 @@ template <class In, class Out> DEVICE void step(const Job &j, u64 i) {
     for (u32 k = 0; k < outs; k++) put(j.dst + Out::size * i + 16 * k, Out::pack(a + 16 / Out::size * k));
 }
 
-// single does one element.
+// single reduces one element.
 template <class In, class Out> DEVICE void single(const Job &j, u64 i) {
     u32 first = j.acc == 0;
     float a = first ? In::get(j.src[0] + In::size * i) : F32::get(j.acc + 4 * i);
@@ -157,9 +156,9 @@ template <class In, class Out> DEVICE void single(const Job &j, u64 i) {
     Out::set(j.dst + Out::size * i, a);
 }
 
-// reduce goes by vectors where all runs come to a boundary of 16 bytes at the same
-// element; elements before the first and behind the last vector go one by one, and
-// so does everything where the runs are skewed against each other.
+// reduce uses vectors if all runs reach a boundary of 16 bytes at the same element. It
+// reduces the elements before the first vector and behind the last one by one, and all
+// elements if the runs are skewed against each other.
 template <class In, class Out> DEVICE void reduce(const Job &j) {
     constexpr u32 n = each<In, Out>;
     u64 head = least(((0 - j.dst) & 15) / Out::size, j.n), steps = (j.n - head) / n;

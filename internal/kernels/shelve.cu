@@ -1,19 +1,19 @@
-// Shelve: the live rows of a tensor, whose number is on the device, are copied to a
-// place of their own, a berth. A berth has room for fewer rows than the tensor; how many
-// is on the device as well, so that a captured launch finds a berth that has grown since.
-// The rest of its room is cleared.
+// Shelve copies the live rows of a tensor to a berth. The number of rows is in device
+// memory. A berth has room for fewer rows than the tensor. Its size is in device memory
+// too, so a captured launch finds the size of a berth that has grown. The rest of the berth
+// is cleared.
 // targets: sm_80
 
 #include "prelude.cuh"
 
 struct Note {
-    u64 rows; // the most that a launch found, as it is, since somebody cleared it
-    u64 fits; // rows that the berth has room for
+    u64 rows; // the most rows that a launch found since it was cleared
+    u64 fits; // rows that the berth holds
 };
 
-// A small block that waited for the two numbers before it loads would take twice as
-// long. So rows are loaded at once, dead ones too: the tensor has all of them. The grid is
-// made for the berth, so that few are loaded for nothing.
+// A small block that waited for the two numbers before it loads would take twice as long.
+// So it loads rows at once, even dead ones, which the tensor has. The grid is made for the
+// berth, so few rows are loaded for nothing.
 KERNEL(128)
 stowage_shelve(u64 to, u64 from, u64 note, u64 rows, u64 bytes, u64 row) {
     u64 dst = global(to), src = global(from), count = global(rows), own = global(note);
@@ -42,7 +42,7 @@ stowage_shelve(u64 to, u64 from, u64 note, u64 rows, u64 bytes, u64 row) {
         base += (u64)blocks() * chunk;
     } while (base < end && 16 * base < room);
     if (block() != 0) return;
-    u64 i = 16 * end + thread(); // what does not fill a vector at the tensor's end
+    u64 i = 16 * end + thread(); // the bytes at the tensor's end that do not fill a vector
     if (i < bytes && 16 * end < room) put(dst + i, i < live ? fetch<u8>(src + i) : (u8)0);
     if (thread() != 0) return;
     u64 at = own + __builtin_offsetof(Note, rows), most;

@@ -1,13 +1,12 @@
-// Stash and restore: the live rows of a group's tensors go into pages that the
-// kernel takes from the store's free lists, and come back. stash.go describes the
-// store and says exactly what is done; this file does it with many blocks.
+// Stash copies the live rows of a group's tensors into pages that the kernel takes from the
+// store's free lists, and restore copies them back. stash.go describes the store and what
+// is done exactly. This file does it with many blocks.
 //
-// The unit of work is a chunk of 4 KiB, which lies in one page and in one tensor.
-// Warps take chunks in order, from counters, as they become free. That keeps what
-// is under way close together in memory, like the copy kernel's small blocks, and
-// costs nothing for rows that are not there: the grid is sized for the machine,
-// and a launch whose buffers are mostly empty ends at once. There are several
-// counters because a single one was the limit.
+// The unit of work is a chunk of 4 KiB, which lies in one page and in one tensor. Warps
+// take chunks in order, from counters, as they become free. So the chunks in work lie close
+// together in memory, like those of the copy kernel's small blocks, and dead rows cost
+// nothing: the grid is sized for the machine, and a launch whose buffers are mostly empty
+// ends at once. There are several counters, because a single one limited the speed.
 // targets: sm_80
 
 #include "prelude.cuh"
@@ -50,8 +49,8 @@ struct Tensor {
 
 #define AT(p, type, field) ((p) + __builtin_offsetof(type, field))
 
-// read and write are for words that other launches write; fresh sees what a
-// launch on another stream writes at this moment.
+// read and write are for words that other launches write. fresh sees what a launch on
+// another stream writes at this moment.
 DEVICE u64 read(u64 p) {
     u64 v;
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -75,8 +74,8 @@ DEVICE u64 add(u64 p, u64 v) {
     asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
     return old;
 }
-// arrive and swap_if order what the thread and, by a barrier before, its block did
-// earlier before what whoever reads the new value does later.
+// arrive and swap_if order the earlier work of the thread before the later work of any
+// thread that reads the new value. After a barrier this holds for the block's work too.
 DEVICE u64 arrive(u64 p) {
     u64 old;
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(old) : "l"(p) : "memory");
@@ -95,8 +94,8 @@ DEVICE u32 arrive_block(u32 *p) {
 DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-// pick chooses by tier, with a mask: anything the compiler may turn into an index
-// puts the pair into memory.
+// pick chooses by tier with a mask. The compiler would put the pair into memory for
+// anything that it can turn into an index.
 DEVICE u64 pick(const u64 *pair, u32 tier) { return pair[0] ^ ((pair[0] ^ pair[1]) & (0 - (u64)tier)); }
 
 DEVICE u32 lane() { return thread() & 31; }
@@ -108,8 +107,8 @@ DEVICE u32 ballot(bool b) {
 DEVICE u32 from_lane32(u32 v, u32 l) { return __nvvm_shfl_sync_idx_i32(~0u, v, l, 31); }
 DEVICE u64 from_lane(u64 v, u32 l) { return (u64)from_lane32((u32)(v >> 32), l) << 32 | from_lane32((u32)v, l); }
 
-// relaxed reads a word that a launch on another stream may be writing; the order
-// comes from elsewhere, such as the end of the launch.
+// relaxed reads a word that a launch on another stream may be writing. Something else
+// orders the two, such as the end of the launch.
 DEVICE u64 relaxed(u64 p) {
     u64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -123,14 +122,14 @@ DEVICE u32 relaxed32(u64 p) {
 
 // Shape is what the host knows of a launch, packed into one argument.
 struct Shape {
-    u32 tensors, shift; // shift is log2 of a page's bytes
+    u32 tensors, shift; // shift is log2 of the size of a page
     bool bump;
 };
 
 DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0}; }
 
-// Group is what a warp knows of the group: lane i holds tensor i, of which there
-// are at most 32. Everything is read at once, before anything is used.
+// Group is what a warp knows of the group. Lane i holds tensor i, and there are at most 32.
+// Everything is read before anything is used.
 struct Group {
     Shape shape;
     u64 control, record, set, table;
@@ -138,14 +137,14 @@ struct Group {
     u64 mem;   // this lane's tensor
     u64 bytes; // its live bytes
     u64 asked, limit;
-    u32 first; // the place of its first page; beyond all for lanes without one
+    u32 first; // the place of its first page; the largest number for lanes without a tensor
     u32 need;  // pages of all tensors, in every lane
 };
 
 DEVICE u64 tensor(const Group &g, u32 i) { return g.record + sizeof(Record) + i * sizeof(Tensor); }
 
-// prepare reads the tensors. A stash finds its rows in the set, a restore in the
-// record. The row counts lead the set, in a line of 32 words.
+// prepare reads the tensors. A stash finds its rows in the set, and a restore in the
+// record. The row counts are at the start of the set, in a line of 32 words.
 template <bool stash> DEVICE Group prepare(u64 control, u64 record, u64 set, u64 shape) {
     Group g;
     g.shape = unpack(shape);
@@ -169,7 +168,7 @@ template <bool stash> DEVICE Group prepare(u64 control, u64 record, u64 set, u64
     g.mem = g.set + offset;
     g.bytes = lane() < n ? least(g.asked, g.limit) * row_bytes : 0;
     u32 pages = (u32)((g.bytes + (1ull << g.shape.shift) - 1) >> g.shape.shift), sum = pages;
-#pragma unroll 1 // most groups have few tensors: five rounds cost 0.2 us of a pair
+#pragma unroll 1 // most groups have few tensors; five rounds cost 0.2 us of a pair
     for (u32 d = 1; d < n; d *= 2) {
         u32 below = __nvvm_shfl_sync_up_i32(~0u, sum, d, 0);
         if (lane() >= d) sum += below;
@@ -188,8 +187,8 @@ struct Chunk {
     u32 bytes;  // zero if it lies behind the tensor's end
 };
 
-// Work is how a launch is cut: in chunks of 512 << fine bytes. A group too small
-// to give every warp a whole chunk is cut finer.
+// Work says how a launch is divided: into chunks of 512 << fine bytes. A group that is too
+// small to give every warp a whole chunk is divided more finely.
 struct Work {
     u32 chunks, fine;
 };
@@ -217,7 +216,7 @@ DEVICE Chunk chunk(const Group &g, Work w, u32 i) {
     return c;
 }
 
-// address is where a page with a number from a record begins.
+// address returns where a page with a number from a record begins.
 DEVICE u64 address(const Group &g, u32 number) {
     return pick(g.pool, number >> 31) + ((u64)(number & ~HOST_BIT) << g.shape.shift);
 }
@@ -231,17 +230,17 @@ DEVICE void some(u64 dst, u64 src, u32 bytes) {
     if (tail < bytes) put(dst + tail, fetch<u8>(src + tail));
 }
 
-// each moves all chunks, shared out over the warps of the grid. The first round is
-// dealt out. Then a warp asks for its next chunk before it loads the one it has,
-// and for the page of that one before it stores, so that neither is waited for.
-// look_up gives the page number of a chunk; known is told of each chunk, once its
-// number is there. loaded is called once in every warp, after the last known, when
-// the warp will read no more: what it has still to store is in its registers.
+// each copies all chunks, divided over the warps of the grid. The first round is assigned.
+// Then a warp requests its next chunk before it loads the current one, and the page of that
+// chunk before it stores, so it waits for neither. look_up returns the page number of a
+// chunk. known is called for each chunk once its number is known. loaded is called once in
+// every warp, after the last known, when the warp reads nothing more: what it must still
+// store is in its registers.
 template <bool stash, class LookUp, class Known, class Loaded>
 DEVICE void each(const Group &g, u64 counters, LookUp look_up, Known known, Loaded loaded) {
     Work w = cut(g);
     u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block();
-    // Every counter in use must have a warp that takes from it.
+    // Every counter in use needs a warp that takes from it.
     u32 used = least((u32)COUNTERS, warps), k = mine % used;
     u64 counter = counters + k * LINE * 8;
     if (mine >= w.chunks) return loaded();
@@ -280,19 +279,19 @@ DEVICE void each(const Group &g, u64 counters, LookUp look_up, Known known, Load
     }
 }
 
-// last tells whether this is the warp that has least to do: it settles the launch
+// last_warp reports whether this is the warp with the least to do. It settles the launch
 // while the others copy.
 DEVICE bool last_warp() { return block() == blocks() - 1 && thread() / 32 == threads() / 32 - 1; }
 
-// free_pages is the number of free pages of a tier for a head and a tail.
+// free_pages returns the number of free pages of a tier for a head and a tail.
 DEVICE u64 free_pages(u64 tier, bool bump, u64 head, u64 tail) {
     return bump ? read(AT(tier, Tier, capacity)) - head : tail - head;
 }
 
-// take_pages decides how many pages each tier gives, the same in all warps of the
-// launch. As long as the device tier has enough by what the launch before saw,
-// there is nothing to agree on: the tail only grows. Otherwise the first warp to
-// look decides for all.
+// take_pages decides how many pages each tier gives. All warps of the launch decide the
+// same. If the device tier has enough pages by the tail that the launch before saw, no
+// agreement is needed, because the tail only grows. Otherwise the first warp that looks
+// decides for all.
 DEVICE u64 take_pages(const Group &g, const State &s, u64 seq) {
     u64 device = AT(g.control, Control, tier), host = device + sizeof(Tier), need = g.need;
     bool bump = g.shape.bump;
@@ -305,18 +304,18 @@ DEVICE u64 take_pages(const Group &g, const State &s, u64 seq) {
         agreed = swap_if(slot, 0, mine);
         if (agreed == 0) agreed = mine;
     }
-    // What lane 0 has seen of the rings, the other lanes have after this.
+    // After this, the other lanes see what lane 0 has seen of the rings.
     warp_barrier();
     agreed = from_lane(agreed, 0);
     return agreed == OVERFLOWED ? agreed : agreed - 1;
 }
 
-// note_over writes down a group with more rows than its buffer holds.
+// note_over records a group with more rows than its buffer holds.
 DEVICE void note_over(const Group &g, u32 over) {
     u32 worst = __builtin_ctz(over);
     u64 rows = from_lane(g.asked, worst), limit = from_lane(g.limit, worst), c = g.control;
     if (lane() != 0) return;
-    // A note may run beside a stash.
+    // A note may run at the same time as a stash.
     if (add(AT(c, Control, over_budget), __builtin_popcount(over)) == 0) {
         write(AT(c, Control, over_id), read(AT(g.record, Record, id)));
         write(AT(c, Control, over_rows), rows);
@@ -324,7 +323,7 @@ DEVICE void note_over(const Group &g, u32 over) {
     }
 }
 
-// all_pages is the number of pages that all rows found would take, in lane 0.
+// all_pages returns the number of pages that all rows found would need, in lane 0.
 DEVICE u64 all_pages(const Group &g) {
     u64 row_bytes = look<u64>(AT(tensor(g, least(lane(), g.shape.tensors - 1)), Tensor, row_bytes));
     u64 bytes = lane() < g.shape.tensors ? g.asked * row_bytes : 0;
@@ -333,7 +332,7 @@ DEVICE u64 all_pages(const Group &g) {
     return pages;
 }
 
-// note_overflow writes down a group that found too few pages.
+// note_overflow records a group that found too few pages.
 DEVICE void note_overflow(const Group &g, const State &s) {
     u64 c = g.control, count = read(AT(c, Control, overflows)), free = 0;
     for (u32 i = 0; i < 2; i++) {
@@ -348,7 +347,7 @@ DEVICE void note_overflow(const Group &g, const State &s) {
     write(AT(c, Control, overflows), count + 1);
 }
 
-// note writes down the rows that were found, and tells whether they are too many.
+// note records the rows that were found, and reports whether they are too many.
 DEVICE bool note(const Group &g) {
     u64 t = tensor(g, lane());
     if (lane() < g.shape.tensors) {
@@ -361,8 +360,8 @@ DEVICE bool note(const Group &g) {
     return over != 0;
 }
 
-// stale tells whether the step was captured before buffers moved: then records and
-// sets are not where the launch believes, and it must touch nothing.
+// stale reports whether the step was captured before buffers moved. Records and sets are
+// then elsewhere, so the launch must touch nothing.
 DEVICE bool stale(u64 control) { return look<u64>(AT(global(control), Control, stale)) != 0; }
 
 KERNEL(32)
@@ -370,7 +369,7 @@ stowage_stash_note(u64 control, u64 record, u64 set, u64 shape) {
     if (!stale(control)) note(prepare<true>(control, record, set, shape));
 }
 
-// settle writes what the stash leaves behind; one warp of the launch does it.
+// settle writes the results of a stash. One warp of the launch does it.
 DEVICE void settle(const Group &g, const State &s, u64 seq, u64 taken) {
     u64 c = g.control, r = g.record, odd = (seq + 1) & 1;
     if (lane() < COUNTERS) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
@@ -402,13 +401,14 @@ DEVICE void settle(const Group &g, const State &s, u64 seq, u64 taken) {
     write(AT(c, Control, spilled), spilled + take[1]);
 }
 
-// number is the number of the page at a place among those taken.
+// number returns the number of the page at a place among those taken.
 DEVICE u32 number(const Group &g, const State &s, u64 taken, u32 place) {
     u32 device = (u32)taken, host = place >= device;
     u32 mark = host ? HOST_BIT : 0, at = host ? place - device : place;
     u64 head = pick(s.head, host);
     if (g.shape.bump) return (u32)(head + at) | mark;
-    // Not through L1, which may hold the line from before a restore wrote to it.
+    // This does not read through L1, which may hold the line from before a restore wrote to
+    // it.
     return relaxed32(pick(g.ring, host) + 4 * ((head + at) & pick(g.mask, host))) | mark;
 }
 
@@ -428,10 +428,10 @@ stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
         [&](const Chunk &c) { write32(g.table + 4 * c.place, c.number); }, [] {});
 }
 
-// leave counts the warps of a restore that will read no page and write no ring any
-// more, and tells the last one of the launch, in all its lanes. It goes before the
-// warp's last stores: a release waits for every store before it, and those of the
-// data have no part in it. Only the last warp of a block counts in global memory.
+// leave counts the warps of a restore that will read no page and write no ring any more,
+// and reports to all lanes whether this is the last warp of the launch. It comes before the
+// warp's last stores, because a release waits for every earlier store, and it need not wait
+// for those of the data. Only the last warp of a block counts in global memory.
 DEVICE bool leave(const Group &g, u32 *left) {
     warp_barrier();
     u32 last = 0;
@@ -441,14 +441,13 @@ DEVICE bool leave(const Group &g, u32 *left) {
     return last != 0;
 }
 
-// give_back ends a restore: the last warp gives the pages back. What it needs for
-// that was read at the beginning. The tails move last, by the thread that saw all
-// warps leave.
+// give_back ends a restore: the last warp frees the pages. It has read everything that it
+// needs at the beginning. The thread that saw all warps leave moves the tails last.
 DEVICE void give_back(const Group &g, u64 seq, const u64 *tail, const u64 *pages) {
     u64 c = g.control, odd = (seq + 1) & 1;
     if (lane() < COUNTERS) {
         write(AT(c, Control, back) + 8 * LINE * lane(), 0);
-        // In a stack the next launch, of either sort, counts on clear slots.
+        // In a stack the next launch of either kind needs cleared slots.
         if (g.shape.bump) write(AT(c, Control, ticket) + 8 * LINE * (odd * COUNTERS + lane()), 0);
     }
     if (lane() != 0) return;
@@ -483,8 +482,7 @@ stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     Group g = prepare<false>(control, record, set, shape);
     if (old) return;
     if (last_warp() && lane() < g.shape.tensors) write(g.set + look<u64>(AT(tensor(g, lane()), Tensor, rows_at)), g.asked);
-    // A group that holds no pages has nothing to bring: it overflowed, or was
-    // restored before.
+    // A group without pages has nothing to restore: it overflowed, or was restored before.
     if (missed != 0 || pages[0] + pages[1] != g.need) g.need = 0;
     each<false>(
         g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },

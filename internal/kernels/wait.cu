@@ -1,11 +1,11 @@
-// Work of known duration and known content: what a benchmark runs in place of a
-// model. stowage_mark reads the clock, stowage_wait lasts until so long after that,
-// and stowage_noise writes bytes that a checksum tells from all others; wait.go
-// says exactly what.
+// Work of known duration and content, which benchmarks run in place of a model.
+// stowage_mark reads the clock, stowage_wait lasts until a given time after that, and
+// stowage_noise writes bytes whose checksum differs from all others. wait.go has the
+// details.
 //
-// Data is written at full bandwidth by many blocks, between a mark and its wait;
-// the wait itself is one warp, of which one thread looks at the clock now and then,
-// so that it takes no bandwidth and next to no arithmetic from what runs beside it.
+// Many blocks write data at full bandwidth, between a mark and its wait. The wait itself is
+// one warp, in which one thread reads the clock now and then, so it takes no bandwidth and
+// almost no arithmetic from what runs beside it.
 // targets: sm_80
 
 #include "prelude.cuh"
@@ -40,8 +40,8 @@ KERNEL(32)
 stowage_wait(u64 clock, u64 ns) {
     if (block() != 0 || thread() != 0) return;
     u64 p = global(clock), t = now(), worked = t - read(p + 8), due = read(p) + (worked > ns ? worked : ns);
-    due = least(due, t + ns); // the work began before now: whatever the clock says, it ends within ns
-    // A pause is at most twice as long as asked for: 0.4 µs late at the worst.
+    due = least(due, t + ns); // the work began before now, so it ends within ns regardless of the clock
+    // A pause is at most twice as long as requested, so the end is at most 0.4 µs late.
     for (; t < due; t = now()) asm volatile("nanosleep.u32 200;" ::: "memory");
     write(p, due);
     write(p + 8, t);

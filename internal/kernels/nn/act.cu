@@ -1,4 +1,4 @@
-// Activations: SwiGLU, sums, gates of rows. act.go says what is done. A team takes a
+// Activations: SwiGLU, sums, gates of rows. act.go says what is computed. A team computes a
 // row.
 // targets: sm_80
 

@@ -13,11 +13,11 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// rowThreads are the threads of a block, which takes a row at a time on a GPU.
+// rowThreads is the number of threads of a block. A block computes a row at a time.
 const rowThreads = 256
 
-// passMatrix adds a matrix as a pointer and declares its rows alone, so that columns of
-// one matrix may be used by several streams at once.
+// passMatrix adds a matrix as a pointer. It declares only the rows of the matrix, so
+// several streams may use columns of one matrix at once.
 func passMatrix(l *device.Launch, what string, m Matrix, mode device.Mode) {
 	size := m.Type.Size()
 	first := m.used(what).Slice(0, size*memory.Bytes(m.Cols))
@@ -25,7 +25,7 @@ func passMatrix(l *device.Launch, what string, m Matrix, mode device.Mode) {
 	l.Declare(device.Access{Rect: device.Rect{Range: first, Pitch: size * memory.Bytes(m.pitch()), Rows: m.Rows}, Mode: mode})
 }
 
-// passMaybe is passMatrix, or zero for no matrix.
+// passMaybe is passMatrix, or adds zero if there is no matrix.
 func passMaybe(l *device.Launch, what string, m Matrix, mode device.Mode) {
 	if m.Buf == nil {
 		l.Arg(0)
@@ -34,8 +34,7 @@ func passMaybe(l *device.Launch, what string, m Matrix, mode device.Mode) {
 	passMatrix(l, what, m, mode)
 }
 
-// passRun adds a run of n elements as a pointer, or zero where it may be missing and
-// is.
+// passRun adds a run of n elements as a pointer, or zero if it may be missing and is.
 func passRun(l *device.Launch, what string, r device.Range, n int, size memory.Bytes, mode device.Mode, maybe bool) {
 	if maybe && r.Buf == nil {
 		l.Arg(0)
@@ -57,11 +56,10 @@ func two(low, high int) uint64 {
 	return uint64(low) | uint64(high)<<32
 }
 
-// untwo is its inverse.
+// untwo is the inverse of two.
 func untwo(a uint64) (low, high int) { return int(uint32(a)), int(a >> 32) }
 
-// typeBits has a bit for each matrix, set for bf16. Matrices that are none count as
-// fp32.
+// typeBits returns a bit for each matrix, set for bf16. A missing matrix counts as fp32.
 func typeBits(ms ...Matrix) (b uint64) {
 	for i, m := range ms {
 		b |= uint64(m.Type) << i
@@ -76,7 +74,7 @@ type strip struct {
 	typ   kernels.Number
 }
 
-// stripOf is the i-th matrix of typeBits.
+// stripOf returns matrix i of typeBits.
 func stripOf(addr uint64, pitch int, types uint64, i int) strip {
 	return strip{addr, pitch, kernels.Number(types >> i & 1)}
 }
@@ -85,8 +83,8 @@ func (s strip) bf16(row, col, n int) []uint16 {
 	return device.Slice[uint16](s.addr+2*uint64(row*s.pitch+col), n)
 }
 
-// into is where n numbers of a row are to be put: into the matrix itself or, with
-// bf16, into the room; then put writes them.
+// into returns where to write n numbers of a row: the matrix itself, or the room for bf16.
+// put writes them afterwards.
 func (s strip) into(row, col, n int, room []float32) []float32 {
 	if s.typ == kernels.BF16 {
 		return room[:n:n]
@@ -94,7 +92,7 @@ func (s strip) into(row, col, n int, room []float32) []float32 {
 	return device.Slice[float32](s.addr+4*uint64(row*s.pitch+col), n)
 }
 
-// get is n numbers of a row: the matrix itself or, of bf16, the room.
+// get returns n numbers of a row: the matrix itself, or the room for bf16.
 func (s strip) get(row, col, n int, room []float32) []float32 {
 	x := s.into(row, col, n, room)
 	if s.typ == kernels.BF16 {
@@ -103,18 +101,18 @@ func (s strip) get(row, col, n int, room []float32) []float32 {
 	return x
 }
 
-// put writes what into gave room for.
+// put writes the numbers for which into returned the room.
 func (s strip) put(row, col int, x []float32) {
 	if s.typ == kernels.BF16 {
 		vec.Narrow(s.bf16(row, col, len(x)), x)
 	}
 }
 
-// runRows is how many rows of n numbers a thread takes at a time: about 16,000
-// numbers, some microseconds of work.
+// runRows returns how many rows of n numbers a thread computes at a time: about 16,000
+// numbers, which take a few microseconds.
 func runRows(n int) int { return max(1, 1<<14/n) }
 
-// actRooms keeps rooms of fp32 numbers that rows of bf16 pass through.
+// actRooms has memory for fp32 numbers of rows that are stored as bf16.
 var actRooms = sync.Pool{New: func() any { return new([]float32) }}
 
 // withRoom calls f with room for n numbers.

@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-// liveRows calls f for runs of the live rows, from several threads: all rows, or with
-// segments at the address those in them. No row is in two segments.
+// liveRows calls f for runs of the live rows, from several threads. All rows are live, or
+// those in the segments at addr if there are any. No row is in two segments.
 func liveRows(addr uint64, experts, rows, grain int, f func(from, to int)) {
 	if experts == 0 {
 		parallel.For(rows, grain, f)
@@ -39,7 +39,7 @@ func liveRows(addr uint64, experts, rows, grain int, f func(from, to int)) {
 	})
 }
 
-// rowWeight is a number for each row, or one where there are none.
+// rowWeight returns the weight of a row, or one if there are no weights.
 func rowWeight(addr uint64, row int) float32 {
 	if addr == 0 {
 		return 1
@@ -108,7 +108,7 @@ func addTwin(l *device.Launch) {
 	})
 }
 
-// openGate is the sigmoid of a row's logit.
+// openGate returns the sigmoid of a row's logit.
 func openGate(logit strip, row int) float32 {
 	var s [1]float32
 	vec.Sigmoid(s[:], logit.get(row, 0, 1, nil))

@@ -12,8 +12,8 @@
 
 #define NONE number(0xff800000) // the score of a key that is not seen: minus infinity
 
-// mask removes the scores of own row first + i and passing row at + i that do not
-// belong together. flipped says that keys own and queries pass.
+// mask removes the scores of own row first + i and passing row at + i that do not belong
+// together. If flipped is set, keys own and queries pass.
 template <class S, bool flipped>
 DEVICE void mask(float s[S::high][S::step / 8][4], const Work &w, u32 first, u32 at, float none) {
     u32 row = first + lane() / 4, col = at + lane() % 4 * 2;
@@ -30,7 +30,7 @@ DEVICE void mask(float s[S::high][S::step / 8][4], const Work &w, u32 first, u32
     }
 }
 
-// whole tells whether all of n queries see all of k keys.
+// whole reports whether all of n queries see all of k keys.
 DEVICE bool whole(const Work &w, u32 query, u32 n, u32 key, u32 k) {
     return key + k - 1 <= query && query + n <= w.seq && query + n - 1 - key < w.window;
 }
@@ -44,13 +44,13 @@ DEVICE float four(float v, bool sum) {
     return v;
 }
 
-// Rows are the running maxima and sums of a lane's rows.
+// Rows has the running maxima and sums of a lane's rows.
 template <u32 n> struct Rows {
     float most[n], sum[n];
 };
 
-// soften turns scores into weights relative to the maximum so far, and brings what
-// was summed before to the new maximum.
+// soften turns scores into weights relative to the maximum so far, and scales earlier sums
+// to the new maximum.
 template <class S>
 DEVICE void soften(float s[S::high][S::step / 8][4], float o[S::high][S::values / 8][4], Rows<2 * S::high> &rows, float factor) {
 #pragma unroll
@@ -88,7 +88,7 @@ DEVICE void soften(float s[S::high][S::step / 8][4], float o[S::high][S::values 
     }
 }
 
-// attend does a tile of queries of a head.
+// attend computes a tile of queries of a head.
 template <class S> DEVICE void attend(const Work &w, u32 sequence, u32 head, u32 query) {
     u8 *own = pool, *stages = pool + S::rows * S::keys * S::size;
     u32 kv = head / (w.heads / w.kv_heads), row = warp() * 16 * S::high;
@@ -106,7 +106,7 @@ template <class S> DEVICE void attend(const Work &w, u32 sequence, u32 head, u32
 #pragma unroll
     for (u32 i = 0; i < 2 * S::high; i++) rows.most[i] = NONE, rows.sum[i] = 0;
     float factor = w.scale * LOG2E;
-    barrier(); // the tile before has been delivered
+    barrier(); // the tile before has been stored
     bring_tile<S, S::rows, S::keys>(own, w.q, from + query, there, head * w.keys, w.keys);
     next(at, 0);
     seal();
@@ -139,7 +139,7 @@ template <class S> DEVICE void attend(const Work &w, u32 sequence, u32 head, u32
     deliver<S, S::values>(pool, o, row, w.o, from + query, there, head * w.values, w.values);
 }
 
-// forward takes the tiles with most keys first: the short ones fill the gaps at the
+// forward computes the tiles with most keys first, so that short ones fill the gaps at the
 // end.
 template <class S> DEVICE void forward(const Work &w) {
     static_assert(S::stages == 2, "what comes next is under way while scores are computed");
@@ -153,7 +153,7 @@ template <class S> DEVICE void forward(const Work &w) {
     }
 }
 
-// delta is a warp a row of a head.
+// delta has a warp for each row of a head.
 DEVICE void delta(const Work &w) {
     u64 count = (u64)w.batch * w.seq * w.heads;
 #pragma unroll 1
@@ -177,9 +177,9 @@ DEVICE void delta(const Work &w) {
 // Want says which gradients a block makes.
 enum Want { QUERIES = 1, KEYS = 2, VALUES = 4 };
 
-// Passage is what passes by the own rows of a block, in steps: keys and values by
-// queries; with flipped queries, output gradients and their LSE and delta by keys, for
-// all heads of queries that share the head of keys, one after the other.
+// Passage is what passes by the own rows of a block, in steps. Keys and values pass by
+// queries. If flipped is set, queries, output gradients and their LSE and delta pass by
+// keys, for all heads of queries that share the head of keys, one after the other.
 template <class S, bool flipped> struct Passage {
     static constexpr u32 half = S::step * S::keys * S::size; // of a stage
     const Work &w;
@@ -230,8 +230,8 @@ template <class S, class F> DEVICE void each(F f) {
     for (u32 i = 0; i < S::step / 2; i++) f(i, i / 2 % 2, c + i / 4 * 8 + i % 2);
 }
 
-// gradients does a tile of own rows: with QUERIES queries and output gradients of a
-// head, otherwise keys and values.
+// gradients computes a tile of own rows: queries and output gradients of a head if QUERIES
+// is wanted, otherwise keys and values.
 template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, u32 head, u32 first) {
     constexpr bool flipped = want != QUERIES;
     u8 *own = pool, *other = own + S::rows * S::keys * S::size, *stages = other + S::rows * S::values * S::size;
@@ -239,7 +239,7 @@ template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, 
     u32 row = warp() * 16, there = least(w.seq - first, S::rows);
     u64 from = (u64)sequence * w.seq + first;
     float d1[1][S::keys / 8][4] = {}, d2[1][S::values / 8][4] = {}, lse[2] = {}, delta[2] = {};
-    barrier(); // the tile before has been delivered
+    barrier(); // the tile before has been stored
     bring_tile<S, S::rows, S::keys>(own, flipped ? w.k : w.q, from, there, head * w.keys, w.keys);
     bring_tile<S, S::rows, S::values>(other, flipped ? w.v : w.d_o, from, there, head * w.values, w.values);
 #pragma unroll
@@ -285,8 +285,9 @@ template <class S, u32 want> DEVICE void gradients(const Work &w, u32 sequence, 
     if constexpr ((want & VALUES) != 0) deliver<S, S::values>(other, d2, row, w.dv, from, there, head * w.values, w.values);
 }
 
-// backward takes the own rows with most passing ones first. Where the gradients of keys
-// and values do not fit into registers together, split, two blocks make one of them each.
+// backward computes the own rows with most passing ones first. If the gradients of keys and
+// values do not fit into registers together, split is set, and two blocks compute one of
+// them each.
 template <class S, bool queries, bool split> DEVICE void backward(const Work &w) {
     static_assert(S::high == 1, "a warp has 16 rows");
     if (w.keys > S::keys || w.values > S::values) trap();

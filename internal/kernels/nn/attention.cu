@@ -1,9 +1,10 @@
-// Causal attention of bf16 and its backward pass, by tensor cores. attention.go says
-// what the arguments are, attend.cuh what is done.
+// Causal attention of bf16 and its backward pass, by tensor cores. attention.go describes
+// the arguments, and attend.cuh the algorithm.
 //
-// The numbers keep accumulators within 160 registers and the pool below 99 KiB, which
-// is what a block may have on every GPU of this kind. At 64 and 128 a warp has 32
-// queries forward: each matrix that it loads from shared memory serves two products.
+// The constants keep accumulators within 160 registers and shared memory below 99 KiB,
+// which every GPU of this kind offers a block. At head widths of 64 and 128 a warp has 32
+// queries in the forward pass: each matrix that it loads from shared memory serves two
+// products.
 // targets: sm_80
 
 #include "attend.cuh"

@@ -1,16 +1,16 @@
-// What the kernels of attention are made of: tiles of rows in shared memory, products
-// of tiles, and which query sees which key. The products of bf16 go by tensor cores,
-// those of fp32 by plain arithmetic; results lie in lanes in the same way, so that
-// all the rest is written once.
+// This file has the parts of the attention kernels: tiles of rows in shared memory,
+// products of tiles, and which query sees which key. Tensor cores compute the products of
+// bf16, and plain arithmetic those of fp32. Results lie in lanes in the same way, so the
+// rest is written once.
 
 #pragma once
 
 #include "nn.cuh"
 #include "tensor.cuh"
 
-// Shape is the work of a block: warps x 16 x high own rows stay, and step rows at a
-// time pass by, in as many stages. Heads are padded with zeros to keys and values
-// numbers, multiples of a bank line of 128 bytes.
+// Shape is the work of a block: warps x 16 x high own rows stay, and step rows at a time
+// pass by, in the given number of stages. Heads are padded with zeros to keys and values
+// numbers, which are multiples of a bank line of 128 bytes.
 template <u32 type_, u32 keys_, u32 values_, u32 warps_, u32 high_, u32 step_, u32 stages_> struct Shape {
     static constexpr u32 type = type_, keys = keys_, values = values_, high = high_, step = step_, stages = stages_;
     static constexpr u32 warps = warps_, threads = 32 * warps, rows = 16 * high * warps, size = type == BF16 ? 2 : 4;
@@ -32,13 +32,13 @@ struct Work {
 
 #define LOG2E 1.44269504f
 
-// place is where a vector of 16 bytes of a tile lies. The vectors of a row are
-// permuted, so that the same one of eight rows is in eight different groups of banks.
+// place returns where a vector of 16 bytes of a tile lies. The vectors of a row are
+// permuted, so the same vector of eight rows is in eight different groups of banks.
 template <u32 type, u32 width> DEVICE u32 place(u32 row, u32 vector) {
     return row * width * (type == BF16 ? 2 : 4) + ((vector ^ (row & 7)) << 4);
 }
 
-// collect takes count numbers one by one and zeros behind them.
+// collect loads count numbers one by one and fills up with zeros.
 template <u32 type> DEVICE Vec collect(u64 p, u32 count) {
     u32 w[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -55,9 +55,8 @@ DEVICE u32 bounded(u32 at, u32 end, u32 most) { return at >= end ? 0 : least(end
 
 constexpr u32 largest(u32 a, u32 b) { return a > b ? a : b; }
 
-// bring_tile begins to copy a tile: rows from row on, of which there are there, and
-// cols columns from col on; the rest is zeros. Where vectors are not aligned it
-// copies on the spot.
+// bring_tile begins to copy a tile: rows from row on, of which there are there, and cols
+// columns from col on. The rest is zero. It copies at once if vectors are not aligned.
 template <class S, u32 rows, u32 width>
 DEVICE void bring_tile(u8 *dst, const Matrix &m, u64 row, u32 there, u32 col, u32 cols) {
     constexpr u32 each = 16 / S::size, vectors = width / each;
@@ -73,7 +72,7 @@ DEVICE void bring_tile(u8 *dst, const Matrix &m, u64 row, u32 there, u32 col, u3
     }
 }
 
-// bring_row does the same for fp32 numbers that stand one behind the other.
+// bring_row does the same for consecutive fp32 numbers.
 template <class S> DEVICE void bring_row(float *dst, u64 src, u32 there) {
     bool fast = (src & 15) == 0;
 #pragma unroll 1
@@ -84,8 +83,8 @@ template <class S> DEVICE void bring_row(float *dst, u64 src, u32 there) {
     }
 }
 
-// Scores adds x yᵀ to s: x is a tile of own rows, this warp's from row on; y has
-// step rows.
+// scores adds x yᵀ to s. x is a tile of own rows, of which this warp has those from row on.
+// y has step rows.
 template <class S, u32 width> DEVICE void scores(float s[S::high][S::step / 8][4], const u8 *x, u32 row, const u8 *y) {
     u32 l = lane();
     if constexpr (S::type == BF16) {
@@ -168,8 +167,8 @@ DEVICE void apply(float o[S::high][width / 8][4], const float p[S::high][S::step
             }
         }
     } else {
-        // Eight columns at a time, and then the next ones move up: registers cannot be
-        // counted through.
+        // This handles eight columns at a time and then moves the next ones up, because
+        // registers cannot be indexed.
         float q[S::high][S::step / 8][4];
         __builtin_memcpy(q, p, sizeof q);
 #pragma unroll 1
@@ -204,8 +203,8 @@ DEVICE void apply(float o[S::high][width / 8][4], const float p[S::high][S::step
     }
 }
 
-// deliver stores a tile of results, this warp's from row on, by way of the pool at
-// dst, which nobody uses any more.
+// deliver stores a tile of results, this warp's from row on, through the pool at dst, which
+// is free by then.
 template <class S, u32 width>
 DEVICE void deliver(u8 *dst, const float o[S::high][width / 8][4], u32 row, const Matrix &m, u64 to, u32 there, u32 col,
                     u32 cols) {

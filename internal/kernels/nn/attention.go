@@ -87,7 +87,7 @@ func AttendGrad(s device.Stream, a AttentionGrad) {
 	}
 }
 
-// begin adds the arguments that both launches have in common.
+// begin adds the arguments that both launches have.
 func (a *Attention) begin(l *device.Launch, out device.Mode) {
 	passMatrix(l, "attention's queries", a.Q, device.Read)
 	passMatrix(l, "attention's keys", a.K, device.Read)
@@ -103,14 +103,14 @@ func (a *Attention) begin(l *device.Launch, out device.Mode) {
 	l.Arg(pitches(a.Q, a.K, a.V))
 }
 
-// The widest fields of an argument.
+// These are the widest fields of an argument.
 const (
 	pitchBits = 21
 	maxHeads  = 1<<16 - 1 // also of the numbers of a head
 	maxTokens = 1<<31 - 1
 )
 
-// pitches packs up to three of them.
+// pitches packs up to three pitches.
 func pitches(ms ...Matrix) (packed uint64) {
 	for i, m := range ms {
 		if m.pitch() >= 1<<pitchBits {
@@ -121,7 +121,7 @@ func pitches(ms ...Matrix) (packed uint64) {
 	return packed
 }
 
-// sums is the bytes of LSE and of Delta.
+// sums returns the size of LSE and of Delta.
 func (a *Attention) sums() memory.Bytes { return memory.Bytes(4 * a.Batch * a.Heads * a.Seq) }
 
 func (a *Attention) check() {

@@ -1,5 +1,5 @@
-// This file owns what blocks of attention are made of: their memory, moving rows to
-// and from fp32, and what a query sees of a block.
+// This file owns the parts of a block of attention: its memory, the conversion of rows to
+// and from fp32, and which keys of a block a query sees.
 
 package nn
 
@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// attendTile keys are a block, and attendRows queries: fewer, because half of a
-	// block on the diagonal is in vain. Products go by 12 rows and 32 columns, and
-	// 48 is 4 x 12, 96 is 8 x 12 and 3 x 32. Scores take 18 KiB then, and keys 24
-	// for heads of 64. Of seven pairs from 24 x 64 to 60 x 128 this was the fastest
-	// or near it for heads of 32 to 128.
+	// A block has attendTile keys and attendRows queries. There are fewer queries, because
+	// half of a block on the diagonal is computed in vain. Products work on 12 rows and 32
+	// columns: 48 is 4 x 12, and 96 is 8 x 12 and 3 x 32. Scores then take 18 KiB, and keys
+	// 24 KiB for heads of 64. Of seven pairs from 24 x 64 to 60 x 128 this one was the
+	// fastest or near it for heads of 32 to 128.
 	attendTile = 96
 	attendRows = 48
-	// attendLanes is what loops over a row of a block take at a time. A tile is a
-	// multiple of it.
+	// attendLanes is how many numbers of a row of a block the loops handle at a time. A
+	// tile is a multiple of it.
 	attendLanes = 16
 )
 
-// attendRoom is the memory of a piece of work. It grows to the largest and is kept,
-// so that a launch in steady state allocates none.
+// attendRoom is the memory of a piece of work. It grows to the largest piece and is kept,
+// so a launch in steady state allocates nothing.
 type attendRoom struct {
 	all  []float32
 	used int
@@ -36,26 +36,25 @@ var attendRooms = sync.Pool{New: func() any { return new(attendRoom) }}
 
 func (r *attendRoom) reset() { r.used = 0 }
 
-// take gives n numbers of any content.
+// take returns n numbers of any content.
 func (r *attendRoom) take(n int) []float32 {
 	if r.used+n > len(r.all) {
-		// What was taken before keeps its old memory.
+		// Earlier slices keep their old memory.
 		r.all, r.used = make([]float32, 2*len(r.all)+n), 0
 	}
 	r.used += n
 	return r.all[r.used-n : r.used : r.used]
 }
 
-// load gives n rows of some columns as fp32 without gaps.
+// load returns n rows of some columns as fp32 without gaps.
 func (v view) load(room *attendRoom, row, col, n, cols int) []float32 {
 	to := room.take(n * cols)
 	v.read(to, row, col, n, cols)
 	return to
 }
 
-// turn gives n rows of some columns as fp32 in blocks of attendTile rows, each with
-// rows and columns exchanged. A short last block has the room of a whole one, and
-// anything in it.
+// turn returns n rows of some columns as fp32, in transposed blocks of attendTile rows. A
+// short last block has the size of a whole one and any content at its end.
 func (v view) turn(room *attendRoom, row, col, n, cols int) []float32 {
 	to, line := room.take((n+attendTile-1)/attendTile*attendTile*cols), room.take(attendTile*cols)
 	for i := 0; i < n; i += attendTile {
@@ -73,7 +72,7 @@ func (v view) turn(room *attendRoom, row, col, n, cols int) []float32 {
 func (v view) read(to []float32, row, col, n, cols int)    { v.readTimes(to, row, col, n, cols, 1) }
 func (v view) write(from []float32, row, col, n, cols int) { v.writeTimes(from, row, col, n, cols, 1) }
 
-// readTimes gives rows as fp32, multiplied by a factor.
+// readTimes reads rows as fp32, multiplied by a factor.
 func (v view) readTimes(to []float32, row, col, n, cols int, by float32) {
 	for i := range n {
 		at, line := uint64((row+i)*v.pitch+col), to[i*cols:(i+1)*cols]
@@ -91,7 +90,7 @@ func (v view) readTimes(to []float32, row, col, n, cols int, by float32) {
 	}
 }
 
-// writeTimes puts rows into the matrix, multiplied by a factor.
+// writeTimes writes rows to the matrix, multiplied by a factor.
 func (v view) writeTimes(from []float32, row, col, n, cols int, by float32) {
 	for i := range n {
 		at, line := uint64((row+i)*v.pitch+col), from[i*cols:(i+1)*cols]
@@ -109,9 +108,9 @@ func (v view) writeTimes(from []float32, row, col, n, cols int, by float32) {
 	}
 }
 
-// visible is the part of a row of scores that a query sees, widened to whole lanes.
-// The row begins with key j. What the query does not see is set to hidden within the
-// part and, since products take the whole row, to zero outside.
+// visible returns the part of a row of scores that a query sees, widened to whole lanes.
+// The row begins with key j. Scores that the query does not see become hidden inside the
+// part. Outside they become zero, because products read the whole row.
 func (w *attendWork) visible(row []float32, query, j int, hidden float32) []float32 {
 	to := max(0, min(len(row), query+1-j))
 	from := min(max(0, query-w.window+1-j), to)

@@ -1,6 +1,6 @@
-// This file owns what attention is on a GPU: which compiled kernel does heads of a
-// size, and with which grid and shared memory. attention.cu and attentionplain.cu
-// are compiled for the same shapes.
+// This file owns attention on a GPU: which compiled kernel computes heads of a size, with
+// which grid and shared memory. attention.cu and attentionplain.cu are compiled for the
+// same shapes.
 
 package nn
 
@@ -22,13 +22,13 @@ var (
 	attentionPlainImage = image("nn/attentionplain.cu", attentionPlainPTX)
 )
 
-// attendTiles is the work of a block: it owns 16 x high rows a warp, and step rows
-// at a time pass by, in as many stages.
+// attendTiles is the work of a block. It owns 16 x high rows a warp, and step rows at a
+// time pass by, in the given number of stages.
 type attendTiles struct{ warps, high, step, stages int }
 
 func (t attendTiles) rows() int { return 16 * t.high * t.warps }
 
-// attendShape is the kernels for heads up to a size, which they pad to it.
+// attendShape has the kernels for heads up to a size. They pad heads to it.
 type attendShape struct {
 	kind                         kernels.Number
 	keys, values                 int
@@ -63,8 +63,8 @@ func newAttendShape(kind kernels.Number, name string, keys, values int, forward,
 	}
 }
 
-// shape is the smallest one that holds the heads. There is none for heads beyond the
-// largest; a GPU then ends the kernel.
+// shape returns the smallest shape that holds the heads. There is none for heads beyond the
+// largest, and a GPU then ends the kernel with an error.
 func (a *Attention) shape() *attendShape {
 	best := 0
 	for i := range attendShapes {
@@ -80,8 +80,8 @@ func (a *Attention) shape() *attendShape {
 	return &attendShapes[best]
 }
 
-// GradStep is one of the kernels that make the backward pass. On the CPU the first
-// one does all the work: it computes scores once for all gradients.
+// GradStep is one of the kernels of the backward pass. On the CPU the first one does all
+// the work, because it computes scores once for all gradients.
 type GradStep int
 
 const (
@@ -91,10 +91,11 @@ const (
 	gradSteps
 )
 
-// attendThreads is a block's threads where rows are summed, a warp a row.
+// attendThreads is the number of threads of a block that sums up rows, with a warp for each
+// row.
 const attendThreads = 128
 
-// gpuLaunch begins the launch of the forward pass.
+// gpuLaunch returns the launch of the forward pass without arguments.
 func (a *Attention) gpuLaunch() device.Launch {
 	s := a.shape()
 	t := s.forward
@@ -102,11 +103,11 @@ func (a *Attention) gpuLaunch() device.Launch {
 	return a.tiles(&s.attend, t, a.Heads, numbers*int(s.kind.Size()))
 }
 
-// gpuLaunch begins the launch of a step of the backward pass.
+// gpuLaunch returns the launch of a step of the backward pass without arguments.
 func (a *AttentionGrad) gpuLaunch(step GradStep) device.Launch {
 	s := a.shape()
 	t := s.backward
-	// LSE and Delta of the rows that pass by are two fp32.
+	// LSE and Delta of the rows that pass by are two fp32 numbers.
 	room := (t.rows()+t.stages*t.step)*(s.keys+s.values)*int(s.kind.Size()) + t.stages*t.step*2*4
 	switch step {
 	case GradDelta:
@@ -120,7 +121,7 @@ func (a *AttentionGrad) gpuLaunch(step GradStep) device.Launch {
 	panic(fmt.Sprintf("nn: attention's backward pass has no step %d", step))
 }
 
-// tiles is a block for each tile of own rows of each head.
+// tiles sets a grid with a block for each tile of own rows of each head.
 func (a *Attention) tiles(k *device.Kernel, t attendTiles, heads, room int) device.Launch {
 	l := device.NewLaunch(k, a.Batch*heads*((a.Seq+t.rows()-1)/t.rows()), 32*t.warps)
 	l.Shared = uint32(room)

@@ -71,7 +71,7 @@ type backward struct {
 	p, ds                  []float32 // blocks of weights and of their gradients
 }
 
-// block adds what n queries of a head give.
+// block adds the contribution of n queries of a head.
 func (b *backward) block(head, at, n int) {
 	row, kd, vd := b.batch*b.seq+at, b.keyDim, b.valueDim
 	b.attendWork.q.readTimes(b.q, row, head*kd, n, kd, b.scale)

@@ -1,5 +1,5 @@
-// Causal attention of fp32 and its backward pass, in full fp32. It is compiled apart
-// from that of bf16, because a run needs one of them.
+// Causal attention of fp32 and its backward pass, in full fp32. It is compiled separately
+// from that of bf16, because a run needs only one of them.
 // targets: sm_80
 
 #include "attend.cuh"

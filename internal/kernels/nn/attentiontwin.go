@@ -1,7 +1,6 @@
-// This file owns attention in Go: blocks of scores that stay in the cache, with the
-// running maximum and sum of each query (online softmax). A query's result depends
-// on where blocks of keys begin, which are multiples of attendTile, and on nothing
-// else.
+// This file owns attention in Go: blocks of scores that stay in the cache, with the running
+// maximum and sum of each query (online softmax). The result of a query depends only on
+// where blocks of keys begin, which are multiples of attendTile.
 
 package nn
 
@@ -14,16 +13,16 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-// attendStrip queries of every head of a group are one piece of work: so many that
-// turning its keys costs little beside the products with them, so few that a short
-// batch still makes several pieces.
+// attendStrip queries of every head of a group are one piece of work. They are so many that
+// transposing the keys costs little beside the products with them, and so few that a short
+// batch still gives several pieces.
 const attendStrip = 8 * attendRows
 
 func attendTwin(l *device.Launch) {
 	w := newAttendWork(l.Args())
 	strips := (w.seq + attendStrip - 1) / attendStrip
 	parallel.For(w.batch*w.kvHeads*strips, 1, func(i, _ int) {
-		// The last strip sees most keys: the longest work begins first.
+		// The last strip sees most keys. The longest work begins first.
 		w.strip(i/strips/w.kvHeads, i/strips%w.kvHeads, strips-1-i%strips)
 	})
 }
@@ -53,7 +52,7 @@ func (w *attendWork) strip(batch, kv, strip int) {
 	}
 }
 
-// firstKey is where the first block of keys begins that a query sees.
+// firstKey returns where the first block of keys begins that a query sees.
 func (w *attendWork) firstKey(query int) int {
 	return max(0, query-w.window+1) / attendTile * attendTile
 }
@@ -66,7 +65,7 @@ type forward struct {
 	keys, values []float32 // turned, in blocks; rows
 	q, s, o      []float32 // a block of queries, of scores, of the output
 	max, sum     [attendRows]float32
-	shrink       [attendRows]float32 // what sums so far shrink by for a new maximum
+	shrink       [attendRows]float32 // the factor that scales earlier sums to a new maximum
 }
 
 // block computes n queries of a head.
@@ -97,8 +96,8 @@ func (f *forward) block(head, at, n int) {
 	}
 }
 
-// softmax turns scores of n queries with the keys from j on into exponentials below
-// the running maxima.
+// softmax turns the scores of n queries with the keys from j on into exponentials relative
+// to the running maxima.
 func (f *forward) softmax(at, j, n int) {
 	hidden := float32(math.Inf(-1))
 	var seen [attendRows][]float32

@@ -1,5 +1,5 @@
-// The short convolution over tokens that comes before a scan, and its backward pass.
-// conv.go says what is done.
+// The short convolution over tokens before a scan, and its backward pass. conv.go says what
+// is computed.
 // targets: sm_80
 
 #include "nn.cuh"
@@ -27,7 +27,7 @@ struct alignas(16) Step {
     float v[STEP];
 };
 
-// A block takes some rows of some columns, whose taps it keeps. A warp takes a row.
+// A block computes some rows of some columns and keeps their taps. A warp computes a row.
 KERNEL(THREADS)
 stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 pitch_y) {
     SHARED Step taps[TAPS + 1][COLS / STEP]; // the last one is the bias
@@ -66,8 +66,8 @@ stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u6
     }
 }
 
-// Column is what a thread knows of its column: taps, and the last tokens' numbers, by
-// age: age 0 is this token's.
+// Column is what a thread knows of its column: the taps, and the numbers of the last tokens
+// by age. Age 0 is this token.
 struct Column {
     u32 c, taps;
     float by[TAPS], of[TAPS]; // the tap that is used for an input, and for a gradient, of an age
@@ -81,7 +81,7 @@ struct Column {
         for (u32 a = TAPS - 1; a > 0; a--) v[a] = v[a - 1];
         v[0] = now;
     }
-    // slope is the gradient of the sum of a token that is the t-th of its sequence.
+    // slope returns the gradient of the sum of token t of its sequence.
     DEVICE float slope(u32 t, float dy) const {
         float sum = offset;
 #pragma unroll
@@ -89,8 +89,8 @@ struct Column {
         float s = sigmoid(sum);
         return dy * (s * (sum * (1 - s) + 1));
     }
-    // back is the gradient of the input of the token taps - 1 before, the t-th one of
-    // its sequence: no token behind the end of the sequence counts.
+    // back returns the gradient of the input of the token taps - 1 before, which is token t
+    // of its sequence. Tokens behind the end of the sequence do not count.
     DEVICE float back(u32 t, u32 seq) const {
         float sum = 0;
 #pragma unroll
@@ -114,7 +114,7 @@ DEVICE Column column(const Conv &v, u32 c) {
     return k;
 }
 
-// Rows before the first one, which no sequence has, give zero.
+// Rows before the first one are zero, because no sequence has them.
 DEVICE float input(const Conv &v, u64 row, u32 back, u32 c) { return row >= back && row - back < v.rows ? get(v.x.type, v.x.at(row - back, c)) : 0; }
 
 // begin loads the tokens before a row.
@@ -123,8 +123,8 @@ DEVICE void begin(const Conv &v, Column &k, u64 row) {
     for (u32 a = 0; a < TAPS; a++) k.x[a] = a + 1 < k.taps ? input(v, row, a + 1, k.c) : 0;
 }
 
-// run does the rows of a warp. Behind its last one it needs slopes of the next warp's
-// first ones, which after has: that warp may have overwritten what they are made of.
+// run computes the rows of a warp. Behind its last row it needs slopes of the next warp's
+// first rows. after has them, because that warp may have overwritten their inputs.
 DEVICE void run(const Conv &v, Column &k, const Matrix &dx, const Matrix &dy, u64 from, u64 to, const float (*after)[GRAD_THREADS]) {
     constexpr u32 batch = 8;
     u32 late = k.taps - 1;
@@ -156,7 +156,7 @@ DEVICE void run(const Conv &v, Column &k, const Matrix &dx, const Matrix &dy, u6
     }
 }
 
-// A block takes 32 columns, a warp its share of their rows.
+// A block computes 32 columns, and a warp its share of their rows.
 KERNEL(GRAD_THREADS)
 stowage_nn_conv_grad(u64 dsrc, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dw, u64 dbias, u64 pitches, u64 type) {
     SHARED float after[TAPS - 1][GRAD_THREADS], sums[TAPS + 1][GRAD_THREADS];
@@ -181,7 +181,7 @@ stowage_nn_conv_grad(u64 dsrc, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 h
         for (u32 a = 0; a < TAPS; a++) sums[a][thread()] = k.dw[a];
         sums[TAPS][thread()] = k.dbias;
         barrier();
-        // A warp sums up one tap's, or the bias's, for all columns.
+        // A warp sums up one tap, or the bias, for all columns.
 #pragma unroll 1
         for (u32 a = warp(); has && a <= TAPS; a += warps()) {
             if (a < TAPS && a >= v.taps) continue;

@@ -1,4 +1,4 @@
-// The embedding and the loss. embed.go says what is done.
+// The embedding and the loss. embed.go says what is computed.
 // targets: sm_80
 
 #include "nn.cuh"
@@ -24,10 +24,10 @@ stowage_nn_embed(u64 dst, u64 src, u64 ids, u64 size, u64 pitches, u64 vocab, u6
     }
 }
 
-#define BATCH 8u // ids that a thread has on their way at once
+#define BATCH 8u // ids that a thread loads together
 
-// each_chunk_of_ids calls f with the ids of a chunk that are this thread's, number k
-// being THREADS ids behind number k - 1.
+// each_chunk_of_ids calls f with the ids of a chunk that belong to this thread. Id k is
+// THREADS ids behind id k - 1.
 template <class F> DEVICE void each_chunk_of_ids(u64 ids, u32 rows, F f) {
 #pragma unroll 1
     for (u64 base = 0; base < rows; base += BATCH * THREADS) {
@@ -48,8 +48,8 @@ struct List {
     u8 *which;
 };
 
-// gather makes the list of the rows whose id is one of THREADS from first on, and
-// gives its length.
+// gather lists the rows whose id is one of THREADS from first on, and returns the length of
+// the list.
 DEVICE u32 gather(const List &l, u32 base, const u32 *id, u32 first) {
     u32 mine[BATCH], sum = 0;
 #pragma unroll
@@ -76,8 +76,8 @@ DEVICE u32 gather(const List &l, u32 base, const u32 *id, u32 first) {
     return sum;
 }
 
-// A block sorts the rows of THREADS ids, a thread having one of them. It finds out by
-// itself how many rows have lower ids.
+// A block sorts the rows of THREADS ids, one for each thread. It counts the rows with lower
+// ids itself.
 KERNEL(THREADS)
 stowage_nn_embed_sort(u64 ids, u64 scratch, u64 size) {
     SHARED u32 count[THREADS], part[WARPS], lower_ids, counts[BATCH][WARPS], row[BATCH * THREADS];
@@ -120,14 +120,14 @@ stowage_nn_embed_sort(u64 ids, u64 scratch, u64 size) {
     }
 }
 
-// What is first of its id in the order adds up all of them, THREADS steps of columns
+// The first row of an id in the order adds up all rows of that id, THREADS steps of columns
 // at a time.
 KERNEL(THREADS)
 stowage_nn_embed_grad(u64 dtable, u64 grad, u64 ids, u64 scratch, u64 size, u64 pitches, u64 vocab, u64 types) {
     Matrix table = {global(dtable), low(pitches), bit(types, 0)}, dy = {global(grad), high(pitches), bit(types, 1)};
     u32 rows = low(size), cols = high(size), tiles = (cols + STEP * THREADS - 1) / (STEP * THREADS);
     u64 order = global(scratch), start = order + 4ull * rows;
-    (void)vocab; // the sort has looked at the ids
+    (void)vocab; // the sort has checked the ids
 #pragma unroll 1
     for (u64 u = block(); u < (u64)rows * tiles; u += blocks()) {
         u32 i = (u32)(u / tiles), c = ((u32)(u - (u64)i * tiles) * THREADS + thread()) * STEP;
@@ -153,11 +153,11 @@ stowage_nn_embed_grad(u64 dtable, u64 grad, u64 ids, u64 scratch, u64 size, u64 
     }
 }
 
-// Spread is a largest number and the sum of exponentials of what is below it.
+// Spread is the largest number and the sum of the exponentials relative to it.
 struct Spread {
     float most, sum;
-    // add takes in n numbers. The lowest number that there is stands for none: of
-    // it, even minus infinity is nothing.
+    // add includes n numbers. The lowest finite number stands for none, so minus infinity
+    // adds nothing.
     DEVICE void add(const float *x, u32 n) {
         float high = most;
 #pragma unroll
@@ -169,7 +169,7 @@ struct Spread {
     }
 };
 
-// A block takes a row: once for the sum, once for the gradient.
+// A block computes a row: first the sum, then the gradient.
 KERNEL(THREADS)
 stowage_nn_cross_entropy(u64 src, u64 targets, u64 losses, u64 size, u64 pitch, u64 how) {
     SHARED float tops[WARPS];
@@ -213,7 +213,7 @@ stowage_nn_cross_entropy(u64 src, u64 targets, u64 losses, u64 size, u64 pitch, 
     }
 }
 
-// One block.
+// This kernel has one block.
 KERNEL(THREADS)
 stowage_nn_total(u64 to, u64 x, u64 n, u64 factor) {
     Team t = teams(threads());

@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-// mustBeRow panics on the number of a table row that there is none of.
+// mustBeRow panics if a table has no row of a number.
 func mustBeRow(id uint32, rows int) {
 	if int(id) >= rows {
 		panic(fmt.Sprintf("nn: a lookup of row %d in a table that has %d", id, rows))
@@ -33,7 +33,7 @@ func embedTwin(l *device.Launch) {
 				id := int(ids[row])
 				switch {
 				case y.typ == kernels.F32:
-					// Bf16 is widened right into its place.
+					// Numbers of bf16 are widened into their place.
 					out := y.into(row, 0, cols, nil)
 					copy(out, table.get(id, 0, cols, out))
 				case table.typ == kernels.BF16:
@@ -47,8 +47,8 @@ func embedTwin(l *device.Launch) {
 }
 
 const (
-	// embedRows table rows and embedCols columns are what a thread takes at a time:
-	// small enough to spread a table of 256 rows, of which few are common.
+	// A thread handles embedRows table rows and embedCols columns at a time. They are few
+	// enough to spread a table of 256 rows, of which few are common.
 	embedRows = 64
 	embedCols = 256
 )
@@ -88,8 +88,8 @@ func embedGradTwin(l *device.Launch) {
 	})
 }
 
-// sortByID puts the numbers of rows in the order of their ids and, of one id, of rows.
-// Those of id begin at start[id], and those of the next one end them.
+// sortByID sorts the numbers of rows by their ids, and rows of one id by number. Those of
+// id begin at start[id] and end where the next id begins.
 func sortByID(ids, order, start []uint32) {
 	vocab := len(start) - 1
 	clear(start)
@@ -100,7 +100,7 @@ func sortByID(ids, order, start []uint32) {
 	for id := range vocab {
 		start[id+1] += start[id]
 	}
-	// Placing the rows moves each beginning to its end, the next one's beginning.
+	// Placing the rows moves each beginning to its end, which is the next one's beginning.
 	for row, id := range ids {
 		order[start[id]] = uint32(row)
 		start[id]++

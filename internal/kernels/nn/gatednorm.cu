@@ -1,5 +1,4 @@
-// The gated norm that comes behind a scan, and its backward pass. gatednorm.go says
-// what is done.
+// The gated norm behind a scan, and its backward pass. gatednorm.go says what is computed.
 // targets: sm_80
 
 #include "norm.cuh"
@@ -60,7 +59,7 @@ struct GatedGrad {
     Matrix dy, dx, dz;
 };
 
-// grad_run does one group of a row.
+// grad_run computes one group of a row.
 DEVICE void grad_run(const GatedGrad &d, const Team &t, u64 row, u64 first, Weight &dw) {
     const Gated &g = d.g;
     float x[STEP], z[STEP], dy[STEP], w[STEP];
@@ -97,7 +96,7 @@ DEVICE void grad_run(const GatedGrad &d, const Team &t, u64 row, u64 first, Weig
     });
 }
 
-// A block takes a piece of the rows, group by group.
+// A block computes a part of the rows, group by group.
 KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64 types, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
                            u64 more) {

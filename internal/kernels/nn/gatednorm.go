@@ -47,9 +47,9 @@ var (
 
 const (
 	gatedThreads = 256
-	// gatedRows rows are one piece of work.
+	// A piece of work has gatedRows rows.
 	gatedRows = 32
-	// gatedCols are so many of the sums over pieces.
+	// A thread sums up gatedCols columns over the pieces.
 	gatedCols = 512
 )
 
@@ -118,7 +118,7 @@ func (g GatedNorm) check() {
 	sameType("a gated norm", g.X, g.Z)
 }
 
-// add is the inputs and the shape.
+// add adds the inputs and the shape to a launch.
 func (g GatedNorm) add(l *device.Launch) {
 	l.Read(g.X.used("a gated norm's input"))
 	l.Read(g.Z.used("a gated norm's gate"))
@@ -129,7 +129,7 @@ func (g GatedNorm) add(l *device.Launch) {
 	l.Arg(pair(int(g.X.Type), int(g.W.Type)))
 }
 
-// gatedWork is what both passes have in common.
+// gatedWork is what both passes share.
 type gatedWork struct {
 	rows, cols, group int
 	epsilon           float32
@@ -148,7 +148,7 @@ func newGatedWork(a []uint64) gatedWork {
 	return g
 }
 
-// inverse is 1 / sqrt(mean(v²) + epsilon).
+// inverse returns 1 / sqrt(mean(v²) + epsilon).
 func (g *gatedWork) inverse(v []float32) float32 {
 	mean := vec.SumSquares(v) / float32(len(v))
 	return float32(1 / math.Sqrt(float64(mean+g.epsilon)))
@@ -191,14 +191,14 @@ type gatedBack struct {
 	dy, dx, dz view
 }
 
-// run makes the gradients of some rows, and the sums over them. With r the inverse
-// and n the columns of a group, dv = r dy w - v r³/n (dy w · v).
+// run computes the gradients of some rows, and the sums over them. With r the inverse and n
+// the columns of a group, dv = r dy w - v r³/n (dy w · v).
 func (b *gatedBack) run(sums []float32, from, to int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
 	v, dv := room.take(b.cols), room.take(b.cols)
-	bx, bz, bdy := room.take(b.cols), room.take(b.cols), room.take(b.cols) // for what is not fp32
+	bx, bz, bdy := room.take(b.cols), room.take(b.cols), room.take(b.cols) // for numbers that are not fp32
 	dx, dz := room.take(b.cols), room.take(b.cols)
 	clear(sums)
 	for row := from; row < to; row++ {

@@ -1,7 +1,6 @@
-// Matrix products: dense ones, products over experts and the gradient of experts'
-// weights. gemm.cuh has the tile of 128 x 128 that all of them are made of; here it
-// is decided which tiles there are, and in which order blocks take them. gemm.go
-// says what the arguments are.
+// Matrix products: dense ones, products over experts and the gradient of experts' weights.
+// gemm.cuh has the tile of 128 x 128 that all of them consist of. This file decides which
+// tiles there are, and in which order blocks compute them. gemm.go describes the arguments.
 // targets: sm_80
 
 #include "gemm.cuh"
@@ -22,10 +21,9 @@ struct Plain {
     DEVICE void operator()(const Job &j, u32 m, u32 n) const { plain_tile(j, trans_a, trans_b, m, n); }
 };
 
-// nth computes tile t of a product. Tiles follow each other down TALL rows of tiles
-// and then to the next column: the blocks that run at the same time, a few hundred,
-// then share rows and columns about evenly, and what one has read another finds in
-// L2.
+// nth computes tile t of a product. Tiles follow each other down TALL rows of tiles and
+// then to the next column. The few hundred blocks that run at the same time then share rows
+// and columns about evenly, and find in L2 what another block has read.
 template <class Way> DEVICE void nth(const Job &j, const Way &way, u32 t) {
     u32 across = tiles(j.n), first = t / (TALL * across) * TALL, in = t % (TALL * across);
     u32 high = least(tiles(j.m) - first, TALL);
@@ -39,10 +37,10 @@ template <class Way> DEVICE void dense(const Job &j, const Way &way) {
     for (u32 t = block(); t < count; t += blocks()) nth(j, way, t);
 }
 
-// Experts are the segments and how an operand moves from an expert to the next.
+// Experts are the segments, and the distance of an operand from one expert to the next.
 struct Experts {
     u64 segments;
-    u32 count, rows; // experts, and rows that there are for all of them
+    u32 count, rows; // experts, and rows that all of them have room for
     DEVICE u32 first(u32 e) const { return look<u32>(segments + 8 * e); }
     DEVICE u32 size(u32 e) const {
         u32 from = first(e), n = look<u32>(segments + 8 * e + 4);
@@ -51,11 +49,11 @@ struct Experts {
     }
 };
 
-// grouped takes the tiles of all experts' products in one sequence. Nobody on the
-// host knows how many there are: resident blocks take every blocks()-th. below is
-// the number of rows of B's memory for an expert.
+// grouped computes the tiles of all experts' products in one sequence. The host does not
+// know their number, so resident blocks compute every blocks()-th. below is the number of
+// rows of B's memory for an expert.
 template <class Way> DEVICE void grouped(const Job &all, const Experts &experts, u32 below, const Way &way) {
-    SHARED u32 ends[MOST_EXPERTS]; // tiles up to and with an expert's
+    SHARED u32 ends[MOST_EXPERTS]; // tiles up to the end of an expert's
     need(Way::room);
     u32 across = tiles(all.n);
     if (warp() == 0) {
@@ -89,7 +87,7 @@ template <class Way> DEVICE void grouped(const Job &all, const Experts &experts,
     }
 }
 
-// gradient takes the same number of tiles for each expert; what differs is k.
+// gradient computes the same number of tiles for each expert. Only k differs.
 template <class Way> DEVICE void gradient(const Job &all, const Experts &experts, const Way &way) {
     need(Way::room);
     u32 each = tiles(all.m) * tiles(all.n);

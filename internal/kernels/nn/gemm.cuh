@@ -1,7 +1,7 @@
-// One tile of 128 x 128 of a matrix product, by tensor cores where both operands
-// are bf16 and by plain fp32 arithmetic otherwise. Every number of the result is a
-// sum over k in order, made by one thread or one warp, so that neither the grid nor
-// the place of a tile makes a difference to a bit.
+// This file has one tile of 128 x 128 of a matrix product. Tensor cores compute it if both
+// operands are bf16, and plain fp32 arithmetic otherwise. Every number of the result is a
+// sum over k in order, made by one thread or one warp, so neither the grid nor the place of
+// a tile changes a bit.
 
 #pragma once
 
@@ -21,12 +21,12 @@ struct Job {
 
 DEVICE u64 bytes(u32 type, u64 n) { return n << (type == BF16 ? 1 : 2); }
 
-// bounded is how many of the numbers from at on, at most most, lie before end.
+// bounded returns how many of the numbers from at on, at most most, lie before end.
 DEVICE u32 bounded(u32 at, u32 end, u32 most) { return at >= end ? 0 : least(end - at, most); }
 
-// The results of a tile go through the pool, so that they leave for memory in whole
-// vectors. cell is the place of one: runs of eight are permuted among four rows, or
-// the rows that a warp stores to at once would all lie in the same banks.
+// The results of a tile pass through the pool, so they are stored in whole vectors. cell
+// returns the place of one. Runs of eight are permuted among four rows, because otherwise
+// the rows that a warp stores at once would lie in the same banks.
 #define TILE_BYTES (TILE * TILE * 4)
 
 DEVICE float *cell(u32 row, u32 col) { return (float *)pool + row * TILE + (col ^ (row & 3) * STEP); }
@@ -59,11 +59,11 @@ DEVICE void finish(const Job &j, u32 m0, u32 n0) {
 #define STAGES 4u
 #define SIDE (TILE * DEPTH * 2) // bytes of one operand of a stage
 
-// Side is one operand of a product on its way into shared memory. With along, a row
-// of memory runs along k: the stage is 128 rows of 64 bytes. Otherwise it runs along
-// m or n: 32 rows of 256 bytes. Vectors of 16 bytes are permuted within the row, so
-// that the eight rows of a matrix that is loaded lie in different banks: two rows of
-// 64 bytes share the 32 banks, a row of 256 bytes fills them twice.
+// Side is one operand of a product on its way into shared memory. If along is set, a row of
+// memory runs along k, and the stage is 128 rows of 64 bytes. Otherwise it runs along m or
+// n, and the stage is 32 rows of 256 bytes. Vectors of 16 bytes are permuted within the
+// row, so the eight rows of a matrix that is loaded lie in different banks: two rows of 64
+// bytes share the 32 banks, and a row of 256 bytes fills them twice.
 template <bool along> struct Side {
     static constexpr u32 row_bytes = along ? 2 * DEPTH : 2 * TILE, vectors = row_bytes / 16, step = TENSOR_THREADS / vectors;
     u64 base, pitch;   // of the operand, in bytes
@@ -75,7 +75,7 @@ template <bool along> struct Side {
         return row * row_bytes + ((vector ^ (along ? row >> 1 & 3 : row & 7)) << 4);
     }
 
-    // slow gathers a vector number by number.
+    // slow loads a vector number by number.
     DEVICE static void slow(u8 *dst, u64 src, u32 count) {
         u32 w[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -132,7 +132,7 @@ template <bool trans_a, bool trans_b> DEVICE void tensor_tile(const Job &j, u32 
     float c[4][8][4] = {};
     int steps = (int)((j.k + DEPTH - 1) / DEPTH);
     barrier(); // the tile before is done with the stages
-    // Tiles of k are on their way while others are computed with, STAGES - 1 of them.
+    // STAGES - 1 tiles of k are loaded while others are used.
 #pragma unroll 1
     for (int step = 1 - (int)STAGES; step < steps; step++) {
         if (step >= 0) {
@@ -187,7 +187,7 @@ struct Four {
     float x[4];
 };
 
-// four reads numbers side by side, those from count on being zero.
+// four reads four consecutive numbers. Those from count on are zero.
 DEVICE Four four(u64 p, u32 type, u32 count, bool fast) {
     Four v = {{0, 0, 0, 0}};
     if (fast && count == 4) {
@@ -209,8 +209,8 @@ DEVICE Four four(u64 p, u32 type, u32 count, bool fast) {
 }
 
 // Strip is one operand on its way into shared memory, where it lies as k rows of 128
-// numbers whatever way it runs in memory. load takes a stage into registers, and
-// store from there: meanwhile another stage is computed with.
+// numbers, however it runs in memory. load reads a stage into registers, and store writes
+// it from there. Another stage is used meanwhile.
 struct Strip {
     u64 base, pitch;
     u32 type, across, limit, k;
@@ -276,8 +276,8 @@ DEVICE void plain_tile(const Job &j, bool trans_a, bool trans_b, u32 m0, u32 n0)
         at ^= 1;
         a.store(stage, va);
         b.store(stage + SLICES, vb);
-        // One barrier a stage is enough: who stores into a stage again has passed
-        // the barrier of the other one, and with it all who read this one.
+        // One barrier a stage is enough. A thread that stores into a stage again has passed
+        // the barrier of the other stage, and so have all that read this one.
         barrier();
         if (k0 + SLICE < j.k) {
             a.load(va, k0 + SLICE);

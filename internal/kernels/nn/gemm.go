@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Bits of the last argument of all products, behind those of typeBits for A, B, C
+// These are bits of the last argument of all products, behind those of typeBits for A, B, C
 // and Plus.
 const (
 	gemmTransA = 1 << 4
@@ -124,7 +124,7 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	return l
 }
 
-// passGrouped adds what products over experts have in common.
+// passGrouped adds the arguments that products over experts share.
 func passGrouped(l *device.Launch, what string, a, b, c Matrix, seg Segments) {
 	passMatrix(l, "A of "+what, a, device.Read)
 	passMatrix(l, "B of "+what, b, device.Read)

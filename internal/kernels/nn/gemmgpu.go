@@ -1,5 +1,5 @@
-// This file owns what matrix products are on a GPU: which compiled kernel does which
-// of them, with which grid and shared memory.
+// This file owns matrix products on a GPU: which compiled kernel computes which of them,
+// with which grid and shared memory.
 
 package nn
 
@@ -18,8 +18,8 @@ var (
 	gemmImage = image("nn/gemm.cu", gemmPTX)
 )
 
-// gemmWays are the kernels of a product: tensor cores for two matrices of bf16, by
-// what is transposed, A first; and plain fp32 for all others.
+// gemmWays are the kernels of a product: tensor cores for two matrices of bf16, by what is
+// transposed, A first; and plain fp32 for all others.
 type gemmWays struct {
 	tensor [2][2]device.Kernel
 	plain  device.Kernel
@@ -42,23 +42,23 @@ var (
 )
 
 const (
-	// A block takes tiles of gemmTile x gemmTile of C.
+	// A block computes tiles of gemmTile x gemmTile of C.
 	gemmTile = 128
-	// gemmShared is the shared memory of a block: a tile of fp32, or four stages of A
-	// and B of 128 x 32 bf16 each, which is as much.
+	// gemmShared is the shared memory of a block: a tile of fp32, or four stages of A and B
+	// of 128 x 32 bf16 each, which have the same size.
 	gemmShared = gemmTile * gemmTile * 4
-	// tensorThreads have 64 x 64 of the tile a warp, plainThreads 8 x 8 each.
+	// A warp of tensorThreads computes 64 x 64 of the tile, and each of plainThreads 8 x 8.
 	tensorThreads, plainThreads = 128, 256
-	// groupedBlocks is the most blocks of a product over experts. Each of them counts
-	// the experts' tiles first, and takes every so many of them.
+	// groupedBlocks is the most blocks of a product over experts. Each of them first counts
+	// the experts' tiles, and then computes every groupedBlocks-th.
 	groupedBlocks = 2048
-	// maxExperts is what a block has room to count.
+	// maxExperts is the most experts that a block has room to count.
 	maxExperts = 512
 )
 
 func gemmTiles(n int) int { return (n + gemmTile - 1) / gemmTile }
 
-// launch begins a launch with as many blocks.
+// launch returns a launch with a number of blocks.
 func (w *gemmWays) launch(a, b Matrix, transA, transB bool, blocks int) device.Launch {
 	k, threads := &w.plain, plainThreads
 	if a.Type == kernels.BF16 && b.Type == kernels.BF16 {

@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// matrix is rows of a strip from one on, for products.
+// matrix returns rows of a strip as a matrix for products.
 func (s strip) matrix(row, rows, cols int) gemm.Matrix {
 	m := gemm.Matrix{Rows: rows, Cols: cols, Pitch: s.pitch}
 	n := (rows-1)*s.pitch + cols
@@ -22,7 +22,7 @@ func (s strip) matrix(row, rows, cols int) gemm.Matrix {
 	return m
 }
 
-// turned is rows and columns as they are stored.
+// turned returns rows and columns as they are stored.
 func turned(trans bool, rows, cols int) (int, int) {
 	if trans {
 		return cols, rows
@@ -48,11 +48,11 @@ func gemmTwin(l *device.Launch) {
 	gemm.Multiply(p)
 }
 
-// grouped is what products over experts have in common.
+// grouped is what products over experts share.
 type grouped struct {
 	a, b, c       strip
 	seg           []uint32
-	wide, narrow  int // the argument 4
+	wide, narrow  int // argument 4
 	rows, experts int
 	transB        bool
 }
@@ -69,8 +69,7 @@ func groupedOf(l *device.Launch) (g grouped) {
 	return g
 }
 
-// each makes a product for every expert that has rows, and computes all of them at
-// once.
+// each makes a product for every expert that has rows, and computes all of them at once.
 func (g *grouped) each(product func(expert, first, rows int) gemm.Product) {
 	ps := make([]gemm.Product, 0, g.experts)
 	for e := range g.experts {

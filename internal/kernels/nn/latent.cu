@@ -1,13 +1,13 @@
-// Columns of latent attention. latent.go says what is done. A thread takes up to eight
-// numbers of a head, or of what heads share.
+// Columns of latent attention. latent.go says what is computed. A thread computes up to
+// eight numbers of a head, or of what heads share.
 // targets: sm_80
 
 #include "nn.cuh"
 
 #define THREADS 128
 
-// Work is a launch. A head's steps are those of its own key, of the shared one and of its
-// value.
+// Work is a launch. The steps of a head are those of its own key, of the shared key and of
+// its value.
 struct Work {
     Matrix k, v, kv, shared;
     u32 rows, heads, nope, rope, value;

@@ -1,5 +1,5 @@
-// This file owns the step of latent attention between what its up projection gives
-// and heads of keys and values: moving columns.
+// This file owns the step of latent attention between the output of the up projection and
+// heads of keys and values, which moves columns.
 
 package nn
 
@@ -22,10 +22,10 @@ var (
 	gatherKernel = device.Kernel{Name: "stowage_nn_latent_gather", Image: latentImage, Go: gatherTwin}
 )
 
-// Latent is keys and values of Heads heads, and what they are made of. A head of KV
-// is Nope numbers of its key, then its value; Shared is the rest of the key, which
-// all heads have alike. A head of K is its Nope numbers, then Shared. All matrices
-// have one type.
+// Latent is keys and values of Heads heads, and what they are made from. A head of KV is
+// Nope numbers of its key, and then its value. Shared is the rest of the key, which is the
+// same for all heads. A head of K is its Nope numbers, and then Shared. All matrices have
+// one type.
 type Latent struct {
 	K, V       Matrix
 	KV, Shared Matrix
@@ -44,7 +44,7 @@ func GatherLatent(s device.Stream, l Latent) {
 	s.Launch(l.launch(&gatherKernel, device.Read, device.Write))
 }
 
-// latentThreads is a block's threads on a GPU, of which there is one a row.
+// latentThreads is the number of threads of a block. There is a block for each row.
 const latentThreads = 128
 
 // launch has the arguments
@@ -128,7 +128,7 @@ func newLatentWork(a []uint64) *latentWork {
 	}
 }
 
-// latentRows are taken at a time: enough to be worth a goroutine's turn.
+// A goroutine handles latentRows rows at a time, which is enough work for a turn.
 const latentRows = 64
 
 // each calls f for every row, with room for the row of each matrix.

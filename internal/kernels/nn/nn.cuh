@@ -1,18 +1,18 @@
-// What kernels of models share: numbers in memory, functions of numbers, sums over
-// warps and blocks in a fixed order, rows that belong to experts.
+// This file has what kernels of models share: numbers in memory, functions of numbers, sums
+// over warps and blocks in a fixed order, and rows that belong to experts.
 
 #pragma once
 
 #include "words.cuh"
 
-// INLINE is for large lambdas: as functions of their own they would have what they
-// refer to in memory.
+// INLINE is for large lambdas. As separate functions they would keep in memory what they
+// refer to.
 #define INLINE __attribute__((always_inline))
 
 DEVICE float number(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 bits(float x) { return __builtin_bit_cast(u32, x); }
 
-// low and high are the two numbers that an argument may hold.
+// low and high return the two numbers that an argument may hold.
 DEVICE u32 low(u64 v) { return (u32)v; }
 DEVICE u32 high(u64 v) { return (u32)(v >> 32); }
 
@@ -40,7 +40,7 @@ DEVICE void set(u32 type, u64 p, float x) {
     }
 }
 
-// STEP numbers are what a thread takes at a time: a vector of bf16, two of fp32.
+// A thread handles STEP numbers at a time: a vector of bf16, or two of fp32.
 #define STEP 8u
 
 DEVICE void split(u32 w, float *x) {
@@ -50,8 +50,8 @@ DEVICE void split(u32 w, float *x) {
 
 DEVICE u32 join(const float *x) { return narrow(x[0]) | narrow(x[1]) << 16; }
 
-// load takes n numbers, STEP at most, and zeros behind them. A whole step at a
-// boundary of 16 bytes goes by vectors.
+// load reads n numbers, at most STEP, and fills up with zeros. It reads a whole step at a
+// boundary of 16 bytes by vectors.
 DEVICE void load(u32 type, u64 p, u32 n, float *x) {
     if (n >= STEP && (p & 15) == 0) {
         Vec v = read<Vec>(p);
@@ -88,15 +88,15 @@ DEVICE void store(u32 type, u64 p, u32 n, const float *x) {
     }
 }
 
-// Matrix is where a matrix lies; its pitch is in numbers.
+// Matrix says where a matrix lies. Its pitch is in numbers.
 struct Matrix {
     u64 base, pitch;
     u32 type;
     DEVICE u64 at(u64 row, u64 col) const { return base + (row * pitch + col) * size_of(type); }
 };
 
-// exponential is e^x to about two units in the last place: the error of the product
-// with log2(e), times ln(2), is what the power lacks in relative terms.
+// exponential returns e^x to about two units in the last place. The error of the product
+// with log2(e), times ln(2), is the relative error of the power.
 DEVICE float exponential(float x) {
     float t = x * 1.44269504f;
     float rest = __builtin_fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
@@ -108,8 +108,8 @@ DEVICE float sigmoid(float x) { return quotient(1, 1 + exponential(-x)); }
 
 DEVICE float natural_log(float x) { return logarithm(x) * 0.693147181f; }
 
-// The sum of a value over a warp, in every lane. Both lanes of a pair add the same
-// two numbers, so that all lanes have the same bits.
+// warp_sum returns the sum of a value over a warp, in every lane. Both lanes of a pair add
+// the same two numbers, so all lanes have the same bits.
 DEVICE float warp_sum(float v) {
 #pragma unroll
     for (u32 d = 16; d > 0; d /= 2) v += number(across(bits(v), d));
@@ -124,7 +124,7 @@ DEVICE float warp_max(float v) {
     return v;
 }
 
-// warp_scan is the sum of the values of the lanes below and of this one.
+// warp_scan returns the sum of the values of the lanes below and of this one.
 DEVICE u32 warp_scan(u32 v) {
 #pragma unroll
     for (u32 d = 1; d < 32; d *= 2) {
@@ -134,7 +134,7 @@ DEVICE u32 warp_scan(u32 v) {
     return v;
 }
 
-// Two values that are summed together.
+// Two has two values that are summed together.
 struct Two {
     float a, b;
 };
@@ -146,7 +146,7 @@ struct Team {
     u32 number, count; // of this team, and of teams in the grid
     u32 member, size;
 
-    // sum is over all members, in every one of them, warp by warp in order.
+    // sum returns the sum over all members, in every one of them, warp by warp in order.
     DEVICE Two sum(Two v) const {
         v = {warp_sum(v.a), warp_sum(v.b)};
         if (size == 32) return v;
@@ -167,27 +167,27 @@ struct Team {
     }
     DEVICE float sum(float v) const { return sum({v, 0}).a; }
 
-    // each calls f for every step of n columns that is this thread's.
+    // each calls f for every step of n columns that belongs to this thread.
     template <class F> DEVICE void each(u32 n, F f) const {
 #pragma unroll 1
         for (u32 c = member * STEP; c < n; c += size * STEP) f(c, least(STEP, n - c));
     }
 };
 
-// teams of a size, over the grid.
+// teams returns teams of a size, over the grid.
 DEVICE Team teams(u32 size) {
     return {block() * (threads() / size) + thread() / size, blocks() * (threads() / size), thread() % size, size};
 }
 
-// A member takes 32 columns in four steps: more is work for a larger team.
+// A member handles 32 columns in four steps. More columns need a larger team.
 #define SHARE 32u
 
-// team is made for a number of columns. Its sizes are powers of two, so that teams
-// fill a block.
+// team returns a team for a number of columns. Its size is a power of two, so teams fill a
+// block.
 DEVICE Team team(u32 cols) { return teams(cols <= 32 * SHARE ? 32 : least(threads(), cols <= 256 * SHARE ? 256u : 1024u)); }
 
-// sum_apart adds n numbers that lie apart to a sum, in order. As many as can be are on
-// their way at once.
+// sum_apart adds n numbers that lie apart to a sum, in order. It loads as many as possible
+// at once.
 DEVICE float sum_apart(float sum, u64 p, u32 n, u64 apart) {
     constexpr u32 batch = 16;
 #pragma unroll 1
@@ -203,8 +203,8 @@ DEVICE float sum_apart(float sum, u64 p, u32 n, u64 apart) {
     return sum;
 }
 
-// live tells all lanes of a warp whether a row belongs to a segment; with no
-// segments all do.
+// live tells all lanes of a warp whether a row belongs to a segment. Without segments all
+// rows do.
 DEVICE bool live(u64 segments, u32 experts, u32 row) {
     if (experts == 0) return true;
     bool in = false;

@@ -1,4 +1,4 @@
-// RMS norms and their backward pass. norm.go says what is done.
+// RMS norms and their backward pass. norm.go says what is computed.
 // targets: sm_80
 
 #include "norm.cuh"
@@ -8,7 +8,7 @@
 struct Norm {
     u32 rows, runs, n; // rows, norms of a row, columns of a norm
     float epsilon;
-    // scale is one over the root of the mean square.
+    // scale returns one over the root of the mean square.
     DEVICE float scale(float squares) const { return 1 / __builtin_sqrtf(squares / (float)n + epsilon); }
 };
 
@@ -44,8 +44,8 @@ struct NormGrad {
     Matrix dx, x, w, dy, plus;
 };
 
-// grad_run does one norm, the run of columns from first on. The sums for the weight
-// stay with the thread, which has the same columns of every run.
+// grad_run computes one norm, the run of columns from first on. The thread keeps the sums
+// for the weight, because it has the same columns of every run.
 DEVICE void grad_run(const NormGrad &g, const Team &t, u64 row, u64 first, Weight &dw) {
     float x[STEP], dy[STEP], w[STEP];
     Two s = {0, 0};
@@ -79,8 +79,8 @@ DEVICE void grad_run(const NormGrad &g, const Team &t, u64 row, u64 first, Weigh
     });
 }
 
-// A block takes a part of the rows, its teams in turn; then the teams' sums for the
-// weight are added up in order.
+// A block computes a part of the rows, and its teams take turns. Then the teams' sums for
+// the weight are added up in order.
 KERNEL(GRAD_THREADS)
 stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 weight, u64 types, u64 part) {
     NormGrad g = {

@@ -1,4 +1,4 @@
-// What backward passes of norms share: sums for weights that stay with the threads.
+// This file has what backward passes of norms share: sums for weights that threads keep.
 
 #pragma once
 
@@ -9,8 +9,7 @@
 
 SHARED float weight_sums[256 * SHARE];
 
-// Weight is the sums for a thread's columns of a weight, over the runs that its team
-// has had.
+// Weight has the sums for a thread's columns of a weight, over the runs of its team.
 struct Weight {
     float v[STEPS][STEP];
     DEVICE void clear() {
@@ -19,8 +18,9 @@ struct Weight {
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) v[k][e] = 0;
     }
-    // each calls f for every step of n columns that is this thread's, with its sums.
-    // A team for n columns has no more than STEPS of them; that of a block may.
+    // each calls f for every step of n columns that belongs to this thread, with its sums.
+    // A team for n columns has at most STEPS of them. A team that is the whole block may
+    // have more.
     template <class F> DEVICE void each(const Team &t, u32 n, F f) {
         if (n > t.size * SHARE) trap();
 #pragma unroll
@@ -49,8 +49,8 @@ struct Weight {
     }
 };
 
-// add_parts adds, a thread a column, what the blocks have written to a weight's
-// gradient.
+// add_parts adds what the blocks have written to the gradient of a weight, with a thread
+// for each column.
 DEVICE void add_parts(u64 dw, u64 parts, u32 count, u32 cols, u32 type) {
 #pragma unroll 1
     for (u32 c = block() * threads() + thread(); c < cols; c += blocks() * threads()) {

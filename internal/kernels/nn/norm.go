@@ -18,9 +18,9 @@ var (
 	normWeightKernel = device.Kernel{Name: "stowage_nn_rmsnorm_grad_weight", Image: normImage, Go: normWeightTwin}
 )
 
-// Norm is an RMS norm. Each run of W.Cols columns of a row of X is normalised by
-// itself and multiplied by W, a single row; X.Cols is a multiple of W.Cols, so that
-// heads of queries and keys can be normalised one by one. Y may be X.
+// Norm is an RMS norm. Each run of W.Cols columns of a row of X is normalised separately
+// and multiplied by W, a single row. X.Cols is a multiple of W.Cols, so heads of queries
+// and keys can be normalised one by one. Y may be X.
 type Norm struct {
 	Y, X, W Matrix
 	Epsilon float32
@@ -56,7 +56,7 @@ func checkNorm(x, w Matrix) {
 	}
 }
 
-// inverseRMS is 1/sqrt(mean(x²) + epsilon).
+// inverseRMS returns 1/sqrt(mean(x²) + epsilon).
 func inverseRMS(x []float32, epsilon float32) float32 {
 	return 1 / float32(math.Sqrt(float64(vec.SumSquares(x)/float32(len(x))+epsilon)))
 }
@@ -93,20 +93,20 @@ type NormGrad struct {
 	Scratch device.Range // NormScratch bytes
 }
 
-// normParts is the most partial sums that DW is made of. The rows are cut into as many
-// parts of equal length, the last one perhaps shorter, or into fewer of normLeast rows,
-// since a short part's sum costs as much as a row. Each sum goes to Scratch, and a
-// second launch adds them up in order.
+// normParts is the most partial sums of DW. The rows are divided into that many parts of
+// equal length, of which the last may be shorter, or into fewer parts of normLeast rows,
+// because the sum of a short part costs as much as a row. Each sum is written to Scratch,
+// and a second launch adds them up in order.
 const (
 	normParts = 128
 	normLeast = 8
 )
 
-// normGradThreads fill a multiprocessor better than rowThreads do: there are no more
+// normGradThreads fill a multiprocessor better than rowThreads, because there are no more
 // blocks than parts.
 const normGradThreads = 512
 
-// normPart is the rows of a part, normCount the number of parts.
+// normPart returns the rows of a part, and normCount the number of parts.
 func normPart(rows int) int  { return max(normLeast, runsOf(rows, normParts)) }
 func normCount(rows int) int { return runsOf(rows, normPart(rows)) }
 
@@ -200,7 +200,7 @@ func (g *normGrad) row(row int, w, dw, room []float32) {
 		if g.plus.addr == 0 {
 			vec.NormGrad(dx, dy, w, x, r, c)
 		} else {
-			// DX may be Plus, so that the sum comes last.
+			// DX may be Plus, so the sum comes last.
 			own := room[3*n : 4*n]
 			vec.NormGrad(own, dy, w, x, r, c)
 			vec.Add(dx, own, g.plus.get(row, col, n, room[4*n:]))

@@ -1,4 +1,4 @@
-// The optimiser, and the sums of squares that it clips by. optim.go says what is done.
+// The optimiser, and the sums of squares for clipping. optim.go says what is computed.
 // targets: sm_80
 
 #include "nn.cuh"
@@ -11,7 +11,7 @@ stowage_nn_adamw(u64 weights, u64 first, u64 second, u64 grads, u64 param, u64 h
     load(F32, global(hyper), STEP, h);
     float lr = h[0], beta1 = h[1], beta2 = h[2], epsilon = h[3], decay = bit(how, 2) ? 0 : h[4], clip = h[7], factor = 1;
     if (clip != 0 && norm != 0) {
-        // A norm that is no number leaves gradients as they are, like the twin.
+        // A norm that is not a number leaves gradients unchanged, like the twin.
         float f = clip / __builtin_sqrtf(get(F32, global(norm)));
         if (f < 1) factor = f;
     }

@@ -89,7 +89,7 @@ func adamLaunch(a Adam) device.Launch {
 	return l
 }
 
-// optimRun is the numbers that a thread takes at a time.
+// optimRun is how many numbers a thread updates at a time.
 const optimRun = 1 << 12
 
 func adamTwin(l *device.Launch) {
@@ -112,7 +112,7 @@ func adamTwin(l *device.Launch) {
 	})
 }
 
-// adamStep takes the settings of an update from memory.
+// adamStep reads the settings of an update from memory.
 func adamStep(h []float32, norm uint64, noDecay bool) vec.Adam {
 	s := vec.Adam{
 		Factor: 1, LR: h[0], Beta1: h[1], Keep1: 1 - h[1], Beta2: h[2], Keep2: 1 - h[2], Epsilon: h[3],
@@ -131,15 +131,15 @@ func adamStep(h []float32, norm uint64, noDecay bool) vec.Adam {
 }
 
 // Squares adds the sum of the squares of X to the fp32 at Sum. The order of the sum depends
-// on the length alone.
+// only on the length.
 type Squares struct {
 	Sum, X  device.Range
 	Type    kernels.Number
 	Scratch device.Range // SquaresScratch bytes
 }
 
-// squaresRun numbers are added up by themselves; the sums go to Scratch, where a
-// total takes them from.
+// Each run of squaresRun numbers is summed up separately. The sums are written to Scratch,
+// and a second launch adds them up.
 const squaresRun = 1 << 14
 
 func squaresRuns(n int) int { return (n + squaresRun - 1) / squaresRun }

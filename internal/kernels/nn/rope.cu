@@ -1,4 +1,4 @@
-// Rotary positions. rope.go says what is done. A thread takes up to eight pairs of
+// Rotary positions. rope.go says what is computed. A thread computes up to eight pairs of
 // columns of a head.
 // targets: sm_80
 

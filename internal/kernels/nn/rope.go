@@ -13,10 +13,9 @@ import (
 
 var ropeKernel = device.Kernel{Name: "stowage_nn_rope", Image: ropeImage, Go: ropeTwin}
 
-// Rotation turns, in each of Heads heads of each row of X, the pairs of columns
-// (At+i, At+i+Width/2), i < Width/2, by the row's position, which is the row modulo
-// Seq. A head begins every Head columns. Inverse turns back, which is the backward
-// pass.
+// Rotation rotates, in each of Heads heads of each row of X, the pairs of columns (At+i,
+// At+i+Width/2), i < Width/2, by the row's position, which is the row modulo Seq. A head
+// begins every Head columns. Inverse rotates back, which is the backward pass.
 type Rotation struct {
 	X           Matrix
 	Heads, Head int

@@ -1,15 +1,15 @@
-// Routing: which experts a token uses, its backward pass, and the bias that keeps
-// experts evenly used. route.go says what is done. A warp takes a token; lane k has
-// the token's choice k, and experts k, k + 32 and so on.
+// Routing: which experts a token uses, its backward pass, and the bias that balances
+// experts. route.go says what is computed. A warp computes a token. Lane k has the token's
+// choice k, and experts k, k + 32 and so on.
 // targets: sm_80
 
 #include "nn.cuh"
 
 #define EXPERTS 1024u // MaxExperts
 #define THREADS 256
-#define TINY 1e-20f // keeps a sum of scores that have all vanished from dividing by zero
+#define TINY 1e-20f // avoids a division by zero if all scores have vanished
 
-// How is what both directions need to know.
+// How is what both passes need to know.
 struct How {
     u32 tokens, experts, top;
     bool sigmoid, normalise;
@@ -26,8 +26,8 @@ template <class F> DEVICE void each_token(u32 tokens, F f) {
     for (u32 t = block() * warps() + warp(); t < tokens; t += blocks() * warps()) f(t);
 }
 
-// scores sets a token's scores from its logits, which may lie in the same place: a
-// lane reads what it writes itself.
+// scores computes a token's scores from its logits. They may lie in the same place, because
+// a lane reads only what it writes.
 DEVICE void scores(const How &h, u64 to, u64 from) {
     if (h.sigmoid) {
 #pragma unroll 1
@@ -49,14 +49,15 @@ DEVICE void scores(const How &h, u64 to, u64 from) {
     for (u32 e = lane(); e < h.experts; e += 32) set(F32, to + 4 * e, get(F32, to + 4 * e) * over);
 }
 
-// Choice is an expert and what it is chosen by. Of equal ones the first is better.
+// Choice is an expert and the value that it is chosen by. The first of equal ones is
+// better.
 struct Choice {
     float value;
     u32 expert;
     DEVICE bool better(const Choice &o) const { return value > o.value || (value == o.value && expert < o.expert); }
 };
 
-// best is the best of this lane's experts that are left; a NaN marks the others.
+// best returns the best of this lane's remaining experts. A NaN marks the others.
 DEVICE Choice best(const float *value, u32 experts) {
     Choice c = {-__builtin_inff(), ~0u};
 #pragma unroll 1
@@ -172,8 +173,8 @@ DEVICE float unweigh(const How &h, float kept, float dweight) {
     return (dweight - dot) / sum * h.factor;
 }
 
-// sigmoids sets d to what the balance alone gives, and returns the token's part of
-// the loss.
+// sigmoids sets d to the gradient of the balance alone, and returns the token's part of the
+// loss.
 DEVICE float sigmoids(const How &h, const Balance &b, u64 d, u64 s) {
     float sum = 0, part = 0, by = 0;
     if (b.chosen != 0) {
@@ -195,7 +196,7 @@ DEVICE float sigmoids(const How &h, const Balance &b, u64 d, u64 s) {
     return part;
 }
 
-// softmax does the same; dot is what the choices add to all of them.
+// softmax does the same. dot is what the choices add to all experts.
 DEVICE float softmax(const How &h, const Balance &b, u64 d, u64 s, float dot) {
     float part = 0;
     if (b.chosen != 0) {
@@ -225,7 +226,7 @@ stowage_nn_route_grad(u64 score, u64 index, u64 dweight, u64 dlogits, u64 chosen
         float kept = has ? get(F32, s + 4 * e) : 0;
         float dscore = unweigh(h, kept, has ? number(look<u32>(global(dweight) + i)) : 0);
         float slope = kept * (h.sigmoid ? 1 - kept : 1) * dscore;
-        // d may be s: all choices have been read before this, in the sums or here.
+        // d may be s, because all choices have been read before this, in the sums or here.
         warp_barrier();
         float part = h.sigmoid ? sigmoids(h, b, d, s) : softmax(h, b, d, s, warp_sum(has ? kept * dscore : 0));
         warp_barrier();
@@ -234,7 +235,7 @@ stowage_nn_route_grad(u64 score, u64 index, u64 dweight, u64 dlogits, u64 chosen
     });
 }
 
-// One block: each thread adds up all counts by itself.
+// This kernel has one block. Each thread adds up all counts.
 KERNEL(THREADS)
 stowage_nn_rebalance(u64 bias, u64 load, u64 experts, u64 rate, u64 ranks) {
     SHARED u64 count[EXPERTS];

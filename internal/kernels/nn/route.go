@@ -11,18 +11,18 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// The most experts, and the most experts of a token: kernels keep a number of each
-// expert near at hand, and a token's choices in a warp.
+// MaxExperts is the most experts, because kernels keep a number of each expert in shared
+// memory. MaxTopK is the most experts of a token, because a warp holds its choices.
 const (
 	MaxExperts = 1024
 	MaxTopK    = 32
 )
 
-// Routing chooses the TopK experts of each token. Scores are the softmax or, with
-// Sigmoid, the sigmoid of Logits (fp32, tokens x experts). The experts with the
-// highest score plus Bias are taken, of equal ones the first, a NaN last; weights
-// are the scores without bias, in the order of choice, divided by their sum (plus
-// 1e-20) if Normalise is set, times Factor.
+// Routing chooses the TopK experts of each token. Scores are the softmax or, with Sigmoid,
+// the sigmoid of Logits (fp32, tokens x experts). It takes the experts with the highest
+// score plus Bias, the first of equal ones, and a NaN last. Weights are the scores without
+// bias, in the order of choice, times Factor. If Normalise is set, they are divided by
+// their sum (plus 1e-20).
 type Routing struct {
 	Logits    Matrix
 	Bias      device.Range // fp32, one an expert, or no memory
@@ -34,8 +34,8 @@ type Routing struct {
 	Scores Matrix       // fp32, tokens x experts: set; may be Logits
 	Index  device.Range // uint32 [tokens][TopK]: set
 	Weight device.Range // fp32 [tokens][TopK]: set
-	// Load is uint32, one an expert, or no memory: the number of times it was
-	// chosen is added.
+	// Load is uint32, one for each expert, or no memory. The kernel adds how often the
+	// expert was chosen.
 	Load device.Range
 }
 
@@ -46,20 +46,20 @@ var (
 	rebalanceKernel  = device.Kernel{Name: "stowage_nn_rebalance", Image: routeImage, Go: rebalanceTwin}
 )
 
-// A warp takes a token.
+// A warp computes a token.
 const (
 	routeThreads = 256
 	routeTokens  = routeThreads / 32 // of a block
 )
 
-// Bits of how a routing is done, in the word after TopK.
+// These bits say how a routing is computed, in the word after TopK.
 const (
 	routeSigmoid = 1 << iota
 	routeNormalise
 )
 
-// check panics unless the routing is one, and gives its shape. The backward pass
-// has no use for Logits.
+// check returns the shape of the routing. It panics if the routing is not valid. The
+// backward pass does not use Logits.
 func (r *Routing) check() (tokens, experts int) {
 	tokens, experts = r.Scores.Rows, r.Scores.Cols
 	if r.TopK < 1 || r.TopK > experts || r.TopK > MaxTopK || experts > MaxExperts {
@@ -71,7 +71,7 @@ func (r *Routing) check() (tokens, experts int) {
 	return tokens, experts
 }
 
-// how packs what both directions need to know: TopK, then the bits, then Factor.
+// how packs what both passes need to know: TopK, then the bits, then Factor.
 func (r *Routing) how() uint64 {
 	v := uint64(r.TopK)
 	if r.Sigmoid {
@@ -83,7 +83,7 @@ func (r *Routing) how() uint64 {
 	return v | bits(r.Factor)<<32
 }
 
-// needWords is n numbers of four bytes at the beginning of a range.
+// needWords returns n numbers of four bytes at the beginning of a range.
 func needWords(what string, r device.Range, n int) device.Range {
 	if r.Buf == nil || r.Len < 4*memory.Bytes(n) || r.Addr()%4 != 0 {
 		panic(fmt.Sprintf("nn: %s: expected %d numbers of four bytes, got %s", what, n, r))
@@ -91,8 +91,7 @@ func needWords(what string, r device.Range, n int) device.Range {
 	return r.Slice(0, 4*memory.Bytes(n))
 }
 
-// readWords and writeWords append a range of words, or zero where there is no
-// memory.
+// readWords and writeWords append a range of words, or zero if there is no memory.
 func readWords(l *device.Launch, what string, r device.Range, n int) {
 	if r.Buf == nil {
 		l.Arg(0)
@@ -178,7 +177,7 @@ func RouteGrad(s device.Stream, r RoutingGrad) {
 		panic("nn: expected an fp32 gradient of the logits of routing")
 	}
 	index := needWords("the index of a routing", r.Index, tokens*r.TopK)
-	// As one product it is exact to fp64: tokens x tokens alone may pass 2^32.
+	// As one product it is exact to fp64, while tokens x tokens alone may exceed 2^32.
 	share := float64(experts) / (float64(tokens) * float64(tokens) * float64(r.TopK))
 	var chosen, parts device.Range
 	if r.Balance != 0 {
@@ -211,7 +210,7 @@ func RouteGrad(s device.Stream, r RoutingGrad) {
 	}
 }
 
-// runsOf is how many runs of some length there are.
+// runsOf returns how many runs of some length n numbers have.
 func runsOf(n, run int) int { return (n + run - 1) / run }
 
 // Rebalance raises the bias (fp32) of each expert by Rate if the expert was chosen less

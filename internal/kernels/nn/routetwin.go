@@ -11,18 +11,18 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-// routeTiny keeps a sum of scores that have all vanished from dividing by zero.
+// routeTiny avoids a division by zero if all scores have vanished.
 const routeTiny = 1e-20
 
 const (
-	// routeWork is about how many scores a run has: some 50 µs of work.
+	// routeWork is about how many scores a run has, for about 50 µs of work.
 	routeWork = 16 << 10
-	// routeCountRun is how many pairs are counted at a time: a run adds at most
-	// MaxExperts numbers to the common ones.
+	// routeCountRun is how many pairs are counted at a time. A run adds at most MaxExperts
+	// numbers to the common counts.
 	routeCountRun = 8 << 10
 )
 
-// routeShape is what the launches of both directions say in the same way.
+// routeShape has the arguments that the launches of both passes share.
 type routeShape struct {
 	tokens, experts, topK int
 	from, to              int // pitches
@@ -39,7 +39,7 @@ func routeShapeOf(pitches, size, how uint64) routeShape {
 	}
 }
 
-// run is how many tokens are taken at a time.
+// run returns how many tokens a goroutine handles at a time.
 func (r *routeShape) run() int { return max(1, routeWork/r.experts) }
 
 func routeTwin(l *device.Launch) {
@@ -81,8 +81,8 @@ func routeSoftmax(to, x []float32) {
 	vec.Scale(to, to, 1/sum)
 }
 
-// routeTop finds the largest of v, in order, of equal ones the first. A NaN counts
-// as minus infinity, so that there are always as many as asked for.
+// routeTop finds the largest numbers of v, in order, and the first of equal ones. A NaN
+// counts as minus infinity, so there are always as many as needed.
 func routeTop(top []uint32, v []float32) {
 	var best [MaxTopK]float32
 	n, low := 0, float32(0)
@@ -106,7 +106,7 @@ func routeTop(top []uint32, v []float32) {
 	}
 }
 
-// weigh makes weights of the scores that were chosen.
+// weigh computes the weights from the scores that were chosen.
 func (r *routeShape) weigh(weight, s []float32, top []uint32) {
 	sum := float32(0)
 	for k, e := range top {
@@ -122,8 +122,8 @@ func (r *routeShape) weigh(weight, s []float32, top []uint32) {
 	}
 }
 
-// routeCount adds how often each expert occurs. Whole numbers come to the same sum
-// in any order; most are gathered nearby, because others add to the same counts.
+// routeCount adds how often each expert occurs. The order does not change sums of whole
+// numbers. Most are counted locally, because other goroutines add to the same counts.
 func routeCount(counts, index []uint32) {
 	var near [MaxExperts]uint32
 	n := near[:len(counts)]
@@ -187,7 +187,7 @@ type routeGrad struct {
 	chosen  []float32 // or nothing
 }
 
-// token sets d, which may be s, and gives the token's part of the auxiliary loss.
+// token sets d, which may be s, and returns the token's part of the auxiliary loss.
 func (r *routeGrad) token(d, s []float32, top []uint32, dweight, room []float32) (part float32) {
 	var kept, dscore [MaxTopK]float32
 	for k, e := range top {
@@ -218,7 +218,7 @@ func (r *routeGrad) token(d, s []float32, top []uint32, dweight, room []float32)
 	return part
 }
 
-// sigmoids sets d to what the balance alone gives. The room is for a row of scores.
+// sigmoids sets d to the gradient of the balance alone. The room is for a row of scores.
 func (r *routeGrad) sigmoids(d, s, room []float32) (part float32) {
 	if r.chosen == nil {
 		clear(d)
@@ -233,7 +233,7 @@ func (r *routeGrad) sigmoids(d, s, room []float32) (part float32) {
 	return part
 }
 
-// unweigh gives the gradient of the scores that were chosen.
+// unweigh computes the gradient of the scores that were chosen.
 func (r *routeGrad) unweigh(dscore, kept, dweight []float32) {
 	if !r.normalise {
 		for k, d := range dweight {
@@ -267,7 +267,7 @@ func rebalanceTwin(l *device.Launch) {
 		for at := e; at < len(load); at += n {
 			count += uint64(load[at])
 		}
-		// Against the mean without its fraction: count < total/n.
+		// Compare with the exact mean: count < total/n.
 		switch times := count * uint64(n); {
 		case times < total:
 			bias[e] += rate

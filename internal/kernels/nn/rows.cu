@@ -1,5 +1,5 @@
-// Rows go to experts and back: sorting, regrouping, taking and combining. rows.go
-// says what is done.
+// Rows move to experts and back: sorting, regrouping, taking and combining. rows.go says
+// what is computed.
 // targets: sm_80
 
 #include "nn.cuh"
@@ -10,11 +10,10 @@
 #define RUN 4096u // pairs that a block sorts: sortRun
 #define WARPS (THREADS / 32)
 
-// count_pairs counts the experts of n pairs, each further than the one before, all of
-// which are loaded first.
+// count_pairs counts the experts of n pairs. It loads all of them before it counts.
 template <u32 n> DEVICE void count_pairs(u32 *count, u64 index, u64 from, u32 apart, u64 end, u32 first, u32 experts) {
     u32 e[n];
-    // A number below first wraps round to one that is too large.
+    // A number below first wraps around to one that is too large.
 #pragma unroll
     for (u32 k = 0; k < n; k++) e[k] = from + k * apart < end ? look<u32>(index + 4 * (from + k * apart)) - first : NONE;
 #pragma unroll
@@ -40,8 +39,8 @@ stowage_nn_sort_count(u64 index, u64 scratch, u64 pairs, u64 which) {
     }
 }
 
-// Layout says where experts have their rows: in groups that begin at multiples of a
-// slot, or without slots one behind the other.
+// Layout says where the rows of experts lie: in groups that begin at multiples of a slot,
+// or one behind the other without slots.
 struct Layout {
     u32 experts, group;
     u64 slot, room;
@@ -49,8 +48,8 @@ struct Layout {
 
 SHARED u32 prefix_part[32];
 
-// prefix makes of the counts of experts the counts of all before. All threads of the
-// block call it, and may use both behind it.
+// prefix computes the counts of all earlier experts from the counts of experts. All threads
+// of the block call it, and may use both arrays afterwards.
 DEVICE void prefix(const u32 *count, u32 *before, u32 experts) {
     u32 sum = 0;
 #pragma unroll 1
@@ -69,8 +68,8 @@ DEVICE void prefix(const u32 *count, u32 *before, u32 experts) {
     }
 }
 
-// segment is where an expert's rows begin, and how many fit into its slot and the
-// room: at + live of an expert is where the next one of the group begins.
+// segment computes where an expert's rows begin, and how many fit into its slot and the
+// room. at + live of an expert is where the next expert of the group begins.
 DEVICE void segment(const Layout &y, const u32 *count, const u32 *before, u32 e, u32 &at, u32 &live) {
     u32 first = y.slot == 0 ? 0 : e - e % y.group;
     u64 start = y.slot == 0 ? 0 : least(e / y.group * y.slot, y.room);
@@ -84,7 +83,7 @@ template <class T> DEVICE T most(T a, T b) { return a > b ? a : b; }
 
 DEVICE u64 across64(u64 v, u32 d) { return (u64)across(high(v), d) << 32 | across(low(v), d); }
 
-// need is the room that all rows would need. A warp calls it.
+// need returns the room that all rows would need. A warp calls it.
 DEVICE u64 need(const Layout &y, const u32 *count) {
     u64 end = 0, largest = 0, groups = 0;
     if (y.slot == 0) {
@@ -111,7 +110,7 @@ DEVICE u64 need(const Layout &y, const u32 *count) {
     return largest > y.slot ? groups * largest : end;
 }
 
-// One block, a thread an expert.
+// This kernel has one block, with a thread for each expert.
 KERNEL(1024)
 stowage_nn_sort_scan(u64 scratch, u64 seg, u64 count, u64 counts, u64 size, u64 groups, u64 limits) {
     SHARED u32 rows[EXPERTS], before[EXPERTS];
@@ -148,9 +147,9 @@ stowage_nn_sort_scan(u64 scratch, u64 seg, u64 count, u64 counts, u64 size, u64 
     }
 }
 
-// clear_gaps sets to None the rows that lie in no segment, shared out over the grid.
-// Segments are in order: the last one that begins at a row or before it is the one
-// that may hold it. start and live give the segments.
+// clear_gaps sets the rows that lie in no segment to None, divided over the grid. Segments
+// are in order, so only the last one that begins at or before a row can hold it. start and
+// live return the segments.
 template <class Start, class Live> DEVICE void clear_gaps(u64 source, u64 room, u32 experts, Start start, Live live) {
 #pragma unroll 1
     for (u64 i = (u64)block() * threads() + thread(); i < room; i += (u64)blocks() * threads()) {
@@ -168,8 +167,8 @@ template <class Start, class Live> DEVICE void clear_gaps(u64 source, u64 room, 
     }
 }
 
-// put_pairs puts the pairs of a run: every warp has its share of them, in order, and
-// knows from next how many of each expert lie before.
+// put_pairs places the pairs of a run. Every warp has its share of them, in order, and next
+// says how many of each expert lie before.
 DEVICE void put_pairs(u64 index, u64 seg, u64 source, u64 place, u64 from, u64 end, u32 first, u32 experts, u32 *next) {
     constexpr u32 share = RUN / WARPS;
 #pragma unroll 1
@@ -225,15 +224,15 @@ stowage_nn_sort_rows(u64 index, u64 scratch, u64 seg, u64 source, u64 place, u64
         global(source), room, experts, [=](u32 e) { return look<u32>(s + 8 * e); }, [=](u32 e) { return look<u32>(s + 8 * e + 4); });
 }
 
-// Table is what a block makes of the counts of all ranks, for one of them.
+// Table is what a block computes from the counts of all ranks, for one of them.
 struct Table {
     u32 *asked, *came; // of each expert: rows of all ranks, and those that arrived
     u32 *next;         // rows that came from ranks before this one
     u32 *here;         // rows of experts before, of those that came from this rank
 };
 
-// add_up makes the table, a warp a rank at a time. Rows of a rank beyond its part did
-// not come. Cutting each count at the part first keeps the sums within 32 bits.
+// add_up computes the table, with a rank a warp at a time. Rows of a rank beyond its part
+// did not arrive. Limiting each count to the part first keeps the sums within 32 bits.
 DEVICE void add_up(const Table &t, u64 counts, u32 ranks, u32 experts, u32 part, u32 mine) {
     barrier();
 #pragma unroll 1
@@ -259,7 +258,7 @@ DEVICE void add_up(const Table &t, u64 counts, u32 ranks, u32 experts, u32 part,
     barrier();
 }
 
-// put_part puts the rows of a rank, of which this block has a share.
+// put_part places the rows of a rank. This block has a share of them.
 DEVICE void put_part(const Table &t, const u32 *start, const u32 *live, u64 source, u64 place, u32 experts, u32 part, u32 mine, u32 share,
                      u32 shares) {
 #pragma unroll 1
@@ -293,7 +292,7 @@ stowage_nn_regroup(u64 counts, u64 seg, u64 source, u64 place, u64 count, u64 si
     u32 ranks = low(size), experts = high(size), part = low(parts);
     Table t = {asked, came, next, here};
     Layout y = {experts, 1, high(parts), room};
-    // Blocks are dealt out to ranks in turn; each loop makes the same segments.
+    // Blocks are assigned to ranks in turn. Each iteration computes the same segments.
 #pragma unroll 1
     for (u32 mine = block() % ranks; mine < ranks; mine += blocks()) {
         add_up(t, global(counts), ranks, experts, part, mine);
@@ -318,11 +317,11 @@ stowage_nn_regroup(u64 counts, u64 seg, u64 source, u64 place, u64 count, u64 si
     }
 }
 
-#define PIECE 2048u // bytes of a row that a warp moves: four vectors a lane
-#define SHORT 32u   // rows up to here are each moved by one thread
+#define PIECE 2048u // bytes of a row that a warp copies: four vectors a lane
+#define SHORT 32u   // one thread copies a whole row up to this size
 
-// copy moves a piece of a row, or clears it where there is nothing to copy. All lanes
-// of a warp share it, or one thread has it to itself.
+// copy copies a piece of a row, or clears it if there is nothing to copy. All lanes of a
+// warp share it, or one thread does it alone.
 DEVICE void copy(u64 dst, u64 src, u32 bytes, u32 size, bool zero, u32 member, u32 members) {
     u32 whole = ((dst | (zero ? 0 : src)) & 15) == 0 ? bytes / 16 : 0;
     Vec v[PIECE / 512];
@@ -377,8 +376,8 @@ stowage_nn_combine_rows(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 siz
     for (u64 u = (u64)block() * threads() + thread(); u < units; u += (u64)blocks() * threads()) {
         u64 i = u / steps;
         u32 c = (u32)(u - i * steps) * STEP, n = least(STEP, cols - c);
-        // What comes first is taken as it is: adding it to a zero would change the
-        // sign of another zero.
+        // The first operand is not added to a zero, because that would change the sign of a
+        // negative zero.
         float sum[STEP] = {}, x[STEP];
         bool first = true;
 #pragma unroll 1

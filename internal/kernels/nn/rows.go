@@ -54,7 +54,7 @@ type Sorting struct {
 	Scratch device.Range // SortScratch bytes
 }
 
-// sortRun is the pairs that a block sorts.
+// sortRun is how many pairs a block sorts.
 const sortRun = 4096
 
 // SortScratch returns the size of the scratch memory of sorting. It holds the number of
@@ -120,7 +120,7 @@ func SortRows(s device.Stream, o Sorting) {
 	s.Launch(l)
 }
 
-// of panics unless the segments are those of so many experts, and gives their memory.
+// of returns the memory of the segments. It panics if they have another number of experts.
 func (s Segments) of(what string, experts int) device.Range {
 	if s.Experts != experts {
 		panic(fmt.Sprintf("nn: %s: expected segments of %d experts, got %d", what, experts, s.Experts))
@@ -128,7 +128,7 @@ func (s Segments) of(what string, experts int) device.Range {
 	return needWords(what, s.Range, 2*experts)
 }
 
-// writeCount appends a uint64, or zero where there is no memory.
+// writeCount appends a uint64, or zero if there is no memory.
 func writeCount(l *device.Launch, r device.Range) {
 	if r.Buf == nil {
 		l.Arg(0)
@@ -198,7 +198,7 @@ type Taking struct {
 	Zero     bool
 }
 
-// A block moves about rowsChunk bytes.
+// A block copies about rowsChunk bytes.
 const rowsChunk = 16 * memory.KiB
 
 func rowsBlocks(m Matrix) int {
@@ -233,9 +233,9 @@ func TakeRows(s device.Stream, t Taking) {
 	s.Launch(l)
 }
 
-// Combining adds rows up: row i of Dst becomes the sum of the rows Place[i*Every + k] of
+// Combining adds rows up. Row i of Dst becomes the sum of the rows Place[i*Every + k] of
 // Src, k < Every, in that order, plus Plus if that has memory. Places that are None are
-// left out; a sum of nothing is zero. Plus may be Dst. Types may differ.
+// left out, and an empty sum is zero. Plus may be Dst. Types may differ.
 type Combining struct {
 	Dst, Src Matrix
 	Place    device.Range // uint32 [Dst.Rows*Every]

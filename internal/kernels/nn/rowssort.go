@@ -7,9 +7,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/parallel"
 )
 
-// sortGrain pairs, some runs, are sorted at a time. The rows of an expert from two
-// neighbouring runs may be a single line of the cache, which threads had better not
-// share.
+// A goroutine sorts sortGrain pairs, a few runs, at a time. The rows of an expert from two
+// neighbouring runs may share a cache line, and threads should not share it.
 const sortGrain = 4 * sortRun
 
 // eachRun calls f for all runs of pairs.
@@ -29,7 +28,7 @@ func sortCountTwin(l *device.Launch) {
 		counts := scratch[run*experts:][:experts]
 		clear(counts)
 		for _, e := range index[from:to] {
-			// A number below first wraps round to one that is too large.
+			// A number below first wraps around to one that is too large.
 			if e -= first; e < uint32(len(counts)) {
 				counts[e]++
 			}
@@ -65,11 +64,12 @@ func sortScanTwin(l *device.Launch) {
 	}
 }
 
-// layout says where experts have their rows: in groups that begin at multiples of a
-// slot, or without slots one behind the other.
+// layout says where the rows of experts lie: in groups that begin at multiples of a slot,
+// or one behind the other without slots.
 type layout struct{ group, slot, room int }
 
-// place gives each expert its segment, cut at the end of its slot and of the room.
+// place gives each expert its segment, which ends at the end of its slot or of the room at
+// the latest.
 func (y layout) place(seg [][2]uint32, counts []uint32) {
 	at, end := 0, y.room
 	for e, n := range counts {
@@ -83,7 +83,7 @@ func (y layout) place(seg [][2]uint32, counts []uint32) {
 	}
 }
 
-// need is the room that all rows would need.
+// need returns the room that all rows would need.
 func (y layout) need(counts []uint32) uint64 {
 	group := len(counts)
 	if y.slot > 0 {
@@ -130,7 +130,7 @@ func sortRowsTwin(l *device.Launch) {
 	clearGaps(source, seg)
 }
 
-// clearGaps sets to None what lies between and behind segments.
+// clearGaps sets the entries between and behind segments to None.
 func clearGaps(source []uint32, seg [][2]uint32) {
 	at := 0
 	for _, s := range seg {
@@ -152,7 +152,7 @@ func regroupTwin(l *device.Launch) {
 	y := layout{group: 1, slot: int(a[6] >> 32), room: room}
 	sent := device.Slice[uint32](a[0], ranks*experts)
 	seg, source, place := device.Slice[[2]uint32](a[1], experts), device.Slice[uint32](a[2], room), device.Slice[uint32](a[3], ranks*part)
-	// What the ranks have of an expert, and how much of it arrived.
+	// asked counts the rows that the ranks have of an expert, and came those that arrived.
 	var asked, came [MaxExperts]uint32
 	for p := range ranks {
 		left := uint32(part)
@@ -166,7 +166,7 @@ func regroupTwin(l *device.Launch) {
 	if a[4] != 0 {
 		device.Slice[uint64](a[4], 1)[0] = y.need(asked[:experts])
 	}
-	var next [MaxExperts]uint32 // rows of an expert that ranks before have filled
+	var next [MaxExperts]uint32 // rows of an expert that earlier ranks have filled
 	for p := range ranks {
 		at := p * part
 		end := at + part

@@ -12,8 +12,8 @@ import (
 const (
 	// rowsRun is about how many bytes a run of rows has.
 	rowsRun = 256 << 10
-	// rowsBlock fp32 numbers take 4 KiB; the sum, two terms and what they are made
-	// of fit into a first-level cache of 32 KiB.
+	// rowsBlock fp32 numbers take 4 KiB. The sum, two terms and their sources fit into a
+	// first-level cache of 32 KiB.
 	rowsBlock = 1024
 )
 
@@ -35,7 +35,7 @@ func takeTwin(l *device.Launch) {
 	})
 }
 
-// taking is a launch; row and the pitches are in bytes.
+// taking is a launch. row and the pitches are in bytes.
 type taking struct {
 	rows, srcRows           int
 	row, dstPitch, srcPitch int
@@ -104,7 +104,7 @@ func rowNumbersAt(addr, kind uint64, rows, cols, pitch int) rowNumbers {
 	return rowNumbers{bf16: device.Slice[uint16](addr, n), pitch: pitch}
 }
 
-// part is n numbers of a row as fp32; bf16 goes through the room.
+// part returns n numbers of a row as fp32. It converts bf16 into the room.
 func (m *rowNumbers) part(row, col, n int, room []float32) []float32 {
 	at := row*m.pitch + col
 	if m.bf16 == nil {
@@ -119,8 +119,8 @@ type combining struct {
 	cols           int
 }
 
-// row sets a row of dst, a block of columns at a time, so that the sum stays near. An
-// fp32 sum that nothing reads dst after is made in its place.
+// row sets a row of dst, a block of columns at a time, so the sum stays in the cache. An
+// fp32 sum is computed in its place if nothing reads dst afterwards.
 func (c *combining) row(i int, place []uint32, room *[3][rowsBlock]float32) {
 	for col := 0; col < c.cols; col += rowsBlock {
 		n := min(rowsBlock, c.cols-col)
@@ -154,7 +154,7 @@ func (c *combining) row(i int, place []uint32, room *[3][rowsBlock]float32) {
 		if c.dst.bf16 != nil {
 			vec.Narrow(c.dst.bf16[at:][:n], so)
 		} else {
-			copy(c.dst.f32[at:][:n], so) // nothing to do where it is in its place
+			copy(c.dst.f32[at:][:n], so) // does nothing if it is in its place
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// The scan of Mamba-2. scan.go says what is done.
+// The scan of Mamba-2. scan.go says what is computed.
 // targets: sm_80
 
 #include "scan.cuh"
@@ -11,7 +11,7 @@ stowage_nn_scan_state(u64 states, u64 xbc, u64 dt, u64 a_log, u64 bias, u64 seq,
     carry_all<false>(s, o, c, global(states), c.xbc);
 }
 
-// A block takes the heads of a group in a chunk.
+// A block computes the heads of a group in a chunk.
 KERNEL(THREADS)
 stowage_nn_scan(u64 dst, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64 states, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
                 u64 pitch_y) {

@@ -1,6 +1,6 @@
-// What the scan of Mamba-2 and its backward pass share. scan.go says what is done,
-// scantwin.go and scangradtwin.go how: nearly all of it is products of matrices,
-// tiles of 64 x 64 here. All of it is fp32.
+// This file has what the scan of Mamba-2 and its backward pass share. scan.go says what is
+// computed, and scantwin.go and scangradtwin.go how. Nearly all of it is products of
+// matrices, in tiles of 64 x 64. All of it is fp32.
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct Scan {
     DEVICE u32 col_b(u32 g) const { return heads * head + g * state; }
     DEVICE u32 col_c(u32 g) const { return col_b(groups + g); }
     DEVICE u32 tokens(u32 chunk) const { return least(Q, seq - chunk * Q); }
-    // between is the state of a head behind a chunk.
+    // between returns the state of a head behind a chunk.
     DEVICE u64 between(u64 states, u32 b, u32 chunk, u32 h) const {
         return states + 4ull * head * state * (((u64)b * (chunks - 1) + chunk) * heads + h);
     }
@@ -34,8 +34,8 @@ DEVICE Scan unpack(u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64 seq, u64 hea
         {global(dt), high(pitches), low(types)}, global(a_log), d == 0 ? 0 : global(d), global(bias), high(types)};
 }
 
-// softplus is log(1 + e^x), also where that is far below one: with s = e/(2 + e),
-// log(1 + e) is twice s + s³/3 + s⁵/5 and so on, and s is at most a third.
+// softplus returns log(1 + e^x), also if that is far below one. With s = e/(2 + e), log(1 +
+// e) is twice s + s³/3 + s⁵/5 and so on, and s is at most a third.
 DEVICE float softplus(float x) {
     float e = exponential(x < 0 ? x : -x), s = e / (2 + e), t = s * s, sum = 1.0f / 15;
 #pragma unroll
@@ -43,12 +43,12 @@ DEVICE float softplus(float x) {
     return (x < 0 ? 0 : x) + 2 * s * sum;
 }
 
-// Steps is what a chunk's tokens have for some heads, one a warp: dt, the softplus's
-// slope, and the running sum of the logarithms of decays in two parts, so that the
-// difference of two sums keeps its digits where the sums are large.
+// Steps has what a chunk's tokens need for some heads, one a warp: dt, the slope of the
+// softplus, and the running sum of the logarithms of decays. The sum has two parts, so the
+// difference of two large sums keeps its digits.
 struct Steps {
     float dt[HEADS][Q], slope[HEADS][Q], sum[HEADS][Q], rest[HEADS][Q];
-    // decay is from behind token j to behind token i, i >= j.
+    // decay returns the decay from behind token j to behind token i, i >= j.
     DEVICE float decay(u32 w, u32 i, u32 j) const { return exponential((sum[w][i] - sum[w][j]) + (rest[w][i] - rest[w][j])); }
     DEVICE float start(u32 w, u32 i) const { return exponential(sum[w][i] + rest[w][i]); }
     DEVICE float end(u32 w, u32 j) const { return decay(w, Q - 1, j); }
@@ -61,8 +61,8 @@ DEVICE double below(double v, u32 d) {
     return __builtin_bit_cast(double, b);
 }
 
-// fill makes the steps of head h + warp() if it is below end. Tokens behind the last
-// one stand still. The block has to wait before and behind it.
+// fill computes the steps of head h + warp() if it is below end. Tokens behind the last one
+// do not change the state. The block must wait before and after it.
 DEVICE void fill(Steps &s, const Scan &c, u32 b, u32 chunk, u32 h, u32 end) {
     u32 w = warp(), q = c.tokens(chunk);
     if (h + w >= end) return;
@@ -118,10 +118,10 @@ struct Operands {
     Four a[DEEP][TILE / 4 + 1], b[DEEP][TILE / 4 + 1];
 };
 
-// multiply adds a product to a tile: the sum over k < depth, in order, of a(row, k)
-// times b(k, column), which give zero beyond their bounds. Deep says along which
-// index neighbours in memory lie: k, or the row or column. When it returns, all
-// threads have read all that a and b read.
+// multiply adds a product to a tile: the sum over k < depth, in order, of a(row, k) times
+// b(k, column), which are zero beyond their bounds. deep says along which index neighbours
+// lie in memory: k, or the row or column. When it returns, all threads have finished
+// reading a and b.
 template <bool deep_a, bool deep_b, class A, class B> DEVICE void multiply(Operands &o, Tile &t, u32 depth, A a, B b) {
 #pragma unroll 1
     for (u32 from = 0; from < depth; from += DEEP) {
@@ -146,7 +146,7 @@ template <bool deep_a, bool deep_b, class A, class B> DEVICE void multiply(Opera
     }
 }
 
-// Part is the rows of a chunk in a matrix, some columns from one on: zero beyond both.
+// Part is the rows of a chunk in a matrix and some of its columns. It is zero beyond both.
 struct Part {
     Matrix m;
     u64 row;
@@ -155,7 +155,7 @@ struct Part {
     DEVICE void put(u32 i, u32 j, float x) const {
         if (i < rows && j < cols) set(m.type, m.at(row + i, col + j), x);
     }
-    // from is the part from a column on.
+    // from returns the part from a column on.
     DEVICE Part from(u32 c) const { return {m, row, col + c, rows, c < cols ? cols - c : 0}; }
 };
 
@@ -163,12 +163,12 @@ DEVICE Part part(const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col, u32 
     return {m, (u64)b * c.seq + chunk * Q, col, c.tokens(chunk), cols};
 }
 
-// state is a head's state as a matrix of head x state.
+// state returns a head's state as a matrix of head x state.
 DEVICE Part state(const Scan &c, u64 p) { return {{p, c.state, F32}, 0, 0, c.head, c.state}; }
 
-// carry makes the states between chunks of one tile of a head: the last one times the
-// chunk's decay, plus a product of the columns of m, weighed, and those of n. Back
-// goes from the last chunk to the first one.
+// carry computes the states between chunks for one tile of a head: the last state times the
+// chunk's decay, plus a product of the weighted columns of m and those of n. If back is
+// set, it runs from the last chunk to the first.
 template <bool back> DEVICE void carry(Steps &s, Operands &o, const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 p, u32 n) {
     u32 g = h / (c.heads / c.groups);
     Tile t;
@@ -190,7 +190,7 @@ template <bool back> DEVICE void carry(Steps &s, Operands &o, const Scan &c, u64
     }
 }
 
-// A block takes a tile of a head's states at a time.
+// A block computes a tile of a head's states at a time.
 template <bool back> DEVICE void carry_all(Steps &s, Operands &o, const Scan &c, u64 states, const Matrix &m) {
     u32 ps = (c.head + TILE - 1) / TILE, ns = (c.state + TILE - 1) / TILE;
 #pragma unroll 1
@@ -211,7 +211,7 @@ DEVICE void make_cb(Operands &o, Square &cb, const Part &bs, const Part &cs) {
     t.each([&](u32 i, u32 j, float v) { cb[i][j] = v; });
 }
 
-// each_head calls f for the heads of a group with the warp whose steps it has.
+// each_head calls f for the heads of a group, with the warp that has the steps of the head.
 template <class F> DEVICE void each_head(Steps &s, const Scan &c, u32 b, u32 chunk, u32 g, F f) {
     u32 per = c.heads / c.groups, end = (g + 1) * per;
 #pragma unroll 1

@@ -10,9 +10,9 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// ScanChunk is how many tokens the scan takes at once. Inside a chunk it is a
-// product of matrices, like attention without a softmax (the duality of state
-// spaces); states, HeadDim x State numbers a head, exist only between chunks.
+// ScanChunk is how many tokens the scan computes at once. Inside a chunk it is a product of
+// matrices, like attention without a softmax (the duality of state spaces). States, HeadDim
+// x State numbers a head, exist only between chunks.
 const ScanChunk = 64
 
 // Scan is the recurrence of Mamba-2 over sequences of Seq tokens; rows are tokens, sequence
@@ -25,20 +25,20 @@ const ScanChunk = 64
 // Y, XBC and DT have one type, and ALog, D and DTBias, of one row each, another.
 type Scan struct {
 	Y Matrix // Heads x HeadDim columns
-	// XBC is x, Heads x HeadDim columns, B, Groups x State, and C, as many: what the
-	// convolution makes.
+	// XBC is the result of the convolution: x of Heads x HeadDim columns, B of Groups x
+	// State, and C of as many.
 	XBC             Matrix
 	DT              Matrix // Heads columns
 	ALog, D, DTBias Matrix
-	// States, StateBytes long, are fp32 [sequence][chunk][head][HeadDim][State]: S at
-	// the end of each chunk but the last. No memory if one chunk is all.
+	// States is fp32 [sequence][chunk][head][HeadDim][State], StateBytes long: S at the end
+	// of each chunk but the last. It has no memory if there is only one chunk.
 	States         device.Range
 	Seq            int
 	Heads, HeadDim int
 	Groups, State  int
 }
 
-// chunks are those of a sequence.
+// chunks returns the number of chunks of a sequence.
 func (c Scan) chunks() int { return (c.Seq + ScanChunk - 1) / ScanChunk }
 
 func (c Scan) inner() int { return c.Heads * c.HeadDim }
@@ -114,8 +114,8 @@ func (c Scan) ScratchBytes(tokens int) memory.Bytes {
 	return c.StateBytes(tokens) + 12*memory.Bytes(tokens/c.Seq*c.chunks()*c.Heads) + 8*memory.Bytes(tokens*c.Groups*c.State)
 }
 
-// tiles are the squares of 64 that a head's state consists of: a block of a GPU takes
-// one at a time.
+// tiles returns how many squares of 64 a head's state consists of. A block of a GPU
+// computes one at a time.
 func (c Scan) tiles() int { return runsOf(c.HeadDim, 64) * runsOf(c.State, 64) }
 
 // RecurGrad issues the backward pass. Launches have blocks as those of [Recur]; the third
@@ -165,7 +165,7 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 
 func (c Scan) batch() int { return c.XBC.Rows / c.Seq }
 
-// check panics unless all that both passes read has its shape.
+// check panics if anything that both passes read has the wrong shape.
 func (c Scan) check() {
 	if c.Seq <= 0 || c.Heads <= 0 || c.HeadDim <= 0 || c.Groups <= 0 || c.State <= 0 || c.Heads%c.Groups != 0 || c.XBC.Rows%c.Seq != 0 {
 		panic(fmt.Sprintf("nn: a scan of %d rows in sequences of %d, with %d heads of %d in %d groups and a state of %d, is invalid; expected positive sizes, a Seq that divides the rows, and groups that divide the heads",
@@ -203,7 +203,7 @@ func (c ScanGrad) checkGrad() {
 	}
 }
 
-// sameType panics unless matrices have one type.
+// sameType panics if matrices have different types.
 func sameType(what string, first Matrix, rest ...Matrix) {
 	for _, m := range rest {
 		if m.Type != first.Type {

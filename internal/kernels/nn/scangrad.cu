@@ -1,4 +1,4 @@
-// The backward pass of the scan of Mamba-2. scan.go says what is done, and
+// The backward pass of the scan of Mamba-2. scan.go says what is computed, and
 // scangradtwin.go has the formulas.
 // targets: sm_80
 
@@ -13,11 +13,11 @@ stowage_nn_scan_grad_state(u64 grads, u64 xbc, u64 dt, u64 a_log, u64 bias, u64 
     carry_all<true>(s, o, c, global(grads), {global(dy), pitch_dy, c.xbc.type});
 }
 
-// Sums of the tokens of a chunk, for one head.
+// Sums has sums over the tokens of a chunk, for one head.
 struct Sums {
     float decay[Q];           // gradients of the logarithms of decays that end at a token, less those that begin there
-    float enters[Q];          // what a token has of the state that enters
-    float leaves[Q];          // what a token gives to the state that leaves
+    float enters[Q];          // a token's product with the entering state
+    float leaves[Q];          // a token's product with the leaving state
     float x_du[Q], dy_x[Q];   // products with x
     float behind[Q];          // sums over all tokens from one on
     float part[THREADS / 32][TILE];
@@ -36,7 +36,7 @@ template <class F> DEVICE void add_rows(Tile &t, float *to, F f) {
     }
 }
 
-// take_columns takes the sums of the columns of a tile off.
+// take_columns subtracts the sums of the columns of a tile.
 DEVICE void take_columns(Sums &z, const Tile &t, float *from) {
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
@@ -53,7 +53,7 @@ DEVICE void take_columns(Sums &z, const Tile &t, float *from) {
     }
 }
 
-// Chunk is a chunk of a group, with all that a block needs for it.
+// Chunk is a chunk of a group, with everything that a block needs for it.
 struct Chunk {
     Scan c;
     Matrix dy, dxbc, ddt, mix; // mix has the gradients of B and C on their way, fp32
@@ -65,13 +65,14 @@ struct Chunk {
     DEVICE bool leaves() const { return chunk + 1 < c.chunks; }
     DEVICE Part in(u32 h) const { return state(c, c.between(states, b, chunk - 1, h)); }
     DEVICE Part out(u32 h) const { return state(c, c.between(grads, b, chunk, h)); }
-    // db and dc are where the gradients of B and C are mixed.
+    // db and dc return where the gradients of B and C are summed.
     DEVICE Part db() const { return part(c, mix, b, chunk, g * c.state, c.state); }
     DEVICE Part dc() const { return part(c, mix, b, chunk, (c.groups + g) * c.state, c.state); }
 };
 
-// outside begins the gradients of B and C with what comes from states, over all heads.
-// It comes first: it needs x, in the place of which its gradient may lie.
+// outside begins the gradients of B and C with the part that comes from states, over all
+// heads. It runs first, because it reads x, and the gradient of x may lie in the same
+// place.
 DEVICE void outside(Steps &s, Operands &o, const Chunk &k) {
 #pragma unroll 1
     for (u32 n = 0; n < k.c.state; n += TILE) {
@@ -98,7 +99,8 @@ DEVICE void outside(Steps &s, Operands &o, const Chunk &k) {
     }
 }
 
-// mixed ends the gradients of B and C with what comes from C Bᵀ, whose gradient is dcb.
+// mixed ends the gradients of B and C with the part that comes from C Bᵀ, whose gradient is
+// dcb.
 DEVICE void mixed(Operands &o, const Square &dcb, const Chunk &k) {
 #pragma unroll 1
     for (u32 n = 0; n < k.c.state; n += TILE) {
@@ -117,8 +119,8 @@ DEVICE void mixed(Operands &o, const Square &dcb, const Chunk &k) {
     }
 }
 
-// inside is what tokens of the chunk do to each other's decays; the gradient of C Bᵀ is
-// added to.
+// inside adds what tokens of the chunk do to each other's decays, and adds to the gradient
+// of C Bᵀ.
 DEVICE void inside(Steps &s, Operands &o, Sums &z, const Square &cb, const Chunk &k, u32 h, u32 w, Tile &dcb) {
     Part x = k.heads(k.c.xbc, h), dy = k.heads(k.dy, h);
     Tile t;
@@ -138,7 +140,7 @@ DEVICE void inside(Steps &s, Operands &o, Sums &z, const Square &cb, const Chunk
     take_columns(z, t, z.decay);
 }
 
-// inputs makes the gradient of x, and the sums with it.
+// inputs computes the gradient of x, and the sums that need it.
 DEVICE void inputs(Steps &s, Operands &o, Sums &z, const Square &cb, const Chunk &k, u32 h, u32 w) {
     float by = k.c.param(k.c.d, h);
 #pragma unroll 1
@@ -167,7 +169,7 @@ DEVICE void inputs(Steps &s, Operands &o, Sums &z, const Square &cb, const Chunk
     }
 }
 
-// through is what passes from state to state.
+// through computes what passes from state to state.
 DEVICE float through(const Chunk &k, u32 h) {
     if (!k.enters() || !k.leaves()) return 0;
     Part in = k.in(h), out = k.out(h);
@@ -183,7 +185,7 @@ DEVICE float through(const Chunk &k, u32 h) {
     return t.sum(sum);
 }
 
-// scan_sums is the sum of the values of the lanes below and of this one.
+// scan_sums returns the sum of the values of the lanes below and of this one.
 DEVICE float scan_sums(float v) {
 #pragma unroll
     for (u32 d = 1; d < 32; d *= 2) {
@@ -193,16 +195,16 @@ DEVICE float scan_sums(float v) {
     return v;
 }
 
-// finish makes the gradients of steps and the sums for the parameters. One warp does
-// it, a lane having two tokens.
+// finish computes the gradients of steps and the sums for the parameters. One warp does it,
+// and each lane has two tokens.
 DEVICE void finish(Steps &s, Sums &z, const Chunk &k, u32 h, u32 w, float through) {
     u32 last = Q - 1 - 2 * lane(), i = 2 * lane();
-    // From the last token on.
+    // These are the sums from the last token on.
     float two = z.decay[last] + z.enters[last], one = two + z.decay[last - 1] + z.enters[last - 1], all = scan_sums(one);
     z.behind[last] = all - one + two;
     z.behind[last - 1] = all;
     warp_barrier();
-    // Up to the token before.
+    // These are the sums up to the token before.
     float before = scan_sums(z.leaves[i] + z.leaves[i + 1]) - z.leaves[i] - z.leaves[i + 1];
     float a = k.c.a(h), da = 0, dd = 0, dbias = 0;
     Part ddt = part(k.c, k.ddt, k.b, k.chunk, h, 1);
@@ -226,8 +228,8 @@ DEVICE void finish(Steps &s, Sums &z, const Chunk &k, u32 h, u32 w, float throug
     set(F32, to + 8ull * k.c.heads, dbias);
 }
 
-// A block takes the heads of a group in a chunk. Behind the gradients of states,
-// scratch has the sums for the parameters and then mix.
+// A block computes the heads of a group in a chunk. Behind the gradients of states, scratch
+// has the sums for the parameters and then mix.
 KERNEL(THREADS)
 stowage_nn_scan_grad(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64 states, u64 seq, u64 heads, u64 groups, u64 pitches,
                      u64 types, u64 dy, u64 dxbc, u64 ddt, u64 more) {

@@ -29,8 +29,8 @@ func scanGradStateGo(l *device.Launch) {
 	parallel.For(w.batch*w.heads, 1, func(i, _ int) { w.carryBack(a[0], dy, i/w.heads, i%w.heads) })
 }
 
-// carryBack makes the gradients of the states of one head over a sequence, the last
-// one first.
+// carryBack computes the gradients of the states of one head over a sequence, the last one
+// first.
 func (w *scanWork) carryBack(grads uint64, dy view, b, h int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
@@ -81,7 +81,7 @@ type scanBackward struct {
 	sums          []float32
 }
 
-// scanTile is the memory of one chunk of a group.
+// scanTile is the memory for one chunk of a group.
 type scanTile struct {
 	b, c, db, dc, n []float32 // q x State; n is for passing results
 	x, u, dy, du, p []float32 // q x HeadDim
@@ -93,7 +93,7 @@ type scanTile struct {
 	da              [ScanChunk]float32 // gradients of the logarithms of decays
 }
 
-// chunk makes all gradients of the heads of a group.
+// chunk computes all gradients of the heads of a group.
 func (f *scanBackward) chunk(b, chunk, g int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
@@ -137,16 +137,16 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 	f.ddt.write(t.draw, row, g*heads, q, heads)
 }
 
-// inside is what tokens of the chunk do to each other: du and da are set, and the
-// gradient of C Bᵀ is added to.
+// inside computes what tokens of the chunk do to each other. It sets du and da, and adds to
+// the gradient of C Bᵀ.
 func (f *scanBackward) inside(t *scanTile, q int) {
 	p := f.headDim
 	t.s.lower(t.l, q)
 	bands(q, func(from, to int) {
 		gemm.Block(t.dm[from*ScanChunk:], ScanChunk, t.dy[from*p:], p, false, t.u, p, true, to-from, to, p, false)
 	})
-	// Sums over rows from the last one on: with them down to row i, the numbers left
-	// of column i belong to pairs of tokens on both sides of i's decay.
+	// These are sums over rows from the last one on. With the sums down to row i, the
+	// numbers left of column i belong to pairs of tokens on both sides of i's decay.
 	var below [ScanChunk]float32
 	for i := q - 1; i >= 0; i-- {
 		l, cb, dm := t.l[i*ScanChunk:][:q], t.cb[i*ScanChunk:][:i+1], t.dm[i*ScanChunk:][:i+1]
@@ -163,7 +163,7 @@ func (f *scanBackward) inside(t *scanTile, q int) {
 	})
 }
 
-// outside is what the states that enter and leave the chunk do.
+// outside adds what the states do that enter and leave the chunk.
 func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 	p, n := f.headDim, f.state
 	var in, out []float32
@@ -201,8 +201,8 @@ func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 	}
 }
 
-// finish makes of du and da the gradients of x, in x's own place, and of the i-th column
-// of steps, and writes what the chunk adds to the gradients of parameters.
+// finish computes the gradient of x from du and da, in the place of x, and that of column i
+// of steps. It writes what the chunk adds to the gradients of parameters.
 func (f *scanBackward) finish(t *scanTile, chunk, h, i, q int) {
 	p, heads := f.headDim, f.heads/f.groups
 	var da, dd, dbias float32

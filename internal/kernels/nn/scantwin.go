@@ -23,7 +23,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-// scanWork is what every launch has in common.
+// scanWork is what every launch shares.
 type scanWork struct {
 	seq, batch, heads, headDim, groups, state int
 	chunks                                    int
@@ -55,31 +55,31 @@ func (w *scanWork) perHead(addr uint64) []float32 {
 	return to
 }
 
-// columns of XBC where B of a group begins, and C.
+// colB and colC return the columns of XBC where B and C of a group begin.
 func (w *scanWork) colB(g int) int { return w.heads*w.headDim + g*w.state }
 func (w *scanWork) colC(g int) int { return w.colB(w.groups + g) }
 
-// between is the state of a head behind a chunk, in memory as States are.
+// between returns the state of a head behind a chunk, in the layout of States.
 func (w *scanWork) between(states uint64, b, chunk, h int) []float32 {
 	n := w.headDim * w.state
 	at := (b*(w.chunks-1)+chunk)*w.heads + h
 	return device.Slice[float32](states+uint64(4*at*n), n)
 }
 
-// span is the first row of a chunk and the number of its tokens.
+// span returns the first row of a chunk and the number of its tokens.
 func (w *scanWork) span(b, chunk int) (row, q int) {
 	at := chunk * ScanChunk
 	return b*w.seq + at, min(ScanChunk, w.seq-at)
 }
 
-// steps are what a chunk's tokens have for one head.
+// steps has what a chunk's tokens need for one head.
 type steps struct {
 	raw   [ScanChunk]float32 // dt before the softplus
 	dt    [ScanChunk]float32
 	decay [ScanChunk]float32 // exp(dt a)
 }
 
-// fill makes them of the q numbers that lie stride apart.
+// fill computes the steps from q numbers that lie stride apart.
 func (s *steps) fill(raw []float32, stride, q int, bias, a float32) {
 	for i := range q {
 		s.raw[i] = raw[i*stride] + bias
@@ -97,8 +97,8 @@ func (s *steps) fill(raw []float32, stride, q int, bias, a float32) {
 	vec.Exp(s.decay[:q], s.decay[:], 0)
 }
 
-// faint is a decay that counts as none: products with numbers below 1.2e-38 take
-// many times as long.
+// faint is the decay below which products are left out: those with numbers below 1.2e-38
+// take many times as long.
 const faint = 1e-30
 
 func dim(x float32) float32 {
@@ -108,8 +108,8 @@ func dim(x float32) float32 {
 	return x
 }
 
-// toEnd sets to, for each of q tokens, the decay from it to the end of the chunk, and
-// gives the decay of the whole chunk.
+// toEnd sets, for each of q tokens, the decay from the token to the end of the chunk, and
+// returns the decay of the whole chunk.
 func (s *steps) toEnd(to []float32, q int) (all float32) {
 	all = 1
 	for i := q - 1; i >= 0; i-- {
@@ -119,7 +119,7 @@ func (s *steps) toEnd(to []float32, q int) (all float32) {
 	return all
 }
 
-// fromStart is, for each of q tokens, the decay of what enters the chunk.
+// fromStart sets, for each of q tokens, the decay of the state that enters the chunk.
 func (s *steps) fromStart(to []float32, q int) {
 	all := float32(1)
 	for i := range q {
@@ -128,10 +128,10 @@ func (s *steps) fromStart(to []float32, q int) {
 	}
 }
 
-// lower fills a square of rows ScanChunk apart with L; what lies above the diagonal
-// becomes zero.
+// lower fills a square of rows ScanChunk apart with L. Numbers above the diagonal become
+// zero.
 func (s *steps) lower(l []float32, q int) {
-	first := 0 // below it the row's numbers are zero: they grow towards the diagonal
+	first := 0 // the numbers of the row before it are zero: they grow towards the diagonal
 	for i := range q {
 		row := l[i*ScanChunk:][:q]
 		clear(row[:first])
@@ -146,8 +146,8 @@ func (s *steps) lower(l []float32, q int) {
 	}
 }
 
-// bands calls f for the bands of rows of a triangle, so that products with it can
-// leave out a quarter of its square, most of what is zero.
+// bands calls f for the bands of rows of a triangle. Products with it can then skip a
+// quarter of its square, which is most of the zeros.
 func bands(q int, f func(from, to int)) {
 	for at := 0; at < q; at += ScanChunk / 2 {
 		f(at, min(at+ScanChunk/2, q))
@@ -167,8 +167,8 @@ func scanStateGo(l *device.Launch) {
 	parallel.For(w.batch*w.heads, 1, func(i, _ int) { w.carry(a[0], i/w.heads, i%w.heads) })
 }
 
-// carry makes the states of one head over a sequence. Only the last chunk can be
-// short, and nothing needs the state behind it.
+// carry computes the states of one head over a sequence. Only the last chunk can be short,
+// and nothing needs the state behind it.
 func (w *scanWork) carry(states uint64, b, h int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
@@ -212,7 +212,7 @@ type scanForward struct {
 	states uint64
 }
 
-// chunk makes the output of the heads of a group.
+// chunk computes the output of the heads of a group.
 func (f *scanForward) chunk(b, chunk, g int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)

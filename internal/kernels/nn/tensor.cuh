@@ -14,27 +14,27 @@
 
 extern __attribute__((shared, aligned(128))) u8 pool[]; // as much as the launch asks for
 
-// need traps if the launch asked for less of the pool.
+// need traps if the launch requested less shared memory.
 DEVICE void need(u32 bytes) {
     u32 there;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(there));
     if (there < bytes) trap();
 }
 
-// spot is the address of a place in shared memory as instructions want it.
+// spot returns the address of a place in shared memory as instructions need it.
 DEVICE u32 spot(const void *p) { return (u32)(u64)(__attribute__((address_space(3))) const u8 *)p; }
 
-// bring begins to copy bytes, at most 16, to 16 in shared memory and fills the rest
-// with zeros. seal ends a group of copies; arrived waits until all groups of this
-// thread but the last n are there.
+// bring begins to copy bytes, at most 16, to 16 bytes of shared memory and fills the rest
+// with zeros. seal ends a group of copies. arrived waits until all groups of this thread
+// but the last n have arrived.
 DEVICE void bring(u32 dst, u64 src, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 DEVICE void seal() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <u32 n> DEVICE void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
 
-// matrices loads four matrices of 8 x 8 bf16, lanes 8i to 8i+7 giving the rows of
-// number i; crosswise transposes them.
+// matrices loads four matrices of 8 x 8 bf16. Lanes 8i to 8i+7 give the rows of matrix i.
+// crosswise transposes them.
 DEVICE void matrices(u32 *r, u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

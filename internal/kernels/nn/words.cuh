@@ -1,6 +1,6 @@
-// The words that kernels of models have beyond the prelude, each of them a
-// machine instruction. Whatever is written in PTX stands here or in the prelude,
-// so that the rest is plain C++, which a test compiles for the host.
+// This file has the machine instructions that kernels of models use beyond the prelude. All
+// PTX is here or in the prelude, so the rest is plain C++, which a test compiles for the
+// host.
 
 #pragma once
 
@@ -16,8 +16,8 @@ DEVICE void barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 DEVICE void barrier(u32 number, u32 members) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(members) : "memory"); }
 DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-// read and write are for memory that the launch reads again or has written. L1
-// keeps what is read.
+// read and write are for memory that the launch reads again or has written. L1 keeps what
+// is read.
 template <class T> DEVICE T read(u64 p);
 
 template <> DEVICE Vec read(u64 p) {
@@ -53,28 +53,28 @@ DEVICE void tally(u32 *p, u32 v) {
     asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
-// from_lane gives all lanes of a warp one lane's value, across the value of the
-// lane whose number differs in the bits of d, from_below that of the lane d below.
+// from_lane returns one lane's value in all lanes of a warp. across returns the value of
+// the lane whose number differs in the bits of d, and from_below that of the lane d below.
 DEVICE u32 from_lane(u32 v, u32 l) { return __nvvm_shfl_sync_idx_i32(~0u, v, l, 31); }
 DEVICE u32 across(u32 v, u32 d) { return __nvvm_shfl_sync_bfly_i32(~0u, v, d, 31); }
 DEVICE u32 from_below(u32 v, u32 d) { return __nvvm_shfl_sync_up_i32(~0u, v, d, 0); }
 
-// ballot has a bit for every lane of the warp that says yes.
+// ballot returns a bit for every lane of the warp that says yes.
 DEVICE u32 ballot(bool yes) {
     u32 v;
     asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(v) : "r"((u32)yes));
     return v;
 }
 
-// same has a bit for every lane of the warp that has the same value.
+// same returns a bit for every lane of the warp with the same value.
 DEVICE u32 same(u32 v) {
     u32 m;
     asm volatile("match.any.sync.b32 %0, %1, 0xffffffff;" : "=r"(m) : "r"(v));
     return m;
 }
 
-// power and logarithm are to base two, good to about 2^-22; quotient is good to two
-// units in the last place.
+// power and logarithm are to base two, with an error of about 2^-22. quotient has an error
+// of two units in the last place.
 DEVICE float power(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
