@@ -50,11 +50,11 @@ func Sizes(backend string) []memory.Bytes {
 	return []memory.Bytes{memory.MiB, 64 * memory.MiB, memory.GiB}
 }
 
-// turn returns the least time of one turn: 16 ms by default, so that waking the
+// turnTime returns the least time of one turnTime: 16 ms by default, so that waking the
 // goroutine or the GPU (up to 50 µs each way) and filling another core's cache
-// (a turn of the device's goroutine follows one of ours) count for less than one
+// (a turnTime of the device's goroutine follows one of ours) count for less than one
 // per cent.
-func (o Options) turn() time.Duration { return o.Line / 50 }
+func (o Options) turnTime() time.Duration { return o.Line / 50 }
 
 // The first quartile of seven turns is the second: other work may disturb five of them.
 const (
@@ -99,9 +99,9 @@ func (o Options) compare(ways []way) ([]time.Duration, error) {
 	return times, nil
 }
 
-// duel compares a way with the fastest of several others, in rounds of their own. The
+// compareFastest compares a way with the fastest of several others, in rounds of their own. The
 // fastest of many noisy figures would be slower if it were measured once more.
-func (o Options) duel(w way, others []way, times []time.Duration) (best string, two []time.Duration, err error) {
+func (o Options) compareFastest(w way, others []way, times []time.Duration) (best string, two []time.Duration, err error) {
 	i := slices.Index(times, slices.Min(times))
 	two, err = o.compare([]way{w, others[i]})
 	return others[i].name, two, err
@@ -115,7 +115,7 @@ func (o Options) calibrate(w way) (int, error) {
 		if err := w.do(n); err != nil {
 			return 0, err
 		}
-		if took := time.Since(from); took >= o.turn() || n >= 1<<20 {
+		if took := time.Since(from); took >= o.turnTime() || n >= 1<<20 {
 			return n, nil
 		}
 	}

@@ -110,7 +110,7 @@ func (r *rig) copyLines(o Options, d Direction, done func(Copy) error) (err erro
 	for i, w := range ways[:devices] {
 		c := Copy{Direction: d, Via: w.name, Size: r.size, GBps: gbps(n, times[i])}
 		if i == 0 && devices < len(ways) {
-			best, two, err := o.duel(w, ways[devices:], times[devices:])
+			best, two, err := o.compareFastest(w, ways[devices:], times[devices:])
 			if err != nil {
 				return err
 			}

@@ -119,10 +119,10 @@ func (r *offloadRig) open() (err error) {
 	if r.without, err = r.runner(engine.Config{}); err != nil {
 		return err
 	}
-	if err := r.without.warm(); err != nil {
+	if err := r.without.warmUp(); err != nil {
 		return err
 	}
-	r.kept = held(r.dev)
+	r.kept = heldBytes(r.dev)
 	cfg := engine.Config{Links: r.links, Rank: r.o.Step.Rank, Stage: r.o.Step.Rank, NoRecompute: r.o.NoRecompute, Trace: &r.log}
 	r.budget = memory.Bytes(r.o.Budget)
 	switch {
@@ -146,16 +146,16 @@ func (r *offloadRig) open() (err error) {
 	if r.with, err = r.runner(cfg); err != nil {
 		return err
 	}
-	if err := r.with.warm(); err != nil {
+	if err := r.with.warmUp(); err != nil {
 		return err
 	}
 	r.copies, err = newLinkRig(r.dev, r.log.copies)
 	return err
 }
 
-// held returns the device memory that runtimes hold for saved tensors, by the device's
+// heldBytes returns the device memory that runtimes hold for saved tensors, by the device's
 // ledger.
-func held(dev device.Device) memory.Bytes {
+func heldBytes(dev device.Device) memory.Bytes {
 	for _, o := range dev.Memory().Owners {
 		if o.Kind == memory.Device && o.Owner == trace.HeapOwner(memory.Device) {
 			return o.Current
@@ -218,7 +218,7 @@ func (r *offloadRig) shortest() (*policy.Profile, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err = x.warm(); err == nil {
+		if err = x.warmUp(); err == nil {
 			if p := x.rt.Profile(x.key); p.Tape.Span < best.Tape.Span {
 				best = p
 			}
@@ -289,7 +289,7 @@ func (r *offloadRig) result(times [3]time.Duration, equal bool) Offload {
 	o, st := r.o, r.o.Step
 	key := r.with.key
 	b, d := r.with.rt.Summary(key), r.with.rt.Decision(key)
-	kept, left := int64(r.kept), int64(held(r.dev)-r.kept)
+	kept, left := int64(r.kept), int64(heldBytes(r.dev)-r.kept)
 	ms := func(t time.Duration) float64 { return float64(t) / float64(time.Millisecond) }
 	res := Offload{
 		Device: r.dev.Info(), Model: st.Model.Name, Layers: st.Layers, Seq: st.Seq, Micro: st.Micro, Microbatches: st.Microbatches,

@@ -82,7 +82,7 @@ func (r *linkRig) run() (time.Duration, error) {
 			}
 		case c.pass > pass:
 			pass = c.pass
-			if e := r.back(i, pass); e != nil {
+			if e := r.lastReload(i, pass); e != nil {
 				s.Wait(e)
 			}
 		}
@@ -96,8 +96,8 @@ func (r *linkRig) run() (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// back returns the end of the last reload before copy i that an earlier pass needs.
-func (r *linkRig) back(i, pass int) device.Event {
+// lastReload returns the end of the last reload before copy i that an earlier pass needs.
+func (r *linkRig) lastReload(i, pass int) device.Event {
 	for k, c := range slices.Backward(r.copies[:i]) {
 		if c.in && c.pass < pass {
 			return r.events[k]

@@ -63,7 +63,7 @@ func newRunner(dev device.Device, s device.Stream, st *step, open func() (*engin
 	counts := make([]byte, 0)
 	for c := range st.chunks {
 		for l := range st.chunks[c] {
-			counts = binary.LittleEndian.AppendUint64(counts, uint64(st.live(c, l)))
+			counts = binary.LittleEndian.AppendUint64(counts, uint64(st.liveRows(c, l)))
 		}
 	}
 	if r.mem, err = dev.Alloc(memory.Device, kernels.ClockBytes+word*memory.Bytes(1+n)+memory.Bytes(len(counts)), "bench"); err != nil {
@@ -110,9 +110,9 @@ func (r *runner) close() (first error) {
 // captures them, and one follows.
 const warmSteps = 4
 
-// warm lets the runtime learn the step. It first runs one step under another key, which
+// warmUp lets the runtime learn the step. It first runs one step under another key, which
 // loads kernels and touches memory for the first time. That step must not be recorded.
-func (r *runner) warm() error {
+func (r *runner) warmUp() error {
 	key := r.key
 	defer func() { r.key = key }()
 	r.key.Shape = "warm-up"
@@ -184,14 +184,14 @@ func (r *runner) layer(s *engine.Step, p schedule.Pass, at int, ms []module) err
 		}
 		scope, captured := part[0].half.scope(r.scopes)
 		if !captured {
-			if err := r.half(s, p, at, part); err != nil {
+			if err := r.issueHalf(s, p, at, part); err != nil {
 				return err
 			}
 			continue
 		}
 		pass := engine.Pass{Chunk: p.Chunk, Layer: at, Microbatch: p.Microbatch, Backward: p.Backward}
 		// A scope saves what it makes, and nothing else needs it.
-		if _, err := s.Scope(scope, pass, func() ([]*engine.Tensor, error) { return nil, r.half(s, p, at, part) }); err != nil {
+		if _, err := s.Scope(scope, pass, func() ([]*engine.Tensor, error) { return nil, r.issueHalf(s, p, at, part) }); err != nil {
 			return err
 		}
 	}
@@ -216,7 +216,7 @@ func parts(ms []module, captured memory.Scopes) (parts [][]module) {
 	return parts
 }
 
-func (r *runner) half(s *engine.Step, p schedule.Pass, at int, ms []module) (err error) {
+func (r *runner) issueHalf(s *engine.Step, p schedule.Pass, at int, ms []module) (err error) {
 	for k := range ms {
 		m := &ms[k]
 		if p.Backward {
@@ -239,9 +239,9 @@ func (r *runner) half(s *engine.Step, p schedule.Pass, at int, ms []module) (err
 	return nil
 }
 
-// mark begins a module's duration, and last issues what is left of it.
-func (r *runner) mark()                { r.s.Launch(kernels.MarkLaunch(r.clock())) }
-func (r *runner) last(d time.Duration) { r.s.Launch(kernels.WaitLaunch(r.clock(), d)) }
+// beginModule begins a module's duration, and last issues what is left of it.
+func (r *runner) beginModule()               { r.s.Launch(kernels.MarkLaunch(r.clock())) }
+func (r *runner) waitModule(d time.Duration) { r.s.Launch(kernels.WaitLaunch(r.clock(), d)) }
 
 func (r *runner) noise(g memory.GroupID, i int, to device.Range) {
 	r.s.Launch(kernels.NoiseLaunch(to, r.seed(), uint64(r.base[g]+i)))
@@ -260,8 +260,8 @@ func (r *runner) check(g memory.GroupID, rs ...device.Range) {
 // runtime may ask for it once more before the backward pass.
 func (r *runner) forward(s *engine.Step, g memory.GroupID, m *module) error {
 	if len(m.saved) == 0 {
-		r.mark()
-		r.last(m.forward)
+		r.beginModule()
+		r.waitModule(m.forward)
 		return nil
 	}
 	var made []*engine.Tensor
@@ -274,12 +274,12 @@ func (r *runner) forward(s *engine.Step, g memory.GroupID, m *module) error {
 			}
 			xs = append(xs, x)
 		}
-		r.mark() // behind what compute waits for to have the memory: that is no work
+		r.beginModule() // behind what compute waits for to have the memory: that is no work
 		for i, x := range xs {
 			r.noise(g, i, x.Range())
 			to.Save(x)
 		}
-		r.last(m.forward)
+		r.waitModule(m.forward)
 		if !to.Recomputing() {
 			made = xs
 		}
@@ -307,9 +307,9 @@ func (r *runner) backward(s *engine.Step, g memory.GroupID, m *module) error {
 			rs = append(rs, loaded.Range(i))
 		}
 	}
-	r.mark()
+	r.beginModule()
 	r.check(g, rs...)
-	r.last(m.backward)
+	r.waitModule(m.backward)
 	if loaded != nil {
 		loaded.Done()
 	}
@@ -318,19 +318,19 @@ func (r *runner) backward(s *engine.Step, g memory.GroupID, m *module) error {
 
 // stashed issues either pass of the module whose rows are counted on the device.
 func (r *runner) stashed(s *engine.Step, g memory.GroupID, m *module, backward bool) {
-	live := memory.Bytes(r.step.live(g.Chunk, g.Layer)) * r.step.row
+	live := memory.Bytes(r.step.liveRows(g.Chunk, g.Layer)) * r.step.row
 	if backward {
 		set := s.Restore(r.space, g)
-		r.mark()
+		r.beginModule()
 		r.check(g, set.Tensor(0).Slice(0, live))
-		r.last(m.backward)
+		r.waitModule(m.backward)
 		set.Done()
 		return
 	}
 	set := s.Lease(r.space, g)
-	r.mark()
+	r.beginModule()
 	r.s.Copy(set.Counts().Slice(0, word), r.rows.Slice(word*memory.Bytes(r.step.layerOf(g.Chunk, g.Layer)), word))
 	r.noise(g, 0, set.Tensor(0).Slice(0, live))
-	r.last(m.forward)
+	r.waitModule(m.forward)
 	set.Saved()
 }

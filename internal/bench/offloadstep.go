@@ -230,7 +230,7 @@ func (s *step) stashedBytes() (n memory.Bytes) {
 		for l, ms := range s.chunks[p.Chunk] {
 			for i := range ms {
 				if !p.Backward && s.stashes(&ms[i]) {
-					n += memory.Bytes(s.live(p.Chunk, l)) * s.row
+					n += memory.Bytes(s.liveRows(p.Chunk, l)) * s.row
 				}
 			}
 		}
@@ -246,9 +246,9 @@ func (s *step) layerOf(chunk, layer int) int {
 	return layer
 }
 
-// live returns how many rows a layer's experts receive: up to a quarter more or fewer
+// liveRows returns how many rows a layer's experts receive: up to a quarter more or fewer
 // than balanced routing would give.
-func (s *step) live(chunk, layer int) stash.Rows {
+func (s *step) liveRows(chunk, layer int) stash.Rows {
 	return s.rows * stash.Rows(3+s.layerOf(chunk, layer)%3) / 4
 }
 
@@ -283,8 +283,8 @@ func (s *step) forward() (d time.Duration) {
 	return d
 }
 
-// span returns the compute of the whole step.
-func (s *step) span() (d time.Duration) {
+// computeTime returns the compute of the whole step.
+func (s *step) computeTime() (d time.Duration) {
 	for _, p := range s.passes {
 		for _, l := range s.chunks[p.Chunk] {
 			for _, m := range l {

@@ -40,7 +40,7 @@ func TestStepOfLlama(t *testing.T) {
 	if got := s.forward().Seconds(); math.Abs(got/forward-1) > 1e-6 {
 		t.Errorf("forward passes take %g s, want %g", got, forward)
 	}
-	if got, want := s.span(), 2*3*s.forward(); got != want {
+	if got, want := s.computeTime(), 2*3*s.forward(); got != want {
 		t.Errorf("two microbatches take %v, want %v", got, want)
 	}
 	if got, want := s.bytes(), int64(3*saved); got != want {

@@ -86,8 +86,8 @@ func ComparePools(models []*model.Model, o PoolOptions) (*Pools, error) {
 				x.Units++
 			}
 		}
-		if x.Weights, err = o.side(weights); err == nil {
-			x.Gradients, err = o.side(grads)
+		if x.Weights, err = o.planPools(weights); err == nil {
+			x.Gradients, err = o.planPools(grads)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", m.Name, err)
@@ -97,7 +97,7 @@ func ComparePools(models []*model.Model, o PoolOptions) (*Pools, error) {
 	return res, nil
 }
 
-func (o PoolOptions) side(s bucket.Spec) (side PoolSide, err error) {
+func (o PoolOptions) planPools(s bucket.Spec) (side PoolSide, err error) {
 	for _, kind := range bucket.PoolKinds {
 		p, err := bucket.NewPoolPlan(kind, s, bucket.Options{Fallback: o.Fallback})
 		if err != nil {

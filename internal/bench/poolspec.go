@@ -54,8 +54,8 @@ type depth struct {
 	layers     []int
 }
 
-// pool finds the units of a model.
-func (o PoolOptions) pool(m *model.Model) (p pooled, err error) {
+// poolUnits finds the units of a model.
+func (o PoolOptions) poolUnits(m *model.Model) (p pooled, err error) {
 	add := func(name string, loose bool, params []model.Param) int {
 		buckets, e := o.buckets(params)
 		if e != nil && err == nil {
@@ -143,7 +143,7 @@ func (o *order) use(unit int, inside func()) {
 	*o = append(*o, bucket.OrderEntry{Unit: unit, Release: true})
 }
 
-func (o *order) all(units []int) {
+func (o *order) useAll(units []int) {
 	for _, u := range units {
 		o.use(u, nil)
 	}
@@ -159,29 +159,29 @@ func reversed(units []int) []int {
 // The output layer stays gathered from its forward to its backward pass. The embedding
 // needs no weights in the backward pass.
 func (o PoolOptions) Weights(m *model.Model) (bucket.Spec, error) {
-	p, err := o.pool(m)
+	p, err := o.poolUnits(m)
 	if err != nil {
 		return bucket.Spec{}, err
 	}
 	var e order
 	e.use(p.embedding, nil)
-	e.all(p.layers)
+	e.useAll(p.layers)
 	for _, d := range p.depths {
 		e.use(d.projection, func() {
 			e.use(p.embedding, nil)
-			e.all(d.layers)
+			e.useAll(d.layers)
 		})
 	}
 	e.use(p.norm, nil)
 	e.use(p.output, nil)
 	for _, d := range slices.Backward(p.depths) {
-		e.use(d.projection, func() { e.all(reversed(d.layers)) })
+		e.use(d.projection, func() { e.useAll(reversed(d.layers)) })
 	}
 	for _, chunk := range slices.Backward(slices.Collect(slices.Chunk(p.layers, max(1, o.Recompute)))) {
 		if len(chunk) > 1 {
-			e.all(chunk)
+			e.useAll(chunk)
 		}
-		e.all(reversed(chunk))
+		e.useAll(reversed(chunk))
 	}
 	return bucket.Spec{Units: p.units, Order: e, Prefetch: o.Prefetch, Align: poolAlign, Multiple: poolGrain * int64(o.DP)}, nil
 }
@@ -189,7 +189,7 @@ func (o PoolOptions) Weights(m *model.Model) (bucket.Spec, error) {
 // Grads returns the order in which a step reduces gradients, which is that of the backward
 // pass. They have the pool's data type when they are sent.
 func (o PoolOptions) Grads(m *model.Model) (bucket.Spec, error) {
-	p, err := o.pool(m)
+	p, err := o.poolUnits(m)
 	if err != nil {
 		return bucket.Spec{}, err
 	}
@@ -203,11 +203,11 @@ func (o PoolOptions) Grads(m *model.Model) (bucket.Spec, error) {
 	e.use(p.norm, nil)
 	for _, d := range slices.Backward(p.depths) {
 		e.use(d.projection, func() {
-			e.all(reversed(d.layers))
+			e.useAll(reversed(d.layers))
 			e.use(p.embedding, nil)
 		})
 	}
-	e.all(reversed(p.layers))
+	e.useAll(reversed(p.layers))
 	e.use(p.embedding, nil)
 	return bucket.Spec{Units: p.units, Order: e, Behind: o.Prefetch, Align: poolAlign, Multiple: poolGrain * int64(o.DP)}, nil
 }

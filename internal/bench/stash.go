@@ -92,7 +92,7 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	cfg := stash.Config{Page: o.Page}
 	var pages schedule.Pages
 	for i := range o.Groups {
-		pages += r.of(i).Pages(o.Page, o.counts()...)
+		pages += r.layoutOf(i).Pages(o.Page, o.counts()...)
 	}
 	cfg.Pages[o.tier()], cfg.Max[o.tier()] = pages, pages
 	if r.store, err = stash.NewStore(dev, r.s, cfg); err != nil {
@@ -120,7 +120,7 @@ func newStashRig(dev device.Device, o StashOptions) (r *stashRig, err error) {
 	}
 	r.s.Upload(r.layout[len(r.layout)-1].Counts(r.set.All()), counts)
 	for i := range o.Groups {
-		rec, err := r.store.AddRecord(r.s, r.of(i), r.of(i), memory.GroupID{Name: "bench", Layer: i})
+		rec, err := r.store.AddRecord(r.s, r.layoutOf(i), r.layoutOf(i), memory.GroupID{Name: "bench", Layer: i})
 		if err != nil {
 			return r, err
 		}
@@ -146,8 +146,8 @@ func (r *stashRig) layouts(o StashOptions) error {
 	return nil
 }
 
-// of returns the layout of group i.
-func (r *stashRig) of(i int) *stash.Layout { return r.layout[i%len(r.layout)] }
+// layoutOf returns the layout layoutOf group i.
+func (r *stashRig) layoutOf(i int) *stash.Layout { return r.layout[i%len(r.layout)] }
 
 // counts returns the live rows of the groups in turn. A set has room for 32 of them.
 func (o StashOptions) counts() []stash.Rows {
@@ -272,7 +272,7 @@ func (r *stashRig) measure(o StashOptions, ways []way) ([]time.Duration, error) 
 	if err != nil {
 		return nil, err
 	}
-	if _, times, err = all.duel(ways[0], ways[1:], times[1:]); err != nil {
+	if _, times, err = all.compareFastest(ways[0], ways[1:], times[1:]); err != nil {
 		return nil, err
 	}
 	kernels.PutChecksum(r.s, r.sum(last, true), r.set.All())

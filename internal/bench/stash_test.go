@@ -47,19 +47,19 @@ func TestStashes(t *testing.T) {
 func TestStashFaultsAreNoticed(t *testing.T) {
 	for want, plant := range map[string]func(r *stashRig, o StashOptions) error{
 		"1 of 6 tensors came back changed": func(r *stashRig, o StashOptions) error {
-			r.give(o)
+			r.stashAll(o)
 			at := r.store.Pool(o.tier()).Slice(5, 1)
 			var b [1]byte
 			if err := r.s.Download(b[:], at); err != nil {
 				return err
 			}
 			r.s.Fill(at, b[0]^1)
-			r.take(o)
+			r.restoreAll(o)
 			return r.equal(o.Groups * o.Tensors)
 		},
 		"2 tensors have more rows than their buffers": func(r *stashRig, o StashOptions) error {
 			n := binary.LittleEndian.AppendUint64(nil, uint64(o.MaxRows+1))
-			r.s.Upload(r.of(0).Counts(r.set.All()).Slice(0, 8), n)
+			r.s.Upload(r.layoutOf(0).Counts(r.set.All()).Slice(0, 8), n)
 			_, err := r.prove(o)
 			if err == nil || strings.Contains(err.Error(), "changed") {
 				err = r.sound()

@@ -48,7 +48,7 @@ func (r *stashRig) sum(tensor int, found bool) device.Range {
 
 // live returns the live rows of tensor k of group i, in the set.
 func (r *stashRig) live(o StashOptions, i, k int) device.Range {
-	return r.of(i).Tensor(r.set.All(), k).Slice(0, o.bytes(i)/memory.Bytes(o.Tensors))
+	return r.layoutOf(i).Tensor(r.set.All(), k).Slice(0, o.bytes(i)/memory.Bytes(o.Tensors))
 }
 
 // launched returns the number of launches that a function issues.
@@ -58,8 +58,8 @@ func (r *stashRig) launched(issue func()) int {
 	return int(r.dev.Counters().Launches - before)
 }
 
-// give stashes every group once, with random bytes of its own from the plain buffer.
-func (r *stashRig) give(o StashOptions) (launches int) {
+// stashAll stashes every group once, with random bytes of its own from the plain buffer.
+func (r *stashRig) stashAll(o StashOptions) (launches int) {
 	r.store.Reset(r.s, o.Bump)
 	var at memory.Bytes
 	for i, rec := range r.recs {
@@ -74,11 +74,11 @@ func (r *stashRig) give(o StashOptions) (launches int) {
 	return launches
 }
 
-// take restores every group once, into a set whose tensors were cleared.
-func (r *stashRig) take(o StashOptions) (launches int) {
+// restoreAll restores every group once, into a set whose tensors were cleared.
+func (r *stashRig) restoreAll(o StashOptions) (launches int) {
 	for i := len(r.recs) - 1; i >= 0; i-- {
 		for k := range o.Tensors {
-			r.s.Fill(r.of(i).Tensor(r.set.All(), k), 0)
+			r.s.Fill(r.layoutOf(i).Tensor(r.set.All(), k), 0)
 		}
 		launches += r.launched(func() { r.store.Restore(r.s, r.recs[i], r.set.All()) })
 		for k := range o.Tensors {
@@ -91,7 +91,7 @@ func (r *stashRig) take(o StashOptions) (launches int) {
 // prove stashes and restores every group once and returns the launches that a
 // group takes.
 func (r *stashRig) prove(o StashOptions) (launches int, err error) {
-	launches = r.give(o) + r.take(o)
+	launches = r.stashAll(o) + r.restoreAll(o)
 	if err := r.equal(o.Groups * o.Tensors); err != nil {
 		return 0, err
 	}

@@ -75,7 +75,7 @@ func (t *timeline) bySize() []int {
 func (t *timeline) share(order []int) (b blocks) {
 	had, _ := t.firstFreeBlocks(order)
 	for _, unit := range order {
-		b.fit(had[unit]-1, unit, t.size[unit])
+		b.enlarge(had[unit]-1, unit, t.size[unit])
 	}
 	for _, x := range t.stays {
 		b.of = append(b.of, had[x.unit]-1)
@@ -83,8 +83,8 @@ func (t *timeline) share(order []int) (b blocks) {
 	return b
 }
 
-// fit enlarges a block so that a unit fits into it, or adds the block.
-func (b *blocks) fit(at, unit int, size memory.Bytes) {
+// enlarge enlarges a block so that a unit fits into it, or adds the block.
+func (b *blocks) enlarge(at, unit int, size memory.Bytes) {
 	if at == len(b.size) {
 		b.size, b.most = append(b.size, 0), append(b.most, unit)
 	}
@@ -101,7 +101,7 @@ func (t *timeline) inSets() blocks {
 	// assign takes the first free block, so blocks appear in order.
 	for i, x := range t.stays {
 		if !t.loose(x.unit) {
-			b.fit(b.of[i], x.unit, t.size[x.unit])
+			b.enlarge(b.of[i], x.unit, t.size[x.unit])
 		}
 	}
 	own := map[int]int{}
@@ -113,7 +113,7 @@ func (t *timeline) inSets() blocks {
 		if !ok {
 			at = len(b.size)
 			own[x.unit] = at
-			b.fit(at, x.unit, t.size[x.unit])
+			b.enlarge(at, x.unit, t.size[x.unit])
 		}
 		b.of[i] = at
 	}

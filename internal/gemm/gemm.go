@@ -30,8 +30,8 @@ type Matrix struct {
 
 func (m *Matrix) live() bool { return m.F32 != nil || m.BF16 != nil }
 
-// from returns the index of an element.
-func (m *Matrix) from(row, col int) int { return row*m.Pitch + col }
+// index returns the index of an element.
+func (m *Matrix) index(row, col int) int { return row*m.Pitch + col }
 
 // Product is C = op(A) op(B), plus Plus if that has memory. op transposes or does nothing.
 // Plus may be C. C must not overlap anything else.
@@ -209,7 +209,7 @@ func (b *batch) tile(x *part, s *scratch, row, col int) {
 	}
 	c, ldc := s.c[:], tileCols
 	if x.C.F32 != nil {
-		c, ldc = x.C.F32[x.C.from(row, col):], x.C.Pitch
+		c, ldc = x.C.F32[x.C.index(row, col):], x.C.Pitch
 	}
 	add := x.Plus.live()
 	if add && !x.inPlace() {
@@ -223,7 +223,7 @@ func (b *batch) tile(x *part, s *scratch, row, col int) {
 			switch {
 			case k == 0:
 			case x.direct:
-				bs, bks = x.B.F32[x.B.from(p, col+j):], x.B.Pitch
+				bs, bks = x.B.F32[x.B.index(p, col+j):], x.B.Pitch
 			default:
 				bs = b.packed[x.packed+(col-x.from+j)*x.k+p*nr:]
 			}
@@ -232,7 +232,7 @@ func (b *batch) tile(x *part, s *scratch, row, col int) {
 	}
 	if x.C.BF16 != nil {
 		for i := range rows {
-			b.kind.round(x.C.BF16[x.C.from(row+i, col):][:cols], c[i*ldc:][:cols])
+			b.kind.round(x.C.BF16[x.C.index(row+i, col):][:cols], c[i*ldc:][:cols])
 		}
 	}
 }

@@ -76,11 +76,11 @@ func rows(m *Matrix, columns bool) [][]float64 {
 	for i := range all {
 		all[i] = make([]float64, w)
 		for j := range all[i] {
-			at := m.from(i, j)
+			at := m.index(i, j)
 			if columns {
-				at = m.from(j, i)
+				at = m.index(j, i)
 			}
-			all[i][j] = float64(m.at(at))
+			all[i][j] = float64(m.value(at))
 		}
 	}
 	return all
@@ -127,7 +127,7 @@ func (w truth) verify(t interface{ Fatalf(string, ...any) }, what string, c Matr
 			}
 		}
 		for j := c.Cols; j < c.Pitch && i+1 < c.Rows; j++ {
-			if v := c.at(c.from(i, j)); v == v {
+			if v := c.value(c.index(i, j)); v == v {
 				t.Fatalf("%s: behind row %d of C was written", what, i)
 			}
 		}

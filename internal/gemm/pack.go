@@ -15,7 +15,7 @@ func (b *batch) rowsOfA(x *part, s *scratch, row, rows, p, k, cols int) (a []flo
 		b.kind.copy(s.a[:], tileRows, &x.A, p, row, k, rows)
 		return s.a[:], 1, tileRows
 	case x.A.F32 != nil && cols <= directCols:
-		return x.A.F32[x.A.from(row, p):], x.A.Pitch, 1
+		return x.A.F32[x.A.index(row, p):], x.A.Pitch, 1
 	}
 	b.kind.copy(s.a[:], aPitch, &x.A, row, p, rows, k)
 	return s.a[:], aPitch, 1
@@ -49,7 +49,7 @@ func (k kind) transpose(dst []float32, ldd int, m *Matrix, row, col, rows, cols 
 	whole := 0
 	if k != plain && cols >= 8 {
 		for ; whole+8 <= rows; whole += 8 {
-			k.transpose8(dst[whole:], ldd, m, m.from(row+whole, col), cols/8)
+			k.transpose8(dst[whole:], ldd, m, m.index(row+whole, col), cols/8)
 		}
 	}
 	for i := range rows {
@@ -58,7 +58,7 @@ func (k kind) transpose(dst []float32, ldd int, m *Matrix, row, col, rows, cols 
 			from = cols &^ 7
 		}
 		for j := from; j < cols; j++ {
-			dst[j*ldd+i] = m.at(m.from(row+i, col+j))
+			dst[j*ldd+i] = m.value(m.index(row+i, col+j))
 		}
 	}
 }
@@ -68,20 +68,20 @@ func (k kind) copy(dst []float32, ldd int, m *Matrix, row, col, rows, cols int) 
 	whole := 0
 	if k != plain && cols >= 8 && rows > 0 {
 		whole = cols &^ 7
-		k.copyRows(dst, ldd, m, m.from(row, col), rows, whole/8)
+		k.copyRows(dst, ldd, m, m.index(row, col), rows, whole/8)
 	}
 	if whole == cols {
 		return
 	}
 	for i := range rows {
 		for j := whole; j < cols; j++ {
-			dst[i*ldd+j] = m.at(m.from(row+i, col+j))
+			dst[i*ldd+j] = m.value(m.index(row+i, col+j))
 		}
 	}
 }
 
-// at returns a number as fp32. A bf16 is the upper half of one.
-func (m *Matrix) at(i int) float32 {
+// value returns a number as fp32. A bf16 is the upper half of one.
+func (m *Matrix) value(i int) float32 {
 	if m.F32 != nil {
 		return m.F32[i]
 	}

@@ -15,10 +15,10 @@ func (m *Matrix) touch(write bool, row, col, rows, cols int) {
 	sum := float32(0)
 	for i := range rows {
 		for j := range cols {
-			at := m.from(row+i, col+j)
+			at := m.index(row+i, col+j)
 			switch {
 			case !write:
-				sum += m.at(at)
+				sum += m.value(at)
 			case m.F32 != nil:
 				v := m.F32[at]
 				m.F32[at] = v

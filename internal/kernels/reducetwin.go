@@ -69,7 +69,7 @@ type reduceJob struct {
 // reduceJobs keeps finished jobs, so that a launch allocates nothing.
 var reduceJobs = sync.Pool{New: func() any {
 	j := new(reduceJob)
-	j.crew = parallel.NewCrew(j.take)
+	j.crew = parallel.NewCrew(j.takeChunks)
 	return j
 }}
 
@@ -78,7 +78,7 @@ func (j *reduceJob) run() {
 	j.crew.Run(min(runtime.GOMAXPROCS(0), (j.n+twinChunk-1)/twinChunk) - 1)
 }
 
-func (j *reduceJob) take() {
+func (j *reduceJob) takeChunks() {
 	for {
 		at := (int(j.next.Add(1)) - 1) * twinChunk
 		if at >= j.n {

@@ -25,7 +25,7 @@ func For(n, grain int, f func(from, to int)) {
 		return
 	}
 	j := job{n: n, grain: grain, f: f}
-	NewCrew(j.take).Run(helpers)
+	NewCrew(j.takeRuns).Run(helpers)
 }
 
 type job struct {
@@ -34,7 +34,7 @@ type job struct {
 	next     atomic.Int64 // runs taken so far, may pass the end
 }
 
-func (j *job) take() {
+func (j *job) takeRuns() {
 	for {
 		at := (int(j.next.Add(1)) - 1) * j.grain
 		if at >= j.n {

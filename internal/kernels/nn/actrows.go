@@ -48,16 +48,16 @@ func passRun(l *device.Launch, what string, r device.Range, n int, size memory.B
 	l.Declare(device.Access{Rect: device.Rect{Range: r, Pitch: r.Len, Rows: 1}, Mode: mode})
 }
 
-// two packs two numbers below 2^32.
-func two(low, high int) uint64 {
+// packPair packs two numbers below 2^32 into an argument, the first into the low half.
+func packPair(low, high int) uint64 {
 	if low < 0 || high < 0 || low > None || high > None {
 		panic(fmt.Sprintf("nn: expected sizes below 2^32, got %d and %d", low, high))
 	}
 	return uint64(low) | uint64(high)<<32
 }
 
-// untwo is the inverse of two.
-func untwo(a uint64) (low, high int) { return int(uint32(a)), int(a >> 32) }
+// unpackPair is the inverse of packPair.
+func unpackPair(a uint64) (low, high int) { return int(uint32(a)), int(a >> 32) }
 
 // typeBits returns a bit for each matrix, set for bf16. A missing matrix counts as fp32.
 func typeBits(ms ...Matrix) (b uint64) {

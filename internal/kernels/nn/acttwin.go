@@ -49,8 +49,8 @@ func rowWeight(addr uint64, row int) float32 {
 
 func swigluTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[4])
-	yp, xp := untwo(a[5])
+	rows, cols := unpackPair(a[4])
+	yp, xp := unpackPair(a[5])
 	y, x := stripOf(a[0], yp, a[7], 0), stripOf(a[1], xp, a[7], 1)
 	liveRows(a[3], int(a[6]), rows, runRows(2*cols), func(from, to int) {
 		withRoom(3*cols, func(room []float32) {
@@ -66,9 +66,9 @@ func swigluTwin(l *device.Launch) {
 
 func swigluGradTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[7])
-	dxp, xp := untwo(a[8])
-	dyp, yp := untwo(a[9])
+	rows, cols := unpackPair(a[7])
+	dxp, xp := unpackPair(a[8])
+	dyp, yp := unpackPair(a[9])
 	dx, x := stripOf(a[0], dxp, a[11], 0), stripOf(a[1], xp, a[11], 1)
 	dy, y := stripOf(a[2], dyp, a[11], 2), stripOf(a[3], yp, a[11], 3)
 	if y.addr == 0 {
@@ -94,8 +94,8 @@ func swigluGradTwin(l *device.Launch) {
 
 func addTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[3])
-	yp, ap := untwo(a[4])
+	rows, cols := unpackPair(a[3])
+	yp, ap := unpackPair(a[4])
 	y, x, z := stripOf(a[0], yp, a[6], 0), stripOf(a[1], ap, a[6], 1), stripOf(a[2], int(a[5]), a[6], 2)
 	parallel.For(rows, runRows(cols), func(from, to int) {
 		withRoom(3*cols, func(room []float32) {
@@ -117,8 +117,8 @@ func openGate(logit strip, row int) float32 {
 
 func gateRowsTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[3])
-	yp, xp := untwo(a[4])
+	rows, cols := unpackPair(a[3])
+	yp, xp := unpackPair(a[4])
 	y, x, logit := stripOf(a[0], yp, a[6], 0), stripOf(a[1], xp, a[6], 1), strip{addr: a[2], pitch: int(a[5])}
 	parallel.For(rows, runRows(cols), func(from, to int) {
 		withRoom(2*cols, func(room []float32) {
@@ -133,9 +133,9 @@ func gateRowsTwin(l *device.Launch) {
 
 func gateRowsGradTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[5])
-	dxp, dlp := untwo(a[6])
-	dyp, xp := untwo(a[7])
+	rows, cols := unpackPair(a[5])
+	dxp, dlp := unpackPair(a[6])
+	dyp, xp := unpackPair(a[7])
 	dx, dy, x := stripOf(a[0], dxp, a[9], 0), stripOf(a[2], dyp, a[9], 1), stripOf(a[3], xp, a[9], 2)
 	dlogit, logit := strip{addr: a[1], pitch: dlp}, strip{addr: a[4], pitch: int(a[8])}
 	parallel.For(rows, runRows(cols), func(from, to int) {

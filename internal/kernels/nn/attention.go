@@ -66,7 +66,7 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	a.DQ.shape("the gradient of attention's queries", tokens, a.Heads*a.KeyDim)
 	a.DK.shape("the gradient of attention's keys", tokens, a.KVHeads*a.KeyDim)
 	a.DV.shape("the gradient of attention's values", tokens, a.KVHeads*a.ValueDim)
-	a.same(a.DO, a.DQ, a.DK, a.DV)
+	a.mustShareType(a.DO, a.DQ, a.DK, a.DV)
 	a.perRow("Delta", a.Delta)
 	l := a.gpuLaunch(step)
 	a.begin(&l, device.Read)
@@ -135,11 +135,11 @@ func (a *Attention) check() {
 	a.K.shape("attention's keys", tokens, a.KVHeads*a.KeyDim)
 	a.V.shape("attention's values", tokens, a.KVHeads*a.ValueDim)
 	a.O.shape("attention's output", tokens, a.Heads*a.ValueDim)
-	a.same(a.K, a.V, a.O)
+	a.mustShareType(a.K, a.V, a.O)
 	a.perRow("LSE", a.LSE)
 }
 
-func (a *Attention) same(ms ...Matrix) {
+func (a *Attention) mustShareType(ms ...Matrix) {
 	for _, m := range ms {
 		if m.Type != a.Q.Type {
 			panic("nn: attention: expected matrices of one type")

@@ -36,8 +36,8 @@ var attendRooms = sync.Pool{New: func() any { return new(attendRoom) }}
 
 func (r *attendRoom) reset() { r.used = 0 }
 
-// take returns n numbers of any content.
-func (r *attendRoom) take(n int) []float32 {
+// alloc returns n numbers of any content.
+func (r *attendRoom) alloc(n int) []float32 {
 	if r.used+n > len(r.all) {
 		// Earlier slices keep their old memory.
 		r.all, r.used = make([]float32, 2*len(r.all)+n), 0
@@ -48,15 +48,15 @@ func (r *attendRoom) take(n int) []float32 {
 
 // load returns n rows of some columns as fp32 without gaps.
 func (v view) load(room *attendRoom, row, col, n, cols int) []float32 {
-	to := room.take(n * cols)
+	to := room.alloc(n * cols)
 	v.read(to, row, col, n, cols)
 	return to
 }
 
-// turn returns n rows of some columns as fp32, in transposed blocks of attendTile rows. A
+// loadTransposed returns n rows of some columns as fp32, in transposed blocks of attendTile rows. A
 // short last block has the size of a whole one and any content at its end.
-func (v view) turn(room *attendRoom, row, col, n, cols int) []float32 {
-	to, line := room.take((n+attendTile-1)/attendTile*attendTile*cols), room.take(attendTile*cols)
+func (v view) loadTransposed(room *attendRoom, row, col, n, cols int) []float32 {
+	to, line := room.alloc((n+attendTile-1)/attendTile*attendTile*cols), room.alloc(attendTile*cols)
 	for i := 0; i < n; i += attendTile {
 		rows, pitch, count := line, cols, min(attendTile, n-i)
 		if v.typ == kernels.F32 {

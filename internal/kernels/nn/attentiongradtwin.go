@@ -37,16 +37,16 @@ func (w *attendWork) gradients(batch, kv int) {
 	b := backward{
 		attendWork: w, batch: batch,
 		keys:       w.k.load(room, row, kv*kd, w.seq, kd),
-		turnedKeys: w.k.turn(room, row, kv*kd, w.seq, kd),
-		turnedVals: w.v.turn(room, row, kv*vd, w.seq, vd),
-		dk:         room.take(w.seq * kd),
-		dv:         room.take(w.seq * vd),
-		q:          room.take(attendRows * kd),
-		dq:         room.take(attendRows * kd),
-		o:          room.take(attendRows * vd),
-		do:         room.take(attendRows * vd),
-		p:          room.take(attendRows * attendTile),
-		ds:         room.take(attendRows * attendTile),
+		turnedKeys: w.k.loadTransposed(room, row, kv*kd, w.seq, kd),
+		turnedVals: w.v.loadTransposed(room, row, kv*vd, w.seq, vd),
+		dk:         room.alloc(w.seq * kd),
+		dv:         room.alloc(w.seq * vd),
+		q:          room.alloc(attendRows * kd),
+		dq:         room.alloc(attendRows * kd),
+		o:          room.alloc(attendRows * vd),
+		do:         room.alloc(attendRows * vd),
+		p:          room.alloc(attendRows * attendTile),
+		ds:         room.alloc(attendRows * attendTile),
 	}
 	clear(b.dk)
 	clear(b.dv)

@@ -38,11 +38,11 @@ func (w *attendWork) strip(batch, kv, strip int) {
 	row := batch*w.seq + first
 	f := forward{
 		attendWork: w, batch: batch, first: first,
-		keys:   w.k.turn(room, row, kv*w.keyDim, to-first, w.keyDim),
+		keys:   w.k.loadTransposed(room, row, kv*w.keyDim, to-first, w.keyDim),
 		values: w.v.load(room, row, kv*w.valueDim, to-first, w.valueDim),
-		q:      room.take(attendRows * w.keyDim),
-		s:      room.take(attendRows * attendTile),
-		o:      room.take(attendRows * w.valueDim),
+		q:      room.alloc(attendRows * w.keyDim),
+		s:      room.alloc(attendRows * attendTile),
+		o:      room.alloc(attendRows * w.valueDim),
 	}
 	group := w.heads / w.kvHeads
 	for head := kv * group; head < (kv+1)*group; head++ {

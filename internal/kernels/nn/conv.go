@@ -88,7 +88,7 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	l.Read(c.DY.used("the gradient of a convolution's output"))
 	l.Write(c.DW.used("the gradient of a convolution's taps"))
 	l.Write(c.DBias.used("the gradient of a convolution's bias"))
-	l.Arg(pair(c.DX.pitch(), c.DY.pitch()))
+	l.Arg(packPair(c.DX.pitch(), c.DY.pitch()))
 	l.Arg(uint64(c.DW.Type))
 	s.Launch(l)
 }
@@ -117,9 +117,9 @@ func (c Conv) add(l *device.Launch) {
 	l.Read(c.X.used("a convolution's input"))
 	l.Read(c.W.used("a convolution's taps"))
 	l.Read(c.Bias.used("a convolution's bias"))
-	l.Arg(pair(c.X.Rows, c.Seq))
-	l.Arg(pair(c.X.Cols, c.W.Cols))
-	l.Arg(pair(c.X.pitch(), int(c.X.Type)|int(c.W.Type)<<1))
+	l.Arg(packPair(c.X.Rows, c.Seq))
+	l.Arg(packPair(c.X.Cols, c.W.Cols))
+	l.Arg(packPair(c.X.pitch(), int(c.X.Type)|int(c.W.Type)<<1))
 }
 
 // convWork is what both passes have in common.
@@ -137,9 +137,9 @@ func newConvWork(a []uint64) convWork {
 	return w
 }
 
-// line is a row's columns from col on, as many as room has: where they lie if they
+// rowPart is a row's columns from col on, as many as room has: where they lie if they
 // are fp32, else in room.
-func (v view) line(room []float32, row, col int) []float32 {
+func (v view) rowPart(room []float32, row, col int) []float32 {
 	if v.typ == kernels.F32 {
 		return device.Slice[float32](v.addr+uint64(4*(row*v.pitch+col)), len(room))
 	}
@@ -156,12 +156,12 @@ type window struct {
 
 // open makes the window of n columns.
 func (w *convWork) open(room *attendRoom, col, n int) window {
-	v := window{taps: room.take(n * w.taps), bias: room.take(n), sum: room.take(n), rows: make([][]float32, w.taps), room: make([][]float32, w.taps)}
+	v := window{taps: room.alloc(n * w.taps), bias: room.alloc(n), sum: room.alloc(n), rows: make([][]float32, w.taps), room: make([][]float32, w.taps)}
 	for i := range v.room {
-		v.room[i] = room.take(n)
+		v.room[i] = room.alloc(n)
 	}
 	w.bias.read(v.bias, 0, col, 1, n)
-	line := room.take(n * w.taps)
+	line := room.alloc(n * w.taps)
 	w.w.read(line, 0, col*w.taps, 1, n*w.taps)
 	gemm.Transpose(v.taps, n, line, w.taps, n, w.taps)
 	return v
@@ -180,7 +180,7 @@ func (w *convWork) next(v *window, row, col int) {
 
 func (w *convWork) load(v *window, row, col int) {
 	i := row % w.seq % w.taps
-	v.rows[i] = w.x.line(v.room[i], row, col)
+	v.rows[i] = w.x.rowPart(v.room[i], row, col)
 }
 
 func convGo(l *device.Launch) {
@@ -226,9 +226,9 @@ func (b *convBack) columns(col, n int) {
 	defer attendRooms.Put(room)
 	room.reset()
 	v := b.open(room, col, n)
-	d := room.take(n * b.taps) // gradients of sums, in turn
-	out, dy := room.take(n), room.take(n)
-	dw, dbias := room.take(n*b.taps), room.take(n)
+	d := room.alloc(n * b.taps) // gradients of sums, in turn
+	out, dy := room.alloc(n), room.alloc(n)
+	dw, dbias := room.alloc(n*b.taps), room.alloc(n)
 	clear(dw)
 	clear(dbias)
 	for first := 0; first < b.rows; first += b.seq {
@@ -236,7 +236,7 @@ func (b *convBack) columns(col, n int) {
 			ds := d[t%b.taps*n:][:n]
 			if t < b.seq {
 				b.next(&v, first+t, col)
-				vec.SiLUGrad(ds, v.sum, b.dy.line(dy, first+t, col))
+				vec.SiLUGrad(ds, v.sum, b.dy.rowPart(dy, first+t, col))
 				vec.Add(dbias, dbias, ds)
 				for k := max(0, b.taps-1-t); k < b.taps; k++ {
 					vec.AddMul(dw[k*n:(k+1)*n], ds, v.rows[(t+1+k)%b.taps], 1)
@@ -259,7 +259,7 @@ func (b *convBack) columns(col, n int) {
 
 // add adds sums to the gradients of the taps and the bias.
 func (b *convBack) add(room *attendRoom, col, n int, dw, dbias []float32) {
-	was, sum := room.take(n*b.taps), room.take(n*b.taps)
+	was, sum := room.alloc(n*b.taps), room.alloc(n*b.taps)
 	gemm.Transpose(sum, b.taps, dw, n, b.taps, n)
 	b.dw.read(was, 0, col*b.taps, 1, n*b.taps)
 	vec.Add(sum, sum, was)

@@ -37,8 +37,8 @@ func embedLaunch(e Lookup) device.Launch {
 	passMatrix(&l, "what a lookup writes", e.Y, device.Write)
 	passMatrix(&l, "a table of embeddings", e.Table, device.Read)
 	passRun(&l, "the numbers of a lookup", e.IDs, e.Y.Rows, 4, device.Read, false)
-	l.Arg(two(e.Y.Rows, e.Y.Cols))
-	l.Arg(two(e.Y.pitch(), e.Table.pitch()))
+	l.Arg(packPair(e.Y.Rows, e.Y.Cols))
+	l.Arg(packPair(e.Y.pitch(), e.Table.pitch()))
 	l.Arg(uint64(e.Table.Rows))
 	l.Arg(typeBits(e.Y, e.Table))
 	return l
@@ -70,7 +70,7 @@ func embedSortLaunch(e LookupGrad) device.Launch {
 	l := device.NewLaunch(&embedSortKernel, runsOf(e.DTable.Rows, rowThreads), rowThreads)
 	passRun(&l, "the numbers of a lookup", e.IDs, e.DY.Rows, 4, device.Read, false)
 	passRun(&l, "a lookup's scratch", e.Scratch, e.DY.Rows+e.DTable.Rows+1, 4, device.Write, false)
-	l.Arg(two(e.DY.Rows, e.DTable.Rows))
+	l.Arg(packPair(e.DY.Rows, e.DTable.Rows))
 	return l
 }
 
@@ -91,8 +91,8 @@ func embedGradLaunch(e LookupGrad) device.Launch {
 	passMatrix(&l, "the gradient of a lookup", e.DY, device.Read)
 	passRun(&l, "the numbers of a lookup", e.IDs, e.DY.Rows, 4, device.Read, false)
 	passRun(&l, "a lookup's scratch", e.Scratch, e.DY.Rows+e.DTable.Rows+1, 4, device.Read, false)
-	l.Arg(two(e.DY.Rows, e.DY.Cols))
-	l.Arg(two(e.DTable.pitch(), e.DY.pitch()))
+	l.Arg(packPair(e.DY.Rows, e.DY.Cols))
+	l.Arg(packPair(e.DTable.pitch(), e.DY.pitch()))
 	l.Arg(uint64(e.DTable.Rows))
 	l.Arg(typeBits(e.DTable, e.DY))
 	return l
@@ -127,8 +127,8 @@ func lossLaunch(e Loss) device.Launch {
 	passMatrix(&l, "logits", e.Logits, mode)
 	passRun(&l, "targets", e.Targets, e.Logits.Rows, 4, device.Read, false)
 	passRun(&l, "losses", e.Losses, e.Logits.Rows, 4, device.Write, false)
-	l.Arg(two(e.Logits.Rows, e.Logits.Cols))
-	l.Arg(two(e.Logits.pitch(), 0) | bits(e.Scale)<<32)
+	l.Arg(packPair(e.Logits.Rows, e.Logits.Cols))
+	l.Arg(packPair(e.Logits.pitch(), 0) | bits(e.Scale)<<32)
 	l.Arg(how)
 	return l
 }

@@ -21,8 +21,8 @@ func mustBeRow(id uint32, rows int) {
 
 func embedTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[3])
-	yp, tp := untwo(a[4])
+	rows, cols := unpackPair(a[3])
+	yp, tp := unpackPair(a[4])
 	vocab := int(a[5])
 	y, table := stripOf(a[0], yp, a[6], 0), stripOf(a[1], tp, a[6], 1)
 	ids := device.Slice[uint32](a[2], rows)
@@ -55,15 +55,15 @@ const (
 
 func embedSortTwin(l *device.Launch) {
 	a := l.Args()
-	rows, vocab := untwo(a[2])
+	rows, vocab := unpackPair(a[2])
 	scratch := device.Slice[uint32](a[1], rows+vocab+1)
 	sortByID(device.Slice[uint32](a[0], rows), scratch[:rows], scratch[rows:])
 }
 
 func embedGradTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[4])
-	tp, dp := untwo(a[5])
+	rows, cols := unpackPair(a[4])
+	tp, dp := unpackPair(a[5])
 	vocab := int(a[6])
 	table, dy := stripOf(a[0], tp, a[7], 0), stripOf(a[1], dp, a[7], 1)
 	scratch := device.Slice[uint32](a[3], rows+vocab+1)
@@ -111,7 +111,7 @@ func sortByID(ids, order, start []uint32) {
 
 func lossTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[3])
+	rows, cols := unpackPair(a[3])
 	pitch, scale := int(uint32(a[4])), math.Float32frombits(uint32(a[4]>>32))
 	logits, grad := stripOf(a[0], pitch, a[5], 0), a[5]&2 == 0
 	targets, losses := device.Slice[uint32](a[1], rows), device.Slice[float32](a[2], rows)

@@ -97,7 +97,7 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	l.Write(g.DX.used("a gradient of a gated norm"))
 	l.Write(g.DZ.used("a gradient of a gated norm"))
 	l.Arg(uint64(g.DY.pitch()))
-	l.Arg(pair(g.DX.pitch(), g.DZ.pitch()))
+	l.Arg(packPair(g.DX.pitch(), g.DZ.pitch()))
 	s.Launch(l)
 
 	l = device.NewLaunch(&gatedNormGradSumKernel, (cols+gatedThreads-1)/gatedThreads, gatedThreads)
@@ -123,10 +123,10 @@ func (g GatedNorm) add(l *device.Launch) {
 	l.Read(g.X.used("a gated norm's input"))
 	l.Read(g.Z.used("a gated norm's gate"))
 	l.Read(g.W.used("a gated norm's weights"))
-	l.Arg(pair(g.X.Rows, g.X.Cols))
+	l.Arg(packPair(g.X.Rows, g.X.Cols))
 	l.Arg(uint64(g.Groups) | bits(g.Epsilon)<<32)
-	l.Arg(pair(g.X.pitch(), g.Z.pitch()))
-	l.Arg(pair(int(g.X.Type), int(g.W.Type)))
+	l.Arg(packPair(g.X.pitch(), g.Z.pitch()))
+	l.Arg(packPair(int(g.X.Type), int(g.W.Type)))
 }
 
 // gatedWork is what both passes share.
@@ -162,9 +162,9 @@ func gatedNormGo(l *device.Launch) {
 		room := attendRooms.Get().(*attendRoom)
 		defer attendRooms.Put(room)
 		room.reset()
-		v, x, z := room.take(g.cols), room.take(g.cols), room.take(g.cols)
+		v, x, z := room.alloc(g.cols), room.alloc(g.cols), room.alloc(g.cols)
 		for row := from; row < to; row++ {
-			vec.SwiGLU(v, g.z.line(z, row, 0), g.x.line(x, row, 0), 1)
+			vec.SwiGLU(v, g.z.rowPart(z, row, 0), g.x.rowPart(x, row, 0), 1)
 			for at := 0; at < g.cols; at += g.group {
 				v := v[at:][:g.group]
 				vec.MulScale(v, v, g.w[at:], g.inverse(v))
@@ -197,12 +197,12 @@ func (b *gatedBack) run(sums []float32, from, to int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
-	v, dv := room.take(b.cols), room.take(b.cols)
-	bx, bz, bdy := room.take(b.cols), room.take(b.cols), room.take(b.cols) // for numbers that are not fp32
-	dx, dz := room.take(b.cols), room.take(b.cols)
+	v, dv := room.alloc(b.cols), room.alloc(b.cols)
+	bx, bz, bdy := room.alloc(b.cols), room.alloc(b.cols), room.alloc(b.cols) // for numbers that are not fp32
+	dx, dz := room.alloc(b.cols), room.alloc(b.cols)
 	clear(sums)
 	for row := from; row < to; row++ {
-		x, z, dy := b.x.line(bx, row, 0), b.z.line(bz, row, 0), b.dy.line(bdy, row, 0)
+		x, z, dy := b.x.rowPart(bx, row, 0), b.z.rowPart(bz, row, 0), b.dy.rowPart(bdy, row, 0)
 		vec.SwiGLU(v, z, x, 1)
 		for at := 0; at < b.cols; at += b.group {
 			v, dy, w := v[at:][:b.group], dy[at:], b.w[at:]

@@ -32,10 +32,10 @@ func turned(trans bool, rows, cols int) (int, int) {
 
 func gemmTwin(l *device.Launch) {
 	a := l.Args()
-	m, n := untwo(a[4])
+	m, n := unpackPair(a[4])
 	k, how := int(a[5]), a[8]
-	ap, bp := untwo(a[6])
-	cp, pp := untwo(a[7])
+	ap, bp := unpackPair(a[6])
+	cp, pp := unpackPair(a[7])
 	p := gemm.Product{TransA: how&gemmTransA != 0, TransB: how&gemmTransB != 0}
 	rows, cols := turned(p.TransA, m, k)
 	p.A = stripOf(a[0], ap, how, 0).matrix(0, rows, cols)
@@ -59,9 +59,9 @@ type grouped struct {
 
 func groupedOf(l *device.Launch) (g grouped) {
 	a := l.Args()
-	g.wide, g.narrow = untwo(a[4])
-	g.rows, g.experts = untwo(a[5])
-	ap, bp := untwo(a[6])
+	g.wide, g.narrow = unpackPair(a[4])
+	g.rows, g.experts = unpackPair(a[5])
+	ap, bp := unpackPair(a[6])
 	how := a[8]
 	g.a, g.b, g.c = stripOf(a[0], ap, how, 0), stripOf(a[1], bp, how, 1), stripOf(a[2], int(a[7]), how, 2)
 	g.seg = device.Slice[uint32](a[3], 2*g.experts)

@@ -137,8 +137,8 @@ func (w *latentWork) each(f func(row int, k, v, kv, shared []float32)) {
 		room := attendRooms.Get().(*attendRoom)
 		defer attendRooms.Put(room)
 		room.reset()
-		k, v := room.take(w.heads*(w.nope+w.rope)), room.take(w.heads*w.value)
-		kv, shared := room.take(w.heads*(w.nope+w.value)), room.take(w.rope)
+		k, v := room.alloc(w.heads*(w.nope+w.rope)), room.alloc(w.heads*w.value)
+		kv, shared := room.alloc(w.heads*(w.nope+w.value)), room.alloc(w.rope)
 		for row := from; row < to; row++ {
 			f(row, k, v, kv, shared)
 		}

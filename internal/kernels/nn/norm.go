@@ -43,8 +43,8 @@ func normLaunch(n Norm) device.Launch {
 	passMatrix(&l, "what a norm writes", n.Y, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)
-	l.Arg(two(n.X.Rows, n.X.Cols))
-	l.Arg(two(n.Y.pitch(), n.X.pitch()))
+	l.Arg(packPair(n.X.Rows, n.X.Cols))
+	l.Arg(packPair(n.Y.pitch(), n.X.pitch()))
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.Y, n.X, n.W))
 	return l
@@ -63,8 +63,8 @@ func inverseRMS(x []float32, epsilon float32) float32 {
 
 func normTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[3])
-	yp, xp := untwo(a[4])
+	rows, cols := unpackPair(a[3])
+	yp, xp := unpackPair(a[4])
 	width, epsilon := int(uint32(a[5])), math.Float32frombits(uint32(a[5]>>32))
 	y, x, wm := stripOf(a[0], yp, a[6], 0), stripOf(a[1], xp, a[6], 1), stripOf(a[2], width, a[6], 2)
 	parallel.For(rows, runRows(cols), func(from, to int) {
@@ -145,9 +145,9 @@ func normGradLaunch(n NormGrad) device.Launch {
 	}
 	passMaybe(&l, "what a norm's gradient is added to", n.Plus, device.Read)
 	passRun(&l, "a norm's scratch", n.Scratch, parts*n.W.Cols, 4, device.Write, false)
-	l.Arg(two(n.X.Rows, n.X.Cols))
-	l.Arg(two(n.DX.pitch(), n.X.pitch()))
-	l.Arg(two(n.DY.pitch(), n.Plus.pitch()))
+	l.Arg(packPair(n.X.Rows, n.X.Cols))
+	l.Arg(packPair(n.DX.pitch(), n.X.pitch()))
+	l.Arg(packPair(n.DY.pitch(), n.Plus.pitch()))
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.DX, n.X, n.W, n.DY, n.Plus))
 	l.Arg(uint64(normPart(n.X.Rows)))
@@ -156,9 +156,9 @@ func normGradLaunch(n NormGrad) device.Launch {
 
 func normGradTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := untwo(a[6])
-	dxp, xp := untwo(a[7])
-	dyp, pp := untwo(a[8])
+	rows, cols := unpackPair(a[6])
+	dxp, xp := unpackPair(a[7])
+	dyp, pp := unpackPair(a[8])
 	width := int(uint32(a[9]))
 	g := normGrad{
 		dx: stripOf(a[0], dxp, a[10], 0), x: stripOf(a[1], xp, a[10], 1), dy: stripOf(a[3], dyp, a[10], 3), plus: stripOf(a[4], pp, a[10], 4),
@@ -221,14 +221,14 @@ func normWeightLaunch(n NormGrad) device.Launch {
 	l := device.NewLaunch(&normWeightKernel, (n.W.Cols+rowThreads-1)/rowThreads, rowThreads)
 	passMatrix(&l, "the gradient of a norm's weight", n.DW, device.Write)
 	passRun(&l, "a norm's scratch", n.Scratch, parts*n.W.Cols, 4, device.Read, false)
-	l.Arg(two(parts, n.W.Cols))
+	l.Arg(packPair(parts, n.W.Cols))
 	l.Arg(typeBits(n.DW))
 	return l
 }
 
 func normWeightTwin(l *device.Launch) {
 	a := l.Args()
-	parts, cols := untwo(a[2])
+	parts, cols := unpackPair(a[2])
 	dw := stripOf(a[0], cols, a[3], 0)
 	withRoom(cols, func(room []float32) {
 		sum := dw.get(0, 0, cols, room)

@@ -57,9 +57,9 @@ func ropeLaunch(r Rotation) device.Launch {
 	l := device.NewLaunch(&ropeKernel, r.X.Rows, rowThreads)
 	passMatrix(&l, "what is rotated", r.X, device.Write)
 	passRun(&l, "the table of a rotation", r.Table, r.Seq*r.Width, 4, device.Read, false)
-	l.Arg(two(r.X.Rows, r.X.pitch()))
-	l.Arg(two(r.Heads, r.Head))
-	l.Arg(two(r.At, r.Width))
+	l.Arg(packPair(r.X.Rows, r.X.pitch()))
+	l.Arg(packPair(r.Heads, r.Head))
+	l.Arg(packPair(r.At, r.Width))
 	l.Arg(uint64(r.Seq))
 	how := typeBits(r.X)
 	if r.Inverse {
@@ -71,9 +71,9 @@ func ropeLaunch(r Rotation) device.Launch {
 
 func ropeTwin(l *device.Launch) {
 	a := l.Args()
-	rows, pitch := untwo(a[2])
-	heads, head := untwo(a[3])
-	at, width := untwo(a[4])
+	rows, pitch := unpackPair(a[2])
+	heads, head := unpackPair(a[3])
+	at, width := unpackPair(a[4])
 	seq, half := int(a[5]), width/2
 	x, sign := stripOf(a[0], pitch, a[6], 0), float32(1)
 	if a[6]&2 != 0 {

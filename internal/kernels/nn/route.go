@@ -71,8 +71,8 @@ func (r *Routing) check() (tokens, experts int) {
 	return tokens, experts
 }
 
-// how packs what both passes need to know: TopK, then the bits, then Factor.
-func (r *Routing) how() uint64 {
+// packHow packs what both passes need to know: TopK, then the bits, then Factor.
+func (r *Routing) packHow() uint64 {
 	v := uint64(r.TopK)
 	if r.Sigmoid {
 		v |= routeSigmoid << 8
@@ -108,9 +108,6 @@ func writeWords(l *device.Launch, what string, r device.Range, n int) {
 	l.Write(needWords(what, r, n))
 }
 
-// packPair packs two numbers into an argument, the first into the low half.
-func packPair(a, b int) uint64 { return uint64(uint32(a)) | uint64(uint32(b))<<32 }
-
 // Route issues a routing.
 //
 // Arguments of stowage_nn_route: logits, bias or 0, scores, index, weight, load or
@@ -131,7 +128,7 @@ func Route(s device.Stream, r Routing) {
 	writeWords(&l, "the load of a routing", r.Load, experts)
 	l.Arg(packPair(r.Logits.pitch(), r.Scores.pitch()))
 	l.Arg(packPair(tokens, experts))
-	l.Arg(r.how())
+	l.Arg(r.packHow())
 	s.Launch(l)
 }
 
@@ -199,7 +196,7 @@ func RouteGrad(s device.Stream, r RoutingGrad) {
 	writeWords(&l, "the parts of a routing's loss", parts, tokens)
 	l.Arg(packPair(r.Scores.pitch(), r.DLogits.pitch()))
 	l.Arg(packPair(tokens, experts))
-	l.Arg(r.how())
+	l.Arg(r.packHow())
 	l.Arg(bits(float32(float64(r.Balance) * share)))
 	s.Launch(l)
 	if r.Balance != 0 && r.Loss.Buf != nil {

@@ -89,7 +89,7 @@ func SortRows(s device.Stream, o Sorting) {
 	runs := runsOf(pairs, sortRun)
 	index := needWords("the index of a sorting", o.Index, pairs)
 	scratch := needWords("the scratch of a sorting", o.Scratch, runs*o.Experts)
-	seg := o.Seg.of("the segments of a sorting", o.Experts)
+	seg := o.Seg.memoryOf("the segments of a sorting", o.Experts)
 
 	l := device.NewLaunch(&sortCountKernel, runs, routeThreads)
 	l.Read(index)
@@ -120,8 +120,8 @@ func SortRows(s device.Stream, o Sorting) {
 	s.Launch(l)
 }
 
-// of returns the memory of the segments. It panics if they have another number of experts.
-func (s Segments) of(what string, experts int) device.Range {
+// memoryOf returns the memory memoryOf the segments. It panics if they have another number memoryOf experts.
+func (s Segments) memoryOf(what string, experts int) device.Range {
 	if s.Experts != experts {
 		panic(fmt.Sprintf("nn: %s: expected segments of %d experts, got %d", what, experts, s.Experts))
 	}
@@ -178,7 +178,7 @@ func Regroup(s device.Stream, r Regrouping) {
 	}
 	l := device.NewLaunch(&regroupKernel, min(runsOf(max(r.Room, r.Ranks*r.Part), sortRun), 256), routeThreads)
 	l.Read(needWords("the counts of a regrouping", r.Counts, r.Ranks*r.Experts))
-	l.Write(r.Seg.of("the segments of a regrouping", r.Experts))
+	l.Write(r.Seg.memoryOf("the segments of a regrouping", r.Experts))
 	l.Write(needWords("the sources of a regrouping", r.Source, r.Room))
 	l.Write(needWords("the places of a regrouping", r.Place, r.Ranks*r.Part))
 	writeCount(&l, r.Count)

@@ -57,7 +57,7 @@ func sortScanTwin(l *device.Launch) {
 	y := layout{group: int(uint32(a[5])), slot: int(a[5] >> 32), room: int(a[6] >> 32)}
 	y.place(device.Slice[[2]uint32](a[1], experts), counts)
 	if a[2] != 0 {
-		device.Slice[uint64](a[2], 1)[0] = y.need(counts)
+		device.Slice[uint64](a[2], 1)[0] = y.roomFor(counts)
 	}
 	if a[3] != 0 {
 		copy(device.Slice[uint32](a[3], experts), counts)
@@ -83,8 +83,8 @@ func (y layout) place(seg [][2]uint32, counts []uint32) {
 	}
 }
 
-// need returns the room that all rows would need.
-func (y layout) need(counts []uint32) uint64 {
+// roomFor returns the room that all rows would roomFor.
+func (y layout) roomFor(counts []uint32) uint64 {
 	group := len(counts)
 	if y.slot > 0 {
 		group = y.group
@@ -164,7 +164,7 @@ func regroupTwin(l *device.Launch) {
 	}
 	y.place(seg, came[:experts])
 	if a[4] != 0 {
-		device.Slice[uint64](a[4], 1)[0] = y.need(asked[:experts])
+		device.Slice[uint64](a[4], 1)[0] = y.roomFor(asked[:experts])
 	}
 	var next [MaxExperts]uint32 // rows of an expert that earlier ranks have filled
 	for p := range ranks {

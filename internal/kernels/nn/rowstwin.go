@@ -31,7 +31,7 @@ func takeTwin(l *device.Launch) {
 			takeWords(device.Slice[uint32](a[0], t.rows)[from:to], device.Slice[uint32](a[1], t.srcRows), source[from:to], t.every, t.zero)
 			return
 		}
-		t.take(from, source[from:to])
+		t.copyRows(from, source[from:to])
 	})
 }
 
@@ -44,7 +44,7 @@ type taking struct {
 	dst, src                []byte
 }
 
-func (t *taking) take(from int, source []uint32) {
+func (t *taking) copyRows(from int, source []uint32) {
 	for i, n := range source {
 		to := t.dst[(from+i)*t.dstPitch:][:t.row]
 		switch {

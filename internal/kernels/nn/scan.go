@@ -230,12 +230,9 @@ func (c Scan) addStates(l *device.Launch) {
 }
 
 func (c Scan) addShape(l *device.Launch) {
-	l.Arg(pair(c.Seq, c.batch()))
-	l.Arg(pair(c.Heads, c.HeadDim))
-	l.Arg(pair(c.Groups, c.State))
-	l.Arg(pair(c.XBC.pitch(), c.DT.pitch()))
-	l.Arg(pair(int(c.XBC.Type), int(c.ALog.Type)))
+	l.Arg(packPair(c.Seq, c.batch()))
+	l.Arg(packPair(c.Heads, c.HeadDim))
+	l.Arg(packPair(c.Groups, c.State))
+	l.Arg(packPair(c.XBC.pitch(), c.DT.pitch()))
+	l.Arg(packPair(int(c.XBC.Type), int(c.ALog.Type)))
 }
-
-// pair packs two numbers into an argument.
-func pair(low, high int) uint64 { return uint64(uint32(low)) | uint64(high)<<32 }

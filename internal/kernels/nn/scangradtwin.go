@@ -36,8 +36,8 @@ func (w *scanWork) carryBack(grads uint64, dy view, b, h int) {
 	defer attendRooms.Put(room)
 	room.reset()
 	g := h / (w.heads / w.groups)
-	d, ct := room.take(ScanChunk*w.headDim), room.take(ScanChunk*w.state)
-	raw, start := room.take(ScanChunk), room.take(ScanChunk)
+	d, ct := room.alloc(ScanChunk*w.headDim), room.alloc(ScanChunk*w.state)
+	raw, start := room.alloc(ScanChunk), room.alloc(ScanChunk)
 	var s steps
 	var after []float32
 	for chunk := w.chunks - 1; chunk > 0; chunk-- {
@@ -102,15 +102,15 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 	p, n, heads := f.headDim, f.state, f.heads/f.groups
 	var t scanTile
 	for _, to := range []*[]float32{&t.b, &t.c, &t.db, &t.dc, &t.n} {
-		*to = room.take(q * n)
+		*to = room.alloc(q * n)
 	}
 	for _, to := range []*[]float32{&t.x, &t.u, &t.dy, &t.du, &t.p} {
-		*to = room.take(q * p)
+		*to = room.alloc(q * p)
 	}
 	for _, to := range []*[]float32{&t.cb, &t.l, &t.m, &t.dm, &t.dcb} {
-		*to = room.take(q * ScanChunk)
+		*to = room.alloc(q * ScanChunk)
 	}
-	t.raw, t.draw, t.start, t.end = room.take(q*heads), room.take(q*heads), room.take(q), room.take(q)
+	t.raw, t.draw, t.start, t.end = room.alloc(q*heads), room.alloc(q*heads), room.alloc(q), room.alloc(q)
 
 	f.xbc.read(t.b, row, f.colB(g), q, n)
 	f.xbc.read(t.c, row, f.colC(g), q, n)

@@ -101,7 +101,7 @@ func (s *steps) fill(raw []float32, stride, q int, bias, a float32) {
 // take many times as long.
 const faint = 1e-30
 
-func dim(x float32) float32 {
+func dropFaint(x float32) float32 {
 	if x < faint {
 		return 0
 	}
@@ -114,7 +114,7 @@ func (s *steps) toEnd(to []float32, q int) (all float32) {
 	all = 1
 	for i := q - 1; i >= 0; i-- {
 		to[i] = all
-		all = dim(all * s.decay[i])
+		all = dropFaint(all * s.decay[i])
 	}
 	return all
 }
@@ -123,7 +123,7 @@ func (s *steps) toEnd(to []float32, q int) (all float32) {
 func (s *steps) fromStart(to []float32, q int) {
 	all := float32(1)
 	for i := range q {
-		all = dim(all * s.decay[i])
+		all = dropFaint(all * s.decay[i])
 		to[i] = all
 	}
 }
@@ -175,8 +175,8 @@ func (w *scanWork) carry(states uint64, b, h int) {
 	room.reset()
 	const q = ScanChunk
 	g := h / (w.heads / w.groups)
-	u, bt := room.take(q*w.headDim), room.take(q*w.state)
-	raw, end := room.take(q), room.take(q)
+	u, bt := room.alloc(q*w.headDim), room.alloc(q*w.state)
+	raw, end := room.alloc(q), room.alloc(q)
 	var s steps
 	var before []float32
 	for chunk := range w.chunks - 1 {
@@ -219,10 +219,10 @@ func (f *scanForward) chunk(b, chunk, g int) {
 	room.reset()
 	row, q := f.span(b, chunk)
 	p, n, heads := f.headDim, f.state, f.heads/f.groups
-	bt, ct, cs := room.take(q*n), room.take(q*n), room.take(q*n)
-	x, u, y := room.take(q*p), room.take(q*p), room.take(q*p)
-	cb, m := room.take(q*ScanChunk), room.take(q*ScanChunk)
-	raw, start := room.take(q*heads), room.take(q)
+	bt, ct, cs := room.alloc(q*n), room.alloc(q*n), room.alloc(q*n)
+	x, u, y := room.alloc(q*p), room.alloc(q*p), room.alloc(q*p)
+	cb, m := room.alloc(q*ScanChunk), room.alloc(q*ScanChunk)
+	raw, start := room.alloc(q*heads), room.alloc(q)
 	f.xbc.read(bt, row, f.colB(g), q, n)
 	f.xbc.read(ct, row, f.colC(g), q, n)
 	f.dt.read(raw, row, g*heads, q, heads)

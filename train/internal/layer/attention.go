@@ -73,7 +73,7 @@ func (a *attention) forward(p *Pass, x Mat) Mat {
 		} else {
 			qkv = a.project(p, xn, again, "qkv_linear", width)
 		}
-		a.turn(p, qkv.Matrix, false)
+		a.rotate(p, qkv.Matrix, false)
 		return []*engine.Tensor{qkv.t}
 	})
 	if a.QKNorm {
@@ -88,7 +88,7 @@ func (a *attention) forward(p *Pass, x Mat) Mat {
 			in = g.mat(0, p.Number, t, width)
 		}
 		o, lse = p.New(t, qw), p.words(t*a.Heads)
-		nn.Attend(p.S, a.op(p, in, o.Matrix, lse.Range()))
+		nn.Attend(p.S, a.attend(p, in, o.Matrix, lse.Range()))
 		return []*engine.Tensor{o.t, lse}
 	})
 	lse.Free()
@@ -128,8 +128,8 @@ func (a *attention) normalised(p *Pass, raw Mat, again bool) Mat {
 	return y
 }
 
-// turn rotates queries and keys by their positions, or back if inverse is set.
-func (a *attention) turn(p *Pass, qkv nn.Matrix, inverse bool) {
+// rotate rotates queries and keys by their positions, or back if inverse is set.
+func (a *attention) rotate(p *Pass, qkv nn.Matrix, inverse bool) {
 	if !a.Rotary {
 		return
 	}
@@ -141,7 +141,7 @@ func (a *attention) turn(p *Pass, qkv nn.Matrix, inverse bool) {
 	})
 }
 
-func (a *attention) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
+func (a *attention) attend(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
 	qw, kvw, _ := a.widths()
 	return nn.Attention{
 		Q: qkv.Columns(0, qw), K: qkv.Columns(qw, kvw), V: qkv.Columns(qw+kvw, kvw), O: o, LSE: lse,
@@ -160,20 +160,20 @@ func (a *attention) backward(p *Pass, dy Mat) Mat {
 	qw, kvw, width := a.widths()
 	proj := p.load("attn_proj")
 	o := proj.mat(0, p.Number, t, qw)
-	a.proj.grad(p, dy.Matrix, o)
+	a.proj.addGrad(p, dy.Matrix, o)
 	do := p.New(t, qw)
 	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
 	core := p.load("core_attn")
 	dqkv, delta := p.New(t, width), p.words(t*a.Heads)
 	nn.AttendGrad(p.S, nn.AttentionGrad{
-		Attention: a.op(p, core.mat(0, p.Number, t, width), o, proj.Range(1)), DO: do.Matrix,
+		Attention: a.attend(p, core.mat(0, p.Number, t, width), o, proj.Range(1)), DO: do.Matrix,
 		DQ: dqkv.Columns(0, qw), DK: dqkv.Columns(qw, kvw), DV: dqkv.Columns(qw+kvw, kvw), Delta: delta.Range(),
 	})
 	delta.Free()
 	do.Free()
 	core.Done()
 	proj.Done()
-	a.turn(p, dqkv.Matrix, true)
+	a.rotate(p, dqkv.Matrix, true)
 	if a.QKNorm {
 		g := p.load("qk_norm")
 		raw := g.mat(0, p.Number, t, width)
@@ -182,7 +182,7 @@ func (a *attention) backward(p *Pass, dy Mat) Mat {
 		g.Done()
 	}
 	in := p.load("qkv_linear")
-	a.qkv.grad(p, dqkv.Matrix, in.mat(0, p.Number, t, h))
+	a.qkv.addGrad(p, dqkv.Matrix, in.mat(0, p.Number, t, h))
 	in.Done()
 	dxn := p.New(t, h)
 	a.qkv.backward(p, dxn.Matrix, dqkv.Matrix, nn.Matrix{})

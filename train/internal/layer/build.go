@@ -163,7 +163,7 @@ func Build(e *Env, s Span) *Chunk {
 		c.blocks = append(c.blocks, e.block(c, fmt.Sprintf("layer %d", i), prefix, m.Layers[i]))
 	}
 	if s.Last {
-		e.ends(c, table)
+		e.addEnds(c, table)
 	}
 	return c
 }
@@ -248,8 +248,8 @@ func (e *Env) experts(u *Unit, m *model.MoE) *experts {
 	}
 }
 
-// ends adds the output layer and the further heads to a chunk.
-func (e *Env) ends(c *Chunk, table *Unit) {
+// addEnds adds the output layer and the further heads to a chunk.
+func (e *Env) addEnds(c *Chunk, table *Unit) {
 	m := e.Model
 	params := m.FinalNormParams()
 	if !m.Tied {

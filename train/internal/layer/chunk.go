@@ -82,23 +82,23 @@ func (c *Chunk) First() bool { return c.embed != nil }
 // Last reports whether the chunk ends with the loss.
 func (c *Chunk) Last() bool { return c.last != nil }
 
-// use runs work with parameters.
-func use(s Store, grads bool, units []*Unit, work func()) {
+// withParams runs work with parameters.
+func withParams(s Store, grads bool, units []*Unit, work func()) {
 	done, err := s.Use(grads, units...)
 	must(err)
 	work()
 	done()
 }
 
-// at returns the pass of a layer.
-func at(p Pass, layer int) *Pass {
+// passOf returns the pass of a layer.
+func passOf(p Pass, layer int) *Pass {
 	p.Layer = layer
 	return &p
 }
 
-// head returns the number of the first layer of a further head. These layers follow the
+// headLayer returns the number of the first layer of a further headLayer. These layers follow the
 // chunk's own, and the output layer follows all of them.
-func (c *Chunk) head(k int) int {
+func (c *Chunk) headLayer(k int) int {
 	n := len(c.blocks)
 	for _, f := range c.heads[:k] {
 		n += len(f.blocks)
@@ -111,11 +111,11 @@ func (c *Chunk) head(k int) int {
 func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	in := x
 	if c.embed != nil {
-		use(s, false, c.first, func() { in = c.embed.forward(at(p, 0), tokens.row(0)) })
+		withParams(s, false, c.first, func() { in = c.embed.forward(passOf(p, 0), tokens.row(0)) })
 	}
 	for i, b := range c.blocks {
 		var out Mat
-		use(s, false, []*Unit{c.Units[b.unit]}, func() { out = b.Forward(at(p, i), in) })
+		withParams(s, false, []*Unit{c.Units[b.unit]}, func() { out = b.Forward(passOf(p, i), in) })
 		if i > 0 || c.embed != nil {
 			in.Free()
 		}
@@ -124,11 +124,11 @@ func (c *Chunk) Forward(p Pass, s Store, tokens Tokens, x Mat) (y Mat) {
 	if c.last == nil {
 		return in
 	}
-	use(s, !p.Evaluate, c.final, func() { c.last.forward(at(p, c.head(len(c.heads))), in, tokens.row(1), c.sums.at(0)) })
+	withParams(s, !p.Evaluate, c.final, func() { c.last.forward(passOf(p, c.headLayer(len(c.heads))), in, tokens.row(1), c.sums.at(0)) })
 	for k, f := range c.heads {
-		q := at(p, c.head(k))
+		q := passOf(p, c.headLayer(k))
 		var out Mat
-		use(s, !p.Evaluate, c.further[k], func() {
+		withParams(s, !p.Evaluate, c.further[k], func() {
 			out = f.forward(q, tokens.row(1+k), in)
 			f.output.forward(q, out, tokens.row(2+k), c.sums.at(1+k))
 		})
@@ -151,7 +151,7 @@ func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 	for i := len(c.blocks) - 1; i >= 0; i-- {
 		b := c.blocks[i]
 		var out Mat
-		use(s, true, []*Unit{c.Units[b.unit]}, func() { out = b.Backward(at(p, i), in) })
+		withParams(s, true, []*Unit{c.Units[b.unit]}, func() { out = b.Backward(passOf(p, i), in) })
 		if own {
 			in.Free()
 		}
@@ -160,7 +160,7 @@ func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 	if c.embed == nil {
 		return in
 	}
-	use(s, true, c.first, func() { c.embed.backward(at(p, 0), tokens.row(0), in.Matrix) })
+	withParams(s, true, c.first, func() { c.embed.backward(passOf(p, 0), tokens.row(0), in.Matrix) })
 	if own {
 		in.Free()
 	}
@@ -172,9 +172,9 @@ func (c *Chunk) Backward(p Pass, s Store, tokens Tokens, dy Mat) (dx Mat) {
 func (c *Chunk) backwardHeads(p Pass, s Store, tokens Tokens) (dx Mat) {
 	var plus nn.Matrix
 	for k := len(c.heads) - 1; k >= 0; k-- {
-		f, q := c.heads[k], at(p, c.head(k))
+		f, q := c.heads[k], passOf(p, c.headLayer(k))
 		var out Mat
-		use(s, true, c.further[k], func() {
+		withParams(s, true, c.further[k], func() {
 			d := f.output.backward(q, c.Hidden, plus)
 			if plus.Rows > 0 {
 				dx.Free()
@@ -184,7 +184,7 @@ func (c *Chunk) backwardHeads(p Pass, s Store, tokens Tokens) (dx Mat) {
 		dx, plus = out, out.Matrix
 	}
 	var out Mat
-	use(s, true, c.final, func() { out = c.last.backward(at(p, c.head(len(c.heads))), c.Hidden, plus) })
+	withParams(s, true, c.final, func() { out = c.last.backward(passOf(p, c.headLayer(len(c.heads))), c.Hidden, plus) })
 	if plus.Rows > 0 {
 		dx.Free()
 	}

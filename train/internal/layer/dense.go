@@ -35,9 +35,9 @@ func (g gated) backward(p *Pass, dx, x, h, dy, plus nn.Matrix) {
 	a := p.New(h.Rows, g.width)
 	g.fc2.backward(p, a.Matrix, dy, nn.Matrix{})
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: h, X: h, DY: a.Matrix, Y: a.Matrix})
-	g.fc2.grad(p, dy, a.Matrix)
+	g.fc2.addGrad(p, dy, a.Matrix)
 	a.Free()
-	g.fc1.grad(p, h, x)
+	g.fc1.addGrad(p, h, x)
 	g.fc1.backward(p, dx, h, plus)
 }
 

@@ -50,9 +50,9 @@ func (d *dispatcher) limit(tokens int) int {
 	return max(1, int(math.Ceil(d.capacity*float64(tokens*d.topK)/float64(d.experts))))
 }
 
-// part returns the most rows that one rank sends to another. A token has at most one row
+// mostSent returns the most rows that one rank sends to another. A token has at most one row
 // for each of the other's experts.
-func (d *dispatcher) part() int {
+func (d *dispatcher) mostSent() int {
 	rows := d.tokens * min(d.topK, d.local())
 	if c := d.limit(d.tokens); c > 0 {
 		rows = min(rows, c*d.local())
@@ -67,7 +67,7 @@ func (d *dispatcher) Worst() int {
 		all := d.tokens * d.ranks
 		return min(all*min(d.topK, d.local()), d.limit(all)*d.local())
 	}
-	return d.ranks * d.part()
+	return d.ranks * d.mostSent()
 }
 
 // Padded returns the rows of a buffer in which every expert has room for all tokens that
@@ -105,7 +105,7 @@ func (d *dispatcher) received() int {
 	case d.how == Ring:
 		return d.ranks * d.tokens * d.topK
 	}
-	return d.ranks * d.part()
+	return d.ranks * d.mostSent()
 }
 
 // sizes returns the sizes of the tables, in order.
@@ -157,13 +157,13 @@ func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot in
 	default:
 		counts, came, seg := p.words(d.experts), p.words(d.experts), p.words(2*d.experts)
 		sortRows(p, nn.Sorting{
-			Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.experts, Group: d.local(), Slot: d.part(), Room: d.ranks * d.part(),
+			Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.experts, Group: d.local(), Slot: d.mostSent(), Room: d.ranks * d.mostSent(),
 			Capacity: d.limit(d.tokens), Seg: nn.Segments{Range: seg.Range(), Experts: d.experts}, Source: t.out, Place: t.home, Counts: counts.Range(),
 		})
 		d.comm.AllToAll(p.S, came.Range(), counts.Range())
 		must(d.comm.Err()) // otherwise these are not counts
 		nn.Regroup(p.S, nn.Regrouping{
-			Counts: came.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.part(), Slot: slot, Room: t.room,
+			Counts: came.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.mostSent(), Slot: slot, Room: t.room,
 			Seg: t.segments(), Source: t.source, Place: t.place, Count: count,
 		})
 		seg.Free()
@@ -226,7 +226,7 @@ func (t *tables) collect(p *Pass, y, rows, plus nn.Matrix) {
 		nn.Add(p.S, nn.Sum{Y: y, A: mine.Matrix, B: plus})
 		mine.Free()
 	default:
-		in := t.back(p, rows)
+		in := t.returnRows(p, rows)
 		nn.CombineRows(p.S, nn.Combining{Dst: y, Src: in.Matrix, Place: t.home, Every: d.topK, Plus: plus})
 		in.Free()
 	}
@@ -244,14 +244,14 @@ func (t *tables) collectPairs(p *Pass, y, rows nn.Matrix) {
 		d.comm.ReduceScatter(p.S, y.Range, all.Range, commType(y.Type), comm.Sum)
 		all.Free()
 	default:
-		in := t.back(p, rows)
+		in := t.returnRows(p, rows)
 		nn.TakeRows(p.S, nn.Taking{Dst: y, Src: in.Matrix, Source: t.home, Every: 1, Zero: true})
 		in.Free()
 	}
 }
 
-// back returns rows to the ranks that sent them.
-func (t *tables) back(p *Pass, rows nn.Matrix) Mat {
+// returnRows returns rows to the ranks that sent them.
+func (t *tables) returnRows(p *Pass, rows nn.Matrix) Mat {
 	d := t.d
 	out, in := p.newOf(rows.Type, d.received(), rows.Cols), p.newOf(rows.Type, d.received(), rows.Cols)
 	nn.TakeRows(p.S, nn.Taking{Dst: out.Matrix, Src: rows, Source: t.place, Every: 1, Zero: true})

@@ -74,14 +74,14 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	if e.rows == Stashed {
 		k = e.lease(p, index)
 	} else {
-		k = e.take(p, index)
+		k = e.sortOwn(p, index)
 	}
 	k.t.send(p, k.x, xn, false)
 	k.t.send(p, k.w, nn.NewMatrix(weight, kernels.F32, e.tokens*e.topK, 1), true)
 	if e.rows == Stashed {
 		e.first(p, k.h, k.x, k.t)
 	} else {
-		e.keep(p, &k)
+		e.saveOwn(p, &k)
 	}
 	a, out := p.New(k.room, e.width), p.New(k.room, e.hidden)
 	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: k.h, Weight: k.w.Range, Seg: k.t.segments()})
@@ -125,8 +125,8 @@ func (e *experts) held(p *Pass, set *stash.Set) (k held) {
 	return k
 }
 
-// take sorts rows into memory of their own.
-func (e *experts) take(p *Pass, index device.Range) (k held) {
+// sortOwn sorts rows into memory of their own.
+func (e *experts) sortOwn(p *Pass, index device.Range) (k held) {
 	k.room = e.Worst()
 	slot := 0
 	if e.rows == Padded {
@@ -156,8 +156,8 @@ func (e *experts) take(p *Pass, index device.Range) (k held) {
 	return k
 }
 
-// keep saves rows that have memory of their own, and computes the input of the activation.
-func (e *experts) keep(p *Pass, k *held) {
+// saveOwn saves rows that have memory of their own, and computes the input of the activation.
+func (e *experts) saveOwn(p *Pass, k *held) {
 	p.save("expert_fc1", k.made...)
 	var h Mat
 	rows := k.room

@@ -94,7 +94,7 @@ func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 		logits.Free()
 		logits = d
 	}
-	o.logits.grad(p, logits.Matrix, xn)
+	o.logits.addGrad(p, logits.Matrix, xn)
 	o.logits.backward(p, dxn, logits.Matrix, nn.Matrix{})
 	logits.Free()
 }
@@ -169,7 +169,7 @@ func (f *further) backward(p *Pass, ids device.Range, dx Mat) Mat {
 	}
 	t, c := dx.Rows, dx.Cols
 	g := p.load("mtp_proj")
-	f.proj.grad(p, dx.Matrix, g.mat(0, p.Number, t, 2*c))
+	f.proj.addGrad(p, dx.Matrix, g.mat(0, p.Number, t, 2*c))
 	g.Done()
 	dcat := p.New(t, 2*c)
 	f.proj.backward(p, dcat.Matrix, dx.Matrix, nn.Matrix{})

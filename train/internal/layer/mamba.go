@@ -127,7 +127,7 @@ func (m *mamba) Backward(p *Pass, dy Mat) Mat {
 	d := m.backwardGate(p, din.Matrix, in, dy.Matrix)
 	m.backwardMix(p, din.Matrix, in, d.Matrix)
 	d.Free()
-	m.in.grad(p, din.Matrix, xn)
+	m.in.addGrad(p, din.Matrix, xn)
 	saved.Done()
 	dxn := p.New(t, h)
 	m.in.backward(p, dxn.Matrix, din.Matrix, nn.Matrix{})
@@ -148,7 +148,7 @@ func (m *mamba) backwardGate(p *Pass, din, in, dy nn.Matrix) Mat {
 	d := p.New(dy.Rows, m.Inner) // the norm's output, then its gradient, then that of y
 	op := m.gated(d.Matrix, y, in)
 	nn.GatedRMSNorm(p.S, op)
-	m.out.grad(p, dy, d.Matrix)
+	m.out.addGrad(p, dy, d.Matrix)
 	m.out.backward(p, d.Matrix, dy, nn.Matrix{})
 	scratch := p.bytes(nn.GatedNormScratch(dy.Rows, m.Inner))
 	nn.GatedRMSNormGrad(p.S, nn.GatedNormGrad{

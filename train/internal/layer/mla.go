@@ -108,7 +108,7 @@ func (a *latent) forward(p *Pass, x Mat) Mat {
 			in = g.mat(0, p.Number, t, a.wideWidth())
 		}
 		o, lse = p.New(t, a.values), p.words(t*a.Heads)
-		nn.Attend(p.S, a.op(p, in, o.Matrix, lse.Range()))
+		nn.Attend(p.S, a.attend(p, in, o.Matrix, lse.Range()))
 		return []*engine.Tensor{o.t, lse}
 	})
 	lse.Free()
@@ -198,7 +198,7 @@ func (a *latent) turnShared(p *Pass, down nn.Matrix, inverse bool) {
 	})
 }
 
-func (a *latent) op(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
+func (a *latent) attend(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
 	q, k, v := a.split(qkv)
 	return nn.Attention{
 		Q: q, K: k, V: v, O: o, LSE: lse,
@@ -216,14 +216,14 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	t, h := dy.Rows, dy.Cols
 	proj := p.load("attn_proj")
 	o := proj.mat(0, p.Number, t, a.values)
-	a.proj.grad(p, dy.Matrix, o)
+	a.proj.addGrad(p, dy.Matrix, o)
 	do := p.New(t, a.values)
 	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
 	core := p.load("core_attn")
 	dqkv, delta := p.New(t, a.wideWidth()), p.words(t*a.Heads)
 	dq, dk, dv := a.split(dqkv.Matrix)
 	nn.AttendGrad(p.S, nn.AttentionGrad{
-		Attention: a.op(p, core.mat(0, p.Number, t, a.wideWidth()), o, proj.Range(1)), DO: do.Matrix,
+		Attention: a.attend(p, core.mat(0, p.Number, t, a.wideWidth()), o, proj.Range(1)), DO: do.Matrix,
 		DQ: dq, DK: dk, DV: dv, Delta: delta.Range(),
 	})
 	delta.Free()
@@ -239,8 +239,8 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	if a.qDown != nil {
 		q, dq = a.qDown, a.narrowQ(ddown.Matrix)
 	}
-	a.kvDown.grad(p, dkv, xn)
-	q.grad(p, dq, xn)
+	a.kvDown.addGrad(p, dkv, xn)
+	q.addGrad(p, dq, xn)
 	in.Done()
 	dxn := p.New(t, h)
 	a.kvDown.backward(p, dxn.Matrix, dkv, nn.Matrix{})
@@ -275,7 +275,7 @@ func (a *latent) wideBackward(p *Pass, dqkv Mat) Mat {
 // upBackward computes the gradient dx of a narrow projection x from the gradient of its up
 // projection's output.
 func (a *latent) upBackward(p *Pass, up linear, n *norm, dx, x, dy nn.Matrix) {
-	a.through(p, n, x, func(in nn.Matrix) { up.grad(p, dy, in) })
+	a.through(p, n, x, func(in nn.Matrix) { up.addGrad(p, dy, in) })
 	up.backward(p, dx, dy, nn.Matrix{})
 	if n != nil {
 		n.backward(p, dx, x, dx, nn.Matrix{})

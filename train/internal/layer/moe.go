@@ -162,14 +162,14 @@ func (m *mixture) Backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
 	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix)
-	dx := p.within(memory.MoERouter, dy.Cols, func() Mat { return m.back(p, dy, dxn.Matrix, dweight.Range()) })
+	dx := p.within(memory.MoERouter, dy.Cols, func() Mat { return m.frontBackward(p, dy, dxn.Matrix, dweight.Range()) })
 	dweight.Free()
 	dxn.Free()
 	return dx
 }
 
-// back is the backward pass of front. dxn already has the routed experts' part.
-func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat {
+// frontBackward is the backward pass of front. dxn already has the routed experts' part.
+func (m *mixture) frontBackward(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat {
 	t, c := dy.Rows, dy.Cols
 	r := p.load("router")
 	xn := r.mat(0, p.Number, t, c)
@@ -193,7 +193,7 @@ func (m *mixture) back(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat
 		Balance: m.settings.Balance * p.Scale * float32(t), Scale: p.Scale * float32(t), Loss: m.balance.Loss, Scratch: scratch.Range(),
 	})
 	scratch.Free()
-	m.router.grad(p, dlogits.Matrix, xn)
+	m.router.addGrad(p, dlogits.Matrix, xn)
 	m.router.backward(p, sum.Matrix, dlogits.Matrix, plus)
 	dlogits.Free()
 	r.Done()
@@ -213,7 +213,7 @@ func (m *mixture) gatedBackward(p *Pass, dx, xn, h, dy, plus nn.Matrix) {
 	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
 	do := p.New(t, c)
 	nn.GateRowsGrad(p.S, nn.RowGateGrad{DX: do.Matrix, DLogit: dlogit.Matrix, DY: dy, X: o.Matrix, Logit: logit.Matrix})
-	m.gate.grad(p, dlogit.Matrix, xn)
+	m.gate.addGrad(p, dlogit.Matrix, xn)
 	m.gate.backward(p, o.Matrix, dlogit.Matrix, plus)
 	m.shared.backward(p, dx, xn, h, do.Matrix, o.Matrix)
 	do.Free()

@@ -90,8 +90,8 @@ func (l linear) forward(p *Pass, y, x, plus nn.Matrix) {
 	nn.Gemm(p.S, nn.Product{A: x, B: l.w(), C: y, TransB: true, Plus: plus})
 }
 
-// grad adds to the gradient of the weight.
-func (l linear) grad(p *Pass, dy, x nn.Matrix) {
+// addGrad adds to the gradient of the weight.
+func (l linear) addGrad(p *Pass, dy, x nn.Matrix) {
 	dw := l.dw()
 	nn.Gemm(p.S, nn.Product{A: dy, B: x, C: dw, TransA: true, Plus: dw})
 }
