@@ -4,6 +4,7 @@ package comm
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -72,6 +73,30 @@ func TestCallsAllocateNothing(t *testing.T) {
 		})
 		if err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Ranks share the work of an all-reduce evenly: each sums a vector of 16 bytes where there
+// is one for each, and none sums more than one vector more than the others. SPEC S6.3
+func TestAllReduceIsShared(t *testing.T) {
+	for _, n := range []int{2, 3, 5} {
+		for _, vectors := range []int{1, n - 1, n, n + 1, 2 * n} {
+			x := ofTest(t, n, 1, Options{})
+			err := Run(x.comms, func(c Comm) error {
+				s, b := x.of(c)
+				c.AllReduce(s, b.Slice(0, memory.Bytes(16*vectors)), b.Slice(0, memory.Bytes(16*vectors)), F32, Sum)
+				return errors.Join(c.Err(), s.Sync())
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			each := (vectors + n - 1) / n
+			for r, at := range x.places {
+				if sums := at.Counters().Launches; (sums > 0) != (r*each < vectors) {
+					t.Errorf("%d vectors on %d ranks: rank %d was given %d launches", vectors, n, r, sums)
+				}
+			}
 		}
 	}
 }

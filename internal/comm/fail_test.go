@@ -419,3 +419,10 @@ func TestPanicWakesPeers(t *testing.T) {
 	wantPanic(t, "work on the closed stream", func() { x.comms[1].AllGather(closed, b.Slice(0, 64), b.Slice(512, 32)) })
 	first.Wait()
 }
+
+// One rank that stays away is named as one, several as several.
+func TestAbsentRanks(t *testing.T) {
+	for want, ranks := range map[string][]int{"for rank 7;": {7}, "for ranks 7, 2;": {7, 2}, "for ranks 1, 2, 3;": {1, 2, 3}} {
+		wantError(t, &Absent{Rank: 5, Call: "barrier #1", Ranks: ranks, Waited: time.Second}, "rank 5 waited 1s in barrier #1 "+want)
+	}
+}

@@ -39,11 +39,15 @@ func TestMisuse(t *testing.T) {
 		"send[1] is bytes [60,68), which lie outside":                                                                 func() { c.AllToAllV(s, at(0, 64), at(512, 64), parts(Part{}, Part{60, 8}), parts()) },
 		"recv[0] is bytes [0,65), which lie outside":                                                                  func() { c.AllToAllV(s, at(0, 64), at(512, 64), parts(), parts(Part{0, 65})) },
 		"the parts received from ranks 0 and 2 overlap":                                                               func() { c.AllToAllV(s, at(0, 64), at(512, 64), parts(), parts(Part{0, 9}, Part{}, Part{8, 9})) },
-		"broadcast on rank 1: expected a rank below 4, got 4":                                                         func() { c.Broadcast(s, at(0, 8), 4) },
-		"send on rank 1: expected a rank below 4, got -1":                                                             func() { c.Send(s, at(0, 8), -1) },
-		"send on rank 1: a rank cannot send a message to itself":                                                      func() { c.Send(s, at(0, 8), 1) },
-		"receive on rank 1: a rank cannot send a message to itself":                                                   func() { c.Recv(s, at(0, 8), 1) },
-		"exchange on rank 1: expected a rank below 4, got 7":                                                          func() { c.Exchange(s, nil, []Message{{7, at(0, 8)}}) },
+		"the parts received from ranks 0 and 1 overlap":                                                               func() { c.AllToAllV(s, at(0, 64), at(512, 64), parts(), parts(Part{8, 8}, Part{4, 8})) },
+		"the parts received from ranks 1 and 3 overlap": func() {
+			c.AllToAllV(s, at(0, 64), at(512, 64), parts(), parts(Part{0, 8}, Part{8, 24}, Part{32, 8}, Part{16, 1}))
+		},
+		"broadcast on rank 1: expected a rank below 4, got 4":       func() { c.Broadcast(s, at(0, 8), 4) },
+		"send on rank 1: expected a rank below 4, got -1":           func() { c.Send(s, at(0, 8), -1) },
+		"send on rank 1: a rank cannot send a message to itself":    func() { c.Send(s, at(0, 8), 1) },
+		"receive on rank 1: a rank cannot send a message to itself": func() { c.Recv(s, at(0, 8), 1) },
+		"exchange on rank 1: expected a rank below 4, got 7":        func() { c.Exchange(s, nil, []Message{{7, at(0, 8)}}) },
 		"exchange on rank 1: bytes [8,16) of device buffer \"rank 1 buffer 0\" is received into, but another message uses it": func() {
 			c.Exchange(s, []Message{{0, at(0, 9)}}, []Message{{0, at(8, 8)}})
 		},
