@@ -4,10 +4,12 @@
 package bench
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -106,44 +108,33 @@ func TestStepErrors(t *testing.T) {
 func TestPlainLinks(t *testing.T) {
 	const each = 8 * time.Millisecond
 	size := memory.MiB
-	link := cpu.Link{BytesPerSecond: float64(size) / each.Seconds()}
-	dev, err := cpu.Open(cpu.Options{Links: cpu.Links{Out: link, In: link}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := dev.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	out := func(layer, pass int) carried {
 		return carried{group: memory.GroupID{Layer: layer}, bytes: int64(size), pass: pass}
 	}
 	in := func(layer, pass int) carried { c := out(layer, pass); c.in = true; return c }
 	for name, c := range map[string]struct {
 		copies []carried
-		least  time.Duration
+		want   time.Duration
 	}{
 		"there and back":         {[]carried{out(0, 0), out(1, 0), in(1, 1), in(0, 1)}, 4 * each},
 		"two microbatches":       {[]carried{out(0, 0), in(0, 1), out(1, 2), in(1, 3)}, 4 * each},
 		"the second before need": {[]carried{out(0, 0), out(1, 1), in(0, 2), out(2, 1), in(1, 3), in(2, 4)}, 4 * each},
 		"nothing":                {nil, 0},
 	} {
-		r, err := newLinkRig(dev, c.copies)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var took time.Duration
-		for range 20 { // other work delays some runs
-			if took, err = r.run(); err != nil || took <= c.least+c.least/2+5*time.Millisecond {
-				break
+		synctest.Test(t, func(t *testing.T) {
+			link := cpu.Link{BytesPerSecond: float64(size) / each.Seconds()}
+			dev, err := cpu.Open(cpu.Options{Links: cpu.Links{Out: link, In: link}})
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		if err != nil || took < c.least || took > c.least+c.least/2+5*time.Millisecond {
-			t.Errorf("%s: %v (%v), want %v", name, took, err, c.least)
-		}
-		if err := r.close(); err != nil {
-			t.Error(err)
-		}
+			r, err := newLinkRig(dev, c.copies)
+			if err != nil {
+				t.Fatal(err)
+			}
+			took, err := r.run()
+			if err := errors.Join(err, r.close(), dev.Close()); err != nil || took != c.want {
+				t.Errorf("%s: %v (%v), want %v", name, took, err, c.want)
+			}
+		})
 	}
 }

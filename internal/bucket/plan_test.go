@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -301,27 +300,21 @@ func large(prefetch, shapes int) Spec {
 	return s
 }
 
-// Planning is not to grow beyond bounds; BenchmarkNew has the figures. However
-// little time there is, the recorded pool takes no more than the arena.
-func TestPlanningIsQuick(t *testing.T) {
+// SPEC S2.7: the recorded pool takes no more than the arena also where the limit of the
+// search ends it early. The limit counts, so that plans do not depend on the machine;
+// BenchmarkNew has the times.
+func TestLargePlans(t *testing.T) {
 	for _, s := range []Spec{large(1, 1000), large(4, 1000), large(4, 7)} {
 		bytes := map[PoolKind]memory.Bytes{}
 		for _, kind := range PoolKinds {
-			best := time.Hour
-			for tries := 0; tries < 20 && best > planningMost; tries++ {
-				start := time.Now()
-				p, err := NewPoolPlan(kind, s, Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				best, bytes[kind] = min(best, time.Since(start)), p.Bytes
+			p, err := NewPoolPlan(kind, s, Options{})
+			if err != nil {
+				t.Fatal(err)
 			}
-			if best > planningMost {
-				t.Errorf("%v with prefetch %d took %v", kind, s.Prefetch, best)
-			}
+			bytes[kind] = p.Bytes
 		}
 		if bytes[Recorded] > bytes[Arena] {
-			t.Errorf("trace takes %d bytes, arena %d", bytes[Recorded], bytes[Arena])
+			t.Errorf("the recorded pool takes %d bytes, the arena %d", bytes[Recorded], bytes[Arena])
 		}
 	}
 }

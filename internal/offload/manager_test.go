@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -126,75 +127,79 @@ func TestOwnersAreToldInTime(t *testing.T) {
 // Times are compute's own: what it waits for is not in them, and calls in between
 // lie in order.
 func TestTimes(t *testing.T) {
-	const pause, wait = 4 * time.Millisecond, 250 * time.Millisecond
-	dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Links: cpu.Links{In: cpu.Link{Latency: wait}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := newRig(t, dev, Config{Device: memory.MiB, Host: memory.MiB})
-	defer r.close()
-	a, b := memory.GroupID{Name: "a"}, memory.GroupID{Name: "b"}
-	rest := func() { r.compute.Host(func() { time.Sleep(pause) }) }
-	profile := func(scoped bool) *residency.Tape {
-		r.m.BeginProfile(leaves(a, b))
-		body := func() error {
-			for _, g := range []memory.GroupID{a, b} {
-				rest()
-				s := r.alloc(1000)
-				r.compute.Fill(s.Range(), 1)
-				r.save(g, flat(s))
-				s.Free()
-			}
-			return nil
-		}
-		var scope *Scope
-		if scoped {
-			scope, err = r.m.Capture(body)
-			r.ok(err)
-		} else {
-			r.ok(body())
-		}
-		for _, g := range []memory.GroupID{b, a} {
-			r.ok(r.m.Load(g))
-			rest()
-			r.m.Release(g)
-		}
-		r.ok(r.m.End())
-		r.ok(r.m.Times())
-		if scope != nil {
-			r.ok(scope.Close())
-		}
-		return r.m.Tape()
-	}
 	for _, scoped := range []bool{false, true} {
-		tape := profile(scoped)
-		for tries := 0; tape.Span > wait && tries < 5; tries++ { // the machine paused, or waiting counts
-			tape = profile(scoped)
-		}
-		if tape.Span < 4*pause || tape.Span > wait {
-			t.Errorf("scoped %v: compute worked for %v, of which it rested %v", scoped, tape.Span, 4*pause)
-		}
-		var last time.Duration
-		at := map[schedule.Event]time.Duration{}
-		for _, op := range tape.Ops {
-			if op.At < last || op.At > tape.Span {
-				t.Errorf("scoped %v: a call at %v after one at %v, of %v", scoped, op.At, last, tape.Span)
+		synctest.Test(t, func(t *testing.T) {
+			const pause, wait = 4 * time.Millisecond, 250 * time.Millisecond
+			dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Links: cpu.Links{In: cpu.Link{Latency: wait}}})
+			if err != nil {
+				t.Fatal(err)
 			}
-			last = op.At
-			switch op.Kind {
-			case residency.OpSave:
-				at[schedule.Event{Group: op.Group}] = op.At
-			case residency.OpLoad:
-				at[schedule.Event{Group: op.Group, Load: true}] = op.At
+			r := newRig(t, dev, Config{Device: memory.MiB, Host: memory.MiB})
+			tape := r.rests(scoped, pause)
+			r.close()
+			if tape.Span != 4*pause {
+				t.Errorf("scoped %v: compute worked for %v, and it rested %v", scoped, tape.Span, 4*pause)
 			}
-		}
-		if got := at[schedule.Event{Group: a, Load: true}]; got < 3*pause {
-			t.Errorf("scoped %v: the second load is at %v", scoped, got)
-		}
-		if got := at[schedule.Event{Group: b}]; !scoped && got < 2*pause {
-			t.Errorf("the second save is at %v", got)
-		}
+			var last time.Duration
+			at := map[schedule.Event]time.Duration{}
+			for _, op := range tape.Ops {
+				if op.At < last || op.At > tape.Span {
+					t.Errorf("scoped %v: a call at %v after one at %v, of %v", scoped, op.At, last, tape.Span)
+				}
+				last = op.At
+				switch op.Kind {
+				case residency.OpSave:
+					at[schedule.Event{Group: op.Group}] = op.At
+				case residency.OpLoad:
+					at[schedule.Event{Group: op.Group, Load: true}] = op.At
+				}
+			}
+			if got := at[schedule.Event{Group: timesA, Load: true}]; got != 3*pause {
+				t.Errorf("scoped %v: the second load is at %v", scoped, got)
+			}
+			if got := at[schedule.Event{Group: timesB}]; !scoped && got != 2*pause {
+				t.Errorf("the second save is at %v", got)
+			}
+		})
 	}
+}
+
+var timesA, timesB = memory.GroupID{Name: "a"}, memory.GroupID{Name: "b"}
+
+// rests profiles a step of two groups with a pause in each of its passes.
+func (r *rig) rests(scoped bool, pause time.Duration) *residency.Tape {
+	r.t.Helper()
+	rest := func() { r.compute.Host(func() { time.Sleep(pause) }) }
+	r.m.BeginProfile(leaves(timesA, timesB))
+	body := func() error {
+		for _, g := range []memory.GroupID{timesA, timesB} {
+			rest()
+			s := r.alloc(1000)
+			r.compute.Fill(s.Range(), 1)
+			r.save(g, flat(s))
+			s.Free()
+		}
+		return nil
+	}
+	var scope *Scope
+	if scoped {
+		var err error
+		scope, err = r.m.Capture(body)
+		r.ok(err)
+	} else {
+		r.ok(body())
+	}
+	for _, g := range []memory.GroupID{timesB, timesA} {
+		r.ok(r.m.Load(g))
+		rest()
+		r.m.Release(g)
+	}
+	r.ok(r.m.End())
+	r.ok(r.m.Times())
+	if scope != nil {
+		r.ok(scope.Close())
+	}
+	return r.m.Tape()
 }
 
 // Programmers' errors panic with one sentence that says what was done.

