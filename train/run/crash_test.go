@@ -49,7 +49,7 @@ func TestRunOnASimulatedDisk(t *testing.T) {
 	ops := p.Ops()
 	stride := 13
 	if testing.Short() {
-		stride = 41
+		stride = 61
 	}
 	saw := map[bool]int{}
 	for n := 1; n <= ops; n += stride {

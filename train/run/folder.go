@@ -24,6 +24,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
@@ -166,7 +167,11 @@ func appendLine(to disk.Output, path string, v any) error {
 		return err
 	}
 	if _, err := to.Write(append(text, '\n')); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, pathless(err))
+		err = fmt.Errorf("cannot write %s: %w", path, pathless(err))
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			err = fmt.Errorf("%w; free some space, and resume the run", err)
+		}
+		return err
 	}
 	return nil
 }

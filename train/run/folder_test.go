@@ -197,6 +197,14 @@ func TestProcessesInOneFolder(t *testing.T) {
 	}
 }
 
+// every is the distance between the operations at which something goes wrong.
+func every(full int) int {
+	if testing.Short() {
+		return 7
+	}
+	return full
+}
+
 // afterwards is what a user does with a folder after a crash: resume, and if there is no
 // run, start it again. One of them works, and no step is lost that was saved.
 func afterwards(t *testing.T, d *disktest.Disk, before simulation) {
@@ -224,7 +232,7 @@ func afterwards(t *testing.T, d *disktest.Disk, before simulation) {
 // A process is killed at every operation, alone or beside another one: the next one
 // resumes it or starts it again.
 func TestFolderOfAKilledProcess(t *testing.T) {
-	for n, killed := 1, true; killed; n++ {
+	for n, killed := 1, true; killed; n += every(1) {
 		for _, began := range []simulation{{seed: 11, steps: 3}, {seed: 11, steps: 3, resume: true}} {
 			d := disktest.New()
 			if began.resume {
@@ -261,12 +269,8 @@ func TestFolderOfAKilledProcess(t *testing.T) {
 // The power fails at every operation, and the disk has all, some or nothing of what was
 // not synced.
 func TestFolderAfterALossOfPower(t *testing.T) {
-	seeds := uint64(4)
-	if testing.Short() {
-		seeds = 2
-	}
-	for seed := range seeds {
-		for n, dead := 1, true; dead; n++ {
+	for seed := range uint64(4) {
+		for n, dead := 1+int(seed), true; dead; n += every(2) {
 			for _, began := range []simulation{{seed: 11, steps: 3}, {seed: 11, steps: 3, resume: true}} {
 				d := disktest.New()
 				if began.resume {
