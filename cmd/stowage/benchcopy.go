@@ -93,8 +93,13 @@ func benchCopy(cmd *cobra.Command, choice *deviceChoice, o bench.Options, p *ben
 	if err := text(func() { bench.CopyHead(out, result.Device) }); err != nil {
 		return err
 	}
-	for _, size := range o.Sizes {
-		err := bench.Copies(dev, o, size, bench.Directions(), func(c bench.Copy) error {
+	m := measure(cmd, "measuring")
+	defer m.end()
+	directions := bench.Directions()
+	for i, size := range o.Sizes {
+		err := bench.Copies(dev, o, size, directions, func(c bench.Copy) error {
+			// A direction may have several lines. Overheads take about as long as one more size.
+			m.at(i*len(directions)+slices.Index(directions, c.Direction)+1, (len(o.Sizes)+1)*len(directions))
 			result.Add(c)
 			return text(func() { bench.CopyText(out, c) })
 		})

@@ -260,7 +260,10 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 		defer lines.Close() // ends its goroutine, if the work fails
 	}
 	o.Trace = bench.BothSinks(o.Trace, shown)
+	m := measure(x.cmd, "measuring")
+	o.Progress = m.at
 	res, err := bench.Offloads(dev, o)
+	m.end()
 	var bad *bench.OffloadRefused
 	if errors.As(err, &bad) {
 		if x.changed("budget") && !errors.As(err, new(*memory.BudgetError)) {

@@ -183,7 +183,10 @@ func benchReplay(cmd *cobra.Command, choice *deviceChoice, o bench.ReplayOptions
 		return fmt.Errorf("the replay needs %v of memory or more and %v are available; give a smaller --width or fewer --sets", o.Footprint(), room)
 	}
 	out := cmd.OutOrStdout()
+	m := measure(cmd, "replaying")
+	defer m.end()
 	res, err := bench.Replays(dev, o, func(res *bench.Replay, r bench.ReplayRank) error {
+		m.at(len(res.Ranks), len(o.Ranks))
 		if asJSON {
 			return nil
 		}

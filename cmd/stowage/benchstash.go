@@ -202,7 +202,10 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 	if need := o.Footprint(); room > 0 && need > float64(room) {
 		return fmt.Errorf("the measurement needs about %.4g GiB of memory and %v are available; give fewer --rows or --groups", need/float64(memory.GiB), room)
 	}
+	m := measure(cmd, "measuring")
+	o.Progress = m.at
 	res, err := bench.Stashes(dev, o)
+	m.end()
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,10 @@ The command measures links with copies of 64 MiB, which takes some seconds.`,
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		m := measure(cmd, "measuring links")
+		defer m.end()
 		report := doctor.Examine(doctor.Probe{
+			Progress:  m.at,
 			Version:   thisVersion().String(),
 			Machine:   sysinfo.Read,
 			OpenCPU:   func() (device.Device, error) { return openCPU(nil) },

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -142,20 +141,6 @@ func fromMachine(err error) bool {
 	var unsupported *device.Unsupported
 	var full *device.OutOfMemory
 	return errors.As(err, &unsupported) || errors.As(err, &full)
-}
-
-// printable returns text without characters that a terminal would obey, such as those of
-// colours in the name of a file.
-func printable(text string) string {
-	var b strings.Builder
-	for _, r := range text {
-		if unicode.IsGraphic(r) {
-			b.WriteRune(r)
-		} else {
-			fmt.Fprintf(&b, "\\x%02x", r)
-		}
-	}
-	return b.String()
 }
 
 // oneLine keeps the promise of one sentence for errors that were joined.

@@ -83,5 +83,5 @@ func written(cmd *cobra.Command, forProgram bool, what, file string) {
 	if forProgram {
 		out = cmd.ErrOrStderr()
 	}
-	fmt.Fprintf(out, "%s %s\n", what, printable(file))
+	fmt.Fprintf(out, "%s %s\n", what, file)
 }

@@ -76,6 +76,6 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	fmt.Fprintf(stderr, "stowage: %s\n", printable(text))
+	fmt.Fprintf(said, "stowage: %s\n", oneLine(text))
 	return code
 }

@@ -13,8 +13,9 @@ import (
 
 // output is standard output that remembers its first error.
 type output struct {
-	w   io.Writer
-	err error
+	w     io.Writer
+	err   error
+	meter *meter // its line makes way for output; may be nil
 }
 
 // Write writes to standard output unless an earlier write failed.
@@ -22,6 +23,7 @@ func (o *output) Write(p []byte) (int, error) {
 	if o.err != nil {
 		return 0, o.err
 	}
+	o.meter.wipe()
 	n, err := o.w.Write(p)
 	if err != nil {
 		o.err = fmt.Errorf("cannot write the output: %w", err)

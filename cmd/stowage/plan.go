@@ -155,7 +155,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if err != nil {
 		return err
 	}
-	r, err := f.report(s, commandLine(cmd, args))
+	r, err := f.report(cmd, s, commandLine(cmd, args))
 	if err != nil {
 		return err
 	}
@@ -199,12 +199,14 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 var planTargets = []string{"megatron", "maxtext", "stowage"}
 
 // report makes the report that the flags ask for.
-func (f *planFlags) report(s *plan.Setup, command string) (*planview.Report, error) {
+func (f *planFlags) report(cmd *cobra.Command, s *plan.Setup, command string) (*planview.Report, error) {
 	over, err := f.searched(s)
 	if err != nil {
 		return nil, err
 	}
-	q := planview.Request{Setup: s, Search: over, Command: command, BudgetFrom: f.budgetFrom(s)}
+	m := measure(cmd, "planning")
+	defer m.end()
+	q := planview.Request{Setup: s, Search: over, Command: command, BudgetFrom: f.budgetFrom(s), Progress: m.at}
 	r, err := planview.New(q)
 	if err != nil {
 		return nil, reportError(err, q)

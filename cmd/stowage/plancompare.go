@@ -35,7 +35,7 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	var sides [2]*planview.Report
 	reports := 0
 	for i, name := range f.compare {
-		r, done, err := f.side(name, w)
+		r, done, err := f.side(cmd, name, w)
 		if err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ const mostReport = 16 << 20
 
 // side returns the report in a file, and whether the file was one. It makes the report
 // of a file of arguments.
-func (f *planFlags) side(name string, w planWords) (r *planview.Report, done bool, err error) {
+func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planview.Report, done bool, err error) {
 	data, err := input.ReadFile(name, mostReport)
 	if err != nil {
 		return nil, false, usagef("--compare %s: the file cannot be read: %v", name, pathless(err))
@@ -78,6 +78,6 @@ func (f *planFlags) side(name string, w planWords) (r *planview.Report, done boo
 	if err != nil {
 		return nil, false, err
 	}
-	r, err = one.report(s, "")
+	r, err = one.report(cmd, s, "")
 	return r, false, err
 }

@@ -79,7 +79,9 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	if err := checkFiles([]flagFile{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}, reads...); err != nil {
 		return err
 	}
+	m := measure(cmd, "reading the runs")
 	r, err := report.Read(runs...)
+	m.end()
 	var nothing *report.NoRunError
 	if errors.As(err, &nothing) {
 		return usagef("%v", err)

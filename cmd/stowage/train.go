@@ -316,6 +316,9 @@ func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *run.J
 
 // forecast prints the memory that a run or a comparison would take.
 func (f *trainFlags) forecast(cmd *cobra.Command, job *run.Job, single bool) error {
+	m := measure(cmd, "forecasting")
+	defer m.end()
+	job.OnForecast = m.at
 	if single {
 		o, err := job.Forecast()
 		switch {

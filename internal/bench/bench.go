@@ -26,6 +26,8 @@ type Options struct {
 	// Line is the time for one line of the table. It takes at least minRounds rounds, even
 	// if they last longer.
 	Line time.Duration
+	// Progress, if it is not nil, is told how much of a line has been measured.
+	Progress func(done, all int)
 	// Plain adds the best plain copy to every line if the host can reach the bytes.
 	Plain bool
 	// Graphs adds copies in graphs and by kernels.
@@ -90,6 +92,9 @@ func (o Options) compare(ways []way) ([]time.Duration, error) {
 				return nil, err
 			}
 			turns[i] = append(turns[i], time.Since(from)/time.Duration(repeats[i]*ways[i].pieces))
+		}
+		if o.Progress != nil {
+			o.Progress(int(time.Since(begin).Milliseconds()), int(o.Line.Milliseconds()))
 		}
 	}
 	times := make([]time.Duration, len(ways))

@@ -31,7 +31,8 @@ type OffloadOptions struct {
 	ByHand      policy.ByHand
 	Scopes      memory.Scopes
 	Rounds      int
-	Trace       trace.Sink // nil means none
+	Trace       trace.Sink          // nil means none
+	Progress    func(done, all int) // told after each round; nil means nobody
 }
 
 // OffloadNames returns the groups that a step saves.
@@ -278,6 +279,9 @@ func (r *offloadRig) measure() (times [3]time.Duration, equal bool, err error) {
 			}
 		}
 		equal = equal && bytes.Equal(sums[0], sums[1])
+		if r.o.Progress != nil {
+			r.o.Progress(round+1, r.o.Rounds)
+		}
 	}
 	for i := range turns {
 		times[i] = quartile(turns[i])

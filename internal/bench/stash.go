@@ -30,6 +30,8 @@ type StashOptions struct {
 	Host    bool // keep the pages in host memory
 	Bump    bool // a stack instead of pages
 	Line    time.Duration
+	// Progress, if it is not nil, is told how much of the measurement is done.
+	Progress func(done, all int)
 }
 
 // Stash is the result. Bytes is the size of the live rows of one group. A stash and its
@@ -267,11 +269,16 @@ func (o StashOptions) Footprint() float64 {
 func (r *stashRig) measure(o StashOptions, ways []way) ([]time.Duration, error) {
 	last := o.Groups * o.Tensors
 	kernels.PutChecksum(r.s, r.sum(last, false), r.set.All())
-	all := Options{Line: o.Line}
+	// Two parts last as long as a line: all ways, and then the fastest two.
+	all, before := Options{Line: o.Line}, 0
+	if o.Progress != nil {
+		all.Progress = func(done, line int) { o.Progress(before+min(done, line), 2*line) }
+	}
 	times, err := all.compare(ways)
 	if err != nil {
 		return nil, err
 	}
+	before = int(o.Line.Milliseconds())
 	if _, times, err = all.compareFastest(ways[0], ways[1:], times[1:]); err != nil {
 		return nil, err
 	}

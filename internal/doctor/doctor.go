@@ -67,6 +67,7 @@ type Probe struct {
 	OpenGPU   func(ordinal int) (device.Device, error)
 	Libraries func() []Library
 	Bench     bench.Options
+	Progress  func(done, all int) // told after each device; nil means nobody
 }
 
 // linkSize is large enough for full speed (64 MiB over 55 GB/s, what
@@ -83,8 +84,15 @@ func Examine(p Probe) *Report {
 		Version: p.Version, Machine: p.Machine(),
 		Devices: []Device{}, Libraries: []Library{}, Missing: []Missing{}, // JSON lists, never null
 	}
+	list, err := p.GPUs()
+	tell := func(done int) {
+		if p.Progress != nil {
+			p.Progress(done, 1+len(list))
+		}
+	}
 	r.examineCPU(p)
-	gpus := r.examineGPUs(p)
+	tell(1)
+	gpus := r.examineGPUs(p, list, err, tell)
 	r.Libraries = append(r.Libraries, p.Libraries()...)
 	for _, l := range r.Libraries {
 		if l.Path != "" {
@@ -126,13 +134,12 @@ func (r *Report) examineCPU(p Probe) {
 	r.Devices = append(r.Devices, d)
 }
 
-// examineGPUs returns how many GPUs there are.
-func (r *Report) examineGPUs(p Probe) int {
-	gpus, err := p.GPUs()
+// examineGPUs returns how many GPUs there are. It tells how many devices have been examined.
+func (r *Report) examineGPUs(p Probe, gpus []cuda.GPU, err error, tell func(int)) int {
 	if err != nil {
 		r.failed("GPU", err)
 	}
-	for _, g := range gpus {
+	for i, g := range gpus {
 		d := Device{
 			Name: fmt.Sprintf("cuda:%d", g.Ordinal), Model: g.Name, Capability: g.Capability, Driver: g.Driver,
 			Total: g.Total, Free: g.Free, Slot: g.Link,
@@ -147,6 +154,7 @@ func (r *Report) examineGPUs(p Probe) int {
 			r.failed(d.Name, err)
 		}
 		r.Devices = append(r.Devices, d)
+		tell(i + 2)
 	}
 	return len(gpus)
 }

@@ -105,7 +105,13 @@ func TestGPUs(t *testing.T) {
 		ls[2].Trouble = "libevent.so.7: cannot open shared object file: No such file or directory"
 		return ls
 	}
+	var told []int
+	p.Progress = func(done, all int) { told = append(told, all-done) }
 	compare(t, "gpus.txt", Examine(p))
+	gpus, _ := p.GPUs()
+	if len(told) != 1+len(gpus) || told[0] != len(gpus) || told[len(told)-1] != 0 {
+		t.Errorf("of %d GPUs and the CPU were left, device by device: %v", len(gpus), told)
+	}
 }
 
 // A device that fails in the middle is reported; the rest is still examined.

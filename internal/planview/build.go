@@ -31,6 +31,8 @@ type Request struct {
 	// Command is the command line that asked, and BudgetFrom says where the budget
 	// comes from. The report repeats both.
 	Command, BudgetFrom string
+	// Progress, if it is not nil, is told how much of a search over layouts is done.
+	Progress func(done, all int)
 }
 
 // New searches if the request asks for it, predicts, and returns the report. New
@@ -39,7 +41,7 @@ func New(q Request) (*Report, error) {
 	x := &found{setup: q.Setup}
 	if q.Search != NoSearch {
 		var err error
-		if x, err = runSearch(q.Setup, q.Search); err != nil {
+		if x, err = runSearch(q.Setup, q.Search, q.Progress); err != nil {
 			return nil, err
 		}
 	}

@@ -23,9 +23,9 @@ type found struct {
 }
 
 // runSearch finds the fastest setup that fits.
-func runSearch(s *plan.Setup, over SearchSpace) (*found, error) {
+func runSearch(s *plan.Setup, over SearchSpace, progress func(done, all int)) (*found, error) {
 	if over == Layouts {
-		return searchLayouts(s)
+		return searchLayouts(s, progress)
 	}
 	return searchPolicy(s)
 }
@@ -40,8 +40,8 @@ func searchPolicy(s *plan.Setup) (*found, error) {
 	return f, nil
 }
 
-func searchLayouts(s *plan.Setup) (*found, error) {
-	r, err := search.Layout(s, search.Options{})
+func searchLayouts(s *plan.Setup, progress func(done, all int)) (*found, error) {
+	r, err := search.Layout(s, search.Options{Progress: progress})
 	if err != nil {
 		return nil, err
 	}

@@ -116,6 +116,9 @@ func Layout(s *plan.Setup, o Options) (*LayoutResult, error) {
 				fit = append(fit, c)
 			}
 		}
+		if o.Progress != nil {
+			o.Progress(res.Searched, len(list))
+		}
 		slices.SortStableFunc(fit, func(a, b *candidate) int {
 			return cmp.Or(cmp.Compare(a.total, b.total), cmp.Compare(a.name, b.name))
 		})

@@ -18,9 +18,19 @@ func TestLayoutIsExact(t *testing.T) {
 	s := small(t)
 	s.Layout = plan.Layout{World: 4}
 	o := Options{Budget: 7e9, Micro: []int{1, 2}, Top: 3}
+	var told [2]int
+	o.Progress = func(done, all int) {
+		if done <= told[0] || done > all {
+			t.Errorf("%d of %d after %d", done, all, told[0])
+		}
+		told = [2]int{done, all}
+	}
 	r, err := Layout(s, o)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if told != [2]int{r.Searched, r.Possible} {
+		t.Errorf("%d of %d layouts were searched, and told were %v", r.Searched, r.Possible, told)
 	}
 	list, err := candidates(s, o)
 	if err != nil {

@@ -39,6 +39,9 @@ type Options struct {
 	Micro []int
 	// Top is how many layouts Layout reports. Zero stands for five.
 	Top int
+	// Progress, if it is not nil, is told by Layout how many of all layouts have been
+	// searched. Layout returns before the last one if no other can be faster.
+	Progress func(done, all int)
 }
 
 // Result is the answer of Policy.

@@ -185,6 +185,9 @@ func (j *Job) ForecastAll() (*Forecasts, error) {
 		row := ForecastRow{Policy: name, Budget: int64(limit)}
 		row.Device, row.Host = highest(f)
 		all.Rows = append(all.Rows, row)
+		if j.OnForecast != nil {
+			j.OnForecast(len(all.Rows), len(train.Policies))
+		}
 	}
 	return all, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train"
 )
 
 // Before anything is trained the same is said of every policy, within 5 %, and of one of
@@ -28,6 +29,12 @@ func TestForecast(t *testing.T) {
 	}
 	j := smallJob(t, few)
 	j.config.Device = nil // a forecast brings its own
+	told := 0
+	j.OnForecast = func(done, all int) {
+		if told++; done != told || all != len(train.Policies) {
+			t.Errorf("%d of %d policies, told %d times", done, all, told)
+		}
+	}
 	all, err := j.ForecastAll()
 	if err != nil {
 		t.Fatal(err)

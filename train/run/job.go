@@ -37,11 +37,13 @@ type Machine struct {
 type Job struct {
 	Options Options // with the sizes that the model chose
 	NoTrace bool    // leave traces out of the folder
-	config  train.Config
-	machine Machine
-	share   float64 // the budget of a comparison, as a share of what the first policy took
-	batches int     // of an evaluation
-	fs      disk.FS // that folders are on; nil is that of the operating system
+	// OnForecast, if it is not nil, is told by ForecastAll how many of all policies are done.
+	OnForecast func(done, all int)
+	config     train.Config
+	machine    Machine
+	share      float64 // the budget of a comparison, as a share of what the first policy took
+	batches    int     // of an evaluation
+	fs         disk.FS // that folders are on; nil is that of the operating system
 }
 
 // NewJob checks options. Options without a policy make a comparison of all policies. It
