@@ -132,7 +132,7 @@ func (s *stream) replay(g *graph) bool {
 			l.noteWait(waited{&event{mark: marks[t.mark]}, marks[t.mark], t.site, c.seq})
 			l.wait(marks[t.mark])
 		case recordOutside:
-			t.event.mark, t.event.captured = l.mark(t.stream, t.site, t.event), nil
+			t.event.mark = l.mark(t.stream, t.site, t.event)
 		case waitOutside:
 			l.noteWait(waited{t.event, t.event.mark, t.site, c.seq})
 			l.wait(t.event.mark)

@@ -50,8 +50,13 @@ func TestFirstErrorSticks(t *testing.T) {
 	d := open(t, cpu.Options{})
 	a, b := stream(t, d, "a"), stream(t, d, "b")
 	host := alloc(t, d, memory.Host, 1)
+	first, _ := d.NewEvent(device.Timing)
+	second, _ := d.NewEvent(device.Timing)
+	a.Record(first)
+	a.Record(second)
 	a.Launch(device.NewLaunch(panics, 1, 1))
 	err := a.Sync()
+	a.Record(second) // which takes no time any more
 	var de *device.DriverError
 	if !errors.As(err, &de) || de.Call != "kernel panics" || !strings.Contains(de.Text, "index out of range") {
 		t.Fatalf("Sync after a panic in a kernel: %v", err)
@@ -64,6 +69,9 @@ func TestFirstErrorSticks(t *testing.T) {
 	}
 	if ran || d.View(host.All(), device.Read)[0] != 0 {
 		t.Error("work issued after the error was done")
+	}
+	if took, got := second.Since(first); !errors.Is(got, err) || took != 0 {
+		t.Errorf("Since after the error: %v, %v", took, got)
 	}
 	if _, got := d.Alloc(memory.Device, 1, "late"); !errors.Is(got, err) {
 		t.Errorf("Alloc after the error: %v", got)
@@ -140,6 +148,35 @@ func TestModelledLinks(t *testing.T) {
 		}
 		a.Free(host)
 		a.Free(acc)
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What a kernel reads of host memory takes its time on the link in, and what it writes on
+// the link out.
+func TestKernelsUseTheLinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, cpu.Options{Links: cpu.Links{Out: cpu.Link{BytesPerSecond: 1e6}, In: cpu.Link{BytesPerSecond: 4e6}}})
+		s := stream(t, d, "s")
+		for _, x := range []struct {
+			reads, writes memory.Bytes
+			want          time.Duration
+		}{{0, 0, 0}, {4000, 0, time.Millisecond}, {0, 4000, 4 * time.Millisecond}, {8000, 1000, 3 * time.Millisecond}} {
+			start := time.Now()
+			s.Launch(device.NewLaunch(&device.Kernel{
+				Name: "moves", Go: func(*device.Launch) {},
+				HostReads:  func(*device.Launch) memory.Bytes { return x.reads },
+				HostWrites: func(*device.Launch) memory.Bytes { return x.writes },
+			}, 1, 1))
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); took != x.want {
+				t.Errorf("a kernel that reads %v and writes %v of host memory took %v; want %v", x.reads, x.writes, took, x.want)
+			}
+		}
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}

@@ -133,13 +133,17 @@ func TestClosedWhileFull(t *testing.T) {
 		last = issued.Load()
 		time.Sleep(20 * time.Millisecond)
 	}
-	time.AfterFunc(20*time.Millisecond, func() { close(gate) })
-	soon(t, "closing a full stream", func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	soon(t, "a host that waits for room in a closed stream", func() {
 		if p := <-refused; p == nil || !strings.Contains(fmt.Sprint(p), "closed stream s") {
 			t.Errorf("the host that waited for room got %v", p)
+		}
+	})
+	close(gate) // only now: the host is told before there is room
+	soon(t, "closing a full stream", func() {
+		if err := <-closed; err != nil {
+			t.Error(err)
 		}
 	})
 	if err := d.Close(); err != nil {

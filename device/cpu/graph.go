@@ -24,11 +24,8 @@ type graph struct {
 	slots map[device.Slot]int
 	nodes int
 
-	// issuing serialises replays. It is held while a full queue makes the host wait,
-	// so workers never take it. Locks are taken in the order issuing, stream, mu,
-	// event.
-	issuing sync.Mutex
-
+	// mu orders replays: whoever takes it first gets the earlier round. Locks are taken
+	// in the order stream, mu, event.
 	mu      sync.Mutex
 	wake    sync.Cond
 	table   []device.Launch       // never written to: Update makes a new one
@@ -118,8 +115,6 @@ func (s *stream) Replay(dg device.Graph) {
 	if s.refuse("a graph cannot be replayed inside a capture", "replay it before or after") {
 		return
 	}
-	g.issuing.Lock()
-	defer g.issuing.Unlock()
 	s.issue(opReplay, func(o *op) { o.replay = g.next(ticket{s.line, s.issued + 1}) })
 	s.dev.replays.Add(1)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
@@ -121,4 +123,31 @@ func TestRefusedMemoryIsNotCounted(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A copy that follows at once makes up for the late return of the sleep before it, but not
+// for a pause of the machine, nor for time in which the link had nothing to do.
+func TestLinksMakeUpForLateWakeUps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		for _, x := range []struct{ late, ago, want time.Duration }{
+			{0, 0, 10 * ms},
+			{ms, 0, 9 * ms},
+			{ms, linkSlack, 9 * ms},
+			{ms, linkSlack + 1, 10 * ms},
+			{50 * ms, 0, 8 * ms}, // linkLate
+		} {
+			l := link{Link: Link{Latency: 10 * ms}}
+			start := time.Now()
+			l.woke = start.Add(-x.ago)
+			l.free = l.woke.Add(-x.late)
+			l.carry(0, func() {})
+			if took := time.Since(start); took != x.want {
+				t.Errorf("a copy that came %v after a sleep that was %v late took %v; want %v", x.ago, x.late, took, x.want)
+			}
+			if l.woke != time.Now() {
+				t.Errorf("the link notes that its sleep returned at %v", l.woke)
+			}
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -146,5 +147,62 @@ func TestObserver(t *testing.T) {
 	}
 	if o.inUse != [memory.Kinds]memory.Bytes{} {
 		t.Errorf("%v is in use in the end", o.inUse)
+	}
+}
+
+// The time in which a stream had nothing to do belongs to no piece of work, and a piece that
+// was in the queue begins where the one before ends. Inside a bubble the clock is exact.
+func TestIdleTimeIsNoWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &told{t: t}
+		d := open(t, cpu.Options{Observe: o})
+		s := stream(t, d, "s")
+		const work, idle = 3 * time.Millisecond, time.Second
+		for range 2 {
+			for range 2 {
+				s.Host(func() { time.Sleep(work) })
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(idle)
+		}
+		var gaps, took []time.Duration
+		all := o.works["s"]
+		for i, w := range all {
+			took = append(took, time.Duration(w.End-w.Begin))
+			if i > 0 {
+				gaps = append(gaps, time.Duration(w.Begin-all[i-1].End))
+			}
+		}
+		if !slices.Equal(took, []time.Duration{work, work, work, work}) || !slices.Equal(gaps, []time.Duration{0, idle, 0}) {
+			t.Errorf("pieces of %v took %v, with gaps of %v", work, took, gaps)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A stream that waits for its own event has nothing to wait for: no work is issued.
+func TestWaitForOneself(t *testing.T) {
+	d := open(t, cpu.Options{})
+	a, b := stream(t, d, "a"), stream(t, d, "b")
+	e, err := d.NewEvent(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := make(chan struct{})
+	a.Host(func() { <-gate })
+	a.Record(e)
+	own, other := a.Issued(), b.Issued()
+	a.Wait(e)
+	b.Wait(e)
+	if a.Issued() != own || b.Issued() != other+1 {
+		t.Errorf("waits issued %d pieces on the stream itself and %d on another; want 0 and 1", a.Issued()-own, b.Issued()-other)
+	}
+	close(gate)
+	if err := d.Close(); err != nil {
+		t.Error(err)
 	}
 }
