@@ -258,6 +258,7 @@ func TestPlace(t *testing.T) {
 		t.Errorf("placed nevertheless: %v", s.own)
 	}
 	mustPanic(t, "choice 9", func() { Detect(0, Settings{Choices: choose{"x": 9}}) })
+	mustPanic(t, "which does not exist", func() { Detect(0, Settings{Choices: choose{"x": memory.Choices}}) })
 }
 
 func mustPanic(t *testing.T, want string, f func()) {

@@ -6,6 +6,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/internal/comm"
 )
 
@@ -29,8 +30,24 @@ func TestLayout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		for n := int64(grain); n < l.multiple; n += grain {
+			if n/grain%int64(sizes[0]) == 0 && n/grain%int64(sizes[1]) == 0 {
+				t.Fatalf("buckets of a multiple of %d elements, where %d divide too", l.multiple, n)
+			}
+		}
 		end, narrow := int64(0), int64(0)
 		for u := range units {
+			type sort struct {
+				t     bucket.Type
+				group int
+			}
+			sorts := map[sort]bool{}
+			for _, p := range units[u].Params {
+				sorts[sort{p.Type, p.Group}] = true
+			}
+			if len(l.blocks[u]) != len(sorts) {
+				t.Fatalf("%d buckets for parameters of %d types and groups", len(l.blocks[u]), len(sorts))
+			}
 			seen := map[[2]int64]bool{}
 			for b, k := range l.blocks[u] {
 				size := sizes[k.group]
@@ -44,7 +61,7 @@ func TestLayout(t *testing.T) {
 				for rank := range size {
 					for _, p := range l.pieces(u, b, rank) {
 						at := l.spots[u][p.Param]
-						if at.block != b || at.first%grain != 0 || p.At < 0 || p.At+p.Elements > k.shard || at.first+p.From != int64(rank)*k.shard+p.At {
+						if at.block != b || at.first%grain != 0 || p.At < 0 || p.Elements < 1 || p.At+p.Elements > k.shard || at.first+p.From != int64(rank)*k.shard+p.At {
 							t.Fatalf("piece %+v on rank %d of bucket %+v", p, rank, k)
 						}
 						for e := range p.Elements {
@@ -69,4 +86,21 @@ func TestLayout(t *testing.T) {
 			t.Fatalf("the shards take %d elements, of which %d are bf16; want %d and %d", l.elements, l.narrow, end, narrow)
 		}
 	})
+}
+
+// Shapes of up to 2^40 elements are valid, whatever their product would overflow to.
+func TestShapes(t *testing.T) {
+	const most = 1 << 40
+	for _, c := range []struct {
+		shape []int64
+		ok    bool
+	}{
+		{nil, true}, {[]int64{1}, true}, {[]int64{most}, true}, {[]int64{1 << 20, 1 << 20}, true}, {[]int64{most, 1}, true}, {[]int64{3, 1, most / 3}, true},
+		{[]int64{0}, false}, {[]int64{-1}, false}, {[]int64{5, 0}, false}, {[]int64{most + 1}, false}, {[]int64{most, 2}, false},
+		{[]int64{1 << 20, 1<<20 + 1}, false}, {[]int64{1 << 32, 1 << 32}, false}, {[]int64{1 << 62, 4}, false},
+	} {
+		if validShape(c.shape) != c.ok {
+			t.Errorf("%v: valid is %v", c.shape, !c.ok)
+		}
+	}
 }

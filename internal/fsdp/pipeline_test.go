@@ -255,3 +255,91 @@ func puppets(ck *check.Checker, cfg Config, ranks int, scripts [][]deed, plays [
 	}
 	return err
 }
+
+// breaking is a device whose streams and events fail to close, each with its own error.
+type breaking struct {
+	device.Device
+	streams, events error
+	tried           int
+}
+
+type breakingStream struct {
+	device.Stream
+	d *breaking
+}
+
+type breakingEvent struct {
+	device.Event
+	d *breaking
+}
+
+func (d *breaking) NewStream(name string) (device.Stream, error) {
+	s, err := d.Device.NewStream(name)
+	return &breakingStream{s, d}, err
+}
+
+func (d *breaking) NewEvent(f device.EventFlags) (device.Event, error) {
+	e, err := d.Device.NewEvent(f)
+	return &breakingEvent{e, d}, err
+}
+
+func (s *breakingStream) Record(e device.Event) { s.Stream.Record(e.(*breakingEvent).Event) }
+func (s *breakingStream) Wait(e device.Event)   { s.Stream.Wait(e.(*breakingEvent).Event) }
+
+func (s *breakingStream) Close() error {
+	s.d.tried++
+	return errors.Join(s.Stream.Close(), s.d.streams)
+}
+
+func (e *breakingEvent) Close() error { return errors.Join(e.Event.Close(), e.d.events) }
+
+// Close returns the first error, and closes what is left all the same.
+func TestCloseReturnsTheFirstError(t *testing.T) {
+	stuck, lost := errors.New("a stream is stuck"), errors.New("an event is lost")
+	for _, c := range []struct{ streams, events, want error }{{nil, nil, nil}, {stuck, nil, stuck}, {nil, lost, lost}, {stuck, lost, lost}} {
+		inner, err := cpuDevice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := &breaking{Device: inner}
+		l, err := newLone(dev, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.train(l.s, 3); err != nil {
+			t.Fatal(err)
+		}
+		dev.streams, dev.events = c.streams, c.events
+		if err := l.p.Close(); !errors.Is(err, c.want) || dev.tried != 2 {
+			t.Errorf("error %v, want %v; %d streams were closed, want 2", err, c.want, dev.tried)
+		}
+		dev.streams, dev.events = nil, nil
+		if err := errors.Join(l.s.Close(), l.comm.Close(), inner.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A pool takes the memory of its slots. What is dynamic comes and goes beside it.
+func TestPoolsTakeTheirSlots(t *testing.T) {
+	mixedSizes := units(4)
+	for i := range 3 { // the commonest shape, which has slots
+		mixedSizes[i].Params[0].Shape = []int64{64}
+	}
+	for _, fallback := range []bucket.Fallback{bucket.Persistent, bucket.DynamicMemory} {
+		l := open(t, Config{Units: mixedSizes, Pool: bucket.Fixed, Fallback: fallback, Prefetch: 1, Behind: 1})
+		forward, back := l.p.plainOrder()
+		for _, r := range []struct {
+			region
+			order []bucket.OrderEntry
+		}{{l.p.params, append(forward, back...)}, {l.p.grads, back}} {
+			plan, err := l.p.plan(&r.region, r.order)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.buf.Size(); got != plan.Bytes-plan.Dynamic || plan.Dynamic > 0 != (fallback == bucket.DynamicMemory) {
+				t.Errorf("%v: the %s take %v; the plan is %v, of which %v are dynamic", fallback, r.what, got, plan.Bytes, plan.Dynamic)
+			}
+		}
+	}
+}

@@ -332,3 +332,74 @@ func TestTooManyLanes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// broken is a device whose streams cannot be waited for and whose events fail to close,
+// each with its own error.
+type broken struct {
+	device.Device
+	syncs  map[string]error
+	events []error // of the next events
+	closed int
+}
+
+type brokenStream struct {
+	device.Stream
+	err error
+}
+
+type brokenEvent struct {
+	device.Event
+	d   *broken
+	err error
+}
+
+func (d *broken) NewStream(name string) (device.Stream, error) {
+	s, err := d.Device.NewStream(name)
+	return &brokenStream{s, d.syncs[name]}, err
+}
+
+func (d *broken) NewEvent(f device.EventFlags) (device.Event, error) {
+	e, err := d.Device.NewEvent(f)
+	x := &brokenEvent{e, d, d.events[0]}
+	d.events = d.events[1:]
+	return x, err
+}
+
+func (s *brokenStream) Sync() error { return errors.Join(s.Stream.Sync(), s.err) }
+
+func (e *brokenEvent) Close() error {
+	e.d.closed++
+	return errors.Join(e.Event.Close(), e.err)
+}
+
+// Sync and Close return the first error, and wait for and close the rest all the same.
+func TestFirstErrorCounts(t *testing.T) {
+	a, b := errors.New("a"), errors.New("b")
+	for _, c := range []struct{ first, second, want error }{{nil, nil, nil}, {a, nil, a}, {nil, b, b}, {a, b, a}} {
+		inner, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := &broken{Device: inner, syncs: map[string]error{"first": c.first, "second": c.second}, events: []error{c.first, c.second}}
+		set := order.NewSet(dev)
+		for _, name := range []string{"first", "second"} {
+			s, err := dev.NewStream(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set.Lane(s)
+			if _, err := set.Mark(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := set.Sync(); !errors.Is(err, c.want) || c.want == a && errors.Is(err, b) {
+			t.Errorf("Sync returns %v, want %v", err, c.want)
+		}
+		if err := set.Close(); !errors.Is(err, c.want) || c.want == a && errors.Is(err, b) || dev.closed != 2 {
+			t.Errorf("Close returns %v, want %v; %d events are closed", err, c.want, dev.closed)
+		}
+		if err := inner.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
