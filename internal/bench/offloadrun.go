@@ -239,7 +239,7 @@ func (r *runner) issueHalf(s *engine.Step, p schedule.Pass, at int, ms []module)
 	return nil
 }
 
-// beginModule begins a module's duration, and last issues what is left of it.
+// beginModule begins the duration of a module, and waitModule waits for its end.
 func (r *runner) beginModule()               { r.s.Launch(kernels.MarkLaunch(r.clock())) }
 func (r *runner) waitModule(d time.Duration) { r.s.Launch(kernels.WaitLaunch(r.clock(), d)) }
 

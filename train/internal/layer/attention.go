@@ -27,7 +27,7 @@ type attention struct {
 	qkv   linear
 	qn    *norm
 	kn    *norm
-	proj  linear
+	core  core
 	table device.Range // of rotary positions
 }
 
@@ -36,18 +36,16 @@ func newAttention(u *Unit, a model.Attention, s Settings, table device.Range) *a
 		Attention: a,
 		norm:      norm{u.weight("input_layernorm.weight"), s.Epsilon},
 		qkv:       linear{u.weight("linear_qkv.weight")},
-		proj:      linear{u.weight("linear_proj.weight")},
-		table:     table,
+		core: core{linear{u.weight("linear_proj.weight")}, nn.Attention{
+			Heads: a.Heads, KVHeads: a.KVHeads, KeyDim: a.HeadDim, ValueDim: a.HeadDim,
+			Scale: float32(1 / math.Sqrt(float64(a.HeadDim))), Window: a.Window,
+		}},
+		table: table,
 	}
 	if a.QKNorm {
 		t.qn, t.kn = &norm{u.weight("q_layernorm.weight"), s.Epsilon}, &norm{u.weight("k_layernorm.weight"), s.Epsilon}
 	}
 	return t
-}
-
-func (a *attention) widths() (q, kv, all int) {
-	q, kv = a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	return q, kv, q + 2*kv
 }
 
 // Forward returns the residual stream after attention.
@@ -56,11 +54,9 @@ func (a *attention) Forward(p *Pass, x Mat) Mat {
 }
 
 func (a *attention) forward(p *Pass, x Mat) Mat {
-	t, h := x.Rows, x.Cols
-	qw, _, width := a.widths()
+	width := a.core.width()
 	xn := a.norm.saved(p, "attn_norm", "qkv_linear", x)
-	var qkv, raw, o Mat
-	var lse *engine.Tensor
+	var qkv, raw Mat
 	if a.QKNorm {
 		p.run("qk_norm", func(again bool) []*engine.Tensor {
 			raw = a.project(p, xn, again, "qkv_linear", width)
@@ -80,23 +76,7 @@ func (a *attention) forward(p *Pass, x Mat) Mat {
 		raw.Free()
 	}
 	xn.Free()
-	p.run("attn_proj", func(again bool) []*engine.Tensor {
-		in := qkv.Matrix
-		if again {
-			g := p.load("core_attn")
-			defer g.Done()
-			in = g.mat(0, p.Number, t, width)
-		}
-		o, lse = p.New(t, qw), p.words(t*a.Heads)
-		nn.Attend(p.S, a.attend(p, in, o.Matrix, lse.Range()))
-		return []*engine.Tensor{o.t, lse}
-	})
-	lse.Free()
-	qkv.Free()
-	y := p.New(t, h)
-	a.proj.forward(p, y.Matrix, o.Matrix, x.Matrix)
-	o.Free()
-	return y
+	return a.core.forward(p, x, qkv)
 }
 
 // project returns queries, keys and values.
@@ -114,7 +94,7 @@ func (a *attention) project(p *Pass, xn Mat, again bool, from string, width int)
 
 // normalised returns them with queries and keys normalised head by head.
 func (a *attention) normalised(p *Pass, raw Mat, again bool) Mat {
-	qw, kvw, width := a.widths()
+	width := a.core.width()
 	in := raw.Matrix
 	if again {
 		g := p.load("qk_norm")
@@ -122,9 +102,11 @@ func (a *attention) normalised(p *Pass, raw Mat, again bool) Mat {
 		in = g.mat(0, p.Number, p.Tokens(), width)
 	}
 	y := p.New(in.Rows, width)
-	nn.RMSNorm(p.S, nn.Norm{Y: y.Columns(0, qw), X: in.Columns(0, qw), W: row(a.qn.w()), Epsilon: a.qn.epsilon})
-	nn.RMSNorm(p.S, nn.Norm{Y: y.Columns(qw, kvw), X: in.Columns(qw, kvw), W: row(a.kn.w()), Epsilon: a.kn.epsilon})
-	copyMatrix(p, y.Columns(qw+kvw, kvw), in.Columns(qw+kvw, kvw))
+	q, k, v := a.core.split(y.Matrix)
+	fromQ, fromK, fromV := a.core.split(in)
+	nn.RMSNorm(p.S, nn.Norm{Y: q, X: fromQ, W: row(a.qn.w()), Epsilon: a.qn.epsilon})
+	nn.RMSNorm(p.S, nn.Norm{Y: k, X: fromK, W: row(a.kn.w()), Epsilon: a.kn.epsilon})
+	copyMatrix(p, v, fromV)
 	return y
 }
 
@@ -133,21 +115,12 @@ func (a *attention) rotate(p *Pass, qkv nn.Matrix, inverse bool) {
 	if !a.Rotary {
 		return
 	}
-	qw, kvw, _ := a.widths()
+	q, k, _, _ := a.core.widths()
 	// Queries and keys lie side by side as heads of one width.
 	nn.Rope(p.S, nn.Rotation{
-		X: qkv.Columns(0, qw+kvw), Heads: a.Heads + a.KVHeads, Head: a.HeadDim, Width: a.HeadDim,
+		X: qkv.Columns(0, q+k), Heads: a.Heads + a.KVHeads, Head: a.HeadDim, Width: a.HeadDim,
 		Seq: p.Seq, Table: a.table, Inverse: inverse,
 	})
-}
-
-func (a *attention) attend(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
-	qw, kvw, _ := a.widths()
-	return nn.Attention{
-		Q: qkv.Columns(0, qw), K: qkv.Columns(qw, kvw), V: qkv.Columns(qw+kvw, kvw), O: o, LSE: lse,
-		Batch: p.Batch, Seq: p.Seq, Heads: a.Heads, KVHeads: a.KVHeads, KeyDim: a.HeadDim, ValueDim: a.HeadDim,
-		Scale: float32(1 / math.Sqrt(float64(a.HeadDim))), Window: a.Window,
-	}
 }
 
 // Backward returns the gradient of the layer's input.
@@ -157,28 +130,14 @@ func (a *attention) Backward(p *Pass, dy Mat) Mat {
 
 func (a *attention) backward(p *Pass, dy Mat) Mat {
 	t, h := dy.Rows, dy.Cols
-	qw, kvw, width := a.widths()
-	proj := p.load("attn_proj")
-	o := proj.mat(0, p.Number, t, qw)
-	a.proj.addGrad(p, dy.Matrix, o)
-	do := p.New(t, qw)
-	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
-	core := p.load("core_attn")
-	dqkv, delta := p.New(t, width), p.words(t*a.Heads)
-	nn.AttendGrad(p.S, nn.AttentionGrad{
-		Attention: a.attend(p, core.mat(0, p.Number, t, width), o, proj.Range(1)), DO: do.Matrix,
-		DQ: dqkv.Columns(0, qw), DK: dqkv.Columns(qw, kvw), DV: dqkv.Columns(qw+kvw, kvw), Delta: delta.Range(),
-	})
-	delta.Free()
-	do.Free()
-	core.Done()
-	proj.Done()
+	dqkv := a.core.backward(p, dy)
 	a.rotate(p, dqkv.Matrix, true)
 	if a.QKNorm {
 		g := p.load("qk_norm")
-		raw := g.mat(0, p.Number, t, width)
-		a.qn.backward(p, dqkv.Columns(0, qw), raw.Columns(0, qw), dqkv.Columns(0, qw), nn.Matrix{})
-		a.kn.backward(p, dqkv.Columns(qw, kvw), raw.Columns(qw, kvw), dqkv.Columns(qw, kvw), nn.Matrix{})
+		q, k, _ := a.core.split(g.mat(0, p.Number, t, a.core.width()))
+		dq, dk, _ := a.core.split(dqkv.Matrix)
+		a.qn.backward(p, dq, q, dq, nn.Matrix{})
+		a.kn.backward(p, dk, k, dk, nn.Matrix{})
 		g.Done()
 	}
 	in := p.load("qkv_linear")
@@ -187,12 +146,7 @@ func (a *attention) backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(t, h)
 	a.qkv.backward(p, dxn.Matrix, dqkv.Matrix, nn.Matrix{})
 	dqkv.Free()
-	x := p.load("attn_norm")
-	dx := p.New(t, h)
-	a.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, h), dxn.Matrix, dy.Matrix)
-	x.Done()
-	dxn.Free()
-	return dx
+	return a.norm.savedBackward(p, "attn_norm", dxn, dy)
 }
 
 // copyMatrix copies a matrix of the same type.

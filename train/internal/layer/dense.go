@@ -92,11 +92,6 @@ func (d *dense) Backward(p *Pass, dy Mat) Mat {
 		dxn := p.New(t, c)
 		d.gated.backward(p, dxn.Matrix, g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, 2*d.width), dy.Matrix, nn.Matrix{})
 		g.Done()
-		x := p.load("mlp_norm")
-		dx := p.New(t, c)
-		d.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, c), dxn.Matrix, dy.Matrix)
-		x.Done()
-		dxn.Free()
-		return dx
+		return d.norm.savedBackward(p, "mlp_norm", dxn, dy)
 	})
 }

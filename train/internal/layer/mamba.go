@@ -132,12 +132,7 @@ func (m *mamba) Backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(t, h)
 	m.in.backward(p, dxn.Matrix, din.Matrix, nn.Matrix{})
 	din.Free()
-	x := p.load("attn_norm")
-	dx := p.New(t, h)
-	m.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, h), dxn.Matrix, dy.Matrix)
-	x.Done()
-	dxn.Free()
-	return dx
+	return m.norm.savedBackward(p, "attn_norm", dxn, dy)
 }
 
 // backwardGate returns the gradient of the scan's output, and computes the gate's part of

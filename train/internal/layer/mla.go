@@ -25,29 +25,28 @@ import (
 // All but the first can be recomputed.
 type latent struct {
 	model.MLA
-	norm    norm
-	q       linear  // from the narrow projection if there is one, else from norm(x)
-	qDown   *linear // nil if queries have no narrow projection
-	qNorm   *norm   // nil without LatentNorm and without qDown
-	kvDown  linear
-	kvNorm  *norm
-	kvUp    linear
-	proj    linear
-	table   device.Range // of rotary positions
-	queries int          // columns of queries, and of keys
-	values  int
+	norm   norm
+	q      linear  // from the narrow projection if there is one, else from norm(x)
+	qDown  *linear // nil if queries have no narrow projection
+	qNorm  *norm   // nil without LatentNorm and without qDown
+	kvDown linear
+	kvNorm *norm
+	kvUp   linear
+	core   core
+	table  device.Range // of rotary positions
 }
 
 func newMLA(u *Unit, a model.MLA, s Settings, table device.Range) part {
 	l := &latent{
-		MLA:     a,
-		norm:    norm{u.weight("input_layernorm.weight"), s.Epsilon},
-		kvDown:  linear{u.weight("linear_kv_down_proj.weight")},
-		kvUp:    linear{u.weight("linear_kv_up_proj.weight")},
-		proj:    linear{u.weight("linear_proj.weight")},
-		table:   table,
-		queries: a.Heads * (a.Nope + a.Rope),
-		values:  a.Heads * a.V,
+		MLA:    a,
+		norm:   norm{u.weight("input_layernorm.weight"), s.Epsilon},
+		kvDown: linear{u.weight("linear_kv_down_proj.weight")},
+		kvUp:   linear{u.weight("linear_kv_up_proj.weight")},
+		core: core{linear{u.weight("linear_proj.weight")}, nn.Attention{
+			Heads: a.Heads, KVHeads: a.Heads, KeyDim: a.Nope + a.Rope, ValueDim: a.V,
+			Scale: float32(1 / math.Sqrt(float64(a.Nope+a.Rope))),
+		}},
+		table: table,
 	}
 	if a.QRank == 0 {
 		l.q = linear{u.weight("linear_q_proj.weight")}
@@ -71,8 +70,7 @@ func (a *latent) Forward(p *Pass, x Mat) Mat {
 func (a *latent) forward(p *Pass, x Mat) Mat {
 	t, h := x.Rows, x.Cols
 	xn := a.norm.saved(p, "attn_norm", "qkv_linear", x)
-	var down, qkv, o Mat
-	var lse *engine.Tensor
+	var down, qkv Mat
 	p.run("mla_up_proj", func(again bool) []*engine.Tensor {
 		in := xn.Matrix
 		if again {
@@ -100,23 +98,7 @@ func (a *latent) forward(p *Pass, x Mat) Mat {
 	})
 	down.Free()
 	xn.Free()
-	p.run("attn_proj", func(again bool) []*engine.Tensor {
-		in := qkv.Matrix
-		if again {
-			g := p.load("core_attn")
-			defer g.Done()
-			in = g.mat(0, p.Number, t, a.wideWidth())
-		}
-		o, lse = p.New(t, a.values), p.words(t*a.Heads)
-		nn.Attend(p.S, a.attend(p, in, o.Matrix, lse.Range()))
-		return []*engine.Tensor{o.t, lse}
-	})
-	lse.Free()
-	qkv.Free()
-	y := p.New(t, h)
-	a.proj.forward(p, y.Matrix, o.Matrix, x.Matrix)
-	o.Free()
-	return y
+	return a.core.forward(p, x, qkv)
 }
 
 // narrowWidth returns the columns of the narrow projections: keys and values, the shared
@@ -138,18 +120,11 @@ func (a *latent) narrow(p *Pass, xn nn.Matrix) Mat {
 	return y
 }
 
-// wideWidth returns the columns of the wide projections: queries, keys and values.
-func (a *latent) wideWidth() int { return 2*a.queries + a.values }
-
-func (a *latent) split(qkv nn.Matrix) (q, k, v nn.Matrix) {
-	return qkv.Columns(0, a.queries), qkv.Columns(a.queries, a.queries), qkv.Columns(2*a.queries, a.values)
-}
-
 // wide computes queries, keys and values from the narrow projections. It computes queries
 // from norm(x) if they have no narrow projection.
 func (a *latent) wide(p *Pass, xn, down nn.Matrix) Mat {
-	y := p.New(down.Rows, a.wideWidth())
-	q, _, _ := a.split(y.Matrix)
+	y := p.New(down.Rows, a.core.width())
+	q, _, _ := a.core.split(y.Matrix)
 	if a.qDown == nil {
 		a.q.forward(p, q, xn, nn.Matrix{})
 	} else {
@@ -177,15 +152,16 @@ func (a *latent) through(p *Pass, n *norm, x nn.Matrix, use func(nn.Matrix)) {
 }
 
 func (a *latent) columns(qkv, kv, shared nn.Matrix) nn.Latent {
-	_, k, v := a.split(qkv)
+	_, k, v := a.core.split(qkv)
 	return nn.Latent{K: k, V: v, KV: kv, Shared: shared, Heads: a.Heads, Nope: a.Nope}
 }
 
 // turnQueries rotates the last part of each query by its position, or back if inverse is
 // set.
 func (a *latent) turnQueries(p *Pass, qkv nn.Matrix, inverse bool) {
+	q, _, _ := a.core.split(qkv)
 	nn.Rope(p.S, nn.Rotation{
-		X: qkv.Columns(0, a.queries), Heads: a.Heads, Head: a.Nope + a.Rope, At: a.Nope, Width: a.Rope,
+		X: q, Heads: a.Heads, Head: a.Nope + a.Rope, At: a.Nope, Width: a.Rope,
 		Seq: p.Seq, Table: a.table, Inverse: inverse,
 	})
 }
@@ -198,15 +174,6 @@ func (a *latent) turnShared(p *Pass, down nn.Matrix, inverse bool) {
 	})
 }
 
-func (a *latent) attend(p *Pass, qkv, o nn.Matrix, lse device.Range) nn.Attention {
-	q, k, v := a.split(qkv)
-	return nn.Attention{
-		Q: q, K: k, V: v, O: o, LSE: lse,
-		Batch: p.Batch, Seq: p.Seq, Heads: a.Heads, KVHeads: a.Heads, KeyDim: a.Nope + a.Rope, ValueDim: a.V,
-		Scale: float32(1 / math.Sqrt(float64(a.Nope+a.Rope))),
-	}
-}
-
 // Backward returns the gradient of the layer's input.
 func (a *latent) Backward(p *Pass, dy Mat) Mat {
 	return p.within(memory.Attn, dy.Cols, func() Mat { return a.backward(p, dy) })
@@ -214,22 +181,8 @@ func (a *latent) Backward(p *Pass, dy Mat) Mat {
 
 func (a *latent) backward(p *Pass, dy Mat) Mat {
 	t, h := dy.Rows, dy.Cols
-	proj := p.load("attn_proj")
-	o := proj.mat(0, p.Number, t, a.values)
-	a.proj.addGrad(p, dy.Matrix, o)
-	do := p.New(t, a.values)
-	a.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
-	core := p.load("core_attn")
-	dqkv, delta := p.New(t, a.wideWidth()), p.words(t*a.Heads)
-	dq, dk, dv := a.split(dqkv.Matrix)
-	nn.AttendGrad(p.S, nn.AttentionGrad{
-		Attention: a.attend(p, core.mat(0, p.Number, t, a.wideWidth()), o, proj.Range(1)), DO: do.Matrix,
-		DQ: dq, DK: dk, DV: dv, Delta: delta.Range(),
-	})
-	delta.Free()
-	do.Free()
-	core.Done()
-	proj.Done()
+	dqkv := a.core.backward(p, dy)
+	dq, _, _ := a.core.split(dqkv.Matrix)
 	a.turnQueries(p, dqkv.Matrix, true)
 	ddown := a.wideBackward(p, dqkv)
 	in := p.load("qkv_linear")
@@ -247,12 +200,7 @@ func (a *latent) backward(p *Pass, dy Mat) Mat {
 	q.backward(p, dxn.Matrix, dq, dxn.Matrix)
 	ddown.Free()
 	dqkv.Free()
-	x := p.load("attn_norm")
-	dx := p.New(t, h)
-	a.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, h), dxn.Matrix, dy.Matrix)
-	x.Done()
-	dxn.Free()
-	return dx
+	return a.norm.savedBackward(p, "attn_norm", dxn, dy)
 }
 
 // wideBackward returns the gradient of the narrow projections.
@@ -267,7 +215,8 @@ func (a *latent) wideBackward(p *Pass, dqkv Mat) Mat {
 	a.upBackward(p, a.kvUp, a.kvNorm, a.narrowKV(ddown.Matrix), a.narrowKV(down), dkv.Matrix)
 	dkv.Free()
 	if a.qDown != nil {
-		a.upBackward(p, a.q, a.qNorm, a.narrowQ(ddown.Matrix), a.narrowQ(down), dqkv.Columns(0, a.queries))
+		dq, _, _ := a.core.split(dqkv.Matrix)
+		a.upBackward(p, a.q, a.qNorm, a.narrowQ(ddown.Matrix), a.narrowQ(down), dq)
 	}
 	return ddown
 }

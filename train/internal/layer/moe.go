@@ -197,12 +197,7 @@ func (m *mixture) frontBackward(p *Pass, dy Mat, dxn nn.Matrix, dweight device.R
 	m.router.backward(p, sum.Matrix, dlogits.Matrix, plus)
 	dlogits.Free()
 	r.Done()
-	x := p.load("mlp_norm")
-	dx := p.New(t, c)
-	m.norm.backward(p, dx.Matrix, x.mat(0, p.Number, t, c), sum.Matrix, dy.Matrix)
-	x.Done()
-	sum.Free()
-	return dx
+	return m.norm.savedBackward(p, "mlp_norm", sum, dy)
 }
 
 // gatedBackward is the backward pass of gatedOutput. It writes the gradient of xn to dx.

@@ -82,6 +82,18 @@ func (n norm) backward(p *Pass, dx, x, dy, plus nn.Matrix) {
 	scratch.Free()
 }
 
+// savedBackward returns dy plus the gradient of x, which was saved as a group, from the
+// gradient of norm(x), which it frees.
+func (n norm) savedBackward(p *Pass, group string, dxn, dy Mat) Mat {
+	t, cols := dy.Rows, dy.Cols
+	x := p.load(group)
+	dx := p.New(t, cols)
+	n.backward(p, dx.Matrix, x.mat(0, p.Number, t, cols), dxn.Matrix, dy.Matrix)
+	x.Done()
+	dxn.Free()
+	return dx
+}
+
 // linear is y = x Wᵀ.
 type linear struct{ weight }
 

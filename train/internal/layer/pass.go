@@ -6,7 +6,7 @@
 // by a panic, which Guard turns into an error again.
 //
 // This file owns passes: the step they belong to, memory, groups. unit.go owns
-// parameters; norm.go, attention.go, mla.go, mamba.go, dense.go, moe.go, dispatch.go
+// parameters; norm.go, core.go, attention.go, mla.go, mamba.go, dense.go, moe.go, dispatch.go
 // and experts.go the parts of layers; head.go the embedding, the output layer and the
 // loss; build.go which parts a model has.
 package layer
