@@ -150,7 +150,7 @@ func TestTrainAtTerminalStopped(t *testing.T) {
 	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	rest := w.end(t, exitInterrupted)
+	rest := w.end(t, 128+int(syscall.SIGTERM))
 	if !regexp.MustCompile(`^none +step .*\r\nstowage: the run was interrupted and not saved, because it has no --out\r\n$`).MatchString(rest) {
 		t.Errorf("left is %q", rest)
 	}
