@@ -146,6 +146,16 @@ func TestModelledLinks(t *testing.T) {
 		if took := time.Since(start); took != 4*time.Millisecond {
 			t.Errorf("two copies out took %v, want 4ms", took)
 		}
+		// Rows count together: 4 x 500 bytes at 2 MB/s, 1 ms.
+		start = time.Now()
+		rows := device.Rect{Range: acc.Slice(0, 500), Pitch: 1000, Rows: 4}
+		a.Copy2D(rows, device.Rect{Range: host.Slice(0, 500), Pitch: 500, Rows: 4})
+		if err := a.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != time.Millisecond {
+			t.Errorf("a copy of rows took %v, want 1ms", took)
+		}
 		a.Free(host)
 		a.Free(acc)
 		if err := d.Close(); err != nil {

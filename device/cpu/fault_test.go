@@ -236,6 +236,29 @@ func TestWildKernel(t *testing.T) {
 	}
 }
 
+// EndCapture names the first call that could not be captured, not the last.
+func TestFirstReasonOfASpoiltCapture(t *testing.T) {
+	d := open(t, cpu.Options{})
+	s := stream(t, d, "s")
+	b := alloc(t, d, memory.Device, 8)
+	s.BeginCapture()
+	s.Upload(b.All(), make([]byte, 8))
+	err := s.Download(make([]byte, 8), b.All())
+	for _, err := range []error{err, s.Sync()} { // calls that return an error name it, too
+		if err == nil || !strings.Contains(err.Error(), "an upload cannot be captured") {
+			t.Errorf("a call of a spoilt capture returns %v", err)
+		}
+	}
+	var spoilt *device.CaptureError
+	if _, err := s.EndCapture(); !errors.As(err, &spoilt) || spoilt.Why != "an upload cannot be captured" {
+		t.Errorf("EndCapture returns %v; want the upload as the reason", err)
+	}
+	s.Free(b)
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A copy that reaches beyond its memory fails the device as well, also if several threads
 // share it, and the memory that it shares with them is given back only when all are done.
 func TestWildCopy(t *testing.T) {
