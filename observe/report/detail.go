@@ -33,14 +33,38 @@ func details(l *timeline, peak int64) (out []Detail) {
 		return out
 	}
 	top := l.stepAt(peak)
+	type reading struct {
+		*lives
+		*work
+	}
+	readings := map[int]reading{}
+	for _, i := range []int{0, n - 1, top} {
+		b := l.steps[i]
+		readings[i] = reading{newLives(b.end), &work{border: b, all: map[string]*Stream{}}}
+	}
+	count := 0
+	for i := range l.parts {
+		l.parts[i].each(func(m moment) {
+			for _, r := range readings {
+				if count >= r.first && count < r.last {
+					r.follow(m)
+				}
+			}
+			count++
+		}, func(m moment) {
+			for _, r := range readings {
+				r.work.add(m)
+			}
+		}, nil)
+	}
 	for i, why := range map[int]string{0: "first", n - 1: "last", top: "peak"} {
 		if i == top {
 			why = "peak"
 		}
 		b := l.steps[i]
 		d := Detail{Step: b.step, Why: why, Begin: millis(b.begin), End: millis(b.end)}
-		d.Storages, d.CutStorages = storages(l.decided[b.first:b.last], b.end)
-		d.Streams, d.Cut = streams(l.spans, b)
+		d.Storages, d.CutStorages = readings[i].storages()
+		d.Streams, d.Cut = readings[i].streams()
 		out = append(out, d)
 	}
 	slices.SortFunc(out, func(a, b Detail) int { return cmp.Compare(a.Begin, b.Begin) })
@@ -65,39 +89,57 @@ func (x *life) move(where string, at int64) {
 	x.where, x.since = where, at
 }
 
-// storages returns the storages of a step, and how many it left out. A storage counts
-// as offloading until its device memory is free, and as reloading until compute needs
-// it.
-func storages(decided []moment, end int64) (out []Storage, cut int) {
-	all := map[int]*life{}
-	var order []*life
-	saved := map[memory.GroupID][]*life{}
-	for _, m := range decided {
-		m.at = min(m.at, end)
-		if m.Kind == trace.Load && m.Storage == 0 {
-			for _, x := range saved[groupOf(m.Event)] {
-				if x.where == reloading {
-					x.move(onDevice, m.at)
-				}
+// lives follows the storages of a step that ends at some time.
+type lives struct {
+	end   int64
+	all   map[int]*life
+	order []*life
+	saved map[memory.GroupID][]*life
+	more  map[int]bool // storages beyond the number that is followed
+}
+
+// mostLives is how many storages of a step are followed; the largest of them are shown.
+const mostLives = 8 * mostStorages
+
+func newLives(end int64) *lives {
+	return &lives{end: end, all: map[int]*life{}, saved: map[memory.GroupID][]*life{}, more: map[int]bool{}}
+}
+
+// follow applies a decision of the step.
+func (l *lives) follow(m moment) {
+	m.at = min(m.at, l.end)
+	if m.Kind == trace.Load && m.Storage == 0 {
+		for _, x := range l.saved[groupOf(m.Event)] {
+			if x.where == reloading {
+				x.move(onDevice, m.at)
 			}
 		}
-		if m.Storage <= 0 {
-			continue
-		}
-		x := all[m.Storage]
-		if x == nil {
-			x = &life{Storage: Storage{Offset: -1, Stays: []Stay{}}}
-			all[m.Storage], order = x, append(order, x)
-		}
-		if g := groupOf(m.Event); g.Name != "" && x.Group == "" {
-			x.Group, x.Chunk, x.Layer, x.Micro = g.Name, g.Chunk, g.Layer, g.Microbatch
-			saved[g] = append(saved[g], x)
-		}
-		x.follow(m)
 	}
+	if m.Storage <= 0 {
+		return
+	}
+	x := l.all[m.Storage]
+	if x == nil {
+		if len(l.order) == mostLives {
+			l.more[m.Storage] = true
+			return
+		}
+		x = &life{Storage: Storage{Offset: -1, Stays: []Stay{}}}
+		l.all[m.Storage], l.order = x, append(l.order, x)
+	}
+	if g := groupOf(m.Event); g.Name != "" && x.Group == "" {
+		x.Group, x.Chunk, x.Layer, x.Micro = g.Name, g.Chunk, g.Layer, g.Microbatch
+		l.saved[g] = append(l.saved[g], x)
+	}
+	x.follow(m)
+}
+
+// storages returns the storages of the step, and how many it left out. A storage counts
+// as offloading until its device memory is free, and as reloading until compute needs it.
+func (l *lives) storages() (out []Storage, cut int) {
 	out = []Storage{}
-	for _, x := range order {
-		if x.move("", max(end, x.since)); x.Bytes > 0 {
+	for _, x := range l.order {
+		if x.move("", max(l.end, x.since)); x.Bytes > 0 {
 			out = append(out, x.Storage)
 		}
 	}
@@ -105,7 +147,7 @@ func storages(decided []moment, end int64) (out []Storage, cut int) {
 		return out, 0
 	}
 	slices.SortStableFunc(out, func(a, b Storage) int { return cmp.Compare(b.Bytes, a.Bytes) })
-	return out[:mostStorages], cut
+	return out[:mostStorages], cut + len(l.more)
 }
 
 // groupOf returns the group of an event.

@@ -8,9 +8,11 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/memory"
@@ -150,6 +152,34 @@ func TestMillion(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 	t.Logf("%d bytes of JSON", len(text))
+}
+
+// Reading a trace takes a small multiple of its size: the whole report of 60 000 events
+// allocates less than the unpacked events alone would take.
+func TestMemoryOfReport(t *testing.T) {
+	s := newScribe(0)
+	for step := 1; len(s.t.Events) < 60_000; step++ {
+		s.decide(trace.Event{Kind: trace.Begin, Step: step})
+		for i := range 20 {
+			s.decide(trace.Event{Kind: trace.Alloc, Step: step, Storage: i + 1, Offset: int64(i) * mib, Bytes: mib})
+			s.work("forward")
+			s.decide(trace.Event{Kind: trace.Save, Step: step, Storage: i + 1, Name: "core_attn", Bytes: mib})
+			s.decide(trace.Event{Kind: trace.Free, Step: step, Storage: i + 1, Bytes: mib})
+		}
+		s.decide(trace.Event{Kind: trace.End, Step: step})
+	}
+	x, err := trace.ReadPacked(bytes.NewReader(encode(t, &s.t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r := NewRank(x)
+	runtime.ReadMemStats(&after)
+	unpacked := uint64(len(s.t.Events)) * uint64(unsafe.Sizeof(trace.Event{}))
+	if got := after.TotalAlloc - before.TotalAlloc; got > unpacked || len(r.Steps) == 0 {
+		t.Errorf("%d steps took %d bytes, and the events %d", len(r.Steps), got, unpacked)
+	}
 }
 
 func BenchmarkMillion(b *testing.B) {

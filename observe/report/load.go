@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -180,7 +181,7 @@ func loadRun(dir string, most int64) (Run, error) {
 
 // readSingleTrace reads a trace outside of a run's folder.
 func (r *Run) readSingleTrace(path string) error {
-	t, err := ReadTrace(path)
+	t, err := readPacked(path)
 	var wrong *fs.PathError
 	switch {
 	case errors.As(err, &wrong):
@@ -291,8 +292,8 @@ func machine(env Environment) map[string]string {
 	return out
 }
 
-// readTraces reads the traces of all ranks, one rank at a time: a million events take
-// 150 MB.
+// readTraces reads the traces of all ranks, one rank at a time: a trace takes a few times
+// the memory of its file.
 func (r *Run) readTraces(dir string, most int64) (found bool) {
 	files, old, bytes := recent(TraceFiles(dir), most)
 	if len(files) == 0 {
@@ -312,7 +313,7 @@ func (r *Run) readTraces(dir string, most int64) (found bool) {
 		var parts []*trace.Trace
 		for _, f := range files[:n] {
 			name := filepath.Join(TraceFolder, filepath.Base(f.Path))
-			t, err := ReadTrace(f.Path)
+			t, err := readPacked(f.Path)
 			if err != nil {
 				left.add(name, f.Rank)
 				left.why = cmp.Or(left.why, pathless(err))
@@ -407,11 +408,16 @@ func ranksText(ranks []int) string {
 const mostTrace = 256 << 20
 
 // ReadTrace reads the file of a trace.
-func ReadTrace(path string) (*trace.Trace, error) {
+func ReadTrace(path string) (*trace.Trace, error) { return readTrace(path, trace.Read) }
+
+// readPacked reads the file of a trace without unpacking its events.
+func readPacked(path string) (*trace.Trace, error) { return readTrace(path, trace.ReadPacked) }
+
+func readTrace(path string, read func(io.Reader) (*trace.Trace, error)) (*trace.Trace, error) {
 	f, err := input.Open(path, mostTrace)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return trace.Read(bufio.NewReaderSize(f, 1<<20))
+	return read(bufio.NewReaderSize(f, 1<<20))
 }

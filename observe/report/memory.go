@@ -209,11 +209,9 @@ func (l *ledger) save(e *trace.Event) {
 func memoryOf(l *timeline, rank, samples int) (m Memory, at int64) {
 	book := newLedger(rank)
 	s := newSampler(book, l, samples)
-	for _, x := range l.memory {
-		s.apply(x)
-	}
+	l.eachChange(s.apply)
 	s.finish()
-	m = Memory{Time: []float64{}, Series: []Series{}, Events: len(l.memory)}
+	m = Memory{Time: []float64{}, Series: []Series{}, Events: l.changes}
 	for _, t := range s.times {
 		m.Time = append(m.Time, millis(t))
 	}

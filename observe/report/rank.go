@@ -34,23 +34,53 @@ func NewRank(parts ...*trace.Trace) Rank {
 		r.Steps = append(r.Steps, StepTime{b.step, millis(b.begin), millis(b.end)})
 	}
 	r.Pools = occupancy(l, r.Rank)
-	r.Counts = counts(l.decided)
-	r.Policy = append(r.Policy, stashRows(l.decided, r.Pools)...)
+	r.Counts = l.tally.counts()
+	r.Policy = append(r.Policy, l.tally.stashRows(r.Pools)...)
 	return r
+}
+
+// tally counts decisions as they are read.
+type tally struct {
+	n     [256]int   // by kind
+	bytes [256]int64 // by kind
+	units map[string]map[[2]int]bool
+	pages [2]Pool // by tier
+}
+
+func newTally() tally { return tally{units: map[string]map[[2]int]bool{}} }
+
+// add counts a decision.
+func (a *tally) add(m moment) {
+	switch {
+	case m.Kind == trace.Stash:
+		if a.units[m.Name] == nil {
+			a.units[m.Name] = map[[2]int]bool{}
+		}
+		a.units[m.Name][[2]int{m.Chunk, m.Layer}] = true
+	case m.Kind == trace.Spill:
+		a.page(m)
+		if m.Tier != memory.Host || m.Bytes == 0 {
+			return // pages in device memory, or none
+		}
+	}
+	a.n[m.Kind]++
+	a.bytes[m.Kind] += m.Bytes
+}
+
+// page counts the pages of the stash in use in a step.
+func (a *tally) page(m moment) {
+	p := &a.pages[m.Tier]
+	if n := len(p.Steps); n > 0 && p.Steps[n-1] == m.Step { // the step was rerun
+		p.Size[n-1], p.Most[n-1] = max(p.Size[n-1], m.Offset), max(p.Most[n-1], m.Bytes)
+		return
+	}
+	p.Steps, p.Size, p.Most = append(p.Steps, m.Step), append(p.Size, m.Offset), append(p.Most, m.Bytes)
 }
 
 // stashRows returns the rows of the policy table for stashed groups. Only the device
 // knows the bytes of each group, so they are given only if there is one group.
-func stashRows(decided []moment, pools []Pool) (out []PolicyRow) {
-	units := map[string]map[[2]int]bool{}
-	for _, m := range decided {
-		if m.Kind == trace.Stash {
-			if units[m.Name] == nil {
-				units[m.Name] = map[[2]int]bool{}
-			}
-			units[m.Name][[2]int{m.Chunk, m.Layer}] = true
-		}
-	}
+func (a *tally) stashRows(pools []Pool) (out []PolicyRow) {
+	units := a.units
 	for _, name := range slices.Sorted(maps.Keys(units)) {
 		c := PolicyRow{Group: name, Units: map[string]int{"stash": len(units[name])}, Reason: "stash: the device counts its rows"}
 		for _, p := range pools {
@@ -84,15 +114,8 @@ var counted = []struct {
 }
 
 // counts returns how often each counted kind of event happened, if it did.
-func counts(decided []moment) []Figure {
-	n, bytes := map[trace.Kind]int{}, map[trace.Kind]int64{}
-	for _, m := range decided {
-		if m.Kind == trace.Spill && (m.Tier != memory.Host || m.Bytes == 0) {
-			continue // pages in device memory, or none
-		}
-		n[m.Kind]++
-		bytes[m.Kind] += m.Bytes
-	}
+func (a *tally) counts() []Figure {
+	n, bytes := &a.n, &a.bytes
 	out := []Figure{}
 	for _, c := range counted {
 		if n[c.kind] == 0 {
@@ -111,7 +134,7 @@ func occupancy(l *timeline, rank int) []Pool {
 	book := newLedger(rank)
 	all := [2]Pool{{Name: "activations, device", Unit: 1}, {Name: "activations, host", Unit: 1}}
 	step, any := -1, [2]bool{}
-	for _, m := range l.memory {
+	l.eachChange(func(m moment) {
 		book.apply(m)
 		if m.Event != nil && m.Kind == trace.Begin {
 			step++
@@ -121,40 +144,28 @@ func occupancy(l *timeline, rank int) []Pool {
 			}
 		}
 		if step < 0 {
-			continue
+			return
 		}
 		for t := range all {
 			p := &all[t]
 			p.Size[step], p.Most[step] = max(p.Size[step], book.pool[t]), max(p.Most[step], book.live[t])
 			any[t] = any[t] || book.pool[t] > 0
 		}
-	}
+	})
 	out := []Pool{}
 	for t, p := range all {
 		if any[t] {
 			out = append(out, p)
 		}
 	}
-	return append(out, pages(l.decided)...)
+	return append(out, l.tally.pools()...)
 }
 
 const pagesName = "stash pages, "
 
-// pages returns the occupancy of the stash, by tier.
-func pages(decided []moment) (out []Pool) {
-	all := [2]Pool{}
-	for _, m := range decided {
-		if m.Kind != trace.Spill {
-			continue
-		}
-		p := &all[m.Tier]
-		if n := len(p.Steps); n > 0 && p.Steps[n-1] == m.Step { // the step was rerun
-			p.Size[n-1], p.Most[n-1] = max(p.Size[n-1], m.Offset), max(p.Most[n-1], m.Bytes)
-			continue
-		}
-		p.Steps, p.Size, p.Most = append(p.Steps, m.Step), append(p.Size, m.Offset), append(p.Most, m.Bytes)
-	}
-	for t, p := range all {
+// pools returns the occupancy of the stash, by tier.
+func (a *tally) pools() (out []Pool) {
+	for t, p := range a.pages {
 		if p.Name, p.Unit = pagesName+tiers[t], 1; len(p.Steps) > 0 {
 			out = append(out, p)
 		}

@@ -45,9 +45,8 @@ type sampler struct {
 
 func newSampler(book *ledger, l *timeline, slots int) *sampler {
 	s := &sampler{book: book, slots: int64(slots), slot: -1}
-	if n := len(l.memory); n > 0 {
-		s.from = l.memory[0].at
-		s.to = max(l.end, l.memory[n-1].at)
+	if l.changes > 0 {
+		s.from, s.to = l.from, max(l.end, l.to)
 	}
 	s.pauses = l.pauses(s.from, s.to)
 	s.length = s.worked(s.to) + 1

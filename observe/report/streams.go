@@ -11,76 +11,91 @@ import (
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
-// streams returns the spans of a step by stream, the busiest stream first, and how many
-// spans it left out.
-func streams(spans []moment, b border) (out []Stream, cut int) {
-	var in []moment
-	for _, m := range spans {
-		if m.at < b.end && m.at+m.Took > b.begin {
-			in = append(in, m)
-		}
+// piece is a span of a step.
+type piece struct {
+	at, took, bytes int64
+	stream, name    string
+	kind            trace.Kind
+}
+
+// work collects the spans of a step.
+type work struct {
+	border
+	in    []piece
+	count int
+	all   map[string]*Stream
+	order []string // streams as they come
+}
+
+// add adds a span, if it lies in the step.
+func (w *work) add(m moment) {
+	if m.at >= w.end || m.at+m.Took <= w.begin {
+		return
 	}
-	all, order := shares(in, b)
-	if cut = len(in) - mostSpans; cut > 0 {
-		slices.SortStableFunc(in, func(a, b moment) int { return cmp.Compare(b.Took, a.Took) })
-		in = in[:mostSpans]
+	w.count++
+	w.in = append(w.in, piece{m.at, m.Took, m.Bytes, m.Stream, m.Name, m.Kind})
+	if len(w.in) == 4*mostSpans {
+		w.cut()
 	}
-	slices.SortStableFunc(in, func(a, b moment) int { return cmp.Compare(a.at, b.at) })
+	s := w.all[m.Stream]
+	if s == nil {
+		s = &Stream{Name: m.Stream, Names: []string{}, Begin: []float64{}, Took: []float64{}, What: []string{}, Of: []int{}, Bytes: []int64{}}
+		w.all[m.Stream], w.order = s, append(w.order, m.Stream)
+	}
+	part := float64(min(m.at+m.Took, w.end)-max(m.at, w.begin)) / float64(max(1, w.end-w.begin))
+	if m.Kind == trace.Wait {
+		s.Waits += part
+	} else {
+		s.Busy += part
+	}
+}
+
+// cut keeps the longest spans.
+func (w *work) cut() {
+	if len(w.in) > mostSpans {
+		slices.SortStableFunc(w.in, func(a, b piece) int { return cmp.Compare(b.took, a.took) })
+		w.in = w.in[:mostSpans]
+	}
+}
+
+// streams returns the spans by stream, the busiest stream first, and how many spans it
+// left out.
+func (w *work) streams() (out []Stream, cut int) {
+	w.cut()
+	slices.SortStableFunc(w.in, func(a, b piece) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(w.order, func(a, b string) int { return cmp.Compare(w.all[b].Busy, w.all[a].Busy) })
 	index := map[string]int{}
 	out = []Stream{}
-	for i, name := range order {
+	for i, name := range w.order {
 		index[name] = i
-		out = append(out, *all[name])
+		s := *w.all[name]
+		s.Busy, s.Waits = round(s.Busy), round(s.Waits)
+		out = append(out, s)
 	}
 	names := make([]map[string]int, len(out))
 	for i := range names {
 		names[i] = map[string]int{}
 	}
-	for _, m := range in {
-		i := index[m.Stream]
+	for _, m := range w.in {
+		i := index[m.stream]
 		out[i].add(m, names[i])
 	}
-	return out, max(cut, 0)
-}
-
-// shares returns the streams of a step, the busiest first, with the share of the step
-// that each worked and waited.
-func shares(in []moment, b border) (all map[string]*Stream, order []string) {
-	all = map[string]*Stream{}
-	length := float64(max(1, b.end-b.begin))
-	for _, m := range in {
-		s := all[m.Stream]
-		if s == nil {
-			s = &Stream{Name: m.Stream, Names: []string{}, Begin: []float64{}, Took: []float64{}, What: []string{}, Of: []int{}, Bytes: []int64{}}
-			all[m.Stream], order = s, append(order, m.Stream)
-		}
-		part := float64(min(m.at+m.Took, b.end)-max(m.at, b.begin)) / length
-		if m.Kind == trace.Wait {
-			s.Waits += part
-		} else {
-			s.Busy += part
-		}
-	}
-	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(all[b].Busy, all[a].Busy) })
-	for _, s := range all {
-		s.Busy, s.Waits = round(s.Busy), round(s.Waits)
-	}
-	return all, order
+	return out, max(w.count-mostSpans, 0)
 }
 
 // add appends a span.
-func (s *Stream) add(m moment, names map[string]int) {
+func (s *Stream) add(m piece, names map[string]int) {
 	of := -1
-	if m.Name != "" {
-		i, ok := names[m.Name]
+	if m.name != "" {
+		i, ok := names[m.name]
 		if !ok {
 			i = len(s.Names)
-			names[m.Name], s.Names = i, append(s.Names, m.Name)
+			names[m.name], s.Names = i, append(s.Names, m.name)
 		}
 		of = i
 	}
-	s.Begin, s.Took = append(s.Begin, millis(m.at)), append(s.Took, millis(m.Took))
-	s.What, s.Of, s.Bytes = append(s.What, m.Kind.String()), append(s.Of, of), append(s.Bytes, m.Bytes)
+	s.Begin, s.Took = append(s.Begin, millis(m.at)), append(s.Took, millis(m.took))
+	s.What, s.Of, s.Bytes = append(s.What, m.kind.String()), append(s.Of, of), append(s.Bytes, m.bytes)
 }
 
 // round cuts a share to four digits.
@@ -106,18 +121,17 @@ func baseName(stream string) string {
 // spread over its duration.
 func rates(l *timeline) Rates {
 	r := Rates{Time: []float64{}, Out: []float64{}, In: []float64{}}
-	var copies []moment
-	for _, m := range l.spans {
-		if m.Kind == trace.Copy && m.Bytes > 0 && (outward[baseName(m.Stream)] || inward[baseName(m.Stream)]) {
-			copies = append(copies, m)
-		}
-	}
-	if len(copies) == 0 || l.end <= 0 {
+	if l.end <= 0 {
 		return r
 	}
 	width := float64(l.end) / rateSlots
 	var sums [2][rateSlots]float64
-	for _, m := range copies {
+	copies := 0
+	l.eachSpan(func(m moment) {
+		if m.Kind != trace.Copy || m.Bytes <= 0 || !outward[baseName(m.Stream)] && !inward[baseName(m.Stream)] {
+			return
+		}
+		copies++
 		from, to := float64(m.at)/width, float64(m.at+max(m.Took, 1))/width
 		for k := max(0, int(from)); k < rateSlots && float64(k) < to; k++ {
 			share := (min(to, float64(k+1)) - max(from, float64(k))) / (to - from)
@@ -127,6 +141,9 @@ func rates(l *timeline) Rates {
 				sums[1][k] += share * float64(m.Bytes)
 			}
 		}
+	})
+	if copies == 0 {
+		return r
 	}
 	for k := range rateSlots {
 		r.Time = append(r.Time, millis(int64(float64(k)*width)))

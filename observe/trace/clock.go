@@ -30,33 +30,55 @@ type mark struct {
 // the host decided.
 func (t *Trace) Clock() *Clock {
 	c := &Clock{graphs: map[uint64]graph{}}
-	for i := range t.Events {
-		if e := &t.Events[i]; e.Kind.Span() && e.Stream == t.Header.Compute && e.Rank == t.Header.Rank {
-			c.marks = append(c.marks, mark{e.First, e.Time, e.Time}, mark{e.Last, e.Time + e.Took, e.Time + e.Took})
+	for e := range t.All() {
+		if e.Kind.Span() && e.Stream == t.Header.Compute && e.Rank == t.Header.Rank {
+			c.mark(mark{e.First, e.Time, e.Time})
+			c.mark(mark{e.Last, e.Time + e.Took, e.Time + e.Took})
 			if e.Kind == Graph {
 				c.graphs[e.First] = graph{e.Time, e.Took, math.MaxInt64, math.MinInt64}
 			}
 		}
 	}
-	for i := range t.Events {
-		e := &t.Events[i]
+	for e := range t.All() {
+		if len(c.graphs) == 0 {
+			break
+		}
 		if g, ok := c.graphs[e.First]; ok && !e.Kind.Span() && !e.owned() {
 			g.first, g.last = min(g.first, e.Time), max(g.last, e.Time)
 			c.graphs[e.First] = g
 		}
 	}
-	slices.SortFunc(c.marks, func(a, b mark) int { return cmp.Compare(a.first, b.first) })
-	all := c.marks[:0]
-	for _, m := range c.marks {
-		if n := len(all) - 1; n >= 0 && all[n].first == m.first {
-			all[n].over, all[n].began = min(all[n].over, m.over), max(all[n].began, m.began)
-			continue
-		}
-		all = append(all, m)
-	}
-	c.marks = all
+	c.sort()
 	return c
 }
+
+// sort sorts the borders and joins those of the same number.
+func (c *Clock) sort() {
+	slices.SortFunc(c.marks, func(a, b mark) int { return cmp.Compare(a.first, b.first) })
+	sorted := c.marks
+	c.marks = sorted[:0]
+	for _, m := range sorted {
+		c.mark(m)
+	}
+}
+
+// mark adds a border. It joins one that follows the last, as where one span ends and the
+// next begins.
+func (c *Clock) mark(m mark) {
+	if n := len(c.marks) - 1; n >= 0 && c.marks[n].first == m.first {
+		c.marks[n].over, c.marks[n].began = min(c.marks[n].over, m.over), max(c.marks[n].began, m.began)
+		return
+	}
+	if n := len(c.marks); n == cap(c.marks) && n >= many {
+		if c.sort(); len(c.marks) > n/2 {
+			c.marks = slices.Grow(c.marks, n)
+		}
+	}
+	c.marks = append(c.marks, m)
+}
+
+// many is how many borders a clock has before it looks for those that it can join.
+const many = 1 << 16
 
 // beginning returns the time at which compute began the piece of work with a number,
 // after all pieces before it. It assumes that the pieces of one span take equally long.

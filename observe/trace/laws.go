@@ -28,10 +28,12 @@ func (t *Trace) Check() error {
 		return fmt.Errorf("trace: %d events are missing (%v); only a complete trace can be checked", t.Dropped, t.Cut)
 	}
 	l := checker{owners: map[owner]int64{}, ends: map[string]*Event{}}
-	for i := range t.Events {
-		if err := l.follow(&t.Events[i]); err != nil {
-			return fmt.Errorf("trace: event %d, %+v: %w", i, t.Events[i], err)
+	i := 0
+	for e := range t.All() {
+		if err := l.follow(e); err != nil {
+			return fmt.Errorf("trace: event %d, %+v: %w", i, *e, err)
 		}
+		i++
 	}
 	return nil
 }
@@ -130,6 +132,7 @@ func (l *checker) span(e *Event) error {
 	if e.Last <= e.First || e.Took < 0 || last != nil && (e.First < last.Last || e.Time < last.Time+last.Took-slack) {
 		return fmt.Errorf("the span is empty or begins before the last one of its stream ends: %+v", last)
 	}
-	l.ends[e.Stream] = e
+	now := *e
+	l.ends[e.Stream] = &now
 	return nil
 }

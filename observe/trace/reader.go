@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"iter"
+	"slices"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -15,15 +17,38 @@ import (
 // Trace is a trace in memory.
 type Trace struct {
 	Header  Header
-	Events  []Event // in the order of writing
+	Events  []Event // in the order of writing; nil after ReadPacked
 	Dropped int64   // how many events the writer had no room for
 	Cut     error   // why the events end early; nil if the trace is complete
+
+	packed [][]byte // the blocks of events, as they are in the file
+	names  []string // of the header, which events may refer to
+	count  int      // events in packed
 }
+
+// mostEvents is how many events of a trace are read. A file of 64 MiB has five million
+// of the usual size.
+const mostEvents = 20_000_000
 
 // Read reads a trace. If the file was cut off or is damaged, Read returns the events
 // before that point and sets Cut. It returns an error only if the header cannot be
-// read.
+// read. The events take about fourteen times the memory of the file; see [ReadPacked].
 func Read(r io.Reader) (*Trace, error) {
+	t, err := ReadPacked(r)
+	if err != nil {
+		return nil, err
+	}
+	t.Events = make([]Event, 0, t.count)
+	for e := range t.All() {
+		t.Events = append(t.Events, *e)
+	}
+	t.packed = nil
+	return t, nil
+}
+
+// ReadPacked reads a trace as Read does and keeps its events in the form of the file, which
+// takes as much memory as the file. [Trace.All] returns them.
+func ReadPacked(r io.Reader) (*Trace, error) {
 	head := make([]byte, len(magic))
 	if _, err := io.ReadFull(r, head); err != nil || string(head) != magic {
 		return nil, errors.New("trace: this is not a trace; expected a rank-N.trace file of a run")
@@ -37,22 +62,47 @@ func Read(r io.Reader) (*Trace, error) {
 	if in.bad || len(in.rest) > 0 {
 		return nil, errors.New("trace: the header is damaged")
 	}
-	// The frames of all blocks say how many events there are.
-	var blocks [][]byte
-	total := 0
-	for t.Cut == nil && !in.last() {
-		if t.Cut = in.block(); t.Cut == nil {
-			blocks, total = append(blocks, in.rest), total+in.count
-		}
-	}
-	t.Events = make([]Event, 0, total)
-	for _, in.rest = range blocks {
-		if err := in.events(t); err != nil {
-			t.Cut = err
+	t.names = slices.Clone(in.names)
+	for closed := false; t.Cut == nil && !closed; {
+		if t.Cut = in.block(); t.Cut != nil {
 			break
+		}
+		closed = in.last()
+		t.packed = append(t.packed, in.rest)
+		for range in.events(&t.Cut, &t.Dropped) {
+			if t.count == mostEvents {
+				t.Cut = fmt.Errorf("the trace has more than the %d events that are read", mostEvents)
+				break
+			}
+			t.count++
 		}
 	}
 	return t, nil
+}
+
+// All returns the events in the order of writing. An event is valid until the next one.
+func (t *Trace) All() iter.Seq[*Event] {
+	return func(yield func(*Event) bool) {
+		if t.packed == nil {
+			for i := range t.Events {
+				if !yield(&t.Events[i]) {
+					return
+				}
+			}
+			return
+		}
+		in, left := input{names: slices.Clone(t.names)}, t.count
+		var cut error
+		var dropped int64
+		for _, in.rest = range t.packed {
+			for e := range in.events(&cut, &dropped) {
+				if left == 0 || !yield(e) {
+					return
+				}
+				left--
+			}
+		}
+	}
 }
 
 // input decodes blocks.
@@ -60,7 +110,6 @@ type input struct {
 	r      io.Reader
 	frame  [frame]byte
 	rest   []byte // what is left of the current block
-	count  int    // the events of the current block
 	bad    bool   // the block holds something that no writer writes
 	names  []string
 	before [2]Event // the last decision and the last span
@@ -88,36 +137,41 @@ func (in *input) block() error {
 	if crc32.Update(crc32.Checksum(in.frame[4:], castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(in.frame[:]) {
 		return errors.New("a block is damaged: its checksum is wrong")
 	}
-	in.rest, in.count = data, int(count)
+	in.rest = data
 	return nil
 }
 
-// events appends the events of the current block to t.
-func (in *input) events(t *Trace) error {
-	for len(in.rest) > 0 {
-		if in.rest[0] == closing {
-			in.rest = in.rest[1:]
-			t.Dropped = int64(in.uvarint())
-		} else if e := in.event(); !in.bad {
-			t.Events = append(t.Events, e)
+// events returns the events of the current block. It sets cut if the block is damaged, and
+// dropped if it is the closing one.
+func (in *input) events(cut *error, dropped *int64) iter.Seq[*Event] {
+	return func(yield func(*Event) bool) {
+		for len(in.rest) > 0 && !in.bad {
+			if in.rest[0] == closing {
+				in.rest = in.rest[1:]
+				if n := int64(in.uvarint()); !in.bad {
+					*dropped = n
+				}
+			} else if e := in.event(); !in.bad && !yield(e) {
+				return
+			}
 		}
 		if in.bad {
-			return errors.New("a block is damaged: its content is not valid")
+			*cut = errors.New("a block is damaged: its content is not valid")
 		}
 	}
-	return nil
 }
 
-// event reads one event and sets bad if it cannot.
-func (in *input) event() (e Event) {
+// event reads one event and sets bad if it cannot. The event is valid until the next one
+// of its sort.
+func (in *input) event() *Event {
 	if len(in.rest) < 3 || in.rest[0] >= byte(kinds) {
 		in.bad = true
-		return e
+		return nil
 	}
 	kind, bits := Kind(in.rest[0]), binary.LittleEndian.Uint16(in.rest[1:])
 	in.rest = in.rest[3:]
-	p := &in.before[sortOf(kind)]
-	e = *p
+	e := &in.before[sortOf(kind)]
+	span := e.Last - e.First
 	e.Kind = kind
 	e.Time += in.varint()
 	num := func(bit int) int64 {
@@ -133,7 +187,7 @@ func (in *input) event() (e Event) {
 		e.Stream = in.string()
 	}
 	e.First += uint64(num(4))
-	e.Last = e.First + (p.Last - p.First) + uint64(num(5))
+	e.Last = e.First + span + uint64(num(5))
 	if bits&(1<<6) != 0 {
 		e.Name = in.string()
 	}
@@ -146,7 +200,6 @@ func (in *input) event() (e Event) {
 	e.Bytes += num(13)
 	e.InUse[0] += num(14)
 	e.InUse[1] += num(15)
-	*p = e
 	return e
 }
 

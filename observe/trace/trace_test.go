@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -377,4 +378,59 @@ func BenchmarkRead(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/events, "ns/event")
+}
+
+// A packed trace has the same events, any number of times, and takes hardly more memory
+// than its file, however many events a byte holds.
+func TestReadPacked(t *testing.T) {
+	for name, event := range map[string]func(i int) trace.Event{
+		"plausible": plausible,
+		"dense": func(i int) trace.Event {
+			return trace.Event{Kind: trace.Launch, Stream: "compute", First: 1, Last: 2, Time: int64(i)}
+		},
+	} {
+		const events = 100_000
+		var file bytes.Buffer
+		w := trace.NewWriter(&file, trace.Header{Rank: 3, Compute: "compute"}, 1<<40)
+		for i := range events {
+			w.Emit(event(i))
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		data := file.Bytes()
+		whole, err := trace.Read(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		packed, err := trace.ReadPacked(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock := packed.Clock()
+		runtime.ReadMemStats(&after)
+		if got := int(after.TotalAlloc - before.TotalAlloc); got > 20*len(data) {
+			t.Errorf("%s: %d bytes took %d to read, %d times as many", name, len(data), got, got/len(data))
+		} else {
+			t.Logf("%s: %.1f times the file", name, float64(got)/float64(len(data)))
+		}
+		of := whole.Clock()
+		for range 2 {
+			i := 0
+			for e := range packed.All() {
+				if *e != whole.Events[i] || clock.Of(e) != of.Of(&whole.Events[i]) {
+					t.Fatalf("%s: event %d is %+v, want %+v", name, i, *e, whole.Events[i])
+				}
+				i++
+			}
+			if i != events || len(whole.Events) != events || packed.Events != nil {
+				t.Errorf("%s: %d, %d and %d events", name, i, len(whole.Events), len(packed.Events))
+			}
+			for range packed.All() {
+				break // the next one begins anew
+			}
+		}
+	}
 }
