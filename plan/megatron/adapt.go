@@ -1,4 +1,4 @@
-// This file owns models that are given beside the arguments: which arguments may
+// This file owns models that are given in addition to the arguments: which arguments may
 // still change them, and how.
 
 package megatron
@@ -12,21 +12,21 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// shared are flags that the model and other parts read; they describe no model.
+// shared are flags that the model and other parts read. They do not describe a model.
 var shared = []string{"seq-length", "padded-vocab-size", "tokenizer-type"}
 
-// modelFlags are the names of all flags that describe a model.
+// modelFlags returns the names of all flags that describe a model.
 func modelFlags() map[string]bool {
 	r := &reader{known: map[string]bool{}}
-	_ = readModel(r, &plan.Setup{}, Options{}) // fails for want of sizes, having asked for every flag
+	_ = readModel(r, &plan.Setup{}, Options{}) // fails because sizes are missing, but has read every flag
 	for _, name := range shared {
 		delete(r.known, name)
 	}
 	return r.known
 }
 
-// adaptModel takes the caller's model, cut down as the arguments say: fewer
-// layers or experts, another depth of MTP, as people do for proxies.
+// adaptModel changes the caller's model as the arguments say: fewer layers or experts, or
+// another depth of MTP, as in proxies of large models.
 func adaptModel(r *reader, s *plan.Setup, o Options) error {
 	m := *o.Model
 	if o.Name != "" {
@@ -72,13 +72,13 @@ func adaptModel(r *reader, s *plan.Setup, o Options) error {
 	m.Vocab = r.positive("vocab-size", m.Vocab)
 	m.MaxPositions = r.positive("max-position-embeddings", m.MaxPositions)
 	if !m.LearnedPositions {
-		// Rotary positions have no table that could be too short.
+		// Rotary positions need no table, so none can be too short.
 		m.MaxPositions = max(m.MaxPositions, r.count("seq-length", 0))
 	}
 	return nil
 }
 
-// withExperts is a copy of layers with another number of experts.
+// withExperts returns a copy of layers with another number of experts.
 func withExperts(layers []model.Layer, n int) []model.Layer {
 	layers = slices.Clone(layers)
 	for i, l := range layers {

@@ -1,5 +1,5 @@
-// This file owns single arguments: their names, their values as text, and
-// reading them as numbers, words and lists.
+// This file owns single arguments: their names, their values as text, and how they are read
+// as numbers, words and lists.
 
 package megatron
 
@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// value is what stands behind a flag: nothing, one word or more.
+// value is the value of a flag: nothing, one word or more.
 type value struct {
 	words []string
 	off   bool // given as false or null
 }
 
-// reader hands arguments out by name, with Megatron-LM's defaults. It remembers
-// which names were asked for, whether they were there or not: those are the
-// flags that this package understands. Its first error sticks.
+// reader returns arguments by name, with Megatron-LM's defaults. It notes which names were
+// read, present or not: those are the flags that this package understands. It keeps its
+// first error.
 type reader struct {
 	args     map[string]value
 	known    map[string]bool
@@ -46,13 +46,13 @@ func newReader(args map[string]any) (*reader, error) {
 	return r, nil
 }
 
-// dispensable flags can be left out where a script takes them from its
-// surroundings: the numbers they stand for can be said otherwise.
+// dispensable flags can be left out if a script takes them from its environment, because
+// their numbers can be given otherwise.
 var dispensable = map[string]bool{"nnodes": true, "nproc-per-node": true, "tokenizer-type": true}
 
 func isVariable(word string) bool { return strings.Contains(word, "$") }
 
-// flagName drops leading dashes and writes hyphens for underscores.
+// flagName removes leading dashes and replaces underscores by hyphens.
 func flagName(key string) string {
 	return strings.ReplaceAll(strings.TrimLeft(strings.TrimSpace(key), "-"), "_", "-")
 }
@@ -85,8 +85,8 @@ func toValue(v any) (value, error) {
 	return value{}, fmt.Errorf("a value must be a number, a word or a list, not %T", v)
 }
 
-// splitList takes "[a b c]" and "a b c" apart. Expressions such as "([0]*3+[1])"
-// have brackets inside and stay whole.
+// splitList splits "[a b c]" and "a b c". Expressions such as "([0]*3+[1])" have brackets
+// inside and stay whole.
 func splitList(s string) []string {
 	s = strings.TrimSpace(s)
 	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(inner, "]") && !strings.ContainsAny(inner[:len(inner)-1], "[]") {
@@ -109,7 +109,7 @@ func (r *reader) fail(format string, a ...any) {
 	}
 }
 
-// get marks a flag as understood and finds its words.
+// get marks a flag as understood and returns its words.
 func (r *reader) get(name string) (words []string, given bool) {
 	r.known[name] = true
 	v, ok := r.args[name]
@@ -126,7 +126,7 @@ func (r *reader) given(name string) bool {
 	return ok
 }
 
-// flag is a flag without a value. Files write "true" behind it, too.
+// flag reads a flag without a value. Files may give it the value "true".
 func (r *reader) flag(name string) bool {
 	words, ok := r.get(name)
 	if !ok || len(words) == 0 {
@@ -139,8 +139,8 @@ func (r *reader) flag(name string) bool {
 	return on
 }
 
-// oneWord is a flag's single word, or nothing: files write "none" for that, unless it
-// is among the words that a flag allows.
+// oneWord reads a flag's single word, or none. Files write "none" for that, unless the flag
+// allows this word.
 func (r *reader) oneWord(name string, allowed ...string) (string, bool) {
 	words, ok := r.get(name)
 	if !ok || (len(words) == 1 && strings.EqualFold(words[0], "none") && !slices.Contains(allowed, "none")) {
@@ -164,11 +164,11 @@ func (r *reader) word(name, otherwise string, allowed ...string) string {
 	return w
 }
 
-// mostCount bounds every count, so that products of two fit into an int64.
+// mostCount bounds every count, so products of two fit into an int64.
 const mostCount = math.MaxInt32
 
-// count is a number of things: not negative, and a whole number even where a
-// file writes it as 4e3.
+// count reads a number that is not negative. It must be whole, even if a file writes it as
+// 4e3.
 func (r *reader) count(name string, otherwise int) int {
 	w, ok := r.oneWord(name)
 	if !ok {
@@ -186,7 +186,7 @@ func (r *reader) count(name string, otherwise int) int {
 	return otherwise
 }
 
-// positive is a count that must not be zero.
+// positive reads a count that must not be zero.
 func (r *reader) positive(name string, otherwise int) int {
 	n := r.count(name, otherwise)
 	if n == 0 && r.given(name) {
@@ -209,7 +209,7 @@ func (r *reader) number(name string, otherwise float64) float64 {
 	return f
 }
 
-// share is a number from 0 to 1.
+// share reads a number from 0 to 1.
 func (r *reader) share(name string, otherwise float64) float64 {
 	f := r.number(name, otherwise)
 	if f < 0 || f > 1 {
@@ -219,7 +219,7 @@ func (r *reader) share(name string, otherwise float64) float64 {
 	return f
 }
 
-// list is a flag's words, each of which must be allowed.
+// list reads a flag's words. Each must be allowed.
 func (r *reader) list(name string, allowed ...string) []string {
 	words, ok := r.get(name)
 	if !ok {

@@ -1,5 +1,5 @@
-// This file owns contradictions between settings that are each fine alone, and
-// sizes that do not divide.
+// This file owns contradictions between settings that are valid separately, and sizes that
+// do not divide.
 
 package megatron
 

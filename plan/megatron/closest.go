@@ -1,5 +1,5 @@
-// This file owns the nearest setup that flags can ask for, where a setup gives
-// every pipeline rank its own share of offloaded bytes.
+// This file owns the nearest setup that flags can express if a setup gives every pipeline
+// rank its own share of offloaded bytes.
 
 package megatron
 
@@ -45,7 +45,7 @@ func Closest(s *plan.Setup) *plan.Setup {
 	}
 }
 
-// needs is what the fullest rank takes from its device at most.
+// needs returns the most memory that the fullest rank reserves.
 func needs(p *plan.Forecast) (n int64) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
@@ -53,9 +53,9 @@ func needs(p *plan.Forecast) (n int64) {
 	return n
 }
 
-// evened lets later ranks keep what they have room for. What a rank keeps may
-// cost it more than its size, since the allocator's holes grow with it; a quarter
-// less is tried until it fits.
+// evened lets later ranks keep what they have room for. Kept bytes may cost more than their
+// size, because the allocator's holes grow with them. So evened tries a quarter less until
+// it fits.
 func evened(n *plan.Setup, p *plan.Forecast, limit int64) *plan.Setup {
 	most := int64(-1)
 	for i := 1; i < len(p.Ranks); i++ {

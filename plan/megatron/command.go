@@ -1,5 +1,5 @@
-// This file owns argument lists as people keep them: a command line, or a shell
-// script with arrays of arguments and variables.
+// This file owns argument lists as users keep them: a command line, or a shell script with
+// arrays of arguments and variables.
 
 package megatron
 
@@ -28,12 +28,12 @@ func parseCommand(text string) (map[string]any, error) {
 		case isFlag && flag != "":
 			key, value, has := strings.Cut(flag, "=")
 			name = flagName(key)
-			args[name] = []string{} // given again, the last one counts
+			args[name] = []string{} // the last value counts
 			if has {
-				args[name], name = []string{value}, "" // takes no more
+				args[name], name = []string{value}, "" // the flag takes no more words
 			}
 		case name == "" || strings.HasSuffix(w, ".py"):
-			// A launcher, a script or its name: no value of a flag.
+			// This is a launcher, a script or its name, and not the value of a flag.
 		default:
 			args[name] = append(args[name].([]string), w)
 		}
@@ -44,21 +44,20 @@ func parseCommand(text string) (map[string]any, error) {
 	return args, nil
 }
 
-// endOfCommand stands where a command or an array ends: no word can be it.
+// endOfCommand marks the end of a command or an array. No word equals it.
 const endOfCommand = "\n"
 
-// Values can name variables again, so what is put in is bounded: in how often a
-// text inside is read, and in letters.
+// Values can name variables again, so substitutions are bounded in number and in length.
 const mostExpansions, mostLetters = 1000, 4 << 20
 
-// shell takes a text apart into words. Its variables are those set so far.
+// shell splits a text into words. Its variables are those set so far.
 type shell struct {
 	rest       string
 	vars       map[string]string
 	words      []string
 	array      bool // inside of NAME=( ... )
 	expansions int
-	letters    int // put in for variables
+	letters    int // letters of substituted variables
 }
 
 func shellWords(text string) ([]string, error) {
@@ -71,13 +70,13 @@ func shellWords(text string) ([]string, error) {
 		case c == ' ' || c == '\t':
 			s.rest = s.rest[1:]
 		case c == '\n' && s.array:
-			s.rest = s.rest[1:] // parts words, like a blank
+			s.rest = s.rest[1:] // separates words, like a blank
 		case strings.IndexByte("\n;()&|", c) >= 0 && (c != '(' || s.balanced() == 0):
 			s.array = c == '('
 			s.rest = s.rest[1:]
 			s.words = append(s.words, endOfCommand)
 		case redirection(s.rest) > 0:
-			// The file behind it is then no value of the flag before it.
+			// The file behind it is then not a value of the flag before it.
 			s.rest = s.rest[redirection(s.rest):]
 			s.words = append(s.words, endOfCommand)
 		case c == '#':
@@ -95,8 +94,8 @@ func shellWords(text string) ([]string, error) {
 	return s.words, nil
 }
 
-// redirection is the length of what sends output elsewhere at the beginning of a
-// text, such as > or 2>&; zero if there is none.
+// redirection returns the length of a redirection of output at the beginning of a text,
+// such as > or 2>&, or zero.
 func redirection(text string) int {
 	n := 0
 	if text[0] >= '0' && text[0] <= '9' {
@@ -120,8 +119,8 @@ func isName(s string) bool {
 	return s != ""
 }
 
-// word reads up to the next blank. NAME=value sets a variable and is no word;
-// NAME=( opens an array whose words are read like any others.
+// word reads up to the next blank. NAME=value sets a variable and is not a word. NAME=(
+// opens an array whose words are read like others.
 func (s *shell) word() error {
 	var out strings.Builder
 	start := true
@@ -169,8 +168,8 @@ func (s *shell) word() error {
 	return s.finish(out.String())
 }
 
-// balanced is the length of what a shell would not take unless quoted, but lists
-// of arguments have bare: a bracket expression without blanks, such as (tt|)*5 or
+// balanced returns the length of text that a shell would not accept without quotes but that
+// lists of arguments contain: a bracket expression without blanks, such as (tt|)*5 or
 // (127,0), or the | inside of a layout. It is zero for anything else.
 func (s *shell) balanced() int {
 	if s.rest[0] == '|' && len(s.rest) > 1 && strings.IndexByte(" \t\n|&", s.rest[1]) < 0 {
@@ -196,9 +195,9 @@ func (s *shell) balanced() int {
 	return 0
 }
 
-// finish takes a whole word. One with flags inside, such as a command line in
-// quotes, is read as a text of its own. A variable that holds flags is read where
-// it is set, like an array, and stands for nothing where it is used.
+// finish handles a whole word. A word with flags inside, such as a command line in quotes,
+// is read as a text of its own. A variable that holds flags is read where it is set, like
+// an array, and stands for nothing where it is used.
 func (s *shell) finish(text string) error {
 	name, value, ok := strings.Cut(text, "=")
 	set := ok && isName(name)
@@ -247,9 +246,9 @@ func (s *shell) quote(mark byte) (string, error) {
 	return "", fmt.Errorf("a quote (%c) is not closed", mark)
 }
 
-// variable reads $NAME, ${NAME}, ${NAME:-default} or ${ARRAY[@]}. Arrays were
-// read where they are set, so they stand for nothing here; a variable that is
-// not set stays as it is written.
+// variable reads $NAME, ${NAME}, ${NAME:-default} or ${ARRAY[@]}. Arrays were read where
+// they are set, so they stand for nothing here. A variable that is not set stays as it is
+// written.
 func (s *shell) variable() string {
 	name, otherwise, length, has := s.reference()
 	text := s.rest[:length]

@@ -1,5 +1,5 @@
-// This file owns the way out: the flags that ask Megatron-LM for a setup. What
-// they cannot ask for is in unsaid.go.
+// This file owns the flags that ask Megatron-LM for a setup. unsaid.go has what they cannot
+// ask for.
 
 package megatron
 
@@ -47,8 +47,8 @@ func CommandLine(flags []string) string {
 
 type emitter struct{ out []string }
 
-// set writes a flag with its values. A hybrid's pattern may begin with a dash and
-// look like a flag, so it is tied to its name.
+// set writes a flag with its values. A hybrid's pattern may begin with a dash like a flag,
+// so it is joined to its name.
 func (e *emitter) set(name string, values ...string) {
 	if name == "hybrid-layer-pattern" {
 		e.out = append(e.out, "--"+name+"="+values[0])
@@ -65,7 +65,7 @@ func (e *emitter) setIf(on bool, name string, values ...string) {
 
 func (e *emitter) count(name string, n int) { e.set(name, strconv.Itoa(n)) }
 
-// unless writes a number that is not what Megatron-LM takes without it.
+// unless writes a number that differs from Megatron-LM's default.
 func (e *emitter) unless(otherwise int, name string, n int) {
 	if n != otherwise {
 		e.count(name, n)
@@ -76,7 +76,7 @@ func (e *emitter) number(name string, f float64) {
 	e.set(name, strconv.FormatFloat(f, 'g', -1, 64))
 }
 
-// parts finds one of each kind of part that some layer of the model has.
+// parts returns one part of each kind that some layer of the model has.
 func parts(m *model.Model) (p model.Layer) {
 	layers := m.Layers
 	if m.MTP != nil {
@@ -105,8 +105,8 @@ func parts(m *model.Model) (p model.Layer) {
 	return p
 }
 
-// isHybrid reports whether the model needs a pattern: GPT models have attention of
-// some kind and a feed-forward part in every layer.
+// isHybrid reports whether the model needs a pattern. GPT models have attention of some
+// kind and a feed-forward part in every layer.
 func isHybrid(m *model.Model) bool {
 	return slices.ContainsFunc(m.Layers, func(l model.Layer) bool {
 		return l.Mamba != nil || (l.Attention == nil && l.MLA == nil && l.DeltaNet == nil) || (l.Dense == nil && l.MoE == nil)
@@ -194,7 +194,7 @@ func (e *emitter) attention(m *model.Model, p model.Layer) {
 	}
 }
 
-// pattern writes which layers are meant, where it is not all of them.
+// pattern writes which layers are meant if it is not all of them.
 func (e *emitter) pattern(name string, m *model.Model, is func(model.Layer) bool) {
 	marks := make([]bool, len(m.Layers))
 	for i, l := range m.Layers {
@@ -223,7 +223,7 @@ func (e *emitter) experts(m *model.Model, p model.Layer) {
 	}
 }
 
-// letters are a layer in a hybrid's pattern: one for each of its two parts.
+// letters returns a layer in a hybrid's pattern: one letter for each of its two parts.
 func letters(l model.Layer) (text string) {
 	switch {
 	case l.Attention != nil:

@@ -32,7 +32,7 @@ func (e *emitter) layout(s *plan.Setup) {
 	e.count("seq-length", s.Batch.Seq)
 }
 
-// stages writes the division of layers in the shortest way that gives it.
+// stages writes the division of layers in the shortest way.
 func (e *emitter) stages(s *plan.Setup) {
 	l, depth := s.Layout, 0
 	if s.Model.MTP != nil {
@@ -56,7 +56,7 @@ func (e *emitter) stages(s *plan.Setup) {
 	e.set("pipeline-model-parallel-layout", formatLayout(pieces))
 }
 
-// names of formats as flags write them.
+// formatNames are the names of formats in flags.
 var formatNames = map[plan.Format]string{plan.FP32: "fp32", plan.BF16: "bf16", plan.FP16: "fp16", plan.FP8: "fp8"}
 
 func (e *emitter) precision(s *plan.Setup) {

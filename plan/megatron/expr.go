@@ -1,4 +1,4 @@
-// This file owns Python's list expressions as Megatron takes them for layer
+// This file owns Python's list expressions, which Megatron-LM accepts for layer
 // frequencies: "([0]*3+[1]*11)", "[0,1]*2", or a plain number.
 
 package megatron
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// layerPattern is which of n layers are meant: a number f means every f-th from
-// the first, a list says it layer by layer.
+// layerPattern returns which of n layers are meant. A number f means every f-th from the
+// first, and a list has an entry for each layer.
 func layerPattern(flag, s string, n int) ([]bool, error) {
 	s = strings.NewReplacer(" ", "", `\`, "", "'", "", `"`, "").Replace(s)
 	if f, err := strconv.Atoi(s); err == nil {
@@ -45,7 +45,7 @@ func layerPattern(flag, s string, n int) ([]bool, error) {
 	return pattern, nil
 }
 
-// listParser reads sums of products of lists; rest is what is left to read.
+// listParser reads sums of products of lists. rest is the unread text.
 type listParser struct {
 	rest  string
 	depth int

@@ -1,5 +1,5 @@
-// This file owns strings of --hybrid-layer-pattern: one letter a layer, | at
-// the borders of pipeline stages, / before each depth of multi-token prediction.
+// This file owns strings of --hybrid-layer-pattern: one letter a layer, | at the borders of
+// pipeline stages, and / before each depth of multi-token prediction.
 
 package megatron
 
@@ -10,7 +10,7 @@ import (
 
 // pattern is a hybrid's layers by letter.
 type pattern struct {
-	stages []string // without any |, a single one
+	stages []string // a single one without any |
 	mtp    string   // the layers of one depth
 	depth  int
 }

@@ -1,5 +1,5 @@
-// This file owns strings of --pipeline-model-parallel-layout: reading them,
-// writing them, and the stages that they stand for.
+// This file owns strings of --pipeline-model-parallel-layout: how they are read and
+// written, and their stages.
 
 package megatron
 
@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// Piece is what one virtual stage holds, in the order in which it computes.
+// piece is what one virtual stage holds, in the order in which it computes.
 type piece struct {
 	Embedding bool
 	Layers    int
@@ -20,14 +20,14 @@ type piece struct {
 	Loss      bool
 }
 
-// mostStages bounds what a layout string may unroll to, so that a mistyped
-// factor is an error and not gigabytes. The largest jobs have some hundreds.
+// mostStages bounds what a layout string may unroll to, so a mistyped factor is an error
+// and does not fill memory. The largest jobs have a few hundred stages.
 const mostStages, mostLayers = 4096, 1 << 16
 
-// ParseLayout reads a layout string such as "Et*3|(tt|)*29m|L": E is the
-// embedding, t a decoder layer, m a depth of multi-token prediction, L the loss,
-// | ends a stage, x*n and (...)*n repeat, commas only please the eye. Backslashes
-// are dropped: they shield | and ( from the shells a string has passed through.
+// parseLayout reads a layout string such as "Et*3|(tt|)*29m|L". E is the embedding, t a
+// decoder layer, m a depth of multi-token prediction, and L the loss. | ends a stage, and
+// x*n and (...)*n repeat. Commas have no meaning. Backslashes are dropped, because they
+// protect | and ( from the shells that a string has passed through.
 func parseLayout(s string) ([]piece, error) {
 	flat, err := unrollLayout(strings.NewReplacer(",", "", `\`, "", " ", "", `"`, "", "'", "").Replace(s))
 	if err != nil {
@@ -47,8 +47,8 @@ func parseLayout(s string) ([]piece, error) {
 	return pieces, nil
 }
 
-// unrollLayout writes repetitions out: groups first, then single characters, as
-// Megatron does, so that "(t*2|)*3" means the same here.
+// unrollLayout writes repetitions out: first groups and then single characters, like
+// Megatron-LM, so "(t*2|)*3" means the same.
 func unrollLayout(s string) (string, error) {
 	var err error
 	for {
@@ -157,8 +157,8 @@ func checkPieces(pieces []piece) error {
 	return nil
 }
 
-// FormatLayout writes pieces as the shortest plain string: runs within a stage
-// and runs of equal stages as factors.
+// formatLayout writes pieces as the shortest plain string, with factors for runs within a
+// stage and runs of equal stages.
 func formatLayout(pieces []piece) string {
 	var out strings.Builder
 	for i := 0; i < len(pieces); {
@@ -185,7 +185,7 @@ func formatLayout(pieces []piece) string {
 	return out.String()
 }
 
-// String is the piece as it stands in a layout string.
+// String returns the piece as written in a layout string.
 func (p piece) String() string {
 	s := ""
 	if p.Embedding {
@@ -205,7 +205,7 @@ func times(c string, n int) string {
 	return c + "*" + strconv.Itoa(n)
 }
 
-// Stages numbers the layers of the pieces.
+// stagesOf numbers the layers of the pieces.
 func stagesOf(pieces []piece) []plan.Stage {
 	stages := make([]plan.Stage, len(pieces))
 	next := 0
@@ -216,8 +216,8 @@ func stagesOf(pieces []piece) []plan.Stage {
 	return stages
 }
 
-// Pieces is the inverse of [Stages] for a model with so many depths of
-// multi-token prediction.
+// piecesOf is the inverse of stagesOf for a model with a number of depths of multi-token
+// prediction.
 func piecesOf(stages []plan.Stage, depth int) []piece {
 	pieces := make([]piece, len(stages))
 	for i, s := range stages {

@@ -4,8 +4,8 @@
 // lists what no flag can ask for.
 package megatron
 
-// This file owns the way from arguments to a setup, and the warnings about arguments
-// that have no place in it.
+// This file owns the way from arguments to a setup, and the warnings about arguments that a
+// setup cannot hold.
 
 import (
 	"cmp"
@@ -56,7 +56,7 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 	for _, step := range []func(*reader, *plan.Setup, Options) error{
 		readModel, readLayout, readBatch, readPrecision, readOptimizer, readKernels, readMemory, check,
 	} {
-		// A value that could not be read comes before what follows from it.
+		// Report a value that could not be read before what follows from it.
 		if err := step(r, s, o); r.err != nil || err != nil {
 			return nil, nil, cmp.Or(r.err, err)
 		}
@@ -68,7 +68,7 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 	return s, r.warnings, nil
 }
 
-// leftovers looks at every argument that nothing has asked for.
+// leftovers warns about every argument that nothing has read.
 func (r *reader) leftovers() {
 	ignored, unmodelled := ignoredFlags(), unmodelledFlags()
 	for _, name := range slices.Sorted(maps.Keys(r.args)) {

@@ -1,5 +1,5 @@
-// This file owns what is done to save memory: recomputation, offloading, the
-// paged stash, graphs.
+// This file owns the settings that save memory: recompute, offload, the paged stash,
+// graphs.
 
 package megatron
 
@@ -12,14 +12,14 @@ import (
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// graphModules are the names that --cuda-graph-modules takes.
+// graphModules are the names that --cuda-graph-modules accepts.
 var (
 	graphModules = []string{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration", "full_iteration_inference"}
 )
 
-// defaultElements is the least size of a tensor that is offloaded, defaultFactor
-// that of the stash over balanced rows, and defaultWarmup how many steps run
-// before graphs are captured, unless given.
+// These are defaults. defaultElements is the smallest tensor that is offloaded,
+// defaultFactor the size of the stash over balanced rows, and defaultWarmup how many steps
+// run before graphs are captured.
 const (
 	defaultElements = 1 << 20
 	defaultFactor   = 1.10
@@ -113,7 +113,7 @@ func readOffload(r *reader, s *plan.Setup) error {
 	}
 	o := &s.Offload
 	o.Modules, o.Delta, o.MaxInflight = modules, int64(delta), inflight
-	// The defaults are written as zero, so that equal jobs are equal setups.
+	// Defaults are stored as zero, so equal jobs have equal setups.
 	if share != 1 {
 		o.Fraction = share
 	}
@@ -141,8 +141,8 @@ func readStash(r *reader, s *plan.Setup) error {
 		return nil
 	}
 	s.Stash.Modules = memory.MegatronModules(memory.Stash)
-	// A negative factor sizes from what a step was seen to need, which is what a
-	// setup without a factor means.
+	// A negative factor sizes the stash from what a step needed, which is what a setup
+	// without a factor means.
 	s.Stash.Factor, s.Stash.HostFactor = max(factor, 0), max(host, 0)
 	return nil
 }
@@ -197,16 +197,16 @@ func readGraph(r *reader, s *plan.Setup) error {
 	return nil
 }
 
-// keepBorders leaves out of offloading what Megatron-LM leaves out where only
-// parts of a layer are captured: the input of a norm that lies on the border of a
-// graph stays on the device, and the job runs on. What it refuses is an error.
+// keepBorders removes from offloading what Megatron-LM does not offload if only parts of a
+// layer are captured. The input of a norm on the border of a graph stays on the device, and
+// the job runs. What Megatron-LM refuses is an error.
 func keepBorders(r *reader, s *plan.Setup, scopes []string, local bool) error {
 	has := func(scope string) bool { return slices.Contains(scopes, scope) }
 	var left []string
 	for _, m := range s.Offload.Modules {
 		border := m == "attn_norm" && has("attn")
 		for _, l := range s.Model.Layers {
-			// A few dense layers of a model with experts count as those do.
+			// The few dense layers of a model with experts count like the others.
 			moe := l.MoE != nil && (has("attn") || has("moe_router"))
 			border = border || m == "mlp_norm" && (moe || l.Dense != nil && has("attn") != has("mlp"))
 		}
@@ -231,7 +231,7 @@ func keepBorders(r *reader, s *plan.Setup, scopes []string, local bool) error {
 	return nil
 }
 
-// wholeLayer is every scope that some layer of the model has.
+// wholeLayer returns every scope that some layer of the model has.
 func wholeLayer(s *plan.Setup) (scopes []string) {
 	has := map[string]bool{}
 	for _, l := range s.Model.Layers {

@@ -1,5 +1,4 @@
-// This file owns the parts that layers are made of, and which of them a layer has
-// where they alternate.
+// This file owns the parts of layers, and which of them a layer has if they alternate.
 
 package megatron
 
@@ -12,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// blocks are the parts that layers are made of.
+// blocks are the parts of layers.
 type blocks struct {
 	attention *model.Attention
 	windowed  *model.Attention // nil without --window-size
@@ -60,7 +59,8 @@ func readBlocks(r *reader, m *model.Model, positions string) blocks {
 func readDense(r *reader, m *model.Model) *model.Dense {
 	gated, width := r.flag("swiglu"), 4*m.Hidden
 	if gated {
-		// Two input matrices instead of one: 2/3 of the width has as many weights.
+		// There are two input matrices instead of one, so 2/3 of the width has as many
+		// weights.
 		width = 8 * m.Hidden / 3 / 64 * 64
 	}
 	if r.flag("squared-relu") && gated {
@@ -107,8 +107,8 @@ func readMamba(r *reader, m *model.Model) *model.Mamba {
 	return mamba
 }
 
-// readWindow is how many tokens a query sees, itself among them: "(127,0)" are
-// 127 before it.
+// readWindow returns how many tokens a query sees, including itself. "(127,0)" means 127
+// before it.
 func readWindow(r *reader) int {
 	text := strings.Trim(strings.ReplaceAll(joined(r, "window-size"), " ", ""), "()")
 	if text == "" {
@@ -123,7 +123,7 @@ func readWindow(r *reader) int {
 	return n + 1 // -1 is no window
 }
 
-// alternation says which of n layers have linear attention and which a window.
+// alternation returns which of n layers have linear attention, and which a window.
 func (b blocks) alternation(n int) (linear, windowed []bool, err error) {
 	linear, windowed = make([]bool, n), make([]bool, n)
 	if b.variant != "" && b.variant != "dsa" {
@@ -144,8 +144,8 @@ func (b blocks) alternation(n int) (linear, windowed []bool, err error) {
 	return linear, windowed, err
 }
 
-// lastOfEach reads frequencies the other way round: a number f leaves out every
-// f-th layer, the last of each f; lists mean what they say.
+// lastOfEach reads frequencies the other way round: a number f excludes every f-th layer,
+// the last of each f. Lists have their usual meaning.
 func lastOfEach(flag, text string, n int) ([]bool, error) {
 	f, err := strconv.Atoi(text)
 	if err != nil {
@@ -161,7 +161,7 @@ func lastOfEach(flag, text string, n int) ([]bool, error) {
 	return pattern, nil
 }
 
-// mixer is a layer with one of the mixers.
+// mixer returns a layer with one of the mixers.
 func (b blocks) mixer(mla, linear, windowed bool) model.Layer {
 	switch {
 	case linear:

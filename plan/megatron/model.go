@@ -1,4 +1,4 @@
-// This file owns the architecture: from arguments to a model.
+// This file owns how arguments become a model.
 
 package megatron
 
@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// tokenizers with a vocabulary that does not depend on a file.
+// tokenizers have vocabularies that do not depend on a file.
 var tokenizers = map[string]int{"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 
 func readModel(r *reader, s *plan.Setup, o Options) error {
@@ -33,7 +33,7 @@ func readModel(r *reader, s *plan.Setup, o Options) error {
 	if r.flag("use-rotary-position-embeddings") {
 		positions = "rope"
 	}
-	without := r.flag("no-position-embedding") // scripts have it beside rope too
+	without := r.flag("no-position-embedding") // scripts set it together with rope
 	m.LearnedPositions = positions == "learned_absolute" && !without
 	m.Vocab = readVocab(r, o)
 	b := readBlocks(r, m, positions)
@@ -94,7 +94,7 @@ func readExperts(r *reader, width int, gated bool) *model.MoE {
 	return moe
 }
 
-// readLayers fills in the model's layers and tells how many there are.
+// readLayers sets the model's layers and returns their number.
 func readLayers(r *reader, m *model.Model, b blocks) (int, error) {
 	n := max(r.positive("num-layers", 0), r.positive("encoder-num-layers", 0))
 	if n > mostLayers {
@@ -149,8 +149,8 @@ func readLayers(r *reader, m *model.Model, b blocks) (int, error) {
 	return n, nil
 }
 
-// listText is a list expression as it was written, or nothing. What came in as
-// a plain list gets its brackets back.
+// listText returns a list expression as it was written, or nothing. A plain list gets its
+// brackets back.
 func listText(r *reader, name string) string {
 	words, _ := r.get(name)
 	text := strings.Join(words, ",")
@@ -160,14 +160,14 @@ func listText(r *reader, name string) string {
 	return text
 }
 
-// hybridPattern is the pattern of a hybrid under its two names.
+// hybridPattern returns the pattern of a hybrid under either of its two names.
 func hybridPattern(r *reader) string {
 	now, old := r.word("hybrid-layer-pattern", ""), r.word("hybrid-override-pattern", "")
 	if now != "" && old != "" {
 		r.fail("--hybrid-override-pattern is the old name of --hybrid-layer-pattern; give one of them")
 	}
 	text := now + old
-	// The old way to say what a depth of MTP holds.
+	// This is the old way to describe a depth of MTP.
 	depth := r.count("mtp-num-layers", 0)
 	if mtp := r.word("mtp-hybrid-override-pattern", ""); mtp != "" && text != "" && depth <= mostLayers && !strings.Contains(text, "/") {
 		text += strings.Repeat("/"+mtp, depth)

@@ -1,4 +1,4 @@
-// This file owns the search for the name that somebody may have meant.
+// This file owns the search for the name that a user may have meant.
 
 package megatron
 

@@ -18,10 +18,11 @@ func gcd(a, b int) int {
 
 func lcm(a, b int) int { return a / gcd(a, b) * b }
 
-// multiple is the multiple of step nearest to n, and at least step.
+// multiple returns the multiple of step nearest to n, and at least step.
 func multiple(n, step int) int { return max((n+step/2)/step*step, step) }
 
-// divisor is the divisor of n nearest to want; of two, the smaller one.
+// divisor returns the divisor of n nearest to want, and the smaller of two that are equally
+// near.
 func divisor(n, want int) int {
 	best := 1
 	for d := 1; d*d <= n; d++ {

@@ -1,5 +1,5 @@
-// This file owns the settings besides model and layout: batch, precision,
-// optimiser and its sharding, kernels.
+// This file owns the settings other than model and layout: batch, precision, optimiser and
+// its sharding, kernels.
 
 package megatron
 
@@ -37,9 +37,9 @@ func readBatch(r *reader, s *plan.Setup, _ Options) error {
 	return nil
 }
 
-// scheduled is the first size of a schedule of batch sizes, "0:384 200B:768": sizes
-// by the tokens trained on so far. Each fills the pipeline, so that memory is the
-// same under all of them.
+// scheduled returns the first size of a schedule of batch sizes such as "0:384 200B:768",
+// which has sizes by the tokens trained on so far. Each fills the pipeline, so all of them
+// need the same memory.
 func (r *reader) scheduled(otherwise int) int {
 	const name = "step-batch-size-schedule"
 	words, _ := r.get(name)
@@ -96,7 +96,7 @@ func readPrecision(r *reader, s *plan.Setup, _ Options) error {
 	}
 	accumulate := r.flag("accumulate-allreduce-grads-in-fp32")
 	if fp16 && !accumulate {
-		// Only bf16 accumulates in fp32 unasked.
+		// Only bf16 accumulates in fp32 by default.
 		p.MainGrads = plan.FP16
 	}
 	return nil
@@ -130,8 +130,8 @@ func readOptimizer(r *reader, s *plan.Setup, _ Options) error {
 	case "adam", "sgd":
 		o.Distributed = sharded
 	case "muon", "dist_muon":
-		// Whole matrices go to ranks; with the layout that is the default, what
-		// Muon does not update is sharded as by the distributed optimiser.
+		// Ranks hold whole matrices. With the layout that is the default, parameters that
+		// Muon does not update are sharded as by the distributed optimiser.
 		o.LayerwiseSharding = sharded || o.Kind == "dist_muon"
 		o.Distributed = o.LayerwiseSharding && byLayer
 		o.Kind = "muon"
@@ -168,8 +168,8 @@ func readOptimizer(r *reader, s *plan.Setup, _ Options) error {
 	return readFSDP(r, s)
 }
 
-// readFSDP comes after the optimiser, whose instances are the outer groups of
-// hybrid sharding.
+// readFSDP must run after the optimiser is read, because its instances are the outer groups
+// of hybrid sharding.
 func readFSDP(r *reader, s *plan.Setup) error {
 	f, o := &s.Layout.FSDP, &s.Optimizer
 	ours, torch := r.flag("use-megatron-fsdp"), r.flag("use-torch-fsdp2")
@@ -254,7 +254,7 @@ func readKernels(r *reader, s *plan.Setup, _ Options) error {
 		return fmt.Errorf("--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor")
 	}
 	k.SharedExpertOverlap = r.flag("moe-shared-expert-overlap")
-	// Each flag is about one activation function: the other one's does nothing.
+	// Each flag concerns one activation function and does nothing for the other.
 	gelu, swiglu := r.flag("no-bias-gelu-fusion"), r.flag("no-bias-swiglu-fusion")
 	if k.UnfusedActivation = gelu; r.flag("swiglu") || gatedModel(s.Model) {
 		k.UnfusedActivation = swiglu

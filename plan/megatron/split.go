@@ -1,5 +1,5 @@
-// This file owns the division of a job: parallel sizes, and which layers each
-// virtual stage of the pipeline holds.
+// This file owns the division of a job: parallel sizes, and the layers of each virtual
+// stage of the pipeline.
 
 package megatron
 
@@ -16,7 +16,7 @@ func readLayout(r *reader, s *plan.Setup, o Options) error {
 	l.CP = r.positive("context-parallel-size", 1)
 	l.EP = r.positive("expert-model-parallel-size", 1)
 	l.ETP = r.positive("expert-tensor-parallel-size", l.TP)
-	// With one tensor-parallel rank there is nothing to divide the sequence over.
+	// One tensor-parallel rank does not divide the sequence.
 	l.SequenceParallel = r.flag("sequence-parallel") && l.TP > 1
 	l.OverlapEP = r.flag("overlap-moe-expert-parallel-comm")
 	l.VocabMultiple = r.positive("make-vocab-size-divisible-by", 128)
@@ -34,7 +34,7 @@ func readLayout(r *reader, s *plan.Setup, o Options) error {
 		return r.err
 	}
 	if l.EP > 1 {
-		// Before GPUs are counted: more of them would not help.
+		// Check this before GPUs are counted, because more of them would not help.
 		for _, layer := range s.Model.Layers {
 			if e := layer.MoE; e != nil && l.EP > e.Experts {
 				return fmt.Errorf("--expert-model-parallel-size %d is more than the %d experts; the nearest that divides them is %d", l.EP, e.Experts, e.Experts)
@@ -59,8 +59,8 @@ func readLayout(r *reader, s *plan.Setup, o Options) error {
 	return nil
 }
 
-// readWorld takes the number of GPUs from the caller, the launcher, or the
-// smallest job that has the layout.
+// readWorld reads the number of GPUs from the caller or the launcher, or else takes the
+// smallest job with the layout.
 func readWorld(r *reader, s *plan.Setup, o Options) error {
 	l := &s.Layout
 	nodes, each := r.positive("nnodes", 1), r.positive("nproc-per-node", 0)
@@ -72,8 +72,8 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 	return setWorld(r, l, o.GPUs, [2]int{nodes, each}, instances, product(l.TP, l.PP, l.CP), product(expert...))
 }
 
-// mostGPUs bounds the job, so that no product of sizes overflows: 2^24 GPUs are
-// more than there are.
+// mostGPUs bounds the job, so no product of sizes overflows. More than 2^24 GPUs do not
+// exist.
 const mostGPUs = 1 << 24
 
 // product multiplies up to a little more than mostGPUs.
@@ -112,7 +112,7 @@ func setWorld(r *reader, l *plan.Layout, gpus int, launcher [2]int, instances, d
 	return nil
 }
 
-// splitFlags are the ways to say how layers are divided.
+// splitFlags are the flags that divide layers.
 type splitFlags struct {
 	layout                string
 	perStage, perRank     int // layers a virtual stage, virtual stages a rank
@@ -149,7 +149,7 @@ func readPieces(r *reader, s *plan.Setup, o Options) ([]piece, error) {
 		depth = s.Model.MTP.Depth
 	}
 	layers, pp := len(s.Model.Layers), s.Layout.PP
-	if text := hybridPattern(r); text != "" { // the model came from it
+	if text := hybridPattern(r); text != "" { // the model was read from it
 		if p, err := parsePattern(text); err != nil {
 			return nil, err
 		} else if len(p.stages) > 1 {
@@ -173,9 +173,9 @@ func readPieces(r *reader, s *plan.Setup, o Options) ([]piece, error) {
 	return addEnds(pieces, depth), nil
 }
 
-// balanced divides the layers of a model that came without arguments as people
-// do by hand, where they do not divide and nothing was said about it but the
-// number of stages. Arguments of a file are held to what Megatron-LM accepts.
+// balanced divides the layers as users do by hand if they do not divide evenly and only the
+// number of stages was given. It does so for models that did not come from arguments;
+// arguments of a file must be what Megatron-LM accepts.
 func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []piece {
 	pp, vpp := s.Layout.PP, max(f.perRank, 1)
 	asked := splitFlags{perRank: f.perRank}
@@ -191,7 +191,7 @@ func (f splitFlags) balanced(r *reader, s *plan.Setup, o Options, depth int) []p
 	return pieces
 }
 
-// addEnds puts what is before and after the layers into the outermost stages.
+// addEnds adds what is before and after the layers to the outermost stages.
 func addEnds(pieces []piece, depth int) []piece {
 	last := len(pieces) - 1
 	pieces[0].Embedding = true
@@ -199,7 +199,7 @@ func addEnds(pieces []piece, depth int) []piece {
 	return pieces
 }
 
-// joined is a flag's words as one.
+// joined returns a flag's words as one.
 func joined(r *reader, name string) (out string) {
 	words, _ := r.get(name)
 	for _, w := range words {
@@ -243,8 +243,8 @@ func layoutPieces(text string, layers, pp, depth int) ([]piece, error) {
 	return pieces, nil
 }
 
-// SuggestLayout is a layout string that divides layers over stages as evenly as
-// they can be; the outermost stages, which hold more besides, get the fewest.
+// suggestLayout returns a layout string that divides layers over stages as evenly as
+// possible. The outermost stages hold more besides, so they get the fewest.
 func suggestLayout(layers, stages, depth int) string {
 	pieces := make([]piece, stages)
 	for i := range layers {
@@ -254,7 +254,7 @@ func suggestLayout(layers, stages, depth int) string {
 	return formatLayout(addEnds(pieces, depth))
 }
 
-// split gives the layers of each virtual stage in pipeline order.
+// split returns the layers of each virtual stage in pipeline order.
 func (f splitFlags) split(layers, pp, depth int) ([]int, error) {
 	ranks, err := f.perPipelineRank(layers, pp, depth)
 	if err != nil {
@@ -285,8 +285,8 @@ func (f splitFlags) split(layers, pp, depth int) ([]int, error) {
 			counts = append(counts, n/vpp)
 		}
 	}
-	// The embedding and the loss were counted as layers: they take the place of
-	// one in the outermost stages.
+	// The embedding and the loss were counted as layers, so each replaces one in the
+	// outermost stages.
 	last := len(counts) - 1
 	if f.countEmbedding {
 		counts[0]--
@@ -300,8 +300,8 @@ func (f splitFlags) split(layers, pp, depth int) ([]int, error) {
 	return counts, nil
 }
 
-// perPipelineRank gives the layers of each rank, the embedding and the loss
-// counted with them where asked for.
+// perPipelineRank returns the layers of each rank, including the embedding and the loss if
+// they count as layers.
 func (f splitFlags) perPipelineRank(layers, pp, depth int) ([]int, error) {
 	uneven := f.givenFirst || f.givenLast
 	if uneven && (f.countEmbedding || f.countLoss) {

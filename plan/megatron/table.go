@@ -1,5 +1,5 @@
-// This file owns the flags of Megatron-LM that are not read: those without an
-// effect on memory, and those whose effect is not predicted.
+// This file owns the flags of Megatron-LM that are not read: those that do not affect
+// memory, and those whose effect is not predicted.
 
 package megatron
 
@@ -25,8 +25,8 @@ func ignoredFlags() map[string]bool {
 	return out
 }
 
-// unmodelledFlags change memory in a way that the forecast does not follow;
-// the text says how.
+// unmodelledFlags returns the flags that change memory in a way that the forecast does not
+// follow. The text says how.
 func unmodelledFlags() map[string]string {
 	return map[string]string{
 		"fp32-residual-connection":                        "residuals take twice the bytes that are counted",

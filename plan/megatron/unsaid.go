@@ -1,5 +1,5 @@
-// This file owns what flags of Megatron-LM cannot say: parts of a setup that are
-// lost, and what must stand in the environment.
+// This file owns what flags of Megatron-LM cannot express: parts of a setup that are lost,
+// and what must be in the environment.
 
 package megatron
 

@@ -1,5 +1,5 @@
-// This file owns arguments that are kept as YAML: the files of Megatron-LM's
-// functional tests, and flat lists of keys.
+// This file owns arguments in YAML: the files of Megatron-LM's functional tests, and flat
+// lists of keys.
 
 package megatron
 
@@ -13,9 +13,9 @@ import (
 	"github.com/stowage-dev/stowage/internal/input"
 )
 
-// ParseYAML reads arguments from YAML, as a map for [FromArgs]: under MODEL_ARGS
-// where there is such a key, else at the top. Of a key that is given twice the
-// last counts, as for Megatron-LM; a map where a value should be is an error.
+// parseYAML reads arguments from YAML, as a map for [FromArgs]. It reads them under
+// MODEL_ARGS if there is such a key, and else at the top. The last of equal keys counts, as
+// for Megatron-LM. A map in place of a value is an error.
 func parseYAML(data []byte) (map[string]any, error) {
 	var top map[string]any
 	if err := input.UnmarshalYAML(data, &top, yaml.AllowDuplicateMapKey()); err != nil {

@@ -1,5 +1,5 @@
-// This file owns what makes a description sound, and the totals. A model that
-// passes Check can be multiplied out in int64 without a thought.
+// This file owns the checks of a description, and the totals. Products over a model that
+// passes Check fit into an int64.
 
 package model
 
@@ -8,9 +8,8 @@ import (
 	"math"
 )
 
-// The largest sizes that are accepted. They are far beyond any model, and small
-// enough that the rows of one parameter (at most 8 products of two sizes) stay
-// below 2^44.
+// These are the largest sizes that are accepted. They are far beyond any model, and small
+// enough that the rows of one parameter (at most 8 products of two sizes) stay below 2^44.
 const (
 	maxSize   = 1 << 20
 	maxVocab  = 1 << 24
@@ -68,7 +67,7 @@ func (m *Model) Check() error {
 			}
 		}
 	}
-	// In floating point, because this is what says that int64 is wide enough.
+	// This is in floating point, because it decides whether int64 is wide enough.
 	var total float64
 	m.each(func(p Param, times int) {
 		total += float64(p.Rows) * float64(p.Cols) * float64(p.Count) * float64(times)
@@ -112,7 +111,7 @@ func (l Layer) check(at string) error {
 	return nil
 }
 
-// checkMixer also says how many mixers there are.
+// checkMixer also returns how many mixers there are.
 func (l Layer) checkMixer(at string) (n int, err error) {
 	if a := l.Attention; a != nil {
 		n++
@@ -192,8 +191,8 @@ func divides(field string, a int, other string, b int) error {
 	return nil
 }
 
-// each calls f for every parameter, with the number of times that the model holds
-// it: all depths of MTP are alike.
+// each calls f for every parameter, with the number of times that the model holds it. All
+// depths of MTP are equal.
 func (m *Model) each(f func(p Param, times int)) {
 	visit := func(list []Param, times int) {
 		for _, p := range list {

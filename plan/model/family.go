@@ -30,8 +30,8 @@ func (c *config) attention(m *Model) Attention {
 	return a
 }
 
-// window is how far a layer looks back: by the list of layer types if there is
-// one, else by the family's rule.
+// window returns how far a layer looks back, by the list of layer types if there is one, or
+// else by the family's rule.
 func (c *config) window(types []string, i int, rule func(i int) bool) int {
 	sliding := rule(i)
 	if i < len(types) {
@@ -47,22 +47,22 @@ func (c *config) attentionTypes() []string {
 	return c.layerTypes("layer_types", "full_attention", "sliding_attention")
 }
 
-// slides is the rule of Llama's relatives: every layer has the window, if there
-// is one and no switch turns it off.
+// slides is the rule of Llama and its relatives: every layer has the window if there is
+// one, unless a switch turns it off.
 func (c *config) slides(int) bool {
 	_, ok := c.get("sliding_window")
 	return ok && c.flag(true, "use_sliding_window")
 }
 
-// qwenSlides is Qwen's: a switch turns it on, in the layers from
-// max_window_layers.
+// qwenSlides is Qwen's rule: a switch turns the window on, in the layers from
+// max_window_layers on.
 func (c *config) qwenSlides(i int) bool {
 	return c.flag(false, "use_sliding_window") && i >= c.optional(0, 0, "max_window_layers")
 }
 
 func never(int) bool { return false }
 
-// decoder adds layers that all have the attention a, behind it what feed says.
+// decoder adds layers with the attention a and the feed-forward part that feed adds.
 func (c *config) decoder(m *Model, a Attention, rule func(i int) bool, feed func(i int, l *Layer)) {
 	types := c.attentionTypes()
 	c.layers(m, func(i int) Layer {
@@ -74,7 +74,7 @@ func (c *config) decoder(m *Model, a Attention, rule func(i int) bool, feed func
 	})
 }
 
-// dense is a gated feed-forward part of intermediate_size.
+// dense adds a gated feed-forward part of intermediate_size.
 func (c *config) dense(_ int, l *Layer) {
 	l.Dense = &Dense{Width: c.size("intermediate_size"), Gated: true, Bias: c.flag(false, "mlp_bias")}
 }
@@ -149,7 +149,7 @@ func gptNeoX(c *config, m *Model) {
 	})
 }
 
-// moe reads the experts; width is the key of their width.
+// moe reads the experts. width is the key of their width.
 func (c *config) moe(experts []string, width string) *MoE {
 	e := &MoE{
 		Experts: c.size(experts...),
@@ -177,8 +177,8 @@ func gptOSS(c *config, m *Model) {
 	})
 }
 
-// qwenFeed has experts in one of decoder_sparse_step layers, but not in
-// mlp_only_layers. A missing shared width is none.
+// qwenFeed adds experts to one of decoder_sparse_step layers, except those in
+// mlp_only_layers. A missing shared width means none.
 func (c *config) qwenFeed() func(i int, l *Layer) {
 	step := c.optional(1, 1, "decoder_sparse_step")
 	dense := map[int]bool{}
@@ -207,8 +207,7 @@ func qwen3MoE(c *config, m *Model) {
 	c.decoder(m, c.qwen3Attention(m), c.qwenSlides, c.qwenFeed())
 }
 
-// deepseekFeed has experts in one of moe_layer_freq layers from
-// first_k_dense_replace.
+// deepseekFeed adds experts to one of moe_layer_freq layers from first_k_dense_replace on.
 func (c *config) deepseekFeed(i int, l *Layer, balanced bool) {
 	_, routed := c.get("n_routed_experts")
 	freq := c.optional(1, 1, "moe_layer_freq")
@@ -235,15 +234,15 @@ func (c *config) depth() int {
 	return depth
 }
 
-// nextN adds MTP heads whose layers are like a layer behind the last.
+// nextN adds MTP heads whose layers are like one behind the last layer.
 func (c *config) nextN(m *Model, layer func(i int) Layer) {
 	if depth := c.depth(); depth > 0 {
 		m.MTP = &MTP{Depth: depth, Layers: []Layer{layer(len(m.Layers))}}
 	}
 }
 
-// deepseek: balanced says that experts are balanced by a bias on sigmoid scores
-// unless the file says otherwise.
+// deepseek fills in a DeepSeek model. If balanced is set, a bias on sigmoid scores balances
+// experts unless the file says otherwise.
 func (c *config) deepseek(m *Model, balanced bool) {
 	c.must(false, "attention_bias")
 	a := MLA{

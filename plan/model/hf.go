@@ -1,6 +1,6 @@
-// This file owns reading a Hugging Face config.json. Whatever is wrong is one
-// sentence that names the key. Keys that do not change a parameter or the work
-// of a layer are passed over: such files are full of them.
+// This file owns how a Hugging Face config.json is read. An error is one sentence that
+// names the key. Keys that change neither a parameter nor the work of a layer are ignored,
+// because such files have many of them.
 
 package model
 
@@ -53,16 +53,16 @@ func ParseHF(data []byte) (*Model, error) {
 	return m, m.Check()
 }
 
-// foreign are the beginnings of keys that a Llama-like model does not have:
-// parts that would otherwise be left out of the count without a word.
+// foreign are the beginnings of keys that a Llama-like model does not have. They belong to
+// parts that would otherwise be left out of the count silently.
 var foreign = []string{
 	"num_experts", "num_local_experts", "n_routed_experts", "moe_", "kv_lora_rank", "linear_num_",
 	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "vision_config", "encoder_",
 	"is_encoder_decoder",
 }
 
-// mustBeLlama says why a model of an unknown kind cannot be read as a
-// Llama-like one. Values that switch such a part off do not count.
+// mustBeLlama reports why a model of an unknown kind cannot be read as a Llama-like one.
+// Values that switch such a part off do not count.
 func (c *config) mustBeLlama(kind string) {
 	off := []string{"false", "0", "[]", "{}", `""`}
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
@@ -114,8 +114,8 @@ func finite(data []byte) []byte {
 	return out
 }
 
-// config reads the keys of one object. It keeps the first thing that is wrong
-// and goes on with harmless values; a key that is null is missing.
+// config reads the keys of one object. It keeps the first error and goes on with harmless
+// values. A key that is null counts as missing.
 type config struct {
 	keys map[string]json.RawMessage
 	err  error
@@ -132,7 +132,7 @@ func (c *config) get(key string) (json.RawMessage, bool) {
 	return raw, ok && string(raw) != "null"
 }
 
-// first is the first of some keys that have the same meaning.
+// first returns the first of some keys that have the same meaning.
 func (c *config) first(keys []string) (string, json.RawMessage, bool) {
 	for _, key := range keys {
 		if raw, ok := c.get(key); ok {
@@ -142,7 +142,7 @@ func (c *config) first(keys []string) (string, json.RawMessage, bool) {
 	return keys[0], nil, false
 }
 
-// size is a number that must be there.
+// size reads a number that must be present.
 func (c *config) size(keys ...string) int { return c.sizeTo(maxSize, keys...) }
 
 func (c *config) sizeTo(top int, keys ...string) int {
@@ -154,7 +154,7 @@ func (c *config) sizeTo(top int, keys ...string) int {
 	return c.number(key, raw, 1, top)
 }
 
-// optional is a number from lo that has a default.
+// optional reads a number from lo on that has a default.
 func (c *config) optional(lo, def int, keys ...string) int {
 	key, raw, ok := c.first(keys)
 	if !ok {
@@ -172,7 +172,7 @@ func (c *config) number(key string, raw json.RawMessage, lo, top int) int {
 	return n
 }
 
-// shorten keeps a sentence a sentence, on one line.
+// shorten cuts a value so that the error stays one line.
 func shorten(raw json.RawMessage) string {
 	s := strings.Join(strings.Fields(string(raw)), " ")
 	if len(s) > 40 {
@@ -181,7 +181,7 @@ func shorten(raw json.RawMessage) string {
 	return s
 }
 
-// flag is false or true. A missing one has a default.
+// flag reads false or true. A missing flag has a default.
 func (c *config) flag(def bool, key string) bool {
 	raw, ok := c.get(key)
 	if !ok {
@@ -193,7 +193,7 @@ func (c *config) flag(def bool, key string) bool {
 	return def
 }
 
-// must refuses a flag that says what the description has no words for.
+// must reports an error if a flag has a value that the description cannot express.
 func (c *config) must(want bool, keys ...string) {
 	for _, key := range keys {
 		if c.flag(want, key) != want {
@@ -202,7 +202,7 @@ func (c *config) must(want bool, keys ...string) {
 	}
 }
 
-// word is a string, empty if it is missing.
+// word reads a string. It is empty if the key is missing.
 func (c *config) word(key string) (s string) {
 	if raw, ok := c.get(key); ok {
 		if err := json.Unmarshal(raw, &s); err != nil {
@@ -212,7 +212,7 @@ func (c *config) word(key string) (s string) {
 	return s
 }
 
-// list is an array, nil if it is missing.
+// list reads an array. It is nil if the key is missing.
 func list[T any](c *config, key string) (l []T) {
 	if raw, ok := c.get(key); ok {
 		if err := json.Unmarshal(raw, &l); err != nil {
@@ -222,7 +222,7 @@ func list[T any](c *config, key string) (l []T) {
 	return l
 }
 
-// atMost and divide hold two keys against each other.
+// atMost and divide compare two keys.
 func (c *config) atMost(key string, n int, other string, top int) {
 	if n > top {
 		c.fail("%s is %d; it must be at most %s, which is %d", key, n, other, top)
@@ -235,7 +235,7 @@ func (c *config) divide(key string, n int, other string, of int) {
 	}
 }
 
-// base reads what all families but GPT-2 say in the same words.
+// base reads the keys that all families but GPT-2 share.
 func (c *config) base() *Model {
 	if _, gpt2 := c.get("n_embd"); gpt2 {
 		return &Model{Vocab: c.sizeTo(maxVocab, "vocab_size"), Tied: c.flag(true, "tie_word_embeddings")}
