@@ -104,7 +104,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	if s.Routing == (plan.Routing{}) {
-		// Nothing was said about routing: as runs have it that do not force it.
+		// Without a setting, routing is like that of runs that do not force it.
 		s.Routing.Natural = !on(args["moe-router-force-load-balancing"])
 	}
 	if err := s.Check(); err != nil {
@@ -150,7 +150,7 @@ func readFile(setting, name string) ([]byte, error) {
 	return data, nil
 }
 
-// loadModel gives a model, or the arguments of a file.
+// loadModel returns a model, or the arguments of a file.
 func loadModel(name string) (*model.Model, map[string]any, error) {
 	if name == "" {
 		return nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
@@ -176,13 +176,13 @@ func loadModel(name string) (*model.Model, map[string]any, error) {
 	return parseModel(name, data)
 }
 
-// growing stands among the arguments of a file whose environment makes the
-// allocator's segments grow, in a script or in the YAML of a test.
+// growing marks the arguments of a file whose environment makes the allocator's segments
+// grow, in a script or in the YAML of a test.
 const growing = "expandable-segments"
 
 var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segments:\s*[Tt]rue`)
 
-// parseModel tells a config.json from arguments by what is in it.
+// parseModel distinguishes a config.json from arguments by its contents.
 func parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
 		if strings.EqualFold(filepath.Ext(name), ".json") {
@@ -217,8 +217,8 @@ func parseModel(name string, data []byte) (*model.Model, map[string]any, error) 
 	return m, nil, nil
 }
 
-// usual are the settings that large jobs run with today and that Megatron-LM does
-// not have by default: they count for models that come without arguments.
+// usual returns the settings that large jobs use today and that are not Megatron-LM's
+// defaults. They apply to models that come without arguments.
 func usual(m *model.Model) map[string]any {
 	args := map[string]any{
 		"bf16": true, "use-distributed-optimizer": true, "sequence-parallel": true,
@@ -236,7 +236,7 @@ func usual(m *model.Model) map[string]any {
 	return args
 }
 
-// excludes lists what a setting drops from those below it.
+// excludes lists which settings of the base a setting removes.
 var excludes = map[string][]string{
 	"bf16":                                  {"fp16"},
 	"fp16":                                  {"bf16"},
@@ -254,7 +254,7 @@ var splits = []string{
 	"account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
 }
 
-// merge lays settings over a base.
+// merge replaces settings of a base by the given ones.
 func merge(base map[string]any, settings map[string][]string) map[string]any {
 	out := map[string]any{}
 	for key, v := range base {
@@ -271,7 +271,7 @@ func merge(base map[string]any, settings map[string][]string) map[string]any {
 	return out
 }
 
-// assumed fills in what a model without arguments leaves open, and says so.
+// assumed sets what a model without arguments leaves open, and returns notes about it.
 func assumed(base map[string]any, settings map[string][]string, s *plan.Setup) (notes []string) {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(base)) {

@@ -1,5 +1,5 @@
-// This file owns the short names that people may write instead of Megatron-LM's flags,
-// and settings that Megatron-LM has no flag for.
+// This file owns the short names that users may write instead of Megatron-LM's flags, and
+// settings that Megatron-LM has no flag for.
 
 package config
 
@@ -55,11 +55,11 @@ type extras struct {
 	pool     string
 	prefetch int
 	routing  plan.Routing
-	expand   *bool     // nil if nothing is said
+	expand   *bool     // nil if it is not set
 	byBytes  []float64 // one, or one for each pipeline rank
 }
 
-// translate writes short words out as flags.
+// translate replaces short words by flags.
 func translate(given map[string][]string) (map[string][]string, extras, error) {
 	t := translator{out: map[string][]string{}}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -182,7 +182,7 @@ func (t *translator) precision(p string) {
 		return
 	}
 	if slices.Contains([]string{"bf16", "fp16", "fp32"}, p) {
-		// What a file says about smaller formats does not count any more.
+		// The file's settings of smaller formats no longer apply.
 		t.set("precision", "fp8-format", "none")
 		t.set("precision", "fp4-format", "none")
 		t.set("precision", "fp8-param-gather", "false")
@@ -278,7 +278,7 @@ func commas(words []string) []string {
 	return strings.FieldsFunc(strings.Join(words, ","), func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-// implied adds the flags that others have no effect without.
+// implied adds the flags that others need to have an effect.
 func (t *translator) implied() {
 	imply := func(flag, needs string, words ...string) {
 		if _, given := t.out[flag]; !given {
@@ -299,7 +299,7 @@ func (t *translator) implied() {
 	}
 }
 
-// apply puts what has no flag into a setup.
+// apply sets what has no flag.
 func (x extras) apply(s *plan.Setup) error {
 	f := &s.Layout.FSDP
 	if x.pool != "" || x.prefetch > 1 {

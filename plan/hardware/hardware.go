@@ -52,7 +52,7 @@ var files embed.FS
 // formats are the keys that Flops may have.
 var formats = []string{"bf16", "fp8", "mxfp8", "nvfp4"}
 
-// aliases are other words for a device, as they stand in names that people give.
+// aliases are other names of devices that users write.
 var aliases = map[string]string{
 	"v6e": "tpu-v6e", "trillium": "tpu-v6e",
 	"v7x": "tpu-v7x", "tpu7x": "tpu-v7x", "ironwood": "tpu-v7x",
@@ -102,9 +102,9 @@ func ByName(name string) (*GPU, error) {
 	return gpu, checkSize(name, tokens, gpu)
 }
 
-// checkSize refuses a name that states another size of memory, such as
-// "A100-40GB": the built-in figures are of the usual size. Makers' gigabytes lie
-// between 10^9 and 2^30 bytes, hence the room of an eighth.
+// checkSize returns an error if a name states another size of memory, such as "A100-40GB",
+// because the built-in figures are for the usual size. Gigabytes of vendors lie between
+// 10^9 and 2^30 bytes, so a difference of an eighth is accepted.
 func checkSize(name string, tokens []string, gpu *GPU) error {
 	for _, t := range tokens {
 		digits, ok := strings.CutSuffix(t, "gb")
@@ -119,8 +119,8 @@ func checkSize(name string, tokens []string, gpu *GPU) error {
 	return nil
 }
 
-// defaultReserve is what context, libraries and communicators take of a device
-// whose file does not say.
+// defaultReserve is what context, libraries and communicators use of a device whose file
+// does not say.
 const defaultReserve = 5 << 30
 
 // Parse reads the figures of an accelerator from JSON. It returns an error for unknown
@@ -155,7 +155,7 @@ func sentence(err error) string {
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
-// keys are the names that a file may have.
+// keys returns the names that a file may have.
 func keys() []string {
 	var m map[string]any
 	text, err := json.Marshal(GPU{})
@@ -168,7 +168,7 @@ func keys() []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// check refuses impossible figures and fills in what follows from others.
+// check returns an error for impossible figures, and sets those that follow from others.
 func (g *GPU) check() error {
 	if g.Name == "" {
 		return fmt.Errorf(`"name" is missing`)

@@ -2,8 +2,8 @@
 // decide about memory.
 package maxtext
 
-// This file owns all of it: shapes, mesh, batch, and for every named tensor of a layer
-// whether it is kept, offloaded or recomputed.
+// This file owns all of it: shapes, mesh, batch, and whether each named tensor of a layer
+// is kept, offloaded or recomputed.
 
 import (
 	"fmt"
@@ -41,8 +41,8 @@ func (w *writer) noteIf(on bool, text string) {
 	}
 }
 
-// kinds finds one of each kind of part, and how many layers come before the
-// first with experts.
+// kinds returns one part of each kind, and how many layers come before the first with
+// experts.
 func kinds(m *model.Model) (p model.Layer, dense int) {
 	experts := false
 	for _, l := range m.Layers {
@@ -104,7 +104,7 @@ func (w *writer) model(s *plan.Setup) {
 	}
 	if x := p.MoE; x != nil {
 		if p.Dense == nil {
-			w.set("base_mlp_dim", x.Width) // base.yml wants both equal where no layer is dense
+			w.set("base_mlp_dim", x.Width) // base.yml requires both to be equal if no layer is dense
 		}
 		w.set("num_experts", x.Experts)
 		w.set("num_experts_per_tok", x.TopK)
@@ -155,7 +155,7 @@ func (w *writer) batch(s *plan.Setup) {
 	w.set("max_target_length", b.Seq)
 	steps := b.Global / (b.Micro * l.DP())
 	if l.PP > 1 {
-		// The pipeline takes the microbatches itself.
+		// The pipeline divides the batch into microbatches itself.
 		w.set("per_device_batch_size", decimal(float64(b.Global)/float64(l.World)))
 		w.set("num_pipeline_microbatches", steps)
 		return
@@ -206,14 +206,15 @@ func (w *writer) numbers(s *plan.Setup) {
 	}
 }
 
-// tensor is one of MaxText's names with what Megatron-LM's modules do to it.
+// tensor is one of MaxText's names, with the modules of Megatron-LM that recompute or
+// offload it.
 type tensor struct {
 	name      string
-	recompute []string // modules whose recomputation drops it
-	offload   []string // modules whose offloading moves it
+	recompute []string // modules whose recompute drops it
+	offload   []string // modules whose offload moves it
 }
 
-// tensors are those that the model's layers have.
+// tensors returns the tensors of the model's layers.
 func tensors(p model.Layer) (out []tensor) {
 	if p.Attention != nil {
 		for _, name := range []string{"query_proj", "key_proj", "value_proj"} {
@@ -231,7 +232,7 @@ func tensors(p model.Layer) (out []tensor) {
 		out = append(out,
 			tensor{"context", []string{"core_attn"}, []string{"attn_proj"}},
 			tensor{"attention_out", []string{"core_attn"}, []string{"attn_proj"}},
-			// With the layer's input it gives the residual before the second norm.
+			// The residual before the second norm follows from it and the layer's input.
 			tensor{"out_proj", nil, []string{"mlp_norm"}})
 	}
 	if p.Dense != nil {
@@ -247,7 +248,7 @@ func tensors(p model.Layer) (out []tensor) {
 		out = append(out,
 			tensor{"moe_mlpwi_0", []string{"moe"}, []string{"moe_act"}},
 			tensor{"moe_mlpwi_1", []string{"moe"}, []string{"moe_act"}},
-			// Weights are applied behind the second product, so backward needs it.
+			// Weights are applied behind the second product, so the backward pass needs it.
 			tensor{"moe_mlpwo", []string{"moe"}, []string{"fused_group_mlp"}})
 	}
 	return out
@@ -275,7 +276,7 @@ func (w *writer) remat(s *plan.Setup) {
 	w.noteIf(!some && len(s.Offload.Modules) > 0 && f > 0 && f < 1, fmt.Sprintf("MaxText moves a tensor in every layer, not in %g of them", f))
 }
 
-// where says what becomes of a tensor; what is recomputed is not moved.
+// where returns the value for a tensor. A recomputed tensor is not offloaded.
 func where(recomputed, moved bool) string {
 	switch {
 	case recomputed:

@@ -5,9 +5,9 @@ package model
 
 import "strings"
 
-// qwen3Next: one of full_attention_interval layers has attention with a gate,
-// the others a gated delta net. The later Qwen models say how many layers their
-// MTP head has; it is always of attention.
+// qwen3Next reads Qwen3-Next. One of full_attention_interval layers has gated attention,
+// and the others a gated delta net. Later Qwen models state how many layers their MTP head
+// has, which always have attention.
 func qwen3Next(c *config, m *Model) {
 	a := c.qwen3Attention(m)
 	a.Gate = true
@@ -53,8 +53,8 @@ func qwen3Next(c *config, m *Model) {
 	}
 }
 
-// jamba: attention in one of attn_layer_period layers and Mamba in the others;
-// experts in one of expert_layer_period layers. Positions come from Mamba.
+// jamba reads Jamba. One of attn_layer_period layers has attention, and the others Mamba,
+// which provides positions. One of expert_layer_period layers has experts.
 func jamba(c *config, m *Model) {
 	c.must(true, "mamba_conv_bias")
 	c.must(false, "mamba_proj_bias")
@@ -94,7 +94,7 @@ func jamba(c *config, m *Model) {
 	})
 }
 
-// periodic is the rule of two keys: one layer of a period, at an offset.
+// periodic returns the rule of two keys: one layer of a period, at an offset.
 func (c *config) periodic(key string, period, offset int) func(i int) bool {
 	period = c.optional(1, period, key+"_period")
 	offset = c.optional(0, offset, key+"_offset")
@@ -102,8 +102,8 @@ func (c *config) periodic(key string, period, offset int) func(i int) bool {
 	return func(i int) bool { return i%period == offset }
 }
 
-// nemotronH: every layer is a mixer or a feed-forward part alone, by a pattern
-// of letters or, in later files, a list of words.
+// nemotronH reads Nemotron-H. Every layer is a mixer or a feed-forward part alone, by a
+// pattern of letters or, in later files, a list of words.
 func nemotronH(c *config, m *Model) {
 	c.must(true, "use_conv_bias")
 	c.must(false, "use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias")
@@ -139,7 +139,7 @@ func nemotronH(c *config, m *Model) {
 	}
 }
 
-// nemotronPattern is the pattern, from the list of words if that is given.
+// nemotronPattern returns the pattern, from the list of words if there is one.
 func (c *config) nemotronPattern(letters, words string) string {
 	pattern := c.word(letters)
 	if types := list[string](c, words); types != nil {
@@ -199,8 +199,8 @@ func (c *config) mamba2() *Mamba {
 	return s
 }
 
-// graniteHybrid (Granite 4): every layer has attention or Mamba-2, and behind it experts
-// beside one that all tokens use, or, where there are no others, that one alone.
+// graniteHybrid reads Granite 4. Every layer has attention or Mamba-2, and then experts
+// with one that all tokens use, or that one alone if there are no others.
 func graniteHybrid(c *config, m *Model) {
 	c.must(true, "mamba_conv_bias")
 	c.must(false, "mamba_proj_bias")

@@ -1,6 +1,6 @@
-// This file owns the parameters that follow from a model's description: names,
-// shapes, and how each is divided over ranks. The names are Megatron's, with
-// norms as modules of their own.
+// This file owns the parameters that follow from a model's description: their names, their
+// shapes, and how ranks divide them. The names are Megatron-LM's, with norms as separate
+// modules.
 
 package model
 
@@ -49,8 +49,8 @@ func (p *params) norm(kind Norm, name string, width int) {
 	}
 }
 
-// column is a linear layer whose outputs are divided, row one whose inputs are:
-// its bias is added once, after the sum over the ranks, so every rank holds it.
+// column adds a linear layer whose outputs are divided. row adds one whose inputs are
+// divided: its bias is added once after the sum over the ranks, so every rank holds it.
 func (p *params) column(name string, out, in int, bias bool) {
 	p.add(name+".weight", out, in, Tensor)
 	if bias {
@@ -65,7 +65,7 @@ func (p *params) row(name string, out, in int, bias bool) {
 	}
 }
 
-// whole is a linear layer that every rank holds.
+// whole adds a linear layer that every rank holds.
 func (p *params) whole(name string, out, in int, bias bool) {
 	p.add(name+".weight", out, in, Whole)
 	if bias {
@@ -73,7 +73,7 @@ func (p *params) whole(name string, out, in int, bias bool) {
 	}
 }
 
-// experts is one linear layer of each of n experts.
+// experts adds one linear layer of each of n experts.
 func (p *params) experts(name string, n, out, in int, bias bool) {
 	*p = append(*p, Param{Name: name + ".weight", Rows: out, Cols: in, Count: n, Split: Expert})
 	if bias {
@@ -120,8 +120,7 @@ func (m *Model) LayerParams(l Layer) []Param {
 	return p
 }
 
-// inputs is the number of input matrices of a feed-forward part; they are held
-// as one.
+// inputs returns the number of input matrices of a feed-forward part. They are held as one.
 func inputs(gated bool) int {
 	if gated {
 		return 2
@@ -145,7 +144,8 @@ func (m *Model) attention(p *params, a *Attention) {
 	p.row("self_attention.linear_proj", m.Hidden, a.Heads*a.HeadDim, m.Bias || a.OutBias)
 }
 
-// Only the output projection of MLA has a bias where linear layers have one.
+// mla adds latent attention. If linear layers have biases, only its output projection has
+// one.
 func (m *Model) mla(p *params, a *MLA) {
 	queries := a.Heads * (a.Nope + a.Rope)
 	if a.QRank == 0 {
@@ -165,9 +165,9 @@ func (m *Model) mla(p *params, a *MLA) {
 	p.row("self_attention.linear_proj", m.Hidden, a.Heads*a.V, m.Bias)
 }
 
-// A Mamba layer's projections never have biases and its convolution always has
-// one. Mamba-2 makes the gate, the input, B, C and the steps at once; Mamba-1
-// takes B, C and a narrow step from the convolved input.
+// mamba adds a Mamba layer. Its projections never have biases, and its convolution always
+// has one. Mamba-2 projects the gate, the input, B, C and the steps at once. Mamba-1
+// computes B, C and a narrow step from the convolved input.
 func (m *Model) mamba(p *params, a *Mamba) {
 	if a.Version == 2 {
 		bc := 2 * a.Groups * a.State
@@ -195,8 +195,8 @@ func (m *Model) mamba(p *params, a *Mamba) {
 	p.row("mixer.out_proj", m.Hidden, a.Inner, false)
 }
 
-// The input projection makes queries, keys, values, the output's gate, and two
-// numbers a value head.
+// deltaNet adds a gated delta net. Its input projection makes queries, keys, values, the
+// gate of the output, and two numbers for each value head.
 func (m *Model) deltaNet(p *params, a *DeltaNet) {
 	keys, values := a.KeyHeads*a.KeyDim, a.ValueHeads*a.ValueDim
 	p.column("self_attention.in_proj", 2*keys+2*values+2*a.ValueHeads, m.Hidden, false)

@@ -7,10 +7,9 @@ import (
 	"math/rand/v2"
 )
 
-// binomial draws how many of n trials succeed with probability p each. Few
-// expected successes are counted one by one; many are drawn by rejection from a
-// curve that lies above the distribution (Hörmann 1993, BTRS), in a time that
-// does not depend on n.
+// binomial draws how many of n trials succeed with probability p each. It counts few
+// expected successes one by one. It draws many by rejection from a curve above the
+// distribution (Hörmann 1993, BTRS), in a time that does not depend on n.
 func binomial(rng *rand.Rand, n int64, p float64) int64 {
 	switch {
 	case n <= 0 || p <= 0:
@@ -25,7 +24,7 @@ func binomial(rng *rand.Rand, n int64, p float64) int64 {
 	return rejection(rng, n, p)
 }
 
-// fewSuccesses jumps from success to success: the gaps are geometric.
+// fewSuccesses jumps from success to success, because the gaps are geometric.
 func fewSuccesses(rng *rand.Rand, n int64, p float64) int64 {
 	logq := math.Log1p(-p)
 	var at, k int64

@@ -1,4 +1,4 @@
-// This file owns reading routing counts. Every error names the line.
+// This file owns how routing counts are read. Every error names the line.
 
 package routing
 
@@ -17,7 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/input"
 )
 
-// The keys of the two kinds of lines; the last of the header's is optional.
+// These are the keys of the two kinds of lines. The last key of the header is optional.
 var (
 	headerKeys = []string{"version", "ranks", "tokens", "top_k", "layers", "microbatches", "experts"}
 	entryKeys  = []string{"step", "layer", "microbatch", "rank", "rows"}
@@ -26,8 +26,8 @@ var (
 // maxLine is many times as long as any line that makes sense.
 const maxLine = 4096
 
-// entry is one line. Entries are kept as they come and sorted at the end, so
-// that memory follows from the file and not from the numbers in it.
+// entry is one line. Entries are kept as they come and sorted at the end, so memory depends
+// on the file's size and not on its numbers.
 type entry struct {
 	step  int64
 	place int // in the step
@@ -113,11 +113,11 @@ func (t *Counts) parseEntry(text []byte) (entry, error) {
 	return entry{step: v[0], place: t.place(0, int(v[1]), int(v[2])) + int(v[3]), rows: Rows(v[4])}, nil
 }
 
-// errCut is a line that ends too early.
+// errCut reports a line that ends too early.
 var errCut = errors.New("is cut off; was the file written to its end?")
 
-// object reads one JSON object whose values are whole numbers of at least zero.
-// The first need keys must be there.
+// object reads one JSON object whose values are whole numbers of at least zero. The first
+// need keys must be present.
 func object(text []byte, keys []string, need int) ([]int64, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -161,7 +161,7 @@ func object(text []byte, keys []string, need int) ([]int64, error) {
 	return values, nil
 }
 
-// syntax puts the decoder's error into our words.
+// syntax returns the decoder's error in words of the format.
 func syntax(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errCut

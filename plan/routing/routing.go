@@ -49,8 +49,8 @@ type Header struct {
 	Experts      int // zero if it is not known
 }
 
-// Limits that no run comes near; they keep every product below 2^63 and a
-// damaged header from asking for all memory.
+// No run comes near these limits. They keep every product below 2^63, and keep a damaged
+// header from requesting all memory.
 const (
 	maxCount   = 1 << 20 // ranks, layers, microbatches, experts, experts a token
 	maxTokens  = 1 << 40

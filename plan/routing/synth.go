@@ -1,5 +1,5 @@
-// This file owns generated counts: experts have a Zipf popularity, which stays, drifts
-// from step to step, or has bursts.
+// This file owns generated counts. Experts have a Zipf popularity, which stays, drifts from
+// step to step, or has bursts.
 
 package routing
 
@@ -48,7 +48,8 @@ const (
 	driftSteps = 16
 	burstEvery = 16
 	burstShare = 64 // one expert in so many bursts, and at least one
-	// maxSkew: beyond it the tail of a million experts would vanish in rounding.
+	// maxSkew is the largest skew. Beyond it, rounding would lose the tail of a million
+	// experts.
 	maxSkew = 16
 )
 
@@ -100,8 +101,8 @@ func Generate(c Config) (*Counts, error) {
 	t.rows = make([]Rows, c.Steps*t.perStep())
 	counts := make([]int64, c.Experts)
 	for layer := range c.Layers {
-		// A stream of random numbers for each layer: more layers leave those
-		// before them as they are.
+		// Each layer has its own stream of random numbers, so more layers do not change
+		// those before them.
 		rng := rand.New(rand.NewPCG(c.Seed, uint64(layer)))
 		p := newPopularity(&c, rng)
 		for step := range c.Steps {
@@ -118,7 +119,7 @@ func Generate(c Config) (*Counts, error) {
 	return t, nil
 }
 
-// popularity is that of one layer's experts.
+// popularity is the popularity of one layer's experts.
 type popularity struct {
 	c        *Config
 	rng      *rand.Rand
@@ -137,7 +138,7 @@ func newPopularity(c *Config, rng *rand.Rand) *popularity {
 	return p
 }
 
-// order is a Zipf popularity in a new order.
+// order returns a Zipf popularity in a new order.
 func (p *popularity) order() []float64 {
 	log := make([]float64, p.c.Experts)
 	for i, e := range p.rng.Perm(p.c.Experts) {
@@ -146,7 +147,7 @@ func (p *popularity) order() []float64 {
 	return log
 }
 
-// advance moves to a step; it is called for each in turn.
+// advance moves to a step. It is called for each step in turn.
 func (p *popularity) advance(step int) {
 	if p.c.Kind == Drift && step > 0 && step%driftSteps == 0 {
 		p.from, p.to = p.to, p.order()
@@ -157,7 +158,7 @@ func (p *popularity) advance(step int) {
 	}
 }
 
-// weights are those of the next microbatch.
+// weights returns the weights of the next microbatch.
 func (p *popularity) weights() []float64 {
 	copy(p.w, p.now)
 	if p.c.Kind != Burst || p.rng.IntN(burstEvery) > 0 {
@@ -174,8 +175,8 @@ func (p *popularity) weights() []float64 {
 	return p.w
 }
 
-// inclusion turns weights into the chance that a token takes each expert: in
-// proportion to the weight, at most one, and k in sum. It overwrites them.
+// inclusion turns weights into the chance that a token takes each expert: proportional to
+// the weight, at most one, and k in sum. It overwrites them.
 func inclusion(w []float64, k int) []float64 {
 	full := 0
 	isFull := make([]bool, len(w))
@@ -208,9 +209,9 @@ func inclusion(w []float64, k int) []float64 {
 	}
 }
 
-// draw draws how many of the tokens take each expert, k of them for each token.
-// An expert's number is binomial in what those before it left over; none exceeds
-// the tokens, and what is above goes to those after it.
+// draw draws how many of the tokens take each expert, k for each token. An expert's number
+// is binomial in what those before it left. None exceeds the tokens, and the excess goes to
+// those after it.
 func draw(rng *rand.Rand, tokens int64, k int, chance []float64, counts []int64) {
 	left, mass := tokens*int64(k), float64(k)
 	for e, p := range chance {

@@ -1,4 +1,4 @@
-// This file owns writing routing counts.
+// This file owns how routing counts are written.
 
 package routing
 
