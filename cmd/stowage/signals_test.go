@@ -38,7 +38,7 @@ func resumes(t *testing.T, words, dir string) {
 }
 
 // Ctrl-C and other signals finish the step, save and end the program with 128 and their
-// number. Two SIGHUP are one: the shell and the system both send it.
+// number. Two SIGHUP are one: the shell and the system both send it. SPEC S9.4
 func TestTrainIsInterrupted(t *testing.T) {
 	words := inFolder(t)
 	for dir, signals := range map[string][]syscall.Signal{
@@ -90,7 +90,7 @@ func TestTrainWithNohup(t *testing.T) {
 }
 
 // Nobody reads the output any more, as in `stowage train 2>&1 | head`: the run is saved.
-// So it is with viewers, whose sockets cause the same signal when they leave.
+// So it is with viewers, whose sockets cause the same signal when they leave. SPEC S9.4
 func TestTrainIntoAClosedPipe(t *testing.T) {
 	words := inFolder(t)
 	for dir, more := range map[string]string{"plain": "", "served": " --serve 127.0.0.1:0"} {
@@ -137,8 +137,7 @@ func TestTrainAndNobodyReads(t *testing.T) {
 	}
 }
 
-// Ctrl-C in a second comparison leaves the first one as it was, and so does one that
-// fails.
+// Ctrl-C in a second comparison leaves the first one as it was. SPEC S9.5
 func TestTrainInterruptedComparison(t *testing.T) {
 	words := inFolder(t)
 	trained(t, words+"--steps 2")

@@ -99,7 +99,7 @@ var (
 func trainErrors(t *testing.T, all *strings.Builder) {
 	words := inFolder(t)
 	for name, text := range map[string]string{
-		"short.txt": "hello", "key.yaml": "policy: stash\npolcy: none\n", "kind.yaml": "steps: many\n", "part.yaml": "steps: 2.5\n", "syntax.yaml": "a: [\n",
+		"short.txt": "hello", "key.yaml": "policy: stash\npolcy: none\n", "kind.yaml": "steps: many\n", "part.yaml": "steps: 2.5\n", "syntax.yaml": "a: [\n", "nothing.yaml": "# steps: 9\n",
 		"bad.json": `{"model_type":`, "gelu.json": strings.Replace(smallModel, "{", `{"hidden_act":"gelu",`, 1), "negative.json": `{"model_type":"mixtral","hidden_size":-3}`,
 	} {
 		writeFile(t, name, text)
@@ -117,7 +117,7 @@ func trainErrors(t *testing.T, all *strings.Builder) {
 	for _, line := range []string{
 		"--polcy none", "--policy nothing", "--policy budget", "fast", "--offload-modules", "--aux-loss much",
 		"--model nope.json", "--model bad.json", "--model gelu.json", "--model empty", "--model negative.json", "--model gpt-oss-20b",
-		"--config key.yaml", "--config kind.yaml", "--config part.yaml", "--config syntax.yaml", "--config nope.yaml",
+		"--config key.yaml", "--config kind.yaml", "--config part.yaml", "--config syntax.yaml", "--config nothing.yaml", "--config nope.yaml",
 		"--pp 3", "--ep 3", "--dp 3 --ep 2", "--vpp 2", "--model tiny-dense --ep 2",
 		"--data empty", "--data short.txt", "--data nope",
 		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--beta1 2", "--pool arena --prefetch 0", "--capacity-factor -1",
@@ -309,6 +309,7 @@ func program(t *testing.T, line string) *exec.Cmd {
 }
 
 // Killed again and again, at any moment, a run comes to what it comes to undisturbed.
+// SPEC S9.1
 func TestTrainSurvivesKills(t *testing.T) {
 	steps, most := 30, 16
 	if testing.Short() {
@@ -399,6 +400,7 @@ func TestTrainEvaluates(t *testing.T) {
 
 // After a resumption under a policy that needs less, everything that tells of the peak
 // tells of the highest: summary, terminal, metrics and page, in all and by rank.
+// SPEC S9.6
 func TestTrainPeakOfAllParts(t *testing.T) {
 	words := inFolder(t)
 	for _, killed := range []bool{false, true} {

@@ -38,7 +38,7 @@ func attempt(p *disktest.Process) (s Summary, err error) {
 }
 
 // A run is killed, or the power fails, at any operation: the next one comes to the same
-// parameters, with a line for every step.
+// parameters, with a line for every step. SPEC S9.1
 func TestRunOnASimulatedDisk(t *testing.T) {
 	d := disktest.New()
 	p := d.Process("run")
@@ -142,7 +142,7 @@ func stored(d *disktest.Disk) map[string]string {
 
 // A comparison is killed at any operation while it takes the place of another one: the
 // folder then holds the whole of the old one, or the next process makes it hold the whole
-// of the new one. What the user put there stays.
+// of the new one. What the user put there stays. SPEC S9.5
 func TestComparisonKilled(t *testing.T) {
 	const notes = "none/notes.txt"
 	before, after := comparison("old", 3), comparison("new", 2)

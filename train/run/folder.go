@@ -95,6 +95,9 @@ func (f *folder) look(resume bool, p *Progress) (*checkpoint.Checkpoint, error) 
 	if name != "" {
 		return nil, refuse("Folder", f.dir, "has a "+name+" that no run wrote", "give another folder, or move the file")
 	}
+	if f.holdsComparison() {
+		return nil, refuse("Folder", f.dir, "holds a comparison", "give another folder")
+	}
 	return nil, nil
 }
 
@@ -114,6 +117,14 @@ func (f *folder) foreign() (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// holdsComparison reports whether the folder is that of a comparison, whose report a run
+// would replace.
+func (f *folder) holdsComparison() bool {
+	var env report.Environment
+	text, err := disk.ReadFile(f.disk, f.path(report.EnvironmentFile), mostConfig)
+	return err == nil && json.Unmarshal(text, &env) == nil && len(env.Runs) > 0
 }
 
 // blank reports whether a file holds nothing: an earlier version did not sync it, and a

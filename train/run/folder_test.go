@@ -174,7 +174,7 @@ func together(t *testing.T, choose disktest.Choose, a, b simulation) (order []st
 }
 
 // Two processes start a run in one folder, or one of them fails in its first step: in
-// every order with one switch, in many with two, and in others by chance.
+// every order with one switch, in many with two, and in others by chance. SPEC S9.2
 func TestProcessesInOneFolder(t *testing.T) {
 	for name, fail := range map[string][2]bool{"both": {false, false}, "one fails": {true, false}, "both fail": {true, true}} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +230,7 @@ func afterwards(t *testing.T, d *disktest.Disk, before simulation) {
 }
 
 // A process is killed at every operation, alone or beside another one: the next one
-// resumes it or starts it again.
+// resumes it or starts it again. SPEC S9.1
 func TestFolderOfAKilledProcess(t *testing.T) {
 	for n, killed := 1, true; killed; n += every(1) {
 		for _, began := range []simulation{{seed: 11, steps: 3}, {seed: 11, steps: 3, resume: true}} {
@@ -267,7 +267,7 @@ func TestFolderOfAKilledProcess(t *testing.T) {
 }
 
 // The power fails at every operation, and the disk has all, some or nothing of what was
-// not synced.
+// not synced. SPEC S9.1
 func TestFolderAfterALossOfPower(t *testing.T) {
 	for seed := range uint64(4) {
 		for n, dead := 1+int(seed), true; dead; n += every(2) {
@@ -360,7 +360,7 @@ func TestLockRemovedByHand(t *testing.T) {
 }
 
 // A checkpoint alone is enough to resume: config.yaml is missing, empty, full of zeros or
-// cut anywhere.
+// cut anywhere. SPEC S9.3
 func TestResumeWithoutOptions(t *testing.T) {
 	for _, size := range []int{-2, -1, 0, 1, 10, len(configHead), 60, 300, 700} {
 		d := disktest.New()
@@ -417,6 +417,21 @@ func TestResumeWithoutOptions(t *testing.T) {
 	again := simulation{seed: 11, steps: 2}
 	if again.run(p); again.err != nil {
 		t.Errorf("started again: %v", again.err)
+	}
+}
+
+// A run does not replace a comparison.
+func TestRunInAComparison(t *testing.T) {
+	d := disktest.New()
+	p := d.Process("run")
+	files := comparison(`{"runs":["none","budget"]}`, 1)
+	if err := writeComparison(p, simulated, files); err != nil {
+		t.Fatal(err)
+	}
+	before := d.Names("/disk")
+	s := simulation{seed: 11, steps: 2}
+	if s.run(p); s.err == nil || !strings.Contains(s.err.Error(), "holds a comparison") || !slices.Equal(before, d.Names("/disk")) {
+		t.Errorf("%v; %q became %q", s.err, before, d.Names("/disk"))
 	}
 }
 

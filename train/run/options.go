@@ -107,28 +107,33 @@ func (o *Options) ChoosePolicy() {
 }
 
 // ReadFile reads options from a file of YAML. It leaves those that the file does not
-// name as they are.
+// name as they are. It returns an error if the file names none.
 func (o *Options) ReadFile(file string) error {
 	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", file, pathless(err))
 	}
+	if saysNothing(text) {
+		return fmt.Errorf("%s says nothing; write options to it, such as \"steps: 100\", or give another file", file)
+	}
 	return o.parse(file, text)
 }
 
+// saysNothing reports whether YAML has no keys, only comments for example.
+func saysNothing(text []byte) bool {
+	var keys map[string]any
+	return len(bytes.TrimSpace(text)) == 0 || input.UnmarshalYAML(text, &keys) == nil && len(keys) == 0
+}
+
 func (o *Options) parse(file string, text []byte) error {
-	if len(bytes.TrimSpace(text)) == 0 {
-		return nil
-	}
 	strange := func(r rune) bool {
 		return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r)
 	}
 	if i := bytes.IndexFunc(text, strange); i >= 0 {
 		return fmt.Errorf("%s, line %d: expected text, got binary data", file, 1+bytes.Count(text[:i], []byte("\n")))
 	}
-	var keys map[string]any
-	if input.UnmarshalYAML(text, &keys) == nil && len(keys) == 0 {
-		return nil // nothing but comments; the parser would set all options to zero
+	if saysNothing(text) {
+		return nil // the parser would set all options to zero
 	}
 	err := input.UnmarshalYAML(text, o, yaml.Strict())
 	var said yaml.Error

@@ -187,7 +187,7 @@ func TestLockIsNotCollected(t *testing.T) {
 }
 
 // Many claims of a folder at once: one at a time has it, also while others make and remove
-// folder and lock.
+// folder and lock. SPEC S9.2
 func TestClaimsAtOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	var inside, had atomic.Int32
