@@ -8,7 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// saving is what a module frees of a layer, in decimal megabytes.
+// saving returns what a module frees of a layer, in decimal megabytes.
 func saving(s *Setup, l model.Layer, is func(SavedTensor) bool) float64 {
 	var n int64
 	for _, g := range Activations(s, l) {
@@ -28,7 +28,8 @@ func within(t *testing.T, what string, got, want, share float64) {
 	}
 }
 
-// DeepSeek-V3, 4096 tokens, one TP rank: the sizes that are known of it, in MB.
+// The sizes of DeepSeek-V3 with 4096 tokens and one TP rank agree with the known ones, in
+// MB.
 func TestDeepSeekLayer(t *testing.T) {
 	s := mustNormalise(t, deepSeek(t))
 	dense, moe := s.Model.Layers[0], s.Model.Layers[10]
@@ -46,8 +47,8 @@ func TestDeepSeekLayer(t *testing.T) {
 	}), 235, 0.002)
 }
 
-// What each module of recomputation and offloading takes from a layer: the table
-// of docs/PLANNER.md. Sizes are elements of T x h, T tokens and h wide.
+// Each module of recompute and offload frees what the table of docs/PLANNER.md says. Sizes
+// are in elements of T x h, for T tokens of width h.
 func TestModules(t *testing.T) {
 	const tokens, h = 1024, 512
 	base := Setup{
@@ -66,7 +67,7 @@ func TestModules(t *testing.T) {
 		free   float64 // by recomputation, in units of 2*T*h
 		move   float64 // by offloading
 	}{
-		// Fused norms are not freed by "layernorm"; "mlp" takes its norm along.
+		// "layernorm" does not free fused norms, and "mlp" includes its norm.
 		{"dense layernorm", gqa, "layernorm", 0, 0},
 		{"dense mlp", gqa, "mlp", 1 + 8 + 4, 0},
 		{"dense core_attn", gqa, "core_attn", 0, 1 + 2*0.25},
@@ -95,8 +96,8 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// A dense layer's backward pass is highest at the activation function: above all
-// that is saved stand the gradient of fc1's output and the residual stream's.
+// The backward pass of a dense layer is highest at the activation function. In addition to
+// what is saved there are the gradients of fc1's output and of the residual stream.
 func TestDenseBackward(t *testing.T) {
 	for _, tp := range []int{1, 2} {
 		t.Run(fmt.Sprint("tp ", tp), func(t *testing.T) {
@@ -116,8 +117,8 @@ func TestDenseBackward(t *testing.T) {
 	}
 }
 
-// The loss of a head in bytes a token and word: what is saved, and the highest
-// point of its forward pass.
+// The loss of a head has the expected sizes in bytes for each token and word: what it
+// saves, and the highest point of its forward pass.
 func TestLoss(t *testing.T) {
 	for _, c := range []struct {
 		loss        string
@@ -138,8 +139,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// Attention without a fused kernel saves probabilities; dropout adds a mask and
-// the dropped ones: 2, then 2 + 1 + 2 bytes for each pair of positions.
+// Attention without a fused kernel saves probabilities. Dropout adds a mask and the dropped
+// probabilities: 2, then 2 + 1 + 2 bytes for each pair of positions.
 func TestUnfusedAttention(t *testing.T) {
 	for _, dropout := range []float64{0, 0.1} {
 		s := mustNormalise(t, &Setup{

@@ -1,5 +1,5 @@
-// This file owns the property that whatever a setup combines is refused, or adds
-// up without a panic.
+// This file owns the property that every combination of settings is refused, or adds up
+// without a panic.
 
 package plan
 
@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Items add up to the peak, groups to activations, nothing is negative, and what is
-// held between steps is no more than the peak.
+// Items add up to the peak, and groups to activations. Nothing is negative, and what is
+// held between steps does not exceed the peak.
 func TestAnySetupAddsUp(t *testing.T) {
 	names := model.Presets()
 	rapid.Check(t, func(r *rapid.T) {

@@ -1,5 +1,5 @@
-// This file owns the tests of setups that no measured run has: what is refused,
-// what must not overflow, and figures worked out by hand.
+// This file owns the tests of setups that no measured run has: what is refused, what must
+// not overflow, and figures computed by hand.
 
 package plan
 
@@ -32,8 +32,8 @@ func predictEdge(t *testing.T, s *Setup) *Forecast {
 	return p
 }
 
-// checkBooks: items add up to the peak, groups to the activations, and no point
-// of the step is above it.
+// checkBooks checks that items add up to the peak and groups to the activations, and that
+// no point of the step is above the peak.
 func checkBooks(t *testing.T, p *Forecast) {
 	t.Helper()
 	for i := range p.Ranks {
@@ -72,7 +72,7 @@ func TestMorePipelineRanksThanLayers(t *testing.T) {
 	predictEdge(t, &Setup{Model: m, Layout: Layout{PP: 4, VPP: 2}, Batch: Batch{Seq: 1024}, Graph: Graph{Scopes: []string{"attn"}}})
 }
 
-// Each of these is refused with a sentence that names the field.
+// Each of these settings is refused with a sentence that names the field.
 func TestSettingsThatCannotBe(t *testing.T) {
 	moe := preset(t, "mixtral-8x7b")
 	for _, c := range []struct {
@@ -120,8 +120,8 @@ func TestSettingsThatCannotBe(t *testing.T) {
 	}
 }
 
-// A model with heads for further tokens must have a stage for them, or they
-// would be left out in silence.
+// A model with heads for further tokens must have a stage for them. Otherwise they would be
+// left out silently.
 func TestStagesWithoutHeads(t *testing.T) {
 	m := preset(t, "deepseek-v3")
 	stages := DefaultStages(m, 2, 1)
@@ -164,7 +164,7 @@ func TestUniformUnitsComeBackWhole(t *testing.T) {
 	}
 }
 
-// Latent attention is what it is also where queries and values are equally wide.
+// Latent attention is recognised even if queries and values are equally wide.
 func TestUpProjectionOfEqualWidths(t *testing.T) {
 	m := preset(t, "deepseek-v3")
 	a := *m.Layers[3].MLA
@@ -183,8 +183,8 @@ func TestUpProjectionOfEqualWidths(t *testing.T) {
 	}
 }
 
-// What the optimiser holds on the device and on the host is its whole state,
-// under groups of sharding too.
+// The optimiser holds its whole state on the device and the host together, also under
+// groups of sharding.
 func TestOptimizerStateIsConserved(t *testing.T) {
 	m := preset(t, "mixtral-8x7b")
 	for _, f := range []FSDP{{}, {Shard: ShardParameters}, {Shard: ShardParameters, Outer: 2}, {Shard: ShardParameters, Outer: 2, OuterOptimizer: true}} {
@@ -213,16 +213,16 @@ func TestOptimizerStateIsConserved(t *testing.T) {
 	}
 }
 
-// Worked out by hand: DeepSeek-V3 on 1024 GPUs with TP 2, PP 16, EP 64, of
-// which rank 1 holds four MoE layers.
+// The figures of DeepSeek-V3 on 1024 GPUs with TP 2, PP 16 and EP 64 agree with those
+// computed by hand. Rank 1 holds four MoE layers.
 func TestDeepSeekByHand(t *testing.T) {
 	s := &Setup{
 		Model: preset(t, "deepseek-v3"), Layout: Layout{World: 1024, TP: 2, PP: 16, EP: 64, ETP: 1, SequenceParallel: true},
 		Batch: Batch{Seq: 4096}, Optimizer: Optimizer{Distributed: true},
 	}
 	r := predictEdge(t, s).Ranks[1]
-	// Narrow projections and the router are whole on both TP ranks, of 256
-	// experts four are here and whole; norms of 2 h + ranks.
+	// Both TP ranks hold narrow projections and the router whole. Of 256 experts, four are
+	// on this rank, and whole. Norms have 2 h + ranks elements.
 	whole := 7168*(1536+512+64) + 7168*256 + 2*7168 + 1536 + 512 + 256
 	divided := 128 * (1536*192 + 512*256 + 128*7168) / 2
 	shared, expert := 3*7168*2048/2, 3*7168*2048
@@ -262,8 +262,8 @@ func TestLlamaByHand(t *testing.T) {
 	}
 }
 
-// Whole heads that predict further tokens are computed again from both inputs,
-// but not under blocks.
+// Heads that predict further tokens are recomputed as a whole from both inputs, but not by
+// the method block.
 func TestHeadsAreComputedAgain(t *testing.T) {
 	s := &Setup{Model: preset(t, "deepseek-v3"), Layout: Layout{PP: 16, EP: 64, ETP: 1}, Batch: Batch{Seq: 4096}, Recompute: Recompute{Full: true}}
 	kept := func(group string) int64 {
@@ -296,7 +296,7 @@ func TestShardedGradients(t *testing.T) {
 	}
 }
 
-// Host memory is what is away once the last group that stays is left out.
+// Host memory holds what is offloaded, without the last group, which stays.
 func TestHostIsWhatIsAway(t *testing.T) {
 	m := preset(t, "llama-3-8b")
 	s := &Setup{Model: m, Batch: Batch{Seq: 8192}, Offload: Offload{Modules: []string{"core_attn"}}}
@@ -307,8 +307,8 @@ func TestHostIsWhatIsAway(t *testing.T) {
 	}
 }
 
-// Rows that are padded to a capacity or dropped beyond one are stored as such:
-// imbalance has no say.
+// Rows that are padded to a capacity, or dropped beyond it, are stashed as they are.
+// Imbalance does not matter.
 func TestStashOfCappedRows(t *testing.T) {
 	m := preset(t, "mixtral-8x7b")
 	pages := func(k Kernels, imbalance float64) int64 {

@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Every rank with its own fraction is as if all had that one. SPEC S6.1
+// A rank with its own fraction has the memory that it has if all ranks have that fraction.
+// SPEC S6.1
 func TestFractionsByRank(t *testing.T) {
 	base := deepSeek(t)
 	base.Layout.PP, base.Layout.VPP, base.Layout.Stages = 4, 1, nil

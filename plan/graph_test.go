@@ -7,9 +7,9 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// The inputs that graphs keep: a residual tensor and a mask of seq x seq bytes for
-// each layer and microbatch of the most crowded moment. Rank 2 of 8 with 4 chunks
-// holds 11 + 8 + 8 + 8 microbatches of two layers each.
+// Graphs keep a residual tensor and a mask of seq x seq bytes for each layer and microbatch
+// of the moment with most microbatches. Rank 2 of 8 with 4 chunks holds 11 + 8 + 8 + 8
+// microbatches of two layers each.
 func TestGraphInputs(t *testing.T) {
 	const residual, mask = 2 * 4096 * 7168, 4096 * 4096
 	for _, c := range []struct {
@@ -73,8 +73,8 @@ func TestUnfusedTransient(t *testing.T) {
 	}
 }
 
-// A chunk with the loss alone lets the chunk in front of it keep its last layer's
-// groups until its backward pass, whatever forward passes lie between.
+// If a chunk has only the loss, the chunk before it keeps the groups of its last layer
+// until its backward pass, whatever forward passes lie between.
 func TestStaysBehindTheLoss(t *testing.T) {
 	layout := func(loss bool) *Setup {
 		s := deepSeek(t)
@@ -113,7 +113,8 @@ func TestStaysBehindTheLoss(t *testing.T) {
 	}
 }
 
-// Layers at the ends in bf16 save inputs of two bytes and have no narrow copies.
+// Layers at the ends that compute in bf16 save inputs of two bytes and have no narrow
+// copies.
 func TestPlainEnds(t *testing.T) {
 	s := deepSeek(t)
 	s.Precision = Precision{Compute: MXFP8}

@@ -34,7 +34,7 @@ func deepSeek(t testing.TB) *Setup {
 	}
 }
 
-// small is any small setup that makes sense.
+// small returns a random small setup that is valid.
 func small(t *rapid.T) *Setup {
 	pick := func(name string, of ...int) int { return rapid.SampledFrom(of).Draw(t, name) }
 	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
@@ -140,7 +140,7 @@ func TestPartsAddUp(t *testing.T) {
 	})
 }
 
-// What saves memory never raises what is saved, and more work never lowers it.
+// Settings that save memory never raise what is saved, and more work never lowers it.
 func TestMonotone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := small(t)
@@ -150,8 +150,8 @@ func TestMonotone(t *testing.T) {
 			}
 			return n
 		}
-		// The peak may be elsewhere with another policy, so whole layers are
-		// compared rather than what is live at the peak.
+		// The peak may be elsewhere under another policy, so this compares whole layers and
+		// not what is live at the peak.
 		layers := func(s *Setup) (n int64) {
 			d := newDims(mustNormalise(t, s))
 			for _, l := range s.Model.Layers {
@@ -208,8 +208,8 @@ func mustNormalise(t interface{ Fatal(...any) }, s *Setup) *Setup {
 	return n
 }
 
-// Offloading moves exactly the groups that are named: what leaves the device of
-// a layer is on the host, to the byte.
+// Offloading moves exactly the named groups: what is missing on the device is on the host,
+// to the byte.
 func TestOffloadMovesWhatItSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := small(t)

@@ -27,7 +27,7 @@ func TestRingTable(t *testing.T) {
 		{"a layer", r.LayerBytes(), 3.5}, {"all layers", r.Whole(), 210}, {"half of each", r.Capped(0.5), 105},
 		{"a chunk of 1.5 each", r.Paged(1.5), 78}, {"a chunk each", r.Paged(1), 52},
 	} {
-		// The table's figures are cut, not rounded: 78.75 and 52.5 are 78 and 52.
+		// The table's figures are truncated, not rounded: 78.75 and 52.5 are 78 and 52.
 		if got := float64(c.bytes) / gib; math.Floor(2*got)/2 != c.want && math.Floor(got) != c.want {
 			t.Errorf("%s: %.2f GiB, want %g", c.what, got, c.want)
 		}
@@ -88,8 +88,8 @@ func offloaded(t *testing.T, s *Setup, modules []string, before, after float64) 
 	}
 }
 
-// Stashing replaces what each live layer would keep in a static buffer by one
-// working set and pages for balanced rows. SPEC S1.1, S1.7
+// The stash replaces the static buffer of each live layer by one workspace and pages for
+// balanced rows. SPEC S1.1, S1.7
 func TestStashInsteadOfBuffers(t *testing.T) {
 	s := deepSeek(t)
 	s.Stash.RankCapacity = 2
@@ -121,8 +121,8 @@ func TestStashInsteadOfBuffers(t *testing.T) {
 	}
 }
 
-// Captured attention moves what it saves out of the allocator's sight and keeps
-// inputs for ever. SPEC S4.1
+// Captured attention saves into memory that the allocator does not count, and keeps its
+// inputs forever. SPEC S4.1
 func TestGraphs(t *testing.T) {
 	s := deepSeek(t)
 	plain := predicted(t, s)
@@ -140,8 +140,8 @@ func TestGraphs(t *testing.T) {
 	}
 }
 
-// FSDP gathers ahead at most what its window allows, and double buffers hold two
-// units of any kind.
+// FSDP gathers no further ahead than its window, and double buffers hold two units of any
+// kind.
 func TestShardedTransients(t *testing.T) {
 	units := []cost{{params: 300e6}, {}, {params: 300e6}, {params: 300e6}, {params: 300e6}}
 	s := &sharded{weight: 2, grad: 4, ahead: leastCommunication / 2, queue: leastCommunication}
@@ -173,8 +173,8 @@ func TestShardedTransients(t *testing.T) {
 	}
 }
 
-// The unit of communication follows large units: at least 1e9 elements, else twice
-// the mean one, whatever belongs to none.
+// The unit of communication depends on large units: it has at least 1e9 elements, or twice
+// the mean unit. Parameters outside of units do not count.
 func TestCommunicationUnit(t *testing.T) {
 	table := unitShare{"embedding", 9e9, 0, true}
 	for _, c := range []struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// words writes stages as a layout string of Megatron-LM.
+// words returns stages as a layout string of Megatron-LM.
 func words(stages []Stage) string {
 	var parts []string
 	for _, s := range stages {
@@ -56,7 +56,7 @@ func TestDefaultStages(t *testing.T) {
 	}
 }
 
-// Whatever the numbers, all layers are there in order, with both ends.
+// All layers are present and in order, with both ends, whatever the numbers.
 func TestDefaultStagesHoldAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layers, pp, vpp := rapid.IntRange(1, 130).Draw(t, "layers"), rapid.IntRange(1, 16).Draw(t, "pp"), rapid.IntRange(1, 6).Draw(t, "vpp")

@@ -7,7 +7,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// flat is a model of nothing but matrices, so that bytes a parameter are exact.
+// flat returns a model that has only matrices, so bytes a parameter are exact.
 func flat(world int) *Setup {
 	return &Setup{
 		Model: &model.Model{Hidden: 1024, Vocab: 1024, Layers: []model.Layer{
@@ -17,8 +17,8 @@ func flat(world int) *Setup {
 	}
 }
 
-// What the state of a parameter takes, of dense and of expert parameters, on 8
-// ranks with 2 that share experts: the table of docs/PLANNER.md.
+// The state of dense and expert parameters has the sizes in the table of docs/PLANNER.md,
+// on 8 ranks of which 2 share experts.
 func TestBytesAParameter(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -73,9 +73,9 @@ func TestBytesAParameter(t *testing.T) {
 	}
 }
 
-// Weights for products of eight bits: fp8 has a transposed copy where the GPU
-// cannot transpose, small blocks need both copies everywhere; without fp8
-// parameters the copies come on top of those in bf16.
+// Weights for products of eight bits have the expected copies. fp8 has a transposed copy if
+// the GPU cannot transpose, and small blocks need both copies on every GPU. Without fp8
+// parameters the copies are in addition to those in bf16.
 func TestNarrowWeights(t *testing.T) {
 	for _, c := range []struct {
 		p          Precision
@@ -102,7 +102,7 @@ func TestNarrowWeights(t *testing.T) {
 	}
 }
 
-// Tensors are dealt out by size, forwards and backwards: the example of
+// Tensors are dealt to ranks by size, forwards and backwards, as in the example of
 // Megatron-LM's comment with ten tensors and four ranks.
 func TestDealt(t *testing.T) {
 	var tensors []heldTensor
@@ -119,8 +119,8 @@ func TestDealt(t *testing.T) {
 	}
 }
 
-// A tied output layer is a copy where the embedding is on another rank, and the
-// heads for further tokens bring the embedding along.
+// A tied output layer has a copy if the embedding is on another rank. The heads for further
+// tokens need the embedding too.
 func TestEnds(t *testing.T) {
 	table := int64(1024 * 1024)
 	for _, c := range []struct {

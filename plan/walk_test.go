@@ -9,8 +9,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// The microbatches that each chunk holds at the most crowded point of a rank,
-// for 8 ranks with 4 chunks each.
+// Each chunk holds the expected microbatches at the point of a rank with most of them, for
+// 8 ranks with 4 chunks each.
 func TestInFlight(t *testing.T) {
 	for rank, want := range map[int][]int{0: {15, 8, 8, 8}, 1: {13, 8, 8, 8}, 7: {8, 8, 8, 1}} {
 		passes, err := schedule.Pipeline{Ranks: 8, Chunks: 4, Microbatches: 64}.Passes(rank)
@@ -34,8 +34,8 @@ func TestInFlight(t *testing.T) {
 	}
 }
 
-// The heaviest rank is found, not assumed: dense layers in the first stages make
-// a rank in the middle the heaviest. SPEC S6.1
+// The forecast finds the heaviest rank: dense layers in the first stages make a rank in the
+// middle the heaviest. SPEC S6.1
 func TestHeaviestRank(t *testing.T) {
 	p := predicted(t, deepSeek(t))
 	if p.Heaviest != 2 {
@@ -55,8 +55,8 @@ func TestHeaviestRank(t *testing.T) {
 	}
 }
 
-// Full recomputation keeps one input a unit; a unit of two layers keeps half as
-// many, and recomputing only some layers keeps the others whole.
+// Full recompute keeps one input a unit. A unit of two layers keeps half as many, and
+// recomputing only some layers keeps the others whole.
 func TestFullRecomputation(t *testing.T) {
 	kept := func(r Recompute) int64 {
 		s := deepSeek(t)
@@ -85,7 +85,8 @@ func TestFullRecomputation(t *testing.T) {
 	}
 }
 
-// The share of groups that move, counted and by bytes, and what ranks keep.
+// The offloaded share of groups is as set, by count and by bytes, and so is what ranks
+// keep.
 func TestOffloadAmounts(t *testing.T) {
 	host := func(set func(*Offload)) []int64 {
 		s := deepSeek(t)
@@ -138,14 +139,14 @@ func TestOffloadByCoveringModule(t *testing.T) {
 		if !slices.Equal(parts, whole) || slices.Max(whole) == 0 {
 			t.Errorf("%s moves %v bytes by rank, and %v move %v", m.Name, whole, m.Covers, parts)
 		}
-		// 14 layers on rank 2, so that a half of its groups is seven whole layers.
+		// Rank 2 has 14 layers, so half of its groups are seven whole layers.
 		if half := host(0.5, m.Name); half[2] != whole[2]/2 {
 			t.Errorf("half of the groups of %s are %d bytes, want %d", m.Name, half[2], whole[2]/2)
 		}
 	}
 }
 
-// SPEC S6.1: the planner must be quick enough to search with.
+// SPEC S6.1: the planner is fast enough for a search.
 func TestLivenessIsQuick(t *testing.T) {
 	s := deepSeek(t)
 	s.Layout.PP, s.Layout.VPP, s.Layout.EP, s.Layout.World = 16, 1, 16, 256

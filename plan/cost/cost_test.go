@@ -63,9 +63,9 @@ func TestWalkEqualStages(t *testing.T) {
 	}
 }
 
-// SPEC S6.1: a step is never shorter than its bound, and longer passes never make
-// it shorter; walking all microbatches gives what extrapolating from the first
-// gives, within 3 % where some stages take twice as long as others.
+// SPEC S6.1: a step is never shorter than its bound, and longer passes never make it
+// shorter. Walking all microbatches gives the same as extrapolating from the first, within
+// 3 % if some stages take twice as long as others.
 func TestWalkProperties(t *testing.T) {
 	base := deepseek(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -109,8 +109,8 @@ func TestWalkProperties(t *testing.T) {
 	})
 }
 
-// A copy that fits its window costs nothing; a faster link is never worse; both
-// directions at once share what the link has.
+// A copy that fits its window costs nothing. A faster link is never worse. Both directions
+// at once share the link.
 func TestCopies(t *testing.T) {
 	base := deepseek(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -176,8 +176,8 @@ func TestCopiesOfCoveringModule(t *testing.T) {
 	}
 }
 
-// A module that two names cover is computed again once, and all of a layer takes
-// its forward pass.
+// A module that two names cover is recomputed once, and a whole layer takes its forward
+// pass.
 func TestRecompute(t *testing.T) {
 	s := deepseek(t)
 	m := newModel(t, s)
@@ -204,8 +204,8 @@ func TestRecompute(t *testing.T) {
 	}
 }
 
-// What recomputation was measured to cost beside what is predicted. The figures
-// are Megatron-Bridge's: Moonlight 16B on 8 H100 and Llama 3 70B on 32 H100.
+// The predicted cost of recompute agrees with measurements by Megatron-Bridge: Moonlight
+// 16B on 8 H100 and Llama 3 70B on 32 H100.
 func TestRecomputeMeasured(t *testing.T) {
 	moonlight := &plan.Setup{
 		Model: testModel(t, "moonlight-16b-a3b"), Hardware: testGPU(t, "h100"),
@@ -244,8 +244,8 @@ func TestRecomputeMeasured(t *testing.T) {
 	}
 }
 
-// DeepSeek-V3 on GB200 with moe_act offloaded went from 945 to 930 TFLOP/s: the
-// copy hides, and what is left is contention for memory, which is not modelled.
+// DeepSeek-V3 on GB200 with moe_act offloaded went from 945 to 930 TFLOP/s. The copy hides,
+// and the rest is contention for memory, which is not modelled.
 func TestOffloadMeasured(t *testing.T) {
 	s := deepseek(t)
 	before := newModel(t, s)
@@ -280,8 +280,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Every module that Megatron-LM can recompute has a price, but for mhc: no formula is
-// known for it.
+// Every module that Megatron-LM can recompute has a price, except mhc, for which no formula
+// is known.
 func TestRecomputeHasAllModules(t *testing.T) {
 	for _, name := range memory.MegatronModules(memory.Recompute) {
 		if known := len(partsOf(name)) > 0; known != (name != "mhc") {

@@ -1,5 +1,5 @@
-// This file owns the fit: the published runs, how far forecasts are off, and
-// the search for the figures of rates.go.
+// This file owns the fit: the published runs, the errors of forecasts, and the search for
+// the figures of rates.go.
 
 package cost
 
@@ -74,7 +74,7 @@ func parseRun(t testing.TB, f []string) run {
 	return run{name: strings.Join(f[:16], ","), model: cm, tokens: float64(n(18)), tflops: float64(n(19))}
 }
 
-// testModel is a preset, or of "name:a+n" n layers from layer a on.
+// testModel returns a preset, or n layers of it from layer a on if the name is "name:a+n".
 func testModel(t testing.TB, name string) *model.Model {
 	name, part, cut := strings.Cut(name, ":")
 	m, err := model.Preset(name)
@@ -91,7 +91,7 @@ func testModel(t testing.TB, name string) *model.Model {
 	return m
 }
 
-// testGPU is built-in hardware; a B300 is a GB300 in nodes of eight.
+// testGPU returns built-in hardware. A B300 is a GB300 in nodes of eight.
 func testGPU(t testing.TB, name string) *hardware.GPU {
 	eight := name == "b300"
 	if eight {
@@ -107,7 +107,7 @@ func testGPU(t testing.TB, name string) *hardware.GPU {
 	return g
 }
 
-// off is how far a forecast is off, as a logarithm: 0.1 is 10 % too fast.
+// off returns the error of a forecast as a logarithm: 0.1 is 10 % too fast.
 func (r run) off(rates efficiencies) float64 {
 	r.model.setEfficiencies(rates)
 	return math.Log(r.model.Step(r.model.Policy().Passes).Tokens / float64(r.model.setup.Layout.World) / r.tokens)
@@ -144,7 +144,7 @@ func knobs(r *efficiencies) (at []*float64, lo, hi []float64) {
 	return at, lo, hi
 }
 
-// fit moves one figure at a time by shrinking steps as long as that helps.
+// fit changes one figure at a time by shrinking steps as long as that helps.
 func fit(runs []run, r efficiencies, step float64) efficiencies {
 	best := loss(runs, r)
 	at, lo, hi := knobs(&r)
@@ -169,8 +169,8 @@ func fit(runs []run, r efficiencies, step float64) efficiencies {
 
 var refit = flag.Bool("fit", false, "fit the figures of rates.go again, with each model left out in turn (minutes)")
 
-// The figures of rates.go predict the published runs as well as they say, and
-// none of them can be moved a little to do better by much.
+// The figures of rates.go predict the published runs as well as they claim, and no small
+// change of one of them is much better.
 func TestFigures(t *testing.T) {
 	runs := published(t)
 	r := fitted()
@@ -198,8 +198,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestFit prints what a new fit gives, and how well runs of a model are predicted
-// by a fit without them.
+// TestFit prints the result of a new fit, and how well a fit without the runs of a model
+// predicts them.
 func TestFit(t *testing.T) {
 	if !*refit {
 		t.Skip("fitting takes minutes; run with -fit")
@@ -227,8 +227,8 @@ func TestFit(t *testing.T) {
 	t.Logf("left out one model at a time: mean error %.4f", sum/float64(len(runs)))
 }
 
-// The count of operations agrees with the one that TFLOP/s were published by,
-// but for gpt-oss, whose count changed between releases, and Nemotron's.
+// The count of operations agrees with that of the published TFLOP/s, except for gpt-oss,
+// whose count changed between releases, and Nemotron's.
 func TestFlops(t *testing.T) {
 	for _, x := range published(t) {
 		s := x.model.setup

@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Where the layers of a model do not divide, they are divided as people do by
-// hand, one note has the layout, and the flags ask for it. SPEC S6.1
+// Layers that do not divide over the stages are divided as users do by hand. A note has the
+// layout, and the flags ask for it. SPEC S6.1
 func TestUnevenLayersAreDivided(t *testing.T) {
 	for name, want := range map[string]map[[2]int]string{
 		"deepseek-v3":   {{8, 1}: "Et*8|(t*8|)*6t*5mL", {16, 1}: "Et*4|(t*4|)*14tmL", {4, 4}: "Et*4|(t*4|)*14tmL", {8, 4}: "Et|(tt|)*30mL", {5, 1}: "Et*13|(t*13|)*3t*9mL"},
@@ -47,8 +47,8 @@ func TestUnevenLayersAreDivided(t *testing.T) {
 	}
 }
 
-// What no layout can do stays an error, and so does a file of arguments that
-// Megatron-LM would refuse.
+// What no layout can do is an error, and so is a file of arguments that Megatron-LM would
+// refuse.
 func TestUnevenLayersRefused(t *testing.T) {
 	m, err := model.Preset("deepseek-v3")
 	if err != nil {

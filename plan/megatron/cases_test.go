@@ -1,5 +1,5 @@
-// This file owns the arguments of measured jobs: every one of them is understood
-// and means what those who measured say.
+// This file owns the arguments of measured jobs: each is understood and means what its
+// authors say.
 
 package megatron
 
@@ -15,8 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// measured is a job of testdata/cases.json: arguments as Megatron-LM's functional
-// tests give them, and the layout that was told beside them.
+// measured is a job of testdata/cases.json: arguments as in Megatron-LM's functional tests,
+// and the layout that was stated with them.
 type measured struct {
 	ID          string         `json:"id"`
 	GPUs        int            `json:"n_gpus"`
@@ -104,7 +104,7 @@ func precisionName(s *plan.Setup) string {
 	return "fp32"
 }
 
-// checkStages wants every layer in exactly one stage, in order.
+// checkStages checks that every layer is in exactly one stage, in order.
 func checkStages(t testing.TB, s *plan.Setup) {
 	t.Helper()
 	l, next := s.Layout, 0
@@ -125,7 +125,7 @@ func checkStages(t testing.TB, s *plan.Setup) {
 	}
 }
 
-// asArgs takes a setup through flags, a command line and back to arguments.
+// asArgs converts a setup to flags, to a command line and back to arguments.
 func asArgs(t testing.TB, s *plan.Setup) map[string]any {
 	t.Helper()
 	line := "torchrun --nnodes=$N pretrain_gpt.py " + CommandLine(Flags(s)) + "\n"
@@ -141,14 +141,13 @@ func sameSetup(t *testing.T, want, got *plan.Setup) {
 	compareSetups(t, want, got)
 }
 
-// failer is what tests and properties have in common.
+// failer is what tests and properties share.
 type failer interface {
 	Fatal(...any)
 	Fatalf(string, ...any)
 }
 
-// compareSetups compares two setups field by field, as JSON, so that a difference
-// can be read.
+// compareSetups compares two setups field by field, as JSON, so a difference is readable.
 func compareSetups(t failer, want, got *plan.Setup) {
 	text := func(s *plan.Setup) []string {
 		c := *s
@@ -171,7 +170,7 @@ func compareSetups(t failer, want, got *plan.Setup) {
 	}
 }
 
-// Sizes that follow from arguments, worked out by hand.
+// Sizes that follow from arguments agree with those computed by hand.
 func TestModelsByHand(t *testing.T) {
 	byID := map[string]measured{}
 	for _, c := range measuredCases(t) {

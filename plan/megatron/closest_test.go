@@ -29,8 +29,8 @@ func uneven(t *testing.T) *plan.Setup {
 	return s
 }
 
-// What flags ask for instead of a share for each rank takes no more, and the
-// bytes that later ranks keep are as many as go.
+// What flags ask for instead of a share for each rank needs no more memory, and later ranks
+// keep as many bytes as possible.
 func TestClosest(t *testing.T) {
 	s := uneven(t)
 	own, err := plan.Predict(s)
@@ -76,7 +76,7 @@ func hosts(p *plan.Forecast) (n int64) {
 	return n
 }
 
-// Setups that flags can ask for stay as they are.
+// Setups that flags can express are unchanged.
 func TestClosestIsItself(t *testing.T) {
 	for name, o := range map[string]plan.Offload{
 		"nothing": {}, "all": {Modules: []string{"moe_act"}, ByBytes: true},

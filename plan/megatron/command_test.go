@@ -68,7 +68,7 @@ func TestParseCommand(t *testing.T) {
 	}
 }
 
-// Whatever the values, a shell's reading of what is written gives them again.
+// A shell reads the same values from what is written, whatever the values.
 func TestCommandLineRoundTrip(t *testing.T) {
 	value := rapid.StringMatching(`[a-zA-Z0-9_.,'"$#|()*\\;&!+=:/-][a-zA-Z0-9 _.,'"$#|()*\\;&!+=:/]{0,8}`)
 	rapid.Check(t, func(t *rapid.T) {
@@ -110,7 +110,7 @@ func FuzzParseCommand(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Anything that parses can be looked at; it may be refused, not crash.
+		// FromArgs accepts or refuses anything that parses, without a panic.
 		_, _, _ = FromArgs(args, Options{Vocab: 100})
 	})
 }

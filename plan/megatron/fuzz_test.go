@@ -1,5 +1,5 @@
-// This file owns the fuzzing of whole argument lists: whatever is accepted makes
-// sense and comes back from its flags.
+// This file owns the fuzzing of whole argument lists: what is accepted is valid, and its
+// flags give it back.
 
 package megatron
 

@@ -86,7 +86,7 @@ func drawPieces(t *rapid.T, layers int) []piece {
 	return addEnds(pieces, 0)
 }
 
-// Writing and reading layouts are inverse, and stages and pieces too.
+// Writing and reading layouts are inverse, and so are stages and pieces.
 func TestLayoutRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pieces := drawPieces(t, rapid.IntRange(0, 40).Draw(t, "layers"))
@@ -110,8 +110,8 @@ func TestLayoutRoundTrip(t *testing.T) {
 	})
 }
 
-// A suggestion is a layout with what was asked for, and no stage has more than
-// one layer above another.
+// A suggestion is a layout of the requested size, and no stage has more than one layer more
+// than another.
 func TestSuggestLayout(t *testing.T) {
 	if got := suggestLayout(61, 16, 1); got != "Et*3|(t*4|)*13t*3|t*3mL" {
 		t.Errorf("61 layers on 16 stages: %s", got)

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// small is a job that is fine, with experts.
+// small returns a valid job with experts.
 func small(changes ...any) map[string]any {
 	args := map[string]any{
 		"num-layers": 8, "hidden-size": 64, "num-attention-heads": 8, "vocab-size": 1000, "max-position-embeddings": 64,
@@ -31,7 +31,7 @@ func small(changes ...any) map[string]any {
 	return args
 }
 
-// Bad arguments get one sentence that names the flag and what would do.
+// Bad arguments are refused with one sentence that names the flag and a valid value.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		want    string
@@ -121,7 +121,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What is left out or assumed is said; what does not matter is not.
+// There is a warning about everything that is left out or assumed and that matters.
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		want    string
@@ -161,7 +161,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// A flag is read, or known not to matter, or known not to be predicted.
+// Each flag is read, or known not to matter, or known not to be predicted.
 func TestTablesAreDisjoint(t *testing.T) {
 	r, err := newReader(small())
 	if err != nil {
@@ -187,7 +187,7 @@ func TestTablesAreDisjoint(t *testing.T) {
 	if len(r.known) < 140 || len(ignored) < 600 {
 		t.Errorf("only %d flags are read and %d ignored", len(r.known), len(ignored))
 	}
-	// Reading must not depend on what is given, or flags would be unknown at times.
+	// Which flags are read must not depend on what is given.
 	empty, err := newReader(small("num-experts", nil, "hybrid-layer-pattern", "M*-"))
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func difference(a, b map[string]bool) (out []string) {
 	return slices.Sorted(slices.Values(out))
 }
 
-// The rules of the split, by hand.
+// The rules of the split agree with examples by hand.
 func TestSplits(t *testing.T) {
 	for _, c := range []struct {
 		want    string
@@ -251,7 +251,7 @@ func TestSplits(t *testing.T) {
 	}
 }
 
-// A model given beside the arguments can be cut down, not described again.
+// A model that is given in addition to the arguments can be shortened, but not replaced.
 func TestGivenModel(t *testing.T) {
 	m, err := model.Preset("deepseek-v3")
 	if err != nil {
@@ -306,7 +306,7 @@ func TestMuon(t *testing.T) {
 	}
 }
 
-// What no flag can say is said in words, and what the environment needs is named.
+// Unsaid lists what no flag can express, and Environment what the environment needs.
 func TestUnsaid(t *testing.T) {
 	s, _, err := FromArgs(small("tensor-model-parallel-size", 2, "cross-entropy-loss-fusion", true, "cross-entropy-fusion-impl", "te",
 		"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "activation-offload-fraction", 0.5), Options{GPUs: 16})

@@ -1,4 +1,4 @@
-// This file owns what single flags mean, old spellings among them.
+// This file owns the meanings of single flags, including old spellings.
 
 package megatron
 

@@ -1,5 +1,5 @@
-// This file owns the property that what is written is read again: random setups
-// through flags, and the presets.
+// This file owns the property that what is written can be read: random setups through
+// flags, and the presets.
 
 package megatron
 
@@ -14,8 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawModel makes a model that flags can describe, of one of the families:
-// attention, MLA or a hybrid; dense, experts or both.
+// drawModel returns a model that flags can describe: attention, MLA or a hybrid; dense,
+// experts or both.
 func drawModel(t *rapid.T, tp, ep, etp int) *model.Model {
 	n := func(name string, least, most int) int { return rapid.IntRange(least, most).Draw(t, name) }
 	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
@@ -73,7 +73,7 @@ func drawModel(t *rapid.T, tp, ep, etp int) *model.Model {
 	return m
 }
 
-// drawHybrid keeps one part of a layer, or has Mamba instead.
+// drawHybrid keeps one part of a layer, or replaces it by Mamba.
 func drawHybrid(t *rapid.T, l model.Layer, tp int, first bool) model.Layer {
 	switch kind := rapid.IntRange(0, 2).Draw(t, "kind"); {
 	case l.MoE != nil && first:
@@ -86,8 +86,8 @@ func drawHybrid(t *rapid.T, l model.Layer, tp int, first bool) model.Layer {
 	return model.Layer{Dense: l.Dense, MoE: l.MoE}
 }
 
-// drawSetup makes a setup in the form that reading flags gives: what is the
-// default is written as the default.
+// drawSetup returns a setup in the form that reading flags gives, in which defaults are
+// written as such.
 func drawSetup(t *rapid.T) *plan.Setup {
 	n := func(name string, least, most int) int { return rapid.IntRange(least, most).Draw(t, name) }
 	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
@@ -265,7 +265,8 @@ func TestSetupRoundTrip(t *testing.T) {
 	})
 }
 
-// Every preset that Megatron-LM can describe comes back from its flags.
+// Every preset that Megatron-LM can describe is the same after a round trip through its
+// flags.
 func TestPresetsRoundTrip(t *testing.T) {
 	for _, name := range model.Presets() {
 		t.Run(name, func(t *testing.T) {

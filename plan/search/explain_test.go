@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/plan"
 )
 
-// Combinations that cannot be are never chosen, and say why.
+// Impossible combinations are never chosen, and their reasons say why.
 func TestConflictsAreExplained(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*plan.Setup)
@@ -51,8 +51,8 @@ func TestConflictsAreExplained(t *testing.T) {
 	}
 }
 
-// With fused experts a search offloads the module that covers them: as many bytes as
-// the covered ones would.
+// With fused experts a search offloads the module that covers them, with as many bytes as
+// the covered modules have.
 func TestFusedExpertsAreOffloaded(t *testing.T) {
 	var bytes int64
 	for _, fused := range []bool{false, true} {
@@ -78,7 +78,7 @@ func TestFusedExpertsAreOffloaded(t *testing.T) {
 	}
 }
 
-// attn_proj moves only together with core_attn.
+// attn_proj is offloaded only together with core_attn.
 func TestProjectionNeedsAttention(t *testing.T) {
 	p, err := newProblem(small(t), Options{Budget: 1})
 	if err != nil {
@@ -123,7 +123,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// A slow link gives the sentence that people look for.
+// With a slow link the reason says that the copy does not hide.
 func TestDoesNotHide(t *testing.T) {
 	s := deepseek(t, "h100", 8, 4, 32)
 	g := *s.Hardware

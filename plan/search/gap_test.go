@@ -1,5 +1,5 @@
-// This file owns the measure of what the linear model costs: how much slower its
-// answer is than the best over full forecasts.
+// This file owns the measure of what the linear model costs: how much slower its answer is
+// than the best over full forecasts.
 
 package search
 
@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-// full is the fastest policy by predicting each in full, every rank with the
-// least fraction that fits.
+// full returns the time of the fastest policy by predicting each in full, with the least
+// fraction that fits on every rank.
 func (p *problem) full(t *testing.T) cost.Seconds {
 	best := cost.Seconds(math.Inf(1))
 	for _, c := range p.whole() {
@@ -75,7 +75,7 @@ func (p *problem) least(t *testing.T, c *choice) bool {
 	return p.fits(measure(hi))
 }
 
-// SPEC S6.1: the answer is within a part of a hundred of the best there is.
+// SPEC S6.1: the answer is within one per cent of the best.
 func TestGap(t *testing.T) {
 	for _, c := range []struct {
 		pp, vpp int

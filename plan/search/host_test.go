@@ -54,7 +54,7 @@ func TestHostLimitHolds(t *testing.T) {
 	if !errors.As(err, &small) {
 		t.Fatal(err)
 	}
-	// What the sentence says is enough is enough.
+	// The size in the sentence is enough.
 	tenths := (small.Least + 1e8 - 1) / 1e8
 	if text := fmt.Sprintf("%.1f GB", float64(tenths)/10); !strings.Contains(err.Error(), text) {
 		t.Errorf("%v does not say %s", err, text)

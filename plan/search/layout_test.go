@@ -110,7 +110,7 @@ func TestDeepSeekLayout(t *testing.T) {
 	}
 }
 
-// On H100 hardly a layout fits, so that many must be searched.
+// Hardly any layout fits on H100, so many must be searched.
 func BenchmarkDeepSeekLayout(b *testing.B) {
 	s := deepseek(b, "h100", 1, 1, 1)
 	for b.Loop() {

@@ -65,7 +65,7 @@ func small(t testing.TB) *plan.Setup {
 	return s
 }
 
-// tiny has few modules, so that all policies can be looked at.
+// tiny has few modules, so a test can try all policies.
 func tiny(t testing.TB) *plan.Setup {
 	s := small(t)
 	attn := &model.Attention{Heads: 16, KVHeads: 4, HeadDim: 128, Rotary: true}
@@ -102,7 +102,7 @@ func peakOf(t testing.TB, s *plan.Setup) int64 {
 	return reserves(p)
 }
 
-// reserves is what the fullest rank takes from its device at most.
+// reserves returns the most memory that the fullest rank reserves.
 func reserves(p *plan.Forecast) (n int64) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
@@ -110,8 +110,8 @@ func reserves(p *plan.Forecast) (n int64) {
 	return n
 }
 
-// brute is the fastest policy by looking at all of them, each with the least
-// fraction that a plain search over 64ths finds. It knows no bounds.
+// brute returns the time of the fastest policy by trying all of them, each with the least
+// fraction that a plain search over 64ths finds. It uses no bounds.
 func (p *problem) brute() (best cost.Seconds) {
 	best = cost.Seconds(math.Inf(1))
 	for rec := range uint32(1) << len(p.rec) {
@@ -137,7 +137,7 @@ func (p *problem) brute() (best cost.Seconds) {
 	return best
 }
 
-// SPEC S6.1: the search finds what looking at every policy finds.
+// SPEC S6.1: the search finds the same as trying every policy.
 func TestSolveIsExact(t *testing.T) {
 	base := tiny(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -167,8 +167,8 @@ func TestSolveIsExact(t *testing.T) {
 	})
 }
 
-// SPEC S6.1: an accepted policy stays under its budget on every rank by the full
-// forecast; doing nothing costs nothing; a smaller budget is never faster.
+// SPEC S6.1: an accepted policy stays within its budget on every rank by the full forecast.
+// Doing nothing costs nothing, and a smaller budget is never faster.
 func TestPolicyKeepsBudget(t *testing.T) {
 	base := tiny(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -195,7 +195,7 @@ func TestPolicyKeepsBudget(t *testing.T) {
 			if r.Nothing != (share >= 1) {
 				t.Fatalf("share %g: nothing to do is %v", share, r.Nothing)
 			}
-			// The setup says the same by itself: memory, host memory and time.
+			// The setup gives the same results by itself: memory, host memory and time.
 			f, err := plan.Predict(r.Setup)
 			if err != nil {
 				t.Fatal(err)
@@ -227,8 +227,7 @@ func TestPolicyKeepsBudget(t *testing.T) {
 	})
 }
 
-// A faster link never gives a slower policy, and one that is fast enough costs
-// nothing at all.
+// A faster link never gives a slower policy, and one that is fast enough costs nothing.
 func TestPolicyFollowsLink(t *testing.T) {
 	base := small(t)
 	peak := peakOf(t, base)
@@ -334,8 +333,8 @@ func TestDeepSeekPolicy(t *testing.T) {
 	}
 }
 
-// SPEC S1.1: where experts compute in buffers of a fixed capacity, the stash is one
-// of the choices; with a budget that the buffers break it is taken.
+// SPEC S1.1: the stash is one of the choices if experts compute in buffers of a fixed
+// capacity. It is chosen if the buffers exceed the budget.
 func TestStashIsAChoice(t *testing.T) {
 	s := small(t)
 	s.Stash.RankCapacity = 3
