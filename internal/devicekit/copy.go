@@ -16,7 +16,7 @@ func CheckCopy(dst, src device.Range) {
 	if dst.Len != src.Len {
 		panic(fmt.Sprintf("device: copy of %s to %s: lengths differ", src, dst))
 	}
-	if dst.Len > 0 && dst.Addr() < src.Addr()+uintptr(src.Len) && src.Addr() < dst.Addr()+uintptr(dst.Len) {
+	if dst.Addr() < src.Addr()+uintptr(src.Len) && src.Addr() < dst.Addr()+uintptr(dst.Len) {
 		panic(fmt.Sprintf("device: copy of %s to %s: they overlap", src, dst))
 	}
 }

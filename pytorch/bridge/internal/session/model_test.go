@@ -510,6 +510,36 @@ func TestRowsThatStay(t *testing.T) {
 	p.close()
 }
 
+// SPEC S6.4: a load lists as held the storages that another group needs as well, and no
+// others: the caller may free those at any time.
+func TestHeldStorages(t *testing.T) {
+	for _, pol := range []map[string]memory.Choice{nil, {"mlp": memory.Offload}} {
+		p := newPlayer(t, rand.New(rand.NewPCG(1, 1)), Config{Device: "cpu", Policy: pol})
+		for step := range 3 {
+			p.begin("a")
+			one, two := p.fresh(0, 3000, 0), p.fresh(0, 3000, 0)
+			p.ok(p.save("mlp", []*record{one, two}, false))
+			p.ok(p.save("mlp", []*record{two}, false))
+			for _, x := range []struct {
+				group uint64
+				held  []uint64
+			}{{2, []uint64{two.id}}, {1, nil}} {
+				held, returned, err := p.s.Load(x.group)
+				p.ok(err)
+				p.free(returned)
+				if !slices.Equal(held, x.held) {
+					t.Errorf("policy %v, step %d: the load of group %d holds %v; want %v", pol, step, x.group, held, x.held)
+				}
+				returned, err = p.s.Release(x.group)
+				p.ok(err)
+				p.free(returned)
+			}
+			p.ok(p.end(false))
+		}
+		p.close()
+	}
+}
+
 // SPEC S6.4: nothing is learned from an abandoned step: what it did not come to need is
 // worth a berth all the same.
 func TestAbandonedStepsTeachNothing(t *testing.T) {

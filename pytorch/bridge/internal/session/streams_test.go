@@ -6,7 +6,9 @@ package session
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -24,6 +26,8 @@ type streamer struct {
 	mem  []*device.Buffer  // the caller's memory, which lives as long as the test
 	data map[uint64][]byte // by number: what the storage holds
 	at   map[uint64]*device.Buffer
+
+	relaxed int // calls inside of the caller's capture
 }
 
 // newStreamer opens a session that has streams of all handles. The checker reports races
@@ -39,7 +43,7 @@ func newStreamer(t *testing.T, cfg Config) *streamer {
 	c.s, err = openOn(backend{
 		Device:  c.dev,
 		stream:  func(handle uint64) (device.Stream, error) { return c.dev.NewStream(fmt.Sprintf("compute %d", handle)) },
-		relaxed: func(call func()) { call() },
+		relaxed: func(call func()) { c.relaxed++; call() },
 	}, cfg, func(id, n uint64) uint64 {
 		c.at[id] = c.take(memory.Bytes(n))
 		return uint64(c.at[id].Addr())
@@ -222,4 +226,63 @@ func TestSwitchToACapturedStream(t *testing.T) {
 	c.step("k", 1, 70, true)
 	c.ok(g.Close())
 	c.close()
+}
+
+// Calls are made for a capture inside of a captured step, and nowhere else: not after the
+// step, nor after one that could not begin.
+func TestCallsInACapture(t *testing.T) {
+	c := newStreamer(t, Config{Live: 1, Limit: 10000})
+	relaxed := func(what string, want bool, call func()) {
+		t.Helper()
+		before := c.relaxed
+		if call(); (c.relaxed > before) != want {
+			t.Errorf("%s: made for a capture: %v; want %v", what, c.relaxed > before, want)
+		}
+	}
+	usage := func() {
+		_, err := c.s.Usage()
+		c.ok(err)
+	}
+	for range 2 {
+		relaxed("a step", false, func() { c.step("k", 0, 1, false) })
+	}
+	x := c.s.streams[0]
+	c.ok(c.dev.Sync())
+	x.BeginCapture()
+	if err := c.s.Begin("another", 0); !errors.As(err, new(Wrong)) || !strings.Contains(err.Error(), "before the capture") {
+		t.Errorf("the first step under a key in a capture: %v", err)
+	}
+	relaxed("a call after a captured step that could not begin", false, usage)
+	relaxed("a captured step", true, func() {
+		relaxed("its beginning", true, func() { c.begin("k", 0) })
+		relaxed("a call inside of it", true, usage)
+		relaxed("its end", true, c.end)
+	})
+	relaxed("a call after a captured step", false, usage)
+	g, err := x.EndCapture()
+	c.ok(err)
+	c.ok(g.Close())
+	c.close()
+}
+
+// Close waits for replays on other streams: they use the berths that it frees.
+func TestCloseDuringAReplay(t *testing.T) {
+	c := newStreamer(t, Config{Live: 1})
+	for range 2 {
+		c.step("k", 1, 1, false)
+	}
+	x := c.s.streams[1]
+	c.ok(c.dev.Sync())
+	x.BeginCapture()
+	c.step("k", 1, 50, false)
+	g, err := x.EndCapture()
+	c.ok(err)
+	c.step("k", 0, 60, false)
+	c.ok(c.dev.Sync())
+	x.Replay(g)
+	c.ok(g.Close())
+	for _, b := range c.mem {
+		x.Free(b)
+	}
+	c.ok(c.s.Close())
 }
