@@ -5,10 +5,15 @@ package session
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/trace"
 )
 
 // SPEC S6.4: calls may come from any goroutine. Run under the race detector, this test
@@ -105,5 +110,55 @@ func TestCallsAtTheSameTime(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A trace may be switched while events come from other goroutines: each goes to one of the
+// files, or to none. Run under the race detector, this test notices a missing lock.
+func TestTraceSwitchedAtTheSameTime(t *testing.T) {
+	var x switchedSink
+	dir := t.TempDir()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-done:
+					return
+				default:
+					x.Emit(trace.Event{Kind: trace.Begin, Time: device.Now(), Step: i})
+				}
+			}
+		})
+	}
+	var paths []string
+	for i := range 10 {
+		paths = append(paths, filepath.Join(dir, fmt.Sprint(i)))
+		f, err := os.Create(paths[i])
+		if err == nil {
+			err = x.switchTo(f, trace.Header{Rank: i})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := x.switchTo(nil, trace.Header{}); err != nil {
+		t.Error(err)
+	}
+	close(done)
+	wg.Wait()
+	for i, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr, err := trace.Read(f)
+		if err != nil || tr.Cut != nil || tr.Header.Rank != i {
+			t.Errorf("trace %d: %v, %+v", i, err, tr)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
