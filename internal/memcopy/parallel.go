@@ -77,8 +77,8 @@ var jobs = sync.Pool{New: func() any {
 	return j
 }}
 
-// job is one parallel copy: taken from the pool, started, worked on by the
-// caller and its helpers, returned when all of them are done.
+// job is one parallel copy. It is taken from the pool, the caller and its helpers work on
+// it, and it is returned when all of them are done.
 type job struct {
 	dst, src []byte
 	piece    func(i int) (dst, src []byte) // or this: pieces, a batch to a chunk
@@ -89,15 +89,15 @@ type job struct {
 	crew     *parallel.Crew
 }
 
-// spread does the job's chunks with so many goroutines, the caller's among them.
+// spread copies the job's chunks with a number of goroutines, including the caller's.
 func (j *job) spread(chunks, threads int) {
 	j.chunks = chunks
 	j.next.Store(0)
 	j.crew.Run(min(threads, chunks) - 1)
 }
 
-// work copies chunks until none is left. All but the first start on a cache
-// line of dst, so that no two goroutines write to one line.
+// work copies chunks until none is left. All but the first start on a cache line of dst, so
+// no two goroutines write to one line.
 func (j *job) work() {
 	shift := lineGap(j.dst)
 	for {
@@ -120,8 +120,8 @@ func (j *job) work() {
 	}
 }
 
-// copyPieces copies the pieces from one to before another. Pieces that follow each
-// other on both sides, as pages do that were taken from a fresh pool, go as one.
+// copyPieces copies a range of pieces. It joins pieces that follow each other on both
+// sides, as pages from a fresh pool do.
 func copyPieces(from, to int, piece func(i int) (dst, src []byte)) {
 	dst, src := piece(from)
 	for i := from + 1; i < to; i++ {
@@ -139,7 +139,7 @@ func copyPieces(from, to int, piece func(i int) (dst, src []byte)) {
 	}
 }
 
-// follows tells whether b begins where a ends.
+// follows reports whether b begins where a ends.
 func follows(a, b []byte) bool { return len(a) > 0 && address(a)+uintptr(len(a)) == address(b) }
 
 func copyUnfenced(dst, src []byte) {

@@ -1,5 +1,5 @@
-// This file owns the cutting of a copy into the aligned blocks of the kernels;
-// heads, tails and what is too small for a block go through plain copy.
+// This file owns how a copy is divided into the aligned blocks of the kernels. Plain copy
+// handles heads, tails and what is too small for a block.
 
 package memcopy
 
@@ -21,8 +21,8 @@ func stream(k kind, dst, src []byte) {
 	storeFence()
 }
 
-// streamUnfenced leaves the fence, which waits for the stores, to the caller, who
-// has more to stream.
+// streamUnfenced leaves the fence, which waits for the stores, to the caller, because more
+// will be streamed.
 func streamUnfenced(k kind, dst, src []byte) {
 	head := min(lineGap(dst), len(dst))
 	copy(dst[:head], src[:head])
@@ -33,9 +33,9 @@ func streamUnfenced(k kind, dst, src []byte) {
 	copy(dst[i:], src[i:])
 }
 
-// streamRows copies rows; the caller has checked that they lie in the slices.
-// What streamGroups leaves goes row by row, streamed where at least half of a
-// row is in whole blocks.
+// streamRows copies rows. The caller has checked that they lie in the slices. The rows that
+// streamGroups leaves are copied one by one, and streamed if at least half of a row is in
+// whole blocks.
 func streamRows(k kind, dst []byte, dpitch int, src []byte, spitch int, width, height int) {
 	for i := streamGroups(k, dst, dpitch, src, spitch, width, height); i < height; i++ {
 		d, s := dst[i*dpitch:][:width], src[i*spitch:][:width]
@@ -92,5 +92,5 @@ func streamFill(dst []byte, value byte) {
 	fillPlain(dst[i:], value)
 }
 
-// lineGap is the number of bytes from the start of b to the next cache line.
+// lineGap returns the number of bytes from the start of b to the next cache line.
 func lineGap(b []byte) int { return int(-address(b) % lineBytes) }

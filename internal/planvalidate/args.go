@@ -18,7 +18,7 @@ import (
 // vocabulary that TikTokenizer files have by default.
 var vocabularies = map[string]int{"": 50257, "GPT2BPETokenizer": 50257, "GPTSentencePieceTokenizer": 256000, "TikTokenizer": 131072, "Llama2Tokenizer": 32000}
 
-// unmodelled are flags that change what memory holds in ways not counted here.
+// unmodelled are flags that change memory in ways that the planner does not count.
 var unmodelled = map[string]string{
 	"enable-hyper-connections": "keeps several residual streams beside each other",
 	"flextron":                 "trains several sizes of a model inside each other",
@@ -77,8 +77,8 @@ func fromArgs(c record) (*plan.Setup, error) {
 	return s, nil
 }
 
-// likePreset is the vocabulary of the preset whose layers have the dimensions of
-// the arguments; zero if there is none.
+// likePreset returns the vocabulary of the preset whose layers have the dimensions of the
+// arguments, or zero.
 func likePreset(args map[string]any) int {
 	number := func(name string) int { n, _ := args[name].(float64); return int(n) }
 	for _, name := range model.Presets() {

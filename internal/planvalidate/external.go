@@ -1,5 +1,5 @@
-// This file owns published figures: a model by name or by its dimensions, a
-// layout, a few words about settings.
+// This file owns published figures: a model by name or by its dimensions, a layout, and a
+// few words about settings.
 
 package planvalidate
 
@@ -102,7 +102,7 @@ func fromFacts(c record) (*plan.Setup, error) {
 	if l.SP != nil {
 		s.Layout.SequenceParallel = *l.SP && l.TP > 1
 	}
-	// What is static does not depend on the batch; see measured.
+	// Static memory does not depend on the batch; see measured.
 	s.Batch = plan.Batch{Micro: 1, Seq: 4096}
 	if c.Batch != nil {
 		s.Batch = plan.Batch{Micro: max(c.Batch.Micro, 1), Global: c.Batch.Global, Seq: c.Batch.Seq}
@@ -116,8 +116,8 @@ func fromFacts(c record) (*plan.Setup, error) {
 	return s, nil
 }
 
-// shareExperts is the expert parallelism of a job that does not state it: all
-// ranks of a stage divide the experts, as far as they divide.
+// shareExperts returns the expert parallelism of a job that does not state it: all ranks of
+// a stage divide the experts, as far as they divide evenly.
 func shareExperts(m *model.Model, l plan.Layout) int {
 	for _, x := range m.Layers {
 		if x.MoE == nil {
@@ -132,8 +132,8 @@ func shareExperts(m *model.Model, l plan.Layout) int {
 	return 1
 }
 
-// smallest gives a setup of unstated size the fewest GPUs that its layout allows
-// and that fit what it holds without offloading: it ran, so it did fit.
+// smallest gives a setup of unstated size the fewest GPUs that its layout allows and that
+// hold it without offloading. It ran, so it fitted.
 func smallest(s *plan.Setup) (*plan.Setup, error) {
 	n, err := s.Normalise()
 	if err != nil {
@@ -159,7 +159,7 @@ func smallest(s *plan.Setup) (*plan.Setup, error) {
 	return s, nil
 }
 
-// settings reads what is said of precision, kernels and policies.
+// settings reads the stated precision, kernels and policies.
 func settings(s *plan.Setup, c record, l *layoutFacts) error {
 	text := strings.ToLower(c.Settings)
 	says := func(words string) bool { return strings.Contains(text, words) }
@@ -227,7 +227,7 @@ func bridge(s *plan.Setup) {
 	}
 }
 
-// words is a list of words, given as such or as text.
+// words returns a list of words that is given as a list or as text.
 func words(v any) []string {
 	switch v := v.(type) {
 	case []any:

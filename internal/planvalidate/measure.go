@@ -1,5 +1,5 @@
-// This file owns what was measured: which figures of a case are compared, in
-// which unit, with what part of a forecast.
+// This file owns what was measured: which figures of a case are compared, in which unit,
+// and with which part of a forecast.
 
 package planvalidate
 
@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -29,20 +30,26 @@ const (
 type figure struct {
 	quantity Quantity
 	bytes    int64
-	// rank is the pipeline rank; lastRank and heaviest are special.
+	// rank is the pipeline rank. lastRank and heaviest are special.
 	rank int
 	what string
-	// without says that the figure is for the setup without offloading.
+	// without reports that the figure is for the setup without offloading.
 	without bool
-	// module is what a saving comes from, where that is recomputation.
+	// module is the module whose recompute saves the memory, if the figure is such a
+	// saving.
 	module string
 }
 
-// savers are the names of recomputation in figures of what it saves: its modules,
-// and the activation function of experts by what that is.
-var savers = map[string]string{
-	"core_attn": "core_attn", "moe_act": "moe_act", "layernorm": "layernorm", "mla_up_proj": "mla_up_proj",
-	"mlp": "mlp", "moe": "moe", "shared_experts": "shared_experts", "swiglu": "moe_act",
+// recomputedBy returns the module whose recompute saves the memory of a figure of that
+// name, or nothing. Figures name the activation function of experts after what it is.
+func recomputedBy(name string) string {
+	if name == "swiglu" {
+		name = "moe_act"
+	}
+	if slices.Contains(memory.MegatronModules(memory.Recompute), name) {
+		return name
+	}
+	return ""
 }
 
 const (
@@ -56,7 +63,7 @@ const (
 	gb  = 1_000_000_000
 )
 
-// units of the keys of a measurement.
+// units lists the units of the keys of a measurement.
 var units = []struct {
 	key      string
 	unit     float64
@@ -112,9 +119,10 @@ func measured(c record) ([]figure, error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m)) {
-		module, is := strings.CutSuffix(name, "_saves_GB")
-		if v, ok := number(name); ok && is && savers[module] != "" {
-			out = append(out, figure{quantity: Saving, bytes: int64(v * gb), rank: heaviest, module: savers[module], what: "recomputing " + savers[module]})
+		saver, is := strings.CutSuffix(name, "_saves_GB")
+		if v, ok := number(name); ok && is && recomputedBy(saver) != "" {
+			module := recomputedBy(saver)
+			out = append(out, figure{quantity: Saving, bytes: int64(v * gb), rank: heaviest, module: module, what: "recomputing " + module})
 		}
 	}
 	if before, ok := number("peak_MiB_before"); ok {
@@ -124,7 +132,7 @@ func measured(c record) ([]figure, error) {
 		}
 	}
 	if status, _ := m["status"].(string); strings.Contains(status, "OOM") {
-		// What was allocated before memory ran out is no peak of a whole step.
+		// The memory that was allocated before it ran out is not the peak of a whole step.
 		out = slices.DeleteFunc(out, func(f figure) bool { return f.quantity == Peak })
 		out = append(out, figure{quantity: Fits, bytes: 0, rank: heaviest})
 	}
@@ -223,8 +231,8 @@ func (r *Row) set(b plan.Band) {
 	r.Within = r.Measured >= b.Low && r.Measured <= b.High
 }
 
-// most predicts the sum of causes on the rank that has the most of them, which is
-// the one that such figures are given for.
+// most predicts the sum of causes on the rank that has the most of them, because such
+// figures are given for that rank.
 func (r *Row) most(p *plan.Forecast, causes ...plan.Cause) {
 	r.Predicted = 0
 	for _, k := range p.Ranks {
@@ -238,7 +246,7 @@ func (r *Row) most(p *plan.Forecast, causes ...plan.Cause) {
 	}
 }
 
-// fits notes whether the planner would have said that a job fits which did not.
+// fits notes whether the planner predicts that a job fits which did not.
 func (r *Row) fits(p *plan.Forecast) {
 	if p.Fits {
 		r.Predicted = 1

@@ -15,8 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// model is given by its dimensions, or by the name of a preset with reductions:
-// "14 layers", "cut to 4 layers, 2 experts".
+// model returns the model by its dimensions, or by the name of a preset with reductions
+// such as "14 layers" or "cut to 4 layers, 2 experts".
 func (f *modelFacts) model() (*model.Model, error) {
 	if f.Hidden > 0 && f.Layers > 0 && f.Heads > 0 && f.Vocab > 0 {
 		return f.build(), nil
@@ -26,8 +26,8 @@ func (f *modelFacts) model() (*model.Model, error) {
 		return nil, err
 	}
 	if n, ok := before(f.Name, "layer"); ok && n > 0 && n < len(m.Layers) {
-		// What is left of a cut model is what it mostly consists of, not the
-		// dense layers that MoE models begin with.
+		// A shortened model keeps the layers that it mostly consists of, and not the dense
+		// layers that MoE models begin with.
 		m.Layers = m.Layers[len(m.Layers)-n:]
 	}
 	if n, ok := before(f.Name, "experts"); ok {
@@ -54,7 +54,7 @@ func (f *modelFacts) model() (*model.Model, error) {
 	return m, nil
 }
 
-// before is the number in front of a word.
+// before returns the number before a word.
 func before(text, word string) (int, bool) {
 	m := regexp.MustCompile(`(\d+)[ -]` + word).FindStringSubmatch(strings.ToLower(text))
 	if m == nil {
@@ -81,9 +81,8 @@ func (f *modelFacts) sizedWithHeads(m *model.Model) bool {
 	return math.Abs(stated-with) < math.Abs(stated-without)
 }
 
-// lastBlock are the layers of one head that predicts a further token: like the
-// model's last one, or in a hybrid like its last attention and feed-forward
-// layers.
+// lastBlock returns the layers of one head that predicts a further token: like the model's
+// last layer, or in a hybrid like its last attention and feed-forward layers.
 func lastBlock(m *model.Model) []model.Layer {
 	last := m.Layers[len(m.Layers)-1]
 	if last.Attention != nil || last.MLA != nil {
@@ -128,8 +127,8 @@ func (f *modelFacts) build() *model.Model {
 // Nemotron 3 Nano with heads for further tokens.
 var sameAs = map[string]string{"nemotron35lightning": "nemotron-3-nano-30b-a3b"}
 
-// preset finds the preset whose name a text begins with, whatever the case and
-// the punctuation: "Llama-3-70B SFT" is llama-3-70b. The longest wins.
+// preset finds the preset whose name a text begins with, regardless of case and
+// punctuation: "Llama-3-70B SFT" is llama-3-70b. It takes the longest.
 func preset(name string) (*model.Model, error) {
 	text := letters(name)
 	for other, known := range sameAs {

@@ -1,4 +1,4 @@
-// This file owns the report: rows, and by kind how far forecasts are off.
+// This file owns the report: rows, and the errors of forecasts by kind.
 
 package planvalidate
 
@@ -80,7 +80,7 @@ type Report struct {
 // largeMoE is the peak from which a case counts as large.
 const largeMoE = 8 * gib
 
-// kindOf files a case under the property that its accuracy is judged by.
+// kindOf returns the kind by which the accuracy of a case is judged.
 func kindOf(c record, s *plan.Setup) string {
 	has := func(is func(model.Layer) bool) bool { return slices.ContainsFunc(s.Model.Layers, is) }
 	mamba := has(func(l model.Layer) bool { return l.Mamba != nil || l.DeltaNet != nil })
@@ -102,7 +102,7 @@ func kindOf(c record, s *plan.Setup) string {
 	return "dense"
 }
 
-// size is the largest figure of a case in bytes.
+// size returns the largest figure of a case in bytes.
 func size(c record) int64 {
 	var most int64
 	figures, err := measured(c)

@@ -1,5 +1,5 @@
-// This file owns what cases state beside each other: facts that one leaves to
-// another of the same source, and the kind of a case that is not modelled.
+// This file owns what cases state together: facts that one case leaves to another of the
+// same source, and the kind of a case that is not modelled.
 
 package planvalidate
 
@@ -19,20 +19,20 @@ type source struct {
 	URL   string `json:"url"`
 }
 
-// unknown is the kind of a case that does not state enough to tell.
+// unknown is the kind of a case that states too little to tell.
 const unknown = "unknown"
 
-// lacksLayout tells that a case states neither how it is divided nor its size.
+// lacksLayout reports whether a case states neither how it is divided nor its size.
 func (c record) lacksLayout() bool {
 	return c.Layout == nil && c.Inferred == nil && c.GPUs == 0
 }
 
-// lacksBatch tells that a case does not state its microbatch.
+// lacksBatch reports whether a case does not state its microbatch.
 func (c record) lacksBatch() bool { return c.Batch == nil || c.Batch.Seq == 0 }
 
-// completed gives a published case what it lacks of layout and batch from the
-// first case of the same source and the same model that states it: tables of one
-// text are about one run unless they say otherwise.
+// completed adds the layout and batch that a published case lacks, from the first case of
+// the same source and model that states them. Tables of one text are about one run unless
+// they say otherwise.
 func completed(c record, cases []record) record {
 	if c.Model == nil || c.Source == (source{}) {
 		return c
@@ -54,7 +54,7 @@ func completed(c record, cases []record) record {
 	return c
 }
 
-// statedKind is the kind of a case without a setup, from what it does state.
+// statedKind returns the kind of a case without a setup, from what it states.
 func statedKind(c record) string {
 	s := &plan.Setup{Model: &model.Model{}}
 	switch {

@@ -23,8 +23,8 @@ type file struct {
 	External []record `json:"external_cases"`
 }
 
-// record is one case. Cases of Megatron-LM's own tests have args; published
-// figures have a model, a layout and a few words.
+// record is one case. Cases of Megatron-LM's own tests have arguments. Published figures
+// have a model, a layout and a few words.
 type record struct {
 	ID        string         `json:"id"`
 	Kind      string         `json:"kind"`
@@ -72,8 +72,7 @@ func File(data []byte) (*Report, error) {
 	return r, nil
 }
 
-// indistinct finds cases that state the same facts and yet measured different
-// figures.
+// indistinct finds cases that state the same facts but measured different figures.
 func indistinct(cases []record) map[string]bool {
 	type seen struct{ ids, figures []string }
 	groups := map[string]*seen{}
@@ -103,8 +102,8 @@ func indistinct(cases []record) map[string]bool {
 	return out
 }
 
-// add predicts one case. Each quantity that was measured is a row; a case with
-// no quantity that can be compared is skipped.
+// add predicts one case. Each measured quantity is a row. A case without a quantity that
+// can be compared is skipped.
 func (r *Report) add(c record, build func(record) (*plan.Setup, error)) {
 	r.Cases++
 	s, err := build(c)
@@ -133,7 +132,7 @@ func (r *Report) skip(c record, kind string, err error) {
 	r.count(kind).Skipped++
 }
 
-// count is the entry of a kind among the numbers of cases.
+// count returns the entry of a kind in the numbers of cases.
 func (r *Report) count(kind string) *Count {
 	for i := range r.Counts {
 		if r.Counts[i].Kind == kind {

@@ -3,7 +3,7 @@
 
 package planview
 
-// bars are all ranks. Widths and places are in hundredths of the scale.
+// bars has all ranks. Widths and places are in hundredths of the scale.
 type bars struct {
 	Rows   []bar
 	Legend []swatch
