@@ -154,6 +154,9 @@ completion bash zsh`},
 --aux-loss much
 --bias-rate 1e300
 --bias-rate -1
+--config negative.yaml
+--config word.yaml
+--config list.yaml
 fast
 --polcy none`},
 	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
@@ -233,6 +236,9 @@ ring
 --compare text.txt
 --compare nope nope
 --compare '' ''
+--model llama-3-8b --fraction 0.5
+--model llama-3-8b --dispatcher deepep
+--model llama-3-8b --routing balanced
 explain
 explain '' --model llama-3-8b --gpu h100
 explain zzz --model llama-3-8b --gpu h100
@@ -307,6 +313,9 @@ nope --out empty`},
 --synth zipf --save-trace no/x
 --synth zipf --save-trace a --report a
 --synth zipf --rows 3
+--synth zipf --pp 0
+--synth zipf --vpp 0
+--synth zipf --stage -1
 --synth zipf --ranks 0
 --synth zipf --experts 0
 --synth zipf --top-k 0
@@ -400,7 +409,7 @@ result.json --to text.txt`},
 }
 
 // goWords finds what only a programmer understands.
-var goWords = regexp.MustCompile(`strconv|parsing|invalid (argument|syntax|character)|%!|\[[^\]"]+ [^\]"]*\]|map\[|<nil>|0x[0-9a-f]{6}|goroutine|panic|[ (](json|yaml): |unmarshal|\{[A-Z]\w*:|: open |: stat |: read |e\+[0-9]{2}\b|bare "`)
+var goWords = regexp.MustCompile(`strconv|parsing|invalid (argument|syntax|character)|%!|\[[^\]"]+ [^\]"]*\]|map\[|<nil>|0x[0-9a-f]{6}|goroutine|panic|Go value|sequence|mapping|schedule: |[ (](json|yaml): |unmarshal|\{[A-Z]\w*:|: open |: stat |: read |e\+[0-9]{2}\b|bare "`)
 
 // words splits a command line at spaces outside of single quotes.
 func words(line string) (out []string) {
@@ -422,6 +431,7 @@ func fixtures(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"text.txt": "neither JSON nor YAML: {", "small.json": smallModel, "part.yaml": "steps: 1.5\n",
+		"negative.yaml": "seed: -1\n", "word.yaml": "graph: attn\n", "list.yaml": "- a\n",
 	} {
 		writeFile(t, name, text)
 	}

@@ -136,6 +136,14 @@ func (r *replayFlags) options(o bench.StashOptions) (bench.ReplayOptions, error)
 	if r.config.Skew = replaySkew; r.cmd.Flags().Changed("skew") {
 		r.config.Skew = o.Skew
 	}
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{{"pp", r.pp}, {"vpp", r.vpp}} {
+		if n.value < 1 || n.value > 1024 {
+			return x, usagef("--%s must be between 1 and 1024, not %d", n.flag, n.value)
+		}
+	}
 	if r.sets < 1 || r.sets > 64 {
 		return x, usagef("--sets must be between 1 and 64, not %d", r.sets)
 	}

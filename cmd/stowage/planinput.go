@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/config"
+	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/plan/routing"
 )
 
@@ -64,7 +66,10 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	}
 	s, notes, err := config.Resolve(in)
 	if err != nil {
-		return nil, nil, j.planError(err)
+		return nil, nil, j.asTyped(j.planError(err), w.settings)
+	}
+	if err := j.checkIdle(s, w.settings); err != nil {
+		return nil, nil, err
 	}
 	for name := range w.settings {
 		for _, n := range notes {
@@ -78,6 +83,42 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
+}
+
+// asTyped names settings in an error by their short names, except those that the command
+// line or a file has under the long one.
+func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
+	text := err.Error()
+	if strings.Contains(text, "did you mean") {
+		return err // by what was typed
+	}
+	for _, w := range config.Words {
+		_, short := settings[w.Short]
+		_, long := settings[w.Long]
+		if w.Long != "" && !long && (short || j.megatron == "") {
+			text = strings.ReplaceAll(text, "--"+w.Long, "--"+w.Short)
+		}
+	}
+	return usagef("%s", text)
+}
+
+// checkIdle returns an error if a setting of the command line changes nothing.
+func (j *jobFlags) checkIdle(s *plan.Setup, settings map[string][]string) error {
+	for _, name := range []string{"fraction", "activation-offload-fraction"} {
+		if _, typed := settings[name]; typed && len(s.Offload.Modules) == 0 {
+			return usagef("--%s changes nothing without --offload, such as --offload moe_act; add that, or leave --%[1]s out", name)
+		}
+	}
+	if slices.ContainsFunc(s.Model.Layers, func(l model.Layer) bool { return l.MoE != nil }) {
+		return nil
+	}
+	if _, typed := settings["dispatcher"]; typed {
+		return usagef("--dispatcher changes nothing, because %s has no experts; leave it out", s.Model.Name)
+	}
+	if j.routing != "" {
+		return usagef("--routing changes nothing, because %s has no experts; leave it out", s.Model.Name)
+	}
+	return nil
 }
 
 // unknownSetting returns an error that names the setting that was probably meant.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/stowage-dev/stowage"
@@ -105,7 +106,32 @@ func (j *Job) configure(log *slog.Logger) (err error) {
 	if err := c.Check(); err != nil {
 		return err
 	}
+	if log != nil {
+		for _, text := range o.idle(c) {
+			log.Warn(text)
+		}
+	}
 	return j.splitText()
+}
+
+// idle says which options change nothing with this model and policy.
+func (o *Options) idle(c *train.Config) (texts []string) {
+	experts := slices.ContainsFunc(c.Model.Layers, func(l model.Layer) bool { return l.MoE != nil })
+	for _, x := range []struct {
+		given bool
+		what  string
+	}{
+		{o.Capacity > 0 && !experts, "the capacity factor changes nothing, because " + c.Model.Name + " has no experts"},
+		{o.AuxLoss != nil && *o.AuxLoss > 0 && !experts, "the auxiliary loss changes nothing, because " + c.Model.Name + " has no experts"},
+		{o.Dispatch != DefaultOptions().Dispatch && !experts, "the dispatch changes nothing, because " + c.Model.Name + " has no experts"},
+		{o.BiasRate != DefaultOptions().BiasRate && !hasBias(c.Model), "the rate of the bias changes nothing, because no bias balances the experts of " + c.Model.Name},
+		{o.Policy != "" && o.Fraction != 1 && len(c.Memory.Offload) == 0, "the share to offload changes nothing, because no module is chosen for offloading"},
+	} {
+		if x.given {
+			texts = append(texts, x.what)
+		}
+	}
+	return texts
 }
 
 // mostEvaluated limits the batches of an evaluation. The loss of a few batches is steady

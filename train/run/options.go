@@ -23,6 +23,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
@@ -155,8 +156,37 @@ func (o *Options) parse(file string, text []byte) error {
 	if errors.As(err, &kind) && said.GetToken() != nil {
 		return fmt.Errorf("%s: expected %s, got %q", at, kindName(kind.DstType), said.GetToken().Value)
 	}
+	var large *yaml.OverflowError
+	if errors.As(err, &large) {
+		return fmt.Errorf("%s: %s is out of range; expected %s", at, large.SrcNum, kindName(large.DstType))
+	}
+	var node *yaml.UnexpectedNodeTypeError
+	if errors.As(err, &node) {
+		return fmt.Errorf("%s: expected %s, got %s", at, nodeName(node.Expected), nodeName(node.Actual))
+	}
+	var syntax *yaml.SyntaxError
+	if errors.As(err, &syntax) { // the parser's own words are about its grammar
+		return fmt.Errorf("%s: expected YAML such as steps: 100, got something that is not; look for a bracket or quote without its other half", at)
+	}
 	message, _, _ := strings.Cut(said.GetMessage(), "\n")
 	return fmt.Errorf("%s: %s", at, message)
+}
+
+// nodeName names a part of a YAML file in plain words.
+func nodeName(n ast.NodeType) string {
+	switch n {
+	case ast.SequenceType:
+		return "a list"
+	case ast.MappingType, ast.MappingValueType:
+		return "keys with values"
+	case ast.StringType, ast.LiteralType:
+		return "a word"
+	case ast.IntegerType, ast.FloatType, ast.InfinityType, ast.NanType:
+		return "a number"
+	case ast.BoolType:
+		return "true or false"
+	}
+	return "something else"
 }
 
 // checkWhole returns an error if a whole number has a fraction, which the parser cuts off.
