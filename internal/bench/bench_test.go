@@ -139,7 +139,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// Each direction must really move the bytes it names, by a stream and plainly.
+// Each direction really moves the bytes that it names, by a stream and by a plain copy.
 func TestDirectionsMoveBytes(t *testing.T) {
 	const size = 4 * memory.KiB
 	dev := open(t, 2*size)

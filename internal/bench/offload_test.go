@@ -1,5 +1,5 @@
-// This file tests the offload bench: what it reports, and that it notices what
-// comes back changed.
+// This file tests the offload benchmark: what it reports, and that it notices tensors that
+// changed.
 
 package bench
 
@@ -38,9 +38,8 @@ func shortStep(t *testing.T) OffloadOptions {
 	}}
 }
 
-// SPEC S4.6, S5.2: results are equal, and memory is saved as the plan says, eagerly,
-// with captured scopes and in a step captured whole; with pipelines, recomputation
-// and stashed rows beside it.
+// SPEC S4.6, S5.2: results are equal and memory is saved as planned: eagerly, with captured
+// scopes and in a step captured whole, and with pipelines, recompute and stashed rows.
 func TestOffloads(t *testing.T) {
 	for name, change := range map[string]func(o *OffloadOptions){
 		"all that hides": func(o *OffloadOptions) { o.Intensity, o.Step.Microbatches = 8, 1 },
@@ -62,7 +61,7 @@ func TestOffloads(t *testing.T) {
 			o := shortStep(t)
 			change(&o)
 			res, err := Offloads(linked(t), o)
-			// Where other work has the cores, links seem too slow for anything to hide.
+			// Links seem too slow for anything to hide if other work uses the cores.
 			for tries := 0; err == nil && res.PeakRatio >= 1 && tries < 5; tries++ {
 				t.Logf("nothing hides on links of %+v", res.Links)
 				res, err = Offloads(linked(t), o)
@@ -73,8 +72,8 @@ func TestOffloads(t *testing.T) {
 			if !res.Equal || res.StepMS <= 0 || res.OffloadStepMS <= 0 || res.PredictedMS <= 0 || res.PeakRatio >= 1 {
 				t.Errorf("implausible: %+v", res)
 			}
-			// Within 5 % of what the plan says. Under a budget the recorded step may use
-			// all of it where the plan needs less.
+			// The saved memory is within 5 % of the plan. Under a budget the recorded step
+			// may use all of it although the plan needs less.
 			if diff := res.SavedBytes - res.ExpectedBytes; res.Budget == 0 && 20*max(diff, -diff) > res.ExpectedBytes {
 				t.Errorf("%d bytes were saved, %d expected", res.SavedBytes, res.ExpectedBytes)
 			}
@@ -96,8 +95,8 @@ func TestOffloads(t *testing.T) {
 	}
 }
 
-// Planted faults: changed bytes, tensors that changed places, and a tensor of an
-// earlier step, in backward passes of the step with offload.
+// The benchmark notices planted faults in backward passes of the step with offload: changed
+// bytes, tensors that changed places, and a tensor of an earlier step.
 func TestOffloadFaultsAreNoticed(t *testing.T) {
 	o := shortStep(t)
 	o.Hand, o.ByHand = true, policy.Defaults()
@@ -140,7 +139,7 @@ func TestOffloadFaultsAreNoticed(t *testing.T) {
 	}
 }
 
-// What the runtime refuses comes back as a setting that cannot be followed.
+// The benchmark returns what the runtime refuses as a setting that cannot be followed.
 func TestOffloadRefusals(t *testing.T) {
 	for want, change := range map[string]func(o *OffloadOptions){
 		"is too small": func(o *OffloadOptions) { o.Budget = 1 << 10 },

@@ -1,5 +1,4 @@
-// This file tests the synthetic step, its sizes and times, and the copies by
-// themselves.
+// This file tests the synthetic step, its sizes and times, and the copies alone.
 
 package bench
 
@@ -103,8 +102,8 @@ func TestStepErrors(t *testing.T) {
 	}
 }
 
-// The copies by themselves last as long as their order makes them: one pass there
-// and back is the sum of both ways; passes that do not need each other overlap.
+// The copies alone last as long as their order requires. One pass out and back takes the
+// sum of both ways, and passes that do not need each other overlap.
 func TestPlainLinks(t *testing.T) {
 	const each = 8 * time.Millisecond
 	size := memory.MiB

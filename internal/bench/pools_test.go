@@ -70,9 +70,9 @@ func TestPoolsOfNamedModels(t *testing.T) {
 	}
 }
 
-// SPEC S2.7: further ahead the same holds for models whose layers are of one kind
-// or two. Where small and large layers take turns, as in hybrids, no pool can keep
-// to the lower bound; there the recorded pool still takes far less than the max-pool.
+// SPEC S2.7: further ahead the same holds for models whose layers are of one kind or two.
+// If small and large layers alternate, as in hybrids, no pool can meet the lower bound, but
+// the recorded pool is still far smaller than the max-pool.
 func TestPoolsFurtherAhead(t *testing.T) {
 	for i, name := range named {
 		for _, prefetch := range []int{2, 3} {
@@ -90,7 +90,7 @@ func TestPoolsFurtherAhead(t *testing.T) {
 			}
 		}
 	}
-	// With each use of a layer in a place of its own, if need be.
+	// Each use of a layer may have a place of its own.
 	o := onePrefetch()
 	o.Prefetch, o.Recompute = 2, 3
 	s, err := o.Weights(preset(t, "nemotron-3-super-120b-a12b"))
@@ -102,7 +102,7 @@ func TestPoolsFurtherAhead(t *testing.T) {
 	}
 }
 
-// steps writes an order down in words: a name begins a use, a full stop ends it.
+// steps returns an order in words: a name begins a use, and a full stop ends it.
 func steps(s bucket.Spec) string {
 	var words []string
 	for _, e := range s.Order {

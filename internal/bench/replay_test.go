@@ -46,9 +46,9 @@ func small(tr *routing.Counts, p schedule.Pipeline, stage int) ReplayOptions {
 	return o
 }
 
-// within complains unless every rank's pool is within 5 % of its live bytes plus
-// one page a tensor, and every row came back. It returns the largest pool over
-// live bytes and pages.
+// within fails the test unless the pool of every rank is within 5 % of its live bytes plus
+// one page a tensor, and every row was restored. It returns the largest pool over live
+// bytes and pages.
 func within(t testing.TB, name string, res Replay) (worst float64) {
 	t.Helper()
 	for _, r := range res.Ranks {
@@ -56,7 +56,7 @@ func within(t testing.TB, name string, res Replay) (worst float64) {
 		if r.Dropped != 0 || r.Wrong != 0 {
 			t.Errorf("%s, rank %d: %d rows dropped, %d tensors wrong", name, r.Rank, r.Dropped, r.Wrong)
 		}
-		// Strictly: the 5 % are those of the bytes, not of the pages.
+		// The 5 % are those of the bytes, not of the pages.
 		if most := float64(r.Bound) + 0.05*float64(r.Stored); float64(r.Pool) > most {
 			t.Errorf("%s, rank %d: a pool of %d bytes for %d bytes, %d with one page a tensor", name, r.Rank, r.Pool, r.Stored, r.Bound)
 		}
@@ -99,8 +99,8 @@ func TestPoolsFollowSkewedRouting(t *testing.T) {
 	t.Logf("the largest pool is %.3f of live bytes plus one page a tensor", worst)
 }
 
-// A rank that hardly anybody chooses has tensors of less than a page: one page
-// too many would be a multiple of its live bytes.
+// A rank that few tokens choose has tensors of less than a page, so one page too many would
+// be a multiple of its live bytes.
 func TestPoolsOfColdRanks(t *testing.T) {
 	for _, tensors := range []int{1, 2, 5} {
 		for _, tokens := range []int64{8, 64, 512} {
@@ -116,8 +116,8 @@ func TestPoolsOfColdRanks(t *testing.T) {
 	}
 }
 
-// SPEC S1.4, S1.6: a device tier that is too small spills, sets that are too
-// small are enlarged, and both leave every row as it was.
+// SPEC S1.4, S1.6: a device tier that is too small spills, sets that are too small are
+// enlarged, and neither changes a row.
 func TestReplaySpillsAndEnlarges(t *testing.T) {
 	tr := synth(t, routing.Config{Kind: routing.Burst, Skew: 1.2, Ranks: 2, Layers: 4, Microbatches: 4, Steps: 5, Tokens: 512, TopK: 4, Experts: 32, Seed: 1})
 	o := small(tr, schedule.Pipeline{Ranks: 2, Chunks: 1}, 0)
@@ -167,8 +167,8 @@ func (s lossyStream) Launch(x device.Launch) {
 	s.Stream.Launch(x)
 }
 
-// A group that does not come back is seen. It is the last one of all, because
-// the pages of others would be missed.
+// The replay notices a group that is not restored. It is the last group, because otherwise
+// the pages of others would be missing.
 func TestReplaySeesLostRows(t *testing.T) {
 	dev, err := cpu.Open(cpu.Options{})
 	if err != nil {

@@ -42,8 +42,8 @@ func TestStashes(t *testing.T) {
 	}
 }
 
-// Planted faults: a byte changed in a page, more rows than a buffer holds, a
-// group that was never stashed, and a set that changed while it was measured.
+// The benchmark notices planted faults: a changed byte in a page, more rows than a buffer
+// holds, a group that was never stashed, and a set that changed while it was measured.
 func TestStashFaultsAreNoticed(t *testing.T) {
 	for want, plant := range map[string]func(r *stashRig, o StashOptions) error{
 		"1 of 6 tensors came back changed": func(r *stashRig, o StashOptions) error {

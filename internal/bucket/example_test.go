@@ -9,8 +9,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/bucket"
 )
 
-// Large and small layers take turns. A pool of slots keeps two of the largest;
-// the arena and the trace see that two large ones are never live at once.
+// Large and small layers alternate. A pool of slots holds two of the largest. The arena and
+// the recorded pool use that two large layers are never live at once.
 func Example() {
 	bf16 := bucket.Type{Name: "bf16", Size: 2}
 	layer := func(name string, elements ...int64) bucket.FSDPUnit {

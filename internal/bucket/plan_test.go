@@ -154,7 +154,7 @@ func TestOtherPools(t *testing.T) {
 			t.Errorf("%v takes %d bytes, of at least %d, with %v outside; want %d, %v", kind, p.Bytes, p.LowerBound, p.Fallback, want.bytes, want.fallback)
 		}
 	}
-	// Where two shapes are as common, the first is the mode.
+	// The first of two equally common shapes is the mode.
 	if p := planned(t, Fixed, ofSizes(1, 30, 20), Options{}); p.Bytes != 2*30+20 {
 		t.Errorf("fixed takes %d bytes", p.Bytes)
 	}
@@ -217,7 +217,7 @@ func TestMovesAreNamed(t *testing.T) {
 	if p := planned(t, Recorded, s, Options{}); p.Bytes != 17 || len(p.Moves) != 1 {
 		t.Errorf("trace takes %d bytes with %d moves", p.Bytes, len(p.Moves))
 	}
-	// Where there is room, a strict order is kept.
+	// Each unit keeps its place if there is room.
 	for _, kind := range []PoolKind{Rotary, Max, Arena, Recorded} {
 		if p := planned(t, kind, hybrid(1), Options{}); len(p.Moves) != 0 {
 			t.Errorf("%v: %s", kind, p.Describe(p.Moves[0]))
@@ -300,9 +300,9 @@ func large(prefetch, shapes int) Spec {
 	return s
 }
 
-// SPEC S2.7: the recorded pool takes no more than the arena also where the limit of the
-// search ends it early. The limit counts, so that plans do not depend on the machine;
-// BenchmarkNew has the times.
+// SPEC S2.7: the recorded pool is no larger than the arena even if the limit ends the
+// search early. The limit is a count, so plans do not depend on the machine. BenchmarkNew
+// has the times.
 func TestLargePlans(t *testing.T) {
 	for _, s := range []Spec{large(1, 1000), large(4, 1000), large(4, 7)} {
 		bytes := map[PoolKind]memory.Bytes{}
@@ -319,8 +319,8 @@ func TestLargePlans(t *testing.T) {
 	}
 }
 
-// SPEC S2.7: also where the search ends before its second attempt the recorded pool
-// takes no more than the arena. Blocks by size would be of 10, 9 and 8 bytes.
+// SPEC S2.7: the recorded pool is no larger than the arena even if the search ends before
+// its second attempt. Blocks by size would have 10, 9 and 8 bytes.
 func TestTraceOfManyUnits(t *testing.T) {
 	var sizes []int64
 	for range 5000 {

@@ -14,9 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// SPEC S2.2, S2.3, S2.6, S2.7: whatever the model and the order, live buckets
-// never overlap, no pool is smaller than its lower bound, and the pools are
-// ordered by size.
+// SPEC S2.2, S2.3, S2.6, S2.7: for every model and order, live buckets never overlap, no
+// pool is smaller than its lower bound, and the pools are ordered by size.
 func TestPoolsHold(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := anySpec(t)
@@ -51,8 +50,8 @@ func TestPoolsHold(t *testing.T) {
 	})
 }
 
-// checkMax holds the pool against its slots, found anew: of each data type, the
-// k-th largest slot is the largest k-th bucket of any unit.
+// checkMax compares the pool with slots that it computes itself: the k-th largest slot of
+// each data type is as large as the largest k-th bucket of any unit.
 func checkMax(t *rapid.T, p *PoolPlan) {
 	var sets memory.Bytes // of all but loose modules
 	for _, slot := range p.Slots {
@@ -95,7 +94,7 @@ func inUse(p *PoolPlan) map[int]bool {
 	return units
 }
 
-// sizesOf are a unit's buckets of a data type from the largest to the smallest.
+// sizesOf returns a unit's buckets of a data type from the largest to the smallest.
 func sizesOf(s Spec, unit int, typ Type) (sizes []memory.Bytes) {
 	for _, b := range s.Units[unit].Buckets {
 		if b.Type == typ {
@@ -109,7 +108,7 @@ func sizesOf(s Spec, unit int, typ Type) (sizes []memory.Bytes) {
 	return sizes
 }
 
-// SPEC S2.2: any Live units that come one after the other fit at once.
+// SPEC S2.2: any Live consecutive units fit at once.
 func TestConsecutiveUnitsFit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := anySpec(t)
@@ -142,8 +141,8 @@ func TestConsecutiveUnitsFit(t *testing.T) {
 	})
 }
 
-// SPEC S2.7: while two units are live at once, forward and back again, the trace
-// pool wastes nothing, and nobody moves.
+// SPEC S2.7: if two units are live at once, forward and back, the recorded pool wastes
+// nothing and no unit moves.
 func TestTraceIsExactForTwo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := ofSizes(1, rapid.SliceOfN(rapid.Int64Range(0, 1000), 1, 60).Draw(t, "sizes")...)
@@ -163,7 +162,7 @@ func TestTraceIsExactForTwo(t *testing.T) {
 	})
 }
 
-// A fallback changes where what is outside of the slots lies, and nothing else.
+// A fallback changes only where units outside of the slots lie.
 func TestFallbacks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := anySpec(t)
@@ -181,7 +180,7 @@ func TestFallbacks(t *testing.T) {
 	})
 }
 
-// FuzzNew feeds orders that nobody would record: an error or a sound plan.
+// FuzzNew tries orders that no step would record. Each gives an error or a valid plan.
 func FuzzNew(f *testing.F) {
 	f.Add([]byte{0, 128, 1, 129}, 1, 0, int64(16), int64(8))
 	f.Add([]byte{0, 1, 128, 129, 2, 130}, 2, 1, int64(0), int64(0))
@@ -208,8 +207,8 @@ func FuzzNew(f *testing.F) {
 	})
 }
 
-// best is the least pool in which every unit of a chain has one place, and any
-// three that follow each other fit: all heights and offsets are tried.
+// best returns the smallest pool in which every unit of a chain has one place and any three
+// consecutive units fit. It tries all heights and offsets.
 func best(sizes []int64) int64 {
 	for height := int64(0); ; height++ {
 		states := map[[2]int64]bool{{}: true} // where the two units before lie
@@ -233,9 +232,9 @@ func best(sizes []int64) int64 {
 	}
 }
 
-// SPEC S2.7: where three units are live at once, nobody can always keep to the
-// lower bound: small and large layers in turn, as hybrid models have them, take
-// 2+1+2 bytes at once and 6 in all. The search finds what is possible.
+// SPEC S2.7: no pool can always meet the lower bound if three units are live at once. Small
+// and large layers in turn, as in hybrid models, need 2+1+2 bytes at once and 6 in all. The
+// search finds what is possible.
 func TestTraceFindsTheBestForThree(t *testing.T) {
 	inTurn := []int64{1, 2, 1, 2, 1, 2, 1, 2, 1, 2}
 	if p := planned(t, Recorded, ofSizes(2, inTurn...), Options{}); p.LowerBound != 5 || best(inTurn) != 6 || p.Bytes != 6 || len(p.Moves) != 0 {
@@ -252,13 +251,13 @@ func TestTraceFindsTheBestForThree(t *testing.T) {
 			t.Errorf("%v: %d bytes with %d moves, possible are %d", sizes, p.Bytes, len(p.Moves), best(sizes))
 		}
 	}
-	// Here the last attempt is not the best; the plan is sound all the same.
+	// The last attempt is not the best here, but the plan is valid.
 	if p := planned(t, Recorded, ofSizes(2, 2, 7, 6, 8, 3, 9, 3, 9, 3, 8), Options{}); p.Bytes != 23 {
 		t.Errorf("%d bytes", p.Bytes)
 	}
 }
 
-// Sizes near the end of what an int64 holds are refused, or the plan is sound.
+// Sizes near the limit of an int64 are refused, or the plan is valid.
 func TestHugeSizes(t *testing.T) {
 	refused := 0
 	rapid.Check(t, func(t *rapid.T) {

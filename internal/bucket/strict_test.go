@@ -1,5 +1,5 @@
-// This file owns the tests of who gets which place: in turn, the one it had, or
-// another where it must.
+// This file owns the tests of the places that units get: in turn, their former place, or
+// another if they must move.
 
 package bucket
 
@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// SPEC S2.2: rotary takes blocks in turn, also where the first would be free.
+// SPEC S2.2: rotary takes blocks in turn, even if the first is free.
 func TestRotaryTakesTurns(t *testing.T) {
 	s := ofSizes(0, 1, 2, 4, 8)
 	use, done := func(unit int) OrderEntry { return OrderEntry{Unit: unit} }, func(unit int) OrderEntry { return OrderEntry{Unit: unit, Release: true} }
@@ -26,7 +26,7 @@ func TestRotaryTakesTurns(t *testing.T) {
 	}
 }
 
-// SPEC S2.2: two units as large are not of one shape if their data types differ.
+// SPEC S2.2: two units of one size have different shapes if their data types differ.
 func TestFixedTellsTypesApart(t *testing.T) {
 	s := ofSizes(1, 1, 1, 1)
 	for i, b := range []Bucket{{Type: bf16, Elements: 8}, {Type: fp32, Elements: 4}, {Type: fp32, Elements: 4}} {
@@ -37,8 +37,8 @@ func TestFixedTellsTypesApart(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: while unit 1 is used twice, unit 0 is gone and its set the first that
-// is free. Unit 2 does not get it, because unit 0 comes back.
+// SPEC S2.3: while unit 1 is used twice, unit 0 is released, and its set is the first free
+// one. Unit 2 does not get it, because unit 0 returns.
 func TestSetsAreKeptForTheirUnits(t *testing.T) {
 	s := ofSizes(2, 8, 8, 8)
 	s.Order = nil
@@ -52,8 +52,8 @@ func TestSetsAreKeptForTheirUnits(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: four units in a circle through three sets: unit 0 must move, and unit
-// 2 does not, though the set before its own is free, too.
+// SPEC S2.3: four units use three sets in a circle. Unit 0 must move. Unit 2 does not,
+// although the set before its own is free too.
 func TestOneMovesAndAnotherStays(t *testing.T) {
 	s := ofSizes(2, 8, 8, 8, 8)
 	s.Order = nil
@@ -67,7 +67,7 @@ func TestOneMovesAndAnotherStays(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: a unit moves only if another has the place it had, when it comes.
+// SPEC S2.3: a unit moves only if another unit has its former place when it returns.
 func TestMovesAreNeeded(t *testing.T) {
 	moved := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -92,8 +92,8 @@ func TestMovesAreNeeded(t *testing.T) {
 	}
 }
 
-// held tells whether a unit other than the given has a slot's set or block at a
-// position of the order, which one without buckets may have, too.
+// held reports whether another unit has a slot's set or block at a position of the order. A
+// unit without buckets may have one too.
 func held(p *PoolPlan, slot, at, unit int) bool {
 	group := func(slot int) int { return slot }
 	if p.Kind != Arena { // slots of one set come one after the other
@@ -113,8 +113,8 @@ func held(p *PoolPlan, slot, at, unit int) bool {
 	return false
 }
 
-// SPEC S2.3: the recorded pool rather takes half a percent more than to move. Units
-// of 100, 100 and 1 bytes are used in a circle, and there is a larger one.
+// SPEC S2.3: the recorded pool grows by half a percent rather than move a unit. Units of
+// 100, 100 and 1 bytes are used in a circle, and there is a larger one.
 func TestTraceStaysIfThatIsCheap(t *testing.T) {
 	s := ofSizes(1, 100, 100, 1, 150)
 	s.Order = nil

@@ -1,5 +1,5 @@
-// This file owns the oracle: what must hold for every plan, found from the
-// recorded order position by position, without the planner's own functions.
+// This file owns the oracle: what must hold for every plan, derived from the recorded order
+// position by position without the planner's own functions.
 
 package bucket
 
@@ -13,8 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// span of a use by the words of its definition: from the beginning of the use of
-// a unit Prefetch before it to the release of the one Behind after it.
+// spanOf returns the span of a use by its definition: from the beginning of the use
+// Prefetch units before it to the release of the use Behind units after it.
 func spanOf(s Spec, uses []Use, i int) (from, to int) {
 	from, to = uses[i].Begin, uses[i].End
 	if s.Units[uses[i].Unit].Loose {
@@ -136,8 +136,8 @@ func verifyPlaces(p *PoolPlan) error {
 	return verifyDeciders(p)
 }
 
-// verifyDeciders looks at what decides the sizes of slots: a bucket or a unit as
-// large, or a bucket that ends where the slot does.
+// verifyDeciders checks what decides the sizes of slots: a bucket or a unit of the same
+// size, or a bucket that ends where the slot does.
 func verifyDeciders(p *PoolPlan) error {
 	for _, slot := range p.Slots {
 		if slot.Bytes == 0 {
@@ -203,7 +203,7 @@ func anySpec(t *rapid.T) Spec {
 	return s
 }
 
-// thereAndBack is the order of a forward and a backward pass.
+// thereAndBack returns the order of a forward and a backward pass.
 func thereAndBack(n int) (order []OrderEntry) {
 	for i := range n {
 		order = append(order, OrderEntry{Unit: i}, OrderEntry{Unit: i, Release: true})
@@ -214,7 +214,7 @@ func thereAndBack(n int) (order []OrderEntry) {
 	return order
 }
 
-// ofSizes is a model whose units have one bucket of so many bytes each.
+// ofSizes returns a model whose units have one bucket of the given size each.
 func ofSizes(prefetch int, sizes ...int64) Spec {
 	s := Spec{Prefetch: prefetch}
 	for i, n := range sizes {

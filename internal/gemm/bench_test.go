@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// naive is what one would write without this package.
+// naive multiplies with three plain loops.
 func naive(c, a, b []float32, m, n, k int) {
 	clear(c)
 	for i := range m {
@@ -80,7 +80,7 @@ func BenchmarkBlock(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, s := range [][3]int{{64, 64, 64}, {64, 64, 128}, {64, 128, 64}, {64, 192, 64}, {16, 16, 16}} {
 		m, n, k := s[0], s[1], s[2]
-		// Of a wider matrix, as heads are.
+		// The matrices are columns of a wider one, like heads.
 		a, w, c := random(rng, false, max(m, k), max(m, k), 192), random(rng, false, max(n, k), max(n, k), 192), random(rng, false, m, n, 0)
 		for _, form := range []struct {
 			name           string

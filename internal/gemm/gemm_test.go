@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// kinds are those that this machine and build can run.
+// kinds returns the kinds that this machine and build can run.
 func kinds() (ks []kind) {
 	for k := plain; k <= best; k++ {
 		ks = append(ks, k)
@@ -19,8 +19,8 @@ func kinds() (ks []kind) {
 	return ks
 }
 
-// random is a matrix with gaps between its rows. The gaps and what lies behind
-// the last number are NaNs, so that reading them shows.
+// random returns a matrix with gaps between its rows. The gaps and what lies behind the
+// last number are NaNs, so a test notices if they are read.
 func random(rng *rand.Rand, bf16 bool, rows, cols, gap int) Matrix {
 	m := Matrix{Rows: rows, Cols: cols, Pitch: cols + gap}
 	n := (rows-1)*m.Pitch + cols
@@ -54,7 +54,7 @@ func clone(m Matrix) Matrix {
 	return m
 }
 
-// bits are the numbers in memory, gaps included.
+// bits returns the numbers in memory, including gaps.
 func bits(m Matrix) []uint32 {
 	var b []uint32
 	for _, v := range m.F32 {
@@ -66,7 +66,7 @@ func bits(m Matrix) []uint32 {
 	return b
 }
 
-// rows are those of a matrix, or its columns.
+// rows returns the rows of a matrix, or its columns.
 func rows(m *Matrix, columns bool) [][]float64 {
 	n, w := m.Rows, m.Cols
 	if columns {
@@ -112,9 +112,9 @@ func newTruth(p Product) (t truth) {
 	return t
 }
 
-// verify holds C against the truth. An element is off by at most half a unit of
-// fp32 of the sum of magnitudes for each of k+1 additions, and by half a unit of
-// bf16 if it is rounded to that.
+// verify compares C with the truth. The error of an element is at most half a unit of fp32
+// of the sum of magnitudes for each of k+1 additions, and half a unit of bf16 if it is
+// rounded to that.
 func (w truth) verify(t interface{ Fatalf(string, ...any) }, what string, c Matrix) {
 	for i, row := range rows(&c, false) {
 		for j, got := range row {
@@ -169,7 +169,8 @@ func TestMultiply(t *testing.T) {
 			ps = append(ps, draw(rng, m, n, k))
 			truths = append(truths, newTruth(ps[len(ps)-1]))
 		}
-		// Little room for B: parts of products, and more than one batch.
+		// With little room for B, products are computed in parts and in more than one
+		// batch.
 		most := rapid.SampledFrom([]int{0, 1000, 60000, packMost}).Draw(t, "room")
 		for _, kind := range kinds() {
 			var got []Product
@@ -199,8 +200,8 @@ func samePlace(a, b Matrix) bool {
 	return a.F32 != nil && b.F32 != nil && &a.F32[0] == &b.F32[0] || a.BF16 != nil && b.BF16 != nil && &a.BF16[0] == &b.BF16[0]
 }
 
-// TestThreads: the bits do not depend on the number of threads, nor on the run,
-// nor on the other rows.
+// TestThreads checks that the bits depend neither on the number of threads, nor on the run,
+// nor on other rows.
 func TestThreads(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	rng := rand.New(rand.NewPCG(3, 3))
@@ -229,8 +230,7 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// TestSpecial: NaNs and infinities come through, and bf16 is rounded to nearest,
-// of two to even.
+// TestSpecial checks NaNs and infinities, and that bf16 is rounded to nearest even.
 func TestSpecial(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	in := []float32{nan, -nan, inf, -inf, 0, math.Float32frombits(0x3f808000), math.Float32frombits(0x3f818000),
@@ -246,7 +246,7 @@ func TestSpecial(t *testing.T) {
 	}
 }
 
-// TestNoDepth: a product over nothing is zero, or Plus.
+// TestNoDepth checks that an empty product is zero, or Plus.
 func TestNoDepth(t *testing.T) {
 	for _, kind := range kinds() {
 		for _, trans := range []bool{false, true} {

@@ -1,4 +1,4 @@
-// This file owns the test that the assembly is what its generator gives.
+// This file owns the test that the assembly is the output of its generator.
 
 package gemm
 

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestRacesAreSeen runs this test in a process of its own with a race planted on
-// each operand in turn, and wants the detector to report it.
+// TestRacesAreSeen runs this test in a process of its own with a race planted on each
+// operand in turn. The detector must report it.
 func TestRacesAreSeen(t *testing.T) {
 	if !raced {
 		t.Skip("this build has no race detector; use go test -race")

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// modelChecksum is the definition, word by word.
+// modelChecksum computes the definition, word by word.
 func modelChecksum(b []byte) (sum uint64) {
 	words := make([]uint64, (len(b)+7)/8, (len(b)+7)/8+1)
 	for i, c := range b {
@@ -27,8 +27,8 @@ func modelChecksum(b []byte) (sum uint64) {
 	return sum
 }
 
-// The same value from Go and from the device, whatever the alignment and the
-// grid; and sums add up.
+// Go and the device compute the same checksum for every alignment and grid, and sums add
+// up.
 func TestChecksumKernel(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		sum := x.buf[memory.Device][0]
@@ -66,8 +66,8 @@ func TestPutChecksum(t *testing.T) {
 	})
 }
 
-// Values that were computed once by other means than this package: they must
-// never change, since checksums may be kept.
+// These values were computed once by other means than this package. They must never change,
+// because checksums may be stored.
 func TestChecksumValues(t *testing.T) {
 	for _, c := range []struct {
 		data string
@@ -84,8 +84,8 @@ func TestChecksumValues(t *testing.T) {
 	}
 }
 
-// Any one flipped bit, any two different words that change places and any bytes
-// of zero at the end show.
+// The checksum shows any flipped bit, any two different words that change places, and any
+// zero bytes at the end.
 func TestChecksumSensitivity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		data := rapid.SliceOfN(rapid.Byte(), 1, 100).Draw(t, "data")
@@ -113,8 +113,8 @@ func TestChecksumSensitivity(t *testing.T) {
 	})
 }
 
-// Flipping a bit of the data flips half of the sum's bits: 32 on average, each
-// flip a sample with a deviation of 4, so that the mean of 4096 deviates by 1/16.
+// Flipping a bit of the data flips half of the sum's bits. That is 32 on average with a
+// deviation of 4, so the mean of 4096 samples deviates by 1/16.
 func TestChecksumAvalanche(t *testing.T) {
 	data := noise(512, 11)
 	sum, flipped := Checksum(data), 0

@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Every mix of kinds, alignments and lengths, with the bytes around the range
-// untouched. SPEC S6.3
+// Copies are right for every mix of kinds, alignments and lengths, and leave the bytes
+// around the range unchanged. SPEC S6.3
 func TestCopy(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		before, from := noise(room, 1), noise(room, 2)
@@ -34,8 +34,8 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-// Each alignment of both ends against the other, at lengths where the number of
-// vectors between them changes.
+// Copies are right for each pair of alignments, at lengths where the number of vectors
+// between them changes.
 func TestCopyAlignments(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		dst, src := x.buf[memory.Device][0], x.buf[memory.Device][1]
@@ -75,8 +75,8 @@ func TestFill(t *testing.T) {
 	})
 }
 
-// A copy with a label gets new ranges between replays, longer ones and of another
-// alignment than the captured; a plain copy in a graph works too.
+// A copy with a label gets new ranges between replays, longer and with another alignment
+// than the captured ones. A plain copy in a graph works too.
 func TestCopyInGraph(t *testing.T) {
 	const slot device.Slot = 7
 	each(t, func(t *testing.T, x *lab) {

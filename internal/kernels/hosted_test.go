@@ -1,5 +1,5 @@
-// This file owns the check of the reduction's CUDA source without a GPU: compiled
-// for the host, it must give the twin's bits.
+// This file owns the check of the reduction's CUDA source without a GPU: compiled for the
+// host, it must give the same bits as the twin.
 
 package kernels
 
@@ -70,7 +70,7 @@ func hosted(t *testing.T) string {
 	return filepath.Join(dir, "program")
 }
 
-// hostedCase is a random launch in a memory of its own, and what the twin makes of
+// hostedCase returns a random launch in a memory of its own, and what the twin makes of
 // that memory.
 func hostedCase(t *testing.T, rng *rand.Rand) (in, want []byte) {
 	from, to := Number(rng.IntN(2)), Number(rng.IntN(2))
@@ -79,8 +79,8 @@ func hostedCase(t *testing.T, rng *rand.Rand) (in, want []byte) {
 		n = rng.IntN(1500)
 	}
 	mem := make([]byte, 0, 1<<16)
-	// Runs with an alignment each, or all with the same; the bytes between them
-	// must stay as they are.
+	// Runs have an alignment each, or all have the same. The bytes between them must not
+	// change.
 	same := rng.IntN(2) == 0
 	skew := rng.IntN(16)
 	place := func(x Number, fill []byte) int {

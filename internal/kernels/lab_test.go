@@ -1,6 +1,6 @@
-// This file owns what the tests of the kernels share: a device with two buffers,
-// the plain models, and the drawing of sizes. Every test runs on the CPU device
-// and, where there is one, on a GPU.
+// This file owns what the tests of the kernels share: a device with two buffers, the plain
+// models, and random sizes. Every test runs on the CPU device, and on a GPU if there is
+// one.
 
 package kernels
 
@@ -34,8 +34,8 @@ type lab struct {
 
 const room = 96 * memory.KiB
 
-// each runs a test on every device that there is. Closing the device at the end
-// proves that all memory came back.
+// each runs a test on every available device. Closing the device at the end checks that all
+// memory was freed.
 func each(t *testing.T, test func(t *testing.T, x *lab)) {
 	t.Run("cpu", func(t *testing.T) {
 		d, err := cpu.Open(cpu.Options{})
@@ -90,7 +90,7 @@ func (x *lab) alloc(kind memory.Kind, size memory.Bytes) *device.Buffer {
 	return b
 }
 
-// get reads a whole buffer once the stream's work is done.
+// get reads a whole buffer after the stream's work is done.
 func (x *lab) get(b *device.Buffer) []byte {
 	x.t.Helper()
 	got := make([]byte, b.Size())
@@ -100,14 +100,13 @@ func (x *lab) get(b *device.Buffer) []byte {
 	return got
 }
 
-// fails is the failing of a test or of a property.
+// fails is the part of a test or of a property that reports failures.
 type fails interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// want compares a whole buffer, so that a byte written outside of a range fails
-// as well.
+// want compares a whole buffer, so a byte written outside of a range fails as well.
 func (x *lab) want(t fails, b *device.Buffer, want []byte) {
 	t.Helper()
 	got := x.get(b)
@@ -122,7 +121,7 @@ func (x *lab) want(t fails, b *device.Buffer, want []byte) {
 	t.Fatalf("%v gives %d bytes, want %d", b, len(got), len(want))
 }
 
-// noise is n bytes that are equal only by chance.
+// noise returns n bytes that are equal only by chance.
 func noise(n memory.Bytes, seed uint64) []byte {
 	b := make([]byte, n)
 	c := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24)})
@@ -132,18 +131,18 @@ func noise(n memory.Bytes, seed uint64) []byte {
 	return b
 }
 
-// edges are lengths around which the kernels change what they do: vectors, two
-// vectors, chunks of 4 KiB, and several of them.
+// edges are lengths around which the kernels change their method: vectors, two vectors,
+// chunks of 4 KiB, and several of them.
 var edges = []int{0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 4080, 4095, 4096, 4097, 4112, 8191, 8192, 8209, 65535, 65536}
 
 func length(most int) *rapid.Generator[int] {
 	return rapid.OneOf(rapid.SampledFrom(edges), rapid.IntRange(0, 200), rapid.IntRange(0, most))
 }
 
-// start is an offset with any alignment.
+// start draws an offset with any alignment.
 func start() *rapid.Generator[int] { return rapid.IntRange(0, 40) }
 
-// grid is any number of blocks: a kernel is right with each of them.
+// grid sets any number of blocks, because a kernel is right with each of them.
 func grid(t *rapid.T, l *device.Launch) {
 	if n := rapid.IntRange(0, 5).Draw(t, "blocks"); n > 0 {
 		l.Grid[0] = uint32(n)

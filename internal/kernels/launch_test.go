@@ -29,10 +29,10 @@ func rangeOf(t testing.TB, b []byte, off, n int) device.Range {
 	return device.NewBuffer(memory.Device, uintptr(unsafe.Pointer(p)), size, size, "go").Slice(memory.Bytes(off), memory.Bytes(n))
 }
 
-// run does a launch's work on the spot.
+// run does a launch's work at once.
 func run(l device.Launch) { l.Kernel.Go(&l) }
 
-// everyLaunch gives one launch of each kernel on two buffers of room bytes.
+// everyLaunch returns one launch of each kernel on two buffers of room bytes.
 func everyLaunch(a, b *device.Buffer) map[string]func() device.Launch {
 	many := make([]device.Range, MaxReduceSources)
 	for i := range many {
@@ -59,7 +59,7 @@ func everyLaunch(a, b *device.Buffer) map[string]func() device.Launch {
 	}
 }
 
-// The bytes a launch declares are those that its kernel touches. SPEC S6.2
+// A launch declares exactly the bytes that its kernel touches. SPEC S6.2
 func TestDeclarations(t *testing.T) {
 	a := device.NewBuffer(memory.Device, 1<<20, room, room, "a")
 	b := device.NewBuffer(memory.Device, 1<<30, room, room, "b")
@@ -170,7 +170,7 @@ func TestProgrammersErrorsPanic(t *testing.T) {
 	}
 }
 
-// allKernels are the kernels that have an image.
+// allKernels returns the kernels that have an image.
 func allKernels() []*device.Kernel {
 	return []*device.Kernel{
 		&copyKernel, &fillKernel, &checksumKernel, &markKernel, &waitKernel, &noiseKernel,

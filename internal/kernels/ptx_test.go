@@ -1,5 +1,5 @@
-// This file owns the tests of the compiled kernels: that they are fresh, and what
-// can be known of them without a GPU.
+// This file owns the tests of the compiled kernels: that they are up to date, and what can
+// be checked without a GPU.
 
 package kernels
 
@@ -18,8 +18,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Stale PTX is found also where there is no compiler: the digest of the sources
-// stands in it.
+// Stale PTX is found even without a compiler, because it contains the digest of the
+// sources.
 func TestPTXBelongsToItsSource(t *testing.T) {
 	sources, err := ptx.Sources(".")
 	if err != nil {
@@ -97,8 +97,8 @@ func TestPTXMatchesLaunches(t *testing.T) {
 	}
 }
 
-// A kernel calls nothing that is not there, keeps its variables in registers, and
-// moves data in vectors of 16 bytes.
+// A kernel calls only what exists, keeps its variables in registers, and moves data in
+// vectors of 16 bytes.
 func TestPTXIsFreestanding(t *testing.T) {
 	for _, k := range allKernels() {
 		for _, v := range k.Image.Variants {

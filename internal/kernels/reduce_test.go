@@ -15,9 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// numbers are n numbers in memory, a third of them special: NaNs of several kinds,
-// infinities, zeros of both signs, numbers too small to be normal, and bits that
-// lie half-way between two bf16.
+// numbers returns n numbers in memory. A third of them are special: NaNs of several kinds,
+// infinities, zeros of both signs, subnormal numbers, and bits half-way between two bf16.
 func numbers(rng *rand.Rand, x Number, n int) []byte {
 	special := []uint32{
 		0x7fc00000, 0xffc00000, 0x7f800001, 0xffffffff, 0x7f800000, 0xff800000, 0, 0x80000000, 1, 0x80000001,
@@ -48,8 +47,8 @@ func numberAt(b []byte, x Number, i int) float32 {
 	return math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
 }
 
-// nearest is the bf16 closest to v, of two the one whose last bit is zero, found
-// by looking at both neighbours.
+// nearest returns the bf16 closest to v, or the even one of two, by comparing both
+// neighbours.
 func nearest(v float32) uint16 {
 	switch {
 	case v != v:
@@ -83,8 +82,8 @@ func putNumber(b []byte, x Number, i int, v float32) {
 	}
 }
 
-// reduced is the definition, one element at a time. runs are in order, and those
-// but the first of a reduction with an accumulator are of type from.
+// reduced computes the definition, one element at a time. runs are in order. All but the
+// first of a reduction with an accumulator are of type from.
 func reduced(op ReduceOp, over int, to Number, types []Number, runs [][]byte, n int) []byte {
 	dst := make([]byte, n*int(to.Size()))
 	for i := range n {
@@ -106,8 +105,8 @@ func reduced(op ReduceOp, over int, to Number, types []Number, runs [][]byte, n 
 	return dst
 }
 
-// Every mix of formats, operations, counts, kinds of memory, alignments and
-// lengths, in place too, with the bytes around untouched. SPEC S6.3
+// Reductions are right for every mix of formats, operations, counts, kinds of memory,
+// alignments and lengths, also in place, and leave the bytes around unchanged. SPEC S6.3
 func TestReduce(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		rapid.Check(t, func(t *rapid.T) {
@@ -177,7 +176,7 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// Several goroutines give what one gives.
+// Several goroutines compute the same as one.
 func TestReduceLarge(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, from := range []Number{F32, BF16} {
@@ -236,8 +235,8 @@ func TestConvert(t *testing.T) {
 	})
 }
 
-// BenchmarkReduce is the twin beside a copy of as many bytes as it reads and
-// writes, which is the best that memory allows.
+// BenchmarkReduce compares the twin with a copy of as many bytes as it reads and writes,
+// which is the best that memory allows.
 func BenchmarkReduce(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, c := range []struct {
@@ -278,7 +277,7 @@ func BenchmarkReduce(b *testing.B) {
 					copied = min(copied, time.Since(began))
 					b.StartTimer()
 				}
-				// The fastest of each: what else the machine does is left out.
+				// The fastest run of each leaves out what else the machine does.
 				b.ReportMetric(float64(moved)/float64(reduced.Nanoseconds()), "GB/s")
 				b.ReportMetric(float64(reduced)/float64(copied), "x_copy")
 			})

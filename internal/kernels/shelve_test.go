@@ -58,8 +58,8 @@ func TestShelve(t *testing.T) {
 	})
 }
 
-// As many blocks as move a berth's bytes; for one that has little yet, some to grow with,
-// but never more than the tensor has use for.
+// The grid has as many blocks as move a berth's bytes. A small berth has some to grow with,
+// but never more than the tensor needs.
 func TestShelveGrid(t *testing.T) {
 	const size = memory.Bytes(1 << 24)
 	b := device.NewBuffer(memory.Device, 1<<30, size, size, "test")

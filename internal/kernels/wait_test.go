@@ -16,7 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// modelNoise is the definition, byte by byte.
+// modelNoise computes the definition, byte by byte.
 func modelNoise(n int, seed, salt uint64) []byte {
 	mix := func(x uint64) uint64 {
 		x = (x ^ x/(1<<30)) * 13787848793156543929
@@ -31,8 +31,8 @@ func modelNoise(n int, seed, salt uint64) []byte {
 	return b
 }
 
-// The same bytes from Go and from the device, whatever the grid, and none around
-// them; the seed is the one in memory when the kernel runs.
+// Go and the device write the same bytes for every grid, and none around them. The seed is
+// the one in memory when the kernel runs.
 func TestNoise(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		seed := x.buf[memory.Device][1]
@@ -98,8 +98,8 @@ func TestNoiseInAGraph(t *testing.T) {
 	})
 }
 
-// A piece lasts as long as it is told to, what lies between mark and wait
-// included; several in a row last no shorter than their sum.
+// A piece lasts as long as requested, including the work between mark and wait. Several in
+// a row last at least their sum.
 func TestWaitLasts(t *testing.T) {
 	each(t, func(t *testing.T, x *lab) {
 		clock := x.buf[memory.Device][0].Slice(0, ClockBytes)
@@ -135,9 +135,8 @@ func clocked(t *testing.T, launch func(device.Range) device.Launch, due, seen ui
 	return [2]uint64{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
 }
 
-// A wait that returned late is made up for by the piece behind it, if that follows
-// at once, as far as sleeps are late; a stream that was held up is not given its
-// time back.
+// The next piece makes up for a wait that returned late if it follows at once, as far as
+// sleeps are late. Time that the stream spent on something else is not made up for.
 func TestMarkMakesUpForLateness(t *testing.T) {
 	const late = uint64(time.Millisecond)
 	for _, was := range []uint64{0, late, 100 * late} {
@@ -159,7 +158,7 @@ func TestMarkMakesUpForLateness(t *testing.T) {
 	}
 }
 
-// The source and the twin take the same marks for neighbours.
+// The source and the twin agree on which marks follow a wait.
 func TestSlackIsOne(t *testing.T) {
 	src, err := os.ReadFile("wait.cu")
 	if err != nil {
@@ -172,9 +171,9 @@ func TestSlackIsOne(t *testing.T) {
 	}
 }
 
-// A wait ends when it is due, by its own account, however late it returns. A piece
-// that takes longer by itself is due when it is done; what was late before it stays
-// so, to be made up for later.
+// A wait ends when it is due by its own clock, however late it returns. A piece that takes
+// longer by itself is due when it is done. Earlier lateness remains, to be made up for
+// later.
 func TestWaitTwin(t *testing.T) {
 	wait := func(d time.Duration) func(device.Range) device.Launch {
 		return func(c device.Range) device.Launch { return WaitLaunch(c, d) }
