@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"iter"
 	"strconv"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -98,12 +99,13 @@ func (v *snapshot) device(t *trace.Trace, tier memory.Kind) {
 	line := timeline{shift: min(max(t.Header.Began, 0), latest)}
 	l := newLedger(t.Header.Rank, v.took, v.gave)
 	l.groups = map[int]*trace.Event{}
-	lookAhead(l.groups, t.Events)
-	for i := range t.Events {
-		e := &t.Events[i]
+	next, stop := iter.Pull(t.All())
+	defer stop()
+	lookAhead(l.groups, next)
+	for e := range t.All() {
 		switch {
 		case e.Kind == trace.Begin:
-			lookAhead(l.groups, t.Events[i+1:])
+			lookAhead(l.groups, next)
 		case e.Kind == trace.End:
 		case e.Kind != trace.Alloc && e.Kind != trace.Free || e.Tier != tier || v.pools(e):
 			continue
@@ -118,17 +120,14 @@ func (v *snapshot) device(t *trace.Trace, tier memory.Kind) {
 	v.done = append(v.done, &device{v.places, v.pooled, l.alive()})
 }
 
-// lookAhead finds the groups that save the storages of a step. The viewer wants them at
-// the time of allocation.
-func lookAhead(groups map[int]*trace.Event, events []trace.Event) {
+// lookAhead finds the groups that save the storages of a step, among the events up to the
+// next Begin. The viewer wants them at the time of allocation.
+func lookAhead(groups map[int]*trace.Event, next func() (*trace.Event, bool)) {
 	clear(groups)
-	for i := range events {
-		e := &events[i]
-		if e.Kind == trace.Begin {
-			return
-		}
+	for e, ok := next(); ok && e.Kind != trace.Begin; e, ok = next() {
 		if e.Kind == trace.Save && e.Storage != 0 && groups[e.Storage] == nil {
-			groups[e.Storage] = e
+			saves := *e
+			groups[e.Storage] = &saves
 		}
 	}
 }

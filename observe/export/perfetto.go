@@ -61,7 +61,7 @@ type rank struct {
 	memory                   [2]uint64
 	whole, saved             [2]meter
 	counters                 map[holder]*meter
-	work                     []*trace.Event // compute's spans, in the order of issue
+	work                     []issue // compute's spans, in the order of issue
 
 	flows    *uint64
 	offloads map[storage]uint64 // flows of offloaded storages
@@ -100,8 +100,7 @@ func (r *rank) write() {
 	}
 	r.stepping, r.deciding, r.owning = r.sequence(), r.sequence(), r.sequence()
 	ledger := newLedger(r.trace.Header.Rank, func(h *holding) { r.change(h, h.Bytes) }, func(h *holding) { r.change(h, -h.Bytes) })
-	for i := range r.trace.Events {
-		e := &r.trace.Events[i]
+	for e := range r.trace.All() {
 		switch {
 		case e.Kind.Span():
 			continue
@@ -202,11 +201,11 @@ func (r *rank) step(e *trace.Event) {
 // done returns the time at which compute finished the last piece of work before a number.
 // The clock says only when the next piece began, which may be much later.
 func (r *rank) done(first uint64) int64 {
-	i, _ := slices.BinarySearchFunc(r.work, first, func(e *trace.Event, first uint64) int { return cmp.Compare(e.First, first) })
+	i, _ := slices.BinarySearchFunc(r.work, first, func(w issue, first uint64) int { return cmp.Compare(w.first, first) })
 	if i == 0 {
 		return math.MaxInt64
 	}
-	return r.until(r.work[i-1])
+	return r.work[i-1].end
 }
 
 // instant writes an event without a length. An arrow leads from the offload of a storage

@@ -3,7 +3,9 @@ package export
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -232,6 +234,36 @@ func TestFullDisk(t *testing.T) {
 	} {
 		if err := write(); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "no space left") {
 			t.Errorf("the error is %v", err)
+		}
+	}
+}
+
+// Both formats are the same for a packed trace, whose events are read again and again.
+func TestPacked(t *testing.T) {
+	var file bytes.Buffer
+	w := trace.NewWriter(&file, trace.Header{Rank: 1, Began: 5, Compute: "compute"}, 0)
+	for i := range 3000 {
+		e := trace.Event{Kind: trace.Kind(i) % (trace.Work + 1), Step: i / 100, Time: int64(i) * 100, First: uint64(i), Last: uint64(i + 1 + i%3), Storage: i % 7, Bytes: int64(i%5) << 10, Offset: int64(i%7) << 12}
+		if e.Name = []string{"", "a", "b"}[i%3]; e.Kind.Span() {
+			e.Stream, e.Took = []string{"compute", "offload"}[i%2], int64(i%400)
+		}
+		if i%100 == 0 {
+			e.Kind = trace.Begin
+		}
+		w.Emit(e)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err1 := trace.Read(bytes.NewReader(file.Bytes()))
+	packed, err2 := trace.ReadPacked(bytes.NewReader(file.Bytes()))
+	if err1 != nil || err2 != nil || len(whole.Events) != 3000 || packed.Events != nil {
+		t.Fatal(err1, err2)
+	}
+	for name, write := range map[string]func(io.Writer, []*trace.Trace) error{"Perfetto": Perfetto, "MemoryViz": MemoryViz} {
+		var want, got bytes.Buffer
+		if err := cmp.Or(write(&want, []*trace.Trace{whole}), write(&got, []*trace.Trace{packed})); err != nil || want.Len() < 10_000 || !bytes.Equal(want.Bytes(), got.Bytes()) {
+			t.Errorf("%s: %d and %d bytes, %v", name, want.Len(), got.Len(), err)
 		}
 	}
 }

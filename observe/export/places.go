@@ -33,8 +33,7 @@ type places struct {
 func newPlaces(base int64, t *trace.Trace, tier memory.Kind) *places {
 	m := &places{tier: tier, base: base, free: map[int64][]int64{}}
 	var owned, most int64
-	for i := range t.Events {
-		e := &t.Events[i]
+	for e := range t.All() {
 		switch {
 		case e.Tier != tier || e.Bytes <= 0 || e.Bytes > largest:
 		case e.Kind == trace.Alloc && e.Storage != 0 && placed(e):

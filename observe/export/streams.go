@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -24,49 +25,75 @@ type lane struct {
 	ends  []int64 // of the open slices, the innermost last
 }
 
+// span is a span with times of the common clock.
+type span struct {
+	begin, end, bytes, pieces int64
+	name                      string
+	kind                      trace.Kind
+	tier                      memory.Kind
+}
+
+// issue is a span of compute: its first piece of work, and when it ended.
+type issue struct {
+	first uint64
+	end   int64
+}
+
 // streams writes the spans of a rank. Their tracks are ordered from the given number on.
 func (r *rank) streams(order int) {
-	spans := map[string][]*trace.Event{}
+	spans, count := map[string][]span{}, map[string]int{}
 	var names []string
-	for i := range r.trace.Events {
-		e := &r.trace.Events[i]
+	compute := r.trace.Header.Compute
+	for e := range r.trace.All() {
+		if e.Kind.Span() {
+			count[e.Stream]++
+		}
+	}
+	r.work = make([]issue, 0, count[compute])
+	for e := range r.trace.All() {
 		if !e.Kind.Span() {
 			continue
 		}
 		if spans[e.Stream] == nil {
 			names = append(names, e.Stream)
+			spans[e.Stream] = make([]span, 0, count[e.Stream])
 		}
-		spans[e.Stream] = append(spans[e.Stream], e)
+		x := span{r.at(e.Time), r.until(e), e.Bytes, 0, e.Name, e.Kind, e.Tier}
+		if e.Last > e.First+1 {
+			x.pieces = int64(e.Last - e.First)
+		}
+		spans[e.Stream] = append(spans[e.Stream], x)
+		if e.Stream == compute {
+			r.work = append(r.work, issue{e.First, x.end})
+		}
 	}
-	compute := r.trace.Header.Compute
 	if i := slices.Index(names, compute); i > 0 {
 		names[0], names[i] = names[i], names[0]
 	}
 	slices.Sort(names[min(1, len(names)):])
-	r.work = slices.Clone(spans[compute])
-	slices.SortStableFunc(r.work, func(a, b *trace.Event) int { return cmp.Compare(a.First, b.First) })
+	slices.SortStableFunc(r.work, func(a, b issue) int { return cmp.Compare(a.first, b.first) })
 	for i, name := range names {
 		r.stream(track{parent: r.process, name: "stream " + name, order: order + i}, spans[name])
+		delete(spans, name)
 	}
 }
 
 // stream writes the spans of one stream. Of spans that begin together, the longest comes
 // first and encloses the others.
-func (r *rank) stream(t track, spans []*trace.Event) {
-	slices.SortStableFunc(spans, func(a, b *trace.Event) int {
-		return cmp.Or(cmp.Compare(r.at(a.Time), r.at(b.Time)), cmp.Compare(r.until(b), r.until(a)))
+func (r *rank) stream(t track, spans []span) {
+	slices.SortStableFunc(spans, func(a, b span) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(b.end, a.end))
 	})
 	var all []*lane
-	for _, e := range spans {
-		begin, end := r.at(e.Time), r.until(e)
-		i := slices.IndexFunc(all, func(l *lane) bool { return l.fits(begin, end) })
+	for _, x := range spans {
+		i := slices.IndexFunc(all, func(l *lane) bool { return l.fits(x.begin, x.end) })
 		if i < 0 {
 			i = len(all)
 			all = append(all, &lane{sequence: r.sequence(), track: r.describe(t)})
 		}
 		l := all[i]
-		l.ends = append(l.ends, end)
-		l.slice(e, begin, end)
+		l.ends = append(l.ends, x.end)
+		l.slice(x)
 		if i == lanes {
 			l.close(math.MaxInt64)
 			all = all[:i]
@@ -98,28 +125,28 @@ func (l *lane) close(at int64) {
 }
 
 // slice opens a slice.
-func (l *lane) slice(e *trace.Event, begin, end int64) {
+func (l *lane) slice(x span) {
 	c := catKernel
-	switch e.Kind {
+	switch x.kind {
 	case trace.Copy:
 		c = catCopy
 	case trace.Wait:
 		c = catWait
 	}
-	what := label{kind: e.Kind, name: e.Name}
-	if e.Kind == trace.Copy {
-		what.tier = e.Tier
+	what := label{kind: x.kind, name: x.name}
+	if x.kind == trace.Copy {
+		what.tier = x.tier
 	}
 	l.event(sliceBegin, l.track)
 	l.named(c, what)
-	if e.Bytes != 0 {
-		l.note(noteBytes, e.Bytes)
-		if e.Kind == trace.Copy && end > begin {
-			l.rate(float64(e.Bytes) / float64(end-begin)) // bytes a nanosecond are GB/s
+	if x.bytes != 0 {
+		l.note(noteBytes, x.bytes)
+		if x.kind == trace.Copy && x.end > x.begin {
+			l.rate(float64(x.bytes) / float64(x.end-x.begin)) // bytes a nanosecond are GB/s
 		}
 	}
-	if e.Last > e.First+1 {
-		l.note(notePieces, int64(e.Last-e.First))
+	if x.pieces != 0 {
+		l.note(notePieces, x.pieces)
 	}
-	l.emit(begin)
+	l.emit(x.begin)
 }

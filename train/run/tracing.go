@@ -25,9 +25,9 @@ import (
 const computeStream = "compute"
 
 // traceBytes limits the traces of all ranks together, and leastTraced is the least that
-// one rank may write. An event takes about 14 bytes, 150 bytes while it is read, 60 bytes
-// for Perfetto, and two microseconds in the report: at most 1.7 million events, 260 MB
-// and four seconds at the end of a run.
+// one rank may write. An event takes about 14 bytes, as many while it is read for the
+// report and 80 more for Perfetto, and a few microseconds: at most 1.7 million events,
+// 160 MB and some seconds at the end of a run.
 const (
 	traceBytes  = 24 << 20
 	leastTraced = 256 << 10
