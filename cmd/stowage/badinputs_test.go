@@ -159,6 +159,12 @@ completion bash zsh`},
 --config list.yaml
 fast
 --polcy none`},
+	{"train --serve 127.0.0.1:0 ", `
+--pp 3
+--policy zzz
+--dry-run
+--data nope
+--budget 60MB`},
 	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
 --gpus 0
 --gpus -8
@@ -274,7 +280,8 @@ nope --perfetto ''
 nope --memory-viz ''
 nope --out no/page.html
 nope --out a --perfetto a
-nope --out empty`},
+nope --out empty
+run`},
 	{"bench pools ", `
 --model ''
 --model zzz
@@ -426,8 +433,10 @@ func words(line string) (out []string) {
 // fixtures fills the current folder with files to misuse.
 func fixtures(t *testing.T) {
 	t.Helper()
-	if err := os.Mkdir("empty", 0o755); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"empty", "run", "run/report.html"} { // a page cannot replace a folder
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for name, text := range map[string]string{
 		"text.txt": "neither JSON nor YAML: {", "small.json": smallModel, "part.yaml": "steps: 1.5\n",

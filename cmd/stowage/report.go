@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/export"
 	"github.com/stowage-dev/stowage/observe/report"
@@ -72,6 +71,9 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	if files.perfetto+files.viz != "" && len(runs) > 1 {
 		return usagef("--perfetto and --memory-viz take one run, got %d; name one", len(runs))
 	}
+	if !asJSON {
+		files.page = cmp.Or(files.page, defaultPage(runs))
+	}
 	var reads []flagFile
 	for _, run := range runs {
 		reads = append(reads, flagFile{name: run})
@@ -108,12 +110,10 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 			return err
 		}
 	}
-	if !asJSON || files.page != "" {
-		file := cmp.Or(files.page, defaultPage(runs))
-		if err := atomicfile.Write(file, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
-			return fmt.Errorf("--out: %w; give a file in a folder that you may write to", err)
+	if files.page != "" {
+		if err := saveFile(flagFile{"out", files.page}, func(w io.Writer) error { return page.Write(w, r) }); err != nil {
+			return err
 		}
-		files.page = file
 	}
 	if asJSON {
 		if err := printJSON(cmd, r); err != nil {

@@ -195,7 +195,7 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 		return usagef("--device cannot be %q; %v", o.Device, err)
 	}
 	stopper := newStopper(f.serve != "")
-	progress, over, err := f.watch(cmd, stopper)
+	progress, announce, over, err := f.watch(cmd, stopper)
 	if err != nil {
 		return err
 	}
@@ -208,6 +208,7 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	announce()
 	job.NoTrace = !f.trace
 	if f.dryRun {
 		return f.forecast(cmd, job, single)
