@@ -343,3 +343,21 @@ func TestPoolsTakeTheirSlots(t *testing.T) {
 		}
 	}
 }
+
+// Gradients are added up in memory of their own only where they arrive in a wider type
+// than they are kept in.
+func TestMemoryForAddingUp(t *testing.T) {
+	for _, c := range []struct {
+		comm, main bucket.Type
+		want       bool
+	}{{BF16, BF16, false}, {BF16, FP32, false}, {FP32, FP32, false}, {FP32, BF16, true}} {
+		l := open(t, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1, GradComm: c.comm, MainGrads: c.main})
+		var found bool
+		for _, o := range l.dev.Memory().Owners {
+			found = found || o.Owner == "rank 0 shard of gradients being added up" && o.Peak > 0
+		}
+		if found != c.want {
+			t.Errorf("%s to %s: memory for adding up: %v", c.comm.Name, c.main.Name, found)
+		}
+	}
+}

@@ -421,3 +421,35 @@ func TestPoolWarnsOfMoves(t *testing.T) {
 		t.Errorf("%d warnings for %d buckets that move", n, len(moved))
 	}
 }
+
+// A use waits for each use that had its bytes once, however many buckets they share.
+func TestPoolWaitsOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		spec := anySpec(t)
+		plan, err := bucket.NewPoolPlan(bucket.Recorded, spec, bucket.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev, err := cpuDevice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := dev.NewStream("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := newSolo(dev, plan, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, u := range p.uses {
+			slices.Sort(u.former)
+			if n := len(u.former); len(slices.Compact(u.former)) != n {
+				t.Fatalf("use %d waits for %v", i, u.former)
+			}
+		}
+		if err := errors.Join(p.close(s), s.Close(), dev.Close()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
