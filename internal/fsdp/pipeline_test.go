@@ -361,3 +361,47 @@ func TestMemoryForAddingUp(t *testing.T) {
 		}
 	}
 }
+
+// Read gathers into a pool that has room, and takes memory of its own where the unit is
+// not in the pool's slots, for as long as it reads.
+func TestReadTakesThePool(t *testing.T) {
+	one, large := units(1), units(4)
+	one[0].Params[0].Shape = []int64{128} // with nothing behind it
+	for i := range 3 { // the commonest shape, which has slots
+		large[i].Params[0].Shape = []int64{64}
+	}
+	for name, c := range map[string]struct {
+		Config
+		unit int
+		own  bool
+	}{
+		"a pool of one bucket":       {Config{Units: one, Pool: bucket.Arena}, 0, false},
+		"in the slots":               {Config{Units: large, Pool: bucket.Fixed, Fallback: bucket.DynamicMemory}, 1, false},
+		"larger than all the slots":  {Config{Units: large, Pool: bucket.Fixed, Fallback: bucket.DynamicMemory}, 3, true},
+		"a pool that is all dynamic": {Config{Units: units(2), Pool: bucket.Dynamic}, 1, true},
+	} {
+		l := open(t, c.Config)
+		n := l.p.layout.units[c.unit].Params[0].Elements()
+		want := make([]float32, n)
+		for i := range want {
+			want[i] = float32(i%64) - 7
+		}
+		if err := l.p.Load(c.unit, 0, want); err != nil {
+			t.Fatal(err)
+		}
+		for _, which := range []Copy{Weights, Params} {
+			if got, err := l.p.Read(c.unit, 0, which); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: copy %d is not what was loaded (%v)", name, which, err)
+			}
+		}
+		var own memory.Bytes
+		for _, o := range l.dev.Memory().Owners {
+			if o.Owner == "rank 0 parameters read" {
+				own = o.Peak
+			}
+		}
+		if most := memory.Bytes(roundUp(n, grain)) * BF16.Size; (own > 0) != c.own || own > most {
+			t.Errorf("%s: reading took %v of its own", name, own)
+		}
+	}
+}
