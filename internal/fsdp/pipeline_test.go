@@ -367,7 +367,7 @@ func TestMemoryForAddingUp(t *testing.T) {
 func TestReadTakesThePool(t *testing.T) {
 	one, large := units(1), units(4)
 	one[0].Params[0].Shape = []int64{128} // with nothing behind it
-	for i := range 3 { // the commonest shape, which has slots
+	for i := range 3 {                    // the commonest shape, which has slots
 		large[i].Params[0].Shape = []int64{64}
 	}
 	for name, c := range map[string]struct {

@@ -194,6 +194,68 @@ func TestOverflowThatCannotBeMended(t *testing.T) {
 	}
 }
 
+// SPEC S1.6: a graph that was captured inside of a transaction, and finds in a later
+// replay that a buffer is too small, is captured again with larger ones.
+func TestReplayOverCapacity(t *testing.T) {
+	l := loopOn(t, openCPU(t), loopConfig{ManagerConfig: roomy(Auto), pipeline: interleaved, layers: 2, sets: 2, maxRows: 20, limit: 100})
+	l.protect()
+	key := memory.Key{Microbatches: len(l.passes)}
+	grads := make([]uint64, l.grads.Size()/8)
+	if err := l.zero(); err != nil {
+		t.Fatal(err)
+	}
+	var graph device.Graph
+	captured := 0
+	for i, rows := range []Rows{10, 15, 90, 30} {
+		all := make([]Rows, len(l.place))
+		for j := range all {
+			all[j] = rows - Rows(j%3)
+		}
+		l.route(all)
+		gen := -1
+		err := l.m.Transact(key, func(int) error {
+			if i == 0 { // eagerly, so that records are there
+				l.m.Begin(key)
+				defer l.m.Finish()
+				return l.body(0)
+			}
+			if graph == nil || gen >= 0 && gen != l.m.Generation() {
+				l.compute.BeginCapture()
+				l.m.Begin(key)
+				err := l.body(0)
+				l.m.Finish()
+				g, failed := l.compute.EndCapture()
+				if err := errors.Join(err, failed); err != nil {
+					return err
+				}
+				if graph != nil {
+					err = graph.Close()
+				}
+				if graph = g; err != nil {
+					return err
+				}
+				captured++
+			}
+			gen = l.m.Generation()
+			l.compute.Replay(graph)
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+		grads = l.want(grads)
+		if err := l.compare(grads); err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+	if st := l.m.Stats(); st.Reruns != 1 || st.Steps != 4 || captured != 2 {
+		t.Errorf("%d captures, %+v", captured, st)
+	}
+	if err := graph.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A step that its caller gives up is over when Step returns, whatever it had issued: the
 // caller may free what it used. The other ranks are told why.
 func TestStepGivenUpIsOver(t *testing.T) {
