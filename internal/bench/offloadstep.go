@@ -138,13 +138,12 @@ func newStep(o StepOptions) (*step, error) {
 	return s, nil
 }
 
-// halves maps each module to its half. That of mlp_norm depends on the layer.
-var halves = map[string]half{
-	"attn_norm": mixer, "qkv_linear": mixer, "mla_up_proj": mixer, "core_attn": mixer, "attn_proj": mixer,
-	"attn_add": mixer, "mamba_in": other, "mamba_scan": other, "mamba_out": other,
-	"mlp": dense, "router": router, "shared_experts": router,
-	"dispatch": expert, "expert_fc1": expert, "moe_act": expert, "expert_fc2": expert, "combine": expert, "experts": expert,
-}
+// halves maps the scopes of the table of modules to halves, and outside maps parts of a
+// layer that are not in the table.
+var (
+	halves  = map[memory.Scope]half{memory.Attn: mixer, memory.MLP: dense, memory.MoERouter: router, memory.MoE: expert}
+	outside = map[string]half{"attn_add": mixer, "mlp_add": dense, "mamba_out": other, "combine": expert}
+)
 
 // scope returns the captured scope that holds a half, and whether there is one.
 func (h half) scope(captured memory.Scopes) (memory.Scope, bool) {
@@ -196,14 +195,13 @@ func (s *step) modules(l *cost.Layer, of model.Layer, o StepOptions) (ms []modul
 	return ms
 }
 
+// halfOf returns the half of a layer that holds a module or another part.
 func halfOf(name string, l model.Layer) half {
-	switch {
-	case name == "mlp_norm" && l.MoE != nil:
-		return router
-	case name == "mlp_norm" || name == "mlp_add":
-		return dense
+	m, _ := memory.LookupModule(name)
+	if scopes := m.In(l.MoE != nil); len(scopes) > 0 {
+		return halves[scopes[0]]
 	}
-	return halves[name]
+	return outside[name]
 }
 
 // stash sets the size of the stashed module's rows.
