@@ -181,9 +181,49 @@ func TestComparisonKilled(t *testing.T) {
 			t.Errorf("a comparison that was not killed left the %s one", state)
 		}
 		saw[state]++
+		// Nothing of a comparison that was not finished is in the next one.
+		if err := compareAgain(d.Process("fourth"), fresh, true); err != nil || !maps.Equal(stored(d), after) {
+			t.Errorf("killed at operation %d, then compared again: %v, %v", n, stored(d), err)
+		}
 	}
 	if saw["old"] < 20 || saw["new"] < 10 {
 		t.Errorf("states are %v: the test sees too little", saw)
+	}
+}
+
+// A comparison that could not write a file, or whose lock somebody removed, leaves the one
+// before.
+func TestComparisonNotPutInPlace(t *testing.T) {
+	before := comparison("old", 1)
+	for _, what := range []string{"warned", "lost"} {
+		d := disktest.New()
+		p := d.Process("run")
+		if err := writeComparison(p, compared, before); err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		c := &collection{disk: p, dir: compared, p: NewProgress(&said, nil, nil), work: compared + "/" + growing + "/compare"}
+		var err error
+		if c.lock, err = disk.Claim(p, compared); err == nil {
+			err = c.prepare()
+		}
+		if err == nil {
+			err = writeComparison(p, c.work, comparison("new", 1))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if what == "lost" {
+			err = d.Drop(compared + "/" + disk.LockName)
+		} else {
+			c.warn(errStep)
+		}
+		file := c.finish(true, "")
+		got := stored(d)
+		maps.DeleteFunc(got, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		if err != nil || file != "" || !maps.Equal(got, before) || strings.Count(said.String(), "not written") != 1 {
+			t.Errorf("%s: %v, %v, %q; it says %q", what, got, err, file, said.String())
+		}
 	}
 }
 

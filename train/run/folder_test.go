@@ -482,6 +482,30 @@ func TestOptionsChangeMeanwhile(t *testing.T) {
 	}
 }
 
+// Peaks are the highest of all lines, also of those that are dropped, for each rank.
+func TestPeaksBefore(t *testing.T) {
+	const text = `{"step":1,"rank_peaks":[{"peak_device_bytes":5,"peak_host_bytes":1},{"peak_device_bytes":2}]}` + "\n" +
+		`{"step":2}` + "\n" + `{"step":3,"rank_peaks":[{"peak_device_bytes":4,"peak_host_bytes":3}]}` + "\n"
+	d := disktest.New()
+	f, err := claim(d.Process("run"), simulated)
+	if err == nil {
+		err = d.Spoil(simulated+"/"+metricsName, func([]byte) []byte { return []byte(text) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := DefaultOptions()
+	if err := f.begin(&o, 2, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := []peak{{5, 3}, {2, 0}}; !slices.Equal(f.was.peaks, want) || fullest(f.was.peaks) != (peak{5, 3}) {
+		t.Errorf("peaks are %+v, want %+v", f.was.peaks, want)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Lines that cannot be read are left out with one warning, and those behind them stay.
 func TestBadMetrics(t *testing.T) {
 	const good = `{"step":%d,"loss":%[1]d,"peak_device_bytes":%[1]d0}` + "\n"
