@@ -84,6 +84,8 @@ completion bash zsh`},
 --steps 0
 --steps -3
 --steps 1e3
+--steps 010
+--seed=007
 --steps 99999999999
 --seed -1
 --seed x
@@ -258,6 +260,8 @@ ring --ep 0
 ring --ep -4
 ring --batch 0
 ring --seq ''
+ring --seq=0100
+ring --batch -010
 ring --width 0
 ring --margin 0
 ring --margin Inf

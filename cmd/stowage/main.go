@@ -58,7 +58,10 @@ func execute(args []string, stdout, stderr io.Writer) int {
 			help(cmd, args)
 		}
 	})
-	cmd, err := root.ExecuteC()
+	cmd, err := root, checkOctal(root, args)
+	if err == nil {
+		cmd, err = root.ExecuteC()
+	}
 	if err == nil {
 		err = noTopic
 	}

@@ -6,6 +6,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,6 +60,32 @@ func checkWords(cmd *cobra.Command, args []string) error {
 		}
 	}
 	return checkEmpty(cmd.Flags())
+}
+
+// octal is a number that the flag parser would read with the base 8.
+var octal = regexp.MustCompile(`^[+-]?0[0-9]+$`)
+
+// checkOctal returns an error if a whole number begins with 0: the flag parser takes 010
+// for 8, as C does, and most people mean 10.
+func checkOctal(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil {
+		return nil // which running the command reports
+	}
+	for i, arg := range rest {
+		name, value, given := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		f := cmd.Flags().Lookup(name)
+		if f == nil || !strings.HasPrefix(arg, "--") || !slices.Contains([]string{"int", "int64", "uint64"}, f.Value.Type()) {
+			continue
+		}
+		if !given && i+1 < len(rest) {
+			value = rest[i+1]
+		}
+		if octal.MatchString(value) {
+			return &usageError{cmd: cmd, text: fmt.Sprintf("--%s %s begins with 0; write it without", name, value)}
+		}
+	}
+	return nil
 }
 
 // checkTopic returns an error if help was asked for a command that does not exist, as
