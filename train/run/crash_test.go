@@ -248,3 +248,15 @@ func TestComparisonsInOneFolder(t *testing.T) {
 		}
 	}
 }
+
+// What a killed comparison had written so far is not part of the next one.
+func TestComparisonLeftovers(t *testing.T) {
+	d := disktest.New()
+	p := d.Process("run")
+	if err := writeComparison(p, compared+"/"+growing+"/compare", map[string]string{"none/" + report.TraceName(7, 0): "half"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := compareAgain(p, comparison("new", 2), true); err != nil || !maps.Equal(stored(d), comparison("new", 2)) {
+		t.Errorf("%v, %v", stored(d), err)
+	}
+}
