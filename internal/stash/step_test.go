@@ -5,6 +5,7 @@ package stash
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -253,6 +254,34 @@ func TestReplayOverCapacity(t *testing.T) {
 	}
 	if err := graph.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Needs has the pages that each group took when it was stashed last. A step in which a
+// group has no rows leaves its number as it is.
+func TestNeedsOfGroups(t *testing.T) {
+	l := loopOn(t, openCPU(t), loopConfig{ManagerConfig: roomy(Auto), pipeline: interleaved, layers: 2, sets: 2, maxRows: 3000})
+	l.protect()
+	if err := l.zero(); err != nil {
+		t.Fatal(err)
+	}
+	want := map[memory.GroupID]schedule.Pages{}
+	for _, none := range []int{-1, 0} {
+		rows := make([]Rows, len(l.place))
+		for g, i := range l.place {
+			if i == none {
+				continue
+			}
+			rows[i] = Rows(100 * (i + 1))
+			want[g] = l.w.layout.Pages(l.m.store.cfg.Page, rows[i])
+		}
+		l.route(rows)
+		if err := l.m.Step(memory.Key{}, l.body); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.m.Needs(); !maps.Equal(got, want) {
+			t.Errorf("needs %v, want %v", got, want)
+		}
 	}
 }
 
