@@ -145,3 +145,20 @@ func TestEvictionPassesOverWhatIsTooLarge(t *testing.T) {
 	}
 	m.Check()
 }
+
+// A step that does more than its plan says departs from it, and goes on.
+func TestMoreThanThePlan(t *testing.T) {
+	p := leaving(0)
+	p.Schedule = order([]int{0}, []int{0})
+	m := begin(t, Config{Device: 100, Host: 100}, p)
+	m.forward(grp(0), 10)
+	m.backward(grp(0))
+	if m.Counts().Departed {
+		t.Error("it departed from its plan with the last event of it")
+	}
+	m.forward(grp(1), 10)
+	if !m.Counts().Departed {
+		t.Error("it did more than its plan says, and did not depart")
+	}
+	m.backward(grp(1))
+}
