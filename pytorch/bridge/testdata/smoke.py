@@ -140,6 +140,8 @@ def wrong(caller):
     some = (Storage * 3)()
     for count in (STORAGES + 1, 1 << 40, 1 << 62, (1 << 64) - 1):
         expect(lib.stowage_save(rt, b"mlp", count, some, byref(n), byref(returned)), USAGE, f"{count} storages", "at most 1048576")
+    most = (Storage * STORAGES)()
+    expect(lib.stowage_save(rt, b"mlp", STORAGES, most, byref(n), byref(returned)), USAGE, "as many as there may be, without numbers", "give an id")
     expect(lib.stowage_save(rt, b"mlp", 3, None, byref(n), byref(returned)), USAGE, "no storages", "storages is NULL")
     nowhere = ctypes.cast(1 << 20, POINTER(Storage))
     expect(lib.stowage_save(rt, b"mlp", 3, nowhere, byref(n), byref(returned)), USAGE, "storages in no memory", "right pointer and count")
@@ -181,6 +183,31 @@ def nulls(caller):
     expect(lib.stowage_end(rt, 1, byref(returned)), OK, "end")
     caller.frees()
     caller.provided = 0
+
+
+def lists():
+    """Lists that are too short say how much is missing, and stowage_more has the rest."""
+    caller, held, returned, count = Caller({"device": "cpu"}), Ids(), Ids(), 2 * CAPACITY + 30
+    expect(lib.stowage_begin(caller.rt, b"step", 0), OK, "begin")
+    ids = list(range(1, count + 1))
+    group = caller.save(b"mlp", ids, 8)
+    again = (Storage * count)()
+    for s, id in zip(again, ids):
+        s.id, s.address, s.bytes = id, 1, 8  # of one that was saved before only the id is read
+    expect(lib.stowage_save(caller.rt, b"mlp", count, again, byref(c_uint64()), byref(returned)), OK, "save again")
+    expect(lib.stowage_load(caller.rt, group, byref(held), byref(returned)), OK, "load")
+    if (held.count, held.more) != (CAPACITY, count - CAPACITY) or returned.count or returned.more:
+        sys.exit(f"a load holds {held.count} storages and {held.more} more")
+    expect(lib.stowage_end(caller.rt, 0, byref(returned)), OK, "end")
+    got = []
+    for left in (count - CAPACITY, 30, 0):
+        if returned.more != left:
+            sys.exit(f"{returned.more} more are returned; want {left}")
+        got += returned.id[: returned.count]
+        expect(lib.stowage_more(caller.rt, byref(returned)), OK, "more")
+    if sorted(got) != ids or returned.count or returned.more:
+        sys.exit(f"{len(got)} storages were listed, {len(set(got))} of them different")
+    caller.close()
 
 
 def released():
@@ -371,6 +398,7 @@ def main():
         caller.step(count)
     if caller.provided == 0 or len(caller.all_returned) <= 9:
         sys.exit(f"{caller.provided} storages were reloaded")
+    lists()
     released()
     reentry()
     wild()
