@@ -35,6 +35,11 @@ func TestHeld(t *testing.T) {
 	h.Remove(a)
 	h.CheckLive()
 	wantPanic(t, "does not hold", func() { h.Remove(a) })
+	d := buffer(100)
+	h.Add(d) // after the buffers were listed
+	d.Retire()
+	wantPanic(t, "use after free of "+d.String(), h.CheckLive)
+	h.Remove(d)
 	c.Retire()
 	wantPanic(t, "use after free of "+c.String(), h.CheckLive)
 }

@@ -359,6 +359,26 @@ def threads(caller):
         sys.exit(f"sentences of threads: {error()!r}, {heard}")
 
 
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def sentences(caller):
+    """The sentence of a failure takes the place of the one before."""
+    config = b'{"device": "cpu", "%s": 1}' % (b"x" * 4000)
+
+    def fail(times):
+        for _ in range(times):
+            lib.stowage_open(config, caller.provide, None, byref(c_uint64()))
+
+    fail(2000)
+    before = resident()
+    fail(10000)
+    if resident() - before > 20 << 20:  # of 40 MB of sentences
+        sys.exit(f"sentences of failures take {(resident() - before) >> 20} MiB")
+
+
 def fork(caller):
     child = os.fork()
     if child == 0:
@@ -407,6 +427,8 @@ def main():
     limits()
     threads(caller)
     figures(caller)
+    if os.path.exists("/proc/self/statm"):
+        sentences(caller)
     fork(caller)
     caller.step(3)
     caller.close()
