@@ -69,7 +69,8 @@ func TestForecast(t *testing.T) {
 		for _, o := range f.Ranks[0].Owners {
 			sum += o.Device
 		}
-		if sum != f.Ranks[0].Device {
+		// Under a budget, a decision gives memory of one owner to another: each has its own peak.
+		if sum < f.Ranks[0].Device || sum != f.Ranks[0].Device && r.Policy != "budget" {
 			t.Errorf("%s: owners have %d of %d", r.Policy, sum, f.Ranks[0].Device)
 		}
 		var text strings.Builder
