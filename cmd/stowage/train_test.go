@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -296,6 +297,18 @@ func TestTrainFallsBack(t *testing.T) {
 	}
 }
 
+// passSignals lets programs that a test starts have all signals, even if the test itself
+// ignores some, as under nohup: what is ignored is inherited, and what is caught is not.
+func passSignals(t *testing.T) {
+	caught := make(chan os.Signal, 1)
+	for _, sig := range stops {
+		if signal.Ignored(sig) {
+			signal.Notify(caught, sig)
+		}
+	}
+	t.Cleanup(func() { signal.Stop(caught) })
+}
+
 // program returns the program as a process of its own.
 func program(t *testing.T, line string) *exec.Cmd {
 	t.Helper()
@@ -303,6 +316,7 @@ func program(t *testing.T, line string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
+	passSignals(t)
 	cmd := exec.Command(self, strings.Fields(line)...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	return cmd

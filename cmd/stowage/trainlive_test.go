@@ -65,6 +65,7 @@ func atTerminal(t *testing.T, line string, env ...string) *watched {
 	if err != nil {
 		t.Fatal(err)
 	}
+	passSignals(t)
 	w := &watched{cmd: exec.Command(os.Args[0], strings.Fields(line)...), tty: tty, modes: *modes, read: make(chan struct{})}
 	w.cmd.Env = append(append(os.Environ(), asProgram+"=1", "TERM=xterm", "LANG=C.UTF-8", "LC_ALL=C.UTF-8", "NO_COLOR="), env...)
 	w.cmd.Stdout, w.cmd.Stderr = &w.stdout, tty
