@@ -297,15 +297,17 @@ func TestTrainFallsBack(t *testing.T) {
 	}
 }
 
-// passSignals lets programs that a test starts have all signals, even if the test itself
-// ignores some, as under nohup: what is ignored is inherited, and what is caught is not.
+// ignored are the signals that the test was started to ignore, as nohup does with SIGHUP.
+var ignored = slices.DeleteFunc(slices.Clone(stops), func(sig os.Signal) bool { return !signal.Ignored(sig) })
+
+// passSignals lets programs that a test starts have all signals: what the test ignores is
+// inherited, and what it catches is not.
 func passSignals(t *testing.T) {
-	caught := make(chan os.Signal, 1)
-	for _, sig := range stops {
-		if signal.Ignored(sig) {
-			signal.Notify(caught, sig)
-		}
+	if len(ignored) == 0 {
+		return
 	}
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, ignored...)
 	t.Cleanup(func() { signal.Stop(caught) })
 }
 
