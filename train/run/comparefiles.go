@@ -42,13 +42,17 @@ const (
 	moving  = ".moving" // files are moved to their places
 )
 
+// inside is the folder in a hidden folder that holds the files. Its name does not depend
+// on that of the comparison's folder, which a user may rename between two processes.
+const inside = "compare"
+
 // collect locks the folder of a comparison, which it makes if it is missing. It returns an
 // error if the folder holds something else.
 func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s is a file; give a folder", dir)
 	}
-	c = &collection{disk: j.disk(), dir: dir, p: p, work: filepath.Join(dir, growing, filepath.Base(dir))}
+	c = &collection{disk: j.disk(), dir: dir, p: p, work: filepath.Join(dir, growing, inside)}
 	if c.lock, err = disk.Claim(c.disk, dir); err != nil {
 		return nil, err
 	}
@@ -119,8 +123,15 @@ func (c *collection) finishSwap() error {
 		return err
 	}
 	if there {
+		files, err := c.inner(from)
+		if err == nil && files == "" {
+			err = fmt.Errorf("%s is empty, and a comparison was expected in it; remove it", from)
+		}
+		if err != nil {
+			return err
+		}
 		for _, name := range c.files(c.dir) {
-			if replaced, err := c.disk.Exists(filepath.Join(from, filepath.Base(c.dir), name)); replaced || err != nil {
+			if replaced, err := c.disk.Exists(filepath.Join(files, name)); replaced || err != nil {
 				if err != nil {
 					return err
 				}
@@ -137,10 +148,42 @@ func (c *collection) finishSwap() error {
 	if there, err = c.disk.Exists(to); err != nil || !there {
 		return err
 	}
-	if err := c.merge(filepath.Join(to, filepath.Base(c.dir)), c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	files, err := c.inner(to)
+	if err != nil {
 		return err
 	}
+	if files != "" { // otherwise all of them are moved
+		if err := c.merge(files, c.dir); err != nil {
+			return err
+		}
+	}
 	return c.disk.RemoveAll(to)
+}
+
+// inner returns the folder with the files in a hidden folder, or "" if the hidden folder is
+// empty. Earlier versions gave it the name of the comparison's folder, and for "." they
+// put the files into the hidden folder itself.
+func (c *collection) inner(dir string) (string, error) {
+	names, err := c.disk.List(dir)
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	known := func(name string) bool { return name == report.EnvironmentFile || slices.Contains(train.Policies, name) }
+	other := func(name string) bool { return !known(name) }
+	if len(names) == 1 {
+		path := filepath.Join(dir, names[0])
+		within, err := c.disk.List(path)
+		switch {
+		case err == nil && (names[0] == inside || !slices.ContainsFunc(within, other)):
+			return path, nil
+		case err != nil && !errors.Is(err, syscall.ENOTDIR):
+			return "", err
+		}
+	}
+	if slices.ContainsFunc(names, other) {
+		return "", fmt.Errorf("%s holds something else than a comparison; move it", dir)
+	}
+	return dir, nil
 }
 
 // merge moves a file or what is in a folder to another place. It removes nothing else

@@ -114,7 +114,7 @@ func comparison(text string, ranks int) map[string]string {
 // compareAgain is a process that compares and puts the result in its place, or not if it
 // is interrupted.
 func compareAgain(d disk.FS, files map[string]string, done bool) error {
-	c := &collection{disk: d, dir: compared, p: NewProgress(io.Discard, nil, nil), work: compared + "/" + growing + "/compare"}
+	c := &collection{disk: d, dir: compared, p: NewProgress(io.Discard, nil, nil), work: compared + "/" + growing + "/" + inside}
 	var err error
 	if c.lock, err = disk.Claim(d, compared); err != nil {
 		return err
@@ -202,7 +202,7 @@ func TestComparisonNotPutInPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 		var said strings.Builder
-		c := &collection{disk: p, dir: compared, p: NewProgress(&said, nil, nil), work: compared + "/" + growing + "/compare"}
+		c := &collection{disk: p, dir: compared, p: NewProgress(&said, nil, nil), work: compared + "/" + growing + "/" + inside}
 		var err error
 		if c.lock, err = disk.Claim(p, compared); err == nil {
 			err = c.prepare()
@@ -253,10 +253,59 @@ func TestComparisonsInOneFolder(t *testing.T) {
 func TestComparisonLeftovers(t *testing.T) {
 	d := disktest.New()
 	p := d.Process("run")
-	if err := writeComparison(p, compared+"/"+growing+"/compare", map[string]string{"none/" + report.TraceName(7, 0): "half"}); err != nil {
+	if err := writeComparison(p, compared+"/"+growing+"/"+inside, map[string]string{"none/" + report.TraceName(7, 0): "half"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := compareAgain(p, comparison("new", 2), true); err != nil || !maps.Equal(stored(d), comparison("new", 2)) {
 		t.Errorf("%v, %v", stored(d), err)
+	}
+}
+
+// A comparison is killed while it takes the place of another one, and the user then
+// renames the folder, or an earlier version was killed, which named the inner folder after
+// the outer one: the next process still finds the new files. It removes nothing if it
+// finds none.
+func TestComparisonUnderAnotherName(t *testing.T) {
+	before, after := comparison("old", 3), comparison("new", 2)
+	for _, hidden := range []string{ready, moving} {
+		for _, inner := range []string{inside, "other", "none", "."} {
+			d := disktest.New()
+			p := d.Process("killed")
+			err := writeComparison(p, path.Join(compared, hidden, inner), after)
+			if hidden == ready && err == nil {
+				err = writeComparison(p, compared, before)
+			}
+			if err == nil {
+				err = compareAgain(d.Process("next"), comparison("third", 1), false)
+			}
+			if got := stored(d); err != nil || !maps.Equal(got, after) {
+				t.Errorf("%s/%s: %v, %v", hidden, inner, got, err)
+			}
+		}
+	}
+	for hidden, file := range map[string]string{"empty": "", "foreign": "/notes", "deep": "/a/notes", "two": "/compare/environment.json"} {
+		d := disktest.New()
+		p := d.Process("killed")
+		_, err := disk.MakeAll(p, path.Join(compared, ready))
+		if err == nil && file != "" {
+			err = writeComparison(p, path.Join(compared, ready), map[string]string{file: "mine"})
+		}
+		if err == nil && hidden == "two" {
+			err = writeComparison(p, path.Join(compared, ready), map[string]string{"mine/x": "mine"})
+		}
+		if err == nil {
+			err = writeComparison(p, compared, before)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := compareAgain(d.Process("next"), comparison("third", 1), true); err == nil {
+			t.Errorf("%s: no error", hidden)
+		}
+		got := stored(d)
+		maps.DeleteFunc(got, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		if !maps.Equal(got, before) {
+			t.Errorf("%s: %v", hidden, got)
+		}
 	}
 }
