@@ -5,6 +5,7 @@ package run
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,10 +26,20 @@ func attempt(p *disktest.Process) (s Summary, err error) {
 	o, err := resumeOptions(p, "/disk/run")
 	resume := err == nil
 	if !resume {
-		o = DefaultOptions()
-		o.Model, o.Policy, o.Micro, o.Seq, o.Microbatches, o.PP, o.EP, o.DP = small(), "none", 1, 8, 1, 1, 1, 1
-		o.Steps, o.SaveEvery = 3, 1
+		o = tiny()
 	}
+	return attemptWith(p, o, resume)
+}
+
+// tiny returns the options of a run of three short steps on one rank.
+func tiny() Options {
+	o := DefaultOptions()
+	o.Model, o.Policy, o.Micro, o.Seq, o.Microbatches, o.PP, o.EP, o.DP = small(), "none", 1, 8, 1, 1, 1, 1
+	o.Steps, o.SaveEvery = 3, 1
+	return o
+}
+
+func attemptWith(p *disktest.Process, o Options, resume bool) (s Summary, err error) {
 	j, err := NewJob(o, machine(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		return s, err
@@ -80,6 +91,40 @@ func TestRunOnASimulatedDisk(t *testing.T) {
 	}
 	if saw[true] == 0 || saw[false] == 0 {
 		t.Errorf("%d runs were resumed and %d began again: the test sees too little", saw[true], saw[false])
+	}
+}
+
+// A run was killed before its first checkpoint. A new run in its folder has peaks of its
+// own; one that resumes it keeps those before.
+func TestPeaksOfADeadRun(t *testing.T) {
+	want, err := attempt(disktest.New().Process("alone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, resume := range []bool{false, true} {
+		d := disktest.New()
+		p := d.Process("run")
+		o := tiny()
+		f, err := claim(p, "/disk/run")
+		if err == nil {
+			err = f.begin(&o, 0, nil)
+		}
+		if err == nil {
+			err = errors.Join(f.record(line{Step: 1, Ranks: []peak{{1 << 50, 1 << 50}}}), f.close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		device := want.Device
+		if resume {
+			device = 1 << 50
+			if o, err = resumeOptions(p, "/disk/run"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := attemptWith(p, o, resume); err != nil || got.Device != device || got.Digest != want.Digest {
+			t.Errorf("resume %v: a peak of %d, %v; want %d", resume, got.Device, err, device)
+		}
 	}
 }
 

@@ -126,6 +126,9 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 		if err := r.folder.begin(&j.Options, r.t.StepsDone(), warner(p)); err != nil {
 			return s, err
 		}
+		if !resume { // the lines that were dropped are those of another run
+			r.folder.was = history{}
+		}
 		if j.Options.note != "" {
 			p.Say("warning: %s", j.Options.note)
 		}
