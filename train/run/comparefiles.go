@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -109,13 +110,19 @@ func (c *collection) swap() error {
 	if err := c.lock.Held(); err != nil {
 		return err
 	}
-	if err := c.disk.Rename(filepath.Join(c.dir, growing), filepath.Join(c.dir, ready)); err != nil {
+	from := filepath.Join(c.dir, growing)
+	if err := disk.SyncAll(c.disk, from); err != nil {
+		return err
+	}
+	if err := c.disk.Rename(from, filepath.Join(c.dir, ready)); err != nil {
 		return err
 	}
 	return c.finishSwap()
 }
 
-// finishSwap does what is left of a swap, and nothing if nothing is.
+// finishSwap does what is left of a swap, and nothing if nothing is. What it does in one
+// folder is on the disk before it changes the next: a loss of power may keep any of the
+// changes that were not synced.
 func (c *collection) finishSwap() error {
 	from, to := filepath.Join(c.dir, ready), filepath.Join(c.dir, moving)
 	there, err := c.disk.Exists(from)
@@ -127,10 +134,15 @@ func (c *collection) finishSwap() error {
 		if err == nil && files == "" {
 			err = fmt.Errorf("%s is empty, and a comparison was expected in it; remove it", from)
 		}
+		if err == nil {
+			err = c.disk.SyncDir(c.dir)
+		}
 		if err != nil {
 			return err
 		}
+		changed := map[string]bool{} // also by a process that was killed
 		for _, name := range c.files(c.dir) {
+			changed[filepath.Dir(filepath.Join(c.dir, name))] = true
 			if replaced, err := c.disk.Exists(filepath.Join(files, name)); replaced || err != nil {
 				if err != nil {
 					return err
@@ -138,6 +150,11 @@ func (c *collection) finishSwap() error {
 				continue
 			}
 			if err := c.disk.Remove(filepath.Join(c.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		for _, dir := range slices.Sorted(maps.Keys(changed)) {
+			if err := c.disk.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
@@ -149,6 +166,9 @@ func (c *collection) finishSwap() error {
 		return err
 	}
 	files, err := c.inner(to)
+	if err == nil {
+		err = c.disk.SyncDir(c.dir)
+	}
 	if err != nil {
 		return err
 	}
@@ -196,13 +216,21 @@ func (c *collection) merge(from, to string) error {
 	case err != nil:
 		return err
 	}
-	if err := c.disk.Mkdir(to); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	if to != c.dir { // which is there
+		if err := c.disk.Mkdir(to); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := c.disk.SyncDir(filepath.Dir(to)); err != nil {
+			return err
+		}
 	}
 	for _, name := range names {
 		if err := c.merge(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 			return err
 		}
+	}
+	if err := c.disk.SyncDir(to); err != nil {
+		return err
 	}
 	return c.disk.Remove(from)
 }

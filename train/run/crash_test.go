@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -144,6 +145,28 @@ func writeComparison(d disk.FS, dir string, files map[string]string) error {
 	return nil
 }
 
+// writeLoosely writes files as writeComparison does, and syncs nothing.
+func writeLoosely(d disk.FS, dir string, files map[string]string) error {
+	for name, text := range files {
+		for at := len(dir); at < len(path.Join(dir, name)); at++ {
+			if above := path.Join(dir, name)[:at]; path.Join(dir, name)[at] == '/' {
+				if err := d.Mkdir(above); err != nil && !errors.Is(err, fs.ErrExist) {
+					return err
+				}
+			}
+		}
+		f, err := d.Create(path.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		_, err = f.Write([]byte(text))
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // comparison returns the files of a comparison with so many ranks.
 func comparison(text string, ranks int) map[string]string {
 	files := map[string]string{report.EnvironmentFile: text}
@@ -165,7 +188,7 @@ func compareAgain(d disk.FS, files map[string]string, done bool) error {
 		return err
 	}
 	if err = c.prepare(); err == nil {
-		err = writeComparison(d, c.work, files)
+		err = writeLoosely(d, c.work, files)
 	}
 	if err == nil && done {
 		err = c.swap()
@@ -185,10 +208,34 @@ func stored(d *disktest.Disk) map[string]string {
 	return files
 }
 
-// A comparison is killed at any operation while it takes the place of another one: the
+// shown returns the files of the comparison that are not hidden.
+func shown(d *disktest.Disk) map[string]string {
+	files := stored(d)
+	maps.DeleteFunc(files, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+	return files
+}
+
+// A comparison is killed, or the power fails, at any operation while it takes the place of another one: the
 // folder then holds the whole of the old one, or the next process makes it hold the whole
 // of the new one. What the user put there stays. SPEC S9.5
 func TestComparisonKilled(t *testing.T) {
+	losses := map[string]func(d *disktest.Disk, n int){
+		"killed":  func(*disktest.Disk, int) {},
+		"nothing": func(d *disktest.Disk, _ int) { d.Lose(nil) },
+	}
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
+		losses[fmt.Sprint("some", seed)] = func(d *disktest.Disk, n int) { d.Lose(rand.New(rand.NewPCG(seed, uint64(n)))) }
+	}
+	for name, lose := range losses {
+		t.Run(name, func(t *testing.T) { killComparisons(t, lose) })
+	}
+}
+
+func killComparisons(t *testing.T, lose func(d *disktest.Disk, n int)) {
 	const notes = "none/notes.txt"
 	before, after := comparison("old", 3), comparison("new", 2)
 	before[report.PageFile], before["none/"+report.PerfettoFile] = "old", "old"
@@ -207,8 +254,8 @@ func TestComparisonKilled(t *testing.T) {
 		if killed = p.Dead(); !killed && err != nil {
 			t.Fatal(err)
 		}
-		visible := stored(d)
-		maps.DeleteFunc(visible, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		lose(d, n)
+		visible := shown(d)
 		// The next comparison is interrupted: it finishes what was left to do and no more.
 		if err := compareAgain(d.Process("third"), comparison("third", 1), false); err != nil {
 			t.Fatalf("killed at operation %d: %v", n, err)
@@ -221,6 +268,10 @@ func TestComparisonKilled(t *testing.T) {
 			state = "new"
 		default:
 			t.Errorf("killed at operation %d: %v", n, got)
+		}
+		lose(d, n+1)
+		if got := shown(d); state == "old" && !maps.Equal(got, before) || state == "new" && !maps.Equal(got, after) {
+			t.Errorf("killed at operation %d: of the %s one there is later %v", n, state, got)
 		}
 		if !killed && state != "new" {
 			t.Errorf("a comparison that was not killed left the %s one", state)
@@ -264,8 +315,7 @@ func TestComparisonNotPutInPlace(t *testing.T) {
 			c.warn(errStep)
 		}
 		file := c.finish(true, "")
-		got := stored(d)
-		maps.DeleteFunc(got, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		got := shown(d)
 		if err != nil || file != "" || !maps.Equal(got, before) || strings.Count(said.String(), "not written") != 1 {
 			t.Errorf("%s: %v, %v, %q; it says %q", what, got, err, file, said.String())
 		}
@@ -347,8 +397,7 @@ func TestComparisonUnderAnotherName(t *testing.T) {
 		if err := compareAgain(d.Process("next"), comparison("third", 1), true); err == nil {
 			t.Errorf("%s: no error", hidden)
 		}
-		got := stored(d)
-		maps.DeleteFunc(got, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+		got := shown(d)
 		if !maps.Equal(got, before) {
 			t.Errorf("%s: %v", hidden, got)
 		}

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // FS is a file system. Its errors match fs.ErrNotExist, fs.ErrExist, fs.ErrPermission and
@@ -119,6 +120,40 @@ func WriteFile(d FS, name string, text []byte) (err error) {
 		return err
 	}
 	return d.SyncDir(filepath.Dir(name))
+}
+
+// SyncAll writes a file, or a folder with everything in it, to the disk. No other process
+// may write to it.
+func SyncAll(d FS, name string) error {
+	names, err := d.List(name)
+	if errors.Is(err, syscall.ENOTDIR) {
+		return syncFile(d, name)
+	}
+	if err != nil {
+		return err
+	}
+	for _, inner := range names {
+		if err := SyncAll(d, filepath.Join(name, inner)); err != nil {
+			return err
+		}
+	}
+	return d.SyncDir(name)
+}
+
+func syncFile(d FS, name string) error {
+	in, err := d.Open(name)
+	if err != nil {
+		return err
+	}
+	size := in.Size()
+	if err := in.Close(); err != nil {
+		return err
+	}
+	out, err := d.Append(name, size)
+	if err != nil {
+		return err
+	}
+	return errors.Join(out.Sync(), out.Close())
 }
 
 // MakeAll makes a folder and those above it, and returns those that it made, the

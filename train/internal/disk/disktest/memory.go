@@ -9,6 +9,7 @@ package disktest
 
 import (
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"path"
 	"slices"
@@ -17,7 +18,8 @@ import (
 )
 
 // Disk is the disk. A folder's changes reach it in their order, but those of one folder
-// or file independently of all others.
+// or file independently of all others. A file that is moved to another folder does not
+// leave the first one before it is in the second, as with the journals of file systems.
 type Disk struct {
 	mu       sync.Mutex
 	root     *node
@@ -29,12 +31,15 @@ type Disk struct {
 // node is a file or a folder.
 type node struct {
 	names   map[string]*node // of a folder
-	pending []func(map[string]*node)
+	pending []*change
 	saved   map[string]*node
 	data    []byte   // of a file
 	synced  []byte   // what of it is on the disk
 	holder  *Process // of the lock
 }
+
+// change is a change of the names in a folder.
+type change struct{ do func(map[string]*node) }
 
 func folderNode() *node {
 	return &node{names: map[string]*node{}, saved: map[string]*node{}}
@@ -51,15 +56,37 @@ func New() *Disk {
 // change does something to a folder, now and at some time on the disk.
 func (n *node) change(f func(map[string]*node)) {
 	f(n.names)
-	n.pending = append(n.pending, f)
+	n.pending = append(n.pending, &change{f})
+}
+
+// flush writes the first changes of a folder to the disk.
+func (n *node) flush(count int) {
+	for range count {
+		if len(n.pending) == 0 {
+			return // a change wrote others
+		}
+		c := n.pending[0]
+		n.pending = n.pending[1:]
+		c.do(n.saved)
+	}
+}
+
+// move moves a name to another folder.
+func (n *node) move(a string, to *node, b string) {
+	moved := n.names[a]
+	to.change(func(names map[string]*node) { names[b] = moved })
+	arrival := to.pending[len(to.pending)-1]
+	delete(n.names, a)
+	n.pending = append(n.pending, &change{func(saved map[string]*node) {
+		to.flush(slices.Index(to.pending, arrival) + 1)
+		delete(saved, a)
+	}})
 }
 
 // sync writes all to the disk.
 func (n *node) sync() {
-	for _, f := range n.pending {
-		f(n.saved)
-	}
-	n.pending, n.synced = nil, slices.Clone(n.data)
+	n.flush(len(n.pending))
+	n.synced = slices.Clone(n.data)
 }
 
 func (d *Disk) find(name string) (*node, error) {
@@ -94,7 +121,16 @@ func (d *Disk) Lose(r *rand.Rand) {
 		return r.IntN(n + 1)
 	}
 	d.used = 0
-	var settle func(n *node)
+	var reach, settle func(n *node)
+	reach = func(n *node) {
+		n.flush(some(len(n.pending)))
+		for _, name := range slices.Sorted(maps.Keys(n.saved)) {
+			if child := n.saved[name]; child != nil { // a change of another folder may remove it meanwhile
+				reach(child)
+			}
+		}
+	}
+	reach(d.root)
 	settle = func(n *node) {
 		n.holder = nil
 		if n.names == nil {
@@ -103,13 +139,10 @@ func (d *Disk) Lose(r *rand.Rand) {
 			d.used += len(n.data)
 			return
 		}
-		for _, f := range n.pending[:some(len(n.pending))] {
-			f(n.saved)
-		}
 		n.pending, n.names = nil, map[string]*node{}
-		for name, child := range n.saved {
-			n.names[name] = child
-			settle(child)
+		for _, name := range slices.Sorted(maps.Keys(n.saved)) {
+			n.names[name] = n.saved[name]
+			settle(n.saved[name])
 		}
 	}
 	settle(d.root)

@@ -197,8 +197,7 @@ func (p *Process) Rename(from, to string) error {
 		})
 		return nil
 	}
-	other.change(func(names map[string]*node) { names[b] = n })
-	dir.change(func(names map[string]*node) { delete(names, a) })
+	dir.move(a, other, b)
 	return nil
 }
 
