@@ -21,6 +21,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
@@ -30,6 +31,7 @@ type collection struct {
 	dir    string
 	work   string // where its files are until it is complete
 	lock   *disk.Lock
+	begun  bool // the hidden folder is of this comparison
 	first  bool // there is no comparison to replace
 	p      *Progress
 	warned bool
@@ -61,7 +63,10 @@ func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 		err = writeJSON(filepath.Join(c.work, report.EnvironmentFile), j.environment(train.Policies...))
 	}
 	if err != nil {
-		return nil, errors.Join(err, c.disk.RemoveAll(filepath.Join(dir, growing)), c.lock.Abandon())
+		if c.begun {
+			err = errors.Join(err, c.disk.RemoveAll(filepath.Join(dir, growing)))
+		}
+		return nil, errors.Join(err, c.lock.Abandon())
 	}
 	return c, nil
 }
@@ -69,8 +74,17 @@ func (j *Job) collect(dir string, p *Progress) (c *collection, err error) {
 // prepare checks the folder, finishes what a killed comparison left to do, and makes the
 // folder for the new files.
 func (c *collection) prepare() error {
-	if there, err := c.disk.Exists(filepath.Join(c.dir, configName)); there || err != nil {
-		return errors.Join(err, fmt.Errorf("%s holds a run; give another folder", c.dir))
+	run, err := c.disk.Exists(filepath.Join(c.dir, configName))
+	if err == nil && !run { // a checkpoint alone is enough to resume a run
+		var steps []int
+		steps, err = checkpoint.Steps(checkpoint.Options{Dir: c.dir, FS: c.disk})
+		run = len(steps) > 0
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot see whether %s holds a run: %w; give another folder", c.dir, pathless(err))
+	case run:
+		return fmt.Errorf("%s holds a run; give another folder", c.dir)
 	}
 	for _, name := range train.Policies {
 		path := filepath.Join(c.dir, name)
@@ -78,11 +92,12 @@ func (c *collection) prepare() error {
 			return fmt.Errorf("cannot replace %s: %w", path, pathless(err))
 		}
 	}
-	err := c.finishSwap()
+	err = c.finishSwap()
 	if err == nil {
 		err = c.disk.RemoveAll(filepath.Join(c.dir, growing))
 	}
 	if err == nil {
+		c.begun = true
 		_, err = disk.MakeAll(c.disk, c.work)
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -400,6 +401,26 @@ func TestComparisonUnderAnotherName(t *testing.T) {
 		got := shown(d)
 		if !maps.Equal(got, before) {
 			t.Errorf("%s: %v", hidden, got)
+		}
+	}
+}
+
+// A comparison changes nothing in a folder that it refuses: that of a run, also if only a
+// checkpoint is left of it, or one with a file where a policy's folder should be.
+func TestComparisonRefused(t *testing.T) {
+	for what, file := range map[string]string{"run": configName, "checkpoint": "checkpoints/step-00000002/manifest", "file": "none"} {
+		d := disktest.New()
+		p := d.Process("run")
+		if err := writeComparison(p, compared, map[string]string{file: "mine", growing + "/mine": "mine", disk.LockName: "7"}); err != nil {
+			t.Fatal(err)
+		}
+		before := d.Names("/disk")
+		_, err := (&Job{fs: p}).collect(compared, NewProgress(io.Discard, nil, nil))
+		if err == nil || !strings.Contains(err.Error(), map[bool]string{true: "cannot replace", false: "holds a run"}[what == "file"]) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if after := d.Names("/disk"); !slices.Equal(before, after) {
+			t.Errorf("%s: %q became %q", what, before, after)
 		}
 	}
 }
