@@ -24,7 +24,8 @@ type StashConfig struct {
 	// grow if its maximum is smaller than its first size.
 	MaxDevice, MaxHost memory.Bytes
 	// Tables is the most memory for page tables. Zero means 1 GiB; it is reserved, and
-	// taken as workspaces are used.
+	// taken as workspaces are used. Tables that the first step adds come on top of a budget in
+	// that step, and count against it afterwards.
 	Tables memory.Bytes
 	// Prefetch is how many loads ahead of need rows are restored. Zero means one.
 	Prefetch int

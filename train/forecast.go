@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/nulldevice"
@@ -162,12 +163,12 @@ func (t *Trainer) Forecasts() (out []DeviceForecast) {
 		u := r.dev.Memory()
 		// Both figures include the most that workspaces may take and the expected pages.
 		// Replace these by what workspaces and pages took.
-		rest := -memory.Bytes(p.Base) - memory.Bytes(f.DevicePages)*memory.Bytes(f.PageBytes)
+		rest := -memory.Bytes(p.Base) - memory.Bytes(f.DevicePages)*memory.Bytes(f.PageBytes) - memory.Bytes(f.SetBytes)
 		for _, o := range u.Owners {
 			switch {
 			case o.Kind != memory.Device || o.Owner == trace.HeapOwner(memory.Device):
-			case o.Owner == stash.PagesOwner:
-				rest += o.Current // a decision may have taken pages back in favour of saved tensors
+			case o.Owner == stash.PagesOwner, strings.HasPrefix(o.Owner, stash.WorkspaceOwner):
+				rest += o.Current // a decision may have taken some back in favour of saved tensors
 			default:
 				rest += o.Peak
 			}

@@ -29,6 +29,9 @@ func (r *Runtime) calibrate(l *learned) error {
 	if err := r.off.Times(); err != nil {
 		return err
 	}
+	if now := r.rows(l); now != nil && now.Fixed && !l.profile.Rows.Fixed {
+		return nil // steps under other keys follow the pages and sets that this one was given
+	}
 	p, faster := *l.profile, false
 	if last := r.off.Tape(); last.Span < p.Tape.Span {
 		var again residency.Tape

@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
@@ -58,6 +59,7 @@ type loopConfig struct {
 	dry      bool          // nothing is computed, only time passes
 	most     stash.Rows    // of an expert, with a stash
 	limit    stash.Rows    // up to which its sets may grow
+	sets     int           // of the workspace; zero stands for three
 }
 
 // cell is where the backward pass of a group puts one of the tensors it was given.
@@ -136,7 +138,7 @@ func newLoop(dev device.Device, c loopConfig) (l *loop, err error) {
 		return l, err
 	}
 	if c.Stash != nil {
-		l.space, err = l.rt.NewWorkspace("expert_fc1", 3, c.limit, stash.Tensor{Name: "rows", Row: rowBytes, MaxRows: c.most})
+		l.space, err = l.rt.NewWorkspace("expert_fc1", cmp.Or(c.sets, 3), c.limit, stash.Tensor{Name: "rows", Row: rowBytes, MaxRows: c.most})
 	}
 	return l, err
 }

@@ -3,9 +3,11 @@
 package engine
 
 import (
+	"errors"
 	"maps"
 	"slices"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/schedule"
@@ -190,6 +192,11 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 	if r.decidesPages() && p.Rows != nil {
 		held, _ := r.off.Memory()
 		_, pages := r.stash.Held()
+		_, added, each := r.stash.MoreSets()
+		before := memory.Bytes(p.Base) + held + pages
+		if !p.Rows.Fixed { // their base is without added sets
+			before += memory.Bytes(added) * each
+		}
 		rows := memory.Bytes(d.Forecast.DevicePages) * r.stash.Page()
 		moved, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base) - rows - memory.Bytes(d.Forecast.SetBytes))
 		if err != nil {
@@ -197,12 +204,11 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		}
 		if moved {
 			r.gen++
-			l.early, l.extent = max(l.early, memory.Bytes(p.Base)+held+pages), 0
+			l.early, l.extent = max(l.early, before), 0
 		}
 		if d.Forecast.DevicePages < r.stash.Store().Pages(stash.Device) {
 			r.gen++
 		}
-		_, added, _ := r.stash.MoreSets()
 		sets := d.Forecast.Sets
 		if p.Rows.Fixed {
 			sets = added
@@ -216,7 +222,10 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		if err := r.stash.SetDevicePages(d.Forecast.DevicePages); err != nil {
 			return err
 		}
-		if err := r.stash.SetMore(sets); err != nil {
+		var full *device.OutOfMemory
+		if err := r.stash.SetMore(sets); errors.As(err, &full) {
+			r.cfg.Log.Warn("stowage: no memory for more sets; steps take longer than expected", "rank", r.cfg.Rank, "sets", sets)
+		} else if err != nil {
 			return err
 		}
 		if err := r.stash.GrowHost(d.Forecast.Spilled + d.Forecast.Spilled/8); err != nil {

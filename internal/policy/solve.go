@@ -61,7 +61,7 @@ func Solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allow
 		if err != nil {
 			break // the sets do not fit
 		}
-		d.Before, d.Tried = best.Before, d.Tried+best.Tried
+		d.Nothing, d.Before, d.Tried = false, best.Before, d.Tried+best.Tried
 		if d.Forecast.Step >= best.Forecast.Step {
 			best.Tried = d.Tried
 			break

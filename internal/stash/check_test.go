@@ -180,3 +180,41 @@ func TestSetsBetweenSteps(t *testing.T) {
 		})
 	}
 }
+
+// SetMore changes nothing if there is no memory for the sets, and steps go on.
+func TestSetsWithoutMemory(t *testing.T) {
+	c := checkedPipelines["1f1b"]
+	c.layers, c.sets, c.maxRows = 2, 1, 100
+	c.ManagerConfig = tight(60, 0, 60, 0)
+	c.MoreSets = 2
+	var took memory.Bytes // with one set
+	try := func(capacity memory.Bytes, body func(l *loop) error) {
+		t.Helper()
+		dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [memory.Kinds]memory.Bytes{memory.Device: capacity}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := newLoop(t, dev, c)
+		if err == nil {
+			err = errors.Join(l.run(2, rand.New(rand.NewPCG(7, 1)), 100), body(l), l.run(2, rand.New(rand.NewPCG(8, 1)), 100))
+			took = dev.Memory().Kind[memory.Device].Peak
+			err = errors.Join(err, l.close())
+		}
+		if err = errors.Join(err, dev.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	try(0, func(*loop) error { return nil })
+	try(took+took/100, func(l *loop) error {
+		for _, n := range []int{2, 1} {
+			var full *device.OutOfMemory
+			if err := l.m.SetMore(n); !errors.As(err, &full) {
+				t.Errorf("%d more sets: %v", n, err)
+			}
+		}
+		if most, added, _ := l.m.MoreSets(); most != 2 || added != 0 {
+			t.Errorf("%d of %d sets were added", added, most)
+		}
+		return nil
+	})
+}

@@ -5,6 +5,7 @@ package stash
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -187,8 +188,18 @@ func (m *Manager) allocate() (err error) {
 	if m.host, err = NewStore(m.dev, m.compute.Stream, c); err != nil {
 		return err
 	}
-	m.desk, err = m.dev.Reserve(memory.Device, m.store.meta.Max()+m.host.meta.Max()+2*device.Align, "stash report")
-	return err
+	if m.desk, err = m.dev.Reserve(memory.Device, m.store.meta.Max()+m.host.meta.Max()+2*device.Align, "stash report"); err != nil {
+		return err
+	}
+	return m.dev.Grow(m.desk, m.reportBytes()) // a budget counts what is held before the first step
+}
+
+// reportBytes returns the size of the reports of all stores.
+func (m *Manager) reportBytes() (n memory.Bytes) {
+	for _, st := range m.stores() {
+		n += align(st.reported().Len)
+	}
+	return n
 }
 
 // stores returns all stores of the manager.
@@ -228,7 +239,9 @@ func (m *Manager) Most() (spaces, pages memory.Bytes) {
 // Held returns the device memory that workspaces and device pages take now.
 func (m *Manager) Held() (spaces, pages memory.Bytes) {
 	for _, w := range m.spaces {
-		spaces += w.buf.Size()
+		if w.buf != nil {
+			spaces += w.buf.Size()
+		}
 	}
 	return spaces, m.store.pool[Device].Size()
 }
@@ -286,20 +299,20 @@ func (m *Manager) MoreSets() (most, added int, each memory.Bytes) {
 
 // SetMore gives each workspace n sets beyond those that it was made with. Call it between
 // steps while no work is in flight. Plans follow the new number. Steps captured before
-// become stale.
+// become stale. If there is no memory for more sets, SetMore returns an error and the
+// number stays as it was.
 func (m *Manager) SetMore(n int) error {
-	changed := false
-	for _, w := range m.spaces {
-		if len(w.slots) == w.least+n {
-			continue
-		}
-		changed = true
+	_, had, _ := m.MoreSets()
+	if n == had {
+		return nil
+	}
+	for i, w := range m.spaces {
 		if err := w.setSlots(w.least + n); err != nil {
+			for _, x := range m.spaces[:i] { // all workspaces have as many more sets
+				err = errors.Join(err, x.setSlots(x.least+had))
+			}
 			return err
 		}
-	}
-	if !changed {
-		return nil
 	}
 	for key, p := range m.plans {
 		m.plans[key] = m.movesOf(p.Schedule, key)
@@ -325,7 +338,9 @@ func (m *Manager) SetDevicePages(n schedule.Pages) error {
 func (m *Manager) Close() (first error) {
 	m.abandon()
 	for _, w := range m.spaces {
-		m.compute.Stream.Free(w.buf)
+		if w.buf != nil {
+			m.compute.Stream.Free(w.buf)
+		}
 	}
 	for _, st := range []*Store{m.store, m.host} {
 		if st != nil {

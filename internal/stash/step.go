@@ -231,14 +231,10 @@ func (m *Manager) read() ([]Report, error) {
 		rep, err := m.store.Report(s)
 		return []Report{rep}, err
 	}
-	var all memory.Bytes
-	for _, st := range m.stores() {
-		all += align(st.reported().Len)
-	}
-	if err := m.dev.Grow(m.desk, all); err != nil {
+	if err := m.dev.Grow(m.desk, m.reportBytes()); err != nil {
 		return nil, err
 	}
-	all = 0
+	var all memory.Bytes
 	for _, st := range m.stores() {
 		from := st.reported()
 		s.Copy(m.desk.Slice(all, from.Len), from)

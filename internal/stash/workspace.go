@@ -13,6 +13,9 @@ import (
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
+// WorkspaceOwner begins the owner of a workspace's memory. The workspace's name follows.
+const WorkspaceOwner = "workspace "
+
 // Workspace has a number of slots, each with one set of the buffers of a layout. The life
 // cycle of a slot:
 //
@@ -136,16 +139,18 @@ func (w *Workspace) addSlots(n int) (err error) {
 
 // reserve gives the workspace addresses for all sets that it may ever have.
 func (w *Workspace) reserve() (err error) {
-	w.buf, err = w.m.dev.Reserve(memory.Device, w.widest.Size*memory.Bytes(w.least+w.m.cfg.MoreSets), "workspace "+w.name)
+	w.buf, err = w.m.dev.Reserve(memory.Device, w.widest.Size*memory.Bytes(w.least+w.m.cfg.MoreSets), WorkspaceOwner+w.name)
 	return err
 }
 
 // setSlots gives the workspace n slots. No work may be in flight. A workspace that gets
-// smaller gets new memory.
+// smaller gets new memory. A workspace that cannot get larger stays as it is.
 func (w *Workspace) setSlots(n int) error {
-	if n < len(w.slots) {
-		w.slots = w.slots[:n]
-		w.m.compute.Stream.Free(w.buf)
+	had := len(w.slots)
+	if n < had {
+		old := w.buf
+		w.slots, w.buf = w.slots[:n], nil
+		w.m.compute.Stream.Free(old)
 		if err := w.m.compute.Stream.Sync(); err != nil {
 			return err
 		}
@@ -153,10 +158,14 @@ func (w *Workspace) setSlots(n int) error {
 			return err
 		}
 	}
-	if err := w.addSlots(n); err != nil {
-		return err
+	err := w.addSlots(n)
+	if err == nil {
+		err = w.place(w.layout)
 	}
-	return w.place(w.layout)
+	if err != nil {
+		w.slots = w.slots[:min(had, n)]
+	}
+	return err
 }
 
 // atLeast returns the tensors with room for at least the given rows.

@@ -1,0 +1,64 @@
+// This file owns tests of rows under a budget: pages, sets and the memory that they take.
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// rowBudget is a loop under a budget in which rows cross a slow link. One more set pays.
+func rowBudget() loopConfig {
+	c := on(1, Config{Budget: 1240 * memory.KiB, Stash: store(0, 400), Links: memory.Links{Out: 2e7, In: 2e7}})
+	c.Stash.HostMax, c.Stash.Tables = 400, 28*memory.KiB
+	c.most, c.sets, c.work = 40, 1, 100*time.Microsecond
+	return c
+}
+
+// SPEC S5.5: under a budget the solver adds a set if that makes the step shorter. Results
+// are exact, and the device never holds more than the budget.
+func TestSetsUnderABudget(t *testing.T) {
+	must(t, rowBudget(), func(l *loop, rng *rand.Rand) error {
+		err := l.train(5, rng)
+		f := l.rt.Decision(l.key()).Forecast
+		if f.Sets != 1 || f.RowBytes == 0 || !slices.Equal(l.rt.stash.Sets(), []int{2}) {
+			t.Errorf("%d sets added, %d bytes of rows moved, workspaces with %d sets", f.Sets, f.RowBytes, l.rt.stash.Sets())
+		}
+		if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget || memory.Bytes(f.Extent) > l.Budget {
+			t.Errorf("the device held %v, with a forecast of %v, of a budget of %v", peak, memory.Bytes(f.Extent), l.Budget)
+		}
+		return err
+	})
+}
+
+// What one key was given stays when another key follows it, even if the times of the first
+// key turn out shorter.
+func TestSetsStayForOtherKeys(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		must(t, rowBudget(), func(l *loop, rng *rand.Rand) error {
+			given := func() string {
+				return fmt.Sprintf("%v, %d pages", l.rt.stash.Sets(), l.rt.stash.Store().Pages(stash.Device))
+			}
+			quick := l.work
+			l.work = 30 * quick // everything hides
+			err := l.train(1, rng)
+			if other {
+				err = errors.Join(err, l.one(memory.Key{Microbatches: l.pipeline.Microbatches, Shape: "long"}, rng))
+			}
+			before := given()
+			l.work = quick
+			err = errors.Join(err, l.train(2, rng))
+			if after := given(); (after != before) == other {
+				t.Errorf("another key: %v; first %s, then %s", other, before, after)
+			}
+			return err
+		})
+	}
+}
