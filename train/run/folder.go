@@ -54,7 +54,16 @@ type folder struct {
 	metrics disk.Output
 	was     history  // what the metrics say of the steps before
 	made    []string // new folders and files, the innermost last
-	before  []byte   // the options that the folder had
+
+	// What undo restores:
+	before map[string][]byte // contents of files that were there
+	cut    *tail             // of the metrics, or nil
+}
+
+// tail is what a file held behind a size.
+type tail struct {
+	size int64
+	text []byte
 }
 
 // claim takes the lock of a run's folder, which it makes if it is missing.
@@ -133,7 +142,7 @@ func blank(text []byte) bool { return len(bytes.Trim(text, "\x00 \t\r\n")) == 0 
 
 // begin writes the options and keeps the metrics of the given number of steps.
 func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
-	for _, name := range []string{configName, metricsName, "checkpoints"} {
+	for _, name := range []string{metricsName, "checkpoints"} {
 		there, err := f.disk.Exists(f.path(name))
 		if err != nil {
 			return blame("Folder", err)
@@ -146,10 +155,11 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 	if err != nil {
 		return err
 	}
-	if f.before, err = disk.ReadFile(f.disk, f.path(configName), mostConfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	was, err := f.remember(configName)
+	if err != nil {
 		return blame("Folder", fmt.Errorf("cannot read %s: %w", f.path(configName), pathless(err)))
 	}
-	if o.read != nil && !bytes.Equal(o.read, f.before) {
+	if o.read != nil && !bytes.Equal(o.read, was) {
 		return blame("Folder", fmt.Errorf("another process changed the options in %s meanwhile; try again", f.path(configName)))
 	}
 	describes, err := json.Marshal(string(text))
@@ -166,6 +176,24 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 		return blame("Folder", err)
 	}
 	return nil
+}
+
+// remember reads a file that is about to be replaced, so that undo can restore or remove
+// it. It returns nil if there is none.
+func (f *folder) remember(name string) ([]byte, error) {
+	text, err := disk.ReadFile(f.disk, f.path(name), mostConfig)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f.made = append(f.made, f.path(name))
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if f.before == nil {
+		f.before = map[string][]byte{}
+	}
+	f.before[name] = text
+	return text, nil
 }
 
 // record appends a line to the metrics at once, so that a killed run loses none.
@@ -192,6 +220,7 @@ func (f *folder) save(write func(*checkpoint.Store) error) error {
 	if err := f.metrics.Sync(); err != nil {
 		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), pathless(err))
 	}
+	f.cut = nil // a run with a checkpoint is not undone
 	return write(f.store)
 }
 
@@ -217,13 +246,14 @@ func indented(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// undo removes what this process created, restores the options that were there, and ends
-// the lock. A run calls it if it fails before the end of its first step.
+// undo removes what this process created, restores what it replaced or cut, and ends the
+// lock. A run calls it if it fails before the end of its first step.
 func (f *folder) undo() error {
 	if f.lock.Held() == nil { // otherwise all of it may be another process's
-		if f.before != nil {
-			_ = disk.WriteFile(f.disk, f.path(configName), f.before) // the caller reports its own error
+		for name, text := range f.before {
+			_ = disk.WriteFile(f.disk, f.path(name), text) // the caller reports its own error
 		}
+		_ = f.restoreMetrics() // as above
 		for i := len(f.made) - 1; i >= 0; i-- {
 			_ = f.disk.Remove(f.made[i]) // fails for a folder that holds something else, which stays
 		}

@@ -77,11 +77,15 @@ func (f *folder) openMetrics(done int, warn func(string)) (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", path, pathless(err))
 	}
+	size := keep.size
 	if keep.text != nil {
 		if err := disk.WriteFile(f.disk, path, keep.text); err != nil {
 			return fmt.Errorf("cannot write %s: %w", path, pathless(err))
 		}
 		keep.size = int64(len(keep.text))
+	}
+	if keep.tail != nil {
+		f.cut = &tail{size, keep.tail}
 	}
 	if f.metrics, err = f.disk.Append(path, keep.size); err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, pathless(err))
@@ -92,11 +96,25 @@ func (f *folder) openMetrics(done int, warn func(string)) (err error) {
 	return nil
 }
 
+// restoreMetrics writes back what openMetrics dropped.
+func (f *folder) restoreMetrics() error {
+	if f.cut == nil {
+		return nil
+	}
+	out, err := f.disk.Append(f.path(metricsName), f.cut.size)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(f.cut.text)
+	return errors.Join(err, out.Sync(), out.Close())
+}
+
 // kept is what stays of the metrics: so many bytes of the file, or other contents if
-// lines between others are dropped.
+// lines between others are dropped. The contents begin with the same bytes.
 type kept struct {
 	size int64
 	text []byte
+	tail []byte // what the file has behind size; nil if there is no file
 }
 
 // readMetrics reads the metrics and returns what stays of them.
@@ -148,6 +166,9 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 	}
 	if lines < done {
 		f.lack(done, lines, bad, warn)
+	}
+	if keep.tail, err = io.ReadAll(io.NewSectionReader(in, keep.size, in.Size()-keep.size)); err != nil {
+		return keep, err
 	}
 	if rest.Len() > 0 {
 		keep.text, err = io.ReadAll(io.NewSectionReader(in, 0, keep.size))

@@ -18,15 +18,15 @@ import (
 // folder.
 func (r *run) describe(resumed bool) {
 	f := r.folder
-	path := f.path(report.EnvironmentFile)
-	if there, err := f.disk.Exists(path); err == nil && !there {
-		f.made = append(f.made, path)
-	}
+	_, err := f.remember(report.EnvironmentFile)
 	env := r.environment()
 	if was := report.ReadEnvironment(f.dir); resumed && was.Command != "" {
 		env.Command, env.Began = was.Command+"\n"+env.Command, was.Began
 	}
-	if err := f.writeJSON(report.EnvironmentFile, env); err != nil {
+	if err == nil {
+		err = f.writeJSON(report.EnvironmentFile, env)
+	}
+	if err != nil {
 		r.p.Say("warning: %v; the report will not describe the machine", err)
 	}
 	if r.traces == nil {
