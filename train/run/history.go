@@ -25,6 +25,11 @@ const longestLine = 1 << 20
 type history struct {
 	loss  float64 // of the last step
 	peaks []peak  // of each rank, in all steps, also in those that are repeated
+
+	// Of the steps that are not repeated:
+	tokens int64
+	took   []float64 // seconds
+	reruns int       // when the last one ended
 }
 
 // peak holds the highest use of device and host memory since a run began, resumptions
@@ -143,9 +148,10 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			return keep, err
 		}
 		var m struct {
-			Step  int
-			Loss  float64
-			Ranks []peak `json:"rank_peaks"`
+			Step, Reruns  int
+			Loss, Seconds float64
+			Tokens        int64
+			Ranks         []peak `json:"rank_peaks"`
 		}
 		if raw == nil || json.Unmarshal(raw, &m) != nil || m.Step < 1 {
 			bad, dropped = append(bad, n), true
@@ -162,7 +168,8 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			keep.size += int64(len(raw))
 		}
 		lines++
-		f.was.loss = m.Loss
+		f.was.loss, f.was.reruns = m.Loss, m.Reruns
+		f.was.tokens, f.was.took = f.was.tokens+m.Tokens, append(f.was.took, m.Seconds)
 	}
 	if lines < done {
 		f.lack(done, lines, bad, warn)

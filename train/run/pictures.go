@@ -29,7 +29,7 @@ func (r *run) describe(resumed bool) {
 	if err != nil {
 		r.p.Say("warning: %v; the report will not describe the machine", err)
 	}
-	if r.traces == nil {
+	if r.traces == nil || r.t.StepsDone() == r.Options.Steps { // no step is left to trace
 		return
 	}
 	part := 0
@@ -43,17 +43,24 @@ func (r *run) describe(resumed bool) {
 }
 
 // writePictures closes the traces of a run and makes its report, whose file it returns.
-// It returns "" if the run did no step or has no folder.
+// It returns "" if the run did no step or has no folder. A run that had finished before
+// gets what it lacks because it was killed meanwhile.
 func (r *run) writePictures() (file string) {
 	err := r.traces.close()
-	if r.folder == nil || r.out.Tokens == 0 {
+	if r.folder == nil || r.out.Tokens == 0 && !r.out.Finished && !r.out.idle {
 		return ""
 	}
 	if err != nil {
 		r.p.Say("warning: the trace is incomplete: %v", err)
 	}
-	if err := writePerfetto(r.folder.dir); err != nil {
-		r.p.Say("warning: cannot write the trace for Perfetto: %v", err)
+	lacks := func(name string) bool { return !r.out.idle || !exists(r.folder.path(name)) }
+	if lacks(report.PerfettoFile) {
+		if err := writePerfetto(r.folder.dir); err != nil {
+			r.p.Say("warning: cannot write the trace for Perfetto: %v", err)
+		}
+	}
+	if !lacks(report.PageFile) {
+		return ""
 	}
 	return writeReport(r.folder.dir, r.machine.Version, r.p)
 }

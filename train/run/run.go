@@ -18,7 +18,8 @@ import (
 )
 
 // Summary holds the figures of a run. Peaks are those of the whole run. Tokens, seconds
-// and speed count from its start or its last resumption.
+// and speed count from its start or its last resumption, or from its start if no step was
+// left when it was resumed.
 type Summary struct {
 	Model    string  `json:"model"`
 	Policy   string  `json:"policy"`
@@ -117,6 +118,7 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 			return s, refuse("Steps", fmt.Sprint(j.Options.Steps), fmt.Sprintf("is less than the %d that the run has done", from.Step), "give more")
 		}
 		if s, done := r.folder.readSummary(from.Step); done && from.Step == j.Options.Steps {
+			r.out.idle = true
 			return s, nil
 		}
 		r.saved = from.Step
@@ -255,10 +257,17 @@ func (r *run) finish(finished bool) (err error) {
 	s := &r.out
 	most := fullest(peaksOf(r.t, r.told.before))
 	s.Steps, s.Finished, s.Device, s.Host = r.t.StepsDone(), finished, most.Device, most.Host
+	if s.Tokens == 0 && r.folder != nil { // the run was resumed after its last step
+		was := &r.folder.was
+		s.Tokens, s.Reruns, r.told.took = was.tokens, was.reruns, was.took
+		for _, t := range was.took {
+			s.Seconds += t
+		}
+	}
 	if s.Seconds > 0 {
 		s.Speed = float64(s.Tokens) / s.Seconds
 	}
-	if s.Eval == nil && finished { // the run was resumed after its last step
+	if s.Eval == nil && finished { // it was resumed after its last step too
 		if s.Eval, err = r.evaluate(); err != nil {
 			return err
 		}
@@ -293,6 +302,9 @@ func (s Summary) WriteText(w io.Writer) {
 	}
 	if s.idle {
 		fmt.Fprintf(w, "nothing to do: the run has finished its %d %s; give more steps to continue\n", s.Steps, steps)
+		if s.report != "" {
+			fmt.Fprintf(w, "its report was missing and is now %s\n", s.report)
+		}
 		return
 	}
 	fmt.Fprintf(w, "%s under %s: %d %s, loss %.4f, ", s.Model, s.Policy, s.Steps, steps, s.Loss)

@@ -25,6 +25,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 	"github.com/stowage-dev/stowage/observe/live"
+	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -429,5 +430,48 @@ func TestViewersSeePeaksBefore(t *testing.T) {
 		if got := (peak{ranks[i].Device.Peak, ranks[i].Host.Peak}); got != want || now[i].Device == 0 {
 			t.Errorf("rank %d shows %+v, want %+v", i, got, want)
 		}
+	}
+}
+
+// A run was killed after its last step, before its summary or its pictures. Resuming it
+// makes what is missing, with the figures of the steps that were done.
+func TestResumeAfterTheLastStep(t *testing.T) {
+	dir := t.TempDir()
+	train := func(resume bool) Summary {
+		j := smallJob(t, func(o *Options) { o.Policy, o.Steps = "stash", 3 })
+		s, err := j.Run(t.Context(), dir, resume, NewProgress(io.Discard, nil, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	want := train(false)
+	files := []string{report.PageFile, report.PerfettoFile, summaryName}
+	traces := len(report.TraceFiles(dir))
+	for lost := 1; lost <= len(files); lost++ {
+		for _, name := range files[:lost] {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := train(true)
+		for _, name := range files[:lost] {
+			if !exists(filepath.Join(dir, name)) {
+				t.Errorf("%d files were lost: there is no %s", lost, name)
+			}
+		}
+		if s.report == "" || s.Tokens != want.Tokens || math.Abs(s.Speed-want.Speed) > 1e-6*want.Speed || s.Digest != want.Digest {
+			t.Errorf("%d files were lost: %+v; want %+v", lost, s, want)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, summaryName))
+	if err != nil || !strings.Contains(string(text), `"step_ms"`) {
+		t.Errorf("%s, %v", text, err)
+	}
+	if n := len(report.TraceFiles(dir)); n != traces {
+		t.Errorf("%d traces, and %d before: one has no step", n, traces)
+	}
+	if s := train(true); s.report != "" || !s.idle {
+		t.Errorf("nothing was lost: %+v", s)
 	}
 }
