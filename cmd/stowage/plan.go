@@ -41,7 +41,7 @@ hold what is reserved.
 --search policy finds the fastest memory policy that fits. --search layout finds the
 fastest layout with its policy. --budget searches a policy if --gpu is given and the
 settings name none. If nothing fits, the exit code is 1 and the answer names the
-smallest budget that a policy fits.`
+smallest budget that a policy fits, or says that the hardware does not have it.`
 
 const planExample = `  stowage plan --model llama-3-8b --gpu h100 --gpus 8 --tp 2 --mbs 1 --gbs 128 --seq 8192
   stowage plan --model deepseek-v3 --gpu gb200 --gpus 256 --pp 8 --ep 32 \
@@ -226,6 +226,14 @@ func reportError(err error, q planview.Request) error {
 		remedy = "or more --gpus"
 	}
 	least := (small.Least + 1<<30 - 1) >> 30
+	if h := q.Setup.Hardware; h != nil && small.Least > h.Usable {
+		// No budget helps, because the GPU does not have it.
+		if q.Search == planview.Layouts {
+			remedy = "or a GPU with more memory"
+		}
+		return fmt.Errorf("no policy fits %s, which leaves %s of %s: the one that needs least needs %d GiB, with %s; use more --gpus, %s",
+			h.Name, planview.Size(h.Usable), planview.Size(h.Memory), least, small.Policy, remedy)
+	}
 	return fmt.Errorf("no policy fits %s (%s); the smallest budget that one fits is %d GiB, with %s; give --budget %dGiB, %s",
 		planview.Size(small.Budget), q.BudgetFrom, least, small.Policy, least, remedy)
 }

@@ -163,7 +163,7 @@ func TestPlanBudgetTooSmall(t *testing.T) {
 		"plan --model llama-3-8b --gpu h100 --gpus 8 --tp 2 --gbs 16 --seq 4096 --budget 10GiB",
 		"plan --model llama-3-8b --gpu h100 --gpus 8 --gbs 16 --seq 4096 --budget 2GiB --search layout",
 		"plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 64 --seq 4096 --search policy --budget 5GiB",
-		"plan --model deepseek-v3 --gpu h100 --gpus 256 --pp 8 --ep 32 --layout Et*7|(t*8|)*6t*6mL --gbs 2048 --seq 4096 --budget 8GiB",
+		"plan --model deepseek-v3 --gpu gb200 --gpus 256 --pp 8 --ep 32 --layout Et*7|(t*8|)*6t*6mL --gbs 2048 --seq 4096 --budget 8GiB",
 	} {
 		stdout, stderr, code := command(strings.Fields(line)...)
 		if code != exitFailure || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -182,6 +182,34 @@ func TestPlanBudgetTooSmall(t *testing.T) {
 		}
 	}
 	golden.Check(t, "plan-too-small.txt", all.String())
+}
+
+// No budget is accepted or advised that the hardware does not have. SPEC S6.1
+func TestPlanBudgetBeyondTheHardware(t *testing.T) {
+	const job = "plan --model llama-3-8b --gpu h100 "
+	for line, want := range map[string]string{
+		"--budget 1GiB":                          "no policy fits h100, which leaves 74.65 GiB of 79.65 GiB",
+		"--search policy":                        "no policy fits h100, which leaves 74.65 GiB of 79.65 GiB",
+		"--gpus 1 --budget 9GiB --search layout": "use more --gpus, or a GPU with more memory",
+	} {
+		_, stderr, code := command(strings.Fields(job + line)...)
+		if code != exitFailure || !strings.Contains(stderr, want) || strings.Contains(stderr, "give --budget") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		}
+	}
+	for _, line := range []string{"--budget 154GiB", "--budget 200TiB --search none", "--gpus 8 --budget 80GiB --search layout"} {
+		_, stderr, code := command(strings.Fields(job + line)...)
+		if code != exitUsage || !strings.Contains(stderr, "is more than h100 has; give at most 79.65 GiB") {
+			t.Errorf("%s: code %d, errors %q", line, code, stderr)
+		}
+	}
+	if _, stderr, code := command(strings.Fields(job + "--gpus 8 --tp 2 --budget 79GiB")...); code != exitOK {
+		t.Errorf("79 GiB: code %d, errors %q", code, stderr)
+	}
+	stdout, _, _ := command(strings.Fields("plan explain core_attn --model llama-3-8b --gpu h100 --budget 1GiB")...)
+	if !strings.Contains(strings.Join(strings.Fields(stdout), " "), "h100 leaves 74.65 GiB") {
+		t.Errorf("explain says %q", stdout)
+	}
 }
 
 // Where layers of experts are captured whole, Megatron-LM refuses to offload

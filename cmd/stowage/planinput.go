@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/stowage-dev/stowage/internal/input"
+	"github.com/stowage-dev/stowage/internal/planview"
 	"github.com/stowage-dev/stowage/internal/spell"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
@@ -67,6 +68,10 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	s, notes, err := config.Resolve(in)
 	if err != nil {
 		return nil, nil, j.asTyped(j.planError(err), w.settings)
+	}
+	if h := s.Hardware; h != nil && in.Budget > h.Memory {
+		return nil, nil, usagef("--budget %s is more than %s has; give at most %s, or leave --budget out for the %s that it leaves to a job",
+			j.budget, h.Name, planview.Size(h.Memory), planview.Size(h.Usable))
 	}
 	if err := j.checkIdle(s, w.settings); err != nil {
 		return nil, nil, err

@@ -84,6 +84,9 @@ func Explain(s *plan.Setup, name string) (*Explanation, error) {
 	switch {
 	case errors.As(err, &small):
 		e.NoPolicy, e.Budget = fmt.Sprintf("no policy fits %s; the smallest budget that one fits is %s, with %s", Size(small.Budget), Size(small.Least), small.Policy), small.Budget
+		if h := s.Hardware; h != nil && small.Least > h.Usable {
+			e.NoPolicy += fmt.Sprintf(", and %s leaves %s", h.Name, Size(h.Usable))
+		}
 	case err != nil:
 		return nil, err
 	default:
