@@ -23,7 +23,11 @@ import (
 //     nohup started ignores it.
 //   - SIGPIPE says that nobody reads the output, as in "stowage train 2>&1 | head". Every
 //     further line would cause another one, so these change nothing either.
-var stops = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
+//   - SIGUSR1 and SIGUSR2 are what schedulers send ahead of a time limit, SIGXCPU what the
+//     system sends at one, and SIGQUIT is Ctrl-\. Further ones change nothing.
+var stops = []os.Signal{
+	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGXCPU,
+}
 
 // stopper cancels a context when a run should end.
 type stopper struct {

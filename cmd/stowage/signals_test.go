@@ -38,11 +38,13 @@ func resumes(t *testing.T, words, dir string) {
 }
 
 // Ctrl-C and other signals finish the step, save and end the program with 128 and their
-// number. Two SIGHUP are one: the shell and the system both send it. SPEC S9.4
+// number. Two SIGHUP are one: the shell and the system both send it. So are two that a
+// scheduler sends ahead of a time limit. SPEC S9.4
 func TestTrainIsInterrupted(t *testing.T) {
 	words := inFolder(t)
 	for dir, signals := range map[string][]syscall.Signal{
 		"int": {syscall.SIGINT}, "term": {syscall.SIGTERM}, "hup": {syscall.SIGHUP, syscall.SIGHUP}, "pipe": {syscall.SIGPIPE}, "both": {syscall.SIGTERM, syscall.SIGHUP},
+		"quit": {syscall.SIGQUIT}, "usr1": {syscall.SIGUSR1, syscall.SIGUSR1}, "usr2": {syscall.SIGUSR2, syscall.SIGUSR2}, "xcpu": {syscall.SIGXCPU},
 	} {
 		cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out "+dir)
 		var said strings.Builder
