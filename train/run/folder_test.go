@@ -197,6 +197,39 @@ func TestProcessesInOneFolder(t *testing.T) {
 	}
 }
 
+// Two processes start a run in one folder whose lock has another name too.
+func TestProcessesInACopiedFolder(t *testing.T) {
+	for seed := range uint64(100) {
+		d := disktest.New()
+		inside, done := 0, 0
+		s := []simulation{{seed: 11, steps: 1, inside: &inside}, {seed: 12, steps: 1, inside: &inside}}
+		if err := writeComparison(d.Process("first"), simulated, map[string]string{disk.LockName: "7"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Link(simulated+"/"+disk.LockName, "/disk/copy"); err != nil {
+			t.Fatal(err)
+		}
+		order := d.Run(t, disktest.Random(rand.New(rand.NewPCG(seed, 3))), map[*disktest.Process]func(*disktest.Process){
+			d.Process("a"): func(p *disktest.Process) { s[0].run(p) },
+			d.Process("b"): func(p *disktest.Process) { s[1].run(p) },
+		})
+		for i := range s {
+			var held *disk.LockedError
+			switch {
+			case s[i].crowded:
+				t.Error("two processes used the folder at once")
+			case s[i].err == nil:
+				done++
+			case !errors.As(s[i].err, &held) && !isInput(s[i].err):
+				t.Error(s[i].err)
+			}
+		}
+		if text, err := d.Contents("/disk/copy"); done != 1 || err != nil || string(text) != "7" || t.Failed() {
+			t.Fatalf("seed %d: %d were well, and the copy holds %q, %v\n%s", seed, done, text, err, strings.Join(order, "\n"))
+		}
+	}
+}
+
 // every is the distance between the operations at which something goes wrong.
 func every(full int) int {
 	if testing.Short() {

@@ -43,8 +43,7 @@ type FS interface {
 	// there is none.
 	RemoveAll(name string) error
 	// OpenLock opens the file of a lock and creates it if there is none. It returns an
-	// error for everything but a regular file that has one name: another one could belong
-	// to somebody else.
+	// error for everything but a regular file.
 	OpenLock(name string) (f LockFile, created bool, err error)
 }
 
@@ -69,6 +68,8 @@ type LockFile interface {
 	TryLock() (bool, error)
 	// Current reports whether the name still leads to this file.
 	Current() (bool, error)
+	// Shared reports whether the file has another name too.
+	Shared() (bool, error)
 	// Read returns the beginning of the file.
 	Read() ([]byte, error)
 	// Write replaces the contents of the file.

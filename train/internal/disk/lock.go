@@ -101,7 +101,7 @@ func Claim(d FS, dir string) (l *Lock, err error) {
 }
 
 // take tries to take the lock. It returns false and no error if the file was removed
-// meanwhile.
+// meanwhile or had another name.
 func (l *Lock) take() (ok bool, err error) {
 	path := filepath.Join(l.dir, LockName)
 	file, created, err := l.disk.OpenLock(path)
@@ -130,8 +130,18 @@ func (l *Lock) take() (ok bool, err error) {
 	if current, err := file.Current(); err != nil || !current {
 		return false, err
 	}
-	if !isOwner {
+	shared, err := file.Shared()
+	switch {
+	case err != nil:
+		return false, err
+	case !isOwner && shared:
+		return false, &NotALockError{path, "is a file that has another name too"}
+	case !isOwner:
 		return false, &NotALockError{path, "holds something else than a process number"}
+	case shared:
+		// The folder was copied with hard links, and the copy has the same file. Each gets
+		// a lock of its own. Nobody else removes the name while this process has the lock.
+		return false, l.disk.Remove(path)
 	}
 	_ = file.Write([]byte(strconv.Itoa(os.Getpid()) + "\n")) // for people; a full disk does not prevent the lock
 	l.file = file

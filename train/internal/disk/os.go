@@ -180,8 +180,6 @@ func (d OS) OpenLock(name string) (file LockFile, created bool, err error) {
 	var s syscall.Stat_t
 	if err = syscall.Fstat(f.fd, &s); err == nil && s.Mode&syscall.S_IFMT != syscall.S_IFREG {
 		err = &NotALockError{name, "is no regular file"}
-	} else if err == nil && s.Nlink > 1 {
-		err = &NotALockError{name, "is a file that has another name too"}
 	}
 	if err != nil {
 		f.Close()
@@ -219,6 +217,13 @@ func (f *lockFile) Current() (bool, error) {
 		return false, nil
 	}
 	return err == nil && ours.Dev == there.Dev && ours.Ino == there.Ino, err
+}
+
+// Shared reports whether the file has another name too.
+func (f *lockFile) Shared() (bool, error) {
+	var s syscall.Stat_t
+	err := syscall.Fstat(f.fd, &s)
+	return s.Nlink > 1, err
 }
 
 // Read returns the beginning of the file, enough to see that it is no lock.

@@ -168,6 +168,45 @@ func TestNotALock(t *testing.T) {
 	}
 }
 
+// A folder is copied with hard links: both can be used, also at once, and a lock that is
+// held stays held.
+func TestCopyWithHardLinks(t *testing.T) {
+	dir := t.TempDir()
+	run, backup := filepath.Join(dir, "run"), filepath.Join(dir, "backup")
+	first, err := Claim(OS{}, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(backup, 0o755), os.Link(filepath.Join(run, LockName), filepath.Join(backup, LockName))); err != nil {
+		t.Fatal(err)
+	}
+	var held *LockedError
+	for _, dir := range []string{run, backup} {
+		if l, err := Claim(OS{}, dir); !errors.As(err, &held) {
+			t.Fatalf("%s is locked, and was claimed with %v, %v", dir, l, err)
+		}
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := Claim(OS{}, backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Claim(OS{}, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{run, backup} {
+		if l, err := Claim(OS{}, dir); !errors.As(err, &held) || held.PID != os.Getpid() {
+			t.Errorf("%s was claimed twice: %v, %v", dir, l, err)
+		}
+	}
+	if err := errors.Join(a.Held(), b.Held(), a.Close(), b.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // A lock that nothing points to is held until the process ends.
 func TestLockIsNotCollected(t *testing.T) {
 	dir := t.TempDir()

@@ -199,6 +199,31 @@ func (d *Disk) Spoil(name string, change func([]byte) []byte) error {
 	return nil
 }
 
+// Link gives a file another name.
+func (d *Disk) Link(from, to string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, err := d.find(from)
+	if err != nil {
+		return err
+	}
+	dir, base, err := d.place(to)
+	if err == nil {
+		dir.names[base], dir.saved[base] = n, n
+	}
+	return err
+}
+
+// links returns how many names a file has in a folder and below it.
+func (n *node) links(of *node) (count int) {
+	for _, child := range n.names {
+		if count += child.links(of); child == of {
+			count++
+		}
+	}
+	return count
+}
+
 // Drop removes a name from its folder.
 func (d *Disk) Drop(name string) error {
 	d.mu.Lock()

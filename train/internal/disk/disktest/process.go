@@ -422,6 +422,12 @@ func (f *lockFile) Current() (bool, error) {
 	return err == nil && n == f.n, nil
 }
 
+func (f *lockFile) Shared() (bool, error) {
+	_, err := f.p.begin("links " + f.name)
+	defer f.p.disk.mu.Unlock()
+	return f.p.disk.root.links(f.n) > 1, err
+}
+
 func (f *lockFile) Read() ([]byte, error) {
 	_, err := f.p.begin("readlock " + f.name)
 	defer f.p.disk.mu.Unlock()
