@@ -22,7 +22,7 @@ type FS interface {
 	// Create creates a file. It fails if the file exists.
 	Create(name string) (Output, error)
 	// Append cuts a file to the given size and opens it for writing at its end. It creates
-	// the file if there is none.
+	// the file if there is none. Another name of the file keeps the old contents.
 	Append(name string, size int64) (Output, error)
 	// Open opens a regular file for reading.
 	Open(name string) (Input, error)

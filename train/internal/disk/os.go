@@ -5,6 +5,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"syscall"
@@ -67,13 +68,22 @@ func (d OS) Create(name string) (Output, error) {
 	return output{f, d.calls()}, nil
 }
 
-// Append cuts a regular file to the given size and opens it for writing at its end.
+// Append cuts a regular file to the given size and opens it for writing at its end. It
+// copies a file that has another name too, which keeps the old contents.
 func (d OS) Append(name string, size int64) (Output, error) {
 	f, err := d.calls().OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	if _, err = regular(f); err == nil {
+	info, err := regular(f)
+	if err == nil && linked(info) {
+		f.Close()
+		if err := d.separate(name, min(size, info.Size())); err != nil {
+			return nil, err
+		}
+		return d.Append(name, size)
+	}
+	if err == nil {
 		err = f.Truncate(size)
 	}
 	if err != nil {
@@ -81,6 +91,26 @@ func (d OS) Append(name string, size int64) (Output, error) {
 		return nil, err
 	}
 	return output{f, d.calls()}, nil
+}
+
+// linked reports whether a file has several names.
+func linked(info fs.FileInfo) bool {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	return ok && s.Nlink > 1
+}
+
+// separate replaces a file by a copy of its first bytes.
+func (d OS) separate(name string, size int64) error {
+	in, err := d.Open(name)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	text, err := io.ReadAll(io.NewSectionReader(in, 0, size))
+	if err != nil {
+		return err
+	}
+	return WriteFile(d, name, text)
 }
 
 type input struct {

@@ -207,6 +207,27 @@ func TestCopyWithHardLinks(t *testing.T) {
 	}
 }
 
+// Writing to a file leaves the copy of it that a hard link made.
+func TestAppendBesideAHardLink(t *testing.T) {
+	for _, size := range []int64{0, 3, 6, 8} {
+		dir := t.TempDir()
+		file, backup := filepath.Join(dir, "metrics"), filepath.Join(dir, "backup")
+		if err := errors.Join(os.WriteFile(file, []byte("before"), 0o644), os.Link(file, backup)); err != nil {
+			t.Fatal(err)
+		}
+		out, err := OS{}.Append(file, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = out.Write([]byte("+"))
+		text, _ := os.ReadFile(file)
+		kept, _ := os.ReadFile(backup)
+		if want := ("before\x00\x00"[:size] + "+"); errors.Join(err, out.Close()) != nil || string(text) != want || string(kept) != "before" {
+			t.Errorf("cut to %d: the file has %q, want %q; the copy has %q, %v", size, text, want, kept, err)
+		}
+	}
+}
+
 // A lock that nothing points to is held until the process ends.
 func TestLockIsNotCollected(t *testing.T) {
 	dir := t.TempDir()
