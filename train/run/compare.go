@@ -45,7 +45,8 @@ type Row struct {
 	Budget    int64   `json:"budget_bytes,omitempty"`
 }
 
-// closeEnough is the error of a forecast that is not worth a sentence.
+// closeEnough is the error of a forecast that is not worth a sentence, and of a budget that
+// is not worth another try.
 const closeEnough = 0.05
 
 // forecastError returns how far the forecast is from the measured peak, as a share
@@ -199,16 +200,69 @@ func budgetsToTry(share float64, ranks []heldBy) (out []memory.Bytes) {
 	return out
 }
 
-// tryBudgets trains under the first budget that is not refused.
-func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Bytes, warmUp func() error) (err error) {
+// narrowings limits the budgets that are tried between one that is refused and the next
+// one. Each halves the distance.
+const narrowings = 3
+
+// leastBudget returns a small budget that try accepts: the first of the limits, or a lower
+// one above the limit before, which was refused.
+func leastBudget(limits []memory.Bytes, try func(memory.Bytes) error) (least memory.Bytes, err error) {
+	var refused memory.Bytes
 	for i, limit := range limits {
-		if err = c.open(j, links, limit, warmUp); err == nil || !isInput(err) || i == len(limits)-1 {
-			return err
+		if err = try(limit); err == nil {
+			least = limit
+			break
 		}
+		if !isInput(err) || i == len(limits)-1 {
+			return 0, err
+		}
+		refused = limit
+	}
+	if refused == 0 {
+		return least, nil
+	}
+	for range narrowings {
+		if float64(least-refused) < closeEnough*float64(least) {
+			break
+		}
+		between := refused + (least-refused)/2
+		switch err := try(between); {
+		case err == nil:
+			least = between
+		case isInput(err):
+			refused = between
+		default:
+			return 0, err
+		}
+	}
+	return least, nil
+}
+
+// tryBudgets trains under a small budget that is not refused.
+func (c *contestant) tryBudgets(j *Job, links memory.Links, limits []memory.Bytes, warmUp func() error) error {
+	var last error
+	try := func(limit memory.Bytes) error {
 		if c.t != nil {
-			_ = c.t.Close() // err says why it was refused
+			_ = c.t.Close() // another budget was tried
 			c.files.close(c)
 			c.t = nil
+		}
+		last = c.open(j, links, limit, warmUp)
+		return last
+	}
+	least, err := leastBudget(limits, try)
+	if err != nil || last == nil {
+		return err
+	}
+	// A lower one was refused last. Times differ, so the same budget may be refused now.
+	if err = try(least); err == nil || !isInput(err) {
+		return err
+	}
+	for _, limit := range limits {
+		if limit > least {
+			if err = try(limit); err == nil || !isInput(err) {
+				break
+			}
 		}
 	}
 	return err

@@ -154,24 +154,25 @@ func owners(r train.RankForecast) (out []Owner) {
 // is a share of what the first policy would take, as in [Job.Compare].
 func (j *Job) ForecastAll() (*Forecasts, error) {
 	all := &Forecasts{job: j}
-	var err error
 	budgets := []memory.Bytes{0}
 	for _, name := range train.Policies {
 		tries := []memory.Bytes{0}
 		if name == "budget" {
 			tries = budgets
 		}
-		var f train.RunForecast
-		var limit memory.Bytes
-		for _, limit = range tries {
+		var f train.RunForecast // of the last budget that was not refused
+		limit, err := leastBudget(tries, func(limit memory.Bytes) error {
 			cfg := j.config
+			var err error
 			if cfg.Memory, err = train.NamedMemory(name, limit); err != nil {
-				return nil, err
+				return err
 			}
-			if f, err = forecast(cfg); err == nil || !isInput(err) {
-				break
+			got, err := forecast(cfg)
+			if err == nil {
+				f = got
 			}
-		}
+			return err
+		})
 		if err != nil {
 			return nil, &PolicyError{name, err}
 		}

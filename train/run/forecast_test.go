@@ -119,3 +119,31 @@ func TestWhoseError(t *testing.T) {
 		}
 	}
 }
+
+// The budget of a comparison is near the least that is enough, after few tries.
+func TestLeastBudget(t *testing.T) {
+	limits := []memory.Bytes{500, 1000, 2000, 4000}
+	for _, x := range []struct{ enough, most memory.Bytes }{{400, 500}, {500, 500}, {501, 563}, {700, 750}, {990, 1000}, {1300, 1375}, {4000, 4000}, {4001, 0}} {
+		tries := 0
+		var accepted memory.Bytes
+		got, err := leastBudget(limits, func(limit memory.Bytes) error {
+			if tries++; limit < x.enough {
+				return refuse("Budget", limit.Short(), "is too small", "give more")
+			}
+			accepted = limit
+			return nil
+		})
+		switch {
+		case x.most == 0:
+			if !isInput(err) {
+				t.Errorf("%d is enough: %d, %v; want that all are refused", x.enough, got, err)
+			}
+		case err != nil || got < x.enough || got > x.most || got != accepted || tries > len(limits)+narrowings:
+			t.Errorf("%d is enough: %d after %d tries, %v; want at most %d", x.enough, got, tries, err, x.most)
+		}
+	}
+	broken := errors.New("the device is lost")
+	if _, err := leastBudget(limits, func(memory.Bytes) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("%v; want that it stops", err)
+	}
+}
