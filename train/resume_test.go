@@ -149,21 +149,21 @@ func TestResumeRefuses(t *testing.T) {
 		set  func(c *Config)
 		want string
 	}{
-		{"model", from, c, func(c *Config) { c.Model = other }, "model"},
-		{"number", from, c, func(c *Config) { c.Number = kernels.BF16 }, "number"},
-		{"settings", from, c, func(c *Config) { c.Settings.Routing.Capacity = 2 }, "settings"},
-		{"batch", from, c, func(c *Config) { c.Batch.Seq = 8 }, "batch"},
-		{"optimiser", from, c, func(c *Config) { c.Optim.Beta2 = 0.9 }, "optim"},
-		{"seed", from, c, func(c *Config) { c.Seed++ }, "seed"},
-		{"dispatch", from, c, func(c *Config) { c.Dispatch = layer.Ring }, "dispatch"},
-		{"replicas", from, c, func(c *Config) { c.Layout.DP = 4 }, "dp"},
+		{"model", from, c, func(c *Config) { c.Model = other }, "has other sizes than the run's model"},
+		{"number", from, c, func(c *Config) { c.Number = kernels.BF16 }, "Number differs: this run has bf16, and the one to resume fp32; "},
+		{"settings", from, c, func(c *Config) { c.Settings.Routing.Capacity = 2 }, "Capacity 2 differs from the run's 0; "},
+		{"batch", from, c, func(c *Config) { c.Batch.Seq = 8 }, "Seq 8 differs from the run's 16; "},
+		{"optimiser", from, c, func(c *Config) { c.Optim.Beta2 = 0.9 }, "Beta2 0.9 differs from the run's 0.95; "},
+		{"seed", from, c, func(c *Config) { c.Seed++ }, "Seed 8 differs from the run's 7; "},
+		{"dispatch", from, c, func(c *Config) { c.Dispatch = layer.Ring }, "Dispatch ring differs from the run's alltoall; "},
+		{"replicas", from, c, func(c *Config) { c.Layout.DP = 4 }, "DP 4 differs from the run's 2; "},
 		{"text", from, c, func(c *Config) { c.Text = data.NewText("another", make([]byte, 4096)) }, "text"},
 		{"sharded from whole", from, sharded, func(c *Config) {}, "shard"},
 		{"whole from sharded", shards, c, func(c *Config) {}, "shard"},
 		{"gradients in another format", shards, sharded, func(c *Config) {
 			c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.BF16}
-		}, "gradients"},
-		{"shards of other ranks", shards, sharded, func(c *Config) { c.Layout.EP = 1 }, "ep"},
+		}, "GradComm bf16 differs from the run's fp32; "},
+		{"shards of other ranks", shards, sharded, func(c *Config) { c.Layout.EP = 1 }, "EP 1 differs from the run's 2; "},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			c := x.base

@@ -7,10 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
@@ -58,14 +62,6 @@ type division struct {
 	Sharded bool   `json:"sharded"`
 	// GradComm is the format in which gradients of sharded parameters are reduced.
 	GradComm string `json:"grad_comm,omitempty"`
-}
-
-func (d division) String() string {
-	s := fmt.Sprintf("pp %d, vpp %d, ep %d, dp %d and ", d.Layout.PP, d.Layout.VPP, d.Layout.EP, d.Layout.DP)
-	if !d.Sharded {
-		return s + "whole parameters"
-	}
-	return s + "sharded parameters with gradients in " + d.GradComm
 }
 
 func (c *Config) identity() identity {
@@ -202,46 +198,135 @@ func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
 
 // resumable returns an error if the checkpoint's settings differ from the run's.
 func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
-	var saved, mine map[string]json.RawMessage
+	damaged := func(what string) error {
+		return fmt.Errorf("the %s in %s cannot be read; resume from another checkpoint", what, from.Path)
+	}
+	var saved, mine map[string]any
 	text, err := json.Marshal(t.cfg.identity())
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(json.Unmarshal(from.Config, &saved), json.Unmarshal(text, &mine)); err != nil {
-		return fmt.Errorf("train: the settings in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	if decode(from.Config, &saved) != nil || decode(text, &mine) != nil {
+		return damaged("settings")
 	}
 	for _, name := range []string{"model", "number", "settings", "batch", "optim", "seed", "dispatch"} {
-		if a, b := compact(saved[name]), compact(mine[name]); a != b {
-			return fmt.Errorf("train: the checkpoint %s was made with another %s (%s) than this run has (%s); resume with the settings of the run, or start a new run in another folder", from.Path, name, shorten(a), shorten(b))
+		if err := differs(name, saved[name], mine[name]); err != nil {
+			return err
 		}
 	}
 	var d division
-	if err := json.Unmarshal(from.Layout, &d); err != nil {
-		return fmt.Errorf("train: the layout in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	if json.Unmarshal(from.Layout, &d) != nil {
+		return damaged("layout")
 	}
-	if d.Layout.DP != t.cfg.Layout.DP || (d.Sharded || t.cfg.Sharding != nil) && d != t.cfg.division() {
-		return fmt.Errorf("train: the checkpoint %s was made with %v, and this run has %v; resume with the same", from.Path, d, t.cfg.division())
+	if err := d.differs(t.cfg.division()); err != nil {
+		return err
 	}
 	var s data.State
-	if err := json.Unmarshal(from.Data, &s); err != nil {
-		return fmt.Errorf("train: the data's state in %s cannot be read: %w; resume from another checkpoint", from.Path, err)
+	if json.Unmarshal(from.Data, &s) != nil {
+		return damaged("state of the data")
 	}
 	return t.loader.Check(s)
 }
 
-func compact(text json.RawMessage) string {
-	var b bytes.Buffer
-	if json.Compact(&b, text) != nil {
-		return string(text)
-	}
-	return b.String()
+// decode reads JSON and keeps numbers as they are written.
+func decode(text []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	return d.Decode(to)
 }
 
-func shorten(s string) string {
-	if len(s) > 120 {
-		return s[:117] + "..."
+// sameSettings is the remedy if a resumed run has other settings than its checkpoint.
+const sameSettings = "resume with the settings of the run, or start a new run in another folder"
+
+// savedNames maps what a checkpoint calls a setting to the name in the API, if letters
+// and their case are not all that differs.
+var savedNames = map[string]string{"optim.min_lr": "MinLR", "settings.Routing.Balance": "AuxLoss", "optim.epsilon": "Optim.Epsilon"}
+
+// differs returns an error that names the first setting below a name in which a
+// checkpoint and a run differ, or nil.
+func differs(name string, saved, mine any) error {
+	if reflect.DeepEqual(saved, mine) {
+		return nil
 	}
-	return s
+	a, inA := saved.(map[string]any)
+	b, inB := mine.(map[string]any)
+	e := &memory.SettingError{Setting: settingName(name), Remedy: sameSettings}
+	switch {
+	case name == "model":
+		e.Asked, e.Problem = fmt.Sprint(b["name"]), fmt.Sprintf("differs from the run's %v", a["name"])
+		if a["name"] == b["name"] {
+			e.Problem = "has other sizes than the run's model of the same name"
+		}
+	case inA && inB:
+		for _, keys := range []map[string]any{b, a} { // another version may have saved others
+			for _, key := range slices.Sorted(maps.Keys(keys)) {
+				if err := differs(name+"."+key, a[key], b[key]); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	case saved == nil || mine == nil:
+		e.Problem = "is not known to the version that saved the run"
+		if mine == nil {
+			e.Problem = "is known only to the version that saved the run"
+		}
+	case name == "number":
+		e.Problem = fmt.Sprintf("differs: this run has %v, and the one to resume %v", mine, saved)
+	default:
+		e.Asked, e.Problem = fmt.Sprint(mine), fmt.Sprintf("differs from the run's %v", saved)
+	}
+	return e
+}
+
+// settingName returns the name in the API of a setting in a checkpoint.
+func settingName(saved string) string {
+	if name, ok := savedNames[saved]; ok {
+		return name
+	}
+	name := ""
+	for word := range strings.SplitSeq(saved[strings.LastIndexByte(saved, '.')+1:], "_") {
+		if word == "lr" {
+			word = "LR"
+		}
+		name += strings.ToUpper(word[:1]) + word[1:]
+	}
+	return name
+}
+
+// differs returns an error that names what keeps a run with the division o from resuming
+// one with d, or nil.
+func (d division) differs(o division) error {
+	e := &memory.SettingError{Remedy: sameSettings}
+	number := func(setting string, was, is int) {
+		if e.Setting == "" && was != is {
+			e.Setting, e.Asked, e.Problem = setting, fmt.Sprint(is), fmt.Sprintf("differs from the run's %d", was)
+		}
+	}
+	number("DP", d.Layout.DP, o.Layout.DP)
+	if d.Sharded || o.Sharded {
+		if e.Setting == "" && d.Sharded != o.Sharded {
+			e.Setting, e.Problem = "Sharding", fmt.Sprintf("differs: this run has %s, and the one to resume %s", o.parameters(), d.parameters())
+		}
+		number("PP", d.Layout.PP, o.Layout.PP)
+		number("VPP", d.Layout.VPP, o.Layout.VPP)
+		number("EP", d.Layout.EP, o.Layout.EP)
+		if e.Setting == "" && d.GradComm != o.GradComm {
+			e.Setting, e.Asked, e.Problem = "GradComm", o.GradComm, "differs from the run's "+d.GradComm
+		}
+	}
+	if e.Setting == "" {
+		return nil
+	}
+	return e
+}
+
+// parameters says how a run holds its parameters.
+func (d division) parameters() string {
+	if d.Sharded {
+		return "sharded parameters"
+	}
+	return "whole parameters"
 }
 
 // files holds the open files of a checkpoint and finds them by the names of tensors.

@@ -59,12 +59,14 @@ report.html then lacks memory over time. A report that cannot be written is a wa
 
 A run that was stopped or killed continues with --out DIR --resume as if nothing had
 happened. Its options are those of the folder. Flags change them, except those that the
-result depends on: model, format, batch, seed, learning and --dispatch. Ctrl-C finishes the
-step, saves, and exits with code 130; a second one exits at once. So does SIGTERM, with 128
-and its number. So do SIGHUP from a connection that dropped, SIGPIPE if nobody reads the
-output, SIGQUIT, SIGUSR1, SIGUSR2 and SIGXCPU; of these a second one changes nothing. The
-other exit codes are 0 for success, 1 for failure, and 2 for a wrong command line or too
-small a budget.
+result depends on: model, format, text, --hold-out, batch, seed, learning, --dispatch, --dp
+and whether --pool shards parameters. Sharded parameters keep the other ranks too.
+
+Ctrl-C finishes the step, saves, and exits with code 130; a second one exits at once. So
+does SIGTERM, with 128 and its number. So do SIGHUP from a connection that dropped, SIGPIPE
+if nobody reads the output, SIGQUIT, SIGUSR1, SIGUSR2 and SIGXCPU; of these a second one
+changes nothing. The other exit codes are 0 for success, 1 for failure, and 2 for a wrong
+command line or too small a budget.
 
 A model is a preset, a config.json of Hugging Face (or its folder), or the same keys in
 YAML. Text is read as bytes from a file or a folder; a book is built in. Words of a list

@@ -221,8 +221,15 @@ func TestTrainResumes(t *testing.T) {
 	for line, say := range map[string]string{
 		"train --out parts --policy none":             "resume it",
 		"train --out parts --resume --steps 2":        "has done",
-		"train --out parts --resume --seed 3":         "another seed",
-		"train --out parts --resume --lr 1 --steps 7": "another optim",
+		"train --out parts --resume --seed 3":         "stowage: --seed 3 differs from the run's 1; resume with the settings of the run, or start",
+		"train --out parts --resume --lr 1 --steps 7": "stowage: --lr 1 differs from the run's 0.003; ",
+		"train --out parts --resume --decay 9":        "stowage: --decay 9 differs from the run's 0",
+		"train --out parts --resume --aux-loss 1":     "stowage: --aux-loss 1 differs from the run's 0",
+		"train --out parts --resume --micro 3":        "stowage: --micro 3 differs from the run's ",
+		"train --out parts --resume --bf16":           "stowage: --bf16 differs: this run has bf16, and the one to resume fp32; ",
+		"train --out parts --resume --model tiny-moe": "stowage: --model tiny-moe differs from the run's small; ",
+		"train --out parts --resume --dp 1 --ep 1":    "stowage: --dp 1 differs from the run's 2; ",
+		"train --out parts --resume --pool arena":     "stowage: --pool differs: this run has sharded parameters, and the one to resume whole parameters; ",
 	} {
 		if _, stderr, code := command(strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, say) {
 			t.Errorf("%s: code %d, errors %q", line, code, stderr)
@@ -409,7 +416,7 @@ func TestTrainEvaluates(t *testing.T) {
 			t.Errorf("%s was evaluated after %v, want %v", dir, got, want)
 		}
 	}
-	if _, stderr, code := command(strings.Fields("train --out parts --resume --steps 6 --hold-out 0.2")...); code != exitUsage || !strings.Contains(stderr, "another text") {
+	if _, stderr, code := command(strings.Fields("train --out parts --resume --steps 6 --hold-out 0.2")...); code != exitUsage || !strings.Contains(stderr, "is another text; give the same text with the same part held out") {
 		t.Errorf("resumed with what was held out: code %d, errors %q", code, stderr)
 	}
 }

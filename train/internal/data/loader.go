@@ -132,7 +132,7 @@ func (l *Loader) State() State {
 func (l *Loader) Check(saved State) error {
 	now := l.State()
 	if saved.SHA256 != now.SHA256 {
-		return fmt.Errorf("the run was trained on %s of %d bytes, and %s of %d bytes is another text: give the same text to resume",
+		return fmt.Errorf("the run was trained on %s of %d bytes, and %s of %d bytes is another text; give the same text with the same part held out to resume",
 			saved.Name, saved.Bytes, now.Name, now.Bytes)
 	}
 	var differ []string
