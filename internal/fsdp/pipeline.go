@@ -51,7 +51,7 @@ type Config struct {
 	// so the type of the gradients' pool. MainGrads is the type in which they are
 	// accumulated. Both must be BF16 or FP32.
 	GradComm, MainGrads bucket.Type
-	// Log receives a warning if a bucket changes its place. It may be nil.
+	// Log receives a message for debugging if a bucket changes its place. It may be nil.
 	Log *slog.Logger
 }
 

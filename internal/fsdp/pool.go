@@ -102,7 +102,7 @@ func newPool(ls *lanes, buf *device.Buffer, plan *bucket.PoolPlan, name string, 
 	}
 	p.linkUses()
 	if log != nil {
-		p.warnOfMoves(log)
+		p.logMoves(log)
 	}
 	return p, nil
 }
@@ -164,16 +164,17 @@ func (p *pool) linkUses() {
 	}
 }
 
-// warnOfMoves logs every bucket that changes its place within a step, once.
-func (p *pool) warnOfMoves(log *slog.Logger) {
+// logMoves logs every bucket that changes its place within a step, once. Nothing is wrong
+// then, and users can do nothing about it, so the messages are for debugging.
+func (p *pool) logMoves(log *slog.Logger) {
 	type which struct{ unit, bucket int }
-	warned := map[which]bool{}
+	logged := map[which]bool{}
 	for _, m := range p.plan.Moves {
-		if warned[which{m.Unit, m.Bucket}] {
+		if logged[which{m.Unit, m.Bucket}] {
 			continue
 		}
-		warned[which{m.Unit, m.Bucket}] = true
-		log.Warn("fsdp: a bucket changes its place within a step: "+p.plan.Describe(m), "pool", p.name)
+		logged[which{m.Unit, m.Bucket}] = true
+		log.Debug("fsdp: a bucket changes its place within a step: "+p.plan.Describe(m), "pool", p.name)
 	}
 }
 
