@@ -64,7 +64,7 @@ func addTrainOptions(f *pflag.FlagSet, o *run.Options) {
 
 	f.StringVar(&o.Budget, "budget", o.Budget, "device memory that a rank may hold at its peak, parameters included: a `size` such as 60MiB")
 	f.Var(listValue{&o.Offload}, "offload-modules", "`modules` to offload to host memory, such as core_attn attn_proj fused_group_mlp")
-	f.Float64Var(&o.Fraction, "offload-fraction", o.Fraction, "`share` of --offload-modules to offload, from 0 to 1")
+	f.Float64Var(&o.Fraction, "offload-fraction", o.Fraction, "`share` of --offload-modules to offload, from 0 to 1; rows of experts (fused_group_mlp) are offloaded as a whole")
 	f.Var(listValue{&o.Recompute}, "recompute-modules", "`modules` to recompute, such as layernorm core_attn")
 	f.Var(listValue{&o.Stash}, "stash-modules", "`modules` whose rows to stash in pages, such as moe_act")
 	f.Var(listValue{&o.Graph}, "graph", "`scopes` to capture as graphs: attn mlp moe_router, or full_iteration on one rank")

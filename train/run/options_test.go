@@ -12,6 +12,7 @@ import (
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // trainingOptions are the options that change what a run computes. Runs that differ in
@@ -67,10 +68,16 @@ func TestModulesWithoutEffect(t *testing.T) {
 		{Options{Fraction: 1, Offload: []string{"core_attn", "moe_act"}, Recompute: []string{"layernorm", "moe_act"}, Stash: []string{"expert_fc1"}}, nil},
 		{Options{Fraction: 1, Offload: []string{"gdp_qkv", "core_attn"}, Recompute: []string{"mhc"}}, []string{"gdp_qkv has no effect", "mhc has no effect"}},
 		{Options{Offload: []string{"core_attn"}}, []string{"Fraction 0 offloads nothing"}},
-		{Options{Offload: []string{"moe_act"}}, nil}, // rows are offloaded whatever the fraction
-		{Options{}, nil},
+		// Rows are offloaded whatever the fraction.
+		{Options{Offload: []string{"moe_act"}}, []string{"Fraction 0 does not apply to moe_act"}},
+		{Options{Fraction: 0.5, Offload: []string{"core_attn", "fused_group_mlp"}}, []string{"Fraction 0.5 does not apply to fused_group_mlp"}},
+		{Options{Fraction: 0.5}, []string{"Fraction 0.5 does not apply to fused_group_mlp"}}, // which the policy names
+		{Options{Fraction: 0.5, Offload: []string{"core_attn"}}, nil},
+		{Options{Fraction: 1}, nil},
 	} {
-		notes := (&Job{Options: x.options}).withoutEffect(groupNames(ranks))
+		j := &Job{Options: x.options}
+		j.config.Memory.Offload, j.config.Memory.Rows = []string{"fused_group_mlp"}, layer.Stashed
+		notes := j.withoutEffect(groupNames(ranks))
 		if len(notes) != len(x.want) {
 			t.Errorf("%+v: %v", x.options, notes)
 			continue

@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
 // notes collects what a run's report compares: the first forecasts, spilled pages and
@@ -104,7 +105,7 @@ func groupNames(ranks []memory.Summary) (names []string) {
 }
 
 // withoutEffect returns a remark on each module that the options name and that is none of
-// the groups of any rank, and on a fraction that offloads nothing.
+// the groups of any rank, and on a fraction that offloads nothing or does not apply.
 func (j *Job) withoutEffect(groups []string) (notes []error) {
 	saved := func(module string) bool {
 		return slices.ContainsFunc(groups, func(g string) bool { return policy.RowsNamed(g, module) })
@@ -125,10 +126,18 @@ func (j *Job) withoutEffect(groups []string) (notes []error) {
 			}
 		}
 	}
-	// The fraction does not concern rows: all of them are offloaded if they are named.
-	rows := func(module string) bool { return slices.Contains(memory.RowModules(), module) }
-	if o.Fraction == 0 && slices.ContainsFunc(o.Offload, saved) && !slices.ContainsFunc(o.Offload, rows) {
-		notes = append(notes, &memory.SettingError{Setting: "Fraction", Asked: "0", Problem: "offloads nothing of the modules that are named", Remedy: "give 1 to offload all of them"})
+	offload := o.Offload
+	if offload == nil {
+		offload = j.config.Memory.Offload // those of the policy
+	}
+	// The fraction does not concern rows in pages: all of them are offloaded if they are
+	// named.
+	rows := slices.IndexFunc(offload, func(m string) bool { return slices.Contains(memory.RowModules(), m) && saved(m) })
+	switch asked := fmt.Sprintf("%g", o.Fraction); {
+	case o.Fraction < 1 && rows >= 0 && j.config.Memory.Rows == layer.Stashed:
+		notes = append(notes, &memory.SettingError{Setting: "Fraction", Asked: asked, Problem: "does not apply to " + offload[rows] + ", whose rows are all offloaded", Remedy: "leave that module out to keep them in device memory"})
+	case o.Fraction == 0 && rows < 0 && slices.ContainsFunc(offload, saved):
+		notes = append(notes, &memory.SettingError{Setting: "Fraction", Asked: asked, Problem: "offloads nothing of the modules that are named", Remedy: "give 1 to offload all of them"})
 	}
 	return notes
 }
