@@ -32,7 +32,10 @@ type Library struct {
 	version func(handle uintptr) string // asks the library itself
 }
 
-// known lists what Stowage can make use of.
+// unused is what to do about a library that later versions may use.
+const unused = "nothing to do, because Stowage does not use it yet"
+
+// known lists what Stowage uses, and what later versions may use.
 func known() []Library {
 	return []Library{{
 		Name: "cuBLASLt", For: "dense matrix products on the GPU", NeedsGPU: true,
@@ -41,12 +44,12 @@ func known() []Library {
 		version: cublasVersion,
 	}, {
 		Name: "NCCL", For: "collectives between GPUs", NeedsGPU: true,
-		Install: "install libnccl2 (`pip install nvidia-nccl-cu12` will do) and add its folder to LD_LIBRARY_PATH",
+		Install: unused,
 		names:   []string{"libnccl.so.2", "libnccl.so"},
 		version: ncclVersion,
 	}, {
 		Name: "MPI", For: "ranks on several machines",
-		Install: "install Open MPI or MPICH (on Debian: `apt install libopenmpi3` or `apt install libmpich12`)",
+		Install: unused,
 		names:   []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"},
 		version: mpiVersion,
 	}}
