@@ -114,6 +114,9 @@ func TestBenchOffloadErrors(t *testing.T) {
 		"--stash --model llama-3-8b",
 		"--link-gbps fast",
 		"--link-gbps 1,2,3",
+		"--link-gbps 1,1e-12",
+		"--tflops 1e-6",
+		"--memory-gbps 1e-9",
 		"--device cuda --link-gbps 1",
 	} {
 		stdout, stderr, code := command(strings.Fields("bench offload " + line)...)

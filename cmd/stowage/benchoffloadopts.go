@@ -41,6 +41,9 @@ func (x *offloadFlags) options() (o bench.OffloadOptions, err error) {
 
 func (x *offloadFlags) changed(flag string) bool { return x.cmd.Flags().Changed(flag) }
 
+// leastRate and mostRate bound speeds. A step at a lower speed would last for hours.
+const leastRate, mostRate = 0.001, 1e6
+
 func (x *offloadFlags) checkStep(o *bench.OffloadOptions) error {
 	st := &o.Step
 	chunks := max(st.PP*st.VPP, 1)
@@ -79,10 +82,10 @@ func (x *offloadFlags) checkStep(o *bench.OffloadOptions) error {
 		return usagef("--vpp %d needs at least two pipeline ranks; give --pp 2 or more", st.VPP)
 	case st.Layers < st.PP*st.VPP:
 		return usagef("--layers %d leave some of %d chunks empty; give at least %d", st.Layers, st.PP*st.VPP, st.PP*st.VPP)
-	case !(st.TFLOPS > 0 && st.TFLOPS <= 1e6):
-		return usagef("--tflops must be above 0 and at most 1000000, not %g", st.TFLOPS)
-	case !(st.MemoryGBps > 0 && st.MemoryGBps <= 1e6):
-		return usagef("--memory-gbps must be above 0 and at most 1000000, not %g", st.MemoryGBps)
+	case !(st.TFLOPS >= leastRate && st.TFLOPS <= mostRate):
+		return usagef("--tflops must be between %g and %.0f, not %g", leastRate, mostRate, st.TFLOPS)
+	case !(st.MemoryGBps >= leastRate && st.MemoryGBps <= mostRate):
+		return usagef("--memory-gbps must be between %g and %.0f, not %g", leastRate, mostRate, st.MemoryGBps)
 	case x.changed("intensity") && !(o.Intensity > 0 && o.Intensity <= 1000):
 		return usagef("--intensity must be above 0 and at most 1000, not %g", o.Intensity)
 	case x.changed("intensity") && (x.changed("tflops") || x.changed("memory-gbps")):
@@ -213,13 +216,13 @@ func (x *offloadFlags) open(watch device.Observer) (device.Device, error) {
 	var rates []float64
 	for part := range strings.SplitSeq(x.links, ",") {
 		f, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
-		if err != nil || !(f > 0 && f <= 1e6) {
-			return nil, usagef("--link-gbps must be one or two numbers above 0, such as 1 or 1,2, not %q", x.links)
+		if err != nil || !(f >= leastRate && f <= mostRate) {
+			return nil, usagef("--link-gbps must be one or two numbers between %g and %.0f, such as 1 or 1,2, not %q", leastRate, mostRate, x.links)
 		}
 		rates = append(rates, f*1e9)
 	}
 	if len(rates) > 2 {
-		return nil, usagef("--link-gbps must be one or two numbers above 0, such as 1 or 1,2, not %q", x.links)
+		return nil, usagef("--link-gbps must be one or two numbers between %g and %.0f, such as 1 or 1,2, not %q", leastRate, mostRate, x.links)
 	}
 	d, err := cpu.Open(cpu.Options{Observe: watch, Links: cpu.Links{
 		Out: cpu.Link{BytesPerSecond: rates[0], Latency: cpuLatency},

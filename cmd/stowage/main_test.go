@@ -78,6 +78,7 @@ func TestUsageErrors(t *testing.T) {
 		"bench",
 		"bench cpy",
 		"bench cpy --help",
+		"help train x",
 		"frobnicate --help",
 		"--help trian",
 		"train fast --help",

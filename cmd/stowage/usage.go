@@ -114,6 +114,10 @@ func chooseCommand(cmd *cobra.Command, args []string) error {
 		e.text = "expected a command: " + strings.Join(names, ", ")
 		return e
 	}
+	if len(names) == 0 {
+		e.text = fmt.Sprintf("%s has no command %q", cmd.CommandPath(), args[0])
+		return e
+	}
 	e.text = fmt.Sprintf("unknown command %q", args[0])
 	if near := spell.Nearest(args[0], names); near != "" {
 		e.text += fmt.Sprintf(" (did you mean %q?)", near)
