@@ -166,6 +166,7 @@ func loadRun(dir string, most int64) (Run, error) {
 	sum, ok := run.readSummary(dir)
 	found = ok || found
 	found = run.readTraces(dir, most) || found
+	run.compareFiles(dir, sum)
 	if !found {
 		return run, &NoRunError{Path: dir, Why: "holds no run; " + expectRun, Folder: true}
 	}
@@ -332,6 +333,25 @@ func (r *Run) readTraces(dir string, most int64) (found bool) {
 	}
 	r.lacking(left, early, full)
 	return found
+}
+
+// compareFiles adds what the summary has and other files lack.
+func (r *Run) compareFiles(dir string, sum summary) {
+	var without []int
+	files := TraceFiles(dir)
+	for _, x := range sum.ranks {
+		if len(files) > 0 && !slices.ContainsFunc(files, func(f TraceFile) bool { return f.Rank == x.Rank }) {
+			without = append(without, x.Rank)
+		}
+	}
+	if len(without) > 0 {
+		slices.Sort(without)
+		r.miss("there is no trace of %s; what it would show is left out", ranksText(without))
+	}
+	i := slices.IndexFunc(sum.figures, func(f Figure) bool { return f.Name == "steps" })
+	if n := len(r.Steps.Step); i >= 0 && n > 0 && sum.figures[i].Value > float64(r.Steps.Step[n-1]) {
+		r.miss("%s ends after step %d of the %.0f that the summary has", MetricsFile, r.Steps.Step[n-1], sum.figures[i].Value)
+	}
 }
 
 // lacks collects the traces that have the same defect.

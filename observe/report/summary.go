@@ -38,7 +38,11 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 		return s, true
 	}
 	if !json.Valid(data) {
-		r.miss("%s ends early; what it has is shown", SummaryFile)
+		how := "is damaged"
+		if errors.Is(json.NewDecoder(bytes.NewReader(data)).Decode(new(any)), io.ErrUnexpectedEOF) {
+			how = "ends early"
+		}
+		r.miss("%s %s; what can be read of it is shown", SummaryFile, how)
 	}
 	var more struct {
 		Policy string          `json:"policy"`
@@ -250,6 +254,13 @@ func (r *Run) readMetrics(dir string) bool {
 		r.miss("%s has no line that can be read; losses and speeds of steps are not shown", MetricsFile)
 	case bad > 0:
 		r.miss("%s has %s", MetricsFile, plural(bad, "line that cannot be read", "lines that cannot be read"))
+	}
+	lost, last := 0, 0
+	for _, l := range lines {
+		lost, last = lost+max(0, l.Step-last-1), l.Step
+	}
+	if lost > bad {
+		r.miss("%s lacks %s", MetricsFile, plural(lost-bad, "step", "steps"))
 	}
 	if every := (len(lines) + mostSteps - 1) / mostSteps; every > 1 {
 		r.miss("the run has %d steps; the charts show one in %d", len(lines), every)
