@@ -275,7 +275,7 @@ func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmU
 		return err
 	}
 	cfg.Memory.Links = links
-	c.traces, c.told = nil, notes{}
+	c.traces, c.told, c.took, c.expected = nil, notes{}, nil, 0 // of another budget
 	if c.files != nil && !j.NoTrace {
 		c.traces = j.trace(&cfg)
 	}
