@@ -21,7 +21,7 @@ import (
 // of a field, without the struct that holds it.
 var settingFlags = map[string][]string{
 	"Model": {"model"}, "Data": {"data"}, "Text": {"data"}, "Steps": {"steps"}, "Seed": {"seed"}, "HoldOut": {"hold-out"}, "HeldOut": {"hold-out"}, "EvalEvery": {"eval-every"},
-	"Folder": {"out"}, "Resume": {"resume"}, "SaveEvery": {"save-every"}, "Keep": {"keep"},
+	"Folder": {"out"}, "Resume": {"resume"}, "SaveEvery": {"save-every"}, "Keep": {"keep"}, "Trace": {"trace"},
 
 	"PP": {"pp"}, "VPP": {"vpp"}, "EP": {"ep"}, "DP": {"dp"}, "Micro": {"micro", "mbs"}, "Seq": {"seq"}, "Microbatches": {"microbatches"},
 	"Dispatch": {"dispatch"}, "Capacity": {"capacity-factor"}, "Device": {"device"}, "Layers": {"layers"}, "Rank": {"rank"}, "Stage": {"stage"},

@@ -105,7 +105,6 @@ type trainFlags struct {
 	dryRun  bool
 	serve   string
 	plain   bool
-	trace   bool
 	args    []string // as typed
 	asJSON  *bool
 }
@@ -212,7 +211,7 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	announce()
-	job.NoTrace = !f.trace
+	job.NoTrace = !o.Trace
 	if f.dryRun {
 		return f.forecast(cmd, job, single)
 	}

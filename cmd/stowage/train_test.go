@@ -266,6 +266,21 @@ func TestTrainDiverges(t *testing.T) {
 	}
 }
 
+// A run that was started without traces is resumed without them, unless a flag asks.
+func TestResumeWithoutTrace(t *testing.T) {
+	t.Chdir(t.TempDir())
+	tiny := "train --model tiny-dense --policy none --pp 1 --dp 1 --micro 1 --seq 8 --microbatches 1 --trace=false --out run --steps 1"
+	for _, x := range []struct {
+		line  string
+		trace bool
+	}{{tiny, false}, {"train --out run --resume --steps 2", false}, {"train --out run --resume --steps 3 --trace", true}} {
+		trained(t, x.line)
+		if _, err := os.Stat("run/trace"); (err == nil) != x.trace {
+			t.Errorf("%s: the folder of traces: %v; want one: %v", x.line, err, x.trace)
+		}
+	}
+}
+
 // A resume that is refused leaves the options of the run as they were.
 func TestTrainRefusedResume(t *testing.T) {
 	words := inFolder(t)

@@ -30,7 +30,6 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.resume, "resume", false, "continue the run in --out")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "show the memory that the run would take, by rank and owner, and train nothing")
 	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags override it")
-	fs.BoolVar(&f.trace, "trace", true, "write traces to the folder; --trace=false leaves them out")
 	fs.StringVar(&f.serve, "serve", "", "serve a live page and /metrics at an `address` such as :8080, which is this machine only")
 	fs.BoolVar(&f.plain, "plain", false, "show progress as plain lines, on a terminal too")
 	f.asJSON = jsonFlag(cmd)
@@ -50,6 +49,7 @@ func addTrainOptions(f *pflag.FlagSet, o *run.Options) {
 	f.IntVar(&o.EvalEvery, "eval-every", o.EvalEvery, "`steps` from one evaluation with --hold-out to the next, 0 for one at the end")
 	f.IntVar(&o.SaveEvery, "save-every", o.SaveEvery, "`steps` from one checkpoint to the next, 0 for one at the end")
 	f.IntVar(&o.Keep, "keep", o.Keep, "`checkpoints` to keep")
+	f.BoolVar(&o.Trace, "trace", o.Trace, "write traces to the folder; --trace=false leaves them out")
 
 	f.IntVar(&o.PP, "pp", o.PP, "pipeline `stages` (default 2)")
 	f.IntVar(&o.VPP, "vpp", o.VPP, "model `chunks` of a stage (default 1)")

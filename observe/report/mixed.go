@@ -60,7 +60,7 @@ func rename(runs []Run) {
 
 // memoryOptions are the options that do not change the results of a run.
 var memoryOptions = []string{
-	"policy", "budget", "offload_modules", "offload_fraction", "recompute_modules", "stash_modules", "graph", "pool", "prefetch", "eval_every", "save_every", "keep",
+	"policy", "budget", "offload_modules", "offload_fraction", "recompute_modules", "stash_modules", "graph", "pool", "prefetch", "eval_every", "trace", "save_every", "keep",
 }
 
 // training returns a text that is equal for runs that trained the same on the same

@@ -75,8 +75,9 @@ type Options struct {
 	AuxLoss     *float64 `yaml:"aux_loss,omitempty"` // nil takes the model's
 	BiasRate    float64  `yaml:"bias_rate"`
 
-	SaveEvery int `yaml:"save_every"`
-	Keep      int `yaml:"keep"`
+	Trace     bool `yaml:"trace"` // write traces to the folder
+	SaveEvery int  `yaml:"save_every"`
+	Keep      int  `yaml:"keep"`
 
 	read []byte // the config.yaml of a run that these are the options of
 	note string // what was wrong with it, or ""
@@ -89,7 +90,7 @@ func DefaultOptions() Options {
 	return Options{
 		Model: ModelSpec{Name: "tiny-moe"}, Seed: 1, Micro: 8, Seq: 128, Microbatches: 2, Dispatch: "alltoall", Device: "cpu",
 		Fraction: 1, Prefetch: 1, GradComm: "fp32", LR: a.LR, MinLR: a.MinLR, WarmUp: a.WarmUp, Decay: a.Decay, Beta1: a.Beta1, Beta2: a.Beta2,
-		WeightDecay: a.WeightDecay, Clip: a.Clip, BiasRate: 1e-3, SaveEvery: 100, Keep: 2,
+		WeightDecay: a.WeightDecay, Clip: a.Clip, BiasRate: 1e-3, Trace: true, SaveEvery: 100, Keep: 2,
 	}
 }
 
