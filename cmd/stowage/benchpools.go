@@ -160,7 +160,7 @@ func readModel(file string) (*model.Model, error) {
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {
-		return nil, usagef("--model %s: %v; give a Hugging Face config.json", file, typeless(err))
+		return nil, usagef("--model %s: %v; give a Hugging Face config.json", file, input.Plain(err))
 	}
 	m.Name = cmp.Or(m.Name, file)
 	return m, nil

@@ -96,7 +96,7 @@ func TestBenchPoolsErrors(t *testing.T) {
 		"--recompute 999":                        {exitUsage, "--recompute 999 is more than the 118 layers of the largest model; give fewer"},
 		"now":                                    {exitUsage, `unexpected argument "now"`},
 		"--ep 3":                                 {exitUsage, "--ep 3 does not divide 8 experts; choose one that does"},
-		"--model " + bad:                         {exitUsage, "bad.json: the config is not a JSON object: unexpected end"},
+		"--model " + bad:                         {exitUsage, "bad.json: the config is not a JSON object: it ends too early"},
 		"--model " + list:                        {exitUsage, "list.json: the config is not a JSON object: expected an object, got array; give"},
 		"--model " + bad + ".json":               {exitUsage, "bad.json.json: the file cannot be read: no such file"},
 		"--model llama-3-8b --svg " + bad + "/x": {exitUsage, "--svg: cannot write "},

@@ -114,7 +114,7 @@ func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
 	}
 	history, err := bench.ReadHistory(bytes.NewReader(old))
 	if err != nil {
-		return usagef("--to %s: %v", file, typeless(err))
+		return usagef("--to %s: %v", file, input.Plain(err))
 	}
 	if len(old) > 0 && old[len(old)-1] != '\n' {
 		old = append(old, '\n')

@@ -106,7 +106,7 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 			return nil, usagef("--trace %s is a folder; give a file of routing counts", r.trace)
 		}
 		if t, err = routing.Read(in); err != nil {
-			return nil, usagef("--trace %s: %v", r.trace, typeless(err))
+			return nil, usagef("--trace %s: %v", r.trace, input.Plain(err))
 		}
 		return t, nil
 	}

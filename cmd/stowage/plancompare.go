@@ -66,7 +66,7 @@ func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planv
 	}
 	if r, err := planview.Read(data); r != nil || err != nil {
 		if err != nil {
-			err = usagef("--compare %s: %v", name, typeless(err))
+			err = usagef("--compare %s: %v", name, input.Plain(err))
 		}
 		return r, true, err
 	}

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -242,7 +241,7 @@ func planError(err error) error { return (&jobFlags{}).planError(err) }
 func (j *jobFlags) planError(err error) error {
 	var wrong *memory.SettingError
 	if !errors.As(err, &wrong) {
-		return usagef("%v", typeless(err))
+		return usagef("%v", input.Plain(err))
 	}
 	name, ok := planFlag[wrong.Setting]
 	switch {
@@ -255,26 +254,8 @@ func (j *jobFlags) planError(err error) error {
 		return usagef("%s", wrong.Named(name))
 	}
 	plain := *wrong
-	plain.Err = typeless(wrong.Err)
+	plain.Err = input.Plain(wrong.Err)
 	return usagef("%s", plain.Named(name))
-}
-
-// typeless rewords an error of encoding/json that names types of this program or rules of
-// its grammar.
-func typeless(err error) error {
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) && !strings.Contains(syntax.Error(), "unexpected end") {
-		return errors.New(strings.Replace(err.Error(), syntax.Error(), fmt.Sprintf("it is not JSON from character %d on", syntax.Offset), 1))
-	}
-	var typed *json.UnmarshalTypeError
-	if !errors.As(err, &typed) {
-		return err
-	}
-	why := fmt.Sprintf("expected an object, got %s", typed.Value)
-	if typed.Field != "" {
-		why = fmt.Sprintf("%s has the wrong kind of value (%s)", typed.Field, typed.Value)
-	}
-	return errors.New(strings.Replace(err.Error(), typed.Error(), why, 1))
 }
 
 // pathless returns an error of the file system without the file's name, which the

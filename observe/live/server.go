@@ -79,13 +79,8 @@ func Listen(address, version string) (*Server, error) {
 		return nil, err
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("port %d of %s is in use; give another, or :0 for any free port", port, host)
-	case errors.Is(err, syscall.EACCES):
-		return nil, fmt.Errorf("this user may not listen on port %d; give one above 1023", port)
-	case err != nil:
-		return nil, fmt.Errorf("cannot listen on %s: %w", net.JoinHostPort(host, strconv.Itoa(int(port))), cause(err))
+	if err != nil {
+		return nil, listenError(err, host, port)
 	}
 	var text bytes.Buffer
 	if err := page.Live(&text); err != nil {
@@ -111,6 +106,19 @@ func (s *Server) configure(l *limiter) {
 		ConnState: l.state,
 		ErrorLog:  log.New(io.Discard, "", 0), // problems of viewers do not concern the run
 	}
+}
+
+// listenError says why nothing listens on a port of a host.
+func listenError(err error, host string, port uint16) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("port %d of %s is in use; give another, or :0 for any free port", port, host)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("this user may not listen on port %d; give one above 1023", port)
+	case errors.As(err, new(*net.DNSError)):
+		return fmt.Errorf("the host %s is not known; give an address of this machine, or :%d for this machine alone", host, port)
+	}
+	return fmt.Errorf("cannot listen on %s: %w", net.JoinHostPort(host, strconv.Itoa(int(port))), cause(err))
 }
 
 // cause returns an error of the network without its address, which the sentence around

@@ -18,6 +18,14 @@ import (
 	"github.com/stowage-dev/stowage/observe/report"
 )
 
+// The sentence about an unknown host does not name the servers that were asked.
+func TestUnknownHost(t *testing.T) {
+	err := listenError(&net.OpError{Op: "listen", Err: &net.DNSError{Err: "no such host", Name: "host.invalid", Server: "10.0.0.1:53"}}, "host.invalid", 8080)
+	if want := "the host host.invalid is not known; give an address of this machine, or :8080 for this machine alone"; err.Error() != want {
+		t.Errorf("it says %q, want %q", err, want)
+	}
+}
+
 func TestParseAddress(t *testing.T) {
 	for text, want := range map[string]string{
 		"8080": "127.0.0.1 8080", ":8080": "127.0.0.1 8080", ":0": "127.0.0.1 0", "localhost:80": "localhost 80", "0.0.0.0:8080": "0.0.0.0 8080", "[::]:1": ":: 1",

@@ -256,7 +256,7 @@ func environment(dir string) (env Environment, missing []string) {
 	data, wrong := text(dir, EnvironmentFile)
 	if wrong == "" {
 		if err := json.Unmarshal(data, &env); err != nil {
-			wrong = fmt.Sprintf("%s is damaged (%v)", EnvironmentFile, err)
+			wrong = fmt.Sprintf("%s is damaged (%v)", EnvironmentFile, input.Plain(err))
 		}
 	}
 	if wrong != "" {

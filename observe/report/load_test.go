@@ -90,7 +90,7 @@ func TestLoadDamaged(t *testing.T) {
 		{"half a trace", cut(TraceName(0, 0), 0.5), "trace/rank-0.trace ends early", 5, 2, 1},
 		{"an empty trace", write(TraceName(0, 0), ""), "trace/rank-0.trace is left out: this is not a trace", 5, 2, 1},
 		{"no environment", remove(EnvironmentFile), "environment.json is not there; the command", 5, 2, 1},
-		{"a damaged environment", write(EnvironmentFile, "{"), "environment.json is damaged", 5, 2, 1},
+		{"a damaged environment", write(EnvironmentFile, "{"), "environment.json is damaged (it ends too early)", 5, 2, 1},
 		{"no options", remove(ConfigFile), "", 5, 2, 1},
 		{"options that are no text", write(ConfigFile, "a\xff"), "config.yaml is damaged", 5, 2, 1},
 		{"a folder for a file", func(dir string) error {

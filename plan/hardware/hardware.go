@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // GPU describes one accelerator and its links.
@@ -152,7 +154,7 @@ func sentence(err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "it ends too early"
 	}
-	return strings.TrimPrefix(err.Error(), "json: ")
+	return strings.TrimPrefix(input.Plain(err).Error(), "json: ")
 }
 
 // keys returns the names that a file may have.

@@ -10,6 +10,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // Version is the version of the format. Checkpoints of another version are not read.
@@ -87,7 +89,7 @@ func (m manifest) encode() ([]byte, error) {
 func parseManifest(text []byte, step int) (*manifest, error) {
 	var head struct{ Version int }
 	if err := json.Unmarshal(text, &head); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", manifestName, err)
+		return nil, fmt.Errorf("%s is damaged: %w", manifestName, input.Plain(err))
 	}
 	if head.Version != Version {
 		return nil, fmt.Errorf("%s has version %d, but this program reads version %d; use the program that wrote it", manifestName, head.Version, Version)
@@ -96,7 +98,7 @@ func parseManifest(text []byte, step int) (*manifest, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(m); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", manifestName, err)
+		return nil, fmt.Errorf("%s is damaged: %w", manifestName, input.Plain(err))
 	}
 	sum, err := m.sum()
 	if err != nil || sum != m.SHA256 {

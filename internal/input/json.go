@@ -1,0 +1,41 @@
+// This file owns the words for JSON that cannot be read.
+
+package input
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Plain rewords an error of encoding/json that names types of this program or rules of its
+// grammar. What wrappers say stays, and so do other errors.
+func Plain(err error) error {
+	old, why := "", ""
+	var syntax *json.SyntaxError
+	var typed *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		old = syntax.Error()
+		switch {
+		case strings.Contains(old, "unexpected end"):
+			why = "it ends too early"
+		case strings.Contains(old, "max depth"):
+			why = "it is nested too deeply"
+		default:
+			why = fmt.Sprintf("it is not JSON from character %d on", syntax.Offset)
+		}
+	case errors.As(err, &typed):
+		old, why = typed.Error(), fmt.Sprintf("expected an object, got %s", typed.Value)
+		if typed.Field != "" {
+			why = fmt.Sprintf("%s has the wrong kind of value (%s)", typed.Field, typed.Value)
+		}
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		old, why = io.ErrUnexpectedEOF.Error(), "it ends too early"
+	default:
+		return err
+	}
+	return errors.New(strings.Replace(err.Error(), old, why, 1))
+}
