@@ -98,6 +98,9 @@ func WriteFile(d FS, name string, text []byte) (err error) {
 	defer func() {
 		if err != nil {
 			_ = d.RemoveAll(work) // the caller gets the first error
+			if short := Cause(err); short != err {
+				err = &fs.PathError{Op: "write", Path: name, Err: short} // users do not know the other file
+			}
 		}
 	}()
 	f, err := d.Create(work)

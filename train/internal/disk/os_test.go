@@ -301,3 +301,15 @@ func TestPipes(t *testing.T) {
 		t.Error("a pipe was opened for writing")
 	}
 }
+
+// An error names the file that was to be written, not the one that would take its place.
+func TestWriteFileNamesTheFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "config")
+	if err := os.MkdirAll(filepath.Join(name, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := WriteFile(OS{}, name, []byte("x"))
+	if err == nil || !strings.HasPrefix(err.Error(), "write "+name+": ") || strings.Contains(err.Error(), ".tmp") {
+		t.Errorf("it says %v", err)
+	}
+}
