@@ -24,6 +24,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
@@ -115,11 +116,14 @@ func (o *Options) ReadFile(file string) error {
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", file, pathless(err))
 	}
-	if saysNothing(text) {
+	if text = withoutMark(text); saysNothing(text) {
 		return fmt.Errorf("%s says nothing; write options to it, such as \"steps: 100\", or give another file", file)
 	}
 	return o.parse(file, text)
 }
+
+// withoutMark removes the mark that some editors put before UTF-8.
+func withoutMark(text []byte) []byte { return bytes.TrimPrefix(text, []byte("\ufeff")) }
 
 // saysNothing reports whether YAML has no keys, only comments for example.
 func saysNothing(text []byte) bool {
@@ -128,6 +132,7 @@ func saysNothing(text []byte) bool {
 }
 
 func (o *Options) parse(file string, text []byte) error {
+	text = withoutMark(text)
 	strange := func(r rune) bool {
 		return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r)
 	}
@@ -141,6 +146,9 @@ func (o *Options) parse(file string, text []byte) error {
 	var said yaml.Error
 	switch {
 	case err == nil:
+		if err := checkSingle(file, text); err != nil {
+			return err
+		}
 		return checkWhole(file, text)
 	case !errors.As(err, &said):
 		return fmt.Errorf("%s: %w", file, err)
@@ -167,10 +175,25 @@ func (o *Options) parse(file string, text []byte) error {
 	}
 	var syntax *yaml.SyntaxError
 	if errors.As(err, &syntax) { // the parser's own words are about its grammar
+		t := said.GetToken()
+		switch {
+		case t == nil || t.Position == nil:
+		case strings.Contains(said.GetMessage(), "already defined"):
+			return fmt.Errorf("%s: %s is given twice; leave one of them out", at, t.Value)
+		case indentedByTab(text, t.Position.Line):
+			return fmt.Errorf("%s: a line begins with a tab; indent it with spaces", at)
+		}
 		return fmt.Errorf("%s: expected YAML such as steps: 100, got something that is not; look for a bracket or quote without its other half", at)
 	}
 	message, _, _ := strings.Cut(said.GetMessage(), "\n")
 	return fmt.Errorf("%s: %s", at, message)
+}
+
+// indentedByTab reports whether a line of a text, counted from one, begins with a tab or
+// has one behind spaces.
+func indentedByTab(text []byte, line int) bool {
+	lines := bytes.Split(text, []byte("\n"))
+	return line > 0 && line <= len(lines) && bytes.HasPrefix(bytes.TrimLeft(lines[line-1], " "), []byte("\t"))
 }
 
 // nodeName names a part of a YAML file in plain words.
@@ -188,6 +211,20 @@ func nodeName(n ast.NodeType) string {
 		return "true or false"
 	}
 	return "something else"
+}
+
+// checkSingle returns an error if there is a second document, which the parser ignores.
+func checkSingle(file string, text []byte) error {
+	tree, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil // the options could be read
+	}
+	for i, doc := range tree.Docs {
+		if i > 0 && doc.Body != nil && doc.Body.GetToken() != nil {
+			return fmt.Errorf("%s, line %d: expected one document, got a second one behind ---; write all options above it", file, doc.Body.GetToken().Position.Line)
+		}
+	}
+	return nil
 }
 
 // checkWhole returns an error if a whole number has a fraction, which the parser cuts off.

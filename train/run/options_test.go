@@ -89,3 +89,21 @@ func TestModulesWithoutEffect(t *testing.T) {
 		}
 	}
 }
+
+// A file of YAML that is wrong gets a sentence that says what is wrong.
+func TestWrongYAML(t *testing.T) {
+	for text, want := range map[string]string{
+		"\ufeffsteps: 3\n":              "",
+		"---\nsteps: 3\n":               "",
+		"steps: 3\nseed: 1\nsteps: 4\n": "f.yaml, line 3: steps is given twice",
+		"model:\n\thidden_size: 3\n":    "a line begins with a tab",
+		"steps: 3\n---\nseed: 1\n":      "f.yaml, line 3: expected one document",
+		"steps: [3\n":                   "look for a bracket",
+	} {
+		o := DefaultOptions()
+		err := o.parse("f.yaml", []byte(text))
+		if want == "" && (err != nil || o.Steps != 3) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %d steps, %v; want %q", text, o.Steps, err, want)
+		}
+	}
+}

@@ -74,6 +74,7 @@ const claims = 100
 // removes the folders that it made and that nobody else uses.
 func Claim(d FS, dir string) (l *Lock, err error) {
 	l = &Lock{disk: d, dir: filepath.Clean(dir)}
+	var missing error
 	for range claims {
 		made, err := MakeAll(d, l.dir)
 		l.made = append(l.made, made...)
@@ -86,6 +87,7 @@ func Claim(d FS, dir string) (l *Lock, err error) {
 			}
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			missing = err
 			continue
 		}
 		l.removeMade()
@@ -95,6 +97,9 @@ func Claim(d FS, dir string) (l *Lock, err error) {
 			return nil, err
 		}
 		return nil, fmt.Errorf("cannot %s %s: %w; choose a folder that you may write to", what, l.dir, Cause(err))
+	}
+	if len(l.made) == 0 && missing != nil { // nothing vanished, because nothing could be made
+		return nil, fmt.Errorf("cannot create the folder %s: %w; if it is a link, create the folder that it names, or choose a folder that can be created", l.dir, Cause(missing))
 	}
 	l.removeMade()
 	return nil, fmt.Errorf("the folder %s vanishes again and again: another process removes it; choose another folder", l.dir)

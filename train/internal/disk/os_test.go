@@ -313,3 +313,16 @@ func TestWriteFileNamesTheFile(t *testing.T) {
 		t.Errorf("it says %v", err)
 	}
 }
+
+// A folder that cannot be made is not said to vanish.
+func TestClaimWithoutPlace(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("nowhere", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{link, "/proc/x"} {
+		if _, err := Claim(OS{}, dir); err == nil || !strings.Contains(err.Error(), "cannot create the folder "+dir) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
