@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -175,6 +176,9 @@ func joinLists(f *pflag.FlagSet, args []string) (out []string) {
 
 // run trains, compares or forecasts, as the flags ask.
 func (f *trainFlags) run(cmd *cobra.Command) error {
+	if f.out != "" {
+		f.out = filepath.Clean(f.out) // so that all files and messages agree on b/../c
+	}
 	single, err := f.read(cmd.Flags())
 	if err != nil {
 		return err

@@ -281,6 +281,28 @@ func TestResumeWithoutTrace(t *testing.T) {
 	}
 }
 
+// A path with .. means the same to every file and message.
+func TestOutWithDots(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := errors.Join(os.MkdirAll("far/away", 0o755), os.Symlink("far/away", "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{"b/../c", "link/../z"} {
+		stdout, stderr, code := command(strings.Fields("train --model tiny-dense --policy none --pp 1 --dp 1 --micro 1 --seq 8 --microbatches 1 --steps 1 --out " + out)...)
+		if code != exitOK || !strings.Contains(stdout, "the run is in "+filepath.Clean(out)+"\n") {
+			t.Errorf("%s: code %d, %q, %q", out, code, stdout, stderr)
+		}
+		for _, file := range []string{"config.yaml", "report.html", "lock"} {
+			if _, err := os.Stat(filepath.Join(filepath.Clean(out), file)); err != nil {
+				t.Errorf("%s: %v", out, err)
+			}
+		}
+	}
+	if found, _ := filepath.Glob("far/*"); len(found) != 1 {
+		t.Errorf("files were written behind the link: %v", found)
+	}
+}
+
 // A resume that is refused leaves the options of the run as they were.
 func TestTrainRefusedResume(t *testing.T) {
 	words := inFolder(t)
