@@ -250,17 +250,19 @@ func TestLockIsNotCollected(t *testing.T) {
 // folder and lock. SPEC S9.2
 func TestClaimsAtOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	var inside, had atomic.Int32
+	var inside atomic.Int32
 	var wait sync.WaitGroup
 	for i := range 4 {
 		wait.Go(func() {
-			for round := range 100 {
+			for round := 0; round < 25; {
 				l, err := Claim(OS{}, dir)
 				var held *LockedError
 				if err != nil {
 					if !errors.As(err, &held) {
 						t.Errorf("refused with %v", err)
+						return
 					}
+					runtime.Gosched()
 					continue
 				}
 				if n := inside.Add(1); n > 1 {
@@ -269,7 +271,7 @@ func TestClaimsAtOnce(t *testing.T) {
 				if err := l.Held(); err != nil {
 					t.Error(err)
 				}
-				had.Add(1)
+				round++
 				runtime.Gosched()
 				inside.Add(-1)
 				end := l.Abandon
@@ -283,9 +285,6 @@ func TestClaimsAtOnce(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if had.Load() < 20 {
-		t.Errorf("the lock was taken only %d times", had.Load())
-	}
 }
 
 // A pipe under the name of a file does not block.
