@@ -25,9 +25,9 @@ import (
 const computeStream = "compute"
 
 // traceBytes limits the traces of all ranks together, and leastTraced is the least that
-// one rank may write. An event takes about 14 bytes, as many while it is read for the
-// report and 80 more for Perfetto, and a few microseconds: at most 1.7 million events,
-// 160 MB and some seconds at the end of a run.
+// one rank may write. An event takes about 14 bytes on the disk and in memory while the
+// report is made, and several times that for Perfetto: at most 1.7 million events at the
+// end of a run.
 const (
 	traceBytes  = 24 << 20
 	leastTraced = 256 << 10
