@@ -156,7 +156,7 @@ func loadModel(name string) (*model.Model, error) {
 func readModel(file string) (*model.Model, error) {
 	data, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return nil, usagef("--model %s: the file cannot be read: %v", file, pathless(err))
+		return nil, usagef("--model %s: the file cannot be read: %v", file, input.Cause(err))
 	}
 	m, err := model.ParseHF(data)
 	if err != nil {

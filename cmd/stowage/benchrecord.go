@@ -97,11 +97,7 @@ func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 		text, err = input.ReadFile(file, mostResult)
 	}
 	if err != nil {
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
-		return bench.Entry{}, err
+		return bench.Entry{}, input.Cause(err)
 	}
 	return bench.ReadEntry(text)
 }

@@ -99,7 +99,7 @@ func (r *replayFlags) load() (t *routing.Counts, err error) {
 	if !r.cmd.Flags().Changed("synth") {
 		in, err := input.Open(r.trace, mostCounts)
 		if err != nil {
-			return nil, usagef("--trace %s: the file cannot be read: %v", r.trace, pathless(err))
+			return nil, usagef("--trace %s: the file cannot be read: %v", r.trace, input.Cause(err))
 		}
 		defer func() { _ = in.Close() }()
 		if info, err := os.Stat(r.trace); err == nil && info.IsDir() {

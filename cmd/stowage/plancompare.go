@@ -62,7 +62,7 @@ const mostReport = 16 << 20
 func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planview.Report, done bool, err error) {
 	data, err := input.ReadFile(name, mostReport)
 	if err != nil {
-		return nil, false, usagef("--compare %s: the file cannot be read: %v", name, pathless(err))
+		return nil, false, usagef("--compare %s: the file cannot be read: %v", name, input.Cause(err))
 	}
 	if r, err := planview.Read(data); r != nil || err != nil {
 		if err != nil {

@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -172,7 +171,7 @@ func (j *jobFlags) source(settings map[string][]string) (name string, err error)
 	}
 	switch {
 	case err != nil:
-		return "", usagef("%s %s: the file cannot be read: %v", j.modelFlag, found[0], pathless(err))
+		return "", usagef("%s %s: the file cannot be read: %v", j.modelFlag, found[0], input.Cause(err))
 	case info.IsDir():
 		return "", usagef("%s %s is a folder; give a file in it", j.modelFlag, found[0])
 	}
@@ -225,7 +224,7 @@ const mostCounts = 1 << 29
 func readCounts(name string) (*routing.Counts, error) {
 	in, err := input.Open(name, mostCounts)
 	if err != nil {
-		return nil, fmt.Errorf("the file cannot be read: %w", pathless(err))
+		return nil, fmt.Errorf("the file cannot be read: %w", input.Cause(err))
 	}
 	defer in.Close()
 	return routing.Read(in)
@@ -256,14 +255,4 @@ func (j *jobFlags) planError(err error) error {
 	plain := *wrong
 	plain.Err = input.Plain(wrong.Err)
 	return usagef("%s", plain.Named(name))
-}
-
-// pathless returns an error of the file system without the file's name, which the
-// message has already.
-func pathless(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

@@ -30,7 +30,7 @@ figures). Errors are parts of the measured figure.`,
 		}
 		data, err := input.ReadFile(*file, input.Settings)
 		if err != nil {
-			return usagef("--cases %s: the file cannot be read: %v", *file, pathless(err))
+			return usagef("--cases %s: the file cannot be read: %v", *file, input.Cause(err))
 		}
 		r, err := planvalidate.File(data)
 		if err != nil {

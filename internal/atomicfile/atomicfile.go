@@ -1,6 +1,10 @@
 // Package atomicfile replaces files as a whole: a reader finds the old contents or the
 // new ones, and a full disk leaves the old ones.
 //
+// [Create], [Write] and [WriteBytes] write what a command was asked for: the path may be a
+// link or a device, the permissions of an old file stay, and nothing is synced. [Replace]
+// writes a file of a program's own so that it also survives a loss of power.
+//
 // This file owns the write.
 package atomicfile
 
@@ -12,7 +16,29 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
+
+// FS is the part of a file system that [Replace] needs.
+type FS interface {
+	// Create creates a file. It fails if the file exists.
+	Create(name string) (Output, error)
+	// Rename renames a file atomically and replaces the file that has the new name.
+	Rename(from, to string) error
+	// RemoveAll removes a file, or a folder with everything in it. It does not fail if
+	// there is none.
+	RemoveAll(name string) error
+	// SyncDir writes the names in a folder to the disk.
+	SyncDir(name string) error
+}
+
+// Output is a file that is being written.
+type Output interface {
+	io.WriteCloser
+	// Sync writes the data to the disk.
+	Sync() error
+}
 
 // File is a file that is being replaced:
 //
@@ -25,34 +51,55 @@ import (
 type File struct {
 	path string // as given, for errors
 	to   string // behind links
-	f    *os.File
+	work string // the temporary file, or "" if the path is written directly
+	out  Output // nil after Commit and Discard
 	b    *bufio.Writer
-	temp bool
-	mode fs.FileMode
+
+	rename  func(from, to string) error
+	remove  func(name string) error
+	syncDir func(name string) error // nil if neither data nor name are synced
 }
 
 // Create begins to replace the file at path. A link stays, and the file that it leads to
 // is replaced. Errors of a File name path.
 func Create(path string) (*File, error) {
-	x := &File{path: path, to: behind(path), temp: true, mode: 0o644}
+	x := &File{path: path, to: behind(path), rename: os.Rename, remove: os.Remove}
+	var f *os.File
 	var err error
+	mode := fs.FileMode(0o644)
 	switch info, cannot := os.Stat(x.to); {
 	case cannot == nil && info.IsDir():
 		return nil, x.failed(errors.New("it is a folder"))
 	case cannot == nil && !info.Mode().IsRegular():
-		x.temp = false
-		x.f, err = os.OpenFile(x.to, os.O_WRONLY, 0)
+		f, err = os.OpenFile(x.to, os.O_WRONLY, 0)
 	default:
 		if cannot == nil {
-			x.mode = info.Mode().Perm()
+			mode = info.Mode().Perm()
 		}
-		x.f, err = os.CreateTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-*")
+		f, err = createTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-*", mode)
+		if err == nil {
+			x.work = f.Name()
+		}
 	}
 	if err != nil {
 		return nil, x.failed(err)
 	}
-	x.b = bufio.NewWriterSize(x.f, 1<<20)
+	x.out, x.b = f, bufio.NewWriterSize(f, 1<<20)
 	return x, nil
+}
+
+// createTemp creates a temporary file with the given permissions, whatever the umask.
+func createTemp(dir, pattern string, mode fs.FileMode) (*os.File, error) {
+	f, err := os.CreateTemp(dir, pattern)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Chmod(mode); err != nil {
+		f.Close() // nothing was written
+		os.Remove(f.Name())
+		return nil, err
+	}
+	return f, nil
 }
 
 // behind returns the path that a link leads to, whether or not a file is there.
@@ -75,48 +122,86 @@ func (x *File) Write(p []byte) (int, error) { return x.b.Write(p) }
 
 // Commit puts the file in its place. If it returns an error, the old file is as it was.
 func (x *File) Commit() error {
-	if x.f == nil {
-		return nil
-	}
-	f := x.f
-	x.f = nil
-	err := x.b.Flush()
-	if err == nil && x.temp {
-		err = f.Chmod(x.mode)
-	}
-	if end := f.Close(); err == nil {
-		err = end
-	}
-	if err == nil && x.temp {
-		err = os.Rename(f.Name(), x.to)
-	}
-	if err != nil {
-		x.remove(f)
+	if err := x.commit(); err != nil {
 		return x.failed(err)
 	}
 	return nil
 }
 
-// Discard leaves the old file as it was, unless Commit was called.
-func (x *File) Discard() {
-	if x.f == nil {
-		return
+func (x *File) commit() error {
+	if x.out == nil {
+		return nil
 	}
-	f := x.f
-	x.f = nil
-	f.Close()
-	x.remove(f)
+	out := x.out
+	x.out = nil
+	err := x.b.Flush()
+	if err == nil && x.syncDir != nil {
+		err = out.Sync()
+	}
+	if e := out.Close(); err == nil {
+		err = e
+	}
+	if x.work == "" {
+		return err
+	}
+	if err == nil {
+		err = x.rename(x.work, x.to)
+	}
+	if err != nil {
+		_ = x.remove(x.work) // the caller gets the first error
+		return err
+	}
+	if x.syncDir == nil {
+		return nil
+	}
+	return x.syncDir(filepath.Dir(x.to))
 }
 
-func (x *File) remove(f *os.File) {
-	if x.temp {
-		os.Remove(f.Name())
+// Discard leaves the old file as it was, unless Commit was called.
+func (x *File) Discard() {
+	if x.out == nil {
+		return
+	}
+	_ = x.out.Close() // what was written is not wanted
+	x.out = nil
+	if x.work != "" {
+		_ = x.remove(x.work)
 	}
 }
 
 // failed adds the path to an error.
 func (x *File) failed(err error) error {
-	return fmt.Errorf("cannot write %s: %w", x.path, cause(err))
+	return fmt.Errorf("cannot write %s: %w", x.path, input.Cause(err))
+}
+
+// Replace replaces the file with the given name by text, through a temporary file whose
+// name follows from it. A reader, a kill and a loss of power find the old contents or the
+// new ones, and after Replace has returned only the new ones. Replace returns an
+// *fs.PathError about name if the file system fails. Only one process may write to the
+// folder at a time.
+func Replace(d FS, name string, text []byte) error {
+	err := replace(d, name, text)
+	if short := input.Cause(err); short != err {
+		return &fs.PathError{Op: "write", Path: name, Err: short} // users do not know the other file
+	}
+	return err
+}
+
+func replace(d FS, name string, text []byte) error {
+	work := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
+	if err := d.RemoveAll(work); err != nil { // a killed process left it
+		return err
+	}
+	out, err := d.Create(work)
+	if err != nil {
+		return err
+	}
+	x := &File{path: name, to: name, work: work, out: out, b: bufio.NewWriter(out), rename: d.Rename, remove: d.RemoveAll, syncDir: d.SyncDir}
+	defer x.Discard()
+	if _, err := x.Write(text); err != nil {
+		return err
+	}
+	return x.commit()
 }
 
 // Check returns the error that [Create] would return. Use it before long work whose
@@ -152,18 +237,4 @@ func WriteBytes(path string, text []byte) error {
 		_, err := w.Write(text)
 		return err
 	})
-}
-
-// cause returns an error of the file system without the path, which the sentence has
-// already.
-func cause(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	var link *os.LinkError
-	if errors.As(err, &link) {
-		return link.Err
-	}
-	return err
 }

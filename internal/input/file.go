@@ -71,11 +71,7 @@ func Open(name string, most int64) (*File, error) {
 	}
 	if err != nil {
 		f.Close() // nothing was written
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
-		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+		return nil, &fs.PathError{Op: "open", Path: name, Err: Cause(err)}
 	}
 	in := &File{f: f, name: name, left: most, most: most, pipe: info.Mode()&fs.ModeNamedPipe != 0}
 	if info.Mode().IsRegular() {
@@ -147,12 +143,16 @@ func ReadFile(name string, most int64) ([]byte, error) {
 	}
 }
 
-// Cause returns an error of the file system without the path, for a sentence that has
-// the path already.
+// Cause returns an error of the file system without the operation and the path that the os
+// package puts before it, for a sentence that names the path itself.
 func Cause(err error) error {
 	var path *fs.PathError
-	if errors.As(err, &path) {
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
 		return path.Err
+	case errors.As(err, &link):
+		return link.Err
 	}
 	return err
 }

@@ -72,6 +72,7 @@ var layers = []layer{
 	{pkg: "plan", may: with("internal/bucket", "internal/schedule"), pure: true},
 	{pkg: "internal/planview", may: with("plan"), pure: true},
 	{pkg: "internal/planvalidate", may: with("plan", "internal/planview"), pure: true},
+	{pkg: "internal/atomicfile", may: []string{"internal/input"}, pure: true},
 	{pkg: "observe", may: with("observe"), pure: true},
 	{pkg: "observe/trace", may: with(), pure: true},
 
@@ -94,7 +95,7 @@ var layers = []layer{
 		test: devices,
 	},
 	{pkg: "train/internal/data", may: with(), pure: true},
-	{pkg: "train/internal/disk", may: with(), pure: true},
+	{pkg: "train/internal/disk", may: with("internal/atomicfile"), pure: true},
 	{pkg: "train/internal/checkpoint", may: with("train/internal/disk"), pure: true},
 	{
 		pkg:  "train",
@@ -110,7 +111,6 @@ var layers = []layer{
 	},
 	// Commands choose the concrete device and may import everything. So may the packages that
 	// only commands import.
-	{pkg: "internal/atomicfile", may: nil, pure: false},
 	{pkg: "internal/bench", may: []string{"."}},
 	{pkg: "internal/doctor", may: []string{"."}},
 	{pkg: "cmd", may: []string{"."}},

@@ -154,12 +154,12 @@ func loadRun(dir string, most int64) (Run, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return run, &NoRunError{Path: dir, Why: "is not there; " + expectRun}
 	case err != nil:
-		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", pathless(err))}
+		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", input.Cause(err))}
 	case !info.IsDir():
 		return run, run.readSingleTrace(dir)
 	}
 	if _, err := os.ReadDir(dir); err != nil {
-		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", pathless(err))}
+		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", input.Cause(err))}
 	}
 	found := run.readOptions(dir)
 	found = run.readMetrics(dir) || found
@@ -206,15 +206,6 @@ func (r *Run) miss(format string, args ...any) {
 	r.Missing = append(r.Missing, fmt.Sprintf(format, args...))
 }
 
-// pathless returns an error without its path, which the sentence around it has.
-func pathless(err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err
-	}
-	return err
-}
-
 // text reads a small file. If it cannot, wrong says why.
 func text(dir, name string) (data []byte, wrong string) {
 	data, err := input.ReadFile(filepath.Join(dir, name), mostText)
@@ -222,7 +213,7 @@ func text(dir, name string) (data []byte, wrong string) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, name + " is not there"
 	case err != nil:
-		return nil, fmt.Sprintf("%s cannot be read: %v", name, pathless(err))
+		return nil, fmt.Sprintf("%s cannot be read: %v", name, input.Cause(err))
 	case len(data) == 0:
 		return nil, name + " is empty"
 	}
@@ -317,7 +308,7 @@ func (r *Run) readTraces(dir string, most int64) (found bool) {
 			t, err := readPacked(f.Path)
 			if err != nil {
 				left.add(name, f.Rank)
-				left.why = cmp.Or(left.why, pathless(err))
+				left.why = cmp.Or(left.why, input.Cause(err))
 				continue
 			}
 			t.Header.Rank = f.Rank

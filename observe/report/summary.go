@@ -241,13 +241,13 @@ func (r *Run) readMetrics(dir string) bool {
 		r.miss("%s is not there; losses and speeds of steps are not shown", MetricsFile)
 		return false
 	case err != nil:
-		r.miss("%s cannot be read: %v; losses and speeds of steps are not shown", MetricsFile, pathless(err))
+		r.miss("%s cannot be read: %v; losses and speeds of steps are not shown", MetricsFile, input.Cause(err))
 		return false
 	}
 	defer f.Close()
 	lines, bad, err := parseMetrics(f)
 	if err != nil {
-		r.miss("%s cannot be read to its end: %v", MetricsFile, pathless(err))
+		r.miss("%s cannot be read to its end: %v", MetricsFile, input.Cause(err))
 	}
 	switch {
 	case len(lines) == 0:

@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/atomicfile"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
@@ -82,14 +83,14 @@ func (c *collection) prepare() error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("cannot see whether %s holds a run: %w; give another folder", c.dir, pathless(err))
+		return fmt.Errorf("cannot see whether %s holds a run: %w; give another folder", c.dir, input.Cause(err))
 	case run:
 		return fmt.Errorf("%s holds a run; give another folder", c.dir)
 	}
 	for _, name := range train.Policies {
 		path := filepath.Join(c.dir, name)
 		if _, err := c.disk.List(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("cannot replace %s: %w", path, pathless(err))
+			return fmt.Errorf("cannot replace %s: %w", path, input.Cause(err))
 		}
 	}
 	err = c.finishSwap()
@@ -101,7 +102,7 @@ func (c *collection) prepare() error {
 		_, err = disk.MakeAll(c.disk, c.work)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot write %s: %w; give a folder that you may write to", c.dir, pathless(err))
+		return fmt.Errorf("cannot write %s: %w; give a folder that you may write to", c.dir, input.Cause(err))
 	}
 	there, err := c.disk.Exists(filepath.Join(c.dir, report.EnvironmentFile))
 	if err != nil {
@@ -335,7 +336,7 @@ func (c *collection) finish(done bool, version string) (file string) {
 	}
 	if done && !c.warned {
 		if err := c.swap(); err != nil {
-			c.warn(fmt.Errorf("cannot replace the files in %s: %w", c.dir, pathless(err)))
+			c.warn(fmt.Errorf("cannot replace the files in %s: %w", c.dir, input.Cause(err)))
 		} else {
 			c.first = false
 			c.p.show(c.dir)
@@ -357,7 +358,7 @@ func (c *collection) finish(done bool, version string) (file string) {
 		err = errors.Join(err, c.lock.Close())
 	}
 	if err != nil {
-		c.p.Say("warning: cannot clean up in %s: %v", c.dir, pathless(err))
+		c.p.Say("warning: cannot clean up in %s: %v", c.dir, input.Cause(err))
 	}
 	return file
 }

@@ -26,6 +26,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/disk"
@@ -157,7 +158,7 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 	}
 	was, err := f.remember(configName)
 	if err != nil {
-		return blame("Folder", fmt.Errorf("cannot read %s: %w", f.path(configName), pathless(err)))
+		return blame("Folder", fmt.Errorf("cannot read %s: %w", f.path(configName), input.Cause(err)))
 	}
 	if o.read != nil && !bytes.Equal(o.read, was) {
 		return blame("Folder", fmt.Errorf("another process changed the options in %s meanwhile; try again", f.path(configName)))
@@ -170,7 +171,7 @@ func (f *folder) begin(o *Options, done int, warn func(string)) (err error) {
 		return blame("Folder", err)
 	}
 	if err := disk.WriteFile(f.disk, f.path(configName), text); err != nil {
-		return blame("Folder", fmt.Errorf("cannot write %s: %w", f.path(configName), pathless(err)))
+		return blame("Folder", fmt.Errorf("cannot write %s: %w", f.path(configName), input.Cause(err)))
 	}
 	if err := f.openMetrics(done, warn); err != nil {
 		return blame("Folder", err)
@@ -206,7 +207,7 @@ func appendLine(to disk.Output, path string, v any) error {
 		return err
 	}
 	if _, err := to.Write(append(text, '\n')); err != nil {
-		err = fmt.Errorf("cannot write %s: %w", path, pathless(err))
+		err = fmt.Errorf("cannot write %s: %w", path, input.Cause(err))
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			err = fmt.Errorf("%w; free some space, and resume the run", err)
 		}
@@ -218,7 +219,7 @@ func appendLine(to disk.Output, path string, v any) error {
 // save writes a checkpoint by calling write. The metrics up to it are on the disk before.
 func (f *folder) save(write func(*checkpoint.Store) error) error {
 	if err := f.metrics.Sync(); err != nil {
-		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), pathless(err))
+		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), input.Cause(err))
 	}
 	f.cut = nil // a run with a checkpoint is not undone
 	return write(f.store)
@@ -231,7 +232,7 @@ func (f *folder) writeJSON(name string, v any) error {
 		return err
 	}
 	if err := disk.WriteFile(f.disk, f.path(name), text); err != nil {
-		return fmt.Errorf("cannot write %s: %w", f.path(name), pathless(err))
+		return fmt.Errorf("cannot write %s: %w", f.path(name), input.Cause(err))
 	}
 	return nil
 }
@@ -267,7 +268,7 @@ func (f *folder) close() error { return errors.Join(f.closeFiles(), f.lock.Close
 func (f *folder) closeFiles() (err error) {
 	if f.metrics != nil {
 		if err = f.metrics.Close(); err != nil {
-			err = fmt.Errorf("cannot close %s: %w", f.path(metricsName), pathless(err))
+			err = fmt.Errorf("cannot close %s: %w", f.path(metricsName), input.Cause(err))
 		}
 	}
 	if f.store != nil {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -98,7 +97,7 @@ func (s *ModelSpec) load() error {
 	}
 	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return blame("Model", fmt.Errorf("cannot read %s: %w", file, pathless(err)))
+		return blame("Model", fmt.Errorf("cannot read %s: %w", file, input.Cause(err)))
 	}
 	keys := map[string]any{}
 	// Python writes NaN into such files, which YAML allows and JSON does not.
@@ -201,14 +200,4 @@ func (s *ModelSpec) unused() (names []string) {
 		}
 	}
 	return names
-}
-
-// pathless returns an error of the file system without the path, which the sentence has
-// already.
-func pathless(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

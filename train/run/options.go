@@ -114,7 +114,7 @@ func (o *Options) ChoosePolicy() {
 func (o *Options) ReadFile(file string) error {
 	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return fmt.Errorf("cannot read %s: %w", file, pathless(err))
+		return fmt.Errorf("cannot read %s: %w", file, input.Cause(err))
 	}
 	if text = withoutMark(text); saysNothing(text) {
 		return fmt.Errorf("%s says nothing; write options to it, such as \"steps: 100\", or give another file", file)

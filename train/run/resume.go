@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -29,7 +30,7 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		problem = "is missing"
 	case err != nil:
-		return o, blame("Resume", fmt.Errorf("cannot read %s: %w", file, pathless(err)))
+		return o, blame("Resume", fmt.Errorf("cannot read %s: %w", file, input.Cause(err)))
 	case blank(text):
 		problem = "is empty"
 	case cutShort(text):

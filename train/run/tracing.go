@@ -16,6 +16,7 @@ import (
 
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/trace"
 	"github.com/stowage-dev/stowage/train"
@@ -132,7 +133,7 @@ func (t *tracing) attach(dir string, part int) (made []string, err error) {
 		made = append(made, folder)
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, pathless(err)))
+		return nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, input.Cause(err)))
 	}
 	if part == 0 { // remove the traces of an earlier run
 		for _, f := range report.TraceFiles(dir) {
@@ -211,7 +212,7 @@ func (l *lateFile) open(path string) error {
 		_, l.err = l.before.WriteTo(l.f)
 	}
 	if l.err != nil {
-		l.err = fmt.Errorf("cannot write %s: %w", path, pathless(l.err))
+		l.err = fmt.Errorf("cannot write %s: %w", path, input.Cause(l.err))
 	}
 	return l.err
 }

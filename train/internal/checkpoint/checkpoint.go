@@ -31,6 +31,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
@@ -100,7 +101,7 @@ func Open(o Options) (s *Store, err error) {
 		}
 	}
 	if err := makeFolder(s.disk, o.folder()); err != nil {
-		err = fmt.Errorf("cannot create the folder %s: %w; choose a folder that you may write to", o.folder(), disk.Cause(err))
+		err = fmt.Errorf("cannot create the folder %s: %w; choose a folder that you may write to", o.folder(), input.Cause(err))
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -119,7 +120,7 @@ func (s *Store) Close() error {
 func Steps(o Options) ([]int, error) {
 	names, err := o.fs().List(o.folder())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), disk.Cause(err))
+		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), input.Cause(err))
 	}
 	var steps []int
 	for _, name := range names {

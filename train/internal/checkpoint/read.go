@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -60,7 +61,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 	d, path := o.fs(), filepath.Join(o.folder(), nameOf(step))
 	f, err := d.Open(filepath.Join(path, manifestName))
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be opened: %w", manifestName, disk.Cause(err))
+		return nil, fmt.Errorf("%s cannot be opened: %w", manifestName, input.Cause(err))
 	}
 	defer f.Close()
 	if f.Size() > maxManifest {
@@ -68,7 +69,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 	}
 	text, err := io.ReadAll(io.NewSectionReader(f, 0, f.Size()))
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be read: %w", manifestName, disk.Cause(err))
+		return nil, fmt.Errorf("%s cannot be read: %w", manifestName, input.Cause(err))
 	}
 	m, err := parseManifest(text, step)
 	if err != nil {
@@ -92,7 +93,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 func verify(d disk.FS, path string, want file) error {
 	f, err := d.Open(path)
 	if err != nil {
-		return fmt.Errorf("cannot be opened: %w", disk.Cause(err))
+		return fmt.Errorf("cannot be opened: %w", input.Cause(err))
 	}
 	defer f.Close()
 	if f.Size() != want.Bytes {
@@ -100,7 +101,7 @@ func verify(d disk.FS, path string, want file) error {
 	}
 	h := sha256.New()
 	if _, err := io.CopyBuffer(h, io.NewSectionReader(f, 0, f.Size()), make([]byte, min(buffer, f.Size()+1))); err != nil {
-		return fmt.Errorf("cannot be read: %w", disk.Cause(err))
+		return fmt.Errorf("cannot be read: %w", input.Cause(err))
 	}
 	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
 		return errors.New("is damaged: its checksum does not match")
@@ -131,7 +132,7 @@ func (c *Checkpoint) tensors(k kind, rank int) (*Tensors, error) {
 	path := filepath.Join(c.Path, fileName(k, rank, c.Ranks))
 	f, err := c.disk.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open %s: %w", path, disk.Cause(err))
+		return nil, fmt.Errorf("cannot open %s: %w", path, input.Cause(err))
 	}
 	r, err := safetensors.NewReader(f, f.Size())
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
@@ -230,7 +231,7 @@ func (s *Store) discard(step int) {
 	name := nameOf(step)
 	gone := filepath.Join(s.folder(), temporary+"old-"+name)
 	if err := s.disk.Rename(filepath.Join(s.folder(), name), gone); err != nil {
-		s.warn("cannot remove the checkpoint %s: %v; remove it by hand", filepath.Join(s.folder(), name), disk.Cause(err))
+		s.warn("cannot remove the checkpoint %s: %v; remove it by hand", filepath.Join(s.folder(), name), input.Cause(err))
 		return
 	}
 	s.remove(gone)
@@ -240,7 +241,7 @@ func (s *Store) discard(step int) {
 func (s *Store) clean() {
 	names, err := s.disk.List(s.folder())
 	if err != nil {
-		s.warn("cannot look for temporary files of an earlier run in %s: %v", s.folder(), disk.Cause(err))
+		s.warn("cannot look for temporary files of an earlier run in %s: %v", s.folder(), input.Cause(err))
 	}
 	for _, name := range names {
 		if strings.HasPrefix(name, temporary) {
@@ -251,14 +252,14 @@ func (s *Store) clean() {
 
 func (s *Store) remove(path string) {
 	if err := s.disk.RemoveAll(path); err != nil {
-		s.warn("cannot remove %s: %v; remove it by hand", path, disk.Cause(err))
+		s.warn("cannot remove %s: %v; remove it by hand", path, input.Cause(err))
 	}
 }
 
 // failed returns the error for a checkpoint that could not be written.
 func (s *Store) failed(step int, need int64, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), disk.Cause(err))
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), input.Cause(err))
 	}
-	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), disk.Cause(err))
+	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), input.Cause(err))
 }

@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 //go:embed sample/opticks.txt.gz
@@ -169,12 +171,7 @@ func read(name string, files []source) (*Text, error) {
 	return NewText(name, text.Bytes()), nil
 }
 
-// unreadable drops what the os package puts before the reason: the sentence names
-// the path.
+// unreadable returns the error about a file that cannot be read.
 func unreadable(path string, err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		err = p.Err
-	}
-	return fmt.Errorf("%s cannot be read: %w; make it readable or give another path", path, err)
+	return fmt.Errorf("%s cannot be read: %w; make it readable or give another path", path, input.Cause(err))
 }

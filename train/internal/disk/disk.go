@@ -11,9 +11,10 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/stowage-dev/stowage/internal/atomicfile"
 )
 
 // FS is a file system. Its errors match fs.ErrNotExist, fs.ErrExist, fs.ErrPermission and
@@ -48,11 +49,7 @@ type FS interface {
 }
 
 // Output is a file that is being written.
-type Output interface {
-	io.WriteCloser
-	// Sync writes the data to the disk.
-	Sync() error
-}
+type Output = atomicfile.Output
 
 // Input is a file that is being read.
 type Input interface {
@@ -90,41 +87,7 @@ func ReadFile(d FS, name string, most int64) ([]byte, error) {
 // WriteFile replaces a file as a whole: a reader, a kill and a loss of power find the old
 // contents or the new ones, and after WriteFile has returned only the new ones. Only one
 // process may write to the folder at a time.
-func WriteFile(d FS, name string, text []byte) (err error) {
-	work := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
-	if err := d.RemoveAll(work); err != nil { // a killed process left it
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = d.RemoveAll(work) // the caller gets the first error
-			if short := Cause(err); short != err {
-				err = &fs.PathError{Op: "write", Path: name, Err: short} // users do not know the other file
-			}
-		}
-	}()
-	f, err := d.Create(work)
-	if err != nil {
-		return err
-	}
-	n, err := f.Write(text)
-	if err == nil && n < len(text) {
-		err = io.ErrShortWrite
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = d.Rename(work, name)
-	}
-	if err != nil {
-		return err
-	}
-	return d.SyncDir(filepath.Dir(name))
-}
+func WriteFile(d FS, name string, text []byte) error { return atomicfile.Replace(d, name, text) }
 
 // SyncAll writes a file, or a folder with everything in it, to the disk. No other process
 // may write to it.
@@ -178,18 +141,4 @@ func MakeAll(d FS, dir string) (made []string, err error) {
 		return made, err
 	}
 	return append(made, dir), d.SyncDir(parent)
-}
-
-// Cause removes the operation and the path that the os package puts before an error, for
-// sentences that name the path themselves.
-func Cause(err error) error {
-	var path *fs.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &path):
-		return path.Err
-	case errors.As(err, &link):
-		return link.Err
-	}
-	return err
 }

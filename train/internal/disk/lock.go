@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // LockName is the file in a run's folder that is locked. It stays when the lock ends: a
@@ -96,10 +98,10 @@ func Claim(d FS, dir string) (l *Lock, err error) {
 		if errors.As(err, &held) || errors.As(err, &strange) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("cannot %s %s: %w; choose a folder that you may write to", what, l.dir, Cause(err))
+		return nil, fmt.Errorf("cannot %s %s: %w; choose a folder that you may write to", what, l.dir, input.Cause(err))
 	}
 	if len(l.made) == 0 && missing != nil { // nothing vanished, because nothing could be made
-		return nil, fmt.Errorf("cannot create the folder %s: %w; if it is a link, create the folder that it names, or choose a folder that can be created", l.dir, Cause(missing))
+		return nil, fmt.Errorf("cannot create the folder %s: %w; if it is a link, create the folder that it names, or choose a folder that can be created", l.dir, input.Cause(missing))
 	}
 	l.removeMade()
 	return nil, fmt.Errorf("the folder %s vanishes again and again: another process removes it; choose another folder", l.dir)
@@ -175,7 +177,7 @@ func (l *Lock) Held() error {
 	current, err := l.file.Current()
 	switch {
 	case err != nil:
-		return fmt.Errorf("cannot check the lock of %s: %w", l.dir, Cause(err))
+		return fmt.Errorf("cannot check the lock of %s: %w", l.dir, input.Cause(err))
 	case !current:
 		return &LostError{l.dir}
 	}
@@ -186,7 +188,7 @@ func (l *Lock) Held() error {
 func (l *Lock) Close() error {
 	_ = l.file.Write(nil) // a wrong number is for people, and they see it only while another process begins
 	if err := l.file.Close(); err != nil {
-		return fmt.Errorf("cannot unlock %s: %w", l.dir, Cause(err))
+		return fmt.Errorf("cannot unlock %s: %w", l.dir, input.Cause(err))
 	}
 	return nil
 }

@@ -113,12 +113,12 @@ func (d OS) separate(name string, size int64) error {
 	return WriteFile(d, name, text)
 }
 
-type input struct {
+type openFile struct {
 	*os.File
 	size int64
 }
 
-func (f input) Size() int64 { return f.size }
+func (f openFile) Size() int64 { return f.size }
 
 // Open opens a regular file.
 func (d OS) Open(name string) (Input, error) {
@@ -132,7 +132,7 @@ func (d OS) Open(name string) (Input, error) {
 		f.Close()
 		return nil, err
 	}
-	return input{f, info.Size()}, nil
+	return openFile{f, info.Size()}, nil
 }
 
 // regular returns an error unless a file is a regular one.
