@@ -77,7 +77,7 @@ func (r *Reader) ReadAt(tensor string, p []byte, offset int64) error {
 		panic(fmt.Sprintf("safetensors: the file has no tensor %q", tensor))
 	}
 	e := &r.header.entries[i]
-	if offset < 0 || offset > e.end-e.begin || int64(len(p)) > e.end-e.begin-offset {
+	if offset < 0 || int64(len(p)) > e.end-e.begin-offset {
 		panic(fmt.Sprintf("safetensors: %d bytes from %d on are not in tensor %q of %d bytes", len(p), offset, tensor, e.end-e.begin))
 	}
 	return readAt(r.r, p, r.start+e.begin+offset)

@@ -6,7 +6,10 @@ package safetensors
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -112,6 +115,7 @@ func TestDamaged(t *testing.T) {
 		"half a dimension":   {`{"a":{"dtype":"U8","shape":[2.0],"data_offsets":[0,2]}}`, "xx", "whole number"},
 		"dimension is null":  {`{"a":{"dtype":"U8","shape":[null],"data_offsets":[0,2]}}`, "xx", "whole number"},
 		"huge dimension":     {`{"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,2]}}`, "xx", "whole number"},
+		"largest dimension":  {`{"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,2]}}`, "xx", "do not match the bytes"},
 		"overflow":           {`{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, "", "do not match the bytes"},
 		"overflow by type":   {`{"a":{"dtype":"U64","shape":[2305843009213693952],"data_offsets":[0,0]}}`, "", "do not match the bytes"},
 		"three offsets":      {`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2,2]}}`, "xx", "got 3"},
@@ -212,41 +216,94 @@ func TestRoundTrip(t *testing.T) {
 
 func TestProgrammersErrors(t *testing.T) {
 	one := NewLayout(nil, []Tensor{{"z", U8, []int{0}}, {"a", U8, []int{2}}, {"b", U8, []int{1}}})
-	writer := func() *Writer {
+	// writer has written the data of a and b that are given.
+	writer := func(data ...string) *Writer {
 		w, err := NewWriter(io.Discard, one)
 		if err != nil {
 			t.Fatal(err)
 		}
+		for i, d := range data {
+			if err := w.Write([]string{"a", "b"}[i], []byte(d)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		return w
 	}
-	r, err := open(write(t, nil, []Tensor{{"a", U8, []int{2}}}, []byte("xy"), 2))
+	r, err := open(write(t, nil, []Tensor{{"a", U8, []int{2}}, {"b", U8, []int{3}}}, []byte("xyxyz"), 2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, f := range map[string]func(){
-		"wrong order":     func() { _ = writer().Write("b", []byte("x")) },
-		"unknown name":    func() { _ = writer().Write("c", nil) },
-		"too much":        func() { _ = writer().Write("a", []byte("xxx")) },
-		"too little":      func() { w := writer(); _ = w.Write("a", []byte("x")); w.Close() },
-		"back again":      func() { w := writer(); _ = w.Write("a", []byte("xx")); _ = w.Write("b", nil); _ = w.Write("a", nil) },
-		"name twice":      func() { NewLayout(nil, []Tensor{{"a", U8, nil}, {"a", U8, nil}}) },
-		"reserved name":   func() { NewLayout(nil, []Tensor{{metadata, U8, nil}}) },
-		"no name":         func() { NewLayout(nil, []Tensor{{"", U8, nil}}) },
-		"name not UTF-8":  func() { NewLayout(nil, []Tensor{{"\xff", U8, nil}}) },
-		"negative":        func() { NewLayout(nil, []Tensor{{"a", U8, []int{-1}}}) },
-		"no type":         func() { NewLayout(nil, []Tensor{{"a", 99, nil}}) },
-		"no such tensor":  func() { _ = r.ReadAt("b", nil, 0) },
-		"beyond its end":  func() { _ = r.ReadAt("a", make([]byte, 2), 1) },
-		"before its data": func() { _ = r.ReadAt("a", nil, -1) },
+	for name, c := range map[string]struct {
+		want string
+		f    func()
+	}{
+		"wrong order":      {`tensor "b" is not the next one`, func() { _ = writer().Write("b", []byte("x")) }},
+		"unknown name":     {`tensor "c" is not the next one`, func() { _ = writer().Write("c", nil) }},
+		"nothing left":     {`tensor "c" is not the next one`, func() { w := writer("xx", "x"); _ = w.Write("c", nil) }},
+		"too much":         {`3 bytes for tensor "a", which lacks 2`, func() { _ = writer().Write("a", []byte("xxx")) }},
+		"too much behind":  {`2 bytes for tensor "b", which lacks 1`, func() { _ = writer("xx").Write("b", []byte("xx")) }},
+		"too little":       {`tensor "a" lacks 1 bytes`, func() { writer("x").Close() }},
+		"the last lacks":   {`tensor "b" lacks 1 bytes`, func() { writer("xx").Close() }},
+		"back again":       {`tensor "a" is not the next one`, func() { w := writer("xx", ""); _ = w.Write("a", nil) }},
+		"name twice":       {`"a" is empty, reserved`, func() { NewLayout(nil, []Tensor{{"a", U8, nil}, {"a", U8, nil}}) }},
+		"reserved name":    {`"__metadata__" is empty, reserved`, func() { NewLayout(nil, []Tensor{{metadata, U8, nil}}) }},
+		"no name":          {`"" is empty, reserved`, func() { NewLayout(nil, []Tensor{{"", U8, nil}}) }},
+		"name not UTF-8":   {`"\xff" is empty, reserved`, func() { NewLayout(nil, []Tensor{{"\xff", U8, nil}}) }},
+		"negative":         {"has no length", func() { NewLayout(nil, []Tensor{{"a", U8, []int{-1}}}) }},
+		"no type":          {"DType(99) is no type", func() { NewLayout(nil, []Tensor{{"a", 99, nil}}) }},
+		"next to a type":   {"DType(7) is no type", func() { NewLayout(nil, []Tensor{{"a", U64 + 1, nil}}) }},
+		"no such tensor":   {`no tensor "c"`, func() { _ = r.ReadAt("c", nil, 0) }},
+		"beyond its end":   {`2 bytes from 1 on are not in tensor "a" of 2 bytes`, func() { _ = r.ReadAt("a", make([]byte, 2), 1) }},
+		"too many bytes":   {`4 bytes from 0 on are not in tensor "b" of 3 bytes`, func() { _ = r.ReadAt("b", make([]byte, 4), 0) }},
+		"behind its end":   {`0 bytes from 4 on are not in tensor "b" of 3 bytes`, func() { _ = r.ReadAt("b", nil, 4) }},
+		"far behind":       {"are not in tensor", func() { _ = r.ReadAt("b", nil, math.MaxInt64) }},
+		"before its data":  {"0 bytes from -1 on", func() { _ = r.ReadAt("a", nil, -1) }},
+		"before the first": {"0 bytes from -1 on", func() { _ = r.ReadAt("b", nil, -1) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
+				if got := fmt.Sprint(recover()); !strings.Contains(got, c.want) {
+					t.Errorf("got the panic %q, want words with %q", got, c.want)
 				}
 			}()
-			f()
+			c.f()
 		})
+	}
+}
+
+// brokenReader gives some bytes and then an error.
+type brokenReader struct {
+	n   int
+	err error
+}
+
+func (b brokenReader) ReadAt(p []byte, _ int64) (int, error) { return min(b.n, len(p)), b.err }
+
+func TestReadFails(t *testing.T) {
+	broken := errors.New("the disk is broken")
+	for _, c := range []struct {
+		r    io.ReaderAt
+		want error
+	}{
+		{brokenReader{3, broken}, broken},
+		{brokenReader{3, io.EOF}, io.ErrUnexpectedEOF},
+		{brokenReader{3, nil}, io.ErrUnexpectedEOF},
+	} {
+		if _, err := NewReader(c.r, 100); err != c.want {
+			t.Errorf("%+v: got %v, want %v", c.r, err, c.want)
+		}
+	}
+}
+
+// The largest length is a length.
+func TestLargest(t *testing.T) {
+	if n := (Tensor{"a", U8, []int{math.MaxInt64}}).Bytes(); n != math.MaxInt64 {
+		t.Errorf("got %d bytes", n)
+	}
+	// A header of the largest length is read: it is missing here, not too long.
+	length := binary.LittleEndian.AppendUint64(nil, maxHeader)
+	if _, err := NewReader(bytes.NewReader(length), 1<<40); err != io.ErrUnexpectedEOF {
+		t.Errorf("a header of the largest length: %v", err)
 	}
 }
 
