@@ -239,6 +239,47 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// A run may save before its first step and have one rank. Its checkpoint holds the run's
+// description of itself unless the caller passes another one.
+func TestSmallest(t *testing.T) {
+	_, o, _ := stage(t, false)
+	o.Run = json.RawMessage(`{"name":"of the store"}`)
+	s := mustOpen(t, o)
+	other := json.RawMessage(`{"name":"of the caller"}`)
+	for step, run := range []json.RawMessage{o.Run, other} {
+		meta := metaOf(step)
+		if step > 0 {
+			meta.Run = other
+		}
+		if err := s.Save(meta, ranksOf(step)[:1]); err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.Latest()
+		if err != nil || c.Step != step || c.Ranks != 1 || !same(c.Run, run) {
+			t.Fatalf("step %d: %+v, %v", step, c, err)
+		}
+		f, err := c.Model(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, rank := range []int{-1, 1} {
+			if text := panicOf(func() { _, _ = c.Model(rank) }); !strings.Contains(text, fmt.Sprintf("rank %d is not one of", rank)) {
+				t.Errorf("rank %d: %q", rank, text)
+			}
+		}
+	}
+}
+
+// panicOf returns what f panics with, as text.
+func panicOf(f func()) (text string) {
+	defer func() { text = fmt.Sprint(recover()) }()
+	f()
+	return ""
+}
+
 // The same step again is not written; another run's and later ones are refused.
 func TestSaveTwice(t *testing.T) {
 	m, o, _ := stage(t, true)

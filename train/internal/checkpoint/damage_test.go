@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -203,6 +204,33 @@ func TestManifestRefused(t *testing.T) {
 		}
 		if len(*warnings) != 1 || !strings.Contains((*warnings)[0], want) {
 			t.Errorf("%s: %q", want, *warnings)
+		}
+	}
+}
+
+// A manifest may say that a file is empty, and the file may be: it is refused in words.
+func TestEmptyFile(t *testing.T) {
+	for size, want := range []string{"got only 0 bytes", "got only 1 bytes"} {
+		m, o, warnings := stage(t, true)
+		content := make([]byte, size)
+		spoil(t, m, o, 20, newest[1], func([]byte) []byte { return content })
+		spoil(t, m, o, 20, manifestName, func(b []byte) []byte {
+			var x manifest
+			if err := json.Unmarshal(b, &x); err != nil {
+				t.Fatal(err)
+			}
+			x.Files[0].Bytes, x.Files[0].SHA256 = int64(size), fmt.Sprintf("%x", sha256.Sum256(content))
+			b, err := x.encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		})
+		if c, err := Latest(o); err != nil || c.Step != 10 {
+			t.Errorf("%d bytes: %v, %v", size, c, err)
+		}
+		if len(*warnings) != 1 || !strings.Contains((*warnings)[0], want) {
+			t.Errorf("%d bytes: %q", size, *warnings)
 		}
 	}
 }
