@@ -60,7 +60,7 @@ func TestModulesThatCannotBeNamed(t *testing.T) {
 
 // A run remarks on the modules that its model does not have, once for all ranks.
 func TestModulesWithoutEffect(t *testing.T) {
-	ranks := []memory.Summary{{Groups: []memory.GroupSummary{{Name: "core_attn"}}}, {Groups: []memory.GroupSummary{{Name: "fused_group_mlp"}, {Name: "router"}}}}
+	ranks := []report.RankSummary{{Policy: []report.PolicyRow{{Group: "core_attn"}}}, {Policy: []report.PolicyRow{{Group: "fused_group_mlp"}, {Group: "router"}}}}
 	for _, x := range []struct {
 		options Options
 		want    []string

@@ -29,7 +29,7 @@ type Summary struct {
 	Device   int64   `json:"peak_device_bytes"` // of the fullest rank
 	Host     int64   `json:"peak_host_bytes"`
 	Loss     float64 `json:"final_loss"`
-	Digest   string  `json:"params_sha256"`
+	Digest   string  `json:"params_sha256,omitempty"`
 	Reruns   int     `json:"reruns"`
 	Tokens   int64   `json:"tokens"`
 	Seconds  float64 `json:"seconds"`
@@ -187,6 +187,9 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 			return r.out, err
 		}
 		if last || stopped || o.SaveEvery > 0 && r.t.StepsDone()%o.SaveEvery == 0 {
+			if r.folder != nil && (last || stopped) {
+				_ = r.folder.writeJSON(summaryName, r.summaryFile()) // for a run that is killed before finish, which returns the error
+			}
 			if err := r.save(); err != nil {
 				return r.out, err
 			}
@@ -252,46 +255,88 @@ func (r *run) save() error {
 	return nil
 }
 
-// finish completes the summary and writes it.
-func (r *run) finish(finished bool) (err error) {
+// summaryFile is what summary.json holds.
+type summaryFile struct {
+	Summary
+	Step   float64              `json:"step_ms,omitempty"`
+	Traced string               `json:"traced,omitempty"`
+	Ranks  []report.RankSummary `json:"by_rank"`
+}
+
+// summaryFile returns what is known of the steps that this process trained. The run has
+// not finished.
+func (r *run) summaryFile() summaryFile {
 	s := &r.out
 	most := fullest(peaksOf(r.t, r.told.before))
-	s.Steps, s.Finished, s.Device, s.Host = r.t.StepsDone(), finished, most.Device, most.Host
-	if s.Tokens == 0 && r.folder != nil { // the run was resumed after its last step
-		was := &r.folder.was
-		s.Tokens, s.Reruns, r.told.took = was.tokens, was.reruns, was.took
-		for _, t := range was.took {
-			s.Seconds += t
-		}
-	}
+	s.Steps, s.Device, s.Host = r.t.StepsDone(), most.Device, most.Host
+	s.Forecast = r.told.highest()
 	if s.Seconds > 0 {
 		s.Speed = float64(s.Tokens) / s.Seconds
 	}
-	if s.Eval == nil && finished { // it was resumed after its last step too
+	return summaryFile{*s, r.told.stepTime(), r.traces.gaps(), r.told.rankSummaries(r.t)}
+}
+
+// completeSummary returns what is known of a run that was resumed after its last step:
+// what its metrics say, and what it wrote before its last checkpoint.
+func (r *run) completeSummary() summaryFile {
+	s, was := &r.out, &r.folder.was
+	s.Tokens, s.Reruns, r.told.took = was.tokens, was.reruns, was.took
+	for _, t := range was.took {
+		s.Seconds += t
+	}
+	f := r.summaryFile()
+	old, err := r.folder.readSummaryFile()
+	if err != nil || old.Steps != s.Steps || old.Policy != s.Policy || len(old.Ranks) != len(f.Ranks) {
+		return f
+	}
+	s.Forecast, f.Traced = old.Forecast, old.Traced
+	for i, rank := range old.Ranks {
+		rank.Device, rank.Host = f.Ranks[i].Device, f.Ranks[i].Host
+		f.Ranks[i] = rank
+	}
+	return f
+}
+
+// finish completes the summary and writes it.
+func (r *run) finish(finished bool) (err error) {
+	s := &r.out
+	known := r.summaryFile
+	if s.Tokens == 0 && r.folder != nil { // no step was left
+		known = r.completeSummary
+	}
+	f := known()
+	s.Finished = finished
+	if s.Eval == nil && finished { // the run was resumed after its last step
 		if s.Eval, err = r.evaluate(); err != nil {
 			return err
 		}
 	}
-	s.Notes = r.withoutEffect(groupNames(r.t.Summaries()))
+	if names := groupNames(f.Ranks); len(names) > 0 { // without any, nothing is known of the groups
+		s.Notes = r.withoutEffect(names)
+	}
 	if s.Digest, err = r.t.Digest(); err != nil || r.folder == nil {
 		return err
 	}
-	s.Forecast = r.told.highest()
-	return r.folder.writeJSON(summaryName, struct {
-		Summary
-		Step   float64              `json:"step_ms,omitempty"`
-		Traced string               `json:"traced,omitempty"`
-		Ranks  []report.RankSummary `json:"by_rank"`
-	}{*s, r.told.stepTime(), r.traces.gaps(), r.told.rankSummaries(r.t)})
+	f.Summary = *s
+	return r.folder.writeJSON(summaryName, f)
 }
 
 // readSummary reads the summary of a run that finished after so many steps. A run that
-// was killed between its last checkpoint and its summary has none.
+// was killed between its last checkpoint and its end has none.
 func (f *folder) readSummary(steps int) (s Summary, ok bool) {
-	text, err := disk.ReadFile(f.disk, f.path(summaryName), mostConfig)
-	ok = err == nil && json.Unmarshal(text, &s) == nil && s.Finished && s.Steps == steps
+	file, err := f.readSummaryFile()
+	s = file.Summary
+	ok = err == nil && s.Finished && s.Steps == steps
 	s.idle = ok
 	return s, ok
+}
+
+func (f *folder) readSummaryFile() (s summaryFile, err error) {
+	text, err := disk.ReadFile(f.disk, f.path(summaryName), mostConfig)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	return s, err
 }
 
 // WriteText prints the summary for people.

@@ -95,10 +95,10 @@ func (a *notes) rankSummaries(t *train.Trainer) (out []report.RankSummary) {
 }
 
 // groupNames returns the names of the groups of all ranks.
-func groupNames(ranks []memory.Summary) (names []string) {
-	for _, s := range ranks {
-		for _, g := range s.Groups {
-			names = append(names, g.Name)
+func groupNames(ranks []report.RankSummary) (names []string) {
+	for _, r := range ranks {
+		for _, g := range r.Policy {
+			names = append(names, g.Group)
 		}
 	}
 	return names
