@@ -45,11 +45,15 @@ func tiny() Options {
 }
 
 func attemptWith(p *disktest.Process, o Options, resume bool) (s Summary, err error) {
+	return attemptTraced(p, o, resume, false)
+}
+
+func attemptTraced(p *disktest.Process, o Options, resume, traced bool) (s Summary, err error) {
 	j, err := NewJob(o, machine(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		return s, err
 	}
-	j.fs, j.NoTrace = p, true
+	j.fs, j.NoTrace = p, !traced
 	return j.Run(context.Background(), "/disk/run", resume, NewProgress(io.Discard, nil, nil))
 }
 

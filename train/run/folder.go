@@ -24,6 +24,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
@@ -59,6 +60,7 @@ type folder struct {
 	// What undo restores:
 	before map[string][]byte // contents of files that were there
 	cut    *tail             // of the metrics, or nil
+	aside  []string          // traces of an earlier run under the names that setAside returns
 }
 
 // tail is what a file held behind a size.
@@ -222,7 +224,16 @@ func (f *folder) save(write func(*checkpoint.Store) error) error {
 		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), input.Cause(err))
 	}
 	f.cut = nil // a run with a checkpoint is not undone
+	f.dropAside()
 	return write(f.store)
+}
+
+// dropAside removes the traces of an earlier run.
+func (f *folder) dropAside() {
+	for _, path := range f.aside {
+		_ = f.disk.Remove(path) // the next run tries again
+	}
+	f.aside = nil
 }
 
 // writeJSON replaces a file in the folder with indented JSON.
@@ -258,12 +269,21 @@ func (f *folder) undo() error {
 		for i := len(f.made) - 1; i >= 0; i-- {
 			_ = f.disk.Remove(f.made[i]) // fails for a folder that holds something else, which stays
 		}
+		for _, path := range f.aside {
+			name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "."), ".before")
+			_ = f.disk.Rename(path, filepath.Join(filepath.Dir(path), name)) // as above
+		}
 	}
 	return errors.Join(f.closeFiles(), f.lock.Abandon())
 }
 
 // close closes the metrics and ends the lock.
-func (f *folder) close() error { return errors.Join(f.closeFiles(), f.lock.Close()) }
+func (f *folder) close() error {
+	if len(f.aside) > 0 && f.lock.Held() == nil {
+		f.dropAside()
+	}
+	return errors.Join(f.closeFiles(), f.lock.Close())
+}
 
 func (f *folder) closeFiles() (err error) {
 	if f.metrics != nil {

@@ -34,10 +34,10 @@ func (r *run) describe(resumed bool) {
 	}
 	part := 0
 	if resumed {
-		part = nextPart(f.dir)
+		part = nextPart(f.disk, f.dir)
 	}
-	made, err := r.traces.attach(f.dir, part)
-	if f.made = append(f.made, made...); err != nil {
+	made, aside, err := r.traces.attach(f.disk, f.dir, part)
+	if f.made, f.aside = append(f.made, made...), aside; err != nil {
 		r.p.Say("warning: %v; the run continues without a trace", err)
 	}
 }

@@ -1,5 +1,7 @@
 // This file owns the traces of a run: one for each rank, written during the training. A
-// trace that cannot be written is a warning and never ends a run.
+// trace that cannot be written is a warning and never ends a run. Traces are synced when
+// they are closed: a loss of power before may cost them their end, and readers take what
+// there is.
 
 package run
 
@@ -8,7 +10,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/trace"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // computeStream is the name that the trainer gives the stream it computes on.
@@ -125,31 +127,57 @@ func (t *tracing) gaps() string {
 	return fmt.Sprintf("from step %d on one step in %d", t.thinned, fullInterval)
 }
 
-// attach writes the traces to a run's folder. part counts the resumptions before. It
-// returns the files and folders that it created.
-func (t *tracing) attach(dir string, part int) (made []string, err error) {
+// attach writes the traces to a run's folder. part counts the resumptions before. The
+// first part replaces the traces of an earlier run, which it renames. attach returns the
+// files and folders that it created, and the new names of those that it renamed.
+func (t *tracing) attach(d disk.FS, dir string, part int) (made, aside []string, err error) {
 	folder := filepath.Join(dir, report.TraceFolder)
-	if !exists(folder) {
-		made = append(made, folder)
+	if made, err = disk.MakeAll(d, folder); err != nil {
+		return nil, nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, input.Cause(err)))
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, input.Cause(err)))
+	names, err := d.List(folder)
+	if err != nil {
+		return made, nil, t.fail(fmt.Errorf("cannot read %s: %w", folder, input.Cause(err)))
 	}
-	if part == 0 { // remove the traces of an earlier run
-		for _, f := range report.TraceFiles(dir) {
-			if f.Part > 0 || f.Rank >= len(t.ranks) {
-				err = cmp.Or(err, os.Remove(f.Path))
+	for _, name := range names {
+		path := filepath.Join(folder, name)
+		switch old, _ := filepath.Match(setAside("rank-*.trace"), name); {
+		case old: // a killed process left it
+			err = cmp.Or(err, d.Remove(path))
+		case part == 0 && tracePart(name) >= 0:
+			to := filepath.Join(folder, setAside(name))
+			if e := d.Rename(path, to); e != nil {
+				err = cmp.Or(err, e)
+				continue
 			}
+			aside = append(aside, to)
 		}
 	}
 	for rank, r := range t.ranks {
 		path := filepath.Join(dir, report.TraceName(rank, part))
-		if !exists(path) {
-			made = append(made, path)
+		if e := r.file.open(d, path); e != nil {
+			err = cmp.Or(err, e)
+			continue
 		}
-		err = cmp.Or(err, r.file.open(path))
+		made = append(made, path)
 	}
-	return made, t.fail(err)
+	return made, aside, t.fail(cmp.Or(err, d.SyncDir(folder)))
+}
+
+// setAside returns the name that a trace has until the run that replaces it cannot be
+// undone any more. No reader takes such a file for a trace.
+func setAside(name string) string { return "." + name + ".before" }
+
+// tracePart returns the part of a trace's name, or -1 if the name is not that of a trace.
+func tracePart(name string) (part int) {
+	var rank int
+	if n, _ := fmt.Sscanf(name, "rank-%d.%d.trace", &rank, &part); n < 2 {
+		part = 0
+	}
+	if filepath.Join(report.TraceFolder, name) != report.TraceName(rank, part) {
+		return -1
+	}
+	return part
 }
 
 // fail gives up on all files if one cannot be written.
@@ -174,9 +202,10 @@ func (t *tracing) close() (err error) {
 }
 
 // nextPart returns the number of the trace's part that a resumed run writes.
-func nextPart(dir string) (part int) {
-	for _, f := range report.TraceFiles(dir) {
-		part = max(part, f.Part+1)
+func nextPart(d disk.FS, dir string) (part int) {
+	names, _ := d.List(filepath.Join(dir, report.TraceFolder)) // without a folder there are none
+	for _, name := range names {
+		part = max(part, tracePart(name)+1)
 	}
 	return part
 }
@@ -186,7 +215,7 @@ func nextPart(dir string) (part int) {
 type lateFile struct {
 	mu     sync.Mutex
 	before bytes.Buffer
-	f      *os.File
+	f      disk.Output
 	err    error
 	size   atomic.Int64
 }
@@ -205,10 +234,12 @@ func (l *lateFile) Write(p []byte) (n int, err error) {
 	return n, l.err
 }
 
-func (l *lateFile) open(path string) error {
+func (l *lateFile) open(d disk.FS, path string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.f, l.err = os.Create(path); l.err == nil {
+	f, err := d.Create(path)
+	if l.err = err; err == nil {
+		l.f = f
 		_, l.err = l.before.WriteTo(l.f)
 	}
 	if l.err != nil {
@@ -225,13 +256,14 @@ func (l *lateFile) lose(err error) {
 	l.before = bytes.Buffer{}
 }
 
+// close syncs the file and closes it.
 func (l *lateFile) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.f == nil {
 		return nil
 	}
-	err := l.f.Close()
+	err := cmp.Or(l.f.Sync(), l.f.Close())
 	l.f, l.err = nil, cmp.Or(l.err, errors.New("the trace is closed"))
 	return err
 }

@@ -1,9 +1,12 @@
 package run
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +16,8 @@ import (
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/trace"
 	"github.com/stowage-dev/stowage/train"
+	"github.com/stowage-dev/stowage/train/internal/disk"
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
 
 // steps emits so many steps of a hundred storages, each with an evaluation behind it.
@@ -44,7 +49,7 @@ func TestLongTrace(t *testing.T) {
 	const steps = 330
 	tr.steps(10)
 	dir := t.TempDir()
-	made, err := tr.attach(dir, 0)
+	made, _, err := tr.attach(disk.OS{}, dir, 0)
 	if err != nil || len(made) != 5 {
 		t.Fatalf("%q, %v", made, err)
 	}
@@ -109,6 +114,94 @@ func TestTraceWithoutFolder(t *testing.T) {
 		if _, there := os.Stat(filepath.Dir(dir)); there == nil || !isInput(err) {
 			t.Errorf("%d KiB: something is left after %v", int64(kib), err)
 		}
+	}
+}
+
+// A run was killed before its first checkpoint. A new run in its folder that is refused
+// in a step leaves its traces, and one that trains replaces them.
+func TestTracesOfADeadRun(t *testing.T) {
+	for _, kib := range []memory.Bytes{450, 1 << 20} {
+		o := DefaultOptions()
+		o.Model, o.Micro, o.Seq, o.Steps, o.Policy, o.Budget = small(), 1, 32, 2, "budget", (kib * memory.KiB).Exact()
+		j, err := NewJob(o, machine(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		config, err := o.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		const hidden = ".rank-1.trace.before" // of another killed run
+		before := map[string]string{configName: string(config), report.TraceName(0, 0): "zero", report.TraceName(0, 2): "two", report.TraceName(7, 0): "seven"}
+		for name, text := range before {
+			if err := cmp.Or(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, report.TraceFolder, hidden), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err = j.Run(context.Background(), dir, false, NewProgress(io.Discard, nil, nil))
+		if kib > 450 {
+			list, e := os.ReadDir(filepath.Join(dir, report.TraceFolder))
+			x, cannot := report.ReadTrace(filepath.Join(dir, report.TraceName(0, 0)))
+			if err := cmp.Or(err, e, cannot); err != nil || len(list) != j.config.Layout.Ranks() || x.Cut != nil || len(x.Events) == 0 {
+				t.Errorf("a run that trains has the traces %v, %v", list, err)
+			}
+			continue
+		}
+		if !isInput(err) {
+			t.Fatalf("the run ended with %v", err)
+		}
+		for name, text := range before {
+			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != text {
+				t.Errorf("%s holds %q, %v, after a run that was refused", name, got, err)
+			}
+		}
+	}
+}
+
+// The power fails at any moment: what is left of a trace can be read up to where it ends,
+// and the run is not lost. The traces of a run that ended are whole.
+func TestTracesAfterALossOfPower(t *testing.T) {
+	dead, left, stride := true, 0, 9
+	if testing.Short() {
+		stride = 31
+	}
+	for n := 1; dead; n += stride {
+		d := disktest.New()
+		p := d.Process("run")
+		p.Arm(n, disktest.Kills)
+		_, _ = attemptTraced(p, tiny(), false, true) // it is killed
+		dead = p.Dead()
+		d.Lose(rand.New(rand.NewPCG(4, uint64(n))))
+		read := func(part int) (*trace.Trace, error) {
+			text, err := d.Contents("/disk/run/" + report.TraceName(0, part))
+			if err != nil {
+				return nil, err
+			}
+			return trace.Read(bytes.NewReader(text))
+		}
+		x, err := read(0)
+		if err == nil {
+			left++
+		}
+		if !dead && (err != nil || x.Cut != nil || len(x.Events) == 0) {
+			t.Errorf("a run that ended has the trace %v, %v", x, err)
+		}
+		next := d.Process("next")
+		o, err := resumeOptions(next, "/disk/run")
+		resume := err == nil
+		if !resume {
+			o = tiny()
+		}
+		if s, err := attemptTraced(next, o, resume, true); err != nil || s.Steps != 3 {
+			t.Errorf("the power failed at operation %d: %+v, %v", n, s, err)
+		}
+	}
+	if left == 0 {
+		t.Errorf("%d traces were left: the test sees too little", left)
 	}
 }
 
