@@ -5,10 +5,13 @@ package offload
 
 import (
 	"errors"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/residency"
+	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
@@ -218,5 +221,250 @@ func TestStepsCountAnew(t *testing.T) {
 	if all := r.m.Stats(); all.Steps != 3 || all.Evicted != 5+1+3 || all.Names["mlp"].Groups != 12 {
 		t.Errorf("%+v", all)
 	}
+	r.close()
+}
+
+// Stats are the sums of what Last returned behind each step.
+func TestStatsAreSums(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Host: 4096})
+	a, b := memory.GroupID{Name: "a"}, memory.GroupID{Name: "b"}
+	plan := leaves(a, b)
+	plan.Schedule = &schedule.Schedule{}
+	for _, g := range []memory.GroupID{a, b} {
+		plan.Schedule.Save(g)
+	}
+	for _, g := range []memory.GroupID{b, a} {
+		plan.Schedule.Load(g)
+	}
+	var want Stats
+	for range 3 {
+		r.m.Begin(plan)
+		x, y := r.alloc(4096), r.alloc(4096)
+		r.compute.Fill(x.Range(), 1)
+		r.compute.Fill(y.Range(), 1)
+		view := Tensor{Storage: y, Element: 1, Shape: []int{1000}}
+		r.save(b, view, view) // packed, and not in the planned order
+		r.save(a, flat(x))    // the host has no room for it
+		x.Free()
+		y.Free()
+		for _, g := range []memory.GroupID{a, b} {
+			r.ok(r.m.Load(g))
+			r.m.Release(g)
+		}
+		r.ok(r.m.End())
+		last := r.m.Last()
+		if last.Out != 1 || last.In != 1 || last.OutBytes != 1000 || last.InBytes != 1000 || last.Late != 1 || last.Duplicates != 1 || last.HostFull != 1 || !last.Departed ||
+			last.Departures != 1 || last.Packed != 1 || *last.Names["a"] != (Name{1, 4096, 0}) || *last.Names["b"] != (Name{1, 1000, 1000}) {
+			t.Fatalf("a step: %+v, %+v, %+v", last, last.Names["a"], last.Names["b"])
+		}
+		want = last
+	}
+	want.Steps, want.Out, want.In, want.OutBytes, want.InBytes, want.Late = 3, 3, 3, 3000, 3000, 3
+	want.Duplicates, want.HostFull, want.Departures, want.Packed = 3, 3, 3, 3
+	want.Names = map[string]*Name{"a": {3, 3 * 4096, 0}, "b": {3, 3000, 3000}}
+	if got := r.m.Stats(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	r.close()
+}
+
+// The trace of a save has an event for each storage that the group is the first to save,
+// and one for the group. Events between which compute got no work are a nanosecond apart.
+// Those of a scope belong to its graph. Borrowed memory has no place in the pool.
+func TestTraceOfSaves(t *testing.T) {
+	var tr lines
+	r := newRig(t, openCPU(t), Config{Trace: &tr})
+	first, second := memory.GroupID{Name: "first"}, memory.GroupID{Name: "second"}
+	r.m.Begin(leaves(first, second))
+	x, y := r.alloc(1000), r.alloc(2000)
+	r.compute.Fill(x.Range(), 1)
+	r.compute.Fill(y.Range(), 1)
+	at := []int64{x.state.Device, y.state.Device}
+	type event struct {
+		kind           trace.Kind
+		group          string
+		storage        int
+		offset, length int64
+	}
+	events := func() (all []event) {
+		for i, e := range tr {
+			all = append(all, event{e.Kind, e.Name, e.Storage, e.Offset, e.Bytes})
+			if i > 0 && e.First == tr[i-1].First && e.Time != tr[i-1].Time+1 {
+				t.Errorf("event %d of the same moment is at %d, behind %d", i, e.Time, tr[i-1].Time)
+			}
+		}
+		tr = nil
+		return all
+	}
+	if got, want := events(), []event{
+		{trace.Begin, "", 0, residency.None, 0}, {trace.Alloc, "", 1, at[0], 1024}, {trace.Alloc, "", 2, at[1], 2048},
+	}; !slices.Equal(got, want) {
+		t.Errorf("before saves: got %+v, want %+v", got, want)
+	}
+	r.save(first, flat(x))
+	r.save(second, flat(x), flat(y))
+	var saves []event
+	for _, e := range events() {
+		if e.kind == trace.Save {
+			saves = append(saves, e)
+		}
+	}
+	if want := []event{
+		{trace.Save, "first", 1, at[0], 1000}, {trace.Save, "first", 0, residency.None, 1000},
+		{trace.Save, "second", 2, at[1], 2000}, {trace.Save, "second", 0, residency.None, 2000},
+	}; !slices.Equal(saves, want) {
+		t.Errorf("saves: got %+v, want %+v", saves, want)
+	}
+	// Nothing leaves in this scope: it is one graph.
+	from, issued := r.dev.Counters(), uint64(0)
+	scope, err := r.m.Capture(func() error {
+		z := r.alloc(100)
+		r.compute.Fill(z.Range(), 1)
+		z.Free()
+		return nil
+	})
+	r.ok(err)
+	issued = r.compute.Issued()
+	if to := r.dev.Counters(); to.Replays != from.Replays+1 {
+		t.Errorf("a scope without copies took %d graphs", to.Replays-from.Replays)
+	}
+	if len(tr) != 3 || tr[0].Kind != trace.Alloc || tr[1].Kind != trace.Free || tr[2].Kind != trace.Capture {
+		t.Errorf("a scope: %+v", tr)
+	}
+	for _, e := range tr {
+		if e.First != issued-1 {
+			t.Errorf("an event of the scope belongs to %d, want %d", e.First, issued-1)
+		}
+	}
+	r.ok(r.m.End())
+	r.ok(scope.Close())
+	r.close()
+
+	tr = nil
+	l := newLent(t, Config{Trace: &tr})
+	l.m.Begin(leaves(lentGroup(0)))
+	s := l.borrow()
+	l.save(lentGroup(0), flat(s))
+	s.Free()
+	l.ok(l.m.End())
+	places := 0
+	for _, e := range tr {
+		if e.Kind == trace.Offload || e.Kind == trace.Save || e.Kind == trace.Alloc && e.Tier == memory.Device {
+			if places++; e.Offset != residency.None {
+				t.Errorf("borrowed memory has a place: %+v", e)
+			}
+		}
+	}
+	if places != 4 {
+		t.Errorf("%d events of a borrowed storage", places)
+	}
+	l.close()
+}
+
+// Limit lowers and raises what steps may take. Memory moves only if more is held than the
+// limit, or if the limit is above what was reserved.
+func TestLimit(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Device: 8192})
+	step := func(want bool) {
+		t.Helper()
+		r.m.Begin(nil)
+		s, err := r.m.Alloc(8192)
+		if (err == nil) != want {
+			t.Errorf("8192 bytes are placed: %v", err)
+		}
+		if err == nil && !s.Here() {
+			t.Error("a new storage is not here")
+		}
+		if ended := r.m.End(); (ended == nil) != want {
+			t.Errorf("the step ends with %v", ended)
+		}
+	}
+	held := func(limit, most memory.Bytes) {
+		t.Helper()
+		if dev, _ := r.m.Limits(); dev != limit {
+			t.Errorf("the limit is %v, want %v", dev, limit)
+		}
+		if dev, _ := r.m.Memory(); dev > most {
+			t.Errorf("%v are held, want at most %v", dev, most)
+		}
+	}
+	for _, x := range []struct {
+		limit memory.Bytes
+		moved bool
+		want  memory.Bytes // the limit afterwards
+	}{
+		{0, false, 8192},
+		{-1, false, 8192},
+		{1, false, 1}, // nothing is held yet
+		{8192, false, 8192},
+	} {
+		moved, err := r.m.Limit(x.limit)
+		r.ok(err)
+		if moved != x.moved {
+			t.Errorf("limit %d: moved is %v", x.limit, moved)
+		}
+		held(x.want, 0)
+	}
+	step(true)
+	for _, x := range []struct {
+		limit memory.Bytes
+		moved bool
+		fits  bool
+	}{
+		{8192, false, true},  // all that is held
+		{8191, true, false},  // one byte less
+		{8192, true, true},   // more than was reserved
+		{16384, true, true},  // and again
+		{16384, false, true}, // that is reserved
+		{12288, false, true}, // less than reserved, more than held
+	} {
+		moved, err := r.m.Limit(x.limit)
+		r.ok(err)
+		if moved != x.moved {
+			t.Errorf("limit %v: moved is %v", x.limit, moved)
+		}
+		held(x.limit, x.limit)
+		step(x.fits)
+	}
+	most := r.dev.Info().Capacity[memory.Device]
+	if _, err := r.m.Limit(2 * most); err != nil {
+		t.Error(err)
+	}
+	held(most, most)
+	r.close()
+	l := newLent(t, Config{})
+	if moved, err := l.m.Limit(4096); moved || err != nil {
+		t.Errorf("all memory is borrowed: %v, %v", moved, err)
+	}
+	l.close()
+}
+
+// NoteRows puts a call on the tape of a step, outside of captured scopes. Here follows a
+// storage out and back.
+func TestNotedRows(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{})
+	op := residency.Op{Kind: residency.OpTake, Bytes: 7}
+	r.m.NoteRows(op) // outside of a step there is no tape
+	r.m.Begin(leaves(someGroup))
+	r.m.NoteRows(op)
+	scope, err := r.m.Capture(func() error { r.m.NoteRows(op); return nil })
+	r.ok(err)
+	s := r.alloc(1000)
+	r.compute.Fill(s.Range(), 1)
+	r.m.NoteRows(op)
+	r.save(someGroup, flat(s))
+	here := []bool{s.Here()}
+	s.Free()
+	here = append(here, s.Here())
+	r.ok(r.m.Load(someGroup))
+	if here = append(here, s.Here()); !slices.Equal(here, []bool{true, false, true}) {
+		t.Errorf("saved, freed and loaded, it is here: %v", here)
+	}
+	r.m.Release(someGroup)
+	r.ok(r.m.End())
+	if n := len(slices.DeleteFunc(r.m.Tape().Ops, func(o residency.Op) bool { return o.Kind != op.Kind || o.Bytes != op.Bytes })); n != 2 {
+		t.Errorf("%d calls are noted, want 2", n)
+	}
+	r.ok(scope.Close())
 	r.close()
 }

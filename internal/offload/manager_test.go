@@ -202,6 +202,56 @@ func (r *rig) rests(scoped bool, pause time.Duration) *residency.Tape {
 	return r.m.Tape()
 }
 
+// The times of saves and loads are taken, and the calls between two of them share the
+// time between them.
+func TestTimesOfCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pause = 4 * time.Millisecond
+		r := newRig(t, openCPU(t), Config{Device: memory.MiB, Host: memory.MiB})
+		rest := func() { r.compute.Host(func() { time.Sleep(pause) }) }
+		r.m.BeginProfile(nil)
+		rest()
+		s := r.alloc(1000)
+		rest()
+		r.save(timesA, flat(s))
+		rest()
+		s.Free()
+		rest()
+		r.ok(r.m.Load(timesA))
+		rest()
+		r.m.Release(timesA)
+		rest()
+		r.ok(r.m.End())
+		r.ok(r.m.Times())
+		want := map[residency.OpKind]time.Duration{residency.OpTake: 0, residency.OpSave: 2, residency.OpGive: 3, residency.OpLoad: 4, residency.OpRelease: 5}
+		for _, op := range r.m.Tape().Ops {
+			if op.At != want[op.Kind]*pause {
+				t.Errorf("%v is at %v, want %v", op.Kind, op.At, want[op.Kind]*pause)
+			}
+		}
+		if tape := r.m.Tape(); len(tape.Ops) != len(want) || tape.Span != 6*pause {
+			t.Errorf("%d calls in %v", len(tape.Ops), tape.Span)
+		}
+		r.close()
+	})
+}
+
+// brokenEvent cannot be closed.
+type brokenEvent struct {
+	device.Event
+	err error
+}
+
+func (e brokenEvent) Close() error { return e.err }
+
+func TestEventsCannotBeClosed(t *testing.T) {
+	first, second := errors.New("first"), errors.New("second")
+	w := stopwatch{events: []device.Event{brokenEvent{}, brokenEvent{err: first}, brokenEvent{err: second}}}
+	if err := w.close(); err != first || w.events != nil {
+		t.Errorf("got %v, %d events are left", err, len(w.events))
+	}
+}
+
 // Programmers' errors panic with one sentence that says what was done.
 func TestMisuse(t *testing.T) {
 	r := newRig(t, openCPU(t), Config{})

@@ -197,6 +197,9 @@ func TestMemoryRunsOut(t *testing.T) {
 		if x.ok != (err == nil) || !x.ok && !(errors.As(err, &oom) && errors.As(err, &full)) || x.ok && (evicted > 0) != (x.room < memory.MiB) {
 			t.Errorf("%v of room: %d evictions, error %v", x.room, evicted, err)
 		}
+		if full != nil && (full.Run < 0 || full.Run > full.Limit-full.Live || full.Asked <= full.Run) {
+			t.Errorf("%v of room: %+v", x.room, full)
+		}
 		if err := dev.Close(); err != nil {
 			t.Error(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -211,4 +212,82 @@ func TestPassThrough(t *testing.T) {
 			r.compute.Free(b)
 		}
 	})
+}
+
+// Views are described by as few rectangles as they have, and not at all if packing would
+// take too many copies or repeat elements.
+func TestRuns(t *testing.T) {
+	view := func(element memory.Bytes, shape, strides []int) Tensor {
+		return Tensor{Element: element, Shape: shape, Strides: strides}
+	}
+	for name, x := range map[string]struct {
+		view   Tensor
+		want   runs
+		ok     bool
+		extent memory.Bytes
+	}{
+		"contiguous":              {view(4, []int{2, 3}, nil), runs{24, 24, 1, nil}, true, 24},
+		"contiguous by strides":   {view(4, []int{2, 3}, []int{3, 1}), runs{24, 24, 1, nil}, true, 24},
+		"nothing":                 {view(4, []int{0, 3}, nil), runs{0, 0, 1, nil}, false, 0},
+		"nothing, by strides":     {view(4, []int{0, 3}, []int{9, 2}), runs{0, 0, 1, nil}, false, 0},
+		"one element":             {view(4, []int{1, 1}, []int{7, 9}), runs{4, 4, 1, nil}, true, 4},
+		"columns":                 {view(2, []int{32, 8}, []int{64, 1}), runs{16, 128, 32, nil}, true, 2 * (31*64 + 7 + 1)},
+		"apart":                   {view(4, []int{5}, []int{3}), runs{4, 12, 5, nil}, true, 4 * (4*3 + 1)},
+		"boxes":                   {view(4, []int{4, 3, 5}, []int{200, 40, 2}), runs{4, 8, 5, []axis{{4, 800}, {3, 160}}}, true, 4 * (600 + 80 + 8 + 1)},
+		"two axes that are one":   {view(1, []int{3, 4, 2}, []int{40, 10, 1}), runs{2, 10, 12, nil}, true, 80 + 30 + 1 + 1},
+		"transposed":              {view(2, []int{2, 3}, []int{1, 10}), runs{2, 20, 3, []axis{{2, 2}}}, true, 2 * (1 + 20 + 1)},
+		"as many as may be":       {view(1, []int{most, 2, 2}, []int{100, 9, 3}), runs{1, 3, 2, []axis{{most, 100}, {2, 9}}}, false, 63*100 + 9 + 3 + 1},
+		"just as many":            {view(1, []int{most, 2}, []int{100, 9}), runs{1, 9, 2, []axis{{most, 100}}}, true, 63*100 + 9 + 1},
+		"one too many":            {view(1, []int{most + 1, 2}, []int{100, 9}), runs{1, 9, 2, []axis{{most + 1, 100}}}, false, 64*100 + 9 + 1},
+		"seen twice":              {view(1, []int{2, 16}, []int{0, 1}), runs{16, 0, 2, nil}, false, 16},
+		"seen twice, from afar":   {view(2, []int{2, 4, 3}, []int{0, 10, 1}), runs{6, 20, 4, []axis{{2, 0}}}, false, 2 * (30 + 2 + 1)},
+		"rows that touch exactly": {view(1, []int{4, 3}, []int{3, 1}), runs{12, 12, 1, nil}, true, 12},
+	} {
+		if got, ok := x.view.runs(); ok != x.ok || got.width != x.want.width || got.pitch != x.want.pitch || got.rows != x.want.rows || !slices.Equal(got.outer, x.want.outer) {
+			t.Errorf("%s: got %+v, %v, want %+v, %v", name, got, ok, x.want, x.ok)
+		}
+		if got := x.view.extent(); got != x.extent {
+			t.Errorf("%s: it reaches over %d bytes, want %d", name, got, x.extent)
+		}
+	}
+}
+
+// A view may end where its storage ends, and not a byte behind. A view of nothing is not
+// packed, even if everything may leave.
+func TestViewsAtTheEnd(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{})
+	defer r.close()
+	strided := Tensor{Element: 4, Shape: []int{2, 3}, Strides: []int{10, 2}} // 60 bytes
+	if _, err := r.round(true, 60, strided); err != nil {
+		t.Error(err)
+	}
+	r.m.Begin(nil)
+	for name, x := range map[string]struct {
+		size memory.Bytes
+		view Tensor
+	}{
+		"too long":              {59, strided},
+		"without element size":  {59, Tensor{Shape: []int{2}}},
+		"before the first byte": {59, Tensor{Element: 1, Offset: -1, Shape: []int{2}}},
+	} {
+		x.view.Storage = r.alloc(x.size)
+		func() {
+			defer func() {
+				if got := fmt.Sprint(recover()); !strings.Contains(got, "does not lie") {
+					t.Errorf("%s: got the panic %s", name, got)
+				}
+			}()
+			_, _ = r.m.Save(someGroup, x.view)
+		}()
+	}
+	r.ok(r.m.End())
+	st, err := r.round(true, 4096, Tensor{Element: 4, Shape: []int{0, 7}})
+	if err != nil || st.Packed != 0 || st.OutBytes != 4096 {
+		t.Errorf("nothing is packed: %+v, %v", st, err)
+	}
+	r.m.Begin(nil)
+	if s := r.alloc(0); s.Size() != 0 || !s.Here() {
+		t.Errorf("an empty storage has %v", s.Size())
+	}
+	r.ok(r.m.End())
 }
