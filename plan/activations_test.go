@@ -5,12 +5,13 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // saving returns what a module frees of a layer, in decimal megabytes.
 func saving(s *Setup, l model.Layer, is func(SavedTensor) bool) float64 {
-	var n int64
+	var n memory.Bytes
 	for _, g := range Activations(s, l) {
 		if is(g) {
 			n += g.Bytes
@@ -109,7 +110,7 @@ func TestDenseBackward(t *testing.T) {
 				Batch:  Batch{Micro: 1, Global: 1, Seq: 4096}, Kernels: Kernels{GradFusion: true, Attention: "fused"},
 			})
 			c := newDims(s).layer(s.Model.Layers[0]).cost()
-			want := int64(2*4096*2*28672/tp + 2*4096/tp*8192)
+			want := memory.Bytes(2*4096*2*28672/tp + 2*4096/tp*8192)
 			if c.backward != want || c.backwardAt != "activation" {
 				t.Errorf("%d at %s, want %d at the activation", c.backward, c.backwardAt, want)
 			}
@@ -122,14 +123,14 @@ func TestDenseBackward(t *testing.T) {
 func TestLoss(t *testing.T) {
 	for _, c := range []struct {
 		loss        string
-		saved, most int64
+		saved, most memory.Bytes
 	}{{"te", 2, 2}, {"", 4, 6}, {"native", 4, 6}, {"native-fused", 4, 10}} {
 		s := mustNormalise(t, &Setup{
 			Model:  &model.Model{Hidden: 128, Vocab: 1 << 17, Layers: []model.Layer{{Dense: &model.Dense{Width: 128}}}},
 			Layout: Layout{World: 1}, Batch: Batch{Micro: 1, Global: 1, Seq: 4096}, Kernels: Kernels{Loss: c.loss},
 		})
 		cost := newDims(s).loss().cost()
-		words := int64(4096 << 17)
+		words := memory.Bytes(4096 << 17)
 		if saved := cost.kept / words; saved != c.saved {
 			t.Errorf("loss %q saves %d bytes, want %d", c.loss, saved, c.saved)
 		}

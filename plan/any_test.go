@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -28,7 +29,7 @@ func TestAnySetupAddsUp(t *testing.T) {
 		s.Layout.FSDP = FSDP{Shard: ShardLevel(pick("shard", 0, 1, 2, 3)), Outer: pick("outer", 0, 2), OuterOptimizer: rapid.Bool().Draw(r, "oo"), DoubleBuffer: rapid.Bool().Draw(r, "db")}
 		s.Recompute = Recompute{Full: rapid.Bool().Draw(r, "full"), Method: rapid.SampledFrom([]string{"", "block"}).Draw(r, "meth"), Layers: pick("rl", 0, 1, 3)}
 		s.Precision = Precision{Compute: Format(pick("fmt", 0, 3, 4, 5)), PlainFirst: pick("pf", 0, 1), PlainLast: pick("pl", 0, 9)}
-		s.Offload = Offload{Modules: rapid.SampledFrom([][]string{nil, {"core_attn", "expert_fc1"}, {"moe_act", "attn_norm"}}).Draw(r, "off"), Fraction: rapid.SampledFrom([]float64{0, 0.3}).Draw(r, "fr"), Delta: int64(pick("delta", 0, 1e8))}
+		s.Offload = Offload{Modules: rapid.SampledFrom([][]string{nil, {"core_attn", "expert_fc1"}, {"moe_act", "attn_norm"}}).Draw(r, "off"), Fraction: rapid.SampledFrom([]float64{0, 0.3}).Draw(r, "fr"), Delta: memory.Bytes(pick("delta", 0, 1e8))}
 		s.Stash.Modules = rapid.SampledFrom([][]string{nil, {"expert_fc1", "moe_act"}}).Draw(r, "stash")
 		s.Graph.Scopes = rapid.SampledFrom([][]string{nil, {"attn"}, {"full_iteration"}, {"moe"}}).Draw(r, "graph")
 		s.Kernels = Kernels{GradFusion: rapid.Bool().Draw(r, "gf"), Local: rapid.Bool().Draw(r, "local"), Dispatcher: rapid.SampledFrom([]string{"", "alltoall", "deepep"}).Draw(r, "disp"), Dropout: 0.1}
@@ -39,7 +40,7 @@ func TestAnySetupAddsUp(t *testing.T) {
 		}
 		for i := range p.Ranks {
 			k := &p.Ranks[i]
-			var sum, gs int64
+			var sum, gs memory.Bytes
 			for _, it := range k.Items {
 				sum += it.Bytes
 				if it.Bytes < 0 {

@@ -3,36 +3,40 @@
 
 package plan
 
-import "github.com/stowage-dev/stowage/plan/model"
+import (
+	"github.com/stowage-dev/stowage/plan/model"
+
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // wgrad returns the size of a weight's gradient until the backward pass has added it to the
 // main gradient. Fused accumulation writes to the main gradient at once. The tensor that it
 // returns instead is one of the fixed items.
-func (d *dims) wgrad(out, in int64) int64 {
+func (d *dims) wgrad(out, in int64) memory.Bytes {
 	if d.s.Kernels.GradFusion {
 		return 0
 	}
-	return d.elem * out * in
+	return d.size(out * in)
 }
 
 // column returns a product whose outputs are divided over TP ranks. If the sequence is
 // divided, the backward pass gathers the input once more and scatters the sum of the
 // input's gradients.
 func (d *dims) column(name string, in, out int64) op {
-	o := op{name: name, gin: d.elem * d.local * in, work: d.wgrad(out, in)}
+	o := op{name: name, gin: d.size(d.local * in), work: d.wgrad(out, in)}
 	if d.dividesSequence() {
-		o.temp = d.elem * d.tokens * in
-		o.work += 2 * d.elem * d.tokens * in
+		o.temp = d.size(d.tokens * in)
+		o.work += 2 * d.size(d.tokens*in)
 	}
 	return o
 }
 
 // row returns a product whose inputs are divided over TP ranks.
 func (d *dims) row(name string, in, out int64) op {
-	o := op{name: name, out: d.elem * d.local * out, gin: d.elem * d.tokens * in, work: d.wgrad(out, in)}
+	o := op{name: name, out: d.size(d.local * out), gin: d.size(d.tokens * in), work: d.wgrad(out, in)}
 	if d.dividesSequence() {
-		o.temp = d.elem * d.tokens * out // before the sum is scattered
-		o.work += d.elem * d.tokens * out
+		o.temp = d.size(d.tokens * out) // before the sum is scattered
+		o.work += d.size(d.tokens * out)
 	}
 	return o
 }
@@ -71,7 +75,7 @@ func (d *dims) stats(part string) SavedTensor {
 	if d.m.Norm == model.LayerNorm {
 		n *= 2
 	}
-	return SavedTensor{Group: part, Tensor: "statistics of the norm", Bytes: n}
+	return SavedTensor{Group: part, Tensor: "statistics of the norm", Bytes: memory.Bytes(n)}
 }
 
 // joined appends the addition to the residual stream.
@@ -81,7 +85,7 @@ func (d *dims) joined(t *tape, part string) {
 	if d.s.Kernels.Dropout > 0 {
 		o.gin = d.residual()
 		i := t.op(o)
-		t.save(i, i, SavedTensor{Group: part, Tensor: "dropout mask", Bytes: d.local * d.h})
+		t.save(i, i, SavedTensor{Group: part, Tensor: "dropout mask", Bytes: memory.Bytes(d.local * d.h)})
 		return
 	}
 	t.op(o)
@@ -102,19 +106,19 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 		gate = n.q * n.v
 	}
 	qkv := d.column("qkv product", d.h, width+gate)
-	qkv.out = d.elem * d.tokens * (width + gate)
+	qkv.out = d.size(d.tokens * (width + gate))
 	d.normed(t, "attn_norm", "qkv_linear", !d.s.Kernels.Local, qkv)
 	if a.QKNorm {
 		// Norms of heads save their inputs in addition to the inputs of attention.
-		i := t.op(op{name: "q, k norms", gin: d.elem * d.tokens * width})
-		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.elem * d.tokens * (n.q + n.kv) * n.qk})
-		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * d.tokens * (n.q + n.kv)})
+		i := t.op(op{name: "q, k norms", gin: d.size(d.tokens * width)})
+		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "inputs of the q, k norms", Bytes: d.size(d.tokens * (n.q + n.kv) * n.qk)})
+		t.save(i, i, SavedTensor{Group: "qkv_linear", Tensor: "statistics of the q, k norms", Bytes: 4 * memory.Bytes(d.tokens*(n.q+n.kv))})
 	}
 	d.core(t, n)
 	if gate > 0 {
-		i := t.op(op{name: "output gate", gin: 2 * d.elem * d.tokens * gate})
-		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gate", Bytes: d.elem * d.tokens * gate})
-		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gated output", Bytes: d.elem * d.tokens * gate})
+		i := t.op(op{name: "output gate", gin: 2 * d.size(d.tokens*gate)})
+		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gate", Bytes: d.size(d.tokens * gate)})
+		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gated output", Bytes: d.size(d.tokens * gate)})
 	}
 	d.project(t, n)
 }
@@ -134,19 +138,18 @@ func (d *dims) project(t *tape, n heads) {
 func (d *dims) mla(t *tape, a *model.MLA) {
 	n := heads{q: int64(a.Heads) / d.tp, kv: int64(a.Heads) / d.tp, qk: int64(a.Nope + a.Rope), v: int64(a.V), latent: true}
 	lq, lk, dr := int64(a.QRank), int64(a.KVRank), int64(a.Rope)
-	e := d.elem
 	// The narrow products are not divided over TP. Every rank computes those of its own
 	// tokens.
-	down := op{name: "down projections", out: e * d.local * (lq + lk + dr), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
+	down := op{name: "down projections", out: d.size(d.local * (lq + lk + dr)), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
 	i := d.normed(t, "attn_norm", "qkv_linear", false, down)
-	t.save(i, i+1, SavedTensor{Group: "qkv_linear", Tensor: "latents", Bytes: e * d.local * (lq + lk), Elements: d.local * lq, Offload: "qkv_linear"})
-	t.op(op{name: "latent norms", gin: e * d.local * (lq + lk + dr)})
+	t.save(i, i+1, SavedTensor{Group: "qkv_linear", Tensor: "latents", Bytes: d.size(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.op(op{name: "latent norms", gin: d.size(d.local * (lq + lk + dr))})
 	up := t.op(op{
-		name: "up projections", temp: e * d.tokens * n.q * (n.qk + int64(a.Nope) + n.v),
-		gin: e * d.local * (lq + lk), work: e*d.tokens*n.q*(n.qk+int64(a.Nope)+n.v) + d.wgrad(n.q*n.qk, lq) + d.wgrad(n.q*(int64(a.Nope)+n.v), lk),
+		name: "up projections", temp: d.size(d.tokens * n.q * (n.qk + int64(a.Nope) + n.v)),
+		gin: d.size(d.local * (lq + lk)), work: d.size(d.tokens*n.q*(n.qk+int64(a.Nope)+n.v)) + d.wgrad(n.q*n.qk, lq) + d.wgrad(n.q*(int64(a.Nope)+n.v), lk),
 	})
 	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
-	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "rope key", Bytes: e * d.tokens * dr})
+	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "rope key", Bytes: d.size(d.tokens * dr)})
 	d.core(t, n)
 	d.project(t, n)
 }
@@ -157,30 +160,29 @@ func (d *dims) core(t *tape, n heads) {
 		d.unfusedCore(t, n)
 		return
 	}
-	e := d.elem
-	q, k, v := e*d.tokens*n.q*n.qk, e*d.tokens*n.kv*n.qk, e*d.tokens*n.kv*n.v
-	out := e * d.tokens * n.q * n.v
-	i := t.op(op{name: "core attention", gin: q + k + v, work: 4 * d.tokens * n.q * n.qk})
+	q, k, v := d.size(d.tokens*n.q*n.qk), d.size(d.tokens*n.kv*n.qk), d.size(d.tokens*n.kv*n.v)
+	out := d.size(d.tokens * n.q * n.v)
+	i := t.op(op{name: "core attention", gin: q + k + v, work: 4 * memory.Bytes(d.tokens*n.q*n.qk)})
 	up := []string(nil)
 	if n.latent {
 		up = []string{"mla_up_proj"}
 	}
 	for _, x := range []struct {
 		name  string
-		bytes int64
+		bytes memory.Bytes
 	}{{"queries", q}, {"keys", k}, {"values", v}} {
-		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: x.name, Bytes: x.bytes, Elements: x.bytes / e, Offload: "core_attn", Recompute: up})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: x.name, Bytes: x.bytes, Elements: d.elements(x.bytes), Offload: "core_attn", Recompute: up})
 	}
-	t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: d.elements(out), Offload: "attn_proj"})
 	if d.flash(n) && d.s.Batch.Micro > 1 {
 		// FlashAttention needs the batch before the sequence, so it saves the output in
 		// another order than the projection does.
-		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: out / e})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output with the batch in front", Bytes: out, Elements: d.elements(out)})
 	}
 	if d.s.Layout.CP > 1 && d.s.Kernels.CPComm == "a2a" {
-		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output before the all-to-all", Bytes: out, Elements: out / e})
+		t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "output before the all-to-all", Bytes: out, Elements: d.elements(out)})
 	}
-	t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "log-sum-exp", Bytes: 4 * d.tokens * n.q, Recompute: []string{"core_attn"}})
+	t.save(i, i, SavedTensor{Group: "core_attn", Tensor: "log-sum-exp", Bytes: 4 * memory.Bytes(d.tokens*n.q), Recompute: []string{"core_attn"}})
 }
 
 // unfused reports whether probabilities are materialised.
@@ -207,8 +209,8 @@ func (d *dims) flash(n heads) bool {
 func (d *dims) unfusedCore(t *tape, n heads) {
 	e := d.elem
 	seq := int64(d.s.Batch.Seq) / int64(d.s.Layout.CP)
-	probs := e * d.tokens * seq * n.q
-	q, k, v := e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.qk, e*d.tokens*n.q*n.v
+	probs := d.size(d.tokens * seq * n.q)
+	q, k, v := d.size(d.tokens*n.q*n.qk), d.size(d.tokens*n.q*n.qk), d.size(d.tokens*n.q*n.v)
 	core := []string{"core_attn"}
 	up := []string(nil)
 	if n.latent {
@@ -219,11 +221,11 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 	b := t.op(op{name: "attention softmax", gin: probs, work: -probs})
 	c := b
 	// Offloading a module moves everything that its operations save.
-	last := SavedTensor{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: probs / e, Offload: "core_attn", Recompute: core}
+	last := SavedTensor{Group: "core_attn", Tensor: "attention probabilities", Bytes: probs, Elements: d.elements(probs), Offload: "core_attn", Recompute: core}
 	if d.s.Kernels.AttentionDropout > 0 {
 		c = t.op(op{name: "attention dropout", temp: probs, gin: probs})
 		t.save(b, b, last)
-		t.save(c, c, SavedTensor{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: probs / e, Offload: "core_attn", Recompute: core})
+		t.save(c, c, SavedTensor{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: d.elements(probs), Offload: "core_attn", Recompute: core})
 		last.Tensor = "dropped attention probabilities"
 	}
 	m := t.op(op{name: "attention times values", temp: probs, gin: probs, work: v})
@@ -232,9 +234,9 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 	} else {
 		t.save(c, m, last)
 	}
-	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: q / e, Offload: "core_attn", Recompute: up})
-	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: k / e, Offload: "core_attn", Recompute: up})
-	t.save(a, m, SavedTensor{Group: "core_attn", Tensor: "values", Bytes: v, Elements: v / e, Offload: "core_attn", Recompute: up})
-	out := e * d.tokens * n.q * n.v
-	t.save(m, m+1, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: d.elements(q), Offload: "core_attn", Recompute: up})
+	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: d.elements(k), Offload: "core_attn", Recompute: up})
+	t.save(a, m, SavedTensor{Group: "core_attn", Tensor: "values", Bytes: v, Elements: d.elements(v), Offload: "core_attn", Recompute: up})
+	out := d.size(d.tokens * n.q * n.v)
+	t.save(m, m+1, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: d.elements(out), Offload: "attn_proj"})
 }

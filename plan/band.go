@@ -3,6 +3,8 @@
 
 package plan
 
+import "github.com/stowage-dev/stowage/memory"
+
 // spread is how far measured runs were below and above their forecast, as shares of the
 // forecast. The figures are the outermost of the cases in docs/PLANNER.md, except for the
 // few whose cause is named there.
@@ -36,10 +38,10 @@ func (d *dims) spread() spread {
 	return s
 }
 
-func band(expected int64, s spread) Band {
+func band(expected memory.Bytes, s spread) Band {
 	return Band{
-		Low: expected - int64(float64(expected)*s.below), Expected: expected,
-		High: expected + int64(float64(expected)*s.above),
+		Low: expected - memory.Bytes(float64(expected)*s.below), Expected: expected,
+		High: expected + memory.Bytes(float64(expected)*s.above),
 	}
 }
 
@@ -51,7 +53,7 @@ func band(expected int64, s spread) Band {
 // dense and 1.06 for MoE models. Interleaving frees tensors in another order than it
 // allocated them; a run with 59 GB allocated ran out of 80 GB. Expandable segments leave
 // no holes, and 1.03 covers their runs.
-func (d *dims) reserved(peak Band, used int64) Band {
+func (d *dims) reserved(peak Band, used memory.Bytes) Band {
 	low, middle, high := 1.01, 1.035, 1.09
 	if hasExperts(d.m) {
 		middle = 1.06
@@ -64,7 +66,7 @@ func (d *dims) reserved(peak Band, used int64) Band {
 	}
 	expected := float64(max(peak.Expected, used))
 	return Band{
-		Low: int64(float64(peak.Low) * low), Expected: int64(expected * middle),
-		High: int64(max(expected*high, float64(peak.High))),
+		Low: memory.Bytes(float64(peak.Low) * low), Expected: memory.Bytes(expected * middle),
+		High: memory.Bytes(max(expected*high, float64(peak.High))),
 	}
 }

@@ -6,6 +6,7 @@ package plan
 import (
 	"math"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -18,8 +19,8 @@ type dims struct {
 	tokens, local int64
 	tp            int64
 	h             int64
-	elem          int64 // bytes of an activation's element
-	vocab         int64 // padded, on one rank
+	elem          memory.Bytes // of an activation's element
+	vocab         int64        // padded, on one rank
 }
 
 func newDims(s *Setup) *dims {
@@ -34,7 +35,7 @@ func newDims(s *Setup) *dims {
 
 // bytesOf returns the size of an element. Formats of a byte or less have scales too; see
 // quantised.
-func bytesOf(f Format) int64 {
+func bytesOf(f Format) memory.Bytes {
 	switch f {
 	case FP32:
 		return 4
@@ -50,11 +51,17 @@ func paddedVocab(vocab, multiple, tp int) int {
 	return (vocab + m - 1) / m * m
 }
 
+// size returns the size of n elements of activations.
+func (d *dims) size(n int64) memory.Bytes { return d.elem * memory.Bytes(n) }
+
+// elements returns how many elements of activations have a size.
+func (d *dims) elements(size memory.Bytes) int64 { return int64(size / d.elem) }
+
 // residual returns the size of one tensor of the residual stream.
-func (d *dims) residual() int64 { return d.elem * d.local * d.h }
+func (d *dims) residual() memory.Bytes { return d.size(d.local * d.h) }
 
 // gathered returns the size of the residual stream before it is divided along the sequence.
-func (d *dims) gathered() int64 { return d.elem * d.tokens * d.h }
+func (d *dims) gathered() memory.Bytes { return d.size(d.tokens * d.h) }
 
 // dividesSequence reports whether the sequence is divided over the TP ranks.
 func (d *dims) dividesSequence() bool { return d.local < d.tokens }
@@ -71,19 +78,19 @@ func (d *dims) lowPrecision() bool {
 // quantised returns the size of n elements that are saved as the input of a matrix product.
 // MXFP8 has a scale byte for 32 elements, blockwise FP8 four bytes for 128, and NVFP4 half
 // a byte an element and a scale byte for 16.
-func (d *dims) quantised(n int64) int64 {
+func (d *dims) quantised(n int64) memory.Bytes {
 	switch d.s.Precision.Compute {
 	case MXFP8:
-		return n + n/32
+		return memory.Bytes(n + n/32)
 	case NVFP4:
-		return n/2 + n/16
+		return memory.Bytes(n/2 + n/16)
 	case FP8:
 		if d.s.Precision.Blockwise {
-			return n + n/32
+			return memory.Bytes(n + n/32)
 		}
-		return n
+		return memory.Bytes(n)
 	}
-	return d.elem * n
+	return d.size(n)
 }
 
 // ofLayer returns the sizes for decoder layer i. Layers ofLayer both ends may compute in the format

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -38,7 +39,7 @@ func checkBooks(t *testing.T, p *Forecast) {
 	t.Helper()
 	for i := range p.Ranks {
 		r := &p.Ranks[i]
-		var items, groups int64
+		var items, groups memory.Bytes
 		for _, it := range r.Items {
 			items += it.Bytes
 			if it.Bytes < 0 && it.Cause != CauseTransient {
@@ -149,7 +150,7 @@ func TestUniformUnitsComeBackWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var layer, input int64
+	var layer, input memory.Bytes
 	for i, g := range Activations(n, m.Layers[0]) {
 		layer += g.Bytes
 		if i == 0 {
@@ -207,7 +208,7 @@ func TestOptimizerStateIsConserved(t *testing.T) {
 				}
 			}
 		}
-		if least := 12 * expert; all.Sum(CauseOptimizer) < least {
+		if least := 12 * memory.Bytes(expert); all.Sum(CauseOptimizer) < least {
 			t.Errorf("%+v: state %d is less than its experts' %d", f, all.Sum(CauseOptimizer), least)
 		}
 	}
@@ -226,8 +227,8 @@ func TestDeepSeekByHand(t *testing.T) {
 	whole := 7168*(1536+512+64) + 7168*256 + 2*7168 + 1536 + 512 + 256
 	divided := 128 * (1536*192 + 512*256 + 128*7168) / 2
 	shared, expert := 3*7168*2048/2, 3*7168*2048
-	dense, experts := int64(4*(whole+divided+shared)), int64(4*4*expert)
-	near := func(what string, got, want int64) {
+	dense, experts := memory.Bytes(4*(whole+divided+shared)), memory.Bytes(4*4*expert)
+	near := func(what string, got, want memory.Bytes) {
 		if diff := got - want; diff > want/1000 || -diff > want/1000 {
 			t.Errorf("%s %d, want %d", what, got, want)
 		}
@@ -247,17 +248,17 @@ func TestLlamaByHand(t *testing.T) {
 	// Four residual tensors of the rank's eighth of the sequence, q, k, v and
 	// output of an eighth of the heads, log-sum-exp, three eighths of the width.
 	layer := 4*2*tokens/8*h + 2*tokens*(128+16)*128/8 + 2*tokens*h/8 + 4*tokens*16 + 2*tokens*3*53248/8 + 2*4*tokens/8
-	got := func() int64 { return predictEdge(t, s).Ranks[0].Sum(CauseActivations) }
+	got := func() memory.Bytes { return predictEdge(t, s).Ranks[0].Sum(CauseActivations) }
 	plain := got()
-	if want := int64(8*16*layer + 8*8*tokens); plain != want {
+	if want := memory.Bytes(8*16*layer + 8*8*tokens); plain != want {
 		t.Errorf("activations %d, want %d", plain, want)
 	}
 	s.Kernels.CPComm = "a2a"
-	if more, want := got()-plain, int64(8*16*2*tokens*h/8); more != want {
+	if more, want := got()-plain, memory.Bytes(8*16*2*tokens*h/8); more != want {
 		t.Errorf("all-to-all: %d more, want %d", more, want)
 	}
 	s.Kernels.CPComm, s.Kernels.Dropout = "", 0.1
-	if more, want := got()-plain, int64((8*16*2+8)*tokens/8*h); more != want {
+	if more, want := got()-plain, memory.Bytes((8*16*2+8)*tokens/8*h); more != want {
 		t.Errorf("dropout: %d more, want %d", more, want)
 	}
 }
@@ -266,7 +267,7 @@ func TestLlamaByHand(t *testing.T) {
 // the method block.
 func TestHeadsAreComputedAgain(t *testing.T) {
 	s := &Setup{Model: preset(t, "deepseek-v3"), Layout: Layout{PP: 16, EP: 64, ETP: 1}, Batch: Batch{Seq: 4096}, Recompute: Recompute{Full: true}}
-	kept := func(group string) int64 {
+	kept := func(group string) memory.Bytes {
 		for _, g := range predictEdge(t, s).Ranks[15].Groups {
 			if g.Name == group {
 				return g.Total
@@ -274,7 +275,7 @@ func TestHeadsAreComputedAgain(t *testing.T) {
 		}
 		return 0
 	}
-	if got, want := kept("mtp"), int64(2*2*4096*7168); got != want {
+	if got, want := kept("mtp"), memory.Bytes(2*2*4096*7168); got != want {
 		t.Errorf("a head keeps %d, want %d", got, want)
 	}
 	if got := kept("moe_act"); got != 0 {
@@ -302,7 +303,7 @@ func TestHostIsWhatIsAway(t *testing.T) {
 	s := &Setup{Model: m, Batch: Batch{Seq: 8192}, Offload: Offload{Modules: []string{"core_attn"}}}
 	r := predictEdge(t, s).Ranks[0]
 	// q, k, v of 31 layers: 2 bytes x 8192 tokens x (32 + 16) heads of 128.
-	if want := int64(31 * 2 * 8192 * 48 * 128); r.Host != want {
+	if want := memory.Bytes(31 * 2 * 8192 * 48 * 128); r.Host != want {
 		t.Errorf("host %d, want %d", r.Host, want)
 	}
 }
@@ -311,7 +312,7 @@ func TestHostIsWhatIsAway(t *testing.T) {
 // Imbalance does not matter.
 func TestStashOfCappedRows(t *testing.T) {
 	m := preset(t, "mixtral-8x7b")
-	pages := func(k Kernels, imbalance float64) int64 {
+	pages := func(k Kernels, imbalance float64) memory.Bytes {
 		s := &Setup{Model: m, Layout: Layout{EP: 8}, Batch: Batch{Seq: 4096}, Kernels: k, Routing: Routing{Imbalance: imbalance},
 			Stash: Stash{Modules: []string{"expert_fc1", "moe_act"}}}
 		for _, it := range predictEdge(t, s).Ranks[0].Items {

@@ -3,21 +3,25 @@
 
 package plan
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // embedding returns the tape of the embedding. It saves only the token numbers, and its
 // backward pass makes the gradient of the whole table.
 func (d *dims) embedding() *tape {
 	t := &tape{name: "embedding"}
-	o := op{name: "embedding", out: d.gathered(), gout: d.residual(), work: d.elem * d.vocab * d.h}
+	o := op{name: "embedding", out: d.gathered(), gout: d.residual(), work: d.size(d.vocab * d.h)}
 	if d.dividesSequence() {
 		o.temp = d.gathered()
 		o.work += d.gathered()
 	}
 	i := t.op(o)
-	t.save(i, i, SavedTensor{Group: "embedding", Tensor: "token numbers", Bytes: 8 * d.tokens})
+	t.save(i, i, SavedTensor{Group: "embedding", Tensor: "token numbers", Bytes: 8 * memory.Bytes(d.tokens)})
 	if d.s.Kernels.Dropout > 0 {
-		t.save(i, i, SavedTensor{Group: "embedding", Tensor: "dropout mask", Bytes: d.local * d.h})
+		t.save(i, i, SavedTensor{Group: "embedding", Tensor: "dropout mask", Bytes: memory.Bytes(d.local * d.h)})
 	}
 	return t
 }
@@ -39,25 +43,25 @@ func (d *dims) finalNorm(t *tape) {
 //     overwrite the logits in fp32, which takes four bytes more in the forward pass.
 func (d *dims) output(t *tape) {
 	n := d.tokens * d.vocab
-	layer := op{name: "output layer", out: d.elem * n, gin: d.residual(), work: d.wgrad(d.vocab, d.h)}
+	layer := op{name: "output layer", out: d.size(n), gin: d.residual(), work: d.wgrad(d.vocab, d.h)}
 	if d.dividesSequence() {
 		// This is the input's gradient before it is scattered. The gathered input lies in
 		// the shared buffer; see fixed.go.
 		layer.work += d.gathered()
 	}
 	t.op(layer)
-	loss := op{name: "loss", gin: d.elem * n}
-	saved := SavedTensor{Group: "loss", Tensor: "softmax", Bytes: 4 * n}
+	loss := op{name: "loss", gin: d.size(n)}
+	saved := SavedTensor{Group: "loss", Tensor: "softmax", Bytes: 4 * memory.Bytes(n)}
 	switch d.s.Kernels.Loss {
 	case "te":
 		loss.gin, loss.work = 0, 0
-		saved = SavedTensor{Group: "loss", Tensor: "logits, then their gradient", Bytes: d.elem * n}
+		saved = SavedTensor{Group: "loss", Tensor: "logits, then their gradient", Bytes: d.size(n)}
 		t.ops[len(t.ops)-1].out = 0
 		i := t.op(loss)
 		t.save(i-1, i-1, saved)
 		return
 	case "native-fused":
-		loss.temp = 4 * n
+		loss.temp = 4 * memory.Bytes(n)
 	}
 	if d.elem == 4 {
 		// The loss works on fp32 logits in place.
@@ -65,7 +69,7 @@ func (d *dims) output(t *tape) {
 	}
 	i := t.op(loss)
 	t.save(i, i, saved)
-	t.save(i, i, SavedTensor{Group: "loss", Tensor: "targets", Bytes: 9 * d.tokens})
+	t.save(i, i, SavedTensor{Group: "loss", Tensor: "targets", Bytes: 9 * memory.Bytes(d.tokens)})
 }
 
 // loss returns the tape of the last norm, the output layer and the loss.

@@ -5,6 +5,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -31,7 +32,7 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 		}
 	}
 	mlp := []string{"mlp"}
-	act := t.op(op{name: "activation", gin: d.elem * d.tokens * m * w})
+	act := t.op(op{name: "activation", gin: d.size(d.tokens * m * w)})
 	t.save(i, act, d.actInput(SavedTensor{Group: "mlp", Tensor: "fc1 output", Recompute: mlp}, d.tokens*m*w))
 	fc2 := t.op(d.row("fc2", w, d.h))
 	t.save(act, fc2, SavedTensor{Group: "mlp", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: mlp})
@@ -41,16 +42,16 @@ func (d *dims) dense(t *tape, f *model.Dense) {
 
 // actInput sets the size of n elements that the activation function saves.
 func (d *dims) actInput(g SavedTensor, n int64) SavedTensor {
-	g.Bytes = d.elem * n
+	g.Bytes = d.size(n)
 	if d.s.Precision.ActivationInputFP8 {
-		g.Bytes = n
+		g.Bytes = memory.Bytes(n)
 	}
 	return g
 }
 
 func (d *dims) moe(t *tape, e *model.MoE) {
 	fused := false
-	norm := op{name: "router", gin: d.residual(), work: 4 * d.local * int64(e.Experts)}
+	norm := op{name: "router", gin: d.residual(), work: 4 * memory.Bytes(d.local*int64(e.Experts))}
 	i := d.normed(t, "mlp_norm", "", fused, norm)
 	d.wholeNorm(t)
 	d.router(t, i, e)
@@ -77,14 +78,14 @@ func (d *dims) wholeNorm(t *tape) {
 func (d *dims) router(t *tape, i int, e *model.MoE) {
 	n := d.local * int64(e.Experts)
 	moe := []string{"moe"}
-	t.save(i, i, SavedTensor{Group: "router", Tensor: "scores", Bytes: 4 * n, Recompute: moe})
-	t.save(i, i, SavedTensor{Group: "router", Tensor: "probabilities", Bytes: 4 * n, Recompute: moe})
-	t.save(i, i, SavedTensor{Group: "router", Tensor: "map", Bytes: n, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "scores", Bytes: 4 * memory.Bytes(n), Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "probabilities", Bytes: 4 * memory.Bytes(n), Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "map", Bytes: memory.Bytes(n), Recompute: moe})
 	rows := 8 * d.rows(e) // indices
 	if d.s.Kernels.PermuteFusion {
 		rows = 8 * n // two 32-bit row numbers for every token and expert
 	}
-	t.save(i, i, SavedTensor{Group: "router", Tensor: "row numbers", Bytes: rows, Recompute: moe})
+	t.save(i, i, SavedTensor{Group: "router", Tensor: "row numbers", Bytes: memory.Bytes(rows), Recompute: moe})
 }
 
 // shared appends the shared experts: a dense part that reads the norm's output.
@@ -98,7 +99,7 @@ func (d *dims) shared(t *tape, norm int, e *model.MoE) {
 	if d.lowPrecision() {
 		t.save(norm, i, SavedTensor{Group: "shared_experts", Tensor: "quantised norm output", Bytes: d.quantised(d.local * d.h), Recompute: again})
 	}
-	act := t.op(op{name: "shared activation", gin: d.elem * d.tokens * m * w})
+	act := t.op(op{name: "shared activation", gin: d.size(d.tokens * m * w)})
 	t.save(i, act, d.actInput(SavedTensor{Group: "shared_experts", Tensor: "fc1 output", Recompute: again}, d.tokens*m*w))
 	fc2 := t.op(d.row("shared fc2", w, d.h))
 	t.save(act, fc2, SavedTensor{Group: "shared_experts", Tensor: "fc2 input", Bytes: d.quantised(d.tokens * w), Recompute: again})
@@ -121,34 +122,33 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 	if e.Latent > 0 {
 		d.latent(t, e)
 	}
-	el := d.elem
-	rows := el * r * width
+	rows := d.size(r * width)
 	moe := []string{"moe"}
-	d.dispatch(t, sent*width*el, rows, local)
-	fc1 := t.op(op{name: "experts' fc1", gin: rows, work: local * d.wgrad(m*f, width)})
+	d.dispatch(t, d.size(sent*width), rows, local)
+	fc1 := t.op(op{name: "experts' fc1", gin: rows, work: memory.Bytes(local) * d.wgrad(m*f, width)})
 	input := d.quantised(r * width)
 	if d.s.Precision.Compute == FP8 && slices.Contains(d.s.Offload.Modules, "expert_fc1") {
 		input = rows // the input itself moves, not its quantised copy
 	}
 	t.save(fc1-1, fc1, SavedTensor{Group: "expert_fc1", Tensor: "rows", Bytes: input, Elements: r * width, Offload: "expert_fc1", Recompute: moe, Stash: "expert_fc1"})
-	act := t.op(op{name: "experts' activation", gin: el * r * m * f})
+	act := t.op(op{name: "experts' activation", gin: d.size(r * m * f)})
 	t.save(fc1, act, d.actInput(SavedTensor{Group: "moe_act", Tensor: "fc1 output", Elements: r * m * f, Offload: "moe_act", Recompute: moe, Stash: "moe_act"}, r*m*f))
-	t.save(fc1, act, SavedTensor{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * r, Recompute: moe})
+	t.save(fc1, act, SavedTensor{Group: "moe_act", Tensor: "probabilities of rows", Bytes: 4 * memory.Bytes(r), Recompute: moe})
 	fused := e.Gated && !d.s.Kernels.UnfusedActivation || d.s.Kernels.WeightedSquaredReLU
 	if !fused {
 		// The product with the probabilities saves the output of the activation function.
-		w := t.op(op{name: "experts' weighting", gin: el * r * f, temp: 4 * r * f, work: 8 * r * f})
-		t.save(act, w, SavedTensor{Group: "moe_act", Tensor: "unweighted activation", Bytes: el * r * f, Recompute: []string{"moe_act", "moe"}})
+		w := t.op(op{name: "experts' weighting", gin: d.size(r * f), temp: 4 * memory.Bytes(r*f), work: 8 * memory.Bytes(r*f)})
+		t.save(act, w, SavedTensor{Group: "moe_act", Tensor: "unweighted activation", Bytes: d.size(r * f), Recompute: []string{"moe_act", "moe"}})
 	}
-	fc2 := t.op(op{name: "experts' fc2", out: rows, gin: el * r * f, work: local * d.wgrad(width, f)})
+	fc2 := t.op(op{name: "experts' fc2", out: rows, gin: d.size(r * f), work: memory.Bytes(local) * d.wgrad(width, f)})
 	// The stash takes fc2's input together with the activation function's.
 	t.save(fc2-1, fc2, SavedTensor{Group: "experts", Tensor: "fc2 input", Bytes: d.quantised(r * f), Recompute: []string{"moe_act", "moe"}, Stash: "moe_act"})
 	t.ends(fc2, "moe_act")
-	d.combine(t, sent*width*el, rows, local)
+	d.combine(t, d.size(sent*width), rows, local)
 	if d.s.Kernels.Dispatcher == "alltoall" {
 		// The forward pass of the layer refers to the sent rows until it returns, and to
 		// the received ones if they were sorted afterwards.
-		held := sent * width * el
+		held := d.size(sent * width)
 		if local > 1 {
 			held += rows
 		}
@@ -161,12 +161,12 @@ func (d *dims) experts(t *tape, e *model.MoE) {
 // latent appends the products to and from the narrower rows that experts compute.
 func (d *dims) latent(t *tape, e *model.MoE) {
 	l := int64(e.Latent)
-	i := t.op(op{name: "latent projection", out: d.elem * d.local * l, gin: d.residual(), work: d.wgrad(l, d.h)})
-	t.save(i, i, SavedTensor{Group: "experts", Tensor: "latent output", Bytes: d.elem * d.local * l, Recompute: []string{"moe"}})
+	i := t.op(op{name: "latent projection", out: d.size(d.local * l), gin: d.residual(), work: d.wgrad(l, d.h)})
+	t.save(i, i, SavedTensor{Group: "experts", Tensor: "latent output", Bytes: d.size(d.local * l), Recompute: []string{"moe"}})
 }
 
 // dispatch appends the operations before the experts.
-func (d *dims) dispatch(t *tape, sent, rows, local int64) {
+func (d *dims) dispatch(t *tape, sent, rows memory.Bytes, local int64) {
 	switch d.s.Kernels.Dispatcher {
 	case "alltoall":
 		t.op(op{name: "permutation", out: sent, gin: d.residual(), work: 0})
@@ -177,14 +177,14 @@ func (d *dims) dispatch(t *tape, sent, rows, local int64) {
 	case "deepep", "hybridep":
 		t.op(op{name: "dispatch", temp: sent, gin: d.residual()})
 	default:
-		all := d.residual() * int64(d.s.Layout.EP*d.s.Layout.ETP)
+		all := d.residual() * memory.Bytes(d.s.Layout.EP*d.s.Layout.ETP)
 		t.op(op{name: "gathering", gin: d.residual()})
 		t.op(op{name: "permutation", gin: all})
 	}
 }
 
 // combine appends the operations behind the experts.
-func (d *dims) combine(t *tape, sent, rows, local int64) {
+func (d *dims) combine(t *tape, sent, rows memory.Bytes, local int64) {
 	switch d.s.Kernels.Dispatcher {
 	case "alltoall":
 		if local > 1 {
@@ -195,7 +195,7 @@ func (d *dims) combine(t *tape, sent, rows, local int64) {
 	case "deepep", "hybridep":
 		t.op(op{name: "combination", out: d.residual(), gin: rows})
 	default:
-		all := d.residual() * int64(d.s.Layout.EP*d.s.Layout.ETP)
+		all := d.residual() * memory.Bytes(d.s.Layout.EP*d.s.Layout.ETP)
 		t.op(op{name: "unpermutation", out: all, gin: rows})
 		t.op(op{name: "scattering", out: d.residual(), gin: all})
 	}

@@ -6,10 +6,9 @@ package plan
 import (
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
-
-const mib = 1 << 20
 
 // fixedItems returns what is held throughout a step.
 func (d *dims) fixedItems(rank int, s share) []Item {
@@ -53,14 +52,14 @@ func (d *dims) hasLoss(rank int) bool {
 // teWorkspace returns the size of TransformerEngine's workspaces: one for products (32 MiB
 // from Hopper on, 4 MiB before), four for the streams of grouped products, and three for
 // the streams of products that overlap with TP communication.
-func (d *dims) teWorkspace(rank int) int64 {
+func (d *dims) teWorkspace(rank int) memory.Bytes {
 	experts := d.anyLayer(rank, isMoE)
 	if d.s.Kernels.Local && !experts {
 		return 0 // routers use torchWorkspace
 	}
-	size, n := int64(32*mib), int64(1)
+	size, n := 32*memory.MiB, memory.Bytes(1)
 	if d.generation() < 9 {
-		size = 4 * mib
+		size = 4 * memory.MiB
 	}
 	if d.s.Kernels.GroupedGEMM && experts {
 		n += 4
@@ -76,13 +75,13 @@ func (d *dims) teWorkspace(rank int) int64 {
 // MiB on Hopper, or if determinism requires it (CUBLAS_WORKSPACE_CONFIG=:4096:8), and else
 // 8 MiB and 128 KiB. The output layer, the router and unfused attention use it, because
 // TransformerEngine does not compute them.
-func (d *dims) torchWorkspace(rank int) int64 {
+func (d *dims) torchWorkspace(rank int) memory.Bytes {
 	if !d.s.Kernels.Local && !d.hasLoss(rank) && !d.unfused() && !d.anyLayer(rank, isMoE) {
 		return 0
 	}
-	size := int64(8*mib + 128<<10)
+	size := 8*memory.MiB + 128*memory.KiB
 	if d.generation() == 9 || d.s.Kernels.Deterministic {
-		size = 32 * mib
+		size = 32 * memory.MiB
 	}
 	return 2 * size
 }
@@ -90,13 +89,13 @@ func (d *dims) torchWorkspace(rank int) int64 {
 // dummies returns the size of tensors that nobody reads. A product that accumulates the
 // weight's gradient itself returns a tensor of the weight's shape. TransformerEngine keeps
 // one for each shape, including the output layer's.
-func (d *dims) dummies(s share) int64 {
+func (d *dims) dummies(s share) memory.Bytes {
 	if !d.s.Kernels.GradFusion || d.s.Kernels.Local {
 		return 0
 	}
-	var n int64
+	var n memory.Bytes
 	for m := range s.shapes {
-		n += d.elem * m.rows * m.cols
+		n += d.size(m.rows * m.cols)
 	}
 	return n
 }
@@ -104,21 +103,21 @@ func (d *dims) dummies(s share) int64 {
 // sharedBuffer returns the size of Megatron-LM's buffer for gathered inputs. It grows to
 // the largest use: the output layer's input if the sequence is divided, all tokens of an
 // expert group if tokens are gathered, or the scores of Megatron-LM's own attention.
-func (d *dims) sharedBuffer(rank int) int64 {
-	var n int64
+func (d *dims) sharedBuffer(rank int) memory.Bytes {
+	var n memory.Bytes
 	if d.hasLoss(rank) && d.dividesSequence() {
 		n = d.gathered()
 	}
 	k := d.s.Kernels
 	if (k.Dispatcher == "" || k.Dispatcher == "allgather") && d.anyLayer(rank, isMoE) {
-		if ranks := int64(d.s.Layout.EP * d.s.Layout.ETP); ranks > 1 {
+		if ranks := memory.Bytes(d.s.Layout.EP * d.s.Layout.ETP); ranks > 1 {
 			n = max(n, d.residual()*ranks)
 		}
 	}
 	if k.Local {
 		for _, l := range d.m.Layers {
 			if l.Attention != nil {
-				n = max(n, d.elem*d.tokens*int64(d.s.Batch.Seq/d.s.Layout.CP)*int64(l.Attention.Heads)/d.tp)
+				n = max(n, d.size(d.tokens*int64(d.s.Batch.Seq/d.s.Layout.CP)*int64(l.Attention.Heads))/memory.Bytes(d.tp))
 			}
 		}
 	}
@@ -128,7 +127,7 @@ func (d *dims) sharedBuffer(rank int) int64 {
 // boundary returns what pipeline communication holds in addition to the inputs of chunks. A
 // forward pass holds the input of the last microbatch, its gradient, and a tensor that is
 // being sent. A backward pass holds only the tensor that is being sent.
-func (d *dims) boundary() (forward, backward int64) {
+func (d *dims) boundary() (forward, backward memory.Bytes) {
 	if d.s.Layout.PP == 1 {
 		return 0, 0
 	}
@@ -137,33 +136,33 @@ func (d *dims) boundary() (forward, backward int64) {
 
 // deferred returns what is kept to compute the output layer's weight gradient later: the
 // gradients of the logits and the inputs of the layer.
-func (d *dims) deferred(rank int) int64 {
+func (d *dims) deferred(rank int) memory.Bytes {
 	k := d.s.Kernels
 	if !k.DeferEmbeddingWgrad || !d.hasLoss(rank) || d.s.Layout.PP == 1 {
 		return 0
 	}
-	n := int64(d.s.Microbatches())
+	n := memory.Bytes(d.s.Microbatches())
 	if k.WgradDeferral > 0 {
-		n = min(n, int64(k.WgradDeferral))
+		n = min(n, memory.Bytes(k.WgradDeferral))
 	}
-	return n * (d.elem*d.tokens*d.vocab + d.gathered())
+	return n * (d.size(d.tokens*d.vocab) + d.gathered())
 }
 
 // mask returns the size of the attention mask of a batch on the first and the last stage: a
 // byte for each pair of positions.
-func (d *dims) mask(rank int) int64 {
+func (d *dims) mask(rank int) memory.Bytes {
 	if d.s.Kernels.NoAttentionMask || rank != 0 && !d.hasLoss(rank) {
 		return 0
 	}
 	seq := int64(d.s.Batch.Seq)
-	return int64(d.s.Batch.Micro) * seq * seq / int64(d.s.Layout.CP)
+	return memory.Bytes(int64(d.s.Batch.Micro) * seq * seq / int64(d.s.Layout.CP))
 }
 
 // leftBehind returns what the last step leaves until the next one replaces it: the input and
 // gradient of each chunk, which the module refers to, and the optimiser's copy of
 // gradients.
 func (d *dims) leftBehind(rank int, s share) []Item {
-	var inputs int64
+	var inputs memory.Bytes
 	for i, c := range d.s.chunks(rank) {
 		if !(c.Embedding && i == 0) {
 			inputs += 2 * d.residual()

@@ -1,8 +1,11 @@
-// This file owns the types of a forecast. All sizes are in bytes.
+// This file owns the types of a forecast.
 
 package plan
 
-import "github.com/stowage-dev/stowage/internal/schedule"
+import (
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // Forecast is the memory that a setup needs.
 type Forecast struct {
@@ -16,7 +19,7 @@ type Forecast struct {
 	Peak, Reserved Band
 	// Budget is the device memory that a rank may hold at its peak: the setup's, or
 	// what the hardware leaves. It is zero if the setup has neither.
-	Budget int64
+	Budget memory.Bytes
 	// Fits reports whether the upper end of Reserved stays within the budget on every
 	// rank. It is false without a budget.
 	Fits bool
@@ -24,7 +27,7 @@ type Forecast struct {
 
 // Band is an expected figure with the range that measured runs lay in.
 type Band struct {
-	Low, Expected, High int64
+	Low, Expected, High memory.Bytes
 }
 
 // Cause is the reason why memory is held.
@@ -52,7 +55,7 @@ type Item struct {
 	Cause Cause
 	// Name describes the item: the name of a group for activations, else a few words.
 	Name  string
-	Bytes int64
+	Bytes memory.Bytes
 	// Static reports whether the item is held between steps too.
 	Static bool
 }
@@ -62,11 +65,11 @@ type GroupUse struct {
 	Name string
 	// Bytes is the size of one group, of one layer and microbatch. It is the mean if
 	// layers differ. Live is the number of groups that are live at the peak.
-	Bytes int64
+	Bytes memory.Bytes
 	Live  int
 	// Total is what all groups hold in device memory. Away is what was offloaded of
 	// them, and Dropped what will be recomputed.
-	Total, Away, Dropped int64
+	Total, Away, Dropped memory.Bytes
 }
 
 // Rank is the memory that one pipeline rank needs.
@@ -79,7 +82,7 @@ type Rank struct {
 	// a step, and Reserved is what the allocator takes from the device for it.
 	Static, Peak, Reserved Band
 	// Host is pinned host memory.
-	Host int64
+	Host memory.Bytes
 	// At is the moment of the peak.
 	At Point
 
@@ -93,20 +96,20 @@ type Point struct {
 	What string
 	// Static, Live and Transient add up to the allocated memory. Live is saved
 	// tensors.
-	Static, Live, Transient int64
+	Static, Live, Transient memory.Bytes
 	// Groups is what each group holds, in the order of Rank.Groups.
-	Groups []int64
+	Groups []memory.Bytes
 }
 
 // Bytes returns the memory that is allocated at the point.
-func (p Point) Bytes() int64 { return p.Static + p.Live + p.Transient }
+func (p Point) Bytes() memory.Bytes { return p.Static + p.Live + p.Transient }
 
 // Timeline returns the rank's memory over one step: the highest point of each pass.
 func (r *Rank) Timeline() []Point { return r.points }
 
 // Sum returns the memory of all items of a cause.
-func (r *Rank) Sum(c Cause) int64 {
-	var n int64
+func (r *Rank) Sum(c Cause) memory.Bytes {
+	var n memory.Bytes
 	for _, it := range r.Items {
 		if it.Cause == c {
 			n += it.Bytes
@@ -122,7 +125,7 @@ type SavedTensor struct {
 	Group string
 	// Tensor describes the tensor.
 	Tensor string
-	Bytes  int64
+	Bytes  memory.Bytes
 	// Elements is the number of elements, which Offload.MinElements is compared
 	// with. It is zero for tensors that are never offloaded.
 	Elements int64

@@ -18,11 +18,11 @@ const leastCommunication = 1_000_000_000
 
 // sharded is how parameters are gathered and gradients scattered.
 type sharded struct {
-	weight, grad int64 // bytes an element
-	ahead        int64 // elements that are gathered ahead
-	units        int   // units that are gathered ahead, if not zero
-	queue        int64 // elements whose gradients wait
-	pooled       bool  // fixed buffers hold all of it; see shardedItems
+	weight, grad memory.Bytes // of an element
+	ahead        int64        // elements that are gathered ahead
+	units        int          // units that are gathered ahead, if not zero
+	queue        int64        // elements whose gradients wait
+	pooled       bool         // fixed buffers hold all of it; see shardedItems
 }
 
 // communication returns the size of a rank's unit of communication, in elements.
@@ -56,16 +56,16 @@ func (d *dims) sharded(held share) *sharded {
 
 // forward returns what is gathered in the forward pass of a unit: its own parameters and
 // those of the next units.
-func (s *sharded) forward(units []cost, at int) int64 {
+func (s *sharded) forward(units []cost, at int) memory.Bytes {
 	if s == nil || s.pooled {
 		return 0
 	}
-	return s.weight * s.window(units, at, 1)
+	return s.weight * memory.Bytes(s.window(units, at, 1))
 }
 
 // backward returns what is gathered in the backward pass of a unit, and the gradients of
 // later units that wait to be scattered.
-func (s *sharded) backward(units []cost, at int) int64 {
+func (s *sharded) backward(units []cost, at int) memory.Bytes {
 	if s == nil || s.pooled {
 		return 0
 	}
@@ -73,7 +73,7 @@ func (s *sharded) backward(units []cost, at int) int64 {
 	for _, u := range units[at+1:] {
 		waiting += u.params
 	}
-	return s.weight*s.window(units, at, -1) + s.grad*(min(waiting, s.queue)+units[at].params)
+	return s.weight*memory.Bytes(s.window(units, at, -1)) + s.grad*memory.Bytes(min(waiting, s.queue)+units[at].params)
 }
 
 // window returns the parameters of a unit and of the units that are gathered ahead of it in
@@ -102,18 +102,18 @@ func (d *dims) shardedItems(s share) []Item {
 	l, f := d.s.Layout, d.s.Layout.FSDP
 	outer := int64(max(f.Outer, 1))
 	dense, expert := max(int64(l.DP()*l.CP)/outer, 1), max(int64(l.EDP())/outer, 1)
-	at := func(bytes int64, dense, expert int64) int64 {
-		return bytes * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
+	at := func(bytes memory.Bytes, dense, expert int64) memory.Bytes {
+		return bytes * memory.Bytes(ceilDiv(s.dense, dense)+ceilDiv(s.expert, expert))
 	}
 	weights := at(d.elem, dense, expert)
 	if d.lowPrecision() && d.s.Precision.ParamGather {
-		weights -= (d.elem - 1) * (s.narrowDense/dense + s.narrowExpert/expert)
+		weights -= (d.elem - 1) * memory.Bytes(s.narrowDense/dense+s.narrowExpert/expert)
 	}
 	state := d.optimizerBytes(s)
 	items := []Item{
 		{CauseWeights, "sharded weights", weights, true},
 		{CauseGradients, "sharded gradients", at(d.gradBytes(), dense, expert), true},
-		{CauseOptimizer, "optimizer state", state - int64(float64(state)*d.s.Optimizer.OffloadFraction), true},
+		{CauseOptimizer, "optimizer state", state - memory.Bytes(float64(state)*d.s.Optimizer.OffloadFraction), true},
 	}
 	var loose int64
 	for _, u := range s.units {
@@ -121,7 +121,7 @@ func (d *dims) shardedItems(s share) []Item {
 			loose += u.dense
 		}
 	}
-	items = append(items, Item{CausePools, "gathered embedding and output layer", d.elem * loose, false})
+	items = append(items, Item{CausePools, "gathered embedding and output layer", d.size(loose), false})
 	if f.DoubleBuffer {
 		items = append(items,
 			Item{CausePools, "buffers of gathered units", d.poolBytes(s, d.sharded(s).weight, max(f.Prefetch, 1), 0), true},
@@ -135,7 +135,7 @@ func (u unitShare) gathers() bool { return u.name == "layer" || u.name == "mtp" 
 
 // poolBytes returns the size of a pool with fixed addresses that holds a rank's units in
 // both passes.
-func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
+func (d *dims) poolBytes(s share, size memory.Bytes, prefetch, behind int) memory.Bytes {
 	spec := bucket.Spec{Prefetch: prefetch, Behind: behind, Align: 256, Multiple: 1}
 	for _, u := range s.units {
 		if !u.gathers() {
@@ -144,7 +144,7 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 		unit := bucket.FSDPUnit{Name: u.name}
 		for _, n := range []int64{u.dense, u.expert} {
 			if n > 0 {
-				unit.Buckets = append(unit.Buckets, bucket.Bucket{Name: u.name, Type: bucket.Type{Name: "element", Size: memory.Bytes(size)}, Elements: n})
+				unit.Buckets = append(unit.Buckets, bucket.Bucket{Name: u.name, Type: bucket.Type{Name: "element", Size: size}, Elements: n})
 			}
 		}
 		spec.Units = append(spec.Units, unit)
@@ -172,12 +172,12 @@ func (d *dims) poolBytes(s share, size int64, prefetch, behind int) int64 {
 	if err != nil {
 		panic("plan: the units of a sound model make no pool: " + err.Error())
 	}
-	return int64(p.Bytes)
+	return p.Bytes
 }
 
 // gatheredEarly returns what is gathered for the next step before it begins: the first
 // units without those of experts.
-func (d *dims) gatheredEarly(s share) int64 {
+func (d *dims) gatheredEarly(s share) memory.Bytes {
 	f := d.s.Layout.FSDP
 	if f.Shard != ShardParameters || !f.EarlyGather || f.DoubleBuffer {
 		return 0
@@ -189,5 +189,5 @@ func (d *dims) gatheredEarly(s share) int64 {
 			break
 		}
 	}
-	return d.elem * n
+	return d.size(n)
 }

@@ -6,7 +6,11 @@
 
 package plan
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/stowage-dev/stowage/memory"
+)
 
 // mark sets the scope of operations.
 func (t *tape) mark(from, to int, scope string) {
@@ -57,14 +61,14 @@ func (t *tape) filter(want func(scope string) bool) *tape {
 // pair of positions if attention is captured, even if batches have no mask. Outputs and
 // gradients lie in the pool of the graphs. Megatron-LM's own graphs and a graph of the
 // whole step keep no inputs that count.
-func (t *tape) slots(d *dims) int64 {
+func (t *tape) slots(d *dims) memory.Bytes {
 	g := d.s.Graph
 	if len(t.saved) == 0 || g.Local || slices.Contains(g.Scopes, "full_iteration") {
 		return 0
 	}
 	n := d.residual()
 	if t.attends && captures(g.Scopes, "attn") {
-		n += d.tokens * int64(d.s.Batch.Seq)
+		n += memory.Bytes(d.tokens * int64(d.s.Batch.Seq))
 	}
 	return n
 }
@@ -73,19 +77,19 @@ func (t *tape) slots(d *dims) int64 {
 // point of the capture above static memory, and the pool that replays use, which only the
 // device counts. Any layer can reuse a buffer once its microbatch is done, so the moment
 // with most microbatches counts.
-func (w *walk) graphs() (buffers, capture, pool int64) {
+func (w *walk) graphs() (buffers, capture, pool memory.Bytes) {
 	if !w.captures() {
 		return 0, 0, 0
 	}
 	c := &walk{passes: w.passes}
-	each := make([]int64, len(w.chunks))
+	each := make([]memory.Bytes, len(w.chunks))
 	for i, x := range w.chunks {
 		c.chunks = append(c.chunks, chunk{units: x.captured})
 		for _, u := range x.captured {
 			each[i] += u.slots
 		}
 	}
-	var now int64
+	var now memory.Bytes
 	for _, p := range w.passes {
 		if p.Backward {
 			now -= each[p.Chunk]
@@ -109,14 +113,14 @@ func (w *walk) captures() bool {
 // time.
 type early struct {
 	name  string
-	above int64
+	above memory.Bytes
 }
 
 // beforeReplay returns the highest points before graphs are replayed. Steps that warm up
 // run without graphs and their buffers. The first step makes the moments at its end, so
 // neither it nor an earlier capture has them. Megatron-LM captures its own graphs at the
 // end of the first step.
-func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early {
+func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture memory.Bytes) []early {
 	if !w.captures() {
 		return nil
 	}
@@ -132,7 +136,7 @@ func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early
 		e.chunks = append(e.chunks, chunk{units: x.eager})
 	}
 	step := early{"a step before graphs are captured", -buffers}
-	var most int64
+	var most memory.Bytes
 	for _, p := range e.run() {
 		most = max(most, p.live+p.top)
 	}
@@ -145,7 +149,7 @@ func (d *dims) beforeReplay(w *walk, rank *Rank, buffers, capture int64) []early
 
 // moments returns the part of the optimiser's state on the device that its first step
 // makes.
-func (d *dims) moments(items []Item) (n int64) {
+func (d *dims) moments(items []Item) (n memory.Bytes) {
 	main, moments := d.stateBytes()
 	for _, it := range items {
 		if it.Cause == CauseOptimizer && it.Static {

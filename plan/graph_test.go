@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -14,7 +15,7 @@ func TestGraphInputs(t *testing.T) {
 	const residual, mask = 2 * 4096 * 7168, 4096 * 4096
 	for _, c := range []struct {
 		graph Graph
-		want  int64
+		want  memory.Bytes
 	}{
 		{Graph{Scopes: []string{"attn"}}, 70 * (residual + mask)},
 		{Graph{Scopes: []string{"moe_router"}}, 70 * residual},
@@ -38,7 +39,7 @@ func TestGraphWarmup(t *testing.T) {
 	s.Layout.World, s.Batch.Global = 2048, 16384 // fewer moments than attention saves
 	plain := predicted(t, s).Ranks[2]
 	moments := plain.Sum(CauseOptimizer) / 12 * 8
-	peak := func(g Graph) int64 {
+	peak := func(g Graph) memory.Bytes {
 		s.Graph = g
 		return predicted(t, s).Ranks[2].Peak.Expected
 	}
@@ -66,7 +67,7 @@ func TestUnfusedTransient(t *testing.T) {
 		Model:  &model.Model{Hidden: 512, Vocab: 1000, Layers: []model.Layer{{Attention: &model.Attention{Heads: 8, KVHeads: 8, HeadDim: 64}}}},
 		Layout: Layout{World: 1}, Batch: Batch{Micro: 1, Global: 1, Seq: 4096}, Kernels: Kernels{Attention: "unfused"},
 	})
-	scores := int64(2 * 8 * 4096 * 4096)
+	scores := memory.Bytes(2 * 8 * 4096 * 4096)
 	c := newDims(s).layer(s.Model.Layers[0]).cost()
 	if n := float64(c.forward) / float64(scores); n < 2 || n > 2.3 {
 		t.Errorf("the forward pass needs %.2f matrices of scores, want 2 and little else", n)

@@ -2,7 +2,10 @@
 
 package plan
 
-import "github.com/stowage-dev/stowage/plan/model"
+import (
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+)
 
 // scanChunk is how many tokens the scan's kernels process at once. They keep states between
 // chunks.
@@ -13,29 +16,28 @@ const scanChunk = 128
 // projection save their inputs. The backward pass recomputes the states and the convolved
 // input.
 func (d *dims) mamba(t *tape, a *model.Mamba) {
-	e := d.elem
 	inner, groups, state := int64(a.Inner)/d.tp, max(int64(a.Groups)/d.tp, 1), int64(a.State)
 	in := 2*inner + 2*groups*state + max(int64(a.Heads)/d.tp, 1)
 	if a.Version == 1 {
 		in = 2 * inner
 	}
 	proj := d.column("mamba input projection", d.h, in)
-	proj.temp += e * d.tokens * in // the transposed copy
+	proj.temp += d.size(d.tokens * in) // the transposed copy
 	i := d.normed(t, "attn_norm", "", true, proj)
 	for j := range t.saved {
 		if s := &t.saved[j]; s.Group == "attn_norm" && s.until == i && s.Tensor == "output of the norm" {
 			s.Group = "mamba_in"
 		}
 	}
-	conv := e * d.tokens * (inner + 2*groups*state)
-	states := 4 * d.tokens * inner * state / scanChunk
-	inChunk := 4 * d.tokens * scanChunk * groups
+	conv := d.size(d.tokens * (inner + 2*groups*state))
+	states := memory.Bytes(4 * d.tokens * inner * state / scanChunk)
+	inChunk := 4 * memory.Bytes(d.tokens*scanChunk*groups)
 	scan := t.op(op{
 		name: "mamba scan", temp: conv + 2*states + inChunk,
-		gin: e * d.tokens * in, work: 2*conv + e*d.tokens*inner + 3*states + 2*inChunk,
+		gin: d.size(d.tokens * in), work: 2*conv + d.size(d.tokens*inner) + 3*states + 2*inChunk,
 	})
-	t.save(i, scan, SavedTensor{Group: "mamba_in", Tensor: "gate, x, B, C and steps", Bytes: e * d.tokens * in})
-	out := e * d.tokens * inner
+	t.save(i, scan, SavedTensor{Group: "mamba_in", Tensor: "gate, x, B, C and steps", Bytes: d.size(d.tokens * in)})
+	out := d.size(d.tokens * inner)
 	t.save(scan, scan, SavedTensor{Group: "mamba_scan", Tensor: "scan output", Bytes: out})
 	norm := t.op(op{name: "mamba norm", gin: out})
 	t.save(scan, norm, SavedTensor{Group: "mamba_scan", Tensor: "input of the gated norm", Bytes: out})
@@ -48,21 +50,20 @@ func (d *dims) mamba(t *tape, a *model.Mamba) {
 // convolved queries, keys and values, and the recurrence's output before and after its
 // norm.
 func (d *dims) deltaNet(t *tape, a *model.DeltaNet) {
-	e := d.elem
 	keys, values := int64(a.KeyHeads*a.KeyDim)/d.tp, int64(a.ValueHeads*a.ValueDim)/d.tp
 	heads := int64(a.ValueHeads) / d.tp
 	in := 2*keys + 2*values + 2*heads
 	i := d.normed(t, "attn_norm", "qkv_linear", true, d.column("delta net input projection", d.h, in))
-	qkv := e * d.tokens * (2*keys + values)
-	conv := t.op(op{name: "delta net convolution", gin: e * d.tokens * in, work: qkv})
-	t.save(i, conv, SavedTensor{Group: "qkv_linear", Tensor: "input projection output", Bytes: e * d.tokens * in, Recompute: []string{"gdp_in_proj"}})
+	qkv := d.size(d.tokens * (2*keys + values))
+	conv := t.op(op{name: "delta net convolution", gin: d.size(d.tokens * in), work: qkv})
+	t.save(i, conv, SavedTensor{Group: "qkv_linear", Tensor: "input projection output", Bytes: d.size(d.tokens * in), Recompute: []string{"gdp_in_proj"}})
 	// Keys are repeated to as many heads as values have.
 	rule := t.op(op{name: "delta rule", gin: qkv, work: 2 * qkv})
-	t.save(conv, rule, SavedTensor{Group: "core_attn", Tensor: "queries, keys, values", Bytes: e * d.tokens * 3 * values, Offload: "gdp_qkv", Elements: d.tokens * values, Recompute: []string{"gdp_qkv"}})
-	t.save(rule, rule, SavedTensor{Group: "core_attn", Tensor: "gates and steps", Bytes: 8 * d.tokens * heads})
-	out := e * d.tokens * values
+	t.save(conv, rule, SavedTensor{Group: "core_attn", Tensor: "queries, keys, values", Bytes: d.size(d.tokens * 3 * values), Offload: "gdp_qkv", Elements: d.tokens * values, Recompute: []string{"gdp_qkv"}})
+	t.save(rule, rule, SavedTensor{Group: "core_attn", Tensor: "gates and steps", Bytes: 8 * memory.Bytes(d.tokens*heads)})
+	out := d.size(d.tokens * values)
 	norm := t.op(op{name: "delta net norm", gin: 2 * out})
-	t.save(rule, norm, SavedTensor{Group: "attn_proj", Tensor: "recurrence output", Bytes: out, Elements: out / e, Offload: "attn_proj"})
+	t.save(rule, norm, SavedTensor{Group: "attn_proj", Tensor: "recurrence output", Bytes: out, Elements: d.elements(out), Offload: "attn_proj"})
 	row := t.op(d.row("output projection", values, d.h))
 	t.save(norm, row, SavedTensor{Group: "attn_proj", Tensor: "normed output", Bytes: d.quantised(d.tokens * values), Recompute: []string{"gdn_norm_out"}})
 	d.joined(t, "attn_add")

@@ -100,7 +100,7 @@ func TestPartsAddUp(t *testing.T) {
 		s.Precision.GradsInBF16 = rapid.Bool().Draw(t, "bf16 gradients")
 		s.Graph.Scopes = rapid.SampledFrom([][]string{nil, nil, {"attn"}, {"full_iteration"}}).Draw(t, "graphs")
 		for _, r := range predicted(t, s).Ranks {
-			var all, acts, groups int64
+			var all, acts, groups memory.Bytes
 			for _, it := range r.Items {
 				all += it.Bytes
 				if it.Cause == CauseActivations {
@@ -144,7 +144,7 @@ func TestPartsAddUp(t *testing.T) {
 func TestMonotone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := small(t)
-		static := func(s *Setup) (n []int64) {
+		static := func(s *Setup) (n []memory.Bytes) {
 			for _, r := range predicted(t, s).Ranks {
 				n = append(n, r.Static.Expected)
 			}
@@ -152,7 +152,7 @@ func TestMonotone(t *testing.T) {
 		}
 		// The peak may be elsewhere under another policy, so this compares whole layers and
 		// not what is live at the peak.
-		layers := func(s *Setup) (n int64) {
+		layers := func(s *Setup) (n memory.Bytes) {
 			d := newDims(mustNormalise(t, s))
 			for _, l := range s.Model.Layers {
 				tape := d.layer(l)
@@ -224,7 +224,7 @@ func TestOffloadMovesWhatItSays(t *testing.T) {
 		moved.Offload.Modules = modules
 		away := newDims(mustNormalise(t, &moved))
 		for _, l := range s.Model.Layers {
-			var want int64
+			var want memory.Bytes
 			for _, g := range Activations(plain.s, l) {
 				if memory.Including(modules, g.Offload) != "" && g.Elements >= s.Offload.MinElements {
 					want += g.Bytes

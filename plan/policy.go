@@ -25,7 +25,7 @@ func (o Offload) Rank(r int) Offload {
 // The setup must be normalised.
 func OffloadShare(s *Setup, rank int) float64 {
 	d := newDims(s).ofRank(rank)
-	var all, moved int64
+	var all, moved memory.Bytes
 	for _, st := range d.s.chunks(rank) {
 		tapes := d.tapes(st)
 		all += awayBytes(tapes)
@@ -38,7 +38,7 @@ func OffloadShare(s *Setup, rank int) float64 {
 	return float64(moved) / float64(all)
 }
 
-func awayBytes(tapes []*tape) (n int64) {
+func awayBytes(tapes []*tape) (n memory.Bytes) {
 	for _, t := range tapes {
 		for _, s := range t.saved {
 			if s.away {
@@ -112,10 +112,10 @@ func (d *dims) stayFraction(tapes []*tape) {
 	type group struct {
 		tape  int
 		name  string
-		bytes int64
+		bytes memory.Bytes
 	}
 	var groups []group
-	var all int64
+	var all memory.Bytes
 	for i, t := range tapes {
 		for _, s := range t.saved {
 			if !s.away {
@@ -129,7 +129,7 @@ func (d *dims) stayFraction(tapes []*tape) {
 		}
 	}
 	count := int(float64(len(groups)) * (1 - o.Fraction))
-	bytes := int64(float64(all) * (1 - o.Fraction))
+	bytes := memory.Bytes(float64(all) * (1 - o.Fraction))
 	for i := len(groups) - 1; i >= 0; i-- {
 		g := groups[i]
 		if !o.ByBytes && count == 0 || o.ByBytes && bytes < g.bytes {

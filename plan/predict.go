@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // mostMicrobatches is the number of microbatches up to which every pass is walked.
@@ -88,7 +89,7 @@ func (d *dims) rank(r int) (*Rank, error) {
 	for _, it := range rank.Items {
 		w.base += it.Bytes
 	}
-	w.margin = w.keeps(int64(r) * d.s.Offload.Delta)
+	w.margin = w.keeps(memory.Bytes(r) * d.s.Offload.Delta)
 	d.addUp(rank, w, held, st.host, d.beforeReplay(w, rank, buffers, capture), pool)
 	return rank, nil
 }
@@ -96,7 +97,7 @@ func (d *dims) rank(r int) (*Rank, error) {
 // addUp walks through the step and sets what a rank needs. before has the highest points
 // before graphs are replayed, pool is what graphs hold outside of the allocator's counters,
 // and host is the stash's host memory.
-func (d *dims) addUp(rank *Rank, w *walk, held share, host int64, before []early, pool int64) {
+func (d *dims) addUp(rank *Rank, w *walk, held share, host memory.Bytes, before []early, pool memory.Bytes) {
 	line, top, uses := newLedger(w).timeline(w.run())
 	away := w.mostAway()
 	rank.points, rank.Groups, rank.At = line, uses, line[top]
@@ -107,7 +108,7 @@ func (d *dims) addUp(rank *Rank, w *walk, held share, host int64, before []early
 	if n := rank.At.Bytes() - w.base - sumGroups(uses); n != 0 {
 		rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, n, false})
 	}
-	static := int64(0)
+	static := memory.Bytes(0)
 	for _, it := range slices.Concat(rank.Items, d.leftBehind(rank.Rank, held)) {
 		if it.Static {
 			static += it.Bytes
@@ -138,7 +139,7 @@ func (d *dims) walked() int {
 	return n
 }
 
-func sumGroups(uses []GroupUse) (n int64) {
+func sumGroups(uses []GroupUse) (n memory.Bytes) {
 	for _, g := range uses {
 		n += g.Total
 	}
@@ -147,7 +148,7 @@ func sumGroups(uses []GroupUse) (n int64) {
 
 // updatePeak returns what is allocated while the optimiser runs: all static memory, and the
 // optimiser's copy of gradients if the buffer has another format.
-func (d *dims) updatePeak(items []Item, s share) int64 {
+func (d *dims) updatePeak(items []Item, s share) memory.Bytes {
 	n := d.leftGradients(s)
 	for _, it := range items {
 		if it.Static {
@@ -158,6 +159,6 @@ func (d *dims) updatePeak(items []Item, s share) int64 {
 }
 
 // hostState returns the size of the optimiser's state in host memory.
-func (d *dims) hostState(s share) int64 {
-	return int64(float64(d.optimizerBytes(s)) * d.s.Optimizer.OffloadFraction)
+func (d *dims) hostState(s share) memory.Bytes {
+	return memory.Bytes(float64(d.optimizerBytes(s)) * d.s.Optimizer.OffloadFraction)
 }

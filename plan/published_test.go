@@ -6,6 +6,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -21,7 +22,7 @@ func TestRingTable(t *testing.T) {
 	}
 	for _, c := range []struct {
 		what  string
-		bytes int64
+		bytes memory.Bytes
 		want  float64
 	}{
 		{"a layer", r.LayerBytes(), 3.5}, {"all layers", r.Whole(), 210}, {"half of each", r.Capped(0.5), 105},
@@ -33,7 +34,7 @@ func TestRingTable(t *testing.T) {
 		}
 	}
 	// One store for all layers has one chunk of slack instead of one a layer.
-	if shared, want := r.Shared(1.5), int64(60*65536+98304)*7168*2; shared != want || shared >= r.Paged(1.5) {
+	if shared, want := r.Shared(1.5), memory.Bytes(60*65536+98304)*7168*2; shared != want || shared >= r.Paged(1.5) {
 		t.Errorf("the shared store has %d bytes, want %d and less than %d", shared, want, r.Paged(1.5))
 	}
 	r.LocalExperts = 2
@@ -105,7 +106,7 @@ func TestStashInsteadOfBuffers(t *testing.T) {
 	}
 	within(t, "stash over dropless", float64(paged.Peak.Expected), float64(balanced.Peak.Expected), 0.06)
 	r := paged.Ranks[paged.Heaviest]
-	rows := int64(4096 * 8)
+	rows := memory.Bytes(4096 * 8)
 	live := float64(70 * rows * 2 * (7168 + 2*2048 + 2048))
 	for _, it := range r.Items {
 		if it.Name == "stash pages" {
@@ -162,7 +163,7 @@ func TestShardedTransients(t *testing.T) {
 	f := flat(8)
 	f.Layout.FSDP = FSDP{Shard: ShardParameters, DoubleBuffer: true, Pool: "max"}
 	f.Model.Layers = append(f.Model.Layers, model.Layer{Dense: &model.Dense{Width: 8192}})
-	var pools []int64
+	var pools []memory.Bytes
 	for _, it := range predicted(t, f).Ranks[0].Items {
 		if it.Cause == CausePools && it.Static {
 			pools = append(pools, it.Bytes)

@@ -62,16 +62,16 @@ func (r Ring) TightRows() int64 {
 func (r Ring) ExpectedRows() int64 { return r.Rows() / int64(r.EP) }
 
 // rowBytes returns the size of a row.
-func (r Ring) rowBytes() int64 { return int64(r.Width) * int64(r.ElementBytes) }
+func (r Ring) rowBytes() memory.Bytes { return memory.Bytes(r.Width) * memory.Bytes(r.ElementBytes) }
 
 // LayerBytes returns the size of the compute buffer of one layer.
-func (r Ring) LayerBytes() int64 { return r.Rows() * r.rowBytes() }
+func (r Ring) LayerBytes() memory.Bytes { return memory.Bytes(r.Rows()) * r.rowBytes() }
 
 // Whole returns the memory that keeps the compute buffers of all layers.
-func (r Ring) Whole() int64 { return int64(r.Layers) * r.LayerBytes() }
+func (r Ring) Whole() memory.Bytes { return memory.Bytes(r.Layers) * r.LayerBytes() }
 
 // Capped returns the memory that keeps a share of the compute buffers of all layers.
-func (r Ring) Capped(share float64) int64 { return int64(float64(r.Whole()) * share) }
+func (r Ring) Capped(share float64) memory.Bytes { return memory.Bytes(float64(r.Whole()) * share) }
 
 // chunk returns how many rows a layer may store at once, with a safety margin over the
 // expected rows.
@@ -80,11 +80,13 @@ func (r Ring) chunk(margin float64) int64 {
 }
 
 // Paged returns the memory that gives every layer a chunk.
-func (r Ring) Paged(margin float64) int64 { return int64(r.Layers) * r.chunk(margin) * r.rowBytes() }
+func (r Ring) Paged(margin float64) memory.Bytes {
+	return memory.Bytes(r.Layers) * memory.Bytes(r.chunk(margin)) * r.rowBytes()
+}
 
 // Shared returns the memory of one store for all layers: the rows that they are expected
 // to keep together, and one chunk of slack, because a layer writes its chunk at a moving
 // offset.
-func (r Ring) Shared(margin float64) int64 {
-	return (int64(r.Layers)*r.ExpectedRows() + r.chunk(margin)) * r.rowBytes()
+func (r Ring) Shared(margin float64) memory.Bytes {
+	return memory.Bytes(int64(r.Layers)*r.ExpectedRows()+r.chunk(margin)) * r.rowBytes()
 }

@@ -20,6 +20,7 @@ package plan
 // ranks, the batch, and every setting that changes what memory holds.
 
 import (
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -51,7 +52,7 @@ type Setup struct {
 
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for what the hardware leaves.
-	Budget int64
+	Budget memory.Bytes
 }
 
 // Layout describes how the model is divided over ranks.
@@ -244,8 +245,8 @@ type Offload struct {
 	// Fractions replaces Fraction by one for each pipeline rank. A zero in it means
 	// that the rank offloads nothing.
 	Fractions   []float64
-	MinElements int64 // smallest tensor that is offloaded; zero stands for 1,048,576
-	Delta       int64 // bytes that a pipeline rank keeps beyond those of the rank before it
+	MinElements int64        // smallest tensor that is offloaded; zero stands for 1,048,576
+	Delta       memory.Bytes // bytes that a pipeline rank keeps beyond those of the rank before it
 	MaxInflight int
 	// Layers is how many whole layers are offloaded (cpu-offloading-num-layers).
 	Layers int
@@ -259,7 +260,7 @@ type Stash struct {
 	// Factor and HostFactor size the pages of the two tiers by hand, over balanced
 	// rows. Zero sizes them by the schedule.
 	Factor, HostFactor float64
-	PageBytes          int64 // zero stands for the default
+	PageBytes          memory.Bytes // zero stands for the default
 }
 
 // Graph selects what is captured.

@@ -8,19 +8,20 @@ import (
 	"slices"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
 const (
 	// stashPage is the default size of a page. stashSets is how many sets of a workspace
 	// let one layer compute while another is stashed or restored.
-	stashPage = 64 << 10
+	stashPage = 64 * memory.KiB
 	stashSets = 2
 )
 
 // stash is the memory of a rank's stash.
 type stash struct {
-	sets, device, host int64
+	sets, device, host memory.Bytes
 }
 
 // stash sizes the pages by walking the schedule with balanced rows.
@@ -37,13 +38,13 @@ func (d *dims) stash(w *walk) stash {
 	demand := make([]schedule.Pages, len(w.chunks))
 	for i, c := range w.chunks {
 		for _, u := range c.units {
-			var set int64
+			var set memory.Bytes
 			for _, g := range u.stash {
 				// Sizes have the received rows. The pages are sized for balanced ones.
 				received, balanced := d.load()
-				even := int64(float64(g.Bytes) * balanced / received)
-				demand[i] += schedule.PagesOf(page, even)
-				set += max(g.Bytes, int64(math.Ceil(float64(even)*max(o.RankCapacity, 1))))
+				even := memory.Bytes(float64(g.Bytes) * balanced / received)
+				demand[i] += schedule.PagesOf(int64(page), int64(even))
+				set += max(g.Bytes, memory.Bytes(math.Ceil(float64(even)*max(o.RankCapacity, 1))))
 			}
 			out.sets = max(out.sets, stashSets*set)
 		}
@@ -57,10 +58,10 @@ func (d *dims) stash(w *walk) stash {
 		live += demand[p.Chunk]
 		most = max(most, live)
 	}
-	size := func(factor float64) int64 {
-		return int64(schedule.Balanced{Expected: most, Factor: factor}.Next(schedule.Seen{})) * page
+	size := func(factor float64) memory.Bytes {
+		return memory.Bytes(schedule.Balanced{Expected: most, Factor: factor}.Next(schedule.Seen{})) * page
 	}
-	out.device = int64(most) * page
+	out.device = memory.Bytes(most) * page
 	if o.Factor > 0 {
 		out.device = size(o.Factor)
 	}

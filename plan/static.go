@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -178,10 +179,10 @@ func (d *dims) holds(rank int) share {
 func (d *dims) parameterItems(s share) []Item {
 	p, o := d.s.Precision, d.s.Optimizer
 	all := s.dense + s.expert
-	weights := bytesOf(p.Params) * all
+	weights := bytesOf(p.Params) * memory.Bytes(all)
 	if d.lowPrecision() && p.ParamGather {
 		narrow := s.narrowDense + s.narrowExpert
-		weights = bytesOf(p.Params)*(all-narrow) + d.narrowWeights(narrow)
+		weights = bytesOf(p.Params)*memory.Bytes(all-narrow) + d.narrowWeights(narrow)
 	}
 	grads := all
 	if d.s.Layout.FSDP.Shard == ShardGradients {
@@ -190,13 +191,13 @@ func (d *dims) parameterItems(s share) []Item {
 	}
 	items := []Item{
 		{CauseWeights, "weights", weights, true},
-		{CauseGradients, "gradients", d.gradBytes() * grads, true},
+		{CauseGradients, "gradients", d.gradBytes() * memory.Bytes(grads), true},
 	}
 	if d.lowPrecision() && !p.ParamGather {
 		items = append(items, Item{CauseWeights, "quantised weights", d.narrowWeights(s.narrowDense + s.narrowExpert), true})
 	}
 	state := d.optimizerBytes(s)
-	device := state - int64(float64(state)*o.OffloadFraction)
+	device := state - memory.Bytes(float64(state)*o.OffloadFraction)
 	return append(items, Item{CauseOptimizer, "optimizer state", device, true})
 }
 
@@ -204,23 +205,23 @@ func (d *dims) parameterItems(s share) []Item {
 // a copy for the forward product, and one for the gradients' products, because GPUs before
 // Blackwell cannot read the first one transposed. Scales of small blocks need both copies
 // on every GPU.
-func (d *dims) narrowWeights(n int64) int64 {
+func (d *dims) narrowWeights(n int64) memory.Bytes {
 	p := d.s.Precision
 	switch {
 	case p.Compute == MXFP8:
-		return 2 * (n + n/32)
+		return 2 * memory.Bytes(n+n/32)
 	case p.Compute == NVFP4:
-		return 2 * (n/2 + n/16)
+		return 2 * memory.Bytes(n/2+n/16)
 	case p.Blockwise:
-		return 2 * n
+		return 2 * memory.Bytes(n)
 	case d.s.Hardware != nil && d.s.Hardware.Generation >= 10:
-		return n
+		return memory.Bytes(n)
 	}
-	return 2 * n
+	return 2 * memory.Bytes(n)
 }
 
 // gradBytes returns the size of a gradient in its buffer.
-func (d *dims) gradBytes() int64 {
+func (d *dims) gradBytes() memory.Bytes {
 	p := d.s.Precision
 	switch {
 	case p.Params == FP32:
@@ -250,7 +251,7 @@ func (d *dims) shards() (dense, expert int64) {
 // stateBytes returns the optimiser's state per element: main parameter and moments.
 // Precision-aware state keeps only the missing half of a bf16 weight's bits if main
 // parameters are fp16.
-func (d *dims) stateBytes() (main, moments int64) {
+func (d *dims) stateBytes() (main, moments memory.Bytes) {
 	o := d.s.Optimizer
 	main, moments = 4, 8
 	if d.s.Precision.Params == FP32 {
@@ -265,23 +266,23 @@ func (d *dims) stateBytes() (main, moments int64) {
 	return main, moments
 }
 
-func (d *dims) optimizerBytes(s share) int64 {
+func (d *dims) optimizerBytes(s share) memory.Bytes {
 	if d.s.Optimizer.Kind == "muon" {
 		return d.muonBytes(s)
 	}
 	main, moments := d.stateBytes()
 	dense, expert := d.shards()
-	return (main + moments) * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
+	return (main + moments) * memory.Bytes(ceilDiv(s.dense, dense)+ceilDiv(s.expert, expert))
 }
 
 // leftGradients returns the size of the fp32 main gradients that the optimiser makes if the
 // buffer has another format. They stay until the next step begins.
-func (d *dims) leftGradients(s share) int64 {
+func (d *dims) leftGradients(s share) memory.Bytes {
 	if d.gradBytes() == 4 || d.s.Optimizer.PrecisionAware || d.s.Layout.FSDP.Shard == ShardParameters {
 		return 0
 	}
 	dense, expert := d.shards()
-	return 4 * (ceilDiv(s.dense, dense) + ceilDiv(s.expert, expert))
+	return 4 * memory.Bytes(ceilDiv(s.dense, dense)+ceilDiv(s.expert, expert))
 }
 
-func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+func ceilDiv[T ~int64](a, b T) T { return (a + b - 1) / b }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -61,7 +62,7 @@ func TestBytesAParameter(t *testing.T) {
 				if d.sharded(share{}) != nil {
 					items = d.shardedItems(x.share)
 				}
-				var bytes int64
+				var bytes memory.Bytes
 				for _, it := range items {
 					if it.Static {
 						bytes += it.Bytes
@@ -92,7 +93,7 @@ func TestNarrowWeights(t *testing.T) {
 		s.Precision, s.Hardware.Generation = c.p, c.generation
 		d := newDims(mustNormalise(t, s))
 		share := d.shareOf([]model.Param{{Name: "mlp.linear_fc1.weight", Rows: 1 << 12, Cols: 1 << 12, Count: 1, Split: model.Tensor}}, "layer")
-		var bytes int64
+		var bytes memory.Bytes
 		for _, it := range d.parameterItems(share) {
 			if it.Cause == CauseWeights {
 				bytes += it.Bytes

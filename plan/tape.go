@@ -9,6 +9,8 @@ package plan
 import (
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // op is one operation of a tape.
@@ -18,13 +20,13 @@ type op struct {
 	scope string
 	// out is the output until the next operation has read it, unless it is saved. temp is
 	// what the forward pass needs in addition.
-	out, temp int64
+	out, temp memory.Bytes
 	// gout is the gradient that the backward pass begins with if no later operation has
 	// made one. gin is the gradient that it makes, and work is what it needs in addition.
 	// hold is a gradient that stays until an earlier operation releases it: that of the
 	// residual stream.
-	gout, gin, work int64
-	hold, release   int64
+	gout, gin, work memory.Bytes
+	hold, release   memory.Bytes
 	// recompute are the modules that are recomputed before the backward pass of the
 	// operation: those that end with it.
 	recompute []string
@@ -53,7 +55,7 @@ type tape struct {
 	params int64
 	// waiting is the memory that was recomputed together with the tape and waits for its
 	// turn: the layers before it in a unit of several.
-	waiting int64
+	waiting memory.Bytes
 	attends bool // it has attention
 	ops     []op
 	saved   []saved
@@ -83,25 +85,25 @@ func (t *tape) save(at, until int, g SavedTensor) {
 type cost struct {
 	name   string
 	params int64
-	slots  int64 // inputs of captured graphs, for one microbatch
+	slots  memory.Bytes // inputs of captured graphs, for one microbatch
 	// kept stays on the device from the forward to the backward pass, and groups has the
 	// same by group. away is what is offloaded, and drop what is recomputed.
-	kept   int64
+	kept   memory.Bytes
 	groups []SavedTensor
 	// moved is the size of away, and largest that of its largest group.
-	moved, largest int64
+	moved, largest memory.Bytes
 	away           []SavedTensor
 	drop           []SavedTensor
 	stash          []SavedTensor
 	// forward is the highest point of the forward pass above the memory before it. backward
 	// is that of the backward pass above everything that was kept.
-	forward, backward     int64
+	forward, backward     memory.Bytes
 	forwardAt, backwardAt string
 }
 
 // cost walks both passes.
 func (t *tape) cost() cost {
-	c, sums := cost{name: t.name}, map[string]int64{}
+	c, sums := cost{name: t.name}, map[string]memory.Bytes{}
 	for _, s := range t.saved {
 		switch {
 		case s.drop:
@@ -127,9 +129,9 @@ func (t *tape) cost() cost {
 // the operation that needs it has run. An offloaded tensor is freed a little later, when
 // its copy is done.
 func (t *tape) walkForward(c *cost) {
-	var before int64
+	var before memory.Bytes
 	for i, o := range t.ops {
-		var live int64
+		var live memory.Bytes
 		for _, s := range t.saved {
 			switch {
 			case s.at > i || s.stashed:
@@ -157,7 +159,7 @@ func (t *tape) leaves(s saved) int {
 
 func (t *tape) walkBackward(c *cost) {
 	back := t.returns()
-	var live, held, gout int64
+	var live, held, gout memory.Bytes
 	for i, o := range slices.Backward(t.ops) {
 		if o.gout > 0 {
 			gout = o.gout

@@ -2,10 +2,12 @@
 
 package plan
 
+import "github.com/stowage-dev/stowage/memory"
+
 // sums are the bytes of a group, and the number of layers and microbatches that they belong
 // to.
 type sums struct {
-	kept, away, dropped int64
+	kept, away, dropped memory.Bytes
 	count               int
 }
 
@@ -73,9 +75,9 @@ func (l *ledger) groupsAt(live []int, p point) []sums {
 	total := make([]sums, len(l.names))
 	add := func(row []sums, n int) {
 		for g, s := range row {
-			total[g].kept += int64(n) * s.kept
-			total[g].away += int64(n) * s.away
-			total[g].dropped += int64(n) * s.dropped
+			total[g].kept += memory.Bytes(n) * s.kept
+			total[g].away += memory.Bytes(n) * s.away
+			total[g].dropped += memory.Bytes(n) * s.dropped
 			total[g].count += n * s.count
 		}
 	}
@@ -102,7 +104,7 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 	for i, p := range points {
 		pass := l.w.passes[i]
 		all := l.groupsAt(live, p)
-		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]int64, len(all))}
+		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]memory.Bytes, len(all))}
 		for g, s := range all {
 			q.Groups[g] = s.kept
 		}
@@ -119,7 +121,7 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 	for g, s := range peak {
 		use := GroupUse{Name: l.names[g], Live: s.count, Total: s.kept, Away: s.away, Dropped: s.dropped}
 		if s.count > 0 {
-			use.Bytes = s.kept / int64(s.count)
+			use.Bytes = s.kept / memory.Bytes(s.count)
 		}
 		uses = append(uses, use)
 	}

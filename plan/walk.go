@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // chunk is one virtual stage of a rank: costs in forward order.
@@ -141,18 +142,18 @@ type walk struct {
 	passes []schedule.Pass
 	// base is allocated throughout the step. margin is what offloading keeps on the device
 	// to even out pipeline ranks.
-	base, margin int64
+	base, margin memory.Bytes
 	shards       *sharded // nil unless parameters are sharded
 	// sentForward and sentBackward are what pipeline communication holds in each kind of
 	// pass.
-	sentForward, sentBackward int64
+	sentForward, sentBackward memory.Bytes
 }
 
 // point is the highest point of a pass.
 type point struct {
 	pass      int
 	unit      int
-	live, top int64 // live before the unit, and what it adds
+	live, top memory.Bytes // live before the unit, and what it adds
 	what      string
 }
 
@@ -172,7 +173,7 @@ func (w *walk) run() []point {
 			if stays >= 0 {
 				staying[pass{p.Chunk, p.Microbatch}] = stays
 			}
-			var leaving int64
+			var leaving memory.Bytes
 			for j, u := range c.units {
 				if top := u.forward + leaving + w.sentForward + w.shards.forward(c.units, j); live+top > at.live+at.top {
 					at = point{i, j, live, top, u.name + ", " + u.forwardAt}
@@ -245,7 +246,7 @@ func (w *walk) lastMoved(chunk int) int {
 
 // keeps returns how many offloaded bytes a rank keeps on its device if it must keep the
 // given number: at most those that are away at once.
-func (w *walk) keeps(bytes int64) int64 {
+func (w *walk) keeps(bytes memory.Bytes) memory.Bytes {
 	if bytes == 0 {
 		return 0
 	}
@@ -254,17 +255,17 @@ func (w *walk) keeps(bytes int64) int64 {
 
 // mostAway returns the most bytes that are offloaded at once. A group that stays because its
 // backward pass comes next is not offloaded.
-func (w *walk) mostAway() (most int64) {
+func (w *walk) mostAway() (most memory.Bytes) {
 	type pass struct{ chunk, microbatch int }
-	left := map[pass]int64{}
-	var now int64
+	left := map[pass]memory.Bytes{}
+	var now memory.Bytes
 	for i, p := range w.passes {
 		key := pass{p.Chunk, p.Microbatch}
 		if p.Backward {
 			now -= left[key]
 			continue
 		}
-		var n int64
+		var n memory.Bytes
 		for _, u := range w.chunks[p.Chunk].units {
 			n += u.moved
 		}

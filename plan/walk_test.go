@@ -58,13 +58,13 @@ func TestHeaviestRank(t *testing.T) {
 // Full recompute keeps one input a unit. A unit of two layers keeps half as many, and
 // recomputing only some layers keeps the others whole.
 func TestFullRecomputation(t *testing.T) {
-	kept := func(r Recompute) int64 {
+	kept := func(r Recompute) memory.Bytes {
 		s := deepSeek(t)
 		s.Layout = Layout{World: 32, EP: 32, ETP: 1}
 		s.Batch.Global = 32
 		s.Recompute = r
 		d := newDims(mustNormalise(t, s))
-		var n int64
+		var n memory.Bytes
 		for _, u := range d.chunk(d.s.Layout.Stages[0]).units {
 			if u.name != "embedding" && u.name != "loss" {
 				n += u.kept
@@ -72,7 +72,7 @@ func TestFullRecomputation(t *testing.T) {
 		}
 		return n
 	}
-	input := int64(2 * 4096 * 7168)
+	input := memory.Bytes(2 * 4096 * 7168)
 	if got := kept(Recompute{Full: true, Method: "uniform", Layers: 1}); got != 61*input {
 		t.Errorf("61 layers keep %d bytes, want %d", got, 61*input)
 	}
@@ -88,20 +88,20 @@ func TestFullRecomputation(t *testing.T) {
 // The offloaded share of groups is as set, by count and by bytes, and so is what ranks
 // keep.
 func TestOffloadAmounts(t *testing.T) {
-	host := func(set func(*Offload)) []int64 {
+	host := func(set func(*Offload)) []memory.Bytes {
 		s := deepSeek(t)
 		s.Offload.Modules = []string{"moe_act"}
 		if set != nil {
 			set(&s.Offload)
 		}
-		var n []int64
+		var n []memory.Bytes
 		for _, r := range predicted(t, s).Ranks {
 			n = append(n, r.Host)
 		}
 		return n
 	}
 	all := host(nil)
-	group := int64(2 * 4096 * 8 * 2 * 2048)
+	group := memory.Bytes(2 * 4096 * 8 * 2 * 2048)
 	if want := 70 * group; all[2] != want {
 		t.Errorf("rank 2 moves %d bytes, want 70 groups, %d", all[2], want)
 	}
@@ -111,7 +111,7 @@ func TestOffloadAmounts(t *testing.T) {
 	}
 	delta := host(func(o *Offload) { o.Delta = group })
 	for r := range all {
-		if want := max(all[r]-int64(r)*group, 0); delta[r] != want {
+		if want := max(all[r]-memory.Bytes(r)*group, 0); delta[r] != want {
 			t.Errorf("rank %d moves %d bytes with a delta, want %d", r, delta[r], want)
 		}
 	}
@@ -122,10 +122,10 @@ func TestOffloadAmounts(t *testing.T) {
 
 // A module that covers others moves their tensors, as one group of each layer.
 func TestOffloadByCoveringModule(t *testing.T) {
-	host := func(fraction float64, modules ...string) []int64 {
+	host := func(fraction float64, modules ...string) []memory.Bytes {
 		s := deepSeek(t)
 		s.Offload.Modules, s.Offload.Fraction = modules, fraction
-		var n []int64
+		var n []memory.Bytes
 		for _, r := range predicted(t, s).Ranks {
 			n = append(n, r.Host)
 		}

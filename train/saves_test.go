@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -28,7 +29,7 @@ func TestLayersSaveWhatThePlannerSays(t *testing.T) {
 	for _, x := range []struct {
 		name string
 		l    model.Layer
-		more int64 // what our layers save besides
+		more memory.Bytes // what our layers save besides
 	}{
 		{"attention, dense", model.Layer{Attention: attn(), Dense: &model.Dense{Width: 96, Gated: true}}, 0},
 		// Before their norms, queries and keys lie in one piece with the values.
@@ -54,10 +55,10 @@ func TestLayersSaveWhatThePlannerSays(t *testing.T) {
 			if _, err := tr.Step(); err != nil {
 				t.Fatal(err)
 			}
-			var got int64
+			var got memory.Bytes
 			for _, g := range tr.Summaries()[0].Groups {
 				if g.Name != "output_layer" {
-					got += int64(g.Bytes)
+					got += memory.Bytes(g.Bytes)
 				}
 			}
 			s, err := (&plan.Setup{

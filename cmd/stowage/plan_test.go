@@ -13,6 +13,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/planview"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 func TestPlanHelp(t *testing.T) {
@@ -115,7 +116,7 @@ func TestPlanJSON(t *testing.T) {
 			golden.Check(t, name+".json", text)
 		}
 		for _, k := range r.Ranks {
-			var causes, items int64
+			var causes, items memory.Bytes
 			for _, c := range k.Causes {
 				causes += c.Bytes
 			}
@@ -134,7 +135,7 @@ func TestPlanJSON(t *testing.T) {
 				}
 			}
 		}
-		var top int64
+		var top memory.Bytes
 		for _, p := range r.Timeline {
 			top = max(top, p.Bytes())
 		}
@@ -178,7 +179,7 @@ func checkNumbers(t *testing.T, name string, v reflect.Value) {
 func TestPlanVerdict(t *testing.T) {
 	line := planJobs["plan-dense"] + " --search none --rank none"
 	r, _ := planJSON(t, line)
-	for budget, want := range map[int64]string{
+	for budget, want := range map[memory.Bytes]string{
 		r.Reserved.High:         "\nFITS: ",
 		r.Reserved.High - 1:     "\nMAY NOT FIT: ",
 		r.Reserved.Expected:     "\nMAY NOT FIT: ",

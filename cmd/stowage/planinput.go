@@ -58,7 +58,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		if err != nil {
 			return nil, nil, usagef("--budget: %v", err)
 		}
-		in.Budget = int64(n)
+		in.Budget = n
 	}
 	if err := j.route(in.Settings); err != nil {
 		return nil, nil, err

@@ -268,7 +268,7 @@ func (r *runner) forward(s *engine.Step, g memory.GroupID, m *module) error {
 	err := s.Run(g, func(to *engine.Group) error {
 		var xs []*engine.Tensor
 		for _, t := range m.saved {
-			x, err := s.New(memory.Bytes(t.bytes))
+			x, err := s.New(t.bytes)
 			if err != nil {
 				return err
 			}

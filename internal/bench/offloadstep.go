@@ -45,7 +45,7 @@ type StepOptions struct {
 // tensor is one saved tensor.
 type tensor struct {
 	name  string
-	bytes int64
+	bytes memory.Bytes
 }
 
 // half is the part of a layer that captured scopes are made of.
@@ -67,7 +67,7 @@ type module struct {
 	saved             []tensor
 }
 
-func (m *module) bytes() (n int64) {
+func (m *module) bytes() (n memory.Bytes) {
 	for _, t := range m.saved {
 		n += t.bytes
 	}
@@ -213,7 +213,7 @@ func (s *step) stash() {
 		s.rows = stash.Rows(s.setup.Batch.Micro * s.setup.Batch.Seq * l.MoE.TopK)
 		s.each(func(m *module) {
 			if m.name == StashedModule {
-				s.row = memory.Bytes(m.bytes() / int64(s.rows))
+				s.row = m.bytes() / memory.Bytes(s.rows)
 			}
 		})
 	}
@@ -270,7 +270,7 @@ func (s *step) each(visit func(m *module)) {
 }
 
 // bytes returns what one microbatch saves in all chunks.
-func (s *step) bytes() (n int64) {
+func (s *step) bytes() (n memory.Bytes) {
 	s.each(func(m *module) { n += m.bytes() })
 	return n
 }

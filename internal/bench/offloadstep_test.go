@@ -44,8 +44,8 @@ func TestStepOfLlama(t *testing.T) {
 	if got, want := s.computeTime(), 2*3*s.forward(); got != want {
 		t.Errorf("two microbatches take %v, want %v", got, want)
 	}
-	if got, want := s.bytes(), int64(3*saved); got != want {
-		t.Errorf("a microbatch saves %d bytes, want %d", got, want)
+	if got, want := float64(s.bytes()), 3*saved; got != want {
+		t.Errorf("a microbatch saves %.0f bytes, want %.0f", got, want)
 	}
 	s.scale(0.5)
 	if got := s.forward().Seconds(); math.Abs(got/forward-0.5) > 1e-6 {

@@ -85,12 +85,12 @@ type StepRecord struct {
 
 // ModuleRecord is one module of one layer.
 type ModuleRecord struct {
-	Chunk      int     `json:"chunk"`
-	Layer      int     `json:"layer"`
-	Name       string  `json:"name"`
-	ForwardUS  float64 `json:"forward_us"`
-	BackwardUS float64 `json:"backward_us"`
-	Tensors    []int64 `json:"tensor_bytes"`
+	Chunk      int            `json:"chunk"`
+	Layer      int            `json:"layer"`
+	Name       string         `json:"name"`
+	ForwardUS  float64        `json:"forward_us"`
+	BackwardUS float64        `json:"backward_us"`
+	Tensors    []memory.Bytes `json:"tensor_bytes"`
 }
 
 func (s *step) record() (r StepRecord) {
@@ -98,7 +98,7 @@ func (s *step) record() (r StepRecord) {
 	for c, layers := range s.chunks {
 		for l, ms := range layers {
 			for _, m := range ms {
-				rec := ModuleRecord{Chunk: c, Layer: l, Name: m.name, ForwardUS: micros(m.forward), BackwardUS: micros(m.backward), Tensors: []int64{}}
+				rec := ModuleRecord{Chunk: c, Layer: l, Name: m.name, ForwardUS: micros(m.forward), BackwardUS: micros(m.backward), Tensors: []memory.Bytes{}}
 				for _, t := range m.saved {
 					rec.Tensors = append(rec.Tensors, t.bytes)
 				}

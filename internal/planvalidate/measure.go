@@ -29,7 +29,7 @@ const (
 // figure is one measured number.
 type figure struct {
 	quantity Quantity
-	bytes    int64
+	bytes    memory.Bytes
 	// rank is the pipeline rank. lastRank and heaviest are special.
 	rank int
 	what string
@@ -97,9 +97,9 @@ func measured(c record) ([]figure, error) {
 		return v, ok && v > 0
 	}
 	if peak, rank, ok := goldenPeak(number); ok {
-		out = append(out, figure{quantity: Peak, bytes: int64(peak), rank: rank})
+		out = append(out, figure{quantity: Peak, bytes: memory.Bytes(peak), rank: rank})
 		if s, ok := number("mem_allocated_bytes_last"); ok {
-			out = append(out, figure{quantity: Static, bytes: int64(s), rank: rank})
+			out = append(out, figure{quantity: Static, bytes: memory.Bytes(s), rank: rank})
 		}
 	}
 	stages, _ := m["per_pp_stage"].([]any)
@@ -107,28 +107,28 @@ func measured(c record) ([]figure, error) {
 		s, _ := st.(map[string]any)
 		rank, _ := s["pp_rank"].(float64)
 		if a, ok := s["max_allocated_MiB"].(float64); ok {
-			out = append(out, figure{quantity: Peak, bytes: int64(a * mib), rank: int(rank)})
+			out = append(out, figure{quantity: Peak, bytes: memory.Bytes(a * mib), rank: int(rank)})
 		}
 		if a, ok := s["max_reserved_MiB"].(float64); ok {
-			out = append(out, figure{quantity: Reserved, bytes: int64(a * mib), rank: int(rank)})
+			out = append(out, figure{quantity: Reserved, bytes: memory.Bytes(a * mib), rank: int(rank)})
 		}
 	}
 	for _, u := range units {
 		if v, ok := number(u.key); ok {
-			out = append(out, figure{quantity: u.quantity, bytes: int64(v * u.unit), rank: u.rank})
+			out = append(out, figure{quantity: u.quantity, bytes: memory.Bytes(v * u.unit), rank: u.rank})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		saver, is := strings.CutSuffix(name, "_saves_GB")
 		if v, ok := number(name); ok && is && recomputedBy(saver) != "" {
 			module := recomputedBy(saver)
-			out = append(out, figure{quantity: Saving, bytes: int64(v * gb), rank: heaviest, module: module, what: "recomputing " + module})
+			out = append(out, figure{quantity: Saving, bytes: memory.Bytes(v * gb), rank: heaviest, module: module, what: "recomputing " + module})
 		}
 	}
 	if before, ok := number("peak_MiB_before"); ok {
-		out = append(out, figure{quantity: Peak, bytes: int64(before * mib), rank: heaviest, without: true, what: "before offloading"})
+		out = append(out, figure{quantity: Peak, bytes: memory.Bytes(before * mib), rank: heaviest, without: true, what: "before offloading"})
 		if after, ok := number("peak_MiB_after"); ok {
-			out = append(out, figure{quantity: Saving, bytes: int64((before - after) * mib), rank: heaviest})
+			out = append(out, figure{quantity: Saving, bytes: memory.Bytes((before - after) * mib), rank: heaviest})
 		}
 	}
 	if status, _ := m["status"].(string); strings.Contains(status, "OOM") {
@@ -236,7 +236,7 @@ func (r *Row) set(b plan.Band) {
 func (r *Row) most(p *plan.Forecast, causes ...plan.Cause) {
 	r.Predicted = 0
 	for _, k := range p.Ranks {
-		var n int64
+		var n memory.Bytes
 		for _, c := range causes {
 			n += k.Sum(c)
 		}

@@ -8,19 +8,20 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // Row is a predicted figure with the measured one.
 type Row struct {
-	ID        string   `json:"id"`
-	Kind      string   `json:"kind"`
-	Quantity  Quantity `json:"quantity"`
-	What      string   `json:"what,omitempty"`
-	Rank      int      `json:"rank"`
-	Predicted int64    `json:"predicted_bytes"`
-	Measured  int64    `json:"measured_bytes"`
+	ID        string       `json:"id"`
+	Kind      string       `json:"kind"`
+	Quantity  Quantity     `json:"quantity"`
+	What      string       `json:"what,omitempty"`
+	Rank      int          `json:"rank"`
+	Predicted memory.Bytes `json:"predicted_bytes"`
+	Measured  memory.Bytes `json:"measured_bytes"`
 	// Within reports whether the measured figure lies in the predicted band.
 	Within bool `json:"within_band"`
 }
@@ -103,8 +104,8 @@ func kindOf(c record, s *plan.Setup) string {
 }
 
 // size returns the largest figure of a case in bytes.
-func size(c record) int64 {
-	var most int64
+func size(c record) memory.Bytes {
+	var most memory.Bytes
 	figures, err := measured(c)
 	if err != nil {
 		return 0

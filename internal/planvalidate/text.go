@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/stowage-dev/stowage/internal/planview"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // jsonReport is a report whose rows state their error.
@@ -74,7 +75,7 @@ func (r *Report) WriteText(w io.Writer) {
 	}
 }
 
-func fitsWord(n int64) string {
+func fitsWord(n memory.Bytes) string {
 	if n > 0 {
 		return "fits"
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -159,7 +160,7 @@ func TestFigures(t *testing.T) {
 	for _, c := range []struct {
 		measured string
 		quantity Quantity
-		bytes    int64
+		bytes    memory.Bytes
 	}{
 		{`"peak_allocated_GB": 50`, Peak, 50e9}, {`"peak_allocated_GiB": 50`, Peak, 50 << 30}, {`"rank0_peak_GB": 50`, Peak, 50e9},
 		{`"peak_reserved_GiB": 60`, Reserved, 60 << 30}, {`"mem_allocated_GB": 40`, Static, 40e9},

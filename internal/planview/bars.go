@@ -3,12 +3,14 @@
 
 package planview
 
+import "github.com/stowage-dev/stowage/memory"
+
 // bars has all ranks. Widths and places are in hundredths of the scale.
 type bars struct {
 	Rows   []bar
 	Legend []swatch
-	Budget float64 // zero without one
-	Scale  int64   // bytes at the right end
+	Budget float64      // zero without one
+	Scale  memory.Bytes // bytes at the right end
 }
 
 type bar struct {
@@ -24,7 +26,7 @@ type bar struct {
 type part struct {
 	Name  string
 	Color int
-	Bytes int64
+	Bytes memory.Bytes
 	Width float64
 }
 
@@ -39,7 +41,7 @@ func makeBars(r *Report) bars {
 		b.Scale = max(b.Scale, k.Reserved.High, k.Peak.High)
 	}
 	b.Scale = max(b.Scale+b.Scale/50, 1)
-	place := func(n int64) float64 { return 100 * float64(n) / float64(b.Scale) }
+	place := func(n memory.Bytes) float64 { return 100 * float64(n) / float64(b.Scale) }
 	b.Budget = place(r.Budget)
 	seen := map[string]bool{}
 	for i := range r.Ranks {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/cost"
 	"github.com/stowage-dev/stowage/plan/model"
@@ -82,7 +83,7 @@ func predicted(p *plan.Forecast, budgetFrom string) *Report {
 		r.Hardware = &Hardware{Name: h.Name, Memory: h.Memory, Usable: h.Usable}
 	}
 	if p.Budget > 0 {
-		most := int64(0)
+		most := memory.Bytes(0)
 		for _, k := range p.Ranks {
 			most = max(most, k.Reserved.High)
 		}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Read reads a report from JSON. It returns nil if the text is not a report, and an
@@ -52,22 +54,22 @@ type Comparison struct {
 
 // Side is the main figures of one report.
 type Side struct {
-	Name     string   `json:"name"`
-	Heaviest int      `json:"heaviest_rank"`
-	Peak     Band     `json:"peak"`
-	Reserved Band     `json:"reserved"`
-	Host     int64    `json:"host_bytes"`
-	Budget   int64    `json:"budget_bytes"`
-	Fits     bool     `json:"fits"`
-	Step     *float64 `json:"step_seconds"` // null without hardware
+	Name     string       `json:"name"`
+	Heaviest int          `json:"heaviest_rank"`
+	Peak     Band         `json:"peak"`
+	Reserved Band         `json:"reserved"`
+	Host     memory.Bytes `json:"host_bytes"`
+	Budget   memory.Bytes `json:"budget_bytes"`
+	Fits     bool         `json:"fits"`
+	Step     *float64     `json:"step_seconds"` // null without hardware
 }
 
 // Difference is a size on both sides.
 type Difference struct {
-	Name string `json:"name"`
-	A    int64  `json:"a_bytes"`
-	B    int64  `json:"b_bytes"`
-	More int64  `json:"difference_bytes"` // B - A
+	Name string       `json:"name"`
+	A    memory.Bytes `json:"a_bytes"`
+	B    memory.Bytes `json:"b_bytes"`
+	More memory.Bytes `json:"difference_bytes"` // B - A
 }
 
 // Change is a setting that differs.
@@ -90,17 +92,17 @@ func sideOf(name string, r *Report) Side {
 func Compare(nameA, nameB string, a, b *Report) *Comparison {
 	c := &Comparison{A: sideOf(nameA, a), B: sideOf(nameB, b), Ranks: []Difference{}, Settings: settingsChanged(a, b)}
 	ka, kb := a.rank(a.Heaviest), b.rank(b.Heaviest)
-	c.Causes = differences(ka.Causes, kb.Causes, func(x Cause) (string, int64) { return x.Name, x.Bytes })
-	c.Groups = differences(ka.Groups, kb.Groups, func(x Group) (string, int64) { return x.Name, x.Total })
+	c.Causes = differences(ka.Causes, kb.Causes, func(x Cause) (string, memory.Bytes) { return x.Name, x.Bytes })
+	c.Groups = differences(ka.Groups, kb.Groups, func(x Group) (string, memory.Bytes) { return x.Name, x.Total })
 	if len(a.Ranks) == len(b.Ranks) {
-		c.Ranks = differences(a.Ranks, b.Ranks, func(x Rank) (string, int64) { return fmt.Sprintf("rank %d", x.Rank), x.Peak.Expected })
+		c.Ranks = differences(a.Ranks, b.Ranks, func(x Rank) (string, memory.Bytes) { return fmt.Sprintf("rank %d", x.Rank), x.Peak.Expected })
 	}
 	return c
 }
 
 // differences pairs two lists by name, in the order of the first list and then of the
 // second. It leaves out names that are zero on both sides.
-func differences[T any](a, b []T, of func(T) (string, int64)) []Difference {
+func differences[T any](a, b []T, of func(T) (string, memory.Bytes)) []Difference {
 	out := []Difference{}
 	at := func(name string) *Difference {
 		i := slices.IndexFunc(out, func(d Difference) bool { return d.Name == name })
@@ -257,7 +259,7 @@ func clip(s string) string {
 	return s
 }
 
-func signed(n int64) string { return fmt.Sprintf("%+.2f", float64(n)/(1<<30)) }
+func signed(n memory.Bytes) string { return fmt.Sprintf("%+.2f", float64(n)/(1<<30)) }
 
 func yesNo(b bool) string {
 	if b {

@@ -21,7 +21,7 @@ type groupOf struct {
 	name    string
 	layer   model.Layer
 	layers  int
-	bytes   int64
+	bytes   memory.Bytes
 	tensors []plan.SavedTensor
 	// offload and recompute list the modules that can offload or recompute a part of it.
 	offload, recompute []string
@@ -132,7 +132,7 @@ func decisions(s *plan.Setup, res *search.Result) ([]Decision, error) {
 
 // asGiven returns what the settings do to a group.
 func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
-	var dropped, moved, movable int64
+	var dropped, moved, movable memory.Bytes
 	var by, movers []string // what computes again, and what moves
 	use := func(list *[]string, module string) {
 		if !slices.Contains(*list, module) {
@@ -182,15 +182,15 @@ func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
 
 // offloadReason says how well the copies of a group hide, alone and with those of the
 // layer's other groups, and returns the group's part of the delay.
-func offloadReason(s *plan.Setup, m *cost.Model, g *groupOf, moved int64, by string) (string, float64) {
-	late := func(bytes int64) float64 {
+func offloadReason(s *plan.Setup, m *cost.Model, g *groupOf, moved memory.Bytes, by string) (string, float64) {
+	late := func(bytes memory.Bytes) float64 {
 		layer := m.Layer(g.layer)
 		c := m.Copies(layer, bytes, layersOfStage(s), layer.Recompute(s.Recompute))
 		return float64(c.LateOut + c.LateBack)
 	}
 	share, where := mostShare(s)
-	all := int64(share * float64(max(cost.OffloadedBytes(s, g.layer), moved)))
-	moved = int64(share * float64(moved))
+	all := memory.Bytes(share * float64(max(cost.OffloadedBytes(s, g.layer), moved)))
+	moved = memory.Bytes(share * float64(moved))
 	text := fmt.Sprintf("offloads %s (%s%s)", MB(moved), by, where)
 	own, together := late(moved), late(all)
 	switch {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/search"
 )
@@ -16,7 +17,7 @@ import (
 // Explanation is everything about one group of saved tensors.
 type Explanation struct {
 	Decision
-	Budget   int64            `json:"budget_bytes"`
+	Budget   memory.Bytes     `json:"budget_bytes"`
 	Tensors  []Tensor         `json:"tensors"`
 	Verdicts []ModuleDecision `json:"modules"`
 	// NoPolicy says why the search found no policy. It is empty if it found one.
@@ -25,23 +26,23 @@ type Explanation struct {
 
 // Tensor is a part of a group, of one layer and microbatch.
 type Tensor struct {
-	Name      string   `json:"name"`
-	Bytes     int64    `json:"bytes"`
-	Offload   string   `json:"offload_module"`
-	Recompute []string `json:"recompute_modules"`
+	Name      string       `json:"name"`
+	Bytes     memory.Bytes `json:"bytes"`
+	Offload   string       `json:"offload_module"`
+	Recompute []string     `json:"recompute_modules"`
 }
 
 // Judgement is what a search decided about a module, and why.
 type ModuleDecision struct {
-	Module    string  `json:"module"`
-	Choice    string  `json:"action"`
-	Chosen    bool    `json:"chosen"`
-	Possible  bool    `json:"possible"`
-	Bytes     int64   `json:"bytes"`
-	Window    float64 `json:"window_seconds"`
-	Copy      float64 `json:"copy_seconds"`
-	Recompute float64 `json:"again_seconds"`
-	Reason    string  `json:"reason"`
+	Module    string       `json:"module"`
+	Choice    string       `json:"action"`
+	Chosen    bool         `json:"chosen"`
+	Possible  bool         `json:"possible"`
+	Bytes     memory.Bytes `json:"bytes"`
+	Window    float64      `json:"window_seconds"`
+	Copy      float64      `json:"copy_seconds"`
+	Recompute float64      `json:"again_seconds"`
+	Reason    string       `json:"reason"`
 }
 
 // UnknownGroup reports a group that no layer of a model saves.

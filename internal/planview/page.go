@@ -49,14 +49,14 @@ func (r *Report) WritePage(w io.Writer) error {
 }
 
 // GiB formats bytes as a number of GiB.
-func GiB(n int64) string { return fmt.Sprintf("%.2f", float64(n)/(1<<30)) }
+func GiB(n memory.Bytes) string { return fmt.Sprintf("%.2f", float64(n)/(1<<30)) }
 
 // MB formats bytes as decimal megabytes, the unit of sentences about copies, because
 // bandwidths are decimal.
-func MB(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/1e6) }
+func MB(n memory.Bytes) string { return fmt.Sprintf("%.0f MB", float64(n)/1e6) }
 
 // Size formats bytes with a unit that leaves a short number.
-func Size(n int64) string { return memory.Bytes(n).Short() }
+func Size(n memory.Bytes) string { return n.Short() }
 
 // Seconds formats a time with a unit that leaves a short number.
 func Seconds(t float64) string {

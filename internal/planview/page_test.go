@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // sample is a report with something of everything. Its figures are made up by a
@@ -30,17 +31,17 @@ func sample() *Report {
 	}
 	names := []string{"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "router"}
 	for i := range r.Setup.PP {
-		live := int64(8 - i)
+		live := memory.Bytes(8 - i)
 		k := Rank{Rank: i, Holds: fmt.Sprintf("layers %d-%d", 8*i, 8*i+7), At: "in the backward of microbatch 0, layer 7", Host: live * gib / 4}
-		bytes := []int64{12 * gib, 6 * gib, 9 * gib, gib / 2, 4 * live * gib, 2 * gib, 0, 0}
-		var sum int64
+		bytes := []memory.Bytes{12 * gib, 6 * gib, 9 * gib, gib / 2, 4 * live * gib, 2 * gib, 0, 0}
+		var sum memory.Bytes
 		for c, name := range []string{"weights", "gradients", "optimizer", "fixed", "activations", "transient", "pools", "graphs"} {
 			sum += bytes[c]
 			k.Causes = append(k.Causes, Cause{name, bytes[c]})
 			k.Items = append(k.Items, Item{Cause: name, Name: "all of it", Bytes: bytes[c], Static: c < 4})
 		}
 		for g, name := range names {
-			k.Groups = append(k.Groups, Group{Name: name, Bytes: int64(g+1) * gib / 72, Live: int(live) * 8, Total: int64(g+1) * live * gib / 9, Away: gib / 8})
+			k.Groups = append(k.Groups, Group{Name: name, Bytes: memory.Bytes(g+1) * gib / 72, Live: int(live) * 8, Total: memory.Bytes(g+1) * live * gib / 9, Away: gib / 8})
 		}
 		k.Peak = Band{sum * 98 / 100, sum, sum * 102 / 100}
 		k.Reserved = Band{sum * 101 / 100, sum * 105 / 100, sum * 109 / 100}
@@ -48,7 +49,7 @@ func sample() *Report {
 		r.Ranks = append(r.Ranks, k)
 	}
 	r.Peak, r.Reserved = r.Ranks[1].Peak, r.Ranks[1].Reserved
-	live := int64(0)
+	live := memory.Bytes(0)
 	for i := range 64 {
 		back := i >= 7 && (i < 57 && i%2 == 1 || i >= 57)
 		if !back {
@@ -60,7 +61,7 @@ func sample() *Report {
 			live--
 		}
 		for g := range names {
-			p.Groups = append(p.Groups, p.Live*int64(g+1)/36)
+			p.Groups = append(p.Groups, p.Live*memory.Bytes(g+1)/36)
 		}
 		r.Timeline = append(r.Timeline, p)
 	}
@@ -145,7 +146,7 @@ func TestEmptyReport(t *testing.T) {
 // picture, and the timeline's topmost line reaches the peak.
 func TestGeometry(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		size := rapid.Int64Range(0, 1<<42)
+		size := rapid.Map(rapid.Int64Range(0, 1<<42), func(n int64) memory.Bytes { return memory.Bytes(n) })
 		r := &Report{Budget: size.Draw(t, "budget")}
 		for i := range rapid.IntRange(1, 5).Draw(t, "ranks") {
 			k := Rank{Rank: i}
@@ -170,7 +171,7 @@ func TestGeometry(t *testing.T) {
 			}
 		}
 		for range rapid.IntRange(1, 20).Draw(t, "passes") {
-			g := []int64{size.Draw(t, "a"), size.Draw(t, "b")}
+			g := []memory.Bytes{size.Draw(t, "a"), size.Draw(t, "b")}
 			r.Timeline = append(r.Timeline, Point{Static: size.Draw(t, "static"), Transient: size.Draw(t, "transient"), Live: g[0] + g[1], Groups: g})
 		}
 		line := makeTimeline(r)

@@ -5,6 +5,8 @@
 // This file owns the report's types and their JSON names, which never change.
 package planview
 
+import "github.com/stowage-dev/stowage/memory"
+
 // Version is the version of the report's JSON.
 const Version = 1
 
@@ -20,13 +22,13 @@ type Report struct {
 	Hardware *Hardware `json:"hardware"` // null if none was named
 	// Budget is the device memory that a rank may hold at its peak, and BudgetFrom says
 	// where it comes from. It is zero without a budget and hardware.
-	Budget     int64  `json:"budget_bytes"`
-	BudgetFrom string `json:"budget_from"`
+	Budget     memory.Bytes `json:"budget_bytes"`
+	BudgetFrom string       `json:"budget_from"`
 	// Fits reports whether the upper end of reserved memory stays within the budget on
 	// every rank. Missing is how much it exceeds the budget, Spare how much it leaves.
-	Fits    bool  `json:"fits"`
-	Missing int64 `json:"missing_bytes"`
-	Spare   int64 `json:"spare_bytes"`
+	Fits    bool         `json:"fits"`
+	Missing memory.Bytes `json:"missing_bytes"`
+	Spare   memory.Bytes `json:"spare_bytes"`
 
 	Heaviest int    `json:"heaviest_rank"`
 	Peak     Band   `json:"peak"`
@@ -58,9 +60,9 @@ type Model struct {
 
 // Hardware describes one accelerator.
 type Hardware struct {
-	Name   string `json:"name"`
-	Memory int64  `json:"memory_bytes"`
-	Usable int64  `json:"usable_bytes"`
+	Name   string       `json:"name"`
+	Memory memory.Bytes `json:"memory_bytes"`
+	Usable memory.Bytes `json:"usable_bytes"`
 }
 
 // Setup is the settings of the job, with all defaults filled in.
@@ -103,39 +105,39 @@ type Setup struct {
 
 // Band is an expected figure with the range that measured runs lay in.
 type Band struct {
-	Low      int64 `json:"low_bytes"`
-	Expected int64 `json:"expected_bytes"`
-	High     int64 `json:"high_bytes"`
+	Low      memory.Bytes `json:"low_bytes"`
+	Expected memory.Bytes `json:"expected_bytes"`
+	High     memory.Bytes `json:"high_bytes"`
 }
 
 // Rank is the memory of one pipeline rank.
 type Rank struct {
 	Rank int `json:"rank"`
 	// Holds describes the part of the model that the rank holds: "embedding, layers 0-3".
-	Holds    string  `json:"holds"`
-	Causes   []Cause `json:"causes"`
-	Items    []Item  `json:"items"`
-	Groups   []Group `json:"groups"`
-	Static   Band    `json:"static"`
-	Peak     Band    `json:"peak"`
-	Reserved Band    `json:"reserved"`
-	Host     int64   `json:"host_bytes"`
-	At       string  `json:"peak_at"` // where in the step the peak is
+	Holds    string       `json:"holds"`
+	Causes   []Cause      `json:"causes"`
+	Items    []Item       `json:"items"`
+	Groups   []Group      `json:"groups"`
+	Static   Band         `json:"static"`
+	Peak     Band         `json:"peak"`
+	Reserved Band         `json:"reserved"`
+	Host     memory.Bytes `json:"host_bytes"`
+	At       string       `json:"peak_at"` // where in the step the peak is
 }
 
 // Cause is the memory that one cause holds at the peak. All ranks have all causes, in
 // the same order.
 type Cause struct {
-	Name  string `json:"name"`
-	Bytes int64  `json:"bytes"`
+	Name  string       `json:"name"`
+	Bytes memory.Bytes `json:"bytes"`
 }
 
 // Item is a part of a cause.
 type Item struct {
-	Cause  string `json:"cause"`
-	Name   string `json:"name"`
-	Bytes  int64  `json:"bytes"`
-	Static bool   `json:"static"`
+	Cause  string       `json:"cause"`
+	Name   string       `json:"name"`
+	Bytes  memory.Bytes `json:"bytes"`
+	Static bool         `json:"static"`
 }
 
 // Group is what the groups of one module hold at the peak. Bytes is the size of one
@@ -143,30 +145,30 @@ type Item struct {
 // what they hold in device memory, Away what was offloaded of them, and Dropped what
 // will be recomputed.
 type Group struct {
-	Name    string `json:"name"`
-	Bytes   int64  `json:"bytes"`
-	Live    int    `json:"live"`
-	Total   int64  `json:"total_bytes"`
-	Away    int64  `json:"offloaded_bytes"`
-	Dropped int64  `json:"recomputed_bytes"`
+	Name    string       `json:"name"`
+	Bytes   memory.Bytes `json:"bytes"`
+	Live    int          `json:"live"`
+	Total   memory.Bytes `json:"total_bytes"`
+	Away    memory.Bytes `json:"offloaded_bytes"`
+	Dropped memory.Bytes `json:"recomputed_bytes"`
 }
 
 // Point is the highest moment of one pass on the heaviest rank. Static, Live and
 // Transient add up to the allocated memory. Groups splits Live in the order of the
 // rank's groups.
 type Point struct {
-	Microbatch int     `json:"microbatch"`
-	Chunk      int     `json:"chunk"`
-	Backward   bool    `json:"backward"`
-	What       string  `json:"what"`
-	Static     int64   `json:"static_bytes"`
-	Live       int64   `json:"live_bytes"`
-	Transient  int64   `json:"transient_bytes"`
-	Groups     []int64 `json:"group_bytes"`
+	Microbatch int            `json:"microbatch"`
+	Chunk      int            `json:"chunk"`
+	Backward   bool           `json:"backward"`
+	What       string         `json:"what"`
+	Static     memory.Bytes   `json:"static_bytes"`
+	Live       memory.Bytes   `json:"live_bytes"`
+	Transient  memory.Bytes   `json:"transient_bytes"`
+	Groups     []memory.Bytes `json:"group_bytes"`
 }
 
 // Bytes returns the memory that is allocated at the point.
-func (p Point) Bytes() int64 { return p.Static + p.Live + p.Transient }
+func (p Point) Bytes() memory.Bytes { return p.Static + p.Live + p.Transient }
 
 // Decision is what happens to one group, and why.
 type Decision struct {
@@ -175,7 +177,7 @@ type Decision struct {
 	// Bytes is the size of one group. Window is the compute that can hide a copy, Copy
 	// is the time of the copy, and Cost is what the choice adds to a layer and
 	// microbatch.
-	Bytes    int64         `json:"bytes"`
+	Bytes    memory.Bytes  `json:"bytes"`
 	Window   float64       `json:"window_seconds"`
 	Copy     float64       `json:"copy_seconds"`
 	Cost     float64       `json:"cost_seconds"`
@@ -202,9 +204,9 @@ type Search struct {
 	Unfit    int `json:"unfit"`
 	// Nothing reports whether the setup fits without a policy. BarePeak and BareStep
 	// are the peak and the step without one.
-	Nothing  bool    `json:"fits_without_policy"`
-	BarePeak int64   `json:"bare_peak_bytes"`
-	BareStep float64 `json:"bare_step_seconds"`
+	Nothing  bool         `json:"fits_without_policy"`
+	BarePeak memory.Bytes `json:"bare_peak_bytes"`
+	BareStep float64      `json:"bare_step_seconds"`
 	// Best lists the fastest layouts that fit, the chosen one first.
 	Best   []Candidate `json:"best"`
 	Shares []Share     `json:"ranks"`
@@ -213,30 +215,30 @@ type Search struct {
 
 // Candidate is a layout with its best policy.
 type Candidate struct {
-	Name   string  `json:"name"`
-	Policy string  `json:"policy"`
-	Step   float64 `json:"step_seconds"`
-	Peak   int64   `json:"peak_bytes"`
-	Reason string  `json:"reason"`
+	Name   string       `json:"name"`
+	Policy string       `json:"policy"`
+	Step   float64      `json:"step_seconds"`
+	Peak   memory.Bytes `json:"peak_bytes"`
+	Reason string       `json:"reason"`
 }
 
 // Share is what a pipeline rank offloads: the fraction of the offloadable bytes, what of
 // it is in host memory at the peak, the bytes that cross the link in a step one way, and
 // the part of the step in which the link works.
 type Share struct {
-	Rank     int     `json:"rank"`
-	Fraction float64 `json:"fraction"`
-	Host     int64   `json:"host_bytes"`
-	Step     int64   `json:"step_bytes"`
-	Link     float64 `json:"link_share"`
+	Rank     int          `json:"rank"`
+	Fraction float64      `json:"fraction"`
+	Host     memory.Bytes `json:"host_bytes"`
+	Step     memory.Bytes `json:"step_bytes"`
+	Link     float64      `json:"link_share"`
 }
 
 // Pool is memory that the policy allocates before the first step.
 type Pool struct {
-	Name  string `json:"name"`
-	Rank  int    `json:"rank"`
-	Page  int64  `json:"page_bytes"` // zero for a slab of exact sizes
-	Bytes int64  `json:"bytes"`
+	Name  string       `json:"name"`
+	Rank  int          `json:"rank"`
+	Page  memory.Bytes `json:"page_bytes"` // zero for a slab of exact sizes
+	Bytes memory.Bytes `json:"bytes"`
 }
 
 // Time is the time of one step, with the parts that the memory policy adds.

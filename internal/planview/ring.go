@@ -7,23 +7,24 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
 // RingSizes is the memory of a ring of experts, by the way of keeping rows.
 type RingSizes struct {
-	Rows      int64       `json:"rows"`       // every token of the ring, for each expert it chooses
-	TightRows int64       `json:"tight_rows"` // no more copies of a token than experts are on a rank
-	Expected  int64       `json:"expected_rows"`
-	Layer     int64       `json:"layer_bytes"`
-	Layers    int         `json:"layers"`
-	Stores    []RingStore `json:"stores"`
+	Rows      int64        `json:"rows"`       // every token of the ring, for each expert it chooses
+	TightRows int64        `json:"tight_rows"` // no more copies of a token than experts are on a rank
+	Expected  int64        `json:"expected_rows"`
+	Layer     memory.Bytes `json:"layer_bytes"`
+	Layers    int          `json:"layers"`
+	Stores    []RingStore  `json:"stores"`
 }
 
 // RingStore is one way of keeping rows.
 type RingStore struct {
-	Name  string `json:"name"`
-	Bytes int64  `json:"bytes"`
+	Name  string       `json:"name"`
+	Bytes memory.Bytes `json:"bytes"`
 }
 
 // NewRingSizes returns the sizes of a ring whose chunks have a margin over the expected

@@ -7,6 +7,8 @@ package planview
 import (
 	"fmt"
 	"strings"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // timeline is the picture. Each pass is one unit wide; heights are in units of
@@ -67,7 +69,7 @@ func makeTimeline(r *Report) timeline {
 		}
 	}
 	scale = max(scale+scale/12, 1)
-	top := func(n int64) float64 { return 100 * (1 - float64(n)/float64(scale)) }
+	top := func(n memory.Bytes) float64 { return 100 * (1 - float64(n)/float64(scale)) }
 	if r.Budget > 0 {
 		t.Budget = top(r.Budget)
 	}
@@ -92,9 +94,9 @@ func makeTimeline(r *Report) timeline {
 
 // series are the names and colours of the areas from the bottom, and their bytes
 // at every pass. Groups that hold nothing throughout are left out.
-func series(r *Report) (names []string, colors []int, stacks [][]int64) {
-	stacks = make([][]int64, len(r.Timeline))
-	add := func(name string, color int, of func(Point) int64) {
+func series(r *Report) (names []string, colors []int, stacks [][]memory.Bytes) {
+	stacks = make([][]memory.Bytes, len(r.Timeline))
+	add := func(name string, color int, of func(Point) memory.Bytes) {
 		any := false
 		for _, p := range r.Timeline {
 			any = any || of(p) != 0
@@ -107,11 +109,11 @@ func series(r *Report) (names []string, colors []int, stacks [][]int64) {
 			stacks[i] = append(stacks[i], of(p))
 		}
 	}
-	add("held between steps", colorStatic, func(p Point) int64 { return p.Static })
+	add("held between steps", colorStatic, func(p Point) memory.Bytes { return p.Static })
 	shown := 0
 	for g, group := range heaviest(r).Groups {
 		before := len(names)
-		add(group.Name, colorGroups+shown%12, func(p Point) int64 {
+		add(group.Name, colorGroups+shown%12, func(p Point) memory.Bytes {
 			if g < len(p.Groups) {
 				return p.Groups[g]
 			}
@@ -120,14 +122,14 @@ func series(r *Report) (names []string, colors []int, stacks [][]int64) {
 		shown += len(names) - before
 	}
 	// What no group accounts for is still held.
-	add("other activations", colorGroups+11, func(p Point) int64 {
+	add("other activations", colorGroups+11, func(p Point) memory.Bytes {
 		rest := p.Live
 		for _, n := range p.Groups {
 			rest -= n
 		}
 		return max(rest, 0)
 	})
-	add("for a moment", colorTransient, func(p Point) int64 { return p.Transient })
+	add("for a moment", colorTransient, func(p Point) memory.Bytes { return p.Transient })
 	return names, colors, stacks
 }
 
@@ -141,12 +143,12 @@ func heaviest(r *Report) *Rank {
 }
 
 // outline is the area below the sum of the series up to one, as steps.
-func outline(stacks [][]int64, upTo int, scale int64) string {
+func outline(stacks [][]memory.Bytes, upTo int, scale memory.Bytes) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "M0 %d", height)
 	last := height
 	for _, s := range stacks {
-		var sum int64
+		var sum memory.Bytes
 		for _, n := range s[:upTo+1] {
 			sum += n
 		}
@@ -162,7 +164,7 @@ func outline(stacks [][]int64, upTo int, scale int64) string {
 }
 
 // marks are four to eight round values of the scale.
-func marks(scale int64) (out []mark) {
+func marks(scale memory.Bytes) (out []mark) {
 	gib := float64(scale) / (1 << 30)
 	step := 0.001
 	for i := 0; gib/step > 8; i++ {

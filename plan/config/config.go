@@ -42,7 +42,7 @@ type Input struct {
 	Vocab int
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for what the hardware leaves.
-	Budget int64
+	Budget memory.Bytes
 }
 
 // Resolve returns the setup, and notes about what it assumed or left out, a sentence

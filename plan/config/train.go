@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -62,7 +61,7 @@ func TrainFlags(s *plan.Setup) []string {
 		set("pool", pool)
 	}
 	if s.Budget > 0 {
-		set("budget", memory.Bytes(s.Budget).Exact())
+		set("budget", s.Budget.Exact())
 	}
 	return out
 }

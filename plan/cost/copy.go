@@ -69,7 +69,7 @@ func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
 // begins one layer ahead of use. Its window is the backward time of a layer with its
 // recompute. A copy that is longer than its window delays the step.
 type Copies struct {
-	Bytes             int64
+	Bytes             memory.Bytes
 	Out, Back         Seconds
 	Forward, Backward Seconds // the windows
 	LateOut, LateBack Seconds
@@ -100,7 +100,7 @@ func (m *Model) hostRates(layers int) (out, back float64) {
 
 // Copies returns the times of copying bytes of a layer in a pass over a number of
 // layers. recompute is what recompute adds to the backward pass of the layer.
-func (m *Model) Copies(l *Layer, bytes int64, layers int, recompute Seconds) Copies {
+func (m *Model) Copies(l *Layer, bytes memory.Bytes, layers int, recompute Seconds) Copies {
 	out, back := m.hostRates(layers)
 	c := Copies{
 		Bytes: bytes,
@@ -128,7 +128,7 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 	s.Recompute, s.Offload = r, o
 	p := PolicyTimes{Passes: m.Stages()}
 	p.Recompute, p.Late = make([]Seconds, len(p.Passes)), make([]Seconds, len(p.Passes))
-	moved := map[Kind]int64{}
+	moved := map[Kind]memory.Bytes{}
 	shares := offloadShares(&s)
 	for i, st := range s.Layout.Stages {
 		layers := slices.Clone(s.Model.Layers[st.First:st.Last])
@@ -151,7 +151,7 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 				bytes = OffloadedBytes(&s, l)
 				moved[KindOf(l)] = bytes
 			}
-			c := m.Copies(t, int64(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
+			c := m.Copies(t, memory.Bytes(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
 			p.Recompute[i] += again
 			p.Late[i] += c.LateOut + c.LateBack
 			p.Passes[i].Forward += c.LateOut
@@ -179,8 +179,8 @@ func offloadShares(s *plan.Setup) []float64 {
 
 // OffloadedBytes returns how many bytes of a layer and microbatch the setup's modules
 // offload, at a fraction of one.
-func OffloadedBytes(s *plan.Setup, l model.Layer) int64 {
-	var n int64
+func OffloadedBytes(s *plan.Setup, l model.Layer) memory.Bytes {
+	var n memory.Bytes
 	for _, g := range plan.Activations(s, l) {
 		if memory.Including(s.Offload.Modules, g.Offload) != "" && g.Elements >= s.Offload.MinElements && !s.Recompute.Full && !overlap(g.Recompute, s.Recompute.Modules) {
 			n += g.Bytes

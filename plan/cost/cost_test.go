@@ -126,7 +126,7 @@ func TestCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := m.Layer(s.Model.Layers[10])
-		bytes := rapid.Int64Range(0, 4e9).Draw(t, "bytes")
+		bytes := memory.Bytes(rapid.Int64Range(0, 4e9).Draw(t, "bytes"))
 		layers := rapid.IntRange(1, 8).Draw(t, "layers")
 		c := m.Copies(l, bytes, layers, 0)
 		if (c.Out <= c.Forward) != (c.LateOut == 0) || (c.Back <= c.Backward) != (c.LateBack == 0) {

@@ -21,6 +21,7 @@ import (
 	"unicode"
 
 	"github.com/stowage-dev/stowage/internal/input"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // GPU describes one accelerator and its links.
@@ -28,8 +29,8 @@ type GPU struct {
 	Name string `json:"name"` // "h100"
 	// Memory is the device's memory in bytes. Usable is what is left of it for a
 	// framework's allocator beside context, communication buffers and handles.
-	Memory int64 `json:"memory_bytes"`
-	Usable int64 `json:"usable_bytes"`
+	Memory memory.Bytes `json:"memory_bytes"`
+	Usable memory.Bytes `json:"usable_bytes"`
 	// Flops is the dense arithmetic peak in operations per second, by format: "bf16",
 	// "fp8", "mxfp8" or "nvfp4".
 	Flops map[string]float64 `json:"flops"`

@@ -6,6 +6,7 @@ package megatron
 import (
 	"slices"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -46,7 +47,7 @@ func Closest(s *plan.Setup) *plan.Setup {
 }
 
 // needs returns the most memory that the fullest rank reserves.
-func needs(p *plan.Forecast) (n int64) {
+func needs(p *plan.Forecast) (n memory.Bytes) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
 	}
@@ -56,12 +57,12 @@ func needs(p *plan.Forecast) (n int64) {
 // evened lets later ranks keep what they have room for. Kept bytes may cost more than their
 // size, because the allocator's holes grow with them. So evened tries a quarter less until
 // it fits.
-func evened(n *plan.Setup, p *plan.Forecast, limit int64) *plan.Setup {
-	most := int64(-1)
+func evened(n *plan.Setup, p *plan.Forecast, limit memory.Bytes) *plan.Setup {
+	most := memory.Bytes(-1)
 	for i := 1; i < len(p.Ranks); i++ {
 		if r := &p.Ranks[i]; r.Host > 0 {
 			room := float64(limit-r.Reserved.High) * float64(r.Peak.Expected) / float64(r.Reserved.High)
-			if each := int64(room) / int64(i); most < 0 || each < most {
+			if each := memory.Bytes(room) / memory.Bytes(i); most < 0 || each < most {
 				most = each
 			}
 		}

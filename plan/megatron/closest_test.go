@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -69,7 +70,7 @@ func TestClosest(t *testing.T) {
 	}
 }
 
-func hosts(p *plan.Forecast) (n int64) {
+func hosts(p *plan.Forecast) (n memory.Bytes) {
 	for _, r := range p.Ranks {
 		n += r.Host
 	}

@@ -205,7 +205,7 @@ func (e *emitter) memory(s *plan.Setup) {
 			e.set("min-offloaded-tensor-size", strconv.FormatInt(o.MinElements, 10))
 		}
 		if o.Delta != 0 {
-			e.set("delta-offload-bytes-across-pp-ranks", strconv.FormatInt(o.Delta, 10))
+			e.set("delta-offload-bytes-across-pp-ranks", strconv.FormatInt(int64(o.Delta), 10))
 		}
 		e.unless(0, "fine-grained-offloading-max-inflight-offloads", o.MaxInflight)
 	}

@@ -112,7 +112,7 @@ func readOffload(r *reader, s *plan.Setup) error {
 		r.warn("offload-modules", "all layers are recomputed (--recompute-granularity full), so nothing is left to offload")
 	}
 	o := &s.Offload
-	o.Modules, o.Delta, o.MaxInflight = modules, int64(delta), inflight
+	o.Modules, o.Delta, o.MaxInflight = modules, memory.Bytes(delta), inflight
 	// Defaults are stored as zero, so equal jobs have equal setups.
 	if share != 1 {
 		o.Fraction = share

@@ -219,7 +219,7 @@ func drawMemory(t *rapid.T, s *plan.Setup) {
 	if modules := some("away", "attn_norm", "qkv_linear", "core_attn", "mlp_norm"); len(modules) > 0 && !s.Kernels.Local && s.Recompute.Method != "uniform" {
 		s.Offload = plan.Offload{
 			Modules: modules, Fraction: rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "fraction"),
-			MinElements: int64(rapid.IntRange(0, 2).Draw(t, "least")), Delta: int64(rapid.IntRange(0, 2).Draw(t, "delta")) << 30,
+			MinElements: int64(rapid.IntRange(0, 2).Draw(t, "least")), Delta: memory.Bytes(rapid.IntRange(0, 2).Draw(t, "delta")) << 30,
 			MaxInflight: rapid.IntRange(0, 3).Draw(t, "inflight"),
 		}
 	}

@@ -77,7 +77,7 @@ func (p *problem) added(c *choice) (again, late cost.Seconds) {
 // shares returns what every rank offloads.
 func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
 	of := p.left(c.rec)
-	mbs := int64(p.time.Microbatches())
+	mbs := memory.Bytes(p.time.Microbatches())
 	shares := make([]Share, p.ranks())
 	for r := range shares {
 		s := &shares[r]
@@ -90,7 +90,7 @@ func (p *problem) shares(c *choice, f *forecast, step cost.Step) []Share {
 			g := &p.stages[i]
 			for k, n := range g.count {
 				x := p.time.Copies(p.kinds[k].time, c.bytes(r, of[k]), g.layers, 0)
-				s.Step += mbs * int64(n) * x.Bytes
+				s.Step += mbs * memory.Bytes(n) * x.Bytes
 				busy += cost.Seconds(mbs) * cost.Seconds(n) * max(x.Out, x.Back)
 			}
 		}
@@ -120,7 +120,7 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 	var x cost.Copies
 	for i := range p.stages {
 		for k, n := range p.stages[i].count {
-			var bytes int64
+			var bytes memory.Bytes
 			for _, t := range p.kinds[k].tensors {
 				if memory.Including([]string{m.module}, t.Offload) != "" && t.Elements >= p.setup.Offload.MinElements && !(v.Chosen && t.freed&c.rec != 0) {
 					bytes += t.Bytes
@@ -171,7 +171,7 @@ func bitOf(list []string, module string) uint32 {
 
 func (p *problem) recomputeVerdict(v *ModuleDecision, m move, c *choice, list []*choice, res *Result) {
 	for k := range p.kinds {
-		var bytes int64
+		var bytes memory.Bytes
 		for _, t := range p.kinds[k].tensors {
 			if has(t.Recompute, m.module) {
 				bytes += t.Bytes
@@ -220,9 +220,9 @@ func (p *problem) wholeVerdict(c *choice, res *Result) ModuleDecision {
 	v := ModuleDecision{Module: "full", Choice: memory.Recompute, Chosen: c.recompute.Full}
 	never := noWhole(p.setup)
 	v.Possible = never == ""
-	var all, input int64
+	var all, input memory.Bytes
 	for k := range p.kinds {
-		var n int64
+		var n memory.Bytes
 		for _, t := range p.kinds[k].tensors {
 			n += t.Bytes
 		}

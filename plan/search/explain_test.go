@@ -54,7 +54,7 @@ func TestConflictsAreExplained(t *testing.T) {
 // With fused experts a search offloads the module that covers them, with as many bytes as
 // the covered modules have.
 func TestFusedExpertsAreOffloaded(t *testing.T) {
-	var bytes int64
+	var bytes memory.Bytes
 	for _, fused := range []bool{false, true} {
 		s := small(t)
 		s.Kernels.OpFuser = fused
@@ -65,7 +65,7 @@ func TestFusedExpertsAreOffloaded(t *testing.T) {
 		if slices.Contains(p.off, "fused_group_mlp") != fused || slices.Contains(p.off, "moe_act") == fused {
 			t.Fatalf("fused is %v, and %v can be offloaded", fused, p.off)
 		}
-		var n int64
+		var n memory.Bytes
 		for _, k := range p.left(0) {
 			for _, b := range k.moved {
 				n += b

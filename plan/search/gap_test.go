@@ -41,7 +41,7 @@ func (p *problem) full(t *testing.T) cost.Seconds {
 // least halves the interval of every rank's fraction at once.
 func (p *problem) least(t *testing.T, c *choice) bool {
 	lo, hi := make([]int, p.ranks()), make([]int, p.ranks())
-	measure := func(fractions []int) []int64 {
+	measure := func(fractions []int) []memory.Bytes {
 		for r, n := range fractions {
 			c.setFraction(r, n)
 		}
@@ -88,7 +88,7 @@ func TestGap(t *testing.T) {
 		g := *s.Hardware
 		g.HostOut, g.HostIn, g.HostBoth = c.link, c.link, 1.8*c.link
 		s.Hardware = &g
-		o := Options{Budget: int64(c.share * float64(peakOf(t, s)))}
+		o := Options{Budget: memory.Bytes(c.share * float64(peakOf(t, s)))}
 		r, err := Policy(s, o)
 		if err != nil {
 			t.Fatal(err)

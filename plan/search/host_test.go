@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -21,8 +22,8 @@ func TestHostLimitHolds(t *testing.T) {
 	}
 	budget := p.Reserved.High
 	found := 0
-	for _, share := range []int64{98, 95, 90, 85, 80, 75, 70} {
-		for _, host := range []int64{1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24} {
+	for _, share := range []memory.Bytes{98, 95, 90, 85, 80, 75, 70} {
+		for _, host := range []memory.Bytes{1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24} {
 			host *= budget / 100
 			r, err := Policy(s, Options{Budget: budget * share / 100, Host: host})
 			var small *TooSmall

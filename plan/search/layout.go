@@ -67,7 +67,7 @@ type candidate struct {
 	list    []*choice // the policies that were compared
 	best    *choice
 	total   cost.Seconds
-	least   int64 // the lowest peak of any policy, if none fits
+	least   memory.Bytes // the lowest peak of any policy, if none fits
 	err     error
 }
 

@@ -32,9 +32,9 @@ import (
 type Options struct {
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for the setup's budget, or else for what the hardware leaves.
-	Budget int64
+	Budget memory.Bytes
 	// Host is the pinned host memory that a rank may use. Zero means no limit.
-	Host int64
+	Host memory.Bytes
 	// Micro lists the microbatch sizes that Layout tries. Nil stands for the setup's.
 	Micro []int
 	// Top is how many layouts Layout reports. Zero stands for five.
@@ -48,7 +48,7 @@ type Options struct {
 type Result struct {
 	// Setup is the setup with the policy and the budget. A forecast of it fits.
 	Setup  *plan.Setup
-	Budget int64
+	Budget memory.Bytes
 	// Nothing reports whether the setup fits without a policy.
 	Nothing bool
 	// Before is the outcome without a policy, After the outcome with the chosen one.
@@ -65,7 +65,7 @@ type Outcome struct {
 	// Peaks is the memory that is expected to be allocated. Needs is the upper end of
 	// the memory that the allocator reserves, which the budget bounds. Both are by
 	// pipeline rank.
-	Peaks, Needs []int64
+	Peaks, Needs []memory.Bytes
 	Step         cost.Step
 	// Recompute and Late are what recompute and late copies add to a step, on the rank
 	// where they add most.
@@ -77,10 +77,10 @@ type Share struct {
 	// Fraction is the part of the offloadable bytes that the rank offloads, and Host
 	// is what of them is in host memory at the rank's peak.
 	Fraction float64
-	Host     int64
+	Host     memory.Bytes
 	// Step is how many bytes cross the link in a step, one way. Link is the part of
 	// the step in which the busier direction of the link works.
-	Step int64
+	Step memory.Bytes
 	Link float64
 }
 
@@ -92,7 +92,7 @@ type ModuleDecision struct {
 	Possible bool
 	// Bytes is the most that the choice frees of a layer and microbatch. Window and
 	// Copy are the times of an offload, and Recompute that of a recompute.
-	Bytes                   int64
+	Bytes                   memory.Bytes
 	Window, Copy, Recompute cost.Seconds
 	Reason                  string
 }
@@ -101,16 +101,16 @@ type ModuleDecision struct {
 type Pool struct {
 	Name  string
 	Rank  int
-	Page  int64 // zero for a slab of exact sizes
-	Bytes int64
+	Page  memory.Bytes // zero for a slab of exact sizes
+	Bytes memory.Bytes
 }
 
 // TooSmall reports that no policy fits a budget.
 type TooSmall struct {
-	Budget int64
+	Budget memory.Bytes
 	// Least is the smallest budget that a policy fits, Rank is the rank that needs it,
 	// and Policy describes the policy.
-	Least  int64
+	Least  memory.Bytes
 	Rank   int
 	Policy string
 }
@@ -213,7 +213,7 @@ func (p *problem) nothing() *choice {
 }
 
 // budgetOf returns the budget of a search.
-func budgetOf(s *plan.Setup, o Options) (int64, error) {
+func budgetOf(s *plan.Setup, o Options) (memory.Bytes, error) {
 	switch {
 	case o.Budget < 0 || s.Budget < 0:
 		return 0, &memory.SettingError{Setting: "Budget", Problem: "is negative", Remedy: "give the device memory that a rank may hold at its peak"}

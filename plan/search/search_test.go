@@ -93,7 +93,7 @@ func draw(t *rapid.T, base *plan.Setup) *plan.Setup {
 	return &s
 }
 
-func peakOf(t testing.TB, s *plan.Setup) int64 {
+func peakOf(t testing.TB, s *plan.Setup) memory.Bytes {
 	t.Helper()
 	p, err := plan.Predict(withoutPolicy(s))
 	if err != nil {
@@ -103,7 +103,7 @@ func peakOf(t testing.TB, s *plan.Setup) int64 {
 }
 
 // reserves returns the most memory that the fullest rank reserves.
-func reserves(p *plan.Forecast) (n int64) {
+func reserves(p *plan.Forecast) (n memory.Bytes) {
 	for _, r := range p.Ranks {
 		n = max(n, r.Reserved.High)
 	}
@@ -147,7 +147,7 @@ func TestSolveIsExact(t *testing.T) {
 			t.Fatal(err)
 		}
 		share := rapid.Float64Range(0.3, 1).Draw(t, "budget")
-		p, err := newProblem(s, Options{Budget: int64(share * float64(reserves(clean)))})
+		p, err := newProblem(s, Options{Budget: memory.Bytes(share * float64(reserves(clean)))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestPolicyKeepsBudget(t *testing.T) {
 		var last cost.Seconds
 		small := rapid.Float64Range(0.4, 0.99).Draw(t, "share")
 		for _, share := range []float64{small + rapid.Float64Range(0, 0.6).Draw(t, "more"), small} {
-			budget := int64(share * float64(reserves(clean)))
+			budget := memory.Bytes(share * float64(reserves(clean)))
 			r, err := Policy(s, Options{Budget: budget})
 			var tight *TooSmall
 			if errors.As(err, &tight) {

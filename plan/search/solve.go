@@ -32,10 +32,10 @@ type choice struct {
 	passes    []cost.Pass
 	bound     cost.Seconds
 	total     cost.Seconds // zero until walked
-	moved     int64        // bytes in host memory at the peaks, all ranks
+	moved     memory.Bytes // bytes in host memory at the peaks, all ranks
 	// heights are the peaks by the full forecast, once it was made. failed reports that the
 	// choice does not fit after all, on this rank.
-	heights []int64
+	heights []memory.Bytes
 	failed  bool
 	unseen  bool // failed without having been predicted
 	rank    int
@@ -48,8 +48,8 @@ func (c *choice) size() int { return bits.OnesCount32(c.rec) + bits.OnesCount32(
 // left is what a set of recomputed modules leaves of a kind of layer: the saved bytes, and
 // those that each module would offload.
 type left struct {
-	saved int64
-	moved []int64
+	saved memory.Bytes
+	moved []memory.Bytes
 }
 
 func (p *problem) left(rec uint32) []left {
@@ -62,7 +62,7 @@ func (p *problem) left(rec uint32) []left {
 	out := make([]left, len(p.kinds))
 	p.remains[rec] = out
 	for k := range p.kinds {
-		l := left{moved: make([]int64, len(p.off))}
+		l := left{moved: make([]memory.Bytes, len(p.off))}
 		for _, t := range p.kinds[k].tensors {
 			if t.freed&rec != 0 {
 				continue
@@ -79,7 +79,7 @@ func (p *problem) left(rec uint32) []left {
 
 // fraction returns the least number of 64ths of the offloadable bytes that a rank must
 // offload, and its host memory. It returns false if all of them are not enough.
-func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64, ok bool) {
+func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host memory.Bytes, ok bool) {
 	t := &p.tables[r]
 	saved, moved := p.chunkBytes(r, off, of)
 	again, stays := float64(mostBeyond(t.again, rec)), float64(mostBeyond(t.stays, off))
@@ -109,13 +109,13 @@ func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host int64
 	if n = max(n, 1); n > parts || all == 0 {
 		return 0, 0, false
 	}
-	host = int64(all * float64(n) / parts)
+	host = memory.Bytes(all * float64(n) / parts)
 	return n, host, p.host == 0 || host <= p.host
 }
 
 // mostBeyond returns what a set of modules needs beyond the linear model. Modules run one after
 // the other, so it is the mostBeyond that one of them needs.
-func mostBeyond(by []int64, set uint32) (n int64) {
+func mostBeyond(by []memory.Bytes, set uint32) (n memory.Bytes) {
 	first := true
 	for i, b := range by {
 		if set&(1<<i) != 0 && (first || b > n) {
@@ -180,13 +180,13 @@ func (p *problem) passTimes(c *choice, of []left) []cost.Pass {
 }
 
 // bytes returns how much of a layer a rank offloads.
-func (c *choice) bytes(r int, l left) (n int64) {
+func (c *choice) bytes(r int, l left) (n memory.Bytes) {
 	for m, b := range l.moved {
 		if c.off&(1<<m) != 0 {
 			n += b
 		}
 	}
-	return int64(float64(n) * c.shares[r])
+	return memory.Bytes(float64(n) * c.shares[r])
 }
 
 // setFraction sets the fraction that a rank should offload.

@@ -21,13 +21,13 @@ import (
 // problem is one search for a policy.
 type problem struct {
 	setup  *plan.Setup // without a policy, normalised
-	budget int64
+	budget memory.Bytes
 	// The budget bounds what the allocator reserves at worst, and the linear model counts
 	// allocated bytes. over is the factor between the two on each rank without a policy,
 	// and rooms is the budget in allocated bytes.
 	over  []float64
-	rooms []int64
-	host  int64
+	rooms []memory.Bytes
+	host  memory.Bytes
 	time  *cost.Model
 	clean *forecast
 	moves []move
@@ -44,8 +44,8 @@ type problem struct {
 type forecast struct{ *plan.Forecast }
 
 // peaks returns the most memory that each rank allocates.
-func (f *forecast) peaks() []int64 {
-	h := make([]int64, len(f.Ranks))
+func (f *forecast) peaks() []memory.Bytes {
+	h := make([]memory.Bytes, len(f.Ranks))
 	for i := range f.Ranks {
 		h[i] = f.Ranks[i].Peak.Expected
 	}
@@ -54,8 +54,8 @@ func (f *forecast) peaks() []int64 {
 
 // heights returns the memory of each rank that is compared with the budget: the upper
 // end of what the allocator reserves.
-func (f *forecast) heights() []int64 {
-	h := make([]int64, len(f.Ranks))
+func (f *forecast) heights() []memory.Bytes {
+	h := make([]memory.Bytes, len(f.Ranks))
 	for i := range f.Ranks {
 		h[i] = f.Ranks[i].Reserved.High
 	}
@@ -90,12 +90,12 @@ type table struct {
 	// again is what recomputing a module needs beyond the linear model. stays is what
 	// offloading a module leaves on the device beyond it: groups that are being copied, and
 	// those that are needed next. Both are by module.
-	again, stays []int64
+	again, stays []memory.Bytes
 }
 
 // point is a moment that can be the peak.
 type point struct {
-	fixed int64
+	fixed memory.Bytes
 	live  []int // microbatches by chunk
 }
 
@@ -125,7 +125,7 @@ func newProblem(s *plan.Setup, o Options) (*problem, error) {
 	for r, h := range p.clean.heights() {
 		p.tables = append(p.tables, p.table(r))
 		p.over = append(p.over, float64(h)/float64(max(peaks[r], 1)))
-		p.rooms = append(p.rooms, int64(float64(budget)/p.over[r]))
+		p.rooms = append(p.rooms, memory.Bytes(float64(budget)/p.over[r]))
 	}
 	return p, nil
 }
@@ -257,14 +257,14 @@ func names(list []string, set uint32) (out []string) {
 // live microbatches, unless another moment exceeds it in everything.
 func (p *problem) table(r int) table {
 	chunks := p.setup.Layout.VPP
-	layers := make([]int64, chunks) // bytes of a microbatch by chunk
+	layers := make([]memory.Bytes, chunks) // bytes of a microbatch by chunk
 	for _, g := range p.stages {
 		if g.rank != r {
 			continue
 		}
 		for k, n := range g.count {
 			for _, t := range p.kinds[k].tensors {
-				layers[g.chunk] += int64(n) * t.Bytes
+				layers[g.chunk] += memory.Bytes(n) * t.Bytes
 			}
 		}
 	}
@@ -289,14 +289,14 @@ func (p *problem) table(r int) table {
 		}
 		q := point{fixed: at.Bytes() + beyond, live: slices.Clone(live)}
 		for i, n := range live {
-			q.fixed -= int64(n) * layers[i]
+			q.fixed -= memory.Bytes(n) * layers[i]
 		}
 		points = addPoint(points, q)
 		if at.Pass.Backward {
 			live[c]--
 		}
 	}
-	return table{points: points, again: make([]int64, len(p.rec)), stays: make([]int64, len(p.off))}
+	return table{points: points, again: make([]memory.Bytes, len(p.rec)), stays: make([]memory.Bytes, len(p.off))}
 }
 
 // addPoint adds a point unless another exceeds it, and removes those that it exceeds.

@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-func gigabytes(n int64) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
+func gigabytes(n memory.Bytes) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
 
 // enough formats a size that must not be rounded down, because a user may give exactly that
 // much.
-func enough(n int64) string { return gigabytes((n + 1e8 - 1) / 1e8 * 1e8) }
+func enough(n memory.Bytes) string { return gigabytes((n + 1e8 - 1) / 1e8 * 1e8) }
 
-func megabytes(n int64) string {
+func megabytes(n memory.Bytes) string {
 	if n >= 10e9 {
 		return gigabytes(n)
 	}

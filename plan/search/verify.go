@@ -12,10 +12,10 @@ import (
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-func (p *problem) fits(heights []int64) bool { return slices.Max(heights) <= p.budget }
+func (p *problem) fits(heights []memory.Bytes) bool { return slices.Max(heights) <= p.budget }
 
 // peak returns a rank's peak by the linear model if it offloads the given number of 64ths.
-func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
+func (p *problem) peak(r int, rec, off uint32, fraction int) memory.Bytes {
 	t := &p.tables[r]
 	more := float64(mostBeyond(t.again, rec))
 	if fraction > 0 {
@@ -30,7 +30,7 @@ func (p *problem) peak(r int, rec, off uint32, fraction int) int64 {
 		}
 		peak = max(peak, h)
 	}
-	return int64(peak)
+	return memory.Bytes(peak)
 }
 
 // calibrate predicts the policy of each module alone and notes what it needs beyond the
@@ -155,9 +155,9 @@ func (p *problem) reprieve(list []*choice, best *choice) (*choice, error) {
 
 // floor returns the lowest peak that a policy can reach by the linear model: everything
 // that a module can free or offload is gone. Only recomputing whole layers may be lower.
-func (p *problem) floor() (int64, error) {
+func (p *problem) floor() (memory.Bytes, error) {
 	every := uint32(1)<<len(p.rec) - 1
-	var lowest int64
+	var lowest memory.Bytes
 	for r := range p.ranks() {
 		t := &p.tables[r]
 		saved, moved := p.chunkBytes(r, uint32(1)<<len(p.off)-1, p.left(every))
@@ -169,7 +169,7 @@ func (p *problem) floor() (int64, error) {
 			if len(p.setup.Graph.Scopes) == 0 { // policies leave less in the pools of graphs
 				h *= p.over[r]
 			}
-			lowest = max(lowest, int64(h))
+			lowest = max(lowest, memory.Bytes(h))
 		}
 	}
 	if lowest <= p.budget || noWhole(p.setup) != "" {
@@ -280,7 +280,7 @@ func (p *problem) slope(c *choice, r int) float64 {
 
 // further returns how many 64ths a rank must offload if its height with the choice's
 // fraction is as given.
-func (p *problem) further(c *choice, r int, height int64) int {
+func (p *problem) further(c *choice, r int, height memory.Bytes) int {
 	if c.off == 0 {
 		return parts + 1
 	}
@@ -296,8 +296,8 @@ func (p *problem) further(c *choice, r int, height int64) int {
 }
 
 // measure predicts the peaks of a choice, and which part of its bytes is offloaded.
-func (p *problem) measure(c *choice) ([]int64, error) {
-	heights := make([]int64, p.ranks())
+func (p *problem) measure(c *choice) ([]memory.Bytes, error) {
+	heights := make([]memory.Bytes, p.ranks())
 	for r, n := range c.fractions {
 		m, err := p.measureRank(c, r, n)
 		if err != nil {
@@ -315,7 +315,7 @@ type asked struct {
 }
 
 type measured struct {
-	height, host int64
+	height, host memory.Bytes
 	share        float64 // the part of the bytes that is offloaded, because whole groups are
 }
 
@@ -349,30 +349,30 @@ func (p *problem) settle(c *choice) {
 	c.passes = p.passTimes(c, p.left(c.rec))
 	c.bound, c.total, c.moved = p.time.Bound(c.passes), 0, 0
 	for r, share := range c.shares {
-		c.moved += int64(float64(p.hostBytes(r, c)) * share)
+		c.moved += memory.Bytes(float64(p.hostBytes(r, c)) * share)
 	}
 }
 
 // hostBytes returns the most bytes of the offloaded modules that are live at once on a
 // rank.
-func (p *problem) hostBytes(r int, c *choice) int64 {
-	moved := make([]int64, p.setup.Layout.VPP)
+func (p *problem) hostBytes(r int, c *choice) memory.Bytes {
+	moved := make([]memory.Bytes, p.setup.Layout.VPP)
 	of := p.left(c.rec)
 	for i := r; i < len(p.stages); i += p.ranks() {
 		g := &p.stages[i]
 		for k, n := range g.count {
 			for m, b := range of[k].moved {
 				if c.off&(1<<m) != 0 {
-					moved[g.chunk] += int64(n) * b
+					moved[g.chunk] += memory.Bytes(n) * b
 				}
 			}
 		}
 	}
-	var most int64
+	var most memory.Bytes
 	for _, q := range p.tables[r].points {
-		var n int64
+		var n memory.Bytes
 		for chunk, live := range q.live {
-			n += int64(live) * moved[chunk]
+			n += memory.Bytes(live) * moved[chunk]
 		}
 		most = max(most, n)
 	}
@@ -418,7 +418,7 @@ func (p *problem) refineWhole(c *choice) error {
 			hi = max(hi, g.layers)
 		}
 	}
-	var heights []int64
+	var heights []memory.Bytes
 	for lo <= hi {
 		mid := (lo + hi) / 2
 		c.recompute.Layers = mid
@@ -476,13 +476,13 @@ func (p *problem) lowestPolicy() (*choice, error) {
 // smallest returns the choice with the lowest peak by the linear model among some sets of
 // offloaded modules.
 func (p *problem) smallest(offs []uint32) *choice {
-	best, least := p.newChoice(0, 0), int64(-1)
+	best, least := p.newChoice(0, 0), memory.Bytes(-1)
 	for _, rec := range p.allowed(p.rec, memory.Recompute) {
 		for _, off := range offs {
 			if p.clashBetween(rec, off) != "" {
 				continue
 			}
-			var peak int64
+			var peak memory.Bytes
 			for r := range p.ranks() {
 				peak = max(peak, p.peak(r, rec, off, parts))
 			}
