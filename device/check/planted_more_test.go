@@ -107,3 +107,30 @@ func TestPlantedGrowthUnderBackdrop(t *testing.T) {
 		}
 	}
 }
+
+// A stream that is opened after another one was closed is checked like the first.
+func TestPlantedOnAStreamAfterAClosedOne(t *testing.T) {
+	for _, s := range schedules {
+		for _, right := range []bool{false, true} {
+			_, err := run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
+				early := w.stream("early")
+				for range 3 {
+					early.Fill(w.y.All(), 1)
+				}
+				must(early.Close())
+				late := w.stream("late")
+				late.Fill(w.x.All(), 2)
+				if right {
+					w.order(late, w.b)
+				}
+				w.b.Copy(w.y.All(), w.x.All())
+				_ = w.dev.Sync()
+				must(late.Close())
+			}))
+			var r *check.Race
+			if right && err != nil || !right && !errors.As(err, &r) {
+				t.Errorf("right %v, under %+v: %v", right, s, err)
+			}
+		}
+	}
+}
