@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -131,6 +132,43 @@ func TestPlantedOnAStreamAfterAClosedOne(t *testing.T) {
 			if right && err != nil || !right && !errors.As(err, &r) {
 				t.Errorf("right %v, under %+v: %v", right, s, err)
 			}
+		}
+	}
+}
+
+// Who frees a handle to memory of others has done with the memory: what its owner makes of
+// it is not checked against that, unless another handle has it still.
+func TestFreedHandleIsForgotten(t *testing.T) {
+	for _, s := range schedules {
+		for _, shared := range []bool{false, true} {
+			other, err := openCPU()
+			must(err)
+			mem, err := other.Alloc(memory.Device, size, "theirs")
+			must(err)
+			_, err = run(t, check.Options{Schedule: s}, inWorld(func(w *world) {
+				handles := []*device.Buffer{w.dev.Borrow(memory.Device, mem.Addr(), size, "first")}
+				if shared {
+					handles = append(handles, w.dev.Borrow(memory.Device, mem.Addr()+100, 50, "view"))
+				}
+				w.a.Fill(handles[0].Slice(0, 100), 1)
+				w.a.Fill(handles[0].Slice(100, 100), 2)
+				w.a.Free(handles[0])
+				handles[0] = w.dev.Borrow(memory.Device, mem.Addr(), size, "second")
+				w.b.Fill(handles[0].Slice(0, 200), 3)
+				_ = w.dev.Sync()
+				for _, h := range handles {
+					w.a.Free(h)
+				}
+				_ = w.dev.Sync()
+			}))
+			var r *check.Race
+			if shared != errors.As(err, &r) {
+				t.Errorf("shared %v, under %+v: %v", shared, s, err)
+			}
+			free, err := other.NewStream("s")
+			must(err)
+			free.Free(mem)
+			must(other.Close())
 		}
 	}
 }
