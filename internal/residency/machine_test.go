@@ -301,7 +301,7 @@ func TestScopeHoldsCopiesBack(t *testing.T) {
 	}
 	s.Load(grp(0))
 	p := leaving(0, 1, 2)
-	p.Schedule, p.Prefetch = s, [][]memory.GroupID{2: {grp(1)}}
+	p.Schedule, p.Prefetch = s, [][]memory.GroupID{2: {grp(0), grp(1)}} // the first is over when the scope ends
 	m := begin(t, Config{Device: 1000, Host: 1000, Cap: 1}, p)
 	m.forward(grp(0), 10)
 	m.forward(grp(1), 10)
