@@ -5,9 +5,12 @@ package stash
 
 import (
 	"encoding/binary"
+	"errors"
 	"maps"
+	"math/rand/v2"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
@@ -45,15 +48,15 @@ func TestStoresCountTheirOwnGroups(t *testing.T) {
 		}
 		return n
 	}
-	device, host := pages(0, 2), pages(1, 3)
-	if got := r.m.store.Pages(Device); got < device || got > device+device/16+pages(4) {
-		t.Errorf("the device store has %d pages, and its groups need %d", got, device)
+	near, far := pages(0, 2), pages(1, 3)
+	if got := r.m.store.Pages(Device); got < near || got > near+near/16+pages(4) {
+		t.Errorf("the device store has %d pages, and its groups need %d", got, near)
 	}
-	if got := r.m.host.Pages(Host); got < host || got > host+host/16 {
-		t.Errorf("the host store has %d pages, and its groups need %d", got, host)
+	if got := r.m.host.Pages(Host); got < far || got > far+far/16 {
+		t.Errorf("the host store has %d pages, and its groups need %d", got, far)
 	}
-	if s := r.m.Stats(); s.Demand < device+host || s.Demand > device+host+pages(4) {
-		t.Errorf("a demand of %d pages; the groups need %d and %d", s.Demand, device, host)
+	if s := r.m.Stats(); s.Demand < near+far || s.Demand > near+far+pages(4) {
+		t.Errorf("a demand of %d pages; the groups need %d and %d", s.Demand, near, far)
 	}
 	want := map[memory.GroupID]schedule.Pages{}
 	for i := range rows[:4] {
@@ -94,5 +97,53 @@ func TestPlansFollowTheSets(t *testing.T) {
 		if n := step(); n != x.want {
 			t.Errorf("%d more sets: %d groups were stashed, want %d", x.more, n, x.want)
 		}
+	}
+}
+
+// scattered is a device that never reserves the addresses that were freed last.
+type scattered struct {
+	device.Device
+	blocked []*device.Buffer
+}
+
+func (d *scattered) Reserve(k memory.Kind, limit memory.Bytes, owner string) (*device.Buffer, error) {
+	b, err := d.Device.Reserve(k, limit, "blocked")
+	if err != nil {
+		return nil, err
+	}
+	d.blocked = append(d.blocked, b)
+	return d.Device.Reserve(k, limit, owner)
+}
+
+// A tier that gets smaller, and larger again, gets memory at other addresses, and rows are
+// found there.
+func TestResizedTierMoves(t *testing.T) {
+	dev := &scattered{Device: openCPU(t)}
+	c := checkedPipelines["1f1b"]
+	c.layers, c.sets, c.maxRows = 2, 1, 100
+	c.ManagerConfig = tight(60, 60, 60, 60)
+	l, err := newLoop(t, dev, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(9, 1))
+	for _, pages := range []schedule.Pages{60, 7, 40, 0, 60} {
+		before := l.m.store.Pool(Device).Addr()
+		had := l.m.store.Pages(Device)
+		if err := l.m.SetDevicePages(pages); err != nil {
+			t.Fatal(err)
+		}
+		if moved := l.m.store.Pool(Device).Addr() != before; moved != (pages < had) {
+			t.Errorf("from %d pages to %d: moved %v", had, pages, moved)
+		}
+		if err := l.run(2, rng, 100); err != nil {
+			t.Errorf("%d pages after %d: %v", pages, had, err)
+		}
+	}
+	for _, b := range dev.blocked {
+		l.compute.Free(b)
+	}
+	if err := errors.Join(l.close(), dev.Close()); err != nil {
+		t.Error(err)
 	}
 }
