@@ -89,3 +89,40 @@ func TestScopesLeaveByPlan(t *testing.T) {
 		t.Errorf("%v, %+v, evicted %v", tr.err, tr.machine.Counts(), tr.evicted())
 	}
 }
+
+// Rows that come back free their device pages, also in a step with many microbatches:
+// what the pages hold at once is what counts, and nothing of it crosses the link. With half
+// of the pages, about half of the rows do.
+func TestPagesAreUsedAgain(t *testing.T) {
+	const page, layers, microbatches = 10, 4, 8
+	p := withRows(record(passes(t, schedule.Pipeline{Ranks: 2, Chunks: 1, Microbatches: microbatches}, 0), layers,
+		module{"core_attn", 5, ms, 2 * ms}, module{"moe_act", 3 * page, 10 * ms, 20 * ms}), "moe_act", page, 2)
+	for u, f := range p.Units {
+		if !f.Rows {
+			p.Units[u] = Facts{}
+		}
+	}
+	pol := memory.Policy{}
+	for u, f := range p.Units {
+		if f.Rows {
+			pol[u] = memory.Stash
+		}
+	}
+	all, err := Simulate(p, pol, nil, slow, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all.RowBytes != 0 || all.DevicePages < 3*layers || all.DevicePages > 3*2*layers+3*2*layers/spareRows {
+		t.Errorf("%d bytes cross the link although %d pages hold the rows of two microbatches", all.RowBytes, all.DevicePages)
+	}
+	need := p.rowPlan().devicePages(pol)
+	p.Rows.Fixed, p.Rows.Pages = true, need/2
+	less, err := Simulate(p, pol, nil, slow, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rows = 3 * page * layers * microbatches
+	if less.RowBytes < rows/4 || less.RowBytes > rows*2/3 || less.Spilled != need-need/2 {
+		t.Errorf("with %d pages of %d, %d bytes of %d cross the link, and %d pages are missing", need/2, need, less.RowBytes, rows, less.Spilled)
+	}
+}
