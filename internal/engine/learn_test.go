@@ -65,6 +65,35 @@ func TestForecastAfterADeparture(t *testing.T) {
 	})
 }
 
+// SPEC S4.6: the recorded step takes what it finds of a budget, and the forecast has that,
+// also if the decision needs less.
+func TestForecastOfTheRecordedStep(t *testing.T) {
+	c := on(1, Config{})
+	all := extent(t, c)
+	less := 0
+	for _, share := range []memory.Bytes{50, 70, 90} {
+		c.SavedLimit = all * share / 100
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			if err := l.train(4, rng); err != nil {
+				return err
+			}
+			held, _ := l.rt.Held()
+			p, d := l.rt.Profile(l.key()), l.rt.Decision(l.key())
+			took := memory.Bytes(l.rt.Forecast(l.key()).Extent - p.Base)
+			if took < held {
+				return fmt.Errorf("a forecast of %v, and %v are held", took, held)
+			}
+			if memory.Bytes(d.Forecast.Extent-p.Base) < held {
+				less++
+			}
+			return nil
+		})
+	}
+	if less == 0 {
+		t.Error("no decision needed less than the recorded step took")
+	}
+}
+
 // SPEC S5.5: where everything fits there is no plan, and so none to depart from. A step
 // that takes more, and finds no room for it, is learned from all the same.
 func TestLargerStepWithoutAPlan(t *testing.T) {
