@@ -62,3 +62,26 @@ func TestSetsStayForOtherKeys(t *testing.T) {
 		})
 	}
 }
+
+// A step that is recorded again may have other sets than the first: those that a decision
+// added are not part of its base, and the solver may give them back.
+func TestSetsOfAStepRecordedAgain(t *testing.T) {
+	must(t, rowBudget(), func(l *loop, rng *rand.Rand) error {
+		if err := l.train(3, rng); err != nil {
+			return err
+		}
+		first, added := l.rt.Profile(l.key()), l.rt.Decision(l.key()).Forecast.Sets
+		l.extra = 3
+		if err := l.train(2, rng); err != nil {
+			return err
+		}
+		again, f := l.rt.Profile(l.key()), l.rt.Decision(l.key()).Forecast
+		if again == first || !l.knows("extra") || again.Base != first.Base || !slices.Equal(again.Rows.Sets, first.Rows.Sets) {
+			t.Errorf("a base of %d with %d sets, and when recorded again %d with %d", first.Base, first.Rows.Sets, again.Base, again.Rows.Sets)
+		}
+		if added != 1 || !slices.Equal(l.rt.stash.Sets(), []int{1 + f.Sets}) || memory.Bytes(f.Extent) > l.Budget {
+			t.Errorf("%d sets were added, then %d, and there are %d; a forecast of %v of %v", added, f.Sets, l.rt.stash.Sets(), memory.Bytes(f.Extent), l.Budget)
+		}
+		return nil
+	})
+}
