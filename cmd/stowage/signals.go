@@ -23,10 +23,15 @@ import (
 //     nohup started ignores it.
 //   - SIGPIPE says that nobody reads the output, as in "stowage train 2>&1 | head". Every
 //     further line would cause another one, so these change nothing either.
-//   - SIGUSR1 and SIGUSR2 are what schedulers send ahead of a time limit, SIGXCPU what the
-//     system sends at one, and SIGQUIT is Ctrl-\. Further ones change nothing.
+//   - SIGUSR1 and SIGUSR2 are what schedulers send ahead of a time limit, SIGXCPU, SIGALRM
+//     and SIGVTALRM what the system sends at one, and SIGQUIT is Ctrl-\. Further ones
+//     change nothing.
+//
+// Others that would end a program of another language, such as SIGPROF and SIGIO, do
+// nothing to one in Go.
 var stops = []os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGXCPU,
+	syscall.SIGALRM, syscall.SIGVTALRM,
 }
 
 // stopper cancels a context when a run should end.

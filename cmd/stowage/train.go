@@ -65,7 +65,7 @@ and whether --pool shards parameters. Sharded parameters keep the other ranks to
 
 Ctrl-C finishes the step, saves, and exits with code 130; a second one exits at once. So
 does SIGTERM, with 128 and its number. So do SIGHUP from a connection that dropped, SIGPIPE
-if nobody reads the output, SIGQUIT, SIGUSR1, SIGUSR2 and SIGXCPU; of these a second one
+if nobody reads the output, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU and SIGALRM; of these a second one
 changes nothing. The other exit codes are 0 for success, 1 for failure, and 2 for a wrong
 command line or too small a budget.
 
