@@ -59,7 +59,7 @@ func attempt(t *testing.T, c Config, faults ...check.Fault) *trial {
 	}()
 	select {
 	case <-done:
-	case <-time.After(60 * time.Second):
+	case <-time.After(5 * time.Minute):
 		panic(fmt.Sprintf("%+v: a run hangs", faults)) // with the stacks of all ranks
 	}
 	for i, d := range x.devs {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,13 +17,28 @@ import (
 // begun waits until a run has done a step.
 func begun(t *testing.T, dir string) {
 	t.Helper()
+	recorded(t, dir, 500)
+}
+
+// recorded waits until the metrics of a run have more than so many bytes, and returns
+// how many they have.
+func recorded(t *testing.T, dir string, bytes int64) int64 {
+	t.Helper()
 	for begun := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		if info, err := os.Stat(filepath.Join(dir, "metrics.jsonl")); err == nil && info.Size() > 500 {
-			return
+		if info, err := os.Stat(filepath.Join(dir, "metrics.jsonl")); err == nil && info.Size() > bytes {
+			return info.Size()
 		}
-		if time.Since(begun) > 60*time.Second {
+		if time.Since(begun) > 5*time.Minute {
 			t.Fatal("no step was done")
 		}
+	}
+}
+
+// sendSignal sends a signal to a program. The exit code of one that has ended says why.
+func sendSignal(t *testing.T, cmd *exec.Cmd, sig os.Signal) {
+	t.Helper()
+	if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Fatal(err)
 	}
 }
 
@@ -45,6 +61,7 @@ func TestTrainIsInterrupted(t *testing.T) {
 	for dir, signals := range map[string][]syscall.Signal{
 		"int": {syscall.SIGINT}, "term": {syscall.SIGTERM}, "hup": {syscall.SIGHUP, syscall.SIGHUP}, "pipe": {syscall.SIGPIPE}, "both": {syscall.SIGTERM, syscall.SIGHUP},
 		"quit": {syscall.SIGQUIT}, "usr1": {syscall.SIGUSR1, syscall.SIGUSR1}, "usr2": {syscall.SIGUSR2, syscall.SIGUSR2}, "xcpu": {syscall.SIGXCPU},
+		"alrm": {syscall.SIGALRM, syscall.SIGALRM}, "vtalrm": {syscall.SIGVTALRM},
 	} {
 		cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out "+dir)
 		var said strings.Builder
@@ -54,9 +71,7 @@ func TestTrainIsInterrupted(t *testing.T) {
 		}
 		begun(t, dir)
 		for _, sig := range signals {
-			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				t.Fatal(err)
-			}
+			sendSignal(t, cmd, sig)
 		}
 		_ = cmd.Wait()
 		// Of two at once either may come first.
@@ -75,19 +90,19 @@ func TestTrainWithNohup(t *testing.T) {
 	cmd := program(t, words+"--policy none --steps 1000000 --save-every 0 --out run")
 	cmd.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = "/bin/sh"
+	var said strings.Builder
+	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	begun(t, "run")
-	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGTERM} {
-		if err := cmd.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	sendSignal(t, cmd, syscall.SIGHUP)
+	size := recorded(t, "run", 0)
+	recorded(t, "run", size+500) // it goes on
+	sendSignal(t, cmd, syscall.SIGTERM)
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
-		t.Errorf("code %d", code)
+		t.Errorf("code %d, errors %q", code, said.String())
 	}
 }
 
@@ -154,9 +169,7 @@ func TestTrainInterruptedComparison(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun(t, "runs/compare/.new/compare/none")
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	sendSignal(t, cmd, os.Interrupt)
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted || !strings.Contains(said.String(), "the one before is as it was") {
 		t.Errorf("code %d, errors %q", code, said.String())
@@ -197,14 +210,12 @@ func interruptTwice(t *testing.T, words, dir string) int {
 		if _, err := os.Stat(filepath.Join(dir, "metrics.jsonl")); err == nil {
 			break
 		}
-		if time.Since(begun) > 60*time.Second {
+		if time.Since(begun) > 5*time.Minute {
 			t.Fatal("the run did not begin")
 		}
 	}
 	for range 2 { // two of a kind at once are one
-		if err := cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			t.Fatal(err)
-		}
+		sendSignal(t, cmd, os.Interrupt)
 		time.Sleep(100 * time.Millisecond)
 	}
 	_ = cmd.Wait()

@@ -84,7 +84,7 @@ func atTerminal(t *testing.T, line string, env ...string) *watched {
 // until waits for something on the terminal.
 func (w *watched) until(t *testing.T, pattern string) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !regexp.MustCompile(pattern).MatchString(w.err.String()); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); !regexp.MustCompile(pattern).MatchString(w.err.String()); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			_ = w.cmd.Process.Kill()
 			t.Fatalf("no %s in %q", pattern, w.err.String())
@@ -102,15 +102,13 @@ func (w *watched) end(t *testing.T, code int) string {
 		t.Errorf("the terminal's mode was %v, is %v: %v", w.modes, modes, err)
 	}
 	// What the program wrote last may still be on its way, and is lost when a side closes.
-	for quiet, seen := 0, ""; quiet < 5; time.Sleep(50 * time.Millisecond) {
-		if now := w.err.String(); now == seen {
-			quiet++
-		} else {
-			quiet, seen = 0, now
-		}
+	const last = "THE PROGRAM HAS ENDED"
+	if _, err := w.tty.WriteString(last); err != nil {
+		t.Fatal(err)
 	}
+	w.until(t, last)
 	w.close()
-	text := w.err.String()
+	text := strings.TrimSuffix(w.err.String(), last)
 	if got := w.cmd.ProcessState.ExitCode(); got != code {
 		t.Errorf("code %d, shown %q", got, text)
 	}
@@ -148,9 +146,7 @@ func TestTrainAtTerminalStopped(t *testing.T) {
 	words := inFolder(t)
 	w := atTerminal(t, words+"--policy none --steps 1000000")
 	w.until(t, `step \d+/1000000.*\n.*loss.*\n.*rank 0 .*█`)
-	if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	sendSignal(t, w.cmd, syscall.SIGTERM)
 	rest := w.end(t, 128+int(syscall.SIGTERM))
 	if !regexp.MustCompile(`^none +step .*\r\nstowage: the run was interrupted and not saved, because it has no --out\r\n$`).MatchString(rest) {
 		t.Errorf("left is %q", rest)
@@ -172,9 +168,10 @@ func TestTrainPlain(t *testing.T) {
 	}
 }
 
-// serving runs the program, which serves, and gives the address; over gives its code
+// serving runs the program, which serves, and gives the address. The run waits after its
+// first steps, because nobody reads its lines, until goOn is called. over gives its code
 // and what it printed.
-func serving(t *testing.T, line string) (url string, over func() (code int, stdout string)) {
+func serving(t *testing.T, line string) (url string, goOn func(), over func() (code int, stdout string)) {
 	t.Helper()
 	errs, in := io.Pipe()
 	var stdout bytes.Buffer
@@ -190,8 +187,21 @@ func serving(t *testing.T, line string) (url string, over func() (code int, stdo
 	if err != nil || !ok {
 		t.Fatalf("it says %q, %v", first, err)
 	}
-	go func() { _, _ = io.Copy(io.Discard, lines) }()
-	return url, func() (int, string) { return <-code, stdout.String() }
+	gate := make(chan struct{})
+	go func() {
+		for {
+			text, err := lines.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if strings.Contains(text, " step ") {
+				break
+			}
+		}
+		<-gate
+		_, _ = io.Copy(io.Discard, lines)
+	}()
+	return url, func() { close(gate) }, func() (int, string) { return <-code, stdout.String() }
 }
 
 func fetch(t *testing.T, url string) string {
@@ -217,7 +227,7 @@ func TestTrainServe(t *testing.T) {
 		if testing.Short() && name == "a comparison" {
 			continue // it takes long under the race detector
 		}
-		url, over := serving(t, words+line+" --serve :0")
+		url, goOn, over := serving(t, words+line+" --serve :0")
 		r, err := http.Get(url + "events")
 		if err != nil {
 			t.Fatal(err)
@@ -232,6 +242,7 @@ func TestTrainServe(t *testing.T) {
 		if err := json.Unmarshal([]byte(fetch(t, url+"report.json")), &live); err != nil || !live.Live {
 			t.Errorf("%s: %v, %+v", name, err, live)
 		}
+		goOn()
 		for events := bufio.NewScanner(r.Body); events.Scan() && events.Text() != "event: done"; {
 		}
 		var last report.Report
@@ -279,7 +290,8 @@ func TestTrainInBrowser(t *testing.T) {
 	}
 	words := inFolder(t)
 	b := browser.Start(t)
-	url, over := serving(t, words+"--micro 8 --seq 256 --policy offload --steps 1000000 --out run --save-every 0 --serve :0")
+	url, goOn, over := serving(t, words+"--micro 8 --seq 256 --policy offload --steps 1000000 --out run --save-every 0 --serve :0")
+	goOn()
 	b.Open(url)
 	b.Until(`document.querySelector(".live")?.textContent.match(/^live . 0 % . .*[0-9][hms] left$/) && document.querySelectorAll("canvas").length > 0`)
 	first := browser.Eval[string](b, `document.getElementById("about").textContent`)

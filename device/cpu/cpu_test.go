@@ -196,44 +196,43 @@ func TestKernelsUseTheLinks(t *testing.T) {
 // The host waits when a queue is full instead of queueing without bound, and
 // the queue keeps its order while it grows.
 func TestQueueIsBounded(t *testing.T) {
-	d := open(t, cpu.Options{})
-	s := stream(t, d, "s")
-	gate := make(chan struct{})
-	s.Host(func() { <-gate })
-	var issued atomic.Int64
-	var order []int64
-	all := make(chan struct{})
-	go func() {
-		defer close(all)
-		for i := range int64(5000) {
-			s.Host(func() { order = append(order, i) })
-			issued.Add(1)
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, cpu.Options{})
+		s := stream(t, d, "s")
+		gate := make(chan struct{})
+		s.Host(func() { <-gate })
+		var issued atomic.Int64
+		var order []int64
+		all := make(chan struct{})
+		go func() {
+			defer close(all)
+			for i := range int64(5000) {
+				s.Host(func() { order = append(order, i) })
+				issued.Add(1)
+			}
+		}()
+		synctest.Wait() // until the host waits
+		// The gate itself may or may not have left the queue when it filled up.
+		if n := issued.Load(); n != 1024 && n != 1023 {
+			t.Errorf("a stalled stream took %d operations, want 1024", n)
 		}
-	}()
-	for last := int64(-1); last != issued.Load(); {
-		last = issued.Load()
-		time.Sleep(20 * time.Millisecond)
-	}
-	// The gate itself may or may not have left the queue when it filled up.
-	if n := issued.Load(); n != 1024 && n != 1023 {
-		t.Errorf("a stalled stream took %d operations, want 1024", n)
-	}
-	close(gate)
-	<-all
-	if err := s.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	for i, v := range order {
-		if int64(i) != v {
-			t.Fatalf("operation %d ran as number %d", v, i)
+		close(gate)
+		<-all
+		if err := s.Sync(); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if len(order) != 5000 {
-		t.Errorf("%d operations ran", len(order))
-	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+		for i, v := range order {
+			if int64(i) != v {
+				t.Fatalf("operation %d ran as number %d", v, i)
+			}
+		}
+		if len(order) != 5000 {
+			t.Errorf("%d operations ran", len(order))
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestOpenRefuses(t *testing.T) {

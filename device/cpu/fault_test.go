@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -25,7 +26,7 @@ func soon(t *testing.T, what string, fn func()) {
 	go func() { defer close(done); fn() }()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatalf("%s hangs", what)
 	}
 }
@@ -53,40 +54,39 @@ func wantDriverError(t *testing.T, err error, call, words string) {
 // A host that comes while others wait for room does not take the room that they
 // wait for: it could do so again and again.
 func TestNobodyOvertakesAtAFullQueue(t *testing.T) {
-	d := open(t, cpu.Options{})
-	s := stream(t, d, "s")
-	const first = 1200
-	tokens := make(chan struct{}, 2*first)
-	var issued atomic.Int64
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, cpu.Options{})
+		s := stream(t, d, "s")
+		const first = 1200
+		tokens := make(chan struct{}, 2*first)
+		var issued atomic.Int64
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range first {
+				s.Host(func() { <-tokens })
+				issued.Add(1)
+			}
+		})
+		synctest.Wait()      // until it waits for room
+		tokens <- struct{}{} // room for one
+		synctest.Wait()
+		var late atomic.Bool
+		wg.Go(func() {
+			s.Host(func() {})
+			late.Store(true)
+		})
+		synctest.Wait()
+		if n := issued.Load(); late.Load() || n > 1025 {
+			t.Errorf("with room for one, the host that waited has issued %d and the one that came later was served: %v", n, late.Load())
+		}
 		for range first {
-			s.Host(func() { <-tokens })
-			issued.Add(1)
+			tokens <- struct{}{}
+		}
+		soon(t, "issuing to a full queue", wg.Wait)
+		if err := d.Close(); err != nil {
+			t.Error(err)
 		}
 	})
-	for last := int64(-1); last != issued.Load() || last == 0; {
-		last = issued.Load()
-		time.Sleep(20 * time.Millisecond)
-	}
-	tokens <- struct{}{} // room for one
-	time.Sleep(20 * time.Millisecond)
-	var late atomic.Bool
-	wg.Go(func() {
-		s.Host(func() {})
-		late.Store(true)
-	})
-	time.Sleep(50 * time.Millisecond)
-	if n := issued.Load(); late.Load() || n > 1025 {
-		t.Errorf("with room for one, the host that waited has issued %d and the one that came later was served: %v", n, late.Load())
-	}
-	for range first {
-		tokens <- struct{}{}
-	}
-	soon(t, "issuing to a full queue", wg.Wait)
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
 }
 
 // Many operations from several goroutines at once all come through.
@@ -116,39 +116,38 @@ func TestProducersOfAFullQueue(t *testing.T) {
 
 // A host that waits for room in a stream that is closed meanwhile is told.
 func TestClosedWhileFull(t *testing.T) {
-	d := open(t, cpu.Options{})
-	s := stream(t, d, "s")
-	gate := make(chan struct{})
-	s.Host(func() { <-gate })
-	var issued atomic.Int64
-	refused := make(chan any, 1)
-	go func() {
-		defer func() { refused <- recover() }()
-		for {
-			s.Host(func() {})
-			issued.Add(1)
-		}
-	}()
-	for last := int64(-1); last != issued.Load() || last == 0; {
-		last = issued.Load()
-		time.Sleep(20 * time.Millisecond)
-	}
-	closed := make(chan error, 1)
-	go func() { closed <- s.Close() }()
-	soon(t, "a host that waits for room in a closed stream", func() {
-		if p := <-refused; p == nil || !strings.Contains(fmt.Sprint(p), "closed stream s") {
-			t.Errorf("the host that waited for room got %v", p)
-		}
-	})
-	close(gate) // only now: the host is told before there is room
-	soon(t, "closing a full stream", func() {
-		if err := <-closed; err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, cpu.Options{})
+		s := stream(t, d, "s")
+		gate := make(chan struct{})
+		s.Host(func() { <-gate })
+		var issued atomic.Int64
+		refused := make(chan any, 1)
+		go func() {
+			defer func() { refused <- recover() }()
+			for {
+				s.Host(func() {})
+				issued.Add(1)
+			}
+		}()
+		synctest.Wait() // until it waits for room
+		closed := make(chan error, 1)
+		go func() { closed <- s.Close() }()
+		soon(t, "a host that waits for room in a closed stream", func() {
+			if p := <-refused; p == nil || !strings.Contains(fmt.Sprint(p), "closed stream s") {
+				t.Errorf("the host that waited for room got %v", p)
+			}
+		})
+		close(gate) // only now: the host is told before there is room
+		soon(t, "closing a full stream", func() {
+			if err := <-closed; err != nil {
+				t.Error(err)
+			}
+		})
+		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
 }
 
 // A callback that ends its goroutine, as a test's Fatal does, fails the device;

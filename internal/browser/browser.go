@@ -78,7 +78,7 @@ func Start(t *testing.T) *Tab {
 	theirIn.Close()
 	theirOut.Close()
 	// A browser that hangs must not hang the tests.
-	deadline := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+	deadline := time.AfterFunc(8*time.Minute, func() { _ = cmd.Process.Kill() })
 	p := &pipe{T: t, in: in, out: bufio.NewReaderSize(out, 1<<20)}
 	t.Cleanup(func() {
 		_, _ = fmt.Fprint(in, `{"id":999999,"method":"Browser.close"}`+"\x00")
@@ -174,10 +174,11 @@ func (b *Tab) Open(url string) {
 	b.Until(`!window.left && document.readyState === "complete"`)
 }
 
-// Until waits until an expression is true on the page. It fails the test after 30 s.
+// Until waits until an expression is true on the page. It fails the test after
+// five minutes.
 func (b *Tab) Until(expression string) {
 	b.T.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if Eval[bool](b, "!!("+expression+")") {
 			return
 		}

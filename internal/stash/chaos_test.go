@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
@@ -264,14 +263,9 @@ func TestNoRankIsLeftWaiting(t *testing.T) {
 		go func() { done <- l.m.Step(memory.Key{}, l.body) }()
 	}
 	for range 2 {
-		select {
-		case err := <-done:
-			var of *Overflow
-			if !errors.As(err, &of) || of.Rank != 1 {
-				t.Errorf("a rank returned %v", err)
-			}
-		case <-time.After(10 * time.Second):
-			t.Fatal("a rank waits for another one for ever")
+		var of *Overflow
+		if err := <-done; !errors.As(err, &of) || of.Rank != 1 {
+			t.Errorf("a rank returned %v", err)
 		}
 	}
 }

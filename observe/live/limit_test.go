@@ -79,13 +79,13 @@ func TestFlood(t *testing.T) {
 	url := said.Text()
 	host := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/")
 	for range 400 {
-		c, err := net.DialTimeout("tcp", host, 10*time.Second)
+		c, err := net.Dial("tcp", host)
 		if err != nil {
 			t.Fatalf("%s: %v", host, err)
 		}
 		defer c.Close()
 	}
-	if status, _, _ := get(t, &http.Client{Timeout: 30 * time.Second}, url+"metrics"); status != http.StatusOK {
+	if status, _, _ := get(t, &http.Client{}, url+"metrics"); status != http.StatusOK {
 		t.Errorf("a viewer got %d", status)
 	}
 	if _, err := fmt.Fprintln(to, t.TempDir()); err != nil {

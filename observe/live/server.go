@@ -28,8 +28,8 @@ const (
 	// connection without a request is closed after idleLimit.
 	readLimit, writeLimit, idleLimit = 10 * time.Second, 10 * time.Second, 30 * time.Second
 	// Viewers have the time farewell to fetch the last report, plus twice the time that
-	// the report takes to be made, and mostFarewell at most.
-	farewell, mostFarewell = 2 * time.Second, 20 * time.Second
+	// the report takes to be made, which counts as mostMade at most.
+	farewell, mostMade = 2 * time.Second, 9 * time.Second
 )
 
 // Server serves a run over HTTP: a page at /, its data at /report.json and /events, and
@@ -183,7 +183,7 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	s.done, s.owed = true, s.viewers
 	waits := s.owed > 0
-	limit := min(s.farewell+2*s.made.took, mostFarewell)
+	limit := s.farewell + 2*min(s.made.took, mostMade)
 	s.change()
 	s.mu.Unlock()
 	if waits {
