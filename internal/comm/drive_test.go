@@ -84,7 +84,7 @@ func TestDrivers(t *testing.T) {
 			}
 			wantError(t, fails(func() error { runtime.Goexit(); return nil })(), "rank 1 ended its goroutine")
 			wantError(t, x.comms[0].Err(), "rank 1 gave up: it ended its goroutine")
-			wantPanic(t, "out of paper\n\nrank 1 was here:", func() { _ = fails(func() error { panic("out of paper") })() })
+			wantPanic(t, "out of paper\n\nrank 1 was here:\ngoroutine ", func() { _ = fails(func() error { panic("out of paper") })() })
 			if p := panicOf(func() { _ = fails(func() error { panic(errBroken) })() }); p != errBroken {
 				t.Errorf("a rank's error panics as %v", p)
 			}

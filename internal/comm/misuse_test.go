@@ -83,3 +83,25 @@ func TestMisuse(t *testing.T) {
 	wantPanic(t, "barrier is called on rank 1 after it closed the communicator", func() { only.Barrier(s) })
 	wantPanic(t, "rank 1 closes its communicator twice", func() { _ = only.Close() })
 }
+
+// Ranges overlap if they share a byte: an empty one shares none.
+func TestOverlap(t *testing.T) {
+	x := ofTest(t, 1, 1, Options{})
+	_, b := x.of(x.comms[0])
+	at := func(off, n memory.Bytes) device.Range { return b.Slice(off, n) }
+	for _, c := range []struct {
+		a, b device.Range
+		want bool
+	}{
+		{at(0, 8), at(0, 8), true},
+		{at(0, 8), at(7, 8), true},
+		{at(0, 8), at(8, 8), false},
+		{at(0, 8), at(2, 2), true},
+		{at(0, 8), at(4, 0), false},
+		{at(0, 8), at(0, 0), false},
+	} {
+		if overlap(c.a, c.b) != c.want || overlap(c.b, c.a) != c.want {
+			t.Errorf("%v and %v overlap: want %v", c.a, c.b, c.want)
+		}
+	}
+}
