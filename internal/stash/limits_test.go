@@ -47,16 +47,18 @@ func TestLimitsOfLayouts(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	l, err := NewLayout(Tensor{Name: "x", Row: 300, MaxRows: 2, Count: 2}, Tensor{Name: "y", Row: device.Align, MaxRows: 1})
+	l, err := NewLayout(Tensor{Name: "x", Row: 300, MaxRows: 2, Count: kernels.StashMaxTensors - 1}, Tensor{Name: "y", Row: device.Align, MaxRows: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	set := device.Range{Len: l.Size}
-	if c, x, y := l.Counts(set), l.Tensor(set, 0), l.Tensor(set, 1); c.Off != 0 || c.Len != 24 || x.Off != device.Align || x.Len != 600 ||
+	if c, x, y := l.Counts(set), l.Tensor(set, 0), l.Tensor(set, 1); c.Off != 0 || c.Len != 8*kernels.StashMaxTensors || x.Off != device.Align || x.Len != 600 ||
 		y.Off != x.Off+(600+device.Align-1)/device.Align*device.Align || y.Len != device.Align || l.Size != y.Off+device.Align {
 		t.Errorf("the counts are %v, the tensors %v and %v of %v", c, x, y, l.Size)
 	}
-	if n, most := l.Pages(4096, 1, 0, 1), l.maxPages(4096); n != 2 || most != 2 {
+	rows := make([]Rows, kernels.StashMaxTensors)
+	rows[0], rows[kernels.StashMaxTensors-1] = 1, 1
+	if n, most := l.Pages(4096, rows...), l.maxPages(4096); n != 2 || most != 2 {
 		t.Errorf("%d pages of at most %d", n, most)
 	}
 }
@@ -211,4 +213,164 @@ func TestRoomOfBerths(t *testing.T) {
 		}()
 	}
 	l.compute.Free(mem)
+}
+
+// A workspace has at least one set and no negative limit. Sets grow by an eighth more than
+// was asked for, up to the limit.
+func TestLimitsOfWorkspaces(t *testing.T) {
+	c := roomy(PagesOnly)
+	c.MoreSets = 3
+	r := newSmall(t, openCPU(t), c)
+	tensor := Tensor{Name: "x", Row: 4096, MaxRows: 16}
+	for _, x := range []struct {
+		sets  int
+		limit Rows
+	}{{0, 0}, {-1, 0}, {1, -1}} {
+		if _, err := r.m.NewWorkspace("bad", x.sets, x.limit, tensor); err == nil {
+			t.Errorf("%d sets and a limit of %d rows are accepted", x.sets, x.limit)
+		}
+	}
+	w := r.space("a", 100, 16)
+	for asked, want := range map[Rows]Rows{0: 0, 15: 0, 16: 0, 17: 19, 80: 90, 88: 99, 96: 100, 100: 100} {
+		l, err := w.larger([]Rows{asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (l == nil) != (want == 0) || l != nil && l.Tensors[0].MaxRows != want {
+			t.Errorf("%d rows: %+v, want room for %d", asked, l, want)
+		}
+	}
+	if _, err := w.larger([]Rows{101}); err == nil || !strings.Contains(err.Error(), "needs 101 rows and its limit is 100") {
+		t.Errorf("101 rows: %v", err)
+	}
+	two, err := r.m.NewWorkspace("b", 2, 0, tensor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, wide := w.layout.Size, w.widest.Size
+	spaces, pages := r.m.Most()
+	if spaces != wide+2*size || pages != 256*4*memory.KiB {
+		t.Errorf("at most %v of sets and %v of pages", spaces, pages)
+	}
+	if spaces, pages = r.m.Held(); spaces != 3*size || pages != 256*4*memory.KiB {
+		t.Errorf("%v of sets and %v of pages are held", spaces, pages)
+	}
+	if got := fmt.Sprint(r.m.Sets(), r.m.Names()); got != "[1 2] [a b]" {
+		t.Errorf("the workspaces are %s", got)
+	}
+	if most, added, each := r.m.MoreSets(); most != 3 || added != 0 || each != wide+size {
+		t.Errorf("%d of %d sets are added, of %v each", added, most, each)
+	}
+	// The set that was idle for the longest time is leased next.
+	r.m.Begin(memory.Key{})
+	var used []*slot
+	for i := range 4 {
+		x := two.Forward(memory.GroupID{Layer: i})
+		used = append(used, x.slot)
+		x.Drop()
+	}
+	r.m.Finish()
+	if used[0] == used[1] || used[0] != used[2] || used[1] != used[3] {
+		t.Error("the sets of a workspace are not used in turn")
+	}
+}
+
+func TestLimitsOfManagers(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		change func(c *ManagerConfig)
+		ok     bool
+	}{
+		"nothing":         {func(*ManagerConfig) {}, true},
+		"a negative load": {func(c *ManagerConfig) { c.Ahead = -1 }, false},
+		"the last mode":   {func(c *ManagerConfig) { c.Mode = BumpOnly }, true},
+		"no such mode":    {func(c *ManagerConfig) { c.Mode = BumpOnly + 1 }, false},
+		"no host store":   {func(c *ManagerConfig) { c.HostMax, c.HostPages = 4, 5 }, false},
+	} {
+		c := roomy(Auto)
+		x.change(&c)
+		m, err := NewManager(dev, compute, c)
+		if (err == nil) != x.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for ahead, want := range map[int]int{0: 1, 1: 1, 3: 3} {
+		c := roomy(Auto)
+		c.Ahead, c.HostMax, c.HostPages, c.Tables = ahead, 8, 2, memory.MiB
+		m, err := NewManager(dev, compute, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Ahead() != want || !m.Placeable() {
+			t.Errorf("%d loads ahead became %d, placeable is %v", ahead, m.Ahead(), m.Placeable())
+		}
+		control := kernels.StashControlBytes
+		if got := m.Unseen(); got != memory.MiB-2*control-2*align(control) {
+			t.Errorf("%v of page tables are not seen yet", got)
+		}
+		m.cfg.Tables = 1
+		if got := m.Unseen(); got != 0 {
+			t.Errorf("%v of page tables are not seen yet, and none is expected", got)
+		}
+		if err := m.GrowHost(1000); err != nil || m.store.Pages(Host) != 256 {
+			t.Errorf("the host tier has %d pages: %v", m.store.Pages(Host), err)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := compute.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Check finds pages that two records hold, that nobody holds, that are both free and held,
+// and that do not exist.
+func TestCheckFindsWrongPages(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Page: 4 * memory.KiB, Pages: [Tiers]schedule.Pages{3, 5}, Max: [Tiers]schedule.Pages{4, 8}})
+	l := r.layout(Tensor{Name: "x", Row: 4096, MaxRows: 4})
+	set := r.set(l)
+	a, b := r.record(l), r.record(l)
+	find := func(want string, live ...*Record) {
+		t.Helper()
+		if err := r.store.Check(r.s, live...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	stash := func(bump bool) {
+		r.store.Reset(r.s, bump)
+		r.s.Upload(set, contents(l, 1, 2))
+		r.store.Stash(r.s, a, set) // two device pages
+		r.store.Stash(r.s, b, set) // one device page, one host page
+		r.check(a, b)
+	}
+	stash(false)
+	find("page 0 of the device tier is held by record 0 and by record 0", a, a)
+	find("device tier: tail 3 - head 3 + live 2 != capacity 3", a)
+	find("device tier: tail 3 - head 3 + live 1 != capacity 3", b)
+	entry := func(tier, i int, page uint32) {
+		r.s.Upload(r.store.ring.Slice(r.store.rings[tier]+memory.Bytes(4*i), 4), asBytes(&page))
+	}
+	entry(Host, 1, 0)
+	find("page 0 of the host tier is free and also held by \"record 1\"", a, b)
+	entry(Host, 1, 5)
+	find("page 5 of the host tier is free and also held by \"\", or beyond 5", a, b)
+	entry(Host, 1, 2)
+	find("page 2 of the host tier is free and also held by \"the free list\"", a, b)
+	entry(Host, 1, 1)
+	r.check(a, b)
+	stash(true)
+	find("the stack of the device tier is 3 pages high, and 2 pages are live", a)
 }
