@@ -6,6 +6,8 @@ package train
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -190,5 +192,44 @@ func TestResumeRefuses(t *testing.T) {
 				t.Errorf("after a refusal %v", err)
 			}
 		})
+	}
+}
+
+// A checkpoint that turns out to be damaged while it is loaded leaves parameters of two
+// runs behind: nothing goes on with them.
+func TestNothingAfterHalfAResume(t *testing.T) {
+	c := quick(t, mixed())
+	c.Layout, c.HeldOut = Layout{1, 1, 1, 1}, c.Text
+	from := saved(t, c, 1)
+	// The optimiser's file has the tensors of the model's, so all parameters are read
+	// before a moment is missing.
+	text, err := os.ReadFile(filepath.Join(from.Path, "model-00001-of-00001.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(from.Path, "optim-00001-of-00001.safetensors"), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := tr.Resume(from)
+	if failed == nil || !strings.Contains(failed.Error(), "has no tensor") {
+		t.Errorf("Resume returned %v", failed)
+	}
+	_, step := tr.Step()
+	_, _, evaluate := tr.Evaluate(1)
+	to, err := checkpoint.Open(checkpoint.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{"Step": step, "Evaluate": evaluate, "Save": tr.Save(to)} {
+		if err == nil || failed == nil || err.Error() != failed.Error() {
+			t.Errorf("%s returned %v, want %v", name, err, failed)
+		}
+	}
+	if err := errors.Join(to.Close(), tr.Close()); err != nil {
+		t.Error(err)
 	}
 }
