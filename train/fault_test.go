@@ -170,9 +170,18 @@ func TestTooSmallADevice(t *testing.T) {
 	}
 }
 
-// After a step has failed the ranks may differ: nothing is evaluated, trained or saved any
-// more, and the checkpoints before stay as they are.
+// After a step or an evaluation has failed the ranks may differ: nothing is evaluated,
+// trained or saved any more, and the checkpoints before stay as they are.
 func TestNothingAfterAFailedStep(t *testing.T) {
+	for name, fail := range map[string]func(*Trainer) error{
+		"step":       func(tr *Trainer) error { _, err := tr.Step(); return err },
+		"evaluation": func(tr *Trainer) error { _, _, err := tr.Evaluate(1); return err },
+	} {
+		t.Run(name, func(t *testing.T) { nothingAfter(t, fail) })
+	}
+}
+
+func nothingAfter(t *testing.T, fail func(*Trainer) error) {
 	c := quick(t, mixed())
 	c.Layout, c.Batch.Seq, c.Memory.Links = Layout{1, 1, 1, 2}, 8, links
 	c.HeldOut = c.Text
@@ -182,16 +191,17 @@ func TestNothingAfterAFailedStep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, err = tr.Step()
 	before := ck.Count(check.Launches)
-	if _, err := tr.Step(); err != nil {
+	if err := errors.Join(err, fail(tr)); err != nil {
 		t.Fatal(err)
 	}
 	after := ck.Count(check.Launches)
 	if err := tr.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// The same again, with a launch in the middle of the second step that fails.
-	ck = check.New(check.Options{Faults: []check.Fault{{Class: check.Launches, N: after + (after-before)/2, Do: check.Fail}}})
+	// The same again, with a launch in the middle of what comes after the step that fails.
+	ck = check.New(check.Options{Faults: []check.Fault{{Class: check.Launches, N: (before + after) / 2, Do: check.Fail}}})
 	c.Device = under(ck)
 	if tr, err = New(c); err != nil {
 		t.Fatal(err)
@@ -207,9 +217,9 @@ func TestNothingAfterAFailedStep(t *testing.T) {
 	if err := tr.Save(to); err != nil {
 		t.Fatal(err)
 	}
-	_, failed := tr.Step()
+	failed := fail(tr)
 	if failed == nil {
-		t.Fatal("the step did not fail: the test shows nothing")
+		t.Fatal("nothing failed: the test shows nothing")
 	}
 	_, again := tr.Step()
 	_, _, held := tr.Evaluate(1)
