@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,6 +132,22 @@ func TestSwapped(t *testing.T) {
 	spoil(t, m, o, 20, a, func([]byte) []byte { return was[1] })
 	spoil(t, m, o, 20, b, func([]byte) []byte { return was[0] })
 	fallsBack(t, o, warnings, a)
+}
+
+// A run that goes on before a damaged checkpoint removes it with its next save, which comes
+// earlier: nobody reads it any more, and readers would warn of it for ever.
+func TestDamagedLaterStep(t *testing.T) {
+	m, o, warnings := stage(t, true)
+	spoil(t, m, o, 20, newest[1], func(b []byte) []byte { return b[:9] })
+	if err := attempt(o, 15); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := names(t, o), []string{nameOf(10), nameOf(15)}; !slices.Equal(got, want) {
+		t.Errorf("there are %q, want %q", got, want)
+	}
+	if c, err := Latest(o); err != nil || c.Step != 15 || len(*warnings) != 0 {
+		t.Errorf("the latest is %+v, %v, with the warnings %q", c, err, *warnings)
+	}
 }
 
 func TestAllDamaged(t *testing.T) {
