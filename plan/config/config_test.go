@@ -231,12 +231,12 @@ func TestRefused(t *testing.T) {
 func TestTrainFlags(t *testing.T) {
 	s, _, err := Resolve(Input{
 		Model: "mixtral-8x7b", GPUs: 16, Budget: 1 << 30,
-		Settings: words("--pp 2 --vpp 2 --ep 4 --gbs 64 --offload moe_act,core_attn --fraction 0.5 --recompute layernorm --graph attn"),
+		Settings: words("--pp 2 --vpp 2 --ep 4 --gbs 64 --mbs 2 --offload moe_act,core_attn --fraction 0.5 --recompute layernorm --graph attn"),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "--model mixtral-8x7b --pp 2 --vpp 2 --ep 4 --dp 8 --micro 1 --seq 4096 --microbatches 8 --bf16 --policy stash --recompute-modules layernorm --offload-modules moe_act,core_attn --offload-fraction 0.5 --graph attn --budget 1GiB"
+	want := "--model mixtral-8x7b --pp 2 --vpp 2 --ep 4 --dp 8 --micro 2 --seq 4096 --microbatches 4 --bf16 --policy stash --recompute-modules layernorm --offload-modules moe_act,core_attn --offload-fraction 0.5 --graph attn --budget 1GiB"
 	if got := strings.Join(TrainFlags(s), " "); got != want {
 		t.Errorf("flags are %s\nwant %s", got, want)
 	}
