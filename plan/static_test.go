@@ -74,6 +74,35 @@ func TestBytesAParameter(t *testing.T) {
 	}
 }
 
+// An optimiser leaves main gradients in fp32 behind if the gradients' buffer has another
+// format, on the ranks that divide its state; a precision-aware one reads the buffer as it
+// is, and shards have main gradients of their own.
+func TestGradientsLeftBehind(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		set  func(*Setup)
+		want float64 // bytes a parameter
+	}{
+		{"gradients in fp32", func(*Setup) {}, 0},
+		{"gradients in bf16", func(s *Setup) { s.Precision.GradsInBF16 = true }, 4},
+		{"distributed", func(s *Setup) { s.Precision.GradsInBF16, s.Optimizer.Distributed = true, true }, 4.0 / 8},
+		{"precision-aware", func(s *Setup) {
+			s.Precision.GradsInBF16 = true
+			s.Optimizer = Optimizer{Distributed: true, PrecisionAware: true, MainParams: FP32, Moment1: BF16, Moment2: BF16}
+		}, 0},
+		{"fsdp", func(s *Setup) { s.Precision.GradsInBF16, s.Layout.FSDP.Shard = true, ShardParameters }, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := flat(8)
+			c.set(s)
+			d := newDims(mustNormalise(t, s))
+			m := &model.Model{Hidden: 1024}
+			share := d.shareOf(m.LayerParams(model.Layer{Dense: &model.Dense{Width: 1 << 20}}), "layer")
+			within(t, "bytes a parameter", float64(d.leftGradients(share))/float64(share.dense), c.want, 0.0001)
+		})
+	}
+}
+
 // Weights for products of eight bits have the expected copies. fp8 has a transposed copy if
 // the GPU cannot transpose, and small blocks need both copies on every GPU. Without fp8
 // parameters the copies are in addition to those in bf16.
