@@ -245,6 +245,34 @@ func TestReclaim(t *testing.T) {
 	m.x.said(t)
 }
 
+// A storage is gone if a load has to copy it in: not while it is resident, and not while
+// its copy out can still be taken back.
+func TestGone(t *testing.T) {
+	p := leaving(0)
+	p.Device = 100
+	m := begin(t, Config{Device: Unlimited, Host: 100, Borrowed: true}, p)
+	m.borrow(grp(1), 10)
+	m.borrow(grp(0), 10, 10)
+	gone := func(want ...bool) {
+		t.Helper()
+		for id, w := range want {
+			if s := m.Storage(id); m.Gone(s) != w {
+				t.Errorf("%v is gone: %v", s, !w)
+			}
+		}
+	}
+	gone(false, false, false)
+	m.Past(1)
+	gone(false, true, false)
+	n, _ := m.Flight()
+	m.Past(n)
+	gone(false, true, true)
+	if err := m.Load(grp(0)); err != nil {
+		t.Fatal(err)
+	}
+	gone(false, false, false)
+}
+
 // What a load can take back it takes back before it makes room for the rest.
 func TestReclaimComesFirst(t *testing.T) {
 	p := leaving(0)

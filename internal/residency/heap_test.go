@@ -224,6 +224,92 @@ func TestHeapGrowsFromWhatIsFree(t *testing.T) {
 	}
 }
 
+// Of the free runs that are ready the smallest is taken, and of equal ones the first.
+func TestHeapTakesTheSmallest(t *testing.T) {
+	for name, x := range map[string]struct {
+		free [][2]int64 // offset and size
+		want int64
+	}{
+		"the second":            {[][2]int64{{0, 30}, {40, 20}, {70, 40}}, 40},
+		"the last":              {[][2]int64{{0, 30}, {40, 25}, {70, 20}}, 70},
+		"the first of equals":   {[][2]int64{{0, 20}, {40, 20}, {70, 20}}, 0},
+		"the first of the last": {[][2]int64{{0, 30}, {40, 20}, {70, 20}}, 40},
+		"the one that fits":     {[][2]int64{{0, 30}, {40, 10}, {70, 20}}, 40},
+		"two that touch":        {[][2]int64{{0, 30}, {40, 8}, {48, 8}, {70, 20}}, 40},
+	} {
+		h := NewHeap(200, 1, 1)
+		h.Take(Compute, 200)
+		for _, f := range x.free {
+			h.Give(f[0], f[1], 0)
+		}
+		if off, _, ok := h.Take(Compute, 10); !ok || off != x.want {
+			t.Errorf("%s: at %d, %v, want %d", name, off, ok, x.want)
+		}
+		h.Check()
+	}
+}
+
+// Of the runs that a lane must wait for, the one whose copies are the oldest is taken. The
+// bytes behind those that are taken do not count. Of equal runs the first is taken.
+func TestHeapWaitsForNoMoreThanItTakes(t *testing.T) {
+	for name, x := range map[string]struct {
+		free [][3]int64 // offset, size and copy
+		want int64
+	}{
+		"with a newer one behind": {[][3]int64{{0, 10, 1}, {10, 10, 5}, {40, 10, 3}}, 0},
+		"with a newer one in it":  {[][3]int64{{0, 5, 1}, {5, 10, 5}, {40, 10, 3}}, 40},
+		"of the same copy":        {[][3]int64{{0, 10, 4}, {40, 10, 4}, {60, 10, 4}}, 0},
+	} {
+		h := NewHeap(100, 1, 9)
+		h.Take(Compute, 100)
+		for range 5 {
+			h.Out()
+		}
+		for _, f := range x.free {
+			h.Give(f[0], f[1], int(f[2]))
+		}
+		if off, _, ok := h.Take(Compute, 10); !ok || off != x.want {
+			t.Errorf("%s: at %d, %v, want %d", name, off, ok, x.want)
+		}
+	}
+}
+
+// The largest run counts free bytes that touch, and bytes never used behind them.
+func TestHeapLargest(t *testing.T) {
+	h := NewHeap(100, 1, 1)
+	var tops []int64
+	h.Extend = func(top int64) bool { tops = append(tops, top); return true }
+	largest := func(want int64) {
+		t.Helper()
+		if got := h.largest(); got != want {
+			t.Errorf("the largest run has %d bytes, want %d", got, want)
+		}
+	}
+	largest(100)
+	h.Take(Compute, 40)
+	largest(60)
+	h.Take(Compute, 40)
+	h.Take(Compute, 10)
+	largest(10)
+	h.Give(0, 10, 0)
+	h.Give(20, 10, 0)
+	largest(10)
+	h.Give(10, 10, 0)
+	largest(30) // [0,30)
+	h.Give(50, 5, 0)
+	largest(30)
+	h.Give(60, 30, 0)
+	largest(40) // [60,100), of which 10 were never used
+	h.Take(In, 35)
+	if want := []int64{40, 80, 90, 95}; !slices.Equal(tops, want) {
+		t.Errorf("memory was asked for up to %v, want %v", tops, want)
+	}
+	h = NewHeap(100, 1, 1)
+	h.account = true
+	h.Take(Compute, 30)
+	largest(70)
+}
+
 func TestHeapPanics(t *testing.T) {
 	for name, f := range map[string]func(h *Heap){
 		"given twice":   func(h *Heap) { h.Give(0, 10, 0); h.Give(0, 10, 0) },
@@ -233,6 +319,7 @@ func TestHeapPanics(t *testing.T) {
 		"no alignment":  func(*Heap) { NewHeap(10, 0, 1) },
 		"no window":     func(*Heap) { NewHeap(10, 1, 0) },
 		"negative heap": func(*Heap) { NewHeap(-1, 1, 1) },
+		"empty segment": func(h *Heap) { h.free = append(h.free, segment{off: 3}); h.Check() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := NewHeap(100, 1, 1)
