@@ -12,6 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 func near(a, b Seconds) bool { return math.Abs(float64(a-b)) <= 1e-9*math.Abs(float64(b)) }
@@ -144,22 +145,39 @@ func TestCopies(t *testing.T) {
 
 // Every part of a layer is captured by the scope that holds it.
 func TestCapturedParts(t *testing.T) {
-	for scope, want := range map[string]string{
-		"attn": "attn_norm qkv_linear mla_up_proj core_attn attn_proj", "mamba": "mamba_in mamba_scan mamba_out", "mlp": "mlp_norm mlp",
-		"moe_router": "router", "moe_preprocess": "dispatch",
-		"moe": "router dispatch expert_fc1 moe_act expert_fc2 combine shared_experts",
+	const attention = "attn_norm qkv_linear mla_up_proj core_attn attn_proj"
+	for scope, want := range map[string]struct{ dense, moe string }{
+		"attn":           {attention, attention},
+		"mlp":            {"mlp_norm mlp", ""},
+		"moe_router":     {"", "mlp_norm router shared_experts"},
+		"moe_preprocess": {"", "dispatch"},
+		"moe":            {"", "mlp_norm router dispatch expert_fc1 moe_act expert_fc2 combine shared_experts"},
 	} {
 		s := deepseek(t)
 		s.Graph.Scopes = []string{scope}
 		m := newModel(t, s)
-		var got []string
-		for part := range modules {
-			if m.captured(part) {
-				got = append(got, part.String())
+		for _, l := range []model.Layer{s.Model.Layers[0], s.Model.Layers[10]} {
+			moe := l.MoE != nil
+			var got []string
+			for _, p := range m.Layer(l).Parts {
+				if m.captured(p.module, moe) {
+					got = append(got, p.Module())
+				}
+			}
+			if want := map[bool]string{false: want.dense, true: want.moe}[moe]; strings.Join(got, " ") != want {
+				t.Errorf("%s captures %v of a layer (with experts: %v), want %s", scope, got, moe, want)
 			}
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s captures %v, want %s", scope, got, want)
+	}
+	m := newModel(t, deepseek(t))
+	m.setup.Graph.Scopes, m.setup.Kernels.SharedExpertOverlap = []string{"moe_router"}, true
+	if m.captured(sharedExperts, true) {
+		t.Error("moe_router captures shared experts that run beside the experts' communication")
+	}
+	m.setup.Graph.Scopes = []string{"mamba"}
+	for part := range modules {
+		if want := strings.HasPrefix(part.String(), "mamba"); m.captured(part, false) != want {
+			t.Errorf("mamba captures %v: %v", part, !want)
 		}
 	}
 }

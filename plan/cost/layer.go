@@ -144,15 +144,19 @@ func (m *Model) layerTime(l model.Layer) *Layer {
 // ahead of the device, so launching shows only if it is slower. The backward pass
 // launches twice as much. Products of experts launch work for each expert of the rank,
 // and more of it the narrower the format is, because scales are computed and applied.
+// The captured parts of a layer are one graph, which is launched like a module, unless the
+// graph is that of the whole step.
 func (m *Model) launch(l *Layer, moe *model.MoE) {
 	var experts float64
 	if moe != nil {
 		experts = float64(moe.Experts) / float64(m.setup.Layout.EP)
 	}
 	var host Seconds
+	replays := false
 	for i := range l.Parts {
 		p := &l.Parts[i]
-		if m.captured(p.module) {
+		if m.captured(p.module, moe != nil) {
+			replays = true
 			continue
 		}
 		p.Launch = m.rates.Launch
@@ -160,6 +164,9 @@ func (m *Model) launch(l *Layer, moe *model.MoE) {
 			p.Launch += m.rates.LaunchExpert * Seconds(experts) / Seconds(m.width)
 		}
 		host += p.Launch
+	}
+	if replays && !slices.Contains(m.setup.Graph.Scopes, memory.FullIteration.String()) {
+		host += m.rates.Launch
 	}
 	l.Waiting = host > l.Forward
 	forward, backward := max(host/l.Forward, 1), max(2*host/l.Backward, 1)
@@ -171,25 +178,24 @@ func (m *Model) launch(l *Layer, moe *model.MoE) {
 	l.Backward *= backward
 }
 
-// captured reports whether a part lies in a captured scope. The launch times of rates.go
-// were fitted with the scopes of dense layers for all norms, and with shared experts in
-// the scope of the others.
-func (m *Model) captured(part module) bool {
+// captured reports whether a part of a layer, with experts or without, lies in a captured
+// scope.
+func (m *Model) captured(part module, moe bool) bool {
 	captured := m.setup.Graph.Scopes
 	if slices.Contains(captured, memory.FullIteration.String()) {
 		return true
 	}
 	var scope string
-	switch part {
-	case mambaIn, mambaScan, mambaOut:
+	switch {
+	case part == mambaIn, part == mambaScan, part == mambaOut:
 		scope = "mamba"
-	case dispatch:
+	case part == dispatch:
 		scope = "moe_preprocess"
-	case combine, sharedExperts:
+	case part == combine, part == sharedExperts && m.setup.Kernels.SharedExpertOverlap:
 		scope = memory.MoE.String()
 	default:
 		entry, _ := memory.LookupModule(part.String())
-		scope = entry.In(false)[0].String()
+		scope = entry.In(moe)[0].String()
 	}
 	// Megatron-LM's scope moe includes its other scopes of experts.
 	inMoE := strings.HasPrefix(scope, "moe") && slices.Contains(captured, memory.MoE.String())

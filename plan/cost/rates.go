@@ -8,8 +8,8 @@
 //
 // The mean error is 12 %; half of the runs lie between 7 % too slow and 12 % too
 // fast, all between 50 % too slow and 60 % too fast. Dense models are off by 5 to
-// 9 %, mixtures of experts by 6 to 19 %. With a model left out of the fit its runs
-// are off by 8 to 11 % where it is dense, by 7 to 20 % for most mixtures, 25 % for
+// 9 %, mixtures of experts by 6 to 22 %. With a model left out of the fit its runs
+// are off by 8 to 11 % where it is dense, by 7 to 20 % for most mixtures, 28 % for
 // Nemotron 3 Nano (a hybrid) and 32 % for gpt-oss (whose bf16 runs differ by a
 // factor of two between releases); 16 % on average. What the runs do not say
 // (versions of kernels, clocks, the network) is in that spread: trust differences
