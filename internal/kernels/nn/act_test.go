@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// swiglu64 is the definition for one row: x has twice as many numbers as the result.
+// swiglu64 computes one row by the definition. x has twice as many numbers as the result.
 func swiglu64(x []float64, weight float64) []float64 {
 	n := len(x) / 2
 	y := make([]float64, n)
@@ -21,8 +21,8 @@ func swiglu64(x []float64, weight float64) []float64 {
 	return y
 }
 
-// drawSegments lays segments over rows, with gaps and empty ones, and says which rows are
-// live.
+// drawSegments draws segments of rows, some of them empty, with gaps between them. It
+// also returns which rows are live.
 func drawSegments(t *rapid.T, y *yard, rows int) (Segments, []bool) {
 	live := make([]bool, rows)
 	if !rapid.Bool().Draw(t, "segments") {
@@ -43,7 +43,7 @@ func drawSegments(t *rapid.T, y *yard, rows int) (Segments, []bool) {
 	return Segments{Range: put(y, pairs), Experts: len(pairs) / 2}, live
 }
 
-// nearLive is near for live rows; the others must still be what they were.
+// nearLive compares live rows like near. All other rows must be unchanged.
 func nearLive(t *rapid.T, what string, m, was Matrix, want []float64, live []bool, tolerance float64) {
 	t.Helper()
 	for i, l := range live {
@@ -59,15 +59,15 @@ func nearLive(t *rapid.T, what string, m, was Matrix, want []float64, live []boo
 	}
 }
 
-// twinOf is a copy of a matrix elsewhere.
+// twinOf returns a copy of a matrix at another place.
 func twinOf(y *yard, m Matrix) Matrix {
 	c := m
-	c.Range = take[uint64](y, int(m.Range.Len+7)/8).Slice(0, m.Range.Len)
-	copy(at[byte](c.Range), at[byte](m.Range))
+	c.Range = place[uint64](y, int(m.Range.Len+7)/8).Slice(0, m.Range.Len)
+	copy(numbersAt[byte](c.Range), numbersAt[byte](m.Range))
 	return c
 }
 
-// weightsOf are a number for each row, or none.
+// weightsOf draws a weight for each row, or none at all.
 func weightsOf(t *rapid.T, y *yard, rows int) ([]float64, device.Range) {
 	w := make([]float64, rows)
 	if !rapid.Bool().Draw(t, "weights") {
@@ -86,7 +86,7 @@ func TestSwiGLU(t *testing.T) {
 		begin(t, y)
 		rows, cols, tx := rapid.IntRange(1, 9).Draw(t, "rows"), rapid.IntRange(1, 70).Draw(t, "columns"), drawType(t, "x")
 		x := drawn(y, tx, rows*2*cols)
-		g := Gate{X: lay(y, tx, 2*cols, x), Y: y.matrix(drawType(t, "y"), rows, cols)}
+		g := Gate{X: placeMatrix(y, tx, 2*cols, x), Y: y.matrix(drawType(t, "y"), rows, cols)}
 		var live []bool
 		var weight, want []float64
 		g.Seg, live = drawSegments(t, y, rows)
@@ -106,7 +106,7 @@ func TestSwiGLUGrad(t *testing.T) {
 		begin(t, y)
 		rows, cols, tx, ty := rapid.IntRange(1, 9).Draw(t, "rows"), rapid.IntRange(1, 40).Draw(t, "columns"), drawType(t, "x"), drawType(t, "dy")
 		x, dy := drawn(y, tx, rows*2*cols), drawn(y, ty, rows*cols)
-		g := GateGrad{X: lay(y, tx, 2*cols, x), DY: lay(y, ty, cols, dy), DX: y.matrix(drawType(t, "dx"), rows, 2*cols)}
+		g := GateGrad{X: placeMatrix(y, tx, 2*cols, x), DY: placeMatrix(y, ty, cols, dy), DX: y.matrix(drawType(t, "dx"), rows, 2*cols)}
 		var live []bool
 		var weight, wantX, wantY, wantW []float64
 		g.Seg, live = drawSegments(t, y, rows)
@@ -119,7 +119,7 @@ func TestSwiGLUGrad(t *testing.T) {
 		}
 		var dw Matrix
 		if rapid.Bool().Draw(t, "dweight") {
-			dw = NewMatrix(take[float32](y, rows), kernels.F32, rows, 1)
+			dw = NewMatrix(place[float32](y, rows), kernels.F32, rows, 1)
 			g.DWeight = dw.Range
 		}
 		if rapid.Bool().Draw(t, "y") {
@@ -132,7 +132,7 @@ func TestSwiGLUGrad(t *testing.T) {
 			g.DX = g.X
 		}
 		wasX := twinOf(y, g.DX)
-		wasDY := bytes.Clone(at[byte](g.DY.Range))
+		wasDY := bytes.Clone(numbersAt[byte](g.DY.Range))
 		SwiGLUGrad(y, g)
 		nearLive(t, "dx", g.DX, wasX, wantX, live, 2e-6)
 		for i, l := range live {
@@ -143,7 +143,7 @@ func TestSwiGLUGrad(t *testing.T) {
 				t.Fatalf("dweight[%d] is %v, want %v", i, dw.get(i, 0), wantW[i])
 			}
 		}
-		if g.Y.Range != g.DY.Range && !bytes.Equal(wasDY, at[byte](g.DY.Range)) {
+		if g.Y.Range != g.DY.Range && !bytes.Equal(wasDY, numbersAt[byte](g.DY.Range)) {
 			t.Fatalf("the gradient that is read was written")
 		}
 	})
@@ -155,7 +155,7 @@ func TestAdd(t *testing.T) {
 		begin(t, y)
 		rows, cols, ta, tb := rapid.IntRange(1, 9).Draw(t, "rows"), rapid.IntRange(1, 70).Draw(t, "columns"), drawType(t, "a"), drawType(t, "b")
 		a, b := drawn(y, ta, rows*cols), drawn(y, tb, rows*cols)
-		s := Sum{Y: y.matrix(drawType(t, "y"), rows, cols), A: lay(y, ta, cols, a), B: lay(y, tb, cols, b)}
+		s := Sum{Y: y.matrix(drawType(t, "y"), rows, cols), A: placeMatrix(y, ta, cols, a), B: placeMatrix(y, tb, cols, b)}
 		switch rapid.IntRange(0, 2).Draw(t, "in place") {
 		case 1:
 			s.Y = s.A
@@ -190,8 +190,8 @@ func TestGateRows(t *testing.T) {
 			want = append(want, gate64(i)...)
 			wantX, wantL = append(wantX, slopes(x[i*cols:(i+1)*cols], loss)...), append(wantL, slopes(logit[i:i+1], loss)...)
 		}
-		g := RowGate{Y: y.matrix(drawType(t, "y"), rows, cols), X: lay(y, tx, cols, x), Logit: lay(y, kernels.F32, 1, logit)}
-		b := RowGateGrad{DX: y.matrix(drawType(t, "dx"), rows, cols), DLogit: y.matrix(kernels.F32, rows, 1), DY: lay(y, ty, cols, dy), X: g.X, Logit: g.Logit}
+		g := RowGate{Y: y.matrix(drawType(t, "y"), rows, cols), X: placeMatrix(y, tx, cols, x), Logit: placeMatrix(y, kernels.F32, 1, logit)}
+		b := RowGateGrad{DX: y.matrix(drawType(t, "dx"), rows, cols), DLogit: y.matrix(kernels.F32, rows, 1), DY: placeMatrix(y, ty, cols, dy), X: g.X, Logit: g.Logit}
 		if rapid.Bool().Draw(t, "in place") {
 			b.DX = b.DY
 		}
@@ -211,7 +211,7 @@ func TestActivationsRefuse(t *testing.T) {
 	m := func(rows, cols int) Matrix { return y.matrix(kernels.F32, rows, cols) }
 	for name, f := range map[string]func(){
 		"halves that do not fit": func() { SwiGLU(y, Gate{Y: m(2, 8), X: m(2, 15)}) },
-		"too few weights":        func() { SwiGLU(y, Gate{Y: m(2, 8), X: m(2, 16), Weight: take[float32](y, 1)}) },
+		"too few weights":        func() { SwiGLU(y, Gate{Y: m(2, 8), X: m(2, 16), Weight: place[float32](y, 1)}) },
 		"a sum of two shapes":    func() { Add(y, Sum{Y: m(2, 8), A: m(2, 8), B: m(1, 8)}) },
 		"logits of two columns":  func() { GateRows(y, RowGate{Y: m(2, 8), X: m(2, 8), Logit: m(2, 2)}) },
 		"logits of bf16":         func() { GateRows(y, RowGate{Y: m(2, 8), X: m(2, 8), Logit: y.matrix(kernels.BF16, 2, 1)}) },

@@ -1,6 +1,6 @@
-// This file owns what is asked of norms, rotations, activations, the embedding, the
-// loss and the optimiser alike: no dependence on threads, and no more bytes declared
-// than are used.
+// This file owns the tests that norms, rotations, activations, the embedding, the loss
+// and the optimiser share: results do not depend on threads, and launches declare no more
+// bytes than they use.
 
 package nn
 
@@ -15,13 +15,13 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// actHouse gives memory for issueAll: of numbers, and of a few whole numbers.
+// actHouse allocates the memory of issueAll: floating-point numbers, and a few integers.
 type actHouse struct {
 	floats func(n int) device.Range
 	whole  func(v ...uint32) device.Range
 }
 
-// issueAll issues every kernel once, in matrices of columns from a wider one.
+// issueAll issues every kernel once, on matrices that are columns of a wider one.
 func (h actHouse) issueAll(s device.Stream, kind kernels.Number, rows, cols int) {
 	wide := func(n int) Matrix { return NewMatrix(h.floats(rows*(n+32)), kind, rows, n+32).Columns(16, n) }
 	vector := func() Matrix { return NewMatrix(h.floats(cols), kind, 1, cols) }
@@ -52,15 +52,15 @@ func (h actHouse) issueAll(s device.Stream, kind kernels.Number, rows, cols int)
 	AdamW(s, Adam{W: h.floats(n), M: h.floats(n), V: h.floats(n), G: g, GType: kind, Param: h.floats(n), ParamType: kind, Hyper: h.floats(8), Norm: sum})
 }
 
-// All bytes are the same with one, two and four threads.
+// Results have the same bits with one, two and four threads.
 func TestActivationsDoNotDependOnThreads(t *testing.T) {
 	y := newYard(t, 12<<20)
 	y.strict = false
 	house := actHouse{
 		floats: func(n int) device.Range {
-			r := take[float32](y, n)
-			// The same in both halves, so that it is two bf16 or one fp32.
-			x := at[uint32](r)
+			r := place[float32](y, n)
+			// Both halves are the same, so the word is valid as two bf16 and as one fp32.
+			x := numbersAt[uint32](r)
 			for i := range x {
 				half := math.Float32bits(float32(y.rng.NormFloat64())) >> 16
 				x[i] = half | half<<16
@@ -79,8 +79,8 @@ func TestActivationsDoNotDependOnThreads(t *testing.T) {
 	}
 }
 
-// Two streams take columns of the same matrices at once: no bytes between the columns
-// are declared. SPEC S6.2
+// Two streams work on columns of the same matrices at once, because launches declare no
+// bytes between the columns. SPEC S6.2
 func TestActivationsUnderCheck(t *testing.T) {
 	d, s := checked(t)
 	other, err := d.NewStream("other")

@@ -1,5 +1,5 @@
-// This file owns the benchmark of norms, activations, the loss and the optimiser beside
-// loops as one would first write them, in one run.
+// This file owns the benchmark of norms, activations, the loss and the optimiser, beside
+// straightforward loops in the same run.
 
 package nn
 
@@ -14,12 +14,13 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// actBench is a kernel, the bytes it moves a number of X, and the same in plain Go.
+// actBench is a kernel, the bytes that it moves for each number of X, and the same work
+// in plain Go.
 type actBench struct {
 	name  string
 	moved int
 	issue func()
-	plain func() // on fp32 alone
+	plain func() // only for fp32
 }
 
 const benchRows, benchCols = 1024, 1024
@@ -27,25 +28,25 @@ const benchRows, benchCols = 1024, 1024
 func actBenches(y *yard, kind kernels.Number) []actBench {
 	size := int(kind.Size())
 	m := func(rows, cols int) Matrix {
-		c := NewMatrix(take[float32](y, rows*cols), kind, rows, cols)
+		c := NewMatrix(place[float32](y, rows*cols), kind, rows, cols)
 		y.fill(c, func() float32 { return float32(y.rng.NormFloat64()) })
 		return c
 	}
-	f := func(n int) device.Range { return NewMatrix(take[float32](y, n), kernels.F32, 1, n).Range }
+	f := func(n int) device.Range { return NewMatrix(place[float32](y, n), kernels.F32, 1, n).Range }
 	x, w, out, wide, dwide := m(benchRows, benchCols), m(1, benchCols), m(benchRows, benchCols), m(benchRows, 2*benchCols), m(benchRows, 2*benchCols)
 	n := benchRows * benchCols
-	hyper := take[float32](y, 8)
-	copy(at[byte](hyper), Hyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Correct1: 1, Correct2: 1}.Encode())
+	hyper := place[float32](y, 8)
+	copy(numbersAt[byte](hyper), Hyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Correct1: 1, Correct2: 1}.Encode())
 	a := Adam{W: f(n), M: f(n), V: f(n), G: x.Range, GType: kind, Hyper: hyper}
 	for _, r := range []device.Range{a.W, a.M, a.V} {
-		clear(at[byte](r))
+		clear(numbersAt[byte](r))
 	}
 	grad := NormGrad{DX: out, DW: m(1, benchCols), X: x, W: w, DY: m(benchRows, benchCols), Scratch: f(int(NormScratch(benchRows, benchCols) / 4))}
 	ids := make([]uint32, benchRows)
 	for i := range ids {
 		ids[i] = uint32(y.rng.IntN(256))
 	}
-	fp := func(m Matrix) []float32 { return at[float32](m.Range) }
+	fp := func(m Matrix) []float32 { return numbersAt[float32](m.Range) }
 	table := m(256, benchCols)
 	list := put(y, ids)
 	return []actBench{
@@ -55,16 +56,22 @@ func actBenches(y *yard, kind kernels.Number) []actBench {
 		{"swiglu grad", 6 * size, func() { SwiGLUGrad(y, GateGrad{DX: dwide, X: wide, DY: out, Y: x}) }, nil},
 		{"add", 3 * size, func() { Add(y, Sum{Y: out, A: x, B: grad.DY}) }, nil},
 		{"loss", size, func() {
-			CrossEntropy(y, Loss{Logits: out, Targets: list, Losses: f2(a.W, benchRows), Scale: 1, NoGrad: true})
-		}, func() { plainLossLoop(at[float32](a.W), fp(out)) }},
-		{"embed grad", size, func() { EmbedGrad(y, LookupGrad{DTable: table, DY: x, IDs: list, Scratch: f2(a.M, benchRows+257)}) }, nil},
-		{"adamw", 24 + size, func() { AdamW(y, a) }, func() { plainAdamLoop(at[float32](a.W), at[float32](a.M), at[float32](a.V), fp(x)) }},
-		{"squares", size, func() { AddSquares(y, Squares{Sum: f2(a.V, 1), X: x.Range, Type: kind, Scratch: f2(a.W, 64)}) }, nil},
+			CrossEntropy(y, Loss{Logits: out, Targets: list, Losses: firstFloats(a.W, benchRows), Scale: 1, NoGrad: true})
+		}, func() { plainLossLoop(numbersAt[float32](a.W), fp(out)) }},
+		{"embed grad", size, func() {
+			EmbedGrad(y, LookupGrad{DTable: table, DY: x, IDs: list, Scratch: firstFloats(a.M, benchRows+257)})
+		}, nil},
+		{"adamw", 24 + size, func() { AdamW(y, a) }, func() {
+			plainAdamLoop(numbersAt[float32](a.W), numbersAt[float32](a.M), numbersAt[float32](a.V), fp(x))
+		}},
+		{"squares", size, func() {
+			AddSquares(y, Squares{Sum: firstFloats(a.V, 1), X: x.Range, Type: kind, Scratch: firstFloats(a.W, 64)})
+		}, nil},
 	}
 }
 
-// f2 is the first n numbers of a range.
-func f2(r device.Range, n int) device.Range { return r.Slice(0, memory.Bytes(4*n)) }
+// firstFloats returns the first n numbers of a range.
+func firstFloats(r device.Range, n int) device.Range { return r.Slice(0, memory.Bytes(4*n)) }
 
 func plainNormLoop(y, x, w []float32) {
 	for len(x) > 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// The truth itself is checked by differences of the loss.
+// The reference is checked by finite differences of the loss.
 func TestPlainAttentionGradients(t *testing.T) {
 	for _, c := range []attentionCase{
 		{batch: 2, seq: 7, heads: 4, kvHeads: 2, keyDim: 5, valueDim: 3},
@@ -47,7 +47,7 @@ func TestPlainAttentionGradients(t *testing.T) {
 
 var attentionResults = [5]string{"o", "lse", "dq", "dk", "dv"}
 
-// near fails unless results are the truth but for rounding.
+// near fails unless results differ from the reference by rounding alone.
 func (p *plainAttention) near(t testing.TB, got [5][]float64) {
 	t.Helper()
 	p.forward()
@@ -58,7 +58,7 @@ func (p *plainAttention) near(t testing.TB, got [5][]float64) {
 			last = unit // LSE is fp32
 		}
 		for k, want := range r.want {
-			// One percent is room for errors of errors.
+			// One percent covers errors of second order.
 			bound := 1.01*(r.bound[k]+last*(math.Abs(want)+r.bound[k])) + underflow
 			if d := math.Abs(want - got[i][k]); !(d <= bound) {
 				t.Fatalf("%v: %s[%d] is %g, want %g within %g", p.attentionCase, attentionResults[i], k, got[i][k], want, bound)
@@ -110,7 +110,7 @@ func TestAttentionIsPlainAttention(t *testing.T) {
 	})
 }
 
-// The largest shapes that models have, where blocks are whole and many.
+// The largest shapes of real models have many whole blocks.
 func TestAttentionOfRealShapes(t *testing.T) {
 	dev := attentionDevice(t)
 	for _, c := range []attentionCase{
@@ -152,7 +152,7 @@ func TestAttentionDoesNotDependOnThreads(t *testing.T) {
 	}
 }
 
-// Large scores overflow exponentials unless the maximum is taken off first.
+// Large scores overflow exponentials unless the maximum is subtracted first.
 func TestAttentionOfLargeScores(t *testing.T) {
 	c := attentionCase{batch: 1, seq: 130, heads: 1, kvHeads: 1, keyDim: 8, valueDim: 4}
 	x := newAttentionLab(t, attentionDevice(t), c)
@@ -164,7 +164,8 @@ func TestAttentionOfLargeScores(t *testing.T) {
 	p.forward()
 	got := x.run(p)
 	for i, want := range p.o.want {
-		// A score of 300 has an error of about 2e-5, and so have weights in relation.
+		// A score of 300 has an error of about 2e-5, which is the relative error of the
+		// weights.
 		if !(math.Abs(got[0][i]-want) <= 2e-4) {
 			t.Fatalf("o[%d] is %g, want %g", i, got[0][i], want)
 		}
@@ -176,8 +177,8 @@ func TestAttentionOfLargeScores(t *testing.T) {
 	}
 }
 
-// What the launches declare is what they use: under the checker, which fails on
-// accesses that need an order and lack one.
+// Launches declare what they use. The checker fails if two accesses need an order and
+// have none.
 func TestAttentionUnderCheck(t *testing.T) {
 	dev := check.New(check.Options{}).Wrap(attentionDevice(t))
 	c := attentionCase{batch: 2, seq: 70, heads: 4, kvHeads: 2, keyDim: 8, valueDim: 12, window: 30}

@@ -17,7 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/parallel"
 )
 
-// pairs are the scores that are not hidden.
+// pairs returns the number of scores that the mask does not hide.
 func (c attentionCase) pairs() float64 {
 	return float64(c.batch*c.heads) * float64(c.seq) * float64(c.seq+1) / 2
 }
@@ -26,7 +26,7 @@ func (x *attentionLab) floats(m Matrix) []float32 {
 	return device.Slice[float32](uint64(m.Addr()), int(m.extent()/4))
 }
 
-// plainLoop is attention of fp32 the shortest way: a row of scores at a time.
+// plainLoop computes attention in fp32 in the shortest way, one row of scores at a time.
 func (x *attentionLab) plainLoop() {
 	parallel.For(x.Batch*x.Heads, 1, func(i, _ int) {
 		b, h := i/x.Heads, i%x.Heads
@@ -60,7 +60,7 @@ func (x *attentionLab) plainLoop() {
 
 func BenchmarkAttention(b *testing.B) {
 	dev := attentionDevice(b)
-	// The fastest run counts: what else the machine does only makes others slower.
+	// The fastest run counts, because other work of the machine only makes runs slower.
 	rate := func(b *testing.B, flops float64, f func()) {
 		best := time.Hour
 		for b.Loop() {

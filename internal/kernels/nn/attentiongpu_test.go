@@ -11,9 +11,9 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// gpuCases have each shape of tiles, several tiles of queries and of keys with rest,
-// groups of heads, windows that begin and end within tiles, and heads that fill a
-// shape or do not.
+// gpuCases cover each shape of tiles, several tiles of queries and keys with a remainder,
+// groups of heads, windows that begin and end within tiles, and heads that fill a tile or
+// do not.
 var gpuCases = []attentionCase{
 	{batch: 2, seq: 70, heads: 4, kvHeads: 2, keyDim: 16, valueDim: 24, typ: kernels.BF16},
 	{batch: 1, seq: 201, heads: 2, kvHeads: 1, keyDim: 64, valueDim: 40, window: 67, typ: kernels.BF16},
@@ -27,8 +27,8 @@ var gpuCases = []attentionCase{
 	{batch: 1, seq: 1, heads: 1, kvHeads: 1, keyDim: 8, valueDim: 8, typ: kernels.BF16},
 }
 
-// attentionTensorCase is forward and backward, in rows at multiples of 16 bytes or
-// not.
+// attentionTensorCase returns a case with both passes. If even is set, rows begin at
+// multiples of 16 bytes.
 func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *tensorCase {
 	m := newTensorMemory(t, room)
 	tokens := c.batch * c.seq
@@ -38,7 +38,7 @@ func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *te
 	q, k, v, o := matrix(c.heads*c.keyDim), matrix(c.kvHeads*c.keyDim), matrix(c.kvHeads*c.valueDim), matrix(c.heads*c.valueDim)
 	dq, dk, dv, do := matrix(c.heads*c.keyDim), matrix(c.kvHeads*c.keyDim), matrix(c.kvHeads*c.valueDim), matrix(c.heads*c.valueDim)
 	m.fill(rand.New(rand.NewPCG(c.seed, 7)), q, k, v, do)
-	// With bf16 weights and their gradients are rounded to one part in 512 before
+	// With bf16, weights and their gradients are rounded to one part in 512 before
 	// products.
 	tolerance := 2e-5
 	if c.typ == kernels.BF16 {
@@ -49,11 +49,11 @@ func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *te
 		launches: func(b *device.Buffer) []device.Launch {
 			a := AttentionGrad{
 				Attention: Attention{
-					Q: q.on(b), K: k.on(b), V: v.on(b), O: o.on(b), LSE: lse.on(b).Range,
+					Q: q.inBuffer(b), K: k.inBuffer(b), V: v.inBuffer(b), O: o.inBuffer(b), LSE: lse.inBuffer(b).Range,
 					Batch: c.batch, Seq: c.seq, Heads: c.heads, KVHeads: c.kvHeads, KeyDim: c.keyDim, ValueDim: c.valueDim,
 					Window: c.window, Scale: float32(1 / math.Sqrt(float64(c.keyDim))),
 				},
-				DO: do.on(b), DQ: dq.on(b), DK: dk.on(b), DV: dv.on(b), Delta: delta.on(b).Range,
+				DO: do.inBuffer(b), DQ: dq.inBuffer(b), DK: dk.inBuffer(b), DV: dv.inBuffer(b), Delta: delta.inBuffer(b).Range,
 			}
 			launches := []device.Launch{AttendLaunch(a.Attention)}
 			for step := range gradSteps {
@@ -64,7 +64,7 @@ func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *te
 	}
 }
 
-// The source for GPUs, run on the host, does what the twin does.
+// The GPU source, compiled for the host, computes what the twin computes.
 func TestAttentionSourceOnTheHost(t *testing.T) {
 	programs := map[kernels.Number]*tensorProgram{
 		kernels.F32:  newTensorProgram(t, "attentionplain.cu", attentionPlainPTX),

@@ -1,5 +1,5 @@
-// This file owns what the tests of attention stand on: plain attention in float64,
-// which is the truth, and a device with the memory of a case.
+// This file owns the equipment of the attention tests: plain attention in float64, which
+// is the reference, and a device with the memory of a case.
 
 package nn
 
@@ -15,7 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// attentionCase is shapes of attention.
+// attentionCase has the shapes of attention.
 type attentionCase struct {
 	batch, seq, heads, kvHeads, keyDim, valueDim, window int
 	typ                                                  kernels.Number
@@ -27,8 +27,8 @@ func (c attentionCase) String() string {
 }
 
 // plainAttention computes attention in float64 with all scores. Its results are the
-// truth that a kernel is compared with. Beside each result stands a bound of the error
-// that a kernel in float32 can make.
+// reference for kernels. Each result comes with a bound of the error that a kernel in
+// float32 can make.
 type plainAttention struct {
 	attentionCase
 	q, k, v, do []float64
@@ -36,11 +36,10 @@ type plainAttention struct {
 	dq, dk, dv  bounded
 }
 
-// bounded holds results and how far the same results may be away in float32. Every
-// bound is the sum of the rounding errors of all operations, to first order. A sum of
-// n products rounds every term at most n times, in whatever order it is added up.
-// Bounds hold for all inputs: a result beyond its bound is a mistake in the kernel and
-// never bad luck.
+// bounded holds results, and how far float32 results may be from them. Every bound is the
+// sum of the rounding errors of all operations, to first order. A sum of n products
+// rounds every term at most n times, in whatever order it is added up. Bounds hold for
+// all inputs, so a result beyond its bound is always a mistake in the kernel.
 type bounded struct{ want, bound []float64 }
 
 func newBounded(n int) bounded { return bounded{make([]float64, n), make([]float64, n)} }
@@ -50,12 +49,12 @@ func (b bounded) add(i int, want, bound float64) {
 	b.bound[i] += bound
 }
 
-// attentionRow is what one query of one head gives to all keys.
+// attentionRow is what one query of one head contributes to all keys.
 type attentionRow struct {
 	weights []float64
 	lse     float64
-	// Bounds of errors: relative ones of the weights of the forward pass and of the
-	// backward pass, which computes them again from the LSE, and the one of the LSE.
+	// The relative errors of the weights in the forward pass and in the backward pass,
+	// which computes them again from the LSE, and the error of the LSE.
 	forwardError, backwardError, lseError float64
 }
 
@@ -86,12 +85,12 @@ func (p *plainAttention) row(b, h, i int) attentionRow {
 	}
 	r := attentionRow{weights: weights, lse: most + math.Log(sum)}
 	keys, blocks := float64(i+1-first), float64(p.seq/attendTile+2)
-	// A score: its sum, the rounding of the scale, and the one of the scaled query.
+	// A score has the error of its sum, of the rounded scale, and of the scaled query.
 	score := float64(p.keyDim+2) * unit * size
-	// The maximum is taken off, in as many parts as there are blocks of keys; each part
+	// The maximum is subtracted in as many parts as there are blocks of keys. Each part
 	// is an exponential and a product.
 	r.forwardError = score + unit*(most-least) + blocks*(expError+unit)
-	// The sum of the exponentials, its logarithm, and the maximum that is added to it.
+	// The LSE adds the sum of the exponentials, its logarithm, and the maximum.
 	r.lseError = r.forwardError + keys*unit + unit*(math.Abs(math.Log(sum))+math.Abs(r.lse))
 	r.backwardError = score + r.lseError + unit*max(math.Abs(most-r.lse), math.Abs(least-r.lse)) + expError
 	return r
@@ -108,8 +107,8 @@ func (p *plainAttention) forward() {
 				r := p.row(b, h, i)
 				p.lse.add((b*p.heads+h)*p.seq+i, r.lse, r.lseError)
 				o := ((b*p.seq+i)*p.heads + h) * p.valueDim
-				// The weights, above and below the line of the quotient; the two sums;
-				// the reciprocal and the product with it.
+				// The weights in numerator and denominator, the two sums, the reciprocal,
+				// and the product with it.
 				relative := 2*r.forwardError + 2*float64(i+1)*unit + 2*unit
 				for j, w := range r.weights[:i+1] {
 					v := ((b*p.seq+j)*p.kvHeads + kv) * p.valueDim
@@ -123,14 +122,14 @@ func (p *plainAttention) forward() {
 }
 
 // backward computes DQ, DK and DV from an O as it is stored. A kernel that stores bf16
-// reads back what it rounded, and a number close to the middle of two bf16 may be
-// rounded to either: the gradients are those of the O that the kernel has. Rounding
-// our own O would compare gradients of two different outputs, one part in 128 apart.
+// reads back what it rounded, and a number close to the middle of two bf16 may be rounded
+// to either. Rounding our own O would compare the gradients of two different outputs, one
+// part in 128 apart.
 func (p *plainAttention) backward(stored []float64) {
 	p.dq, p.dk, p.dv = newBounded(len(p.q)), newBounded(len(p.k)), newBounded(len(p.v))
 	scale := 1 / math.Sqrt(float64(p.keyDim))
 	group := p.heads / p.kvHeads
-	queries := float64(group * p.seq) // that one key gets gradients from
+	queries := float64(group * p.seq) // from which one key gets gradients
 	for b := range p.batch {
 		for h := range p.heads {
 			for i := range p.seq {
@@ -151,11 +150,11 @@ func (p *plainAttention) backward(stored []float64) {
 						dw, terms = dw+do*p.v[v+d], terms+math.Abs(do*p.v[v+d])
 						p.dv.add(v+d, w*do, w*math.Abs(do)*(r.backwardError+queries*unit))
 					}
-					// Two sums and two products by the weight, the weight itself, the
+					// Two sums, two products with the weight, the weight itself, and the
 					// difference.
 					ds := w * (dw - mean) * scale
 					dsError := scale * (w*float64(p.valueDim+1)*unit*(terms+meanTerms) + w*math.Abs(dw-mean)*(r.backwardError+unit))
-					// The sum, the rounding of the scale, and the product with it.
+					// The sum, the rounded scale, and the product with it.
 					dsError += math.Abs(ds) * (max(queries, float64(p.seq)) + 2) * unit
 					for d := range p.keyDim {
 						p.dq.add(q+d, ds*p.k[k+d], dsError*math.Abs(p.k[k+d]))
@@ -167,7 +166,7 @@ func (p *plainAttention) backward(stored []float64) {
 	}
 }
 
-// stored rounds a number to the nearest that the case's type holds.
+// stored rounds a number to the nearest one of the case's type.
 func (c attentionCase) stored(f float64) float64 {
 	if c.typ == kernels.F32 {
 		return f
@@ -176,7 +175,7 @@ func (c attentionCase) stored(f float64) float64 {
 	return float64(math.Float32frombits((b + 0x7fff + b>>16&1) &^ 0xffff))
 }
 
-// loss is what the gradients belong to: the sum of O * DO.
+// loss returns the sum of O * DO, whose gradients the tests compare.
 func (p *plainAttention) loss() (sum float64) {
 	for b := range p.batch {
 		for h := range p.heads {
@@ -193,7 +192,7 @@ func (p *plainAttention) loss() (sum float64) {
 	return sum
 }
 
-// newPlainAttention draws numbers that the case's type holds.
+// newPlainAttention draws numbers that the case's type can represent.
 func newPlainAttention(c attentionCase) *plainAttention {
 	rng := rand.New(rand.NewPCG(c.seed, 3))
 	draw := func(n int) []float64 {
@@ -211,9 +210,8 @@ func newPlainAttention(c attentionCase) *plainAttention {
 	}
 }
 
-// attentionLab is a device with the memory of a case: queries, keys and values are
-// columns of one matrix with a column to spare on both sides, and so are their
-// gradients.
+// attentionLab is a device with the memory of a case. Queries, keys and values are
+// columns of one matrix with a spare column on both sides, and so are their gradients.
 type attentionLab struct {
 	t      testing.TB
 	dev    device.Device
@@ -223,7 +221,7 @@ type attentionLab struct {
 	all []Matrix // the packed matrices
 }
 
-// attentionSpare is what the columns to spare hold.
+// attentionSpare is the byte that spare columns are filled with.
 const attentionSpare = 0x42
 
 func newAttentionLab(t testing.TB, dev device.Device, c attentionCase) *attentionLab {
@@ -274,13 +272,13 @@ func (x *attentionLab) close() {
 	}
 }
 
-// put and get move a matrix between the device and float64.
+// put copies numbers in float64 to a matrix on the device, and get copies them back.
 func (x *attentionLab) put(m Matrix, from []float64) {
 	x.stream.Upload(m.used("x"), x.bytes(m, from))
 }
 
-// bytes is what the memory of a matrix should hold; columns between rows keep what
-// they have.
+// bytes returns what the memory of a matrix should hold. Columns between rows keep their
+// bytes.
 func (x *attentionLab) bytes(m Matrix, from []float64) []byte {
 	to := make([]byte, m.extent())
 	if err := x.stream.Download(to, m.used("x")); err != nil {
@@ -318,7 +316,7 @@ func (x *attentionLab) get(m Matrix) (to []float64) {
 	return to
 }
 
-// run gives O, LSE, DQ, DK and DV of what a plain attention begins with.
+// run computes O, LSE, DQ, DK and DV from the inputs of a plain attention.
 func (x *attentionLab) run(p *plainAttention) [5][]float64 {
 	x.put(x.Q, p.q)
 	x.put(x.K, p.k)
@@ -330,7 +328,7 @@ func (x *attentionLab) run(p *plainAttention) [5][]float64 {
 	return [5][]float64{x.get(x.O), x.get(lse), x.get(x.DQ), x.get(x.DK), x.get(x.DV)}
 }
 
-// untouched fails unless the columns to spare are as they were.
+// untouched fails if a spare column changed.
 func (x *attentionLab) untouched() {
 	x.t.Helper()
 	for i, m := range x.all {

@@ -1,7 +1,7 @@
-// This file owns bounds of rounding errors: how far a result in float32 may be from the
-// truth in float64. A test that compares within bounds gives the same verdict for all
-// inputs; a tolerance that is a part of the largest result does not, because the terms of
-// a sum may be larger than every result.
+// This file owns bounds of rounding errors: how far a float32 result may be from the
+// reference in float64. A test that compares within bounds gives the same verdict for all
+// inputs. A tolerance relative to the largest result does not, because the terms of a sum
+// may be larger than every result.
 
 package nn
 
@@ -26,13 +26,13 @@ func lastRounding(t kernels.Number) float64 {
 	return unit
 }
 
-// withinBounds fails unless a matrix holds these numbers but for the given bounds and the
-// rounding to its type.
+// withinBounds fails unless a matrix holds the given numbers, up to the given bounds and
+// the rounding to its type.
 func withinBounds(t failing, what string, m Matrix, want, bounds []float64) {
 	t.Helper()
 	last := lastRounding(m.Type)
 	for i, w := range want {
-		// One percent is room for errors of errors.
+		// One percent covers errors of second order.
 		bound := 1.01*(bounds[i]+last*(math.Abs(w)+bounds[i])) + underflow
 		if got := float64(m.get(i/m.Cols, i%m.Cols)); !(math.Abs(got-w) <= bound) {
 			t.Fatalf("%s[%d] is %g, want %g within %g", what, i, got, w, bound)
@@ -40,9 +40,9 @@ func withinBounds(t failing, what string, m Matrix, want, bounds []float64) {
 	}
 }
 
-// approx is a number that a kernel computes: size is the sum of its terms, each taken as
-// positive, and err bounds its error without that of additions. A sum of n terms rounds
-// each at most n times, in whatever order it is added up: see bound.
+// approx is a number that a kernel computes. size is the sum of the absolute values of
+// its terms, and err bounds its error without that of additions. A sum of n terms rounds
+// each at most n times, in whatever order it is added up; see bound.
 type approx struct{ size, err float64 }
 
 func stored64(x float64) approx { return approx{size: math.Abs(x)} }
@@ -53,8 +53,8 @@ func (a approx) times(b approx) approx {
 	return approx{a.size * b.size, a.size*b.err + a.err*b.size + unit*a.size*b.size}
 }
 
-// bound returns the bound of the error of a number whose terms were rounded so often by
-// additions.
+// bound returns the bound of the error of a number whose terms were rounded by the given
+// number of additions.
 func (a approx) bound(additions int) float64 { return a.err + float64(additions)*unit*a.size }
 
 func boundsOf(of []approx, additions int) []float64 {
@@ -65,7 +65,7 @@ func boundsOf(of []approx, additions int) []float64 {
 	return to
 }
 
-// scanBounds are the bounds of all results of a scan.
+// scanBounds has the bounds of all results of a scan.
 type scanBounds struct{ y, xbc, dt, aLog, d, bias []float64 }
 
 // bounds follows the recurrence and its backward pass with approximate numbers.
@@ -73,7 +73,7 @@ func (p *plainScan) bounds() scanBounds {
 	y, xbc, dt := make([]approx, len(p.dy)), make([]approx, len(p.xbc.x)), make([]approx, len(p.dt.x))
 	aLog, d, bias := make([]approx, p.heads), make([]approx, p.heads), make([]approx, p.heads)
 	for h := range p.heads {
-		// What the gradients of parameters begin with is at most one; see begun.
+		// Gradients of parameters start at no more than one; see begun.
 		aLog[h], d[h], bias[h] = approx{size: 1}, approx{size: 1}, approx{size: 1}
 	}
 	for b := range p.batch {
@@ -101,9 +101,9 @@ func (p *plainScan) bounds() scanBounds {
 			}
 		}
 	}
-	// How often additions round a term: states over the tokens of a sequence, products
-	// over a chunk, the state or the head, the gradients of B and C over heads, and those
-	// of parameters over chunks too.
+	// The number of additions that round a term: states over the tokens of a sequence;
+	// products over a chunk, the state or the head; gradients of B and C over heads; and
+	// those of parameters over chunks too.
 	inChunk, chunks := min(p.seq, ScanChunk), p.batch*((p.seq+ScanChunk-1)/ScanChunk)
 	each := p.seq + 3*inChunk + 2*p.state + p.headDim + 4
 	all := each + inChunk + chunks
@@ -117,16 +117,16 @@ func (p *plainScan) bounds() scanBounds {
 func (p *plainScan) approxStep(b, h, t int) (dt, a, decay approx) {
 	step, slope := p.step(b, h, t)
 	raw := math.Abs(p.dt.x[(b*p.seq+t)*p.heads+h] + p.bias.x[h])
-	// The sum of dt and its bias, its exponential, and the rounding of the logarithm.
+	// The sum of dt and its bias, its exponential, and the rounded logarithm.
 	dt = approx{step, step * (unit*raw + expError + 2*unit)}
 	a = approx{-slope, -slope * unit}
 	z := dt.times(a)
 	value := math.Exp(-z.size)
-	// A decay below 1e-30 counts as none.
+	// A decay below 1e-30 counts as zero.
 	return dt, a, approx{value, value*(z.err+expError) + faint}
 }
 
-// boundToken is token with approximate numbers.
+// boundToken does the same as token with approximate numbers.
 func (p *plainScan) boundToken(b, h, t int, states [][]approx, ds, xbc, dts, aLog, d, bias []approx) {
 	dt, a, decay := p.approxStep(b, h, t)
 	x, bt, ct := p.at(p.xbc.x, b, h, t)
@@ -154,14 +154,14 @@ func (p *plainScan) boundToken(b, h, t int, states [][]approx, ds, xbc, dts, aLo
 	}
 	aLog[h] = aLog[h].plus(dlog.times(dt).times(a))
 	raw := p.dt.x[(b*p.seq+t)*p.heads+h] + p.bias.x[h]
-	// The sigmoid: its argument, its exponential, a sum and a quotient.
+	// The sigmoid has its argument, an exponential, a sum and a quotient.
 	slope := approx{logistic(raw), logistic(raw) * (unit*math.Abs(raw) + expError + 2*unit)}
 	grad := ddt.plus(dlog.times(a)).times(slope)
 	dts[(b*p.seq+t)*p.heads+h] = grad
 	bias[h] = bias[h].plus(grad)
 }
 
-// convBounds are the bounds of all results of a convolution.
+// convBounds has the bounds of all results of a convolution.
 type convBounds struct{ y, x, w, bias []float64 }
 
 func (p *plainConv) bounds() convBounds {

@@ -13,16 +13,16 @@ func convOf(y *yard, typ, params, grads kernels.Number, p *plainConv) ConvGrad {
 	p.backward()
 	return ConvGrad{
 		Conv: Conv{
-			Y: y.matrix(typ, len(p.y)/p.cols, p.cols), X: lay(y, typ, p.cols, p.x.x),
+			Y: y.matrix(typ, len(p.y)/p.cols, p.cols), X: placeMatrix(y, typ, p.cols, p.x.x),
 			W: solid(y, params, p.taps, p.w.x), Bias: solid(y, params, p.cols, p.bias.x), Seq: p.seq,
 		},
-		DY: lay(y, typ, p.cols, p.dy), DX: y.matrix(typ, len(p.y)/p.cols, p.cols),
+		DY: placeMatrix(y, typ, p.cols, p.dy), DX: y.matrix(typ, len(p.y)/p.cols, p.cols),
 		DW: begun(y, grads, p.taps, p.w), DBias: begun(y, grads, p.cols, p.bias),
 	}
 }
 
-// The convolution and its gradients are those of the definition: with sequences
-// shorter than the taps and longer than a run of rows, and more columns than a run.
+// The convolution and its gradients follow the definition, for sequences shorter than the
+// taps and longer than a run of rows, and for more columns than a run.
 func TestConv(t *testing.T) {
 	y := newYard(t, 1<<20)
 	rapid.Check(t, func(t *rapid.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// idsOf are rows of a table, some of them often.
+// idsOf draws rows of a table. Some of them are common.
 func idsOf(t *rapid.T, y *yard, n, vocab int) []uint32 {
 	ids, common := make([]uint32, n), uint32(rapid.IntRange(0, vocab-1).Draw(t, "common"))
 	for i := range ids {
@@ -30,7 +30,7 @@ func TestEmbed(t *testing.T) {
 		rows, cols, vocab := rapid.IntRange(1, 40).Draw(t, "rows"), rapid.IntRange(1, 70).Draw(t, "columns"), rapid.IntRange(1, 60).Draw(t, "vocabulary")
 		kind := drawType(t, "table")
 		table, ids := drawn(y, kind, vocab*cols), idsOf(t, y, rows, vocab)
-		l := Lookup{Y: y.matrix(drawType(t, "y"), rows, cols), Table: lay(y, kind, cols, table), IDs: put(y, ids)}
+		l := Lookup{Y: y.matrix(drawType(t, "y"), rows, cols), Table: placeMatrix(y, kind, cols, table), IDs: put(y, ids)}
 		Embed(y, l)
 		for i, id := range ids {
 			for j := range cols {
@@ -42,17 +42,17 @@ func TestEmbed(t *testing.T) {
 	})
 }
 
-// Sums over rows begin with what is there, go in the order of rows, and are rounded
-// once: to the bit what the definition gives.
+// Sums over rows start from the old values, follow the order of rows, and are rounded
+// once, so they equal the definition to the bit.
 func TestEmbedGrad(t *testing.T) {
 	y := newYard(t, 1<<19)
 	rapid.Check(t, func(t *rapid.T) {
 		begin(t, y)
 		rows, cols, vocab := rapid.IntRange(1, 60).Draw(t, "rows"), rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(250, 300)).Draw(t, "columns"), rapid.IntRange(1, 150).Draw(t, "vocabulary")
 		tt, ty := drawType(t, "table"), drawType(t, "dy")
-		l := LookupGrad{DTable: lay(y, tt, cols, drawn(y, tt, vocab*cols)), DY: lay(y, ty, cols, drawn(y, ty, rows*cols))}
+		l := LookupGrad{DTable: placeMatrix(y, tt, cols, drawn(y, tt, vocab*cols)), DY: placeMatrix(y, ty, cols, drawn(y, ty, rows*cols))}
 		ids := idsOf(t, y, rows, vocab)
-		l.IDs, l.Scratch = put(y, ids), take[uint32](y, int(EmbedScratch(rows, vocab)/4))
+		l.IDs, l.Scratch = put(y, ids), place[uint32](y, int(EmbedScratch(rows, vocab)/4))
 		want := make([]float32, vocab*cols)
 		for i := range want {
 			want[i] = l.DTable.get(i/cols, i%cols)
@@ -71,7 +71,7 @@ func TestEmbedGrad(t *testing.T) {
 	})
 }
 
-// loss64 is the definition for one row.
+// loss64 computes the loss of one row by the definition.
 func loss64(x []float64, target uint32) float64 {
 	most, sum := math.Inf(-1), 0.0
 	for _, v := range x {
@@ -83,7 +83,7 @@ func loss64(x []float64, target uint32) float64 {
 	return math.Log(sum) + most - x[target]
 }
 
-// lossOf lays logits of a size, targets, and room for losses.
+// lossOf places logits of a size, targets, and memory for losses.
 func lossOf(t *rapid.T, y *yard, kind kernels.Number, x []float64, cols int) (Loss, []uint32) {
 	targets := make([]uint32, len(x)/cols)
 	for i := range targets {
@@ -92,7 +92,7 @@ func lossOf(t *rapid.T, y *yard, kind kernels.Number, x []float64, cols int) (Lo
 			targets[i] = None
 		}
 	}
-	return Loss{Logits: lay(y, kind, cols, x), Targets: put(y, targets), Losses: take[float32](y, len(targets)), Scale: 0.25}, targets
+	return Loss{Logits: placeMatrix(y, kind, cols, x), Targets: put(y, targets), Losses: place[float32](y, len(targets)), Scale: 0.25}, targets
 }
 
 func TestCrossEntropy(t *testing.T) {
@@ -107,13 +107,13 @@ func TestCrossEntropy(t *testing.T) {
 		}
 		l, targets := lossOf(t, y, kind, x, cols)
 		l.NoGrad = rapid.Bool().Draw(t, "no gradient")
-		before := bytes.Clone(at[byte](l.Logits.Range))
+		before := bytes.Clone(numbersAt[byte](l.Logits.Range))
 		CrossEntropy(y, l)
-		if l.NoGrad && !bytes.Equal(before, at[byte](l.Logits.Range)) {
+		if l.NoGrad && !bytes.Equal(before, numbersAt[byte](l.Logits.Range)) {
 			t.Fatalf("logits were written in spite of NoGrad")
 		}
 		for i, target := range targets {
-			row, loss := x[i*cols:(i+1)*cols], float64(at[float32](l.Losses)[i])
+			row, loss := x[i*cols:(i+1)*cols], float64(numbersAt[float32](l.Losses)[i])
 			want, grad := 0.0, make([]float64, cols)
 			if target != None {
 				want = loss64(row, target)
@@ -125,7 +125,7 @@ func TestCrossEntropy(t *testing.T) {
 			if l.NoGrad {
 				continue
 			}
-			// Differences of large numbers are coarse: an ulp of 1e5 over 2e-6.
+			// Differences of large numbers are coarse: one ulp of 1e5 over 2e-6.
 			for j, g := range grad {
 				part := 1e-6 + 1e-11*size
 				if kind == kernels.BF16 {
@@ -139,7 +139,7 @@ func TestCrossEntropy(t *testing.T) {
 	})
 }
 
-// Losses are the same bits with and without gradients.
+// Losses have the same bits with and without gradients.
 func TestLossWithoutGradients(t *testing.T) {
 	y := newYard(t, 1<<18)
 	rapid.Check(t, func(t *rapid.T) {
@@ -147,32 +147,32 @@ func TestLossWithoutGradients(t *testing.T) {
 		rows, cols, kind := rapid.IntRange(1, 6).Draw(t, "rows"), rapid.IntRange(1, 300).Draw(t, "columns"), drawType(t, "type")
 		l, _ := lossOf(t, y, kind, drawn(y, kind, rows*cols), cols)
 		with, without := l, l
-		without.NoGrad, without.Losses = true, take[float32](y, rows)
+		without.NoGrad, without.Losses = true, place[float32](y, rows)
 		CrossEntropy(y, without)
 		CrossEntropy(y, with)
-		if !bytes.Equal(at[byte](with.Losses), at[byte](without.Losses)) {
-			t.Fatalf("losses differ: %v and %v", at[float32](with.Losses), at[float32](without.Losses))
+		if !bytes.Equal(numbersAt[byte](with.Losses), numbersAt[byte](without.Losses)) {
+			t.Fatalf("losses differ: %v and %v", numbersAt[float32](with.Losses), numbersAt[float32](without.Losses))
 		}
 	})
 }
 
-// Logits that are infinite or no numbers give losses that are none: whoever looks
-// at the loss sees it.
+// Logits that are infinite or NaN make the loss NaN, so whoever looks at the loss
+// notices.
 func TestLossOfBrokenLogits(t *testing.T) {
 	y := newYard(t, 1<<14)
 	for _, bad := range []float64{math.NaN(), math.Inf(1)} {
 		y.reset(t)
-		l := Loss{Logits: lay(y, kernels.F32, 3, []float64{1, bad, 2}), Targets: put(y, []uint32{0}), Losses: take[float32](y, 1), Scale: 1}
+		l := Loss{Logits: placeMatrix(y, kernels.F32, 3, []float64{1, bad, 2}), Targets: put(y, []uint32{0}), Losses: place[float32](y, 1), Scale: 1}
 		CrossEntropy(y, l)
-		if v := at[float32](l.Losses)[0]; v == v && !math.IsInf(float64(v), 0) {
+		if v := numbersAt[float32](l.Losses)[0]; v == v && !math.IsInf(float64(v), 0) {
 			t.Errorf("with %v among the logits the loss is %v", bad, v)
 		}
 	}
-	// Minus infinity is a token that cannot be.
+	// Minus infinity marks a token that cannot occur.
 	y.reset(t)
-	l := Loss{Logits: lay(y, kernels.F32, 3, []float64{1, math.Inf(-1), 1}), Targets: put(y, []uint32{0}), Losses: take[float32](y, 1), Scale: 1}
+	l := Loss{Logits: placeMatrix(y, kernels.F32, 3, []float64{1, math.Inf(-1), 1}), Targets: put(y, []uint32{0}), Losses: place[float32](y, 1), Scale: 1}
 	CrossEntropy(y, l)
-	if v := at[float32](l.Losses)[0]; !within(float64(v), math.Ln2, 1e-6) || l.Logits.get(0, 1) != 0 {
+	if v := numbersAt[float32](l.Losses)[0]; !within(float64(v), math.Ln2, 1e-6) || l.Logits.get(0, 1) != 0 {
 		t.Errorf("the loss among two is %v", v)
 	}
 }
@@ -188,7 +188,7 @@ func TestAddUp(t *testing.T) {
 		for _, v := range x {
 			want += 0.5 * v
 		}
-		if got := at[float32](sum)[0]; !within(float64(got), want, 1e-4) {
+		if got := numbersAt[float32](sum)[0]; !within(float64(got), want, 1e-4) {
 			t.Fatalf("the total is %v, want %v", got, want)
 		}
 	})
@@ -203,8 +203,8 @@ func TestEmbedRefuses(t *testing.T) {
 		"a row that is not there":  func() { Embed(y, Lookup{Y: m(2, 8), Table: m(5, 8), IDs: ids}) },
 		"too few numbers":          func() { Embed(y, Lookup{Y: m(3, 8), Table: m(9, 8), IDs: ids}) },
 		"a gradient without place": func() { EmbedGrad(y, LookupGrad{DTable: m(9, 8), DY: m(2, 8), IDs: ids}) },
-		"a target that is none":    func() { CrossEntropy(y, Loss{Logits: m(2, 5), Targets: ids, Losses: take[float32](y, 2)}) },
-		"a total of bytes":         func() { AddUp(y, Total{Sum: take[float32](y, 1), X: device.Range{}}) },
+		"a target that is none":    func() { CrossEntropy(y, Loss{Logits: m(2, 5), Targets: ids, Losses: place[float32](y, 2)}) },
+		"a total of bytes":         func() { AddUp(y, Total{Sum: place[float32](y, 1), X: device.Range{}}) },
 	} {
 		wantPanic(t, name, f)
 	}

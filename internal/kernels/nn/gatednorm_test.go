@@ -15,15 +15,15 @@ func gatedOf(y *yard, typ, params, grads kernels.Number, p *plainGated) GatedNor
 	rows := len(p.y) / p.cols
 	return GatedNormGrad{
 		GatedNorm: GatedNorm{
-			Y: y.matrix(typ, rows, p.cols), X: lay(y, typ, p.cols, p.x.x), Z: lay(y, typ, p.cols, p.z.x),
+			Y: y.matrix(typ, rows, p.cols), X: placeMatrix(y, typ, p.cols, p.x.x), Z: placeMatrix(y, typ, p.cols, p.z.x),
 			W: solid(y, params, p.cols, p.w.x), Groups: p.groups, Epsilon: float32(p.epsilon),
 		},
-		DY: lay(y, typ, p.cols, p.dy), DX: y.matrix(typ, rows, p.cols), DZ: y.matrix(typ, rows, p.cols),
-		DW: begun(y, grads, p.cols, p.w), Scratch: take[float32](y, int(GatedNormScratch(rows, p.cols)/4)),
+		DY: placeMatrix(y, typ, p.cols, p.dy), DX: y.matrix(typ, rows, p.cols), DZ: y.matrix(typ, rows, p.cols),
+		DW: begun(y, grads, p.cols, p.w), Scratch: place[float32](y, int(GatedNormScratch(rows, p.cols)/4)),
 	}
 }
 
-// The gated norm and its gradients are those of the definition, in place or not.
+// The gated norm and its gradients follow the definition, in place or not.
 func TestGatedNorm(t *testing.T) {
 	y := newYard(t, 2<<20)
 	rapid.Check(t, func(t *rapid.T) {

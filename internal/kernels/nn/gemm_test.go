@@ -19,9 +19,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// gemmYard is one buffer on a device with matrices in it. All else in the buffer is
-// bytes 0xff, which are NaNs in both types, so that reading it shows; and so does
-// writing it.
+// gemmYard is a buffer on a device with matrices in it. All other bytes of the buffer are
+// 0xff, which is NaN in both types, so reading or writing them shows.
 type gemmYard struct {
 	t      fataller
 	dev    device.Device
@@ -71,8 +70,8 @@ func (y *gemmYard) begin(t fataller, seed uint64) {
 	y.mem = bytes.Repeat([]byte{0xff}, max(len(y.mem), 1<<16))
 }
 
-// take is n bytes, after some that are nobody's.
-func (y *gemmYard) take(n memory.Bytes) device.Range {
+// place returns n bytes behind some that belong to nobody.
+func (y *gemmYard) place(n memory.Bytes) device.Range {
 	y.used += 16 + 4*memory.Bytes(y.rng.IntN(5))
 	r := y.buf.Slice(y.used, n)
 	y.used += (n + 16 + 3) &^ 3
@@ -82,10 +81,10 @@ func (y *gemmYard) take(n memory.Bytes) device.Range {
 	return r
 }
 
-// matrix is one of random numbers and pitch.
+// matrix returns a matrix with random numbers and a random pitch.
 func (y *gemmYard) matrix(t kernels.Number, rows, cols int) Matrix {
 	m := Matrix{Type: t, Rows: rows, Cols: cols, Pitch: cols + y.rng.IntN(3)*y.rng.IntN(9)}
-	m.Range = y.take(m.extent())
+	m.Range = y.place(m.extent())
 	for i := range rows {
 		for j := range cols {
 			at := y.mem[m.Off+t.Size()*memory.Bytes(i*m.Pitch+j):]
@@ -100,10 +99,10 @@ func (y *gemmYard) matrix(t kernels.Number, rows, cols int) Matrix {
 	return m
 }
 
-func (y *gemmYard) typ() kernels.Number { return kernels.Number(y.rng.IntN(2)) }
+func (y *gemmYard) randomType() kernels.Number { return kernels.Number(y.rng.IntN(2)) }
 
 func (y *gemmYard) segments(pairs ...uint32) Segments {
-	s := Segments{Range: y.take(SegmentsBytes(len(pairs) / 2)), Experts: len(pairs) / 2}
+	s := Segments{Range: y.place(SegmentsBytes(len(pairs) / 2)), Experts: len(pairs) / 2}
 	for i, v := range pairs {
 		binary.LittleEndian.PutUint32(y.mem[int(s.Off)+4*i:], v)
 	}
@@ -118,8 +117,8 @@ func gemmNumber(mem []byte, m Matrix, i, j int) float64 {
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(at)))
 }
 
-// run issues a launch on the memory as it was and gives the memory afterwards. What
-// the launch does not declare as written must be as before.
+// run issues a launch on the original memory and returns the memory afterwards. Bytes
+// that the launch does not declare as written must be unchanged.
 func (y *gemmYard) run(l device.Launch) []byte {
 	y.t.Helper()
 	after := make([]byte, y.used)
@@ -142,8 +141,8 @@ func (y *gemmYard) run(l device.Launch) []byte {
 	return after
 }
 
-// near holds C's element against a sum of products in float64. It is off by at most
-// half a unit of fp32 of the sum of magnitudes for each addition, and by half a unit of
+// near compares an element of C with a sum of products in float64. The error is at most
+// half an ulp of fp32 of the sum of magnitudes for each addition, and half an ulp of
 // bf16.
 func (y *gemmYard) near(after []byte, c Matrix, i, j int, plus float64, row, col []float64) {
 	y.t.Helper()
@@ -161,7 +160,7 @@ func (y *gemmYard) near(after []byte, c Matrix, i, j int, plus float64, row, col
 	}
 }
 
-// before is the rows of a matrix before the launch, or its columns.
+// before returns the rows, or the columns, of a matrix before the launch.
 func (y *gemmYard) before(m Matrix, columns bool) [][]float64 {
 	rows, cols := turned(columns, m.Rows, m.Cols)
 	all := make([][]float64, rows)
@@ -178,13 +177,13 @@ func (y *gemmYard) before(m Matrix, columns bool) [][]float64 {
 func (y *gemmYard) product(m, n, k int) Product {
 	p := Product{TransA: y.rng.IntN(2) == 0, TransB: y.rng.IntN(2) == 0}
 	rows, cols := turned(p.TransA, m, k)
-	p.A = y.matrix(y.typ(), rows, cols)
+	p.A = y.matrix(y.randomType(), rows, cols)
 	rows, cols = turned(p.TransB, k, n)
-	p.B = y.matrix(y.typ(), rows, cols)
-	p.C = y.matrix(y.typ(), m, n)
+	p.B = y.matrix(y.randomType(), rows, cols)
+	p.C = y.matrix(y.randomType(), m, n)
 	switch y.rng.IntN(3) {
 	case 0:
-		p.Plus = y.matrix(y.typ(), m, n)
+		p.Plus = y.matrix(y.randomType(), m, n)
 	case 1:
 		p.Plus = p.C
 	}
@@ -213,7 +212,7 @@ func TestGemm(t *testing.T) {
 	})
 }
 
-// drawSegments gives experts rows in any order, some of them none, with gaps between.
+// drawSegments assigns rows to experts in any order, with gaps. Some experts get none.
 func (y *gemmYard) drawSegments(t *rapid.T) (seg Segments, owner []int) {
 	experts := rapid.IntRange(1, 6).Draw(t, "experts")
 	pairs := make([]uint32, 2*experts)
@@ -238,9 +237,9 @@ func TestGroupedGemm(t *testing.T) {
 		seg, owner := y.drawSegments(t)
 		n, k := gemmSizes.Draw(t, "n"), gemmSizes.Draw(t, "k")
 		p := Experts{Seg: seg, TransB: rapid.Bool().Draw(t, "trans")}
-		p.A, p.C = y.matrix(y.typ(), len(owner), k), y.matrix(y.typ(), len(owner), n)
+		p.A, p.C = y.matrix(y.randomType(), len(owner), k), y.matrix(y.randomType(), len(owner), n)
 		below, cols := turned(p.TransB, k, n)
-		p.B = y.matrix(y.typ(), seg.Experts*below, cols)
+		p.B = y.matrix(y.randomType(), seg.Experts*below, cols)
 		after := y.run(GroupedGemmLaunch(p))
 		a, weights := y.before(p.A, false), make([][][]float64, seg.Experts)
 		for e := range weights {
@@ -266,8 +265,8 @@ func TestGroupedGrad(t *testing.T) {
 		y.begin(t, rapid.Uint64().Draw(t, "seed"))
 		seg, owner := y.drawSegments(t)
 		m, n := gemmSizes.Draw(t, "m"), gemmSizes.Draw(t, "n")
-		p := ExpertsGrad{Seg: seg, A: y.matrix(y.typ(), len(owner), m), B: y.matrix(y.typ(), len(owner), n)}
-		p.C = y.matrix(y.typ(), seg.Experts*m, n)
+		p := ExpertsGrad{Seg: seg, A: y.matrix(y.randomType(), len(owner), m), B: y.matrix(y.randomType(), len(owner), n)}
+		p.C = y.matrix(y.randomType(), seg.Experts*m, n)
 		after := y.run(GroupedGradLaunch(p))
 		a, b := y.before(p.A, true), y.before(p.B, true)
 		for e := range seg.Experts {
@@ -285,7 +284,7 @@ func TestGroupedGrad(t *testing.T) {
 	})
 }
 
-// TestProductsDoNotDependOnThreads compares bits, also of runs with as many threads.
+// Products have the same bits with any number of threads, and in repeated runs.
 func TestProductsDoNotDependOnThreads(t *testing.T) {
 	y := newGemmYard(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
@@ -334,12 +333,12 @@ func TestProductsRefuse(t *testing.T) {
 	}
 }
 
-// Segments beyond the matrix fail the device rather than reach other memory.
+// The device fails if segments reach beyond the matrix. No other memory is touched.
 func TestSegmentsBeyondTheMatrix(t *testing.T) {
 	y := newGemmYard(t)
 	p := Experts{A: y.matrix(kernels.F32, 8, 4), B: y.matrix(kernels.F32, 4, 4), C: y.matrix(kernels.F32, 8, 4), Seg: y.segments(5, 4)}
 	l := GroupedGemmLaunch(p)
-	y.run(GemmLaunch(Product{A: p.A.Part(0, 4), B: p.B, C: p.C.Part(0, 4), TransA: true})) // which waits
+	y.run(GemmLaunch(Product{A: p.A.Part(0, 4), B: p.B, C: p.C.Part(0, 4), TransA: true})) // it waits
 	defer func() {
 		if r := recover(); r == nil {
 			t.Error("rows 5 to 9 of 8 were taken")

@@ -10,8 +10,9 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// gemmTolerance is of sums of up to a few thousand products of normal numbers, taken
-// in another order; stored as bf16 they may fall to the other side.
+// gemmTolerance returns the tolerance for sums of up to a few thousand products of normal
+// numbers in another order. Sums that are stored as bf16 may be rounded to the other
+// neighbour.
 func gemmTolerance(c Matrix) float64 {
 	if c.Type == kernels.BF16 {
 		return 1.0 / 128
@@ -42,8 +43,8 @@ func (d gemmDraw) draw(kind kernels.Number, rows, cols int) Matrix {
 	return x
 }
 
-// gemmCase is a product: all mixes of types, tiles that are whole and not, rows at
-// multiples of 16 bytes and not, with something to add or not.
+// gemmCase returns a product. The cases cover all mixes of types, whole and partial
+// tiles, rows at multiples of 16 bytes and others, with and without an addend.
 func gemmCase(t testing.TB, i int, sizes []int) *tensorCase {
 	d := newGemmDraw(t, i, 400+16*sizes[len(sizes)-1]*(sizes[len(sizes)-1]+32))
 	size := func() int { return sizes[d.IntN(len(sizes))] }
@@ -71,14 +72,14 @@ func gemmCase(t testing.TB, i int, sizes []int) *tensorCase {
 		memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
 		launches: func(b *device.Buffer) []device.Launch {
 			q := p
-			q.A, q.B, q.C, q.Plus = p.A.on(b), p.B.on(b), p.C.on(b), p.Plus.on(b)
+			q.A, q.B, q.C, q.Plus = p.A.inBuffer(b), p.B.inBuffer(b), p.C.inBuffer(b), p.Plus.inBuffer(b)
 			return []device.Launch{GemmLaunch(q)}
 		},
 	}
 }
 
-// segments draws experts with few, many and no rows, in any order, and rows between
-// them that are nobody's.
+// segments draws experts with few, many and no rows, in any order, and rows between them
+// that belong to nobody.
 func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
 	seg = Segments{Experts: experts, Range: d.matrix(kernels.F32, 1, 2*experts, 0, false).Range}
 	for _, e := range d.Perm(experts) {
@@ -92,7 +93,7 @@ func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
 	return seg, rows + 1
 }
 
-// groupedCase is a product over experts or a gradient.
+// groupedCase returns a product over experts, or its gradient.
 func groupedCase(t testing.TB, i, most, wide, room int) *tensorCase {
 	d := newGemmDraw(t, i, room)
 	seg, rows := d.segments(1+d.IntN(70), most)
@@ -111,19 +112,19 @@ func groupedCase(t testing.TB, i, most, wide, room int) *tensorCase {
 		}
 		c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
 		c.launches = func(b *device.Buffer) []device.Launch {
-			return []device.Launch{GroupedGemmLaunch(Experts{A: p.A.on(b), B: p.B.on(b), C: p.C.on(b), TransB: p.TransB, Seg: seg.on(b)})}
+			return []device.Launch{GroupedGemmLaunch(Experts{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), TransB: p.TransB, Seg: seg.inBuffer(b)})}
 		}
 		return c
 	}
 	p := ExpertsGrad{A: d.draw(a, rows, k), B: d.draw(b, rows, cols), C: d.draw(d.kind(), seg.Experts*k, cols), Seg: seg}
 	c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
 	c.launches = func(b *device.Buffer) []device.Launch {
-		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.on(b), B: p.B.on(b), C: p.C.on(b), Seg: seg.on(b)})}
+		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: seg.inBuffer(b)})}
 	}
 	return c
 }
 
-// The source for GPUs, run on the host, does what the twin does.
+// The GPU source, compiled for the host, computes what the twin computes.
 func TestGemmSourceOnTheHost(t *testing.T) {
 	program := newTensorProgram(t, "gemm.cu", gemmPTX)
 	for i := range 24 {

@@ -8,8 +8,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Every kernel is an entry of its image, with eight bytes a parameter, as many
-// parameters as its launch has arguments, and for as many threads.
+// Every kernel is an entry of its image. The entry has eight bytes for each parameter,
+// one parameter for each argument of the launch, and the launch's number of threads.
 func TestPTXMatchesLaunches(t *testing.T) {
 	_, b := trialMemory(t)
 	for source, kinds := range deviceCode() {
@@ -33,7 +33,7 @@ func TestPTXMatchesLaunches(t *testing.T) {
 	}
 }
 
-// A GPU gives what the twins give, whole numbers to the bit, and the same bits each
+// A GPU computes what the twins compute: integers to the bit, and the same bits each
 // time. SPEC S6.3
 func TestKernelsOnGPU(t *testing.T) {
 	g := newTensorGPU(t)

@@ -1,5 +1,5 @@
-// This file owns the measurement of all kernels but products and attention on a GPU,
-// at the sizes of a model of 4096 columns and microbatches of 8192 tokens.
+// This file owns the benchmarks of all kernels but products and attention on a GPU, at
+// the sizes of a model with 4096 columns and microbatches of 8192 tokens.
 
 package nn
 
@@ -12,23 +12,23 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// gpuYard is memory that benchmarks take pieces of.
+// gpuYard is memory from which benchmarks allocate.
 type gpuYard struct {
 	*tensorGPU
 	buf *device.Buffer
 	at  memory.Bytes
 }
 
-func (y *gpuYard) take(n memory.Bytes) device.Range {
+func (y *gpuYard) place(n memory.Bytes) device.Range {
 	r := y.buf.Slice(y.at, n)
 	y.at += (n + 255) / 256 * 256
 	return r
 }
 
-func (y *gpuYard) f32(n int) device.Range { return y.take(memory.Bytes(4 * n)) }
+func (y *gpuYard) f32(n int) device.Range { return y.place(memory.Bytes(4 * n)) }
 
 func (y *gpuYard) matrix(rows, cols int) Matrix {
-	return NewMatrix(y.take(memory.Bytes(2*rows*cols)), kernels.BF16, rows, cols)
+	return NewMatrix(y.place(memory.Bytes(2*rows*cols)), kernels.BF16, rows, cols)
 }
 
 func (y *gpuYard) words(n int, f func(i int) int) device.Range {
@@ -37,12 +37,12 @@ func (y *gpuYard) words(n int, f func(i int) int) device.Range {
 		v := f(i)
 		data = append(data, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
 	}
-	r := y.take(memory.Bytes(4 * n))
+	r := y.place(memory.Bytes(4 * n))
 	y.Upload(r, data)
 	return r
 }
 
-// measure runs a kind of work many times; moved is the bytes that it has to read and
+// measure runs work many times. moved is the number of bytes that the work must read and
 // write.
 func (y *gpuYard) measure(b *testing.B, name string, moved memory.Bytes, issue func(s device.Stream)) {
 	b.Run(name, func(b *testing.B) {
@@ -76,7 +76,7 @@ func newGPUYard(b *testing.B) *gpuYard {
 func BenchmarkRowsOnGPU(b *testing.B) {
 	y := newGPUYard(b)
 	p, q, r, w := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(1, gpuCols)
-	wide, dw, spare := y.matrix(gpuTokens, 2*gpuCols), NewMatrix(y.f32(gpuCols), kernels.F32, 1, gpuCols), y.take(64<<20)
+	wide, dw, spare := y.matrix(gpuTokens, 2*gpuCols), NewMatrix(y.f32(gpuCols), kernels.F32, 1, gpuCols), y.place(64<<20)
 	unit := p.Len
 	y.measure(b, "norm", 2*unit, func(s device.Stream) { RMSNorm(s, Norm{Y: q, X: p, W: w, Epsilon: 1e-5}) })
 	y.measure(b, "norm grad", 3*unit, func(s device.Stream) {
@@ -91,7 +91,7 @@ func BenchmarkRowsOnGPU(b *testing.B) {
 
 	const vocab = 65536
 	table, logits := y.matrix(vocab, gpuCols), y.matrix(2048, vocab)
-	// One id in eight is the same.
+	// One id in eight is equal.
 	ids := y.words(gpuTokens, func(i int) int { return i * 7919 % vocab * min(i%8, 1) })
 	y.measure(b, "embed", 2*unit, func(s device.Stream) { Embed(s, Lookup{Y: q, Table: table, IDs: ids}) })
 	y.measure(b, "embed grad", 3*unit, func(s device.Stream) {
@@ -102,8 +102,8 @@ func BenchmarkRowsOnGPU(b *testing.B) {
 	})
 
 	const big = 1 << 27
-	a := Adam{W: y.f32(big), M: y.f32(big), V: y.f32(big), G: y.take(2 * big), GType: kernels.BF16, Hyper: y.take(HyperBytes)}
-	a.Param, a.ParamType = y.take(2*big), kernels.BF16
+	a := Adam{W: y.f32(big), M: y.f32(big), V: y.f32(big), G: y.place(2 * big), GType: kernels.BF16, Hyper: y.place(HyperBytes)}
+	a.Param, a.ParamType = y.place(2*big), kernels.BF16
 	y.measure(b, "adamw", 28*big, func(s device.Stream) { AdamW(s, a) })
 	y.measure(b, "squares", 2*big, func(s device.Stream) {
 		AddSquares(s, Squares{Sum: dw.Range, X: a.G, Type: kernels.BF16, Scratch: spare})
@@ -117,8 +117,8 @@ func BenchmarkExpertsOnGPU(b *testing.B) {
 	x, to, sorted := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(room, gpuCols)
 	logits, scores := NewMatrix(y.f32(gpuTokens*experts), kernels.F32, gpuTokens, experts), NewMatrix(y.f32(gpuTokens*experts), kernels.F32, gpuTokens, experts)
 	index := y.words(room, func(i int) int { return (i*31 + i/topK) % experts })
-	source, place, spare := y.f32(room), y.f32(room), y.take(16<<20)
-	seg := Segments{y.take(SegmentsBytes(experts)), experts}
+	source, place, spare := y.f32(room), y.f32(room), y.place(16<<20)
+	seg := Segments{y.place(SegmentsBytes(experts)), experts}
 	y.measure(b, "route", 2*scores.Len, func(s device.Stream) {
 		Route(s, Routing{Logits: logits, TopK: topK, Normalise: true, Factor: 1, Scores: scores, Index: spare, Weight: place})
 	})
@@ -134,10 +134,10 @@ func BenchmarkMambaOnGPU(b *testing.B) {
 	c := Scan{Seq: 4096, Heads: 64, HeadDim: 64, Groups: 1, State: 128, Y: y.matrix(gpuTokens, gpuCols)}
 	c.XBC, c.DT = y.matrix(gpuTokens, c.inner()+2*c.State), y.matrix(gpuTokens, c.Heads)
 	c.ALog, c.D, c.DTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
-	c.States = y.take(c.StateBytes(gpuTokens))
+	c.States = y.place(c.StateBytes(gpuTokens))
 	d := ScanGrad{Scan: c, DY: y.matrix(gpuTokens, gpuCols), DXBC: y.matrix(gpuTokens, c.XBC.Cols), DDT: y.matrix(gpuTokens, c.Heads)}
 	d.DALog, d.DD, d.DDTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
-	d.Scratch = y.take(c.ScratchBytes(gpuTokens))
+	d.Scratch = y.place(c.ScratchBytes(gpuTokens))
 	unit := c.Y.Len
 	y.measure(b, "scan", 2*unit, func(s device.Stream) { Recur(s, c) })
 	y.measure(b, "scan grad", 3*unit, func(s device.Stream) { RecurGrad(s, d) })
@@ -149,6 +149,6 @@ func BenchmarkMambaOnGPU(b *testing.B) {
 	y.measure(b, "conv grad", 3*unit, func(s device.Stream) { ConvolveGrad(s, g) })
 	n := GatedNorm{Y: c.Y, X: x, Z: z, W: w, Groups: 1, Epsilon: 1e-5}
 	y.measure(b, "gated norm", 3*unit, func(s device.Stream) { GatedRMSNorm(s, n) })
-	m := GatedNormGrad{GatedNorm: n, DY: d.DY, DX: c.Y, DZ: z, DW: y.matrix(1, gpuCols), Scratch: y.take(GatedNormScratch(gpuTokens, gpuCols))}
+	m := GatedNormGrad{GatedNorm: n, DY: d.DY, DX: c.Y, DZ: z, DW: y.matrix(1, gpuCols), Scratch: y.place(GatedNormScratch(gpuTokens, gpuCols))}
 	y.measure(b, "gated norm grad", 5*unit, func(s device.Stream) { GatedRMSNormGrad(s, m) })
 }

@@ -1,5 +1,5 @@
-// This file owns the check of device code without a GPU: sources compiled for the
-// host must do what the twins do.
+// This file owns the check of device code without a GPU: sources compiled for the host
+// must compute what the twins compute.
 
 package nn
 
@@ -15,7 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/ptx"
 )
 
-// encode is a trial as the program reads it.
+// encode returns a trial in the form that the program reads.
 func encode(t *testing.T, x *trial, ops []tapeOp, p *tensorProgram) (in []byte) {
 	word := func(v uint64) { in = binary.LittleEndian.AppendUint64(in, v) }
 	word(uint64(len(x.data)))
@@ -30,7 +30,7 @@ func encode(t *testing.T, x *trial, ops []tapeOp, p *tensorProgram) (in []byte) 
 			args[0], args[1] = uint64(op.fill.Addr()), uint64(op.fill.Len)
 		} else {
 			word(uint64(p.entry(t, op.Launch)))
-			// Any grid will do, and a small one is soon done.
+			// Any grid is correct, and a small one is fast.
 			word(min(uint64(op.Grid[0]), 1+x.Uint64N(5)))
 			word(uint64(op.Block[0]))
 			copy(args[:], op.Args())
@@ -42,8 +42,8 @@ func encode(t *testing.T, x *trial, ops []tapeOp, p *tensorProgram) (in []byte) 
 	return append(in, x.data...)
 }
 
-// Every kernel's source, run on the host, gives what its twin gives, whatever the grid:
-// for odd shapes, pitches, alignments and mixes of types. SPEC S6.3
+// Every kernel's source, compiled for the host, computes what its twin computes, for any
+// grid, odd shapes, pitches, alignments and mixes of types. SPEC S6.3
 func TestSourcesOnTheHost(t *testing.T) {
 	for source, kinds := range deviceCode() {
 		t.Run(source, func(t *testing.T) {

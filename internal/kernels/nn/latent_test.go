@@ -13,9 +13,9 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Spread and gather are one linear map and its transpose: <spread(x), y> is
-// <x, gather(y)>. Whole numbers make both exact, and spreading is compared column by
-// column, so that both are right if this holds.
+// Spread and gather are a linear map and its transpose: <spread(x), y> is <x, gather(y)>.
+// Integers make both exact. Spreading is compared column by column, so both are right if
+// this holds.
 func TestLatentColumns(t *testing.T) {
 	dev := attentionDevice(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -37,7 +37,7 @@ func TestLatentColumns(t *testing.T) {
 			}
 			return f
 		}
-		// One row is drawn; the others are it, shifted.
+		// One row is drawn, and the others are shifted copies of it.
 		repeat := func(m Matrix) []float64 {
 			one, all := draw(m.Cols), []float64(nil)
 			for r := range rows {
@@ -90,7 +90,7 @@ func TestLatentColumns(t *testing.T) {
 func TestLatentRefuses(t *testing.T) {
 	x := newAttentionLab(t, attentionDevice(t), attentionCase{batch: 1, seq: 4, heads: 1, kvHeads: 1, keyDim: 4, valueDim: 2})
 	defer x.close()
-	// A row of 4 columns and one of 2: keys of 2 + 2 numbers and values of 2.
+	// A row has 4 columns and another has 2: keys of 2 + 2 numbers and values of 2.
 	l := Latent{K: x.Q, V: x.V, KV: x.K, Shared: x.V, Heads: 1, Nope: 2}
 	l.launch(&spreadKernel, device.Write, device.Read)
 	for name, spoil := range map[string]func(l *Latent){
@@ -112,10 +112,10 @@ func TestLatentRefuses(t *testing.T) {
 	}
 }
 
-// latentTrial is the kind of trial of either direction.
+// latentTrial returns the kind of trial for one direction.
 func latentTrial(issue func(device.Stream, Latent)) kind {
 	return func(x *trial) func(device.Stream) {
-		t, rows, heads := x.number(), x.upto(9, 400), 1+x.IntN(5)
+		t, rows, heads := x.number(), x.atMost(9, 400), 1+x.IntN(5)
 		nope, rope, value := 1+x.IntN(40), 1+x.IntN(40), 1+x.IntN(40)
 		packed := x.matrix(t, rows, heads*(nope+rope+value))
 		l := Latent{

@@ -10,15 +10,16 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// begin empties the yard for one draw of a property, which is all that its numbers
-// depend on. Now and then every launch is checked for bytes that it does not declare.
+// begin empties the yard for one draw of a property. The numbers depend on the draw
+// alone. Some draws check that every launch uses only bytes that it declares.
 func begin(t *rapid.T, y *yard) {
 	y.reset(t)
 	y.rng = rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 	y.strict = rapid.IntRange(0, 4).Draw(t, "strict") == 0
 }
 
-// nearSized is near where the terms of sums are larger than the sums: size is theirs.
+// nearSized is near for sums whose terms are larger than the sums. size is the size of
+// the terms.
 func nearSized(t failing, what string, m Matrix, want []float64, size float64) {
 	t.Helper()
 	for i, w := range want {
@@ -32,7 +33,7 @@ func nearSized(t failing, what string, m Matrix, want []float64, size float64) {
 	}
 }
 
-// largest is the largest of absolute values.
+// largest returns the largest absolute value.
 func largest(x []float64) (most float64) {
 	for _, v := range x {
 		most = max(most, math.Abs(v))
@@ -40,7 +41,7 @@ func largest(x []float64) (most float64) {
 	return most
 }
 
-// slopes are the central differences of a function for each of some numbers.
+// slopes returns the central differences of a function with respect to each number.
 func slopes(x []float64, f func() float64) []float64 {
 	d := make([]float64, len(x))
 	for i, was := range x {
@@ -54,7 +55,7 @@ func slopes(x []float64, f func() float64) []float64 {
 	return d
 }
 
-// inner is the sum of products.
+// inner returns the inner product.
 func inner(a, b []float64) (sum float64) {
 	for i := range a {
 		sum += a[i] * b[i]
@@ -62,7 +63,7 @@ func inner(a, b []float64) (sum float64) {
 	return sum
 }
 
-// drawn are n numbers as a type holds them.
+// drawn returns n numbers that a type can represent.
 func drawn(y *yard, kind kernels.Number, n int) []float64 {
 	x := make([]float64, n)
 	for i := range x {
@@ -75,7 +76,7 @@ func drawType(t *rapid.T, what string) kernels.Number {
 	return rapid.SampledFrom(numbers).Draw(t, what)
 }
 
-// norm64 is the definition.
+// norm64 computes a norm by the definition.
 func norm64(x, w []float64, epsilon float64) []float64 {
 	y, n := make([]float64, len(x)), len(w)
 	for at := 0; at < len(x); at += n {
@@ -94,7 +95,7 @@ func TestRMSNorm(t *testing.T) {
 		rows, width, heads := rapid.IntRange(1, 7).Draw(t, "rows"), rapid.IntRange(1, 90).Draw(t, "width"), rapid.IntRange(1, 3).Draw(t, "heads")
 		tx, tw := drawType(t, "x"), drawType(t, "w")
 		x, w := drawn(y, tx, rows*width*heads), drawn(y, tw, width)
-		n := Norm{X: lay(y, tx, width*heads, x), W: lay(y, tw, width, w), Epsilon: 1e-3}
+		n := Norm{X: placeMatrix(y, tx, width*heads, x), W: placeMatrix(y, tw, width, w), Epsilon: 1e-3}
 		n.Y = y.matrix(drawType(t, "y"), rows, width*heads)
 		if rapid.Bool().Draw(t, "in place") {
 			n.Y = n.X
@@ -104,7 +105,8 @@ func TestRMSNorm(t *testing.T) {
 	})
 }
 
-// The gradient is the slope of the definition, whatever it is added to and put over.
+// The gradient is the slope of the definition, whatever it is added to and wherever it is
+// stored.
 func TestRMSNormGrad(t *testing.T) {
 	y := newYard(t, 1<<18)
 	rapid.Check(t, func(t *rapid.T) {
@@ -121,11 +123,12 @@ func normGradCase(t *rapid.T, y *yard, rows, width, cols int) {
 	const epsilon = 0.02
 	tx, tw, ty := drawType(t, "x"), drawType(t, "w"), drawType(t, "dy")
 	x, w, dy := drawn(y, tx, rows*cols), drawn(y, tw, width), drawn(y, ty, rows*cols)
-	n := NormGrad{X: lay(y, tx, cols, x), W: lay(y, tw, width, w), DY: lay(y, ty, cols, dy), Epsilon: epsilon}
+	n := NormGrad{X: placeMatrix(y, tx, cols, x), W: placeMatrix(y, tw, width, w), DY: placeMatrix(y, ty, cols, dy), Epsilon: epsilon}
 	n.DX = y.matrix(drawType(t, "dx"), rows, cols)
-	n.Scratch = take[float32](y, int(NormScratch(rows, width)/4))
+	n.Scratch = place[float32](y, int(NormScratch(rows, width)/4))
 	wantX := make([]float64, len(x))
-	// The loss of one row at a time: others do not depend on its numbers.
+	// The loss is computed one row at a time, because other rows do not depend on its
+	// numbers.
 	for at := 0; at < len(x); at += cols {
 		row := x[at : at+cols]
 		copy(wantX[at:], slopes(row, func() float64 { return inner(dy[at:at+cols], norm64(row, w, epsilon)) }))
@@ -133,14 +136,14 @@ func normGradCase(t *rapid.T, y *yard, rows, width, cols int) {
 	wantW := slopes(w, func() float64 { return inner(dy, norm64(x, w, epsilon)) })
 	tdw := drawType(t, "dw")
 	was := drawn(y, tdw, width)
-	n.DW = lay(y, tdw, width, was)
+	n.DW = placeMatrix(y, tdw, width, was)
 	for i, v := range was {
 		wantW[i] += v
 	}
 	if rapid.Bool().Draw(t, "plus") {
 		tp := drawType(t, "plus type")
 		plus := drawn(y, tp, rows*cols)
-		n.Plus = lay(y, tp, cols, plus)
+		n.Plus = placeMatrix(y, tp, cols, plus)
 		for i, v := range plus {
 			wantX[i] += v
 		}
@@ -154,8 +157,8 @@ func normGradCase(t *rapid.T, y *yard, rows, width, cols int) {
 		}
 	}
 	RMSNormGrad(y, n)
-	// Terms of dx are dy w r, and r is below 1/sqrt(epsilon); those of dw are dy x r,
-	// of which x r is below the root of the width, and their errors add up at random.
+	// The terms of dx are dy w r, and r is below 1/sqrt(epsilon). Those of dw are dy x r,
+	// where x r is below the root of the width, and their errors add up at random.
 	nearSized(t, "dx", n.DX, wantX, largest(dy)*largest(w)/math.Sqrt(epsilon))
 	nearSized(t, "dw", n.DW, wantW, largest(dy)*math.Sqrt(float64(rows*cols)))
 }
@@ -168,7 +171,7 @@ func TestNormRefuses(t *testing.T) {
 		"a weight that is uneven": func() { RMSNorm(y, Norm{Y: m(2, 8), X: m(2, 8), W: m(1, 3)}) },
 		"a result of other shape": func() { RMSNorm(y, Norm{Y: m(2, 7), X: m(2, 8), W: m(1, 8)}) },
 		"too little scratch": func() {
-			RMSNormGrad(y, NormGrad{DX: m(2, 8), X: m(2, 8), W: m(1, 8), DW: m(1, 8), DY: m(2, 8), Scratch: take[float32](y, 7)})
+			RMSNormGrad(y, NormGrad{DX: m(2, 8), X: m(2, 8), W: m(1, 8), DW: m(1, 8), DY: m(2, 8), Scratch: place[float32](y, 7)})
 		},
 	} {
 		wantPanic(t, name, f)

@@ -17,8 +17,8 @@ func TestHyperEncode(t *testing.T) {
 	}
 }
 
-// An update is that of the definition, with and without clipping and decay, and leaves
-// the weights in the parameters' type.
+// An update follows the definition, with and without clipping and decay, and stores the
+// weights in the parameters' type.
 func TestAdamW(t *testing.T) {
 	y := newYard(t, 1<<18)
 	rapid.Check(t, func(t *rapid.T) {
@@ -32,8 +32,8 @@ func TestAdamW(t *testing.T) {
 		h := Hyper{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-6, Decay: 0.1, Correct1: 1.5, Correct2: 1.25, Clip: rapid.SampledFrom([]float32{0, 0.5, 1e6}).Draw(t, "clip")}
 		run := func(x []float64) Matrix { return solid(y, kernels.F32, n, x) }
 		mw, mm, mv := run(w), run(m), run(v)
-		a := Adam{W: mw.Range, M: mm.Range, V: mv.Range, G: solid(y, gt, n, g).Range, GType: gt, Hyper: take[float32](y, 8), NoDecay: rapid.Bool().Draw(t, "no decay")}
-		copy(at[byte](a.Hyper), h.Encode())
+		a := Adam{W: mw.Range, M: mm.Range, V: mv.Range, G: solid(y, gt, n, g).Range, GType: gt, Hyper: place[float32](y, 8), NoDecay: rapid.Bool().Draw(t, "no decay")}
+		copy(numbersAt[byte](a.Hyper), h.Encode())
 		factor, decay := 1.0, float64(h.Decay)
 		if a.NoDecay {
 			decay = 0
@@ -74,8 +74,8 @@ func TestAddSquares(t *testing.T) {
 		n, kind := rapid.OneOf(rapid.IntRange(1, 300), rapid.SampledFrom([]int{squaresRun, squaresRun + 1, 3*squaresRun - 5})).Draw(t, "n"), drawType(t, "type")
 		y.strict = y.strict && n < 1000
 		x, sum := drawn(y, kind, n), put(y, []float32{2})
-		AddSquares(y, Squares{Sum: sum, X: solid(y, kind, n, x).Range.Slice(0, kind.Size()*memory.Bytes(n)), Type: kind, Scratch: take[float32](y, int(SquaresScratch(n)/4))})
-		if got, want := float64(at[float32](sum)[0]), 2+inner(x, x); !within(got, want, 1e-6*want) {
+		AddSquares(y, Squares{Sum: sum, X: solid(y, kind, n, x).Range.Slice(0, kind.Size()*memory.Bytes(n)), Type: kind, Scratch: place[float32](y, int(SquaresScratch(n)/4))})
+		if got, want := float64(numbersAt[float32](sum)[0]), 2+inner(x, x); !within(got, want, 1e-6*want) {
 			t.Fatalf("the sum of squares is %v, want %v", got, want)
 		}
 	})
@@ -83,7 +83,7 @@ func TestAddSquares(t *testing.T) {
 
 func TestUpdatesRefuse(t *testing.T) {
 	y := newYard(t, 1<<14)
-	good := Adam{W: take[float32](y, 4), M: take[float32](y, 4), V: take[float32](y, 4), G: take[float32](y, 4), Hyper: take[float32](y, 8)}
+	good := Adam{W: place[float32](y, 4), M: place[float32](y, 4), V: place[float32](y, 4), G: place[float32](y, 4), Hyper: place[float32](y, 8)}
 	AdamW(y, good)
 	for name, change := range map[string]func(a *Adam){
 		"no weights":       func(a *Adam) { a.W.Len = 0 },

@@ -1,5 +1,5 @@
-// This file owns the tests of the compiled kernels: that they are fresh, and what
-// can be known of them without a GPU.
+// This file owns the tests of the compiled kernels: they are up to date, and they have
+// the properties that can be checked without a GPU.
 
 package nn
 
@@ -14,8 +14,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/ptx"
 )
 
-// Stale PTX is found also where there is no compiler: the digest of the sources
-// stands in it.
+// Stale PTX is found even without a compiler, because the PTX contains the digest of its
+// sources.
 func TestPTXBelongsToItsSource(t *testing.T) {
 	sources, err := ptx.Sources(".")
 	if err != nil {
@@ -38,8 +38,8 @@ func TestPTXBelongsToItsSource(t *testing.T) {
 			if ptx.DigestOf(string(text)) != want {
 				t.Errorf("the PTX of %s was made from another source; run go generate ./internal/kernels/...", s.Name)
 			}
-			// A kernel calls nothing that is not there, and keeps its variables in
-			// registers. The pool that a launch asks for is the one thing outside.
+			// A kernel calls no missing function and keeps its variables in registers.
+			// Its only external symbol is the pool of shared memory.
 			rest := strings.Replace(string(text), ".extern .shared", "", 1)
 			for _, word := range []string{".extern", ".func", "call", ".local"} {
 				if strings.Contains(rest, word) {

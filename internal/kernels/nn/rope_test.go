@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// rope64 is the definition, on rows of cols numbers.
+// rope64 rotates rows of cols numbers by the definition.
 func rope64(x []float64, cols int, r Rotation, theta float64) []float64 {
 	y := append([]float64(nil), x...)
 	for row := range len(x) / cols {
@@ -26,8 +26,8 @@ func rope64(x []float64, cols int, r Rotation, theta float64) []float64 {
 	return y
 }
 
-// A rotation is that of the definition, leaves other columns as they are, and turned
-// back is the gradient.
+// A rotation follows the definition and leaves other columns unchanged. The reverse
+// rotation is its gradient.
 func TestRope(t *testing.T) {
 	y := newYard(t, 1<<18)
 	rapid.Check(t, func(t *rapid.T) {
@@ -39,14 +39,14 @@ func TestRope(t *testing.T) {
 		kind := drawType(t, "type")
 		r.Table = put(y, RopeTable(r.Seq, r.Width, theta))
 		x := drawn(y, kind, rows*cols)
-		r.X = lay(y, kind, cols, x)
+		r.X = placeMatrix(y, kind, cols, x)
 		Rope(y, r)
 		near(t, "rotated", r.X, rope64(x, cols, r, theta), 3e-7)
 		dy := drawn(y, kind, rows*cols)
 		back := r
-		back.X, back.Inverse = lay(y, kind, cols, dy), true
+		back.X, back.Inverse = placeMatrix(y, kind, cols, dy), true
 		Rope(y, back)
-		// Of the first row with a turn, so that it takes little time.
+		// Only the first row with a rotation is compared, to save time.
 		row := min(1, rows-1)
 		mine := x[row*cols : (row+1)*cols]
 		want := slopes(mine, func() float64 {
@@ -58,7 +58,7 @@ func TestRope(t *testing.T) {
 
 func TestRopeRefuses(t *testing.T) {
 	y := newYard(t, 1<<14)
-	good := Rotation{X: y.matrix(kernels.F32, 4, 32), Heads: 2, Head: 16, Width: 16, Seq: 4, Table: take[float32](y, 64)}
+	good := Rotation{X: y.matrix(kernels.F32, 4, 32), Heads: 2, Head: 16, Width: 16, Seq: 4, Table: place[float32](y, 64)}
 	Rope(y, good)
 	for name, change := range map[string]func(r *Rotation){
 		"an odd width":    func(r *Rotation) { r.Width = 15 },

@@ -1,5 +1,5 @@
-// This file owns the tests of routing: against definitions in float64, and
-// gradients against central differences of them.
+// This file owns the tests of routing: results against definitions in float64, and
+// gradients against their central differences.
 
 package nn
 
@@ -17,7 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// drawRouting is a routing of random logits, of which some are equal.
+// drawRouting draws a routing with random logits, some of which are equal.
 func drawRouting(t *rapid.T, y *yard) Routing {
 	y.reset(t)
 	seed := rapid.Uint64().Draw(t, "seed")
@@ -47,15 +47,15 @@ func drawRouting(t *rapid.T, y *yard) Routing {
 		}
 		r.Bias = put(y, bias)
 	}
-	r.Index, r.Weight = take[uint32](y, tokens*r.TopK), take[float32](y, tokens*r.TopK)
+	r.Index, r.Weight = place[uint32](y, tokens*r.TopK), place[float32](y, tokens*r.TopK)
 	if rapid.Bool().Draw(t, "load") {
 		r.Load = put(y, make([]uint32, experts))
-		at[uint32](r.Load)[0] = 7
+		numbersAt[uint32](r.Load)[0] = 7
 	}
 	return r
 }
 
-// row64 is a row of a matrix in float64.
+// row64 returns a row of a matrix in float64.
 func (m Matrix) row64(i int) []float64 {
 	v := make([]float64, m.Cols)
 	for j := range v {
@@ -64,7 +64,7 @@ func (m Matrix) row64(i int) []float64 {
 	return v
 }
 
-// scores64 is the definition of scores.
+// scores64 computes scores by the definition.
 func scores64(logits []float64, sigmoid bool) []float64 {
 	v, sum := make([]float64, len(logits)), 0.0
 	for i, x := range logits {
@@ -81,7 +81,7 @@ func scores64(logits []float64, sigmoid bool) []float64 {
 	return v
 }
 
-// weights64 is the definition of weights.
+// weights64 computes weights by the definition.
 func weights64(r Routing, scores []float64, chosen []uint32) []float64 {
 	w, sum := make([]float64, len(chosen)), 0.0
 	for k, e := range chosen {
@@ -97,7 +97,7 @@ func weights64(r Routing, scores []float64, chosen []uint32) []float64 {
 	return w
 }
 
-// chosenBySorting are the experts of a token, found by sorting all of them.
+// chosenBySorting returns the experts of a token, found by sorting all of them.
 func chosenBySorting(r Routing, token int) []uint32 {
 	v := make([]float32, r.Scores.Cols)
 	all := make([]uint32, len(v))
@@ -105,7 +105,7 @@ func chosenBySorting(r Routing, token int) []uint32 {
 		all[e] = uint32(e)
 		v[e] = r.Scores.get(token, e)
 		if r.Bias.Buf != nil {
-			v[e] += at[float32](r.Bias)[e]
+			v[e] += numbersAt[float32](r.Bias)[e]
 		}
 		if v[e] != v[e] {
 			v[e] = float32(math.Inf(-1))
@@ -138,24 +138,24 @@ func TestRoute(t *testing.T) {
 					t.Fatalf("score of token %d and expert %d is %g, want %g", i, e, s, want[i][e])
 				}
 			}
-			index := at[uint32](r.Index)[i*r.TopK:][:r.TopK]
+			index := numbersAt[uint32](r.Index)[i*r.TopK:][:r.TopK]
 			if best := chosenBySorting(r, i); !slices.Equal(index, best) {
 				t.Fatalf("token %d uses %v, want %v", i, index, best)
 			}
 			for k, w := range weights64(r, r.Scores.row64(i), index) {
-				if got := at[float32](r.Weight)[i*r.TopK+k]; !within(float64(got), w, 1e-6*w) {
+				if got := numbersAt[float32](r.Weight)[i*r.TopK+k]; !within(float64(got), w, 1e-6*w) {
 					t.Fatalf("weight %d of token %d is %g, want %g", k, i, got, w)
 				}
 				load[index[k]]++
 			}
 		}
-		if r.Load.Buf != nil && !slices.Equal(at[uint32](r.Load), load) {
-			t.Fatalf("load is %v, want %v", at[uint32](r.Load), load)
+		if r.Load.Buf != nil && !slices.Equal(numbersAt[uint32](r.Load), load) {
+			t.Fatalf("load is %v, want %v", numbersAt[uint32](r.Load), load)
 		}
 	})
 }
 
-// Numbers that are none, or not finite, still choose experts that exist, each once.
+// Logits that are NaN or infinite still choose experts that exist, each once.
 func TestRouteOfBrokenLogits(t *testing.T) {
 	y := newYard(t, 1<<14)
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
@@ -166,9 +166,9 @@ func TestRouteOfBrokenLogits(t *testing.T) {
 			y.reset(t)
 			r := Routing{TopK: 3, Sigmoid: sigmoid, Normalise: true, Factor: 1}
 			r.Logits = NewMatrix(put(y, logits), kernels.F32, 1, 4)
-			r.Scores, r.Index, r.Weight = r.Logits, take[uint32](y, 3), take[float32](y, 3)
+			r.Scores, r.Index, r.Weight = r.Logits, place[uint32](y, 3), place[float32](y, 3)
 			Route(y, r)
-			index := at[uint32](r.Index)
+			index := numbersAt[uint32](r.Index)
 			if want := chosenBySorting(r, 0); !slices.Equal(index, want) {
 				t.Errorf("%v: chosen are %v, want %v", logits, index, want)
 			}
@@ -176,16 +176,16 @@ func TestRouteOfBrokenLogits(t *testing.T) {
 	}
 }
 
-// Scores that have all vanished give weights and gradients of zero, not of nothing.
+// Scores that are all zero give weights and gradients of zero, not NaN.
 func TestRouteOfVanishedScores(t *testing.T) {
 	y := newYard(t, 1<<14)
-	r := Routing{TopK: 2, Sigmoid: true, Normalise: true, Factor: 1, Index: take[uint32](y, 2), Weight: take[float32](y, 2)}
+	r := Routing{TopK: 2, Sigmoid: true, Normalise: true, Factor: 1, Index: place[uint32](y, 2), Weight: place[float32](y, 2)}
 	r.Logits = NewMatrix(put(y, []float32{-200, -300, -200}), kernels.F32, 1, 3)
 	r.Scores = r.Logits
 	Route(y, r)
-	g := RoutingGrad{Routing: r, DWeight: put(y, []float32{1, -1}), DLogits: y.matrix(kernels.F32, 1, 3), Balance: 1, Scale: 1, Scratch: take[float32](y, 4)}
+	g := RoutingGrad{Routing: r, DWeight: put(y, []float32{1, -1}), DLogits: y.matrix(kernels.F32, 1, 3), Balance: 1, Scale: 1, Scratch: place[float32](y, 4)}
 	RouteGrad(y, g)
-	if w := at[float32](r.Weight); w[0] != 0 || w[1] != 0 {
+	if w := numbersAt[float32](r.Weight); w[0] != 0 || w[1] != 0 {
 		t.Errorf("weights are %v", w)
 	}
 	for e, d := range g.DLogits.row64(0) {
@@ -195,7 +195,7 @@ func TestRouteOfVanishedScores(t *testing.T) {
 	}
 }
 
-// auxiliary is the definition of the loss that balances experts, without Balance.
+// auxiliary computes the loss that balances experts by the definition, without Balance.
 func auxiliary(scores [][]float64, chosen []uint32, topK int, sigmoid bool) float64 {
 	tokens, experts := len(scores), len(scores[0])
 	times, mean := make([]float64, experts), make([]float64, experts)
@@ -221,7 +221,7 @@ func auxiliary(scores [][]float64, chosen []uint32, topK int, sigmoid bool) floa
 	return loss
 }
 
-// Gradients are those of the definition, with the choice held. SPEC S3.4
+// Gradients follow the definition, with the choice of experts held fixed. SPEC S3.4
 func TestRouteGrad(t *testing.T) {
 	y := newYard(t, 1<<16)
 	rapid.Check(t, func(t *rapid.T) {
@@ -229,16 +229,16 @@ func TestRouteGrad(t *testing.T) {
 		tokens, experts := r.Logits.Rows, r.Logits.Cols
 		Route(y, r)
 		g := RoutingGrad{Routing: r, DLogits: y.matrix(kernels.F32, tokens, experts), Scale: 4}
-		g.Logits = Matrix{} // the backward pass has no use for them
+		g.Logits = Matrix{} // the backward pass does not use them
 		dweight := make([]float32, tokens*r.TopK)
 		for i := range dweight {
 			dweight[i] = float32(y.rng.NormFloat64())
 		}
 		g.DWeight = put(y, dweight)
-		index := slices.Clone(at[uint32](r.Index))
+		index := slices.Clone(numbersAt[uint32](r.Index))
 		if rapid.Bool().Draw(t, "balance") {
 			g.Balance = 0.5 * g.Scale
-			g.Scratch = take[byte](y, 4+int(RouteScratch(tokens, experts)))
+			g.Scratch = place[byte](y, 4+int(RouteScratch(tokens, experts)))
 			g.Scratch = g.Scratch.Slice(memory.Bytes(-g.Scratch.Addr()&3), RouteScratch(tokens, experts))
 			g.Loss = put(y, []float32{3})
 		}
@@ -273,7 +273,7 @@ func TestRouteGrad(t *testing.T) {
 				logits[i][e] = x - h
 				want := (up - loss()) / (2 * h)
 				logits[i][e] = x
-				// Weights of a few small scores have gradients that are differences of
+				// The gradients of weights of a few small scores are differences of
 				// numbers as large as Factor.
 				if got := float64(g.DLogits.get(i, e)); !within(got, want, 2e-5) {
 					t.Fatalf("gradient of token %d and expert %d is %g, want %g", i, e, got, want)
@@ -282,7 +282,7 @@ func TestRouteGrad(t *testing.T) {
 		}
 		if g.Loss.Buf != nil {
 			want := 3 + float64(g.Balance/g.Scale)*auxiliary(all(), index, r.TopK, r.Sigmoid)
-			if got := float64(at[float32](g.Loss)[0]); !within(got, want, 1e-5) {
+			if got := float64(numbersAt[float32](g.Loss)[0]); !within(got, want, 1e-5) {
 				t.Fatalf("loss is %g, want %g", got, want)
 			}
 		}
@@ -314,10 +314,10 @@ func TestUpdateBias(t *testing.T) {
 				bias[i] -= 0.25
 			}
 		}
-		if got := at[float32](r.Bias); !slices.Equal(got, bias) {
+		if got := numbersAt[float32](r.Bias); !slices.Equal(got, bias) {
 			t.Fatalf("bias is %v, want %v", got, bias)
 		}
-		if got := at[uint32](r.Load); slices.Max(got) != 0 {
+		if got := numbersAt[uint32](r.Load); slices.Max(got) != 0 {
 			t.Fatalf("load is left at %v", got)
 		}
 	})
@@ -333,10 +333,10 @@ func TestRouteThreads(t *testing.T) {
 			r := Routing{TopK: topK, Sigmoid: sigmoid, Normalise: true, Factor: 1}
 			r.Logits, r.Scores = y.matrix(kernels.F32, tokens, experts), y.matrix(kernels.F32, tokens, experts)
 			y.fill(r.Logits, func() float32 { return float32(y.rng.NormFloat64()) })
-			r.Index, r.Weight, r.Load = take[uint32](y, tokens*topK), take[float32](y, tokens*topK), put(y, make([]uint32, experts))
+			r.Index, r.Weight, r.Load = place[uint32](y, tokens*topK), place[float32](y, tokens*topK), put(y, make([]uint32, experts))
 			Route(y, r)
 			g := RoutingGrad{Routing: r, DWeight: r.Weight, DLogits: y.matrix(kernels.F32, tokens, experts), Balance: 0.1, Scale: 1}
-			g.Scratch, g.Loss = take[float32](y, tokens+experts), put(y, []float32{0})
+			g.Scratch, g.Loss = place[float32](y, tokens+experts), put(y, []float32{0})
 			RouteGrad(y, g)
 			return bytes.Clone(y.memory)
 		})

@@ -14,7 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// rowsModel is where things belong: one list an expert, in order.
+// rowsModel is where rows belong: one list for each expert, in order.
 type rowsModel struct {
 	lists             [][]uint32 // what an expert is given
 	group, slot, room int        // group zero: all experts
@@ -22,11 +22,11 @@ type rowsModel struct {
 	source            []uint32
 	place             map[uint32]uint32
 	count             uint64
-	lost              bool // for want of room
+	lost              bool // for lack of room
 }
 
-// lay gives each its row, or none.
-func (m *rowsModel) lay() {
+// assignRows assigns a row to each entry, or none.
+func (m *rowsModel) assignRows() {
 	if m.slot == 0 {
 		m.group = len(m.lists)
 	}
@@ -63,7 +63,7 @@ func (m *rowsModel) lay() {
 	}
 }
 
-// placed are the rows of 0 to n.
+// placed returns the rows of entries 0 to n.
 func (m *rowsModel) placed(n int) (rows []uint32) {
 	for i := range uint32(n) {
 		row, ok := m.place[i]
@@ -75,35 +75,35 @@ func (m *rowsModel) placed(n int) (rows []uint32) {
 	return rows
 }
 
-// compare fails unless a kernel gave what the model gives.
+// compare fails unless a kernel agrees with the model.
 func (m *rowsModel) compare(t failing, seg, source, place, count device.Range) {
 	t.Helper()
-	if got := at[[2]uint32](seg); !slices.Equal(got, m.seg) {
+	if got := numbersAt[[2]uint32](seg); !slices.Equal(got, m.seg) {
 		t.Fatalf("segments are %v, want %v", got, m.seg)
 	}
-	if got := at[uint32](source); !slices.Equal(got, m.source) {
+	if got := numbersAt[uint32](source); !slices.Equal(got, m.source) {
 		t.Fatalf("sources are %v, want %v", got, m.source)
 	}
-	if got, want := at[uint32](place), m.placed(int(place.Len)/4); !slices.Equal(got, want) {
+	if got, want := numbersAt[uint32](place), m.placed(int(place.Len)/4); !slices.Equal(got, want) {
 		t.Fatalf("places are %v, want %v", got, want)
 	}
-	if got := at[uint64](count)[0]; got != m.count || m.lost != (got > uint64(m.room)) {
+	if got := numbersAt[uint64](count)[0]; got != m.count || m.lost != (got > uint64(m.room)) {
 		t.Fatalf("count is %d, want %d; lost in %d rows: %v", got, m.count, m.room, m.lost)
 	}
-	for row, from := range at[uint32](source) {
-		if from != None && at[uint32](place)[from] != uint32(row) {
-			t.Fatalf("row %d comes from %d, which went to %d", row, from, at[uint32](place)[from])
+	for row, from := range numbersAt[uint32](source) {
+		if from != None && numbersAt[uint32](place)[from] != uint32(row) {
+			t.Fatalf("row %d comes from %d, which went to %d", row, from, numbersAt[uint32](place)[from])
 		}
 	}
-	for _, s := range at[[2]uint32](seg) {
+	for _, s := range numbersAt[[2]uint32](seg) {
 		if int(s[0])+int(s[1]) > m.room {
 			t.Fatalf("segment %v ends beyond %d rows", s, m.room)
 		}
 	}
 }
 
-// Segments, sources and places for every layout, with drops for capacity and for want of
-// room. SPEC S1.1 S1.6
+// Segments, sources and places are right for every layout, with rows dropped for capacity
+// and for lack of room. SPEC S1.1 S1.6
 func TestSortRows(t *testing.T) {
 	y := newYard(t, 1<<18)
 	rapid.Check(t, func(t *rapid.T) {
@@ -118,7 +118,7 @@ func TestSortRows(t *testing.T) {
 		all := o.First + o.Experts + rapid.IntRange(0, 3).Draw(t, "others")
 		index := make([]uint32, pairs)
 		for i := range index {
-			// The smaller of two: the first experts are chosen most.
+			// Taking the smaller of two draws makes the first experts the most common.
 			index[i] = uint32(min(y.rng.IntN(all), y.rng.IntN(all)))
 			if y.rng.IntN(50) == 0 {
 				index[i] = None
@@ -142,15 +142,15 @@ func TestSortRows(t *testing.T) {
 				m.lists[e] = append(m.lists[e], uint32(i))
 			}
 		}
-		m.lay()
+		m.assignRows()
 		o.Index = put(y, index)
-		o.Seg = Segments{take[uint32](y, 2*o.Experts), o.Experts}
-		o.Source, o.Place = take[uint32](y, o.Room), take[uint32](y, pairs)
-		o.Count, o.Counts = take[uint64](y, 1), take[uint32](y, o.Experts)
-		o.Scratch = take[uint32](y, int(SortScratch(o.Tokens, o.TopK, o.Experts)/4))
+		o.Seg = Segments{place[uint32](y, 2*o.Experts), o.Experts}
+		o.Source, o.Place = place[uint32](y, o.Room), place[uint32](y, pairs)
+		o.Count, o.Counts = place[uint64](y, 1), place[uint32](y, o.Experts)
+		o.Scratch = place[uint32](y, int(SortScratch(o.Tokens, o.TopK, o.Experts)/4))
 		SortRows(y, o)
 		m.compare(t, o.Seg.Range, o.Source, o.Place, o.Count)
-		for e, n := range at[uint32](o.Counts) {
+		for e, n := range numbersAt[uint32](o.Counts) {
 			if int(n) != len(m.lists[e]) {
 				t.Fatalf("expert %d has %d rows, want %d", e, n, len(m.lists[e]))
 			}
@@ -158,7 +158,7 @@ func TestSortRows(t *testing.T) {
 	})
 }
 
-// Counts are not needed, and a run's rows follow those of the runs before.
+// Sorting works without counts, and the rows of a run follow those of the runs before.
 func TestSortRowsThreads(t *testing.T) {
 	threads(t, func() []byte {
 		y := newYard(t, 4<<20)
@@ -169,12 +169,12 @@ func TestSortRowsThreads(t *testing.T) {
 		for i := range index {
 			index[i] = uint32(y.rng.IntN(experts))
 		}
-		o.Index, o.Seg = put(y, index), Segments{take[uint32](y, 2*experts), experts}
-		o.Source, o.Place = take[uint32](y, o.Room), take[uint32](y, o.Room)
-		o.Scratch = take[uint32](y, int(SortScratch(tokens, topK, experts)/4))
+		o.Index, o.Seg = put(y, index), Segments{place[uint32](y, 2*experts), experts}
+		o.Source, o.Place = place[uint32](y, o.Room), place[uint32](y, o.Room)
+		o.Scratch = place[uint32](y, int(SortScratch(tokens, topK, experts)/4))
 		SortRows(y, o)
 		last := uint32(0)
-		for _, pair := range at[uint32](o.Source) {
+		for _, pair := range numbersAt[uint32](o.Source) {
 			if key := index[pair]; key < last {
 				t.Fatalf("a row of expert %d behind one of %d", key, last)
 			} else {
@@ -185,7 +185,8 @@ func TestSortRowsThreads(t *testing.T) {
 	})
 }
 
-// Rows of ranks come together by expert; what was dropped before is counted. SPEC S1.6
+// Regroup brings the rows of all ranks together by expert, and counts the rows that were
+// dropped before. SPEC S1.6
 func TestRegroup(t *testing.T) {
 	y := newYard(t, 1<<15)
 	rapid.Check(t, func(t *rapid.T) {
@@ -201,7 +202,7 @@ func TestRegroup(t *testing.T) {
 			r.Slot = rapid.IntRange(1, r.Ranks*r.Part).Draw(t, "slot")
 			r.Room = rapid.IntRange(1, min(500, r.Experts*r.Slot)).Draw(t, "room")
 		}
-		// What came, and what would have come.
+		// The rows that came, and those that would have come.
 		came := rowsModel{lists: make([][]uint32, r.Experts), group: 1, slot: r.Slot, room: r.Room}
 		sent := rowsModel{lists: make([][]uint32, r.Experts), group: 1, slot: r.Slot, room: r.Room}
 		for p := range r.Ranks {
@@ -216,21 +217,21 @@ func TestRegroup(t *testing.T) {
 				}
 			}
 		}
-		sent.lay()
-		came.lay()
+		sent.assignRows()
+		came.assignRows()
 		came.count, came.lost = sent.count, sent.lost
-		r.Counts, r.Seg = put(y, counts), Segments{take[uint32](y, 2*r.Experts), r.Experts}
-		r.Source, r.Place, r.Count = take[uint32](y, r.Room), take[uint32](y, r.Ranks*r.Part), take[uint64](y, 1)
+		r.Counts, r.Seg = put(y, counts), Segments{place[uint32](y, 2*r.Experts), r.Experts}
+		r.Source, r.Place, r.Count = place[uint32](y, r.Room), place[uint32](y, r.Ranks*r.Part), place[uint64](y, 1)
 		Regroup(y, r)
 		came.compare(t, r.Seg.Range, r.Source, r.Place, r.Count)
 	})
 }
 
-// Programmers' errors are said in a sentence.
+// A programmer's error panics with one sentence.
 func TestRowsRefuse(t *testing.T) {
 	y := newYard(t, 1<<14)
-	word := func(n int) device.Range { return take[uint32](y, n) }
-	fp := func(rows, cols int) Matrix { return NewMatrix(take[float32](y, rows*cols), kernels.F32, rows, cols) }
+	word := func(n int) device.Range { return place[uint32](y, n) }
+	fp := func(rows, cols int) Matrix { return NewMatrix(place[float32](y, rows*cols), kernels.F32, rows, cols) }
 	sorting := Sorting{Index: word(8), Tokens: 4, TopK: 2, Experts: 3, Room: 9, Seg: Segments{word(6), 3}, Source: word(9), Place: word(8), Scratch: word(3)}
 	routing := Routing{Logits: fp(4, 3), Scores: fp(4, 3), TopK: 2, Index: word(8), Weight: word(8)}
 	grad := RoutingGrad{Routing: routing, DWeight: word(8), DLogits: fp(4, 3), Balance: 1, Loss: word(1), Scratch: word(7)}

@@ -1,5 +1,5 @@
-// This file owns the benchmarks of routing and rows, each beside a plain copy of as
-// many bytes over as many threads.
+// This file owns the benchmarks of routing and rows, each beside a plain copy of the same
+// number of bytes with the same number of threads.
 
 package nn
 
@@ -12,13 +12,13 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// benchMatrix is a matrix without gaps that begins at a line of the cache.
+// benchMatrix returns a matrix without gaps that begins at a cache line.
 func benchMatrix(y *yard, kind kernels.Number, rows, cols int) Matrix {
 	y.end = (y.end/4096 + 1) * 4096
 	m := NewMatrix(y.buf.Slice(y.end, kind.Size()*memory.Bytes(rows*cols)), kind, rows, cols)
 	y.end += m.Len
-	for i := range at[uint16](m.Range) {
-		at[uint16](m.Range)[i] = 0x3f00 + uint16(i%100)
+	for i := range numbersAt[uint16](m.Range) {
+		numbersAt[uint16](m.Range)[i] = 0x3f00 + uint16(i%100)
 	}
 	return m
 }
@@ -29,7 +29,8 @@ func benchYard(b *testing.B, size int) *yard {
 	return y
 }
 
-// benchMoved times f, which moves so many bytes, and a copy of as many.
+// benchMoved times f, which moves the given number of bytes, and a copy that moves the
+// same number.
 func benchMoved(b *testing.B, name string, moved int, f func()) {
 	b.Run(name, func(b *testing.B) {
 		b.SetBytes(int64(moved))
@@ -37,7 +38,7 @@ func benchMoved(b *testing.B, name string, moved int, f func()) {
 			f()
 		}
 	})
-	// A copy of half as many bytes reads and writes as many.
+	// A copy of half the bytes reads and writes that number.
 	from, to := make([]byte, moved/2), make([]byte, moved/2)
 	for i := range from {
 		from[i] = byte(i)
@@ -102,8 +103,8 @@ func BenchmarkSortRows(b *testing.B) {
 			index[i] = uint32(y.rng.IntN(c.experts))
 		}
 		o := Sorting{Index: put(y, index), Tokens: c.tokens, TopK: c.topK, Experts: c.experts, Room: pairs}
-		o.Seg, o.Source, o.Place = Segments{take[uint32](y, 2*c.experts), c.experts}, take[uint32](y, pairs), take[uint32](y, pairs)
-		o.Scratch, o.Count = take[uint32](y, int(SortScratch(c.tokens, c.topK, c.experts)/4)), take[uint64](y, 1)
+		o.Seg, o.Source, o.Place = Segments{place[uint32](y, 2*c.experts), c.experts}, place[uint32](y, pairs), place[uint32](y, pairs)
+		o.Scratch, o.Count = place[uint32](y, int(SortScratch(c.tokens, c.topK, c.experts)/4)), place[uint64](y, 1)
 		b.Run(fmt.Sprintf("%dx%d of %d", c.tokens, c.topK, c.experts), func(b *testing.B) {
 			for b.Loop() {
 				SortRows(y, o)
@@ -121,10 +122,10 @@ func BenchmarkRoute(b *testing.B) {
 			r := Routing{TopK: c.topK, Sigmoid: sigmoid, Normalise: true, Factor: 1}
 			r.Logits, r.Scores = benchMatrix(y, kernels.F32, c.tokens, c.experts), benchMatrix(y, kernels.F32, c.tokens, c.experts)
 			y.fill(r.Logits, func() float32 { return float32(y.rng.NormFloat64()) })
-			r.Index, r.Weight, r.Load = take[uint32](y, c.tokens*c.topK), take[float32](y, c.tokens*c.topK), take[uint32](y, c.experts)
+			r.Index, r.Weight, r.Load = place[uint32](y, c.tokens*c.topK), place[float32](y, c.tokens*c.topK), place[uint32](y, c.experts)
 			r.Bias = put(y, make([]float32, c.experts))
 			g := RoutingGrad{Routing: r, DWeight: r.Weight, DLogits: benchMatrix(y, kernels.F32, c.tokens, c.experts), Balance: 0.1, Scale: 1}
-			g.Scratch = take[float32](y, c.tokens+c.experts)
+			g.Scratch = place[float32](y, c.tokens+c.experts)
 			name := fmt.Sprintf("%dx%d of %d, sigmoid %v", c.tokens, c.topK, c.experts, sigmoid)
 			bytes := 8 * c.tokens * c.experts
 			benchMoved(b, name, bytes, func() { Route(y, r) })

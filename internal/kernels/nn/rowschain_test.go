@@ -1,6 +1,6 @@
-// This file owns the tests of the way of tokens through experts as a whole: routed,
-// sorted, sent to the ranks of their experts, and back, against a dense mixture in
-// float64.
+// This file owns the tests of the whole path of tokens through experts: they are routed,
+// sorted, sent to the ranks of their experts, and sent back. The reference is a dense
+// mixture in float64.
 
 package nn
 
@@ -53,7 +53,7 @@ func (x *site) free() {
 	x.bufs = nil
 }
 
-// words and floats are room with something in it that is not zero.
+// words and floats return memory that does not hold zeros.
 func (x *site) words(n int) device.Range {
 	v := make([]uint32, n)
 	for i := range v {
@@ -76,7 +76,7 @@ type mixture struct {
 
 func (m *mixture) factor(e, c int) float32 { return 1 + float32(e) + float32(c%3)/4 }
 
-// dense gives what each token of a rank becomes: the sum over all experts, most of
+// dense returns the output of each token of a rank: the sum over all experts, most of
 // which have no weight.
 func (m *mixture) dense(rank int, index []uint32) (y []float64) {
 	r := Routing{TopK: m.topK, Sigmoid: m.sigmoid, Normalise: true, Factor: 1}
@@ -101,14 +101,14 @@ func (m *mixture) dense(rank int, index []uint32) (y []float64) {
 	return y
 }
 
-// sender is what a rank keeps of the way out for the way back.
+// sender is what a rank keeps from dispatch for the return of its rows.
 type sender struct {
 	Routing
 	Sorting
 	rows Matrix // with a slot for each rank
 }
 
-// send routes a rank's tokens and brings them into the order of the ranks of experts.
+// send routes a rank's tokens and sorts them by the rank of their experts.
 func (m *mixture) send(x *site, rank, part int) sender {
 	pairs, room := m.tokens*m.topK, m.ranks*part
 	s := sender{Routing: Routing{TopK: m.topK, Sigmoid: m.sigmoid, Normalise: true, Factor: 1}}
@@ -137,7 +137,7 @@ func exchange(x *site, to, from []device.Range) {
 	}
 }
 
-// work is what the experts of a rank do to the rows that came.
+// work computes the experts of a rank on the rows that came.
 func (m *mixture) work(x *site, rank, part, slot, room int, came Matrix, counts device.Range, back Matrix) {
 	r := Regrouping{
 		Counts: counts, Ranks: m.ranks, Experts: m.local, Part: part, Slot: slot, Room: room,
@@ -161,7 +161,8 @@ func (m *mixture) work(x *site, rank, part, slot, room int, came Matrix, counts 
 	TakeRows(x, Taking{Dst: back, Src: done, Source: r.Place, Every: 1})
 }
 
-// receive weighs the rows that came back and gives each token the sum of its own.
+// receive multiplies the rows that came back by their weights and returns the sum for
+// each token.
 func (m *mixture) receive(x *site, s sender, back Matrix) []float32 {
 	pairs := NewMatrix(s.Weight, kernels.F32, m.tokens*m.topK, 1)
 	weight := x.floats(back.Rows, 1)
@@ -175,8 +176,8 @@ func (m *mixture) receive(x *site, s sender, back Matrix) []float32 {
 	return siteRead[float32](x, y.Range)
 }
 
-// Tokens come back from any number of ranks as a dense mixture would have them, with
-// every launch watched for races. SPEC S1.1 S6.2
+// Tokens come back from any number of ranks as from a dense mixture, with every launch
+// under the race checker. SPEC S1.1 S6.2
 func TestRowsThroughExperts(t *testing.T) {
 	d, s := checked(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -193,7 +194,7 @@ func TestRowsThroughExperts(t *testing.T) {
 			m.x = append(m.x, rapid.SliceOfN(number, m.tokens*m.cols, m.tokens*m.cols).Draw(t, "x"))
 			m.logits = append(m.logits, rapid.SliceOfN(number, m.tokens*m.experts, m.tokens*m.experts).Draw(t, "logits"))
 		}
-		// A token sends at most so many rows to one rank.
+		// A token sends at most this number of rows to one rank.
 		part := m.tokens * min(m.topK, m.local)
 		slot := rapid.SampledFrom([]int{0, m.ranks * m.tokens}).Draw(t, "slot")
 		room := m.ranks * part

@@ -13,7 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// drawTable is n numbers below rows, some of them None.
+// drawTable returns n numbers below rows, some of which are None.
 func drawTable(y *yard, n, rows int) []uint32 {
 	v := make([]uint32, n)
 	for i := range v {
@@ -24,7 +24,7 @@ func drawTable(y *yard, n, rows int) []uint32 {
 	return v
 }
 
-// same tells whether two numbers are the same, zeros of both signs apart.
+// same reports whether two numbers have the same bits. Zeros of different sign differ.
 func same(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }
 
 var types = []kernels.Number{kernels.F32, kernels.BF16}
@@ -118,7 +118,7 @@ func TestCombineRows(t *testing.T) {
 	})
 }
 
-// What is taken TopK times and combined again is TopK times what it was.
+// Rows that are taken TopK times and combined again are TopK times the original.
 func TestCombineTakenRows(t *testing.T) {
 	y := newYard(t, 1<<16)
 	rapid.Check(t, func(t *rapid.T) {
@@ -145,7 +145,7 @@ func TestCombineTakenRows(t *testing.T) {
 	})
 }
 
-// A row that is not there fails the kernel; it is not read.
+// A row that does not exist fails the kernel, and is not read.
 func TestRowsThatAreNotThere(t *testing.T) {
 	y := newYard(t, 1<<14)
 	y.strict = false

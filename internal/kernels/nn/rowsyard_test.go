@@ -1,6 +1,5 @@
-// This file owns the yard in which the kernels of routing and rows are tested: a
-// stream that works at once and proves of every launch that it uses no byte that it
-// has not declared.
+// This file owns the yard in which the kernels of routing and rows are tested: a stream
+// that executes at once and checks that a launch uses only the bytes that it declares.
 
 package nn
 
@@ -19,16 +18,15 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// failing is the failing of a test or of a property.
+// failing is a test or a property that can fail.
 type failing interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// yard is memory from which ranges are cut one after the other, with gaps between
-// them, and a stream.
+// yard is a stream, and memory from which ranges are cut one after the other, with gaps.
 type yard struct {
-	device.Stream // no stream: only Launch and Fill are there
+	device.Stream // nil: only Launch and Fill exist
 	t             failing
 	rng           *rand.Rand
 	memory        []byte
@@ -54,8 +52,9 @@ func newYard(t testing.TB, size int) *yard {
 // reset forgets all ranges.
 func (y *yard) reset(t failing) { y.t, y.end = t, 0 }
 
-// take is room for n numbers with an address that is a multiple of their size alone.
-func take[T any](y *yard, n int) device.Range {
+// place returns memory for n numbers. Its address is a multiple of their size and of
+// nothing larger.
+func place[T any](y *yard, n int) device.Range {
 	var x T
 	size := memory.Bytes(unsafe.Sizeof(x))
 	y.end = (y.end/64+1)*64 + memory.Bytes(y.rng.IntN(8))*size
@@ -64,51 +63,51 @@ func take[T any](y *yard, n int) device.Range {
 	return r
 }
 
-// at are the numbers of a range.
-func at[T any](r device.Range) []T {
+// numbersAt returns the numbers of a range.
+func numbersAt[T any](r device.Range) []T {
 	var x T
 	return device.Slice[T](uint64(r.Addr()), int(r.Len)/int(unsafe.Sizeof(x)))
 }
 
 func put[T any](y *yard, v []T) device.Range {
-	r := take[T](y, len(v))
-	copy(at[T](r), v)
+	r := place[T](y, len(v))
+	copy(numbersAt[T](r), v)
 	return r
 }
 
-// matrix is room for rows, now and then with a pitch.
+// matrix returns memory for rows, sometimes with a pitch.
 func (y *yard) matrix(kind kernels.Number, rows, cols int) Matrix {
 	pitch := cols + y.rng.IntN(2)*y.rng.IntN(5)
 	n := (rows-1)*pitch + cols
 	m := Matrix{Type: kind, Rows: rows, Cols: cols, Pitch: pitch}
 	if kind == kernels.F32 {
-		m.Range = take[float32](y, n)
+		m.Range = place[float32](y, n)
 	} else {
-		m.Range = take[uint16](y, n)
+		m.Range = place[uint16](y, n)
 	}
 	return m
 }
 
-// number is where a number of a matrix lies.
+// number returns the index of a number of a matrix.
 func (m Matrix) number(row, col int) int { return row*m.pitch() + col }
 
 func (m Matrix) get(row, col int) float32 {
 	if m.Type == kernels.F32 {
-		return at[float32](m.Range)[m.number(row, col)]
+		return numbersAt[float32](m.Range)[m.number(row, col)]
 	}
-	return math.Float32frombits(uint32(at[uint16](m.Range)[m.number(row, col)]) << 16)
+	return math.Float32frombits(uint32(numbersAt[uint16](m.Range)[m.number(row, col)]) << 16)
 }
 
 func (m Matrix) set(row, col int, v float32) {
 	if m.Type == kernels.F32 {
-		at[float32](m.Range)[m.number(row, col)] = v
+		numbersAt[float32](m.Range)[m.number(row, col)] = v
 	} else {
-		at[uint16](m.Range)[m.number(row, col)] = uint16(math.Float32bits(stored(m.Type, v)) >> 16)
+		numbersAt[uint16](m.Range)[m.number(row, col)] = uint16(math.Float32bits(stored(m.Type, v)) >> 16)
 	}
 }
 
-// stored is what becomes of a number that is stored: bf16 is rounded to the closer
-// of its neighbours, of two the even one.
+// stored returns a number as it is stored: bf16 rounds to the nearest neighbour, ties to
+// even.
 func stored(kind kernels.Number, v float32) float32 {
 	if kind == kernels.F32 {
 		return v
@@ -131,13 +130,14 @@ func (y *yard) fill(m Matrix, f func() float32) {
 }
 
 func (y *yard) Fill(r device.Range, value byte) {
-	for i := range at[byte](r) {
-		at[byte](r)[i] = value
+	for i := range numbersAt[byte](r) {
+		numbersAt[byte](r)[i] = value
 	}
 }
 
-// Launch does the work twice, the second time with other bytes wherever the launch
-// declares nothing. What it writes must be the same, and the rest untouched.
+// Launch executes a launch twice, the second time with other bytes wherever the launch
+// declares nothing. The launch must write the same bytes both times and leave the rest
+// unchanged.
 func (y *yard) Launch(l device.Launch) {
 	l.Check()
 	if !y.strict {
@@ -180,10 +180,10 @@ func (y *yard) Launch(l device.Launch) {
 func TestYardNotices(t *testing.T) {
 	y := newYard(t, 1<<12)
 	y.strict = true
-	from, to := take[uint32](y, 4), take[uint32](y, 4)
+	from, to := place[uint32](y, 4), place[uint32](y, 4)
 	for name, work := range map[string]func(l *device.Launch){
-		"a read":  func(l *device.Launch) { at[uint32](to)[0] = at[uint32](from)[0] },
-		"a write": func(l *device.Launch) { at[uint32](from)[0]++ },
+		"a read":  func(l *device.Launch) { numbersAt[uint32](to)[0] = numbersAt[uint32](from)[0] },
+		"a write": func(l *device.Launch) { numbersAt[uint32](from)[0]++ },
 	} {
 		var f fails
 		y.t = &f
@@ -199,13 +199,13 @@ func TestYardNotices(t *testing.T) {
 	}
 }
 
-// fails is a test that has failed or not.
+// fails is a test that records whether it failed.
 type fails bool
 
 func (f *fails) Helper()               {}
 func (f *fails) Fatalf(string, ...any) { *f = true; panic("failed") }
 
-// threads runs f with several numbers of threads and compares what it gives.
+// threads runs f with several numbers of threads and compares the results.
 func threads(t *testing.T, f func() []byte) {
 	t.Helper()
 	var first []byte
@@ -221,7 +221,7 @@ func threads(t *testing.T, f func() []byte) {
 	}
 }
 
-// checked is a stream of a CPU device that is watched for races.
+// checked returns a stream of a CPU device under the race checker.
 func checked(t testing.TB) (device.Device, device.Stream) {
 	t.Helper()
 	inner, err := cpu.Open(cpu.Options{})

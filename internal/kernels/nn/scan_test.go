@@ -16,23 +16,23 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// lay gives a matrix of the yard with these numbers.
-func lay(y *yard, typ kernels.Number, cols int, x []float64) Matrix {
+// placeMatrix returns a matrix of the yard with the given numbers.
+func placeMatrix(y *yard, typ kernels.Number, cols int, x []float64) Matrix {
 	m := y.matrix(typ, len(x)/cols, cols)
 	i := 0
 	y.fill(m, func() float32 { i++; return float32(x[i-1]) })
 	return m
 }
 
-// solid is one without gaps, in rows of cols.
+// solid returns a matrix without gaps, with rows of cols numbers.
 func solid(y *yard, typ kernels.Number, cols int, x []float64) Matrix {
-	m := NewMatrix(take[float32](y, len(x)), typ, len(x)/cols, cols)
+	m := NewMatrix(place[float32](y, len(x)), typ, len(x)/cols, cols)
 	i := 0
 	y.fill(m, func() float32 { i++; return float32(x[i-1]) })
 	return m
 }
 
-// begun is the gradient of parameters, with something in it already.
+// begun returns the gradient of parameters, which already holds something.
 func begun(y *yard, typ kernels.Number, cols int, l *leaf) Matrix {
 	was := make([]float64, len(l.dx))
 	for i := range was {
@@ -42,9 +42,9 @@ func begun(y *yard, typ kernels.Number, cols int, l *leaf) Matrix {
 	return solid(y, typ, cols, was)
 }
 
-// near fails unless a matrix has these numbers, but for the rounding of its type and
-// for the rounding of sums: the tolerance is a part of the largest number, or of the
-// largest term of one, if that is given.
+// near fails unless a matrix has the given numbers, up to the rounding of its type and of
+// sums. The tolerance is relative to the largest number, or to the largest term of a sum
+// if that is given.
 func near(t failing, what string, m Matrix, want []float64, tolerance float64, terms ...float64) {
 	t.Helper()
 	most := slices.Max(append(terms, 0))
@@ -64,26 +64,26 @@ func near(t failing, what string, m Matrix, want []float64, tolerance float64, t
 
 var numbers = []kernels.Number{kernels.F32, kernels.BF16}
 
-// scanOf lays a scan and its backward pass in a yard.
+// scanOf places a scan and its backward pass in a yard.
 func scanOf(y *yard, typ, params, grads kernels.Number, p *plainScan) ScanGrad {
 	tokens, cols := p.batch*p.seq, p.heads*p.headDim+2*p.groups*p.state
 	c := ScanGrad{Scan: Scan{
-		Y: y.matrix(typ, tokens, p.heads*p.headDim), XBC: lay(y, typ, cols, p.xbc.x), DT: lay(y, typ, p.heads, p.dt.x),
+		Y: y.matrix(typ, tokens, p.heads*p.headDim), XBC: placeMatrix(y, typ, cols, p.xbc.x), DT: placeMatrix(y, typ, p.heads, p.dt.x),
 		ALog: solid(y, params, p.heads, p.aLog.x), D: solid(y, params, p.heads, p.d.x), DTBias: solid(y, params, p.heads, p.bias.x),
 		Seq: p.seq, Heads: p.heads, HeadDim: p.headDim, Groups: p.groups, State: p.state,
 	}}
 	if n := int(c.StateBytes(tokens)); n > 0 {
-		c.States = take[float32](y, n/4)
+		c.States = place[float32](y, n/4)
 	}
-	c.Scratch = take[float32](y, int(c.ScratchBytes(tokens)/4))
-	c.DY = lay(y, typ, p.heads*p.headDim, p.dy)
+	c.Scratch = place[float32](y, int(c.ScratchBytes(tokens)/4))
+	c.DY = placeMatrix(y, typ, p.heads*p.headDim, p.dy)
 	c.DXBC, c.DDT = y.matrix(typ, tokens, cols), y.matrix(typ, tokens, p.heads)
 	c.DALog, c.DD, c.DDTBias = begun(y, grads, p.heads, p.aLog), begun(y, grads, p.heads, p.d), begun(y, grads, p.heads, p.bias)
 	return c
 }
 
-// The scan and its gradients are those of the recurrence, whatever shapes and types,
-// with sequences shorter than a chunk, of whole chunks and of others.
+// The scan and its gradients follow the recurrence for all shapes and types, for
+// sequences shorter than a chunk, of whole chunks, and of others.
 func TestScan(t *testing.T) {
 	y := newYard(t, 4<<20)
 	rapid.Check(t, func(t *rapid.T) {
@@ -114,7 +114,7 @@ func TestScan(t *testing.T) {
 	})
 }
 
-// States that a backward pass makes again are those that the forward pass left.
+// A backward pass that recomputes states gets those of the forward pass.
 func TestScanStates(t *testing.T) {
 	y := newYard(t, 4<<20)
 	p := newPlainScan(rand.New(rand.NewPCG(4, 1)), kernels.BF16, kernels.F32, plainScan{batch: 2, seq: 150, heads: 4, headDim: 5, groups: 2, state: 7}, -2)
@@ -122,10 +122,10 @@ func TestScanStates(t *testing.T) {
 	p.forward(func(b, h, t int, s []float64) { states[[3]int{b, h, t}] = append([]float64(nil), s...) })
 	c := scanOf(y, kernels.BF16, kernels.F32, kernels.F32, p)
 	Recur(y, c.Scan)
-	first := bytes.Clone(at[byte](c.States))
+	first := bytes.Clone(numbersAt[byte](c.States))
 	y.Fill(c.States, 0xff)
 	ScanStates(y, c.Scan)
-	if !bytes.Equal(first, at[byte](c.States)) {
+	if !bytes.Equal(first, numbersAt[byte](c.States)) {
 		t.Error("states made again differ")
 	}
 	var want []float64
@@ -139,7 +139,7 @@ func TestScanStates(t *testing.T) {
 	near(t, "states", NewMatrix(c.States, kernels.F32, 1, len(want)), want, 1e-6)
 }
 
-// mixer is all kernels of a Mamba layer on shapes of some size, in one yard.
+// mixer returns all kernels of a Mamba layer on shapes of some size, in one yard.
 func mixer(y *yard, typ kernels.Number) (run func(s device.Stream), results []Matrix) {
 	rng := rand.New(rand.NewPCG(5, 1))
 	p := newPlainScan(rng, typ, kernels.F32, plainScan{batch: 2, seq: 200, heads: 4, headDim: 16, groups: 2, state: 24}, -2)
@@ -168,15 +168,15 @@ func TestMixerThreads(t *testing.T) {
 			copy(y.memory, start)
 			run(y)
 			for _, m := range results {
-				all = append(all, at[byte](m.used("x"))...)
+				all = append(all, numbersAt[byte](m.used("x"))...)
 			}
 			return all
 		})
 	}
 }
 
-// On the CPU device, watched for races, launches that follow each other on a stream
-// give what the yard gives. SPEC S6.2
+// On the CPU device under the race checker, consecutive launches on a stream compute what
+// the yard computes. SPEC S6.2
 func TestMixerOnDevice(t *testing.T) {
 	const room = 4 << 20
 	here := newYard(t, room)
@@ -190,7 +190,7 @@ func TestMixerOnDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Yards that begin alike lay things out alike.
+	// Yards that start equal place things equally.
 	there := newYard(t, room)
 	there.buf, there.memory = b, device.Slice[byte](uint64(b.Addr()), room)
 	run, _ = mixer(there, kernels.BF16)
@@ -201,7 +201,7 @@ func TestMixerOnDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, m := range results {
-		if r := m.used("x"); !bytes.Equal(at[byte](r), got[r.Off:][:r.Len]) {
+		if r := m.used("x"); !bytes.Equal(numbersAt[byte](r), got[r.Off:][:r.Len]) {
 			t.Errorf("result %d differs", i)
 		}
 	}
@@ -238,7 +238,7 @@ func BenchmarkMixer(b *testing.B) {
 	}
 }
 
-// Shapes and types that do not fit are programmers' errors.
+// Shapes and types that do not match panic.
 func TestMixerPanics(t *testing.T) {
 	y := newYard(t, 1<<20)
 	rng := rand.New(rand.NewPCG(6, 1))

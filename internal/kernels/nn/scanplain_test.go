@@ -1,6 +1,6 @@
-// This file owns what the scan, the convolution before it and the norm behind it are
-// tested against: the same in float64, token by token, with gradients that are
-// themselves checked by differences of a loss.
+// This file owns the references for the scan, the convolution before it and the norm
+// behind it: the same in float64, token by token. Their gradients are checked by finite
+// differences of a loss.
 
 package nn
 
@@ -12,13 +12,13 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// leaf is numbers and their gradient.
+// leaf has numbers and their gradient.
 type leaf struct {
 	name  string
 	x, dx []float64
 }
 
-// newLeaf draws numbers as a type holds them.
+// newLeaf draws numbers that a type can represent.
 func newLeaf(rng *rand.Rand, name string, typ kernels.Number, n int, mean, deviation float64) *leaf {
 	l := &leaf{name: name, x: make([]float64, n), dx: make([]float64, n)}
 	for i := range l.x {
@@ -54,7 +54,7 @@ func product(a, b []float64) (sum float64) {
 
 func logistic(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
-// plainScan is the recurrence as its definition has it.
+// plainScan computes the recurrence by its definition.
 type plainScan struct {
 	batch, seq, heads, headDim, groups, state int
 	xbc, dt, aLog, d, bias                    *leaf
@@ -73,7 +73,7 @@ func newPlainScan(rng *rand.Rand, typ, params kernels.Number, p plainScan, step 
 	return &p
 }
 
-// forward is the loss, the sum of y dy; states of all tokens are handed to see.
+// forward returns the loss, the sum of y dy, and calls see with the state of every token.
 func (p *plainScan) forward(see func(b, h, t int, s []float64)) float64 {
 	p.y = make([]float64, len(p.dy))
 	for b := range p.batch {
@@ -103,7 +103,7 @@ func (p *plainScan) step(b, h, t int) (dt, a float64) {
 	return math.Log1p(math.Exp(p.dt.x[(b*p.seq+t)*p.heads+h] + p.bias.x[h])), -math.Exp(p.aLog.x[h])
 }
 
-// at is x, B and C of a token and head, or their gradients.
+// at returns x, B and C of a token and head, or their gradients.
 func (p *plainScan) at(xbc []float64, b, h, t int) (x, bt, ct []float64) {
 	inner := p.heads * p.headDim
 	row := xbc[(b*p.seq+t)*(inner+2*p.groups*p.state):]
@@ -130,7 +130,8 @@ func (p *plainScan) backward() {
 	}
 }
 
-// token goes back over one token; ds becomes the gradient of the state before it.
+// token is the backward pass of one token. ds becomes the gradient of the state before
+// it.
 func (p *plainScan) token(b, h, t int, dt, decay, a float64, before, s, ds []float64) {
 	x, bt, ct := p.at(p.xbc.x, b, h, t)
 	dx, db, dc := p.at(p.xbc.dx, b, h, t)
@@ -163,7 +164,7 @@ func TestPlainScanGradients(t *testing.T) {
 	wantDifferences(t, p.loss, p.xbc, p.dt, p.aLog, p.d, p.bias)
 }
 
-// plainConv is the convolution as its definition has it.
+// plainConv computes the convolution by its definition.
 type plainConv struct {
 	seq, cols, taps int
 	x, w, bias      *leaf
@@ -178,7 +179,7 @@ func newPlainConv(rng *rand.Rand, typ, params kernels.Number, batch, seq, cols, 
 	}
 }
 
-// sum is what SiLU is taken of.
+// sum returns the argument of SiLU.
 func (p *plainConv) sum(i int) float64 {
 	t, c := i/p.cols%p.seq, i%p.cols
 	s := p.bias.x[c]
@@ -224,7 +225,7 @@ func TestPlainConvGradients(t *testing.T) {
 	}
 }
 
-// plainGated is the gated norm as its definition has it.
+// plainGated computes the gated norm by its definition.
 type plainGated struct {
 	cols, groups int
 	epsilon      float64
@@ -242,7 +243,7 @@ func newPlainGated(rng *rand.Rand, typ, params kernels.Number, rows, cols, group
 	}
 }
 
-// run sets y and, with grads, all gradients.
+// run sets y and, if grads is set, all gradients.
 func (p *plainGated) run(grads bool) float64 {
 	p.y = make([]float64, len(p.dy))
 	n := p.cols / p.groups

@@ -1,4 +1,4 @@
-// This file owns the measurement of products and attention on a GPU.
+// This file owns the benchmarks of products and attention on a GPU.
 
 package nn
 
@@ -13,7 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// measure runs launches many times and reports how much they do in a second.
+// measure runs launches many times and reports the operations in a second.
 func (g *tensorGPU) measure(b *testing.B, flops float64, launches ...device.Launch) {
 	const times = 20
 	best := time.Duration(math.MaxInt64)
@@ -33,7 +33,7 @@ func (g *tensorGPU) measure(b *testing.B, flops float64, launches ...device.Laun
 	b.ReportMetric(float64(best.Microseconds()), "us/launch")
 }
 
-// fresh is a matrix of small numbers; those of zeros alone would cost less power.
+// fresh returns a matrix of small numbers. Zeros alone would draw less power.
 func (g *tensorGPU) fresh(b *testing.B, kind kernels.Number, rows, cols int) Matrix {
 	m := NewMatrix(g.alloc(b, kind.Size()*memory.Bytes(rows*cols)).All(), kind, rows, cols)
 	b.Cleanup(func() { g.Free(m.Buf) })
@@ -76,7 +76,7 @@ func BenchmarkGemmOnGPU(b *testing.B) {
 	}
 }
 
-// Eight experts with 1024 rows each.
+// Eight experts have 1024 rows each.
 func BenchmarkGroupedOnGPU(b *testing.B) {
 	g := newTensorGPU(b)
 	const experts, each, n = 8, 1024, 4096
@@ -124,7 +124,8 @@ func BenchmarkAttentionOnGPU(b *testing.B) {
 				Scale: float32(1 / math.Sqrt(float64(c.keyDim))),
 			}
 		}
-		// Half of the scores are seen; each is a product of KeyDim, and weighs ValueDim.
+		// Half of the scores are visible. Each is a product of KeyDim numbers, and
+		// multiplies ValueDim.
 		pairs := float64(batch*c.heads) * float64(c.seq) * float64(c.seq) / 2
 		b.Run(c.name+" forward", func(b *testing.B) {
 			g.measure(b, pairs*2*float64(c.keyDim+c.valueDim), AttendLaunch(attention(b)))

@@ -1,5 +1,5 @@
-// This file owns the running of matrix products and attention as they are written for
-// GPUs without one: compiled for the host, where testdata has the instructions.
+// This file owns matrix products and attention for GPUs, run without a GPU: the source is
+// compiled for the host, and testdata has the instructions.
 
 package nn
 
@@ -27,7 +27,7 @@ type tensorProgram struct {
 	entries []ptx.Entry
 }
 
-// newTensorProgram compiles a source. Loops are not unrolled: it takes long and
+// newTensorProgram compiles a source. Loops are not unrolled, because that takes long and
 // changes nothing.
 func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 	t.Helper()
@@ -41,7 +41,7 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 	var table bytes.Buffer
 	table.WriteString("\nEntry host_entries[] = {")
 	for _, e := range p.entries {
-		// They have 16 parameters for the caller, whatever they take.
+		// The caller passes 16 parameters to every entry, whatever it takes.
 		table.WriteString("(Entry)(void *)" + e.Name + ",")
 	}
 	table.WriteString("};\n")
@@ -82,8 +82,8 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 	return p
 }
 
-// entry is the number of the entry of a launch, which must have been compiled for as
-// many arguments and threads.
+// entry returns the number of the entry of a launch. The entry must have been compiled
+// for the launch's number of arguments and threads.
 func (p *tensorProgram) entry(t testing.TB, l device.Launch) int {
 	t.Helper()
 	i := slices.IndexFunc(p.entries, func(e ptx.Entry) bool { return e.Name == l.Kernel.Name })
@@ -96,8 +96,8 @@ func (p *tensorProgram) entry(t testing.TB, l device.Launch) int {
 	return i
 }
 
-// run does launches on a memory that they take to begin at from, and gives what they
-// make of it.
+// run executes launches on a copy of memory that they address as beginning at from, and
+// returns the result.
 func (p *tensorProgram) run(t testing.TB, memory []byte, from uintptr, launches ...device.Launch) []byte {
 	t.Helper()
 	var in bytes.Buffer

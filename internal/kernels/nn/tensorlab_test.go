@@ -1,5 +1,5 @@
-// This file owns what the tests of products and attention for GPUs stand on: cases in
-// memory, which the source does on the host or a GPU does, and the twin after it.
+// This file owns the equipment of the tests of products and attention for GPUs: cases in
+// memory, which the compiled source or a GPU executes, and then the twin.
 
 package nn
 
@@ -19,7 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// tensorCase is launches on a memory, and where they leave results.
+// tensorCase has launches on a memory, and the place of their results.
 type tensorCase struct {
 	name      string
 	memory    *tensorMemory
@@ -28,20 +28,20 @@ type tensorCase struct {
 	tolerance float64
 }
 
-// on is a matrix at the same place of another buffer.
-func (m Matrix) on(b *device.Buffer) Matrix {
+// inBuffer returns the matrix at the same place of another buffer.
+func (m Matrix) inBuffer(b *device.Buffer) Matrix {
 	if m.Buf != nil {
 		m.Range = b.Slice(m.Off, m.Len)
 	}
 	return m
 }
 
-func (s Segments) on(b *device.Buffer) Segments {
+func (s Segments) inBuffer(b *device.Buffer) Segments {
 	s.Range = b.Slice(s.Off, s.Len)
 	return s
 }
 
-// check does the twins' work and compares.
+// check executes the twins and compares.
 func (c *tensorCase) check(t testing.TB, got []byte) {
 	t.Helper()
 	for _, l := range c.launches(c.memory.buf) {
@@ -50,11 +50,11 @@ func (c *tensorCase) check(t testing.TB, got []byte) {
 	c.memory.compare(t, c.name, got, c.tolerance, c.results...)
 }
 
-// trim leaves away the memory behind the last matrix, but for a little that nobody
-// may write.
+// trim removes the memory behind the last matrix, except for a little that nobody may
+// write.
 func (m *tensorMemory) trim() { m.bytes = m.bytes[:min(len(m.bytes), int(m.end)+64)] }
 
-// onHost runs the case in a program of the host. Any grid will do.
+// onHost runs the case in a program of the host, with any grid.
 func (c *tensorCase) onHost(t testing.TB, p *tensorProgram) {
 	t.Helper()
 	c.memory.trim()
@@ -102,7 +102,7 @@ func (g *tensorGPU) alloc(t testing.TB, n memory.Bytes) *device.Buffer {
 	return b
 }
 
-// onGPU runs the case on a GPU, twice: the bits must be the same.
+// onGPU runs the case on a GPU twice. The bits must be the same.
 func (c *tensorCase) onGPU(t testing.TB, g *tensorGPU) {
 	t.Helper()
 	c.memory.trim()
@@ -125,7 +125,7 @@ func (c *tensorCase) onGPU(t testing.TB, g *tensorGPU) {
 	c.check(t, got[0])
 }
 
-// tensorMemory is memory in which matrices lie, for twins and for programs of the host.
+// tensorMemory is memory with matrices in it, for twins and for programs of the host.
 type tensorMemory struct {
 	bytes []byte
 	buf   *device.Buffer
@@ -143,8 +143,8 @@ func newTensorMemory(t testing.TB, size int) *tensorMemory {
 
 func (m *tensorMemory) from() uintptr { return uintptr(unsafe.Pointer(&m.bytes[0])) }
 
-// matrix is room for a matrix with a pitch. With even all rows begin at multiples of
-// 16 bytes, otherwise only where numbers may.
+// matrix returns memory for a matrix with a pitch. If even is set, all rows begin at
+// multiples of 16 bytes; otherwise they begin anywhere that numbers may.
 func (m *tensorMemory) matrix(kind kernels.Number, rows, cols, spare int, even bool) Matrix {
 	size := kind.Size()
 	pitch := cols + spare
@@ -160,8 +160,8 @@ func (m *tensorMemory) matrix(kind kernels.Number, rows, cols, spare int, even b
 	return x
 }
 
-// fill writes numbers all over the memory: normal ones as fp32 or, on the whole range
-// of a matrix of that type, as bf16.
+// fill writes numbers to the whole memory: normal fp32 numbers, and bf16 in the range of
+// a matrix of that type.
 func (m *tensorMemory) fill(rng *rand.Rand, ms ...Matrix) {
 	for _, x := range ms {
 		for i := range int(x.Range.Len / x.Type.Size()) {
@@ -176,8 +176,8 @@ func (m *tensorMemory) fill(rng *rand.Rand, ms ...Matrix) {
 	}
 }
 
-// compare fails unless two memories are alike: within the tolerance, times one plus
-// the number itself, in the matrices, and equal elsewhere.
+// compare fails unless two memories agree. Numbers in matrices may differ by the
+// tolerance times one plus the number; all other bytes must be equal.
 func (m *tensorMemory) compare(t testing.TB, what string, got []byte, tolerance float64, ms ...Matrix) {
 	t.Helper()
 	want := bytes.Clone(m.bytes)

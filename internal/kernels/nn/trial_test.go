@@ -1,5 +1,5 @@
-// This file owns trials: random launches in a memory of their own, which the tests
-// of device code run here and there and compare.
+// This file owns trials: random launches in a memory of their own. The tests of device
+// code run them in several ways and compare the results.
 
 package nn
 
@@ -17,20 +17,20 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// trial is a memory with what launches read and write. Between the ranges lie bytes
-// that nobody may write.
+// trial is a memory with the operands of launches. Nobody may write the bytes between the
+// ranges.
 type trial struct {
 	*rand.Rand
 	buf   *device.Buffer
 	data  []byte
 	marks []mark
 	large bool // sizes that many blocks of a GPU share
-	// loose is how many times less exact than others results may be: sums of sums in
+	// loose is the factor by which results may be less exact than others: sums of sums in
 	// which much cancels.
 	loose float64
 }
 
-// meaning is how two results of a range are compared.
+// meaning says how two results of a range are compared.
 type meaning uint8
 
 const (
@@ -45,11 +45,11 @@ type mark struct {
 	from, to int
 }
 
-// kinds of trials, by the source whose device code they try. Each call draws one; the
-// function that it gives issues it.
+// kind draws a trial of some device code and returns the function that issues it.
 type kind func(x *trial) func(s device.Stream)
 
-func (x *trial) upto(small, large int) int {
+// atMost draws a number from one to small, or to large in a large trial.
+func (x *trial) atMost(small, large int) int {
 	if x.large {
 		small = large
 	}
@@ -60,7 +60,7 @@ func (x *trial) maybe() bool { return x.IntN(2) == 0 }
 
 func (x *trial) number() kernels.Number { return kernels.Number(x.IntN(2)) }
 
-// place puts bytes at a multiple of align, skewed by some more of them.
+// place puts bytes at a multiple of align plus skew.
 func (x *trial) place(b []byte, m meaning, align, skew int) device.Range {
 	at := (len(x.data)+15)/16*16 + x.IntN(skew+1)*align
 	for len(x.data) < at {
@@ -74,7 +74,7 @@ func (x *trial) place(b []byte, m meaning, align, skew int) device.Range {
 	return x.buf.Slice(memory.Bytes(at), memory.Bytes(len(b)))
 }
 
-// numbers are n numbers in memory, a normal distribution times a factor.
+// numbers places n normally distributed numbers times a factor.
 func (x *trial) numbers(t kernels.Number, n int, factor float64) device.Range {
 	b := make([]byte, 0, n*int(t.Size()))
 	for range n {
@@ -96,7 +96,7 @@ func (x *trial) numbers(t kernels.Number, n int, factor float64) device.Range {
 	return x.place(b, m, int(t.Size()), skew)
 }
 
-// matrix is one of random numbers, without gaps, with rows at boundaries of 16
+// matrix places a matrix of random numbers without gaps, with rows at multiples of 16
 // bytes, or with any pitch.
 func (x *trial) matrix(t kernels.Number, rows, cols int) Matrix {
 	pitch := cols
@@ -112,8 +112,9 @@ func (x *trial) matrix(t kernels.Number, rows, cols int) Matrix {
 
 func (x *trial) any(rows, cols int) Matrix { return x.matrix(x.number(), rows, cols) }
 
-// over is a second matrix in the same place, if types allow it, or one of its own.
-func (x *trial) over(m Matrix, t kernels.Number) Matrix {
+// inPlace returns a second matrix at the same place if the types allow it, or else a
+// matrix of its own.
+func (x *trial) inPlace(m Matrix, t kernels.Number) Matrix {
 	if t == m.Type && x.maybe() {
 		return m
 	}
@@ -122,14 +123,14 @@ func (x *trial) over(m Matrix, t kernels.Number) Matrix {
 
 func (x *trial) floats(n int) device.Range { return x.numbers(kernels.F32, n, 1) }
 
-// positive takes the sign off fp32 numbers.
+// positive clears the sign of fp32 numbers.
 func (x *trial) positive(r device.Range) {
 	for at := int(r.Off); at < int(r.Off+r.Len); at += 4 {
 		x.data[at+3] &= 0x7f
 	}
 }
 
-// words are uint32 by a function.
+// words places the values of a function as uint32.
 func (x *trial) words(n int, f func(i int) uint32) device.Range {
 	b := make([]byte, 0, 4*n)
 	for i := range n {
@@ -138,7 +139,7 @@ func (x *trial) words(n int, f func(i int) uint32) device.Range {
 	return x.place(b, exact, 4, 3)
 }
 
-// waste is memory to be written whose bytes matter only if exact.
+// waste returns memory that is written. Its bytes are compared only if m is exact.
 func (x *trial) waste(n memory.Bytes, m meaning) device.Range {
 	b := make([]byte, n)
 	for i := range b {
@@ -147,7 +148,7 @@ func (x *trial) waste(n memory.Bytes, m meaning) device.Range {
 	return x.place(b, m, 8, 0)
 }
 
-// segments cut rows into experts' segments with gaps between.
+// segments divides rows into segments of experts, with gaps.
 func (x *trial) segments(rows int) Segments {
 	experts := 1 + x.IntN(40)
 	at := 0
@@ -163,7 +164,7 @@ func (x *trial) segments(rows int) Segments {
 	return Segments{Range: r, Experts: experts}
 }
 
-// tape is a stream that writes down what it is given.
+// tape is a stream that records its work.
 type tape struct {
 	device.Stream
 	ops []tapeOp
@@ -187,8 +188,8 @@ func (t *tape) Fill(r device.Range, value byte) {
 // trialSize is the most memory of a trial.
 const trialSize = 128 << 20
 
-// trialMemory is memory whose address no packed numbers are mistaken for: mappings lie
-// high.
+// trialMemory returns memory at a high address, which cannot be mistaken for packed
+// numbers.
 func trialMemory(t testing.TB) (mem []byte, b *device.Buffer) {
 	mem, err := syscall.Mmap(-1, 0, trialSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
@@ -198,7 +199,8 @@ func trialMemory(t testing.TB) (mem []byte, b *device.Buffer) {
 	return mem, device.NewBuffer(memory.Device, uintptr(unsafe.Pointer(unsafe.SliceData(mem))), trialSize, trialSize, "trial")
 }
 
-// draw is a trial in a buffer and what issues it. The same seed gives the same one.
+// draw returns a trial in a buffer and the function that issues it. The same seed gives
+// the same trial.
 func draw(k kind, seed uint64, large bool, b *device.Buffer) (x *trial, issue func(s device.Stream)) {
 	x = &trial{Rand: rand.New(rand.NewPCG(seed, 1)), buf: b, large: large}
 	issue = k(x)
@@ -206,8 +208,7 @@ func draw(k kind, seed uint64, large bool, b *device.Buffer) (x *trial, issue fu
 	return x, issue
 }
 
-// twin draws a trial in memory and gives what the launches are, and what their twins
-// make of the memory.
+// twin draws a trial in memory. It returns the launches and the memory after their twins.
 func twin(k kind, seed uint64, large bool, memory []byte, b *device.Buffer) (x *trial, ops []tapeOp, want []byte) {
 	x, issue := draw(k, seed, large, b)
 	want = memory[:len(x.data)]
@@ -226,7 +227,8 @@ func twin(k kind, seed uint64, large bool, memory []byte, b *device.Buffer) (x *
 	return x, s.ops, want
 }
 
-// compare says where two results differ by more than the order of sums can do.
+// compare returns an error if two results differ by more than another order of sums can
+// explain.
 func (x *trial) compare(got, want []byte) error {
 	at := 0
 	for _, m := range append(x.marks, mark{exact, len(want), len(want)}) {
@@ -252,7 +254,7 @@ func (m meaning) compare(got, want []byte, loose float64) error {
 			}
 		}
 	case fp32, bf16:
-		// A bf16 may be rounded the other way.
+		// A bf16 may be rounded to the other neighbour.
 		t, rel := kernels.F32, 2e-5*loose
 		if m == bf16 {
 			t, rel = kernels.BF16, 1./128

@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// deviceCode is all kinds, by source and name.
+// deviceCode returns all kinds of trials, by source and name.
 func deviceCode() map[string]map[string]kind {
 	return map[string]map[string]kind{
 		"norm":      {"norm": normTrial, "norm grad": normGradTrial},
@@ -29,13 +29,13 @@ func deviceCode() map[string]map[string]kind {
 	}
 }
 
-// chains are kinds whose kernels come from several sources.
+// chains returns the kinds whose kernels come from several sources.
 func chains() map[string]kind {
 	return map[string]kind{"add squares": addSquaresTrial, "route loss": routeLossTrial}
 }
 
-// cols is a number of columns: mostly few, sometimes more than a warp takes, and
-// sometimes more than a block does at once.
+// cols draws a number of columns: mostly few, sometimes more than a warp processes, and
+// sometimes more than a block processes at once.
 func (x *trial) cols() int {
 	switch x.IntN(6) {
 	case 0:
@@ -46,19 +46,19 @@ func (x *trial) cols() int {
 	return 1 + x.IntN(300)
 }
 
-// norms are the shape of a norm: columns of a norm, of which a row has some.
+// norms draws the shape of norms: the columns of a norm, and how many norms a row has.
 func (x *trial) norms() (rows, cols, width int) {
 	width = x.cols()
 	runs := 1
 	if width < 300 {
 		runs = 1 + x.IntN(4)
 	}
-	rows = x.upto(7, 300)
+	rows = x.atMost(7, 300)
 	if x.large && x.IntN(4) == 0 {
 		rows, width, runs = 1+rows/8, 4096+8*x.IntN(1500), 1
 	}
 	if x.IntN(4) == 0 {
-		// Parts with more norms than a block has teams.
+		// Some parts have more norms than a block has teams.
 		rows, width, runs = 600+x.IntN(400), 1+x.IntN(20), 4
 	}
 	return rows, width * runs, width
@@ -67,26 +67,26 @@ func (x *trial) norms() (rows, cols, width int) {
 func normTrial(x *trial) func(s device.Stream) {
 	rows, cols, width := x.norms()
 	n := Norm{X: x.any(rows, cols), W: x.any(1, width), Epsilon: 1e-5}
-	n.Y = x.over(n.X, x.number())
+	n.Y = x.inPlace(n.X, x.number())
 	return func(s device.Stream) { RMSNorm(s, n) }
 }
 
 func normGradTrial(x *trial) func(s device.Stream) {
 	rows, cols, width := x.norms()
 	n := NormGrad{X: x.any(rows, cols), W: x.any(1, width), DY: x.any(rows, cols), DW: x.any(1, width), Epsilon: 1e-5}
-	n.DX = x.over(n.DY, x.number())
+	n.DX = x.inPlace(n.DY, x.number())
 	if x.maybe() {
-		n.Plus = x.over(n.DX, x.number())
+		n.Plus = x.inPlace(n.DX, x.number())
 	}
 	n.Scratch = x.waste(NormScratch(rows, width), scratch)
 	return func(s device.Stream) { RMSNormGrad(s, n) }
 }
 
 func ropeTrial(x *trial) func(s device.Stream) {
-	heads, half, before, behind, seq := x.upto(3, 16), x.upto(40, 64), x.IntN(9), x.IntN(5), x.upto(9, 100)
+	heads, half, before, behind, seq := x.atMost(3, 16), x.atMost(40, 64), x.IntN(9), x.IntN(5), x.atMost(9, 100)
 	head := before + 2*half + behind
 	r := Rotation{Heads: heads, Head: head, At: before, Width: 2 * half, Seq: seq, Inverse: x.maybe()}
-	r.X = x.any(x.upto(20, 300), heads*head+x.IntN(3))
+	r.X = x.any(x.atMost(20, 300), heads*head+x.IntN(3))
 	r.Table = x.floats(seq * 2 * half)
 	return func(s device.Stream) { Rope(s, r) }
 }
@@ -106,60 +106,60 @@ func (x *trial) someSegments(rows int) Segments {
 }
 
 func gateTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(30, 500), x.cols()
+	rows, cols := x.atMost(30, 500), x.cols()
 	g := Gate{Y: x.any(rows, cols), X: x.any(rows, 2*cols), Weight: x.rowWeights(rows), Seg: x.someSegments(rows)}
 	return func(s device.Stream) { SwiGLU(s, g) }
 }
 
 func gateGradTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(30, 500), x.cols()
+	rows, cols := x.atMost(30, 500), x.cols()
 	g := GateGrad{X: x.any(rows, 2*cols), DY: x.any(rows, cols), Weight: x.rowWeights(rows), DWeight: x.rowWeights(rows), Seg: x.someSegments(rows)}
-	g.DX = x.over(g.X, x.number())
+	g.DX = x.inPlace(g.X, x.number())
 	if x.maybe() {
-		g.Y = x.over(g.DY, x.number())
+		g.Y = x.inPlace(g.DY, x.number())
 	}
 	return func(s device.Stream) { SwiGLUGrad(s, g) }
 }
 
 func addTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(30, 500), x.cols()
+	rows, cols := x.atMost(30, 500), x.cols()
 	a := Sum{A: x.any(rows, cols), B: x.any(rows, cols)}
-	a.Y = x.over(a.A, x.number())
+	a.Y = x.inPlace(a.A, x.number())
 	return func(s device.Stream) { Add(s, a) }
 }
 
 func rowGateTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(30, 500), x.cols()
+	rows, cols := x.atMost(30, 500), x.cols()
 	g := RowGate{X: x.any(rows, cols), Logit: x.matrix(kernels.F32, rows, 1)}
-	g.Y = x.over(g.X, x.number())
+	g.Y = x.inPlace(g.X, x.number())
 	return func(s device.Stream) { GateRows(s, g) }
 }
 
 func rowGateGradTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(30, 500), x.cols()
+	rows, cols := x.atMost(30, 500), x.cols()
 	g := RowGateGrad{X: x.any(rows, cols), DY: x.any(rows, cols), Logit: x.matrix(kernels.F32, rows, 1), DLogit: x.matrix(kernels.F32, rows, 1)}
-	g.DX = x.over(g.DY, x.number())
+	g.DX = x.inPlace(g.DY, x.number())
 	return func(s device.Stream) { GateRowsGrad(s, g) }
 }
 
-// ids are rows of a table, some of them common.
+// ids draws rows of a table. Some of them are common.
 func (x *trial) ids(n, vocab int) device.Range {
 	return x.words(n, func(int) uint32 { return uint32(x.IntN(1 + x.IntN(vocab))) })
 }
 
 func embedTrial(x *trial) func(s device.Stream) {
-	rows, cols, vocab := x.upto(30, 1000), x.cols(), x.upto(50, 700)
+	rows, cols, vocab := x.atMost(30, 1000), x.cols(), x.atMost(50, 700)
 	l := Lookup{Y: x.any(rows, cols), Table: x.any(vocab, cols), IDs: x.ids(rows, vocab)}
 	return func(s device.Stream) { Embed(s, l) }
 }
 
 func embedGradTrial(x *trial) func(s device.Stream) {
-	rows, cols, vocab := x.upto(40, 5000), 1+x.IntN(60), x.upto(700, 3000)
+	rows, cols, vocab := x.atMost(40, 5000), 1+x.IntN(60), x.atMost(700, 3000)
 	switch x.IntN(4) {
 	case 0:
 		rows, cols = 2000+x.IntN(500), 1+x.IntN(3)
 	case 1:
-		rows, cols = x.upto(30, 2000), 2000+x.IntN(200)
+		rows, cols = x.atMost(30, 2000), 2000+x.IntN(200)
 		vocab = 1 + x.IntN(30)
 	}
 	l := LookupGrad{DTable: x.any(vocab, cols), DY: x.any(rows, cols), IDs: x.ids(rows, vocab)}
@@ -168,7 +168,7 @@ func embedGradTrial(x *trial) func(s device.Stream) {
 }
 
 func lossTrial(x *trial) func(s device.Stream) {
-	rows, cols := x.upto(5, 100), x.cols()
+	rows, cols := x.atMost(5, 100), x.cols()
 	if x.large && x.maybe() {
 		cols = 20000 + x.IntN(3000)
 	}
@@ -183,19 +183,19 @@ func lossTrial(x *trial) func(s device.Stream) {
 }
 
 func totalTrial(x *trial) func(s device.Stream) {
-	t := Total{Sum: x.floats(1), X: x.floats(x.upto(5000, 100000)), Factor: 0.5}
+	t := Total{Sum: x.floats(1), X: x.floats(x.atMost(5000, 100000)), Factor: 0.5}
 	x.positive(t.X)
 	return func(s device.Stream) { AddUp(s, t) }
 }
 
-// hyper are settings in memory.
+// hyper places the settings of the optimiser.
 func (x *trial) hyper(clip float32) device.Range {
 	h := Hyper{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Decay: 0.1, Correct1: 3, Correct2: 5, Clip: clip}
 	return x.place(h.Encode(), exact, 4, 3)
 }
 
 func adamTrial(x *trial) func(s device.Stream) {
-	n := x.upto(5000, 300000)
+	n := x.atMost(5000, 300000)
 	a := Adam{W: x.floats(n), M: x.floats(n), GType: x.number(), Hyper: x.hyper(float32(x.IntN(3))), NoDecay: x.maybe()}
 	a.G = x.numbers(a.GType, n, 1)
 	a.V = x.floats(n)
@@ -211,7 +211,7 @@ func adamTrial(x *trial) func(s device.Stream) {
 }
 
 func (x *trial) squares() Squares {
-	n := x.upto(60000, 3000000)
+	n := x.atMost(60000, 3000000)
 	q := Squares{Sum: x.floats(1), Type: x.number(), Scratch: x.floats(int(SquaresScratch(n) / 4))}
 	q.X = x.numbers(q.Type, n, 1)
 	return q

@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// coarse makes numbers multiples of a step. Logits like that are equal or far enough
-// apart that the order of scores does not depend on their last bits.
+// coarse rounds numbers to multiples of a step. Such logits are equal or far apart, so
+// the order of scores does not depend on their last bits.
 func (x *trial) coarse(r device.Range, step float64) {
 	for at := int(r.Off); at < int(r.Off+r.Len); at += 4 {
 		v := float32(math.Round(numberAt(x.data[at:], kernels.F32, 0)/step) * step)
@@ -20,13 +20,13 @@ func (x *trial) coarse(r device.Range, step float64) {
 	}
 }
 
-// routing is one of random logits; the tokens choose by Scores that are set, or take
-// their choices as given.
+// routing draws a routing with random logits. Tokens choose by Scores if those are set,
+// or have fixed choices.
 func (x *trial) routing(tokens, experts int) Routing {
 	r := Routing{TopK: 1 + x.IntN(min(experts, 9)), Sigmoid: x.maybe(), Normalise: x.maybe(), Factor: 2.5}
 	r.Logits = x.matrix(kernels.F32, tokens, experts)
 	x.coarse(r.Logits.Range, 1./16)
-	r.Scores = x.over(r.Logits, kernels.F32)
+	r.Scores = x.inPlace(r.Logits, kernels.F32)
 	return r
 }
 
@@ -38,7 +38,7 @@ func (x *trial) experts() int {
 }
 
 func routeTrial(x *trial) func(s device.Stream) {
-	tokens, experts := x.upto(40, 2000), x.experts()
+	tokens, experts := x.atMost(40, 2000), x.experts()
 	r := x.routing(tokens, experts)
 	r.Index, r.Weight = x.waste(memory.Bytes(4*tokens*r.TopK), exact), x.floats(tokens*r.TopK)
 	if x.maybe() {
@@ -51,7 +51,7 @@ func routeTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { Route(s, r) }
 }
 
-// choices are different experts for each token.
+// choices draws different experts for each token.
 func (x *trial) choices(tokens, topK, experts int) device.Range {
 	var perm []int
 	return x.words(tokens*topK, func(i int) uint32 {
@@ -63,14 +63,14 @@ func (x *trial) choices(tokens, topK, experts int) device.Range {
 }
 
 func (x *trial) routingGrad() RoutingGrad {
-	tokens, experts := x.upto(40, 2000), x.experts()
+	tokens, experts := x.atMost(40, 2000), x.experts()
 	r := RoutingGrad{Routing: x.routing(tokens, experts), Scale: 0.5}
-	// Scores are positive; logits, in their place, would not be.
+	// Scores are positive, and logits would not be.
 	r.Scores = r.Logits
 	r.Scores.Range = x.numbers(kernels.F32, int(r.Logits.Range.Len/4), 1)
 	x.positive(r.Scores.Range)
 	r.Index, r.DWeight = x.choices(tokens, r.TopK, experts), x.floats(tokens*r.TopK)
-	r.DLogits = x.over(r.Scores, kernels.F32)
+	r.DLogits = x.inPlace(r.Scores, kernels.F32)
 	if x.maybe() {
 		r.Balance = 0.3
 		r.Scratch = x.waste(RouteScratch(tokens, experts), scratch)
@@ -96,7 +96,7 @@ func rebalanceTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { UpdateBias(s, r) }
 }
 
-// limits are groups, slots and room for about so many rows.
+// limits draws groups, slots and room for about the given number of rows.
 func (x *trial) limits(rows, experts int) (group, slot, room int) {
 	group = 1 + x.IntN(experts)
 	room = 1 + x.IntN(2*rows)
@@ -109,7 +109,7 @@ func (x *trial) limits(rows, experts int) (group, slot, room int) {
 }
 
 func sortTrial(x *trial) func(s device.Stream) {
-	tokens, all := x.upto(60, 20000), x.experts()
+	tokens, all := x.atMost(60, 20000), x.experts()
 	if !x.large && x.IntN(4) == 0 {
 		tokens = 2000 + x.IntN(2000)
 	}
@@ -131,10 +131,10 @@ func sortTrial(x *trial) func(s device.Stream) {
 }
 
 func regroupTrial(x *trial) func(s device.Stream) {
-	r := Regrouping{Ranks: x.upto(20, 70), Experts: x.experts(), Part: x.upto(200, 5000)}
+	r := Regrouping{Ranks: x.atMost(20, 70), Experts: x.experts(), Part: x.atMost(200, 5000)}
 	_, r.Slot, r.Room = x.limits(r.Ranks*r.Part, r.Experts)
 	if r.Slot > 0 {
-		// An expert is a group of its own here.
+		// Each expert is a group of its own here.
 		r.Slot = 1 + x.IntN(1+2*r.Ranks*r.Part/r.Experts)
 		r.Room = 1 + x.IntN(r.Experts*r.Slot)
 	}
@@ -147,7 +147,7 @@ func regroupTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { Regroup(s, r) }
 }
 
-// rowNumbers are rows of another matrix, or None.
+// rowNumbers draws rows of another matrix, or None.
 func (x *trial) rowNumbers(n, rows int) device.Range {
 	return x.words(n, func(int) uint32 {
 		if x.IntN(4) == 0 {
@@ -158,7 +158,7 @@ func (x *trial) rowNumbers(n, rows int) device.Range {
 }
 
 func takeTrial(x *trial) func(s device.Stream) {
-	rows, from, cols, t := x.upto(60, 1000), x.upto(60, 1000), x.cols(), x.number()
+	rows, from, cols, t := x.atMost(60, 1000), x.atMost(60, 1000), x.cols(), x.number()
 	if x.IntN(3) == 0 {
 		cols = 1 + x.IntN(3)
 	}
@@ -168,11 +168,11 @@ func takeTrial(x *trial) func(s device.Stream) {
 }
 
 func combineTrial(x *trial) func(s device.Stream) {
-	rows, from, cols := x.upto(60, 1000), x.upto(60, 1000), x.cols()
+	rows, from, cols := x.atMost(60, 1000), x.atMost(60, 1000), x.cols()
 	c := Combining{Dst: x.any(rows, cols), Src: x.any(from, cols), Every: 1 + x.IntN(5)}
 	c.Place = x.rowNumbers(rows*c.Every, from)
 	if x.maybe() {
-		c.Plus = x.over(c.Dst, x.number())
+		c.Plus = x.inPlace(c.Dst, x.number())
 	}
 	return func(s device.Stream) { CombineRows(s, c) }
 }

@@ -1,4 +1,4 @@
-// This file owns the kinds of trials of what Mamba layers are made of.
+// This file owns the kinds of trials of the parts of Mamba layers.
 
 package nn
 
@@ -6,7 +6,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// scan is one of a few chunks.
+// scan draws a scan of a few chunks.
 func (x *trial) scan() Scan {
 	c := Scan{Seq: 1 + x.IntN(300), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
 	rows := c.Seq
@@ -20,9 +20,9 @@ func (x *trial) scan() Scan {
 		rows = c.Seq
 	case n == 1:
 		c.Seq = 1 + x.IntN(140)
-		c.Groups = x.upto(2, 3)
-		c.Heads = c.Groups * x.upto(10, 12) // more than a block has warps
-		rows = c.Seq * x.upto(2, 4)
+		c.Groups = x.atMost(2, 3)
+		c.Heads = c.Groups * x.atMost(10, 12) // more than a block has warps
+		rows = c.Seq * x.atMost(2, 4)
 	}
 	t, params := x.number(), x.number()
 	c.XBC, c.DT = x.matrix(t, rows, c.inner()+2*c.Groups*c.State), x.matrix(t, rows, c.Heads)
@@ -44,15 +44,15 @@ func scanGradTrial(x *trial) func(s device.Stream) {
 	c := ScanGrad{Scan: x.scan()}
 	x.loose = 10
 	rows, t, grads := c.XBC.Rows, c.XBC.Type, x.number()
-	c.DY, c.DXBC, c.DDT = x.matrix(t, rows, c.inner()), x.over(c.XBC, t), x.matrix(t, rows, c.Heads)
+	c.DY, c.DXBC, c.DDT = x.matrix(t, rows, c.inner()), x.inPlace(c.XBC, t), x.matrix(t, rows, c.Heads)
 	c.DALog, c.DD, c.DDTBias = x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads)
 	c.Scratch = x.waste(c.ScratchBytes(rows), scratch)
 	return func(s device.Stream) { RecurGrad(s, c) }
 }
 
 func (x *trial) conv() Conv {
-	c := Conv{Seq: x.upto(30, 300)}
-	rows, cols, t, params := c.Seq*x.upto(4, 8), x.upto(300, 700), x.number(), x.number()
+	c := Conv{Seq: x.atMost(30, 300)}
+	rows, cols, t, params := c.Seq*x.atMost(4, 8), x.atMost(300, 700), x.number(), x.number()
 	taps := 1 + x.IntN(5)
 	c.X, c.Bias = x.matrix(t, rows, cols), x.matrix(params, 1, cols)
 	c.W = NewMatrix(x.numbers(params, cols*taps, 1), params, cols, taps)
@@ -69,7 +69,7 @@ func convGradTrial(x *trial) func(s device.Stream) {
 	c := ConvGrad{Conv: x.conv()}
 	rows, cols, t, grads := c.X.Rows, c.X.Cols, c.X.Type, x.number()
 	c.DY = x.matrix(t, rows, cols)
-	c.DX = x.over(c.DY, t)
+	c.DX = x.inPlace(c.DY, t)
 	c.DW = NewMatrix(x.numbers(grads, cols*c.W.Cols, 1), grads, cols, c.W.Cols)
 	c.DBias = x.matrix(grads, 1, cols)
 	return func(s device.Stream) { ConvolveGrad(s, c) }
@@ -77,14 +77,14 @@ func convGradTrial(x *trial) func(s device.Stream) {
 
 func (x *trial) gated() GatedNorm {
 	g := GatedNorm{Groups: 1 + x.IntN(3), Epsilon: 1e-5}
-	rows, cols, t := x.upto(70, 300), x.cols()*g.Groups, x.number()
+	rows, cols, t := x.atMost(70, 300), x.cols()*g.Groups, x.number()
 	g.X, g.Z, g.W = x.matrix(t, rows, cols), x.matrix(t, rows, cols), x.any(1, cols)
 	return g
 }
 
 func gatedTrial(x *trial) func(s device.Stream) {
 	g := x.gated()
-	g.Y = x.over(g.X, g.X.Type)
+	g.Y = x.inPlace(g.X, g.X.Type)
 	if x.IntN(3) == 0 {
 		g.Y = g.Z
 	}
@@ -95,7 +95,7 @@ func gatedGradTrial(x *trial) func(s device.Stream) {
 	g := GatedNormGrad{GatedNorm: x.gated()}
 	rows, cols, t := g.X.Rows, g.X.Cols, g.X.Type
 	g.DY = x.matrix(t, rows, cols)
-	g.DX, g.DZ, g.DW = x.over(g.DY, t), x.over(g.Z, t), x.any(1, cols)
+	g.DX, g.DZ, g.DW = x.inPlace(g.DY, t), x.inPlace(g.Z, t), x.any(1, cols)
 	if x.IntN(3) == 0 {
 		g.DX = g.X
 	}
