@@ -54,6 +54,9 @@ func TestRestoredAheadOfNeed(t *testing.T) {
 		if !slices.Equal(d, want) {
 			t.Errorf("step %d: %q, want %q", step, d, want)
 		}
+		if n := len(r.m.plans[memory.Key{}].Keep); n != 2 {
+			t.Errorf("step %d: %d groups stay in 2 sets", step, n)
+		}
 	}
 }
 

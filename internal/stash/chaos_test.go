@@ -349,6 +349,13 @@ func TestMisusePanics(t *testing.T) {
 			a.Forward(h)
 			s.Saved()
 		},
+		"the lease of the forward pass in the backward pass": func(_ *Manager, a, _ *Workspace) {
+			a.Forward(g).Saved()
+			s := a.Forward(h)
+			s.Saved()
+			a.Backward(h)
+			s.Done()
+		},
 		"Done before Backward":     func(_ *Manager, a, _ *Workspace) { a.Forward(g).Done() },
 		"a group saved twice":      func(_ *Manager, a, _ *Workspace) { a.Forward(g).Saved(); a.Forward(g).Saved() },
 		"a step inside of a step":  func(m *Manager, _, _ *Workspace) { _ = m.Step(memory.Key{}, nil) },
