@@ -10,6 +10,8 @@ import (
 	"strings"
 )
 
+const unknownField = "json: unknown field"
+
 // Plain rewords an error of encoding/json that names types of this program or rules of its
 // grammar. What wrappers say stays, and so do other errors.
 func Plain(err error) error {
@@ -34,6 +36,8 @@ func Plain(err error) error {
 		}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		old, why = io.ErrUnexpectedEOF.Error(), "it ends too early"
+	case err != nil && strings.Contains(err.Error(), unknownField): // it has no type
+		old, why = unknownField, "unknown key"
 	default:
 		return err
 	}

@@ -28,6 +28,11 @@ func TestPlain(t *testing.T) {
 	if got := Plain(err).Error(); got != "f: it ends too early" {
 		t.Errorf("a stream gives %q", got)
 	}
+	d := json.NewDecoder(strings.NewReader(`{"C":1}`))
+	d.DisallowUnknownFields()
+	if got := Plain(fmt.Errorf("f: %w", d.Decode(&to))).Error(); got != `f: unknown key "C"` {
+		t.Errorf("a key too many gives %q", got)
+	}
 	if other := errors.New("other"); Plain(other) != other {
 		t.Error("another error was changed")
 	}

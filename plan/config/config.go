@@ -199,7 +199,7 @@ func parseModel(name string, data []byte) (*model.Model, map[string]any, error) 
 	}
 	var keys map[string]any
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file is not valid JSON: %w", err)}
+		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file is not valid JSON: %w", input.Plain(err))}
 	}
 	for key := range keys {
 		// Only arguments have hyphens in their names.

@@ -155,7 +155,7 @@ func sentence(err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "it ends too early"
 	}
-	return strings.TrimPrefix(input.Plain(err).Error(), "json: ")
+	return input.Plain(err).Error()
 }
 
 // keys returns the names that a file may have.

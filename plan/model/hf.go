@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // ParseHF reads a model from the config.json of a Hugging Face repository. For a model
@@ -21,14 +23,14 @@ import (
 func ParseHF(data []byte) (*Model, error) {
 	c := &config{}
 	if err := json.Unmarshal(finite(data), &c.keys); err != nil {
-		return nil, fmt.Errorf("the config is not a JSON object: %w", err)
+		return nil, fmt.Errorf("the config is not a JSON object: %w", input.Plain(err))
 	}
 	kind := c.word("model_type")
 	name := c.word("_name_or_path")
 	if raw, ok := c.get("text_config"); ok && families[kind] == nil {
 		text := &config{}
 		if err := json.Unmarshal(raw, &text.keys); err != nil {
-			return nil, fmt.Errorf("text_config is not a JSON object: %w", err)
+			return nil, fmt.Errorf("text_config is not a JSON object: %w", input.Plain(err))
 		}
 		if tied, ok := c.get("tie_word_embeddings"); ok && text.keys != nil && text.keys["tie_word_embeddings"] == nil {
 			text.keys["tie_word_embeddings"] = tied

@@ -193,6 +193,9 @@ func TestNotAnObject(t *testing.T) {
 	for _, text := range []string{"", "null", "[]", "7", `{"hidden_size":`, "{}", `{"model_type":7}`, `{"text_config":[]}`, `{"text_config":null}`} {
 		_, err := model.ParseHF([]byte(text))
 		names(t, text, err)
+		if err != nil && strings.Contains(err.Error(), "json: ") {
+			t.Errorf("%s: the error is in words of the program: %v", text, err)
+		}
 	}
 }
 

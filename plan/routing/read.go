@@ -122,13 +122,13 @@ func object(text []byte, keys []string, need int) ([]int64, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return nil, syntax(err)
+		return nil, syntax(text, err)
 	}
 	values, seen := make([]int64, len(keys)), make([]bool, len(keys))
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return nil, syntax(err)
+			return nil, syntax(text, err)
 		}
 		i := slices.Index(keys, name.(string)) // Token gives nothing else in this place
 		if i < 0 {
@@ -140,15 +140,15 @@ func object(text []byte, keys []string, need int) ([]int64, error) {
 		seen[i] = true
 		value, err := d.Token()
 		if err != nil {
-			return nil, syntax(err)
+			return nil, syntax(text, err)
 		}
 		number, _ := value.(json.Number)
 		if values[i], err = strconv.ParseInt(number.String(), 10, 64); err != nil || values[i] < 0 {
-			return nil, fmt.Errorf("%s is %v; want a whole number of at least 0", keys[i], value)
+			return nil, fmt.Errorf("%s is %s; want a whole number of at least 0", keys[i], describe(value))
 		}
 	}
 	if _, err := d.Token(); err != nil {
-		return nil, syntax(err)
+		return nil, syntax(text, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("something follows the object; write one on each line")
@@ -161,15 +161,34 @@ func object(text []byte, keys []string, need int) ([]int64, error) {
 	return values, nil
 }
 
-// syntax returns the decoder's error in words of the format.
-func syntax(err error) error {
+// syntax returns the decoder's error about a line in words of the format.
+func syntax(text []byte, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errCut
 	}
 	if err == nil {
-		return errors.New("is no JSON object")
+		return errors.New("expected a JSON object, got another value")
 	}
-	return fmt.Errorf("is no JSON object: %w", err)
+	if e := json.Unmarshal(text, new(any)); e != nil {
+		err = e // it counts characters from the line's first
+	}
+	return fmt.Errorf("expected a JSON object; %w", input.Plain(err))
+}
+
+// describe returns a value in words of the format.
+func describe(value json.Token) string {
+	switch v := value.(type) {
+	case nil:
+		return "null"
+	case string:
+		return strconv.Quote(v)
+	case json.Delim:
+		if v == '[' {
+			return "a list"
+		}
+		return "an object"
+	}
+	return fmt.Sprint(value)
 }
 
 // fill puts the entries in their places and checks that every step is whole.

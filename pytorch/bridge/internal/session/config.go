@@ -9,8 +9,8 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -39,7 +39,7 @@ func Parse(text []byte) (Config, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&c); err != nil {
-		return c, fmt.Errorf("stowage: cannot read the configuration: %s; stowage.h lists its keys", strings.TrimPrefix(err.Error(), "json: "))
+		return c, fmt.Errorf("stowage: cannot read the configuration: %s; stowage.h lists its keys", input.Plain(err))
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return c, fmt.Errorf("stowage: there is text after the configuration; give one JSON object")
