@@ -63,8 +63,9 @@ type Item struct {
 // GroupUse is what the groups of one module hold at the peak of a rank.
 type GroupUse struct {
 	Name string
-	// Bytes is the size of one group, of one layer and microbatch. It is the mean if
-	// layers differ. Live is the number of groups that are live at the peak.
+	// Bytes is the size of one group, of one layer and microbatch, wherever its parts
+	// are. It is the mean if layers differ. Live is the number of groups that are live at
+	// the peak.
 	Bytes memory.Bytes
 	Live  int
 	// Total is what all groups hold in device memory. Away is what was offloaded of

@@ -121,7 +121,7 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 	for g, s := range peak {
 		use := GroupUse{Name: l.names[g], Live: s.count, Total: s.kept, Away: s.away, Dropped: s.dropped}
 		if s.count > 0 {
-			use.Bytes = s.kept / memory.Bytes(s.count)
+			use.Bytes = (s.kept + s.away + s.dropped) / memory.Bytes(s.count)
 		}
 		uses = append(uses, use)
 	}

@@ -380,6 +380,33 @@ func TestPlanSharesByRank(t *testing.T) {
 	}
 }
 
+// The size of a group is the same in both tables of a plan, wherever its parts are, and
+// what the first one counts adds up.
+func TestPlanSizesOfGroups(t *testing.T) {
+	const job = "plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 64 --seq 4096 "
+	for _, more := range []string{"--budget 52GiB", "--offload-modules moe_act,core_attn", "--recompute-modules moe_act,layernorm"} {
+		r, _ := planJSON(t, job+more)
+		sizes := map[string]memory.Bytes{}
+		for _, d := range r.Decisions {
+			sizes[d.Group] = d.Bytes
+		}
+		moved := false
+		for _, g := range r.Ranks[r.Heaviest].Groups {
+			size, decided := sizes[g.Name]
+			if off := g.Bytes - size; decided && g.Live > 0 && max(off, -off) > g.Bytes/1000 {
+				t.Errorf("%s: a group of %s has %d bytes, and %d in the decisions", more, g.Name, g.Bytes, size)
+			}
+			if all := g.Total + g.Away + g.Dropped; all-g.Bytes*memory.Bytes(g.Live) >= memory.Bytes(max(g.Live, 1)) {
+				t.Errorf("%s: %d groups of %s have %d bytes, not %d each", more, g.Live, g.Name, all, g.Bytes)
+			}
+			moved = moved || g.Away+g.Dropped > 0
+		}
+		if !moved {
+			t.Errorf("%s: nothing is offloaded or recomputed", more)
+		}
+	}
+}
+
 // Layers that do not divide just work, with one note and the flag.
 func TestPlanUnevenLayers(t *testing.T) {
 	for sizes, layout := range map[string]string{"--pp 8": "Et*8|(t*8|)*6t*5mL", "--pp 8 --vpp 2": "Et*4|(t*4|)*14tmL"} {

@@ -51,9 +51,14 @@ func (r *Report) WritePage(w io.Writer) error {
 // GiB formats bytes as a number of GiB.
 func GiB(n memory.Bytes) string { return fmt.Sprintf("%.2f", float64(n)/(1<<30)) }
 
-// MB formats bytes as decimal megabytes, the unit of sentences about copies, because
-// bandwidths are decimal.
-func MB(n memory.Bytes) string { return fmt.Sprintf("%.0f MB", float64(n)/1e6) }
+// MB formats bytes as decimal megabytes, or kilobytes if they are fewer than one. It is
+// the unit of sentences about copies, because bandwidths are decimal.
+func MB(n memory.Bytes) string {
+	if 0 < n && n < 1e6 {
+		return fmt.Sprintf("%.0f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
+}
 
 // Size formats bytes with a unit that leaves a short number.
 func Size(n memory.Bytes) string { return n.Short() }

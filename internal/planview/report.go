@@ -143,7 +143,7 @@ type Item struct {
 // Group is what the groups of one module hold at the peak. Bytes is the size of one
 // group, of one layer and microbatch, and Live is the number of live groups. Total is
 // what they hold in device memory, Away what was offloaded of them, and Dropped what
-// will be recomputed.
+// will be recomputed: together Live times Bytes.
 type Group struct {
 	Name    string       `json:"name"`
 	Bytes   memory.Bytes `json:"bytes"`

@@ -146,7 +146,7 @@ func writeParts(w io.Writer, k *Rank) {
 		if g.Total+g.Away+g.Dropped == 0 {
 			continue
 		}
-		fmt.Fprintf(w, "  %-18s  %11s  %5d  %9s  %9s  %10s\n", g.Name, Size(g.Bytes), g.Live, GiB(g.Total), GiB(g.Away), GiB(g.Dropped))
+		fmt.Fprintf(w, "  %-18s  %11s  %5d  %9s  %9s  %10s\n", g.Name, MB(g.Bytes), g.Live, GiB(g.Total), GiB(g.Away), GiB(g.Dropped))
 	}
 }
 
