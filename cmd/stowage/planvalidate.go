@@ -32,7 +32,9 @@ figures). Errors are parts of the measured figure.`,
 		if err != nil {
 			return usagef("--cases %s: the file cannot be read: %v", *file, input.Cause(err))
 		}
-		r, err := planvalidate.File(data)
+		m := measure(cmd, "predicting cases")
+		r, err := planvalidate.File(data, m.at)
+		m.end()
 		if err != nil {
 			return usagef("--cases %s: %v", *file, planError(err))
 		}

@@ -46,8 +46,9 @@ type record struct {
 	Source    source         `json:"source"`
 }
 
-// File predicts every case of a file and compares it with what was measured.
-func File(data []byte) (*Report, error) {
+// File predicts every case of a file and compares it with what was measured. It calls
+// progress after each case, unless that is nil.
+func File(data []byte, progress func(done, all int)) (*Report, error) {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fmt.Errorf("the file of cases is not JSON of the expected form: %w", err)
@@ -56,17 +57,24 @@ func File(data []byte) (*Report, error) {
 		return nil, fmt.Errorf("the file has neither cases nor external_cases")
 	}
 	r := &Report{}
+	done := func() {
+		if progress != nil {
+			progress(r.Cases, len(f.Cases)+len(f.External))
+		}
+	}
 	for _, c := range f.Cases {
 		r.add(c, fromArgs)
+		done()
 	}
 	unsaid := indistinct(f.External)
 	for _, c := range f.External {
 		if unsaid[c.ID] {
 			r.Cases++
 			r.skip(c, statedKind(c), fmt.Errorf("other runs with the same stated facts measured something else, so what decides is not stated"))
-			continue
+		} else {
+			r.add(completed(c, f.External), fromFacts)
 		}
-		r.add(completed(c, f.External), fromFacts)
+		done()
 	}
 	r.summarise()
 	return r, nil

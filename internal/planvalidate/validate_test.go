@@ -25,7 +25,7 @@ func checkedIn(t testing.TB) []byte {
 
 func report(t testing.TB) *Report {
 	t.Helper()
-	r, err := File(checkedIn(t))
+	r, err := File(checkedIn(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestPage(t *testing.T) {
 
 func TestRefusesOtherFiles(t *testing.T) {
 	for _, text := range []string{"", "[]", "{}", `{"cases": 1}`, `{"cases": []}`} {
-		if _, err := File([]byte(text)); err == nil {
+		if _, err := File([]byte(text), nil); err == nil {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestRefusesOtherFiles(t *testing.T) {
 // one runs a single case.
 func one(t testing.TB, kind, text string) *Report {
 	t.Helper()
-	r, err := File([]byte(`{"` + kind + `": [` + text + `]}`))
+	r, err := File([]byte(`{"` + kind + `": [` + text + `]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func FuzzFile(f *testing.F) {
 		if len(data) > 4096 {
 			return
 		}
-		r, err := File(data)
+		r, err := File(data, nil)
 		if err != nil {
 			return
 		}
@@ -328,7 +328,7 @@ func TestFurtherRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := File(data)
+	r, err := File(data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,6 +339,24 @@ func TestFurtherRuns(t *testing.T) {
 	for _, k := range r.Kinds {
 		if limit, ok := limits[k.Kind]; k.Quantity == Peak && (!ok || k.MeanAbsError > limit) {
 			t.Errorf("%s: mean error %g, the limit is %g", k.Kind, k.MeanAbsError, limit)
+		}
+	}
+}
+
+// A caller learns how many cases are done, also of those that are skipped.
+func TestProgress(t *testing.T) {
+	var done []int
+	r, err := File(checkedIn(t), func(n, all int) {
+		if done = append(done, n); n > all || all == 0 {
+			t.Errorf("%d of %d cases are done", n, all)
+		}
+	})
+	if err != nil || len(done) != r.Cases || len(r.Skipped) == 0 {
+		t.Fatalf("%d calls for %d cases, %v", len(done), r.Cases, err)
+	}
+	for i, n := range done {
+		if n != i+1 {
+			t.Fatalf("the calls were %v", done)
 		}
 	}
 }
