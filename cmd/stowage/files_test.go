@@ -51,6 +51,29 @@ func TestFilesOnFullDisk(t *testing.T) {
 	}
 }
 
+// A limit on memory under which the program cannot start is named, with advice that is
+// true: no other limit would do for every command, because devices reserve addresses.
+func TestTooLittleToStart(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs ulimit -d")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("bash", "-c", `ulimit -d 1000000; exec "$0" "$@"`, self, "version")
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	said, _ := cmd.CombinedOutput()
+	text := string(said)
+	if strings.Contains(text, "ThreadSanitizer") {
+		t.Skip("the race detector does not start under the limit")
+	}
+	if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.HasPrefix(text, "stowage: this process may map 976.56 MiB of memory (ulimit -d)") ||
+		!strings.HasSuffix(text, "; that is too little to start, run it without this limit\n") {
+		t.Errorf("code %d, %q", code, text)
+	}
+}
+
 // Two flags for one file, and a file that the command reads, are refused.
 func TestSameFile(t *testing.T) {
 	t.Chdir(t.TempDir())

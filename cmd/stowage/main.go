@@ -27,7 +27,7 @@ const (
 	exitInterrupted = 130 // by Ctrl-C; other signals have 128 plus their number, as in shells
 )
 
-// leastAddresses is the least limit on addresses under which the program runs: Go reserves
+// leastAddresses is the least limit on addresses under which the program starts: Go reserves
 // most of a gigabyte, and libraries and threads add to it. Beyond a limit Go prints its
 // stacks.
 const leastAddresses = 2 * memory.GiB
@@ -35,7 +35,7 @@ const leastAddresses = 2 * memory.GiB
 func main() {
 	for _, l := range sysinfo.Rlimits() {
 		if l.Limit < leastAddresses {
-			fmt.Fprintf(os.Stderr, "stowage: %v; that is too little to start, raise the limit to %v\n", l, leastAddresses)
+			fmt.Fprintf(os.Stderr, "stowage: %v; that is too little to start, run it without this limit\n", l)
 			os.Exit(exitFailure)
 		}
 	}

@@ -116,7 +116,7 @@ func (d *dev) refused(kind memory.Kind, asked memory.Bytes, owner string, err er
 		err = number
 	}
 	if limits := sysinfo.Rlimits(); len(limits) > 0 && number == syscall.ENOMEM {
-		e.Refused = fmt.Sprintf("%s; raise the limit or ask for less", limits[0])
+		e.Refused = fmt.Sprintf("%s; run it without this limit, or ask for less", limits[0])
 	} else {
 		e.Refused = fmt.Sprintf("%v; free memory of other programs or ask for less", err)
 	}

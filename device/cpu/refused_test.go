@@ -62,7 +62,7 @@ func TestRefused(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	text := string(out)
 	if err != nil || strings.Count(text, `"parameters" asked for 8.00 GiB, which the operating system refused: this process may map `) != 2 ||
-		strings.Count(text, "(ulimit -v)") != 2 || strings.Contains(text, "are free") || strings.Contains(text, "wrong") {
+		strings.Count(text, "(ulimit -v)") != 2 || strings.Count(text, "; run it without this limit, or ask for less") != 2 || strings.Contains(text, "are free") || strings.Contains(text, "wrong") {
 		t.Errorf("%v: %s", err, text)
 	}
 }

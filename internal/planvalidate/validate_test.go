@@ -119,7 +119,7 @@ func TestRefusesOtherFiles(t *testing.T) {
 // one runs a single case.
 func one(t testing.TB, kind, text string) *Report {
 	t.Helper()
-	r, err := File([]byte(`{"` + kind + `": [` + text + `]}`), nil)
+	r, err := File([]byte(`{"`+kind+`": [`+text+`]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
