@@ -40,7 +40,7 @@ type Products struct {
 }
 
 // room is what algorithms may use beyond the operands: nothing. Tests measure what more
-// would bring.
+// would gain.
 type room struct {
 	addr, size uintptr // a workspace
 	reductions uint32  // bits of cublasLtReductionScheme_t
@@ -67,7 +67,7 @@ func open(names []string, load func(name string) (*library, error)) (cuda.Assist
 		switch s {
 		case success:
 			return p, nil
-		case errAllocFailed: // another time it may start, and results would differ
+		case errAllocFailed: // it may start another time, and results would differ
 			return nil, lib.failed(&lib.create, s)
 		}
 		why = fmt.Errorf("%s does not start: %w", name, lib.failed(&lib.create, s))

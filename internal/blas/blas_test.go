@@ -1,7 +1,7 @@
 //go:build linux
 
-// This file tests products on a made-up library, and how the library is found. None
-// of it needs a GPU.
+// This file tests products on a simulated library, and how the library is found. None of
+// it needs a GPU.
 
 package blas
 
@@ -22,8 +22,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Products in memory of the host do what nn's twins do, whatever the transposes,
-// types, pitches and what is added, and write nothing else.
+// Products in host memory agree with nn's twins for all transposes, types, pitches and
+// addends, and write nothing else.
 func TestProducts(t *testing.T) {
 	p, f := newFake(t)
 	y := newYard(t, 2*memory.MiB)
@@ -44,8 +44,8 @@ func TestProducts(t *testing.T) {
 	}
 }
 
-// How sums are taken follows from the shape and types, not from addresses, pitches
-// or what is added, and the library is asked once, for what keeps the rules.
+// The order of sums follows from the shape and types, not from addresses, pitches or the
+// addend. The library is asked once, for algorithms that keep the rules.
 func TestAlgorithmFollowsFromShape(t *testing.T) {
 	p, f := newFake(t)
 	y := newYard(t, 2*memory.MiB)
@@ -75,8 +75,8 @@ func TestAlgorithmFollowsFromShape(t *testing.T) {
 	}
 }
 
-// Where no algorithm keeps the rules, or the library does not run it, the kernel has
-// the work, now and always.
+// If no algorithm keeps the rules, or the library does not run it, the kernel does the
+// product, now and always.
 func TestRefused(t *testing.T) {
 	y := newYard(t, 2*memory.MiB)
 	c := y.product(t, variant{mix: mixes[0]}, 128, 128, 128)
@@ -193,7 +193,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// What the library writes its answers to has the layout of its header.
+// The structures that the library writes have the layout of its header.
 func TestLayout(t *testing.T) {
 	var c candidate
 	if unsafe.Sizeof(c) != 96 || unsafe.Offsetof(c.workspace) != 64 || unsafe.Offsetof(c.state) != 72 {
@@ -215,8 +215,8 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-// A library that does not start gives way to the next; one that has no memory to
-// start does not.
+// If a library does not start, the next one is tried. If it has no memory to start, none
+// is.
 func TestNextLibrary(t *testing.T) {
 	_, f := newFake(t)
 	for s, tries := range map[status]int{1: 2, errAllocFailed: 1} {

@@ -1,8 +1,7 @@
 //go:build linux
 
-// This file owns a cuBLASLt made of Go: the functions that the package calls, on
-// memory of the host, column after column as the library's documentation has it, with
-// that documentation's numbers.
+// This file owns a simulated cuBLASLt in Go: the functions that the package calls, on
+// host memory in column order, with the constants of the library's documentation.
 
 package blas
 
@@ -20,12 +19,12 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// fake is one such library.
+// fake is a simulated library.
 type fake struct {
 	mu      sync.Mutex
 	objects map[uintptr]any
 	next    uintptr
-	fail    map[string]status // what a function shall return from now on
+	fail    map[string]status // what a function returns from now on
 	calls   map[string]int
 	offers  []offer // what the heuristic has
 	prefs   []fakePreference
@@ -33,7 +32,7 @@ type fake struct {
 	streams []uintptr
 }
 
-// offer is a candidate as a test wants it; its reduction is what the algorithm does.
+// offer is a candidate that a test chooses. Its reduction is what the algorithm does.
 type offer struct {
 	reduction uint32
 	workspace uint64
@@ -48,7 +47,8 @@ type (
 
 type fakeLayout struct{ typ, rows, cols, pitch int }
 
-// theFake is what the C functions lead to: purego makes only a limited number.
+// theFake is the library behind the C functions, because purego makes only a limited
+// number of those.
 var theFake atomic.Pointer[fake]
 
 type args = [16]uintptr
@@ -63,7 +63,7 @@ var fakeProcs = sync.OnceValue(func() map[string]uintptr {
 	return procs
 })
 
-// newFake makes a library, and the products on it.
+// newFake returns a library and the products on it.
 func newFake(t testing.TB) (*Products, *fake) {
 	t.Helper()
 	f := &fake{objects: map[uintptr]any{}, next: 0x100, fail: map[string]status{}, calls: map[string]int{}, offers: []offer{{}}}
@@ -102,7 +102,7 @@ func (f *fake) call(name string, a args) uintptr {
 	return uintptr(fakeFuncs[name](f, &a))
 }
 
-// statusText is a string of C's, which is never moved or freed.
+// statusText is a C string that is never moved or freed.
 var statusText = uintptr(unsafe.Pointer(&[]byte("CUBLAS_STATUS_MADE_UP\x00")[0]))
 
 func at[T any](addr uintptr) *T { return &device.Slice[T](uint64(addr), 1)[0] }
@@ -115,7 +115,7 @@ func (f *fake) add(out uintptr, x any) status {
 	return success
 }
 
-// drop takes an object of a kind away.
+// drop removes an object of a kind.
 func drop[T any](f *fake, a *args) status {
 	if _, ok := f.objects[a[0]].(T); !ok {
 		return errInvalidValue
@@ -177,7 +177,7 @@ func init() {
 	}
 }
 
-// shape returns a product as its layouts say, or why they are none.
+// shape returns a product by its layouts, or why they do not match.
 func (f *fake) shape(desc, a, b, c, d uintptr) (m, n, k int, err error) {
 	op := f.objects[desc].(fakeDesc)
 	la, lb, lc, ld := f.objects[a].(fakeLayout), f.objects[b].(fakeLayout), f.objects[c].(fakeLayout), f.objects[d].(fakeLayout)
@@ -195,7 +195,7 @@ func (f *fake) shape(desc, a, b, c, d uintptr) (m, n, k int, err error) {
 	return m, n, k, nil
 }
 
-// heuristic offers what the test wants, marked with the shape and its place.
+// heuristic returns the offers of the test, marked with the shape and their place.
 func (f *fake) heuristic(a *args) status {
 	m, n, k, err := f.shape(a[1], a[2], a[3], a[4], a[5])
 	if err != nil || f.objects[a[0]] != (fakeHandle{}) {
@@ -241,7 +241,7 @@ func (f *fake) matmul(a *args) status {
 	return success
 }
 
-// dot returns most of the work, and under the race detector would be most of the time.
+// dot does most of the work, and would take most of the time under the race detector.
 //
 //go:norace
 func dot(x, y []float32) (sum float32) {

@@ -1,7 +1,7 @@
 //go:build linux
 
 // This file tests products on a GPU with cuBLASLt, and measures them beside our own
-// kernels. Without either the tests skip and say why.
+// kernels. The tests skip if either is missing.
 
 package blas
 
@@ -21,7 +21,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// counted counts what was taken.
+// counted counts the launches that the library took.
 type counted struct {
 	*Products
 	taken atomic.Int64
@@ -35,7 +35,7 @@ func (c *counted) Launch(k *device.Kernel, args []uint64, stream uintptr) (bool,
 	return done, err
 }
 
-// lab is a GPU with a stream, and its assistant unless it is to have none.
+// lab is a GPU with a stream, and its assistant, if any.
 type lab struct {
 	device.Device
 	device.Stream
@@ -90,7 +90,7 @@ func (g *lab) alloc(t testing.TB, size memory.Bytes) *device.Buffer {
 	return b
 }
 
-// run uploads memory, does some work and downloads.
+// run uploads memory, calls work, and downloads the memory.
 func (g *lab) run(t testing.TB, b *device.Buffer, mem []byte, work func()) []byte {
 	t.Helper()
 	got := make([]byte, len(mem))
@@ -103,8 +103,8 @@ func (g *lab) run(t testing.TB, b *device.Buffer, mem []byte, work func()) []byt
 	return got
 }
 
-// Products on a GPU are the twins' up to rounding, and the same bits every time,
-// issued and captured.
+// Products on a GPU agree with the twins up to rounding, and have the same bits every
+// time, issued or captured.
 func TestProductsOnGPU(t *testing.T) {
 	g := newLab(t, true)
 	const room = 48 * memory.MiB
@@ -149,8 +149,8 @@ func TestProductsOnGPU(t *testing.T) {
 	t.Logf("%d products were taken, %d shapes refused", g.taken.Load(), refused)
 }
 
-// move gives the numbers of a matrix without gaps, or puts them into memory.
-func move(mem []byte, x nn.Matrix, numbers []byte, put bool) {
+// copyMatrix copies the numbers of a matrix out of memory without gaps, or into it.
+func copyMatrix(mem []byte, x nn.Matrix, numbers []byte, put bool) {
 	row := x.Cols * int(x.Type.Size())
 	for i := range x.Rows {
 		there := mem[int(x.Off)+i*x.Pitch*int(x.Type.Size()):][:row]
@@ -162,7 +162,7 @@ func move(mem []byte, x nn.Matrix, numbers []byte, put bool) {
 	}
 }
 
-// The same numbers give the same bits wherever matrices lie, whatever their pitches.
+// The same numbers give the same bits for all addresses and pitches.
 func TestBitsFollowFromShape(t *testing.T) {
 	g := newLab(t, true)
 	const room = 32 * memory.MiB
@@ -174,11 +174,11 @@ func TestBitsFollowFromShape(t *testing.T) {
 		for j := range 4 {
 			c := y.product(t, variant{mix: mixes[i/4], transA: i&1 != 0, transB: i&2 != 0, spare: j, shift: 3 * j}, m, n, k)
 			mem := make([]byte, y.end)
-			move(mem, c.A, a, true)
-			move(mem, c.B, b, true)
+			copyMatrix(mem, c.A, a, true)
+			copyMatrix(mem, c.B, b, true)
 			mem = g.run(t, y.buf, mem, func() { g.Stream.Launch(c.launch) })
 			got := make([]byte, c.C.Type.Size()*m*n)
-			move(mem, c.C, got, false)
+			copyMatrix(mem, c.C, got, false)
 			if j == 0 {
 				first = got
 			} else if !bytes.Equal(got, first) {
@@ -205,8 +205,8 @@ func TestIssueAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Our own kernels, the library, and the library with all that this package denies it,
-// a workspace and sums in parts, side by side.
+// The benchmark compares our own kernels, the library, and the library with a workspace
+// and sums in parts, which this package denies it.
 func BenchmarkProducts(b *testing.B) {
 	const workspace = 32 * memory.MiB
 	numbers := smallNumbers(int(memory.MiB))

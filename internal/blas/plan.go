@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// aligned is what addresses and pitches in bytes must be multiples of. Algorithms
-	// are chosen for this alignment and no better one, so that the choice does not
-	// depend on where matrices lie.
+	// aligned is the alignment of addresses and pitches in bytes. Algorithms are chosen
+	// for this alignment and no better one, so that the choice does not depend on where
+	// matrices lie.
 	aligned = 16
 	// leastWork is the least number of multiplications that is accepted: one tile of
 	// our own kernel. At 350 TFLOP/s on 132 multiprocessors, one of them takes 1.6 µs

@@ -1,7 +1,7 @@
 //go:build linux
 
-// This file owns what tests of products stand on: variants of them, and memory in
-// which their matrices lie.
+// This file owns the equipment of product tests: variants of products, and memory for
+// their matrices.
 
 package blas
 
@@ -20,12 +20,12 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// mix is the types of a product: both operands', and C's and Plus's.
+// mix has the types of a product: those of both operands, and those of C and Plus.
 type mix struct{ in, out kernels.Number }
 
 var mixes = []mix{{kernels.BF16, kernels.BF16}, {kernels.BF16, kernels.F32}, {kernels.F32, kernels.F32}}
 
-// variant is everything of a product but its shape.
+// variant is everything about a product except its shape.
 type variant struct {
 	mix            mix
 	transA, transB bool
@@ -43,8 +43,8 @@ func caseOf(i int) variant {
 	}
 }
 
-// yard is memory in which matrices lie, on the CPU device or on a GPU. The same
-// products lie at the same places in both.
+// yard is memory for matrices, on the CPU device or on a GPU. The same products lie at
+// the same places in both.
 type yard struct {
 	buf   *device.Buffer
 	first []byte // what is in it when a case begins
@@ -109,7 +109,7 @@ type testCase struct {
 	nn.Product
 }
 
-// product lays a product out.
+// product places a product in the yard.
 func (y *yard) product(t testing.TB, v variant, m, n, k int) *testCase {
 	t.Helper()
 	y.end = memory.Bytes(v.shift)*device.Align + memory.Bytes(v.off)
@@ -136,11 +136,10 @@ func (y *yard) product(t testing.TB, v variant, m, n, k int) *testCase {
 	return &testCase{fmt.Sprintf("%d x %d x %d %+v", m, n, k, v), nn.GemmLaunch(p), p}
 }
 
-// compare fails unless two memories are alike: up to rounding in C, and equal
-// elsewhere.
+// compare fails unless two memories agree: up to rounding in C, and exactly elsewhere.
 func (c *testCase) compare(t testing.TB, got, want []byte) {
 	t.Helper()
-	tolerance := 1e-3 // of fp32; with TF32 it would have to be thirty times as much
+	tolerance := 1e-3 // for fp32; TF32 would need thirty times as much
 	if c.C.Type == kernels.BF16 {
 		tolerance = 1.0 / 128
 	}

@@ -112,7 +112,7 @@ func TestLaunchesOfManyRanks(t *testing.T) {
 	}{{F32, 64, 2}, {F32, 68, 4}, {BF16, 32, 2}, {BF16, 34, 4}} {
 		x := ofTest(t, n, 1, Options{scratch: 64}) // 16 numbers
 		err := Run(x.comms, func(r Comm) error {
-			s, b := x.of(r)
+			s, b := x.streamAndBuffer(r)
 			r.ReduceScatter(s, b.Slice(half, c.bytes), b.Slice(0, n*c.bytes), c.t, Sum)
 			return r.Err()
 		})
@@ -136,7 +136,7 @@ func TestEmptyMessages(t *testing.T) {
 			return err
 		}
 		err = Lockstep(x.comms, func(c Comm) error {
-			s, b := x.of(c)
+			s, b := x.streamAndBuffer(c)
 			if c.Rank() == 0 {
 				s.Fill(b.Slice(0, 8), 7)
 				c.Exchange(s, []Message{{1, b.Slice(16, 0)}, {1, b.Slice(0, 8)}}, nil)

@@ -1,5 +1,5 @@
-// This file owns the collectives under device/check: races, seeded schedules, and
-// the proof that every wait is needed and watched.
+// This file owns the tests of the collectives under device/check: races, seeded
+// schedules, and the proof that every wait is needed and watched.
 
 package comm
 
@@ -26,19 +26,19 @@ func under(c *check.Checker) opener {
 	}
 }
 
-// checked is a program of collectives for the checker's drivers.
+// checked returns the program for the checker's drivers.
 func (p *program) checked(o Options) check.Program {
 	return func(c *check.Checker) error { return p.play(Lockstep, false, under(c), o) }
 }
 
-// replayed is the same with all ranks' work captured in one graph, which is
-// replayed a few times with work outside of it between.
+// replayed returns the program with the work of all ranks captured in one graph. The
+// graph is replayed a few times with other work between.
 func (p *program) replayed(times int) check.Program {
 	return func(c *check.Checker) error { return p.capture(under(c), times) }
 }
 
-// capture plays a program of one stream as one graph. Rank 0's stream begins; the
-// others join by an event, and are joined in the same way.
+// capture runs a program of one stream as one graph. Rank 0's stream begins. An event
+// joins each other stream to it, and another joins it back.
 func (p *program) capture(open opener, times int) (err error) {
 	x, err := newSetting(p.n, 1, false, open, Options{}, 7)
 	if err != nil {
@@ -101,7 +101,7 @@ func (p *program) capture(open opener, times int) (err error) {
 	for range times {
 		origin.Replay(g)
 	}
-	// Rank 0 comes first: the host waits for the replays there.
+	// Rank 0 comes first, because the host waits for the replays there.
 	want := p.want(x, times)
 	for r := range p.n {
 		err = errors.Join(err, p.compare(x, r, want))
@@ -109,13 +109,14 @@ func (p *program) capture(open opener, times int) (err error) {
 	return errors.Join(err, g.Close())
 }
 
-// everyCall is each collective once, with all memory rewritten before and behind.
+// everyCall returns a program with each collective once. All memory is rewritten before
+// and after each.
 func everyCall(n int, seed uint64) *program {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	p := &program{n: n, streams: 1, ranks: [][]int{ranksBelow(n)}, actions: []action{{touch: true}}}
 	for k := range exchange + 1 {
 		if k == barrier || k == recv {
-			continue // it has a test of its own; it is there with send
+			continue // it has a test of its own, and send includes it
 		}
 		a := randomAction(rng, n)
 		for a.kind != k || a.bytes == 0 {
@@ -129,9 +130,9 @@ func everyCall(n int, seed uint64) *program {
 	return p
 }
 
-// mutual leaves of an exchange what two ranks send to each other. Messages are
-// passed as their ends meet: among more ranks, one that comes late waits for some
-// that it follows by way of others already.
+// mutual reduces an exchange to the messages that two ranks send to each other. Messages
+// pass when both ends have met, so among more ranks a late one waits for ranks that it
+// already follows through others.
 func (a *action) mutual() {
 	for i := range a.parts {
 		for k := range a.parts {
@@ -144,7 +145,7 @@ func (a *action) mutual() {
 	}
 }
 
-// SPEC S6.3: the collectives hold under every order that their events allow.
+// SPEC S6.3: the collectives are right under every order that their events allow.
 func TestSchedules(t *testing.T) {
 	seeds := 25
 	if testing.Short() {
@@ -163,8 +164,8 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// Each wait and each record of each collective is dropped in turn, and the checker
-// misses it: none is implied by another. SPEC S6.3
+// The checker notices if any wait or record of any collective is dropped, so none is
+// implied by another. SPEC S6.3
 func TestEveryWaitIsNeeded(t *testing.T) {
 	most := 4
 	if testing.Short() {
@@ -230,8 +231,8 @@ func TestBarrierIsNeeded(t *testing.T) {
 	}
 }
 
-// Reductions of many ranks share scratch, on whatever stream they are. The first
-// use of all waits for nothing; every other wait is needed.
+// Reductions of many ranks share scratch memory on all streams. The first use waits for
+// nothing, and every other wait is needed.
 func TestScratchIsOrdered(t *testing.T) {
 	const n = 13
 	rng := rand.New(rand.NewPCG(9, 9))
@@ -259,7 +260,7 @@ func TestScratchIsOrdered(t *testing.T) {
 	}
 }
 
-// A graph of ranks on plain devices, large enough to run at the same time.
+// A graph of ranks on plain devices is large enough that ranks run at the same time.
 func TestCapturedTogether(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 0))
 	for n := 1; n <= 8; n++ {

@@ -1,4 +1,4 @@
-// This file owns what calls cost: no allocation, and benchmarks.
+// This file owns the tests of what calls cost: no allocation, and benchmarks.
 
 package comm
 
@@ -35,14 +35,14 @@ func everyCollective(c Comm, s device.Stream, b *device.Buffer, send, recv []Par
 	c.Exchange(s, sends, recvs)
 }
 
-// Calls leave the Go heap alone once each has been made: with few ranks, with as
-// many as a launch declares, with more. SPEC S6.3
+// A call allocates nothing once it has been made, with few ranks, with as many as a
+// launch declares, and with more. SPEC S6.3
 func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range []int{2, 3, 8, 12, 14} {
 		x := ofTest(t, n, 1, Options{Patience: 1 << 40})
 		const runs, warm = 20, 3
 		err := Run(x.comms, func(c Comm) error {
-			s, b := x.of(c)
+			s, b := x.streamAndBuffer(c)
 			var parts []Part
 			for i := range n {
 				parts = append(parts, Part{memory.Bytes(32 * i), 16})
@@ -77,14 +77,14 @@ func TestCallsAllocateNothing(t *testing.T) {
 	}
 }
 
-// Ranks share the work of an all-reduce evenly: each sums a vector of 16 bytes where there
+// Ranks share the work of an all-reduce evenly. Each sums a vector of 16 bytes if there
 // is one for each, and none sums more than one vector more than the others. SPEC S6.3
 func TestAllReduceIsShared(t *testing.T) {
 	for _, n := range []int{2, 3, 5} {
 		for _, vectors := range []int{1, n - 1, n, n + 1, 2 * n} {
 			x := ofTest(t, n, 1, Options{})
 			err := Run(x.comms, func(c Comm) error {
-				s, b := x.of(c)
+				s, b := x.streamAndBuffer(c)
 				c.AllReduce(s, b.Slice(0, memory.Bytes(16*vectors)), b.Slice(0, memory.Bytes(16*vectors)), F32, Sum)
 				return errors.Join(c.Err(), s.Sync())
 			})
@@ -140,7 +140,7 @@ func TestTwoCommunicators(t *testing.T) {
 	}
 }
 
-// BenchmarkCall is one call of all ranks, small: the cost of meeting and issuing.
+// BenchmarkCall measures a small call of all ranks: the cost of meeting and issuing.
 func BenchmarkCall(b *testing.B) {
 	for _, n := range []int{1, 2, 4, 8} {
 		b.Run(fmt.Sprintf("barrier/ranks=%d", n), func(b *testing.B) {
@@ -158,7 +158,7 @@ func benchmark(b *testing.B, n int, call func(Comm, device.Stream, *device.Buffe
 	x := ofTest(b, n, 1, Options{})
 	b.ReportAllocs()
 	_ = Run(x.comms, func(c Comm) error {
-		s, buf := x.of(c)
+		s, buf := x.streamAndBuffer(c)
 		for range b.N {
 			call(c, s, buf)
 		}
@@ -166,7 +166,8 @@ func benchmark(b *testing.B, n int, call func(Comm, device.Stream, *device.Buffe
 	})
 }
 
-// BenchmarkLarge moves 16 MiB a rank, beside a plain copy of as much on the device.
+// BenchmarkLarge moves 16 MiB for each rank, beside a plain copy of the same size on the
+// device.
 func BenchmarkLarge(b *testing.B) {
 	const size = 16 * memory.MiB
 	for _, n := range []int{2, 4} {
@@ -187,7 +188,7 @@ func BenchmarkLarge(b *testing.B) {
 				x := ofTest(b, n, 1, Options{})
 				b.SetBytes(int64(size) * int64(n))
 				_ = Run(x.comms, func(c Comm) error {
-					s, _ := x.of(c)
+					s, _ := x.streamAndBuffer(c)
 					d := x.places[c.Rank()]
 					dst, err := d.Alloc(memory.Device, size, "dst")
 					if err != nil {

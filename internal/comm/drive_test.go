@@ -1,4 +1,4 @@
-// This file owns the tests of the drivers, and of ranks that leave them.
+// This file owns the tests of the drivers, and of ranks that return early.
 
 package comm
 
@@ -11,11 +11,11 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Ranks that all wait for each other are told so at once in lockstep.
+// In lockstep, ranks that all wait for each other fail at once.
 func TestStuck(t *testing.T) {
 	x := ofTest(t, 3, 1, Options{})
 	err := Lockstep(x.comms, func(c Comm) error {
-		s, b := x.of(c)
+		s, b := x.streamAndBuffer(c)
 		c.Barrier(s)
 		c.Recv(s, b.Slice(0, 8), (c.Rank()+1)%3)
 		return c.Err()
@@ -23,7 +23,7 @@ func TestStuck(t *testing.T) {
 	wantError(t, err, "and no other rank can go on")
 	y := ofTest(t, 2, 1, Options{})
 	err = Lockstep(y.comms, func(c Comm) error {
-		s, _ := y.of(c)
+		s, _ := y.streamAndBuffer(c)
 		if c.Rank() == 0 {
 			return nil // and leaves the other one alone
 		}
@@ -33,11 +33,11 @@ func TestStuck(t *testing.T) {
 	wantError(t, err, "comm: barrier #1 of rank 1 was not made: rank 1 waits in barrier #1, and no other rank can go on")
 }
 
-// A rank that leaves may let another one go on, for whom a third waits.
+// A rank that returns may let another rank go on, for which a third one waits.
 func TestLeavingIsNoStandstill(t *testing.T) {
 	x := ofTest(t, 3, 1, Options{})
 	err := Lockstep(x.comms, func(c Comm) error {
-		s, b := x.of(c)
+		s, b := x.streamAndBuffer(c)
 		if c.Rank() == 0 {
 			c.Recv(s, b.Slice(0, 8), 1)
 			return c.Err()
@@ -58,7 +58,7 @@ func TestLeavingIsNoStandstill(t *testing.T) {
 	}
 }
 
-// A rank that returns an error, panics or ends its goroutine holds nobody up, and
+// A rank that returns an error, panics or ends its goroutine blocks no other rank, and
 // the caller learns of it.
 func TestDrivers(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
@@ -68,7 +68,7 @@ func TestDrivers(t *testing.T) {
 				x = ofTest(t, 3, 1, Options{})
 				return func() error {
 					return drive(x.comms, func(c Comm) error {
-						s, _ := x.of(c)
+						s, _ := x.streamAndBuffer(c)
 						c.Barrier(s)
 						if c.Rank() == 1 {
 							return f()
@@ -105,7 +105,7 @@ func TestDrivers(t *testing.T) {
 	x := ofTest(t, 2, 1, Options{})
 	wantPanic(t, "which waits in barrier #1; a rank makes one call at a time", func() {
 		_ = Run(x.comms, func(c Comm) error {
-			s, _ := x.of(c)
+			s, _ := x.streamAndBuffer(c)
 			if c.Rank() == 0 {
 				go func() { c.Abort(fmt.Errorf("%v", panicOf(func() { c.Barrier(s) }))) }()
 				c.Barrier(s)
@@ -124,8 +124,8 @@ func TestDrivers(t *testing.T) {
 	})
 }
 
-// A rank whose function has returned is waited for by nobody, in any communicator,
-// whoever comes first; the next run begins afresh unless a call was lost.
+// No rank waits for a rank whose function has returned, in any communicator and in any
+// order. The next run begins afresh unless a call was lost.
 func TestReturnWakesPeers(t *testing.T) {
 	for i, calls := range []func(c, sub Comm, s device.Stream, b *device.Buffer){
 		func(c, sub Comm, s device.Stream, b *device.Buffer) { c.Barrier(s) },
@@ -140,7 +140,7 @@ func TestReturnWakesPeers(t *testing.T) {
 		subs := make([]Comm, 3)
 		for range 20 { // ranks that return at different times are no failure
 			err := Run(x.comms, func(c Comm) (err error) {
-				s, _ := x.of(c)
+				s, _ := x.streamAndBuffer(c)
 				c.Barrier(s)
 				if subs[c.Rank()] == nil {
 					subs[c.Rank()], err = c.Split([]int{0, 2, 1})
@@ -152,7 +152,7 @@ func TestReturnWakesPeers(t *testing.T) {
 			}
 		}
 		err := Run(x.comms, func(c Comm) error {
-			if s, b := x.of(c); c.Rank() != 2 {
+			if s, b := x.streamAndBuffer(c); c.Rank() != 2 {
 				calls(c, subs[c.Rank()], s, b)
 				wantError(t, errors.Join(c.Err(), subs[c.Rank()].Err()), "was not made: the function of rank 2 has returned")
 				return nil
@@ -174,7 +174,7 @@ func TestReturnWakesPeers(t *testing.T) {
 	}
 }
 
-// waiting is how many ranks wait in a call.
+// waiting returns how many ranks wait in a call.
 func waiting(c Comm) (n int) {
 	g := c.(*Local).g
 	g.mu.Lock()

@@ -1,5 +1,5 @@
-// This file owns the tests of what goes wrong: ranks that give up, leave, stay
-// away or disagree.
+// This file owns the tests of failures: ranks that give up, return early, do not come, or
+// disagree.
 
 package comm
 
@@ -20,8 +20,8 @@ import (
 
 var errBroken = errors.New("the disk is full")
 
-// stream and buffer of a rank.
-func (x *setting) of(c Comm) (device.Stream, *device.Buffer) {
+// streamAndBuffer returns the stream and the buffer of a rank.
+func (x *setting) streamAndBuffer(c Comm) (device.Stream, *device.Buffer) {
 	at := x.places[c.(*Local).g.ranks[c.Rank()]]
 	return at.streams[0], at.bufs[0]
 }
@@ -46,8 +46,8 @@ func wantPanic(t *testing.T, words string, f func()) {
 	}
 }
 
-// A rank that gives up wakes those that wait for it, in every communicator. Their
-// calls were not made, later ones do nothing, and Err says who, why and which.
+// A rank that gives up wakes those that wait for it, in every communicator. Their calls
+// are not made, later ones do nothing, and Err says who gave up, why, and in which call.
 func TestAbort(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
 		t.Run(name, func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestAbort(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := drive(x.comms, func(c Comm) error {
-				s, b := x.of(c)
+				s, b := x.streamAndBuffer(c)
 				if c.Rank() == 3 {
 					c.Abort(errBroken)
 					c.Barrier(s)
@@ -98,14 +98,13 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// A rank that has closed is waited for by nobody; what others do without it goes
-// on.
+// No rank waits for a rank that has closed. What others do without it goes on.
 func TestCloseWakesPeers(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
 		t.Run(name, func(t *testing.T) {
 			x := ofTest(t, 3, 1, Options{})
 			err := drive(x.comms, func(c Comm) error {
-				s, b := x.of(c)
+				s, b := x.streamAndBuffer(c)
 				sub, err := c.Split([]int{2, 0, 1})
 				if err != nil {
 					return err
@@ -139,12 +138,12 @@ func TestCloseWakesPeers(t *testing.T) {
 	}
 }
 
-// Of a call with several messages those are passed whose ends meet.
+// A call with several messages passes those whose ends have met.
 func TestExchangeInPart(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
 		x := ofTest(t, 3, 1, Options{})
 		err := drive(x.comms, func(c Comm) error {
-			s, b := x.of(c)
+			s, b := x.streamAndBuffer(c)
 			switch c.Rank() {
 			case 0:
 				// Rank 1 goes on before rank 2 has come, which waits for rank 1.
@@ -178,7 +177,7 @@ func TestExchangeInPart(t *testing.T) {
 	}
 }
 
-// Ranks that stay away are named when patience ends. SPEC S6.3
+// The error names the ranks that do not come before the timeout. SPEC S6.3
 func TestPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, err := newSetting(4, 1, false, openCPU, Options{Patience: time.Minute}, 1)
@@ -187,7 +186,7 @@ func TestPatience(t *testing.T) {
 		}
 		began := time.Now()
 		err = Run(x.comms, func(c Comm) error {
-			s, b := x.of(c)
+			s, b := x.streamAndBuffer(c)
 			for range 3 { // late, but not too late
 				time.Sleep(time.Duration(c.Rank()) * 10 * time.Second)
 				c.Barrier(s)
@@ -222,8 +221,8 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// A timer that fires late finds its rank in no call, or in one that has not lasted long:
-// nobody gives up.
+// A timer that fires late finds its rank in no call, or in a recent one, and nobody gives
+// up.
 func TestPatienceOfAnEarlierCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x, err := newSetting(2, 1, false, openCPU, Options{Patience: time.Minute}, 1)
@@ -232,7 +231,7 @@ func TestPatienceOfAnEarlierCall(t *testing.T) {
 		}
 		g := x.comms[0].(*Local).g
 		err = Run(x.comms, func(c Comm) error {
-			s, _ := x.of(c)
+			s, _ := x.streamAndBuffer(c)
 			for range 3 {
 				if c.Rank() == 1 {
 					time.Sleep(59 * time.Second) // the other waits
@@ -257,8 +256,8 @@ func TestPatienceOfAnEarlierCall(t *testing.T) {
 	})
 }
 
-// Calls that can never meet are a programmer's error on every rank, and both ranks
-// and calls are named.
+// Calls that can never meet panic on every rank, and the message names both ranks and
+// calls.
 func TestMismatch(t *testing.T) {
 	whole := []Part{{0, 8}, {8, 8}}
 	type side struct {
@@ -338,7 +337,7 @@ func TestMismatch(t *testing.T) {
 			for r, mine := range sides {
 				both.Go(func() {
 					c := x.comms[r]
-					s, b := x.of(c)
+					s, b := x.streamAndBuffer(c)
 					for _, words := range []string{sides[0].words, sides[1].words} {
 						// The call, and then whatever comes later.
 						wantPanic(t, words, func() { mine.call(c, s, b) })
@@ -354,16 +353,16 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// Streams that do not all capture would be drawn into the capture by an event.
+// If only some streams are captured, an event would draw the others into the capture.
 func TestPartlyCaptured(t *testing.T) {
 	for _, c := range []struct{ ranks, captured, other int }{{3, 1, 2}, {2, 0, 1}, {2, 1, 0}} {
 		x := ofTest(t, c.ranks, 1, Options{})
-		s, _ := x.of(x.comms[c.captured])
+		s, _ := x.streamAndBuffer(x.comms[c.captured])
 		s.BeginCapture()
 		want := fmt.Sprintf("comm: in barrier #1, the stream of rank %d is being captured and that of rank %d is not; make the streams of all ranks join one capture", c.captured, c.other)
 		wantPanic(t, want, func() {
 			_ = Lockstep(x.comms, func(c Comm) error {
-				s, _ := x.of(c)
+				s, _ := x.streamAndBuffer(c)
 				c.Barrier(s)
 				return nil
 			})
@@ -376,12 +375,12 @@ func TestPartlyCaptured(t *testing.T) {
 	}
 }
 
-// The same for a rank that waits already, without a driver that would wake it.
+// Closing also wakes a rank that waits already, without a driver.
 func TestCloseWakesWaiting(t *testing.T) {
 	x := ofTest(t, 2, 1, Options{})
 	var first sync.WaitGroup
 	first.Go(func() {
-		s, _ := x.of(x.comms[0])
+		s, _ := x.streamAndBuffer(x.comms[0])
 		x.comms[0].Barrier(s)
 		wantError(t, x.comms[0].Err(), "rank 1 has closed the communicator")
 	})
@@ -398,7 +397,7 @@ func TestCloseWakesWaiting(t *testing.T) {
 	x.comms = nil
 }
 
-// Work that cannot be issued panics on the rank that came last, and leaves nobody
+// Work that cannot be issued panics on the rank that came last, and no rank keeps
 // waiting.
 func TestPanicWakesPeers(t *testing.T) {
 	x := ofTest(t, 2, 1, Options{})
@@ -411,19 +410,19 @@ func TestPanicWakesPeers(t *testing.T) {
 	}
 	var first sync.WaitGroup
 	first.Go(func() {
-		s, b := x.of(x.comms[0])
+		s, b := x.streamAndBuffer(x.comms[0])
 		x.comms[0].AllGather(s, b.Slice(0, 64), b.Slice(512, 32))
 		wantError(t, x.comms[0].Err(), "rank 1 panicked in all-gather #1 of 32 bytes a rank")
 	})
 	for waiting(x.comms[0]) == 0 {
 		runtime.Gosched()
 	}
-	_, b := x.of(x.comms[1])
+	_, b := x.streamAndBuffer(x.comms[1])
 	wantPanic(t, "work on the closed stream", func() { x.comms[1].AllGather(closed, b.Slice(0, 64), b.Slice(512, 32)) })
 	first.Wait()
 }
 
-// One rank that stays away is named as one, several as several.
+// The error names one absent rank in the singular, and several in the plural.
 func TestAbsentRanks(t *testing.T) {
 	for want, ranks := range map[string][]int{"for rank 7;": {7}, "for ranks 7, 2;": {7, 2}, "for ranks 1, 2, 3;": {1, 2, 3}} {
 		wantError(t, &Absent{Rank: 5, Call: "barrier #1", Ranks: ranks, Waited: time.Second}, "rank 5 waited 1s in barrier #1 "+want)

@@ -18,9 +18,9 @@ import (
 // driver is Run or Lockstep.
 type driver func(cs []Comm, f func(c Comm) error) error
 
-// play runs a program on a fresh world and compares all memory with the model. The
-// host waits for nothing before all is issued and the communicators are closed: it
-// would know of an order that the streams lack.
+// play runs a program on a new world and compares all memory with the model. The host
+// waits for nothing until everything is issued and the communicators are closed, because
+// it would add an order that the streams lack.
 func (p *program) play(drive driver, shared bool, open opener, o Options) (err error) {
 	x, err := newSetting(p.n, p.streams, shared, open, o, 7)
 	if err != nil {
@@ -52,9 +52,9 @@ func (p *program) play(drive driver, shared bool, open opener, o Options) (err e
 	return nil
 }
 
-// Every collective on 1 to 8 ranks, on communicators of all and of some ranks in
-// any order, on several streams, of both types, in place and not, with counts from
-// zero on, against the model. SPEC S6.3
+// Every collective agrees with the model on 1 to 8 ranks, on communicators of all and of
+// some ranks in any order, on several streams, for both types, in place and not, with
+// counts from zero on. SPEC S6.3
 func TestCollectives(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestCollectives(t *testing.T) {
 	}
 }
 
-// The same on a GPU, where there is one, with all ranks on it. SPEC S6.3
+// All collectives agree with the model on a GPU, with all ranks on it. SPEC S6.3
 func TestCollectivesOnGPU(t *testing.T) {
 	open := func(int) (device.Device, error) { return cuda.Open(cuda.Options{CopyKernel: kernels.GraphCopy}) }
 	rng := rand.New(rand.NewPCG(21, 0))
@@ -87,8 +87,8 @@ func TestCollectivesOnGPU(t *testing.T) {
 	}
 }
 
-// More ranks than a launch takes sources give the same bits: fp32 sums in the
-// order of ranks, rounded once. SPEC S6.3
+// More ranks than a launch has sources give the same bits: fp32 sums in the order of
+// ranks, rounded once. SPEC S6.3
 func TestManyRanks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, n := range []int{12, 13, 24, 25, 30} {
@@ -112,8 +112,8 @@ func TestManyRanks(t *testing.T) {
 	}
 }
 
-// What a launch declares of its last sources is kept, and is theirs: reductions that
-// have but some of them in common are told apart.
+// The declarations of a launch's last sources are cached by source, so reductions that
+// share only some of their sources are told apart.
 func TestDeclaredSources(t *testing.T) {
 	x := ofTest(t, 1, 1, Options{})
 	g, b := x.comms[0].(*Local).g, x.places[0].bufs[0]

@@ -1,4 +1,4 @@
-// This file owns the tests of arguments that are wrong.
+// This file owns the tests of wrong arguments.
 
 package comm
 
@@ -10,11 +10,11 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// Misuse panics on the rank that is wrong, before any other is met.
+// Misuse panics on the rank that is wrong, before it meets any other.
 func TestMisuse(t *testing.T) {
 	x := ofTest(t, 4, 1, Options{})
 	c := x.comms[1]
-	s, b := x.of(c)
+	s, b := x.streamAndBuffer(c)
 	at := func(off, n memory.Bytes) device.Range { return b.Slice(off, n) }
 	parts := func(ps ...Part) []Part { return append(ps, make([]Part, 4-len(ps))...) }
 	dead, err := x.places[1].Alloc(memory.Device, 64, "dead")
@@ -72,7 +72,7 @@ func TestMisuse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No memory stands for no bytes.
+	// An empty range stands for no bytes.
 	only.AllGather(s, device.Range{}, device.Range{})
 	only.AllReduce(s, device.Range{}, device.Range{}, F32, Sum)
 	only.Exchange(s, nil, nil)
@@ -87,7 +87,7 @@ func TestMisuse(t *testing.T) {
 // Ranges overlap if they share a byte: an empty one shares none.
 func TestOverlap(t *testing.T) {
 	x := ofTest(t, 1, 1, Options{})
-	_, b := x.of(x.comms[0])
+	_, b := x.streamAndBuffer(x.comms[0])
 	at := func(off, n memory.Bytes) device.Range { return b.Slice(off, n) }
 	for _, c := range []struct {
 		a, b device.Range

@@ -15,8 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/device"
 )
 
-// action is one call of all ranks of a communicator, or a rewriting of all
-// memory by each rank.
+// action is one call of all ranks of a communicator, or a rewrite of all memory by each
+// rank.
 type action struct {
 	sig
 	touch  bool
@@ -40,7 +40,7 @@ type program struct {
 	actions []action
 }
 
-// randomProgram draws a program. With touches, everything is rewritten on its own
+// randomProgram draws a program. If touches is set, all memory is rewritten on its own
 // stream between two calls, so that each wait of a call matters.
 func randomProgram(rng *rand.Rand, n, streams, calls int, touches bool) *program {
 	p := &program{n: n, streams: streams, ranks: [][]int{ranksBelow(n)}}
@@ -111,7 +111,7 @@ func (a *action) randomParts(rng *rand.Rand, n int) {
 	}
 }
 
-// ranges gives rank r's two ranges; dst begins at half.
+// ranges returns the two ranges of rank r. dst begins at half.
 func (a *action) ranges(r int, b *device.Buffer, n int) (dst, src device.Range) {
 	dn, sn, own := a.bytes, a.bytes, a.bytes*memory.Bytes(r)
 	switch a.kind {
@@ -138,7 +138,7 @@ func (a *action) ranges(r int, b *device.Buffer, n int) (dst, src device.Range) 
 	return dst, src
 }
 
-// issue makes rank r's call.
+// issue makes the call of rank r.
 func (a *action) issue(c Comm, s device.Stream, b *device.Buffer) {
 	r := c.Rank()
 	dst, src := a.ranges(r, b, c.Size())
@@ -168,8 +168,8 @@ func (a *action) issue(c Comm, s device.Stream, b *device.Buffer) {
 	}
 }
 
-// exchange passes all parts but a rank's own: each in one message or in two, all
-// in one call or, where a rank has but one, as that.
+// exchange passes all parts except a rank's own. Each part is one message or two. All are
+// in one call, or in a single send or receive if a rank has only one.
 func (a *action) exchange(c Comm, s device.Stream, dst, src device.Range) {
 	r, n := c.Rank(), c.Size()
 	var sends, recvs []Message
@@ -200,7 +200,7 @@ func (a *action) exchange(c Comm, s device.Stream, dst, src device.Range) {
 	}
 }
 
-// model does the same to the bytes of the ranks that the action concerns.
+// model applies the action to the bytes of the ranks.
 func (a *action) model(bufs []*device.Buffer, mem [][]byte) {
 	n := len(mem)
 	old := make([][]byte, n)
@@ -269,7 +269,7 @@ func reduceModel(dst []byte, in func(int) []byte, n, off int, t Type, op Op) {
 			v = 0x7fffffff
 		case t == BF16 && a != a:
 			v = 0x7fff
-		case t == BF16 && v&0xffff == 0x8000: // half-way: to the even one
+		case t == BF16 && v&0xffff == 0x8000: // ties go to even
 			v = (v + v>>16&1<<15) >> 16
 		case t == BF16:
 			v = (v + 0x8000) >> 16
@@ -282,7 +282,7 @@ func reduceModel(dst []byte, in func(int) []byte, n, off int, t Type, op Op) {
 	}
 }
 
-// split makes a rank's ends of all communicators of a program.
+// split opens a rank's ends of all communicators of a program.
 func (p *program) split(c Comm) ([]Comm, error) {
 	mine := []Comm{c}
 	for _, ranks := range p.ranks[1:] {
@@ -314,8 +314,8 @@ func (p *program) issue(x *setting, rank int, mine []Comm) {
 	}
 }
 
-// want is what the buffers of all ranks hold in the end, by rank and stream, after
-// so many runs of the program.
+// want returns what the buffers of all ranks hold after the program has run a number of
+// times, by rank and stream.
 func (p *program) want(x *setting, times int) [][][]byte {
 	mem := make([][][]byte, p.n)
 	for r := range mem {
@@ -342,7 +342,7 @@ func (p *program) want(x *setting, times int) [][][]byte {
 	return mem
 }
 
-// compare downloads all buffers of a rank.
+// compare downloads all buffers of a rank and compares them.
 func (p *program) compare(x *setting, rank int, want [][][]byte) error {
 	at := x.places[rank]
 	for i, b := range at.bufs {

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.Cleanup(os.Exit)) }
 
-// place is one rank: a device, and on each of its streams a buffer of its own, so
-// that work on different streams never meets.
+// place is one rank: a device, and a buffer for each of its streams, so that work on
+// different streams never meets.
 type place struct {
 	device.Device
 	streams []device.Stream
@@ -30,11 +30,12 @@ type place struct {
 	first   []byte // what all buffers hold at first
 }
 
-// half is the size of the two halves of a buffer: sources are taken from the
-// first one, destinations from the second.
+// half is the size of the two halves of a buffer. Sources lie in the first, and
+// destinations in the second.
 const half memory.Bytes = 2048
 
-// memory keeps devices small, and from asking what the machine has.
+// capacity keeps devices small, and makes it unnecessary to ask the machine for its
+// memory.
 var capacity = [memory.Kinds]memory.Bytes{256 * memory.MiB, memory.MiB}
 
 // opener opens the device of a rank.
@@ -101,7 +102,7 @@ func (x *setting) leave() (err error) {
 	return err
 }
 
-// close gives everything back. Devices report what nobody freed.
+// close frees everything. Devices report what nobody freed.
 func (x *setting) close() (err error) {
 	err = x.leave()
 	for _, p := range x.places {
@@ -121,7 +122,7 @@ func (x *setting) close() (err error) {
 	return err
 }
 
-// ofTest is a setting that ends with the test.
+// ofTest returns a setting that ends with the test.
 func ofTest(t testing.TB, n, streams int, o Options) *setting {
 	t.Helper()
 	x, err := newSetting(n, streams, false, openCPU, o, 1)
@@ -136,7 +137,7 @@ func ofTest(t testing.TB, n, streams int, o Options) *setting {
 	return x
 }
 
-// rotate rewrites a buffer: every byte goes to the place before it.
+// rotate rewrites a buffer: every byte moves one place to the front.
 func (at *place) rotate(i int) {
 	s, b, spare := at.streams[i], at.bufs[i], at.spares[i]
 	n := b.Size()

@@ -58,7 +58,7 @@ type Missing struct {
 	Do   string `json:"do"`
 }
 
-// Probe is how the doctor reads the machine. Tests replace it.
+// Probe reads the machine. Tests replace its functions.
 type Probe struct {
 	Version   string
 	Machine   func() sysinfo.Machine
@@ -159,8 +159,7 @@ func (r *Report) examineGPUs(p Probe, gpus []cuda.GPU, err error, tell func(int)
 	return len(gpus)
 }
 
-// failed turns an error into an entry with what to do; the typed errors say so
-// themselves.
+// failed adds an entry for an error. Typed errors say what to do themselves.
 func (r *Report) failed(what string, err error) {
 	var unsupported *device.Unsupported
 	var full *device.OutOfMemory

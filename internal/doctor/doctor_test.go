@@ -1,5 +1,4 @@
-// This file tests the report with machines that are made up, and the text of it
-// against golden files.
+// This file tests the report with simulated machines, and its text against golden files.
 
 package doctor
 
@@ -46,8 +45,8 @@ func probe() Probe {
 	}
 }
 
-// compare holds the text of a report against a golden file; speeds are
-// measured, so they are set to one figure first.
+// compare compares the text of a report with a golden file. It sets measured speeds to
+// one figure first.
 func compare(t *testing.T, name string, r *Report) {
 	t.Helper()
 	for i := range r.Devices {
@@ -114,7 +113,7 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// A device that fails in the middle is reported; the rest is still examined.
+// A device that fails in the middle is reported, and the rest is still examined.
 func TestFailingDevices(t *testing.T) {
 	p := probe()
 	p.OpenCPU = func() (device.Device, error) {
@@ -138,8 +137,8 @@ func TestTightLimit(t *testing.T) {
 	compare(t, "tight.txt", Examine(p))
 }
 
-// The loader finds the C library on every system that can run this program, and
-// nothing under a name that nobody has.
+// The loader finds the C library on every system that can run this program, and finds no
+// library with an invented name.
 func TestFindLibrary(t *testing.T) {
 	l := Library{Name: "C", names: []string{"libstowage-test-nobody-has-this.so", "libc.so.6"}, version: func(h uintptr) string {
 		if _, ok := call(h, "no_such_function"); ok {
@@ -158,7 +157,7 @@ func TestFindLibrary(t *testing.T) {
 	if none.find(); none.Path != "" || none.Trouble != "" {
 		t.Errorf("found %+v", none)
 	}
-	// A file that is there and is no library.
+	// The file exists and is no library.
 	text := filepath.Join(t.TempDir(), "libtext.so")
 	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ type Library struct {
 	For      string `json:"for"`
 	Path     string `json:"path,omitempty"` // where it was found
 	Version  string `json:"version,omitempty"`
-	Trouble  string `json:"trouble,omitempty"` // why it is there and cannot be loaded
+	Trouble  string `json:"trouble,omitempty"` // why it exists and cannot be loaded
 	NeedsGPU bool   `json:"needs_gpu"`
 	Install  string `json:"install"`
 
@@ -83,8 +83,8 @@ func (l *Library) find() {
 	}
 }
 
-// absent tells a library that is not there from one that cannot be loaded, for
-// want of another library for instance: then the loader names the other one.
+// absent reports whether a library is missing. If the library exists but another one that
+// it needs is missing, the loader names the other one.
 func absent(message, name string) bool {
 	return strings.HasPrefix(message, name+": cannot open shared object file")
 }
@@ -116,7 +116,8 @@ func mappedFrom(maps io.Reader, name string) string {
 	return name
 }
 
-// call calls a C function of the library; ok is false if it has none such.
+// call calls a C function of the library. ok is false if the library has no such
+// function.
 func call(handle uintptr, name string, args ...uintptr) (result uintptr, ok bool) {
 	fn, err := purego.Dlsym(handle, name)
 	if err != nil {
@@ -148,8 +149,8 @@ func dotted(v int) string {
 	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
 }
 
-// mpiVersion asks for the text that each MPI has for itself; the standard lets
-// one ask before MPI is initialised. MPICH's text may have 8192 bytes.
+// mpiVersion asks for the text that describes the MPI, which the standard allows before
+// MPI is initialised. MPICH's text may have 8192 bytes.
 func mpiVersion(handle uintptr) string {
 	var length int32
 	text := make([]byte, 8192)

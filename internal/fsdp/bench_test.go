@@ -1,4 +1,4 @@
-// This file owns the cost of a step for the host.
+// This file owns the benchmarks of the host's cost of a step.
 
 package fsdp
 
@@ -8,7 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/bucket"
 )
 
-// BenchmarkGetPut is the pool alone: one use, on two streams.
+// BenchmarkGetPut measures the pool alone: one use, on two streams.
 func BenchmarkGetPut(b *testing.B) {
 	dev, err := cpuDevice()
 	if err != nil {

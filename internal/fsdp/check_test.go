@@ -1,5 +1,5 @@
-// This file owns the pipeline under the race checker: no schedule changes a bit,
-// and every wait is needed.
+// This file owns the tests of the pipeline under the race checker: no schedule changes a
+// bit, and every wait is needed.
 
 package fsdp
 
@@ -13,8 +13,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 )
 
-// program is a training run for the checker, one rank at a time, whose results
-// must be the given ones.
+// program returns a training run for the checker, one rank at a time. Its results must
+// equal the given ones.
 func (c setup) program(want [][]float32, body func(w *world) error) check.Program {
 	return func(ck *check.Checker) error {
 		got, err := c.train(func() (device.Device, error) {
@@ -31,20 +31,20 @@ func (c setup) program(want [][]float32, body func(w *world) error) check.Progra
 	}
 }
 
-// reference is what the run without sharding gives.
+// reference returns the results of the run without sharding.
 func (c setup) reference(t *testing.T) [][]float32 {
 	t.Helper()
 	c.plain = true
-	want, err := c.train(cpuDevice, comm.Run, loop)
+	want, err := c.train(cpuDevice, comm.Run, trainAndCollect)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return want
 }
 
-// SPEC S2.1, S6.2: under every schedule of the streams of all ranks, the checker
-// finds nothing and the bits are the same. Each set-up has another seed; five of
-// them are one of each manner.
+// SPEC S2.1, S6.2: under every schedule of the streams of all ranks, the checker finds
+// nothing and the bits are the same. Each setup has another seed, and five of them cover
+// every kind.
 func TestPipelineUnderAnySchedule(t *testing.T) {
 	t.Parallel()
 	for i, c := range sweep(1) {
@@ -52,16 +52,16 @@ func TestPipelineUnderAnySchedule(t *testing.T) {
 			continue
 		}
 		o := check.Options{Schedule: &check.Schedule{Seed: uint64(i + 1)}}
-		if err := check.Explore(o, 1, c.program(c.reference(t), loop)); err != nil {
+		if err := check.Explore(o, 1, c.program(c.reference(t), trainAndCollect)); err != nil {
 			t.Fatal(c, ": ", err)
 		}
 	}
 }
 
-// busy is a loop whose work leans on every wait: between steps the optimiser's
-// stream writes parameters and reads gradients. The host waits for nothing before
-// all ranks have issued all of it: it would know of an order that streams lack.
-func busy(r *rank) error {
+// busyLoop runs steps in which every wait matters: between steps, the optimiser's stream
+// writes parameters and reads gradients. The host waits for nothing until all ranks have
+// issued everything, because it would add an order that the streams lack.
+func busyLoop(r *rank) error {
 	if err := r.initialise(); err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func busy(r *rank) error {
 		r.feed(step)
 		if step == 0 {
 			for _, s := range e.p.Shards() { // as the optimiser does before later steps
-				r.work(&momentum, "wrw", ranges{e.m.Slice(0, 0), s.Grads, e.m.Slice(0, 0)}, flag(r.c.mainGrads), 0)
+				r.launch(&momentum, "wrw", ranges{e.m.Slice(0, 0), s.Grads, e.m.Slice(0, 0)}, typeFlag(r.c.mainGrads), 0)
 			}
 			e.p.Cast(r.compute)
 		}
@@ -81,11 +81,10 @@ func busy(r *rank) error {
 	return nil
 }
 
-// touched is a communicator whose caller rewrites what a call reads right before
-// and right behind it, as a caller may. The pipeline does not: the shards that it
-// gathers stay as they are from the beginning of a step to its end, so that of the
-// waits that ranks have for each other's shards the first and the last of a step
-// imply the rest.
+// touched is a communicator whose caller rewrites the memory that a call reads right
+// before and right after the call. The pipeline does not rewrite it: the shards that it
+// gathers stay the same from the beginning of a step to its end, so the first and the
+// last wait of a step for other ranks' shards imply the rest.
 type touched struct{ comm.Comm }
 
 var rewrite = device.Kernel{Name: "rewrite", Go: func(*device.Launch) {}}
@@ -108,9 +107,9 @@ func (c touched) ReduceScatter(s device.Stream, dst, src device.Range, t comm.Ty
 	touch(s, src)
 }
 
-// SPEC S6.2: without any one of its waits the pipeline is caught. Between ranks
-// there are waits of the collectives too, each of which is missed if what they read
-// is rewritten around them.
+// SPEC S6.2: the checker notices if any one wait of the pipeline is dropped. It notices
+// the waits of collectives between ranks if the memory that they read is rewritten around
+// them.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []setup{
@@ -127,7 +126,7 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 			if testing.Short() && !(first && c.kind == bucket.Arena) || !first && c.kind != bucket.Arena {
 				continue
 			}
-			edges, err := check.DropEach(check.Waits, 0, c.program(want, func(w *world) error { return w.each(busy) }))
+			edges, err := check.DropEach(check.Waits, 0, c.program(want, func(w *world) error { return w.each(busyLoop) }))
 			if err != nil {
 				t.Fatal(c, ": ", err)
 			}

@@ -1,6 +1,6 @@
-// This file owns the two engines of the tests: sharded by a pipeline, and whole
-// on every rank, which is what sharding is held against. The second has nothing of
-// the package's own and, of comm, only the barrier.
+// This file owns the two engines of the tests: one sharded by a pipeline, and one whole
+// on every rank, which is the reference. The second uses nothing of the package and only
+// the barrier of comm.
 
 package fsdp
 
@@ -33,8 +33,7 @@ func (r *rank) config() Config {
 	}
 }
 
-// sharded drives a pipeline, and sees to it that nothing moves once it has a
-// plan.
+// sharded drives a pipeline, and checks that nothing moves once it has a plan.
 type sharded struct {
 	r     *rank
 	p     *Pipeline
@@ -51,7 +50,7 @@ type place struct {
 	lease int
 }
 
-// watch compares the address of a lease with that of the last step under its key.
+// watch compares the address of a lease with its address in the last step under its key.
 func (e *sharded) watch(r device.Range) {
 	at := place{e.key, e.n}
 	e.n++
@@ -102,15 +101,15 @@ func (e *sharded) grad(unit int) (func(int) device.Range, func(), error) {
 func (e *sharded) optimise() {
 	for _, s := range e.p.Shards() {
 		b := e.p.layout.blocks[s.Unit][s.Bucket]
-		e.r.work(&momentum, "wrw", ranges{s.Weights, s.Grads, e.m.Slice(memory.Bytes(4*b.at), s.Weights.Len)}, flag(e.r.c.mainGrads), uint64(b.shard))
+		e.r.launch(&momentum, "wrw", ranges{s.Weights, s.Grads, e.m.Slice(memory.Bytes(4*b.at), s.Weights.Len)}, typeFlag(e.r.c.mainGrads), uint64(b.shard))
 	}
 	e.p.Cast(e.r.compute)
 }
 
 func (e *sharded) load(unit, param int, values []float32) error { return e.p.Load(unit, param, values) }
 
-// read puts a parameter together from the pieces that the ranks have, and leaves
-// it at that: Read would wait for them.
+// read assembles a parameter from the pieces of all ranks. It does not wait for them, as
+// Read would.
 func (e *sharded) read(unit, param int, which Copy) ([]float32, error) {
 	of := e.r.units[unit].Params[param]
 	all, found := make([]float32, of.Elements()), int64(0)
@@ -128,7 +127,7 @@ func (e *sharded) read(unit, param int, which Copy) ([]float32, error) {
 				case Grads:
 					src, t = s.Grads, e.r.c.mainGrads
 				}
-				part, err := r.look(src.Slice(memory.Bytes(piece.At)*t.Size, memory.Bytes(piece.Elements)*t.Size), t)
+				part, err := r.download(src.Slice(memory.Bytes(piece.At)*t.Size, memory.Bytes(piece.Elements)*t.Size), t)
 				if err != nil {
 					return nil, err
 				}
@@ -144,8 +143,8 @@ func (e *sharded) read(unit, param int, which Copy) ([]float32, error) {
 
 func (e *sharded) close() error { return e.p.Close() }
 
-// plain keeps everything whole on every rank. For gradients, each rank adds up
-// those of all ranks where they lie.
+// plain keeps everything whole on every rank. Each rank adds up the gradients of all
+// ranks in place.
 type plain struct {
 	r *rank
 	p [][]whole // by unit and parameter
@@ -213,18 +212,18 @@ func (e *plain) grad(unit int) (func(int) device.Range, func(), error) {
 			for _, p := range e.r.members[group] {
 				all = append(all, e.r.w.ranks[p].e.(*plain).p[unit][i].grad)
 			}
-			e.r.work(&combine, "wrrrr"[:len(all)], all, flag(e.r.c.gradComm), uint64(len(all)-1), uint64(e.r.groups()[group].Op), w.n)
+			e.r.launch(&combine, "wrrrr"[:len(all)], all, typeFlag(e.r.c.gradComm), uint64(len(all)-1), uint64(e.r.groups()[group].Op), w.n)
 		}
 		e.r.comms[0].Barrier(e.r.compute)
 		for _, w := range e.p[unit] {
-			e.r.work(&accumulate, "wr", ranges{w.main, w.sum}, flag(e.r.c.mainGrads), flag(e.r.c.gradComm), w.n)
+			e.r.launch(&accumulate, "wr", ranges{w.main, w.sum}, typeFlag(e.r.c.mainGrads), typeFlag(e.r.c.gradComm), w.n)
 		}
 	}, nil
 }
 
 func (e *plain) optimise() {
 	e.each(func(u, i int, w whole) {
-		e.r.work(&momentum, "wrw", ranges{w.weights, w.main, w.m}, flag(e.r.c.mainGrads), w.n)
+		e.r.launch(&momentum, "wrw", ranges{w.weights, w.main, w.m}, typeFlag(e.r.c.mainGrads), w.n)
 		e.cast(u, i)
 	})
 }
@@ -232,7 +231,7 @@ func (e *plain) optimise() {
 func (e *plain) cast(u, i int) {
 	w := e.p[u][i]
 	if e.r.units[u].Params[i].Type == BF16 {
-		e.r.work(&castDown, "wr", ranges{w.params, w.weights}, w.n)
+		e.r.launch(&castDown, "wr", ranges{w.params, w.weights}, w.n)
 		return
 	}
 	e.r.compute.Copy(w.params, w.weights)
@@ -257,7 +256,7 @@ func (e *plain) read(u, i int, which Copy) ([]float32, error) {
 	case Grads:
 		src, t = w.main, e.r.c.mainGrads
 	}
-	return e.r.look(src, t)
+	return e.r.download(src, t)
 }
 
 func (e *plain) close() error { return nil }
@@ -279,13 +278,13 @@ func (w *world) each(do func(r *rank) error) error {
 	return w.drive(w.comms, func(x comm.Comm) error { return do(w.ranks[x.Rank()]) })
 }
 
-// train trains on as many devices as the set-up has ranks, and returns what each
-// of them read at the end.
+// train trains on one device for each rank of the setup, and returns what each of them
+// read at the end.
 func (c setup) train(open func() (device.Device, error), drive driver, body func(w *world) error) (out [][]float32, err error) {
 	w := &world{c: c, ranks: make([]*rank, c.ranks), drive: drive}
 	defer func() {
 		for _, d := range w.devs {
-			// After a failure, what was not freed is no news.
+			// After a failure, memory that was not freed is expected.
 			if e := d.Close(); err == nil {
 				err = e
 			}
@@ -335,8 +334,8 @@ func (c setup) train(open func() (device.Device, error), drive driver, body func
 	return out, err
 }
 
-// loop is the usual body.
-func loop(w *world) error { return errors.Join(w.each(steps), w.each(collect)) }
+// trainAndCollect is the usual body.
+func trainAndCollect(w *world) error { return errors.Join(w.each(steps), w.each(collect)) }
 
 // collect reads all parameters through the pipeline.
 func collect(r *rank) (err error) {
@@ -346,7 +345,7 @@ func collect(r *rank) (err error) {
 	return err
 }
 
-// steps trains for some steps, on a frozen device if that can be.
+// steps trains for some steps, on a frozen device if possible.
 func steps(r *rank) error {
 	if err := r.initialise(); err != nil {
 		return err

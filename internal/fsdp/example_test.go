@@ -1,4 +1,5 @@
-// This file owns the example: two ranks train two layers that each has half of.
+// This file owns the example: two ranks train two layers, and each rank has half of every
+// layer.
 
 package fsdp_test
 

@@ -1,5 +1,5 @@
-// This file owns what goes wrong: memory that is not there, work that fails, input
-// that makes no sense.
+// This file owns the tests of failures: memory that is missing, work that fails, and
+// input that makes no sense.
 
 package fsdp
 
@@ -15,8 +15,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Whatever can fail is made to fail: the error is the typed one, on the rank it
-// happened to, no rank hangs, and everything is given back.
+// Every call that can fail is made to fail. The error is typed and names the rank, no
+// rank hangs, and all memory is freed.
 func TestEverythingMayFail(t *testing.T) {
 	t.Parallel()
 	for _, c := range []setup{
@@ -34,7 +34,7 @@ func TestEverythingMayFail(t *testing.T) {
 					return nil, err
 				}
 				return ck.Wrap(d), nil
-			}, comm.Lockstep, loop)
+			}, comm.Lockstep, trainAndCollect)
 			return ck, left, err
 		}
 		whole, left, err := run()
@@ -61,7 +61,7 @@ func TestEverythingMayFail(t *testing.T) {
 	}
 }
 
-// limited is a device of so much memory.
+// limited opens a device with the given memory.
 func limited(t *testing.T, size memory.Bytes) device.Device {
 	t.Helper()
 	inner, err := cpuDevice()
@@ -71,7 +71,7 @@ func limited(t *testing.T, size memory.Bytes) device.Device {
 	return check.New(check.Options{Limits: [memory.Kinds]memory.Bytes{memory.Device: size}}).Wrap(inner)
 }
 
-// refuse makes a pipeline that cannot be, and compares what is said and what is
+// refuse opens a pipeline that cannot work, and checks the error and the memory that is
 // left.
 func refuse(t *testing.T, size memory.Bytes, cfg Config, says ...string) error {
 	t.Helper()
@@ -93,7 +93,7 @@ func refuse(t *testing.T, size memory.Bytes, cfg Config, says ...string) error {
 	return err
 }
 
-// SPEC S2.5: what cannot be is refused when the pipeline is made, with what to do.
+// SPEC S2.5: New refuses an impossible configuration, and the error says what to do.
 func TestRefusals(t *testing.T) {
 	ok := Config{Rank: 2, Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1, GradComm: BF16, MainGrads: FP32}
 	with := func(change func(*Config)) Config {
@@ -144,8 +144,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A plan that needs more than there is fails at the end of the step that recorded
-// it; the pipeline goes on.
+// A plan that needs too much memory fails at the end of the step that recorded it. The
+// pipeline can still be used.
 func TestPlanTooLarge(t *testing.T) {
 	dev := limited(t, 0)
 	l, err := newLone(dev, Config{Rank: 1, Units: units(4), Pool: bucket.Rotary})
@@ -184,8 +184,8 @@ func TestPlanTooLarge(t *testing.T) {
 	}
 }
 
-// A rank that gives up in the middle of a step takes the others with it, and each
-// can say why.
+// A rank that gives up in the middle of a step stops the others, and each of them knows
+// why.
 func TestRankGivesUp(t *testing.T) {
 	c := setup{model: "dense", ranks: 2, ep: 1, param: BF16, gradComm: BF16, mainGrads: FP32, kind: bucket.Arena, prefetch: 1, behind: 1, microbatches: 1}
 	gone := errors.New("no more data")

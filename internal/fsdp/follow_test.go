@@ -1,4 +1,4 @@
-// This file owns what steps owe each other, on several streams and held up.
+// This file owns the tests of consecutive steps, on several streams and with delays.
 
 package fsdp
 
@@ -16,8 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// A stream that a step sees for the first time comes after the steps before it,
-// whose memory it may get.
+// A stream that is new to a step waits for the steps before it, whose memory it may get.
 func TestNewStreamComesAfterEarlierSteps(t *testing.T) {
 	program := check.On(cpuDevice, func(dev device.Device) error {
 		l, err := newLone(dev, Config{Units: units(2), Pool: bucket.Arena, Prefetch: 1, Behind: 1})
@@ -46,7 +45,7 @@ func TestNewStreamComesAfterEarlierSteps(t *testing.T) {
 	}
 }
 
-// train is a step of lone units, forward and back, with an optimiser that copies.
+// train runs a step of lone units, forward and backward, with an optimiser that copies.
 func (l *lone) train(s device.Stream, units int) error {
 	step := l.p.Begin(memory.Key{}, s)
 	for i := range 2 * units {
@@ -75,8 +74,8 @@ func (l *lone) train(s device.Stream, units int) error {
 	return nil
 }
 
-// SPEC S2.1: steps follow each other on several streams, which the caller orders,
-// and any of them may be captured.
+// SPEC S2.1: consecutive steps may run on several streams that the caller orders, and any
+// of them may be captured.
 func TestStepsOnSeveralStreams(t *testing.T) {
 	const steps = 5
 	for captured := range 1 << steps {
@@ -131,7 +130,7 @@ func TestStepsOnSeveralStreams(t *testing.T) {
 	}
 }
 
-// executed counts the gathers that the device has come to.
+// executed counts the gathers that the device has executed.
 type executed struct {
 	comm.Comm
 	n atomic.Int64
@@ -142,9 +141,9 @@ func (c *executed) AllGather(s device.Stream, dst, src device.Range) {
 	s.Host(func() { c.n.Add(1) })
 }
 
-// SPEC S2.1: a pool that is full holds streams back, not the host, and fails
-// nothing: while a unit is in use, no more are gathered than the pool has room for,
-// and a whole step can be issued behind it.
+// SPEC S2.1: a full pool holds back streams, not the host, and fails nothing. While a
+// unit is in use, no more units are gathered than the pool has room for, and the host can
+// issue a whole step behind it.
 func TestFullPoolHoldsStreamsBack(t *testing.T) {
 	for _, kind := range []bucket.PoolKind{bucket.Rotary, bucket.Fixed, bucket.Max, bucket.Arena, bucket.Recorded} {
 		for prefetch := 1; prefetch <= 3; prefetch++ {
@@ -211,7 +210,7 @@ func TestFullPoolHoldsStreamsBack(t *testing.T) {
 	}
 }
 
-// Values are read and loaded between steps whatever is still under way.
+// Read and Load wait for all work that is under way between steps.
 func TestLoadAndReadWait(t *testing.T) {
 	program := check.On(cpuDevice, func(dev device.Device) error {
 		l, err := newLone(dev, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1})

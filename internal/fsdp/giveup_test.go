@@ -1,4 +1,4 @@
-// This file owns steps that are given up in the middle.
+// This file owns the tests of steps that are given up in the middle.
 
 package fsdp
 
@@ -13,8 +13,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// SPEC S2.1: a step that all ranks give up in the middle changes nothing: the next
-// ones give the bits that they would have given.
+// SPEC S2.1: a step that all ranks give up in the middle changes nothing. Later steps
+// have the same bits as without it.
 func TestStepGivenUpByAllRanks(t *testing.T) {
 	t.Parallel()
 	c := setup{model: "hybrid", ranks: 2, ep: 2, param: BF16, gradComm: BF16, mainGrads: FP32, prefetch: 2, behind: 1, microbatches: 1, steps: 3}
@@ -46,8 +46,8 @@ func TestStepGivenUpByAllRanks(t *testing.T) {
 	}
 }
 
-// giveUp begins a step and ends it after some uses, the last of them not done and
-// its gradients written.
+// giveUp begins a step and ends it after some uses. The last use is not done, and its
+// gradients are written.
 func (r *rank) giveUp(uses int) error {
 	r.e.begin(r.key())
 	for i := range r.pass {
@@ -77,12 +77,12 @@ func (r *rank) giveUp(uses int) error {
 	return errors.New("the step has fewer uses")
 }
 
-// A step that its caller gave up, by a panic that it recovered from, can be ended
-// and leaves the pipeline as it was.
+// A step whose caller recovered from a panic can be ended, and leaves the pipeline as it
+// was.
 func TestStepGivenUp(t *testing.T) {
 	for _, kind := range bucket.PoolKinds {
 		for _, recorded := range []bool{false, true} {
-			l := open(t, Config{Units: units(4, 0), Pool: kind, Prefetch: 2, Behind: 1})
+			l := openLone(t, Config{Units: units(4, 0), Pool: kind, Prefetch: 2, Behind: 1})
 			if recorded {
 				if err := l.uses(memory.Key{}, 0, 1, 2, 3, 2, 1); err != nil {
 					t.Fatal(err)
@@ -121,8 +121,8 @@ func TestStepGivenUp(t *testing.T) {
 	}
 }
 
-// What a step that was given up still has on a stream comes before the next step,
-// though nothing marks its end.
+// Work of a step that was given up comes before the next step, although nothing marks its
+// end.
 func TestGivenUpWorkComesFirst(t *testing.T) {
 	for _, kind := range bucket.PoolKinds {
 		program := check.On(cpuDevice, func(dev device.Device) error {
@@ -156,12 +156,12 @@ func TestGivenUpWorkComesFirst(t *testing.T) {
 	}
 }
 
-// A pipeline may be closed in the middle of a step, whether its order is known or
-// not, and leaves nothing behind.
+// A pipeline may be closed in the middle of a step, whether or not its order is known. It
+// leaves nothing behind.
 func TestCloseInTheMiddle(t *testing.T) {
 	for _, kind := range bucket.PoolKinds {
 		for _, recorded := range []bool{false, true} {
-			l := open(t, Config{Units: units(3), Pool: kind, Prefetch: 1, Behind: 1})
+			l := openLone(t, Config{Units: units(3), Pool: kind, Prefetch: 1, Behind: 1})
 			if recorded {
 				if err := l.train(l.s, 3); err != nil {
 					t.Fatal(err)
@@ -189,7 +189,7 @@ func (d *counting) NewEvent(f device.EventFlags) (device.Event, error) {
 	return d.Device.NewEvent(f)
 }
 
-// Steps that are given up before their order is known use the same events again.
+// Steps that are given up before their order is known reuse the same events.
 func TestGivenUpStepsLeaveNoEvents(t *testing.T) {
 	inner, err := cpuDevice()
 	if err != nil {

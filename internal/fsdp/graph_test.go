@@ -1,4 +1,4 @@
-// This file owns captures: a step of all ranks as one graph, replayed.
+// This file owns the tests of captures: a step of all ranks as one graph, replayed.
 
 package fsdp
 
@@ -12,8 +12,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 )
 
-// capture makes one graph of a step of all ranks: the other ranks' streams join
-// that of rank 0 by an event, and are joined by one each.
+// capture makes one graph of a step of all ranks. An event joins the other ranks' streams
+// to that of rank 0, and one event each joins them back.
 func (w *world) capture(step func(r *rank) error) (g device.Graph, err error) {
 	first := w.ranks[0].compute
 	var events []device.Event
@@ -43,8 +43,8 @@ func (w *world) capture(step func(r *rank) error) (g device.Graph, err error) {
 	return g, errors.Join(err, failed)
 }
 
-// sync waits for all ranks: a replay on rank 0's stream must come after what the
-// others did, and the other way round.
+// sync waits for all ranks, because a replay on rank 0's stream must come after the work
+// of the others, and the other way round.
 func (w *world) sync() (err error) {
 	for _, d := range w.devs {
 		err = errors.Join(err, d.Sync())
@@ -52,8 +52,8 @@ func (w *world) sync() (err error) {
 	return err
 }
 
-// replayed trains eagerly, by replay, and eagerly again. Captured early, the step
-// under the key is one that records its order.
+// replayed trains eagerly, by replay, and eagerly again. If early is set, the captured
+// step is the one that records its order.
 func replayed(early bool) func(w *world) error {
 	return func(w *world) error {
 		if err := w.each((*rank).initialise); err != nil {
@@ -100,8 +100,8 @@ func replayed(early bool) func(w *world) error {
 	}
 }
 
-// SPEC S2.1, S6.2: the step of all ranks, captured as one graph with the
-// optimiser, gives the same bits, by itself and under seeded schedules.
+// SPEC S2.1, S6.2: the step of all ranks, captured as one graph with the optimiser, gives
+// the same bits, alone and under seeded schedules.
 func TestCapturedStep(t *testing.T) {
 	t.Parallel()
 	for _, c := range []setup{
@@ -136,7 +136,7 @@ func TestCapturedStep(t *testing.T) {
 	}
 }
 
-// Dynamic memory cannot be captured, and the end of the capture says so.
+// Dynamic memory cannot be captured, and the end of the capture returns an error.
 func TestDynamicCannotBeCaptured(t *testing.T) {
 	c := setup{model: "dense", ranks: 1, ep: 1, param: BF16, gradComm: BF16, mainGrads: FP32, microbatches: 1, kind: bucket.Dynamic, prefetch: 1}
 	_, err := c.train(cpuDevice, comm.Run, func(w *world) error {

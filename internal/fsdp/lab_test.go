@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// instr is a line of a forward pass; backwards it means its opposite.
+// instr is a line of a forward pass. The backward pass does the opposite.
 type instr struct {
 	do    func(r *rank, i *instr, backward bool) // nil: enter or leave
 	leave bool
@@ -21,7 +21,7 @@ type instr struct {
 	also  int // another unit, or how far ahead the token to be found is
 }
 
-// model is units and a forward pass over them.
+// model has units and a forward pass over them.
 type model struct {
 	units []FSDPUnit
 	pass  []instr
@@ -74,15 +74,15 @@ func (m *model) moe() {
 		Param{Name: "experts", Shape: []int64{m.local, width, width}, Type: m.param, Group: experts})
 }
 
-// head finds the token so many positions ahead, through the tied embedding.
+// head predicts the token that is ahead positions away, with the tied embedding.
 func (m *model) head(ahead int) {
 	m.enter(m.embed)
 	m.pass = append(m.pass, instr{do: headLayer, unit: m.embed, also: ahead, in: m.acts - 1})
 	m.leave(m.embed)
 }
 
-// mtp is a unit that predicts a second token. It uses a projection that is no
-// unit, and the embedding, inside of itself.
+// mtp adds a unit that predicts a second token. Inside, it uses a projection that is no
+// unit, and the embedding.
 func (m *model) mtp(hidden int64) {
 	project := m.unit("mtp projection", true, m.matrix("p", width, 2*width))
 	u := m.unit("mtp", false, m.matrix("w1", hidden, width), m.matrix("w2", hidden, width), m.matrix("b", hidden))
@@ -97,7 +97,7 @@ func (m *model) mtp(hidden int64) {
 	m.head(2)
 }
 
-// newModel makes a model by name. A rank has local of the two experts.
+// newModel returns a model by name. A rank has local of the two experts.
 func newModel(name string, param bucket.Type, local int64) *model {
 	m := &model{param: param, local: local}
 	m.embed = m.unit("embedding", true, m.matrix("e", vocab, width))
@@ -147,7 +147,7 @@ type setup struct {
 	steps        int
 	plain        bool          // no sharding: data parallel with all-reduce
 	touched      bool          // what collectives read is rewritten around them
-	left         *memory.Bytes // gets what nobody freed
+	left         *memory.Bytes // receives the bytes that nobody freed
 }
 
 func (c setup) String() string {
@@ -156,8 +156,8 @@ func (c setup) String() string {
 
 type ranges = []device.Range
 
-// flag is how kernels of the tests are told of a type.
-func flag(t bucket.Type) uint64 {
+// typeFlag encodes a type for the kernels of the tests.
+func typeFlag(t bucket.Type) uint64 {
 	if t == BF16 {
 		return 1
 	}
@@ -166,42 +166,42 @@ func flag(t bucket.Type) uint64 {
 
 func embedLayer(r *rank, x *instr, backward bool) {
 	if backward {
-		r.work(&embedBackward, "rrw", ranges{r.token(length), r.dact[x.out], r.grads[x.unit](0)}, flag(r.c.gradComm))
+		r.launch(&embedBackward, "rrw", ranges{r.token(length), r.dact[x.out], r.grads[x.unit](0)}, typeFlag(r.c.gradComm))
 		return
 	}
-	r.work(&embedForward, "rrw", ranges{r.params[x.unit](0), r.token(length), r.act[x.out]}, flag(r.param))
+	r.launch(&embedForward, "rrw", ranges{r.params[x.unit](0), r.token(length), r.act[x.out]}, typeFlag(r.param))
 }
 
 func headLayer(r *rank, x *instr, backward bool) {
 	e, tok := r.params[x.unit](0), r.token(length+x.also)
 	if backward {
-		r.work(&headBackward, "rrrww", ranges{e, tok, r.act[x.in], r.dact[x.in], r.grads[x.unit](0)}, flag(r.param), flag(r.c.gradComm), uint64(x.also))
+		r.launch(&headBackward, "rrrww", ranges{e, tok, r.act[x.in], r.dact[x.in], r.grads[x.unit](0)}, typeFlag(r.param), typeFlag(r.c.gradComm), uint64(x.also))
 		return
 	}
-	r.work(&headForward, "rrrw", ranges{e, tok, r.act[x.in], r.loss.All()}, flag(r.param), uint64(x.also))
+	r.launch(&headForward, "rrrw", ranges{e, tok, r.act[x.in], r.loss.All()}, typeFlag(r.param), uint64(x.also))
 }
 
 func joinLayer(r *rank, x *instr, backward bool) {
 	p, e, tok := r.params[x.unit](0), r.params[x.also](0), r.token(length+1)
 	if backward {
-		r.work(&joinBackward, "rrrrrwww", ranges{p, e, tok, r.act[x.in], r.dact[x.out], r.dact[x.in], r.grads[x.unit](0), r.grads[x.also](0)}, flag(r.param), flag(r.c.gradComm))
+		r.launch(&joinBackward, "rrrrrwww", ranges{p, e, tok, r.act[x.in], r.dact[x.out], r.dact[x.in], r.grads[x.unit](0), r.grads[x.also](0)}, typeFlag(r.param), typeFlag(r.c.gradComm))
 		return
 	}
-	r.work(&joinForward, "rrrrw", ranges{p, e, tok, r.act[x.in], r.act[x.out]}, flag(r.param))
+	r.launch(&joinForward, "rrrrw", ranges{p, e, tok, r.act[x.in], r.act[x.out]}, typeFlag(r.param))
 }
 
 func mlpLayer(r *rank, x *instr, backward bool)  { r.three(x, backward, &mlpForward, &mlpBackward) }
 func scanLayer(r *rank, x *instr, backward bool) { r.three(x, backward, &scanForward, &scanBackward) }
 
-// three is a layer of three parameters.
+// three runs a layer with three parameters.
 func (r *rank) three(x *instr, backward bool, f, b *device.Kernel) {
 	p, hidden := r.params[x.unit], uint64(r.units[x.unit].Params[2].Elements())
 	if backward {
 		g := r.grads[x.unit]
-		r.work(b, "rrrrrwwww", ranges{p(0), p(1), p(2), r.act[x.in], r.dact[x.out], r.dact[x.in], g(0), g(1), g(2)}, flag(r.param), flag(r.c.gradComm), hidden)
+		r.launch(b, "rrrrrwwww", ranges{p(0), p(1), p(2), r.act[x.in], r.dact[x.out], r.dact[x.in], g(0), g(1), g(2)}, typeFlag(r.param), typeFlag(r.c.gradComm), hidden)
 		return
 	}
-	r.work(f, "rrrrw", ranges{p(0), p(1), p(2), r.act[x.in], r.act[x.out]}, flag(r.param), hidden)
+	r.launch(f, "rrrrw", ranges{p(0), p(1), p(2), r.act[x.in], r.act[x.out]}, typeFlag(r.param), hidden)
 }
 
 // moeLayer exchanges positions with the ranks that have the other experts.
@@ -212,19 +212,19 @@ func moeLayer(r *rank, x *instr, backward bool) {
 	row := memory.Bytes(4 * length * width)
 	in, dout := r.all.Slice(0, row*memory.Bytes(ep.Size())), r.all.Slice(row*memory.Bytes(ep.Size()), row*memory.Bytes(ep.Size()))
 	mine, routed := r.choices.Slice(0, 8*length), r.choices.Slice(8*length, 8*memory.Bytes(n))
-	r.work(&route, "rrw", ranges{p(0), r.act[x.in], mine})
+	r.launch(&route, "rrw", ranges{p(0), r.act[x.in], mine})
 	ep.AllGather(r.compute, in, r.act[x.in])
 	ep.AllGather(r.compute, routed, mine)
 	if !backward {
-		r.work(&expertForward, "rrrw", ranges{p(1), in, routed, r.part}, flag(r.param), first, uint64(local), uint64(n))
+		r.launch(&expertForward, "rrrw", ranges{p(1), in, routed, r.part}, typeFlag(r.param), first, uint64(local), uint64(n))
 		back := r.mine.Slice(0, row)
 		ep.ReduceScatter(r.compute, back, r.part, comm.F32, comm.Sum)
-		r.work(&addInto, "rrw", ranges{r.act[x.in], back, r.act[x.out]})
+		r.launch(&addInto, "rrw", ranges{r.act[x.in], back, r.act[x.out]})
 		return
 	}
 	g := r.grads[x.unit]
 	ep.AllGather(r.compute, dout, r.dact[x.out])
-	r.work(&expertBackward, "rrrrww", ranges{p(1), in, routed, dout, r.dpart, g(1)}, flag(r.param), flag(r.c.gradComm), first, uint64(local), uint64(n))
+	r.launch(&expertBackward, "rrrrww", ranges{p(1), in, routed, dout, r.dpart, g(1)}, typeFlag(r.param), typeFlag(r.c.gradComm), first, uint64(local), uint64(n))
 	ep.ReduceScatter(r.compute, r.mine, r.dpart, comm.F32, comm.Sum)
-	r.work(&routeBackward, "rrrrrww", ranges{p(0), r.act[x.in], mine, r.dact[x.out], r.mine, r.dact[x.in], g(0)}, flag(r.c.gradComm))
+	r.launch(&routeBackward, "rrrrrww", ranges{p(0), r.act[x.in], mine, r.dact[x.out], r.mine, r.dact[x.in], g(0)}, typeFlag(r.c.gradComm))
 }

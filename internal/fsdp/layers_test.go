@@ -1,5 +1,5 @@
-// This file owns the layers of the model that the tests train: small, with real
-// gradients, as kernels in Go.
+// This file owns the layers of the models that the tests train: small kernels in Go with
+// real gradients.
 
 package fsdp
 
@@ -10,8 +10,8 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 )
 
-// What the layers have in common: positions of a sequence, numbers of a position,
-// and tokens to tell apart.
+// The sizes that all layers share: positions of a sequence, numbers of a position, and
+// different tokens.
 const (
 	length = 5
 	width  = 8
@@ -66,7 +66,7 @@ func axpy(y []float32, k float32, x []float32) {
 	}
 }
 
-// row is the i-th row of a matrix.
+// row returns row i of a matrix.
 func row(m []float32, i, n int) []float32 { return m[i*n : (i+1)*n] }
 
 // The embedding: out = E[token].
@@ -78,13 +78,13 @@ var embedForward = device.Kernel{Name: "embed", Go: func(l *device.Launch) {
 	}
 }}
 
-// Only the rows that were used are written: the rest of a gradient is zero.
+// Only the rows that were used are written. The rest of a gradient is zero.
 var embedBackward = device.Kernel{Name: "embed backward", Go: func(l *device.Launch) {
 	a := l.Args() // tokens, dout, gradient of E, type of the gradient
 	scatterRows(device.Slice[uint32](a[0], length), numbers(a[1], 0, length*width), a[2], a[3])
 }}
 
-// scatterRows adds up the rows of each token and writes those of tokens there are.
+// scatterRows adds up the rows of each token and writes those of tokens that occur.
 func scatterRows(tok []uint32, rows []float32, grad, t uint64) {
 	sums := map[uint32][]float32{}
 	for i, v := range tok {
@@ -333,8 +333,8 @@ var addInto = device.Kernel{Name: "add", Go: func(l *device.Launch) {
 	}
 }}
 
-// A penalty on the size of a parameter, added to the loss at the beginning and at
-// the end of a use, so that it is read, and its gradient written, all the time.
+// A penalty on the size of a parameter is added to the loss at the beginning and at the
+// end of a use, so that the parameter is read, and its gradient written, all the time.
 var penalty = device.Kernel{Name: "penalty", Go: func(l *device.Launch) {
 	a := l.Args() // w, loss, type, elements
 	w := numbers(a[0], a[2], int(a[3]))
@@ -360,8 +360,8 @@ var momentum = device.Kernel{Name: "momentum", Go: func(l *device.Launch) {
 	}
 }}
 
-// Reference for reductions: what the ranks have is added up in fp32, in their
-// order, and rounded once.
+// The reference for reductions adds up the ranks' values in fp32 in their order, and
+// rounds once.
 var combine = device.Kernel{Name: "combine", Go: func(l *device.Launch) {
 	a := l.Args() // sum, gradients of each rank, type, ranks, comm.Sum or comm.Mean, elements
 	a, b := a[:len(a)-4], a[len(a)-4:]

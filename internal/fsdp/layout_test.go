@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 )
 
-// seat is a rank of so many, of whom nobody asks anything else.
+// seat is a communicator that only knows its rank and the number of ranks.
 type seat struct {
 	comm.Comm
 	rank, size int
@@ -19,9 +19,9 @@ type seat struct {
 func (s seat) Rank() int { return s.rank }
 func (s seat) Size() int { return s.size }
 
-// SPEC S2.1: whatever the units and the sizes of groups, each element of a
-// parameter lies in exactly one shard, where the gathered bucket has it; shards are
-// equal and aligned, and only padding lies beside them.
+// SPEC S2.1: for all units and sizes of groups, each element of a parameter lies in
+// exactly one shard, at its place in the gathered bucket. Shards are equal and aligned,
+// and only padding lies beside them.
 func TestLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sizes := []int{rapid.IntRange(1, 7).Draw(t, "dense"), rapid.IntRange(1, 7).Draw(t, "experts")}
@@ -88,7 +88,8 @@ func TestLayout(t *testing.T) {
 	})
 }
 
-// Shapes of up to 2^40 elements are valid, whatever their product would overflow to.
+// Shapes of up to 2^40 elements are valid, even if other products of their sizes would
+// overflow.
 func TestShapes(t *testing.T) {
 	const most = 1 << 40
 	for _, c := range []struct {

@@ -15,12 +15,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cpuDevice does not look for how much memory the machine has: it is opened often.
+// cpuDevice opens a device without asking how much memory the machine has, because tests
+// open many.
 func cpuDevice() (device.Device, error) {
 	return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [memory.Kinds]memory.Bytes{64 * memory.MiB, 64 * memory.MiB}})
 }
 
-// mustPanic runs a programmer's error and compares what it says.
+// mustPanic calls do and checks the text of its panic.
 func mustPanic(t *testing.T, says string, do func()) {
 	t.Helper()
 	defer func() {

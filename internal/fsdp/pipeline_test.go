@@ -16,7 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// deed is a line of a step: a unit is used, or gets gradients, or that ends.
+// deed is a line of a step: a unit is used, or gets gradients, or one of these ends.
 type deed struct {
 	unit int
 	grad bool
@@ -71,29 +71,29 @@ var addOne = device.Kernel{Name: "add one", Go: func(l *device.Launch) {
 	}
 }}
 
-// puppet is a rank that does what it is told, beside an obvious model: how large
-// each unit's weights are, and what its gradients add up to.
+// puppet is a rank that executes scripts beside an obvious model: the size of each unit's
+// weights, and the sum of its gradients.
 type puppet struct {
 	p     *Pipeline
 	s     device.Stream
 	rank  int
 	ranks int
-	steps int          // so often was one added to the weights
+	steps int          // how often one was added to the weights
 	sums  [][2]float32 // by unit and group, of this step
 	wrong *atomic.Int64
 }
 
-// all looks whether all of a range has a value.
-func (x *puppet) all(r device.Range, t bucket.Type, want float32) {
+// expectAll checks that all of a range has a value.
+func (x *puppet) expectAll(r device.Range, t bucket.Type, want float32) {
 	addr, n := uint64(r.Addr()), int(r.Len/t.Size)
 	x.s.Host(func() {
-		if slices.ContainsFunc(numbers(addr, flag(t), n), func(v float32) bool { return v != want }) {
+		if slices.ContainsFunc(numbers(addr, typeFlag(t), n), func(v float32) bool { return v != want }) {
 			x.wrong.Add(1)
 		}
 	}, device.Reads(r))
 }
 
-// step does the deeds and compares.
+// step executes the deeds and compares.
 func (x *puppet) step(key memory.Key, deeds []deed) error {
 	l, s := x.p.layout, x.p.Begin(key, x.s)
 	uses, grads := make([]Use, len(l.units)), make([]Grad, len(l.units))
@@ -104,7 +104,7 @@ func (x *puppet) step(key memory.Key, deeds []deed) error {
 		case d.grad && d.end:
 			grads[d.unit].Done()
 		case d.end:
-			x.look(uses[d.unit], d.unit)
+			x.checkWeights(uses[d.unit], d.unit)
 			uses[d.unit].Done()
 		case d.grad:
 			if grads[d.unit], err = s.Grad(d.unit, x.s); err == nil {
@@ -112,7 +112,7 @@ func (x *puppet) step(key memory.Key, deeds []deed) error {
 			}
 		default:
 			if uses[d.unit], err = s.Use(d.unit, x.s); err == nil {
-				x.look(uses[d.unit], d.unit)
+				x.checkWeights(uses[d.unit], d.unit)
 			}
 		}
 		if err != nil {
@@ -126,7 +126,7 @@ func (x *puppet) step(key memory.Key, deeds []deed) error {
 		for _, piece := range sh.Pieces {
 			size := memory.Bytes(x.p.cfg.MainGrads.Size)
 			want := x.sums[sh.Unit][l.units[sh.Unit].Params[piece.Param].Group]
-			x.all(sh.Grads.Slice(memory.Bytes(piece.At)*size, memory.Bytes(piece.Elements)*size), x.p.cfg.MainGrads, want)
+			x.expectAll(sh.Grads.Slice(memory.Bytes(piece.At)*size, memory.Bytes(piece.Elements)*size), x.p.cfg.MainGrads, want)
 			w := sh.Weights.Slice(4*memory.Bytes(piece.At), 4*memory.Bytes(piece.Elements))
 			k := device.NewLaunch(&addOne, 1, 1)
 			k.Write(w)
@@ -139,19 +139,19 @@ func (x *puppet) step(key memory.Key, deeds []deed) error {
 	return nil
 }
 
-func (x *puppet) look(u Use, unit int) {
+func (x *puppet) checkWeights(u Use, unit int) {
 	for i, p := range x.p.layout.units[unit].Params {
-		x.all(u.Param(i), p.Type, float32(unit+x.steps))
+		x.expectAll(u.Param(i), p.Type, float32(unit+x.steps))
 	}
 }
 
-// fill writes a gradient that tells ranks and deeds apart.
+// fill writes a gradient that differs between ranks and deeds.
 func (x *puppet) fill(g Grad, unit, deed int) {
 	for i, p := range x.p.layout.units[unit].Params {
-		x.all(g.Param(i), x.p.cfg.GradComm, 0)
+		x.expectAll(g.Param(i), x.p.cfg.GradComm, 0)
 		k := device.NewLaunch(&setTo, 1, 1)
 		k.Write(g.Param(i))
-		k.Arg(flag(x.p.cfg.GradComm))
+		k.Arg(typeFlag(x.p.cfg.GradComm))
 		k.Arg(uint64(p.Elements()))
 		k.Arg(uint64((x.rank + 1) * (deed + 1)))
 		x.s.Launch(k)
@@ -167,7 +167,7 @@ var setTo = device.Kernel{Name: "set", Go: func(l *device.Launch) {
 	store(a[0], a[1], slices.Repeat([]float32{float32(a[3])}, int(a[2])))
 }}
 
-// play runs some steps, each of one of the given scripts.
+// play runs some steps, each with one of the given scripts.
 func (x *puppet) play(scripts [][]deed, plays []int) error {
 	for u, unit := range x.p.layout.units {
 		for i, p := range unit.Params {
@@ -184,9 +184,8 @@ func (x *puppet) play(scripts [][]deed, plays []int) error {
 	return x.s.Sync()
 }
 
-// SPEC S2.1, S2.6, S6.2: whatever is used when, inside of what, under however
-// many keys: parameters are what they should be, gradients begin as zero and add
-// up, and the checker finds nothing.
+// SPEC S2.1, S2.6, S6.2: for all orders, nestings and numbers of keys, parameters have
+// the right values, gradients begin at zero and add up, and the checker finds nothing.
 func TestPipelineAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{
@@ -211,8 +210,8 @@ func TestPipelineAgainstModel(t *testing.T) {
 	})
 }
 
-// puppets is a program of some ranks; the first group has all of them, the second
-// each by itself.
+// puppets returns a program of some ranks. The first group has all of them, and the
+// second has each by itself.
 func puppets(ck *check.Checker, cfg Config, ranks int, scripts [][]deed, plays []int) error {
 	var devs []device.Device
 	for range ranks {
@@ -293,7 +292,7 @@ func (s *breakingStream) Close() error {
 
 func (e *breakingEvent) Close() error { return errors.Join(e.Event.Close(), e.d.events) }
 
-// Close returns the first error, and closes what is left all the same.
+// Close returns the first error, and still closes the rest.
 func TestCloseReturnsTheFirstError(t *testing.T) {
 	stuck, lost := errors.New("a stream is stuck"), errors.New("an event is lost")
 	for _, c := range []struct{ streams, events, want error }{{nil, nil, nil}, {stuck, nil, stuck}, {nil, lost, lost}, {stuck, lost, lost}} {
@@ -320,14 +319,14 @@ func TestCloseReturnsTheFirstError(t *testing.T) {
 	}
 }
 
-// A pool takes the memory of its slots. What is dynamic comes and goes beside it.
+// A pool takes the memory of its slots. Dynamic memory comes and goes beside it.
 func TestPoolsTakeTheirSlots(t *testing.T) {
 	mixedSizes := units(4)
 	for i := range 3 { // the commonest shape, which has slots
 		mixedSizes[i].Params[0].Shape = []int64{64}
 	}
 	for _, fallback := range []bucket.Fallback{bucket.Persistent, bucket.DynamicMemory} {
-		l := open(t, Config{Units: mixedSizes, Pool: bucket.Fixed, Fallback: fallback, Prefetch: 1, Behind: 1})
+		l := openLone(t, Config{Units: mixedSizes, Pool: bucket.Fixed, Fallback: fallback, Prefetch: 1, Behind: 1})
 		forward, back := l.p.plainOrder()
 		for _, r := range []struct {
 			region
@@ -344,14 +343,14 @@ func TestPoolsTakeTheirSlots(t *testing.T) {
 	}
 }
 
-// Gradients are added up in memory of their own only where they arrive in a wider type
-// than they are kept in.
+// Gradients are added up in memory of their own only if they arrive in a wider type than
+// they are kept in.
 func TestMemoryForAddingUp(t *testing.T) {
 	for _, c := range []struct {
 		comm, main bucket.Type
 		want       bool
 	}{{BF16, BF16, false}, {BF16, FP32, false}, {FP32, FP32, false}, {FP32, BF16, true}} {
-		l := open(t, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1, GradComm: c.comm, MainGrads: c.main})
+		l := openLone(t, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1, GradComm: c.comm, MainGrads: c.main})
 		var found bool
 		for _, o := range l.dev.Memory().Owners {
 			found = found || o.Owner == "rank 0 shard of gradients being added up" && o.Peak > 0
@@ -362,8 +361,8 @@ func TestMemoryForAddingUp(t *testing.T) {
 	}
 }
 
-// Read gathers into a pool that has room, and takes memory of its own where the unit is
-// not in the pool's slots, for as long as it reads.
+// Read gathers into a pool that has room. If the unit is not in the pool's slots, Read
+// takes memory of its own while it reads.
 func TestReadTakesThePool(t *testing.T) {
 	one, large := units(1), units(4)
 	one[0].Params[0].Shape = []int64{128} // with nothing behind it
@@ -380,7 +379,7 @@ func TestReadTakesThePool(t *testing.T) {
 		"larger than all the slots":  {Config{Units: large, Pool: bucket.Fixed, Fallback: bucket.DynamicMemory}, 3, true},
 		"a pool that is all dynamic": {Config{Units: units(2), Pool: bucket.Dynamic}, 1, true},
 	} {
-		l := open(t, c.Config)
+		l := openLone(t, c.Config)
 		n := l.p.layout.units[c.unit].Params[0].Elements()
 		want := make([]float32, n)
 		for i := range want {

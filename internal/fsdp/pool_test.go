@@ -17,7 +17,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// anySpec draws units, loose modules among them, and an order with any nesting.
+// anySpec draws units, some of them loose, and an order with any nesting.
 func anySpec(t *rapid.T) bucket.Spec {
 	s := bucket.Spec{
 		Align: 256, Multiple: 8,
@@ -53,7 +53,7 @@ func anySpec(t *rapid.T) bucket.Spec {
 	return s
 }
 
-// solo is a pool by itself, with memory and lanes of its own.
+// solo is a single pool, with memory and lanes of its own.
 type solo struct {
 	*pool
 	set *lanes
@@ -86,9 +86,9 @@ func (p *solo) close(s device.Stream) error {
 	return errors.Join(err, p.set.close(s))
 }
 
-// poolModel drives a pool through its plan beside an obvious model: an owner for
-// each byte. What a use's first half writes on one stream, its second half reads
-// on another, as gathers and computations do.
+// poolModel drives a pool through its plan beside an obvious model: an owner for each
+// byte. The first half of a use writes on one stream, and the second half reads on
+// another, as gathers and computations do.
 type poolModel struct {
 	dev    device.Device
 	plan   *bucket.PoolPlan
@@ -171,8 +171,8 @@ func (m *poolModel) put(use, round int) {
 	delete(m.leases, use)
 }
 
-// round goes through the plan's order once. Uses are got when the plan says that
-// they may be gathered.
+// round goes through the plan's order once. It leases a use when the plan allows it to be
+// gathered.
 func (m *poolModel) round(round int) error {
 	due := make([][]int, len(m.plan.Uses))
 	under := map[int]int{}
@@ -228,8 +228,8 @@ func poolProgram(plan *bucket.PoolPlan, rounds int) check.Program {
 	})
 }
 
-// SPEC S2.1, S2.7, S6.2: whatever the pool and the order, nobody gets bytes that
-// another holds, what was written is read, nothing moves, and no wait is missing.
+// SPEC S2.1, S2.7, S6.2: for all pools and orders, nobody gets bytes that another holds,
+// reads return what was written, nothing moves, and no wait is missing.
 func TestPoolAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kind := rapid.SampledFrom(bucket.PoolKinds[:]).Draw(t, "kind")
@@ -248,7 +248,8 @@ func TestPoolAgainstModel(t *testing.T) {
 	})
 }
 
-// straight is a plan for units used one after the other and back again.
+// straight returns a plan for units that are used one after the other and then in
+// reverse.
 func straight(t testing.TB, kind bucket.PoolKind, o bucket.Options, elements ...int64) *bucket.PoolPlan {
 	s := bucket.Spec{Align: 256, Multiple: 8, Prefetch: 1}
 	for i, n := range elements {
@@ -265,7 +266,7 @@ func straight(t testing.TB, kind bucket.PoolKind, o bucket.Options, elements ...
 	return plan
 }
 
-// SPEC S6.2: each wait of a pool is missed when it is dropped.
+// SPEC S6.2: the checker notices if any wait of a pool is dropped.
 func TestPoolWaitsAreNeeded(t *testing.T) {
 	t.Parallel()
 	for i, kind := range bucket.PoolKinds {
@@ -305,8 +306,8 @@ func openPool(t *testing.T, plan *bucket.PoolPlan, log *slog.Logger) (device.Dev
 	return dev, s, p
 }
 
-// SPEC S2.1: getting and putting allocate nothing, and the addresses of a frozen
-// device stay.
+// SPEC S2.1: getting and putting allocate nothing, and addresses on a frozen device stay
+// the same.
 func TestPoolAllocatesNothing(t *testing.T) {
 	for _, kind := range bucket.PoolKinds[1:] {
 		dev, s, p := openPool(t, straight(t, kind, bucket.Options{}, 40, 900, 333, 40), nil)
@@ -332,7 +333,7 @@ func TestPoolAllocatesNothing(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: misuse is told in one sentence.
+// SPEC S2.3: misuse panics with one sentence.
 func TestPoolMisuse(t *testing.T) {
 	_, s, p := openPool(t, straight(t, bucket.Arena, bucket.Options{}, 40, 900, 333, 40), nil)
 	a, err := p.acquire(0, s)
@@ -354,11 +355,11 @@ func TestPoolMisuse(t *testing.T) {
 	if _, err := p.acquire(0, s); err != nil {
 		t.Fatal(err)
 	}
-	mustPanic(t, stale, func() { a.bucket(0) }) // it is another round's
+	mustPanic(t, stale, func() { a.bucket(0) }) // it belongs to another round
 }
 
 // SPEC S2.3: a lease of a step that was given up stays stale for ever, whether its use
-// was held or released then, and all uses are in one round again.
+// was held or released then, and all uses are in the same round again.
 func TestPoolResetEndsLeases(t *testing.T) {
 	_, s, p := openPool(t, straight(t, bucket.Arena, bucket.Options{}, 40, 900, 333, 40), nil)
 	take := func(use int) lease {
@@ -387,8 +388,7 @@ func TestPoolResetEndsLeases(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: a bucket that cannot have the place it had before is told of, once,
-// with both places.
+// SPEC S2.3: a bucket that cannot keep its place is logged once, with both places.
 func TestPoolLogsMoves(t *testing.T) {
 	var said strings.Builder
 	spec := straight(t, bucket.Rotary, bucket.Options{}, 40, 900, 333).Spec
@@ -422,7 +422,8 @@ func TestPoolLogsMoves(t *testing.T) {
 	}
 }
 
-// A use waits for each use that had its bytes once, however many buckets they share.
+// A use waits once for each use that had its bytes before, even if they share several
+// buckets.
 func TestPoolWaitsOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		spec := anySpec(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// engine is where a rank's parameters are: sharded, or whole on every rank.
+// engine holds a rank's parameters: sharded, or whole on every rank.
 type engine interface {
 	begin(key memory.Key)
 	use(unit int) (at func(int) device.Range, done func(), err error)
@@ -101,8 +101,8 @@ func newRank(w *world, world comm.Comm) (r *rank, err error) {
 	return r, err
 }
 
-// split makes the communicators: dense parameters lie on all ranks, experts on
-// those that have the same, and neighbours have different ones.
+// split makes the communicators. Dense parameters lie on all ranks, and experts on the
+// ranks that have the same ones. Neighbours have different experts.
 func (r *rank) split(world comm.Comm) error {
 	var all, same, together []int
 	for p := range world.Size() {
@@ -149,7 +149,7 @@ func (r *rank) close() (err error) {
 	return err
 }
 
-// initialise gives all parameters values, the same in every run.
+// initialise sets all parameters to the same values in every run.
 func (r *rank) initialise() error {
 	for u, unit := range r.units {
 		for i, p := range unit.Params {
@@ -170,7 +170,7 @@ func (r *rank) initialise() error {
 	return nil
 }
 
-// feed uploads the tokens of a step, different on every rank.
+// feed uploads the tokens of a step, which differ between ranks.
 func (r *rank) feed(step int) {
 	rng := rand.New(rand.NewPCG(uint64(step)<<8|uint64(r.comms[0].Rank()), 77))
 	var raw []byte
@@ -182,7 +182,7 @@ func (r *rank) feed(step int) {
 
 func (r *rank) key() memory.Key { return memory.Key{Microbatches: r.c.microbatches} }
 
-// step is one training step. The host neither waits nor looks.
+// step runs one training step without waiting.
 func (r *rank) step() error {
 	before := r.dev.Counters()
 	if err := r.issue(); err != nil {
@@ -243,9 +243,9 @@ func (r *rank) penalise(unit int, backward bool) {
 	for i, p := range r.units[unit].Params {
 		w, n := r.params[unit](i), uint64(p.Elements())
 		if backward {
-			r.work(&penaltyBackward, "rw", ranges{w, r.grads[unit](i)}, flag(p.Type), flag(r.c.gradComm), n)
+			r.launch(&penaltyBackward, "rw", ranges{w, r.grads[unit](i)}, typeFlag(p.Type), typeFlag(r.c.gradComm), n)
 		} else {
-			r.work(&penalty, "rw", ranges{w, r.loss.All()}, flag(p.Type), n)
+			r.launch(&penalty, "rw", ranges{w, r.loss.All()}, typeFlag(p.Type), n)
 		}
 	}
 }
@@ -281,7 +281,7 @@ func (r *rank) backward() error {
 	return nil
 }
 
-// read is all parameters, gradients included.
+// read returns all parameters, including gradients.
 func (r *rank) read(one func(unit, param int, which Copy) ([]float32, error)) (all []float32, err error) {
 	for u, unit := range r.units {
 		for i := range unit.Params {
@@ -297,8 +297,8 @@ func (r *rank) read(one func(unit, param int, which Copy) ([]float32, error)) (a
 	return all, nil
 }
 
-// look downloads numbers.
-func (r *rank) look(src device.Range, t bucket.Type) ([]float32, error) {
+// download returns numbers of the device.
+func (r *rank) download(src device.Range, t bucket.Type) ([]float32, error) {
 	raw := make([]byte, src.Len)
 	if err := r.compute.Download(raw, src); err != nil {
 		return nil, err
@@ -314,13 +314,14 @@ func (r *rank) look(src device.Range, t bucket.Type) ([]float32, error) {
 	return out, nil
 }
 
-// token is the tokens of the present microbatch.
+// token returns the tokens of the current microbatch.
 func (r *rank) token(n int) device.Range {
 	return r.tokens.Slice(memory.Bytes(4*(length+2)*r.micro), memory.Bytes(4*n))
 }
 
-// work puts a launch together: what it reads, what it writes, what else it gets.
-func (r *rank) work(k *device.Kernel, order string, ranges []device.Range, args ...uint64) {
+// launch issues a kernel with the ranges that it reads and writes, and its other
+// arguments.
+func (r *rank) launch(k *device.Kernel, order string, ranges []device.Range, args ...uint64) {
 	l := device.NewLaunch(k, 1, 1)
 	for i, x := range ranges {
 		if order[i] == 'r' {

@@ -13,7 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// lone is a pipeline of one rank, with nothing around it.
+// lone is a pipeline of one rank without anything else.
 type lone struct {
 	dev  device.Device
 	comm *counted
@@ -32,7 +32,7 @@ func (c *counted) AllGather(s device.Stream, dst, src device.Range) {
 	c.Comm.AllGather(s, dst, src)
 }
 
-// units are some of one parameter each, of unequal sizes; loose ones are given by
+// units returns units with one parameter each, of unequal sizes. Loose ones are given by
 // number.
 func units(n int, loose ...int) (us []FSDPUnit) {
 	for i := range n {
@@ -70,8 +70,9 @@ func (l *lone) close() (err error) {
 	return errors.Join(err, l.s.Close(), l.comm.Close())
 }
 
-// open is a lone pipeline that is closed with the test, and leaves nothing.
-func open(t *testing.T, cfg Config) *lone {
+// openLone opens a lone pipeline that the test closes at its end, when nothing may be
+// left.
+func openLone(t *testing.T, cfg Config) *lone {
 	t.Helper()
 	dev, err := cpuDevice()
 	if err != nil {
@@ -89,7 +90,7 @@ func open(t *testing.T, cfg Config) *lone {
 	return l
 }
 
-// uses is a step that uses units one after the other.
+// uses runs a step that uses units one after the other.
 func (l *lone) uses(key memory.Key, order ...int) error {
 	step := l.p.Begin(key, l.s)
 	for _, u := range order {
@@ -102,8 +103,8 @@ func (l *lone) uses(key memory.Key, order ...int) error {
 	return step.End()
 }
 
-// SPEC S2.1: evaluation, other numbers of microbatches and steps after them leave
-// each other's plans, addresses and bits alone.
+// SPEC S2.1: evaluation, other numbers of microbatches and steps after them do not change
+// each other's plans, addresses and bits.
 func TestKeysStandApart(t *testing.T) {
 	t.Parallel()
 	mixed := func(w *world) error {
@@ -147,12 +148,12 @@ func TestKeysStandApart(t *testing.T) {
 	}
 }
 
-// SPEC S2.4, S2.6: from the second step on, units are gathered as far ahead as was
-// asked for; a loose module is gathered when it is used, and nothing with it.
+// SPEC S2.4, S2.6: from the second step on, units are gathered as far ahead as
+// configured. A loose module is gathered when it is used, and nothing with it.
 func TestPrefetch(t *testing.T) {
 	order := []int{0, 1, 2, 0, 3, 4, 0} // 0 is loose
 	for prefetch := range 4 {
-		l := open(t, Config{Units: units(5, 0), Pool: bucket.Recorded, Prefetch: prefetch})
+		l := openLone(t, Config{Units: units(5, 0), Pool: bucket.Recorded, Prefetch: prefetch})
 		for step := range 3 {
 			before := l.comm.gathers
 			s := l.p.Begin(memory.Key{}, l.s)
@@ -161,7 +162,7 @@ func TestPrefetch(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Units so far, those ahead, and loose modules so far.
+				// The units so far, those ahead, and the loose modules so far.
 				ahead, loose, far := 0, 0, prefetch
 				if step == 0 {
 					far = 0
@@ -190,7 +191,7 @@ func TestPrefetch(t *testing.T) {
 
 // A unit that is used again while it is still live is not gathered again.
 func TestKeptUnits(t *testing.T) {
-	l := open(t, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1})
+	l := openLone(t, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1})
 	for step := range 3 {
 		before := l.comm.gathers
 		if err := l.uses(memory.Key{}, 0, 1, 2, 2, 1, 0); err != nil {
@@ -206,11 +207,11 @@ func TestKeptUnits(t *testing.T) {
 	}
 }
 
-// SPEC S2.1: a step that follows its order allocates nothing, neither on the
-// device nor on the heap, and the memory of the pools is what their plans say.
+// SPEC S2.1: a step that follows its order allocates nothing on the device or the heap,
+// and the pools have the size of their plans.
 func TestStepAllocatesNothing(t *testing.T) {
 	for _, kind := range bucket.PoolKinds[1:] {
-		l := open(t, Config{Units: units(5, 0), Pool: kind, Prefetch: 1, Behind: 1})
+		l := openLone(t, Config{Units: units(5, 0), Pool: kind, Prefetch: 1, Behind: 1})
 		l.dev.Freeze()
 		step := func() {
 			s := l.p.Begin(memory.Key{}, l.s)
@@ -231,8 +232,8 @@ func TestStepAllocatesNothing(t *testing.T) {
 			l.p.Cast(l.s)
 		}
 		step()
-		// The CPU device's queues grow with what is waiting in them: two steps
-		// wait at once here, and one at a time from then on.
+		// The queues of the CPU device grow with the work that waits in them. Two steps
+		// wait at once here, and later one at a time.
 		gate := make(chan struct{})
 		l.s.Host(func() { <-gate })
 		step()
@@ -258,7 +259,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Units may be used on several streams; each waits for what it needs.
+// Units may be used on several streams, and each stream waits for what it needs.
 func TestSeveralStreams(t *testing.T) {
 	program := check.On(cpuDevice, func(dev device.Device) (err error) {
 		l, err := newLone(dev, Config{Units: units(4), Pool: bucket.Arena, Prefetch: 1, Behind: 1})
@@ -323,12 +324,12 @@ func TestSeveralStreams(t *testing.T) {
 	}
 }
 
-// SPEC S2.5: the type in which gradients travel decides the type of their pool,
-// whatever the parameters' is.
+// SPEC S2.5: the type in which gradients are communicated decides the type of their pool,
+// regardless of the parameters' type.
 func TestGradCommDecidesThePool(t *testing.T) {
 	for _, gradComm := range []bucket.Type{BF16, FP32} {
 		for _, mainGrads := range []bucket.Type{BF16, FP32} {
-			l := open(t, Config{Units: units(3), Pool: bucket.Max, Prefetch: 1, Behind: 1, GradComm: gradComm, MainGrads: mainGrads})
+			l := openLone(t, Config{Units: units(3), Pool: bucket.Max, Prefetch: 1, Behind: 1, GradComm: gradComm, MainGrads: mainGrads})
 			s := l.p.Begin(memory.Key{}, l.s)
 			g, err := s.Grad(2, l.s)
 			if err != nil {
@@ -351,9 +352,9 @@ func TestGradCommDecidesThePool(t *testing.T) {
 	}
 }
 
-// Dynamic memory is the one kind that a frozen device refuses.
+// A frozen device refuses dynamic memory and nothing else.
 func TestDynamicAfterFreeze(t *testing.T) {
-	l := open(t, Config{Units: units(1), Pool: bucket.Dynamic})
+	l := openLone(t, Config{Units: units(1), Pool: bucket.Dynamic})
 	l.dev.Freeze()
 	s := l.p.Begin(memory.Key{}, l.s)
 	mustPanic(t, `device: "rank 0 gathered parameters" allocates 256 B of device memory after the freeze; reserve it before and grow it`,

@@ -8,10 +8,10 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// A step that departs from the recorded order of its key gets an error that says
-// where, and the order stays.
+// A step that departs from the recorded order of its key gets an error that names the
+// place, and the order stays.
 func TestDepartures(t *testing.T) {
-	l := open(t, Config{Rank: 3, Units: units(3), Pool: bucket.Max, Prefetch: 1, Behind: 1})
+	l := openLone(t, Config{Rank: 3, Units: units(3), Pool: bucket.Max, Prefetch: 1, Behind: 1})
 	key := memory.Key{Microbatches: 2, Shape: "4x5"}
 	if err := l.uses(key, 0, 1, 2); err != nil {
 		t.Fatal(err)
@@ -65,9 +65,9 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
-// SPEC S2.3: what only a programmer can do wrong panics, in one sentence.
+// SPEC S2.3: a programmer's error panics with one sentence.
 func TestStepMisuse(t *testing.T) {
-	l := open(t, Config{Units: units(2), Pool: bucket.Arena, Prefetch: 1})
+	l := openLone(t, Config{Units: units(2), Pool: bucket.Arena, Prefetch: 1})
 	s := l.p.Begin(memory.Key{}, l.s)
 	u, err := s.Use(1, l.s)
 	if err != nil {

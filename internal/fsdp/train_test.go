@@ -14,7 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// differ is the first place where two runs differ, or -1.
+// differ returns the first place where two runs differ, or -1.
 func differ(a, b []float32) int {
 	if len(a) != len(b) {
 		return min(len(a), len(b))
@@ -35,11 +35,12 @@ var kinds = []struct {
 	{bucket.Max, bucket.Persistent}, {bucket.Max, bucket.DynamicMemory}, {bucket.Arena, 0}, {bucket.Recorded, 0},
 }
 
-// types are the parameters', in which gradients travel, and in which they add up.
+// types has triples: the type of parameters, of communicated gradients, and of
+// accumulated gradients.
 var types = [][3]bucket.Type{{BF16, BF16, FP32}, {BF16, FP32, FP32}, {FP32, FP32, FP32}, {BF16, BF16, BF16}, {BF16, FP32, BF16}}
 
-// sweep is every model with every number of ranks and every pool; types, depths
-// and numbers of microbatches change from one to the next.
+// sweep returns every model with every number of ranks and every pool. Types, depths and
+// numbers of microbatches change from one to the next.
 func sweep(microbatches int) (all []setup) {
 	turn := 0
 	for _, model := range []string{"dense", "moe", "hybrid"} {
@@ -71,8 +72,8 @@ func same(got, want [][]float32) error {
 	return nil
 }
 
-// SPEC S2.1, S2.2, S2.4, S2.5, S2.6 and S2.7: with every pool, parameters,
-// weights and gradients are bit for bit those of no sharding.
+// SPEC S2.1, S2.2, S2.4, S2.5, S2.6 and S2.7: with every pool, parameters, weights and
+// gradients have the same bits as without sharding.
 func TestSameBitsAsNoSharding(t *testing.T) {
 	t.Parallel()
 	runs := 0
@@ -80,7 +81,7 @@ func TestSameBitsAsNoSharding(t *testing.T) {
 		if testing.Short() && i%5 != 0 {
 			continue
 		}
-		got, err := c.train(cpuDevice, comm.Run, loop)
+		got, err := c.train(cpuDevice, comm.Run, trainAndCollect)
 		if err == nil {
 			err = same(got, c.reference(t))
 		}
@@ -92,21 +93,21 @@ func TestSameBitsAsNoSharding(t *testing.T) {
 	t.Logf("%d runs with the bits of no sharding", runs)
 }
 
-// lossOf is the loss of the present parameters.
+// lossOf returns the loss of the current parameters.
 func lossOf(r *rank) (float32, error) {
 	r.compute.Fill(r.loss.All(), 0)
 	r.e.begin(memory.Key{Phase: memory.Evaluate, Microbatches: 1})
 	if err := errors.Join(r.forward(), r.e.end()); err != nil {
 		return 0, err
 	}
-	loss, err := r.look(r.loss.All(), FP32)
+	loss, err := r.download(r.loss.All(), FP32)
 	if err != nil {
 		return 0, err
 	}
 	return loss[0], nil
 }
 
-// The layers' gradients are real ones: the loss changes by as much as they say.
+// The gradients of the layers are right: the loss changes by as much as they say.
 func TestGradientsAreReal(t *testing.T) {
 	c := setup{model: "hybrid", ranks: 1, ep: 1, param: FP32, gradComm: FP32, mainGrads: FP32, kind: bucket.Arena, prefetch: 1, behind: 1, microbatches: 1}
 	checked := 0

@@ -1,5 +1,5 @@
 // This file owns the tests of the null device: memory, order and graphs are those of the
-// device below, and nothing is done.
+// wrapped device, and no work is done.
 
 package nulldevice_test
 
@@ -72,8 +72,8 @@ func (e env) alloc(k memory.Kind, n memory.Bytes) *device.Buffer {
 
 var wild = &device.Kernel{Name: "wild", Go: func(*device.Launch) { panic("a kernel ran") }}
 
-// A thousand times the memory of the machine is taken, used and counted, and none of it
-// touched: the work below would take hours.
+// A program allocates, uses and counts a thousand times the memory of the machine, and
+// touches none of it. The work would take hours otherwise.
 func TestMemoryIsCountedAndNotTouched(t *testing.T) {
 	e := open(t, 1<<45)
 	s := e.stream()
@@ -106,7 +106,7 @@ func TestMemoryIsCountedAndNotTouched(t *testing.T) {
 	}
 }
 
-// The clock goes by bytes, and waits take it along.
+// The clock advances by bytes, and a wait takes over the time that it waits for.
 func TestClock(t *testing.T) {
 	e := open(t, 1<<40)
 	a, b := e.stream(), e.stream()
@@ -143,7 +143,8 @@ func TestClock(t *testing.T) {
 	a.Free(host)
 }
 
-// A graph is captured, updated, replayed and refused as below; a replay takes its time.
+// Graphs are captured, updated, replayed and refused as on the wrapped device, and a
+// replay takes time.
 func TestGraphs(t *testing.T) {
 	e := open(t, 1<<40)
 	s := e.stream()

@@ -13,7 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// nothing is launched in place of every kernel.
+// nothing is the kernel that is launched in place of every other.
 var nothing = &device.Kernel{Name: "nothing", Go: func(*device.Launch) {}}
 
 // stream issues empty work on the wrapped device. Its clock advances when work is issued,
@@ -24,7 +24,7 @@ type stream struct {
 
 	mu     sync.Mutex
 	now    time.Duration
-	inside time.Duration // of what is being captured
+	inside time.Duration // time of the work that is being captured
 }
 
 // advance moves the clock on, or the time of the graph that is being captured.
@@ -100,7 +100,7 @@ func (s *stream) Download(dst []byte, src device.Range) error {
 func (s *stream) Free(b *device.Buffer) {
 	s.Stream.Free(b)
 	if !s.Capturing() {
-		_ = s.Stream.Sync() // an error sticks, and the next one to ask gets it
+		_ = s.Stream.Sync() // an error stays, and the next call returns it
 	}
 }
 

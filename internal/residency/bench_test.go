@@ -1,4 +1,5 @@
-// This file owns the tape of a pipeline's rank, and how long a machine takes for it.
+// This file owns the tape of a rank in a pipeline, and the benchmark of a machine that
+// runs it.
 
 package residency
 
@@ -19,9 +20,9 @@ func (x *silent) In(*Storage)            {}
 func (x *silent) ReturnMemory(*Storage)  {}
 func (x *silent) ProvideMemory(*Storage) {}
 
-// training is the tape of one rank: in each layer of each pass six temporaries
-// come and go, and forward saves groups of storages of the given sizes, which
-// backward releases.
+// training returns the tape of one rank. In each layer of each pass six temporaries come
+// and go. The forward pass saves groups of storages of the given sizes, and the backward
+// pass releases them.
 func training(t testing.TB, p schedule.Pipeline, layers int, groups map[string][]int64, names ...string) *Tape {
 	passes, err := p.Passes(0)
 	if err != nil {
@@ -61,7 +62,8 @@ func training(t testing.TB, p schedule.Pipeline, layers int, groups map[string][
 	return tape
 }
 
-// every lets groups leave and come back so many loads ahead.
+// every returns a plan that offloads groups and reloads them the given number of loads
+// ahead.
 func every(t *Tape, ahead int, leave func(memory.GroupID) bool) *Plan {
 	s := t.Schedule()
 	p := &Plan{Schedule: s, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, s.Len())}
@@ -79,7 +81,7 @@ func every(t *Tape, ahead int, leave func(memory.GroupID) bool) *Plan {
 	return p
 }
 
-// The solver simulates hundreds of plans: a tape of 100,000 calls should take well
+// The solver simulates hundreds of plans, so a tape of 100,000 calls should take well
 // under 100 ms.
 func BenchmarkTape(b *testing.B) {
 	tape := training(b, schedule.Pipeline{Ranks: 8, Chunks: 1, Microbatches: 60}, 24,

@@ -1,5 +1,5 @@
-// This file owns the tests of Config.Borrowed: storages that lie in memory of the caller's,
-// wherever they are, and are only counted here.
+// This file owns the tests of Config.Borrowed: storages in the caller's memory, which the
+// machine only counts.
 
 package residency
 
@@ -13,9 +13,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// writeBorrowed is a program whose storages are all borrowed. Mostly the plan limits them and
-// the machine does not, as the runtime has it. In half of them the host looks now and then
-// which flights are over, and in some it drains them.
+// writeBorrowed returns a program whose storages are all borrowed. Mostly the plan limits
+// them and the machine does not, as in the runtime. In half of the programs the host
+// sometimes looks which flights are over, and in some it drains them.
 func writeBorrowed(d draw, steps int) program {
 	p := compose(&author{d: d, items: map[int][]Item{}, borrowed: true}, steps)
 	p.cfg.Borrowed = true
@@ -39,9 +39,10 @@ func writeBorrowed(d draw, steps int) program {
 	return p
 }
 
-// SPEC S6.4: whatever a step does with memory of the caller's, no two users of a byte
-// are unordered, a copy comes into provided memory after all work that compute was given
-// before, what is loaded is what was saved, and memory is left once for each time it is provided.
+// SPEC S6.4: in every step with memory of the caller, no two users of a byte are
+// unordered, a copy into provided memory comes after all work that compute was given
+// before, a load returns what was saved, and memory is returned once for each time it is
+// provided.
 func TestLentUnderClocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := writeBorrowed(func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "") }, rapid.IntRange(30, 100).Draw(t, "steps"))
@@ -51,7 +52,8 @@ func TestLentUnderClocks(t *testing.T) {
 	})
 }
 
-// SPEC S6.4: the same with many seeds, which must do all that borrowing is for.
+// SPEC S6.4: the same holds for many seeds, which must do everything that borrowing is
+// for.
 func TestLentManySeeds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("one goroutine, which the race detector only makes slow")
@@ -83,8 +85,8 @@ func TestLentManySeeds(t *testing.T) {
 	}
 }
 
-// SPEC S6.2, S6.4: every wait that nothing else implies is needed, also where the host
-// has seen that copies are over, or lets compute wait for them.
+// SPEC S6.2, S6.4: every wait that nothing else implies is needed, also if the host has
+// seen that copies are over, or makes compute wait for them.
 func TestEveryWaitIsNeededForBorrowed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("one goroutine, which the race detector only makes slow")
@@ -124,7 +126,7 @@ func (x *provider) ProvideMemory(s *Storage) {
 	x.notes.ProvideMemory(s)
 }
 
-// SPEC S6.4: memory that could not be provided is not left.
+// SPEC S6.4: memory that could not be provided is not returned.
 func TestNothingLentIsNotLeft(t *testing.T) {
 	x := &provider{}
 	m := New(Config{Device: big, Host: 100, Align: 1, Borrowed: true}, x, leaving(0, 1))
@@ -132,11 +134,11 @@ func TestNothingLentIsNotLeft(t *testing.T) {
 		if _, err := m.Borrow(10); err != nil {
 			t.Fatal(err)
 		}
-		m.Save(grp(i), Item{ID: i})
+		m.Save(groupAt(i), Item{ID: i})
 		m.Give(i)
 	}
-	m.Past(2) // what is there need not be provided
-	if err := m.Load(grp(0)); err != nil {
+	m.Past(2) // what is on the device need not be provided
+	if err := m.Load(groupAt(0)); err != nil {
 		t.Fatal(err)
 	}
 	x.none = true
@@ -146,7 +148,7 @@ func TestNothingLentIsNotLeft(t *testing.T) {
 				t.Error("something was provided")
 			}
 		}()
-		_ = m.Load(grp(1))
+		_ = m.Load(groupAt(1))
 	}()
 	m.End()
 	count := func(what string) (n int) {
@@ -162,8 +164,8 @@ func TestNothingLentIsNotLeft(t *testing.T) {
 	}
 }
 
-// SPEC S6.4: borrowed bytes count against the plan's limit; what has left is saved again
-// without a copy, and stays counted until its last group is released.
+// SPEC S6.4: borrowed bytes count against the plan's limit. An offloaded storage is saved
+// again without a copy, and stays counted until its last group is released.
 func TestBorrowBytesAreCounted(t *testing.T) {
 	p := &Plan{Device: 25}
 	m := begin(t, Config{Device: big, Host: 100, Borrowed: true}, p)
@@ -172,7 +174,7 @@ func TestBorrowBytesAreCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Save(grp(i), Item{ID: s.ID})
+		m.Save(groupAt(i), Item{ID: s.ID})
 		m.Give(s.ID)
 		m.Check()
 	}
@@ -183,9 +185,9 @@ func TestBorrowBytesAreCounted(t *testing.T) {
 	if m.Device().Live() != 20 || m.Counts().Evicted != 1 {
 		t.Fatalf("%d bytes, %+v", m.Device().Live(), m.Counts())
 	}
-	m.Save(grp(3), Item{ID: 0}) // it is away: no copy
+	m.Save(groupAt(3), Item{ID: 0}) // it is away: no copy
 	m.x.said(t)
-	m.backward(grp(3))
+	m.backward(groupAt(3))
 	if s := m.Storage(0); s.State != Resident || s.Device == None {
 		t.Fatalf("%v: another group needs it", s)
 	}
@@ -193,12 +195,12 @@ func TestBorrowBytesAreCounted(t *testing.T) {
 		t.Errorf("%q", m.x.log)
 	}
 	m.x.log = nil
-	m.backward(grp(0))
+	m.backward(groupAt(0))
 	if m.x.said(t, "left 0"); m.Storage(0).State != Dead {
 		t.Errorf("%v", m.Storage(0))
 	}
-	m.backward(grp(1))
-	m.backward(grp(2))
+	m.backward(groupAt(1))
+	m.backward(groupAt(2))
 	if m.Device().Live()+m.Host().Live() != 0 {
 		t.Error("something is left")
 	}
@@ -207,11 +209,11 @@ func TestBorrowBytesAreCounted(t *testing.T) {
 			t.Error("a dead storage was saved")
 		}
 	}()
-	m.Save(grp(4), Item{ID: 0})
+	m.Save(groupAt(4), Item{ID: 0})
 }
 
-// SPEC S6.4: what must be here exceeds the plan's limit by its own bytes, and the limit
-// that is then holds for what comes next.
+// SPEC S6.4: bytes that must be on the device exceed the plan's limit by their own size,
+// and the new limit holds for what comes next.
 func TestLimitHoldsBehindWhatMustBe(t *testing.T) {
 	m := begin(t, Config{Device: big, Host: 1000, Borrowed: true}, &Plan{Device: 20})
 	for range 3 { // the caller holds them
@@ -224,7 +226,7 @@ func TestLimitHoldsBehindWhatMustBe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Save(grp(i), Item{ID: s.ID})
+		m.Save(groupAt(i), Item{ID: s.ID})
 		m.Give(s.ID)
 		m.Check()
 	}

@@ -1,6 +1,6 @@
-// This file owns an executor that knows of every byte who used it last, and by
-// vector clocks who came after whom: it reports the first pair of uses that no
-// wait orders, and wrong contents.
+// This file owns an executor that tracks the last user of every byte, and the order of
+// users by vector clocks. It reports the first pair of uses that no wait orders, and
+// wrong contents.
 
 package residency
 
@@ -20,8 +20,8 @@ func (c clock) join(d clock) clock {
 
 func (c clock) covers(d clock) bool { return c.join(d) == c }
 
-// cell is one byte: its contents (a storage's number and one), the clock of its
-// last writer and, for each lane, of its last reader.
+// cell is one byte: its contents (a storage's number plus one), the clock of its last
+// writer and, for each lane, of its last reader.
 type cell struct {
 	value  int
 	writer clock
@@ -36,8 +36,8 @@ type wait struct {
 
 type clocks struct {
 	device, host []cell
-	borrowed     map[int][][]cell // by storage: what was provided and not left, oldest first
-	pool         [][]cell         // that was left: compute uses it for other things
+	borrowed     map[int][][]cell // by storage: what was provided and not returned, oldest first
+	pool         [][]cell         // that was returned: compute uses it for other things
 	all          bool
 	provided     map[int]int
 	lanes        [Lanes]clock
@@ -75,7 +75,7 @@ func (x *clocks) fail(format string, args ...any) {
 	}
 }
 
-// flush makes the lane's clock that of its next work.
+// flush advances the lane's clock to that of its next work.
 func (x *clocks) flush(l Lane) {
 	for i, w := range x.pending[l] {
 		others := x.lanes[l]
@@ -152,8 +152,8 @@ func (x *clocks) read(l Lane, cells []cell, value int) {
 	}
 }
 
-// here are the bytes that compute sees a storage at.
-func (x *clocks) here(s *Storage) []cell {
+// onDevice returns the bytes at which compute sees a storage.
+func (x *clocks) onDevice(s *Storage) []cell {
 	if q := x.borrowed[s.ID]; len(q) > 0 && (x.all || s.Device == None) {
 		return q[len(q)-1]
 	}
@@ -170,18 +170,18 @@ func (x *clocks) Out(s *Storage) {
 		x.placing(s)
 	}
 	x.work(Out)
-	x.read(Out, x.here(s), s.ID+1)
+	x.read(Out, x.onDevice(s), s.ID+1)
 	x.write(Out, x.there(s), s.ID+1)
 }
 
 func (x *clocks) In(s *Storage) {
 	x.work(In)
 	x.read(In, x.there(s), s.ID+1)
-	x.write(In, x.here(s), s.ID+1)
+	x.write(In, x.onDevice(s), s.ID+1)
 }
 
-// ProvideMemory finds memory for a storage that comes back: some that was left, as far as there is
-// any, or other memory. Either is used by work of compute's until now.
+// ProvideMemory finds memory for a storage that is reloaded: memory that was returned, if
+// there is any, or other memory. Compute's work so far uses either.
 func (x *clocks) ProvideMemory(s *Storage) {
 	if len(x.borrowed[s.ID]) > 0 && x.provided[s.ID] == 0 {
 		x.fail("memory is provided for %v, whose own is still there", s)
@@ -196,7 +196,7 @@ func (x *clocks) ProvideMemory(s *Storage) {
 	x.pool = slices.Delete(x.pool, i, i+1)
 }
 
-// ReturnMemory lets the owner write something else there: the oldest that is provided.
+// ReturnMemory lets the owner write something else to the oldest memory that is provided.
 func (x *clocks) ReturnMemory(s *Storage) {
 	if x.left[s.ID]++; x.left[s.ID] > 1+x.provided[s.ID] || !s.Borrowed {
 		x.fail("%v is let go more often than provided, or is not borrowed", s)
@@ -211,20 +211,20 @@ func (x *clocks) ReturnMemory(s *Storage) {
 	}
 }
 
-// make is compute's first work on a storage, see a part of later work.
+// make is compute's first work on a storage, and see is a part of later work.
 func (x *clocks) make(s *Storage) {
 	if s.Borrowed {
 		x.borrowed[s.ID] = [][]cell{make([]cell, s.Bytes)}
 	}
 	x.work(Compute)
-	x.write(Compute, x.here(s), s.ID+1)
+	x.write(Compute, x.onDevice(s), s.ID+1)
 }
 
 func (x *clocks) see(s *Storage) {
-	x.read(Compute, x.here(s), s.ID+1)
+	x.read(Compute, x.onDevice(s), s.ID+1)
 }
 
-// end is the next step's work on all bytes.
+// end is the work of the next step on all bytes.
 func (x *clocks) end() {
 	x.work(Compute)
 	x.write(Compute, x.device, 0)

@@ -1,5 +1,5 @@
-// This file owns the tests of flights: borrowed bytes under Config.Borrowed that are counted
-// until compute comes after their copy out.
+// This file owns the tests of flights: borrowed bytes that are counted until compute
+// comes after their copy to the host.
 
 package residency
 
@@ -11,8 +11,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// hosts is what the host does between two calls: it sees that so many of the oldest
-// flights are over, or lets compute wait for all of them.
+// hosts is what the host does between two calls: it sees that some of the oldest flights
+// are over, or makes compute wait for all of them.
 type hosts struct {
 	sees  int
 	drain bool
@@ -40,12 +40,12 @@ func (r *rig) hosts(h hosts) {
 	r.counted()
 }
 
-// seen makes what compute is given next come after a mark without a wait: the host gives
-// it only now, and the mark was passed before.
+// seen orders compute's next work after a mark without a wait, because the host issues it
+// only now, after the mark was passed.
 func (x *clocks) seen(m Mark) { x.lanes[Compute] = x.lanes[Compute].join(x.marks[m-1]) }
 
-// counted compares the account with the caller's memory: what is provided and was not left is
-// what is counted, wherever it is needed or read.
+// counted compares the account with the caller's memory: memory that is provided and not
+// returned is counted, wherever it is needed or read.
 func (r *rig) counted() {
 	if !r.m.cfg.Borrowed || r.stopped {
 		return
@@ -61,8 +61,8 @@ func (r *rig) counted() {
 	}
 }
 
-// placing makes a call in which a storage leaves only for want of room: when there is
-// none, in whatever pieces, and no flight can be waited for.
+// placing makes a call in which a storage leaves only for lack of room: no pieces of
+// memory are free, and no flight can be waited for.
 func (r *rig) placing(op Op, call func() error) error {
 	if r.m.cfg.Borrowed {
 		r.x.placing = func(s *Storage) {
@@ -89,8 +89,9 @@ func (r *rig) placing(op Op, call func() error) error {
 	return err
 }
 
-// load loads a group. Its storages whose first memory was not left are there: nothing is
-// provided for them, whatever must come back for others, and they are used where they were.
+// load loads a group. Storages whose first memory was not returned are still there:
+// nothing is provided for them, whatever must be reloaded for others, and they are used
+// in place.
 func (r *rig) load(name memory.GroupID) error {
 	there := map[*Storage][]cell{}
 	for _, it := range r.items[name] {
@@ -114,7 +115,7 @@ func (r *rig) load(name memory.GroupID) error {
 	return err
 }
 
-// borrow is a layer that saves new storages of the caller's, which only the group holds.
+// borrow runs a layer that saves new storages of the caller, which only the group holds.
 func (s stepper) borrow(g memory.GroupID, bytes ...int64) {
 	s.t.Helper()
 	var items []Item
@@ -132,27 +133,27 @@ func (s stepper) borrow(g memory.GroupID, bytes ...int64) {
 	s.Check()
 }
 
-// SPEC S6.4: with a limit, memory that is being copied is counted, whatever the window,
-// and the oldest copy is waited for when there is no room, before anything else leaves.
-// Without one the window says how many copies may be under way.
+// SPEC S6.4: with a limit, memory that is being copied is counted for every window, and
+// the machine waits for the oldest copy if there is no room, before anything else leaves.
+// Without a limit the window says how many copies may be under way.
 func TestFlightsAreCounted(t *testing.T) {
 	p := leaving(0, 1, 2)
 	p.Device = 45
 	m := begin(t, Config{Device: Unlimited, Host: 100, Window: 1, Borrowed: true}, p)
 	for i := range 4 { // the last stays
-		m.borrow(grp(i), 10)
+		m.borrow(groupAt(i), 10)
 	}
 	m.x.said(t, "out 0", "out 1", "out 2")
 	if n, _ := m.Flight(); m.Device().Live() != 40 || n != 1 {
 		t.Errorf("%d bytes are counted, and flight %d is the oldest", m.Device().Live(), n)
 	}
 	for i, says := range [][]string{{"compute after copy out 1", "left 0"}, {"compute after copy out 2", "left 1"}, {"compute after copy out 3", "left 2"}} {
-		m.borrow(grp(4+i), 10)
+		m.borrow(groupAt(4+i), 10)
 		if m.x.said(t, says...); m.Device().Live() != 40 || m.Counts().Evicted != 0 {
 			t.Errorf("%d bytes are counted, %+v", m.Device().Live(), m.Counts())
 		}
 	}
-	m.borrow(grp(7), 10) // no flight is left
+	m.borrow(groupAt(7), 10) // no flight is left
 	m.x.said(t, "out 3", "compute after copy out 4", "left 3")
 	if n, _ := m.Flight(); m.Counts().Evicted != 1 || m.Device().Top() != 40 || n != 0 {
 		t.Errorf("extent %d, flight %d, %+v", m.Device().Top(), n, m.Counts())
@@ -160,13 +161,14 @@ func TestFlightsAreCounted(t *testing.T) {
 
 	m = begin(t, Config{Device: Unlimited, Host: 100, Window: 1, Borrowed: true}, leaving(0, 1, 2))
 	for i := range 3 {
-		m.borrow(grp(i), 10)
+		m.borrow(groupAt(i), 10)
 	}
 	m.x.said(t, "out 0", "out 1", "compute after copy out 1", "left 0", "out 2", "compute after copy out 2", "left 1")
 }
 
-// SPEC S6.4: what is only counted fits if its bytes do, wherever others were: two holes of
-// ten hold twenty. The limit is exceeded by what must be, and Full says what there is.
+// SPEC S6.4: counted bytes fit if their sum does, regardless of places: two holes of ten
+// hold twenty. Bytes that must be on the device exceed the limit, and Full reports what
+// there is.
 func TestAccountHasNoHoles(t *testing.T) {
 	m := begin(t, Config{Device: 45, Host: 100, Borrowed: true}, &Plan{Device: 40})
 	for range 4 {
@@ -202,23 +204,23 @@ func TestAccountHasNoHoles(t *testing.T) {
 	m.Check()
 }
 
-// SPEC S6.4: a storage that is still there is taken back where it is, for each of its
-// groups, until compute has come after its copy; it is left once. What has come back is
-// provided anew.
+// SPEC S6.4: a storage that is still on the device is reclaimed in place, for each of its
+// groups, until compute has come after its copy. It is returned once. A storage that was
+// reloaded is provided anew.
 func TestReclaim(t *testing.T) {
 	p := leaving(0, 1, 2)
 	p.Device = 100
 	m := begin(t, Config{Device: Unlimited, Host: 100, Borrowed: true}, p)
-	m.borrow(grp(0), 10)
+	m.borrow(groupAt(0), 10)
 	s := m.Storage(0)
-	m.Save(grp(1), Item{ID: 0})
-	m.Save(grp(2), Item{ID: 0})
+	m.Save(groupAt(1), Item{ID: 0})
+	m.Save(groupAt(2), Item{ID: 0})
 	m.x.said(t, "out 0")
 	for _, g := range []int{2, 1} {
-		if err := m.Load(grp(g)); err != nil || s.State != Leaving || s.Device != 0 || s.Host == None {
+		if err := m.Load(groupAt(g)); err != nil || s.State != Leaving || s.Device != 0 || s.Host == None {
 			t.Fatalf("%v at %d: %v", s, s.Device, err)
 		}
-		if m.Release(grp(g)); s.State != Away || m.Device().Live() != 10 {
+		if m.Release(groupAt(g)); s.State != Away || m.Device().Live() != 10 {
 			t.Errorf("%v, %d bytes are counted", s, m.Device().Live())
 		}
 		m.Check()
@@ -228,8 +230,8 @@ func TestReclaim(t *testing.T) {
 	if m.x.said(t, "compute after copy out 1", "left 0"); m.Device().Live() != 0 {
 		t.Errorf("%d bytes are counted", m.Device().Live())
 	}
-	m.Save(grp(3), Item{ID: 0})
-	m.backward(grp(0))
+	m.Save(groupAt(3), Item{ID: 0})
+	m.backward(groupAt(0))
 	m.x.said(t, "provide 0", "copy in after copy out 1", "in 0", "compute after copy in 1")
 	if c := m.Counts(); c.Out != 1 || c.In != 1 || c.Late != 1 {
 		t.Errorf("%+v", c)
@@ -237,7 +239,7 @@ func TestReclaim(t *testing.T) {
 	for m.evict() { // to leave anew
 	}
 	m.x.said(t, "copy out after copy in 1", "out 0")
-	if m.backward(grp(3)); s.State != Dead {
+	if m.backward(groupAt(3)); s.State != Dead {
 		t.Errorf("%v", s)
 	}
 	m.x.said(t, "provide 0", "copy in after copy out 2", "in 0", "compute after copy in 2", "left 0", "left 0")
@@ -251,8 +253,8 @@ func TestGone(t *testing.T) {
 	p := leaving(0)
 	p.Device = 100
 	m := begin(t, Config{Device: Unlimited, Host: 100, Borrowed: true}, p)
-	m.borrow(grp(1), 10)
-	m.borrow(grp(0), 10, 10)
+	m.borrow(groupAt(1), 10)
+	m.borrow(groupAt(0), 10, 10)
 	gone := func(want ...bool) {
 		t.Helper()
 		for id, w := range want {
@@ -267,31 +269,32 @@ func TestGone(t *testing.T) {
 	n, _ := m.Flight()
 	m.Past(n)
 	gone(false, true, true)
-	if err := m.Load(grp(0)); err != nil {
+	if err := m.Load(groupAt(0)); err != nil {
 		t.Fatal(err)
 	}
 	gone(false, false, false)
 }
 
-// What a load can take back it takes back before it makes room for the rest.
+// A load reclaims what it can before it makes room for the rest.
 func TestReclaimComesFirst(t *testing.T) {
 	p := leaving(0)
 	p.Device = 20
 	m := begin(t, Config{Device: Unlimited, Host: 100, Borrowed: true}, p)
-	m.borrow(grp(0), 10, 10)
+	m.borrow(groupAt(0), 10, 10)
 	m.Past(1)
 	if _, err := m.Borrow(10); err != nil { // which the caller holds
 		t.Fatal(err)
 	}
 	m.x.said(t, "out 0", "out 1", "compute after copy out 1", "left 0")
-	if err := m.Load(grp(0)); err != nil {
+	if err := m.Load(groupAt(0)); err != nil {
 		t.Fatal(err)
 	}
 	m.x.said(t, "provide 0", "copy in after copy out 1", "in 0", "compute after copy in 1")
 	m.Check()
 }
 
-// A storage that is given up late is not younger for that: it is the copy that counts.
+// A storage that is given up late is not younger for that, because the age of its copy
+// counts.
 func TestOldestFlightComesFirst(t *testing.T) {
 	p := leaving(0, 1)
 	p.Device = 25
@@ -299,14 +302,14 @@ func TestOldestFlightComesFirst(t *testing.T) {
 	if _, err := m.Borrow(10); err != nil {
 		t.Fatal(err)
 	}
-	m.Save(grp(0), Item{ID: 0})
-	m.borrow(grp(1), 10)
+	m.Save(groupAt(0), Item{ID: 0})
+	m.borrow(groupAt(1), 10)
 	m.Give(0)
 	m.x.said(t, "out 0", "out 1")
 	if n, end := m.Flight(); n != 1 || m.x.marks[end-1] != (place{Out, 1}) {
 		t.Errorf("flight %d to %v", n, m.x.marks[end-1])
 	}
-	m.borrow(grp(2), 10)
+	m.borrow(groupAt(2), 10)
 	m.x.said(t, "compute after copy out 1", "left 0")
 	m.flights = nil
 	defer func() {

@@ -1,5 +1,5 @@
-// This file owns the tests of the floor: the least device memory that a step can be run
-// in, and which storage leaves to reach it.
+// This file owns the tests of the floor: the least device memory that a step can run in,
+// and which storages leave to reach it.
 
 package residency
 
@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// least is the most bytes that the calls of a tape need at once: of storages that the
+// least returns the most bytes that the calls of a tape need at once: storages that the
 // caller owns, that a loaded group has, or that must stay.
 func (t *Tape) least() (most int64) {
 	bytes, owned, stays, held := map[int]int64{}, map[int]bool{}, map[int]int{}, map[int]int{}
@@ -100,8 +100,8 @@ func TestFloorIsMinimal(t *testing.T) {
 	}
 }
 
-// Which storage leaves for want of room follows from the calls alone: the one that is
-// needed last, and of equals the one that was saved first; whatever lies between.
+// The calls alone decide which storage leaves for lack of room: the one that is needed
+// last, and among equals the one that was saved first.
 func TestEvictionAmongEquals(t *testing.T) {
 	for name, x := range map[string]struct {
 		plan *Plan
@@ -115,10 +115,10 @@ func TestEvictionAmongEquals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := begin(t, Config{Device: 30, Host: 100, Least: 10}, x.plan)
 			a, b := m.take(10), m.take(10)
-			m.Save(grp(0), Item{ID: a}, Item{ID: b})
+			m.Save(groupAt(0), Item{ID: a}, Item{ID: b})
 			m.Give(a)
 			m.Give(b)
-			m.forward(grp(1), 10)
+			m.forward(groupAt(1), 10)
 			for range 3 {
 				m.take(10)
 			}
@@ -128,11 +128,11 @@ func TestEvictionAmongEquals(t *testing.T) {
 }
 
 // A storage that the host has no room for stays, and a smaller one that is needed sooner
-// leaves in its place; one of the same size is not tried.
+// leaves in its place. Another one of the same size is not tried.
 func TestEvictionPassesOverWhatIsTooLarge(t *testing.T) {
 	m := begin(t, Config{Device: 70, Host: 15}, nil)
 	for i, n := range []int64{20, 20, 16, 14} {
-		m.forward(grp(i), n)
+		m.forward(groupAt(i), n)
 	}
 	m.take(14)
 	m.x.said(t, "out 3", "compute after copy out 1")
@@ -151,14 +151,14 @@ func TestMoreThanThePlan(t *testing.T) {
 	p := leaving(0)
 	p.Schedule = order([]int{0}, []int{0})
 	m := begin(t, Config{Device: 100, Host: 100}, p)
-	m.forward(grp(0), 10)
-	m.backward(grp(0))
+	m.forward(groupAt(0), 10)
+	m.backward(groupAt(0))
 	if m.Counts().Departed {
 		t.Error("it departed from its plan with the last event of it")
 	}
-	m.forward(grp(1), 10)
+	m.forward(groupAt(1), 10)
 	if !m.Counts().Departed {
 		t.Error("it did more than its plan says, and did not depart")
 	}
-	m.backward(grp(1))
+	m.backward(groupAt(1))
 }

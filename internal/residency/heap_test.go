@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// bytewise is the obvious heap: of every byte, who has it, or the give that it was
-// freed in. Gives are numbered from one, and their mark is their number.
+// bytewise is the obvious heap: for every byte, its owner, or the give that freed it.
+// Gives are numbered from one, and their mark is their number.
 type bytewise struct {
 	owner, give []int
 	outs        map[int]int // of gives
@@ -20,8 +20,8 @@ type bytewise struct {
 	followed    [Lanes]int
 }
 
-// fits tells whether there are n bytes in one run for a lane, at all or without
-// waiting for one of the last copies out.
+// fits reports whether n bytes are free in one run for a lane, at all or without waiting
+// for one of the last copies out.
 func (b *bytewise) fits(h *Heap, lane Lane, n int64, ready bool) bool {
 	run := int64(0)
 	for i := range h.limit {
@@ -84,7 +84,7 @@ func (b *bytewise) giveBack(h *Heap, id, out int) {
 	h.Give(at[0], at[1], out, Mark(b.gives))
 }
 
-// against runs a heap beside the model and is the offsets that were taken.
+// against runs a heap beside the model and returns the offsets that were taken.
 func against(d draw, ops int) (offsets []int64, err error) {
 	h := NewHeap(int64(d(200)), int64(1+d(4)), 1+d(3))
 	b := &bytewise{
@@ -131,8 +131,8 @@ func count(list []int, v int) (n int64) {
 	return n
 }
 
-// SPEC S5.3: nobody gets bytes that somebody has, and who gets freed bytes comes
-// after those who freed them and nobody else.
+// SPEC S5.3: nobody gets bytes that somebody has. Whoever gets freed bytes waits for
+// those who freed them and for nobody else.
 func TestHeapAgainstBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		if _, err := against(func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "") }, rapid.IntRange(1, 80).Draw(t, "ops")); err != nil {
@@ -186,8 +186,8 @@ func TestHeapGrowsBeforeItWaits(t *testing.T) {
 	}
 }
 
-// With no memory left, the bytes are taken whose copy out began first, and no
-// others are waited for.
+// If no memory is left, the heap takes the bytes whose copy out began first, and waits
+// for no others.
 func TestHeapWaitsForTheOldest(t *testing.T) {
 	h := NewHeap(30, 1, 9)
 	for range 3 {

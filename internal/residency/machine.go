@@ -103,9 +103,9 @@ func (m *Machine) Take(bytes int64) (*Storage, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.let()
+	m.returnBorrowed()
 	s := m.add(Storage{Bytes: bytes, Device: off, Host: None, owned: true})
-	m.saw(s, false, true)
+	m.notify(s, false, true)
 	return s, nil
 }
 
@@ -118,15 +118,15 @@ func (m *Machine) Borrow(bytes int64) (*Storage, error) {
 		if off, err = m.place(Compute, bytes, 0); err != nil {
 			return nil, err
 		}
-		m.let()
+		m.returnBorrowed()
 	}
 	s := m.add(Storage{Bytes: bytes, Borrowed: true, Device: off, Host: None, owned: true, onLoan: true})
-	m.saw(s, false, true)
+	m.notify(s, false, true)
 	return s, nil
 }
 
-// saw calls Watch.
-func (m *Machine) saw(s *Storage, host, taken bool) {
+// notify calls Watch.
+func (m *Machine) notify(s *Storage, host, taken bool) {
 	if m.Watch != nil {
 		m.Watch(s, host, taken)
 	}
@@ -247,7 +247,7 @@ func (m *Machine) depart(s *Storage) bool {
 		m.exec.After(Out, k)
 	}
 	s.Host, s.State = off, Leaving
-	m.saw(s, true, true)
+	m.notify(s, true, true)
 	m.exec.Out(s)
 	s.left, s.out = m.exec.Record(Out), m.device.Out()
 	m.lefts = append(m.lefts, s.left)
@@ -285,18 +285,18 @@ func (m *Machine) follow(n int) {
 	if n > m.device.followed[Compute] {
 		m.exec.After(Compute, m.lefts[n-1])
 		m.device.follow(Compute, n)
-		m.let()
+		m.returnBorrowed()
 	}
 }
 
-// let returns borrowed bytes whose copies out compute is ordered after.
-func (m *Machine) let() {
+// returnBorrowed returns borrowed bytes whose copies out compute is ordered after.
+func (m *Machine) returnBorrowed() {
 	m.flights = slices.DeleteFunc(m.flights, func(f flight) bool {
 		past := f.out <= m.device.followed[Compute]
 		if past {
 			m.exec.ReturnMemory(f.s)
 			if f.place != None { // the owner orders the use of its memory: no marks
-				f.tell(m)
+				f.notifyGiven(m)
 				m.device.Give(f.place, f.s.Bytes, 0)
 			}
 		}
@@ -304,12 +304,12 @@ func (m *Machine) let() {
 	})
 }
 
-// tell calls Watch for a place that is given back, once.
-func (f *flight) tell(m *Machine) {
+// notifyGiven calls Watch for a place that is given back, once.
+func (f *flight) notifyGiven(m *Machine) {
 	if !f.told {
 		was := *f.s
 		was.Device, f.told = f.place, true
-		m.saw(&was, false, false)
+		m.notify(&was, false, false)
 	}
 }
 
@@ -322,7 +322,7 @@ func (m *Machine) settle(s *Storage) {
 	}
 	at := s.Device
 	if counted := s.onLoan && at != None; !counted && (s.onLoan || at != None) {
-		m.saw(s, false, false)
+		m.notify(s, false, false)
 	}
 	s.Device, s.State = None, Away
 	switch {
@@ -330,14 +330,14 @@ func (m *Machine) settle(s *Storage) {
 		s.onLoan = false
 		k, _ := slices.BinarySearchFunc(m.flights, s.out+1, func(f flight, n int) int { return f.out - n }) // after its own
 		m.flights = slices.Insert(m.flights, k, flight{s, s.out, at, false})
-		m.let()
+		m.returnBorrowed()
 	case at != None:
 		m.device.Give(at, s.Bytes, s.out, s.used, s.left)
 	}
 	if len(s.in) == 0 {
 		s.State = Dead
 		if s.Host != None { // the next copy to write there is in the same lane
-			m.saw(s, true, false)
+			m.notify(s, true, false)
 			m.host.Give(s.Host, s.Bytes, 0)
 			s.Host = None
 		}
@@ -374,7 +374,7 @@ func (m *Machine) Load(name memory.GroupID) error {
 			e.s.State = Resident
 		}
 	}
-	m.let()
+	m.returnBorrowed()
 	m.passed(schedule.Event{Group: name, Load: true})
 	return nil
 }
@@ -406,7 +406,7 @@ func (m *Machine) bring(s *Storage, off int64) {
 	if m.cfg.Borrowed && s.Borrowed {
 		for i := range m.flights {
 			if m.flights[i].s == s {
-				m.flights[i].tell(m)
+				m.flights[i].notifyGiven(m)
 			}
 		}
 		m.exec.ProvideMemory(s)
@@ -416,11 +416,11 @@ func (m *Machine) bring(s *Storage, off int64) {
 	m.exec.After(In, s.left)
 	m.device.follow(In, s.out)
 	s.Device, s.State = off, Returning
-	m.saw(s, false, true)
+	m.notify(s, false, true)
 	m.exec.In(s)
 	s.returned = m.exec.Record(In)
 	m.returned = s.returned
-	m.saw(s, true, false)
+	m.notify(s, true, false)
 	m.host.Give(s.Host, s.Bytes, m.host.Out(), s.returned)
 	s.Host, s.left = None, 0
 	m.counts.In++

@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// notes is an executor that writes down what it is told.
+// notes is an executor that records its calls.
 type notes struct {
 	log    []string
 	marks  []place
@@ -20,7 +20,7 @@ type notes struct {
 	after  [Lanes][Lanes]int
 }
 
-// place is a point behind so many copies of a lane.
+// place is a point after some copies of a lane.
 type place struct {
 	lane   Lane
 	copies int
@@ -33,8 +33,8 @@ func (x *notes) Record(l Lane) Mark {
 	return Mark(len(x.marks))
 }
 
-// After leaves out what a lane waited for before, and waits for compute, which
-// other tests look at.
+// After does not record what a lane waited for before, nor waits for compute, which other
+// tests check.
 func (x *notes) After(l Lane, m Mark) {
 	k := x.marks[m-1]
 	x.waits++
@@ -79,7 +79,7 @@ func (s stepper) take(n int64) int {
 	return st.ID
 }
 
-// forward is a layer that saves one new storage and needs it no more.
+// forward runs a layer that saves one new storage and does not need it afterwards.
 func (s stepper) forward(g memory.GroupID, n int64) int {
 	s.t.Helper()
 	id := s.take(n)
@@ -102,24 +102,24 @@ func (s stepper) backward(g memory.GroupID) {
 func leaving(groups ...int) *Plan {
 	p := &Plan{Offload: map[memory.GroupID]bool{}}
 	for _, g := range groups {
-		p.Offload[grp(g)] = true
+		p.Offload[groupAt(g)] = true
 	}
 	return p
 }
 
 const big = 1 << 40
 
-// SPEC S5.1, S4.6: what leaves is not in memory. Of a step of 24 layers that all
-// leave and come back one ahead of need, two layers are live at most, and with a
-// window of w copies the extent is that of w+1 layers. Nothing is late.
+// SPEC S5.1, S4.6: offloaded storages take no device memory. In a step of 24 layers that
+// are all offloaded and reloaded one ahead of need, at most two layers are live, and with
+// a window of w copies the extent is that of w+1 layers. Nothing is late.
 func TestSavedBytesAreExact(t *testing.T) {
 	const layers, size = 24, 1000
 	tape := &Tape{}
 	for i := range layers {
-		tape.Ops = append(tape.Ops, Op{Kind: OpTake, ID: i, Bytes: size}, Op{Kind: OpSave, Group: grp(i), Items: []Item{{ID: i}}}, Op{Kind: OpGive, ID: i})
+		tape.Ops = append(tape.Ops, Op{Kind: OpTake, ID: i, Bytes: size}, Op{Kind: OpSave, Group: groupAt(i), Items: []Item{{ID: i}}}, Op{Kind: OpGive, ID: i})
 	}
 	for i := layers - 1; i >= 0; i-- {
-		tape.Ops = append(tape.Ops, Op{Kind: OpLoad, Group: grp(i)}, Op{Kind: OpRelease, Group: grp(i)})
+		tape.Ops = append(tape.Ops, Op{Kind: OpLoad, Group: groupAt(i)}, Op{Kind: OpRelease, Group: groupAt(i)})
 	}
 	run := func(window int, plan *Plan) *Machine {
 		m := New(Config{Device: big, Host: big, Align: 1, Window: window}, &notes{}, plan)
@@ -150,8 +150,8 @@ func TestSavedBytesAreExact(t *testing.T) {
 	}
 }
 
-// SPEC S5.1: on a rank of a pipeline (1F1B) everything leaves and comes back in
-// another order than it left in, ahead of need but for the first.
+// SPEC S5.1: on a rank of a pipeline (1F1B) all groups are offloaded and reloaded in
+// another order, ahead of need except for the first.
 func TestPipelineOrder(t *testing.T) {
 	groups := map[string][]int64{"attn": {200, 50}, "mlp": {400}}
 	tape := training(t, schedule.Pipeline{Ranks: 4, Chunks: 2, Microbatches: 8}, 3, groups, "attn", "mlp")
@@ -169,15 +169,16 @@ func TestPipelineOrder(t *testing.T) {
 	}
 }
 
-// Under a budget and with no plan, what was saved first leaves first: backward
-// comes in the reverse order. With a plan, what the plan needs last.
+// Under a budget without a plan, the storage that was saved first leaves first, because
+// the backward pass runs in reverse order. With a plan, the one that the plan needs last
+// leaves first.
 func TestEvictionOrder(t *testing.T) {
 	s := &schedule.Schedule{}
 	for i := range 4 {
-		s.Save(grp(i))
+		s.Save(groupAt(i))
 	}
 	for _, i := range []int{0, 3, 1} { // 2 is never loaded
-		s.Load(grp(i))
+		s.Load(groupAt(i))
 	}
 	for name, c := range map[string]struct {
 		plan *Plan
@@ -189,7 +190,7 @@ func TestEvictionOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := begin(t, Config{Device: 40, Host: 100}, c.plan)
 			for i := range 4 {
-				m.forward(grp(i), 10)
+				m.forward(groupAt(i), 10)
 			}
 			m.x.said(t)
 			for range 3 {
@@ -203,15 +204,15 @@ func TestEvictionOrder(t *testing.T) {
 	}
 }
 
-// SPEC S5.3: small storages and those that are to stay never leave, by plan or for
-// want of room.
+// SPEC S5.3: small storages and those that must stay never leave, neither by plan nor for
+// lack of room.
 func TestWhatStays(t *testing.T) {
 	m := begin(t, Config{Device: 30, Host: 100, Least: 8}, leaving(0, 1, 2))
-	m.forward(grp(0), 7)
+	m.forward(groupAt(0), 7)
 	id := m.take(10)
-	m.Save(grp(1), Item{ID: id}, Item{ID: id, Stay: true})
+	m.Save(groupAt(1), Item{ID: id}, Item{ID: id, Stay: true})
 	m.Give(id)
-	m.forward(grp(2), 8)
+	m.forward(groupAt(2), 8)
 	m.x.said(t, "out 2")
 	if _, err := m.Take(20); err == nil {
 		t.Error("there was room")
@@ -223,16 +224,16 @@ func TestWhatStays(t *testing.T) {
 func TestCap(t *testing.T) {
 	m := begin(t, Config{Device: 1000, Host: 1000, Cap: 2, Window: 9}, leaving(0, 1, 2, 3))
 	for i := range 4 {
-		m.forward(grp(i), 10)
+		m.forward(groupAt(i), 10)
 	}
 	m.x.said(t, "out 0", "out 1", "out 2", "compute after copy out 1", "out 3", "compute after copy out 2")
 }
 
-// Where the host has no room, storages stay.
+// Storages stay if the host has no room.
 func TestHostFull(t *testing.T) {
 	m := begin(t, Config{Device: 1000, Host: 25}, leaving(0, 1, 2))
 	for i := range 3 {
-		m.forward(grp(i), 10)
+		m.forward(groupAt(i), 10)
 	}
 	m.x.said(t, "out 0", "out 1")
 	if m.Counts().HostFull != 1 || m.Storage(2).State != Resident {
@@ -240,21 +241,21 @@ func TestHostFull(t *testing.T) {
 	}
 }
 
-// Borrow bytes are let go when compute comes after the last that uses them: a
-// window of copies later, with the load, with the release, or at the end.
+// Borrowed bytes are returned when compute comes after the last use: a window of copies
+// later, with the load, with the release, or at the end.
 func TestBorrow(t *testing.T) {
 	m := begin(t, Config{Device: 1000, Host: 1000, Window: 2}, leaving(0, 1, 2, 3))
 	for i := range 5 {
 		s, _ := m.Borrow(10)
 		id := s.ID
-		m.Save(grp(i), Item{ID: id})
+		m.Save(groupAt(i), Item{ID: id})
 		m.Give(id)
 		m.Check()
 	}
 	m.x.said(t, "out 0", "out 1", "out 2", "compute after copy out 1", "left 0", "out 3", "compute after copy out 2", "left 1")
-	m.backward(grp(4))
+	m.backward(groupAt(4))
 	m.x.said(t, "left 4")
-	m.backward(grp(2))
+	m.backward(groupAt(2))
 	m.x.said(t, "copy in after copy out 3", "in 2", "compute after copy in 1", "left 2")
 	if m.Device().Top() != 10 {
 		t.Errorf("an extent of %d", m.Device().Top())
@@ -264,67 +265,67 @@ func TestBorrow(t *testing.T) {
 	m.x.said(t, "compute after copy out 4", "left 3", "left 5")
 }
 
-// A step that departs from its plan still lets groups leave, and brings them back
-// when they are needed.
+// A step that departs from its plan still offloads groups, and reloads them when they are
+// needed.
 func TestDepartedPlan(t *testing.T) {
 	s := &schedule.Schedule{}
 	for i := range 3 {
-		s.Save(grp(i))
+		s.Save(groupAt(i))
 	}
-	s.Load(grp(2))
-	s.Load(grp(1))
+	s.Load(groupAt(2))
+	s.Load(groupAt(1))
 	p := leaving(0, 1, 2)
-	p.Schedule, p.Prefetch = s, [][]memory.GroupID{3: {grp(1)}}
+	p.Schedule, p.Prefetch = s, [][]memory.GroupID{3: {groupAt(1)}}
 	m := begin(t, Config{Device: 100, Host: 100}, p)
 	for i := range 3 {
-		m.forward(grp(i), 10)
+		m.forward(groupAt(i), 10)
 	}
 	m.x.log = nil
-	m.backward(grp(2))
+	m.backward(groupAt(2))
 	m.x.said(t, "copy in after copy out 1", "copy in after copy out 3", "in 2", "compute after copy in 1", "in 1")
 	if m.Storage(1).State != Returning || m.Counts().Departed {
 		t.Errorf("%v", m.Storage(1))
 	}
-	m.backward(grp(0))
+	m.backward(groupAt(0))
 	if !m.Counts().Departed || m.Counts().Late != 2 {
 		t.Errorf("%+v", m.Counts())
 	}
-	m.backward(grp(1))
+	m.backward(groupAt(1))
 }
 
-// SPEC S4.1, S4.2: in a scope only what Load needs is copied; groups leave and come
-// back ahead when it ends.
+// SPEC S4.1, S4.2: in a scope only what Load needs is copied. When the scope ends, groups
+// are offloaded and prefetched.
 func TestScopeHoldsCopiesBack(t *testing.T) {
 	s := &schedule.Schedule{}
 	for i := range 3 {
-		s.Save(grp(i))
+		s.Save(groupAt(i))
 	}
-	s.Load(grp(0))
+	s.Load(groupAt(0))
 	p := leaving(0, 1, 2)
-	p.Schedule, p.Prefetch = s, [][]memory.GroupID{2: {grp(0), grp(1)}} // the first is over when the scope ends
+	p.Schedule, p.Prefetch = s, [][]memory.GroupID{2: {groupAt(0), groupAt(1)}} // the first is over when the scope ends
 	m := begin(t, Config{Device: 1000, Host: 1000, Cap: 1}, p)
-	m.forward(grp(0), 10)
-	m.forward(grp(1), 10)
+	m.forward(groupAt(0), 10)
+	m.forward(groupAt(1), 10)
 	m.x.said(t, "out 0", "out 1", "compute after copy out 1")
 	m.BeginScope()
-	m.forward(grp(2), 10)
-	m.backward(grp(0))
+	m.forward(groupAt(2), 10)
+	m.backward(groupAt(0))
 	m.x.said(t, "copy in after copy out 1", "in 0", "compute after copy in 1")
 	m.EndScope()
 	m.x.said(t, "out 2", "compute after copy out 2", "copy in after copy out 2", "in 1")
 	m.Check()
 }
 
-// SPEC S5.5: what does not fit says so, and the group that was to be loaded is as it
-// was before.
+// SPEC S5.5: a storage that does not fit is an error, and the group that was to be loaded
+// stays as it was.
 func TestFull(t *testing.T) {
 	m := begin(t, Config{Device: 64, Host: 1000, Align: 8}, leaving(0))
 	a, b := m.take(30), m.take(20)
-	m.Save(grp(0), Item{ID: a}, Item{ID: b})
+	m.Save(groupAt(0), Item{ID: a}, Item{ID: b})
 	m.Give(a)
 	m.Give(b)
 	hold := m.take(40)
-	err := m.Load(grp(0))
+	err := m.Load(groupAt(0))
 	var full *Full
 	if !errors.As(err, &full) || *full != (Full{In, 30, 40, 64, 24}) {
 		t.Fatalf("%v", err)
@@ -335,7 +336,7 @@ func TestFull(t *testing.T) {
 	}
 	m.Check()
 	m.Give(hold)
-	m.backward(grp(0))
+	m.backward(groupAt(0))
 	if m.Device().Live()+m.Host().Live() != 0 {
 		t.Error("something is left")
 	}
@@ -344,12 +345,12 @@ func TestFull(t *testing.T) {
 func TestMachinePanics(t *testing.T) {
 	for want, f := range map[string]func(m stepper){
 		"given back twice":            func(m stepper) { m.Give(0) },
-		"saved twice":                 func(m stepper) { m.Save(grp(0)) },
-		"which was given back":        func(m stepper) { m.Save(grp(1), Item{ID: 0}) },
-		"loaded but not saved":        func(m stepper) { _ = m.Load(grp(1)) },
-		"loaded before":               func(m stepper) { _ = m.Load(grp(0)); _ = m.Load(grp(0)) },
-		"released but not loaded":     func(m stepper) { m.Release(grp(0)) },
-		"released before":             func(m stepper) { m.backward(grp(0)); m.Release(grp(0)) },
+		"saved twice":                 func(m stepper) { m.Save(groupAt(0)) },
+		"which was given back":        func(m stepper) { m.Save(groupAt(1), Item{ID: 0}) },
+		"loaded but not saved":        func(m stepper) { _ = m.Load(groupAt(1)) },
+		"loaded before":               func(m stepper) { _ = m.Load(groupAt(0)); _ = m.Load(groupAt(0)) },
+		"released but not loaded":     func(m stepper) { m.Release(groupAt(0)) },
+		"released before":             func(m stepper) { m.backward(groupAt(0)); m.Release(groupAt(0)) },
 		"begins inside of another":    func(m stepper) { m.BeginScope(); m.BeginScope() },
 		"ends that did not begin":     func(m stepper) { m.EndScope() },
 		"a tape with a call of kind":  func(m stepper) { _ = m.do(Op{Kind: 99}) },
@@ -358,7 +359,7 @@ func TestMachinePanics(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			m := begin(t, Config{Device: 100, Host: 100}, nil)
-			m.forward(grp(0), 10)
+			m.forward(groupAt(0), 10)
 			defer func() {
 				if got := fmt.Sprint(recover()); !strings.Contains(got, want) {
 					t.Errorf("panicked with %q", got)

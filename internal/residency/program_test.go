@@ -14,10 +14,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// draw is a number below n, from rapid or from a seed.
+// draw returns a number below n, from rapid or from a seed.
 type draw func(n int) int
 
-// program is a step that is legal whatever the plan.
+// program is a step that is legal under every plan.
 type program struct {
 	tape Tape
 	plan *Plan
@@ -25,9 +25,9 @@ type program struct {
 	host []hosts // what the host does before each call, or nil
 }
 
-func grp(i int) memory.GroupID { return memory.GroupID{Name: "g", Layer: i} }
+func groupAt(i int) memory.GroupID { return memory.GroupID{Name: "g", Layer: i} }
 
-// author is what a program under way may use.
+// author is what a program may use while it is written.
 type author struct {
 	d             draw
 	ops           []Op
@@ -70,7 +70,7 @@ func (a *author) save() {
 	}
 	a.items[a.groups] = items
 	a.saved = append(a.saved, a.groups)
-	a.add(Op{Kind: OpSave, Group: grp(a.groups), Items: items})
+	a.add(Op{Kind: OpSave, Group: groupAt(a.groups), Items: items})
 	a.groups++
 }
 
@@ -91,9 +91,9 @@ func (a *author) step() {
 	case k == 8 && len(a.saved) > 0:
 		g := a.pick(&a.saved)
 		a.loaded = append(a.loaded, g)
-		a.add(Op{Kind: OpLoad, Group: grp(g)})
+		a.add(Op{Kind: OpLoad, Group: groupAt(g)})
 	case k < 11 && len(a.loaded) > 0:
-		a.add(Op{Kind: OpRelease, Group: grp(a.pick(&a.loaded))})
+		a.add(Op{Kind: OpRelease, Group: groupAt(a.pick(&a.loaded))})
 	case k == 11 && !a.borrowed && a.d(2) == 0:
 		a.toggle()
 	}
@@ -122,8 +122,8 @@ func compose(a *author, steps int) program {
 	}
 	for len(a.saved) > d(3) { // some groups are never loaded
 		g := a.pick(&a.saved)
-		a.add(Op{Kind: OpLoad, Group: grp(g)})
-		a.add(Op{Kind: OpRelease, Group: grp(g)})
+		a.add(Op{Kind: OpLoad, Group: groupAt(g)})
+		a.add(Op{Kind: OpRelease, Group: groupAt(g)})
 	}
 	if a.scope {
 		a.toggle()
@@ -136,26 +136,26 @@ func compose(a *author, steps int) program {
 	return p
 }
 
-// planned is a plan for the tape, or for another order.
+// planned returns a plan for the tape, or for another order.
 func (a *author) planned(t *Tape) *Plan {
 	s := t.Schedule()
 	if a.d(6) == 0 { // the plan is for another step
 		s = &schedule.Schedule{}
-		s.Save(grp(0))
-		s.Save(grp(a.groups + 1))
+		s.Save(groupAt(0))
+		s.Save(groupAt(a.groups + 1))
 	}
 	p := &Plan{Schedule: s, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, s.Len())}
 	if a.d(8) == 0 {
 		p.Schedule = nil
 	}
 	for g := range a.groups {
-		p.Offload[grp(g)] = a.d(3) > 0
+		p.Offload[groupAt(g)] = a.d(3) > 0
 		if len(p.Prefetch) > 0 && a.d(2) == 0 {
 			at := a.d(len(p.Prefetch))
-			if load, ok := s.Loaded(grp(g)); ok && load > 0 && a.d(3) > 0 {
+			if load, ok := s.Loaded(groupAt(g)); ok && load > 0 && a.d(3) > 0 {
 				at = load - 1 - a.d(min(load, 3))
 			}
-			p.Prefetch[at] = append(p.Prefetch[at], grp(g))
+			p.Prefetch[at] = append(p.Prefetch[at], groupAt(g))
 		}
 	}
 	return p
@@ -198,7 +198,8 @@ func (r *rig) release(g memory.GroupID) {
 	}
 }
 
-// try makes a call, and if there is no room again with nothing else in the way.
+// try makes a call. If there is no room, it makes the call again with nothing else in the
+// way.
 func (r *rig) try(call func() error) bool {
 	err := call()
 	if err != nil {
@@ -262,7 +263,7 @@ func (r *rig) save(op Op) {
 	r.x.work(Compute)
 	for _, it := range items {
 		if s := r.m.Storage(it.ID); s.written == 0 {
-			r.x.write(Compute, r.x.here(s), s.ID+1)
+			r.x.write(Compute, r.x.onDevice(s), s.ID+1)
 		} else if s.owned || s.loaded > 0 {
 			r.x.see(s)
 		}
@@ -312,7 +313,7 @@ func (p program) run(drop int) *rig {
 	return r
 }
 
-// watch is told that a storage gets a place only when it has none of that kind, and gives
+// watch checks that a storage gets a place only if it has none of that kind, and gives
 // back the one that it has.
 func (r *rig) watch() func(s *Storage, host, taken bool) {
 	type where struct {
@@ -335,8 +336,8 @@ func (r *rig) watch() func(s *Storage, host, taken bool) {
 	}
 }
 
-// SPEC S5.1, S5.3, S4.1: whatever a step does, under whatever plan and limits, no
-// two users of a byte are unordered, and what is loaded is what was saved.
+// SPEC S5.1, S5.3, S4.1: in every step, under every plan and limit, no two users of a
+// byte are unordered, and a load returns what was saved.
 func TestMachineUnderClocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := write(func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "") }, rapid.IntRange(30, 100).Draw(t, "steps"))
@@ -346,8 +347,8 @@ func TestMachineUnderClocks(t *testing.T) {
 	})
 }
 
-// The same with many seeds, which reach deeper than shrinkable draws do; and it
-// must be shown that the programs do what they are for.
+// The same holds for many seeds, which reach deeper than shrinkable draws. The programs
+// must do what they are for.
 func TestMachineManySeeds(t *testing.T) {
 	var sum Counts
 	var stopped, departed int
@@ -374,8 +375,8 @@ func TestMachineManySeeds(t *testing.T) {
 	}
 }
 
-// SPEC S6.2: every wait that nothing else implies is needed. Each is left out in
-// turn, and the clocks must notice.
+// SPEC S6.2: every wait that nothing else implies is needed. Each is dropped in turn, and
+// the clocks must notice.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	caught, all := 0, 0
 	for seed := range uint64(400) {

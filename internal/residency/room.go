@@ -23,16 +23,16 @@ func (m *Machine) place(lane Lane, bytes int64, past int) (int64, error) {
 			m.follow(m.flights[0].out) // its bytes are free after that copy
 			continue
 		}
-		if (m.scope || !m.evict()) && !m.device.Raise(m.most(bytes)) {
+		if (m.scope || !m.evict()) && !m.device.Raise(m.limitFor(bytes)) {
 			return 0, &Full{lane, bytes, m.device.Live(), m.device.Limit(), m.device.largest()}
 		}
 	}
 }
 
-// most returns the limit that applies if nothing else makes room for so many bytes. With
-// Config.Borrowed only the plan has a limit: a storage that must have memory exceeds it,
-// and it applies again to the next.
-func (m *Machine) most(bytes int64) int64 {
+// limitFor returns the limit that applies if nothing else makes room for a storage of the
+// given size. With Config.Borrowed only the plan has a limit: a storage that must have
+// memory exceeds it, and it applies again to the next.
+func (m *Machine) limitFor(bytes int64) int64 {
 	if m.cfg.Borrowed {
 		return min(m.cfg.Device, m.device.Live()+m.device.Round(bytes))
 	}

@@ -1,4 +1,5 @@
-// This file tests the extent of a plan: a limit as long as anything else makes room.
+// This file tests the extent of a plan, which is a limit as long as anything else can
+// make room.
 
 package residency
 
@@ -9,15 +10,15 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// What may leave leaves before more of the device is used than the plan says; what
-// may not leave makes the extent grow, up to the machine's own limit.
+// Storages that may leave do so before the device uses more than the plan says. Storages
+// that may not leave make the extent grow, up to the machine's own limit.
 func TestExtentOfAPlan(t *testing.T) {
 	const plan, most = 100, 200
 	s := begin(t, Config{Device: most, Host: 1000}, &Plan{Device: plan})
 	if s.Device().Limit() != plan {
 		t.Fatalf("the heap begins with a limit of %d", s.Device().Limit())
 	}
-	s.forward(grp(0), 60)
+	s.forward(groupAt(0), 60)
 	held := s.take(60) // for which the group leaves
 	if n := s.Counts().Evicted; n != 1 || s.Device().Top() > plan {
 		t.Errorf("%d storages left, extent %d", n, s.Device().Top())
@@ -26,7 +27,7 @@ func TestExtentOfAPlan(t *testing.T) {
 	if top := s.Device().Top(); top <= plan || top > most || s.Device().Limit() != most || s.Counts().Evicted != 1 {
 		t.Errorf("extent %d of %d, %+v", top, s.Device().Limit(), s.Counts())
 	}
-	if err := s.Load(grp(0)); err != nil { // finds the rest
+	if err := s.Load(groupAt(0)); err != nil { // finds the rest
 		t.Error(err)
 	}
 	_, err := s.Take(60)
@@ -39,25 +40,25 @@ func TestExtentOfAPlan(t *testing.T) {
 	s.Check()
 }
 
-// A group ahead of need finds no room beyond the plan's extent: it comes when it is
-// needed, into room that is made then. The window of the plan is the machine's.
+// A prefetched group gets no room beyond the plan's extent. It is loaded when it is
+// needed, into room that is made then. The plan's window is the machine's.
 func TestNothingAheadBeyondThePlan(t *testing.T) {
 	p := leaving(0)
 	p.Schedule, p.Device, p.Window = order([]int{0, 1}, []int{1, 0}), 100, 7
-	p.Prefetch = [][]memory.GroupID{1: {grp(0)}}
+	p.Prefetch = [][]memory.GroupID{1: {groupAt(0)}}
 	s := begin(t, Config{Device: 1000, Host: 1000, Window: 1}, p)
 	if s.cfg.Window != 7 {
 		t.Errorf("a window of %d copies", s.cfg.Window)
 	}
-	s.forward(grp(0), 60)
+	s.forward(groupAt(0), 60)
 	id := s.take(60)
-	s.Save(grp(1), Item{ID: id, Stay: true})
+	s.Save(groupAt(1), Item{ID: id, Stay: true})
 	if c := s.Counts(); c.In != 0 {
 		t.Errorf("%+v: it came ahead of need, extent %d", c, s.Device().Top())
 	}
 	s.Give(id)
 	for _, i := range []int{1, 0} {
-		if err := s.Load(grp(i)); err != nil {
+		if err := s.Load(groupAt(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,7 +68,7 @@ func TestNothingAheadBeyondThePlan(t *testing.T) {
 	s.Check()
 }
 
-// An extent above the machine's limit is none.
+// An extent above the machine's limit has no effect.
 func TestExtentAboveTheLimit(t *testing.T) {
 	s := begin(t, Config{Device: 100, Host: 1000}, &Plan{Device: 1000})
 	var full *Full

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// SPEC S1.7: whatever steps ask for, the pool has room for the last of them, never
-// shrinks, and is never larger than the headroom above the most that was asked.
+// SPEC S1.7: the pool always has room for the last step's demand, never shrinks, and
+// never exceeds the largest demand by more than the headroom.
 func TestLowWaterFollowsDemand(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := DefaultLowWater()

@@ -18,8 +18,8 @@ func passes(t testing.TB, p Pipeline, rank int) []Pass {
 	return ps
 }
 
-// inFlight is the largest number of microbatches of each chunk between their
-// forward and their backward pass, at the moment when the sum is largest.
+// inFlight returns how many microbatches of each chunk are between their forward and
+// their backward pass, at the moment when the sum is largest.
 func inFlight(ps []Pass, chunks int) []int {
 	now, best, most := make([]int, chunks), make([]int, chunks), 0
 	total := 0
@@ -63,8 +63,8 @@ func TestPassesAreComplete(t *testing.T) {
 	}
 }
 
-// The microbatches in flight that the planner's formulas state: min(PP-r, M)
-// for 1F1B; for PP 8, VPP 4 rank 0 holds 15,8,8,8 and rank 7 holds 8,8,8,1.
+// The microbatches in flight follow the planner's formulas: min(PP-r, M) for 1F1B. With
+// PP 8 and VPP 4, rank 0 holds 15,8,8,8 and rank 7 holds 8,8,8,1.
 func TestInFlight(t *testing.T) {
 	for rank := range 4 {
 		got := inFlight(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, rank), 1)
@@ -95,8 +95,8 @@ func plan(s *Schedule, depth, room int) *Moves {
 	return s.Moves(depth, func(memory.GroupID) (int, int) { return 0, room })
 }
 
-// SPEC S1.3: without a pipeline a stack serves; interleaved schedules need pages.
-// SPEC S1.5: the last group saved before backward begins is kept.
+// SPEC S1.3: without a pipeline a stack is enough; interleaved schedules need pages. SPEC
+// S1.5: the last group that is saved before the backward pass begins is kept.
 func TestStackAndKept(t *testing.T) {
 	one := plan(Expand(passes(t, Pipeline{Ranks: 1, Chunks: 1, Microbatches: 3}, 0), 4, "expert_fc1", "moe_act"), 1, 0)
 	if !one.Stack {
@@ -111,8 +111,8 @@ func TestStackAndKept(t *testing.T) {
 	if end := plan(Expand(passes(t, Pipeline{Ranks: 4, Chunks: 1, Microbatches: 8}, 3), 2, "moe_act"), 1, 1); !end.Stack {
 		t.Error("1F1B on the last rank is a stack")
 	}
-	// With room for one more and a depth of one, the last two layers stay: the
-	// load of the one before last is one load away.
+	// With room for one more group and a depth of one, the last two layers stay, because
+	// the load of the second-last layer is one load away.
 	two := plan(Expand(passes(t, Pipeline{Ranks: 1, Chunks: 1, Microbatches: 1}, 0), 4, "moe_act"), 1, 1)
 	if !two.Keep[memory.GroupID{Name: "moe_act", Chunk: 0, Layer: 3, Microbatch: 0}] || !two.Keep[memory.GroupID{Name: "moe_act", Chunk: 0, Layer: 2, Microbatch: 0}] || len(two.Keep) != 2 {
 		t.Errorf("kept %v", two.Keep)

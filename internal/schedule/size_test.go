@@ -28,7 +28,7 @@ func TestPagesOf(t *testing.T) {
 	}
 }
 
-// Peak against the obvious: at each moment, add up everything that is out.
+// Peak equals the largest sum of all groups that are out at a moment.
 func TestPeak(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, pages := &Schedule{}, map[memory.GroupID]Pages{}
@@ -57,8 +57,8 @@ func TestPeak(t *testing.T) {
 	})
 }
 
-// SPEC S1.7: whatever was seen, the next step has room for it, and a pool never
-// shrinks; low water grows by its headroom and then rests.
+// SPEC S1.7: the next step always has room for what was seen, and a pool never shrinks.
+// Low water grows by its headroom and then rests.
 func TestSizers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seen := Seen{Capacity: Pages(rapid.IntRange(0, 1000).Draw(t, "capacity")), Demand: Pages(rapid.IntRange(0, 2000).Draw(t, "demand"))}

@@ -1,5 +1,5 @@
-// This file owns the benchmarks of the loops: each form beside Go, on operands in the
-// first-level cache.
+// This file owns the benchmarks of the loops: each vector form beside plain Go, on
+// operands in the first-level cache.
 
 package vec
 
@@ -23,14 +23,16 @@ func BenchmarkForms(b *testing.B) {
 			in = append(in, draw(rng, n, false))
 		}
 		if c.name == "Rotate" {
-			// By no angle: turns by other numbers than a cosine and a sine grow or fade.
+			// The rotation has no angle, because factors other than a cosine and a sine
+			// grow or fade.
 			for i := range in[0] {
 				in[0][i], in[1][i] = 1, 0
 			}
 		}
-		with(func(l level) {
+		forEachLevel(func(l level) {
 			b.Run(c.name+"/"+names[l], func(b *testing.B) {
-				// The fastest of all turns: what else the machine does is left out.
+				// The fastest run counts, because other work of the machine only makes
+				// runs slower.
 				const calls = 16
 				fastest := time.Duration(math.MaxInt64)
 				for b.Loop() {

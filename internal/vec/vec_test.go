@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// call is one function of the package on operands of length n: the first outs of them
-// are written, and a result that is a number comes last.
+// call is one function of the package on operands of length n. The function writes the
+// first outs operands. A scalar result comes last.
 type call struct {
 	name string
 	outs int
@@ -58,7 +58,7 @@ var special = []uint32{
 	0x3f808000, 0x3f818000, 0x7f7fffff, 0xff7fffff, 0x00800000, 0x42b17218, 0xc2aea8f6, 0xc2aeac50,
 }
 
-// draw is n numbers; rough ones have a few that are special.
+// draw returns n numbers. If rough is set, a few of them are special.
 func draw(rng *rand.Rand, n int, rough bool) []float32 {
 	x := make([]float32, n)
 	for i := range x {
@@ -70,7 +70,8 @@ func draw(rng *rand.Rand, n int, rough bool) []float32 {
 	return x
 }
 
-// bits of numbers; NaNs are alike, since which one comes out is the processor's choice.
+// bits returns the bits of numbers. All NaNs are equal, because the processor chooses
+// which one results.
 func bits(x ...float32) (b []uint32) {
 	for _, v := range x {
 		if v != v {
@@ -81,8 +82,8 @@ func bits(x ...float32) (b []uint32) {
 	return b
 }
 
-// with runs f in each form that the processor has.
-func with(f func(l level)) {
+// forEachLevel runs f in each form that the processor supports.
+func forEachLevel(f func(l level)) {
 	had := best
 	defer func() { best = had }()
 	for l := plain; l <= had; l++ {
@@ -91,7 +92,7 @@ func with(f func(l level)) {
 	}
 }
 
-// All forms give the same bits, in place too, and touch nothing beyond the end.
+// All forms give the same bits, also in place, and touch nothing beyond the end.
 func TestFormsAgree(t *testing.T) {
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {
@@ -108,7 +109,7 @@ func TestFormsAgree(t *testing.T) {
 				}
 				s, u := float32(rng.NormFloat64()), float32(rng.NormFloat64())
 				var want []uint32
-				with(func(l level) {
+				forEachLevel(func(l level) {
 					var o, i [][]float32
 					for _, x := range in {
 						i = append(i, slices.Clone(x))
@@ -120,7 +121,7 @@ func TestFormsAgree(t *testing.T) {
 							i[k] = o[k][:n]
 						}
 					}
-					got := bits(c.do(cut(o, n), i, s, u))
+					got := bits(c.do(shorten(o, n), i, s, u))
 					for _, x := range o {
 						got = append(got, bits(x...)...)
 					}
@@ -140,14 +141,14 @@ func TestFormsAgree(t *testing.T) {
 	}
 }
 
-func cut(x [][]float32, n int) (y [][]float32) {
+func shorten(x [][]float32, n int) (y [][]float32) {
 	for _, v := range x {
 		y = append(y, v[:n])
 	}
 	return y
 }
 
-// Sums in the order that the package's comment gives, taken literally.
+// Sums follow the order in the package's comment.
 func TestOrderOfSums(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for n := range 300 {
@@ -168,7 +169,7 @@ func TestOrderOfSums(t *testing.T) {
 			}
 			return sum
 		}
-		with(func(l level) {
+		forEachLevel(func(l level) {
 			if got := Sum(x); got != want(64) {
 				t.Fatalf("form %d: the sum of %d numbers is %v, want %v", l, n, got, want(64))
 			}
@@ -189,7 +190,7 @@ func TestOrderOfSums(t *testing.T) {
 func TestExpIsNear(t *testing.T) {
 	x, e := make([]float32, 1<<12), make([]float32, 1<<12)
 	worst, at := 0.0, float32(0)
-	// Every 512th float32 between the bounds, the sign in the lowest bit.
+	// Every 512th float32 between the bounds is tried, with the sign in the lowest bit.
 	for b := uint32(0); b < math.Float32bits(88.8); {
 		for i := range x {
 			x[i] = math.Float32frombits(b | uint32(i)<<31)
@@ -225,7 +226,7 @@ func TestExpIsNear(t *testing.T) {
 	}
 }
 
-// Each fused loop against its formula in float64.
+// Each fused loop follows its formula in float64.
 func TestFormulas(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	const n = 77

@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Each change makes a sound model unsound; the sentence must name the field.
+// Each change makes a sound model unsound, and the error must name the field.
 func TestCheckNamesTheField(t *testing.T) {
 	for _, c := range []struct {
 		preset, field string

@@ -8,8 +8,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// What a DeepSeek-V3 layer holds on every tensor-parallel rank, divides over
-// them, and gives to its experts.
+// A DeepSeek-V3 layer holds some parameters whole on every tensor-parallel rank, divides
+// others over the ranks, and gives the rest to its experts.
 func Example() {
 	m, err := model.Preset("deepseek-v3")
 	if err != nil {

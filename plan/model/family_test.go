@@ -1,4 +1,4 @@
-// This file owns the tests of the families: what their keys make of the layers.
+// This file owns the tests of the families: the layers that follow from their keys.
 // Totals are those of the published checkpoints.
 
 package model_test
@@ -11,9 +11,9 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// kinds writes a letter for each layer: attention (a, windowed w), MLA (l),
-// Mamba (m), delta net (g), and in capitals where it has experts; a layer
-// without a mixer is d or E.
+// kinds returns a letter for each layer: attention (a, or w with a window), MLA (l),
+// Mamba (m), delta net (g). Layers with experts have capitals. A layer without a mixer is
+// d or E.
 func kinds(m *model.Model) string {
 	var b strings.Builder
 	for _, l := range m.Layers {
@@ -76,7 +76,7 @@ func TestWhichLayers(t *testing.T) {
 	}
 }
 
-// Models that are not built in, from the keys of their published files.
+// Models that are not built in are read from the keys of their published files.
 func TestPublishedFiles(t *testing.T) {
 	gemma := object{"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
 		"num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096, "max_position_embeddings": 8192}
@@ -117,7 +117,7 @@ func TestPublishedFiles(t *testing.T) {
 	}
 }
 
-// What does not show in the count of parameters.
+// Properties of routers do not show in the number of parameters.
 func TestRouters(t *testing.T) {
 	for _, c := range []struct {
 		preset        string
@@ -147,7 +147,7 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// Positions come from the layers that keep a state, where there are such.
+// Positions come from the layers that keep a state, if there are any.
 func TestRotary(t *testing.T) {
 	for name, want := range map[string]bool{"llama-3-8b": true, "qwen3-next-80b-a3b": true, "jamba-1.5-large": false, "nemotron-h-8b": false} {
 		for i, l := range preset(t, name).Layers {
@@ -158,7 +158,7 @@ func TestRotary(t *testing.T) {
 	}
 }
 
-// A model that also sees says beside its language model whether that is tied.
+// A multimodal model says outside of its language model whether that is tied.
 func TestTiedOutside(t *testing.T) {
 	text := read(t, "llama-3-8b").with("tie_word_embeddings", nil)
 	for _, tied := range []bool{false, true} {
@@ -170,7 +170,7 @@ func TestTiedOutside(t *testing.T) {
 	}
 }
 
-// Granite's hybrids: the width of the scan follows from its heads or from the hidden
+// In Granite's hybrids, the width of the scan follows from its heads or from the hidden
 // width, and positions are rotated only if the file says so.
 func TestGraniteHybrid(t *testing.T) {
 	o := read(t, "tiny-hybrid")
@@ -190,7 +190,7 @@ func TestGraniteHybrid(t *testing.T) {
 	names(t, "learned positions", err, "position_embedding_type")
 }
 
-// Layers share nothing: whoever changes one changes no other.
+// Layers share nothing: changing one changes no other.
 func TestLayersAreApart(t *testing.T) {
 	gpt2 := object{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}.must(t)
 	models := []*model.Model{gpt2}

@@ -34,7 +34,7 @@ func read(t testing.TB, name string) object {
 	return o
 }
 
-// with is a copy in which keys have other values; a nil removes one.
+// with returns a copy in which keys have other values. Nil removes a key.
 func (o object) with(pairs ...any) object {
 	c := object{}
 	for k, v := range o {
@@ -68,7 +68,7 @@ func (o object) must(t testing.TB) *model.Model {
 	return m
 }
 
-// names reports an error that is not one sentence with all the words.
+// names fails unless the error is one sentence with all the words.
 func names(t *testing.T, what string, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -85,8 +85,8 @@ func names(t *testing.T, what string, err error, words ...string) {
 	}
 }
 
-// Every key of every preset counts: a value that makes no sense is refused by
-// the key's name.
+// Every key of every preset counts: a value that makes no sense is refused, and the error
+// names the key.
 func TestEveryKeyIsNamed(t *testing.T) {
 	for _, name := range model.Presets() {
 		o := read(t, name)
@@ -166,7 +166,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	}
 }
 
-// A model of an unknown kind is read as a Llama if nothing speaks against it.
+// A model of an unknown kind is read as a Llama if no key contradicts that.
 func TestUnknownFamilies(t *testing.T) {
 	base := read(t, "llama-3-8b")
 	strange := base.with("model_type", "novel", "rms_norm_eps", 1e-5, "num_experts", 0, "encoder_no_repeat_ngram_size", 0)
@@ -215,8 +215,8 @@ func TestInfinity(t *testing.T) {
 	}
 }
 
-// SPEC S6.1: whatever a file says, reading it does not panic, and what is
-// accepted is sound and can be added up.
+// SPEC S6.1: reading any file does not panic, and an accepted model is sound and can be
+// added up.
 func FuzzParseHF(f *testing.F) {
 	for _, name := range model.Presets() {
 		data, err := os.ReadFile(filepath.Join("presets", name+".json"))
@@ -248,8 +248,8 @@ func sound(m *model.Model) error {
 	return nil
 }
 
-// The same for files with keys of all families thrown together, of which far
-// more are accepted.
+// The same holds for files that mix the keys of all families, of which far more are
+// accepted.
 func TestMixedKeys(t *testing.T) {
 	files, every, families := map[string]object{}, object{}, object{}
 	for _, name := range model.Presets() {

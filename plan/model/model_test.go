@@ -14,7 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// sums are the elements of a list by how they are divided.
+// sums returns the elements of a list by how they are divided.
 func sums(list []model.Param) (n [3]int64) {
 	for _, p := range list {
 		n[p.Split] += p.Elements()
@@ -22,7 +22,7 @@ func sums(list []model.Param) (n [3]int64) {
 	return n
 }
 
-// The three sums of layers, worked out by hand.
+// The three sums of layers equal those worked out by hand.
 func TestSplits(t *testing.T) {
 	const h = 8
 	gqa := &model.Attention{Heads: 6, KVHeads: 2, HeadDim: 4}
@@ -75,8 +75,7 @@ func TestSplits(t *testing.T) {
 	}
 }
 
-// Every name of a layer is there once, and a hybrid's layer with one part has
-// one norm.
+// Every name of a layer occurs once, and a layer of a hybrid with one part has one norm.
 func TestNames(t *testing.T) {
 	for _, name := range model.Presets() {
 		m := preset(t, name)
@@ -153,7 +152,7 @@ func TestTiedOutput(t *testing.T) {
 	}
 }
 
-// draw makes any sound model, small enough to add up by hand.
+// draw returns any sound model that is small enough to add up by hand.
 func draw(t *rapid.T) *model.Model {
 	size := func(name string) int { return rapid.IntRange(1, 40).Draw(t, name) }
 	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
@@ -191,8 +190,8 @@ func draw(t *rapid.T) *model.Model {
 	return m
 }
 
-// byHand is the count as the documentation of the planner gives it, without
-// biases, one-vector norms: of all, and of one token.
+// byHand returns the number of parameters by the planner's documentation, without biases
+// and with one vector for each norm: of all, and of one token.
 func byHand(m *model.Model, l model.Layer) (all, active int) {
 	h, both := m.Hidden, 0
 	if a := l.Attention; a != nil {

@@ -1,5 +1,5 @@
-// This file owns the tests of the built-in models: their totals are held
-// against what their makers published.
+// This file owns the tests of the built-in models: their totals are compared with the
+// published ones.
 
 package model_test
 
@@ -21,8 +21,8 @@ const (
 	noVocab             // that and the output layer
 )
 
-// published are totals without MTP and, where they were given, the parameters
-// of one token. A tolerance follows from the digits that were given.
+// published has totals without MTP and, if known, the parameters of one token. The
+// tolerance follows from the published digits.
 var published = []struct {
 	name     string
 	total    float64 // in 10^9
@@ -56,16 +56,16 @@ var published = []struct {
 	{name: "nemotron-h-56b", total: 56, within: 1},
 	{name: "nemotron-3-nano-30b-a3b", total: 31.577940288, within: 0.001, active: 3.2, aWithin: 1, activeOf: noEmbedding},
 	{name: "nemotron-3-super-120b-a12b", total: 120.6, within: 0.1, active: 12, aWithin: 2, activeOf: noEmbedding},
-	// Ours, added up by hand: with 65664 for two tables and the last norm, a layer has
-	// 49152 + 128 of attention, 51424 of MLA or 105272 of Mamba-2, and 98304 + 128 of a
-	// dense part or 16*24576 + 2048 + 128 of experts, and 24576 of a shared one.
+	// Our own models, added up by hand. With 65664 for two tables and the last norm, a
+	// layer has 49152 + 128 of attention, 51424 of MLA or 105272 of Mamba-2, and 98304 +
+	// 128 of a dense part or 16*24576 + 2048 + 128 of experts, and 24576 of a shared one.
 	{name: "tiny-dense", total: 1.214592e-3},    // 8*147712 + 32896: one table
 	{name: "tiny-moe", total: 3.623040e-3},      // 8*444672 + 65664
 	{name: "tiny-hybrid", total: 4.155600e-3},   // 6*105272 + 2*49280 + 8*419968 + 65664
 	{name: "tiny-deepseek", total: 2.131840e-3}, // 8*51424 + 98432 + 7*222336 + 65664: eight experts, without MTP
 }
 
-// SPEC S6.1: presets are the models they are named after.
+// SPEC S6.1: presets have the parameters of the models that they are named after.
 func TestPresetsHaveThePublishedParameters(t *testing.T) {
 	var names []string
 	for _, p := range published {
@@ -106,8 +106,8 @@ func elements(list []model.Param) (n int64) {
 	return n
 }
 
-// DeepSeek publishes 14*10^9 parameters of MTP: 11.6 of its own, and copies of
-// the embedding and the output layer, which we do not count again.
+// DeepSeek publishes 14*10^9 parameters of MTP: 11.6 of its own, and copies of the
+// embedding and the output layer, which we do not count twice.
 func TestMTPOfDeepSeekV3(t *testing.T) {
 	m := preset(t, "deepseek-v3")
 	own := elements(m.MTPParams(0))

@@ -12,7 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
 )
 
-// tiny are the counts of one whole step: two ranks, one layer, two microbatches.
+// tiny has the counts of one whole step: two ranks, one layer, two microbatches.
 const (
 	tinyHeader = `{"version":1,"ranks":2,"tokens":10,"top_k":2,"layers":1,"microbatches":2}` + "\n"
 	tinyStep   = `{"step":0,"layer":0,"microbatch":0,"rank":0,"rows":5}
@@ -35,13 +35,13 @@ func TestRead(t *testing.T) {
 			t.Errorf("microbatch %d of rank %d has %d rows, want %d", i/2, i%2, got, want)
 		}
 	}
-	// No line's end after the last line, and empty lines, do no harm.
+	// A missing newline after the last line, and empty lines, do no harm.
 	if _, err := Read(strings.NewReader("\n" + tinyHeader + "\n" + strings.TrimSuffix(tinyStep, "\n"))); err != nil {
 		t.Error(err)
 	}
 }
 
-// Whatever is wrong is one sentence that says where and what.
+// Every error is one sentence that says what is wrong and where.
 func TestReadRefuses(t *testing.T) {
 	entry := func(s string) string { return tinyHeader + s + "\n" + tinyStep }
 	for _, c := range []struct{ name, text, want string }{
@@ -92,7 +92,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// broken fails after some bytes.
+// broken is a reader that fails after some bytes.
 type broken struct{ text string }
 
 func (b *broken) Read(p []byte) (int, error) {
@@ -120,7 +120,7 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// What is written is read back, whatever it is.
+// Written counts are read back unchanged.
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tr, err := Generate(anyConfig(t))
@@ -157,7 +157,7 @@ func TestRowsRefuses(t *testing.T) {
 	tr.Rows(0, 0, 0, 2)
 }
 
-// What is read is whole, and is read again as the same.
+// Counts that are read are complete, and reading them again gives the same.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(tinyHeader + tinyStep))
 	f.Add([]byte(tinyHeader))

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// whole checks the law of counts: the rows of all ranks together are
-// tokens*top_k, and no rank has more than it can.
+// whole checks the law of counts: all ranks together have tokens*top_k rows, and no rank
+// has more than it can.
 func whole(tr *Counts) error {
 	for step := range tr.Steps() {
 		for layer := range tr.Layers {
@@ -44,8 +44,8 @@ func anyConfig(t *rapid.T) Config {
 	return c
 }
 
-// SPEC S1.1: rows are conserved, whatever the kind, the skew and the shape, and
-// the same configuration gives the same counts.
+// SPEC S1.1: rows are conserved for every kind, skew and shape, and the same
+// configuration gives the same counts.
 func TestSynthConserves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := anyConfig(t)
@@ -72,7 +72,7 @@ func mustSynth(t *testing.T, c Config) *Counts {
 	return tr
 }
 
-// More skew makes the largest rank larger; other seeds make other counts.
+// More skew makes the largest rank larger, and other seeds give other counts.
 func TestSkewShows(t *testing.T) {
 	c := Config{Ranks: 8, Layers: 6, Microbatches: 4, Steps: 4, Tokens: 4096, TopK: 4, Experts: 64, Seed: 1}
 	last := 0.0
@@ -94,7 +94,7 @@ func TestSkewShows(t *testing.T) {
 	}
 }
 
-// loads are the rows of the ranks of one layer in a step.
+// loads returns the rows of the ranks of one layer in a step.
 func loads(tr *Counts, step, layer int) []float64 {
 	out := make([]float64, tr.Ranks)
 	for rank := range out {
@@ -105,8 +105,8 @@ func loads(tr *Counts, step, layer int) []float64 {
 	return out
 }
 
-// moved is the share of rows that are on another rank in one step than in
-// another, the mean over layers.
+// moved returns the share of rows that are on different ranks in two steps, as the mean
+// over layers.
 func moved(tr *Counts, a, b int) float64 {
 	var sum float64
 	for layer := range tr.Layers {
@@ -118,8 +118,8 @@ func moved(tr *Counts, a, b int) float64 {
 	return sum / float64(tr.Layers) / float64(tr.Total()) / float64(tr.Microbatches)
 }
 
-// Zipf stays from step to step and differs from layer to layer; drift goes far
-// in small steps.
+// Zipf stays the same from step to step and differs between layers. Drift goes far in
+// small steps.
 func TestZipfStaysAndDriftMoves(t *testing.T) {
 	c := Config{Skew: 1.2, Ranks: 8, Layers: 8, Microbatches: 4, Steps: driftSteps + 1, Tokens: 4096, TopK: 4, Experts: 64, Seed: 2}
 	zipf := mustSynth(t, c)
@@ -157,8 +157,8 @@ func TestBurstsAreRareAndLarge(t *testing.T) {
 	}
 }
 
-// Every expert's chance is in proportion to its weight, at most one, and the
-// chances are as many as a token takes.
+// The chance of every expert is proportional to its weight and at most one, and the
+// chances add up to the number of experts of a token.
 func TestInclusion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := rapid.SliceOfN(rapid.Float64Range(1e-30, 1e6), 1, 40).Draw(t, "weights")
@@ -183,8 +183,8 @@ func TestInclusion(t *testing.T) {
 	})
 }
 
-// Binomial numbers have the distribution of that name: chi-square over the
-// values that are not too rare, in both methods and on both sides of a half.
+// Binomial numbers have the binomial distribution: chi-square over the values that are
+// not too rare, in both methods and on both sides of a half.
 func TestBinomial(t *testing.T) {
 	const draws = 40000
 	for _, c := range []struct {
@@ -212,7 +212,7 @@ func TestBinomial(t *testing.T) {
 			cells++
 		}
 		chi += (restSeen - rest) * (restSeen - rest) / max(rest, 1)
-		// Chi-square has mean cells and variance 2 cells; five deviations.
+		// Chi-square has mean cells and variance 2 cells. Five deviations are allowed.
 		if chi > cells+5*math.Sqrt(2*cells)+5 {
 			t.Errorf("binomial(%d, %g): chi-square %.1f over %.0f values", c.n, c.p, chi, cells)
 		}

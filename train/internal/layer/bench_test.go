@@ -1,5 +1,5 @@
-// This file owns what the tests of layers stand on: a model on one rank, its loss, and
-// the gradients of its parameters.
+// This file owns the equipment of the layer tests: a model on one rank, its loss, and the
+// gradients of its parameters.
 
 package layer
 
@@ -33,7 +33,7 @@ type rig struct {
 	space  *stash.Workspace
 }
 
-// rigOptions are how the rig differs from the plain one.
+// rigOptions says how a rig differs from the plain one.
 type rigOptions struct {
 	number    kernels.Number
 	rows      Rows
@@ -124,7 +124,7 @@ func ok(t *testing.T, err error) {
 
 func floats(x []float32) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), 4*len(x)) }
 
-// alloc is n words, zero.
+// alloc returns n words that are zero.
 func (r *rig) alloc(n int) device.Range {
 	b, err := r.dev.Alloc(memory.Device, memory.Bytes(4*n), "test")
 	ok(r.t, err)
@@ -133,7 +133,8 @@ func (r *rig) alloc(n int) device.Range {
 	return b.All()
 }
 
-// place is where a parameter or its gradient lies; each has four bytes a number.
+// place returns the memory of a parameter or its gradient, with four bytes for each
+// number.
 func (r *rig) place(u *Unit, i, which int) device.Range {
 	at := 0
 	for _, p := range u.Params[:i] {
@@ -153,7 +154,7 @@ func (r *rig) set(u *Unit, i int, x []float32) {
 	kernels.Convert(r.s, to.Slice(0, to.Len/2), kernels.BF16, tmp, kernels.F32)
 }
 
-// get reads a parameter, or with which 1 its gradient, in fp32.
+// get reads a parameter in fp32, or its gradient if which is 1.
 func (r *rig) get(u *Unit, i, which int) []float32 {
 	x := make([]float32, u.Params[i].Elements())
 	ok(r.t, r.s.Download(floats(x), r.place(u, i, which)))
@@ -168,7 +169,7 @@ func (r *rig) Use(grads bool, units ...*Unit) (func(), error) {
 	return func() {}, nil
 }
 
-// step runs the model forward and backward: the loss that gradients are of.
+// step runs the model forward and backward, and returns the loss.
 func (r *rig) step() float64 {
 	r.t.Helper()
 	for _, b := range r.mem {
@@ -214,10 +215,10 @@ func (r *rig) close() {
 	ok(r.t, r.dev.Close())
 }
 
-// checkGradients compares, for every parameter, its gradient along a random direction with
-// the difference of losses there. Losses are fp32 and of order 5, so that a difference
-// over 2 epsilon is good to about 5e-7/epsilon; parameters are made larger first, so
-// that every one matters.
+// checkGradients compares the gradient of every parameter along a random direction with
+// the difference of losses. Losses are fp32 and of order 5, so a difference over 2
+// epsilon is accurate to about 5e-7/epsilon. Parameters are made larger first, so that
+// every one matters.
 func checkGradients(t *testing.T, m *model.Model, o rigOptions) {
 	t.Helper()
 	r := newRig(t, m, o)
@@ -249,7 +250,7 @@ func checkGradients(t *testing.T, m *model.Model, o rigOptions) {
 				d[k] = float32(rnd.NormFloat64())
 				norm += float64(g[k]) * float64(g[k])
 			}
-			// Towards the gradient, so that the difference is large, and a little aside.
+			// The direction is close to the gradient, so that the difference is large.
 			sum := 0.0
 			for k := range d {
 				d[k] = float32(float64(g[k])/math.Max(math.Sqrt(norm), 1e-30) + 0.3*float64(d[k])/math.Sqrt(float64(len(d))))
@@ -269,7 +270,7 @@ func checkGradients(t *testing.T, m *model.Model, o rigOptions) {
 			r.set(d.u, d.i, y)
 			return r.step()
 		}
-		// Two widths: the error of a difference is of second order, and cancels.
+		// Two widths cancel the error of second order.
 		wide, narrow := (at(2*eps)-at(-2*eps))/(4*eps), (at(eps)-at(-eps))/(2*eps)
 		want := (4*narrow - wide) / 3
 		r.set(d.u, d.i, x)

@@ -1,4 +1,4 @@
-// This file owns the tests of further heads whose layers are several.
+// This file owns the tests of further heads that have several layers.
 
 package layer
 
@@ -8,7 +8,8 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// Layers of a head have parameters whose names end alike; each gets its own.
+// The layers of a head have parameters whose names end alike. Each parameter gets its own
+// gradient.
 func TestGradientsOfHeadsWithSeveralLayers(t *testing.T) {
 	dense := model.Layer{Attention: attentionLayer(), Dense: &model.Dense{Width: 20, Gated: true}}
 	m := tiny("mtp", dense)

@@ -1,4 +1,4 @@
-// This file owns the tests of gradients: every layer's against differences of losses.
+// This file owns the tests of the gradients of every layer against differences of losses.
 
 package layer
 
@@ -8,7 +8,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// tiny is a model of one layer.
+// tiny returns a model with one layer.
 func tiny(name string, l model.Layer) *model.Model {
 	return &model.Model{Name: name, Hidden: 24, Vocab: 32, MaxPositions: 64, Layers: []model.Layer{l}}
 }
@@ -50,7 +50,7 @@ func TestGradients(t *testing.T) {
 	}
 }
 
-// The rows of experts may lie in pages, or in buffers with gaps.
+// Gradients are right if the rows of experts lie in pages or in buffers with gaps.
 func TestGradientsOfStashedRows(t *testing.T) { // SPEC S1.1
 	for _, rows := range []Rows{Padded, Stashed} {
 		checkGradients(t, tiny("moe", model.Layer{MoE: &model.MoE{Experts: 4, TopK: 2, Width: 16, Gated: true}}), rigOptions{rows: rows})

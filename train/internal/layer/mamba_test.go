@@ -17,7 +17,7 @@ func mambaModel() *model.Model {
 	return tiny("mamba", model.Layer{Mamba: &model.Mamba{Version: 2, Inner: 24, Heads: 6, Groups: 2, State: 5, Conv: 4}})
 }
 
-// longer than a chunk of the scan, so that states pass between chunks
+// mambaSeq is longer than a chunk of the scan, so that states pass between chunks.
 const mambaSeq = 70
 
 func TestGradientsOfMamba(t *testing.T) {
@@ -26,14 +26,13 @@ func TestGradientsOfMamba(t *testing.T) {
 	}
 }
 
-// Whichever groups are kept, computed again or leave for the host, gradients have the
-// same bits.
+// Gradients have the same bits whichever groups are kept, recomputed or offloaded.
 func TestMambaUnderEveryChoice(t *testing.T) { // SPEC S5.2
 	want := newRig(t, mambaModel(), rigOptions{seq: mambaSeq}).results(2)
 	choices := []memory.Choice{memory.Keep, memory.Recompute, memory.Offload}
 	for _, in := range choices {
 		for _, scan := range choices {
-			for _, norm := range []memory.Choice{memory.Keep, memory.Offload} { // x cannot be computed again
+			for _, norm := range []memory.Choice{memory.Keep, memory.Offload} { // x cannot be recomputed
 				p := memory.Policy{{Name: "attn_norm"}: norm, {Name: "mamba_in"}: in, {Name: "mamba_scan"}: scan}
 				r := newRig(t, mambaModel(), rigOptions{seq: mambaSeq, recompute: p})
 				if !slices.Equal(r.results(2), want) {
@@ -50,7 +49,7 @@ func TestMambaUnderEveryChoice(t *testing.T) { // SPEC S5.2
 	}
 }
 
-// With bf16 the loss is that of fp32 but for rounding.
+// The loss in bf16 equals that in fp32 up to rounding.
 func TestMambaOfBF16(t *testing.T) {
 	want := newRig(t, mambaModel(), rigOptions{seq: mambaSeq}).step()
 	got := newRig(t, mambaModel(), rigOptions{seq: mambaSeq, number: kernels.BF16}).step()
@@ -59,12 +58,12 @@ func TestMambaOfBF16(t *testing.T) {
 	}
 }
 
-// What parameters begin with is the paper's, and the same for the same seed.
+// Initial parameters follow the paper, and the same seed gives the same ones.
 func TestMambaBegins(t *testing.T) {
 	r := newRig(t, mambaModel(), rigOptions{})
 	for suffix, within := range map[string][2]float64{
 		"mixer.A_log": {0, math.Log(16)}, "mixer.D": {1, 1}, "mixer.norm.weight": {1, 1},
-		// The softplus of the bias is in 0.001 to 0.1.
+		// The softplus of the bias is between 0.001 and 0.1.
 		"mixer.dt_bias": {math.Log(math.Expm1(0.001)), math.Log(math.Expm1(0.1))},
 	} {
 		for _, u := range r.chunk.Units {
@@ -85,7 +84,7 @@ func TestMambaBegins(t *testing.T) {
 	}
 }
 
-// plainMamba is the layer token by token in float64: the columns of the input
+// plainMamba computes the layer token by token in float64. The columns of the input
 // projection are the gate, x, B, C and the steps, in this order.
 type plainMamba struct {
 	model.Mamba
@@ -132,7 +131,7 @@ func (m *plainMamba) forward(x []float64) (y []float64) {
 	return y
 }
 
-// recur makes a token's output and updates the states of heads.
+// recur computes the output of a token and updates the states of heads.
 func (m *plainMamba) recur(state map[int][]float64, xbc, steps []float64) []float64 {
 	y, dim := make([]float64, m.Inner), m.Inner/m.Heads
 	for h := range m.Heads {
@@ -180,8 +179,7 @@ func plainProduct(w, x []float64) []float64 {
 
 func plainSiLU(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
-// The layer and its gradients are those of what is written down above, with steps so
-// long that decays matter.
+// The layer and its gradients follow plainMamba, with steps so long that decays matter.
 func TestMambaIsWhatItSays(t *testing.T) {
 	r := newRig(t, mambaModel(), rigOptions{seq: mambaSeq})
 	m := r.chunk.blocks[0].parts[0].(*mamba)
@@ -244,7 +242,7 @@ func TestMambaIsWhatItSays(t *testing.T) {
 	}
 }
 
-// wantSlopes compares some of a gradient with differences of the loss.
+// wantSlopes compares some elements of a gradient with differences of the loss.
 func wantSlopes(t *testing.T, name string, rng *rand.Rand, loss func() float64, x []float64, dx []float32) {
 	t.Helper()
 	for range 6 {

@@ -33,7 +33,7 @@ func TestGradientsOfLatentAttention(t *testing.T) {
 	}
 }
 
-// results are the loss and all gradients of some steps.
+// results returns the loss and all gradients of some steps.
 func (r *rig) results(steps int) (all []float32) {
 	for range steps {
 		all = append(all, float32(r.step()))
@@ -46,8 +46,7 @@ func (r *rig) results(steps int) (all []float32) {
 	return all
 }
 
-// Whichever groups are kept, computed again or leave for the host, gradients have the
-// same bits.
+// Gradients have the same bits whichever groups are kept, recomputed or offloaded.
 func TestLatentAttentionUnderEveryChoice(t *testing.T) { // SPEC S5.2
 	groups := []string{"qkv_linear", "mla_up_proj", "core_attn", "attn_proj"}
 	choices := []memory.Choice{memory.Keep, memory.Recompute, memory.Offload}
@@ -75,7 +74,7 @@ func TestLatentAttentionUnderEveryChoice(t *testing.T) { // SPEC S5.2
 	}
 }
 
-// With bf16 the loss is that of fp32 but for rounding.
+// The loss in bf16 equals that in fp32 up to rounding.
 func TestLatentAttentionOfBF16(t *testing.T) {
 	want := newRig(t, latentModel(nil), rigOptions{}).step()
 	got := newRig(t, latentModel(nil), rigOptions{number: kernels.BF16}).step()

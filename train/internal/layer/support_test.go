@@ -1,4 +1,4 @@
-// This file owns the tests of what cannot be trained: one sentence each.
+// This file owns the tests of models that cannot be trained. Each error is one sentence.
 
 package layer
 
@@ -48,7 +48,7 @@ func TestUnsupportedModels(t *testing.T) {
 	}
 }
 
-// Kernels of attention for GPUs have heads up to a width.
+// The attention kernels for GPUs support heads up to a certain width.
 func TestHeadsOfGPUs(t *testing.T) {
 	wide, narrow := attentionLayer(), attentionLayer()
 	wide.HeadDim, narrow.HeadDim = maxHead+2, maxHead
