@@ -2,12 +2,14 @@ package live
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -362,6 +364,20 @@ func TestTooManyViewers(t *testing.T) {
 	s.mu.Lock()
 	s.viewers = 0 // they have gone
 	s.mu.Unlock()
+}
+
+// A viewer that has gone makes room for another, however many come in the end.
+func TestViewersThatLeave(t *testing.T) {
+	s := &Server{history: newHistory(), metrics: newMetrics(), changed: make(chan struct{})}
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for i := range 3 * mostViewers {
+		w := httptest.NewRecorder()
+		s.serveEvents(w, httptest.NewRequest(http.MethodGet, "/events", nil).WithContext(gone))
+		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "event: report") || s.viewers != 0 {
+			t.Fatalf("viewer %d got %d, %q, and %d are counted", i+1, w.Code, w.Body, s.viewers)
+		}
+	}
 }
 
 // One report serves all viewers. Reports are not made more often than their cost allows, and
