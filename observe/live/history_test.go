@@ -1,6 +1,8 @@
 package live
 
 import (
+	"bytes"
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -60,5 +62,29 @@ func TestHistoryBeginsAnew(t *testing.T) {
 	}
 	if f.Device[1] != 21<<20 || f.Host[1] != 6<<20 || f.Held[1] != 1.5 || f.Millis[1] != 250 {
 		t.Errorf("figures are %+v", f)
+	}
+}
+
+// A report that was made does not change while the run goes on and its history is thinned.
+func TestReportIsACopy(t *testing.T) {
+	h := newHistory()
+	h.run.Policies = []string{"budget"}
+	add := func(n int) {
+		held := float64(n)
+		h.add(Step{Policy: "budget", Number: n, Loss: held, Held: &held, Tokens: 1, Seconds: 1})
+	}
+	for i := range mostKept - 1 {
+		add(i + 1)
+	}
+	made := h.report()
+	before, err := json.Marshal(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range mostKept {
+		add(mostKept + i)
+	}
+	if after, err := json.Marshal(made); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the report changed, %v", err)
 	}
 }
