@@ -122,7 +122,7 @@ func (r *scoped) issue() (err error) {
 		c.After(k)
 	}
 	m.flush()
-	m.clock.hold(0)
+	m.clock.hold(noCall)
 	c.Stream.Replay(r.s.graph)
 	m.sendHeld()
 	for _, k := range r.marks {

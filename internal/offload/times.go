@@ -3,7 +3,6 @@
 package offload
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
@@ -15,7 +14,7 @@ import (
 type stopwatch struct {
 	on     bool
 	points []point
-	held   int            // the call that points belong to, if not zero
+	held   int            // the call that points belong to, or noCall
 	events []device.Event // of all steps so far
 	err    error
 }
@@ -25,8 +24,11 @@ type point struct {
 	idle bool
 }
 
+// noCall makes points belong to the call that comes next.
+const noCall = -1
+
 func (w *stopwatch) begin(m *Manager, on bool) {
-	w.on, w.points, w.err = on, w.points[:0], nil
+	w.on, w.points, w.held, w.err = on, w.points[:0], noCall, nil
 	w.point(m, false)
 }
 
@@ -54,11 +56,15 @@ func (w *stopwatch) point(m *Manager, idle bool) {
 		w.events = append(w.events, e)
 	}
 	m.lane[residency.Compute].Stream.Record(w.events[len(w.points)])
-	w.points = append(w.points, point{cmp.Or(w.held, len(m.tape.Ops)), idle})
+	op := len(m.tape.Ops)
+	if w.held != noCall {
+		op = w.held
+	}
+	w.points = append(w.points, point{op, idle})
 }
 
 // hold makes the points that follow belong to an earlier call: the beginning of a scope
-// whose calls were made before its work is issued. Zero ends that.
+// whose calls were made before its work is issued. noCall ends that.
 func (w *stopwatch) hold(op int) { w.held = op }
 
 // Times waits for the step that ended last and writes its times into its tape. Calls
