@@ -8,8 +8,11 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -359,6 +362,53 @@ func TestTraceOfSaves(t *testing.T) {
 		t.Errorf("%d events of a borrowed storage", places)
 	}
 	l.close()
+}
+
+// The events of a scope belong to its graph, also if compute waits before the graph for
+// what the scope reloads.
+func TestTraceOfAScopeThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the copy takes longer than what the host does meanwhile
+		dev, err := cpu.Open(cpu.Options{CopyThreads: 1, Links: cpu.Links{In: cpu.Link{Latency: time.Second}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tr lines
+		r := newRig(t, dev, Config{Trace: &tr})
+		g := memory.GroupID{Name: "away"}
+		r.m.Begin(leaves(g))
+		s := r.alloc(1000)
+		r.compute.Fill(s.Range(), 1)
+		r.save(g, flat(s))
+		s.Free()
+		tr = nil
+		before := r.compute.Issued()
+		scope, err := r.m.Capture(func() error {
+			if err := r.m.Load(g); err != nil {
+				return err
+			}
+			r.compute.Fill(s.Range(), 2)
+			r.m.Release(g)
+			return nil
+		})
+		r.ok(err)
+		graph := r.compute.Issued() - 1
+		if graph <= before {
+			t.Fatal("compute did not wait before the graph: the test shows nothing")
+		}
+		seen := map[trace.Kind]bool{}
+		for _, e := range tr {
+			seen[e.Kind] = true
+			if e.First != graph {
+				t.Errorf("%v belongs to %d, want %d", e.Kind, e.First, graph)
+			}
+		}
+		if !seen[trace.Load] || !seen[trace.Release] || !seen[trace.Capture] {
+			t.Errorf("the events are %+v", tr)
+		}
+		r.ok(r.m.End())
+		r.ok(scope.Close())
+		r.close()
+	})
 }
 
 // Limit lowers and raises what steps may take. Memory moves only if more is held than the
