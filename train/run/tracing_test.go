@@ -75,6 +75,11 @@ func TestLongTrace(t *testing.T) {
 				owned++
 			}
 		}
+		for step, n := range begun { // evaluations are no steps, and the first ten steps were emitted twice
+			if want := map[bool]int{false: 1, true: 2}[step <= 10]; n != want {
+				t.Errorf("step %d began %d times, want %d", step, n, want)
+			}
+		}
 		if len(begun) != steps || owned != steps+10 {
 			t.Errorf("%d steps, %d times memory was taken", len(begun), owned)
 		}
@@ -84,6 +89,29 @@ func TestLongTrace(t *testing.T) {
 	}
 	if want := fmt.Sprintf("from step %d on one step in 50", tr.thinned); tr.gaps() != want {
 		t.Errorf("it says %q", tr.gaps())
+	}
+}
+
+// A resumed run adds traces to those of the parts before it.
+func TestTracesOfAResumedRun(t *testing.T) {
+	dir := t.TempDir()
+	cfg := smallJob(t, nil).config
+	for part := range 3 {
+		tr := (&Job{}).trace(&cfg)
+		made, aside, err := tr.attach(disk.OS{}, dir, part)
+		if err != nil || len(aside) != 0 {
+			t.Fatalf("part %d made %q and set %q aside, %v", part, made, aside, err)
+		}
+		tr.steps(1)
+		if err := tr.close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(report.TraceFiles(dir)); n != (part+1)*cfg.Layout.Ranks() {
+			t.Errorf("after part %d there are %d traces of %d ranks", part, n, cfg.Layout.Ranks())
+		}
+	}
+	if part := nextPart(disk.OS{}, dir); part != 3 {
+		t.Errorf("the next part is %d", part)
 	}
 }
 
