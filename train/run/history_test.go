@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
@@ -153,6 +154,21 @@ func TestBadMetrics(t *testing.T) {
 		}
 		if len(said) > 1 || strings.Join(said, "") == "" != (x.say == "") || !strings.Contains(strings.Join(said, ""), x.say) {
 			t.Errorf("of %.80q it says %q, want %q", x.text, said, x.say)
+		}
+	}
+}
+
+// A line of the metrics has the pages that all ranks spilled in its step, not those of the
+// steps before.
+func TestSpillsOfAStep(t *testing.T) {
+	var a notes
+	for i, x := range []struct {
+		totals [2]int64
+		want   int64
+	}{{[2]int64{3, 0}, 3}, {[2]int64{5, 4}, 6}, {[2]int64{5, 4}, 0}, {[2]int64{6, 4}, 1}} {
+		ranks := []memory.Summary{{Stash: &memory.StashCounts{Spilled: x.totals[0]}}, {}, {Stash: &memory.StashCounts{Spilled: x.totals[1]}}}
+		if n := a.spills(ranks); n != x.want {
+			t.Errorf("step %d spilled %d pages, want %d", i+1, n, x.want)
 		}
 	}
 }

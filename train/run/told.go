@@ -31,7 +31,7 @@ type notes struct {
 // line returns a step's line of the metrics.
 func (a *notes) line(t *train.Trainer, m train.Metrics) line {
 	ranks := peaksOf(t, a.before)
-	l := line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: a.spills(t), peak: fullest(ranks)}
+	l := line{Step: m.Step + 1, Metrics: m, Speed: float64(m.Tokens) / m.Seconds, Spills: a.spills(t.Summaries()), peak: fullest(ranks)}
 	if !slices.Equal(ranks, a.written) {
 		l.Ranks, a.written = ranks, ranks
 	}
@@ -57,8 +57,8 @@ func (a *notes) highest() (n int64) {
 func (a *notes) stepTime() float64 { return 1e3 * median(slices.Clone(a.took)) }
 
 // spills returns the pages that were spilled since the last call.
-func (a *notes) spills(t *train.Trainer) (n int64) {
-	for _, s := range t.Summaries() {
+func (a *notes) spills(ranks []memory.Summary) (n int64) {
+	for _, s := range ranks {
 		if s.Stash != nil {
 			n += int64(s.Stash.Spilled)
 		}
