@@ -133,9 +133,11 @@ func TestTraceSwitchedAtTheSameTime(t *testing.T) {
 		})
 	}
 	var paths []string
+	var files []*os.File
 	for i := range 10 {
 		paths = append(paths, filepath.Join(dir, fmt.Sprint(i)))
 		f, err := os.Create(paths[i])
+		files = append(files, f)
 		if err == nil {
 			err = x.switchTo(f, trace.Header{Rank: i})
 		}
@@ -149,6 +151,9 @@ func TestTraceSwitchedAtTheSameTime(t *testing.T) {
 	close(done)
 	wg.Wait()
 	for i, path := range paths {
+		if err := files[i].Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("the file of trace %d was left open: %v", i, err)
+		}
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
