@@ -142,3 +142,31 @@ func TestCounts(t *testing.T) {
 		t.Errorf("nothing was evicted in %v", got)
 	}
 }
+
+// A span counts for a step as far as it lies inside: a stream is busy for no more than all
+// of a step.
+func TestSpansAcrossBorders(t *testing.T) {
+	for name, c := range map[string]struct {
+		at, took int64
+		want     float64
+	}{
+		"inside":          {110, 20, 0.2},
+		"from before":     {50, 60, 0.1},
+		"to after":        {190, 60, 0.1},
+		"all around":      {0, 1000, 1},
+		"right before it": {50, 50, 0},
+		"right after it":  {200, 50, 0},
+	} {
+		for _, kind := range []trace.Kind{trace.Launch, trace.Wait} {
+			w := &work{border: border{begin: 100, end: 200}, all: map[string]*Stream{}}
+			w.add(moment{c.at, &trace.Event{Kind: kind, Stream: "s", Took: c.took}})
+			busy, waits := 0.0, 0.0
+			if s, _ := w.streams(); len(s) > 0 {
+				busy, waits = s[0].Busy, s[0].Waits
+			}
+			if got := map[trace.Kind]float64{trace.Launch: busy, trace.Wait: waits}; got[kind] != c.want || busy+waits != c.want {
+				t.Errorf("%v %s: busy for %g and waits for %g of the step, want %g", kind, name, busy, waits, c.want)
+			}
+		}
+	}
+}
