@@ -5,11 +5,14 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -35,6 +38,55 @@ func TestSetsUnderABudget(t *testing.T) {
 			t.Errorf("the device held %v, with a forecast of %v, of a budget of %v", peak, memory.Bytes(f.Extent), l.Budget)
 		}
 		return err
+	})
+}
+
+// withoutSets is a device that has no memory for a workspace to grow a second time.
+type withoutSets struct {
+	device.Device
+	grown map[*device.Buffer]int
+	tries int
+}
+
+func (d *withoutSets) Grow(b *device.Buffer, size memory.Bytes) error {
+	if strings.HasPrefix(b.Owner(), "workspace") {
+		if d.grown[b]++; d.grown[b] > 1 {
+			d.tries++
+			return &device.OutOfMemory{Asked: size, Owner: b.Owner()}
+		}
+	}
+	return d.Device.Grow(b, size)
+}
+
+// The set that a decision adds finds no memory: the run says so and trains on without it,
+// exactly and within its budget.
+func TestSetsWithoutMemory(t *testing.T) {
+	var said strings.Builder
+	c := rowBudget()
+	c.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	steady(t, func() {
+		inner, err := cpuDevice()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		dev := &withoutSets{Device: inner, grown: map[*device.Buffer]int{}}
+		err = run(dev, c, func(l *loop, rng *rand.Rand) error {
+			err := l.train(3, rng)
+			if f := l.rt.Decision(l.key()).Forecast; f.Sets != 1 || !slices.Equal(l.rt.stash.Sets(), []int{1}) {
+				t.Errorf("%d sets are forecast, and workspaces have %d", f.Sets, l.rt.stash.Sets())
+			}
+			if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget {
+				t.Errorf("the device held %v of a budget of %v", peak, l.Budget)
+			}
+			return err
+		})
+		if err := errors.Join(err, dev.Close()); err != nil {
+			t.Error(err)
+		}
+		if dev.tries == 0 || strings.Count(said.String(), "no memory for more sets") != dev.tries {
+			t.Errorf("%d tries; it says %s", dev.tries, &said)
+		}
 	})
 }
 
