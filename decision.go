@@ -69,14 +69,14 @@ type Decision struct {
 	// Kept is the forecast of a step that keeps everything, and Forecast that of a step
 	// under Policy.
 	Kept, Forecast Forecast
-	// Notes are remarks on settings that have no effect, or another than expected.
+	// Notes name settings that have no effect, or an unexpected one.
 	Notes []string
 
 	text string
 }
 
-// String returns the decision as a table: for equal units on one line their choice,
-// what it saves and costs, and the reason.
+// String returns the decision as a table. Units with the same choice share a line, which
+// says what the choice saves and costs, and why it was made.
 func (d *Decision) String() string { return d.text }
 
 // Forecast is what a step is expected to take.

@@ -23,9 +23,9 @@ type StashConfig struct {
 	// MaxDevice and MaxHost are the sizes to which the tiers may grow. A tier does not
 	// grow if its maximum is smaller than its first size.
 	MaxDevice, MaxHost memory.Bytes
-	// Tables is the most memory for page tables. Zero means 1 GiB; it is reserved, and
-	// taken as workspaces are used. Tables that the first step adds come on top of a budget in
-	// that step, and count against it afterwards.
+	// Tables limits the memory of page tables. Zero means 1 GiB. The runtime reserves
+	// addresses for all of it, and allocates memory as workspaces are used. Tables that
+	// the first step adds exceed a budget in that step, and count against it afterwards.
 	Tables memory.Bytes
 	// Prefetch is how many loads ahead of need rows are restored. Zero means one.
 	Prefetch int

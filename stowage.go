@@ -75,9 +75,9 @@ type Config struct {
 	Compute device.Stream
 
 	// Budget is the device memory that this rank may hold at its peak, whoever holds
-	// it, as the device's ledger counts it. Zero means no budget. With Policy, ByHand
-	// or GroupChoices beside it the runtime follows those choices and evicts what
-	// still finds no room.
+	// it, as the device's ledger counts it. Zero means no budget. If Policy, ByHand or
+	// GroupChoices is set too, the runtime follows those choices and evicts what still
+	// does not fit.
 	Budget memory.Bytes
 	// SavedLimit limits the device memory of saved tensors, with the workspaces and pages
 	// of their rows. Use it in place of Budget if the device's ledger does not count what
@@ -98,13 +98,13 @@ type Config struct {
 	// may be any that the training loop uses.
 	GroupChoices map[string]memory.Choice
 	// NoOffload and NoRecompute forbid the solver these choices. The recorded step may
-	// still offload what finds no room, because its choices are not made yet.
+	// still offload what does not fit, because its choices are not made yet.
 	NoOffload, NoRecompute bool
 
 	// Scopes are the parts of a step that are captured as graphs.
 	Scopes memory.Scopes
-	// WarmUp is the number of steps that run eagerly before a capture. Zero means two,
-	// of which the second is timed without the loading of code.
+	// WarmUp is the number of steps that run eagerly before a capture. Zero means two:
+	// the first loads code, so only the second shows how long a step takes.
 	WarmUp int
 	// GroupScopes says in which scope the groups of a name lie, for names that
 	// [memory.Modules] does not have.
@@ -217,10 +217,10 @@ func (r *Runtime) Held() (dev, host memory.Bytes) { return r.rt.Held() }
 func (r *Runtime) Close() error { return r.rt.Close() }
 
 // MeasureLinks copies between device and host memory, in each direction alone and in
-// both at once, and returns the rates. It needs 64 MiB of both kinds of memory
-// meanwhile, or less if there is less.
+// both at once, and returns the rates. It uses up to 64 MiB of each kind of memory while
+// it measures.
 func MeasureLinks(dev device.Device) (memory.Links, error) { return engine.MeasureLinks(dev) }
 
 // Observe returns an observer that sends what the streams of a rank's device do, and
-// who allocates memory, to a sink. Pass it to the device when you open that.
+// who allocates memory, to a sink. Set it in the options that open the device.
 func Observe(sink trace.Sink, rank int) device.Observer { return engine.Observe(sink, rank) }

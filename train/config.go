@@ -6,7 +6,8 @@
 // Fill in a [Config], open a [Trainer] with [New], and call [Trainer.Step] once for each
 // step. [Forecast] returns the memory that a run needs without training it. Package
 // train/run does all of this from options, with a folder to resume from.
-//
+package train
+
 // This file owns the configuration. memory.go owns the memory policies, pipeline.go the
 // order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go its
 // parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go
@@ -16,7 +17,6 @@
 // from recorded profiles, sizes pages by routing, reports the reasons of the solver, and
 // passes the engine's tensors to kernels. The root package is for training loops that
 // need none of that.
-package train
 
 import (
 	"errors"

@@ -60,12 +60,12 @@ class Runtime:
                  what to offload
     policy       or choices by group: {"moe_act": "offload", "expert_fc1": "stash"}
     saved_limit  or a limit on the device memory of saved tensors; berths do not count
-    device       of the tensors; the current GPU, or the CPU if there is none
-    host         pinned host memory to use at most; what the machine has free
-    least        smaller storages are never moved (1 MiB on a GPU, 0 on the CPU)
-    live         share of stashed rows that are live, such as 0.5: there are berths for so
-                 many from the first step on. Without it the first step counts rows, and
-                 stashes none
+    device       the device of the tensors; by default the current GPU, or else the CPU
+    host         the most pinned host memory to use; by default what the machine has free
+    least        the size below which storages are never moved (by default 1 MiB on a GPU,
+                 0 on the CPU)
+    live         the share of stashed rows that is live, such as 0.5. The first step then has
+                 berths for this share. Without it the first step counts rows and stashes none
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class Runtime:
     # Models and groups
 
     def attach(self, model: torch.nn.Module, groups: Optional[Mapping[str, str]] = None, optimizer: Optional[torch.optim.Optimizer] = None) -> Attachment:
-        """Gives modules groups by patterns of their names (fnmatch). Without patterns it knows
-        the names of well-known models. The optimiser's state counts against a budget on the
-        CPU, and is named in errors; on a GPU the allocator counts it in any case."""
+        """Assigns modules to groups by patterns of their names (fnmatch). Without patterns it
+        uses the names of well-known models. On the CPU, the state of the given optimiser counts
+        against a budget; on a GPU, the allocator counts it in any case. Errors name it."""
         self._check_open()
         if self._step is not None:
             raise Error("attach() is called inside of a step; call it before `with rt.step():`")
@@ -278,14 +278,14 @@ class Runtime:
         """Runs a step that calls fn(*args), and runs it again from the same state if it had
         more rows than room.
 
-        Random numbers, gradients and buffers of attached models, and the tensors of restore
-        are put back first; fn must not change anything else."""
+        Before that it restores random numbers, the gradients and buffers of attached models,
+        and the tensors in restore. fn must not change anything else."""
         self._callable(fn, "run")
         return _rerun.run(self, fn, args, key, restore)
 
     def graph(self, fn: Callable[..., Any], *args: Any, key: str = "graph", restore: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
         """Captures a step that calls fn(*args) into a CUDA graph. The result is called like fn
-        and replays the graph. On the CPU every call is run()."""
+        and replays the graph. On the CPU every call runs the step; see run()."""
         self._callable(fn, "graph")
         if self.device.type != "cuda":
             return lambda *now: self.run(fn, *now, key=key, restore=restore)
@@ -298,7 +298,7 @@ class Runtime:
 
     def check(self) -> None:
         """Raises Overflow if the steps so far, or the replays of a graph, had more rows than
-        room. It waits for the stream. Steps outside of graphs do it themselves."""
+        room. It waits for the stream. Steps outside of graphs check this themselves."""
         self._check_open()
         self._library.check(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0)
 

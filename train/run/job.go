@@ -38,7 +38,8 @@ type Machine struct {
 type Job struct {
 	Options Options // with the sizes that the model chose
 	NoTrace bool    // leave traces out of the folder
-	// OnForecast, if it is not nil, is told by ForecastAll how many of all policies are done.
+	// ForecastAll calls OnForecast, unless it is nil, with the number of policies that
+	// are done and the number of all.
 	OnForecast func(done, all int)
 	config     train.Config
 	machine    Machine

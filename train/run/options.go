@@ -5,12 +5,12 @@
 //
 // Every mistake of the user is an [InputError], which often wraps a
 // [memory.SettingError] that names a field of [Options], "Folder" or "Resume".
-//
+package run
+
 // This file owns the options: their defaults and their YAML. model.go owns models,
 // job.go the way from options to a trainer, run.go one run, folder.go its folder,
 // compare.go the comparison, forecast.go forecasts, errors.go the errors, progress.go
 // what is shown during a run.
-package run
 
 import (
 	"bytes"
