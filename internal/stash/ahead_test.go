@@ -36,7 +36,7 @@ func (d *diary) emit(e trace.Event) {
 func TestRestoredAheadOfNeed(t *testing.T) {
 	var d diary
 	c := roomy(PagesOnly)
-	c.Watch, c.Emit = &d, d.emit
+	c.Watch, c.Emit, c.Ahead = &d, d.emit, 3 // but there is room for one
 	r := newSmall(t, openCPU(t), c)
 	w, err := r.m.NewWorkspace("a", 2, 0, Tensor{Name: "x", Row: 4096, MaxRows: 10})
 	if err != nil {

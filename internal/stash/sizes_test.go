@@ -143,6 +143,23 @@ func TestSetsCannotGetLarger(t *testing.T) {
 	}
 }
 
+// If one workspace cannot have more sets, all keep those that they have.
+func TestSetsStayAlike(t *testing.T) {
+	dev := &scarce{openCPU(t), WorkspaceOwner + "b", memory.GiB}
+	c := roomy(PagesOnly)
+	c.MoreSets = 3
+	r := newSmall(t, dev, c)
+	r.space("a", 0, 10)
+	b := r.space("b", 0, 10)
+	if err := r.m.SetMore(1); err != nil {
+		t.Fatal(err)
+	}
+	dev.most = b.buf.Size()
+	if err := r.m.SetMore(3); err == nil || !slices.Equal(r.m.Sets(), []int{2, 2}) {
+		t.Errorf("the workspaces have %v sets: %v", r.m.Sets(), err)
+	}
+}
+
 func TestWorseOutcome(t *testing.T) {
 	ok := Outcome{}
 	failed := func(rank int) Outcome { return Outcome{Failed: true, Rank: rank, Why: "failed"} }
