@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,7 +53,8 @@ func (f flagFile) String() string {
 	return "--" + f.flag
 }
 
-// sameFile reports whether two names are those of one regular file.
+// sameFile reports whether two names are those of one regular file, or of one that is not
+// there yet.
 func sameFile(a, b string) bool {
 	if a == "" || b == "" {
 		return false
@@ -60,9 +62,26 @@ func sameFile(a, b string) bool {
 	x, cannot := os.Stat(a)
 	y, err := os.Stat(b)
 	if cannot != nil || err != nil {
-		return a == b
+		return cannot != nil && err != nil && realPath(a) == realPath(b)
 	}
 	return os.SameFile(x, y) && x.Mode().IsRegular()
+}
+
+// realPath returns the absolute path of a file behind links. The file need not be there,
+// but its folder.
+func realPath(name string) string {
+	path, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		dir, cannot := filepath.EvalSymlinks(filepath.Dir(name))
+		if cannot != nil {
+			dir = filepath.Dir(name)
+		}
+		path = filepath.Join(dir, filepath.Base(name))
+	}
+	if full, err := filepath.Abs(path); err == nil {
+		return full
+	}
+	return path
 }
 
 // saveFile writes the file of a flag.

@@ -78,6 +78,12 @@ func TestTooLittleToStart(t *testing.T) {
 func TestSameFile(t *testing.T) {
 	t.Chdir(t.TempDir())
 	writeFile(t, "a", "")
+	if err := os.Mkdir("dir", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("dir", "link"); err != nil {
+		t.Fatal(err)
+	}
 	for _, link := range []string{"b", "c"} {
 		if err := os.Symlink("a", link); err != nil {
 			t.Fatal(err)
@@ -91,6 +97,9 @@ func TestSameFile(t *testing.T) {
 		{[]flagFile{{"x", "a"}, {"y", "d"}, {"z", ""}}, []flagFile{{"in", ""}, {"", "e"}}, ""},
 		{[]flagFile{{"x", "b"}, {"y", "c"}}, nil, "--y and --x name the same file, c; give another file to write"},
 		{[]flagFile{{"x", "new"}, {"y", "new"}}, nil, "--y and --x name the same file, new; give another file to write"},
+		{[]flagFile{{"x", "new"}, {"y", "./new"}}, nil, "--y and --x name the same file, ./new; give another file to write"},
+		{[]flagFile{{"x", "dir/new"}, {"y", "link/new"}}, nil, "--y and --x name the same file, link/new; give another file to write"},
+		{[]flagFile{{"x", "dir/new"}, {"y", "new"}}, nil, ""},
 		{[]flagFile{{"x", "b"}}, []flagFile{{"", "a"}}, "--x and an argument name the same file, b; give another file to write"},
 		{[]flagFile{{"x", "/dev/null"}, {"y", "/dev/null"}}, nil, ""},
 	} {

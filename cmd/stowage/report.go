@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,7 +79,13 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	for _, run := range runs {
 		reads = append(reads, flagFile{name: run})
 	}
-	if err := checkFiles([]flagFile{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}, reads...); err != nil {
+	writes := []flagFile{{"out", files.page}, {"perfetto", files.perfetto}, {"memory-viz", files.viz}}
+	for _, f := range writes {
+		if f.name != "" && slices.ContainsFunc(runs, func(run string) bool { return isPartOf(run, f.name) }) {
+			return usagef("--%s %s is a file of the run, which would be lost; give another file to write", f.flag, f.name)
+		}
+	}
+	if err := checkFiles(writes, reads...); err != nil {
 		return err
 	}
 	m := measure(cmd, "reading the runs")
@@ -126,6 +133,20 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	written(cmd, asJSON, "for Perfetto:", files.perfetto)
 	written(cmd, asJSON, "for PyTorch's viewer:", files.viz)
 	return nil
+}
+
+// isPartOf reports whether a file has the name of one that holds a run: its options,
+// figures, traces or checkpoints. Pages and exports in a run's folder can be made again.
+func isPartOf(run, file string) bool {
+	name, err := filepath.Rel(realPath(run), realPath(file))
+	if err != nil || !filepath.IsLocal(name) {
+		return false
+	}
+	switch filepath.Base(name) {
+	case report.ConfigFile, report.EnvironmentFile, report.MetricsFile, report.SummaryFile, "lock", "checkpoint.json":
+		return true
+	}
+	return slices.Contains([]string{".trace", ".safetensors"}, filepath.Ext(name))
 }
 
 // stamp adds the version and the time to a report.

@@ -6,6 +6,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -319,6 +320,21 @@ func TestReportErrors(t *testing.T) {
 				t.Errorf("%q: code %d, output %q, errors %q", line, code, stdout, stderr)
 			}
 			all.WriteString("$ stowage " + line + "\n" + stderr)
+		}
+		if err := os.Symlink("run/config.yaml", "options"); err != nil {
+			t.Fatal(err)
+		}
+		before := contents(t, "run")
+		for _, ending := range []string{
+			"--out run/config.yaml", "--out run/../run/metrics.jsonl", "--out options", "--json --out run/lock", "--perfetto run/summary.json", "--memory-viz run/environment.json",
+			"--perfetto run/trace/rank-0.trace", "--out run/checkpoints/step-00000001/checkpoint.json", "--memory-viz run/checkpoints/step-00000001/model-00001-of-00001.safetensors",
+		} {
+			if _, stderr, code := command(strings.Fields("report run " + ending)...); code != exitUsage || !strings.Contains(stderr, "is a file of the run") {
+				t.Errorf("%s: code %d, errors %q", ending, code, stderr)
+			}
+		}
+		if !maps.Equal(contents(t, "run"), before) {
+			t.Error("the run changed")
 		}
 		stdout, stderr, code := command("report", "run", "missing")
 		if code != exitOK || !strings.Contains(stdout, "the report is report.html") || !strings.Contains(stdout, ", 1 step, loss ") || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing is not there; ") {

@@ -8,11 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/stowage-dev/stowage/train/internal/disk"
 	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
 
@@ -161,6 +164,23 @@ func TestAllDamaged(t *testing.T) {
 	}
 	if len(*warnings) != 2 {
 		t.Errorf("the warnings are %q", *warnings)
+	}
+}
+
+// refusing is a disk that refuses to open files.
+type refusing struct{ disk.FS }
+
+func (refusing) Open(name string) (disk.Input, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EACCES}
+}
+
+// Checkpoints that the system refuses to read may be whole: no advice gives them up.
+func TestRefused(t *testing.T) {
+	m, o, _ := stage(t, true)
+	o.FS = refusing{m}
+	_, err := Latest(o)
+	if err == nil || errors.Is(err, ErrNone) || strings.Contains(err.Error(), "damaged") || !strings.Contains(err.Error(), "resume again") {
+		t.Errorf("got %v", err)
 	}
 }
 

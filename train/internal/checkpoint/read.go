@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
@@ -37,7 +38,7 @@ type Checkpoint struct {
 // Latest verifies checkpoints from the highest step down and returns the first that is
 // complete. It warns of each damaged checkpoint that it skips. It changes nothing and
 // needs no lock. It returns an error that matches ErrNone if there is no checkpoint, and
-// another error if all are damaged.
+// another error if all are damaged or cannot be read.
 func Latest(o Options) (*Checkpoint, error) {
 	steps, err := Steps(o)
 	if err != nil {
@@ -46,14 +47,26 @@ func Latest(o Options) (*Checkpoint, error) {
 	if len(steps) == 0 {
 		return nil, fmt.Errorf("%w in %s: start a new run, or resume from another folder", ErrNone, o.folder())
 	}
+	refused := false
 	for _, step := range slices.Backward(steps) {
 		c, err := open(o, step)
 		if err == nil {
 			return c, nil
 		}
+		refused = refused || isRefused(err)
 		o.warn("skipping the checkpoint %s: %v", filepath.Join(o.folder(), nameOf(step)), err)
 	}
+	if refused {
+		return nil, fmt.Errorf("no checkpoint in %s can be read, and some may be whole: mend what the warnings name, and resume again", o.folder())
+	}
 	return nil, fmt.Errorf("all %d checkpoints in %s are damaged: start a new run in another folder", len(steps), o.folder())
+}
+
+// isRefused reports whether the system refused to read a file that is there, so that the
+// file may be whole: a missing permission, too many open files, a disk that does not answer.
+func isRefused(err error) bool {
+	var refused syscall.Errno
+	return errors.As(err, &refused) && refused != syscall.ENOENT && refused != syscall.ENOTDIR
 }
 
 // open verifies the checkpoint of one step.
