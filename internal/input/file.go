@@ -9,6 +9,7 @@
 package input
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -119,7 +120,11 @@ func (f *File) Size() int64 { return f.size }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
-// ReadFile returns the content of a file of at most most bytes, under the rules of Open.
+// mark is what some editors put before a text in UTF-8.
+var mark = []byte("\ufeff")
+
+// ReadFile returns the text in a file of at most most bytes, under the rules of Open. It
+// leaves out the mark that some editors put before UTF-8.
 func ReadFile(name string, most int64) ([]byte, error) {
 	f, err := Open(name, most)
 	if err != nil {
@@ -132,7 +137,7 @@ func ReadFile(name string, most int64) ([]byte, error) {
 		n, err := f.Read(data[len(data):cap(data)])
 		data = data[:len(data)+n]
 		if err == io.EOF {
-			return data, nil
+			return bytes.TrimPrefix(data, mark), nil
 		}
 		if err != nil {
 			return nil, err
