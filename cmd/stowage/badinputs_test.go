@@ -266,6 +266,8 @@ ring --width 0
 ring --margin 0
 ring --margin Inf
 ring --margin 9
+ring --margin 1e308
+ring --seq 9223372036854775807 --batch 9223372036854775807
 ring --json=2
 ring 5
 validate

@@ -4,8 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -75,7 +77,7 @@ func describe(cmd *cobra.Command, err error) string {
 	case *memory.SettingError:
 		return oneLine(e.Named(flagOf(cmd, e.Setting)))
 	case *memory.ModuleError:
-		return fmt.Sprintf("%s %s %s; %s", flagOf(cmd, moduleFlags[e.Choice]), e.Module, e.Problem, e.Remedy)
+		return fmt.Sprintf("%s %s %s; %s", flagOf(cmd, moduleFlags[e.Choice]), cmp.Or(e.Module, `""`), e.Problem, e.Remedy)
 	case *memory.BudgetError:
 		return describeBudget(cmd, e)
 	case interface{ Unwrap() []error }:
@@ -141,6 +143,26 @@ func fromMachine(err error) bool {
 	var unsupported *device.Unsupported
 	var full *device.OutOfMemory
 	return errors.As(err, &unsupported) || errors.As(err, &full)
+}
+
+// mostWord is the most bytes of a word in a sentence: no path is longer.
+const mostWord = 4096
+
+// readable leaves the middle out of words that nobody would read to their end.
+func readable(text string) string {
+	words := strings.Split(text, " ")
+	for i, w := range words {
+		if len(w) > mostWord {
+			words[i] = strings.ToValidUTF8(w[:60], "") + "…" + strings.ToValidUTF8(w[len(w)-20:], "")
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// figures returns a number with so many figures, or as many as it needs for -1. Large
+// numbers are written as 1e30.
+func figures(x float64, n int) string {
+	return strings.Replace(strconv.FormatFloat(x, 'g', n, 64), "e+", "e", 1)
 }
 
 // oneLine keeps the promise of one sentence for errors that were joined.

@@ -79,6 +79,6 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	fmt.Fprintf(said, "stowage: %s\n", oneLine(text))
+	fmt.Fprintf(said, "stowage: %s\n", readable(oneLine(text)))
 	return code
 }

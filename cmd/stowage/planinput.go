@@ -227,7 +227,8 @@ func readCounts(name string) (*routing.Counts, error) {
 		return nil, fmt.Errorf("the file cannot be read: %w", input.Cause(err))
 	}
 	defer in.Close()
-	return routing.Read(in)
+	counts, err := routing.Read(in)
+	return counts, input.Plain(err)
 }
 
 // planFlag names the flags for what the planner calls by the names of its fields.

@@ -52,9 +52,9 @@ of DeepSeek-V3's moe_mlpwo; moe_mlpwi_0 and moe_mlpwi_1 have a width of 2048.`,
 		case err != nil:
 			return planError(err)
 		case !(margin >= 1 && margin <= float64(r.EP)):
-			return usagef("--margin %g: expected a number from 1 to %d; no more rows can arrive than all %d ranks send", margin, r.EP, r.EP)
+			return usagef("--margin %s: expected a number from 1 to %d; no more rows can arrive than all %d ranks send", figures(margin, -1), r.EP, r.EP)
 		case all > 1<<60:
-			return usagef("these sizes come to %.3g bytes; give a smaller --batch, --seq, --top-k, --ep, --layers or --width", all)
+			return usagef("these sizes come to %s bytes; give a smaller --batch, --seq, --top-k, --ep, --layers or --width", figures(all, 3))
 		}
 		t := planview.NewRingSizes(r, margin)
 		if *asJSON {

@@ -248,8 +248,8 @@ func TestTrainResumes(t *testing.T) {
 // What the trainer does not use of a model is said.
 func TestTrainWarnsOfKeys(t *testing.T) {
 	words := inFolder(t)
-	writeFile(t, "small.json", strings.Replace(smallModel, "{", `{"rope_scaling":{"rope_type":"yarn"},"attention_dropout":0.1,"router_jitter_noise":0.0,`, 1))
-	const want = "warning: the trainer does not use rope_scaling, attention_dropout of the model\n"
+	writeFile(t, "small.json", strings.Replace(smallModel, "{", `{"rope_scaling":{"rope_type":"yarn"},"attention_dropout":0.1,"router_jitter_noise":0.0,"n_group":8,`, 1))
+	const want = "warning: the trainer does not use rope_scaling, n_group, attention_dropout of the model\n"
 	if _, stderr, code := command(strings.Fields(words + "--policy none --dry-run")...); code != exitOK || stderr != want {
 		t.Errorf("code %d, errors %q", code, stderr)
 	}

@@ -4,6 +4,7 @@
 package megatron
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -72,7 +73,7 @@ func toValue(v any) (value, error) {
 		for _, e := range v {
 			one, err := toValue(e)
 			if err != nil || one.off {
-				return value{}, fmt.Errorf("a list must hold numbers and words, not %v", e)
+				return value{}, errors.New("a list must hold numbers and words alone")
 			}
 			out.words = append(out.words, one.words...)
 		}
@@ -82,7 +83,7 @@ func toValue(v any) (value, error) {
 	case int, int64, uint64:
 		return value{words: []string{fmt.Sprint(v)}}, nil
 	}
-	return value{}, fmt.Errorf("a value must be a number, a word or a list, not %T", v)
+	return value{}, errors.New("a value must be a number, a word or a list, and not keys with values of their own")
 }
 
 // splitList splits "[a b c]" and "a b c". Expressions such as "([0]*3+[1])" have brackets

@@ -4,6 +4,7 @@
 package megatron
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -18,7 +19,12 @@ import (
 // for Megatron-LM. A map in place of a value is an error.
 func parseYAML(data []byte) (map[string]any, error) {
 	var top map[string]any
-	if err := input.UnmarshalYAML(data, &top, yaml.AllowDuplicateMapKey()); err != nil {
+	err := input.UnmarshalYAML(data, &top, yaml.AllowDuplicateMapKey())
+	var invalid *input.YAMLError
+	if errors.As(err, &invalid) { // its words are those of the grammar
+		return nil, fmt.Errorf("the YAML cannot be read: line %d is not YAML with keys and values, such as num-layers: 32; look for a tab, or for a bracket or quote without its other half", max(invalid.Line, 1))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("the YAML cannot be read: %w", err)
 	}
 	args, where := top, "the file"

@@ -180,6 +180,9 @@ func shorten(raw json.RawMessage) string {
 	if len(s) > 40 {
 		return fmt.Sprintf("%.40s...", s)
 	}
+	if !strings.HasPrefix(s, `"`) {
+		s = strings.ReplaceAll(s, "e+", "e") // a number, as people write it
+	}
 	return s
 }
 

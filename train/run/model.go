@@ -4,6 +4,7 @@
 package run
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -86,7 +87,10 @@ func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
 	if err != nil {
 		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
 	}
-	return m, set, s.readSettings(&set)
+	if err := s.readSettings(&set); err != nil {
+		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
+	}
+	return m, set, nil
 }
 
 // load reads the keys of a file, or of the config.json in a folder.
@@ -151,36 +155,56 @@ func whole(v any) any {
 
 // readSettings reads the keys that change no shape.
 func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
-	number := func(to func(float64), names ...string) {
+	// number reads the first key that is there. Its value fits a float32, and is above 0 or,
+	// if zero says so, 0.
+	number := func(zero bool, to func(float64), names ...string) {
 		for _, name := range names {
 			v, ok := s.Keys[name]
 			if !ok || v == nil {
 				continue
 			}
 			x, bad := strconv.ParseFloat(fmt.Sprint(v), 64) // YAML takes 1e-06 for a word
-			if bad != nil {
-				err = errors.Join(err, fmt.Errorf("expected a number for %s of the model, got %v", name, v))
+			want := "a number above 0 and up to 3e38"
+			if zero {
+				want = "a number from 0 to 3e38"
+			}
+			if bad != nil || !(x >= 0 && x <= math.MaxFloat32) || float32(x) == 0 && !zero {
+				err = errors.Join(err, fmt.Errorf("%s is %s; it must be %s", name, inJSON(v), want))
 			}
 			to(x)
 			return
 		}
 	}
-	number(func(v float64) { set.Epsilon = float32(v) }, "rms_norm_eps", "layer_norm_epsilon", "norm_eps")
+	number(false, func(v float64) { set.Epsilon = float32(v) }, "rms_norm_eps", "layer_norm_epsilon", "norm_eps")
 	if keys, ok := s.Keys["rope_parameters"].(map[string]any); ok && s.Keys["rope_theta"] == nil && keys["rope_theta"] != nil {
 		s.Keys["rope_theta"] = keys["rope_theta"] // where newer files have it
 	}
-	number(func(v float64) { set.Theta = v }, "rope_theta")
-	number(func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
-	number(func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
+	number(false, func(v float64) { set.Theta = v }, "rope_theta")
+	number(false, func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
+	number(true, func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
 	if v, ok := s.Keys["norm_topk_prob"].(bool); ok {
 		set.Routing.Normalise = v
 	}
-	for _, name := range []string{"hidden_act", "hidden_activation"} {
-		if v, ok := s.Keys[name].(string); ok && v != "silu" && v != "swish" {
-			err = errors.Join(err, fmt.Errorf("%s of the model is %.40q, and the trainer knows only silu; choose another model", name, v))
+	for _, x := range []struct{ name, known, other string }{
+		{"hidden_act", "silu", "swish"}, {"hidden_activation", "silu", "swish"}, {"scoring_func", "softmax", "sigmoid"},
+	} {
+		if v, ok := s.Keys[x.name]; ok && v != nil && v != x.known && v != x.other {
+			err = errors.Join(err, fmt.Errorf("%s is %s, and the trainer knows only %s and %s; choose another model", x.name, inJSON(v), x.known, x.other))
 		}
 	}
 	return err
+}
+
+// inJSON returns a value as its file has it, shortened.
+func inJSON(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil { // infinite or not a number
+		text = fmt.Append(nil, v)
+	}
+	if _, number := v.(float64); number {
+		text = bytes.Replace(text, []byte("e+"), []byte("e"), 1)
+	}
+	return fmt.Sprintf("%.40s", text)
 }
 
 // unused returns the keys that would change the results and that the trainer ignores.
@@ -193,6 +217,9 @@ func (s *ModelSpec) unused() (names []string) {
 				break
 			}
 		}
+	}
+	if v, ok := s.Keys["n_group"]; ok && v != nil && fmt.Sprint(v) != "1" && fmt.Sprint(v) != "0" {
+		names = append(names, "n_group") // experts are chosen among all, not among the best groups
 	}
 	for _, name := range []string{"attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"} {
 		if v, ok := s.Keys[name]; ok && v != nil && fmt.Sprint(v) != "0" {

@@ -4,6 +4,7 @@
 package run
 
 import (
+	"fmt"
 	"io"
 	"path/filepath"
 	"time"
@@ -19,6 +20,9 @@ import (
 func (r *run) describe(resumed bool) {
 	f := r.folder
 	_, err := f.remember(report.EnvironmentFile)
+	if err != nil {
+		err = fmt.Errorf("cannot read %s: %w", f.path(report.EnvironmentFile), pathless(err))
+	}
 	env := r.environment()
 	if was := report.ReadEnvironment(f.dir); resumed && was.Command != "" {
 		env.Command, env.Began = was.Command+"\n"+env.Command, was.Began
@@ -75,7 +79,7 @@ func writeReport(dir, version string, p *Progress) (file string) {
 	rep.Made, rep.Version = time.Now().UTC().Format(time.RFC3339), version
 	file = filepath.Join(dir, report.PageFile)
 	if err := atomicfile.Write(file, func(w io.Writer) error { return page.Write(w, rep) }); err != nil {
-		p.Say("warning: cannot make the report: %v; free some space and run `stowage report %s`", err, dir)
+		p.Say("warning: cannot make the report: %v; `stowage report %s` makes it when that is mended", err, dir)
 		return ""
 	}
 	return file

@@ -1,0 +1,91 @@
+// This file tests what commands say about files whose contents are wrong.
+
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// badFiles has files that are wrong in one way each, the command that reads each, and a
+// part of the sentence that it answers with.
+var badFiles = []struct{ name, text, command, want string }{
+	{"epsilon.json", hfWith(`"rms_norm_eps":-1e-5`), "train --dry-run --model", "--model epsilon.json: rms_norm_eps is -0.00001; it must be a number above 0"},
+	{"large.json", hfWith(`"rms_norm_eps":1e300`), "train --dry-run --model", "rms_norm_eps is 1e300; it must be a number above 0 and up to 3e38"},
+	{"tiny.json", hfWith(`"rms_norm_eps":1e-300`), "train --dry-run --model", "rms_norm_eps is 1e-300; it must be a number above 0"},
+	{"theta.json", hfWith(`"rope_theta":0`), "train --dry-run --model", "rope_theta is 0; it must be a number above 0"},
+	{"infinite.json", hfWith(`"rope_theta":Infinity`), "train --dry-run --model", "rope_theta is "},
+	{"object.json", hfWith(`"rope_theta":{}`), "train --dry-run --model", "rope_theta is {}; it must be a number above 0"},
+	{"factor.json", hfWith(`"routed_scaling_factor":0`), "train --dry-run --model", "routed_scaling_factor is 0; it must be a number above 0"},
+	{"balance.json", hfWith(`"router_aux_loss_coef":-1`), "train --dry-run --model", "router_aux_loss_coef is -1; it must be a number from 0 to 3e38"},
+	{"act.json", hfWith(`"hidden_act":7`), "train --dry-run --model", "hidden_act is 7, and the trainer knows only silu and swish"},
+	{"score.json", hfWith(`"scoring_func":"argmax"`), "train --dry-run --model", `scoring_func is "argmax", and the trainer knows only softmax and sigmoid`},
+	{"size.json", hfWith(`"head_dim":1e30`), "train --dry-run --model", "head_dim is 1e30; "},
+	{"none.yaml", "policy: offload\noffload_modules: [\"\"]\n", "train --dry-run --config", `--offload-modules "" is unknown; `},
+	{"long.yaml", "steps: " + strings.Repeat("9", 100_000) + "\n", "train --dry-run --config", `999…999999999999999999"`},
+	{"list.yaml", "- num-layers\n", "plan --megatron", "line 1 is not YAML with keys and values, such as num-layers: 32; "},
+	{"number.yaml", "5\n", "plan --megatron", "line 1 is not YAML with keys and values, "},
+	{"tab.yaml", "MODEL_ARGS:\n\t--num-layers: 4\n", "plan --megatron", "line 2 is not YAML with keys and values, such as num-layers: 32; look for a tab, "},
+	{"nested.json", `{"--num-layers": {"a": 1}}`, "plan --megatron", "--num-layers: a value must be a number, a word or a list, and not keys with values of their own"},
+	{"lists.yaml", "offload-modules: [null]\nvocab-size: 9\n", "plan --megatron", "--offload-modules: a list must hold numbers and words alone"},
+	{"counts.jsonl", "hello\n", "plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:", "line 1: header: is no JSON object: it is not JSON from character 1 on"},
+}
+
+// hfWith returns the config.json of a small model with one more key.
+func hfWith(key string) string { return strings.Replace(smallModel, "{", "{"+key+",", 1) }
+
+// A wrong file is answered with code 2 and one sentence that names the key or the line in
+// the words of the file, and no part of Go.
+func TestBadFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, x := range badFiles {
+		writeFile(t, x.name, x.text)
+		line := x.command + " " + x.name
+		if strings.HasSuffix(x.command, ":") {
+			line = x.command + x.name
+		}
+		stdout, stderr, code := command(strings.Fields(line)...)
+		switch {
+		case code != exitUsage, stdout != "", strings.Count(stderr, "\n") != 1, !strings.Contains(stderr, x.want), len(stderr) > 5000:
+			t.Errorf("%s: code %d, output %.60q, errors %.500q, want %q", line, code, stdout, stderr, x.want)
+		case goWords.MatchString(stderr):
+			t.Errorf("%s: the sentence %q has %q", line, stderr, goWords.FindString(stderr))
+		}
+	}
+}
+
+// The mark that some editors put before UTF-8 is no part of a text, and no flag behind it
+// is lost.
+func TestMarkedFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const arguments = "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --vocab-size 1000 --bf16\n"
+	for name, text := range map[string]string{
+		"small.json": smallModel, "args.sh": arguments, "cases.json": `{"cases":[{"id":"a"}]}`, "options.yaml": "policy: none\nmodel: tiny-dense\n",
+	} {
+		writeFile(t, name, "\ufeff"+text)
+	}
+	for line, want := range map[string]string{
+		"train --dry-run --policy none --micro 1 --seq 16 --model small.json": "small under none", "train --dry-run --micro 1 --seq 16 --config options.yaml": "tiny-dense under none",
+		"plan --config small.json": "hidden ", "plan --megatron args.sh": "TP 2, ", "bench pools --dp 2 --model small.json": "DP 2", "plan validate --cases cases.json": "1 skipped",
+	} {
+		stdout, stderr, code := command(strings.Fields(line)...)
+		if code != exitOK || !strings.Contains(stdout, want) {
+			t.Errorf("%s: code %d, errors %q, output %.300q", line, code, stderr, stdout)
+		}
+	}
+}
+
+// A history that is no file is the user's mistake, in words that a user knows.
+func TestHistoryThatIsNoFile(t *testing.T) {
+	t.Chdir(t.TempDir())
+	result, _, _ := command("bench", "pools", "--model", "tiny-moe", "--json")
+	writeFile(t, "result.json", result)
+	if err := os.Symlink("loop", "loop"); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr, code := command("bench", "record", "result.json", "--to", "loop")
+	if code != exitUsage || !strings.Contains(stderr, "--to loop: the file cannot be read: too many levels") {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
+}
