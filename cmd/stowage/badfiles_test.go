@@ -29,7 +29,7 @@ var badFiles = []struct{ name, text, command, want string }{
 	{"tab.yaml", "MODEL_ARGS:\n\t--num-layers: 4\n", "plan --megatron", "line 2 is not YAML with keys and values, such as num-layers: 32; look for a tab, "},
 	{"nested.json", `{"--num-layers": {"a": 1}}`, "plan --megatron", "--num-layers: a value must be a number, a word or a list, and not keys with values of their own"},
 	{"lists.yaml", "offload-modules: [null]\nvocab-size: 9\n", "plan --megatron", "--offload-modules: a list must hold numbers and words alone"},
-	{"counts.jsonl", "hello\n", "plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:", "line 1: header: is no JSON object: it is not JSON from character 1 on"},
+	{"counts.jsonl", "hello\n", "plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:", "it is not JSON from character 1 on"},
 }
 
 // hfWith returns the config.json of a small model with one more key.

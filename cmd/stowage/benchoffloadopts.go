@@ -16,7 +16,6 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
-	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
@@ -247,11 +246,12 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	defer func() { err = cmp.Or(err, dev.Close()) }()
 	save := func() error { return nil }
 	if x.trace != "" {
-		f, err := atomicfile.Create(x.trace)
+		f, stop, err := createUntilSignal(x.trace, raise)
 		if err != nil {
 			return fmt.Errorf("--trace: %w", err)
 		}
 		defer f.Discard()
+		defer stop()
 		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: o.Budget}, 0)
 		o.Trace = trace.Since(device.Now(), lines)
 		save = func() error {

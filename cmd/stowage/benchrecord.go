@@ -106,7 +106,7 @@ func readResult(cmd *cobra.Command, file string) (bench.Entry, error) {
 func record(cmd *cobra.Command, file string, entries []bench.Entry) error {
 	old, err := input.ReadFile(file, mostHistory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return usagef("--to %s: the file cannot be read: %v", file, pathless(err))
+		return usagef("--to %s: the file cannot be read: %v", file, input.Cause(err))
 	}
 	history, err := bench.ReadHistory(bytes.NewReader(old))
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -128,6 +129,8 @@ func exitCode(err error) int {
 		return exitInterrupted
 	case errors.Is(err, syscall.EPIPE): // other commands are ended by the signal itself
 		return exitSignal(syscall.SIGPIPE)
+	case fromDisk(err):
+		return exitFailure
 	case errors.As(err, &usage), errors.As(err, &input):
 		return exitUsage
 	case fromMachine(err):
@@ -143,6 +146,13 @@ func fromMachine(err error) bool {
 	var unsupported *device.Unsupported
 	var full *device.OutOfMemory
 	return errors.As(err, &unsupported) || errors.As(err, &full)
+}
+
+// fromDisk reports whether a disk failed or is full, or too many files are open: another
+// command line would not help.
+func fromDisk(err error) bool {
+	var no syscall.Errno
+	return errors.As(err, &no) && slices.Contains([]syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EIO, syscall.EMFILE, syscall.ENFILE}, no)
 }
 
 // mostWord is the most bytes of a word in a sentence: no path is longer.

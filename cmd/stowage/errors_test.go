@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"syscall"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -65,6 +66,8 @@ func TestDescribe(t *testing.T) {
 		{fmt.Errorf("layer 3: %w", small), "layer 3: --budget 1 B is too small; raise it", exitUsage},
 		{memory.OnRank(2, &device.OutOfMemory{Device: "gpu"}), "rank 2: " + (&device.OutOfMemory{Device: "gpu"}).Error(), exitFailure},
 		{errors.Join(small, cause), "--budget 1 B is too small; raise it; no room", exitUsage},
+		{&run.InputError{Err: &memory.SettingError{Setting: "Folder", Err: fmt.Errorf("cannot write a: %w", syscall.ENOSPC)}}, "--out: cannot write a: no space left on device", exitFailure},
+		{&run.InputError{Err: &memory.SettingError{Setting: "Folder", Err: fmt.Errorf("cannot write a: %w", syscall.EACCES)}}, "--out: cannot write a: permission denied", exitUsage},
 		{usagef("that is wrong"), "that is wrong", exitUsage},
 	} {
 		if got := describe(cmd, x.err); got != x.want || exitCode(x.err) != x.code {

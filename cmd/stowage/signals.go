@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stowage-dev/stowage/internal/atomicfile"
 	"github.com/stowage-dev/stowage/train/run"
 )
 
@@ -148,6 +149,41 @@ func (s *stopper) because(err error) error {
 		return &signalError{s.first, err}
 	}
 	return err
+}
+
+// createUntilSignal begins to replace a file. If a signal comes before stop is called, it
+// removes the temporary file and calls end, which ends the program.
+func createUntilSignal(path string, end func(syscall.Signal)) (f *atomicfile.File, stop func(), err error) {
+	signals, over := make(chan os.Signal, 1), make(chan struct{})
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	if f, err = atomicfile.Create(path); err != nil {
+		signal.Stop(signals)
+		return nil, nil, err
+	}
+	go func() {
+		select {
+		case sig := <-signals:
+			if name := f.Temporary(); name != "" {
+				_ = os.Remove(name) // nothing can be said any more
+			}
+			end(sig.(syscall.Signal))
+		case <-over:
+		}
+	}()
+	return f, func() {
+		signal.Stop(signals)
+		close(over)
+	}, nil
+}
+
+// raise ends the program by a signal, as if it had not been caught.
+func raise(sig syscall.Signal) {
+	signal.Reset(sig)
+	_ = syscall.Kill(os.Getpid(), sig)
 }
 
 // exitSignal returns the exit code for a signal, as shells have it.

@@ -221,3 +221,39 @@ func interruptTwice(t *testing.T, words, dir string) int {
 	_ = cmd.Wait()
 	return cmd.ProcessState.ExitCode()
 }
+
+// A signal that ends a program before a file is complete leaves nothing of it behind, and
+// the old one as it was.
+func TestCreateUntilSignal(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		writeFile(t, "trace", "old")
+		before, ended := files(t), make(chan syscall.Signal, 1)
+		f, stop, err := createUntilSignal("trace", func(sig syscall.Signal) { ended <- sig })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if files(t) == before {
+			t.Error("there is no temporary file")
+		}
+		if err := syscall.Kill(os.Getpid(), sig); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-ended; got != sig {
+			t.Errorf("%v ended it, want %v", got, sig)
+		}
+		if after := files(t); after != before {
+			t.Errorf("%v: the files are\n%s\nand were\n%s", sig, after, before)
+		}
+		stop()
+		f.Discard()
+	}
+	f, stop, err := createUntilSignal("trace", raise)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Commit(); err != nil {
+		t.Error(err)
+	}
+	stop()
+}

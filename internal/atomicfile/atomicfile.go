@@ -117,6 +117,10 @@ func behind(path string) string {
 	return path
 }
 
+// Temporary returns the path of the temporary file, or "" if there is none. A program that
+// a signal ends before Commit removes it.
+func (x *File) Temporary() string { return x.work }
+
 // Write adds to the file.
 func (x *File) Write(p []byte) (int, error) { return x.b.Write(p) }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/atomicfile"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/observe/export"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/report/page"
@@ -21,7 +22,7 @@ func (r *run) describe(resumed bool) {
 	f := r.folder
 	_, err := f.remember(report.EnvironmentFile)
 	if err != nil {
-		err = fmt.Errorf("cannot read %s: %w", f.path(report.EnvironmentFile), pathless(err))
+		err = fmt.Errorf("cannot read %s: %w", f.path(report.EnvironmentFile), input.Cause(err))
 	}
 	env := r.environment()
 	if was := report.ReadEnvironment(f.dir); resumed && was.Command != "" {
