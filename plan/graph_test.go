@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
@@ -131,6 +132,29 @@ func TestPlainEnds(t *testing.T) {
 		// 58 of 61 layers are as in bf16, and have nearly all of the difference.
 		if share := float64(n-e) / float64(n-p); share < 0.9 || share >= 1 {
 			t.Errorf("%v: %d narrow, %d with ends in bf16, %d in bf16", c, n, e, p)
+		}
+	}
+}
+
+// A captured scope holds its own operations, a mixture its router too, and a whole step
+// everything.
+func TestCaptures(t *testing.T) {
+	for scopes, want := range map[string]string{
+		"attn": "attn", "mlp": "mlp", "moe_router": "moe_router", "moe": "moe moe_router", "attn moe": "attn moe moe_router",
+		"full_iteration": "attn mlp moe moe_router mamba none", "": "",
+	} {
+		var got []string
+		for _, scope := range []string{"attn", "mlp", "moe", "moe_router", "mamba", "none"} {
+			name := scope
+			if scope == "none" {
+				scope = "" // of operations outside of all scopes
+			}
+			if captures(strings.Fields(scopes), scope) {
+				got = append(got, name)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q captures %q, want %q", scopes, got, want)
 		}
 	}
 }
