@@ -307,3 +307,25 @@ func TestRecomputeHasAllModules(t *testing.T) {
 		}
 	}
 }
+
+// Sharded parameters are gathered and their gradients scattered for every microbatch, so
+// what the passes do not hide is shown for each of them. Replicas with whole parameters
+// exchange them once a step.
+func TestExchangesOfReplicas(t *testing.T) {
+	shown := func(shard plan.ShardLevel, micros int) Seconds {
+		s := deepseek(t)
+		gpu := *s.Hardware
+		gpu.Network, gpu.FastLink = gpu.Network/1e4, gpu.FastLink/1e4 // so slow that next to nothing is hidden
+		s.Hardware = &gpu
+		s.Layout.FSDP.Shard = shard
+		s.Batch.Global *= micros
+		x, _ := newModel(t, s).aroundPasses()
+		return x
+	}
+	for shard, times := range map[plan.ShardLevel]float64{plan.NoShard: 1, plan.ShardParameters: 3} {
+		one, three := shown(shard, 1), shown(shard, 3)
+		if one <= 0 || math.Abs(float64(three/one)-times) > 0.01 {
+			t.Errorf("shard %v: replicas show %v, and with three times as many microbatches %v, want %g times as much", shard, one, three, times)
+		}
+	}
+}
