@@ -147,3 +147,65 @@ func TestResizedTierMoves(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// dirty is a CPU whose new memory holds anything but zeros, as that of a GPU may.
+type dirty struct{ device.Device }
+
+// spoil writes to memory that nobody uses yet.
+func spoil(r device.Range) {
+	raw := device.Slice[byte](uint64(r.Addr()), int(r.Len))
+	for i := range raw {
+		raw[i] = 0x25
+	}
+}
+
+func (d *dirty) Alloc(k memory.Kind, size memory.Bytes, owner string) (*device.Buffer, error) {
+	b, err := d.Device.Alloc(k, size, owner)
+	if err == nil {
+		spoil(b.All())
+	}
+	return b, err
+}
+
+func (d *dirty) Grow(b *device.Buffer, size memory.Bytes) error {
+	had := b.Size()
+	err := d.Device.Grow(b, size)
+	if err == nil {
+		spoil(b.Slice(had, b.Size()-had))
+	}
+	return err
+}
+
+// Nothing relies on what new memory holds: the needs of groups that were dropped are zero,
+// and results are exact.
+func TestNewMemoryIsDirty(t *testing.T) {
+	dev := &dirty{openCPU(t)}
+	c := checkedPipelines["1f1b"]
+	c.layers, c.sets, c.maxRows = 2, 2, 100
+	c.ManagerConfig = tight(4, 2, 256, 256)
+	l, err := newLoop(t, dev, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.protect()
+	if err := l.run(3, rand.New(rand.NewPCG(3, 1)), 100); err != nil {
+		t.Error(err)
+	}
+	demand := l.m.Stats().Demand
+	for range 2 { // a group that was not there before, and that nothing stashes
+		if err := l.m.Step(memory.Key{Phase: memory.Evaluate}, func(int) error {
+			s := l.w.Forward(memory.GroupID{Name: "late", Layer: 9})
+			l.compute.Fill(s.Counts(), 0)
+			s.Drop()
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	if n, need := l.m.Stats().Demand, l.m.Needs()[memory.GroupID{Name: "late", Layer: 9}]; n != demand || need != 0 {
+		t.Errorf("a group without rows needs %d pages and makes the demand %d, which was %d", need, n, demand)
+	}
+	if err := errors.Join(l.close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
