@@ -325,3 +325,16 @@ func TestClaimWithoutPlace(t *testing.T) {
 		}
 	}
 }
+
+// A claim that fails after it made folders removes them, and nothing else.
+func TestClaimThatFails(t *testing.T) {
+	calls := SystemCalls()
+	calls.Open = func(string, int, uint32) (int, error) { return -1, syscall.EACCES }
+	top := t.TempDir()
+	if _, err := Claim(OS{Calls: &calls}, filepath.Join(top, "a", "b")); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("it says %v", err)
+	}
+	if left, err := os.ReadDir(top); err != nil || len(left) != 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
