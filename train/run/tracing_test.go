@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -187,6 +188,36 @@ func TestTracesOfADeadRun(t *testing.T) {
 				t.Errorf("%s holds %q, %v, after a run that was refused", name, got, err)
 			}
 		}
+	}
+}
+
+// noRoom is a disk that has no room for the traces of ranks.
+type noRoom struct{ disk.FS }
+
+func (d noRoom) Create(name string) (disk.Output, error) {
+	f, err := d.FS.Create(name)
+	if err == nil && strings.HasPrefix(filepath.Base(name), "rank-") {
+		f = full{f}
+	}
+	return f, err
+}
+
+type full struct{ disk.Output }
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// A run whose traces find no room on the disk trains, saves and says so.
+func TestTracesOnAFullDisk(t *testing.T) {
+	j, err := NewJob(tiny(), machine(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := disktest.New()
+	j.fs = noRoom{d.Process("run")}
+	var said strings.Builder
+	s, err := j.Run(context.Background(), "/disk/run", false, NewProgress(&said, nil, nil))
+	if err != nil || !s.Finished || !strings.Contains(said.String(), "warning: ") || !strings.Contains(said.String(), "no space left") {
+		t.Errorf("%+v, %v; it says %q", s, err, said.String())
 	}
 }
 
