@@ -241,15 +241,6 @@ func TestPicturesThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-func errorsOf(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // A run that goes on has one trace in parts, and one that begins anew has none of what
 // was there.
 func TestReportOfResumedRun(t *testing.T) {
