@@ -7,6 +7,10 @@
 // together in memory, like those of the copy kernel's small blocks, and dead rows cost
 // nothing: the grid is sized for the machine, and a launch whose buffers are mostly empty
 // ends at once. There are several counters, because a single one limited the speed.
+//
+// If some pages are in host memory, the first blocks of the grid copy those and the rest
+// of the grid copies the others. The first blocks saturate the link. More of them would
+// only keep compute from the multiprocessors for as long as the link takes.
 // targets: sm_80
 
 #include "prelude.cuh"
@@ -16,6 +20,7 @@
 #define CHUNK_SHIFT (31 - __builtin_clz(CHUNK))
 #define RESIDENT 2
 #define COUNTERS 16
+#define LINK_COUNTERS 4 // of them, for host pages beside device pages
 #define LINE 16 // words of a cache line
 
 struct Tier {
@@ -124,9 +129,10 @@ DEVICE u32 relaxed32(u64 p) {
 struct Shape {
     u32 tensors, shift; // shift is log2 of the size of a page
     bool bump;
+    u32 link; // blocks that copy host pages
 };
 
-DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0}; }
+DEVICE Shape unpack(u64 v) { return {(u32)v & 255, (u32)(v >> 8) & 255, (v >> 16 & 1) != 0, (u32)(v >> 24) & 255}; }
 
 // Group is what a warp knows of the group. Lane i holds tensor i, and there are at most 32.
 // Everything is read before anything is used.
@@ -187,19 +193,43 @@ struct Chunk {
     u32 bytes;  // zero if it lies behind the tensor's end
 };
 
-// Work says how a launch is divided: into chunks of 512 << fine bytes. A group that is too
-// small to give every warp a whole chunk is divided more finely.
+// Work is the part of a launch that a warp takes chunks of, together with other warps:
+// pages in one tier, or all pages. A chunk has 512 << fine bytes. A part that is too small
+// to give every warp a whole chunk is divided more finely.
 struct Work {
-    u32 chunks, fine;
+    u32 from;           // place of the first page
+    u32 chunks, fine;   // number and size of the chunks
+    u32 warps, mine;    // number of the warps, and of this warp among them
+    u32 counter, count; // counters that they take from
 };
 
-DEVICE Work cut(const Group &g) {
-    Work w = {g.need << (g.shape.shift - CHUNK_SHIFT), CHUNK_SHIFT - 9};
-    u32 warps = blocks() * (threads() / 32);
-    while (w.fine > 0 && 2 * w.chunks <= warps) {
+// cut returns the work of this warp in a group whose first pages are in device memory, and
+// whose others, if any, are in host memory.
+DEVICE Work cut(const Group &g, u32 device) {
+    u32 link = g.shape.link, per = threads() / 32, all = blocks(), b = block(), pages = g.need;
+    Work w = {0, 0, CHUNK_SHIFT - 9, 0, 0, 0, COUNTERS};
+    if (device < g.need && all > link) {
+        if (b < link) {
+            w.from = device;
+            w.counter = COUNTERS - LINK_COUNTERS;
+            w.count = LINK_COUNTERS;
+            pages = g.need - device;
+            all = link;
+        } else {
+            w.count = COUNTERS - LINK_COUNTERS;
+            pages = device;
+            all -= link;
+            b -= link;
+        }
+    }
+    w.warps = all * per;
+    w.mine = (thread() / 32) * all + b;
+    w.chunks = pages << (g.shape.shift - CHUNK_SHIFT);
+    while (w.fine > 0 && w.chunks > 0 && 2 * w.chunks <= w.warps) {
         w.chunks *= 2;
         w.fine--;
     }
+    w.count = least(w.count, w.warps); // every counter in use needs a warp that takes from it
     return w;
 }
 
@@ -208,6 +238,7 @@ DEVICE Chunk chunk(const Group &g, Work w, u32 i) {
     u32 size = 512u << w.fine, per = g.shape.shift - 9 - w.fine;
     c.place = i >> per;
     c.at = (i - (c.place << per)) * size;
+    c.place += w.from;
     u32 t = __builtin_popcount(ballot(g.first <= c.place)) - 1;
     u64 mem = from_lane(g.mem, t), bytes = from_lane(g.bytes, t);
     u64 off = ((u64)(c.place - from_lane32(g.first, t)) << g.shape.shift) + c.at;
@@ -230,24 +261,21 @@ DEVICE void some(u64 dst, u64 src, u32 bytes) {
     if (tail < bytes) put(dst + tail, fetch<u8>(src + tail));
 }
 
-// each copies all chunks, divided over the warps of the grid. The first round is assigned.
+// each copies the chunks of this warp's work. The first round is assigned.
 // Then a warp requests its next chunk before it loads the current one, and the page of that
 // chunk before it stores, so it waits for neither. look_up returns the page number of a
 // chunk. known is called for each chunk once its number is known. loaded is called once in
 // every warp, after the last known, when the warp reads nothing more: what it must still
 // store is in its registers.
 template <bool stash, class LookUp, class Known, class Loaded>
-DEVICE void each(const Group &g, u64 counters, LookUp look_up, Known known, Loaded loaded) {
-    Work w = cut(g);
-    u32 warps = blocks() * (threads() / 32), mine = (thread() / 32) * blocks() + block();
-    // Every counter in use needs a warp that takes from it.
-    u32 used = least((u32)COUNTERS, warps), k = mine % used;
-    u64 counter = counters + k * LINE * 8;
-    if (mine >= w.chunks) return loaded();
-    Chunk c = chunk(g, w, mine);
+DEVICE void each(const Group &g, Work w, u64 counters, LookUp look_up, Known known, Loaded loaded) {
+    u32 k = w.mine % w.count;
+    u64 counter = counters + (w.counter + k) * LINE * 8;
+    if (w.mine >= w.chunks) return loaded();
+    Chunk c = chunk(g, w, w.mine);
     c.number = look_up(c.place);
     for (;;) {
-        bool more = warps < w.chunks;
+        bool more = w.warps < w.chunks;
         u32 ticket = 0;
         if (more && lane() == 0) ticket = (u32)add(counter, 1);
         bool whole = c.bytes == CHUNK;
@@ -257,7 +285,7 @@ DEVICE void each(const Group &g, u64 counters, LookUp look_up, Known known, Load
 #pragma unroll
             for (u32 n = 0; n < VECTORS; n++) v[n] = fetch<Vec>(src + 512 * n);
         }
-        u32 i = warps + from_lane32(ticket, 0) * used + k;
+        u32 i = w.warps + from_lane32(ticket, 0) * w.count + k;
         more = more && i < w.chunks;
         Chunk then = c;
         if (more) {
@@ -424,7 +452,7 @@ stowage_stash(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     if (taken == OVERFLOWED) return;
     u64 counters = AT(g.control, Control, ticket) + 8 * LINE * COUNTERS * (seq & 1);
     each<true>(
-        g, counters, [&](u32 place) { return number(g, s, taken, place); },
+        g, cut(g, (u32)taken), counters, [&](u32 place) { return number(g, s, taken, place); },
         [&](const Chunk &c) { write32(g.table + 4 * c.place, c.number); }, [] {});
 }
 
@@ -485,7 +513,7 @@ stowage_restore(u64 control, u64 record, u64 set, u64 seq, u64 shape) {
     // A group without pages has nothing to restore: it overflowed, or was restored before.
     if (missed != 0 || pages[0] + pages[1] != g.need) g.need = 0;
     each<false>(
-        g, AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
+        g, cut(g, (u32)pages[0]), AT(g.control, Control, back), [&](u32 place) { return read32(g.table + 4 * place); },
         [&](const Chunk &c) {
             if (g.shape.bump) return;
             u32 host = c.number >> 31;

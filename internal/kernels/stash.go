@@ -157,10 +157,10 @@ const (
 	stashChunk    = 4 * memory.KiB
 	stashResident = 2
 
-	// stashLinkBlocks blocks keep as many bytes under way as linkBlocks blocks of the copy
-	// kernel, which saturate the link. They occupy 8 multiprocessors. A full grid would
-	// move nothing faster, and would keep compute's blocks from every multiprocessor until
-	// the link has carried all rows.
+	// stashLinkBlocks blocks copy the pages in host memory. They keep as many bytes under
+	// way as linkBlocks blocks of the copy kernel, which saturate the link. They occupy 8
+	// multiprocessors. A full grid would move nothing faster, and would keep compute's
+	// blocks from every multiprocessor until the link has carried all rows.
 	stashLinkBlocks = int(linkBlocks * moveChunk / (stashThreads / 32 * stashChunk))
 )
 
@@ -186,10 +186,10 @@ func (m *StashMemory) declare(l *device.Launch) {
 }
 
 // StashShape packs what the host knows of a launch, so that no block has to read it from
-// memory: the number of tensors, the size of a page, and whether the store is a bump
-// store.
+// memory: the number of tensors, the size of a page, whether the store is a bump store, and
+// how many blocks copy pages in host memory.
 func StashShape(tensors int, page memory.Bytes, bump bool) uint64 {
-	v := uint64(tensors) | uint64(bits.TrailingZeros64(uint64(page)))<<8
+	v := uint64(tensors) | uint64(bits.TrailingZeros64(uint64(page)))<<8 | uint64(stashLinkBlocks)<<24
 	if bump {
 		v |= 1 << 16
 	}
