@@ -126,7 +126,7 @@ func (v *solver) change(pol memory.Policy, u memory.Unit, c memory.Choice) memor
 // searched more closely.
 func (v *solver) splitRows(best *trial) *trial {
 	rows := v.step(nil).rows
-	if rows == nil || rows.Fixed || best.end <= v.least {
+	if rows == nil || rows.Fixed || v.enough(best) {
 		return best
 	}
 	all := rows.devicePages(v.defaults())

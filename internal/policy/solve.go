@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/schedule"
@@ -56,53 +57,76 @@ func Solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allow
 	if err != nil || p.Rows == nil || p.Rows.Fixed {
 		return best, err
 	}
+	if cfg.Window == 0 && best.Plan != nil {
+		cfg.Window = best.Plan.Window
+	}
 	for n := 1; n <= p.Rows.MoreSets && best.Forecast.RowBytes > 0; n++ {
 		d, err := solveAny(p.withSets(n), l, cfg, budget, allowed, 1)
 		if err != nil {
 			break // the sets do not fit
 		}
 		d.Nothing, d.Before, d.Tried = false, best.Before, d.Tried+best.Tried
-		if d.Forecast.Step >= best.Forecast.Step {
+		if d.Forecast.paid >= best.Forecast.paid {
 			best.Tried = d.Tried
 			break
 		}
-		best = d
+		if best = d; best.Plan != nil {
+			best.Plan.Window = cfg.Window
+		}
 	}
 	return best, nil
 }
 
-// budgetWindows holds the windows that a solver tries. The last leaves the fewest holes,
-// which matters if the budget is tight and for the floor.
-var budgetWindows = []int{8, 16, residency.DefaultWindow, 1}
+// budgetWindows holds the windows that a solver tries, and tightWindow the one that leaves
+// the fewest holes, for budgets that fit with no other and for the floor.
+var budgetWindows = []int{8, 16, residency.DefaultWindow}
 
-func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (best *Decision, err error) {
+const tightWindow = 1
+
+// solveAny solves with the window of cfg, or with the best of budgetWindows.
+func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (*Decision, error) {
 	if cfg.Window > 0 {
 		return solve(p, l, cfg, budget, allowed, effort)
 	}
+	at := func(window int) (*Decision, error) {
+		c := cfg
+		c.Window = window
+		d, err := solve(p, l, c, budget, allowed, effort)
+		if err == nil && d.Plan != nil {
+			d.Plan.Window = window
+		}
+		return d, err
+	}
+	best, err := at(budgetWindows[0])
+	if err == nil && best.free() {
+		return best, nil // no window is better
+	}
+	others := make([]*Decision, len(budgetWindows)-1)
+	var all sync.WaitGroup
+	for i, window := range budgetWindows[1:] {
+		all.Go(func() { others[i], _ = at(window) })
+	}
+	all.Wait()
 	tried := 0
-	for _, cfg.Window = range budgetWindows {
-		d, failed := solve(p, l, cfg, budget, allowed, effort)
-		if failed != nil {
-			err = failed
-			continue
+	for _, d := range append(others, best) {
+		if d != nil {
+			tried += d.Tried
 		}
-		tried += d.Tried
-		if d.Plan != nil {
-			d.Plan.Window = cfg.Window
-		}
-		if best == nil || d.Forecast.Step < best.Forecast.Step {
+	}
+	for _, d := range others {
+		if best == nil || d != nil && d.Forecast.paid < best.Forecast.paid {
 			best = d
-		}
-		if best.Forecast.Step <= best.Before.Step+best.Before.Step/1000 || cfg.Window == residency.DefaultWindow {
-			break // no window can be better
 		}
 	}
 	if best == nil {
-		return nil, err
+		return at(tightWindow)
 	}
 	best.Tried = tried
 	return best, nil
 }
+
+// free reports whether a decision costs no time.
+func (d *Decision) free() bool { return d.Forecast.paid <= 1.001*d.Before.Step.Seconds() }
 
 func solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
@@ -125,6 +149,7 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allow
 		}
 	}
 	d.Policy, d.Plan, d.Forecast, d.Tried = memory.Policy{}, best.plan, best.forecast(), v.tried
+	d.Forecast.paid = best.paid(l)
 	for i := range d.Forecast.Units {
 		u := &d.Forecast.Units[i]
 		if u.Choice == memory.Offload && u.Moved == 0 { // Plan keeps all its groups
@@ -227,7 +252,10 @@ func (v *solver) try(pol memory.Policy) *trial {
 
 // spent reports whether the search should end: best is as good as possible, or enough
 // candidates were tried, each of which runs the whole tape.
-func (v *solver) spent(best *trial) bool { return v.tried >= v.most || best.end <= v.least }
+func (v *solver) spent(best *trial) bool { return v.tried >= v.most || v.enough(best) }
+
+// enough reports whether no other candidate is worth a search.
+func (v *solver) enough(best *trial) bool { return best.paid(v.l) <= v.least }
 
 // pick returns the better of two candidates.
 func (v *solver) pick(a, b *trial) *trial {
