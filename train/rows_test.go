@@ -57,19 +57,23 @@ type budgetRun struct {
 	links              memory.Links
 }
 
-// ruleForecast returns the step that the solver expects with so many device pages, to
-// which rows do not adapt: the same recorded step as the run's own forecast.
-func (b budgetRun) ruleForecast(t *testing.T, budget memory.Bytes, pages int) time.Duration {
-	p, rows := *b.profile, *b.profile.Rows
-	rows.Fixed, rows.Pages = true, schedule.Pages(pages)
-	p.Rows, p.Units = &rows, maps.Clone(p.Units)
-	for u, f := range p.Units {
-		f.CanOffload = f.CanOffload && !f.Rows
-		p.Units[u] = f
+// expect returns the step that the solver expects for the recorded step of a run: with so
+// many device pages, to which rows do not adapt, or with those that it chooses if pages is
+// zero. Neither recomputes more than the run does.
+func (b budgetRun) expect(t *testing.T, budget memory.Bytes, pages int) time.Duration {
+	p := *b.profile
+	if pages > 0 {
+		rows := *p.Rows
+		rows.Fixed, rows.Pages = true, schedule.Pages(pages)
+		p.Rows, p.Units = &rows, maps.Clone(p.Units)
+		for u, f := range p.Units {
+			f.CanOffload = f.CanOffload && !f.Rows
+			p.Units[u] = f
+		}
 	}
 	cfg := zero(policy.ByHand{}.Config)
 	cfg.Host, cfg.Align = 1<<40, int64(device.Align)
-	d, err := policy.Solve(&p, b.links, cfg, int64(budget), policy.Allowed{Offload: true, Recompute: true})
+	d, err := policy.Solve(&p, b.links, cfg, int64(budget), policy.Allowed{Offload: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +107,6 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 		}
 	}
 	for _, d := range tr.Decisions() {
-		b.forecast = max(b.forecast, d.Forecast.Step)
 		b.sets = max(b.sets, d.Forecast.Sets)
 		b.pages, b.host = max(b.pages, d.Forecast.DevicePages), max(b.host, d.Forecast.HostPages+d.Forecast.Spilled)
 	}
@@ -162,7 +165,7 @@ func compareBudgets(t *testing.T, c Config, steps int, check func(share int, rul
 		rule := runBudget(t, c, steps)
 		c.Memory.DevicePages = 0
 		solver := runBudget(t, c, steps)
-		rule.forecast = solver.ruleForecast(t, budget(s), pages[i])
+		rule.forecast, solver.forecast = solver.expect(t, budget(s), pages[i]), solver.expect(t, budget(s), 0)
 		ms := func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
 		t.Logf("%5d%% %10v | %9v %9v %6d | %9v %9v %6d %6d %5d | %8.3f %8.3f", s, budget(s), ms(rule.forecast), ms(rule.measured), pages[i],
 			ms(solver.forecast), ms(solver.measured), solver.pages, solver.host, 1+solver.sets,

@@ -4,8 +4,10 @@
 package engine
 
 import (
+	"maps"
 	"slices"
 
+	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -37,21 +39,59 @@ func (r *Runtime) calibrate(l *learned) error {
 		var again residency.Tape
 		if again, faster = retimed(p.Tape, *last); faster {
 			p.Tape = again
+			if err := r.retime(&p, l); err != nil {
+				return err
+			}
 		}
 	}
 	if !faster && !r.byName() { // the solver would find the same again
 		return nil
 	}
-	first := l.first
 	d, err := r.decide(&p, l)
-	if d == nil || err != nil {
-		if l.known { // nothing was recomputed when the step was recorded, and nothing is now
-			l.first = first
-		}
+	if err != nil {
 		return err
+	}
+	if d == nil {
+		return r.recordAgain(l, &p)
 	}
 	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
 	return r.apply(l, d, &p)
+}
+
+// retime shortens how long recomputing takes to what the step that was issued last shows.
+func (r *Runtime) retime(p *policy.Profile, l *learned) error {
+	shortest, err := r.shortest(l)
+	p.Units = maps.Clone(p.Units)
+	for u, d := range shortest {
+		if f := p.Units[u]; f.Recompute > d {
+			f.Recompute = d
+			p.Units[u] = f
+		}
+	}
+	return err
+}
+
+// recordAgain lets the next step be recorded, under l.first if there is one. The step
+// begins as the first one did: rows go to host pages, and leave all device memory to
+// activations.
+func (r *Runtime) recordAgain(l *learned, p *policy.Profile) error {
+	l.begin()
+	r.gen++
+	if !r.decidesPages() || p.Rows == nil || p.Rows.Fixed {
+		return nil
+	}
+	held, _ := r.off.Memory()
+	_, pages := r.stash.Held()
+	_, added, each := r.stash.MoreSets()
+	l.early, l.extent = max(l.early, memory.Bytes(p.Base)+held+pages+memory.Bytes(added)*each), 0
+	if err := r.stash.SetMore(0); err != nil {
+		return err
+	}
+	if err := r.stash.SetDevicePages(0); err != nil {
+		return err
+	}
+	_, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base))
+	return err
 }
 
 // retimed returns tape a with the times of tape b, in which scopes have no borders or the

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
@@ -152,4 +153,56 @@ func (l *loop) rowed(most stash.Rows, rng *rand.Rand) error {
 		return err
 	}
 	return l.compare()
+}
+
+// SPEC S5.5: if the first step was slow, copies seem to cost nothing. The times of the
+// second step show that recomputing more is cheaper, and the runtime changes its mind: steps
+// are as short as if the first had been quick. Where steps are captured, it keeps to copies.
+func TestRecomputeAfterASlowStep(t *testing.T) {
+	if testing.Short() {
+		t.Skip("solves many times")
+	}
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 4, scale: 32, work: time.Millisecond, dry: true}
+	c.pipeline.Microbatches = 1
+	all := extent(t, on(0, Config{}).like(c))
+	for _, x := range []struct {
+		share memory.Bytes // per cent of what is saved
+		set   memory.Scopes
+		slow  time.Duration // how many times slower the first step is
+	}{{65, 0, 30}, {45, 0, 6}, {65, scopes, 30}} {
+		c := c
+		c.SavedLimit, c.Scopes, c.Links = all*x.share/100/256*256, x.set, memory.Links{Out: 4e6, In: 4e6}
+		train := func(slow time.Duration) (d *policy.Decision, redone []int) {
+			must(t, c, func(l *loop, rng *rand.Rand) error {
+				quick := l.work
+				l.work *= slow
+				for range 7 {
+					if err := l.train(1, rng); err != nil {
+						return err
+					}
+					l.work = quick
+					n := 0
+					if d = l.rt.Decision(l.key()); d != nil {
+						for _, c := range d.Policy {
+							if c == memory.Recompute {
+								n++
+							}
+						}
+					}
+					redone = append(redone, n)
+				}
+				if s := l.rt.Summary(l.key()); s.Counts.Departed || s.Extent > c.SavedLimit || x.set != 0 && s.Graphs.Replays == 0 {
+					t.Errorf("%+v: departed %v, %v of %v taken", x, s.Counts.Departed, s.Extent, c.SavedLimit)
+				}
+				return nil
+			})
+			return d, redone
+		}
+		d, redone := train(x.slow)
+		want, usual := train(1)
+		t.Logf("%+v: %v and %v recomputed; forecasts of %v, and %v if all steps are quick", x, redone, usual, d.Forecast.Step, want.Forecast.Step)
+		if near := d.Forecast.Step.Seconds() < 1.1*want.Forecast.Step.Seconds(); near != (x.set == 0) {
+			t.Errorf("%+v: a forecast of %v, and %v if all steps are quick", x, d.Forecast.Step, want.Forecast.Step)
+		}
+	}
 }

@@ -100,7 +100,7 @@ func (g *Group) End() error {
 func (g *Group) end() {
 	g.must()
 	g.open, g.s.group = false, nil
-	if g.s.record {
+	if g.s.timed {
 		g.s.passes = append(g.s.passes, pass{g.id, g.from, g.s.stamp()})
 	}
 }

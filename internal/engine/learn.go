@@ -42,27 +42,28 @@ type learned struct {
 	calibrated, timed bool
 
 	limit       memory.Bytes // the limit that the plan was made under
+	again       bool         // a first step was recorded anew
 	noRecompute bool         // it was tried, and there is no room for it
 }
 
 // begin forgets what an earlier recording found.
 func (l *learned) begin() {
-	*l = learned{first: l.first, noRecompute: l.noRecompute, stats: l.stats, extent: l.extent, early: l.early}
+	*l = learned{first: l.first, again: l.again, noRecompute: l.noRecompute, stats: l.stats, extent: l.extent, early: l.early}
 }
 
 // span holds the calls of a scope in a recorded step; later steps capture the scope.
 type span struct{ from, to int }
 
-// pass is the forward pass of a group in a recorded step, with the stamps at both ends.
+// pass is the forward pass of a group in a step that is timed, with the stamps at both ends.
 type pass struct {
 	id       memory.GroupID
 	from, to int
 }
 
-// stamp takes the time of compute in a recorded step, and returns the number of the stamp.
-// It returns -1 if there is none.
+// stamp takes the time of compute in a step that is timed, and returns the number of the
+// stamp. It returns -1 if there is none.
 func (s *Step) stamp() int {
-	if !s.record || s.r.cfg.Compute.Capturing() {
+	if !s.timed || s.r.cfg.Compute.Capturing() {
 		return -1
 	}
 	r := s.r
@@ -175,9 +176,22 @@ func scoped(ops []residency.Op, spans []span) (out []residency.Op) {
 	return append(out, ops[at:]...)
 }
 
-// time turns the stamps of a recorded step into the time that recomputing a group takes.
-// The shortest pass of all microbatches counts, because a pass may have waited for memory.
+// time sets how long recomputing a group takes, from the stamps of a recorded step.
 func (r *Runtime) time(l *learned) error {
+	shortest, err := r.shortest(l)
+	for u, f := range l.facts {
+		f.Recompute = shortest[u]
+		if l.redone[u] {
+			f.Recompute = 0
+		}
+		l.facts[u] = f
+	}
+	return err
+}
+
+// shortest returns how long the forward passes of units took that can be recomputed. The
+// shortest pass of all microbatches counts, because a pass may have waited for memory.
+func (r *Runtime) shortest(l *learned) (map[memory.Unit]time.Duration, error) {
 	shortest := map[memory.Unit]time.Duration{}
 	for _, p := range l.passes {
 		u := p.id.Unit()
@@ -186,20 +200,13 @@ func (r *Runtime) time(l *learned) error {
 		}
 		d, err := r.stamps[p.to].Since(r.stamps[p.from])
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if least, ok := shortest[u]; !ok || d < least {
 			shortest[u] = max(d, 1)
 		}
 	}
-	for u, f := range l.facts {
-		f.Recompute = shortest[u]
-		if l.redone[u] {
-			f.Recompute = 0
-		}
-		l.facts[u] = f
-	}
-	return nil
+	return shortest, nil
 }
 
 // decide makes the choices: those of the user, or those of the solver for a budget. It
@@ -268,25 +275,33 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 	return d, nil
 }
 
-// solve makes the choices for a budget. If the solver recomputes something, the next step
-// is recorded under that choice, because only that step shows what recomputing loads and
-// allocates. The units that it recomputed are then settled, and solve decides about the
-// rest.
+// solve makes the choices for a budget. If the solver recomputes something, solve returns
+// nil, and the next step is recorded under that choice, because only that step shows what
+// recomputing loads and allocates. The units that it recomputed are then settled, and solve
+// decides about the rest. If that step was much shorter than the first, which may have
+// loaded code, solve forgets both, once, and a first step is recorded anew.
 func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error) {
 	r.restrict(p)
 	for u := range l.redone {
 		p.Units[u] = policy.Facts{}
 	}
-	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && l.first == nil}
-	d, err := policy.Solve(p, r.links, r.off.Config(), int64(r.limit()), allowed)
 	first := l.first
+	if first != nil && !l.again && r.scopes == nil && float64(p.Tape.Span) < 0.9*float64(first.Before.Compute) {
+		l.first, l.again = nil, true // the first step was slow, so it showed too wide windows
+		return nil, nil
+	}
+	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && first == nil}
+	if l.known && r.scopes != nil {
+		allowed.Recompute = false // the next step is captured, so it cannot be recorded
+	}
+	d, err := policy.Solve(p, r.links, r.off.Config(), int64(r.limit()), allowed)
 	var small *memory.BudgetError
 	if errors.As(err, &small) {
 		small.Rank = r.cfg.Rank
 	}
 	switch {
 	case err != nil && first != nil:
-		*l = learned{stats: l.stats, extent: l.extent, early: l.early, noRecompute: true}
+		l.first, l.noRecompute = nil, true
 		return nil, nil
 	case err != nil:
 		return nil, err

@@ -137,3 +137,36 @@ func TestSetsOfAStepRecordedAgain(t *testing.T) {
 		return nil
 	})
 }
+
+// SPEC S5.5: if the times of the second step show that recomputing is cheaper than copying,
+// a step is recorded again. Rows are in host pages in that step, and results and budget
+// hold throughout.
+func TestRowsWhenAStepIsRecordedAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("solves many times")
+	}
+	c := rowBudget()
+	c.Links = memory.Links{Out: 2e6, In: 2e6}
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		quick := l.work
+		l.work = 300 * quick // everything hides
+		err := l.train(1, rng)
+		if d := l.rt.Decision(l.key()); d == nil || l.rt.stash.Store().Pages(stash.Device) == 0 {
+			t.Error("nothing was decided, or no rows are in device pages")
+		}
+		l.work = quick
+		err = errors.Join(err, l.train(1, rng))
+		if d := l.rt.Decision(l.key()); d != nil || l.rt.stash.Store().Pages(stash.Device) != 0 || !slices.Equal(l.rt.stash.Sets(), []int{1}) {
+			t.Errorf("the next step is not recorded: decided is %v, %d device pages, sets %v", d != nil, l.rt.stash.Store().Pages(stash.Device), l.rt.stash.Sets())
+		}
+		err = errors.Join(err, l.train(4, rng))
+		d := l.rt.Decision(l.key())
+		if d == nil || !slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }) {
+			t.Errorf("nothing is recomputed: %+v", d)
+		}
+		if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget {
+			t.Errorf("the device held %v of a budget of %v", peak, l.Budget)
+		}
+		return err
+	})
+}

@@ -44,8 +44,11 @@ func (r *Runtime) adapt(key memory.Key, l *learned) error {
 	}
 	p := *l.profile
 	d, err := r.decide(&p, l)
-	if d == nil || err != nil {
+	if err != nil {
 		return err
+	}
+	if d == nil {
+		return r.recordAgain(l, &p)
 	}
 	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
 	r.gen++

@@ -27,9 +27,10 @@ type Step struct {
 	again   map[memory.GroupID]func(*Group) error // of recomputed groups
 	lost    map[memory.GroupID]bool               // recomputed groups whose forward pass was replayed
 	group   *Group                                // under way, or nil
-	passes  []pass                                // forward passes of a recorded step
+	passes  []pass                                // forward passes of a step that is timed
 	spans   []span                                // scopes of a recorded step
 	record  bool
+	timed   bool // it is recorded, or its times are taken again
 }
 
 // Step runs one training step. Body issues all of its work on the compute stream. The
@@ -150,14 +151,15 @@ func (r *Runtime) open(key memory.Key, l *learned) *Step {
 	s.plan, s.record = l.plan, r.records(key, l)
 	l.recorded, l.timed = false, false // an earlier attempt may have set them
 	r.pair(key)
+	r.stamped = 0
 	switch {
 	case s.record:
+		s.timed = true
 		l.begin()
-		r.stamped = 0
 		s.plan = r.provisional(l)
 		r.off.BeginProfile(s.plan)
 	case r.calibrates(key, l):
-		l.timed = true
+		l.timed, s.timed = true, true
 		r.off.BeginProfile(s.plan)
 	case key.Phase == memory.Train:
 		r.off.Begin(s.plan)
@@ -177,6 +179,8 @@ func (s *Step) close(err error) error {
 	}
 	l.stats, l.issued = r.off.Last(), err == nil
 	switch {
+	case !s.record && err == nil && s.timed:
+		l.passes = s.passes
 	case !s.record:
 	case err == nil:
 		l.passes, l.spans, l.recorded = s.passes, s.spans, true
