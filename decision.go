@@ -48,8 +48,8 @@ type ModuleSettings struct {
 func DefaultModuleSettings() ModuleSettings {
 	h := policy.Defaults()
 	return ModuleSettings{
-		OffloadFraction: h.OffloadFraction, FractionOfGroups: h.FractionOfGroups, MinBytes: memory.Bytes(h.MinBytes),
-		DeltaBytes: memory.Bytes(h.DeltaBytes), Margin: h.Margin, MaxInflight: h.MaxInflight, Delay: h.Delay,
+		OffloadFraction: h.OffloadFraction, FractionOfGroups: h.FractionOfGroups, MinBytes: h.MinBytes,
+		DeltaBytes: h.DeltaBytes, Margin: h.Margin, MaxInflight: h.MaxInflight, Delay: h.Delay,
 	}
 }
 
@@ -57,8 +57,8 @@ func DefaultModuleSettings() ModuleSettings {
 func (m *ModuleSettings) policy() policy.ByHand {
 	return policy.ByHand{
 		OffloadModules: m.OffloadModules, RecomputeModules: m.RecomputeModules, StashModules: m.StashModules,
-		OffloadFraction: m.OffloadFraction, FractionOfGroups: m.FractionOfGroups, MinBytes: int64(m.MinBytes),
-		DeltaBytes: int64(m.DeltaBytes), Margin: m.Margin, MaxInflight: m.MaxInflight, Delay: m.Delay,
+		OffloadFraction: m.OffloadFraction, FractionOfGroups: m.FractionOfGroups, MinBytes: m.MinBytes,
+		DeltaBytes: m.DeltaBytes, Margin: m.Margin, MaxInflight: m.MaxInflight, Delay: m.Delay,
 	}
 }
 
@@ -92,8 +92,8 @@ type Forecast struct {
 
 func forecastOf(f *policy.Forecast) Forecast {
 	return Forecast{
-		Step: f.Step, Waiting: f.Waiting, Device: memory.Bytes(f.Extent), Peak: memory.Bytes(f.Peak),
-		Host: memory.Bytes(f.Host), Offloaded: memory.Bytes(f.Counts.OutBytes),
+		Step: f.Step, Waiting: f.Waiting, Device: f.Extent, Peak: f.Peak,
+		Host: f.Host, Offloaded: f.Counts.OutBytes,
 	}
 }
 

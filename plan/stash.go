@@ -43,7 +43,7 @@ func (d *dims) stash(w *walk) stash {
 				// Sizes have the received rows. The pages are sized for balanced ones.
 				received, balanced := d.load()
 				even := memory.Bytes(float64(g.Bytes) * balanced / received)
-				demand[i] += schedule.PagesOf(int64(page), int64(even))
+				demand[i] += schedule.PagesOf(page, even)
 				set += max(g.Bytes, memory.Bytes(math.Ceil(float64(even)*max(o.RankCapacity, 1))))
 			}
 			out.sets = max(out.sets, stashSets*set)

@@ -163,7 +163,7 @@ func (t *Trainer) Forecasts() (out []DeviceForecast) {
 		u := r.dev.Memory()
 		// Both figures include the most that workspaces may take and the expected pages.
 		// Replace these by what workspaces and pages took.
-		rest := -memory.Bytes(p.Base) - memory.Bytes(f.DevicePages)*memory.Bytes(f.PageBytes) - memory.Bytes(f.SetBytes)
+		rest := -p.Base - memory.Bytes(f.DevicePages)*f.PageBytes - f.SetBytes
 		for _, o := range u.Owners {
 			switch {
 			case o.Kind != memory.Device || o.Owner == trace.HeapOwner(memory.Device):
@@ -173,7 +173,7 @@ func (t *Trainer) Forecasts() (out []DeviceForecast) {
 				rest += o.Peak
 			}
 		}
-		out = append(out, DeviceForecast{Device: rest + memory.Bytes(f.Extent), Live: rest + memory.Bytes(f.Peak), Peak: u.Kind[memory.Device].Peak})
+		out = append(out, DeviceForecast{Device: rest + f.Extent, Live: rest + f.Peak, Peak: u.Kind[memory.Device].Peak})
 	}
 	return out
 }

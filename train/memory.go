@@ -274,11 +274,11 @@ func (r *rank) stash(mixtures []*model.MoE) *stash.ManagerConfig {
 
 // rowPages returns the number of pages that rows of a mixture's experts take.
 func (r *rank) rowPages(x *model.MoE, page memory.Bytes, rows int) schedule.Pages {
-	var sizes []int64
+	var sizes []memory.Bytes
 	for _, t := range layer.RowTensors(r.cfg.Model.Hidden, x.Width, r.cfg.Number, 1) {
-		sizes = append(sizes, int64(t.Row)*int64(rows))
+		sizes = append(sizes, t.Row*memory.Bytes(rows))
 	}
-	return schedule.PagesOf(int64(page), sizes...)
+	return schedule.PagesOf(page, sizes...)
 }
 
 // pageTables returns the device memory of page tables: a control block for every store,

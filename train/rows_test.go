@@ -72,8 +72,8 @@ func (b budgetRun) expect(t *testing.T, budget memory.Bytes, pages int) time.Dur
 		}
 	}
 	cfg := zero(policy.ByHand{}.Config)
-	cfg.Host, cfg.Align = 1<<40, int64(device.Align)
-	d, err := policy.Solve(&p, b.links, cfg, int64(budget), policy.Allowed{Offload: true})
+	cfg.Host, cfg.Align = 1<<40, device.Align
+	d, err := policy.Solve(&p, b.links, cfg, budget, policy.Allowed{Offload: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func TestLayersSaveWhatThePlannerSays(t *testing.T) {
 			var got memory.Bytes
 			for _, g := range tr.Summaries()[0].Groups {
 				if g.Name != "output_layer" {
-					got += memory.Bytes(g.Bytes)
+					got += g.Bytes
 				}
 			}
 			s, err := (&plan.Setup{

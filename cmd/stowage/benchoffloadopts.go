@@ -100,7 +100,7 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 	h := &o.ByHand
 	for _, s := range []struct {
 		flag, text string
-		to         *int64
+		to         *memory.Bytes
 		unit       int64 // what a plain number counts
 	}{
 		{"budget", x.budget, &o.Budget, 1},
@@ -110,9 +110,11 @@ func (x *offloadFlags) checkPolicy(o *bench.OffloadOptions) (err error) {
 		if !x.changed(s.flag) {
 			continue
 		}
-		if *s.to, err = parseBytes(s.text, s.unit); err != nil {
+		n, err := parseBytes(s.text, s.unit)
+		if err != nil {
 			return usagef("--%s: %v", s.flag, err)
 		}
+		*s.to = memory.Bytes(n)
 	}
 	for _, flag := range byHand {
 		if !x.changed(flag) {
@@ -238,7 +240,7 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 	if err := checkFiles([]flagFile{{"report", p.Path()}, {"trace", x.trace}}, flagFile{"model", x.model}); err != nil {
 		return err
 	}
-	shown := p.Trace("compute", o.Budget)
+	shown := p.Trace("compute", int64(o.Budget))
 	dev, err := x.open(bench.Observe(shown))
 	if err != nil {
 		return err
@@ -252,7 +254,7 @@ func (x *offloadFlags) bench(o bench.OffloadOptions) (err error) {
 		}
 		defer f.Discard()
 		defer stop()
-		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: o.Budget}, 0)
+		lines := trace.NewWriter(f, trace.Header{Began: time.Now().UnixNano(), Compute: "compute", Budget: int64(o.Budget)}, 0)
 		o.Trace = trace.Since(device.Now(), lines)
 		save = func() error {
 			if err := cmp.Or(lines.Close(), f.Commit()); err != nil {

@@ -23,8 +23,8 @@ import (
 // OffloadOptions says what to run and what to offload.
 type OffloadOptions struct {
 	Step      StepOptions
-	Intensity float64 // zero keeps the times of the step
-	Budget    int64   // zero means none
+	Intensity float64      // zero keeps the times of the step
+	Budget    memory.Bytes // zero means none
 	// NoRecompute meets the budget by offloading alone.
 	NoRecompute bool
 	Hand        bool // ByHand decides
@@ -125,7 +125,7 @@ func (r *offloadRig) open() (err error) {
 	}
 	r.kept = heldBytes(r.dev)
 	cfg := engine.Config{Links: r.links, Rank: r.o.Step.Rank, Stage: r.o.Step.Rank, NoRecompute: r.o.NoRecompute, Trace: &r.log}
-	r.budget = memory.Bytes(r.o.Budget)
+	r.budget = r.o.Budget
 	switch {
 	case r.o.Hand:
 		cfg.ByHand = &r.o.ByHand
@@ -140,7 +140,7 @@ func (r *offloadRig) open() (err error) {
 		// Refuse a budget that cannot be met with its cause, before the first step runs out
 		// of memory.
 		p := r.without.rt.Profile(r.without.key)
-		if _, err := policy.Solve(p, r.links, r.limits(), int64(r.budget), policy.Allowed{Offload: true, Recompute: !r.o.NoRecompute}); err != nil {
+		if _, err := policy.Solve(p, r.links, r.limits(), r.budget, policy.Allowed{Offload: true, Recompute: !r.o.NoRecompute}); err != nil {
 			return &OffloadRefused{err}
 		}
 	}
@@ -207,7 +207,7 @@ func (r *offloadRig) hiding() (memory.Bytes, error) {
 	}
 	// Add a tenth, because steps differ and compute would wait with a little less room.
 	budget, _, err := policy.Balance([]*policy.Profile{p}, r.links, r.limits(), policy.Allowed{Offload: true}, slack)
-	return memory.Bytes(budget + budget/10), err
+	return (budget + budget/10), err
 }
 
 // shortest returns the shortest of three recordings of the step, which was disturbed the
@@ -232,7 +232,7 @@ func (r *offloadRig) shortest() (*policy.Profile, error) {
 }
 
 func (r *offloadRig) limits() residency.Config {
-	return residency.Config{Host: int64(r.dev.Info().Capacity[memory.Host]), Align: int64(device.Align)}
+	return residency.Config{Host: r.dev.Info().Capacity[memory.Host], Align: device.Align}
 }
 
 func (r *offloadRig) close() (first error) {
@@ -301,7 +301,7 @@ func (r *offloadRig) result(times [3]time.Duration, equal bool) Offload {
 		StepMS: ms(times[timeWithout]), OffloadStepMS: ms(times[timeWith]), PredictedMS: ms(d.Forecast.Step),
 		StepRatio: float64(times[timeWith]) / float64(times[timeWithout]),
 		PeakBytes: kept, OffloadPeakBytes: left, PeakRatio: float64(left) / float64(kept),
-		SavedBytes: kept - left, ExpectedBytes: int64(r.without.rt.Summary(key).Extent) - (d.Forecast.Extent - r.with.rt.Profile(key).Base),
+		SavedBytes: kept - left, ExpectedBytes: int64(r.without.rt.Summary(key).Extent - (d.Forecast.Extent - r.with.rt.Profile(key).Base)),
 		HostBytes: int64(b.Host), CopyMS: ms(times[timeCopies]), Issued: r.with.issued, Equal: equal,
 		LinkUtilisation: float64(times[timeCopies]) / float64(times[timeWith]), HiddenFraction: 1,
 		Step: r.step.record(), found: r.budget > 0 && o.Budget == 0,

@@ -182,7 +182,7 @@ func TestBeginAndEnd(t *testing.T) {
 				if d := b.r.Decision(memory.Key{}); i == 3 && !d.Nothing {
 					f := d.Forecast
 					more := residency.Counts{Out: st.Out - f.Counts.Out, In: st.In - f.Counts.In}
-					if more.Out < 0 || more.In < more.Out || st.In > st.Out || int64(st.Device) > f.Peak || more.Out == 0 && int64(st.Host) != f.Host {
+					if more.Out < 0 || more.In < more.Out || st.In > st.Out || st.Device > f.Peak || more.Out == 0 && st.Host != f.Host {
 						t.Errorf("%+v of %v and %v were forecast, and there were %+v of %v and %v", f.Counts, f.Peak, f.Host, st.Counts, st.Device, st.Host)
 					}
 				}
@@ -199,7 +199,7 @@ func TestBeginAndEnd(t *testing.T) {
 			}
 			// Nobody looks while a step is captured: it is the one that was forecast.
 			st, d := b.r.off.Last(), b.r.Decision(memory.Key{})
-			if f := d.Forecast; left != groups+st.In || !d.Nothing && (f.Counts != st.Counts || f.Peak != int64(st.Device) || f.Host != int64(st.Host)) {
+			if f := d.Forecast; left != groups+st.In || !d.Nothing && (f.Counts != st.Counts || f.Peak != st.Device || f.Host != st.Host) {
 				t.Errorf("%+v of %v and %v were forecast, and there were %+v of %v and %v, left %d times", f.Counts, f.Peak, f.Host, st.Counts, st.Device, st.Host, left)
 			}
 			if _, err := b.step(t, groups, why); !errors.Is(err, why) || b.r.Decision(memory.Key{}) == nil {

@@ -83,14 +83,14 @@ func (r *Runtime) recordAgain(l *learned, p *policy.Profile) error {
 	held, _ := r.off.Memory()
 	_, pages := r.stash.Held()
 	_, added, each := r.stash.MoreSets()
-	l.early, l.extent = max(l.early, memory.Bytes(p.Base)+held+pages+memory.Bytes(added)*each), 0
+	l.early, l.extent = max(l.early, p.Base+held+pages+memory.Bytes(added)*each), 0
 	if err := r.stash.SetMore(0); err != nil {
 		return err
 	}
 	if err := r.stash.SetDevicePages(0); err != nil {
 		return err
 	}
-	_, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base))
+	_, err := r.off.Limit(r.cfg.Budget - p.Base)
 	return err
 }
 

@@ -73,7 +73,7 @@ func (l *loop) names(h *policy.ByHand) error {
 	if s.Counts.Departed || s.Counts.Evicted > 0 {
 		return fmt.Errorf("the last step departed or evicted: %+v", s.Counts)
 	}
-	if int64(s.Extent) != d.Forecast.Extent || int64(s.Counts.OutBytes) != d.Forecast.Counts.OutBytes {
+	if s.Extent != d.Forecast.Extent || s.Counts.OutBytes != d.Forecast.Counts.OutBytes {
 		return fmt.Errorf("extent %d and %d bytes moved, forecast %d and %d", s.Extent, s.Counts.OutBytes, d.Forecast.Extent, d.Forecast.Counts.OutBytes)
 	}
 	if len(h.RecomputeModules) > 0 && l.again == 0 {
@@ -88,8 +88,8 @@ func (l *loop) names(h *policy.ByHand) error {
 	if len(h.OffloadModules) > 0 && len(d.Policy.Units()) > 0 && moved == 0 {
 		return fmt.Errorf("nothing moved")
 	}
-	if moved != memory.Bytes(s.Counts.OutBytes) {
-		return fmt.Errorf("the groups moved %v, the step %v", moved, memory.Bytes(s.Counts.OutBytes))
+	if moved != s.Counts.OutBytes {
+		return fmt.Errorf("the groups moved %v, the step %v", moved, s.Counts.OutBytes)
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func (l *loop) within(rng *rand.Rand, budget, all memory.Bytes) error {
 	switch {
 	case d == nil:
 		return fmt.Errorf("nothing was decided")
-	case s.Counts.Departed || int64(s.Extent) != d.Forecast.Extent || int64(s.Host) > d.Forecast.Host:
+	case s.Counts.Departed || s.Extent != d.Forecast.Extent || s.Host > d.Forecast.Host:
 		return fmt.Errorf("extent %d, host %d, forecast %d and %d, departed %v", s.Extent, s.Host, d.Forecast.Extent, d.Forecast.Host, s.Counts.Departed)
 	case d.Nothing != (budget >= all):
 		return fmt.Errorf("nothing to do is %v with %v of %v", d.Nothing, budget, all)
@@ -160,7 +160,7 @@ func TestDeltaAcrossRanks(t *testing.T) {
 	for rank := range 3 {
 		var out [2]int64
 		for i, d := range []memory.Bytes{0, delta} {
-			c := on(1, Config{ByHand: change(hand("core_attn", "qkv_linear", "attn_proj"), func(h *policy.ByHand) { h.DeltaBytes, h.Margin = int64(d), 0 })})
+			c := on(1, Config{ByHand: change(hand("core_attn", "qkv_linear", "attn_proj"), func(h *policy.ByHand) { h.DeltaBytes, h.Margin = d, 0 })})
 			c.rank, c.layers = rank, 6
 			must(t, c, func(l *loop, rng *rand.Rand) error {
 				err := l.train(3, rng)
@@ -201,8 +201,8 @@ func TestBudgetIsTheDevices(t *testing.T) {
 					}
 				}
 				d := l.rt.Decision(l.key())
-				if memory.Bytes(d.Forecast.Extent) > c.Budget {
-					return fmt.Errorf("forecast %v of a budget of %v", memory.Bytes(d.Forecast.Extent), c.Budget)
+				if d.Forecast.Extent > c.Budget {
+					return fmt.Errorf("forecast %v of a budget of %v", d.Forecast.Extent, c.Budget)
 				}
 				t.Logf("%v of %v:\n%s", c.Budget, all, d.Text())
 				return nil

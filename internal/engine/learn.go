@@ -146,7 +146,7 @@ func (r *Runtime) learn(key memory.Key, l *learned) error {
 		return err
 	}
 	l.extent = max(l.extent, l.stats.Extent)
-	p := &policy.Profile{Tape: *r.off.Tape(), Base: int64(r.base()), Units: l.facts, Rows: r.rows(l)}
+	p := &policy.Profile{Tape: *r.off.Tape(), Base: r.base(), Units: l.facts, Rows: r.rows(l)}
 	r.freeSets(p)
 	p.Tape.Ops = scoped(p.Tape.Ops, l.spans)
 	d, err := r.decide(p, l)
@@ -155,8 +155,8 @@ func (r *Runtime) learn(key memory.Key, l *learned) error {
 	}
 	l.known, l.limit, l.decision, l.profile, l.policy, l.plan = true, r.limit(), d, p, d.Policy, d.Plan
 	l.largest = p
-	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", memory.Bytes(d.Budget), "moved", memory.Bytes(d.Forecast.Counts.OutBytes), "nothing_to_do", d.Nothing)
-	r.emit(trace.Event{Kind: trace.Decide, Bytes: d.Forecast.Counts.OutBytes, Offset: d.Forecast.Extent})
+	r.cfg.Log.Info("stowage: decided", "rank", r.cfg.Rank, "budget", d.Budget, "moved", d.Forecast.Counts.OutBytes, "nothing_to_do", d.Nothing)
+	r.emit(trace.Event{Kind: trace.Decide, Bytes: int64(d.Forecast.Counts.OutBytes), Offset: int64(d.Forecast.Extent)})
 	return r.apply(l, d, p)
 }
 
@@ -213,11 +213,11 @@ func (r *Runtime) shortest(l *learned) (map[memory.Unit]time.Duration, error) {
 // returns nil if another step has to be recorded first.
 func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error) {
 	cfg := r.off.Config()
-	cfg.Device += int64(r.undecidedPages())
+	cfg.Device += r.undecidedPages()
 	if limit := r.limit(); limit > 0 && r.cfg.ProvideMemory == nil {
-		cfg.Device = min(cfg.Device, int64(limit)-p.Base)
+		cfg.Device = min(cfg.Device, limit-p.Base)
 		if r.decidesPages() {
-			cfg.Device = int64(limit) - p.Base
+			cfg.Device = limit - p.Base
 		}
 	}
 	var pol memory.Policy
@@ -258,7 +258,7 @@ func (r *Runtime) decide(p *policy.Profile, l *learned) (*policy.Decision, error
 		return nil, memory.OnRank(r.cfg.Rank, fmt.Errorf("the choices that were given cannot be followed: %w", err))
 	}
 	pol = d.Policy
-	d.Rank, d.Budget = r.cfg.Rank, int64(r.cfg.Budget)
+	d.Rank, d.Budget = r.cfg.Rank, r.cfg.Budget
 	if r.cfg.ByHand != nil {
 		d.Notes = r.notes(p, l)
 	} else if n := d.Late(); n != "" && r.cfg.ProvideMemory != nil && r.cfg.Device.Info().Backend != "cpu" { // where there is a link
@@ -294,7 +294,7 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 	if l.known && r.scopes != nil {
 		allowed.Recompute = false // the next step is captured, so it cannot be recorded
 	}
-	d, err := policy.Solve(p, r.links, r.off.Config(), int64(r.limit()), allowed)
+	d, err := policy.Solve(p, r.links, r.off.Config(), r.limit(), allowed)
 	var small *memory.BudgetError
 	if errors.As(err, &small) {
 		small.Rank = r.cfg.Rank
@@ -307,7 +307,7 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		return nil, err
 	}
 	if r.cfg.ProvideMemory != nil && d.Plan != nil {
-		d.Plan.Device = int64(r.limit()) // the account itself has no limit
+		d.Plan.Device = r.limit() // the account itself has no limit
 	}
 	d.Rank = r.cfg.Rank
 	redo := func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }

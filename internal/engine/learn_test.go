@@ -58,8 +58,8 @@ func TestForecastAfterADeparture(t *testing.T) {
 			return err
 		}
 		held, _ := l.rt.Held()
-		if f := l.rt.Forecast(l.key()); !l.knows("extra") || f.Extent < large || memory.Bytes(f.Extent) < held || l.rt.Decision(l.key()).Forecast.Extent >= large {
-			return fmt.Errorf("the forecast is %v, the decision's %v; %v before, and %v are held", memory.Bytes(f.Extent), memory.Bytes(l.rt.Decision(l.key()).Forecast.Extent), memory.Bytes(large), held)
+		if f := l.rt.Forecast(l.key()); !l.knows("extra") || f.Extent < large || f.Extent < held || l.rt.Decision(l.key()).Forecast.Extent >= large {
+			return fmt.Errorf("the forecast is %v, the decision's %v; %v before, and %v are held", f.Extent, l.rt.Decision(l.key()).Forecast.Extent, large, held)
 		}
 		return nil
 	})
@@ -79,11 +79,11 @@ func TestForecastOfTheRecordedStep(t *testing.T) {
 			}
 			held, _ := l.rt.Held()
 			p, d := l.rt.Profile(l.key()), l.rt.Decision(l.key())
-			took := memory.Bytes(l.rt.Forecast(l.key()).Extent - p.Base)
+			took := l.rt.Forecast(l.key()).Extent - p.Base
 			if took < held {
 				return fmt.Errorf("a forecast of %v, and %v are held", took, held)
 			}
-			if memory.Bytes(d.Forecast.Extent-p.Base) < held {
+			if (d.Forecast.Extent - p.Base) < held {
 				less++
 			}
 			return nil

@@ -144,7 +144,7 @@ func (r *Runtime) rows(l *learned) *policy.Rows {
 	if r.stash == nil || !slices.ContainsFunc(slices.Collect(maps.Values(l.facts)), func(f policy.Facts) bool { return f.Rows }) {
 		return nil
 	}
-	p := &policy.Rows{Page: int64(r.stash.Page()), Need: maps.Clone(r.stash.Needs()), Sets: r.stash.Sets(), Ahead: r.stash.Ahead()}
+	p := &policy.Rows{Page: r.stash.Page(), Need: maps.Clone(r.stash.Needs()), Sets: r.stash.Sets(), Ahead: r.stash.Ahead()}
 	if !r.decidesPages() {
 		_, most := r.stash.Most()
 		p.Fixed, p.Pages = true, schedule.Pages(most/r.stash.Page())
@@ -164,8 +164,8 @@ func (r *Runtime) freeSets(p *policy.Profile) {
 		return
 	}
 	most, added, each := r.stash.MoreSets()
-	p.Rows.MoreSets, p.Rows.SetBytes = most, int64(each)
-	p.Base -= int64(added) * int64(each)
+	p.Rows.MoreSets, p.Rows.SetBytes = most, each
+	p.Base -= memory.Bytes(added) * each
 	for i := range p.Rows.Sets {
 		p.Rows.Sets[i] -= added
 	}
@@ -188,17 +188,17 @@ func (r *Runtime) undecidedPages() memory.Bytes {
 
 // apply gives activations and rows the memory that was decided.
 func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error {
-	arena := memory.Bytes(d.Forecast.Activations(p.Base))
+	arena := d.Forecast.Activations(p.Base)
 	if r.decidesPages() && p.Rows != nil {
 		held, _ := r.off.Memory()
 		_, pages := r.stash.Held()
 		_, added, each := r.stash.MoreSets()
-		before := memory.Bytes(p.Base) + held + pages
+		before := p.Base + held + pages
 		if !p.Rows.Fixed { // their base is without added sets
 			before += memory.Bytes(added) * each
 		}
 		rows := memory.Bytes(d.Forecast.DevicePages) * r.stash.Page()
-		moved, err := r.off.Limit(r.cfg.Budget - memory.Bytes(p.Base) - rows - memory.Bytes(d.Forecast.SetBytes))
+		moved, err := r.off.Limit(r.cfg.Budget - p.Base - rows - d.Forecast.SetBytes)
 		if err != nil {
 			return err
 		}
@@ -233,7 +233,7 @@ func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error
 		}
 	}
 	l.extent = max(l.extent, arena)
-	return r.off.Prepare(arena, memory.Bytes(d.Forecast.Host))
+	return r.off.Prepare(arena, d.Forecast.Host)
 }
 
 // followRows follows a policy under a budget, and places the rows that it does not name

@@ -34,8 +34,8 @@ func TestSetsUnderABudget(t *testing.T) {
 		if f.Sets != 1 || f.RowBytes == 0 || !slices.Equal(l.rt.stash.Sets(), []int{2}) {
 			t.Errorf("%d sets added, %d bytes of rows moved, workspaces with %d sets", f.Sets, f.RowBytes, l.rt.stash.Sets())
 		}
-		if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget || memory.Bytes(f.Extent) > l.Budget {
-			t.Errorf("the device held %v, with a forecast of %v, of a budget of %v", peak, memory.Bytes(f.Extent), l.Budget)
+		if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget || f.Extent > l.Budget {
+			t.Errorf("the device held %v, with a forecast of %v, of a budget of %v", peak, f.Extent, l.Budget)
 		}
 		return err
 	})
@@ -131,8 +131,8 @@ func TestSetsOfAStepRecordedAgain(t *testing.T) {
 		if again == first || !l.knows("extra") || again.Base != first.Base || !slices.Equal(again.Rows.Sets, first.Rows.Sets) {
 			t.Errorf("a base of %d with %d sets, and when recorded again %d with %d", first.Base, first.Rows.Sets, again.Base, again.Rows.Sets)
 		}
-		if added != 1 || !slices.Equal(l.rt.stash.Sets(), []int{1 + f.Sets}) || memory.Bytes(f.Extent) > l.Budget {
-			t.Errorf("%d sets were added, then %d, and there are %d; a forecast of %v of %v", added, f.Sets, l.rt.stash.Sets(), memory.Bytes(f.Extent), l.Budget)
+		if added != 1 || !slices.Equal(l.rt.stash.Sets(), []int{1 + f.Sets}) || f.Extent > l.Budget {
+			t.Errorf("%d sets were added, then %d, and there are %d; a forecast of %v of %v", added, f.Sets, l.rt.stash.Sets(), f.Extent, l.Budget)
 		}
 		return nil
 	})

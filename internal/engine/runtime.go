@@ -120,7 +120,7 @@ func (r *Runtime) start() (err error) {
 	}
 	if h := r.cfg.ByHand; h != nil {
 		x := h.Config(residency.Config{})
-		c.Cap, c.Least = x.Cap, memory.Bytes(x.Least)
+		c.Cap, c.Least = x.Cap, x.Least
 	}
 	r.off, err = offload.New(r.cfg.Device, r.cfg.Compute, c)
 	return err

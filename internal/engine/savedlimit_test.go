@@ -25,7 +25,7 @@ func TestSetSavedLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		st, d := b.r.off.Last(), b.r.Decision(memory.Key{})
-		if st.Device > limit || moves != (st.Out > 0) || st.Departed || d.Budget != int64(limit) || b.r.SavedLimit() != limit {
+		if st.Device > limit || moves != (st.Out > 0) || st.Departed || d.Budget != limit || b.r.SavedLimit() != limit {
 			t.Errorf("limit %v: %v were taken, %+v; decided under %v", limit, st.Device, st.Counts, d.Budget)
 		}
 	}
@@ -66,7 +66,7 @@ func TestLowerLimitThatRecomputes(t *testing.T) {
 		l.rt.SetSavedLimit(limit)
 		err = errors.Join(err, l.train(3, rng))
 		d, s := l.rt.Decision(l.key()), l.rt.Summary(l.key())
-		if d == nil || d.Budget != int64(limit) || s.Extent > limit || s.Counts.Departed || !slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }) {
+		if d == nil || d.Budget != limit || s.Extent > limit || s.Counts.Departed || !slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }) {
 			t.Errorf("decided: %+v; %v of %v taken", d, s.Extent, limit)
 		}
 		return err

@@ -200,7 +200,7 @@ func (r *Runtime) provisional(l *learned) *residency.Plan {
 	case r.byName():
 		return &residency.Plan{Offload: map[memory.GroupID]bool{}, Window: 1} // a small window: memory that was taken once is kept
 	case r.cfg.ProvideMemory != nil && r.limit() > 0:
-		return &residency.Plan{Device: int64(r.limit())}
+		return &residency.Plan{Device: r.limit()}
 	}
 	return nil
 }

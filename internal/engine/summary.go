@@ -45,7 +45,7 @@ func (r *Runtime) Summary(key memory.Key) memory.Summary {
 
 func copyCounts(c *offload.Stats) memory.CopyCounts {
 	return memory.CopyCounts{
-		Out: c.Out, In: c.In, OutBytes: memory.Bytes(c.OutBytes), InBytes: memory.Bytes(c.InBytes), Evicted: c.Evicted,
+		Out: c.Out, In: c.In, OutBytes: c.OutBytes, InBytes: c.InBytes, Evicted: c.Evicted,
 		Late: c.Late, Duplicates: c.Duplicates, HostFull: c.HostFull, Packed: c.Packed, Departed: c.Departed,
 	}
 }
@@ -82,8 +82,8 @@ func (l *learned) rowSummary() (rows []memory.GroupSummary) {
 		}
 		r := &rows[i]
 		r.Groups += u.Groups
-		r.Bytes += memory.Bytes(u.Bytes) * memory.Bytes(u.Groups)
-		r.Moved += memory.Bytes(u.Moved)
+		r.Bytes += u.Bytes * memory.Bytes(u.Groups)
+		r.Moved += u.Moved
 		r.Units[u.Choice]++
 	}
 	return rows
@@ -100,7 +100,7 @@ func (r *Runtime) Forecast(key memory.Key) *policy.Forecast {
 		return nil
 	case r.moves():
 		f := l.decision.Forecast
-		f.Extent = max(f.Extent, f.Extent+int64(l.extent)-f.Activations(l.profile.Base), int64(l.early))
+		f.Extent = max(f.Extent, f.Extent+l.extent-f.Activations(l.profile.Base), l.early)
 		return &f
 	}
 	// Nobody reads the times, so any rates will do.

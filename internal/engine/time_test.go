@@ -51,8 +51,8 @@ func ledger(t *testing.T, c loopConfig) (n memory.Bytes, d *learned) {
 				n = o.Peak
 			}
 		}
-		if s := l.rt.Summary(l.key()); s.Extent > n || d.decision.Forecast.Extent > 0 && memory.Bytes(d.decision.Forecast.Extent) != s.Extent {
-			return fmt.Errorf("%v taken, the ledger has %v, forecast %v", s.Extent, n, memory.Bytes(d.decision.Forecast.Extent))
+		if s := l.rt.Summary(l.key()); s.Extent > n || d.decision.Forecast.Extent > 0 && d.decision.Forecast.Extent != s.Extent {
+			return fmt.Errorf("%v taken, the ledger has %v, forecast %v", s.Extent, n, d.decision.Forecast.Extent)
 		}
 		return nil
 	})
@@ -87,7 +87,7 @@ func away(kept, with *learned) memory.Bytes {
 	for _, op := range kept.profile.Tape.Ops {
 		switch op.Kind {
 		case residency.OpTake:
-			sizes[op.ID] = &state{bytes: round(op.Bytes), owned: true}
+			sizes[op.ID] = &state{bytes: round(int64(op.Bytes)), owned: true}
 			count(1, sizes[op.ID])
 		case residency.OpGive:
 			change(op.ID, func(s *state) { s.owned = false })
@@ -201,7 +201,7 @@ func TestForecastTime(t *testing.T) {
 		took, d := timed(t, b, p.rate)
 		near := math.Abs((took - d.Forecast.Step).Seconds()) <= 0.02*took.Seconds()
 		cheap := !p.hides || took.Seconds() <= 1.05*meant.Seconds()
-		what := fmt.Sprintf("%+v: the step took %v, forecast %v; its work is %v; %v moved", p, took, d.Forecast.Step, meant, memory.Bytes(d.Forecast.Counts.OutBytes))
+		what := fmt.Sprintf("%+v: the step took %v, forecast %v; its work is %v; %v moved", p, took, d.Forecast.Step, meant, d.Forecast.Counts.OutBytes)
 		t.Log(what)
 		if !near || !cheap || d.Nothing != (p.share == 100) {
 			t.Errorf("%s; nothing to do is %v", what, d.Nothing)

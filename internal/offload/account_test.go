@@ -282,7 +282,7 @@ func TestTraceOfSaves(t *testing.T) {
 	x, y := r.alloc(1000), r.alloc(2000)
 	r.compute.Fill(x.Range(), 1)
 	r.compute.Fill(y.Range(), 1)
-	at := []int64{x.state.Device, y.state.Device}
+	at := []int64{int64(x.state.Device), int64(y.state.Device)}
 	type event struct {
 		kind           trace.Kind
 		group          string

@@ -241,7 +241,7 @@ func lentPlans(yield func(string, *residency.Plan) bool) {
 		{"no room", func(int) bool { return false }, 1, 3 * 1024},
 		{"some leave, no room", func(i int) bool { return i%2 == 0 }, 2, 4 * 1024},
 	} {
-		p := &residency.Plan{Schedule: order, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, order.Len()), Device: v.device}
+		p := &residency.Plan{Schedule: order, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, order.Len()), Device: memory.Bytes(v.device)}
 		for i := range lentLayers {
 			p.Offload[lentGroup(i)] = v.leave(i)
 			if at, _ := order.Loaded(lentGroup(i)); v.ahead > 0 {

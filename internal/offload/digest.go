@@ -43,7 +43,7 @@ func (d *digest) group(g memory.GroupID) {
 }
 
 func (d *digest) op(op residency.Op) {
-	d.add(int64(op.Kind), int64(op.ID), op.Bytes, int64(len(op.Items)))
+	d.add(int64(op.Kind), int64(op.ID), int64(op.Bytes), int64(len(op.Items)))
 	d.group(op.Group)
 	for _, it := range op.Items {
 		d.add(int64(it.ID), bit(it.Stay))
@@ -58,7 +58,7 @@ func (d *digest) begin(cfg residency.Config, plan *residency.Plan) {
 		d.plan, d.plans = plan, d.sum
 	}
 	d.sum = d.plans
-	d.add(cfg.Device, cfg.Host, int64(cfg.Window), int64(cfg.Cap), cfg.Least)
+	d.add(int64(cfg.Device), int64(cfg.Host), int64(cfg.Window), int64(cfg.Cap), int64(cfg.Least))
 }
 
 func (d *digest) addPlan(plan *residency.Plan) {
@@ -73,7 +73,7 @@ func (d *digest) addPlan(plan *residency.Plan) {
 			leave += one.sum
 		}
 	}
-	d.add(1, int64(leave), int64(plan.Window), plan.Device, bit(plan.Strict))
+	d.add(1, int64(leave), int64(plan.Window), int64(plan.Device), bit(plan.Strict))
 	if plan.Schedule == nil {
 		return
 	}

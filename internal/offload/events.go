@@ -72,7 +72,7 @@ func (m *Manager) offset(s *residency.Storage) int64 {
 	if m.cfg.ProvideMemory != nil {
 		return residency.None
 	}
-	return s.Device
+	return int64(s.Device)
 }
 
 // watch traces that a storage got a place or gave it back. The first place on the device
@@ -86,24 +86,24 @@ func (m *Manager) watch(s *residency.Storage, host, taken bool) {
 	tier, bytes, off := memory.Device, s.Bytes, m.offset(s)
 	switch {
 	case host:
-		tier, bytes, off = memory.Host, m.machine.Host().Round(s.Bytes), s.Host
+		tier, bytes, off = memory.Host, m.machine.Host().Round(s.Bytes), int64(s.Host)
 	case s.Device != residency.None:
 		bytes = m.machine.Device().Round(s.Bytes)
 	}
 	what := trace.Free
 	if taken {
 		what = trace.Alloc
-		m.inUse[tier] += bytes
+		m.inUse[tier] += int64(bytes)
 		m.most[tier] = max(m.most[tier], m.inUse[tier])
 	} else {
 		if !host && m.machine.Counts().Evicted > m.evicted {
 			m.evicted++
-			m.emit(trace.Evict, g, s, s.Bytes)
+			m.emit(trace.Evict, g, s, int64(s.Bytes))
 		}
-		m.inUse[tier] -= bytes
+		m.inUse[tier] -= int64(bytes)
 	}
 	e := m.event(what, g)
-	e.Storage, e.Tier, e.Offset, e.Bytes = s.ID+1, tier, off, bytes
+	e.Storage, e.Tier, e.Offset, e.Bytes = s.ID+1, tier, off, int64(bytes)
 	m.send(e)
 }
 
@@ -115,7 +115,7 @@ func (m *Manager) traceSave(g memory.GroupID, items []residency.Item, bytes int6
 	}
 	for _, it := range items {
 		if s := m.storages[it.ID]; s.group == g {
-			m.emit(trace.Save, g, s.state, s.state.Bytes)
+			m.emit(trace.Save, g, s.state, int64(s.state.Bytes))
 		}
 	}
 	m.emit(trace.Save, g, nil, bytes)

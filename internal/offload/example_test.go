@@ -38,7 +38,7 @@ func Example() {
 		m.Release(g)
 	}
 	check(m.End())
-	fmt.Println(memory.Bytes(m.Last().OutBytes), "left, the most on the device was", m.Last().Device)
+	fmt.Println(m.Last().OutBytes, "left, the most on the device was", m.Last().Device)
 
 	check(m.Close())
 	check(compute.Close())

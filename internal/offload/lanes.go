@@ -74,7 +74,7 @@ func (x executor) In(s *residency.Storage) { x.move(residency.In, x.storages[s.I
 
 // move issues a copy.
 func (m *Manager) move(l residency.Lane, s *Storage) {
-	here, away := s.here(), m.mem[memory.Host].Slice(memory.Bytes(s.state.Host), memory.Bytes(s.state.Bytes))
+	here, away := s.here(), m.mem[memory.Host].Slice(s.state.Host, s.state.Bytes)
 	what := trace.Offload
 	dst, src := away, here
 	if l == residency.In {
@@ -88,9 +88,9 @@ func (m *Manager) move(l residency.Lane, s *Storage) {
 		m.lane[l].Stream.Copy(dst, src)
 	}
 	if l == residency.Out {
-		m.name(g).Moved += memory.Bytes(s.state.Bytes)
+		m.name(g).Moved += s.state.Bytes
 	}
-	m.emit(what, g, s.state, s.state.Bytes)
+	m.emit(what, g, s.state, int64(s.state.Bytes))
 }
 
 // ProvideMemory asks the caller for memory.

@@ -37,7 +37,7 @@ func TestPreparedStepsDoNotGrow(t *testing.T) {
 		if err = errors.Join(err, failed); err == nil {
 			l.plan = l.planned(dry.Schedule())
 			m, bad := l.predict(&dry, l.m.limit[memory.Device])
-			err = errors.Join(bad, l.m.Prepare(memory.Bytes(m.Device().Top()), memory.Bytes(m.Host().Top())))
+			err = errors.Join(bad, l.m.Prepare(m.Device().Top(), m.Host().Top()))
 			dev.Freeze()
 			grown := ck.Count(check.Grows)
 			err = errors.Join(err, l.train(3, rand.New(rand.NewPCG(1, 1))))

@@ -154,32 +154,32 @@ func (m *Manager) Limits() (dev, host memory.Bytes) {
 // Config returns the limits of steps, for planning them.
 func (m *Manager) Config() residency.Config {
 	return residency.Config{
-		Device: int64(m.limit[memory.Device]), Host: int64(m.limit[memory.Host]), Align: int64(device.Align),
-		Window: m.cfg.Window, Cap: m.cfg.Cap, Least: int64(m.cfg.Least), Borrowed: m.cfg.ProvideMemory != nil,
+		Device: m.limit[memory.Device], Host: m.limit[memory.Host], Align: device.Align,
+		Window: m.cfg.Window, Cap: m.cfg.Cap, Least: m.cfg.Least, Borrowed: m.cfg.ProvideMemory != nil,
 	}
 }
 
 // extend returns a function that provides memory for a higher extent of a heap. If the
 // device has no more, the present size becomes the limit, and storages are evicted
 // instead.
-func (m *Manager) extend(kind memory.Kind) func(int64) bool {
-	return func(top int64) bool {
+func (m *Manager) extend(kind memory.Kind) func(memory.Bytes) bool {
+	return func(top memory.Bytes) bool {
 		b := m.mem[kind]
 		if b == nil {
 			return true
 		}
-		if memory.Bytes(top) > m.limit[kind] {
+		if top > m.limit[kind] {
 			return false
 		}
-		if err := m.dev.Grow(b, memory.Bytes(top)); err != nil {
+		if err := m.dev.Grow(b, top); err != nil {
 			m.limit[kind], m.short = b.Size(), err
 			var oom *device.OutOfMemory
 			if errors.As(err, &oom) {
-				m.limit[kind] += min(oom.Free, memory.Bytes(top)-b.Size()-1)
+				m.limit[kind] += min(oom.Free, top-b.Size()-1)
 			}
 			m.digest.add(int64(kind), int64(m.limit[kind]))
 		}
-		return memory.Bytes(top) <= m.limit[kind]
+		return top <= m.limit[kind]
 	}
 }
 
@@ -221,7 +221,7 @@ func (e *Error) Unwrap() error { return e.Err }
 func (m *Manager) fail(g memory.GroupID, doing string, err error) error {
 	var full *residency.Full
 	if errors.As(err, &full) && m.short != nil {
-		full.Limit = int64(m.limit[memory.Device])
+		full.Limit = m.limit[memory.Device]
 		full.Run = min(full.Run, full.Limit-full.Live)
 		err = fmt.Errorf("%w; the device could give no more: %w", err, m.short)
 	}

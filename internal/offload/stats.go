@@ -59,11 +59,11 @@ func (s *Stats) name(name string) *Name {
 
 // Live returns the device memory that the step under way counts for saved tensors, what
 // is being copied to the host included.
-func (m *Manager) Live() memory.Bytes { return memory.Bytes(m.machine.Device().Live()) }
+func (m *Manager) Live() memory.Bytes { return m.machine.Device().Live() }
 
 // LowerLimit lowers the limit of the step under way, whose memory is borrowed. What it has
 // already stays until more is saved or loaded.
-func (m *Manager) LowerLimit(limit memory.Bytes) { m.machine.Device().Lower(int64(limit)) }
+func (m *Manager) LowerLimit(limit memory.Bytes) { m.machine.Device().Lower(limit) }
 
 // count completes the counts of the step and adds them to those of all steps.
 func (m *Manager) count() {
@@ -73,7 +73,7 @@ func (m *Manager) count() {
 	if c.Departed {
 		l.Departures = 1
 	}
-	l.Device, l.Host, l.Extent = memory.Bytes(m.machine.Device().Peak()), memory.Bytes(m.machine.Host().Peak()), memory.Bytes(m.machine.Device().Top())
+	l.Device, l.Host, l.Extent = m.machine.Device().Peak(), m.machine.Host().Peak(), m.machine.Device().Top()
 
 	all.Steps++
 	all.Out, all.In, all.OutBytes, all.InBytes = all.Out+c.Out, all.In+c.In, all.OutBytes+c.OutBytes, all.InBytes+c.InBytes

@@ -180,7 +180,7 @@ func (m *Manager) take(n memory.Bytes) (s *Storage, err error) {
 	}
 	defer m.guard(&err)
 	var st *residency.Storage
-	if st, err = m.machine.Take(int64(n)); err != nil {
+	if st, err = m.machine.Take(n); err != nil {
 		return nil, m.fail(memory.GroupID{}, fmt.Sprintf("place %v", n), err)
 	}
 	m.call(residency.Op{Kind: residency.OpTake, ID: st.ID, Bytes: st.Bytes})
@@ -204,7 +204,7 @@ func (m *Manager) Borrow(r device.Range, released func()) (s *Storage, err error
 	defer m.guard(&err)
 	m.poll()
 	var st *residency.Storage
-	if st, err = m.machine.Borrow(int64(r.Len)); err != nil {
+	if st, err = m.machine.Borrow(r.Len); err != nil {
 		return nil, m.fail(memory.GroupID{}, fmt.Sprintf("count %v", r.Len), err)
 	}
 	m.call(residency.Op{Kind: residency.OpBorrow, ID: st.ID, Bytes: st.Bytes})
@@ -277,7 +277,7 @@ func (s *Storage) here() device.Range {
 	if s.state.Device == residency.None || s.m.cfg.ProvideMemory != nil {
 		return s.borrowed
 	}
-	return s.m.mem[memory.Device].Slice(memory.Bytes(s.state.Device), memory.Bytes(s.state.Bytes))
+	return s.m.mem[memory.Device].Slice(s.state.Device, s.state.Bytes)
 }
 
 // Range returns where the bytes are now. It panics if the storage is offloaded.
@@ -290,7 +290,7 @@ func (s *Storage) Range() device.Range {
 }
 
 // Size returns the number of bytes.
-func (s *Storage) Size() memory.Bytes { return memory.Bytes(s.state.Bytes) }
+func (s *Storage) Size() memory.Bytes { return s.state.Bytes }
 
 func (s *Storage) use() {
 	if !s.m.open || s.step != s.m.step || s.state.State == residency.Dead {
@@ -323,7 +323,7 @@ func (m *Manager) Load(g memory.GroupID) (err error) {
 	defer m.guard(&err)
 	for _, s := range m.distinct(g, "loaded") {
 		if m.machine.Gone(s.state) {
-			m.emit(trace.Late, g, s.state, s.state.Bytes)
+			m.emit(trace.Late, g, s.state, int64(s.state.Bytes))
 		}
 	}
 	m.call(residency.Op{Kind: residency.OpLoad, Group: g})

@@ -32,8 +32,8 @@ func (*nobody) ProvideMemory(*residency.Storage)       {}
 // predict runs a tape without a device, under a budget.
 func (l *loop) predict(tape *residency.Tape, dev memory.Bytes) (*residency.Machine, error) {
 	m := residency.New(residency.Config{
-		Device: int64(dev), Host: int64(l.m.limit[memory.Host]), Align: int64(device.Align),
-		Window: l.Window, Cap: l.Cap, Least: int64(l.Least),
+		Device: memory.Bytes(int64(dev)), Host: memory.Bytes(int64(l.m.limit[memory.Host])), Align: device.Align,
+		Window: l.Window, Cap: l.Cap, Least: memory.Bytes(int64(l.Least)),
 	}, &nobody{}, l.plan)
 	return m, tape.Run(m, func(residency.Op) {})
 }
@@ -48,8 +48,8 @@ func TestPrediction(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				got := []int64{l.m.machine.Device().Peak(), l.m.machine.Device().Top(), l.m.machine.Host().Peak(), l.m.machine.Host().Top()}
-				want := []int64{m.Device().Peak(), m.Device().Top(), m.Host().Peak(), m.Host().Top()}
+				got := []int64{int64(l.m.machine.Device().Peak()), int64(l.m.machine.Device().Top()), int64(l.m.machine.Host().Peak()), int64(l.m.machine.Host().Top())}
+				want := []int64{int64(m.Device().Peak()), int64(m.Device().Top()), int64(m.Host().Peak()), int64(m.Host().Top())}
 				if !slices.Equal(got, want) || m.Counts() != l.m.machine.Counts() {
 					return fmt.Errorf("heaps %v, predicted %v; counts %+v, predicted %+v", got, want, l.m.machine.Counts(), m.Counts())
 				}
@@ -88,7 +88,7 @@ func TestMemorySaved(t *testing.T) {
 					err = l.train(3, rand.New(rand.NewPCG(1, 1)))
 				}
 				held[i], _ = l.m.Memory()
-				moved = l.m.last.OutBytes
+				moved = int64(l.m.last.OutBytes)
 				for _, o := range dev.Memory().Owners {
 					if o.Owner == trace.HeapOwner(memory.Device) && o.Peak != held[i] {
 						t.Errorf("%v: the ledger has %v, the manager %v", h, o.Peak, held[i])
@@ -160,7 +160,7 @@ func TestTightestBudget(t *testing.T) {
 			err = tight(dev)
 			var full *residency.Full
 			var mine *Error
-			if !errors.As(err, &full) || !errors.As(err, &mine) || mine.Rank != 7 || full.Limit != int64(c.Device) {
+			if !errors.As(err, &full) || !errors.As(err, &mine) || mine.Rank != 7 || full.Limit != c.Device {
 				t.Errorf("%s: a budget of %v below the least gives %v", p.name, device.Align, err)
 			}
 			if err := dev.Close(); err != nil {
@@ -325,7 +325,7 @@ func TestLeastAndFigures(t *testing.T) {
 				if all := l.m.Stats(); evicted != all.Evicted || (evicted > 0) != (least == 0) || (late > 0) != (all.Late > 0) {
 					return fmt.Errorf("%d evictions and %d late bytes traced, %+v", evicted, late, all)
 				}
-				if moved != out || int64(out) != st.OutBytes || int64(back) != st.InBytes || groups != len(l.place) || (out == 0) != (least > 2000) {
+				if moved != out || out != st.OutBytes || back != st.InBytes || groups != len(l.place) || (out == 0) != (least > 2000) {
 					return fmt.Errorf("%v moved, %v and %v traced, %+v", moved, out, back, st)
 				}
 				if end := tr[len(tr)-1]; end.Kind != trace.End || end.InUse != [2]int64{} || end.Bytes != int64(st.Device) || end.Offset != int64(st.Host) {

@@ -201,7 +201,7 @@ func (m *Manager) save(g memory.GroupID, ts []Tensor) (saved []*Saved, err error
 
 // register saves a group in the machine.
 func (m *Manager) register(g memory.GroupID, saved []*Saved, items []residency.Item) {
-	var bytes int64
+	var bytes memory.Bytes
 	for _, it := range items {
 		s := m.storages[it.ID]
 		if s.saves++; s.saves == 1 {
@@ -211,11 +211,11 @@ func (m *Manager) register(g memory.GroupID, saved []*Saved, items []residency.I
 	}
 	n := m.name(g)
 	n.Groups++
-	n.Saved += memory.Bytes(bytes)
+	n.Saved += bytes
 	m.call(residency.Op{Kind: residency.OpSave, Group: g, Items: items})
 	m.groups[g] = saved
 	m.machine.Save(g, items...)
-	m.traceSave(g, items, bytes)
+	m.traceSave(g, items, int64(bytes))
 }
 
 // gather packs the sparse views of a group. It returns a storage for each of them.

@@ -110,7 +110,7 @@ func TestViews(t *testing.T) {
 		for _, x := range []struct {
 			name              string
 			views             []Tensor
-			moved             int64
+			moved             memory.Bytes
 			packed, duplicate int
 		}{
 			{"a whole storage", []Tensor{whole}, 4096, 0, 0},
@@ -162,7 +162,7 @@ func TestAnyView(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st.OutBytes != int64(size) && (st.OutBytes != int64(v.Bytes()) || 2*st.OutBytes >= int64(size)) {
+		if st.OutBytes != size && (st.OutBytes != v.Bytes() || 2*st.OutBytes >= size) {
 			t.Fatalf("%d bytes of %d were copied for a view of %d", st.OutBytes, size, v.Bytes())
 		}
 	})

@@ -14,9 +14,9 @@ import (
 
 // Share holds the choices of one pipeline rank.
 type Share struct {
-	Rank     int       `json:"rank"`
-	Moved    int64     `json:"moved"` // bytes that are offloaded in a step
-	Decision *Decision `json:"decision"`
+	Rank     int          `json:"rank"`
+	Moved    memory.Bytes `json:"moved"` // bytes that are offloaded in a step
+	Decision *Decision    `json:"decision"`
 }
 
 // Balance returns the smallest budget for all ranks of a pipeline at which no rank's
@@ -24,12 +24,12 @@ type Share struct {
 // choices of each rank. Ranks of a pipeline wait for the slowest, so the others can use
 // the time up to that for free. In 1F1B the first rank holds the most microbatches and
 // offloads the most; the last ranks often offload nothing.
-func Balance(ps []*Profile, l memory.Links, cfg residency.Config, allowed Allowed, slack float64) (budget int64, shares []Share, err error) {
+func Balance(ps []*Profile, l memory.Links, cfg residency.Config, allowed Allowed, slack float64) (budget memory.Bytes, shares []Share, err error) {
 	if len(ps) == 0 || !(slack >= 0) {
 		return 0, nil, fmt.Errorf("policy: expected at least one rank and a slack of zero or more, got %d ranks and a slack of %g", len(ps), slack)
 	}
 	b := balance{ps: ps, l: l, cfg: cfg, allowed: allowed}
-	var hi int64
+	var hi memory.Bytes
 	var slowest time.Duration
 	for _, p := range ps {
 		d, err := solve(p, l, cfg, noLimit, allowed, 0)
@@ -46,13 +46,13 @@ func Balance(ps []*Profile, l memory.Links, cfg residency.Config, allowed Allowe
 		return 0, nil, err
 	}
 	budget = hi
-	for lo := int64(0); hi-lo > max(hi>>8, cfg.Align); {
+	for lo := memory.Bytes(0); hi-lo > max(hi>>8, cfg.Align); {
 		mid := lo + (hi-lo)/2
 		s, err := b.at(mid)
 		var low *memory.BudgetError
 		switch {
 		case errors.As(err, &low):
-			lo = min(max(int64(low.Need)-1, mid), hi)
+			lo = min(max(low.Need-1, mid), hi)
 		case err != nil:
 			return 0, nil, err
 		case s == nil:
@@ -73,7 +73,7 @@ type balance struct {
 }
 
 // at returns the choices of the ranks under a budget, or nil if a rank takes too long.
-func (b *balance) at(budget int64) ([]Share, error) {
+func (b *balance) at(budget memory.Bytes) ([]Share, error) {
 	shares := make([]Share, len(b.ps))
 	for r, p := range b.ps {
 		d, err := solveAny(p, b.l, b.cfg, budget, b.allowed, 0.25)

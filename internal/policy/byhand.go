@@ -26,10 +26,10 @@ type ByHand struct {
 	// MinBytes is the smallest size of a storage that is offloaded. In Megatron-LM,
 	// --min-offloaded-tensor-size counts elements: its default of 1,048,576 is 2,097,152
 	// bytes in bfloat16.
-	MinBytes int64 `json:"min_offloaded_bytes,omitempty"`
+	MinBytes memory.Bytes `json:"min_offloaded_bytes,omitempty"`
 	// DeltaBytes (--delta-offload-bytes-across-pp-ranks) makes pipeline rank r keep the
 	// first r x DeltaBytes of the saved tensors that are on the device at once.
-	DeltaBytes int64 `json:"delta_offload_bytes_across_pp_ranks,omitempty"`
+	DeltaBytes memory.Bytes `json:"delta_offload_bytes_across_pp_ranks,omitempty"`
 	// Margin is the number of last units of each name in a chunk that stay.
 	Margin int `json:"margin"`
 	// MaxInflight (--fine-grained-offloading-max-inflight-offloads) is the number of
@@ -59,7 +59,7 @@ func (h ByHand) Check(modules ...string) error {
 		setting string
 		n       int64
 	}{
-		{"MinBytes", h.MinBytes}, {"DeltaBytes", h.DeltaBytes}, {"Margin", int64(h.Margin)}, {"MaxInflight", int64(h.MaxInflight)},
+		{"MinBytes", int64(h.MinBytes)}, {"DeltaBytes", int64(h.DeltaBytes)}, {"Margin", int64(h.Margin)}, {"MaxInflight", int64(h.MaxInflight)},
 	} {
 		if x.n < 0 {
 			return &memory.SettingError{Setting: x.setting, Asked: fmt.Sprint(x.n), Problem: "is negative", Remedy: "give 0 to do without it"}
@@ -127,8 +127,8 @@ func (h ByHand) Config(cfg residency.Config) residency.Config {
 // candidate is a unit that the modules to offload name.
 type candidate struct {
 	memory.Unit
-	bytes int64 // the bytes of its largest group
-	live  int64 // the most bytes that are saved and not released at once
+	bytes memory.Bytes // the bytes of its largest group
+	live  memory.Bytes // the most bytes that are saved and not released at once
 }
 
 // Policy returns the choices for a recorded step on a pipeline rank. It considers the
@@ -167,7 +167,7 @@ func (h ByHand) Policy(p *Profile, rank int) (memory.Policy, error) {
 			chunks[c.Chunk] = append(chunks[c.Chunk], c)
 		}
 	}
-	keep := int64(rank) * h.DeltaBytes
+	keep := memory.Bytes(rank) * h.DeltaBytes
 	for _, units := range chunks {
 		units = h.margin(units)
 		for len(units) > 0 && units[0].live <= keep {
@@ -183,10 +183,10 @@ func (h ByHand) Policy(p *Profile, rank int) (memory.Policy, error) {
 
 // candidates returns the units of a step in the order of saving, with the bytes that may be
 // offloaded.
-func (p *Profile) candidates(least int64) []candidate {
+func (p *Profile) candidates(least memory.Bytes) []candidate {
 	s := p.step(nil)
 	list := make([]candidate, len(s.units))
-	live := make([]int64, len(s.units))
+	live := make([]memory.Bytes, len(s.units))
 	of := map[memory.GroupID]int{}
 	for i, u := range s.units {
 		list[i].Unit = u
@@ -210,7 +210,7 @@ func (p *Profile) candidates(least int64) []candidate {
 
 // movable returns the bytes of a group's storages that may be offloaded and that no group
 // saved before.
-func (s *step) movable(i int, least int64) (n int64) {
+func (s *step) movable(i int, least memory.Bytes) (n memory.Bytes) {
 	for _, it := range s.groups[i].storages {
 		if !it.Stay && s.saver[it.ID] == i && s.sizes[it.ID] >= least {
 			n += s.sizes[it.ID]
@@ -234,11 +234,11 @@ func (h ByHand) margin(units []candidate) []candidate {
 
 // fraction returns units without the last ones that OffloadFraction keeps.
 func (h ByHand) fraction(units []candidate) []candidate {
-	var all int64
+	var all memory.Bytes
 	for _, c := range units {
 		all += c.bytes
 	}
-	groups, bytes := int(float64(len(units))*(1-h.OffloadFraction)), int64(float64(all)*(1-h.OffloadFraction))
+	groups, bytes := int(float64(len(units))*(1-h.OffloadFraction)), memory.Bytes(float64(all)*(1-h.OffloadFraction))
 	for len(units) > 0 {
 		last := units[len(units)-1]
 		if h.FractionOfGroups && groups == 0 || !h.FractionOfGroups && bytes < last.bytes {

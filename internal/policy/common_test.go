@@ -16,7 +16,7 @@ import (
 // module is a module of a layer of a made-up model.
 type module struct {
 	name     string
-	bytes    int64
+	bytes    memory.Bytes
 	forward  time.Duration
 	backward time.Duration
 }
@@ -46,7 +46,7 @@ func recordShared(passes []schedule.Pass, layers int, shared bool, modules ...mo
 				emit(residency.Op{Kind: residency.OpRelease, Group: g})
 				continue
 			}
-			emit(residency.Op{Kind: residency.OpTake, ID: id, Bytes: m.bytes})
+			emit(residency.Op{Kind: residency.OpTake, ID: id, Bytes: memory.Bytes(m.bytes)})
 			p.Tape.Span += m.forward
 			items := []residency.Item{{ID: id}}
 			if shared && i%len(modules) > 0 {
@@ -104,10 +104,10 @@ func drawProfile(t *rapid.T, most int) *Profile {
 	var modules []module
 	for _, n := range names[:rapid.IntRange(1, 3).Draw(t, "modules")] {
 		d := time.Duration(rapid.IntRange(1, 50).Draw(t, "work"))
-		modules = append(modules, module{n, rapid.Int64Range(1, 40).Draw(t, "bytes"), d * ms, 2 * d * ms})
+		modules = append(modules, module{n, memory.Bytes(rapid.Int64Range(1, 40).Draw(t, "bytes")), d * ms, 2 * d * ms})
 	}
 	p := recordShared(list, rapid.IntRange(1, min(3, most/(chunks*len(modules)))).Draw(t, "layers"), rapid.Bool().Draw(t, "inputs"), modules...)
-	p.Base = rapid.Int64Range(0, 20).Draw(t, "base")
+	p.Base = memory.Bytes(rapid.Int64Range(0, 20).Draw(t, "base"))
 	for u, f := range p.Units {
 		f.CanOffload = u.Name != "attn_norm" || u.Layer != 1
 		if u.Name == "core_attn" && u.Layer == 0 {
@@ -116,7 +116,7 @@ func drawProfile(t *rapid.T, most int) *Profile {
 		p.Units[u] = f
 	}
 	if len(modules) == 3 && rapid.Bool().Draw(t, "rows") {
-		page := rapid.Int64Range(1, 20).Draw(t, "page")
+		page := memory.Bytes(rapid.Int64Range(1, 20).Draw(t, "page"))
 		p = withRows(p, "moe_act", page, rapid.IntRange(1, 3).Draw(t, "sets"))
 	}
 	return p
@@ -124,17 +124,17 @@ func drawProfile(t *rapid.T, most int) *Profile {
 
 // withRows is a step in which the stash holds what a module saves, in so many sets of
 // one workspace. What the module takes is a temporary then.
-func withRows(p *Profile, name string, page int64, sets int) *Profile {
-	q := &Profile{Base: p.Base, Units: map[memory.Unit]Facts{}, Rows: &Rows{Page: page, Need: map[memory.GroupID]schedule.Pages{}, Sets: []int{sets}, Ahead: 1}}
+func withRows(p *Profile, name string, page memory.Bytes, sets int) *Profile {
+	q := &Profile{Base: p.Base, Units: map[memory.Unit]Facts{}, Rows: &Rows{Page: memory.Bytes(page), Need: map[memory.GroupID]schedule.Pages{}, Sets: []int{sets}, Ahead: 1}}
 	for u, f := range p.Units {
 		if q.Units[u] = f; u.Name == name {
 			q.Units[u] = Facts{Rows: true, CanOffload: true}
 		}
 	}
-	sizes := map[int]int64{}
+	sizes := map[int]memory.Bytes{}
 	for _, op := range p.Tape.Ops {
 		if op.Kind == residency.OpTake {
-			sizes[op.ID] = op.Bytes
+			sizes[op.ID] = memory.Bytes(op.Bytes)
 		}
 		if op.Group.Name != name {
 			q.Tape.Ops = append(q.Tape.Ops, op)
@@ -142,7 +142,7 @@ func withRows(p *Profile, name string, page int64, sets int) *Profile {
 		}
 		switch op.Kind {
 		case residency.OpSave:
-			q.Rows.Need[op.Group] = schedule.PagesOf(page, sizes[op.Items[0].ID])
+			q.Rows.Need[op.Group] = schedule.PagesOf(memory.Bytes(page), memory.Bytes(sizes[op.Items[0].ID]))
 			lease := residency.Op{Kind: residency.OpRowLease, Group: op.Group, At: op.At}
 			q.Tape.Ops = append(q.Tape.Ops, lease)
 			op.Kind, op.Items = residency.OpRowSave, nil

@@ -33,7 +33,7 @@ func TestDeepOnSlowLinks(t *testing.T) {
 	p := record(single, layers, module{"core_attn", 100, ms, 2 * ms})
 	s := p.step(offloadAll(p))
 	out := s.leaving(cfg)
-	for _, depth := range []int64{0, 2, 4} {
+	for _, depth := range []int{0, 2, 4} {
 		at := ahead(s.deep(out, slow, safety, depth))
 		for k := range layers {
 			g := memory.GroupID{Name: "core_attn", Layer: layers - 1 - k}
@@ -77,7 +77,7 @@ func TestDeepIsBounded(t *testing.T) {
 		}
 		s := p.step(pol)
 		out := s.leaving(cfg)
-		most := int64(0)
+		most := memory.Bytes(0)
 		for i, g := range s.groups {
 			if out[i] && g.load >= 0 {
 				most = max(most, g.bytes)
@@ -93,7 +93,7 @@ func TestDeepIsBounded(t *testing.T) {
 			if listed != len(at) {
 				t.Fatalf("depth %d: %d groups come back %d times", depth, len(at), listed)
 			}
-			held := make([]int64, s.schedule.Len()+1)
+			held := make([]memory.Bytes, s.schedule.Len()+1)
 			for i, g := range s.groups {
 				pos, ok := at[g.GroupID]
 				if ok && (!out[i] || pos <= g.save || pos >= g.load) {
@@ -103,7 +103,7 @@ func TestDeepIsBounded(t *testing.T) {
 					held[k] += g.bytes
 				}
 			}
-			if depth > 0 && slices.Max(held) > depth*most {
+			if depth > 0 && slices.Max(held) > memory.Bytes(depth)*most {
 				t.Fatalf("depth %d: %d bytes are ahead of need, of groups of at most %d", depth, slices.Max(held), most)
 			}
 		}

@@ -17,7 +17,7 @@ var windows = []int{1, 2, 4, 6, 8, 16}
 // depths holds the limits that are tried on reloads ahead of need, in largest groups. If
 // copies are the bottleneck, a small limit is enough. If copies hide, deadlines without a
 // limit (zero) are best.
-var depths = []int64{2, 4, 8, 0}
+var depths = []int{2, 4, 8, 0}
 
 // worth is the share of step time that less memory may cost: a hundredth if copies hide.
 // If they do not, compute waits in any case, and the user wants the memory. Then it is up
@@ -104,7 +104,7 @@ type follower struct {
 	tried int
 }
 
-func (f *follower) try(like *residency.Plan, window int, limit int64) *trial {
+func (f *follower) try(like *residency.Plan, window int, limit memory.Bytes) *trial {
 	f.tried++
 	plan := *like
 	plan.Window, plan.Device, plan.Strict = window, limit, true
@@ -124,7 +124,7 @@ func (f *follower) least() *trial {
 			}
 		}
 	}
-	top := func(t *trial) int64 { return t.machine.Device().Top() }
+	top := func(t *trial) memory.Bytes { return t.machine.Device().Top() }
 	most := fastest * (1 + min(f.worth+(fastest/f.tape.Span.Seconds()-1)/4, max(f.worth, mostWorth)))
 	fast := func(t *trial) bool { return t.err == nil && t.end <= most }
 	best := trials[0]

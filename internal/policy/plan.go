@@ -213,24 +213,24 @@ func (s *step) plan(out []bool, l memory.Links, safe float64) *residency.Plan {
 // Zero sets no limit. A group that is needed before it could be reloaded is reloaded when
 // twice the largest group's memory is ahead of need, even without a limit. The reload of
 // the next group is then always in flight, and compute waits only for the link.
-func (s *step) deep(out []bool, l memory.Links, safe float64, depth int64) *residency.Plan {
+func (s *step) deep(out []bool, l memory.Links, safe float64, depth int) *residency.Plan {
 	p := &residency.Plan{Schedule: s.schedule, Offload: map[memory.GroupID]bool{}, Prefetch: make([][]memory.GroupID, s.schedule.Len())}
 	begin, _ := s.copies(out, l, safe)
 	var order []int // groups that are offloaded and reloaded, with the first load first
-	most := int64(0)
+	most := memory.Bytes(0)
 	for _, i := range slices.Backward(s.byLoad()) {
 		if out[i] {
 			order = append(order, i)
 			most = max(most, s.groups[i].bytes)
 		}
 	}
-	at, ahead, bytes := 0, 0, int64(0)
+	at, ahead, bytes := 0, 0, memory.Bytes(0)
 	for k, i := range order {
 		g := s.groups[i]
 		for at+1 < len(s.when) && s.when[at+1] <= begin[i] {
 			at++
 		}
-		for bytes += g.bytes; bytes > cmp.Or(depth, 2)*most; ahead++ { // groups behind the one at ahead
+		for bytes += g.bytes; bytes > memory.Bytes(cmp.Or(depth, 2))*most; ahead++ { // groups behind the one at ahead
 			bytes -= s.groups[order[ahead]].bytes
 		}
 		first := g.save + 1

@@ -67,7 +67,7 @@ func TestPlanShared(t *testing.T) {
 	l := memory.Links{Out: 100_000, In: 100_000}
 	for _, c := range []struct {
 		pol   memory.Policy
-		moved int64
+		moved memory.Bytes
 	}{
 		{memory.Policy{{Name: "a", Chunk: 0, Layer: 0}: memory.Offload, {Name: "b", Chunk: 0, Layer: 0}: memory.Offload}, 110},
 		{memory.Policy{{Name: "a", Chunk: 0, Layer: 0}: memory.Offload}, 0},
@@ -208,7 +208,7 @@ func TestSimulateProperties(t *testing.T) {
 		}
 		c := cfg
 		if rapid.Bool().Draw(t, "limit") {
-			c.Device = rapid.Int64Range(40, 400).Draw(t, "device")
+			c.Device = memory.Bytes(rapid.Int64Range(40, 400).Draw(t, "device"))
 		}
 		plan, err := Plan(p, pol, l, c)
 		if err != nil {
@@ -219,7 +219,7 @@ func TestSimulateProperties(t *testing.T) {
 			t.Fatal(err)
 		}
 		var again, waiting time.Duration
-		var moved int64
+		var moved memory.Bytes
 		for _, u := range f.Units {
 			again += u.Again
 			waiting += u.Waiting

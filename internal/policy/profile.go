@@ -14,7 +14,7 @@ import (
 type Profile struct {
 	Tape residency.Tape
 	// Base is the device memory outside of the arena that counts against the budget.
-	Base int64
+	Base memory.Bytes
 	// Units holds the choices that each unit allows. A missing unit is kept.
 	Units map[memory.Unit]Facts
 	// Rows describes the rows in the stash. It is nil if there are none.

@@ -129,7 +129,7 @@ func (d *Decision) Text() string {
 		fmt.Fprintf(&b, " of a budget of %s", size(d.Budget))
 	}
 	if !d.Nothing {
-		fmt.Fprintf(&b, " (%s with everything kept), %s on the host", size(d.Before.Extent), size(f.Host+int64(f.HostPages+f.Spilled)*f.PageBytes))
+		fmt.Fprintf(&b, " (%s with everything kept), %s on the host", size(d.Before.Extent), size(f.Host+memory.Bytes(f.HostPages+f.Spilled)*f.PageBytes))
 	}
 	b.WriteString("\n")
 	fmt.Fprintf(&b, "step %v: compute %v, waiting %v; link busy %v out, %v in\n", short(f.Step), short(f.Compute), short(f.Waiting), short(f.OutBusy), short(f.InBusy))
@@ -164,7 +164,7 @@ func short(d time.Duration) time.Duration {
 }
 
 // size formats a number of bytes for people.
-func size(n int64) string {
+func size(n memory.Bytes) string {
 	switch {
 	case n == 0:
 		return "0"

@@ -17,14 +17,14 @@ import (
 // link. Offload puts them in host pages, which use the link both ways and no device
 // memory.
 type Rows struct {
-	Page int64                             // bytes of a page
+	Page memory.Bytes                      // bytes of a page
 	Need map[memory.GroupID]schedule.Pages // the pages that each group asked for
 	Sets []int                             // the sets of each workspace
 	// MoreSets is how many sets the solver may add to each workspace, and SetBytes the
 	// device memory of one more set of every workspace. With more sets, compute goes on
 	// while rows cross the link.
 	MoreSets int
-	SetBytes int64
+	SetBytes memory.Bytes
 	added    int // the sets that this profile has beyond the recorded ones
 	Ahead    int // how many loads ahead of need a group may be restored
 	// Fixed reports that the number of device pages is Pages, whatever is chosen.
@@ -78,7 +78,7 @@ func (p *Profile) withSets(n int) *Profile {
 	for i := range rows.Sets {
 		rows.Sets[i] += n
 	}
-	q.Rows, q.Base = &rows, p.Base+int64(n)*rows.SetBytes
+	q.Rows, q.Base = &rows, p.Base+memory.Bytes(n)*rows.SetBytes
 	return &q
 }
 
@@ -140,11 +140,11 @@ type rowRun struct {
 	leases  int
 	unused  schedule.Pages                    // free pages of the device tier
 	held    map[memory.GroupID]schedule.Pages // device pages by group
-	moved   map[memory.Unit]int64             // bytes that went to the host, by unit
+	moved   map[memory.Unit]memory.Bytes      // bytes that went to the host, by unit
 }
 
 func (x *rowPlan) run(sc *score, pol memory.Policy, pages schedule.Pages) *rowRun {
-	r := &rowRun{rowPlan: x, score: sc, pol: pol, unused: pages, held: map[memory.GroupID]schedule.Pages{}, home: map[memory.GroupID]int{}, stashed: map[memory.GroupID][]point{}, moved: map[memory.Unit]int64{}}
+	r := &rowRun{rowPlan: x, score: sc, pol: pol, unused: pages, held: map[memory.GroupID]schedule.Pages{}, home: map[memory.GroupID]int{}, stashed: map[memory.GroupID][]point{}, moved: map[memory.Unit]memory.Bytes{}}
 	for _, n := range x.Sets {
 		var sets []*rowSet
 		for range n {
@@ -249,7 +249,9 @@ func (r *rowRun) holding(g memory.GroupID, state rowState) *rowSet {
 }
 
 // bytes returns the bytes of a group that are in host pages.
-func (r *rowRun) bytes(g memory.GroupID) int64 { return int64(r.Need[g]-r.held[g]) * r.Page }
+func (r *rowRun) bytes(g memory.GroupID) memory.Bytes {
+	return memory.Bytes(r.Need[g]-r.held[g]) * r.Page
+}
 
 // stash copies a set's rows to pages. The simulation ignores the time of copies within the
 // device.
@@ -291,7 +293,7 @@ func (s *score) hold(on []point) {
 }
 
 // rows notes a copy of rows that waits for some points, and returns the point after it.
-func (s *score) rows(l residency.Lane, g memory.GroupID, bytes int64, after []point) []point {
+func (s *score) rows(l residency.Lane, g memory.GroupID, bytes memory.Bytes, after []point) []point {
 	n := len(s.after)
 	for _, p := range after {
 		if p.lane != l {
@@ -303,7 +305,7 @@ func (s *score) rows(l residency.Lane, g memory.GroupID, bytes int64, after []po
 }
 
 // total returns the bytes of rows that went to the host.
-func (r *rowRun) total() (n int64) {
+func (r *rowRun) total() (n memory.Bytes) {
 	if r == nil {
 		return 0
 	}
@@ -320,13 +322,13 @@ func (r *rowRun) describe(f *Forecast) {
 	}
 	saved := map[memory.GroupID]time.Duration{}
 	window := map[memory.Unit]time.Duration{}
-	bytes, groups := map[memory.Unit]int64{}, map[memory.Unit]int{}
+	bytes, groups := map[memory.Unit]memory.Bytes{}, map[memory.Unit]int{}
 	for _, op := range r.ops {
 		u := op.Group.Unit()
 		switch op.Kind {
 		case residency.OpRowSave:
 			saved[op.Group] = op.At
-			bytes[u] = max(bytes[u], int64(r.Need[op.Group])*r.Page)
+			bytes[u] = max(bytes[u], memory.Bytes(r.Need[op.Group])*r.Page)
 			groups[u]++
 		case residency.OpRowReturn:
 			if w, known := window[u]; !known || op.At-saved[op.Group] < w {

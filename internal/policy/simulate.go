@@ -18,22 +18,22 @@ type Forecast struct {
 	Waiting time.Duration `json:"waiting_ns"` // compute's waits for copies
 	// Extent is the device memory that the step touches, and Peak the most of it that is in
 	// use at once. Both include the profile's Base. Host is the pinned host memory.
-	Extent int64 `json:"extent"`
-	Peak   int64 `json:"peak"`
-	Host   int64 `json:"host"`
+	Extent memory.Bytes `json:"extent"`
+	Peak   memory.Bytes `json:"peak"`
+	Host   memory.Bytes `json:"host"`
 	// DevicePages and HostPages are the most pages of rows in each tier at once. Extent and
 	// Peak include the device pages. RowBytes is the bytes of rows that go to host pages in
 	// a step.
 	DevicePages schedule.Pages `json:"device_pages,omitempty"`
 	HostPages   schedule.Pages `json:"host_pages,omitempty"`
-	RowBytes    int64          `json:"row_bytes,omitempty"`
+	RowBytes    memory.Bytes   `json:"row_bytes,omitempty"`
 	// Spilled is the most pages of stashed rows that find no device page at once.
 	Spilled   schedule.Pages `json:"spilled_pages,omitempty"`
-	PageBytes int64          `json:"page_bytes,omitempty"` // size of one page
+	PageBytes memory.Bytes   `json:"page_bytes,omitempty"` // size of one page
 	// Sets is how many sets each workspace has beyond those of the recorded step. Extent
 	// and Peak include their SetBytes.
-	Sets     int   `json:"sets,omitempty"`
-	SetBytes int64 `json:"set_bytes,omitempty"`
+	Sets     int          `json:"sets,omitempty"`
+	SetBytes memory.Bytes `json:"set_bytes,omitempty"`
 	// OutBusy and InBusy are the time that copies were in flight in each direction.
 	OutBusy time.Duration    `json:"out_busy_ns"`
 	InBusy  time.Duration    `json:"in_busy_ns"`
@@ -45,8 +45,8 @@ type Forecast struct {
 
 // Activations returns the part of Extent that holds saved tensors: Extent without the base
 // of the recorded step, the device pages and the added sets.
-func (f *Forecast) Activations(base int64) int64 {
-	return f.Extent - base - int64(f.DevicePages)*f.PageBytes - f.SetBytes
+func (f *Forecast) Activations(base memory.Bytes) memory.Bytes {
+	return f.Extent - base - memory.Bytes(f.DevicePages)*f.PageBytes - f.SetBytes
 }
 
 // UnitForecast is the part of a forecast for one unit.
@@ -54,8 +54,8 @@ type UnitForecast struct {
 	memory.Unit
 	Choice  memory.Choice `json:"choice"`
 	Groups  int           `json:"groups"`
-	Bytes   int64         `json:"bytes"`      // bytes that its largest group saves
-	Moved   int64         `json:"moved"`      // bytes that are offloaded in the whole step
+	Bytes   memory.Bytes  `json:"bytes"`      // bytes that its largest group saves
+	Moved   memory.Bytes  `json:"moved"`      // bytes that are offloaded in the whole step
 	Window  time.Duration `json:"window_ns"`  // compute's own work between save and load of a group, at its shortest
 	Copies  time.Duration `json:"copies_ns"`  // time of its offloads and reloads
 	Waiting time.Duration `json:"waiting_ns"` // compute's waits for its copies
@@ -80,13 +80,13 @@ func Simulate(p *Profile, pol memory.Policy, plan *residency.Plan, l memory.Link
 // group is a group that a step saves.
 type group struct {
 	memory.GroupID
-	unit       int     // index in the step's units
-	save, load int     // positions in the schedule; load is -1 if there is none
-	from, to   float64 // compute's own work before them, in seconds
-	bytes      int64   // bytes that it saves
+	unit       int          // index in the step's units
+	save, load int          // positions in the schedule; load is -1 if there is none
+	from, to   float64      // compute's own work before them, in seconds
+	bytes      memory.Bytes // bytes that it saves
 	// out is the bytes of its movable storages that no group saved before it, and in the
 	// bytes of those that no group loads before it. A storage is copied once.
-	out, in  int64
+	out, in  memory.Bytes
 	storages []residency.Item
 }
 
@@ -99,7 +99,7 @@ type step struct {
 	when     []float64      // compute's own work before each position
 	groups   []group        // in the order of saving
 	units    []memory.Unit  // in the order in which the recorded step saves them first
-	sizes    []int64        // sizes of storages
+	sizes    []memory.Bytes // sizes of storages
 	saver    []int          // for each storage, the group that saved it first, or -1
 	rows     *rowPlan       // nil if there are no rows
 	pages    schedule.Pages // device pages for rows
@@ -183,11 +183,11 @@ func (s *step) place(pol memory.Policy) {
 }
 
 // pageBytes returns the device memory of pages.
-func (s *step) pageBytes() int64 {
+func (s *step) pageBytes() memory.Bytes {
 	if s.rows == nil {
 		return 0
 	}
-	return int64(s.pages) * s.rows.Page
+	return memory.Bytes(s.pages) * s.rows.Page
 }
 
 // trial is a step under one plan.
@@ -286,7 +286,7 @@ func (t *trial) forecast() Forecast {
 	}
 	if t.rows != nil {
 		f.PageBytes = t.rows.Page
-		f.Sets, f.SetBytes = t.rows.added, int64(t.rows.added)*t.rows.SetBytes
+		f.Sets, f.SetBytes = t.rows.added, memory.Bytes(t.rows.added)*t.rows.SetBytes
 	}
 	for i, u := range t.units {
 		f.Units[i] = UnitForecast{Unit: u, Choice: t.pol[u], Hidden: 1, Window: -1}
@@ -333,7 +333,7 @@ func (t *trial) lanes(f *Forecast) {
 			g := unit(c)
 			each[g] += c.end - c.begin
 			if l == residency.Out || l == rowsOut {
-				f.Units[g].Moved += int64(c.bytes)
+				f.Units[g].Moved += memory.Bytes(c.bytes)
 			}
 		}
 	}

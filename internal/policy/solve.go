@@ -25,7 +25,7 @@ func (a Allowed) may(c memory.Choice) bool {
 // Decision is the result of a solver: a policy, its plan, its forecast and the reasons.
 type Decision struct {
 	Rank     int             `json:"rank"`
-	Budget   int64           `json:"budget"`
+	Budget   memory.Bytes    `json:"budget"`
 	Nothing  bool            `json:"nothing"` // everything fits, so there is nothing to do
 	Policy   memory.Policy   `json:"policy"`
 	Plan     *residency.Plan `json:"-"`
@@ -52,7 +52,7 @@ type Decision struct {
 //
 // If rows cross the link, Solve also tries more sets of each workspace, as long as they make
 // the step shorter.
-func Solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed) (best *Decision, err error) {
+func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed) (best *Decision, err error) {
 	best, err = solveAny(p, l, cfg, budget, allowed, 1)
 	if err != nil || p.Rows == nil || p.Rows.Fixed {
 		return best, err
@@ -84,7 +84,7 @@ var budgetWindows = []int{8, 16, residency.DefaultWindow}
 const tightWindow = 1
 
 // solveAny solves with the window of cfg, or with the best of budgetWindows.
-func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (*Decision, error) {
+func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if cfg.Window > 0 {
 		return solve(p, l, cfg, budget, allowed, effort)
 	}
@@ -128,7 +128,7 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget int64, al
 // free reports whether a decision costs no time.
 func (d *Decision) free() bool { return d.Forecast.paid <= 1.001*d.Before.Step.Seconds() }
 
-func solve(p *Profile, l memory.Links, cfg residency.Config, budget int64, allowed Allowed, effort float64) (*Decision, error) {
+func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
@@ -332,7 +332,7 @@ func (v *solver) search() *trial {
 // giveBack keeps units on the device that need not be offloaded. When the step cannot get
 // shorter, the search ends early, with more copies than the budget requires.
 func (v *solver) giveBack(best *trial) *trial {
-	moved := map[memory.Unit]int64{}
+	moved := map[memory.Unit]memory.Bytes{}
 	for _, f := range best.forecast().Units {
 		moved[f.Unit] = f.Moved
 	}
@@ -383,8 +383,8 @@ func (v *solver) fewest(k int) *trial {
 
 // floor returns the error for a budget that no policy fits. It searches for the smallest
 // budget that a policy fits.
-func (v *solver) floor(budget int64) error {
-	fits := func(limit int64) bool {
+func (v *solver) floor(budget memory.Bytes) error {
+	fits := func(limit memory.Bytes) bool {
 		v.cfg.Device = limit
 		return slices.ContainsFunc(v.extremes(), func(pol memory.Policy) bool { return v.try(pol) != nil })
 	}
@@ -403,5 +403,5 @@ func (v *solver) floor(budget int64) error {
 			lo = mid
 		}
 	}
-	return &memory.BudgetError{Budget: memory.Bytes(budget), Need: memory.Bytes(hi + v.p.Base), HostFull: v.full}
+	return &memory.BudgetError{Budget: budget, Need: (hi + v.p.Base), HostFull: v.full}
 }

@@ -64,13 +64,13 @@ func TestSolveAgainstBruteForce(t *testing.T) {
 		p, l := drawProfile(t, rapid.SampledFrom([]int{6, 8, 8, 18}).Draw(t, "units")), drawLinks(t)
 		c := residency.Config{Host: noLimit, Align: 1, Window: rapid.IntRange(1, 3).Draw(t, "window")}
 		if rapid.Bool().Draw(t, "little host") {
-			c.Host = rapid.Int64Range(0, 200).Draw(t, "host")
+			c.Host = memory.Bytes(rapid.Int64Range(0, 200).Draw(t, "host"))
 		}
 		kept, err := Simulate(p, nil, nil, l, residency.Config{Device: noLimit, Host: 0, Align: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		budget := p.Base + rapid.Int64Range(0, kept.Extent-p.Base+5).Draw(t, "budget")
+		budget := p.Base + memory.Bytes(rapid.Int64Range(0, int64(kept.Extent-p.Base+5)).Draw(t, "budget"))
 		d, err := Solve(p, l, c, budget, everything)
 		c.Device = budget - p.Base
 		if budget >= kept.Extent {
@@ -81,10 +81,10 @@ func TestSolveAgainstBruteForce(t *testing.T) {
 		}
 		var low *memory.BudgetError
 		if errors.As(err, &low) {
-			if int64(low.Need) <= budget || int64(low.Budget) != budget {
-				t.Fatalf("a floor of %d and a budget of %d", int64(low.Need), budget)
+			if memory.Bytes(low.Need) <= budget || memory.Bytes(low.Budget) != budget {
+				t.Fatalf("a floor of %d and a budget of %d", memory.Bytes(low.Need), budget)
 			}
-			if _, err := Solve(p, l, c, int64(low.Need), everything); err != nil {
+			if _, err := Solve(p, l, c, low.Need, everything); err != nil {
 				t.Fatalf("at the floor: %v", err)
 			}
 			return
@@ -140,7 +140,7 @@ func TestSolveMonotone(t *testing.T) {
 	last := time.Duration(0)
 	seen := map[memory.Choice]bool{}
 	for i := 10; i > 0; i-- {
-		d, err := solve(p, l, cfg, kept.Extent*int64(i)/10, everything, 0.2)
+		d, err := solve(p, l, cfg, kept.Extent*memory.Bytes(i)/10, everything, 0.2)
 		if err != nil {
 			t.Fatalf("%d tenths: %v", i, err)
 		}
@@ -197,14 +197,14 @@ func TestSolveFloor(t *testing.T) {
 	p.Base = 50
 	_, err := Solve(p, slow, cfg, 149, everything)
 	var low *memory.BudgetError
-	if !errors.As(err, &low) || int64(low.Need) != 150 || low.HostFull || !strings.Contains(err.Error(), "needs 150 B") || !strings.Contains(err.Error(), "raise it to 150 B") {
+	if !errors.As(err, &low) || memory.Bytes(low.Need) != 150 || low.HostFull || !strings.Contains(err.Error(), "needs 150 B") || !strings.Contains(err.Error(), "raise it to 150 B") {
 		t.Errorf("%v", err)
 	}
-	if _, err = Solve(p, slow, cfg, 20, everything); !errors.As(err, &low) || int64(low.Need) != 150 {
+	if _, err = Solve(p, slow, cfg, 20, everything); !errors.As(err, &low) || memory.Bytes(low.Need) != 150 {
 		t.Errorf("below what is outside of the arena: %v", err)
 	}
 	// Without anything allowed all 400 bytes stay.
-	if _, err = Solve(p, slow, cfg, 149, Allowed{}); !errors.As(err, &low) || int64(low.Need) != 450 {
+	if _, err = Solve(p, slow, cfg, 149, Allowed{}); !errors.As(err, &low) || memory.Bytes(low.Need) != 450 {
 		t.Errorf("%v", err)
 	}
 	little := cfg
@@ -244,8 +244,8 @@ func TestDecisionText(t *testing.T) {
 	c := residency.Config{Host: 4 << 30, Align: 512}
 	l := memory.Links{Out: 5e9, In: 5e9, Both: 8e9, Latency: 10 * time.Microsecond}
 	var text strings.Builder
-	for r, budget := range []int64{4 << 30, 1900 << 20, 1640 << 20} {
-		d, err := Solve(p, l, c, budget, everything)
+	for r, budget := range []memory.Bytes{4 << 30, 1900 << 20, 1640 << 20} {
+		d, err := Solve(p, l, c, memory.Bytes(budget), everything)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +292,7 @@ func TestFollow(t *testing.T) {
 func TestBalance(t *testing.T) {
 	var ps []*Profile
 	var slowest time.Duration
-	var most int64
+	var most memory.Bytes
 	l := memory.Links{Out: 4000, In: 4000, Both: 6000}
 	for r := range 4 {
 		ps = append(ps, bigStep(t, r, 2))
@@ -345,25 +345,25 @@ func TestSolveAddsSets(t *testing.T) {
 	l := memory.Links{Out: 4e9, In: 4e9, Both: 6e9}
 	c := residency.Config{Host: 4 << 30, Align: 512}
 	const set = 96 << 20
-	budget := int64(1<<30 + 6*64<<20 + 400<<20) // about four of six groups stay in device pages
-	one, err := Solve(p, l, c, budget, everything)
+	budget := memory.Bytes(1<<30 + 6*64<<20 + 400<<20) // about four of six groups stay in device pages
+	one, err := Solve(p, l, c, memory.Bytes(budget), everything)
 	if err != nil || one.Forecast.RowBytes == 0 || one.Forecast.Sets != 0 {
 		t.Fatalf("%+v, %v", one, err)
 	}
 	p.Rows.MoreSets, p.Rows.SetBytes = 2, set
-	more, err := Solve(p, l, c, budget, everything)
+	more, err := Solve(p, l, c, memory.Bytes(budget), everything)
 	if err != nil || more.Forecast.Sets == 0 || more.Forecast.Step >= one.Forecast.Step {
 		t.Fatalf("with sets to add %v, without %v, %d sets, %v", more.Forecast.Step, one.Forecast.Step, more.Forecast.Sets, err)
 	}
 	f := more.Forecast
-	if f.SetBytes != int64(f.Sets)*set || f.Extent > budget || f.Activations(p.Base) != one.Forecast.Activations(p.Base) {
+	if f.SetBytes != memory.Bytes(f.Sets)*set || f.Extent > budget || f.Activations(p.Base) != one.Forecast.Activations(p.Base) {
 		t.Errorf("extent %d of %d, %d for sets, activations %d, want %d", f.Extent, budget, f.SetBytes, f.Activations(p.Base), one.Forecast.Activations(p.Base))
 	}
 	if more.Before.Step != one.Before.Step || more.Before.Extent != one.Before.Extent {
 		t.Errorf("everything kept takes %v, want %v", more.Before.Step, one.Before.Step)
 	}
-	p.Rows.SetBytes = budget // too large to fit
-	if d, err := Solve(p, l, c, budget, everything); err != nil || d.Forecast.Sets != 0 || d.Forecast.Step != one.Forecast.Step {
+	p.Rows.SetBytes = memory.Bytes(budget) // too large to fit
+	if d, err := Solve(p, l, c, memory.Bytes(budget), everything); err != nil || d.Forecast.Sets != 0 || d.Forecast.Step != one.Forecast.Step {
 		t.Errorf("sets that do not fit: %+v, %v", d, err)
 	}
 }

@@ -23,13 +23,13 @@ func (x *silent) ProvideMemory(*Storage) {}
 // training returns the tape of one rank. In each layer of each pass six temporaries come
 // and go. The forward pass saves groups of storages of the given sizes, and the backward
 // pass releases them.
-func training(t testing.TB, p schedule.Pipeline, layers int, groups map[string][]int64, names ...string) *Tape {
+func training(t testing.TB, p schedule.Pipeline, layers int, groups map[string][]memory.Bytes, names ...string) *Tape {
 	passes, err := p.Passes(0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tape, made := &Tape{}, 0
-	take := func(n int64) int {
+	take := func(n memory.Bytes) int {
 		tape.Ops = append(tape.Ops, Op{Kind: OpTake, ID: made, Bytes: n})
 		made++
 		return made - 1
@@ -42,7 +42,7 @@ func training(t testing.TB, p schedule.Pipeline, layers int, groups map[string][
 			tape.Ops = append(tape.Ops, Op{Kind: OpLoad, Group: e.Group})
 		}
 		for k := range 3 {
-			a, b := take(int64(100+k)), take(int64(30*k+7))
+			a, b := take(memory.Bytes(100+k)), take(memory.Bytes(30*k+7))
 			give(a)
 			give(b)
 		}
@@ -85,14 +85,14 @@ func every(t *Tape, ahead int, leave func(memory.GroupID) bool) *Plan {
 // under 100 ms.
 func BenchmarkTape(b *testing.B) {
 	tape := training(b, schedule.Pipeline{Ranks: 8, Chunks: 1, Microbatches: 60}, 24,
-		map[string][]int64{"attn": {200, 50, 50, 100}, "mlp": {400, 400, 100}}, "attn", "mlp")
+		map[string][]memory.Bytes{"attn": {200, 50, 50, 100}, "mlp": {400, 400, 100}}, "attn", "mlp")
 	all := func(memory.GroupID) bool { return true }
 	none := func(memory.GroupID) bool { return false }
 	half := func(g memory.GroupID) bool { return g.Layer%2 == 0 }
 	for _, c := range []struct {
 		name   string
 		plan   *Plan
-		device int64
+		device memory.Bytes
 	}{
 		{"stay", every(tape, 1, none), 1 << 30},
 		{"half", every(tape, 2, half), 1 << 30},

@@ -7,6 +7,8 @@ package residency
 import (
 	"fmt"
 	"slices"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 type clock [Lanes]int
@@ -51,7 +53,7 @@ type clocks struct {
 	drop         int   // the one that is left out, or -1
 	left         map[int]int
 	stay         map[int]bool
-	least        int64
+	least        memory.Bytes
 	cap          int
 	placing      func(s *Storage) // told of copies out that make room, or nil
 	said         []string
@@ -187,7 +189,7 @@ func (x *clocks) ProvideMemory(s *Storage) {
 		x.fail("memory is provided for %v, whose own is still there", s)
 	}
 	x.provided[s.ID]++
-	i := slices.IndexFunc(x.pool, func(c []cell) bool { return int64(len(c)) == s.Bytes })
+	i := slices.IndexFunc(x.pool, func(c []cell) bool { return memory.Bytes(len(c)) == s.Bytes })
 	if i < 0 {
 		x.pool, i = append(x.pool, make([]cell, s.Bytes)), len(x.pool)
 	}

@@ -50,10 +50,10 @@ func (r *rig) counted() {
 	if !r.m.cfg.Borrowed || r.stopped {
 		return
 	}
-	var bytes int64
+	var bytes memory.Bytes
 	for _, q := range r.x.borrowed {
 		for _, cells := range q {
-			bytes += int64(len(cells))
+			bytes += memory.Bytes(len(cells))
 		}
 	}
 	if h := r.m.Device(); h.Live() != bytes || h.Top() != h.Peak() {
@@ -116,7 +116,7 @@ func (r *rig) load(name memory.GroupID) error {
 }
 
 // borrow runs a layer that saves new storages of the caller, which only the group holds.
-func (s stepper) borrow(g memory.GroupID, bytes ...int64) {
+func (s stepper) borrow(g memory.GroupID, bytes ...memory.Bytes) {
 	s.t.Helper()
 	var items []Item
 	for _, n := range bytes {

@@ -13,8 +13,8 @@ import (
 
 // least returns the most bytes that the calls of a tape need at once: storages that the
 // caller owns, that a loaded group has, or that must stay.
-func (t *Tape) least() (most int64) {
-	bytes, owned, stays, held := map[int]int64{}, map[int]bool{}, map[int]int{}, map[int]int{}
+func (t *Tape) least() (most memory.Bytes) {
+	bytes, owned, stays, held := map[int]memory.Bytes{}, map[int]bool{}, map[int]int{}, map[int]int{}
 	groups := map[memory.GroupID][]Item{}
 	for _, op := range t.Ops {
 		switch op.Kind {
@@ -40,7 +40,7 @@ func (t *Tape) least() (most int64) {
 				}
 			}
 		}
-		var now int64
+		var now memory.Bytes
 		for id, n := range bytes {
 			if owned[id] || held[id] > 0 || stays[id] > 0 {
 				now += n
@@ -85,7 +85,7 @@ func TestFloorIsMinimal(t *testing.T) {
 		for name, plan := range map[string]*Plan{
 			"no plan": nil, "an order": {Schedule: tape.Schedule()}, "everything leaves": everything, "everything leaves and comes back early": &ahead,
 		} {
-			run := func(budget int64) error {
+			run := func(budget memory.Bytes) error {
 				m := New(Config{Device: budget, Host: big, Align: 1, Window: rng.IntN(3), Cap: rng.IntN(3)}, &notes{}, plan)
 				return tape.Run(m, func(Op) { m.Check() })
 			}
@@ -131,7 +131,7 @@ func TestEvictionAmongEquals(t *testing.T) {
 // leaves in its place. Another one of the same size is not tried.
 func TestEvictionPassesOverWhatIsTooLarge(t *testing.T) {
 	m := begin(t, Config{Device: 70, Host: 15}, nil)
-	for i, n := range []int64{20, 20, 16, 14} {
+	for i, n := range []memory.Bytes{20, 20, 16, 14} {
 		m.forward(groupAt(i), n)
 	}
 	m.take(14)

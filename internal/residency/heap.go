@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Mark is a point in the work of a lane. Zero is a point before everything.
@@ -17,13 +19,13 @@ type Mark int
 // even if they touch, so that whoever takes bytes waits only for the work that used these
 // bytes. There are thousands of segments, so they hold no pointers.
 type segment struct {
-	off, size int64
+	off, size memory.Bytes
 	after     [2]Mark
 	out       int // the number of the copy out that reads it, or zero
 	scope     int // the scope in which it was given back, or zero
 }
 
-func (s *segment) end() int64 { return s.off + s.size }
+func (s *segment) end() memory.Bytes { return s.off + s.size }
 
 // Heap hands out runs of bytes. It is pure: the runtime uses its offsets in a buffer, the
 // simulator uses the same offsets without one. At every point
@@ -36,16 +38,16 @@ func (s *segment) end() int64 { return s.off + s.size }
 type Heap struct {
 	// Extend, if it is not nil, provides memory before the extent grows, and reports
 	// whether there was any.
-	Extend func(top int64) bool
+	Extend func(top memory.Bytes) bool
 
-	limit  int64
-	align  int64
+	limit  memory.Bytes
+	align  memory.Bytes
 	window int // copies out that may be under way before a taker waits for one
 	free   []segment
 	marks  []Mark // what Take said last
-	live   int64
-	top    int64
-	peak   int64 // the most that was live
+	live   memory.Bytes
+	top    memory.Bytes
+	peak   memory.Bytes // the most that was live
 	outs   int
 	scope  int // the scope that is open, or zero
 	scopes int
@@ -53,15 +55,15 @@ type Heap struct {
 	// account makes the heap only count bytes: offsets are distinct numbers, the extent is
 	// the most that was live, and nobody waits for earlier users of the bytes.
 	account bool
-	next    int64
-	highest int64 // limit that it had, if the limit was lowered
+	next    memory.Bytes
+	highest memory.Bytes // limit that it had, if the limit was lowered
 
 	// followed holds the number of copies out that each lane is ordered after already.
 	followed [Lanes]int
 }
 
 // NewHeap returns an empty heap of at most limit bytes.
-func NewHeap(limit, align int64, window int) *Heap {
+func NewHeap(limit, align memory.Bytes, window int) *Heap {
 	if limit < 0 || align < 1 || window < 1 {
 		panic(fmt.Sprintf("residency: a heap of %d bytes, aligned to %d, with a window of %d copies", limit, align, window))
 	}
@@ -69,19 +71,19 @@ func NewHeap(limit, align int64, window int) *Heap {
 }
 
 // Live returns the number of bytes that are taken now.
-func (h *Heap) Live() int64 { return h.live }
+func (h *Heap) Live() memory.Bytes { return h.live }
 
 // Top returns the extent ever used.
-func (h *Heap) Top() int64 { return h.top }
+func (h *Heap) Top() memory.Bytes { return h.top }
 
 // Peak returns the largest number of bytes that were ever taken at once.
-func (h *Heap) Peak() int64 { return h.peak }
+func (h *Heap) Peak() memory.Bytes { return h.peak }
 
 // Limit returns the limit of the extent.
-func (h *Heap) Limit() int64 { return h.limit }
+func (h *Heap) Limit() memory.Bytes { return h.limit }
 
 // Raise raises the limit, and reports whether the given limit is higher than before.
-func (h *Heap) Raise(limit int64) bool {
+func (h *Heap) Raise(limit memory.Bytes) bool {
 	limit -= limit % h.align
 	higher := limit > h.limit
 	h.limit = max(h.limit, limit)
@@ -90,7 +92,7 @@ func (h *Heap) Raise(limit int64) bool {
 
 // Lower gives a heap that only counts bytes a lower limit. Bytes that are taken already
 // stay; the next ones find room below the new limit.
-func (h *Heap) Lower(limit int64) {
+func (h *Heap) Lower(limit memory.Bytes) {
 	if !h.account {
 		panic("residency: a heap with places is given a lower limit")
 	}
@@ -100,7 +102,7 @@ func (h *Heap) Lower(limit int64) {
 
 // Round returns the bytes that a storage of n bytes takes. An empty storage takes some
 // too, so that no two storages have the same offset.
-func (h *Heap) Round(n int64) int64 {
+func (h *Heap) Round(n memory.Bytes) memory.Bytes {
 	if n < 0 {
 		panic(fmt.Sprintf("residency: a storage of %d bytes", n))
 	}
@@ -115,12 +117,12 @@ func (h *Heap) Round(n int64) int64 {
 // them; the run whose last copy out began the longest ago; and bytes never used, with
 // all free bytes before them. So a budget is used up before anybody waits for a copy that
 // has just begun.
-func (h *Heap) Take(lane Lane, n int64) (off int64, after []Mark, ok bool) {
+func (h *Heap) Take(lane Lane, n memory.Bytes) (off memory.Bytes, after []Mark, ok bool) {
 	return h.take(lane, n, 0)
 }
 
 // take is Take for a lane that is ordered after the first past copies out in any case.
-func (h *Heap) take(lane Lane, n int64, past int) (off int64, after []Mark, ok bool) {
+func (h *Heap) take(lane Lane, n memory.Bytes, past int) (off memory.Bytes, after []Mark, ok bool) {
 	n = h.Round(n)
 	if h.account {
 		if h.live+n > h.limit {
@@ -163,13 +165,13 @@ func (h *Heap) touches(i int) bool { return i > 0 && h.free[i-1].end() == h.free
 // bytes; the first of equals. A segment is ready if the lane may take it and is ordered
 // after its copy out. Every Take visits all segments here, so each costs few
 // instructions.
-func (h *Heap) smallest(lane Lane, n int64, past int) (best int, found bool) {
+func (h *Heap) smallest(lane Lane, n memory.Bytes, past int) (best int, found bool) {
 	closed := -1
 	if lane != Compute && h.scope != 0 {
 		closed = h.scope
 	}
-	first, end := 0, int64(0) // of the run that is being looked at
-	size, least := int64(0), int64(math.MaxInt64)
+	first, end := 0, memory.Bytes(0) // of the run that is being looked at
+	size, least := memory.Bytes(0), memory.Bytes(math.MaxInt64)
 	for i := range h.free {
 		s := &h.free[i]
 		ready := s.out <= past && s.scope != closed
@@ -197,10 +199,10 @@ func (h *Heap) smallest(lane Lane, n int64, past int) (best int, found bool) {
 
 // soonest returns the first segment of the usable run that holds n bytes and whose newest
 // copy out is the oldest.
-func (h *Heap) soonest(lane Lane, n int64) (best int, found bool) {
+func (h *Heap) soonest(lane Lane, n memory.Bytes) (best int, found bool) {
 	newest := 0
 	for i := range h.free {
-		size, out := int64(0), 0
+		size, out := memory.Bytes(0), 0
 		for j := i; j < len(h.free) && size < n && (j == i || h.touches(j)) && h.usable(lane, &h.free[j]); j++ {
 			size, out = size+h.free[j].size, max(out, h.free[j].out)
 		}
@@ -213,7 +215,7 @@ func (h *Heap) soonest(lane Lane, n int64) (best int, found bool) {
 
 // grow adds a free segment of bytes never used that holds n bytes together with the
 // accepted segments right before it. It returns the first of them.
-func (h *Heap) grow(n int64, accept func(*segment) bool) (i int, ok bool) {
+func (h *Heap) grow(n memory.Bytes, accept func(*segment) bool) (i int, ok bool) {
 	i, at := len(h.free), h.top
 	for i > 0 && h.free[i-1].end() == at && accept(&h.free[i-1]) {
 		i, at = i-1, h.free[i-1].off
@@ -227,7 +229,7 @@ func (h *Heap) grow(n int64, accept func(*segment) bool) (i int, ok bool) {
 }
 
 // cut takes n bytes, beginning with segment i.
-func (h *Heap) cut(lane Lane, i int, n int64) (off int64) {
+func (h *Heap) cut(lane Lane, i int, n memory.Bytes) (off memory.Bytes) {
 	off, h.marks = h.free[i].off, h.marks[:0]
 	j := i
 	for left := n; left > 0; j++ {
@@ -258,13 +260,13 @@ func (h *Heap) Out() int { h.outs++; return h.outs }
 
 // Give gives n bytes back, which may be used again after at most two marks. Out is the
 // number of the copy out that reads them last, or zero.
-func (h *Heap) Give(off, n int64, out int, after ...Mark) {
+func (h *Heap) Give(off, n memory.Bytes, out int, after ...Mark) {
 	n = h.Round(n)
 	if h.account {
 		h.live -= n
 		return
 	}
-	i, _ := slices.BinarySearchFunc(h.free, off, func(s segment, off int64) int { return cmp.Compare(s.off, off) })
+	i, _ := slices.BinarySearchFunc(h.free, off, func(s segment, off memory.Bytes) int { return cmp.Compare(s.off, off) })
 	if off < 0 || off+n > h.top || i > 0 && h.free[i-1].end() > off || i < len(h.free) && h.free[i].off < off+n {
 		panic(fmt.Sprintf("residency: bytes [%d,%d) are given back that nobody has", off, off+n))
 	}
@@ -285,11 +287,11 @@ func (h *Heap) EndScope() { h.scope = 0 }
 
 // largest returns the most bytes that a lane could take at once if it waited for
 // everything.
-func (h *Heap) largest() int64 {
+func (h *Heap) largest() memory.Bytes {
 	if h.account {
 		return h.limit - h.live
 	}
-	most, size, end := int64(0), int64(0), int64(0)
+	most, size, end := memory.Bytes(0), memory.Bytes(0), memory.Bytes(0)
 	for _, s := range h.free {
 		if s.off != end {
 			size = 0
@@ -311,8 +313,8 @@ func (h *Heap) Check() {
 		}
 		return
 	}
-	var free int64
-	last := int64(0)
+	var free memory.Bytes
+	last := memory.Bytes(0)
 	for _, s := range h.free {
 		if s.off < last || s.size <= 0 {
 			panic(fmt.Sprintf("residency: free bytes [%d,%d) overlap others", s.off, s.end()))

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // bytewise is the obvious heap: for every byte, its owner, or the give that freed it.
@@ -15,15 +17,15 @@ type bytewise struct {
 	owner, give []int
 	outs        map[int]int // of gives
 	scopes      map[int]int
-	live        map[int][2]int64 // by owner: offset and bytes asked for
+	live        map[int][2]memory.Bytes // by owner: offset and bytes asked for
 	next, gives int
 	followed    [Lanes]int
 }
 
 // fits reports whether n bytes are free in one run for a lane, at all or without waiting
 // for one of the last copies out.
-func (b *bytewise) fits(h *Heap, lane Lane, n int64, ready bool) bool {
-	run := int64(0)
+func (b *bytewise) fits(h *Heap, lane Lane, n memory.Bytes, ready bool) bool {
+	run := memory.Bytes(0)
 	for i := range h.limit {
 		give := b.give[i]
 		ok := b.owner[i] == 0 && (lane == Compute || h.scope == 0 || b.scopes[give] != h.scope)
@@ -40,7 +42,7 @@ func (b *bytewise) fits(h *Heap, lane Lane, n int64, ready bool) bool {
 	return false
 }
 
-func (b *bytewise) take(h *Heap, lane Lane, n int64) error {
+func (b *bytewise) take(h *Heap, lane Lane, n memory.Bytes) error {
 	size, top := h.Round(n), h.top
 	could, ready := b.fits(h, lane, size, false), b.fits(h, lane, size, true)
 	off, after, ok := h.Take(lane, n)
@@ -69,7 +71,7 @@ func (b *bytewise) take(h *Heap, lane Lane, n int64) error {
 	if !slices.Equal(marks, after) {
 		return fmt.Errorf("bytes that were given back with %v are taken after %v", marks, after)
 	}
-	b.live[b.next] = [2]int64{off, n}
+	b.live[b.next] = [2]memory.Bytes{off, n}
 	return nil
 }
 
@@ -85,16 +87,16 @@ func (b *bytewise) giveBack(h *Heap, id, out int) {
 }
 
 // against runs a heap beside the model and returns the offsets that were taken.
-func against(d draw, ops int) (offsets []int64, err error) {
-	h := NewHeap(int64(d(200)), int64(1+d(4)), 1+d(3))
+func against(d draw, ops int) (offsets []memory.Bytes, err error) {
+	h := NewHeap(memory.Bytes(d(200)), memory.Bytes(1+d(4)), 1+d(3))
 	b := &bytewise{
 		owner: make([]int, h.limit), give: make([]int, h.limit),
-		outs: map[int]int{}, scopes: map[int]int{}, live: map[int][2]int64{},
+		outs: map[int]int{}, scopes: map[int]int{}, live: map[int][2]memory.Bytes{},
 	}
 	for range ops {
 		switch k := d(10); {
 		case k < 5:
-			if err = b.take(h, Lane(d(Lanes)), int64(d(30))); err != nil {
+			if err = b.take(h, Lane(d(Lanes)), memory.Bytes(d(30))); err != nil {
 				return nil, err
 			}
 			offsets = append(offsets, b.live[b.next][0])
@@ -115,14 +117,14 @@ func against(d draw, ops int) (offsets []int64, err error) {
 			h.EndScope()
 		}
 		h.Check()
-		if live := int64(len(b.owner)) - count(b.owner, 0); live != h.Live() {
+		if live := memory.Bytes(len(b.owner)) - count(b.owner, 0); live != h.Live() {
 			return nil, fmt.Errorf("%d bytes are live, and the heap says %d", live, h.Live())
 		}
 	}
 	return offsets, nil
 }
 
-func count(list []int, v int) (n int64) {
+func count(list []int, v int) (n memory.Bytes) {
 	for _, x := range list {
 		if x == v {
 			n++
@@ -180,7 +182,7 @@ func TestHeapGrowsBeforeItWaits(t *testing.T) {
 			}
 			h.Give(off, 10, h.Out(), 1)
 		}
-		if want := int64(10 * (window + 1)); h.Top() != want {
+		if want := memory.Bytes(10 * (window + 1)); h.Top() != want {
 			t.Errorf("a window of %d: an extent of %d, want %d", window, h.Top(), want)
 		}
 	}
@@ -193,7 +195,7 @@ func TestHeapWaitsForTheOldest(t *testing.T) {
 	for range 3 {
 		h.Take(Compute, 10)
 	}
-	for _, off := range []int64{10, 20, 0} {
+	for _, off := range []memory.Bytes{10, 20, 0} {
 		h.Give(off, 10, h.Out(), Mark(off+1))
 	}
 	off, after, _ := h.Take(Compute, 10)
@@ -216,7 +218,7 @@ func TestHeapGrowsFromWhatIsFree(t *testing.T) {
 	if off, after, ok := h.Take(In, 30); !ok || off != 8 || !slices.Equal(after, []Mark{1, 2}) || h.Top() != 40 || h.Peak() != 40 {
 		t.Errorf("at %d after %v, extent %d", off, after, h.Top())
 	}
-	if h.Extend = func(int64) bool { return false }; h.Limit() != 96 {
+	if h.Extend = func(memory.Bytes) bool { return false }; h.Limit() != 96 {
 		t.Error(h.Limit())
 	}
 	if _, _, ok := h.Take(In, 1); ok {
@@ -227,15 +229,15 @@ func TestHeapGrowsFromWhatIsFree(t *testing.T) {
 // Of the free runs that are ready the smallest is taken, and of equal ones the first.
 func TestHeapTakesTheSmallest(t *testing.T) {
 	for name, x := range map[string]struct {
-		free [][2]int64 // offset and size
-		want int64
+		free [][2]memory.Bytes // offset and size
+		want memory.Bytes
 	}{
-		"the second":            {[][2]int64{{0, 30}, {40, 20}, {70, 40}}, 40},
-		"the last":              {[][2]int64{{0, 30}, {40, 25}, {70, 20}}, 70},
-		"the first of equals":   {[][2]int64{{0, 20}, {40, 20}, {70, 20}}, 0},
-		"the first of the last": {[][2]int64{{0, 30}, {40, 20}, {70, 20}}, 40},
-		"the one that fits":     {[][2]int64{{0, 30}, {40, 10}, {70, 20}}, 40},
-		"two that touch":        {[][2]int64{{0, 30}, {40, 8}, {48, 8}, {70, 20}}, 40},
+		"the second":            {[][2]memory.Bytes{{0, 30}, {40, 20}, {70, 40}}, 40},
+		"the last":              {[][2]memory.Bytes{{0, 30}, {40, 25}, {70, 20}}, 70},
+		"the first of equals":   {[][2]memory.Bytes{{0, 20}, {40, 20}, {70, 20}}, 0},
+		"the first of the last": {[][2]memory.Bytes{{0, 30}, {40, 20}, {70, 20}}, 40},
+		"the one that fits":     {[][2]memory.Bytes{{0, 30}, {40, 10}, {70, 20}}, 40},
+		"two that touch":        {[][2]memory.Bytes{{0, 30}, {40, 8}, {48, 8}, {70, 20}}, 40},
 	} {
 		h := NewHeap(200, 1, 1)
 		h.Take(Compute, 200)
@@ -253,12 +255,12 @@ func TestHeapTakesTheSmallest(t *testing.T) {
 // bytes behind those that are taken do not count. Of equal runs the first is taken.
 func TestHeapWaitsForNoMoreThanItTakes(t *testing.T) {
 	for name, x := range map[string]struct {
-		free [][3]int64 // offset, size and copy
-		want int64
+		free [][3]memory.Bytes // offset, size and copy
+		want memory.Bytes
 	}{
-		"with a newer one behind": {[][3]int64{{0, 10, 1}, {10, 10, 5}, {40, 10, 3}}, 0},
-		"with a newer one in it":  {[][3]int64{{0, 5, 1}, {5, 10, 5}, {40, 10, 3}}, 40},
-		"of the same copy":        {[][3]int64{{0, 10, 4}, {40, 10, 4}, {60, 10, 4}}, 0},
+		"with a newer one behind": {[][3]memory.Bytes{{0, 10, 1}, {10, 10, 5}, {40, 10, 3}}, 0},
+		"with a newer one in it":  {[][3]memory.Bytes{{0, 5, 1}, {5, 10, 5}, {40, 10, 3}}, 40},
+		"of the same copy":        {[][3]memory.Bytes{{0, 10, 4}, {40, 10, 4}, {60, 10, 4}}, 0},
 	} {
 		h := NewHeap(100, 1, 9)
 		h.Take(Compute, 100)
@@ -277,9 +279,9 @@ func TestHeapWaitsForNoMoreThanItTakes(t *testing.T) {
 // The largest run counts free bytes that touch, and bytes never used behind them.
 func TestHeapLargest(t *testing.T) {
 	h := NewHeap(100, 1, 1)
-	var tops []int64
-	h.Extend = func(top int64) bool { tops = append(tops, top); return true }
-	largest := func(want int64) {
+	var tops []memory.Bytes
+	h.Extend = func(top memory.Bytes) bool { tops = append(tops, top); return true }
+	largest := func(want memory.Bytes) {
 		t.Helper()
 		if got := h.largest(); got != want {
 			t.Errorf("the largest run has %d bytes, want %d", got, want)
@@ -301,7 +303,7 @@ func TestHeapLargest(t *testing.T) {
 	h.Give(60, 30, 0)
 	largest(40) // [60,100), of which 10 were never used
 	h.Take(In, 35)
-	if want := []int64{40, 80, 90, 95}; !slices.Equal(tops, want) {
+	if want := []memory.Bytes{40, 80, 90, 95}; !slices.Equal(tops, want) {
 		t.Errorf("memory was asked for up to %v, want %v", tops, want)
 	}
 	h = NewHeap(100, 1, 1)
@@ -338,7 +340,7 @@ func TestHeapPanics(t *testing.T) {
 func TestHeapLower(t *testing.T) {
 	h := NewHeap(100, 10, 1)
 	h.account = true
-	take := func(n int64, want bool) {
+	take := func(n memory.Bytes, want bool) {
 		t.Helper()
 		if _, _, ok := h.Take(Compute, n); ok != want {
 			t.Errorf("%d bytes beside %d of %d: %v", n, h.Live(), h.Limit(), ok)

@@ -57,7 +57,7 @@ type Machine struct {
 type flight struct {
 	s     *Storage
 	out   int
-	place int64
+	place memory.Bytes
 	told  bool // Watch knows that the place is given back: the storage was reloaded elsewhere
 }
 
@@ -98,7 +98,7 @@ func (m *Machine) Counts() Counts { return m.counts }
 func (m *Machine) Storage(id int) *Storage { return m.storages[id] }
 
 // Take makes a storage for compute to write. It returns a *Full if there is no room.
-func (m *Machine) Take(bytes int64) (*Storage, error) {
+func (m *Machine) Take(bytes memory.Bytes) (*Storage, error) {
 	off, err := m.place(Compute, bytes, 0)
 	if err != nil {
 		return nil, err
@@ -111,8 +111,8 @@ func (m *Machine) Take(bytes int64) (*Storage, error) {
 
 // Borrow makes a storage of bytes that the caller owns. It returns a *Full only if
 // Config.Borrowed is set and there is no room in the account.
-func (m *Machine) Borrow(bytes int64) (*Storage, error) {
-	off := int64(None)
+func (m *Machine) Borrow(bytes memory.Bytes) (*Storage, error) {
+	off := memory.Bytes(None)
 	if m.cfg.Borrowed {
 		var err error
 		if off, err = m.place(Compute, bytes, 0); err != nil {
@@ -402,7 +402,7 @@ func (m *Machine) reclaim(s *Storage) {
 
 // bring issues a copy in. Work that compute was given before may still use memory that
 // the owner provides.
-func (m *Machine) bring(s *Storage, off int64) {
+func (m *Machine) bring(s *Storage, off memory.Bytes) {
 	if m.cfg.Borrowed && s.Borrowed {
 		for i := range m.flights {
 			if m.flights[i].s == s {

@@ -70,7 +70,7 @@ func begin(t *testing.T, cfg Config, plan *Plan) stepper {
 	return stepper{New(cfg, x, plan), t, x}
 }
 
-func (s stepper) take(n int64) int {
+func (s stepper) take(n memory.Bytes) int {
 	s.t.Helper()
 	st, err := s.Take(n)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s stepper) take(n int64) int {
 }
 
 // forward runs a layer that saves one new storage and does not need it afterwards.
-func (s stepper) forward(g memory.GroupID, n int64) int {
+func (s stepper) forward(g memory.GroupID, n memory.Bytes) int {
 	s.t.Helper()
 	id := s.take(n)
 	s.Save(g, Item{ID: id})
@@ -141,7 +141,7 @@ func TestSavedBytesAreExact(t *testing.T) {
 		if saved := without.Device().Peak() - m.Device().Peak(); saved != (layers-2)*size {
 			t.Errorf("window %d: %d bytes saved, want %d", window, saved, (layers-2)*size)
 		}
-		if saved := without.Device().Top() - m.Device().Top(); saved != int64(layers-max(window+1, 2))*size {
+		if saved := without.Device().Top() - m.Device().Top(); saved != memory.Bytes(layers-max(window+1, 2))*size {
 			t.Errorf("window %d: %d bytes of the extent saved, want %d", window, saved, (layers-window-1)*size)
 		}
 		if m.Device().Live() != 0 || m.Host().Live() != 0 || m.Host().Peak() != layers*size {
@@ -153,7 +153,7 @@ func TestSavedBytesAreExact(t *testing.T) {
 // SPEC S5.1: on a rank of a pipeline (1F1B) all groups are offloaded and reloaded in
 // another order, ahead of need except for the first.
 func TestPipelineOrder(t *testing.T) {
-	groups := map[string][]int64{"attn": {200, 50}, "mlp": {400}}
+	groups := map[string][]memory.Bytes{"attn": {200, 50}, "mlp": {400}}
 	tape := training(t, schedule.Pipeline{Ranks: 4, Chunks: 2, Microbatches: 8}, 3, groups, "attn", "mlp")
 	m := New(Config{Device: big, Host: big, Align: 1}, &notes{}, every(tape, 1, func(memory.GroupID) bool { return true }))
 	if err := tape.Run(m, func(Op) { m.Check() }); err != nil {

@@ -81,7 +81,7 @@ func (a *author) step() {
 		if k == 3 || a.borrowed {
 			kind = OpBorrow
 		}
-		a.add(Op{Kind: kind, ID: a.made, Bytes: int64(1 + a.d(6))})
+		a.add(Op{Kind: kind, ID: a.made, Bytes: memory.Bytes(1 + a.d(6))})
 		a.owned = append(a.owned, a.made)
 		a.made++
 	case k < 6:
@@ -129,7 +129,7 @@ func compose(a *author, steps int) program {
 		a.toggle()
 	}
 	p := program{tape: Tape{Ops: a.ops}}
-	p.cfg = Config{Device: int64(10 + d(50)), Host: int64(d(60)), Align: 1, Window: d(4), Cap: d(4), Least: int64(d(3))}
+	p.cfg = Config{Device: memory.Bytes(10 + d(50)), Host: memory.Bytes(d(60)), Align: 1, Window: d(4), Cap: d(4), Least: memory.Bytes(d(3))}
 	if d(8) > 0 {
 		p.plan = a.planned(&p.tape)
 	}
@@ -320,7 +320,7 @@ func (r *rig) watch() func(s *Storage, host, taken bool) {
 		id   int
 		host bool
 	}
-	places := map[where]int64{}
+	places := map[where]memory.Bytes{}
 	return func(s *Storage, host, taken bool) {
 		k, at := where{s.ID, host}, s.Device
 		if host {

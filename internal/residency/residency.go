@@ -92,10 +92,10 @@ const None = -1
 // Storage is a run of bytes that tensors are views of.
 type Storage struct {
 	ID       int
-	Bytes    int64
-	Borrowed bool  // its first device bytes are the caller's
-	Device   int64 // offset in the device heap, or None
-	Host     int64 // offset in the host heap, or None
+	Bytes    memory.Bytes
+	Borrowed bool         // its first device bytes are the caller's
+	Device   memory.Bytes // offset in the device heap, or None
+	Host     memory.Bytes // offset in the host heap, or None
 	State    State
 
 	owned    bool      // the caller has not given it back
@@ -140,16 +140,16 @@ type Plan struct {
 	// Window and Device, if not zero, replace those of the machine's Config: the plan was
 	// made for them. The machine uses more device bytes only if nothing else makes room.
 	Window int
-	Device int64
+	Device memory.Bytes
 	// Strict forbids taking back borrowed bytes whose copy out is still under way.
 	Strict bool
 }
 
 // Config holds the limits of a machine.
 type Config struct {
-	Device int64 // bytes of the device heap
-	Host   int64 // bytes of the host heap
-	Align  int64 // of every storage, in both
+	Device memory.Bytes // bytes of the device heap
+	Host   memory.Bytes // bytes of the host heap
+	Align  memory.Bytes // of every storage, in both
 	// Window is the number of copies out that may be under way before the machine prefers
 	// memory that one of them frees to memory never used. Zero means DefaultWindow.
 	Window int
@@ -157,7 +157,7 @@ type Config struct {
 	// oldest. Zero means no cap.
 	Cap int
 	// Least is the size below which a storage is never offloaded.
-	Least int64
+	Least memory.Bytes
 	// Borrowed makes the device heap an account of borrowed storages: they have a place
 	// in it as others do, but lie in the caller's memory, and are reloaded into memory
 	// that ProvideMemory gets.
@@ -174,10 +174,10 @@ const DefaultWindow = 2
 // offloaded was.
 type Full struct {
 	Lane  Lane
-	Asked int64
-	Live  int64
-	Limit int64
-	Run   int64 // the longest run of free bytes
+	Asked memory.Bytes
+	Live  memory.Bytes
+	Limit memory.Bytes
+	Run   memory.Bytes // the longest run of free bytes
 }
 
 // Error says what did not fit and what to do.
@@ -188,11 +188,11 @@ func (e *Full) Error() string {
 
 // Counts counts what a step did.
 type Counts struct {
-	Out, In           int   // copies
-	OutBytes, InBytes int64 // and their bytes
-	Evicted           int   // storages that were offloaded for want of room, not by plan
-	Late              int   // storages whose reload began only when they were needed
-	Duplicates        int   // saves of a storage that another group had saved
-	HostFull          int   // storages that stayed against the plan because the host heap was full
-	Departed          bool  // the step departed from its plan
+	Out, In           int          // copies
+	OutBytes, InBytes memory.Bytes // and their bytes
+	Evicted           int          // storages that were offloaded for want of room, not by plan
+	Late              int          // storages whose reload began only when they were needed
+	Duplicates        int          // saves of a storage that another group had saved
+	HostFull          int          // storages that stayed against the plan because the host heap was full
+	Departed          bool         // the step departed from its plan
 }

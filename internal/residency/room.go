@@ -14,7 +14,7 @@ import (
 
 // place finds device bytes for a lane that is ordered after the first past copies out in
 // any case. It evicts storages if there is no room.
-func (m *Machine) place(lane Lane, bytes int64, past int) (int64, error) {
+func (m *Machine) place(lane Lane, bytes memory.Bytes, past int) (memory.Bytes, error) {
 	for {
 		if off, ok := m.room(lane, bytes, past); ok {
 			return off, nil
@@ -32,7 +32,7 @@ func (m *Machine) place(lane Lane, bytes int64, past int) (int64, error) {
 // limitFor returns the limit that applies if nothing else makes room for a storage of the
 // given size. With Config.Borrowed only the plan has a limit: a storage that must have
 // memory exceeds it, and it applies again to the next.
-func (m *Machine) limitFor(bytes int64) int64 {
+func (m *Machine) limitFor(bytes memory.Bytes) memory.Bytes {
 	if m.cfg.Borrowed {
 		return min(m.cfg.Device, m.device.Live()+m.device.Round(bytes))
 	}
@@ -40,7 +40,7 @@ func (m *Machine) limitFor(bytes int64) int64 {
 }
 
 // room finds device bytes for a lane, and reports whether there are any.
-func (m *Machine) room(lane Lane, bytes int64, past int) (int64, bool) {
+func (m *Machine) room(lane Lane, bytes memory.Bytes, past int) (memory.Bytes, bool) {
 	off, after, ok := m.device.take(lane, bytes, past)
 	for _, k := range after {
 		m.exec.After(lane, k)
@@ -51,7 +51,7 @@ func (m *Machine) room(lane Lane, bytes int64, past int) (int64, bool) {
 // evict makes room by offloading the storage that is needed last, or the last of those
 // that the host has room for. It reports whether there was one.
 func (m *Machine) evict() bool {
-	below := int64(math.MaxInt64)
+	below := memory.Bytes(math.MaxInt64)
 	for {
 		s := m.last(below)
 		if s == nil {
@@ -77,7 +77,7 @@ func (m *Machine) evict() bool {
 
 // last returns the storage that is needed last among those that may be evicted: their
 // copy out was issued before, or they are smaller than below.
-func (m *Machine) last(below int64) (last *Storage) {
+func (m *Machine) last(below memory.Bytes) (last *Storage) {
 	m.order = slices.DeleteFunc(m.order, func(g *group) bool { return g.released })
 	far := -1
 	for _, g := range m.order {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // A storage of two groups is needed when the first of them is. A storage that already has
@@ -229,7 +230,7 @@ func TestLoadedGroupsDoNotLeave(t *testing.T) {
 // ordered after the next one, and does not wait for that one while there is other room.
 func TestCopyInWaitsForItsOwnCopyOut(t *testing.T) {
 	m := begin(t, Config{Device: 1000, Host: 1000, Window: 3}, leaving(0, 1, 2, 3))
-	for i, n := range []int64{10, 30, 10, 10} {
+	for i, n := range []memory.Bytes{10, 30, 10, 10} {
 		m.forward(groupAt(i), n)
 	}
 	m.take(10) // what storage 0 had

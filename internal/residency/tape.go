@@ -33,8 +33,8 @@ const (
 // Op is one call. ID numbers storages in the order in which they were made.
 type Op struct {
 	Kind  OpKind
-	ID    int   // Take, Borrow, Give: the storage; RowLease: the workspace
-	Bytes int64 // Take, Borrow
+	ID    int          // Take, Borrow, Give: the storage; RowLease: the workspace
+	Bytes memory.Bytes // Take, Borrow
 	Group memory.GroupID
 	Items []Item // Save
 	// At is the time of compute's own work before the call, without waiting.

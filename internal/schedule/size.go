@@ -15,7 +15,7 @@ type Pages int64
 
 // PagesOf returns the number of pages that tensors of the given sizes take. Each tensor
 // begins with a new page, so it wastes less than one.
-func PagesOf(page int64, tensors ...int64) Pages {
+func PagesOf(page memory.Bytes, tensors ...memory.Bytes) Pages {
 	var n Pages
 	for _, bytes := range tensors {
 		n += Pages((bytes + page - 1) / page)

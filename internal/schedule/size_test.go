@@ -12,15 +12,15 @@ import (
 
 func TestPagesOf(t *testing.T) {
 	for _, x := range []struct {
-		page    int64
-		tensors []int64
+		page    memory.Bytes
+		tensors []memory.Bytes
 		want    Pages
 	}{
 		{4096, nil, 0},
-		{4096, []int64{0}, 0},
-		{4096, []int64{1}, 1},
-		{4096, []int64{4096}, 1},
-		{4096, []int64{4097, 1, 0}, 3},
+		{4096, []memory.Bytes{0}, 0},
+		{4096, []memory.Bytes{1}, 1},
+		{4096, []memory.Bytes{4096}, 1},
+		{4096, []memory.Bytes{4097, 1, 0}, 3},
 	} {
 		if got := PagesOf(x.page, x.tensors...); got != x.want {
 			t.Errorf("PagesOf(%d, %v) = %d, want %d", x.page, x.tensors, got, x.want)

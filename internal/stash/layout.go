@@ -73,7 +73,7 @@ func (l *Layout) Tensor(set device.Range, i int) device.Range {
 func (l *Layout) Pages(page memory.Bytes, rows ...Rows) schedule.Pages {
 	var n schedule.Pages
 	for _, t := range l.Tensors {
-		n += schedule.PagesOf(int64(page), int64(t.Row)*int64(min(rows[t.Count], t.MaxRows)))
+		n += schedule.PagesOf(page, t.Row*memory.Bytes(min(rows[t.Count], t.MaxRows)))
 	}
 	return n
 }
@@ -82,7 +82,7 @@ func (l *Layout) Pages(page memory.Bytes, rows ...Rows) schedule.Pages {
 func (l *Layout) maxPages(page memory.Bytes) schedule.Pages {
 	var n schedule.Pages
 	for _, t := range l.Tensors {
-		n += schedule.PagesOf(int64(page), int64(t.Row)*int64(t.MaxRows))
+		n += schedule.PagesOf(page, t.Row*memory.Bytes(t.MaxRows))
 	}
 	return n
 }

@@ -178,7 +178,7 @@ func (m *model) stash(g *modelGroup) {
 	g.bytes = contents(l, m.rng.Uint64(), g.rows...)
 	g.pages, g.wanted = l.Pages(m.store.Page(), g.rows...), 0
 	for _, t := range l.Tensors {
-		g.wanted += schedule.PagesOf(int64(m.store.Page()), int64(t.Row)*int64(g.rows[t.Count]))
+		g.wanted += schedule.PagesOf(m.store.Page(), t.Row*memory.Bytes(g.rows[t.Count]))
 	}
 	g.live, g.missed = true, m.free() < g.pages
 	m.stack = append(m.stack, g)

@@ -44,7 +44,7 @@ func TestStoresCountTheirOwnGroups(t *testing.T) {
 	}
 	pages := func(groups ...int) (n schedule.Pages) {
 		for _, i := range groups {
-			n += schedule.PagesOf(int64(c.Store.Page), int64(rows[i])*4096)
+			n += schedule.PagesOf(c.Store.Page, memory.Bytes(rows[i])*4096)
 		}
 		return n
 	}

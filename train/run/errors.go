@@ -139,9 +139,8 @@ func checkBudget(err error, budget memory.Bytes) error {
 	case errors.As(err, &known):
 		return &InputError{err}
 	case errors.As(err, &full):
-		size := func(n int64) string { return memory.Bytes(n).Short() }
 		small.Problem = fmt.Sprintf("is too small: %s do not fit in the %s that it leaves for activations, of which %s are in use and at most %s are free in one run",
-			size(full.Asked), size(full.Limit), size(full.Live), size(full.Run))
+			full.Asked.Short(), full.Limit.Short(), full.Live.Short(), full.Run.Short())
 	case errors.As(err, &over):
 		small.Problem = "is too small for the rows of experts: " + over.Why
 	default:

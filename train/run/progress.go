@@ -164,7 +164,7 @@ func (p *Progress) ranks(t *train.Trainer, budget memory.Bytes, before []peak) (
 		r.Device.Budget = int64(budget)
 		r.Device.Peak, r.Host.Peak = peaks[i].Device, peaks[i].Host
 		if s := did[i].Stash; s != nil {
-			r.Spilled = int64(s.Spilled)
+			r.Spilled = s.Spilled
 		}
 		out = append(out, r)
 	}

@@ -60,7 +60,7 @@ func (a *notes) stepTime() float64 { return 1e3 * median(slices.Clone(a.took)) }
 func (a *notes) spills(ranks []memory.Summary) (n int64) {
 	for _, s := range ranks {
 		if s.Stash != nil {
-			n += int64(s.Stash.Spilled)
+			n += s.Stash.Spilled
 		}
 	}
 	n, a.spilled = n-a.spilled, n
