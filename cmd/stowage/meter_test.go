@@ -73,8 +73,7 @@ func TestMeterAtTerminal(t *testing.T) {
 	t.Chdir(t.TempDir())
 	w := atTerminal(t, "bench stash --rows 16 --width 64 --time 1500ms")
 	w.until(t, `\rmeasuring, .* left\x1b\[K`)
-	_ = w.end(t, exitOK)
-	if text := w.err.String(); !strings.HasSuffix(text, "\r\x1b[K") || !strings.Contains(w.stdout.String(), "ratio") {
+	if text := w.end(t, exitOK); !strings.HasSuffix(text, "\r\x1b[K") || !strings.Contains(w.stdout.String(), "ratio") {
 		t.Errorf("the terminal got %q, the output is %q", text, w.stdout.String())
 	}
 }
