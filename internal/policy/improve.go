@@ -130,7 +130,7 @@ func (v *solver) splitRows(best *trial) *trial {
 		return best
 	}
 	all := rows.devicePages(v.defaults())
-	effort, whole := max(v.most/12, 20), best
+	effort, whole := max(v.maxTries/12, 20), best
 	v.split = true
 	defer func() { v.split = false }()
 	for i := range schedule.Pages(33) { // with the other choices as they are
@@ -138,7 +138,7 @@ func (v *solver) splitRows(best *trial) *trial {
 		best = v.pick(best, v.try(v.stashed(whole.pol)))
 	}
 	at := func(pages schedule.Pages, from *trial) {
-		v.pages, v.seen, v.most = pages, map[string]bool{}, v.tried+effort
+		v.pages, v.seen, v.maxTries = pages, map[string]bool{}, v.tried+effort
 		t := v.fewest(0)
 		if from != nil {
 			t = v.pick(t, v.try(v.stashed(from.pol)))

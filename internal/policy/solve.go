@@ -42,13 +42,13 @@ type Decision struct {
 // whose heap is limited to the budget, and is dropped if it does not fit.
 //
 // For several k, Solve recomputes the first k units in the order of time per byte, and
-// offloads as few of the others as fit in the order of their windows. It improves the
-// best of these candidates by changing single units and pairs, until that helps no more or
-// enough was tried.
+// offloads as few of the others as fit, first those with the longest time between save and
+// load. It improves the best of these candidates by changing single units and pairs, until
+// that helps no more or enough was tried.
 //
-// If cfg has no window, Solve chooses the best of a few. It tries large windows first: the
-// step may use the whole budget, and compute need not wait for memory that was freed long
-// ago.
+// If cfg has no window ([residency.Config], about copies out that are under way), Solve
+// chooses the best of a few. It tries a large one first: the step may use the whole budget,
+// and compute need not wait for memory that was freed long ago.
 //
 // If rows cross the link, Solve also tries more sets of each workspace, as long as they make
 // the step shorter.
@@ -98,7 +98,7 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.By
 		return d, err
 	}
 	best, err := at(budgetWindows[0])
-	if err == nil && best.free() {
+	if err == nil && best.costsNothing() {
 		return best, nil // no window is better
 	}
 	others := make([]*Decision, len(budgetWindows)-1)
@@ -125,8 +125,8 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.By
 	return best, nil
 }
 
-// free reports whether a decision costs no time.
-func (d *Decision) free() bool { return d.Forecast.paid <= 1.001*d.Before.Step.Seconds() }
+// costsNothing reports whether a decision costs no time.
+func (d *Decision) costsNothing() bool { return d.Forecast.paid <= 1.001*d.Before.Step.Seconds() }
 
 func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
@@ -138,12 +138,12 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 	if before.err != nil {
 		panic("policy: a step without a memory limit does not fit: " + before.err.Error())
 	}
-	v.cfg.Device, v.least = max(budget-p.Base, 0), 1.0005*before.end
+	v.cfg.Device, v.shortest = max(budget-p.Base, 0), 1.0005*before.end
 	v.prepare(before)
 	best := v.step(nil).try(nil, l, v.cfg)
 	d := &Decision{Budget: budget, Before: before.forecast(), Nothing: best.err == nil && best.machine.Counts().Evicted == 0}
 	if !d.Nothing {
-		v.most = int(effort * float64(min(max(600_000/(len(p.Tape.Ops)+1), 100), 1500)))
+		v.maxTries = int(effort * float64(min(max(600_000/(len(p.Tape.Ops)+1), 100), 1500)))
 		if best = v.search(); best == nil {
 			return nil, v.floor(budget)
 		}
@@ -170,19 +170,19 @@ const noLimit = 1 << 60
 
 // solver searches for the best policy under one budget.
 type solver struct {
-	p       *Profile
-	l       memory.Links
-	cfg     residency.Config // cfg with the budget
-	allowed Allowed
-	units   []memory.Unit // units with more than one choice, in the order of saving
-	offs    []memory.Unit // units that may be offloaded, with the widest window first
-	recs    []memory.Unit // units that may be recomputed, with the cheapest byte first
-	steps   map[string]*step
-	seen    map[string]bool
-	tried   int
-	most    int
-	least   float64 // a step time that counts as good as that with everything kept
-	full    bool    // a candidate did not fit host memory
+	p        *Profile
+	l        memory.Links
+	cfg      residency.Config // cfg with the budget
+	allowed  Allowed
+	units    []memory.Unit // units with more than one choice, in the order of saving
+	offs     []memory.Unit // units that may be offloaded, with the longest time between save and load first
+	recs     []memory.Unit // units that may be recomputed, with the cheapest byte first
+	steps    map[string]*step
+	seen     map[string]bool
+	tried    int
+	maxTries int     // candidates after which the search ends
+	shortest float64 // a step time that counts as good as that with everything kept
+	hostFull bool    // a candidate did not fit host memory
 	// If split is set, all rows are stashed in so many device pages, and what finds none
 	// of them goes to the host.
 	split bool
@@ -243,7 +243,7 @@ func (v *solver) step(pol memory.Policy) *step {
 func (v *solver) try(pol memory.Policy) *trial {
 	v.tried++
 	t := v.step(pol).best(v.l, v.cfg, safety)
-	v.full = v.full || t.machine.Counts().HostFull > 0
+	v.hostFull = v.hostFull || t.machine.Counts().HostFull > 0
 	if t.err != nil || t.forced() {
 		return nil
 	}
@@ -252,10 +252,10 @@ func (v *solver) try(pol memory.Policy) *trial {
 
 // spent reports whether the search should end: best is as good as possible, or enough
 // candidates were tried, each of which runs the whole tape.
-func (v *solver) spent(best *trial) bool { return v.tried >= v.most || v.enough(best) }
+func (v *solver) spent(best *trial) bool { return v.tried >= v.maxTries || v.enough(best) }
 
 // enough reports whether no other candidate is worth a search.
-func (v *solver) enough(best *trial) bool { return best.paid(v.l) <= v.least }
+func (v *solver) enough(best *trial) bool { return best.paid(v.l) <= v.shortest }
 
 // pick returns the better of two candidates.
 func (v *solver) pick(a, b *trial) *trial {
@@ -339,7 +339,7 @@ func (v *solver) giveBack(best *trial) *trial {
 	order := slices.Clone(v.units)
 	slices.SortStableFunc(order, func(a, b memory.Unit) int { return cmp.Compare(moved[b], moved[a]) })
 	for _, u := range order {
-		if best.pol[u] != memory.Offload || v.tried >= v.most {
+		if best.pol[u] != memory.Offload || v.tried >= v.maxTries {
 			continue
 		}
 		stay := memory.Keep
@@ -403,5 +403,5 @@ func (v *solver) floor(budget memory.Bytes) error {
 			lo = mid
 		}
 	}
-	return &memory.BudgetError{Budget: budget, Need: (hi + v.p.Base), HostFull: v.full}
+	return &memory.BudgetError{Budget: budget, Need: (hi + v.p.Base), HostFull: v.hostFull}
 }
