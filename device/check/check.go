@@ -41,12 +41,14 @@
 // callbacks share with the program, and it treats all goroutines as one host. A callback
 // that tells the host over a channel that it ran does not order anything; wait for an
 // event instead.
-package check
-
+//
+// # Files
+//
 // This file owns the checker; device.go, stream.go, op.go, event.go, capture.go and
 // graph.go the wrapped objects, clock.go, span.go and shadow.go the race checker,
 // schedule.go the scheduler, fault.go the faults, report.go and site.go what a user
 // reads, explore.go, edges.go and failures.go what runs a program many times.
+package check
 
 import (
 	"sync"
@@ -164,9 +166,9 @@ func (c *Checker) setReport(err error) {
 	}
 }
 
-// begin gives a piece of work its place in time on a lane and checks its uses. It
-// reports whether the work may be executed.
-func (c *Checker) begin(l *lane, a *act) bool {
+// checkUses gives a piece of work its place in time on a lane and checks its uses for races
+// and freed memory. It reports whether the work may be executed.
+func (c *Checker) checkUses(l *lane, a *act) bool {
 	if c.found != nil {
 		return false
 	}

@@ -117,7 +117,7 @@ func (s *stream) replay(g *graph) bool {
 		switch t.kind {
 		case doWork:
 			acts[i] = act{op: t.op, replay: g.replays}
-			if !c.begin(l, &acts[i]) {
+			if !c.checkUses(l, &acts[i]) {
 				return false
 			}
 			if c.scheduled() {

@@ -64,7 +64,7 @@ func (s *stream) issue(o *op, class Class, dst device.Range) {
 // inner stream gets it at once, except for frees after a report: a free may be part of the
 // race, so it waits until nothing runs.
 func (c *Checker) submit(l *lane, a *act) {
-	if !c.begin(l, a) && a.op.frees == nil {
+	if !c.checkUses(l, a) && a.op.frees == nil {
 		return
 	}
 	if c.scheduled() {
