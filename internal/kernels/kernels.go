@@ -2,7 +2,8 @@
 //
 // A kernel x has three files side by side. x.cu is the source for GPUs. x_sm80.ptx is
 // the PTX that clang compiles from it. x.go holds the typed launch and the same work in
-// Go (its twin), which the CPU device runs and every test takes as the truth.
+// Go (its twin), which the CPU device runs and every test takes as the truth. The twins of
+// stash and reduce have a fourth file, stashtwin.go and reducetwin.go.
 //
 // Each kernel has two functions. One returns the launch (CopyLaunch): use it to label a
 // launch, or to change it between replays of a graph. The other issues the launch on a

@@ -35,7 +35,7 @@ struct Control {
     u64 decision[2];
     u64 page, bump, generation, seq, pad[2];
     u64 overflows, overflow_id, overflow_asked, overflow_free;
-    u64 over_budget, over_id, over_rows, over_limit;
+    u64 over_capacity, over_id, over_rows, over_limit;
     u64 stale, spilled, stashed, pad2[5];
     u64 ticket[2][COUNTERS][LINE];
     u64 back[COUNTERS][LINE];
@@ -344,7 +344,7 @@ DEVICE void note_over(const Group &g, u32 over) {
     u64 rows = from_lane(g.asked, worst), limit = from_lane(g.limit, worst), c = g.control;
     if (lane() != 0) return;
     // A note may run at the same time as a stash.
-    if (add(AT(c, Control, over_budget), __builtin_popcount(over)) == 0) {
+    if (add(AT(c, Control, over_capacity), __builtin_popcount(over)) == 0) {
         write(AT(c, Control, over_id), read(AT(g.record, Record, id)));
         write(AT(c, Control, over_rows), rows);
         write(AT(c, Control, over_limit), limit);
