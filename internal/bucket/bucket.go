@@ -8,7 +8,8 @@
 // afterwards.
 //
 // Double buffering follows from the spec: [PoolPlan.Live] is the number of buffers, and
-// it is two if Prefetch is 1 and Behind is 0.
+// it is two if one of Prefetch and Behind is 1 and the other 0. The pool of parameters
+// takes Prefetch, and the pool of gradients Behind.
 //
 // Unexported names and their comments say "unit" for an FSDP unit.
 //

@@ -196,7 +196,7 @@ func NewPoolPlan(kind PoolKind, s Spec, o Options) (*PoolPlan, error) {
 		l = t.planFixed(o)
 	case Max:
 		if s.Prefetch == 0 && s.Behind == 0 {
-			return nil, fmt.Errorf("bucket: the max pool needs two buffers, but prefetch 0 leaves only one; prefetch at least 1 or choose another pool")
+			return nil, fmt.Errorf("bucket: the max pool needs two buffers, but prefetch 0 and behind 0 leave only one; set prefetch (parameters) or behind (gradients) to at least 1, or choose another pool")
 		}
 		l = t.planMax(o)
 	case Arena:

@@ -240,7 +240,7 @@ func TestErrors(t *testing.T) {
 		o    Options
 		want string
 	}{
-		{Max, change(func(s *Spec) { s.Prefetch = 0 }), Options{}, "the max pool needs two buffers, but prefetch 0 leaves only one; prefetch at least 1 or choose another pool"},
+		{Max, change(func(s *Spec) { s.Prefetch = 0 }), Options{}, "the max pool needs two buffers, but prefetch 0 and behind 0 leave only one; set prefetch (parameters) or behind (gradients) to at least 1, or choose another pool"},
 		{Recorded, good, Options{Memory: 7}, `FSDP unit "layer 0" needs 8 B, but only 7 B are available; divide it into smaller units, or use more ranks of tensor or expert parallelism`},
 		{Recorded, good, Options{Memory: -1}, `FSDP unit "layer 0" needs 8 B, but only -1 B are available`}, // more is taken than there is
 		{Recorded, good, Options{Memory: 15}, `the recorded pool needs 16 B, but only 15 B are available; prefetch less or choose a smaller pool`},
