@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ParseCommand reads the arguments of a job from a command line or a shell
+// parseCommand reads the arguments of a job from a command line or a shell
 // script, as a map for [FromArgs]. Quotes, escapes, continued lines and comments
 // are the shell's; variables that the text itself sets are put in. What stands
 // before the first flag, such as a launcher and a script's name, is passed over;

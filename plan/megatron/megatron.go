@@ -1,17 +1,31 @@
 // Package megatron converts between jobs of Megatron-LM and setups. [Parse] reads
-// arguments from a command line, a script, YAML or JSON, and [FromArgs] makes a
+// arguments from a command line, a script or YAML, and [FromArgs] makes a
 // [plan.Setup] of them. [Flags] returns the flags that ask for a setup, and [Unsaid]
 // lists what no flag can ask for.
-package megatron
-
+//
 // This file owns the way from arguments to a setup, and the warnings about arguments that a
 // setup cannot hold.
+//
+// Files that read the text: command.go owns command lines and scripts, yaml.go YAML, args.go
+// single arguments, expr.go list expressions, and nearest.go and table.go flags that are
+// misspelt or not read.
+//
+// Files that make the setup: model.go and mixer.go own the model, hybrid.go its pattern,
+// adapt.go a model that is given beside the arguments, split.go and layout.go the division
+// of the job, settings.go batch, precision, optimiser and kernels, memory.go what saves
+// memory, check.go contradictions, and numbers.go the arithmetic.
+//
+// Files that write flags: emit.go and emitset.go own the flags, unsaid.go what flags cannot
+// express, and closest.go the nearest setup that they can.
+package megatron
 
 import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
@@ -42,6 +56,16 @@ type Warning struct {
 
 // String returns the flag and the text.
 func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
+
+// Parse reads a file of arguments, as a map for [FromArgs]. A name that ends in .yaml or
+// .yml means YAML. Any other name means a command line or a shell script.
+func Parse(name string, data []byte) (map[string]any, error) {
+	switch strings.ToLower(path.Ext(name)) {
+	case ".yaml", ".yml":
+		return parseYAML(data)
+	}
+	return parseCommand(string(data))
+}
 
 // FromArgs returns the setup that arguments ask for. Keys are flags with or without
 // dashes, with hyphens or underscores. Values are booleans for flags that take no value,

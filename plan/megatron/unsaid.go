@@ -27,6 +27,7 @@ func Unsaid(s *plan.Setup) (out []string) {
 		{s.Kernels.Loss == "te", "Megatron-LM refuses TransformerEngine's cross entropy since August 2026; with the native one the loss takes more memory"},
 		{len(s.Offload.Fractions) > 0, "Megatron-LM has one --activation-offload-fraction for every rank; the flags have the nearest that fits, with --delta-offload-bytes-across-pp-ranks"},
 		{len(s.Offload.Fractions) == 0 && s.Offload.ByBytes && s.Offload.Fraction > 0 && s.Offload.Fraction < 1, "--activation-offload-fraction counts groups, not bytes; the flags have the least that fits"},
+		// "trace" is the old name of the pool "recorded"; both select it.
 		{s.Layout.FSDP.Pool == "arena" || s.Layout.FSDP.Pool == "recorded" || s.Layout.FSDP.Pool == "trace", "the pool " + s.Layout.FSDP.Pool + " is Stowage's own; the flags ask for the max-pool"},
 		{s.Layout.FSDP.Prefetch > 1, "Megatron-FSDP chooses by itself how far it gathers ahead"},
 		{s.Stash.PageBytes != 0, "Megatron-LM's pages hold rows, not bytes (--moe-paged-stash-page-size)"},

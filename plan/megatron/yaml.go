@@ -6,8 +6,6 @@ package megatron
 import (
 	"errors"
 	"fmt"
-	"path"
-	"strings"
 
 	"github.com/goccy/go-yaml"
 
@@ -43,14 +41,4 @@ func parseYAML(data []byte) (map[string]any, error) {
 		}
 	}
 	return args, nil
-}
-
-// Parse reads a file of arguments. The ending of its name and its first characters
-// decide about the form.
-func Parse(name string, data []byte) (map[string]any, error) {
-	switch strings.ToLower(path.Ext(name)) {
-	case ".yaml", ".yml":
-		return parseYAML(data)
-	}
-	return parseCommand(string(data))
 }
