@@ -4,8 +4,12 @@
 //
 // # Glossary
 //
-// Every word has one meaning in code, documentation and messages. Types of this
-// package carry the same names.
+// Every word has one meaning in code, documentation and messages, and types of this
+// package carry the same names. Three words have a second meaning that their place makes
+// plain. In kernels a chunk is a piece of a copy, of 4 KiB. A record, as a noun, is
+// what the stash notes about the pages of a group, and recording an event is a stream's
+// operation. The planner's plan is its whole answer about a job, and the plan of a pool is
+// where buckets lie in it.
 //
 // Where memory lies:
 //
@@ -39,6 +43,8 @@
 //
 //	choice          keep, stash, offload or recompute ([Choice])
 //	policy          the choice for every unit ([Policy])
+//	named policy    a memory policy of the trainer that a user asks for by name, such as
+//	                offload (train.Policies); policies follow from it
 //	keep            leave it in device memory
 //	stash           copy its live rows into pages; restore copies them back. Also the
 //	                store of these pages
@@ -58,6 +64,8 @@
 //	plan            what a policy means for every group of a step: what is offloaded,
 //	                and when it is reloaded
 //	scope           a part of a step that is captured as one graph ([Scope])
+//	lane            a stream as a sequence of work; storages have three: compute, copies
+//	                out and copies in
 //	capture, replay making a graph of issued work; issuing that graph
 //	overflow        rows that find no page in any tier; the step is then rerun
 //	rerun           undo a step and run it again with more room

@@ -5,6 +5,9 @@
 // an event), bounded in size, and readable up to the point where it was cut off or
 // damaged. The package imports no device.
 //
+// This file owns events, writer.go the form and its writer, reader.go reading, clock.go the
+// device's clock, and laws.go what every complete trace obeys.
+//
 // # Decisions and spans
 //
 // There are two sorts of events. Decisions ([Begin] to [Spill]) are emitted in the

@@ -9,7 +9,7 @@
 // The blocks in between hold events. An event is its kind, sixteen bits that say which
 // fields differ from the last event of its sort (decision or span), the difference of
 // the time, and those fields. Numbers are differences in zigzag varints. Strings are
-// numbers in a table that grows as new names come. That makes ten to twenty bytes an
+// numbers in a table that grows as new names come. That makes about 13 bytes an
 // event.
 
 package trace

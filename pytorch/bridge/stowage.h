@@ -95,8 +95,8 @@ const char *stowage_error(void);
  *   ordinal      number of the GPU
  *   context      the driver's context (CUcontext) as a number; 0 is the primary one
  *   stream       the driver's stream (CUstream) that steps are issued on; 0 is the default one
- *   saved_limit  bytes of device memory for saved tensors, rows excluded; 0 is no limit:
- *                everything is kept if there is no policy either
+ *   saved_limit  bytes of device memory for saved tensors; rows lie in berths, which do not
+ *                count. 0 is no limit: everything is kept if there is no policy either
  *   host         bytes of pinned host memory; 0 is what the machine has free
  *   policy       {"moe_act": "offload", "core_attn": "keep", "expert_fc1": "stash"}; not with
  *                saved_limit

@@ -28,8 +28,8 @@ import (
 const computeStream = "compute"
 
 // traceBytes limits the traces of all ranks together, and leastTraced is the least that
-// one rank may write. An event takes about 14 bytes on the disk and in memory while the
-// report is made, and several times that for Perfetto: at most 1.7 million events at the
+// one rank may write. An event takes about 13 bytes on the disk and in memory while the
+// report is made, and several times that for Perfetto: about 1.9 million events at the
 // end of a run.
 const (
 	traceBytes  = 24 << 20

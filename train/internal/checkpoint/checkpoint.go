@@ -18,7 +18,8 @@
 // A checkpoint also holds the run's own description of itself, so that it alone is enough
 // to resume the run.
 //
-// This file owns the store.
+// This file owns the store, save.go writing, read.go reading, and manifest.go
+// checkpoint.json. The package safetensors owns the format of the other files.
 package checkpoint
 
 import (
