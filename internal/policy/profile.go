@@ -84,12 +84,16 @@ func (p *Profile) Under(pol memory.Policy) residency.Tape {
 // changes reports whether a step under the policy makes other calls than the recorded one.
 func changes(p memory.Policy) bool {
 	for _, c := range p {
-		if c == memory.Recompute {
+		if changesTape(c) {
 			return true
 		}
 	}
 	return false
 }
+
+// changesTape reports whether a unit with the choice makes other calls than the recorded
+// ones.
+func changesTape(c memory.Choice) bool { return c == memory.Recompute }
 
 // transform turns a recorded step into the step under a policy. It numbers storages anew,
 // because there may be more of them.

@@ -55,16 +55,18 @@ func why(f UnitForecast, facts Facts, l memory.Links, nothing bool, allowed Allo
 			return "waiting for its copies costs less than recomputing it"
 		}
 		return "compute waits for its copies, and nothing cheaper makes the room"
+	case memory.Keep:
+		switch {
+		case nothing:
+			return "everything fits"
+		case !mayOffload && !mayRecompute:
+			return "it may neither be offloaded nor recomputed"
+		case mayOffload && takes > f.Window.Seconds():
+			return "its copies do not fit in the window, and the budget is met without it"
+		}
+		return "the budget is met without it"
 	}
-	switch {
-	case nothing:
-		return "everything fits"
-	case !mayOffload && !mayRecompute:
-		return "it may neither be offloaded nor recomputed"
-	case mayOffload && takes > f.Window.Seconds():
-		return "its copies do not fit in the window, and the budget is met without it"
-	}
-	return "the budget is met without it"
+	panic(fmt.Sprintf("policy: there is no reason for the choice %v", f.Choice))
 }
 
 // merged is one line of the table: the reason of equal units of several layers.

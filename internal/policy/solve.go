@@ -220,7 +220,7 @@ func (v *solver) prepare(before *trial) {
 func (v *solver) step(pol memory.Policy) *step {
 	var key strings.Builder
 	for _, u := range v.units {
-		if c := pol[u]; c == memory.Recompute {
+		if c := pol[u]; changesTape(c) {
 			fmt.Fprintf(&key, "%v %d,", u, c)
 		}
 	}

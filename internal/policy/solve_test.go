@@ -367,3 +367,19 @@ func TestSolveAddsSets(t *testing.T) {
 		t.Errorf("sets that do not fit: %+v, %v", d, err)
 	}
 }
+
+// Every choice has a reason.
+func TestEveryChoiceHasAReason(t *testing.T) {
+	l := memory.Links{Out: 1, In: 1}
+	for c := range memory.Choice(memory.Choices) {
+		if got := why(UnitForecast{Choice: c}, Facts{}, l, false, everything); got == "" {
+			t.Errorf("%v has no reason", c)
+		}
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("what is not a choice has a reason")
+		}
+	}()
+	why(UnitForecast{Choice: memory.Choices}, Facts{}, l, false, everything)
+}
