@@ -1,4 +1,4 @@
-// This file owns the four choices.
+// This file owns the choices.
 
 package memory
 
@@ -21,7 +21,8 @@ const (
 	Choices = iota
 )
 
-var choiceNames = [Choices]string{"keep", "stash", "offload", "recompute"}
+// choiceNames holds a name for each choice; it does not compile without one.
+var choiceNames [Choices]string = [...]string{"keep", "stash", "offload", "recompute"}
 
 // String returns the choice's name, such as "offload".
 func (c Choice) String() string {
@@ -31,8 +32,7 @@ func (c Choice) String() string {
 	return fmt.Sprintf("Choice(%d)", uint8(c))
 }
 
-// MarshalText returns the choice's name. It returns an error if c is not one of the
-// four choices.
+// MarshalText returns the choice's name. It returns an error if c is not a choice.
 func (c Choice) MarshalText() ([]byte, error) {
 	if c >= Choices {
 		return nil, fmt.Errorf("memory: %v is not a choice", c)

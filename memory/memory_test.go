@@ -75,7 +75,7 @@ func TestChoiceText(t *testing.T) {
 		}
 	}
 	if _, err := json.Marshal(Choice(Choices)); err == nil {
-		t.Error("Choice(4) was written")
+		t.Errorf("%v was written", Choice(Choices))
 	}
 	var c Choice
 	if err := c.UnmarshalText([]byte("drop")); err == nil || !strings.Contains(err.Error(), "keep, stash, offload, recompute") {

@@ -10,7 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-var pastNames = [memory.Choices]string{"kept", "stashed", "offloaded", "recomputed"}
+var pastNames [memory.Choices]string = [...]string{"kept", "stashed", "offloaded", "recomputed"}
 
 // Placement says what becomes of a group, a scope or a setting.
 type Placement uint8
