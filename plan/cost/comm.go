@@ -34,8 +34,8 @@ func (t *tally) tensor(l model.Layer) {
 	if !lay.SequenceParallel {
 		back = 2
 	}
-	add := func(mod module) {
-		w := t.workOf(mod)
+	add := func(x part) {
+		w := t.workOf(x)
 		w.sentForward += Seconds(2*m.rates.ExposedTP) * once
 		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
 	}
@@ -93,8 +93,8 @@ func (t *tally) experts(e *model.MoE) {
 	if m.plainDispatch() {
 		shown = Seconds(m.rates.ExposedPlain * once)
 	}
-	for _, mod := range []module{dispatch, combine} {
-		w := t.workOf(mod)
+	for _, x := range []part{dispatch, combine} {
+		w := t.workOf(x)
 		w.sentForward += shown
 		w.sentBackward += shown
 	}

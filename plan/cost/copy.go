@@ -12,8 +12,8 @@ import (
 )
 
 // inside lists the parts of modules that no part is named after.
-var inside = map[string][]module{
-	"moe":          {routerModule, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
+var inside = map[string][]part{
+	"moe":          {router, dispatch, expertFC1, moeAct, expertFC2, combine, sharedExperts},
 	"gdn_norm_out": {mambaScan},
 	"gdp_in_proj":  {qkvLinear},
 	"gdp_qkv":      {mambaScan},
@@ -21,7 +21,7 @@ var inside = map[string][]module{
 
 // partsOf returns the parts of a layer that recomputing a module runs again. It is
 // empty if no time is known for the module.
-func partsOf(name string) []module {
+func partsOf(name string) []part {
 	if list, ok := inside[name]; ok {
 		return list
 	}
@@ -29,8 +29,8 @@ func partsOf(name string) []module {
 	if m, _ := memory.LookupModule(name); len(m.StandsFor) > 0 {
 		names = m.StandsFor
 	}
-	var list []module
-	for m := range modules {
+	var list []part
+	for m := range parts {
 		if slices.Contains(names, m.String()) {
 			list = append(list, m)
 		}
@@ -45,12 +45,12 @@ func (l *Layer) Recompute(r plan.Recompute) (t Seconds) {
 	if r.Full {
 		return l.Forward
 	}
-	var seen [modules]bool
+	var seen [parts]bool
 	for _, name := range r.Modules {
 		for _, m := range partsOf(name) {
 			if !seen[m] {
 				seen[m] = true
-				p := l.part(m)
+				p := l.timeOf(m)
 				t += p.Forward
 				if l.Waiting {
 					t += p.Launch

@@ -11,13 +11,13 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// module is a part of a layer that takes time of its own.
-type module uint8
+// part is a part of a layer that takes time of its own.
+type part uint8
 
 const (
-	attnNorm  module = iota
-	qkvLinear        // projections to queries, keys and values; for MLA the narrow ones
-	mlaUp            // MLA: from the narrow projections to heads
+	attnNorm  part = iota
+	qkvLinear      // projections to queries, keys and values; for MLA the narrow ones
+	mlaUp          // MLA: from the narrow projections to heads
 	coreAttn
 	attnProj
 	mambaIn
@@ -25,26 +25,26 @@ const (
 	mambaOut
 	mlpNorm
 	denseMLP
-	routerModule
+	router
 	dispatch // permutation and all-to-all to the experts
 	expertFC1
 	moeAct
 	expertFC2
 	combine
 	sharedExperts
-	modules
+	parts // the number of parts
 )
 
-func (m module) String() string {
+func (p part) String() string {
 	return [...]string{
 		"attn_norm", "qkv_linear", "mla_up_proj", "core_attn", "attn_proj", "mamba_in", "mamba_scan", "mamba_out",
 		"mlp_norm", "mlp", "router", "dispatch", "expert_fc1", "moe_act", "expert_fc2", "combine", "shared_experts",
-	}[m]
+	}[p]
 }
 
-// Part is the time of one module of one layer for one microbatch on one rank.
+// Part is the time of one part of one layer for one microbatch on one rank.
 type Part struct {
-	module module
+	part part
 	// Forward and Backward are compute, traffic, and the communication that compute
 	// does not hide.
 	Forward, Backward Seconds
@@ -56,7 +56,7 @@ type Part struct {
 
 // Module returns the name of the part: a module's, or "mamba_out" or "combine" for
 // parts that save nothing.
-func (p Part) Module() string { return p.module.String() }
+func (p Part) Module() string { return p.part.String() }
 
 // Layer is the time of one layer for one microbatch on one rank.
 type Layer struct {
@@ -66,14 +66,14 @@ type Layer struct {
 	Waiting bool
 }
 
-// part returns the time of a module. It is zero if the layer lacks the module.
-func (l *Layer) part(m module) Part {
+// timeOf returns the time of a part. It is zero if the layer lacks the part.
+func (l *Layer) timeOf(x part) Part {
 	for _, p := range l.Parts {
-		if p.module == m {
+		if p.part == x {
 			return p
 		}
 	}
-	return Part{module: m}
+	return Part{part: x}
 }
 
 // Layer returns the time of a layer.
@@ -87,10 +87,10 @@ func (m *Model) Layer(l model.Layer) *Layer {
 	return t
 }
 
-// tally collects work by module before it becomes time.
+// tally collects work by part before it becomes time.
 type tally struct {
 	m     *Model
-	parts [modules]work
+	parts [parts]work
 }
 
 // work is what a part takes in both passes. sentForward and sentBackward are communication
@@ -102,9 +102,9 @@ type work struct {
 	sentForward, sentBackward Seconds
 }
 
-func (t *tally) workOf(m module) *work {
-	t.parts[m].used = true
-	return &t.parts[m]
+func (t *tally) workOf(x part) *work {
+	t.parts[x].used = true
+	return &t.parts[x]
 }
 
 // layerTime returns the layerTime of a layer.
@@ -112,7 +112,7 @@ func (m *Model) layerTime(l model.Layer) *Layer {
 	t := &tally{m: m}
 	for _, p := range m.setup.Model.LayerParams(l) {
 		if p.Cols > 1 && !strings.Contains(p.Name, "conv1d") && !strings.HasSuffix(p.Name, "A_log") {
-			t.product(moduleOf(p.Name), p, l)
+			t.product(partOf(p.Name), p, l)
 		}
 	}
 	t.mixer(l)
@@ -125,7 +125,7 @@ func (m *Model) layerTime(l model.Layer) *Layer {
 		}
 		w := t.parts[i]
 		p := Part{
-			module: module(i), Flops: w.flops,
+			part: part(i), Flops: w.flops,
 			Forward:  w.forward + w.sentForward,
 			Backward: w.backward + w.sentBackward,
 		}
@@ -155,12 +155,12 @@ func (m *Model) launch(l *Layer, moe *model.MoE) {
 	replays := false
 	for i := range l.Parts {
 		p := &l.Parts[i]
-		if m.captured(p.module, moe != nil) {
+		if m.captured(p.part, moe != nil) {
 			replays = true
 			continue
 		}
 		p.Launch = m.rates.Launch
-		if p.module == expertFC1 || p.module == expertFC2 {
+		if p.part == expertFC1 || p.part == expertFC2 {
 			p.Launch += m.rates.LaunchExpert * Seconds(experts) / Seconds(m.width)
 		}
 		host += p.Launch
@@ -180,21 +180,21 @@ func (m *Model) launch(l *Layer, moe *model.MoE) {
 
 // captured reports whether a part of a layer, with experts or without, lies in a captured
 // scope.
-func (m *Model) captured(part module, moe bool) bool {
+func (m *Model) captured(x part, moe bool) bool {
 	captured := m.setup.Graph.Scopes
 	if slices.Contains(captured, memory.FullIteration.String()) {
 		return true
 	}
 	var scope string
 	switch {
-	case part == mambaIn, part == mambaScan, part == mambaOut:
+	case x == mambaIn, x == mambaScan, x == mambaOut:
 		scope = "mamba"
-	case part == dispatch:
+	case x == dispatch:
 		scope = "moe_preprocess"
-	case part == combine, part == sharedExperts && m.setup.Kernels.SharedExpertOverlap:
+	case x == combine, x == sharedExperts && m.setup.Kernels.SharedExpertOverlap:
 		scope = memory.MoE.String()
 	default:
-		entry, _ := memory.LookupModule(part.String())
+		entry, _ := memory.LookupModule(x.String())
 		scope = entry.In(moe)[0].String()
 	}
 	// Megatron-LM's scope moe includes its other scopes of experts.
@@ -206,8 +206,8 @@ func (m *Model) captured(part module, moe bool) bool {
 func (l *Layer) hideExchange(t *tally) {
 	for i := range l.Parts {
 		p := &l.Parts[i]
-		w := t.parts[p.module]
-		if p.module != dispatch && p.module != combine {
+		w := t.parts[p.part]
+		if p.part != dispatch && p.part != combine {
 			continue
 		}
 		// Forward communication runs behind backward compute and the reverse. Only what
@@ -220,19 +220,19 @@ func (l *Layer) hideExchange(t *tally) {
 	}
 }
 
-// moduleOf returns the part that a parameter belongs to.
-func moduleOf(name string) module {
+// partOf returns the part that a parameter belongs to.
+func partOf(name string) part {
 	for _, c := range []struct {
-		part string
-		m    module
+		text string
+		part part
 	}{
 		{"_up_proj", mlaUp}, {"linear_proj", attnProj}, {"self_attention.out_proj", attnProj}, {"self_attention.", qkvLinear},
 		{"mixer.in_proj", mambaIn}, {"mixer.out_proj", mambaOut}, {"mixer.", mambaScan},
 		{"shared_experts", sharedExperts}, {"experts.linear_fc1", expertFC1}, {"experts.linear_fc2", expertFC2},
-		{"fc1_latent", expertFC1}, {"fc2_latent", expertFC2}, {"router", routerModule},
+		{"fc1_latent", expertFC1}, {"fc2_latent", expertFC2}, {"router", router},
 	} {
-		if strings.Contains(name, c.part) {
-			return c.m
+		if strings.Contains(name, c.text) {
+			return c.part
 		}
 	}
 	return denseMLP
@@ -253,7 +253,7 @@ func (m *Model) rows(e *model.MoE) float64 {
 
 // product adds a matrix product. A matrix that every TP rank holds is applied to the rank's
 // share of the sequence, and a divided matrix to all of it.
-func (t *tally) product(mod module, p model.Param, l model.Layer) {
+func (t *tally) product(x part, p model.Param, l model.Layer) {
 	m := t.m
 	rows, in, out, weights := m.local, float64(p.Cols), float64(p.Rows), float64(p.Elements())
 	lay := m.setup.Layout
@@ -272,7 +272,7 @@ func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	}
 	flops := 2 * rows * in * out * share
 	rate, width := m.products, m.width
-	if mod == routerModule {
+	if x == router {
 		rate, width = m.plain, 2
 	}
 	memory := m.gpu.HBM * m.rates.Memory
@@ -280,7 +280,7 @@ func (t *tally) product(mod module, p model.Param, l model.Layer) {
 	// traffic.
 	side := (1 + share) / 2
 	moved := rows*side*(in*width+2*out) + weights*width
-	w := t.workOf(mod)
+	w := t.workOf(x)
 	w.flops += flops
 	w.forward += Seconds(max(flops/rate, moved/memory))
 	// Gradients of weights are added to an fp32 buffer.

@@ -112,7 +112,7 @@ func (t *tally) feedForward(l model.Layer) {
 			t.activation(sharedExperts, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
 		}
 		// This is the traffic of fp32 scores, the choice of experts, and the maps.
-		t.stream(routerModule, m.local*float64(e.Experts), 24, 16)
+		t.stream(router, m.local*float64(e.Experts), 24, 16)
 		t.stream(dispatch, rows*width, 4, 4)
 		t.stash(l)
 		t.stream(combine, rows*width, 4, 4)
@@ -139,17 +139,17 @@ func (t *tally) stash(l model.Layer) {
 
 // activation adds an activation function of n outputs. Gated ones read two inputs. The
 // backward pass reads the inputs and the gradient, and writes the gradients of the inputs.
-func (t *tally) activation(mod module, n float64, gated bool) {
+func (t *tally) activation(x part, n float64, gated bool) {
 	in := 1.0
 	if gated {
 		in = 2
 	}
-	t.stream(mod, n, 2*(in+1), 2*(2*in+1))
+	t.stream(x, n, 2*(in+1), 2*(2*in+1))
 }
 
 // stream adds traffic of the given bytes for each of n elements.
-func (t *tally) stream(mod module, n, forward, backward float64) {
-	w := t.workOf(mod)
+func (t *tally) stream(x part, n, forward, backward float64) {
+	w := t.workOf(x)
 	memory := t.m.gpu.HBM * t.m.rates.Memory
 	w.forward += Seconds(n * forward / memory)
 	w.backward += Seconds(n * backward / memory)
