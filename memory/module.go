@@ -31,7 +31,8 @@ type Module struct {
 	// Choices are those that a user may make for the module by name. Keep is always
 	// possible and not listed.
 	Choices ChoiceSet
-	// Megatron are those of them that Megatron-LM accepts under this name.
+	// Megatron are those of them that Megatron-LM accepts under this name. The
+	// planner accepts no others.
 	Megatron ChoiceSet
 	// Requires names the modules that must be offloaded if this one is.
 	Requires []string

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -157,5 +158,44 @@ func TestUnfusedAttention(t *testing.T) {
 		within(t, "bytes a pair", got, want, 0.001)
 		// Keys and values are repeated to as many heads as there are queries.
 		within(t, "keys", saving(s, s.Model.Layers[0], func(g SavedTensor) bool { return g.Tensor == "keys" })*1e6, 2*2048*512, 0.001)
+	}
+}
+
+// A tensor that a module offloads has elements, or no least size would let it move.
+func TestOffloadedTensorsHaveElements(t *testing.T) {
+	for _, name := range model.Presets() {
+		m, err := model.Preset(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, attention := range []string{"fused", "unfused"} {
+			s := mustNormalise(t, &Setup{
+				Model: m, Layout: Layout{World: 1, TP: 1}, Batch: Batch{Micro: 1, Seq: 1024, Global: 1},
+				Kernels: Kernels{PermuteFusion: true, Dispatcher: "alltoall", Attention: attention},
+			})
+			said := map[string]bool{}
+			for _, l := range m.Layers {
+				for _, x := range Activations(s, l) {
+					if x.Offload != "" && x.Elements == 0 && !said[x.Tensor] {
+						t.Errorf("%s, %s attention: the %s of %s have no Elements; set them where the tensor is saved", name, attention, x.Tensor, x.Offload)
+						said[x.Tensor] = true
+					}
+				}
+			}
+		}
+	}
+}
+
+// The planner tells names that only Megatron-LM lacks from names that nobody knows.
+func TestModulesThatMegatronLacks(t *testing.T) {
+	for module, want := range map[string]string{
+		"shared_experts": "shared_experts is not one of Megatron-LM's offload modules; choose from attn_norm",
+		"sharedexperts":  `unknown offload module "sharedexperts"; choose from attn_norm`,
+	} {
+		s := deepSeek(t)
+		s.Offload.Modules = []string{module}
+		if _, err := s.Normalise(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", module, err, want)
+		}
 	}
 }

@@ -142,13 +142,13 @@ func (d *dims) mla(t *tape, a *model.MLA) {
 	// tokens.
 	down := op{name: "down projections", out: d.size(d.local * (lq + lk + dr)), gin: d.residual(), work: d.residual() + d.wgrad(lq+lk+dr, d.h)}
 	i := d.normed(t, "attn_norm", "qkv_linear", false, down)
-	t.save(i, i+1, SavedTensor{Group: "qkv_linear", Tensor: "latents", Bytes: d.size(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.save(i, i+1, SavedTensor{Group: "qkv_linear", Tensor: "latents", Bytes: d.size(d.local * (lq + lk)), Elements: d.local * max(lq, lk), Offload: "qkv_linear"})
 	t.op(op{name: "latent norms", gin: d.size(d.local * (lq + lk + dr))})
 	up := t.op(op{
 		name: "up projections", temp: d.size(d.tokens * n.q * (n.qk + int64(a.Nope) + n.v)),
 		gin: d.size(d.local * (lq + lk)), work: d.size(d.tokens*n.q*(n.qk+int64(a.Nope)+n.v)) + d.wgrad(n.q*n.qk, lq) + d.wgrad(n.q*(int64(a.Nope)+n.v), lk),
 	})
-	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * lq, Offload: "qkv_linear"})
+	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "normed latents", Bytes: d.quantised(d.local * (lq + lk)), Elements: d.local * max(lq, lk), Offload: "qkv_linear"})
 	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "rope key", Bytes: d.size(d.tokens * dr)})
 	d.core(t, n)
 	d.project(t, n)

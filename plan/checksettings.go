@@ -17,13 +17,15 @@ import (
 var graphScopes = []string{"attn", "mamba", "mlp", "moe_router", "moe_preprocess", "moe", "full_iteration"}
 
 func (s *Setup) checkSettings() error {
+	for c, names := range [memory.Choices][]string{memory.Recompute: s.Recompute.Modules, memory.Offload: s.Offload.Modules, memory.Stash: s.Stash.Modules} {
+		if err := knownModules(memory.Choice(c), names); err != nil {
+			return err
+		}
+	}
 	for _, x := range []struct {
 		what        string
 		names, list []string
 	}{
-		{"recompute module", s.Recompute.Modules, memory.MegatronModules(memory.Recompute)},
-		{"offload module", s.Offload.Modules, memory.MegatronModules(memory.Offload)},
-		{"stash module", s.Stash.Modules, memory.MegatronModules(memory.Stash)},
 		{"graph scope", s.Graph.Scopes, graphScopes},
 		{"optimizer", []string{s.Optimizer.Kind}, []string{"adam", "sgd", "muon"}},
 	} {
@@ -145,6 +147,17 @@ func known(what string, names, list []string) error {
 		}
 	}
 	return nil
+}
+
+// knownModules returns an error if Megatron-LM does not accept a module for a choice.
+func knownModules(c memory.Choice, names []string) error {
+	list := memory.MegatronModules(c)
+	for _, n := range names {
+		if _, ok := memory.LookupModule(n); ok && !slices.Contains(list, n) {
+			return fmt.Errorf("%s is not one of Megatron-LM's %s modules; choose from %s", n, c, strings.Join(list, ", "))
+		}
+	}
+	return known(c.String()+" module", names, list)
 }
 
 // poolNames lists the pools.

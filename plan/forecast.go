@@ -128,7 +128,7 @@ type SavedTensor struct {
 	Tensor string
 	Bytes  memory.Bytes
 	// Elements is the number of elements, which Offload.MinElements is compared
-	// with. It is zero for tensors that are never offloaded.
+	// with. It must be set if Offload is, or the tensor is never offloaded.
 	Elements int64
 	// Offload is the module that offloads the tensor if it is named. Each module in
 	// Recompute drops the tensor. Recomputing whole layers drops all tensors but the

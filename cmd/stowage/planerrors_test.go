@@ -53,6 +53,8 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --recompute everything",
 	"plan --model llama-3-8b --offload core_atn",
 	"plan --model llama-3-8b --offload-modules core_atn",
+	"plan --model mixtral-8x7b --offload-modules shared_experts",
+	"plan --model mixtral-8x7b --recompute router",
 	"plan --model llama-3-8b --fraction 1.5",
 	"plan --model llama-3-8b --precision fp7",
 	"plan --model llama-3-8b --graph layers",

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // value is the value of a flag: nothing, one word or more.
@@ -236,4 +238,16 @@ func (r *reader) list(name string, allowed ...string) []string {
 		}
 	}
 	return out
+}
+
+// modules reads a flag's modules. Megatron-LM must accept each for the choice.
+func (r *reader) modules(name string, c memory.Choice) []string {
+	allowed := memory.MegatronModules(c)
+	words, _ := r.get(name)
+	for _, w := range words {
+		if _, ok := memory.LookupModule(w); ok && !slices.Contains(allowed, w) {
+			r.fail("--%s %s is not one of Megatron-LM's %s modules; choose from %s", name, w, c, strings.Join(allowed, ", "))
+		}
+	}
+	return r.list(name, allowed...)
 }

@@ -145,7 +145,7 @@ TEST_TYPE: regular
 	if words, _ := r.get("rampup-batch-size"); strings.Join(words, "+") != "384+384+97656250" {
 		t.Errorf("ramp-up is %q", words)
 	}
-	if got := r.list("offload-modules", memory.MegatronModules(memory.Offload)...); !slices.Equal(got, []string{"moe_act", "core_attn"}) {
+	if got := r.modules("offload-modules", memory.Offload); !slices.Equal(got, []string{"moe_act", "core_attn"}) {
 		t.Errorf("modules are %v", got)
 	}
 	if w := r.word("moe-layer-freq", ""); w != "([0]*3+[1]*9)" {

@@ -74,6 +74,8 @@ func TestRefused(t *testing.T) {
 		{"--fp8-format e5m2 is unknown; choose from e4m3, hybrid", []any{"fp8-format", "e5m2"}},
 		{"--recompute-modules moe_atc is unknown; did you mean moe_act?", []any{"recompute-granularity", "selective", "recompute-modules", "moe_atc"}},
 		{"--offload-modules moe_ac is unknown; did you mean moe_act?", []any{"fine-grained-activation-offloading", true, "offload-modules", "[moe_ac]"}},
+		{"--offload-modules shared_experts is not one of Megatron-LM's offload modules; choose from attn_norm", []any{"fine-grained-activation-offloading", true, "offload-modules", "shared_experts"}},
+		{"--recompute-modules router is not one of Megatron-LM's recompute modules; choose from core_attn", []any{"recompute-granularity", "selective", "recompute-modules", "router"}},
 		{"--offload-modules needs --fine-grained-activation-offloading", []any{"offload-modules", "[moe_act]"}},
 		{"attn_proj requires core_attn; add core_attn", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_proj"}},
 		{"--recompute-modules moe_act needs --moe-grouped-gemm", []any{"moe-grouped-gemm", nil, "recompute-granularity", "selective", "recompute-modules", "moe_act"}},

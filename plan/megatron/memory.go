@@ -42,7 +42,7 @@ func readRecompute(r *reader, s *plan.Setup) error {
 	}
 	method := r.word("recompute-method", "", "uniform", "block")
 	layers := r.positive("recompute-num-layers", 0)
-	modules := r.list("recompute-modules", memory.MegatronModules(memory.Recompute)...)
+	modules := r.modules("recompute-modules", memory.Recompute)
 	if r.flag("moe-layer-recompute") {
 		if granularity == "full" {
 			return fmt.Errorf("--moe-layer-recompute excludes --recompute-granularity full; keep one")
@@ -74,7 +74,7 @@ func readRecompute(r *reader, s *plan.Setup) error {
 
 func readOffload(r *reader, s *plan.Setup) error {
 	on := r.flag("fine-grained-activation-offloading")
-	modules := r.list("offload-modules", memory.MegatronModules(memory.Offload)...)
+	modules := r.modules("offload-modules", memory.Offload)
 	share := r.share("activation-offload-fraction", 1)
 	elements := r.count("min-offloaded-tensor-size", defaultElements)
 	delta := r.number("delta-offload-bytes-across-pp-ranks", 0)
