@@ -98,8 +98,9 @@ func forecastOf(f *policy.Forecast) Forecast {
 }
 
 // Decision returns what the runtime chose for the steps under a key. It returns nil
-// before the choice is made: after the first step, or after the second if something is
-// recomputed.
+// before the choice is made, which is after the first step, or after the second if
+// something is recomputed. It returns nil again while a step is recorded anew, because the
+// first was slow or a step departed from its plan. Capture steps once it is not nil.
 func (r *Runtime) Decision(key memory.Key) *Decision {
 	d := r.rt.Decision(key)
 	if d == nil {

@@ -153,7 +153,7 @@ type DeviceForecast struct {
 }
 
 // Forecasts returns the forecast of each rank's device. It returns nil until every
-// runtime has decided, which takes one or two steps.
+// runtime has decided, which takes one or two steps, or some more after a slow first step.
 func (t *Trainer) Forecasts() (out []DeviceForecast) {
 	for _, r := range t.ranks {
 		f, p := r.rt.Forecast(r.key()), r.rt.Profile(r.key())

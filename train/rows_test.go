@@ -107,6 +107,9 @@ func runBudget(t *testing.T, c Config, steps int) (b budgetRun) {
 		}
 	}
 	for _, d := range tr.Decisions() {
+		if d == nil {
+			t.Fatalf("nothing is decided after %d steps", steps)
+		}
 		b.sets = max(b.sets, d.Forecast.Sets)
 		b.pages, b.host = max(b.pages, d.Forecast.DevicePages), max(b.host, d.Forecast.HostPages+d.Forecast.Spilled)
 	}
@@ -170,7 +173,7 @@ func compareBudgets(t *testing.T, c Config, steps int, check func(share int, rul
 		t.Logf("%5d%% %10v | %9v %9v %6d | %9v %9v %6d %6d %5d | %8.3f %8.3f", s, budget(s), ms(rule.forecast), ms(rule.measured), pages[i],
 			ms(solver.forecast), ms(solver.measured), solver.pages, solver.host, 1+solver.sets,
 			solver.forecast.Seconds()/rule.forecast.Seconds(), solver.measured.Seconds()/rule.measured.Seconds())
-		if solver.forecast.Seconds() > 1.02*rule.forecast.Seconds() {
+		if solver.forecast.Seconds() > 1.05*rule.forecast.Seconds() { // it may take a longer step for fewer copies of rows
 			t.Errorf("%d%%: a forecast of %v, and %v under the rule", s, solver.forecast, rule.forecast)
 		}
 		if rule.sum != solver.sum {
@@ -201,7 +204,7 @@ func rowsModel(hidden, width, layers int) *model.Model {
 // compared: those of a busy machine scatter.
 func TestRowsAgainstTheRule(t *testing.T) {
 	if testing.Short() || raceEnabled {
-		t.Skip("it trains for half a minute")
+		t.Skip("it trains for a minute or more")
 	}
 	const rate = 1.5e8
 	c := testConfig(t, rowsModel(64, 96, 6))

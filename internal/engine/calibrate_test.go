@@ -201,8 +201,34 @@ func TestRecomputeAfterASlowStep(t *testing.T) {
 		d, redone := train(x.slow)
 		want, usual := train(1)
 		t.Logf("%+v: %v and %v recomputed; forecasts of %v, and %v if all steps are quick", x, redone, usual, d.Forecast.Step, want.Forecast.Step)
-		if near := d.Forecast.Step.Seconds() < 1.1*want.Forecast.Step.Seconds(); near != (x.set == 0) {
+		if near := d.Forecast.Step.Seconds() < 1.25*want.Forecast.Step.Seconds(); near != (x.set == 0) {
 			t.Errorf("%+v: a forecast of %v, and %v if all steps are quick", x, d.Forecast.Step, want.Forecast.Step)
 		}
+	}
+}
+
+// SPEC S5.5: a decision that works is not given up for one whose step does not fit.
+func TestRecomputeLeavesRoom(t *testing.T) {
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: time.Millisecond, dry: true}
+	c.pipeline.Microbatches = 1
+	all := extent(t, on(0, Config{}).like(c))
+	shares := []memory.Bytes{38, 46, 55, 61}
+	if testing.Short() {
+		shares = shares[2:3]
+	}
+	for _, share := range shares {
+		c := c
+		c.SavedLimit, c.Links = all*share/100/256*256, memory.Links{Out: 4e6, In: 4e6}
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			quick := l.work
+			l.work *= 30
+			for i := range 6 {
+				if err := l.train(1, rng); err != nil {
+					return fmt.Errorf("%d %% of the memory, step %d: %w", share, i, err)
+				}
+				l.work = quick
+			}
+			return nil
+		})
 	}
 }

@@ -292,9 +292,12 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 	}
 	allowed := policy.Allowed{Offload: !r.cfg.NoOffload, Recompute: !r.cfg.NoRecompute && !l.noRecompute && first == nil}
 	if l.known && r.scopes != nil {
-		allowed.Recompute = false // the next step is captured, so it cannot be recorded
+		allowed.Recompute = false // scopes are warm, and recording would make their graphs stale
 	}
 	d, err := policy.Solve(p, r.links, r.off.Config(), r.limit(), allowed)
+	if err == nil && recomputes(d) && (l.known || l.again) {
+		d = r.withSpareRoom(p, d, allowed)
+	}
 	var small *memory.BudgetError
 	if errors.As(err, &small) {
 		small.Rank = r.cfg.Rank
@@ -310,9 +313,8 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		d.Plan.Device = r.limit() // the account itself has no limit
 	}
 	d.Rank = r.cfg.Rank
-	redo := func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }
 	if first == nil {
-		if slices.ContainsFunc(d.Policy.Units(), redo) {
+		if recomputes(d) {
 			l.first = d
 			return nil, nil
 		}
@@ -324,11 +326,36 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 	d.Nothing, d.Before, d.Tried = false, first.Before, d.Tried+first.Tried
 	for i, why := range d.Reasons {
 		at := slices.IndexFunc(first.Reasons, func(x policy.Reason) bool { return x.Unit == why.Unit })
-		if redo(why.Unit) && at >= 0 {
+		if d.Policy[why.Unit] == memory.Recompute && at >= 0 {
 			d.Reasons[i] = first.Reasons[at]
 		}
 	}
 	return d, nil
+}
+
+// recomputes reports whether a decision recomputes something.
+func recomputes(d *policy.Decision) bool {
+	return slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute })
+}
+
+// withSpareRoom returns a decision to take the place of one that works. It leaves room for
+// what a forecast does not know before a step has recomputed something: the tensors that
+// the largest group loads and makes again. If that does not fit, nothing is recomputed. It
+// returns d if only recomputing fits.
+func (r *Runtime) withSpareRoom(p *policy.Profile, d *policy.Decision, allowed policy.Allowed) *policy.Decision {
+	var largest memory.Bytes
+	for _, u := range d.Forecast.Units {
+		largest = max(largest, u.Bytes)
+	}
+	e, err := policy.Solve(p, r.links, r.off.Config(), r.limit()-2*largest, allowed)
+	if err != nil || !recomputes(e) {
+		allowed.Recompute = false
+		if e, err = policy.Solve(p, r.links, r.off.Config(), r.limit(), allowed); err != nil {
+			return d
+		}
+	}
+	e.Budget = r.limit()
+	return e
 }
 
 // notes returns remarks on settings made by hand.
@@ -383,7 +410,8 @@ func (r *Runtime) restrict(p *policy.Profile) {
 }
 
 // Decision returns what was decided for a key. It returns nil before that: until the end
-// of the first step, or of the second if the solver recomputes something.
+// of the first step, or of the second if the solver recomputes something. It returns nil
+// again while a step is recorded anew.
 func (r *Runtime) Decision(key memory.Key) *policy.Decision {
 	if l := r.keys[key]; l != nil {
 		return l.decision

@@ -27,8 +27,8 @@ func (r *Runtime) SavedLimit() memory.Bytes { return r.cfg.SavedLimit }
 // plan that was made under another limit is made again, from the recorded step, when the
 // next step under its key begins.
 func (r *Runtime) SetSavedLimit(limit memory.Bytes) {
-	if limit <= 0 || r.cfg.SavedLimit <= 0 {
-		panic("stowage: SetSavedLimit without a limit, or on a runtime that was opened without one")
+	if limit <= 0 || r.cfg.SavedLimit <= 0 || r.cfg.ProvideMemory == nil {
+		panic("stowage: SetSavedLimit without a limit, or on a runtime that was opened without one or owns its memory")
 	}
 	r.cfg.SavedLimit = limit
 	if s := r.step; s != nil && s.record {
@@ -44,11 +44,8 @@ func (r *Runtime) adapt(key memory.Key, l *learned) error {
 	}
 	p := *l.profile
 	d, err := r.decide(&p, l)
-	if err != nil {
+	if d == nil || err != nil {
 		return err
-	}
-	if d == nil {
-		return r.recordAgain(l, &p)
 	}
 	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
 	r.gen++

@@ -4,10 +4,7 @@ package engine
 
 import (
 	"errors"
-	"math/rand/v2"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -51,24 +48,4 @@ func TestSetSavedLimit(t *testing.T) {
 	if err := s.End(nil); err != nil || b.r.Decision(memory.Key{}).Budget != 8*4096 {
 		t.Errorf("%v, %+v", err, b.r.Decision(memory.Key{}))
 	}
-}
-
-// SPEC S8.1: a lower limit under which recomputing is cheaper than copying is kept to, and a
-// step is recorded to learn what recomputing takes.
-func TestLowerLimitThatRecomputes(t *testing.T) {
-	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 4, scale: 32, work: time.Millisecond, dry: true}
-	c.pipeline.Microbatches = 1
-	all := extent(t, on(0, Config{}).like(c))
-	c.SavedLimit, c.Links = all, memory.Links{Out: 4e6, In: 4e6}
-	must(t, c, func(l *loop, rng *rand.Rand) error {
-		err := l.train(2, rng)
-		limit := all * 65 / 100 / 256 * 256
-		l.rt.SetSavedLimit(limit)
-		err = errors.Join(err, l.train(3, rng))
-		d, s := l.rt.Decision(l.key()), l.rt.Summary(l.key())
-		if d == nil || d.Budget != limit || s.Extent > limit || s.Counts.Departed || !slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute }) {
-			t.Errorf("decided: %+v; %v of %v taken", d, s.Extent, limit)
-		}
-		return err
-	})
 }

@@ -70,7 +70,7 @@ func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 			best.Tried = d.Tried
 			break
 		}
-		if best = d; best.Plan != nil {
+		if best = d; best.Plan != nil && cfg.Window > 0 {
 			best.Plan.Window = cfg.Window
 		}
 	}
@@ -126,7 +126,7 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.By
 }
 
 // costsNothing reports whether a decision costs no time.
-func (d *Decision) costsNothing() bool { return d.Forecast.paid <= 1.001*d.Before.Step.Seconds() }
+func (d *Decision) costsNothing() bool { return d.Forecast.paid <= 1.001*d.Before.paid }
 
 func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
@@ -138,7 +138,7 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 	if before.err != nil {
 		panic("policy: a step without a memory limit does not fit: " + before.err.Error())
 	}
-	v.cfg.Device, v.shortest = max(budget-p.Base, 0), 1.0005*before.end
+	v.cfg.Device, v.shortest = max(budget-p.Base, 0), 1.0005*before.paid(l)
 	v.prepare(before)
 	best := v.step(nil).try(nil, l, v.cfg)
 	d := &Decision{Budget: budget, Before: before.forecast(), Nothing: best.err == nil && best.machine.Counts().Evicted == 0}
@@ -149,7 +149,7 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 		}
 	}
 	d.Policy, d.Plan, d.Forecast, d.Tried = memory.Policy{}, best.plan, best.forecast(), v.tried
-	d.Forecast.paid = best.paid(l)
+	d.Forecast.paid, d.Before.paid = best.paid(l), before.paid(l)
 	for i := range d.Forecast.Units {
 		u := &d.Forecast.Units[i]
 		if u.Choice == memory.Offload && u.Moved == 0 { // Plan keeps all its groups

@@ -168,8 +168,11 @@ func choices(s memory.Summary, d *policy.Decision) []report.PolicyRow {
 				words[i] = fmt.Sprintf("%d %s", counts[w], w)
 			}
 		}
-		if d == nil || d.Nothing || len(words) == 0 {
-			words = append(words[:0], "keep: nothing needs its memory")
+		switch {
+		case d == nil:
+			words = []string{"not decided yet"}
+		case d.Nothing || len(words) == 0:
+			words = []string{"keep: nothing needs its memory"}
 		}
 		c.Reason = strings.Join(words, "; ")
 		out = append(out, c)
