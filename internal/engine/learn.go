@@ -340,12 +340,14 @@ func recomputes(d *policy.Decision) bool {
 
 // withSpareRoom returns a decision to take the place of one that works. It leaves room for
 // what a forecast does not know before a step has recomputed something: the tensors that
-// the largest group loads and makes again. If that does not fit, nothing is recomputed. It
-// returns d if only recomputing fits.
+// the largest recomputed group loads and makes again. If that does not fit, nothing is
+// recomputed. It returns d if only recomputing fits.
 func (r *Runtime) withSpareRoom(p *policy.Profile, d *policy.Decision, allowed policy.Allowed) *policy.Decision {
 	var largest memory.Bytes
 	for _, u := range d.Forecast.Units {
-		largest = max(largest, u.Bytes)
+		if u.Choice == memory.Recompute {
+			largest = max(largest, u.Bytes)
+		}
 	}
 	e, err := policy.Solve(p, r.links, r.off.Config(), r.limit()-2*largest, allowed)
 	if err != nil || !recomputes(e) {
