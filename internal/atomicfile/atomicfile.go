@@ -14,8 +14,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/stowage-dev/stowage/internal/input"
 )
@@ -66,19 +68,21 @@ func Create(path string) (*File, error) {
 	x := &File{path: path, to: behind(path), rename: os.Rename, remove: os.Remove}
 	var f *os.File
 	var err error
-	mode := fs.FileMode(0o644)
 	switch info, cannot := os.Stat(x.to); {
 	case cannot == nil && info.IsDir():
 		return nil, x.failed(errors.New("it is a folder"))
 	case cannot == nil && !info.Mode().IsRegular():
 		f, err = os.OpenFile(x.to, os.O_WRONLY, 0)
 	default:
-		if cannot == nil {
-			mode = info.Mode().Perm()
+		if f, err = createTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-"); err != nil {
+			break
 		}
-		f, err = createTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-*", mode)
-		if err == nil {
-			x.work = f.Name()
+		x.work = f.Name()
+		if cannot == nil {
+			if err = f.Chmod(info.Mode().Perm()); err != nil {
+				f.Close() // nothing was written
+				os.Remove(x.work)
+			}
 		}
 	}
 	if err != nil {
@@ -88,18 +92,17 @@ func Create(path string) (*File, error) {
 	return x, nil
 }
 
-// createTemp creates a temporary file with the given permissions, whatever the umask.
-func createTemp(dir, pattern string, mode fs.FileMode) (*os.File, error) {
-	f, err := os.CreateTemp(dir, pattern)
-	if err != nil {
-		return nil, err
+// createTemp creates a file with a new name. Its permissions are those of any new file:
+// os.CreateTemp would give it fewer, and the umask cannot be read safely.
+func createTemp(dir, prefix string) (f *os.File, err error) {
+	for range 100 {
+		name := filepath.Join(dir, prefix+strconv.FormatUint(uint64(rand.Uint32()), 10))
+		f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if !errors.Is(err, fs.ErrExist) {
+			break
+		}
 	}
-	if err := f.Chmod(mode); err != nil {
-		f.Close() // nothing was written
-		os.Remove(f.Name())
-		return nil, err
-	}
-	return f, nil
+	return f, err
 }
 
 // behind returns the path that a link leads to, whether or not a file is there.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestWrite(t *testing.T) {
@@ -91,5 +93,25 @@ func TestWhatStays(t *testing.T) {
 	}
 	if info, _ := os.Stat(file); info.Mode().Perm() != 0o600 {
 		t.Errorf("the permissions are %v", info.Mode())
+	}
+}
+
+// A new file has the permissions that the umask leaves, and a replaced one keeps its own.
+func TestPermissions(t *testing.T) {
+	for mask, want := range map[int]os.FileMode{0o022: 0o644, 0o077: 0o600, 0o002: 0o664} {
+		before := unix.Umask(mask)
+		file := filepath.Join(t.TempDir(), "a")
+		err := WriteBytes(file, []byte("new"))
+		unix.Umask(before)
+		info, cannot := os.Stat(file)
+		if err != nil || cannot != nil || info.Mode().Perm() != want {
+			t.Fatalf("umask %03o: %v, %v, %v", mask, info, err, cannot)
+		}
+		if err := errors.Join(os.Chmod(file, 0o640), WriteBytes(file, []byte("newer"))); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o640 {
+			t.Errorf("a replaced file: %v, %v", info.Mode(), err)
+		}
 	}
 }
