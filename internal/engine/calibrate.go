@@ -80,10 +80,7 @@ func (r *Runtime) recordAgain(l *learned, p *policy.Profile) error {
 	if !r.decidesPages() || p.Rows == nil || p.Rows.Fixed {
 		return nil
 	}
-	held, _ := r.off.Memory()
-	_, pages := r.stash.Held()
-	_, added, each := r.stash.MoreSets()
-	l.early, l.extent = max(l.early, p.Base+held+pages+memory.Bytes(added)*each), 0
+	l.early, l.extent = max(l.early, r.holds(p)), 0
 	if err := r.stash.SetMore(0); err != nil {
 		return err
 	}

@@ -186,17 +186,24 @@ func (r *Runtime) undecidedPages() memory.Bytes {
 	return most
 }
 
+// holds returns the device memory that counts against the budget now, in a step with a
+// profile that has rows.
+func (r *Runtime) holds(p *policy.Profile) memory.Bytes {
+	held, _ := r.off.Memory()
+	_, pages := r.stash.Held()
+	n := p.Base + held + pages
+	if _, added, each := r.stash.MoreSets(); !p.Rows.Fixed { // their base is without added sets
+		n += memory.Bytes(added) * each
+	}
+	return n
+}
+
 // apply gives activations and rows the memory that was decided.
 func (r *Runtime) apply(l *learned, d *policy.Decision, p *policy.Profile) error {
 	arena := d.Forecast.Activations(p.Base)
 	if r.decidesPages() && p.Rows != nil {
-		held, _ := r.off.Memory()
-		_, pages := r.stash.Held()
-		_, added, each := r.stash.MoreSets()
-		before := p.Base + held + pages
-		if !p.Rows.Fixed { // their base is without added sets
-			before += memory.Bytes(added) * each
-		}
+		_, added, _ := r.stash.MoreSets()
+		before := r.holds(p)
 		rows := memory.Bytes(d.Forecast.DevicePages) * r.stash.Page()
 		moved, err := r.off.Limit(r.cfg.Budget - p.Base - rows - d.Forecast.SetBytes)
 		if err != nil {
