@@ -125,7 +125,7 @@ func drawProfile(t *rapid.T, most int) *Profile {
 // withRows is a step in which the stash holds what a module saves, in so many sets of
 // one workspace. What the module takes is a temporary then.
 func withRows(p *Profile, name string, page memory.Bytes, sets int) *Profile {
-	q := &Profile{Base: p.Base, Units: map[memory.Unit]Facts{}, Rows: &Rows{Page: memory.Bytes(page), Need: map[memory.GroupID]schedule.Pages{}, Sets: []int{sets}, Ahead: 1}}
+	q := &Profile{Base: p.Base, Units: map[memory.Unit]Facts{}, Rows: &Rows{Page: page, Need: map[memory.GroupID]schedule.Pages{}, Sets: []int{sets}, Ahead: 1}}
 	for u, f := range p.Units {
 		if q.Units[u] = f; u.Name == name {
 			q.Units[u] = Facts{Rows: true, CanOffload: true}
@@ -134,7 +134,7 @@ func withRows(p *Profile, name string, page memory.Bytes, sets int) *Profile {
 	sizes := map[int]memory.Bytes{}
 	for _, op := range p.Tape.Ops {
 		if op.Kind == residency.OpTake {
-			sizes[op.ID] = memory.Bytes(op.Bytes)
+			sizes[op.ID] = op.Bytes
 		}
 		if op.Group.Name != name {
 			q.Tape.Ops = append(q.Tape.Ops, op)
@@ -142,7 +142,7 @@ func withRows(p *Profile, name string, page memory.Bytes, sets int) *Profile {
 		}
 		switch op.Kind {
 		case residency.OpSave:
-			q.Rows.Need[op.Group] = schedule.PagesOf(memory.Bytes(page), memory.Bytes(sizes[op.Items[0].ID]))
+			q.Rows.Need[op.Group] = schedule.PagesOf(page, sizes[op.Items[0].ID])
 			lease := residency.Op{Kind: residency.OpRowLease, Group: op.Group, At: op.At}
 			q.Tape.Ops = append(q.Tape.Ops, lease)
 			op.Kind, op.Items = residency.OpRowSave, nil

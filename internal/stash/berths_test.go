@@ -352,16 +352,14 @@ func elsewhere(l *library, other device.Stream, g device.Graph, rng *rand.Rand) 
 	return l.compare()
 }
 
-// SPEC S6.4: a berth that is left is taken by the next tensor; what the one before lacked
-// is not forgotten. What is not worth a berth gets none. It grows before it is full.
-func TestBerths(t *testing.T) {
-	l := libraryOn(t, openCPU(t), 0)
-	s := rowShape{64, 1000}
+// putter returns a tensor of one shape, and a function that saves it with a number of rows.
+func (l *library) putter(t *testing.T, s rowShape) (*device.Buffer, func(rows int64) *Berth) {
+	t.Helper()
 	mem, err := l.dev.Alloc(memory.Device, s.size(), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(rows int64) *Berth {
+	return mem, func(rows int64) *Berth {
 		t.Helper()
 		l.compute.Upload(l.count.All(), asBytes(&rows))
 		b, err := l.h.Save(mem.All(), l.count.All(), s.row, s.limit)
@@ -370,6 +368,14 @@ func TestBerths(t *testing.T) {
 		}
 		return b
 	}
+}
+
+// SPEC S6.4: a berth that is left is taken by the next tensor; what the one before lacked
+// is not forgotten. What is not worth a berth gets none. It grows before it is full.
+func TestBerths(t *testing.T) {
+	l := libraryOn(t, openCPU(t), 0)
+	s := rowShape{64, 1000}
+	mem, put := l.putter(t, s)
 	settle := func(stays ...*Berth) Missed {
 		t.Helper()
 		missed, err := l.h.Settle(func(b *Berth) bool { return slices.Contains(stays, b) })

@@ -157,19 +157,7 @@ func TestLimitsOfRecords(t *testing.T) {
 func TestRoomOfBerths(t *testing.T) {
 	l := libraryOn(t, openCPU(t), 0.5)
 	s := rowShape{64, 1000}
-	mem, err := l.dev.Alloc(memory.Device, s.size(), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	put := func(rows int64) *Berth {
-		t.Helper()
-		l.compute.Upload(l.count.All(), asBytes(&rows))
-		b, err := l.h.Save(mem.All(), l.count.All(), s.row, s.limit)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
+	mem, put := l.putter(t, s)
 	b := put(10)
 	if b.room != 501 {
 		t.Errorf("a new berth has room for %d rows", b.room)
