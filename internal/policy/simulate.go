@@ -17,7 +17,7 @@ type Forecast struct {
 	Compute time.Duration `json:"compute_ns"` // compute's own work, with recomputation
 	Waiting time.Duration `json:"waiting_ns"` // compute's waits for copies
 	// Extent is the device memory that the step touches, and Peak the most of it that is in
-	// use at once. Both include the profile's Base. Host is the pinned host memory.
+	// use at once. Both include the profile's Base. Host is the extent of pinned host memory.
 	Extent memory.Bytes `json:"extent"`
 	Peak   memory.Bytes `json:"peak"`
 	Host   memory.Bytes `json:"host"`
