@@ -1,6 +1,6 @@
 // This file owns `stowage plan`: its flags, what they mean together, and its errors.
 // planflags.go owns the words of a command line, planinput.go the job that they
-// describe, plancompare.go --compare, and planexplain.go, planring.go and
+// describe, plancompare.go --compare, and planexplain.go, planring.go, planscan.go and
 // planvalidate.go the commands below it. Package planview makes and shows the answer.
 
 package main
@@ -96,7 +96,7 @@ func newPlan() *cobra.Command {
 		return f.run(cmd, w, args)
 	}
 	cmd.AddCommand(newPlanExplain())
-	for _, plain := range []*cobra.Command{newPlanRing(), newPlanValidate()} {
+	for _, plain := range []*cobra.Command{newPlanRing(), newPlanScan(), newPlanValidate()} {
 		plain.SetUsageTemplate(usageTemplate) // they take no settings of a job
 		cmd.AddCommand(plain)
 	}

@@ -21,6 +21,7 @@ func TestPlanHelp(t *testing.T) {
 		"help-plan.txt":          "plan --help",
 		"help-plan-explain.txt":  "help plan explain",
 		"help-plan-ring.txt":     "plan ring --help",
+		"help-plan-scan.txt":     "plan scan --help",
 		"help-plan-validate.txt": "plan validate -h",
 	} {
 		stdout, stderr, code := command(strings.Fields(line)...)

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/config"
+	"github.com/stowage-dev/stowage/plan/megatron"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/plan/routing"
 )
@@ -43,7 +45,7 @@ func (j *jobFlags) files() []flagFile {
 // usage.
 func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if len(w.rest) > 0 {
-		if near := spell.Nearest(w.rest[0], []string{"explain", "ring", "validate"}); near != "" {
+		if near := spell.Nearest(w.rest[0], []string{"explain", "ring", "scan", "validate"}); near != "" {
 			return nil, nil, usagef("unexpected argument %q (did you mean %q?)", w.rest[0], near)
 		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
@@ -64,6 +66,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	s, notes, err := config.Resolve(in)
+	if refused := j.refusal(err); refused != nil {
+		return nil, nil, refused
+	}
 	if err != nil {
 		return nil, nil, j.asTyped(j.planError(err), w.settings)
 	}
@@ -86,6 +91,21 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
+}
+
+// refusal returns the error about a job that the planner does not model, or nil. The
+// command line is right and there is no answer, so it is no error of usage, except for a
+// file that holds no job.
+func (j *jobFlags) refusal(err error) error {
+	var refused *megatron.Refused
+	if !errors.As(err, &refused) {
+		return nil
+	}
+	where := cmp.Or(j.megatron, j.config, j.model)
+	if refused.NoJob {
+		return usagef("%s %s: %s", j.modelFlag, where, refused.Text)
+	}
+	return fmt.Errorf("%s %s: cannot say: %s", j.modelFlag, where, refused.Text)
 }
 
 // asTyped names settings in an error by their short names, except those that the command

@@ -71,6 +71,7 @@ var layers = []layer{
 	{pkg: "internal/bucket", may: with(), pure: true},
 	{pkg: "plan", may: with("internal/bucket", "internal/schedule"), pure: true},
 	{pkg: "internal/planview", may: with("plan"), pure: true},
+	{pkg: "internal/planscan", may: with("plan", "internal/planview"), pure: true},
 	{pkg: "internal/planvalidate", may: with("plan", "internal/planview"), pure: true},
 	{pkg: "internal/atomicfile", may: []string{"internal/input"}, pure: true},
 	{pkg: "observe", may: with("observe"), pure: true},

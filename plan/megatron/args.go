@@ -17,7 +17,8 @@ import (
 // value is the value of a flag: nothing, one word or more.
 type value struct {
 	words []string
-	off   bool // given as false or null
+	off   bool   // given as false or null
+	open  string // a variable that is not set, if the flag can do without it
 }
 
 // reader returns arguments by name, with Megatron-LM's defaults. It notes which names were
@@ -39,7 +40,7 @@ func newReader(args map[string]any) (*reader, error) {
 		}
 		val, err := toValue(v)
 		if dispensable[name] && slices.ContainsFunc(val.words, isVariable) {
-			val = value{off: true}
+			val = value{off: true, open: strings.Join(val.words, " ")}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("--%s: %w", name, err)
@@ -51,7 +52,7 @@ func newReader(args map[string]any) (*reader, error) {
 
 // dispensable flags can be left out if a script takes them from its environment, because
 // their numbers can be given otherwise.
-var dispensable = map[string]bool{"nnodes": true, "nproc-per-node": true, "tokenizer-type": true}
+var dispensable = map[string]bool{"nnodes": true, "nproc-per-node": true, "tokenizer-type": true, "tokenizer-model": true}
 
 func isVariable(word string) bool { return strings.Contains(word, "$") }
 

@@ -39,7 +39,7 @@ func parseCommand(text string) (map[string]any, error) {
 		}
 	}
 	if len(args) == 0 {
-		return nil, fmt.Errorf("no flags are in the text; a list such as --num-layers 32 --hidden-size 4096 is expected")
+		return nil, refused(noModelKind, "there is no model in this file: no flags are in the text; a list such as --num-layers 32 --hidden-size 4096 is expected")
 	}
 	return args, nil
 }

@@ -32,7 +32,7 @@ func parsePattern(s string) (pattern, error) {
 	for _, c := range strings.Join(p.stages, "") + p.mtp {
 		switch {
 		case c == 'D':
-			return p, fmt.Errorf("--hybrid-layer-pattern %q: layers D (sparse attention) cannot be predicted yet; + is MLA without it", s)
+			return p, refused(option, "--hybrid-layer-pattern %q: layers D (sparse attention) cannot be predicted yet; + is MLA without it", s)
 		case !strings.ContainsRune("MG*+-E", c):
 			return p, fmt.Errorf("--hybrid-layer-pattern %q: %q is no layer; the letters are M (Mamba), G (gated delta net), * (attention), + (MLA), - (feed-forward), E (experts), with | between stages and / before MTP", s, string(c))
 		}

@@ -11,7 +11,8 @@
 // misspelt or not read.
 //
 // Files that make the setup: model.go and mixer.go own the model, hybrid.go its pattern,
-// adapt.go a model that is given beside the arguments, split.go and layout.go the division
+// adapt.go a model that is given beside the arguments, tokenizer.go its vocabulary,
+// refuse.go jobs that are not predicted, split.go and layout.go the division
 // of the job, settings.go batch, precision, optimiser and kernels, memory.go what saves
 // memory, check.go contradictions, and numbers.go the arithmetic.
 //
@@ -70,10 +71,14 @@ func Parse(name string, data []byte) (map[string]any, error) {
 // FromArgs returns the setup that arguments ask for. Keys are flags with or without
 // dashes, with hyphens or underscores. Values are booleans for flags that take no value,
 // numbers, strings or lists; a string such as "[a b c]" is a list too. FromArgs returns
-// an error if the setup could not run in Megatron-LM, or if a flag is misspelt.
+// an error if the setup could not run in Megatron-LM, or if a flag is misspelt, and an
+// [*Refused] if the job is not a decoder that trains.
 func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 	r, err := newReader(args)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := refuse(r, o); err != nil {
 		return nil, nil, err
 	}
 	s := &plan.Setup{Hardware: o.Hardware}

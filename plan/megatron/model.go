@@ -10,9 +10,6 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-// tokenizers have vocabularies that do not depend on a file.
-var tokenizers = map[string]int{"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-
 func readModel(r *reader, s *plan.Setup, o Options) error {
 	if o.Model != nil {
 		return adaptModel(r, s, o)
@@ -53,24 +50,6 @@ func readModel(r *reader, s *plan.Setup, o Options) error {
 		}
 	}
 	return nil
-}
-
-func readVocab(r *reader, o Options) int {
-	given, padded := r.positive("vocab-size", 0), r.positive("padded-vocab-size", 0)
-	tokenizer, extra := r.word("tokenizer-type", ""), r.count("vocab-extra-ids", 0)
-	switch {
-	case padded > 0:
-		return padded
-	case given > 0:
-		return given + extra
-	case o.Vocab > 0:
-		return o.Vocab + extra
-	case tokenizers[tokenizer] > 0:
-		r.warn("tokenizer-type", fmt.Sprintf("a vocabulary of %d is assumed for %s", tokenizers[tokenizer], tokenizer))
-		return tokenizers[tokenizer] + extra
-	}
-	r.fail("the size of the vocabulary is not in the arguments (a tokenizer's file has it); give it as --vocab-size")
-	return 0
 }
 
 func readExperts(r *reader, width int, gated bool) *model.MoE {

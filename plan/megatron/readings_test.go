@@ -119,21 +119,49 @@ func TestReadings(t *testing.T) {
 
 func TestTokenizers(t *testing.T) {
 	for _, c := range []struct {
-		tokenizer string
-		given     int
-		want      int
+		kind, model string
+		given       int
+		want        int
+		note        string
 	}{
-		{"GPT2BPETokenizer", 0, 50257},
-		{"Llama2Tokenizer", 0, 32000},
-		{"Llama2Tokenizer", 40000, 40000},
-		{"HuggingFaceTokenizer", 128256, 128256},
-		{"${TOKENIZER}", 99, 99},
+		{"GPT2BPETokenizer", "", 0, 50257, "GPT2BPETokenizer has 50257 words"},
+		{"", "", 0, 50257, "GPT2BPETokenizer, which Megatron-LM takes without --tokenizer-type, has 50257 words"},
+		{"Llama2Tokenizer", "", 0, 32000, "Llama2Tokenizer has 32000 words"},
+		{"Llama2Tokenizer", "${PATH}", 0, 32000, "Llama2Tokenizer has 32000 words"},
+		{"Llama2Tokenizer", "", 40000, 40000, ""},
+		{"TikTokenizer", "${DIR}/multiMixV8.gpt4o_nc_sd.500000.128k.vocab.json", 0, 131072, "TikTokenizer has 131072 words"},
+		{"GPTSentencePieceTokenizer", "${DIR}/nemotron_2_256k.model", 0, 256000, "GPTSentencePieceTokenizer of nemotron_2_256k.model has 256000 words"},
+		{"GPTSentencePieceTokenizer", "", 0, 256000, "as Megatron-LM's own jobs use it"},
+		{"HuggingFaceTokenizer", "meta-llama/Llama-3.1-8B-Instruct", 0, 128256, "HuggingFaceTokenizer of Llama-3.1-8B-Instruct has 128256 words"},
+		{"HuggingFaceTokenizer", "deepseek-ai/DeepSeek-V3", 0, 128815, "DeepSeek-V3"},
+		{"HuggingFaceTokenizer", "microsoft/Phi-3-mini-128k-instruct", 99, 99, ""},
+		{"HuggingFaceTokenizer", "x", 128256, 128256, ""},
+		{"${TOKENIZER}", "", 99, 99, ""},
+		{"${TOKENIZER}", "mixtral-8x7b", 0, 32000, "mixtral-8x7b has 32000 words"},
 	} {
-		s, _, err := FromArgs(small("vocab-size", nil, "tokenizer-type", c.tokenizer), Options{GPUs: 16, Vocab: c.given})
+		args := small("vocab-size", nil, "tokenizer-type", c.kind, "tokenizer-model", c.model)
+		s, notes, err := FromArgs(args, Options{GPUs: 16, Vocab: c.given})
 		if err != nil {
-			t.Errorf("%s: %v", c.tokenizer, err)
-		} else if s.Model.Vocab != c.want {
-			t.Errorf("%s: %d, want %d", c.tokenizer, s.Model.Vocab, c.want)
+			t.Errorf("%+v: %v", c, err)
+			continue
+		}
+		text := ""
+		for _, n := range notes {
+			text += n.String()
+		}
+		if s.Model.Vocab != c.want || (c.note == "") != (text == "") || !strings.Contains(text, c.note) {
+			t.Errorf("%+v: %d words, notes %q", c, s.Model.Vocab, text)
+		}
+	}
+	for _, c := range []struct{ kind, model, want string }{
+		{"HuggingFaceTokenizer", "", "HuggingFaceTokenizer names no model; give it as --vocab-size"},
+		{"HuggingFaceTokenizer", "microsoft/Phi-3-mini-128k-instruct", "the tokenizer Phi-3-mini-128k-instruct is not known"},
+		{"${TOKENIZER}", "", "the tokenizer (${TOKENIZER}) is not known"},
+		{"NullTokenizer", "", "NullTokenizer names no model"},
+	} {
+		_, _, err := FromArgs(small("vocab-size", nil, "tokenizer-type", c.kind, "tokenizer-model", c.model), Options{GPUs: 16})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

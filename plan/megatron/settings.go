@@ -136,7 +136,7 @@ func readOptimizer(r *reader, s *plan.Setup, _ Options) error {
 		o.Distributed = o.LayerwiseSharding && byLayer
 		o.Kind = "muon"
 	default:
-		return fmt.Errorf("--optimizer %s cannot be predicted yet; adam, sgd and muon can", o.Kind)
+		return refused(option, "--optimizer %s cannot be predicted yet; adam, sgd and muon can", o.Kind)
 	}
 	o.PrecisionAware = r.flag("use-precision-aware-optimizer")
 	o.MainParams = r.format("main-params-dtype", plan.FP32, "fp32", "fp16")

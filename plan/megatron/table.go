@@ -29,24 +29,10 @@ func ignoredFlags() map[string]bool {
 // follow. The text says how.
 func unmodelledFlags() map[string]string {
 	return map[string]string{
-		"fp32-residual-connection":                        "residuals take twice the bytes that are counted",
 		"distribute-saved-activations":                    "what full recomputation keeps is smaller by the tensor-parallel size",
-		"enable-mhc-connections":                          "residual streams are counted once",
-		"mhc-num-residual-streams":                        "residual streams are counted once",
-		"heterogeneous-layers-config-path":                "all layers are counted as equal",
-		"heterogeneous-layers-config-encoded-json":        "all layers are counted as equal",
-		"tensor-parallel-num-weight-shards":               "weights are counted as divided over tensor-parallel ranks only",
-		"expert-tensor-parallel-num-weight-shards":        "weights are counted as divided over tensor-parallel ranks only",
-		"perform-rl-step":                                 "only the training step is predicted",
 		"hierarchical-context-parallel-sizes":             "the sequence is counted as divided evenly",
 		"hybrid-context-parallel":                         "the sequence is counted as divided evenly",
-		"logits-load-dir":                                 "the teacher's logits come on top",
-		"logits-save-dir":                                 "the saved logits come on top",
-		"freeze-all-layers":                               "gradients and optimiser state are counted as for training all",
 		"te-precision-config-file":                        "one precision is assumed for all modules",
-		"kitchen-config-file":                             "one precision is assumed for all modules",
-		"kitchen-recipe-number":                           "one precision is assumed for all modules",
-		"mlp-chunks-for-training":                         "the feed-forward part is counted as computed at once",
 		"use-grouped-gemm-for-dense-mlp":                  "workspaces of dense layers are counted as plain",
 		"megatron-fsdp-version":                           "pools of version 1 are counted",
 		"ddp-reduce-scatter-with-fp32-accumulation":       "its scratch buffers come on top",
@@ -70,12 +56,29 @@ func unmodelledFlags() map[string]string {
 		"fsdp-db-use-persist-buf-on-alloc-fail":           "no fallback buffers are counted",
 		"fused-residual-rmsnorm":                          "norms are counted as separate",
 		"moe-router-force-biased":                         "rows are counted as the routing of the forecast says",
-		"decoder-num-layers":                              "only decoder models are predicted; --num-layers counts",
-		"decoder-seq-length":                              "only decoder models are predicted; --seq-length counts",
-		"skip-train":                                      "a training step is predicted all the same",
 		"batch-size":                                      "it was removed from Megatron-LM; use --micro-batch-size",
 		"model-parallel-size":                             "it was removed from Megatron-LM; use --tensor-model-parallel-size",
 		"checkpoint-activations":                          "it was removed from Megatron-LM; use --recompute-granularity",
 		"yaml-cfg":                                        "give that file itself",
 	}
+}
+
+// refusedOptions are flags that change memory by more than the error band in a way that
+// the forecast does not follow. The text says how. A job that has one is refused.
+var refusedOptions = map[string]string{
+	"enable-hyper-connections":                 "keeps several residual streams beside each other",
+	"enable-mhc-connections":                   "keeps several residual streams beside each other",
+	"mhc-num-residual-streams":                 "keeps several residual streams beside each other",
+	"fp32-residual-connection":                 "keeps residuals in twice the bytes",
+	"flextron":                                 "trains several sizes of a model inside each other",
+	"linear-attention-type":                    "names the first version of linear attention, which saved more than that of today",
+	"heterogeneous-layers-config-path":         "gives every layer sizes of its own",
+	"heterogeneous-layers-config-encoded-json": "gives every layer sizes of its own",
+	"tensor-parallel-num-weight-shards":        "divides weights once more",
+	"expert-tensor-parallel-num-weight-shards": "divides weights once more",
+	"logits-save-dir":                          "keeps logits",
+	"kitchen-config-file":                      "sets the precision of single modules",
+	"kitchen-recipe-number":                    "sets the precision of single modules",
+	"mlp-chunks-for-training":                  "divides the feed-forward part",
+	"skip-train":                               "trains nothing",
 }

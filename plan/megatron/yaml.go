@@ -12,6 +12,9 @@ import (
 	"github.com/stowage-dev/stowage/internal/input"
 )
 
+// testModes are the programs behind the modes of functional tests.
+var testModes = map[string]string{"inference": "inference", "rl": "train_rl", "pretraining": "pretrain"}
+
 // parseYAML reads arguments from YAML, as a map for [FromArgs]. It reads them under
 // MODEL_ARGS if there is such a key, and else at the top. The last of equal keys counts, as
 // for Megatron-LM. A map in place of a value is an error.
@@ -27,13 +30,19 @@ func parseYAML(data []byte) (map[string]any, error) {
 	}
 	args, where := top, "the file"
 	if inner, ok := top["MODEL_ARGS"]; ok {
+		if inner == nil {
+			return nil, refused(noModelKind, "there is no model in this file: MODEL_ARGS is empty; lines such as --num-layers: 32 are expected")
+		}
 		if args, ok = inner.(map[string]any); !ok {
 			return nil, fmt.Errorf("MODEL_ARGS must hold flags and their values, one a line")
 		}
 		where = "MODEL_ARGS"
+		if mode, ok := top["MODE"].(string); ok {
+			args[programKey] = testModes[mode]
+		}
 	}
 	if len(args) == 0 {
-		return nil, fmt.Errorf("%s has no arguments; lines such as num-layers: 32 are expected", where)
+		return nil, refused(noModelKind, "there is no model in this file: %s has no arguments; lines such as num-layers: 32 are expected", where)
 	}
 	for key, v := range args {
 		if _, nested := v.(map[string]any); nested {

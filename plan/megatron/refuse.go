@@ -1,0 +1,198 @@
+// This file owns jobs that are not trained decoders: what they are recognised by, and the
+// words in which they are refused.
+
+package megatron
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// The kinds of jobs that are not predicted, for counts of them.
+const (
+	noModelKind   = "no model in the file"
+	recipe        = "recipe of NeMo"
+	inference     = "inference"
+	tool          = "export, data or evaluation"
+	reinforcement = "reinforcement learning"
+	encoder       = "encoder"
+	encoderBeside = "encoder and decoder"
+	tower         = "vision or audio tower"
+	distillation  = "distillation"
+	frozen        = "frozen parameters"
+	option        = "option that is not modelled"
+)
+
+// Refused is the error about a job that cannot be predicted although its arguments may
+// be right. A forecast of it would look like an answer and be none.
+type Refused struct {
+	Kind string // why, in a few words that are the same for all such jobs
+	Text string // a sentence
+	// NoJob is true if the input holds no job at all.
+	NoJob bool
+}
+
+// Error returns the sentence.
+func (e *Refused) Error() string { return e.Text }
+
+func refused(kind string, format string, a ...any) error {
+	return &Refused{Kind: kind, Text: fmt.Sprintf(format, a...), NoJob: kind == noModelKind || kind == recipe}
+}
+
+// programKey holds the programs that a script runs, or the mode of a functional test, among
+// the arguments of a file. No flag has that name.
+const programKey = "program"
+
+// sizeFlags say that there is a model.
+var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
+
+// signs are flags that only one kind of job has.
+var signs = []struct {
+	kind  string
+	flags []string
+	text  string
+}{
+	{reinforcement, []string{"perform-rl-step", "grpo-group-size", "grpo-iterations", "grpo-kl-beta", "langrl-env-config"},
+		"reinforcement learning, which holds an inference engine and often a second model beside the one that trains"},
+	{tower, []string{"language-model-type", "vision-model-type", "img-h", "img-w", "patch-dim", "audio-encoder-model", "allow-missing-vision-projection-checkpoint"},
+		"a model with a vision or audio tower"},
+	{distillation, []string{"export-kd-teacher-load", "export-kd-cfg", "teacher-model-config", "logits-load-dir"},
+		"distillation, which holds a teacher or its logits beside the model"},
+	{inference, []string{"num-tokens-to-generate", "prompts", "prompt-file", "inference-ckpt-non-strict", "max-tokens-to-generate"},
+		"inference"},
+	{encoderBeside, []string{"decoder-num-layers", "decoder-seq-length"},
+		"an encoder beside a decoder (T5)"},
+	{encoder, []string{"bert-no-binary-head", "bert-load", "ict-head-size", "biencoder-projection-dim", "retro-workdir", "retro-add-retriever", "retro-project-dir"},
+		"an encoder or a retriever (BERT, RETRO)"},
+	{frozen, []string{"freeze-all-layers", "freeze-lm", "freeze-vit"},
+		"a model of which parts are frozen"},
+}
+
+// programs are the words in the name of a program that say what it does. The first that
+// matches counts.
+var programs = []struct {
+	word string
+	kind string
+}{
+	{"inference", inference}, {"generat", inference}, {"text_gen", inference}, {"server", inference},
+	{"train_rl", reinforcement}, {"grpo", reinforcement},
+	{"bert", encoder}, {"biencoder", encoder}, {"_ict", encoder}, {"retro", encoder}, {"_t5", encoderBeside},
+	{"vlm", tower}, {"vision", tower}, {"multimodal", tower}, {"mimo", tower}, {"llava", tower},
+	{"pretrain", ""}, {"finetune", ""}, {"train", ""},
+	{"quantize", tool}, {"prune", tool}, {"export", tool}, {"convert", tool}, {"preprocess", tool}, {"mmlu", tool}, {"validate", tool},
+	{"checkpoint", tool}, {"extract", tool}, {"eval", tool}, {"tasks/", tool}, {"combine", tool},
+}
+
+var programTexts = map[string]string{
+	inference: "inference", reinforcement: "reinforcement learning", encoder: "an encoder", encoderBeside: "an encoder beside a decoder",
+	tower: "a model with a vision or audio tower", tool: "export, data or evaluation",
+}
+
+// programKind returns what the name of a program says, and whether it says anything.
+func programKind(name string) (string, bool) {
+	name = strings.ToLower(name)
+	for _, p := range programs {
+		if strings.Contains(name, p.word) {
+			return p.kind, true
+		}
+	}
+	return "", false
+}
+
+const onlyDecoders = "only training steps of decoder models are predicted"
+
+// refuse returns an error if the arguments are not those of a decoder that trains.
+func refuse(r *reader, o Options) error {
+	program := strings.Join(r.args[programKey].words, " ")
+	r.known[programKey] = true
+	if o.Model == nil {
+		if err := r.noModel(program); err != nil {
+			return err
+		}
+	}
+	if kind, _ := programKind(program); kind != "" {
+		return refused(kind, "the job is %s (%s), which is not modelled; %s", programTexts[kind], path.Base(program), onlyDecoders)
+	}
+	for _, s := range signs {
+		for _, flag := range s.flags {
+			if r.known[flag] = true; r.isOn(flag) {
+				return refused(s.kind, "the job is %s (--%s), which is not modelled; %s", s.text, flag, onlyDecoders)
+			}
+		}
+	}
+	if provider := r.plainWord("model-provider"); provider != "" && !slices.Contains([]string{"gpt", "hybrid", "mamba"}, provider) {
+		return refused(tower, "the job is a model with a vision or audio tower (--model-provider %s), which is not modelled; %s", provider, onlyDecoders)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.args)) {
+		if strings.HasPrefix(name, "export-kd-teacher") && r.isOn(name) {
+			return refused(distillation, "the job is distillation (--%s), which holds a teacher beside the model and is not modelled", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(refusedOptions)) {
+		if r.known[name] = true; r.isOn(name) {
+			return refused(option, "--%s %s, which is not modelled; give --%[1]s false to plan the job without it", name, refusedOptions[name])
+		}
+	}
+	return r.wordPieces()
+}
+
+// noModel returns an error if no argument gives the size of a model.
+func (r *reader) noModel(program string) error {
+	for _, name := range sizeFlags {
+		if r.isOn(name) {
+			return nil
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.args)) {
+		if strings.Contains(name, ".") {
+			return refused(recipe, "there is no model in this file: its keys are those of a NeMo recipe (%s), which names its model elsewhere; expected Megatron-LM's arguments, such as num-layers", name)
+		}
+	}
+	more := "expected --num-layers and --hidden-size, or --hybrid-layer-pattern"
+	switch {
+	case program != "":
+		more = "it runs " + program + "; " + more
+	case r.isOn("use-checkpoint-args"):
+		more = "--use-checkpoint-args takes it from a checkpoint; " + more
+	}
+	return refused(noModelKind, "there is no model in this file: %s", more)
+}
+
+// wordPieces refuses the vocabularies of encoders. BERT's is a list of words in a .txt
+// file; decoders have byte pairs in a .json file, or a model of SentencePiece.
+func (r *reader) wordPieces() error {
+	kind, file := r.plainWord("tokenizer-type"), r.plainWord("vocab-file")
+	switch {
+	case strings.HasPrefix(kind, "BertWordPiece"):
+		return refused(encoder, "the job is an encoder (--tokenizer-type %s), which is not modelled; %s", kind, onlyDecoders)
+	case kind == "MultimodalTokenizer" || kind == "NullMultimodalTokenizer":
+		return refused(tower, "the job is a model with a vision or audio tower (--tokenizer-type %s), which is not modelled; %s", kind, onlyDecoders)
+	case kind == "" && strings.HasSuffix(file, ".txt"):
+		return refused(encoder, "the job is an encoder (--vocab-file %s is a vocabulary of BERT), which is not modelled; %s", path.Base(file), onlyDecoders)
+	}
+	return nil
+}
+
+// isOn reports whether a flag is given and not switched off. It does not mark the flag as
+// understood.
+func (r *reader) isOn(name string) bool {
+	v, ok := r.args[name]
+	return ok && !v.off && !(len(v.words) == 1 && strings.EqualFold(v.words[0], "false"))
+}
+
+// plainWord returns a flag's word as it is written, also if it names a variable, and marks
+// the flag as understood.
+func (r *reader) plainWord(name string) string {
+	r.known[name] = true
+	v := r.args[name]
+	if v.open != "" {
+		return v.open
+	}
+	if v.off || len(v.words) == 0 || strings.EqualFold(v.words[0], "none") {
+		return ""
+	}
+	return strings.Trim(v.words[0], `"'`)
+}
