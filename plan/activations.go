@@ -24,6 +24,8 @@ func Activations(s *Setup, l model.Layer) []SavedTensor {
 func (d *dims) layer(l model.Layer) *tape {
 	t := &tape{attends: l.Attention != nil || l.MLA != nil}
 	switch {
+	case l.Parallel():
+		d.parallel(t, l.Attention, l.Mamba)
 	case l.Attention != nil:
 		d.attention(t, l.Attention)
 	case l.MLA != nil:
@@ -32,6 +34,8 @@ func (d *dims) layer(l model.Layer) *tape {
 		d.mamba(t, l.Mamba)
 	case l.DeltaNet != nil:
 		d.deltaNet(t, l.DeltaNet)
+	case l.Lightning != nil:
+		d.lightning(t, l.Lightning)
 	}
 	scope := "attn"
 	if l.Mamba != nil {
@@ -53,7 +57,7 @@ func (d *dims) layer(l model.Layer) *tape {
 
 // kindOf returns the same key for layers that are equal.
 func kindOf(l model.Layer) string {
-	return fmt.Sprintf("%v|%v|%v|%v|%v|%v", deref(l.Attention), deref(l.MLA), deref(l.Mamba), deref(l.DeltaNet), deref(l.Dense), deref(l.MoE))
+	return fmt.Sprintf("%v|%v|%v|%v|%v|%v|%v", deref(l.Attention), deref(l.MLA), deref(l.Mamba), deref(l.DeltaNet), deref(l.Lightning), deref(l.Dense), deref(l.MoE))
 }
 
 func deref[T any](p *T) any {

@@ -99,6 +99,13 @@ type heads struct {
 }
 
 func (d *dims) attention(t *tape, a *model.Attention) {
+	d.project(t, d.attend(t, a, !d.s.Kernels.Local))
+	d.joined(t, "attn_add")
+}
+
+// attend appends attention up to its output projection. fused tells whether the norm before
+// it is fused with the product to queries, keys and values.
+func (d *dims) attend(t *tape, a *model.Attention, fused bool) heads {
 	n := heads{q: int64(a.Heads) / d.tp, kv: max(int64(a.KVHeads)/d.tp, 1), qk: int64(a.HeadDim), v: int64(a.HeadDim)}
 	width := n.q*n.qk + n.kv*(n.qk+n.v)
 	gate := int64(0)
@@ -107,7 +114,7 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 	}
 	qkv := d.column("qkv product", d.h, width+gate)
 	qkv.out = d.size(d.tokens * (width + gate))
-	d.normed(t, "attn_norm", "qkv_linear", !d.s.Kernels.Local, qkv)
+	d.normed(t, "attn_norm", "qkv_linear", fused, qkv)
 	if a.QKNorm {
 		// Norms of heads save their inputs in addition to the inputs of attention.
 		i := t.op(op{name: "q, k norms", gin: d.size(d.tokens * width)})
@@ -120,10 +127,10 @@ func (d *dims) attention(t *tape, a *model.Attention) {
 		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gate", Bytes: d.size(d.tokens * gate)})
 		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "gated output", Bytes: d.size(d.tokens * gate)})
 	}
-	d.project(t, n)
+	return n
 }
 
-// project appends the output projection and the addition behind it. The input of the
+// project appends the output projection. The input of the
 // projection is the output of attention. The product saves a copy of its own if it computes
 // in eight bits.
 func (d *dims) project(t *tape, n heads) {
@@ -132,7 +139,6 @@ func (d *dims) project(t *tape, n heads) {
 	if d.lowPrecision() {
 		t.save(i, i, SavedTensor{Group: "attn_proj", Tensor: "quantised attention output", Bytes: d.quantised(d.tokens * n.q * n.v), Elements: d.tokens * n.q * n.v, Offload: "attn_proj"})
 	}
-	d.joined(t, "attn_add")
 }
 
 func (d *dims) mla(t *tape, a *model.MLA) {
@@ -152,6 +158,7 @@ func (d *dims) mla(t *tape, a *model.MLA) {
 	t.save(up-1, up, SavedTensor{Group: "qkv_linear", Tensor: "rope key", Bytes: d.size(d.tokens * dr)})
 	d.core(t, n)
 	d.project(t, n)
+	d.joined(t, "attn_add")
 }
 
 // core appends attention itself, from queries, keys and values to the output.

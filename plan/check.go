@@ -230,6 +230,13 @@ func (s *Setup) checkModelDivisions() error {
 		layers = slices.Concat(layers, s.Model.MTP.Layers)
 	}
 	for i, l := range layers {
+		if l.MLA != nil && l.MLA.Indexer != nil {
+			return fmt.Errorf("%s (%.1fB parameters, %.1fB active) has an indexer of sparse attention in layer %d, whose memory is not modelled; describe it with plain attention, as a deepseek_v3",
+				s.Model.Name, float64(s.Model.Parameters())/1e9, float64(s.Model.ActiveParameters())/1e9, i)
+		}
+		if l.Parallel() && l.Mamba.Heads%tp != 0 {
+			return fmt.Errorf("layer %d has %d Mamba heads, which do not divide by tp %d; the nearest tp is %d", i, l.Mamba.Heads, tp, divisor(l.Mamba.Heads, tp))
+		}
 		if n := kvHeads(l); n > 0 && n%tp != 0 && tp%n != 0 {
 			return fmt.Errorf("layer %d has %d key/value heads, which tp %d neither divides nor is a multiple of; the nearest tp is %d", i, n, tp, divisor(n, tp))
 		}
@@ -276,6 +283,8 @@ func headsOf(l model.Layer) int {
 		return l.Mamba.Heads
 	case l.DeltaNet != nil:
 		return l.DeltaNet.KeyHeads
+	case l.Lightning != nil:
+		return l.Lightning.Heads
 	}
 	return 0
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // graphScopes are the parts of a layer that Megatron-LM captures.
@@ -113,15 +114,20 @@ func (s *Setup) checkBounds() error {
 	seq := float64(s.Batch.Seq)
 	for _, x := range s.Model.Layers {
 		width += 32 * float64(s.Model.Hidden)
+		if x.Parallel() {
+			width += mambaBound(x.Mamba)
+		}
 		switch {
 		case x.Attention != nil:
 			width += float64(x.Attention.Heads) * (8*float64(x.Attention.HeadDim) + 4*seq)
 		case x.MLA != nil:
 			width += float64(x.MLA.Heads) * (8*float64(x.MLA.Nope+x.MLA.Rope+x.MLA.V) + 4*seq)
 		case x.Mamba != nil:
-			width += 16*float64(x.Mamba.Inner) + float64(x.Mamba.Groups)*(8*float64(x.Mamba.State)+512) + float64(x.Mamba.Inner)*float64(x.Mamba.State)
+			width += mambaBound(x.Mamba)
 		case x.DeltaNet != nil:
 			width += 16 * float64(x.DeltaNet.ValueHeads*x.DeltaNet.ValueDim+x.DeltaNet.KeyHeads*x.DeltaNet.KeyDim)
+		case x.Lightning != nil:
+			width += 16 * float64(x.Lightning.Heads*x.Lightning.HeadDim)
 		}
 		if x.Dense != nil {
 			width += 8 * float64(x.Dense.Width)
@@ -137,6 +143,11 @@ func (s *Setup) checkBounds() error {
 		return fmt.Errorf("micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
 	}
 	return nil
+}
+
+// mambaBound overestimates the elements that a Mamba mixer has for one token.
+func mambaBound(a *model.Mamba) float64 {
+	return 16*float64(a.Inner) + float64(a.Groups)*(8*float64(a.State)+512) + float64(a.Inner)*float64(a.State)
 }
 
 // known returns an error if a name is not in a list.

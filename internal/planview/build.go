@@ -110,7 +110,7 @@ func orEmpty[T any](list []T) []T {
 }
 
 func modelReport(m *model.Model) Model {
-	r := Model{Name: cmp.Or(m.Name, "model"), Layers: len(m.Layers), Hidden: m.Hidden, Vocab: m.Vocab, Parameters: m.Parameters()}
+	r := Model{Name: cmp.Or(m.Name, "model"), Layers: len(m.Layers), Hidden: m.Hidden, Vocab: m.Vocab, Parameters: m.Parameters(), Active: m.ActiveParameters()}
 	for _, l := range m.Layers {
 		if l.MoE != nil {
 			r.Experts, r.TopK = l.MoE.Experts, l.MoE.TopK

@@ -109,7 +109,7 @@ type setting struct{ Name, Value string }
 func settings(r *Report) []setting {
 	s := r.Setup
 	out := []setting{
-		{"Model", fmt.Sprintf("%s: %d layers, hidden %d, %s parameters", r.Model.Name, r.Model.Layers, r.Model.Hidden, Count(r.Model.Parameters))},
+		{"Model", r.Model.words()},
 		{"GPUs", fmt.Sprint(s.GPUs)},
 		{"Parallel", Parallel(s)},
 		{"Batch", fmt.Sprintf("%d sequences of %d tokens a step, %d a microbatch: %d microbatches", s.GlobalBatch, s.Seq, s.MicroBatch, s.Microbatches)},

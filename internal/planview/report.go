@@ -53,9 +53,12 @@ type Model struct {
 	Hidden     int    `json:"hidden"`
 	Vocab      int    `json:"vocab"`
 	Parameters int64  `json:"parameters"`
-	Experts    int    `json:"experts"`
-	TopK       int    `json:"top_k"`
-	MTP        int    `json:"mtp_depth"`
+	// Active is the number of parameters that a token is multiplied with: the chosen
+	// experts, and no embedding.
+	Active  int64 `json:"active_parameters"`
+	Experts int   `json:"experts"`
+	TopK    int   `json:"top_k"`
+	MTP     int   `json:"mtp_depth"`
 }
 
 // Hardware describes one accelerator.

@@ -46,12 +46,18 @@ func (r *Report) WriteText(w io.Writer, detail []int, hints Hints) {
 	writeNotes(w, r.Warnings)
 }
 
+// words describes the model. A token of a mixture uses only some of its parameters.
+func (m Model) words() string {
+	text := fmt.Sprintf("%s: %d layers, hidden %d, %s parameters", m.Name, m.Layers, m.Hidden, Count(m.Parameters))
+	if m.Experts > 0 && m.Active > 0 {
+		text += fmt.Sprintf(", %s active, %d of %d experts", Count(m.Active), m.TopK, m.Experts)
+	}
+	return text
+}
+
 func writeHead(w io.Writer, r *Report) {
 	s, m := r.Setup, r.Model
-	text := fmt.Sprintf("%s: %d layers, hidden %d, %s parameters", m.Name, m.Layers, m.Hidden, Count(m.Parameters))
-	if m.Experts > 0 {
-		text += fmt.Sprintf(", %d of %d experts a token", m.TopK, m.Experts)
-	}
+	text := m.words()
 	if r.Hardware != nil {
 		text += fmt.Sprintf("; %d x %s", s.GPUs, r.Hardware.Name)
 	} else {

@@ -94,6 +94,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	}
 	s.ExpandableSegments = expandable
 	if m != nil {
+		notes = append(notes, m.Notes...)
 		notes = append(notes, assumed(base, settings, s)...)
 	}
 	for _, w := range warnings {

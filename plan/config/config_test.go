@@ -54,6 +54,19 @@ func TestPreset(t *testing.T) {
 	}
 }
 
+// What a model's file asks for and the description leaves out is a note, and a further head
+// that it does not name can be added.
+func TestModelNotes(t *testing.T) {
+	_, notes, err := Resolve(Input{Model: "../model/testdata/minimax-m2.json", Settings: words("--ep 8")})
+	if err != nil || len(notes) == 0 || !strings.Contains(notes[0], "num_mtp_modules") {
+		t.Errorf("notes are %q, %v", notes, err)
+	}
+	s, _, err := Resolve(Input{Model: "qwen3-next-80b-a3b", Settings: words("--ep 8 --mtp-num-layers 1")})
+	if err != nil || s.Model.Parameters() != 81324862720 {
+		t.Errorf("Qwen3-Next with its MTP head: %v", err)
+	}
+}
+
 // Every preset makes a job without any further word.
 func TestAllPresets(t *testing.T) {
 	for _, name := range model.Presets() {

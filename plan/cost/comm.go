@@ -40,9 +40,12 @@ func (t *tally) tensor(l model.Layer) {
 		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
 	}
 	switch {
-	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil:
+	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil || l.Lightning != nil:
 		add(attnProj)
 	case l.Mamba != nil:
+		add(mambaOut)
+	}
+	if l.Parallel() {
 		add(mambaOut)
 	}
 	switch {

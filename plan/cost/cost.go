@@ -122,6 +122,7 @@ type Kind struct {
 	mla       model.MLA
 	mamba     model.Mamba
 	delta     model.DeltaNet
+	lightning model.Lightning
 	dense     model.Dense
 	moe       model.MoE
 }
@@ -139,6 +140,9 @@ func KindOf(l model.Layer) (k Kind) {
 	}
 	if l.DeltaNet != nil {
 		k.delta = *l.DeltaNet
+	}
+	if l.Lightning != nil {
+		k.lightning = *l.Lightning
 	}
 	if l.Dense != nil {
 		k.dense = *l.Dense

@@ -304,6 +304,9 @@ func layerFlops(d *model.Model, l model.Layer, seq int) float64 {
 		f += 2 * n
 	}
 	half := float64(seq) / 2
+	if l.Parallel() {
+		f += scanFlops(l.Mamba)
+	}
 	switch {
 	case l.Attention != nil:
 		f += 4 * half * float64(l.Attention.Heads*l.Attention.HeadDim)
@@ -313,6 +316,8 @@ func layerFlops(d *model.Model, l model.Layer, seq int) float64 {
 		f += scanFlops(l.Mamba)
 	case l.DeltaNet != nil:
 		f += deltaFlops(l.DeltaNet)
+	case l.Lightning != nil:
+		f += lightningFlops(l.Lightning)
 	}
 	return f
 }

@@ -14,6 +14,9 @@ func (t *tally) mixer(l model.Layer) {
 	m := t.m
 	tp := float64(m.setup.Layout.TP)
 	h := float64(m.setup.Model.Hidden)
+	if l.Parallel() {
+		t.mamba(l.Mamba)
+	}
 	switch {
 	case l.Attention != nil:
 		a := l.Attention
@@ -29,23 +32,31 @@ func (t *tally) mixer(l model.Layer) {
 		// The rotation and the joining of each head's two parts read and write q and k.
 		t.stream(mlaUp, m.tokens*2*q, 4, 4)
 	case l.Mamba != nil:
-		a := l.Mamba
-		inner := float64(a.Inner) / tp
-		t.scan(scanFlops(a) * m.tokens / tp)
-		// Convolution, chunked scan, gate and norm each read and write the widths once.
-		// States between chunks add about as much.
-		t.stream(mambaScan, m.tokens*(2*inner+2*float64(a.Groups*a.State)/tp), 12, 24)
+		t.mamba(l.Mamba)
 	case l.DeltaNet != nil:
 		a := l.DeltaNet
 		values := float64(a.ValueHeads*a.ValueDim) / tp
 		t.scan(deltaFlops(a) * m.tokens / tp)
 		t.stream(mambaScan, m.tokens*(2*float64(a.KeyHeads*a.KeyDim)/tp+2*values), 12, 24)
+	case l.Lightning != nil:
+		a := l.Lightning
+		width := float64(a.Heads*a.HeadDim) / tp
+		t.scan(lightningFlops(a) * m.tokens / tp)
+		t.stream(mambaScan, m.tokens*4*width, 12, 24)
 	default:
 		return
 	}
 	// The norm reads and writes an element, and the residual sum reads two and writes one:
 	// ten bytes an element. The backward pass also reads the gradient.
 	t.stream(attnNorm, m.local*h, 10, 12)
+}
+
+func (t *tally) mamba(a *model.Mamba) {
+	tp := float64(t.m.setup.Layout.TP)
+	t.scan(scanFlops(a) * t.m.tokens / tp)
+	// Convolution, chunked scan, gate and norm each read and write the widths once.
+	// States between chunks add about as much.
+	t.stream(mambaScan, t.m.tokens*(2*float64(a.Inner)/tp+2*float64(a.Groups*a.State)/tp), 12, 24)
 }
 
 // attention adds fused attention over the given channels of scores and values. held is the
@@ -90,6 +101,12 @@ func scanFlops(a *model.Mamba) float64 { return 7 * float64(a.Inner) * float64(a
 // and writes a state of key width times value width.
 func deltaFlops(a *model.DeltaNet) float64 {
 	return 8 * float64(a.ValueHeads*a.ValueDim) * float64(a.KeyDim)
+}
+
+// lightningFlops returns the operations of linear attention for one token. Each head reads
+// and updates a state of head width squared, and computes products within a block of 256.
+func lightningFlops(a *model.Lightning) float64 {
+	return 4 * float64(a.Heads*a.HeadDim) * (float64(a.HeadDim) + 128)
 }
 
 // feedForward adds what the feedForward-forward part of a layer computes besides products.

@@ -66,6 +66,9 @@ func kinds(m *model.Model) (p model.Layer, dense int) {
 		if l.DeltaNet != nil {
 			p.DeltaNet = l.DeltaNet
 		}
+		if l.Lightning != nil {
+			p.Lightning = l.Lightning
+		}
 	}
 	return p, dense
 }
@@ -119,6 +122,7 @@ func (w *writer) model(s *plan.Setup) {
 		w.set("mtp_num_layers", m.MTP.Depth)
 	}
 	w.noteIf(p.Mamba != nil, "MaxText has no Mamba layers; these keys leave them out")
+	w.noteIf(p.Lightning != nil, "MaxText has no lightning attention; these keys leave it out")
 }
 
 // mesh divides the devices. An expert-parallel rank also holds a share of the

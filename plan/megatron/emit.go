@@ -95,6 +95,9 @@ func parts(m *model.Model) (p model.Layer) {
 		if p.DeltaNet == nil {
 			p.DeltaNet = l.DeltaNet
 		}
+		if p.Lightning == nil {
+			p.Lightning = l.Lightning
+		}
 		if p.Dense == nil {
 			p.Dense = l.Dense
 		}
@@ -161,7 +164,8 @@ func (e *emitter) attention(m *model.Model, p model.Layer) {
 			e.set("group-query-attention")
 			e.count("num-query-groups", a.KVHeads)
 		}
-		e.setIf(a.QKNorm, "qk-layernorm")
+		e.setIf(a.QKNorm && !a.QKNormBare, "qk-layernorm")
+		e.setIf(a.QKNormBare, "qk-l2-norm")
 		e.setIf(a.QKVBias && !m.Bias, "add-qkv-bias")
 		e.setIf(a.Gate, "attention-output-gate")
 		e.setIf(a.Sinks, "softmax-type", "learnable")

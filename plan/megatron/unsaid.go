@@ -9,6 +9,7 @@ import (
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // Unsaid lists what no flag of Megatron-LM can ask for, a sentence for each.
@@ -23,6 +24,12 @@ func Unsaid(s *plan.Setup) (out []string) {
 		{p.Dense != nil && p.Dense.Bias && !m.Bias, "Megatron-LM has no flag for biases of feed-forward parts alone"},
 		{p.Mamba != nil && p.Mamba.Version != 2, "Megatron-LM has no Mamba-1 layers"},
 		{isHybrid(m) && p.Attention != nil && p.MLA != nil, "Megatron-LM does not mix attention and MLA in one model"},
+		{slices.ContainsFunc(m.Layers, model.Layer.Parallel), "Megatron-LM has no flag for attention and Mamba side by side in one layer"},
+		{p.Lightning != nil, "Megatron-LM has no lightning attention"},
+		{p.Attention != nil && p.Attention.QKNormWhole, "Megatron-LM's --qk-layernorm normalises head by head, not all heads at once"},
+		{p.Attention != nil && p.Attention.Chunk > 0, "Megatron-LM has no flag for attention in chunks"},
+		{m.OutputBias, "Megatron-LM has no flag for a bias of the output layer"},
+		{p.Mamba != nil && p.Mamba.Ungated, "Megatron-LM has no flag for Mamba without a norm behind the scan"},
 		{s.Precision.ActivationInputFP8, "storing the activation's input in fp8 is set in the model's config, not by a flag"},
 		{s.Kernels.Loss == "te", "Megatron-LM refuses TransformerEngine's cross entropy since August 2026; with the native one the loss takes more memory"},
 		{len(s.Offload.Fractions) > 0, "Megatron-LM has one --activation-offload-fraction for every rank; the flags have the nearest that fits, with --delta-offload-bytes-across-pp-ranks"},

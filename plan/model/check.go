@@ -101,8 +101,8 @@ func (l Layer) check(at string) error {
 	switch {
 	case err != nil:
 		return err
-	case mixers > 1:
-		return fmt.Errorf("%s has %d mixers; give one of attention, mla, mamba and delta_net", at, mixers)
+	case mixers > 1 && !(mixers == 2 && l.Parallel()):
+		return fmt.Errorf("%s has %d mixers; give one of attention, mla, mamba, delta_net and lightning, or attention with mamba", at, mixers)
 	case parts > 1:
 		return fmt.Errorf("%s has both dense and moe; give one of them", at)
 	case mixers+parts == 0:
@@ -110,6 +110,9 @@ func (l Layer) check(at string) error {
 	}
 	return nil
 }
+
+// Parallel reports whether attention and Mamba read the same norm.
+func (l Layer) Parallel() bool { return l.Attention != nil && l.Mamba != nil }
 
 // checkMixer also returns how many mixers there are.
 func (l Layer) checkMixer(at string) (n int, err error) {
@@ -127,6 +130,14 @@ func (l Layer) checkMixer(at string) (n int, err error) {
 			size{at + ".mla.rope", a.Rope, 0, maxSize},
 			size{at + ".mla.v", a.V, 1, maxSize},
 		)
+		if x := a.Indexer; x != nil && err == nil {
+			err = inRange(
+				size{at + ".mla.indexer.heads", x.Heads, 1, maxSize},
+				size{at + ".mla.indexer.head_dim", x.HeadDim, 1, maxSize},
+				size{at + ".mla.indexer.top_k", x.TopK, 1, math.MaxInt32},
+				size{at + ".mla.q_rank", a.QRank, 1, maxSize}, // its queries come from the narrow ones
+			)
+		}
 	}
 	if a := l.Mamba; a != nil && err == nil {
 		n++
@@ -145,6 +156,13 @@ func (l Layer) checkMixer(at string) (n int, err error) {
 			err = divides(at+".delta_net.key_heads", a.KeyHeads, "value_heads", a.ValueHeads)
 		}
 	}
+	if a := l.Lightning; a != nil && err == nil {
+		n++
+		err = inRange(
+			size{at + ".lightning.heads", a.Heads, 1, maxSize},
+			size{at + ".lightning.head_dim", a.HeadDim, 1, maxSize},
+		)
+	}
 	return n, err
 }
 
@@ -154,6 +172,7 @@ func checkAttention(at string, a *Attention) error {
 		size{at + ".kv_heads", a.KVHeads, 1, maxSize},
 		size{at + ".head_dim", a.HeadDim, 1, maxSize},
 		size{at + ".window", a.Window, 0, math.MaxInt32},
+		size{at + ".chunk", a.Chunk, 0, math.MaxInt32},
 	); err != nil {
 		return err
 	}

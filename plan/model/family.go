@@ -12,9 +12,12 @@ var families = map[string]func(c *config, m *Model){
 	"mixtral": mixtral, "gpt_oss": gptOSS,
 	"qwen2_moe": qwen2MoE, "qwen3_moe": qwen3MoE,
 	"deepseek_v2": deepseekV2, "deepseek_v3": deepseekV3, "kimi_k2": deepseekV3,
-	"glm4_moe":   glm4MoE,
+	"deepseek_v32": deepseekV32,
+	"glm4_moe":     glm4MoE,
+	"olmoe":        olmoe, "phimoe": phiMoE, "llama4_text": llama4, "ernie4_5_moe": ernieMoE,
+	"minimax": minimax, "minimax_text_01": minimax, "minimax_m1": minimax, "minimax_m2": minimax,
 	"qwen3_next": qwen3Next, "qwen3_5_text": qwen3Next, "qwen3_5_moe_text": qwen3Next,
-	"jamba": jamba, "nemotron_h": nemotronH, "granitemoehybrid": graniteHybrid,
+	"jamba": jamba, "nemotron_h": nemotronH, "granitemoehybrid": graniteHybrid, "falcon_h1": falconH1,
 }
 
 // attention reads heads and their width.
@@ -243,7 +246,7 @@ func (c *config) nextN(m *Model, layer func(i int) Layer) {
 
 // deepseek fills in a DeepSeek model. If balanced is set, a bias on sigmoid scores balances
 // experts unless the file says otherwise.
-func (c *config) deepseek(m *Model, balanced bool) {
+func (c *config) deepseek(m *Model, balanced bool, indexer func() *Indexer) {
 	c.must(false, "attention_bias")
 	a := MLA{
 		Heads:      c.size("num_attention_heads"),
@@ -256,6 +259,7 @@ func (c *config) deepseek(m *Model, balanced bool) {
 	}
 	layer := func(i int) Layer {
 		own := a
+		own.Indexer = indexer()
 		l := Layer{MLA: &own}
 		c.deepseekFeed(i, &l, balanced)
 		return l
@@ -264,8 +268,18 @@ func (c *config) deepseek(m *Model, balanced bool) {
 	c.nextN(m, layer)
 }
 
-func deepseekV2(c *config, m *Model) { c.deepseek(m, false) }
-func deepseekV3(c *config, m *Model) { c.deepseek(m, true) }
+func noIndexer() *Indexer { return nil }
+
+func deepseekV2(c *config, m *Model) { c.deepseek(m, false, noIndexer) }
+func deepseekV3(c *config, m *Model) { c.deepseek(m, true, noIndexer) }
+
+// deepseekV32 reads DeepSeek-V3.2: V3 with an indexer in every layer.
+func deepseekV32(c *config, m *Model) {
+	c.size("q_lora_rank") // the indexer's queries come from it
+	c.deepseek(m, true, func() *Indexer {
+		return &Indexer{Heads: c.size("index_n_heads"), HeadDim: c.size("index_head_dim"), TopK: c.size("index_topk")}
+	})
+}
 
 func glm4MoE(c *config, m *Model) {
 	a := c.attention(m)

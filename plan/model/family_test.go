@@ -12,7 +12,7 @@ import (
 )
 
 // kinds returns a letter for each layer: attention (a, or w with a window), MLA (l),
-// Mamba (m), delta net (g). Layers with experts have capitals. A layer without a mixer is
+// Mamba (m), delta net (g), lightning attention (n). Layers with experts have capitals. A layer without a mixer is
 // d or E.
 func kinds(m *model.Model) string {
 	var b strings.Builder
@@ -29,6 +29,8 @@ func kinds(m *model.Model) string {
 			letter = "m"
 		case l.DeltaNet != nil:
 			letter = "g"
+		case l.Lightning != nil:
+			letter = "n"
 		case l.MoE != nil:
 			letter = "e"
 		}

@@ -17,9 +17,10 @@ import (
 	"github.com/stowage-dev/stowage/internal/input"
 )
 
-// ParseHF reads a model from the config.json of a Hugging Face repository. For a model
-// with vision or audio it reads the language model, which such a file keeps under
-// text_config.
+// ParseHF reads a model from the config.json of a Hugging Face repository. It reads the
+// language model under text_config if the file has one, and returns an error that names the
+// part if the file describes more than a decoder: an encoder, or a vision or audio tower.
+// What the description leaves out is in Model.Notes.
 func ParseHF(data []byte) (*Model, error) {
 	c := &config{}
 	if err := json.Unmarshal(finite(data), &c.keys); err != nil {
@@ -27,6 +28,7 @@ func ParseHF(data []byte) (*Model, error) {
 	}
 	kind := c.word("model_type")
 	name := c.word("_name_or_path")
+	c.mustBeDecoder(kind)
 	if raw, ok := c.get("text_config"); ok && families[kind] == nil {
 		text := &config{}
 		if err := json.Unmarshal(raw, &text.keys); err != nil {
@@ -39,13 +41,16 @@ func ParseHF(data []byte) (*Model, error) {
 		c, kind = text, text.word("model_type")
 	}
 	read := families[kind]
-	if read == nil {
+	switch {
+	case read == nil:
 		c.mustBeLlama(kind)
 		read = llama
+	case slices.Contains(plain, kind):
+		c.mustBePlain(kind)
 	}
 	m := c.base()
 	read(c, m)
-	m.Name = name
+	m.Name, m.Notes = name, c.notes
 	if name == "" {
 		m.Name = kind
 	}
@@ -55,22 +60,73 @@ func ParseHF(data []byte) (*Model, error) {
 	return m, m.Check()
 }
 
+// encoders are well-known models that are not decoders.
+var encoders = []string{
+	"albert", "bart", "bert", "camembert", "clip", "deberta", "deberta-v2", "distilbert", "electra", "hubert", "led", "longformer",
+	"longt5", "m2m_100", "marian", "mbart", "modernbert", "mpnet", "mt5", "nomic_bert", "pegasus", "roberta", "siglip", "speech_to_text",
+	"switch_transformers", "t5", "t5gemma", "umt5", "vit", "wav2vec2", "whisper", "xlm-roberta",
+}
+
+// towers are keys of the parts that a model has beside its language model.
+var towers = []string{
+	"vision_config", "audio_config", "speech_config", "vit_config", "visual", "vision_tower", "mm_vision_tower", "vision_model_config",
+	"audio_encoder_config", "thinker_config", "talker_config", "token2wav_config", "encoder", "encoder_config",
+}
+
+// mustBeDecoder reports which part of the file is not a decoder, if one is.
+func (c *config) mustBeDecoder(kind string) {
+	if slices.Contains(encoders, kind) {
+		c.fail("model_type %.40q has an encoder, and only decoders are modelled; give the config.json of a decoder", kind)
+	}
+	if c.on("is_encoder_decoder") {
+		c.fail("is_encoder_decoder is true, and only decoders are modelled; give the config.json of a decoder")
+	}
+	for _, key := range towers {
+		if c.on(key) {
+			c.fail("%s describes a part beside the language model, which is not modelled; remove it from the file to plan the language model alone", key)
+		}
+	}
+}
+
+// on reports whether a key has a value that does not switch a part off.
+func (c *config) on(key string) bool {
+	raw, ok := c.get(key)
+	return ok && !slices.Contains([]string{"false", "0", "[]", "{}", `""`}, string(raw))
+}
+
 // foreign are the beginnings of keys that a Llama-like model does not have. They belong to
 // parts that would otherwise be left out of the count silently.
 var foreign = []string{
 	"num_experts", "num_local_experts", "n_routed_experts", "moe_", "kv_lora_rank", "linear_num_",
-	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "vision_config", "encoder_",
-	"is_encoder_decoder",
+	"mamba_", "ssm_", "state_size", "conv_kernel", "index_", "text_config", "encoder_", "attn_type_list",
+	"num_nextn_predict_layers",
+}
+
+// plain are the families whose layers have attention and a dense part and nothing else.
+// structural are keys that would give them more.
+var (
+	plain      = []string{"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox"}
+	structural = []string{
+		"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "kv_lora_rank", "index_topk", "attn_type_list",
+		"mamba_d_state", "ssm_state_size", "linear_num_key_heads", "num_nextn_predict_layers",
+	}
+)
+
+// mustBePlain reports a key that a plain family does not have and that would change it.
+func (c *config) mustBePlain(kind string) {
+	for _, key := range structural {
+		if c.on(key) {
+			c.fail("%s is no key of model_type %q, and it changes the model; correct model_type, or remove the key", key, kind)
+		}
+	}
 }
 
 // mustBeLlama reports why a model of an unknown kind cannot be read as a Llama-like one.
 // Values that switch such a part off do not count.
 func (c *config) mustBeLlama(kind string) {
-	off := []string{"false", "0", "[]", "{}", `""`}
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
-		raw, ok := c.get(key)
 		alien := slices.ContainsFunc(foreign, func(f string) bool { return strings.HasPrefix(key, f) })
-		if ok && alien && !slices.Contains(off, string(raw)) {
+		if alien && c.on(key) {
 			c.fail("model_type %.40q is not known, and %.40q is no key of a Llama-like model; use one of %s",
 				kind, key, strings.Join(slices.Sorted(maps.Keys(families)), ", "))
 			return
@@ -82,6 +138,7 @@ func (c *config) mustBeLlama(kind string) {
 	if act := c.word("hidden_act"); strings.HasPrefix(act, "relu") {
 		c.fail("model_type %.40q is not known, and hidden_act is %.40q, where a Llama-like model has a gate", kind, act)
 	}
+	c.note("model_type %.40q is not known; the file is read as that of a Llama-like model", kind)
 }
 
 // finite replaces the three numbers that Python writes and JSON does not have
@@ -119,8 +176,13 @@ func finite(data []byte) []byte {
 // config reads the keys of one object. It keeps the first error and goes on with harmless
 // values. A key that is null counts as missing.
 type config struct {
-	keys map[string]json.RawMessage
-	err  error
+	keys  map[string]json.RawMessage
+	err   error
+	notes []string
+}
+
+func (c *config) note(format string, args ...any) {
+	c.notes = append(c.notes, fmt.Sprintf(""+format, args...))
 }
 
 func (c *config) fail(format string, args ...any) {

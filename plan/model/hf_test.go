@@ -88,8 +88,14 @@ func names(t *testing.T, what string, err error, words ...string) {
 // Every key of every preset counts: a value that makes no sense is refused, and the error
 // names the key.
 func TestEveryKeyIsNamed(t *testing.T) {
+	files := map[string]object{}
 	for _, name := range model.Presets() {
-		o := read(t, name)
+		files[name] = read(t, name)
+	}
+	for _, c := range fromData {
+		files[c.name] = readData(t, c.name)
+	}
+	for name, o := range files {
 		for key, v := range o {
 			var wrong []any
 			switch v.(type) {
@@ -225,6 +231,13 @@ func FuzzParseHF(f *testing.F) {
 		}
 		f.Add(data)
 	}
+	for _, c := range fromData {
+		data, err := os.ReadFile(filepath.Join("testdata", c.name+".json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
 	f.Add([]byte(`{"model_type":"gpt2","n_embd":8,"n_head":2,"n_layer":2,"n_positions":16,"vocab_size":10}`))
 	f.Add([]byte(`{"text_config":{"model_type":"gemma3_text","hidden_size":8},"x":[NaN,-Infinity]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -256,6 +269,11 @@ func TestMixedKeys(t *testing.T) {
 		files[name] = read(t, name)
 		maps.Copy(every, files[name])
 		families[files[name]["model_type"].(string)] = nil
+	}
+	for _, c := range fromData {
+		o := readData(t, c.name)
+		maps.Copy(every, o)
+		families[o["model_type"].(string)] = nil
 	}
 	for _, more := range []string{"llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2_moe", "gpt_neox", "novel"} {
 		families[more] = nil

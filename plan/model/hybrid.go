@@ -255,6 +255,40 @@ func (c *config) graniteMamba(m *Model) *Mamba {
 	return s
 }
 
+// falconH1 reads Falcon-H1. Every layer has attention and Mamba-2 side by side.
+func falconH1(c *config, m *Model) {
+	c.must(true, "mamba_conv_bias")
+	c.must(false, "mamba_proj_bias", "projectors_bias", "attention_bias")
+	a := c.attention(m)
+	s := Mamba{
+		Version: 2,
+		Heads:   c.optional(1, 128, "mamba_n_heads"),
+		Groups:  c.optional(1, 1, "mamba_n_groups"),
+		State:   c.optional(1, 256, "mamba_d_state"),
+		Conv:    c.optional(1, 4, "mamba_d_conv"),
+		Ungated: !c.flag(false, "mamba_rms_norm"),
+	}
+	if _, ok := c.get("mamba_d_ssm"); ok {
+		s.Inner = c.size("mamba_d_ssm")
+	} else {
+		s.Inner = m.Hidden * c.optional(1, 2, "mamba_expand")
+	}
+	c.atMost("mamba_expand times hidden_size", s.Inner, "the largest width", maxSize)
+	c.divide("mamba_n_heads", s.Heads, "mamba_d_ssm", s.Inner)
+	c.divide("mamba_n_groups", s.Groups, "mamba_n_heads", s.Heads)
+	if raw, ok := c.get("mamba_d_head"); ok && string(raw) != `"auto"` {
+		if width := c.number("mamba_d_head", raw, 1, maxSize); width*s.Heads != s.Inner {
+			c.fail("mamba_d_head is %d; times mamba_n_heads it must be mamba_d_ssm, which is %d", width, s.Inner)
+		}
+	}
+	c.layers(m, func(i int) Layer {
+		own, scan := a, s
+		l := Layer{Attention: &own, Mamba: &scan}
+		c.dense(i, &l)
+		return l
+	})
+}
+
 func (c *config) nemotronMoE() *MoE {
 	e := c.moe([]string{"n_routed_experts"}, "moe_intermediate_size")
 	e.Gated, e.Bias, e.Sigmoid = false, true, true

@@ -7,7 +7,7 @@
 package model
 
 // This file owns the description. check.go owns its checks, param.go the parameters,
-// hf.go, family.go and hybrid.go the reading of a config.json, preset.go the built-in
+// hf.go, family.go, mixture.go and hybrid.go the reading of a config.json, preset.go the built-in
 // models.
 
 // Model is a decoder: an embedding, layers, a final norm and an output layer. It may
@@ -26,6 +26,8 @@ type Model struct {
 	Norm Norm `json:"norm"`
 	// Bias reports whether linear layers have biases.
 	Bias bool `json:"bias,omitempty"`
+	// OutputBias adds a bias to the output layer (Phi-3.5-MoE).
+	OutputBias bool `json:"output_bias,omitempty"`
 	// PostNorms reports whether each part of a layer has a second norm behind it
 	// (Gemma).
 	PostNorms bool `json:"post_norms,omitempty"`
@@ -33,6 +35,8 @@ type Model struct {
 	// only a mixer or only a feed-forward part.
 	Layers []Layer `json:"layers"`
 	MTP    *MTP    `json:"mtp,omitempty"`
+	// Notes says what a file asks for and the description leaves out, a sentence each.
+	Notes []string `json:"-"`
 }
 
 // Norm is a kind of normalisation.
@@ -44,14 +48,16 @@ const (
 	LayerNorm             // two vectors: scale and shift
 )
 
-// Layer is one layer: a mixer over the sequence (at most one of Attention, MLA, Mamba
-// and DeltaNet), then a feed-forward part (at most one of Dense and MoE). Each has a
-// norm before it.
+// Layer is one layer: a mixer over the sequence (at most one of Attention, MLA, Mamba,
+// DeltaNet and Lightning), then a feed-forward part (at most one of Dense and MoE). Each
+// has a norm before it. Attention and Mamba together read the same norm, and their outputs
+// are added (Falcon-H1).
 type Layer struct {
 	Attention *Attention `json:"attention,omitempty"`
 	MLA       *MLA       `json:"mla,omitempty"`
 	Mamba     *Mamba     `json:"mamba,omitempty"`
 	DeltaNet  *DeltaNet  `json:"delta_net,omitempty"`
+	Lightning *Lightning `json:"lightning,omitempty"`
 	Dense     *Dense     `json:"dense,omitempty"`
 	MoE       *MoE       `json:"moe,omitempty"`
 }
@@ -64,6 +70,10 @@ type Attention struct {
 	HeadDim int `json:"head_dim"`
 	// QKNorm normalises queries and keys head by head.
 	QKNorm bool `json:"qk_norm,omitempty"`
+	// QKNormWhole makes QKNorm normalise all heads of a token at once (OLMoE).
+	QKNormWhole bool `json:"qk_norm_whole,omitempty"`
+	// QKNormBare makes QKNorm have no weights (Llama 4).
+	QKNormBare bool `json:"qk_norm_bare,omitempty"`
 	// QKVBias adds a bias to queries, keys and values even if Model.Bias is not set
 	// (Qwen2).
 	QKVBias bool `json:"qkv_bias,omitempty"`
@@ -75,6 +85,9 @@ type Attention struct {
 	Gate bool `json:"gate,omitempty"`
 	// Window is the number of tokens that a query sees. Zero means all before it.
 	Window int `json:"window,omitempty"`
+	// Chunk is the number of tokens of a chunk. A query sees only its own chunk (Llama 4).
+	// Zero means the whole sequence.
+	Chunk int `json:"chunk,omitempty"`
 	// Rotary reports whether positions are rotated into queries and keys.
 	Rotary bool `json:"rotary,omitempty"`
 }
@@ -90,6 +103,16 @@ type MLA struct {
 	V      int `json:"v"`
 	// LatentNorm normalises the narrow projections.
 	LatentNorm bool `json:"latent_norm"`
+	// Indexer chooses the tokens that a query sees (DeepSeek-V3.2). Nil means all.
+	Indexer *Indexer `json:"indexer,omitempty"`
+}
+
+// Indexer scores all tokens before a query with narrow heads of its own, and passes the
+// best on to attention.
+type Indexer struct {
+	Heads   int `json:"heads"`
+	HeadDim int `json:"head_dim"`
+	TopK    int `json:"top_k"`
 }
 
 // Mamba is a Mamba-1 or Mamba-2 layer.
@@ -103,6 +126,8 @@ type Mamba struct {
 	DTRank  int `json:"dt_rank,omitempty"` // Mamba-1
 	// Norms adds norms of the step, B and C (Jamba's Mamba-1).
 	Norms bool `json:"norms,omitempty"`
+	// Ungated leaves out the norm behind the scan of Mamba-2 (small Falcon-H1).
+	Ungated bool `json:"ungated,omitempty"`
 }
 
 // DeltaNet is a gated delta net: attention whose state has a fixed size
@@ -113,6 +138,13 @@ type DeltaNet struct {
 	KeyDim     int `json:"key_dim"` // of one head
 	ValueDim   int `json:"value_dim"`
 	Conv       int `json:"conv"` // taps of the convolution
+}
+
+// Lightning is linear attention with a decay for each head, and with a norm and a gate
+// behind it (MiniMax-01).
+type Lightning struct {
+	Heads   int `json:"heads"`
+	HeadDim int `json:"head_dim"`
 }
 
 // Dense is a feed-forward part with one hidden layer.

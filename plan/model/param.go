@@ -87,7 +87,7 @@ func (m *Model) LayerParams(l Layer) []Param {
 	switch {
 	case l.Mamba != nil:
 		p.norm(m.Norm, "norm", m.Hidden)
-	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil:
+	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil || l.Lightning != nil:
 		p.norm(m.Norm, "input_layernorm", m.Hidden)
 	}
 	switch {
@@ -95,10 +95,13 @@ func (m *Model) LayerParams(l Layer) []Param {
 		m.attention(&p, l.Attention)
 	case l.MLA != nil:
 		m.mla(&p, l.MLA)
-	case l.Mamba != nil:
-		m.mamba(&p, l.Mamba)
 	case l.DeltaNet != nil:
 		m.deltaNet(&p, l.DeltaNet)
+	case l.Lightning != nil:
+		m.lightning(&p, l.Lightning)
+	}
+	if l.Mamba != nil {
+		m.mamba(&p, l.Mamba)
 	}
 	if m.PostNorms && len(p) > 0 {
 		p.norm(m.Norm, "post_self_attn_layernorm", m.Hidden)
@@ -134,7 +137,12 @@ func (m *Model) attention(p *params, a *Attention) {
 		rows += a.Heads * a.HeadDim
 	}
 	p.column("self_attention.linear_qkv", rows, m.Hidden, m.Bias || a.QKVBias)
-	if a.QKNorm {
+	switch {
+	case !a.QKNorm || a.QKNormBare:
+	case a.QKNormWhole:
+		p.add("self_attention.q_layernorm.weight", a.Heads*a.HeadDim, 1, Tensor)
+		p.add("self_attention.k_layernorm.weight", a.KVHeads*a.HeadDim, 1, Tensor)
+	default:
 		p.norm(m.Norm, "self_attention.q_layernorm", a.HeadDim)
 		p.norm(m.Norm, "self_attention.k_layernorm", a.HeadDim)
 	}
@@ -163,6 +171,13 @@ func (m *Model) mla(p *params, a *MLA) {
 	}
 	p.column("self_attention.linear_kv_up_proj", a.Heads*(a.Nope+a.V), a.KVRank, false)
 	p.row("self_attention.linear_proj", m.Hidden, a.Heads*a.V, m.Bias)
+	if x := a.Indexer; x != nil {
+		// The indexer is whole on every rank, and its norm is a LayerNorm.
+		p.whole("self_attention.indexer.linear_wq_b", x.Heads*x.HeadDim, a.QRank, false)
+		p.whole("self_attention.indexer.linear_wk", x.HeadDim, m.Hidden, false)
+		p.norm(LayerNorm, "self_attention.indexer.k_norm", x.HeadDim)
+		p.whole("self_attention.indexer.linear_weights_proj", x.Heads, m.Hidden, false)
+	}
 }
 
 // mamba adds a Mamba layer. Its projections never have biases, and its convolution always
@@ -177,7 +192,9 @@ func (m *Model) mamba(p *params, a *Mamba) {
 		p.add("mixer.dt_bias", a.Heads, 1, Tensor)
 		p.add("mixer.A_log", a.Heads, 1, Tensor)
 		p.add("mixer.D", a.Heads, 1, Tensor)
-		p.add("mixer.norm.weight", a.Inner, 1, Tensor)
+		if !a.Ungated {
+			p.add("mixer.norm.weight", a.Inner, 1, Tensor)
+		}
 	} else {
 		p.column("mixer.in_proj", 2*a.Inner, m.Hidden, false)
 		p.add("mixer.conv1d.weight", a.Inner, a.Conv, Tensor)
@@ -205,6 +222,15 @@ func (m *Model) deltaNet(p *params, a *DeltaNet) {
 	p.add("self_attention.A_log", a.ValueHeads, 1, Tensor)
 	p.add("self_attention.out_norm.weight", a.ValueDim, 1, Whole)
 	p.row("self_attention.out_proj", m.Hidden, values, false)
+}
+
+// lightning adds linear attention. Its norm and its gate are as wide as all heads.
+func (m *Model) lightning(p *params, a *Lightning) {
+	width := a.Heads * a.HeadDim
+	p.column("self_attention.linear_qkv", 3*width, m.Hidden, false)
+	p.column("self_attention.linear_gate", width, m.Hidden, false)
+	p.add("self_attention.out_norm.weight", width, 1, Tensor)
+	p.row("self_attention.linear_proj", m.Hidden, width, false)
 }
 
 func (m *Model) moe(p *params, a *MoE) {
@@ -250,6 +276,9 @@ func (m *Model) FinalNormParams() []Param {
 func (m *Model) OutputParams() []Param {
 	var p params
 	p.add("output_layer.weight", m.Vocab, m.Hidden, Tensor)
+	if m.OutputBias {
+		p.add("output_layer.bias", m.Vocab, 1, Tensor)
+	}
 	return p
 }
 

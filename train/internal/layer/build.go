@@ -31,6 +31,8 @@ func Supported(m *model.Model) error {
 		return refuse("learned positions")
 	case m.PostNorms:
 		return refuse("norms behind its layers")
+	case m.OutputBias:
+		return refuse("a bias of the output layer")
 	}
 	if m.MTP != nil && m.MTP.Repeated {
 		return refuse("MTP heads that share their weights")
@@ -62,10 +64,16 @@ func unsupported(l model.Layer) string {
 	switch {
 	case l.DeltaNet != nil:
 		return "gated delta nets"
+	case l.Lightning != nil:
+		return "lightning attention"
+	case l.Parallel():
+		return "attention and Mamba side by side"
+	case l.MLA != nil && l.MLA.Indexer != nil:
+		return "an indexer of sparse attention"
 	case l.Mamba != nil && l.Mamba.Version != 2:
 		return "Mamba-1 layers"
-	case l.Mamba != nil && (l.Mamba.Norms || l.Mamba.Conv > maxTaps):
-		return fmt.Sprintf("Mamba layers with norms inside or more than %d taps", maxTaps)
+	case l.Mamba != nil && (l.Mamba.Norms || l.Mamba.Ungated || l.Mamba.Conv > maxTaps):
+		return fmt.Sprintf("Mamba layers with norms inside, without one behind the scan, or with more than %d taps", maxTaps)
 	case l.MLA != nil && (l.MLA.Rope == 0 || l.MLA.Rope%2 != 0):
 		return "latent attention whose positions take no or an odd number of columns"
 	case l.MLA != nil && l.MLA.Heads*(2*(l.MLA.Nope+l.MLA.Rope)+l.MLA.V) >= maxWidth:
@@ -91,6 +99,10 @@ func unsupported(l model.Layer) string {
 			return "attention sinks"
 		case a.Gate:
 			return "gated attention"
+		case a.QKNormWhole || a.QKNormBare:
+			return "norms of queries and keys that are not by head and with weights"
+		case a.Chunk > 0:
+			return "attention in chunks"
 		}
 	}
 	return ""

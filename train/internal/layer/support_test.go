@@ -25,8 +25,17 @@ func TestUnsupportedModels(t *testing.T) {
 		"positions take no": func(m *model.Model) { m.Layers[0] = model.Layer{MLA: &model.MLA{Heads: 1, KVRank: 4, Nope: 4, V: 4}} },
 		"Mamba-1":           func(m *model.Model) { m.Layers[0] = model.Layer{Mamba: &model.Mamba{Version: 1}} },
 		"taps":              func(m *model.Model) { m.Layers[0] = model.Layer{Mamba: &model.Mamba{Version: 2, Conv: 9}} },
-		"delta nets":        func(m *model.Model) { m.Layers[0] = model.Layer{DeltaNet: &model.DeltaNet{}} },
-		"SwiGLU without":    func(m *model.Model) { m.Layers[0].Dense.Gated = false },
+		"side by side":      func(m *model.Model) { m.Layers[0].Mamba = &model.Mamba{Version: 2, Conv: 4} },
+		"behind the scan": func(m *model.Model) {
+			m.Layers[0] = model.Layer{Mamba: &model.Mamba{Version: 2, Conv: 4, Ungated: true}}
+		},
+		"lightning":      func(m *model.Model) { m.Layers[0] = model.Layer{Lightning: &model.Lightning{}} },
+		"indexer":        func(m *model.Model) { m.Layers[0] = model.Layer{MLA: &model.MLA{Indexer: &model.Indexer{}}} },
+		"not by head":    func(m *model.Model) { m.Layers[0].Attention.QKNormWhole = true },
+		"in chunks":      func(m *model.Model) { m.Layers[0].Attention.Chunk = 4 },
+		"output layer":   func(m *model.Model) { m.OutputBias = true },
+		"delta nets":     func(m *model.Model) { m.Layers[0] = model.Layer{DeltaNet: &model.DeltaNet{}} },
+		"SwiGLU without": func(m *model.Model) { m.Layers[0].Dense.Gated = false },
 		"are not SwiGLU": func(m *model.Model) {
 			m.MTP = &model.MTP{Depth: 1, Layers: []model.Layer{{MoE: &model.MoE{Experts: 4, TopK: 2, Width: 4}}}}
 		},
