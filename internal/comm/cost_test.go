@@ -138,6 +138,9 @@ func TestTwoCommunicators(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+	if n := len(x.comms[0].(*Local).g.w.groups); n != 1 {
+		t.Errorf("one communicator is left, and %d are known", n)
+	}
 }
 
 // BenchmarkCall measures a small call of all ranks: the cost of meeting and issuing.

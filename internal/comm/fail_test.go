@@ -221,6 +221,30 @@ func TestPatience(t *testing.T) {
 	})
 }
 
+// A rank that waits for a message names its peer alone, though no other rank has made the
+// call either.
+func TestPatienceOfAMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, err := newSetting(4, 1, false, openCPU, Options{Patience: time.Minute}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Run(x.comms, func(c Comm) error {
+			if c.Rank() != 2 {
+				time.Sleep(time.Hour)
+				return nil
+			}
+			s, b := x.streamAndBuffer(c)
+			c.Recv(s, b.Slice(0, 8), 1)
+			return c.Err()
+		})
+		wantError(t, err, "rank 2 waited 1m0s in receive #1 of 8 bytes from rank 1 for rank 1; find out")
+		if err := x.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A timer that fires late finds its rank in no call, or in a recent one, and nobody gives
 // up.
 func TestPatienceOfAnEarlierCall(t *testing.T) {
