@@ -489,6 +489,24 @@ func TestLimit(t *testing.T) {
 	l.close()
 }
 
+// A heap that is made anew gives its memory back before Limit returns, also while compute
+// is busy: others may be given that memory next.
+func TestLimitGivesMemoryBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, openCPU(t), Config{Device: 8192})
+		r.m.Begin(nil)
+		r.alloc(8192).Free()
+		r.ok(r.m.End())
+		r.compute.Host(func() { time.Sleep(time.Second) })
+		moved, err := r.m.Limit(4096)
+		r.ok(err)
+		if n := r.dev.Memory().Kind[memory.Device].Current; !moved || n != 0 {
+			t.Errorf("moved is %v, and %v are in use", moved, n)
+		}
+		r.close()
+	})
+}
+
 // NoteRows puts a call on the tape of a step, outside of captured scopes. Here follows a
 // storage out and back.
 func TestNotedRows(t *testing.T) {

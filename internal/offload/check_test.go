@@ -188,6 +188,30 @@ func TestEventsMayFail(t *testing.T) {
 	}
 }
 
+// Steps use the events of the steps before them: a long run makes no more than a short one.
+func TestEventsAreUsedAgain(t *testing.T) {
+	p := pipelines[1]
+	for _, h := range []how{eager, scopes} {
+		inner, err := cpuDevice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := &few{inner, 1 << 30}
+		l, err := newLoop(dev, loopConfig{pipeline: p.Pipeline, rank: p.rank, layers: p.layers, how: h, leave: all, ahead: 2})
+		rng := rand.New(rand.NewPCG(1, 1))
+		if err == nil {
+			err = l.train(3, rng)
+		}
+		left := dev.left
+		if err == nil {
+			err = l.train(3, rng)
+		}
+		if err = errors.Join(err, l.close(), inner.Close()); err != nil || dev.left != left {
+			t.Errorf("%v: %d more events after the third step, %v", h, left-dev.left, err)
+		}
+	}
+}
+
 // A scope that failed when it was issued in part leaves a step in which the caller
 // can still give back what it has.
 func TestStepsGoOnBehindABrokenScope(t *testing.T) {
