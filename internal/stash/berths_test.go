@@ -401,6 +401,9 @@ func TestBerths(t *testing.T) {
 	if missed := settle(); missed.Asked != 64*500 || missed.Had != 64*107 {
 		t.Errorf("%+v is missing", missed)
 	}
+	if b.Holds() {
+		t.Error("a berth that no tensor took since has memory")
+	}
 	room := a.room
 	put(int64(room) - 1)
 	if missed := settle(); missed.Asked != 0 || a.room <= room {
