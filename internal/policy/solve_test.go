@@ -384,6 +384,22 @@ func TestEveryChoiceHasAReason(t *testing.T) {
 	why(UnitForecast{Choice: memory.Choices}, Facts{}, l, false, everything)
 }
 
+// The window of a unit is that of its microbatch with the shortest, whether the stash or
+// the device holds what it saves. Microbatch 0 is saved at 10 and loaded at 20, microbatch 1
+// is saved at 20 and loaded at 40.
+func TestWindowOfRows(t *testing.T) {
+	p := record([]schedule.Pass{{}, {Microbatch: 1}, {Backward: true}, {Microbatch: 1, Backward: true}}, 1, module{"moe_act", 100, 10 * ms, 20 * ms})
+	for _, p := range []*Profile{p, withRows(p, "moe_act", 10, 3)} {
+		f, err := Simulate(p, nil, nil, slow, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w := f.Units[0].Window; w != 10*ms || f.Units[0].Groups != 2 {
+			t.Errorf("rows in the stash: %v; %d groups with a window of %v", p.Rows != nil, f.Units[0].Groups, w)
+		}
+	}
+}
+
 // SPEC S5.5: of two steps of equal length the solver takes the one that copies fewer rows,
 // because the kernels that copy rows slow compute down. A search ends early if rows
 // must cross the link in any case and nothing waits for them.
