@@ -138,6 +138,39 @@ func TestSetsOfAStepRecordedAgain(t *testing.T) {
 	})
 }
 
+// A step that is recorded again has all that the first one had: no pages and no added sets
+// hold device memory, and activations may take the rest of the budget. What all held before
+// stays in the forecast, and the extent of activations is counted anew.
+func TestRecordAgain(t *testing.T) {
+	must(t, rowBudget(), func(l *loop, rng *rand.Rand) error {
+		if err := l.train(3, rng); err != nil {
+			return err
+		}
+		k, p := l.rt.keys[l.key()], l.rt.Profile(l.key())
+		held, early := l.rt.holds(p), k.early
+		if !k.known || slices.Equal(l.rt.stash.Sets(), []int{1}) || l.rt.off.Config().Device >= l.Budget-p.Base {
+			t.Errorf("known is %v, with %d sets and %v for activations", k.known, l.rt.stash.Sets(), l.rt.off.Config().Device)
+		}
+		k.early = 0
+		if err := l.rt.recordAgain(k, p); err != nil {
+			return err
+		}
+		if k.known || k.early != held || k.extent != 0 {
+			t.Errorf("known is %v; %v of %v that were held are remembered, and an extent of %v", k.known, k.early, held, k.extent)
+		}
+		k.early = max(k.early, early)
+		pages, sets := l.rt.stash.Store().Pages(stash.Device), l.rt.stash.Sets()
+		if n := l.rt.off.Config().Device; n != l.Budget-p.Base || pages != 0 || !slices.Equal(sets, []int{1}) {
+			t.Errorf("%d device pages, %d sets, and %v of %v for activations", pages, sets, n, l.Budget-p.Base)
+		}
+		err := l.train(3, rng)
+		if peak, f := l.dev.Memory().Kind[memory.Device].Peak, l.rt.Forecast(l.key()); f == nil || peak > f.Extent || f.Extent > l.Budget {
+			t.Errorf("the device held %v of a budget of %v, with a forecast of %+v", peak, l.Budget, f)
+		}
+		return err
+	})
+}
+
 // SPEC S5.5: if the times of the second step show that recomputing is cheaper than copying,
 // a step is recorded again. Rows are in host pages in that step, and results and budget
 // hold throughout.
