@@ -2,11 +2,7 @@
 
 package plan
 
-import (
-	"fmt"
-
-	"github.com/stowage-dev/stowage/plan/model"
-)
+import "github.com/stowage-dev/stowage/plan/model"
 
 // Activations returns the saved tensors of one layer and microbatch on one rank, in the
 // order in which the forward pass saves them, before recompute and offload. The setup
@@ -53,16 +49,4 @@ func (d *dims) layer(l model.Layer) *tape {
 		t.mark(t.next(mixer, "shared fc2", "router")+1, len(t.ops), "moe")
 	}
 	return t
-}
-
-// kindOf returns the same key for layers that are equal.
-func kindOf(l model.Layer) string {
-	return fmt.Sprintf("%v|%v|%v|%v|%v|%v|%v", deref(l.Attention), deref(l.MLA), deref(l.Mamba), deref(l.DeltaNet), deref(l.Lightning), deref(l.Dense), deref(l.MoE))
-}
-
-func deref[T any](p *T) any {
-	if p == nil {
-		return nil
-	}
-	return *p
 }

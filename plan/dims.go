@@ -5,6 +5,7 @@ package plan
 
 import (
 	"math"
+	"slices"
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
@@ -21,11 +22,54 @@ type dims struct {
 	h             int64
 	elem          memory.Bytes // of an activation's element
 	vocab         int64        // padded, on one rank
+	memo          *memo
+}
+
+// memo has what was computed before for one setup under any policy. The sizes of ranks and
+// layers share it.
+type memo struct {
+	tapes  map[tapeKey]*tape // before a policy
+	shares map[shareKey]share
+	ranks  map[int]*basis
+}
+
+type tapeKey struct {
+	kind           model.Kind
+	low, offloaded bool
+}
+
+type shareKey struct {
+	kind model.Kind
+	low  bool
+}
+
+// layerTape returns a tape of a layer that a policy can be applied to.
+func (d *dims) layerTape(l model.Layer) *tape {
+	key := tapeKey{model.KindOf(l), d.lowPrecision(), slices.Contains(d.s.Offload.Modules, "expert_fc1")}
+	t := d.memo.tapes[key]
+	if t == nil {
+		t = d.layer(l)
+		d.memo.tapes[key] = t
+	}
+	own := *t
+	own.saved = slices.Clone(t.saved)
+	return &own
+}
+
+// layerShare returns the parameters of a layer. Nobody may change them.
+func (d *dims) layerShare(l model.Layer) share {
+	key := shareKey{model.KindOf(l), d.lowPrecision()}
+	s, ok := d.memo.shares[key]
+	if !ok {
+		s = d.shareOf(d.m.LayerParams(l), "layer")
+		d.memo.shares[key] = s
+	}
+	return s
 }
 
 func newDims(s *Setup) *dims {
 	l := s.Layout
-	d := &dims{s: s, m: s.Model, tp: int64(l.TP), h: int64(s.Model.Hidden)}
+	d := &dims{s: s, m: s.Model, tp: int64(l.TP), h: int64(s.Model.Hidden), memo: &memo{map[tapeKey]*tape{}, map[shareKey]share{}, map[int]*basis{}}}
 	d.tokens = int64(s.Batch.Micro) * int64(s.Batch.Seq) / int64(l.CP)
 	d.local = d.tokens / int64(l.seqSplit())
 	d.elem = bytesOf(s.Precision.Params)

@@ -84,6 +84,9 @@ type Rank struct {
 	Static, Peak, Reserved Band
 	// Host is pinned host memory.
 	Host memory.Bytes
+	// Share is the part of the offloaded modules' bytes that is really offloaded. It
+	// differs from the fraction that was asked for because whole groups are offloaded.
+	Share float64
 	// At is the moment of the peak.
 	At Point
 

@@ -46,6 +46,51 @@ func TestFractionsByRank(t *testing.T) {
 	})
 }
 
+// PredictRanks gives the figures of a full forecast under any policy, in any order.
+func TestPredictRanksAgrees(t *testing.T) {
+	base := deepSeek(t)
+	base.Layout.PP, base.Layout.VPP, base.Layout.Stages = 4, 2, nil
+	for _, compute := range []Format{BF16, FP8} {
+		base.Precision.Compute, base.Precision.PlainFirst = compute, 1
+		n, err := base.Normalise()
+		if err != nil {
+			t.Fatal(err)
+		}
+		predict := PredictRanks(n)
+		rapid.Check(t, func(t *rapid.T) {
+			s := *n
+			s.Offload.ByBytes = true
+			if n := rapid.IntRange(0, 8).Draw(t, "eighths"); n > 0 {
+				s.Offload.Modules, s.Offload.Fraction = []string{"expert_fc1", "moe_act"}, float64(n)/8
+			}
+			switch rapid.IntRange(0, 3).Draw(t, "recompute") {
+			case 1:
+				s.Recompute.Modules = []string{"shared_experts", "layernorm"}
+			case 2:
+				s.Recompute = Recompute{Full: true, Method: "block", Layers: rapid.IntRange(1, 4).Draw(t, "layers")}
+			case 3:
+				s.Recompute = Recompute{Full: true, Method: "uniform", Layers: 1}
+			}
+			full, err := Predict(&s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r, k := range full.Ranks {
+				got, err := predict(r, s.Recompute, s.Offload)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.Peak != k.Peak || got.Reserved != k.Reserved || got.Host != k.Host || got.Share != OffloadShare(full.Setup, r) || k.Share != got.Share {
+					t.Fatalf("rank %d: %+v; the forecast has %+v", r, got, k)
+				}
+			}
+		})
+		if _, err := predict(4, Recompute{}, Offload{}); err == nil {
+			t.Error("there is no rank 4, and it was predicted")
+		}
+	}
+}
+
 func TestFractionsRefused(t *testing.T) {
 	s := deepSeek(t)
 	s.Layout.PP, s.Layout.VPP, s.Layout.Stages = 4, 1, nil

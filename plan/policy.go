@@ -32,10 +32,15 @@ func OffloadShare(s *Setup, rank int) float64 {
 		d.stayFraction(tapes)
 		moved += awayBytes(tapes)
 	}
-	if all == 0 {
+	return shareOf(moved, all)
+}
+
+// shareOf returns a part as a fraction of the whole, which may be zero.
+func shareOf(part, whole memory.Bytes) float64 {
+	if whole == 0 {
 		return 0
 	}
-	return float64(moved) / float64(all)
+	return float64(part) / float64(whole)
 }
 
 func awayBytes(tapes []*tape) (n memory.Bytes) {

@@ -23,7 +23,7 @@ func Predict(s *Setup) (*Forecast, error) {
 	d := newDims(n)
 	p := &Forecast{Setup: n}
 	for r := range n.Layout.PP {
-		rank, err := d.rank(r)
+		rank, err := d.rank(r, false)
 		if err != nil {
 			return nil, err
 		}
@@ -60,24 +60,50 @@ func (d *dims) ofRank(r int) *dims {
 	return &n
 }
 
-func (d *dims) rank(r int) (*Rank, error) {
-	d = d.ofRank(r)
+// basis is what a rank holds and does under any policy.
+type basis struct {
+	passes []schedule.Pass
+	held   share
+	items  []Item
+}
+
+func (d *dims) basis(r int) (*basis, error) {
+	if b := d.memo.ranks[r]; b != nil {
+		return b, nil
+	}
 	l := d.s.Layout
 	passes, err := schedule.Pipeline{Ranks: l.PP, Chunks: l.VPP, Microbatches: d.walked(), GroupSize: l.GroupSize}.Passes(r)
 	if err != nil {
 		return nil, err
 	}
-	held := d.holds(r)
-	w := &walk{passes: passes, shards: d.sharded(held)}
+	b := &basis{passes: passes, held: d.holds(r)}
+	if b.items = d.parameterItems(b.held); l.FSDP.Shard == ShardParameters {
+		b.items = d.shardedItems(b.held)
+	}
+	b.items = append(b.items, d.fixedItems(r, b.held)...)
+	d.memo.ranks[r] = b
+	return b, nil
+}
+
+// rank predicts one rank. If brief is set, it leaves out the timeline and the groups.
+func (d *dims) rank(r int, brief bool) (*Rank, error) {
+	d = d.ofRank(r)
+	b, err := d.basis(r)
+	if err != nil {
+		return nil, err
+	}
+	held := b.held
+	w := &walk{passes: b.passes, shards: d.sharded(held), brief: brief}
 	w.sentForward, w.sentBackward = d.boundary()
-	rank := &Rank{Rank: r, Items: d.parameterItems(held)}
-	if l.FSDP.Shard == ShardParameters {
-		rank.Items = d.shardedItems(held)
-	}
-	rank.Items = append(rank.Items, d.fixedItems(r, held)...)
+	rank := &Rank{Rank: r, Items: slices.Clone(b.items)}
+	var movable, moved memory.Bytes
 	for _, st := range d.s.chunks(r) {
-		w.chunks = append(w.chunks, d.chunk(st))
+		c := d.chunk(st)
+		w.chunks = append(w.chunks, c)
+		movable += c.movable
+		moved += c.moved
 	}
+	rank.Share = shareOf(moved, movable)
 	buffers, capture, pool := w.graphs()
 	if buffers > 0 {
 		rank.Items = append(rank.Items, Item{CauseGraphs, "inputs of graphs", buffers, true})
@@ -98,14 +124,19 @@ func (d *dims) rank(r int) (*Rank, error) {
 // before graphs are replayed, pool is what graphs hold outside of the allocator's counters,
 // and host is the stash's host memory.
 func (d *dims) addUp(rank *Rank, w *walk, held share, host memory.Bytes, before []early, pool memory.Bytes) {
-	line, top, uses := newLedger(w).timeline(w.run())
+	points := w.run()
+	if w.brief {
+		rank.At = w.highest(points)
+	} else {
+		line, top, uses := newLedger(w).timeline(points)
+		rank.points, rank.Groups, rank.At = line, uses, line[top]
+	}
 	away := w.mostAway()
-	rank.points, rank.Groups, rank.At = line, uses, line[top]
 	rank.Host = away - min(w.margin, away) + host + d.hostState(held)
-	for _, g := range uses {
+	for _, g := range rank.Groups {
 		rank.Items = append(rank.Items, Item{CauseActivations, g.Name, g.Total, false})
 	}
-	if n := rank.At.Bytes() - w.base - sumGroups(uses); n != 0 {
+	if n := rank.At.Bytes() - w.base - sumGroups(rank.Groups); n != 0 {
 		rank.Items = append(rank.Items, Item{CauseTransient, rank.At.What, n, false})
 	}
 	static := memory.Bytes(0)

@@ -146,7 +146,7 @@ func (d *dims) holds(rank int) share {
 			s.add(d.shareOf(m.EmbeddingParams(), "embedding"))
 		}
 		for i := c.First; i < c.Last; i++ {
-			s.add(d.ofLayer(i).shareOf(m.LayerParams(m.Layers[i]), "layer"))
+			s.add(d.ofLayer(i).layerShare(m.Layers[i]))
 		}
 		if c.MTP && m.MTP != nil {
 			depths := m.MTP.Depth

@@ -104,7 +104,7 @@ func (l *ledger) timeline(points []point) (line []Point, top int, uses []GroupUs
 	for i, p := range points {
 		pass := l.w.passes[i]
 		all := l.groupsAt(live, p)
-		q := Point{Pass: pass, What: p.what, Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]memory.Bytes, len(all))}
+		q := Point{Pass: pass, What: l.w.what(p), Static: l.w.base, Live: p.live, Transient: p.top, Groups: make([]memory.Bytes, len(all))}
 		for g, s := range all {
 			q.Groups[g] = s.kept
 		}

@@ -5,9 +5,11 @@ package plan
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // chunk is one virtual stage of a rank: costs in forward order.
@@ -19,6 +21,8 @@ type chunk struct {
 	// captured has the same units with only what graphs hold. It is nil if nothing is
 	// captured.
 	captured []cost
+	// movable is what one microbatch could offload, and moved is what it offloads.
+	movable, moved memory.Bytes
 }
 
 // tapes returns the tapes of a stage, before stayFraction keeps some groups.
@@ -63,18 +67,20 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 // chunk returns the costs of a stage.
 func (d *dims) chunk(st Stage) chunk {
 	tapes := d.tapes(st)
+	c := chunk{movable: awayBytes(tapes)}
 	d.stayFraction(tapes)
-	var c chunk
+	c.moved = awayBytes(tapes)
 	scopes := d.s.Graph.Scopes
 	type costs struct{ unit, eager, captured cost }
 	seen := map[string]costs{} // tapes with the same key cost the same
 	for _, t := range tapes {
 		u, ok := seen[t.key]
 		if !ok || t.key == "" {
-			u.unit = t.without(scopes).cost()
-			if len(scopes) > 0 {
+			if u.eager = t.cost(); len(scopes) == 0 {
+				u.unit = u.eager
+			} else {
 				g := t.only(scopes)
-				u.eager, u.captured = t.cost(), g.cost()
+				u.unit, u.captured = t.without(scopes).cost(), g.cost()
 				u.captured.slots = g.slots(d)
 			}
 			seen[t.key] = u
@@ -96,18 +102,22 @@ func (d *dims) chunk(st Stage) chunk {
 func (d *dims) layers(st Stage) []*tape {
 	r := d.s.Recompute
 	var tapes []*tape
-	kinds := map[string]*tape{}
+	type variant struct {
+		kind             model.Kind
+		full, first, low bool
+	}
+	kinds := map[variant]*tape{}
 	for i := st.First; i < st.Last; i++ {
 		at := i - st.First
 		full := r.Full && (r.Method == "uniform" || at < r.Layers)
 		first := !full || r.Method != "uniform" || at%r.Layers == 0
 		own := d.ofLayer(i)
-		key := fmt.Sprintf("%s/%v/%v/%v", kindOf(d.m.Layers[i]), full, first, own.lowPrecision())
+		key := variant{model.KindOf(d.m.Layers[i]), full, first, own.lowPrecision()}
 		t := kinds[key]
 		if t == nil {
-			t = own.layer(d.m.Layers[i])
-			t.key = key
-			held := d.shareOf(d.m.LayerParams(d.m.Layers[i]), "layer")
+			t = own.layerTape(d.m.Layers[i])
+			t.key = strconv.Itoa(len(kinds))
+			held := d.layerShare(d.m.Layers[i])
 			t.params = held.dense + held.expert
 			d.apply(t, full)
 			if !first {
@@ -147,6 +157,8 @@ type walk struct {
 	// sentForward and sentBackward are what pipeline communication holds in each kind of
 	// pass.
 	sentForward, sentBackward memory.Bytes
+	brief                     bool  // only the highest point is asked for
+	lasts                     []int // what lastMoved returned, by chunk
 }
 
 // point is the highest point of a pass.
@@ -154,7 +166,31 @@ type point struct {
 	pass      int
 	unit      int
 	live, top memory.Bytes // live before the unit, and what it adds
-	what      string
+	empty     bool         // no unit of the pass needs anything
+}
+
+// what names the unit and the operation of a point.
+func (w *walk) what(p point) string {
+	if p.empty {
+		return ""
+	}
+	pass := w.passes[p.pass]
+	u := &w.chunks[pass.Chunk].units[p.unit]
+	if pass.Backward {
+		return u.name + ", " + u.backwardAt
+	}
+	return u.name + ", " + u.forwardAt
+}
+
+// highest returns the highest of the points, without its groups.
+func (w *walk) highest(points []point) Point {
+	at := points[0]
+	for _, p := range points[1:] {
+		if p.live+p.top > at.live+at.top {
+			at = p
+		}
+	}
+	return Point{Pass: w.passes[at.pass], Static: w.base, Live: at.live, Transient: at.top}
 }
 
 // run walks through all passes and returns the highest point of each. The last offloaded
@@ -167,16 +203,17 @@ func (w *walk) run() []point {
 	staying := map[pass]int{}
 	for i, p := range w.passes {
 		c := w.chunks[p.Chunk]
-		at := point{pass: i, live: live}
+		at := point{pass: i, live: live, empty: true}
 		if !p.Backward {
 			stays := w.stays(i)
 			if stays >= 0 {
 				staying[pass{p.Chunk, p.Microbatch}] = stays
 			}
 			var leaving memory.Bytes
-			for j, u := range c.units {
+			for j := range c.units {
+				u := &c.units[j]
 				if top := u.forward + leaving + w.sentForward + w.shards.forward(c.units, j); live+top > at.live+at.top {
-					at = point{i, j, live, top, u.name + ", " + u.forwardAt}
+					at = point{pass: i, unit: j, live: live, top: top}
 				}
 				live += u.kept
 				if j == stays {
@@ -192,13 +229,13 @@ func (w *walk) run() []point {
 				stays = -1
 			}
 			for j := len(c.units) - 1; j >= 0; j-- {
-				u := c.units[j]
+				u := &c.units[j]
 				top := u.backward + w.sentBackward + w.shards.backward(c.units, j)
 				if j == stays {
 					live -= u.moved
 				}
 				if live+top > at.live+at.top {
-					at = point{i, j, live, top, u.name + ", " + u.backwardAt}
+					at = point{pass: i, unit: j, live: live, top: top}
 				}
 				live -= u.kept
 			}
@@ -235,13 +272,16 @@ func (w *walk) stays(pass int) int {
 
 // lastMoved returns the last unit of a chunk that offloads anything, or -1.
 func (w *walk) lastMoved(chunk int) int {
-	units := w.chunks[chunk].units
-	for j := len(units) - 1; j >= 0; j-- {
-		if units[j].moved > 0 {
-			return j
+	if w.lasts == nil {
+		for _, c := range w.chunks {
+			j := len(c.units) - 1
+			for j >= 0 && c.units[j].moved == 0 {
+				j--
+			}
+			w.lasts = append(w.lasts, j)
 		}
 	}
-	return -1
+	return w.lasts[chunk]
 }
 
 // keeps returns how many offloaded bytes a rank keeps on its device if it must keep the

@@ -47,7 +47,9 @@ name the hardware.`,
 		if err != nil {
 			return err
 		}
+		m := measure(cmd, "searching")
 		e, err := planview.Explain(s, group)
+		m.end()
 		if err != nil {
 			return explainError(err)
 		}

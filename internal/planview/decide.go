@@ -30,12 +30,12 @@ type groupOf struct {
 // groupsOf lists the groups of a model in the order in which layers save them.
 func groupsOf(s *plan.Setup) (out []*groupOf) {
 	layers := slices.Concat(s.Model.Layers, mtpLayers(s))
-	count, seen := map[cost.Kind]int{}, map[cost.Kind]bool{}
+	count, seen := map[model.Kind]int{}, map[model.Kind]bool{}
 	for _, l := range layers {
-		count[cost.KindOf(l)]++
+		count[model.KindOf(l)]++
 	}
 	for _, l := range layers {
-		kind := cost.KindOf(l)
+		kind := model.KindOf(l)
 		if seen[kind] {
 			continue
 		}

@@ -128,7 +128,7 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 	s.Recompute, s.Offload = r, o
 	p := PolicyTimes{Passes: m.Stages()}
 	p.Recompute, p.Late = make([]Seconds, len(p.Passes)), make([]Seconds, len(p.Passes))
-	moved := map[Kind]memory.Bytes{}
+	moved := map[model.Kind]memory.Bytes{}
 	shares := offloadShares(&s)
 	for i, st := range s.Layout.Stages {
 		layers := slices.Clone(s.Model.Layers[st.First:st.Last])
@@ -146,10 +146,10 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 			if !r.Full || r.Method != "block" || j < min(own, r.Layers) {
 				again = t.Recompute(r)
 			}
-			bytes, ok := moved[KindOf(l)]
+			bytes, ok := moved[model.KindOf(l)]
 			if !ok && len(o.Modules) > 0 {
 				bytes = OffloadedBytes(&s, l)
-				moved[KindOf(l)] = bytes
+				moved[model.KindOf(l)] = bytes
 			}
 			c := m.Copies(t, memory.Bytes(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
 			p.Recompute[i] += again

@@ -46,7 +46,8 @@ type Model struct {
 	width float64
 	flops float64 // operations of the model for a token
 
-	layers map[Kind]*Layer
+	layers map[model.Kind]*Layer
+	holds  map[model.Kind]held // the parameters of a layer
 	orders map[schedule.Pipeline][][]schedule.Pass
 	end    *[2]Seconds // the cached result of ends
 }
@@ -81,7 +82,7 @@ func newWith(s *plan.Setup, r efficiencies) (*Model, error) {
 // setEfficiencies sets the efficiencies.
 func (m *Model) setEfficiencies(r efficiencies) {
 	g := m.gpu
-	m.rates, m.layers, m.end = r, map[Kind]*Layer{}, nil
+	m.rates, m.layers, m.end = r, map[model.Kind]*Layer{}, nil
 	m.plain = g.Flops["bf16"] * r.product(g, plan.BF16)
 	m.products, m.width = m.plain, 2
 	if c := m.setup.Precision.Compute; c == plan.FP8 || c == plan.MXFP8 || c == plan.NVFP4 {
@@ -115,40 +116,3 @@ func peak(g *hardware.GPU, f plan.Format) float64 {
 
 // Setup returns the setup with all defaults filled in.
 func (m *Model) Setup() *plan.Setup { return m.setup }
-
-// Kind identifies layers that take the same time. Kinds are comparable.
-type Kind struct {
-	attention model.Attention
-	mla       model.MLA
-	mamba     model.Mamba
-	delta     model.DeltaNet
-	lightning model.Lightning
-	dense     model.Dense
-	moe       model.MoE
-}
-
-// KindOf returns the kind of a layer.
-func KindOf(l model.Layer) (k Kind) {
-	if l.Attention != nil {
-		k.attention = *l.Attention
-	}
-	if l.MLA != nil {
-		k.mla = *l.MLA
-	}
-	if l.Mamba != nil {
-		k.mamba = *l.Mamba
-	}
-	if l.DeltaNet != nil {
-		k.delta = *l.DeltaNet
-	}
-	if l.Lightning != nil {
-		k.lightning = *l.Lightning
-	}
-	if l.Dense != nil {
-		k.dense = *l.Dense
-	}
-	if l.MoE != nil {
-		k.moe = *l.MoE
-	}
-	return k
-}

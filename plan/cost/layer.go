@@ -78,7 +78,7 @@ func (l *Layer) timeOf(x part) Part {
 
 // Layer returns the time of a layer.
 func (m *Model) Layer(l model.Layer) *Layer {
-	k := KindOf(l)
+	k := model.KindOf(l)
 	if t, ok := m.layers[k]; ok {
 		return t
 	}

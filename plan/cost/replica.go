@@ -27,10 +27,20 @@ func (h *held) add(params []model.Param, lay plan.Layout) {
 
 func (m *Model) held(rank int) (h held) {
 	s := m.setup
+	if m.holds == nil {
+		m.holds = map[model.Kind]held{}
+	}
 	for i := rank; i < len(s.Layout.Stages); i += s.Layout.PP {
 		st := s.Layout.Stages[i]
 		for _, l := range s.Model.Layers[st.First:st.Last] {
-			h.add(s.Model.LayerParams(l), s.Layout)
+			k := model.KindOf(l)
+			own, known := m.holds[k]
+			if !known {
+				own.add(s.Model.LayerParams(l), s.Layout)
+				m.holds[k] = own
+			}
+			h.dense += own.dense
+			h.expert += own.expert
 		}
 		if st.Embedding {
 			h.add(s.Model.EmbeddingParams(), s.Layout)

@@ -275,8 +275,13 @@ func arrival(p schedule.Pass, stage, stages, mbs int, forward, backward []Second
 // this count, which ignores attention windows.
 func tokenFlops(d *model.Model, seq int) float64 {
 	f := 0.0
+	known := map[model.Kind]float64{}
 	for _, l := range d.Layers {
-		f += layerFlops(d, l, seq)
+		k := model.KindOf(l)
+		if known[k] == 0 {
+			known[k] = layerFlops(d, l, seq)
+		}
+		f += known[k]
 	}
 	heads := 1
 	if d.MTP != nil {

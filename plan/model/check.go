@@ -49,8 +49,8 @@ func (m *Model) Check() error {
 	); err != nil {
 		return err
 	}
-	for i, l := range m.Layers {
-		if err := l.check(fmt.Sprintf("layers[%d]", i)); err != nil {
+	for _, g := range groupsOf(m.Layers) {
+		if err := g.layer.check(fmt.Sprintf("layers[%d]", g.first)); err != nil {
 			return err
 		}
 	}
@@ -222,8 +222,8 @@ func (m *Model) each(f func(p Param, times int)) {
 	if !m.Tied {
 		visit(m.OutputParams(), 1)
 	}
-	for _, l := range m.Layers {
-		visit(m.LayerParams(l), 1)
+	for _, g := range groupsOf(m.Layers) {
+		visit(m.LayerParams(g.layer), g.count)
 	}
 	visit(m.FinalNormParams(), 1)
 	if m.MTP != nil {

@@ -4,7 +4,7 @@ package search
 
 import (
 	"errors"
-	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +36,8 @@ func TestLayoutIsExact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	best, unfit := cost.Seconds(math.Inf(1)), 0
+	var totals []cost.Seconds
+	unfit := 0
 	for _, c := range list {
 		if c.search(o); c.err != nil {
 			t.Fatal(c.err)
@@ -48,14 +49,17 @@ func TestLayoutIsExact(t *testing.T) {
 		if c.total < c.bound*(1-1e-9) {
 			t.Errorf("%s takes %v s, less than its bound %v", c.name, c.total, c.bound)
 		}
-		best = min(best, c.total)
+		totals = append(totals, c.total)
 	}
 	t.Logf("%d layouts, %d searched, %d of all do not fit; the best is %s, %v s", r.Possible, r.Searched, unfit, r.Best[0].Name(), r.Best[0].Policy.After.Step.Total)
 	if unfit == 0 || unfit == len(list) || r.Possible != len(list) {
 		t.Errorf("%d of %d layouts do not fit: the test says nothing", unfit, len(list))
 	}
-	if got := r.Best[0].Policy.After.Step.Total; got > best*(1+1e-9) {
-		t.Errorf("the best layout found takes %v s, another one %v", got, best)
+	slices.Sort(totals)
+	for i, p := range r.Best {
+		if got := p.Policy.After.Step.Total; got > totals[i]*(1+1e-9) {
+			t.Errorf("layout %d of the answer takes %v s, and %v of all layouts", i, got, totals[i])
+		}
 	}
 	for i, p := range r.Best {
 		if i > 0 && (p.Slower < 0 || p.Reason == "" || p.Policy.After.Step.Total < r.Best[i-1].Policy.After.Step.Total*(1-0.005)) {

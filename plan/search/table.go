@@ -30,6 +30,8 @@ type problem struct {
 	host  memory.Bytes
 	time  *cost.Model
 	clean *forecast
+	// ahead predicts a rank of the setup with as few microbatches as fill the pipeline.
+	ahead func(rank int, r plan.Recompute, o plan.Offload) (*plan.Rank, error)
 	moves []move
 
 	rec, off []string // the modules that can be chosen; their indices are bits of a set
@@ -119,6 +121,7 @@ func newProblem(s *plan.Setup, o Options) (*problem, error) {
 	if p.clean, err = predict(n); err != nil {
 		return nil, err
 	}
+	p.ahead = plan.PredictRanks(filled(n))
 	p.layers()
 	p.choose()
 	peaks := p.clean.peaks()
@@ -156,7 +159,7 @@ func predict(s *plan.Setup) (*forecast, error) {
 // layers collects the kinds of layers, and how many of each kind every stage holds.
 func (p *problem) layers() {
 	s := p.setup
-	index := map[cost.Kind]int{}
+	index := map[model.Kind]int{}
 	passes := p.time.Stages()
 	for i, st := range s.Layout.Stages {
 		layers := slices.Clone(s.Model.Layers[st.First:st.Last])
@@ -167,10 +170,10 @@ func (p *problem) layers() {
 		}
 		g := stage{rank: i % s.Layout.PP, chunk: i / s.Layout.PP, layers: len(layers), pass: passes[i]}
 		for _, l := range layers {
-			k, ok := index[cost.KindOf(l)]
+			k, ok := index[model.KindOf(l)]
 			if !ok {
 				k = len(p.kinds)
-				index[cost.KindOf(l)] = k
+				index[model.KindOf(l)] = k
 				p.kinds = append(p.kinds, kind{layer: l, time: p.time.Layer(l)})
 			}
 			for len(g.count) <= k {

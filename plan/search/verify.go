@@ -38,12 +38,12 @@ func (p *problem) peak(r int, rec, off uint32, fraction int) memory.Bytes {
 // requires.
 func (p *problem) calibrate() error {
 	for i := range p.rec {
-		f, err := predict(p.withFraction(p.newChoice(1<<i, 0), 0))
+		needs, err := p.needs(p.newChoice(1<<i, 0), 0)
 		if err != nil {
 			return err
 		}
-		for r, h := range f.peaks() {
-			p.tables[r].again[i] = h - p.peak(r, 1<<i, 0, 0)
+		for r, n := range needs {
+			p.tables[r].again[i] = n.Peak.Expected - p.peak(r, 1<<i, 0, 0)
 		}
 	}
 	for i, m := range p.off {
@@ -54,18 +54,40 @@ func (p *problem) calibrate() error {
 				set |= 1 << j
 			}
 		}
-		f, err := predict(p.withFraction(p.newChoice(0, set), parts))
+		needs, err := p.needs(p.newChoice(0, set), parts)
 		if err != nil {
 			return err
 		}
-		for r, h := range f.peaks() {
-			p.tables[r].stays[i] += h - p.peak(r, 0, set, parts)
+		for r, n := range needs {
+			p.tables[r].stays[i] += n.Peak.Expected - p.peak(r, 0, set, parts)
 		}
 	}
 	return nil
 }
 
-// withFraction returns the setup withFraction a choice, where every rank offloads the given number of
+// needs predicts every rank under a choice if each offloads the given number of 64ths.
+func (p *problem) needs(c *choice, fraction int) ([]*plan.Rank, error) {
+	s := p.withFraction(c, fraction)
+	needs := make([]*plan.Rank, p.ranks())
+	for r := range needs {
+		var err error
+		if needs[r], err = p.ahead(r, s.Recompute, s.Offload); err != nil {
+			return nil, err
+		}
+	}
+	return needs, nil
+}
+
+// reserved returns what the budget is compared with, by rank.
+func reserved(needs []*plan.Rank) []memory.Bytes {
+	heights := make([]memory.Bytes, len(needs))
+	for r, n := range needs {
+		heights[r] = n.Reserved.High
+	}
+	return heights
+}
+
+// withFraction returns the setup with a choice, where every rank offloads the given number of
 // 64ths.
 func (p *problem) withFraction(c *choice, fraction int) *plan.Setup {
 	n := *p.setup
@@ -175,11 +197,11 @@ func (p *problem) floor() (memory.Bytes, error) {
 	if lowest <= p.budget || noWhole(p.setup) != "" {
 		return lowest, nil
 	}
-	f, err := predict(p.withFraction(&choice{recompute: plan.Recompute{Full: true, Method: "uniform", Layers: 1}}, 0))
+	needs, err := p.needs(&choice{recompute: plan.Recompute{Full: true, Method: "uniform", Layers: 1}}, 0)
 	if err != nil {
 		return 0, err
 	}
-	return slices.Max(f.heights()), nil
+	return slices.Max(reserved(needs)), nil
 }
 
 // refine predicts a choice in full, and raises its fractions as far as the forecast
@@ -330,13 +352,13 @@ func (p *problem) measureRank(c *choice, r, n int) (m measured, err error) {
 	if known && !c.recompute.Full {
 		return m, nil
 	}
-	s := filled(p.withFraction(c, n))
-	rank, err := plan.PredictRank(s, r)
+	s := p.withFraction(c, n)
+	need, err := p.ahead(r, s.Recompute, s.Offload)
 	if err != nil {
 		return m, err
 	}
-	if m.height, m.host = rank.Reserved.High, rank.Host; n > 0 && c.off != 0 {
-		m.share = plan.OffloadShare(s, r)
+	if m.height, m.host = need.Reserved.High, need.Host; n > 0 && c.off != 0 {
+		m.share = need.Share
 	}
 	if !c.recompute.Full {
 		p.answers[q] = m
@@ -422,11 +444,11 @@ func (p *problem) refineWhole(c *choice) error {
 	for lo <= hi {
 		mid := (lo + hi) / 2
 		c.recompute.Layers = mid
-		f, err := predict(p.withFraction(c, 0))
+		needs, err := p.needs(c, 0)
 		if err != nil {
 			return err
 		}
-		if h := f.heights(); p.fits(h) {
+		if h := reserved(needs); p.fits(h) {
 			heights, hi = h, mid-1
 		} else {
 			lo = mid + 1
