@@ -27,6 +27,7 @@ import (
 // jobFlags are the flags that describe a job, beside its settings.
 type jobFlags struct {
 	model, config, megatron string
+	launch                  string
 	gpu                     string
 	gpus, vocab             int
 	budget, routing         string
@@ -38,7 +39,7 @@ type jobFlags struct {
 
 // files returns the files that the flags may name.
 func (j *jobFlags) files() []flagFile {
-	return []flagFile{{"model", j.model}, {"config", j.config}, {"megatron", j.megatron}, {"gpu", j.gpu}}
+	return []flagFile{{"model", j.model}, {"config", j.config}, {"megatron", j.megatron}, {"launch", j.launch}, {"gpu", j.gpu}}
 }
 
 // setup returns the job, and notes about what was assumed. All its errors are errors of
@@ -54,6 +55,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	var err error
 	if in.Model, err = j.source(w.settings); err != nil {
 		return nil, nil, err
+	}
+	if j.modelFlag != "--launch" {
+		in.Launch = j.launch
 	}
 	if j.budget != "" {
 		n, err := memory.ParseBytes(j.budget)
@@ -101,11 +105,14 @@ func (j *jobFlags) refusal(err error) error {
 	if !errors.As(err, &refused) {
 		return nil
 	}
-	where := cmp.Or(j.megatron, j.config, j.model)
-	if refused.NoJob {
-		return usagef("%s %s: %s", j.modelFlag, where, refused.Text)
+	flag, where := j.modelFlag, cmp.Or(j.launch, j.megatron, j.config, j.model)
+	if j.launch != "" {
+		flag = "--launch"
 	}
-	return fmt.Errorf("%s %s: cannot say: %s", j.modelFlag, where, refused.Text)
+	if refused.NoJob {
+		return usagef("%s %s: %s", flag, where, refused.Text)
+	}
+	return fmt.Errorf("%s %s: cannot say: %s", flag, where, refused.Text)
 }
 
 // asTyped names settings in an error by their short names, except those that the command
@@ -165,15 +172,19 @@ func (j *jobFlags) source(settings map[string][]string) (name string, err error)
 		}
 	}
 	switch {
+	case len(found) > 0 && j.megatron != "" && j.launch != "":
+		return "", usagef("--megatron and --launch both name a launch file; keep one")
+	case len(found) == 0 && j.launch != "":
+		found, flags = append(found, j.launch), append(flags, "--launch")
 	case len(found) == 0:
-		for _, f := range []string{"model", "config", "megatron"} {
+		for _, f := range []string{"model", "config", "megatron", "launch"} {
 			for name := range settings {
 				if spell.Distance(name, f) <= 2 {
 					return "", usagef("unknown flag --%s (did you mean --%s?)", name, f)
 				}
 			}
 		}
-		return "", usagef("no model is given; add --model NAME, --config config.json or --megatron FILE, such as --model deepseek-v3")
+		return "", usagef("no model is given; add --model NAME, --config config.json, --megatron FILE or --launch FILE, such as --model deepseek-v3")
 	case len(found) > 1:
 		return "", usagef("%s and %s both name a model; keep one", flags[0], flags[1])
 	}
@@ -252,7 +263,7 @@ func readCounts(name string) (*routing.Counts, error) {
 }
 
 // planFlag names the flags for what the planner calls by the names of its fields.
-var planFlag = map[string]string{"Model": "--model", "Hardware": "--gpu", "GPUs": "--gpus", "Vocab": "--vocab", "Budget": "--budget"}
+var planFlag = map[string]string{"Model": "--model", "Launch": "--launch", "Hardware": "--gpu", "GPUs": "--gpus", "Vocab": "--vocab", "Budget": "--budget"}
 
 // planError makes an error of usage out of what the planner refuses. Settings get the
 // names of their flags.

@@ -22,6 +22,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/internal/launch"
 	"github.com/stowage-dev/stowage/plan/megatron"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -29,8 +30,12 @@ import (
 // Input is what Resolve makes a setup of.
 type Input struct {
 	// Model is the name of a preset, or the path of a config.json, of a folder with
-	// one, or of a file of Megatron-LM arguments (shell, YAML or JSON).
+	// one, of a file of Megatron-LM arguments (shell, YAML or JSON), or of a launch file
+	// that describes a model.
 	Model string
+	// Launch is the path of a launch file of another system, whose settings apply to
+	// Model. It may be empty.
+	Launch string
 	// Hardware is a built-in name or the path of a JSON file. It may be empty.
 	Hardware string
 	GPUs     int
@@ -64,15 +69,20 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		}
 		options.Hardware = gpu
 	}
-	m, base, err := loadModel(in.Model)
+	m, base, file, err := loadModel(in.Model)
 	if err != nil {
 		return nil, nil, err
+	}
+	if in.Launch != "" {
+		if file, err = loadLaunch(in.Launch, m != nil && file == nil); err != nil {
+			return nil, nil, err
+		}
 	}
 	settings, extras, err := translate(in.Settings)
 	if err != nil {
 		return nil, nil, err
 	}
-	notes := []string{}
+	notes, said := []string{}, map[string]any{}
 	if m != nil {
 		if in.Vocab > 0 {
 			return nil, nil, &memory.SettingError{
@@ -82,12 +92,20 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		}
 		options.Model = m
 		base = usual(m)
+		if file != nil {
+			notes = append(notes, file.Notes...)
+			for name, v := range file.Args {
+				delete(base, name)
+				said[name] = v
+			}
+		}
 	} else {
 		options.Name = strings.TrimSuffix(filepath.Base(in.Model), filepath.Ext(in.Model))
 	}
 	expandable := base[growing] == true
 	delete(base, growing)
-	args := merge(base, settings)
+	maps.Copy(said, base)
+	args := merge(said, settings)
 	s, warnings, err := megatron.FromArgs(args, options)
 	if err != nil {
 		return nil, nil, err
@@ -95,7 +113,11 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	s.ExpandableSegments = expandable
 	if m != nil {
 		notes = append(notes, m.Notes...)
-		notes = append(notes, assumed(base, settings, s)...)
+		if file != nil && file.Accumulation > 0 && args["global-batch-size"] == nil {
+			s.Batch.Global = s.Batch.Micro * s.Layout.DP() * file.Accumulation
+			args["global-batch-size"] = s.Batch.Global
+		}
+		notes = append(notes, assumed(base, settings, args["global-batch-size"] != nil, s)...)
 	}
 	for _, w := range warnings {
 		notes = append(notes, w.String())
@@ -151,30 +173,69 @@ func readFile(setting, name string) ([]byte, error) {
 	return data, nil
 }
 
-// loadModel returns a model, or the arguments of a file.
-func loadModel(name string) (*model.Model, map[string]any, error) {
+// loadLaunch reads a launch file for a model that is named beside it.
+func loadLaunch(name string, model bool) (*launch.File, error) {
+	data, err := readFile("Launch", name)
+	if err != nil {
+		return nil, err
+	}
+	file, err := launch.Parse(data)
+	switch {
+	case err != nil:
+		return nil, asked("Launch", name, err)
+	case file == nil:
+		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "is no launch file that can be read beside a model", Remedy: "give DeepSpeed's JSON, or a file that describes its own model alone"}
+	case file.Model != nil || !model:
+		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "describes a model, and so does Model", Remedy: "keep one of them"}
+	}
+	return file, nil
+}
+
+// asked wraps an error about a file. An error about what is not modelled stays as it is.
+func asked(setting, name string, err error) error {
+	var refused *megatron.Refused
+	if errors.As(err, &refused) {
+		return err
+	}
+	return &memory.SettingError{Setting: setting, Asked: name, Err: err}
+}
+
+// loadModel returns a model, or the arguments of a file. A launch file comes with its model.
+func loadModel(name string) (*model.Model, map[string]any, *launch.File, error) {
 	if name == "" {
-		return nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
 	}
 	m, unknown := model.Preset(name)
 	if unknown == nil {
-		return m, nil, nil
+		return m, nil, nil, nil
 	}
 	info, err := os.Stat(name)
 	switch {
 	case err != nil && (strings.ContainsRune(name, filepath.Separator) || filepath.Ext(name) != "" && !errors.Is(err, fs.ErrNotExist)):
 		_, err := readFile("Model", name)
-		return nil, nil, err
+		return nil, nil, nil, err
 	case err != nil:
-		return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("there is no such file, and %w", unknown)}
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("there is no such file, and %w", unknown)}
 	case info.IsDir():
 		name = filepath.Join(name, "config.json")
 	}
 	data, err := readFile("Model", name)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return parseModel(name, data)
+	switch file, err := launch.Parse(data); {
+	case err != nil:
+		return nil, nil, nil, asked("Model", name, err)
+	case file != nil && file.Model == nil:
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "is a configuration of " + file.System + ", which names no model", Remedy: "name a preset or a config.json beside it"}
+	case file != nil:
+		if file.Model.Name == "" {
+			file.Model.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+		}
+		return file.Model, nil, file, nil
+	}
+	m, args, err := parseModel(name, data)
+	return m, args, nil, err
 }
 
 // growing marks the arguments of a file whose environment makes the allocator's segments
@@ -273,7 +334,7 @@ func merge(base map[string]any, settings map[string][]string) map[string]any {
 }
 
 // assumed sets what a model without arguments leaves open, and returns notes about it.
-func assumed(base map[string]any, settings map[string][]string, s *plan.Setup) (notes []string) {
+func assumed(base map[string]any, settings map[string][]string, batched bool, s *plan.Setup) (notes []string) {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(base)) {
 		if _, given := settings[name]; given || base[name] == "" || (name == "sequence-parallel" && s.Layout.TP == 1) {
@@ -284,7 +345,7 @@ func assumed(base map[string]any, settings map[string][]string, s *plan.Setup) (
 			words = append(words, fmt.Sprint(v))
 		}
 	}
-	if _, given := settings["global-batch-size"]; !given {
+	if !batched {
 		// Twice as many microbatches as stages fill the pipeline.
 		l := s.Layout
 		s.Batch.Global = s.Batch.Micro * l.DP() * l.PP * max(l.VPP, 2)

@@ -67,6 +67,40 @@ func TestModelNotes(t *testing.T) {
 	}
 }
 
+// A launch file of DeepSpeed sets the sharding and the batch of a model. Settings override
+// it.
+func TestLaunch(t *testing.T) {
+	zero3 := "../internal/launch/testdata/deepspeed-zero3.json"
+	s, notes, err := Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--tp 2")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Layout.FSDP.Shard != plan.ShardParameters || s.Layout.TP != 2 || s.Batch != (plan.Batch{Micro: 2, Global: 32, Seq: 4096}) || !s.Recompute.Full || s.Optimizer.OffloadFraction != 0.5 {
+		t.Errorf("setup is %+v", s)
+	}
+	if all := strings.Join(notes, " "); !strings.Contains(all, "novel_option") || strings.Contains(all, "--bf16") || strings.Contains(all, "--global-batch-size") {
+		t.Errorf("notes are %q", notes)
+	}
+	if s, _, err = Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--recompute none --gbs 64")}); err != nil || s.Recompute.Full || s.Batch.Global != 64 {
+		t.Errorf("settings do not override the file: %v", err)
+	}
+	for _, c := range []struct {
+		in    Input
+		words []string
+	}{
+		{Input{Model: zero3}, []string{"Model", "DeepSpeed", "names no model"}},
+		{Input{Model: "llama-3-8b", Launch: "config_test.go"}, []string{"Launch", "no launch file"}},
+		{Input{Model: "llama-3-8b", Launch: "missing.json"}, []string{"Launch", "missing.json"}},
+	} {
+		_, _, err := Resolve(c.in)
+		for _, w := range c.words {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%+v: %v does not name %s", c.in, err, w)
+			}
+		}
+	}
+}
+
 // Every preset makes a job without any further word.
 func TestAllPresets(t *testing.T) {
 	for _, name := range model.Presets() {

@@ -1,0 +1,26 @@
+package launch
+
+import "testing"
+
+func TestWrongDeepSpeed(t *testing.T) {
+	checkWrong(t, []wrong{
+		{`{"zero_optimization": 3}`, false, []string{"zero_optimization is 3"}},
+		{`{"zero_optimization": {"stage": 4}}`, false, []string{"zero_optimization.stage is 4", "0 to 3"}},
+		{`{"train_batch_size": 0}`, false, []string{"train_batch_size is 0"}},
+		{`{"train_batch_size": 1.5}`, false, []string{"train_batch_size is 1.5"}},
+		{`{"train_batch_size": 8, "gradient_accumulation_steps": 2}`, false, []string{"train_micro_batch_size_per_gpu"}},
+		{`{"train_batch_size": 8, "bf16": {"enabled": true}, "fp16": {"enabled": true}}`, false, []string{"bf16.enabled", "fp16.enabled"}},
+		{`{"train_batch_size": 8, "bf16": {"enabled": 1}}`, false, []string{"bf16.enabled is 1", "true or false"}},
+		{`{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}`, false, []string{"offload_optimizer", "stage"}},
+		{`{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 2}}}`, false, []string{"ratio is 2"}},
+		{`{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "tape"}}}`, false, []string{"device", "tape", "nvme"}},
+		{`{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}`, true, []string{"offload_param"}},
+		{`{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}`, true, []string{"zero_hpz_partition_size"}},
+		{`{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}`, true, []string{"zero_quantized_weights"}},
+		{`{"zero_optimization": {"stage": 3, "mics_shard_size": 8}}`, true, []string{"mics_shard_size"}},
+		{`{"train_batch_size": 8, "optimizer": {"type": "Lamb"}}`, true, []string{"Lamb"}},
+		{`{"train_batch_size": 8, "activation_checkpointing": {"cpu_checkpointing": true}}`, true, []string{"cpu_checkpointing"}},
+		{`{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}, "activation_checkpointing": {"partition_activations": true}}`, true, []string{"partition_activations"}},
+		{`{"train_batch_size": 8, "hybrid_engine": {"enabled": true}}`, true, []string{"hybrid_engine"}},
+	})
+}
