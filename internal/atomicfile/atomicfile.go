@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
 )
@@ -49,7 +50,7 @@ type Output interface {
 //  3. Commit renames it. Discard removes it; after Commit it does nothing.
 //
 // A path that names no regular file, such as /dev/stdout or a pipe, is written directly,
-// because it cannot be replaced.
+// because it cannot be replaced. Create returns an error for a pipe that nothing reads.
 type File struct {
 	path string // as given, for errors
 	to   string // behind links
@@ -72,7 +73,7 @@ func Create(path string) (*File, error) {
 	case cannot == nil && info.IsDir():
 		return nil, x.failed(errors.New("it is a folder"))
 	case cannot == nil && !info.Mode().IsRegular():
-		f, err = os.OpenFile(x.to, os.O_WRONLY, 0)
+		f, err = openDirectly(x.to, info.Mode())
 	default:
 		if f, err = createTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-"); err != nil {
 			break
@@ -90,6 +91,19 @@ func Create(path string) (*File, error) {
 	}
 	x.out, x.b = f, bufio.NewWriterSize(f, 1<<20)
 	return x, nil
+}
+
+// openDirectly opens something that is no regular file, without waiting for somebody to
+// read a pipe.
+func openDirectly(path string, mode fs.FileMode) (*os.File, error) {
+	if mode&fs.ModeNamedPipe == 0 {
+		return os.OpenFile(path, os.O_WRONLY, 0)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		err = errors.New("it is a pipe that nothing reads; read it, or move it")
+	}
+	return f, err
 }
 
 // createTemp creates a file with a new name. Its permissions are those of any new file:
@@ -215,7 +229,7 @@ func replace(d FS, name string, text []byte) error {
 // result goes to the file. It leaves nothing behind.
 func Check(path string) error {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() && !info.Mode().IsRegular() {
-		return nil // opening a pipe could wait for its reader
+		return nil // a pipe's reader would take closing it for the end
 	}
 	f, err := Create(path)
 	if err != nil {

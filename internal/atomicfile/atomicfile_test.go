@@ -115,3 +115,25 @@ func TestPermissions(t *testing.T) {
 		}
 	}
 }
+
+// A pipe is written if something reads it. Nothing waits for a reader.
+func TestPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	if err := WriteBytes(pipe, []byte("text")); err == nil || !strings.HasSuffix(err.Error(), "pipe: it is a pipe that nothing reads; read it, or move it") {
+		t.Errorf("without a reader: %v", err)
+	}
+	in, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := WriteBytes(pipe, []byte("text")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(in); string(got) != "text" || err != nil {
+		t.Errorf("the reader got %q, %v", got, err)
+	}
+}

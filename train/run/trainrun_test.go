@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -339,6 +340,26 @@ func TestFolder(t *testing.T) {
 		if !exists(filepath.Join(dir, configName)) {
 			t.Error("what was there before is gone")
 		}
+	}
+}
+
+// Pipes that nothing reads in place of the report and the trace are warnings, and the run
+// does not wait for a reader.
+func TestPipesInTheFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{report.PageFile, report.PerfettoFile} {
+		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Skip(err)
+		}
+	}
+	j, err := NewJob(tiny(), machine(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	s, err := j.Run(context.Background(), dir, false, NewProgress(&said, nil, nil))
+	if n := strings.Count(said.String(), "it is a pipe that nothing reads"); err != nil || !s.Finished || n != 2 {
+		t.Errorf("%+v, %v; it says %q", s, err, said.String())
 	}
 }
 
