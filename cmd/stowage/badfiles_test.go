@@ -62,12 +62,17 @@ func TestMarkedFiles(t *testing.T) {
 	const arguments = "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --vocab-size 1000 --bf16\n"
 	for name, text := range map[string]string{
 		"small.json": smallModel, "args.sh": arguments, "cases.json": `{"cases":[{"id":"a"}]}`, "options.yaml": "policy: none\nmodel: tiny-dense\n",
+		"counts.jsonl": `{"version":1,"ranks":2,"tokens":10,"top_k":2,"layers":1,"microbatches":1,"experts":8}
+{"step":0,"layer":0,"microbatch":0,"rank":0,"rows":13}
+{"step":0,"layer":0,"microbatch":0,"rank":1,"rows":7}
+`,
 	} {
 		writeFile(t, name, "\ufeff"+text)
 	}
 	for line, want := range map[string]string{
 		"train --dry-run --policy none --micro 1 --seq 16 --model small.json": "small under none", "train --dry-run --micro 1 --seq 16 --config options.yaml": "tiny-dense under none",
 		"plan --config small.json": "hidden ", "plan --megatron args.sh": "TP 2, ", "bench pools --dp 2 --model small.json": "DP 2", "plan validate --cases cases.json": "1 skipped",
+		"plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:counts.jsonl": "1.3 x the mean", "bench stash --trace counts.jsonl": "1 steps",
 	} {
 		stdout, stderr, code := command(strings.Fields(line)...)
 		if code != exitOK || !strings.Contains(stdout, want) {

@@ -120,8 +120,8 @@ func (f *File) Size() int64 { return f.size }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
-// mark is what some editors put before a text in UTF-8.
-var mark = []byte("\ufeff")
+// WithoutMark returns a text without the mark that some editors put before UTF-8.
+func WithoutMark(text []byte) []byte { return bytes.TrimPrefix(text, []byte("\ufeff")) }
 
 // ReadFile returns the text in a file of at most most bytes, under the rules of Open. It
 // leaves out the mark that some editors put before UTF-8.
@@ -137,7 +137,7 @@ func ReadFile(name string, most int64) ([]byte, error) {
 		n, err := f.Read(data[len(data):cap(data)])
 		data = data[:len(data)+n]
 		if err == io.EOF {
-			return bytes.TrimPrefix(data, mark), nil
+			return WithoutMark(data), nil
 		}
 		if err != nil {
 			return nil, err

@@ -49,6 +49,9 @@ func Read(r io.Reader) (*Counts, error) {
 		case err != nil && !end:
 			return nil, fmt.Errorf("cannot read line %d: %w", line, input.Cause(err))
 		}
+		if line == 1 {
+			text = input.WithoutMark(text)
+		}
 		if len(bytes.TrimSpace(text)) > 0 {
 			if t == nil {
 				t, err = parseHeader(text)

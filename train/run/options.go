@@ -116,14 +116,11 @@ func (o *Options) ReadFile(file string) error {
 	if err != nil {
 		return fmt.Errorf("cannot read %s: %w", file, input.Cause(err))
 	}
-	if text = withoutMark(text); saysNothing(text) {
+	if saysNothing(text) {
 		return fmt.Errorf("%s says nothing; write options to it, such as \"steps: 100\", or give another file", file)
 	}
 	return o.parse(file, text)
 }
-
-// withoutMark removes the mark that some editors put before UTF-8.
-func withoutMark(text []byte) []byte { return bytes.TrimPrefix(text, []byte("\ufeff")) }
 
 // saysNothing reports whether YAML has no keys, only comments for example.
 func saysNothing(text []byte) bool {
@@ -132,7 +129,7 @@ func saysNothing(text []byte) bool {
 }
 
 func (o *Options) parse(file string, text []byte) error {
-	text = withoutMark(text)
+	text = input.WithoutMark(text)
 	strange := func(r rune) bool {
 		return r == utf8.RuneError || unicode.IsControl(r) && !strings.ContainsRune("\n\r\t", r)
 	}
