@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -207,7 +208,8 @@ func TestPicturesThatCannotBeWritten(t *testing.T) {
 	}{
 		"a file in place of the traces": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "trace"), nil, 0o644) }, []string{"the run continues without a trace"}},
 		"an old trace that cannot be removed": {func(dir string) error {
-			return os.MkdirAll(filepath.Join(dir, "trace", ".rank-1.trace.before", "x"), 0o755)
+			traces := filepath.Join(dir, "trace")
+			return errors.Join(os.MkdirAll(filepath.Join(traces, ".rank-1.trace.before"), 0o755), os.MkdirAll(filepath.Join(traces, "rank-1.trace", "x"), 0o755))
 		}, []string{"the run continues without a trace"}},
 		"a folder in place of the page":        {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "report.html", "x"), 0o755) }, []string{"cannot make the report"}},
 		"a folder in place of Perfetto's file": {func(dir string) error { return os.MkdirAll(filepath.Join(dir, "trace.pftrace", "x"), 0o755) }, []string{"cannot write the trace for Perfetto"}},

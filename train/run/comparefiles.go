@@ -287,7 +287,7 @@ func (c *collection) open(x *contestant) {
 		x.metrics, err = os.Create(filepath.Join(dir, metricsName))
 	}
 	if err == nil && x.traces != nil {
-		_, _, err = x.traces.attach(c.disk, dir, 0)
+		_, _, err = x.traces.attach(c.disk, dir, 0, false)
 	}
 	c.warn(err)
 }

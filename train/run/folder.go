@@ -24,7 +24,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
@@ -270,8 +269,7 @@ func (f *folder) undo() error {
 			_ = f.disk.Remove(f.made[i]) // fails for a folder that holds something else, which stays
 		}
 		for _, path := range f.aside {
-			name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "."), ".before")
-			_ = f.disk.Rename(path, filepath.Join(filepath.Dir(path), name)) // as above
+			_ = f.disk.Rename(path, filepath.Join(filepath.Dir(path), putBack(filepath.Base(path)))) // as above
 		}
 	}
 	return errors.Join(f.closeFiles(), f.lock.Abandon())

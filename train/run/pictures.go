@@ -41,7 +41,8 @@ func (r *run) describe(resumed bool) {
 	if resumed {
 		part = nextPart(f.disk, f.dir)
 	}
-	made, aside, err := r.traces.attach(f.disk, f.dir, part)
+	stepped := f.cut != nil && len(f.cut.text) > 0
+	made, aside, err := r.traces.attach(f.disk, f.dir, part, stepped)
 	if f.made, f.aside = append(f.made, made...), aside; err != nil {
 		r.p.Say("warning: %v; the run continues without a trace", err)
 	}

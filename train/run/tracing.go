@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -128,21 +130,28 @@ func (t *tracing) gaps() string {
 }
 
 // attach writes the traces to a run's folder. part counts the resumptions before. The
-// first part replaces the traces of an earlier run, which it renames. attach returns the
-// files and folders that it created, and the new names of those that it renamed.
-func (t *tracing) attach(d disk.FS, dir string, part int) (made, aside []string, err error) {
+// first part replaces the traces of an earlier run, which it renames. stepped is set if the
+// last run in the folder did a step. attach returns the files and folders that it created,
+// and the new names of those that it renamed.
+func (t *tracing) attach(d disk.FS, dir string, part int, stepped bool) (made, aside []string, err error) {
 	folder := filepath.Join(dir, report.TraceFolder)
 	if made, err = disk.MakeAll(d, folder); err != nil {
 		return nil, nil, t.fail(fmt.Errorf("cannot create %s: %w", folder, input.Cause(err)))
 	}
 	names, err := d.List(folder)
+	if err == nil && part == 0 && !stepped && slices.ContainsFunc(names, isAside) {
+		if err := restoreTraces(d, folder, names); err != nil {
+			return made, nil, t.fail(fmt.Errorf("cannot restore the traces in %s: %w", folder, input.Cause(err)))
+		}
+		names, err = d.List(folder)
+	}
 	if err != nil {
 		return made, nil, t.fail(fmt.Errorf("cannot read %s: %w", folder, input.Cause(err)))
 	}
 	for _, name := range names {
 		path := filepath.Join(folder, name)
-		switch old, _ := filepath.Match(setAside("rank-*.trace"), name); {
-		case old: // a killed process left it
+		switch {
+		case isAside(name): // of a run that a killed one replaced
 			err = cmp.Or(err, d.Remove(path))
 		case part == 0 && tracePart(name) >= 0:
 			to := filepath.Join(folder, setAside(name))
@@ -167,6 +176,31 @@ func (t *tracing) attach(d disk.FS, dir string, part int) (made, aside []string,
 // setAside returns the name that a trace has until the run that replaces it cannot be
 // undone any more. No reader takes such a file for a trace.
 func setAside(name string) string { return "." + name + ".before" }
+
+// putBack returns the name of a trace before setAside.
+func putBack(name string) string { return strings.TrimSuffix(strings.TrimPrefix(name, "."), ".before") }
+
+// isAside reports whether setAside returned a name.
+func isAside(name string) bool {
+	aside, _ := filepath.Match(setAside("rank-*.trace"), name)
+	return aside
+}
+
+// restoreTraces puts traces back that a run set aside which was killed in its first step.
+// They take the place of what that run traced.
+func restoreTraces(d disk.FS, folder string, names []string) (err error) {
+	for _, name := range names {
+		if tracePart(name) >= 0 {
+			err = cmp.Or(err, d.Remove(filepath.Join(folder, name)))
+		}
+	}
+	for _, name := range names {
+		if isAside(name) {
+			err = cmp.Or(err, d.Rename(filepath.Join(folder, name), filepath.Join(folder, putBack(name))))
+		}
+	}
+	return err
+}
 
 // tracePart returns the part of a trace's name, or -1 if the name is not that of a trace.
 func tracePart(name string) (part int) {

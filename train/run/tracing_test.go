@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -50,7 +51,7 @@ func TestLongTrace(t *testing.T) {
 	const steps = 330
 	tr.steps(10)
 	dir := t.TempDir()
-	made, _, err := tr.attach(disk.OS{}, dir, 0)
+	made, _, err := tr.attach(disk.OS{}, dir, 0, false)
 	if err != nil || len(made) != 5 {
 		t.Fatalf("%q, %v", made, err)
 	}
@@ -99,7 +100,7 @@ func TestTracesOfAResumedRun(t *testing.T) {
 	cfg := smallJob(t, nil).config
 	for part := range 3 {
 		tr := (&Job{}).trace(&cfg)
-		made, aside, err := tr.attach(disk.OS{}, dir, part)
+		made, aside, err := tr.attach(disk.OS{}, dir, part, true)
 		if err != nil || len(aside) != 0 {
 			t.Fatalf("part %d made %q and set %q aside, %v", part, made, aside, err)
 		}
@@ -147,11 +148,15 @@ func TestTraceWithoutFolder(t *testing.T) {
 }
 
 // A run was killed before its first checkpoint. A new run in its folder that is refused
-// in a step leaves its traces, and one that trains replaces them.
+// leaves its traces, and one that trains replaces them. If the run was killed in its first
+// step, the traces are those of the run before, which it had set aside.
 func TestTracesOfADeadRun(t *testing.T) {
-	for _, kib := range []memory.Bytes{450, 1 << 20} {
+	for _, x := range []struct {
+		stepped bool
+		budget  memory.Bytes
+	}{{true, 450 * memory.KiB}, {false, 450 * memory.KiB}, {true, memory.GiB}, {false, memory.GiB}} {
 		o := DefaultOptions()
-		o.Model, o.Micro, o.Seq, o.Steps, o.Policy, o.Budget = small(), 1, 32, 2, "budget", (kib * memory.KiB).Exact()
+		o.Model, o.Micro, o.Seq, o.Steps, o.Policy, o.Budget = small(), 1, 32, 2, "budget", x.budget.Exact()
 		j, err := NewJob(o, machine(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -161,29 +166,39 @@ func TestTracesOfADeadRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const hidden = ".rank-1.trace.before" // of another killed run
-		before := map[string]string{configName: string(config), report.TraceName(0, 0): "zero", report.TraceName(0, 2): "two", report.TraceName(7, 0): "seven"}
-		for name, text := range before {
+		want := map[string]string{report.TraceName(0, 0): "zero", report.TraceName(0, 2): "two", report.TraceName(7, 0): "seven"}
+		files := map[string]string{configName: string(config), metricsName: ""}
+		if x.stepped {
+			files[metricsName] = `{"step":1}` + "\n"
+			files[filepath.Join(report.TraceFolder, setAside("rank-1.trace"))] = "before"
+			maps.Copy(files, want)
+		} else {
+			files[report.TraceName(0, 0)], files[report.TraceName(3, 0)] = "killed", "killed"
+			for name, text := range want {
+				files[filepath.Join(report.TraceFolder, setAside(filepath.Base(name)))] = text
+			}
+		}
+		for name, text := range files {
 			if err := cmp.Or(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := os.WriteFile(filepath.Join(dir, report.TraceFolder, hidden), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
 		_, err = j.Run(context.Background(), dir, false, NewProgress(io.Discard, nil, nil))
-		if kib > 450 {
-			list, e := os.ReadDir(filepath.Join(dir, report.TraceFolder))
-			x, cannot := report.ReadTrace(filepath.Join(dir, report.TraceName(0, 0)))
-			if err := cmp.Or(err, e, cannot); err != nil || len(list) != j.config.Layout.Ranks() || x.Cut != nil || len(x.Events) == 0 {
+		list, e := os.ReadDir(filepath.Join(dir, report.TraceFolder))
+		if e != nil {
+			t.Fatal(e)
+		}
+		if x.budget == memory.GiB {
+			trace, cannot := report.ReadTrace(filepath.Join(dir, report.TraceName(0, 0)))
+			if err := cmp.Or(err, cannot); err != nil || len(list) != j.config.Layout.Ranks() || trace.Cut != nil || len(trace.Events) == 0 {
 				t.Errorf("a run that trains has the traces %v, %v", list, err)
 			}
 			continue
 		}
-		if !isInput(err) {
-			t.Fatalf("the run ended with %v", err)
+		if !isInput(err) || len(list) != len(want) {
+			t.Fatalf("the run ended with %v and left %v", err, list)
 		}
-		for name, text := range before {
+		for name, text := range want {
 			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != text {
 				t.Errorf("%s holds %q, %v, after a run that was refused", name, got, err)
 			}
