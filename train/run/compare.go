@@ -21,7 +21,8 @@ import (
 )
 
 // warmSteps are not measured: the first step is recorded, the next is timed, then graphs
-// are captured, and by then pools have grown to what they need.
+// are captured, and by then pools have grown to what they need. If a step is recorded
+// again, more steps are not measured.
 const warmSteps = 4
 
 // Comparison is the result of training under every policy.
@@ -114,20 +115,18 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 		dir = files.work
 	}
 	p.begin(j.description(train.Policies, 0), dir)
-	warm := min(warmSteps, max(1, steps-1)) // at least one: the budget follows from a step
+	most := max(1, steps-1) // at least one: the budget follows from a step
+	warm := 0
 	var budgets []memory.Bytes
 	for _, name := range train.Policies {
 		c := &contestant{name: name, files: files}
 		warmUp := func() error {
-			for range warm {
+			for n := 0; n < min(most, warmSteps) || n < most && !j.hasDecided(c); n++ {
 				if err := c.step(ctx, p, steps); err != nil {
 					return err
 				}
 			}
 			c.forecast()
-			if warm == steps {
-				c.took = append(c.took, c.last.Seconds) // no step is left to measure
-			}
 			return nil
 		}
 		if name == "budget" {
@@ -141,12 +140,23 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 		if err != nil {
 			return nil, err
 		}
+		warm = max(warm, c.t.StepsDone())
 		if name == "none" {
 			var ranks []heldBy
 			for _, u := range c.t.Usage() {
 				ranks = append(ranks, heldBy{u.Kind[memory.Device].Peak, u.Owners})
 			}
 			budgets = budgetsToTry(j.share, ranks)
+		}
+	}
+	for _, c := range all { // all of them are as far as the slowest to decide
+		for c.t.StepsDone() < warm {
+			if err := c.step(ctx, p, steps); err != nil {
+				return nil, err
+			}
+		}
+		if warm == steps {
+			c.took = append(c.took, c.last.Seconds) // no step is left to measure
 		}
 	}
 	for round := range steps - warm {
@@ -167,6 +177,14 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// hasDecided reports whether the runtime of every rank of a policy has decided.
+func (j *Job) hasDecided(c *contestant) bool {
+	if j.decided != nil {
+		return j.decided(c)
+	}
+	return !slices.Contains(c.t.Decisions(), nil)
 }
 
 // heldBy is the peak of a rank's device, and who holds how much of it.

@@ -132,6 +132,32 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// Steps of a policy that decides late are not measured, and all policies do the same number
+// of steps.
+func TestCompareWithALateDecision(t *testing.T) {
+	j := smallJob(t, func(o *Options) { o.Micro, o.Steps = 1, 6 })
+	seen := map[string]*contestant{}
+	j.decided = func(c *contestant) bool {
+		seen[c.name] = c
+		return c.name != "stash" || c.t.StepsDone() >= 5
+	}
+	c, err := j.Compare(context.Background(), "", false, NewProgress(io.Discard, nil, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bad := c.Different(); len(bad) > 0 {
+		t.Errorf("%q differ from the first policy", bad)
+	}
+	for name, x := range seen {
+		if len(x.took) != 1 {
+			t.Errorf("%d steps of %s are measured, want 1", len(x.took), name)
+		}
+	}
+	if len(seen) != len(train.Policies) {
+		t.Errorf("the policies that were asked are %v", seen)
+	}
+}
+
 func interrupted(err error) bool {
 	var e *InterruptedError
 	return errors.As(err, &e) && e.Folder == ""
