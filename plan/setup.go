@@ -164,6 +164,10 @@ type Precision struct {
 	PlainFirst, PlainLast int
 	// ActivationInputFP8 stores the input of the activation function in FP8.
 	ActivationInputFP8 bool
+	// OutputLayer and Attention compute the output layer and the products of attention in
+	// the compute format (fp8-output-proj, fp8-dot-product-attention). Both change time,
+	// not memory.
+	OutputLayer, Attention bool
 }
 
 // Optimizer describes what updates the parameters.

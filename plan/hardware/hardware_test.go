@@ -10,7 +10,7 @@ import (
 
 // SPEC S6.1
 func TestBuiltIn(t *testing.T) {
-	want := []string{"a100", "b200", "gb200", "gb300", "h100", "h200", "mi300x", "tpu-v6e", "tpu-v7x"}
+	want := []string{"a100", "b200", "b300", "gb200", "gb300", "h100", "h200", "mi300x", "tpu-v6e", "tpu-v7x"}
 	if got := Names(); strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Fatalf("names are %v, want %v", got, want)
 	}
