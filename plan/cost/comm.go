@@ -30,14 +30,16 @@ func (t *tally) tensor(l model.Layer) {
 	}
 	bytes := 2 * m.tokens * float64(m.setup.Model.Hidden) * float64(lay.TP-1) / float64(lay.TP)
 	once := Seconds(bytes / m.link(lay.TP, 1))
-	back := 3.0
-	if !lay.SequenceParallel {
-		back = 2
+	// Unless user buffers overlap all of them with products, each pass waits for two. The
+	// backward pass hides the gather of the input behind the product of its gradient.
+	forward, backward := 2.0, 2.0
+	if m.setup.Kernels.TPCommOverlap {
+		forward, backward = 2*exposedTP, 3*exposedTP
 	}
 	add := func(x part) {
 		w := t.workOf(x)
-		w.sentForward += Seconds(2*m.rates.ExposedTP) * once
-		w.sentBackward += Seconds(back*m.rates.ExposedTP) * once
+		w.sentForward += Seconds(forward) * once
+		w.sentBackward += Seconds(backward) * once
 	}
 	switch {
 	case l.Attention != nil || l.MLA != nil || l.DeltaNet != nil || l.Lightning != nil:
@@ -91,11 +93,7 @@ func (t *tally) experts(e *model.MoE) {
 	if e.Latent > 0 {
 		width = float64(e.Latent)
 	}
-	once := m.exchangeRows(e, 2*width)
-	shown := Seconds(m.rates.ExposedEP * once)
-	if m.plainDispatch() {
-		shown = Seconds(m.rates.ExposedPlain * once)
-	}
+	shown := Seconds(m.exchangeRows(e, 2*width))
 	for _, x := range []part{dispatch, combine} {
 		w := t.workOf(x)
 		w.sentForward += shown
@@ -118,7 +116,7 @@ func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
 		// Every rank receives every token.
 		return m.local * float64(group-1) * row / m.link(group, 1)
 	}
-	inside := m.rows(e) * row * (1 - nodes/float64(group)) / (m.gpu.FastLink * m.rates.Link)
+	inside := m.rows(e) * row * (1 - nodes/float64(group)) / (m.gpu.FastLink * fastShare)
 	if nodes <= 1 {
 		return inside
 	}
@@ -129,7 +127,7 @@ func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
 	if !m.plainDispatch() {
 		crossings = nodes * (1 - math.Pow(1-1/nodes, crossings))
 	}
-	outside := m.local * float64(lay.ETP) * crossings * (1 - 1/nodes) * row / (m.gpu.Network * m.rates.Link)
+	outside := m.local * float64(lay.ETP) * crossings * (1 - 1/nodes) * row / (m.gpu.Network * networkShare)
 	return max(inside, outside)
 }
 
@@ -139,8 +137,8 @@ func (m *Model) exchangeRows(e *model.MoE, row float64) float64 {
 func (m *Model) link(ranks, apart int) float64 {
 	g := m.gpu
 	if ranks*apart <= max(g.FastGroup, 1) {
-		return g.FastLink * m.rates.Link
+		return g.FastLink * fastShare
 	}
 	near := min(max(g.FastGroup/apart, 1), ranks)
-	return min(g.FastLink, g.Network*float64(near)) * m.rates.Link
+	return min(g.FastLink*fastShare, g.Network*float64(near)*networkShare)
 }

@@ -151,7 +151,14 @@ func (m *Model) PolicyOf(r plan.Recompute, o plan.Offload) PolicyTimes {
 				bytes = OffloadedBytes(&s, l)
 				moved[model.KindOf(l)] = bytes
 			}
-			c := m.Copies(t, memory.Bytes(float64(bytes)*shares[i%s.Layout.PP]), len(layers), again)
+			bytes = memory.Bytes(float64(bytes) * shares[i%s.Layout.PP])
+			if j < o.Layers {
+				bytes = 0
+				for _, g := range plan.Activations(&s, l) {
+					bytes += g.Bytes
+				}
+			}
+			c := m.Copies(t, bytes, len(layers), again)
 			p.Recompute[i] += again
 			p.Late[i] += c.LateOut + c.LateBack
 			p.Passes[i].Forward += c.LateOut

@@ -126,8 +126,8 @@ func (m *Model) layerTime(l model.Layer) *Layer {
 		w := t.parts[i]
 		p := Part{
 			part: part(i), Flops: w.flops,
-			Forward:  w.forward + w.sentForward,
-			Backward: w.backward + w.sentBackward,
+			Forward:  w.forward + w.sentForward + m.rates.Gap,
+			Backward: w.backward + w.sentBackward + 2*m.rates.Gap,
 		}
 		out.Parts = append(out.Parts, p)
 		out.Forward += p.Forward
@@ -142,40 +142,64 @@ func (m *Model) layerTime(l model.Layer) *Layer {
 
 // launch stretches a layer to the time that the host needs to launch it. The host runs
 // ahead of the device, so launching shows only if it is slower. The backward pass
-// launches twice as much. Products of experts launch work for each expert of the rank,
-// and more of it the narrower the format is, because scales are computed and applied.
+// launches twice as much. Products of experts launch work for each expert of the rank.
+// Formats of one byte launch twice as much as bf16, because scales are computed and applied.
 // The captured parts of a layer are one graph, which is launched like a module, unless the
 // graph is that of the whole step.
 func (m *Model) launch(l *Layer, moe *model.MoE) {
-	var experts float64
+	whole := slices.Contains(m.setup.Graph.Scopes, memory.FullIteration.String())
+	if whole {
+		return
+	}
+	factor := 1 / Seconds(max(m.width, 1))
+	var experts Seconds
 	if moe != nil {
-		experts = float64(moe.Experts) / float64(m.setup.Layout.EP)
+		experts = Seconds(moe.Experts) / Seconds(m.setup.Layout.EP)
+		if m.setup.Layout.OverlapEP {
+			factor *= Seconds(m.rates.Overlapped)
+		}
 	}
 	var host Seconds
 	replays := false
 	for i := range l.Parts {
 		p := &l.Parts[i]
 		if m.captured(p.part, moe != nil) {
+			if replays {
+				continue
+			}
 			replays = true
-			continue
 		}
-		p.Launch = m.rates.Launch
+		p.Launch = factor * m.rates.Launch
 		if p.part == expertFC1 || p.part == expertFC2 {
-			p.Launch += m.rates.LaunchExpert * Seconds(experts) / Seconds(m.width)
+			p.Launch += factor * m.rates.LaunchExpert * experts
 		}
 		host += p.Launch
 	}
-	if replays && !slices.Contains(m.setup.Graph.Scopes, memory.FullIteration.String()) {
-		host += m.rates.Launch
-	}
 	l.Waiting = host > l.Forward
-	forward, backward := max(host/l.Forward, 1), max(2*host/l.Backward, 1)
-	for i := range l.Parts {
-		l.Parts[i].Forward *= forward
-		l.Parts[i].Backward *= backward
+	forward, backward := max(host, l.Forward), max(2*host, l.Backward)
+	if moe != nil && !m.setup.Layout.OverlapEP {
+		forward = l.afterCounts()
 	}
-	l.Forward *= forward
-	l.Backward *= backward
+	for i := range l.Parts {
+		l.Parts[i].Forward *= forward / l.Forward
+		l.Parts[i].Backward *= backward / l.Backward
+	}
+	l.Forward, l.Backward = forward, backward
+}
+
+// afterCounts returns the time of the forward pass from one wait of the host to the next.
+// The host waits in every layer for the number of rows that its experts receive. It then
+// launches the experts, the rest of the layer and the beginning of the next one, and the
+// device has nothing to do until the first of them arrives.
+func (l *Layer) afterCounts() Seconds {
+	first := max(slices.IndexFunc(l.Parts, func(p Part) bool { return p.part == expertFC1 }), 0)
+	var host, device Seconds
+	for i := range l.Parts {
+		p := l.Parts[(first+i)%len(l.Parts)]
+		host += p.Launch
+		device = max(device, host) + p.Forward
+	}
+	return device
 }
 
 // captured reports whether a part of a layer, with experts or without, lies in a captured
@@ -212,11 +236,13 @@ func (l *Layer) hideExchange(t *tally) {
 		}
 		// Forward communication runs behind backward compute and the reverse. Only what
 		// exceeds a share of that compute remains.
+		// The multiprocessors that exchange rows do not compute meanwhile.
 		f, b := max(w.sentForward-l.Backward/2, 0), max(w.sentBackward-l.Forward/2, 0)
-		l.Forward -= w.sentForward - f
-		l.Backward -= w.sentBackward - b
-		p.Forward -= w.sentForward - f
-		p.Backward -= w.sentBackward - b
+		hiddenF, hiddenB := (1-exchangeSMs)*(w.sentForward-f), (1-exchangeSMs)*(w.sentBackward-b)
+		l.Forward -= hiddenF
+		l.Backward -= hiddenB
+		p.Forward -= hiddenF
+		p.Backward -= hiddenB
 	}
 }
 
@@ -275,7 +301,7 @@ func (t *tally) product(x part, p model.Param, l model.Layer) {
 	if x == router {
 		rate, width = m.plain, 2
 	}
-	memory := m.gpu.HBM * m.rates.Memory
+	memory := m.memory
 	// A divided matrix is narrower on one side. The mean of both ways is near enough for
 	// traffic.
 	side := (1 + share) / 2
@@ -283,12 +309,20 @@ func (t *tally) product(x part, p model.Param, l model.Layer) {
 	w := t.workOf(x)
 	w.flops += flops
 	w.forward += Seconds(max(flops/rate, moved/memory))
-	// Gradients of weights are added to an fp32 buffer.
-	w.backward += Seconds(2*max(flops/rate, moved/memory) + 8*weights/memory)
-	if width < 2 {
-		// The input is read in bf16 and written twice, once for each direction of products.
-		// The backward pass does the same with the output's gradient.
-		w.forward += Seconds(rows * side * in * (2 + 2*width) / memory)
-		w.backward += Seconds(rows * side * out * (2 + 2*width) / memory)
+	// Gradients of weights are added to an fp32 buffer by the product itself.
+	w.backward += Seconds(max(flops/rate, moved/memory) + max(flops/rate, (moved+8*weights)/memory))
+	if width == 2 {
+		return
+	}
+	// The input is read in bf16 and written twice, once for each direction of products.
+	// The backward pass does the same with the output's gradient. The fused experts write what lies between their two
+	// products in the narrow format.
+	quantise := 2 + 2*width
+	fused := m.setup.Kernels.OpFuser && p.Split == model.Expert
+	if !fused || x == expertFC1 {
+		w.forward += Seconds(rows * side * in * quantise / memory)
+	}
+	if !fused || x == expertFC2 {
+		w.backward += Seconds(rows * side * out * quantise / memory)
 	}
 }

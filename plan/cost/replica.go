@@ -117,7 +117,7 @@ func (m *Model) replicas(passes []Pass, rank int) (shown, update Seconds) {
 		mine = h.dense/float64(lay.DP()*lay.CP) + h.expert/float64(max(lay.EDP(), 1))
 	}
 	away := s.Optimizer.OffloadFraction
-	update = Seconds(mine * ((1-away)*updateBytes/(m.gpu.HBM*m.rates.Memory) + away*hostUpdate))
+	update = Seconds(mine * ((1-away)*updateBytes/m.memory + away*hostUpdate))
 	return shown, update
 }
 

@@ -75,12 +75,16 @@ func (m *Model) heads(p *Pass) {
 		n += s.Model.MTP.Depth
 	}
 	logits := m.tokens * float64(s.Model.Vocab) / float64(s.Layout.TP)
-	product := Seconds(2 * logits * float64(s.Model.Hidden) / m.plain)
+	rate := m.plain
+	if s.Precision.OutputLayer {
+		rate = m.products
+	}
+	product := Seconds(2 * logits * float64(s.Model.Hidden) / rate)
 	bytes := 24.0
 	if s.Kernels.Loss == "te" || s.Kernels.Loss == "native-fused" {
 		bytes = 8
 	}
-	memory := Seconds(logits * bytes / (m.gpu.HBM * m.rates.Memory))
+	memory := Seconds(logits * bytes / m.memory)
 	p.Forward += Seconds(n) * (product + memory)
 	p.Backward += Seconds(n) * (2*product + memory/2)
 }

@@ -21,14 +21,14 @@ func (t *tally) mixer(l model.Layer) {
 	case l.Attention != nil:
 		a := l.Attention
 		q, kv := float64(a.Heads*a.HeadDim)/tp, float64(a.KVHeads*a.HeadDim)/tp
-		t.attention(q, q, q+2*kv, a.Window)
+		t.attention(float64(a.Heads)/tp, q, q, q+2*kv, a.Window)
 		if a.Rotary {
 			t.stream(qkvLinear, m.tokens*(q+kv), 4, 4)
 		}
 	case l.MLA != nil:
 		a := l.MLA
 		q, v := float64(a.Heads*(a.Nope+a.Rope))/tp, float64(a.Heads*a.V)/tp
-		t.attention(q, v, 2*q+v, 0)
+		t.attention(float64(a.Heads)/tp, q, v, 2*q+v, 0)
 		// The rotation and the joining of each head's two parts read and write q and k.
 		t.stream(mlaUp, m.tokens*2*q, 4, 4)
 	case l.Mamba != nil:
@@ -61,26 +61,39 @@ func (t *tally) mamba(a *model.Mamba) {
 
 // attention adds fused attention over the given channels of scores and values. held is the
 // size of queries, keys and values together.
-func (t *tally) attention(scores, values, held float64, window int) {
+func (t *tally) attention(heads, scores, values, held float64, window int) {
 	m := t.m
 	s := m.setup
 	w := t.workOf(coreAttn)
-	flops := 2 * m.tokens * visibleTokens(s.Batch.Seq, window) * (scores + values)
-	rate, memory := m.gpu.Flops["bf16"]*m.rates.Attention, m.gpu.HBM*m.rates.Memory
-	moved := 2 * m.tokens * (held + values)
+	visible := visibleTokens(s.Batch.Seq, window)
+	flops := 2 * m.tokens * visible * (scores + values)
 	w.flops += flops
+	rate, memory := m.gpu.Flops["bf16"], m.memory
+	if s.Precision.Attention {
+		rate = peak(m.gpu, plan.MXFP8)
+	}
+	// Kernels work in tiles of 128 tokens. They compute the tiles that the mask cuts as
+	// a whole.
+	seen := visible + 64
+	if window > 0 && window < s.Batch.Seq {
+		seen = min(visible+128, float64(s.Batch.Seq)/2+64)
+	}
+	products := flops * seen / visible / rate
+	weights := m.tokens * seen * heads / exponentials(m.gpu)
+	moved := 2 * m.tokens * (held + values)
 	// The backward pass recomputes the scores, so it has five products and the forward pass
 	// two.
-	w.forward += Seconds(max(flops/rate, moved/memory))
-	w.backward += Seconds(max(2.5*flops/rate, 2*moved/memory))
+	w.forward += Seconds(max((products+weights)/m.rates.Attention, moved/memory))
+	w.backward += Seconds(max((2.5*products+2*weights)/m.rates.Attention, 2*moved/memory))
 }
 
 // scan adds the operations of a scan. Its small products run in bf16.
 func (t *tally) scan(flops float64) {
 	w := t.workOf(mambaScan)
 	w.flops += flops
-	w.forward += Seconds(flops / t.m.plain)
-	w.backward += Seconds(2 * flops / t.m.plain)
+	rate := t.m.gpu.Flops["bf16"] * t.m.rates.Scan
+	w.forward += Seconds(flops / rate)
+	w.backward += Seconds(2.5 * flops / rate)
 }
 
 // visibleTokens returns how many tokens a query sees on average under a causal mask: half of the
@@ -124,15 +137,30 @@ func (t *tally) feedForward(l model.Layer) {
 		if e.Latent > 0 {
 			width = float64(e.Latent)
 		}
-		t.activation(moeAct, rows*float64(e.Width)/float64(lay.ETP), e.Gated)
+		if m.setup.Kernels.OpFuser {
+			t.workOf(moeAct) // inside of the products
+		} else {
+			t.activation(moeAct, rows*float64(e.Width)/float64(lay.ETP), e.Gated)
+		}
+		if m.setup.Model.Bias {
+			// The bias of the second product is scaled by the routing weight and added in
+			// fp32, an operation at a time: 28 bytes an element forward, 36 backward.
+			t.stream(expertFC2, rows*width, 28, 36)
+		}
 		if e.SharedWidth > 0 {
 			t.activation(sharedExperts, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
 		}
 		// This is the traffic of fp32 scores, the choice of experts, and the maps.
 		t.stream(router, m.local*float64(e.Experts), 24, 16)
-		t.stream(dispatch, rows*width, 4, 4)
+		// Rows are permuted to the order of experts. The framework's own collectives do so
+		// on both sides of an exchange.
+		permuted := 4.0
+		if m.plainDispatch() {
+			permuted = 8
+		}
+		t.stream(dispatch, rows*width, permuted, permuted)
 		t.stash(l)
-		t.stream(combine, rows*width, 4, 4)
+		t.stream(combine, rows*width, permuted, permuted)
 	default:
 		return
 	}
@@ -167,7 +195,7 @@ func (t *tally) activation(x part, n float64, gated bool) {
 // stream adds traffic of the given bytes for each of n elements.
 func (t *tally) stream(x part, n, forward, backward float64) {
 	w := t.workOf(x)
-	memory := t.m.gpu.HBM * t.m.rates.Memory
+	memory := t.m.memory
 	w.forward += Seconds(n * forward / memory)
 	w.backward += Seconds(n * backward / memory)
 }

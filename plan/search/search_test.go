@@ -338,7 +338,7 @@ func TestDeepSeekPolicy(t *testing.T) {
 func TestStashIsAChoice(t *testing.T) {
 	s := small(t)
 	s.Stash.RankCapacity = 3
-	r, err := Policy(s, Options{Budget: peakOf(t, s) * 7 / 10})
+	r, err := Policy(s, Options{Budget: peakOf(t, s) * 6 / 10})
 	if err != nil {
 		t.Fatal(err)
 	}
