@@ -16,8 +16,9 @@ func newPlanValidate() *cobra.Command {
 		Long: `Predict every case of a file as before its launch. Print the predicted and the measured
 figure with the error of each, the mean absolute error and the worst by kind of case, how
 many cases of each kind were modelled, and why others were skipped. The file is JSON with
-"cases" (arguments of Megatron-LM with what was measured) and "external_cases" (published
-figures). Errors are parts of the measured figure.`,
+"cases" (arguments of Megatron-LM with what was measured), "external_cases" (published
+figures) and "throughput_rows" (published layouts with tokens a second a GPU). Errors are
+parts of the measured figure.`,
 		Example: `  stowage plan validate --cases measured_cases.json
   stowage plan validate --cases measured_cases.json --json`,
 		Args: noArgs,

@@ -38,6 +38,23 @@ func (r *Report) Markdown() string {
 	for _, s := range r.Skipped {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", s.ID, s.Kind, s.Reason)
 	}
+	if len(r.Throughput) == 0 {
+		return b.String()
+	}
+	fmt.Fprintf(&b, "\n%d of %d runs with a throughput modelled. Tokens a second: mean absolute error %.2f %%, worst %+.1f %%.\n\n",
+		len(r.Throughput), len(r.Throughput)+len(r.TimeSkipped), 100*r.TimeMeanAbsError, 100*r.TimeWorst)
+	b.WriteString("| kind | runs | mean abs error | worst | the worst |\n|---|--:|--:|--:|---|\n")
+	for _, k := range r.TimeKinds {
+		fmt.Fprintf(&b, "| %s | %d | %.2f %% | %+.2f %% | %s |\n", k.Kind, k.Rows, 100*k.MeanAbsError, 100*k.Worst, k.WorstID)
+	}
+	b.WriteString("\n| run | kind | predicted tokens a second a GPU | measured | error |\n|---|---|--:|--:|--:|\n")
+	for _, row := range r.Throughput {
+		fmt.Fprintf(&b, "| %s | %s | %.0f | %.0f | %+.2f %% |\n", row.ID, row.Kind, row.Predicted, row.Measured, 100*row.Error)
+	}
+	b.WriteString("\n| skipped | kind | why |\n|---|---|---|\n")
+	for _, s := range r.TimeSkipped {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", s.ID, s.Kind, s.Reason)
+	}
 	return b.String()
 }
 

@@ -76,6 +76,14 @@ type Report struct {
 	MeanAbsError float64  `json:"mean_abs_error"`
 	Worst        float64  `json:"worst"`
 	FalseFits    []string `json:"false_fits"`
+
+	// Throughput, TimeKinds and TimeSkipped are the rows of throughput.
+	// TimeMeanAbsError and TimeWorst are over all that were predicted.
+	Throughput       []TimeRow  `json:"throughput"`
+	TimeKinds        []TimeKind `json:"time_kinds"`
+	TimeSkipped      []Skip     `json:"time_skipped"`
+	TimeMeanAbsError float64    `json:"time_mean_abs_error"`
+	TimeWorst        float64    `json:"time_worst"`
 }
 
 // largeMoE is the peak from which a case counts as large.

@@ -26,6 +26,7 @@ type jsonRow struct {
 func (r *Report) JSON() any {
 	whole := *r
 	whole.Kinds, whole.Skipped, whole.FalseFits, whole.Counts = orEmpty(r.Kinds), orEmpty(r.Skipped), orEmpty(r.FalseFits), orEmpty(r.Counts)
+	whole.Throughput, whole.TimeKinds, whole.TimeSkipped = orEmpty(r.Throughput), orEmpty(r.TimeKinds), orEmpty(r.TimeSkipped)
 	v := jsonReport{Report: &whole, Rows: []jsonRow{}}
 	for _, row := range r.Rows {
 		v.Rows = append(v.Rows, jsonRow{row, row.Error()})
@@ -41,8 +42,37 @@ func orEmpty[T any](list []T) []T {
 	return list
 }
 
-// WriteText writes the report for a terminal.
+// WriteText writes the report for a terminal: cases of memory, then rows of throughput.
 func (r *Report) WriteText(w io.Writer) {
+	if r.Cases > 0 {
+		r.writeMemory(w)
+	}
+	if len(r.Throughput)+len(r.TimeSkipped) == 0 {
+		return
+	}
+	if r.Cases > 0 {
+		fmt.Fprintln(w)
+	}
+	r.writeTime(w)
+}
+
+func (r *Report) writeTime(w io.Writer) {
+	fmt.Fprintf(w, "%-63s  %-6s %9s %9s %8s\n", "run, tokens a second a GPU", "kind", "predicted", "measured", "error")
+	for _, row := range r.Throughput {
+		fmt.Fprintf(w, "%-63s  %-6s %9.0f %9.0f %+7.1f%%\n", shorten(row.ID, 63), row.Kind, row.Predicted, row.Measured, 100*row.Error)
+	}
+	fmt.Fprintf(w, "\n%-6s  %4s  %14s  %7s  %s\n", "kind", "runs", "mean abs error", "worst", "the worst run")
+	for _, k := range r.TimeKinds {
+		fmt.Fprintf(w, "%-6s  %4d  %13.2f%%  %+6.1f%%  %s\n", k.Kind, k.Rows, 100*k.MeanAbsError, 100*k.Worst, k.WorstID)
+	}
+	fmt.Fprintf(w, "\ntokens a second: mean abs error %.2f %%, worst %+.1f %%\n%d of %d runs modelled, %d skipped\n",
+		100*r.TimeMeanAbsError, 100*r.TimeWorst, len(r.Throughput), len(r.Throughput)+len(r.TimeSkipped), len(r.TimeSkipped))
+	for _, s := range r.TimeSkipped {
+		fmt.Fprint(w, planview.Wrap("skipped "+s.ID+": "+s.Reason, "  "))
+	}
+}
+
+func (r *Report) writeMemory(w io.Writer) {
 	fmt.Fprintf(w, "%-49s  %-9s %-8s %4s %9s %9s %8s\n", "case", "kind", "figure", "rank", "predicted", "measured", "error")
 	for _, row := range r.Rows {
 		id := row.ID

@@ -6,14 +6,15 @@
 package planvalidate
 
 // This file owns the format of case files. args.go turns argument maps into setups,
-// external.go and named.go turn published figures into setups, and measure.go owns what
-// was measured.
+// external.go and named.go turn published figures into setups, measure.go owns what was
+// measured, and throughput.go rows of throughput.
 
 import (
 	"encoding/json"
 	"fmt"
 	"slices"
 
+	"github.com/stowage-dev/stowage/internal/planruns"
 	"github.com/stowage-dev/stowage/plan"
 )
 
@@ -21,6 +22,7 @@ import (
 type file struct {
 	Cases    []record `json:"cases"`
 	External []record `json:"external_cases"`
+	Speeds   []speed  `json:"throughput_rows"`
 }
 
 // record is one case. Cases of Megatron-LM's own tests have arguments. Published figures
@@ -53,13 +55,14 @@ func File(data []byte, progress func(done, all int)) (*Report, error) {
 	if err := json.Unmarshal(data, &f); err != nil {
 		return nil, fmt.Errorf("the file of cases is not JSON of the expected form: %w", err)
 	}
-	if len(f.Cases)+len(f.External) == 0 {
-		return nil, fmt.Errorf("the file has neither cases nor external_cases")
+	all := len(f.Cases) + len(f.External) + len(f.Speeds)
+	if all == 0 {
+		return nil, fmt.Errorf("the file has neither cases nor external_cases nor throughput_rows")
 	}
 	r := &Report{}
 	done := func() {
 		if progress != nil {
-			progress(r.Cases, len(f.Cases)+len(f.External))
+			progress(r.Cases+len(r.Throughput)+len(r.TimeSkipped), all)
 		}
 	}
 	for _, c := range f.Cases {
@@ -76,7 +79,13 @@ func File(data []byte, progress func(done, all int)) (*Report, error) {
 		}
 		done()
 	}
+	runs := planruns.All()
+	for _, s := range f.Speeds {
+		r.addSpeed(s, runs)
+		done()
+	}
 	r.summarise()
+	r.summariseTime()
 	return r, nil
 }
 

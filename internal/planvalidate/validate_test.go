@@ -351,8 +351,9 @@ func TestProgress(t *testing.T) {
 			t.Errorf("%d of %d cases are done", n, all)
 		}
 	})
-	if err != nil || len(done) != r.Cases || len(r.Skipped) == 0 {
-		t.Fatalf("%d calls for %d cases, %v", len(done), r.Cases, err)
+	all := r.Cases + len(r.Throughput) + len(r.TimeSkipped)
+	if err != nil || len(done) != all || len(r.Skipped) == 0 {
+		t.Fatalf("%d calls for %d cases and rows, %v", len(done), all, err)
 	}
 	for i, n := range done {
 		if n != i+1 {
