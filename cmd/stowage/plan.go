@@ -125,7 +125,7 @@ func (j *jobFlags) add(cmd *cobra.Command) {
 	f.StringVar(&j.model, "model", "", "a preset's `name`, or a file of one of the next two kinds")
 	f.StringVar(&j.config, "config", "", "a config.json of Hugging Face, or its `folder`")
 	f.StringVar(&j.megatron, "megatron", "", "a `file` of Megatron-LM arguments: a command, a script, YAML or JSON")
-	f.StringVar(&j.launch, "launch", "", "a launch `file` of Megatron-LM, or of DeepSpeed with --model or --config beside it;\nits contents tell which")
+	f.StringVar(&j.launch, "launch", "", "a launch `file` of Megatron-LM, torchtitan (TOML), or DeepSpeed (JSON, with --model or\n--config beside it); its contents tell which")
 	f.StringVar(&j.gpu, "gpu", "", "the hardware's `name`, or a JSON file with its figures")
 	f.IntVar(&j.gpus, "gpus", 0, "the number of `GPUs` (default as few as the layout allows)")
 	f.IntVar(&j.vocab, "vocab", 0, "the vocabulary's `size` if a file leaves it to a tokenizer")

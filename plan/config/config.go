@@ -93,6 +93,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		options.Model = m
 		base = usual(m)
 		if file != nil {
+			if options.GPUs == 0 {
+				options.GPUs = file.GPUs
+			}
 			notes = append(notes, file.Notes...)
 			for name, v := range file.Args {
 				delete(base, name)
@@ -186,7 +189,7 @@ func loadLaunch(name string, model bool) (*launch.File, error) {
 	case file == nil:
 		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "is no launch file that can be read beside a model", Remedy: "give DeepSpeed's JSON, or a file that describes its own model alone"}
 	case file.Model != nil || !model:
-		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "describes a model, and so does Model", Remedy: "keep one of them"}
+		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "describes a model of its own", Remedy: "leave the other model out"}
 	}
 	return file, nil
 }

@@ -70,7 +70,11 @@ func TestModelNotes(t *testing.T) {
 // A launch file of DeepSpeed sets the sharding and the batch of a model. Settings override
 // it.
 func TestLaunch(t *testing.T) {
-	zero3 := "../internal/launch/testdata/deepspeed-zero3.json"
+	zero3, titan := "../internal/launch/testdata/deepspeed-zero3.json", "../internal/launch/testdata/torchtitan-llama3-8b.toml"
+	file, _, err := Resolve(Input{Model: titan})
+	if err != nil || file.Layout.World != 64 || file.Model.Name != "llama3 8B" || file.Batch != (plan.Batch{Micro: 1, Global: 32, Seq: 8192}) || file.Layout.FSDP.Outer != 2 {
+		t.Errorf("the file of torchtitan is read as %+v, %v", file, err)
+	}
 	s, notes, err := Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--tp 2")})
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +93,7 @@ func TestLaunch(t *testing.T) {
 		words []string
 	}{
 		{Input{Model: zero3}, []string{"Model", "DeepSpeed", "names no model"}},
+		{Input{Model: "llama-3-8b", Launch: titan}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: "config_test.go"}, []string{"Launch", "no launch file"}},
 		{Input{Model: "llama-3-8b", Launch: "missing.json"}, []string{"Launch", "missing.json"}},
 	} {

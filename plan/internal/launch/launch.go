@@ -24,6 +24,8 @@ type File struct {
 	Model *model.Model
 	// Args are settings by the names of Megatron-LM's flags, without dashes.
 	Args map[string]any
+	// GPUs is the number of GPUs that the file lays out, or zero.
+	GPUs int
 	// Accumulation is the number of microbatches of a step, if the file states it in
 	// place of a global batch. Otherwise it is zero.
 	Accumulation int
@@ -37,6 +39,9 @@ type File struct {
 func Parse(data []byte) (*File, error) {
 	if keys := deepSpeedKeys(data); keys != nil {
 		return deepSpeed(keys)
+	}
+	if isTitan(data) {
+		return titan(data)
 	}
 	return nil, nil
 }

@@ -31,6 +31,9 @@ func (f *File) text() string {
 	for _, name := range slices.Sorted(maps.Keys(f.Args)) {
 		fmt.Fprintf(&b, "%s: %v\n", name, f.Args[name])
 	}
+	if f.GPUs > 0 {
+		fmt.Fprintf(&b, "GPUs: %d\n", f.GPUs)
+	}
 	if f.Accumulation > 0 {
 		fmt.Fprintf(&b, "microbatches of a step: %d\n", f.Accumulation)
 	}
