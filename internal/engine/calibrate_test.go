@@ -5,7 +5,9 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,6 +54,49 @@ func TestDisturbedSteps(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// The time that recomputing takes is the shorter of two: that of the second step if the
+// first was slow, and that of the first for a group that was slower in the second.
+func TestRetime(t *testing.T) {
+	c := on(0, Config{ByHand: hand("core_attn")})
+	c.layers, c.work, c.dry, c.pipeline.Microbatches = 2, 500*time.Microsecond, true, 1
+	late := memory.Unit{Name: "mlp_norm", Layer: 1}
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		l.fail = func(g memory.GroupID) error {
+			if l.calls == 2 {
+				l.work = c.work
+			}
+			if l.calls == 2 && g.Unit() == late {
+				l.work *= 20
+			}
+			return nil
+		}
+		l.work = 10 * c.work
+		for range 3 {
+			if err := l.one(l.key(), rng); err != nil {
+				return err
+			}
+			l.work = c.work
+		}
+		seen := 0
+		for u, f := range l.rt.Profile(l.key()).Units {
+			want := c.work
+			if u == late {
+				want *= 10
+			}
+			if f.Recompute == 0 {
+				continue
+			}
+			if seen++; f.Recompute != want {
+				t.Errorf("recomputing %v takes %v, want %v", u, f.Recompute, want)
+			}
+		}
+		if seen < 2 {
+			t.Errorf("%d units can be recomputed", seen)
+		}
+		return nil
+	})
 }
 
 // The times of a tape are put into another one of the same calls, whichever of the
@@ -228,6 +273,53 @@ func TestRecomputeLeavesRoom(t *testing.T) {
 					return fmt.Errorf("%d %% of the memory, step %d: %w", share, i, err)
 				}
 				l.work = quick
+			}
+			return nil
+		})
+	}
+}
+
+// A decision to recompute that takes the place of one that works leaves room for what the
+// largest recomputed group loads and makes again. If there is none, nothing is recomputed.
+// The budget of both is the one that was given.
+func TestSpareRoom(t *testing.T) {
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: 30 * time.Millisecond, dry: true}
+	c.pipeline.Microbatches = 1
+	all := extent(t, on(0, Config{}).like(c))
+	for _, x := range []struct {
+		share memory.Bytes // per cent of what is saved
+		fits  bool
+	}{{38, false}, {61, true}} {
+		c := c
+		c.SavedLimit, c.Links = all*x.share/100/256*256, memory.Links{Out: 4e6, In: 4e6}
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			if err := l.train(1, rng); err != nil { // copies hide
+				return err
+			}
+			p := *l.rt.Profile(l.key())
+			p.Units, p.Tape.Ops = maps.Clone(p.Units), slices.Clone(p.Tape.Ops)
+			for u, f := range p.Units {
+				f.Recompute /= 30
+				p.Units[u] = f
+			}
+			for i := range p.Tape.Ops {
+				p.Tape.Ops[i].At /= 30
+			}
+			p.Tape.Span /= 30
+			both := policy.Allowed{Offload: true, Recompute: true}
+			d, err := policy.Solve(&p, l.Links, l.rt.off.Config(), c.SavedLimit, both)
+			if err != nil || !recomputes(d) {
+				return fmt.Errorf("%d %%: nothing is recomputed, %w", x.share, err)
+			}
+			var largest memory.Bytes
+			for _, u := range d.Forecast.Units {
+				if u.Choice == memory.Recompute {
+					largest = max(largest, u.Bytes)
+				}
+			}
+			e := l.rt.withSpareRoom(&p, d, both)
+			if recomputes(e) != x.fits || x.fits && e.Forecast.Extent > c.SavedLimit-2*largest || e.Budget != c.SavedLimit {
+				t.Errorf("%d %%: recomputes is %v, takes %v of %v, with groups of %v; the budget is %v", x.share, recomputes(e), e.Forecast.Extent, c.SavedLimit, largest, e.Budget)
 			}
 			return nil
 		})
