@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/stash"
@@ -324,4 +326,39 @@ func TestSpareRoom(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// A step that is recorded with recomputed groups and finds no room for them fails. The steps
+// after it recompute nothing.
+func TestNoRoomToRecompute(t *testing.T) {
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: time.Millisecond, dry: true}
+	c.pipeline.Microbatches = 1
+	c.SavedLimit, c.Links = extent(t, on(0, Config{}).like(c))*61/100/256*256, memory.Links{Out: 4e6, In: 4e6}
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		full := &device.OutOfMemory{Kind: memory.Device}
+		l.fail = func(g memory.GroupID) error {
+			if l.calls == 2 && g.Name == "moe_act" {
+				return full
+			}
+			return nil
+		}
+		if err := l.train(1, rng); err != nil {
+			return err
+		}
+		if k := l.rt.keys[l.key()]; k.known || k.first == nil || !recomputes(k.first) {
+			t.Errorf("known is %v, with a first decision of %+v", k.known, k.first)
+		}
+		if err := l.train(1, rng); !errors.Is(err, full) {
+			return fmt.Errorf("a step without room: %w", err)
+		}
+		for i := range 3 {
+			if err := l.train(1, rng); err != nil {
+				return err
+			}
+			if d := l.rt.Decision(l.key()); d == nil || recomputes(d) {
+				t.Errorf("step %d after the one that failed: %+v is decided", i+1, d)
+			}
+		}
+		return nil
+	})
 }
