@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -37,6 +38,38 @@ func TestSetsUnderABudget(t *testing.T) {
 		if peak := l.dev.Memory().Kind[memory.Device].Peak; peak > l.Budget || f.Extent > l.Budget {
 			t.Errorf("the device held %v, with a forecast of %v, of a budget of %v", peak, f.Extent, l.Budget)
 		}
+		return err
+	})
+}
+
+// A decision that has pages in place of a set gives the set back before it takes the pages,
+// so that the device does not hold both.
+func TestPagesInPlaceOfASet(t *testing.T) {
+	must(t, rowBudget(), func(l *loop, rng *rand.Rand) error {
+		if err := l.train(3, rng); err != nil {
+			return err
+		}
+		k, d := l.rt.keys[l.key()], *l.rt.Decision(l.key())
+		f, use := &d.Forecast, func() device.KindUsage { return l.dev.Memory().Kind[memory.Device] }
+		more := schedule.Pages(f.SetBytes / l.rt.stash.Page())
+		if f.Sets != 1 || more == 0 {
+			t.Errorf("%d sets of %v, and pages of %v", f.Sets, f.SetBytes, l.rt.stash.Page())
+		}
+		rest, err := l.dev.Alloc(memory.Device, use().Peak-use().Current, "test") // now it holds as much as ever
+		if err != nil {
+			return err
+		}
+		before := use().Peak
+		f.Sets, f.DevicePages = 0, f.DevicePages+more
+		f.SetBytes -= memory.Bytes(more) * l.rt.stash.Page() // activations keep their memory
+		err = l.rt.apply(k, &d, k.profile)
+		if n := l.rt.stash.Store().Pages(stash.Device); n != f.DevicePages || !slices.Equal(l.rt.stash.Sets(), []int{1}) {
+			t.Errorf("%d device pages of %d, and %d sets", n, f.DevicePages, l.rt.stash.Sets())
+		}
+		if after := use().Peak; after > before {
+			t.Errorf("the device held %v, and %v before", after, before)
+		}
+		l.compute.Free(rest)
 		return err
 	})
 }
