@@ -323,6 +323,14 @@ func TestSpareRoom(t *testing.T) {
 			if recomputes(e) != x.fits || x.fits && e.Forecast.Extent > c.SavedLimit-2*largest || e.Budget != c.SavedLimit {
 				t.Errorf("%d %%: recomputes is %v, takes %v of %v, with groups of %v; the budget is %v", x.share, recomputes(e), e.Forecast.Extent, c.SavedLimit, largest, e.Budget)
 			}
+			k := &learned{again: true} // earlier steps went well
+			again, err := l.rt.solve(&p, k)
+			if again == nil {
+				again = k.first
+			}
+			if err != nil || again.Forecast.Extent != e.Forecast.Extent || (k.first != nil) != x.fits {
+				t.Errorf("%d %%: after a first step that was recorded anew %v are taken, and not %v; %v", x.share, again.Forecast.Extent, e.Forecast.Extent, err)
+			}
 			return nil
 		})
 	}

@@ -56,6 +56,22 @@ func TestSimulateByPencil(t *testing.T) {
 	}
 }
 
+// A graph waits for copies where it begins. So a window ends there, and not at a load in the
+// graph: both modules are loaded in one that begins at 20.
+func TestWindowsOfGraphs(t *testing.T) {
+	p := record(single, 1, module{"a", 100, 10 * ms, 20 * ms}, module{"b", 100, 10 * ms, 20 * ms})
+	at := slices.IndexFunc(p.Tape.Ops, func(op residency.Op) bool { return op.Kind == residency.OpLoad })
+	p.Tape.Ops = slices.Insert(p.Tape.Ops, at, residency.Op{Kind: residency.OpBeginScope, At: 20 * ms})
+	p.Tape.Ops = append(p.Tape.Ops, residency.Op{Kind: residency.OpEndScope, At: 60 * ms})
+	f, err := Simulate(p, nil, nil, slow, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := f.Units[0].Window, f.Units[1].Window; a != 10*ms || b != 0 {
+		t.Errorf("windows of %v and %v", a, b)
+	}
+}
+
 // Both directions at once. Microbatch 0's a comes back while microbatch 1's leaves.
 // a works 10 ms, saves 100 bytes; order: forward 0, forward 1, backward 0, backward
 // 1 of 10 ms each.
