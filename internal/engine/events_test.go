@@ -12,6 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
@@ -64,6 +65,58 @@ func TestTraceBalances(t *testing.T) {
 			balances(t, tr, steps, s)
 			watchedToo(t, tr)
 		})
+	}
+}
+
+// Two keys whose steps are captured as a whole replay in turn: each step has the events of
+// its own key.
+func TestTraceOfTwoKeys(t *testing.T) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{Compute: "compute"}, 0)
+	c := on(0, Config{Scopes: whole, ByHand: hand("core_attn", "moe_act"), Trace: w})
+	const rounds = 6
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		half, err := schedule.Pipeline{Ranks: 1, Chunks: 1, Microbatches: 1}.Passes(0)
+		if err != nil {
+			return err
+		}
+		for range rounds {
+			if err := l.one(l.key(), rng); err != nil {
+				return err
+			}
+			long := l.passes
+			l.passes = half
+			err := l.one(memory.Key{Microbatches: 1}, rng)
+			if l.passes = long; err != nil {
+				return err
+			}
+		}
+		if g := l.rt.Summary(l.key()).Graphs; g.Captures != 2 || g.Replays == 0 {
+			t.Errorf("the graphs: %+v", g)
+		}
+		return w.Close()
+	})
+	tr, err := trace.Read(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var saves []int // of each step
+	for e := range tr.All() {
+		switch e.Kind {
+		case trace.Begin:
+			saves = append(saves, 0)
+		case trace.Save:
+			saves[len(saves)-1]++
+		}
+	}
+	if len(saves) != 2*rounds {
+		t.Fatalf("%d steps", len(saves))
+	}
+	for i, n := range saves[2:] {
+		if n != saves[i] || n == saves[i+1] {
+			t.Errorf("step %d: the groups of all steps are %d", i+2, saves)
+			break
+		}
 	}
 }
 
