@@ -110,3 +110,40 @@ func holds(t *testing.T, tr *trace.Trace, steps int, peak int64, u device.Usage)
 		t.Errorf("streams %v did %v", streams, seen)
 	}
 }
+
+// counted is a device that counts how often it is closed.
+type counted struct {
+	device.Device
+	closed int
+}
+
+func (d *counted) Close() error {
+	d.closed++
+	return d.Device.Close()
+}
+
+// The links are measured on a device of its own, which is closed before the first step.
+func TestMeasuringClosesItsDevice(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	var err error
+	if c.Memory, err = NamedMemory("offload", 0); err != nil {
+		t.Fatal(err)
+	}
+	c.Memory.Links = memory.Links{}
+	dev := &counted{}
+	c.Measure = func() (device.Device, error) {
+		inner, err := cpu.Open(cpu.Options{})
+		dev.Device = inner
+		return dev, err
+	}
+	tr, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dev.Device == nil || dev.closed != 1 {
+		t.Errorf("the device of the measurement was opened: %v, and closed %d times", dev.Device != nil, dev.closed)
+	}
+	if err := tr.Close(); err != nil {
+		t.Error(err)
+	}
+}
