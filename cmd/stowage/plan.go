@@ -79,7 +79,7 @@ func newPlan() *cobra.Command {
 	flags.StringVar(&f.search, "search", "", "search a `policy` or a layout, or none")
 	flags.StringArrayVar(&f.compare, "compare", nil, "compare two `files`: reports that --json printed, or Megatron-LM arguments")
 	flags.StringVar(&f.rank, "rank", "heaviest", "the `rank` whose parts are listed: a number, heaviest, all or none")
-	flags.StringVar(&f.flags, "flags", "", "print only the flags for `megatron`, maxtext or stowage")
+	flags.StringVar(&f.flags, "flags", "", "print only the flags for `megatron`, maxtext or stowage, or the changes\nto the flags in a file")
 	flags.StringVar(&f.html, "html", "", "write a page with pictures to this `file`")
 	f.asJSON = jsonFlag(cmd)
 	settingsUsage(cmd)
@@ -116,6 +116,7 @@ var planHints = planview.Hints{
 	NoBudget:   "give --gpu or --budget to see whether the job fits",
 	TooLarge:   "--search policy finds the fastest memory policy that fits, --search layout the fastest layout",
 	OtherFlags: "--flags maxtext and --flags stowage print the others",
+	AllFlags:   "--flags megatron prints all of them",
 }
 
 // add declares the flags of a job.
@@ -150,13 +151,13 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 		return err
 	}
 	if f.flags != "" && !slices.Contains(planTargets, f.flags) {
-		return usagef("--flags %s is unknown; choose megatron, maxtext or stowage", f.flags)
+		return usagef("--flags %s is unknown; choose megatron, changes, maxtext or stowage", f.flags)
 	}
 	s, notes, err := f.job.setup(w)
 	if err != nil {
 		return err
 	}
-	r, err := f.report(cmd, s, commandLine(cmd, args))
+	r, err := f.report(cmd, s, f.job.given(s), commandLine(cmd, args))
 	if err != nil {
 		return err
 	}
@@ -180,8 +181,9 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.flags != "":
-		i := slices.IndexFunc(r.Flags, func(x planview.Flags) bool { return x.For == f.flags })
-		fmt.Fprintln(out, strings.TrimRight(r.Flags[i].Text, "\n"))
+		if err := f.printFlags(cmd, r); err != nil {
+			return err
+		}
 	case *f.asJSON:
 		if err := printJSON(cmd, r); err != nil {
 			return err
@@ -196,18 +198,42 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	return nil
 }
 
+// printFlags prints the flags alone.
+func (f *planFlags) printFlags(cmd *cobra.Command, r *planview.Report) error {
+	out := cmd.OutOrStdout()
+	target := f.flags
+	if target == "changes" {
+		target = "megatron"
+	}
+	x := r.Flags[slices.IndexFunc(r.Flags, func(x planview.Flags) bool { return x.For == target })]
+	switch {
+	case target == f.flags:
+		fmt.Fprintln(out, strings.TrimRight(x.Text, "\n"))
+	case x.File == "":
+		return usagef("--flags changes compares with the flags in a file; name it with --megatron, or write --flags megatron")
+	default:
+		for _, c := range x.Changes {
+			fmt.Fprintln(out, c)
+		}
+	}
+	for _, n := range x.Notes { // beside the flags, which a script may read
+		fmt.Fprint(cmd.ErrOrStderr(), planview.Wrap("note: "+n, ""))
+	}
+	return nil
+}
+
 // planTargets are the values of --flags.
-var planTargets = []string{"megatron", "maxtext", "stowage"}
+var planTargets = []string{"megatron", "changes", "maxtext", "stowage"}
 
 // report makes the report that the flags ask for.
-func (f *planFlags) report(cmd *cobra.Command, s *plan.Setup, command string) (*planview.Report, error) {
+func (f *planFlags) report(cmd *cobra.Command, s *plan.Setup, given *planview.Given, command string) (*planview.Report, error) {
 	over, err := f.searched(s)
 	if err != nil {
 		return nil, err
 	}
 	m := measure(cmd, "planning")
 	defer m.end()
-	q := planview.Request{Setup: s, Search: over, Command: command, BudgetFrom: f.budgetFrom(s), Progress: m.at}
+	q := planview.Request{Setup: s, Search: over, Given: given, Command: command, BudgetFrom: f.budgetFrom(s), Progress: m.at}
 	r, err := planview.New(q)
 	if err != nil {
 		return nil, reportError(err, q)

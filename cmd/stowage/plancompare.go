@@ -78,6 +78,6 @@ func (f *planFlags) side(cmd *cobra.Command, name string, w planWords) (r *planv
 	if err != nil {
 		return nil, false, err
 	}
-	r, err = one.report(cmd, s, "")
+	r, err = one.report(cmd, s, nil, "")
 	return r, false, err
 }

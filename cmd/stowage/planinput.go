@@ -35,6 +35,29 @@ type jobFlags struct {
 	// modelFlag is the flag that named the model, for errors about it.
 	modelFlag string
 	counted   int // expert ranks of the routing counts that --routing names
+	input     config.Input
+	args      map[string]any // the arguments of Megatron-LM that the job was made of
+}
+
+// given returns the arguments that describe the job, to say what must change in them: those
+// of a file without the settings of the command line, or all if a model has none. It returns
+// nil if neither is known.
+func (j *jobFlags) given(s *plan.Setup) *planview.Given {
+	if _, err := model.Preset(j.model); j.config != "" || j.model != "" && err == nil {
+		return &planview.Given{Args: j.args, Setup: s}
+	}
+	if j.megatron == "" {
+		return nil
+	}
+	g := &planview.Given{File: j.megatron, Args: j.args, Setup: s}
+	in := j.input
+	in.Settings, in.Args = nil, func(args map[string]any) { g.Args = args }
+	if own, _, err := config.Resolve(in); err == nil {
+		g.Setup = own
+	} else {
+		g.Args = j.args // the file needs settings, so they count as its own
+	}
+	return g
 }
 
 // files returns the files that the flags may name.
@@ -69,6 +92,8 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if err := j.route(in.Settings); err != nil {
 		return nil, nil, err
 	}
+	in.Args = func(args map[string]any) { j.args = args }
+	j.input = in
 	s, notes, err := config.Resolve(in)
 	if refused := j.refusal(err); refused != nil {
 		return nil, nil, refused

@@ -29,6 +29,8 @@ const (
 type Request struct {
 	Setup  *plan.Setup
 	Search SearchSpace
+	// Given is the arguments of Megatron-LM that the setup was made of. It may be nil.
+	Given *Given
 	// Command is the command line that asked, and BudgetFrom says where the budget
 	// comes from. The report repeats both.
 	Command, BudgetFrom string
@@ -60,7 +62,7 @@ func New(q Request) (*Report, error) {
 			return nil, err
 		}
 	}
-	r.Flags = flagsReport(p.Setup)
+	r.Flags = flagsReport(p.Setup, q.Given)
 	return r, nil
 }
 

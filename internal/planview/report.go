@@ -261,6 +261,10 @@ type Time struct {
 type Flags struct {
 	For  string `json:"for"` // "megatron", "maxtext", "stowage"
 	Text string `json:"text"`
+	// File names the file that the job came in, if the flags are its own after some
+	// changes. Changes lists those, a line each: "- --name old" or "+ --name new".
+	File    string   `json:"file,omitempty"`
+	Changes []string `json:"changes,omitempty"`
 	// Notes lists what the program cannot be asked for, a sentence each.
 	Notes []string `json:"notes"`
 }

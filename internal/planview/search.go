@@ -106,15 +106,25 @@ func policyWords(s *plan.Setup) string {
 	return strings.Join(parts, "; ")
 }
 
-// flagsReport returns the flags that ask each program for a setup.
-func flagsReport(s *plan.Setup) []Flags {
+// flagsReport returns the flags that ask each program for a setup. given may be nil.
+func flagsReport(s *plan.Setup, given *Given) []Flags {
 	said := megatron.Closest(s)
-	notes := append(orEmpty(megatron.Unsaid(s)), saidInstead(s, said)...)
-	if env := megatron.Environment(s); len(env) > 0 {
-		notes = append(notes, "the flags need in the environment: "+strings.Join(env, " "))
+	f := Flags{For: "megatron", Notes: append(orEmpty(megatron.Unsaid(s)), saidInstead(s, said)...)}
+	words, env := megatron.Flags(said), megatron.Environment(s)
+	if given != nil {
+		if all, changes, ok := given.changed(said); ok {
+			words = all
+			if given.File != "" {
+				f.File, f.Changes, env = given.File, orEmpty(changes), newVariables(given.Setup, s)
+			}
+		}
+	}
+	f.Text = megatron.CommandLine(words)
+	if len(env) > 0 {
+		f.Notes = append(f.Notes, "the flags need in the environment: "+strings.Join(env, " "))
 	}
 	return []Flags{
-		{For: "megatron", Text: megatron.CommandLine(megatron.Flags(said)), Notes: notes},
+		f,
 		{For: "maxtext", Text: strings.TrimRight(maxtext.Config(s), "\n"), Notes: []string{}},
 		{For: "stowage", Text: "stowage train " + strings.Join(config.TrainFlags(s), " "), Notes: config.TrainUnsaid(s)},
 	}

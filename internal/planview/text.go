@@ -23,6 +23,7 @@ type Hints struct {
 	NoBudget   string // there is no budget that the job could fit
 	TooLarge   string // the job does not fit, and nothing was searched
 	OtherFlags string // there are flags for programs other than Megatron-LM
+	AllFlags   string // only the flags that change are shown
 }
 
 // WriteText writes the report for a terminal. detail lists the ranks whose parts it
@@ -39,8 +40,7 @@ func (r *Report) WriteText(w io.Writer, detail []int, hints Hints) {
 	writeTime(w, r.Time)
 	for _, f := range r.Flags {
 		if f.For == "megatron" {
-			fmt.Fprintf(w, "\nflags for Megatron-LM (%s)\n%s", hints.OtherFlags, packFlags(f.Text))
-			writeNotes(w, f.Notes)
+			writeFlags(w, f, hints)
 		}
 	}
 	writeNotes(w, r.Warnings)
@@ -234,6 +234,22 @@ func writeNotes(w io.Writer, all []string) {
 	for _, n := range all {
 		fmt.Fprint(w, Wrap("note: "+n, ""))
 	}
+}
+
+// writeFlags writes what to change in the flags that the job came with, or all flags.
+func writeFlags(w io.Writer, f Flags, hints Hints) {
+	switch {
+	case f.File == "":
+		fmt.Fprintf(w, "\nflags for Megatron-LM (%s)\n%s", hints.OtherFlags, packFlags(f.Text))
+	case len(f.Changes) == 0:
+		fmt.Fprintf(w, "\n%s", Wrap(fmt.Sprintf("the flags in %s stay as they are (%s)", f.File, hints.AllFlags), ""))
+	default:
+		fmt.Fprintf(w, "\n%s", Wrap(fmt.Sprintf("change the flags in %s; all others stay (%s)", f.File, hints.AllFlags), ""))
+		for _, c := range f.Changes {
+			fmt.Fprintf(w, "  %s\n", c)
+		}
+	}
+	writeNotes(w, f.Notes)
 }
 
 // packFlags puts flags that stand on a line each into as few lines as possible.

@@ -48,6 +48,9 @@ type Input struct {
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for what the hardware leaves.
 	Budget memory.Bytes
+	// Args, if it is not nil, is told the arguments of Megatron-LM that the setup is made
+	// of. The settings are among them.
+	Args func(map[string]any)
 }
 
 // Resolve returns the setup, and notes about what it assumed or left out, a sentence
@@ -109,6 +112,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	delete(base, growing)
 	maps.Copy(said, base)
 	args := merge(said, settings)
+	if in.Args != nil {
+		in.Args(maps.Clone(args))
+	}
 	s, warnings, err := megatron.FromArgs(args, options)
 	if err != nil {
 		return nil, nil, err

@@ -3,11 +3,14 @@
 package config
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
 )
 
 // TrainFlags returns the flags that ask stowage train for a setup. [TrainUnsaid] lists
@@ -16,12 +19,13 @@ func TrainFlags(s *plan.Setup) []string {
 	l, out := s.Layout, []string{}
 	set := func(name string, values ...string) { out = append(append(out, "--"+name), values...) }
 	count := func(name string, n int) { set(name, strconv.Itoa(n)) }
-	if s.Model.Name != "" {
+	if isPreset(s) {
 		set("model", s.Model.Name)
 	}
-	count("pp", l.PP)
-	if l.VPP > 1 {
-		count("vpp", l.VPP)
+	pp, vpp := trainStages(s)
+	count("pp", pp)
+	if vpp > 1 {
+		count("vpp", vpp)
 	}
 	count("ep", l.EP)
 	count("dp", l.DP())
@@ -66,6 +70,24 @@ func TrainFlags(s *plan.Setup) []string {
 	return out
 }
 
+func isPreset(s *plan.Setup) bool {
+	_, err := model.Preset(s.Model.Name)
+	return err == nil
+}
+
+// trainStages returns the degrees of a pipeline that the trainer accepts: all stages have
+// the same number of layers. If the setup's have not, it takes fewer.
+func trainStages(s *plan.Setup) (pp, vpp int) {
+	layers, pp, vpp := len(s.Model.Layers), s.Layout.PP, s.Layout.VPP
+	if layers%(pp*vpp) == 0 {
+		return pp, vpp
+	}
+	for layers%pp != 0 {
+		pp--
+	}
+	return pp, 1
+}
+
 // trainScopes are the captured scopes that the trainer has.
 func trainScopes(s *plan.Setup) (out []string) {
 	for _, name := range s.Graph.Scopes {
@@ -79,12 +101,14 @@ func trainScopes(s *plan.Setup) (out []string) {
 // TrainUnsaid lists what stowage train cannot be asked for, a sentence for each.
 func TrainUnsaid(s *plan.Setup) []string {
 	l, o, out := s.Layout, s.Offload, []string{}
+	pp, vpp := trainStages(s)
 	for _, c := range []struct {
 		lost bool
 		text string
 	}{
 		{l.TP > 1 || l.CP > 1 || l.ETP > 1, "stowage train has no tensor and no context parallelism; the flags leave them out"},
-		{len(s.Model.Layers)%(l.PP*l.VPP) != 0, "stowage train gives every stage as many layers as the next; choose a number of stages that divides them"},
+		{!isPreset(s), "stowage train takes a preset or a Hugging Face config.json; add --model with one that describes " + cmp.Or(s.Model.Name, "the model")},
+		{pp != l.PP || vpp != l.VPP, fmt.Sprintf("stowage train gives every stage as many layers as the next, and %d stages do not divide %d layers; the flags have --pp %d", l.PP*l.VPP, len(s.Model.Layers), pp)},
 		{s.Precision.Params == plan.FP16 || s.Precision.Compute > plan.FP16, "stowage train computes in bf16 or fp32; the flags ask for bf16"},
 		{l.FSDP.Shard == plan.ShardOptimizer || l.FSDP.Shard == plan.ShardGradients, "stowage train shards parameters or nothing; with the flags every replica has the whole optimiser"},
 		{s.Recompute.Full, "stowage train recomputes modules, not whole layers; the flags recompute nothing; a budget alone lets it choose"},
