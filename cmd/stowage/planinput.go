@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +32,9 @@ type jobFlags struct {
 	gpu                     string
 	gpus, vocab             int
 	budget, routing         string
+	env                     []string // NAME=VALUE
+
+	stdin func() io.Reader // what --megatron - reads
 
 	// modelFlag is the flag that named the model, for errors about it.
 	modelFlag string
@@ -82,6 +86,15 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if j.modelFlag != "--launch" {
 		in.Launch = j.launch
 	}
+	if in.Env, err = j.environment(); err != nil {
+		return nil, nil, err
+	}
+	if j.megatron == "-" {
+		in.Model = "stdin"
+		if in.Data, err = j.standardInput(); err != nil {
+			return nil, nil, err
+		}
+	}
 	if j.budget != "" {
 		n, err := memory.ParseBytes(j.budget)
 		if err != nil {
@@ -122,6 +135,34 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	return s, notes, nil
 }
 
+// environment returns the variables of --env.
+func (j *jobFlags) environment() (map[string]string, error) {
+	env := map[string]string{}
+	for _, pair := range j.env {
+		name, value, ok := strings.Cut(pair, "=")
+		if !ok || name == "" || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+			return nil, usagef("--env %s: expected a variable of the file with its value, such as NODES=4", pair)
+		}
+		env[name] = value
+	}
+	if len(env) > 0 && j.megatron+j.launch == "" && !strings.Contains(j.model, ".") {
+		return nil, usagef("--env changes nothing without a file of arguments; give --megatron FILE, or leave it out")
+	}
+	return env, nil
+}
+
+// standardInput reads the file that --megatron - stands for.
+func (j *jobFlags) standardInput() ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
+	switch {
+	case err != nil:
+		return nil, usagef("--megatron -: standard input cannot be read: %v", input.Cause(err))
+	case len(data) > input.Settings:
+		return nil, usagef("--megatron -: standard input is larger than %s, the most that is read of such a file", memory.Bytes(input.Settings).Short())
+	}
+	return append([]byte{}, data...), nil
+}
+
 // refusal returns the error about a job that the planner does not model, or nil. The
 // command line is right and there is no answer, so it is no error of usage, except for a
 // file that holds no job.
@@ -135,7 +176,17 @@ func (j *jobFlags) refusal(err error) error {
 		flag = "--launch"
 	}
 	if refused.NoJob {
-		return usagef("%s %s: %s", flag, where, refused.Text)
+		remedy := ""
+		if n := len(refused.Variables); n > 0 {
+			remedy = "; give "
+			for i, v := range refused.Variables {
+				remedy += []string{"", " and "}[min(i, 1)] + "--env " + v + "=VALUE"
+			}
+			if n > 3 {
+				remedy = fmt.Sprintf("; give --env NAME=VALUE for each of %s", strings.Join(refused.Variables, ", "))
+			}
+		}
+		return usagef("%s %s: %s%s", flag, where, refused.Text, remedy)
 	}
 	return fmt.Errorf("%s %s: cannot say: %s", flag, where, refused.Text)
 }
@@ -216,7 +267,7 @@ func (j *jobFlags) source(settings map[string][]string) (name string, err error)
 	if j.modelFlag == "" {
 		j.modelFlag = flags[0]
 	}
-	if flags[0] == "--model" {
+	if flags[0] == "--model" || flags[0] == "--megatron" && found[0] == "-" {
 		return found[0], nil
 	}
 	// The flag means a file, even if a preset has the same name.

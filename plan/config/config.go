@@ -36,6 +36,9 @@ type Input struct {
 	// Launch is the path of a launch file of another system, whose settings apply to
 	// Model. It may be empty.
 	Launch string
+	// Data is the contents of the file that Model names, if it was read already, as from
+	// standard input.
+	Data []byte
 	// Hardware is a built-in name or the path of a JSON file. It may be empty.
 	Hardware string
 	GPUs     int
@@ -45,6 +48,8 @@ type Input struct {
 	// Vocab is the size of the vocabulary if a file of arguments leaves it to a
 	// tokenizer.
 	Vocab int
+	// Env has variables that a file of arguments takes from its environment.
+	Env map[string]string
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for what the hardware leaves.
 	Budget memory.Bytes
@@ -72,7 +77,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		}
 		options.Hardware = gpu
 	}
-	m, base, file, err := loadModel(in.Model)
+	m, base, file, err := in.loadModel()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -210,7 +215,15 @@ func asked(setting, name string, err error) error {
 }
 
 // loadModel returns a model, or the arguments of a file. A launch file comes with its model.
-func loadModel(name string) (*model.Model, map[string]any, *launch.File, error) {
+func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error) {
+	name, env := in.Model, in.Env
+	if in.Data != nil {
+		if yamlLine.Match(in.Data) {
+			name += ".yaml"
+		}
+		m, args, err := parseModel(name, in.Data, env)
+		return m, args, nil, err
+	}
 	if name == "" {
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
 	}
@@ -243,9 +256,12 @@ func loadModel(name string) (*model.Model, map[string]any, *launch.File, error) 
 		}
 		return file.Model, nil, file, nil
 	}
-	m, args, err := parseModel(name, data)
+	m, args, err := parseModel(name, data, env)
 	return m, args, nil, err
 }
+
+// yamlLine finds a key at the beginning of a line, which a command line does not have.
+var yamlLine = regexp.MustCompile(`(?m)^\s*(--)?[A-Za-z_][\w-]*:(\s|$)`)
 
 // growing marks the arguments of a file whose environment makes the allocator's segments
 // grow, in a script or in the YAML of a test.
@@ -254,12 +270,14 @@ const growing = "expandable-segments"
 var growingWord = regexp.MustCompile(`ALLOC_CONF['"]?\s*[=:].*expandable_segments:\s*[Tt]rue`)
 
 // parseModel distinguishes a config.json from arguments by its contents.
-func parseModel(name string, data []byte) (*model.Model, map[string]any, error) {
+func parseModel(name string, data []byte, env map[string]string) (*model.Model, map[string]any, error) {
 	if !strings.HasPrefix(strings.TrimSpace(string(data)), "{") {
 		if strings.EqualFold(filepath.Ext(name), ".json") {
 			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: errors.New("expected a JSON object: a config.json of Hugging Face or arguments of Megatron-LM")}
 		}
-		args, err := megatron.Parse(name, data)
+		args, err := megatron.Parse(name, data, megatron.ParseOptions{Env: env, Open: func(other string) ([]byte, error) {
+			return input.ReadFile(filepath.Join(filepath.Dir(name), other), input.Settings)
+		}})
 		if err != nil {
 			return nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: err}
 		}

@@ -118,8 +118,8 @@ func (r *reader) get(name string) (words []string, given bool) {
 	r.known[name] = true
 	v, ok := r.args[name]
 	for _, w := range v.words {
-		if isVariable(w) {
-			r.fail("--%s %s: the variable is not set in the text; write its value", name, w)
+		if isVariable(w) && r.err == nil {
+			r.err = r.unset(name, w)
 		}
 	}
 	return v.words, ok && !v.off
@@ -132,8 +132,10 @@ func (r *reader) given(name string) bool {
 
 // flag reads a flag without a value. Files may give it the value "true".
 func (r *reader) flag(name string) bool {
-	words, ok := r.get(name)
-	if !ok || len(words) == 0 {
+	r.known[name] = true
+	v, ok := r.args[name]
+	words := slices.DeleteFunc(slices.Clone(v.words), isVariable) // what follows it in a script
+	if ok = ok && !v.off; !ok || len(words) == 0 {
 		return ok
 	}
 	on, err := strconv.ParseBool(strings.ToLower(words[0]))

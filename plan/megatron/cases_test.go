@@ -129,7 +129,7 @@ func checkStages(t testing.TB, s *plan.Setup) {
 func asArgs(t testing.TB, s *plan.Setup) map[string]any {
 	t.Helper()
 	line := "torchrun --nnodes=$N pretrain_gpt.py " + CommandLine(Flags(s)) + "\n"
-	args, err := parseCommand(line)
+	args, err := parseCommand(line, ParseOptions{})
 	if err != nil {
 		t.Fatalf("%s\n%v", line, err)
 	}

@@ -1,285 +1,251 @@
-// This file owns argument lists as users keep them: a command line, or a shell script with
-// arrays of arguments and variables.
+// This file owns the job that a command line or a shell script launches: which of its
+// commands that is, its arguments, and the GPUs that its launcher asks for.
 
 package megatron
 
 import (
-	"fmt"
+	"cmp"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
 	"strings"
 )
 
-// parseCommand reads the arguments of a job from a command line or a shell
-// script, as a map for [FromArgs]. Quotes, escapes, continued lines and comments
-// are the shell's; variables that the text itself sets are put in. What stands
-// before the first flag, such as a launcher and a script's name, is passed over;
-// the launcher's own flags come along and say how many GPUs there are.
-func parseCommand(text string) (map[string]any, error) {
-	words, err := shellWords(text)
+// parseCommand reads the arguments of a job from a command line or a shell script, as a
+// map for [FromArgs]. It follows variables, arrays, arithmetic and conditions as far as
+// the text and the environment decide them. The arguments are those of the program that trains; if no
+// command has the sizes of a model, variables that hold flags count too, as in files that
+// others source. What the launcher says about GPUs comes along.
+func parseCommand(text string, o ParseOptions) (map[string]any, error) {
+	sh, err := follow(text, o)
 	if err != nil {
 		return nil, err
 	}
-	args := map[string]any{}
-	name := ""
-	for _, w := range words {
-		flag, isFlag := strings.CutPrefix(w, "--")
-		switch {
-		case w == endOfCommand:
-			name = ""
-		case isFlag && flag != "":
-			key, value, has := strings.Cut(flag, "=")
-			name = flagName(key)
-			args[name] = []string{} // the last value counts
-			if has {
-				args[name], name = []string{value}, "" // the flag takes no more words
-			}
-		case name == "" || strings.HasSuffix(w, ".py"):
-			// This is a launcher, a script or its name, and not the value of a flag.
-		default:
-			args[name] = append(args[name].([]string), w)
-		}
-	}
-	if len(args) == 0 {
+	j := sh.job()
+	if len(j.args) == 0 && len(sh.sourced)+len(j.open) == 0 {
 		return nil, refused(noModelKind, "there is no model in this file: no flags are in the text; a list such as --num-layers 32 --hidden-size 4096 is expected")
 	}
+	args := map[string]any{}
+	for name, words := range j.args {
+		args[name] = words
+	}
+	if _, given := args["tokenizer-model"]; !given {
+		for _, name := range []string{"TOKENIZER_MODEL", "TOKENIZER", "HF_MODEL_CKPT"} {
+			if v := sh.vars[name]; len(v) == 1 && v[0] != "" && !strings.ContainsAny(v[0], unsetMark+commandMark) {
+				args["tokenizer-model"] = v // as scripts that source this one pass it on
+				break
+			}
+		}
+	}
+	if j.program != "" {
+		args[programKey] = []string{j.program}
+	}
+	if len(sh.sourced) > 0 {
+		args[sourcedKey] = sh.sourced
+	}
+	if len(j.open) > 0 {
+		args[openKey] = j.open
+	}
+	j.launcher.write(args)
 	return args, nil
 }
 
-// endOfCommand marks the end of a command or an array. No word equals it.
-const endOfCommand = "\n"
-
-// Values can name variables again, so substitutions are bounded in number and in length.
-const mostExpansions, mostLetters = 1000, 4 << 20
-
-// shell splits a text into words. Its variables are those set so far.
-type shell struct {
-	rest       string
-	vars       map[string]string
-	words      []string
-	array      bool // inside of NAME=( ... )
-	expansions int
-	letters    int // letters of substituted variables
+// job is what a script launches.
+type job struct {
+	program  string
+	args     map[string][]string
+	open     []string // variables that may hold more arguments
+	launcher launcher
 }
 
-func shellWords(text string) ([]string, error) {
-	s := &shell{rest: strings.ReplaceAll(text, "\r\n", "\n"), vars: map[string]string{}}
-	for s.rest != "" {
-		if s.letters > mostLetters {
-			return nil, fmt.Errorf("the variables of the text grow beyond %d letters", mostLetters)
-		}
-		switch c := s.rest[0]; {
-		case c == ' ' || c == '\t':
-			s.rest = s.rest[1:]
-		case c == '\n' && s.array:
-			s.rest = s.rest[1:] // separates words, like a blank
-		case strings.IndexByte("\n;()&|", c) >= 0 && (c != '(' || s.balanced() == 0):
-			s.array = c == '('
-			s.rest = s.rest[1:]
-			s.words = append(s.words, endOfCommand)
-		case redirection(s.rest) > 0:
-			// The file behind it is then not a value of the flag before it.
-			s.rest = s.rest[redirection(s.rest):]
-			s.words = append(s.words, endOfCommand)
-		case c == '#':
-			end := strings.IndexByte(s.rest, '\n')
-			if end < 0 {
-				end = len(s.rest)
-			}
-			s.rest = s.rest[end:]
-		default:
-			if err := s.word(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return s.words, nil
+// part is a command divided at its program.
+type part struct {
+	before, after []string
+	program       string
 }
 
-// redirection returns the length of a redirection of output at the beginning of a text,
-// such as > or 2>&, or zero.
-func redirection(text string) int {
-	n := 0
-	if text[0] >= '0' && text[0] <= '9' {
-		n = 1
+// divide finds the program of a command: the first Python file, or the module behind -m.
+func divide(words []string) part {
+	for i, w := range words {
+		if strings.HasSuffix(w, ".py") && !strings.HasPrefix(w, "-") {
+			return part{words[:i], words[i+1:], marks.Replace(w)}
+		}
 	}
-	if n == len(text) || text[n] != '>' {
-		return 0
+	for i, w := range words[:max(len(words)-1, 0)] {
+		if w == "-m" && !strings.HasPrefix(words[i+1], "torch") {
+			return part{words[:i], words[i+2:], strings.ReplaceAll(marks.Replace(words[i+1]), ".", "/")}
+		}
 	}
-	for n < len(text) && (text[n] == '>' || text[n] == '&') {
-		n++
-	}
-	return n
+	return part{after: words}
 }
 
-func isName(s string) bool {
-	for i, c := range s {
-		if c != '_' && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return s != ""
-}
+func isFlag(w string) bool { return len(w) > 2 && strings.HasPrefix(w, "--") }
 
-// word reads up to the next blank. NAME=value sets a variable and is not a word. NAME=(
-// opens an array whose words are read like others.
-func (s *shell) word() error {
-	var out strings.Builder
-	start := true
-	for s.rest != "" {
-		c := s.rest[0]
-		switch {
-		case strings.IndexByte(" \t\n;&|()", c) >= 0:
-			if c == '(' && strings.HasSuffix(out.String(), "=") && isName(strings.TrimSuffix(out.String(), "=")) {
-				s.rest, s.array = s.rest[1:], true
-				s.words = append(s.words, endOfCommand)
-				return nil
-			}
-			if n := s.balanced(); n > 0 {
-				out.WriteString(s.rest[:n])
-				s.rest = s.rest[n:]
-				continue
-			}
-			return s.finish(out.String())
-		case c == '\\':
-			s.rest = s.rest[1:]
-			if s.rest == "" {
-				return fmt.Errorf("the text ends with a backslash; the line that should follow is missing")
-			}
-			if s.rest[0] != '\n' {
-				out.WriteByte(s.rest[0])
-			} else if start {
-				s.rest = s.rest[1:]
-				return nil
-			}
-			s.rest = s.rest[1:]
-		case c == '\'' || c == '"':
-			text, err := s.quote(c)
-			if err != nil {
-				return err
-			}
-			out.WriteString(text)
-		case c == '$':
-			out.WriteString(s.variable())
-		default:
-			out.WriteByte(c)
-			s.rest = s.rest[1:]
-		}
-		start = false
+func (sh *shell) job() *job {
+	var parts []part
+	for _, words := range sh.ran {
+		parts = append(parts, divide(words))
 	}
-	return s.finish(out.String())
-}
-
-// balanced returns the length of text that a shell would not accept without quotes but that
-// lists of arguments contain: a bracket expression without blanks, such as (tt|)*5 or
-// (127,0), or the | inside of a layout. It is zero for anything else.
-func (s *shell) balanced() int {
-	if s.rest[0] == '|' && len(s.rest) > 1 && strings.IndexByte(" \t\n|&", s.rest[1]) < 0 {
-		return 1
-	}
-	depth := 0
-	for i := range len(s.rest) {
-		switch s.rest[i] {
-		case '(':
-			depth++
-		case ')':
-			depth--
-		case ' ', '\t', '\n':
-			return 0
-		}
-		switch {
-		case depth < 0 || i == 0 && depth == 0:
-			return 0 // it does not begin with a bracket
-		case depth == 0:
-			return i + 1
-		}
-	}
-	return 0
-}
-
-// finish handles a whole word. A word with flags inside, such as a command line in quotes,
-// is read as a text of its own. A variable that holds flags is read where it is set, like
-// an array, and stands for nothing where it is used.
-func (s *shell) finish(text string) error {
-	name, value, ok := strings.Cut(text, "=")
-	set := ok && isName(name)
-	if set {
-		s.vars[name], text = value, value
-	}
-	if fields := strings.Fields(text); len(fields) > 1 && strings.Contains(" "+strings.Join(fields, " "), " --") {
-		if set {
-			s.vars[name] = ""
-		}
-		if s.expansions++; s.expansions > mostExpansions {
-			return fmt.Errorf("variables and quoted command lines are nested without end")
-		}
-		s.rest = text + "\n" + s.rest
-		return nil
-	}
-	if text != "" && text != endOfCommand && !set {
-		s.words = append(s.words, text)
-	}
-	return nil
-}
-
-// quote reads a quoted part. Variables count inside of double quotes only.
-func (s *shell) quote(mark byte) (string, error) {
-	var out strings.Builder
-	s.rest = s.rest[1:]
-	for s.rest != "" {
-		c := s.rest[0]
-		switch {
-		case c == mark:
-			s.rest = s.rest[1:]
-			return out.String(), nil
-		case c == '$' && mark == '"':
-			out.WriteString(s.variable())
+	j := &job{args: map[string][]string{}}
+	for _, p := range parts {
+		if p.program == "" || !slices.ContainsFunc(p.after, isFlag) && j.program != "" {
 			continue
-		case c == '\\' && mark == '"' && len(s.rest) > 1 && strings.IndexByte("\"\\$\n", s.rest[1]) >= 0:
-			s.rest = s.rest[1:]
-			if s.rest[0] != '\n' {
-				out.WriteByte(s.rest[0])
+		}
+		if kind, known := programKind(p.program); j.program == "" || known && kind == "" || !trains(j.program) {
+			j.program = p.program // the last one that trains, or else the last one
+		}
+	}
+	for _, p := range parts {
+		switch {
+		case p.program != "" && path.Base(p.program) == path.Base(j.program):
+			j.launcher.add(p.before)
+			j.read(p.after, true)
+		case p.program == "" && j.program == "":
+			j.read(p.after, false)
+			j.launcher.add(p.after)
+		case p.program == "":
+			j.launcher.add(p.after) // srun, whose command was a text
+		}
+	}
+	j.launcher.or(launcherOf(sh.batch))
+	if !slices.ContainsFunc(sizeFlags, func(f string) bool { return j.args[f] != nil }) {
+		sh.fromVariables(j)
+	}
+	return j
+}
+
+func trains(program string) bool {
+	kind, known := programKind(program)
+	return known && kind == ""
+}
+
+// fromVariables adds the flags that variables hold, beneath those of the command.
+func (sh *shell) fromVariables(j *job) {
+	held := &job{args: map[string][]string{}}
+	for _, name := range sh.order {
+		words := strings.Fields(strings.ReplaceAll(strings.Join(sh.vars[name], " "), "\\\n", " "))
+		if slices.ContainsFunc(words, isFlag) {
+			p := divide(words)
+			held.read(p.after, true)
+			held.launcher.add(p.before)
+		}
+	}
+	for name, words := range held.args {
+		if j.args[name] == nil {
+			j.args[name] = words
+		}
+	}
+	j.launcher.or(held.launcher)
+	j.open = append(j.open, held.open...)
+}
+
+// read adds flags with their values. The last value counts. Behind a program, a variable
+// that is not set and stands where no value is missing may hold further arguments.
+func (j *job) read(words []string, behind bool) {
+	name := ""
+	for _, w := range words {
+		flag, isFlag := strings.CutPrefix(w, "--")
+		lone := strings.HasPrefix(w, unsetMark) && strings.Index(w[1:], unsetMark) == len(w)-2
+		switch {
+		case isFlag && flag != "":
+			key, value, has := strings.Cut(flag, "=")
+			name = flagName(marks.Replace(key))
+			j.args[name] = []string{}
+			if has {
+				j.args[name], name = []string{marks.Replace(value)}, "" // the flag takes no more words
 			}
-		default:
-			out.WriteByte(c)
+		case lone && (name == "" || len(j.args[name]) > 0):
+			if behind {
+				j.open = append(j.open, marks.Replace(w))
+			}
+		case name != "":
+			j.args[name] = append(j.args[name], marks.Replace(w))
 		}
-		s.rest = s.rest[1:]
 	}
-	return "", fmt.Errorf("a quote (%c) is not closed", mark)
 }
 
-// variable reads $NAME, ${NAME}, ${NAME:-default} or ${ARRAY[@]}. Arrays were read where
-// they are set, so they stand for nothing here. A variable that is not set stays as it is
-// written.
-func (s *shell) variable() string {
-	name, otherwise, length, has := s.reference()
-	text := s.rest[:length]
-	s.rest = s.rest[length:]
-	switch value, set := s.vars[name]; {
-	case strings.Contains(text, "["):
-		return ""
-	case set:
-		if s.letters += len(value); s.letters > mostLetters {
-			return ""
-		}
-		return value
-	case has:
-		return otherwise
-	}
-	return text
+// launcher is the size of a job as torchrun, srun, mpirun or #SBATCH state it. Zero is not
+// stated.
+type launcher struct {
+	nodes, each int // of torchrun
+	tasks, gpus int // on a node, of Slurm
+	all         int // tasks in all
 }
 
-func (s *shell) reference() (name, otherwise string, length int, has bool) {
-	body, braced := strings.CutPrefix(s.rest[1:], "{")
-	if braced {
-		end := strings.IndexByte(body, '}')
-		if end < 0 {
-			return "", "", len(s.rest), false
+// launcherFlags are the flags that count, under all their names.
+var launcherFlags = map[string]string{
+	"nnodes": "nodes", "nodes": "nodes", "N": "nodes", "nproc-per-node": "each", "ntasks-per-node": "tasks", "gpus-per-node": "gpus",
+	"gres": "gpus", "ntasks": "all", "n": "all", "np": "all", "num-gpus": "gpus",
+}
+
+func launcherOf(words []string) (l launcher) {
+	l.add(words)
+	return l
+}
+
+// add reads a launcher's flags.
+func (l *launcher) add(words []string) {
+	for i, w := range words {
+		name, value, has := strings.Cut(w, "=")
+		name, dashed := strings.CutPrefix(strings.ReplaceAll(name, "_", "-"), "-")
+		name = strings.TrimPrefix(name, "-")
+		kind := launcherFlags[name]
+		if !dashed || kind == "" {
+			continue
 		}
-		name, otherwise, has = strings.Cut(body[:end], ":-")
-		return name, otherwise, end + 3, has
+		if !has && i+1 < len(words) {
+			value = words[i+1]
+		}
+		if name == "gres" || name == "gpus-per-node" {
+			value = value[strings.LastIndexByte(value, ':')+1:]
+		}
+		n, err := strconv.Atoi(strings.Trim(value, `"'`))
+		if err != nil || n < 1 || n > mostGPUs {
+			continue // words to be filled in, or "auto"
+		}
+		switch kind {
+		case "nodes":
+			l.nodes = n
+		case "each":
+			l.each = n
+		case "tasks":
+			l.tasks = n
+		case "gpus":
+			l.gpus = n
+		case "all":
+			l.all = n
+		}
 	}
-	end := 0
-	for end < len(body) && isName("a"+body[:end+1]) {
-		end++
+}
+
+// or fills in what another launcher states.
+func (l *launcher) or(other launcher) {
+	l.nodes, l.each = cmp.Or(l.nodes, other.nodes), cmp.Or(l.each, other.each)
+	l.tasks, l.gpus, l.all = max(l.tasks, other.tasks), max(l.gpus, other.gpus), max(l.all, other.all)
+}
+
+// write adds the nodes and the processes on each under torchrun's names.
+func (l *launcher) write(args map[string]any) {
+	each := l.each
+	switch {
+	case each > 0:
+	case l.tasks > 1:
+		each = l.tasks
+	case l.gpus > 0:
+		each = l.gpus
+	case l.all > 0 && l.all%max(l.nodes, 1) == 0:
+		each = l.all / max(l.nodes, 1)
 	}
-	return body[:end], "", end + 1, false
+	if l.nodes > 0 {
+		args["nnodes"] = []string{strconv.Itoa(l.nodes)}
+	}
+	if each > 0 {
+		args["nproc-per-node"] = []string{strconv.Itoa(each)}
+	}
+	for _, name := range slices.Sorted(maps.Keys(launcherFlags)) {
+		if name != "nnodes" && name != "nproc-per-node" {
+			delete(args, name) // they were the launcher's
+		}
+	}
 }

@@ -1,8 +1,10 @@
 package megatron
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,9 @@ import (
 func flat(args map[string]any) string {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(args)) {
+		if name == programKey || name == openKey || name == sourcedKey {
+			continue
+		}
 		words = append(words, fmt.Sprintf("%s=%s", name, strings.Join(args[name].([]string), ",")))
 	}
 	return strings.Join(words, " ")
@@ -34,7 +39,7 @@ func TestParseCommand(t *testing.T) {
 		{"comments", "# a job\n--num-layers 2 # two\n#--bf16\n--swiglu", "num-layers=2 swiglu="},
 		{"arrays", "H=4096\nARGS=(\n  --hidden-size $H # wide\n  --num-layers ${L:-32}\n  --bf16\n)\ntorchrun x.py ${ARGS[@]} \"${MORE[@]}\" --swiglu", "bf16= hidden-size=4096 num-layers=32 swiglu="},
 		{"variables", "OPTS=\"\n --num-layers 2 \\\n --bf16\n\"\npython x.py $OPTS --swiglu", "bf16= num-layers=2 swiglu="},
-		{"command in quotes", "run=\"python -u x.py --bf16 --num-layers 2\"\nsrun --nodes=2 sh -c \"${run}\"", "bf16= nodes=2 num-layers=2"},
+		{"command in quotes", "run=\"python -u x.py --bf16 --num-layers 2\"\nsrun --nodes=2 sh -c \"${run}\"", "bf16= nnodes=2 num-layers=2"},
 		{"twice", "--num-layers 2 --num-layers 4", "num-layers=4"},
 		{"negative", "--x -1 --y 1e-3", "x=-1 y=1e-3"},
 		{"windows", "--num-layers 2 \\\r\n--bf16\r\n", "bf16= num-layers=2"},
@@ -44,8 +49,68 @@ func TestParseCommand(t *testing.T) {
 		{"redirected before the end", "python y.py > log --x 2 1>&2 --y 3", "x=2 y=3"},
 		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
 		{"separated", "export A=1; cd x && python y.py --bf16 | tee log", "bf16="},
+		{"arithmetic", "A=4\nB=$((A*64))\npython x.py --a $(( $A + 2 * (B - 6) )) --b $((B/100)) --c $((B>9?1:2))", "a=504 b=2 c=1"},
+		{"not computed", "python x.py --a $((X*2)) --b $((1/0))", "a=$((X*2)) b=$((1/0))"},
+		{"defaults", `: ${X:=4}
+Y=${Y:-"$(date +"%y-%m") late"}
+Z=${Z-${X}8}
+python x.py --x $X --z $Z --w ${W:-"a b"} --v ${V:+set} --u ${X:+set}`, "u=set v= w=a b x=4 z=48"},
+		{"if", `A=1
+if [ "$A" = 1 ]; then B=2; else B=3; fi
+if [[ $A -gt 1 || -n "$C" ]]; then B=4; elif [ ! -z "$A" ]; then D=5; fi
+[ -z $E ] && E=6
+[[ $A == 2 ]] && E=7
+python x.py --b $B --d $D --e $E`, "b=2 d=5 e=6"},
+		{"a file decides", "A=1\nif [ -f x ]; then A=2; else A=3; fi\npython x.py --a $A", "a=3"},
+		{"case", `S=8B
+case "${S}" in
+  "1B"|2B) H=1;;
+  8B)
+    H=2
+    ;;
+  *) H=3; exit 1 ;;
+esac
+python x.py --h $H`, "h=2"},
+		{"arguments of the script", `while [[ $# -gt 0 ]]; do
+  case $1 in
+    --layers) L="$2"; shift 2 ;;
+    -h|--help) echo "--help" ; exit 0 ;;
+  esac
+done
+python x.py --l ${L:-12} --m ${1:-3} "$@"`, "l=12 m=3"},
+		{"loops and functions", `go() { A=$((A+1)); }
+A=0
+for x in 1 2 3; do go; done
+python x.py --a $A`, "a=3"},
+		{"arrays that grow", `A=(--x 1)
+A+=("--y 2" --z)
+if [ "${#A[@]}" -gt 3 ]; then A=("${A[@]}" --w "$(nproc)"); fi
+python x.py ${A[@]} "${B[@]}" ${A[1]}`, "w=$(nproc),1 x=1 y=2 z="},
+		{"the branch that is not taken", `F=0
+ARGS="--num-layers 2"
+if [ "$F" = 1 ]; then ARGS="$ARGS --fp16"; else ARGS+=" --bf16"; fi
+python pretrain_gpt.py $ARGS`, "bf16= num-layers=2"},
+		{"slurm", `#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8 --gpus-per-node=8
+srun python pretrain_gpt.py --world $((SLURM_NNODES*8)) --bf16`, "bf16= nnodes=4 nproc-per-node=8 world=32"},
+		{"srun", "srun -N 4 --ntasks-per-node=8 --container-image x python pretrain_gpt.py --bf16", "bf16= nnodes=4 nproc-per-node=8"},
+		{"srun with all tasks", "srun -N 2 -n 16 python pretrain_gpt.py --bf16", "bf16= nnodes=2 nproc-per-node=8"},
+		{"torchrun in srun", "srun --nodes=4 --ntasks-per-node=1 torchrun --nnodes 4 --nproc-per-node=8 pretrain_gpt.py --bf16", "bf16= nnodes=4 nproc-per-node=8"},
+		{"gres", "#SBATCH --gres=gpu:h100:8\nsrun python pretrain_gpt.py --bf16", "bf16= nproc-per-node=8"},
+		{"to be filled in", "torchrun --nnodes your_nodes --nproc-per-node auto pretrain_gpt.py --bf16", "bf16="},
+		{"mpirun", "mpirun -np 16 python pretrain_gpt.py --bf16", "bf16= nproc-per-node=16"},
+		{"a text for a shell", "CMD=\"cd x; python pretrain_gpt.py --bf16 --x ${X:-1}\"\nsrun -N 2 bash -c \"$CMD\" 2>&1 | tee log", "bf16= nnodes=2 x=1"},
+		{"here", "X=1\nsbatch <<EOF\n#SBATCH --nodes=2\npython pretrain_gpt.py --x $X --y \\$Z\nEOF\necho done", "nnodes=2 x=1 y=$Z"},
+		{"here for others", "python - a <<'PY'\nprint('--x')\nPY\npython pretrain_gpt.py --bf16", "bf16="},
+		{"the program that trains", "python convert_model.py --a 1\npython pretrain_gpt.py --b 2\npython tools/report.py --c 3", "b=2"},
+		{"a module", "python -m torch.distributed.run --nproc-per-node 2 -m examples.pretrain_gpt --bf16", "bf16= nproc-per-node=2"},
+		{"held by a variable alone", "MODEL_ARGS=\" \\\n --num-layers 2 \\\n --hidden-size 8 \\\n\"\nTOKENIZER_MODEL=a/b", "hidden-size=8 num-layers=2 tokenizer-model=a/b"},
+		{"more arguments than the text has", "python pretrain_gpt.py --seed 42 ${MORE} --bf16 $OTHER", "bf16=$OTHER seed=42"},
+		{"dollars", "A=\"x-$$\"\nB=${B:-\"a$$\"}\npython x.py --a 1", "a=1"},
+		{"cut", "F=dir/model.tar.gz\npython x.py --a ${F##*/} --b ${F%.gz} --c ${F%%.*} --d ${F#*/} --e ${F:4:5}", "a=model.tar.gz b=dir/model.tar c=dir/model d=model.tar.gz e=model"},
 	} {
-		args, err := parseCommand(c.text)
+		args, err := parseCommand(c.text, ParseOptions{})
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		} else if got := flat(args); got != c.want {
@@ -59,10 +124,17 @@ func TestParseCommand(t *testing.T) {
 		`--x "open`:   `a quote (") is not closed`,
 		`--x \`:       "ends with a backslash",
 		"A=aaaaaaaa\n" + strings.Repeat("A=$A$A\n", 40) + "--x $A": "the variables of the text grow",
+		"if [ 1 = 1 ]; then --x":                                   `"fi" is missing behind "if"`,
+		"[[ -n x":                                                  `"]]" is missing behind "[["`,
+		"for i in 1; --x":                                          `"do" is missing behind "for"`,
+		strings.Repeat("$(", 60_000):                               "nested more than 100 deep",
+		strings.Repeat("(", 100_000):                               "nested more than 100 deep",
+		strings.Repeat("if ", 60_000):                              "nested more than 100 deep",
+		"f() { f; }; f":                                            "nested without end",
 		"A='sh \"$A\" --x'\nsh \"$A\"":                             "", // single quotes put nothing in
 		"A='$A --x y'\nsh $A":                                      "", // held as it is, not put in again
 	} {
-		if _, err := parseCommand(text); (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
+		if _, err := parseCommand(text, ParseOptions{}); (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
@@ -85,11 +157,43 @@ func TestCommandLineRoundTrip(t *testing.T) {
 			want[name] = values
 		}
 		text := CommandLine(flags)
-		got, err := parseCommand(text)
+		got, err := parseCommand(text, ParseOptions{})
 		if err != nil || flat(got) != flat(want) {
 			t.Fatalf("%s\nis read as %v (%v), not %v", text, got, err, want)
 		}
 	})
+}
+
+// What a file takes from its environment can be given, and files that it sources are read.
+func TestParseOptions(t *testing.T) {
+	o := ParseOptions{
+		Env: map[string]string{"NLS": "4", "HOSTS": "2"},
+		Open: func(name string) ([]byte, error) {
+			if name != "conf/sizes.sh" {
+				return nil, os.ErrNotExist
+			}
+			return []byte("HS=64\nsource \"$(dirname $0)/conf/sizes.sh\"\n"), nil
+		},
+	}
+	args, err := parseCommand("source ${DIR}/conf/sizes.sh\nHOSTS=$(nproc)\nNAH=${NAH:-2}\n. missing.sh\npython x.py --num-layers $NLS --hidden-size $HS --heads $NAH --hosts $HOSTS", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := flat(args), "heads=2 hidden-size=64 hosts=2 num-layers=4"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := args[sourcedKey]; !slices.Contains(got.([]string), "missing.sh") {
+		t.Errorf("not found: %v", got)
+	}
+	args, err = parseYAML([]byte("num-layers: ${NLS}\nhidden-size: $HS\n"), o.Env)
+	if err != nil || args["num-layers"] != "4" || args["hidden-size"] != "${HS}" {
+		t.Errorf("%v, %v", args, err)
+	}
+	_, _, err = FromArgs(small("hidden-size", "${HS}", "seq-length", "${SEQ}", "data-path", "${DATA}"), Options{})
+	var refused *Refused
+	if !errors.As(err, &refused) || !refused.NoJob || !slices.Equal(refused.Variables, []string{"HS", "SEQ"}) {
+		t.Errorf("%v: %+v", err, refused)
+	}
 }
 
 func isAssignment(s string) bool {
@@ -100,13 +204,15 @@ func isAssignment(s string) bool {
 func FuzzParseCommand(f *testing.F) {
 	for _, s := range []string{
 		"torchrun --nnodes 2 x.py --num-layers 32 --bf16", "A=(\n--x 1\n)\n$A", `--x "a\"b" 'c'`, "--x \\\n--y", "A='$A $A --x' sh -c \"$A\"",
+		"if [ -z $A ]; then B=1; elif x; then :; else C=2; fi; --x $B", "case $A in a|b) x;; *) y;; esac", "for i in a b; do f; done; f() { g; }", "sbatch <<E\n--x $A\nE\n",
+		"#SBATCH --nodes=2 --gres=gpu:8\nsrun -N 2 x.py --y", "A+=(1 \"$B\"); ${A[@]} ${#A[@]} ${A[1]} ${A%x*}", "$((A<2?B:(3*C)))", "[[ a == b* && ( -n $C || ! -v D ) ]] && --x",
 		"--l Et*2|(tt|)*5", "${A:-${B}} --x", "$((1+2)) --x", "# only\n", "--=", "--x 2>&1 >", "9",
 	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		defer inputtest.Bound(t, len(s))()
-		args, err := parseCommand(s)
+		args, err := parseCommand(s, ParseOptions{})
 		if err != nil {
 			return
 		}
@@ -128,7 +234,7 @@ MODEL_ARGS:
   --offload-modules: [moe_act, core_attn]
   --num-layers: 14
 TEST_TYPE: regular
-`))
+`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +267,7 @@ TEST_TYPE: regular
 		"a: [":                         "the YAML cannot be read",
 		"- a\n- b":                     "the YAML cannot be read",
 	} {
-		if _, err := parseYAML([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := parseYAML([]byte(text), nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
@@ -176,7 +282,7 @@ func FuzzParseYAML(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		defer inputtest.Bound(t, len(data))()
-		if args, err := parseYAML(data); err == nil {
+		if args, err := parseYAML(data, nil); err == nil {
 			_, _, _ = FromArgs(args, Options{Vocab: 100})
 		}
 	})

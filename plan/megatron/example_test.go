@@ -15,7 +15,7 @@ func Example() {
 	args, err := megatron.Parse("train.sh", []byte(`torchrun --nproc-per-node 8 pretrain_gpt.py \
 		--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000 \
 		--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 \
-		--tensor-model-parallel-size 2 --sequence-parallel --bf16`))
+		--tensor-model-parallel-size 2 --sequence-parallel --bf16`), megatron.ParseOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

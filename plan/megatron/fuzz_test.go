@@ -29,7 +29,7 @@ func FuzzFromArgs(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		defer inputtest.Bound(t, len(text))()
-		given, err := parseCommand(text)
+		given, err := parseCommand(text, ParseOptions{})
 		if err != nil {
 			return
 		}

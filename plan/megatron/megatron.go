@@ -6,8 +6,9 @@
 // This file owns the way from arguments to a setup, and the warnings about arguments that a
 // setup cannot hold.
 //
-// Files that read the text: command.go owns command lines and scripts, yaml.go YAML, args.go
-// single arguments, expr.go list expressions, and nearest.go and table.go flags that are
+// Files that read the text: command.go owns the job that a command line or a script
+// launches, shell.go, shellparse.go, shellrun.go and shellword.go the shell, yaml.go YAML,
+// args.go single arguments, expr.go list expressions, and nearest.go and table.go flags that are
 // misspelt or not read.
 //
 // Files that make the setup: model.go and mixer.go own the model, hybrid.go its pattern,
@@ -60,12 +61,21 @@ func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
 
 // Parse reads a file of arguments, as a map for [FromArgs]. A name that ends in .yaml or
 // .yml means YAML. Any other name means a command line or a shell script.
-func Parse(name string, data []byte) (map[string]any, error) {
+func Parse(name string, data []byte, o ParseOptions) (map[string]any, error) {
 	switch strings.ToLower(path.Ext(name)) {
 	case ".yaml", ".yml":
-		return parseYAML(data)
+		return parseYAML(data, o.Env)
 	}
-	return parseCommand(string(data))
+	return parseCommand(string(data), o)
+}
+
+// ParseOptions adds what a file does not hold itself. The zero value adds nothing.
+type ParseOptions struct {
+	// Env has variables that the file takes from its environment.
+	Env map[string]string
+	// Open returns another file that a script sources, by its path from the folder of
+	// the script. It may be nil.
+	Open func(name string) ([]byte, error)
 }
 
 // FromArgs returns the setup that arguments ask for. Keys are flags with or without

@@ -97,6 +97,7 @@ func TestRefused(t *testing.T) {
 		{"--num-distributed-optimizer-instances 3 does not divide the 16 data-parallel ranks; the nearest that does is 2", []any{"num-distributed-optimizer-instances", 3}},
 		{"--hiden-size is not a flag of Megatron-LM; did you mean --hidden-size?", []any{"hiden-size", 64}},
 		{"--recompute-module is not a flag of Megatron-LM; did you mean --recompute-modules?", []any{"recompute-module", "moe_act"}},
+		{"12 GPUs (6 processes on each of 2 nodes, as the launcher says) do not divide by --tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size = 8; the nearest number that does is 16, and so does every multiple of 8", []any{"tensor-model-parallel-size", 8, "nnodes", 2, "nproc-per-node", 6, "GPUs", 0}},
 		{"given twice under different spellings", []any{"hidden_size", 64}},
 		{"--hidden-size ${H}: the variable is not set in the text", []any{"hidden-size", "${H}"}},
 		{"--hybrid-layer-pattern \"MX\": \"X\" is no layer", []any{"hybrid-layer-pattern", "MX"}},

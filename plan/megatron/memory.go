@@ -42,6 +42,14 @@ func readRecompute(r *reader, s *plan.Setup) error {
 	}
 	method := r.word("recompute-method", "", "uniform", "block")
 	layers := r.positive("recompute-num-layers", 0)
+	// The names that Megatron-LM had until 2022.
+	old, count := r.word("activations-checkpoint-method", "", "uniform", "block"), r.positive("activations-checkpoint-num-layers", 1)
+	if r.flag("checkpoint-activations") && old == "" {
+		old = "uniform"
+	}
+	if old != "" && granularity == "" {
+		granularity, method, layers = "full", old, count
+	}
 	modules := r.modules("recompute-modules", memory.Recompute)
 	if r.flag("moe-layer-recompute") {
 		if granularity == "full" {

@@ -97,7 +97,7 @@ func TestReadings(t *testing.T) {
 		{"--swiglu --no-bias-gelu-fusion", func(s *plan.Setup) bool { return !s.Kernels.UnfusedActivation }},
 		{"--no-bias-gelu-fusion", func(s *plan.Setup) bool { return s.Kernels.UnfusedActivation }},
 	} {
-		given, err := Parse("job.sh", []byte(c.args))
+		given, err := Parse("job.sh", []byte(c.args), ParseOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -24,6 +25,7 @@ const (
 	distillation  = "distillation"
 	frozen        = "frozen parameters"
 	option        = "option that is not modelled"
+	environment   = "needs its environment"
 )
 
 // Refused is the error about a job that cannot be predicted although its arguments may
@@ -31,8 +33,11 @@ const (
 type Refused struct {
 	Kind string // why, in a few words that are the same for all such jobs
 	Text string // a sentence
-	// NoJob is true if the input holds no job at all.
+	// NoJob is true if the input holds no whole job: no model, or variables of its
+	// environment in place of values.
 	NoJob bool
+	// Variables are the names of variables that are not set and whose values matter.
+	Variables []string
 }
 
 // Error returns the sentence.
@@ -42,9 +47,10 @@ func refused(kind string, format string, a ...any) error {
 	return &Refused{Kind: kind, Text: fmt.Sprintf(format, a...), NoJob: kind == noModelKind || kind == recipe}
 }
 
-// programKey holds the programs that a script runs, or the mode of a functional test, among
-// the arguments of a file. No flag has that name.
-const programKey = "program"
+// These keys stand among the arguments of a file for what it says beside them: the program
+// that a script runs or the mode of a functional test, the files that it sources, and the
+// variables that may hold more arguments. No flags have these names.
+const programKey, sourcedKey, openKey = "program", "sourced", "open"
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
@@ -107,7 +113,9 @@ const onlyDecoders = "only training steps of decoder models are predicted"
 // refuse returns an error if the arguments are not those of a decoder that trains.
 func refuse(r *reader, o Options) error {
 	program := strings.Join(r.args[programKey].words, " ")
-	r.known[programKey] = true
+	for _, key := range []string{programKey, sourcedKey, openKey} {
+		r.known[key] = true
+	}
 	if o.Model == nil {
 		if err := r.noModel(program); err != nil {
 			return err
@@ -152,11 +160,16 @@ func (r *reader) noModel(program string) error {
 		}
 	}
 	more := "expected --num-layers and --hidden-size, or --hybrid-layer-pattern"
+	sourced, open := r.args[sourcedKey].words, r.args[openKey].words
 	switch {
-	case program != "":
-		more = "it runs " + program + "; " + more
 	case r.isOn("use-checkpoint-args"):
 		more = "--use-checkpoint-args takes it from a checkpoint; " + more
+	case len(open) > 0:
+		more = open[0] + ", which it does not set, may hold it; " + more
+	case len(sourced) > 0:
+		more = "it may be in " + sourced[0] + ", which it sources; " + more
+	case program != "":
+		more = "it runs " + program + "; " + more
 	}
 	return refused(noModelKind, "there is no model in this file: %s", more)
 }
@@ -174,6 +187,28 @@ func (r *reader) wordPieces() error {
 		return refused(encoder, "the job is an encoder (--vocab-file %s is a vocabulary of BERT), which is not modelled; %s", path.Base(file), onlyDecoders)
 	}
 	return nil
+}
+
+var variableName = regexp.MustCompile(`\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9])`)
+
+// unset returns the error about a value that a file takes from its environment.
+func (r *reader) unset(flag, word string) error {
+	e := &Refused{Kind: environment, NoJob: true, Text: fmt.Sprintf("--%s %s: the variable is not set in the text", flag, word)}
+	ignored := ignoredFlags()
+	for _, name := range slices.Sorted(maps.Keys(r.args)) {
+		if ignored[name] || name == programKey || name == sourcedKey || name == openKey {
+			continue
+		}
+		for _, v := range variablesIn(r.args[name].words...) {
+			if !slices.Contains(e.Variables, v) {
+				e.Variables = append(e.Variables, v)
+			}
+		}
+	}
+	if strings.Contains(word, "$(") && !strings.Contains(word, "$((") {
+		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run", flag, word)
+	}
+	return e
 }
 
 // isOn reports whether a flag is given and not switched off. It does not mark the flag as

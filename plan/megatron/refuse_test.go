@@ -59,7 +59,7 @@ func TestUnmodelled(t *testing.T) {
 // The mode of a functional test says what it runs.
 func TestModes(t *testing.T) {
 	for mode, kind := range map[string]string{"inference": inference, "rl": reinforcement, "pretraining": ""} {
-		args, err := parseYAML([]byte("MODE: " + mode + "\nMODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --micro-batch-size: 1\n"))
+		args, err := parseYAML([]byte("MODE: "+mode+"\nMODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --micro-batch-size: 1\n"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestModes(t *testing.T) {
 			t.Errorf("%s: %v", mode, err)
 		}
 	}
-	_, err := parseYAML([]byte("MODEL_ARGS:\nTEST_TYPE: regular\n"))
+	_, err := parseYAML([]byte("MODEL_ARGS:\nTEST_TYPE: regular\n"), nil)
 	var refused *Refused
 	if !errors.As(err, &refused) || refused.Kind != noModelKind {
 		t.Errorf("an empty MODEL_ARGS: %v", err)

@@ -250,7 +250,7 @@ func TestSetupRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSetup(t)
 		line := CommandLine(Flags(s))
-		args, err := parseCommand(line)
+		args, err := parseCommand(line, ParseOptions{})
 		if err != nil {
 			t.Fatalf("%s\n%v", line, err)
 		}

@@ -103,11 +103,20 @@ func setWorld(r *reader, l *plan.Layout, gpus int, launcher [2]int, instances, d
 		}
 		r.warn("tensor-model-parallel-size", fmt.Sprintf("the number of GPUs is not in the arguments; %d, the fewest with this layout, are assumed", l.World))
 	}
+	from, more := "", ""
+	if gpus == 0 && each > 0 {
+		more = fmt.Sprintf(", and so does every multiple of %d", lcm(dense, expert))
+		from = fmt.Sprintf(" (%d processes on each of %d nodes, as the launcher says)", each, nodes)
+		if nodes == 1 {
+			from = fmt.Sprintf(" (%d processes on one node, as the launcher says)", each)
+		}
+	}
+	near := multiple(l.World, lcm(dense, expert))
 	if l.World%dense != 0 {
-		return fmt.Errorf("%d GPUs do not divide by --tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size = %d; the nearest number that does is %d", l.World, dense, multiple(l.World, lcm(dense, expert)))
+		return fmt.Errorf("%d GPUs%s do not divide by --tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size = %d; the nearest number that does is %d%s", l.World, from, dense, near, more)
 	}
 	if l.World%expert != 0 {
-		return fmt.Errorf("%d GPUs do not divide by --expert-tensor-parallel-size x --expert-model-parallel-size x --pipeline-model-parallel-size = %d; the nearest number that does is %d", l.World, expert, multiple(l.World, lcm(dense, expert)))
+		return fmt.Errorf("%d GPUs%s do not divide by --expert-tensor-parallel-size x --expert-model-parallel-size x --pipeline-model-parallel-size = %d; the nearest number that does is %d%s", l.World, from, expert, near, more)
 	}
 	return nil
 }

@@ -58,7 +58,6 @@ func unmodelledFlags() map[string]string {
 		"moe-router-force-biased":                         "rows are counted as the routing of the forecast says",
 		"batch-size":                                      "it was removed from Megatron-LM; use --micro-batch-size",
 		"model-parallel-size":                             "it was removed from Megatron-LM; use --tensor-model-parallel-size",
-		"checkpoint-activations":                          "it was removed from Megatron-LM; use --recompute-granularity",
 		"yaml-cfg":                                        "give that file itself",
 	}
 }

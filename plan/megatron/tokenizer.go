@@ -60,12 +60,31 @@ func readVocab(r *reader, o Options) int {
 		return o.Vocab + extra
 	}
 	words, why := tokenizerWords(kind, file)
+	if words == 0 && isVariable(kind+file) && r.err == nil {
+		r.err = &Refused{Kind: environment, NoJob: true, Variables: variablesIn(kind, file), Text: fmt.Sprintf("the size of the vocabulary is not in the arguments, and %s", why)}
+		return 0
+	}
 	if words == 0 {
 		r.fail("the size of the vocabulary is not in the arguments, and %s; give it as --vocab-size", why)
 		return 0
 	}
 	r.warn("vocab-size", fmt.Sprintf("is not given; %s has %d words", why, words))
 	return words + extra
+}
+
+// computed is arithmetic, in which names stand without a dollar sign.
+var computed, nameInside = regexp.MustCompile(`\$\(\(.*?\)\)`), regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_]*`)
+
+// variablesIn returns the names of the variables in words.
+func variablesIn(words ...string) (names []string) {
+	text := strings.Join(words, " ")
+	for _, m := range variableName.FindAllStringSubmatch(text, -1) {
+		names = append(names, m[1])
+	}
+	for _, m := range computed.FindAllString(text, -1) {
+		names = append(names, nameInside.FindAllString(m, -1)...)
+	}
+	return names
 }
 
 // tokenizerWords returns the size of a tokenizer's vocabulary and what it is the size of,

@@ -6,6 +6,7 @@ package megatron
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/goccy/go-yaml"
 
@@ -17,8 +18,9 @@ var testModes = map[string]string{"inference": "inference", "rl": "train_rl", "p
 
 // parseYAML reads arguments from YAML, as a map for [FromArgs]. It reads them under
 // MODEL_ARGS if there is such a key, and else at the top. The last of equal keys counts, as
-// for Megatron-LM. A map in place of a value is an error.
-func parseYAML(data []byte) (map[string]any, error) {
+// for Megatron-LM. A map in place of a value is an error. Variables in values are those of
+// env.
+func parseYAML(data []byte, env map[string]string) (map[string]any, error) {
 	var top map[string]any
 	err := input.UnmarshalYAML(data, &top, yaml.AllowDuplicateMapKey())
 	var invalid *input.YAMLError
@@ -47,6 +49,14 @@ func parseYAML(data []byte) (map[string]any, error) {
 	for key, v := range args {
 		if _, nested := v.(map[string]any); nested {
 			return nil, fmt.Errorf("%s: %q holds keys of its own; flags must stand side by side, as num-layers: 32", where, key)
+		}
+		if text, ok := v.(string); ok && len(env) > 0 && isVariable(text) {
+			args[key] = os.Expand(text, func(name string) string {
+				if value, given := env[name]; given {
+					return value
+				}
+				return "${" + name + "}"
+			})
 		}
 	}
 	return args, nil

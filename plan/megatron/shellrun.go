@@ -1,0 +1,482 @@
+// This file owns how a script is followed: which of its statements count, and which
+// commands it would run. Nothing is executed.
+
+package megatron
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// truth is what is known about a condition.
+type truth int
+
+const (
+	unsure truth = iota // also for every command that is not run
+	yes
+	no
+)
+
+func truthOf(is bool) truth {
+	if is {
+		return yes
+	}
+	return no
+}
+
+func (t truth) not() truth { return [...]truth{unsure: unsure, yes: no, no: yes}[t] }
+
+// A script can repeat itself and put variables into each other, so the commands that are
+// followed and the letters that are put in are bounded.
+const mostCommands, mostLetters = 20_000, 4 << 20
+
+// shell follows a script.
+type shell struct {
+	vars      map[string][]string // a plain variable has one element
+	order     []string            // names in the order in which they were first set
+	env       map[string]string
+	open      func(string) ([]byte, error) // nil if no other file is read
+	functions map[string]statement
+	ran       [][]string // commands that are not the shell's own
+	batch     []string   // words of #SBATCH lines
+	sourced   []string   // files that the script reads and that were not found
+	files     int        // that were found
+
+	commands, letters int
+	depth, within     int // of statements, and of words within each other
+	err               error
+}
+
+// follow follows a script.
+func follow(text string, o ParseOptions) (*shell, error) {
+	sh := &shell{vars: map[string][]string{}, env: o.Env, open: o.Open, functions: map[string]statement{}}
+	for name, value := range o.Env {
+		sh.vars[name] = []string{value}
+	}
+	sh.script(clean(text))
+	if sh.err == nil && sh.letters > mostLetters {
+		sh.err = fmt.Errorf("the variables of the text grow beyond %d letters", mostLetters)
+	}
+	return sh, sh.err
+}
+
+// clean writes ends of lines as Unix does and removes bytes that have a meaning here.
+func clean(text string) string {
+	return strings.NewReplacer("\r\n", "\n", unsetMark, "", commandMark, "").Replace(text)
+}
+
+// script follows a text, also one that a command has as an argument.
+func (sh *shell) script(text string) {
+	if sh.depth++; sh.depth > mostDepth {
+		sh.fail(fmt.Errorf("variables and quoted command lines are nested without end"))
+	}
+	defer func() { sh.depth-- }()
+	if sh.err != nil {
+		return
+	}
+	body, err := parseScript(text)
+	if err != nil && sh.depth == 1 { // a text inside of it may be anything
+		sh.fail(err)
+		return
+	}
+	sh.run(body)
+}
+
+func (sh *shell) fail(err error) {
+	if sh.err == nil {
+		sh.err = err
+	}
+}
+
+// run follows statements and returns what is known about the last one.
+func (sh *shell) run(body []statement) (t truth) {
+	for _, s := range body {
+		if sh.commands++; sh.commands > mostCommands {
+			sh.fail(fmt.Errorf("the script runs more than %d commands", mostCommands))
+		}
+		if sh.err != nil || sh.letters > mostLetters {
+			return unsure
+		}
+		t = sh.one(s)
+	}
+	return t
+}
+
+func (sh *shell) one(s statement) truth {
+	sh.depth++
+	defer func() { sh.depth-- }()
+	if sh.depth > mostDepth {
+		sh.fail(fmt.Errorf("functions are nested without end"))
+		return unsure
+	}
+	switch s := s.(type) {
+	case simple:
+		return sh.command(s)
+	case block:
+		return sh.run(s.body)
+	case negated:
+		return sh.one(s.item).not()
+	case chain:
+		return sh.chain(s)
+	case branches:
+		return sh.branches(s)
+	case loop:
+		sh.loop(s)
+	case selection:
+		sh.selection(s)
+	case function:
+		sh.functions[s.name] = s.body
+	case arithmetic:
+		if n, ok := sh.arithmetic(s.text); ok {
+			return truthOf(n != 0)
+		}
+	}
+	return unsure
+}
+
+func (sh *shell) chain(c chain) truth {
+	t := sh.run(c.items[:1])
+	for i, op := range c.ops {
+		if op == "&&" && t == no || op == "||" && t == yes {
+			continue
+		}
+		t = sh.run(c.items[i+1 : i+2])
+	}
+	return t
+}
+
+// branches follows the branch whose condition holds. If that is not known, it follows
+// every branch that may be taken, in order, so that the last one counts.
+func (sh *shell) branches(b branches) truth {
+	for i, body := range b.bodies {
+		t := yes
+		if b.conditions[i] != nil {
+			t = sh.run(b.conditions[i])
+		}
+		if t == no {
+			continue
+		}
+		sh.run(body)
+		if t == yes {
+			break
+		}
+	}
+	return unsure
+}
+
+// mostTurns bounds a loop over words.
+const mostTurns = 256
+
+func (sh *shell) loop(l loop) {
+	if l.name == "" {
+		t := sh.run(l.condition)
+		if l.until {
+			t = t.not()
+		}
+		if t != no {
+			sh.run(l.body) // once: how often is not known
+		}
+		return
+	}
+	words := sh.fields(l.words)
+	for _, w := range words[:min(len(words), mostTurns)] {
+		sh.set(l.name, []string{w})
+		sh.run(l.body)
+	}
+}
+
+func (sh *shell) selection(c selection) {
+	value, sure := known(sh.text(c.word))
+	if !sure {
+		return
+	}
+	for i, patterns := range c.patterns {
+		if slices.ContainsFunc(patterns, func(p string) bool { return sh.matches(value, p) }) {
+			sh.run(c.bodies[i])
+			return
+		}
+	}
+}
+
+// matches reports whether a value matches a pattern with stars. Stars in quotes count too,
+// which no launch file depends on.
+func (sh *shell) matches(value, pattern string) bool {
+	pattern, _ = known(sh.text(pattern))
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return value == pattern
+	}
+	value, ok := strings.CutPrefix(value, parts[0])
+	if !ok || !strings.HasSuffix(value, parts[len(parts)-1]) {
+		return false
+	}
+	for _, p := range parts[1:] {
+		i := strings.Index(value, p)
+		if i < 0 {
+			return false
+		}
+		value = value[i+len(p):]
+	}
+	return true
+}
+
+func (sh *shell) set(name string, values []string) {
+	if given, ok := sh.env[name]; ok && strings.ContainsAny(strings.Join(values, " "), unsetMark+commandMark) {
+		values = []string{given} // what the caller gives replaces what is not known
+	}
+	if _, there := sh.vars[name]; !there {
+		sh.order = append(sh.order, name)
+	}
+	sh.vars[name] = values
+}
+
+// assign handles NAME=value, NAME+=value and their arrays, and reports whether the word is
+// one of them.
+func (sh *shell) assign(word string) bool {
+	name, value, ok := strings.Cut(word, "=")
+	name, more := strings.CutSuffix(name, "+")
+	name, index, indexed := strings.Cut(name, "[")
+	if !ok || !isName(name) {
+		return false
+	}
+	var values []string
+	if inner, array := strings.CutPrefix(value, "("); array && strings.HasSuffix(inner, ")") && !indexed {
+		values = sh.fields(arrayWords(inner[:len(inner)-1]))
+		if more {
+			values = append(slices.Clone(sh.vars[name]), values...)
+		}
+		sh.set(name, values)
+		return true
+	}
+	text := sh.text(value)
+	switch n, known := sh.arithmetic(strings.TrimSuffix(index, "]")); {
+	case indexed && known && n >= 0 && n < 1000:
+		values = slices.Clone(sh.vars[name])
+		for len(values) <= n {
+			values = append(values, "")
+		}
+		values[n] = text
+	case more:
+		text = strings.Join(sh.vars[name], " ") + text
+		if sh.letters += len(text); sh.letters > mostLetters {
+			return true
+		}
+		values = []string{text}
+	default:
+		values = []string{text}
+	}
+	sh.set(name, values)
+	return true
+}
+
+// arrayWords splits what stands between the brackets of an array.
+func arrayWords(text string) (words []string) {
+	s := &scanner{text: text}
+	for {
+		if err := s.next(); err != nil || s.kind == 0 {
+			return words
+		}
+		if s.kind == 'w' {
+			words = append(words, s.token)
+		}
+	}
+}
+
+// own are commands whose words are not arguments of a job. The value is what is known
+// about their success.
+var own = map[string]truth{
+	"true": yes, ":": yes, "false": no, "echo": yes, "printf": yes, "set": yes, "shopt": yes, "shift": yes, "trap": yes, "ulimit": yes, "wait": yes, "unset": yes,
+	"exit": unsure, "return": unsure, "cd": unsure, "mkdir": unsure, "rm": unsure, "cp": unsure, "mv": unsure, "ln": unsure, "ls": unsure, "cat": unsure,
+	"sed": unsure, "awk": unsure, "grep": unsure, "tee": unsure, "sleep": unsure, "date": unsure, "read": unsure, "pip": unsure, "pip3": unsure, "git": unsure,
+	"module": unsure, "conda": unsure, "command": unsure, "type": unsure, "which": unsure, "touch": unsure, "chmod": unsure, "wget": unsure, "curl": unsure,
+	"pushd": unsure, "popd": unsure, "nvidia-smi": unsure, "hostname": unsure, "pkill": unsure, "kill": unsure, "getopts": unsure, "break": unsure, "continue": unsure,
+	"source": unsure, ".": unsure,
+}
+
+// declarations set variables that stand behind them.
+var declarations = []string{"export", "declare", "local", "readonly", "typeset"}
+
+func (sh *shell) command(c simple) truth {
+	words := c.words
+	for len(words) > 0 && sh.assign(words[0]) {
+		words = words[1:]
+	}
+	if len(words) == 0 {
+		return yes
+	}
+	switch name := words[0]; {
+	case name == "#SBATCH":
+		sh.slurm(sh.fields(words[1:]))
+		return yes
+	case slices.Contains(declarations, name):
+		for _, w := range words[1:] {
+			sh.assign(w)
+		}
+		return yes
+	case name == "[" || name == "[[" || name == "test":
+		return sh.test(words[1:])
+	case strings.HasPrefix(name, "((") && strings.HasSuffix(name, "))"):
+		return sh.one(arithmetic{name[2 : len(name)-2]})
+	}
+	fields := sh.fields(words)
+	if len(fields) == 0 {
+		return yes
+	}
+	if body, ok := sh.functions[fields[0]]; ok {
+		return sh.one(body)
+	}
+	if t, ok := own[path.Base(fields[0])]; ok {
+		sh.builtin(fields)
+		return t
+	}
+	sh.external(fields, c.here)
+	return unsure
+}
+
+func (sh *shell) builtin(fields []string) {
+	switch name := path.Base(fields[0]); {
+	case (name == "source" || name == ".") && len(fields) > 1:
+		sh.source(fields[1])
+	case name == "unset":
+		for _, v := range fields[1:] {
+			delete(sh.vars, v)
+		}
+	}
+}
+
+// mostFiles bounds the files that a script can read.
+const mostFiles = 32
+
+// source follows another file. What a script puts before its name, such as $(pwd)/ or
+// ${SCRIPT_DIR}/, is taken for the folder of the script.
+func (sh *shell) source(name string) {
+	plain := strings.TrimPrefix(name[strings.LastIndexAny(name, unsetMark+commandMark)+1:], "/")
+	if plain != "" && sh.open != nil && sh.files < mostFiles && !strings.ContainsAny(plain, unsetMark+commandMark) {
+		if data, err := sh.open(plain); err == nil {
+			sh.files++
+			sh.script(clean(string(data)))
+			return
+		}
+	}
+	sh.sourced = append(sh.sourced, marks.Replace(name))
+}
+
+// runsText are commands that run a text, which they have as an argument or read.
+var runsText = []string{"bash", "sh", "zsh", "eval", "sbatch", "srun", "ssh", "salloc", "su"}
+
+// external notes a command, and follows command lines in its words.
+func (sh *shell) external(fields []string, here []*hereText) {
+	reads := slices.Contains(runsText, path.Base(fields[0]))
+	for _, h := range here {
+		switch {
+		case !reads:
+		case h.plain:
+			sh.script(h.text)
+		default:
+			e := &expansion{sh: sh}
+			e.expand(h.text, true)
+			e.end()
+			sh.script(strings.Join(e.fields, " "))
+		}
+	}
+	var words []string
+	for i, f := range fields {
+		flags := strings.Contains(" "+strings.Join(strings.Fields(f), " "), " --")
+		divided := strings.ContainsAny(f, " \t\n")
+		switch {
+		case divided && (isText(fields[:i]) || strings.Contains(f, ".py ") && flags):
+			sh.script(f)
+		case divided && flags:
+			words = append(words, strings.Fields(f)...)
+		default:
+			words = append(words, f)
+		}
+	}
+	sh.ran = append(sh.ran, words)
+}
+
+// isText reports whether the next word of a command is the text of a script: behind the
+// option of a shell, or what eval and ssh take.
+func isText(before []string) bool {
+	if len(before) == 0 {
+		return false
+	}
+	last := before[len(before)-1]
+	option := len(last) > 1 && last[0] == '-' && last[1] != '-' && strings.HasSuffix(last, "c")
+	shells := []string{"bash", "sh", "zsh"}
+	return option && slices.ContainsFunc(before, func(w string) bool { return slices.Contains(shells, path.Base(w)) }) ||
+		before[0] == "eval" || before[0] == "ssh"
+}
+
+// slurm notes the words of an #SBATCH line and what Slurm sets in the environment of such
+// a job.
+func (sh *shell) slurm(words []string) {
+	sh.batch = append(sh.batch, words...)
+	l := launcherOf(sh.batch)
+	for name, value := range map[string]int{"SLURM_NNODES": l.nodes, "SLURM_JOB_NUM_NODES": l.nodes, "SLURM_NTASKS_PER_NODE": l.tasks, "SLURM_GPUS_ON_NODE": l.gpus} {
+		if _, set := sh.vars[name]; !set && value > 0 {
+			sh.vars[name] = []string{strconv.Itoa(value)}
+		}
+	}
+}
+
+// test evaluates the words of [ and [[ up to the closing bracket.
+func (sh *shell) test(words []string) truth {
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "]" || w == "]]" || w == "\n" })
+	for _, op := range []string{"||", "-o", "&&", "-a"} {
+		if i := slices.Index(words, op); i > 0 {
+			a, b := sh.test(words[:i]), sh.test(words[i+1:])
+			any := op == "||" || op == "-o"
+			switch {
+			case any && (a == yes || b == yes):
+				return yes
+			case !any && (a == no || b == no):
+				return no
+			case a == unsure || b == unsure:
+				return unsure
+			}
+			return truthOf(!any)
+		}
+	}
+	if len(words) > 0 && words[0] == "!" {
+		return sh.test(words[1:]).not()
+	}
+	if len(words) > 2 && words[0] == "(" {
+		return sh.test(words[1 : len(words)-1])
+	}
+	values, sure := make([]string, len(words)), true
+	for i, w := range words {
+		value, ok := known(sh.text(w))
+		values[i], sure = value, sure && ok
+	}
+	switch {
+	case len(words) == 2 && words[0] == "-v":
+		return truthOf(sh.vars[words[1]] != nil)
+	case !sure:
+		return unsure
+	case len(words) == 1:
+		return truthOf(values[0] != "")
+	case len(words) == 2 && words[0] == "-z":
+		return truthOf(values[1] == "")
+	case len(words) == 2 && words[0] == "-n":
+		return truthOf(values[1] != "")
+	case len(words) != 3:
+		return unsure
+	}
+	switch words[1] {
+	case "=", "==":
+		return truthOf(sh.matches(values[0], words[2]))
+	case "!=":
+		return truthOf(!sh.matches(values[0], words[2]))
+	}
+	a, err := strconv.Atoi(values[0])
+	b, cannot := strconv.Atoi(values[2])
+	compare, ok := map[string]bool{"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[words[1]]
+	if err != nil || cannot != nil || !ok {
+		return unsure
+	}
+	return truthOf(compare)
+}

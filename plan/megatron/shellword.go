@@ -1,0 +1,480 @@
+// This file owns how the words of a script are expanded: quotes, variables, arrays and
+// arithmetic. What a script takes from its environment or from a command is marked, so
+// that conditions can ignore it and errors can name it.
+
+package megatron
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// These bytes stand around what is not known, as it is written: a variable that is not set,
+// and the output of a command.
+const unsetMark, commandMark = "\x01", "\x02"
+
+var marks = strings.NewReplacer(unsetMark, "", commandMark, "")
+
+// known returns a value with nothing in place of variables that are not set, and whether
+// it holds no output of a command.
+func known(value string) (string, bool) {
+	parts := strings.Split(value, unsetMark)
+	var out strings.Builder
+	for i := 0; i < len(parts); i += 2 {
+		out.WriteString(parts[i])
+	}
+	return out.String(), !strings.Contains(value, commandMark)
+}
+
+// expansion collects the fields of a word.
+type expansion struct {
+	sh     *shell
+	split  bool // whether blanks in values divide the word
+	fields []string
+	now    strings.Builder
+	some   bool // whether now is a field, even if it is empty
+}
+
+func (e *expansion) write(text string) {
+	if text != "" {
+		e.now.WriteString(text)
+		e.some = true
+	}
+}
+
+func (e *expansion) end() {
+	if e.some {
+		e.fields = append(e.fields, e.now.String())
+	}
+	e.now.Reset()
+	e.some = false
+}
+
+// value writes a variable's value. Outside of quotes its blanks divide the word.
+func (e *expansion) value(text string, quoted bool) {
+	if e.sh.letters += len(text); e.sh.letters > mostLetters {
+		return
+	}
+	if quoted || !e.split || strings.HasPrefix(text, unsetMark) || strings.HasPrefix(text, commandMark) {
+		e.write(text)
+		return
+	}
+	for i, f := range strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' || r == '\n' }) {
+		if i > 0 || strings.IndexByte(" \t\n", text[0]) >= 0 {
+			e.end()
+		}
+		e.write(f)
+	}
+	if text != "" && strings.IndexByte(" \t\n", text[len(text)-1]) >= 0 {
+		e.end()
+	}
+}
+
+// fields expands words as they are written into the words of a command.
+func (sh *shell) fields(words []string) (out []string) {
+	for _, w := range words {
+		e := &expansion{sh: sh, split: true}
+		e.expand(w, false)
+		e.end()
+		out = append(out, e.fields...)
+	}
+	return out
+}
+
+// text expands a word into one value.
+func (sh *shell) text(word string) string {
+	e := &expansion{sh: sh}
+	e.expand(word, false)
+	e.end()
+	return strings.Join(e.fields, " ")
+}
+
+// expand writes a word. Inside of double quotes only the dollar sign, the backquote and
+// some escapes mean anything.
+func (e *expansion) expand(w string, quoted bool) {
+	e.sh.within++
+	defer func() { e.sh.within-- }()
+	if e.sh.within > mostDepth {
+		e.sh.fail(fmt.Errorf("quotes and variables are nested more than %d deep", mostDepth))
+		return
+	}
+	s := &scanner{text: w}
+	for s.at < len(w) {
+		c := w[s.at]
+		switch {
+		case c == '\\' && s.at+1 < len(w):
+			next := w[s.at+1]
+			switch {
+			case next == '\n':
+			case quoted && strings.IndexByte("\"\\$`", next) < 0:
+				e.write(w[s.at : s.at+2])
+			default:
+				e.write(w[s.at+1 : s.at+2])
+			}
+			s.at += 2
+		case c == '\'' && !quoted || c == '"' && !quoted || c == '$' || c == '`':
+			end, err := s.quoted(s.at)
+			switch {
+			case err != nil:
+				end = len(w)
+			case quoted && c == '$' && strings.IndexByte("'\"", s.peek(1)) >= 0:
+				end = s.at + 1 // quotes mean nothing in quotes
+			}
+			e.part(w[s.at:], end-s.at, quoted)
+			if name, n := plainName(w[s.at:]); name != "" {
+				end = s.at + n
+			}
+			s.at = end
+		default:
+			e.write(w[s.at : s.at+1])
+			s.at++
+		}
+	}
+}
+
+// plainName returns the name behind a dollar sign without braces, and the length of both.
+func plainName(w string) (string, int) {
+	if len(w) < 2 || w[0] != '$' {
+		return "", 0
+	}
+	end := 1 + nameLength(w[1:])
+	if end > 1 && w[1] >= '0' && w[1] <= '9' {
+		end = 2 // $10 is $1 and a zero
+	}
+	if end == 1 && strings.IndexByte("#@*?$!-", w[1]) >= 0 {
+		end = 2
+	}
+	return w[1:end], end
+}
+
+// nameLength returns how many bytes at the beginning can belong to a name.
+func nameLength(w string) int {
+	n := 0
+	for n < len(w) && (w[n] == '_' || w[n] >= '0' && w[n] <= '9' || w[n] >= 'A' && w[n] <= 'Z' || w[n] >= 'a' && w[n] <= 'z') {
+		n++
+	}
+	return n
+}
+
+// part writes one quoted or substituted part: the first n bytes of w.
+func (e *expansion) part(w string, n int, quoted bool) {
+	p := w[:n]
+	switch {
+	case p[0] == '\'':
+		e.some = true
+		e.write(strings.TrimSuffix(p[1:], "'"))
+	case p[0] == '"':
+		inner := strings.TrimSuffix(p[1:], `"`)
+		// An array without elements is no word, even in quotes.
+		name, array := strings.CutSuffix(strings.TrimPrefix(inner, "${"), "[@]}")
+		e.some = e.some || inner != "$@" && !(array && isName(name) && len(e.sh.vars[name]) == 0)
+		e.expand(inner, true)
+	case strings.HasPrefix(p, "$'"):
+		e.write(strings.Trim(p[1:], "'"))
+	case strings.HasPrefix(p, `$"`):
+		e.part(w[1:], n-1, quoted)
+	case strings.HasPrefix(p, "$(("):
+		body := strings.TrimSuffix(strings.TrimPrefix(p, "$(("), "))")
+		if n, ok := e.sh.arithmetic(body); ok {
+			e.value(strconv.Itoa(n), quoted)
+		} else {
+			e.write(commandMark + marks.Replace(p) + commandMark)
+		}
+	case p[0] == '`':
+		e.write(commandMark + "$(" + strings.Trim(p, "`") + ")" + commandMark)
+	case strings.HasPrefix(p, "$("):
+		e.write(commandMark + marks.Replace(p) + commandMark)
+	case strings.HasPrefix(p, "${"):
+		e.parameter(strings.TrimSuffix(p[2:], "}"), p, quoted)
+	default:
+		if name, n := plainName(w); name != "" {
+			e.parameter(name, w[:n], quoted)
+		} else {
+			e.write("$")
+		}
+	}
+}
+
+// parameter writes what stands between the braces of ${...}.
+func (e *expansion) parameter(body, written string, quoted bool) {
+	sh := e.sh
+	if count, ok := strings.CutPrefix(body, "#"); ok && count != "" {
+		name, _, _ := strings.Cut(count, "[")
+		n := len(sh.vars[name])
+		if name == count { // the length of a text
+			n = len(strings.Join(sh.vars[name], " "))
+		}
+		e.value(strconv.Itoa(n), quoted)
+		return
+	}
+	if body == "#" || body == "?" {
+		e.value("0", quoted)
+		return
+	}
+	end := nameLength(body)
+	name, op := body[:end], body[end:]
+	if name == "" && op != "" {
+		name, op = op[:1], op[1:]
+	}
+	values, set := sh.vars[name]
+	if index, after, ok := strings.Cut(op, "]"); ok && strings.HasPrefix(index, "[") {
+		e.element(values, index[1:], after, quoted)
+		return
+	}
+	if name == "@" || name == "*" {
+		return // a script that is read has no arguments
+	}
+	value := strings.Join(values[:min(len(values), 1)], "")
+	plain, _ := known(value)
+	empty := !set || plain == "" && !strings.Contains(value, commandMark)
+	colon := strings.HasPrefix(op, ":")
+	op = strings.TrimPrefix(op, ":")
+	lacks := !set || colon && empty
+	switch {
+	case op == "" && set:
+		e.value(value, quoted)
+	case op == "":
+		e.write(unsetMark + marks.Replace(written) + unsetMark)
+	case strings.IndexByte("-=", op[0]) >= 0 && lacks:
+		if op[0] == '=' {
+			sh.set(name, []string{sh.text(op[1:])})
+		}
+		e.expand(op[1:], quoted)
+	case op[0] == '+':
+		if !lacks {
+			e.expand(op[1:], quoted)
+		}
+	case strings.IndexByte("-=?", op[0]) >= 0 && set:
+		e.value(value, quoted)
+	case op[0] == '?':
+		e.write(unsetMark + "${" + name + "}" + unsetMark)
+	case !set:
+		e.write(unsetMark + marks.Replace(written) + unsetMark)
+	default:
+		e.value(changed(value, op, colon), quoted)
+	}
+}
+
+// element writes elements of an array.
+func (e *expansion) element(values []string, index, after string, quoted bool) {
+	switch {
+	case index == "@" || index == "*":
+		if len(values) == 0 && strings.HasPrefix(after, ":-") {
+			e.expand(after[2:], quoted)
+			return
+		}
+		for i, v := range values {
+			if i > 0 && e.split {
+				e.end()
+			} else if i > 0 {
+				e.write(" ")
+			}
+			if quoted {
+				e.some = true
+			}
+			e.value(v, quoted)
+		}
+	default:
+		if n, ok := e.sh.arithmetic(index); ok && n >= 0 && n < len(values) {
+			e.value(values[n], quoted)
+		}
+	}
+}
+
+// changed applies the operators that cut a value: % and # with a fixed text or a star, and
+// an offset with a length.
+func changed(value, op string, colon bool) string {
+	if colon {
+		from, length, has := strings.Cut(op, ":")
+		a, err := strconv.Atoi(strings.TrimSpace(from))
+		if err != nil || a < 0 || a > len(value) {
+			return value
+		}
+		if n, err := strconv.Atoi(strings.TrimSpace(length)); has && err == nil && n >= 0 {
+			return value[a:min(a+n, len(value))]
+		}
+		return value[a:]
+	}
+	pattern := strings.Trim(strings.TrimLeft(op, "%#"), `"'`)
+	switch {
+	case strings.HasPrefix(op, "%"):
+		if cut, ok := strings.CutSuffix(pattern, "*"); ok {
+			find := strings.LastIndex
+			if strings.HasPrefix(op, "%%") {
+				find = strings.Index
+			}
+			if i := find(value, cut); i >= 0 && cut != "" {
+				return value[:i]
+			}
+			return value
+		}
+		return strings.TrimSuffix(value, pattern)
+	case strings.HasPrefix(op, "#"):
+		if cut, ok := strings.CutPrefix(pattern, "*"); ok {
+			find := strings.Index
+			if strings.HasPrefix(op, "##") {
+				find = strings.LastIndex
+			}
+			if i := find(value, cut); i >= 0 && cut != "" {
+				return value[i+len(cut):]
+			}
+			return value
+		}
+		return strings.TrimPrefix(value, pattern)
+	case op == "^^" || op == "@U":
+		return strings.ToUpper(value)
+	case op == ",," || op == "@L":
+		return strings.ToLower(value)
+	}
+	return value
+}
+
+// arithmetic evaluates whole numbers with names of variables. It fails if something is not
+// known or cannot be computed.
+func (sh *shell) arithmetic(text string) (int, bool) {
+	value, sure := known(sh.text(text))
+	c := &calculation{sh: sh, rest: value}
+	n := c.ternary()
+	c.blanks()
+	return n, sure && !c.failed && c.rest == ""
+}
+
+// calculation evaluates an expression by precedence. Any mistake sets failed.
+type calculation struct {
+	sh     *shell
+	rest   string
+	failed bool
+	depth  int
+}
+
+func (c *calculation) blanks() { c.rest = strings.TrimLeft(c.rest, " \t\n") }
+
+func (c *calculation) accept(ops ...string) string {
+	c.blanks()
+	for _, op := range ops {
+		if strings.HasPrefix(c.rest, op) {
+			c.rest = c.rest[len(op):]
+			return op
+		}
+	}
+	return ""
+}
+
+func (c *calculation) ternary() int {
+	if c.depth++; c.depth > mostDepth {
+		c.failed = true
+		return 0
+	}
+	defer func() { c.depth-- }()
+	n := c.binary(0)
+	if c.accept("?") == "" {
+		return n
+	}
+	yes := c.ternary()
+	if c.accept(":") == "" {
+		c.failed = true
+	}
+	if no := c.ternary(); n == 0 {
+		return no
+	}
+	return yes
+}
+
+// levels are the operators by precedence, the loosest first. Longer ones come before
+// their beginnings.
+var levels = [][]string{{"||"}, {"&&"}, {"==", "!="}, {"<=", ">=", "<", ">"}, {"+", "-"}, {"*", "/", "%"}}
+
+func (c *calculation) binary(level int) int {
+	if level == len(levels) {
+		return c.unary()
+	}
+	n := c.binary(level + 1)
+	for {
+		op := c.accept(levels[level]...)
+		if op == "" {
+			return n
+		}
+		n = c.apply(op, n, c.binary(level+1))
+	}
+}
+
+func (c *calculation) apply(op string, a, b int) int {
+	truth := func(is bool) int {
+		if is {
+			return 1
+		}
+		return 0
+	}
+	if abs(a) > math.MaxInt32 || abs(b) > math.MaxInt32 || (op == "/" || op == "%") && b == 0 {
+		c.failed = true
+		return 0
+	}
+	switch op {
+	case "+":
+		return a + b
+	case "-":
+		return a - b
+	case "*":
+		return a * b
+	case "/":
+		return a / b
+	case "%":
+		return a % b
+	case "==":
+		return truth(a == b)
+	case "!=":
+		return truth(a != b)
+	case "<":
+		return truth(a < b)
+	case ">":
+		return truth(a > b)
+	case "<=":
+		return truth(a <= b)
+	case ">=":
+		return truth(a >= b)
+	case "&&":
+		return truth(a != 0 && b != 0)
+	}
+	return truth(a != 0 || b != 0)
+}
+
+func (c *calculation) unary() int {
+	if c.depth++; c.depth > mostDepth {
+		c.failed = true
+		return 0
+	}
+	defer func() { c.depth-- }()
+	switch c.accept("(", "-", "+", "!") {
+	case "(":
+		n := c.ternary()
+		if c.accept(")") == "" {
+			c.failed = true
+		}
+		return n
+	case "-":
+		return -c.unary()
+	case "+":
+		return c.unary()
+	case "!":
+		return c.apply("==", c.unary(), 0)
+	}
+	end := nameLength(c.rest)
+	word := c.rest[:end]
+	c.rest = c.rest[end:]
+	if isName(word) {
+		value, sure := known(strings.Join(c.sh.vars[word], " "))
+		if c.failed = c.failed || !sure; value == "" {
+			value = "0"
+			c.failed = c.failed || c.sh.vars[word] == nil
+		}
+		word = strings.TrimSpace(value)
+	}
+	n, err := strconv.Atoi(word)
+	if err != nil || abs(n) > math.MaxInt32 {
+		c.failed = true
+		return 0
+	}
+	return n
+}
