@@ -210,18 +210,20 @@ type Search struct {
 	Nothing  bool         `json:"fits_without_policy"`
 	BarePeak memory.Bytes `json:"bare_peak_bytes"`
 	BareStep float64      `json:"bare_step_seconds"`
-	// Best lists the fastest layouts that fit, the chosen one first.
+	// Best lists the fastest layouts or policies that fit, the chosen one first.
 	Best   []Candidate `json:"best"`
 	Shares []Share     `json:"ranks"`
 	Pools  []Pool      `json:"pools"`
 }
 
-// Candidate is a layout with its best policy.
+// Candidate is a layout with its best policy, or a policy alone. Host is the most pinned
+// host memory that a rank offloads to.
 type Candidate struct {
 	Name   string       `json:"name"`
 	Policy string       `json:"policy"`
 	Step   float64      `json:"step_seconds"`
 	Peak   memory.Bytes `json:"peak_bytes"`
+	Host   memory.Bytes `json:"host_bytes"`
 	Reason string       `json:"reason"`
 }
 

@@ -4,6 +4,7 @@
 package planview
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,6 +38,12 @@ func searchPolicy(s *plan.Setup) (*found, error) {
 	}
 	f := newFound(Policies, r)
 	f.report.Tried = r.Tried
+	if len(r.Others) == 0 {
+		return f, nil
+	}
+	for _, x := range append([]*search.Result{r}, r.Others...) {
+		f.report.Best = append(f.report.Best, candidate("", x, cmp.Or(x.Reason, "the fastest that fits")))
+	}
 	return f, nil
 }
 
@@ -48,12 +55,25 @@ func searchLayouts(s *plan.Setup, progress func(done, all int)) (*found, error) 
 	f := newFound(Layouts, r.Best[0].Policy)
 	f.report.Tried, f.report.Possible, f.report.Unfit = r.Searched, r.Possible, r.Unfit
 	for _, x := range r.Best {
-		f.report.Best = append(f.report.Best, Candidate{
-			Name: x.Name(), Policy: policyWords(x.Policy.Setup), Step: float64(x.Policy.After.Step.Total),
-			Peak: slices.Max(x.Policy.After.Peaks), Reason: x.Reason,
-		})
+		f.report.Best = append(f.report.Best, candidate(x.Name(), x.Policy, x.Reason))
 	}
 	return f, nil
+}
+
+func candidate(name string, r *search.Result, reason string) Candidate {
+	c := Candidate{Name: name, Policy: policyWords(r.Setup), Step: float64(r.After.Step.Total), Peak: slices.Max(r.After.Peaks), Reason: reason}
+	for _, rank := range r.Ranks {
+		c.Host = max(c.Host, rank.Host)
+	}
+	return c
+}
+
+// what says which layout and policy a candidate is.
+func (c Candidate) what() string {
+	if c.Name == "" {
+		return c.Policy
+	}
+	return c.Name + "; " + c.Policy
 }
 
 func newFound(over SearchSpace, r *search.Result) *found {

@@ -186,11 +186,15 @@ func writeSearch(w io.Writer, s *Search) {
 	}
 	if s.Over == "layout" {
 		fmt.Fprint(w, Wrap(fmt.Sprintf("%d layouts divide the model; %d were searched, of which %d do not fit, and the rest cannot be faster", s.Possible, s.Tried, s.Unfit), ""))
-		for _, c := range s.Best {
-			fmt.Fprint(w, Wrap(fmt.Sprintf("%s, %s GiB  %s; %s: %s", Seconds(c.Step), GiB(c.Peak), c.Name, c.Policy, c.Reason), "  "))
-		}
 	} else if !s.Nothing {
 		fmt.Fprintf(w, "%d policies were compared\n", s.Tried)
+	}
+	for _, c := range s.Best {
+		host := ""
+		if c.Host > 0 {
+			host = fmt.Sprintf(" (%s GiB of host memory)", GiB(c.Host))
+		}
+		fmt.Fprint(w, Wrap(fmt.Sprintf("%s, %s GiB%s  %s: %s", Seconds(c.Step), GiB(c.Peak), host, c.what(), c.Reason), "  "))
 	}
 	if shares := shareWords(s.Shares); shares != "" {
 		fmt.Fprint(w, Wrap("offloaded at least: "+shares, ""))

@@ -58,6 +58,10 @@ type Result struct {
 	Pools         []Pool
 	// Tried is the number of policies that were compared.
 	Tried int
+	// Others has the next fastest policies that fit, the fastest first: only their setup,
+	// their outcome, and as their Reason why they are slower. Policies that do more than a faster one and save nothing are left out.
+	Others []*Result
+	Reason string
 }
 
 // Outcome is the memory and the time of a setup with a policy.
@@ -202,7 +206,11 @@ func policy(s *plan.Setup, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.result(best, list)
+	r, err := p.result(best, list)
+	if err == nil {
+		r.Others, err = p.others(r.After, best, list)
+	}
+	return r, err
 }
 
 // nothing returns the choice that keeps everything.

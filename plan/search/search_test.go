@@ -4,6 +4,7 @@ package search
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"slices"
@@ -352,5 +353,33 @@ func TestStashIsAChoice(t *testing.T) {
 	}
 	if slices.Max(r.Before.Needs) <= r.Budget || slices.Max(r.After.Needs) > r.Budget {
 		t.Errorf("peaks %v became %v under a budget of %d", r.Before.Peaks, r.After.Peaks, r.Budget)
+	}
+}
+
+// The runners-up fit, are sorted by their time, and none is the best policy or a faster
+// runner-up with more modules.
+func TestOthersFit(t *testing.T) {
+	s := deepseek(t, "h200", 16, 1, 16)
+	r, err := Policy(s, Options{Budget: peakOf(t, s) * 7 / 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Others) != mostOthers {
+		t.Fatalf("there are %d runners-up, want %d", len(r.Others), mostOthers)
+	}
+	names := func(x *Result) string { return fmt.Sprint(x.Setup.Recompute, x.Setup.Offload.Modules) }
+	seen, last := map[string]bool{names(r): true}, r.After.Step.Total
+	for _, x := range r.Others {
+		f, err := plan.Predict(x.Setup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !f.Fits || reserves(f) > r.Budget {
+			t.Errorf("%s does not fit", names(x))
+		}
+		if x.After.Step.Total < last*(1-rounding) || x.Reason == "" || seen[names(x)] {
+			t.Errorf("%s takes %v s after %v, %q", names(x), x.After.Step.Total, last, x.Reason)
+		}
+		seen[names(x)], last = true, x.After.Step.Total
 	}
 }
