@@ -43,6 +43,9 @@ func Parse(data []byte) (*File, error) {
 	if isTitan(data) {
 		return titan(data)
 	}
+	if isMaxText(data) {
+		return maxText(data)
+	}
 	return nil, nil
 }
 

@@ -9,8 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/stowage-dev/stowage/plan/model"
 )
 
 var titanTable = regexp.MustCompile(`(?m)^\s*\[\s*(job|model|training|parallelism|activation_checkpoint)\s*\]`)
@@ -23,14 +21,14 @@ func isTitan(data []byte) bool { return len(titanTable.FindAll(data, 2)) == 2 }
 // of Hugging Face.
 var titanModels = map[string]map[string]string{
 	"llama3": {
-		"debugmodel": titanLlama(256, 6, 16, 16, 768, 2048, false),
-		"1B":         titanLlama(2048, 16, 32, 8, 8192, 128256, true),
-		"3B":         titanLlama(3072, 28, 24, 8, 8192, 128256, true),
+		"debugmodel": llamaKeys(256, 6, 16, 16, 768, 2048, false),
+		"1B":         llamaKeys(2048, 16, 32, 8, 8192, 128256, true),
+		"3B":         llamaKeys(3072, 28, 24, 8, 8192, 128256, true),
 		"8B":         "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b",
 	},
 	"llama4": {
-		"17bx16e": titanLlama4(24, 16, 1), "17bx128e": titanLlama4(24, 128, 2),
-		"17bx16e_irope": titanLlama4(48, 16, 1), "17bx128e_irope": titanLlama4(48, 128, 2),
+		"17bx16e": llama4Keys(24, 16, 1), "17bx128e": llama4Keys(24, 128, 2),
+		"17bx16e_irope": llama4Keys(48, 16, 1), "17bx128e_irope": llama4Keys(48, 128, 2),
 	},
 	"deepseek_v3": {
 		"debugmodel": `{"model_type": "deepseek_v2", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 16, "intermediate_size": 1024,
@@ -39,25 +37,25 @@ var titanModels = map[string]map[string]string{
 		"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3",
 	},
 	"qwen3": {
-		"0.6B": titanQwen(1024, 28, 16, 3072, true), "1.7B": titanQwen(2048, 28, 16, 6144, true), "4B": titanQwen(2560, 36, 32, 9728, true),
-		"8B": titanQwen(4096, 36, 32, 12288, false), "14B": titanQwen(5120, 40, 40, 17408, false), "32B": "qwen3-32b",
+		"0.6B": qwenKeys(1024, 28, 16, 3072, true), "1.7B": qwenKeys(2048, 28, 16, 6144, true), "4B": qwenKeys(2560, 36, 32, 9728, true),
+		"8B": qwenKeys(4096, 36, 32, 12288, false), "14B": qwenKeys(5120, 40, 40, 17408, false), "32B": "qwen3-32b",
 		"30B-A3B": "qwen3-30b-a3b", "235B-A22B": "qwen3-235b-a22b",
 	},
 	"gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }
 
-func titanLlama(hidden, layers, heads, groups, width, vocab int, tied bool) string {
+func llamaKeys(hidden, layers, heads, groups, width, vocab int, tied bool) string {
 	return fmt.Sprintf(`{"model_type": "llama", "hidden_size": %d, "num_hidden_layers": %d, "num_attention_heads": %d, "num_key_value_heads": %d,
 		"intermediate_size": %d, "vocab_size": %d, "tie_word_embeddings": %t}`, hidden, layers, heads, groups, width, vocab, tied)
 }
 
-func titanQwen(hidden, layers, heads, width int, tied bool) string {
+func qwenKeys(hidden, layers, heads, width int, tied bool) string {
 	return fmt.Sprintf(`{"model_type": "qwen3", "hidden_size": %d, "num_hidden_layers": %d, "num_attention_heads": %d, "num_key_value_heads": 8,
 		"head_dim": 128, "intermediate_size": %d, "vocab_size": 151936, "tie_word_embeddings": %t}`, hidden, layers, heads, width, tied)
 }
 
 // titanLlama4 describes Llama 4 without norms of queries and keys, as torchtitan has it.
-func titanLlama4(layers, experts, step int) string {
+func llama4Keys(layers, experts, step int) string {
 	return fmt.Sprintf(`{"model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": %d, "num_attention_heads": 40, "num_key_value_heads": 8,
 		"head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": %d, "num_experts_per_tok": 1,
 		"interleave_moe_layer_step": %d, "use_qk_norm": false, "vocab_size": 202048}`, layers, experts, step)
@@ -104,18 +102,7 @@ func (r *reader) titanModel(t *table) {
 		r.refuse("model.flavor %.40q of %s is not known; known are %s", flavor, name, strings.Join(slices.Sorted(maps.Keys(flavors)), ", "))
 		return
 	}
-	var m *model.Model
-	var err error
-	if strings.HasPrefix(text, "{") {
-		m, err = model.ParseHF([]byte(text))
-	} else {
-		m, err = model.Preset(text)
-	}
-	if err != nil {
-		panic("launch: torchtitan's " + name + " " + flavor + ": " + err.Error())
-	}
-	m.Name, m.MTP = name+" "+flavor, nil // torchtitan trains without further heads
-	r.file.Model = m
+	r.file.Model = registered(name+" "+flavor, text)
 	converters := fmt.Sprint(t.keys["converters"])
 	if t.on("converters") && (strings.Contains(converters, "float8") || strings.Contains(converters, "mx")) {
 		r.note("model.converters: eight-bit products are planned in bf16, because their inputs are saved so")

@@ -1,0 +1,73 @@
+package launch
+
+import (
+	"strings"
+	"testing"
+)
+
+const maxTextStart = "per_device_batch_size: 4\nmax_target_length: 4096\n"
+
+func TestWrongMaxText(t *testing.T) {
+	var list []wrong
+	for _, c := range []struct {
+		more    string
+		refused bool
+		words   []string
+	}{
+		{"model_name: bert", true, []string{"bert", "mixtral-8x7b"}},
+		{"model_name: llama3-8b\nbase_emb_dim: 64", true, []string{"base_emb_dim", "llama3-8b"}},
+		{"base_emb_dim: -2", false, []string{"base_emb_dim is -2"}},
+		{"base_num_query_heads: 3", false, []string{"kv_heads", "heads"}},
+		{"decoder_block: gemma3", true, []string{"gemma3", "deepseek"}},
+		{"attention_type: chunk", true, []string{"chunk", "mla"}},
+		{"global_parameter_scale: 2", true, []string{"global_parameter_scale"}},
+		{"ici_pipeline_parallelism: 4", true, []string{"pipeline"}},
+		{"ici_sequence_parallelism: 4", true, []string{"sequence"}},
+		{"ici_tensor_parallelism: 0", false, []string{"ici_tensor_parallelism is 0"}},
+		{"ici_tensor_parallelism: many", false, []string{"ici_tensor_parallelism", "many"}},
+		{"ici_tensor_parallelism: 100000\ndcn_context_parallelism: 100000", false, []string{"devices"}},
+		{"gradient_accumulation_steps: 0", false, []string{"gradient_accumulation_steps is 0"}},
+		{"opt_type: lion", true, []string{"lion"}},
+		{"parameter_memory_host_offload: true", true, []string{"parameter_memory_host_offload"}},
+		{"remat_policy: minimal_offloaded", true, []string{"minimal_offloaded"}},
+		{"remat_policy: custom\ncontext: offload", true, []string{"context is offload"}},
+		{"remat_policy: custom\ncontext: disk", false, []string{"context", "disk", "device"}},
+		{"num_experts: 8\nnum_experts_per_tok: 2\nsparse_matmul: false", true, []string{"sparse_matmul"}},
+		{"num_experts: 8\nnum_experts_per_tok: 9", false, []string{"top_k is 9"}},
+		{"use_ring_of_experts: true", true, []string{"use_ring_of_experts"}},
+	} {
+		list = append(list, wrong{maxTextStart + c.more, c.refused, c.words})
+	}
+	list = append(list, wrong{strings.Replace(maxTextStart, "4\n", "0.3\n", 1), false, []string{"per_device_batch_size is 0.3"}})
+	checkWrong(t, list)
+}
+
+func TestMaxTextNames(t *testing.T) {
+	want := map[string]int64{"llama2-7b": 6738415616, "llama2-13b": 13015864320, "llama2-70b": 68976648192, "mistral-7b": 7241732096, "llama3.1-8b": 8030261248}
+	for name := range maxTextModels {
+		f, err := Parse([]byte(maxTextStart + "model_name: " + name))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if n := want[name]; n > 0 && f.Model.Parameters() != n {
+			t.Errorf("%s has %d parameters, want %d", name, f.Model.Parameters(), n)
+		}
+	}
+}
+
+func TestMaxTextPolicies(t *testing.T) {
+	for text, full := range map[string]bool{
+		"": true, "remat_policy: full": true, "remat_policy: minimal": false, "remat_policy: save_qkv_proj": false,
+		"remat_policy: custom": true, "remat_policy: custom\nmlpwi_0: device": false, "remat_policy: custom\ndecoder_layer_input: device": true,
+	} {
+		f, err := Parse([]byte(maxTextStart + text))
+		if err != nil || (f.Args["recompute-granularity"] == "full") != full {
+			t.Errorf("%q: %+v, %v", text, f, err)
+		}
+	}
+	f, err := Parse([]byte(maxTextStart + "ici_fsdp_parallelism: 1\nici_data_parallelism: 8"))
+	if err != nil || f.Args["use-distributed-optimizer"] != false || f.Args["use-megatron-fsdp"] != nil || f.GPUs != 8 {
+		t.Errorf("replicas alone: %+v, %v", f, err)
+	}
+}
