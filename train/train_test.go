@@ -5,6 +5,7 @@ package train
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"testing"
 
@@ -68,6 +69,21 @@ func runConfig(t *testing.T, c Config, steps int) (out outcome) {
 		t.Fatal(errors.Join(err))
 	}
 	return out
+}
+
+// The learning rate rises to LR over the warm-up, falls to MinLR along half a cosine until
+// the step Decay, and stays there.
+func TestLearningRate(t *testing.T) {
+	o := Optim{LR: 1, MinLR: 0.2, WarmUp: 10, Decay: 110}
+	for step, want := range map[int]float64{0: 0.1, 4: 0.5, 9: 1, 10: 1, 60: 0.6, 109: 0.2, 110: 0.2, 500: 0.2} {
+		if got := o.rate(step); math.Abs(got-want) > 1e-3 {
+			t.Errorf("step %d: %g, want %g", step, got, want)
+		}
+	}
+	o.Decay = 0
+	if got := o.rate(500); got != 1 {
+		t.Errorf("a rate that does not decay is %g", got)
+	}
 }
 
 // The policies of the default command give the same bits.
