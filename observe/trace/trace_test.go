@@ -104,6 +104,33 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
+// Names that are parts of one string are told apart.
+func TestNamesThatBeginAlike(t *testing.T) {
+	const whole = "expert_fc1"
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{}, 0)
+	var want []string
+	for n := range 3 * len(whole) {
+		name := whole[:n%len(whole)+1]
+		want = append(want, name)
+		w.Emit(trace.Event{Kind: trace.Save, Name: name})
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := trace.Read(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range tr.Events {
+		got = append(got, e.Name)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // SPEC S6.5: the trace of a run that was stopped has all steps that had ended.
 func TestStopped(t *testing.T) {
 	var b bytes.Buffer
