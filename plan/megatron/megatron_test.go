@@ -1,6 +1,7 @@
 package megatron
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -158,9 +159,11 @@ func TestWarnings(t *testing.T) {
 			t.Errorf("%v: warnings %q, want %q", c.changes, text, c.want)
 		}
 	}
-	_, warnings, err := FromArgs(small("tensor-model-parallel-size", 2, "expert-model-parallel-size", 4, "num-distributed-optimizer-instances", 2), Options{})
-	if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].Text, "8, the fewest with this layout") {
-		t.Errorf("without a number of GPUs: %v, %v", warnings, err)
+	for instances, gpus := range map[int]int{2: 8, 8: 16} {
+		s, warnings, err := FromArgs(small("tensor-model-parallel-size", 2, "expert-model-parallel-size", 4, "num-distributed-optimizer-instances", instances), Options{})
+		if err != nil || s.Layout.World != gpus || len(warnings) != 1 || !strings.Contains(warnings[0].Text, fmt.Sprintf("%d, the fewest with this layout", gpus)) {
+			t.Errorf("%d instances: %v, %v", instances, warnings, err)
+		}
 	}
 }
 
