@@ -194,8 +194,9 @@ func (s *shadow) uncut(i, j int) {
 	}
 }
 
-// cutRows cuts the segments i to j at every row of their cells. After that each
-// cell has all bytes of its segment, so that covering it becomes certain.
+// cutRows cuts the segments i to j where a row of their cells begins. After that each
+// cell has the first byte of its segment and one row at most there, so that covering it
+// becomes certain.
 func (s *shadow) cutRows(i, j int) {
 	var made []segment
 	for x := i; x < j; x++ {
@@ -219,8 +220,8 @@ func (s *shadow) cutRows(i, j int) {
 	s.segs = slices.Replace(s.segs, i, j, made...)
 }
 
-// rowCuts returns the addresses inside a segment where a row of a cell begins or
-// ends, or only the segment's own if they are too many.
+// rowCuts returns the addresses inside a segment where a row of a cell begins, or only
+// the segment's own if they are too many.
 func rowCuts(seg segment, hi int64) []int64 {
 	rows := int64(0)
 	for _, c := range seg.cells {
@@ -234,10 +235,8 @@ func rowCuts(seg segment, hi int64) []int64 {
 	for _, c := range seg.cells {
 		i, j := c.rowsIn(seg.lo, hi)
 		for ; i < j; i++ {
-			for _, at := range [2]int64{c.off + i*c.pitch, c.off + i*c.pitch + c.n} {
-				if at > seg.lo && at < hi {
-					cuts = append(cuts, at)
-				}
+			if at := c.off + i*c.pitch; at > seg.lo && at < hi {
+				cuts = append(cuts, at)
 			}
 		}
 	}
