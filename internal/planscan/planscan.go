@@ -23,6 +23,9 @@ import (
 // Names are the patterns of the files that are launch files unless others are given.
 var Names = []string{"*.sh", "*.sbatch", "*.slurm", "*.yaml", "*.yml"}
 
+// Unread is the reason of a file that cannot be read.
+const Unread = "cannot be read"
+
 // Contradiction is the reason of a job that Megatron-LM refuses as well: sizes that do not
 // divide, or settings that exclude each other.
 const Contradiction = "settings that Megatron-LM refuses"
@@ -132,7 +135,7 @@ func reason(err error) (string, string) {
 	}
 	var setting *memory.SettingError
 	if errors.As(err, &setting) && setting.Err != nil {
-		err = setting.Err // the row names the file
+		return Unread, input.Plain(setting.Err).Error() // the row names the file
 	}
 	return Contradiction, input.Plain(err).Error()
 }

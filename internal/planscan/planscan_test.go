@@ -65,7 +65,7 @@ func TestFind(t *testing.T) {
 
 func TestScan(t *testing.T) {
 	dir := folder(t, map[string]string{
-		"a.sh": job, "b.sh": job + "--optimizer lion", "c.sh": "echo hello", "d.sh": job + "--tensor-model-parallel-size 3", "e.sh": "cd x",
+		"a.sh": job, "b.sh": job + "--optimizer lion", "c.sh": "echo hello", "d.sh": job + "--tensor-model-parallel-size 3", "e.sh": "cd x", "f.sh": "--x 'open",
 	})
 	files, err := Find([]string{dir}, Names)
 	if err != nil {
@@ -73,16 +73,16 @@ func TestScan(t *testing.T) {
 	}
 	seen := 0
 	r := Scan(files, "h100", func(done, all int) { seen += all - done })
-	if r.Files != 5 || r.Planned != 1 || len(r.Rows) != 5 || seen != 10 {
+	if r.Files != 6 || r.Planned != 1 || len(r.Rows) != 6 || seen != 15 {
 		t.Errorf("%+v", r)
 	}
-	want := []Count{{"no model in the file", 2}, {"option that is not modelled", 1}, {Contradiction, 1}}
+	want := []Count{{"no model in the file", 2}, {Unread, 1}, {"option that is not modelled", 1}, {Contradiction, 1}}
 	if !slices.Equal(r.Refused, want) {
 		t.Errorf("refused %v, want %v", r.Refused, want)
 	}
 	var text strings.Builder
 	r.WriteText(&text)
-	for _, line := range []string{"    5  files\n    1  planned as they are\n    2  refused: no model in the file\n", "b.sh: --optimizer lion"} {
+	for _, line := range []string{"    6  files\n    1  planned as they are\n    2  refused: no model in the file\n", "b.sh: --optimizer lion"} {
 		if !strings.Contains(strings.ReplaceAll(text.String(), "\n    --optimizer", " --optimizer"), line) {
 			t.Errorf("%q is missing in\n%s", line, text.String())
 		}

@@ -100,15 +100,16 @@ func FromArgs(args map[string]any, o Options) (*plan.Setup, []Warning, error) {
 			return nil, nil, cmp.Or(r.err, err)
 		}
 	}
-	r.leftovers()
+	r.leftovers(o.Model == nil)
 	if r.err != nil {
 		return nil, nil, r.err
 	}
 	return s, r.warnings, nil
 }
 
-// leftovers warns about every argument that nothing has read.
-func (r *reader) leftovers() {
+// leftovers warns about every argument that nothing has read. In a file, an argument that
+// is not known and whose name speaks of memory is an error.
+func (r *reader) leftovers(file bool) {
 	ignored, unmodelled := ignoredFlags(), unmodelledFlags()
 	for _, name := range slices.Sorted(maps.Keys(r.args)) {
 		switch v := r.args[name]; {
@@ -116,7 +117,7 @@ func (r *reader) leftovers() {
 		case unmodelled[name] != "":
 			r.warn(name, "is not part of the forecast: "+unmodelled[name])
 		default:
-			r.unknown(name)
+			r.unknown(name, file)
 		}
 	}
 }
@@ -124,11 +125,17 @@ func (r *reader) leftovers() {
 // unknown says what to do about a flag that Megatron-LM does not have either. A
 // flag one or two letters away from one that decides about memory is an error:
 // leaving it out would give a wrong answer that looks right.
-func (r *reader) unknown(name string) {
+func (r *reader) unknown(name string, file bool) {
 	near, distance := nearest(name, r.known)
 	if distance <= 2 && r.err == nil {
 		r.err = fmt.Errorf("--%s is not a flag of Megatron-LM; did you mean --%s?", name, near)
 		return
+	}
+	for _, word := range heavyWords {
+		if file && r.err == nil && strings.Contains(name, word) {
+			r.err = refused(option, "--%s is not known, and its name says that it can change memory; give --%[1]s false to plan the job without it", name)
+			return
+		}
 	}
 	text := "is not known, and was left out"
 	if distance <= len(name)/3 {

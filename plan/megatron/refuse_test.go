@@ -35,6 +35,7 @@ func TestUnmodelled(t *testing.T) {
 		{[]any{"flextron", true}, option, "give --flextron false to plan the job without it"},
 		{[]any{"fp32-residual-connection", true}, option, "keeps residuals in twice the bytes"},
 		{[]any{"optimizer", "lion"}, option, "--optimizer lion"},
+		{[]any{"lora-target-modules", "qkv"}, option, "--lora-target-modules is not known, and its name says that it can change memory; give --lora-target-modules false to plan"},
 		{[]any{"num-layers", nil, "hidden-size", nil, "num-attention-heads", nil, "tensor-model-parallel-size", 3}, noModelKind, "there is no model in this file"},
 		{[]any{"num-layers", nil, "hidden-size", nil, "num-attention-heads", nil, programKey, "preprocess_data.py"}, noModelKind, "it runs preprocess_data.py"},
 		{[]any{"num-layers", nil, "hidden-size", nil, "num-attention-heads", nil, "use-checkpoint-args", true}, noModelKind, "takes it from a checkpoint"},
@@ -47,7 +48,7 @@ func TestUnmodelled(t *testing.T) {
 		}
 	}
 	for _, changes := range [][]any{
-		{"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {"model-provider", "hybrid"},
+		{"lora-target-modules", false}, {"brand-new-flag", 1}, {"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {"model-provider", "hybrid"},
 		{"vocab-file", "bpe/vocab.json"}, {"perform-rl-step", []string{"false"}},
 	} {
 		if _, _, err := FromArgs(small(changes...), Options{GPUs: 16}); err != nil {

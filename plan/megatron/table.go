@@ -47,6 +47,8 @@ func unmodelledFlags() map[string]string {
 		"overlap-dispatch-backward-with-experts-wgrad":    "inputs of delayed products are counted as freed at once",
 		"ep-overlap-early-attn-memory-release":            "attention's tensors are counted as held to the end of a layer",
 		"moe-apply-probs-on-input":                        "probabilities are counted as applied between the products",
+		"export-moe-apply-probs-on-input":                 "probabilities are counted as applied between the products",
+		"export-force-local-attention":                    "attention is counted as that of --attention-backend",
 		"moe-dispatch-fwd-dtype":                          "dispatched rows are counted in bf16",
 		"moe-combine-bwd-dtype":                           "combined rows are counted in bf16",
 		"keep-fp8-transpose-cache":                        "transposed copies are counted as made when needed",
@@ -80,4 +82,11 @@ var refusedOptions = map[string]string{
 	"kitchen-recipe-number":                    "sets the precision of single modules",
 	"mlp-chunks-for-training":                  "divides the feed-forward part",
 	"skip-train":                               "trains nothing",
+}
+
+// heavyWords stand in the names of flags that change what a job holds.
+var heavyWords = []string{
+	"offload", "recompute", "checkpoint-act", "freeze", "frozen", "lora", "adapter", "peft", "teacher", "student", "draft-model", "eagle", "medusa",
+	"vision", "audio", "image", "video", "speech", "encoder", "retriev", "reward", "critic", "ref-model", "reference-model",
+	"shard", "zero-stage", "fsdp", "fp8", "fp4", "quant", "residual", "num-layers", "hidden-size",
 }
