@@ -127,7 +127,7 @@ func (j *jobFlags) add(cmd *cobra.Command) {
 	f.StringVar(&j.model, "model", "", "a preset's `name`, or a file of one of the next two kinds")
 	f.StringVar(&j.config, "config", "", "a config.json of Hugging Face, or its `folder`")
 	f.StringVar(&j.megatron, "megatron", "", "a `file` of Megatron-LM arguments: a command, a script, YAML or JSON;\n- is standard input")
-	f.StringVar(&j.launch, "launch", "", "a launch `file` of Megatron-LM, MaxText (YAML or a command), torchtitan (TOML) or DeepSpeed\n(JSON, with --model or --config beside it); its contents tell which")
+	f.StringVar(&j.launch, "launch", "", "a launch `file` of Megatron-LM, NeMo (YAML), MaxText (YAML or a command), torchtitan (TOML)\nor DeepSpeed (JSON); its contents tell which; --model or --config name the model if it does not")
 	f.StringArrayVar(&j.env, "env", nil, "a variable that the file takes from its environment, as `NAME=VALUE`")
 	f.StringVar(&j.gpu, "gpu", "", "the hardware's `name`, or a JSON file with its figures")
 	f.IntVar(&j.gpus, "gpus", 0, "the number of `GPUs` (default as few as the layout allows)")

@@ -47,10 +47,10 @@ type jobFlags struct {
 // of a file without the settings of the command line, or all if a model has none. It returns
 // nil if neither is known.
 func (j *jobFlags) given(s *plan.Setup) *planview.Given {
-	if _, err := model.Preset(j.model); j.config != "" || j.model != "" && err == nil {
+	if _, err := model.Preset(j.model); j.launch == "" && (j.config != "" || j.model != "" && err == nil) {
 		return &planview.Given{Args: j.args, Setup: s}
 	}
-	if j.megatron == "" {
+	if j.megatron == "" || j.launch != "" {
 		return nil
 	}
 	g := &planview.Given{File: j.megatron, Args: j.args, Setup: s}

@@ -112,6 +112,12 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		}
 	} else {
 		options.Name = strings.TrimSuffix(filepath.Base(in.Model), filepath.Ext(in.Model))
+		if file != nil {
+			notes = append(notes, file.Notes...)
+			if options.GPUs == 0 {
+				options.GPUs = file.GPUs
+			}
+		}
 	}
 	expandable := base[growing] == true
 	delete(base, growing)
@@ -199,7 +205,7 @@ func loadLaunch(name string, model bool) (*launch.File, error) {
 		return nil, asked("Launch", name, err)
 	case file == nil:
 		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "is no launch file that can be read beside a model", Remedy: "give DeepSpeed's JSON, or a file that describes its own model alone"}
-	case file.Model != nil || !model:
+	case file.Model != nil || file.Described() || !model:
 		return nil, &memory.SettingError{Setting: "Launch", Asked: name, Problem: "describes a model of its own", Remedy: "leave the other model out"}
 	}
 	return file, nil
@@ -221,8 +227,7 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 		if yamlLine.Match(in.Data) {
 			name += ".yaml"
 		}
-		m, args, err := parseModel(name, in.Data, env)
-		return m, args, nil, err
+		return parseFile(name, in.Data, env)
 	}
 	if name == "" {
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Problem: "is missing", Remedy: "name a preset (" + strings.Join(model.Presets(), ", ") + "), a config.json or a file of Megatron-LM arguments"}
@@ -245,9 +250,16 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	return parseFile(name, data, env)
+}
+
+// parseFile returns what a file says.
+func parseFile(name string, data []byte, env map[string]string) (*model.Model, map[string]any, *launch.File, error) {
 	switch file, err := launch.Parse(data); {
 	case err != nil:
 		return nil, nil, nil, asked("Model", name, err)
+	case file != nil && file.Described():
+		return nil, file.Args, file, nil
 	case file != nil && file.Model == nil:
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "is a configuration of " + file.System + ", which names no model", Remedy: "name a preset or a config.json beside it"}
 	case file != nil:

@@ -85,6 +85,10 @@ func TestLaunch(t *testing.T) {
 	if all := strings.Join(notes, " "); !strings.Contains(all, "novel_option") || strings.Contains(all, "--bf16") || strings.Contains(all, "--global-batch-size") {
 		t.Errorf("notes are %q", notes)
 	}
+	nemo := "../internal/launch/testdata/nemo-gpt.yaml"
+	if s, notes, err := Resolve(Input{Model: nemo}); err != nil || s.Layout.World != 32 || s.Model.Name != "nemo-gpt" || s.Layout.VPP != 2 || !strings.Contains(strings.Join(notes, " "), "novel_key") {
+		t.Errorf("the file of NeMo is read as %+v, %q, %v", s, notes, err)
+	}
 	if s, _, err = Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--recompute none --gbs 64")}); err != nil || s.Recompute.Full || s.Batch.Global != 64 {
 		t.Errorf("settings do not override the file: %v", err)
 	}
@@ -93,6 +97,7 @@ func TestLaunch(t *testing.T) {
 		words []string
 	}{
 		{Input{Model: zero3}, []string{"Model", "DeepSpeed", "names no model"}},
+		{Input{Model: "llama-3-8b", Launch: nemo}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: titan}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: "config_test.go"}, []string{"Launch", "no launch file"}},
 		{Input{Model: "llama-3-8b", Launch: "missing.json"}, []string{"Launch", "missing.json"}},

@@ -33,6 +33,11 @@ type File struct {
 	Notes []string
 }
 
+// Described reports whether the settings describe a model by themselves.
+func (f *File) Described() bool {
+	return f.Model == nil && f.Args["num-layers"] != nil && f.Args["hidden-size"] != nil
+}
+
 // Parse reads a launch file. It returns nil if the contents are not those of a system that
 // it knows, a *megatron.Refused if the file asks for what the planner does not model, and
 // another error if the file is wrong.
@@ -45,6 +50,9 @@ func Parse(data []byte) (*File, error) {
 	}
 	if isMaxText(data) {
 		return maxText(data)
+	}
+	if isNeMo(data) {
+		return nemo(data)
 	}
 	return nil, nil
 }

@@ -1,0 +1,22 @@
+package launch
+
+import "testing"
+
+func TestWrongNeMo(t *testing.T) {
+	const start = "train:\n  global_batch_size: 8\nmodel:\n"
+	checkWrong(t, []wrong{
+		{start + "  num_query_groups: none", false, []string{"model.num_query_groups"}},
+		{start + "  bias: perhaps", false, []string{"model.bias", "true or false"}},
+		{start + "  hidden_size: {a: 1}", false, []string{"model.hidden_size"}},
+		{start + "  normalization: batchnorm", true, []string{"model.normalization", "batchnorm"}},
+		{start + "  fp8: 8", false, []string{"model.fp8 is 8", "hybrid"}},
+		{start + "  kd_config: {skip: 1}", true, []string{"model.kd_config", "teacher"}},
+		{start + "  cpu_offloading: true", true, []string{"model.cpu_offloading"}},
+		{start + "  seq_length: 8\npeft:\n  dim: 8", true, []string{"peft"}},
+		{start + "  seq_length: 8\nmixed_precision: int7", false, []string{"int7", "bf16"}},
+		{start + "  seq_length: 8\ntrainer:\n  devices: 1000000\n  num_nodes: 1000000", false, []string{"trainer.devices", "GPUs"}},
+		{start + "  seq_length: 8\ntrainer:\n  devices: -1\n  num_nodes: 1", false, []string{"trainer.devices is -1"}},
+		{start + "  - a", false, []string{"model is", "keys of its own"}},
+		{start + "  optim:\n    name: adafactor", true, []string{"model.optim.name", "adafactor"}},
+	})
+}
