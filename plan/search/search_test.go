@@ -228,6 +228,28 @@ func TestPolicyKeepsBudget(t *testing.T) {
 	})
 }
 
+// Choices that offload what graphs hold do not fit, against the linear model. That does not
+// give up recomputation alone, which fits.
+func TestRecomputationBesideGraphs(t *testing.T) {
+	s := tiny(t)
+	slow := *s.Hardware
+	slow.HostOut, slow.HostIn, slow.HostBoth = 2e9, 2e9, 4e9
+	s.Hardware = &slow
+	s.Layout.PP, s.Layout.VPP, s.Layout.OverlapEP, s.Graph.Scopes = 2, 1, true, []string{"attn"}
+	most := peakOf(t, s)
+	var last cost.Seconds
+	for _, share := range []float64{0.94, 0.9345842254620607, 0.93} {
+		r, err := Policy(s, Options{Budget: memory.Bytes(share * float64(most))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.After.Step.Total < last {
+			t.Errorf("a budget of %g of the peak takes %v s, a larger one %v s", share, r.After.Step.Total, last)
+		}
+		last = r.After.Step.Total
+	}
+}
+
 // A faster link never gives a slower policy, and one that is fast enough costs nothing.
 func TestPolicyFollowsLink(t *testing.T) {
 	base := small(t)

@@ -141,11 +141,12 @@ func (p *problem) verify(list []*choice) (*choice, error) {
 
 // dropNoLower fails the choices that, by the linear model, are no lower than a failed choice on
 // the rank where that one failed. The model lacks the same memory for all of them.
-// Otherwise thousands of choices might be predicted in turn.
+// Otherwise thousands of choices might be predicted in turn. Graphs may hold what the model
+// takes for offloaded, so a choice that offloads says nothing about one that does not.
 func (p *problem) dropNoLower(list []*choice, c *choice) {
 	bar := p.peak(c.rank, c.rec, c.off, parts)
 	for _, x := range list {
-		if x.heights == nil && !x.failed && !x.recompute.Full && p.peak(c.rank, x.rec, x.off, parts) >= bar {
+		if x.heights == nil && !x.failed && !x.recompute.Full && (x.off != 0 || c.off == 0) && p.peak(c.rank, x.rec, x.off, parts) >= bar {
 			x.failed, x.unseen = true, true
 		}
 	}
