@@ -179,6 +179,19 @@ func (d *dims) load() (received, balanced float64) {
 // ones.
 const natural = 0.10
 
+// MostImbalance returns the largest imbalance that is possible: all tokens choose the
+// experts of one rank, as far as it has as many as a token chooses.
+func MostImbalance(m *model.Model, l Layout) float64 {
+	most := 1.0
+	for _, x := range m.Layers {
+		if x.MoE != nil && x.MoE.TopK > 0 && l.EP > 1 {
+			local := max(x.MoE.Experts/l.EP, 1)
+			most = max(most, float64(l.EP)*float64(min(local, x.MoE.TopK))/float64(x.MoE.TopK))
+		}
+	}
+	return most
+}
+
 // NaturalImbalance returns the imbalance to expect if nothing forces routing to be
 // balanced and no token is dropped.
 func NaturalImbalance(m *model.Model, l Layout) float64 {

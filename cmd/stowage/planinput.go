@@ -38,7 +38,8 @@ type jobFlags struct {
 
 	// modelFlag is the flag that named the model, for errors about it.
 	modelFlag string
-	counted   int // expert ranks of the routing counts that --routing names
+	counted   int     // expert ranks of the routing counts that --routing names
+	skew      float64 // that --routing names, or 0
 	input     config.Input
 	args      map[string]any // the arguments of Megatron-LM that the job was made of
 }
@@ -129,7 +130,13 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 			}
 		}
 	}
-	if n, err := s.Normalise(); err == nil && j.counted > 0 && n.Layout.EP*n.Layout.ETP != j.counted {
+	n, err := s.Normalise()
+	if err == nil && n.Layout.EP > 1 { // otherwise the layout may be searched
+		if most := plan.MostImbalance(n.Model, n.Layout); j.skew > most {
+			return nil, nil, usagef("--routing skewed:%g is impossible: with --ep %d a rank gets at most %g x the mean; give at most that", j.skew, n.Layout.EP, most)
+		}
+	}
+	if err == nil && j.counted > 0 && n.Layout.EP*n.Layout.ETP != j.counted {
 		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
@@ -310,6 +317,7 @@ func (j *jobFlags) route(settings map[string][]string) error {
 		if x, err := strconv.ParseFloat(value, 64); err != nil || !(x >= 1 && x <= 1e6) {
 			return usagef("--routing skewed:%s: expected the rows of the fullest expert rank over the mean, at least 1, such as skewed:1.3", value)
 		}
+		j.skew, _ = strconv.ParseFloat(value, 64)
 		settings["routing"] = []string{value}
 		return nil
 	case "counts", "trace": // trace is the old word
