@@ -149,15 +149,22 @@ func ReadFile(name string, most int64) ([]byte, error) {
 }
 
 // Cause returns an error of the file system without the operation and the path that the os
-// package puts before it, for a sentence that names the path itself.
+// package puts before it, for a sentence that names the path itself. It names the limit of
+// the shell that the error comes from.
 func Cause(err error) error {
 	var path *fs.PathError
 	var link *os.LinkError
 	switch {
 	case errors.As(err, &path):
-		return path.Err
+		err = path.Err
 	case errors.As(err, &link):
-		return link.Err
+		err = link.Err
+	}
+	switch err {
+	case syscall.EMFILE:
+		return fmt.Errorf("%w (ulimit -n allows no more)", err)
+	case syscall.EFBIG:
+		return fmt.Errorf("%w (ulimit -f allows no more)", err)
 	}
 	return err
 }

@@ -108,3 +108,16 @@ func TestPipe(t *testing.T) {
 		w.Close()
 	}
 }
+
+// An error names the limit of the shell that it comes from.
+func TestCause(t *testing.T) {
+	for err, want := range map[error]string{
+		&fs.PathError{Op: "open", Path: "p", Err: unix.EMFILE}:            "too many open files (ulimit -n allows no more)",
+		&os.LinkError{Op: "rename", Old: "p", New: "q", Err: unix.EACCES}: "permission denied",
+		&fs.PathError{Op: "write", Path: "p", Err: unix.EFBIG}:            "file too large (ulimit -f allows no more)",
+	} {
+		if got := input.Cause(err); got.Error() != want || !errors.Is(got, errors.Unwrap(err)) {
+			t.Errorf("%v gives %v", err, got)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -32,7 +33,7 @@ func Plain(err error) error {
 	case errors.As(err, &typed):
 		old, why = typed.Error(), fmt.Sprintf("expected an object, got %s", typed.Value)
 		if typed.Field != "" {
-			why = fmt.Sprintf("%s has the wrong kind of value (%s)", typed.Field, typed.Value)
+			why = fmt.Sprintf("%s has the wrong kind of value (%s)", keysOf(typed.Field), typed.Value)
 		}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		old, why = io.ErrUnexpectedEOF.Error(), "it ends too early"
@@ -42,4 +43,11 @@ func Plain(err error) error {
 		return err
 	}
 	return errors.New(strings.Replace(err.Error(), old, why, 1))
+}
+
+// keysOf returns a path of encoding/json without the names of embedded structs. No key of
+// our files begins with a capital letter.
+func keysOf(path string) string {
+	embedded := func(name string) bool { return name != "" && name[0] >= 'A' && name[0] <= 'Z' }
+	return strings.Join(slices.DeleteFunc(strings.Split(path, "."), embedded), ".")
 }

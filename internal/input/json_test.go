@@ -10,14 +10,19 @@ import (
 
 // Errors about JSON are in words of the file, not of the package that reads it.
 func TestPlain(t *testing.T) {
-	var to struct{ A struct{ B int } }
+	type Embedded struct {
+		B int `json:"b"`
+	}
+	var to struct {
+		A struct{ Embedded } `json:"a"`
+	}
 	for text, want := range map[string]string{
 		"":                         "f: it ends too early",
-		`{"A":`:                    "f: it ends too early",
+		`{"a":`:                    "f: it ends too early",
 		"{\x0e}":                   "f: it is not JSON from character 2 on",
 		strings.Repeat("[", 20000): "f: it is nested too deeply",
 		"[]":                       "f: expected an object, got array",
-		`{"A":{"B":"x"}}`:          "f: A.B has the wrong kind of value (string)",
+		`{"a":{"b":"x"}}`:          "f: a.b has the wrong kind of value (string)",
 	} {
 		err := fmt.Errorf("f: %w", json.Unmarshal([]byte(text), &to))
 		if got := Plain(err).Error(); got != want {

@@ -6,6 +6,7 @@
 package input
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -31,7 +32,8 @@ const (
 
 // UnmarshalYAML parses YAML into v as yaml.UnmarshalWithOptions does. It returns an error
 // if the text is larger, has more keys or is nested more deeply than any file of
-// settings, or if its aliases stand for too much. It does not panic.
+// settings, if its aliases stand for too much, or if it has a second document, which the
+// parser would ignore. It does not panic.
 func UnmarshalYAML(text []byte, v any, opts ...yaml.DecodeOption) (err error) {
 	defer func() { // the parser can panic
 		if p := recover(); p != nil {
@@ -40,6 +42,9 @@ func UnmarshalYAML(text []byte, v any, opts ...yaml.DecodeOption) (err error) {
 	}()
 	if err := CheckYAML(text); err != nil {
 		return err
+	}
+	if line := secondDocument(text); line > 0 {
+		return fmt.Errorf("line %d: expected one document, got a second one behind ---; write all of it above", line)
 	}
 	return plain(yaml.UnmarshalWithOptions(text, v, opts...))
 }
@@ -95,6 +100,28 @@ func CheckYAML(text []byte) error {
 		return nil // parsing it again says what is wrong
 	}
 	return checkAliases(file)
+}
+
+// secondDocument returns the line in which a second document begins, or 0.
+func secondDocument(text []byte) int {
+	if !bytes.Contains(text, []byte("---")) && !bytes.Contains(text, []byte("...")) {
+		return 0
+	}
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return 0 // parsing it again says what is wrong
+	}
+	begun := false
+	for _, doc := range file.Docs {
+		if doc.Body == nil || doc.Body.Type() == ast.DirectiveType || doc.Body.GetToken() == nil {
+			continue
+		}
+		if begun {
+			return doc.Body.GetToken().Position.Line
+		}
+		begun = true
+	}
+	return 0
 }
 
 // checkTokens checks all bounds but that of aliases. It reports whether there are any.

@@ -48,6 +48,12 @@ func TestUnmarshalYAML(t *testing.T) {
 	if err := input.UnmarshalYAML([]byte("a: ["), &v); err == nil {
 		t.Error("half a list was read")
 	}
+	for text, line := range map[string]string{"a: 1\n---\nb: 2\n": "line 3: ", "a: 1\n---\n": "", "--- # one\na: '---'\n...\n": "", "%YAML 1.2\n---\na: |\n  ---\n": ""} {
+		err := input.UnmarshalYAML([]byte(text), &v)
+		if line == "" && err != nil || line != "" && (err == nil || !strings.HasPrefix(err.Error(), line+"expected one document")) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }
 
 func FuzzYAML(f *testing.F) {

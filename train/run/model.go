@@ -80,6 +80,10 @@ func (s *ModelSpec) resolve() (*model.Model, layer.Settings, error) {
 		}
 	}
 	text, err := json.Marshal(s.Keys)
+	var infinite *json.UnsupportedValueError
+	if errors.As(err, &infinite) {
+		err = fmt.Errorf("a number is %s; give finite ones", infinite.Str)
+	}
 	if err != nil {
 		return nil, set, &memory.SettingError{Setting: "Model", Asked: file, Err: err}
 	}
@@ -109,6 +113,8 @@ func (s *ModelSpec) load() error {
 		err := input.UnmarshalYAML(text, &keys)
 		var invalid *input.YAMLError
 		switch {
+		case errors.As(err, &invalid) && strings.Contains(invalid.Message, "already defined"):
+			return refuse("Model", s.Name, fmt.Sprintf("gives a key of line %d twice", invalid.Line), "leave one of them out")
 		case err != nil && !errors.As(err, &invalid):
 			return &InputError{&memory.SettingError{Setting: "Model", Asked: s.Name, Err: err}}
 		case err != nil:
@@ -182,8 +188,11 @@ func (s *ModelSpec) readSettings(set *layer.Settings) (err error) {
 	number(false, func(v float64) { set.Theta = v }, "rope_theta")
 	number(false, func(v float64) { set.Routing.Factor = float32(v) }, "routed_scaling_factor")
 	number(true, func(v float64) { set.Routing.Balance = float32(v) }, "router_aux_loss_coef", "aux_loss_alpha")
-	if v, ok := s.Keys["norm_topk_prob"].(bool); ok {
-		set.Routing.Normalise = v
+	if v := s.Keys["norm_topk_prob"]; v != nil {
+		var is bool
+		if set.Routing.Normalise, is = v.(bool); !is {
+			err = errors.Join(err, fmt.Errorf("norm_topk_prob is %s; it must be true or false", inJSON(v)))
+		}
 	}
 	for _, x := range []struct{ name, known, other string }{
 		{"hidden_act", "silu", "swish"}, {"hidden_activation", "silu", "swish"}, {"scoring_func", "softmax", "sigmoid"},
@@ -210,7 +219,10 @@ func inJSON(v any) string {
 // unused returns the keys that would change the results and that the trainer ignores.
 func (s *ModelSpec) unused() (names []string) {
 	for _, name := range []string{"rope_scaling", "rope_parameters"} {
-		keys, _ := s.Keys[name].(map[string]any)
+		keys, ok := s.Keys[name].(map[string]any)
+		if v := s.Keys[name]; v != nil && !ok {
+			names = append(names, name) // no file has it like that
+		}
 		for _, kind := range []string{"rope_type", "type"} {
 			if v, ok := keys[kind].(string); ok && v != "default" {
 				names = append(names, name)

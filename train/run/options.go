@@ -18,13 +18,13 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/spell"
@@ -143,9 +143,6 @@ func (o *Options) parse(file string, text []byte) error {
 	var said yaml.Error
 	switch {
 	case err == nil:
-		if err := checkSingle(file, text); err != nil {
-			return err
-		}
 		return checkWhole(file, text)
 	case !errors.As(err, &said):
 		return fmt.Errorf("%s: %w", file, err)
@@ -210,21 +207,8 @@ func nodeName(n ast.NodeType) string {
 	return "something else"
 }
 
-// checkSingle returns an error if there is a second document, which the parser ignores.
-func checkSingle(file string, text []byte) error {
-	tree, err := parser.ParseBytes(text, 0)
-	if err != nil {
-		return nil // the options could be read
-	}
-	for i, doc := range tree.Docs {
-		if i > 0 && doc.Body != nil && doc.Body.GetToken() != nil {
-			return fmt.Errorf("%s, line %d: expected one document, got a second one behind ---; write all options above it", file, doc.Body.GetToken().Position.Line)
-		}
-	}
-	return nil
-}
-
-// checkWhole returns an error if a whole number has a fraction, which the parser cuts off.
+// checkWhole returns an error if a whole number has a fraction, which the parser cuts off,
+// or is too large, which the parser makes another number of.
 func checkWhole(file string, text []byte) error {
 	given := map[string]any{}
 	if input.UnmarshalYAML(text, &given) != nil {
@@ -232,9 +216,14 @@ func checkWhole(file string, text []byte) error {
 	}
 	for f := range reflect.TypeFor[Options]().Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		k := f.Type.Kind()
+		if k != reflect.Int && k != reflect.Uint64 {
+			continue
+		}
+		text, _ := given[name].(string) // of a number that is too large
 		x, ok := given[name].(float64)
-		if k := f.Type.Kind(); ok && (k == reflect.Int || k == reflect.Uint64) && x != math.Trunc(x) {
-			return fmt.Errorf("%s: expected a whole number for %s, got %g", file, name, x)
+		if _, err := strconv.ParseUint(text, 10, 64); errors.Is(err, strconv.ErrRange) || ok && (x != math.Trunc(x) || math.Abs(x) >= 1<<63) {
+			return fmt.Errorf("%s: expected a whole number for %s, got %s", file, name, strings.Replace(fmt.Sprint(given[name]), "e+", "e", 1))
 		}
 	}
 	return nil

@@ -97,8 +97,9 @@ func TestWrongYAML(t *testing.T) {
 		"---\nsteps: 3\n":               "",
 		"steps: 3\nseed: 1\nsteps: 4\n": "f.yaml, line 3: steps is given twice",
 		"model:\n\thidden_size: 3\n":    "a line begins with a tab",
-		"steps: 3\n---\nseed: 1\n":      "f.yaml, line 3: expected one document",
+		"steps: 3\n---\nseed: 1\n":      "f.yaml: line 3: expected one document",
 		"steps: [3\n":                   "look for a bracket",
+		"seed: 18446744073709551616\n":  "expected a whole number for seed, got 18446744073709551616",
 	} {
 		o := DefaultOptions()
 		err := o.parse("f.yaml", []byte(text))

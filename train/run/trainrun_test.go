@@ -445,6 +445,16 @@ func TestProgressSaysTheEnd(t *testing.T) {
 	})
 }
 
+// Scaled rotary positions are said not to be used, however a file writes them.
+func TestRotaryScalingIsNotUsed(t *testing.T) {
+	for _, v := range []any{map[string]any{"type": "linear"}, "linear", 2.0} { // the last two are in no file that is right
+		s := ModelSpec{Keys: map[string]any{"rope_scaling": v}}
+		if got := s.unused(); !slices.Equal(got, []string{"rope_scaling"}) {
+			t.Errorf("%v: %q is said not to be used", v, got)
+		}
+	}
+}
+
 // A file without keys is refused in a sentence.
 func TestModelFilesThatSayNothing(t *testing.T) {
 	for _, text := range []string{"", "null", "{}", "# nothing\n"} {
