@@ -166,7 +166,9 @@ func (x *File) commit() error {
 		return err
 	}
 	if err == nil {
-		err = x.rename(x.work, x.to)
+		if err = x.rename(x.work, x.to); errors.Is(err, fs.ErrExist) {
+			err = &fs.PathError{Op: "write", Path: x.to, Err: errors.New("it is a folder; move it")}
+		}
 	}
 	if err != nil {
 		_ = x.remove(x.work) // the caller gets the first error

@@ -31,6 +31,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/disk"
@@ -120,7 +121,10 @@ func (s *Store) Close() error {
 // not verify them. It returns none if the folder does not exist.
 func Steps(o Options) ([]int, error) {
 	names, err := o.fs().List(o.folder())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return nil, fmt.Errorf("%s is no folder; move it, or choose another folder", o.folder())
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("cannot read the folder %s: %w", o.folder(), input.Cause(err))
 	}
 	var steps []int
@@ -146,6 +150,9 @@ func nameOf(step int) string { return fmt.Sprintf("%s%08d", stepName, step) }
 // above prevents its sync, but not writing here, so that error is ignored.
 func makeFolder(d disk.FS, dir string) error {
 	if _, err := disk.MakeAll(d, dir); err != nil {
+		return err
+	}
+	if _, err := d.List(dir); err != nil { // it is a file, or a link that leads nowhere
 		return err
 	}
 	run := filepath.Dir(dir)

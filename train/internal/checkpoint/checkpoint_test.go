@@ -342,6 +342,21 @@ func TestOpenRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), file+": not a directory; choose a folder") {
 		t.Errorf("got %v", err)
 	}
+	// Something else in the place of the folder is found before the first save.
+	for name, spoil := range map[string]func(string) error{
+		"file": func(path string) error { return os.WriteFile(path, nil, 0o600) }, "link": func(path string) error { return os.Symlink("nowhere", path) },
+	} {
+		o := Options{Dir: filepath.Join(dir, "run with a "+name)}
+		if err := errors.Join(os.Mkdir(o.Dir, 0o700), spoil(o.folder())); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(o); err == nil || !strings.HasPrefix(err.Error(), "cannot create the folder "+o.folder()) {
+			t.Errorf("a %s: %v", name, err)
+		}
+		if _, err := Steps(o); name == "file" && (err == nil || !strings.HasSuffix(err.Error(), " is no folder; move it, or choose another folder")) {
+			t.Errorf("a %s: %v", name, err)
+		}
+	}
 	if os.Geteuid() != 0 { // root may write anywhere
 		closed := filepath.Join(dir, "closed")
 		if err := os.Mkdir(closed, 0o500); err != nil {

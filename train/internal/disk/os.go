@@ -4,7 +4,6 @@ package disk
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -139,7 +138,7 @@ func (d OS) Open(name string) (Input, error) {
 func regular(f *os.File) (fs.FileInfo, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("expected a regular file at %s", f.Name())
+		err = errors.New("it is no regular file; move it")
 	}
 	return info, err
 }
@@ -202,7 +201,7 @@ func (d OS) OpenLock(name string) (file LockFile, created bool, err error) {
 		f.fd, err = retry(func() (int, error) { return f.calls.Open(name, flags, 0) })
 	}
 	switch {
-	case errors.Is(err, syscall.ELOOP):
+	case errors.Is(err, syscall.ELOOP) && isLink(name): // otherwise the folder's own links are a ring
 		return nil, false, &NotALockError{name, "is a link"}
 	case err != nil:
 		return nil, false, &fs.PathError{Op: "open", Path: name, Err: err}
@@ -216,6 +215,11 @@ func (d OS) OpenLock(name string) (file LockFile, created bool, err error) {
 		return nil, false, err
 	}
 	return f, created, nil
+}
+
+func isLink(name string) bool {
+	info, err := os.Lstat(name)
+	return err == nil && info.Mode()&fs.ModeSymlink != 0
 }
 
 // retry calls a function again if a signal interrupted it.

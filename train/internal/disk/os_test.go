@@ -308,7 +308,7 @@ func TestWriteFileNamesTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := WriteFile(OS{}, name, []byte("x"))
-	if err == nil || !strings.HasPrefix(err.Error(), "write "+name+": ") || strings.Contains(err.Error(), ".tmp") {
+	if err == nil || err.Error() != "write "+name+": it is a folder; move it" {
 		t.Errorf("it says %v", err)
 	}
 }
@@ -323,6 +323,17 @@ func TestClaimWithoutPlace(t *testing.T) {
 		if _, err := Claim(OS{}, dir); err == nil || !strings.Contains(err.Error(), "cannot create the folder "+dir) {
 			t.Errorf("%s: %v", dir, err)
 		}
+	}
+}
+
+// A folder whose links are a ring is not said to have a strange lock.
+func TestClaimOfARing(t *testing.T) {
+	ring := filepath.Join(t.TempDir(), "ring")
+	if err := os.Symlink("ring", ring); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Claim(OS{}, ring); !errors.Is(err, syscall.ELOOP) || !strings.HasPrefix(err.Error(), "cannot lock "+ring+": ") {
+		t.Errorf("it says %v", err)
 	}
 }
 
