@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -71,6 +72,30 @@ func TestTooLittleToStart(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.HasPrefix(text, "stowage: this process may map 976.56 MiB of memory (ulimit -d)") ||
 		!strings.HasSuffix(text, "; that is too little to start, run it without this limit\n") {
 		t.Errorf("code %d, %q", code, text)
+	}
+}
+
+// A limit on open files under which the program cannot start is named.
+func TestTooFewFilesToStart(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := 0
+	for limit := 4; limit < 12; limit++ {
+		cmd := exec.Command("bash", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), self, "version")
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		said, _ := cmd.CombinedOutput()
+		text := string(said)
+		switch code := cmd.ProcessState.ExitCode(); {
+		case strings.HasPrefix(text, "stowage: this process may not open enough files to start (ulimit -n)") && strings.Count(text, "\n") == 1 && code == exitFailure:
+			ends++
+		case !strings.HasPrefix(text, "stowage ") || code != exitOK:
+			t.Errorf("ulimit -n %d: code %d, %.300q", limit, code, text)
+		}
+	}
+	if ends == 0 {
+		t.Error("the program started under every limit: the test sees too little")
 	}
 }
 
