@@ -138,6 +138,8 @@ func (m *Memory) check(c *Config) error {
 		return fmt.Errorf("train: %d sets of %g times the balanced rows; neither may be negative, nor the latter above a million", m.Sets, m.Room)
 	case len(m.Stash) > 0 && m.Rows != layer.Stashed:
 		return refuse("StashModules", strings.Join(m.Stash, " "), "cannot be stashed, because this policy has no pages for rows", "use a policy that has them, such as stash")
+	case len(m.Stash) > 0 && !c.hasExperts():
+		return refuse("StashModules", strings.Join(m.Stash, " "), "cannot be stashed, because "+c.Model.Name+" has no experts, whose rows are stashed", "leave it out")
 	case m.Scopes != 0 && m.Rows == layer.Exact:
 		return refuse("Memory.Scopes", "", "cannot be captured while the host waits for row counts", "use the policy stash or static")
 	case m.Scopes.Has(memory.FullIteration) && c.Layout.Ranks() > 1:

@@ -134,6 +134,7 @@ completion bash zsh`},
 --recompute-modules ''
 --stash-modules ''
 --stash-modules core_attn
+--stash-modules moe_act --model tiny-dense --ep 1
 --graph ''
 --graph zzz
 --graph attn attn
@@ -193,6 +194,7 @@ fast
 --routing skewed
 --routing skewed:0.5
 --routing skewed:NaN
+--routing skewed:4.5
 --routing counts:nope
 --routing 0
 --search ''
@@ -312,7 +314,8 @@ run`},
 --report ''
 --report no/x.html
 --svg a --report a
---model small.json --svg small.json`},
+--model small.json --svg small.json
+--model llama-3-8b --ep 2`},
 	{"bench stash ", `
 --trace /nosuch
 --trace empty
@@ -349,6 +352,7 @@ run`},
 --width -1
 --width 2000000000
 --skew -1
+--skew 1e10
 --page ''
 --page 3KiB
 --page 4KiB,8KiB

@@ -73,6 +73,9 @@ Nothing is allocated. The figures are the plans that sharded training follows.`,
 		if err := checkRecompute(models, o.Recompute); err != nil {
 			return err
 		}
+		if o.EP > 1 && !slices.ContainsFunc(models, hasExperts) {
+			return usagef("--ep %d has no experts of %s to divide; leave it out", o.EP, models[0].Name)
+		}
 		return benchPools(cmd, models, o, *svg, page, *asJSON)
 	}
 	return cmd
@@ -122,6 +125,10 @@ func checkRecompute(models []*model.Model, layers int) error {
 		return usagef("--recompute %d is more than the %d layers of the largest model; give fewer", layers, most)
 	}
 	return nil
+}
+
+func hasExperts(m *model.Model) bool {
+	return slices.ContainsFunc(m.Layers, func(l model.Layer) bool { return l.MoE != nil })
 }
 
 // loadPoolModels loads the models to compare.

@@ -9,6 +9,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stowage-dev/stowage/internal/input"
 )
 
 // output is standard output that remembers its first error.
@@ -26,7 +28,7 @@ func (o *output) Write(p []byte) (int, error) {
 	o.meter.wipe()
 	n, err := o.w.Write(p)
 	if err != nil {
-		o.err = fmt.Errorf("cannot write the output: %w", err)
+		o.err = fmt.Errorf("cannot write the output: %w", input.Cause(err))
 	}
 	return n, o.err
 }
