@@ -401,6 +401,7 @@ now`},
 --margin 3
 --graph ''
 --graph all
+--delay-offload-until-cuda-graph --offload-modules moe_act
 --cuda-graph-scope ''
 --cuda-graph-scope zzz
 --link-gbps ''

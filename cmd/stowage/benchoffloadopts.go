@@ -198,6 +198,9 @@ func (x *offloadFlags) checkGraph(o *bench.OffloadOptions) (err error) {
 	if full := o.Scopes.Has(memory.FullIteration); x.changed("graph") && full != (x.graph == "full") {
 		return usagef("--graph %s and --cuda-graph-scope %s contradict each other; keep one of them", x.graph, scopes)
 	}
+	if o.ByHand.Delay && o.Scopes == 0 {
+		return usagef("--delay-offload-until-cuda-graph needs captured scopes; add --graph scopes, or leave it out")
+	}
 	return nil
 }
 
