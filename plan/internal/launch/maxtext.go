@@ -61,9 +61,13 @@ func maxText(data []byte) (*File, error) {
 	t := r.table("", keys)
 	t.without(map[string]string{
 		"parameter_memory_host_offload": "keeps parameters in host memory", "use_ring_of_experts": "sends tokens around a ring of experts",
-		"use_sparse_indexer": "adds an indexer of sparse attention", "share_kv_projections": "shares keys and values",
-		"use_multimodal": "adds a vision tower", "enable_diloco": "keeps a second optimiser", "use_dpo": "keeps a second model",
+		"use_indexer": "adds an indexer of sparse attention", "engram_layers": "adds tables of n-grams",
+		"share_kv_projections": "shares keys and values",
+		"use_multimodal":       "adds a vision tower", "enable_diloco": "keeps a second optimiser", "use_dpo": "keeps a second model",
 	})
+	if n := t.whole("mhc_expansion_rate", 1, 0, most); n > 1 {
+		r.refuse("mhc_expansion_rate %d widens the residual stream, which is not modelled", n)
+	}
 	r.maxTextModel(t)
 	r.maxTextMesh(t)
 	r.maxTextNumbers(t)
@@ -366,6 +370,7 @@ func (r *reader) maxTextRemat(t *table) {
 // maxTextExperts reads how experts compute.
 func (r *reader) maxTextExperts(t *table) {
 	factor := -1.0
+	t.has("capacity_factor")
 	if f, ok := t.keys["capacity_factor"].(float64); ok {
 		factor = f
 	}

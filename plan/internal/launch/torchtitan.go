@@ -77,6 +77,7 @@ func titan(data []byte) (*File, error) {
 		r.refuse("optimizer.name %.40q has state of another size than Adam, which is not modelled", name)
 	}
 	optimizer.without(map[string]string{"early_step_in_backward": "updates parameters inside of the backward pass"})
+	optimizer.rest("lr", "eps", "beta1", "beta2", "weight_decay", "implementation", "fused", "foreach")
 	if top.sub("memory_estimation").flag("enabled", false) {
 		r.note("memory_estimation only estimates memory; the job itself is planned")
 	}

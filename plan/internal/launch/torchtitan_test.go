@@ -70,6 +70,20 @@ func TestTitanFlavors(t *testing.T) {
 	}
 }
 
+// A key that is not known is named, in every table.
+func TestTitanNotes(t *testing.T) {
+	f, err := Parse([]byte(titanStart + "novel_a = 1\n[optimizer]\nstate_dtype = \"bfloat16\"\n[parallelism]\nnovel_b = 1\n[activation_checkpoint]\nnovel_c = 1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := strings.Join(f.Notes, "\n")
+	for _, key := range []string{"training.novel_a", "optimizer.state_dtype", "parallelism.novel_b", "activation_checkpoint.novel_c"} {
+		if !strings.Contains(notes, key) {
+			t.Errorf("%s is not named in %s", key, notes)
+		}
+	}
+}
+
 func TestTitanEveryLayer(t *testing.T) {
 	f, err := Parse([]byte(titanStart + "[parallelism]\npipeline_parallel_degree = 2\n[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'"))
 	if err != nil || f.Args["recompute-method"] != "block" || f.Args["recompute-num-layers"] != 8 || f.Accumulation != 8 {
