@@ -243,7 +243,7 @@ func TestRecomputationBesideGraphs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.After.Step.Total < last {
+		if r.After.Step.Total < last*(1-0.03) { // as in TestPolicyKeepsBudget
 			t.Errorf("a budget of %g of the peak takes %v s, a larger one %v s", share, r.After.Step.Total, last)
 		}
 		last = r.After.Step.Total
