@@ -124,7 +124,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	maps.Copy(said, base)
 	args := merge(said, settings)
 	if in.Args != nil {
-		in.Args(maps.Clone(args))
+		flags := maps.Clone(args)
+		maps.DeleteFunc(flags, func(name string, _ any) bool { return strings.HasPrefix(name, "$") }) // no flags
+		in.Args(flags)
 	}
 	s, warnings, err := megatron.FromArgs(args, options)
 	if err != nil {

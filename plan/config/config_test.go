@@ -314,3 +314,20 @@ func FuzzSettings(f *testing.F) {
 		TrainUnsaid(s)
 	})
 }
+
+// What a file says beside its arguments is no flag.
+func TestArgsAreFlags(t *testing.T) {
+	var args map[string]any
+	_, _, err := Resolve(Input{Model: write(t, "job.sh", "source other.sh\n"+script+" $MORE"), Args: func(a map[string]any) { args = a }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range args {
+		if strings.HasPrefix(name, "$") {
+			t.Errorf("%s is no flag", name)
+		}
+	}
+	if args["hidden-size"] == nil {
+		t.Errorf("arguments are %v", args)
+	}
+}

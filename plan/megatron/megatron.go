@@ -7,7 +7,7 @@
 // setup cannot hold.
 //
 // Files that read the text: command.go owns the job that a command line or a script
-// launches, shell.go, shellparse.go, shellrun.go and shellword.go the shell, yaml.go YAML,
+// launches, shell.go and the other files of that name the shell, yaml.go YAML,
 // args.go single arguments, expr.go list expressions, and nearest.go and table.go flags that are
 // misspelt or not read.
 //
@@ -60,7 +60,8 @@ type Warning struct {
 func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
 
 // Parse reads a file of arguments, as a map for [FromArgs]. A name that ends in .yaml or
-// .yml means YAML. Any other name means a command line or a shell script.
+// .yml means YAML. Any other name means a command line or a shell script. Keys
+// that begin with a dollar sign are no flags; they say what the file does beside them.
 func Parse(name string, data []byte, o ParseOptions) (map[string]any, error) {
 	switch strings.ToLower(path.Ext(name)) {
 	case ".yaml", ".yml":

@@ -49,8 +49,8 @@ func refused(kind string, format string, a ...any) error {
 
 // These keys stand among the arguments of a file for what it says beside them: the program
 // that a script runs or the mode of a functional test, the files that it sources, and the
-// variables that may hold more arguments. No flags have these names.
-const programKey, sourcedKey, openKey = "program", "sourced", "open"
+// variables that may hold more arguments. No flag has such a name.
+const programKey, sourcedKey, openKey = "$program", "$sourced", "$open"
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}

@@ -11,24 +11,6 @@ import (
 	"strings"
 )
 
-// truth is what is known about a condition.
-type truth int
-
-const (
-	unsure truth = iota // also for every command that is not run
-	yes
-	no
-)
-
-func truthOf(is bool) truth {
-	if is {
-		return yes
-	}
-	return no
-}
-
-func (t truth) not() truth { return [...]truth{unsure: unsure, yes: no, no: yes}[t] }
-
 // A script can repeat itself and put variables into each other, so the commands that are
 // followed and the letters that are put in are bounded.
 const mostCommands, mostLetters = 20_000, 4 << 20
@@ -199,28 +181,6 @@ func (sh *shell) selection(c selection) {
 			return
 		}
 	}
-}
-
-// matches reports whether a value matches a pattern with stars. Stars in quotes count too,
-// which no launch file depends on.
-func (sh *shell) matches(value, pattern string) bool {
-	pattern, _ = known(sh.text(pattern))
-	parts := strings.Split(pattern, "*")
-	if len(parts) == 1 {
-		return value == pattern
-	}
-	value, ok := strings.CutPrefix(value, parts[0])
-	if !ok || !strings.HasSuffix(value, parts[len(parts)-1]) {
-		return false
-	}
-	for _, p := range parts[1:] {
-		i := strings.Index(value, p)
-		if i < 0 {
-			return false
-		}
-		value = value[i+len(p):]
-	}
-	return true
 }
 
 func (sh *shell) set(name string, values []string) {
@@ -421,62 +381,4 @@ func (sh *shell) slurm(words []string) {
 			sh.vars[name] = []string{strconv.Itoa(value)}
 		}
 	}
-}
-
-// test evaluates the words of [ and [[ up to the closing bracket.
-func (sh *shell) test(words []string) truth {
-	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "]" || w == "]]" || w == "\n" })
-	for _, op := range []string{"||", "-o", "&&", "-a"} {
-		if i := slices.Index(words, op); i > 0 {
-			a, b := sh.test(words[:i]), sh.test(words[i+1:])
-			any := op == "||" || op == "-o"
-			switch {
-			case any && (a == yes || b == yes):
-				return yes
-			case !any && (a == no || b == no):
-				return no
-			case a == unsure || b == unsure:
-				return unsure
-			}
-			return truthOf(!any)
-		}
-	}
-	if len(words) > 0 && words[0] == "!" {
-		return sh.test(words[1:]).not()
-	}
-	if len(words) > 2 && words[0] == "(" {
-		return sh.test(words[1 : len(words)-1])
-	}
-	values, sure := make([]string, len(words)), true
-	for i, w := range words {
-		value, ok := known(sh.text(w))
-		values[i], sure = value, sure && ok
-	}
-	switch {
-	case len(words) == 2 && words[0] == "-v":
-		return truthOf(sh.vars[words[1]] != nil)
-	case !sure:
-		return unsure
-	case len(words) == 1:
-		return truthOf(values[0] != "")
-	case len(words) == 2 && words[0] == "-z":
-		return truthOf(values[1] == "")
-	case len(words) == 2 && words[0] == "-n":
-		return truthOf(values[1] != "")
-	case len(words) != 3:
-		return unsure
-	}
-	switch words[1] {
-	case "=", "==":
-		return truthOf(sh.matches(values[0], words[2]))
-	case "!=":
-		return truthOf(!sh.matches(values[0], words[2]))
-	}
-	a, err := strconv.Atoi(values[0])
-	b, cannot := strconv.Atoi(values[2])
-	compare, ok := map[string]bool{"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[words[1]]
-	if err != nil || cannot != nil || !ok {
-		return unsure
-	}
-	return truthOf(compare)
 }

@@ -1,0 +1,157 @@
+// This file owns the arithmetic of scripts.
+
+package megatron
+
+import (
+	"math"
+	"strconv"
+	"strings"
+)
+
+// arithmetic evaluates whole numbers with names of variables. It fails if something is not
+// known or cannot be computed.
+func (sh *shell) arithmetic(text string) (int, bool) {
+	value, sure := known(sh.text(text))
+	c := &calculation{sh: sh, rest: value}
+	n := c.ternary()
+	c.blanks()
+	return n, sure && !c.failed && c.rest == ""
+}
+
+// calculation evaluates an expression by precedence. Any mistake sets failed.
+type calculation struct {
+	sh     *shell
+	rest   string
+	failed bool
+	depth  int
+}
+
+func (c *calculation) blanks() { c.rest = strings.TrimLeft(c.rest, " \t\n") }
+
+func (c *calculation) accept(ops ...string) string {
+	c.blanks()
+	for _, op := range ops {
+		if strings.HasPrefix(c.rest, op) {
+			c.rest = c.rest[len(op):]
+			return op
+		}
+	}
+	return ""
+}
+
+func (c *calculation) ternary() int {
+	if c.depth++; c.depth > mostDepth {
+		c.failed = true
+		return 0
+	}
+	defer func() { c.depth-- }()
+	n := c.binary(0)
+	if c.accept("?") == "" {
+		return n
+	}
+	yes := c.ternary()
+	if c.accept(":") == "" {
+		c.failed = true
+	}
+	if no := c.ternary(); n == 0 {
+		return no
+	}
+	return yes
+}
+
+// levels are the operators by precedence, the loosest first. Longer ones come before
+// their beginnings.
+var levels = [][]string{{"||"}, {"&&"}, {"==", "!="}, {"<=", ">=", "<", ">"}, {"+", "-"}, {"*", "/", "%"}}
+
+func (c *calculation) binary(level int) int {
+	if level == len(levels) {
+		return c.unary()
+	}
+	n := c.binary(level + 1)
+	for {
+		op := c.accept(levels[level]...)
+		if op == "" {
+			return n
+		}
+		n = c.apply(op, n, c.binary(level+1))
+	}
+}
+
+func (c *calculation) apply(op string, a, b int) int {
+	truth := func(is bool) int {
+		if is {
+			return 1
+		}
+		return 0
+	}
+	if abs(a) > math.MaxInt32 || abs(b) > math.MaxInt32 || (op == "/" || op == "%") && b == 0 {
+		c.failed = true
+		return 0
+	}
+	switch op {
+	case "+":
+		return a + b
+	case "-":
+		return a - b
+	case "*":
+		return a * b
+	case "/":
+		return a / b
+	case "%":
+		return a % b
+	case "==":
+		return truth(a == b)
+	case "!=":
+		return truth(a != b)
+	case "<":
+		return truth(a < b)
+	case ">":
+		return truth(a > b)
+	case "<=":
+		return truth(a <= b)
+	case ">=":
+		return truth(a >= b)
+	case "&&":
+		return truth(a != 0 && b != 0)
+	}
+	return truth(a != 0 || b != 0)
+}
+
+func (c *calculation) unary() int {
+	if c.depth++; c.depth > mostDepth {
+		c.failed = true
+		return 0
+	}
+	defer func() { c.depth-- }()
+	switch c.accept("(", "-", "+", "!") {
+	case "(":
+		n := c.ternary()
+		if c.accept(")") == "" {
+			c.failed = true
+		}
+		return n
+	case "-":
+		return -c.unary()
+	case "+":
+		return c.unary()
+	case "!":
+		return c.apply("==", c.unary(), 0)
+	}
+	end := nameLength(c.rest)
+	word := c.rest[:end]
+	c.rest = c.rest[end:]
+	if isName(word) {
+		value, sure := known(strings.Join(c.sh.vars[word], " "))
+		if c.failed = c.failed || !sure; value == "" {
+			value = "0"
+			c.failed = c.failed || c.sh.vars[word] == nil
+		}
+		word = strings.TrimSpace(value)
+	}
+	n, err := strconv.Atoi(word)
+	if err != nil || abs(n) > math.MaxInt32 {
+		c.failed = true
+		return 0
+	}
+	return n
+}
