@@ -29,7 +29,7 @@ func (t *tally) tensor(l model.Layer) {
 		return
 	}
 	bytes := 2 * m.tokens * float64(m.setup.Model.Hidden) * float64(lay.TP-1) / float64(lay.TP)
-	once := Seconds(bytes / m.link(lay.TP, 1))
+	once := Seconds(bytes/m.link(lay.TP, 1)) + collectiveStart
 	// Unless user buffers overlap all of them with products, each pass waits for two. The
 	// backward pass hides the gather of the input behind the product of its gradient.
 	forward, backward := 2.0, 2.0

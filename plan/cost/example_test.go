@@ -28,6 +28,6 @@ func Example() {
 		fmt.Printf("recompute %s: %.1f s a step\n", recompute, step.Total)
 	}
 	// Output:
-	// recompute none: 14.9 s a step
-	// recompute full: 19.8 s a step
+	// recompute none: 15.3 s a step
+	// recompute full: 20.4 s a step
 }

@@ -106,11 +106,11 @@ func (m *Model) replicas(passes []Pass, rank int) (shown, update Seconds) {
 	gather, reduce := m.exchange(h, params), m.exchange(h, grads)
 	switch {
 	case lay.FSDP.Shard == plan.ShardParameters:
-		shown = Seconds(m.Microbatches()) * max(2*gather+reduce-own.Forward-own.Backward, 0)
+		shown = Seconds(m.Microbatches()) * exposed(2*gather+reduce, own.Forward+own.Backward)
 	case s.Optimizer.Distributed:
-		shown = max(gather-own.Forward, 0) + max(reduce-own.Backward, 0)
+		shown = exposed(gather, own.Forward) + exposed(reduce, own.Backward)
 	default:
-		shown = max(2*reduce-own.Backward, 0)
+		shown = exposed(2*reduce, own.Backward)
 	}
 	mine := h.dense + h.expert
 	if s.Optimizer.Distributed || lay.FSDP.Shard >= plan.ShardOptimizer {
@@ -119,6 +119,12 @@ func (m *Model) replicas(passes []Pass, rank int) (shown, update Seconds) {
 	away := s.Optimizer.OffloadFraction
 	update = Seconds(mine * ((1-away)*updateBytes/m.memory + away*hostUpdate))
 	return shown, update
+}
+
+// exposed returns what communication adds to the compute that hides it: what is longer, and
+// the multiprocessors that do not compute meanwhile.
+func exposed(sent, compute Seconds) Seconds {
+	return max(sent-compute, 0) + exchangeSMs*min(sent, compute)
 }
 
 // exchange returns the time of one gather or scatter of the given bytes a parameter.

@@ -144,8 +144,14 @@ func (t *tally) feedForward(l model.Layer) {
 		}
 		if m.setup.Model.Bias {
 			// The bias of the second product is scaled by the routing weight and added in
-			// fp32, an operation at a time: 28 bytes an element forward, 36 backward.
+			// fp32, an operation at a time: 28 bytes an element forward, 36 backward. The
+			// gradient of the first product's bias reads that of the output once more.
 			t.stream(expertFC2, rows*width, 28, 36)
+			outputs := float64(e.Width)
+			if e.Gated {
+				outputs *= 2
+			}
+			t.stream(expertFC1, rows*outputs/float64(lay.ETP), 0, 2)
 		}
 		if e.SharedWidth > 0 {
 			t.activation(sharedExperts, m.tokens*float64(e.SharedWidth)/float64(lay.TP), e.Gated)
