@@ -19,8 +19,7 @@ const (
 	TiB Bytes = 1 << 40
 )
 
-// units lists the suffixes that ParseBytes reads, largest first, so that "MiB" is
-// not taken for "B".
+// units lists the units of Exact, largest first.
 var units = []struct {
 	suffix string
 	bytes  Bytes
@@ -68,26 +67,41 @@ func (b Bytes) Exact() string {
 	panic("memory: every size is a whole number of bytes")
 }
 
-// ParseBytes reads a size such as "64MiB". The number is whole, and the unit is B,
-// KiB, MiB, GiB or TiB. ParseBytes rejects "MB", because half of its readers mean
-// 2^20 bytes by it. It also rejects zero and sizes above 1024 TiB.
+// parsed are the units that ParseBytes reads, in lower case.
+var parsed = map[string]Bytes{
+	"b":   1,
+	"kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB,
+	"k": KiB, "m": MiB, "g": GiB, "t": TiB,
+	"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+}
+
+// ParseBytes reads a size as people write it: a number, which may have decimals, and a unit,
+// such as "64MiB", "52.5 GiB", "52GB" or "52G". KiB, MiB, GiB and TiB are powers of 1024, and
+// so are K, M, G and T. KB, MB, GB and TB are powers of 1000. Upper and lower case mean the
+// same. A part of a byte is dropped. ParseBytes rejects numbers without a unit, sizes below
+// one byte and sizes above 1024 TiB.
 func ParseBytes(s string) (Bytes, error) {
-	for _, u := range units {
-		number, ok := strings.CutSuffix(s, u.suffix)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseUint(number, 10, 63)
-		if err != nil {
-			break
-		}
-		if n == 0 {
-			return 0, fmt.Errorf("expected a size of at least 1B, got %q", s)
-		}
-		if n > uint64(mostBytes/u.bytes) {
-			return 0, fmt.Errorf("expected a size of at most 1024TiB, got %q", s)
-		}
-		return Bytes(n) * u.bytes, nil
+	digits := len(s) - len(strings.TrimLeft(s, "0123456789."))
+	number, unit := s[:digits], strings.TrimPrefix(s[digits:], " ")
+	size, known := parsed[strings.ToLower(unit)]
+	whole, fraction, decimal := strings.Cut(number, ".")
+	if !known || whole == "" || decimal && fraction == "" || strings.Contains(fraction, ".") {
+		return 0, fmt.Errorf("expected a size such as 52.5GiB, got %q; write a number and B, KiB, MiB, GiB or TiB, or KB, MB, GB or TB for powers of 1000", s)
 	}
-	return 0, fmt.Errorf("expected a size such as 64MiB, got %q; write a whole number and B, KiB, MiB, GiB or TiB", s)
+	n, err := strconv.ParseUint(whole, 10, 63)
+	if err != nil || n > uint64(mostBytes/size) {
+		return 0, fmt.Errorf("expected a size of at most 1024TiB, got %q", s)
+	}
+	part, err := strconv.ParseFloat("0."+fraction+"0", 64)
+	if err != nil {
+		panic("memory: digits are not a number: " + err.Error())
+	}
+	b := Bytes(n)*size + Bytes(part*float64(size))
+	switch {
+	case b == 0:
+		return 0, fmt.Errorf("expected a size of at least 1B, got %q", s)
+	case b > mostBytes:
+		return 0, fmt.Errorf("expected a size of at most 1024TiB, got %q", s)
+	}
+	return b, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// Sizes are read with binary units and printed for people.
+// Sizes are read as people write them, and printed for people.
 func ExampleParseBytes() {
 	n, err := memory.ParseBytes("1536KiB")
 	fmt.Println(n, n.Exact(), err)
@@ -17,7 +17,7 @@ func ExampleParseBytes() {
 	fmt.Println(err)
 	// Output:
 	// 1.50 MiB 1536KiB <nil>
-	// expected a size such as 64MiB, got "12 parsecs"; write a whole number and B, KiB, MiB, GiB or TiB
+	// expected a size such as 52.5GiB, got "12 parsecs"; write a number and B, KiB, MiB, GiB or TiB, or KB, MB, GB or TB for powers of 1000
 }
 
 // A policy makes one choice for each module of each layer.

@@ -22,8 +22,11 @@ func TestParseBytes(t *testing.T) {
 	}{
 		{"1B", 1, ""}, {"64MiB", 64 * MiB, ""}, {"3KiB", 3 * KiB, ""}, {"1024TiB", 1024 * TiB, ""},
 		{"0B", 0, "at least 1B"}, {"1025TiB", 0, "at most 1024TiB"},
-		{"", 0, "expected a size such as 64MiB"}, {"64MB", 0, "expected a size such as 64MiB"}, {"MiB", 0, "such as"}, {"-1B", 0, "such as"},
-		{"1.5GiB", 0, "such as"}, {"99999999999999999999B", 0, "such as"}, {" 1B", 0, "such as"},
+		{"52.5GiB", 52*GiB + 512*MiB, ""}, {"52GB", 52e9, ""}, {"52G", 52 * GiB, ""}, {"52.5 gib", 52*GiB + 512*MiB, ""}, {"1.5mb", 1500000, ""},
+		{"0.5K", 512, ""}, {"1.9B", 1, ""}, {"1024T", 1024 * TiB, ""}, {"1125899906842624B", 1024 * TiB, ""}, {"0.3GB", 3e8, ""},
+		{"0.5B", 0, "at least 1B"}, {"1024.1TiB", 0, "at most 1024TiB"}, {"1126TB", 0, "at most 1024TiB"}, {"99999999999999999999B", 0, "at most 1024TiB"},
+		{"", 0, "expected a size such as 52.5GiB"}, {"60", 0, "expected a size such as 52.5GiB"}, {"MiB", 0, "such as"}, {"-1B", 0, "such as"},
+		{"1.GiB", 0, "such as"}, {".5GiB", 0, "such as"}, {"1.2.3GiB", 0, "such as"}, {"1e3B", 0, "such as"}, {" 1B", 0, "such as"}, {"1  B", 0, "such as"}, {"5GiBB", 0, "such as"},
 	} {
 		got, err := ParseBytes(c.text)
 		switch {
@@ -36,7 +39,7 @@ func TestParseBytes(t *testing.T) {
 }
 
 func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"64MiB", "1B", "0KiB", "1024TiB", "9223372036854775807B", "B", "１B"} {
+	for _, s := range []string{"64MiB", "1B", "0KiB", "1024TiB", "9223372036854775807B", "B", "１B", "52.5 GiB", "0.1G", "1.99999999999999999TB"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -120,7 +120,7 @@ completion bash zsh`},
 --budget ''
 --budget 0
 --budget 0B
---budget 60MB
+--budget 60XB
 --budget 60
 --budget -60MiB
 --budget 1e300MiB
@@ -167,7 +167,7 @@ fast
 --policy zzz
 --dry-run
 --data nope
---budget 60MB`},
+--budget 60XB`},
 	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
 --gpus 0
 --gpus -8
@@ -180,7 +180,7 @@ fast
 --vocab 99999999999
 --budget ''
 --budget 0
---budget 60GB
+--budget 60XB
 --budget NaN
 --gpu ''
 --gpu zzz
@@ -368,7 +368,7 @@ run`},
 	{"bench copy ", `
 --size ''
 --size 0B
---size 4KB
+--size 4XB
 --size ,
 --size 1MiB,,2MiB
 --time -1s
@@ -392,7 +392,7 @@ now`},
 --intensity 0
 --budget ''
 --budget 0
---budget 1MB
+--budget 1XB
 --budget 1TiB --offload-modules moe_act
 --no-recompute
 --offload-modules ''

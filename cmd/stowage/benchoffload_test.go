@@ -84,7 +84,7 @@ func TestBenchOffloadErrors(t *testing.T) {
 		"--memory-gbps -1",
 		"--intensity 0",
 		"--intensity 1 --tflops 2",
-		"--budget 5MB",
+		"--budget 5XB",
 		"--budget -5",
 		"--budget 0",
 		"--budget 1KiB --seq 1 --layers 1",

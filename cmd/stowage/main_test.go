@@ -94,7 +94,7 @@ func TestUsageErrors(t *testing.T) {
 		"bench copy --device cpu:1",
 		"bench copy --device cuda:x",
 		"bench copy --device",
-		"bench copy --size 64MB",
+		"bench copy --size 64XB",
 		"bench copy --size 64",
 		"bench copy --size 0B",
 		"bench copy --size -1MiB",

@@ -68,7 +68,7 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --frobnicate-all 2",
 	"plan --model llama-3-8b --ofload moe_act",
 	"plan --model llama-3-8b --tp 2 4",
-	"plan --model llama-3-8b --budget 60GB",
+	"plan --model llama-3-8b --budget 60XB",
 	"plan --model llama-3-8b --budget -1GiB",
 	"plan --model llama-3-8b --budget",
 	"plan --model llama-3-8b --search everything",

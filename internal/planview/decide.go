@@ -168,7 +168,7 @@ func asGiven(s *plan.Setup, m *cost.Model, g *groupOf) Decision {
 		d.Reason = fmt.Sprintf("kept; only %s of it is recomputed (%s)", Size(dropped), strings.Join(by, ", "))
 	case dropped > 0 && dropped >= moved:
 		d.Choice, d.Cost = "recompute", float64(layer.Recompute(plan.Recompute{Full: s.Recompute.Full, Modules: by}))
-		d.Reason = fmt.Sprintf("recomputes %s (%s, %s a layer)", MB(dropped), strings.Join(by, ", "), Seconds(d.Cost))
+		d.Reason = fmt.Sprintf("recomputes %s (%s, %s a layer)", MiB(dropped), strings.Join(by, ", "), Seconds(d.Cost))
 	case moved > 0:
 		d.Choice = "offload"
 		d.Reason, d.Cost = offloadReason(s, m, g, moved, strings.Join(movers, ", "))
@@ -191,7 +191,7 @@ func offloadReason(s *plan.Setup, m *cost.Model, g *groupOf, moved memory.Bytes,
 	share, where := mostShare(s)
 	all := memory.Bytes(share * float64(max(cost.OffloadedBytes(s, g.layer), moved)))
 	moved = memory.Bytes(share * float64(moved))
-	text := fmt.Sprintf("offloads %s (%s%s)", MB(moved), by, where)
+	text := fmt.Sprintf("offloads %s (%s%s)", MiB(moved), by, where)
 	own, together := late(moved), late(all)
 	switch {
 	case own > 0:

@@ -37,7 +37,7 @@ type view struct {
 // WritePage writes the report as one HTML file that sends no request.
 func (r *Report) WritePage(w io.Writer) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
-		"gib": GiB, "mb": MB, "size": Size, "seconds": Seconds, "band": bandWords, "count": Count, "join": strings.Join, "list": words,
+		"gib": GiB, "mib": MiB, "size": Size, "seconds": Seconds, "band": bandWords, "count": Count, "join": strings.Join, "list": words,
 	}).Parse(pageHTML)
 	if err != nil {
 		panic("page: the embedded template does not parse: " + err.Error())
@@ -51,13 +51,12 @@ func (r *Report) WritePage(w io.Writer) error {
 // GiB formats bytes as a number of GiB.
 func GiB(n memory.Bytes) string { return fmt.Sprintf("%.2f", float64(n)/(1<<30)) }
 
-// MB formats bytes as decimal megabytes, or kilobytes if they are fewer than one. It is
-// the unit of sentences about copies, because bandwidths are decimal.
-func MB(n memory.Bytes) string {
-	if 0 < n && n < 1e6 {
-		return fmt.Sprintf("%.0f kB", float64(n)/1e3)
+// MiB formats bytes as a whole number of MiB, or of KiB if there is less than one.
+func MiB(n memory.Bytes) string {
+	if 0 < n && n < memory.MiB {
+		return fmt.Sprintf("%.0f KiB", float64(n)/float64(memory.KiB))
 	}
-	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
+	return fmt.Sprintf("%.0f MiB", float64(n)/float64(memory.MiB))
 }
 
 // Size formats bytes with a unit that leaves a short number.

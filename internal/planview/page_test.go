@@ -194,7 +194,7 @@ func TestGeometry(t *testing.T) {
 func TestWords(t *testing.T) {
 	for got, want := range map[string]string{
 		Size(0): "0 B", Size(1023): "1023 B", Size(1536): "1.5 KiB", Size(5 << 20): "5.0 MiB", Size(3 << 30): "3.00 GiB", Size(-3 << 30): "-3.00 GiB",
-		Seconds(0): "0", Seconds(1.5): "1.50 s", Seconds(0.0019): "1.90 ms", Seconds(42e-6): "42 µs", Seconds(0.31): "310 ms", Seconds(0.0121): "12.1 ms", MB(537 << 20): "563 MB",
+		Seconds(0): "0", Seconds(1.5): "1.50 s", Seconds(0.0019): "1.90 ms", Seconds(42e-6): "42 µs", Seconds(0.31): "310 ms", Seconds(0.0121): "12.1 ms", MiB(537 << 20): "537 MiB",
 		Count(671026419200): "671.0B", Count(8030261248): "8.0B", Count(1_500_000): "1.5M", Count(2e12): "2.0T", Count(12): "12",
 		GiB(3 << 29): "1.50", words(nil): "none", words([]string{"a", "b"}): "a, b",
 		Offloaded(Setup{OffloadModules: []string{"moe_act"}, OffloadFractions: []float64{0.75, 0.25, 0}}): "moe_act, 0 to 0.75 of them by rank",

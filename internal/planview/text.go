@@ -152,7 +152,7 @@ func writeParts(w io.Writer, k *Rank) {
 		if g.Total+g.Away+g.Dropped == 0 {
 			continue
 		}
-		fmt.Fprintf(w, "  %-18s  %11s  %5d  %9s  %9s  %10s\n", g.Name, MB(g.Bytes), g.Live, GiB(g.Total), GiB(g.Away), GiB(g.Dropped))
+		fmt.Fprintf(w, "  %-18s  %11s  %5d  %9s  %9s  %10s\n", g.Name, MiB(g.Bytes), g.Live, GiB(g.Total), GiB(g.Away), GiB(g.Dropped))
 	}
 }
 
@@ -162,7 +162,7 @@ func writeDecisions(w io.Writer, all []Decision) {
 	}
 	fmt.Fprintf(w, "\n%-15s  %9s  %8s  %8s  %-9s  %s\n", "group", "a layer", "window", "copy", "decision", "reason")
 	for _, d := range all {
-		head := fmt.Sprintf("%-15s  %9s  %8s  %8s  %-9s  ", d.Group, MB(d.Bytes), orDash(d.Window), orDash(d.Copy), d.Choice)
+		head := fmt.Sprintf("%-15s  %9s  %8s  %8s  %-9s  ", d.Group, MiB(d.Bytes), orDash(d.Window), orDash(d.Copy), d.Choice)
 		fmt.Fprint(w, hang(head, d.Reason))
 	}
 }

@@ -136,7 +136,7 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 	if x.Back-x.Backward > x.Out-x.Forward {
 		v.Window, v.Copy = x.Backward, x.Back
 	}
-	figures := fmt.Sprintf("%s a layer, window %s, copy %s", megabytes(v.Bytes), duration(v.Window), duration(v.Copy))
+	figures := fmt.Sprintf("%s a layer, window %s, copy %s", mebibytes(v.Bytes), duration(v.Window), duration(v.Copy))
 	hides := v.Copy <= v.Window
 	switch {
 	case v.Chosen && v.Bytes == 0:
@@ -182,7 +182,7 @@ func (p *problem) recomputeVerdict(v *ModuleDecision, m move, c *choice, list []
 			v.Bytes, v.Recompute = bytes, again
 		}
 	}
-	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Recompute))
+	figures := fmt.Sprintf("frees %s a layer for %s", mebibytes(v.Bytes), duration(v.Recompute))
 	bit := bitOf(p.rec, m.module)
 	v.Chosen = c.rec&bit != 0
 	switch {
@@ -231,7 +231,7 @@ func (p *problem) wholeVerdict(c *choice, res *Result) ModuleDecision {
 		}
 	}
 	v.Bytes = all - input
-	figures := fmt.Sprintf("frees %s a layer for %s", megabytes(v.Bytes), duration(v.Recompute))
+	figures := fmt.Sprintf("frees %s a layer for %s", mebibytes(v.Bytes), duration(v.Recompute))
 	switch {
 	case never != "":
 		v.Reason = fmt.Sprintf("%s: impossible, because %s", figures, never)

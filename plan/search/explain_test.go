@@ -111,7 +111,7 @@ func TestReasons(t *testing.T) {
 	}
 	text := reasonsFor(r, "core_attn")
 	t.Log(text)
-	for _, want := range []string{"core_attn offload: 537 MB a layer, window ", " ms, copy ", "core_attn recompute: frees "} {
+	for _, want := range []string{"core_attn offload: 512 MiB a layer, window ", " ms, copy ", "core_attn recompute: frees "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %q", want, text)
 		}

@@ -5,6 +5,7 @@ package search
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -56,11 +57,11 @@ func TestHostLimitHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The size in the sentence is enough.
-	tenths := (small.Least + 1e8 - 1) / 1e8
-	if text := fmt.Sprintf("%.1f GB", float64(tenths)/10); !strings.Contains(err.Error(), text) {
+	tenths := math.Ceil(float64(small.Least) / float64(memory.GiB) * 10)
+	if text := fmt.Sprintf("%.1f GiB", tenths/10); !strings.Contains(err.Error(), text) {
 		t.Errorf("%v does not say %s", err, text)
 	}
-	if _, err := Policy(s, Options{Budget: tenths * 1e8}); err != nil {
+	if _, err := Policy(s, Options{Budget: memory.Bytes(tenths / 10 * float64(memory.GiB))}); err != nil {
 		t.Error(err)
 	}
 	if found == 0 {

@@ -122,7 +122,7 @@ type TooSmall struct {
 // Error names the smallest budget that a policy fits.
 func (e *TooSmall) Error() string {
 	return fmt.Sprintf("no policy fits a budget of %s; the smallest budget that a policy fits is %s (rank %d), with %s; raise the budget or search layouts",
-		gigabytes(e.Budget), enough(e.Least), e.Rank, e.Policy)
+		gibibytes(e.Budget), enough(e.Least), e.Rank, e.Policy)
 }
 
 // Policy finds the fastest policy that fits the budget. It returns a *TooSmall if no

@@ -4,26 +4,29 @@ package search
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/cost"
 )
 
-func gigabytes(n memory.Bytes) string { return fmt.Sprintf("%.1f GB", float64(n)/1e9) }
+func gibibytes(n memory.Bytes) string { return fmt.Sprintf("%.1f GiB", float64(n)/float64(memory.GiB)) }
 
 // enough formats a size that must not be rounded down, because a user may give exactly that
 // much.
-func enough(n memory.Bytes) string { return gigabytes((n + 1e8 - 1) / 1e8 * 1e8) }
+func enough(n memory.Bytes) string {
+	return fmt.Sprintf("%.1f GiB", math.Ceil(float64(n)/float64(memory.GiB)*10)/10)
+}
 
-func megabytes(n memory.Bytes) string {
-	if n >= 10e9 {
-		return gigabytes(n)
+func mebibytes(n memory.Bytes) string {
+	if n >= 10*memory.GiB {
+		return gibibytes(n)
 	}
-	if n > 0 && n < 10e6 {
-		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	if n > 0 && n < 10*memory.MiB {
+		return fmt.Sprintf("%.1f MiB", float64(n)/float64(memory.MiB))
 	}
-	return fmt.Sprintf("%.0f MB", float64(n)/1e6)
+	return fmt.Sprintf("%.0f MiB", float64(n)/float64(memory.MiB))
 }
 
 func duration(t cost.Seconds) string {

@@ -13,24 +13,24 @@ Size = Union[int, str]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
-    _UNITS[_letter + "iB"] = 1024**_power
+    _UNITS[_letter] = _UNITS[_letter + "IB"] = 1024**_power
     _UNITS[_letter + "B"] = 1000**_power
 
 CHOICES = ("keep", "offload", "stash")
 
 
 def size(value: Size, what: str) -> int:
-    """Returns the bytes of a size such as 1024, "64KiB" or "1.5 GB"."""
+    """Returns the bytes of a size such as 1024, "64KiB", "1.5 GB" or "60G", which means 60GiB."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
             raise Error(f"expected a size as {what}, got {value}, which is negative")
         if value >= 1 << 63:
             raise Error(f"expected a size as {what}, got {value}, which is too large")
         return value
-    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", value) if isinstance(value, str) else None
-    if m is None or m[2] not in _UNITS:
+    m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:i?B)?)\s*", value, re.IGNORECASE) if isinstance(value, str) else None
+    if m is None or m[2].upper() not in _UNITS:
         raise Error(f"expected {what} in bytes or as a size such as \"60GiB\", got {value!r}")
-    return int(float(m[1]) * _UNITS[m[2]])
+    return int(float(m[1]) * _UNITS[m[2].upper()])
 
 
 def near(name: str, known: Iterable[str]) -> str:

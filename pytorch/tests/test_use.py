@@ -219,9 +219,9 @@ class Wrong(unittest.TestCase):
             self.assertIn("note: group 'mlp' is kept because rt.stash(x, rows=count, name='mlp') was never called", rt.report())
 
     def test_sizes(self):
-        for text, bytes in (("0", 0), ("12", 12), ("1KiB", 1024), ("1.5 GiB", 3 << 29), ("60GB", 60 * 10**9), (" 2 TiB ", 2 << 40), (7, 7)):
+        for text, bytes in (("0", 0), ("12", 12), ("1KiB", 1024), ("1.5 GiB", 3 << 29), ("60GB", 60 * 10**9), ("60G", 60 << 30), ("1 kib", 1024), (" 2 TiB ", 2 << 40), (7, 7)):
             self.assertEqual(bytes, _config.size(text, "x"))
-        for text in ("", "GiB", "1iB", "1 kib", "1e9", "-1", "1GiBB", None, 1.0):
+        for text in ("", "GiB", "1iB", "1e9", "-1", "1GiBB", None, 1.0):
             with self.raises("expected (x|a size as x)"):
                 _config.size(text, "x")
 
