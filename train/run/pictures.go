@@ -6,6 +6,7 @@ package run
 import (
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -92,6 +93,11 @@ func writePerfetto(dir string) error {
 	traces, err := report.ReadTraces(dir, traceBytes)
 	if err != nil {
 		return nil // there is none; the report says so
+	}
+	// A process that was killed here left its temporary file. No other process writes this one.
+	left, _ := filepath.Glob(filepath.Join(dir, "."+report.PerfettoFile+"-*"))
+	for _, path := range left {
+		_ = os.Remove(path) // the next run tries again
 	}
 	return atomicfile.Write(filepath.Join(dir, report.PerfettoFile), func(w io.Writer) error { return export.Perfetto(w, traces) })
 }

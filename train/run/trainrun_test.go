@@ -389,6 +389,22 @@ func TestPipesInTheFolder(t *testing.T) {
 	}
 }
 
+// A run removes what a process left that was killed while it wrote the trace for Perfetto.
+func TestTemporaryTraceIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, "."+report.PerfettoFile+"-1234567890")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j, err := NewJob(tiny(), machine(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Run(context.Background(), dir, false, NewProgress(io.Discard, nil, nil)); err != nil || exists(left) || !exists(filepath.Join(dir, report.PerfettoFile)) {
+		t.Errorf("%v; the temporary file is left: %v", err, exists(left))
+	}
+}
+
 // What fails before the first step leaves nothing.
 func TestFolderIsUndone(t *testing.T) {
 	top := t.TempDir()
