@@ -18,7 +18,7 @@ import (
 // command has the sizes of a model, variables that hold flags count too, as in files that
 // others source. What the launcher says about GPUs comes along.
 func parseCommand(text string, o ParseOptions) (map[string]any, error) {
-	sh, err := follow(text, o)
+	sh, err := follow(text, o, unsure)
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +47,14 @@ func parseCommand(text string, o ParseOptions) (map[string]any, error) {
 	if len(j.open) > 0 {
 		args[openKey] = j.open
 	}
+	if sh.guesses {
+		if names := j.guessed(text, o); len(names) > 0 {
+			args[guessedKey] = names
+		}
+	}
+	if j.others {
+		args[othersKey] = []string{"true"}
+	}
 	j.launcher.write(args)
 	return args, nil
 }
@@ -57,6 +65,32 @@ type job struct {
 	args     map[string][]string
 	open     []string // variables that may hold more arguments
 	launcher launcher
+	others   bool // whether there are launches with other arguments before
+}
+
+// guessed returns the flags that would be others if conditions that are not known held, or
+// if they did not.
+func (j *job) guessed(text string, o ParseOptions) (names []string) {
+	ignored := ignoredFlags()
+	for _, guess := range []truth{yes, no} {
+		sh, err := follow(text, o, guess)
+		if err != nil {
+			continue
+		}
+		other := sh.job()
+		if other.program != j.program || len(other.args) == 0 {
+			continue // the whole job is in the other branch
+		}
+		for _, args := range []map[string][]string{j.args, other.args} {
+			for name := range args {
+				if !ignored[name] && (!slices.Equal(j.args[name], other.args[name]) || (j.args[name] == nil) != (other.args[name] == nil)) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // part is a command divided at its program.
@@ -96,9 +130,19 @@ func (sh *shell) job() *job {
 			j.program = p.program // the last one that trains, or else the last one
 		}
 	}
-	for _, p := range parts {
+	last := -1 // of its launches, of which each is a job of its own
+	for i, p := range parts {
+		if p.program == "" || path.Base(p.program) != path.Base(j.program) || last >= 0 && !slices.ContainsFunc(p.after, isFlag) {
+			continue
+		}
+		if last >= 0 && !slices.Equal(parts[last].after, p.after) {
+			j.others = true
+		}
+		last = i
+	}
+	for i, p := range parts {
 		switch {
-		case p.program != "" && path.Base(p.program) == path.Base(j.program):
+		case i == last:
 			j.launcher.add(p.before)
 			j.read(p.after, true)
 		case p.program == "" && j.program == "":

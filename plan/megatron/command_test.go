@@ -18,7 +18,7 @@ import (
 func flat(args map[string]any) string {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(args)) {
-		if name == programKey || name == openKey || name == sourcedKey {
+		if slices.Contains(besides, name) {
 			continue
 		}
 		words = append(words, fmt.Sprintf("%s=%s", name, strings.Join(args[name].([]string), ",")))
@@ -45,7 +45,16 @@ func TestParseCommand(t *testing.T) {
 		{"windows", "--num-layers 2 \\\r\n--bf16\r\n", "bf16= num-layers=2"},
 		{"open", "--data-path $DATA --bf16", "bf16= data-path=$DATA"},
 		{"redirected", "python y.py --num-layers 2 --bf16 2>&1 | tee log", "bf16= num-layers=2"},
-		{"redirected and away", "python y.py --bf16 --x 1 >> log 2>err &\npython y.py --y 3 &> log", "bf16= x=1 y=3"},
+		{"redirected and away", "python y.py --bf16 --x 1 >> log 2>err &", "bf16= x=1"},
+		{"redirected and away too", "python y.py --y 3 &> log", "y=3"},
+		{"two jobs", "python y.py --x 1 --y 2\npython y.py --y 3", "y=3"},
+		{"arguments of a function", `go() { local t=${1:-1}; shift; python x.py --t $t --k $# "$@"; }
+set -- --w 9
+go 8 --u 2
+python -c 1 --v $2`, "k=2 t=8 u=2"},
+		{"assignments that compute", "A=1\n((A*=8))\nlet A=A+2 'B = A - 1'\n((A++))\n((C=A*D))\npython x.py --a $A --b $B --c $C", "a=11 b=9 c=$((A*D))"},
+		{"patterns", "case 70b in [!78]*) T=1;; ?0[ab]) T=2;; *) T=3;; esac\n[[ a/b/c == a*c ]] && U=4\npython x.py --t $T --u $U", "t=2 u=4"},
+		{"arrays by name", "declare -A L=([8b]=32 [70b]=80)\nL[405b]=126\nS=70b\npython x.py --l ${L[$S]} --m ${L[405b]} --k ${L[1x]} --o 1", "k=${L[1x]} l=80 m=126 o=1"},
 		{"redirected before the end", "python y.py > log --x 2 1>&2 --y 3", "x=2 y=3"},
 		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
 		{"separated", "export A=1; cd x && python y.py --bf16 | tee log", "bf16="},
@@ -165,6 +174,46 @@ func TestCommandLineRoundTrip(t *testing.T) {
 }
 
 // What a file takes from its environment can be given, and files that it sources are read.
+// What a script leaves to its machine, and what it launches beside the job, is noted.
+func TestGuesses(t *testing.T) {
+	const model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8 --micro-batch-size 1 --bf16 --vocab-size 64 "
+	for _, c := range []struct{ text, want string }{
+		{"if [ -f x ]; then T=1; else T=2; fi\npython pretrain_gpt.py --tensor-model-parallel-size $T " + model, "--tensor-model-parallel-size: a condition of the script that is not known decides it"},
+		{"if [ -f x ]; then S=--swiglu; fi\npython pretrain_gpt.py $S " + model, "--swiglu: a condition of the script that is not known decides it"},
+		{"if [ -f x ]; then S='--save y'; fi\npython pretrain_gpt.py $S " + model, ""},
+		{"if [ -f x ]; then python pretrain_gpt.py " + model + "; fi", ""},
+		{"for m in 1 2; do python pretrain_gpt.py " + model + " --micro-batch-size $m; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
+		{"for m in 1 2; do python pretrain_gpt.py " + model + "; done", ""},
+	} {
+		args, err := Parse("x.sh", []byte(c.text), ParseOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, warnings, err := FromArgs(args, Options{GPUs: 2})
+		if err != nil {
+			t.Fatalf("%s: %v", c.text, err)
+		}
+		found := c.want == ""
+		for _, w := range warnings {
+			if c.want == "" && (strings.Contains(w.Text, "condition") || strings.Contains(w.Text, "launches")) {
+				t.Errorf("%s: %s", c.text, w)
+			}
+			found = found || strings.HasPrefix(w.String(), c.want)
+		}
+		if !found {
+			t.Errorf("%s: %v, want %s", c.text, warnings, c.want)
+		}
+	}
+}
+
+// Arrays without letters cannot grow without end either.
+func TestArraysAreBounded(t *testing.T) {
+	_, err := Parse("x.sh", []byte("A=('' '')\n"+strings.Repeat("A+=(\"${A[@]}\")\n", 40)), ParseOptions{})
+	if err == nil || !strings.Contains(err.Error(), "grow beyond") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestParseOptions(t *testing.T) {
 	o := ParseOptions{
 		Env: map[string]string{"NLS": "4", "HOSTS": "2"},

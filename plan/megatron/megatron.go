@@ -52,12 +52,17 @@ type Options struct {
 
 // Warning tells about an argument that was left out, or read in a way that may surprise.
 type Warning struct {
-	Flag string // without dashes
+	Flag string // without dashes, or none
 	Text string // a sentence
 }
 
 // String returns the flag and the text.
-func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
+func (w Warning) String() string {
+	if w.Flag == "" {
+		return w.Text
+	}
+	return "--" + w.Flag + ": " + w.Text
+}
 
 // Parse reads a file of arguments, as a map for [FromArgs]. A name that ends in .yaml or
 // .yml means YAML. Any other name means a command line or a shell script. Keys

@@ -48,9 +48,12 @@ func refused(kind string, format string, a ...any) error {
 }
 
 // These keys stand among the arguments of a file for what it says beside them: the program
-// that a script runs or the mode of a functional test, the files that it sources, and the
-// variables that may hold more arguments. No flag has such a name.
-const programKey, sourcedKey, openKey = "$program", "$sourced", "$open"
+// that a script runs or the mode of a functional test, the files that it sources, the
+// variables that may hold more arguments, the flags that a condition decides which is not
+// known, and whether it launches other jobs. No flag has such a name.
+const programKey, sourcedKey, openKey, guessedKey, othersKey = "$program", "$sourced", "$open", "$guessed", "$others"
+
+var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey}
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
@@ -77,8 +80,9 @@ var signs = []struct {
 		"a model of which parts are frozen"},
 }
 
-// programs are the words in the name of a program that say what it does. The first that
-// matches counts.
+// programs are the words in the name of a program that say what it does. The names of the
+// two folders that it lies in count too, if they are such a word. The first that matches
+// counts.
 var programs = []struct {
 	word string
 	kind string
@@ -89,7 +93,7 @@ var programs = []struct {
 	{"vlm", tower}, {"vision", tower}, {"multimodal", tower}, {"mimo", tower}, {"llava", tower},
 	{"pretrain", ""}, {"finetune", ""}, {"train", ""},
 	{"quantize", tool}, {"prune", tool}, {"export", tool}, {"convert", tool}, {"preprocess", tool}, {"mmlu", tool}, {"validate", tool},
-	{"checkpoint", tool}, {"extract", tool}, {"eval", tool}, {"tasks/", tool}, {"combine", tool},
+	{"checkpoint", tool}, {"extract", tool}, {"eval", tool}, {"tasks", tool}, {"combine", tool},
 }
 
 var programTexts = map[string]string{
@@ -97,11 +101,19 @@ var programTexts = map[string]string{
 	tower: "a model with a vision or audio tower", tool: "export, data or evaluation",
 }
 
+// decoders are the programs of Megatron-LM that train decoders, wherever they lie.
+var decoders = []string{"pretrain_gpt.", "pretrain_hybrid.", "pretrain_mamba."}
+
 // programKind returns what the name of a program says, and whether it says anything.
 func programKind(name string) (string, bool) {
-	name = strings.ToLower(name)
+	folders := strings.Split(strings.ToLower(name), "/")
+	file := folders[len(folders)-1]
+	folders = folders[max(len(folders)-3, 0) : len(folders)-1]
+	if slices.ContainsFunc(decoders, func(d string) bool { return strings.HasPrefix(file, d) }) {
+		folders = nil
+	}
 	for _, p := range programs {
-		if strings.Contains(name, p.word) {
+		if strings.Contains(file, p.word) || slices.Contains(folders, p.word) {
 			return p.kind, true
 		}
 	}
@@ -113,8 +125,14 @@ const onlyDecoders = "only training steps of decoder models are predicted"
 // refuse returns an error if the arguments are not those of a decoder that trains.
 func refuse(r *reader, o Options) error {
 	program := strings.Join(r.args[programKey].words, " ")
-	for _, key := range []string{programKey, sourcedKey, openKey} {
+	for _, key := range besides {
 		r.known[key] = true
+	}
+	for _, name := range r.args[guessedKey].words {
+		r.warn(name, "a condition of the script that is not known decides it, such as whether a file is there; the last branch that may run is planned")
+	}
+	if r.isOn(othersKey) {
+		r.warn("", fmt.Sprintf("the script launches %s more than once, with different arguments; only the last launch is planned", path.Base(program)))
 	}
 	if o.Model == nil {
 		if err := r.noModel(program); err != nil {
@@ -196,7 +214,7 @@ func (r *reader) unset(flag, word string) error {
 	e := &Refused{Kind: environment, NoJob: true, Text: fmt.Sprintf("--%s %s: the variable is not set in the text", flag, word)}
 	ignored := ignoredFlags()
 	for _, name := range slices.Sorted(maps.Keys(r.args)) {
-		if ignored[name] || name == programKey || name == sourcedKey || name == openKey {
+		if ignored[name] || slices.Contains(besides, name) {
 			continue
 		}
 		for _, v := range variablesIn(r.args[name].words...) {

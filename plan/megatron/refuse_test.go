@@ -30,6 +30,7 @@ func TestUnmodelled(t *testing.T) {
 		{[]any{programKey, "inference"}, inference, "inference"},
 		{[]any{"num-tokens-to-generate", 8}, inference, "(--num-tokens-to-generate)"},
 		{[]any{programKey, "tools/checkpoint/convert.py"}, tool, "(convert.py)"},
+		{[]any{programKey, "./tasks/msdp/main.py"}, tool, "(main.py)"},
 		{[]any{"export-kd-teacher-load", "x"}, distillation, "a teacher"},
 		{[]any{"freeze-all-layers", true}, frozen, "frozen"},
 		{[]any{"flextron", true}, option, "give --flextron false to plan the job without it"},
@@ -48,7 +49,7 @@ func TestUnmodelled(t *testing.T) {
 		}
 	}
 	for _, changes := range [][]any{
-		{"lora-target-modules", false}, {"brand-new-flag", 1}, {"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {"model-provider", "hybrid"},
+		{"lora-target-modules", false}, {"brand-new-flag", 1}, {"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {programKey, "/data/albert/inference/pretrain_gpt.py"}, {programKey, "/srv/robert/train.py"}, {"model-provider", "hybrid"},
 		{"vocab-file", "bpe/vocab.json"}, {"perform-rl-step", []string{"false"}},
 	} {
 		if _, _, err := FromArgs(small(changes...), Options{GPUs: 16}); err != nil {

@@ -67,6 +67,7 @@ type scanner struct {
 	kind  byte // 'w' for a word, 'o' for an operator, 0 at the end
 	token string
 	here  []*hereText // texts that begin at the next line
+	open  bool        // a bracket is never closed, so that no other is looked for
 }
 
 func (s *scanner) byteAt(i int) byte {
@@ -249,8 +250,9 @@ func (s *scanner) closing(at int, mark byte) (int, error) {
 // lists of arguments contain: a bracket expression without blanks, such as (tt|)*5 or
 // (127,0). It is zero for anything else.
 func (s *scanner) balanced() int {
+	const longest = 1 << 10 // so that a text of brackets is not read again and again
 	depth := 0
-	for i := s.at; i < len(s.text); i++ {
+	for i := s.at; i < min(len(s.text), s.at+longest); i++ {
 		switch s.text[i] {
 		case '(':
 			depth++
@@ -301,6 +303,7 @@ func isName(s string) bool {
 // hereTexts reads the texts that were announced in the line before.
 func (s *scanner) hereTexts() error {
 	for _, h := range s.here {
+		var text strings.Builder
 		for {
 			if s.at >= len(s.text) {
 				break // the end of the script ends it, as in a shell
@@ -313,8 +316,9 @@ func (s *scanner) hereTexts() error {
 			if l == h.end {
 				break
 			}
-			h.text += l + "\n"
+			text.WriteString(l + "\n")
 		}
+		h.text = text.String()
 	}
 	s.here = nil
 	return nil

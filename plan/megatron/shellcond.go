@@ -3,6 +3,7 @@
 package megatron
 
 import (
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,24 +85,11 @@ func (sh *shell) test(words []string) truth {
 	return truthOf(compare)
 }
 
-// matches reports whether a value matches a pattern with stars. Stars in quotes count too,
-// which no launch file depends on.
+// matches reports whether a value matches a pattern with *, ? and [a-z]. They count in
+// quotes too, which no launch file depends on.
 func (sh *shell) matches(value, pattern string) bool {
 	pattern, _ = known(sh.text(pattern))
-	parts := strings.Split(pattern, "*")
-	if len(parts) == 1 {
-		return value == pattern
-	}
-	value, ok := strings.CutPrefix(value, parts[0])
-	if !ok || !strings.HasSuffix(value, parts[len(parts)-1]) {
-		return false
-	}
-	for _, p := range parts[1:] {
-		i := strings.Index(value, p)
-		if i < 0 {
-			return false
-		}
-		value = value[i+len(p):]
-	}
-	return true
+	plain := strings.NewReplacer("/", "\x03", "[!", "[^") // a star stands for slashes too
+	ok, err := path.Match(plain.Replace(pattern), strings.ReplaceAll(value, "/", "\x03"))
+	return value == pattern || ok && err == nil
 }

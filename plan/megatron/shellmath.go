@@ -4,6 +4,7 @@ package megatron
 
 import (
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -16,6 +17,35 @@ func (sh *shell) arithmetic(text string) (int, bool) {
 	n := c.ternary()
 	c.blanks()
 	return n, sure && !c.failed && c.rest == ""
+}
+
+var computes = regexp.MustCompile(`(?s)^\s*([A-Za-z_]\w*)\s*(?:([-+*/%]?)=([^=].*)|(\+\+|--)\s*)$`)
+
+// let follows an arithmetic command, which may set a variable. A variable whose value
+// cannot be computed is not known afterwards.
+func (sh *shell) let(text string) truth {
+	m := computes.FindStringSubmatch(text)
+	if m == nil {
+		n, ok := sh.arithmetic(text)
+		if !ok {
+			return unsure
+		}
+		return truthOf(n != 0)
+	}
+	name, op, value := m[1], m[2], m[3]
+	if m[4] != "" {
+		op, value = m[4][:1], "1"
+	}
+	if op != "" {
+		value = name + op + "(" + value + ")"
+	}
+	n, ok := sh.arithmetic(value)
+	if !ok {
+		sh.set(name, []string{commandMark + "$((" + marks.Replace(value) + "))" + commandMark})
+		return unsure
+	}
+	sh.set(name, []string{strconv.Itoa(n)})
+	return truthOf(n != 0)
 }
 
 // calculation evaluates an expression by precedence. Any mistake sets failed.

@@ -163,8 +163,9 @@ func (s *scanner) nested(parse func() (statement, error)) (statement, error) {
 
 // brackets reads a subshell or an arithmetic command.
 func (s *scanner) brackets() (statement, error) {
-	if s.peek(0) == '(' {
-		if end, err := s.closing(s.at-1, ')'); err == nil {
+	if s.peek(0) == '(' && !s.open {
+		end, err := s.closing(s.at-1, ')')
+		if s.open = err != nil; !s.open {
 			text := s.text[s.at:end]
 			s.at = end
 			return arithmetic{strings.TrimSuffix(strings.TrimPrefix(text, "("), "))")}, s.next()

@@ -19,6 +19,7 @@ const mostCommands, mostLetters = 20_000, 4 << 20
 type shell struct {
 	vars      map[string][]string // a plain variable has one element
 	order     []string            // names in the order in which they were first set
+	params    []string            // of the function that runs, or of set --
 	env       map[string]string
 	open      func(string) ([]byte, error) // nil if no other file is read
 	functions map[string]statement
@@ -27,14 +28,17 @@ type shell struct {
 	sourced   []string   // files that the script reads and that were not found
 	files     int        // that were found
 
+	guess   truth // of conditions that are not known; unsure follows all branches
+	guesses bool  // whether there are such conditions
+
 	commands, letters int
 	depth, within     int // of statements, and of words within each other
 	err               error
 }
 
 // follow follows a script.
-func follow(text string, o ParseOptions) (*shell, error) {
-	sh := &shell{vars: map[string][]string{}, env: o.Env, open: o.Open, functions: map[string]statement{}}
+func follow(text string, o ParseOptions, guess truth) (*shell, error) {
+	sh := &shell{guess: guess, vars: map[string][]string{}, env: o.Env, open: o.Open, functions: map[string]statement{}}
 	for name, value := range o.Env {
 		sh.vars[name] = []string{value}
 	}
@@ -112,9 +116,7 @@ func (sh *shell) one(s statement) truth {
 	case function:
 		sh.functions[s.name] = s.body
 	case arithmetic:
-		if n, ok := sh.arithmetic(s.text); ok {
-			return truthOf(n != 0)
-		}
+		return sh.let(s.text)
 	}
 	return unsure
 }
@@ -137,6 +139,9 @@ func (sh *shell) branches(b branches) truth {
 		t := yes
 		if b.conditions[i] != nil {
 			t = sh.run(b.conditions[i])
+		}
+		if t == unsure {
+			sh.guesses, t = true, sh.guess
 		}
 		if t == no {
 			continue
@@ -204,21 +209,32 @@ func (sh *shell) assign(word string) bool {
 	}
 	var values []string
 	if inner, array := strings.CutPrefix(value, "("); array && strings.HasSuffix(inner, ")") && !indexed {
-		values = sh.fields(arrayWords(inner[:len(inner)-1]))
+		for _, w := range arrayWords(inner[:len(inner)-1]) {
+			if key, value, ok := strings.Cut(w, "]="); ok && strings.HasPrefix(key, "[") { // declare -A
+				sh.set(name+"["+sh.text(key[1:])+"]", []string{sh.text(value)})
+			} else {
+				values = append(values, sh.fields([]string{w})...)
+			}
+		}
 		if more {
 			values = append(slices.Clone(sh.vars[name]), values...)
 		}
+		sh.letters += len(values)
 		sh.set(name, values)
 		return true
 	}
 	text := sh.text(value)
-	switch n, known := sh.arithmetic(strings.TrimSuffix(index, "]")); {
+	index = strings.TrimSuffix(index, "]")
+	switch n, known := sh.arithmetic(index); {
 	case indexed && known && n >= 0 && n < 1000:
 		values = slices.Clone(sh.vars[name])
 		for len(values) <= n {
 			values = append(values, "")
 		}
 		values[n] = text
+	case indexed && !known:
+		sh.set(name+"["+sh.text(index)+"]", []string{text})
+		return true
 	case more:
 		text = strings.Join(sh.vars[name], " ") + text
 		if sh.letters += len(text); sh.letters > mostLetters {
@@ -249,7 +265,7 @@ func arrayWords(text string) (words []string) {
 // about their success.
 var own = map[string]truth{
 	"true": yes, ":": yes, "false": no, "echo": yes, "printf": yes, "set": yes, "shopt": yes, "shift": yes, "trap": yes, "ulimit": yes, "wait": yes, "unset": yes,
-	"exit": unsure, "return": unsure, "cd": unsure, "mkdir": unsure, "rm": unsure, "cp": unsure, "mv": unsure, "ln": unsure, "ls": unsure, "cat": unsure,
+	"let": unsure, "exit": unsure, "return": unsure, "cd": unsure, "mkdir": unsure, "rm": unsure, "cp": unsure, "mv": unsure, "ln": unsure, "ls": unsure, "cat": unsure,
 	"sed": unsure, "awk": unsure, "grep": unsure, "tee": unsure, "sleep": unsure, "date": unsure, "read": unsure, "pip": unsure, "pip3": unsure, "git": unsure,
 	"module": unsure, "conda": unsure, "command": unsure, "type": unsure, "which": unsure, "touch": unsure, "chmod": unsure, "wget": unsure, "curl": unsure,
 	"pushd": unsure, "popd": unsure, "nvidia-smi": unsure, "hostname": unsure, "pkill": unsure, "kill": unsure, "getopts": unsure, "break": unsure, "continue": unsure,
@@ -286,6 +302,9 @@ func (sh *shell) command(c simple) truth {
 		return yes
 	}
 	if body, ok := sh.functions[fields[0]]; ok {
+		before := sh.params
+		defer func() { sh.params = before }()
+		sh.params = fields[1:]
 		return sh.one(body)
 	}
 	if t, ok := own[path.Base(fields[0])]; ok {
@@ -303,6 +322,18 @@ func (sh *shell) builtin(fields []string) {
 	case name == "unset":
 		for _, v := range fields[1:] {
 			delete(sh.vars, v)
+		}
+	case name == "set" && len(fields) > 1 && fields[1] == "--":
+		sh.params = fields[2:]
+	case name == "shift":
+		n, err := strconv.Atoi(strings.Join(fields[1:], ""))
+		if err != nil {
+			n = 1
+		}
+		sh.params = sh.params[min(max(n, 0), len(sh.params)):]
+	case name == "let":
+		for _, f := range fields[1:] {
+			sh.let(f)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (e *expansion) end() {
 
 // value writes a variable's value. Outside of quotes its blanks divide the word.
 func (e *expansion) value(text string, quoted bool) {
-	if e.sh.letters += len(text); e.sh.letters > mostLetters {
+	if e.sh.letters += len(text) + 1; e.sh.letters > mostLetters {
 		return
 	}
 	if quoted || !e.split || strings.HasPrefix(text, unsetMark) || strings.HasPrefix(text, commandMark) {
@@ -208,7 +208,7 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 		return
 	}
 	if body == "#" || body == "?" {
-		e.value("0", quoted)
+		e.value(strconv.Itoa(map[string]int{"#": len(sh.params)}[body]), quoted)
 		return
 	}
 	end := nameLength(body)
@@ -217,12 +217,19 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 		name, op = op[:1], op[1:]
 	}
 	values, set := sh.vars[name]
+	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= len(sh.params) {
+		values, set = sh.params[n-1:n], true
+	}
 	if index, after, ok := strings.Cut(op, "]"); ok && strings.HasPrefix(index, "[") {
-		e.element(values, index[1:], after, quoted)
+		if v, ok := sh.vars[name+"["+sh.text(index[1:])+"]"]; ok { // declare -A
+			values, index = v, "[0"
+		}
+		e.element(values, index[1:], after, written, quoted)
 		return
 	}
 	if name == "@" || name == "*" {
-		return // a script that is read has no arguments
+		e.element(sh.params, name, "", written, quoted) // none outside of functions
+		return
 	}
 	value := strings.Join(values[:min(len(values), 1)], "")
 	plain, _ := known(value)
@@ -256,7 +263,7 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 }
 
 // element writes elements of an array.
-func (e *expansion) element(values []string, index, after string, quoted bool) {
+func (e *expansion) element(values []string, index, after, written string, quoted bool) {
 	switch {
 	case index == "@" || index == "*":
 		if len(values) == 0 && strings.HasPrefix(after, ":-") {
@@ -264,6 +271,9 @@ func (e *expansion) element(values []string, index, after string, quoted bool) {
 			return
 		}
 		for i, v := range values {
+			if e.sh.letters > mostLetters {
+				return
+			}
 			if i > 0 && e.split {
 				e.end()
 			} else if i > 0 {
@@ -275,7 +285,11 @@ func (e *expansion) element(values []string, index, after string, quoted bool) {
 			e.value(v, quoted)
 		}
 	default:
-		if n, ok := e.sh.arithmetic(index); ok && n >= 0 && n < len(values) {
+		n, ok := e.sh.arithmetic(index)
+		switch {
+		case !ok:
+			e.write(unsetMark + marks.Replace(written) + unsetMark)
+		case n >= 0 && n < len(values):
 			e.value(values[n], quoted)
 		}
 	}

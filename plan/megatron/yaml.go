@@ -6,7 +6,9 @@ package megatron
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/goccy/go-yaml"
 
@@ -46,7 +48,8 @@ func parseYAML(data []byte, env map[string]string) (map[string]any, error) {
 	if len(args) == 0 {
 		return nil, refused(noModelKind, "there is no model in this file: %s has no arguments; lines such as num-layers: 32 are expected", where)
 	}
-	for key, v := range args {
+	for _, key := range slices.Sorted(maps.Keys(args)) {
+		v := args[key]
 		if _, nested := v.(map[string]any); nested {
 			return nil, fmt.Errorf("%s: %q holds keys of its own; flags must stand side by side, as num-layers: 32", where, key)
 		}
