@@ -54,6 +54,7 @@ func deepSpeed(keys map[string]any) (*File, error) {
 		r.set("context-parallel-size", n)
 		r.set("cp-comm-type", "a2a")
 	}
+	r.deepSpeedGPUs(top)
 	r.note("ZeRO is planned as Megatron-LM's sharding of the same parts; DeepSpeed's buckets and its memory for communication are not counted")
 	top.rest("aio", "autotuning", "checkpoint", "comms_logger", "csv_monitor", "curriculum_learning", "data_efficiency", "disable_allgather",
 		"dump_state", "eigenvalue", "flops_profiler", "gradient_clipping", "gradient_predivide_factor", "load_universal_checkpoint", "memory_breakdown",
@@ -105,6 +106,24 @@ func (r *reader) deepSpeedBatch(top *table) {
 	top.has("gradient_accumulation_steps") // follows from the others
 }
 
+// deepSpeedGPUs takes the number of GPUs from the three sizes of a batch, if all are given:
+// the whole batch is that of a replica times the replicas.
+func (r *reader) deepSpeedGPUs(top *table) {
+	if !top.has("train_batch_size") || !top.has("train_micro_batch_size_per_gpu") || !top.has("gradient_accumulation_steps") {
+		return
+	}
+	all := top.whole("train_batch_size", 1, 1, most)
+	micro, times := top.whole("train_micro_batch_size_per_gpu", 1, 1, most), top.whole("gradient_accumulation_steps", 1, 1, most)
+	each := top.sub("tensor_parallel").whole("autotp_size", 1, 1, most) * top.whole("sequence_parallel_size", 1, 1, most)
+	if all%(micro*times) != 0 {
+		r.fail("train_batch_size is %d; it must be train_micro_batch_size_per_gpu x gradient_accumulation_steps, which is %d, times a whole number of replicas", all, micro*times)
+		return
+	}
+	if n := float64(all/(micro*times)) * float64(each); n <= most {
+		r.file.GPUs = int(n)
+	}
+}
+
 func (r *reader) deepSpeedPrecision(top *table) {
 	half := top.sub("fp16")
 	brain := top.sub("bf16")
@@ -146,7 +165,7 @@ func (r *reader) zero(z *table) {
 	}
 	z.without(map[string]string{
 		"zero_quantized_weights": "gathers weights in eight bits (ZeRO++)", "zero_quantized_nontrainable_weights": "gathers weights in eight bits (ZeRO++)",
-		"zero_quantized_gradients": "reduces gradients in four bits (ZeRO++)", "mics_shard_size": "shards within groups (MiCS)",
+		"zero_quantized_gradients": "reduces gradients in four bits (ZeRO++)", "mics_shard_size": "shards within groups (MiCS)", "cpu_offload_params": "moves parameters to host memory between uses",
 	})
 	if n := z.whole("zero_hpz_partition_size", 1, 0, most); n > 1 {
 		r.refuse("zero_optimization.zero_hpz_partition_size keeps a second copy of parameters in each node (ZeRO++), which is not modelled")
@@ -170,7 +189,7 @@ func (r *reader) zero(z *table) {
 	z.rest("allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size", "contiguous_gradients", "round_robin_gradients",
 		"sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
 		"stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "elastic_checkpoint",
-		"load_from_fp32_weights", "use_multi_rank_bucket_allreduce", "model_persistence_threshold", "cpu_offload_params", "cpu_offload_use_pin_memory",
+		"load_from_fp32_weights", "use_multi_rank_bucket_allreduce", "model_persistence_threshold", "cpu_offload_use_pin_memory",
 		"legacy_stage1", "memory_efficient_linear", "log_trace_cache_warnings", "override_module_apply")
 }
 

@@ -15,6 +15,8 @@ func TestWrongDeepSpeed(t *testing.T) {
 		{`{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 2}}}`, false, []string{"ratio is 2"}},
 		{`{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "tape"}}}`, false, []string{"device", "tape", "nvme"}},
 		{`{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}`, true, []string{"offload_param"}},
+		{`{"zero_optimization": {"stage": 3, "cpu_offload_params": true}}`, true, []string{"cpu_offload_params"}},
+		{`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 5, "gradient_accumulation_steps": 2}`, false, []string{"train_batch_size is 64", "which is 10"}},
 		{`{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}`, true, []string{"zero_hpz_partition_size"}},
 		{`{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}`, true, []string{"zero_quantized_weights"}},
 		{`{"zero_optimization": {"stage": 3, "mics_shard_size": 8}}`, true, []string{"mics_shard_size"}},
@@ -23,4 +25,18 @@ func TestWrongDeepSpeed(t *testing.T) {
 		{`{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}, "activation_checkpointing": {"partition_activations": true}}`, true, []string{"partition_activations"}},
 		{`{"train_batch_size": 8, "hybrid_engine": {"enabled": true}}`, true, []string{"hybrid_engine"}},
 	})
+}
+
+// The three sizes of a batch say how many GPUs there are.
+func TestDeepSpeedGPUs(t *testing.T) {
+	for text, want := range map[string]int{
+		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}`:                                        8,
+		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "tensor_parallel": {"autotp_size": 2}}`: 16,
+		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}`:                                   0,
+		`{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}`:                                                                          0,
+	} {
+		if f, err := Parse([]byte(text)); err != nil || f.GPUs != want {
+			t.Errorf("%s: %+v, %v, want %d GPUs", text, f, err, want)
+		}
+	}
 }

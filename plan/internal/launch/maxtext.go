@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -67,6 +68,9 @@ func maxText(data []byte) (*File, error) {
 	})
 	if n := t.whole("mhc_expansion_rate", 1, 0, most); n > 1 {
 		r.refuse("mhc_expansion_rate %d widens the residual stream, which is not modelled", n)
+	}
+	if base := t.word("base_config", "base.yml"); path.Base(base) != "base.yml" {
+		r.note("base_config %.80s is not read; what the file leaves open is as in base.yml", base)
 	}
 	r.maxTextModel(t)
 	r.maxTextMesh(t)
@@ -268,9 +272,14 @@ func (r *reader) maxTextMesh(t *table) {
 	if n, rest := t.axis("pipeline", 1); n > 1 || rest {
 		r.refuse("ici_pipeline_parallelism asks for MaxText's circular pipeline, which keeps other microbatches than 1F1B and is not modelled")
 	}
-	tp, _ := t.axis("tensor", 1)
-	cp, _ := t.axis("context", 1)
-	ep, _ := t.axis("expert", 1)
+	whole := func(name string) int {
+		n, rest := t.axis(name, 1)
+		if rest {
+			r.fail("the mesh axis %s is -1, which leaves it to the number of devices; give its size", name)
+		}
+		return n
+	}
+	tp, cp, ep := whole("tensor"), whole("context"), whole("expert")
 	fsdp, left := t.axis("fsdp", -1)
 	data, more := t.axis("data", 1)
 	r.set("tensor-model-parallel-size", tp)
@@ -311,7 +320,9 @@ func (r *reader) maxTextMesh(t *table) {
 
 func (r *reader) maxTextNumbers(t *table) {
 	r.set("bf16", t.word("dtype", "bfloat16", "bfloat16", "float32") == "bfloat16")
-	t.word("weight_dtype", "float32", "float32", "bfloat16")
+	if t.word("weight_dtype", "float32", "float32", "bfloat16") == "bfloat16" {
+		r.note("weight_dtype bfloat16 keeps no fp32 copy of parameters; one is counted, so the job takes less")
+	}
 	if t.word("grad_dtype", "float32", "float32", "bfloat16") == "bfloat16" {
 		r.set("grad-reduce-in-bf16", true)
 	}

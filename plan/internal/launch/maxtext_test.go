@@ -24,6 +24,8 @@ func TestWrongMaxText(t *testing.T) {
 		{"ici_pipeline_parallelism: 4", true, []string{"pipeline"}},
 		{"ici_sequence_parallelism: 4", true, []string{"sequence"}},
 		{"ici_tensor_parallelism: 0", false, []string{"ici_tensor_parallelism is 0"}},
+		{"ici_tensor_parallelism: -1\nici_fsdp_parallelism: 1", false, []string{"axis tensor is -1", "give its size"}},
+		{"dcn_expert_parallelism: -1", false, []string{"axis expert is -1"}},
 		{"ici_tensor_parallelism: many", false, []string{"ici_tensor_parallelism", "many"}},
 		{"ici_tensor_parallelism: 100000\ndcn_context_parallelism: 100000", false, []string{"devices"}},
 		{"gradient_accumulation_steps: 0", false, []string{"gradient_accumulation_steps is 0"}},
@@ -43,6 +45,22 @@ func TestWrongMaxText(t *testing.T) {
 	}
 	list = append(list, wrong{strings.Replace(maxTextStart, "4\n", "0.3\n", 1), false, []string{"per_device_batch_size is 0.3"}})
 	checkWrong(t, list)
+}
+
+// What is read otherwise than MaxText does is noted.
+func TestMaxTextNotes(t *testing.T) {
+	for text, want := range map[string]string{
+		"weight_dtype: bfloat16": "weight_dtype bfloat16", "base_config: other.yml": "base_config other.yml is not read", "base_config: configs/base.yml": "",
+	} {
+		f, err := Parse([]byte(maxTextStart + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(f.Notes, " ")
+		if !strings.Contains(notes, want) || want == "" && strings.Contains(notes, "base_config") {
+			t.Errorf("%s: %s", text, notes)
+		}
+	}
 }
 
 func TestMaxTextNames(t *testing.T) {

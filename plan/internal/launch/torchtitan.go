@@ -54,7 +54,7 @@ func qwenKeys(hidden, layers, heads, width int, tied bool) string {
 		"head_dim": 128, "intermediate_size": %d, "vocab_size": 151936, "tie_word_embeddings": %t}`, hidden, layers, heads, width, tied)
 }
 
-// titanLlama4 describes Llama 4 without norms of queries and keys, as torchtitan has it.
+// llama4Keys describes Llama 4 without norms of queries and keys, as torchtitan has it.
 func llama4Keys(layers, experts, step int) string {
 	return fmt.Sprintf(`{"model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": %d, "num_attention_heads": 40, "num_key_value_heads": 8,
 		"head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": %d, "num_experts_per_tok": 1,
