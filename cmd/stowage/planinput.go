@@ -55,6 +55,9 @@ func (j *jobFlags) given(s *plan.Setup) *planview.Given {
 		return nil
 	}
 	g := &planview.Given{File: j.megatron, Args: j.args, Setup: s}
+	if g.File == "-" {
+		g.File = "standard input"
+	}
 	in := j.input
 	in.Settings, in.Args = nil, func(args map[string]any) { g.Args = args }
 	if own, _, err := config.Resolve(in); err == nil {

@@ -90,6 +90,7 @@ func TestPlanStandardInput(t *testing.T) {
 	}{
 		"script": {launchFile, "stdin: 2 layers, hidden 64", exitOK},
 		"YAML":   {yaml, "stdin: 2 layers, hidden 64", exitOK},
+		"flags":  {yaml, "the flags in standard input stay as they are", exitOK},
 		"empty":  {"", "--megatron -: there is no model in this file", exitUsage},
 		"large":  {strings.Repeat("x", 5<<20), "standard input is larger than 4.0 MiB", exitUsage},
 	} {
