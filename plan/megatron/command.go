@@ -212,9 +212,10 @@ func (j *job) read(words []string, behind bool) {
 // launcher is the size of a job as torchrun, srun, mpirun or #SBATCH state it. Zero is not
 // stated.
 type launcher struct {
-	nodes, each int // of torchrun
-	tasks, gpus int // on a node, of Slurm
-	all         int // tasks in all
+	nodes, each int    // of torchrun
+	tasks, gpus int    // on a node, of Slurm
+	all         int    // tasks in all
+	unset       string // the nodes, if they are what the text does not set
 }
 
 // launcherFlags are the flags that count, under all their names.
@@ -245,6 +246,9 @@ func (l *launcher) add(words []string) {
 			value = value[strings.LastIndexByte(value, ':')+1:]
 		}
 		n, err := strconv.Atoi(strings.Trim(value, `"'`))
+		if kind == "nodes" && isVariable(value) {
+			l.unset = marks.Replace(value)
+		}
 		if err != nil || n < 1 || n > mostGPUs {
 			continue // words to be filled in, or "auto"
 		}
@@ -266,6 +270,7 @@ func (l *launcher) add(words []string) {
 // or fills in what another launcher states.
 func (l *launcher) or(other launcher) {
 	l.nodes, l.each = cmp.Or(l.nodes, other.nodes), cmp.Or(l.each, other.each)
+	l.unset = cmp.Or(l.unset, other.unset)
 	l.tasks, l.gpus, l.all = max(l.tasks, other.tasks), max(l.gpus, other.gpus), max(l.all, other.all)
 }
 
@@ -283,6 +288,8 @@ func (l *launcher) write(args map[string]any) {
 	}
 	if l.nodes > 0 {
 		args["nnodes"] = []string{strconv.Itoa(l.nodes)}
+	} else if l.unset != "" {
+		args["nnodes"] = []string{l.unset}
 	}
 	if each > 0 {
 		args["nproc-per-node"] = []string{strconv.Itoa(each)}

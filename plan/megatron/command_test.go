@@ -54,6 +54,7 @@ go 8 --u 2
 python -c 1 --v $2`, "k=2 t=8 u=2"},
 		{"assignments that compute", "A=1\n((A*=8))\nlet A=A+2 'B = A - 1'\n((A++))\n((C=A*D))\npython x.py --a $A --b $B --c $C", "a=11 b=9 c=$((A*D))"},
 		{"patterns", "case 70b in [!78]*) T=1;; ?0[ab]) T=2;; *) T=3;; esac\n[[ a/b/c == a*c ]] && U=4\npython x.py --t $T --u $U", "t=2 u=4"},
+		{"a loop that counts", "for ((i=0; i<4; i++)); do python x.py --t 2; done", "t=2"},
 		{"arrays by name", "declare -A L=([8b]=32 [70b]=80)\nL[405b]=126\nS=70b\npython x.py --l ${L[$S]} --m ${L[405b]} --k ${L[1x]} --o 1", "k=${L[1x]} l=80 m=126 o=1"},
 		{"redirected before the end", "python y.py > log --x 2 1>&2 --y 3", "x=2 y=3"},
 		{"no redirection", `--x 2 '>' --y "2>&1"`, "x=2,> y=2>&1"},
@@ -184,12 +185,13 @@ func TestGuesses(t *testing.T) {
 		{"if [ -f x ]; then python pretrain_gpt.py " + model + "; fi", ""},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + " --micro-batch-size $m; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + "; done", ""},
+		{"torchrun --nnodes $N --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nnodes: is $N, which the text does not set; 2 x 2 GPUs"},
 	} {
 		args, err := Parse("x.sh", []byte(c.text), ParseOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, warnings, err := FromArgs(args, Options{GPUs: 2})
+		_, warnings, err := FromArgs(args, Options{})
 		if err != nil {
 			t.Fatalf("%s: %v", c.text, err)
 		}

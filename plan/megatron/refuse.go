@@ -120,6 +120,9 @@ func programKind(name string) (string, bool) {
 	return "", false
 }
 
+// divides has the refused options that do nothing if they are 1.
+var divides = map[string]bool{"mlp-chunks-for-training": true, "tensor-parallel-num-weight-shards": true, "expert-tensor-parallel-num-weight-shards": true}
+
 const onlyDecoders = "only training steps of decoder models are predicted"
 
 // refuse returns an error if the arguments are not those of a decoder that trains.
@@ -158,7 +161,7 @@ func refuse(r *reader, o Options) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(refusedOptions)) {
-		if r.known[name] = true; r.isOn(name) {
+		if r.known[name] = true; r.isOn(name) && !(divides[name] && r.plainWord(name) == "1") {
 			return refused(option, "--%s %s, which is not modelled; give --%[1]s false to plan the job without it", name, refusedOptions[name])
 		}
 	}

@@ -49,7 +49,7 @@ func TestUnmodelled(t *testing.T) {
 		}
 	}
 	for _, changes := range [][]any{
-		{"lora-target-modules", false}, {"brand-new-flag", 1}, {"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {programKey, "/data/albert/inference/pretrain_gpt.py"}, {programKey, "/srv/robert/train.py"}, {"model-provider", "hybrid"},
+		{"lora-target-modules", false}, {"brand-new-flag", 1}, {"flextron", false}, {"freeze-all-layers", false}, {programKey, "pretrain_gpt.py"}, {programKey, "/data/albert/inference/pretrain_gpt.py"}, {programKey, "/srv/robert/train.py"}, {"mlp-chunks-for-training", 1}, {"model-provider", "hybrid"},
 		{"vocab-file", "bpe/vocab.json"}, {"perform-rl-step", []string{"false"}},
 	} {
 		if _, _, err := FromArgs(small(changes...), Options{GPUs: 16}); err != nil {

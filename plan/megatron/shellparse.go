@@ -264,8 +264,8 @@ func (s *scanner) forStatement() (statement, error) {
 			l.words = append(l.words, s.token)
 		}
 	}
-	if !isName(l.name) { // for ((i=0; ...))
-		l.name, l.words = "_", nil
+	if !isName(l.name) { // for ((i=0; ...)): how often is not known
+		l.name, l.words = "_", []string{"1"}
 	}
 	return s.loopBody(l, "for")
 }

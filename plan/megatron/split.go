@@ -69,7 +69,14 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 	if hasExperts(s.Model) {
 		expert = []int{l.ETP, l.EP, l.PP}
 	}
-	return setWorld(r, l, o.GPUs, [2]int{nodes, each}, instances, product(l.TP, l.PP, l.CP), product(expert...))
+	dense, experts := product(l.TP, l.PP, l.CP), product(expert...)
+	if open := r.args["nnodes"].open; open != "" && each > 0 && o.GPUs == 0 {
+		if fewest := lcm(product(dense, instances), experts); fewest <= mostGPUs {
+			nodes = lcm(fewest, each) / each
+		}
+		r.warn("nnodes", fmt.Sprintf("is %s, which the text does not set; %d x %d GPUs, the fewest with this layout, are assumed", open, nodes, each))
+	}
+	return setWorld(r, l, o.GPUs, [2]int{nodes, each}, instances, dense, experts)
 }
 
 // mostGPUs bounds the job, so no product of sizes overflows. More than 2^24 GPUs do not
