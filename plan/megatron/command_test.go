@@ -54,6 +54,7 @@ go 8 --u 2
 python -c 1 --v $2`, "k=2 t=8 u=2"},
 		{"assignments that compute", "A=1\n((A*=8))\nlet A=A+2 'B = A - 1'\n((A++))\n((C=A*D))\npython x.py --a $A --b $B --c $C", "a=11 b=9 c=$((A*D))"},
 		{"patterns", "case 70b in [!78]*) T=1;; ?0[ab]) T=2;; *) T=3;; esac\n[[ a/b/c == a*c ]] && U=4\npython x.py --t $T --u $U", "t=2 u=4"},
+		{"local variables", "T=1\ngo() { local T=8 U=3; declare -i V; V=2; W=4; python -c $T; }\ngo\npython x.py --t $T --u ${U:-0} --v ${V:-0} --w $W", "t=1 u=0 v=0 w=4"},
 		{"a loop that counts", "for ((i=0; i<4; i++)); do python x.py --t 2; done", "t=2"},
 		{"arrays by name", "declare -A L=([8b]=32 [70b]=80)\nL[405b]=126\nS=70b\npython x.py --l ${L[$S]} --m ${L[405b]} --k ${L[1x]} --o 1", "k=${L[1x]} l=80 m=126 o=1"},
 		{"redirected before the end", "python y.py > log --x 2 1>&2 --y 3", "x=2 y=3"},

@@ -20,6 +20,7 @@ type shell struct {
 	vars      map[string][]string // a plain variable has one element
 	order     []string            // names in the order in which they were first set
 	params    []string            // of the function that runs, or of set --
+	outer     map[string][]string // what local variables of that function hide; nil outside
 	env       map[string]string
 	open      func(string) ([]byte, error) // nil if no other file is read
 	functions map[string]statement
@@ -289,6 +290,11 @@ func (sh *shell) command(c simple) truth {
 		return yes
 	case slices.Contains(declarations, name):
 		for _, w := range words[1:] {
+			if v, _, _ := strings.Cut(w, "="); sh.outer != nil && isName(v) && name != "export" && name != "readonly" {
+				if _, hidden := sh.outer[v]; !hidden {
+					sh.outer[v] = sh.vars[v]
+				}
+			}
 			sh.assign(w)
 		}
 		return yes
@@ -302,10 +308,7 @@ func (sh *shell) command(c simple) truth {
 		return yes
 	}
 	if body, ok := sh.functions[fields[0]]; ok {
-		before := sh.params
-		defer func() { sh.params = before }()
-		sh.params = fields[1:]
-		return sh.one(body)
+		return sh.call(body, fields[1:])
 	}
 	if t, ok := own[path.Base(fields[0])]; ok {
 		sh.builtin(fields)
@@ -313,6 +316,20 @@ func (sh *shell) command(c simple) truth {
 	}
 	sh.external(fields, c.here)
 	return unsure
+}
+
+// call follows a function with its arguments.
+func (sh *shell) call(body statement, params []string) truth {
+	before, outer := sh.params, sh.outer
+	sh.params, sh.outer = params, map[string][]string{}
+	t := sh.one(body)
+	for name, values := range sh.outer {
+		if sh.vars[name] = values; values == nil {
+			delete(sh.vars, name)
+		}
+	}
+	sh.params, sh.outer = before, outer
+	return t
 }
 
 func (sh *shell) builtin(fields []string) {
