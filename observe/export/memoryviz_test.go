@@ -100,7 +100,9 @@ func memoryVizValid(t *rapid.T) {
 			func(h *holding) { want[h.Tier] -= min(h.Bytes, largest+1) % (largest + 1) })
 		l.groups = map[int]*trace.Event{}
 		for i := range in.Events {
-			if e := &in.Events[i]; e.Tier > memory.Host || !p[e.Tier].ofPool(e) || p[e.Tier].pool == 0 {
+			e := &in.Events[i]
+			ofHeap := (e.Kind == trace.Alloc || e.Kind == trace.Free) && e.Tier <= memory.Host && p[e.Tier].ofPool(e) && p[e.Tier].pool > 0
+			if !ofHeap {
 				l.apply(e)
 			}
 		}

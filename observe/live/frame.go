@@ -149,8 +149,9 @@ func curve(x []float64, width int, l letters) string {
 	var b strings.Builder
 	for _, y := range means {
 		at := 0
-		if hi > lo {
-			at = int((y-lo)/(hi-lo)*float64(len(l.heights)-1) + 0.5)
+		// Half of any range is finite. The part is no number if all are equal or one is infinite.
+		if part := (y/2 - lo/2) / (hi/2 - lo/2); part > 0 {
+			at = int(part*float64(len(l.heights)-1) + 0.5)
 		}
 		b.WriteString(l.heights[at])
 	}

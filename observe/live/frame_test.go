@@ -131,6 +131,22 @@ func TestFramesFit(t *testing.T) {
 	})
 }
 
+// A curve shows any losses, also those of a run that diverged.
+func TestCurveOfAnyLosses(t *testing.T) {
+	inf := math.Inf(1)
+	for _, x := range []struct {
+		losses []float64
+		want   string
+	}{
+		{[]float64{1, 1}, "__"}, {[]float64{0, 1}, "_#"}, {[]float64{-math.MaxFloat64, 0, math.MaxFloat64}, "_=#"},
+		{[]float64{1, inf}, "__"}, {[]float64{-inf, 1, inf}, "___"}, {[]float64{math.NaN(), 1}, "__"},
+	} {
+		if got := curve(x.losses, 10, ascii); got != x.want {
+			t.Errorf("%v is %q, want %q", x.losses, got, x.want)
+		}
+	}
+}
+
 // A bar shows small values, marks the budget in the right place, and has the requested
 // width.
 func TestBars(t *testing.T) {
