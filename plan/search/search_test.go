@@ -235,7 +235,11 @@ func TestSmallerBudgetsAreNotFaster(t *testing.T) {
 		d.shares = [2]float64{small + rapid.Float64Range(0, 0.6).Draw(t, "more"), small}
 		return d
 	})
-	for seed := range 100 {
+	seeds := 100
+	if testing.Short() {
+		seeds = 20
+	}
+	for seed := range seeds {
 		d := gen.Example(seed)
 		most, last := peakOf(t, d.s), cost.Seconds(0)
 		for _, share := range d.shares {
