@@ -21,9 +21,11 @@ import (
 // object is a config.json that a test changes.
 type object map[string]any
 
-func read(t testing.TB, name string) object {
+func read(t testing.TB, name string) object { t.Helper(); return readFrom(t, "presets", name) }
+
+func readFrom(t testing.TB, folder, name string) object {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("presets", name+".json"))
+	data, err := os.ReadFile(filepath.Join(folder, name+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,6 @@
 package model_test
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,18 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
-func readData(t testing.TB, name string) object {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var o object
-	if err := json.Unmarshal(data, &o); err != nil {
-		t.Fatal(err)
-	}
-	return o
-}
+func readData(t testing.TB, name string) object { t.Helper(); return readFrom(t, "testdata", name) }
 
 // fromData has totals in numbers of parameters, and the parameters of one token in 10^9
 // with the tolerance that follows from the published digits. Routers' biases and the scales
