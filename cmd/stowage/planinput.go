@@ -82,6 +82,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
 	}
+	if j.launch == "-" {
+		return nil, nil, usagef("--launch does not read standard input; give the path of the file, or --megatron - if the file holds the model")
+	}
 	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
 	var err error
 	if in.Model, err = j.source(w.settings); err != nil {

@@ -81,8 +81,11 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 }
 
-// --megatron - reads a script or YAML from standard input.
+// --megatron - reads a script or YAML from standard input, and --launch - says so.
 func TestPlanStandardInput(t *testing.T) {
+	if _, stderr, code := command("plan", "--launch", "-"); code != exitUsage || !strings.Contains(stderr, "--launch does not read standard input; give the path") {
+		t.Errorf("--launch -: code %d, %q", code, stderr)
+	}
 	yaml := "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --max-position-embeddings: 8\n  --micro-batch-size: 1\n"
 	for name, c := range map[string]struct {
 		text, want string
