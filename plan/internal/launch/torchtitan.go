@@ -198,7 +198,9 @@ func (r *reader) titanTraining(t *table) {
 func (r *reader) titanCheckpointing(t *table) {
 	mode := t.word("mode", "selective", "none", "full", "selective", "memory_budget")
 	option := t.keys["selective_ac_option"]
-	t.has("selective_ac_option")
+	if !t.has("selective_ac_option") {
+		option = "2" // torchtitan's default: every second layer
+	}
 	switch {
 	case mode == "memory_budget":
 		r.refuse("activation_checkpoint.mode memory_budget lets the compiler choose what is saved, which is not modelled")
@@ -206,7 +208,7 @@ func (r *reader) titanCheckpointing(t *table) {
 		r.set("recompute-granularity", "full")
 		r.set("recompute-method", "uniform")
 		r.set("recompute-num-layers", 1)
-	case mode == "selective" && (option == nil || option == "op"):
+	case mode == "selective" && option == "op":
 		r.note("activation_checkpoint.mode selective saves some operations of each layer; all of them are counted, so the job takes less")
 	case mode == "selective":
 		r.titanEvery(option)

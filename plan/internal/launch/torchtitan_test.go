@@ -84,9 +84,12 @@ func TestTitanNotes(t *testing.T) {
 	}
 }
 
+// Every second layer is recomputed, also if the file leaves the number to torchtitan.
 func TestTitanEveryLayer(t *testing.T) {
-	f, err := Parse([]byte(titanStart + "[parallelism]\npipeline_parallel_degree = 2\n[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'"))
-	if err != nil || f.Args["recompute-method"] != "block" || f.Args["recompute-num-layers"] != 8 || f.Accumulation != 8 {
-		t.Errorf("%+v, %v", f, err)
+	for _, rest := range []string{"[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'", "[activation_checkpoint]\nmode = 'selective'", ""} {
+		f, err := Parse([]byte(titanStart + "[parallelism]\npipeline_parallel_degree = 2\n" + rest))
+		if err != nil || f.Args["recompute-method"] != "block" || f.Args["recompute-num-layers"] != 8 || f.Accumulation != 8 {
+			t.Errorf("%q: %+v, %v", rest, f, err)
+		}
 	}
 }
