@@ -99,6 +99,7 @@ class Runtime:
         self._outside = OTHER if leaves else None
         self._least = _config.size((LEAST_CUDA if self.device.type == "cuda" else 0) if least is None else least, "least")
         self._step: Optional[Step] = None
+        self._begun: Optional[ContextManager[None]] = None  # what begin_step() entered
         self._attached: List[Attachment] = []
         self._weights: Set[int] = set()
         self._seen: Set[str] = set()
@@ -241,6 +242,24 @@ class Runtime:
         self._check_rows(step)
         self._check_policy()
 
+    def begin_step(self, key: str = "") -> None:
+        """Begins a step like step(), for training loops that call one function before the
+        passes and another after them. The same thread must call end_step(), whatever happens."""
+        step = self.step(key)
+        step.__enter__()
+        self._begun = step
+
+    def end_step(self, error: Optional[BaseException] = None) -> None:
+        """Ends the step that begin_step() began, or abandons it if there is an error. It may
+        raise another error in place of that one, which says more; it does not raise that one."""
+        step = self._begun
+        if step is None or self._step is None:
+            raise Error("end_step() has no step to end; call begin_step() before the passes")
+        if self._step.thread != threading.get_ident():
+            raise Error("end_step() is called in another thread than begin_step(); call both in one")
+        self._begun = None
+        step.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turns an error about the saved limit into one about the budget, if there is one."""
@@ -326,6 +345,9 @@ class Runtime:
 
     def close(self) -> None:
         """Closes the runtime. A step that is under way is abandoned."""
+        if getattr(self, "_begun", None) is not None:
+            with contextlib.suppress(Exception):
+                self.end_step(Error("the runtime is closed"))
         library, step = self._library, getattr(self, "_step", None)
         self._library = self._step = None
         if step is not None:
