@@ -114,6 +114,17 @@ class Mixture(nn.Module):
         return x
 
 
+def attend(q, k, v, causal=True, dropout=0.0):
+    """Returns attention of (batch, heads, tokens, size), written out where PyTorch has none."""
+    if hasattr(F, "scaled_dot_product_attention"):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        n = q.shape[-2]
+        scores = scores + torch.full((n, n), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
 class Block(nn.Module):
     """A decoder layer, with the names that Llama has."""
 
@@ -129,12 +140,7 @@ class Block(nn.Module):
     def forward(self, x):
         b, n, d = x.shape
         q, k, v = self.qkv(self.input_layernorm(x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        if hasattr(F, "scaled_dot_product_attention"):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            mask = torch.full((n, n), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
-            y = (q @ k.transpose(-1, -2) * (d // self.heads) ** -0.5 + mask).softmax(-1) @ v
-        x = x + self.o_proj(y.transpose(1, 2).reshape(b, n, d))
+        x = x + self.o_proj(attend(q, k, v).transpose(1, 2).reshape(b, n, d))
         g, u = self.gate_up(self.post_attention_layernorm(x)).chunk(2, -1)
         return x + self.down(F.silu(g) * u)
 

@@ -1,0 +1,345 @@
+"""The kinds of pytorch/bench/torch_rivals.py: ways to run the same step in less memory. Each kind has
+modules of its own around the same parameters, so that neither its hooks nor its compiled
+blocks slow down another."""
+
+import contextlib
+import copy
+import functools
+import gc
+import statistics
+import time
+import types
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import stowage
+
+MIB = 1 << 20
+SEED = 7
+
+
+class Unsupported(Exception):
+    """A kind that this release of PyTorch or this device does not have."""
+
+
+def twin(module, seen=None):
+    """Returns a module like the given one, with its parameters and buffers, and hooks and
+    child modules of its own."""
+    seen = {} if seen is None else seen
+    if module in seen:
+        return seen[module]
+    new = seen[module] = copy.copy(module)
+    for name, value in module.__dict__.items():
+        if "_hooks" in name or name == "_modules":
+            new.__dict__[name] = copy.copy(value)
+    for name, child in module._modules.items():
+        new._modules[name] = None if child is None else twin(child, seen)
+    return new
+
+
+def spread(k, n):
+    """Returns k of the numbers below n, spread evenly."""
+    return [i for i in range(n) if i * k // n != (i + 1) * k // n]
+
+
+def storage(t):
+    return t.untyped_storage() if hasattr(t, "untyped_storage") else t.storage()
+
+
+def memory_of(tensors):
+    """Returns the bytes of the tensors' storages, each counted once."""
+    return sum({storage(t).data_ptr(): storage(t).nbytes() for t in tensors}.values())
+
+
+def count_saved(run, model):
+    """Returns the bytes of storages that autograd saves in a step beside parameters and
+    buffers."""
+    known = {storage(t).data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    kept = []
+
+    def pack(t):
+        if storage(t).data_ptr() not in known:
+            kept.append(t.detach())  # alive, so that no address is used again
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = run()
+    n = memory_of(kept)
+    kept.clear()
+    loss.backward()
+    return n
+
+
+class Bench:
+    """What all kinds of one model share: the case, its gradients and how to measure a step."""
+
+    def __init__(self, case, device):
+        self.case, self.device, self.cuda = case, device, device == "cuda"
+        self.parameters = [p for p in case.model.parameters() if p.requires_grad]
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+        self.gradients = [p.grad for p in self.parameters]
+        self.fixed = memory_of([*case.model.parameters(), *case.model.buffers(), *self.gradients])
+        self.wanted = {}  # by name of the kind: its gradients, on the host
+
+    def clear(self):
+        torch._foreach_zero_(self.gradients)
+
+    def sync(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def forget(self):
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def keep_gradients(self, name):
+        """Remembers the gradients as they are now, in pinned memory: on the device they would
+        count against budgets."""
+        if name not in self.wanted:
+            self.wanted[name] = [torch.empty(g.shape, dtype=g.dtype, pin_memory=self.cuda) for g in self.gradients]
+        for w, g in zip(self.wanted[name], self.gradients):
+            w.copy_(g)
+
+    def difference(self, name):
+        """Returns how far the gradients are from those remembered: 0.0 if each bit is equal,
+        otherwise the norm of the difference by the norm of those remembered."""
+        off = torch.zeros(2, dtype=torch.float64, device=self.device)
+        bits, part = torch.zeros((), dtype=torch.bool, device=self.device), 8 << 20
+        for w, g in zip(self.wanted[name], self.gradients):
+            w, g = w.reshape(-1), g.reshape(-1)
+            for i in range(0, len(g), part):
+                a, b = w[i : i + part].to(self.device, non_blocking=True), g[i : i + part]
+                whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+                bits |= (a.view(whole) != b.view(whole)).any()
+                off += torch.stack([(a - b).double().square().sum(), a.double().square().sum()])
+        if not bits:
+            return 0.0
+        return max((off[0] / off[1]).sqrt().item(), 1e-300)
+
+
+class Kind:
+    """One way to run a step, with its times and its peak."""
+
+    family, compiled, ours, like = "eager", False, False, "eager"
+
+    def __init__(self, bench, name):
+        self.bench, self.name = bench, name
+        self.model, self.rt = bench.case.model, None
+        self.peak = 0
+        self.times, self.error, self.unexpected = [], None, False
+        self.probe = None  # time of the step that found the peak, in ms
+        self.against = None  # time of eager in the same turns
+        self.differs = None  # from the gradients of the kind that it is like
+        self.target = None  # the peak that it must keep to
+
+    def loss(self):
+        return self.bench.case.step(self.model)
+
+    def inside(self):
+        return contextlib.nullcontext() if self.rt is None else self.rt.step()
+
+    def run(self):
+        self.bench.clear()
+        with self.inside():
+            self.loss().backward()
+
+    def step(self):
+        """Runs a step and returns its time in ms."""
+        bench = self.bench
+        torch.manual_seed(SEED)
+        bench.sync()
+        if bench.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        self.run()
+        bench.sync()
+        took = (time.perf_counter() - begin) * 1e3
+        if bench.cuda:
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated() + self.own())
+        return took
+
+    def own(self):
+        """Returns the device memory that the runtime itself holds."""
+        return self.rt.stats()["memory"]["kind"][0]["current"] if self.rt is not None else 0
+
+    def tried(self, what):
+        """Calls what. An error becomes this kind's sentence; then it returns None."""
+        if self.error is not None:
+            return None
+        try:
+            return what()
+        except Exception as e:
+            self.error = sentence(e)
+            self.unexpected = not expected(e)
+        self.bench.forget()  # the exception held the step's tensors
+        return None
+
+    def count(self):
+        """Counts the peak where there is no allocator to ask: weights, gradients and what is
+        saved."""
+        if not self.bench.cuda:
+            torch.manual_seed(SEED)
+            self.bench.clear()
+            self.peak = self.bench.fixed + count_saved(self.loss, self.model)
+
+    def median(self):
+        return statistics.median(self.times) if self.times else self.probe
+
+    def close(self):
+        pass
+
+
+def out_of_memory(e):
+    return isinstance(e, getattr(torch.cuda, "OutOfMemoryError", MemoryError)) or "out of memory" in str(e)
+
+
+def expected(e):
+    """Reports whether an error belongs to the result: no kind fits all memory."""
+    return isinstance(e, (Unsupported, stowage.BudgetError, MemoryError)) or out_of_memory(e)
+
+
+def sentence(e):
+    first = (str(e) or type(e).__name__).strip().splitlines()[0]
+    return "out of memory" if out_of_memory(e) else first if isinstance(e, (Unsupported, stowage.Error)) else f"{type(e).__name__}: {first}"
+
+
+class Patched(Kind):
+    """A kind whose blocks, or some of them, have another forward()."""
+
+    def __init__(self, bench, name):
+        super().__init__(bench, name)
+        self.model = twin(bench.case.model)
+        modules = dict(self.model.named_modules())
+        self.blocks = [modules[n] for n in bench.case.blocks]
+
+
+# Kept by a selective checkpoint: matrix products, convolutions and attention.
+KEPT = [
+    "mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_mm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_flash_attention_forward", "_efficient_attention_forward",
+]  # fmt: skip
+
+
+def selective():
+    try:
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts as contexts
+    except ImportError:
+        raise Unsupported("this PyTorch has no selective checkpoints") from None
+    kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
+    return {"context_fn": functools.partial(contexts, kept)}
+
+
+class Checkpoint(Patched):
+    """Checkpoints of k blocks, which may be compiled."""
+
+    def __init__(self, bench, k, family="checkpoint", backend=None):
+        n = len(bench.case.blocks)
+        super().__init__(bench, f"{family} of {k} of {n} blocks")
+        self.family, self.compiled, self.k = family, backend is not None, k
+        self.like = "compile 1.0" if self.compiled else "eager"
+        settings = selective() if family == "selective" else {}
+        if backend is not None:
+            compile_blocks(self.blocks, backend)
+        for i in spread(k, n):
+            self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False, **settings)
+
+
+def inductor(budget):
+    """Returns torch.compile with a value of activation_memory_budget. Each has a backend and so
+    graphs of its own, and values can be compared in one process."""
+    if not hasattr(torch, "compile"):
+        raise Unsupported("this PyTorch has no torch.compile")
+    from torch._dynamo import config as limits
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+
+    if budget < 1 and not hasattr(config, "activation_memory_budget"):
+        raise Unsupported("this PyTorch has no activation_memory_budget")
+    for name in ("recompile_limit", "cache_size_limit"):
+        if hasattr(limits, name):
+            setattr(limits, name, 256)  # one entry for each kind and shape
+
+    def compiler(graph, inputs):
+        with config.patch(activation_memory_budget=budget) if budget < 1 else contextlib.nullcontext():
+            return compile_fx(graph, inputs)
+
+    # All blocks of a class share one compiled function, in all kinds.
+    return functools.lru_cache(None)(lambda forward: torch.compile(forward, backend=compiler))
+
+
+def compile_blocks(blocks, backend):
+    for block in blocks:
+        block.forward = types.MethodType(backend(type(block).forward), block)
+
+
+class Compiled(Patched):
+    family, compiled = "compile", True
+
+    def __init__(self, bench, budget, backend):
+        super().__init__(bench, f"compile {budget}")
+        self.budget = budget
+        compile_blocks(self.blocks, backend)
+
+
+class OnCPU(Kind):
+    """PyTorch's own offload, which waits for every copy."""
+
+    family = "save_on_cpu"
+
+    def __init__(self, bench):
+        super().__init__(bench, "save_on_cpu, pinned")
+
+    def inside(self):
+        return torch.autograd.graph.save_on_cpu(pin_memory=self.bench.cuda)
+
+
+class Stowed(Patched):
+    """Stowage under a budget. The runtime is open from open() to close(), because a device has
+    one at a time."""
+
+    family, ours = "stowage", True
+
+    def __init__(self, bench, name, budget, groups="known", backend=None, checkpointed=0, least=None):
+        super().__init__(bench, name)
+        self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
+        self.like = "compile 1.0" if self.compiled else "eager"
+        self.stats = {}
+        if backend is not None:
+            compile_blocks(self.blocks, backend)
+        for i in spread(checkpointed, len(self.blocks)):
+            self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False)
+
+    def open(self):
+        case = self.bench.case
+        by_block = {name: "block" for name in case.blocks}
+        self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device)
+        if self.compiled or self.groups == "blocks":  # groups inside of a block would end its graph
+            self.rt.attach(self.model, groups=by_block)
+        elif case.groups is not None:
+            self.rt.attach(self.model, groups=case.groups)
+        else:
+            try:
+                self.rt.attach(self.model)
+            except stowage.Error:  # no name that it knows
+                self.rt.attach(self.model, groups=by_block)
+
+    def settle(self, steps):
+        """Runs the steps in which the runtime records, measures and plans."""
+        self.open()
+        for _ in range(steps):
+            self.probe = self.step()
+
+    def count(self):
+        """Reads the peak that the runtime saw, first steps included."""
+        if self.rt is not None:
+            self.stats = self.rt.stats()
+            self.peak = max(self.peak, (self.stats.get("budget") or {}).get("peak", 0))
+
+    def close(self):
+        if self.rt is not None:
+            self.rt.close()
+            self.rt = None
+        self.bench.forget()

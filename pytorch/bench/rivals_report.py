@@ -1,0 +1,126 @@
+"""The tables of pytorch/bench/torch_rivals.py: a row for each kind, a cell for each target, and what
+the cells sum up to."""
+
+MIB = 1 << 20
+NOT_SLOWER, FASTER = 1.005, 0.97
+
+
+def row(kind, trial):
+    """Returns what a kind took, as plain data."""
+    ms, against = kind.median(), kind.against or trial.eager.probe
+    peak = kind.peak / MIB if kind.peak and kind.error is None else None
+    return {
+        "kind": kind.name, "family": kind.family, "compiled": kind.compiled, "ours": kind.ours, "error": kind.error, "unexpected": kind.unexpected,
+        "ms": ms if kind.error is None else None, "in_turns": bool(kind.times), "ratio": ms / against if ms and kind.error is None else None,
+        "peak_mib": peak, "saved_mib": None if peak is None else trial.eager.peak / MIB - peak,
+        "target_mib": None if kind.target is None else kind.target / MIB, "kept": None if kind.target is None or kind.error else kind.peak <= kind.target,
+        "like": kind.like, "differs": kind.differs, "gradients": gradients(kind, trial.repeats),
+    }  # fmt: skip
+
+
+def gradients(kind, repeats):
+    if kind.error is not None:
+        return "-"
+    if not repeats.get(kind.like, True):
+        return f"{kind.like} differs from itself"
+    if kind.differs is None:
+        return "-"
+    return "equal" if kind.differs == 0 else f"differ by {kind.differs:.0e}"
+
+
+def best(rivals):
+    """Returns the fastest rival, and the fastest that is not compiled."""
+    done = sorted((k for k in rivals if k.error is None), key=lambda k: k.median())
+    return list(dict.fromkeys(done[:1] + [k for k in done if not k.compiled][:1]))
+
+
+def note(cell, kind, rivals, took):
+    """Adds a kind of ours to its cell, with the rivals that took turns with it."""
+    beside = [{"kind": k.name, "ms": took[k.name], "compiled": k.compiled, "peak_mib": k.peak / MIB} for k in rivals if k.name in took]
+    fits = kind.error is None and kind.peak <= kind.target
+    cell["ours"].append({"kind": kind.name, "ms": took.get(kind.name), "compiled": kind.compiled, "peak_mib": kind.peak / MIB, "fits": fits, "error": kind.error, "rivals": beside})
+
+
+def decide(cell):
+    """Adds the verdicts: of all kinds, and of those that are not compiled."""
+    cell["all"] = verdict(cell["ours"], lambda k: True)
+    cell["plain"] = verdict([k for k in cell["ours"] if not k["compiled"]], lambda k: not k["compiled"])
+    return cell
+
+
+def verdict(ours, counts):
+    """Compares the best of ours with the fastest rival in the same turns. A ratio of None means
+    that one of the two is missing."""
+    found = []
+    for k in ours:
+        if k["fits"] and k["ms"] is not None:
+            rival = min((r for r in k["rivals"] if counts(r)), key=lambda r: r["ms"], default=None)
+            found.append({"stowage": k["kind"], "ms": k["ms"], "rival": rival and rival["kind"], "rival_ms": rival and rival["ms"], "ratio": rival and k["ms"] / rival["ms"]})
+    if found:
+        return min(found, key=lambda v: v["ratio"] or 0)
+    why = next((k["error"] or "over the target" for k in ours), "not measured")
+    return {"stowage": None, "ms": None, "rival": None, "rival_ms": None, "ratio": None, "why": why}
+
+
+def outcome(v):
+    """Returns a verdict in words."""
+    if v["stowage"] is None:
+        return f"no result of ours: {v['why']}"
+    if v["rival"] is None:
+        return f"{v['stowage']} {v['ms']:.1f} ms; no rival fits"
+    return f"{v['stowage']} {v['ms']:.1f} ms, {v['ratio']:.3f} of {v['rival']} ({v['rival_ms']:.1f} ms)"
+
+
+def cell_line(cell):
+    text = f"  {cell['share']:g} % ({cell['target_mib']:,.1f} MiB): {outcome(cell['all'])}"
+    if any(k["compiled"] for k in cell["ours"]) or any(r["compiled"] for k in cell["ours"] for r in k["rivals"]):
+        text += f"\n    without torch.compile: {outcome(cell['plain'])}"
+    return text
+
+
+def number(x, form="{:,.0f}"):
+    return "-" if x is None else form.format(x)
+
+
+def table(result):
+    head = ["kind", "step ms", "of eager", "peak MiB", "saved MiB", "budget", "gradients"]
+    lines = []
+    for r in sorted(result["rows"], key=lambda r: (r["ours"], r["compiled"], r["family"], -(r["peak_mib"] or 0))):
+        if r["error"] is not None:
+            lines.append([r["kind"], r["error"]])
+            continue
+        about = "" if r["in_turns"] else "~"  # a single step, not in turns
+        kept = "-" if r["kept"] is None else "kept" if r["kept"] else f"over {r['target_mib']:,.0f}"
+        lines.append([r["kind"], about + number(r["ms"], "{:,.2f}"), number(r["ratio"], "{:.3f}"), number(r["peak_mib"], "{:,.1f}"), number(r["saved_mib"], "{:,.1f}"), kept, r["gradients"]])
+    widths = [max(len(line[i]) for line in [head, *lines] if len(line) == len(head)) for i in range(len(head))]
+    widths[0] = max(len(line[0]) for line in [head, *lines])
+    out = [f"{result['model']}: {result['seconds']:.0f} s" + ("; peaks are counted, times mean nothing" if result["counted"] else "") + "; ~ is a single step, not in turns"]
+    for line in [head, *lines]:
+        if len(line) == 2:
+            out.append(f"  {line[0].ljust(widths[0])}  {line[1]}")
+        else:
+            cells = [line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:6], widths[1:6])] + [line[6]]
+            out.append("  " + "  ".join(cells))
+    return "\n".join(out)
+
+
+def failures(result):
+    """Returns what must not happen: an error that is not about memory, and gradients of ours
+    that differ."""
+    out = [f"{result['model']}: {r['kind']}: {r['error']}" for r in result["rows"] if r["unexpected"]]
+    return out + [f"{result['model']}: {r['kind']}: its gradients differ from those of {r['like']}" for r in result["rows"] if r["ours"] and r["differs"] and r["error"] is None]
+
+
+def tally(verdicts):
+    not_slower = sum(v["stowage"] is not None and (v["ratio"] or 0) <= NOT_SLOWER for v in verdicts)
+    faster = sum(v["stowage"] is not None and (v["ratio"] or 0) <= FASTER for v in verdicts)
+    alone = sum(v["stowage"] is not None and v["rival"] is None for v in verdicts)
+    return f"cells: {len(verdicts)}, not slower: {not_slower}, 3 % faster: {faster}" + (f" ({alone} where no rival fits)" if alone else "")
+
+
+def summary(models):
+    cells = [c for m in models for c in m["cells"]]
+    text = tally([c["all"] for c in cells])
+    if [c["all"] for c in cells] != [c["plain"] for c in cells]:
+        text += "\nwithout torch.compile: " + tally([c["plain"] for c in cells])
+    return text

@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""Time against memory: Stowage and what a PyTorch user would pick instead, at equal peaks, in one
+process.
+
+    pip install --no-deps dist/stowage-*.whl # or: PYTHONPATH=pytorch STOWAGE_LIBRARY=build/libstowage.so
+    python3 pytorch/bench/torch_rivals.py --list
+    python3 pytorch/bench/torch_rivals.py --model gpt --json gpt.json --svg gpt.svg
+    python3 pytorch/bench/torch_rivals.py --model vit conv --quick
+    python3 pytorch/bench/torch_rivals.py --import mine:make     # mine.make() returns (model, step(model) -> loss)
+    python3 pytorch/bench/torch_rivals.py --small --quick        # on the CPU: does it run? times mean nothing
+
+A step clears the gradients, which stay allocated, and runs the forward and backward passes;
+there is no optimiser. Targets are peaks that leave a share of what the step saves:
+
+    target = peak of eager - saved + share x saved
+
+At each target these kinds are tried; the peak of each is at most the target, or it does not
+count:
+  checkpoint       of k blocks of n, spread evenly, with the smallest k that fits
+  selective        the same, keeping matrix products, convolutions and attention
+  compile          torch.compile of each block, with values of activation_memory_budget
+  compiled checkpoint  checkpoints of k compiled blocks
+  save_on_cpu      PyTorch's own offload (--slow)
+  stowage          the plug-in with the target as its budget; also on compiled blocks, and with
+                   half of the checkpoints of the first kind (--mixed)
+Then eager is compared with the plug-in under a budget that holds everything.
+
+All kinds are first run once or twice, which gives their peaks and rough times. The fastest
+ones that fit, eager and Stowage then take turns, and a time is the median of its turns. The
+peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
+highest of all its steps. On the CPU there is no such figure: there it is counted from weights,
+gradients and saved tensors. A cell is a target of a model: Stowage is not slower if it takes at
+most 1.005 of the time of the fastest rival, and 3 % faster at 0.97.
+
+Gradients of each kind are compared with those of eager, or of compiled blocks, bit for bit,
+if these repeat themselves; --exact makes PyTorch deterministic, which is slower.
+"""
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import sys
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+NAMES = ["gpt", "gpt-wide", "llama", "mixture", "vit", "conv", "megatron"]
+FAMILIES = ["checkpoint", "selective", "compile", "compiled-checkpoint", "stowage", "stowage-compiled", "nothing-moved"]
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", nargs="+", choices=NAMES, metavar="NAME", help="only these (default all): " + ", ".join(NAMES))
+    p.add_argument("--import", dest="imported", action="append", default=[], metavar="MODULE:FUNCTION", help="a model of your own; without --model only that")
+    p.add_argument("--list", action="store_true", help="list models and kinds")
+    p.add_argument("--kinds", nargs="+", choices=FAMILIES, default=FAMILIES, metavar="KIND", help="only these: " + ", ".join(FAMILIES))
+    p.add_argument("--shares", nargs="+", type=float, help="percent of what is saved that targets leave (default 85 70 50 30 20)")
+    p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5 0.3)")
+    p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
+    p.add_argument("--steps", type=int, help="measured turns (default 5)")
+    p.add_argument("--settle", type=int, default=7, help="steps that Stowage gets to record and plan (default 7)")
+    p.add_argument("--rivals", type=int, default=3, help="rivals that take turns at each target (default 3)")
+    p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
+    p.add_argument("--slow", action="store_true", help="save_on_cpu, too")
+    p.add_argument("--mixed", action="store_true", help="Stowage with some blocks checkpointed, too")
+    p.add_argument("--exact", action="store_true", help="deterministic algorithms, to compare gradients")
+    p.add_argument("--quick", action="store_true", help="three targets, two values of compile budgets, three turns, two rivals")
+    p.add_argument("--small", action="store_true", help="tiny models, on the CPU if not told otherwise")
+    p.add_argument("--device", choices=["cuda", "cpu"], help="default cuda, and with --small cpu")
+    p.add_argument("--megatron-path", default="build/megatron", help="folder that has megatron/core (default build/megatron)")
+    p.add_argument("--json", metavar="FILE", help="write all figures")
+    p.add_argument("--svg", metavar="FILE", help="draw time against memory")
+    a = p.parse_args()
+    a.shares = a.shares or ([85, 50, 20] if a.quick else [85, 70, 50, 30, 20])
+    if a.compile_budgets is None:
+        a.compile_budgets = [1.0, 0.5] if a.quick else [1.0, 0.7, 0.5, 0.3]
+    a.steps = a.steps or (3 if a.quick else 5)
+    a.rivals = min(a.rivals, 2) if a.quick else a.rivals
+    return a
+
+
+ARGS = parse()
+if ARGS.list:
+    print("models: " + ", ".join(NAMES) + "\nkinds: " + ", ".join(FAMILIES))
+    sys.exit()
+if ARGS.exact:  # read when cuBLAS is loaded
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+try:
+    import torch
+
+    import stowage
+except ImportError as e:
+    sys.exit(f"torch_rivals: {e}; install PyTorch and `pip install dist/stowage-*.whl`, or set PYTHONPATH=pytorch")
+DEVICE = ARGS.device or ("cpu" if ARGS.small else "cuda")
+if DEVICE == "cuda" and not torch.cuda.is_available():
+    sys.exit("torch_rivals: PyTorch finds no CUDA GPU; --small --quick tries it without one")
+
+import rivals_report as report
+from rivals_kinds import MIB, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence
+from rivals_megatron import megatron
+from rivals_models import MODELS, imported
+
+
+def say(text):
+    print(text, flush=True)
+
+
+class Trial:
+    """Measures one model. Kinds that were run are in `kinds`, with what they took."""
+
+    def __init__(self, name, case):
+        self.name, self.case, self.bench = name, case, Bench(case, DEVICE)
+        self.kinds, self.cells, self.backends = [], [], {}
+        self.eager = Kind(self.bench, "eager")
+        self.repeats = {"eager": True}
+
+    def wants(self, family):
+        return family in ARGS.kinds
+
+    def run(self):
+        self.measure_eager()
+        self.probe_compiled()
+        ladders = self.make_ladders()
+        slow = self.save_on_cpu() if ARGS.slow else None
+        nothing = self.nothing_moved() if self.wants("nothing-moved") else None
+        for share in ARGS.shares:
+            self.measure_target(share, ladders)
+        return {
+            "model": self.name, "what": self.case.what, "parameters": sum(p.numel() for p in self.case.model.parameters()), "blocks": len(self.case.blocks),
+            "saved_mib": self.saved / MIB, "eager_mib": self.eager.peak / MIB, "repeats": self.repeats, "counted": not self.bench.cuda,
+            "rows": [report.row(k, self) for k in [self.eager, slow, nothing, *self.kinds] if k is not None], "cells": self.cells,
+        }  # fmt: skip
+
+    def measure_eager(self):
+        """Measures what eager takes and saves, and whether its gradients repeat."""
+        k = self.eager
+        for _ in range(2):
+            k.step()  # libraries load, the allocator grows
+        self.bench.keep_gradients("eager")
+        k.peak = 0
+        k.probe = k.step()
+        self.repeats["eager"] = self.bench.difference("eager") == 0
+        k.differs = 0.0
+        torch.manual_seed(7)
+        self.bench.clear()
+        self.saved = count_saved(k.loss, k.model)
+        k.count()
+        say(f"  eager {k.probe:.1f} ms, peak {k.peak / MIB:,.1f} MiB, of which {self.saved / MIB:,.1f} MiB are saved; gradients {'repeat' if self.repeats['eager'] else 'DIFFER from one step to the next'}")
+
+    def probe(self, kind, warm=0):
+        """Runs a kind to see its peak and roughly its time. Returns the kind."""
+
+        def steps():
+            for _ in range(warm):
+                kind.step()
+            kind.peak = 0
+            kind.probe = kind.step()
+            kind.count()
+            self.compare(kind)
+
+        kind.tried(steps)
+        self.kinds.append(kind)
+        return kind
+
+    def compare(self, kind):
+        if self.repeats.get(kind.like, False):
+            kind.differs = max(self.bench.difference(kind.like), kind.differs or 0.0)
+
+    def probe_compiled(self):
+        """Compiles the blocks for each budget, if anything that is asked for needs it."""
+        needed = self.case.compiles or ARGS.compile_all
+        if not needed or not {"compile", "compiled-checkpoint", "stowage-compiled"} & set(ARGS.kinds):
+            return
+        budgets = ARGS.compile_budgets if self.wants("compile") else []
+        for budget in dict.fromkeys([1.0, *budgets]):
+            begin = time.perf_counter()
+            if not self.supported(lambda: inductor(budget)):
+                break
+            self.backends[budget] = inductor(budget)
+            kind = self.probe(Compiled(self.bench, budget, self.backends[budget]), warm=2)
+            say(f"  {kind.name}: {kind.error or f'{kind.probe:.1f} ms, peak {kind.peak / MIB:,.0f} MiB'} ({time.perf_counter() - begin:.0f} s to compile)")
+            if kind.error is not None:
+                del self.backends[budget]
+            elif budget == 1.0:
+                self.bench.keep_gradients("compile 1.0")
+                kind.step()
+                self.repeats["compile 1.0"] = self.bench.difference("compile 1.0") == 0
+
+    def make_ladders(self):
+        """Returns the families of checkpoints, each as a function of k, with those tried."""
+        ladders = {}
+        if self.wants("checkpoint"):
+            ladders["checkpoint"] = lambda k: Checkpoint(self.bench, k)
+        if self.wants("selective") and self.supported(selective):
+            ladders["selective"] = lambda k: Checkpoint(self.bench, k, "selective")
+        if self.wants("compiled-checkpoint") and 1.0 in self.backends:
+            ladders["compiled checkpoint"] = lambda k: Checkpoint(self.bench, k, "compiled checkpoint", self.backends[1.0])
+        return {name: (make, {}) for name, make in ladders.items()}
+
+    def supported(self, what):
+        try:
+            what()
+        except Unsupported as e:
+            say(f"  skipped: {e}")
+            return False
+        return True
+
+    def smallest(self, target, make, tried):
+        """Returns the checkpoints with the smallest k whose peak is at most the target, or None."""
+        n = len(self.case.blocks)
+
+        def at(k):
+            if k not in tried:
+                tried[k] = self.probe(make(k), warm=1 if k == n else 0)
+            return tried[k]
+
+        fits = lambda kind: kind.error is None and kind.peak <= target
+        if not n or not fits(at(n)):
+            return None
+        low, high = 0, n  # low does not fit, high does
+        while high - low > 1:
+            for k in sorted(tried):
+                if low < k < high:
+                    low, high = (low, k) if fits(tried[k]) else (k, high)
+            if high - low <= 1:
+                break
+            above = tried[low].peak if low else max(self.eager.peak, tried[high].peak + 1)
+            slope = (above - tried[high].peak) / (high - low)  # a block's checkpoint
+            guess = high - int((target - tried[high].peak) / slope) if slope > 0 else high - 1
+            k = min(max(guess, low + 1), high - 1)
+            low, high = (low, k) if fits(at(k)) else (k, high)
+        return tried[high]
+
+    def save_on_cpu(self):
+        kind = OnCPU(self.bench)
+
+        def steps():
+            kind.probe = kind.step()
+            kind.count()
+
+        kind.tried(steps)
+        if not self.bench.cuda:
+            kind.peak = 0  # what is saved is still in the same memory
+        return kind
+
+    def turns(self, kinds):
+        """Runs kinds in turns; the first turn does not count."""
+        for k in kinds:
+            k.times = []
+        for turn in range(1 + ARGS.steps):
+            for k in kinds:
+                took = k.tried(k.step)
+                if took is not None and turn:
+                    k.times.append(took)
+                    if turn == ARGS.steps:
+                        k.tried(lambda: self.compare(k))
+        for k in kinds:
+            k.against = self.eager.median()
+
+    def measure_ours(self, kind, others):
+        """Measures Stowage in turns with others. Returns its time and theirs."""
+        kind.tried(lambda: kind.settle(ARGS.settle))
+        self.turns([*others, kind])
+        kind.tried(kind.count)
+        kind.close()
+        return {k.name: k.median() for k in [*others, kind] if k.error is None and k.times}
+
+    def stowed(self, name, budget, **more):
+        return Stowed(self.bench, name, budget, ARGS.groups, least=0 if ARGS.small else None, **more)
+
+    def nothing_moved(self):
+        kind = self.stowed("stowage, nothing moved", "1TiB")
+        self.measure_ours(kind, [self.eager])
+        say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}")
+        return kind
+
+    def measure_target(self, share, ladders):
+        target = int(self.eager.peak - self.saved + share / 100 * self.saved)
+        found = [self.smallest(target, make, tried) for make, tried in ladders.values()]
+        found += [k for k in self.kinds if k.family == "compile"]
+        fitting = sorted((k for k in found if k is not None and k.error is None and k.peak <= target), key=lambda k: k.probe)
+        plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
+        rivals = list(dict.fromkeys(fitting[: ARGS.rivals] + plain))
+        cell = {"share": share, "target_mib": target / MIB, "ours": []}
+        ours = []
+        if self.wants("stowage"):
+            ours.append(self.stowed(f"stowage, {share:g} %", target))
+        if ARGS.mixed and "checkpoint" in ladders and found[0] is not None:
+            k = (found[0].k + 1) // 2
+            ours.append(self.stowed(f"stowage, {share:g} %, {k} blocks checkpointed", target, checkpointed=k))
+        if self.wants("stowage-compiled") and 1.0 in self.backends:
+            ours.append(self.stowed(f"stowage, {share:g} %, compiled", target, backend=self.backends[1.0]))
+        for i, kind in enumerate(ours):
+            # Later kinds of ours run beside the best rivals alone: a device has one runtime at a time.
+            beside = [self.eager, *(rivals if i == 0 else report.best(rivals))]
+            kind.target = target
+            report.note(cell, kind, rivals, self.measure_ours(kind, beside))
+            self.kinds.append(kind)
+        if ours:
+            self.cells.append(report.decide(cell))
+            say(report.cell_line(cell))
+        else:
+            self.turns([self.eager, *rivals])
+
+
+def measure(name, make):
+    begin = time.perf_counter()
+    torch.manual_seed(0)
+    case = make()
+    say(f"{name}: {case.what or 'your own'}; {sum(p.numel() for p in case.model.parameters()) / 1e6:,.1f} M parameters, {len(case.blocks)} blocks")
+    trial = Trial(name, case)
+    gc.collect()
+    gc.disable()
+    try:
+        result = trial.run()
+    finally:
+        gc.enable()
+    result["seconds"] = round(time.perf_counter() - begin, 1)
+    say(report.table(result))
+    return result
+
+
+def makers():
+    names = ARGS.model or ([] if ARGS.imported else NAMES)
+    for name in names:
+        if name == "megatron":
+            yield name, lambda: megatron(ARGS.megatron_path, ARGS.small, DEVICE)
+        else:
+            yield name, lambda make=MODELS[name]: make(ARGS.small, DEVICE)
+    for name in ARGS.imported:
+        sys.path.insert(0, os.getcwd())
+        yield name, lambda name=name: imported(name)
+
+
+def main():
+    if ARGS.exact:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    out = {"torch": torch.__version__, "stowage": stowage.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", "exact": ARGS.exact, "models": [], "failed": []}
+    say(f"PyTorch {out['torch']} on {out['device']}, stowage {out['stowage']}")
+    for name, make in makers():
+        try:
+            result = measure(name, make)
+            out["models"].append(result)
+            out["failed"] += report.failures(result)
+        except Unsupported as e:
+            say(f"{name}: skipped: {e}")
+        except Exception as e:
+            traceback.print_exc()
+            out["failed"].append(f"{name}: {sentence(e)}")
+        gc.collect()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
+    say(report.summary(out["models"]))
+    for text in out["failed"]:
+        say(f"FAILED: {text}")
+    if ARGS.json:
+        pathlib.Path(ARGS.json).write_text(json.dumps(out, indent=2) + "\n")
+    if ARGS.svg:
+        from rivals_picture import picture
+
+        pathlib.Path(ARGS.svg).write_text(picture(out))
+    sys.exit(1 if out["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

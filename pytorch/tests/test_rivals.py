@@ -1,0 +1,114 @@
+"""The comparison with what PyTorch itself offers: that it runs, counts and decides; the times of a
+machine for tests mean nothing. SPEC S6.4."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from xml.dom import minidom
+
+from common import ROOT, torch
+from torch import nn
+
+BENCH = ROOT / "pytorch" / "bench"
+sys.path.insert(0, str(BENCH))
+
+import rivals_kinds
+import rivals_models
+import rivals_picture
+import rivals_report
+
+
+class Blocks(unittest.TestCase):
+    def test_spread_evenly(self):
+        self.assertEqual([[], [3], [1, 3], [1, 2, 3], [0, 1, 2, 3]], [rivals_kinds.spread(k, 4) for k in range(5)])
+        for n in range(1, 30):
+            for k in range(n + 1):
+                self.assertEqual(k, len(rivals_kinds.spread(k, n)))
+
+    def test_the_list_with_the_most_parameters_has_the_blocks(self):
+        heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(9))
+        layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3))
+        self.assertEqual(["1.0", "1.1", "1.2"], rivals_models.find_blocks(nn.ModuleList([heads, nn.Sequential(*layers)])))
+
+    def test_a_twin_has_the_parameters_and_no_hooks(self):
+        m = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
+        t = rivals_kinds.twin(m)
+        self.assertEqual([id(p) for p in m.parameters()], [id(p) for p in t.parameters()])
+        seen = []
+        t[1][0].register_forward_hook(lambda *_: seen.append(1))
+        t[0].forward = lambda x: x
+        x = torch.randn(2, 3)
+        m(x)
+        self.assertEqual([], seen)
+        self.assertTrue(torch.equal(m[1](x), t(x)))
+        self.assertEqual([1], seen)
+
+
+class Decide(unittest.TestCase):
+    RIVALS = [{"kind": "checkpoint", "ms": 12.0, "compiled": False}, {"kind": "compile", "ms": 10.0, "compiled": True}]
+
+    def cell(self, *ours):
+        return rivals_report.decide({"share": 50, "target_mib": 1.0, "ours": [dict(o, error=o.get("error"), rivals=o.get("rivals", self.RIVALS)) for o in ours]})
+
+    def test_the_fastest_rival_counts(self):
+        c = self.cell({"kind": "stowage", "ms": 11.0, "compiled": False, "fits": True}, {"kind": "both", "ms": 9.0, "compiled": True, "fits": True})
+        self.assertEqual(("both", "compile", 0.9), tuple(c["all"][k] for k in ("stowage", "rival", "ratio")))
+        self.assertEqual(("stowage", "checkpoint", 11 / 12), tuple(c["plain"][k] for k in ("stowage", "rival", "ratio")))
+
+    def test_over_the_target_is_no_result(self):
+        c = self.cell({"kind": "stowage", "ms": 1.0, "compiled": False, "fits": False})
+        self.assertIsNone(c["all"]["stowage"])
+        self.assertEqual("cells: 1, not slower: 0, 3 % faster: 0", rivals_report.tally([c["all"]]))
+
+    def test_no_rival_fits(self):
+        c = self.cell({"kind": "stowage", "ms": 99.0, "compiled": False, "fits": True, "rivals": []})
+        self.assertEqual("cells: 1, not slower: 1, 3 % faster: 1 (1 where no rival fits)", rivals_report.tally([c["all"]]))
+
+
+class Whole(unittest.TestCase):
+    def run_it(self, *args):
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([*([] if os.environ.get("STOWAGE_INSTALLED") else [str(ROOT / "pytorch")]), os.environ.get("PYTHONPATH", "")]))
+        return subprocess.run([sys.executable, str(BENCH / "torch_rivals.py"), *args], env=env, capture_output=True, text=True, timeout=300)
+
+    def test_small(self):
+        with tempfile.TemporaryDirectory() as folder:
+            figures, svg = pathlib.Path(folder) / "r.json", pathlib.Path(folder) / "r.svg"
+            done = self.run_it("--small", "--model", "gpt", "vit", "megatron", "--megatron-path", folder, "--shares", "60", "0.001", "--steps", "1", "--settle", "3", "--json", str(figures), "--svg", str(svg))
+            self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+            got = json.loads(figures.read_text())
+            minidom.parse(str(svg))
+        self.assertIn("megatron: skipped: ", done.stdout)
+        self.assertEqual(["gpt", "vit"], [m["model"] for m in got["models"]])
+        for m in got["models"]:
+            rows = {r["kind"]: r for r in m["rows"]}
+            self.assertIn("checkpoint of 4 of 4 blocks", rows)
+            self.assertTrue(rows["stowage, 60 %"]["kept"], rows)
+            self.assertIn("too small", rows["stowage, 0.001 %"]["error"])
+            self.assertEqual({"equal", "-"}, {r["gradients"] for r in m["rows"]})
+            first, last = m["cells"]
+            self.assertGreater(first["all"]["ratio"], 0)
+            self.assertIsNone(last["all"]["stowage"])
+
+    def test_a_model_of_your_own_that_fails(self):
+        done = self.run_it("--small", "--import", "rivals_models:missing")
+        self.assertEqual(1, done.returncode)
+        self.assertIn("FAILED: rivals_models:missing: AttributeError", done.stdout)
+
+
+class Picture(unittest.TestCase):
+    def test_nothing_to_draw(self):
+        text = rivals_picture.picture({"models": [{"model": "a < b", "what": "", "rows": []}], "device": "cpu", "torch": "0", "stowage": "0"})
+        self.assertIn("no kind gave a result", text)
+        minidom.parseString(text)
+
+    def test_ticks(self):
+        self.assertEqual([20, 25, 30, 35, 40, 45], rivals_picture.ticks(19.9, 47.2))
+        self.assertEqual([1.0, 1.5], rivals_picture.ticks(0.93, 1.62, most=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
