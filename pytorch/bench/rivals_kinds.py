@@ -43,6 +43,26 @@ def spread(k, n):
     return [i for i in range(n) if i * k // n != (i + 1) * k // n]
 
 
+def smallest(peak, n, target, none, tried=()):
+    """Returns the smallest k up to n with peak(k) <= target, or None. Peaks fall about evenly
+    from `none`, which is that of k = 0 and does not fit; a peak of None does not fit, either.
+    Those that were tried cost nothing."""
+    fits = lambda k: (peak(k) or target + 1) <= target
+    if not n or not fits(n):
+        return None
+    low, high = 0, n  # low does not fit, high does
+    while True:
+        for k in sorted(tried):
+            if low < k < high:
+                low, high = (low, k) if fits(k) else (k, high)
+        if high - low <= 1:
+            return high
+        slope = (((peak(low) if low else none) or 0) - peak(high)) / (high - low)  # of a block
+        guess = high - int((target - peak(high)) / slope) if slope > 0 else (low + high) // 2
+        k = min(max(guess, low + 1), high - 1)
+        low, high = (low, k) if fits(k) else (k, high)
+
+
 def storage(t):
     return t.untyped_storage() if hasattr(t, "untyped_storage") else t.storage()
 
@@ -134,6 +154,8 @@ class Kind:
         self.against = None  # time of eager in the same turns
         self.differs = None  # from the gradients of the kind that it is like
         self.target = None  # the peak that it must keep to
+        self.tag = ""  # beside its mark in the picture
+        self.report = None  # of the runtime, if it has one
 
     def loss(self):
         return self.bench.case.step(self.model)
@@ -238,7 +260,7 @@ class Checkpoint(Patched):
     def __init__(self, bench, k, family="checkpoint", backend=None):
         n = len(bench.case.blocks)
         super().__init__(bench, f"{family} of {k} of {n} blocks")
-        self.family, self.compiled, self.k = family, backend is not None, k
+        self.family, self.compiled, self.k, self.tag = family, backend is not None, k, f"{k}"
         self.like = "compile 1.0" if self.compiled else "eager"
         settings = selective() if family == "selective" else {}
         if backend is not None:
@@ -247,7 +269,10 @@ class Checkpoint(Patched):
             self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False, **settings)
 
 
-def inductor(budget):
+_backends = []  # PyTorch compares with those of other models, and must find them alive
+
+
+def inductor(budget, dynamic=False):
     """Returns torch.compile with a value of activation_memory_budget. Each has a backend and so
     graphs of its own, and values can be compared in one process."""
     if not hasattr(torch, "compile"):
@@ -266,8 +291,10 @@ def inductor(budget):
         with config.patch(activation_memory_budget=budget) if budget < 1 else contextlib.nullcontext():
             return compile_fx(graph, inputs)
 
-    # All blocks of a class share one compiled function, in all kinds.
-    return functools.lru_cache(None)(lambda forward: torch.compile(forward, backend=compiler))
+    _backends.append(compiler)
+    # All blocks of a class share one compiled function, in all kinds. Without dynamic=False a
+    # second model with the same blocks would get graphs for any size, which are slower.
+    return functools.lru_cache(None)(lambda forward: torch.compile(forward, backend=compiler, dynamic=dynamic))
 
 
 def compile_blocks(blocks, backend):
@@ -280,7 +307,7 @@ class Compiled(Patched):
 
     def __init__(self, bench, budget, backend):
         super().__init__(bench, f"compile {budget}")
-        self.budget = budget
+        self.tag = f"{budget:g}"
         compile_blocks(self.blocks, backend)
 
 
@@ -306,7 +333,6 @@ class Stowed(Patched):
         super().__init__(bench, name)
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
         self.like = "compile 1.0" if self.compiled else "eager"
-        self.stats = {}
         if backend is not None:
             compile_blocks(self.blocks, backend)
         for i in spread(checkpointed, len(self.blocks)):
@@ -335,8 +361,8 @@ class Stowed(Patched):
     def count(self):
         """Reads the peak that the runtime saw, first steps included."""
         if self.rt is not None:
-            self.stats = self.rt.stats()
-            self.peak = max(self.peak, (self.stats.get("budget") or {}).get("peak", 0))
+            self.report = self.rt.report()
+            self.peak = max(self.peak, (self.rt.stats().get("budget") or {}).get("peak", 0))
 
     def close(self):
         if self.rt is not None:

@@ -91,12 +91,14 @@ def panel(result, left, top):
     axes = Axes(left, top, rows)
     out += axes.draw()
     for name, (_, shape, shade, dashes) in FAMILIES.items():
-        points = sorted((r["peak_mib"] / 1024, r["ratio"]) for r in rows if family(r) == name)
-        at = [(axes.x(a), axes.y(b)) for a, b in points]
+        points = sorted((r["peak_mib"] / 1024, r["ratio"], r["tag"]) for r in rows if family(r) == name)
+        at = [(axes.x(a), axes.y(b)) for a, b, _ in points]
         if len(at) > 1:
             thick = 2 if name.startswith("stowage") else 1
             out.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}" fill="none" stroke="{shade}" stroke-width="{thick}" stroke-dasharray="{dashes}"/>')
         out += [mark(shape, x, y, shade) for x, y in at]
+        below = 14 if name.startswith("stowage") else -7
+        out += [label(tag, x, y + below, size=8) for (x, y), (_, _, tag) in zip(at, points) if tag]
     return out
 
 
@@ -107,7 +109,7 @@ def picture(results):
     shown = [v for name, v in FAMILIES.items() if name in used]
     columns = min(COLUMNS, max(len(models), 1))
     lines = -(-len(models) // columns)
-    legend = 26 + 20 * -(-len(shown) // 2)
+    legend = 40 + 20 * -(-len(shown) // 2)
     width, height = max(columns * WIDTH, WIDTH), lines * HEIGHT + legend
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
@@ -120,5 +122,6 @@ def picture(results):
         x, y = LEFT + i % 2 * WIDTH / 2 * columns, lines * HEIGHT + 10 + i // 2 * 20
         out.append(f'<path d="M{x:.0f} {y}h28" stroke="{shade}" stroke-width="{2 if text.startswith("Stowage") else 1}" stroke-dasharray="{dashes}"/>')
         out += [mark(shape, x + 14, y, shade), label(text, x + 38, y + 4, "start")]
-    out.append(label(f"{results['device']}, PyTorch {results['torch']}, stowage {results['stowage']}; lower and further left is better", LEFT, height - 8, "start", 10))
+    out.append(label("Lower and further left is better. Beside marks: blocks, memory budget, share of what is saved.", LEFT, height - 22, "start", 10))
+    out.append(label(f"{results['device']}, PyTorch {results['torch']}, stowage {results['stowage']}", LEFT, height - 8, "start", 10))
     return "\n".join([*out, "</svg>", ""])

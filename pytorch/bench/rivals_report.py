@@ -15,6 +15,7 @@ def row(kind, trial):
         "peak_mib": peak, "saved_mib": None if peak is None else trial.eager.peak / MIB - peak,
         "target_mib": None if kind.target is None else kind.target / MIB, "kept": None if kind.target is None or kind.error else kind.peak <= kind.target,
         "like": kind.like, "differs": kind.differs, "gradients": gradients(kind, trial.repeats),
+        "tag": kind.tag, "report": kind.report,
     }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def outcome(v):
 
 def cell_line(cell):
     text = f"  {cell['share']:g} % ({cell['target_mib']:,.1f} MiB): {outcome(cell['all'])}"
-    if any(k["compiled"] for k in cell["ours"]) or any(r["compiled"] for k in cell["ours"] for r in k["rivals"]):
+    if cell["plain"] != cell["all"]:
         text += f"\n    without torch.compile: {outcome(cell['plain'])}"
     return text
 

@@ -57,16 +57,16 @@ def parse():
     p.add_argument("--list", action="store_true", help="list models and kinds")
     p.add_argument("--kinds", nargs="+", choices=FAMILIES, default=FAMILIES, metavar="KIND", help="only these: " + ", ".join(FAMILIES))
     p.add_argument("--shares", nargs="+", type=float, help="percent of what is saved that targets leave (default 85 70 50 30 20)")
-    p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5 0.3)")
+    p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5)")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
-    p.add_argument("--steps", type=int, help="measured turns (default 5)")
-    p.add_argument("--settle", type=int, default=7, help="steps that Stowage gets to record and plan (default 7)")
-    p.add_argument("--rivals", type=int, default=3, help="rivals that take turns at each target (default 3)")
+    p.add_argument("--steps", type=int, help="measured turns (default 4)")
+    p.add_argument("--settle", type=int, default=6, help="steps that Stowage gets to record and plan (default 6)")
+    p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
     p.add_argument("--slow", action="store_true", help="save_on_cpu, too")
     p.add_argument("--mixed", action="store_true", help="Stowage with some blocks checkpointed, too")
     p.add_argument("--exact", action="store_true", help="deterministic algorithms, to compare gradients")
-    p.add_argument("--quick", action="store_true", help="three targets, two values of compile budgets, three turns, two rivals")
+    p.add_argument("--quick", action="store_true", help="three targets, two compile budgets, two turns")
     p.add_argument("--small", action="store_true", help="tiny models, on the CPU if not told otherwise")
     p.add_argument("--device", choices=["cuda", "cpu"], help="default cuda, and with --small cpu")
     p.add_argument("--megatron-path", default="build/megatron", help="folder that has megatron/core (default build/megatron)")
@@ -75,9 +75,8 @@ def parse():
     a = p.parse_args()
     a.shares = a.shares or ([85, 50, 20] if a.quick else [85, 70, 50, 30, 20])
     if a.compile_budgets is None:
-        a.compile_budgets = [1.0, 0.5] if a.quick else [1.0, 0.7, 0.5, 0.3]
-    a.steps = a.steps or (3 if a.quick else 5)
-    a.rivals = min(a.rivals, 2) if a.quick else a.rivals
+        a.compile_budgets = [1.0, 0.5] if a.quick else [1.0, 0.7, 0.5]
+    a.steps = a.steps or (2 if a.quick else 4)
     return a
 
 
@@ -98,7 +97,7 @@ if DEVICE == "cuda" and not torch.cuda.is_available():
     sys.exit("torch_rivals: PyTorch finds no CUDA GPU; --small --quick tries it without one")
 
 import rivals_report as report
-from rivals_kinds import MIB, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence
+from rivals_kinds import MIB, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence, smallest
 from rivals_megatron import megatron
 from rivals_models import MODELS, imported
 
@@ -115,6 +114,8 @@ class Trial:
         self.kinds, self.cells, self.backends = [], [], {}
         self.eager = Kind(self.bench, "eager")
         self.repeats = {"eager": True}
+        if hasattr(getattr(torch, "compiler", None), "reset"):
+            torch.compiler.reset()  # graphs of the model before
 
     def wants(self, family):
         return family in ARGS.kinds
@@ -123,10 +124,10 @@ class Trial:
         self.measure_eager()
         self.probe_compiled()
         ladders = self.make_ladders()
-        slow = self.save_on_cpu() if ARGS.slow else None
         nothing = self.nothing_moved() if self.wants("nothing-moved") else None
         for share in ARGS.shares:
             self.measure_target(share, ladders)
+        slow = self.save_on_cpu() if ARGS.slow else None  # last: PyTorch does not give its pinned memory back
         return {
             "model": self.name, "what": self.case.what, "parameters": sum(p.numel() for p in self.case.model.parameters()), "blocks": len(self.case.blocks),
             "saved_mib": self.saved / MIB, "eager_mib": self.eager.peak / MIB, "repeats": self.repeats, "counted": not self.bench.cuda,
@@ -176,9 +177,9 @@ class Trial:
         budgets = ARGS.compile_budgets if self.wants("compile") else []
         for budget in dict.fromkeys([1.0, *budgets]):
             begin = time.perf_counter()
-            if not self.supported(lambda: inductor(budget)):
+            make = lambda: self.backends.__setitem__(budget, inductor(budget, False if self.case.compiles else None))
+            if not self.supported(make):
                 break
-            self.backends[budget] = inductor(budget)
             kind = self.probe(Compiled(self.bench, budget, self.backends[budget]), warm=2)
             say(f"  {kind.name}: {kind.error or f'{kind.probe:.1f} ms, peak {kind.peak / MIB:,.0f} MiB'} ({time.perf_counter() - begin:.0f} s to compile)")
             if kind.error is not None:
@@ -207,36 +208,23 @@ class Trial:
             return False
         return True
 
-    def smallest(self, target, make, tried):
+    def fewest(self, target, make, tried):
         """Returns the checkpoints with the smallest k whose peak is at most the target, or None."""
         n = len(self.case.blocks)
 
-        def at(k):
+        def peak(k):
             if k not in tried:
                 tried[k] = self.probe(make(k), warm=1 if k == n else 0)
-            return tried[k]
+            return tried[k].peak if tried[k].error is None else None
 
-        fits = lambda kind: kind.error is None and kind.peak <= target
-        if not n or not fits(at(n)):
-            return None
-        low, high = 0, n  # low does not fit, high does
-        while high - low > 1:
-            for k in sorted(tried):
-                if low < k < high:
-                    low, high = (low, k) if fits(tried[k]) else (k, high)
-            if high - low <= 1:
-                break
-            above = tried[low].peak if low else max(self.eager.peak, tried[high].peak + 1)
-            slope = (above - tried[high].peak) / (high - low)  # a block's checkpoint
-            guess = high - int((target - tried[high].peak) / slope) if slope > 0 else high - 1
-            k = min(max(guess, low + 1), high - 1)
-            low, high = (low, k) if fits(at(k)) else (k, high)
-        return tried[high]
+        k = smallest(peak, n, target, self.eager.peak, tried)
+        return None if k is None else tried[k]
 
     def save_on_cpu(self):
         kind = OnCPU(self.bench)
 
         def steps():
+            kind.step()  # pins memory
             kind.probe = kind.step()
             kind.count()
 
@@ -246,7 +234,9 @@ class Trial:
         return kind
 
     def turns(self, kinds):
-        """Runs kinds in turns; the first turn does not count."""
+        """Runs kinds in turns; the first turn does not count. Rivals have their peaks from before,
+        when no runtime was open."""
+        peaks = {k: k.peak for k in kinds if not k.ours}
         for k in kinds:
             k.times = []
         for turn in range(1 + ARGS.steps):
@@ -257,7 +247,7 @@ class Trial:
                     if turn == ARGS.steps:
                         k.tried(lambda: self.compare(k))
         for k in kinds:
-            k.against = self.eager.median()
+            k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)
 
     def measure_ours(self, kind, others):
         """Measures Stowage in turns with others. Returns its time and theirs."""
@@ -278,7 +268,7 @@ class Trial:
 
     def measure_target(self, share, ladders):
         target = int(self.eager.peak - self.saved + share / 100 * self.saved)
-        found = [self.smallest(target, make, tried) for make, tried in ladders.values()]
+        found = [self.fewest(target, make, tried) for make, tried in ladders.values()]
         found += [k for k in self.kinds if k.family == "compile"]
         fitting = sorted((k for k in found if k is not None and k.error is None and k.peak <= target), key=lambda k: k.probe)
         plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
@@ -289,13 +279,14 @@ class Trial:
             ours.append(self.stowed(f"stowage, {share:g} %", target))
         if ARGS.mixed and "checkpoint" in ladders and found[0] is not None:
             k = (found[0].k + 1) // 2
-            ours.append(self.stowed(f"stowage, {share:g} %, {k} blocks checkpointed", target, checkpointed=k))
+            ours.append(self.stowed(f"stowage, {share:g} %, {k} checkpointed", target, checkpointed=k))
         if self.wants("stowage-compiled") and 1.0 in self.backends:
             ours.append(self.stowed(f"stowage, {share:g} %, compiled", target, backend=self.backends[1.0]))
         for i, kind in enumerate(ours):
-            # Later kinds of ours run beside the best rivals alone: a device has one runtime at a time.
-            beside = [self.eager, *(rivals if i == 0 else report.best(rivals))]
-            kind.target = target
+            # A device has one runtime at a time: later kinds of ours run beside the best rivals alone.
+            best = report.best(rivals)[:1] if kind.compiled else report.best(rivals)
+            beside = [self.eager, *rivals] if i == 0 else best
+            kind.target, kind.tag = target, f"{share:g} %"
             report.note(cell, kind, rivals, self.measure_ours(kind, beside))
             self.kinds.append(kind)
         if ours:
@@ -310,6 +301,9 @@ def measure(name, make):
     torch.manual_seed(0)
     case = make()
     say(f"{name}: {case.what or 'your own'}; {sum(p.numel() for p in case.model.parameters()) / 1e6:,.1f} M parameters, {len(case.blocks)} blocks")
+    where = {p.device.type for p in case.model.parameters()}
+    if where != {DEVICE}:
+        raise ValueError(f"expected all parameters on {DEVICE}, got {sorted(where)}; move the model, or give --device")
     trial = Trial(name, case)
     gc.collect()
     gc.disable()
@@ -337,6 +331,8 @@ def makers():
 def main():
     if ARGS.exact:
         torch.use_deterministic_algorithms(True, warn_only=True)
+        if hasattr(torch.utils, "deterministic"):
+            torch.utils.deterministic.fill_uninitialized_memory = False  # no kind reads it
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     out = {"torch": torch.__version__, "stowage": stowage.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", "exact": ARGS.exact, "models": [], "failed": []}
     say(f"PyTorch {out['torch']} on {out['device']}, stowage {out['stowage']}")

@@ -29,6 +29,18 @@ class Blocks(unittest.TestCase):
             for k in range(n + 1):
                 self.assertEqual(k, len(rivals_kinds.spread(k, n)))
 
+    def test_smallest_number_of_checkpoints(self):
+        for n in (1, 2, 7, 24):
+            for fall in (1.0, 0.5, 2.0):  # straight, and bent both ways
+                peaks = [1000 - int(800 * (k / n) ** fall) for k in range(n + 1)]
+                for target in range(150, 1000, 7):
+                    want = next((k for k in range(n + 1) if peaks[k] <= target), None)
+                    asked = {}
+                    got = rivals_kinds.smallest(lambda k: asked.setdefault(k, peaks[k]), n, target, peaks[0], asked)
+                    self.assertEqual(want, got, (n, fall, target))
+        self.assertIsNone(rivals_kinds.smallest(lambda k: None, 4, 10, 20))
+        self.assertEqual(4, rivals_kinds.smallest(lambda k: 5 if k == 4 else None, 4, 10, 20))
+
     def test_the_list_with_the_most_parameters_has_the_blocks(self):
         heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(9))
         layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3))
