@@ -111,6 +111,7 @@ var layers = []layer{
 		may:  with(exact+".", "internal/engine", "pytorch/bridge", "device", "internal/kernels", "internal/version", "internal/offload", "internal/stash", "internal/policy", "internal/schedule", "plan", "observe"),
 		test: devices,
 	},
+	{pkg: "pytorch/bridge/internal/choose", may: with("internal/policy", "internal/residency", "internal/schedule"), pure: true},
 	// Commands choose the concrete device and may import everything. So may the packages that
 	// only commands import.
 	{pkg: "internal/bench", may: []string{"."}},

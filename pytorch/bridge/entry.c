@@ -104,4 +104,7 @@ int stowage_limit(stowage_runtime rt, uint64_t bytes) { CALL(rt, goLimit(rt, byt
 int stowage_usage(stowage_runtime rt, stowage_held *held) { CALL(rt, goUsage(rt, held, &why)) }
 int stowage_check(stowage_runtime rt, uint64_t stream) { CALL(rt, goCheck(rt, stream, &why)) }
 int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need) { CALL(rt, goStats(rt, text, capacity, need, &why)) }
+int stowage_choose(stowage_runtime rt, const char *request, char *text, size_t capacity, size_t *need) {
+    CALL(rt, goChoose(rt, (char *)request, text, capacity, need, &why))
+}
 int stowage_trace(stowage_runtime rt, const char *path) { CALL(rt, goTrace(rt, (char *)path, &why)) }

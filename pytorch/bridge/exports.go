@@ -281,16 +281,32 @@ func goCheck(rt C.stowage_runtime, stream C.uint64_t, why **C.char) C.int {
 func goStats(rt C.stowage_runtime, text *C.char, capacity C.size_t, need *C.size_t, why **C.char) C.int {
 	return call(rt, why, func(s *opened) error {
 		got, err := s.Stats()
-		if err != nil {
-			return err
+		if err == nil {
+			writeText(got, text, capacity, need)
 		}
-		*need = C.size_t(len(got) + 1)
-		if text != nil && capacity > 0 {
-			into := unsafe.Slice((*byte)(unsafe.Pointer(text)), min(capacity, *need))
-			into[copy(into[:len(into)-1], got)] = 0
-		}
-		return nil
+		return err
 	}, pointer(need, "need", "a place for the number of bytes"))
+}
+
+// writeText writes a text and its closing zero, as much as there is room for, and how many
+// bytes all of it takes.
+func writeText(got []byte, text *C.char, capacity C.size_t, need *C.size_t) {
+	*need = C.size_t(len(got) + 1)
+	if text != nil && capacity > 0 {
+		into := unsafe.Slice((*byte)(unsafe.Pointer(text)), min(capacity, *need))
+		into[copy(into[:len(into)-1], got)] = 0
+	}
+}
+
+//export goChoose
+func goChoose(rt C.stowage_runtime, request, text *C.char, capacity C.size_t, need *C.size_t, why **C.char) C.int {
+	return call(rt, why, func(s *opened) error {
+		got, err := s.Choose(C.GoString(request))
+		if err == nil {
+			writeText(got, text, capacity, need)
+		}
+		return err
+	}, pointer(request, "request", "the description of the step"), pointer(need, "need", "a place for the number of bytes"))
 }
 
 //export goTrace

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* The number of this interface. It changes when a structure, a code or a signature does. */
-#define STOWAGE_ABI 3
+#define STOWAGE_ABI 4
 
 enum {
     STOWAGE_OK = 0,
@@ -31,7 +31,7 @@ enum {
     STOWAGE_FAILED = 2,    /* the device or the machine failed; the step is lost */
     STOWAGE_FORKED = 3,    /* the process was forked after the library was loaded */
     STOWAGE_OVERFLOW = 4,  /* a step had more rows than room: run it again */
-    STOWAGE_TOO_SMALL = 5, /* no plan keeps to the saved limit; stowage_usage has the least */
+    STOWAGE_TOO_SMALL = 5, /* nothing keeps to the limit; stowage_usage has the least that would do */
 };
 
 /* A runtime; zero is none. */
@@ -166,6 +166,56 @@ int stowage_check(stowage_runtime rt, uint64_t stream);
 /* Writes statistics as JSON, at most capacity bytes with the closing zero; sets *need to the
  * number of bytes that all of it takes. If text is NULL, nothing is written. */
 int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need);
+
+/* Says what to do with what a step saves: keep it, offload it or recompute it. The request
+ * describes the step as JSON; an unknown key is an error. Sizes are in bytes, times in
+ * nanoseconds:
+ *   limit      bytes of device memory that storages may hold at any time
+ *   storages   sizes of storages, which are numbered from 0
+ *   units      what has one choice, numbered from 0, each with
+ *                name, layer   which differ between units
+ *                offload       true if it may be offloaded
+ *                recompute_ns  time to recompute it for one microbatch; 0: it cannot be
+ *   ops        events in the order of issue, each with its time in `at`: the work of compute
+ *              itself before it, without waits
+ *                {"op": "save", "unit": 0, "microbatch": 0, "storages": [0, 1], "stay": [false, true], "at": 5}
+ *                  the forward pass of the unit was issued and saves storages; those that
+ *                  `stay` are never offloaded. `stay` and `microbatch` may be left out
+ *                {"op": "load", "unit": 0, "microbatch": 0, "at": 7}
+ *                  what comes next needs them again
+ *                {"op": "release", "unit": 0, "microbatch": 0, "at": 9}
+ *                  nobody needs them any more
+ *                {"op": "take", "storage": 5, "at": 1} and {"op": "give", "storage": 5, "at": 2}
+ *                  somebody holds a storage from take to give, whether it is saved or not. A
+ *                  storage that is saved is held from its first save to its last if these are
+ *                  left out
+ *              A unit is saved, loaded and released once for each microbatch, in this order.
+ *              If it is used more often, number the uses as microbatches
+ *   span       time of the whole step
+ *   offload    true if anything may be offloaded
+ *   recompute  true if anything may be recomputed
+ *   links      {"out": 55e9, "in": 55e9, "both": 0, "latency_ns": 0}: bytes per second to and
+ *              from host memory alone, and of both at once (0: their sum). If it is left out,
+ *              the device is measured, at most once in a process
+ * Memory is counted and not placed: what storages hold is the sum of their sizes. Storages
+ * that are copied count until compute waits for their copies.
+ *
+ * The answer is JSON:
+ *   choices       "keep", "offload" or "recompute" for every unit
+ *   nothing       true if everything fits and is kept
+ *   step_ns, before_ns     forecast of the step's time, with the choices and with everything kept
+ *   peak, before_peak      the most bytes that storages hold at once, likewise
+ *   moved         bytes that are offloaded
+ *   waiting_ns    time that compute waits for copies
+ *   again_ns      time of recomputation
+ *   tried         number of candidates
+ *   notes         sentences for people
+ * It is written as stowage_stats does it. The answer to the last request is remembered, so
+ * asking for its size first costs nothing. The call may come inside of a step and outside; it
+ * does nothing on the device unless it measures, which it refuses inside of a captured step.
+ * STOWAGE_TOO_SMALL: no choices keep to the limit, and stowage_usage has the smallest that
+ * would do. */
+int stowage_choose(stowage_runtime rt, const char *request, char *text, size_t capacity, size_t *need);
 
 /* Writes events of all later steps to a file that `stowage report` reads; NULL ends it. */
 int stowage_trace(stowage_runtime rt, const char *path);

@@ -28,7 +28,7 @@ class BudgetError(Error):
 
 
 class TooSmall(Error):
-    """No plan keeps to the saved limit; least is the smallest limit that one would keep to."""
+    """Nothing keeps to the limit on saved tensors; least is the smallest limit that would do."""
 
     least = 0
 

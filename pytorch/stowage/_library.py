@@ -18,7 +18,7 @@ from typing import Any, Callable, Container, Dict, List, NamedTuple, Optional, S
 
 from ._errors import Error, Overflow, TooSmall
 
-ABI = 3
+ABI = 4
 IDS = 510
 OK, OVERFLOW, TOO_SMALL = 0, 4, 5
 
@@ -63,6 +63,7 @@ _SIGNATURES: Dict[str, List[Any]] = {
     "stowage_usage": [c_uint64, POINTER(_Held)],
     "stowage_check": [c_uint64, c_uint64],
     "stowage_stats": [c_uint64, c_void_p, c_size_t, POINTER(c_size_t)],
+    "stowage_choose": [c_uint64, c_char_p, c_void_p, c_size_t, POINTER(c_size_t)],
     "stowage_trace": [c_uint64, c_char_p],
 }
 
@@ -225,13 +226,23 @@ class Library:
 
     def stats(self) -> Dict[str, Any]:
         self.check_open()
+        return self._read(self._so.stowage_stats)
+
+    def choose(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Returns what to do with what a described step saves; stowage.h documents both sides.
+        It takes up to a second or so. It raises TooSmall if nothing keeps to the limit."""
+        self.check_open()
+        return self._read(self._so.stowage_choose, json.dumps(request, separators=(",", ":")).encode())
+
+    def _read(self, call: Callable[..., int], *arguments: Any) -> Dict[str, Any]:
+        """Returns what a call writes as JSON."""
         capacity, need = 4096, c_size_t()
         while True:
             text = ctypes.create_string_buffer(capacity)
-            self._check(self._so.stowage_stats(self._handle, text, capacity, byref(need)))
+            self._check(call(self._handle, *arguments, text, capacity, byref(need)))
             if need.value <= capacity:
-                stats: Dict[str, Any] = json.loads(text.value)
-                return stats
+                read: Dict[str, Any] = json.loads(text.value)
+                return read
             capacity = need.value
 
     def trace(self, file: Optional[str]) -> None:

@@ -142,6 +142,15 @@ class Fake:
     def stats(self):
         return {}
 
+    def choose(self, request):
+        def any_of(unit):
+            free = request["offload"] and unit["offload"], request["recompute"] and unit["recompute_ns"] > 0
+            return self.random.choice(["keep"] + [c for c, may in zip(("offload", "recompute"), free) if may])
+
+        times = dict.fromkeys(("step_ns", "before_ns"), request["span"])
+        rest = dict.fromkeys(("peak", "before_peak", "moved", "waiting_ns", "again_ns", "tried"), 0)
+        return {"nothing": False, "choices": [any_of(u) for u in request["units"]], "notes": [], **times, **rest}
+
     def trace(self, path):
         pass
 

@@ -46,6 +46,7 @@ for name, types in {
     "usage": [c_uint64, POINTER(Held)],
     "check": [c_uint64, c_uint64],
     "stats": [c_uint64, c_char_p, c_size_t, POINTER(c_size_t)],
+    "choose": [c_uint64, c_char_p, c_char_p, c_size_t, POINTER(c_size_t)],
     "trace": [c_uint64, c_char_p],
 }.items():
     f = getattr(lib, "stowage_" + name)
@@ -253,6 +254,7 @@ def reentry():
                 lib.stowage_usage(rt, byref(held)),
                 lib.stowage_check(rt, 0),
                 lib.stowage_stats(rt, None, 0, byref(c_size_t())),
+                lib.stowage_choose(rt, b"{}", None, 0, byref(c_size_t())),
                 lib.stowage_trace(rt, None),
                 lib.stowage_close(rt),
             ))
@@ -333,6 +335,35 @@ def limits():
     caller.close()
 
 
+def choices():
+    """A step that the caller describes is answered with choices, or with the least limit."""
+    caller, held, need = Caller({"device": "cpu"}), Held(), c_size_t()
+    blocks = range(4)
+    ops = [{"op": "save", "unit": i, "storages": [i], "at": 1000 * i} for i in blocks]
+    for i in reversed(blocks):
+        ops += [{"op": op, "unit": i, "at": 10000 - 1000 * i} for op in ("load", "release")]
+    request = {
+        "limit": 250, "storages": [100] * 4, "ops": ops, "span": 11000, "offload": True, "recompute": False,
+        "units": [{"name": "block", "layer": i, "offload": True, "recompute_ns": 0} for i in blocks],
+    }  # fmt: skip
+    text = json.dumps(request).encode()
+    expect(lib.stowage_choose(caller.rt, None, None, 0, byref(need)), USAGE, "no request", "request is NULL")
+    expect(lib.stowage_choose(caller.rt, text, None, 0, None), USAGE, "no place for the size", "need is NULL")
+    expect(lib.stowage_choose(caller.rt, b"{", None, 0, byref(need)), USAGE, "half a request", "ends too early")
+    expect(lib.stowage_choose(caller.rt, text, None, 0, byref(need)), OK, "choose")
+    answer = ctypes.create_string_buffer(need.value)
+    expect(lib.stowage_choose(caller.rt, text, answer, need.value, byref(need)), OK, "choose")
+    got = json.loads(answer.value)
+    if got["choices"][0] != "offload" or got["choices"][3] != "keep" or got["peak"] > 250 or got["before_peak"] != 400 or got["nothing"]:
+        sys.exit(f"four blocks of 100 bytes in 250: {got}")
+    text = json.dumps({**request, "limit": 50}).encode()
+    expect(lib.stowage_choose(caller.rt, text, None, 0, byref(need)), TOO_SMALL, "a limit of 50", "too small")
+    expect(lib.stowage_usage(caller.rt, byref(held)), OK, "usage")
+    if held.least < 100 or held.limit:
+        sys.exit(f"a limit of 50 bytes: at least {held.least}")
+    caller.close()
+
+
 def threads(caller):
     """A sentence belongs to the thread whose call failed."""
     expect(lib.stowage_begin(777, b"", 0), USAGE, "a wrong handle", "777")
@@ -409,7 +440,7 @@ def figures(caller):
 
 
 def main():
-    if lib.stowage_abi() != 3 or not lib.stowage_version():
+    if lib.stowage_abi() != 4 or not lib.stowage_version():
         sys.exit("another interface")
     caller = Caller({"device": "cpu", "policy": {"mlp": "offload"}})
     wrong(caller)
@@ -425,6 +456,7 @@ def main():
     many()
     rows()
     limits()
+    choices()
     threads(caller)
     figures(caller)
     if os.path.exists("/proc/self/statm"):

@@ -4,7 +4,8 @@
 //
 // This file owns the session, step.go the calls of a step, rows.go storages whose rows
 // are counted on the device, backend.go the devices, limit.go the saved limit, links.go
-// the speed of links, config.go the configuration, stats.go statistics and the trace.
+// the speed of links, config.go the configuration, stats.go statistics and the trace,
+// choose.go choices for steps that the caller describes.
 package session
 
 import (
@@ -49,6 +50,8 @@ type Session struct {
 	ids      map[*offload.Storage]uint64
 	returned []uint64     // storages whose memory is returned and not reported yet
 	least    memory.Bytes // that the last limit below it should have been
+	links    *Links       // that opened the session, or nil
+	chosen   chosen
 	rowState
 	closed bool
 }
@@ -176,16 +179,20 @@ func (s *Session) call(fn func() error) (err error) {
 	return err
 }
 
-// TooSmall reports a saved limit that no plan keeps to.
+// TooSmall reports a limit that no plan keeps to, or no choices for a described step.
 type TooSmall struct {
 	Limit, Least memory.Bytes
 	HostFull     bool // more could be offloaded if there were more host memory
+	Described    bool // the step was described
 }
 
 func (e *TooSmall) Error() string {
 	more := "raise it, or make the batch smaller"
 	if e.HostFull {
 		more = "raise it, give more host memory, or make the batch smaller"
+	}
+	if e.Described {
+		return fmt.Sprintf("stowage: a limit of %v is too small: the described step needs %v (%d bytes) with everything offloaded or recomputed that may be; %s", e.Limit, e.Least, int64(e.Least), more)
 	}
 	return fmt.Sprintf("stowage: a saved limit of %v is too small: this step needs %v (%d bytes) with everything offloaded that can be; %s", e.Limit, e.Least, int64(e.Least), more)
 }
