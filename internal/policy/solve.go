@@ -85,7 +85,7 @@ const tightWindow = 1
 
 // solveAny solves with the window of cfg, or with the best of budgetWindows.
 func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
-	if cfg.Window > 0 {
+	if cfg.Window > 0 || cfg.Borrowed { // a window matters to a heap with places
 		return solve(p, l, cfg, budget, allowed, effort)
 	}
 	at := func(window int) (*Decision, error) {
