@@ -97,9 +97,10 @@ if DEVICE == "cuda" and not torch.cuda.is_available():
     sys.exit("torch_rivals: PyTorch finds no CUDA GPU; --small --quick tries it without one")
 
 import rivals_report as report
-from rivals_kinds import MIB, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence, smallest
+from rivals_kinds import MIB, SEED, Bench, Checkpoint, Compiled, Kind, OnCPU, Stowed, Unsupported, count_saved, inductor, selective, sentence, smallest
 from rivals_megatron import megatron
 from rivals_models import MODELS, imported
+from rivals_picture import picture
 
 
 def say(text):
@@ -123,10 +124,10 @@ class Trial:
     def run(self):
         self.measure_eager()
         self.probe_compiled()
-        ladders = self.make_ladders()
+        targets = self.probe_checkpoints()
         nothing = self.nothing_moved() if self.wants("nothing-moved") else None
-        for share in ARGS.shares:
-            self.measure_target(share, ladders)
+        for share, target, found in targets:
+            self.measure_target(share, target, found)
         slow = self.save_on_cpu() if ARGS.slow else None  # last: PyTorch does not give its pinned memory back
         return {
             "model": self.name, "what": self.case.what, "parameters": sum(p.numel() for p in self.case.model.parameters()), "blocks": len(self.case.blocks),
@@ -144,7 +145,7 @@ class Trial:
         k.probe = k.step()
         self.repeats["eager"] = self.bench.difference("eager") == 0
         k.differs = 0.0
-        torch.manual_seed(7)
+        torch.manual_seed(SEED)
         self.bench.clear()
         self.saved = count_saved(k.loss, k.model)
         k.count()
@@ -182,6 +183,7 @@ class Trial:
                 break
             kind = self.probe(Compiled(self.bench, budget, self.backends[budget]), warm=2)
             say(f"  {kind.name}: {kind.error or f'{kind.probe:.1f} ms, peak {kind.peak / MIB:,.0f} MiB'} ({time.perf_counter() - begin:.0f} s to compile)")
+            self.bench.forget()
             if kind.error is not None:
                 del self.backends[budget]
             elif budget == 1.0:
@@ -199,6 +201,16 @@ class Trial:
         if self.wants("compiled-checkpoint") and 1.0 in self.backends:
             ladders["compiled checkpoint"] = lambda k: Checkpoint(self.bench, k, "compiled checkpoint", self.backends[1.0])
         return {name: (make, {}) for name, make in ladders.items()}
+
+    def probe_checkpoints(self):
+        """Returns the targets: a share, a peak, and of each family the fewest checkpoints that
+        fit, by name. No runtime is open, and the allocator has all memory that they take."""
+        self.eager.step()
+        ladders, targets = self.make_ladders(), []
+        for share in ARGS.shares:
+            target = int(self.eager.peak - self.saved + share / 100 * self.saved)
+            targets.append((share, target, {name: self.fewest(target, make, tried) for name, (make, tried) in ladders.items()}))
+        return targets
 
     def supported(self, what):
         try:
@@ -266,19 +278,17 @@ class Trial:
         say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}")
         return kind
 
-    def measure_target(self, share, ladders):
-        target = int(self.eager.peak - self.saved + share / 100 * self.saved)
-        found = [self.fewest(target, make, tried) for make, tried in ladders.values()]
-        found += [k for k in self.kinds if k.family == "compile"]
-        fitting = sorted((k for k in found if k is not None and k.error is None and k.peak <= target), key=lambda k: k.probe)
+    def measure_target(self, share, target, found):
+        compiled = [k for k in self.kinds if k.family == "compile"]
+        fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target), key=lambda k: k.probe)
         plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
         rivals = list(dict.fromkeys(fitting[: ARGS.rivals] + plain))
         cell = {"share": share, "target_mib": target / MIB, "ours": []}
         ours = []
         if self.wants("stowage"):
             ours.append(self.stowed(f"stowage, {share:g} %", target))
-        if ARGS.mixed and "checkpoint" in ladders and found[0] is not None:
-            k = (found[0].k + 1) // 2
+        if ARGS.mixed and found.get("checkpoint") is not None:
+            k = (found["checkpoint"].k + 1) // 2
             ours.append(self.stowed(f"stowage, {share:g} %, {k} checkpointed", target, checkpointed=k))
         if self.wants("stowage-compiled") and 1.0 in self.backends:
             ours.append(self.stowed(f"stowage, {share:g} %, compiled", target, backend=self.backends[1.0]))
@@ -305,12 +315,13 @@ def measure(name, make):
     if where != {DEVICE}:
         raise ValueError(f"expected all parameters on {DEVICE}, got {sorted(where)}; move the model, or give --device")
     trial = Trial(name, case)
-    gc.collect()
     gc.disable()
+    trial.bench.forget()
     try:
         result = trial.run()
     finally:
         gc.enable()
+        gc.unfreeze()
     result["seconds"] = round(time.perf_counter() - begin, 1)
     say(report.table(result))
     return result
@@ -326,6 +337,14 @@ def makers():
     for name in ARGS.imported:
         sys.path.insert(0, os.getcwd())
         yield name, lambda name=name: imported(name)
+
+
+def write(out):
+    """Writes what there is so far."""
+    if ARGS.json:
+        pathlib.Path(ARGS.json).write_text(json.dumps(out, indent=2) + "\n")
+    if ARGS.svg:
+        pathlib.Path(ARGS.svg).write_text(picture(out))
 
 
 def main():
@@ -349,15 +368,10 @@ def main():
         gc.collect()
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
+        write(out)
     say(report.summary(out["models"]))
     for text in out["failed"]:
         say(f"FAILED: {text}")
-    if ARGS.json:
-        pathlib.Path(ARGS.json).write_text(json.dumps(out, indent=2) + "\n")
-    if ARGS.svg:
-        from rivals_picture import picture
-
-        pathlib.Path(ARGS.svg).write_text(picture(out))
     sys.exit(1 if out["failed"] else 0)
 
 

@@ -82,9 +82,13 @@ class Decide(unittest.TestCase):
 
 
 class Whole(unittest.TestCase):
-    def run_it(self, *args):
-        env = dict(os.environ, PYTHONPATH=os.pathsep.join([*([] if os.environ.get("STOWAGE_INSTALLED") else [str(ROOT / "pytorch")]), os.environ.get("PYTHONPATH", "")]))
-        return subprocess.run([sys.executable, str(BENCH / "torch_rivals.py"), *args], env=env, capture_output=True, text=True, timeout=300)
+    def run_it(self, *args, cwd=None):
+        env = dict(os.environ)
+        if "STOWAGE_LIBRARY" in env:
+            env["STOWAGE_LIBRARY"] = os.path.abspath(env["STOWAGE_LIBRARY"])
+        if not os.environ.get("STOWAGE_INSTALLED"):
+            env["PYTHONPATH"] = str(ROOT / "pytorch")
+        return subprocess.run([sys.executable, str(BENCH / "torch_rivals.py"), *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
     def test_small(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -105,10 +109,22 @@ class Whole(unittest.TestCase):
             self.assertGreater(first["all"]["ratio"], 0)
             self.assertIsNone(last["all"]["stowage"])
 
-    def test_a_model_of_your_own_that_fails(self):
-        done = self.run_it("--small", "--import", "rivals_models:missing")
-        self.assertEqual(1, done.returncode)
-        self.assertIn("FAILED: rivals_models:missing: AttributeError", done.stdout)
+    def test_models_of_your_own(self):
+        code = """
+import torch
+def make():
+    x = torch.ones(4, 8)
+    return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))), lambda m: m(x).square().mean()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "mine.py").write_text(code)
+            done = self.run_it("--small", "--import", "mine:make", "--import", "mine:missing", "--kinds", "checkpoint", "stowage", "--shares", "90", "--steps", "1", "--settle", "2", cwd=folder)
+        self.assertEqual(1, done.returncode, done.stdout + done.stderr)
+        self.assertIn("mine:make: from mine:make; 0.0 M parameters, 3 blocks", done.stdout)
+        self.assertIn("checkpoint of 3 of 3 blocks", done.stdout)
+        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+        self.assertEqual(1, len(failed), done.stdout)
+        self.assertIn("mine:missing: AttributeError", failed[0])
 
 
 class Picture(unittest.TestCase):
