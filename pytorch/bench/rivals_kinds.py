@@ -128,18 +128,23 @@ class Bench:
     def difference(self, name):
         """Returns how far the gradients are from those remembered: 0.0 if each bit is equal,
         otherwise the norm of the difference by the norm of those remembered."""
-        off = torch.zeros(2, dtype=torch.float64, device=self.device)
-        bits, part = torch.zeros((), dtype=torch.bool, device=self.device), 8 << 20
+        differ = torch.zeros((), dtype=torch.bool, device=self.device)
+        for a, b in self.pairs(name):
+            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+            differ |= (a.view(whole) != b.view(whole)).any()
+        if not differ:
+            return 0.0
+        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for a, b in self.pairs(name):
+            squares += torch.stack([(a.double() - b.double()).square().sum(), a.double().square().sum()])
+        return max((squares[0] / squares[1]).sqrt().item(), 1e-300)
+
+    def pairs(self, name, part=8 << 20):
+        """Yields gradients, those remembered and those of now, in parts on the device."""
         for w, g in zip(self.wanted[name], self.gradients):
             w, g = w.reshape(-1), g.reshape(-1)
             for i in range(0, len(g), part):
-                a, b = w[i : i + part].to(self.device, non_blocking=True), g[i : i + part]
-                whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-                bits |= (a.view(whole) != b.view(whole)).any()
-                off += torch.stack([(a - b).double().square().sum(), a.double().square().sum()])
-        if not bits:
-            return 0.0
-        return max((off[0] / off[1]).sqrt().item(), 1e-300)
+                yield w[i : i + part].to(self.device, non_blocking=True), g[i : i + part]
 
 
 class Kind:

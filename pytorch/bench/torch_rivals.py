@@ -167,7 +167,8 @@ class Trial:
         return kind
 
     def compare(self, kind):
-        if self.repeats.get(kind.like, False):
+        """Compares gradients, of rivals once."""
+        if self.repeats.get(kind.like, False) and (kind.ours or kind.differs is None):
             kind.differs = max(self.bench.difference(kind.like), kind.differs or 0.0)
 
     def probe_compiled(self):

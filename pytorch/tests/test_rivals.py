@@ -60,6 +60,19 @@ class Blocks(unittest.TestCase):
         self.assertEqual([1], seen)
 
 
+class Gradients(unittest.TestCase):
+    def test_difference(self):
+        m = nn.Linear(3, 2)
+        bench = rivals_kinds.Bench(rivals_models.Case(m, None), m.weight.device.type)
+        m.weight.grad.fill_(3.0)
+        bench.keep_gradients("eager")
+        self.assertEqual(0.0, bench.difference("eager"))
+        m.bias.grad.fill_(-0.0)  # equal, but not each bit
+        self.assertTrue(0 < bench.difference("eager") < 1e-200)
+        m.weight.grad.fill_(6.0)
+        self.assertAlmostEqual(1.0, bench.difference("eager"))
+
+
 class Decide(unittest.TestCase):
     RIVALS = [{"kind": "checkpoint", "ms": 12.0, "compiled": False}, {"kind": "compile", "ms": 10.0, "compiled": True}]
 
@@ -91,9 +104,10 @@ class Whole(unittest.TestCase):
         return subprocess.run([sys.executable, str(BENCH / "torch_rivals.py"), *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
     def test_small(self):
+        """The second target is less than weights and gradients take."""
         with tempfile.TemporaryDirectory() as folder:
             figures, svg = pathlib.Path(folder) / "r.json", pathlib.Path(folder) / "r.svg"
-            done = self.run_it("--small", "--model", "gpt", "vit", "megatron", "--megatron-path", folder, "--shares", "60", "0.001", "--steps", "1", "--settle", "3", "--json", str(figures), "--svg", str(svg))
+            done = self.run_it("--small", "--model", "gpt", "vit", "megatron", "--megatron-path", folder, "--shares", "60", "-60", "--steps", "1", "--settle", "3", "--json", str(figures), "--svg", str(svg))
             self.assertEqual(0, done.returncode, done.stdout + done.stderr)
             got = json.loads(figures.read_text())
             minidom.parse(str(svg))
@@ -103,7 +117,7 @@ class Whole(unittest.TestCase):
             rows = {r["kind"]: r for r in m["rows"]}
             self.assertIn("checkpoint of 4 of 4 blocks", rows)
             self.assertTrue(rows["stowage, 60 %"]["kept"], rows)
-            self.assertIn("too small", rows["stowage, 0.001 %"]["error"])
+            self.assertIn("too small", rows["stowage, -60 %"]["error"])
             self.assertEqual({"equal", "-"}, {r["gradients"] for r in m["rows"]})
             first, last = m["cells"]
             self.assertGreater(first["all"]["ratio"], 0)
