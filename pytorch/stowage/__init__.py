@@ -17,8 +17,10 @@ opened; a process that is forked after that cannot use it.
 
 from ._attach import Attachment
 from ._errors import BudgetError, Error, Overflow
+from ._explain import explain
+from ._explanation import Explanation
 from ._runtime import Runtime
 from ._version import version
 
-__all__ = ["Attachment", "BudgetError", "Error", "Overflow", "Runtime"]
+__all__ = ["Attachment", "BudgetError", "Error", "Explanation", "Overflow", "Runtime", "explain"]
 __version__ = version()

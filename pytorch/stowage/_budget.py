@@ -21,7 +21,7 @@ Only measured steps reset the allocator's peak, and steps that begin above the b
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Protocol, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Protocol, Tuple
 
 from ._errors import BudgetError, TooSmall
 from ._library import Usage
@@ -106,6 +106,7 @@ class Budget:
         self._all = 0  # bytes of those
         self._all_then = 0  # the same after the library's last call
         self._saved = 0  # bytes that the library counted as saved after its last call
+        self._saved_least = 0  # the smallest saved limit, if a plan failed
         self._peak = 0  # the allocator's peak when it began
         self.measuring = False
         self.other = 0  # bytes of everything else at its peak, in the last step
@@ -231,7 +232,20 @@ class Budget:
 
     def explain(self, e: TooSmall) -> BudgetError:
         """Returns the error for a saved limit that no plan keeps to, in terms of the budget."""
+        self._saved_least = e.least
         return self._too_small(self.other, e.least)
+
+    def least(self) -> Optional[int]:
+        """Returns the smallest budget for steps like the last one, as far as it is known: None
+        before one was measured."""
+        if not self._extra.measured:
+            return None
+        return self._least(self._began + self._extra.most(), self._saved_least)
+
+    def _least(self, other: int, saved: int) -> int:
+        """Returns the smallest budget under which the limit is what saved tensors need at least."""
+        least = max([other] + [self._began + bytes + min(saved, all) for bytes, all in self._extra.needs])
+        return least + least // (MARGIN - 1) + 1
 
     def _too_small(self, other: int, saved: int) -> BudgetError:
         held = {what: n for what, n in self._held().items() if n}
@@ -243,9 +257,7 @@ class Budget:
             held["temporaries and others"] = rest
         if saved:
             held["saved tensors that must be on the device at once"] = saved
-        # The smallest budget under which the limit is what saved tensors need at least.
-        least = max([other] + [self._began + bytes + min(saved, all) for bytes, all in self._extra.needs])
-        least += least // (MARGIN - 1) + 1
+        least = self._least(other, saved)
         parts = ", ".join(f"{what} {human(n)}" for what, n in held.items())
         return BudgetError(
             f"a budget of {human(self.size)} is too small: this step needs at least {human(least)} ({least} bytes): {parts}; raise the budget, shard the model, or make the batch smaller",

@@ -6,7 +6,7 @@ weights, buffers, gradients and the optimiser's state of attached models are cou
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, Protocol, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Protocol, Set, Tuple
 
 import torch
 
@@ -67,6 +67,47 @@ class CountedMemory:
 
     def reset(self) -> None:
         pass
+
+
+class Picture(NamedTuple):
+    """A device's memory at one moment, in bytes; None stands for what nobody counts.
+
+        allocated blocks + pending + free blocks = reserved
+        reserved + what is held elsewhere + free = total
+    """
+
+    blocks: Optional[List[Tuple[int, int]]] = None  # allocated: addresses, in order, and bytes
+    reserved: Optional[int] = None  # by the caching allocator
+    pending: int = 0  # freed, and in use on another stream
+    largest: Optional[int] = None  # free block of the caching allocator
+    free: Optional[int] = None  # of the device
+    total: Optional[int] = None  # of the device
+
+
+def picture_of(device: torch.device) -> Picture:
+    """Returns the memory of a device. It allocates none, and starts no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return Picture()
+    blocks: List[Tuple[int, int]] = []
+    reserved = pending = largest = 0
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] != device.index:
+            continue
+        reserved += segment["total_size"]
+        at = segment["address"]
+        for block in segment["blocks"]:
+            at, size, state = block.get("address", at), block["size"], block["state"]
+            if state == "active_allocated":
+                blocks.append((at, size))
+            elif state == "inactive":
+                largest = max(largest, size)
+            else:
+                pending += size
+            at += size
+    free = total = None
+    if not torch.cuda.is_current_stream_capturing():
+        free, total = torch.cuda.mem_get_info(device)
+    return Picture(sorted(blocks), reserved, pending, largest, free, total)
 
 
 def held_by(attached: Iterable[Any], device: torch.device) -> Dict[str, int]:

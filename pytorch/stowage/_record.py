@@ -17,6 +17,7 @@ nobody needs a group that dies; it is released at the next call.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any, List, Optional, Tuple
 
 import torch
@@ -26,7 +27,18 @@ if hasattr(torch.Tensor, "untyped_storage"):
 else:
     storage_of = torch.Tensor._storage
 
-Kept = Tuple[torch.Tensor, int]
+# The innermost group in which a tensor was saved, and the module that the group belongs to.
+# It is weak: a module that keeps its output would be a cycle that the collector does not see.
+Place = Tuple[str, Optional["weakref.ref[torch.nn.Module]"]]
+
+
+class Kept:
+    """A saved tensor that stays: itself, its version, and where it was saved."""
+
+    __slots__ = ("tensor", "version", "place", "__weakref__")
+
+    def __init__(self, tensor: torch.Tensor, version: int, place: Optional[Place]) -> None:
+        self.tensor, self.version, self.place = tensor, version, place
 
 
 class Weak:
@@ -48,9 +60,9 @@ class Weak:
 
 
 class Record:
-    __slots__ = ("id", "memory", "berth", "before", "address", "bytes", "watch", "version", "number", "weak", "rows", "spoiled")
+    __slots__ = ("id", "memory", "berth", "before", "address", "bytes", "watch", "version", "number", "weak", "rows", "spoiled", "place", "__weakref__")
 
-    def __init__(self, id: int, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> None:
+    def __init__(self, id: int, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows], place: Optional[Place]) -> None:
         self.id, self.memory, self.address, self.bytes = id, memory, address, memory.nbytes()
         self.berth = 0  # address of its live rows, or 0
         self.before: List[Any] = []  # memory that was replaced and is not returned yet, oldest first
@@ -61,6 +73,7 @@ class Record:
         self.weak: Optional[Weak] = None
         self.rows = rows
         self.spoiled = False
+        self.place = place
 
     def check_version(self) -> None:
         """Notes a write in place since autograd saved it."""
@@ -153,10 +166,10 @@ class Handle:
         self.dtype, self.size, self.stride = t.dtype, t.size(), t.stride()
 
 
-def keep(t: torch.Tensor) -> Kept:
+def keep(t: torch.Tensor, place: Optional[Place]) -> Kept:
     """Returns the tensor itself and its version. Hooks switch off autograd's own check of
     versions, so it is done here; a tensor with a history would be a reference cycle."""
-    return (t if t.is_leaf else t.detach()), t._version
+    return Kept(t if t.is_leaf else t.detach(), t._version, place)
 
 
 def is_held(t: torch.Tensor) -> bool:

@@ -12,11 +12,12 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import torch
 
-from . import _config, _memory, _report, _rerun
+from . import _config, _explain, _memory, _report, _rerun
 from ._attach import NAMES, Attachment, matches
 from ._budget import Budget
 from ._config import Size
 from ._errors import Error, TooSmall
+from ._explanation import Explanation
 from ._library import Library
 from ._record import Rows, Weak, storage_of
 from ._step import InGroup, Step, any_alive
@@ -232,6 +233,7 @@ class Runtime:
                 budget.check()
         except BaseException as e:
             self._step = None
+            _explain.add_to_error(e, self, step)
             with contextlib.suppress(Exception):  # the first exception says more
                 if not step.over:
                     step.end(True)
@@ -337,6 +339,11 @@ class Runtime:
         never = [name for name, choice in (self.policy or {}).items() if choice == "stash" and name not in self._stashed]
         notes = [f"group {name!r} is kept because rt.stash(x, rows=count, name={name!r}) was never called" for name in never]
         return _report.table(self.stats(), notes)
+
+    def explain(self) -> Explanation:
+        """Returns who holds the memory of the device now; print it. An exception that leaves a
+        step because memory ran out carries the same."""
+        return _explain.of_runtime(self)
 
     def trace(self, path: Union[None, str, "os.PathLike[str]"]) -> None:
         """Writes events of later steps to a file for `stowage report`; None ends it."""

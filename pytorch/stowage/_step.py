@@ -6,13 +6,14 @@ from __future__ import annotations
 import collections
 import gc
 import threading
+import weakref
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 import torch
 
 from ._budget import Budget
 from ._errors import Error
-from ._record import Group, Handle, Kept, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of, version_of
+from ._record import Group, Handle, Kept, Place, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of, version_of
 
 get_ident = threading.get_ident
 # Returns the number of the running backward pass, -1 outside of one. PyTorch 1.13 has none.
@@ -21,6 +22,7 @@ _knows_backward = hasattr(torch._C, "_current_graph_task_id")
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 _plain = (torch.Tensor, torch.nn.Parameter)
 _strided = torch.strided
+Ref = Union["weakref.ref[Kept]", "weakref.ref[Record]"]
 
 
 class InGroup:
@@ -65,7 +67,11 @@ class Step:
         self.raised: Optional[str] = None
         self.lock = threading.Lock()  # autograd has one thread per device
         self.dead: Deque[Tuple[int, List[int]]] = collections.deque()
-        self.stack: List[Tuple[str, object]] = []
+        self.stack: List[Tuple[str, object, Place]] = []
+        self.place: Optional[Place] = None  # of the innermost group
+        # All that this step saved and autograd may still hold, for explain(): the collector
+        # must not be asked, because what it finds cannot be touched while other threads run.
+        self.saves: List[Ref] = []
         # Name of the innermost group if the library must know what it saves. Once anything may
         # be moved, the library is told of everything that is saved, outside of groups too:
         # what stays tells it when memory is needed, and so when a copy must be over.
@@ -91,14 +97,15 @@ class Step:
             return  # nothing is saved on other streams, and a capture there must not see our copies
         if self.open is not None:
             self.flush()
-        self.stack.append((name, owner))
+        self.place = (name, weakref.ref(owner) if isinstance(owner, torch.nn.Module) else None)
+        self.stack.append((name, owner, self.place))
         self.name = name if self.moves(name) else self.outside
 
     def end_group(self, owner: object, failed: bool = False) -> None:
         """Ends the innermost group of an owner, and groups within it that an exception left
         open. The library is told what a failed group saved, too: the exception may be caught,
         and another group may have offloaded the same storages."""
-        if get_ident() != self.thread or not any(o is owner for _, o in self.stack):
+        if get_ident() != self.thread or not any(o is owner for _, o, _ in self.stack):
             return
         if self.open is not None:
             try:
@@ -108,11 +115,11 @@ class Step:
                     raise
         while self.stack.pop()[1] is not owner:
             pass
-        name = self.stack[-1][0] if self.stack else None
+        name, _, self.place = self.stack[-1] if self.stack else (None, None, None)
         self.name = name if name is not None and self.moves(name) else self.outside
 
     def inside(self, owner: object) -> bool:
-        return any(o is owner for _, o in self.stack)
+        return any(o is owner for _, o, _ in self.stack)
 
     def disown(self) -> None:
         """Lets every tensor pass through from now on."""
@@ -158,16 +165,16 @@ class Step:
     def pack(self, t: torch.Tensor) -> Union[Kept, Handle]:
         name = self.name
         if name is None and not self.rows:
-            return keep(t)
+            return self.keep(t)
         if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_quantized:
-            return keep(t)
+            return self.keep(t)
         memory = storage_of(t)
         if memory.nbytes() < self.least:
-            return keep(t)
+            return self.keep(t)
         if get_ident() != self.thread or self.over or _backward() != -1:
-            return keep(t)
+            return self.keep(t)
         if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream or t.is_conj() or t.is_neg():
-            return keep(t)
+            return self.keep(t)
         offset = t.storage_offset()
         address = t.data_ptr() - offset * t.element_size()
         rows = self.rows.get(address)
@@ -179,14 +186,14 @@ class Step:
         if name is None:
             if self.open is not None:  # a group of rows outside of groups
                 self.flush()
-            return keep(t)
+            return self.keep(t)
         if self.open is not None and self.open.name != name:
             self.flush()  # which may drop the record that this storage had
         record = self.at.get(address)
         if record is None or not record.is_storage(memory, t._version, rows):
             record = self.record(t, memory, address, rows)
             if record is None:
-                return keep(t)
+                return self.keep(t)
         group = self.open
         if group is None:
             self.open = group = Group(self, name)
@@ -197,6 +204,11 @@ class Step:
             self.flush()  # rows are loaded one tensor at a time
         return handle
 
+    def keep(self, t: torch.Tensor) -> Kept:
+        kept = keep(t, self.place)
+        self.saves.append(weakref.ref(kept))
+        return kept
+
     def record(self, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> Optional[Record]:
         if address == 0 or memory._cdata in self.weights or is_held(t):
             return None
@@ -206,7 +218,8 @@ class Step:
             rows = None
         self.used_rows |= rows is not None
         self.ids += 1
-        record = self.at[address] = Record(self.ids, t, memory, address, rows)
+        record = self.at[address] = Record(self.ids, t, memory, address, rows, self.place)
+        self.saves.append(weakref.ref(record))
         return record
 
     # What autograd asks for
@@ -225,8 +238,8 @@ class Step:
         self.raised = str(e)
 
     def tensor(self, h: Union[Kept, Handle]) -> torch.Tensor:
-        if isinstance(h, tuple):
-            t, version = h
+        if isinstance(h, Kept):
+            t, version = h.tensor, h.version
             if t._version != version:
                 raise Error(modified(t.dtype, t.size(), version, t._version))
             return t
@@ -343,7 +356,7 @@ class Step:
 
     def end(self, failed: bool) -> None:
         self.over = True
-        self.name, self.stack = None, []
+        self.name, self.stack, self.place, self.saves = None, [], None, []
         self.abandon()
         with self.lock:
             try:

@@ -6,7 +6,7 @@ import threading
 import unittest
 
 from common import DEVICE, plain, runtime, same, stowage, torch, under
-from stowage._record import Group, Handle, Record, Weak, storage_of
+from stowage._record import Group, Handle, Kept, Record, Weak, storage_of
 from torch import nn
 from zoo import CASES, leaf
 
@@ -188,7 +188,7 @@ class Between(unittest.TestCase):
 
                 def watch(t):
                     h = pack(t)
-                    seen.append((t.data_ptr(), type(h) is tuple))
+                    seen.append((t.data_ptr(), type(h) is Kept))
                     return h
 
                 with torch.autograd.graph.saved_tensors_hooks(watch, step.unpack):
