@@ -155,7 +155,7 @@ func (s *step) copies(out []bool, l memory.Links, safe float64) (begin, end []fl
 		}
 	}
 	next := s.tape.Span.Seconds()
-	for _, i := range s.byLoad() {
+	for _, i := range s.byLoad {
 		if g := s.groups[i]; out[i] {
 			next, busy = back(l, min(next, g.to), safe*float64(g.in), busy)
 			next -= safe * l.Latency.Seconds()
@@ -165,8 +165,8 @@ func (s *step) copies(out []bool, l memory.Links, safe float64) (begin, end []fl
 	return begin, end
 }
 
-// byLoad returns the groups that are loaded, with the last load first.
-func (s *step) byLoad() []int {
+// sortLoads sets the groups that are loaded, with the last load first.
+func (s *step) sortLoads() {
 	order := make([]int, 0, len(s.groups))
 	for i, g := range s.groups {
 		if g.load >= 0 {
@@ -174,7 +174,7 @@ func (s *step) byLoad() []int {
 		}
 	}
 	slices.SortFunc(order, func(a, b int) int { return s.groups[b].load - s.groups[a].load })
-	return order
+	s.byLoad = order
 }
 
 type span struct{ from, to float64 }
@@ -218,7 +218,7 @@ func (s *step) deep(out []bool, l memory.Links, safe float64, depth int) *reside
 	begin, _ := s.copies(out, l, safe)
 	var order []int // groups that are offloaded and reloaded, with the first load first
 	most := memory.Bytes(0)
-	for _, i := range slices.Backward(s.byLoad()) {
+	for _, i := range slices.Backward(s.byLoad) {
 		if out[i] {
 			order = append(order, i)
 			most = max(most, s.groups[i].bytes)

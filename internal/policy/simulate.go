@@ -98,6 +98,7 @@ type step struct {
 	schedule *schedule.Schedule
 	when     []float64      // compute's own work before each position
 	groups   []group        // in the order of saving
+	byLoad   []int          // the groups that are loaded, with the last load first
 	units    []memory.Unit  // in the order in which the recorded step saves them first
 	sizes    []memory.Bytes // sizes of storages
 	saver    []int          // for each storage, the group that saved it first, or -1
@@ -168,6 +169,7 @@ func (p *Profile) step(pol memory.Policy) *step {
 			s.when = append(s.when, g.to)
 		}
 	}
+	s.sortLoads()
 	s.rows = p.rowPlan()
 	s.place(pol)
 	return s

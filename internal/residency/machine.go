@@ -291,17 +291,16 @@ func (m *Machine) follow(n int) {
 
 // returnBorrowed returns borrowed bytes whose copies out compute is ordered after.
 func (m *Machine) returnBorrowed() {
-	m.flights = slices.DeleteFunc(m.flights, func(f flight) bool {
-		past := f.out <= m.device.followed[Compute]
-		if past {
-			m.exec.ReturnMemory(f.s)
-			if f.place != None { // the owner orders the use of its memory: no marks
-				f.notifyGiven(m)
-				m.device.Give(f.place, f.s.Bytes, 0)
-			}
+	past := 0
+	for ; past < len(m.flights) && m.flights[past].out <= m.device.followed[Compute]; past++ {
+		f := &m.flights[past]
+		m.exec.ReturnMemory(f.s)
+		if f.place != None { // the owner orders the use of its memory: no marks
+			f.notifyGiven(m)
+			m.device.Give(f.place, f.s.Bytes, 0)
 		}
-		return past
-	})
+	}
+	m.flights = slices.Delete(m.flights, 0, past)
 }
 
 // notifyGiven calls Watch for a place that is given back, once.
@@ -328,8 +327,7 @@ func (m *Machine) settle(s *Storage) {
 	switch {
 	case s.onLoan:
 		s.onLoan = false
-		k, _ := slices.BinarySearchFunc(m.flights, s.out+1, func(f flight, n int) int { return f.out - n }) // after its own
-		m.flights = slices.Insert(m.flights, k, flight{s, s.out, at, false})
+		m.flights = slices.Insert(m.flights, m.flightsFrom(s.out+1), flight{s, s.out, at, false}) // after its own
 		m.returnBorrowed()
 	case at != None:
 		m.device.Give(at, s.Bytes, s.out, s.used, s.left)
@@ -388,7 +386,18 @@ func (m *Machine) flying(s *Storage) int {
 	if s.State != Away || s.returned != 0 || m.plan != nil && m.plan.Strict {
 		return -1
 	}
-	return slices.IndexFunc(m.flights, func(f flight) bool { return f.s == s && f.place != None })
+	for i := m.flightsFrom(s.out); i < len(m.flights) && m.flights[i].out == s.out; i++ {
+		if f := &m.flights[i]; f.s == s && f.place != None {
+			return i
+		}
+	}
+	return -1
+}
+
+// flightsFrom returns the first flight whose copy out has at least a number.
+func (m *Machine) flightsFrom(out int) int {
+	i, _ := slices.BinarySearchFunc(m.flights, out, func(f flight, n int) int { return f.out - n })
+	return i
 }
 
 // reclaim takes back bytes whose copy out is still under way, in place of a reload. It
