@@ -66,6 +66,9 @@ func (v *solver) fresh(pol memory.Policy) *trial {
 		return nil
 	}
 	v.seen[string(key)] = true
+	if v.bounds != nil && !v.mayFit(pol) {
+		return nil
+	}
 	return v.try(pol)
 }
 

@@ -7,6 +7,8 @@
 // byhand.go owns the choices that a user makes, profile.go a recorded step and the step
 // under a policy, plan.go what is offloaded and when it is reloaded, rows.go rows of
 // experts in pages, simulate.go and lanes.go forecasts of time and memory, solve.go and
-// improve.go the choices for a budget, balance.go those for all ranks of a pipeline,
-// follow.go the plans for choices made by hand, and report.go the reasons.
+// improve.go the choices for a budget, regular.go those for many similar layers, bound.go
+// what a candidate takes at least, section.go steps that repeat themselves, balance.go
+// choices for all ranks of a pipeline, follow.go the plans for choices made by hand, and
+// report.go the reasons.
 package policy

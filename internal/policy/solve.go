@@ -4,6 +4,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -45,6 +46,10 @@ type Decision struct {
 // offloads as few of the others as fit, first those with the longest time between save and
 // load. It improves the best of these candidates by changing single units and pairs, until
 // that helps no more or enough was tried.
+//
+// If memory is counted ([residency.Config.Borrowed]), Solve searches the numbers of units of
+// each name that are offloaded and recomputed, drops candidates by their bounds before it
+// runs them, and searches one of the parts that a step repeats.
 //
 // If cfg has no window ([residency.Config], about copies out that are under way), Solve
 // chooses the best of a few. It tries a large one first: the step may use the whole budget,
@@ -140,12 +145,16 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 	}
 	v.cfg.Device, v.shortest = max(budget-p.Base, 0), 1.0005*before.paid(l)
 	v.prepare(before)
+	if cfg.Borrowed && p.Rows == nil {
+		v.bounds = newBounds(p, cfg)
+	}
 	best := v.step(nil).try(nil, l, v.cfg)
 	d := &Decision{Budget: budget, Before: before.forecast(), Nothing: best.err == nil && best.machine.Counts().Evicted == 0}
 	if !d.Nothing {
-		v.maxTries = int(effort * float64(min(max(600_000/(len(p.Tape.Ops)+1), 100), 1500)))
-		if best = v.search(); best == nil {
-			return nil, v.floor(budget)
+		v.maxTries = v.tries(effort)
+		var err error
+		if best, err = v.searchParts(budget, effort); err != nil {
+			return nil, err
 		}
 	}
 	d.Policy, d.Plan, d.Forecast, d.Tried = memory.Policy{}, best.plan, best.forecast(), v.tried
@@ -163,6 +172,18 @@ func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 	}
 	d.explain(func(f UnitForecast) string { return why(f, p.Units[f.Unit], l, d.Nothing, allowed) })
 	return d, nil
+}
+
+// boundsPerTry is how many bounds take about as long as the simulations of one candidate.
+const boundsPerTry = 50
+
+// tries returns the number of candidates that a search tries, each of which runs the whole
+// tape. A search by bounds finds good ones sooner.
+func (v *solver) tries(effort float64) int {
+	if v.bounds != nil {
+		effort /= 3
+	}
+	return int(effort * float64(min(max(600_000/(len(v.p.Tape.Ops)+1), 100), 1500)))
 }
 
 // noLimit is more memory than any step takes, and small enough that sums do not overflow.
@@ -183,6 +204,8 @@ type solver struct {
 	maxTries int     // candidates after which the search ends
 	shortest float64 // a step time that counts as good as that with everything kept
 	hostFull bool    // a candidate did not fit host memory
+	bounds   *bounds // of memory and time, if memory is counted; else nil
+	bounded  int     // candidates that were compared with their bounds
 	// If split is set, all rows are stashed in so many device pages, and what finds none
 	// of them goes to the host.
 	split bool
@@ -252,7 +275,9 @@ func (v *solver) try(pol memory.Policy) *trial {
 
 // spent reports whether the search should end: best is as good as possible, or enough
 // candidates were tried, each of which runs the whole tape.
-func (v *solver) spent(best *trial) bool { return v.tried >= v.maxTries || v.enough(best) }
+func (v *solver) spent(best *trial) bool {
+	return v.tried+v.bounded/boundsPerTry >= v.maxTries || v.enough(best)
+}
 
 // enough reports whether no other candidate is worth a search.
 func (v *solver) enough(best *trial) bool { return best.paid(v.l) <= v.shortest }
@@ -309,6 +334,36 @@ func (v *solver) extremes() []memory.Policy {
 	return list
 }
 
+// searchParts searches one of the parts that a step repeats, and uses the choices for all
+// of them. It does so only if memory is counted: places that one part leaves behind matter
+// to the next. It searches the whole step if there are no such parts.
+func (v *solver) searchParts(budget memory.Bytes, effort float64) (*trial, error) {
+	if v.bounds != nil {
+		if part := v.p.section(); part != nil {
+			d, err := solve(part, v.l, v.cfg, budget, v.allowed, effort)
+			if err == nil {
+				v.tried += d.Tried
+				if t := v.try(d.Policy); t != nil {
+					return v.saferPlan(t), nil
+				}
+			}
+			var low *memory.BudgetError
+			if errors.As(err, &low) {
+				limit := v.cfg.Device
+				v.cfg.Device = low.Need - v.p.Base
+				fits := slices.ContainsFunc(v.extremes(), func(pol memory.Policy) bool { return v.try(pol) != nil })
+				if v.cfg.Device = limit; fits {
+					return nil, low
+				}
+			}
+		}
+	}
+	if best := v.search(); best != nil {
+		return best, nil
+	}
+	return nil, v.floor(budget)
+}
+
 func (v *solver) search() *trial {
 	var best *trial
 	for _, pol := range v.extremes() {
@@ -317,10 +372,18 @@ func (v *solver) search() *trial {
 	if best == nil {
 		return nil
 	}
-	for _, k := range ladder(len(v.recs)) {
-		best = v.pick(best, v.fewest(k))
+	if v.bounds != nil {
+		best = v.regular(best)
+	} else {
+		for _, k := range ladder(len(v.recs)) {
+			best = v.pick(best, v.fewest(k))
+		}
 	}
-	best = v.splitRows(v.giveBack(v.improve(best)))
+	return v.saferPlan(v.splitRows(v.giveBack(v.improve(best))))
+}
+
+// saferPlan tries plans that reload later or earlier.
+func (v *solver) saferPlan(best *trial) *trial {
 	for _, safe := range []float64{1, 1.6, 2.5} {
 		if t := best.step.best(v.l, v.cfg, safe); t.err == nil && !t.forced() {
 			best = v.pick(best, t)
