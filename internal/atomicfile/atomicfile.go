@@ -5,7 +5,7 @@
 // link or a device, the permissions of an old file stay, and nothing is synced. [Replace]
 // writes a file of a program's own so that it also survives a loss of power.
 //
-// This file owns the write.
+// This file owns the write, temporary.go the file that is written before it has its name.
 package atomicfile
 
 import (
@@ -14,10 +14,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
@@ -45,17 +43,20 @@ type Output interface {
 
 // File is a file that is being replaced:
 //
-//  1. Create makes a temporary file in the same folder.
+//  1. Create makes a temporary file in the same folder, without a name if the file system
+//     can do that, so that a kill leaves nothing behind.
 //  2. Write adds to it.
-//  3. Commit renames it. Discard removes it; after Commit it does nothing.
+//  3. Commit gives it a name and renames it. Discard removes it; after Commit it does
+//     nothing.
 //
 // A path that names no regular file, such as /dev/stdout or a pipe, is written directly,
 // because it cannot be replaced. Create returns an error for a pipe that nothing reads.
 type File struct {
-	path string // as given, for errors
-	to   string // behind links
-	work string // the temporary file, or "" if the path is written directly
-	out  Output // nil after Commit and Discard
+	path string                          // as given, for errors
+	to   string                          // behind links
+	work string                          // the temporary file, or "" if it has no name or the path is written directly
+	out  Output                          // nil after Commit and Discard
+	link func() (name string, err error) // gives a name to a temporary file without one; may be nil
 	b    *bufio.Writer
 
 	rename  func(from, to string) error
@@ -66,23 +67,27 @@ type File struct {
 // Create begins to replace the file at path. A link stays, and the file that it leads to
 // is replaced. Errors of a File name path.
 func Create(path string) (*File, error) {
-	x := &File{path: path, to: behind(path), rename: os.Rename, remove: os.Remove}
+	x := &File{path: path, rename: os.Rename, remove: os.Remove}
 	var f *os.File
 	var err error
+	if x.to, err = behind(path); err != nil {
+		return nil, x.failed(err)
+	}
 	switch info, cannot := os.Stat(x.to); {
 	case cannot == nil && info.IsDir():
 		return nil, x.failed(errors.New("it is a folder"))
 	case cannot == nil && !info.Mode().IsRegular():
 		f, err = openDirectly(x.to, info.Mode())
+	case cannot != nil && !errors.Is(cannot, fs.ErrNotExist):
+		err = cannot
 	default:
-		if f, err = createTemp(filepath.Dir(x.to), "."+filepath.Base(x.to)+"-"); err != nil {
+		if f, err = x.createTemporary(); err != nil {
 			break
 		}
-		x.work = f.Name()
 		if cannot == nil {
 			if err = f.Chmod(info.Mode().Perm()); err != nil {
-				f.Close() // nothing was written
-				os.Remove(x.work)
+				x.out = f // nothing was written
+				x.Discard()
 			}
 		}
 	}
@@ -106,35 +111,22 @@ func openDirectly(path string, mode fs.FileMode) (*os.File, error) {
 	return f, err
 }
 
-// createTemp creates a file with a new name. Its permissions are those of any new file:
-// os.CreateTemp would give it fewer, and the umask cannot be read safely.
-func createTemp(dir, prefix string) (f *os.File, err error) {
-	for range 100 {
-		name := filepath.Join(dir, prefix+strconv.FormatUint(uint64(rand.Uint32()), 10))
-		f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-		if !errors.Is(err, fs.ErrExist) {
-			break
-		}
-	}
-	return f, err
-}
-
 // behind returns the path that a link leads to, whether or not a file is there.
-func behind(path string) string {
+func behind(path string) (string, error) {
 	for range 40 { // as many as Linux follows
 		target, err := os.Readlink(path)
 		if err != nil {
-			break
+			return path, nil
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)
 		}
 		path = target
 	}
-	return path
+	return "", syscall.ELOOP
 }
 
-// Temporary returns the path of the temporary file, or "" if there is none. A program that
+// Temporary returns the path of the temporary file, or "" if it has no name. A program that
 // a signal ends before Commit removes it.
 func (x *File) Temporary() string { return x.work }
 
@@ -153,25 +145,28 @@ func (x *File) commit() error {
 	if x.out == nil {
 		return nil
 	}
-	out := x.out
+	out, work := x.out, x.work
 	x.out = nil
 	err := x.b.Flush()
 	if err == nil && x.syncDir != nil {
 		err = out.Sync()
 	}
+	if err == nil && x.link != nil {
+		work, err = x.link()
+	}
 	if e := out.Close(); err == nil {
 		err = e
 	}
-	if x.work == "" {
+	if work == "" {
 		return err
 	}
 	if err == nil {
-		if err = x.rename(x.work, x.to); errors.Is(err, fs.ErrExist) {
+		if err = x.rename(work, x.to); errors.Is(err, fs.ErrExist) {
 			err = &fs.PathError{Op: "write", Path: x.to, Err: errors.New("it is a folder; move it")}
 		}
 	}
 	if err != nil {
-		_ = x.remove(x.work) // the caller gets the first error
+		_ = x.remove(work) // the caller gets the first error
 		return err
 	}
 	if x.syncDir == nil {
