@@ -65,7 +65,14 @@ func Find(folders, patterns []string) ([]string, error) {
 	}
 	var files []string
 	for _, folder := range folders {
-		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		info, err := os.Stat(folder)
+		if err != nil {
+			return nil, fmt.Errorf("%s cannot be read: %w", folder, input.Cause(err))
+		}
+		if info.IsDir() && !os.IsPathSeparator(folder[len(folder)-1]) {
+			folder += string(os.PathSeparator) // WalkDir does not follow a link
+		}
+		err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
 				return fmt.Errorf("%s cannot be read: %w", path, input.Cause(err))

@@ -32,10 +32,14 @@ func TestFind(t *testing.T) {
 	if err := os.Symlink("nowhere", filepath.Join(dir, "broken.sh")); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink("b", filepath.Join(dir, "linked")); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		folders, names []string
 		want           string
 	}{
+		{[]string{"linked"}, Names, "linked/x.sh"},
 		{[]string{"."}, Names, "a.yaml b/x.sh c/model_config.yaml link.sh"},
 		{[]string{"b", "b", "."}, []string{"*.sh"}, "b/x.sh link.sh"},
 		{[]string{"notes.txt"}, Names, "notes.txt"},
@@ -55,8 +59,10 @@ func TestFind(t *testing.T) {
 			t.Errorf("%v: %s, want %s", c.folders, got, c.want)
 		}
 	}
-	if _, err := Find([]string{filepath.Join(dir, "nowhere")}, Names); err == nil || !strings.Contains(err.Error(), "cannot be read") {
-		t.Errorf("a folder that is not there: %v", err)
+	for _, name := range []string{"nowhere", "broken.sh"} {
+		if _, err := Find([]string{filepath.Join(dir, name)}, Names); err == nil || !strings.Contains(err.Error(), name+" cannot be read: no such file") {
+			t.Errorf("%s, which is not there: %v", name, err)
+		}
 	}
 	if _, err := Find([]string{dir}, []string{"["}); err == nil || !strings.Contains(err.Error(), "is not a pattern") {
 		t.Errorf("a broken pattern: %v", err)
