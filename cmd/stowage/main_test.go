@@ -66,6 +66,19 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// -h asks for the help of a command wherever it stands.
+func TestHelpBeforeACommand(t *testing.T) {
+	for after, before := range map[string]string{
+		"train -h": "-h train", "bench copy -h": "-h bench copy", "bench stash -h": "bench -h stash", "plan explain -h": "plan -h explain", "doctor --help": "--help doctor",
+	} {
+		want, _, _ := command(strings.Fields(after)...)
+		stdout, stderr, code := command(strings.Fields(before)...)
+		if code != exitOK || stderr != "" || stdout != want {
+			t.Errorf("%s: code %d, errors %q, output %.60q, want %.60q", before, code, stderr, stdout, want)
+		}
+	}
+}
+
 // Every command line below is wrong in one way; the answer is one sentence on
 // standard error, nothing on standard output, and code 2.
 func TestUsageErrors(t *testing.T) {

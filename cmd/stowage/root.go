@@ -59,7 +59,17 @@ It runs on any CPU, and on NVIDIA GPUs with nothing but their driver.`,
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(newTrain(), newPlan(), newReportCommand(), newDoctor(), newBench(), newCompletion(), newVersion())
 	addCompletion(root)
+	initHelpFlags(root)
 	return root
+}
+
+// initHelpFlags gives every command its flag --help now. Cobra does so only once it has
+// found the command, and until then takes the word behind -h for its value.
+func initHelpFlags(cmd *cobra.Command) {
+	cmd.InitDefaultHelpFlag()
+	for _, c := range cmd.Commands() {
+		initHelpFlags(c)
+	}
 }
 
 // newHelp returns cobra's help command, except that a wrong topic is an error.
