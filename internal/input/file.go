@@ -60,8 +60,10 @@ func Open(name string, most int64) (*File, error) {
 	}
 	// Without O_NONBLOCK the kernel waits until somebody writes to a pipe.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, syscall.ENXIO) {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: errSocket}
+	if errors.Is(err, syscall.ENXIO) { // a socket, or a device that is not there
+		if info, cannot := os.Stat(name); cannot == nil && check(info, most) != nil {
+			err = &fs.PathError{Op: "open", Path: name, Err: check(info, most)}
+		}
 	}
 	if err != nil {
 		return nil, err

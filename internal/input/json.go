@@ -32,8 +32,14 @@ func Plain(err error) error {
 		}
 	case errors.As(err, &typed):
 		old, why = typed.Error(), fmt.Sprintf("expected an object, got %s", typed.Value)
-		if typed.Field != "" {
-			why = fmt.Sprintf("%s has the wrong kind of value (%s)", keysOf(typed.Field), typed.Value)
+		number, ofRange := strings.CutPrefix(typed.Value, "number ")
+		switch key := keysOf(typed.Field); {
+		case key != "":
+			why = fmt.Sprintf("%s has the wrong kind of value (%s)", key, typed.Value)
+		case ofRange: // in a map or a list, whose keys encoding/json does not name
+			why = fmt.Sprintf("the number %s is too large or of the wrong kind", number)
+		case typed.Field != "":
+			why = fmt.Sprintf("a value is of the wrong kind (%s)", typed.Value)
 		}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		old, why = io.ErrUnexpectedEOF.Error(), "it ends too early"

@@ -38,6 +38,14 @@ func TestPlain(t *testing.T) {
 	if got := Plain(fmt.Errorf("f: %w", d.Decode(&to))).Error(); got != `f: unknown key "C"` {
 		t.Errorf("a key too many gives %q", got)
 	}
+	var untagged struct{ Version int }
+	if got := Plain(json.Unmarshal([]byte(`{"version":"x"}`), &untagged)).Error(); got != "a value is of the wrong kind (string)" {
+		t.Errorf("a key without a name gives %q", got)
+	}
+	var keys map[string]any
+	if got := Plain(json.Unmarshal([]byte(`{"a":1e400}`), &keys)).Error(); got != "the number 1e400 is too large or of the wrong kind" {
+		t.Errorf("a number out of range gives %q", got)
+	}
 	if other := errors.New("other"); Plain(other) != other {
 		t.Error("another error was changed")
 	}

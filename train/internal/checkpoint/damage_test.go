@@ -211,6 +211,14 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// A manifest whose version is no number is refused in a sentence that names the key.
+func TestManifestWithoutANumber(t *testing.T) {
+	_, err := parseManifest([]byte(`{"version": "1"}`), 1)
+	if err == nil || err.Error() != "checkpoint.json is damaged: version has the wrong kind of value (string)" {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 // The manifest is sealed again after each change: what is refused here is refused
 // for what it says.
 func TestManifestRefused(t *testing.T) {

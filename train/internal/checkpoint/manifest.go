@@ -87,7 +87,9 @@ func (m manifest) encode() ([]byte, error) {
 
 // parseManifest parses and verifies the manifest of a step.
 func parseManifest(text []byte, step int) (*manifest, error) {
-	var head struct{ Version int }
+	var head struct {
+		Version int `json:"version"`
+	}
 	if err := json.Unmarshal(text, &head); err != nil {
 		return nil, fmt.Errorf("%s is damaged: %w", manifestName, input.Plain(err))
 	}
