@@ -32,7 +32,10 @@ doctor now
 doctor --json=''
 completion
 completion powershell
-completion bash zsh`},
+completion bash zsh
+-h trian
+bench -h cpoy
+plan scan loop`},
 	{"train --dry-run --micro 1 --seq 16 ", `
 --pp 0
 --pp -1
@@ -211,6 +214,7 @@ fast
 --html no/page.html
 --html page/
 --html text.txt/page.html
+--html loop
 --tp 0
 --tp ''
 --tp 3
@@ -289,6 +293,7 @@ nope --memory-viz ''
 nope --out no/page.html
 nope --out a --perfetto a
 nope --out empty
+nope --perfetto loop
 run`},
 	{"bench pools ", `
 --model ''
@@ -311,6 +316,7 @@ run`},
 --svg ''
 --svg empty
 --svg no/x.svg
+--svg loop
 --report ''
 --report no/x.html
 --svg a --report a
@@ -422,6 +428,7 @@ text.txt --date ''
 text.txt --date 2026-13-01
 result.json --to no/history.jsonl
 result.json --to empty
+result.json --to loop
 result.json --to result.json
 result.json --to text.txt`},
 }
@@ -454,6 +461,9 @@ func fixtures(t *testing.T) {
 		"negative.yaml": "seed: -1\n", "word.yaml": "graph: attn\n", "list.yaml": "- a\n",
 	} {
 		writeFile(t, name, text)
+	}
+	if err := os.Symlink("loop", "loop"); err != nil {
+		t.Fatal(err)
 	}
 	result, stderr, code := command("bench", "pools", "--model", "tiny-moe", "--json")
 	if code != exitOK {

@@ -121,7 +121,7 @@ func trainErrors(t *testing.T, all *strings.Builder) {
 		"--config key.yaml", "--config kind.yaml", "--config part.yaml", "--config syntax.yaml", "--config nothing.yaml", "--config nope.yaml",
 		"--pp 3", "--ep 3", "--dp 3 --ep 2", "--vpp 2", "--model tiny-dense --ep 2",
 		"--data empty", "--data short.txt", "--data nope",
-		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--clip NaN", "--beta1 2", "--pool arena --prefetch 0", "--capacity-factor -1",
+		"--micro -1", "--seq 0", "--seq 100000", "--steps 0", "--lr 0", "--lr -1", "--lr 1e39", "--aux-loss 1e39", "--dp 99999999", "--clip NaN", "--beta1 2", "--pool arena --prefetch 0", "--capacity-factor -1",
 		"--budget 60", "--budget -1MiB", "--budget 1KiB --out q", "--offload-fraction 2 --out q",
 		"--offload-modules core_atn", "--offload-modules qk_norm --out q", "--offload-modules core_attn --recompute-modules core_attn",
 		"--stash-modules core_attn", "--policy none --stash-modules moe_act --out q",

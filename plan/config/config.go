@@ -7,6 +7,7 @@ package config
 // This file owns the resolution.
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -255,8 +256,12 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 	return parseFile(name, data, env)
 }
 
-// parseFile returns what a file says.
+// parseFile returns what a file says. No text has a zero byte, and almost every picture,
+// archive and program has one, as have texts in UTF-16.
 func parseFile(name string, data []byte, env map[string]string) (*model.Model, map[string]any, *launch.File, error) {
+	if bytes.IndexByte(data, 0) >= 0 {
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: errors.New("expected text in UTF-8, got binary data")}
+	}
 	switch file, err := launch.Parse(data); {
 	case err != nil:
 		return nil, nil, nil, asked("Model", name, err)

@@ -184,6 +184,9 @@ func (o *Options) check() error {
 		{"SaveEvery", o.SaveEvery, 0}, {"Keep", o.Keep, 1}, {"EvalEvery", o.EvalEvery, 0},
 	} {
 		if x.value < x.lo || x.value > 1<<24 {
+			if strings.HasSuffix(x.setting, "P") { // 0 ranks stand for those that the model suits
+				x.lo = 1
+			}
 			return refuse(x.setting, fmt.Sprint(x.value), "is out of range", fmt.Sprintf("give a number from %d to %d", x.lo, 1<<24))
 		}
 	}
@@ -191,10 +194,10 @@ func (o *Options) check() error {
 		setting, remedy string
 		value, most     float64
 	}{
-		{"LR", "give a number above 0, such as 0.003", o.LR, math.MaxFloat32}, {"MinLR", "give a number from 0", o.MinLR, math.MaxFloat32},
-		{"WeightDecay", "give a number from 0, such as 0.1", o.WeightDecay, math.MaxFloat32}, {"Clip", "give a number from 0, such as 1", o.Clip, math.MaxFloat32},
+		{"LR", "give a number above 0 and up to 3e38, such as 0.003", o.LR, math.MaxFloat32}, {"MinLR", "give a number from 0 to 3e38", o.MinLR, math.MaxFloat32},
+		{"WeightDecay", "give a number from 0 to 3e38, such as 0.1", o.WeightDecay, math.MaxFloat32}, {"Clip", "give a number from 0 to 3e38, such as 1", o.Clip, math.MaxFloat32},
 		{"Capacity", fmt.Sprintf("give a number above 0 and up to %d, or none for no limit", mostCapacity), o.Capacity, mostCapacity},
-		{"BiasRate", "give a number from 0, such as 0.001", o.BiasRate, math.MaxFloat32}, {"Fraction", "give a share from 0 to 1", o.Fraction, 1},
+		{"BiasRate", "give a number from 0 to 3e38, such as 0.001", o.BiasRate, math.MaxFloat32}, {"Fraction", "give a share from 0 to 1", o.Fraction, 1},
 	} {
 		if !(x.value >= 0 && x.value <= x.most) || x.setting == "LR" && x.value == 0 {
 			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", x.remedy)
@@ -214,8 +217,8 @@ func (o *Options) check() error {
 			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", "give a number from 0 to below 1")
 		}
 	}
-	if o.AuxLoss != nil && !(*o.AuxLoss >= 0 && *o.AuxLoss < math.MaxFloat32) {
-		return refuse("AuxLoss", fmt.Sprintf("%g", *o.AuxLoss), "is out of range", "give a number that is not negative")
+	if o.AuxLoss != nil && !(*o.AuxLoss >= 0 && *o.AuxLoss <= math.MaxFloat32) {
+		return refuse("AuxLoss", fmt.Sprintf("%g", *o.AuxLoss), "is out of range", "give a number from 0 to 3e38, such as 0.01")
 	}
 	for _, x := range []struct{ setting, value, choices string }{
 		{"Dispatch", o.Dispatch, "alltoall or ring"}, {"GradComm", o.GradComm, "fp32 or bf16"},

@@ -16,8 +16,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -143,7 +145,7 @@ func (o *Options) parse(file string, text []byte) error {
 	var said yaml.Error
 	switch {
 	case err == nil:
-		return checkWhole(file, text)
+		return checkRead(file, text)
 	case !errors.As(err, &said):
 		return fmt.Errorf("%s: %w", file, err)
 	}
@@ -207,12 +209,19 @@ func nodeName(n ast.NodeType) string {
 	return "something else"
 }
 
-// checkWhole returns an error if a whole number has a fraction, which the parser cuts off,
-// or is too large, which the parser makes another number of.
-func checkWhole(file string, text []byte) error {
+// checkRead returns an error about what the parser lets pass: a key that is no word, such as
+// 1 or true, a whole number with a fraction, which it cuts off, and one that is too large,
+// which it makes another number of.
+func checkRead(file string, text []byte) error {
 	given := map[string]any{}
 	if input.UnmarshalYAML(text, &given) != nil {
 		return nil // the options could be read
+	}
+	known := optionKeys()
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if !slices.Contains(known, key) {
+			return fmt.Errorf("%s: unknown key %q%s", file, key, suggest(key, known))
+		}
 	}
 	for f := range reflect.TypeFor[Options]().Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
