@@ -12,7 +12,7 @@ import re
 import sys
 
 from common import DEVICE, runtime, same, stowage, torch
-from stowage._record import storage_of
+from stowage._record import Kept, storage_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -83,7 +83,7 @@ class Watch:
 
             def watch(t):
                 h = pack(t)
-                moves, weight = type(h) is not tuple, storage_of(t)._cdata in self.parameters
+                moves, weight = type(h) is not Kept, storage_of(t)._cdata in self.parameters
                 self.kept += weight
                 self.moved += moves and not weight
                 self.passed += not moves and not weight
