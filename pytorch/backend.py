@@ -48,7 +48,7 @@ def tag():
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     info = f"stowage-{version()}.dist-info"
-    files = {f"stowage/{p.name}": p.read_bytes() for p in sorted((HERE / "stowage").iterdir()) if p.suffix == ".py" or p.name == "py.typed"}
+    files = {str(p.relative_to(HERE)): p.read_bytes() for p in sorted((HERE / "stowage").rglob("*")) if p.suffix == ".py" or p.name == "py.typed"}
     files["stowage/VERSION"] = f"{version()}\n".encode()
     files[LIBRARY] = library()
     files[f"{info}/METADATA"] = metadata().encode()
