@@ -16,6 +16,7 @@ or keeps a tensor, and what cannot be read becomes a note.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import re
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -30,6 +31,7 @@ from ._report import human
 _plain = (torch.Tensor, torch.nn.Parameter)
 # Reading the address of a tensor that is copied at its first write would copy it.
 _copied_later: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+_plainly: Callable[[], Any] = getattr(torch._C, "DisableTorchFunction", contextlib.nullcontext)
 _OUT_OF_MEMORY: Any = getattr(torch.cuda, "OutOfMemoryError", ())
 # What PyTorch's allocator for CPUs and this package say when memory runs out.
 _SENTENCES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "no memory to reload a saved tensor")
@@ -71,8 +73,8 @@ def add_to_error(e: BaseException, runtime: Any, step: Any) -> None:
             e.add_note(text)
         else:
             e.args = (f"{e}\n{text}",)
-    except Exception:
-        pass  # the first exception says more
+    except BaseException:
+        pass  # the first exception says more, and the step must end
 
 
 def _out_of_memory(e: Optional[BaseException], raised: Optional[str]) -> str:
@@ -143,7 +145,7 @@ def _parts(t: Any, device: torch.device) -> Iterator[torch.Tensor]:
         names = ["_local_tensor"] if hasattr(t, "_local_tensor") else t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else []
         for name in names:
             yield from _parts(getattr(t, name), device)
-    elif t.device != device or t.is_quantized and t.layout is not torch.strided:
+    elif t.device != device:
         return
     elif t.layout is torch.strided:
         if not _copied_later(t):
@@ -190,7 +192,7 @@ class _Scene:
         try:
             device = device_of(self)
             out.device = str(device)
-            with torch._C.DisableTorchFunction():  # a subclass may run anything
+            with _plainly():  # a subclass may run anything
                 picture = self._picture(device)
                 self._count(out, device, picture)
                 self._place(out, picture)
@@ -201,6 +203,13 @@ class _Scene:
         out.notes += self.notes
         return out
 
+    @contextlib.contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:
+            self.notes.append(f"{what} could not be read ({type(e).__name__}: {e})")
+
     def _picture(self, device: torch.device) -> _memory.Picture:
         try:
             return _memory.picture_of(device)
@@ -210,19 +219,17 @@ class _Scene:
 
     def _count(self, out: Explanation, device: torch.device, picture: _memory.Picture) -> None:
         ledger = Ledger(picture.blocks, device)
-        parameters: List[torch.Tensor] = []
-        for m in (m for model in self.models for m in model.modules()):
-            ledger.take("weights", list((vars(m).get("_buffers") or {}).values()))
-            parameters += [p for p in list((vars(m).get("_parameters") or {}).values()) if p is not None]
-        ledger.take("weights", parameters)
-        step = self.step
-        if step is None or step.thread == threading.get_ident():
-            for p in parameters:
+        for model in self.models:
+            with self._noting("weights"):
+                ledger.take("weights", [*model.parameters(), *model.buffers()])
+        if self.step is None or self.step.thread == threading.get_ident():
+            for p in (p for model in self.models for p in model.parameters()):
                 ledger.take("gradients", [p.grad, getattr(p, "main_grad", None)])
         else:  # autograd's threads write them
             self.notes.append("gradients are not read while another thread is in a step")
-        for o in self.optimizers:
-            ledger.take("optimizer", _tensors_in(list(getattr(o, "state", {}).values())))
+        for optimizer in self.optimizers:
+            with self._noting("the optimiser's state"):
+                ledger.take("optimizer", _tensors_in(list(optimizer.state.values())))
         self._count_saved(out, ledger)
         out.allocated, out.counted = ledger.total(), ledger.counted
         out.held = dict(ledger.held, other=out.allocated - sum(ledger.held.values()))
@@ -265,13 +272,9 @@ class _Scene:
         """Returns the device memory that the runtime itself took. Only stats() may be called
         while another thread is in a step."""
         library = self.runtime._library if self.runtime is not None else None
-        if library is None:
-            return 0
-        try:
-            return int(library.stats()["memory"]["kind"][0]["current"])
-        except Exception as e:
-            self.notes.append(f"the runtime's own memory is not known ({type(e).__name__}: {e})")
-            return 0
+        with self._noting("the runtime's own memory"):
+            return int(library.stats()["memory"]["kind"][0]["current"]) if library is not None else 0
+        return 0
 
     def _runs_out(self, out: Explanation) -> None:
         """Reads the sizes that PyTorch's error names: by now the temporaries of the pass that
@@ -280,8 +283,9 @@ class _Scene:
             return
         out.failed, out.asked = True, _size_in(self.failed, r"tried to allocate {}")
         then = _size_in(self.failed, r"{} (?:already allocated|is allocated by PyTorch)")
-        if out.counted and then is not None and then - out.allocated > then // 100:
-            self.notes.append(f"about {human(then - out.allocated)} more were allocated when memory ran out: temporaries of the pass that failed, freed since")
+        out.then = max(out.allocated, then or 0)
+        if out.counted and out.then - out.allocated > out.then // 100:
+            self.notes.append(f"about {human(out.then - out.allocated)} more were allocated when memory ran out: temporaries of the pass that failed, freed since")
 
     def _budget(self, out: Explanation, device: torch.device) -> None:
         budget = self.runtime._budget if self.runtime is not None else None
@@ -290,8 +294,9 @@ class _Scene:
         if budget is not None:
             least = budget.least()
             out.budget, out.least = budget.size, None if least is None else max(least, out.stays)
-        if out.free is not None:
-            out.most = out.allocated + out.runtime + out.free
+        if out.free is not None and out.unused is not None:
+            # Memory that was reserved and did not help when it ran out is lost to fragments.
+            out.most = out.runtime + out.free + (out.allocated + out.unused if out.then is None else out.then)
 
 
 def _find_device(models: List[torch.nn.Module], given: Any) -> torch.device:

@@ -49,10 +49,12 @@ class Explanation:
     total      of the device
     failed     memory ran out
     asked      bytes that were asked for when memory ran out
+    then       bytes that were allocated when memory ran out; some may be freed since
     budget     of the runtime
     stays      weights, gradients (those to come too), optimiser and the runtime's own
     least      the smallest budget for the steps that were measured
-    most       the largest budget that this process can have beside fragmentation and others
+    most       the largest budget that this process can have beside others, and beside fragments
+               if memory ran out
     notes      sentences
     """
 
@@ -69,6 +71,7 @@ class Explanation:
         self.free: Optional[int] = None
         self.total: Optional[int] = None
         self.asked: Optional[int] = None
+        self.then: Optional[int] = None
         self.budget: Optional[int] = None
         self.least: Optional[int] = None
         self.most: Optional[int] = None
@@ -88,12 +91,16 @@ class Explanation:
         least, most = self.least, self.most
         if most is not None and self.stays > most:
             return f"no budget {would}: weights, gradients and optimiser state take {human(self.stays)}, and this process can have {human(most)}; {do}"
+        if most is not None and least is not None and least > most:
+            return f"no budget {would}: a step needs at least {human(least)}, and this process can have {human(most)}; {do}"
+        if self.failed and most is not None and self.budget is not None and self.budget <= most:
+            if (self.then or 0) + (self.asked or 0) + self.runtime <= self.budget:
+                return f"the budget of {human(self.budget)} was kept, but no free block was large enough; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            return f"the step exceeded its budget of {human(self.budget)}, of which the runtime cannot lower all; {do}"
         if most is not None and least is not None:
-            if least > most:
-                return f"no budget {would}: a step needs at least {human(least)}, and this process can have {human(most)}; {do}"
             return f"a budget between {human(least)} and {human(most)} {would}{has}"
         if most is not None:
-            return f"a budget of {human(most)} or less {would}; the smallest is not known before a step was measured under a budget{has}"
+            return f"this process can have a budget of {human(most)}; the smallest that {would} is not known before a step was measured under one{has}"
         if least is not None:
             return f"a step needs a budget of {human(least)} or more{has}; how much this process can have is not known"
         return f"which budget {would} is not known: no step was measured under one"

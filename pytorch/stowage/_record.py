@@ -33,12 +33,14 @@ Place = Tuple[str, Optional["weakref.ref[torch.nn.Module]"]]
 
 
 class Kept:
-    """A saved tensor that stays: itself, its version, and where it was saved."""
+    """A saved tensor that stays: itself, its version, and where it was saved. Hooks switch off
+    autograd's own check of versions, so it is done here; a tensor with a history would be a
+    reference cycle."""
 
     __slots__ = ("tensor", "version", "place", "__weakref__")
 
-    def __init__(self, tensor: torch.Tensor, version: int, place: Optional[Place]) -> None:
-        self.tensor, self.version, self.place = tensor, version, place
+    def __init__(self, t: torch.Tensor, place: Optional[Place]) -> None:
+        self.tensor, self.version, self.place = t if t.is_leaf else t.detach(), t._version, place
 
 
 class Weak:
@@ -164,12 +166,6 @@ class Handle:
     def __init__(self, group: Group, record: Record, t: torch.Tensor, offset: int) -> None:
         self.group, self.record, self.offset = group, record, offset
         self.dtype, self.size, self.stride = t.dtype, t.size(), t.stride()
-
-
-def keep(t: torch.Tensor, place: Optional[Place]) -> Kept:
-    """Returns the tensor itself and its version. Hooks switch off autograd's own check of
-    versions, so it is done here; a tensor with a history would be a reference cycle."""
-    return Kept(t if t.is_leaf else t.detach(), t._version, place)
 
 
 def is_held(t: torch.Tensor) -> bool:

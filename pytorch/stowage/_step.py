@@ -13,7 +13,7 @@ import torch
 
 from ._budget import Budget
 from ._errors import Error
-from ._record import Group, Handle, Kept, Place, Record, Rows, Weak, is_held, keep, modified, storage_at, storage_of, version_of
+from ._record import Group, Handle, Kept, Place, Record, Rows, Weak, is_held, modified, storage_at, storage_of, version_of
 
 get_ident = threading.get_ident
 # Returns the number of the running backward pass, -1 outside of one. PyTorch 1.13 has none.
@@ -50,6 +50,10 @@ MANY = 16
 PIECE = 64 << 20
 
 
+# The list of what a step saved is cleared of what is dead when it has so many entries.
+SAVES = 4096
+
+
 class Step:
     """The hooks of one step. pack runs on the step's thread, unpack on autograd's threads."""
 
@@ -72,6 +76,7 @@ class Step:
         # All that this step saved and autograd may still hold, for explain(): the collector
         # must not be asked, because what it finds cannot be touched while other threads run.
         self.saves: List[Ref] = []
+        self.most_saves = SAVES
         # Name of the innermost group if the library must know what it saves. Once anything may
         # be moved, the library is told of everything that is saved, outside of groups too:
         # what stays tells it when memory is needed, and so when a copy must be over.
@@ -205,9 +210,16 @@ class Step:
         return handle
 
     def keep(self, t: torch.Tensor) -> Kept:
-        kept = keep(t, self.place)
+        kept = Kept(t, self.place)
         self.saves.append(weakref.ref(kept))
+        if len(self.saves) >= self.most_saves:
+            self.drop_dead_saves()
         return kept
+
+    def drop_dead_saves(self) -> None:
+        """Keeps the list short in a step with many backward passes."""
+        self.saves = [weak for weak in self.saves if weak() is not None]
+        self.most_saves = max(SAVES, 2 * len(self.saves))
 
     def record(self, t: torch.Tensor, memory: Any, address: int, rows: Optional[Rows]) -> Optional[Record]:
         if address == 0 or memory._cdata in self.weights or is_held(t):
@@ -220,6 +232,8 @@ class Step:
         self.ids += 1
         record = self.at[address] = Record(self.ids, t, memory, address, rows, self.place)
         self.saves.append(weakref.ref(record))
+        if len(self.saves) >= self.most_saves:
+            self.drop_dead_saves()
         return record
 
     # What autograd asks for

@@ -286,7 +286,9 @@ class Failures(unittest.TestCase):
         with FakeDevice(), runtime("keep") as rt:
             for text, words in ((CUDA_1, "76.[45] GiB"), (CUDA_2, "1(29.9|30.0) GiB")):
                 self.assertRegex(str(_explain.of_runtime(rt, None, text)), f"note: about {words} more were allocated when memory\\s+ran out")
-            self.assertIn("when 2.0 GiB more did not fit", str(_explain.of_runtime(rt, None, CUDA_1)))
+            x = _explain.of_runtime(rt, None, CUDA_1)
+            self.assertIn("when 2.0 GiB more did not fit", str(x))
+            self.assertEqual(int(76.5 * GiB) + x.runtime + x.free, x.most)
 
     def test_nothing_is_kept(self):
         """After the exception is gone so are tensors, without the collector's help."""
@@ -325,6 +327,17 @@ class Failures(unittest.TestCase):
                 self.assertIsNone(m(), where)
         finally:
             gc.enable()
+
+    def test_a_step_that_saves_much(self):
+        """The list of what was saved does not grow with the number of backward passes."""
+        with runtime("keep") as rt, rt.step():
+            for i in range(2000):
+                leaf(4).exp().exp().exp().sum().backward()
+            self.assertLess(len(rt._step.saves), 4200)
+            x = leaf(128, 128)
+            y = x.exp().exp()
+            self.assertEqual(2 * 64 * KiB, rt.explain().held["saved"])
+            del y
 
     def test_a_module_that_keeps_its_output(self):
         """The places of saved tensors do not hold their modules."""
@@ -365,15 +378,17 @@ class Robust(unittest.TestCase):
             def state(self):
                 raise ValueError("no state")
 
-        t = torch.ones(100).as_subclass(Trouble)
         m = nn.Linear(3, 3)
-        self.assertIn("weights", str(stowage.explain(m)))
-        self.assertIn("could not be read", str(stowage.explain(m, Optimizer())))
+        m.register_buffer("trouble", torch.ones(100).as_subclass(Trouble))
+        self.assertEqual(448, stowage.explain(m).held["weights"])
+        del m.trouble
+        x = stowage.explain(m, Optimizer())
+        self.assertIn("note: the optimiser's state could not be read (ValueError: no state)", str(x))
+        self.assertEqual(48, x.held["weights"])
         with mock.patch.object(_memory, "picture_of", side_effect=RuntimeError("another allocator")):
             self.assertIn("another allocator", str(stowage.explain(m)))
         with mock.patch.object(_explain, "Ledger", side_effect=KeyError("x")):
             self.assertIn("the rest could not be read (KeyError", str(stowage.explain(m)))
-        del t
 
     def test_sparse_gradients(self):
         e = nn.Embedding(1000, 16, sparse=True)
@@ -429,7 +444,9 @@ class Words(unittest.TestCase):
         for given, words in (
             ({}, "which budget would fit is not known: no step was measured under one"),
             ({"least": 3 * GiB, "budget": 4 * GiB}, "a step needs a budget of 3.0 GiB or more; this runtime has 4.0 GiB; how much this process can have is not known"),
-            ({"most": 9 * GiB}, "a budget of 9.0 GiB or less would fit; the smallest is not known before a step was measured under a budget"),
+            ({"most": 9 * GiB}, "this process can have a budget of 9.0 GiB; the smallest that would fit is not known before a step was measured under one"),
+            ({"most": 9 * GiB, "failed": True, "budget": 8 * GiB, "then": 6 * GiB, "asked": GiB}, "the budget of 8.0 GiB was kept, but no free block was large enough; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+            ({"most": 9 * GiB, "failed": True, "budget": 8 * GiB, "then": 8 * GiB, "asked": GiB}, "the step exceeded its budget of 8.0 GiB, of which the runtime cannot lower all; shard the model, or make the batch smaller"),
             ({"most": 9 * GiB, "least": 3 * GiB, "failed": True, "budget": 12 * GiB}, "a budget between 3.0 GiB and 9.0 GiB would have fitted; this runtime has 12.0 GiB"),
             ({"most": 9 * GiB, "least": 10 * GiB, "failed": True}, "no budget would have fitted: a step needs at least 10.0 GiB, and this process can have 9.0 GiB; shard the model, or make the batch smaller"),
             ({"most": 9 * GiB, "stays": 10 * GiB}, "no budget would fit: weights, gradients and optimiser state take 10.0 GiB, and this process can have 9.0 GiB; shard the model, or make the batch smaller"),
