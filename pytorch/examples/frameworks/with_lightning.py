@@ -32,7 +32,7 @@ def main(argv=None):
     p.add_argument("--steps", type=int, default=10)
     options = p.parse_args(argv)
     steps = lightning.callback(budget=options.budget, least="4KiB")  # 2
-    trainer = pl.Trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[steps], logger=False, enable_checkpointing=False)  # 3
+    trainer = pl.Trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[steps], logger=False, enable_checkpointing=False, enable_model_summary=False)  # 3
     trainer.fit(Module(), torch.utils.data.DataLoader(Text(32 * options.steps), batch_size=8))
     print(steps.runtime.report())
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
@@ -55,7 +56,8 @@ def attach(accelerator: Any, model: torch.nn.Module, optimizer: Any = None, runt
     accelerator._stowage = steps
     accelerator.accumulate = _accumulate(accelerator, accelerator.accumulate, steps, key)
     if optimizer is not None:
-        optimizer.step = _step(accelerator, optimizer.step, steps)
+        # Schedulers that are made later wrap a method, and would refuse a function.
+        optimizer.step = types.MethodType(_step(accelerator, optimizer.step, steps), optimizer)
     return steps
 
 
@@ -76,7 +78,7 @@ def _accumulate(accelerator: Any, original: Callable[..., Any], steps: Steps, ke
 
 def _step(accelerator: Any, original: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
     @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if accelerator.sync_gradients:
             steps.end()
         return original(*args, **kwargs)

@@ -1,7 +1,13 @@
-"""The examples for other frameworks run, with stand-ins or with the real ones as in
-test_integrations.py. SPEC S6.4."""
+"""The examples for other frameworks, and which frameworks the tests used. SPEC S6.4.
+
+Small stand-ins of the frameworks (frameworks.py) run everywhere. STOWAGE_FRAMEWORKS names
+folders that are searched for the real ones, which then run the same cases:
+
+    STOWAGE_FRAMEWORKS=transformers/src:accelerate/src python3 -m unittest test_huggingface
+"""
 
 import contextlib
+import importlib
 import io
 import os
 import pathlib
@@ -66,6 +72,17 @@ class Examples(unittest.TestCase):
             done = subprocess.run([sys.executable, "-B", str(self.folder / "with_megatron.py")], env=env, capture_output=True, text=True, timeout=100)
             self.assertEqual(0, done.returncode, done.stderr)
             self.assertIn("3 steps; the last one:", done.stdout)
+
+
+@unittest.skipUnless(frameworks.FOLDERS, "STOWAGE_FRAMEWORKS is not set; name folders with the sources of transformers, accelerate, lightning or megatron there to run these cases against them")
+class Real(unittest.TestCase):
+    def test_real_frameworks_were_used(self):
+        used = [name for name in frameworks.NAMES if frameworks.is_real(name)]
+        self.assertTrue(used, f"{frameworks.FOLDERS} have none of {frameworks.NAMES}")
+        for name in used:
+            with self.subTest(name):
+                file = importlib.import_module(name).__file__
+                self.assertTrue(any(file.startswith(folder) for folder in frameworks.FOLDERS), file)
 
 
 if __name__ == "__main__":
