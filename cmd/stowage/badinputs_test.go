@@ -242,6 +242,8 @@ fast
 --offload-bytes ''
 --offload-bytes 0.5
 --fraction 2
+--fraction 0 --offload moe_act
+--gpu h100,h200
 --frobnicate 3
 ring
 --compare a`},

@@ -221,10 +221,19 @@ func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
 	return usagef("%s", text)
 }
 
+// offloads reports whether the command line names modules to offload.
+func (j *jobFlags) offloads(settings map[string][]string) bool {
+	words := slices.Concat(settings["offload"], settings["offload-modules"])
+	return len(words) > 0 && !slices.Contains(words, "none")
+}
+
 // checkIdle returns an error if a setting of the command line changes nothing.
 func (j *jobFlags) checkIdle(s *plan.Setup, settings map[string][]string) error {
 	for _, name := range []string{"fraction", "activation-offload-fraction"} {
 		if _, typed := settings[name]; typed && len(s.Offload.Modules) == 0 {
+			if j.offloads(settings) {
+				return usagef("--%s 0 offloads nothing of what --offload names; give a share above 0, or leave both out", name)
+			}
 			return usagef("--%s changes nothing without --offload, such as --offload moe_act; add that, or leave --%[1]s out", name)
 		}
 	}

@@ -76,8 +76,8 @@ func Names() []string {
 }
 
 // ByName returns a built-in accelerator by a name as people write it: "h100", "GB200",
-// "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB". It returns an error if it finds none, or
-// if the name states another size of memory.
+// "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB". It returns an error if it finds none,
+// if the name is a list, or if it states another size of memory.
 func ByName(name string) (*GPU, error) {
 	tokens := strings.FieldsFunc(strings.ToLower(name), func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) })
 	known := Names()
@@ -94,6 +94,9 @@ func ByName(name string) (*GPU, error) {
 	if found == "" {
 		return nil, fmt.Errorf("no built-in hardware is named %q; choose from %s, or give a JSON file with its figures", name, strings.Join(known, ", "))
 	}
+	if isList(name) {
+		return nil, fmt.Errorf("%q names several; give one of them, such as %s", name, found)
+	}
 	data, err := files.ReadFile("data/" + found + ".json")
 	if err != nil {
 		panic("hardware: the data files are not embedded: " + err.Error())
@@ -103,6 +106,13 @@ func ByName(name string) (*GPU, error) {
 		return nil, err
 	}
 	return gpu, checkSize(name, tokens, gpu)
+}
+
+// isList reports whether a name is a list, such as "h100,h200". Behind the commas of a
+// description are spaces.
+func isList(name string) bool {
+	_, rest, found := strings.Cut(name, ",")
+	return found && !strings.HasPrefix(rest, " ")
 }
 
 // checkSize returns an error if a name states another size of memory, such as "A100-40GB",

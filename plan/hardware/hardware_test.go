@@ -72,6 +72,8 @@ func TestNames(t *testing.T) {
 		"RTX A1000":       "no built-in hardware",
 		"":                "no built-in hardware",
 		"A100-SXM4-40GB":  "has 86 GB; give a JSON file",
+		"h100,h200":       `"h100,h200" names several; give one of them, such as h100`,
+		"h200,":           "names several",
 		"h100 94gb (nvl)": "", // within an eighth of 85.5 GB
 	} {
 		_, err := ByName(given)

@@ -139,6 +139,7 @@ func TestWarnings(t *testing.T) {
 		{"--brand-new-flag: is not known, and was left out", []any{"brand-new-flag", 1}},
 		{"nearest flag that matters here is --moe-router-topk", []any{"moe-router-topscore", 1}},
 		{"--activation-offload-fraction: a fraction of 0 offloads nothing", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "activation-offload-fraction", 0}},
+		{"--moe-expert-rank-capacity-factor: 0.5 leaves room for fewer rows than balanced routing sends", []any{"moe-paged-stash", true, "moe-expert-rank-capacity-factor", 0.5, "moe-token-dispatcher-type", "flex", "moe-flex-dispatcher-backend", "hybridep", "num-experts", 8}},
 		{"--cp-comm-type: it differs by layer; a2a is assumed for all", []any{"cp-comm-type", "[a2a p2p]"}},
 		{"--offload-modules: all layers are recomputed", []any{"fine-grained-activation-offloading", true, "offload-modules", "moe_act", "recompute-granularity", "full", "recompute-method", "uniform", "recompute-num-layers", 1}},
 		{"--offload-modules: Megatron-LM does not move attn_norm and mlp_norm where --cuda-graph-modules attn moe_router captures", []any{"fine-grained-activation-offloading", true, "offload-modules", "attn_norm mlp_norm", "cuda-graph-impl", "transformer_engine", "cuda-graph-modules", "attn moe_router"}},

@@ -144,6 +144,9 @@ func readStash(r *reader, s *plan.Setup) error {
 	case on && !hasExperts(s.Model):
 		return fmt.Errorf("--moe-paged-stash needs experts; give --num-experts, or drop it")
 	}
+	if capacity > 0 && capacity < 1 {
+		r.warn("moe-expert-rank-capacity-factor", fmt.Sprintf("%g leaves room for fewer rows than balanced routing sends, so every step overflows; give 1 or more, such as 1.5", capacity))
+	}
 	s.Stash.RankCapacity = capacity
 	if !on {
 		return nil
