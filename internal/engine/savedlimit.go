@@ -25,7 +25,7 @@ func (r *Runtime) SavedLimit() memory.Bytes { return r.cfg.SavedLimit }
 // limit from its next call on; a step that follows a plan keeps to its plan. The plan that
 // is made at the end of a recorded step, and every later step, keep to the new limit. A
 // plan that was made under another limit is made again, from the recorded step, when the
-// next step under its key begins.
+// next step under its key begins; if it recomputes something, that step is recorded anew.
 func (r *Runtime) SetSavedLimit(limit memory.Bytes) {
 	if limit <= 0 || r.cfg.SavedLimit <= 0 || r.cfg.ProvideMemory == nil {
 		panic("stowage: SetSavedLimit without a limit, or on a runtime that was opened without one or owns its memory")
@@ -44,8 +44,11 @@ func (r *Runtime) adapt(key memory.Key, l *learned) error {
 	}
 	p := *l.profile
 	d, err := r.decide(&p, l)
-	if d == nil || err != nil {
+	if err != nil {
 		return err
+	}
+	if d == nil {
+		return r.recordAgain(l, &p)
 	}
 	l.limit, l.decision, l.profile, l.policy, l.plan = r.limit(), d, &p, d.Policy, d.Plan
 	r.gen++

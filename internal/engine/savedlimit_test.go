@@ -4,7 +4,9 @@ package engine
 
 import (
 	"errors"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -48,4 +50,29 @@ func TestSetSavedLimit(t *testing.T) {
 	if err := s.End(nil); err != nil || b.r.Decision(memory.Key{}).Budget != 8*4096 {
 		t.Errorf("%v, %+v", err, b.r.Decision(memory.Key{}))
 	}
+}
+
+// If a lower limit makes the solver recompute something, the next step is recorded under that
+// choice, as after a first decision to recompute, and it keeps to the limit already.
+func TestLowerLimitRecomputes(t *testing.T) {
+	c := loopConfig{pipeline: pipelines[0].Pipeline, layers: 2, scale: 32, work: time.Millisecond, dry: true}
+	c.pipeline.Microbatches = 1
+	most := extent(t, on(0, Config{}).like(c))
+	c.SavedLimit, c.Links = 2*most, memory.Links{Out: 4e6, In: 4e6}
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		if err := l.train(3, rng); err != nil {
+			return err
+		}
+		lower := most * 61 / 100 / 256 * 256
+		l.rt.cfg.SavedLimit = lower
+		for i := range 3 {
+			if err := l.train(1, rng); err != nil {
+				return err
+			}
+			if k := l.rt.keys[l.key()]; !k.known || k.limit != lower || !recomputes(k.decision) || k.stats.Device > lower {
+				t.Errorf("step %d: %v were taken; the plan is known: %v, was made under %v of %v, and recomputes: %v", i, k.stats.Device, k.known, k.limit, lower, recomputes(k.decision))
+			}
+		}
+		return nil
+	})
 }
