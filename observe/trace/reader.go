@@ -118,13 +118,21 @@ type input struct {
 // last reports whether the current block is the closing one.
 func (in *input) last() bool { return len(in.rest) > 0 && in.rest[0] == closing }
 
+// cutShort describes an error inside of a block.
+func cutShort(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return errors.New("the trace ends inside of a block")
+	}
+	return fmt.Errorf("the trace cannot be read to its end: %w", err)
+}
+
 // block reads the next block. A run that was stopped leaves a trace without the
 // closing one.
 func (in *input) block() error {
 	if n, err := io.ReadFull(in.r, in.frame[:]); err == io.EOF && n == 0 {
 		return errors.New("the trace was not closed: its run was stopped, or is under way")
 	} else if err != nil {
-		return fmt.Errorf("the trace ends inside of a block: %w", err)
+		return cutShort(err)
 	}
 	n, count := binary.LittleEndian.Uint32(in.frame[4:]), binary.LittleEndian.Uint32(in.frame[8:])
 	if n > largest || count > n/fewest {
@@ -132,7 +140,7 @@ func (in *input) block() error {
 	}
 	data := make([]byte, n)
 	if _, err := io.ReadFull(in.r, data); err != nil {
-		return fmt.Errorf("the trace ends inside of a block: %w", err)
+		return cutShort(err)
 	}
 	if crc32.Update(crc32.Checksum(in.frame[4:], castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(in.frame[:]) {
 		return errors.New("a block is damaged: its checksum is wrong")

@@ -6,6 +6,7 @@ package trace_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"reflect"
@@ -94,6 +95,9 @@ func TestRoundTrip(t *testing.T) {
 		part, err := trace.Read(bytes.NewReader(b.Bytes()[:at]))
 		if err == nil && (part.Cut == nil || part.Header != h || !slices.Equal(part.Events, want[:len(part.Events)])) {
 			t.Fatalf("cut at %d of %d: %+v", at, b.Len(), part)
+		}
+		if said := fmt.Sprint(part, err); strings.Contains(said, "EOF") {
+			t.Fatalf("cut at %d of %d: %s", at, b.Len(), said)
 		}
 		bad := slices.Clone(b.Bytes())
 		bad[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
