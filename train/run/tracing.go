@@ -249,6 +249,7 @@ func nextPart(d disk.FS, dir string) (part int) {
 type lateFile struct {
 	mu     sync.Mutex
 	before bytes.Buffer
+	path   string // once it is open
 	f      disk.Output
 	err    error
 	size   atomic.Int64
@@ -264,22 +265,30 @@ func (l *lateFile) Write(p []byte) (n int, err error) {
 	case l.f == nil:
 		return l.before.Write(p)
 	}
-	n, l.err = l.f.Write(p)
+	if n, err = l.f.Write(p); err != nil {
+		l.err = l.failed(err)
+	}
 	return n, l.err
 }
 
 func (l *lateFile) open(d disk.FS, path string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.path = path
 	f, err := d.Create(path)
-	if l.err = err; err == nil {
+	if err == nil {
 		l.f = f
-		_, l.err = l.before.WriteTo(l.f)
+		_, err = l.before.WriteTo(l.f)
 	}
-	if l.err != nil {
-		l.err = fmt.Errorf("cannot write %s: %w", path, input.Cause(l.err))
+	if l.err = nil; err != nil {
+		l.err = l.failed(err)
 	}
 	return l.err
+}
+
+// failed adds the path to an error.
+func (l *lateFile) failed(err error) error {
+	return fmt.Errorf("cannot write %s: %w", l.path, input.Cause(err))
 }
 
 // lose drops what was written and refuses more.
@@ -298,6 +307,9 @@ func (l *lateFile) close() error {
 		return nil
 	}
 	err := cmp.Or(l.f.Sync(), l.f.Close())
+	if err != nil {
+		err = l.failed(err)
+	}
 	l.f, l.err = nil, cmp.Or(l.err, errors.New("the trace is closed"))
 	return err
 }

@@ -321,3 +321,25 @@ func TestCollection(t *testing.T) {
 		t.Errorf("over a file: %v", err)
 	}
 }
+
+// fullFile is a file beyond the limit on the size of files.
+type fullFile struct{}
+
+var errLarge = &os.PathError{Op: "write", Path: "/x/trace/rank-0.trace", Err: syscall.EFBIG}
+
+func (fullFile) Write([]byte) (int, error) { return 0, errLarge }
+func (fullFile) Sync() error               { return errLarge }
+func (fullFile) Close() error              { return nil }
+
+// A trace that cannot be written is named as the folder was given, with the limit of the
+// shell that is the reason.
+func TestTraceThatCannotBeWritten(t *testing.T) {
+	const want = "cannot write x/trace/rank-0.trace: file too large (ulimit -f allows no more)"
+	l := &lateFile{path: "x/trace/rank-0.trace", f: fullFile{}}
+	_, err := l.Write([]byte("event"))
+	for _, err := range []error{err, l.close()} {
+		if err == nil || err.Error() != want {
+			t.Errorf("the error is %v", err)
+		}
+	}
+}
