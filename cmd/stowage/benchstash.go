@@ -201,7 +201,7 @@ func benchStash(cmd *cobra.Command, choice *deviceChoice, o bench.StashOptions, 
 		room = dev.Info().Capacity[memory.Device] + dev.Info().Capacity[memory.Host]
 	}
 	if need := o.Footprint(); room > 0 && need > float64(room) {
-		return fmt.Errorf("the measurement needs about %s GiB of memory and %v are available; give fewer --rows or --groups", figures(need/float64(memory.GiB), 4), room)
+		return fmt.Errorf("the measurement needs about %.2f GiB of memory and %v are available; give fewer --rows or --groups", need/float64(memory.GiB), room)
 	}
 	m := measure(cmd, "measuring")
 	o.Progress = m.at

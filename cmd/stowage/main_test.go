@@ -214,6 +214,14 @@ func TestBenchCopy(t *testing.T) {
 	}
 }
 
+// A measurement that no machine has the memory for is refused in figures that people read.
+func TestBenchStashBeyondMemory(t *testing.T) {
+	_, stderr, code := command("bench", "stash", "--rows", "99999999", "--width", "99999999")
+	if code != exitFailure || !strings.Contains(stderr, "needs about 8") || goWords.MatchString(stderr) || strings.Contains(stderr, "e0") {
+		t.Errorf("code %d, errors %q", code, stderr)
+	}
+}
+
 // The measurement prints ratio, speeds and launches.
 func TestBenchStash(t *testing.T) {
 	line := "bench stash --rows 50 --width 700 --tensors 5 --skew 1 --time 5ms"

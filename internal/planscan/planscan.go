@@ -69,7 +69,7 @@ func Find(folders, patterns []string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s cannot be read: %w", folder, input.Cause(err))
 		}
-		if info.IsDir() && !os.IsPathSeparator(folder[len(folder)-1]) {
+		if link, err := os.Lstat(folder); err == nil && info.IsDir() && !link.IsDir() {
 			folder += string(os.PathSeparator) // WalkDir does not follow a link
 		}
 		err = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
