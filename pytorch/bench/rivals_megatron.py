@@ -45,7 +45,7 @@ def megatron(path, small, device):
         num_moe_experts=experts, moe_ffn_hidden_size=inner, moe_router_topk=2, moe_token_dispatcher_type="alltoall", moe_grouped_gemm=False,
         bf16=True, params_dtype=torch.bfloat16, add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    model = GPTModel(config, layer_spec(num_experts=experts, moe_grouped_gemm=False), vocabulary, length, position_embedding_type="rope").cuda()
+    model = GPTModel(config, layer_spec(num_experts=experts, moe_grouped_gemm=False), vocabulary, length, position_embedding_type="rope").bfloat16().cuda()
     ids = torch.randint(vocabulary, (batch, length + 1), generator=torch.Generator().manual_seed(1)).cuda()
     places = torch.arange(length, device="cuda").expand(batch, length)
 

@@ -70,15 +70,17 @@ _containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
 _plain = (torch.Tensor, torch.nn.Parameter)
 
 
-def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]]) -> Dict[torch.nn.Module, str]:
+def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]], needed: bool = True) -> Dict[torch.nn.Module, str]:
     """Returns the group of each module that has one. It raises an error if a pattern matches
-    no module."""
+    no module. If groups are not needed, only given patterns make some."""
     if not isinstance(model, torch.nn.Module):
         raise Error(f"attach: expected a torch.nn.Module, got {type(model).__name__}")
     if groups is not None and not isinstance(groups, Mapping):
         raise Error(f"expected a dictionary as groups, got {groups!r}; give one such as {{\"*.mlp\": \"mlp\"}}, for modules of {listed(model)}")
     if groups is not None and not groups:
         raise Error(f"groups={{}} is empty; give patterns for modules of {listed(model)}, or no groups for a well-known model")
+    if groups is None and not needed:
+        return {}
     patterns = KNOWN if groups is None else [(p, group_name(g)) for p, g in groups.items()]
     found: Dict[torch.nn.Module, str] = {}
     used: Set[str] = set()
@@ -194,5 +196,5 @@ class Attachment:
         """Removes the groups from the model."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._owned, self.model = [], {}, None
         self._runtime._detached(self)
+        self._hooks, self._owned, self.model = [], {}, None

@@ -111,13 +111,16 @@ class Budget:
         self.measuring = False
         self.other = 0  # bytes of everything else at its peak, in the last step
         self.peak = 0  # of the process, as far as it was read
+        self.step_peak = 0  # the same in the last step
         self.outside = 0  # peak before the last step that began above the budget
 
-    def begin(self, key: str) -> None:
-        """Sets the saved limit of a step and decides whether to measure it. It raises an
-        error if the budget is exceeded before the step."""
+    def begin(self, key: str, spare: int = 0) -> None:
+        """Sets the saved limit of a step, which leaves so many bytes to spare if it can, and
+        decides whether to measure it. It raises an error if the budget is exceeded before the
+        step."""
         self._began = self._memory.allocated() + self._library.usage().own
         self._peak = self._read_peak()
+        self.step_peak = 0
         known = self._keys.get(key, Known())
         if self._began >= self.size:
             raise self._too_small(self._began, 0)
@@ -134,7 +137,7 @@ class Budget:
             self._extra = self._find(known)
             known.limit = self._derive(known, known.limit)
         self._known, self._keys[key] = known, known
-        self._library.limit(known.limit)
+        self._library.limit(max(known.limit - spare, known.limit // 4, 1))
         self.measuring = self._extra.measured < 2
         self._most, self._needs, self._groups, self._all = self._began, [], {}, 0
         if self.measuring:
@@ -207,8 +210,68 @@ class Budget:
     def _read_peak(self) -> int:
         usage = self._library.usage()
         peak = self._memory.peak() + usage.own
-        self.peak = max(self.peak, peak if self._memory.includes_saved else peak + usage.saved + usage.rows)
+        whole = peak if self._memory.includes_saved else peak + usage.saved + usage.rows
+        self.peak, self.step_peak = max(self.peak, whole), max(self.step_peak, whole)
         return peak
+
+    # Steps whose plan was made outside of the library
+
+    @property
+    def measures(self) -> bool:
+        """Whether the peak of a step is measured, and not counted."""
+        return self._memory.includes_saved
+
+    def room(self) -> int:
+        """Returns what is left of the budget now."""
+        return self.size - self._memory.allocated() - self._library.usage().own
+
+    def pause(self) -> None:
+        """Begins work in a step that later steps do not have."""
+        if self.measuring:
+            self.before_call()
+
+    def resume(self) -> None:
+        """Ends that work: what it took is no need of the step."""
+        self._read_peak()
+        if self.measuring:
+            self.after_call()
+
+    def limit_of(self, key: str) -> int:
+        """Returns what saved tensors get in steps under a key that were measured. It is negative
+        if there is too little memory without them."""
+        extra = self._keys[key].extras[-1]
+        rooms = [self.size - self._began - bytes - self.size // MARGIN for bytes, _ in extra.needs]
+        return min([self.size] + [room for room, (_, saved) in zip(rooms, extra.needs) if saved > room])
+
+    def expect(self, key: str, limit: int) -> None:
+        """Begins steps under a key with a saved limit. They are measured as others are."""
+        known = self._keys.setdefault(key, Known())
+        if not known.extras:
+            known.extras = [Extra(0, [(self.size - self._began - max(limit, 1) - self.size // MARGIN, self.size)])]
+
+    def watch(self, exactly: bool) -> None:
+        """Begins a step of which the library is not told. It raises an error if the budget is
+        exceeded before the step."""
+        self._began = self._memory.allocated() + self._library.usage().own
+        self.step_peak = 0
+        if self._began >= self.size:
+            raise self._too_small(self._began, 0)
+        before = self._read_peak()
+        if exactly or before > self.size:
+            self.outside = before if before > self.size else self.outside
+            self._memory.reset()
+        self.step_peak = 0
+
+    def watched(self, saved: Optional[int]) -> int:
+        """Returns the peak of the step that ends. Saved is what it was expected to save, for
+        memory that does not count saved tensors."""
+        before = self.peak
+        self._read_peak()
+        if saved is not None and not self._memory.includes_saved:
+            # Gradients take the place of saved tensors one by one.
+            self.step_peak = max(self.step_peak, self._began + saved)
+            self.peak = max(before, self.step_peak)
+        return self.step_peak
 
     def end(self) -> None:
         """Learns from a step, before the library ends it and makes a plan from it."""

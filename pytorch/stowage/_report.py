@@ -16,11 +16,47 @@ def human(n: float) -> str:
     return f"{n:.1f} {unit}"
 
 
+def _plans(plans: Dict[str, Any]) -> List[str]:
+    """Returns one line for each key and each choice of its plan."""
+    lines: List[str] = []
+    for key, p in plans.items():
+        name = "step" if p["steps"] == 1 else "steps"
+        if key:
+            name += f" {key!r}"
+        stage = "" if p["stage"] == "settled" else f" ({'recorded' if p['stage'] == 'recorded' else 'still trying plans'})"
+        if not p["steps"]:
+            continue
+        lines.append(f"{p['steps']} {name} under a plan{stage}: {human(p['saved'])} saved, {human(p['kept'])} of it kept on the device")
+        if not p["choices"]:
+            lines.append("  everything is kept")
+        for choice, units in sorted(p["choices"].items()):
+            lines.append(f"  {choice}: {len(units)} block{'' if len(units) == 1 else 's'} ({units[0]}{' to ' + units[-1] if len(units) > 1 else ''})")
+        if p["recomputed_ns"]:
+            lines.append(f"  recomputing takes about {p['recomputed_ns'] / 1e6:.1f} ms a step")
+        if p["offloaded"]:
+            lines.append(f"  {human(p['offloaded'])} are offloaded in a step")
+    return lines
+
+
+def _memory(stats: Dict[str, Any]) -> List[str]:
+    lines = []
+    budget = stats.get("budget")
+    if budget:
+        lines.append(f"budget {human(budget['size'])}: the peak of all is {human(budget['peak'])}")
+        if budget["outside"] > budget["size"]:
+            lines.append(f"note: {human(budget['outside'])} were held between steps, more than the budget; the runtime cannot lower that")
+    device, host = stats["memory"]["kind"][:2]
+    lines.append(f"the runtime itself holds {human(device['current'])} on the device, {human(host['current'])} on the host")
+    return lines
+
+
 def table(stats: Dict[str, Any], notes: Sequence[str] = ()) -> str:
     """Returns one line for each group of the last step, then the memory."""
     summary = stats["summary"]
     if not stats["steps"]:
         return "no step yet"
+    if any(p["steps"] for p in stats.get("plans", {}).values()):
+        return "\n".join([*_plans(stats["plans"]), *_memory(stats), *(f"note: {n}" for n in notes)])
     rows: List[List[str]] = [["group", "times", "saved", "moved", "choice"]]
     for g in summary["groups"]:
         choices = ", ".join(f"{n} {choice}" for choice, n in sorted(g["units"].items()))

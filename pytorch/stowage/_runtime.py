@@ -16,9 +16,11 @@ from . import _config, _explain, _memory, _report, _rerun
 from ._attach import NAMES, Attachment, matches
 from ._budget import Budget
 from ._config import Size
-from ._errors import Error, TooSmall
+from ._errors import BudgetError, Error, TooSmall
 from ._explanation import Explanation
 from ._library import Library
+from ._managed import Following, Recording
+from ._planned import Key, Planner
 from ._record import Rows, Weak, storage_of
 from ._step import InGroup, Step, any_alive
 
@@ -79,6 +81,8 @@ class Runtime:
         host: Optional[Size] = None,
         least: Optional[Size] = None,
         live: Optional[float] = None,
+        recompute: bool = True,
+        ranks: Any = None,
         rank: Optional[int] = None,
         log: bool = False,
         library: Callable[..., Any] = Library,
@@ -107,6 +111,7 @@ class Runtime:
         self._stashed: Set[str] = set()  # names that stash() was called with
         self._held: List[Weak] = []  # storages of berths that outlived their steps
         self._complete = False
+        self._now: Union[None, Recording, Following] = None  # what a step under a budget does
         config: Dict[str, Any] = {"device": self.device.type, "least": self._least, "log": bool(log)}
         config["rank"] = _config.rank(os.environ.get("RANK", 0) if rank is None else rank)
         if self.device.type == "cuda":
@@ -129,6 +134,7 @@ class Runtime:
             raise Error(f"there is a runtime on {self.device} already; close() it first, or use it for every model")
         self._library = library(config, _provider(weakref.ref(self)))
         self._budget = None if size is None else self._make_budget(size, memory)
+        self._planner = None if self._budget is None or not recompute else Planner(self, self._budget, ranks)
         _open[str(self.device)] = self
 
     @staticmethod
@@ -146,14 +152,19 @@ class Runtime:
 
     # Models and groups
 
-    def attach(self, model: torch.nn.Module, groups: Optional[Mapping[str, str]] = None, optimizer: Optional[torch.optim.Optimizer] = None) -> Attachment:
-        """Assigns modules to groups by patterns of their names (fnmatch). Without patterns it
-        uses the names of well-known models. On the CPU, the state of the given optimiser counts
+    def attach(self, model: torch.nn.Module, groups: Optional[Mapping[str, str]] = None, optimizer: Optional[torch.optim.Optimizer] = None, *, keep: Sequence[str] = ()) -> Attachment:
+        """Makes a model known. Under a budget its blocks are found without being named; keep has
+        patterns of the names of blocks that are never recomputed (fnmatch).
+
+        Otherwise modules are assigned to groups by patterns of their names; without patterns
+        by the names of well-known models. On the CPU, the state of the given optimiser counts
         against a budget; on a GPU, the allocator counts it in any case. Errors name it."""
         self._check_open()
-        if self._step is not None:
+        if self._now is not None or self._step is not None:
             raise Error("attach() is called inside of a step; call it before `with rt.step():`")
-        found = matches(model, groups)
+        if isinstance(keep, str):
+            raise Error(f"keep: expected a list of patterns, got {keep!r}; give keep=[{keep!r}]")
+        found = matches(model, groups, needed=self._budget is None)
         known = set(found.values()) | {name for a in self._attached for name in a.names} | self._seen | set(NAMES) | {OTHER}
         for name in self.policy or {}:
             # A name may be used in group() only: that shows when the first step ends.
@@ -162,10 +173,16 @@ class Runtime:
                 raise Error(f"the policy names {name!r} and this model has no such group (it has {', '.join(sorted(set(found.values())))}){hint}")
         a = Attachment(self, model, found, optimizer)
         self._attached.append(a)
+        if self._planner is not None:
+            self._planner.units.find(model, keep)
+            self._planner.changed()
         return a
 
     def _detached(self, a: Attachment) -> None:
         self._attached[:] = [b for b in self._attached if b is not a]
+        if self._planner is not None:
+            self._planner.units.forget(a.model)
+            self._planner.changed()
 
     def group(self, name: str) -> ContextManager[None]:
         """Puts what autograd saves inside into this group. Outside of a step it does nothing."""
@@ -211,38 +228,65 @@ class Runtime:
         self._check_open()
         if not isinstance(key, str) or "\0" in key:
             raise Error(f"step: expected a string as key, got {key!r}; give one such as \"long\"")
-        if self._step is not None:
-            where = "" if self._step.thread == threading.get_ident() else " in another thread"
+        if self._now is not None or self._step is not None:
+            under_way: Any = self._now or self._step
+            where = "" if under_way.thread == threading.get_ident() else " in another thread"
             raise Error(f"a step is under way{where}; end it before the next one begins")
-        self._refresh()
         _leave_eager()
+        planner = None if _capturing(self.device) else self._planner
+        known = planner.known(key) if planner is not None else None
+        if planner is not None and known is not None and known.plan is not None:
+            with planner.follow(key, known):
+                yield
+        else:
+            with self._tell(key, planner, known):
+                yield
+
+    @contextlib.contextmanager
+    def _tell(self, key: str, planner: Optional[Planner], known: Optional[Key]) -> Iterator[None]:
+        """Runs a step in which the library is told of everything that is saved. If a planner
+        has to know the step, it is recorded."""
+        self._refresh()
         budget = None if self._budget is None or _capturing(self.device) else self._budget
         if budget is not None:
-            budget.begin(key)
+            budget.begin(key, planner.spare(known) if planner is not None and known is not None else 0)
         step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen, self._held, budget)
         with self._explained():
-            self._library.begin(key, step.stream)
+            # A recorded step follows no plan of the library.
+            self._library.begin(key if known is None else f"{key}\x02{known.recorded}", step.stream)
         self._step = step
+        pack, unpack, profile = step.pack, step.unpack, None
+        if planner is not None and known is not None:
+            profile = planner.record(step)
+            pack, unpack = profile.pack_outside, profile.unpack_outside
         try:
-            with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack):
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 yield
-            self._step = None
-            with self._explained():
-                step.end(False)
-            if budget is not None:
+            self._step = self._now = None
+            try:
+                with self._explained():
+                    step.end(False)
+            except BudgetError:
+                if profile is None:
+                    raise  # else recomputing may fit
+            if budget is not None and profile is None:
                 budget.check()
         except BaseException as e:
-            self._step = None
+            self._step = self._now = None
             _explain.add_to_error(e, self, step)
             with contextlib.suppress(Exception):  # the first exception says more
                 if not step.over:
                     step.end(True)
                 self._check_rows(step)  # or the next step would lack room, too
+            if profile is not None:
+                profile.close()
             if step.raised is not None and type(e) is RuntimeError:
                 raise Error(step.raised) from None
             raise
         self._check_rows(step)
         self._check_policy()
+        if planner is not None and known is not None and profile is not None:
+            planner.learn(key, known, step, profile)
 
     def begin_step(self, key: str = "") -> None:
         """Begins a step like step(), for training loops that call one function before the
@@ -331,6 +375,8 @@ class Runtime:
         stats: Dict[str, Any] = self._library.stats()
         b = self._budget
         if b is not None:
+            if self._planner is not None:
+                stats["plans"] = self._planner.stats()
             stats["budget"] = {"size": b.size, "other": b.other, "peak": b.peak, "outside": b.outside}
         return stats
 
@@ -338,6 +384,8 @@ class Runtime:
         """Returns the statistics as a table."""
         never = [name for name, choice in (self.policy or {}).items() if choice == "stash" and name not in self._stashed]
         notes = [f"group {name!r} is kept because rt.stash(x, rows=count, name={name!r}) was never called" for name in never]
+        if self._planner is not None:
+            notes += self._planner.notes()
         return _report.table(self.stats(), notes)
 
     def explain(self) -> Explanation:

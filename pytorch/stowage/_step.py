@@ -91,6 +91,9 @@ class Step:
         # in place if nobody else has its storage, and a gradient may be what was unpacked.
         self.views: Dict[int, Any] = {}
         self.ids = 0
+        self.quiet = False  # something is tried and timed: nothing is released or measured
+        self.reserved: Dict[int, int] = {}  # storages of bytes that the library only counts, by group
+        self.ending: List[int] = []  # those of the block whose backward pass runs
 
     # Groups
 
@@ -122,6 +125,53 @@ class Step:
             pass
         name, _, self.place = self.stack[-1] if self.stack else (None, None, None)
         self.name = name if name is not None and self.moves(name) else self.outside
+
+    # Bytes that the library only counts
+
+    def on_other_stream(self) -> bool:
+        return self.cuda >= 0 and _raw_stream(self.cuda) != self.stream
+
+    def reserve(self, bytes: int) -> int:
+        """Tells the library of so many saved bytes that stay where they are. It returns the
+        number of their group."""
+        if self.open is not None:
+            self.flush()
+        self.ids += 1
+        with self.lock:
+            if self.budget is not None:
+                self.budget.before_call()
+                self.budget.saved(self.ids, bytes)
+            number, returned = self.calls.save(b"kept", [(self.ids, self.ids << 8, bytes, 0, 0, 1)])
+            self.reserved[number] = self.ids
+            self.take_back(returned)
+            self.release_dead()
+            if self.budget is not None:
+                self.budget.after_call()
+        return int(number)
+
+    def begin_backward(self, number: Optional[int], again: int) -> None:
+        """Notes that the backward pass of a block begins: what the block before it reserved is
+        free, and a second forward pass takes so many bytes."""
+        if self.over:
+            return
+        with self.lock:
+            if self.budget is not None:
+                self.budget.before_call()
+            for n in self.ending:
+                self.take_back(self.calls.release(n))
+                if self.budget is not None:
+                    self.budget.released([self.reserved.pop(n)])
+            self.ending = []
+            if number is not None and number in self.reserved:
+                self.take_back(self.calls.load(number)[1])
+                self.ending.append(number)
+            if self.budget is not None:
+                self.budget.after_call()
+        if again:
+            more = self.reserve(again)
+            with self.lock:
+                self.take_back(self.calls.load(more)[1])
+            self.ending.append(more)
 
     def inside(self, owner: object) -> bool:
         return any(o is owner for _, o, _ in self.stack)
@@ -262,7 +312,7 @@ class Step:
             raise Error("a saved tensor is needed after its step; call backward() inside of `with rt.step():`")
         if group is self.open:
             self.flush()  # its forward pass is over, and the library may have moved a part
-        if not group.loaded and group.number is not None or self.dead:
+        if not group.loaded and group.number is not None or self.dead and not self.quiet:
             self.load(group)
         if record.watch is not None:
             record.check_version()
@@ -280,15 +330,17 @@ class Step:
 
     def load(self, group: Group) -> None:
         with self.lock:
-            if self.budget is not None:
-                self.budget.before_call()
-            self.release_dead()
+            budget = None if self.quiet else self.budget
+            if budget is not None:
+                budget.before_call()
+            if not self.quiet:
+                self.release_dead()
             if not self.stack and not _knows_backward:
                 self.name = None  # what a backward pass saves is needed at once
             if not group.loaded and group.number is not None:
                 self.load_group(group, group.number)
-            if self.budget is not None:
-                self.budget.after_call()
+            if budget is not None:
+                budget.after_call()
 
     def load_group(self, group: Group, number: int) -> None:
         held, returned = self.calls.load(number)

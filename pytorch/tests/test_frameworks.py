@@ -71,7 +71,7 @@ class Examples(unittest.TestCase):
             env = dict(os.environ, PYTHONPATH=path, STOWAGE_BUDGET="12MiB", STOWAGE_FRAMEWORKS="", CUDA_VISIBLE_DEVICES="")
             done = subprocess.run([sys.executable, "-B", str(self.folder / "with_megatron.py")], env=env, capture_output=True, text=True, timeout=100)
             self.assertEqual(0, done.returncode, done.stderr)
-            self.assertIn("3 steps; the last one:", done.stdout)
+            self.assertIn(" under a plan", done.stdout)
 
 
 @unittest.skipUnless(frameworks.FOLDERS, "STOWAGE_FRAMEWORKS is not set; name folders with the sources of transformers, accelerate, lightning or megatron there to run these cases against them")

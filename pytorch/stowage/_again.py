@@ -1,0 +1,448 @@
+"""Forward passes that run again: what they saved is made anew when the backward pass asks.
+
+Whole   one call of a block. It keeps the inputs; everything that autograd saves inside is
+        dropped, and a second forward pass makes it again.
+Lean    one call of a block that keeps its products and drops what is cheap to make again:
+        outputs of norms and activations (Small), and of a few operators that autograd's
+        own graph says how to repeat (Recipe).
+
+A second pass has the random numbers, the autocast state and the inputs of the first, so it
+makes the same bits. It ends as soon as everything that is needed is there. Nothing is
+guessed: a pass that saves other things than the first is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+import torch
+from torch.utils import _pytree
+
+from ._errors import Error
+from ._record import Kept, modified, storage_of, version_of
+from ._units import Uncounted
+
+hooks = torch.autograd.graph.saved_tensors_hooks
+_strided = torch.strided
+_plain = (torch.Tensor, torch.nn.Parameter)
+# Before this function existed, an exception in a hook could not end a forward pass.
+_stops = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop") if hasattr(torch.utils, "checkpoint") else False
+
+
+class Holder(Protocol):
+    """Keeps tensors until a backward pass: in place, or offloaded."""
+
+    def pack(self, t: torch.Tensor) -> Any: ...
+
+    def unpack(self, h: Any) -> torch.Tensor: ...
+
+
+class InPlace:
+    """Keeps tensors where they are."""
+
+    @staticmethod
+    def pack(t: torch.Tensor) -> Any:
+        return Kept(t, None)
+
+    @staticmethod
+    def unpack(h: Any) -> torch.Tensor:
+        t: torch.Tensor = h.tensor
+        if t._version != h.version:
+            raise Error(modified(t.dtype, t.size(), h.version, t._version))
+        return t
+
+
+IN_PLACE = InPlace()
+
+
+class _Stop(Exception):
+    """Ends a second forward pass."""
+
+
+class State(threading.local):
+    """What this thread is doing."""
+
+    lean: Optional[Lean] = None  # the call of a block whose cheap parts are dropped
+    again = 0  # depth of second forward passes
+
+
+state = State()
+
+
+class Surroundings:
+    """The autocast state of a forward pass, to be had again in the second."""
+
+    __slots__ = ("gpu", "cpu", "cache")
+
+    def __init__(self) -> None:
+        self.gpu = (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype())
+        self.cpu = (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype())
+        self.cache = torch.is_autocast_cache_enabled()
+
+    def same(self) -> bool:
+        """Reports whether the thread has them now."""
+        return (
+            (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()) == self.gpu
+            and (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()) == self.cpu
+        )
+
+    @contextlib.contextmanager
+    def again(self) -> Any:
+        if self.same():
+            yield
+            return
+        with torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache) if torch.cuda.is_available() else contextlib.nullcontext():
+            with torch.autocast("cpu", enabled=self.cpu[0], dtype=self.cpu[1], cache_enabled=self.cache):
+                yield
+
+
+class Random:
+    """The state of the random numbers on the CPU and on one GPU."""
+
+    __slots__ = ("device", "cpu", "gpu")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def set(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, self.device)
+
+    def same(self, other: Random) -> bool:
+        return bool(torch.equal(self.cpu, other.cpu)) and (self.gpu is None or other.gpu is None or bool(torch.equal(self.gpu, other.gpu)))
+
+
+# The shape and the type of what a forward pass saved.
+Shape = Tuple[torch.Size, torch.dtype]
+
+
+class Inputs:
+    """The arguments of a call, with tensors held by a holder."""
+
+    __slots__ = ("_tree", "_leaves", "_held", "_holder")
+
+    def __init__(self, holder: Holder, args: Any, kwargs: Any) -> None:
+        leaves, self._tree = _pytree.tree_flatten((args, kwargs))
+        self._holder = holder
+        # A tensor that is given twice is the same tensor again, which some modules look at.
+        tensors = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
+        self._held = {n: (holder.pack(x), x.requires_grad) for n, x in tensors.items()}
+        self._leaves = [(id(x), None) if id(x) in tensors else (0, x) for x in leaves]
+
+    def again(self) -> Any:
+        """Returns the arguments as tensors without history."""
+        made = {}
+        for n, (held, grad) in self._held.items():
+            made[n] = self._holder.unpack(held).detach()
+            if grad:
+                made[n].requires_grad_()
+        return _pytree.tree_unflatten([made[n] if n else x for n, x in self._leaves], self._tree)
+
+
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int) -> Tuple[List[torch.Tensor], Any]:
+    """Runs a forward pass and returns what it saves, at most so many tensors, and its output
+    if it ran to its end."""
+    saved: List[torch.Tensor] = []
+
+    def pack(t: torch.Tensor) -> int:
+        saved.append(t if t.is_leaf else t.detach())
+        if len(saved) == need and _stops:
+            raise _Stop
+        return len(saved) - 1
+
+    out = None
+    state.again += 1
+    lean, state.lean = state.lean, None
+    try:
+        with torch.enable_grad(), hooks(pack, _no_unpack), Uncounted(module):
+            out = forward(*args, **kwargs)
+    except _Stop:
+        pass
+    finally:
+        state.again -= 1
+        state.lean = lean
+    return saved, out
+
+
+def _no_unpack(_: Any) -> torch.Tensor:
+    raise Error("a backward pass runs inside of a forward pass that is recomputed; keep this module")
+
+
+class Whole:
+    """One call of a block that is recomputed."""
+
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timer", "__weakref__")
+
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timer: Any = None) -> None:
+        self.module, self.forward = module, forward
+        self.inputs = Inputs(holder, args, kwargs)
+        self.around, self.random = Surroundings(), Random(device)
+        self.shapes: List[Shape] = []
+        self.values: Dict[int, torch.Tensor] = {}
+        self.timer = timer
+
+    def pack(self, t: torch.Tensor) -> int:
+        self.shapes.append((t.shape, t.dtype))
+        return len(self.shapes) - 1
+
+    def unpack(self, i: int) -> torch.Tensor:
+        t = self.values.pop(i, None)
+        if t is None:
+            self.run()
+            t = self.values.pop(i)
+        return t
+
+    def run(self) -> None:
+        if self.timer is not None:
+            self.timer(True)
+        args, kwargs = self.inputs.again()
+        now = Random(self.random.device)
+        self.random.set()
+        try:
+            with self.around.again():
+                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
+        finally:
+            now.set()
+        check(self.module, self.shapes, saved)
+        self.values = dict(enumerate(saved))
+        if self.timer is not None:
+            self.timer(False)
+
+
+def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[torch.Tensor]) -> None:
+    """Raises an error if a second forward pass saved other things than the first."""
+    if len(got) != len(want) or any((t.shape, t.dtype) != w for t, w in zip(got, want)):
+        raise Error(
+            f"{type(module).__name__} saved {len(want)} tensors and other ones when it was run again, so it cannot be recomputed; "
+            "it may depend on something besides its arguments and PyTorch's random numbers: give keep=[its name] to attach()"
+        )
+
+
+class Small:
+    """One call of a norm or an activation: a function of one tensor, without random numbers."""
+
+    __slots__ = ("module", "forward", "holder", "least", "x", "held", "grad", "around", "dropped", "last", "values", "y")
+
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int) -> None:
+        self.module, self.forward, self.holder = module, forward, holder
+        self.least = least  # smaller storages stay: statistics, scales
+        self.x: Optional[torch.Tensor] = x  # while the forward pass runs
+        self.held: Any = None
+        self.grad = x.requires_grad
+        self.around = Surroundings()
+        self.dropped: List[int] = []  # which of the tensors that the pass saves
+        self.last = 0  # how many it saves
+        self.values: Dict[int, torch.Tensor] = {}
+        self.y: Optional[torch.Tensor] = None
+
+    def pack(self, t: torch.Tensor) -> Any:
+        i = self.last
+        self.last += 1
+        if t.is_leaf and t.requires_grad or type(t) not in _plain or t.layout is not _strided:
+            return IN_PLACE.pack(t)
+        memory, x = storage_of(t), self.x
+        if x is not None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
+            return _View(self, t)
+        if memory.nbytes() < self.least:
+            return IN_PLACE.pack(t)
+        self.dropped.append(i)
+        return i
+
+    def unpack(self, h: Any) -> torch.Tensor:
+        if type(h) is int:
+            t = self.values.get(h)
+            if t is None:
+                self.run()
+                t = self.values[h]
+            return t
+        if type(h) is _View:
+            return h.of(self.input())
+        return IN_PLACE.unpack(h)
+
+    def hold(self) -> None:
+        """Ends the forward pass: from now on the input is held like what autograd saves."""
+        if self.x is not None:
+            self.held, self.x = self.holder.pack(self.x), None
+
+    def input(self) -> torch.Tensor:
+        return self.x if self.x is not None else self.holder.unpack(self.held)
+
+    def output(self) -> torch.Tensor:
+        if self.y is None:
+            self.run()
+        assert self.y is not None
+        return self.y
+
+    def run(self) -> None:
+        x = self.input().detach()
+        with self.around.again():
+            if not self.dropped:
+                state.again += 1
+                try:
+                    with torch.no_grad(), Uncounted(self.module):
+                        self.y = self.forward(x)
+                finally:
+                    state.again -= 1
+                return
+            x.requires_grad_(self.grad)
+            saved, y = collect(self.forward, self.module, (x,), {}, -1)
+        if len(saved) != self.last:
+            check(self.module, [(x.shape, x.dtype)] * self.last, saved)
+        self.values = {i: saved[i] for i in self.dropped}
+        self.y = y.detach()
+
+
+class _View:
+    """A view of the input of a call."""
+
+    __slots__ = ("dtype", "size", "stride", "offset")
+
+    def __init__(self, call: Small, t: torch.Tensor) -> None:
+        self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        return view(t, self)
+
+
+def view(t: torch.Tensor, like: Any) -> torch.Tensor:
+    """Returns the view of a tensor's storage that a description has."""
+    t = t.detach()
+    if t.dtype == like.dtype and t.size() == like.size and t.stride() == like.stride and t.storage_offset() == like.offset:
+        return t
+    return torch.empty(0, dtype=like.dtype, device=t.device).set_(storage_of(t), like.offset, like.size, like.stride)
+
+
+def _gelu(node: Any) -> torch.Tensor:
+    return torch.nn.functional.gelu(node._saved_self.detach(), approximate=node._saved_approximate)
+
+
+def _silu(node: Any) -> torch.Tensor:
+    return torch.nn.functional.silu(node._saved_self.detach())
+
+
+def _mul(node: Any) -> torch.Tensor:
+    return torch.mul(node._saved_self.detach(), node._saved_other.detach())
+
+
+# How to repeat an operator from what autograd saved for it.
+_repeat: Dict[str, Callable[[Any], torch.Tensor]] = {"GeluBackward0": _gelu, "SiluBackward0": _silu, "MulBackward0": _mul}
+
+
+class Recipe:
+    """How to make a tensor again: the output of an operator, and which view of it."""
+
+    __slots__ = ("make", "base", "dtype", "size", "stride", "offset")
+
+    def __init__(self, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
+        self.make = make
+        # A second result has the strides that an operator gives it; those of the first must be them.
+        self.base = (base.dtype, base.size(), base.stride(), base.storage_offset())
+        self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
+
+    def value(self) -> torch.Tensor:
+        with torch.no_grad():
+            made = self.make()
+        if (made.dtype, made.size(), made.stride(), made.storage_offset()) != self.base:
+            raise Error("an operator gave another shape when it was repeated; give recompute=False to Runtime()")
+        return view(made, self)
+
+
+def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Callable[[], torch.Tensor]]:
+    """Returns a function that makes the output of an operator again: of a norm or activation,
+    of an operator that can be repeated, or of dropout after these. It returns None if there
+    is none."""
+    small = made.get(node)
+    if small is not None:
+        return small.output
+    name = node.name()
+    if name == "MulBackward0":
+        if len(node.next_functions) != 2 or any(f is None for f, _ in node.next_functions):
+            return None  # autograd saved one factor alone
+    elif name == "NativeDropoutBackward0":
+        before = node.next_functions[0][0]
+        source = maker(before, made, depth + 1) if before is not None and depth < 2 else None
+        return None if source is None else functools.partial(_dropout, node, source)
+    elif name not in _repeat:
+        return None
+    return functools.partial(_repeat[name], node)
+
+
+def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Repeats dropout with the mask of the first time. The backward pass has the same formula."""
+    p, x = node._saved_p, source()
+    scale = 1.0 if not node._saved_train else 0.0 if p == 1 else 1.0 / (1.0 - p)
+    out: torch.Tensor = torch.ops.aten.native_dropout_backward(x, node._saved_result1, scale)
+    return out
+
+
+def _cast(node: Any, base: torch.Tensor, made: Dict[Any, Small]) -> Optional[Callable[[], torch.Tensor]]:
+    """Returns a function that casts again: the output of an operator, or a parameter."""
+    before, dtype = node.next_functions[0][0], base.dtype
+    if before is None:
+        return None
+    weight = getattr(before, "variable", None)  # of a node that adds to a gradient
+    if weight is not None:
+        if type(weight) is not torch.nn.Parameter or weight.device != base.device or weight.size() != base.size():
+            return None
+        held = Kept(weight, None)
+        return lambda: IN_PLACE.unpack(held).detach().to(dtype)
+    source = maker(before, made)
+    return None if source is None else functools.partial(_to, source, dtype)
+
+
+def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return source().to(dtype)
+
+
+def recipe(t: torch.Tensor, made: Dict[Any, Small]) -> Optional[Recipe]:
+    """Returns how a tensor can be made again, or None."""
+    if type(t) is not torch.Tensor or t.layout is not _strided:
+        return None
+    base = t._base if t._is_view() else t
+    if base is None or type(base) is not torch.Tensor:
+        return None
+    node = base.grad_fn
+    if node is None:
+        return None
+    make = maker(node, made)
+    if make is None and node.name() == "ToCopyBackward0":
+        make = _cast(node, base, made)
+    if make is None or storage_of(base).nbytes() != base.numel() * base.element_size():
+        return None
+    return Recipe(make, base, t)
+
+
+class Lean:
+    """One call of a block whose cheap parts are dropped."""
+
+    __slots__ = ("holder", "made", "least")
+
+    def __init__(self, holder: Holder, least: int) -> None:
+        self.holder, self.least = holder, least
+        self.made: Dict[Any, Small] = {}  # by the node that made its output
+
+    def pack(self, t: torch.Tensor) -> Any:
+        if t.numel() * t.element_size() >= self.least:
+            r = recipe(t, self.made)
+            if r is not None:
+                return r
+        return self.holder.pack(t)
+
+    def unpack(self, h: Any) -> torch.Tensor:
+        return h.value() if type(h) is Recipe else self.holder.unpack(h)
+
+    def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
+        """Runs a cheap module inside of the block."""
+        small = Small(module, forward, x, self, self.least)
+        with hooks(small.pack, small.unpack):
+            y = forward(x)
+        small.hold()
+        if type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view():
+            self.made[y.grad_fn] = small
+        return y

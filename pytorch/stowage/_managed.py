@@ -1,0 +1,238 @@
+"""Steps under a budget: recorded ones, and those that follow a plan.
+
+Modules are wrapped only where a plan does something: their forward method is replaced on
+the instance. Everything else runs as if the runtime were not there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import types
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+
+import torch
+
+from . import _units
+from ._again import IN_PLACE, Holder, Lean, Whole, hooks, state
+from ._plan import KEEP, Choice, Plan
+from ._profile import Profile, Unit
+
+
+class Wrapped:
+    """Takes the place of a module's forward method."""
+
+    __slots__ = ("module", "forward", "run", "attribute", "had")
+
+    def __init__(self, module: torch.nn.Module, run: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
+        self.module, self.run = module, run
+        # A compiled module is called through this attribute, and its forward method is traced.
+        self.attribute = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
+        self.forward = getattr(module, self.attribute)
+        self.had = self.attribute in module.__dict__
+        module.__dict__[self.attribute] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.forward, args, kwargs)
+
+    def remove(self) -> None:
+        if self.module.__dict__.get(self.attribute) is self:
+            if self.had:
+                self.module.__dict__[self.attribute] = self.forward
+            else:
+                del self.module.__dict__[self.attribute]
+
+    # A copy of the model is a plain one.
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        copy = memo.get(id(self.module))
+        if copy is None or self.had:
+            return self.forward
+        return types.MethodType(type(copy).forward, copy)
+
+    def __reduce__(self) -> Any:
+        return types.MethodType, (type(self.module).forward, self.module)
+
+
+class Units:
+    """The units of the attached models, and their wrappers."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self.list: List[Unit] = []
+        self.cheap: List[torch.nn.Module] = []
+        self._wrapped: Dict[torch.nn.Module, Wrapped] = {}
+
+    def find(self, model: torch.nn.Module, keep: Sequence[str] = ()) -> None:
+        names = {m: name for name, m in model.named_modules()}
+        parents: Dict[torch.nn.Module, Unit] = {}
+        known = {u.module for u in self.list}
+        for m in _units.blocks(model):
+            if m in known:
+                continue
+            u = Unit(names[m], m, parents.get(m))
+            for inner in m.modules():
+                parents[inner] = u
+            if any(fnmatch.fnmatchcase(u.name, p) for p in keep):
+                u.whole = u.lean = False
+                u.why = "keep= names it"
+            self.list.append(u)
+            if u.parent is None:
+                self.cheap += _units.cheap(m)
+
+    def forget(self, model: Optional[torch.nn.Module]) -> None:
+        self.unwrap()
+        inside = set(model.modules()) if model is not None else set()
+        self.list = [u for u in self.list if u.module not in inside]
+        self.cheap = [m for m in self.cheap if m not in inside]
+
+    def wrap_all(self) -> None:
+        self.wrap(self.list, True)
+
+    def wrap(self, units: Iterable[Unit], cheap: bool) -> None:
+        """Wraps these units and, if so, cheap modules. Others are as they were."""
+        units = list(units)
+        want = {u.module: u for u in units}
+        if cheap:
+            inside = {m for u in units for m in u.module.modules()}
+            small = [m for m in self.cheap if m in inside and "_stowage_not_cheap" not in m.__dict__ and m not in want]
+        else:
+            small = []
+        for m in [m for m in self._wrapped if m not in want and m not in small]:
+            self._wrapped.pop(m).remove()
+        for m, u in want.items():
+            if m not in self._wrapped:
+                self._wrapped[m] = Wrapped(m, self._unit(u))
+        for m in small:
+            if m not in self._wrapped:
+                self._wrapped[m] = Wrapped(m, _small(m))
+
+    def rewrap(self, plans: Iterable[Optional[Plan]]) -> None:
+        """Wraps what these plans need. A step that is recorded wraps the rest."""
+        units: Dict[Unit, None] = {}
+        cheap = False
+        for plan in plans:
+            if plan is not None:
+                cheap = cheap or any(c.lean for c in plan.choices.values())
+                # If anything is offloaded, the library is told of the others, too.
+                units.update(dict.fromkeys(list(plan.saved) if plan.offloads else list(plan.choices)))
+        self.wrap(units, cheap)
+
+    def unwrap(self) -> None:
+        self.wrap((), False)
+
+    def _unit(self, u: Unit) -> Callable[[Callable[..., Any], Any, Any], Any]:
+        runtime = self._runtime
+
+        def run(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            now = runtime._now
+            if now is None or state.again or not torch.is_grad_enabled() or now.thread != threading.get_ident():
+                return forward(*args, **kwargs)
+            return now.forward(u, forward, args, kwargs)
+
+        return run
+
+
+def _small(module: torch.nn.Module) -> Callable[[Callable[..., Any], Any, Any], Any]:
+    def run(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lean = state.lean
+        if lean is None or state.again or kwargs or len(args) != 1 or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        x = args[0]
+        if type(x) is not torch.Tensor or not x.requires_grad or x.layout is not torch.strided:
+            return forward(x)
+        return lean.call(module, forward, x)
+
+    return run
+
+
+class Recording:
+    """A step that is recorded, on top of a step that tells the library everything."""
+
+    def __init__(self, step: Any, profile: Profile) -> None:
+        self.thread, self.step, self.profile = step.thread, step, profile
+
+    def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        step = self.step
+        if step.on_other_stream():
+            return forward(*args, **kwargs)
+        return self.profile.forward(u, forward, args, kwargs)
+
+
+class Following:
+    """A step that follows a plan. The step is None if nothing is offloaded."""
+
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any) -> None:
+        self.thread = threading.get_ident()
+        self.plan, self.device, self.least, self.step = plan, device, least, step
+
+    def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        choice = self.plan.choices.get(u, KEEP)
+        step = self.step
+        if step is not None:
+            return self.told(u, choice, forward, args, kwargs)
+        if choice.whole:
+            return self.whole(u, IN_PLACE, forward, args, kwargs)
+        if choice.lean:
+            return self.lean(IN_PLACE, forward, args, kwargs)
+        return forward(*args, **kwargs)
+
+    def whole(self, u: Unit, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        call = Whole(u.module, forward, args, kwargs, self.device, holder)
+        before, state.lean = state.lean, None
+        try:
+            with hooks(call.pack, call.unpack):
+                return forward(*args, **kwargs)
+        finally:
+            state.lean = before
+
+    def lean(self, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lean = Lean(holder, self.least)
+        before, state.lean = state.lean, lean
+        try:
+            with hooks(lean.pack, lean.unpack):
+                return forward(*args, **kwargs)
+        finally:
+            state.lean = before
+            lean.made.clear()  # a node must not lead to itself
+
+    def told(self, u: Unit, choice: Choice, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a unit in a step of the library, which is told what the unit keeps."""
+        step, plan = self.step, self.plan
+        if not choice.offload:
+            if choice.whole:
+                out = self.whole(u, IN_PLACE, forward, args, kwargs)
+            elif choice.lean:
+                out = self.lean(IN_PLACE, forward, args, kwargs)
+            else:
+                out = forward(*args, **kwargs)
+            self.reserve(u, out, plan.saved.get(u, 0), plan.again.get(u, 0))
+            return out
+        step.begin_group("block", self)
+        try:
+            if choice.whole:
+                out = self.whole(u, step, forward, args, kwargs)
+            elif choice.lean:
+                out = self.lean(step, forward, args, kwargs)
+            else:
+                with hooks(step.pack, step.unpack):
+                    out = forward(*args, **kwargs)
+        finally:
+            step.end_group(self)
+        if plan.again.get(u, 0):
+            self.reserve(u, out, 0, plan.again[u])
+        return out
+
+    def reserve(self, u: Unit, out: Any, kept: int, again: int) -> None:
+        """Tells the library of bytes that it does not move: those kept, and those that a second
+        pass will make."""
+        step = self.step
+        first = next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+        if first is None or step.on_other_stream():
+            return
+        ticket = step.reserve(kept) if kept else None
+
+        def begin(_: torch.Tensor) -> None:
+            step.begin_backward(ticket, again)
+
+        first.register_hook(begin)

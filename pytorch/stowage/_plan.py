@@ -1,0 +1,320 @@
+"""The plan of a step: for every block keep, offload, recompute its cheap parts or all of it.
+
+Two recorded steps (_profile.py) become a description of a step that the library's solver
+understands: storages, units, the order of saves and loads, and times. Its answer becomes
+the choices that later steps follow.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ._errors import TooSmall
+from ._profile import Call, Profile, Unit
+
+
+# A backward pass computes about twice as much as its forward pass.
+BACKWARD = 2
+
+
+class Choice(NamedTuple):
+    """What happens to what a block saves."""
+
+    lean: bool = False  # cheap parts are recomputed
+    whole: bool = False  # all of it is recomputed
+    offload: bool = False  # what is kept, inputs included, is offloaded
+
+    def __str__(self) -> str:
+        words = ["recompute"] if self.whole else ["recompute cheap parts"] if self.lean else []
+        if self.offload:
+            words.append("offload inputs" if self.whole else "offload")
+        return ", ".join(words) or "keep"
+
+
+KEEP = Choice()
+
+
+class Part(NamedTuple):
+    """What one call of a unit saves, in bytes."""
+
+    unit: Unit
+    number: int
+    lean: int
+    rest: int
+    inputs: int
+
+
+class Plan(NamedTuple):
+    """The choices for a step, and what is expected of them."""
+
+    choices: Dict[Unit, Choice]
+    saved: Dict[Unit, int]  # bytes of one call that stay
+    again: Dict[Unit, int]  # bytes of one call that a second pass makes
+    answer: Dict[str, Any]
+
+    @property
+    def offloads(self) -> bool:
+        return any(c.offload for c in self.choices.values())
+
+
+class Measured:
+    """What two recorded steps say of a step, for one division into units."""
+
+    def __init__(self, profile: Profile, times: Profile, fine: bool) -> None:
+        self._profile, self._fine = profile, fine
+        self._stamps = profile.clock.read()
+        self._whole, self._lean = self._shortest(times)
+        self._pace, self._middle = 1.0, None  # type: float, Optional[int]
+        self.parts: Dict[Call, Part] = {}
+        calls = [c for c in profile.calls if fine or c.parent is None]
+        for call in calls:
+            self.parts[call] = self._part(call)
+
+    def _own(self, call: Call) -> List[Call]:
+        """Returns the calls that count as part of this one."""
+        if self._fine:
+            return [call]
+        return list(dict.fromkeys([call] + [c for c, _ in call.all]))
+
+    def _can_lean(self, calls: Iterable[Call]) -> bool:
+        said = [c.unit.lean for c in calls]
+        return True in said and False not in said
+
+    def _shortest(self, times: Profile) -> Tuple[Dict[Unit, int], Dict[Unit, int]]:
+        """Returns how long second passes took, whole and lean, in nanoseconds."""
+        stamps = times.clock.read()
+
+        def cost(a: int, b: int) -> int:
+            return max(int(1e9 * (stamps[b] - stamps[a])), 1)
+
+        whole: Dict[Unit, int] = {}
+        lean: Dict[Unit, int] = {}
+        for call in times.calls:
+            u = call.unit
+            if call in times.whole_times:
+                t = cost(*times.whole_times[call])
+                whole[u] = min(whole.get(u, t), t)
+            t = sum(cost(*times.lean_times[c]) for c in self._own(call) if c in times.lean_times)
+            if t:
+                lean[u] = min(lean.get(u, t), t)
+        for table in (whole, lean):
+            alike: Dict[type, List[int]] = {}
+            for u, t in table.items():
+                alike.setdefault(type(u.module), []).append(t)
+            for call in times.calls:  # what was not tried takes as long as what is alike
+                u = call.unit
+                if u not in table and type(u.module) in alike:
+                    table[u] = int(statistics.median(alike[type(u.module)]))
+        for call in times.calls:
+            whole.setdefault(call.unit, cost(call.began, call.ended))
+            lean.setdefault(call.unit, 0)
+        return whole, lean
+
+    def _part(self, call: Call) -> Part:
+        p = self._profile
+        mine = self._own(call)
+        lean_only: Dict[int, bool] = {}
+        held: Set[int] = set()
+        can = self._can_lean(mine)
+        for c in mine:
+            held |= c.held
+            for e in c.entries:
+                if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
+                    cheap = can and (e.recipe is not None or e.small is not None)
+                    lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
+        lean = sum(p.bytes[s] for s, only in lean_only.items() if only and s not in held and s not in p.shared)
+        rest = sum(p.bytes[s] for s, only in lean_only.items() if not (only and s not in held and s not in p.shared))
+        # Inputs stay if the block is recomputed. Those that nobody saves are counted in place of
+        # as many bytes of the rest, so that the sum is right while the block is kept.
+        inputs = sum(n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine))
+        inputs = min(inputs, rest)
+        return Part(call.unit, call.number, lean, rest - inputs, inputs)
+
+    def _took(self, begin: int, end: int) -> int:
+        return int(max(0.0, self._stamps[end] - self._stamps[begin]) * 1e9)
+
+    def _times(self) -> Iterator[Tuple[str, Any, int]]:
+        """Returns what happened with the time of the step's own work, in nanoseconds.
+
+        A recorded step waits for copies and for the host, so its own times say little. Forward
+        passes take as long as second passes did, and backward passes twice as long. The rest,
+        before and after the blocks, is known once steps under a plan were timed."""
+        now, last, open = 0, 0, None
+        forward: Dict[Call, int] = {}
+        for kind, what, stamp in self._profile.ops:
+            if kind == "save" and what in self.parts:
+                inside = sum(forward.get(c, 0) for c in dict.fromkeys(c for c, _ in what.all) if c is not what)
+                forward[what] = self._whole[what.unit]
+                now += max(int(self._pace * (forward[what] - inside)), 0)
+                last = stamp
+            elif kind == "load":
+                if open is None:
+                    now += self._took(last, what.loaded) if self._middle is None else self._middle
+                else:
+                    now += self._backward(open)
+                open = what
+            yield kind, what, now
+        if open is not None:
+            now += self._backward(open)
+        yield "end", None, now
+
+    def _backward(self, call: Call) -> int:
+        inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
+        return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
+
+    def calibrate(self, step: int, again: int) -> None:
+        """Makes the times agree with a step that was timed, so much of it in second passes."""
+        self._pace, self._middle = 1.0, 0
+        *_, (_, _, blocks) = self._times()
+        own = max(step - again, 1)
+        if blocks > own:
+            self._pace = own / blocks
+        else:
+            self._middle = own - blocks
+
+    def request(self, limit: int, offload: bool, recompute: bool, only: Optional[Set[Unit]] = None) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
+        """Returns the question for the solver, and what its units are."""
+        p = self._profile
+        storages: List[int] = []
+        names: List[Tuple[Unit, str]] = []
+        place: Dict[Tuple[Unit, str], int] = {}
+        units: List[Dict[str, Any]] = []
+        layers: Dict[Unit, int] = {}
+        ops: List[Dict[str, Any]] = []
+
+        def storage(n: int) -> int:
+            storages.append(n)
+            return len(storages) - 1
+
+        def unit(u: Unit, what: str) -> int:
+            if (u, what) not in place:
+                place[u, what] = len(units)
+                names.append((u, what))
+                whole, lean = self._whole.get(u, 0), self._lean.get(u, 0)
+                again = 0
+                if recompute and what == "lean":
+                    again = max(lean, 1)
+                if recompute and what == "rest" and u.whole and not (self._fine and u.parts):
+                    again = max(whole - lean, whole // 2, 1)
+                units.append({"name": what, "layer": layers.setdefault(u, len(layers)), "offload": offload and what != "lean", "recompute_ns": again})
+            return place[u, what]
+
+        outside: Dict[int, int] = {}
+        begun: Set[Call] = set()
+        end = 0
+
+        def top(call: Call) -> Call:
+            while not self._fine and call.parent is not None:
+                call = call.parent
+            return call
+
+        def each(kind: str, call: Call, at: int) -> None:
+            part = self.parts[call]
+            for what, n in (("lean", part.lean), ("rest", part.rest), ("inputs", part.inputs)):
+                if n:
+                    op: Dict[str, Any] = {"op": kind, "unit": unit(part.unit, what), "microbatch": part.number, "at": at}
+                    if kind == "save":
+                        op["storages"] = [storage(n)]
+                    ops.append(op)
+
+        open: Optional[Call] = None
+        for kind, what, at in self._times():
+            if kind == "take":
+                outside[what] = storage(p.bytes[what])
+                ops.append({"op": "take", "storage": outside[what], "at": at})
+            elif kind == "give":
+                ops.append({"op": "give", "storage": outside.pop(what), "at": at})
+            elif kind == "save" and what in self.parts:
+                each("save", what, at)
+            elif kind == "load":
+                call = top(what)
+                if call in begun or call not in self.parts:
+                    continue
+                if open is not None:
+                    each("release", open, at)
+                begun.add(call)
+                each("load", call, at)
+                open = call
+            elif kind == "end":
+                end = at
+        if open is not None:
+            each("release", open, end)
+        for s in outside.values():
+            ops.append({"op": "give", "storage": s, "at": end})
+        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": recompute}
+        return request, names
+
+    def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
+        """Returns the choices that an answer means."""
+        said: Dict[Unit, Dict[str, str]] = {}
+        for (u, what), choice in zip(names, answer["choices"]):
+            said.setdefault(u, {})[what] = choice
+        choices: Dict[Unit, Choice] = {}
+        for u, by in said.items():
+            whole = by.get("rest") == "recompute"
+            lean = not whole and by.get("lean") == "recompute"
+            offload = by.get("inputs") == "offload" if whole else "offload" in (by.get("rest"), by.get("inputs"))
+            if whole or lean or offload:
+                choices[u] = Choice(lean, whole, offload)
+        saved: Dict[Unit, int] = {}
+        again: Dict[Unit, int] = {}
+        for part in self.parts.values():
+            c = choices.get(part.unit, KEEP)
+            kept = part.inputs + (0 if c.whole else part.rest + (0 if c.lean else part.lean))
+            saved[part.unit] = max(saved.get(part.unit, 0), kept)
+            again[part.unit] = max(again.get(part.unit, 0), part.lean + part.rest if c.whole else part.lean if c.lean else 0)
+        return Plan(choices, saved, again, answer)
+
+
+def settle(units: Iterable[Unit]) -> None:
+    """Decides about units that could not be tried: equal ones speak for them."""
+    units = list(units)
+    for attribute in ("whole", "lean"):
+        by_class: Dict[type, List[Optional[bool]]] = {}
+        for u in units:
+            by_class.setdefault(type(u.module), []).append(getattr(u, attribute))
+        for u in units:
+            if getattr(u, attribute) is None:
+                seen = by_class[type(u.module)]
+                setattr(u, attribute, True in seen and False not in seen)
+
+
+def measured(profile: Profile, units: Sequence[Unit]) -> List[Measured]:
+    """Returns what a recorded step says, with blocks as units and, if they have parts, with
+    these as units."""
+    settle(units)
+    coarse = [Measured(profile, profile, False)]
+    if any(u.parent is not None for u in units):
+        coarse.append(Measured(profile, profile, True))
+    return coarse
+
+
+def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True) -> Plan:
+    """Returns the fastest plan for a limit of saved tensors. It raises TooSmall if there is
+    none."""
+    found: Optional[Plan] = None
+    small: Optional[TooSmall] = None
+    for m in divisions:
+        request, names = m.request(limit, offload, True)
+        try:
+            answer = choose(request)
+        except TooSmall as e:
+            small = e if small is None or e.least < small.least else small
+            continue
+        if found is None or answer["step_ns"] < found.answer["step_ns"]:
+            found = m.plan(names, answer)
+    if found is None:
+        assert small is not None
+        raise small
+    return found
+
+
+def recompute_also(plan: Plan, divisions: Sequence[Measured], names: Set[str]) -> None:
+    """Changes a plan to recompute the units with these names, too."""
+    for m in divisions:
+        for part in m.parts.values():
+            u = part.unit
+            c = plan.choices.get(u, KEEP)
+            if u.name in names and not c.whole:
+                plan.choices[u] = Choice(False, True, c.offload)

@@ -1,0 +1,444 @@
+"""Recorded steps: what every block saves, how long it takes, and whether it can run again.
+
+The first two steps of a key are recorded. Everything that autograd saves is kept (or
+offloaded, if there is too little room), and is counted by block. When the backward pass of
+a block begins, its forward pass runs again, is timed, and must make the very bits that were
+kept; so must every cheap part. What does not is never recomputed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from torch.utils import _pytree
+
+from . import _again
+from ._again import Holder, Lean, Random, Small, collect, hooks, recipe, state
+from ._record import Kept, storage_of, version_of
+
+_plain = (torch.Tensor, torch.nn.Parameter)
+OutOfMemory: Any = getattr(torch.cuda, "OutOfMemoryError", MemoryError)
+
+
+# Cycles of the device, about ten milliseconds.
+FILL = 20_000_000
+
+
+class Clock:
+    """Stamps of the device's time, or of the host's if that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._stamps: List[Any] = []
+
+    def stamp(self) -> int:
+        if self._cuda:
+            e = torch.cuda.Event(enable_timing=True)
+            e.record()
+            self._stamps.append(e)
+        else:
+            self._stamps.append(time.perf_counter())
+        return len(self._stamps) - 1
+
+    def fill(self) -> None:
+        """Gives the device work, so that what follows waits for the device and not for the
+        host, as in a step that the device bounds."""
+        if self._cuda:
+            torch.cuda._sleep(FILL)
+
+    def read(self) -> List[float]:
+        """Returns the stamps in seconds after the first. It waits for the device."""
+        if not self._stamps:
+            return []
+        first = self._stamps[0]
+        if not self._cuda:
+            return [s - first for s in self._stamps]
+        self._stamps[-1].synchronize()
+        torch.cuda.synchronize()
+        return [first.elapsed_time(s) / 1e3 for s in self._stamps]
+
+
+class Unit:
+    """A block of a model, and what is known of it."""
+
+    def __init__(self, name: str, module: torch.nn.Module, parent: Optional[Unit]) -> None:
+        self.name, self.module, self.parent = name, module, parent
+        self.parts: List[Unit] = []
+        if parent is not None:
+            parent.parts.append(self)
+        # Whether a second forward pass, or only its cheap parts, made the same bits: None
+        # until it was tried.
+        self.whole: Optional[bool] = None
+        self.lean: Optional[bool] = None
+        self.why = ""  # it cannot be recomputed
+
+
+class Saved:
+    """What autograd holds instead of a tensor. Nobody else holds it, so that memory is free as
+    soon as autograd is done with it."""
+
+    __slots__ = ("call", "held", "__weakref__")
+
+    def __init__(self, call: Call, held: Any) -> None:
+        self.call, self.held = call, held
+
+
+class Entry:
+    """One tensor that autograd saved in a call."""
+
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place")
+
+    def __init__(self, saved: Saved) -> None:
+        self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
+        self.recipe: Any = None
+        self.small: Optional[Small] = None
+        self.place = -1  # among what the small call saved, if it can be dropped
+
+    def value(self) -> torch.Tensor:
+        """Makes a cheap tensor again."""
+        if self.small is not None:
+            return self.small.unpack(self.place)
+        made: torch.Tensor = self.recipe.value()
+        return made
+
+
+class Call:
+    """One call of a unit in a recorded step."""
+
+    def __init__(self, profile: Profile, unit: Unit, parent: Optional[Call], number: int) -> None:
+        self.profile, self.unit, self.parent, self.number = profile, unit, parent, number
+        self.entries: List[Entry] = []
+        self.all: List[Tuple[Call, int]] = []  # with those of calls inside
+        self.smalls: List[Small] = []
+        self.made: Dict[Any, Small] = {}
+        self.small: Optional[Small] = None  # the cheap module that is running
+        self.held: Set[int] = set()  # storages that cheap modules need as inputs
+        self.inputs: Dict[int, int] = {}  # bytes of the arguments, by storage
+        self.again: Any = None
+        self.around: Any = None
+        self.random: Optional[Random] = None
+        # Stamps of both ends of the forward pass, and of the beginning of the backward pass
+        # before and after the second forward pass was tried.
+        self.began = self.ended = self.loaded = self.resumed = -1
+        self.was_loaded = self.was_checked = False
+
+    def pack(self, t: torch.Tensor) -> Saved:
+        p = self.profile
+        saved = Saved(self, p.holder.pack(t))
+        entry = Entry(saved)
+        kept = type(saved.held) is Kept
+        if type(t) in _plain and t.layout is torch.strided and t.device == p.device:
+            memory = storage_of(t)
+            entry.storage, entry.bytes = memory._cdata, memory.nbytes()
+            small = self.small
+            if entry.storage in p.weights or t.is_leaf and t.requires_grad:
+                entry.bytes = 0
+            elif small is not None:
+                x = small.x
+                if not (x is not None and storage_of(x)._cdata == entry.storage) and entry.bytes >= p.least:
+                    entry.small, entry.place = small, small.last
+                    small.dropped.append(small.last)
+            elif entry.bytes >= p.least:
+                entry.recipe = recipe(t, self.made)
+        if self.small is not None:
+            self.small.last += 1
+        i = len(self.entries)
+        self.entries.append(entry)
+        call: Optional[Call] = self
+        while call is not None:
+            call.all.append((self, i))
+            call = call.parent
+        p.saved(self, entry)
+        if kept and entry.bytes >= p.least:
+            p.untold[entry.storage] = entry.bytes
+        return saved
+
+    def unpack(self, saved: Saved) -> torch.Tensor:
+        self.profile.load(self)
+        return self.profile.holder.unpack(saved.held)
+
+    def value(self, i: int) -> Optional[torch.Tensor]:
+        """Returns what was saved, or None if autograd is done with it."""
+        saved = self.entries[i].saved()
+        return None if saved is None else self.profile.holder.unpack(saved.held)
+
+    def forget(self) -> None:
+        """Lets go of what a second pass would need."""
+        self.again = self.around = self.random = None
+        self.smalls, self.made = [], {}
+        for e in self.entries:
+            e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
+
+
+class Profile:
+    """What is recorded of one step."""
+
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any) -> None:
+        self.device, self.step, self.weights, self.least = device, step, weights, max(least, 1)
+        self.holder: Holder = step
+        # What is tried needs room now, and its memory is not that of later steps.
+        self.room, self.pause, self.resume = budget.room, budget.pause, budget.resume
+        self.clock = Clock(device)
+        self.stack: List[Call] = []
+        self.calls: List[Call] = []
+        self.count: Dict[Unit, int] = {}
+        self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
+        self.order: List[Tuple[Call, int]] = []
+        self.now = self.clock.stamp()
+        # Stamps at both ends of second passes.
+        self.lean_times: Dict[Call, Tuple[int, int]] = {}
+        self.whole_times: Dict[Call, Tuple[int, int]] = {}
+        self.first: Dict[int, Optional[Call]] = {}  # who saved a storage first
+        self.bytes: Dict[int, int] = {}
+        self.shared: Set[int] = set()
+        self.untold: Dict[int, int] = {}  # bytes that the library does not count, such as cast weights
+        self.open: Optional[Call] = None  # whose backward pass runs
+        self.outside: Dict[int, int] = {}  # bytes of storages that are saved outside of units
+        self.returned: Set[int] = set()
+
+    def close(self) -> None:
+        """Forgets tensors, and keeps what was counted."""
+        self.stack, self.open = [], None
+        self.holder, self.step = _again.IN_PLACE, None
+        for call in self.calls:
+            call.forget()
+
+    def largest(self) -> int:
+        """Returns the most bytes that one call saves."""
+        return max((sum(c.entries[i].bytes for c, i in call.all) for call in self.calls), default=0)
+
+    def most_outside(self) -> int:
+        """Returns the most bytes that are saved outside of units at once."""
+        now = most = 0
+        for kind, what, _ in self.ops:
+            if kind in ("take", "give"):
+                now += self.bytes[what] if kind == "take" else -self.bytes[what]
+                most = max(most, now)
+        return most
+
+    # Forward passes
+
+    def forward(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call of a unit and records it."""
+        parent = self.stack[-1] if self.stack else None
+        call = Call(self, unit, parent, self.count.get(unit, 0))
+        self.count[unit] = call.number + 1
+        tensors = [x for x in _pytree.tree_flatten((args, kwargs))[0] if type(x) in _plain and x.layout is torch.strided and x.device == self.device]
+        call.inputs = {storage_of(x)._cdata: storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
+        versions = [version_of(x) for x in tensors]
+        call.again = (forward, _again.Inputs(self.holder, args, kwargs))
+        call.around, call.random = _again.Surroundings(), Random(self.device)
+        python = random.getstate()
+        buffers = [(b, b._version) for m in unit.module.modules() if not isinstance(m, torch.nn.modules.batchnorm._NormBase) for b in m._buffers.values() if b is not None]
+        call.began = self.now = self.clock.stamp()
+        self.stack.append(call)
+        lean, state.lean = state.lean, _Recorded(call)  # type: ignore[assignment]
+        try:
+            with hooks(call.pack, call.unpack):
+                out = forward(*args, **kwargs)
+        finally:
+            state.lean = lean
+            self.stack.pop()
+            call.made = {}
+        call.ended = self.now = self.clock.stamp()
+        why = ""
+        if [version_of(x) for x in tensors] != versions:
+            why = "it writes to its input"
+        elif random.getstate() != python:
+            why = "it draws from Python's random numbers"
+        elif any(b._version != v for b, v in buffers):
+            why = "it changes its buffers"
+        if why:
+            unit.whole, unit.why = False, why
+        self.calls.append(call)
+        self.ops.append(("save", call, self.now))
+        return out
+
+    def saved(self, call: Call, entry: Entry) -> None:
+        if not entry.bytes or entry.bytes < self.least:
+            return
+        s = entry.storage
+        if s not in self.first:
+            self.first[s], self.bytes[s] = call, entry.bytes
+        elif self.first[s] is not call:
+            self.shared.add(s)
+
+    def pack_outside(self, t: torch.Tensor) -> Any:
+        """Keeps what is saved outside of units."""
+        held = self.holder.pack(t)
+        if type(t) in _plain and t.layout is torch.strided and t.device == self.device and not (t.is_leaf and t.requires_grad):
+            memory = storage_of(t)
+            s, n = memory._cdata, memory.nbytes()
+            if n >= self.least and s not in self.first and s not in self.weights:
+                self.first[s], self.bytes[s] = None, n
+                self.ops.append(("take", s, self.now))
+                return (held, s)
+        return (held, 0)
+
+    def unpack_outside(self, h: Any) -> torch.Tensor:
+        held, s = h
+        if s and s not in self.returned:
+            self.returned.add(s)
+            self.ops.append(("give", s, self.now))
+        return self.holder.unpack(held)
+
+    # Backward passes
+
+    def load(self, call: Call) -> None:
+        """Notes that the backward pass of a call begins, and tries its second forward pass."""
+        if call.was_loaded:
+            return
+        call.was_loaded = True
+        call.loaded = self.now = self.clock.stamp()
+        if self.open is not None and self.open is not call:
+            self.ops.append(("release", self.open, self.now))
+        self.open = call
+        self.ops.append(("load", call, self.now))
+        self.pause()
+        self.step.quiet = True
+        outer: Optional[Call] = call
+        while outer is not None:  # parts are inside of their block
+            if not outer.was_checked:
+                outer.was_checked = True
+                self.check(outer)
+                outer.again = outer.around = outer.random = None
+            outer = outer.parent
+        call.forget()
+        call.resumed = self.now = self.clock.stamp()
+        self.step.quiet = False
+        self.resume()
+
+    def check(self, call: Call) -> None:
+        unit = call.unit
+        try:
+            need = sum(c.entries[i].bytes for c, i in call.all)
+            if 3 * need // 2 > self.room():
+                return  # another call, or a call of an equal block, is tried instead
+            # What was offloaded comes back before anything is timed.
+            there = [c.value(i) for c, i in call.all]
+            inputs = [call.again[1].again(), [small.input() for small in call.smalls]]
+            if unit.whole is not False:
+                self.check_whole(call, there)
+            if unit.lean is not False:
+                self.check_lean(call)
+            del there, inputs
+        except OutOfMemory:
+            pass
+        except Exception as e:  # nothing that is tried here may end a step
+            unit.whole, unit.lean = False, False
+            unit.why = unit.why or f"its second forward pass failed ({type(e).__name__}: {str(e)[:200]})"
+
+    def second(self, call: Call) -> List[torch.Tensor]:
+        forward, inputs = call.again
+        args, kwargs = inputs.again()
+        now = Random(self.device)
+        assert call.random is not None
+        call.random.set()
+        try:
+            with call.around.again():
+                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all))
+        finally:
+            now.set()
+        return saved
+
+    def check_whole(self, call: Call, want: List[Optional[torch.Tensor]]) -> None:
+        self.clock.fill()
+        begin = self.clock.stamp()
+        got = self.second(call)
+        self.whole_times[call] = (begin, self.clock.stamp())
+        unit = call.unit
+        if len(got) != len(call.all):
+            unit.whole, unit.why = False, f"its second forward pass saves {len(got)} tensors and the first saved {len(call.all)}"
+            return
+        own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
+        different = [i for i, mine in enumerate(own) if mine and not equal(got[i], want[i])]
+        if different:
+            # Kernels that add in any order differ from run to run, with and without this.
+            for _ in range(3):
+                again = self.second(call)
+                if len(again) == len(got) and any(not same(got[i], again[i]) for i in different):
+                    break
+            else:
+                t = got[different[0]]
+                unit.whole, unit.why = False, f"its second forward pass makes other values ({len(different)} of {len(got)} tensors, the first is {t.dtype} {list(t.shape)})"
+                return
+        if unit.whole is None:
+            unit.whole = True
+
+    def check_lean(self, call: Call) -> None:
+        cheap = [(i, e) for i, e in enumerate(call.entries) if e.recipe is not None or e.small is not None]
+        if not cheap:
+            return
+        self.clock.fill()
+        begin = self.clock.stamp()
+        got = [e.value() for _, e in cheap]
+        self.lean_times[call] = (begin, self.clock.stamp())
+        good = all(equal(t, call.value(i)) for t, (i, _) in zip(got, cheap))
+        for small in call.smalls:
+            small.y, small.values = None, {}
+        if call.unit.lean is None or not good:
+            call.unit.lean = good
+
+
+class _Recorded:
+    """Stands for Lean while a step is recorded: cheap modules are noted, and nothing is
+    dropped."""
+
+    def __init__(self, call: Call) -> None:
+        self.to = call
+
+    def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
+        call = self.to
+        if call.small is not None:
+            return forward(x)
+        version, drawn = version_of(x), Random(call.profile.device)
+        small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least)
+        first = len(call.entries)
+        try:
+            y = forward(x)
+        finally:
+            call.small = None
+        good = version_of(x) == version and Random(call.profile.device).same(drawn)
+        if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and not shares(x, y):
+            if recipe(x, call.made) is None:
+                call.held.add(storage_of(x)._cdata)
+            small.hold()
+            call.made[y.grad_fn] = small
+            call.smalls.append(small)
+            return y
+        for entry in call.entries[first:]:
+            entry.small = None
+        module.__dict__["_stowage_not_cheap"] = True
+        return y
+
+
+def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(storage_of(a)._cdata == storage_of(b)._cdata)
+
+
+def equal(got: torch.Tensor, want: Optional[torch.Tensor]) -> bool:
+    """Reports whether a second pass made what the first one saved, if that is still there."""
+    return want is None or same(got, want)
+
+
+_whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit, not-a-numbers too."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided:
+        return True  # a shard or a sparse tensor: what comes of it is compared
+    a, b = a.detach(), b.detach()
+    if torch.equal(a, b):
+        return True
+    if a.is_complex() or a.dim() == 0 or a.element_size() not in _whole:
+        return False
+    a, b = a.contiguous(), b.contiguous()
+    return bool(torch.equal(a.view(_whole[a.element_size()]), b.view(_whole[b.element_size()])))

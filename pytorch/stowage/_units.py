@@ -1,0 +1,134 @@
+"""Units: the parts of a model that a plan decides about, found without being named.
+
+A block is one of several modules of the same class that hold most of a model, such as the
+layers of a transformer or the stages of a convolution network. If there are few of them,
+their own parts (attention, feed-forward) are blocks too, so that a plan can choose finely.
+
+A cheap module has no matrices: a norm or an activation. What it makes can be made again
+from its input in little time.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Counter, Dict, Iterator, List, Set
+
+import torch
+
+# With fewer blocks than this, the parts of blocks are blocks themselves.
+FEW = 16
+
+_lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
+# Modules that draw random numbers, or only hand their input on.
+_never_cheap = ("drop", "identity", "sequential", "parametri")
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Reports whether torch.compile was applied to the module itself."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def has_matrix(module: torch.nn.Module) -> bool:
+    return any(p.dim() >= 2 for p in module.parameters())
+
+
+def is_leaf(module: torch.nn.Module) -> bool:
+    return next(module.children(), None) is None
+
+
+def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
+    """Returns the blocks of a model, in the order in which they were added to it."""
+    found = list(_repeated(model))
+    if not found or len(found) >= FEW:
+        return found
+    out: List[torch.nn.Module] = []
+    for block in found:
+        out.append(block)
+        parts = [] if is_compiled(block) else list(_parts(block))
+        if len(parts) > 1:
+            out += parts
+    return out
+
+
+def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    count: Counter[type] = collections.Counter(type(m) for m in _outside_of_compiled(model) if not is_leaf(m))
+    seen: Set[torch.nn.Module] = set()
+
+    def walk(module: torch.nn.Module, top: bool) -> Iterator[torch.nn.Module]:
+        if module in seen:
+            return
+        seen.add(module)
+        if not top and not is_leaf(module) and count[type(module)] > 1 and _is_called(module) and not _holds_blocks(module, count) and has_matrix(module):
+            yield module
+            return
+        if is_compiled(module):
+            return
+        for child in module.children():
+            yield from walk(child, False)
+
+    return walk(model, True)
+
+
+def _outside_of_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    yield module
+    if not is_compiled(module):
+        for child in module.children():
+            yield from _outside_of_compiled(child)
+
+
+def _is_called(module: torch.nn.Module) -> bool:
+    return not isinstance(module, _lists)
+
+
+def _holds_blocks(module: torch.nn.Module, count: Counter[type]) -> bool:
+    """Reports whether a chain of modules has blocks inside, which are better units."""
+    if not isinstance(module, torch.nn.Sequential):
+        return False
+    return any(not is_leaf(m) for m in module.children())
+
+
+def _parts(block: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Returns the parts of a block that have matrices and parts of their own."""
+    for child in block.children():
+        if isinstance(child, _lists):
+            continue
+        if not is_leaf(child) and has_matrix(child) and not is_compiled(child):
+            yield child
+
+
+def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
+    """Returns the cheap modules below a module, compiled ones left out."""
+    out: Dict[torch.nn.Module, None] = {}
+
+    def walk(m: torch.nn.Module) -> None:
+        if is_compiled(m):
+            return
+        if is_leaf(m):
+            if not has_matrix(m) and not any(w in type(m).__name__.lower() for w in _never_cheap):
+                out[m] = None
+        for child in m.children():
+            walk(child)
+
+    walk(module)
+    return list(out)
+
+
+_counting = torch.nn.modules.batchnorm._NormBase
+
+
+class Uncounted:
+    """Gives batch norms copies of their running means for a while, so that a second forward
+    pass does not count in them twice."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._held: List[Any] = [(m._buffers, dict(m._buffers)) for m in module.modules() if m._buffers and isinstance(m, _counting)]
+
+    def __enter__(self) -> None:
+        for now, before in self._held:
+            now.update((name, None if t is None else t.detach().clone()) for name, t in before.items())
+
+    def __exit__(self, *_: object) -> None:
+        for now, before in self._held:
+            now.update(before)
