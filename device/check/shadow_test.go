@@ -308,11 +308,32 @@ func TestSpanArithmetic(t *testing.T) {
 		if ok != (first >= 0) || ok && from != first {
 			t.Fatalf("overlap of %+v and %+v in [%d,%d): %d %d %v, want %d", a, b, lo, hi, from, to, ok, first)
 		}
+		i, j := b.rowsIn(lo, hi)
+		if (i < j) != bitsOf(b).meets(window) {
+			t.Fatalf("rows [%d,%d) of %+v in [%d,%d)", i, j, b, lo, hi)
+		}
+		for row := range b.rows { // exactly those that have bytes in the window
+			from, to := b.off+row*b.pitch, b.off+row*b.pitch+b.n
+			if in := from < hi && lo < to; i < j && in != (i <= row && row < j) {
+				t.Fatalf("rows [%d,%d) of %+v in [%d,%d), and row %d", i, j, b, lo, hi, row)
+			}
+		}
 		if covers(a, b, lo, hi) && !inside {
 			t.Fatalf("%+v does not cover %+v in [%d,%d)", a, b, lo, hi)
 		}
-		if i, j := b.rowsIn(lo, hi); (i < j) != bitsOf(b).meets(window) {
-			t.Fatalf("rows [%d,%d) of %+v in [%d,%d)", i, j, b, lo, hi)
+		// It says no in vain only if it gives up, or if rows touch, which newSpan joins.
+		apart := func(s span) bool { return s.rows == 1 || s.pitch > s.n }
+		if inside && apart(a) && apart(b) && j-i <= coverSteps && !covers(a, b, lo, hi) {
+			t.Fatalf("%+v covers %+v in [%d,%d)", a, b, lo, hi)
+		}
+		if ok && apart(a) && apart(b) {
+			both := func(at int64) bool {
+				one := bitsOf(span{at, 1, 1, 1})
+				return bitsOf(a).meets(one) && bitsOf(b).meets(one)
+			}
+			if !both(to-1) || to < hi && both(to) {
+				t.Fatalf("overlap of %+v and %+v in [%d,%d) ends at %d", a, b, lo, hi, to)
+			}
 		}
 		if _, _, some := b.first(lo, hi); some != bitsOf(b).meets(window) {
 			t.Fatalf("first of %+v in [%d,%d): %v", b, lo, hi, some)
