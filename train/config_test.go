@@ -1,0 +1,105 @@
+// This file owns the checks of a configuration: what each refuses, and what it calls the
+// setting that is wrong.
+
+package train
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
+)
+
+// Each wrong setting is refused by its name, and the values at both ends of what is allowed
+// are accepted. A Check that stops early accepts the settings that it did not look at.
+func TestConfigRefuses(t *testing.T) {
+	stashed := func(c *Config) { c.Memory.Rows = layer.Stashed }
+	for _, x := range []struct {
+		setting string // empty if it is fine
+		change  func(c *Config)
+	}{
+		{"", func(c *Config) {}},
+		{"Layout.PP", func(c *Config) { c.Layout.PP = 0 }},
+		{"Layout.PP", func(c *Config) { c.Layout.PP = 3 }},
+		{"Layout.VPP", func(c *Config) { c.Layout.VPP = -1 }},
+		{"Layout.VPP", func(c *Config) { c.Layout = Layout{PP: 1, VPP: 2, EP: 1, DP: 1} }},
+		{"", func(c *Config) { c.Layout = Layout{PP: 2, VPP: 2, EP: 1, DP: 1} }},
+		{"Layout.EP", func(c *Config) { c.Layout.EP = 0 }},
+		{"Layout.EP", func(c *Config) { c.Layout.EP, c.Layout.DP = 3, 3 }},
+		{"Layout.EP", func(c *Config) { c.Model, c.Layout.EP, c.Layout.DP = smallDense(), 2, 2 }},
+		{"Layout.DP", func(c *Config) { c.Layout.EP, c.Layout.DP = 2, 3 }},
+		{"Layout.DP", func(c *Config) { c.Layout = Layout{PP: 4, VPP: 1, EP: 1, DP: 17} }},
+		{"", func(c *Config) { c.Layout = Layout{PP: 4, VPP: 1, EP: 1, DP: 16} }},
+		{"Layout.DP", func(c *Config) { c.Layout.DP = 1<<24 + 1 }},
+		{"Batch.Microbatches", func(c *Config) { c.Batch.Microbatches = 0 }},
+		{"Batch.Microbatches", func(c *Config) { c.Batch.Microbatches = 1<<24 + 1 }},
+		{"", func(c *Config) { c.Batch.Seq = 1024 }},
+		{"Batch.Seq", func(c *Config) { c.Batch.Seq = 1025 }},
+		{"", func(c *Config) { c.Batch.Micro, c.Batch.Seq = 1<<19-1, 1024 }},
+		{"Batch.Micro", func(c *Config) { c.Batch.Micro, c.Batch.Seq = 1<<19, 1024 }},
+		{"Model", func(c *Config) { c.Model.Vocab = 255 }},
+		{"Theta", func(c *Config) { c.Settings.Theta = 0 }},
+		{"Epsilon", func(c *Config) { c.Settings.Epsilon = 0 }},
+		{"Factor", func(c *Config) { c.Settings.Routing.Factor = -1 }},
+		{"AuxLoss", func(c *Config) { c.Settings.Routing.Balance = -1 }},
+		{"BiasRate", func(c *Config) { c.Settings.Routing.BiasRate = float32(math.NaN()) }},
+		{"Capacity", func(c *Config) { c.Settings.Routing.Capacity = -1 }},
+		{"Optim.LR", func(c *Config) { c.Optim.LR = 0 }},
+		{"Optim.LR", func(c *Config) { c.Optim.LR = 1e39 }},
+		{"Optim.MinLR", func(c *Config) { c.Optim.MinLR = -1e-9 }},
+		{"Optim.WarmUp", func(c *Config) { c.Optim.WarmUp = -1 }},
+		{"Optim.Decay", func(c *Config) { c.Optim.Decay = -1 }},
+		{"", func(c *Config) { c.Optim.Beta1, c.Optim.Beta2 = 0, 0 }},
+		{"Optim.Beta1", func(c *Config) { c.Optim.Beta1 = 1 }},
+		{"Optim.Beta2", func(c *Config) { c.Optim.Beta2 = 1 }},
+		{"Optim.Epsilon", func(c *Config) { c.Optim.Epsilon = 0 }},
+		{"Optim.WeightDecay", func(c *Config) { c.Optim.WeightDecay = -1 }},
+		{"Optim.Clip", func(c *Config) { c.Optim.Clip = math.Inf(1) }},
+		{"Memory.Budget", func(c *Config) { c.Memory.Budget = -1 }},
+		{"Memory.Fraction", func(c *Config) { c.Memory.Fraction = 1.01 }},
+		{"StashModules", func(c *Config) { c.Memory.Stash = []string{layer.RowsGroup} }},
+		{"", func(c *Config) { stashed(c); c.Memory.Stash = []string{layer.RowsGroup} }},
+		{"StashModules", func(c *Config) {
+			stashed(c)
+			c.Model, c.Layout.EP, c.Memory.Stash = smallDense(), 1, []string{layer.RowsGroup}
+		}},
+		{"Memory.Scopes", func(c *Config) { c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
+		{"", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
+		{"Memory.Scopes", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.MoE) }},
+		{"Memory.Scopes", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.FullIteration) }},
+		{"", func(c *Config) {
+			stashed(c)
+			c.Memory.Scopes, c.Layout = memory.ScopesOf(memory.FullIteration), Layout{PP: 1, VPP: 1, EP: 1, DP: 1}
+		}},
+		{"Memory.Scopes", func(c *Config) {
+			stashed(c)
+			c.Memory.Scopes, c.Sharding = memory.ScopesOf(memory.Attn), &Sharding{Pool: bucket.Dynamic, Prefetch: 1}
+		}},
+	} {
+		c := testConfig(t, smallMoE())
+		c.Memory.Rows = layer.Exact
+		x.change(&c)
+		err := c.Check()
+		var wrong *memory.SettingError
+		switch {
+		case x.setting == "" && err != nil:
+			t.Errorf("%+v was refused: %v", c, err)
+		case x.setting != "" && (!errors.As(err, &wrong) || wrong.Setting != x.setting):
+			t.Errorf("expected %s to be refused, got %v for %+v", x.setting, err, c)
+		}
+	}
+	for _, change := range []func(c *Config){
+		func(c *Config) { c.Text = nil }, func(c *Config) { c.Model = nil }, func(c *Config) { c.Device = nil },
+		func(c *Config) { c.Batch.Micro = 0 }, func(c *Config) { c.Batch.Seq = 0 }, func(c *Config) { c.Memory.Sets = -1 },
+		func(c *Config) { c.Memory.Room = -1 }, func(c *Config) { c.Memory.Room = 1e7 }, func(c *Config) { c.Model.Hidden = 0 },
+		func(c *Config) { c.Memory.Offload = []string{"no_such_module"} },
+	} {
+		c := testConfig(t, smallMoE())
+		if change(&c); c.Check() == nil {
+			t.Errorf("%+v was accepted", c)
+		}
+	}
+}
