@@ -101,6 +101,37 @@ func TestRetime(t *testing.T) {
 	})
 }
 
+// Work between two groups belongs to neither: it takes no part in the time that recomputing
+// takes.
+func TestWorkBetweenGroups(t *testing.T) {
+	c := on(0, Config{ByHand: hand("core_attn")})
+	c.layers, c.work, c.dry, c.pipeline.Microbatches = 2, 500*time.Microsecond, true, 1
+	must(t, c, func(l *loop, rng *rand.Rand) error {
+		l.fail = func(memory.GroupID) error { // before every group
+			l.compute.Host(func() { time.Sleep(7 * c.work) })
+			return nil
+		}
+		for step := range 3 {
+			if err := l.one(l.key(), rng); err != nil {
+				return err
+			}
+			seen := 0
+			for u, f := range l.rt.Profile(l.key()).Units {
+				if f.Recompute == 0 {
+					continue
+				}
+				if seen++; f.Recompute != c.work {
+					t.Errorf("step %d: recomputing %v takes %v, want %v", step, u, f.Recompute, c.work)
+				}
+			}
+			if seen < 2 {
+				t.Errorf("step %d: %d units can be recomputed", step, seen)
+			}
+		}
+		return nil
+	})
+}
+
 // The times of a tape are put into another one of the same calls, whichever of the
 // two has the borders of scopes; a border is where the call behind it is.
 func TestRetimed(t *testing.T) {
