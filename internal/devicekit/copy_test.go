@@ -29,8 +29,10 @@ func TestCheckCopy(t *testing.T) {
 	wantPanic(t, "they overlap", func() { devicekit.CheckCopy(b.Slice(49, 50), b.Slice(0, 50)) })
 	wantPanic(t, "they overlap", func() { devicekit.CheckCopy(alias.All(), b.Slice(59, 20)) })
 	wantPanic(t, "outside of", func() { devicekit.CheckCopy(device.Range{Buf: c, Off: 95, Len: 10}, b.Slice(0, 10)) })
+	wantPanic(t, "outside of", func() { devicekit.CheckCopy(b.Slice(0, 10), device.Range{Buf: c, Off: 95, Len: 10}) })
 	wantPanic(t, "a range without a buffer", func() { devicekit.CheckCopy(c.All(), device.Range{}) })
 	c.Retire()
+	wantPanic(t, "use after free", func() { devicekit.CheckCopy(device.Range{Buf: c, Len: 1}, b.Slice(0, 1)) })
 	wantPanic(t, "use after free", func() { devicekit.CheckCopy(b.Slice(0, 1), device.Range{Buf: c, Len: 1}) })
 }
 
@@ -46,6 +48,11 @@ func TestCheckCopy2D(t *testing.T) {
 	wantPanic(t, "the rectangles overlap", func() { devicekit.CheckCopy2D(rect(b, 0, 5, 10, 9), rect(b, 4, 5, 10, 9)) })
 	wantPanic(t, "the rectangles overlap", func() { devicekit.CheckCopy2D(rect(alias, 0, 5, 10, 2), rect(b, 0, 5, 50, 2)) })
 	wantPanic(t, "outside of", func() { devicekit.CheckCopy2D(rect(c, 96, 5, 5, 1), rect(b, 0, 5, 5, 1)) })
+	wantPanic(t, "outside of", func() { devicekit.CheckCopy2D(rect(b, 0, 5, 5, 1), rect(c, 96, 5, 5, 1)) })
+	gone := device.NewBuffer(memory.Device, 1<<21, 100, 100, "gone")
+	gone.Retire()
+	wantPanic(t, "use after free", func() { devicekit.CheckCopy2D(rect(b, 0, 5, 5, 1), rect(gone, 0, 5, 5, 1)) })
+	wantPanic(t, "use after free", func() { devicekit.CheckCopy2D(rect(gone, 0, 5, 5, 1), rect(b, 0, 5, 5, 1)) })
 	for _, r := range []device.Rect{rect(b, 0, -5, 10, 2), rect(b, 0, -5, 10, 0), rect(b, 0, 5, 1<<62, 5), rect(b, 0, 5, 4, 2), rect(b, 0, 5, 5, -1)} {
 		wantPanic(t, "cannot have a pitch of", func() { devicekit.CheckCopy2D(r, r) })
 	}

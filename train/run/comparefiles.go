@@ -156,8 +156,12 @@ func (c *collection) finishSwap() error {
 		if err != nil {
 			return err
 		}
+		old, err := c.files(c.dir)
+		if err != nil {
+			return err
+		}
 		changed := map[string]bool{} // also by a process that was killed
-		for _, name := range c.files(c.dir) {
+		for _, name := range old {
 			changed[filepath.Dir(filepath.Join(c.dir, name))] = true
 			if replaced, err := c.disk.Exists(filepath.Join(files, name)); replaced || err != nil {
 				if err != nil {
@@ -251,21 +255,25 @@ func (c *collection) merge(from, to string) error {
 	return c.disk.Remove(from)
 }
 
-// files returns the names that a comparison's files can have in a folder.
-func (c *collection) files(dir string) (names []string) {
+// files returns the names that a comparison's files can have in a folder. It returns an
+// error if a folder of traces cannot be read: what is in it would stay beside new traces.
+func (c *collection) files(dir string) (names []string, err error) {
 	names = append(names, report.PageFile, report.EnvironmentFile)
 	for _, policy := range train.Policies {
 		for _, name := range []string{metricsName, summaryName, report.PerfettoFile} {
 			names = append(names, filepath.Join(policy, name))
 		}
-		traces, _ := c.disk.List(filepath.Join(dir, policy, report.TraceFolder)) // without a folder there are none
+		traces, err := c.disk.List(filepath.Join(dir, policy, report.TraceFolder))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) { // without a folder there are none
+			return nil, err
+		}
 		for _, name := range slices.Sorted(slices.Values(traces)) {
 			if strings.HasPrefix(name, "rank-") && strings.HasSuffix(name, ".trace") {
 				names = append(names, filepath.Join(policy, report.TraceFolder, name))
 			}
 		}
 	}
-	return names
+	return names, nil
 }
 
 // warn prints the first error.

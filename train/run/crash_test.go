@@ -402,6 +402,38 @@ func TestComparisonNotPutInPlace(t *testing.T) {
 	}
 }
 
+// Any operation of the disk fails once: the comparison says so, or is in its place, and the
+// next one finds the old files or the new ones and nothing else.
+func TestComparisonOnAFailingDisk(t *testing.T) {
+	before, after := comparison("old", 3), comparison("new", 2)
+	failed, replaced := 0, 0
+	for n, done := 1, false; !done; n++ {
+		d := disktest.New()
+		if err := writeComparison(d.Process("first"), compared, before); err != nil {
+			t.Fatal(err)
+		}
+		p := d.Process("second")
+		p.Arm(n, disktest.Fails)
+		err := compareAgain(p, after, true)
+		done = p.Ops() < n
+		p.Kill() // whatever it holds
+		if err := compareAgain(d.Process("third"), comparison("third", 1), false); err != nil {
+			t.Fatalf("operation %d failed, and then: %v", n, err)
+		}
+		switch got := stored(d); {
+		case maps.Equal(got, after):
+			replaced++
+		case err == nil || !maps.Equal(got, before):
+			t.Errorf("operation %d failed with %v: %v", n, err, got)
+		default:
+			failed++
+		}
+	}
+	if failed == 0 || replaced == 0 {
+		t.Errorf("%d comparisons failed and %d replaced the one before", failed, replaced)
+	}
+}
+
 // A process that may not have the folder of a comparison leaves the other one's files.
 func TestComparisonsInOneFolder(t *testing.T) {
 	for seed := range uint64(40) {

@@ -300,6 +300,59 @@ func TestNotWorthBerths(t *testing.T) {
 	}
 }
 
+// The same by another rule, for any order: a storage stays if it and those that came back
+// since the last save were each the last that was saved of those not back, and take no more
+// than the largest together.
+func TestNotWorthBerthsInAnyOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 9))
+	stayed := 0
+	for range 3000 {
+		var turns []turn
+		var most uint64
+		var out []*rows // saved and not needed again
+		for range 2 + rng.IntN(14) {
+			if k := len(out); k == 0 || rng.IntN(2) == 0 {
+				r := &rows{bytes: 1 + rng.Uint64N(6)}
+				most, out, turns = max(most, r.bytes), append(out, r), append(turns, turn{true, r})
+			} else {
+				i := k - 1
+				if rng.IntN(4) == 0 {
+					i = rng.IntN(k)
+				}
+				turns, out = append(turns, turn{false, out[i]}), slices.Delete(out, i, i+1)
+			}
+		}
+		var want []bool
+		var live []*rows
+		place, onTop := map[*rows]int{}, make([]bool, len(turns))
+		for i, x := range turns {
+			if x.saved {
+				place[x.of], live, want = len(want), append(live, x.of), append(want, false)
+				continue
+			}
+			if onTop[i] = len(live) > 0 && live[len(live)-1] == x.of; !onTop[i] {
+				continue
+			}
+			live = live[:len(live)-1]
+			fits, bytes := true, uint64(0)
+			for k := i; !turns[k].saved; k-- {
+				fits, bytes = fits && onTop[k], bytes+turns[k].of.bytes
+			}
+			want[place[x.of]] = fits && bytes <= most
+		}
+		got := notWorthBerths(turns)
+		if !slices.Equal(got, want) {
+			t.Fatalf("%+v: %v, want %v", turns, got, want)
+		}
+		if slices.Contains(got, true) {
+			stayed++
+		}
+	}
+	if stayed == 0 {
+		t.Error("nothing stayed")
+	}
+}
+
 // SPEC S6.4: a step that lacked room has it when it is run again, whatever was learned from it.
 func TestOneRerunIsEnough(t *testing.T) {
 	overflows := 0
