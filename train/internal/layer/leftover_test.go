@@ -1,0 +1,62 @@
+// This file owns what steps leave behind: nothing. Every part frees what it took, so that
+// the next part of the same step can have it.
+
+package layer
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/engine"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+func TestNothingIsLeft(t *testing.T) {
+	dense := &model.Dense{Width: 20, Gated: true}
+	qk := *attentionLayer()
+	qk.QKNorm = true
+	moe := model.MoE{Experts: 4, TopK: 2, Width: 16, Gated: true, SharedWidth: 12}
+	gated := moe
+	gated.SharedGate = true
+	mtp := tiny("mtp", model.Layer{Attention: attentionLayer(), Dense: dense})
+	mtp.MTP = &model.MTP{Depth: 2, Layers: []model.Layer{{Attention: attentionLayer(), Dense: dense}}}
+	for _, m := range []*model.Model{
+		tiny("both", model.Layer{Attention: attentionLayer(), Dense: dense}),
+		tiny("qk norm", model.Layer{Attention: &qk}),
+		tiny("moe", model.Layer{Attention: attentionLayer(), MoE: &moe}),
+		tiny("gated", model.Layer{MoE: &gated}),
+		mtp, mambaModel(), latentModel(nil),
+	} {
+		for _, rows := range []Rows{Exact, Padded, Stashed} {
+			if m.Layers[0].MoE == nil && rows != Exact {
+				continue
+			}
+			for _, number := range []kernels.Number{kernels.F32, kernels.BF16} {
+				t.Run(fmt.Sprint(m.Name, rows, number), func(t *testing.T) {
+					r := newRig(t, m, rigOptions{number: number, rows: rows})
+					for _, phase := range []memory.Phase{memory.Train, memory.Evaluate, memory.Train} {
+						left := memory.Bytes(-1)
+						ok(t, r.rt.Step(memory.Key{Microbatches: 1, Phase: phase}, func(st *engine.Step) error {
+							return Guard(func() {
+								p := Pass{Step: st, S: r.s, Shape: r.env.Shape, Evaluate: phase == memory.Evaluate}
+								for range 2 { // two sequences of passes, as a step of two microbatches has them
+									r.chunk.Forward(p, r, r.tokens, Mat{})
+									if !p.Evaluate {
+										r.chunk.Backward(p, r, r.tokens, Mat{})
+									}
+									p.Microbatch++
+								}
+								left = st.SavedBytes()
+							})
+						}))
+						if left != 0 {
+							t.Errorf("a step of phase %v leaves %d bytes", phase, left)
+						}
+					}
+				})
+			}
+		}
+	}
+}
