@@ -39,3 +39,46 @@ func TestLossOfEachHead(t *testing.T) {
 		}
 	}
 }
+
+// Head k reads the tokens that the head before it was to predict, and predicts the next
+// ones. So the tokens of row r are the targets of loss r-1 and the input of all that follow,
+// and no loss before that depends on them.
+func TestTokensOfEachHead(t *testing.T) {
+	dense := model.Layer{Attention: attentionLayer(), Dense: &model.Dense{Width: 20, Gated: true}}
+	m := tiny("mtp", dense)
+	m.MTP = &model.MTP{Depth: 3, Layers: []model.Layer{dense}}
+	r := newRig(t, m, rigOptions{})
+	for u := range r.chunk.Units { // far from zero, so that every token matters
+		for i, p := range r.chunk.Units[u].Params {
+			x := p.Values(5, 1)
+			for k := range x {
+				x[k] *= 8
+			}
+			r.set(r.chunk.Units[u], i, x)
+		}
+	}
+	losses := func() []float32 {
+		r.step()
+		x := make([]float32, Ahead(m))
+		ok(t, r.s.Download(floats(x), r.env.Sums.Range))
+		return x
+	}
+	before := losses()
+	for row := range 1 + Ahead(m) {
+		ids := r.tokens.row(row)
+		was, other := make([]byte, ids.Len), make([]byte, ids.Len)
+		ok(t, r.s.Download(was, ids))
+		for i := range other {
+			if other[i] = was[i]; i%4 == 0 {
+				other[i] = (was[i] + 5) % byte(m.Vocab)
+			}
+		}
+		r.s.Upload(ids, other)
+		for i, x := range losses() {
+			if changed := x != before[i]; changed != (i >= row-1) {
+				t.Errorf("other tokens in row %d: loss %d was %g and is %g", row, i, before[i], x)
+			}
+		}
+		r.s.Upload(ids, was)
+	}
+}
