@@ -112,6 +112,15 @@ func verifyPlaces(p *PoolPlan) error {
 			if n := s.Padded(b); n < b.Elements || n%max(1, s.Multiple) != 0 || place.Bytes < memory.Bytes(n)*b.Type.Size || place.Bytes%max(1, s.Align) != 0 {
 				return fmt.Errorf("%d elements are padded to %d and take %d bytes", b.Elements, n, place.Bytes)
 			}
+			if outside := place.Dynamic || s.Units[u.Unit].Loose || slices.Contains(p.Fallback, u.Unit); !outside {
+				want := b.Type
+				if p.Kind != Fixed && p.Kind != Max { // whose slots hold whole units
+					want = Type{}
+				}
+				if got := p.Slots[place.Slot].Type; got != want {
+					return fmt.Errorf("a bucket of type %q lies in a slot of type %q", b.Type.Name, got.Name)
+				}
+			}
 			if old, ok := was[[2]int{u.Unit, j}]; ok && old != place {
 				moves++
 			}

@@ -140,6 +140,40 @@ func TestScopesClosedInTheirStep(t *testing.T) {
 	}
 }
 
+// Close waits on the host in the step in which the scope was issued, be it captured there or
+// replayed, and in no other: later work may come after its events.
+func TestCloseWaitsForItsStep(t *testing.T) {
+	for issuedAgain := range 2 {
+		for closedLater := range 2 {
+			r := newRig(t, openCPU(t), Config{})
+			r.m.Begin(nil)
+			s, err := r.m.Capture(func() error {
+				a := r.alloc(100)
+				r.compute.Fill(a.Range(), 1)
+				a.Free()
+				return nil
+			})
+			r.ok(err)
+			if issuedAgain == 1 {
+				r.ok(r.m.End())
+				r.m.Begin(nil)
+				r.ok(s.Replay())
+			}
+			if closedLater == 1 {
+				r.ok(r.m.End())
+				r.m.Begin(nil)
+			}
+			before := r.dev.Counters().HostSyncs
+			r.ok(s.Close())
+			if waited := r.dev.Counters().HostSyncs > before; waited == (closedLater == 1) {
+				t.Errorf("issued again %d, closed later %d: the host waited %v", issuedAgain, closedLater, waited)
+			}
+			r.ok(r.m.End())
+			r.close()
+		}
+	}
+}
+
 // SPEC S4.3, S4.6: a scope that is issued eagerly leaves the step as a captured one
 // does: its memory and copies are the same, and scopes behind it are replayed.
 func TestEagerScopes(t *testing.T) {

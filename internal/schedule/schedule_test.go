@@ -3,6 +3,7 @@
 package schedule
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -157,6 +158,67 @@ func TestAhead(t *testing.T) {
 				t.Errorf("%+v, room %d: %d groups are restored ahead of need", p, room, ahead)
 			}
 		}
+	}
+}
+
+// The same in any order: every load, in turn, occupies a buffer as early as the room that the
+// loads before it leave, the depth and its save allow. Only a group whose load is the very
+// next event stays without room.
+func TestMovesInAnyOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	alone := 0
+	for range 2000 {
+		s := &Schedule{}
+		var out []memory.GroupID
+		for i := range 2 + rng.IntN(16) {
+			if k := len(out); k == 0 || rng.IntN(2) == 0 {
+				g := memory.GroupID{Name: "moe_act", Layer: i}
+				s.Save(g)
+				out = append(out, g)
+			} else {
+				j := rng.IntN(k)
+				s.Load(out[j])
+				out = slices.Delete(out, j, j+1)
+			}
+		}
+		depth, room := 1+rng.IntN(3), rng.IntN(3)
+		x := plan(s, depth, room)
+		held := make([]int, s.Len())
+		for j := range s.Len() {
+			e := s.At(j)
+			if !e.Load {
+				continue
+			}
+			saved, _ := s.Saved(e.Group)
+			if saved == j-1 {
+				if alone++; !x.Keep[e.Group] {
+					t.Fatalf("%+v: the group of event %d does not stay until the next", s.events, saved)
+				}
+				continue
+			}
+			first, loads := j, 0
+			for first > saved && held[first-1] < room {
+				if s.At(first - 1).Load {
+					loads++
+				}
+				if loads > depth {
+					break
+				}
+				first--
+				held[first]++
+			}
+			if x.Keep[e.Group] != (first == saved) {
+				t.Fatalf("%+v, depth %d, room %d: the group of event %d stays %v", s.events, depth, room, saved, x.Keep[e.Group])
+			}
+			for at, list := range x.Ahead {
+				if slices.Contains(list, e.Group) != (at == first && first != saved && first < j) {
+					t.Fatalf("%+v, depth %d, room %d: the group of event %d is restored at %d, want %d", s.events, depth, room, saved, at, first)
+				}
+			}
+		}
+	}
+	if alone == 0 {
+		t.Error("no group was loaded at once")
 	}
 }
 

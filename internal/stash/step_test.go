@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +57,32 @@ func TestOverflowIsRerunExactly(t *testing.T) {
 				t.Errorf("the tiers grew to %d pages where %d were needed", have, st.Demand)
 			}
 		})
+	}
+}
+
+// noted is a state that notes when it is saved and restored.
+type noted struct {
+	name string
+	to   *[]string
+}
+
+func (n noted) Save(device.Stream)    { *n.to = append(*n.to, "save "+n.name) }
+func (n noted) Restore(device.Stream) { *n.to = append(*n.to, "restore "+n.name) }
+
+// States are saved in the order in which they were registered, and restored in the reverse
+// order: one that changes what an earlier one saved is undone first.
+func TestOrderOfStates(t *testing.T) {
+	l := loopOn(t, openCPU(t), loopConfig{ManagerConfig: tight(0, 0, 256, 0), pipeline: interleaved, layers: 2, sets: 2, maxRows: 100})
+	l.protect()
+	var got []string
+	for _, name := range []string{"a", "b", "c"} {
+		l.m.Protect(noted{name, &got})
+	}
+	if err := l.run(1, rand.New(rand.NewPCG(3, 4)), 100); err != nil || l.m.Stats().Reruns != 1 {
+		t.Fatal(err, l.m.Stats())
+	}
+	if want := []string{"save a", "save b", "save c", "restore c", "restore b", "restore a"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
