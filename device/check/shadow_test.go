@@ -6,6 +6,7 @@ package check
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -81,6 +82,9 @@ func (r *rig) access(t *testing.T, lane int, s span, m device.Mode) bool {
 	}
 	if len(want) == 0 {
 		t.Fatalf("access %d, %v %+v on lane %d, races with nothing; the shadow says with %d", r.seq, m, s, lane, got.first.by.seq)
+	}
+	if latest := slices.Max(want); got.first.by.seq != latest { // where to look first
+		t.Fatalf("access %d races with %v; the shadow reports %d, want the latest", r.seq, want, got.first.by.seq)
 	}
 	// The pair itself must be a race of the model, on bytes that both have.
 	for _, a := range r.model {

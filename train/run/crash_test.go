@@ -44,6 +44,15 @@ func tiny() Options {
 	return o
 }
 
+func jobOf(t *testing.T, o Options) *Job {
+	t.Helper()
+	j, err := NewJob(o, machine(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
 func attemptWith(p *disktest.Process, o Options, resume bool) (s Summary, err error) {
 	return attemptTraced(p, o, resume, false)
 }
@@ -173,6 +182,39 @@ func TestSummaryOfACompletedRun(t *testing.T) {
 	if completed < 3 {
 		t.Errorf("%d runs were completed: the test sees too little", completed)
 	}
+}
+
+// A run that was killed behind its last checkpoint had reruns: its figures have those of its
+// metrics.
+func TestRerunsOfACompletedRun(t *testing.T) {
+	o := tiny()
+	whole := disktest.New().Process("whole")
+	if _, err := attemptWith(whole, o, false); err != nil {
+		t.Fatal(err)
+	}
+	for n := whole.Ops(); n > 0; n-- {
+		d := disktest.New()
+		p := d.Process("run")
+		p.Arm(n, disktest.Kills)
+		_, _ = attemptWith(p, o, false) // it is killed
+		next := d.Process("next")
+		f := &folder{disk: next, dir: "/disk/run"}
+		if _, finished := f.readSummary(o.Steps); finished {
+			continue
+		}
+		text, err := d.Contents("/disk/run/" + metricsName)
+		if err == nil {
+			err = disk.WriteFile(next, "/disk/run/"+metricsName, bytes.ReplaceAll(text, []byte(`"reruns":0`), []byte(`"reruns":3`)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := attemptWith(next, o, true); err != nil || s.Reruns != 3 || !s.Finished {
+			t.Errorf("%+v, %v; want three reruns", s, err)
+		}
+		return
+	}
+	t.Error("no run was killed before its end")
 }
 
 // A run was killed before its first checkpoint. A new run in its folder has peaks of its
