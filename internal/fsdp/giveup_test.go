@@ -222,3 +222,96 @@ func TestGivenUpStepsLeaveNoEvents(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A step is recorded, and there is no memory for its plan: the step fails at its end, again
+// and again, and gives back its events each time.
+func TestUnplannedStepsLeaveNoEvents(t *testing.T) {
+	cfg := Config{Units: units(4), Pool: bucket.Rotary}
+	// nested uses all units at once: a rotary pool then takes the largest of them four times.
+	nested := func(l *lone, inside func()) error {
+		step := l.p.Begin(memory.Key{}, l.s)
+		var uses []Use
+		for u := range 4 {
+			x, err := step.Use(u, l.s)
+			if err != nil {
+				return errors.Join(err, step.End())
+			}
+			uses = append(uses, x)
+		}
+		inside()
+		for _, x := range uses {
+			x.Done()
+		}
+		return step.End()
+	}
+	dev := limited(t, 0)
+	l, err := newLone(dev, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var recorded, planned memory.Bytes
+	if err := nested(l, func() { recorded = dev.Memory().Kind[memory.Device].Current }); err != nil {
+		t.Fatal(err)
+	}
+	if planned = dev.Memory().Kind[memory.Device].Current; planned <= recorded {
+		t.Fatalf("the plan takes %v, the recorded step took %v", planned, recorded)
+	}
+	if err := errors.Join(l.close(), dev.Close()); err != nil {
+		t.Fatal(err)
+	}
+	counted := &counting{Device: limited(t, planned-1)}
+	if l, err = newLone(counted, cfg); err != nil {
+		t.Fatal(err)
+	}
+	first := 0
+	for i := range 5 {
+		var oom *device.OutOfMemory
+		if err := nested(l, func() {}); !errors.As(err, &oom) {
+			t.Errorf("step %d: %v", i, err)
+		}
+		if i == 0 {
+			first = counted.events
+		}
+	}
+	if counted.events != first {
+		t.Errorf("%d events after one step, %d after five", first, counted.events)
+	}
+	if err := errors.Join(l.close(), counted.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The pool of gradients has room for Behind units that wait for their reduction, and that
+// of parameters for Prefetch units that are gathered ahead.
+func TestPoolsHaveTheirOwnDepth(t *testing.T) {
+	for _, x := range []struct{ prefetch, behind int }{{3, 1}, {1, 3}, {2, 0}} {
+		dev := limited(t, 0)
+		l, err := newLone(dev, Config{Units: units(6), Pool: bucket.Rotary, Prefetch: x.prefetch, Behind: x.behind})
+		if err != nil {
+			t.Fatal(err)
+		}
+		forward, back := l.p.plainOrder()
+		for _, r := range []struct {
+			name   string
+			spec   bucket.Spec
+			buf    *device.Buffer
+			ahead  int
+			behind int
+		}{
+			{"parameters", l.p.layout.spec(nil), l.p.params.buf, x.prefetch, 0},
+			{"gradients", l.p.layout.spec(&l.p.cfg.GradComm), l.p.grads.buf, 0, x.behind},
+		} {
+			r.spec.Order, r.spec.Prefetch, r.spec.Behind = back, r.ahead, r.behind
+			if r.name == "parameters" {
+				r.spec.Order = append(forward, back...)
+			}
+			plan, err := bucket.NewPoolPlan(bucket.Rotary, r.spec, bucket.Options{})
+			if err != nil || r.buf.Size() != plan.Bytes || plan.Live != 1+r.ahead+r.behind {
+				t.Errorf("prefetch %d, behind %d: the pool of %s takes %v, want %v, %v", x.prefetch, x.behind, r.name, r.buf.Size(), plan.Bytes, err)
+			}
+		}
+		if err := errors.Join(l.close(), dev.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -241,6 +241,28 @@ func TestHostFull(t *testing.T) {
 	}
 }
 
+// A group of a scope that the host has no room for stays, and is not tried again at the end
+// of the next scope, although there is room then.
+func TestHostFullInAScope(t *testing.T) {
+	m := begin(t, Config{Device: 1000, Host: 15}, leaving(0, 1))
+	m.BeginScope()
+	for i := range 2 {
+		m.forward(groupAt(i), 10)
+	}
+	m.EndScope()
+	m.x.said(t, "out 0")
+	m.backward(groupAt(0)) // the host is empty again
+	m.x.log = nil
+	for range 2 {
+		m.BeginScope()
+		m.EndScope()
+	}
+	m.x.said(t)
+	if m.Counts().HostFull != 1 || m.Storage(1).State != Resident {
+		t.Errorf("%+v", m.Counts())
+	}
+}
+
 // Borrowed bytes are returned when compute comes after the last use: a window of copies
 // later, with the load, with the release, or at the end.
 func TestBorrow(t *testing.T) {
