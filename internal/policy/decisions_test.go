@@ -173,6 +173,21 @@ func TestDecisionsStayGood(t *testing.T) {
 				fmt.Fprintf(&b, "    %s\n", reloads(d.Plan))
 			}
 		}
+		// With borrowed memory copies in flight count, and a limit makes compute wait for them.
+		lent := x.p.Tape
+		lent.Ops = slices.Clone(lent.Ops)
+		for i := range lent.Ops {
+			if lent.Ops[i].Kind == residency.OpTake {
+				lent.Ops[i].Kind = residency.OpBorrow
+			}
+		}
+		borrowed, bc := *x.p, c
+		borrowed.Tape, bc.Borrowed = lent, true
+		d, err := Follow(&borrowed, offloadAll(x.p), x.l, bc)
+		fmt.Fprintf(&b, "  borrowed: %s\n", line(d, err))
+		if err == nil {
+			fmt.Fprintf(&b, "    window %d, limit %d\n", d.Plan.Window, d.Plan.Device)
+		}
 		h := ByHand{OffloadModules: []string{"core_attn", "moe_act"}, OffloadFraction: 0.7, Margin: 1, DeltaBytes: 70}
 		for rank := range 2 {
 			pol, err := h.Policy(x.p, rank)

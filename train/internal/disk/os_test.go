@@ -349,3 +349,39 @@ func TestClaimThatFails(t *testing.T) {
 		t.Errorf("it left %v, %v", left, err)
 	}
 }
+
+// vanishing is a disk on which somebody removes the folder between its making and its lock,
+// so many times.
+type vanishing struct {
+	OS
+	t     *testing.T
+	dir   string
+	times int
+}
+
+func (v *vanishing) OpenLock(name string) (LockFile, bool, error) {
+	if v.times > 0 {
+		v.times--
+		if err := os.Remove(v.dir); err != nil {
+			v.t.Error(err)
+		}
+	}
+	return v.OS.OpenLock(name)
+}
+
+// A claim whose folder vanishes makes it again, and when it is abandoned removes all that it
+// made, in every attempt.
+func TestAbandonAfterTheFolderVanished(t *testing.T) {
+	top := t.TempDir()
+	dir := filepath.Join(top, "a", "b", "c")
+	l, err := Claim(&vanishing{t: t, dir: dir, times: 2}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Abandon(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(top); err != nil || len(left) != 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
