@@ -1,0 +1,81 @@
+// This file owns the tensors that scopes return: those of a replay are used like those of
+// the step that was captured.
+
+package engine
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// A scope makes a tensor, and a group outside saves it and frees it before its end. The
+// group then holds it until the backward pass, in the step that is recorded, in the
+// capture and in every replay.
+func TestGroupsSaveWhatScopesReturn(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(Config{Device: dev, Compute: compute, Scopes: memory.ScopesOf(memory.Attn), ByHand: hand("moe_act"), Links: testLinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 4096
+	g := memory.GroupID{Name: "moe_act"}
+	for step := range 6 {
+		value := byte(step + 1)
+		got := make([]byte, n)
+		err := r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
+			out, err := s.Scope(memory.Attn, Pass{}, func() ([]*Tensor, error) {
+				x, err := s.New(n)
+				if err == nil {
+					compute.Fill(x.Range(), 0x55)
+				}
+				return []*Tensor{x}, err
+			})
+			if err != nil {
+				return err
+			}
+			group := s.BeginGroup(g)
+			compute.Fill(out[0].Range(), value)
+			group.Save(out[0])
+			out[0].Free() // the group still holds it
+			if len(group.freed) != 1 {
+				t.Errorf("step %d: a tensor that the group saved was freed at once", step)
+			}
+			if err := group.End(); err != nil {
+				return err
+			}
+			other, err := s.New(n) // in whatever memory is free
+			if err != nil {
+				return err
+			}
+			compute.Fill(other.Range(), 0xee)
+			l, err := s.Load(g)
+			if err != nil {
+				return err
+			}
+			err = compute.Download(got, l.Range(0))
+			l.Done()
+			other.Free()
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if got[i] != value {
+				t.Fatalf("step %d: byte %d is %#x, want %#x", step, i, got[i], value)
+			}
+		}
+	}
+	if c := r.Summary(memory.Key{Microbatches: 1}).Graphs; c.Replays == 0 {
+		t.Errorf("nothing was replayed: %+v", c)
+	}
+	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
