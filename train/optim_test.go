@@ -55,6 +55,9 @@ func decaying(t *testing.T, tr *Trainer) map[string]bool {
 // in which every parameter counts once.
 func TestUpdatesAreAdamW(t *testing.T) {
 	for _, l := range []Layout{{PP: 1, VPP: 1, EP: 1, DP: 1}, {PP: 2, VPP: 1, EP: 2, DP: 2}} {
+		if raceEnabled && l.PP > 1 {
+			continue // it takes long
+		}
 		c := testConfig(t, smallMoE())
 		c.Layout, c.Batch = l, Batch{Micro: 1, Seq: 16, Microbatches: 2}
 		o := Optim{LR: 0.01, MinLR: 0.001, WarmUp: 2, Decay: 5, Beta1: 0.8, Beta2: 0.95, Epsilon: 1e-6, WeightDecay: 0.3, Clip: 0.5}
