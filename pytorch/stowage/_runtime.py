@@ -54,13 +54,14 @@ OTHER = "other"
 
 
 class Runtime:
-    """Moves what autograd saves out of device memory and back, one step at a time.
+    """Keeps what autograd saves within device memory, one step at a time: some of it is
+    offloaded and reloaded, some is recomputed, the rest stays.
 
     Give one of the first three:
 
     budget       device memory that this process may hold at its peak: weights, gradients,
                  optimiser, temporaries, saved tensors and stashed rows. The runtime chooses
-                 what to offload
+                 what to offload and what to recompute, from measurements of the first steps
     policy       or choices by group: {"moe_act": "offload", "expert_fc1": "stash"}
     saved_limit  or a limit on the device memory of saved tensors; berths do not count
     device       the device of the tensors; by default the current GPU, or else the CPU
@@ -69,6 +70,10 @@ class Runtime:
                  0 on the CPU)
     live         the share of stashed rows that is live, such as 0.5. The first step then has
                  berths for this share. Without it the first step counts rows and stashes none
+    recompute    False if a budget may only offload
+    ranks        True, or a process group, if its ranks must agree on what is recomputed, as with
+                 FSDP2: all of them must run the same steps. By default each plans for itself
+    rank, log    the rank in traces and messages; whether warnings go to standard error
     """
 
     def __init__(
@@ -154,10 +159,11 @@ class Runtime:
 
     def attach(self, model: torch.nn.Module, groups: Optional[Mapping[str, str]] = None, optimizer: Optional[torch.optim.Optimizer] = None, *, keep: Sequence[str] = ()) -> Attachment:
         """Makes a model known. Under a budget its blocks are found without being named; keep has
-        patterns of the names of blocks that are never recomputed (fnmatch).
+        patterns of the names of blocks that are never recomputed (fnmatch), such as
+        "layers.0*". Plans that were made for other models before are forgotten.
 
-        Otherwise modules are assigned to groups by patterns of their names; without patterns
-        by the names of well-known models. On the CPU, the state of the given optimiser counts
+        With groups, modules are assigned to groups by patterns of their names. A policy and a
+        saved limit need that; without patterns they use the names of well-known models. On the CPU, the state of the given optimiser counts
         against a budget; on a GPU, the allocator counts it in any case. Errors name it."""
         self._check_open()
         if self._now is not None or self._step is not None:
@@ -224,7 +230,7 @@ class Runtime:
     @contextlib.contextmanager
     def step(self, key: str = "") -> Iterator[None]:
         """Runs forward and backward passes as one step. Steps with the same key do the same
-        work: the first is recorded, later ones follow the plan that was made from it."""
+        work: the first ones are recorded, later ones follow the plan that was made from them."""
         self._check_open()
         if not isinstance(key, str) or "\0" in key:
             raise Error(f"step: expected a string as key, got {key!r}; give one such as \"long\"")
