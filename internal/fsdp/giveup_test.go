@@ -315,3 +315,32 @@ func TestPoolsHaveTheirOwnDepth(t *testing.T) {
 		}
 	}
 }
+
+// A key keeps a mark for the gather of each of its uses and one for its release. The marks
+// of the step that was recorded are given back when the plan is made.
+func TestKeysKeepTwoEventsAUse(t *testing.T) {
+	inner, err := cpuDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := &counting{Device: inner}
+	l, err := newLone(dev, Config{Units: units(3), Pool: bucket.Arena, Prefetch: 1, Behind: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const uses = 3
+	last := 0
+	for i := range 6 {
+		key := memory.Key{Microbatches: i}
+		if err := errors.Join(l.uses(key, 0, 1, 2), l.uses(key, 0, 1, 2)); err != nil {
+			t.Fatal(err)
+		}
+		if grown := dev.events - last; i > 0 && grown != 2*uses {
+			t.Errorf("key %d takes %d events, want %d", i, grown, 2*uses)
+		}
+		last = dev.events
+	}
+	if err := errors.Join(l.close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
