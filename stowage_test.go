@@ -93,9 +93,12 @@ func TestConfigReachesTheEngine(t *testing.T) {
 }
 
 func TestStashSizesAreRoundedUpToPages(t *testing.T) {
-	m := (&StashConfig{Page: 4096, Device: 4097, Host: 1, MaxDevice: 3 * 4096, AssumeRows: func(memory.GroupID) int64 { return 9 }}).manager()
+	m := (&StashConfig{Page: 4096, Device: 4097, Host: 1, MaxDevice: 3 * 4096, Tables: 5 * 4096, Prefetch: 3, AssumeRows: func(memory.GroupID) int64 { return 9 }}).manager()
 	if m.Store.Pages != [2]schedule.Pages{2, 1} || m.Store.Max != [2]schedule.Pages{3, 1} || m.Store.Assume(memory.GroupID{}) != 9 {
 		t.Errorf("%+v", m.Store)
+	}
+	if m.Store.Page != 4096 || m.Store.Records != 5*4096 || m.Ahead != 3 {
+		t.Errorf("%+v", m)
 	}
 }
 
