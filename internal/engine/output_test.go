@@ -79,3 +79,49 @@ func TestGroupsSaveWhatScopesReturn(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A group that was recomputed and is done cannot be loaded again, like any other: it is not
+// recomputed a second time.
+func TestRecomputedGroupsAreDoneOnce(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := memory.GroupID{Name: "mlp"}
+	r, err := Open(Config{Device: dev, Compute: compute, Policy: memory.Policy{g.Unit(): memory.Recompute}, Links: testLinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, refused := 0, false
+	err = r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
+		err := s.Run(g, func(to *Group) error {
+			calls++
+			x, err := s.New(512)
+			if err != nil {
+				return err
+			}
+			compute.Fill(x.Range(), 1)
+			to.Save(x)
+			x.Free()
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		l, err := s.Load(g)
+		if err != nil {
+			return err
+		}
+		l.Done()
+		defer func() { refused = recover() != nil }()
+		_, err = s.Load(g)
+		return err
+	})
+	if err != nil || calls != 2 || !refused {
+		t.Errorf("%v; the forward pass ran %d times, and the second load was refused: %v", err, calls, refused)
+	}
+	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
