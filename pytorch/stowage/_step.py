@@ -159,8 +159,9 @@ class Step:
                 self.budget.before_call()
             for n in self.ending:
                 self.take_back(self.calls.release(n))
+                id = self.reserved.pop(n)
                 if self.budget is not None:
-                    self.budget.released([self.reserved.pop(n)])
+                    self.budget.released([id])
             self.ending = []
             if number is not None and number in self.reserved:
                 self.take_back(self.calls.load(number)[1])
@@ -221,11 +222,11 @@ class Step:
         name = self.name
         if name is None and not self.rows:
             return self.keep(t)
-        if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_quantized:
+        if type(t) not in _plain or t.layout is not _strided or t.device != self.device or t.is_quantized or t.is_inference():
             return self.keep(t)
         memory = storage_of(t)
-        if memory.nbytes() < self.least:
-            return self.keep(t)
+        if memory.nbytes() < self.least or memory.nbytes() <= 16 and t.dim() == 0 and t.is_leaf:
+            return self.keep(t)  # a Python number is a tensor that calculates otherwise than its copy
         if get_ident() != self.thread or self.over or _backward() != -1:
             return self.keep(t)
         if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream or t.is_conj() or t.is_neg():
@@ -304,7 +305,7 @@ class Step:
     def tensor(self, h: Union[Kept, Handle]) -> torch.Tensor:
         if isinstance(h, Kept):
             t, version = h.tensor, h.version
-            if t._version != version:
+            if version_of(t) != version:
                 raise Error(modified(t.dtype, t.size(), version, t._version))
             return t
         group, record = h.group, h.record

@@ -338,3 +338,13 @@ def odd_tensors(g):
     with g("b"):
         z = torch.where(z > 0, z, z * 2).masked_fill(z > 10, 1.0)
     return grads(z.sum(), w)
+
+
+@case
+def python_numbers(g):
+    """Autograd saves them as tensors of double precision that do not make others double."""
+    w, total = leaf(13, 13), 0
+    for i in range(20):
+        with g("abc"[i % 3]):
+            total = torch.tanh(total + 0.3 * (w[i % 13] * i).mean())
+    return grads(total, w)
