@@ -51,14 +51,14 @@ def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
 
 
 def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    count: Counter[type] = collections.Counter(type(m) for m in _outside_of_compiled(model) if not is_leaf(m))
+    count: Counter[type] = collections.Counter(type(m) for m in _outside_of_compiled(model) if not is_leaf(m) and m is not model)
     seen: Set[torch.nn.Module] = set()
 
     def walk(module: torch.nn.Module, top: bool) -> Iterator[torch.nn.Module]:
         if module in seen:
             return
         seen.add(module)
-        if not top and not is_leaf(module) and count[type(module)] > 1 and _is_called(module) and not _holds_blocks(module, count) and has_matrix(module):
+        if not top and not is_leaf(module) and count[type(module)] > 1 and _is_called(module) and not _holds_blocks(module) and has_matrix(module):
             yield module
             return
         if is_compiled(module):
@@ -80,8 +80,11 @@ def _is_called(module: torch.nn.Module) -> bool:
     return not isinstance(module, _lists)
 
 
-def _holds_blocks(module: torch.nn.Module, count: Counter[type]) -> bool:
-    """Reports whether a chain of modules has blocks inside, which are better units."""
+def _holds_blocks(module: torch.nn.Module) -> bool:
+    """Reports whether a module has blocks inside, which are better units: others of its class,
+    such as a wrapper around a model whose layers are wrapped too, or those of a chain."""
+    if not is_compiled(module) and any(type(m) is type(module) for m in module.modules() if m is not module and not is_leaf(m)):
+        return True
     if not isinstance(module, torch.nn.Sequential):
         return False
     return any(not is_leaf(m) for m in module.children())
@@ -111,6 +114,47 @@ def cheap(module: torch.nn.Module) -> List[torch.nn.Module]:
 
     walk(module)
     return list(out)
+
+
+_values = (int, float, bool, str)
+_own = frozenset(torch.nn.Module().__dict__)
+
+
+class Attributes:
+    """The numbers and the containers that the modules of a block have as attributes. A block
+    that changes them keeps state between its calls."""
+
+    __slots__ = ("_values", "_containers")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._values: List[Any] = []
+        self._containers: List[Any] = []
+        for m in module.modules():
+            for name, x in m.__dict__.items():
+                if name in _own:
+                    continue
+                if type(x) in _values:
+                    self._values.append((m, name, x))
+                elif type(x) in (list, dict, set):
+                    self._containers.append((name, x, x.copy()))
+
+    def changed(self) -> str:
+        """Returns the name of one that is different now, or nothing."""
+        for m, name, x in self._values:
+            if m.__dict__.get(name) != x:
+                return str(name)
+        for name, now, before in self._containers:
+            if len(now) != len(before):
+                return str(name)
+        return ""
+
+    def restore(self) -> None:
+        for m, name, x in self._values:
+            m.__dict__[name] = x
+        for _, now, before in self._containers:
+            if len(now) != len(before):
+                now.clear()
+                now.extend(before) if type(now) is list else now.update(before)
 
 
 _counting = torch.nn.modules.batchnorm._NormBase

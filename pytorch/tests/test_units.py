@@ -1,0 +1,126 @@
+"""Blocks and cheap modules of models, found without being named. SPEC S8.1."""
+
+import unittest
+
+from blocks import Attention, Block, Layer, Stack, stack
+from common import runtime, torch
+from stowage import _units
+from torch import nn
+
+
+class Outer(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def names(model, modules):
+    by = {m: name for name, m in model.named_modules()}
+    return [by[m] for m in modules]
+
+
+class Blocks(unittest.TestCase):
+    def found(self, model):
+        return names(model, _units.blocks(model))
+
+    def test_layers_and_their_parts(self):
+        model = Outer(model=Outer(embed=nn.Embedding(5, 8), layers=nn.ModuleList(Layer() for _ in range(3)), norm=nn.LayerNorm(8)), head=nn.Linear(8, 5))
+        want = [f"model.layers.{i}{part}" for i in range(3) for part in ("", ".attention", ".mlp")]
+        self.assertEqual(want, self.found(model))
+        # With many layers, these alone are units.
+        model = Outer(layers=nn.ModuleList(Layer() for _ in range(_units.FEW)))
+        self.assertEqual([f"layers.{i}" for i in range(_units.FEW)], self.found(model))
+
+    def test_one_part_is_no_finer(self):
+        model = Outer(layers=nn.ModuleList(Outer(norm=nn.LayerNorm(8), attention=Attention()) for _ in range(3)))
+        self.assertEqual(["layers.0", "layers.1", "layers.2"], self.found(model))
+
+    def test_lists_of_lists(self):
+        model = Outer(stages=nn.ModuleList(nn.ModuleList(Block() for _ in range(2)) for _ in range(2)))
+        self.assertEqual(["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"], self.found(model))
+
+    def test_chains_of_chains(self):
+        model = nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))
+        self.assertEqual(["0.0", "0.1", "1.0", "1.1"], self.found(model))
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+        self.assertEqual(["0", "1", "2"], self.found(model))
+
+    def test_shared_modules_count_once(self):
+        one = Block()
+        model = Outer(a=Block(), b=one, again=one, list=nn.ModuleList([one, Block()]))
+        self.assertEqual(3, len(self.found(model)))
+
+    def test_no_blocks(self):
+        for model in (nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), Outer(a=Block(), b=Attention()), nn.ModuleList()):
+            with self.subTest(model=type(model)):
+                self.assertEqual([], self.found(model))
+        # Modules without matrices are no blocks.
+        self.assertEqual([], self.found(nn.Sequential(*(Outer(norm=nn.LayerNorm(4)) for _ in range(3)))))
+
+    def test_compiled_modules(self):
+        def compiled(module):
+            wrapper = Outer()
+            wrapper._orig_mod = module
+            return wrapper
+
+        model = Outer(layers=nn.ModuleList(compiled(Layer()) for _ in range(3)))
+        self.assertEqual(["layers.0", "layers.1", "layers.2"], self.found(model))
+        self.assertEqual([], self.found(compiled(stack())))
+        model = stack(Layer, 2)
+        for block in model.blocks:  # module.compile()
+            block._compiled_call_impl = block.forward
+        self.assertEqual(["blocks.0", "blocks.1"], self.found(model))
+
+
+class Cheap(unittest.TestCase):
+    def test_norms_and_activations(self):
+        block = Outer(norm=nn.LayerNorm(8), up=nn.Linear(8, 8), act=nn.Sequential(nn.GELU(), nn.SiLU()), drop=nn.Dropout(), same=nn.Identity(), batch=nn.BatchNorm1d(8))
+        self.assertEqual(["norm", "act.0", "act.1", "batch"], names(block, _units.cheap(block)))
+
+    def test_shared_and_compiled(self):
+        act = nn.GELU()
+        block = Outer(a=act, b=nn.Sequential(act), c=nn.ReLU())
+        self.assertEqual(2, len(_units.cheap(block)))
+        block.c._compiled_call_impl = block.c.forward
+        self.assertEqual([act], _units.cheap(block))
+
+
+class Found(unittest.TestCase):
+    def test_models_with_the_same_blocks(self):
+        model = stack()
+        with runtime("budget") as rt:
+            first, second = rt.attach(model), rt.attach(model.blocks)
+            self.assertEqual(4, len(rt._planner.units.list))
+            self.assertEqual([f"blocks.{i}" for i in range(4)], [u.name for u in rt._planner.units.list])
+            first.detach()
+            second.detach()
+            self.assertEqual([], rt._planner.units.list + rt._planner.units.cheap)
+
+    def test_parts_know_their_block(self):
+        model = Stack(Layer(), Layer())
+        with runtime("budget") as rt:
+            rt.attach(model, keep=["blocks.1*"])
+            units = {u.name: u for u in rt._planner.units.list}
+            self.assertIs(units["blocks.0"], units["blocks.0.mlp"].parent)
+            self.assertEqual([units["blocks.0.attention"], units["blocks.0.mlp"]], units["blocks.0"].parts)
+            self.assertEqual({"blocks.1", "blocks.1.attention", "blocks.1.mlp"}, {u.name for u in units.values() if u.why})
+
+
+class Uncounted(unittest.TestCase):
+    def test_running_means_are_put_back(self):
+        for momentum in (0.1, None):
+            norm = nn.BatchNorm1d(4, momentum=momentum)
+            before = dict(norm._buffers)
+            values = [b.clone() for b in before.values()]
+            with _units.Uncounted(norm):
+                norm(torch.randn(5, 4))
+                self.assertEqual(1, norm.num_batches_tracked)
+            for name, b in norm._buffers.items():
+                self.assertIs(before[name], b)
+            for a, b in zip(values, norm._buffers.values()):
+                self.assertTrue(torch.equal(a, b))
+
+
+if __name__ == "__main__":
+    unittest.main()
