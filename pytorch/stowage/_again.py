@@ -50,12 +50,19 @@ class InPlace:
     @staticmethod
     def unpack(h: Any) -> torch.Tensor:
         t: torch.Tensor = h.tensor
-        if t._version != h.version:
+        if version_of(t) != h.version:
             raise Error(modified(t.dtype, t.size(), h.version, t._version))
         return t
 
 
 IN_PLACE = InPlace()
+
+
+def raised(e: BaseException) -> str:
+    """Returns the sentence of an Error that a hook raised, or nothing. PyTorch 1.13 turns what
+    a hook raises into another exception, with a list of places after it."""
+    before, after, text = "Error: ", "\n\nAt:\n", str(e)
+    return text[len(before) : text.index(after)] if type(e) is RuntimeError and text.startswith(before) and after in text else ""
 
 
 class _Stop(Exception):
@@ -118,8 +125,17 @@ class Random:
         return bool(torch.equal(self.cpu, other.cpu)) and (self.gpu is None or other.gpu is None or bool(torch.equal(self.gpu, other.gpu)))
 
 
-# The shape and the type of what a forward pass saved.
-Shape = Tuple[torch.Size, torch.dtype]
+# The shape and the type of what a forward pass saved, and the version of the weight that it
+# is, or is a cast of.
+Shape = Tuple[torch.Size, torch.dtype, int]
+
+
+def shape(t: torch.Tensor) -> Shape:
+    base = t._base if t._is_view() else t
+    if base is not None and base.grad_fn is not None and base.grad_fn.name() == "ToCopyBackward0":
+        base = getattr(base.grad_fn.next_functions[0][0], "variable", None)
+    weight = base is not None and base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter)
+    return (t.shape, t.dtype, version_of(base) if weight and base is not None else -1)
 
 
 class Inputs:
@@ -145,12 +161,14 @@ class Inputs:
         return _pytree.tree_unflatten([made[n] if n else x for n, x in self._leaves], self._tree)
 
 
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
     if it ran to its end."""
     saved: List[torch.Tensor] = []
 
     def pack(t: torch.Tensor) -> int:
+        if shapes is not None:
+            shapes.append(shape(t))
         saved.append(t if t.is_leaf else t.detach())
         if len(saved) == need and _stops:
             raise _Stop
@@ -188,7 +206,7 @@ class Whole:
         self.timer = timer
 
     def pack(self, t: torch.Tensor) -> int:
-        self.shapes.append((t.shape, t.dtype))
+        self.shapes.append(shape(t))
         return len(self.shapes) - 1
 
     def unpack(self, i: int) -> torch.Tensor:
@@ -206,18 +224,22 @@ class Whole:
         self.random.set()
         try:
             with self.around.again():
-                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes))
+                shapes: List[Shape] = []
+                saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), shapes)
         finally:
             now.set()
-        check(self.module, self.shapes, saved)
+        check(self.module, self.shapes, shapes)
         self.values = dict(enumerate(saved))
         if self.timer is not None:
             self.timer(False)
 
 
-def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[torch.Tensor]) -> None:
+def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) -> None:
     """Raises an error if a second forward pass saved other things than the first."""
-    if len(got) != len(want) or any((t.shape, t.dtype) != w for t, w in zip(got, want)):
+    for (size, dtype, before), (_, _, now) in zip(want, got):
+        if before >= 0 and now > before:
+            raise Error(modified(dtype, size, before, now))
+    if len(got) != len(want) or any(g[:2] != w[:2] for g, w in zip(got, want)):
         raise Error(
             f"{type(module).__name__} saved {len(want)} tensors and other ones when it was run again, so it cannot be recomputed; "
             "it may depend on something besides its arguments and PyTorch's random numbers: give keep=[its name] to attach()"
@@ -292,8 +314,7 @@ class Small:
                 return
             x.requires_grad_(self.grad)
             saved, y = collect(self.forward, self.module, (x,), {}, -1)
-        if len(saved) != self.last:
-            check(self.module, [(x.shape, x.dtype)] * self.last, saved)
+        check(self.module, [(x.shape, x.dtype, -1)] * self.last, [(x.shape, x.dtype, -1)] * len(saved))
         self.values = {i: saved[i] for i in self.dropped}
         self.y = y.detach()
 
@@ -439,9 +460,11 @@ class Lean:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
-        small = Small(module, forward, x, self, self.least)
+        small, version = Small(module, forward, x, self, self.least), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)
+        if version_of(x) != version:
+            raise Error(f"{type(module).__name__} writes to its input and did not when its block was recorded; give keep=[the name of the block] to attach()")
         small.hold()
         if type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view():
             self.made[y.grad_fn] = small

@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import torch
 
 from . import _explain
+from ._again import raised
 from ._budget import Budget
 from ._errors import Error, TooSmall
 from ._managed import Following, Recording, Units
@@ -210,6 +211,8 @@ class Planner:
                         step.end(True)
                 if step.raised is not None and type(e) is RuntimeError:
                     raise Error(step.raised) from None
+            if raised(e):
+                raise Error(raised(e)) from None
             raise
         known.followed += 1
         if clock is not None:

@@ -40,7 +40,7 @@ class Kept:
     __slots__ = ("tensor", "version", "place", "__weakref__")
 
     def __init__(self, t: torch.Tensor, place: Optional[Place]) -> None:
-        self.tensor, self.version, self.place = t if t.is_leaf else t.detach(), t._version, place
+        self.tensor, self.version, self.place = t if t.is_leaf else t.detach(), version_of(t), place
 
 
 class Weak:

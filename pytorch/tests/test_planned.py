@@ -1,0 +1,231 @@
+"""Steps that follow a plan: whatever it says, everything is equal bit for bit. SPEC S8.1."""
+
+import contextlib
+import os
+import random
+import unittest
+from unittest import mock
+
+from blocks import PLANS, Layer, Stack, any_plan, choices, one_pass, planned, stack, train
+from common import runtime, same, stowage, torch
+from stowage._planned import RECORDED
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from zoo import CASES, Cube
+
+SEEDS = int(os.environ.get("STOWAGE_SEEDS", 8))
+
+
+class Exact(unittest.TestCase):
+    def compare(self, want, got):
+        self.assertEqual(len(want), len(got))
+        for i, (a, b) in enumerate(zip(want, got)):
+            self.assertEqual(len(a), len(b))
+            for j, (x, y) in enumerate(zip(a, b)):
+                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")
+
+    def every_plan(self, model, step=one_pass, fine=(False,), steps=RECORDED + 2, plans=tuple(PLANS)):
+        """Trains under every plan, with a library that moves as badly as it may."""
+        want = train(model, step, steps)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        seen = set()
+        for parts in fine:
+            for name in plans:
+                with self.subTest(plan=name, fine=parts):
+                    model.load_state_dict(state)
+                    with planned(model, any_plan(name) if name.isdigit() else name, parts) as rt:
+                        self.compare(want, train(model, step, steps, rt))
+                        seen |= set(choices(rt).values())
+        return seen
+
+    def test_layers(self):
+        model = stack(Layer, 3)
+        seen = self.every_plan(model, fine=(False, True), plans=[*PLANS, "1", "2"])
+        self.assertEqual({"recompute", "recompute cheap parts", "recompute, offload inputs", "recompute cheap parts, offload", "offload"}, seen)
+
+    def test_masks_by_name(self):
+        mask = torch.ones(4, 4).triu(1).bool()
+
+        def step(model, i):
+            x = model.first(torch.randn(3, 4, 8))
+            for block in model.blocks:
+                x = block(x, mask=mask)
+            loss = model.last(x).square().mean()
+            loss.backward()
+            return loss
+
+        self.every_plan(stack(Layer, 3), step, (False, True))
+
+    def test_budgets(self):
+        """The solver of the library chooses, and the library offloads."""
+        model = stack(Layer, 4)
+        want = train(model, one_pass, 12)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        held = 3 * sum(4 * p.numel() for p in model.parameters())
+        saved = measure(model)
+        chosen = set()
+        for share in (100, 85, 70, 50, 30, 20):
+            with self.subTest(share=share):
+                model.load_state_dict(state)
+                with runtime("budget", budget=held + saved * share // 100) as rt:
+                    rt.attach(model)
+                    try:
+                        self.compare(want, train(model, one_pass, 12, rt))
+                        chosen.update(choices(rt).values())
+                    except stowage.BudgetError:
+                        self.assertLessEqual(share, 30)
+        self.assertTrue(chosen, "nothing was recomputed or offloaded")
+
+    def test_zoo(self):
+        """Every case as the body of equal blocks."""
+        for name in CASES:
+            with self.subTest(case=name):
+                self.every_plan(stack(lambda: Zoo(name), 2), steps=RECORDED + 1, plans=["whole", "lean, offload"])
+
+    def test_random_models(self):
+        for seed in range(SEEDS):
+            with self.subTest(seed=seed):
+                torch.manual_seed(seed)
+                kinds = random.Random(seed).choices(list(BODIES), k=4)
+                model = Stack(*(Anything(kinds) for _ in range(3)))
+                self.every_plan(model, random_step, steps=RECORDED + 2, plans=["whole", str(seed)])
+
+
+def measure(model):
+    """Returns the bytes that one pass saves."""
+    storages = {}
+    weights = {p.data_ptr() for p in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (storages.update({t.storage().data_ptr(): 4 * len(t.storage())}), t)[1], lambda t: t):
+        one_pass(model, 0)
+    model.zero_grad(set_to_none=True)
+    return sum(n for at, n in storages.items() if at not in weights)
+
+
+OWN = {"twice_differentiated", "twice_backward", "accumulated", "interleaved", "part_of_the_graph"}
+
+
+class Zoo(nn.Module):
+    """A case of the zoo. Its leaves depend on the input, and its backward pass is that of the
+    whole model, except in cases that have one of their own."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.linear = name, nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        case = lambda: CASES[self.name](lambda _: contextlib.nullcontext())[0]
+        if self.name in OWN:
+            return y.tanh() + x + case().detach().sum().tanh()
+        scale = 1 + 0.01 * y.mean()
+        with mock.patch("zoo.leaf", lambda *shape, dtype=torch.float32: torch.randn(*shape, dtype=dtype) * scale), mock.patch("zoo.grads", lambda loss, *_: [loss]):
+            loss = case()
+        return y.tanh() + x + torch.view_as_real(loss + 0j).sum().tanh()
+
+
+BODIES = {}
+
+
+def kind(fn):
+    BODIES[fn.__name__] = fn
+    return fn
+
+
+class Anything(nn.Module):
+    """A block of some of the things that blocks do."""
+
+    def __init__(self, kinds):
+        super().__init__()
+        self.kinds = kinds
+        self.linear = nn.ModuleList(nn.Linear(8, 8) for _ in kinds)
+        self.norm, self.batch = nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.gelu, self.silu, self.relu, self.drop = nn.GELU(), nn.SiLU(), nn.ReLU(inplace=True), nn.Dropout(0.2)
+
+    def forward(self, x, other, options, *, ids, times=1, state=None):
+        for i, k in enumerate(self.kinds):
+            x = BODIES[k](self, self.linear[i](x), other, options, ids, state) * times
+        return {"x": x, "more": other, "name": "block"}
+
+
+@kind
+def normed(m, x, other, options, ids, state):
+    return m.norm(x) + x
+
+
+@kind
+def batch_normed(m, x, other, options, ids, state):
+    return m.batch(x) * 0.5
+
+
+@kind
+def activated(m, x, other, options, ids, state):
+    return m.gelu(x) * m.silu(x)
+
+
+@kind
+def in_place(m, x, other, options, ids, state):
+    return m.relu(m.norm(x)) + m.relu(x * 2)
+
+
+@kind
+def dropped(m, x, other, options, ids, state):
+    return m.drop(m.gelu(x)) + nn.functional.dropout(m.silu(x), 0.3)
+
+
+@kind
+def viewed(m, x, other, options, ids, state):
+    a, b = x.view(12, 2, 4).unbind(1)
+    return torch.cat((a * b, a.t().contiguous().t() + m.norm(x)[:, ::2]), 1)
+
+
+@kind
+def gathered(m, x, other, options, ids, state):
+    return x[ids] + torch.where(options["mask"], x, other[0])
+
+
+@kind
+def given_twice(m, x, other, options, ids, state):
+    return x * other[0] if other[0] is other[1] else x / 0
+
+
+@kind
+def from_dictionary(m, x, other, options, ids, state):
+    return (x * options["scale"]).sin() + (0 if state is None else state.tanh())
+
+
+@kind
+def of_noise(m, x, other, options, ids, state):
+    return x + torch.randn_like(x) * x.detach()
+
+
+@kind
+def by_hand(m, x, other, options, ids, state):
+    return Cube.apply(x.tanh() + 2, other[0].cos() + 2) * 0.1
+
+
+@kind
+def checkpointed(m, x, other, options, ids, state):
+    return checkpoint(lambda t: m.gelu(m.norm(t)), x, use_reentrant=False) + checkpoint(lambda t: m.drop(m.silu(t)), x, use_reentrant=True)
+
+
+@kind
+def frozen(m, x, other, options, ids, state):
+    with torch.no_grad():
+        y = m.norm(x).sigmoid()
+    return x * y
+
+
+def random_step(model, i):
+    x = model.first(torch.randn(12, 8))
+    other, ids = torch.tanh(x), torch.randperm(12)
+    options = {"mask": torch.rand(12, 8) > 0.5, "scale": 0.7}
+    for n, block in enumerate(model.blocks):
+        out = block(x, (other, other), options, ids=ids, times=1.0 if n else 1, state=x if n == 1 else None)
+        x, (other, _) = out["x"].clamp(-3, 3), out["more"]
+    loss = model.last(x).square().mean()
+    loss.backward()
+    return loss
+
+
+if __name__ == "__main__":
+    unittest.main()
