@@ -185,7 +185,10 @@ def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwa
     finally:
         state.again -= 1
         state.lean = lean
-    return saved, out
+    # A module may keep a tensor of this pass, whose graph holds the hook: it must hold no more.
+    made = list(saved)
+    saved.clear()
+    return made, out
 
 
 def _no_unpack(_: Any) -> torch.Tensor:

@@ -137,7 +137,7 @@ class Budget:
             self._extra = self._find(known)
             known.limit = self._derive(known, known.limit)
         self._known, self._keys[key] = known, known
-        self._library.limit(max(known.limit - spare, known.limit // 4, 1))
+        self._library.limit(max(known.limit - spare, known.limit // 8, 1))
         self.measuring = self._extra.measured < 2
         self._most, self._needs, self._groups, self._all = self._began, [], {}, 0
         if self.measuring:
@@ -223,7 +223,9 @@ class Budget:
 
     def room(self) -> int:
         """Returns what is left of the budget now."""
-        return self.size - self._memory.allocated() - self._library.usage().own
+        usage = self._library.usage()
+        saved = 0 if self._memory.includes_saved else usage.saved + usage.rows
+        return self.size - self._memory.allocated() - saved - usage.own
 
     def pause(self) -> None:
         """Begins work in a step that later steps do not have."""

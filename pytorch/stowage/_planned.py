@@ -33,6 +33,13 @@ REFINED = 3
 TIMED = 3
 STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2 + TIMED}
 
+# A first plan leaves this part of the budget, because second passes need memory, too. The
+# measured peak then tells how much of it can be used.
+CAUTION = 24
+
+# The peak of settled plans is read once in so many steps.
+LOOK = 16
+
 # A plan that offloads is tried if its forecast is shorter by this factor.
 WORTH = 0.995
 
@@ -109,7 +116,7 @@ class Planner:
 
     def spare(self, known: Key) -> int:
         """Returns how much of the budget a recorded step leaves for second forward passes."""
-        return 2 * known.largest
+        return 3 * known.largest
 
     def record(self, step: Step) -> Profile:
         rt = self._runtime
@@ -131,7 +138,7 @@ class Planner:
             return
         known.measured = measured(profile, self.units.list)
         # What the library does not count is part of everything else, and part of the plan.
-        known.limit = max(self._budget.limit_of(key) + sum(profile.untold.values()), 1)
+        known.limit = max(self._budget.limit_of(key) + sum(profile.untold.values()) - self._budget.size // CAUTION, 1)
         known.outside = profile.most_outside()
         if not self._adopt(key, known, self._solve(known, False)):
             known.stage = "offload"
@@ -158,7 +165,7 @@ class Planner:
             return False
         recompute_also(plan, known.measured, {name for names in all for name in names})
         known.plan, known.version = plan, known.version + 1
-        self._budget.expect(known.library_key(key), known.limit - known.outside)
+        self._budget.expect(known.library_key(key), known.limit - known.outside - self._budget.size // CAUTION)
         self._rewrap()
         return True
 
@@ -186,7 +193,8 @@ class Planner:
         if known.plan is not None and known.plan.offloads:
             rt._refresh()
             step = self._begin(key, known)
-        if step is None:
+        look = known.stage != "settled" or known.followed % LOOK == 0
+        if step is None and look:
             budget.watch(known.stage != "settled")
         plan = known.plan
         assert plan is not None
@@ -201,7 +209,7 @@ class Planner:
                     step.end(False)
                 except TooSmall as e:
                     small = e
-            peak = budget.watched(plan.answer["peak"] if step is None else None)
+            peak = budget.watched(plan.answer["peak"] if step is None else None) if look else 0
         except BaseException as e:
             rt._step = rt._now = None
             if step is not None:

@@ -325,7 +325,8 @@ class Profile:
         attributes = Attributes(unit.module)
         try:
             need = sum(c.entries[i].bytes for c, i in call.all)
-            if 3 * need // 2 > self.room():
+            # What was saved may have to come back, a second pass makes it again and needs some more.
+            if 9 * need // 4 > self.room():
                 return  # another call, or a call of an equal block, is tried instead
             # What was offloaded comes back before anything is timed.
             there = [c.value(i) for c, i in call.all]
