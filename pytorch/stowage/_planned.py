@@ -142,7 +142,9 @@ class Planner:
         known.outside = profile.most_outside()
         if not self._adopt(key, known, self._solve(known, False)):
             known.stage = "offload"
-            self._adopt(key, known, self._solve(known, True), needed=True)
+            if not self._adopt(key, known, self._solve(known, True)):
+                known.limit += self._budget.size // CAUTION  # it is tight
+                self._adopt(key, known, self._solve(known, True), needed=True)
         if known.plan is not None and not known.plan.choices and not any(self._gather(False)):
             known.stage = "settled"
 
