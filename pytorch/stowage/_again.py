@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch.utils import _pytree
@@ -361,10 +361,10 @@ _repeat: Dict[str, Callable[[Any], torch.Tensor]] = {"GeluBackward0": _gelu, "Si
 class Recipe:
     """How to make a tensor again: the output of an operator, and which view of it."""
 
-    __slots__ = ("make", "base", "dtype", "size", "stride", "offset")
+    __slots__ = ("kind", "make", "base", "dtype", "size", "stride", "offset")
 
-    def __init__(self, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
-        self.make = make
+    def __init__(self, kind: str, make: Callable[[], torch.Tensor], base: torch.Tensor, t: torch.Tensor) -> None:
+        self.kind, self.make = kind, make
         # A second result has the strides that an operator gives it; those of the first must be them.
         self.base = (base.dtype, base.size(), base.stride(), base.storage_offset())
         self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
@@ -424,8 +424,9 @@ def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     return source().to(dtype)
 
 
-def recipe(t: torch.Tensor, made: Dict[Any, Small]) -> Optional[Recipe]:
-    """Returns how a tensor can be made again, or None."""
+def recipe(t: torch.Tensor, made: Dict[Any, Small], refused: Container[str] = ()) -> Optional[Recipe]:
+    """Returns how a tensor can be made again, or None. Kinds that were tried and made other
+    bits are refused."""
     if type(t) is not torch.Tensor or t.layout is not _strided:
         return None
     base = t._base if t._is_view() else t
@@ -434,26 +435,30 @@ def recipe(t: torch.Tensor, made: Dict[Any, Small]) -> Optional[Recipe]:
     node = base.grad_fn
     if node is None:
         return None
+    small = made.get(node)
+    kind = node.name() if small is None else type(small.module).__name__
+    if kind in refused:
+        return None
     make = maker(node, made)
     if make is None and node.name() == "ToCopyBackward0":
         make = _cast(node, base, made)
     if make is None or storage_of(base).nbytes() != base.numel() * base.element_size():
         return None
-    return Recipe(make, base, t)
+    return Recipe(kind, make, base, t)
 
 
 class Lean:
     """One call of a block whose cheap parts are dropped."""
 
-    __slots__ = ("holder", "made", "least")
+    __slots__ = ("holder", "made", "least", "refused")
 
-    def __init__(self, holder: Holder, least: int) -> None:
-        self.holder, self.least = holder, least
+    def __init__(self, holder: Holder, least: int, refused: Container[str] = ()) -> None:
+        self.holder, self.least, self.refused = holder, least, refused
         self.made: Dict[Any, Small] = {}  # by the node that made its output
 
     def pack(self, t: torch.Tensor) -> Any:
         if t.numel() * t.element_size() >= self.least:
-            r = recipe(t, self.made)
+            r = recipe(t, self.made, self.refused)
             if r is not None:
                 return r
         return self.holder.pack(t)
@@ -463,6 +468,8 @@ class Lean:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
+        if type(module).__name__ in self.refused:
+            return forward(x)
         small, version = Small(module, forward, x, self, self.least), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import threading
 import types
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence
 
 import torch
 
@@ -162,9 +162,9 @@ class Recording:
 class Following:
     """A step that follows a plan. The step is None if nothing is offloaded."""
 
-    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any) -> None:
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Container[str] = ()) -> None:
         self.thread = threading.get_ident()
-        self.plan, self.device, self.least, self.step = plan, device, least, step
+        self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         choice = self.plan.choices.get(u, KEEP)
@@ -187,7 +187,7 @@ class Following:
             state.lean = before
 
     def lean(self, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lean = Lean(holder, self.least)
+        lean = Lean(holder, self.least, self.refused)
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):

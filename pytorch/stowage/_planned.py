@@ -35,7 +35,7 @@ STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2 + TIMED}
 
 # A first plan leaves this part of the budget, because second passes need memory, too. The
 # measured peak then tells how much of it can be used.
-CAUTION = 24
+CAUTION = 16
 
 # The peak of settled plans is read once in so many steps.
 LOOK = 16
@@ -75,6 +75,7 @@ class Planner:
         self._runtime, self._budget, self._ranks = runtime, budget, ranks
         self.units = Units(runtime)
         self.keys: Dict[str, Key] = {}
+        self._refused: Dict[str, str] = {}  # kinds of cheap tensors that are kept, and why
 
     def known(self, key: str) -> Optional[Key]:
         """Returns what is known of a key whose steps are planned here, or None if the library
@@ -110,7 +111,8 @@ class Planner:
         for u in self.units.list:
             if u.why:
                 why.setdefault(u.why, []).append(u.name)
-        return [f"{_names(names)} cannot be recomputed: {reason}" for reason, names in why.items()]
+        notes = [f"{_names(names)} cannot be recomputed: {reason}" for reason, names in why.items()]
+        return notes + [f"outputs of {kind} are not recomputed as cheap parts: {reason}" for kind, reason in self._refused.items()]
 
     # Recorded steps
 
@@ -120,7 +122,7 @@ class Planner:
 
     def record(self, step: Step) -> Profile:
         rt = self._runtime
-        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget)
+        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused)
         self.units.wrap_all()
         rt._now = Recording(step, profile)
         return profile
@@ -201,7 +203,7 @@ class Planner:
         plan = known.plan
         assert plan is not None
         clock = _Stopwatch(rt.device) if known.stage != "settled" and known.steps >= STEPS[known.stage] - TIMED else None
-        rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step)
+        rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused)
         small: Optional[TooSmall] = None
         try:
             yield

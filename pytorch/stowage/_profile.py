@@ -146,7 +146,7 @@ class Call:
                     entry.small, entry.place = small, small.last
                     small.dropped.append(small.last)
             elif entry.bytes >= p.least:
-                entry.recipe = recipe(t, self.made)
+                entry.recipe = recipe(t, self.made, p.refused)
         if self.small is not None:
             self.small.last += 1
         i = len(self.entries)
@@ -180,8 +180,8 @@ class Call:
 class Profile:
     """What is recorded of one step."""
 
-    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any) -> None:
-        self.device, self.step, self.weights, self.least = device, step, weights, max(least, 1)
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str]) -> None:
+        self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
         self.holder: Holder = step
         # What is tried needs room now, and its memory is not that of later steps.
         self.room, self.pause, self.resume = budget.room, budget.pause, budget.resume
@@ -333,13 +333,12 @@ class Profile:
             inputs = [call.again[1].again(), [small.input() for small in call.smalls]]
             if unit.whole is not False:
                 self.check_whole(call, there)
-            if unit.lean is not False:
-                self.check_lean(call)
+            self.check_lean(call)
             del there, inputs
         except OutOfMemory:
             pass
         except Exception as e:  # nothing that is tried here may end a step
-            unit.whole, unit.lean = False, False
+            unit.whole = False
             unit.why = unit.why or f"its second forward pass failed ({type(e).__name__}: {str(e)[:200]})"
         finally:
             attributes.restore()
@@ -382,18 +381,36 @@ class Profile:
             unit.whole = True
 
     def check_lean(self, call: Call) -> None:
+        """Makes the cheap tensors of a call again. A kind that fails or makes other bits is
+        refused from the next step on, and this call does not count."""
         cheap = [(i, e) for i, e in enumerate(call.entries) if e.recipe is not None or e.small is not None]
         if not cheap:
             return
+        good, got = True, []  # type: bool, List[Optional[torch.Tensor]]
         self.clock.fill()
         begin = self.clock.stamp()
-        got = [e.value() for _, e in cheap]
+        for _, e in cheap:
+            try:
+                got.append(e.value())
+            except OutOfMemory:
+                raise
+            except Exception as x:
+                got.append(None)
+                good = self.refuse(e, f"{type(x).__name__}: {str(x)[:200]}")
         self.lean_times[call] = (begin, self.clock.stamp())
-        good = all(equal(t, call.value(i)) for t, (i, _) in zip(got, cheap))
+        for t, (i, e) in zip(got, cheap):
+            if t is not None and not equal(t, call.value(i)):
+                good = self.refuse(e, "it makes other bits")
         for small in call.smalls:
             small.y, small.values = None, {}
-        if call.unit.lean is None or not good:
-            call.unit.lean = good
+        if good:
+            call.unit.lean = True if call.unit.lean is None else call.unit.lean
+
+    def refuse(self, e: Entry, why: str) -> bool:
+        """Refuses a kind of cheap tensors. It returns false."""
+        kind = e.recipe.kind if e.recipe is not None else type(e.small.module).__name__ if e.small is not None else ""
+        self.refused.setdefault(kind, why)
+        return False
 
 
 class _Recorded:
@@ -405,7 +422,7 @@ class _Recorded:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         call = self.to
-        if call.small is not None:
+        if call.small is not None or type(module).__name__ in call.profile.refused:
             return forward(x)
         version, drawn = version_of(x), Random(call.profile.device)
         small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least)
@@ -416,7 +433,7 @@ class _Recorded:
             call.small = None
         good = version_of(x) == version and Random(call.profile.device).same(drawn)
         if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and not shares(x, y):
-            if recipe(x, call.made) is None:
+            if recipe(x, call.made, call.profile.refused) is None:
                 call.held.add(storage_of(x)._cdata)
             small.hold()
             call.made[y.grad_fn] = small
