@@ -338,7 +338,7 @@ class Profile:
         except OutOfMemory:
             pass
         except Exception as e:  # nothing that is tried here may end a step
-            unit.whole = False
+            unit.whole, unit.lean = False, False
             unit.why = unit.why or f"its second forward pass failed ({type(e).__name__}: {str(e)[:200]})"
         finally:
             attributes.restore()
