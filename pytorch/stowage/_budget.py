@@ -114,15 +114,20 @@ class Budget:
         self.step_peak = 0  # the same in the last step
         self.outside = 0  # peak before the last step that began above the budget
 
-    def begin(self, key: str, spare: int = 0) -> None:
+    def exceeded(self) -> Optional[BudgetError]:
+        """Returns an error if the budget is exceeded now, before a step."""
+        self._began = self._memory.allocated() + self._library.usage().own
+        return self._too_small(self._began, 0) if self._began >= self.size else None
+
+    def begin(self, key: str, spare: int = 0, alone: bool = True) -> None:
         """Sets the saved limit of a step, which leaves so many bytes to spare if it can, and
         decides whether to measure it. It raises an error if the budget is exceeded before the
-        step."""
+        step and no other rank would wait for this one."""
         self._began = self._memory.allocated() + self._library.usage().own
         self._peak = self._read_peak()
         self.step_peak = 0
         known = self._keys.get(key, Known())
-        if self._began >= self.size:
+        if self._began >= self.size and alone:
             raise self._too_small(self._began, 0)
         if self._peak > self.size:
             # What came before, an optimiser's temporaries for example, must not hide this step.
@@ -251,12 +256,12 @@ class Budget:
         if not known.extras:
             known.extras = [Extra(0, [(self.size - self._began - max(limit, 1) - self.size // MARGIN, self.size)])]
 
-    def watch(self, exactly: bool) -> None:
+    def watch(self, exactly: bool, alone: bool = True) -> None:
         """Begins a step of which the library is not told. It raises an error if the budget is
-        exceeded before the step."""
+        exceeded before the step and no other rank would wait for this one."""
         self._began = self._memory.allocated() + self._library.usage().own
         self.step_peak = 0
-        if self._began >= self.size:
+        if self._began >= self.size and alone:
             raise self._too_small(self._began, 0)
         before = self._read_peak()
         if exactly or before > self.size:

@@ -115,7 +115,7 @@ class Units:
             if plan is not None:
                 cheap = cheap or any(c.lean for c in plan.choices.values())
                 # If anything is offloaded, the library is told of the others, too.
-                units.update(dict.fromkeys(list(plan.saved) if plan.offloads else list(plan.choices)))
+                units.update(dict.fromkeys([*plan.saved, *plan.choices] if plan.offloads else plan.choices))
         self.wrap(units, cheap)
 
     def unwrap(self) -> None:

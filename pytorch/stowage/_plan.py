@@ -257,14 +257,19 @@ class Measured:
             offload = by.get("inputs") == "offload" if whole else "offload" in (by.get("rest"), by.get("inputs"))
             if whole or lean or offload:
                 choices[u] = Choice(lean, whole, offload)
-        saved: Dict[Unit, int] = {}
-        again: Dict[Unit, int] = {}
+        plan = Plan(choices, {}, {}, answer)
+        self.count(plan)
+        return plan
+
+    def count(self, plan: Plan) -> None:
+        """Counts the bytes that stay in a call of each unit, and those that a second pass makes."""
+        plan.saved.clear()
+        plan.again.clear()
         for part in self.parts.values():
-            c = choices.get(part.unit, KEEP)
+            u, c = part.unit, plan.choices.get(part.unit, KEEP)
             kept = part.inputs + (0 if c.whole else part.rest + (0 if c.lean else part.lean))
-            saved[part.unit] = max(saved.get(part.unit, 0), kept)
-            again[part.unit] = max(again.get(part.unit, 0), part.lean + part.rest if c.whole else part.lean if c.lean else 0)
-        return Plan(choices, saved, again, answer)
+            plan.saved[u] = max(plan.saved.get(u, 0), kept)
+            plan.again[u] = max(plan.again.get(u, 0), part.lean + part.rest if c.whole else part.lean if c.lean else 0)
 
 
 def settle(units: Iterable[Unit]) -> None:
@@ -310,11 +315,20 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
     return found
 
 
-def recompute_also(plan: Plan, divisions: Sequence[Measured], names: Set[str]) -> None:
-    """Changes a plan to recompute the units with these names, too."""
+def agree(plan: Plan, divisions: Sequence[Measured], units: Iterable[Unit], whole: Set[str], lean: Set[str]) -> None:
+    """Changes a plan to recompute all of the units with these names, and cheap parts of those.
+    Nothing inside of a unit that is recomputed is recomputed on its own."""
+    for u in units:
+        c, outer = plan.choices.get(u, KEEP), u.parent
+        while outer is not None and outer.name not in whole:
+            outer = outer.parent
+        if outer is not None:
+            plan.choices.pop(u, None)
+        elif u.name in whole and not c.whole:
+            plan.choices[u] = Choice(False, True, c.offload)
+        elif u.name in lean and not c.whole and not c.lean:
+            plan.choices[u] = Choice(True, False, c.offload)
     for m in divisions:
-        for part in m.parts.values():
-            u = part.unit
-            c = plan.choices.get(u, KEEP)
-            if u.name in names and not c.whole:
-                plan.choices[u] = Choice(False, True, c.offload)
+        if {part.unit for part in m.parts.values()} == set(plan.saved):
+            m.count(plan)
+            return

@@ -4,23 +4,28 @@ The first steps of a key are recorded. Then a plan that only recomputes is follo
 adapted until the measured peak is close to the budget. If the solver expects more of a plan
 that also offloads, that one is followed for some steps, too. The one whose steps are
 measured to be faster stays.
+
+Decisions are made from facts of all ranks that must agree (_ranks.py). A rank alone decides
+when a step ends; several decide when the next one begins, which is where they exchange.
+Whatever follows from the same facts is the same on all of them, further exchanges too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
 import torch
 
 from . import _explain
 from ._again import raised
 from ._budget import Budget
-from ._errors import Error, TooSmall
+from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Recording, Units
-from ._plan import Measured, Plan, best, measured, recompute_also
-from ._profile import Profile
+from ._plan import Measured, Plan, agree, best, measured
+from ._profile import Profile, fits
+from ._ranks import CHECKED, Facts, Ranks, check_setting, failure_of
 from ._step import Step
 
 # So many steps of a key are recorded: the first loads code, so its times are not used.
@@ -44,6 +49,10 @@ LOOK = 16
 WORTH = 0.995
 
 
+# A plan, or why there is none.
+Solved = Tuple[Optional[Plan], Optional[Exception]]
+
+
 class Key:
     """What is known of the steps under one key."""
 
@@ -62,6 +71,17 @@ class Key:
         self.other: Optional[Tuple[Plan, int, float]] = None  # the plan before, its limit and its time
         self.lowered = 0  # times that the library needed more than the limit of a plan
         self.by_library = False  # rows are stashed: the library alone plans
+        self.last: Optional[Facts] = None  # of the last step, that nothing was decided from
+        self.profile: Optional[Profile] = None  # of the last step, if it was recorded
+        self.agreed: Set[Tuple[str, int, str]] = set()  # second passes that all ranks try
+        self.room = 0  # of the budget when the last recorded step began
+        self.small: Optional[TooSmall] = None  # why the library could not follow the plan
+        self.lacks = 0  # bytes that it lacked
+        self.begun = 0  # steps after the plan was settled
+
+    def state(self) -> Tuple[int, str, int]:
+        """Returns what is the same on all ranks that run the same steps."""
+        return self.recorded, "recorded" if self.plan is None else self.stage, self.steps
 
     def library_key(self, key: str) -> str:
         """Returns the key under which the library knows steps that follow the plan."""
@@ -72,23 +92,69 @@ class Planner:
     """Makes the plans of a runtime with a budget."""
 
     def __init__(self, runtime: Any, budget: Budget, ranks: Any) -> None:
-        self._runtime, self._budget, self._ranks = runtime, budget, ranks
+        self._runtime, self._budget, self._setting = runtime, budget, check_setting(ranks)
+        self._found: Optional[Ranks] = None
         self.units = Units(runtime)
         self.keys: Dict[str, Key] = {}
         self._refused: Dict[str, str] = {}  # kinds of cheap tensors that are kept, and why
 
-    def known(self, key: str) -> Optional[Key]:
-        """Returns what is known of a key whose steps are planned here, or None if the library
-        alone plans them: without blocks, and with rows."""
-        if not self.units.list:
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that agree with this one. Which they are is known when models are attached."""
+        if self._found is None:
+            models = [a.model for a in self._runtime._attached if a.model is not None]
+            self._found = Ranks(self._setting, models, self._runtime.device)
+        return self._found
+
+    def begin(self, key: str) -> Optional[Key]:
+        """Begins a step: returns what is known of a key whose steps are planned here, or None if
+        the library alone plans them: without blocks, and with rows. If several ranks agree, this
+        is where they do."""
+        if not self.units.list and not self.ranks.several:
             return None
         known = self.keys.setdefault(key, Key())
+        if known.by_library:
+            return None
+        if self.ranks.several:
+            settled = known.plan is not None and known.stage == "settled"
+            known.begun = known.begun + 1 if settled else 0
+            if not settled or known.begun % CHECKED == 0:
+                mine, known.last = known.last or Facts(key, None), None
+                error = self._budget.exceeded()
+                failure = None if error is None else failure_of(error)
+                self._conclude(key, known, mine._replace(state=known.state(), fits=self._fits(known), failure=failure), error)
         return None if known.by_library else known
+
+    def _end(self, key: str, known: Key, facts: Facts) -> None:
+        """Ends a step of which there are facts."""
+        if not self.ranks.several:
+            self._conclude(key, known, facts._replace(state=known.state()))
+            return
+        if known.last is not None:  # of a settled plan: the step that exceeded most
+            facts = facts._replace(change=min(facts.change, known.last.change), lacks=max(facts.lacks, known.last.lacks))
+        known.last = facts
+
+    def _conclude(self, key: str, known: Key, mine: Facts, error: Optional[BudgetError] = None) -> None:
+        """Draws the conclusions of a step. Every rank comes here with the same state."""
+        all = self.ranks.facts(mine, error)
+        tried = [set(f.fits) for f in all if f.fits is not None]
+        if len(tried) == len(all):
+            known.agreed = set.intersection(*tried)
+        if any(f.by_library for f in all):
+            known.by_library, known.plan, known.profile = True, None, None
+            self._rewrap()
+        elif any(not f.learnt for f in all):
+            known.profile = None
+        elif known.plan is None:
+            self._plan(key, known, all)
+        else:
+            self._advance(key, known, mine, all)
 
     def changed(self) -> None:
         """Forgets all plans, because there are other models."""
         self.units.unwrap()
         self.keys.clear()
+        self._found = None
 
     def stats(self) -> Dict[str, Any]:
         """Returns what was planned, by key."""
@@ -120,69 +186,105 @@ class Planner:
         """Returns how much of the budget a recorded step leaves for second forward passes."""
         return 3 * known.largest
 
-    def record(self, step: Step) -> Profile:
+    def record(self, known: Key, step: Step) -> Profile:
         rt = self._runtime
-        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused)
+        known.room = self._budget.room()
+        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None)
         self.units.wrap_all()
         rt._now = Recording(step, profile)
         return profile
 
+    def _fits(self, known: Key) -> Optional[FrozenSet[Tuple[str, int, str]]]:
+        """Returns the second passes that can be tried in the next recorded step: there was room
+        for them in the last one, and the room did not shrink, by an optimiser for example."""
+        if known.profile is None:
+            return None
+        less = max(known.room - self._budget.room(), 0)
+        status = {u.name: (u.whole, u.lean) for u in self.units.list}
+        fit = [call for call, (need, room) in known.profile.rooms.items() if fits(need, room - less)]
+        return frozenset((name, number, what) for name, number in fit for what, can in zip(("whole", "lean"), status.get(name, (False, False))) if can is not False)
+
     def learn(self, key: str, known: Key, step: Step, profile: Profile) -> None:
-        """Learns from a recorded step, and makes a plan once there are enough of them."""
+        """Learns from a recorded step."""
         profile.close()
         if step.used_rows or not profile.calls:
-            known.by_library = True
-            self._rewrap()
+            self._end(key, known, Facts(key, None, by_library=True))
             return
+        known.largest, known.profile = profile.largest(), profile
+        # What the library does not count is part of the plan, and of everything else if that is
+        # measured.
+        untold = sum(profile.untold.values()) if self._budget.measures else 0
+        known.limit = max(self._budget.limit_of(key) + untold - self._budget.size // CAUTION, 1)
+        known.outside = profile.most_outside()
+        self._end(key, known, Facts(key, None, learnt=True, units={u.name: (u.whole, u.lean) for u in self.units.list}))
+
+    def _plan(self, key: str, known: Key, all: List[Facts]) -> None:
+        """Makes a plan once there are enough recorded steps."""
+        profile, known.profile = known.profile, None
         known.recorded += 1
-        known.largest = profile.largest()
         if known.recorded < RECORDED:
             return
-        known.measured = measured(profile, self.units.list)
-        # What the library does not count is part of everything else, and part of the plan.
-        known.limit = max(self._budget.limit_of(key) + sum(profile.untold.values()) - self._budget.size // CAUTION, 1)
-        known.outside = profile.most_outside()
-        if not self._adopt(key, known, self._solve(known, False)):
+        for u in self.units.list:
+            said = [f.units[u.name] for f in all if u.name in f.units]
+            if not said:
+                continue
+            u.whole, u.lean = (None if None in of and False not in of else False not in of for of in zip(*said))
+            if not u.whole and not u.why and self.ranks.several:
+                u.why = "another rank cannot recompute it"
+
+        def first() -> Plan:
+            assert profile is not None
+            known.measured = measured(profile, self.units.list)
+            return self._best(known, False)
+
+        known.stage, known.steps = "recompute", 0
+        if not self._adopt(key, known, self._attempt(first)):
             known.stage = "offload"
             if not self._adopt(key, known, self._solve(known, True)):
                 known.limit += self._budget.size // CAUTION  # it is tight
                 self._adopt(key, known, self._solve(known, True), needed=True)
-        if known.plan is not None and not known.plan.choices and not any(self._gather(False)):
+        assert known.plan is not None
+        if not any(self.ranks.gather(bool(known.plan.choices))):
             known.stage = "settled"
 
     # Plans
 
-    def _solve(self, known: Key, offload: bool) -> Tuple[Optional[Plan], Optional[TooSmall]]:
+    def _best(self, known: Key, offload: bool) -> Plan:
+        return best(known.measured, self._runtime._library.choose, known.limit, offload)
+
+    def _solve(self, known: Key, offload: bool) -> Solved:
+        return self._attempt(lambda: self._best(known, offload))
+
+    def _attempt(self, make: Callable[[], Plan]) -> Solved:
+        """Returns a plan, or why there is none: other ranks must hear of every exception."""
         try:
-            return best(known.measured, self._runtime._library.choose, known.limit, offload), None
+            return make(), None
         except TooSmall as e:
             return None, e
+        except Exception as e:
+            if not self.ranks.several:
+                raise
+            return None, e
 
-    def _adopt(self, key: str, known: Key, solved: Tuple[Optional[Plan], Optional[TooSmall]], needed: bool = False) -> bool:
+    def _adopt(self, key: str, known: Key, solved: Solved, needed: bool = False) -> bool:
         """Follows a plan from the next step on, if all ranks have one. What any rank recomputes
-        all of them do: a second pass of a sharded module gathers it again."""
-        plan, small = solved
-        all = self._gather(None if plan is None else sorted(u.name for u, c in plan.choices.items() if c.whole))
-        if plan is None or any(names is None for names in all):
-            if needed:
-                raise self._budget.explain(small or TooSmall("")) from None
+        all of them do."""
+        plan, why = solved
+        fatal = why is not None and (needed or not isinstance(why, TooSmall))
+        error = self._budget.explain(why) if fatal and isinstance(why, TooSmall) else why if fatal else None
+        names = None if plan is None else ([u.name for u, c in plan.choices.items() if c.whole], [u.name for u, c in plan.choices.items() if c.lean])
+        all = self.ranks.gather((names, None if error is None else failure_of(error)))
+        self.ranks.fail([failure for _, failure in all], error)
+        if plan is None or any(names is None for names, _ in all):
             return False
-        recompute_also(plan, known.measured, {name for names in all for name in names})
+        agree(plan, known.measured, self.units.list, *({name for names, _ in all for name in names[i]} for i in (0, 1)))
         known.plan, known.version = plan, known.version + 1
-        self._budget.expect(known.library_key(key), known.limit - known.outside - self._budget.size // CAUTION)
+        self._expect(key, known)
         self._rewrap()
         return True
 
-    def _gather(self, mine: Any) -> List[Any]:
-        """Returns what every rank has here."""
-        if self._ranks is None:
-            return [mine]
-        import torch.distributed as dist
-
-        group = None if self._ranks is True else self._ranks
-        all: List[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(all, mine, group=group)
-        return all
+    def _expect(self, key: str, known: Key) -> None:
+        self._budget.expect(known.library_key(key), known.limit - known.outside - self._budget.size // CAUTION)
 
     def _rewrap(self) -> None:
         self.units.rewrap(known.plan for known in self.keys.values())
@@ -199,12 +301,11 @@ class Planner:
             step = self._begin(key, known)
         look = known.stage != "settled" or known.followed % LOOK == 0
         if step is None and look:
-            budget.watch(known.stage != "settled")
+            budget.watch(known.stage != "settled", alone=not self.ranks.several)
         plan = known.plan
         assert plan is not None
         clock = _Stopwatch(rt.device) if known.stage != "settled" and known.steps >= STEPS[known.stage] - TIMED else None
         rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused)
-        small: Optional[TooSmall] = None
         try:
             yield
             rt._step = rt._now = None
@@ -212,7 +313,7 @@ class Planner:
                 try:
                     step.end(False)
                 except TooSmall as e:
-                    small = e
+                    self._note(known, e)
             peak = budget.watched(plan.answer["peak"] if step is None else None) if look else 0
         except BaseException as e:
             rt._step = rt._now = None
@@ -229,51 +330,64 @@ class Planner:
         known.followed += 1
         if clock is not None:
             known.times.append(clock.seconds())
-        self._advance(key, known, peak, small)
+        shortest = min(known.times[-TIMED:]) if known.times else 0.0
+        self._end(key, known, Facts(key, None, learnt=True, change=self._change(known, plan, peak), lacks=known.lacks, seconds=shortest))
 
     def _begin(self, key: str, known: Key) -> Optional[Step]:
         """Begins a step of the library that follows a plan, or another plan if the library finds
         that this one does not fit. It returns None if that one offloads nothing."""
-        rt = self._runtime
+        rt, tries = self._runtime, 0
         while known.plan is not None and known.plan.offloads:
             name = known.library_key(key)
-            self._budget.begin(name)
+            self._budget.begin(name, alone=not self.ranks.several)
             step = Step(rt._library, rt.device, rt._least, rt._moves, None, rt._weights, rt._seen, rt._held, self._budget)
             try:
                 rt._library.begin(name, step.stream)
                 return step
             except TooSmall as e:
-                self._lower(key, known, e)
+                self._note(known, e)
+            if not self.ranks.several:
+                self._lower(key, known)
+                continue
+            # The others begin this step with the plan as it is. The library records this one
+            # anew, as far as it keeps to its limit, and the next exchange changes the plan.
+            if tries:
+                return None
+            tries, known.version = tries + 1, known.version + 1
+            self._expect(key, known)
         return None
 
-    def _lower(self, key: str, known: Key, e: TooSmall) -> None:
-        """Makes another plan because the library needs more than its limit: the one before, or
-        one that keeps less."""
+    def _note(self, known: Key, e: TooSmall) -> None:
+        known.small, known.lacks = e, max(e.least - self._runtime._library.usage().limit, 1)
+
+    def _lower(self, key: str, known: Key) -> None:
+        """Makes another plan because the library of a rank needs more than its limit: the one
+        before, or one that keeps less."""
+        small, lacks, known.small, known.lacks = known.small, known.lacks, None, 0
         known.lowered += 1
         if known.other is not None and known.lowered > 2:
             self._settle(key, known, known.other[0], known.other[1])
             return
-        known.limit -= max(e.least - self._runtime._library.usage().limit, known.limit // 64) + 1
-        if known.lowered > 8 or known.limit <= 0:
-            raise self._budget.explain(e) from None
-        if not self._adopt(key, known, self._solve(known, True), needed=known.other is None):
+        solved: Solved = None, small
+        if small is not None:
+            known.limit -= max(lacks, known.limit // 64) + 1
+        if small is None or known.lowered <= 8 and known.limit > 0:
+            solved = self._solve(known, True)
+        if not self._adopt(key, known, solved, needed=known.other is None):
             assert known.other is not None
             self._settle(key, known, known.other[0], known.other[1])
 
-    def _advance(self, key: str, known: Key, peak: int, small: Optional[TooSmall]) -> None:
+    def _advance(self, key: str, known: Key, mine: Facts, all: List[Facts]) -> None:
         """Draws the conclusions of a step that followed a plan."""
-        budget, plan = self._budget, known.plan
+        plan = known.plan
         assert plan is not None
-        if small is not None and self._ranks is None:
-            self._lower(key, known, small)
+        if any(f.lacks for f in all):
+            self._lower(key, known)
             return
         settled = known.stage == "settled"
-        if settled and (self._ranks is not None or peak <= budget.size):
-            return
-        change = self._change(known, plan, peak)
-        if any(self._gather(change != 0)):
-            known.limit = max(known.limit + change, 1)
-            offload = known.stage == "offload" or settled and plan.offloads
+        if any(f.change for f in all):
+            known.limit = max(known.limit + mine.change, 1)
+            offload = known.stage == "offload" or settled and any(self.ranks.gather(plan.offloads))
             if not self._adopt(key, known, self._solve(known, offload)) and not offload:
                 known.stage, known.steps = "offload", 0
                 self._adopt(key, known, self._solve(known, True), needed=True)
@@ -281,25 +395,35 @@ class Planner:
             if known.steps < REFINED:
                 known.steps += 1
             return
+        if settled:
+            return
         known.steps = max(known.steps + 1, REFINED)
         if known.steps < STEPS[known.stage]:
             return
-        took = sum(self._gather(min(known.times[-TIMED:]) if known.times else 0.0))
+        took = sum(f.seconds for f in all)
         if known.stage == "recompute":
-            for m in known.measured:
-                m.calibrate(int(1e9 * min(known.times[-TIMED:])) if known.times else plan.answer["step_ns"], plan.answer["again_ns"])
-            known.other = (plan, known.limit, took)
-            known.limit -= self._budget.size // 64  # copies are not always in time
-            solved = self._solve(known, True)
-            tried = solved[0] is not None and solved[0].offloads and 1e-9 * solved[0].answer["step_ns"] < WORTH * took
-            if any(self._gather(tried)) and self._adopt(key, known, solved):
-                known.stage, known.steps, known.times = "offload", 0, []
-            else:
-                known.stage, known.limit = "settled", known.other[1]
+            self._try_offload(key, known, plan, mine.seconds, took)
         elif known.other is not None and known.other[2] <= took:
             self._settle(key, known, known.other[0], known.other[1])
         else:
             known.stage = "settled"
+
+    def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
+        """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
+        known.other = (plan, known.limit, took)
+        known.limit -= self._budget.size // 64  # copies are not always in time
+
+        def calibrated() -> Plan:
+            for m in known.measured:
+                m.calibrate(int(1e9 * mine) or plan.answer["step_ns"], plan.answer["again_ns"])
+            return self._best(known, True)
+
+        solved = self._attempt(calibrated)
+        better = solved[0] is not None and solved[0].offloads and 1e-9 * solved[0].answer["step_ns"] < WORTH * mine
+        if any(self.ranks.gather(better)) and self._adopt(key, known, solved):
+            known.stage, known.steps, known.times = "offload", 0, []
+        else:
+            known.stage, known.limit = "settled", known.other[1]
 
     def _change(self, known: Key, plan: Plan, peak: int) -> int:
         """Returns by how much the limit should change for the peak to be near the budget. Early
@@ -308,7 +432,7 @@ class Planner:
         slack = size // 128
         if peak > size:
             return size - peak - slack
-        if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
+        if known.stage != "settled" and plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
             return 3 * (size - peak - slack) // 4
         return 0
 

@@ -177,11 +177,20 @@ class Call:
             e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
 
 
+def fits(need: int, room: int) -> bool:
+    """Reports whether there is room to try a second pass: what was saved may have to come back,
+    a second pass makes it again and needs some more."""
+    return 9 * need // 4 <= room
+
+
 class Profile:
     """What is recorded of one step."""
 
-    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str]) -> None:
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None) -> None:
         self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
+        # What is tried: calls for which there is room, or exactly those on which ranks agreed.
+        self.agreed = agreed
+        self.rooms: Dict[Tuple[str, int], Tuple[int, int]] = {}  # by call: the bytes it needs, and the room there was
         self.holder: Holder = step
         # What is tried needs room now, and its memory is not that of later steps.
         self.room, self.pause, self.resume = budget.room, budget.pause, budget.resume
@@ -325,15 +334,21 @@ class Profile:
         attributes = Attributes(unit.module)
         try:
             need = sum(c.entries[i].bytes for c, i in call.all)
-            # What was saved may have to come back, a second pass makes it again and needs some more.
-            if 9 * need // 4 > self.room():
+            room, name = self.room(), (unit.name, call.number)
+            self.rooms[name] = need, room
+            if self.agreed is not None:
+                whole, lean = ((*name, what) in self.agreed for what in ("whole", "lean"))
+            else:
+                whole, lean = fits(need, room) and unit.whole is not False, fits(need, room)
+            if not whole and not lean:
                 return  # another call, or a call of an equal block, is tried instead
             # What was offloaded comes back before anything is timed.
             there = [c.value(i) for c, i in call.all]
             inputs = [call.again[1].again(), [small.input() for small in call.smalls]]
-            if unit.whole is not False:
+            if whole:
                 self.check_whole(call, there)
-            self.check_lean(call)
+            if lean:
+                self.check_lean(call)
             del there, inputs
         except OutOfMemory:
             pass
@@ -361,23 +376,24 @@ class Profile:
         begin = self.clock.stamp()
         got = self.second(call)
         self.whole_times[call] = (begin, self.clock.stamp())
-        unit = call.unit
-        if len(got) != len(call.all):
-            unit.whole, unit.why = False, f"its second forward pass saves {len(got)} tensors and the first saved {len(call.all)}"
-            return
+        unit, count = call.unit, len(got)
         own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
-        different = [i for i, mine in enumerate(own) if mine and not equal(got[i], want[i])]
-        if different:
-            # Kernels that add in any order differ from run to run, with and without this.
-            for _ in range(3):
-                again = self.second(call)
-                if len(again) == len(got) and any(not same(got[i], again[i]) for i in different) and all(near(got[i], again[i]) for i in different):
-                    break
-            else:
-                t = got[different[0]]
-                unit.whole, unit.why = False, f"its second forward pass makes other values ({len(different)} of {len(got)} tensors, the first is {t.dtype} {list(t.shape)})"
-                return
-        if unit.whole is None:
+        others = {i: got[i] for i, mine in enumerate(own) if mine and not equal(got[i], want[i])} if count == len(own) else {}
+        del got
+        # Kernels that add in any order differ from run to run, with and without this. Ranks
+        # that agree run as many passes as others, whatever comes of them.
+        varies = False
+        for _ in range(1 if self.agreed is not None else 3 if others else 0):
+            again = self.second(call)
+            varies = len(again) == count and any(not same(t, again[i]) for i, t in others.items()) and all(near(t, again[i]) for i, t in others.items())
+            if varies:
+                break
+        if count != len(own):
+            unit.whole, unit.why = False, f"its second forward pass saves {count} tensors and the first saved {len(own)}"
+        elif others and not varies:
+            t = next(iter(others.values()))
+            unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {t.dtype} {list(t.shape)})"
+        elif unit.whole is None:
             unit.whole = True
 
     def check_lean(self, call: Call) -> None:

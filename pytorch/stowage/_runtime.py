@@ -71,8 +71,14 @@ class Runtime:
     live         the share of stashed rows that is live, such as 0.5. The first step then has
                  berths for this share. Without it the first step counts rows and stashes none
     recompute    False if a budget may only offload
-    ranks        True, or a process group, if its ranks must agree on what is recomputed, as with
-                 FSDP2: all of them must run the same steps. By default each plans for itself
+    ranks        which ranks agree on what is recomputed under a budget, because a second
+                 forward pass may issue collectives: True for all, False for none, or a
+                 process group. By default the ranks of an attached model agree if it is
+                 wrapped in DistributedDataParallel, sharded by fully_shard() or has DTensors
+                 as parameters. They must attach the same models and run the same steps, with
+                 the same keys in the same order; budgets may differ. What one rank must
+                 recompute all of them do, and a budget that is too small for one is an
+                 error on all of them, when their next step begins
     rank, log    the rank in traces and messages; whether warnings go to standard error
     """
 
@@ -240,7 +246,7 @@ class Runtime:
             raise Error(f"a step is under way{where}; end it before the next one begins")
         _leave_eager()
         planner = None if _capturing(self.device) else self._planner
-        known = planner.known(key) if planner is not None else None
+        known = planner.begin(key) if planner is not None else None
         if planner is not None and known is not None and known.plan is not None:
             with planner.follow(key, known):
                 yield
@@ -263,7 +269,7 @@ class Runtime:
         self._step = step
         pack, unpack, profile = step.pack, step.unpack, None
         if planner is not None and known is not None:
-            profile = planner.record(step)
+            profile = planner.record(known, step)
             pack, unpack = profile.pack_outside, profile.unpack_outside
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

@@ -19,8 +19,8 @@ import torch
 FEW = 16
 
 _lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
-# Modules that draw random numbers, or only hand their input on.
-_never_cheap = ("drop", "identity", "sequential", "parametri")
+# Modules that draw random numbers, wait for other ranks, or only hand their input on.
+_never_cheap = ("drop", "sync", "identity", "sequential", "parametri")
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

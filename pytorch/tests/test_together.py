@@ -4,15 +4,11 @@ without it. SPEC S6.4."""
 
 import contextlib
 import importlib
-import os
 import pathlib
-import subprocess
-import sys
-import tempfile
-import time
 import unittest
 
 from common import DEVICE, plain, runtime, same, stowage, torch, under
+from launch import run_ranks
 from ranks import AROUND, GROUPS, ROWS, Net, W, Watch, compare, moved, settings, steps
 from stowage import _step
 from stowage._record import storage_of
@@ -21,7 +17,6 @@ from zoo import leaf
 from torch.autograd import Variable
 
 FSDP2 = (pathlib.Path(torch.__file__).parent / "distributed" / "fsdp" / "_fully_shard").is_dir()
-HERE = pathlib.Path(__file__).resolve().parent
 
 
 def by_itself(model, last):
@@ -171,36 +166,9 @@ class Parameters(unittest.TestCase):
 
 
 class Ranks(unittest.TestCase):
-    """Each rank is a process; none outlives its time, or another that failed."""
-
-    def run_ranks(self, case, ranks, device="cpu", seconds=60):
-        if not torch.distributed.is_available():
-            self.skipTest("this PyTorch has no torch.distributed")
-        env = dict(os.environ, STOWAGE_DEVICE=device)
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
-            out = [files.enter_context(open(f"{folder}/rank-{r}.txt", "w+")) for r in range(ranks)]
-            all = [
-                subprocess.Popen([sys.executable, str(HERE / "ranks.py"), case, str(r), str(ranks), folder], env=env, stdout=f, stderr=subprocess.STDOUT)
-                for r, f in enumerate(out)
-            ]
-            end = time.monotonic() + seconds
-            try:
-                while any(p.poll() is None for p in all) and not any(p.returncode for p in all) and time.monotonic() < end:
-                    time.sleep(0.05)
-                time.sleep(0.5 if any(p.returncode for p in all) else 0)  # the others say why
-            finally:
-                for p in all:
-                    if p.poll() is None:
-                        p.kill()
-                    p.wait()
-            said = []
-            for f in out:
-                f.seek(0)
-                said.append(f.read())
-            for p, text in zip(all, said):
-                self.assertEqual(0, p.returncode, f"{case} on {device}, after at most {seconds} s:\n" + "\n".join(t[-3000:] for t in said))
-                self.assertGreaterEqual(text.count(": equal, "), 6)
+    def run_ranks(self, case, ranks, device="cpu"):
+        for text in run_ranks(self, "ranks.py", case, ranks, device):
+            self.assertGreaterEqual(text.count(": equal, "), 6)
 
     def test_ddp(self):
         self.run_ranks("ddp", 2)

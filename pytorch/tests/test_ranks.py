@@ -1,0 +1,50 @@
+"""Plans of several ranks: they recompute the same blocks, whatever their budgets and speeds, and
+none waits for another that failed. SPEC S8.1."""
+
+import pathlib
+import unittest
+
+from common import DEVICE, runtime, stowage, torch
+from launch import run_ranks
+
+FSDP2 = (pathlib.Path(torch.__file__).parent / "distributed" / "fsdp" / "_fully_shard").is_dir()
+
+
+@unittest.skipUnless(DEVICE == "cpu", "ranks of this test compute on the CPU")
+class Ranks(unittest.TestCase):
+    def check(self, case, lines=1):
+        for said in run_ranks(self, "ranks_planned.py", case, 2):
+            self.assertEqual(lines, said.count(": equal"), said)
+
+    def test_results_are_those_of_steps_without_it(self):
+        self.check("budgets,speeds,accumulation,collectives,alone", 7)
+
+    def test_failures_and_disagreement(self):
+        self.check("too_small,keys,rows,unequal", 8)
+
+    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard")
+    def test_fsdp2(self):
+        self.check("fsdp", 6)
+
+
+class Setting(unittest.TestCase):
+    def test_wrong_values(self):
+        for given in (3, "all", [0, 1], torch):
+            with self.subTest(given=given), self.assertRaisesRegex(stowage.Error, "^ranks: expected True, False or a process group"):
+                with runtime("budget", ranks=given):
+                    pass
+
+    def test_without_a_process_group(self):
+        model = torch.nn.Linear(4, 4)
+        for given in (None, False):
+            with runtime("budget", ranks=given) as rt:
+                rt.attach(model)
+                with rt.step():
+                    model(torch.randn(4, 4)).sum().backward()
+        with runtime("budget", ranks=True) as rt, self.assertRaisesRegex(stowage.Error, "there is no process group; call"):
+            with rt.step():
+                pass
+
+
+if __name__ == "__main__":
+    unittest.main()
