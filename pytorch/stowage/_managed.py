@@ -6,6 +6,7 @@ the instance. Everything else runs as if the runtime were not there.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import threading
 import types
@@ -14,7 +15,7 @@ from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Seq
 import torch
 
 from . import _units
-from ._again import IN_PLACE, Holder, Lean, Whole, hooks, state
+from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._plan import KEEP, Choice, Plan
 from ._profile import Profile, Unit
 
@@ -45,13 +46,15 @@ class Wrapped:
     # A copy of the model is a plain one.
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        copy = memo.get(id(self.module))
-        if copy is None or self.had:
-            return self.forward
-        return types.MethodType(type(copy).forward, copy)
+        other = memo.get(id(self.module))
+        if other is None or self.had:
+            return copy.deepcopy(self.forward, memo)
+        return types.MethodType(type(other).forward, other)
 
     def __reduce__(self) -> Any:
-        return types.MethodType, (type(self.module).forward, self.module)
+        if self.had:
+            return copy.copy, (self.forward,)
+        return getattr, (self.module, self.attribute)
 
 
 class Units:
@@ -95,7 +98,8 @@ class Units:
         want = {u.module: u for u in units}
         if cheap:
             inside = {m for u in units for m in u.module.modules()}
-            small = [m for m in self.cheap if m in inside and "_stowage_not_cheap" not in m.__dict__ and m not in want]
+            dear = {m for u in self.list for m in u.not_cheap}
+            small = [m for m in self.cheap if m in inside and m not in dear and m not in want]
         else:
             small = []
         for m in [m for m in self._wrapped if m not in want and m not in small]:
@@ -156,6 +160,10 @@ class Recording:
         step = self.step
         if step.on_other_stream():
             return forward(*args, **kwargs)
+        if in_checkpoint():  # which counts what is saved, now and when it runs the block again
+            u.whole, u.lean, u.left_alone = False, False, True
+            u.why = "torch.utils.checkpoint recomputes it"
+            return forward(*args, **kwargs)
         return self.profile.forward(u, forward, args, kwargs)
 
 
@@ -167,6 +175,8 @@ class Following:
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if u.left_alone:
+            return forward(*args, **kwargs)
         choice = self.plan.choices.get(u, KEEP)
         step = self.step
         if step is not None:

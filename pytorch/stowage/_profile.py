@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Lean, Random, Small, collect, hooks, recipe, state
+from ._again import Holder, Lean, Random, Small, collect, hooks, in_checkpoint, recipe, state
 from ._record import Kept, storage_of, version_of
 from ._units import Attributes
 
@@ -77,6 +77,8 @@ class Unit:
         self.whole: Optional[bool] = None
         self.lean: Optional[bool] = None
         self.why = ""  # it cannot be recomputed
+        self.left_alone = False  # something else recomputes it
+        self.not_cheap: Set[torch.nn.Module] = set()  # modules inside that look cheap
         self.changes = 0  # calls that changed attributes; the first may fill a cache
 
 
@@ -438,7 +440,10 @@ class _Recorded:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         call = self.to
-        if call.small is not None or type(module).__name__ in call.profile.refused:
+        if call.small is not None or type(module).__name__ in call.profile.refused or module in call.unit.not_cheap:
+            return forward(x)
+        if in_checkpoint():
+            call.unit.not_cheap.add(module)
             return forward(x)
         version, drawn = version_of(x), Random(call.profile.device)
         small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least)
@@ -457,7 +462,7 @@ class _Recorded:
             return y
         for entry in call.entries[first:]:
             entry.small = None
-        module.__dict__["_stowage_not_cheap"] = True
+        call.unit.not_cheap.add(module)
         return y
 
 

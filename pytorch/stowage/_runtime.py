@@ -42,6 +42,8 @@ def _in_child() -> None:
     for rt in list(_open.values()):
         if rt._step is not None:
             rt._step.disown()
+        if rt._now is not None:
+            rt._now.thread = -1
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -310,10 +312,10 @@ class Runtime:
     def end_step(self, error: Optional[BaseException] = None) -> None:
         """Ends the step that begin_step() began, or abandons it if there is an error. It may
         raise another error in place of that one, which says more; it does not raise that one."""
-        step = self._begun
-        if step is None or self._step is None:
+        step, under_way = self._begun, self._now or self._step
+        if step is None or under_way is None:
             raise Error("end_step() has no step to end; call begin_step() before the passes")
-        if self._step.thread != threading.get_ident():
+        if under_way.thread != threading.get_ident():
             raise Error("end_step() is called in another thread than begin_step(); call both in one")
         self._begun = None
         step.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)

@@ -1,0 +1,437 @@
+"""Plans beside what else people do in a step, and what plans leave behind. SPEC S8.1."""
+
+import contextlib
+import copy
+import gc
+import io
+import pickle
+import threading
+import unittest
+import weakref
+
+from blocks import PLANS, Block, Layer, Stack, any_plan, choices, force, one_pass, planned, stack, train
+from common import runtime, same, stowage, torch
+from stowage import _again
+from stowage._planned import RECORDED
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+SETTLED = RECORDED + 1
+EVERY = [*PLANS, "1", "2"]
+
+
+def in_a_thread(model, i):
+    """Like one_pass, with the backward pass in a thread of its own, as on a GPU."""
+    loss = model(torch.randn(3, 4, 8)).square().mean()
+    t = threading.Thread(target=loss.backward)
+    t.start()
+    t.join()
+    return loss
+
+
+class Simple(nn.Module):
+    """A block that autocast on the CPU accepts."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+class Fails(Block):
+    mode = None
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.mode == "forward" or self.mode == "again" and _again.state.again:
+            raise ValueError("it fails")
+        if self.mode == "backward":
+            y.register_hook(self.fail)
+        return y
+
+    def fail(self, grad):
+        raise ValueError("it fails")
+
+
+class Compared(unittest.TestCase):
+    def compare(self, want, got):
+        self.assertEqual(len(want), len(got))
+        for i, (a, b) in enumerate(zip(want, got)):
+            self.assertEqual(len(a), len(b))
+            for j, (x, y) in enumerate(zip(a, b)):
+                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")
+
+    def every_plan(self, model, step=one_pass, fine=(False,), plans=EVERY, steps=RECORDED + 2):
+        want = train(model, step, steps)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        for parts in fine:
+            for name in plans:
+                with self.subTest(plan=name, fine=parts):
+                    model.load_state_dict(state)
+                    with planned(model, any_plan(name) if name.isdigit() else name, parts) as rt:
+                        self.compare(want, train(model, step, steps, rt))
+
+    def assert_clean(self, model):
+        for m in model.modules():
+            self.assertEqual([], [name for name in m.__dict__ if "stowage" in name or name == "forward"], type(m))
+            self.assertEqual(0, len(m._forward_hooks) + len(m._forward_pre_hooks))
+
+
+class Nested(Compared):
+    def test_checkpoints_around_blocks(self):
+        for reentrant in (False, True):
+            def step(model, i):
+                x = model.first(torch.randn(3, 4, 8))
+                for block in model.blocks:
+                    x = checkpoint(block, x, use_reentrant=reentrant)
+                loss = model.last(x).square().mean()
+                # The backward pass of a GPU runs in a thread of its own.
+                t = threading.Thread(target=loss.backward)
+                t.start()
+                t.join()
+                return loss
+
+            with self.subTest(reentrant=reentrant):
+                self.every_plan(stack(Layer, 2), step, (False, True), ["lean", "whole", "offload", "1"])
+
+    def test_checkpoints_inside_of_blocks(self):
+        class Inside(Block):
+            reentrant = False
+
+            def forward(self, x):
+                return x + checkpoint(lambda t: self.down(torch.dropout(self.act(self.up(t)), 0.2, True)), self.norm(x), use_reentrant=self.reentrant)
+
+        class Reentrant(Inside):
+            reentrant = True
+
+        for block in (Inside, Reentrant):
+            with self.subTest(block=block.__name__):
+                self.every_plan(stack(block), in_a_thread, plans=["lean", "whole", "offload", "1"])
+
+    def test_autocast(self):
+        def step(model, i):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(3, 4, 8)).float().square().mean()
+                if i % 2:
+                    loss.backward()
+            if not i % 2:
+                loss.backward()
+            return loss
+
+        self.every_plan(stack(Simple), step)
+
+    def test_evaluation(self):
+        def step(model, i):
+            x = torch.randn(3, 4, 8)
+            with torch.no_grad():
+                before = model(x)
+            loss = model(x).square().mean()
+            with torch.inference_mode():
+                during = model(x).clone()
+            model.eval()
+            loss = loss + model(x).mean()
+            model.train()
+            loss.backward()
+            return loss, before, during.sum().item() * torch.ones(1)
+
+        model = stack(Layer, 2)
+        self.every_plan(model, step, (False, True), ["lean", "whole", "1"])
+
+    def test_backward_twice(self):
+        def step(model, i):
+            x = torch.randn(3, 4, 8).requires_grad_()
+            y = model(x)
+            g, = torch.autograd.grad(y.sum(), x, retain_graph=True)
+            y.square().mean().backward(retain_graph=True)
+            y.sin().sum().backward()
+            return g, x.grad
+
+        self.every_plan(stack(Layer, 2), step, (False, True), steps=RECORDED + 4)
+
+    def test_differentiated_twice(self):
+        def step(model, i):
+            x = torch.randn(3, 4, 8).requires_grad_()
+            g, = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            g.square().sum().backward()
+            return g, x.grad
+
+        self.every_plan(stack(Layer, 2), step, (False, True))
+
+    def test_microbatches(self):
+        def step(model, i):
+            losses = []
+            for k in range(3):
+                losses.append(model(torch.randn(3, 4, 8)).square().mean())
+                if k % 2:
+                    losses[-1].backward()
+            losses[0].backward()
+            losses[2].backward()
+            return losses
+
+        self.every_plan(stack(Layer, 2), step, (False, True))
+
+    def test_blocks_that_are_not_called_or_often(self):
+        def step(model, i):
+            x = model.first(torch.randn(3, 4, 8))
+            for k in ([0, 0, 2, 0, 3], [2, 1, 1], [3, 3, 3])[i % 3]:
+                x = model.blocks[k](x)
+            loss = model.last(x).square().mean()
+            loss.backward()
+            return loss
+
+        self.every_plan(stack(), step, steps=8)
+
+    def test_frozen_blocks(self):
+        model = stack(Layer, 3)
+        model.first.requires_grad_(False)
+        model.blocks[0].requires_grad_(False)
+        model.blocks[2].requires_grad_(False)
+        self.every_plan(model, fine=(False, True))
+
+    def test_without_backward(self):
+        def step(model, i):
+            loss = model(torch.randn(3, 4, 8)).square().mean()
+            if i != 3:
+                loss.backward()
+            return loss
+
+        self.every_plan(stack(), step, steps=6)
+
+    def test_keys_in_turns(self):
+        model = stack(Layer, 2)
+        short, long = (lambda n: lambda model, i: one_pass_of(model, n))(2), (lambda n: lambda model, i: one_pass_of(model, n))(5)
+
+        def turns(rt):
+            torch.manual_seed(2)
+            out = []
+            for i in range(2 * SETTLED + 4):
+                model.zero_grad(set_to_none=True)
+                with rt.step("ab"[i % 2]) if rt is not None else contextlib.nullcontext():
+                    loss = (short, long)[i % 2](model, i)
+                out.append([loss, *(p.grad.clone() for p in model.parameters())])
+            return out
+
+        want = turns(None)
+        with planned(model) as rt:
+            plans = iter(["whole", "lean, offload"] * 9)
+            last = {}
+
+            def choose(request):
+                if not request["offload"]:
+                    raise stowage._errors.TooSmall("")
+                name = last.setdefault(len(rt._planner.keys["a"].measured) + 2 * len(rt._planner.keys["b"].measured), None) or next(plans)
+                choices = [PLANS[name].get(u["name"], "keep") for u in request["units"]]
+                from blocks import answer
+
+                return answer(request, [c if c != "recompute" or u["recompute_ns"] else "keep" for c, u in zip(choices, request["units"])])
+
+            rt._library.choose = choose
+            self.compare(want, turns(rt))
+            self.assertTrue(choices(rt, "a"))
+            self.assertTrue(choices(rt, "b"))
+
+    def test_threads(self):
+        """Another thread uses the model in the middle of a step."""
+        model = stack(Layer, 2)
+        x = torch.randn(3, 4, 8)
+        model.eval()
+        y = model(x)
+        want = torch.autograd.grad(y.sum(), list(model.parameters()))
+        got = []
+
+        def step(model, i):
+            loss = model(x).square().mean()
+            t = threading.Thread(target=lambda: got.append(torch.autograd.grad(model(x).sum(), list(model.parameters()))))
+            t.start()
+            t.join()
+            loss.backward()
+            return loss
+
+        for name in ("lean", "whole", "whole, offload"):
+            with self.subTest(plan=name), planned(model, name) as rt:
+                for i in range(SETTLED + 1):
+                    with rt.step():
+                        step(model, i)
+                    self.assertTrue(all(same(a, b) for a, b in zip(want, got.pop())))
+
+
+def one_pass_of(model, n):
+    loss = model(torch.randn(n, 4, 8)).square().mean()
+    loss.backward()
+    return loss
+
+
+class Failures(Compared):
+    def test_exceptions(self):
+        for where in ("forward", "backward", "again"):
+            for name in ("whole", "whole, offload", "lean, offload"):
+                if where == "again" and name == "lean, offload":
+                    continue
+                with self.subTest(where=where, plan=name):
+                    model = stack(Fails)
+                    want = train(model, one_pass, 6)
+                    with planned(model, name) as rt:
+                        got = train_with_failures(model, where, rt, self)
+                        self.compare(want, got)
+
+    def test_end_step_in_planned_steps(self):
+        model = stack()
+        want = train(model, one_pass, 4)
+        for name in ("whole", "whole, offload"):
+            model = stack()
+            with self.subTest(plan=name), planned(model, name) as rt:
+                class Begun:
+                    def __enter__(self):
+                        rt.begin_step()
+
+                    def __exit__(self, *e):
+                        rt.end_step(e[1])
+
+                class Wrapper:
+                    step = staticmethod(lambda key: Begun())
+
+                self.compare(want, train(model, one_pass, 4, Wrapper))
+                with self.assertRaisesRegex(stowage.Error, "no step to end"):
+                    rt.end_step()
+
+
+def train_with_failures(model, where, rt, case):
+    """Trains, with a step that fails before every other one."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    out = []
+    for i in range(6):
+        state = torch.get_rng_state()
+        if i >= SETTLED or where != "again":
+            model.blocks[1].mode = where
+            with case.assertRaisesRegex(Exception, "it fails"), rt.step():
+                one_pass(model, i)
+            model.blocks[1].mode = None
+            case.assertIsNone(rt._now)
+        torch.set_rng_state(state)
+        optimizer.zero_grad(set_to_none=True)
+        with rt.step():
+            loss = one_pass(model, i)
+        out.append([t.detach().clone() for t in [loss, *(p.grad for p in model.parameters()), torch.get_rng_state()]])
+        optimizer.step()
+    return out
+
+
+class Copies(Compared):
+    def check_plain(self, model):
+        for m in model.modules():
+            self.assertEqual([], [name for name in m.__dict__ if "stowage" in name])
+            f = m.__dict__.get("forward")
+            self.assertNotIn("stowage", type(f).__module__ or "")
+            self.assertIs(m, getattr(f, "__self__", m))
+
+    def test_copies_are_plain(self):
+        model = stack(lambda: Block(act=lambda: nn.ReLU(inplace=True)))
+        model.blocks[0].forward = model.blocks[0].forward  # as others replace it
+        for name in ("lean", "whole", "whole, offload"):
+            with self.subTest(plan=name), planned(model, name) as rt:
+                train(model, one_pass, SETTLED, rt)
+                self.assertTrue(any(type(m.__dict__.get("forward")).__name__ == "Wrapped" for m in model.modules()))
+                held = io.BytesIO()
+                torch.save(model.blocks[1], held)
+                held.seek(0)
+                loaded = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(held)]
+                for m in loaded:
+                    self.check_plain(m)
+                x = torch.randn(2, 4, 8)
+                self.assertTrue(same(model(x), loaded[0](x)))
+                self.assertTrue(same(model(x), loaded[1](x)))
+                self.assertTrue(same(model.blocks[1](x), loaded[2](x)))
+                with torch.no_grad():  # a copy has weights of its own
+                    loaded[0].blocks[0].up.weight.zero_()
+                    loaded[1].blocks[0].up.weight.zero_()
+                self.assertTrue(same(loaded[0](x), loaded[1](x)))
+                self.assertFalse(same(model(x), loaded[0](x)))
+                self.assertEqual(set(stack().state_dict()), set(model.state_dict()))
+            self.check_plain(model)
+
+    def test_detach_and_attach(self):
+        model = stack()
+        with runtime("fake-a", policy=None, budget="1GiB") as rt:
+            force(rt, lambda _: "whole")
+            for _ in range(3):
+                a = rt.attach(model)
+                train(model, one_pass, SETTLED, rt)
+                self.assertTrue(choices(rt))
+                a.detach()
+                self.assert_clean(model)
+                train(model, one_pass, 1, rt)
+
+    def test_close_in_the_middle(self):
+        for name in ("keep", "whole", "whole, offload"):
+            for steps in (0, RECORDED - 1, SETTLED):
+                for backward in (False, True):
+                    with self.subTest(plan=name, steps=steps, backward=backward):
+                        model = stack()
+                        with planned(model, name, kind="budget") as rt:
+                            train(model, one_pass, steps, rt)
+                            with contextlib.suppress(stowage.Error), rt.step():
+                                loss = model(torch.randn(3, 4, 8)).sum()
+                                rt.close()
+                                if backward:
+                                    loss.backward()
+                            self.assert_clean(model)
+                            with self.assertRaisesRegex(stowage.Error, "closed"):
+                                train(model, one_pass, 1, rt)
+                        self.assert_clean(model)
+
+
+class Left(Compared):
+    def test_nothing_stays_on_modules(self):
+        """In-place activations are no cheap modules, which is noted while steps are recorded."""
+        model = stack(lambda: Block(act=lambda: nn.ReLU(inplace=True)))
+        with planned(model, "lean") as rt:
+            train(model, one_pass, SETTLED, rt)
+        self.assert_clean(model)
+
+    def test_no_hooks_if_everything_is_kept(self):
+        model = stack(Layer, 2)
+        packed = []
+        with planned(model, "keep", kind="budget") as rt:
+            train(model, one_pass, SETTLED, rt)
+            self.assert_clean(model)
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t), rt.step():
+                one_pass(model, 0)
+        self.assertGreater(len(packed), 20)  # hooks of the runtime would have been called in their place
+
+    def test_tensors_die_with_the_graph(self):
+        for name in EVERY:
+            for backward in (True, False):
+                with self.subTest(plan=name, backward=backward):
+                    model = stack(Layer, 2)
+                    with planned(model, any_plan(name) if name.isdigit() else name) as rt:
+                        for i in range(SETTLED + 2):
+                            alive = []
+
+                            def note(m, args, out):
+                                alive.append(weakref.ref(out))
+
+                            handles = [m.register_forward_hook(note) for m in model.modules()]
+                            gc.collect()
+                            gc.disable()
+                            try:
+                                with rt.step():
+                                    loss = model(torch.randn(3, 4, 8)).square().mean()
+                                    if backward:
+                                        loss.backward()
+                                    del loss
+                                    if i >= RECORDED:
+                                        self.assertEqual([], [r() is None for r in alive if r() is not None])
+                                self.assertEqual([], [1 for r in alive if r() is not None], f"step {i}")
+                                found = [x for x in gc.get_objects() if isinstance(x, (_again.Whole, _again.Lean, _again.Small))]
+                                self.assertEqual([], found)
+                            finally:
+                                gc.enable()
+                                for h in handles:
+                                    h.remove()
+
+
+if __name__ == "__main__":
+    unittest.main()
