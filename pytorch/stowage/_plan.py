@@ -282,7 +282,8 @@ def settle(units: Iterable[Unit]) -> None:
         for u in units:
             if getattr(u, attribute) is None:
                 seen = by_class[type(u.module)]
-                setattr(u, attribute, True in seen and False not in seen)
+                if True in seen or False in seen:  # else there was nothing to try
+                    setattr(u, attribute, False not in seen)
 
 
 def measured(profile: Profile, units: Sequence[Unit]) -> List[Measured]:
