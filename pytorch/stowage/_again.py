@@ -489,6 +489,7 @@ class Lean:
         with hooks(small.pack, small.unpack):
             y = forward(x)
         if version_of(x) != version:
+            small.x = None  # which leads to itself now
             raise Error(f"{type(module).__name__} writes to its input and did not when its block was recorded; give keep=[the name of the block] to attach()")
         small.hold()
         if type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view():
