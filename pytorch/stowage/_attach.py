@@ -70,16 +70,17 @@ _containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
 _plain = (torch.Tensor, torch.nn.Parameter)
 
 
-def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]], needed: bool = True) -> Dict[torch.nn.Module, str]:
-    """Returns the group of each module that has one. It raises an error if a pattern matches
-    no module. If groups are not needed, only given patterns make some."""
+def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]], needed: bool = True, known: bool = True) -> Dict[torch.nn.Module, str]:
+    """Returns the group of each module that has one: by the given patterns, or else by known
+    names if these are to be used. It raises an error if a pattern matches no module, and if
+    groups are needed and there are none."""
     if not isinstance(model, torch.nn.Module):
         raise Error(f"attach: expected a torch.nn.Module, got {type(model).__name__}")
     if groups is not None and not isinstance(groups, Mapping):
         raise Error(f"expected a dictionary as groups, got {groups!r}; give one such as {{\"*.mlp\": \"mlp\"}}, for modules of {listed(model)}")
     if groups is not None and not groups:
         raise Error(f"groups={{}} is empty; give patterns for modules of {listed(model)}, or no groups for a well-known model")
-    if groups is None and not needed:
+    if groups is None and not known:
         return {}
     patterns = KNOWN if groups is None else [(p, group_name(g)) for p, g in groups.items()]
     found: Dict[torch.nn.Module, str] = {}
@@ -93,7 +94,7 @@ def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]], needed:
     missed = [] if groups is None else [p for p in groups if p not in used]
     if missed:
         raise Error(f"groups: {missed[0]!r} matches no module; the modules are {listed(model)}")
-    if not found:
+    if not found and needed:
         raise Error(f"attach: no module has a known name; give groups={{pattern: group}} for modules of {listed(model)}")
     return found
 

@@ -63,11 +63,11 @@ def add_to_error(e: BaseException, runtime: Any, step: Any) -> None:
     be called before the step ends: until then the frames of the exception hold the graph,
     and the graph holds what is saved."""
     try:
-        sentence = _out_of_memory(e, step.raised)
+        sentence = _out_of_memory(e, step.raised if step is not None else None)
         if not sentence:
             return
         text = str(of_runtime(runtime, step, sentence))
-        if step.raised is not None:
+        if step is not None and step.raised is not None:
             step.raised += "\n" + text
         if hasattr(e, "add_note"):
             e.add_note(text)

@@ -150,6 +150,16 @@ class Planner:
         else:
             self._advance(key, known, mine, all)
 
+    def leave(self, key: str) -> None:
+        """Leaves the steps of a key to the library alone."""
+        self.keys.setdefault(key, Key()).by_library = True
+
+    def check_capture(self, key: str) -> None:
+        """Raises an error if a step that is captured has a plan that the library does not know."""
+        known = self.keys.get(key)
+        if known is not None and not known.by_library:
+            raise Error(f"steps under key {key!r} are planned with recomputation, which cannot be captured; use rt.graph(), or Runtime(recompute=False)")
+
     def changed(self) -> None:
         """Forgets all plans, because there are other models."""
         self.units.unwrap()
@@ -317,8 +327,8 @@ class Planner:
             peak = budget.watched(plan.answer["peak"] if step is None else None) if look else 0
         except BaseException as e:
             rt._step = rt._now = None
+            _explain.add_to_error(e, rt, step)
             if step is not None:
-                _explain.add_to_error(e, rt, step)
                 with contextlib.suppress(Exception):  # the first exception says more
                     if not step.over:
                         step.end(True)

@@ -178,7 +178,7 @@ class Runtime:
             raise Error("attach() is called inside of a step; call it before `with rt.step():`")
         if isinstance(keep, str):
             raise Error(f"keep: expected a list of patterns, got {keep!r}; give keep=[{keep!r}]")
-        found = matches(model, groups, needed=self._budget is None)
+        found = matches(model, groups, self._budget is None, self._planner is None)
         known = set(found.values()) | {name for a in self._attached for name in a.names} | self._seen | set(NAMES) | {OTHER}
         for name in self.policy or {}:
             # A name may be used in group() only: that shows when the first step ends.
@@ -247,7 +247,10 @@ class Runtime:
             where = "" if under_way.thread == threading.get_ident() else " in another thread"
             raise Error(f"a step is under way{where}; end it before the next one begins")
         _leave_eager()
-        planner = None if _capturing(self.device) else self._planner
+        planner = self._planner
+        if planner is not None and _capturing(self.device):
+            planner.check_capture(key)
+            planner = None
         known = planner.begin(key) if planner is not None else None
         if planner is not None and known is not None and known.plan is not None:
             with planner.follow(key, known):
@@ -366,6 +369,8 @@ class Runtime:
         """Captures a step that calls fn(*args) into a CUDA graph. The result is called like fn
         and replays the graph. On the CPU every call runs the step; see run()."""
         self._callable(fn, "graph")
+        if self._planner is not None:
+            self._planner.leave(key)  # a capture follows a plan of the library
         if self.device.type != "cuda":
             return lambda *now: self.run(fn, *now, key=key, restore=restore)
         return _rerun.Graph(self, fn, args, key, restore)

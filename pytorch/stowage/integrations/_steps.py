@@ -106,7 +106,7 @@ class Steps:
         """Abandons the step that is under way, if there is one. It may raise an error that says
         more than the given one."""
         runtime, self._open = self._open, None
-        if runtime is None or runtime._step is None:
+        if runtime is None or runtime._now is None and runtime._step is None:
             return  # the runtime was closed meanwhile
         if error is not None:
             runtime.end_step(error)
