@@ -112,6 +112,7 @@ class Budget:
         self.other = 0  # bytes of everything else at its peak, in the last step
         self.peak = 0  # of the process, as far as it was read
         self.step_peak = 0  # the same in the last step
+        self.asked = 0  # the limit of saved tensors that a plan was last made for
         self.outside = 0  # peak before the last step that began above the budget
 
     def exceeded(self) -> Optional[BudgetError]:
@@ -328,6 +329,9 @@ class Budget:
         if saved:
             held["saved tensors that must be on the device at once"] = saved
         least = self._least(other, saved)
+        return self._error(least, held)
+
+    def _error(self, least: int, held: Dict[str, int]) -> BudgetError:
         parts = ", ".join(f"{what} {human(n)}" for what, n in held.items())
         return BudgetError(
             f"a budget of {human(self.size)} is too small: this step needs at least {human(least)} ({least} bytes): {parts}; raise the budget, shard the model, or make the batch smaller",

@@ -260,6 +260,7 @@ class Planner:
     # Plans
 
     def _best(self, known: Key, offload: bool) -> Plan:
+        self._budget.asked = known.limit
         return best(known.measured, self._runtime._library.choose, known.limit, offload)
 
     def _solve(self, known: Key, offload: bool) -> Solved:

@@ -41,7 +41,14 @@ def blocks_of(tensors, more=()):
 
 def live_tensors():
     """All tensors of the CPU that Python has."""
-    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter) and o.device.type == "cpu" and o.layout is torch.strided]
+    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter) and on_cpu(o)]
+
+
+def on_cpu(t):
+    try:
+        return t.device.type == "cpu" and t.layout is torch.strided
+    except RuntimeError:  # gradients that do not exist are tensors without a device
+        return False
 
 
 class FakeDevice:
