@@ -16,8 +16,11 @@ import torch
 
 from . import _units
 from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
+from ._attach import listed
+from ._errors import Error
 from ._plan import KEEP, Choice, Plan
 from ._profile import Profile, Unit
+from ._step import in_backward
 
 
 class Wrapped:
@@ -70,15 +73,20 @@ class Units:
         names = {m: name for name, m in model.named_modules()}
         parents: Dict[torch.nn.Module, Unit] = {}
         known = {u.module for u in self.list}
+        named = {m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in keep)}
+        inside = {inner for m in named for inner in m.modules()}
+        for p in keep:
+            if not any(fnmatch.fnmatchcase(name, p) for name in names.values()):
+                raise Error(f"keep: {p!r} matches no module; the modules are {listed(model)}")
         for m in _units.blocks(model):
             if m in known:
                 continue
             u = Unit(names[m], m, parents.get(m))
             for inner in m.modules():
                 parents[inner] = u
-            if any(fnmatch.fnmatchcase(u.name, p) for p in keep):
+            if m in inside or any(inner in named for inner in m.modules()):
                 u.whole = u.lean = False
-                u.why = "keep= names it"
+                u.why = "keep= names it, or a part of it"
             self.list.append(u)
             if u.parent is None:
                 self.cheap += _units.cheap(m)
@@ -130,8 +138,8 @@ class Units:
 
         def run(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             now = runtime._now
-            if now is None or state.again or not torch.is_grad_enabled() or now.thread != threading.get_ident():
-                return forward(*args, **kwargs)
+            if now is None or state.again or not torch.is_grad_enabled() or now.thread != threading.get_ident() or in_backward() != -1:
+                return forward(*args, **kwargs)  # in a backward pass a checkpoint runs it again
             return now.forward(u, forward, args, kwargs)
 
         return run

@@ -185,10 +185,11 @@ class Runtime:
             hint = "" if name in known else _config.near(name, known)
             if hint:
                 raise Error(f"the policy names {name!r} and this model has no such group (it has {', '.join(sorted(set(found.values())))}){hint}")
+        if self._planner is not None:
+            self._planner.units.find(model, keep)
         a = Attachment(self, model, found, optimizer)
         self._attached.append(a)
         if self._planner is not None:
-            self._planner.units.find(model, keep)
             self._planner.changed()
         return a
 

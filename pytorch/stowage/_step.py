@@ -17,7 +17,7 @@ from ._record import Group, Handle, Kept, Place, Record, Rows, Weak, is_held, mo
 
 get_ident = threading.get_ident
 # Returns the number of the running backward pass, -1 outside of one. PyTorch 1.13 has none.
-_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _knows_backward = hasattr(torch._C, "_current_graph_task_id")
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 _plain = (torch.Tensor, torch.nn.Parameter)
@@ -227,7 +227,7 @@ class Step:
         memory = storage_of(t)
         if memory.nbytes() < self.least or memory.nbytes() <= 16 and t.dim() == 0 and t.is_leaf:
             return self.keep(t)  # a Python number is a tensor that calculates otherwise than its copy
-        if get_ident() != self.thread or self.over or _backward() != -1:
+        if get_ident() != self.thread or self.over or in_backward() != -1:
             return self.keep(t)
         if self.cuda >= 0 and _raw_stream(self.cuda) != self.stream or t.is_conj() or t.is_neg():
             return self.keep(t)

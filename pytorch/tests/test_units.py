@@ -3,7 +3,7 @@
 import unittest
 
 from blocks import Attention, Block, Layer, Stack, stack
-from common import runtime, torch
+from common import runtime, stowage, torch
 from stowage import _units
 from torch import nn
 
@@ -105,6 +105,37 @@ class Found(unittest.TestCase):
             self.assertIs(units["blocks.0"], units["blocks.0.mlp"].parent)
             self.assertEqual([units["blocks.0.attention"], units["blocks.0.mlp"]], units["blocks.0"].parts)
             self.assertEqual({"blocks.1", "blocks.1.attention", "blocks.1.mlp"}, {u.name for u in units.values() if u.why})
+
+
+class Keep(unittest.TestCase):
+    """keep= holds for what it names, for its parts, and for blocks around it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.mlp = nn.Sequential(nn.Linear(4, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 4), nn.GELU())
+
+        def forward(self, x):
+            return x + self.mlp(self.attn(x))
+
+    def kept(self, *patterns):
+        model = nn.ModuleDict({"blocks": nn.ModuleList(self.Block() for _ in range(3))})
+        with runtime("budget") as rt:
+            rt.attach(model, keep=patterns)
+            return {u.name for u in rt._planner.units.list if u.whole is False and u.lean is False}
+
+    def test_what_it_names(self):
+        self.assertEqual({"blocks.1", "blocks.1.attn", "blocks.1.mlp"}, self.kept("blocks.1"))
+        self.assertEqual({"blocks.0", "blocks.1", "blocks.2", "blocks.0.mlp", "blocks.1.mlp", "blocks.2.mlp"}, self.kept("*.mlp"))
+        self.assertEqual({"blocks.2", "blocks.2.attn"}, self.kept("blocks.2.attn.0"))
+        self.assertEqual(set(), self.kept())
+
+    def test_what_nothing_has(self):
+        with self.assertRaisesRegex(stowage.Error, "keep: '.*norm' matches no module; the modules are blocks"):
+            self.kept("*.norm")
+        with self.assertRaisesRegex(stowage.Error, "keep: expected a list of patterns"):
+            with runtime("budget") as rt:
+                rt.attach(nn.Linear(1, 1), keep="blocks.1")
 
 
 class Uncounted(unittest.TestCase):
