@@ -128,6 +128,7 @@ class Units:
                 cheap = cheap or any(c.lean for c in plan.choices.values())
                 # If anything is offloaded, the library is told of the others, too.
                 units.update(dict.fromkeys([*plan.saved, *plan.choices] if plan.offloads else plan.choices))
+                units.update(dict.fromkeys(u for u in plan.saved if u.parent in plan.choices))
         self.wrap(units, cheap)
 
     def unwrap(self) -> None:
@@ -193,7 +194,19 @@ class Following:
             return self.whole(u, IN_PLACE, forward, args, kwargs)
         if choice.lean:
             return self.lean(IN_PLACE, forward, args, kwargs)
-        return forward(*args, **kwargs)
+        return self.kept(u, forward, args, kwargs)
+
+    def kept(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a unit that keeps everything. What happens to its block is not for it."""
+        block = KEEP if u.parent is None or u not in self.plan.saved else self.plan.choices.get(u.parent, KEEP)
+        if block.whole or not (block.lean or block.offload):
+            return forward(*args, **kwargs)
+        before, state.lean = state.lean, None
+        try:
+            with hooks(IN_PLACE.pack, IN_PLACE.unpack):
+                return forward(*args, **kwargs)
+        finally:
+            state.lean = before
 
     def whole(self, u: Unit, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         call = Whole(u.module, forward, args, kwargs, self.device, holder)
@@ -223,7 +236,7 @@ class Following:
             elif choice.lean:
                 out = self.lean(IN_PLACE, forward, args, kwargs)
             else:
-                out = forward(*args, **kwargs)
+                out = self.kept(u, forward, args, kwargs)
             self.reserve(u, out, plan.saved.get(u, 0), plan.again.get(u, 0))
             return out
         step.begin_group("block", self)

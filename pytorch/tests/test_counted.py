@@ -53,7 +53,7 @@ class Counted(unittest.TestCase):
     def test_every_choice(self):
         for make in (Block, Layer):
             for fine in (False, True):
-                for pick in ("keep", "lean", "whole", lambda layer: ("keep", "lean", "whole", "keep", "whole")[layer % 5], lambda layer: ("lean", "keep", "keep")[layer % 3]):
+                for pick in ("keep", "lean", "whole", lambda layer: ("keep", "lean", "whole", "keep", "whole")[layer % 5], lambda layer: ("keep", "keep", "lean")[layer % 3], lambda layer: ("whole", "keep", "lean")[layer % 3]):
                     with self.subTest(block=make.__name__, fine=fine, pick=pick):
                         counted, expected, done = self.saved(stack(make, 3), pick, fine)
                         if make is Layer and any("cheap" in c for c in done.values()):
