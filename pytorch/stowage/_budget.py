@@ -233,6 +233,15 @@ class Budget:
         saved = 0 if self._memory.includes_saved else usage.saved + usage.rows
         return self.size - self._memory.allocated() - saved - usage.own
 
+    @property
+    def base(self) -> int:
+        """Bytes that were held when the last step began."""
+        return self._began
+
+    def held_now(self) -> int:
+        """Returns what is held now, between steps."""
+        return self._memory.allocated() + self._library.usage().own
+
     def pause(self) -> None:
         """Begins work in a step that later steps do not have."""
         if self.measuring:
@@ -248,8 +257,13 @@ class Budget:
         """Returns what saved tensors get in steps under a key that were measured. It is negative
         if there is too little memory without them."""
         extra = self._keys[key].extras[-1]
-        rooms = [self.size - self._began - bytes - self.size // MARGIN for bytes, _ in extra.needs]
-        return min([self.size] + [room for room, (_, saved) in zip(rooms, extra.needs) if saved > room])
+        most = max((saved for _, saved in extra.needs), default=0)
+        limit = self.size - self._began
+        for bytes, saved in extra.needs:
+            room = self.size - self._began - bytes - self.size // MARGIN
+            if saved > room or 2 * saved >= most:  # where little is saved, the limit does not matter
+                limit = min(limit, room)
+        return limit
 
     def expect(self, key: str, limit: int) -> None:
         """Begins steps under a key with a saved limit. They are measured as others are."""

@@ -61,6 +61,8 @@ class Key:
         self.measured: List[Measured] = []
         self.limit = 0  # of saved tensors, that the plan was made for
         self.outside = 0  # bytes that are saved outside of units
+        self.base = 0  # bytes that are held when a step begins, that the limit goes with
+        self.watched = 0  # steps of a settled plan whose peak is read
         self.largest = 0  # bytes that one call of a unit saves
         self.plan: Optional[Plan] = None
         self.version = 0  # of the plan
@@ -221,6 +223,7 @@ class Planner:
             self._end(key, known, Facts(key, None, by_library=True))
             return
         known.largest, known.profile = profile.largest(), profile
+        known.base = self._budget.base
         # What the library does not count is part of the plan, and of everything else if that is
         # measured.
         untold = sum(profile.untold.values()) if self._budget.measures else 0
@@ -307,10 +310,12 @@ class Planner:
         """Runs a step that follows a plan. The library takes part only if something is
         offloaded."""
         rt, budget, step = self._runtime, self._budget, None
+        self._rebase(key, known)
         if known.plan is not None and known.plan.offloads:
             rt._refresh()
             step = self._begin(key, known)
-        look = known.stage != "settled" or known.followed % LOOK == 0
+        known.watched -= known.watched > 0
+        look = known.stage != "settled" or known.followed % LOOK == 0 or known.watched > 0
         if step is None and look:
             budget.watch(known.stage != "settled", alone=not self.ranks.several)
         plan = known.plan
@@ -344,6 +349,20 @@ class Planner:
         shortest = min(known.times[-TIMED:]) if known.times else 0.0
         self._end(key, known, Facts(key, None, learnt=True, change=self._change(known, plan, peak), lacks=known.lacks, seconds=shortest))
 
+    def _rebase(self, key: str, known: Key) -> None:
+        """Makes another plan if more is held between steps than when the plan was made: the
+        state of an optimiser, gradients that stay. Several ranks notice it by their peaks."""
+        if self.ranks.several or known.plan is None:
+            return
+        grown = self._budget.held_now() - known.base
+        if grown <= self._budget.size // 128:
+            return
+        known.base, known.limit, known.other, known.watched = known.base + grown, max(known.limit - grown, 1), None, TIMED + 1
+        offload = known.stage == "offload" or known.plan.offloads
+        if not self._adopt(key, known, self._solve(known, offload), needed=offload):
+            known.stage, known.steps = "offload", 0
+            self._adopt(key, known, self._solve(known, True), needed=True)
+
     def _begin(self, key: str, known: Key) -> Optional[Step]:
         """Begins a step of the library that follows a plan, or another plan if the library finds
         that this one does not fit. It returns None if that one offloads nothing."""
@@ -369,7 +388,8 @@ class Planner:
         return None
 
     def _note(self, known: Key, e: TooSmall) -> None:
-        known.small, known.lacks = e, max(e.least - self._runtime._library.usage().limit, 1)
+        self._budget.asked = self._runtime._library.usage().limit
+        known.small, known.lacks = e, max(e.least - self._budget.asked, 1)
 
     def _lower(self, key: str, known: Key) -> None:
         """Makes another plan because the library of a rank needs more than its limit: the one

@@ -104,6 +104,37 @@ def measure(model):
 OWN = {"twice_differentiated", "twice_backward", "accumulated", "interleaved", "part_of_the_graph"}
 
 
+class Bases(unittest.TestCase):
+    """What is held between steps may grow after a plan was made."""
+
+    def test_state_of_an_optimiser(self):
+        model = stack(Layer, 4)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+
+        def steps(rt, n):
+            peaks = []
+            for i in range(n):
+                model.zero_grad(set_to_none=True)
+                with rt.step():
+                    one_pass(model, i)
+                peaks.append(rt._budget.step_peak)
+            return rt.stats()["plans"][""], peaks
+
+        with runtime("budget") as rt:
+            rt.attach(model)
+            saved = steps(rt, RECORDED + 1)[0]["saved"]
+        budget = 2 * weights + saved + saved // 4
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+        with runtime("budget", budget=budget) as rt:
+            rt.attach(model, optimizer=optimizer)
+            plan, before = steps(rt, RECORDED + 2)
+            self.assertEqual({}, plan["choices"])
+            optimizer.step()  # makes its state
+            plan, peaks = steps(rt, 4)
+            self.assertNotEqual({}, plan["choices"])
+            self.assertLessEqual(max(peaks), budget, before)
+
+
 class Zoo(nn.Module):
     """A case of the zoo. Its leaves depend on the input, and its backward pass is that of the
     whole model, except in cases that have one of their own."""
