@@ -318,7 +318,13 @@ class Budget:
     def explain(self, e: TooSmall) -> BudgetError:
         """Returns the error for a saved limit that no plan keeps to, in terms of the budget."""
         self._saved_least = e.least
-        return self._too_small(self.other, e.least)
+        error, lacks = self._too_small(self.other, e.least), e.least - self.asked
+        if not self.asked or error.least > self.size:
+            return error
+        # What was measured would fit; a plan needs more than that.
+        held = dict(error.held)
+        held["second forward passes, copies and others"] = max(self.size + max(lacks, 1) - sum(held.values()), 0)
+        return self._error(self.size + max(lacks, 1), held)
 
     def least(self) -> Optional[int]:
         """Returns the smallest budget for steps like the last one, as far as it is known: None

@@ -104,6 +104,22 @@ def measure(model):
 OWN = {"twice_differentiated", "twice_backward", "accumulated", "interleaved", "part_of_the_graph"}
 
 
+class TooSmallAPlan(unittest.TestCase):
+    def test_the_error_names_a_larger_budget(self):
+        """Also where what was measured would fit, and only a plan does not."""
+        model = stack(Layer, 4)
+        for budget in range(24, 60, 3):
+            with runtime("budget", budget=budget << 10) as rt:
+                rt.attach(model)
+                try:
+                    for i in range(RECORDED + 3):
+                        with rt.step():
+                            one_pass(model, i)
+                except stowage.BudgetError as e:
+                    self.assertGreater(e.least, e.budget, e)
+                    self.assertEqual(budget << 10, e.budget)
+
+
 class Bases(unittest.TestCase):
     """What is held between steps may grow after a plan was made."""
 
