@@ -415,7 +415,8 @@ def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Callabl
 def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Repeats dropout with the mask of the first time. The backward pass has the same formula."""
     p, x = node._saved_p, source()
-    scale = 1.0 if not node._saved_train else 0.0 if p == 1 else 1.0 / (1.0 - p)
+    # Not every version of PyTorch shows whether it was training; without that it is not called.
+    scale = 1.0 if getattr(node, "_saved_train", True) is False else 0.0 if p == 1 else 1.0 / (1.0 - p)
     out: torch.Tensor = torch.ops.aten.native_dropout_backward(x, node._saved_result1, scale)
     return out
 

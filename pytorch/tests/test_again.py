@@ -28,6 +28,25 @@ class Compared(unittest.TestCase):
             return choices(rt), why(rt)
 
 
+class Fused(Compared):
+    def test_dropout_as_one_operator(self):
+        """On a GPU dropout is one operator, which saves its mask: what it made is made again."""
+
+        class Drops(Block):
+            def forward(self, x):
+                h, _ = torch.native_dropout(nn.functional.gelu(self.up(x)), 0.25, True)
+                return x + self.down(h)
+
+        model = stack(Drops)
+        want = train(model, one_pass, RECORDED + 2)
+        with planned(model, "lean") as rt:
+            self.compare(want, train(model, one_pass, RECORDED + 2, rt))
+            self.assertEqual({"recompute cheap parts"}, set(choices(rt).values()))
+            self.assertEqual([], rt._planner.notes())
+            part = next(iter(rt._planner.keys[""].measured[0].parts.values()))
+            self.assertEqual(3 * 4 * model.blocks[0].up.out_features * 4, part.lean)  # what down() reads
+
+
 class Refused(Compared):
     """Blocks whose second forward pass is not the first again."""
 
