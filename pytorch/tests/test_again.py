@@ -1,4 +1,4 @@
-"""Blocks that cannot be recomputed are found, and later ones raise errors. SPEC S8.1."""
+"""Blocks that cannot be recomputed are found, and later ones raise errors. SPEC S8.6."""
 
 import random
 import unittest

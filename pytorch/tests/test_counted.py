@@ -1,4 +1,4 @@
-"""Bytes that are saved at the end of a forward pass, beside what the plan expects. SPEC S8.1."""
+"""Bytes that are saved at the end of a forward pass, beside what the plan expects. SPEC S8.6."""
 
 import unittest
 

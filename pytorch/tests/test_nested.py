@@ -1,4 +1,4 @@
-"""Plans beside what else people do in a step, and what plans leave behind. SPEC S8.1."""
+"""Plans beside what else people do in a step, and what plans leave behind. SPEC S8.6."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Steps that follow a plan: whatever it says, everything is equal bit for bit. SPEC S8.1."""
+"""Steps that follow a plan: whatever it says, everything is equal bit for bit. SPEC S8.6."""
 
 import contextlib
 import os

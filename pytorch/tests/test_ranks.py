@@ -1,5 +1,5 @@
 """Plans of several ranks: they recompute the same blocks, whatever their budgets and speeds, and
-none waits for another that failed. SPEC S8.1."""
+none waits for another that failed. SPEC S8.6."""
 
 import pathlib
 import unittest

@@ -1,4 +1,4 @@
-"""Blocks and cheap modules of models, found without being named. SPEC S8.1."""
+"""Blocks and cheap modules of models, found without being named. SPEC S8.6."""
 
 import unittest
 
