@@ -3,9 +3,10 @@
 import contextlib
 import copy
 import random
+import unittest
 
 import torch
-from common import runtime
+from common import runtime, same
 from stowage._errors import TooSmall
 from torch import nn
 
@@ -148,3 +149,13 @@ def one_pass(model, i):
     loss = model(torch.randn(3, 4, 8)).square().mean()
     loss.backward()
     return loss
+
+
+class Compared(unittest.TestCase):
+    def compare(self, want, got):
+        """Compares what train() returned, bit for bit."""
+        self.assertEqual(len(want), len(got))
+        for i, (a, b) in enumerate(zip(want, got)):
+            self.assertEqual(len(a), len(b))
+            for j, (x, y) in enumerate(zip(a, b)):
+                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")

@@ -3,8 +3,8 @@
 import random
 import unittest
 
-from blocks import Block, choices, one_pass, planned, stack, train, why
-from common import same, stowage, torch
+from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
+from common import stowage, torch
 from stowage._planned import RECORDED
 from torch import nn
 
@@ -12,14 +12,7 @@ SETTLED = RECORDED + 1
 RECOMPUTED = {"recompute", "recompute, offload inputs"}
 
 
-class Compared(unittest.TestCase):
-    def compare(self, want, got):
-        self.assertEqual(len(want), len(got))
-        for i, (a, b) in enumerate(zip(want, got)):
-            self.assertEqual(len(a), len(b))
-            for j, (x, y) in enumerate(zip(a, b)):
-                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")
-
+class Planned(Compared):
     def under(self, model, step=one_pass, pick="whole", steps=RECORDED + 2, **more):
         """Trains with and without a plan. It returns what the plan does."""
         want = train(model, step, steps)
@@ -28,7 +21,7 @@ class Compared(unittest.TestCase):
             return choices(rt), why(rt)
 
 
-class Fused(Compared):
+class Fused(Planned):
     def test_dropout_as_one_operator(self):
         """On a GPU dropout is one operator, which saves its mask: what it made is made again."""
 
@@ -47,7 +40,7 @@ class Fused(Compared):
             self.assertEqual(3 * 4 * model.blocks[0].up.out_features * 4, part.lean)  # what down() reads
 
 
-class Refused(Compared):
+class Refused(Planned):
     """Blocks whose second forward pass is not the first again."""
 
     def refused(self, block, reason, pick="whole"):
@@ -204,7 +197,7 @@ class Refused(Compared):
                 self.under(stack(Biased), step, pick)
 
 
-class Later(Compared):
+class Later(Planned):
     """Blocks that begin to misbehave once they are recomputed."""
 
     def raises(self, block, change, pick="whole", what="cannot be recomputed"):

@@ -22,14 +22,14 @@ def described(blocks, limit, size=1 << 20, each=1000000):
 
 class Choose(unittest.TestCase):
     def setUp(self):
-        self.library = Library({"device": "cpu"}, lambda *_: 0)
-        self.addCleanup(self.library.close)
+        self.calls = Library({"device": "cpu"}, lambda *_: 0)
+        self.addCleanup(self.calls.close)
 
     def test_choices(self):
-        got = self.library.choose(described(800, 800 << 20))  # the answer is longer than the first room for it
+        got = self.calls.choose(described(800, 800 << 20))  # the answer is longer than the first room for it
         self.assertTrue(got["nothing"])
         self.assertEqual(["keep"] * 800, got["choices"])
-        got = self.library.choose(described(24, 10 << 20))
+        got = self.calls.choose(described(24, 10 << 20))
         self.assertEqual(24, len(got["choices"]))
         self.assertIn("offload", got["choices"])
         self.assertEqual("keep", got["choices"][-1])
@@ -38,16 +38,16 @@ class Choose(unittest.TestCase):
 
     def test_a_limit_that_is_too_small(self):
         with self.assertRaises(TooSmall) as e:
-            self.library.choose(described(4, 1000))
+            self.calls.choose(described(4, 1000))
         self.assertGreaterEqual(e.exception.least, 1 << 20)
-        self.library.choose(described(4, e.exception.least))
+        self.calls.choose(described(4, e.exception.least))
 
     def test_wrong_requests(self):
         with self.assertRaisesRegex(Error, "unknown key"):
-            self.library.choose({**described(4, 1000), "size": 1})
-        self.library.close()
+            self.calls.choose({**described(4, 1000), "size": 1})
+        self.calls.close()
         with self.assertRaisesRegex(Error, "is closed"):
-            self.library.choose(described(4, 1000))
+            self.calls.choose(described(4, 1000))
 
 
 if __name__ == "__main__":

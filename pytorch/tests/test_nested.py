@@ -9,7 +9,7 @@ import threading
 import unittest
 import weakref
 
-from blocks import Block, Layer, any_plan, choices, force, one_pass, planned, stack, train
+from blocks import Block, Compared, Layer, any_plan, choices, force, one_pass, planned, stack, train
 from common import runtime, same, stowage, torch
 from stowage import _again
 from stowage._planned import RECORDED
@@ -55,14 +55,7 @@ class Fails(Block):
         raise ValueError("it fails")
 
 
-class Compared(unittest.TestCase):
-    def compare(self, want, got):
-        self.assertEqual(len(want), len(got))
-        for i, (a, b) in enumerate(zip(want, got)):
-            self.assertEqual(len(a), len(b))
-            for j, (x, y) in enumerate(zip(a, b)):
-                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")
-
+class Planned(Compared):
     def every_plan(self, model, step=one_pass, fine=(False,), plans=EVERY, steps=RECORDED + 2):
         want = train(model, step, steps)
         state = {name: t.clone() for name, t in model.state_dict().items()}
@@ -79,7 +72,7 @@ class Compared(unittest.TestCase):
             self.assertEqual(0, len(m._forward_hooks) + len(m._forward_pre_hooks))
 
 
-class Nested(Compared):
+class Nested(Planned):
     def test_checkpoints_around_blocks(self):
         for reentrant in (False, True):
             def step(model, i):
@@ -260,7 +253,7 @@ def one_pass_of(model, n):
     return loss
 
 
-class Failures(Compared):
+class Failures(Planned):
     def test_exceptions(self):
         for where in ("forward", "backward", "again"):
             for name in ("whole", "whole, offload", "lean, offload"):
@@ -316,7 +309,7 @@ def train_with_failures(model, where, rt, case):
     return out
 
 
-class Copies(Compared):
+class Copies(Planned):
     def check_plain(self, model):
         for m in model.modules():
             self.assertEqual([], [name for name in m.__dict__ if "stowage" in name])
@@ -380,7 +373,7 @@ class Copies(Compared):
                         self.assert_clean(model)
 
 
-class Left(Compared):
+class Left(Planned):
     def test_nothing_stays_on_modules(self):
         """In-place activations are no cheap modules, which is noted while steps are recorded."""
         model = stack(lambda: Block(act=lambda: nn.ReLU(inplace=True)))

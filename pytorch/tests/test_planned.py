@@ -6,8 +6,8 @@ import random
 import unittest
 from unittest import mock
 
-from blocks import PLANS, Layer, Stack, any_plan, choices, one_pass, planned, stack, train
-from common import runtime, same, stowage, torch
+from blocks import PLANS, Compared, Layer, Stack, any_plan, choices, one_pass, planned, stack, train
+from common import runtime, stowage, torch
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -16,14 +16,7 @@ from zoo import CASES, Cube
 SEEDS = int(os.environ.get("STOWAGE_SEEDS", 8))
 
 
-class Exact(unittest.TestCase):
-    def compare(self, want, got):
-        self.assertEqual(len(want), len(got))
-        for i, (a, b) in enumerate(zip(want, got)):
-            self.assertEqual(len(a), len(b))
-            for j, (x, y) in enumerate(zip(a, b)):
-                self.assertTrue(same(x, y), f"step {i}, tensor {j} of {len(a)}")
-
+class Exact(Compared):
     def every_plan(self, model, step=one_pass, fine=(False,), steps=RECORDED + 2, plans=tuple(PLANS)):
         """Trains under every plan, with a library that moves as badly as it may."""
         want = train(model, step, steps)
