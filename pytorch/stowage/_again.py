@@ -213,15 +213,14 @@ def _no_unpack(_: Any) -> torch.Tensor:
 class Whole:
     """One call of a block that is recomputed."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timer", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "__weakref__")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timer: Any = None) -> None:
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder) -> None:
         self.module, self.forward = module, forward
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
         self.values: Dict[int, torch.Tensor] = {}
-        self.timer = timer
 
     def pack(self, t: torch.Tensor) -> int:
         self.shapes.append(shape(t))
@@ -235,8 +234,6 @@ class Whole:
         return t
 
     def run(self) -> None:
-        if self.timer is not None:
-            self.timer(True)
         args, kwargs = self.inputs.again()
         now = Random(self.random.device)
         self.random.set()
@@ -248,8 +245,6 @@ class Whole:
             now.set()
         check(self.module, self.shapes, shapes)
         self.values = dict(enumerate(saved))
-        if self.timer is not None:
-            self.timer(False)
 
 
 def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) -> None:
@@ -288,7 +283,7 @@ class Small:
             return IN_PLACE.pack(t)
         memory, x = storage_of(t), self.x
         if x is not None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
-            return _View(self, t)
+            return _View(t)
         if memory.nbytes() < self.least:
             return IN_PLACE.pack(t)
         self.dropped.append(i)
@@ -342,7 +337,7 @@ class _View:
 
     __slots__ = ("dtype", "size", "stride", "offset")
 
-    def __init__(self, call: Small, t: torch.Tensor) -> None:
+    def __init__(self, t: torch.Tensor) -> None:
         self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
@@ -415,7 +410,7 @@ def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Callabl
 def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Repeats dropout with the mask of the first time. The backward pass has the same formula."""
     p, x = node._saved_p, source()
-    # Not every version of PyTorch shows whether it was training; without that it is not called.
+    # Not every version of PyTorch shows whether it trained. The bits are compared in any case.
     scale = 1.0 if getattr(node, "_saved_train", True) is False else 0.0 if p == 1 else 1.0 / (1.0 - p)
     out: torch.Tensor = torch.ops.aten.native_dropout_backward(x, node._saved_result1, scale)
     return out

@@ -187,14 +187,20 @@ class Following:
         if u.left_alone:
             return forward(*args, **kwargs)
         choice = self.plan.choices.get(u, KEEP)
-        step = self.step
-        if step is not None:
+        if self.step is not None:
             return self.told(u, choice, forward, args, kwargs)
+        return self.held(u, choice, IN_PLACE, forward, args, kwargs)
+
+    def held(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a unit whose tensors a holder keeps, as far as they are kept."""
         if choice.whole:
-            return self.whole(u, IN_PLACE, forward, args, kwargs)
+            return self.whole(u, holder, forward, args, kwargs)
         if choice.lean:
-            return self.lean(IN_PLACE, forward, args, kwargs)
-        return self.kept(u, forward, args, kwargs)
+            return self.lean(holder, forward, args, kwargs)
+        if not choice.offload:
+            return self.kept(u, forward, args, kwargs)
+        with hooks(holder.pack, holder.unpack):
+            return forward(*args, **kwargs)
 
     def kept(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a unit that keeps everything. What happens to its block is not for it."""
@@ -231,23 +237,12 @@ class Following:
         """Runs a unit in a step of the library, which is told what the unit keeps."""
         step, plan = self.step, self.plan
         if not choice.offload:
-            if choice.whole:
-                out = self.whole(u, IN_PLACE, forward, args, kwargs)
-            elif choice.lean:
-                out = self.lean(IN_PLACE, forward, args, kwargs)
-            else:
-                out = self.kept(u, forward, args, kwargs)
+            out = self.held(u, choice, IN_PLACE, forward, args, kwargs)
             self.reserve(u, out, plan.saved.get(u, 0), plan.again.get(u, 0))
             return out
         step.begin_group("block", self)
         try:
-            if choice.whole:
-                out = self.whole(u, step, forward, args, kwargs)
-            elif choice.lean:
-                out = self.lean(step, forward, args, kwargs)
-            else:
-                with hooks(step.pack, step.unpack):
-                    out = forward(*args, **kwargs)
+            out = self.held(u, choice, step, forward, args, kwargs)
         finally:
             step.end_group(self)
         if plan.again.get(u, 0):

@@ -59,12 +59,12 @@ class Plan(NamedTuple):
 
 
 class Measured:
-    """What two recorded steps say of a step, for one division into units."""
+    """What the last recorded step says, for one division into units."""
 
-    def __init__(self, profile: Profile, times: Profile, fine: bool) -> None:
+    def __init__(self, profile: Profile, fine: bool) -> None:
         self._profile, self._fine = profile, fine
         self._stamps = profile.clock.read()
-        self._whole, self._lean = self._shortest(times)
+        self._whole, self._lean = self._shortest()
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self.parts: Dict[Call, Part] = {}
         calls = [c for c in profile.calls if fine or c.parent is None]
@@ -81,9 +81,9 @@ class Measured:
         said = [c.unit.lean for c in calls]
         return True in said and False not in said
 
-    def _shortest(self, times: Profile) -> Tuple[Dict[Unit, int], Dict[Unit, int]]:
+    def _shortest(self) -> Tuple[Dict[Unit, int], Dict[Unit, int]]:
         """Returns how long second passes took, whole and lean, in nanoseconds."""
-        stamps = times.clock.read()
+        times, stamps = self._profile, self._stamps
 
         def cost(a: int, b: int) -> int:
             return max(int(1e9 * (stamps[b] - stamps[a])), 1)
@@ -173,7 +173,7 @@ class Measured:
         else:
             self._middle = own - blocks
 
-    def request(self, limit: int, offload: bool, recompute: bool, only: Optional[Set[Unit]] = None) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
+    def request(self, limit: int, offload: bool) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
         """Returns the question for the solver, and what its units are."""
         p = self._profile
         storages: List[int] = []
@@ -193,9 +193,9 @@ class Measured:
                 names.append((u, what))
                 whole, lean = self._whole.get(u, 0), self._lean.get(u, 0)
                 again = 0
-                if recompute and what == "lean":
+                if what == "lean":
                     again = max(lean, 1)
-                if recompute and what == "rest" and u.whole and not (self._fine and u.parts):
+                if what == "rest" and u.whole and not (self._fine and u.parts):
                     again = max(whole - lean, whole // 2, 1)
                 units.append({"name": what, "layer": layers.setdefault(u, len(layers)), "offload": offload and what != "lean", "recompute_ns": again})
             return place[u, what]
@@ -242,7 +242,7 @@ class Measured:
             each("release", open, end)
         for s in outside.values():
             ops.append({"op": "give", "storage": s, "at": end})
-        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": recompute}
+        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True}
         return request, names
 
     def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
@@ -290,10 +290,10 @@ def measured(profile: Profile, units: Sequence[Unit]) -> List[Measured]:
     """Returns what a recorded step says, with blocks as units and, if they have parts, with
     these as units."""
     settle(units)
-    coarse = [Measured(profile, profile, False)]
+    divisions = [Measured(profile, False)]
     if any(u.parent is not None for u in units):
-        coarse.append(Measured(profile, profile, True))
-    return coarse
+        divisions.append(Measured(profile, True))
+    return divisions
 
 
 def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True) -> Plan:
@@ -302,7 +302,7 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
     found: Optional[Plan] = None
     small: Optional[TooSmall] = None
     for m in divisions:
-        request, names = m.request(limit, offload, True)
+        request, names = m.request(limit, offload)
         try:
             answer = choose(request)
         except TooSmall as e:

@@ -85,7 +85,7 @@ class Key:
         """Returns what is the same on all ranks that run the same steps."""
         return self.recorded, "recorded" if self.plan is None else self.stage, self.steps
 
-    def library_key(self, key: str) -> str:
+    def plan_key(self, key: str) -> str:
         """Returns the key under which the library knows steps that follow the plan."""
         return f"{key}\x01{self.version}"
 
@@ -298,7 +298,7 @@ class Planner:
         return True
 
     def _expect(self, key: str, known: Key) -> None:
-        self._budget.expect(known.library_key(key), known.limit - known.outside - self._budget.size // CAUTION)
+        self._budget.expect(known.plan_key(key), known.limit - known.outside - self._budget.size // CAUTION)
 
     def _rewrap(self) -> None:
         self.units.rewrap(known.plan for known in self.keys.values())
@@ -368,7 +368,7 @@ class Planner:
         that this one does not fit. It returns None if that one offloads nothing."""
         rt, tries = self._runtime, 0
         while known.plan is not None and known.plan.offloads:
-            name = known.library_key(key)
+            name = known.plan_key(key)
             self._budget.begin(name, alone=not self.ranks.several)
             step = Step(rt._library, rt.device, rt._least, rt._moves, None, rt._weights, rt._seen, rt._held, self._budget)
             try:

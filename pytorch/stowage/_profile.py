@@ -14,11 +14,10 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
-
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Lean, Random, Small, collect, hooks, in_checkpoint, recipe, state
+from ._again import Holder, Random, Small, collect, hooks, in_checkpoint, recipe, state
 from ._record import Kept, storage_of, version_of
 from ._units import Attributes
 
@@ -201,7 +200,6 @@ class Profile:
         self.calls: List[Call] = []
         self.count: Dict[Unit, int] = {}
         self.ops: List[Tuple[str, Any, int]] = []  # what happened, with the last stamp
-        self.order: List[Tuple[Call, int]] = []
         self.now = self.clock.stamp()
         # Stamps at both ends of second passes.
         self.lean_times: Dict[Call, Tuple[int, int]] = {}
@@ -210,13 +208,11 @@ class Profile:
         self.bytes: Dict[int, int] = {}
         self.shared: Set[int] = set()
         self.untold: Dict[int, int] = {}  # bytes that the library does not count, such as cast weights
-        self.open: Optional[Call] = None  # whose backward pass runs
-        self.outside: Dict[int, int] = {}  # bytes of storages that are saved outside of units
         self.returned: Set[int] = set()
 
     def close(self) -> None:
         """Forgets tensors, and keeps what was counted."""
-        self.stack, self.open = [], None
+        self.stack = []
         self.holder, self.step = _again.IN_PLACE, None
         for call in self.calls:
             call.forget()
@@ -313,9 +309,6 @@ class Profile:
             return
         call.was_loaded = True
         call.loaded = self.now = self.clock.stamp()
-        if self.open is not None and self.open is not call:
-            self.ops.append(("release", self.open, self.now))
-        self.open = call
         self.ops.append(("load", call, self.now))
         self.pause()
         self.step.quiet = True
