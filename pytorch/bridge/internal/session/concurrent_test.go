@@ -24,7 +24,7 @@ func TestCallsAtTheSameTime(t *testing.T) {
 	s, err := Open(Config{
 		Device: "cpu", Live: 0.5, Limit: 6000, Links: memory.Links{Out: 1e9, In: 1e9, Both: 1e9},
 	}, func(id, n uint64) uint64 {
-		provided[id] = aligned(int(n))
+		provided[id] = aligned(t, int(n))
 		times++
 		return address(provided[id])
 	})
@@ -52,7 +52,7 @@ func TestCallsAtTheSameTime(t *testing.T) {
 				var mine []uint64
 				for g := range uint64(groups) {
 					id := 1 + caller*groups + g
-					b, count := aligned(size), aligned(8)
+					b, count := aligned(t, size), aligned(t, 8)
 					for i := range b {
 						b[i] = byte(id)
 					}

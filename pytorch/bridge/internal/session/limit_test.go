@@ -17,7 +17,7 @@ func TestLimit(t *testing.T) {
 	const layers, size = 6, 4096
 	provided := map[uint64][]byte{}
 	s := opened(t, `{"device": "cpu", "saved_limit": 1000000}`, func(id, n uint64) uint64 {
-		provided[id] = aligned(int(n))
+		provided[id] = aligned(t, int(n))
 		return address(provided[id])
 	})
 	must := func(err error) {
@@ -41,7 +41,7 @@ func TestLimit(t *testing.T) {
 		}
 		recorded = usage().Recording
 		for i := range uint64(layers) {
-			b := aligned(size)
+			b := aligned(t, size)
 			_, _, err := s.Save("mlp", []Storage{{ID: i + 1, Address: address(b), Bytes: size}})
 			must(err)
 			most = max(most, usage().Saved)
@@ -108,7 +108,7 @@ func TestUsageOfRows(t *testing.T) {
 		if err := s.Begin("k", 0); err != nil {
 			t.Fatal(err)
 		}
-		b, c := aligned(64), aligned(64)
+		b, c := aligned(t, 64), aligned(t, 64)
 		clear(b)
 		clear(c)
 		for id, m := range [][]byte{b, c} {

@@ -7,20 +7,22 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stowage-dev/stowage/memory"
-
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
-// aligned returns memory that is aligned and never on a stack, which may move.
+// aligned returns aligned memory that is never on a stack, which may move. It is kept until
+// the test ends: the session knows its address alone, which keeps nothing from the collector.
 //
 //go:noinline
-func aligned(n int) []byte {
+func aligned(t *testing.T, n int) []byte {
 	b := make([]byte, n+16)
+	t.Cleanup(func() { runtime.KeepAlive(b) })
 	return b[-address(b)%16:][:n]
 }
 
@@ -46,7 +48,7 @@ func opened(t *testing.T, text string, provide Provide) *Session {
 // the session is as it was, and a right step follows.
 func TestWrongUse(t *testing.T) {
 	s := opened(t, `{"device": "cpu"}`, nil)
-	b := aligned(64)
+	b := aligned(t, 64)
 	right := Storage{ID: 1, Address: address(b), Bytes: 64}
 	save := func(x ...Storage) error { _, _, err := s.Save("mlp", x); return err }
 	load := func(n uint64) error { _, _, err := s.Load(n); return err }
@@ -117,14 +119,14 @@ func TestReleasedIsGone(t *testing.T) {
 	for _, choice := range []string{"keep", "offload"} {
 		var provided [][]byte
 		s := opened(t, `{"device": "cpu", "policy": {"mlp": "`+choice+`"}}`, func(_, n uint64) uint64 {
-			provided = append(provided, aligned(int(n)))
+			provided = append(provided, aligned(t, int(n)))
 			return address(provided[len(provided)-1])
 		})
 		for step := range 3 {
 			if err := s.Begin("k", 0); err != nil {
 				t.Fatal(err)
 			}
-			b := aligned(256)
+			b := aligned(t, 256)
 			returned := 0
 			count := func(ids []uint64, err error) {
 				t.Helper()
@@ -163,7 +165,7 @@ func TestProviderThatFails(t *testing.T) {
 			if err := s.Begin("k", 0); err != nil {
 				t.Fatal(err)
 			}
-			b := aligned(64)
+			b := aligned(t, 64)
 			n, returned, err := s.Save("mlp", []Storage{{ID: 3, Address: address(b), Bytes: 64}})
 			if err != nil {
 				t.Fatal(err)
@@ -251,7 +253,7 @@ func TestStatsAndTrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.trace")
 	step := func() {
 		t.Helper()
-		b := aligned(4096)
+		b := aligned(t, 4096)
 		n, err := uint64(0), s.Begin("k", 0)
 		if err == nil {
 			n, _, err = s.Save("mlp", []Storage{{ID: 1, Address: address(b), Bytes: 4096}})
@@ -326,7 +328,7 @@ func TestStatsAndTrace(t *testing.T) {
 // that is told, and spoils no capture.
 func TestCheckInACapture(t *testing.T) {
 	s := opened(t, `{"device": "cpu"}`, nil)
-	b := aligned(64)
+	b := aligned(t, 64)
 	clear(b)
 	err := s.Begin("k", 0)
 	if err == nil {
