@@ -23,8 +23,11 @@ type (
 		items []statement
 		ops   []string
 	}
-	block   struct{ body []statement }
-	negated struct{ item statement }
+	block struct{ body []statement }
+	// subshell is ( ... ), a part of a pipeline, or what & puts into the background. What it
+	// sets ends with it.
+	subshell struct{ body []statement }
+	negated  struct{ item statement }
 	// branches are the parts of an if. The last condition is nil for an else.
 	branches struct{ conditions, bodies [][]statement }
 	loop     struct {

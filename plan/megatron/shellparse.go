@@ -59,6 +59,9 @@ func (s *scanner) list() (out []statement, err error) {
 		if err != nil {
 			return nil, err
 		}
+		if s.isOperator("&") {
+			c = subshell{[]statement{c}}
+		}
 		out = append(out, c)
 	}
 }
@@ -86,11 +89,18 @@ func (s *scanner) chain() (statement, error) {
 		}
 		c.ops = append(c.ops, op)
 	}
+	for i, item := range c.items { // each part of a pipeline is a process of its own
+		if i > 0 && pipes(c.ops[i-1]) || i < len(c.ops) && pipes(c.ops[i]) {
+			c.items[i] = subshell{[]statement{item}}
+		}
+	}
 	if len(c.items) == 1 {
 		return c.items[0], nil
 	}
 	return c, nil
 }
+
+func pipes(op string) bool { return op == "|" || op == "|&" }
 
 // expect reads the word that must come next.
 func (s *scanner) expect(word, before string) error {
@@ -181,7 +191,7 @@ func (s *scanner) brackets() (statement, error) {
 	if s.isOperator(")") {
 		err = s.next()
 	}
-	return block{body}, err
+	return subshell{body}, err
 }
 
 func (s *scanner) function(name string) (statement, error) {
@@ -193,7 +203,7 @@ func (s *scanner) function(name string) (statement, error) {
 			return nil, err
 		}
 	}
-	if s.kind != 'w' || s.token != "{" {
+	if !s.isWord("{") && !s.isOperator("(") {
 		return block{}, nil
 	}
 	body, err := s.nested(s.statement)

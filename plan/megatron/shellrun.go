@@ -5,6 +5,7 @@ package megatron
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -104,6 +105,10 @@ func (sh *shell) one(s statement) truth {
 		return sh.command(s)
 	case block:
 		return sh.run(s.body)
+	case subshell:
+		t := unsure
+		sh.apart(func() { t = sh.run(s.body) })
+		return t
 	case negated:
 		return sh.one(s.item).not()
 	case chain:
@@ -120,6 +125,15 @@ func (sh *shell) one(s statement) truth {
 		return sh.let(s.text)
 	}
 	return unsure
+}
+
+// apart follows what a process of its own does, and forgets what it sets.
+func (sh *shell) apart(follow func()) {
+	vars, order, params, outer, functions := sh.vars, sh.order, sh.params, sh.outer, sh.functions
+	sh.vars, sh.order, sh.outer, sh.functions = maps.Clone(vars), slices.Clone(order), maps.Clone(outer), maps.Clone(functions)
+	sh.letters += len(vars) + len(functions) // copies count, so that they are bounded too
+	follow()
+	sh.vars, sh.order, sh.params, sh.outer, sh.functions = vars, order, params, outer, functions
 }
 
 func (sh *shell) chain(c chain) truth {
@@ -278,34 +292,37 @@ var declarations = []string{"export", "declare", "local", "readonly", "typeset"}
 
 func (sh *shell) command(c simple) truth {
 	words := c.words
-	for len(words) > 0 && sh.assign(words[0]) {
-		words = words[1:]
+	n := 0
+	for n < len(words) && assigned(words[n]) != "" {
+		n++
 	}
-	if len(words) == 0 {
+	if n == len(words) {
+		for _, w := range words {
+			sh.assign(w)
+		}
 		return yes
 	}
+	before, words := words[:n], words[n:]
 	switch name := words[0]; {
 	case name == "#SBATCH":
 		sh.slurm(sh.fields(words[1:]))
 		return yes
 	case slices.Contains(declarations, name):
-		for _, w := range words[1:] {
-			if v, _, _ := strings.Cut(w, "="); sh.outer != nil && isName(v) && name != "export" && name != "readonly" {
-				if _, hidden := sh.outer[v]; !hidden {
-					sh.outer[v] = sh.vars[v]
-				}
-			}
-			sh.assign(w)
-		}
+		sh.declare(name, words[1:])
 		return yes
 	case name == "[" || name == "[[" || name == "test":
 		return sh.test(words[1:])
 	case strings.HasPrefix(name, "((") && strings.HasSuffix(name, "))"):
 		return sh.one(arithmetic{name[2 : len(name)-2]})
 	}
-	fields := sh.fields(words)
+	fields := sh.fields(words) // before the command's own variables are set
 	if len(fields) == 0 {
 		return yes
+	}
+	for _, w := range before { // they are the command's alone
+		name := assigned(w)
+		defer sh.restore(name, sh.vars[name])
+		sh.assign(w)
 	}
 	if body, ok := sh.functions[fields[0]]; ok {
 		return sh.call(body, fields[1:])
@@ -318,15 +335,49 @@ func (sh *shell) command(c simple) truth {
 	return unsure
 }
 
+// assigned returns the name of the variable that a word sets, or nothing.
+func assigned(word string) string {
+	name, _, ok := strings.Cut(word, "=")
+	name, _, _ = strings.Cut(strings.TrimSuffix(name, "+"), "[")
+	if !ok || !isName(name) {
+		return ""
+	}
+	return name
+}
+
+// restore gives a variable the values that it had before, or none.
+func (sh *shell) restore(name string, values []string) {
+	if sh.vars[name] = values; values == nil {
+		delete(sh.vars, name)
+	}
+}
+
+// declare follows a declaration. In a function it hides variables of the same name, unless
+// it is for all.
+func (sh *shell) declare(word string, words []string) {
+	global := word == "export" || word == "readonly" || slices.ContainsFunc(words, func(w string) bool {
+		return strings.HasPrefix(w, "-") && strings.Contains(w, "g")
+	})
+	for _, w := range words {
+		if v, _, set := strings.Cut(w, "="); sh.outer != nil && isName(v) && !global {
+			if _, hidden := sh.outer[v]; !hidden {
+				sh.outer[v] = sh.vars[v]
+				if !set {
+					delete(sh.vars, v)
+				}
+			}
+		}
+		sh.assign(w)
+	}
+}
+
 // call follows a function with its arguments.
 func (sh *shell) call(body statement, params []string) truth {
 	before, outer := sh.params, sh.outer
 	sh.params, sh.outer = params, map[string][]string{}
 	t := sh.one(body)
 	for name, values := range sh.outer {
-		if sh.vars[name] = values; values == nil {
-			delete(sh.vars, name)
-		}
+		sh.restore(name, values)
 	}
 	sh.params, sh.outer = before, outer
 	return t
@@ -373,21 +424,27 @@ func (sh *shell) source(name string) {
 }
 
 // runsText are commands that run a text, which they have as an argument or read.
-var runsText = []string{"bash", "sh", "zsh", "eval", "sbatch", "srun", "ssh", "salloc", "su"}
+var runsText = []string{"bash", "sh", "zsh", "sbatch", "srun", "ssh", "salloc", "su"}
 
 // external notes a command, and follows command lines in its words.
 func (sh *shell) external(fields []string, here []*hereText) {
-	reads := slices.Contains(runsText, path.Base(fields[0]))
+	name := path.Base(fields[0])
+	if name == "eval" { // which is not a process of its own
+		sh.script(strings.Join(fields[1:], " "))
+		return
+	}
+	run := func(text string) { sh.apart(func() { sh.script(text) }) }
+	reads := slices.Contains(runsText, name)
 	for _, h := range here {
 		switch {
 		case !reads:
 		case h.plain:
-			sh.script(h.text)
+			run(h.text)
 		default:
 			e := &expansion{sh: sh}
 			e.expand(h.text, true)
 			e.end()
-			sh.script(strings.Join(e.fields, " "))
+			run(strings.Join(e.fields, " "))
 		}
 	}
 	var words []string
@@ -396,7 +453,7 @@ func (sh *shell) external(fields []string, here []*hereText) {
 		divided := strings.ContainsAny(f, " \t\n")
 		switch {
 		case divided && (isText(fields[:i]) || strings.Contains(f, ".py ") && flags):
-			sh.script(f)
+			run(f)
 		case divided && flags:
 			words = append(words, strings.Fields(f)...)
 		default:
@@ -407,7 +464,7 @@ func (sh *shell) external(fields []string, here []*hereText) {
 }
 
 // isText reports whether the next word of a command is the text of a script: behind the
-// option of a shell, or what eval and ssh take.
+// option of a shell, or what ssh takes.
 func isText(before []string) bool {
 	if len(before) == 0 {
 		return false
@@ -416,7 +473,7 @@ func isText(before []string) bool {
 	option := len(last) > 1 && last[0] == '-' && last[1] != '-' && strings.HasSuffix(last, "c")
 	shells := []string{"bash", "sh", "zsh"}
 	return option && slices.ContainsFunc(before, func(w string) bool { return slices.Contains(shells, path.Base(w)) }) ||
-		before[0] == "eval" || before[0] == "ssh"
+		before[0] == "ssh"
 }
 
 // slurm notes the words of an #SBATCH line and what Slurm sets in the environment of such
