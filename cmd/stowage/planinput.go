@@ -34,7 +34,7 @@ type jobFlags struct {
 	budget, routing         string
 	env                     []string // NAME=VALUE
 
-	stdin func() io.Reader // what --megatron - reads
+	stdin func() io.Reader // what --megatron - and --launch - read
 
 	// modelFlag is the flag that named the model, for errors about it.
 	modelFlag string
@@ -82,9 +82,6 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
 	}
-	if j.launch == "-" {
-		return nil, nil, usagef("--launch does not read standard input; give the path of the file, or --megatron - if the file holds the model")
-	}
 	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
 	var err error
 	if in.Model, err = j.source(w.settings); err != nil {
@@ -96,8 +93,10 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if in.Env, err = j.environment(); err != nil {
 		return nil, nil, err
 	}
-	if j.megatron == "-" {
-		in.Model = "stdin"
+	if j.megatron == "-" || j.launch == "-" {
+		if in.Launch == "" {
+			in.Model = "stdin"
+		}
 		if in.Data, err = j.standardInput(); err != nil {
 			return nil, nil, err
 		}
@@ -164,14 +163,18 @@ func (j *jobFlags) environment() (map[string]string, error) {
 	return env, nil
 }
 
-// standardInput reads the file that --megatron - stands for.
+// standardInput reads the file that --megatron - or --launch - stands for.
 func (j *jobFlags) standardInput() ([]byte, error) {
+	flag := "--megatron"
+	if j.launch == "-" {
+		flag = "--launch"
+	}
 	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
 	switch {
 	case err != nil:
-		return nil, usagef("--megatron -: standard input cannot be read: %v", input.Cause(err))
+		return nil, usagef("%s -: standard input cannot be read: %v", flag, input.Cause(err))
 	case len(data) > input.Settings:
-		return nil, usagef("--megatron -: standard input is larger than %s, the most that is read of such a file", memory.Bytes(input.Settings).Short())
+		return nil, usagef("%s -: standard input is larger than %s, the most that is read of such a file", flag, memory.Bytes(input.Settings).Short())
 	}
 	return append([]byte{}, data...), nil
 }
@@ -289,7 +292,7 @@ func (j *jobFlags) source(settings map[string][]string) (name string, err error)
 	if j.modelFlag == "" {
 		j.modelFlag = flags[0]
 	}
-	if flags[0] == "--model" || flags[0] == "--megatron" && found[0] == "-" {
+	if flags[0] == "--model" || found[0] == "-" && flags[0] != "--config" {
 		return found[0], nil
 	}
 	// The flag means a file, even if a preset has the same name.

@@ -81,21 +81,39 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 }
 
-// --megatron - reads a script or YAML from standard input, and --launch - says so.
-func TestPlanStandardInput(t *testing.T) {
-	if _, stderr, code := command("plan", "--launch", "-"); code != exitUsage || !strings.Contains(stderr, "--launch does not read standard input; give the path") {
-		t.Errorf("--launch -: code %d, %q", code, stderr)
+// A variable that nothing uses gets a note, whatever the file is.
+func TestPlanUnusedVariable(t *testing.T) {
+	planFiles(t, map[string]string{"job.sh": launchFile, "ds.json": `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}`})
+	for line, want := range map[string]string{
+		"--megatron job.sh --env TYPO=4":                              "note: the variable TYPO changes nothing: the file does not use it",
+		"--launch ds.json --model mixtral-8x7b --gpus 32 --env SEQ=4": "note: the variable SEQ changes nothing: only Megatron-LM's launch files have variables",
+	} {
+		stdout, stderr, code := command(append([]string{"plan", "--gpu", "h100"}, strings.Fields(line)...)...)
+		if code != exitOK || !strings.Contains(stdout, want) {
+			t.Errorf("%s: code %d, %q, want %q in %s", line, code, stderr, want, stdout)
+		}
 	}
+}
+
+// --megatron - and --launch - read standard input.
+func TestPlanStandardInput(t *testing.T) {
 	yaml := "MODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --seq-length: 8\n  --max-position-embeddings: 8\n  --micro-batch-size: 1\n"
 	for name, c := range map[string]struct {
-		text, want string
-		code       int
+		flags, text, want string
+		code              int
 	}{
-		"script": {launchFile, "stdin: 2 layers, hidden 64", exitOK},
-		"YAML":   {yaml, "stdin: 2 layers, hidden 64", exitOK},
-		"flags":  {yaml, "the flags in standard input stay as they are", exitOK},
-		"empty":  {"", "--megatron -: there is no model in this file", exitUsage},
-		"large":  {strings.Repeat("x", 5<<20), "standard input is larger than 4.0 MiB", exitUsage},
+		"script":       {"--megatron -", launchFile, "stdin: 2 layers, hidden 64", exitOK},
+		"YAML":         {"--megatron -", yaml, "stdin: 2 layers, hidden 64", exitOK},
+		"flags":        {"--megatron -", yaml, "the flags in standard input stay as they are", exitOK},
+		"empty":        {"--megatron -", "", "--megatron -: there is no model in this file", exitUsage},
+		"large":        {"--megatron -", strings.Repeat("x", 5<<20), "--megatron -: standard input is larger than 4.0 MiB", exitUsage},
+		"launch":       {"--launch -", launchFile, "stdin: 2 layers, hidden 64", exitOK},
+		"launch, YAML": {"--launch -", yaml, "stdin: 2 layers, hidden 64", exitOK},
+		"launch, TOML": {"--launch -", "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n", "32 layers, hidden 4096", exitOK},
+		"launch, JSON": {"--launch - --model mixtral-8x7b --gpus 32", `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}`, "2 a microbatch", exitOK},
+		"launch large": {"--launch -", strings.Repeat("x", 5<<20), "--launch -: standard input is larger than 4.0 MiB", exitUsage},
+		"no job":       {"--launch -", "echo", "--launch -: there is no model in this file", exitUsage},
+		"both":         {"--launch - --megatron -", launchFile, "--megatron and --launch both name a launch file", exitUsage},
 	} {
 		file, err := os.Create(filepath.Join(t.TempDir(), "in"))
 		if err != nil {
@@ -109,7 +127,7 @@ func TestPlanStandardInput(t *testing.T) {
 		}
 		before := os.Stdin
 		os.Stdin = file
-		stdout, stderr, code := command("plan", "--megatron", "-", "--gpu", "h100")
+		stdout, stderr, code := command(append([]string{"plan", "--gpu", "h100"}, strings.Fields(c.flags)...)...)
 		os.Stdin = before
 		file.Close()
 		if code != c.code || !strings.Contains(stdout+stderr, c.want) {

@@ -37,8 +37,8 @@ type Input struct {
 	// Launch is the path of a launch file of another system, whose settings apply to
 	// Model. It may be empty.
 	Launch string
-	// Data is the contents of the file that Model names, if it was read already, as from
-	// standard input.
+	// Data is the contents of the file that Launch names, or else Model, if it was read
+	// already, as from standard input.
 	Data []byte
 	// Hardware is a built-in name or the path of a JSON file. It may be empty.
 	Hardware string
@@ -83,7 +83,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	if in.Launch != "" {
-		if file, err = loadLaunch(in.Launch, m != nil && file == nil); err != nil {
+		if file, err = in.loadLaunch(m != nil && file == nil); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -92,6 +92,11 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	notes, said := []string{}, map[string]any{}
+	if m != nil || file != nil {
+		for _, name := range slices.Sorted(maps.Keys(in.Env)) {
+			notes = append(notes, fmt.Sprintf("the variable %s changes nothing: only Megatron-LM's launch files have variables", name))
+		}
+	}
 	if m != nil {
 		if in.Vocab > 0 {
 			return nil, nil, &memory.SettingError{
@@ -197,10 +202,13 @@ func readFile(setting, name string) ([]byte, error) {
 }
 
 // loadLaunch reads a launch file for a model that is named beside it.
-func loadLaunch(name string, model bool) (*launch.File, error) {
-	data, err := readFile("Launch", name)
-	if err != nil {
-		return nil, err
+func (in *Input) loadLaunch(model bool) (*launch.File, error) {
+	name, data := in.Launch, in.Data
+	if data == nil {
+		var err error
+		if data, err = readFile("Launch", name); err != nil {
+			return nil, err
+		}
 	}
 	file, err := launch.Parse(data)
 	switch {
@@ -226,7 +234,7 @@ func asked(setting, name string, err error) error {
 // loadModel returns a model, or the arguments of a file. A launch file comes with its model.
 func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error) {
 	name, env := in.Model, in.Env
-	if in.Data != nil {
+	if in.Data != nil && in.Launch == "" {
 		if yamlLine.Match(in.Data) {
 			name += ".yaml"
 		}

@@ -32,7 +32,7 @@ func parseCommand(text string, o ParseOptions) (map[string]any, error) {
 	}
 	if _, given := args["tokenizer-model"]; !given {
 		for _, name := range []string{"TOKENIZER_MODEL", "TOKENIZER", "HF_MODEL_CKPT"} {
-			if v := sh.vars[name]; len(v) == 1 && v[0] != "" && !strings.ContainsAny(v[0], unsetMark+commandMark) {
+			if v, _ := sh.get(name); len(v) == 1 && v[0] != "" && !strings.ContainsAny(v[0], unsetMark+commandMark) {
 				args["tokenizer-model"] = v // as scripts that source this one pass it on
 				break
 			}
@@ -56,6 +56,7 @@ func parseCommand(text string, o ParseOptions) (map[string]any, error) {
 		args[othersKey] = []string{"true"}
 	}
 	j.launcher.write(args)
+	sh.env.write(args)
 	return args, nil
 }
 

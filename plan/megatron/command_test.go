@@ -257,6 +257,35 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
+// A variable that a file does not use, or that it overwrites, gets a note.
+func TestUnusedVariables(t *testing.T) {
+	const unused = "the variable %s changes nothing: the file does not use it, or sets it itself"
+	for _, c := range []struct{ name, file, text, want string }{
+		{"NODES", "x.sh", "A=$NODES\npython x.py --a $A", ""},
+		{"NODES", "x.sh", "python x.py --a ${NODES:-2}", ""},
+		{"NODES", "x.sh", "python x.py --a $((NODES*2))", ""},
+		{"NODES", "x.sh", "[[ -v NODES ]] && X=1\npython x.py --a 1", ""},
+		{"NODES", "x.sh", "NODES=$(nproc)\npython x.py --a $NODES", ""},
+		{"NODES", "x.sh", "if [ -f x ]; then A=$NODES; fi\npython x.py --a 1", ""},
+		{"NODES", "x.sh", "NODES+=8\npython x.py --a $NODES", ""},
+		{"NODES", "x.sh", "NODES=8\npython x.py --a $NODES", unused},
+		{"NODE", "x.sh", "python x.py --a ${NODES:-2}", unused + " (did you mean NODES?)"},
+		{"TYPO", "x.sh", "python x.py --a 2", unused},
+		{"NODES", "x.yaml", "a: ${NODES}", ""},
+		{"NODE", "x.yaml", "a: ${NODES}", unused + " (did you mean NODES?)"},
+		{"TYPO", "x.yaml", "a: 2", unused},
+	} {
+		args, err := Parse(c.file, []byte(c.text), ParseOptions{Env: map[string]string{c.name: "4"}})
+		got := ""
+		if notes, ok := args[unusedKey].([]string); ok {
+			got = strings.Join(notes, "; ")
+		}
+		if want := strings.Replace(c.want, "%s", c.name, 1); err != nil || got != want {
+			t.Errorf("%s in %q: %q, %v, want %q", c.name, c.text, got, err, want)
+		}
+	}
+}
+
 func isAssignment(s string) bool {
 	name, _, ok := strings.Cut(s, "=")
 	return ok && isName(name)

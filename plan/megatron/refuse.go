@@ -50,10 +50,11 @@ func refused(kind string, format string, a ...any) error {
 // These keys stand among the arguments of a file for what it says beside them: the program
 // that a script runs or the mode of a functional test, the files that it sources, the
 // variables that may hold more arguments, the flags that a condition decides which is not
-// known, and whether it launches other jobs. No flag has such a name.
-const programKey, sourcedKey, openKey, guessedKey, othersKey = "$program", "$sourced", "$open", "$guessed", "$others"
+// known, whether it launches other jobs, and notes about variables that it does not use. No
+// flag has such a name.
+const programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey = "$program", "$sourced", "$open", "$guessed", "$others", "$unused"
 
-var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey}
+var besides = []string{programKey, sourcedKey, openKey, guessedKey, othersKey, unusedKey}
 
 // sizeFlags say that there is a model.
 var sizeFlags = []string{"num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads", "hybrid-layer-pattern", "hybrid-override-pattern"}
@@ -136,6 +137,9 @@ func refuse(r *reader, o Options) error {
 	}
 	if r.isOn(othersKey) {
 		r.warn("", fmt.Sprintf("the script launches %s more than once, with different arguments; only the last launch is planned", path.Base(program)))
+	}
+	for _, text := range r.args[unusedKey].words {
+		r.warn("", text)
 	}
 	if o.Model == nil {
 		if err := r.noModel(program); err != nil {

@@ -58,7 +58,8 @@ func (sh *shell) test(words []string) truth {
 	}
 	switch {
 	case len(words) == 2 && words[0] == "-v":
-		return truthOf(sh.vars[words[1]] != nil)
+		_, set := sh.get(words[1])
+		return truthOf(set)
 	case !sure:
 		return unsure
 	case len(words) == 1:

@@ -171,10 +171,11 @@ func (c *calculation) unary() int {
 	word := c.rest[:end]
 	c.rest = c.rest[end:]
 	if isName(word) {
-		value, sure := known(strings.Join(c.sh.vars[word], " "))
+		values, set := c.sh.get(word)
+		value, sure := known(strings.Join(values, " "))
 		if c.failed = c.failed || !sure; value == "" {
 			value = "0"
-			c.failed = c.failed || c.sh.vars[word] == nil
+			c.failed = c.failed || !set
 		}
 		word = strings.TrimSpace(value)
 	}

@@ -22,7 +22,7 @@ type shell struct {
 	order     []string            // names in the order in which they were first set
 	params    []string            // of the function that runs, or of set --
 	outer     map[string][]string // what local variables of that function hide; nil outside
-	env       map[string]string
+	env       environ
 	open      func(string) ([]byte, error) // nil if no other file is read
 	functions map[string]statement
 	ran       [][]string // commands that are not the shell's own
@@ -40,7 +40,7 @@ type shell struct {
 
 // follow follows a script.
 func follow(text string, o ParseOptions, guess truth) (*shell, error) {
-	sh := &shell{guess: guess, vars: map[string][]string{}, env: o.Env, open: o.Open, functions: map[string]statement{}}
+	sh := &shell{guess: guess, vars: map[string][]string{}, env: environ{given: o.Env, read: map[string]bool{}}, open: o.Open, functions: map[string]statement{}}
 	for name, value := range o.Env {
 		sh.vars[name] = []string{value}
 	}
@@ -203,8 +203,15 @@ func (sh *shell) selection(c selection) {
 	}
 }
 
+// get returns the values of a variable, and whether it is set.
+func (sh *shell) get(name string) ([]string, bool) {
+	values, set := sh.vars[name]
+	sh.env.look(name, strings.Join(values, " "), set)
+	return values, set
+}
+
 func (sh *shell) set(name string, values []string) {
-	if given, ok := sh.env[name]; ok && strings.ContainsAny(strings.Join(values, " "), unsetMark+commandMark) {
+	if given, ok := sh.env.given[name]; ok && strings.ContainsAny(strings.Join(values, " "), unsetMark+commandMark) {
 		values = []string{given} // what the caller gives replaces what is not known
 	}
 	if _, there := sh.vars[name]; !there {
@@ -232,7 +239,8 @@ func (sh *shell) assign(word string) bool {
 			}
 		}
 		if more {
-			values = append(slices.Clone(sh.vars[name]), values...)
+			old, _ := sh.get(name)
+			values = append(slices.Clone(old), values...)
 		}
 		sh.letters += len(values)
 		sh.set(name, values)
@@ -251,7 +259,8 @@ func (sh *shell) assign(word string) bool {
 		sh.set(name+"["+sh.text(index)+"]", []string{text})
 		return true
 	case more:
-		text = strings.Join(sh.vars[name], " ") + text
+		old, _ := sh.get(name)
+		text = strings.Join(old, " ") + text
 		if sh.letters += len(text); sh.letters > mostLetters {
 			return true
 		}

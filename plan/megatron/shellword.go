@@ -200,9 +200,10 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 	sh := e.sh
 	if count, ok := strings.CutPrefix(body, "#"); ok && count != "" {
 		name, _, _ := strings.Cut(count, "[")
-		n := len(sh.vars[name])
+		values, _ := sh.get(name)
+		n := len(values)
 		if name == count { // the length of a text
-			n = len(strings.Join(sh.vars[name], " "))
+			n = len(strings.Join(values, " "))
 		}
 		e.value(strconv.Itoa(n), quoted)
 		return
@@ -216,7 +217,7 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 	if name == "" && op != "" {
 		name, op = op[:1], op[1:]
 	}
-	values, set := sh.vars[name]
+	values, set := sh.get(name)
 	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= len(sh.params) {
 		values, set = sh.params[n-1:n], true
 	}

@@ -48,6 +48,7 @@ func parseYAML(data []byte, env map[string]string) (map[string]any, error) {
 	if len(args) == 0 {
 		return nil, refused(noModelKind, "there is no model in this file: %s has no arguments; lines such as num-layers: 32 are expected", where)
 	}
+	seen := environ{given: env, read: map[string]bool{}}
 	for _, key := range slices.Sorted(maps.Keys(args)) {
 		v := args[key]
 		if _, nested := v.(map[string]any); nested {
@@ -55,12 +56,15 @@ func parseYAML(data []byte, env map[string]string) (map[string]any, error) {
 		}
 		if text, ok := v.(string); ok && len(env) > 0 && isVariable(text) {
 			args[key] = os.Expand(text, func(name string) string {
-				if value, given := env[name]; given {
+				value, given := env[name]
+				seen.look(name, value, given)
+				if given {
 					return value
 				}
 				return "${" + name + "}"
 			})
 		}
 	}
+	seen.write(args)
 	return args, nil
 }
