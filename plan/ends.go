@@ -26,11 +26,18 @@ func (d *dims) embedding() *tape {
 	return t
 }
 
+// narrowOutput reports whether the output layer has inputs of eight bits or less.
+func (d *dims) narrowOutput() bool { return d.s.Precision.OutputLayer && d.lowPrecision() }
+
 // finalNorm appends the last norm.
 func (d *dims) finalNorm(t *tape) {
 	i := t.op(op{name: "final norm", gin: d.residual()})
 	t.save(i, i, SavedTensor{Group: "loss", Tensor: "input of the final norm", Bytes: d.residual()})
-	t.save(i, i+1, SavedTensor{Group: "loss", Tensor: "output of the final norm", Bytes: d.residual()})
+	out := d.residual()
+	if d.narrowOutput() {
+		out = d.quantised(d.local * d.h)
+	}
+	t.save(i, i+1, SavedTensor{Group: "loss", Tensor: "output of the final norm", Bytes: out})
 	t.save(i, i, d.stats("loss"))
 }
 
@@ -41,6 +48,8 @@ func (d *dims) finalNorm(t *tape) {
 //   - Megatron-LM's loss keeps the softmax in fp32, four bytes, and needs the logits of two
 //     bytes beside it in both passes. Its fused loss is compiled, so the softmax does not
 //     overwrite the logits in fp32, which takes four bytes more in the forward pass.
+//   - An output layer in eight bits is TransformerEngine's. Its backward pass makes two copies
+//     of the logits' gradient in eight bits, one for each product, and gathers the input itself.
 func (d *dims) output(t *tape) {
 	n := d.tokens * d.vocab
 	layer := op{name: "output layer", out: d.size(n), gin: d.residual(), work: d.wgrad(d.vocab, d.h)}
@@ -48,6 +57,12 @@ func (d *dims) output(t *tape) {
 		// This is the input's gradient before it is scattered. The gathered input lies in
 		// the shared buffer; see fixed.go.
 		layer.work += d.gathered()
+	}
+	if d.narrowOutput() {
+		layer.work += 2 * d.quantised(n)
+		if d.dividesSequence() {
+			layer.work += d.quantised(d.tokens * d.h)
+		}
 	}
 	t.op(layer)
 	loss := op{name: "loss", gin: d.size(n)}

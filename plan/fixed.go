@@ -76,7 +76,7 @@ func (d *dims) teWorkspace(rank int) memory.Bytes {
 // 8 MiB and 128 KiB. The output layer, the router and unfused attention use it, because
 // TransformerEngine does not compute them.
 func (d *dims) torchWorkspace(rank int) memory.Bytes {
-	if !d.s.Kernels.Local && !d.hasLoss(rank) && !d.unfused() && !d.anyLayer(rank, isMoE) {
+	if !d.s.Kernels.Local && !(d.hasLoss(rank) && !d.narrowOutput()) && !d.unfused() && !d.anyLayer(rank, isMoE) {
 		return 0
 	}
 	size := 8*memory.MiB + 128*memory.KiB
@@ -105,7 +105,7 @@ func (d *dims) dummies(s share) memory.Bytes {
 // expert group if tokens are gathered, or the scores of Megatron-LM's own attention.
 func (d *dims) sharedBuffer(rank int) memory.Bytes {
 	var n memory.Bytes
-	if d.hasLoss(rank) && d.dividesSequence() {
+	if d.hasLoss(rank) && d.dividesSequence() && !d.narrowOutput() {
 		n = d.gathered()
 	}
 	k := d.s.Kernels

@@ -165,8 +165,8 @@ type Precision struct {
 	// ActivationInputFP8 stores the input of the activation function in FP8.
 	ActivationInputFP8 bool
 	// OutputLayer and Attention compute the output layer and the products of attention in
-	// the compute format (fp8-output-proj, fp8-dot-product-attention). Both change time,
-	// not memory.
+	// the compute format (fp8-output-proj, fp8-dot-product-attention). The first changes
+	// time and memory. Of the second only the change of time is predicted.
 	OutputLayer, Attention bool
 }
 

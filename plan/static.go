@@ -24,6 +24,8 @@ type share struct {
 	table int64
 	// shapes are the shapes of weights whose gradients fused products accumulate.
 	shapes map[matrix]bool
+	// output is the size of the output layer's weights if it has inputs of eight bits.
+	output int64
 	// tensors are the single parameters. Some optimisers assign them to ranks whole.
 	tensors []heldTensor
 	units   []unitShare
@@ -169,6 +171,9 @@ func (d *dims) holds(rank int) share {
 			} else {
 				s.shapes[matrix{d.vocab, d.h}] = true
 			}
+			if d.narrowOutput() {
+				s.output = d.vocab * d.h
+			}
 		}
 	}
 	return s
@@ -195,6 +200,9 @@ func (d *dims) parameterItems(s share) []Item {
 	}
 	if d.lowPrecision() && !p.ParamGather {
 		items = append(items, Item{CauseWeights, "quantised weights", d.narrowWeights(s.narrowDense + s.narrowExpert), true})
+	}
+	if s.output > 0 { // Megatron-LM makes it outside of fp8-param-gather
+		items = append(items, Item{CauseWeights, "quantised output layer", d.narrowWeights(s.output), true})
 	}
 	state := d.optimizerBytes(s)
 	device := state - memory.Bytes(float64(state)*o.OffloadFraction)

@@ -171,3 +171,40 @@ func TestEnds(t *testing.T) {
 		}
 	}
 }
+
+// An output layer in eight bits has copies of its weights, also if parameters are gathered
+// in eight bits, saves its input in eight bits, and makes copies of the logits' gradient.
+func TestNarrowOutput(t *testing.T) {
+	at := func(narrow, gather bool) (weights, saved, work memory.Bytes) {
+		s := flat(8)
+		s.Model.Tied = false
+		s.Precision = Precision{Params: BF16, Compute: MXFP8, ParamGather: gather, OutputLayer: narrow, MainGrads: FP32}
+		d := newDims(mustNormalise(t, s))
+		for _, it := range d.parameterItems(d.holds(0)) {
+			if it.Cause == CauseWeights {
+				weights += it.Bytes
+			}
+		}
+		for _, x := range d.loss().saved {
+			if x.Tensor == "output of the final norm" {
+				saved = x.Bytes
+			}
+		}
+		return weights, saved, d.loss().ops[1].work
+	}
+	d := newDims(mustNormalise(t, flat(8)))
+	blocks := func(n int64) memory.Bytes { return memory.Bytes(n + n/32) }
+	for _, gather := range []bool{false, true} {
+		weights, saved, work := at(false, gather)
+		narrowWeights, narrowSaved, narrowWork := at(true, gather)
+		if got, want := narrowWeights-weights, 2*blocks(d.vocab*d.h); got != want {
+			t.Errorf("gather %v: weights grow by %d bytes, want %d", gather, got, want)
+		}
+		if saved != d.residual() || narrowSaved != blocks(d.local*d.h) {
+			t.Errorf("gather %v: the input has %d and %d bytes", gather, saved, narrowSaved)
+		}
+		if got, want := narrowWork-work, 2*blocks(d.tokens*d.vocab); got != want {
+			t.Errorf("gather %v: the backward pass takes %d bytes more, want %d", gather, got, want)
+		}
+	}
+}

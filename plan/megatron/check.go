@@ -73,6 +73,7 @@ func checkModules(r *reader, s *plan.Setup) error {
 		{recompute("moe_act") && !s.Kernels.GroupedGEMM && hasExperts(s.Model), "--recompute-modules moe_act needs --moe-grouped-gemm"},
 		{recompute("mla_up_proj") && !hasMLA(s), "--recompute-modules mla_up_proj needs --multi-latent-attention"},
 		{recompute("shared_experts") && s.Kernels.SharedExpertOverlap, "--recompute-modules shared_experts excludes --moe-shared-expert-overlap; drop one"},
+		{s.Precision.OutputLayer && s.Model.Tied && s.Layout.PP == 1, "--fp8-output-proj needs --untie-embeddings-and-output-weights"},
 		{delayed && (recompute("moe_act") || recompute("layernorm")), "--recompute-modules moe_act and layernorm exclude --fp8-recipe delayed; use tensorwise, blockwise or mxfp8"},
 		{recompute("moe") && s.Layout.OverlapEP, "--recompute-modules moe excludes --overlap-moe-expert-parallel-comm; drop one"},
 		{s.Recompute.Full && s.Layout.OverlapEP, "--recompute-granularity full excludes --overlap-moe-expert-parallel-comm; recompute modules instead"},

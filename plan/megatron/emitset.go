@@ -81,6 +81,7 @@ func (e *emitter) precision(s *plan.Setup) {
 		e.set("fp8-format", "e4m3")
 		e.set("fp8-recipe", "mxfp8")
 		e.setIf(p.ParamGather, "fp8-param-gather")
+		e.setIf(p.OutputLayer, "fp8-output-proj")
 	case plan.NVFP4:
 		e.set("fp4-format", "e2m1")
 		e.set("fp4-recipe", "nvfp4")

@@ -72,6 +72,8 @@ func TestRefused(t *testing.T) {
 		{"--moe-router-topk 9 is more than --num-experts 8", []any{"moe-router-topk", 9}},
 		{"--bf16 and --fp16 exclude each other", []any{"fp16", true}},
 		{"--fp8-param-gather needs --fp8-format", []any{"fp8-param-gather", true}},
+		{"--fp8-output-proj needs --fp8-format and --fp8-recipe mxfp8", []any{"fp8-output-proj", true}},
+		{"--fp8-output-proj needs --untie-embeddings-and-output-weights", []any{"fp8-output-proj", true, "fp8-format", "e4m3", "fp8-recipe", "mxfp8"}},
 		{"--fp8-format e5m2 is unknown; choose from e4m3, hybrid", []any{"fp8-format", "e5m2"}},
 		{"--recompute-modules moe_atc is unknown; did you mean moe_act?", []any{"recompute-granularity", "selective", "recompute-modules", "moe_atc"}},
 		{"--offload-modules moe_ac is unknown; did you mean moe_act?", []any{"fine-grained-activation-offloading", true, "offload-modules", "[moe_ac]"}},

@@ -46,6 +46,7 @@ func TestReadings(t *testing.T) {
 		{"--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 3", func(s *plan.Setup) bool {
 			return s.Precision.PlainFirst == 0 && s.Precision.PlainLast == 3
 		}},
+		{"--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj --untie-embeddings-and-output-weights", func(s *plan.Setup) bool { return s.Precision.OutputLayer }},
 		{"--moe-token-dispatcher-type flex", func(s *plan.Setup) bool { return s.Kernels.Dispatcher == "deepep" }},
 		{"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep", func(s *plan.Setup) bool { return s.Kernels.Dispatcher == "hybridep" }},
 		{"--moe-token-dispatcher-type alltoall_seq", func(s *plan.Setup) bool { return s.Kernels.Dispatcher == "alltoall" }},

@@ -88,6 +88,16 @@ func readPrecision(r *reader, s *plan.Setup, _ Options) error {
 	case fp8 != "":
 		p.Compute, p.ParamGather, p.Blockwise = plan.FP8, gather8, recipe == "blockwise"
 	}
+	if p.OutputLayer = r.flag("fp8-output-proj"); p.OutputLayer && (fp8 == "" || recipe != "mxfp8") {
+		return fmt.Errorf("--fp8-output-proj needs --fp8-format and --fp8-recipe mxfp8")
+	}
+	if p.OutputLayer && isHybrid(s.Model) {
+		p.OutputLayer = false
+		r.warn("fp8-output-proj", "hybrid models do not use it")
+	}
+	if recipe == "custom" && fp8 != "" {
+		return refused(option, "--fp8-recipe custom, which is not modelled; give --fp8-recipe tensorwise or another one to plan the job with it")
+	}
 	readEndLayers(r, p)
 	p.ActivationInputFP8 = r.flag("activation-func-fp8-input-store")
 	p.MainGrads = plan.FP32
@@ -126,6 +136,9 @@ func readOptimizer(r *reader, s *plan.Setup, _ Options) error {
 	o.Kind = r.word("optimizer", "adam", "adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon")
 	sharded := r.flag("use-distributed-optimizer")
 	byLayer := !r.flag("no-use-layer-wise-param-layout")
+	if scalar := r.word("muon-scalar-optimizer", "adam", "adam", "lion"); scalar != "adam" {
+		return refused(option, "--muon-scalar-optimizer %s, which is not modelled; give --muon-scalar-optimizer adam to plan the job with it", scalar)
+	}
 	switch o.Kind {
 	case "adam", "sgd":
 		o.Distributed = sharded

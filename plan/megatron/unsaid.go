@@ -31,6 +31,7 @@ func Unsaid(s *plan.Setup) (out []string) {
 		{m.OutputBias, "Megatron-LM has no flag for a bias of the output layer"},
 		{p.Mamba != nil && p.Mamba.Ungated, "Megatron-LM has no flag for Mamba without a norm behind the scan"},
 		{s.Precision.ActivationInputFP8, "storing the activation's input in fp8 is set in the model's config, not by a flag"},
+		{s.Precision.Attention, "attention in fp8 is set in the model's config, not by a flag"},
 		{s.Kernels.Loss == "te", "Megatron-LM refuses TransformerEngine's cross entropy since August 2026; with the native one the loss takes more memory"},
 		{len(s.Offload.Fractions) > 0, "Megatron-LM has one --activation-offload-fraction for every rank; the flags have the nearest that fits, with --delta-offload-bytes-across-pp-ranks"},
 		{len(s.Offload.Fractions) == 0 && s.Offload.ByBytes && s.Offload.Fraction > 0 && s.Offload.Fraction < 1, "--activation-offload-fraction counts groups, not bytes; the flags have the least that fits"},
