@@ -55,11 +55,9 @@ func moved(pol memory.Policy) (n int) {
 }
 
 // The solver never exceeds its budget, says that there is nothing to do exactly
-// when all fits, refuses exactly what is below the floor, and comes close to the
-// best of all policies.
+// when all fits, and refuses exactly what is below the floor.
 // SPEC S5.5 S6.1
-func TestSolveAgainstBruteForce(t *testing.T) {
-	cases, worst, hasty := 0, 0.0, 0.0
+func TestSolve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, l := drawProfile(t, rapid.SampledFrom([]int{6, 8, 8, 18}).Draw(t, "units")), drawLinks(t)
 		c := residency.Config{Host: noLimit, Align: 1, Window: rapid.IntRange(1, 3).Draw(t, "window")}
@@ -105,23 +103,59 @@ func TestSolveAgainstBruteForce(t *testing.T) {
 		if err != nil || again.Step != d.Forecast.Step || again.Extent != d.Forecast.Extent {
 			t.Fatalf("forecast %+v, and once more %+v, %v", d.Forecast, again, err)
 		}
-		if len(p.Units) > 8 {
-			return
-		}
-		least := bruteForce(p, l, c, everything)
-		gap := func(d *Decision) float64 { return d.Forecast.paid/least - 1 }
-		if worst = max(worst, gap(d)); gap(d) > 0.05 {
-			t.Fatalf("step %v is %.1f%% more than the best", d.Forecast.Step, 100*gap(d))
-		}
-		// With far fewer candidates than there are policies, as with large models.
-		if d, err = solve(p, l, c, budget, everything, 0.04); err != nil || d.Forecast.Extent > budget {
-			t.Fatalf("in haste: %v", err)
-		}
-		cases, hasty = cases+1, hasty+max(gap(d), 0)
 	})
-	t.Logf("%d cases: worst %.2f%%; in haste %.2f%% in the mean", cases, 100*worst, 100*hasty/float64(max(cases, 1)))
-	if cases > 10 && hasty > 0.05*float64(cases) {
-		t.Errorf("in haste steps are %.1f%% more than the best in the mean", 100*hasty/float64(cases))
+}
+
+// The solver comes close to the best of all policies, whether memory has places or is
+// counted. Of a search that holds for most steps and not for all, so the steps are always
+// the same ones.
+// SPEC S6.1
+func TestSolveComesClose(t *testing.T) {
+	type example struct {
+		p     *Profile
+		l     memory.Links
+		c     residency.Config
+		share float64
+	}
+	for _, counted := range []bool{false, true} {
+		draw := rapid.Custom(func(t *rapid.T) example {
+			x := example{l: drawLinks(t), c: residency.Config{Host: noLimit, Align: 1, Borrowed: counted}, share: rapid.Float64Range(0.2, 0.99).Draw(t, "share")}
+			if counted {
+				x.p = drawBorrowed(t, 7)
+				return x
+			}
+			x.p, x.c.Window = drawProfile(t, 7), rapid.IntRange(1, 3).Draw(t, "window")
+			return x
+		})
+		cases, sum, hasty := 0, 0.0, 0.0
+		for seed := range 50 {
+			x := draw.Example(seed)
+			kept, err := Simulate(x.p, nil, nil, x.l, residency.Config{Device: noLimit, Align: 1, Borrowed: counted})
+			if err != nil {
+				t.Fatal(err)
+			}
+			budget := x.p.Base + memory.Bytes(x.share*float64(kept.Extent-x.p.Base))
+			d, err := Solve(x.p, x.l, x.c, budget, everything)
+			if err != nil || d.Nothing {
+				continue
+			}
+			// With far fewer candidates than there are policies, as with large models.
+			quick, err := solve(x.p, x.l, x.c, budget, everything, 0.04)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.c.Device = budget - x.p.Base
+			least := bruteForce(x.p, x.l, x.c, everything)
+			gap := d.Forecast.paid/least - 1
+			cases, sum, hasty = cases+1, sum+max(gap, 0), hasty+max(quick.Forecast.paid/least-1, 0)
+			if gap > 0.05 {
+				t.Errorf("seed %d, counted %v: step %v is %.1f%% more than the best", seed, counted, d.Forecast.Step, 100*gap)
+			}
+		}
+		t.Logf("counted %v, %d cases: %.2f%% in the mean, in haste %.2f%%", counted, cases, 100*sum/float64(cases), 100*hasty/float64(cases))
+		if cases < 15 || hasty > 0.05*float64(cases) {
+			t.Errorf("counted %v, %d cases: in haste steps are %.1f%% more than the best in the mean", counted, cases, 100*hasty/float64(cases))
+		}
 	}
 }
 
