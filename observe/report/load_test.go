@@ -79,6 +79,8 @@ func TestLoadDamaged(t *testing.T) {
 		{"fewer steps than the summary has", write(SummaryFile, `{"policy":"x","steps":7}`), "metrics.jsonl ends after step 2 of the 7", 2, 2, 1},
 		{"a step is missing", write(MetricsFile, `{"step":1}`+"\n"+`{"step":4}`+"\n"), "metrics.jsonl lacks 2 steps", 5, 2, 1},
 		{"the first step is missing", write(MetricsFile, `{"step":2}`+"\n"), "metrics.jsonl lacks 1 step", 5, 1, 1},
+		{"steps in another order", write(MetricsFile, `{"step":2}`+"\n"+`{"step":1}`+"\n"), "metrics.jsonl was changed: its lines are not in the order of steps", 5, 2, 1},
+		{"a step twice", write(MetricsFile, `{"step":1}`+"\n"+`{"step":1}`+"\n"), "metrics.jsonl was changed: its lines are not in the order of steps", 5, 1, 1},
 		{"no object", write(SummaryFile, "[1,2]"), "summary.json is damaged", 4, 2, 1},
 		{"unknown keys", write(SummaryFile, `{"policy":"x","later":{"a":[1]},"more":7,"none":null}`), "", 2, 2, 1},
 		{"wrong ranks", write(SummaryFile, `{"policy":"x","by_rank":[{"rank":"zero"}]}`), "the ranks in summary.json are damaged", 1, 2, 1},

@@ -255,6 +255,13 @@ func (r *Run) readMetrics(dir string) bool {
 	case bad > 0:
 		r.miss("%s has %s", MetricsFile, plural(bad, "line that cannot be read", "lines that cannot be read"))
 	}
+	if n, sorted := len(lines), slices.IsSortedFunc(lines, byStep); n > 0 {
+		slices.SortStableFunc(lines, byStep)
+		lines = slices.CompactFunc(lines, func(a, b line) bool { return a.Step == b.Step })
+		if !sorted || len(lines) < n {
+			r.miss("%s was changed: its lines are not in the order of steps; the first line of each step is shown", MetricsFile)
+		}
+	}
 	lost, last := 0, 0
 	for _, l := range lines {
 		lost, last = lost+max(0, l.Step-last-1), l.Step
@@ -268,6 +275,8 @@ func (r *Run) readMetrics(dir string) bool {
 	r.Steps = stepsOf(lines)
 	return true
 }
+
+func byStep(a, b line) int { return a.Step - b.Step }
 
 func plural(n int, one, many string) string {
 	if n == 1 {

@@ -138,7 +138,8 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 	defer in.Close()
 	var bad []int         // numbers of lines
 	var rest bytes.Buffer // what stays behind a line that is dropped
-	lines, dropped := 0, false
+	lines, last, dropped := 0, 0, false
+	var disorder string
 	b := bufio.NewReaderSize(io.NewSectionReader(in, 0, in.Size()), int(min(longestLine, in.Size()+1)))
 	for n := 1; ; n++ {
 		raw, err := readLine(b)
@@ -158,7 +159,12 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			bad, dropped = append(bad, n), true
 			continue
 		}
+		if m.Step <= last && disorder == "" {
+			disorder = fmt.Sprintf("line %d is of step %d and comes after step %d", n, m.Step, last)
+		}
 		f.was.peaks = higher(f.was.peaks, m.Ranks)
+		latest := m.Step > last
+		last = max(last, m.Step)
 		switch {
 		case m.Step > done:
 			dropped = true
@@ -169,11 +175,15 @@ func (f *folder) readMetrics(done int, warn func(string)) (keep kept, err error)
 			keep.size += int64(len(raw))
 		}
 		lines++
-		f.was.loss, f.was.reruns = m.Loss, m.Reruns
+		if latest {
+			f.was.loss, f.was.reruns = m.Loss, m.Reruns
+		}
 		f.was.tokens, f.was.took = f.was.tokens+m.Tokens, append(f.was.took, m.Seconds)
 	}
 	if lines < done {
 		f.lack(done, lines, bad, warn)
+	} else if disorder != "" && warn != nil {
+		warn(fmt.Sprintf("%s was changed: %s; the lines stay, and the report shows them by step", f.path(metricsName), disorder))
 	}
 	if keep.tail, err = io.ReadAll(io.NewSectionReader(in, keep.size, in.Size()-keep.size)); err != nil {
 		return keep, err

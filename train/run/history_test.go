@@ -127,6 +127,9 @@ func TestBadMetrics(t *testing.T) {
 		{lines(0, 2, 0, 4, 5), 4, lines(2, 4), "lacks 2 of the 4 steps before, because 2 lines cannot be read: 1, 3;"},
 		{lines(1, 2, 0), 2, lines(1, 2), ""}, // of a step that is repeated
 		{lines(1, 2, 4), 4, lines(1, 2, 4), "lacks 1 of the 4 steps before;"},
+		{lines(1, 3, 2, 4), 4, lines(1, 3, 2, 4), "line 3 is of step 2 and comes after step 3; the lines stay"},
+		{lines(1, 2, 2, 3), 3, lines(1, 2, 2, 3), "line 3 is of step 2 and comes after step 2; the lines stay"},
+		{lines(1, 4, 2, 3), 3, lines(1, 2, 3), "line 3 is of step 2 and comes after step 4; the lines stay"},
 		{strings.Repeat("x", longestLine+5) + "\n" + lines(2), 2, lines(2), "because line 1 cannot be read"},
 		{"", 2, "", "lacks 2 of the 2 steps before;"},
 		{lines(0, 0, 0, 0, 0, 0, 7), 7, lines(7), "6 lines cannot be read: 1, 2, 3, 4, 5 and others;"},
