@@ -50,6 +50,9 @@ func (s *Setup) fillDefaults() {
 	if l.World == 0 {
 		l.World = max(l.TP*l.CP, l.EP*l.ETP) * l.PP
 	}
+	if l.NodeGPUs == 0 && s.Hardware != nil {
+		l.NodeGPUs = s.Hardware.NodeGPUs
+	}
 	if l.GroupSize == 0 {
 		l.GroupSize = l.PP
 	}

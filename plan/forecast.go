@@ -20,8 +20,10 @@ type Forecast struct {
 	// Budget is the device memory that a rank may hold at its peak: the setup's, or
 	// what the hardware leaves. It is zero if the setup has neither.
 	Budget memory.Bytes
+	// Node is the host memory of the node that needs most.
+	Node Node
 	// Fits reports whether the upper end of Reserved stays within the budget on every
-	// rank. It is false without a budget.
+	// rank, and pinned memory within that of every node. It is false without a budget.
 	Fits bool
 }
 

@@ -37,7 +37,12 @@ func Predict(s *Setup) (*Forecast, error) {
 	if p.Budget == 0 && n.Hardware != nil {
 		p.Budget = n.Hardware.Usable
 	}
-	p.Fits = p.Budget > 0
+	pinned := make([]memory.Bytes, len(p.Ranks))
+	for i, r := range p.Ranks {
+		pinned[i] = r.Host
+	}
+	p.Node = n.Node(pinned)
+	p.Fits = p.Budget > 0 && p.Node.Missing == 0
 	for _, r := range p.Ranks {
 		p.Fits = p.Fits && r.Reserved.High <= p.Budget
 	}

@@ -53,17 +53,23 @@ type Setup struct {
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for what the hardware leaves.
 	Budget memory.Bytes
+	// HostMemory is what the ranks of a node may pin together, in bytes. Zero stands for
+	// what the hardware's nodes leave.
+	HostMemory memory.Bytes
 }
 
 // Layout describes how the model is divided over ranks.
 type Layout struct {
 	World int // all GPUs
-	TP    int
-	PP    int
-	VPP   int // chunks of a pipeline rank; 1 without interleaving
-	CP    int
-	EP    int
-	ETP   int
+	// NodeGPUs is how many GPUs share a node and its host memory. Zero stands for the
+	// hardware's number.
+	NodeGPUs int
+	TP       int
+	PP       int
+	VPP      int // chunks of a pipeline rank; 1 without interleaving
+	CP       int
+	EP       int
+	ETP      int
 	// SequenceParallel divides along the sequence what TP would replicate.
 	SequenceParallel bool
 	// Stages lists what each virtual stage holds, in pipeline order. Stage i is

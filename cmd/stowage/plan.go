@@ -133,6 +133,8 @@ func (j *jobFlags) add(cmd *cobra.Command) {
 	f.IntVar(&j.gpus, "gpus", 0, "the number of `GPUs` (default as few as the layout allows)")
 	f.IntVar(&j.vocab, "vocab", 0, "the vocabulary's `size` if a file leaves it to a tokenizer")
 	f.StringVar(&j.budget, "budget", "", "the device memory that a rank may hold at its peak, a `size` such as 60GiB\n(default what the hardware leaves)")
+	f.StringVar(&j.host, "host-memory", "", "the host memory that the ranks of a node may pin together, a `size` such as 900GiB\n(default what a usual node of the hardware leaves)")
+	f.IntVar(&j.nodeGPUs, "gpus-per-node", 0, "how many `GPUs` share a node and its host memory (default the hardware's number)")
 	f.StringVar(&j.routing, "routing", "", "how tokens reach experts: `natural` (the default, as in measured runs), balanced,\nskewed:1.3 (fullest rank over the mean) or counts:FILE (routing counts)")
 }
 
@@ -235,7 +237,7 @@ func (f *planFlags) report(cmd *cobra.Command, s *plan.Setup, given *planview.Gi
 	}
 	m := measure(cmd, "planning")
 	defer m.end()
-	q := planview.Request{Setup: s, Search: over, Given: given, Command: command, BudgetFrom: f.budgetFrom(s), Progress: m.at}
+	q := planview.Request{Setup: s, Search: over, Given: given, Command: command, BudgetFrom: f.budgetFrom(s), HostFrom: f.job.hostFrom(s), Progress: m.at}
 	r, err := planview.New(q)
 	if err != nil {
 		return nil, reportError(err, q)
@@ -250,6 +252,10 @@ func reportError(err error, q planview.Request) error {
 		return planError(err)
 	}
 	// The command line is right, and the answer is no: this is no error of usage.
+	if n := small.Node; n != nil {
+		return fmt.Errorf("no policy fits %s (%s) and the host memory of a node, %s (%s): %s would pin %s a node; give more --host-memory if a node has it, or use more --gpus",
+			planview.Size(small.Budget), q.BudgetFrom, planview.Size(n.Room), q.HostFrom, small.Policy, planview.Size(n.Pinned))
+	}
 	remedy := "or look for another layout with --search layout"
 	if q.Search == planview.Layouts {
 		remedy = "or more --gpus"

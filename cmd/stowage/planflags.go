@@ -133,7 +133,7 @@ func (w *planWords) check(cmd *cobra.Command) error {
 			return usagef("--%s is empty; give a value, or leave the flag out", name)
 		}
 	}
-	for name, most := range map[string]int{"gpus": 1 << 24, "vocab": math.MaxInt32} {
+	for name, most := range map[string]int{"gpus": 1 << 24, "vocab": math.MaxInt32, "gpus-per-node": 1 << 16} {
 		n, err := cmd.Flags().GetInt(name)
 		if err != nil {
 			panic("plan: there is no flag " + name + ": " + err.Error())

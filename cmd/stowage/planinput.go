@@ -32,6 +32,8 @@ type jobFlags struct {
 	gpu                     string
 	gpus, vocab             int
 	budget, routing         string
+	host                    string // memory of a node
+	nodeGPUs                int
 	env                     []string // NAME=VALUE
 
 	stdin func() io.Reader // what --megatron - and --launch - read
@@ -124,6 +126,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		return nil, nil, usagef("--budget %s is more than %s has; give at most %s, or leave --budget out for the %s that it leaves to a job",
 			j.budget, h.Name, planview.Size(h.Memory), planview.Size(h.Usable))
 	}
+	if err := j.setNode(s); err != nil {
+		return nil, nil, err
+	}
 	if err := j.checkIdle(s, w.settings); err != nil {
 		return nil, nil, err
 	}
@@ -145,6 +150,36 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		notes = append(notes, fmt.Sprintf("the routing counts have %d expert ranks, the job %d; their imbalance of %.3g is used unchanged", j.counted, n.Layout.EP*n.Layout.ETP, n.Routing.Imbalance))
 	}
 	return s, notes, nil
+}
+
+// setNode sets how many GPUs share a node, and its memory.
+func (j *jobFlags) setNode(s *plan.Setup) error {
+	s.Layout.NodeGPUs = j.nodeGPUs
+	if j.host == "" {
+		return nil
+	}
+	n, err := memory.ParseBytes(j.host)
+	switch {
+	case err != nil:
+		return usagef("--host-memory: %v", err)
+	case n < 1:
+		return usagef("--host-memory %s is no memory; give a size such as 900GiB, or leave the flag out", j.host)
+	case j.nodeGPUs == 0 && (s.Hardware == nil || s.Hardware.NodeGPUs == 0):
+		return usagef("--host-memory needs the number of GPUs that share it; add --gpus-per-node, or --gpu")
+	}
+	s.HostMemory = n
+	return nil
+}
+
+// hostFrom says where the host memory of a node comes from.
+func (j *jobFlags) hostFrom(s *plan.Setup) string {
+	switch {
+	case s.HostMemory > 0:
+		return "--host-memory"
+	case s.Hardware != nil && s.Hardware.NodeMemory > 0:
+		return "what a usual node of " + s.Hardware.Name + " leaves of " + planview.Size(s.Hardware.NodeMemory)
+	}
+	return ""
 }
 
 // environment returns the variables of --env.

@@ -31,9 +31,9 @@ type Request struct {
 	Search SearchSpace
 	// Given is the arguments of Megatron-LM that the setup was made of. It may be nil.
 	Given *Given
-	// Command is the command line that asked, and BudgetFrom says where the budget
-	// comes from. The report repeats both.
-	Command, BudgetFrom string
+	// Command is the command line that asked. BudgetFrom and HostFrom say where the budget
+	// and the host memory of a node come from. The report repeats all.
+	Command, BudgetFrom, HostFrom string
 	// Progress, if it is not nil, is told how much of a search over layouts is done.
 	Progress func(done, all int)
 }
@@ -53,6 +53,9 @@ func New(q Request) (*Report, error) {
 		return nil, err
 	}
 	r := predicted(p, q.BudgetFrom)
+	if r.Node != nil && r.Node.Room > 0 {
+		r.Node.From = q.HostFrom
+	}
 	r.Command, r.Search = q.Command, x.report
 	if p.Setup.Hardware != nil {
 		if r.Time, err = timeReport(p.Setup); err != nil {
@@ -83,6 +86,9 @@ func predicted(p *plan.Forecast, budgetFrom string) *Report {
 	}
 	if h := s.Hardware; h != nil {
 		r.Hardware = &Hardware{Name: h.Name, Memory: h.Memory, Usable: h.Usable}
+	}
+	if n := p.Node; n.GPUs > 0 {
+		r.Node = &Node{GPUs: n.GPUs, Number: n.Number, Pinned: n.Pinned, Room: n.Room, Missing: n.Missing}
 	}
 	if p.Budget > 0 {
 		most := memory.Bytes(0)

@@ -30,8 +30,11 @@ type view struct {
 	Bars     bars
 	Over     timeline
 	Settings []setting
-	Style    template.CSS
-	Script   template.JS
+	// HostWords is about the host memory of a node. It is empty if nothing is pinned.
+	HostWords string
+	HostLacks bool // whether only host memory is too small
+	Style     template.CSS
+	Script    template.JS
 }
 
 // WritePage writes the report as one HTML file that sends no request.
@@ -42,10 +45,14 @@ func (r *Report) WritePage(w io.Writer) error {
 	if err != nil {
 		panic("page: the embedded template does not parse: " + err.Error())
 	}
-	return t.Execute(w, &view{
+	v := &view{
 		Report: r, Bars: makeBars(r), Over: makeTimeline(r), Settings: settings(r),
-		Style: template.CSS(pagestyle.CSS() + pageCSS), Script: template.JS(pageJS),
-	})
+		Style: template.CSS(pagestyle.CSS() + pageCSS), Script: template.JS(pageJS), HostLacks: r.Missing == 0 && r.Node.lacks(),
+	}
+	if r.Node != nil && r.Node.Pinned > 0 {
+		v.HostWords = r.Node.words()
+	}
+	return t.Execute(w, v)
 }
 
 // GiB formats bytes as a number of GiB.

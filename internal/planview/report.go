@@ -24,8 +24,12 @@ type Report struct {
 	// where it comes from. It is zero without a budget and hardware.
 	Budget     memory.Bytes `json:"budget_bytes"`
 	BudgetFrom string       `json:"budget_from"`
+	// Node is the host memory of the node that pins most, or null if it is not known how
+	// many GPUs share a node.
+	Node *Node `json:"node"`
 	// Fits reports whether the upper end of reserved memory stays within the budget on
-	// every rank. Missing is how much it exceeds the budget, Spare how much it leaves.
+	// every rank, and pinned memory within that of every node. Missing is how much
+	// reserved memory exceeds the budget, Spare how much it leaves.
 	Fits    bool         `json:"fits"`
 	Missing memory.Bytes `json:"missing_bytes"`
 	Spare   memory.Bytes `json:"spare_bytes"`
@@ -66,6 +70,19 @@ type Hardware struct {
 	Name   string       `json:"name"`
 	Memory memory.Bytes `json:"memory_bytes"`
 	Usable memory.Bytes `json:"usable_bytes"`
+}
+
+// Node is the host memory of the node whose ranks pin most of it. GPUs is how many GPUs of
+// the job a node has, and Number the node, counted from zero. Room is what the ranks of a
+// node may pin together, and From says where it comes from; it is zero if it is not known.
+// Missing is how much Pinned exceeds it.
+type Node struct {
+	GPUs    int          `json:"gpus"`
+	Number  int          `json:"number"`
+	Pinned  memory.Bytes `json:"pinned_bytes"`
+	Room    memory.Bytes `json:"memory_bytes"`
+	From    string       `json:"memory_from"`
+	Missing memory.Bytes `json:"missing_bytes"`
 }
 
 // Setup is the settings of the job, with all defaults filled in.

@@ -121,6 +121,8 @@ func writeVerdict(w io.Writer, r *Report, hints Hints) {
 	switch {
 	case r.Budget == 0:
 		fmt.Fprintf(w, "no budget: %s\n", hints.NoBudget)
+	case r.Missing == 0 && r.Node.lacks():
+		fmt.Fprint(w, Wrap(fmt.Sprintf("DOES NOT FIT: host memory is too small, though device memory is enough (up to %s GiB reserved of %s, %s)", GiB(r.Reserved.High), GiB(r.Budget), r.BudgetFrom), ""))
 	case r.Fits:
 		fmt.Fprint(w, Wrap(fmt.Sprintf("FITS: up to %s GiB reserved of %s (%s), %s GiB to spare", GiB(r.Reserved.High), GiB(r.Budget), r.BudgetFrom, GiB(r.Spare)), ""))
 	default:
@@ -130,10 +132,31 @@ func writeVerdict(w io.Writer, r *Report, hints Hints) {
 		} else {
 			fmt.Fprint(w, Wrap(fmt.Sprintf("DOES NOT FIT: up to %s GiB reserved of %s (%s), %s GiB are missing", GiB(r.Reserved.High), GiB(r.Budget), r.BudgetFrom, GiB(r.Missing)), ""))
 		}
-		if r.Search == nil && r.Hardware != nil {
-			fmt.Fprintln(w, hints.TooLarge)
-		}
 	}
+	if r.Budget > 0 && !r.Fits && r.Search == nil && r.Hardware != nil {
+		fmt.Fprintln(w, hints.TooLarge)
+	}
+	if n := r.Node; n != nil && n.Pinned > 0 {
+		fmt.Fprint(w, Wrap("host memory: "+n.words(), ""))
+	}
+}
+
+// lacks reports whether the node has less memory than its ranks pin.
+func (n *Node) lacks() bool { return n != nil && n.Missing > 0 }
+
+// words compares what the ranks of a node pin with what it has.
+func (n *Node) words() string {
+	text := fmt.Sprintf("%s GiB pinned by the %d GPUs of node %d", GiB(n.Pinned), n.GPUs, n.Number)
+	if n.GPUs == 1 {
+		text = fmt.Sprintf("%s GiB pinned by the GPU of node %d", GiB(n.Pinned), n.Number)
+	}
+	switch {
+	case n.Room == 0:
+		return text + "; what a node has is not known"
+	case n.Missing > 0:
+		return text + fmt.Sprintf(" of %s (%s), %s GiB are missing", GiB(n.Room), n.From, GiB(n.Missing))
+	}
+	return text + fmt.Sprintf(" of %s (%s), %s GiB to spare", GiB(n.Room), n.From, GiB(n.Room-n.Pinned))
 }
 
 // writeParts writes what a rank's memory consists of.

@@ -43,6 +43,10 @@ type GPU struct {
 	FastLink  float64 `json:"fast_link"`
 	FastGroup int     `json:"fast_group"` // GPUs that reach each other over it
 	Network   float64 `json:"network"`
+	// NodeGPUs is how many GPUs a node has, and NodeMemory its main memory in bytes. Both
+	// are zero if they are not known.
+	NodeGPUs   int          `json:"node_gpus"`
+	NodeMemory memory.Bytes `json:"node_memory_bytes"`
 	// Generation is the major number of the compute capability. It is zero for
 	// accelerators that are not NVIDIA's.
 	Generation int    `json:"generation"`
@@ -200,6 +204,8 @@ func (g *GPU) check() error {
 		{"fast_link", g.FastLink, false},
 		{"fast_group", float64(g.FastGroup), false},
 		{"network", g.Network, false},
+		{"node_gpus", float64(g.NodeGPUs), false},
+		{"node_memory_bytes", float64(g.NodeMemory), false},
 		{"generation", float64(g.Generation), false},
 	} {
 		if f.value < 0 {
@@ -225,6 +231,9 @@ func (g *GPU) check() error {
 	}
 	if g.Usable > g.Memory {
 		return fmt.Errorf(`"usable_bytes" %d is more than "memory_bytes" %d`, g.Usable, g.Memory)
+	}
+	if g.NodeMemory > 0 && g.NodeGPUs == 0 {
+		return fmt.Errorf(`"node_memory_bytes" needs "node_gpus", the number of GPUs that share it`)
 	}
 	if g.HostBoth == 0 {
 		g.HostBoth = g.HostOut + g.HostIn

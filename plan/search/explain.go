@@ -252,18 +252,18 @@ func (p *problem) wholeVerdict(c *choice, res *Result) ModuleDecision {
 }
 
 // describe returns a choice in words.
-func (p *problem) describe(c *choice) string {
+func describe(r plan.Recompute, offload []string) string {
 	var parts []string
 	switch {
-	case c.recompute.Full && c.recompute.Method == "block":
-		parts = append(parts, fmt.Sprintf("recomputation of the first %d layers of each stage", c.recompute.Layers))
-	case c.recompute.Full:
+	case r.Full && r.Method == "block":
+		parts = append(parts, fmt.Sprintf("recomputation of the first %d layers of each stage", r.Layers))
+	case r.Full:
 		parts = append(parts, "recomputation of whole layers")
-	case len(c.recompute.Modules) > 0:
-		parts = append(parts, "recomputation of "+strings.Join(c.recompute.Modules, ", "))
+	case len(r.Modules) > 0:
+		parts = append(parts, "recomputation of "+strings.Join(r.Modules, ", "))
 	}
-	if c.off != 0 {
-		parts = append(parts, "offloading of "+strings.Join(names(p.off, c.off), ", "))
+	if len(offload) > 0 {
+		parts = append(parts, "offloading of "+strings.Join(offload, ", "))
 	}
 	if len(parts) == 0 {
 		return "everything kept"

@@ -17,6 +17,7 @@ import (
 // what the linear model expects.
 func TestHostLimitHolds(t *testing.T) {
 	s := small(t)
+	s.Layout.NodeGPUs = 1
 	p, err := plan.Predict(s)
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +27,8 @@ func TestHostLimitHolds(t *testing.T) {
 	for _, share := range []memory.Bytes{98, 95, 90, 85, 80, 75, 70} {
 		for _, host := range []memory.Bytes{1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24} {
 			host *= budget / 100
-			r, err := Policy(s, Options{Budget: budget * share / 100, Host: host})
+			s.HostMemory = host
+			r, err := Policy(s, Options{Budget: budget * share / 100})
 			var small *TooSmall
 			if errors.As(err, &small) {
 				continue
@@ -51,6 +53,7 @@ func TestHostLimitHolds(t *testing.T) {
 			}
 		}
 	}
+	s.HostMemory = 0
 	_, err = Policy(s, Options{Budget: 1e6})
 	var small *TooSmall
 	if !errors.As(err, &small) {
@@ -66,5 +69,89 @@ func TestHostLimitHolds(t *testing.T) {
 	}
 	if found == 0 {
 		t.Error("nothing was offloaded, so nothing was tested")
+	}
+}
+
+// Ranks of a pipeline that share a node share its memory: one may pin what another leaves.
+func TestHostMemoryIsThatOfTheNode(t *testing.T) {
+	s := small(t)
+	p, err := plan.Predict(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Budget: p.Reserved.High * 80 / 100}
+	free, err := Policy(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err = plan.Predict(free.Setup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum, most memory.Bytes
+	for _, k := range p.Ranks {
+		sum, most = sum+k.Host, max(most, k.Host)
+	}
+	each := s.Layout.World / s.Layout.PP
+	if s.Layout.PP < 2 || sum == most*memory.Bytes(s.Layout.PP) {
+		t.Fatalf("all of %d ranks pin the same, so nothing is tested", s.Layout.PP)
+	}
+	s.Layout.NodeGPUs, s.HostMemory = s.Layout.World, sum*memory.Bytes(each)
+	same, err := Policy(s, o)
+	if err != nil {
+		t.Fatalf("a node has what the policy pins: %v", err)
+	}
+	if a, b := same.After.Step.Total, free.After.Step.Total; a != b {
+		t.Errorf("the step takes %v with enough host memory and %v without a limit", a, b)
+	}
+	s.HostMemory--
+	if less, err := Policy(s, o); err == nil {
+		if p, err := plan.Predict(less.Setup); err != nil || p.Node.Missing > 0 || !p.Fits {
+			t.Errorf("one byte less: %+v, %v", p.Node, err)
+		}
+	}
+}
+
+// A refusal names the node if only its memory is too small, and not otherwise.
+func TestTooSmallBlamesTheNode(t *testing.T) {
+	s := small(t)
+	s.Layout.OverlapEP = true // whole layers are not recomputed, so offloading helps most
+	s.Layout.NodeGPUs, s.HostMemory = 1, 1
+	p, err := plan.Predict(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blamed := 0
+	for _, share := range []memory.Bytes{70, 60, 50} {
+		o := Options{Budget: p.Reserved.High * share / 100}
+		_, err := Policy(s, o)
+		var small *TooSmall
+		if !errors.As(err, &small) {
+			continue
+		}
+		free := *s
+		free.HostMemory = 0
+		_, err = Policy(&free, o)
+		if (small.Node != nil) != (err == nil) {
+			t.Errorf("%d %%: node %+v, but without the limit the error is %v", share, small.Node, err)
+		}
+		if small.Node != nil {
+			blamed++
+			if small.Node.Missing <= 0 || !strings.Contains(small.Error(), "host memory") {
+				t.Errorf("%d %%: %+v: %v", share, small.Node, small)
+			}
+		}
+	}
+	if blamed == 0 {
+		t.Error("no refusal was for host memory, so nothing was tested")
+	}
+	// The optimiser's state alone may be too much.
+	s.Optimizer.PrecisionAware, s.Optimizer.OffloadFraction = true, 1
+	var small *TooSmall
+	if _, err := Policy(s, Options{Budget: p.Reserved.High}); !errors.As(err, &small) || small.Node == nil {
+		t.Errorf("the optimiser's state in host memory: %v", err)
+	}
+	if _, err := Layout(s, Options{Budget: p.Reserved.High}); !errors.As(err, &small) || small.Node == nil {
+		t.Errorf("layouts: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -124,7 +125,7 @@ func Layout(s *plan.Setup, o Options) (*LayoutResult, error) {
 		})
 	}
 	if res.Unfit = len(unfit); len(fit) == 0 {
-		return nil, smallestLayout(unfit)
+		return nil, smallestLayout(unfit, o)
 	}
 	return res, res.fill(fit[:min(o.Top, len(fit))], o)
 }
@@ -235,7 +236,9 @@ func (c *candidate) search(o Options) {
 		return
 	}
 	p := c.problem
-	if p.fits(p.clean.heights()) {
+	if p.clean.Node.Missing > 0 {
+		c.least = math.MaxInt64
+	} else if p.fits(p.clean.heights()) {
 		c.best = p.nothing()
 	} else if c.least, c.err = p.floor(); c.err == nil && c.least <= p.budget {
 		if c.err = p.calibrate(); c.err == nil {
@@ -264,9 +267,10 @@ func (c *candidate) result(o Options) (*Result, error) {
 }
 
 // smallestLayout returns the error for a budget that no layout meets.
-func smallestLayout(unfit []*candidate) error {
+func smallestLayout(unfit []*candidate, o Options) error {
 	best := slices.MinFunc(unfit, func(a, b *candidate) int { return cmp.Compare(a.least, b.least) })
 	_, err := best.problem.lowestPolicy()
+	err = best.problem.blameHost(o, err)
 	var small *TooSmall
 	if !errors.As(err, &small) {
 		return err

@@ -20,6 +20,7 @@ package search
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -33,8 +34,6 @@ type Options struct {
 	// Budget is the device memory that a rank may hold at its peak, in bytes. Zero
 	// stands for the setup's budget, or else for what the hardware leaves.
 	Budget memory.Bytes
-	// Host is the pinned host memory that a rank may use. Zero means no limit.
-	Host memory.Bytes
 	// Micro lists the microbatch sizes that Layout tries. Nil stands for the setup's.
 	Micro []int
 	// Top is how many layouts Layout reports. Zero stands for five.
@@ -117,10 +116,17 @@ type TooSmall struct {
 	Least  memory.Bytes
 	Rank   int
 	Policy string
+	// Node is set if host memory alone is too small: it is the node of a policy that
+	// fits the budget and pins more than the node has.
+	Node *plan.Node
 }
 
 // Error names the smallest budget that a policy fits.
 func (e *TooSmall) Error() string {
+	if e.Node != nil {
+		return fmt.Sprintf("no policy fits a budget of %s and a node's host memory of %s; %s would pin %s a node; raise one of them or search layouts",
+			gibibytes(e.Budget), gibibytes(e.Node.Room), e.Policy, enough(e.Node.Pinned))
+	}
 	return fmt.Sprintf("no policy fits a budget of %s; the smallest budget that a policy fits is %s (rank %d), with %s; raise the budget or search layouts",
 		gibibytes(e.Budget), enough(e.Least), e.Rank, e.Policy)
 }
@@ -195,6 +201,9 @@ func policy(s *plan.Setup, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := p.overfull(); err != nil {
+		return nil, err
+	}
 	if p.fits(p.clean.heights()) {
 		return p.result(p.nothing(), nil)
 	}
@@ -204,13 +213,47 @@ func policy(s *plan.Setup, o Options) (*Result, error) {
 	list := p.solve()
 	best, err := p.verify(list)
 	if err != nil {
-		return nil, err
+		return nil, p.blameHost(o, err)
 	}
 	r, err := p.result(best, list)
 	if err == nil {
 		r.Others, err = p.others(r.After, best, list)
 	}
 	return r, err
+}
+
+// overfull returns a *TooSmall if nodes have too little host memory without any policy. No
+// policy takes something out of it.
+func (p *problem) overfull() error {
+	node := p.clean.Node
+	if node.Missing == 0 {
+		return nil
+	}
+	heights := p.clean.heights()
+	least := slices.Max(heights)
+	return &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(heights, least), Policy: "every policy", Node: &node}
+}
+
+// blameHost returns an error that names the node if some policy fits and only host memory
+// is too small for it. Else it returns the error as it is.
+func (p *problem) blameHost(o Options, err error) error {
+	var small *TooSmall
+	if !p.crowded || !errors.As(err, &small) {
+		return err
+	}
+	free := *p.setup
+	free.HostMemory = math.MaxInt64
+	r, err2 := policy(&free, o)
+	if err2 != nil {
+		return err
+	}
+	pinned := make([]memory.Bytes, p.ranks())
+	for i, x := range r.Ranks {
+		pinned[i] = p.clean.Ranks[i].Host + x.Host
+	}
+	node := p.setup.Node(pinned)
+	small.Node, small.Policy = &node, describe(r.Setup.Recompute, r.Setup.Offload.Modules)
+	return small
 }
 
 // nothing returns the choice that keeps everything.

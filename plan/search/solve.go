@@ -78,7 +78,7 @@ func (p *problem) left(rec uint32) []left {
 }
 
 // fraction returns the least number of 64ths of the offloadable bytes that a rank must
-// offload, and its host memory. It returns false if all of them are not enough.
+// offload, and what it pins for them. It returns false if all of them are not enough.
 func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host memory.Bytes, ok bool) {
 	t := &p.tables[r]
 	saved, moved := p.chunkBytes(r, off, of)
@@ -109,8 +109,7 @@ func (p *problem) fraction(r int, rec, off uint32, of []left) (n int, host memor
 	if n = max(n, 1); n > parts || all == 0 {
 		return 0, 0, false
 	}
-	host = memory.Bytes(all * float64(n) / parts)
-	return n, host, p.host == 0 || host <= p.host
+	return n, memory.Bytes(all * float64(n) / parts), true
 }
 
 // mostBeyond returns what a set of modules needs beyond the linear model. Modules run one after
@@ -270,9 +269,14 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 		}
 		c.setFraction(r, n)
 		c.moved += host
+		p.pinned[r] = p.clean.Ranks[r].Host + host
 	}
 	if off != 0 && c.moved == 0 {
 		return nil // the same without offloading is in the list
+	}
+	if c.moved > 0 && p.setup.Node(p.pinned).Missing > 0 {
+		p.crowded = true
+		return nil
 	}
 	c.passes = p.passTimes(c, of)
 	c.bound = p.time.Bound(c.passes)

@@ -27,7 +27,6 @@ type problem struct {
 	// and rooms is the budget in allocated bytes.
 	over  []float64
 	rooms []memory.Bytes
-	host  memory.Bytes
 	time  *cost.Model
 	clean *forecast
 	// ahead predicts a rank of the setup with as few microbatches as fill the pipeline.
@@ -40,6 +39,9 @@ type problem struct {
 	tables   []table  // by rank
 	remains  [][]left // by set of recomputed modules, filled as needed
 	answers  map[asked]measured
+
+	crowded bool           // whether a policy was dropped because host memory is too small for it
+	pinned  []memory.Bytes // by rank; room for what a choice pins
 }
 
 // forecast adds what the search asks of a forecast.
@@ -114,13 +116,14 @@ func newProblem(s *plan.Setup, o Options) (*problem, error) {
 	if o.Budget == 0 {
 		n.Budget = s.Budget
 	}
-	p := &problem{setup: n, answers: map[asked]measured{}, budget: budget, host: o.Host}
+	p := &problem{setup: n, answers: map[asked]measured{}, budget: budget}
 	if p.time, err = cost.New(n); err != nil {
 		return nil, err
 	}
 	if p.clean, err = predict(n); err != nil {
 		return nil, err
 	}
+	p.pinned = make([]memory.Bytes, len(p.clean.Ranks))
 	p.ahead = plan.PredictRanks(filled(n))
 	p.layers()
 	p.choose()

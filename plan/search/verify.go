@@ -273,15 +273,19 @@ func (p *problem) trimFractions(c *choice) error {
 // accepted it, but whole groups are offloaded.
 func (p *problem) crowds(c *choice) (bool, error) {
 	for r, n := range c.fractions {
-		if n == 0 || p.host == 0 {
+		p.pinned[r] = p.clean.Ranks[r].Host
+		if n == 0 {
 			continue
 		}
 		m, err := p.measureRank(c, r, n)
-		if err != nil || m.host > p.host {
+		if err != nil {
 			return true, err
 		}
+		p.pinned[r] = m.host
 	}
-	return false, nil
+	crowded := p.setup.Node(p.pinned).Missing > 0
+	p.crowded = p.crowded || crowded
+	return crowded, nil
 }
 
 // trims is how often trim tries. Each time at least halves the slack.
@@ -466,6 +470,9 @@ func (p *problem) refineWhole(c *choice) error {
 // lowestPolicy returns the policy with the lowest peaks by the full forecast. It is the answer if
 // the linear model finds none and it fits. Else it gives the smallest budget.
 func (p *problem) lowestPolicy() (*choice, error) {
+	if err := p.overfull(); err != nil {
+		return nil, err
+	}
 	var best *choice
 	// If host memory is too small, only the choice that offloads nothing is left.
 	for _, c := range append(p.whole(), p.smallest(p.allowed(p.off, memory.Offload)), p.smallest([]uint32{0})) {
@@ -493,7 +500,7 @@ func (p *problem) lowestPolicy() (*choice, error) {
 		return best, nil
 	}
 	least := slices.Max(best.heights)
-	return nil, &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(best.heights, least), Policy: p.describe(best)}
+	return nil, &TooSmall{Budget: p.budget, Least: least, Rank: slices.Index(best.heights, least), Policy: describe(best.recompute, names(p.off, best.off))}
 }
 
 // smallest returns the choice with the lowest peak by the linear model among some sets of
