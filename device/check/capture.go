@@ -186,7 +186,9 @@ func (s *stream) EndCapture() (device.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &graph{dev: s.dev, inner: inner, capture: k, steps: k.steps}, nil
+	g := &graph{dev: s.dev, inner: inner, capture: k, steps: k.steps}
+	s.dev.open[g] = c.sites.callSite()
+	return g, nil
 }
 
 // firstError returns why there is no graph: an earlier report, a call that cannot be

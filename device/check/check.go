@@ -6,7 +6,7 @@
 //	checker := check.New(check.Options{Report: func(err error) { t.Fatal(err) }})
 //	dev := checker.Wrap(inner)
 //
-// The checker does four things:
+// The checker does five things:
 //
 //  1. It finds races. A race is two operations that use the same bytes, at least one
 //     of them to write, without an event, a stream or a wait of the host that orders
@@ -22,6 +22,8 @@
 //     of a class, and [Options].Limits lower the capacity. [DropEach] drops every
 //     wait of a program in turn and reports those that were not missed. [FailEach]
 //     makes every allocation fail in turn.
+//  5. It finds what is left open. A program that [On] or [FailEach] runs must close
+//     its streams, events and graphs; the error says where they were made.
 //
 // All of this includes graphs: at every replay the captured operations take part as if
 // they were issued again.
@@ -47,7 +49,8 @@
 // This file owns the checker; device.go, stream.go, op.go, event.go, capture.go and
 // graph.go the wrapped objects, clock.go, span.go and shadow.go the race checker,
 // schedule.go the scheduler, fault.go the faults, report.go and site.go what a user
-// reads, explore.go, edges.go and failures.go what runs a program many times.
+// reads, explore.go, edges.go and failures.go what runs a program many times, left.go what
+// it leaves open.
 package check
 
 import (
@@ -134,7 +137,7 @@ func New(o Options) *Checker {
 func (c *Checker) Wrap(inner device.Device) device.Device {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	d := &dev{c: c, inner: inner, live: map[*buffer]struct{}{}, loaded: map[*device.Kernel]bool{}}
+	d := &dev{c: c, inner: inner, live: map[*buffer]struct{}{}, loaded: map[*device.Kernel]bool{}, open: map[any]*Site{}}
 	c.devs = append(c.devs, d)
 	return d
 }

@@ -25,6 +25,7 @@ type dev struct {
 	live     map[*buffer]struct{}
 	held     [memory.Kinds]memory.Bytes // freed, but the free is held back
 	counters device.Counters
+	open     map[any]*Site // streams, events and graphs that are not closed, with where they were made
 	closed   bool
 }
 

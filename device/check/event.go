@@ -32,7 +32,9 @@ func (d *dev) NewEvent(flags device.EventFlags) (device.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &event{dev: d, inner: inner, flags: flags}, nil
+	e := &event{dev: d, inner: inner, flags: flags}
+	d.open[e] = c.sites.callSite()
+	return e, nil
 }
 
 // event returns the event behind the interface. It accepts events of all devices of this
@@ -185,5 +187,6 @@ func (e *event) Close() error {
 	c.mu.Lock()
 	defer c.unlock()
 	e.closed = true
+	delete(e.dev.open, e)
 	return e.inner.Close()
 }

@@ -77,7 +77,7 @@ func copyThere(dev device.Device) error {
 	}
 	in.Free(tensor)
 	in.Free(saved)
-	return nil
+	return errors.Join(in.Close(), out.Close(), done.Close())
 }
 
 func openExample() (device.Device, error) { return cpu.Open(cpu.Options{}) }
@@ -101,11 +101,10 @@ func ExampleFailEach() {
 			return err
 		}
 		b, err := dev.Alloc(memory.Device, 1024, "weights")
-		if err != nil {
-			return err
+		if err == nil {
+			s.Free(b)
 		}
-		s.Free(b)
-		return s.Sync()
+		return errors.Join(err, s.Close())
 	})
 	fmt.Printf("%d allocation, %d reported, %d wrong, %v\n", f.Calls, f.Reported, len(f.Wrong), err)
 	// Output: 1 allocation, 1 reported, 0 wrong, <nil>

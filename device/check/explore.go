@@ -4,6 +4,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -17,7 +18,8 @@ import (
 // is wrong; it must not end its goroutine as t.Fatal does. It is run many times.
 type Program func(c *Checker) error
 
-// On returns the program that opens one device, wraps it, works on it and closes it.
+// On returns the program that opens one device, wraps it, works on it and closes it. The
+// program fails if the work leaves a stream, an event or a graph open.
 func On(open func() (device.Device, error), work func(d device.Device) error) Program {
 	return func(c *Checker) (err error) {
 		inner, err := open()
@@ -26,9 +28,10 @@ func On(open func() (device.Device, error), work func(d device.Device) error) Pr
 		}
 		d := c.Wrap(inner)
 		defer func() {
-			// After a failure, memory that was not freed says nothing new.
+			// After a failure, what was not closed or freed says nothing new.
+			left := d.(*dev).left()
 			if e := d.Close(); err == nil {
-				err = e
+				err = errors.Join(e, left)
 			}
 		}()
 		return work(d)

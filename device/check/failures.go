@@ -15,13 +15,14 @@ type Failures struct {
 	Calls    int     // calls of the class in the complete program
 	Reported int     // runs that ended with an OutOfMemory or a DriverError
 	Survived int     // runs that ended without an error
-	Wrong    []error // runs that ended with another error or left memory behind
+	Wrong    []error // runs that ended with another error, or left memory or handles behind
 }
 
 // FailEach runs a program once to count its calls of a class (Allocs, Grows, Copies or
 // Launches), and then once for each of them, or for every n-th if every is n, and makes
 // that call fail. Use it to prove that a program survives failures or reports them, and
-// frees its memory in any case. The error is that of the complete program.
+// frees its memory and closes its handles in any case. The error is that of the complete
+// program.
 func FailEach(class Class, every int, open func() (device.Device, error), work func(device.Device) error) (f Failures, err error) {
 	run := func(faults ...Fault) (c *Checker, left, err error) {
 		c = New(Options{Faults: faults})
@@ -36,6 +37,7 @@ func FailEach(class Class, every int, open func() (device.Device, error), work f
 				left = errors.Join(left, fmt.Errorf("%v of %s memory was not freed", u.Current-u.Pending, memory.Kind(k)))
 			}
 		}
+		left = errors.Join(left, d.(*dev).left())
 		return c, left, errors.Join(err, d.Close())
 	}
 	c, left, err := run()

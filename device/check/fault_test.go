@@ -26,6 +26,7 @@ func allocating(d device.Device) (err error) {
 		for _, b := range bufs {
 			s.Free(b)
 		}
+		err = errors.Join(err, s.Close())
 	}()
 	for _, k := range []memory.Kind{memory.Device, memory.Host} {
 		b, err := d.Alloc(k, 1000, "tensor")

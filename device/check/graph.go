@@ -151,6 +151,7 @@ func (g *graph) Close() error {
 		panic("check: graph closed twice")
 	}
 	g.closed = true
+	delete(g.dev.open, g)
 	if g.inner != nil {
 		return g.inner.Close()
 	}

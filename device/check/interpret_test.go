@@ -4,6 +4,7 @@
 package check_test
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -266,7 +267,14 @@ func (m *machine) end() error {
 	for _, b := range m.bufs {
 		m.streams[0].Free(b)
 	}
-	return nil
+	var err error
+	for _, e := range m.events {
+		err = errors.Join(err, e.Close())
+	}
+	for _, s := range m.streams {
+		err = errors.Join(err, s.Close())
+	}
+	return err
 }
 
 // on runs a program on a device.

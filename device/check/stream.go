@@ -53,6 +53,7 @@ func (d *dev) NewStream(name string) (device.Stream, error) {
 	c.streams++
 	s.lanes = []*lane{c.newLane(s, 0)}
 	d.streams = append(d.streams, s)
+	d.open[s] = c.sites.callSite()
 	return s, nil
 }
 
@@ -365,6 +366,7 @@ func (s *stream) letGo() {
 func (s *stream) retireLanes() {
 	c := s.dev.c
 	s.closed = true
+	delete(s.dev.open, s)
 	for _, l := range s.lanes {
 		c.spare = append(c.spare, l.slot)
 		c.lanes = slices.DeleteFunc(c.lanes, func(o *lane) bool { return o == l })

@@ -123,6 +123,14 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// closeAll closes the streams of a set and its events.
+func closeAll(set *order.Set) (err error) {
+	for _, l := range set.Lanes() {
+		err = errors.Join(err, l.Stream.Close())
+	}
+	return errors.Join(err, set.Close())
+}
+
 // What nobody can be waiting for costs no wait: a mark that was given back and is
 // not recorded anew, and all that was settled, for a lane that was not there.
 func TestNoWait(t *testing.T) {
@@ -161,7 +169,7 @@ func TestNoWait(t *testing.T) {
 			c.Join(a)
 			c.Flush()
 		}
-		return errors.Join(dev.Sync(), set.Close())
+		return errors.Join(dev.Sync(), closeAll(set))
 	})(ck)
 	if n := ck.Count(check.Waits); err != nil || n != 0 {
 		t.Errorf("%d waits, %v", n, err)
@@ -233,7 +241,7 @@ func TestGather(t *testing.T) {
 			b.Gathered()
 		}()
 		set.Settle()
-		return errors.Join(dev.Sync(), e.Close(), set.Close())
+		return errors.Join(dev.Sync(), e.Close(), closeAll(set))
 	})(ck)
 	if err != nil {
 		t.Error(err)
@@ -298,7 +306,7 @@ func TestSettleForgets(t *testing.T) {
 		waits(1, "work behind a graph that was given up")
 		b.Stream.Fill(mem.All(), 2)
 		b.Stream.Free(mem)
-		return errors.Join(dev.Sync(), set.Close())
+		return errors.Join(dev.Sync(), closeAll(set))
 	})(ck)
 	if err != nil {
 		t.Error(err)
