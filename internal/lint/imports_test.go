@@ -43,7 +43,7 @@ func mechanism(name string) layer {
 // foundation lists what all packages may import: the vocabulary, and helpers that know
 // nothing about this program.
 var foundation = []string{
-	"memory", "internal/golden", "internal/spell", "internal/parallel", "internal/memcopy", "internal/sysinfo",
+	"memory", "internal/golden", "internal/leak", "internal/spell", "internal/parallel", "internal/memcopy", "internal/sysinfo",
 	"internal/order", "internal/gemm", "internal/vec", "internal/ptx", "internal/browser", "internal/pseudoterm", "internal/pagestyle",
 	"internal/input", "internal/plaintext", "internal/eta",
 }
@@ -74,7 +74,7 @@ var layers = []layer{
 	{pkg: "internal/planscan", may: with("plan", "internal/planview"), pure: true},
 	{pkg: "internal/planruns", may: with("plan"), pure: true},
 	{pkg: "internal/planvalidate", may: with("plan", "internal/planview", "internal/planruns"), pure: true},
-	{pkg: "internal/atomicfile", may: []string{"internal/input"}, pure: true},
+	{pkg: "internal/atomicfile", may: []string{"internal/input"}, test: []string{"internal/leak"}, pure: true},
 	{pkg: "observe", may: with("observe"), pure: true},
 	{pkg: "observe/trace", may: with(), pure: true},
 

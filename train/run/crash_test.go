@@ -63,7 +63,11 @@ func attemptTraced(p *disktest.Process, o Options, resume, traced bool) (s Summa
 		return s, err
 	}
 	j.fs, j.NoTrace = p, !traced
-	return j.Run(context.Background(), "/disk/run", resume, NewProgress(io.Discard, nil, nil))
+	s, err = j.Run(context.Background(), "/disk/run", resume, NewProgress(io.Discard, nil, nil))
+	if open := p.OpenFiles(); len(open) > 0 {
+		panic(fmt.Sprintf("the run ended with %v and leaves %v open", err, open))
+	}
+	return s, err
 }
 
 // A run is killed, or the power fails, at any operation: the next one comes to the same
@@ -458,7 +462,9 @@ func TestComparisonOnAFailingDisk(t *testing.T) {
 		p.Arm(n, disktest.Fails)
 		err := compareAgain(p, after, true)
 		done = p.Ops() < n
-		p.Kill() // whatever it holds
+		if open := p.OpenFiles(); len(open) > 0 {
+			t.Errorf("operation %d (%s) leaves %v open", n, p.Hit(), open)
+		}
 		if err := compareAgain(d.Process("third"), comparison("third", 1), false); err != nil {
 			t.Fatalf("operation %d failed, and then: %v", n, err)
 		}

@@ -350,7 +350,9 @@ func TestFolderOnAFailingDisk(t *testing.T) {
 		if s.err != nil && len(s.err.Error()) < 20 {
 			t.Errorf("operation %d: %v", n, s.err)
 		}
-		p.Kill() // whatever it holds
+		if open := p.OpenFiles(); len(open) > 0 {
+			t.Errorf("operation %d (%s) leaves %v open", n, p.Hit(), open)
+		}
 		if afterwards(t, d, s); t.Failed() {
 			t.Fatalf("operation %d failed with %v: %q", n, s.err, d.Names("/disk"))
 		}

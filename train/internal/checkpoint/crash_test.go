@@ -195,9 +195,15 @@ func TestFailAnywhere(t *testing.T) {
 				t.Fatalf("operation %d: %v", n, e)
 			}
 			checkContents(t, c)
+			if open := m.OpenFiles(); len(open) > 0 {
+				t.Errorf("operation %d (%s) leaves %v open", n, m.Hit(), open)
+			}
 			if err == nil {
 				if c.Step != 30 {
 					t.Errorf("operation %d: the save was well, but the latest is step %d", n, c.Step)
+				}
+				if hit := m.Hit(); !done && !mayFail(hit) {
+					t.Errorf("operation %d (%s) failed, and the save was well", n, hit)
 				}
 			} else {
 				sentence(t, err.Error())
@@ -211,6 +217,19 @@ func TestFailAnywhere(t *testing.T) {
 			goOn(t, o, c.Step)
 		}
 	}
+}
+
+// mayFail reports whether a checkpoint is whole without an operation: one that looks for
+// or removes what is old, or that ends the lock.
+func mayFail(operation string) bool {
+	what, name, _ := strings.Cut(operation, " ")
+	switch what {
+	case "list", "removeall", "writelock", "unlock":
+		return true
+	case "rename":
+		return strings.Contains(name, " ") && strings.Contains(name[strings.Index(name, " "):], temporary+"old-")
+	}
+	return false
 }
 
 // The disk runs full after any number of bytes.

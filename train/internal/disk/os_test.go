@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
 // recorded returns system calls that are written to a log and then made. The one whose
@@ -231,11 +234,14 @@ func TestAppendBesideAHardLink(t *testing.T) {
 // A lock that nothing points to is held until the process ends.
 func TestLockIsNotCollected(t *testing.T) {
 	dir := t.TempDir()
-	func() {
-		if _, err := Claim(OS{}, dir); err != nil {
+	fd := func() int {
+		l, err := Claim(OS{}, dir)
+		if err != nil {
 			t.Fatal(err)
 		}
+		return l.file.(*lockFile).fd
 	}()
+	defer syscall.Close(fd)
 	for range 3 {
 		runtime.GC()
 		runtime.Gosched()
@@ -244,6 +250,97 @@ func TestLockIsNotCollected(t *testing.T) {
 	if l, err := Claim(OS{}, dir); !errors.As(err, &held) || held.PID != os.Getpid() {
 		t.Errorf("the lock was taken twice: %v, %v", l, err)
 	}
+}
+
+// A lock that has ended names no process, and one that is abandoned leaves nothing.
+func TestEndOfALock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	for _, end := range []func(*Lock) error{(*Lock).Abandon, (*Lock).Close} {
+		l, err := Claim(OS{}, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, LockName)
+		if text, err := os.ReadFile(path); err != nil || string(text) != fmt.Sprintln(os.Getpid()) {
+			t.Errorf("a lock that is held has %q, %v", text, err)
+		}
+		if err := end(l); err != nil {
+			t.Error(err)
+		}
+		if text, err := os.ReadFile(path); len(text) > 0 || err != nil && exists(dir) {
+			t.Errorf("a lock that has ended has %q, %v", text, err)
+		}
+	}
+	if !exists(filepath.Join(dir, LockName)) {
+		t.Error("closing a lock removed its file")
+	}
+}
+
+// Whatever lies at a path, and whichever call fails, nothing stays open but what the caller
+// gets.
+func TestNothingStaysOpen(t *testing.T) {
+	dir := t.TempDir()
+	paths := []string{os.DevNull, dir, filepath.Join(dir, "none"), filepath.Join(dir, "none", "none"), filepath.Join(dir, "link"), filepath.Join(dir, "twin")}
+	if err := os.WriteFile(filepath.Join(dir, "twin"), []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Link(filepath.Join(dir, "twin"), filepath.Join(dir, "other")), os.Symlink("nowhere", filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	before := leak.Files()
+	ended := func(f interface{ Close() error }, err error) {
+		if err == nil {
+			f.Close()
+		}
+	}
+	for fails := range 12 {
+		n := 0
+		faulty := func() error {
+			if n++; n == fails {
+				return syscall.EIO
+			}
+			return nil
+		}
+		c := SystemCalls()
+		c.OpenFile = func(name string, flag int, perm fs.FileMode) (*os.File, error) {
+			if err := faulty(); err != nil {
+				return nil, err
+			}
+			return os.OpenFile(name, flag, perm)
+		}
+		c.Sync = func(*os.File) error { return faulty() }
+		c.Write = func(f *os.File, p []byte) (int, error) { return len(p), faulty() }
+		c.Flock = func(fd, how int) error { return cmp.Or(faulty(), syscall.Flock(fd, how)) }
+		d := OS{&c}
+		for _, path := range paths {
+			for what, use := range map[string]func(){
+				"Create": func() { ended(d.Create(path)) },
+				"Append": func() { ended(d.Append(path, 2)) },
+				"Open":   func() { ended(d.Open(path)) },
+				"OpenLock": func() {
+					f, _, err := d.OpenLock(path)
+					ended(f, err)
+				},
+				"SyncDir": func() { _ = d.SyncDir(path) },
+				"List":    func() { _, _ = d.List(path) },
+				"Claim":   func() { ended(Claim(d, path)) },
+				"Write":   func() { _ = WriteFile(d, path, []byte("text")) },
+			} {
+				if path == os.DevNull && what == "Write" {
+					continue // it would be replaced
+				}
+				n = 0
+				if use(); len(leak.Since(before)) > 0 {
+					t.Fatalf("%s of %s with fault %d leaves %v open", what, path, fails, leak.Since(before))
+				}
+			}
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // Many claims of a folder at once: one at a time has it, also while others make and remove

@@ -35,6 +35,8 @@ type Process struct {
 	fault   Fault
 	err     error // of a failing operation
 	dead    bool
+	hit     string         // the operation that had the fault
+	open    map[string]int // files by name, and how often each is open
 }
 
 // Process returns a new process.
@@ -43,7 +45,38 @@ func (d *Disk) Process(name string) *Process {
 }
 
 // Arm plants a fault at the n-th operation from now.
-func (p *Process) Arm(n int, f Fault) { p.ops, p.at, p.fault = 0, n, f }
+func (p *Process) Arm(n int, f Fault) { p.ops, p.at, p.fault, p.hit = 0, n, f, "" }
+
+// Hit returns the operation that had the fault, such as "rename a b", or "" if none had.
+func (p *Process) Hit() string { return p.hit }
+
+// OpenFiles returns the names of the files that are open. A process that was killed has
+// none.
+func (p *Process) OpenFiles() []string {
+	p.disk.mu.Lock()
+	defer p.disk.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.open))
+}
+
+// opened counts a file that was opened, and closed one that was closed.
+func (p *Process) opened(name string) {
+	if p.open == nil {
+		p.open = map[string]int{}
+	}
+	p.open[name]++
+}
+
+func (p *Process) closed(name string) {
+	if p.dead {
+		return
+	}
+	if p.open[name] == 0 {
+		panic("disktest: " + name + " is closed twice")
+	}
+	if p.open[name]--; p.open[name] == 0 {
+		delete(p.open, name)
+	}
+}
 
 // Disarm removes a fault that has not happened.
 func (p *Process) Disarm() { p.at = 0 }
@@ -62,7 +95,7 @@ func (p *Process) Kill() {
 }
 
 func (p *Process) die() {
-	p.dead = true
+	p.dead, p.open = true, nil
 	p.disk.unlock(p.disk.root, p)
 }
 
@@ -90,6 +123,7 @@ func (p *Process) begin(what string) (half bool, err error) {
 	if p.ops++; p.ops != p.at {
 		return false, nil
 	}
+	p.hit = what
 	switch p.fault {
 	case Kills:
 		p.die()
@@ -274,6 +308,7 @@ func (p *Process) Create(name string) (disk.Output, error) {
 	}
 	made := &node{}
 	dir.change(func(names map[string]*node) { names[base] = made })
+	p.opened(name)
 	return &handle{p: p, n: made, name: name}, nil
 }
 
@@ -295,6 +330,7 @@ func (p *Process) Append(name string, size int64) (disk.Output, error) {
 	}
 	p.disk.used += int(size) - len(n.data)
 	n.data = append(slices.Clone(n.data), make([]byte, max(0, int(size)-len(n.data)))...)[:size]
+	p.opened(name)
 	return &handle{p: p, n: n, name: name}, nil
 }
 
@@ -312,6 +348,7 @@ func (p *Process) Open(name string) (disk.Input, error) {
 	case n.names != nil:
 		return nil, syscall.EISDIR
 	}
+	p.opened(name)
 	return &handle{p: p, n: n, name: name, read: slices.Clone(n.data)}, nil
 }
 
@@ -370,9 +407,11 @@ func (h *handle) Sync() error {
 	return err
 }
 
+// Close closes the file, also if it returns an error, as systems do.
 func (h *handle) Close() error {
 	_, err := h.p.begin("close " + h.name)
 	defer h.p.disk.mu.Unlock()
+	h.p.closed(h.name)
 	return err
 }
 
@@ -399,6 +438,7 @@ func (p *Process) OpenLock(name string) (file disk.LockFile, created bool, err e
 		n = &node{}
 		dir.change(func(names map[string]*node) { names[base] = n })
 	}
+	p.opened(name)
 	return &lockFile{handle{p: p, n: n, name: name}, dir, base}, created, nil
 }
 
@@ -451,5 +491,6 @@ func (f *lockFile) Close() error {
 	if f.n.holder == f.p {
 		f.n.holder = nil
 	}
+	f.p.closed(f.name)
 	return err
 }

@@ -1,0 +1,11 @@
+// This file checks that the tests leave no goroutines and no open files behind.
+
+package atomicfile
+
+import (
+	"testing"
+
+	"github.com/stowage-dev/stowage/internal/leak"
+)
+
+func TestMain(m *testing.M) { leak.MainWithoutCollector(m) }

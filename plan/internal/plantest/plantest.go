@@ -1,0 +1,130 @@
+// Package plantest draws setups for tests: many unlike ones, always the same. Only tests
+// import it.
+package plantest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/hardware"
+	"github.com/stowage-dev/stowage/plan/model"
+)
+
+// values has what each field of a setup is drawn from. Half of the fields keep their zero
+// value, except for those of the layout and the batch.
+var values = map[string]any{
+	"Layout.TP": []int{1, 2, 2, 4, 8}, "Layout.PP": []int{1, 2, 3, 4}, "Layout.VPP": []int{1, 1, 2}, "Layout.CP": []int{1, 1, 2, 4}, "Layout.EP": []int{1, 2, 4, 8},
+	"Layout.ETP": []int{0, 1, 1, 2}, "Layout.GroupSize": []int{0, 0, 6}, "Layout.VocabMultiple": []int{0, 64, 1000},
+	"Layout.FSDP.Shard": []plan.ShardLevel{plan.NoShard, plan.NoShard, plan.ShardOptimizer, plan.ShardGradients, plan.ShardParameters, plan.ShardParameters},
+	"Layout.FSDP.Outer": []int{0, 2}, "Layout.FSDP.Prefetch": []int{1, 2},
+	"Layout.FSDP.Pool":     []string{"", "fixed", "max", "arena", "recorded"},
+	"Batch.Micro":          []int{1, 2, 3},
+	"Batch.Seq":            []int{512, 4096, 5120},
+	"Precision.Params":     []plan.Format{plan.BF16, plan.BF16, plan.FP16, plan.FP32},
+	"Precision.Compute":    []plan.Format{plan.BF16, plan.FP8, plan.MXFP8, plan.NVFP4},
+	"Precision.PlainFirst": []int{1, 2}, "Precision.PlainLast": []int{1, 3},
+	"Precision.MainGrads": []plan.Format{plan.BF16, plan.FP32, plan.FP16},
+	"Optimizer.Kind":      []string{"adam", "sgd", "muon", "dist_muon"}, "Optimizer.Instances": []int{1, 2},
+	"Optimizer.MainParams": []plan.Format{plan.FP32, plan.FP16}, "Optimizer.MainGrads": []plan.Format{plan.FP32, plan.BF16},
+	"Optimizer.Moment1": []plan.Format{plan.FP32, plan.FP8, plan.BF16}, "Optimizer.Moment2": []plan.Format{plan.FP32, plan.FP16},
+	"Optimizer.OffloadFraction": []float64{0.25, 1},
+	"Kernels.Attention":         []string{"flash", "fused", "unfused"}, "Kernels.Dropout": []float64{0.1}, "Kernels.AttentionDropout": []float64{0.1},
+	"Kernels.Loss": []string{"native", "native-fused", "te"}, "Kernels.Dispatcher": []string{"allgather", "alltoall", "deepep", "hybridep"},
+	"Kernels.CapacityFactor": []float64{1, 1.5}, "Kernels.WgradDeferral": []int{1, 3}, "Kernels.CPComm": []string{"p2p", "a2a"},
+	"Recompute.Method": []string{"uniform", "block"}, "Recompute.Layers": []int{1, 2},
+	"Recompute.Modules":   [][]string{{"layernorm"}, {"mlp"}, {"moe_act", "core_attn"}, {"moe"}, {"mla_up_proj", "shared_experts"}},
+	"Offload.Modules":     [][]string{{"core_attn"}, {"attn_norm", "qkv_linear"}, {"expert_fc1", "moe_act"}, {"attn_proj", "mlp_norm"}},
+	"Offload.Fraction":    []float64{0.4, 1},
+	"Offload.Fractions":   [][]float64{nil},
+	"Offload.MinElements": []int64{1, 1 << 24}, "Offload.Delta": []int64{100 << 20}, "Offload.MaxInflight": []int{2}, "Offload.Layers": []int{0, 1},
+	"Stash.Modules": [][]string{{"expert_fc1"}, {"expert_fc1", "moe_act"}}, "Stash.RankCapacity": []float64{1.5}, "Stash.Factor": []float64{1.2},
+	"Stash.HostFactor": []float64{0.5}, "Stash.PageBytes": []int64{1 << 20},
+	"Graph.Scopes": [][]string{{"attn"}, {"attn", "moe_router"}, {"moe"}, {"mlp"}, {"full_iteration"}}, "Graph.Warmup": []int{-1, 1, 3},
+	"Routing.Imbalance": []float64{1, 1.3},
+}
+
+// left has the fields that are not drawn as the others are.
+var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Batch.Global", "Routing.CountsFile", "Budget"}
+
+// models are small enough to be quick, and unlike: dense layers, experts of several kinds,
+// grouped and latent attention, state-space layers and heads for later tokens.
+var models = []string{"llama-3-70b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b", "nemotron-h-8b", "gpt-oss-20b", "jamba-1.5-large", "tiny-deepseek", "qwen3-next-80b-a3b"}
+
+// Draw returns setup i, and the fields that it sets in words. The setup may be one that
+// [plan.Setup.Normalise] refuses.
+func Draw(i int) (*plan.Setup, string) {
+	d := &drawer{rng: rand.New(rand.NewPCG(uint64(i), 21))}
+	s := &plan.Setup{}
+	name := pick(d, models)
+	m, err := model.Preset(name)
+	if err != nil {
+		panic(err)
+	}
+	n := min(len(m.Layers), pick(d, []int{4, 7, 8, 12}))
+	m.Layers = m.Layers[:n]
+	s.Model = m
+	d.said = append(d.said, fmt.Sprintf("%s:%d", name, n))
+	d.fill("", reflect.ValueOf(s).Elem())
+	if gpu := pick(d, []string{"", "a100", "h100", "b200"}); gpu != "" {
+		if s.Hardware, err = hardware.ByName(gpu); err != nil {
+			panic(err)
+		}
+		d.said = append(d.said, gpu)
+	}
+	l := &s.Layout
+	l.World = l.PP * max(l.TP*l.CP, max(l.ETP, 1)*l.EP) * pick(d, []int{1, 2, 3, 8})
+	s.Batch.Global = s.Batch.Micro * max(l.World/(l.TP*l.PP*l.CP), 1) * pick(d, []int{2, 4, 6, 12})
+	d.said = append(d.said, fmt.Sprintf("World=%d Global=%d", l.World, s.Batch.Global))
+	return s, strings.Join(d.said, " ")
+}
+
+type drawer struct {
+	rng  *rand.Rand
+	said []string
+}
+
+func pick[T any](d *drawer, of []T) T { return of[d.rng.IntN(len(of))] }
+
+// fill draws the fields of a structure. It panics for a field that has no values, so that
+// a new one gets some.
+func (d *drawer) fill(path string, v reflect.Value) {
+	for i := range v.NumField() {
+		name := strings.TrimPrefix(path+"."+v.Type().Field(i).Name, ".")
+		f := v.Field(i)
+		always := strings.HasPrefix(name, "Batch.") || strings.HasPrefix(name, "Layout.") && !strings.HasPrefix(name, "Layout.FSDP.")
+		of, known := values[name]
+		switch {
+		case contains(left, name):
+		case f.Kind() == reflect.Struct:
+			if name == "Layout" || name == "Batch" || d.rng.IntN(3) > 0 {
+				d.fill(name, f)
+			}
+		case f.Kind() == reflect.Bool:
+			if d.rng.IntN(4) == 0 {
+				f.SetBool(true)
+				d.said = append(d.said, name)
+			}
+		case !known:
+			panic("plantest: the field " + name + " has no values")
+		default:
+			list := reflect.ValueOf(of)
+			x := list.Index(d.rng.IntN(list.Len()))
+			if always || d.rng.IntN(2) == 0 {
+				f.Set(x.Convert(f.Type()))
+				d.said = append(d.said, fmt.Sprintf("%s=%v", name, x))
+			}
+		}
+	}
+}
+
+func contains(list []string, name string) bool {
+	for _, x := range list {
+		if x == name {
+			return true
+		}
+	}
+	return false
+}
