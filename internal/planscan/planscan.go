@@ -1,7 +1,8 @@
 // Package planscan plans every launch file below some folders and counts what came of it:
 // how many jobs are planned as they are, and why others are refused.
 //
-// This file owns the search for files and the counts, text.go how they are shown.
+// This file owns the search for files and the counts, golden.go measured peaks beside them,
+// and text.go how all of it is shown.
 package planscan
 
 import (
@@ -50,6 +51,7 @@ type Report struct {
 	Planned int     `json:"planned"`
 	Refused []Count `json:"refused"` // the most frequent first
 	Rows    []Row   `json:"rows"`    // by file
+	Golden  *Golden `json:"golden,omitempty"`
 }
 
 // mostFiles bounds a scan, so that the root of a disk ends in a sentence.
@@ -123,15 +125,20 @@ func Scan(files []string, hardware string, progress func(done, all int)) *Report
 
 // predict returns why a file cannot be planned.
 func predict(file, hardware string) error {
-	if !filepath.IsAbs(file) {
-		file = "." + string(filepath.Separator) + file // a file, even if a preset has its name
-	}
-	s, _, err := config.Resolve(config.Input{Model: file, Hardware: hardware})
+	s, _, err := config.Resolve(config.Input{Model: absolute(file), Hardware: hardware})
 	if err != nil {
 		return err
 	}
 	_, err = plan.Predict(s)
 	return err
+}
+
+// absolute returns the path of a file so that it means one even if a preset has its name.
+func absolute(file string) string {
+	if filepath.IsAbs(file) {
+		return file
+	}
+	return "." + string(filepath.Separator) + file
 }
 
 // reason returns why a job was refused, in general and in a sentence.
