@@ -47,6 +47,35 @@ func fill(t *testing.T, x any) {
 	}
 }
 
+// differing names the fields of two structs that have the same name and not the same value.
+func differing(x, y any) (names []string) {
+	a, b := reflect.ValueOf(x), reflect.ValueOf(y)
+	for i := range a.NumField() {
+		name := a.Type().Field(i).Name
+		if f := b.FieldByName(name); f.IsValid() && f.Type() == a.Field(i).Type() && f.Kind() != reflect.Func && !reflect.DeepEqual(f.Interface(), a.Field(i).Interface()) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// eachAlone calls f with a struct in which only one of its fields of type bool is set.
+func eachAlone[T any](x T, f func(T)) {
+	for i := range reflect.TypeFor[T]().NumField() {
+		y := x
+		v := reflect.ValueOf(&y).Elem()
+		if v.Field(i).Kind() != reflect.Bool {
+			continue
+		}
+		for k := range v.NumField() {
+			if v.Field(k).Kind() == reflect.Bool {
+				v.Field(k).SetBool(k == i)
+			}
+		}
+		f(y)
+	}
+}
+
 // zeros names the fields of a struct that are zero.
 func zeros(x any) (names []string) {
 	v := reflect.ValueOf(x)
@@ -64,6 +93,11 @@ func TestModuleSettingsReachTheEngine(t *testing.T) {
 	if z := zeros(m.policy()); z != nil {
 		t.Errorf("the engine does not get %v", z)
 	}
+	eachAlone(m, func(m ModuleSettings) {
+		if names := differing(m, m.policy()); names != nil {
+			t.Errorf("the engine gets other values for %v", names)
+		}
+	})
 	d := DefaultModuleSettings()
 	if got := d.policy(); !reflect.DeepEqual(got, policy.Defaults()) {
 		t.Errorf("the defaults are %+v, want %+v", got, policy.Defaults())
@@ -86,6 +120,11 @@ func TestConfigReachesTheEngine(t *testing.T) {
 	if z := zeros(c.engine()); !reflect.DeepEqual(z, want) {
 		t.Errorf("the engine does not get %v, want only %v to be missing", z, want)
 	}
+	eachAlone(c, func(c Config) {
+		if names := differing(c, c.engine()); names != nil {
+			t.Errorf("the engine gets other values for %v", names)
+		}
+	})
 	got, err := c.engine().Reduce(stash.Outcome(Outcome{Failed: true, Final: true, Rank: 3, Why: "why"}))
 	if err != nil || Outcome(got) != (Outcome{true, true, 3, "why"}) {
 		t.Errorf("%+v, %v", got, err)
@@ -96,6 +135,10 @@ func TestStashSizesAreRoundedUpToPages(t *testing.T) {
 	m := (&StashConfig{Page: 4096, Device: 4097, Host: 1, MaxDevice: 3 * 4096, Tables: 5 * 4096, Prefetch: 3, AssumeRows: func(memory.GroupID) int64 { return 9 }}).manager()
 	if m.Store.Pages != [2]schedule.Pages{2, 1} || m.Store.Max != [2]schedule.Pages{3, 1} || m.Store.Assume(memory.GroupID{}) != 9 {
 		t.Errorf("%+v", m.Store)
+	}
+	m2 := (&StashConfig{Page: 4096, Device: 1, Host: 2, MaxDevice: 5 * 4096, MaxHost: 7 * 4096}).manager()
+	if m2.Store.Pages != [2]schedule.Pages{1, 1} || m2.Store.Max != [2]schedule.Pages{5, 7} {
+		t.Errorf("%+v", m2.Store)
 	}
 	if m.Store.Page != 4096 || m.Store.Records != 5*4096 || m.Ahead != 3 {
 		t.Errorf("%+v", m)
@@ -298,3 +341,12 @@ func openCPU(t *testing.T) (device.Device, device.Stream) {
 type silent struct{ _ int }
 
 func (*silent) Emit(trace.Event) {}
+
+// A forecast of the API has the figures of the engine's, each in its place.
+func TestForecastComesFromTheEngine(t *testing.T) {
+	f := policy.Forecast{Step: 1, Compute: 2, Waiting: 3, Extent: 4, Peak: 5, Host: 6, RowBytes: 7, PageBytes: 8, SetBytes: 9, OutBusy: 10, InBusy: 11}
+	f.Counts.OutBytes, f.Counts.InBytes = 12, 13
+	if got, want := forecastOf(&f), (Forecast{Step: 1, Waiting: 3, Device: 4, Peak: 5, Host: 6, Offloaded: 12}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

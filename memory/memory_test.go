@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -157,5 +158,50 @@ func TestErrors(t *testing.T) {
 		if err.Error() != want {
 			t.Errorf("%q\nwant %q", err, want)
 		}
+	}
+}
+
+// Short agrees with String but for a decimal, on both sides of every unit.
+func TestBytesShort(t *testing.T) {
+	for _, unit := range []Bytes{KiB, MiB, GiB, TiB} {
+		for _, n := range []Bytes{unit - 1, unit, unit + 1, 3 * unit / 2, -unit} {
+			long := strings.Fields(n.String())
+			short := strings.Fields(n.Short())
+			a, err1 := strconv.ParseFloat(long[0], 64)
+			b, err2 := strconv.ParseFloat(short[0], 64)
+			if err1 != nil || err2 != nil || short[1] != long[1] || math.Abs(a-b) > 0.05 || max(n, -n) >= MiB && max(n, -n) < GiB && len(short[0]) != len(long[0])-1 {
+				t.Errorf("%d is %q and %q", int64(n), n.String(), n.Short())
+			}
+		}
+	}
+	if GiB.Short() != "1.00 GiB" || MiB.Short() != "1.0 MiB" || KiB.Short() != "1.0 KiB" || Bytes(1000).Short() != "1000 B" {
+		t.Errorf("%s, %s, %s and %s", GiB.Short(), MiB.Short(), KiB.Short(), Bytes(1000).Short())
+	}
+}
+
+// The table of a summary has every group with its own figures, and their sums.
+func TestSummaryText(t *testing.T) {
+	s := Summary{
+		Rank: 3, Budget: 64 * MiB, Device: 7 * MiB, Host: 5 * MiB, Extent: 9 * MiB,
+		Groups: []GroupSummary{
+			{Name: "attn_proj", Groups: 2, Bytes: 3 * MiB, Moved: MiB, Units: map[Choice]int{Keep: 1, Offload: 2}},
+			{Name: "mlp", Groups: 4, Bytes: 10 * MiB, Moved: 4 * MiB, Units: map[Choice]int{Recompute: 4, Stash: 1}},
+			{Name: "router", Groups: 1, Bytes: KiB},
+		},
+		Counts: CopyCounts{Out: 11, In: 12, Late: 13, Evicted: 14, Duplicates: 15},
+	}
+	const want = `rank 3   group               groups        saved    offloaded   choices
+         attn_proj                2     3.00 MiB     1.00 MiB   1 keep, 2 offload
+         mlp                      4    10.00 MiB     4.00 MiB   1 stash, 4 recompute
+         router                   1     1.00 KiB          0 B   
+         all                           13.00 MiB     5.00 MiB
+device 7.00 MiB at most, host 5.00 MiB, budget 64.00 MiB; 11 copies out, 12 in, 13 late, 14 evicted, 15 duplicates
+`
+	if got := s.String(); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	s.Budget = 0
+	if got := s.String(); strings.Contains(got, "budget") {
+		t.Errorf("no budget is printed as %s", got)
 	}
 }

@@ -91,19 +91,20 @@ func TestRefusedMemoryIsNotCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := func(what string, err error) {
+	refused := func(what string, err error, asked, held memory.Bytes) {
 		t.Helper()
-		if !errors.As(err, new(*device.OutOfMemory)) {
-			t.Errorf("%s: %v; want an OutOfMemory", what, err)
+		var full *device.OutOfMemory
+		if !errors.As(err, &full) || full.Asked != asked || full.Kind != memory.Host || full.Refused == "" {
+			t.Errorf("%s: %+v; want an OutOfMemory for %v", what, full, asked)
 		}
-		if n := d.Memory().Kind[memory.Host].Current; n != 0 {
-			t.Errorf("%s leaves %v counted", what, n)
+		if n := d.Memory().Kind[memory.Host].Current; n != held {
+			t.Errorf("%s leaves %v counted, want %v", what, n, held)
 		}
 	}
 	_, err = d.Alloc(memory.Host, much-4096, "much")
-	refused("an allocation of all addresses", err)
+	refused("an allocation of all addresses", err, much-4096, 0)
 	_, err = d.Reserve(memory.Host, much-4096, "much")
-	refused("a reservation of all addresses", err)
+	refused("a reservation of all addresses", err, much-4096, 0)
 	b, err := d.Reserve(memory.Host, memory.MiB, "pool")
 	if err != nil {
 		t.Fatal(err)
@@ -111,10 +112,16 @@ func TestRefusedMemoryIsNotCounted(t *testing.T) {
 	m := b.Mem.(*mapping)
 	all := m.bytes
 	m.bytes = all[1:] // which is not where a page begins
-	refused("a growth", d.Grow(b, 5000))
+	refused("a growth", d.Grow(b, 5000), 5000, 0)
 	if b.Size() != 0 {
 		t.Errorf("a refused growth leaves %v", b)
 	}
+	m.bytes = all
+	if err := d.Grow(b, 1000); err != nil {
+		t.Fatal(err)
+	}
+	m.bytes = all[1:]
+	refused("a second growth", d.Grow(b, 5000), 4000, 1000)
 	m.bytes = all
 	if err := d.Grow(b, 5000); err != nil || b.Size() != 5000 || d.Memory().Kind[memory.Host].Current != 5000 {
 		t.Errorf("a growth after a refused one: %v, %v", err, b)
@@ -150,4 +157,22 @@ func TestLinksMakeUpForLateWakeUps(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Copies take the link of their direction, and copies within host memory that of copies in.
+func TestLinkOfEveryCopy(t *testing.T) {
+	var d dev
+	for _, x := range []struct {
+		dst, src memory.Kind
+		want     int
+	}{
+		{memory.Device, memory.Device, linkLocal},
+		{memory.Host, memory.Device, linkOut},
+		{memory.Device, memory.Host, linkIn},
+		{memory.Host, memory.Host, linkIn},
+	} {
+		if d.linkBetween(x.dst, x.src) != &d.links[x.want] {
+			t.Errorf("a copy from %v to %v takes another link than %d", x.src, x.dst, x.want)
+		}
+	}
 }

@@ -206,3 +206,52 @@ func TestWaitForOneself(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Every kind of work is told with its bytes and where they went, whichever kinds of memory
+// it is between.
+func TestObserverTellsEveryCopy(t *testing.T) {
+	o := &told{t: t}
+	d := open(t, cpu.Options{Observe: o})
+	s := stream(t, d, "s")
+	var want []device.Work
+	add := func(n memory.Bytes, to memory.Kind) {
+		i := uint64(len(want))
+		want = append(want, device.Work{Kind: device.Copied, Stream: "s", First: i, Last: i + 1, Bytes: n, To: to})
+	}
+	bufs := map[memory.Kind][2]*device.Buffer{}
+	for _, k := range []memory.Kind{memory.Device, memory.Host} {
+		bufs[k] = [2]*device.Buffer{alloc(t, d, k, 1000), alloc(t, d, k, 1000)}
+	}
+	for _, to := range []memory.Kind{memory.Device, memory.Host} {
+		dst := bufs[to][0]
+		for _, from := range []memory.Kind{memory.Device, memory.Host} {
+			src := bufs[from][1]
+			s.Copy(dst.Slice(0, 11), src.Slice(0, 11))
+			add(11, to)
+			s.Copy2D(device.Rect{Range: dst.Slice(0, 7), Pitch: 10, Rows: 3}, device.Rect{Range: src.Slice(0, 7), Pitch: 20, Rows: 3})
+			add(21, to)
+		}
+		s.Fill(dst.Slice(1, 13), 1)
+		add(13, to)
+		s.Upload(dst.Slice(2, 17), make([]byte, 17))
+		add(17, to)
+		if err := s.Download(make([]byte, 19), dst.Slice(3, 19)); err != nil {
+			t.Fatal(err)
+		}
+		add(19, memory.Host)
+	}
+	for _, pair := range bufs {
+		s.Free(pair[0])
+		s.Free(pair[1])
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := o.works["s"]
+	for i := range got {
+		got[i].Begin, got[i].End = 0, 0
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("told of %+v, want %+v", got, want)
+	}
+}

@@ -264,6 +264,23 @@ func TestErrors(t *testing.T) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}
 	}
+	// Memory that is allocated for each use counts against the limit too, to the byte.
+	loose := change(func(s *Spec) { s.Units[1].Loose = true })
+	for _, c := range []struct {
+		kind PoolKind
+		o    Options
+	}{{Dynamic, Options{}}, {Rotary, Options{Fallback: DynamicMemory}}, {Fixed, Options{Fallback: DynamicMemory}}, {Max, Options{Fallback: DynamicMemory}}} {
+		p := planned(t, c.kind, loose, c.o)
+		if p.Dynamic == 0 {
+			t.Errorf("a %v pool has no dynamic memory", c.kind)
+		}
+		c.o.Memory = p.Bytes
+		planned(t, c.kind, loose, c.o)
+		c.o.Memory--
+		if _, err := NewPoolPlan(c.kind, loose, c.o); err == nil || !strings.Contains(err.Error(), "needs "+p.Bytes.String()) {
+			t.Errorf("a %v pool of %v in a byte less: %v", c.kind, p.Bytes, err)
+		}
+	}
 	// Gradients that lag are double-buffered without a prefetch.
 	s := change(func(s *Spec) { s.Prefetch, s.Behind, s.Order = 0, 1, s.Order[4:] })
 	planned(t, Max, s, Options{})

@@ -144,6 +144,14 @@ func (m *ledgerModel) check(t *rapid.T) {
 	if !maps.Equal(seen, m.ownerPeak) {
 		t.Fatalf("peaks by owner are %v, want %v", seen, m.ownerPeak)
 	}
+	for k := range memory.Kind(memory.Kinds) {
+		free := m.capacity[k] - m.ofKind(k)
+		oom := m.ledger.OutOfMemory(k, 7, free, "asker")
+		if pending := u.Kind[k].Pending; oom.Kind != k || oom.Asked != 7 || oom.Owner != "asker" || oom.Pending != pending {
+			t.Fatalf("the error says %+v; %v is pending", oom, pending)
+		}
+		m.checkHolders(t, oom)
+	}
 	if leaks := m.ledger.Leaks(); (leaks != nil) != (m.ofKind(memory.Device)+m.ofKind(memory.Host) > 0) {
 		t.Fatalf("with %v handed out, Leaks is %v", m.grants, leaks)
 	}

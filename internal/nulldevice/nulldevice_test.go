@@ -199,3 +199,58 @@ func TestPaceIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// Every kind of work takes the time of all its bytes, over the link if it crosses it, and a
+// wait for what is long over takes none.
+func TestTimeOfEveryWork(t *testing.T) {
+	e := open(t, 1<<40)
+	s, other := e.stream(), e.stream()
+	dev, host := e.alloc(memory.Device, 1e6), e.alloc(memory.Host, 1e6)
+	early := e.event()
+	other.Record(early)
+	local, link := time.Microsecond+1000*time.Nanosecond, time.Microsecond+10_000*time.Nanosecond // of 1000 bytes
+	rect := func(b *device.Buffer, at memory.Bytes) device.Rect {
+		return device.Rect{Range: b.Slice(at, 100), Pitch: 200, Rows: 10}
+	}
+	for name, x := range map[string]struct {
+		work func() error
+		want time.Duration
+	}{
+		"copy out":         {func() error { s.Copy(host.Slice(0, 1000), dev.Slice(0, 1000)); return nil }, link},
+		"copy in":          {func() error { s.Copy(dev.Slice(0, 1000), host.Slice(0, 1000)); return nil }, link},
+		"copy":             {func() error { s.Copy(dev.Slice(0, 1000), dev.Slice(1000, 1000)); return nil }, local},
+		"copy on the host": {func() error { s.Copy(host.Slice(0, 1000), host.Slice(1000, 1000)); return nil }, local},
+		"rows out":         {func() error { s.Copy2D(rect(host, 0), rect(dev, 0)); return nil }, link},
+		"rows":             {func() error { s.Copy2D(rect(dev, 5000), rect(dev, 0)); return nil }, local},
+		"no rows": {func() error {
+			s.Copy2D(device.Rect{Range: dev.Slice(0, 1), Pitch: 1}, device.Rect{Range: host.Slice(0, 1), Pitch: 1})
+			return nil
+		}, 0},
+		"fill":           {func() error { s.Fill(dev.Slice(0, 1000), 1); return nil }, local},
+		"upload":         {func() error { s.Upload(dev.Slice(0, 1000), make([]byte, 1000)); return nil }, link},
+		"upload to host": {func() error { s.Upload(host.Slice(0, 1000), make([]byte, 1000)); return nil }, local},
+		"download":       {func() error { return s.Download(make([]byte, 1000), dev.Slice(0, 1000)) }, link},
+		"host download":  {func() error { return s.Download(make([]byte, 1000), host.Slice(0, 1000)) }, local},
+		"early wait":     {func() error { s.Wait(early); return nil }, 0},
+		"launch": {func() error {
+			l := device.NewLaunch(wild, 1, 1)
+			l.Read(dev.Slice(0, 400))
+			l.Declare(device.Access{Rect: device.Rect{Range: dev.Slice(1000, 100), Pitch: 300, Rows: 6}, Mode: device.Write})
+			s.Launch(l)
+			return nil
+		}, local},
+	} {
+		from, to := e.event(), e.event()
+		s.Record(from)
+		err := x.work()
+		s.Record(to)
+		if err := errors.Join(err, s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		if d, err := to.Since(from); err != nil || d != x.want {
+			t.Errorf("%s takes %v, %v; want %v", name, d, err, x.want)
+		}
+	}
+	s.Free(dev)
+	s.Free(host)
+}
