@@ -235,15 +235,19 @@ func (d *dims) unfusedCore(t *tape, n heads) {
 		t.save(c, c, SavedTensor{Group: "core_attn", Tensor: "attention dropout mask", Bytes: probs / e, Elements: d.elements(probs), Offload: "core_attn", Recompute: core})
 		last.Tensor = "dropped attention probabilities"
 	}
-	m := t.op(op{name: "attention times values", temp: probs, gin: probs, work: v})
+	out := d.size(d.tokens * n.q * n.v)
+	// The scores are there until the operation returns, and the product before it is put
+	// into another order.
+	m := t.op(op{name: "attention times values", temp: probs + out, gin: probs, work: v})
 	if c == b {
-		t.save(b, b, last) // the softmax needs them after the product does
+		// The softmax needs them after the product does. Both save them.
+		t.save(b, b, last)
+		t.saved[len(t.saved)-1].copies = 2
 	} else {
 		t.save(c, m, last)
 	}
 	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "queries", Bytes: q, Elements: d.elements(q), Offload: "core_attn", Recompute: up})
 	t.save(a, a, SavedTensor{Group: "core_attn", Tensor: "keys", Bytes: k, Elements: d.elements(k), Offload: "core_attn", Recompute: up})
 	t.save(a, m, SavedTensor{Group: "core_attn", Tensor: "values", Bytes: v, Elements: d.elements(v), Offload: "core_attn", Recompute: up})
-	out := d.size(d.tokens * n.q * n.v)
 	t.save(m, m+1, SavedTensor{Group: "attn_proj", Tensor: "attention output", Bytes: out, Elements: d.elements(out), Offload: "attn_proj"})
 }

@@ -64,11 +64,18 @@ func (d *dims) apply(t *tape, full bool) {
 		case full:
 			// The layer is recomputed from its input.
 			if i > 0 {
-				s.drop, s.again = true, t.last()
+				s.drop, s.again, s.gone = true, t.last(), s.until
 			}
 			continue
 		case slices.ContainsFunc(s.Recompute, func(m string) bool { return slices.Contains(r.Modules, m) }):
 			s.drop, s.again = true, t.trigger(*s, r.Modules)
+			s.gone = s.until
+			if slices.ContainsFunc(s.Recompute, func(m string) bool { return slices.Contains(discarded, m) && slices.Contains(r.Modules, m) }) {
+				s.gone = s.again
+			}
+			if s.Elements >= o.MinElements {
+				s.mover = memory.Including(o.Modules, s.Offload)
+			}
 		case memory.Including(d.s.Stash.Modules, s.Stash) != "":
 			s.stashed = true
 		case s.Elements >= o.MinElements:
@@ -77,6 +84,11 @@ func (d *dims) apply(t *tape, full bool) {
 		}
 	}
 }
+
+// discarded are the modules whose outputs are there until their users have run, and are
+// recomputed at the same point (CheckpointWithoutOutput). So is layernorm, whose outputs are
+// too small to matter. Those of other modules never outlive the operation that needs them.
+var discarded = []string{"mla_up_proj", "moe_act"}
 
 // trigger returns the operation before whose backward pass a dropped tensor is
 // recomputed: the one that its module marks, or else the one that needs it.
@@ -153,7 +165,7 @@ func (t *tape) keepGroup(name string) {
 	t.saved = slices.Clone(t.saved)
 	for i := range t.saved {
 		if t.saved[i].mover == name {
-			t.saved[i].away = false
+			t.saved[i].away, t.saved[i].mover = false, ""
 		}
 	}
 }

@@ -98,7 +98,7 @@ func (d *dims) rank(r int, brief bool) (*Rank, error) {
 		return nil, err
 	}
 	held := b.held
-	w := &walk{passes: b.passes, shards: d.sharded(held), brief: brief}
+	w := &walk{passes: b.passes, shards: d.sharded(held), brief: brief, older: d.s.Offload.Older}
 	w.sentForward, w.sentBackward = d.boundary()
 	rank := &Rank{Rank: r, Items: slices.Clone(b.items)}
 	var movable, moved memory.Bytes
@@ -136,7 +136,7 @@ func (d *dims) addUp(rank *Rank, w *walk, held share, host memory.Bytes, before 
 		line, top, uses := newLedger(w).timeline(points)
 		rank.points, rank.Groups, rank.At = line, uses, line[top]
 	}
-	away := w.mostAway()
+	away := w.mostAway(func(u *cost) memory.Bytes { return u.reloaded })
 	rank.Host = away - min(w.margin, away) + host + d.hostState(held)
 	for _, g := range rank.Groups {
 		rank.Items = append(rank.Items, Item{CauseActivations, g.Name, g.Total, false})
@@ -162,7 +162,7 @@ func (d *dims) addUp(rank *Rank, w *walk, held share, host memory.Bytes, before 
 	}
 	rank.Peak = band(peak, d.spread())
 	rank.Static = band(static, staticSpread)
-	rank.Reserved = d.reserved(rank.Peak, rank.At.Bytes()+pool)
+	rank.Reserved = d.reserved(rank.Peak, rank.At.Bytes()+pool+w.copied())
 }
 
 // walked returns how many microbatches are walked. Once the pipeline is full, each further

@@ -258,6 +258,9 @@ type Offload struct {
 	MinElements int64        // smallest tensor that is offloaded; zero stands for 1,048,576
 	Delta       memory.Bytes // bytes that a pipeline rank keeps beyond those of the rank before it
 	MaxInflight int
+	// Older selects what Megatron-LM did before January 2026: a group came back when the
+	// group needed before it was reached, and none a layer ahead.
+	Older bool
 	// Layers is how many whole layers are offloaded (cpu-offloading-num-layers).
 	Layers int
 }

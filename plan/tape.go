@@ -40,9 +40,19 @@ type op struct {
 type saved struct {
 	SavedTensor
 	at, until           int
-	mover               string // the module that offloads it, if away
+	copies              int    // operations of the module that save it, if more than one
+	mover               string // the module that offloads it, also if it is recomputed
 	drop, away, stashed bool
-	again               int
+	again, gone         int // gone is the last operation of the forward pass that a dropped tensor sees
+}
+
+// reloaded returns how many bytes come back for a tensor. Every operation that saves it inside
+// of an offloaded module has a copy of its own, also of a tensor that is recomputed.
+func (s *saved) reloaded() memory.Bytes {
+	if s.mover == "" {
+		return 0
+	}
+	return s.Bytes * memory.Bytes(max(s.copies, 1))
 }
 
 // tape is one part of the model and one microbatch.
@@ -90,21 +100,24 @@ type cost struct {
 	// same by group. away is what is offloaded, and drop what is recomputed.
 	kept   memory.Bytes
 	groups []SavedTensor
-	// moved is the size of away, and largest that of its largest group.
-	moved, largest memory.Bytes
-	away           []SavedTensor
-	drop           []SavedTensor
-	stash          []SavedTensor
+	// moved is the size of away, and largest that of its largest group. reloaded is what
+	// comes back, which is more if a tensor is copied twice.
+	moved, largest, reloaded memory.Bytes
+	away                     []SavedTensor
+	drop                     []SavedTensor
+	stash                    []SavedTensor
 	// forward is the highest point of the forward pass above the memory before it. backward
-	// is that of the backward pass above everything that was kept.
-	forward, backward     memory.Bytes
-	forwardAt, backwardAt string
+	// is that of the backward pass above everything that was kept. ahead is the same above
+	// what was kept and what is on the device again before the pass begins.
+	forward, backward, ahead memory.Bytes
+	forwardAt, backwardAt    string
 }
 
 // cost walks both passes.
 func (t *tape) cost() cost {
 	c, sums := cost{name: t.name}, map[string]memory.Bytes{}
 	for _, s := range t.saved {
+		c.reloaded += s.reloaded()
 		switch {
 		case s.drop:
 			c.drop = append(c.drop, s.SavedTensor)
@@ -125,9 +138,9 @@ func (t *tape) cost() cost {
 	return c
 }
 
-// walkForward finds the highest point of the forward pass. A dropped tensor is freed once
-// the operation that needs it has run. An offloaded tensor is freed a little later, when
-// its copy is done.
+// walkForward finds the highest point of the forward pass. A dropped tensor is freed by the
+// checkpoint that recomputes it, and an offloaded one at the end of its module. Its
+// copy is then under way, but the allocator counts it as freed.
 func (t *tape) walkForward(c *cost) {
 	var before memory.Bytes
 	for i, o := range t.ops {
@@ -135,7 +148,7 @@ func (t *tape) walkForward(c *cost) {
 		for _, s := range t.saved {
 			switch {
 			case s.at > i || s.stashed:
-			case s.drop && i > s.until, s.away && i > t.leaves(s):
+			case s.drop && i > s.gone, s.away && i > t.leaves(s):
 			default:
 				live += s.Bytes
 			}
@@ -148,18 +161,24 @@ func (t *tape) walkForward(c *cost) {
 }
 
 // leaves returns the last operation of the forward pass during which an offloaded tensor is
-// still on the device: one more than the operation that needs it, because the copy takes
-// time. The residual stream is needed until it is added to.
+// still on the device: the last one of its module that makes or needs a tensor. The residual
+// stream is needed until it is added to.
 func (t *tape) leaves(s saved) int {
 	if strings.HasSuffix(s.Offload, "_norm") {
 		return t.next(s.at, "attn_add", "mlp_add")
 	}
-	return s.until + 1
+	last := s.until
+	for _, o := range t.saved {
+		if o.Offload == s.Offload {
+			last = max(last, o.at, o.until)
+		}
+	}
+	return last
 }
 
 func (t *tape) walkBackward(c *cost) {
 	back := t.returns()
-	var live, held, gout memory.Bytes
+	var live, held, gout, away memory.Bytes
 	for i, o := range slices.Backward(t.ops) {
 		if o.gout > 0 {
 			gout = o.gout
@@ -170,14 +189,20 @@ func (t *tape) walkBackward(c *cost) {
 			}
 			if s.away && back[j] == i {
 				live += s.Bytes
+				away += s.Bytes
 			}
 		}
-		if at := live + held + gout + o.gin + o.work; at > c.backward {
+		at := live + held + gout + o.gin + o.work
+		if at > c.backward {
 			c.backward, c.backwardAt = at, o.name
 		}
+		c.ahead = max(c.ahead, at-away)
 		for _, s := range t.saved {
 			if s.until == i && !s.stashed {
 				live -= s.Bytes
+				if s.away {
+					away -= s.Bytes
+				}
 			}
 		}
 		held += o.hold - o.release

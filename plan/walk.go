@@ -40,7 +40,7 @@ func (d *dims) tapes(st Stage) (tapes []*tape) {
 			for i, t := range d.mtp(k) {
 				d.apply(t, full)
 				if full && i > 0 {
-					t.saved[0].drop, t.saved[0].again = true, t.last()
+					t.saved[0].drop, t.saved[0].again, t.saved[0].gone = true, t.last(), t.saved[0].until
 					t.behind(tapes[len(tapes)-1])
 				}
 				if i == 0 {
@@ -122,7 +122,7 @@ func (d *dims) layers(st Stage) []*tape {
 			d.apply(t, full)
 			if !first {
 				// A unit of several layers keeps only its first input.
-				t.saved[0].drop, t.saved[0].again = true, t.last()
+				t.saved[0].drop, t.saved[0].again, t.saved[0].gone = true, t.last(), t.saved[0].until
 			}
 			kinds[key] = t
 		}
@@ -158,6 +158,7 @@ type walk struct {
 	// pass.
 	sentForward, sentBackward memory.Bytes
 	brief                     bool  // only the highest point is asked for
+	older                     bool  // as Megatron-LM before January 2026
 	lasts                     []int // what lastMoved returned, by chunk
 }
 
@@ -194,50 +195,56 @@ func (w *walk) highest(points []point) Point {
 }
 
 // run walks through all passes and returns the highest point of each. The last offloaded
-// group of each name stays on the device if the pass that needs it comes next. While a unit
-// runs, the copy of the group before it may still be under way.
+// unit of a chunk stays on the device if its backward pass is the next one of all chunks
+// that offload. Units come back one ahead: while the backward pass runs one of them, the
+// unit that it needs next returns, also that of another chunk if its forward pass is over.
 func (w *walk) run() []point {
 	points := make([]point, len(w.passes))
 	live := w.margin
-	type pass struct{ chunk, microbatch int }
-	staying := map[pass]int{}
+	staying := map[chunkPass]bool{}
+	back := false // the unit that the next backward pass begins with is on the device
 	for i, p := range w.passes {
 		c := w.chunks[p.Chunk]
 		at := point{pass: i, live: live, empty: true}
+		key := chunkPass{p.Chunk, p.Microbatch}
 		if !p.Backward {
 			stays := w.stays(i)
-			if stays >= 0 {
-				staying[pass{p.Chunk, p.Microbatch}] = stays
-			}
-			var leaving memory.Bytes
+			staying[key] = stays >= 0
 			for j := range c.units {
 				u := &c.units[j]
-				if top := u.forward + leaving + w.sentForward + w.shards.forward(c.units, j); live+top > at.live+at.top {
+				if top := u.forward + w.sentForward + w.shards.forward(c.units, j); live+top > at.live+at.top {
 					at = point{pass: i, unit: j, live: live, top: top}
 				}
 				live += u.kept
 				if j == stays {
 					live += u.moved
 				}
-				if u.moved > 0 {
-					leaving = u.largest
-				}
 			}
 		} else {
-			stays, ok := staying[pass{p.Chunk, p.Microbatch}]
-			if !ok {
-				stays = -1
-			}
+			last, stays := w.lastMoved(p.Chunk), staying[key]
 			for j := len(c.units) - 1; j >= 0; j-- {
 				u := &c.units[j]
-				top := u.backward + w.sentBackward + w.shards.backward(c.units, j)
-				if j == stays {
-					live -= u.moved
+				var here memory.Bytes // what is on the device before the unit begins
+				needs := u.backward
+				switch {
+				case u.moved == 0:
+				case j == last && stays:
+					here, needs = u.moved, u.ahead
+				case back:
+					here, needs = u.reloaded, u.ahead
 				}
+				top := needs + w.sentBackward + w.shards.backward(c.units, j)
 				if live+top > at.live+at.top {
 					at = point{pass: i, unit: j, live: live, top: top}
 				}
-				live -= u.kept
+				live -= u.kept + here
+				if u.moved > 0 && !w.older {
+					var next *cost
+					if next = w.nextMoved(i, j); next != nil {
+						live += next.reloaded
+					}
+					back = next != nil
+				}
 			}
 		}
 		points[i] = at
@@ -245,29 +252,60 @@ func (w *walk) run() []point {
 	return points
 }
 
+// chunkPass is one microbatch of a chunk.
+type chunkPass struct{ chunk, microbatch int }
+
+// nextMoved returns the unit that comes back while the backward pass runs another one, or
+// nil. It is the one before in the same chunk, or else the last of the chunk whose backward
+// pass is next, if its forward pass is over and it is not on the device anyway.
+func (w *walk) nextMoved(pass, unit int) *cost {
+	p := w.passes[pass]
+	for j := unit - 1; j >= 0; j-- {
+		if u := &w.chunks[p.Chunk].units[j]; u.moved > 0 {
+			return u
+		}
+	}
+	next := w.nextBackward(pass)
+	if next < 0 {
+		return nil
+	}
+	q := w.passes[next]
+	for i := next; i > pass; i-- {
+		if f := w.passes[i]; !f.Backward && f.Chunk == q.Chunk && f.Microbatch == q.Microbatch {
+			return nil // its forward pass comes later
+		}
+	}
+	return &w.chunks[q.Chunk].units[w.lastMoved(q.Chunk)]
+}
+
+// nextBackward returns the next backward pass of a chunk that offloads, or -1.
+func (w *walk) nextBackward(pass int) int {
+	for i, q := range w.passes[pass+1:] {
+		if q.Backward && w.lastMoved(q.Chunk) >= 0 {
+			return pass + 1 + i
+		}
+	}
+	return -1
+}
+
 // stays returns the unit of a forward pass whose offloaded groups stay until its backward
-// pass, because that comes next, or -1. If the last chunk offloads nothing (it has only the
-// loss), the next pass is the first backward pass of a chunk that does, whatever forward
-// passes lie between. Megatron-LM counts like that on every rank since January 2026, which
-// keeps a group of the first microbatch in warm-up. Published savings are older and do not
-// show it.
+// pass, because that is the next one of all chunks that offload, or -1. In warm-up this
+// keeps a unit of the first microbatch. Megatron-LM before January 2026 kept one only if
+// its backward pass followed at once.
 func (w *walk) stays(pass int) int {
 	p := w.passes[pass]
 	last := w.lastMoved(p.Chunk)
 	if last < 0 {
 		return -1
 	}
-	wait := w.lastMoved(len(w.chunks)-1) < 0
-	for _, q := range w.passes[pass+1:] {
-		if wait && (!q.Backward || w.lastMoved(q.Chunk) < 0) {
-			continue
-		}
-		if q.Backward && q.Chunk == p.Chunk && q.Microbatch == p.Microbatch {
-			return last
-		}
-		break
+	next := w.nextBackward(pass)
+	if next < 0 || w.older && next > pass+1 {
+		return -1
 	}
-	return -1
+	if q := w.passes[next]; q.Chunk != p.Chunk || q.Microbatch != p.Microbatch {
+		return -1
+	}
+	return last
 }
 
 // lastMoved returns the last unit of a chunk that offloads anything, or -1.
@@ -290,27 +328,38 @@ func (w *walk) keeps(bytes memory.Bytes) memory.Bytes {
 	if bytes == 0 {
 		return 0
 	}
-	return min(bytes, w.mostAway())
+	return min(bytes, w.mostAway(func(u *cost) memory.Bytes { return u.moved }))
 }
 
-// mostAway returns the most bytes that are offloaded at once. A group that stays because its
-// backward pass comes next is not offloaded.
-func (w *walk) mostAway() (most memory.Bytes) {
-	type pass struct{ chunk, microbatch int }
-	left := map[pass]memory.Bytes{}
+// copied returns the size of the largest group that is offloaded. While it is copied, the
+// allocator cannot give its memory to others, although it counts it as freed.
+func (w *walk) copied() (most memory.Bytes) {
+	for _, c := range w.chunks {
+		for i := range c.units {
+			most = max(most, c.units[i].largest)
+		}
+	}
+	return most
+}
+
+// mostAway returns the most bytes that are offloaded at once, if size is what a unit
+// offloads. A group that stays because its backward pass comes next is not offloaded.
+func (w *walk) mostAway(size func(u *cost) memory.Bytes) (most memory.Bytes) {
+	left := map[chunkPass]memory.Bytes{}
 	var now memory.Bytes
 	for i, p := range w.passes {
-		key := pass{p.Chunk, p.Microbatch}
+		key := chunkPass{p.Chunk, p.Microbatch}
 		if p.Backward {
 			now -= left[key]
 			continue
 		}
 		var n memory.Bytes
-		for _, u := range w.chunks[p.Chunk].units {
-			n += u.moved
+		units := w.chunks[p.Chunk].units
+		for j := range units {
+			n += size(&units[j])
 		}
 		if j := w.stays(i); j >= 0 {
-			n -= w.chunks[p.Chunk].units[j].moved
+			n -= size(&units[j])
 		}
 		left[key] = n
 		now += n

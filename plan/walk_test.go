@@ -168,3 +168,67 @@ func BenchmarkPredict(b *testing.B) {
 		predicted(b, s)
 	}
 }
+
+// A rank keeps the last layer of the first microbatch, and in each backward pass the last
+// layer of the next microbatch comes back, which is there during the forward pass between
+// them. Of each layer 20 bytes leave, and 30 come back because some are copied twice.
+func TestReloadsAhead(t *testing.T) {
+	unit := cost{kept: 100, moved: 20, reloaded: 30, forward: 200, backward: 1000, ahead: 900}
+	for _, x := range []struct {
+		name      string
+		rank      int
+		older     bool
+		live, top []memory.Bytes
+	}{
+		// Passes: F0 F1 B0 F2 B1 B2.
+		{"first rank", 0, false,
+			[]memory.Bytes{100, 320, 420, 330, 430, 230},
+			[]memory.Bytes{200, 200, 900, 200, 900, 900}},
+		{"first rank, older", 0, true,
+			[]memory.Bytes{100, 300, 400, 300, 400, 200},
+			[]memory.Bytes{200, 200, 1000, 200, 1000, 1000}},
+		// Passes: F0 B0 F1 B1 F2 B2. Nothing can come back before its forward pass.
+		{"last rank", 1, false,
+			[]memory.Bytes{100, 220, 100, 220, 100, 220},
+			[]memory.Bytes{200, 900, 200, 900, 200, 900}},
+		{"last rank, older", 1, true,
+			[]memory.Bytes{100, 220, 100, 220, 100, 220},
+			[]memory.Bytes{200, 900, 200, 900, 200, 900}},
+	} {
+		passes, err := schedule.Pipeline{Ranks: 2, Chunks: 1, Microbatches: 3}.Passes(x.rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &walk{passes: passes, older: x.older, chunks: []chunk{{units: []cost{unit, unit}}}}
+		for i, p := range w.run() {
+			if p.live != x.live[i] || p.top != x.top[i] {
+				t.Errorf("%s: pass %d holds %d and needs %d, want %d and %d", x.name, i, p.live, p.top, x.live[i], x.top[i])
+			}
+		}
+	}
+}
+
+// Attention that is not fused saves its probabilities twice inside of an offloaded module,
+// and both copies come back. Queries, keys and values come back although they are recomputed.
+func TestCopiedTwice(t *testing.T) {
+	s := deepSeek(t)
+	s.Kernels.Attention = "unfused"
+	s.Offload.Modules = []string{"core_attn"}
+	reloaded := func() (moved, back memory.Bytes) {
+		d := newDims(mustNormalise(t, s))
+		for _, u := range d.chunk(d.s.Layout.Stages[3]).units {
+			moved, back = moved+u.moved, back+u.reloaded
+		}
+		return moved, back
+	}
+	moved, back := reloaded()
+	layers := memory.Bytes(2)
+	probs, qkv := layers*2*128*4096*4096, layers*2*4096*128*(2*192+128)
+	if moved != probs+qkv || back != 2*probs+qkv {
+		t.Errorf("%d bytes leave and %d come back, want %d and %d", moved, back, probs+qkv, 2*probs+qkv)
+	}
+	s.Recompute.Modules = []string{"mla_up_proj"}
+	if moved, back = reloaded(); moved != probs || back != 2*probs+qkv {
+		t.Errorf("with mla_up_proj %d bytes leave and %d come back, want %d and %d", moved, back, probs, 2*probs+qkv)
+	}
+}

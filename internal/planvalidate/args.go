@@ -25,6 +25,9 @@ var unmodelled = map[string]string{
 	"linear-attention-type":    "names the first version of linear attention, which saved more than that of today",
 }
 
+// offloadRewritten is when Megatron-LM's tests began to run with the offloading of today.
+const offloadRewritten = "2026-01-14"
+
 func fromArgs(c record) (*plan.Setup, error) {
 	if len(c.Args) == 0 {
 		return nil, fmt.Errorf("it has no args")
@@ -72,6 +75,9 @@ func fromArgs(c record) (*plan.Setup, error) {
 	}
 	if args["moe-router-force-load-balancing"] != true {
 		s.Routing.Imbalance = plan.NaturalImbalance(s.Model, s.Layout)
+	}
+	if day := c.Source.Changed[1]; day != "" {
+		s.Offload.Older = day < offloadRewritten
 	}
 	s.LastReplica = true // the last rank of a job writes its measurements
 	return s, nil

@@ -199,7 +199,9 @@ func settings(s *plan.Setup, c record, l *layoutFacts) error {
 	if strings.Contains(c.FSDP, "params") {
 		s.Layout.FSDP.Shard = plan.ShardParameters
 	}
-	s.Offload.Modules = words(c.Offload)
+	// Published savings are those of the pull request that added offloading (1913), from
+	// before it was merged.
+	s.Offload = plan.Offload{Modules: words(c.Offload), Older: true}
 	for _, w := range words(c.Recompute) {
 		if strings.Contains(w, "full") || strings.Contains(w, "uniform") {
 			s.Recompute.Full = true

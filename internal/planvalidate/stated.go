@@ -17,6 +17,8 @@ type source struct {
 	Path  string `json:"path"`
 	Paper string `json:"paper"`
 	URL   string `json:"url"`
+	// Changed has the commit that changed the measured values last, and its day.
+	Changed [2]string `json:"values_last_changed"`
 }
 
 // unknown is the kind of a case that states too little to tell.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // What one case lacks comes from the first of the same source and model that
@@ -29,6 +31,24 @@ func TestCompleted(t *testing.T) {
 	}
 	if c := completed(f.External[5], f.External); c.Layout != nil || c.Batch != nil {
 		t.Errorf("a case without a source got %+v, %+v", c.Layout, c.Batch)
+	}
+}
+
+// Values of Megatron-LM's tests from before its offloading was rewritten are compared with
+// what the older one does, which brings nothing back ahead.
+func TestOlderOffloading(t *testing.T) {
+	peak := func(day string) memory.Bytes {
+		r := one(t, "cases", `{"id": "a", "kind": "dense", "gpu": "H100", "n_gpus": 2, "source": {"values_last_changed": ["c0ffee", "`+day+`"]},
+			"args": {"num-layers": 8, "hidden-size": 4096, "num-attention-heads": 32, "seq-length": 4096, "max-position-embeddings": 4096, "micro-batch-size": 1, "global-batch-size": 8,
+			"pipeline-model-parallel-size": 2, "num-layers-per-virtual-pipeline-stage": 2, "bf16": true, "vocab-size": 1024, "attention-backend": "unfused", "fine-grained-activation-offloading": true, "offload-modules": "[core_attn]"},
+			"measured": {"mem_max_allocated_bytes_second_logged": 1e9, "second_logged_step": 2}}`)
+		if len(r.Rows) != 1 {
+			t.Fatalf("%+v, %+v", r.Rows, r.Skipped)
+		}
+		return r.Rows[0].Predicted
+	}
+	if older, today := peak("2026-01-13"), peak("2026-01-14"); older >= today {
+		t.Errorf("the older one takes %d bytes, that of today %d", older, today)
 	}
 }
 

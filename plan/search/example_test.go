@@ -33,8 +33,8 @@ func ExamplePolicy() {
 	}
 	// Output:
 	// offload moe_act
-	// rank 0 offloads 78 %
-	// rank 1 offloads 28 %
+	// rank 0 offloads 81 %
+	// rank 1 offloads 34 %
 	// rank 2 offloads 0 %
 	// rank 3 offloads 0 %
 }

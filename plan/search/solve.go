@@ -262,6 +262,9 @@ func (p *problem) clashBetween(rec, off uint32) string {
 // consider returns the choice of two sets, or nil if it does not fit.
 func (p *problem) consider(rec, off uint32, of []left) *choice {
 	c := p.newChoice(rec, off)
+	// A rank keeps a layer of what it offloads. This must not drop a choice that fits; the
+	// forecast of a choice checks host memory exactly.
+	stays := largestMoved(off, of)
 	for r := range c.fractions {
 		n, host, ok := p.fraction(r, rec, off, of)
 		if !ok {
@@ -269,7 +272,7 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 		}
 		c.setFraction(r, n)
 		c.moved += host
-		p.pinned[r] = p.clean.Ranks[r].Host + host
+		p.pinned[r] = p.clean.Ranks[r].Host + max(host-stays, 0)
 	}
 	if off != 0 && c.moved == 0 {
 		return nil // the same without offloading is in the list
@@ -281,6 +284,20 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 	c.passes = p.passTimes(c, of)
 	c.bound = p.time.Bound(c.passes)
 	return c
+}
+
+// largestMoved returns the most bytes that one layer offloads for a microbatch.
+func largestMoved(off uint32, of []left) (most memory.Bytes) {
+	for _, l := range of {
+		var n memory.Bytes
+		for m, b := range l.moved {
+			if off&(1<<m) != 0 {
+				n += b
+			}
+		}
+		most = max(most, n)
+	}
+	return most
 }
 
 // order sorts choices by their bound, then by the number of modules, by the bytes that they
