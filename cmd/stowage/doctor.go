@@ -19,8 +19,9 @@ func newDoctor() *cobra.Command {
 optional libraries. For everything that is missing, say what would provide it.
 Something missing is no error: the exit code is 0 on a machine without a GPU.
 
-The command measures links with copies of 64 MiB, which takes some seconds.`,
-		Example: "  stowage doctor\n  stowage doctor --json",
+The command measures links with copies of 64 MiB, which takes some seconds. With
+--json, stowage plan --doctor plans with the memory that is free on the machine.`,
+		Example: "  stowage doctor\n  stowage doctor --json >node.json\n  stowage plan --doctor node.json --model llama-3-8b --gpus 8",
 		Args:    noArgs,
 	}
 	asJSON := jsonFlag(cmd)

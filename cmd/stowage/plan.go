@@ -130,6 +130,7 @@ func (j *jobFlags) add(cmd *cobra.Command) {
 	f.StringVar(&j.launch, "launch", "", "a launch `file` of Megatron-LM, NeMo (YAML), MaxText (YAML or a command), torchtitan (TOML)\nor DeepSpeed (JSON); its contents tell which; --model or --config name the model if it does not;\n- is standard input")
 	f.StringArrayVar(&j.env, "env", nil, "a variable that the file takes from its environment, as `NAME=VALUE`;\na note tells if the file does not use it")
 	f.StringVar(&j.gpu, "gpu", "", "the hardware's `name`, or a JSON file with its figures")
+	f.StringVar(&j.doctor, "doctor", "", "a `file` that stowage doctor --json printed on a node of the job, to plan with the memory that\nis free there; - is standard input")
 	f.IntVar(&j.gpus, "gpus", 0, "the number of `GPUs` (default as few as the layout allows)")
 	f.IntVar(&j.vocab, "vocab", 0, "the vocabulary's `size` if a file leaves it to a tokenizer")
 	f.StringVar(&j.budget, "budget", "", "the device memory that a rank may hold at its peak, a `size` such as 60GiB\n(default what the hardware leaves)")
@@ -297,6 +298,8 @@ func (f *planFlags) budgetFrom(s *plan.Setup) string {
 	switch {
 	case s.Budget > 0:
 		return "--budget"
+	case s.Hardware != nil && s.Hardware.Free > 0:
+		return "what is left of the " + planview.Size(s.Hardware.Free) + " that doctor found free on " + s.Hardware.Name
 	case s.Hardware != nil:
 		return "what " + s.Hardware.Name + " leaves of " + planview.Size(s.Hardware.Memory)
 	}

@@ -29,7 +29,7 @@ import (
 type jobFlags struct {
 	model, config, megatron string
 	launch                  string
-	gpu                     string
+	gpu, doctor             string
 	gpus, vocab             int
 	budget, routing         string
 	host                    string // memory of a node
@@ -72,7 +72,7 @@ func (j *jobFlags) given(s *plan.Setup) *planview.Given {
 
 // files returns the files that the flags may name.
 func (j *jobFlags) files() []flagFile {
-	return []flagFile{{"model", j.model}, {"config", j.config}, {"megatron", j.megatron}, {"launch", j.launch}, {"gpu", j.gpu}}
+	return []flagFile{{"model", j.model}, {"config", j.config}, {"megatron", j.megatron}, {"launch", j.launch}, {"gpu", j.gpu}, {"doctor", j.doctor}}
 }
 
 // setup returns the job, and notes about what was assumed. All its errors are errors of
@@ -84,8 +84,17 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		}
 		return nil, nil, usagef("unexpected argument %q", w.rest[0])
 	}
-	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
+	var found *examined
 	var err error
+	if j.doctor != "" {
+		if found, err = j.readDoctor(); err != nil {
+			return nil, nil, err
+		}
+	}
+	in := config.Input{Hardware: j.gpu, GPUs: j.gpus, Vocab: j.vocab, Settings: w.settings}
+	if found != nil && j.gpu == "" {
+		in.Hardware = found.gpu
+	}
 	if in.Model, err = j.source(w.settings); err != nil {
 		return nil, nil, err
 	}
@@ -121,6 +130,15 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	}
 	if err != nil {
 		return nil, nil, j.asTyped(j.planError(err), w.settings)
+	}
+	if found != nil {
+		if err := found.apply(s, j.doctor); err != nil {
+			return nil, nil, err
+		}
+	}
+	if h := s.Hardware; h != nil && h.Free > 0 && in.Budget > h.Free {
+		return nil, nil, usagef("--budget %s is more than the %s that --doctor found free; give at most that, or leave --budget out for the %s that it leaves to a job",
+			j.budget, planview.Size(h.Free), planview.Size(h.Usable))
 	}
 	if h := s.Hardware; h != nil && in.Budget > h.Memory {
 		return nil, nil, usagef("--budget %s is more than %s has; give at most %s, or leave --budget out for the %s that it leaves to a job",
@@ -176,6 +194,8 @@ func (j *jobFlags) hostFrom(s *plan.Setup) string {
 	switch {
 	case s.HostMemory > 0:
 		return "--host-memory"
+	case s.Hardware != nil && s.Hardware.Free > 0:
+		return "what is left of the " + planview.Size(s.Hardware.NodeMemory) + " that doctor found available"
 	case s.Hardware != nil && s.Hardware.NodeMemory > 0:
 		return "what a usual node of " + s.Hardware.Name + " leaves of " + planview.Size(s.Hardware.NodeMemory)
 	}

@@ -85,7 +85,7 @@ func predicted(p *plan.Forecast, budgetFrom string) *Report {
 		Timeline: []Point{}, Decisions: []Decision{}, Flags: []Flags{}, Warnings: []string{},
 	}
 	if h := s.Hardware; h != nil {
-		r.Hardware = &Hardware{Name: h.Name, Memory: h.Memory, Usable: h.Usable}
+		r.Hardware = &Hardware{Name: h.Name, Memory: h.Memory, Usable: h.Usable, Free: h.Free}
 	}
 	if n := p.Node; n.GPUs > 0 {
 		r.Node = &Node{GPUs: n.GPUs, Number: n.Number, Pinned: n.Pinned, Room: n.Room, Missing: n.Missing}

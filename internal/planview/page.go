@@ -132,6 +132,9 @@ func settings(r *Report) []setting {
 	}
 	if h := r.Hardware; h != nil {
 		out[1].Value = fmt.Sprintf("%d x %s, %s each, %s usable", s.GPUs, h.Name, Size(h.Memory), Size(h.Usable))
+		if h.Free > 0 {
+			out[1].Value += ", " + Size(h.Free) + " measured to be free"
+		}
 	}
 	return out
 }

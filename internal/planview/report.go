@@ -70,6 +70,9 @@ type Hardware struct {
 	Name   string       `json:"name"`
 	Memory memory.Bytes `json:"memory_bytes"`
 	Usable memory.Bytes `json:"usable_bytes"`
+	// Free is what was measured to be free of Memory, which Usable then follows from. It
+	// is zero if nothing was measured.
+	Free memory.Bytes `json:"free_bytes"`
 }
 
 // Node is the host memory of the node whose ranks pin most of it. GPUs is how many GPUs of

@@ -31,6 +31,9 @@ type GPU struct {
 	// framework's allocator beside context, communication buffers and handles.
 	Memory memory.Bytes `json:"memory_bytes"`
 	Usable memory.Bytes `json:"usable_bytes"`
+	// Free is what was measured to be free of Memory, and Usable and NodeMemory follow from
+	// the measurement. It is zero if nothing was measured.
+	Free memory.Bytes `json:"-"`
 	// Flops is the dense arithmetic peak in operations per second, by format: "bf16",
 	// "fp8", "mxfp8" or "nvfp4".
 	Flops map[string]float64 `json:"flops"`
