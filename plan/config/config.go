@@ -210,6 +210,9 @@ func (in *Input) loadLaunch(model bool) (*launch.File, error) {
 			return nil, err
 		}
 	}
+	if err := checkText("Launch", name, data); err != nil {
+		return nil, err
+	}
 	file, err := launch.Parse(data)
 	switch {
 	case err != nil:
@@ -264,17 +267,27 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 	return parseFile(name, data, env)
 }
 
-// parseFile returns what a file says. No text has a zero byte, and almost every picture,
-// archive and program has one, as have texts in UTF-16.
-func parseFile(name string, data []byte, env map[string]string) (*model.Model, map[string]any, *launch.File, error) {
+// checkText returns an error if a file is no text. No text has a zero byte, and almost every
+// picture, archive and program has one, as have texts in UTF-16.
+func checkText(setting, name string, data []byte) error {
 	if bytes.IndexByte(data, 0) >= 0 {
-		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: errors.New("expected text in UTF-8, got binary data")}
+		return &memory.SettingError{Setting: setting, Asked: name, Err: errors.New("expected text in UTF-8, got binary data")}
+	}
+	return nil
+}
+
+// parseFile returns what a file says.
+func parseFile(name string, data []byte, env map[string]string) (*model.Model, map[string]any, *launch.File, error) {
+	if err := checkText("Model", name, data); err != nil {
+		return nil, nil, nil, err
 	}
 	switch file, err := launch.Parse(data); {
 	case err != nil:
 		return nil, nil, nil, asked("Model", name, err)
 	case file != nil && file.Described():
 		return nil, file.Args, file, nil
+	case file != nil && file.Model == nil && file.Unset != "":
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "names no model: " + file.Unset + ", which another file or the environment sets", Remedy: "write the number in its place"}
 	case file != nil && file.Model == nil:
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Problem: "is a configuration of " + file.System + ", which names no model", Remedy: "name a preset or a config.json beside it"}
 	case file != nil:

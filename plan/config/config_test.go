@@ -92,11 +92,20 @@ func TestLaunch(t *testing.T) {
 	if s, _, err = Resolve(Input{Model: "llama-3-8b", Launch: zero3, GPUs: 8, Settings: words("--recompute none --gbs 64")}); err != nil || s.Recompute.Full || s.Batch.Global != 64 {
 		t.Errorf("settings do not override the file: %v", err)
 	}
+	write := func(name, text string) string {
+		name = filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
 	for _, c := range []struct {
 		in    Input
 		words []string
 	}{
 		{Input{Model: zero3}, []string{"Model", "DeepSpeed", "names no model"}},
+		{Input{Model: write("unset.yaml", "trainer:\n  devices: 8\nmodel:\n  hidden_size: 64\n  num_layers: ${oc.env:LAYERS}\n")}, []string{"model.num_layers is ${oc.env:LAYERS}", "write the number"}},
+		{Input{Model: "llama-3-8b", Launch: write("wide.json", "{\x00\"\x00")}, []string{"Launch", "UTF-8"}},
 		{Input{Model: "llama-3-8b", Launch: nemo}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: titan}, []string{"Launch", "model of its own"}},
 		{Input{Model: "llama-3-8b", Launch: "config_test.go"}, []string{"Launch", "no launch file"}},

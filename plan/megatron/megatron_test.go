@@ -103,6 +103,7 @@ func TestRefused(t *testing.T) {
 		{"12 GPUs (6 processes on each of 2 nodes, as the launcher says) do not divide by --tensor-model-parallel-size x --pipeline-model-parallel-size x --context-parallel-size = 8; the nearest number that does is 16, and so does every multiple of 8", []any{"tensor-model-parallel-size", 8, "nnodes", 2, "nproc-per-node", 6, "GPUs", 0}},
 		{"given twice under different spellings", []any{"hidden_size", 64}},
 		{"--hidden-size ${H}: the variable is not set in the text", []any{"hidden-size", "${H}"}},
+		{"--hidden-size $((64/0)): the value cannot be computed: a variable in it is not set in the text, or it divides by zero", []any{"hidden-size", "$((64/0))"}},
 		{"--hybrid-layer-pattern \"MX\": \"X\" is no layer", []any{"hybrid-layer-pattern", "MX"}},
 		{"the depths \"M\" and \"*\" differ", []any{"hybrid-layer-pattern", "MM/M/*"}},
 		{"has 3 stages, which do not divide by --pipeline-model-parallel-size 2", []any{"hybrid-layer-pattern", "M|M|*", "pipeline-model-parallel-size", 2}},

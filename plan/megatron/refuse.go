@@ -230,7 +230,9 @@ func (r *reader) unset(flag, word string) error {
 			}
 		}
 	}
-	if strings.Contains(word, "$(") && !strings.Contains(word, "$((") {
+	if strings.Contains(word, "$((") {
+		e.Text = fmt.Sprintf("--%s %s: the value cannot be computed: a variable in it is not set in the text, or it divides by zero", flag, word)
+	} else if strings.Contains(word, "$(") {
 		e.Text = fmt.Sprintf("--%s %s: the value is the output of a command, which is not run", flag, word)
 	}
 	return e

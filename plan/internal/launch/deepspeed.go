@@ -4,7 +4,11 @@
 package launch
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -14,20 +18,59 @@ const most = 1 << 26
 
 // deepSpeedKeys returns the file as an object if it is DeepSpeed's. Keys of its batch or its
 // sharding tell.
-func deepSpeedKeys(data []byte) map[string]any {
-	if !strings.HasPrefix(strings.TrimSpace(string(data[:min(len(data), 4096)])), "{") {
-		return nil
+func deepSpeedKeys(data []byte) (map[string]any, error) {
+	if !strings.HasPrefix(strings.TrimSpace(string(data[:min(len(data), 4096)])), "{") || !deepSpeedKey.Match(data) {
+		return nil, nil
 	}
 	var keys map[string]any
-	if json.Unmarshal(data, &keys) != nil {
-		return nil
+	err := json.Unmarshal(data, &keys)
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte("\n"))
+		return nil, fmt.Errorf("line %d is not JSON, which has no comments, no single quotes and no comma before a closing bracket", line)
 	}
-	for _, key := range []string{"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps", "zero_allow_untested_optimizer"} {
-		if _, ok := keys[key]; ok {
-			return keys
+	if err != nil {
+		return nil, nil
+	}
+	for key := range keys {
+		if deepSpeedKey.MatchString(`"` + key + `"`) {
+			return keys, repeated(data)
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+var deepSpeedKey = regexp.MustCompile(`['"](zero_optimization|train_micro_batch_size_per_gpu|train_batch_size|gradient_accumulation_steps|zero_allow_untested_optimizer)['"]`)
+
+// repeated returns an error if an object of valid JSON has a key twice, as DeepSpeed does.
+func repeated(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	var open []map[string]bool // the keys of the objects around a token; nil for an array
+	key := false               // whether the next token is a key, if it ends nothing
+	for {
+		t, err := d.Token()
+		if err != nil {
+			return nil // the end
+		}
+		last := len(open) - 1
+		switch t {
+		case json.Delim('{'):
+			open = append(open, map[string]bool{})
+		case json.Delim('['):
+			open = append(open, nil)
+		case json.Delim('}'), json.Delim(']'):
+			open = open[:last]
+		default:
+			if key {
+				if open[last][t.(string)] {
+					return fmt.Errorf("the key %.40q is there twice", t)
+				}
+				open[last][t.(string)], key = true, false
+				continue
+			}
+		}
+		key = len(open) > 0 && open[len(open)-1] != nil
+	}
 }
 
 // deepSpeed reads the file. ZeRO is planned as Megatron-LM's sharding of the same parts: the

@@ -4,6 +4,10 @@ import "testing"
 
 func TestWrongDeepSpeed(t *testing.T) {
 	checkWrong(t, []wrong{
+		{"{\n\"train_batch_size\": 8,\n}", false, []string{"line 3 is not JSON", "comma"}},
+		{`{'train_batch_size': 8}`, false, []string{"line 1 is not JSON"}},
+		{`{"train_batch_size": 8, "train_batch_size": 16}`, false, []string{`"train_batch_size" is there twice`}},
+		{`{"zero_optimization": {"a": [{"b": 1}], "stage": 1, "stage": 2}}`, false, []string{`"stage" is there twice`}},
 		{`{"zero_optimization": 3}`, false, []string{"zero_optimization is 3"}},
 		{`{"zero_optimization": {"stage": 4}}`, false, []string{"zero_optimization.stage is 4", "0 to 3"}},
 		{`{"train_batch_size": 0}`, false, []string{"train_batch_size is 0"}},

@@ -29,6 +29,9 @@ type File struct {
 	// Accumulation is the number of microbatches of a step, if the file states it in
 	// place of a global batch. Otherwise it is zero.
 	Accumulation int
+	// Unset says which key of the model's sizes has a value from another file or the
+	// environment. It is empty if there is none.
+	Unset string
 	// Notes says what was assumed, approximated or left out, a sentence each.
 	Notes []string
 }
@@ -42,7 +45,10 @@ func (f *File) Described() bool {
 // it knows, a *megatron.Refused if the file asks for what the planner does not model, and
 // another error if the file is wrong.
 func Parse(data []byte) (*File, error) {
-	if keys := deepSpeedKeys(data); keys != nil {
+	if keys, err := deepSpeedKeys(data); err != nil || keys != nil {
+		if err != nil {
+			return nil, err
+		}
 		return deepSpeed(keys)
 	}
 	if isTitan(data) {
@@ -231,8 +237,8 @@ func (t *table) rest(harmless ...string) {
 // short writes a value so that an error stays one line.
 func short(v any) string {
 	text, err := json.Marshal(v)
-	if err != nil {
-		return "something else"
+	if err != nil { // JSON has no infinity
+		text = []byte(fmt.Sprint(v))
 	}
 	if len(text) > 40 {
 		return fmt.Sprintf("%.40s...", text)

@@ -193,6 +193,8 @@ func (r *reader) maxTextSizes(t *table) {
 	gated := true
 	if list, ok := t.keys["mlp_activations"].([]any); ok {
 		gated = len(list) == 2
+	} else if text, ok := t.keys["mlp_activations"].(string); t.has("mlp_activations") && !(ok && strings.HasPrefix(text, "[")) {
+		r.fail("mlp_activations is %s; it must be a list such as [\"silu\", \"linear\"]", short(t.keys["mlp_activations"]))
 	}
 	heads := t.whole("base_num_query_heads", 16, 1, size)
 	layer := model.Layer{Attention: &model.Attention{
@@ -326,7 +328,7 @@ func (r *reader) maxTextNumbers(t *table) {
 	if t.word("grad_dtype", "float32", "float32", "bfloat16") == "bfloat16" {
 		r.set("grad-reduce-in-bf16", true)
 	}
-	if t.word("mu_dtype", "") == "bfloat16" {
+	if t.word("mu_dtype", "", "", "float32", "bfloat16") == "bfloat16" {
 		r.set("use-precision-aware-optimizer", true)
 		r.set("exp-avg-dtype", "bf16")
 	}
@@ -351,6 +353,8 @@ var maxTextTensors = []string{
 	"value_proj", "kv_proj", "qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv", "attention_out",
 }
 
+var maxTextPolicy = regexp.MustCompile(`^(none|minimal|save)(_[a-z_]+)?$`)
+
 // maxTextRemat reads what is recomputed. Only the policy full has an equal in Megatron-LM;
 // under others everything is planned to be saved.
 func (r *reader) maxTextRemat(t *table) {
@@ -373,6 +377,8 @@ func (r *reader) maxTextRemat(t *table) {
 		r.set("recompute-granularity", "full")
 		r.set("recompute-method", "uniform")
 		r.set("recompute-num-layers", 1)
+	case policy != "custom" && !maxTextPolicy.MatchString(policy):
+		r.fail("remat_policy is %.40q; it must be full, custom, or one that begins with minimal or save", policy)
 	default:
 		r.note("remat_policy %.40s saves some tensors of each layer; all are counted, so the job takes less", policy)
 	}

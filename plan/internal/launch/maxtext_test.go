@@ -16,6 +16,9 @@ func TestWrongMaxText(t *testing.T) {
 	}{
 		{"model_name: bert", true, []string{"bert", "mixtral-8x7b"}},
 		{"model_name: llama3-8b\nbase_emb_dim: 64", true, []string{"base_emb_dim", "llama3-8b"}},
+		{"remat_policy: fully", false, []string{"remat_policy", "fully", "minimal"}},
+		{"mu_dtype: float7", false, []string{"mu_dtype", "float7", "bfloat16"}},
+		{"mlp_activations: silu", false, []string{"mlp_activations", "silu", "list"}},
 		{"base_emb_dim: -2", false, []string{"base_emb_dim is -2"}},
 		{"base_num_query_heads: 3", false, []string{"kv_heads", "heads"}},
 		{"decoder_block: gemma3", true, []string{"gemma3", "deepseek"}},

@@ -16,6 +16,7 @@ import (
 var (
 	nemoModel   = regexp.MustCompile(`(?m)^model:[ \t]*(#.*)?$`)
 	nemoSibling = regexp.MustCompile(`^\$\{\.[a-z_]+\}$`)
+	nemoRecipe  = regexp.MustCompile(`fp8|delayed|current_scaling|subchannel|nvfp4`)
 	nemoOther   = regexp.MustCompile(`(?m)^(train|trainer|ddp):[ \t]*(#.*)?$`)
 )
 
@@ -183,11 +184,17 @@ var nemoHarmless = strings.Fields(`
 	use_cpu_initialization use_flash_attention use_te_rng_tracker normalize_attention_scores fp8_amax_compute_algo
 	fp8_amax_history_len fp8_e4m3 fp8_hybrid fp8_interval fp8_margin reduce_amax`)
 
+// nemoLists are flags that take several words.
+var nemoLists = []string{"cuda-graph-scope", "offload-modules", "pipeline-model-parallel-layout", "recompute-modules"}
+
 // nemoValue sets a flag to a value. Interpolations of Hydra have no value here.
 func (r *reader) nemoValue(key, flag string, v any) {
 	if text, ok := v.(string); ok {
 		switch {
 		case strings.Contains(text, "${"):
+			if flag == "num-layers" || flag == "hidden-size" {
+				r.file.Unset = fmt.Sprintf("%s is %.60s", key, text)
+			}
 			r.note("%s is %.60s, which another file sets; it is left out", key, text)
 			return
 		case flag == "normalization":
@@ -200,6 +207,10 @@ func (r *reader) nemoValue(key, flag string, v any) {
 		}
 	}
 	if list, ok := v.([]any); ok && flag != "moe-layer-freq" {
+		if !slices.Contains(nemoLists, flag) {
+			r.fail("%s is %s; it must be a single value", key, short(v))
+			return
+		}
 		var words []string
 		for _, x := range list {
 			words = append(words, fmt.Sprint(x))
@@ -240,12 +251,14 @@ func (r *reader) nemoPrecision(top *table) {
 	top.read["mixed_precision"] = true
 	word = strings.ReplaceAll(strings.ToLower(word), "-", "_")
 	switch {
-	case word == "16" || strings.HasPrefix(word, "fp16") || strings.HasPrefix(word, "16_"):
+	case slices.Contains([]string{"16", "16_mixed", "16_true", "fp16", "fp16_mixed", "fp16_true"}, word):
 		r.set("fp16", true)
 		r.set("bf16", false)
 	case word == "32" || word == "32_true" || word == "fp32":
 		r.set("bf16", false)
-	case strings.HasPrefix(word, "bf16"):
+	case slices.Contains([]string{"bf16", "bf16_mixed", "bf16_true"}, word):
+		r.set("bf16", true)
+	case strings.HasPrefix(word, "bf16_with_") && nemoRecipe.MatchString(word):
 		r.set("bf16", true)
 		for _, f := range []struct{ word, flag, value, recipe string }{
 			{"mxfp8", "fp8-format", "e4m3", "mxfp8"}, {"current_scaling", "fp8-format", "hybrid", "tensorwise"}, {"subchannel", "fp8-format", "e4m3", "blockwise"},

@@ -16,6 +16,10 @@ func TestWrongNeMo(t *testing.T) {
 		{start + "  seq_length: 8\nmixed_precision: int7", false, []string{"int7", "bf16"}},
 		{start + "  seq_length: 8\ntrainer:\n  devices: 1000000\n  num_nodes: 1000000", false, []string{"trainer.devices", "GPUs"}},
 		{start + "  seq_length: 8\ntrainer:\n  devices: -1\n  num_nodes: 1", false, []string{"trainer.devices is -1"}},
+		{start + "  num_layers: [32]", false, []string{"model.num_layers is [32]", "single value"}},
+		{start + "  hidden_size: .inf\n  num_query_groups: .inf", false, []string{"model.num_query_groups is +Inf"}},
+		{start + "  seq_length: 8\nmixed_precision: 16-mixed-ish", false, []string{"16_mixed_ish", "bf16"}},
+		{start + "  seq_length: 8\nmixed_precision: bf16_with_love", false, []string{"bf16_with_love"}},
 		{start + "  - a", false, []string{"model is", "keys of its own"}},
 		{start + "  optim:\n    name: adafactor", true, []string{"model.optim.name", "adafactor"}},
 	})

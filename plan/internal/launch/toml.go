@@ -17,7 +17,7 @@ const (
 
 // parseTOML returns the tables of a file. Numbers are float64, and arrays []any.
 func parseTOML(text string) (map[string]any, error) {
-	p := &tomlParser{text: text, line: 1}
+	p := &tomlParser{text: text, line: 1, tables: map[string]bool{}}
 	top := map[string]any{}
 	at := top
 	for p.space(true); p.rest() != ""; p.space(true) {
@@ -41,6 +41,8 @@ type tomlParser struct {
 	at   int
 	line int
 	keys int
+	// tables has the headers so far.
+	tables map[string]bool
 }
 
 func (p *tomlParser) rest() string { return p.text[p.at:] }
@@ -96,6 +98,11 @@ func (p *tomlParser) header(top map[string]any) (map[string]any, error) {
 	if !p.take("]") {
 		return nil, p.wrong("a closing bracket behind the name of the table")
 	}
+	name := fmt.Sprintf("%q", path)
+	if p.tables[name] {
+		return nil, fmt.Errorf("line %d: the table %.40q is there twice", p.line, strings.Join(path, "."))
+	}
+	p.tables[name] = true
 	return p.descend(top, path)
 }
 

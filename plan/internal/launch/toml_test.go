@@ -44,6 +44,7 @@ func TestWrongTOML(t *testing.T) {
 		"a = 1\na = 2":                        "line 2 twice",
 		"a = 1\n[a]":                          "line 2 table",
 		"a = 1\na.b = 2":                      "line 2 table",
+		"[a]\n[a.b]\n[a]":                     "line 3 twice",
 		"[[a]]":                               "arrays of tables",
 		"[a":                                  "bracket",
 		"a = 'x":                              "string that ends",

@@ -124,6 +124,8 @@ func (r *reader) titanLayout(t *table) {
 	}
 	shard, replicas := t.whole("data_parallel_shard_degree", -1, -1, most), t.whole("data_parallel_replicate_degree", 1, 1, most)
 	switch {
+	case shard == 0:
+		r.fail("parallelism.data_parallel_shard_degree is 0; it must be -1, for all that is left, or at least 1")
 	case shard == 1:
 		r.refuse("parallelism.data_parallel_shard_degree 1 keeps whole parameters in fp32 and casts them, which is not modelled")
 	case shard > 1 && float64(shard)*float64(replicas)*float64(tp)*float64(pp)*float64(cp) > most:
@@ -177,6 +179,8 @@ func (r *reader) titanTraining(t *table) {
 	}
 	if n := t.whole("global_batch_size", -1, -1, most); n > 0 {
 		r.set("global-batch-size", n)
+	} else if n == 0 {
+		r.fail("training.global_batch_size is 0; it must be -1, for one batch of each replica, or at least 1")
 	} else {
 		r.file.Accumulation = max(local/micro, 1)
 	}

@@ -16,6 +16,8 @@ func TestWrongTitan(t *testing.T) {
 	}{
 		{"[parallelism]\ntensor_parallel_degree = 0", false, []string{"parallelism.tensor_parallel_degree is 0"}},
 		{"[parallelism]\ntensor_parallel_degree = \"two\"", false, []string{"tensor_parallel_degree"}},
+		{"[parallelism]\ndata_parallel_shard_degree = 0", false, []string{"parallelism.data_parallel_shard_degree is 0", "-1"}},
+		{"global_batch_size = 0", false, []string{"training.global_batch_size is 0", "-1"}},
 		{"[parallelism]\ndata_parallel_shard_degree = 1", true, []string{"data_parallel_shard_degree"}},
 		{"[parallelism]\ndata_parallel_shard_degree = 1000000\ntensor_parallel_degree = 1000000", false, []string{"GPUs"}},
 		{"[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = \"ZBVZeroBubble\"", true, []string{"ZBVZeroBubble", "1F1B"}},
