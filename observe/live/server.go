@@ -118,7 +118,7 @@ func listenError(err error, host string, port uint16) error {
 	case errors.As(err, new(*net.DNSError)):
 		return fmt.Errorf("the host %s is not known; give an address of this machine, or :%d for this machine alone", host, port)
 	}
-	return fmt.Errorf("cannot listen on %s: %w", net.JoinHostPort(host, strconv.Itoa(int(port))), cause(err))
+	return fmt.Errorf("cannot listen on %s: %w; give an address of this machine, or :%d for this machine alone", net.JoinHostPort(host, strconv.Itoa(int(port))), cause(err), port)
 }
 
 // cause returns an error of the network without its address, which the sentence around
@@ -126,7 +126,11 @@ func listenError(err error, host string, port uint16) error {
 func cause(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) {
-		return op.Err
+		err = op.Err
+	}
+	var call *os.SyscallError
+	if errors.As(err, &call) {
+		return call.Err
 	}
 	return err
 }

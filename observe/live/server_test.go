@@ -195,7 +195,7 @@ func TestListenErrors(t *testing.T) {
 	s, _ := served(t)
 	defer s.Close()
 	_, port, _ := net.SplitHostPort(s.listener.Addr().String())
-	for address, want := range map[string]string{":" + port: "is in use", "nowhere": "no port", "192.0.2.1:0": "cannot listen on"} {
+	for address, want := range map[string]string{":" + port: "is in use", "nowhere": "no port", "192.0.2.1:0": "cannot listen on 192.0.2.1:0: cannot assign requested address; give"} {
 		if other, err := Listen(address, ""); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", address, err)
 			if other != nil {

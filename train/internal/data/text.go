@@ -155,6 +155,9 @@ func read(name string, files []source) (*Text, error) {
 	}
 	text := bytes.NewBuffer(make([]byte, 0, total+bytes.MinRead))
 	for _, f := range files {
+		if f.size == 0 { // a file of the kernel might block, and has no size either
+			continue
+		}
 		in, err := os.Open(f.path)
 		if err != nil {
 			return nil, unreadable(f.path, err)

@@ -102,6 +102,9 @@ func TestOpenRefused(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
+	if _, err := Open("/proc/self/status"); err == nil || !strings.Contains(err.Error(), "has no text") {
+		t.Errorf("a file of the kernel, which may block: %v", err)
+	}
 	if os.Geteuid() != 0 { // root reads everything
 		secret := filepath.Join(dir, "secret", "x")
 		put(t, secret, "x")
