@@ -100,6 +100,13 @@ func (r efficiencies) memory(g *hardware.GPU) float64 {
 	return g.HBM * r.Memory[0]
 }
 
+// Reached returns what training reaches of a GPU on average, as the fit found it: operations
+// of matrix products a second in bf16, and bytes of its memory a second.
+func Reached(g *hardware.GPU) (products, memory float64) {
+	r := fitted()
+	return g.Flops["bf16"] * r.product(g, plan.BF16), r.memory(g)
+}
+
 // ultra reports whether hardware is a B300 or a GB300.
 func ultra(g *hardware.GPU) bool { return strings.HasSuffix(g.Name, "b300") }
 

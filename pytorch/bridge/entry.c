@@ -107,4 +107,5 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
 int stowage_choose(stowage_runtime rt, const char *request, char *text, size_t capacity, size_t *need) {
     CALL(rt, goChoose(rt, (char *)request, text, capacity, need, &why))
 }
+int stowage_gpu(const char *gpu, char *text, size_t capacity, size_t *need) { CALL(0, goGPU((char *)gpu, text, capacity, need, &why)) }
 int stowage_trace(stowage_runtime rt, const char *path) { CALL(rt, goTrace(rt, (char *)path, &why)) }

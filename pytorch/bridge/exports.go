@@ -14,14 +14,18 @@ uint64_t stowage_ask(stowage_provide f, void *context, stowage_runtime rt, uint6
 import "C"
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/version"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/cost"
+	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/pytorch/bridge/internal/session"
 )
 
@@ -307,6 +311,46 @@ func goChoose(rt C.stowage_runtime, request, text *C.char, capacity C.size_t, ne
 		}
 		return err
 	}, pointer(request, "request", "the description of the step"), pointer(need, "need", "a place for the number of bytes"))
+}
+
+// figures is the answer of stowage_gpu; stowage.h documents the keys.
+type figures struct {
+	Name     string       `json:"name"`
+	Memory   memory.Bytes `json:"memory"`
+	Usable   memory.Bytes `json:"usable"`
+	Products float64      `json:"products"`
+	HBM      float64      `json:"hbm"`
+	Out      float64      `json:"out"`
+	In       float64      `json:"in"`
+	Both     float64      `json:"both"`
+}
+
+//export goGPU
+func goGPU(gpu, text *C.char, capacity C.size_t, need *C.size_t, why **C.char) (code C.int) {
+	defer func() {
+		if x := recover(); x != nil {
+			code = codeOf(fmt.Errorf("stowage: %v", x), why)
+		}
+	}()
+	if gpu == nil || need == nil {
+		return codeOf(session.Wrong{Err: errors.New("stowage: give the name of a GPU and a place for the number of bytes")}, why)
+	}
+	name := C.GoString(gpu)
+	read := func() (*hardware.GPU, error) { return hardware.ByName(name) }
+	if strings.HasPrefix(strings.TrimSpace(name), "{") {
+		read = func() (*hardware.GPU, error) { return hardware.Parse([]byte(name)) }
+	}
+	g, err := read()
+	if err != nil {
+		return codeOf(session.Wrong{Err: fmt.Errorf("stowage: %w", err)}, why)
+	}
+	products, bandwidth := cost.Reached(g)
+	got, err := json.Marshal(figures{g.Name, g.Memory, g.Usable, products, bandwidth, g.HostOut, g.HostIn, g.HostBoth})
+	if err != nil {
+		return codeOf(err, why)
+	}
+	writeText(got, text, capacity, need)
+	return C.STOWAGE_OK
 }
 
 //export goTrace

@@ -197,6 +197,7 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
  *   links      {"out": 55e9, "in": 55e9, "both": 0, "latency_ns": 0}: bytes per second to and
  *              from host memory alone, and of both at once (0: their sum). If it is left out,
  *              the device is measured, at most once in a process
+ *   host       bytes of host memory that may be used; 0 or left out: what this runtime has
  * Memory is counted and not placed: what storages hold is the sum of their sizes. Storages
  * that are copied count until compute waits for their copies.
  *
@@ -216,6 +217,17 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
  * STOWAGE_TOO_SMALL: no choices keep to the limit, and stowage_usage has the smallest that
  * would do. */
 int stowage_choose(stowage_runtime rt, const char *request, char *text, size_t capacity, size_t *need);
+
+/* Writes the figures of a GPU as JSON, as stowage_stats does it. gpu is a name such as "h100",
+ * or the JSON of a file that `stowage plan --gpu` takes. STOWAGE_USAGE: there is no such GPU,
+ * and the sentence lists those there are. Sizes are in bytes, rates in a second:
+ *   name           its name
+ *   memory         its memory
+ *   usable         what is left of that for the allocator of a framework
+ *   products, hbm  operations of matrix products in bf16 and bytes of its memory, as far as
+ *                  training reaches them
+ *   out, in, both  bytes to and from host memory, alone and both at once */
+int stowage_gpu(const char *gpu, char *text, size_t capacity, size_t *need);
 
 /* Writes events of all later steps to a file that `stowage report` reads; NULL ends it. */
 int stowage_trace(stowage_runtime rt, const char *path);

@@ -364,6 +364,28 @@ def choices():
     caller.close()
 
 
+def gpus():
+    """The figures of a GPU are read by name, or from their JSON."""
+    need = c_size_t()
+    expect(lib.stowage_gpu(None, None, 0, byref(need)), USAGE, "no GPU", "the name of a GPU")
+    expect(lib.stowage_gpu(b"h100", None, 0, None), USAGE, "no place for the size", "a place")
+    expect(lib.stowage_gpu(b"h1000", None, 0, byref(need)), USAGE, "a wrong name", "choose from a100")
+    expect(lib.stowage_gpu(b"{}", None, 0, byref(need)), USAGE, "no figures", '"name" is missing')
+
+    def read(gpu):
+        expect(lib.stowage_gpu(gpu, None, 0, byref(need)), OK, "the size")
+        text = ctypes.create_string_buffer(need.value)
+        expect(lib.stowage_gpu(gpu, text, need.value, byref(need)), OK, "the figures")
+        return json.loads(text.value)
+
+    got = read(b"NVIDIA H100-80GB")
+    if got["name"] != "h100" or not 80e9 < got["usable"] < got["memory"] or not 2e14 < got["products"] < 1e15 or not 5e10 < got["out"] < got["both"]:
+        sys.exit(f"an H100: {got}")
+    got = read(b'{"name": "mine", "memory_bytes": 1000, "usable_bytes": 900, "flops": {"bf16": 2}, "hbm": 3, "host_out": 4, "host_in": 5}')
+    if (got["name"], got["usable"], got["out"], got["both"]) != ("mine", 900, 4, 9):
+        sys.exit(f"figures as JSON: {got}")
+
+
 def threads(caller):
     """A sentence belongs to the thread whose call failed."""
     expect(lib.stowage_begin(777, b"", 0), USAGE, "a wrong handle", "777")
@@ -457,6 +479,7 @@ def main():
     rows()
     limits()
     choices()
+    gpus()
     threads(caller)
     figures(caller)
     if os.path.exists("/proc/self/statm"):

@@ -23,6 +23,7 @@ type Request struct {
 	Offload   bool           `json:"offload"`
 	Recompute bool           `json:"recompute"`
 	Links     *Links         `json:"links"`
+	Host      memory.Bytes   `json:"host"` // 0 means what the machine has
 }
 
 // Unit is a part of a model with one choice.
@@ -102,6 +103,8 @@ func (r *Request) check() error {
 			len(r.Storages), len(r.Units), len(r.Ops), mostStorages, mostUnits, mostOps)
 	case r.Limit < 1 || r.Limit > mostBytes:
 		return fmt.Errorf("expected a limit from 1 to %d bytes, got %d", mostBytes, r.Limit)
+	case r.Host < 0 || r.Host > mostBytes:
+		return fmt.Errorf("expected a host from 0 (what the runtime has) to %d bytes, got %d", mostBytes, r.Host)
 	case r.Span < 0 || r.Span > longestStep:
 		return fmt.Errorf("expected a span from 0 to %d ns, got %d", longestStep, r.Span)
 	}

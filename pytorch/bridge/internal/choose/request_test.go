@@ -55,6 +55,7 @@ func TestParse(t *testing.T) {
 		described(``, `{"op": "save", "unit": 0, "microbatch": -1}`):                                                     "expected a microbatch",
 		described(``, save+`,{"op": "load", "unit": 0, "storages": [0], "at": 6}`):                                       "only a save lists storages",
 		`{"limit": 1, "span": -1}`:                                                                                       "expected a span",
+		`{"limit": 1, "host": -1}`:                                                                                       "expected a host",
 		`{"limit": 1, "storages": [-1]}`:                                                                                 "expected storage 0 to have",
 		`{"limit": 1, "storages": [1e3]}`:                                                                                "storages has the wrong kind of value",
 		`{"limit": 1, "storages": [1125899906842624, 1]}`:                                                                "more than 1125899906842624 bytes in all",

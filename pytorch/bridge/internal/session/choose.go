@@ -43,6 +43,9 @@ func (s *Session) solve(request string) ([]byte, error) {
 	if s.cfg.Host > 0 {
 		m.Host = min(m.Host, s.cfg.Host)
 	}
+	if r.Host > 0 {
+		m.Host = r.Host
+	}
 	if r.NeedsLinks() {
 		if m.Links, err = s.rates(); err != nil {
 			return nil, err

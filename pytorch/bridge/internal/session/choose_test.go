@@ -69,6 +69,13 @@ func TestChoose(t *testing.T) {
 	if a := ask(int(small.Least)); a.Peak > small.Least {
 		t.Errorf("at the least: %+v", a)
 	}
+	// A request may be about another machine.
+	if _, err := s.Choose(describedStep(110, givenLinks)); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Choose(describedStep(110, givenLinks+`, "host": 50`)); !errors.As(err, &small) || !small.HostFull {
+		t.Errorf("with a host memory of 50 bytes: %v", err)
+	}
 	if _, err := s.Choose(`{"limits": 1}`); !errors.As(err, new(Wrong)) || !strings.Contains(err.Error(), `"limits"`) {
 		t.Error(err)
 	}
