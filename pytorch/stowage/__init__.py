@@ -19,8 +19,9 @@ from ._attach import Attachment
 from ._errors import BudgetError, Error, Overflow
 from ._explain import explain
 from ._explanation import Explanation
+from ._forecast import Forecast, Planned, plan
 from ._runtime import Runtime
 from ._version import version
 
-__all__ = ["Attachment", "BudgetError", "Error", "Explanation", "Overflow", "Runtime", "explain"]
+__all__ = ["Attachment", "BudgetError", "Error", "Explanation", "Forecast", "Overflow", "Planned", "Runtime", "explain", "plan"]
 __version__ = version()

@@ -116,7 +116,7 @@ class Surroundings:
         if self.same():
             yield
             return
-        with torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache) if torch.cuda.is_available() else contextlib.nullcontext():
+        with torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache) if torch.cuda.is_available() or self.gpu[0] else contextlib.nullcontext():
             with torch.autocast("cpu", enabled=self.cpu[0], dtype=self.cpu[1], cache_enabled=self.cache):
                 yield
 

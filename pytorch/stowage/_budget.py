@@ -21,7 +21,7 @@ Only measured steps reset the allocator's peak, and steps that begin above the b
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Optional, Protocol, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 from ._errors import BudgetError, TooSmall
 from ._library import Usage
@@ -78,6 +78,24 @@ def largest(needs: Iterable[Need]) -> List[Need]:
         if not kept or need[1] > kept[-1][1]:
             kept.append(need)
     return kept
+
+
+def limit_for(size: int, base: int, needs: Sequence[Need]) -> int:
+    """Returns what a budget leaves for saved tensors beside a base and these needs. It is
+    negative if there is too little memory without them."""
+    most = max((saved for _, saved in needs), default=0)
+    limit = size - base
+    for bytes, saved in needs:
+        room = size - base - bytes - size // MARGIN
+        if saved > room or 2 * saved >= most:  # where little is saved, the limit does not matter
+            limit = min(limit, room)
+    return limit
+
+
+def least_for(base: int, needs: Sequence[Need], saved: int) -> int:
+    """Returns the smallest budget that leaves saved tensors what they need at least."""
+    least = max([base] + [base + bytes + min(saved, all) for bytes, all in needs])
+    return least + least // (MARGIN - 1) + 1
 
 
 class Known:
@@ -256,14 +274,7 @@ class Budget:
     def limit_of(self, key: str) -> int:
         """Returns what saved tensors get in steps under a key that were measured. It is negative
         if there is too little memory without them."""
-        extra = self._keys[key].extras[-1]
-        most = max((saved for _, saved in extra.needs), default=0)
-        limit = self.size - self._began
-        for bytes, saved in extra.needs:
-            room = self.size - self._began - bytes - self.size // MARGIN
-            if saved > room or 2 * saved >= most:  # where little is saved, the limit does not matter
-                limit = min(limit, room)
-        return limit
+        return limit_for(self.size, self._began, self._keys[key].extras[-1].needs)
 
     def expect(self, key: str, limit: int) -> None:
         """Begins steps under a key with a saved limit. They are measured as others are."""
@@ -335,8 +346,7 @@ class Budget:
 
     def _least(self, other: int, saved: int) -> int:
         """Returns the smallest budget under which the limit is what saved tensors need at least."""
-        least = max([other] + [self._began + bytes + min(saved, all) for bytes, all in self._extra.needs])
-        return least + least // (MARGIN - 1) + 1
+        return max(least_for(self._began, self._extra.needs, saved), other + other // (MARGIN - 1) + 1)
 
     def _too_small(self, other: int, saved: int) -> BudgetError:
         held = {what: n for what, n in self._held().items() if n}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._report import human
 
@@ -126,13 +126,13 @@ class Explanation:
 
         def row(label: str, n: Optional[int]) -> None:
             if n is not None:
-                rows.append((_shorten(label, 60), human(n), f"{100 * n / whole:.1f}%" if whole else ""))
+                rows.append((shorten(label, 60), human(n), f"{100 * n / whole:.1f}%" if whole else ""))
 
         for name, words in HOLDERS.items():
             if name == "other" and not self.counted:
                 continue  # nobody counts temporaries
             row(words, self.held[name])
-            for label, n in self._modules() if name == "saved" else ():
+            for label, n in by_module(self.saved) if name == "saved" else ():
                 row("  " + label, n)
         row("allocated" if self.counted else "together", self.allocated)
         row("reserved and not allocated", self.unused)
@@ -146,23 +146,24 @@ class Explanation:
             rows.append(("saved tensors in host memory", human(self.offloaded), ""))
         return rows
 
-    def _modules(self) -> List[Tuple[str, int]]:
-        """Returns labels and bytes, equal layers together."""
-        alike: Dict[str, List[Saved]] = {}
-        for s in self.saved:
-            alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", s.module), []).append(s)
-        lines = []
-        for pattern, some in alike.items():
-            label = some[0].module if len(some) == 1 else f"{pattern} ({len(some)} modules)"
-            lines.append((label, sum(s.bytes for s in some)))
-        lines.sort(key=lambda line: -line[1])
-        if len(lines) > LINES:
-            rest = lines[LINES - 1 :]
-            lines[LINES - 1 :] = [(f"{len(rest)} more", sum(n for _, n in rest))]
-        return lines
+
+def by_module(saved: Sequence[Saved]) -> List[Tuple[str, int]]:
+    """Returns labels and bytes, equal layers together."""
+    alike: Dict[str, List[Saved]] = {}
+    for s in saved:
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", s.module), []).append(s)
+    lines = []
+    for pattern, some in alike.items():
+        label = some[0].module if len(some) == 1 else f"{pattern} ({len(some)} modules)"
+        lines.append((label, sum(s.bytes for s in some)))
+    lines.sort(key=lambda line: -line[1])
+    if len(lines) > LINES:
+        rest = lines[LINES - 1 :]
+        lines[LINES - 1 :] = [(f"{len(rest)} more", sum(n for _, n in rest))]
+    return lines
 
 
-def _shorten(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     half = most // 2 - 1
     return text if len(text) <= most else text[:half] + ".." + text[-half:]
 

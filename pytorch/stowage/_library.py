@@ -64,6 +64,7 @@ _SIGNATURES: Dict[str, List[Any]] = {
     "stowage_check": [c_uint64, c_uint64],
     "stowage_stats": [c_uint64, c_void_p, c_size_t, POINTER(c_size_t)],
     "stowage_choose": [c_uint64, c_char_p, c_void_p, c_size_t, POINTER(c_size_t)],
+    "stowage_gpu": [c_char_p, c_void_p, c_size_t, POINTER(c_size_t)],
     "stowage_trace": [c_uint64, c_char_p],
 }
 
@@ -226,20 +227,24 @@ class Library:
 
     def stats(self) -> Dict[str, Any]:
         self.check_open()
-        return self._read(self._so.stowage_stats)
+        return self._read(self._so.stowage_stats, self._handle)
 
     def choose(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """Returns what to do with what a described step saves; stowage.h documents both sides.
         It takes up to a second or so. It raises TooSmall if nothing keeps to the limit."""
         self.check_open()
-        return self._read(self._so.stowage_choose, json.dumps(request, separators=(",", ":")).encode())
+        return self._read(self._so.stowage_choose, self._handle, json.dumps(request, separators=(",", ":")).encode())
+
+    def gpu(self, name: str) -> Dict[str, Any]:
+        """Returns the figures of a GPU by its name, or from the JSON of a file."""
+        return self._read(self._so.stowage_gpu, name.encode())
 
     def _read(self, call: Callable[..., int], *arguments: Any) -> Dict[str, Any]:
         """Returns what a call writes as JSON."""
         capacity, need = 4096, c_size_t()
         while True:
             text = ctypes.create_string_buffer(capacity)
-            self._check(call(self._handle, *arguments, text, capacity, byref(need)))
+            self._check(call(*arguments, text, capacity, byref(need)))
             if need.value <= capacity:
                 read: Dict[str, Any] = json.loads(text.value)
                 return read

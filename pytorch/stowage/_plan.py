@@ -8,7 +8,7 @@ the choices that later steps follow.
 from __future__ import annotations
 
 import statistics
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._errors import TooSmall
 from ._profile import Call, Profile, Unit
@@ -56,6 +56,26 @@ class Plan(NamedTuple):
     @property
     def offloads(self) -> bool:
         return any(c.offload for c in self.choices.values())
+
+
+def summary(plan: Optional[Plan]) -> Dict[str, Any]:
+    """Returns what a plan does and is expected to take."""
+    choices: Dict[str, List[str]] = {}
+    for u, c in plan.choices.items() if plan is not None else ():
+        choices.setdefault(str(c), []).append(u.name)
+    answer = plan.answer if plan is not None else {}
+    names = {"recomputed_ns": "again_ns", "offloaded": "moved", "saved": "before_peak", "kept": "peak"}
+    return {"choices": choices, **{name: answer.get(key, 0) for name, key in names.items()}}
+
+
+def notes(units: Iterable[Unit], refused: Mapping[str, str]) -> List[str]:
+    """Returns why blocks are never recomputed."""
+    why: Dict[str, List[str]] = {}
+    for u in units:
+        if u.why:
+            why.setdefault(u.why, []).append(u.name)
+    blocks = [f"{n[0] if len(n) == 1 else f'{n[0]} and {len(n) - 1} more'} cannot be recomputed: {reason}" for reason, n in why.items()]
+    return blocks + [f"outputs of {kind} are not recomputed as cheap parts: {reason}" for kind, reason in refused.items()]
 
 
 class Measured:

@@ -23,7 +23,7 @@ from ._again import raised
 from ._budget import Budget
 from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Recording, Units
-from ._plan import Measured, Plan, agree, best, measured
+from ._plan import Measured, Plan, agree, best, measured, notes, summary
 from ._profile import Profile, fits
 from ._ranks import CHECKED, Facts, Ranks, check_setting, failure_of
 from ._step import Step
@@ -173,24 +173,12 @@ class Planner:
         out: Dict[str, Any] = {}
         for key, known in self.keys.items():
             plan = known.plan
-            choices: Dict[str, List[str]] = {}
-            for u, c in plan.choices.items() if plan is not None else ():
-                choices.setdefault(str(c), []).append(u.name)
-            answer = plan.answer if plan is not None else {}
-            out[key] = {
-                "stage": "recorded" if plan is None else known.stage, "steps": known.followed, "choices": choices,
-                "recomputed_ns": answer.get("again_ns", 0), "offloaded": answer.get("moved", 0), "saved": answer.get("before_peak", 0), "kept": answer.get("peak", 0),
-            }  # fmt: skip
+            out[key] = {"stage": "recorded" if plan is None else known.stage, "steps": known.followed, **summary(plan)}
         return out
 
     def notes(self) -> List[str]:
         """Returns why blocks are never recomputed."""
-        why: Dict[str, List[str]] = {}
-        for u in self.units.list:
-            if u.why:
-                why.setdefault(u.why, []).append(u.name)
-        notes = [f"{_names(names)} cannot be recomputed: {reason}" for reason, names in why.items()]
-        return notes + [f"outputs of {kind} are not recomputed as cheap parts: {reason}" for kind, reason in self._refused.items()]
+        return notes(self.units.list, self._refused)
 
     # Recorded steps
 
@@ -471,10 +459,6 @@ class Planner:
         """Goes back to a plan that was followed before."""
         known.plan, known.limit, known.version, known.stage = plan, limit, known.version + 1, "settled"
         self._rewrap()
-
-
-def _names(names: List[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 class _Stopwatch:

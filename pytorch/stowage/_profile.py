@@ -492,8 +492,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit, not-a-numbers too."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided:
-        return True  # a shard or a sparse tensor: what comes of it is compared
+    if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided or a.is_meta:
+        return True  # a shard or a sparse tensor: what comes of it is compared. Meta tensors have no bits
     a, b = a.detach(), b.detach()
     if torch.equal(a, b):
         return True

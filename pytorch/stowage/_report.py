@@ -16,6 +16,18 @@ def human(n: float) -> str:
     return f"{n:.1f} {unit}"
 
 
+def plan_lines(p: Dict[str, Any]) -> List[str]:
+    """Returns one line for each choice of a plan."""
+    lines = [] if p["choices"] else ["  everything is kept"]
+    for choice, units in sorted(p["choices"].items()):
+        lines.append(f"  {choice}: {len(units)} block{'' if len(units) == 1 else 's'} ({units[0]}{' to ' + units[-1] if len(units) > 1 else ''})")
+    if p["recomputed_ns"]:
+        lines.append(f"  recomputing takes about {p['recomputed_ns'] / 1e6:.1f} ms a step")
+    if p["offloaded"]:
+        lines.append(f"  {human(p['offloaded'])} are offloaded in a step")
+    return lines
+
+
 def _plans(plans: Dict[str, Any]) -> List[str]:
     """Returns one line for each key and each choice of its plan."""
     lines: List[str] = []
@@ -27,14 +39,7 @@ def _plans(plans: Dict[str, Any]) -> List[str]:
         if not p["steps"]:
             continue
         lines.append(f"{p['steps']} {name} under a plan{stage}: {human(p['saved'])} saved, {human(p['kept'])} of it kept on the device")
-        if not p["choices"]:
-            lines.append("  everything is kept")
-        for choice, units in sorted(p["choices"].items()):
-            lines.append(f"  {choice}: {len(units)} block{'' if len(units) == 1 else 's'} ({units[0]}{' to ' + units[-1] if len(units) > 1 else ''})")
-        if p["recomputed_ns"]:
-            lines.append(f"  recomputing takes about {p['recomputed_ns'] / 1e6:.1f} ms a step")
-        if p["offloaded"]:
-            lines.append(f"  {human(p['offloaded'])} are offloaded in a step")
+        lines += plan_lines(p)
     return lines
 
 
