@@ -61,10 +61,11 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--gpu", default="h100")
     p.add_argument("--batch", type=int, default=8, help="sequences of 1024 tokens (default 8)")
+    p.add_argument("--layers", type=int, default=24)
     p.add_argument("--budget", help="such as 60GiB (default all that PyTorch can have)")
     args = p.parse_args()
     tokens = torch.empty(args.batch, 1025, dtype=torch.long, device="meta")
-    print(stowage.plan(Decoder(device="meta"), tokens, gpu=args.gpu, budget=args.budget, autocast=torch.bfloat16))
+    print(stowage.plan(Decoder(layers=args.layers, device="meta"), tokens, gpu=args.gpu, budget=args.budget, autocast=torch.bfloat16))
 
 
 if __name__ == "__main__":
