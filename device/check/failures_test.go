@@ -69,3 +69,39 @@ func TestFailEach(t *testing.T) {
 		t.Errorf("a program that fails as it is: %v", err)
 	}
 }
+
+// A hold is made as short as the failure allows, and not shorter: the holds that are left
+// fail, and half of each does not.
+func TestHoldsAreAsShortAsTheyMayBe(t *testing.T) {
+	for _, needs := range [][]uint64{{1, 1}, {5, 1}, {1, 64}, {33, 2}, {3, 100}} {
+		fails := func(holds []hold) bool {
+			for i, h := range holds {
+				if h.For < needs[i] {
+					return false
+				}
+			}
+			return true
+		}
+		holds := []hold{{Op: 0, For: 200}, {Op: 1, For: forever}}
+		s := &shrinker{p: func(c *Checker) error {
+			var now []hold
+			for i := range needs {
+				now = append(now, hold{For: c.sched.holds[spot{op: i}]})
+			}
+			if fails(now) {
+				return errors.New("it fails")
+			}
+			return nil
+		}}
+		s.shorter(holds)
+		if !fails(holds) {
+			t.Errorf("what needs holds of %d does not fail with %v", needs, holds)
+		}
+		for i, h := range holds {
+			full := []uint64{200, forever}[i]
+			if h.For != full && h.For >= 2*needs[i] || h.For == full && needs[i] <= 32 {
+				t.Errorf("what needs holds of %d is left with %v", needs, holds)
+			}
+		}
+	}
+}

@@ -248,3 +248,34 @@ func TestFaultsWithoutMeaningPanic(t *testing.T) {
 		}()
 	}
 }
+
+// The fault of a captured launch acts at every replay, also after the launch got other
+// arguments.
+func TestUpdatedLaunchStillFails(t *testing.T) {
+	for _, s := range schedules {
+		for _, updated := range []bool{false, true} {
+			o := check.Options{Schedule: s, Faults: []check.Fault{{Class: check.Launches, N: 0, Do: check.Fail}}}
+			_, err := run(t, o, inWorld(func(w *world) {
+				launch := func(dst, src device.Range) device.Launch {
+					l := mix(dst, src)
+					l.Slot = 7
+					return l
+				}
+				w.a.BeginCapture()
+				w.a.Launch(launch(w.x.All(), w.y.All()))
+				g, err := w.a.EndCapture()
+				must(err)
+				defer func() { _ = g.Close() }()
+				if updated {
+					must(g.Update(7, launch(w.y.All(), w.x.All())))
+				}
+				w.a.Replay(g)
+				must(w.a.Sync())
+			}))
+			var de *device.DriverError
+			if !errors.As(err, &de) || de.Call != "kernel mix" {
+				t.Errorf("%+v, updated: %v: %v", s, updated, err)
+			}
+		}
+	}
+}

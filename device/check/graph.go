@@ -47,7 +47,7 @@ func (g *graph) Update(slot device.Slot, l device.Launch) error {
 	if was.Kernel != l.Kernel || was.Grid != l.Grid || was.Block != l.Block || was.Shared != l.Shared {
 		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", g.dev.inner.Info().Name, slot, was.Kernel.Name)
 	}
-	if g.inner != nil {
+	if g.inner != nil && old.fails == nil { // the inner device never got a launch that fails
 		if err := g.inner.Update(slot, *o.launch); err != nil {
 			return err
 		}

@@ -38,7 +38,7 @@ func (r *Runtime) Summary(key memory.Key) memory.Summary {
 		s.Stash = stashCounts(r.stash.Stats())
 	}
 	if r.scopes != nil {
-		s.Graphs = graphCounts(r.scopes)
+		s.Graphs = graphCounts(r.scopes.Counts(), r.scopes.Held())
 	}
 	return s
 }
@@ -58,11 +58,10 @@ func stashCounts(c stash.Stats) *memory.StashCounts {
 	}
 }
 
-func graphCounts(s *capture.Scopes) *memory.GraphCounts {
-	c := s.Counts()
+func graphCounts(c capture.Counts, held int) *memory.GraphCounts {
 	return &memory.GraphCounts{
 		Calls: c.Calls, Eager: c.Eager, Replays: c.Replays, Failed: c.Failed, Captures: c.Captures,
-		Closed: c.Closed, Moved: c.Moved, Refused: c.Refused, Evicted: c.Evicted, Held: s.Held(),
+		Closed: c.Closed, Moved: c.Moved, Refused: c.Refused, Evicted: c.Evicted, Held: held,
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -207,6 +208,9 @@ func TestGivenUpStepsLeaveNoEvents(t *testing.T) {
 			if _, err := step.Use(u, l.s); err != nil {
 				t.Fatal(err)
 			}
+			if _, err := step.Grad(u, l.s); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if step.End() == nil {
 			t.Error("a step that was given up ended well")
@@ -342,5 +346,76 @@ func TestKeysKeepTwoEventsAUse(t *testing.T) {
 	}
 	if err := errors.Join(l.close(), dev.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Every call of a pipeline may fail, also while it is closed: nothing is left open and no
+// memory is kept.
+func TestFailuresLeaveNothing(t *testing.T) {
+	for _, kind := range []bucket.PoolKind{bucket.Dynamic, bucket.Recorded} {
+		work := func(dev device.Device) (err error) {
+			cs, err := comm.NewLocal([]device.Device{dev}, comm.Options{})
+			if err != nil {
+				return err
+			}
+			s, err := dev.NewStream("compute")
+			if err != nil {
+				return errors.Join(err, cs[0].Close())
+			}
+			p, err := New(dev, Config{Units: units(3), Groups: []RankGroup{{Name: "dense", Comm: cs[0]}}, Pool: kind, Prefetch: 1, Behind: 1, GradComm: BF16, MainGrads: FP32})
+			if err != nil {
+				return errors.Join(err, s.Close(), cs[0].Close())
+			}
+			l := &lone{dev: dev, s: s, p: p, comm: &counted{Comm: cs[0]}}
+			for range 3 {
+				if err == nil {
+					err = l.train(s, 3)
+				}
+			}
+			if err == nil {
+				_, err = p.Read(1, 0, Weights)
+			}
+			return errors.Join(err, l.close())
+		}
+		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
+			f, err := check.FailEach(class, 1, cpuDevice, work)
+			if err != nil || len(f.Wrong) > 0 || f.Survived > 0 {
+				t.Errorf("%v, %v: %+v, %v", kind, class, f, err)
+			}
+		}
+	}
+}
+
+// A step ends with the failure of any of its groups of ranks, not only of the first.
+func TestFailureOfAnyGroup(t *testing.T) {
+	for at := range 3 {
+		dev, err := cpuDevice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var groups []RankGroup
+		for range 3 {
+			cs, err := comm.NewLocal([]device.Device{dev}, comm.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			groups = append(groups, RankGroup{Comm: cs[0]})
+		}
+		l, err := newLone(dev, Config{Units: units(2), Groups: groups, Pool: bucket.Arena, Prefetch: 1, Behind: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone := errors.New("no more data")
+		step := l.p.Begin(memory.Key{}, l.s)
+		groups[at].Comm.Abort(gone)
+		if err := step.End(); !errors.Is(err, gone) {
+			t.Errorf("group %d failed, and the step ended with %v", at, err)
+		}
+		for _, g := range groups {
+			err = errors.Join(err, g.Comm.Close())
+		}
+		if err := errors.Join(err, l.close(), dev.Close()); err != nil {
+			t.Error(err)
+		}
 	}
 }

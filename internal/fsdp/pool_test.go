@@ -392,13 +392,14 @@ func TestPoolResetEndsLeases(t *testing.T) {
 func TestPoolLogsMoves(t *testing.T) {
 	var said strings.Builder
 	spec := straight(t, bucket.Rotary, bucket.Options{}, 40, 900, 333).Spec
+	spec.Units[1].Buckets = append(spec.Units[1].Buckets, bucket.Bucket{Name: "second", Type: spec.Units[1].Buckets[0].Type, Elements: 50})
 	spec.Order = slices.Concat(spec.Order[:6], spec.Order[:6], spec.Order[:6]) // three units take turns in two blocks
 	plan, err := bucket.NewPoolPlan(bucket.Rotary, spec, bucket.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(plan.Moves) != 6 {
-		t.Fatal("each unit should move twice: ", plan.Moves)
+	if len(plan.Moves) != 8 {
+		t.Fatal("each bucket should move twice: ", plan.Moves)
 	}
 	_, s, p := openPool(t, plan, slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for range 3 {

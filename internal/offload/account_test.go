@@ -5,6 +5,7 @@ package offload
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"testing"
@@ -535,4 +536,44 @@ func TestNotedRows(t *testing.T) {
 	}
 	r.ok(scope.Close())
 	r.close()
+}
+
+// Stats are the sums and the maxima of what Last returned, also of steps that differ: the
+// largest comes first, in the middle and last.
+func TestStatsOfUnequalSteps(t *testing.T) {
+	for _, sizes := range [][]memory.Bytes{{9000, 500, 3000}, {500, 9000, 3000}, {500, 3000, 9000}} {
+		r := newRig(t, openCPU(t), Config{Host: 20000})
+		var want Stats
+		for i, n := range sizes {
+			a, b := memory.GroupID{Name: "a"}, memory.GroupID{Name: fmt.Sprint("b", i%2)}
+			r.m.Begin(leaves(a))
+			x, y := r.alloc(n), r.alloc(n/2)
+			r.save(a, flat(x), flat(x))
+			r.save(b, flat(y))
+			x.Free()
+			y.Free()
+			for _, g := range []memory.GroupID{b, a} {
+				r.ok(r.m.Load(g))
+				r.m.Release(g)
+			}
+			r.ok(r.m.End())
+			last := r.m.Last()
+			if last.Device == 0 || last.Host == 0 || last.Extent == 0 || last.Out == 0 || last.Duplicates == 0 || len(last.Names) != 2 {
+				t.Fatalf("a step: %+v", last)
+			}
+			want.Steps++
+			want.Out, want.In, want.OutBytes, want.InBytes = want.Out+last.Out, want.In+last.In, want.OutBytes+last.OutBytes, want.InBytes+last.InBytes
+			want.Evicted, want.Late, want.Duplicates, want.HostFull = want.Evicted+last.Evicted, want.Late+last.Late, want.Duplicates+last.Duplicates, want.HostFull+last.HostFull
+			want.Departures, want.Packed = want.Departures+last.Departures, want.Packed+last.Packed
+			want.Device, want.Host, want.Extent = max(want.Device, last.Device), max(want.Host, last.Host), max(want.Extent, last.Extent)
+			for name, n := range last.Names {
+				k := want.name(name)
+				k.Groups, k.Saved, k.Moved = k.Groups+n.Groups, k.Saved+n.Saved, k.Moved+n.Moved
+			}
+			if got := r.m.Stats(); !reflect.DeepEqual(got, want) {
+				t.Errorf("%v: after step %d %+v, want %+v", sizes, i, got, want)
+			}
+		}
+		r.close()
+	}
 }

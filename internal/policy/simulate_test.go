@@ -142,3 +142,41 @@ func TestPagesAreUsedAgain(t *testing.T) {
 		t.Errorf("with %d pages of %d, %d bytes of %d cross the link, and %d pages are missing", need/2, need, less.RowBytes, rows, less.Spilled)
 	}
 }
+
+// The figures of a unit's rows are those of its largest group, and of all of its groups,
+// whichever comes first.
+func TestRowsOfUnequalGroups(t *testing.T) {
+	const page, microbatches = 10, 3
+	for largest := range microbatches {
+		p := withRows(record(passes(t, schedule.Pipeline{Ranks: 1, Chunks: 1, Microbatches: microbatches}, 0), 2,
+			module{"core_attn", 5, ms, 2 * ms}, module{"moe_act", page, 10 * ms, 20 * ms}), "moe_act", page, 1)
+		pol := memory.Policy{}
+		all := map[memory.Unit]memory.Bytes{}
+		for g := range p.Rows.Need {
+			if p.Rows.Need[g] = 2; g.Microbatch == largest {
+				p.Rows.Need[g] = 7
+			}
+			pol[g.Unit()] = memory.Offload
+			all[g.Unit()] += memory.Bytes(p.Rows.Need[g]) * page
+		}
+		f, err := Simulate(p, pol, nil, slow, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := p.rowPlan().plan.Keep
+		for _, u := range f.Units {
+			if u.Name != "moe_act" {
+				continue
+			}
+			moved := all[u.Unit]
+			for g := range kept {
+				if g.Unit() == u.Unit {
+					moved -= memory.Bytes(p.Rows.Need[g]) * page
+				}
+			}
+			if u.Bytes != 7*page || u.Groups != microbatches || u.Moved != moved || u.Choice != memory.Offload {
+				t.Errorf("microbatch %d is the largest: %+v, want %d bytes moved", largest, u, moved)
+			}
+		}
+	}
+}

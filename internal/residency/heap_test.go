@@ -360,3 +360,54 @@ func TestHeapLower(t *testing.T) {
 	}
 	take(10, true)
 }
+
+// A limit is always a whole number of places, however it is set, and it follows the last
+// one that Raise and Lower were given in their direction.
+func TestLimitsAreAligned(t *testing.T) {
+	const align = 256
+	for _, account := range []bool{false, true} {
+		h := NewHeap(1000, align, 1)
+		h.account = account
+		want := memory.Bytes(768)
+		for _, n := range []memory.Bytes{1, 767, 768, 769, 1023, 1024, 1500, 1024, 2047} {
+			limit := n - n%align
+			if higher := h.Raise(n); higher != (limit > want) {
+				t.Errorf("raising %d to %d says %v", want, n, higher)
+			}
+			if want = max(want, limit); h.Limit() != want {
+				t.Errorf("after %d the limit is %d, want %d", n, h.Limit(), want)
+			}
+		}
+		for _, n := range []memory.Bytes{5000, 1700, 1000, 1200} {
+			if !account {
+				break
+			}
+			h.Lower(n)
+			if want = min(want, n-n%align); h.Limit() != want {
+				t.Errorf("after %d the limit is %d, want %d", n, h.Limit(), want)
+			}
+		}
+	}
+}
+
+// The window is the plan's if it has one, else that of the configuration, else the default.
+func TestWindowOfAPlan(t *testing.T) {
+	for _, x := range []struct{ config, plan, want int }{
+		{0, 0, DefaultWindow}, {1, 0, 1}, {5, 0, 5}, {0, 1, 1}, {5, 1, 1}, {1, 5, 5}, {5, 5, 5},
+	} {
+		for _, plan := range []*Plan{{Window: x.plan}, nil} {
+			if plan == nil && x.plan != 0 {
+				continue
+			}
+			m := New(Config{Device: 4096, Host: 2048, Align: 1, Window: x.config}, nil, plan)
+			if m.device.window != x.want || m.host.window != x.want || m.cfg.Window != x.want {
+				t.Errorf("%+v: windows of %d, %d and %d", x, m.device.window, m.host.window, m.cfg.Window)
+			}
+		}
+	}
+	for _, x := range []struct{ config, plan, want memory.Bytes }{{4096, 0, 4096}, {4096, 1000, 1000}, {4096, 5000, 4096}} {
+		if m := New(Config{Device: x.config, Host: 2048, Align: 1}, nil, &Plan{Device: x.plan}); m.device.limit != x.want || m.host.limit != 2048 {
+			t.Errorf("%+v: limits of %d and %d", x, m.device.limit, m.host.limit)
+		}
+	}
+}

@@ -11,6 +11,7 @@ type assumption struct {
 	need map[int]schedule.Pages // by record
 	over *Record                // a record whose rows do not fit its set, or nil
 	rows Rows                   // the rows of over
+	most Rows                   // that fit the first of its tensors that is too small
 }
 
 // assume notes the pages that a stash takes.
@@ -37,7 +38,7 @@ func (st *Store) noteAssumed(r *Record) {
 	rows := st.cfg.Assume(r.group)
 	for _, t := range r.layout.Tensors {
 		if rows > t.MaxRows && rows > st.assumed.rows {
-			st.assumed.over, st.assumed.rows = r, rows
+			st.assumed.over, st.assumed.rows, st.assumed.most = r, rows, t.MaxRows
 		}
 	}
 }
@@ -48,7 +49,6 @@ func (a *assumption) report(r *Report) {
 		r.Need[i] = a.need[i]
 	}
 	if a.over != nil {
-		r.OverCapacity, r.OverID, r.OverRows = 1, uint64(a.over.id), uint64(a.rows)
-		r.OverLimit = uint64(a.over.layout.Tensors[0].MaxRows)
+		r.OverCapacity, r.OverID, r.OverRows, r.OverLimit = 1, uint64(a.over.id), uint64(a.rows), uint64(a.most)
 	}
 }

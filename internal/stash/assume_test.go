@@ -5,6 +5,7 @@ package stash_test
 import (
 	"encoding/binary"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -67,4 +68,51 @@ func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
 	must(compute.Close())
 	must(dev.Close())
 	return owners
+}
+
+// The error of assumed rows that no set may hold says what the error of counted rows says:
+// the group, its rows, and what the tensor that is too small holds.
+func TestAssumedRowsFailAsCountedOnesDo(t *testing.T) {
+	fails := func(assumed bool) string {
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		const rows = 700
+		var dev device.Device
+		dev, err := cpu.Open(cpu.Options{})
+		must(err)
+		cfg := stash.ManagerConfig{Rank: 3, Store: stash.Config{Page: 4 * memory.KiB, Max: [stash.Tiers]schedule.Pages{100, 1000}}}
+		if assumed {
+			dev, err = nulldevice.Wrap(dev, nulldevice.DefaultPace())
+			must(err)
+			cfg.Store.Assume = func(memory.GroupID) stash.Rows { return rows }
+		}
+		compute, err := dev.NewStream("compute")
+		must(err)
+		m, err := stash.NewManager(dev, compute, cfg)
+		must(err)
+		space, err := m.NewWorkspace("rows", 1, 0, stash.Tensor{Name: "x", Row: 16, MaxRows: 1024}, stash.Tensor{Name: "w", Row: 4, MaxRows: 512}, stash.Tensor{Name: "v", Row: 4, MaxRows: 900})
+		must(err)
+		err = m.Step(memory.Key{Microbatches: 1}, func(int) error {
+			set := space.Forward(memory.GroupID{Name: "x", Layer: 7})
+			compute.Upload(set.Counts(), binary.LittleEndian.AppendUint64(nil, rows))
+			set.Saved()
+			space.Backward(memory.GroupID{Name: "x", Layer: 7}).Done()
+			return nil
+		})
+		must(m.Close())
+		must(compute.Close())
+		must(dev.Close())
+		if err == nil {
+			t.Fatal("a step with too many rows ended well")
+		}
+		return err.Error()
+	}
+	want, got := fails(false), fails(true)
+	if got != want || !strings.Contains(want, "received 700 rows and its buffer holds 512") {
+		t.Errorf("assumed: %s\ncounted: %s", got, want)
+	}
 }

@@ -26,6 +26,7 @@ func TestStoresCountTheirOwnGroups(t *testing.T) {
 	w := r.space("a", 0, 50)
 	rows := []int{10, 3, 20, 5, 1} // the last group stays in its set
 	group := func(i int) memory.GroupID { return memory.GroupID{Name: "g", Layer: i} }
+	var counted Stats
 	for range 3 {
 		err := r.m.Step(memory.Key{}, func(int) error {
 			for i, n := range rows {
@@ -40,6 +41,20 @@ func TestStoresCountTheirOwnGroups(t *testing.T) {
 		})
 		if err != nil {
 			t.Fatal(err)
+		}
+		// The statistics are those of both reports together.
+		counted.Low = [Tiers]schedule.Pages{}
+		for _, st := range r.m.stores() {
+			rep, err := st.Report(r.compute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for tier, n := range rep.Low {
+				counted.Low[tier] += n
+			}
+		}
+		if got := r.m.Stats().Low; got != counted.Low {
+			t.Errorf("%v pages were free at least, and the stores had %v", got, counted.Low)
 		}
 	}
 	pages := func(groups ...int) (n schedule.Pages) {

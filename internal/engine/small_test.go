@@ -1,0 +1,230 @@
+// This file owns tests of single functions: what they compute from figures that all differ.
+
+package engine
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/capture"
+	"github.com/stowage-dev/stowage/internal/offload"
+	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/schedule"
+	"github.com/stowage-dev/stowage/internal/stash"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// number gives the numbers of a struct, and of the structs and arrays in it, values that
+// all differ, and sets what is true or false.
+func number(v reflect.Value, next *int64) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			number(v.Field(i), next)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			number(v.Index(i), next)
+		}
+	case reflect.Int, reflect.Int64:
+		*next++
+		v.SetInt(*next)
+	case reflect.Bool:
+		v.SetBool(true)
+	}
+}
+
+// equalNames compares the fields of two structs that have the same name, and returns how
+// many there are.
+func equalNames(t *testing.T, want, got reflect.Value) (n int) {
+	t.Helper()
+	for i := range got.NumField() {
+		name := got.Type().Field(i).Name
+		f := want.FieldByName(name)
+		if !f.IsValid() {
+			continue
+		}
+		n++
+		for k, a, b := 0, f, got.Field(i); k == 0 || k < a.Len(); k++ {
+			x, y := a, b
+			if a.Kind() == reflect.Array {
+				x, y = a.Index(k), b.Index(k)
+			}
+			if x.CanInt() != y.CanInt() || x.CanInt() && x.Int() != y.Int() || x.Kind() == reflect.Bool && x.Bool() != y.Bool() {
+				t.Errorf("%s is %v, want %v", name, y, x)
+			}
+			if a.Kind() != reflect.Array {
+				break
+			}
+		}
+	}
+	return n
+}
+
+// The figures of a summary are those of the parts, each in its place.
+func TestSummariesCopyEveryFigure(t *testing.T) {
+	var next int64
+	var copies offload.Stats
+	var rows stash.Stats
+	var graphs capture.Counts
+	for _, x := range []any{&copies, &rows, &graphs} {
+		number(reflect.ValueOf(x).Elem(), &next)
+	}
+	for _, x := range []struct {
+		want, got any
+		fields    int
+	}{
+		{copies, copyCounts(&copies), 10},
+		{rows, *stashCounts(rows), 8},
+		{graphs, *graphCounts(graphs, 0), 9},
+	} {
+		if n := equalNames(t, reflect.ValueOf(x.want), reflect.ValueOf(x.got)); n != x.fields {
+			t.Errorf("%T and %T share %d fields, want %d", x.want, x.got, n, x.fields)
+		}
+	}
+	if graphCounts(graphs, 77).Held != 77 {
+		t.Error("the graphs that are held are not told")
+	}
+}
+
+// stampAt is an event at a time.
+type stampAt struct {
+	device.Event
+	at time.Duration
+}
+
+func (s stampAt) Since(earlier device.Event) (time.Duration, error) {
+	if s.at < 0 {
+		return 0, errors.New("not done")
+	}
+	return s.at - earlier.(stampAt).at, nil
+}
+
+// The shortest pass of a unit counts, whichever comes first; passes without stamps and
+// units that cannot be recomputed do not.
+func TestShortestPass(t *testing.T) {
+	unit := func(name string) memory.GroupID { return memory.GroupID{Name: name} }
+	r := &Runtime{}
+	for _, at := range []time.Duration{0, 5, 8, 17, 17, 40} { // passes of 5, 3, 9, 0 and 23
+		r.stamps = append(r.stamps, stampAt{at: at})
+	}
+	l := &learned{facts: map[memory.Unit]policy.Facts{
+		unit("a").Unit(): {Recompute: 1}, unit("b").Unit(): {Recompute: 1}, unit("c").Unit(): {}, unit("d").Unit(): {Recompute: 1}, unit("e").Unit(): {Recompute: 1},
+	}}
+	l.passes = []pass{
+		{unit("a"), 0, 1}, {unit("a"), 1, 2}, {unit("a"), 2, 3}, // 5, 3 and 9
+		{unit("b"), 2, 3}, {unit("b"), 0, 1}, {unit("b"), 4, 5}, // 9, 5 and 23
+		{unit("c"), 0, 1},
+		{unit("d"), 3, 4},                                         // none, which counts as a nanosecond
+		{unit("e"), -1, 1}, {unit("e"), 0, -1}, {unit("e"), 4, 5}, // 23
+	}
+	got, err := r.shortest(l)
+	want := map[memory.Unit]time.Duration{unit("a").Unit(): 3, unit("b").Unit(): 5, unit("d").Unit(): 1, unit("e").Unit(): 23}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	r.stamps[5] = stampAt{at: -1}
+	if _, err := r.shortest(l); err == nil {
+		t.Error("a stamp that is not done gives a time")
+	}
+}
+
+// A profile for the solver is without the sets that decisions added, however many: neither
+// their number nor their memory.
+func TestFreeSets(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := stash.NewManager(dev, compute, stash.ManagerConfig{MoreSets: 3, Store: stash.Config{Page: 4096, Max: [stash.Tiers]schedule.Pages{4, 4}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, sets := range []int{1, 2} {
+		if _, err := m.NewWorkspace("w", sets, 0, stash.Tensor{Name: "x", Row: 256, MaxRows: stash.Rows(16 * (i + 1))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &Runtime{stash: m}
+	_, _, each := m.MoreSets()
+	const base = 1 << 30
+	for _, added := range []int{0, 1, 3, 2} {
+		if err := m.SetMore(added); err != nil {
+			t.Fatal(err)
+		}
+		p := &policy.Profile{Base: base + memory.Bytes(added)*each, Rows: &policy.Rows{Sets: m.Sets()}}
+		r.freeSets(p)
+		if want := (policy.Rows{Sets: []int{1, 2}, MoreSets: 3, SetBytes: each}); p.Base != base || !reflect.DeepEqual(*p.Rows, want) {
+			t.Errorf("%d sets: a base of %v, want %v; %+v, want %+v", added, p.Base, memory.Bytes(base), *p.Rows, want)
+		}
+		fixed := &policy.Profile{Base: base, Rows: &policy.Rows{Sets: m.Sets(), Fixed: true}}
+		r.freeSets(fixed)
+		if fixed.Base != base || fixed.Rows.MoreSets != 0 || fixed.Rows.Sets[0] != 1+added {
+			t.Errorf("a profile whose sets are fixed became %v, %+v", fixed.Base, *fixed.Rows)
+		}
+	}
+	if err := errors.Join(m.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Measuring the links leaves nothing open and keeps no memory, whichever call fails.
+func TestMeasuringLeavesNothing(t *testing.T) {
+	open := func() (device.Device, error) {
+		return cpu.Open(cpu.Options{CopyThreads: 1, Capacity: [memory.Kinds]memory.Bytes{4 * memory.MiB, 4 * memory.MiB}})
+	}
+	for _, class := range []check.Class{check.Allocs, check.Copies} {
+		f, err := check.FailEach(class, 3, open, func(dev device.Device) error {
+			_, err := MeasureLinks(dev)
+			return err
+		})
+		if err != nil || len(f.Wrong) > 0 || f.Calls == 0 {
+			t.Errorf("%v: %+v, %v", class, f, err)
+		}
+	}
+}
+
+// A scope that returns a tensor which it did not make is an error, and leaves nothing open.
+func TestForeignOutputLeavesNothing(t *testing.T) {
+	err := check.On(cpuDevice, func(dev device.Device) error {
+		compute, err := dev.NewStream("compute")
+		if err != nil {
+			return err
+		}
+		r, err := Open(Config{Device: dev, Compute: compute, Scopes: memory.ScopesOf(memory.Attn), Links: testLinks})
+		if err != nil {
+			return err
+		}
+		refused := 0
+		for range 4 {
+			err := r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
+				x, err := s.New(4096)
+				if err != nil {
+					return err
+				}
+				_, err = s.Scope(memory.Attn, Pass{}, func() ([]*Tensor, error) {
+					compute.Fill(x.Range(), 1)
+					return []*Tensor{x}, nil
+				})
+				return err
+			})
+			if err != nil {
+				refused++
+			}
+		}
+		if refused == 0 {
+			t.Error("a tensor from outside was returned")
+		}
+		return errors.Join(r.Close(), compute.Close())
+	})(check.New(check.Options{}))
+	if err != nil {
+		t.Error(err)
+	}
+}
