@@ -211,6 +211,7 @@ fast
 --flags megatron --json
 --html ''
 --html empty
+--html -
 --html no/page.html
 --html page/
 --html text.txt/page.html
@@ -230,6 +231,7 @@ fast
 --offload zzz
 --graph ''
 --graph zzz
+--graph full_iteration attn
 --fsdp ''
 --pool max
 --prefetch 1.5
@@ -317,6 +319,8 @@ run`},
 --fp8=8
 --svg ''
 --svg empty
+--svg -
+--report -
 --svg no/x.svg
 --svg loop
 --report ''

@@ -26,6 +26,8 @@ func checkFiles(writes []flagFile, reads ...flagFile) error {
 		switch {
 		case f.name == "":
 			continue
+		case f.name == "-":
+			return usagef("--%s - is not standard output; give a file, or /dev/stdout", f.flag)
 		case strings.HasSuffix(f.name, string(os.PathSeparator)):
 			return usagef("--%s %s is a folder; give a file", f.flag, f.name)
 		}

@@ -195,6 +195,7 @@ func TestGuesses(t *testing.T) {
 		{"if [ -f x ]; then python pretrain_gpt.py " + model + "; fi", ""},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + " --micro-batch-size $m; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + "; done", ""},
+		{"python pretrain_gpt.py --num-experts 4 --moe-token-dispatcher-type flex " + model, "--moe-token-dispatcher-type: Megatron-LM refuses flex where one rank has all experts"},
 		{"torchrun --nnodes $N --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nnodes: is $N, which the text does not set; 2 x 2 GPUs"},
 	} {
 		args, err := Parse("x.sh", []byte(c.text), ParseOptions{})

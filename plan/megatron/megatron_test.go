@@ -104,6 +104,7 @@ func TestRefused(t *testing.T) {
 		{"given twice under different spellings", []any{"hidden_size", 64}},
 		{"--hidden-size ${H}: the variable is not set in the text", []any{"hidden-size", "${H}"}},
 		{"--hidden-size $((64/0)): the value cannot be computed: a variable in it is not set in the text, or it divides by zero", []any{"hidden-size", "$((64/0))"}},
+		{"--cuda-graph-modules full_iteration captures everything; drop the other modules", []any{"cuda-graph-impl", "local", "cuda-graph-modules", []any{"full_iteration", "attn"}}},
 		{"--hybrid-layer-pattern \"MX\": \"X\" is no layer", []any{"hybrid-layer-pattern", "MX"}},
 		{"the depths \"M\" and \"*\" differ", []any{"hybrid-layer-pattern", "MM/M/*"}},
 		{"has 3 stages, which do not divide by --pipeline-model-parallel-size 2", []any{"hybrid-layer-pattern", "M|M|*", "pipeline-model-parallel-size", 2}},

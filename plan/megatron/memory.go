@@ -176,6 +176,8 @@ func readGraph(r *reader, s *plan.Setup) error {
 	}
 	modules = append(modules, old...)
 	switch {
+	case slices.Contains(modules, "full_iteration") && len(modules) > 1:
+		return fmt.Errorf("--cuda-graph-modules full_iteration captures everything; drop the other modules")
 	case slices.Contains(modules, "full_iteration") && impl != "none":
 		impl = "full_iteration"
 	case slices.Contains(modules, "full_iteration_inference"):

@@ -192,7 +192,11 @@ func drawKernels(t *rapid.T, s *plan.Setup) {
 		CPComm: rapid.SampledFrom([]string{"", "a2a", "allgather"}).Draw(t, "cpcomm"),
 	}
 	if hasExperts(s.Model) {
-		s.Kernels.Dispatcher = rapid.SampledFrom([]string{"allgather", "alltoall", "deepep", "hybridep"}).Draw(t, "dispatcher")
+		dispatchers := []string{"allgather", "alltoall", "deepep", "hybridep"}
+		if s.Layout.EP*s.Layout.ETP == 1 {
+			dispatchers = dispatchers[:2] // of the others there is a warning
+		}
+		s.Kernels.Dispatcher = rapid.SampledFrom(dispatchers).Draw(t, "dispatcher")
 		s.Layout.OverlapEP = yes("overlap")
 	}
 	if yes("capacity") {

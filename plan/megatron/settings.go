@@ -313,4 +313,7 @@ func readDispatcher(r *reader, s *plan.Setup) {
 		kind = backend
 	}
 	s.Kernels.Dispatcher = kind
+	if (kind == "deepep" || kind == "hybridep") && s.Layout.EP == 1 && s.Layout.ETP == 1 {
+		r.warn("moe-token-dispatcher-type", "Megatron-LM refuses flex where one rank has all experts; give --expert-model-parallel-size, or choose alltoall")
+	}
 }
