@@ -44,6 +44,70 @@ func TestWrite(t *testing.T) {
 	}
 }
 
+// Whatever fails, the old file stays, nothing else is left, and nothing stays open.
+func TestNothingIsLeftByAFailure(t *testing.T) {
+	failed := errors.New("broken")
+	for what, fail := range map[string]func(*File){
+		"rename": func(x *File) { x.rename = func(string, string) error { return failed } },
+		"link": func(x *File) {
+			if x.link != nil {
+				x.link = func() (string, error) { return "", failed }
+			} else {
+				x.rename = func(string, string) error { return failed }
+			}
+		},
+		"write":  func(x *File) { x.b.Reset(broken{failed}) },
+		"folder": func(x *File) { x.syncDir = func(string) error { return failed } },
+		"sync":   func(x *File) { x.syncDir, x.out = func(string) error { return nil }, unsynced{x.out, failed} },
+		"close":  func(x *File) { x.out = unclosed{x.out, failed} },
+	} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "a")
+		if err := WriteBytes(file, []byte("old")); err != nil {
+			t.Fatal(err)
+		}
+		x, err := Create(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fail(x)
+		if _, err := io.WriteString(x, "new"); err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Commit(); !errors.Is(err, failed) || !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: the error is %v", what, err)
+		}
+		x.Discard() // as callers defer it
+		want := "old"
+		if what == "folder" {
+			want = "new" // it is there already
+		}
+		text, err := os.ReadFile(file)
+		left, _ := os.ReadDir(dir)
+		if string(text) != want || err != nil || len(left) != 1 {
+			t.Errorf("%s: the file has %q, %v, and the folder %v", what, text, err, left)
+		}
+	}
+}
+
+type broken struct{ err error }
+
+func (b broken) Write([]byte) (int, error) { return 0, b.err }
+
+type unsynced struct {
+	Output
+	err error
+}
+
+func (u unsynced) Sync() error { return u.err }
+
+type unclosed struct {
+	Output
+	err error
+}
+
+func (u unclosed) Close() error { return errors.Join(u.Output.Close(), u.err) }
+
 // A check finds what a write would, and leaves nothing behind.
 func TestCheck(t *testing.T) {
 	dir := t.TempDir()

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -91,5 +92,36 @@ func TestHistory(t *testing.T) {
 		if v := verdict(name, 0, 0); v != "same" || !slices.Contains([]string{"better", "worse", "same"}, verdict(name, 0, 1)) {
 			t.Errorf("%s: %s", name, v)
 		}
+	}
+}
+
+// The entry that a result is compared with is the last one of the same benchmark, hardware
+// and command.
+func TestPrevious(t *testing.T) {
+	e := Entry{Bench: "b", Hardware: "h", Command: "c"}
+	var history []Entry
+	add := func(change func(*Entry)) {
+		x := e
+		x.Date = fmt.Sprint(len(history))
+		change(&x)
+		history = append(history, x)
+	}
+	if e.Previous(history) != nil {
+		t.Error("there is an entry before the first one")
+	}
+	others := func() {
+		add(func(x *Entry) { x.Bench = "other" })
+		add(func(x *Entry) { x.Hardware = "other" })
+		add(func(x *Entry) { x.Command = "other" })
+	}
+	others()
+	if p := e.Previous(history); p != nil {
+		t.Errorf("compared with %+v", p)
+	}
+	add(func(*Entry) {})
+	add(func(x *Entry) { x.Note, x.Version = "other", "other" })
+	others()
+	if p := e.Previous(history); p == nil || p.Note != "other" || p.Bench+p.Hardware+p.Command != "bhc" {
+		t.Errorf("compared with %+v", p)
 	}
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -203,6 +204,30 @@ func TestReplayRefuses(t *testing.T) {
 		change(&o)
 		if _, err := replayed(t, o); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// The figures of ranks add up, and the ratios are those of the worst rank: every field.
+func TestFiguresOfRanksAddUp(t *testing.T) {
+	fill := func(by int64) (f ReplayFigures) {
+		v := reflect.ValueOf(&f).Elem()
+		for i := range v.NumField() {
+			if x := v.Field(i); x.CanInt() {
+				x.SetInt(by * int64(i+1))
+			} else {
+				x.SetFloat(float64(by) * float64(i+1))
+			}
+		}
+		return f
+	}
+	f := fill(1000)
+	f.add(fill(7))
+	v := reflect.ValueOf(f)
+	for i := range v.NumField() {
+		want := 1007 * int64(i+1)
+		if x := v.Field(i); x.CanInt() && x.Int() != want || x.CanFloat() && x.Float() != 1000*float64(i+1) {
+			t.Errorf("%s is %v", v.Type().Field(i).Name, x)
 		}
 	}
 }

@@ -126,6 +126,36 @@ func TestFailingDevices(t *testing.T) {
 	compare(t, "failing.txt", r)
 }
 
+// Every device that was opened is closed once, whether its copies are measured or not.
+func TestDevicesAreClosed(t *testing.T) {
+	p := probe()
+	var open, closed int
+	watch := func(capacity memory.Bytes) (device.Device, error) {
+		var room [memory.Kinds]memory.Bytes
+		room[memory.Device], room[memory.Host] = capacity, capacity
+		d, err := cpu.Open(cpu.Options{Capacity: room})
+		open++
+		return &watched{d, &closed}, err
+	}
+	p.OpenCPU = func() (device.Device, error) { return watch(memory.MiB) }
+	p.GPUs = func() ([]cuda.GPU, error) { return []cuda.GPU{{Ordinal: 0}, {Ordinal: 1}}, nil }
+	p.OpenGPU = func(i int) (device.Device, error) { return watch([]memory.Bytes{memory.GiB, memory.MiB}[i]) }
+	r := Examine(p)
+	if open != 3 || closed != 3 || r.Devices[0].Link != nil || r.Devices[1].Link == nil || r.Devices[2].Link != nil {
+		t.Errorf("%d devices were opened and %d closed: %+v", open, closed, r.Devices)
+	}
+}
+
+type watched struct {
+	device.Device
+	closed *int
+}
+
+func (w *watched) Close() error {
+	*w.closed++
+	return w.Device.Close()
+}
+
 func TestTightLimit(t *testing.T) {
 	p := probe()
 	p.Machine = func() sysinfo.Machine {

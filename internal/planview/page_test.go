@@ -159,6 +159,7 @@ func TestGeometry(t *testing.T) {
 			k.Groups = []Group{{Name: "a"}, {Name: "b"}}
 			r.Ranks = append(r.Ranks, k)
 		}
+		r.Heaviest = rapid.IntRange(0, len(r.Ranks)-1).Draw(t, "heaviest")
 		b := makeBars(r)
 		for i, row := range b.Rows {
 			width := 0.0
@@ -166,6 +167,14 @@ func TestGeometry(t *testing.T) {
 				width += p.Width
 			}
 			want := 100 * float64(r.Ranks[i].Peak.Expected) / float64(b.Scale)
+			k := &r.Ranks[i]
+			if row.Over != (r.Budget > 0 && k.Reserved.High > r.Budget) || row.Heaviest != (i == r.Heaviest) || row.Rank != k {
+				t.Fatalf("rank %d of %+v is drawn as %+v", i, k, row)
+			}
+			place := func(n memory.Bytes) float64 { return 100 * float64(n) / float64(b.Scale) }
+			if row.Low != place(k.Reserved.Low) || row.High != place(k.Reserved.High) || row.Reserved != place(5) || b.Budget != place(r.Budget) {
+				t.Fatalf("rank %d of %+v is drawn as %+v on a scale of %d", i, k, row, b.Scale)
+			}
 			if width > 100 || width < want-1e-6 || width > want+1e-6 || row.High > 100 || b.Budget > 100 {
 				t.Fatalf("rank %d is %g wide, want %g; it ends at %g, the budget at %g", i, width, want, row.High, b.Budget)
 			}

@@ -123,6 +123,22 @@ func TestCountersGrow(t *testing.T) {
 	}
 }
 
+// A run that was resumed is as far as it was, before its first step.
+func TestMetricsOfAResumedRun(t *testing.T) {
+	m := newMetrics()
+	m.begin(Run{Model: "m", Layout: "l", Policies: []string{"a", "b"}, Steps: 90, From: 40}, "v")
+	m.observe(Step{Policy: "b", Number: 41, Seconds: 1})
+	for name, want := range map[string][]float64{"stowage_step": {40, 41}, "stowage_steps": {90, 90}, "stowage_info": {1, 1}} {
+		var got []float64
+		for _, x := range gathered(t, m)[name].GetMetric() {
+			got = append(got, x.GetGauge().GetValue())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+}
+
 // SPEC S6.5
 // The queries of the dashboard use existing metrics and labels, and the dashboard shows
 // each metric.
