@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -262,4 +264,25 @@ func TestPoolsSVG(t *testing.T) {
 	if bytes.Contains(chart, []byte("href")) || !bytes.Contains(chart, []byte("prefers-color-scheme: dark")) {
 		t.Error("the chart must stand alone and have a dark scheme")
 	}
+}
+
+// All figures of a comparison of unlike models and options. A change of any is seen; write
+// it anew with -update if the change is meant.
+func TestPoolsTable(t *testing.T) {
+	var b strings.Builder
+	for _, o := range []PoolOptions{
+		{Prefetch: 2, DP: 3, TP: 2, EP: 2, ETP: 1, Gradients: PoolTypes[1]},
+		{Prefetch: 1, DP: 8, TP: 1, EP: 4, ETP: 2, Gradients: PoolTypes[0], FP8: true, Recompute: 2, Fallback: bucket.DynamicMemory},
+	} {
+		r, err := ComparePools([]*model.Model{preset(t, "tiny-deepseek"), preset(t, "jamba-1.5-large")}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.MarshalIndent(r, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(text, '\n'))
+	}
+	golden.Check(t, "pools.json", b.String())
 }

@@ -361,3 +361,25 @@ func TestProgress(t *testing.T) {
 		}
 	}
 }
+
+// What is read of each measured figure: quantity, bytes and rank.
+func TestUnits(t *testing.T) {
+	var b strings.Builder
+	show := func(what string, m map[string]any) {
+		figures, err := measured(record{Args: map[string]any{}, Measured: m})
+		fmt.Fprintln(&b, what, err)
+		for _, f := range figures {
+			fmt.Fprintf(&b, "  %s %d rank %d %q %v %q\n", f.quantity, f.bytes, f.rank, f.what, f.without, f.module)
+		}
+	}
+	for _, u := range units {
+		show(u.key, map[string]any{u.key: 2.5})
+	}
+	show("golden", map[string]any{"mem_max_allocated_bytes_second_logged": 7., "mem_allocated_bytes_last": 5., "mem_allocated_bytes_first": 5., "mem_max_allocated_bytes_last": 9.})
+	show("stages", map[string]any{"per_pp_stage": []any{map[string]any{"pp_rank": 1., "max_allocated_MiB": 3., "max_reserved_MiB": 4.}, map[string]any{"pp_rank": 2., "max_allocated_MiB": 5.}}})
+	show("savings", map[string]any{"swiglu_saves_GB": 1., "layernorm_saves_GB": 2., "other_saves_GB": 3.})
+	show("offloading", map[string]any{"peak_MiB_before": 10., "peak_MiB_after": 4.})
+	show("OOM", map[string]any{"status": "OOM", "peak_GB": 80., "mem_allocated_GB": 60.})
+	show("nothing", map[string]any{"loss": 4.})
+	golden.Check(t, "units.txt", b.String())
+}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -266,4 +269,30 @@ func TestPacked(t *testing.T) {
 			t.Errorf("%s: %d and %d bytes, %v", name, want.Len(), got.Len(), err)
 		}
 	}
+}
+
+// All that Perfetto shows of a run with something of everything. A change of any name, time
+// or note is seen; write it anew with -update if the change is meant.
+func TestWholePicture(t *testing.T) {
+	in := aRun(1, 2, 2)
+	for i, k := range []trace.Kind{trace.Launch, trace.Copy, trace.Work, trace.Wait} {
+		in.Events = append(in.Events, trace.Event{Kind: k, Stream: "side", Name: "a name", Tier: memory.Host, Time: int64(5000 + 100*i), Took: int64(10 * (i + 1)), First: 3, Last: 3 + uint64(i)*2, Bytes: int64(70 * i)})
+	}
+	for _, k := range []trace.Kind{trace.Evict, trace.Late, trace.Recompute, trace.Stash, trace.Restore, trace.Capture, trace.Replay, trace.Rerun, trace.Spill} {
+		in.Events = append(in.Events, trace.Event{Kind: k, Name: "g", Chunk: 1, Layer: 2, Microbatch: 3, Storage: 4, Bytes: 5, Step: 1, Time: 9000})
+	}
+	p := pictureOf(t, in, aRun(0, 1, 1))
+	var b strings.Builder
+	fmt.Fprintln(&b, p.processes, p.flows)
+	for id := uint64(1); id <= uint64(len(p.tracks)); id++ {
+		track := p.tracks[id]
+		fmt.Fprintf(&b, "%s of %s\n", track.name, track.process)
+		for _, s := range track.slices {
+			fmt.Fprintf(&b, "  %d-%d %s (%s) %v\n", s.begin, s.end, s.name, s.category, s.notes)
+		}
+		for _, s := range track.samples {
+			fmt.Fprintf(&b, "  %d: %d\n", s.at, s.value)
+		}
+	}
+	golden.Check(t, "perfetto.txt", b.String())
 }

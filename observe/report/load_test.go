@@ -1,6 +1,7 @@
 package report
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -269,4 +272,44 @@ func TestRanksLackTheSame(t *testing.T) {
 	if r.lacking(lacks{}, lacks{}, full); len(r.Missing) != 1 || !strings.HasPrefix(r.Missing[0], "2 traces of ranks 0 and 1 were full and lack the last 10 events") {
 		t.Errorf("missing are %q", r.Missing)
 	}
+}
+
+// All that a report says of a run with two ranks and something of everything. A change of
+// any field is seen; write it anew with -update if the change is meant.
+func TestWholeReport(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	folder(t, dir, "stash")
+	var metrics strings.Builder
+	for i, ms := range []int{900, 500, 70, 40, 60} {
+		fmt.Fprintf(&metrics, `{"step":%d,"loss":%g,"seconds":%g,"tokens_per_second":%d,"device_bytes":%d,"host_bytes":%d,"peak_device_bytes":%d,"peak_host_bytes":%d,"reruns":%d,"spills":%d}`+"\n",
+			i+1, 6-float64(i)/4, float64(ms)/1000, 1000+i, 10+i, 20+i, 30-i, 40-i, i/2, 2*i)
+	}
+	put(t, []byte(metrics.String()), dir, MetricsFile)
+	put(t, []byte(`{"model": "m", "policy": "stash", "steps": 5, "finished": true, "peak_device_bytes": 9437184, "predicted_device_bytes": 9000000, "peak_host_bytes": 77,
+  "final_loss": 5, "eval_loss": 5.5, "reruns": 2, "tokens": 50, "seconds": 1.57, "step_ms": 70, "tokens_per_second": 31, "step_ratio": 1.25, "params_sha256": "ab", "budget_bytes": 12,
+  "traced": "from step 3 on", "by_rank": [
+  {"rank": 1, "peak_device_bytes": 11, "peak_host_bytes": 12, "predicted_device_bytes": 13, "step_ms": 14, "notes": ["one", "two"],
+   "policy": [{"group": "a", "units": {"keep": 2, "stash": 1}, "saved": 15, "moved": 16, "reason": "r"}],
+   "figures": [{"name": "n", "label": "l", "unit": "count", "value": 17}], "pools": [{"name": "p", "unit": 1, "steps": [1], "size": [18], "most": [19]}]},
+  {"rank": 0, "peak_device_bytes": 21, "peak_host_bytes": 22, "predicted_device_bytes": 23, "step_ms": 24, "policy": []}]}`), dir, SummaryFile)
+	s := small(1)
+	for n := range 3 {
+		s.decide(trace.Event{Kind: trace.Begin, Step: 4 + n})
+		for tier, pages := range [2]int64{5, 2} {
+			s.decide(trace.Event{Kind: trace.Spill, Step: 4 + n, Tier: memory.Kind(tier), Offset: 64 * kib, Bytes: pages * int64(n+1) * kib})
+		}
+		s.decide(trace.Event{Kind: trace.Stash, Step: 4 + n, Name: "rows", Layer: n % 2})
+		s.decide(trace.Event{Kind: trace.Rerun, Step: 4 + n})
+		s.decide(trace.Event{Kind: trace.End, Step: 4 + n})
+	}
+	put(t, encode(t, &s.t), dir, TraceName(1, 0))
+	r, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Check(t, "report.json", string(text)+"\n")
 }

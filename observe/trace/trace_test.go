@@ -465,3 +465,35 @@ func TestReadPacked(t *testing.T) {
 		}
 	}
 }
+
+// In a trace that is full for others there is room for what reports cannot do without:
+// borders of steps, decisions, reruns and pages.
+func TestRoomForWhatMatters(t *testing.T) {
+	var b bytes.Buffer
+	w := trace.NewWriter(&b, trace.Header{}, 64<<10)
+	for i := 0; w.Dropped() == 0; i++ {
+		w.Emit(trace.Event{Kind: trace.Launch, Time: int64(i), Name: fmt.Sprint(i)})
+	}
+	before := w.Dropped()
+	var kept []trace.Kind
+	for k := range trace.Kind(255) {
+		w.Emit(trace.Event{Kind: k, Step: 7})
+		if after := w.Dropped(); after == before {
+			kept = append(kept, k)
+		} else {
+			before = after
+		}
+	}
+	if want := []trace.Kind{trace.Begin, trace.End, trace.Decide, trace.Rerun, trace.Spill}; len(kept) != len(want) {
+		t.Errorf("kept %v, want %v", kept, want)
+	} else {
+		for _, k := range want {
+			if !slices.Contains(kept, k) {
+				t.Errorf("%v is dropped", k)
+			}
+		}
+	}
+	if err := w.Close(); err != nil || b.Len() > 64<<10 {
+		t.Errorf("%d bytes, %v", b.Len(), err)
+	}
+}
