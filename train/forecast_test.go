@@ -226,3 +226,27 @@ func TestForecastOfLargeRun(t *testing.T) {
 	}
 	t.Logf("%v on the device, %v on the host after %d steps: %+v", full.Device, full.Host, f.Steps, full.Owners)
 }
+
+// Forecasts and summaries are in the order of ranks, which are counted by stage and then by
+// replica.
+func TestRanksOfAForecast(t *testing.T) {
+	c := quick(t, assorted())
+	c.Layout, c.Memory = Layout{PP: 2, VPP: 1, EP: 1, DP: 3}, namedMemory(t, "stash")
+	f, err := Forecast(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Ranks) != 6 {
+		t.Fatalf("%d ranks", len(f.Ranks))
+	}
+	full := f.Fullest()
+	for i, r := range f.Ranks {
+		var sum [memory.Kinds]memory.Bytes
+		for _, o := range r.Owners {
+			sum[o.Kind] += o.Peak
+		}
+		if r.Rank != i || r.Stage != i/3 || r.Replica != i%3 || r.Device > full.Device || sum[memory.Device] < r.Device || sum[memory.Host] < r.Host {
+			t.Errorf("rank %d is %+v", i, r)
+		}
+	}
+}

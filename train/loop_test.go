@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -136,10 +137,32 @@ func (t *Trainer) on(a *account, steps int) (err error) {
 		if err != nil {
 			return err
 		}
+		if err := t.recount(m); err != nil {
+			return err
+		}
 		a.add(m)
 	}
 	a.state, err = t.state()
 	return err
+}
+
+// recount wants the metrics of the last step to say what the trainer holds.
+func (t *Trainer) recount(m Metrics) error {
+	want := m
+	want.Step, want.LR, want.Reruns, want.Device, want.Host = t.StepsDone()-1, t.cfg.Optim.rate(t.StepsDone()-1), 0, 0, 0
+	c := t.cfg
+	want.Tokens = c.Layout.DP * c.Batch.Microbatches * c.Batch.Micro * c.Batch.Seq
+	for i, u := range t.Usage() {
+		want.Device = max(want.Device, int64(u.Kind[memory.Device].Current))
+		want.Host = max(want.Host, int64(u.Kind[memory.Host].Current))
+		if s := t.Summaries()[i].Stash; s != nil {
+			want.Reruns = max(want.Reruns, s.Reruns)
+		}
+	}
+	if !reflect.DeepEqual(m, want) || m.Seconds <= 0 {
+		return fmt.Errorf("the metrics are %+v, and a recount gives %+v", m, want)
+	}
+	return nil
 }
 
 // mustRun is runs for runs that must go well.

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/data"
@@ -52,8 +54,13 @@ func resumed(c Config, from *checkpoint.Checkpoint, steps int) (a account, err e
 		return a, err
 	}
 	defer func() { err = errors.Join(err, tr.Close()) }()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes files
+	before := leak.Files()
 	if err = tr.Resume(from); err != nil {
 		return a, err
+	}
+	if left := leak.Since(before); len(left) > 0 {
+		return a, fmt.Errorf("files stay open: %v", left)
 	}
 	err = tr.on(&a, steps)
 	return a, err

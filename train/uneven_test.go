@@ -55,3 +55,38 @@ func TestMixturesOfOneWidth(t *testing.T) { // SPEC S1.1
 		}
 	}
 }
+
+// Buffers that mixtures share have room for the one with most rows, wherever it stands.
+func TestRowsOfSharedBuffers(t *testing.T) {
+	few, many := *mixed().Layers[0].MoE, *mixed().Layers[0].MoE
+	few.TopK, many.TopK = 1, 3
+	other := many
+	other.Width, other.TopK = 20, 4
+	var want [2]int
+	for i, order := range [][]*model.MoE{{&few, &many, &other}, {&many, &few, &other}, {&other, &few, &many}} {
+		m := mixed()
+		m.Layers = append(m.Layers, m.Layers[0])
+		for k := range m.Layers {
+			m.Layers[k].MoE = order[k]
+		}
+		c := quick(t, m)
+		c.Layout, c.Memory = Layout{PP: 1, VPP: 1, EP: 2, DP: 2}, namedMemory(t, "stash")
+		tr, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows, worst := tr.ranks[0].setRows(many.Width)
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+		if i == 0 {
+			want = [2]int{rows, worst}
+			tokens := c.Batch.Micro * c.Batch.Seq
+			if worst != 2*tokens*min(many.TopK, many.Experts/2) || rows < tokens*many.TopK {
+				t.Errorf("%d rows, %d at worst", rows, worst)
+			}
+		} else if got := [2]int{rows, worst}; got != want {
+			t.Errorf("in order %d: %v, want %v", i, got, want)
+		}
+	}
+}

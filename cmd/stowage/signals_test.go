@@ -6,12 +6,15 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 // begun waits until a run has done a step.
@@ -220,6 +223,32 @@ func interruptTwice(t *testing.T, words, dir string) int {
 	}
 	_ = cmd.Wait()
 	return cmd.ProcessState.ExitCode()
+}
+
+// A stopper that has ended takes no more signals, and one that runs takes all.
+func TestStopperEnds(t *testing.T) {
+	others := make(chan os.Signal, 4)
+	signal.Notify(others, syscall.SIGUSR1)
+	defer signal.Stop(others)
+	raise := func() {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		<-others
+	}
+	s := newStopper(false)
+	s.catch()
+	raise()
+	<-s.ctx.Done()
+	if got := s.because(&run.InterruptedError{}); !errors.As(got, new(*signalError)) {
+		t.Errorf("the signal is %v", got)
+	}
+	s.stop()
+	raise()
+	raise() // the one before has been handed out to all
+	if n := len(s.signals); n > 0 {
+		t.Errorf("%d signals were taken after the end", n)
+	}
 }
 
 // A signal that ends a program before a file is complete leaves nothing of it behind, and

@@ -124,8 +124,9 @@ func TestSummaryOfACompletedRun(t *testing.T) {
 	o.Policy, o.Offload = "offload", []string{"expert_fc1"}
 	type figures struct {
 		Summary
-		Step  float64              `json:"step_ms"`
-		Ranks []report.RankSummary `json:"by_rank"`
+		Step   float64              `json:"step_ms"`
+		Traced string               `json:"traced"`
+		Ranks  []report.RankSummary `json:"by_rank"`
 	}
 	summary := func(d *disktest.Disk) (f figures) {
 		text, err := d.Contents("/disk/run/" + summaryName)
@@ -171,6 +172,17 @@ func TestSummaryOfACompletedRun(t *testing.T) {
 			if _, ok := f.readSummary(o.Steps); ok {
 				t.Errorf("killed at operation %d, the run calls itself finished", n)
 			}
+		}
+		want := want
+		if err := d.Spoil("/disk/run/"+summaryName, func(text []byte) []byte {
+			unfinished, ok := bytes.CutSuffix(text, []byte("}\n"))
+			if !ok || !bytes.Contains(text, []byte(`"finished": false`)) {
+				return text
+			}
+			want.Traced = "in part"
+			return append(unfinished, `, "traced": "in part"}`...)
+		}); err != nil {
+			t.Fatal(err)
 		}
 		got, err := attemptWith(next, o, true)
 		if got := summary(d); err != nil || !reflect.DeepEqual(got, want) {

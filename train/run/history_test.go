@@ -13,8 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/observe/live"
 	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
 )
 
@@ -172,6 +175,51 @@ func TestSpillsOfAStep(t *testing.T) {
 		ranks := []memory.Summary{{Stash: &memory.StashCounts{Spilled: x.totals[0]}}, {}, {Stash: &memory.StashCounts{Spilled: x.totals[1]}}}
 		if n := a.spills(ranks); n != x.want {
 			t.Errorf("step %d spilled %d pages, want %d", i+1, n, x.want)
+		}
+	}
+}
+
+// Every figure that viewers see of a rank comes from its own source.
+func TestRankForViewers(t *testing.T) {
+	var u device.Usage
+	u.Kind[memory.Device] = device.KindUsage{Current: 1, Peak: 2, Capacity: 3}
+	u.Kind[memory.Host] = device.KindUsage{Current: 4, Peak: 5, Capacity: 6}
+	s := memory.Summary{Counts: memory.CopyCounts{Out: 7, In: 8, OutBytes: 9, InBytes: 10, Evicted: 11, Late: 12}, Stash: &memory.StashCounts{Spilled: 13, Stashed: 14}}
+	got := rankOf(u, s, peak{15, 16}, 17)
+	want := live.Rank{Device: live.Memory{InUse: 1, Peak: 15, Capacity: 3, Budget: 17}, Host: live.Memory{InUse: 4, Peak: 16, Capacity: 6}, Out: 9, In: 10, Evicted: 11, Late: 12, Spilled: 13}
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// The conclusion names the forecast that is furthest off, too high or too low.
+func TestWorstForecast(t *testing.T) {
+	row := func(name string, said int64) Row { return Row{Policy: name, Device: 1000, Forecast: said} }
+	for _, x := range []struct {
+		rows []Row
+		want string
+	}{
+		{[]Row{row("a", 1000), row("b", 1049), row("c", 951)}, ""},
+		{[]Row{row("a", 1060), row("b", 930)}, " The forecast for b is off by -7.0 %."},
+		{[]Row{row("a", 1090), row("b", 930)}, " The forecast for a is off by +9.0 %."},
+		{[]Row{row("a", 0), row("b", 930)}, ""}, // a is not known
+	} {
+		if got := worstForecast(x.rows); got != x.want {
+			t.Errorf("%+v: %q, want %q", x.rows, got, x.want)
+		}
+	}
+}
+
+// An evaluation takes all batches of the held-out text, and at most four.
+func TestBatchesOfAnEvaluation(t *testing.T) {
+	for _, x := range []struct {
+		bytes, want int
+	}{{100, 1}, {129, 1}, {3 * 64, 2}, {4*64 + 16, 4}, {1000, 4}} {
+		j := jobOf(t, tiny())
+		j.Options.Micro, j.Options.Microbatches, j.Options.DP, j.Options.Seq, j.Options.HoldOut = 2, 2, 2, 8, 0.5
+		j.config.Text = data.NewText("text", make([]byte, 2*x.bytes))
+		if err := j.splitText(); err != nil || j.batches != x.want {
+			t.Errorf("%d bytes are held out: %d batches, %v; want %d", x.bytes, j.batches, err, x.want)
 		}
 	}
 }

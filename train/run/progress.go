@@ -157,18 +157,23 @@ func (p *Progress) ranks(t *train.Trainer, budget memory.Bytes, before []peak) (
 	}
 	did, peaks := t.Summaries(), peaksOf(t, before)
 	for i, u := range t.Usage() {
-		r := live.Rank{
-			Device: tier(u.Kind[memory.Device]), Host: tier(u.Kind[memory.Host]), Out: int64(did[i].Counts.OutBytes), In: int64(did[i].Counts.InBytes),
-			Evicted: did[i].Counts.Evicted, Late: did[i].Counts.Late,
-		}
-		r.Device.Budget = int64(budget)
-		r.Device.Peak, r.Host.Peak = peaks[i].Device, peaks[i].Host
-		if s := did[i].Stash; s != nil {
-			r.Spilled = s.Spilled
-		}
-		out = append(out, r)
+		out = append(out, rankOf(u, did[i], peaks[i], budget))
 	}
 	return out
+}
+
+// rankOf returns what one rank holds and did.
+func rankOf(u device.Usage, did memory.Summary, most peak, budget memory.Bytes) live.Rank {
+	c := did.Counts
+	r := live.Rank{
+		Device: tier(u.Kind[memory.Device]), Host: tier(u.Kind[memory.Host]), Out: int64(c.OutBytes), In: int64(c.InBytes), Evicted: c.Evicted, Late: c.Late,
+	}
+	r.Device.Budget = int64(budget)
+	r.Device.Peak, r.Host.Peak = most.Device, most.Host
+	if did.Stash != nil {
+		r.Spilled = did.Stash.Spilled
+	}
+	return r
 }
 
 func tier(u device.KindUsage) live.Memory {

@@ -10,10 +10,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/observe/trace"
@@ -302,6 +304,18 @@ func TestCollection(t *testing.T) {
 	c.open(x)
 	c.record(x)
 	c.close(x)
+	func() {
+		defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes files
+		before := leak.Files()
+		cfg := j.config
+		y := &contestant{name: "stash", files: c, traces: j.trace(&cfg)}
+		if c.open(y); y.metrics == nil || len(leak.Since(before)) < 2 {
+			t.Errorf("a policy has %v open", leak.Since(before))
+		}
+		if c.close(y); len(leak.Since(before)) > 0 {
+			t.Errorf("a policy leaves %v open", leak.Since(before))
+		}
+	}()
 	if n := strings.Count(said.String(), "warning"); n != 1 || !strings.Contains(said.String(), "the comparison continues") {
 		t.Errorf("it says %q", said.String())
 	}

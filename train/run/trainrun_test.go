@@ -527,7 +527,14 @@ func TestResumeAfterTheLastStep(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		began := report.Environment{Command: "the first", Began: "2001-02-03T04:05:06Z"}
+		if err := writeJSON(filepath.Join(dir, report.EnvironmentFile), began); err != nil {
+			t.Fatal(err)
+		}
 		s := train(true)
+		if env := report.ReadEnvironment(dir); env.Began != began.Began || !strings.HasPrefix(env.Command, began.Command) || !s.idle && !strings.HasPrefix(env.Command, began.Command+"\n") {
+			t.Errorf("%d files were lost: the run began %s with %q", lost, env.Began, env.Command)
+		}
 		for _, name := range files[:lost] {
 			if !exists(filepath.Join(dir, name)) {
 				t.Errorf("%d files were lost: there is no %s", lost, name)
