@@ -160,6 +160,9 @@ func TestGeometry(t *testing.T) {
 			r.Ranks = append(r.Ranks, k)
 		}
 		r.Heaviest = rapid.IntRange(0, len(r.Ranks)-1).Draw(t, "heaviest")
+		if near := r.Ranks[r.Heaviest].Reserved; rapid.Bool().Draw(t, "close") {
+			r.Budget = rapid.SampledFrom([]memory.Bytes{near.Low, near.Expected, near.High - 1, near.High}).Draw(t, "near")
+		}
 		b := makeBars(r)
 		for i, row := range b.Rows {
 			width := 0.0

@@ -288,10 +288,10 @@ func TestWholeReport(t *testing.T) {
 	put(t, []byte(`{"model": "m", "policy": "stash", "steps": 5, "finished": true, "peak_device_bytes": 9437184, "predicted_device_bytes": 9000000, "peak_host_bytes": 77,
   "final_loss": 5, "eval_loss": 5.5, "reruns": 2, "tokens": 50, "seconds": 1.57, "step_ms": 70, "tokens_per_second": 31, "step_ratio": 1.25, "params_sha256": "ab", "budget_bytes": 12,
   "traced": "from step 3 on", "by_rank": [
-  {"rank": 1, "peak_device_bytes": 11, "peak_host_bytes": 12, "predicted_device_bytes": 13, "step_ms": 14, "notes": ["one", "two"],
+  {"rank": 1, "peak_device_bytes": 11, "peak_host_bytes": 12, "predicted_device_bytes": 13, "predicted_step_ms": 14, "notes": ["one", "two"],
    "policy": [{"group": "a", "units": {"keep": 2, "stash": 1}, "saved": 15, "moved": 16, "reason": "r"}],
    "figures": [{"name": "n", "label": "l", "unit": "count", "value": 17}], "pools": [{"name": "p", "unit": 1, "steps": [1], "size": [18], "most": [19]}]},
-  {"rank": 0, "peak_device_bytes": 21, "peak_host_bytes": 22, "predicted_device_bytes": 23, "step_ms": 24, "policy": []}]}`), dir, SummaryFile)
+  {"rank": 0, "peak_device_bytes": 21, "peak_host_bytes": 22, "predicted_device_bytes": 23, "predicted_step_ms": 24, "policy": []}]}`), dir, SummaryFile)
 	s := small(1)
 	for n := range 3 {
 		s.decide(trace.Event{Kind: trace.Begin, Step: 4 + n})
