@@ -47,7 +47,7 @@ var values = map[string]any{
 }
 
 // left has the fields that are not drawn as the others are.
-var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Batch.Global", "Routing.CountsFile", "Budget"}
+var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Layout.NodeGPUs", "HostMemory", "Offload.Older", "Batch.Global", "Routing.CountsFile", "Budget"}
 
 // models are small enough to be quick, and unlike: dense layers, experts of several kinds,
 // grouped and latent attention, state-space layers and heads for later tokens.
