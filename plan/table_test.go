@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/plantest"
 	"github.com/stowage-dev/stowage/plan"
-	"github.com/stowage-dev/stowage/plan/internal/plantest"
 )
 
 func TestTable(t *testing.T) {

@@ -5,7 +5,7 @@ package train
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bench"
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // command runs the program in-process.

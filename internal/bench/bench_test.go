@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -18,7 +18,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // In the bubble time passes only while everything sleeps, so the figures are
 // exact: 2 ms, and 3 ms with two of three turns disturbed.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -22,7 +22,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // probe returns a machine without a GPU and without libraries.
 func probe() Probe {

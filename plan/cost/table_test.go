@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
-	"github.com/stowage-dev/stowage/plan/internal/plantest"
+	"github.com/stowage-dev/stowage/internal/plantest"
 )
 
 func TestTable(t *testing.T) {

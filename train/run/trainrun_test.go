@@ -19,7 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 	"golang.org/x/sys/unix"
 
 	"github.com/stowage-dev/stowage/device"
@@ -31,7 +31,7 @@ import (
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // small returns a mixture of experts with a shared one that trains a step in milliseconds.
 func small() ModelSpec {

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/stowage-dev/stowage/internal/leak"
 
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
 	"github.com/stowage-dev/stowage/train/internal/disk"
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("STOWAGE_TEST_SAVE"); dir != "" {
 		saveForever(dir)
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // hold is another process that holds a lock until it is killed.

@@ -4,8 +4,10 @@ package plantest
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/stowage-dev/stowage/plan"
@@ -44,10 +46,11 @@ var values = map[string]any{
 	"Stash.HostFactor": []float64{0.5}, "Stash.PageBytes": []int64{1 << 20},
 	"Graph.Scopes": [][]string{{"attn"}, {"attn", "moe_router"}, {"moe"}, {"mlp"}, {"full_iteration"}}, "Graph.Warmup": []int{-1, 1, 3},
 	"Routing.Imbalance": []float64{1, 1.3},
+	"Budget":            []int64{20 << 30, 100 << 30}, "HostMemory": []int64{300 << 30}, "Layout.NodeGPUs": []int{0, 0, 4, 16},
 }
 
 // left has the fields that are not drawn as the others are.
-var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Layout.NodeGPUs", "HostMemory", "Offload.Older", "Batch.Global", "Routing.CountsFile", "Budget"}
+var left = []string{"Model", "Hardware", "Layout.World", "Layout.Stages", "Batch.Global", "Routing.CountsFile"}
 
 // models are small enough to be quick, and unlike: dense layers, experts of several kinds,
 // grouped and latent attention, state-space layers and heads for later tokens.
@@ -56,37 +59,45 @@ var models = []string{"llama-3-70b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a
 // Draw returns setup i, and the fields that it sets in words. The setup may be one that
 // [plan.Setup.Normalise] refuses.
 func Draw(i int) (*plan.Setup, string) {
-	d := &drawer{rng: rand.New(rand.NewPCG(uint64(i), 21))}
+	d := &drawer{number: uint64(i)}
 	s := &plan.Setup{}
-	name := pick(d, models)
+	name := pick(d, "Model", models)
 	m, err := model.Preset(name)
 	if err != nil {
 		panic(err)
 	}
-	n := min(len(m.Layers), pick(d, []int{4, 7, 8, 12}))
+	n := min(len(m.Layers), pick(d, "Layers", []int{4, 7, 8, 12}))
 	m.Layers = m.Layers[:n]
 	s.Model = m
 	d.said = append(d.said, fmt.Sprintf("%s:%d", name, n))
 	d.fill("", reflect.ValueOf(s).Elem())
-	if gpu := pick(d, []string{"", "a100", "h100", "b200"}); gpu != "" {
+	if gpu := pick(d, "Hardware", []string{"", "a100", "h100", "b200"}); gpu != "" {
 		if s.Hardware, err = hardware.ByName(gpu); err != nil {
 			panic(err)
 		}
 		d.said = append(d.said, gpu)
 	}
 	l := &s.Layout
-	l.World = l.PP * max(l.TP*l.CP, max(l.ETP, 1)*l.EP) * pick(d, []int{1, 2, 3, 8})
-	s.Batch.Global = s.Batch.Micro * max(l.World/(l.TP*l.PP*l.CP), 1) * pick(d, []int{2, 4, 6, 12})
+	l.World = l.PP * max(l.TP*l.CP, max(l.ETP, 1)*l.EP) * pick(d, "Layout.World", []int{1, 2, 3, 8})
+	s.Batch.Global = s.Batch.Micro * max(l.World/(l.TP*l.PP*l.CP), 1) * pick(d, "Batch.Global", []int{2, 4, 6, 12})
 	d.said = append(d.said, fmt.Sprintf("World=%d Global=%d", l.World, s.Batch.Global))
 	return s, strings.Join(d.said, " ")
 }
 
 type drawer struct {
-	rng  *rand.Rand
-	said []string
+	number uint64
+	said   []string
 }
 
-func pick[T any](d *drawer, of []T) T { return of[d.rng.IntN(len(of))] }
+// of returns the random numbers of a field. They do not depend on other fields, so that a
+// new one changes no other.
+func (d *drawer) of(field string) *rand.Rand {
+	h := fnv.New64a()
+	h.Write([]byte(field))
+	return rand.New(rand.NewPCG(d.number, h.Sum64()))
+}
+
+func pick[T any](d *drawer, field string, of []T) T { return of[d.of(field).IntN(len(of))] }
 
 // fill draws the fields of a structure. It panics for a field that has no values, so that
 // a new one gets some.
@@ -96,35 +107,29 @@ func (d *drawer) fill(path string, v reflect.Value) {
 		f := v.Field(i)
 		always := strings.HasPrefix(name, "Batch.") || strings.HasPrefix(name, "Layout.") && !strings.HasPrefix(name, "Layout.FSDP.")
 		of, known := values[name]
+		rng := d.of(name)
 		switch {
-		case contains(left, name):
+		case slices.Contains(left, name):
 		case f.Kind() == reflect.Struct:
-			if name == "Layout" || name == "Batch" || d.rng.IntN(3) > 0 {
+			if name == "Layout" || name == "Batch" || rng.IntN(3) > 0 {
 				d.fill(name, f)
 			}
 		case f.Kind() == reflect.Bool:
-			if d.rng.IntN(4) == 0 {
+			if rng.IntN(4) == 0 {
 				f.SetBool(true)
 				d.said = append(d.said, name)
 			}
 		case !known:
-			panic("plantest: the field " + name + " has no values")
+			panic("the field " + name + " of a setup is new: give it values in internal/plantest")
 		default:
 			list := reflect.ValueOf(of)
-			x := list.Index(d.rng.IntN(list.Len()))
-			if always || d.rng.IntN(2) == 0 {
+			x := list.Index(rng.IntN(list.Len()))
+			if always || rng.IntN(2) == 0 {
 				f.Set(x.Convert(f.Type()))
-				d.said = append(d.said, fmt.Sprintf("%s=%v", name, x))
+				if !x.IsZero() {
+					d.said = append(d.said, fmt.Sprintf("%s=%v", name, x))
+				}
 			}
 		}
 	}
-}
-
-func contains(list []string, name string) bool {
-	for _, x := range list {
-		if x == name {
-			return true
-		}
-	}
-	return false
 }
