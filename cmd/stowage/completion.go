@@ -95,6 +95,7 @@ var flagWords = map[string]func() []string{
 	"cuda-graph-scope":  scopeNames,
 	"gpu":               hardware.Names,
 	"search":            list("policy", "layout", "none"),
+	"largest":           largestWords,
 	"flags":             func() []string { return planTargets },
 	"routing":           list("natural", "balanced", "skewed", "counts"),
 	"synth":             list("zipf", "drift", "burst"),

@@ -1,6 +1,7 @@
 // This file owns `stowage plan`: its flags, what they mean together, and its errors.
 // planflags.go owns the words of a command line, planinput.go the job that they
-// describe, plancompare.go --compare, and planexplain.go, planring.go, planscan.go and
+// describe, plandoctor.go --doctor, plananswer.go --largest and --fewest-gpus,
+// plancompare.go --compare, and planexplain.go, planring.go, planscan.go and
 // planvalidate.go the commands below it. Package planview makes and shows the answer.
 
 package main
@@ -38,6 +39,11 @@ or what the hardware leaves. A job fits if the upper end of the memory that the
 allocator reserves stays within the budget on every rank, because the device must
 hold what is reserved.
 
+--largest finds the largest microbatch, the longest sequence or the most layers with
+which the job fits, and --fewest-gpus the smallest number of GPUs: on the layout that is
+given and with the given policy, or with the ones that --search finds. The answer names
+what the next value would need and what stops it.
+
 --search policy finds the fastest memory policy that fits. --search layout finds the
 fastest layout with its policy. --budget searches a policy if --gpu is given and the
 settings name none. If nothing fits, the exit code is 1 and the answer names the
@@ -47,6 +53,7 @@ const planExample = `  stowage plan --model llama-3-8b --gpu h100 --gpus 8 --tp 
   stowage plan --model deepseek-v3 --gpu gb200 --gpus 256 --pp 8 --ep 32 \
       --layout 'Et*7|(t*8|)*6t*6mL' --gbs 2048 --seq 4096 --search policy
   stowage plan --model deepseek-v3 --gpu gb200 --gpus 256 --gbs 2048 --seq 4096 --search layout
+  stowage plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --largest seq --search policy
   stowage plan --megatron train.yaml --gpu h100 --budget 60GiB --html plan.html
   stowage plan --megatron train.yaml --gpu h100 --json >a.json
   stowage plan --compare a.json other.yaml --gpu h100
@@ -57,6 +64,8 @@ const planExample = `  stowage plan --model llama-3-8b --gpu h100 --gpus 8 --tp 
 type planFlags struct {
 	job     jobFlags
 	search  string
+	largest string
+	fewest  bool
 	html    string
 	flags   string
 	rank    string
@@ -77,6 +86,8 @@ func newPlan() *cobra.Command {
 	f.job.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&f.search, "search", "", "search a `policy` or a layout, or none")
+	flags.StringVar(&f.largest, "largest", "", "find the largest `microbatch`, seq or layers with which the job fits, and plan it")
+	flags.BoolVar(&f.fewest, "fewest-gpus", false, "find the smallest number of GPUs on which the job fits, and plan it")
 	flags.StringArrayVar(&f.compare, "compare", nil, "compare two `files`: reports that --json printed, or Megatron-LM arguments")
 	flags.StringVar(&f.rank, "rank", "heaviest", "the `rank` whose parts are listed: a number, heaviest, all or none")
 	flags.StringVar(&f.flags, "flags", "", "print only the flags for `megatron`, maxtext or stowage, or the changes\nto the flags in a file")
@@ -158,6 +169,10 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if f.flags != "" && !slices.Contains(planTargets, f.flags) {
 		return usagef("--flags %s is unknown; choose megatron, changes, maxtext or stowage", f.flags)
 	}
+	answer, err := f.answer(cmd, &w)
+	if err != nil {
+		return err
+	}
 	s, notes, err := f.job.setup(w)
 	if err != nil {
 		return err
@@ -165,6 +180,9 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	r, err := f.report(cmd, s, f.job.given(s), commandLine(cmd, args))
 	if err != nil {
 		return err
+	}
+	if r.Answer = answer; answer != nil && !r.Fits {
+		return fmt.Errorf("%s found %d, and yet the plan of it does not fit; this is a mistake of the program, please report it", f.askedFlag(), answer.Value)
 	}
 	r.Warnings = append(r.Warnings, notes...)
 	idle, err := planview.WithoutEffect(s)

@@ -71,6 +71,7 @@ var planJobs = map[string]string{
 	"plan-policy":    "plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --mbs 1 --gbs 64 --seq 4096 --budget 52GiB",
 	"plan-given":     "plan --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 32 --seq 4096 --recompute moe_act --offload core_attn expert_fc1 --routing skewed:1.3",
 	"plan-too-large": "plan --model llama-3-70b --gpu h100 --gpus 8 --tp 8 --gbs 8 --seq 8192 --rank none",
+	"plan-largest":   "plan --model llama-3-8b --gpu h100 --gpus 8 --tp 2 --largest seq --search policy --rank none",
 	"plan-no-gpu":    "plan --model qwen3-30b-a3b --gpus 8 --ep 8 --gbs 8 --seq 4096 --rank none",
 	"plan-layouts":   "plan --model llama-3-8b --gpu h100 --gpus 8 --gbs 16 --seq 8192 --search layout --rank none",
 }

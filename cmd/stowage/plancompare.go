@@ -23,6 +23,9 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 			return usagef("--compare takes two files, and the name of one is empty")
 		}
 	}
+	if f.largest != "" || f.fewest {
+		return usagef("--compare excludes --largest and --fewest-gpus; plan each file with them and --json, and compare the reports")
+	}
 	if f.html != "" || f.flags != "" {
 		return usagef("--compare excludes --html and --flags; remove them")
 	}

@@ -87,9 +87,7 @@ func predicted(p *plan.Forecast, budgetFrom string) *Report {
 	if h := s.Hardware; h != nil {
 		r.Hardware = &Hardware{Name: h.Name, Memory: h.Memory, Usable: h.Usable, Free: h.Free}
 	}
-	if n := p.Node; n.GPUs > 0 {
-		r.Node = &Node{GPUs: n.GPUs, Number: n.Number, Pinned: n.Pinned, Room: n.Room, Missing: n.Missing}
-	}
+	r.Node = nodeReport(p.Node)
 	if p.Budget > 0 {
 		most := memory.Bytes(0)
 		for _, k := range p.Ranks {
@@ -107,6 +105,14 @@ func predicted(p *plan.Forecast, budgetFrom string) *Report {
 		})
 	}
 	return r
+}
+
+// nodeReport returns nil if it is not known how many GPUs share a node.
+func nodeReport(n plan.Node) *Node {
+	if n.GPUs == 0 {
+		return nil
+	}
+	return &Node{GPUs: n.GPUs, Number: n.Number, Pinned: n.Pinned, Room: n.Room, Missing: n.Missing}
 }
 
 // orEmpty returns an empty list for nil, so that JSON has [] and not null.

@@ -32,9 +32,11 @@ type view struct {
 	Settings []setting
 	// HostWords is about the host memory of a node. It is empty if nothing is pinned.
 	HostWords string
-	HostLacks bool // whether only host memory is too small
-	Style     template.CSS
-	Script    template.JS
+	// AnswerWords are about the value that the command asked for.
+	AnswerWords []string
+	HostLacks   bool // whether only host memory is too small
+	Style       template.CSS
+	Script      template.JS
 }
 
 // WritePage writes the report as one HTML file that sends no request.
@@ -51,6 +53,9 @@ func (r *Report) WritePage(w io.Writer) error {
 	}
 	if r.Node != nil && r.Node.Pinned > 0 {
 		v.HostWords = r.Node.words()
+	}
+	if r.Answer != nil {
+		v.AnswerWords = r.Answer.words()
 	}
 	return t.Execute(w, v)
 }

@@ -16,8 +16,11 @@ type Report struct {
 	Version int `json:"version"`
 	// Command is the command line that asked for the report.
 	Command string `json:"command"`
-	Model   Model  `json:"model"`
-	Setup   Setup  `json:"setup"`
+	// Answer is null if the command asked for no value. If it did, the rest of the report is
+	// about the job with the value.
+	Answer *Answer `json:"answer"`
+	Model  Model   `json:"model"`
+	Setup  Setup   `json:"setup"`
 
 	Hardware *Hardware `json:"hardware"` // null if none was named
 	// Budget is the device memory that a rank may hold at its peak, and BudgetFrom says

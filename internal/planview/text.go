@@ -29,6 +29,7 @@ type Hints struct {
 // WriteText writes the report for a terminal. detail lists the ranks whose parts it
 // shows.
 func (r *Report) WriteText(w io.Writer, detail []int, hints Hints) {
+	writeAnswer(w, r.Answer)
 	writeHead(w, r)
 	writeRanks(w, r)
 	writeVerdict(w, r, hints)

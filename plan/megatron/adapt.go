@@ -25,8 +25,8 @@ func modelFlags() map[string]bool {
 	return r.known
 }
 
-// adaptModel changes the caller's model as the arguments say: fewer layers or experts, or
-// another depth of MTP, as in proxies of large models.
+// adaptModel changes the caller's model as the arguments say: another number of layers or
+// experts, or another depth of MTP, as in proxies of large models.
 func adaptModel(r *reader, s *plan.Setup, o Options) error {
 	m := *o.Model
 	if o.Name != "" {
@@ -39,9 +39,13 @@ func adaptModel(r *reader, s *plan.Setup, o Options) error {
 			return fmt.Errorf("--%s describes a model, but %s is given already; drop one of them", name, m.Name)
 		}
 	}
-	if n := r.positive("num-layers", len(m.Layers)); n > len(m.Layers) {
-		return fmt.Errorf("--num-layers %d is more than the %d that %s has; give fewer to cut it down", n, len(m.Layers), m.Name)
-	} else {
+	switch n := r.positive("num-layers", len(m.Layers)); {
+	case n > mostLayers:
+		return fmt.Errorf("--num-layers %d is more than %d", n, mostLayers)
+	case n > len(m.Layers):
+		r.warn("num-layers", fmt.Sprintf("%s has %d layers; %d more repeat the last ones in their pattern", m.Name, len(m.Layers), n-len(m.Layers)))
+		m.Layers = extended(m.Layers, n)
+	default:
 		m.Layers = m.Layers[:n:n]
 	}
 	if r.given("num-experts") {
@@ -76,6 +80,30 @@ func adaptModel(r *reader, s *plan.Setup, o Options) error {
 		m.MaxPositions = max(m.MaxPositions, r.count("seq-length", 0))
 	}
 	return nil
+}
+
+// extended returns layers with more that go on in their pattern: layers that repeat with
+// some period, perhaps behind a few others. Without such a pattern it repeats all of them.
+func extended(layers []model.Layer, n int) []model.Layer {
+	kinds := make([]model.Kind, len(layers))
+	for i, l := range layers {
+		kinds[i] = model.KindOf(l)
+	}
+	period := len(layers)
+	for p := len(layers) / 2; p > 0; p-- {
+		same := 0 // layers at the end that are like those one period before
+		for same < len(layers)-p && kinds[len(kinds)-1-same] == kinds[len(kinds)-1-same-p] {
+			same++
+		}
+		if same >= len(layers)/2 { // most of the model has the pattern
+			period = p
+		}
+	}
+	layers = slices.Clone(layers)
+	for len(layers) < n {
+		layers = append(layers, layers[len(layers)-period])
+	}
+	return layers
 }
 
 // withExperts returns a copy of layers with another number of experts.

@@ -286,12 +286,38 @@ func TestGivenModel(t *testing.T) {
 	}{
 		{"hidden-size", 64, "--hidden-size describes a model, but deepseek-v3 is given already"},
 		{"swiglu", true, "--swiglu describes a model"},
-		{"num-layers", 62, "--num-layers 62 is more than the 61 that deepseek-v3 has"},
+		{"num-layers", 70000, "--num-layers 70000 is more than 65536"},
 	} {
 		bad := maps.Clone(args)
 		bad[c.flag] = c.v
 		if _, _, err := FromArgs(bad, Options{Model: m, GPUs: 8}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.flag, err, c.want)
+		}
+	}
+}
+
+// More layers than a preset has go on in its pattern.
+func TestMoreLayers(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		from, repeat int // layer i from there on is like layer i-repeat
+	}{
+		{"llama-3-8b", 1, 1}, {"deepseek-v3", 4, 1}, {"jamba-1.5-large", 8, 8}, {"qwen3-next-80b-a3b", 4, 4}, {"nemotron-h-8b", 52, 52},
+	} {
+		m, err := model.Preset(c.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 2*len(m.Layers) + 3
+		s, warnings, err := FromArgs(map[string]any{"num-layers": n, "micro-batch-size": 1, "global-batch-size": 8, "seq-length": 4096, "bf16": true}, Options{Model: m, GPUs: 8})
+		if err != nil || len(s.Model.Layers) != n || len(warnings) == 0 || !strings.Contains(warnings[0].String(), "more repeat the last ones") {
+			t.Fatalf("%s: %v, %v", c.name, warnings, err)
+		}
+		for i := max(c.from, c.repeat); i < n; i++ {
+			if model.KindOf(s.Model.Layers[i]) != model.KindOf(s.Model.Layers[i-c.repeat]) {
+				t.Errorf("%s: layer %d is unlike layer %d", c.name, i, i-c.repeat)
+				break
+			}
 		}
 	}
 }
