@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Dict, Iterable, Mapping, Union
+from typing import Dict, Iterable, List, Mapping, Union
 
 from ._errors import Error
 
@@ -37,6 +37,19 @@ def near(name: str, known: Iterable[str]) -> str:
     """Returns a hint for a misspelt name, as the end of a sentence."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def switch(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise Error(f"expected True or False as {what}, got {value!r}")
+    return value
+
+
+def patterns(value: object, what: str) -> List[str]:
+    """Returns patterns of names."""
+    if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(p, str) for p in value):
+        raise Error(f"{what}: expected a list of patterns, got {value!r}; give {what}={[value] if isinstance(value, str) else ['layers.0*']!r}")
+    return list(value)
 
 
 def group_name(name: object) -> str:

@@ -21,7 +21,7 @@ from ._config import Size
 from ._errors import Error, TooSmall
 from ._explanation import HOLDERS, WIDTH, Saved, by_module, shorten
 from ._library import Library
-from ._managed import Recording, Units
+from ._managed import Recording, Units, check_keep
 from ._plan import Measured, Plan, best, measured, notes, summary
 from ._profile import Clock, Profile
 from ._report import human, plan_lines
@@ -220,20 +220,22 @@ def plan(
         raise Error(f"plan: expected \"meta\" or \"cpu\" as device, got {device!r}; gpu= names the GPU of the forecast")
     if loss is not None and not callable(loss):
         raise Error(f"plan: expected a function as loss, got a {type(loss).__name__}; give one such as loss=lambda out: out.mean()")
-    if isinstance(keep, str) or not isinstance(keep, Sequence):
-        raise Error(f"plan: expected a list of patterns as keep, got {keep!r}; give one such as [\"layers.0*\"]")
+    keep = _config.patterns(keep, "keep")
+    most = ANY_HOST if host is None else max(_config.size(host, "host"), 1)
     size = None if budget is None else _config.size(budget, "budget")
     if gpu is None and size is not None:
         raise Error("plan: a budget needs the rates of a GPU; give gpu=\"h100\", or leave budget out")
     model = getattr(model, "_orig_mod", model)
     with _library() as library, _unchanged():
         figures = None if gpu is None else library.gpu(_text_of(gpu))
+        if figures is not None and size is not None and size > figures["memory"]:
+            raise Error(f"plan: a budget of {human(size)} is more than the {human(figures['memory'])} of {figures['name']}; give at most that")
+        check_keep(model, keep)
         tracer = _Tracer(model, example, torch.device(device), figures, loss, autocast)
         forecast, live = tracer.forecast(optimizer)
         if figures is not None:
             forecast.gpu, forecast.memory, forecast.usable, forecast.budget = figures["name"], figures["memory"], figures["usable"], size
             links = {name: figures[name] for name in ("out", "in", "both")}
-            most = ANY_HOST if host is None else max(_config.size(host, "host"), 1)
             tracer.plans(forecast, live, keep, lambda request: library.choose({**request, "links": links, "host": most}))
         return forecast
 

@@ -60,6 +60,13 @@ class Wrapped:
         return getattr, (self.module, self.attribute)
 
 
+def check_keep(model: torch.nn.Module, keep: Sequence[str]) -> None:
+    """Raises an error if a pattern matches no module."""
+    for p in keep:
+        if not any(fnmatch.fnmatchcase(name, p) for name, _ in model.named_modules()):
+            raise Error(f"keep: {p!r} matches no module; the modules are {listed(model)}")
+
+
 class Units:
     """The units of the attached models, and their wrappers."""
 
@@ -75,9 +82,7 @@ class Units:
         known = {u.module for u in self.list}
         named = {m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in keep)}
         inside = {inner for m in named for inner in m.modules()}
-        for p in keep:
-            if not any(fnmatch.fnmatchcase(name, p) for name in names.values()):
-                raise Error(f"keep: {p!r} matches no module; the modules are {listed(model)}")
+        check_keep(model, keep)
         for m in _units.blocks(model):
             if m in known:
                 continue

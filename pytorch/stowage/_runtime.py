@@ -109,6 +109,7 @@ class Runtime:
             raise Error(f"{' and '.join(given)} both decide what is moved; give one of them")
         if isinstance(budget, Mapping):
             raise Error(f"expected a size as budget, got {budget!r}; write policy={budget!r}")
+        recompute = _config.switch(recompute, "recompute")
         self.device = _device(device)
         self.policy = None if policy is None else _config.policy(policy)
         moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}
@@ -125,7 +126,7 @@ class Runtime:
         self._held: List[Weak] = []  # storages of berths that outlived their steps
         self._complete = False
         self._now: Union[None, Recording, Following] = None  # what a step under a budget does
-        config: Dict[str, Any] = {"device": self.device.type, "least": self._least, "log": bool(log)}
+        config: Dict[str, Any] = {"device": self.device.type, "least": self._least, "log": _config.switch(log, "log")}
         config["rank"] = _config.rank(os.environ.get("RANK", 0) if rank is None else rank)
         if self.device.type == "cuda":
             config["ordinal"] = self.device.index
@@ -176,8 +177,9 @@ class Runtime:
         self._check_open()
         if self._now is not None or self._step is not None:
             raise Error("attach() is called inside of a step; call it before `with rt.step():`")
-        if isinstance(keep, str):
-            raise Error(f"keep: expected a list of patterns, got {keep!r}; give keep=[{keep!r}]")
+        keep = _config.patterns(keep, "keep")
+        if optimizer is not None and not hasattr(optimizer, "state"):
+            raise Error(f"attach: expected an optimiser, got {type(optimizer).__name__}; give the one that updates this model, or leave it out")
         found = matches(model, groups, self._budget is None, self._planner is None)
         known = set(found.values()) | {name for a in self._attached for name in a.names} | self._seen | set(NAMES) | {OTHER}
         for name in self.policy or {}:

@@ -136,6 +136,15 @@ class Keep(unittest.TestCase):
         with self.assertRaisesRegex(stowage.Error, "keep: expected a list of patterns"):
             with runtime("budget") as rt:
                 rt.attach(nn.Linear(1, 1), keep="blocks.1")
+        for wrong in (7, None, [1]):
+            with self.subTest(wrong), self.assertRaisesRegex(stowage.Error, "keep: expected a list of patterns, got"):
+                with runtime("budget") as rt:
+                    rt.attach(nn.Linear(1, 1), keep=wrong)
+
+    def test_no_optimizer(self):
+        with self.assertRaisesRegex(stowage.Error, "attach: expected an optimiser, got str"):
+            with runtime("budget") as rt:
+                rt.attach(nn.Linear(1, 1), optimizer="adam")
 
 
 class Uncounted(unittest.TestCase):

@@ -91,6 +91,8 @@ class Wrong(unittest.TestCase):
             (lambda: R(policy={}, live=1.5), ["expected live as a share of rows", "got 1.5"]),
             (lambda: R(policy={}, live="half"), ["expected live", "got 'half'"]),
             (lambda: R(policy={}, live=float("nan")), ["expected live", "got nan"]),
+            (lambda: R("1GiB", recompute="no"), ["expected True or False as recompute, got 'no'"]),
+            (lambda: R("1GiB", log="no"), ["expected True or False as log, got 'no'"]),
             (lambda: R(policy={}, device="tpu"), ["expected a device", "got 'tpu'"]),
             (lambda: R(policy={}, device="meta"), ["expected an NVIDIA GPU", "got 'meta'"]),
         ):
