@@ -185,6 +185,9 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 		return fmt.Errorf("%s found %d, and yet the plan of it does not fit; this is a mistake of the program, please report it", f.askedFlag(), answer.Value)
 	}
 	r.Warnings = append(r.Warnings, notes...)
+	if v, given := f.job.args["use-tp-pp-dp-mapping"]; given && v != false && r.Node != nil && r.Node.Pinned > 0 && r.Setup.PP > 1 {
+		r.Warnings = append(r.Warnings, "--use-tp-pp-dp-mapping: the host memory of a node is that of the default order of ranks, which puts fewer stages on a node")
+	}
 	idle, err := planview.WithoutEffect(s)
 	if err != nil {
 		return err

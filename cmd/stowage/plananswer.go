@@ -29,7 +29,7 @@ var planLargest = map[string][]string{
 }
 
 // Bounds of what is tried: sequences of a microbatch, tokens of a sequence, layers and GPUs.
-const mostMicro, mostSeq, mostPlanLayers, mostPlanGPUs = 1 << 16, 1 << 24, 1 << 14, 1 << 16
+const mostMicro, mostSeq, mostPlanLayers, mostPlanGPUs = 1 << 16, 1 << 24, 1 << 12, 1 << 16
 
 // answer finds the value that the flags ask for and sets it. It returns nil if they ask for
 // none.
@@ -56,6 +56,9 @@ func (f *planFlags) answer(cmd *cobra.Command, w *planWords) (*planview.Answer, 
 	of.job.gpus = max(of.job.gpus, base.Layout.World) // which --fewest-gpus finds
 	if q.Search, err = of.searched(base); err != nil {
 		return nil, err
+	}
+	if q.Search != planview.NoSearch && base.Hardware == nil {
+		return nil, usagef("--search %s compares times, which needs --gpu; add it, or leave --search out", q.Search)
 	}
 	if asked.base, err = base.Normalise(); err != nil {
 		return nil, planError(err)
@@ -231,7 +234,7 @@ func (x *askedValue) ask(q planview.Question) (*planview.Answer, error) {
 		}
 	}
 	if q.End == "" {
-		q.End = fmt.Sprintf("more than %d are not tried", q.Most/q.Step*q.Step)
+		q.End = fmt.Sprintf("values above %d are not tried", q.Most/q.Step*q.Step)
 	}
 	return q.Answer()
 }
@@ -249,7 +252,9 @@ func (x *askedValue) askGPUs(q planview.Question) (*planview.Answer, error) {
 		unit = leastMultiple(replica, l.ETP*l.EP*l.PP)
 	}
 	q.Step, q.Start, q.Most = unit, unit, max(mostPlanGPUs/unit, 1)*unit
-	q.End = fmt.Sprintf("fewer are not possible: the layout needs a multiple of %d", unit)
+	if q.End = "fewer are not possible"; unit > 1 {
+		q.End += fmt.Sprintf(": the layout needs a multiple of %d", unit)
+	}
 	if x.args["global-batch-size"] != nil {
 		q.Values = []int{}
 		for _, dp := range divisorsOf(max(b.Global/b.Micro, 1)) {

@@ -81,6 +81,7 @@ var planMistakes = []string{
 	"plan --model llama-3-8b --gpu h100 --largest=",
 	"plan --model llama-3-8b --gpu h100 --largest model",
 	"plan --model llama-3-8b --largest seq",
+	"plan --model llama-3-8b --budget 60GiB --largest seq --search policy",
 	"plan --model llama-3-8b --gpu h100 --largest seq --fewest-gpus",
 	"plan --model llama-3-8b --gpu h100 --largest seq --seq 4096",
 	"plan --model llama-3-8b --gpu h100 --largest microbatch --micro-batch-size 2",

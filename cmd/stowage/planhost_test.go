@@ -58,3 +58,13 @@ func TestPlanSearchKeepsHostMemory(t *testing.T) {
 		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
 	}
 }
+
+// Another order of ranks puts others on a node, and a note says that it is not counted.
+func TestPlanHostOrder(t *testing.T) {
+	for flags, want := range map[string]bool{"": false, " --use-tp-pp-dp-mapping": true} {
+		r, _ := planJSON(t, offloading+flags)
+		if got := strings.Contains(strings.Join(r.Warnings, "\n"), "default order of ranks"); got != want {
+			t.Errorf("%q: notes %q", flags, r.Warnings)
+		}
+	}
+}
