@@ -44,7 +44,7 @@ shell finds it at every start. It needs no other package.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			out, root := cmd.OutOrStdout(), cmd.Root()
+			out, root := whole(cmd), cmd.Root()
 			switch args[0] {
 			case "zsh":
 				return root.GenZshCompletion(out)

@@ -47,7 +47,8 @@ func main() {
 // output of their own.
 func execute(args []string, stdout, stderr io.Writer) int {
 	// Names from files and arguments must not command the terminal.
-	out, said := &output{w: plaintext.NewWriter(stdout)}, plaintext.NewWriter(stderr)
+	ascii := plaintext.WantsASCII(os.Getenv)
+	out, said := newOutput(stdout, ascii), plaintext.NewWriter(stderr, ascii)
 	root := newRoot()
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetOut(out)
@@ -56,6 +57,8 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		if noTopic = checkTopic(cmd); noTopic == nil {
+			out.flush()
+			out.help = true
 			help(cmd, args)
 		}
 	})
@@ -66,6 +69,7 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		err = noTopic
 	}
+	out.flush()
 	if err == nil && out.err != nil {
 		err = out.err
 	}
@@ -80,6 +84,6 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	fmt.Fprintf(said, "stowage: %s\n", readable(oneLine(text)))
+	say(said, "stowage: "+readable(oneLine(text))+"\n")
 	return code
 }

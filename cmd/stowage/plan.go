@@ -226,7 +226,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 
 // printFlags prints the flags alone.
 func (f *planFlags) printFlags(cmd *cobra.Command, r *planview.Report) error {
-	out := cmd.OutOrStdout()
+	out := whole(cmd)
 	target := f.flags
 	if target == "changes" {
 		target = "megatron"
@@ -243,7 +243,7 @@ func (f *planFlags) printFlags(cmd *cobra.Command, r *planview.Report) error {
 		}
 	}
 	for _, n := range x.Notes { // beside the flags, which a script may read
-		fmt.Fprint(cmd.ErrOrStderr(), planview.Wrap("note: "+n, ""))
+		say(cmd.ErrOrStderr(), planview.Wrap("note: "+n, ""))
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/plaintext"
 	"github.com/stowage-dev/stowage/internal/planview"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -85,7 +86,7 @@ func TestPlanText(t *testing.T) {
 			continue
 		}
 		for _, l := range strings.Split(stdout, "\n") {
-			if len([]rune(l)) > planview.Width {
+			if len([]rune(l)) > plaintext.Width {
 				t.Errorf("%s: a line has %d columns: %s", name, len([]rune(l)), l)
 			}
 		}

@@ -100,7 +100,7 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	}
 	stamp(r)
 	for _, x := range r.Missing {
-		fmt.Fprintln(cmd.ErrOrStderr(), x)
+		say(cmd.ErrOrStderr(), x+"\n")
 	}
 	for _, x := range []struct {
 		flag, file string

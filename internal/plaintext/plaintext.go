@@ -1,8 +1,9 @@
-// Package plaintext keeps control characters away from terminals and logs. Names of
-// models, modules, tensors and files come from outside, and a terminal obeys what they
-// hold: a name can move the cursor, recolour the screen or hide what follows.
+// Package plaintext makes text that terminals and logs can show: without control
+// characters, in ASCII if the locale has nothing else, and within the width of a terminal.
+// Names of models, modules, tensors and files come from outside, and a terminal obeys what
+// they hold: a name can move the cursor, recolour the screen or hide what follows.
 //
-// This file owns all of it.
+// This file owns control characters, ascii.go ASCII, and fit.go the width.
 package plaintext
 
 import (
@@ -47,13 +48,14 @@ func obeyed(r rune) bool {
 // Writer writes text to another writer with control characters replaced. Its methods can
 // be called from several goroutines.
 type Writer struct {
-	w    io.Writer
-	mu   sync.Mutex
-	part []byte // the beginning of a character whose rest comes later
+	w     io.Writer
+	ascii bool
+	mu    sync.Mutex
+	part  []byte // the beginning of a character whose rest comes later
 }
 
-// NewWriter returns a writer that writes to w.
-func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
+// NewWriter returns a writer that writes to w, in ASCII alone if ascii is set.
+func NewWriter(w io.Writer, ascii bool) *Writer { return &Writer{w: w, ascii: ascii} }
 
 // Write writes p as String returns it. It keeps half a character at the end of p for the
 // next call.
@@ -74,7 +76,11 @@ func (w *Writer) Write(p []byte) (int, error) {
 		}
 	}
 	rest := append([]byte(nil), text[end:]...)
-	if _, err := io.WriteString(w.w, String(string(text[:end]))); err != nil {
+	plain := String(string(text[:end]))
+	if w.ascii {
+		plain = ASCII(plain)
+	}
+	if _, err := io.WriteString(w.w, plain); err != nil {
 		return 0, err
 	}
 	w.part = rest

@@ -35,7 +35,7 @@ func FuzzWriter(f *testing.F) {
 	f.Add("{\"a\": \"\u009b\"}", uint8(1))
 	f.Fuzz(func(t *testing.T, text string, size uint8) {
 		var b strings.Builder
-		w := plaintext.NewWriter(&b)
+		w := plaintext.NewWriter(&b, false)
 		for rest := text; rest != ""; {
 			n := min(int(size)%7+1, len(rest))
 			if m, err := w.Write([]byte(rest[:n])); m != n || err != nil {
@@ -65,7 +65,7 @@ type broken struct{}
 func (broken) Write([]byte) (int, error) { return 0, errors.New("full") }
 
 func TestWriterError(t *testing.T) {
-	if n, err := plaintext.NewWriter(broken{}).Write([]byte("x")); n != 0 || err == nil {
+	if n, err := plaintext.NewWriter(broken{}, false).Write([]byte("x")); n != 0 || err == nil {
 		t.Error(n, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/input/inputtest"
+	"github.com/stowage-dev/stowage/internal/plaintext"
 )
 
 // twoReports are small and made by hand: the second moves a group to the host
@@ -89,7 +90,7 @@ func TestCompareSame(t *testing.T) {
 
 func TestWrap(t *testing.T) {
 	for _, line := range strings.Split(Wrap(strings.Repeat("word ", 60), "    "), "\n") {
-		if len(line) > Width || (line != "" && !strings.HasPrefix(line, "    word") && !strings.HasPrefix(line, "      word")) {
+		if len(line) > plaintext.Width || (line != "" && !strings.HasPrefix(line, "    word") && !strings.HasPrefix(line, "      word")) {
 			t.Errorf("%q", line)
 		}
 	}

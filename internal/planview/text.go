@@ -1,4 +1,4 @@
-// This file owns the text of a report, for a terminal of 100 columns.
+// This file owns the text of a report.
 
 package planview
 
@@ -7,10 +7,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-)
 
-// Width is the number of columns that a line of text has at most.
-const Width = 100
+	"github.com/stowage-dev/stowage/internal/plaintext"
+)
 
 // causeWords are short headings of columns for causes with long names.
 var causeWords = map[string]string{
@@ -290,7 +289,7 @@ func packFlags(text string) string {
 		case i == 0:
 			b.WriteString("  ")
 			column = 2
-		case column+1+n+2 > Width:
+		case column+1+n+2 > plaintext.Width:
 			b.WriteString(" \\\n  ")
 			column = 2
 		default:

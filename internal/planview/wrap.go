@@ -1,10 +1,14 @@
-// This file owns how text is broken into lines.
+// This file owns how text is broken into lines. On a terminal the program breaks them again.
 
 package planview
 
-import "strings"
+import (
+	"strings"
 
-// Wrap breaks text into lines of at most [Width] columns. All lines begin with the
+	"github.com/stowage-dev/stowage/internal/plaintext"
+)
+
+// Wrap breaks text into lines of at most [plaintext.Width] columns. All lines begin with the
 // indentation, and all but the first with two more columns.
 func Wrap(text, indent string) string { return fold(text, indent, indent+"  ") }
 
@@ -23,7 +27,7 @@ func fold(text, first, indent string) string {
 		case i == 0:
 			b.WriteString(first)
 			column = len([]rune(first))
-		case column+1+n > Width:
+		case column+1+n > plaintext.Width:
 			b.WriteString("\n" + indent)
 			column = len(indent)
 		default:

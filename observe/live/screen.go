@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stowage-dev/stowage/internal/plaintext"
 )
 
 // refresh is the time between frames, short enough for a clock in seconds.
@@ -30,6 +32,7 @@ type Screen struct {
 	w       io.Writer
 	size    func() (width, height int, shown bool) // not shown if the program is in the background
 	letters letters
+	plain   bool // whether all text is ASCII
 	colour  bool
 
 	mu   sync.Mutex // guards view; never held while writing, so that no run waits for a terminal
@@ -56,7 +59,7 @@ func NewScreen(f *os.File, env func(string) string) *Screen {
 }
 
 func newScreen(w io.Writer, size func() (int, int, bool), env func(string) string) *Screen {
-	s := &Screen{w: w, size: size, letters: ascii, colour: env("NO_COLOR") == "", news: make(chan struct{}, 1)}
+	s := &Screen{w: w, size: size, letters: ascii, plain: plaintext.WantsASCII(env), colour: env("NO_COLOR") == "", news: make(chan struct{}, 1)}
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} { // the first that is set counts
 		if v := strings.ToUpper(env(name)); v != "" {
 			if strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8") {
@@ -94,6 +97,9 @@ func (s *Screen) Say(text string) {
 	defer s.drawing.Unlock()
 	var b strings.Builder
 	s.wipe(&b)
+	if s.plain {
+		text = plaintext.ASCII(text)
+	}
 	b.WriteString(text)
 	s.write(&b)
 }

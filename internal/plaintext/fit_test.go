@@ -1,0 +1,135 @@
+package plaintext_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stowage-dev/stowage/internal/plaintext"
+)
+
+const ranks = `memory of each pipeline rank at its peak, GiB
+  rank  weights    grads    optim  allocated       ±  reserved
+     0     3.49     6.99    16.40      46.64    3.73     49.44
+*    1     3.25     6.50    16.22      46.91    3.75     49.73
+`
+
+func TestFit(t *testing.T) {
+	for name, c := range map[string]struct {
+		text  string
+		width int
+		want  string
+	}{
+		"short": {"one\n\n  two  three\n", 80, "one\n\n  two  three\n"},
+		"prose": {"note: a sentence that is longer than forty columns are\nand another line\n", 40,
+			"note: a sentence that is longer than\n  forty columns are\nand another line\n"},
+		"broken before": {"  " + strings.Repeat("word ", 19) + "word\n    and its rest\nnext\n", 60,
+			"  " + strings.Repeat("word ", 10) + "word\n    " + strings.Repeat("word ", 8) + "word and its\n    rest\nnext\n"},
+		"broken before, wider": {"  " + strings.Repeat("word ", 19) + "word\n    and its rest\n", 120,
+			"  " + strings.Repeat("word ", 19) + "word and its rest\n"},
+		"table, fewer blanks": {ranks, 58, `memory of each pipeline rank at its peak, GiB
+  rank  weights  grads  optim  allocated     ±  reserved
+     0     3.49   6.99  16.40      46.64  3.73     49.44
+*    1     3.25   6.50  16.22      46.91  3.75     49.73
+`},
+		"table, one blank": {ranks, 50, `memory of each pipeline rank at its peak, GiB
+  rank weights grads optim allocated    ± reserved
+     0    3.49  6.99 16.40     46.64 3.73    49.44
+*    1    3.25  6.50 16.22     46.91 3.75    49.73
+`},
+		"table, divided": {ranks, 45, `memory of each pipeline rank at its peak, GiB
+  rank  weights  grads  optim  allocated
+     0     3.49   6.99  16.40      46.64
+*    1     3.25   6.50  16.22      46.91
+
+  rank     ±  reserved
+     0  3.73     49.44
+*    1  3.75     49.73
+`},
+		"two tables": {`  cause         what                                           GiB
+  weights       weights                                       3.25
+  fixed         gradients returned by fused products          0.41
+  group                   a layer   live        GiB  offloaded  recomputed
+  attn_norm                32 MiB     23       0.72       0.00        0.00
+`, 60, `  cause    what                                   GiB
+  weights  weights                               3.25
+  fixed    gradients returned by fused products  0.41
+  group      a layer  live   GiB  offloaded  recomputed
+  attn_norm   32 MiB    23  0.72       0.00        0.00
+`},
+		"table with prose": {"group       a layer   decision      reason\nattn_norm    32 MiB   keep          kept; recomputing it would free more than it costs to wait for it\n", 60,
+			"group      a layer  decision  reason\nattn_norm   32 MiB  keep      kept; recomputing it would\n                              free more than it costs to\n                              wait for it\n"},
+		"flags": {"  --num-layers 32 --hidden-size 4096 --bf16 \\\n  --swiglu --seq-length 8 --lr 1\n", 40,
+			"  --num-layers 32 --hidden-size 4096 \\\n  --bf16 --swiglu --seq-length 8 --lr 1\n"},
+		"a word that is longer": {"see /a/path/that/is/longer/than/the/terminal/has/columns/at/all now\n", 40,
+			"see\n  /a/path/that/is/longer/than/the/terminal/has/columns/at/all\n  now\n"},
+	} {
+		if got := plaintext.Fit(c.text, c.width); got != c.want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, c.want)
+		}
+	}
+}
+
+func TestFitHelp(t *testing.T) {
+	help := `Measure this machine through the same device that training uses. The results
+are kept.
+
+Usage:
+  stowage bench [flags]
+
+Examples:
+  stowage bench offload --model deepseek-v3 --layers 6 --json
+
+Flags:
+      --size sizes   sizes to copy, separated by commas,
+                     of any number
+  -h, --help         help
+`
+	if got := plaintext.FitHelp(help, 80); got != help {
+		t.Errorf("what fits changes:\n%s", got)
+	}
+	want := `Measure this machine through the same device
+that training uses. The results are kept.
+
+Usage:
+  stowage bench [flags]
+
+Examples:
+  stowage bench offload --model deepseek-v3 \
+    --layers 6 --json
+
+Flags:
+      --size sizes
+          sizes to copy, separated by commas, of
+          any number
+  -h, --help         help
+`
+	if got := plaintext.FitHelp(help, 48); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}
+
+// Text of any kind keeps its words, and lines are too long only for the sake of a word.
+func FuzzFit(f *testing.F) {
+	for _, text := range []string{ranks, "", "\n\n", strings.Repeat(" ", 200) + "\n", strings.Repeat("a  ", 50) + "\n", "x \\\n", "é  漢  ß\n", strings.Repeat("word ", 40) + "\n  " + strings.Repeat("w", 90)} {
+		f.Add(text, 50, false)
+		f.Add(text, 80, true)
+	}
+	f.Fuzz(func(t *testing.T, text string, width int, help bool) {
+		text = strings.ToValidUTF8(text, "")
+		fit := plaintext.Fit
+		if help {
+			fit = plaintext.FitHelp
+		}
+		got := fit(text, width)
+		if !help && !strings.Contains(text, "  ") && !strings.Contains(text, `\`) && !slices.Equal(strings.Fields(got), strings.Fields(text)) && !strings.Contains(text, "stowage") {
+			t.Errorf("the words of %q changed: %q", text, got)
+		}
+		for _, line := range strings.Split(got, "\n") {
+			if n := utf8.RuneCountInString(line); n > max(width, 40) && len(strings.Fields(line)) > 2 && !strings.Contains(line, "  ") && !strings.Contains(text, "\t") {
+				t.Errorf("%d columns of %d: %q", n, width, line)
+			}
+		}
+	})
+}
