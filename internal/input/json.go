@@ -43,6 +43,8 @@ func Plain(err error) error {
 		}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		old, why = io.ErrUnexpectedEOF.Error(), "it ends too early"
+	case errors.Is(err, io.EOF): // of a stream
+		old, why = io.EOF.Error(), "it is empty"
 	case err != nil && strings.Contains(err.Error(), unknownField): // it has no type
 		old, why = unknownField, "unknown key"
 	default:

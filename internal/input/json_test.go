@@ -33,6 +33,9 @@ func TestPlain(t *testing.T) {
 	if got := Plain(err).Error(); got != "f: it ends too early" {
 		t.Errorf("a stream gives %q", got)
 	}
+	if got := Plain(fmt.Errorf("f: %w", json.NewDecoder(strings.NewReader("")).Decode(&to))).Error(); got != "f: it is empty" {
+		t.Errorf("an empty stream gives %q", got)
+	}
 	d := json.NewDecoder(strings.NewReader(`{"C":1}`))
 	d.DisallowUnknownFields()
 	if got := Plain(fmt.Errorf("f: %w", d.Decode(&to))).Error(); got != `f: unknown key "C"` {

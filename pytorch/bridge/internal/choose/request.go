@@ -121,7 +121,7 @@ func (r *Request) check() error {
 		return err
 	}
 	if l := r.Links; l != nil && !(l.Out > 0 && l.In > 0 && l.Both >= 0 && l.Out <= mostRate && l.In <= mostRate && l.Both <= 2*mostRate && l.Latency >= 0 && l.Latency <= mostLatency) {
-		return fmt.Errorf("expected links with rates out and in above 0 and up to %g bytes/s, and a latency_ns from 0 to %d, got %+v; leave links out to use those of the device", mostRate, mostLatency, *l)
+		return fmt.Errorf("expected links with rates out and in above 0 and up to %g bytes/s, and a latency_ns from 0 to %d, got out %g, in %g, both %g and latency_ns %d; leave links out to use those of the device", mostRate, mostLatency, l.Out, l.In, l.Both, l.Latency)
 	}
 	c := newChecker(r)
 	for i := range r.Ops {

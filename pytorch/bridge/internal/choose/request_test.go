@@ -30,7 +30,7 @@ func TestParse(t *testing.T) {
 		`{}`:                            "expected a limit from 1",
 		described(`"linits": 1,`, ""):   `unknown key "linits"`,
 		described(`"span": "1",`, ""):   "span has the wrong kind of value (string)",
-		described(`"links": {},`, ""):   "expected links with rates",
+		described(`"links": {},`, ""):   "got out 0, in 0, both 0 and latency_ns 0; leave links out",
 		described(``, `{"op": "saev"}`): `op 0 ("saev"): expected "save", "load"`,
 		described(``, `{"op": "save"}`): "it has no unit",
 		described(``, `{"op": "take"}`): "it has no storage",

@@ -111,6 +111,9 @@ func (s *Session) Trace(path string) error {
 				return Wrong{fmt.Errorf("stowage: cannot write the trace: %w; give a path in a folder that exists", err)}
 			}
 		}
-		return s.sink.switchTo(f, trace.Header{Rank: s.cfg.Rank, Compute: s.compute.Name(), Budget: int64(s.cfg.Limit)})
+		if err := s.sink.switchTo(f, trace.Header{Rank: s.cfg.Rank, Compute: s.compute.Name(), Budget: int64(s.cfg.Limit)}); err != nil {
+			return fmt.Errorf("stowage: the trace is incomplete: %w; free some space, or give another path", err)
+		}
+		return nil
 	})
 }

@@ -106,6 +106,10 @@ func TestWrongUse(t *testing.T) {
 	must(save(right))
 	must(end())
 	wrong("a trace nowhere", s.Trace(filepath.Join(t.TempDir(), "none", "x")), "none")
+	must(s.Trace("/dev/full"))
+	if err := s.Trace(""); err == nil || !strings.HasPrefix(err.Error(), "stowage: the trace is incomplete: ") {
+		t.Errorf("a trace without room: %v", err)
+	}
 	must(s.Close())
 	must(s.Close())
 	wrong("closed", s.Begin("k", 0), "open another")
