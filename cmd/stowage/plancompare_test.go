@@ -25,7 +25,7 @@ func TestPlanCompareUneven(t *testing.T) {
 	if code != exitOK || stderr != "" {
 		t.Fatalf("code %d, errors %q", code, stderr)
 	}
-	for _, want := range []string{`(?m)^budget +- +52\.00$`, `(?m)^fits +- +yes$`, `(?m)^step +- +\d`, `(?m)^offload_fractions +none +0\.8125 `} {
+	for _, want := range []string{`(?m)^budget +- +52\.00$`, `(?m)^fits +- +yes$`, `(?m)^step +- +\d`, `(?m)^offload_fractions +none +0\.640625 `} {
 		if !regexp.MustCompile(want).MatchString(stdout) {
 			t.Errorf("%s is not in\n%s", want, stdout)
 		}

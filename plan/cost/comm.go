@@ -28,13 +28,18 @@ func (t *tally) tensor(l model.Layer) {
 	if lay.TP == 1 {
 		return
 	}
-	bytes := 2 * m.tokens * float64(m.setup.Model.Hidden) * float64(lay.TP-1) / float64(lay.TP)
+	// Gathers send what the product multiplies, in its format. Sums are scattered in bf16.
+	width := (m.width + 2) / 2
+	bytes := width * m.tokens * float64(m.setup.Model.Hidden) * float64(lay.TP-1) / float64(lay.TP)
 	once := Seconds(bytes/m.link(lay.TP, 1)) + collectiveStart
 	// Unless user buffers overlap all of them with products, each pass waits for two. The
-	// backward pass hides the gather of the input behind the product of its gradient.
+	// backward pass hides the gather of the input behind the product of its gradient. User
+	// buffers divide each into as many pieces as there are ranks. A rank begins with its own
+	// piece while a gather brings the others, but only the sum of the last piece can be
+	// scattered after the last product.
 	forward, backward := 2.0, 2.0
 	if m.setup.Kernels.TPCommOverlap {
-		forward, backward = 2*exposedTP, 3*exposedTP
+		forward, backward = 1/float64(lay.TP), 1/float64(lay.TP)
 	}
 	add := func(x part) {
 		w := t.workOf(x)

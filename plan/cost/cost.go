@@ -14,7 +14,7 @@
 // over the bandwidth of a link, and compute hides a part of it. A layer takes at least as
 // long as the host needs to launch it. The efficiencies are fitted to published runs. Trust
 // differences between policies of one job more than absolute times: the mean error of a
-// step is 5 %, and 7 % for models that the fit has not seen.
+// step is 5 %, and 6 % for models that the fit has not seen.
 package cost
 
 // This file owns the time model of one setup.
@@ -86,7 +86,7 @@ func newWith(s *plan.Setup, r efficiencies) (*Model, error) {
 func (m *Model) setEfficiencies(r efficiencies) {
 	g := m.gpu
 	m.rates, m.layers, m.end = r, map[model.Kind]*Layer{}, nil
-	m.memory = r.memory(g)
+	m.memory = g.HBM * r.Memory
 	m.plain = g.Flops["bf16"] * r.product(g, plan.BF16)
 	m.products, m.width = m.plain, 2
 	if c := m.setup.Precision.Compute; c == plan.FP8 || c == plan.MXFP8 || c == plan.NVFP4 {

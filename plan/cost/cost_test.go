@@ -12,6 +12,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/model"
 )
 
@@ -330,5 +331,38 @@ func TestExchangesOfReplicas(t *testing.T) {
 		if one <= 0 || math.Abs(float64(three/one)-times) > 0.01 {
 			t.Errorf("shard %v: replicas show %v, and with three times as many microbatches %v, want %g times as much", shard, one, three, times)
 		}
+	}
+}
+
+// Hardware counts by its figures: the same ones under another name give the same time, and
+// more power and more exponentials a shorter one.
+func TestHardwareByFigures(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range published(t) {
+		s := *r.Setup
+		if seen[s.Hardware.Name] {
+			continue
+		}
+		seen[s.Hardware.Name] = true
+		total := func(change func(g *hardware.GPU)) Seconds {
+			g := *r.Setup.Hardware
+			change(&g)
+			s.Hardware = &g
+			m := newModel(t, &s)
+			return m.Step(m.Policy().Passes).Total
+		}
+		own := total(func(*hardware.GPU) {})
+		if other := total(func(g *hardware.GPU) { g.Name = "other" }); other != own {
+			t.Errorf("%s takes %v, and %v under another name", r.Setup.Hardware.Name, own, other)
+		}
+		if more := total(func(g *hardware.GPU) { g.Watts *= 1.2 }); more >= own {
+			t.Errorf("%s takes %v, and %v with more power", r.Setup.Hardware.Name, own, more)
+		}
+		if more := total(func(g *hardware.GPU) { g.Exponentials = g.Flops["bf16"] / 64 }); more >= own {
+			t.Errorf("%s takes %v, and %v with more exponentials", r.Setup.Hardware.Name, own, more)
+		}
+	}
+	if len(seen) < 5 {
+		t.Errorf("only %d kinds of hardware were tried", len(seen))
 	}
 }

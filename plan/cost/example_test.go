@@ -28,6 +28,6 @@ func Example() {
 		fmt.Printf("recompute %s: %.1f s a step\n", recompute, step.Total)
 	}
 	// Output:
-	// recompute none: 15.3 s a step
-	// recompute full: 20.4 s a step
+	// recompute none: 15.1 s a step
+	// recompute full: 20.1 s a step
 }

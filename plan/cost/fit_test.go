@@ -58,12 +58,9 @@ func (r run) tokens(rates efficiencies) float64 {
 func (r run) relevant(f efficiencies) efficiencies {
 	s := r.model.setup
 	if s.Hardware.Generation >= 10 {
-		f.Hopper, f.Memory[0] = [2]float64{}, 0
+		f.Hopper = [2]float64{}
 	} else {
-		f.Blackwell, f.Memory[1] = [3]float64{}, 0
-	}
-	if !ultra(s.Hardware) {
-		f.Ultra = 0
+		f.Blackwell = [3]float64{}
 	}
 	if s.Precision.Compute != plan.NVFP4 {
 		f.Blackwell[2] = 0
@@ -132,12 +129,10 @@ func knobs(r *efficiencies) (at []*float64, lo, hi []float64) {
 	for i := range r.Blackwell {
 		add(&r.Blackwell[i], 0.3, 0.85)
 	}
-	add(&r.Ultra, 0.8, 1.4)
+	add(&r.Power, 0, 1)
 	add(&r.Attention, 0.4, 1)
-	add(&r.Scan, 0.005, 0.6)
-	for i := range r.Memory {
-		add(&r.Memory[i], 0.4, 0.9)
-	}
+	add(&r.Scan, 0.005, 0.1)
+	add(&r.Memory, 0.4, 0.9)
 	add((*float64)(&r.Launch), 0, 300e-6)
 	add((*float64)(&r.LaunchExpert), 0, 200e-6)
 	add(&r.Overlapped, 1, 2)
@@ -145,19 +140,36 @@ func knobs(r *efficiencies) (at []*float64, lo, hi []float64) {
 	return at, lo, hi
 }
 
-// start returns the figures that a fit begins with: round guesses that know no run.
-func start() efficiencies {
-	return efficiencies{
-		Hopper: [2]float64{0.6, 0.6}, Blackwell: [3]float64{0.6, 0.6, 0.6}, Ultra: 1, Attention: 0.7, Scan: 0.1,
-		Memory: [2]float64{0.7, 0.7}, Launch: 200e-6, LaunchExpert: 50e-6, Overlapped: 1.5, Gap: 20e-6,
+// starts returns the figures that fits begin with: round guesses that know no run. The
+// share of the memory's bandwidth can be traded for others, so a fit from one start may end in
+// a valley of its own.
+func starts() (list []efficiencies) {
+	for _, memory := range []float64{0.5, 0.6, 0.7} {
+		list = append(list, efficiencies{
+			Hopper: [2]float64{0.6, 0.6}, Blackwell: [3]float64{0.6, 0.6, 0.6}, Power: 0.5, Attention: 0.7, Scan: 0.05,
+			Memory: memory, Launch: 200e-6, LaunchExpert: 50e-6, Overlapped: 1.5, Gap: 20e-6,
+		})
 	}
+	return list
 }
 
-// fit changes one figure at a time by shrinking steps as long as that helps.
-func fit(runs []run, r efficiencies) efficiencies {
+// fit returns the best figures that are found from any start.
+func fit(runs []run) (best efficiencies) {
+	least := math.Inf(1)
+	for _, r := range starts() {
+		r = descend(runs, r)
+		if l := loss(runs, r); l < least {
+			best, least = r, l
+		}
+	}
+	return best
+}
+
+// descend changes one figure at a time by shrinking steps as long as that helps.
+func descend(runs []run, r efficiencies) efficiencies {
 	best := loss(runs, r)
 	at, lo, hi := knobs(&r)
-	for step := 0.1; step > 0.01; step /= 2 {
+	for step := 0.1; step > 0.005; step /= 2 {
 		for again := true; again; {
 			again = false
 			for i, p := range at {
@@ -176,7 +188,7 @@ func fit(runs []run, r efficiencies) efficiencies {
 	return r
 }
 
-var refit = flag.Bool("fit", false, "fit the figures of rates.go again, with each model left out in turn (a minute)")
+var refit = flag.Bool("fit", false, "fit the figures of rates.go again, with each model left out in turn (two minutes)")
 
 // The figures of rates.go predict the published runs as well as they claim.
 func TestFigures(t *testing.T) {
@@ -187,15 +199,15 @@ func TestFigures(t *testing.T) {
 	}
 	mean, worst := sizes(all)
 	t.Logf("%d runs: mean error %.4f, worst %.4f", len(runs), mean, worst)
-	if mean > 0.0495 || worst > 0.21 {
-		t.Errorf("the mean error is %.4f and the worst %.4f; rates.go says 0.049 and 0.20", mean, worst)
+	if mean > 0.046 || worst > 0.213 {
+		t.Errorf("the mean error is %.4f and the worst %.4f; rates.go says 0.046 and 0.21", mean, worst)
 	}
 }
 
 const leftOutFile = "testdata/leftout.json"
 
 // Figures that were fitted without the runs of a model predict them as well as rates.go
-// claims. The figures are checked in, because fitting takes a minute.
+// claims. The figures are checked in, because fitting takes two minutes.
 func TestLeftOut(t *testing.T) {
 	data, err := os.ReadFile(leftOutFile)
 	if err != nil {
@@ -219,8 +231,8 @@ func TestLeftOut(t *testing.T) {
 	}
 	mean, worst := sizes(all)
 	t.Logf("left out one model at a time: mean error %.4f, worst %.4f", mean, worst)
-	if mean > 0.067 || worst > 0.26 {
-		t.Errorf("the mean error is %.4f and the worst %.4f; rates.go says 0.067 and 0.26", mean, worst)
+	if mean > 0.061 || worst > 0.213 {
+		t.Errorf("the mean error is %.4f and the worst %.4f; rates.go says 0.060 and 0.21", mean, worst)
 	}
 }
 
@@ -236,16 +248,16 @@ func byModel(runs []run) map[string][]run {
 // of each model.
 func TestFit(t *testing.T) {
 	if !*refit {
-		t.Skip("fitting takes a minute; run with -fit")
+		t.Skip("fitting takes two minutes; run with -fit")
 	}
 	runs := published(t)
-	r := fit(runs, start())
+	r := fit(runs)
 	mean, worst := sizes(errors(runs, r))
 	t.Logf("%+v: mean error %.4f, worst %.4f", r, mean, worst)
 	without := map[string]efficiencies{}
 	for name := range byModel(runs) {
 		rest := slices.DeleteFunc(slices.Clone(runs), func(x run) bool { return x.Model == name })
-		without[name] = fit(rest, start())
+		without[name] = fit(rest)
 	}
 	data, err := json.MarshalIndent(without, "", "  ")
 	if err != nil {

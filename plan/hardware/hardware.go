@@ -50,6 +50,11 @@ type GPU struct {
 	// are zero if they are not known.
 	NodeGPUs   int          `json:"node_gpus"`
 	NodeMemory memory.Bytes `json:"node_memory_bytes"`
+	// Watts is the limit of its power. It is zero if it is not known.
+	Watts float64 `json:"watts"`
+	// Exponentials is how many exponentials it computes in a second. Zero stands for the
+	// usual number of its generation.
+	Exponentials float64 `json:"exponentials"`
 	// Generation is the major number of the compute capability. It is zero for
 	// accelerators that are not NVIDIA's.
 	Generation int    `json:"generation"`
@@ -209,6 +214,8 @@ func (g *GPU) check() error {
 		{"network", g.Network, false},
 		{"node_gpus", float64(g.NodeGPUs), false},
 		{"node_memory_bytes", float64(g.NodeMemory), false},
+		{"watts", g.Watts, false},
+		{"exponentials", g.Exponentials, false},
 		{"generation", float64(g.Generation), false},
 	} {
 		if f.value < 0 {

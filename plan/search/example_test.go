@@ -32,9 +32,12 @@ func ExamplePolicy() {
 		fmt.Printf("rank %d offloads %.0f %%\n", rank, 100*share.Fraction)
 	}
 	// Output:
+	// offload attn_norm
+	// offload core_attn
+	// offload expert_fc1
 	// offload moe_act
-	// rank 0 offloads 81 %
-	// rank 1 offloads 34 %
+	// rank 0 offloads 64 %
+	// rank 1 offloads 27 %
 	// rank 2 offloads 0 %
 	// rank 3 offloads 0 %
 }
