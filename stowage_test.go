@@ -284,7 +284,7 @@ func TestOverflowIsTyped(t *testing.T) {
 		return nil
 	})
 	var over *OverflowError
-	if !errors.As(err, &over) || over.Rank != 5 || !strings.Contains(over.Problem, "expert_fc1") {
+	if !errors.As(err, &over) || over.Rank != 5 || !strings.HasPrefix(over.Problem, "expert_fc1 of layer ") || over.Error() != "rank 5: "+over.Problem+": "+errors.Unwrap(over.Err).Error() {
 		t.Errorf("%v", err)
 	}
 	if err := rt.Close(); err != nil {

@@ -105,3 +105,44 @@ func TestHoldsAreAsShortAsTheyMayBe(t *testing.T) {
 		}
 	}
 }
+
+// An explanation looks back at the last waits of a stream, as many as are kept.
+func TestExplanationsLookBack(t *testing.T) {
+	for others := range recentWaits + 2 {
+		inner, err := cpu.Open(cpu.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := New(Options{})
+		d := c.Wrap(inner)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, err := d.NewStream("a")
+		must(err)
+		b, err := d.NewStream("b")
+		must(err)
+		stale, err := d.NewEvent(0)
+		must(err)
+		idle, err := d.NewEvent(0)
+		must(err)
+		x, err := d.Alloc(memory.Device, 100, "test")
+		must(err)
+		a.Record(stale)
+		a.Fill(x.All(), 1)
+		b.Wait(stale)
+		for range others {
+			b.Wait(idle) // which was never recorded
+		}
+		b.Fill(x.All(), 2)
+		var race *Race
+		if err := c.Err(); !errors.As(err, &race) || strings.Contains(race.Note, "stale recording") != (others < recentWaits) {
+			t.Errorf("%d waits later: %v", others, err)
+		}
+		b.Free(x)
+		_ = d.Close() // returns the race
+	}
+}

@@ -194,6 +194,7 @@ func TestBackdropIsLost(t *testing.T) {
 			}
 			isFinal(t, d, d.err(), call)
 			delete(f.fail, call)
+			f.excused = call == "cuMemMap" // nothing can be mapped over the hole
 			s.Free(x.b)
 			if err := d.Close(); !errors.Is(err, d.err()) {
 				t.Errorf("Close: %v", err)

@@ -75,6 +75,7 @@ func TestCapturedBySomebodyElse(t *testing.T) {
 		t.Errorf("three replays give %d, and the host saw %d", w[0], seen[0])
 	}
 	d.call(&d.drv.graphExecDestroy, uintptr(*exec))
+	d.call(&d.drv.graphDestroy, graph)
 	for _, e := range events {
 		if err := e.Close(); err != nil {
 			t.Error(err)

@@ -350,4 +350,6 @@ func TestSyncBesideCapturesAndCloses(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+	newStream(t, d, "last").Free(b)
+	closeDevice(t, d)
 }

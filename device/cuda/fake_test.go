@@ -8,6 +8,7 @@
 package cuda
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -47,6 +48,7 @@ type fake struct {
 	full    map[string]int        // after how many calls a function shall run out of memory, once
 	calls   map[string]int
 	attrs   map[int]int32
+	excused bool // from giving everything back
 }
 
 // fakeEvent is two events of the CPU device: one that stays inside a capture
@@ -103,11 +105,33 @@ func newFake(t testing.TB, total memory.Bytes) (*driver, *fake) {
 	}
 	theFake.Store(f)
 	t.Cleanup(func() {
+		f.checkLeft()
 		if err := gpu.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	return v, f
+}
+
+// checkLeft fails the test if anything of the driver is left: a device gives back all that
+// it took. A driver that fails may keep something.
+func (f *fake) checkLeft() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.excused || len(f.fail) > 0 || f.test.Failed() {
+		return
+	}
+	left := map[string]int{}
+	for _, x := range f.handles {
+		switch x.(type) {
+		case *uintptr, *device.Kernel: // nodes and functions, which go with their graph and module
+		default:
+			left[fmt.Sprintf("%T", x)]++
+		}
+	}
+	if len(left)+len(f.maps)+len(f.chunks) > 0 || f.used > 0 {
+		f.test.Errorf("the driver is left with %v, %d reservations, %d mappings and %d bytes", left, len(f.maps), len(f.chunks), f.used)
+	}
 }
 
 // fakeFunc is one function: its arguments and what it returns.

@@ -3,11 +3,13 @@
 package comm
 
 import (
+	"errors"
 	"testing"
 
-	"github.com/stowage-dev/stowage/memory"
-
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Misuse panics on the rank that is wrong, before it meets any other.
@@ -103,5 +105,75 @@ func TestOverlap(t *testing.T) {
 		if overlap(c.a, c.b) != c.want || overlap(c.b, c.a) != c.want {
 			t.Errorf("%v and %v overlap: want %v", c.a, c.b, c.want)
 		}
+	}
+}
+
+// The declarations of reductions are kept for the next step, and not without end.
+func TestRestsAreBounded(t *testing.T) {
+	g := &group{rests: map[restKey][]device.Access{}}
+	dev, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := dev.NewStream("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := dev.Alloc(memory.Device, 4*(mostRests+kernels.ReduceInline+10), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srcs := make([]device.Range, kernels.ReduceInline+2)
+	for i := range mostRests + 5 {
+		for k := range srcs {
+			srcs[k] = b.Slice(memory.Bytes(4*(i+k)), 4)
+		}
+		first := g.rest(srcs)
+		if again := g.rest(srcs); len(first) != 2 || &again[0] != &first[0] {
+			t.Fatalf("declarations of %d sources are made twice: %v, %v", len(srcs), first, again)
+		}
+		if len(g.rests) > mostRests {
+			t.Fatalf("%d declarations are kept", len(g.rests))
+		}
+	}
+	s.Free(b)
+	if err := errors.Join(s.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A rank that goes on after a failure is told of the first call that was not made.
+func TestFirstCallThatWasNotMade(t *testing.T) {
+	dev, err := cpu.Open(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := dev.NewStream("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cs, err := NewLocal([]device.Device{dev, dev}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := dev.Alloc(memory.Device, 64, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := errors.New("no more data")
+	cs[1].Abort(gone)
+	cs[0].Barrier(s)
+	cs[0].Broadcast(s, b.All(), 0)
+	cs[0].AllReduce(s, b.All(), b.All(), F32, Sum)
+	var f *Failure
+	if err := cs[0].Err(); !errors.As(err, &f) || !errors.Is(err, gone) || f.Call != "barrier #1" || f.By != 1 || f.Rank != 0 {
+		t.Errorf("%+v", f)
+	}
+	if err := cs[1].Err(); !errors.As(err, &f) || f.Call != "" || f.Rank != 1 || f.By != 1 {
+		t.Errorf("%+v", f)
+	}
+	s.Free(b)
+	if err := errors.Join(cs[0].Close(), cs[1].Close(), s.Close(), dev.Close()); err != nil {
+		t.Error(err)
 	}
 }

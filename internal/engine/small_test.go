@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/capture"
 	"github.com/stowage-dev/stowage/internal/offload"
 	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/internal/stash"
 	"github.com/stowage-dev/stowage/memory"
@@ -225,6 +226,130 @@ func TestForeignOutputLeavesNothing(t *testing.T) {
 		return errors.Join(r.Close(), compute.Close())
 	})(check.New(check.Options{}))
 	if err != nil {
+		t.Error(err)
+	}
+}
+
+// The borders of scopes lie where compute begins and ends their work, among the calls that
+// were recorded.
+func TestBordersOfScopes(t *testing.T) {
+	var ops []residency.Op
+	for i := range 6 {
+		ops = append(ops, residency.Op{Kind: residency.OpGive, ID: i, At: time.Duration(10 * i)})
+	}
+	begin := func(at time.Duration) residency.Op { return residency.Op{Kind: residency.OpBeginScope, At: at} }
+	end := func(at time.Duration) residency.Op { return residency.Op{Kind: residency.OpEndScope, At: at} }
+	for _, x := range []struct {
+		spans []span
+		want  []residency.Op
+	}{
+		{nil, ops},
+		{[]span{{2, 2}}, ops},
+		{[]span{{0, 2}, {2, 3}}, []residency.Op{begin(0), ops[0], ops[1], end(20), begin(20), ops[2], end(30), ops[3], ops[4], ops[5]}},
+		{[]span{{1, 1}, {4, 6}}, []residency.Op{ops[0], ops[1], ops[2], ops[3], begin(40), ops[4], ops[5], end(50)}},
+	} {
+		if got := scoped(ops, x.spans); !reflect.DeepEqual(got, x.want) {
+			t.Errorf("%v: %v, want %v", x.spans, got, x.want)
+		}
+	}
+}
+
+// Taking times again makes those of recomputing shorter, never longer, and only in the
+// profile that is given.
+func TestRetimeChangesACopy(t *testing.T) {
+	unit := func(name string) memory.Unit { return memory.Unit{Name: name} }
+	was := map[memory.Unit]policy.Facts{unit("a"): {Recompute: 50, CanOffload: true}, unit("b"): {Recompute: 2}, unit("c"): {CanOffload: true}}
+	before := maps.Clone(was)
+	r := &Runtime{stamps: []device.Event{stampAt{at: 0}, stampAt{at: 7}}}
+	l := &learned{facts: was}
+	for u := range was {
+		l.passes = append(l.passes, pass{memory.GroupID{Name: u.Name}, 0, 1})
+	}
+	p := &policy.Profile{Units: was}
+	if err := r.retime(p, l); err != nil {
+		t.Fatal(err)
+	}
+	want := map[memory.Unit]policy.Facts{unit("a"): {Recompute: 7, CanOffload: true}, unit("b"): {Recompute: 2}, unit("c"): {CanOffload: true}}
+	if !maps.Equal(p.Units, want) || !maps.Equal(was, before) {
+		t.Errorf("%v, want %v; the old profile has %v", p.Units, want, was)
+	}
+}
+
+// A forward pass that fails is over: the step goes on with other groups, and the error is
+// the pass's own.
+func TestFailedForwardPassIsOver(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(Config{Device: dev, Compute: compute, Links: testLinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("no data")
+	for range 2 {
+		err := r.Step(memory.Key{Microbatches: 1}, func(s *Step) error {
+			var kept *Group
+			err := s.Run(memory.GroupID{Name: "mlp"}, func(g *Group) error { kept = g; return broken })
+			if !errors.Is(err, broken) {
+				t.Errorf("the pass failed with %v", err)
+			}
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("a group is used after it failed")
+					}
+				}()
+				kept.Save()
+			}()
+			return s.BeginGroup(memory.GroupID{Name: "router"}).End()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(r.Close(), compute.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What counts against a budget is what the device's ledger has: the base, the memory of
+// saved tensors, device pages and added sets.
+func TestWhatCountsAgainstABudget(t *testing.T) {
+	dev := openCPU(t)
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := stash.NewManager(dev, compute, stash.ManagerConfig{MoreSets: 3, Store: stash.Config{Page: 4096, Pages: [stash.Tiers]schedule.Pages{3, 2}, Max: [stash.Tiers]schedule.Pages{4, 4}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.NewWorkspace("w", 2, 0, stash.Tensor{Name: "x", Row: 256, MaxRows: 16}); err != nil {
+		t.Fatal(err)
+	}
+	off, err := offload.New(dev, compute, offload.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := func() memory.Bytes { return dev.Memory().Kind[memory.Device].Current }
+	base := held() - 3*4096
+	if err := errors.Join(m.SetMore(2), off.Prepare(10000, 500)); err != nil {
+		t.Fatal(err)
+	}
+	r := &Runtime{stash: m, off: off}
+	for _, fixed := range []bool{false, true} {
+		p := &policy.Profile{Base: base, Rows: &policy.Rows{Fixed: fixed}}
+		if fixed { // then the base has the sets
+			_, added, each := m.MoreSets()
+			p.Base += memory.Bytes(added) * each
+		}
+		if got := r.holds(p); got != held() {
+			t.Errorf("fixed: %v: %v count, and the device holds %v", fixed, got, held())
+		}
+	}
+	if err := errors.Join(off.Close(), m.Close(), compute.Close(), dev.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ package fsdp
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,6 +138,10 @@ func TestRefusals(t *testing.T) {
 	})
 	var oom *device.OutOfMemory
 	if err := refuse(t, 33*1024, big, `the arena pool "rank 2 gathered parameters" needs 6.00 KiB, and every pool for this order needs at least 6.00 KiB`, "lower Prefetch or Behind, choose another pool, or shard over more ranks"); !errors.As(err, &oom) {
+		t.Error(err)
+	}
+	two := with(func(c *Config) { c.Units, c.Pool = append(slices.Clone(big.Units), units(1)...), bucket.Rotary })
+	if err := refuse(t, 40*1024, two, `the rotary pool "rank 2 gathered parameters" needs 12.00 KiB, and every pool for this order needs at least 6.25 KiB`); !errors.As(err, &oom) {
 		t.Error(err)
 	}
 	if err := refuse(t, 5*1024, with(func(c *Config) { c.Units = nil; c.Units = big.Units }), "main weights", "rank 2"); !errors.As(err, &oom) {

@@ -175,6 +175,21 @@ func TestGraphs(t *testing.T) {
 	if d, err := to.Since(from); err != nil || d != 1_002_100*time.Nanosecond {
 		t.Errorf("a replay takes %v, %v", d, err)
 	}
+	s.BeginCapture() // a graph takes its own time, not that of those before
+	s.Fill(b.Slice(0, 1000), 1)
+	second, err := s.EndCapture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Record(from)
+	s.Replay(second)
+	s.Record(to)
+	if err := errors.Join(s.Sync(), second.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := to.Since(from); err != nil || d != 2*time.Microsecond {
+		t.Errorf("a replay of the second graph takes %v, %v", d, err)
+	}
 	s.BeginCapture()
 	s.Upload(b.Slice(0, 1), []byte{1})
 	if _, err := s.EndCapture(); err == nil {

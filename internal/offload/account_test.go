@@ -577,3 +577,66 @@ func TestStatsOfUnequalSteps(t *testing.T) {
 		r.close()
 	}
 }
+
+// The end of a step that leaves groups unreleased tells that nothing is in use, and what was
+// in use at most.
+func TestTraceOfAnUnfinishedStep(t *testing.T) {
+	var tr lines
+	r := newRig(t, openCPU(t), Config{Trace: &tr})
+	for range 2 {
+		tr = nil
+		r.m.Begin(leaves(someGroup))
+		x, y := r.alloc(5000), r.alloc(300)
+		r.save(someGroup, flat(x))
+		r.save(memory.GroupID{Name: "stays"}, flat(y))
+		x.Free()
+		r.ok(r.m.End())
+		last, end := r.m.Last(), tr[len(tr)-1]
+		if end.Kind != trace.End || end.InUse != [2]int64{} || end.Bytes != int64(last.Device) || end.Offset != int64(last.Host) || last.Host == 0 {
+			t.Errorf("the step ends with %+v; its peaks are %v and %v", end, last.Device, last.Host)
+		}
+		if begin := tr[0]; begin.Kind != trace.Begin || begin.InUse != [2]int64{} {
+			t.Errorf("the step begins with %+v", begin)
+		}
+	}
+	r.close()
+}
+
+// A scope that is replayed in a step that has failed already returns the error of the step,
+// which then ends as usual, and the next step replays it.
+func TestReplayInAFailedStep(t *testing.T) {
+	r := newRig(t, openCPU(t), Config{Device: 64 * memory.KiB})
+	var scope *Scope
+	body := func() error {
+		x, err := r.m.Alloc(1000)
+		if err != nil {
+			return err
+		}
+		r.compute.Fill(x.Range(), 1)
+		x.Free()
+		return nil
+	}
+	for i := range 3 {
+		r.m.Begin(nil)
+		if i == 1 {
+			if _, err := r.m.Alloc(memory.MiB); err == nil {
+				t.Fatal("more than all memory was allocated")
+			}
+		}
+		var err error
+		if scope == nil {
+			scope, err = r.m.Capture(body)
+		} else {
+			err = scope.Replay()
+		}
+		full := new(residency.Full)
+		if errors.As(err, &full) != (i == 1) || (err != nil) != (i == 1) {
+			t.Errorf("step %d: %v", i, err)
+		}
+		if err := r.m.End(); errors.As(err, &full) != (i == 1) || (err != nil) != (i == 1) {
+			t.Errorf("step %d ends with %v", i, err)
+		}
+	}
+	r.ok(scope.Close())
+	r.close()
+}

@@ -290,6 +290,14 @@ func TestMisuse(t *testing.T) {
 	panics("-1 bytes", func() { _, _ = r.m.Alloc(-1) })
 	r.ok(r.m.Load(someGroup))
 	tensor := saved.Tensor()
+	r.m.Release(someGroup)
+	panics("used after", func() { saved.Tensor() })
+	held := r.alloc(100)
+	r.save(other, flat(held)) // that keeps the storage alive
+	again := r.m.Saved(other)[0]
+	r.ok(r.m.Load(other))
+	r.m.Release(other)
+	panics("after its Release", func() { again.Tensor() })
 	r.ok(r.m.End())
 	panics("after its step", func() { tensor.Range() })
 	panics("outside of a step", func() { _, _ = r.m.Alloc(1) })

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -178,5 +180,38 @@ func TestRowsOfUnequalGroups(t *testing.T) {
 				t.Errorf("microbatch %d is the largest: %+v, want %d bytes moved", largest, u, moved)
 			}
 		}
+	}
+}
+
+// A step with exactly the memory that its forecast names does the same again: what the
+// forecast says of host memory is enough for the copies where they lie.
+func TestForecastMemoryIsEnough(t *testing.T) {
+	fragmented := false
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawProfile(t, 6)
+		p.Rows = nil
+		pol, l := offloadAll(p), drawLinks(t)
+		if p.Check(pol) != nil {
+			return
+		}
+		s := p.step(pol)
+		c := residency.Config{Device: noLimit, Host: noLimit, Align: 1}
+		one := s.try(s.plan(s.leaving(c), l, safety), l, c)
+		if one.err != nil {
+			return
+		}
+		f := one.forecast()
+		if f.Host != one.machine.Host().Top() || f.Peak != one.machine.Device().Peak()+p.Base || f.Extent != one.machine.Device().Top()+p.Base || f.Counts != one.machine.Counts() {
+			t.Fatalf("a forecast of %+v", f)
+		}
+		fragmented = fragmented || one.machine.Host().Top() > one.machine.Host().Peak()
+		c.Host = f.Host
+		again := s.try(one.plan, l, c)
+		if again.err != nil || again.machine.Counts() != f.Counts {
+			t.Fatalf("with %d bytes of host memory: %v, %+v instead of %+v", f.Host, again.err, again.machine.Counts(), f.Counts)
+		}
+	})
+	if !fragmented {
+		t.Log("no step left gaps in host memory")
 	}
 }

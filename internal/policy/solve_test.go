@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -346,6 +347,9 @@ func TestBalance(t *testing.T) {
 		if s.Rank != r || s.Decision.Rank != r || s.Decision.Forecast.Extent > budget || float64(s.Decision.Forecast.Step) > 1.0201*float64(slowest) {
 			t.Errorf("rank %d: %+v", r, s.Decision.Forecast)
 		}
+		if s.Moved != s.Decision.Forecast.Counts.OutBytes {
+			t.Errorf("rank %d: %d bytes moved, forecast %+v", r, s.Moved, s.Decision.Forecast.Counts)
+		}
 		if s.Moved > 0 && s.Decision.Forecast.Extent < budget*9/10 {
 			t.Errorf("rank %d moves %d bytes for a peak of %d, where %d were enough", r, s.Moved, s.Decision.Forecast.Extent, budget)
 		}
@@ -469,5 +473,21 @@ func TestRowsSlowComputeDown(t *testing.T) {
 	p.Rows = &rows
 	if d, err := Solve(p, slow, cfg, all.Forecast.Extent-2*bytes, everything); err != nil || d.Forecast.RowBytes == 0 || d.Tried > 100 {
 		t.Errorf("with few pages: %v; %v of rows are copied, after %d tries", err, d.Forecast.RowBytes, d.Tried)
+	}
+}
+
+// A share counts the bytes that leave the device, also of groups that never come back.
+func TestSharesCountWhatLeaves(t *testing.T) {
+	p := record(single, 4, module{"a", 100, 40 * ms, 80 * ms}, module{"b", 100, 40 * ms, 80 * ms})
+	p.Tape.Ops = slices.DeleteFunc(p.Tape.Ops, func(op residency.Op) bool {
+		return op.Group.Layer == 0 && (op.Kind == residency.OpLoad || op.Kind == residency.OpRelease)
+	})
+	_, shares, err := Balance([]*Profile{p}, memory.Links{Out: 10000, In: 10000}, cfg, Allowed{Offload: true}, 0.02)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := shares[0].Decision.Forecast.Counts
+	if c.OutBytes == c.InBytes || shares[0].Moved != c.OutBytes {
+		t.Errorf("%d bytes moved, %d out and %d in", shares[0].Moved, c.OutBytes, c.InBytes)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stowage-dev/stowage/internal/residency"
 	"github.com/stowage-dev/stowage/memory"
@@ -146,4 +147,54 @@ func answered(r *Request) error {
 	}
 	_, err = json.Marshal(a)
 	return err
+}
+
+// Every limit of a request may be reached and not exceeded.
+func TestLimitsMayBeReached(t *testing.T) {
+	unit := func(n int) *int { return &n }
+	request := func(change func(*Request)) *Request {
+		r := &Request{Limit: 10, Span: 100, Storages: []memory.Bytes{1}, Units: []Unit{{Name: "a"}}, Ops: []Op{{Kind: "save", Unit: unit(0), Storages: []int{0}, At: 5}}}
+		change(r)
+		return r
+	}
+	links := func(change func(*Links)) *Links {
+		l := &Links{Out: 1, In: 1, Both: 1}
+		change(l)
+		return l
+	}
+	for name, set := range map[string]func(r *Request, more int){
+		"limit":      func(r *Request, more int) { r.Limit = mostBytes + memory.Bytes(more) },
+		"span":       func(r *Request, more int) { r.Span = longestStep + time.Duration(more) },
+		"storage":    func(r *Request, more int) { r.Storages[0] = mostBytes + memory.Bytes(more) },
+		"all":        func(r *Request, more int) { r.Storages = []memory.Bytes{mostBytes - 5, 5 + memory.Bytes(more)} },
+		"layer":      func(r *Request, more int) { r.Units[0].Layer = mostLayer + more },
+		"name":       func(r *Request, more int) { r.Units[0].Name = strings.Repeat("x", mostName+more) },
+		"recompute":  func(r *Request, more int) { r.Units[0].Recompute = longestForward + time.Duration(more) },
+		"microbatch": func(r *Request, more int) { r.Ops[0].Microbatch = mostOps + more },
+		"at":         func(r *Request, more int) { r.Ops[0].At = r.Span + time.Duration(more) },
+		"unit":       func(r *Request, more int) { r.Ops[0].Unit = unit(more) },
+		"out":        func(r *Request, more int) { r.Links = links(func(l *Links) { l.Out = mostRate * (1 + float64(more)) }) },
+		"in":         func(r *Request, more int) { r.Links = links(func(l *Links) { l.In = mostRate * (1 + float64(more)) }) },
+		"both": func(r *Request, more int) {
+			r.Links = links(func(l *Links) { l.Both = 2 * mostRate * (1 + float64(more)) })
+		},
+		"latency": func(r *Request, more int) {
+			r.Links = links(func(l *Links) { l.Latency = mostLatency + time.Duration(more) })
+		},
+		"no limit":   func(r *Request, more int) { r.Limit = 1 - memory.Bytes(more) },
+		"no span":    func(r *Request, more int) { r.Span, r.Ops[0].At = -time.Duration(more), 0 },
+		"no layer":   func(r *Request, more int) { r.Units[0].Layer = -more },
+		"no time":    func(r *Request, more int) { r.Units[0].Recompute = -time.Duration(more) },
+		"no bytes":   func(r *Request, more int) { r.Storages[0] = -memory.Bytes(more) },
+		"first":      func(r *Request, more int) { r.Ops[0].Microbatch = -more },
+		"no both":    func(r *Request, more int) { r.Links = links(func(l *Links) { l.Both = -float64(more) }) },
+		"no latency": func(r *Request, more int) { r.Links = links(func(l *Links) { l.Latency = -time.Duration(more) }) },
+	} {
+		for more := range 2 {
+			err := request(func(r *Request) { set(r, more) }).check()
+			if (err != nil) != (more > 0) {
+				t.Errorf("%s, %d beyond the limit: %v", name, more, err)
+			}
+		}
+	}
 }
