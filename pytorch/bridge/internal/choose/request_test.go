@@ -5,6 +5,7 @@ package choose
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,5 +197,29 @@ func TestLimitsMayBeReached(t *testing.T) {
 				t.Errorf("%s, %d beyond the limit: %v", name, more, err)
 			}
 		}
+	}
+}
+
+// Empty storages are left out of the tape, and the others keep their own sizes and wishes.
+func TestEmptyStoragesAreLeftOut(t *testing.T) {
+	zero := 0
+	r := &Request{Limit: 100, Span: 10, Storages: []memory.Bytes{0, 4, 0, 5, 6}, Units: []Unit{{Name: "a"}}, Ops: []Op{
+		{Kind: "save", Unit: &zero, Storages: []int{0, 1, 2, 3, 4}, Stay: []bool{true, false, false, true, false}},
+	}}
+	if err := r.check(); err != nil {
+		t.Fatal(err)
+	}
+	var sizes []memory.Bytes
+	var items []residency.Item
+	for _, op := range r.profile().Tape.Ops {
+		switch op.Kind {
+		case residency.OpBorrow:
+			sizes = append(sizes, op.Bytes)
+		case residency.OpSave:
+			items = op.Items
+		}
+	}
+	if want := []residency.Item{{ID: 0}, {ID: 1, Stay: true}, {ID: 2}}; !slices.Equal(sizes, []memory.Bytes{4, 5, 6}) || !slices.Equal(items, want) {
+		t.Errorf("storages of %v, saved as %v; want %v", sizes, items, want)
 	}
 }
