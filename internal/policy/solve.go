@@ -57,9 +57,6 @@ type Decision struct {
 //
 // If rows cross the link, Solve also tries more sets of each workspace, as long as they make
 // the step shorter.
-//
-// The search of another window or of more sets begins with the best policy so far and
-// takes a third of the effort.
 func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed) (best *Decision, err error) {
 	best, err = solveAny(p, l, cfg, budget, allowed, 1)
 	if err != nil || p.Rows == nil || p.Rows.Fixed {
@@ -69,7 +66,7 @@ func Solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes
 		cfg.Window = best.Plan.Window
 	}
 	for n := 1; n <= p.Rows.MoreSets && best.Forecast.RowBytes > 0; n++ {
-		d, err := solveFrom(best.Policy, p.withSets(n), l, cfg, budget, allowed, again)
+		d, err := solveAny(p.withSets(n), l, cfg, budget, allowed, 1)
 		if err != nil {
 			break // the sets do not fit
 		}
@@ -91,35 +88,28 @@ var budgetWindows = []int{8, 16, residency.DefaultWindow}
 
 const tightWindow = 1
 
-// again is the effort of a search that begins with the result of another one.
-const again = 1.0 / 3
-
 // solveAny solves with the window of cfg, or with the best of budgetWindows.
 func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if cfg.Window > 0 || cfg.Borrowed { // a window matters to a heap with places
 		return solve(p, l, cfg, budget, allowed, effort)
 	}
-	at := func(window int, from memory.Policy, effort float64) (*Decision, error) {
+	at := func(window int) (*Decision, error) {
 		c := cfg
 		c.Window = window
-		d, err := solveFrom(from, p, l, c, budget, allowed, effort)
+		d, err := solve(p, l, c, budget, allowed, effort)
 		if err == nil && d.Plan != nil {
 			d.Plan.Window = window
 		}
 		return d, err
 	}
-	best, err := at(budgetWindows[0], nil, effort)
+	best, err := at(budgetWindows[0])
 	if err == nil && best.costsNothing() {
 		return best, nil // no window is better
-	}
-	from, less := memory.Policy(nil), effort
-	if err == nil {
-		from, less = best.Policy, effort*again
 	}
 	others := make([]*Decision, len(budgetWindows)-1)
 	var all sync.WaitGroup
 	for i, window := range budgetWindows[1:] {
-		all.Go(func() { others[i], _ = at(window, from, less) })
+		all.Go(func() { others[i], _ = at(window) })
 	}
 	all.Wait()
 	tried := 0
@@ -134,7 +124,7 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.By
 		}
 	}
 	if best == nil {
-		return at(tightWindow, nil, effort)
+		return at(tightWindow)
 	}
 	best.Tried = tried
 	return best, nil
@@ -144,16 +134,11 @@ func solveAny(p *Profile, l memory.Links, cfg residency.Config, budget memory.By
 func (d *Decision) costsNothing() bool { return d.Forecast.paid <= 1.001*d.Before.paid }
 
 func solve(p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
-	return solveFrom(nil, p, l, cfg, budget, allowed, effort)
-}
-
-// solveFrom is like solve, and tries a policy first if from is one.
-func solveFrom(from memory.Policy, p *Profile, l memory.Links, cfg residency.Config, budget memory.Bytes, allowed Allowed, effort float64) (*Decision, error) {
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
 	cfg.Device = noLimit
-	v := &solver{p: p, l: l, cfg: cfg, allowed: allowed, from: from, steps: map[string]*step{}, seen: map[string]bool{}}
+	v := &solver{p: p, l: l, cfg: cfg, allowed: allowed, steps: map[string]*step{}, seen: map[string]bool{}}
 	before := v.step(nil).try(nil, l, cfg)
 	if before.err != nil {
 		panic("policy: a step without a memory limit does not fit: " + before.err.Error())
@@ -210,7 +195,6 @@ type solver struct {
 	l        memory.Links
 	cfg      residency.Config // cfg with the budget
 	allowed  Allowed
-	from     memory.Policy // a policy that is tried first, or nil
 	units    []memory.Unit // units with more than one choice, in the order of saving
 	offs     []memory.Unit // units that may be offloaded, with the longest time between save and load first
 	recs     []memory.Unit // units that may be recomputed, with the cheapest byte first
@@ -384,9 +368,6 @@ func (v *solver) search() *trial {
 	var best *trial
 	for _, pol := range v.extremes() {
 		best = v.pick(best, v.try(pol))
-	}
-	if v.from != nil {
-		best = v.pick(best, v.try(v.from))
 	}
 	if best == nil {
 		return nil
