@@ -5,9 +5,11 @@ package train
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/internal/layer"
@@ -100,6 +102,60 @@ func TestConfigRefuses(t *testing.T) {
 		c := testConfig(t, smallMoE())
 		if change(&c); c.Check() == nil {
 			t.Errorf("%+v was accepted", c)
+		}
+	}
+}
+
+// A budget holds under every policy, and a policy of a name is always the same one.
+func TestNamedMemory(t *testing.T) {
+	for _, name := range Policies {
+		for _, budget := range []memory.Bytes{0, 7} {
+			m, err := NamedMemory(name, budget)
+			if name == "budget" && budget == 0 {
+				if err == nil {
+					t.Error("the policy budget needs one")
+				}
+				continue
+			}
+			if err != nil || m.Budget != budget || m.Fraction != 1 {
+				t.Errorf("%s with %v: %+v, %v", name, budget, m, err)
+			}
+		}
+	}
+	got := ""
+	for _, name := range Policies {
+		m, err := NamedMemory(name, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += fmt.Sprintf("%s: %d %v %v %v %v\n", name, m.Rows, m.Offload, m.Recompute, m.Stash, m.Scopes)
+	}
+	want := `none: 0 [] [] [] none
+static: 1 [] [] [] none
+stash: 2 [] [] [] none
+offload: 2 [core_attn attn_proj fused_group_mlp] [] [] none
+offload+recompute: 2 [core_attn attn_proj fused_group_mlp] [layernorm] [] none
+budget: 2 [] [] [] none
+graphs: 2 [] [] [] attn,mlp,moe_router
+`
+	if got != want {
+		t.Errorf("policies are\n%s, want\n%s", got, want)
+	}
+}
+
+// What to do about memory that ran out depends on which it was.
+func TestRemediesForMemory(t *testing.T) {
+	for _, x := range []struct {
+		err  error
+		want string
+	}{
+		{&device.OutOfMemory{Kind: memory.Device}, "; use more ranks, shard the parameters, or choose a policy that keeps less"},
+		{&device.OutOfMemory{Kind: memory.Host}, "; give the machine more host memory, or offload less"},
+		{&device.OutOfMemory{Kind: memory.Host, Refused: "no"}, ""},
+		{errors.New("another"), ""},
+	} {
+		if got := advised(x.err); got.Error() != x.err.Error()+x.want || !errors.Is(got, x.err) {
+			t.Errorf("%v becomes %v", x.err, got)
 		}
 	}
 }

@@ -240,3 +240,22 @@ func TestNothingAfterHalfAResume(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Settings that only one of two runs has are told apart from those that differ, at any depth.
+func TestSettingsOfOneRun(t *testing.T) {
+	type settings = map[string]any
+	for _, x := range []struct {
+		saved, mine any
+		want        string
+	}{
+		{settings{"a": settings{"b": "1"}}, settings{"a": settings{"b": "1"}}, ""},
+		{settings{"a": settings{"b": "1", "lr": "2"}}, settings{"a": settings{"b": "1"}}, "LR is known only to the version that saved the run"},
+		{settings{"a": settings{"b": "1"}}, settings{"a": settings{"b": "1", "min_lr": "2"}}, "MinLR is not known to the version that saved the run"},
+		{settings{"a": settings{"b": "1"}}, settings{"a": settings{"b": "3"}}, "B 3 differs from the run's 1"},
+	} {
+		err := differs("x", x.saved, x.mine)
+		if (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%v and %v: %v, want %q", x.saved, x.mine, err, x.want)
+		}
+	}
+}

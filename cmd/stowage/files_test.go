@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // A file that the disk has no room for is a failure in one sentence. An old file of the
@@ -134,6 +137,30 @@ func TestSameFile(t *testing.T) {
 		}
 		if got != x.want {
 			t.Errorf("%v, %v: %q, want %q", x.writes, x.reads, got, x.want)
+		}
+	}
+}
+
+// A file that was written is named, on the output that people read. A device is not.
+func TestWrittenFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "page.html")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		file        string
+		forProgram  bool
+		out, errors string
+	}{
+		{file, false, "it is " + file + "\n", ""}, {file, true, "", "it is " + file + "\n"},
+		{"", false, "", ""}, {"", true, "", ""}, {os.DevNull, false, "", ""}, {os.DevNull, true, "", ""},
+	} {
+		var out, errs bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		cmd.SetErr(&errs)
+		if written(cmd, x.forProgram, "it is", x.file); out.String() != x.out || errs.String() != x.errors {
+			t.Errorf("%+v: %q and %q", x, out.String(), errs.String())
 		}
 	}
 }

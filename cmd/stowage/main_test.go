@@ -15,12 +15,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stowage-dev/stowage/internal/leak"
-
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/doctor"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/internal/version"
 )
 

@@ -10,11 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stowage-dev/stowage/internal/leak"
-
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -226,4 +225,14 @@ func TestText(t *testing.T) {
 		Page: 64 * memory.KiB, Tier: "host", Store: "stack", Bytes: memory.MiB, PairUS: 923.4, CopyUS: 884, GBps: 4069.12, CopyGBps: 4100, Ratio: 0.958,
 		Launches: 2, PoolBytes: memory.GiB})
 	golden.Check(t, "tables.txt", got.String())
+}
+
+// Bytes count as a link carries them: both directions at once are two, and a copy within
+// one memory is read and written.
+func TestMovedBytes(t *testing.T) {
+	for d, want := range map[Direction]memory.Bytes{Out: 5, In: 5, Both: 10, Device: 10, Host: 10} {
+		if got := moved(d, 5); got != want {
+			t.Errorf("%s: %d bytes, want %d", d, got, want)
+		}
+	}
 }

@@ -11,13 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stowage-dev/stowage/internal/leak"
-
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
 )

@@ -18,7 +18,7 @@ import (
 // values has what each field of a setup is drawn from. Half of the fields keep their zero
 // value, except for those of the layout and the batch.
 var values = map[string]any{
-	"Layout.TP": []int{1, 2, 2, 4, 8}, "Layout.PP": []int{1, 2, 3, 4}, "Layout.VPP": []int{1, 1, 2}, "Layout.CP": []int{1, 1, 2, 4}, "Layout.EP": []int{1, 2, 4, 8},
+	"Layout.TP": []int{1, 2, 2, 4, 8}, "Layout.PP": []int{1, 2, 3, 4}, "Layout.VPP": []int{1, 1, 2}, "Layout.CP": []int{1, 1, 2, 4}, "Layout.EP": []int{1, 2, 4, 8, 16, 32},
 	"Layout.ETP": []int{0, 1, 1, 2}, "Layout.GroupSize": []int{0, 0, 6}, "Layout.VocabMultiple": []int{0, 64, 1000},
 	"Layout.FSDP.Shard": []plan.ShardLevel{plan.NoShard, plan.NoShard, plan.ShardOptimizer, plan.ShardGradients, plan.ShardParameters, plan.ShardParameters},
 	"Layout.FSDP.Outer": []int{0, 2}, "Layout.FSDP.Prefetch": []int{1, 2},
@@ -69,6 +69,7 @@ func Draw(i int) (*plan.Setup, string) {
 	n := min(len(m.Layers), pick(d, "Layers", []int{4, 7, 8, 12}))
 	m.Layers = m.Layers[:n]
 	s.Model = m
+	d.model(m)
 	d.said = append(d.said, fmt.Sprintf("%s:%d", name, n))
 	d.fill("", reflect.ValueOf(s).Elem())
 	if gpu := pick(d, "Hardware", []string{"", "a100", "h100", "b200"}); gpu != "" {
@@ -82,6 +83,32 @@ func Draw(i int) (*plan.Setup, string) {
 	s.Batch.Global = s.Batch.Micro * max(l.World/(l.TP*l.PP*l.CP), 1) * pick(d, "Batch.Global", []int{2, 4, 6, 12})
 	d.said = append(d.said, fmt.Sprintf("World=%d Global=%d", l.World, s.Batch.Global))
 	return s, strings.Join(d.said, " ")
+}
+
+// model changes what models of one kind differ in: tied embeddings, heads for later tokens,
+// grouped attention and shared experts.
+func (d *drawer) model(m *model.Model) {
+	if pick(d, "Tied", []bool{false, false, true}) {
+		m.Tied = true
+		d.said = append(d.said, "tied")
+	}
+	if depth := pick(d, "MTP", []int{0, 0, 1, 2}); m.MTP == nil && depth > 0 {
+		m.MTP = &model.MTP{Depth: depth, Layers: m.Layers[len(m.Layers)-1:]}
+	}
+	if m.MTP != nil {
+		m.MTP.Repeated = pick(d, "Repeated", []bool{false, true})
+		d.said = append(d.said, fmt.Sprintf("mtp %d repeated %t", m.MTP.Depth, m.MTP.Repeated))
+	}
+	if pick(d, "KVHeads", []int{0, 0, 1}) == 1 {
+		for i, l := range m.Layers {
+			if l.Attention != nil {
+				a := *l.Attention
+				a.KVHeads = max(1, a.KVHeads/4)
+				m.Layers[i].Attention = &a
+			}
+		}
+		d.said = append(d.said, "fewer kv heads")
+	}
 }
 
 type drawer struct {

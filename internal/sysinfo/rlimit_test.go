@@ -2,6 +2,7 @@ package sysinfo
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"testing/fstest"
 
@@ -22,5 +23,18 @@ func TestRlimits(t *testing.T) {
 	}
 	if got := readRlimits(root, nil); got != nil {
 		t.Errorf("%v", got)
+	}
+}
+
+// The limit that leaves least comes first, however large it is.
+func TestTightestLimit(t *testing.T) {
+	root := fstest.MapFS{"proc/self/statm": {Data: []byte("100 7 0 0 0 20 0")}}
+	set := []column{{Rlimit{Command: "small and free", Limit: memory.Bytes(50 * pageBytes)}, 1}, {Rlimit{Command: "large and full", Limit: memory.Bytes(101 * pageBytes)}, 0}, {Rlimit{Command: "unknown", Limit: memory.Bytes(30 * pageBytes)}, 99}}
+	var got []string
+	for _, l := range readRlimits(root, set) {
+		got = append(got, l.Command)
+	}
+	if want := []string{"large and full", "unknown", "small and free"}; !slices.Equal(got, want) {
+		t.Errorf("the order is %q, want %q", got, want)
 	}
 }

@@ -180,3 +180,32 @@ func TestTimeLeft(t *testing.T) {
 		}
 	}
 }
+
+// A policy that starts again, with another budget, is shown as if it had not been there.
+func TestPolicyStartsAgain(t *testing.T) {
+	run := Run{Model: "m", Layout: "l", Policies: []string{"none", "budget"}, Steps: 9}
+	again, fresh := newView(run, start), newView(run, start)
+	for n := 1; n <= 6; n++ {
+		s := sample("budget", n)
+		s.Ranks[1].Evicted, s.Ranks[2].Late, s.Reruns, s.Ranks[0].Spilled = 5, 7, 3, 11
+		again.add(s, start)
+	}
+	for n := 1; n <= 3; n++ {
+		again.add(sample("budget", n), start)
+		fresh.add(sample("budget", n), start)
+	}
+	again.pace, fresh.pace = nil, nil // time was spent
+	if a, b := draw(again, 120, 30, ascii, start), draw(fresh, 120, 30, ascii, start); a != b {
+		t.Errorf("shown\n%s, want\n%s", a, b)
+	}
+	h, g := newHistory(), newHistory()
+	h.run, g.run = run, run
+	h.add(sample("budget", 8))
+	for n := 1; n <= 3; n++ {
+		h.add(sample("budget", n))
+		g.add(sample("budget", n))
+	}
+	if a, b := fmt.Sprintf("%+v", h.report()), fmt.Sprintf("%+v", g.report()); a != b {
+		t.Errorf("reported\n%s, want\n%s", a, b)
+	}
+}

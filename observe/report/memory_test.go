@@ -237,3 +237,26 @@ func TestSamples(t *testing.T) {
 		}
 	})
 }
+
+// A storage that two groups save is counted once, as that of the first, in both tiers.
+func TestStorageOfTwoGroups(t *testing.T) {
+	l := newLedger(0)
+	apply := func(e trace.Event) { l.apply(moment{Event: &e}) }
+	apply(trace.Event{Kind: trace.Alloc, Storage: 1, Bytes: 100})
+	apply(trace.Event{Kind: trace.Save, Storage: 1, Name: "first"})
+	apply(trace.Event{Kind: trace.Save, Storage: 1, Name: "second"})
+	apply(trace.Event{Kind: trace.Alloc, Storage: 1, Tier: memory.Host, Bytes: 100})
+	apply(trace.Event{Kind: trace.Save, Storage: 1, Name: "third"})
+	for i, b := range l.bands {
+		want := int64(0)
+		if b.kind == group && b.name == "first" {
+			want = 100
+		}
+		if l.now[i] != want {
+			t.Errorf("%+v holds %d, want %d", b, l.now[i], want)
+		}
+	}
+	if l.total != [2]int64{100, 100} {
+		t.Errorf("%v in all", l.total)
+	}
+}

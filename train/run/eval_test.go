@@ -32,9 +32,12 @@ func (c cancelling) Write(p []byte) (int, error) {
 // A step has a loss on held-out text if one is due and only then, and a run that was
 // interrupted has none: its parameters were not evaluated.
 func TestEvaluationsAreOfTheirStep(t *testing.T) {
-	for _, stop := range []string{"", "step 3/"} {
+	for _, stop := range []string{"", "step 3/", "step 2/"} {
 		o := tiny()
 		o.Steps, o.SaveEvery, o.HoldOut, o.EvalEvery = 5, 0, 0.2, 2
+		if stop == "step 2/" {
+			o.EvalEvery = 1 // one would be due
+		}
 		j := jobOf(t, o)
 		d := disktest.New()
 		j.fs, j.NoTrace = d.Process("run"), true
@@ -42,7 +45,7 @@ func TestEvaluationsAreOfTheirStep(t *testing.T) {
 		var w io.Writer = io.Discard
 		last := 5
 		if stop != "" {
-			w, last = cancelling{"held out", cancel}, 3 // after the evaluation of step 2, in step 3
+			w, last = cancelling{"held out", cancel}, o.EvalEvery+1 // after the first evaluation, in the step behind it
 		}
 		s, err := j.Run(ctx, "/disk/run", false, NewProgress(w, nil, nil))
 		cancel()
@@ -59,7 +62,7 @@ func TestEvaluationsAreOfTheirStep(t *testing.T) {
 			if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
 				t.Fatal(err)
 			}
-			if due := l.Step%2 == 0 || l.Step == 5; (l.Eval != nil) != due {
+			if due := l.Step%o.EvalEvery == 0 && (stop == "" || l.Step < last) || l.Step == 5; (l.Eval != nil) != due {
 				t.Errorf("stopped at %q: step %d has an evaluation: %v", stop, l.Step, l.Eval != nil)
 			}
 		}

@@ -223,3 +223,23 @@ func TestBatchesOfAnEvaluation(t *testing.T) {
 		}
 	}
 }
+
+// Only the summary of a run that finished after as many steps says that nothing is left.
+func TestFinishedSummary(t *testing.T) {
+	d := disktest.New()
+	f := &folder{disk: d.Process("run"), dir: "/disk"}
+	if _, ok := f.readSummary(3); ok {
+		t.Error("there is no summary")
+	}
+	for _, x := range []struct {
+		s  Summary
+		ok bool
+	}{{Summary{Steps: 3, Finished: true}, true}, {Summary{Steps: 2, Finished: true}, false}, {Summary{Steps: 4, Finished: true}, false}, {Summary{Steps: 3}, false}} {
+		if err := f.writeJSON(summaryName, x.s); err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := f.readSummary(3); ok != x.ok || s.idle != ok || s.Steps != x.s.Steps {
+			t.Errorf("%+v is read as %+v, %v", x.s, s, ok)
+		}
+	}
+}

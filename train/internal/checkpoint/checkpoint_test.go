@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/leak"
-
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )

@@ -279,3 +279,52 @@ func TestWriterFails(t *testing.T) {
 		t.Errorf("%v became %v", before, after)
 	}
 }
+
+// Every operation of reading fails once, and every file is damaged behind the check: one
+// sentence says so, and nothing stays open.
+func TestReadAnywhere(t *testing.T) {
+	read := func(o Options, damage func()) (err error) {
+		c, err := Latest(o)
+		if err != nil {
+			return err
+		}
+		damage()
+		for rank := range c.Ranks {
+			for _, open := range []func(int) (*Tensors, error){c.Model, c.Optim} {
+				ts, e := open(rank)
+				if err = errors.Join(err, e); e != nil {
+					continue
+				}
+				for _, x := range ts.Tensors() {
+					if x.Bytes() == 0 {
+						continue // nothing is read
+					}
+					err = errors.Join(err, ts.ReadAt(x.Name, make([]byte, x.Bytes()), 0))
+				}
+				err = errors.Join(err, ts.Close())
+			}
+		}
+		return err
+	}
+	for n, done := 1, false; !done; n++ {
+		m, o, warnings := stage(t, true)
+		m.Arm(n, disktest.Fails)
+		err := read(o, func() {})
+		if done = m.Ops() < n; !done && err == nil && len(*warnings) == 0 && !strings.HasPrefix(m.Hit(), "close ") {
+			t.Errorf("operation %d (%s) failed, and nothing says so", n, m.Hit())
+		}
+		if open := m.OpenFiles(); len(open) > 0 {
+			t.Errorf("operation %d (%s) leaves %v open", n, m.Hit(), open)
+		}
+	}
+	for _, name := range newest {
+		if !strings.HasSuffix(name, ".safetensors") {
+			continue
+		}
+		m, o, _ := stage(t, true)
+		err := read(o, func() { spoil(t, m, o, 20, name, func(b []byte) []byte { return b[:9] }) })
+		if open := m.OpenFiles(); err == nil || len(open) > 0 {
+			t.Errorf("%s is damaged: %v, and %v stays open", name, err, open)
+		}
+	}
+}
