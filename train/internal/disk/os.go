@@ -203,6 +203,8 @@ func (d OS) OpenLock(name string) (file LockFile, created bool, err error) {
 	switch {
 	case errors.Is(err, syscall.ELOOP) && isLink(name): // otherwise the folder's own links are a ring
 		return nil, false, &NotALockError{name, "is a link"}
+	case errors.Is(err, syscall.EISDIR):
+		return nil, false, &NotALockError{name, "is a folder"}
 	case err != nil:
 		return nil, false, &fs.PathError{Op: "open", Path: name, Err: err}
 	}

@@ -146,7 +146,7 @@ func TestNotALock(t *testing.T) {
 		"that has another name":             func(lock string) error { return os.Link(precious, lock) },
 		"is no regular file":                func(lock string) error { return syscall.Mkfifo(lock, 0o644) },
 		"holds something else than a proce": func(lock string) error { return os.WriteFile(lock, []byte("12 parsecs"), 0o644) },
-		"is a directory":                    func(lock string) error { return os.Mkdir(lock, 0o755) },
+		"lock of a run: it is a folder;":    func(lock string) error { return os.Mkdir(lock, 0o755) },
 	} {
 		if err := os.WriteFile(precious, []byte("years of work"), 0o644); err != nil {
 			t.Fatal(err)
