@@ -247,8 +247,8 @@ func pack(lines []string, width int) (out []string) {
 const prose = 30
 
 // squeeze makes a table narrower: first its gaps have two blanks, then one. If that is not
-// enough, it is divided, and each part begins with the first column. A last column with
-// prose stays as wide as it is.
+// enough, it is divided, and each part begins with the first column; if that is wide itself
+// and there are few others, they stand below it. A last column with prose stays as wide as it is.
 func squeeze(lines []string, width int) []string {
 	if longest(lines) <= width {
 		return lines
@@ -295,10 +295,20 @@ func narrow(lines []string, width int) []string {
 	}
 	stub := cells[:stubs]
 	var out []string
+	if widthOf(stub, "  ") > width/2 && 4+widthOf(cells[stubs:], "  ") <= width { // long names stand above what belongs to them
+		names, rest := join(stub, "  "), join(cells[stubs:], "  ")
+		for i := range names {
+			out = append(out, names[i], "    "+rest[i])
+		}
+		return out
+	}
 	for rest := cells[len(stub):]; len(rest) > 0; {
 		n := 1
 		for n < len(rest) && widthOf(append(stub[:len(stub):len(stub)], rest[:n+1]...), "  ") <= width {
 			n++
+		}
+		for n > 1 && n < len(rest) && strings.TrimSpace(rest[n-1][0]) == "" {
+			n-- // it has the heading of the next one
 		}
 		if len(out) > 0 {
 			out = append(out, "")
@@ -331,7 +341,8 @@ func divide(lines []string) (cells [][]string, stubs int) {
 		if strings.TrimSpace(c[0]) != "" {
 			heads++
 		}
-		if heads > 1 {
+		number := heads == 1 && strings.ContainsAny(strings.Join(c, ""), "0123456789") // with the heading of the next column
+		if heads > 1 || number && stubs > 0 && strings.TrimSpace(c[0]) == "" {
 			break
 		}
 		stubs++

@@ -47,6 +47,19 @@ func TestFit(t *testing.T) {
      0  3.73     49.44
 *    1  3.75     49.73
 `},
+		"table with long names": {"run                             kind      predicted   measured\nDeepSeek-V3 256 x GB200 MXFP8   moe            3955       4000\n", 50,
+			"run\n    kind  predicted  measured\nDeepSeek-V3 256 x GB200 MXFP8\n    moe        3955      4000\n"},
+		"a heading for two columns": {`model               fixed           max         arena       recorded
+a             7.10   100%    7.10  123%   3.55   100%    3.55   100%
+b            10.06     8%   10.06    8%   3.55     8%    3.55     8%
+`, 40, `model         fixed          max
+a       7.10   100%   7.10  123%
+b      10.06     8%  10.06    8%
+
+model        arena     recorded
+a      3.55   100%  3.55   100%
+b      3.55     8%  3.55     8%
+`},
 		"two tables": {`  cause         what                                           GiB
   weights       weights                                       3.25
   fixed         gradients returned by fused products          0.41
