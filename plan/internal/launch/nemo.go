@@ -16,7 +16,7 @@ import (
 var (
 	nemoModel   = regexp.MustCompile(`(?m)^model:[ \t]*(#.*)?$`)
 	nemoSibling = regexp.MustCompile(`^\$\{\.[a-z_]+\}$`)
-	nemoRecipe  = regexp.MustCompile(`fp8|delayed|current_scaling|subchannel|nvfp4`)
+	nemoRecipe  = regexp.MustCompile(`^([a-z_]+_)?(bf|fp)16_with_(fp8|mxfp8|nvfp4|[a-z0-9_]*(delayed|current|subchannel)_scaling)(_mixed)?$`)
 	nemoOther   = regexp.MustCompile(`(?m)^(train|trainer|ddp):[ \t]*(#.*)?$`)
 )
 
@@ -258,8 +258,11 @@ func (r *reader) nemoPrecision(top *table) {
 		r.set("bf16", false)
 	case slices.Contains([]string{"bf16", "bf16_mixed", "bf16_true"}, word):
 		r.set("bf16", true)
-	case strings.HasPrefix(word, "bf16_with_") && nemoRecipe.MatchString(word):
-		r.set("bf16", true)
+	case nemoRecipe.MatchString(word):
+		half := !strings.Contains(word, "bf16")
+		if r.set("bf16", !half); half {
+			r.set("fp16", true)
+		}
 		for _, f := range []struct{ word, flag, value, recipe string }{
 			{"mxfp8", "fp8-format", "e4m3", "mxfp8"}, {"current_scaling", "fp8-format", "hybrid", "tensorwise"}, {"subchannel", "fp8-format", "e4m3", "blockwise"},
 			{"delayed", "fp8-format", "hybrid", "delayed"}, {"nvfp4", "fp4-format", "e2m1", ""}, {"fp8", "fp8-format", "hybrid", "delayed"},

@@ -1,6 +1,9 @@
 package launch
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 func TestWrongNeMo(t *testing.T) {
 	const start = "train:\n  global_batch_size: 8\nmodel:\n"
@@ -23,4 +26,23 @@ func TestWrongNeMo(t *testing.T) {
 		{start + "  - a", false, []string{"model is", "keys of its own"}},
 		{start + "  optim:\n    name: adafactor", true, []string{"model.optim.name", "adafactor"}},
 	})
+}
+
+func TestNeMoPrecisions(t *testing.T) {
+	for word, want := range map[string]string{
+		"bf16-mixed":                          "true <nil> <nil>",
+		"16-mixed":                            "false <nil> <nil>",
+		"bf16_with_fp8_delayed_scaling_mixed": "true hybrid delayed",
+		"fp16_with_mxfp8_mixed":               "false e4m3 mxfp8",
+		"nemotron_h_bf16_with_fp8_current_scaling_mixed": "true hybrid tensorwise",
+	} {
+		f, err := Parse([]byte("train:\n  global_batch_size: 8\nmodel:\n  seq_length: 8\nmixed_precision: " + word))
+		if err != nil {
+			t.Errorf("%s: %v", word, err)
+			continue
+		}
+		if got := fmt.Sprintf("%v %v %v", f.Args["bf16"], f.Args["fp8-format"], f.Args["fp8-recipe"]); got != want {
+			t.Errorf("%s is read as %s, want %s", word, got, want)
+		}
+	}
 }
