@@ -312,7 +312,7 @@ class _Tracer:
         if device.type != "meta" and any(t.is_meta for t in [*model.parameters(), *model.buffers()]):
             raise Error("plan: the model is on the meta device and has no values; leave device out, or give a model that has them")
 
-    def run(self, model: torch.nn.Module, operators: Operators, pack: Any, unpack: Any) -> Kernels:
+    def run(self, model: torch.nn.Module, operators: Operators, pack: Any, unpack: Any) -> None:
         args, kwargs = like(self.example, self.device)
         if operators.live is not None:
             for t in torch.utils._pytree.tree_flatten((args, kwargs))[0]:
@@ -320,8 +320,7 @@ class _Tracer:
                     operators.live.of(t)
         kernels = Kernels(self.device, operators, self.rates is not None)
         with as_on_gpu(kernels):
-            step(model, args, kwargs, self._checked, self.autocast, operators, self.device.type, Place(model, operators.live), pack, unpack)
-        return kernels
+            step(model, args, kwargs, self._checked, self.autocast, operators, kernels, Place(model, operators.live), pack, unpack)
 
     def _checked(self, out: Any) -> torch.Tensor:
         value = self.loss(out)

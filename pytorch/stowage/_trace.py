@@ -250,7 +250,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _name(func) == "detach" and not isinstance(args[0], torch.Tensor):
-            return torch.tensor(args[0])  # a Python number that autograd saved
+            return torch.tensor(args[0], device="cpu")  # a Python number that autograd saved
         try:
             out = func(*args, **kwargs)
         except NotImplementedError:
@@ -258,7 +258,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
             if out is None:
                 raise
         if type(out) in (float, int, bool, complex) and _name(func) == "detach":
-            out = torch.tensor(out, dtype=args[0].dtype)
+            out = torch.tensor(out, dtype=args[0].dtype, device="cpu")
         given = [t for t in _pytree.tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         got = [t for t in _pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
         if self.live is not None:
@@ -338,7 +338,7 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
 
     def __init__(self, device: torch.device, operators: Operators, fused: bool) -> None:
         super().__init__()
-        self._device, self._operators, self._fused = device, operators, fused
+        self.device, self._operators, self._fused = device, operators, fused
         self.cast: Dict[int, torch.Tensor] = {}  # weights that autocast has cast
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -353,7 +353,7 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
                 return torch.native_dropout(args[0], args[1], True)[0]
             if name == "scaled_dot_product_attention":
                 return self._attention(func, *args, **kwargs)
-        if self._device.type == "meta":
+        if self.device.type == "meta":
             if name == "cuda":
                 return args[0]
             args, kwargs = tuple(self._moved(x) for x in args), {k: self._moved(x) if k == "device" else x for k, x in kwargs.items()}
@@ -362,10 +362,10 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
     def _moved(self, x: Any) -> Any:
         """Returns the meta device for a GPU."""
         cuda = type(x) is torch.device and x.type == "cuda" or type(x) is str and x.split(":")[0] == "cuda"
-        return self._device if cuda else x
+        return self.device if cuda else x
 
     def _cast(self, x: Any, to: torch.dtype) -> Any:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype in (to, torch.float64) or x.device != self._device:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype in (to, torch.float64) or x.device != self.device:
             return x
         if not (x.is_leaf and x.requires_grad and x.dtype is torch.float32):
             return x.to(to)
@@ -427,7 +427,8 @@ def as_on_gpu(kernels: Kernels) -> Iterator[None]:
         for n in names:
             setattr(functional, n, lambda *_: False)
         autocast.__init__, autocast.__exit__ = begin, end
-        with kernels:
+        default = torch.get_default_device() if hasattr(torch, "get_default_device") else torch.device("cpu")
+        with kernels.device if default.type != "cpu" else contextlib.nullcontext(), kernels:
             yield
     finally:
         autocast.__init__, autocast.__exit__ = init, leave
@@ -460,13 +461,14 @@ class Place:
         return f"{self.stack[-1]} ({self.kinds[self.stack[-1]]})" if self.stack else "the loss or the backward pass"
 
 
-def step(model: torch.nn.Module, args: Any, kwargs: Any, loss: Callable[[Any], torch.Tensor], autocast: Optional[torch.dtype], operators: Operators, device: str, place: Place, pack: Any, unpack: Any) -> None:
+def step(model: torch.nn.Module, args: Any, kwargs: Any, loss: Callable[[Any], torch.Tensor], autocast: Optional[torch.dtype], operators: Operators, kernels: Kernels, place: Place, pack: Any, unpack: Any) -> None:
     """Runs one forward and backward pass. It raises an Error that says which module cannot."""
     on = torch.autocast("cuda", dtype=autocast) if autocast is not None else contextlib.nullcontext()
     try:
-        with operators, hooks(pack, unpack), torch.enable_grad():
-            with on:
-                value = loss(model(*args, **kwargs))
+        # Autocast stays on, so that what a checkpoint runs again is cast again.
+        with operators, hooks(pack, unpack), torch.enable_grad(), on:
+            value = loss(model(*args, **kwargs))
+            kernels.cast.clear()
             place.stack.clear()
             if operators.live is not None:
                 operators.live.where = "the backward pass"
@@ -474,6 +476,7 @@ def step(model: torch.nn.Module, args: Any, kwargs: Any, loss: Callable[[Any], t
     except Error:
         raise
     except Exception as e:
+        device = kernels.device.type
         do = "give device=\"cpu\" to run it there with values" if device == "meta" else "check that the example is what the model takes"
         raise Error(f"{place.here()} cannot run on the {device} device ({_first(e)}); {do}") from None
 

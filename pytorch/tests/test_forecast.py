@@ -3,8 +3,11 @@
 import contextlib
 import copy
 import json
+import os
 import pathlib
 import random
+import subprocess
+import sys
 import tempfile
 import unittest
 import weakref
@@ -499,8 +502,37 @@ class WrongUse(unittest.TestCase):
         self.assertIn("give gpu=", str(stowage.plan(nn.Linear(4, 4), torch.randn(2, 4))))
 
 
-@unittest.skipUnless(torch.cuda.is_available(), "there is no GPU to compare with")
+PROCESS = """
+import common, test_forecast
+from common import stowage, torch
+
+def field(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) << 10
+
+model = torch.nn.Sequential(*(test_forecast.Block(256) for _ in range(4)))
+x, loss = torch.randn(4096, 256), lambda out: out.square().mean()
+for _ in range(2):  # the first step loads code
+    model.zero_grad(set_to_none=True)
+    before = field("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # begins a new peak
+    loss(model(x)).backward()
+    peak = field("VmHWM") - before
+got = stowage.plan(model, x, optimizer=None, loss=loss)
+print((got.peak - got.held["weights"] - x.numel() * 4) / peak)
+"""
+
+
 class Measured(unittest.TestCase):
+    @unittest.skipIf(DEVICE != "cpu" or not os.access("/proc/self/clear_refs", os.W_OK), "the process's peak of memory cannot be read here")
+    def test_the_peak_of_a_process(self):
+        """Everything that a step holds on a CPU, temporaries included, beside the peak of the
+        process's memory. Blocks are given back at once, so that the two are the same."""
+        env = dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536", MALLOC_TOP_PAD_="0", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        done = subprocess.run([sys.executable, "-B", "-c", PROCESS], env=env, capture_output=True, text=True, timeout=100)
+        self.assertEqual(0, done.returncode, done.stderr)
+        self.assertAlmostEqual(1, float(done.stdout), delta=0.03)
+
+    @unittest.skipUnless(torch.cuda.is_available(), "there is no GPU to compare with")
     def test_the_peak_of_a_gpu(self):
         """Forecast and torch.cuda.max_memory_allocated() of the third step differ by 5 % at most."""
         for autocast in (None, torch.bfloat16):
