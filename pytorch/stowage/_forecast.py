@@ -21,8 +21,9 @@ from ._config import Size
 from ._errors import Error, TooSmall
 from ._explanation import HOLDERS, WIDTH, Saved, by_module, shorten
 from ._library import Library
-from ._managed import Recording, Units, check_keep
+from ._managed import Following, Recording, Units, check_keep
 from ._plan import Measured, Plan, best, measured, notes, summary
+from ._planned import REFINED, WORTH
 from ._profile import Clock, Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA
@@ -36,6 +37,8 @@ WORKSPACES = 2 * 32 << 20
 ANY_HOST = 1 << 49
 
 Optimizer = Union[None, str, torch.optim.Optimizer, Callable[[List[torch.nn.Parameter]], torch.optim.Optimizer]]
+
+Choose = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
 @dataclasses.dataclass
@@ -318,9 +321,9 @@ class _Tracer:
             for t in torch.utils._pytree.tree_flatten((args, kwargs))[0]:
                 if isinstance(t, torch.Tensor):
                     operators.live.of(t)
-        kernels = Kernels(self.device, operators, self.rates is not None)
-        with as_on_gpu(kernels):
-            step(model, args, kwargs, self._checked, self.autocast, operators, kernels, Place(model, operators.live), pack, unpack)
+        kernels, place = Kernels(self.device, operators, self.rates is not None), Place(model, operators.live)
+        with as_on_gpu(kernels), place:
+            step(model, args, kwargs, self._checked, self.autocast, operators, kernels, place, pack, unpack)
 
     def _checked(self, out: Any) -> torch.Tensor:
         value = self.loss(out)
@@ -431,66 +434,88 @@ class _Tracer:
 
     # With policies
 
-    def plans(self, forecast: Forecast, live: Live, keep: Sequence[str], choose: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
+    def plans(self, forecast: Forecast, live: Live, keep: Sequence[str], choose: Choose) -> None:
         """Adds what the budget and the smallest budget would do."""
-        scene = _Scene()
         model = copy_of(self.model, self.device)
-        units = Units(scene)
-        units.find(model, keep)
-        if not units.list:
+        scene = _Scene(model)
+        scene.units.find(model, keep)
+        if not scene.units.list:
             forecast.notes.append("the model has no blocks that repeat, so a budget can only offload; that is not forecast")
             return
-        profile = self._record(model, scene, units)
-        divisions = measured(profile, units.list)
+        profile = self._record(scene)
+        divisions = measured(profile, scene.units.list)
         assert forecast.step_ns is not None
         for m in divisions:
             m.calibrate(forecast.step_ns, 0)
-        forecast.notes += notes(units.list, scene.refused)
+        forecast.notes += notes(scene.units.list, scene.refused)
         needs = largest(live.needs)
         room = forecast.room
         assert room is not None
         if forecast.budget is not None or forecast.peak > room:
-            forecast.plan = self._planned(room, needs, divisions, choose)
+            forecast.plan = self._planned(scene, room, limit_for(room, self.base, needs), needs, divisions, choose)
         try:
             best(divisions, choose, 1)
         except TooSmall as e:
             least = max(least_for(self.base, needs, e.least), self.floor + self.floor // MARGIN)
-            forecast.least = self._planned(least, needs, divisions, choose, e.least)
+            forecast.least = self._planned(scene, least, max(limit_for(least, self.base, needs), e.least), needs, divisions, choose)
 
-    def _planned(self, size: int, needs: Sequence[Need], divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: Optional[int] = None) -> Optional[Planned]:
-        limit = max(limit or 1, limit_for(size, self.base, needs))
-        found: Optional[Plan] = None
-        for offload in (False, True):  # as a runtime tries them
-            with contextlib.suppress(TooSmall):
-                p = best(divisions, choose, limit, offload)
-                found = p if found is None or p.answer["step_ns"] < found.answer["step_ns"] else found
-        if found is None:
-            return None
-        peak = max([self.floor] + [self.base + other + min(saved, found.answer["peak"]) for other, saved in needs])
-        return Planned(size, peak, found.answer["step_ns"], **summary(found)) if peak <= size else None
+    def _planned(self, scene: _Scene, size: int, limit: int, needs: Sequence[Need], divisions: Sequence[Measured], choose: Choose) -> Optional[Planned]:
+        """Returns what a budget would do. Like a runtime it follows a plan that recomputes, and
+        changes the limit of saved tensors until the peak is close below the budget. Then it
+        takes a plan that offloads as well, if that is faster."""
+        slack, found, kept = size // 128, None, 0  # type: int, Optional[Planned], int
+        for _ in range(1 + REFINED):
+            try:
+                plan = best(divisions, choose, max(limit, 1), False)
+            except TooSmall:
+                break
+            peak = max(self._follow(scene, plan), self.floor)
+            if peak <= size and (found is None or plan.answer["step_ns"] <= found.step_ns):
+                found, kept = Planned(size, peak, plan.answer["step_ns"], **summary(plan)), limit - size // 64
+            if size - 2 * slack <= peak <= size or not plan.choices:
+                break
+            limit += size - peak - slack if peak > size else 3 * (size - peak - slack) // 4
+        with contextlib.suppress(TooSmall):
+            plan = best(divisions, choose, max(kept if found is not None else limit, 1))
+            if found is None:
+                peak = max([self.floor] + [self.base + other + min(saved, plan.answer["peak"]) for other, saved in needs])
+            else:
+                peak = max(found.peak + plan.answer["peak"] - found.kept, self.floor)
+            if peak <= size and (found is None or plan.answer["step_ns"] < WORTH * found.step_ns):
+                found = Planned(size, peak, plan.answer["step_ns"], **summary(plan))
+        return found
 
-    def _record(self, model: torch.nn.Module, scene: _Scene, units: Units) -> Profile:
+    def _follow(self, scene: _Scene, plan: Plan) -> int:
+        """Returns the peak of a step that follows a plan without offloading."""
+        scene.model.zero_grad(set_to_none=True)
+        scene.units.rewrap([plan])
+        live = Live(self.device, scene.weights)
+        scene._now = Following(plan, self.device, LEAST_CUDA, None, scene.refused)
+        self.run(scene.model, Operators(None, live), live.pack, live.unpack)
+        return self.base + live.peak
+
+    def _record(self, scene: _Scene) -> Profile:
         """Runs a step as a recorded one, with times of the GPU."""
         operators = Operators(self.rates, None)
-        weights = storages([*model.parameters(), *model.buffers()])
-        profile = Profile(self.device, scene, set(weights), LEAST_CUDA, scene, scene.refused)
+        profile = Profile(self.device, scene, scene.weights, LEAST_CUDA, scene, scene.refused)
         profile.clock = _Time(operators)
         profile.now = profile.clock.stamp()
-        units.wrap_all()
+        scene.units.wrap_all()
         scene._now = Recording(scene, profile)
-        self.run(model, operators, profile.pack_outside, profile.unpack_outside)
-        scene._now = None
+        self.run(scene.model, operators, profile.pack_outside, profile.unpack_outside)
         profile.close()
         return profile
 
 
 class _Scene:
-    """Stands for the runtime, the step and the budget of a recorded step."""
+    """A copy of a model, that stands for the runtime, the step and the budget, too."""
 
     pack, unpack = staticmethod(IN_PLACE.pack), staticmethod(IN_PLACE.unpack)
 
-    def __init__(self) -> None:
-        self._now: Optional[Recording] = None
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.units = model, Units(self)
+        self.weights = set(storages([*model.parameters(), *model.buffers()]))
+        self._now: Union[None, Recording, Following] = None
         self.thread, self.quiet = threading.get_ident(), False
         self.refused: Dict[str, str] = {}
 

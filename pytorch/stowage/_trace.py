@@ -445,11 +445,18 @@ class Place:
     def __init__(self, model: torch.nn.Module, live: Optional[Live]) -> None:
         self._live, self.stack = live, []  # type: Optional[Live], List[str]
         self.kinds: Dict[str, str] = {}
+        self._hooks: List[Any] = []
         for name, m in model.named_modules():
             name = name or type(model).__name__
             self.kinds[name] = type(m).__name__
-            m.register_forward_pre_hook(lambda *_, name=name: self._move(name))
-            m.register_forward_hook(lambda *_: self._move(None))
+            self._hooks.append(m.register_forward_pre_hook(lambda *_, name=name: self._move(name)))
+            self._hooks.append(m.register_forward_hook(lambda *_: self._move(None)))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        for h in self._hooks:
+            h.remove()
 
     def _move(self, name: Optional[str]) -> None:
         self.stack.append(name) if name is not None else self.stack.pop()
