@@ -90,6 +90,7 @@ func TestReadings(t *testing.T) {
 			return *s.Model.Layers[0].Mamba == model.Mamba{Version: 2, Inner: 128, Heads: 4, Groups: 8, State: 128, Conv: 4} // twice 64 wide
 		}},
 		{"--nnodes 2 --nproc-per-node 8", func(s *plan.Setup) bool { return s.Layout.World == 16 }},
+		{"--microbatch-group-size-per-virtual-pipeline-stage 1 --pipeline-model-parallel-size 2", func(s *plan.Setup) bool { return s.Layout.GroupSize == 0 }}, // nothing is interleaved
 		{"--microbatch-group-size-per-virtual-pipeline-stage 3 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", func(s *plan.Setup) bool { return s.Layout.GroupSize == 3 }},
 		{"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-paged-stash --moe-expert-rank-capacity-factor 1.5 --moe-paged-stash-buffer-size-factor-cuda -1.2", func(s *plan.Setup) bool {
 			return s.Stash.Factor == 0 && slices.Equal(s.Stash.Modules, memory.MegatronModules(memory.Stash))

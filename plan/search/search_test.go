@@ -298,6 +298,11 @@ func TestPolicyFollowsLink(t *testing.T) {
 			t.Errorf("at %g B/s the step takes %v s, at a slower link %v s", link, r.After.Step.Total, last)
 		}
 		last = r.After.Step.Total
+		for rank, x := range r.Ranks {
+			if busy := min(float64(x.Step)/link/float64(r.After.Step.Total), 1); math.Abs(x.Link-busy) > 1e-6 {
+				t.Errorf("rank %d copies %d bytes at %g B/s in %v s, and the link is busy for %g of it; want %g", rank, x.Step, link, r.After.Step.Total, x.Link, busy)
+			}
+		}
 		if link == 1e12 && (r.After.Step.Total != r.Before.Step.Total || r.After.Late != 0 || len(r.Setup.Offload.Modules) == 0) {
 			t.Errorf("a link that hides everything still costs: %v s instead of %v s, %v late, offloading %v", r.After.Step.Total, r.Before.Step.Total, r.After.Late, r.Setup.Offload.Modules)
 		}
@@ -323,6 +328,13 @@ func TestTooSmallNamesABudget(t *testing.T) {
 	}
 	if !strings.Contains(err.Error(), "the smallest budget that a policy fits is") {
 		t.Errorf("the error is %q", err)
+	}
+	m := *s.Model
+	m.Vocab *= 16 // the logits make the last rank the heaviest
+	wide := *s
+	wide.Model = &m
+	if _, err := Policy(&wide, Options{Budget: 1e9}); !errors.As(err, &tight) || tight.Rank != s.Layout.PP-1 {
+		t.Errorf("with a large vocabulary: %v, rank %d", err, tight.Rank)
 	}
 }
 
