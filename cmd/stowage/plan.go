@@ -160,6 +160,7 @@ func settingsUsage(cmd *cobra.Command) {
 }
 
 func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
+	f.job.anyLayout = planview.SearchSpace(f.search) == planview.Layouts
 	if f.flags != "" && *f.asJSON {
 		return usagef("--flags prints only flags, and --json prints everything with the flags; keep one")
 	}
@@ -177,7 +178,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if err != nil {
 		return err
 	}
-	r, err := f.report(cmd, s, f.job.given(s), commandLine(cmd, args))
+	r, err := f.report(cmd, s, f.job.given(f.job.asGiven(s)), commandLine(cmd, args))
 	if err != nil {
 		return err
 	}
@@ -188,7 +189,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 	if v, given := f.job.args["use-tp-pp-dp-mapping"]; given && v != false && r.Node != nil && r.Node.Pinned > 0 && r.Setup.PP > 1 {
 		r.Warnings = append(r.Warnings, "--use-tp-pp-dp-mapping: the host memory of a node is that of the default order of ranks, which puts fewer stages on a node")
 	}
-	idle, err := planview.WithoutEffect(s)
+	idle, err := planview.WithoutEffect(f.job.asGiven(s))
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planview"
+	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/model"
 )
@@ -270,33 +271,55 @@ func (x *askedValue) askGPUs(q planview.Question) (*planview.Answer, error) {
 	return q.Answer()
 }
 
-// askLayouts tries powers of two, and then numbers between the last power that does not fit
-// and the first that does.
+// askLayouts tries every number of GPUs up to a node, and then multiples of a node. A layout
+// may need an odd number, so of these any may fit. It begins where the GPUs together can
+// hold the state of the parameters.
 func (x *askedValue) askLayouts(q planview.Question) (*planview.Answer, error) {
-	q.Step, q.End = 1, "fewer are not possible"
-	for n := 1; n <= mostPlanGPUs; n *= 2 {
-		q.Values = append(q.Values, n)
-	}
-	a, err := q.Answer()
-	if err != nil {
-		return nil, err
-	}
 	node := max(x.base.Layout.NodeGPUs, 1)
-	step := max(node, a.Value/16)
-	if a.Value/2 < node || step >= a.Value/2 {
-		return a, nil
+	least, state := x.leastGPUs()
+	if least > node {
+		least = (least + node - 1) / node * node
 	}
-	q.Values = nil
-	for n := a.Value / 2; n <= a.Value; n += step {
+	each := max(64*node, 4*least) / node * node // multiples of a node up to here
+	for n := least; n <= each; {
+		q.Values = append(q.Values, n)
+		if n++; n > node {
+			n = (n + node - 1) / node * node
+		}
+	}
+	for n := 2 * each; n <= mostPlanGPUs; n *= 2 {
 		q.Values = append(q.Values, n)
 	}
-	finer, err := q.Answer()
-	if err != nil {
-		return nil, err
+	q.Step, q.End = 1, "fewer are not possible"
+	q.Tried = fmt.Sprintf("multiples of %d up to %d and doublings of that", node, each)
+	if least > 1 {
+		q.End = fmt.Sprintf("fewer cannot hold weights, gradients and optimiser states, %s together", planview.Size(state))
 	}
-	finer.Planned += a.Planned
-	finer.Step = step
-	return finer, nil
+	if least < node {
+		q.Tried = fmt.Sprintf("every number from %d to %d, %s", least, node, q.Tried)
+	}
+	return q.Answer()
+}
+
+// leastGPUs returns a number of GPUs below which no layout fits, and the state of the
+// parameters that says so: layouts divide it, and no layout makes the sum of the parts
+// smaller.
+func (x *askedValue) leastGPUs() (int, memory.Bytes) {
+	s := *x.base
+	s.Layout = plan.Layout{World: 1, TP: 1, PP: 1, CP: 1, EP: 1, ETP: 1, VPP: 1, NodeGPUs: s.Layout.NodeGPUs}
+	s.Recompute, s.Offload = plan.Recompute{}, plan.Offload{MinElements: s.Offload.MinElements}
+	f, err := plan.Predict(&s)
+	if err != nil || f.Budget < 1 {
+		return 1, 0
+	}
+	var state memory.Bytes
+	for _, it := range f.Ranks[0].Items {
+		switch it.Cause {
+		case plan.CauseWeights, plan.CauseGradients, plan.CauseOptimizer:
+			state += it.Bytes
+		}
+	}
+	return max(1, min(int((state+f.Budget-1)/f.Budget), mostPlanGPUs)), state
 }
 
 // divisorsOf returns the divisors of a number in ascending order.

@@ -131,3 +131,41 @@ func TestPlanNoAnswer(t *testing.T) {
 		}
 	}
 }
+
+// A search over layouts finds every number of GPUs up to a node, though fewer or more do not
+// divide the batch. If none fits, the answer names what was tried.
+func TestPlanFewestOfAllLayouts(t *testing.T) {
+	const job = "plan --model llama-3-8b --gpu h100 --seq 4096 --search layout"
+	for batch, want := range map[string]int{" --gbs 63": 3, " --gbs 48": 3, "": 3, " --gbs 20": 3} {
+		r, _ := planJSON(t, job+batch+" --fewest-gpus")
+		if r.Answer.Value != want || !r.Fits {
+			t.Errorf("%s: %+v", batch, r.Answer)
+		}
+	}
+	// The layout of the command line, all replicas, does not divide this batch.
+	if r, _ := planJSON(t, job+" --gbs 2 --gpus 8"); !r.Fits || r.Setup.GPUs != 8 || strings.Contains(strings.Join(r.Warnings, "\n"), "number of GPUs") {
+		t.Errorf("8 GPUs and 2 sequences: %+v", r.Setup)
+	}
+	stdout, stderr, code := command(strings.Fields(job + " --gbs 8 --budget 1GiB --fewest-gpus")...)
+	if want := "no number of GPUs fits of those that were tried, multiples of 8 up to 544 and doublings of that: "; code != exitFailure || stdout != "" || !strings.Contains(stderr, want) {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+}
+
+// No layout fits on fewer GPUs than can hold the state of the parameters, so none is lost
+// that is not tried.
+func TestPlanLeastGPUs(t *testing.T) {
+	for _, job := range []string{
+		"--model llama-3-8b --gpu h100",
+		"--model llama-3-8b --gpu h100 --budget 40GiB --use-precision-aware-optimizer --main-grads-dtype bf16",
+		"--model moonlight-16b-a3b --gpu h200",
+	} {
+		r, _ := planJSON(t, "plan "+job+" --fewest-gpus --search layout")
+		for n := 1; n < r.Answer.Value; n++ {
+			_, _, code := command(strings.Fields(fmt.Sprintf("plan %s --search layout --gpus %d", job, n))...)
+			if code == exitOK && (n <= 8 || n%8 == 0) {
+				t.Errorf("%s: %d GPUs are the fewest, and %d fit", job, r.Answer.Value, n)
+			}
+		}
+	}
+}

@@ -35,6 +35,7 @@ type jobFlags struct {
 	host                    string // memory of a node
 	nodeGPUs                int
 	env                     []string // NAME=VALUE
+	anyLayout               bool     // whether layouts are searched
 
 	stdin func() io.Reader // what --megatron - and --launch - read
 
@@ -68,6 +69,17 @@ func (j *jobFlags) given(s *plan.Setup) *planview.Given {
 		g.Args = j.args // the file needs settings, so they count as its own
 	}
 	return g
+}
+
+// asGiven returns the setup with the layout that is given. If layouts are searched, that one
+// need not divide the batch over the GPUs, and then it has one replica.
+func (j *jobFlags) asGiven(s *plan.Setup) *plan.Setup {
+	if _, err := s.Normalise(); err == nil || !j.anyLayout {
+		return s
+	}
+	one := *s
+	one.Layout.World = 0
+	return &one
 }
 
 // files returns the files that the flags may name.
@@ -125,6 +137,16 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	in.Args = func(args map[string]any) { j.args = args }
 	j.input = in
 	s, notes, err := config.Resolve(in)
+	if err != nil && j.anyLayout && j.gpus > 0 {
+		// Perhaps only the layout that is given does not divide the batch over the GPUs.
+		on := in
+		on.GPUs = 0
+		if fewer, more, none := config.Resolve(on); none == nil {
+			s, err = fewer, nil
+			s.Layout.World = j.gpus
+			notes = slices.DeleteFunc(more, func(n string) bool { return strings.Contains(n, "the number of GPUs is not in the arguments") })
+		}
+	}
 	if refused := j.refusal(err); refused != nil {
 		return nil, nil, refused
 	}

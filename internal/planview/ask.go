@@ -27,6 +27,8 @@ type Question struct {
 	// Smallest is set.
 	Values            []int
 	Step, Start, Most int
+	// Tried says in words which values are tried, if these are not all.
+	Tried string
 	// End says why there is no value beyond the last one.
 	End string
 	// Setup returns the job with a value, and Flags what to write for it.
@@ -45,6 +47,7 @@ type Answer struct {
 	// Method is "bisection" or "scan", Step what the values are multiples of, and Planned
 	// how many were planned.
 	Method  string `json:"method"`
+	Tried   string `json:"tried,omitempty"` // which values a scan tries, if these are not all
 	Step    int    `json:"step"`
 	Planned int    `json:"planned"`
 	// Next is the next value, which does not fit. It is null if there is none, and End
@@ -74,11 +77,16 @@ type Trial struct {
 // that is most likely to fit.
 type NoneFits struct {
 	What    string
+	Tried   string // which values were tried, if these are not all
 	Nearest Trial
 }
 
 func (e *NoneFits) Error() string {
-	return fmt.Sprintf("no %s fits: %s", e.What, e.Nearest.words())
+	tried := ""
+	if e.Tried != "" {
+		tried = " of those that were tried, " + e.Tried
+	}
+	return fmt.Sprintf("no %s fits%s: %s", e.What, tried, e.Nearest.words())
 }
 
 // asking is a question while it is answered.
@@ -91,7 +99,7 @@ type asking struct {
 // Answer finds the value. It returns a *NoneFits if there is none.
 func (q Question) Answer() (*Answer, error) {
 	a := &asking{Question: q, tried: map[int]Trial{}}
-	out := &Answer{Question: q.Name, Method: "scan", Step: q.Step, End: q.End}
+	out := &Answer{Question: q.Name, Method: "scan", Step: q.Step, Tried: q.Tried, End: q.End}
 	var best, next int // next is the value beyond the best one, or 0
 	if q.Values != nil {
 		best, next = a.scan()
@@ -101,7 +109,7 @@ func (q Question) Answer() (*Answer, error) {
 	}
 	out.Planned = len(a.tried)
 	if best == 0 {
-		return nil, &NoneFits{What: q.What, Nearest: a.try(next)}
+		return nil, &NoneFits{What: q.What, Tried: q.Tried, Nearest: a.try(next)}
 	}
 	out.Value, out.Flags = best, q.Flags(best)
 	if next != 0 {
@@ -264,6 +272,8 @@ func (t Trial) words() string {
 func (a *Answer) words() []string {
 	found := "found by bisection"
 	switch {
+	case a.Tried != "":
+		found = "found by a scan of " + a.Tried
 	case a.Method == "scan":
 		found = "found by a scan of the possible values"
 	case a.Step > 1:
