@@ -100,9 +100,6 @@ func (s *Screen) Say(text string) {
 	if s.plain {
 		text = plaintext.ASCII(text)
 	}
-	if width, _, _ := s.size(); width > 0 && strings.HasSuffix(text, "\n") {
-		text = plaintext.Fit(text, width)
-	}
 	b.WriteString(text)
 	s.write(&b)
 }

@@ -166,16 +166,6 @@ func TestScreenLeavesNothing(t *testing.T) {
 	})
 }
 
-// Text fits the terminal.
-func TestScreenFitsText(t *testing.T) {
-	e := &emulator{width: 50}
-	s := newScreen(e, func() (int, int, bool) { return e.width, 20, true }, environment("LC_ALL=C"))
-	s.Say("a sentence that is longer than the terminal is wide, with a µ\n")
-	if got, want := e.String(), "a sentence that is longer than the terminal is\n  wide, with a u"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
 // The picture appears without a step and disappears with Close, which may be called twice or
 // without Begin. A program in the background draws nothing.
 func TestScreenDraws(t *testing.T) {
