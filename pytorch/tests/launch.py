@@ -13,7 +13,7 @@ from common import torch
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def run_ranks(test, script, case, ranks, device="cpu", seconds=60):
+def run_ranks(test, script, case, ranks, device="cpu", seconds=600):
     """Runs `python3 script case RANK RANKS FOLDER` for every rank, and returns what each of them
     printed. A rank that fails or takes too long fails the test."""
     if not torch.distributed.is_available():

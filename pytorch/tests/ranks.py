@@ -209,7 +209,7 @@ def main(case, rank, ranks, folder):
     if DEVICE != "cpu":
         torch.cuda.set_device(int(rank))
     dist.init_process_group(
-        "gloo" if DEVICE == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks), timeout=datetime.timedelta(seconds=30)
+        "gloo" if DEVICE == "cpu" else "nccl", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks), timeout=datetime.timedelta(minutes=10)
     )
     try:
         {"ddp": ddp, "fsdp": fsdp}[case]()

@@ -1,8 +1,9 @@
-"""What a saved tensor costs in Python: under 15 µs where nothing moves. One that moves
-takes about as much on a quiet machine; its bound is for gross regressions. With the
-library's own work it is only printed: on the CPU that is copies and waiting for them."""
+"""What a saved tensor costs in Python. Times are printed, and a quiet machine takes less than
+15 µs. How fast this machine is decides nothing: the bounds are on how many functions are called.
+With the library's own work times are copies, on the CPU, and waiting for them."""
 
 import statistics
+import sys
 import time
 import unittest
 
@@ -41,7 +42,24 @@ def measure(run, rounds=6):
     return min(times) * 1e6
 
 
-def per_tensor(**settings):
+def calls(run):
+    """How many functions a run calls in this thread, Python's and C's."""
+    n = 0
+
+    def count(_, event, __):
+        nonlocal n
+        n += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return n
+
+
+def per_tensor(what, **settings):
+    """Prints the time that a saved tensor takes and returns the calls."""
     nothing = Nothing()
     with runtime("offload", **settings) as rt:
 
@@ -49,10 +67,15 @@ def per_tensor(**settings):
             with rt.step():
                 step(rt.group)
 
+        def without():
+            step(lambda _: nothing)
+
         for _ in range(5):
             with_it()
-        rounds = [(measure(with_it), measure(lambda: step(lambda _: nothing))) for _ in range(3)]
-        return statistics.median(a - b for a, b in rounds) / TENSORS
+        rounds = [(measure(with_it), measure(without)) for _ in range(3)]
+        n = (calls(with_it) - calls(without)) / TENSORS
+        print(f"{what}: {statistics.median(a - b for a, b in rounds) / TENSORS:.1f} µs and {n:.1f} calls a saved tensor", flush=True)
+        return n
 
 
 class Instant:
@@ -88,19 +111,17 @@ class Instant:
 
 
 class Overhead(unittest.TestCase):
-    def test_microseconds_a_saved_tensor(self):
+    def test_calls_a_saved_tensor(self):
         for what, bound, settings in (
-            ("kept by policy", 15, {"policy": {"a": "keep"}}),
-            ("too small to move", 15, {"policy": {"a": "offload"}, "least": "1MiB"}),
-            ("moved by a library that takes no time", 45, {"policy": {"a": "offload"}, "library": Instant}),
+            ("kept by policy", 25, {"policy": {"a": "keep"}}),
+            ("too small to move", 25, {"policy": {"a": "offload"}, "least": "1MiB"}),
+            ("moved by a library that takes no time", 80, {"policy": {"a": "offload"}, "library": Instant}),
         ):
-            cost = per_tensor(**settings)
-            print(f"{what}: {cost:.1f} µs a saved tensor", flush=True)
-            self.assertLess(cost, bound, what)
+            self.assertLess(per_tensor(what, **settings), bound, what)
 
     def test_with_the_library(self):
         for what, settings in (("the limit holds", {"policy": None, "saved_limit": "1GiB"}), ("moved", {"policy": {"a": "offload"}})):
-            print(f"{what}, with the library: {per_tensor(**settings):.1f} µs a saved tensor in groups of {GROUP}", flush=True)
+            per_tensor(f"{what}, with the library, in groups of {GROUP}", **settings)
 
 
 if __name__ == "__main__":
