@@ -11,11 +11,9 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planview"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
@@ -124,12 +122,13 @@ func (f *planFlags) checkAsked(w *planWords) error {
 // keepStdin reads standard input once, if a flag names it, because a job is made of it again
 // for every value.
 func (j *jobFlags) keepStdin() error {
-	if !slices.Contains([]string{j.megatron, j.launch, j.doctor}, "-") {
+	flag := j.stdinFlag()
+	if flag == "" {
 		return nil
 	}
-	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
+	data, err := j.readStdin(flag)
 	if err != nil {
-		return usagef("standard input cannot be read: %v", input.Cause(err))
+		return err
 	}
 	j.stdin = func() io.Reader { return bytes.NewReader(data) }
 	return nil
@@ -346,4 +345,4 @@ func leastMultiple(a, b int) int {
 }
 
 // largestWords returns the values of --largest.
-func largestWords() []string { return strings.Fields("microbatch seq layers") }
+func largestWords() []string { return slices.Sorted(maps.Keys(planLargest)) }

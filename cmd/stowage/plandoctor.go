@@ -6,7 +6,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -34,15 +33,16 @@ func (j *jobFlags) readDoctor() (*examined, error) {
 	}
 	data, err := j.doctorText()
 	if err != nil {
-		return nil, wrong("the file cannot be read: %v", input.Cause(err))
+		return nil, err
 	}
 	var r doctor.Report
 	if err := json.Unmarshal(data, &r); err != nil || r.Version == "" || r.Devices == nil {
 		return nil, wrong("this is not what `stowage doctor --json` prints; print it again on a node of the job")
 	}
 	x := &examined{host: r.Machine.Memory.Usable()}
+	r.Devices = slices.DeleteFunc(r.Devices, func(d doctor.Device) bool { return !strings.HasPrefix(d.Name, "cuda:") })
 	for _, d := range r.Devices {
-		if !strings.HasPrefix(d.Name, "cuda:") || !j.sameGPU(d.Model) {
+		if !j.sameGPU(d.Model, !slices.ContainsFunc(r.Devices, func(y doctor.Device) bool { return y.Model != d.Model })) {
 			continue
 		}
 		switch {
@@ -72,27 +72,31 @@ func (j *jobFlags) readDoctor() (*examined, error) {
 // doctorText returns the text that --doctor names. Standard input may be that or a launch
 // file.
 func (j *jobFlags) doctorText() ([]byte, error) {
-	if j.doctor != "-" {
-		return input.ReadFile(j.doctor, input.Settings)
+	if j.doctor == "-" && slices.Contains([]string{j.megatron, j.launch}, "-") {
+		return nil, usagef("--doctor -: standard input is the launch file already; save one of the two and name its file")
 	}
-	if slices.Contains([]string{j.megatron, j.launch}, "-") {
-		return nil, fmt.Errorf("standard input is the launch file already")
+	if j.doctor == "-" {
+		return j.readStdin("--doctor")
 	}
-	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
-	if err == nil && len(data) > input.Settings {
-		err = fmt.Errorf("it is larger than %s, the most that is read of such a file", memory.Bytes(input.Settings).Short())
+	data, err := input.ReadFile(j.doctor, input.Settings)
+	if err != nil {
+		return nil, usagef("--doctor %s: the file cannot be read: %v", j.doctor, input.Cause(err))
 	}
-	return data, err
+	return data, nil
 }
 
-// sameGPU reports whether --gpu, if it names built-in hardware, names this model.
-func (j *jobFlags) sameGPU(model string) bool {
+// sameGPU reports whether --gpu means this model of a machine: it names no built-in hardware,
+// or the model, or the model is not built in and the only one.
+func (j *jobFlags) sameGPU(model string, only bool) bool {
 	asked, err := hardware.ByName(j.gpu)
 	if err != nil {
 		return true // it is empty or a file, or an error that the planner reports
 	}
 	found, err := hardware.ByName(model)
-	return err == nil && found.Name == asked.Name
+	if err != nil {
+		return only
+	}
+	return found.Name == asked.Name
 }
 
 // apply replaces what the setup's hardware usually leaves by what was measured. What a job

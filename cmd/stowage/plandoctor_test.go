@@ -105,7 +105,7 @@ func TestPlanDoctorMistakes(t *testing.T) {
 		"--doctor good.json --gpu h1000":          "no built-in hardware",
 		"--doctor":                                "needs a value",
 		"--doctor= ":                              "is empty",
-		"--megatron - --doctor -":                 "standard input is the launch file already",
+		"--megatron - --doctor -":                 "standard input is the launch file already; save one of the two and name its file",
 		"--doctor mixed.json --gpu a100 --gpus 8": "there is no a100 in it",
 	} {
 		line := "plan --model llama-3-8b " + flags
@@ -116,6 +116,15 @@ func TestPlanDoctorMistakes(t *testing.T) {
 		if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("%s: code %d, output %q, errors %q; want %q", flags, code, stdout, stderr, want)
 		}
+	}
+	// Another GPU may stand for one that is not built in, if the machine has no other.
+	doctorFile(t, "odd.json", memory.GiB, "NVIDIA L4", 22, "NVIDIA H100 80GB HBM3", 60)
+	if r, _ := planJSON(t, "plan --model llama-3-8b --gpus 8 --tp 8 --doctor odd.json --gpu h100"); r.Hardware.Free != 60*memory.GiB || r.Node.GPUs != 1 {
+		t.Errorf("an H100 beside an L4: %+v, %+v", r.Hardware, r.Node)
+	}
+	if r, _ := planJSON(t, "plan --model llama-3-8b --gpus 8 --tp 8 --doctor small.json --gpu h100"); r.Hardware.Free != 22*memory.GiB ||
+		!strings.Contains(strings.Join(r.Warnings, "\n"), "the figures of h100 stand for those of NVIDIA L4") {
+		t.Errorf("an L4 alone: %+v, %q", r.Hardware, r.Warnings)
 	}
 	if r, _ := planJSON(t, "plan --model llama-3-8b --gpus 8 --tp 8 --doctor mixed.json --gpu h200"); r.Hardware.Name != "h200" || r.Hardware.Free != 130*memory.GiB || r.Node.GPUs != 1 {
 		t.Errorf("of two kinds: %+v, %+v", r.Hardware, r.Node)

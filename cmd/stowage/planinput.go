@@ -20,6 +20,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
 	"github.com/stowage-dev/stowage/plan/config"
+	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/megatron"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/plan/routing"
@@ -120,7 +121,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 		if in.Launch == "" {
 			in.Model = "stdin"
 		}
-		if in.Data, err = j.standardInput(); err != nil {
+		if in.Data, err = j.readStdin(j.stdinFlag()); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -156,6 +157,9 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	if found != nil {
 		if err := found.apply(s, j.doctor); err != nil {
 			return nil, nil, err
+		}
+		if _, err := hardware.ByName(found.gpu); err != nil {
+			notes = append(notes, fmt.Sprintf("--doctor %s: the figures of %s stand for those of %s, except for the free memory", j.doctor, s.Hardware.Name, found.gpu))
 		}
 	}
 	if h := s.Hardware; h != nil && h.Free > 0 && in.Budget > h.Free {
@@ -240,12 +244,8 @@ func (j *jobFlags) environment() (map[string]string, error) {
 	return env, nil
 }
 
-// standardInput reads the file that --megatron - or --launch - stands for.
-func (j *jobFlags) standardInput() ([]byte, error) {
-	flag := "--megatron"
-	if j.launch == "-" {
-		flag = "--launch"
-	}
+// readStdin reads the file that a flag takes from standard input.
+func (j *jobFlags) readStdin(flag string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(j.stdin(), input.Settings+1))
 	switch {
 	case err != nil:
@@ -253,7 +253,20 @@ func (j *jobFlags) standardInput() ([]byte, error) {
 	case len(data) > input.Settings:
 		return nil, usagef("%s -: standard input is larger than %s, the most that is read of such a file", flag, memory.Bytes(input.Settings).Short())
 	}
-	return append([]byte{}, data...), nil
+	return data, nil
+}
+
+// stdinFlag returns the flag that reads standard input, or nothing.
+func (j *jobFlags) stdinFlag() string {
+	switch "-" {
+	case j.megatron:
+		return "--megatron"
+	case j.launch:
+		return "--launch"
+	case j.doctor:
+		return "--doctor"
+	}
+	return ""
 }
 
 // refusal returns the error about a job that the planner does not model, or nil. The
@@ -460,10 +473,13 @@ func (j *jobFlags) planError(err error) error {
 	case wrong.Setting == "Model" && j.modelFlag != "":
 		name = j.modelFlag
 	}
-	if wrong.Err == nil {
-		return usagef("%s", wrong.Named(name))
-	}
 	plain := *wrong
+	if flag := j.stdinFlag(); flag == name && strings.TrimSuffix(wrong.Asked, ".yaml") == "stdin" {
+		plain.Asked = "-"
+	}
+	if wrong.Err == nil {
+		return usagef("%s", plain.Named(name))
+	}
 	plain.Err = input.Plain(wrong.Err)
 	return usagef("%s", plain.Named(name))
 }

@@ -113,6 +113,10 @@ func TestPlanStandardInput(t *testing.T) {
 		"launch, JSON": {"--launch - --model mixtral-8x7b --gpus 32", `{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}`, "2 a microbatch", exitOK},
 		"launch large": {"--launch -", strings.Repeat("x", 5<<20), "--launch -: standard input is larger than 4.0 MiB", exitUsage},
 		"no job":       {"--launch -", "echo", "--launch -: there is no model in this file", exitUsage},
+		"broken JSON":  {"--launch -", `{"a": `, "--launch -: the file is not valid JSON", exitUsage},
+		"broken YAML":  {"--megatron -", "MODEL_ARGS: [", "--megatron -: the YAML cannot be read", exitUsage},
+		"doctor large": {"--doctor - --model llama-3-8b", strings.Repeat("x", 5<<20), "--doctor -: standard input is larger than 4.0 MiB", exitUsage},
+		"asked, large": {"--launch - --largest seq", strings.Repeat("x", 5<<20), "--launch -: standard input is larger than 4.0 MiB", exitUsage},
 		"both":         {"--launch - --megatron -", launchFile, "--megatron and --launch both name a launch file", exitUsage},
 	} {
 		file, err := os.Create(filepath.Join(t.TempDir(), "in"))
