@@ -336,11 +336,13 @@ func goGPU(gpu, text *C.char, capacity C.size_t, need *C.size_t, why **C.char) (
 		return codeOf(session.Wrong{Err: errors.New("stowage: give the name of a GPU and a place for the number of bytes")}, why)
 	}
 	name := C.GoString(gpu)
-	read := func() (*hardware.GPU, error) { return hardware.ByName(name) }
+	var g *hardware.GPU
+	var err error
 	if strings.HasPrefix(strings.TrimSpace(name), "{") {
-		read = func() (*hardware.GPU, error) { return hardware.Parse([]byte(name)) }
+		g, err = hardware.Parse([]byte(name))
+	} else {
+		g, err = hardware.ByName(name)
 	}
-	g, err := read()
 	if err != nil {
 		return codeOf(session.Wrong{Err: fmt.Errorf("stowage: %w", err)}, why)
 	}

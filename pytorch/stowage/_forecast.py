@@ -27,11 +27,14 @@ from ._planned import REFINED, WORTH
 from ._profile import Clock, Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA
-from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, copy_of, like, step, storages
+from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, copy_of, first, like, step, storages
 
 # cuBLAS has a workspace for each thread that calls it, which PyTorch's allocator holds: 32 MiB
 # on an H100 and later, for the forward and for the backward pass.
 WORKSPACES = 2 * 32 << 20
+
+# Optimisers update all weights on a GPU at once by default since PyTorch 2.0.
+FOREACH = int(torch.__version__.split(".")[0]) >= 2
 
 # Host memory that plans may use, if nobody says how much there is.
 ANY_HOST = 1 << 49
@@ -131,6 +134,8 @@ class Forecast:
         do = "shard the model, or make the batch smaller"
         if self.plan is not None:
             return f"it does not fit if everything is kept ({human(self.peak - room)} more than {what}), and stowage.Runtime(budget={_written(room)}) would hold it"
+        if least is None and self.saved_peak and self.held["weights"] + self.gradients + self.held["optimizer"] < room:
+            return f"it does not fit if everything is kept ({human(self.peak - room)} more than {what}); a budget may hold it by offloading, which is not forecast; otherwise {do}"
         if least is None:
             return f"it does not fit: it takes {human(self.peak - room)} more than {what}; {do}"
         if self.usable is not None and least.budget <= self.usable:
@@ -138,7 +143,7 @@ class Forecast:
         return f"no budget would fit: a step needs at least {human(least.budget)}; {do}"
 
     def __str__(self) -> str:
-        on = f" on an {self.gpu}" if self.gpu in ("a100", "h100", "h200", "mi300x") else f" on a {self.gpu}" if self.gpu else ""
+        on = f" on {self.gpu}" if self.gpu else ""
         lines = [f"a training step of {self.model}{on} at its peak, {self.where}:", *self._rows()]
         for p, label in ((self.plan, "a budget"), (self.least, "the smallest budget")):
             if p is not None:
@@ -230,7 +235,7 @@ def plan(
         raise Error("plan: a budget needs the rates of a GPU; give gpu=\"h100\", or leave budget out")
     model = getattr(model, "_orig_mod", model)
     with _library() as library, _unchanged():
-        figures = None if gpu is None else library.gpu(_text_of(gpu))
+        figures = None if gpu is None else _figures(library, gpu)
         if figures is not None and size is not None and size > figures["memory"]:
             raise Error(f"plan: a budget of {human(size)} is more than the {human(figures['memory'])} of {figures['name']}; give at most that")
         check_keep(model, keep)
@@ -263,22 +268,31 @@ def _unchanged() -> Iterator[None]:
         torch.set_rng_state(numbers)
 
 
-def _text_of(gpu: object) -> str:
-    """Returns the name of a GPU, or the text of a file with its figures."""
+def _figures(library: Library, gpu: object) -> Dict[str, Any]:
+    """Returns the figures of a GPU by its name, or those of a JSON file."""
     if not isinstance(gpu, str) or not gpu or "\0" in gpu:
         raise Error(f"plan: expected the name of a GPU such as \"h100\", got {gpu!r}")
     if not gpu.endswith(".json"):
-        return gpu
+        return library.gpu(gpu)
     try:
         with open(os.path.expanduser(gpu), encoding="utf-8") as f:
-            return f.read(1 << 20)
+            text = f.read(1 << 20)
     except (OSError, UnicodeDecodeError) as e:
         raise Error(f"plan: cannot read {gpu} ({e}); give the name of a GPU such as \"h100\", or a JSON file with its figures") from None
+    if not text.lstrip().startswith("{"):
+        raise Error(f"plan: {gpu} is not a JSON object with the figures of a GPU; give the name of a GPU such as \"h100\", or a file that is one")
+    try:
+        return library.gpu(text)
+    except Error as e:
+        raise Error(f"plan: {gpu}: {str(e).replace('stowage: ', '', 1)}") from None
 
 
 def _arguments(example: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     if callable(example) and not isinstance(example, (torch.Tensor, Mapping)):
-        example = example()
+        try:
+            example = example()
+        except Exception as e:
+            raise Error(f"plan: the function given as example failed ({first(e)}); give one that returns what is passed to the model") from e
     if isinstance(example, torch.Tensor):
         return (example,), {}
     if isinstance(example, (tuple, list)):
@@ -375,7 +389,7 @@ class _Tracer:
         self.notes: List[str] = []
         if given is None:
             return 0
-        for foreach in (True, False) if self.rates is not None else (None,):
+        for foreach in (True, False) if self.rates is not None and FOREACH else (None,):
             made = self._optimizer(model, given)
             for group in made.param_groups:
                 if group.get("fused"):
@@ -399,7 +413,7 @@ class _Tracer:
         return 0
 
     def _cannot(self, made: torch.optim.Optimizer, e: Exception) -> NoReturn:
-        raise Error(f"plan: {type(made).__name__} cannot run on the {self.device.type} device ({type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}); give optimizer=None, and add its state yourself")
+        raise Error(f"plan: {type(made).__name__} cannot run on the {self.device.type} device ({first(e)}); give optimizer=None, and add its state yourself")
 
     def _optimizer(self, model: torch.nn.Module, given: Optimizer) -> torch.optim.Optimizer:
         trained = [p for p in model.parameters() if p.requires_grad]

@@ -38,9 +38,6 @@ FULL_PRECISION = 1 / 16
 # What runs outside of all modules.
 LOSS = "the loss"
 
-# Storages that survive so many operators are looked at only now and then.
-YOUNG = 32
-
 
 class Rates(NamedTuple):
     """What a GPU does in a second: operations of products in bf16, bytes of its memory."""
@@ -76,8 +73,10 @@ def copy_of(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     for t in tensors_of(model):
         if id(t) in memo:
             continue
+        if torch.nn.parameter.is_lazy(t):
+            raise Error("plan: the model has parameters without sizes, such as those of nn.LazyLinear; run the model once first, or give their sizes")
         if type(t) not in _plain or t.layout is not torch.strided:
-            raise Error(f"the model has a {type(t).__name__} among its tensors, whose size on a device is not known; give the model before it is sharded, quantised or wrapped")
+            raise Error(f"plan: the model has a {type(t).__name__} among its tensors, whose size on a device is not known; give the model before it is sharded, quantised or wrapped")
         memory = storage_of(t)
         if memory._cdata not in made:
             flat = torch.empty(memory.nbytes() // t.element_size(), dtype=t.dtype, device=device)
@@ -92,7 +91,7 @@ def copy_of(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except Exception as e:
-        raise Error(f"the model cannot be copied ({_first(e)}); give one without such attributes, for example before it is wrapped") from None
+        raise Error(f"plan: the model cannot be copied ({first(e)}); give one without such attributes, for example before it is wrapped") from None
 
 
 def like(x: Any, device: torch.device) -> Any:
@@ -110,7 +109,7 @@ def like(x: Any, device: torch.device) -> Any:
     return _pytree.tree_map(one, x)
 
 
-def _first(e: BaseException) -> str:
+def first(e: BaseException) -> str:
     """Returns what an exception says, in one line."""
     text = (str(e).splitlines() or [""])[0].split(". This could be because")[0]
     return f"{type(e).__name__}: {text[:200]}"
@@ -159,8 +158,7 @@ class Live:
         self.all: List[Made] = []  # ever saved
         self.needs: List[Need] = []
         self._by: Dict[int, Made] = {}
-        self._young: List[Made] = []
-        self._old: List[Made] = []
+        self._loose: Dict[int, Made] = {}  # those that autograd does not hold, and that may be freed
 
     def of(self, t: torch.Tensor) -> Optional[Made]:
         """Returns the storage of a tensor, unless it is a weight's or on another device."""
@@ -171,42 +169,31 @@ class Live:
             return None
         made = self._by.get(memory._cdata)
         if made is None:
-            made = self._by[memory._cdata] = Made(memory, self.time)
-            self._young.append(made)
+            made = self._by[memory._cdata] = self._loose[memory._cdata] = Made(memory, self.time)
             self.now += made.bytes
         return made
 
     def look(self) -> None:
         """Notes what is alive after an operator."""
         self.time += 1
-        self._young = self._sweep(self._young)
-        if self.now > self.peak or self.time % YOUNG == 0:
-            self._old = self._sweep(self._old)
-            self._old += [m for m in self._young if m.born < self.time - YOUNG]
-            self._young = [m for m in self._young if m.born >= self.time - YOUNG]
+        expired = torch.UntypedStorage._expired
+        for m in list(self._loose.values()):
+            if m.weak is not None and expired(m.weak.of):
+                self.now -= m.bytes
+                m.weak = None
+                del self._by[m.number], self._loose[m.number]
         if self.now > self.peak:
             self.peak, self.peak_at, self.peak_where = self.now, self.time, self.where
         self.needs.append((self.now - self.saved, self.saved))
         if len(self.needs) > 4096:
             self.needs = largest(self.needs)
 
-    def _sweep(self, some: List[Made]) -> List[Made]:
-        expired = torch.UntypedStorage._expired
-        left = []
-        for m in some:
-            if m.handles or m.weak is not None and not expired(m.weak.of):
-                left.append(m)
-            else:
-                self.now -= m.bytes
-                m.weak = None
-                del self._by[m.number]
-        return left
-
     def pack(self, t: torch.Tensor) -> Handle:
         number = not t.dim() and storage_of(t)._cdata not in self._by  # of Python, which is on the CPU
         made = None if t.is_leaf and t.requires_grad or number else self.of(t)
         if made is not None:
             if not made.handles:
+                self._loose.pop(made.number, None)
                 self.saved += made.bytes
                 self.saved_peak = max(self.saved_peak, self.saved)
             if made.since < 0:
@@ -230,6 +217,7 @@ class Live:
         if not made.handles:
             self.saved -= made.bytes
             made.until = self.time
+            self._loose[made.number] = made
 
 
 # Operators
@@ -444,6 +432,7 @@ class Place:
 
     def __init__(self, model: torch.nn.Module, live: Optional[Live]) -> None:
         self._live, self.stack = live, []  # type: Optional[Live], List[str]
+        self.outside = LOSS  # what runs outside of all modules
         self.kinds: Dict[str, str] = {}
         self._hooks: List[Any] = []
         for name, m in model.named_modules():
@@ -462,10 +451,10 @@ class Place:
         self.stack.append(name) if name is not None else self.stack.pop()
         if self._live is not None:
             self._live.module = self.stack[-1] if self.stack else LOSS
-            self._live.where = f"the forward pass of {self.stack[-1]}" if self.stack else LOSS
+            self._live.where = f"the forward pass of {self.stack[-1]}" if self.stack else self.outside
 
     def here(self) -> str:
-        return f"{self.stack[-1]} ({self.kinds[self.stack[-1]]})" if self.stack else "the loss or the backward pass"
+        return f"{self.stack[-1]} ({self.kinds[self.stack[-1]]})" if self.stack else self.outside
 
 
 def step(model: torch.nn.Module, args: Any, kwargs: Any, loss: Callable[[Any], torch.Tensor], autocast: Optional[torch.dtype], operators: Operators, kernels: Kernels, place: Place, pack: Any, unpack: Any) -> None:
@@ -477,15 +466,16 @@ def step(model: torch.nn.Module, args: Any, kwargs: Any, loss: Callable[[Any], t
             value = loss(model(*args, **kwargs))
             kernels.cast.clear()
             place.stack.clear()
+            place.outside = "the backward pass"
             if operators.live is not None:
-                operators.live.where = "the backward pass"
+                operators.live.where = place.outside
             torch.autograd.backward(value)
     except Error:
         raise
     except Exception as e:
         device = kernels.device.type
-        do = "give device=\"cpu\" to run it there with values" if device == "meta" else "check that the example is what the model takes"
-        raise Error(f"{place.here()} cannot run on the {device} device ({_first(e)}); {do}") from None
+        do = "check the example, or give device=\"cpu\" to run it there with values" if device == "meta" else "check that the example is what the model takes"
+        raise Error(f"plan: {place.here()} cannot run on the {device} device ({first(e)}); {do}") from None
 
 
 def storages(tensors: Iterable[torch.Tensor], device: Optional[torch.device] = None) -> Dict[int, int]:
