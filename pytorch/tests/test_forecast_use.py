@@ -78,6 +78,9 @@ class WrongUse(unittest.TestCase):
             with self.subTest(want), self.assertRaisesRegex(stowage.Error, want) as e:
                 wrong()
             self.assertNotIn("\n", str(e.exception))
+        with self.assertRaises(stowage.Error) as e:
+            stowage.plan(model, fails)
+        self.assertIsInstance(e.exception.__cause__, ValueError)
         got = stowage.plan(Looks(), torch.randn(40, 16), device="cpu")
         self.assertTrue(any(name.startswith("inner.experts") for name in got.modules))
 
