@@ -68,3 +68,20 @@ func TestPlanHostOrder(t *testing.T) {
 		}
 	}
 }
+
+// If a node lacks the memory for the fastest policy, the plan and the explanation say so, and
+// not otherwise.
+func TestPlanHostCost(t *testing.T) {
+	const job = " --model mixtral-8x7b --gpu h100 --gpus 32 --pp 4 --ep 8 --gbs 64 --seq 4096 --budget 52GiB"
+	for flags, want := range map[string]bool{"": false, " --host-memory 20GiB": true} {
+		r, _ := planJSON(t, "plan"+job+flags)
+		if got := strings.Contains(strings.Join(r.Warnings, "\n"), "% longer: offloading of"); got != want {
+			t.Errorf("%q: notes %q", flags, r.Warnings)
+		}
+		stdout, _, code := command(strings.Fields("plan explain moe_act" + job + flags)...)
+		plain := strings.Join(strings.Fields(stdout), " ")
+		if code != exitOK || strings.Contains(plain, "needs more host memory than a node has") != want || strings.Contains(plain, "too little alone") {
+			t.Errorf("%q: code %d:\n%s", flags, code, stdout)
+		}
+	}
+}

@@ -65,6 +65,9 @@ func New(q Request) (*Report, error) {
 			return nil, err
 		}
 	}
+	if x.policy != nil && x.policy.HostCost != "" {
+		r.Warnings = append(r.Warnings, x.policy.HostCost)
+	}
 	r.Flags = flagsReport(p.Setup, q.Given)
 	return r, nil
 }

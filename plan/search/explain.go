@@ -153,11 +153,11 @@ func (p *problem) offloadVerdict(v *ModuleDecision, m move, c *choice, list []*c
 		v.Reason = fmt.Sprintf("%s: %s late in a step, and yet the fastest; %s", figures, duration(res.After.Late), fractions(c.fractions))
 	case !hides:
 		v.Reason = figures + ": does not hide"
-		if with := p.instead(list, res, func(x *choice) bool { return x.off&bit != 0 }); with != unneeded {
+		if with := p.instead(list, res, p.crowdedOff&bit != 0, func(x *choice) bool { return x.off&bit != 0 }); with != unneeded {
 			v.Reason += with
 		}
 	default:
-		v.Reason = figures + ": would hide" + p.instead(list, res, func(x *choice) bool { return x.off&bit != 0 })
+		v.Reason = figures + ": would hide" + p.instead(list, res, p.crowdedOff&bit != 0, func(x *choice) bool { return x.off&bit != 0 })
 	}
 }
 
@@ -193,15 +193,19 @@ func (p *problem) recomputeVerdict(v *ModuleDecision, m move, c *choice, list []
 	case v.Chosen:
 		v.Reason = figures + ": the cheapest way to what is missing"
 	default:
-		v.Reason = figures + p.instead(list, res, func(x *choice) bool { return x.rec&bit != 0 })
+		v.Reason = figures + p.instead(list, res, p.crowdedRec&bit != 0, func(x *choice) bool { return x.rec&bit != 0 })
 	}
 }
 
 const unneeded = ", but is not needed"
 
-// instead compares the answer with the best policy that satisfies a condition.
-func (p *problem) instead(list []*choice, res *Result, in func(*choice) bool) string {
+// instead compares the answer with the best policy that satisfies a condition. Crowded says
+// that host memory was too small for one of these.
+func (p *problem) instead(list []*choice, res *Result, crowded bool, in func(*choice) bool) string {
 	best := p.fastest(list, func(c *choice) bool { return !c.failed && in(c) })
+	if best == nil && crowded {
+		return "; what fits with it needs more host memory than a node has"
+	}
 	if best == nil {
 		// Policies that offload more than necessary are not in the list.
 		if p.fastest(list, func(c *choice) bool { return !c.failed && c.off == 0 }) != nil {

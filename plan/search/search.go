@@ -61,6 +61,9 @@ type Result struct {
 	// their outcome, and as their Reason why they are slower. Policies that do more than a faster one and save nothing are left out.
 	Others []*Result
 	Reason string
+	// HostCost says which faster policy nodes with more host memory would allow. It is
+	// empty if there is none.
+	HostCost string
 }
 
 // Outcome is the memory and the time of a setup with a policy.
@@ -219,6 +222,9 @@ func policy(s *plan.Setup, o Options) (*Result, error) {
 	if err == nil {
 		r.Others, err = p.others(r.After, best, list)
 	}
+	if err == nil {
+		r.HostCost, err = p.hostCost(o, r)
+	}
 	return r, err
 }
 
@@ -241,19 +247,46 @@ func (p *problem) blameHost(o Options, err error) error {
 	if !p.crowded || !errors.As(err, &small) {
 		return err
 	}
-	free := *p.setup
-	free.HostMemory = math.MaxInt64
-	r, err2 := policy(&free, o)
+	r, node, err2 := p.withoutHostLimit(o)
 	if err2 != nil {
 		return err
+	}
+	small.Node, small.Policy = &node, describe(r.Setup.Recompute, r.Setup.Offload.Modules)
+	return small
+}
+
+// withoutHostLimit returns the best policy if nodes had host memory without limit, and the
+// node that it needs.
+func (p *problem) withoutHostLimit(o Options) (*Result, plan.Node, error) {
+	free := *p.setup
+	free.HostMemory = math.MaxInt64
+	r, err := policy(&free, o)
+	if err != nil {
+		return nil, plan.Node{}, err
 	}
 	pinned := make([]memory.Bytes, p.ranks())
 	for i, x := range r.Ranks {
 		pinned[i] = p.clean.Ranks[i].Host + x.Host
 	}
-	node := p.setup.Node(pinned)
-	small.Node, small.Policy = &node, describe(r.Setup.Recompute, r.Setup.Offload.Modules)
-	return small
+	return r, p.setup.Node(pinned), nil
+}
+
+// hostCost says which faster policy nodes with more host memory would allow. It returns
+// nothing if there is none.
+func (p *problem) hostCost(o Options, got *Result) (string, error) {
+	if !p.crowded {
+		return "", nil
+	}
+	r, node, err := p.withoutHostLimit(o)
+	if err != nil {
+		return "", err
+	}
+	more := float64(got.After.Step.Total/r.After.Step.Total) - 1
+	if more < 0.0005 || node.Missing == 0 {
+		return "", nil
+	}
+	return fmt.Sprintf("host memory makes a step %s longer: %s would pin %s on a node, which has %s", percent(more),
+		describe(r.Setup.Recompute, r.Setup.Offload.Modules), gibibytes(node.Pinned), gibibytes(node.Room)), nil
 }
 
 // nothing returns the choice that keeps everything.

@@ -278,7 +278,7 @@ func (p *problem) consider(rec, off uint32, of []left) *choice {
 		return nil // the same without offloading is in the list
 	}
 	if c.moved > 0 && p.setup.Node(p.pinned).Missing > 0 {
-		p.crowded = true
+		p.crowded, p.crowdedOff, p.crowdedRec = true, p.crowdedOff|off, p.crowdedRec|rec
 		return nil
 	}
 	c.passes = p.passTimes(c, of)

@@ -40,8 +40,10 @@ type problem struct {
 	remains  [][]left // by set of recomputed modules, filled as needed
 	answers  map[asked]measured
 
-	crowded bool           // whether a policy was dropped because host memory is too small for it
-	pinned  []memory.Bytes // by rank; room for what a choice pins
+	crowded bool // whether a policy was dropped because host memory is too small for it
+	// crowdedOff and crowdedRec are the modules of such policies.
+	crowdedOff, crowdedRec uint32
+	pinned                 []memory.Bytes // by rank; room for what a choice pins
 }
 
 // forecast adds what the search asks of a forecast.

@@ -284,7 +284,9 @@ func (p *problem) crowds(c *choice) (bool, error) {
 		p.pinned[r] = m.host
 	}
 	crowded := p.setup.Node(p.pinned).Missing > 0
-	p.crowded = p.crowded || crowded
+	if crowded {
+		p.crowded, p.crowdedOff, p.crowdedRec = true, p.crowdedOff|c.off, p.crowdedRec|c.rec
+	}
 	return crowded, nil
 }
 
