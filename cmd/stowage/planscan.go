@@ -55,6 +55,9 @@ test_utils; tests that no recipe names have 8, or 4 on one GB200 node.`,
 			if err != nil {
 				return err
 			}
+			if len(r.Golden.Peaks)+len(r.Golden.Skipped) == 0 {
+				return usagef("--golden: no measured peaks (golden_values_*.json) lie beside the planned files; give a folder of Megatron-LM's functional tests, or leave --golden out")
+			}
 		}
 		if *asJSON {
 			return printJSON(cmd, r)

@@ -34,6 +34,7 @@ func TestPlanScan(t *testing.T) {
 		"plan scan . --gpu h1000":       "--gpu h1000",
 		"plan scan . --name [":          "is not a pattern of names",
 		"plan scan . --name *.launcher": "no launch files are below .",
+		"plan scan . --golden":          "no measured peaks (golden_values_*.json) lie beside the planned files",
 	} {
 		if _, stderr, code := command(strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: code %d, %q, want %q", line, code, stderr, want)

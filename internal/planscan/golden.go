@@ -122,7 +122,7 @@ func (g *Golden) add(file string, sizes recipes) error {
 }
 
 func (p *Peak) predict(file string) error {
-	s, _, err := config.Resolve(config.Input{Model: absolute(file), Hardware: p.GPU, GPUs: p.GPUs})
+	s, _, err := config.Resolve(config.Input{Model: asPath(file), Hardware: p.GPU, GPUs: p.GPUs})
 	if err != nil {
 		return err
 	}

@@ -125,7 +125,7 @@ func Scan(files []string, hardware string, progress func(done, all int)) *Report
 
 // predict returns why a file cannot be planned.
 func predict(file, hardware string) error {
-	s, _, err := config.Resolve(config.Input{Model: absolute(file), Hardware: hardware})
+	s, _, err := config.Resolve(config.Input{Model: asPath(file), Hardware: hardware})
 	if err != nil {
 		return err
 	}
@@ -133,8 +133,8 @@ func predict(file, hardware string) error {
 	return err
 }
 
-// absolute returns the path of a file so that it means one even if a preset has its name.
-func absolute(file string) string {
+// asPath returns the path of a file so that it means one even if a preset has its name.
+func asPath(file string) string {
 	if filepath.IsAbs(file) {
 		return file
 	}

@@ -118,9 +118,9 @@ func (e *Explanation) WriteText(w io.Writer) {
 	if e.NoPolicy != "" {
 		fmt.Fprint(w, Wrap(e.NoPolicy, "  "))
 	}
-	fmt.Fprintf(w, "\n%-34s  %9s  %-16s  %s\n", "saved by a layer and microbatch", "MB", "offloaded by", "recomputed by")
+	fmt.Fprintf(w, "\n%-34s  %9s  %-16s  %s\n", "saved by a layer and microbatch", "MiB", "offloaded by", "recomputed by")
 	for _, t := range e.Tensors {
-		fmt.Fprintf(w, "%-34s  %9.1f  %-16s  %s\n", t.Name, float64(t.Bytes)/1e6, dash(t.Offload), dash(strings.Join(t.Recompute, ", ")))
+		fmt.Fprintf(w, "%-34s  %9.1f  %-16s  %s\n", t.Name, float64(t.Bytes)/float64(memory.MiB), dash(t.Offload), dash(strings.Join(t.Recompute, ", ")))
 	}
 	if len(e.Verdicts) > 0 {
 		fmt.Fprintln(w, "\nalternatives")
