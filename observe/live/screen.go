@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stowage-dev/stowage/internal/plaintext"
 )
@@ -100,8 +101,21 @@ func (s *Screen) Say(text string) {
 	if s.plain {
 		text = plaintext.ASCII(text)
 	}
+	if width, _, _ := s.size(); width > 0 {
+		text = fitLine(text, width)
+	}
 	b.WriteString(text)
 	s.write(&b)
+}
+
+// fitLine breaks a line that is wider than the terminal at words. Blanks that align it with
+// others go first.
+func fitLine(text string, width int) string {
+	line, ended := strings.CutSuffix(text, "\n")
+	if !ended || strings.Contains(line, "\n") || utf8.RuneCountInString(line) <= width {
+		return text
+	}
+	return plaintext.Fit(strings.Join(strings.Fields(line), " ")+"\n", width)
 }
 
 // Close stops drawing and wipes the picture. It does nothing if Begin was not called.

@@ -166,6 +166,20 @@ func TestScreenLeavesNothing(t *testing.T) {
 	})
 }
 
+// Lines that stay fit the terminal.
+func TestScreenFitsLines(t *testing.T) {
+	const short, long = "a  line\n", "stash   step 20/20  loss 4.2393  12345 tokens/s   µ\n"
+	for width, want := range map[int]string{0: long, 51: long, 50: "stash step 20/20 loss 4.2393 12345 tokens/s µ\n", 40: "stash step 20/20 loss 4.2393 12345\n  tokens/s µ\n"} {
+		var b strings.Builder
+		s := newScreen(&b, func() (int, int, bool) { return width, 20, true }, environment("LC_ALL=C.UTF-8"))
+		s.Say(short)
+		s.Say(long)
+		if got := b.String(); got != short+want {
+			t.Errorf("%d columns: %q, want %q", width, got, short+want)
+		}
+	}
+}
+
 // The picture appears without a step and disappears with Close, which may be called twice or
 // without Begin. A program in the background draws nothing.
 func TestScreenDraws(t *testing.T) {
