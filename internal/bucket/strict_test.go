@@ -4,6 +4,7 @@
 package bucket
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -69,26 +70,45 @@ func TestOneMovesAndAnotherStays(t *testing.T) {
 
 // SPEC S2.3: a unit moves only if another unit has its former place when it returns.
 func TestMovesAreNeeded(t *testing.T) {
-	moved := 0
-	rapid.Check(t, func(t *rapid.T) {
-		s := anySpec(t)
+	check := func(s Spec) (moved int, err error) {
 		s.Prefetch = max(1, s.Prefetch)
 		for _, kind := range []PoolKind{Fixed, Max, Arena} {
 			p, err := NewPoolPlan(kind, s, Options{})
 			if err != nil {
-				t.Fatal(err)
+				return moved, err
 			}
 			for _, m := range p.Moves {
 				moved++
 				at, _ := spanOf(s, p.Uses, m.After)
 				if !held(p, p.Places[m.Before][m.Bucket].Slot, at, m.Unit) {
-					t.Fatalf("%v: nobody has the place: %s", kind, p.Describe(m))
+					return moved, fmt.Errorf("%v: nobody has the place: %s", kind, p.Describe(m))
 				}
 			}
 		}
+		return moved, nil
+	}
+	checkSome(t, anySpec, check)
+}
+
+// checkSome checks random examples, and that what a check counts happens in examples that
+// are always the same: of random ones there may be none.
+func checkSome[T any](t *testing.T, draw func(*rapid.T) T, check func(T) (int, error)) {
+	t.Helper()
+	rapid.Check(t, func(t *rapid.T) {
+		if _, err := check(draw(t)); err != nil {
+			t.Fatal(err)
+		}
 	})
-	if moved == 0 && !testing.Short() { // a short run draws too few
-		t.Error("nothing moved")
+	all := 0
+	for seed := range 500 {
+		n, err := check(rapid.Custom(draw).Example(seed))
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		all += n
+	}
+	if t.Logf("%d in 500 examples", all); all == 0 {
+		t.Error("what is counted never happens")
 	}
 }
 
