@@ -1,12 +1,16 @@
 """What the tests of integrations share: a model that notes what happens to it, data, and cases
 that are asked of several frameworks."""
 
+import contextlib
 import sys
 import unittest
 from unittest import mock
 
 from common import same, stowage, torch
 from torch import nn
+
+with contextlib.suppress(ImportError):
+    import torch._dynamo  # PyTorch 2 imports it late, and tests forget what they imported: it cannot be imported twice
 
 
 OPTIONS = {"policy": {"mlp": "offload"}, "device": "cpu"}

@@ -10,6 +10,8 @@ import time
 
 from common import torch
 
+# Whether there is FSDP2 for the CPU: that of PyTorch 2.6 asks a stream of the CPU for events, which it has not.
+FSDP2 = (pathlib.Path(torch.__file__).parent / "distributed" / "fsdp" / "_fully_shard").is_dir() and not torch.__version__.startswith("2.6.")
 HERE = pathlib.Path(__file__).resolve().parent
 
 

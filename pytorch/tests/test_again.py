@@ -132,7 +132,7 @@ class Refused(Planned):
         class Depends(Block):
             def forward(self, x):
                 calls.append(1)
-                return super().forward(x) * len(calls)
+                return super().forward(x * len(calls))
 
         model = stack(Depends)
         with planned(model) as rt:

@@ -256,7 +256,12 @@ class Forecasts(unittest.TestCase):
         # The input, the exponential and its gradient, the loss and its gradient.
         self.assertEqual(4000 + 3 * 4000 + 8, got.peak)
         self.assertEqual("the backward pass of Chain", got.where)
-        self.assertEqual({"weights": 4000, "gradients": 0, "optimizer": 0, "saved": 8000, "other": 4008}, got.held)
+        # Versions differ in when the gradient of the exponential becomes that of the weight.
+        held = dict(got.held)
+        self.assertIn(held.pop("gradients"), (0, 4000))
+        held.pop("other")
+        self.assertEqual({"weights": 4000, "optimizer": 0, "saved": 8000}, held)
+        self.assertEqual(got.peak, sum(got.held.values()))
         self.assertEqual({"Chain": 8000}, got.modules)
         # The optimiser's step counts as well.
         got = stowage.plan(nn.Linear(50, 20, bias=False), torch.ones(1, 50), optimizer="adam")

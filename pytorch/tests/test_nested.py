@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import inspect
 import io
 import pickle
 import threading
@@ -325,9 +326,10 @@ class Copies(Planned):
                 train(model, one_pass, SETTLED, rt)
                 self.assertTrue(any(type(m.__dict__.get("forward")).__name__ == "Wrapped" for m in model.modules()))
                 held = io.BytesIO()
+                whole = {"weights_only": False} if "weights_only" in inspect.signature(torch.load).parameters else {}
                 torch.save(model.blocks[1], held)
                 held.seek(0)
-                loaded = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(held)]
+                loaded = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(held, **whole)]
                 for m in loaded:
                     self.check_plain(m)
                 x = torch.randn(2, 4, 8)

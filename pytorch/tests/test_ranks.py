@@ -1,13 +1,10 @@
 """Plans of several ranks: they recompute the same blocks, whatever their budgets and speeds, and
 none waits for another that failed. SPEC S8.6."""
 
-import pathlib
 import unittest
 
 from common import DEVICE, runtime, stowage, torch
-from launch import run_ranks
-
-FSDP2 = (pathlib.Path(torch.__file__).parent / "distributed" / "fsdp" / "_fully_shard").is_dir()
+from launch import FSDP2, run_ranks
 
 
 @unittest.skipUnless(DEVICE == "cpu", "ranks of this test compute on the CPU")
@@ -22,7 +19,7 @@ class Ranks(unittest.TestCase):
     def test_failures_and_disagreement(self):
         self.check("too_small,keys,rows,unequal", 8)
 
-    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard")
+    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard, or none for the CPU")
     def test_fsdp2(self):
         self.check("fsdp", 6)
 

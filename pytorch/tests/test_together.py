@@ -4,19 +4,16 @@ without it. SPEC S6.4."""
 
 import contextlib
 import importlib
-import pathlib
 import unittest
 
 from common import DEVICE, plain, runtime, same, stowage, torch, under
-from launch import run_ranks
+from launch import FSDP2, run_ranks
 from ranks import AROUND, GROUPS, ROWS, Net, W, Watch, compare, moved, settings, steps
 from stowage import _step
 from stowage._record import storage_of
 from torch import nn
 from zoo import leaf
 from torch.autograd import Variable
-
-FSDP2 = (pathlib.Path(torch.__file__).parent / "distributed" / "fsdp" / "_fully_shard").is_dir()
 
 
 def by_itself(model, last):
@@ -173,11 +170,11 @@ class Ranks(unittest.TestCase):
     def test_ddp(self):
         self.run_ranks("ddp", 2)
 
-    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard")
+    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard, or none for the CPU")
     def test_fsdp2(self):
         self.run_ranks("fsdp", 2)
 
-    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard")
+    @unittest.skipUnless(FSDP2, "this PyTorch has no fully_shard, or none for the CPU")
     @unittest.skipUnless(DEVICE == "cuda", "STOWAGE_DEVICE is not cuda")
     def test_fsdp2_on_a_gpu(self):
         self.run_ranks("fsdp", 1, "cuda")
