@@ -27,31 +27,39 @@ func TestAssumedRowsTakeWhatCountedOnesDo(t *testing.T) {
 	}
 }
 
-func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
+// open returns a manager on rank 3 whose groups have so many rows, assumed or counted.
+func open(t *testing.T, rows stash.Rows, assumed bool) (device.Device, device.Stream, *stash.Manager) {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	var dev device.Device
 	dev, err := cpu.Open(cpu.Options{})
-	must(err)
-	cfg := stash.ManagerConfig{Store: stash.Config{Page: 4 * memory.KiB, Max: [stash.Tiers]schedule.Pages{100, 1000}}}
+	must(t, err)
+	cfg := stash.ManagerConfig{Rank: 3, Store: stash.Config{Page: 4 * memory.KiB, Max: [stash.Tiers]schedule.Pages{100, 1000}}}
 	if assumed {
 		dev, err = nulldevice.Wrap(dev, nulldevice.DefaultPace())
-		must(err)
+		must(t, err)
 		cfg.Store.Assume = func(memory.GroupID) stash.Rows { return rows }
 	}
 	compute, err := dev.NewStream("compute")
-	must(err)
+	must(t, err)
 	m, err := stash.NewManager(dev, compute, cfg)
-	must(err)
+	must(t, err)
+	return dev, compute, m
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
+	t.Helper()
+	dev, compute, m := open(t, rows, assumed)
 	space, err := m.NewWorkspace("rows", 2, 1024, stash.Tensor{Name: "x", Row: 256, MaxRows: 512}, stash.Tensor{Name: "w", Row: 4, MaxRows: 512})
-	must(err)
+	must(t, err)
 	for range 4 {
-		must(m.Step(memory.Key{Microbatches: 1}, func(int) error {
+		must(t, m.Step(memory.Key{Microbatches: 1}, func(int) error {
 			for i := range 4 {
 				set := space.Forward(memory.GroupID{Name: "x", Layer: i})
 				compute.Upload(set.Counts(), binary.LittleEndian.AppendUint64(nil, uint64(rows)))
@@ -64,9 +72,9 @@ func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
 		}))
 	}
 	owners := dev.Memory().Owners
-	must(m.Close())
-	must(compute.Close())
-	must(dev.Close())
+	must(t, m.Close())
+	must(t, compute.Close())
+	must(t, dev.Close())
 	return owners
 }
 
@@ -74,28 +82,10 @@ func memoryOf(t *testing.T, rows stash.Rows, assumed bool) []device.OwnerUsage {
 // the group, its rows, and what the tensor that is too small holds.
 func TestAssumedRowsFailAsCountedOnesDo(t *testing.T) {
 	fails := func(assumed bool) string {
-		must := func(err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
 		const rows = 700
-		var dev device.Device
-		dev, err := cpu.Open(cpu.Options{})
-		must(err)
-		cfg := stash.ManagerConfig{Rank: 3, Store: stash.Config{Page: 4 * memory.KiB, Max: [stash.Tiers]schedule.Pages{100, 1000}}}
-		if assumed {
-			dev, err = nulldevice.Wrap(dev, nulldevice.DefaultPace())
-			must(err)
-			cfg.Store.Assume = func(memory.GroupID) stash.Rows { return rows }
-		}
-		compute, err := dev.NewStream("compute")
-		must(err)
-		m, err := stash.NewManager(dev, compute, cfg)
-		must(err)
+		dev, compute, m := open(t, rows, assumed)
 		space, err := m.NewWorkspace("rows", 1, 0, stash.Tensor{Name: "x", Row: 16, MaxRows: 1024}, stash.Tensor{Name: "w", Row: 4, MaxRows: 512}, stash.Tensor{Name: "v", Row: 4, MaxRows: 900})
-		must(err)
+		must(t, err)
 		err = m.Step(memory.Key{Microbatches: 1}, func(int) error {
 			set := space.Forward(memory.GroupID{Name: "x", Layer: 7})
 			compute.Upload(set.Counts(), binary.LittleEndian.AppendUint64(nil, rows))
@@ -103,9 +93,9 @@ func TestAssumedRowsFailAsCountedOnesDo(t *testing.T) {
 			space.Backward(memory.GroupID{Name: "x", Layer: 7}).Done()
 			return nil
 		})
-		must(m.Close())
-		must(compute.Close())
-		must(dev.Close())
+		must(t, m.Close())
+		must(t, compute.Close())
+		must(t, dev.Close())
 		if err == nil {
 			t.Fatal("a step with too many rows ended well")
 		}
