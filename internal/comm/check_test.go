@@ -115,8 +115,8 @@ func everyCall(n int, seed uint64) *program {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	p := &program{n: n, streams: 1, ranks: [][]int{ranksBelow(n)}, actions: []action{{touch: true}}}
 	for k := range exchange + 1 {
-		if k == barrier || k == recv {
-			continue // it has a test of its own, and send includes it
+		if k == barrier || k == gather || k == recv {
+			continue // they have tests of their own, and send includes receive
 		}
 		a := randomAction(rng, n)
 		for a.kind != k || a.bytes == 0 {

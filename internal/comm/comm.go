@@ -98,6 +98,13 @@ type Comm interface {
 	// streams that the other ranks pass to it.
 	Barrier(s device.Stream)
 
+	// Gather passes small messages between hosts: it returns the bytes of all ranks in
+	// the order of ranks, and waits until all of them have called it. It uses no stream
+	// and is ordered with no work. Lengths may differ. The caller may change b
+	// afterwards, but not what it gets. Gather returns the error of Err if the call was
+	// not made.
+	Gather(b []byte) ([][]byte, error)
+
 	// Err returns an error if the communicator has failed because a rank gave up.
 	// Calls do nothing then. Err does not report errors of devices; Stream.Sync does.
 	Err() error

@@ -27,6 +27,11 @@ func (g *group) work(r int) {
 		g.broadcast(c.root)
 	case barrier:
 		g.gate()
+	case gather:
+		g.heard = make([][]byte, len(g.calls)) // ranks may still hold the last one
+		for p := range g.calls {
+			g.heard[p] = g.calls[p].said
+		}
 	case send, recv, exchange:
 		g.exchange()
 	}

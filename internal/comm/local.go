@@ -268,6 +268,18 @@ func (c *Local) Barrier(s device.Stream) {
 	c.g.meet(c.rank, call{sig: sig{kind: barrier}, s: s})
 }
 
+func (c *Local) Gather(b []byte) ([][]byte, error) {
+	g := c.g
+	g.mu.Lock()
+	defer g.unlock()
+	g.enter(c.rank, call{sig: sig{kind: gather}, said: slices.Clone(b)})
+	g.attend(c.rank)
+	if f := g.lost[c.rank]; f != nil {
+		return nil, f
+	}
+	return slices.Clone(g.heard), nil
+}
+
 // misuse panics with the call and the rank.
 func (c *Local) misuse(k kind, format string, args ...any) {
 	panic(fmt.Sprintf("comm: %v on rank %d: %s", k, c.g.ranks[c.rank], fmt.Sprintf(format, args...)))

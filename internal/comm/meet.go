@@ -24,13 +24,14 @@ const (
 	allToAllV
 	broadcast
 	barrier
+	gather
 	send
 	recv
 	exchange
 )
 
 func (k kind) String() string {
-	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "send", "receive", "exchange"}[k]
+	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "gather", "send", "receive", "exchange"}[k]
 }
 
 // pair reports whether the call passes messages between two ranks. Other calls concern all
@@ -53,6 +54,7 @@ type call struct {
 	s          device.Stream
 	dst, src   device.Range
 	send, recv []Part
+	said       []byte // of a gather
 	since      time.Time
 }
 
@@ -73,6 +75,7 @@ type group struct {
 	calls []call
 	ends  [][]end    // by rank, of the messages in its call
 	moves []move     // of the call being issued
+	heard [][]byte   // what the ranks said in the last gather
 	made  []uint64   // by rank: the number of its calls, for errors
 	quit  []int      // ranks that have closed, in order
 	lost  []*Failure // by rank: why its call was not made
@@ -116,7 +119,7 @@ func (g *group) name(r int) string {
 	switch c.kind {
 	case reduceScatter, allReduce:
 		s += fmt.Sprintf(" of %d bytes (%v, %v)", c.bytes, c.t, c.op)
-	case barrier, allToAllV:
+	case barrier, gather, allToAllV:
 	case send, recv, exchange:
 		s += g.messages(r)
 	case broadcast:
@@ -311,7 +314,7 @@ func (g *group) concerns(r, p int) bool {
 // issue puts the work of a complete call on the streams and lets its ranks return. No rank
 // keeps waiting if that panics, for example on a closed stream.
 func (g *group) issue(r int) {
-	if g.capturesPartly(r) {
+	if g.calls[r].kind != gather && g.capturesPartly(r) {
 		return
 	}
 	done := false

@@ -82,6 +82,7 @@ func TestMisuse(t *testing.T) {
 	if err := only.Close(); err != nil {
 		t.Error(err)
 	}
+	wantPanic(t, "gather is called on rank 1 after it closed the communicator", func() { _, _ = only.Gather(nil) })
 	wantPanic(t, "barrier is called on rank 1 after it closed the communicator", func() { only.Barrier(s) })
 	wantPanic(t, "rank 1 closes its communicator twice", func() { _ = only.Close() })
 }
