@@ -1,0 +1,143 @@
+// Package launcher finds out what started this process: which rank it is, of how many,
+// where it is on its machine, and who leads. It reads variables of the environment and
+// talks to nobody.
+//
+// This file owns the place of a process and the order in which launchers are asked.
+// environment.go reads the variables of each launcher, nodelist.go Slurm's list of hosts,
+// gpu.go chooses the GPU of a rank.
+package launcher
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net"
+	"os"
+	"strconv"
+)
+
+// Launcher says what started a process.
+type Launcher int
+
+// These launchers are known.
+const (
+	Variables       Launcher = iota // RANK and WORLD_SIZE, set by hand, by a script or by an operator
+	Torchrun                        // torchrun
+	OpenMPI                         // mpirun of Open MPI
+	PMI                             // mpirun of MPICH, or anything else that speaks PMI
+	Slurm                           // srun
+	LeaderWorkerSet                 // LeaderWorkerSet of Kubernetes
+	Job                             // an indexed Job or a JobSet of Kubernetes
+)
+
+// String returns the name that users know.
+func (l Launcher) String() string {
+	return [...]string{"RANK and WORLD_SIZE", "torchrun", "Open MPI", "PMI", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
+}
+
+// Place is where a process is among those that were started with it.
+type Place struct {
+	Launcher   Launcher
+	Rank, Size int // 0 <= Rank < Size
+
+	// LocalRank and LocalSize count the ranks of the same machine. They are valid if
+	// LocalKnown is set. Otherwise only the ranks together can find them, by comparing
+	// hosts.
+	LocalRank, LocalSize int
+	LocalKnown           bool
+
+	Host    string // the name of this machine
+	Leader  string // the host of rank 0, or "" if the launcher does not say
+	Port    int    // a port of the leader that is free for the job, or 0 if the launcher does not say
+	Job     string // the launcher's name of the job, alike on all ranks, or ""
+	Restart int    // how often the launcher has started the job again
+
+	// AgentStore says that torchrun's agent listens on Leader and Port with a store of
+	// keys and values.
+	AgentStore bool
+
+	// MPI says that an MPI library finds its peers through the launcher: Open MPI's if
+	// it is OpenMPI, one that speaks PMI if it is PMI. It is valid if HasMPI is set.
+	MPI    Launcher
+	HasMPI bool
+}
+
+// Find returns the place of this process, or nil if it was started alone. An error says
+// which variables are missing or contradict each other. getenv is os.Getenv, or a function
+// like it.
+func Find(getenv func(string) string) (*Place, error) {
+	p, err := find(environment(getenv))
+	if p == nil || err != nil {
+		return nil, err
+	}
+	if p.Host, err = os.Hostname(); err != nil {
+		return nil, fmt.Errorf("the name of this machine is not known: %w", err)
+	}
+	return p, nil
+}
+
+// find asks the launchers in order. The first one that says everything counts, because
+// launchers start each other: srun starts torchrun, and sbatch starts mpirun.
+func find(env environment) (*Place, error) {
+	var half error
+	var found *Place
+	for _, ask := range []func(environment) (*Place, error){torchrun, openMPI, pmi, slurm, leaderWorkerSet, indexedJob} {
+		p, err := ask(env)
+		switch {
+		case err != nil && half == nil && found == nil:
+			half = err
+		case p != nil && found == nil:
+			found = p
+		case p != nil && (p.Launcher == OpenMPI || p.Launcher == PMI):
+			// torchrun may be started by mpirun. Anything else would be two launchers
+			// that number the same process.
+			if found.Launcher != Torchrun && (found.Rank != p.Rank || found.Size != p.Size) {
+				return nil, fmt.Errorf("%s says that this is rank %d of %d, but %s says rank %d of %d; unset the variables of the one that did not start this process",
+					found.Launcher, found.Rank, found.Size, p.Launcher, p.Rank, p.Size)
+			}
+			if found.Launcher == Variables {
+				found.MPI, found.HasMPI = p.MPI, true
+				found.adoptLocal(p)
+			}
+		}
+	}
+	if found == nil {
+		return nil, half
+	}
+	return found, nil
+}
+
+// adoptLocal takes the place on the machine from another launcher that agrees on the rank.
+func (p *Place) adoptLocal(other *Place) {
+	if !p.LocalKnown && other.LocalKnown {
+		p.LocalRank, p.LocalSize, p.LocalKnown = other.LocalRank, other.LocalSize, true
+	}
+}
+
+// Ports that are derived from the name of a job lie below those that systems hand out.
+const (
+	firstPort = 15000
+	ports     = 15000
+)
+
+// Address returns where the leader listens for its job: at the given port if it is not
+// zero, at the launcher's if it names one, and otherwise at one that follows from the name
+// of the job.
+func (p *Place) Address(port int) (string, error) {
+	if p.Leader == "" {
+		return "", fmt.Errorf("%s does not say which host leads; set MASTER_ADDR to the host of rank 0", p.Launcher)
+	}
+	if port == 0 {
+		port = p.Port
+	}
+	if port == 0 {
+		h := fnv.New32a()
+		fmt.Fprintf(h, "%s/%d", p.Job, p.Restart)
+		port = firstPort + int(h.Sum32()%ports)
+	}
+	return net.JoinHostPort(p.Leader, strconv.Itoa(port)), nil
+}
+
+// String returns "rank 3 of 8 on gpu-17".
+func (p *Place) String() string {
+	return fmt.Sprintf("rank %d of %d on %s", p.Rank, p.Size, p.Host)
+}
