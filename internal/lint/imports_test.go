@@ -28,7 +28,7 @@ const exact = "="
 // devices lists what tests may import to run on real devices, under the race checker.
 var devices = []string{"device", "internal/kernels", "internal/nulldevice"}
 
-// mechanism returns the row of a mechanism.
+// mechanism returns the row of a mechanism. Its tests may use its conformance suite.
 func mechanism(name string) layer {
 	return layer{
 		pkg: "internal/" + name,
@@ -36,7 +36,7 @@ func mechanism(name string) layer {
 			exact + "device", "internal/kernels", "internal/schedule", "internal/residency", "observe/trace",
 			"internal/order", "internal/spell", "internal/parallel", "internal/memcopy", "memory",
 		},
-		test: append(slices.Clone(devices), "internal/golden"),
+		test: append(slices.Clone(devices), "internal/golden", "internal/"+name+"/"+name+"test"),
 	}
 }
 
@@ -84,6 +84,7 @@ var layers = []layer{
 	mechanism("offload"),
 	mechanism("capture"),
 	mechanism("comm"),
+	{pkg: "internal/comm/commtest", may: with(exact+"device", exact+"internal/comm"), test: devices},
 	// Sharded parameters use the collectives and the pure plans of pools.
 	{
 		pkg:  "internal/fsdp",
