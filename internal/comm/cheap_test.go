@@ -80,7 +80,13 @@ func TestScratchOfManyRanks(t *testing.T) {
 				t.Errorf("%d ranks, %d events: %v", ranks, left, err)
 			}
 			if err == nil {
-				if n := len(cs[0].(*Local).g.scratch.bufs); n != want {
+				n := 0
+				for _, x := range cs[0].(*Local).g.reducers {
+					if x.room != nil {
+						n++
+					}
+				}
+				if n != want {
 					t.Errorf("%d ranks have %d scratch buffers, want %d", ranks, n, want)
 				}
 				for _, c := range cs {

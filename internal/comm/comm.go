@@ -6,9 +6,10 @@
 // in the same order. Only messages are exempt: they concern two ranks.
 //
 // This file owns the interface, which NCCL and MPI fit. local.go owns ranks in one
-// process, meet.go how their calls meet, pair.go how messages meet, issue.go and
-// reduce.go the work of a call, lockstep.go the drivers that run a function on every
-// rank, and errors.go the errors of a rank that fails.
+// process, meet.go how their calls meet, pair.go how messages meet, issue.go the work of
+// a call, lockstep.go the drivers that run a function on every rank, and errors.go the
+// errors of a rank that fails. All engines share caller.go, which checks arguments, and
+// reduce.go, which adds.
 package comm
 
 import (

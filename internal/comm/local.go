@@ -39,9 +39,6 @@ func NewLocal(devs []device.Device, o Options) ([]Comm, error) {
 	if len(devs) == 0 || o.Patience < 0 {
 		return nil, fmt.Errorf("comm: expected at least one device and a Patience of zero or more, got %d devices and %v; give one device for each rank, and zero to wait for ever", len(devs), o.Patience)
 	}
-	if o.scratch == 0 {
-		o.scratch = memory.MiB
-	}
 	w := &world{devs: devs, o: o, groups: map[*group]struct{}{}, driven: make([]driven, len(devs))}
 	g, err := w.newGroup(ranksBelow(len(devs)))
 	if err != nil {
@@ -98,14 +95,7 @@ func (c *Local) Size() int { return len(c.g.calls) }
 // Split does not wait for other ranks. The first rank that calls it makes the
 // communicator. The i-th call of each rank with a list returns its end of the i-th one.
 func (c *Local) Split(ranks []int) (Comm, error) {
-	mine := slices.Index(ranks, c.rank)
-	bad := mine < 0
-	for i, r := range ranks {
-		bad = bad || r < 0 || r >= c.Size() || slices.Contains(ranks[:i], r)
-	}
-	if bad {
-		panic(fmt.Sprintf("comm: rank %d calls Split with %v; expected a list of its own rank and others below %d, each once", c.rank, ranks, c.Size()))
-	}
+	mine := c.caller().Split(ranks)
 	w := c.g.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -196,75 +186,37 @@ func (c *Local) Close() error {
 }
 
 func (c *Local) AllGather(s device.Stream, dst, src device.Range) {
-	c.check(allGather, s, dst, src)
-	own := src.Len * memory.Bytes(c.rank)
-	if dst.Len != src.Len*memory.Bytes(c.Size()) {
-		c.misuse(allGather, "expected a destination of %d bytes for sources of %d bytes, got %d", src.Len*memory.Bytes(c.Size()), src.Len, dst.Len)
-	}
-	if overlap(dst, src) && src.Addr() != dst.Addr()+uintptr(own) {
-		c.misuse(allGather, "the source overlaps the destination, but is not the rank's own place in it")
-	}
+	c.caller().AllGather(s, dst, src)
 	c.g.meet(c.rank, call{sig: sig{kind: allGather, bytes: src.Len}, s: s, dst: dst, src: src})
 }
 
 func (c *Local) ReduceScatter(s device.Stream, dst, src device.Range, t Type, op Op) {
-	c.check(reduceScatter, s, dst, src)
-	c.checkNumbers(reduceScatter, dst, src, t, op)
-	own := dst.Len * memory.Bytes(c.rank)
-	if src.Len != dst.Len*memory.Bytes(c.Size()) {
-		c.misuse(reduceScatter, "expected a source of %d bytes for destinations of %d bytes, got %d", dst.Len*memory.Bytes(c.Size()), dst.Len, src.Len)
-	}
-	if overlap(dst, src) && dst.Addr() != src.Addr()+uintptr(own) {
-		c.misuse(reduceScatter, "the destination overlaps the source, but is not the rank's own place in it")
-	}
+	c.caller().ReduceScatter(s, dst, src, t, op)
 	c.g.meet(c.rank, call{sig: sig{kind: reduceScatter, bytes: dst.Len, t: t, op: op}, s: s, dst: dst, src: src})
 }
 
 func (c *Local) AllReduce(s device.Stream, dst, src device.Range, t Type, op Op) {
-	c.check(allReduce, s, dst, src)
-	c.checkNumbers(allReduce, dst, src, t, op)
-	if src.Len != dst.Len {
-		c.misuse(allReduce, "expected a destination of %d bytes, got %d", src.Len, dst.Len)
-	}
-	if overlap(dst, src) && dst.Addr() != src.Addr() {
-		c.misuse(allReduce, "the two ranges overlap, but are not the same")
-	}
+	c.caller().AllReduce(s, dst, src, t, op)
 	c.g.meet(c.rank, call{sig: sig{kind: allReduce, bytes: dst.Len, t: t, op: op}, s: s, dst: dst, src: src})
 }
 
 func (c *Local) AllToAll(s device.Stream, dst, src device.Range) {
-	c.check(allToAll, s, dst, src)
-	if src.Len != dst.Len || src.Len%memory.Bytes(c.Size()) != 0 || overlap(dst, src) {
-		c.misuse(allToAll, "%s to %s: expected ranges that do not overlap, have the same length, and divide into %d equal parts", src, dst, c.Size())
-	}
+	c.caller().AllToAll(s, dst, src)
 	c.g.meet(c.rank, call{sig: sig{kind: allToAll, bytes: src.Len / memory.Bytes(c.Size())}, s: s, dst: dst, src: src})
 }
 
 func (c *Local) AllToAllV(s device.Stream, dst, src device.Range, send, recv []Part) {
-	c.check(allToAllV, s, dst, src)
-	if len(send) != c.Size() || len(recv) != c.Size() || overlap(dst, src) {
-		c.misuse(allToAllV, "%d parts of %s to %d parts of %s: expected %d parts of each, one for each rank, and ranges that do not overlap", len(send), src, len(recv), dst, c.Size())
-	}
-	for i := range send {
-		c.checkPart("send", i, send[i], src)
-		c.checkPart("recv", i, recv[i], dst)
-		for k := range i {
-			if recv[i].Off < recv[k].Off+recv[k].Len && recv[k].Off < recv[i].Off+recv[i].Len {
-				c.misuse(allToAllV, "the parts received from ranks %d and %d overlap", k, i)
-			}
-		}
-	}
+	c.caller().AllToAllV(s, dst, src, send, recv)
 	c.g.meet(c.rank, call{sig: sig{kind: allToAllV}, s: s, dst: dst, src: src, send: send, recv: recv})
 }
 
 func (c *Local) Broadcast(s device.Stream, r device.Range, root int) {
-	c.check(broadcast, s, r, device.Range{})
-	c.checkRank(broadcast, root)
+	c.caller().Broadcast(s, r, root)
 	c.g.meet(c.rank, call{sig: sig{kind: broadcast, bytes: r.Len, root: root}, s: s, dst: r})
 }
 
 func (c *Local) Barrier(s device.Stream) {
-	c.check(barrier, s, device.Range{}, device.Range{})
+	c.caller().Barrier(s)
 	c.g.meet(c.rank, call{sig: sig{kind: barrier}, s: s})
 }
 
@@ -280,56 +232,9 @@ func (c *Local) Gather(b []byte) ([][]byte, error) {
 	return slices.Clone(g.heard), nil
 }
 
-// misuse panics with the call and the rank.
-func (c *Local) misuse(k kind, format string, args ...any) {
-	panic(fmt.Sprintf("comm: %v on rank %d: %s", k, c.g.ranks[c.rank], fmt.Sprintf(format, args...)))
-}
-
-// check panics if a stream or range is invalid. It does so on the rank that made the
-// mistake; issuing the work would panic on the rank that came last. The zero Range stands
-// for no bytes.
-func (c *Local) check(k kind, s device.Stream, dst, src device.Range) {
-	if s == nil {
-		c.misuse(k, "the stream is nil")
-	}
-	for _, r := range [...]device.Range{dst, src} {
-		if r != (device.Range{}) {
-			device.CheckAccess(device.Reads(r))
-		}
-	}
-}
-
-// checkNumbers panics unless type and operation are known and the ranges hold whole
-// numbers.
-func (c *Local) checkNumbers(k kind, dst, src device.Range, t Type, op Op) {
-	if t > BF16 || op > Max {
-		c.misuse(k, "expected a known type and operation, got %v and %v", t, op)
-	}
-	size := t.Size()
-	for _, r := range [...]device.Range{dst, src} {
-		if r.Len%size != 0 || r.Len > 0 && r.Addr()%uintptr(size) != 0 {
-			c.misuse(k, "expected whole numbers of %[2]d bytes at a multiple of %[2]d, got %[1]s", r, size)
-		}
-	}
-}
-
-// checkRank panics unless the rank exists.
-func (c *Local) checkRank(k kind, rank int) {
-	if rank < 0 || rank >= c.Size() {
-		c.misuse(k, "expected a rank below %d, got %d", c.Size(), rank)
-	}
-}
-
-// checkPart panics unless a part lies inside a range.
-func (c *Local) checkPart(name string, i int, p Part, r device.Range) {
-	if p.Off < 0 || p.Len < 0 || p.Off > r.Len-p.Len {
-		c.misuse(allToAllV, "%s[%d] is bytes [%d,%d), which lie outside %s", name, i, p.Off, p.Off+p.Len, r)
-	}
-}
-
-// overlap reports whether two ranges share a byte.
-func overlap(a, b device.Range) bool {
-	return a.Len > 0 && b.Len > 0 && a.Addr() < b.Addr()+uintptr(b.Len) && b.Addr() < a.Addr()+uintptr(a.Len)
+// caller returns what checks the rank's calls.
+func (c *Local) caller() Caller {
+	return Caller{Rank: c.rank, Size: len(c.g.ranks), World: c.g.ranks[c.rank]}
 }
 
 // release closes the events and frees the scratch memory.
@@ -340,5 +245,8 @@ func (g *group) release() (err error) {
 	for _, e := range g.events {
 		err = errors.Join(err, e.Close())
 	}
-	return errors.Join(err, g.scratch.release())
+	for _, x := range g.reducers {
+		err = errors.Join(err, x.Close())
+	}
+	return err
 }

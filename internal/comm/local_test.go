@@ -116,7 +116,7 @@ func TestManyRanks(t *testing.T) {
 // share only some of their sources are told apart.
 func TestDeclaredSources(t *testing.T) {
 	x := ofTest(t, 1, 1, Options{})
-	g, b := x.comms[0].(*Local).g, x.places[0].bufs[0]
+	g, b := x.comms[0].(*Local).g.reducers[0], x.places[0].bufs[0]
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 100 {
 		srcs := make([]device.Range, 1+rng.IntN(kernels.MaxReduceSources))

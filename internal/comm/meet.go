@@ -61,14 +61,12 @@ type call struct {
 // group is the state of a communicator's ranks. A rank waits in at most one call. It
 // returns when the call is issued or can never be issued.
 type group struct {
-	w       *world
-	ranks   []int          // numbered as in the world
-	events  []device.Event // one for each rank; always waited for before it is recorded again
-	timers  []*time.Timer  // one for each rank, if Patience is limited
-	sources []device.Range // of the reduction being issued
-	some    []device.Range // of one of its launches, if it needs several
-	rests   map[restKey][]device.Access
-	scratch scratch
+	w        *world
+	ranks    []int          // numbered as in the world
+	events   []device.Event // one for each rank; always waited for before it is recorded again
+	timers   []*time.Timer  // one for each rank, if Patience is limited
+	sources  []device.Range // of the reduction being issued
+	reducers []*Reducer     // one for each rank
 
 	mu    sync.Mutex
 	wake  sync.Cond
@@ -87,7 +85,7 @@ type group struct {
 func (w *world) groupOf(ranks []int) (*group, error) {
 	n := len(ranks)
 	g := &group{
-		w: w, ranks: ranks, sources: make([]device.Range, n), rests: map[restKey][]device.Access{},
+		w: w, ranks: ranks, sources: make([]device.Range, n),
 		calls: make([]call, n), ends: make([][]end, n), made: make([]uint64, n), lost: make([]*Failure, n),
 	}
 	g.wake.L = &g.mu
@@ -104,9 +102,13 @@ func (w *world) groupOf(ranks []int) (*group, error) {
 			g.timers = append(g.timers, t)
 		}
 	}
-	if err := g.newScratch(); err != nil {
-		_ = g.release()
-		return nil, err
+	for _, rank := range ranks {
+		x, err := NewReducer(w.devs[rank], n, w.o.scratch)
+		if err != nil {
+			_ = g.release()
+			return nil, err
+		}
+		g.reducers = append(g.reducers, x)
 	}
 	w.groups[g] = struct{}{}
 	return g, nil

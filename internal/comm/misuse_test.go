@@ -111,7 +111,7 @@ func TestOverlap(t *testing.T) {
 
 // The declarations of reductions are kept for the next step, and not without end.
 func TestRestsAreBounded(t *testing.T) {
-	g := &group{rests: map[restKey][]device.Access{}}
+	g := &Reducer{rests: map[restKey][]device.Access{}}
 	dev, err := cpu.Open(cpu.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -41,19 +41,7 @@ func (c *Local) Exchange(s device.Stream, sends, recvs []Message) {
 // pass makes a call of messages. It copies the lists, so that they need not be on the
 // heap.
 func (c *Local) pass(k kind, s device.Stream, sends, recvs []Message) {
-	for _, m := range sends {
-		c.checkMessage(k, s, device.Range{}, m.Range, m.Peer)
-	}
-	for i, m := range recvs {
-		c.checkMessage(k, s, m.Range, device.Range{}, m.Peer)
-		for _, others := range [...][]Message{sends, recvs[:i]} {
-			for _, o := range others {
-				if overlap(m.Range, o.Range) {
-					c.misuse(k, "%s is received into, but another message uses it; give each message a range of its own", m.Range)
-				}
-			}
-		}
-	}
+	c.caller().messages(k, s, sends, recvs)
 	if len(sends)+len(recvs) == 0 {
 		return
 	}
@@ -70,15 +58,6 @@ func (c *Local) pass(k kind, s device.Stream, sends, recvs []Message) {
 	}
 	g.ends[c.rank] = ends
 	g.attend(c.rank)
-}
-
-// checkMessage panics if a message is invalid.
-func (c *Local) checkMessage(k kind, s device.Stream, dst, src device.Range, peer int) {
-	c.check(k, s, dst, src)
-	c.checkRank(k, peer)
-	if peer == c.rank {
-		c.misuse(k, "a rank cannot send a message to itself; copy the range instead")
-	}
 }
 
 // open reports whether rank r has a message with rank p that has not met its other end.

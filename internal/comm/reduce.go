@@ -4,6 +4,7 @@
 package comm
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
@@ -15,106 +16,104 @@ import (
 // false is a key twice.
 var _ = map[bool]bool{false: true, Type(kernels.BF16) == BF16 && Op(kernels.Mean) == Mean && Op(kernels.Max) == Max: true}
 
-// reduce combines the part at off of all ranks' sources on rank r.
-func (g *group) reduce(r int, dst device.Range, off, n memory.Bytes) {
-	for p := range g.calls {
-		g.sources[p] = g.calls[p].src.Slice(off, n)
+// Reducer combines the elements of all ranks on one rank's device. All engines use it, so
+// that a sum has the same bits whatever moved its terms: elements are combined in the
+// order of sources, in fp32, and rounded once. It has scratch memory if there are more
+// sources than a launch takes: a run of fp32, and an event that marks its last use on any
+// stream. One goroutine uses it at a time.
+type Reducer struct {
+	dev   device.Device
+	rests map[restKey][]device.Access
+	some  []device.Range // of one launch, if a reduction needs several
+	room  *device.Buffer
+	used  device.Event
+}
+
+// NewReducer returns a reducer of so many sources. scratch is the size of its scratch
+// memory if it needs any; zero means 1 MiB.
+func NewReducer(d device.Device, sources int, scratch memory.Bytes) (*Reducer, error) {
+	x := &Reducer{dev: d, rests: map[restKey][]device.Access{}}
+	if sources <= kernels.MaxReduceSources {
+		return x, nil
 	}
-	c := &g.calls[r]
-	if len(g.calls) == 1 {
-		if dst.Addr() != g.sources[0].Addr() {
-			c.s.Copy(dst, g.sources[0])
+	if scratch == 0 {
+		scratch = memory.MiB
+	}
+	var err error
+	if x.room, err = d.Alloc(memory.Device, scratch, "comm scratch"); err != nil {
+		return nil, err
+	}
+	if x.used, err = d.NewEvent(device.External); err != nil {
+		return nil, errors.Join(err, x.Close())
+	}
+	return x, nil
+}
+
+// Reduce combines sources into dst. A single source is copied as it is.
+func (x *Reducer) Reduce(s device.Stream, t Type, op Op, dst device.Range, sources []device.Range) {
+	if len(sources) == 1 {
+		if dst.Addr() != sources[0].Addr() {
+			s.Copy(dst, sources[0])
 		}
 		return
 	}
-	t := kernels.Number(c.t)
-	x := kernels.Reduction{Op: kernels.ReduceOp(c.op), To: t, From: t, Dst: dst}
-	if len(g.sources) > kernels.MaxReduceSources {
-		g.reduceInPasses(r, x)
+	n := kernels.Number(t)
+	y := kernels.Reduction{Op: kernels.ReduceOp(op), To: n, From: n, Dst: dst}
+	if len(sources) > kernels.MaxReduceSources {
+		x.inPasses(s, y, sources)
 		return
 	}
-	x.Rest = g.rest(g.sources)
-	kernels.Reduce(c.s, x, g.sources...)
+	y.Rest = x.rest(sources)
+	kernels.Reduce(s, y, sources...)
 }
 
-// scratch is the memory for reductions of more sources than a launch takes: a run of fp32
-// on each rank, and an event that marks its last use on any stream.
-type scratch struct {
-	g    *group
-	bufs []*device.Buffer
-	used []device.Event
-}
-
-// newScratch allocates scratch memory if the group needs it.
-func (g *group) newScratch() error {
-	g.scratch.g = g
-	if len(g.ranks) <= kernels.MaxReduceSources {
-		return nil
-	}
-	for _, rank := range g.ranks {
-		d := g.w.devs[rank]
-		b, err := d.Alloc(memory.Device, g.w.o.scratch, "comm scratch")
-		if err != nil {
-			return err
-		}
-		g.scratch.bufs = append(g.scratch.bufs, b)
-		e, err := d.NewEvent(device.External)
-		if err != nil {
-			return err
-		}
-		g.scratch.used = append(g.scratch.used, e)
-	}
-	return nil
-}
-
-// reduceInPasses reduces in several launches, part by part. The first ones write to the
-// scratch memory in fp32, which loses nothing. The last one continues from there, divides
-// and rounds.
-func (g *group) reduceInPasses(r int, x kernels.Reduction) {
-	s, room := g.calls[r].s, g.scratch.bufs[r]
-	s.Wait(g.scratch.used[r])
-	step := room.Size() / 4 * x.To.Size()
-	for off := memory.Bytes(0); off < x.Dst.Len; off += step {
-		n := min(step, x.Dst.Len-off)
-		acc := room.Slice(0, n/x.To.Size()*4)
-		for k := 0; k < len(g.sources); k += kernels.MaxReduceSources {
-			some := g.sources[k:min(k+kernels.MaxReduceSources, len(g.sources))]
-			g.some = g.some[:0]
+// inPasses reduces in several launches, part by part. The first ones write to the scratch
+// memory in fp32, which loses nothing. The last one continues from there, divides and
+// rounds.
+func (x *Reducer) inPasses(s device.Stream, r kernels.Reduction, sources []device.Range) {
+	s.Wait(x.used)
+	step := x.room.Size() / 4 * r.To.Size()
+	for off := memory.Bytes(0); off < r.Dst.Len; off += step {
+		n := min(step, r.Dst.Len-off)
+		acc := x.room.Slice(0, n/r.To.Size()*4)
+		for k := 0; k < len(sources); k += kernels.MaxReduceSources {
+			some := sources[k:min(k+kernels.MaxReduceSources, len(sources))]
+			x.some = x.some[:0]
 			for _, src := range some {
-				g.some = append(g.some, src.Slice(off, n))
+				x.some = append(x.some, src.Slice(off, n))
 			}
-			y := kernels.Reduction{Op: kernels.Sum, From: x.From, To: kernels.F32, Dst: acc, Rest: g.rest(g.some)}
-			if x.Op == kernels.Max {
+			y := kernels.Reduction{Op: kernels.Sum, From: r.From, To: kernels.F32, Dst: acc, Rest: x.rest(x.some)}
+			if r.Op == kernels.Max {
 				y.Op = kernels.Max
 			}
 			if k > 0 {
 				y.Acc = acc
 			}
-			if k+len(some) == len(g.sources) {
-				y.Op, y.To, y.Dst, y.Divide = x.Op, x.To, x.Dst.Slice(off, n), len(g.sources)
+			if k+len(some) == len(sources) {
+				y.Op, y.To, y.Dst, y.Divide = r.Op, r.To, r.Dst.Slice(off, n), len(sources)
 			}
-			kernels.Reduce(s, y, g.some...)
+			kernels.Reduce(s, y, x.some...)
 		}
 	}
-	s.Record(g.scratch.used[r])
+	s.Record(x.used)
 }
 
 // rest returns the declarations of a launch's last sources. It keeps them, because the
 // same ranges come again at every step and a launch refers to them. It forgets all of them
 // when there are too many.
-func (g *group) rest(srcs []device.Range) []device.Access {
+func (x *Reducer) rest(srcs []device.Range) []device.Access {
 	if len(srcs) <= kernels.ReduceInline {
 		return nil
 	}
 	var key restKey
 	copy(key[:], srcs[kernels.ReduceInline:])
-	all, ok := g.rests[key]
+	all, ok := x.rests[key]
 	if !ok {
-		if len(g.rests) == mostRests {
-			clear(g.rests)
+		if len(x.rests) == mostRests {
+			clear(x.rests)
 		}
 		all = kernels.ReduceRest(srcs...)
-		g.rests[key] = all
+		x.rests[key] = all
 	}
 	return all
 }
@@ -123,25 +122,31 @@ type restKey [kernels.MaxReduceSources - kernels.ReduceInline]device.Range
 
 const mostRests = 4096
 
-// release frees the scratch memory after its last use.
-func (x *scratch) release() error {
-	for i, b := range x.bufs {
-		s, err := x.g.w.devs[x.g.ranks[i]].NewStream("comm scratch")
-		if err != nil {
-			return fmt.Errorf("comm: freeing scratch: %w", err)
-		}
-		if i < len(x.used) {
-			s.Wait(x.used[i])
-		}
-		s.Free(b)
-		if err := s.Close(); err != nil {
-			return err
-		}
+// Close frees the scratch memory after its last use.
+func (x *Reducer) Close() error {
+	if x.room == nil {
+		return nil
 	}
-	for _, e := range x.used {
-		if err := e.Close(); err != nil {
-			return err
-		}
+	s, err := x.dev.NewStream("comm scratch")
+	if err != nil {
+		return fmt.Errorf("comm: freeing scratch: %w", err)
 	}
-	return nil
+	if x.used != nil {
+		s.Wait(x.used)
+	}
+	s.Free(x.room)
+	err = s.Close()
+	if x.used != nil {
+		err = errors.Join(err, x.used.Close())
+	}
+	return err
+}
+
+// reduce combines the part at off of all ranks' sources on rank r.
+func (g *group) reduce(r int, dst device.Range, off, n memory.Bytes) {
+	for p := range g.calls {
+		g.sources[p] = g.calls[p].src.Slice(off, n)
+	}
+	c := &g.calls[r]
+	g.reducers[r].Reduce(c.s, c.t, c.op, dst, g.sources)
 }
