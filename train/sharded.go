@@ -170,13 +170,39 @@ func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.uni
 
 func (x *sharded) read(k key) ([]float32, error) { return x.pipe.Read(k.unit, k.param, fsdp.Weights) }
 
-// moments returns the moments of the rank's shards.
-func (x *sharded) moments(bool) (out []named) {
+// moments returns the moments of the rank's shards as parts of the parameters', so that
+// what is saved does not depend on how parameters are sharded. The first stage writes those
+// of an embedding that the last one holds too.
+func (x *sharded) moments(all bool) (out []momentPart) {
 	for i, sh := range x.shards {
-		name := fmt.Sprintf("rank%d.%s.bucket%d", x.r.index, x.units[sh.Unit].Name, sh.Bucket)
+		for _, p := range sh.Pieces {
+			param := x.units[sh.Unit].Params[p.Param]
+			if !all && x.r.class(param) == shared && x.r.pp != 0 {
+				continue
+			}
+			for _, q := range pieces(param) {
+				from, to := max(q.from, int(p.From)), min(q.from+q.n, int(p.From+p.Elements))
+				if from >= to {
+					continue
+				}
+				at, n := x.at[i]+memory.Bytes(4*(int(p.At)+from-int(p.From))), memory.Bytes(4*(to-from))
+				out = append(out,
+					momentPart{q.name + ".exp_avg", from - q.from, q.n, x.mem.Slice(at, n)},
+					momentPart{q.name + ".exp_avg_sq", from - q.from, q.n, x.mem.Slice(x.size+at, n)})
+			}
+		}
+	}
+	return out
+}
+
+// flat returns the moments as earlier versions of the program saved them: a tensor for each
+// shard of this rank.
+func (x *sharded) flat() (out []momentPart) {
+	for i, sh := range x.shards {
+		name, n := fmt.Sprintf("rank%d.%s.bucket%d", x.r.index, x.units[sh.Unit].Name, sh.Bucket), int(sh.Weights.Len/4)
 		out = append(out,
-			named{name + ".exp_avg", x.mem.Slice(x.at[i], sh.Weights.Len)},
-			named{name + ".exp_avg_sq", x.mem.Slice(x.size+x.at[i], sh.Weights.Len)})
+			momentPart{name + ".exp_avg", 0, n, x.mem.Slice(x.at[i], sh.Weights.Len)},
+			momentPart{name + ".exp_avg_sq", 0, n, x.mem.Slice(x.size+x.at[i], sh.Weights.Len)})
 	}
 	return out
 }

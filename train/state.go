@@ -1,24 +1,16 @@
-// This file owns checkpoints: the names of tensors, saving and resuming.
+// This file owns saving: the names of tensors in a checkpoint, and what each rank saves.
 
 package train
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
-	"reflect"
-	"slices"
 	"strings"
 
-	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/kernels"
-	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint/safetensors"
-	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -45,7 +37,8 @@ func pieces(p layer.Param) []piece {
 	return out
 }
 
-// identity holds the settings that must be equal for a resumed run to be bit-exact.
+// identity holds the settings that a resumed run must share with the saved one. Micro and
+// Microbatches may differ if the sequences of a step are the same.
 type identity struct {
 	Model    *model.Model `json:"model"`
 	Number   string       `json:"number"`
@@ -168,242 +161,9 @@ func (r *rank) snapshot() (s snapshot, err error) {
 		if err := r.s.Download(bytesOf(x), m.Range); err != nil {
 			return s, err
 		}
-		s.optim = append(s.optim, held(m.name, x, len(x)))
+		s.optim = append(s.optim, held(m.file(), x, len(x)))
 	}
 	return s, nil
 }
 
 func biasName(layer string) string { return layer + "mlp.router.expert_bias" }
-
-// Resume loads a checkpoint, so that the next step continues the saved run bit for bit. It
-// returns an error if a setting differs that would change the results, or if the
-// checkpoint cannot be read. Call it before the first step.
-func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
-	if err := t.resumable(from); err != nil {
-		return err
-	}
-	f, err := openFiles(from)
-	defer func() { err = errors.Join(err, f.close()) }()
-	if err != nil {
-		return err
-	}
-	err = t.each(func(i int) error { return t.ranks[i].resume(f) })
-	if err != nil {
-		t.broken = err
-		return err
-	}
-	t.step = from.Step
-	return nil
-}
-
-// resumable returns an error if the checkpoint's settings differ from the run's.
-func (t *Trainer) resumable(from *checkpoint.Checkpoint) error {
-	damaged := func(what string) error {
-		return fmt.Errorf("the %s in %s cannot be read; resume from another checkpoint", what, from.Path)
-	}
-	var saved, mine map[string]any
-	text, err := json.Marshal(t.cfg.identity())
-	if err != nil {
-		return err
-	}
-	if decode(from.Config, &saved) != nil || decode(text, &mine) != nil {
-		return damaged("settings")
-	}
-	for _, name := range []string{"model", "number", "settings", "batch", "optim", "seed", "dispatch"} {
-		if err := differs(name, saved[name], mine[name]); err != nil {
-			return err
-		}
-	}
-	var d division
-	if json.Unmarshal(from.Layout, &d) != nil {
-		return damaged("layout")
-	}
-	if err := d.differs(t.cfg.division()); err != nil {
-		return err
-	}
-	var s data.State
-	if json.Unmarshal(from.Data, &s) != nil {
-		return damaged("state of the data")
-	}
-	return t.loader.Check(s)
-}
-
-// decode reads JSON and keeps numbers as they are written.
-func decode(text []byte, to any) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	return d.Decode(to)
-}
-
-// sameSettings is the remedy if a resumed run has other settings than its checkpoint.
-const sameSettings = "resume with the settings of the run, or start a new run in another folder"
-
-// savedNames maps what a checkpoint calls a setting to the name in the API, if letters
-// and their case are not all that differs.
-var savedNames = map[string]string{"optim.min_lr": "MinLR", "settings.Routing.Balance": "AuxLoss", "optim.epsilon": "Optim.Epsilon"}
-
-// differs returns an error that names the first setting below a name in which a
-// checkpoint and a run differ, or nil.
-func differs(name string, saved, mine any) error {
-	if reflect.DeepEqual(saved, mine) {
-		return nil
-	}
-	a, inA := saved.(map[string]any)
-	b, inB := mine.(map[string]any)
-	e := &memory.SettingError{Setting: settingName(name), Remedy: sameSettings}
-	switch {
-	case name == "model":
-		e.Asked, e.Problem = fmt.Sprint(b["name"]), fmt.Sprintf("differs from the run's %v", a["name"])
-		if a["name"] == b["name"] {
-			e.Problem = "has other sizes than the run's model of the same name"
-		}
-	case inA && inB:
-		for _, keys := range []map[string]any{b, a} { // another version may have saved others
-			for _, key := range slices.Sorted(maps.Keys(keys)) {
-				if err := differs(name+"."+key, a[key], b[key]); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	case saved == nil || mine == nil:
-		e.Problem = "is not known to the version that saved the run"
-		if mine == nil {
-			e.Problem = "is known only to the version that saved the run"
-		}
-	case name == "number":
-		e.Problem = fmt.Sprintf("differs: this run has %v, and the one to resume %v", mine, saved)
-	default:
-		e.Asked, e.Problem = fmt.Sprint(mine), fmt.Sprintf("differs from the run's %v", saved)
-	}
-	return e
-}
-
-// settingName returns the name in the API of a setting in a checkpoint.
-func settingName(saved string) string {
-	if name, ok := savedNames[saved]; ok {
-		return name
-	}
-	name := ""
-	for word := range strings.SplitSeq(saved[strings.LastIndexByte(saved, '.')+1:], "_") {
-		if word == "lr" {
-			word = "LR"
-		}
-		name += strings.ToUpper(word[:1]) + word[1:]
-	}
-	return name
-}
-
-// differs returns an error that names what keeps a run with the division o from resuming
-// one with d, or nil.
-func (d division) differs(o division) error {
-	e := &memory.SettingError{Remedy: sameSettings}
-	number := func(setting string, was, is int) {
-		if e.Setting == "" && was != is {
-			e.Setting, e.Asked, e.Problem = setting, fmt.Sprint(is), fmt.Sprintf("differs from the run's %d", was)
-		}
-	}
-	number("DP", d.Layout.DP, o.Layout.DP)
-	if d.Sharded || o.Sharded {
-		if e.Setting == "" && d.Sharded != o.Sharded {
-			e.Setting, e.Problem = "Sharding", fmt.Sprintf("differs: this run has %s, and the one to resume %s", o.parameters(), d.parameters())
-		}
-		number("PP", d.Layout.PP, o.Layout.PP)
-		number("VPP", d.Layout.VPP, o.Layout.VPP)
-		number("EP", d.Layout.EP, o.Layout.EP)
-		if e.Setting == "" && d.GradComm != o.GradComm {
-			e.Setting, e.Asked, e.Problem = "GradComm", o.GradComm, "differs from the run's "+d.GradComm
-		}
-	}
-	if e.Setting == "" {
-		return nil
-	}
-	return e
-}
-
-// parameters says how a run holds its parameters.
-func (d division) parameters() string {
-	if d.Sharded {
-		return "sharded parameters"
-	}
-	return "whole parameters"
-}
-
-// files holds the open files of a checkpoint and finds them by the names of tensors.
-type files struct {
-	open []*checkpoint.Tensors
-	of   map[string]*checkpoint.Tensors
-}
-
-func openFiles(c *checkpoint.Checkpoint) (*files, error) {
-	f := &files{of: map[string]*checkpoint.Tensors{}}
-	for i := range c.Ranks {
-		for _, open := range []func(int) (*checkpoint.Tensors, error){c.Model, c.Optim} {
-			ts, err := open(i)
-			if err != nil {
-				return f, err
-			}
-			f.open = append(f.open, ts)
-			for _, x := range ts.Tensors() {
-				f.of[x.Name] = ts
-			}
-		}
-	}
-	return f, nil
-}
-
-func (f *files) close() (err error) {
-	for _, ts := range f.open {
-		err = errors.Join(err, ts.Close())
-	}
-	return err
-}
-
-// read reads the tensor of a name into to.
-func (f *files) read(name string, to []float32) error {
-	ts := f.of[name]
-	if ts == nil {
-		return fmt.Errorf("train: the checkpoint has no tensor %s; resume from another one", name)
-	}
-	if x, _ := ts.Tensor(name); x.DType != safetensors.F32 || x.Bytes() != int64(4*len(to)) {
-		return fmt.Errorf("train: expected %[4]d numbers of F32 in tensor %[1]s of the checkpoint, got %[2]v of shape %[3]v; resume from another one", name, x.DType, x.Shape, len(to))
-	}
-	return ts.ReadAt(name, bytesOf(to), 0)
-}
-
-// resume loads the rank's parameters, router biases and optimiser state.
-func (r *rank) resume(f *files) error {
-	err := r.eachParam(func(k key, p layer.Param) error {
-		x := make([]float32, p.Elements())
-		for _, q := range pieces(p) {
-			if err := f.read(q.name, x[q.from:q.from+q.n]); err != nil {
-				return err
-			}
-		}
-		return r.store.load(k, x)
-	})
-	if err != nil {
-		return err
-	}
-	put := func(name string, to device.Range) error {
-		x := make([]float32, to.Len/4)
-		if err := f.read(name, x); err != nil {
-			return err
-		}
-		r.s.Upload(to, bytesOf(x))
-		return nil
-	}
-	for _, b := range r.balances {
-		if b.Bias.Buf != nil {
-			if err := put(biasName(b.name), b.Bias); err != nil {
-				return err
-			}
-		}
-	}
-	for _, m := range r.store.moments(true) {
-		if err := put(m.name, m.Range); err != nil {
-			return err
-		}
-	}
-	return r.s.Sync()
-}

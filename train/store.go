@@ -4,6 +4,7 @@ package train
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
@@ -33,7 +34,7 @@ type store interface {
 	read(k key) ([]float32, error)
 	// moments returns the optimiser's state on this rank: all of it, or the part that
 	// this rank writes to disk.
-	moments(all bool) []named
+	moments(all bool) []momentPart
 	close(s device.Stream)
 }
 
@@ -51,10 +52,20 @@ type run struct {
 	counted    bool // whether this copy counts for the norm of all gradients
 }
 
-// named is device memory with a name.
-type named struct {
-	name string
+// momentPart is device memory that holds a part of a tensor of the optimiser's state.
+type momentPart struct {
+	name     string // of the tensor in a checkpoint
+	from, of int    // the first element of the part, and the elements of the tensor
 	device.Range
+}
+
+// file returns the name of the part in a file: that of the tensor, or that followed by
+// the first element if the part is not the whole tensor.
+func (m momentPart) file() string {
+	if memory.Bytes(4*m.of) == m.Len {
+		return m.name
+	}
+	return fmt.Sprintf("%s@%d", m.name, m.from)
 }
 
 // class says which other ranks hold a parameter.
@@ -222,7 +233,7 @@ func (w *whole) read(k key) ([]float32, error) {
 }
 
 // moments returns the moments of each parameter under its name.
-func (w *whole) moments(all bool) (out []named) {
+func (w *whole) moments(all bool) (out []momentPart) {
 	for u, unit := range w.units {
 		for i, p := range unit.Params {
 			if !all && !w.r.writes(p) {
@@ -231,8 +242,8 @@ func (w *whole) moments(all bool) (out []named) {
 			for _, q := range pieces(p) {
 				at, n := w.at[key{u, i}]+memory.Bytes(4*q.from), memory.Bytes(4*q.n)
 				out = append(out,
-					named{q.name + ".exp_avg", w.memory.Slice(2*w.size+at, n)},
-					named{q.name + ".exp_avg_sq", w.memory.Slice(3*w.size+at, n)})
+					momentPart{q.name + ".exp_avg", 0, q.n, w.memory.Slice(2*w.size+at, n)},
+					momentPart{q.name + ".exp_avg_sq", 0, q.n, w.memory.Slice(3*w.size+at, n)})
 			}
 		}
 	}

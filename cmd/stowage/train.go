@@ -60,8 +60,10 @@ report.html then lacks memory over time. A report that cannot be written is a wa
 
 A run that was stopped or killed continues with --out DIR --resume as if nothing had
 happened. Its options are those of the folder. Flags change them, except those that the
-result depends on: model, format, text, --hold-out, batch, seed, learning, --dispatch, --dp
-and whether --pool shards parameters. Sharded parameters keep the other ranks too.
+result depends on: model, format, text, --hold-out, --seq, seed, learning and --dispatch. The
+run may go on with other ranks (--pp, --vpp, --ep, --dp) and with sharded or whole parameters
+(--pool), if --dp x --microbatches x --micro stays the same: each step then has the same
+sequences, and results differ by the order of sums alone.
 
 Ctrl-C finishes the step, saves, and exits with code 130; a second one exits at once. So
 does SIGTERM, with 128 and its number. So do SIGHUP from a connection that dropped, SIGPIPE

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -225,11 +226,10 @@ func TestTrainResumes(t *testing.T) {
 		"train --out parts --resume --lr 1 --steps 7": "stowage: --lr 1 differs from the run's 0.003; ",
 		"train --out parts --resume --decay 9":        "stowage: --decay 9 differs from the run's 0",
 		"train --out parts --resume --aux-loss 1":     "stowage: --aux-loss 1 differs from the run's 0",
-		"train --out parts --resume --micro 3":        "stowage: --micro 3 differs from the run's ",
+		"train --out parts --resume --micro 3":        "stowage: --micro 3 makes ",
 		"train --out parts --resume --bf16":           "stowage: --bf16 differs: this run has bf16, and the one to resume fp32; ",
 		"train --out parts --resume --model tiny-moe": "stowage: --model tiny-moe differs from the run's small; ",
-		"train --out parts --resume --dp 1 --ep 1":    "stowage: --dp 1 differs from the run's 2; ",
-		"train --out parts --resume --pool arena":     "stowage: --pool differs: this run has sharded parameters, and the one to resume whole parameters; ",
+		"train --out parts --resume --dp 1 --ep 1":    "stowage: --dp 1 makes 2 sequences a step, but the run has 4; choose dp, microbatches and micro with the product 4",
 	} {
 		if _, stderr, code := command(strings.Fields(line)...); code != exitUsage || !strings.Contains(stderr, say) {
 			t.Errorf("%s: code %d, errors %q", line, code, stderr)
@@ -242,6 +242,26 @@ func TestTrainResumes(t *testing.T) {
 	copied := trained(t, "train --config parts/config.yaml --steps 6 --policy none --offload-modules= --recompute-modules=")
 	if copied.Digest != whole.Digest {
 		t.Errorf("from its configuration it came to %+v", copied)
+	}
+}
+
+// A run goes on with fewer replicas and with sharded parameters, and then as it began. Losses
+// differ by the order of sums.
+func TestTrainResumesOnAnotherLayout(t *testing.T) {
+	words := inFolder(t)
+	want := trained(t, words+"--policy stash --steps 5 --out whole")
+	trained(t, words+"--policy stash --steps 2 --out parts")
+	trained(t, "train --out parts --resume --steps 3 --dp 1 --ep 1 --pp 1 --microbatches 4")
+	trained(t, "train --out parts --resume --steps 4 --dp 4 --ep 2 --pp 1 --microbatches 1 --pool arena --grad-comm-dtype fp32")
+	got := trained(t, "train --out parts --resume --steps 5 --dp 2 --pp 2 --microbatches 2 --pool=")
+	if !got.Finished || math.Abs(got.Loss-want.Loss) > 1e-4*want.Loss {
+		t.Errorf("loss %v, want about %v", got.Loss, want.Loss)
+	}
+	all := losses(t, "whole")
+	for i, loss := range losses(t, "parts") {
+		if math.Abs(loss-all[i]) > 1e-4*all[i] {
+			t.Errorf("step %d has loss %v, want about %v", i+1, loss, all[i])
+		}
 	}
 }
 

@@ -71,10 +71,11 @@ func (l *Loader) Config() LoaderConfig { return l.config }
 // Windows is how many sequences an epoch has.
 func (l *Loader) Windows() int { return int(l.windows) }
 
+// Sequences is how many sequences all ranks have in one step.
+func (c LoaderConfig) Sequences() int { return c.Ranks * c.Microbatches * c.Micro }
+
 // TokensPerStep is the input tokens of all ranks in one step.
-func (l *Loader) TokensPerStep() int {
-	return l.config.Ranks * l.config.Microbatches * l.config.Micro * l.config.Seq
-}
+func (l *Loader) TokensPerStep() int { return l.config.Sequences() * l.config.Seq }
 
 // Batch fills the tokens of one microbatch: inputs with Micro sequences of Seq
 // tokens, and targets with Targets times as many, first the tokens that come right
@@ -127,8 +128,9 @@ func (l *Loader) State() State {
 	return State{l.text.Name(), l.text.Len(), l.text.SHA256(), l.config}
 }
 
-// Check says whether a run that saved this state goes on with the same batches
-// here. The text may have another name.
+// Check says whether a run that saved this state goes on with the same sequences in
+// every step here. The text may have another name, and the sequences of a step may be
+// divided otherwise over ranks and microbatches.
 func (l *Loader) Check(saved State) error {
 	now := l.State()
 	if saved.SHA256 != now.SHA256 {
@@ -142,9 +144,7 @@ func (l *Loader) Check(saved State) error {
 		}
 	}
 	add("Seq", saved.Seq, now.Seq)
-	add("Micro", saved.Micro, now.Micro)
-	add("Microbatches", saved.Microbatches, now.Microbatches)
-	add("Ranks", saved.Ranks, now.Ranks)
+	add("Ranks x Microbatches x Micro", saved.Sequences(), now.Sequences())
 	add("Targets", saved.Targets, now.Targets)
 	add("Seed", saved.Seed, now.Seed)
 	if len(differ) > 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -243,9 +244,9 @@ func TestState(t *testing.T) {
 	}
 	for want, change := range map[string]func(*LoaderConfig){
 		"Seq was 8 and is 9":                     func(c *LoaderConfig) { c.Seq++ },
-		"Micro was 2 and is 3":                   func(c *LoaderConfig) { c.Micro++ },
-		"Microbatches was 3 and is 4":            func(c *LoaderConfig) { c.Microbatches++ },
-		"Ranks was 4 and is 5":                   func(c *LoaderConfig) { c.Ranks++ },
+		"Micro was 24 and is 36":                 func(c *LoaderConfig) { c.Micro++ },
+		"Micro was 24 and is 32":                 func(c *LoaderConfig) { c.Microbatches++ },
+		"Micro was 24 and is 30":                 func(c *LoaderConfig) { c.Ranks++ },
 		"Targets was 2 and is 3":                 func(c *LoaderConfig) { c.Targets++ },
 		"Seed was 18446744073709551615 and is 0": func(c *LoaderConfig) { c.Seed++ },
 	} {
@@ -255,9 +256,34 @@ func TestState(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
+	// The sequences of a step are the same however they are divided, and in the same order.
+	for _, other := range []LoaderConfig{
+		{Seq: 8, Micro: 1, Microbatches: 6, Ranks: 4, Targets: 2, Seed: c.Seed}, {Seq: 8, Micro: 24, Microbatches: 1, Ranks: 1, Targets: 2, Seed: c.Seed},
+	} {
+		o := mustLoad(t, moved, other)
+		if err := o.Check(saved); err != nil {
+			t.Error(err)
+		}
+		if got, want := inputsOf(o, 7), inputsOf(l, 7); !slices.Equal(got, want) {
+			t.Errorf("%+v has the inputs %v in a step, want %v", other, got, want)
+		}
+	}
 	if err := mustLoad(t, numbered(101), c).Check(saved); err == nil || !strings.Contains(err.Error(), "another text") {
 		t.Errorf("another text: %v", err)
 	}
+}
+
+// inputsOf returns the inputs of a step: rank by rank, microbatch by microbatch.
+func inputsOf(l *Loader, step int) (out []uint32) {
+	c := l.Config()
+	for rank := range c.Ranks {
+		for m := range c.Microbatches {
+			inputs := make([]uint32, c.Micro*c.Seq)
+			l.Batch(step, rank, m, inputs, make([]uint32, len(inputs)*c.Targets))
+			out = append(out, inputs...)
+		}
+	}
+	return out
 }
 
 // Ranks ask at the same time.
