@@ -47,7 +47,7 @@ type Place struct {
 
 	Host    string // the name of this machine
 	Leader  string // the host of rank 0, or "" if the launcher does not say
-	Port    int    // a port of the leader that is free for the job, or 0 if the launcher does not say
+	Port    int    // a port of the leader that is free for the job, or 0 if nobody names one
 	Job     string // the launcher's name of the job, alike on all ranks, or ""
 	Restart int    // how often the launcher has started the job again
 
@@ -68,6 +68,12 @@ func Find(getenv func(string) string) (*Place, error) {
 	p, err := find(environment(getenv))
 	if p == nil || err != nil {
 		return nil, err
+	}
+	// The user's port counts, also before the store of torchrun's agent.
+	if port, err := environment(getenv).port("STOWAGE_PORT"); err != nil {
+		return nil, err
+	} else if port != 0 {
+		p.Port, p.AgentStore = port, false
 	}
 	if p.Host, err = os.Hostname(); err != nil {
 		return nil, fmt.Errorf("the name of this machine is not known: %w", err)
@@ -119,16 +125,14 @@ const (
 	ports     = 15000
 )
 
-// Address returns where the leader listens for its job: at the given port if it is not
-// zero, at the launcher's if it names one, and otherwise at one that follows from the name
-// of the job.
-func (p *Place) Address(port int) (string, error) {
+// Address returns where the leader listens for its job: at the port that the user
+// (STOWAGE_PORT) or the launcher names, and otherwise at one that follows from the name of
+// the job.
+func (p *Place) Address() (string, error) {
 	if p.Leader == "" {
 		return "", fmt.Errorf("%s does not say which host leads; set MASTER_ADDR to the host of rank 0", p.Launcher)
 	}
-	if port == 0 {
-		port = p.Port
-	}
+	port := p.Port
 	if port == 0 {
 		h := fnv.New32a()
 		fmt.Fprintf(h, "%s/%d", p.Job, p.Restart)

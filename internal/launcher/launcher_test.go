@@ -85,6 +85,7 @@ func TestFindRefuses(t *testing.T) {
 		"RANK=0 WORLD_SIZE=4 MASTER_PORT=70000":                 "expected MASTER_PORT to be a port",
 		"RANK=0 WORLD_SIZE=4 " + ompiVars:                       "RANK and WORLD_SIZE says that this is rank 0 of 4, but Open MPI says rank 1 of 4",
 		pmiVars + " " + ompiVars:                                "Open MPI says that this is rank 1 of 4, but PMI says rank 2 of 4",
+		torchVars + " STOWAGE_PORT=0":                           "expected STOWAGE_PORT to be a port",
 		"PMI_RANK=2":                                            "PMI_RANK is set, but PMI_SIZE is not",
 		"JOB_COMPLETION_INDEX=1 WORLD_SIZE=4":                   "set WORLD_SIZE to its completions and MASTER_ADDR to the host of index 0",
 		"JOB_COMPLETION_INDEX=1 MASTER_ADDR=h":                  "set WORLD_SIZE to its completions",
@@ -106,41 +107,41 @@ func TestFindRefuses(t *testing.T) {
 }
 
 func TestAddress(t *testing.T) {
-	address := func(env string, port int) string {
+	address := func(env string) string {
 		t.Helper()
 		p, err := Find(vars(env))
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := p.Address(port)
+		a, err := p.Address()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a
 	}
-	if got := address(torchVars, 0); got != "head:29500" {
+	if got := address(torchVars); got != "head:29500" {
 		t.Error(got)
 	}
-	if got := address(torchVars, 77); got != "head:77" {
+	if got := address(torchVars + " STOWAGE_PORT=77"); got != "head:77" {
 		t.Error(got)
 	}
-	if got := address("RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=4000", 0); got != "[::1]:4000" {
+	if got := address("RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=4000"); got != "[::1]:4000" {
 		t.Error(got)
 	}
 	// The port follows from the job alone: all ranks find it, and another job another one.
 	other := strings.Replace(srunVars, "SLURM_PROCID=3", "SLURM_PROCID=4", 1)
 	other = strings.Replace(other, "SLURM_LOCALID=0", "SLURM_LOCALID=1", 1)
-	if a, b := address(srunVars, 0), address(other, 0); a != b || !strings.HasPrefix(a, "gpu07:") {
+	if a, b := address(srunVars), address(other); a != b || !strings.HasPrefix(a, "gpu07:") {
 		t.Errorf("%s and %s", a, b)
 	}
-	if a, b := address(srunVars, 0), address(strings.ReplaceAll(srunVars, "SLURM_JOB_ID=17", "SLURM_JOB_ID=18"), 0); a == b {
+	if a, b := address(srunVars), address(strings.ReplaceAll(srunVars, "SLURM_JOB_ID=17", "SLURM_JOB_ID=18")); a == b {
 		t.Errorf("jobs 17 and 18 share %s", a)
 	}
 	p, err := Find(vars(ompiVars))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Address(0); err == nil || !strings.Contains(err.Error(), "set MASTER_ADDR") {
+	if _, err := p.Address(); err == nil || !strings.Contains(err.Error(), "set MASTER_ADDR") {
 		t.Error(err)
 	}
 }

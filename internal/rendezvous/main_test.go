@@ -1,0 +1,177 @@
+// This file owns the end of the tests, and the processes that some of them start.
+
+package rendezvous
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/launcher"
+	"github.com/stowage-dev/stowage/internal/leak"
+)
+
+// asRank makes the test binary a rank: it runs the named body and exits.
+const asRank = "STOWAGE_TEST_RANK"
+
+var bodies = map[string]func() error{"wait": waitForFailure}
+
+func TestMain(m *testing.M) {
+	if body := bodies[os.Getenv(asRank)]; body != nil {
+		if err := body(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	leak.Main(m)
+}
+
+// waitForFailure joins as the environment says, and prints "ready" and what fails.
+func waitForFailure() error {
+	place, err := launcher.Find(os.Getenv)
+	if err != nil {
+		return err
+	}
+	s, err := Join(context.Background(), place, Options{Version: "v"})
+	if err != nil {
+		return err
+	}
+	s.Note("all-reduce", uint64(10+place.Rank/2))
+	if err := s.Barrier(context.Background(), "start"); err != nil {
+		return err
+	}
+	for { // until rank 0 knows what this rank does, and this one what rank 0 does
+		states, err := s.States(context.Background())
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		lead := s.lead.Number
+		s.mu.Unlock()
+		if states[place.Rank].Number != 0 && lead != 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("ready")
+	select {
+	case <-s.Failed():
+	case <-time.After(2 * time.Minute):
+		return errors.New("nothing failed")
+	}
+	fmt.Println(s.Err())
+	return s.Close()
+}
+
+// freePort returns a port of loopback that nobody listens on.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// process is a rank in a process of its own.
+type process struct {
+	*exec.Cmd
+	lines chan string // what it prints
+}
+
+// start starts ranks that run a body, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+func start(t *testing.T, body string, size int, env ...string) (ranks []*process) {
+	t.Helper()
+	port := freePort(t)
+	for rank := range size {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), asRank+"="+body, fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := &process{cmd, make(chan string, 100)}
+		go func() {
+			defer close(p.lines)
+			for sc := bufio.NewScanner(out); sc.Scan(); {
+				p.lines <- sc.Text()
+			}
+		}()
+		t.Cleanup(func() {
+			_ = p.Process.Kill()
+			for range p.lines {
+			}
+			_ = p.Wait()
+		})
+		ranks = append(ranks, p)
+	}
+	return ranks
+}
+
+// expect reads a line that contains all of some words.
+func (p *process) expect(t *testing.T, words ...string) {
+	t.Helper()
+	select {
+	case line := <-p.lines:
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				t.Errorf("got %q, want %q in it", line, w)
+			}
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("no line within minutes, want %q", words)
+	}
+}
+
+// A process that is killed or stopped is named by all others, whichever it is.
+func TestProcessesFail(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes and waits for heartbeats")
+	}
+	host, _ := os.Hostname()
+	for _, c := range []struct {
+		name   string
+		signal syscall.Signal
+		why    string
+	}{{"kill", syscall.SIGKILL, "ended without a word"}, {"stop", syscall.SIGSTOP, "has not answered for 5s"}} {
+		for _, victim := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s rank %d", c.name, victim), func(t *testing.T) {
+				t.Parallel()
+				ranks := start(t, "wait", 4)
+				for _, p := range ranks {
+					p.expect(t, "ready")
+				}
+				since := time.Now()
+				if err := ranks[victim].Process.Signal(c.signal); err != nil {
+					t.Fatal(err)
+				}
+				for rank, p := range ranks {
+					if rank != victim {
+						p.expect(t, fmt.Sprintf("rank %d on %s ", victim, host), fmt.Sprintf("it was last in all-reduce %d", 10+victim/2))
+					}
+				}
+				t.Logf("all others knew after %v", time.Since(since))
+				if c.signal == syscall.SIGSTOP { // it learns what happened when it wakes up
+					_ = ranks[victim].Process.Signal(syscall.SIGCONT)
+					ranks[victim].expect(t, "has not answered")
+				}
+			})
+		}
+	}
+}

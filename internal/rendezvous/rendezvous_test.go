@@ -1,0 +1,385 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stowage-dev/stowage/internal/launcher"
+)
+
+// broadcast is an exchange between goroutines.
+type broadcast struct {
+	text  string
+	ready chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ready: make(chan struct{})} }
+
+func (b *broadcast) exchange(text string) (string, error) {
+	if text != "" {
+		b.text = text
+		close(b.ready)
+	}
+	<-b.ready
+	return b.text, nil
+}
+
+// joinAll joins ranks in goroutines. edit changes the options of a rank.
+func joinAll(t *testing.T, size int, edit func(rank int, p *launcher.Place, o *Options)) ([]*Session, []error) {
+	t.Helper()
+	b := newBroadcast()
+	sessions, errs := make([]*Session, size), make([]error, size)
+	var wg sync.WaitGroup
+	for rank := range size {
+		place := &launcher.Place{Rank: rank, Size: size, Host: fmt.Sprintf("host%d", rank/2)}
+		opts := Options{Version: "1.0", Digest: "d", Exchange: b.exchange, Timeout: 2 * time.Minute, Patience: time.Minute}
+		if edit != nil {
+			edit(rank, place, &opts)
+		}
+		wg.Go(func() { sessions[rank], errs[rank] = Join(t.Context(), place, opts) })
+	}
+	wg.Wait()
+	return sessions, errs
+}
+
+// joined is joinAll for ranks that must all join.
+func joined(t *testing.T, size int, edit func(rank int, p *launcher.Place, o *Options)) []*Session {
+	t.Helper()
+	sessions, errs := joinAll(t, size, edit)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return sessions
+}
+
+// each runs a function for each rank at once.
+func each(t *testing.T, sessions []*Session, f func(rank int, s *Session) error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for rank, s := range sessions {
+		wg.Go(func() {
+			if err := f(rank, s); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func closeAll(t *testing.T, sessions []*Session) {
+	t.Helper()
+	each(t, sessions, func(_ int, s *Session) error { return s.Close() })
+}
+
+func TestStoreAndBarrier(t *testing.T) {
+	const size = 5
+	sessions := joined(t, size, nil)
+	each(t, sessions, func(rank int, s *Session) error {
+		p := s.Place()
+		if want := min(2, size-rank/2*2); p.LocalRank != rank%2 || p.LocalSize != want {
+			return fmt.Errorf("place %+v", p)
+		}
+		if fmt.Sprint(s.Hosts()) != "[host0 host0 host1 host1 host2]" {
+			return fmt.Errorf("hosts %v", s.Hosts())
+		}
+		// All wait for the next rank's key before they set their own, except for rank 0.
+		for round := range 3 {
+			if rank > 0 {
+				got, err := s.Get(t.Context(), fmt.Sprintf("key %d of %d", round, rank-1))
+				if err != nil || string(got) != fmt.Sprint(rank-1) {
+					return fmt.Errorf("got %q, %v", got, err)
+				}
+			}
+			if err := s.Set(t.Context(), fmt.Sprintf("key %d of %d", round, rank), fmt.Append(nil, rank)); err != nil {
+				return err
+			}
+			if err := s.Barrier(t.Context(), "again"); err != nil {
+				return err
+			}
+			// Behind the barrier all keys are there.
+			if _, err := s.Get(t.Context(), fmt.Sprintf("key %d of %d", round, size-1)); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := s.Get(ctx, "never set"); !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("a key that nobody set: %v", err)
+		}
+		return nil
+	})
+	closeAll(t, sessions)
+}
+
+// The clocks of ranks differ by an hour for each rank; the measured offset is right within
+// the round trip.
+func TestOffset(t *testing.T) {
+	origin := time.Now()
+	sessions := joined(t, 3, func(rank int, _ *launcher.Place, o *Options) {
+		o.Now = func() int64 { return int64(time.Since(origin) + time.Duration(rank)*time.Hour) }
+	})
+	for rank, s := range sessions {
+		got, trip := s.Offset()
+		want := -time.Duration(rank) * time.Hour
+		if got < want-trip || got > want+trip {
+			t.Errorf("rank %d: offset %v ± %v, want %v", rank, got, trip, want)
+		}
+	}
+	closeAll(t, sessions)
+}
+
+func TestRanksDiffer(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit func(p *launcher.Place, o *Options) // of rank 2
+		want string
+	}{
+		"version": {func(_ *launcher.Place, o *Options) { o.Version = "2.0" }, "rank 2 on host1 is version 2.0, but rank 0 on host0 is version 1.0; start the same binary everywhere"},
+		"digest":  {func(_ *launcher.Place, o *Options) { o.Digest = "e" }, "rank 2 on host1 has other settings than rank 0 on host0; start all ranks with the same command line"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, errs := joinAll(t, 3, func(rank int, p *launcher.Place, o *Options) {
+				if rank == 2 {
+					c.edit(p, o)
+				}
+			})
+			for rank, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("rank %d: got %v, want %q", rank, err, c.want)
+				}
+			}
+		})
+	}
+}
+
+// dialService connects to the service of rank 0.
+func dialService(t *testing.T, s *Session) net.Conn {
+	t.Helper()
+	_, port, _ := net.SplitHostPort(s.service.listener.Addr().String())
+	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// Strangers are dropped and disturb nobody.
+func TestStrays(t *testing.T) {
+	sessions := joined(t, 2, nil)
+	token := sessions[0].service.token
+	for name, say := range map[string]func(net.Conn){
+		"a web browser": func(c net.Conn) { fmt.Fprint(c, "GET / HTTP/1.1\r\n\r\n") },
+		"a wrong token": func(c net.Conn) {
+			fmt.Fprint(c, magic)
+			_ = writeMessage(c, &message{Kind: hello, Token: "no", Size: 2})
+		},
+		"a long message": func(c net.Conn) { fmt.Fprint(c, magic, "\x7f\xff\xff\xff") },
+		"no hello":       func(c net.Conn) { fmt.Fprint(c, magic); _ = writeMessage(c, &message{Kind: abort, Token: token}) },
+	} {
+		conn := dialService(t, sessions[0])
+		say(conn)
+		if n, err := io.Copy(io.Discard, conn); n != 0 {
+			t.Errorf("%s got %d bytes, %v", name, n, err)
+		}
+		_ = conn.Close()
+	}
+	for name, m := range map[string]*message{
+		"two processes are rank 1, one on host0 and one on x":      {State: State{Rank: 1, Host: "x"}, Size: 2},
+		"rank 1 on x is one of 3, but rank 0 on host0 is one of 2": {State: State{Rank: 1, Host: "x"}, Size: 3},
+		"there is no rank 7 among 2":                               {State: State{Rank: 7, Host: "x"}, Size: 2},
+	} {
+		conn := dialService(t, sessions[0])
+		m.Kind, m.Token = hello, token
+		fmt.Fprint(conn, magic)
+		_ = writeMessage(conn, m)
+		if reply, err := readMessage(conn, maxHello); err != nil || reply.Kind != refused || !strings.Contains(reply.Text, name) {
+			t.Errorf("got %+v, %v; want %q", reply, err, name)
+		}
+		_ = conn.Close()
+	}
+	quiet := dialService(t, sessions[0]) // says nothing, and is still there at the end
+	defer quiet.Close()
+	each(t, sessions, func(_ int, s *Session) error { return s.Barrier(t.Context(), "end") })
+	closeAll(t, sessions)
+}
+
+// A rank whose connection ends is the failure, also if another complains of it first.
+func TestEndedBeforeComplaint(t *testing.T) {
+	sessions := joined(t, 4, nil)
+	for rank, s := range sessions {
+		s.Note("all-gather", uint64(30+rank/3))
+	}
+	// All have told what they do, because requests follow notes.
+	each(t, sessions, func(_ int, s *Session) error {
+		return s.send(&message{Kind: heartbeat, State: s.state()})
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { sessions[1].Abort(errors.New("MPI lost rank 3")) })
+	_ = sessions[3].conn.Close() // as the kernel does for a process that ended
+	wg.Wait()
+	const want = "rank 3 on host1 ended without a word; it was last in all-gather 31; ranks 0 to 2 are in all-gather 30"
+	for rank, s := range sessions[:3] {
+		<-s.Failed()
+		if s.Err().Error() != want {
+			t.Errorf("rank %d: got  %v\nwant %s", rank, s.Err(), want)
+		}
+		if _, err := s.Get(t.Context(), "x"); err == nil || err.Error() != want {
+			t.Errorf("rank %d: a request after the failure: %v", rank, err)
+		}
+	}
+	for _, s := range sessions {
+		_ = s.Close()
+	}
+}
+
+func TestAbort(t *testing.T) {
+	sessions := joined(t, 3, nil)
+	sessions[2].Note("reduce-scatter", 7)
+	waits := make(chan error)
+	go func() { waits <- sessions[1].Barrier(context.Background(), "never complete") }()
+	sessions[2].Abort(errors.New("the disk is full"))
+	const want = "rank 2 on host1 failed: the disk is full; it was last in reduce-scatter 7"
+	if err := <-waits; err == nil || err.Error() != want {
+		t.Errorf("the barrier ended with %v, want %s", err, want)
+	}
+	for rank, s := range sessions {
+		<-s.Failed()
+		var f *Failure
+		if err := s.Close(); !errors.As(err, &f) || f.Rank != 2 || err.Error() != want {
+			t.Errorf("rank %d: got %v, want %s", rank, err, want)
+		}
+	}
+}
+
+// Leaving is no failure, unless others wait.
+func TestLeave(t *testing.T) {
+	sessions := joined(t, 3, nil)
+	if err := sessions[2].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sessions[1].Set(t.Context(), "k", nil); err != nil {
+		t.Fatal(err)
+	}
+	states, err := sessions[1].States(t.Context())
+	if err != nil || !states[2].Left || states[1].Left {
+		t.Errorf("got %+v, %v", states, err)
+	}
+	err = sessions[1].Barrier(t.Context(), "b")
+	if err == nil || !strings.Contains(err.Error(), `rank 2 on host1 has left, but others wait for it in barrier "b"`) {
+		t.Errorf("got %v", err)
+	}
+	for _, s := range sessions[:2] {
+		<-s.Failed()
+		_ = s.Close()
+	}
+}
+
+// A rank that says nothing is found, although its connection is open.
+func TestSilentRank(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for heartbeats")
+	}
+	b := newBroadcast()
+	var wg sync.WaitGroup
+	var err error
+	wg.Go(func() {
+		var s *Session
+		s, err = Join(t.Context(), &launcher.Place{Size: 2, Host: "a"}, Options{Exchange: b.exchange, Timeout: 2 * time.Minute})
+		if err == nil {
+			<-s.Failed()
+			err = s.Close()
+		}
+	})
+	m, _ := exchanged(&launcher.Place{Rank: 1, Size: 2, Host: "a"}, Options{Exchange: b.exchange})
+	in, _ := m.invited(t.Context())
+	conn, derr := net.Dial("tcp", net.JoinHostPort("127.0.0.1", in.Port))
+	if derr != nil {
+		t.Fatal(derr)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, magic)
+	_ = writeMessage(conn, &message{Kind: hello, Token: in.Token, Size: 2, State: State{Rank: 1, Host: "b"}})
+	wg.Wait()
+	if err == nil || !strings.Contains(err.Error(), "rank 1 on b has not answered for 5s") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Rank 0 names the ranks that did not come, and all that came learn it.
+func TestRanksThatDoNotCome(t *testing.T) {
+	b := newBroadcast()
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for rank := range errs {
+		wg.Go(func() {
+			_, errs[rank] = Join(t.Context(), &launcher.Place{Rank: rank, Size: 5, Host: "a"}, Options{Exchange: b.exchange, Timeout: 2 * time.Second, Patience: time.Minute})
+		})
+	}
+	wg.Wait()
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "missing: ranks 2 to 4") && !strings.Contains(err.Error(), "waited 2s") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if !strings.Contains(errs[0].Error(), "missing: ranks 2 to 4") {
+		t.Error(errs[0])
+	}
+}
+
+func TestNoLeader(t *testing.T) {
+	place := &launcher.Place{Rank: 1, Size: 2, Host: "a", Leader: "127.0.0.1"}
+	_, err := fmt.Sscan(freePort(t), &place.Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Join(t.Context(), place, Options{Timeout: time.Second})
+	if err == nil || !strings.Contains(err.Error(), "rank 1 on a cannot reach rank 0 at 127.0.0.1:") || !strings.Contains(err.Error(), "STOWAGE_PORT") {
+		t.Errorf("got %v", err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	place.Rank, place.Port = 0, l.Addr().(*net.TCPAddr).Port
+	if _, err = Join(t.Context(), place, Options{}); err == nil || !strings.Contains(err.Error(), "set STOWAGE_PORT to a free port") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRanksInWords(t *testing.T) {
+	for _, c := range []struct {
+		ranks []int
+		want  string
+	}{{[]int{3}, "rank 3"}, {[]int{2, 0}, "ranks 0 and 2"}, {[]int{0, 1}, "ranks 0 and 1"}, {[]int{9, 0, 1, 2, 3}, "ranks 0 to 3 and 9"}, {[]int{1, 2, 3}, "ranks 1 to 3"}, {[]int{1, 3, 5}, "ranks 1, 3 and 5"}} {
+		if got := Ranks(c.ranks); got != c.want {
+			t.Errorf("%v: %s, want %s", c.ranks, got, c.want)
+		}
+	}
+}
+
+// Any bytes are a message or an error, and none takes more memory than the limit.
+func FuzzMessage(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x02{}"))
+	f.Add([]byte("\x00\x00\x00\x1b{\"kind\":3,\"state\":{\"rank\":1}}"))
+	f.Add([]byte("\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, err := readMessage(strings.NewReader(string(data)), maxHello)
+		if err != nil {
+			return
+		}
+		var b strings.Builder
+		if err := writeMessage(&b, m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readMessage(strings.NewReader(b.String()), maxFrame); err != nil {
+			t.Errorf("a message that was read and written cannot be read: %v", err)
+		}
+	})
+}
