@@ -1,5 +1,5 @@
-// Package train trains decoder models. All ranks run in one process: pipeline stages,
-// expert ranks and data-parallel replicas, with whole or sharded parameters. Each rank
+// Package train trains decoder models on pipeline stages, expert ranks and data-parallel
+// replicas, with whole or sharded parameters. Ranks live in one process or in several. Each rank
 // has its own device and its own memory runtime. The runtime decides where saved
 // tensors live, and the trained parameters do not depend on that decision.
 //
@@ -11,7 +11,7 @@ package train
 // This file owns the configuration. memory.go owns the memory policies, pipeline.go the
 // order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go its
 // parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go
-// checkpoints, and meet.go the way in which ranks agree.
+// checkpoints, and agree.go the way in which ranks agree.
 //
 // The trainer drives internal/engine and not the root package, because it predicts runs
 // from recorded profiles, sizes pages by routing, reports the reasons of the solver, and
@@ -27,6 +27,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -57,6 +58,9 @@ type Config struct {
 	Imbalance float64
 	forecast  bool // the devices compute nothing
 
+	// Process says which ranks live in this process, and how they reach the others. Nil
+	// runs all ranks in this process.
+	Process *comm.Process
 	// Device opens the device of a rank. The trainer closes it.
 	Device func(rank int) (device.Device, error)
 	// Measure opens a device to measure the link rates on. The trainer closes it after
@@ -228,7 +232,7 @@ func (c *Config) checkLayout() error {
 		return refuse("Layout.PP", fmt.Sprint(l.PP), fmt.Sprintf("does not divide %d layers into %d equal stages (pp %d x vpp %d)", layers, l.PP*l.VPP, l.PP, l.VPP), "choose stages and chunks that divide them")
 	case l.VPP > 1 && l.PP == 1:
 		return refuse("Layout.VPP", fmt.Sprint(l.VPP), "interleaves chunks, which needs at least two pipeline ranks", "use more pipeline ranks, or one chunk")
-	case l.Ranks() > 64:
+	case l.Ranks() > 64 && c.Process == nil:
 		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("on %d pipeline ranks makes %d ranks", l.PP, l.Ranks()), "use at most 64 ranks in one process")
 	}
 	for _, x := range layer.Layers(c.Model) {
@@ -244,6 +248,18 @@ func (c *Config) checkLayout() error {
 		return &memory.SettingError{Setting: "Layout.VPP", Asked: fmt.Sprint(l.VPP), Err: err}
 	}
 	return nil
+}
+
+// here returns the ranks of this process.
+func (c *Config) here() []int {
+	if c.Process != nil {
+		return c.Process.Ranks
+	}
+	all := make([]int, c.Layout.Ranks())
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
 func (c *Config) hasExperts() bool {

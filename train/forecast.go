@@ -155,34 +155,41 @@ type DeviceForecast struct {
 // Forecasts returns the forecast of each rank's device. It returns nil until every
 // runtime has decided, which takes one or two steps, or some more after a slow first step.
 func (t *Trainer) Forecasts() (out []DeviceForecast) {
-	for _, r := range t.ranks {
-		f, p := r.rt.Forecast(r.key()), r.rt.Profile(r.key())
-		if f == nil || p == nil {
+	for _, f := range known(t, (*rank).forecast, func(s *status) *DeviceForecast { return s.Forecast }) {
+		if f == nil {
 			return nil
 		}
-		u := r.dev.Memory()
-		// Both figures include the most that workspaces may take and the expected pages.
-		// Replace these by what workspaces and pages took.
-		rest := -p.Base - memory.Bytes(f.DevicePages)*f.PageBytes - f.SetBytes
-		for _, o := range u.Owners {
-			switch {
-			case o.Kind != memory.Device || o.Owner == trace.HeapOwner(memory.Device):
-			case o.Owner == stash.PagesOwner, strings.HasPrefix(o.Owner, stash.WorkspaceOwner):
-				rest += o.Current // a decision may have taken some back in favour of saved tensors
-			default:
-				rest += o.Peak
-			}
-		}
-		out = append(out, DeviceForecast{Device: rest + f.Extent, Live: rest + f.Peak, Peak: u.Kind[memory.Device].Peak})
+		out = append(out, *f)
 	}
 	return out
 }
 
-// Decisions returns what each rank's runtime decided. An entry is nil if that runtime has
-// decided nothing yet.
-func (t *Trainer) Decisions() (out []*policy.Decision) {
-	for _, r := range t.ranks {
-		out = append(out, r.rt.Decision(r.key()))
+// forecast returns the forecast of the rank's device, or nil if its runtime has not
+// decided.
+func (r *rank) forecast() *DeviceForecast {
+	f, p := r.rt.Forecast(r.key()), r.rt.Profile(r.key())
+	if f == nil || p == nil {
+		return nil
 	}
-	return out
+	u := r.dev.Memory()
+	// Both figures include the most that workspaces may take and the expected pages.
+	// Replace these by what workspaces and pages took.
+	rest := -p.Base - memory.Bytes(f.DevicePages)*f.PageBytes - f.SetBytes
+	for _, o := range u.Owners {
+		switch {
+		case o.Kind != memory.Device || o.Owner == trace.HeapOwner(memory.Device):
+		case o.Owner == stash.PagesOwner, strings.HasPrefix(o.Owner, stash.WorkspaceOwner):
+			rest += o.Current // a decision may have taken some back in favour of saved tensors
+		default:
+			rest += o.Peak
+		}
+	}
+	return &DeviceForecast{Device: rest + f.Extent, Live: rest + f.Peak, Peak: u.Kind[memory.Device].Peak}
+}
+
+// Decisions returns what each rank's runtime decided. An entry is nil if that runtime has
+// decided nothing yet. If ranks live in several processes, it has its
+// reasons and notes alone.
+func (t *Trainer) Decisions() []*policy.Decision {
+	return known(t, func(r *rank) *policy.Decision { return r.rt.Decision(r.key()) }, (*status).decided)
 }

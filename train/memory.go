@@ -171,7 +171,7 @@ func (r *rank) openRuntime() error {
 	m := &r.cfg.Memory
 	c := engine.Config{
 		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Links: m.Links,
-		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.t.meet.reduce, Log: r.cfg.Log,
+		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.agree, Log: r.cfg.Log,
 	}
 	if r.cfg.Trace != nil {
 		c.Trace = r.cfg.Trace(r.index)

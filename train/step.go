@@ -37,19 +37,17 @@ func (r *rank) train(step int) error {
 
 // evaluate returns the losses of one batch of the held-out text. It saves no tensors and
 // changes nothing that training depends on.
-func (r *rank) evaluate(batch int) (heads []float64, err error) {
+func (r *rank) evaluate(batch int) (f figures, err error) {
 	r.upload(r.t.held, batch)
 	k := r.key()
 	k.Phase = memory.Evaluate
 	if err := r.rt.Step(k, func(s *engine.Step) error { return r.issue(s, true) }); err != nil {
-		return nil, err
+		return f, err
 	}
 	if err := r.world.Err(); err != nil {
-		return nil, err
+		return f, err
 	}
-	f, err := r.read()
-	heads = f.heads
-	return heads, err
+	return r.read()
 }
 
 // upload copies a step's tokens to the device if this stage needs them.
@@ -162,8 +160,8 @@ func (r *rank) rebalance() {
 // multi-token-prediction heads, the routers' auxiliary loss, and the norm of all
 // gradients.
 type figures struct {
-	heads     []float64
-	aux, norm float64
+	Heads     []float64
+	Aux, Norm float64
 }
 
 // read reads the figures of the last step from the device.
@@ -174,10 +172,10 @@ func (r *rank) read() (f figures, err error) {
 	}
 	n := len(x) - 2
 	for _, v := range x[:n] {
-		f.heads = append(f.heads, float64(v))
+		f.Heads = append(f.Heads, float64(v))
 	}
-	f.aux, f.norm = float64(x[n]), math.Sqrt(float64(x[n+1]))
-	if math.IsNaN(f.heads[0]) {
+	f.Aux, f.Norm = float64(x[n]), math.Sqrt(float64(x[n+1]))
+	if math.IsNaN(f.Heads[0]) {
 		return f, memory.OnRank(r.index, errors.New("the loss is not a number; lower the learning rate, or use fp32"))
 	}
 	return f, nil

@@ -1,4 +1,4 @@
-// This file owns the trainer, which runs all ranks.
+// This file owns the trainer, which runs the ranks of this process.
 
 package train
 
@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/stowage-dev/stowage"
@@ -19,14 +19,16 @@ import (
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// Trainer trains a model on all ranks of a run. Its methods must not be called at the
-// same time. After a step has failed, Step, Evaluate and Save return its error.
+// Trainer trains a model on all ranks of a run, or on those of this process. Its methods
+// must not be called at the same time. All processes of a run call the same methods in the
+// same order and get the same results. After a step has failed, Step, Evaluate and Save
+// return its error.
 type Trainer struct {
 	cfg    *Config
-	devs   []device.Device
+	devs   []device.Device // of the ranks in this process
 	world  []comm.Comm
 	ranks  []*rank
-	meet   *meeting
+	all    []status // of all ranks, if they live in several processes
 	loader *data.Loader
 	held   *data.Loader // reads Config.HeldOut; nil if that is nil
 	step   int
@@ -62,8 +64,6 @@ func New(cfg Config) (t *Trainer, err error) {
 			t = nil
 		}
 	}()
-	n := cfg.Layout.Ranks()
-	t.meet = newMeeting(n)
 	cut := data.LoaderConfig{
 		Seq: cfg.Batch.Seq, Micro: cfg.Batch.Micro, Microbatches: cfg.Batch.Microbatches, Ranks: cfg.Layout.DP,
 		Targets: layer.Ahead(cfg.Model), Seed: cfg.Seed,
@@ -76,31 +76,57 @@ func New(cfg Config) (t *Trainer, err error) {
 			return t, err
 		}
 	}
-	for i := range n {
-		dev, err := cfg.Device(i)
-		if err != nil {
-			return t, err
-		}
-		t.devs = append(t.devs, dev)
-		if err := layer.Runs(cfg.Model, dev.Info()); err != nil {
-			return t, err
-		}
-	}
-	if t.world, err = comm.NewLocal(t.devs, comm.Options{}); err != nil {
+	if err = t.alike(t.openDevices()); err != nil {
 		return t, err
 	}
-	if err = t.measure(); err != nil {
+	if err = t.alike(t.join()); err != nil {
 		return t, err
 	}
-	t.ranks = make([]*rank, n)
-	err = t.each(func(i int) (err error) {
-		t.ranks[i], err = newRank(t, i, t.devs[i], t.world[i])
+	t.ranks = make([]*rank, len(t.devs))
+	_, err = t.together(func(i int) (f figures, err error) {
+		t.ranks[i], err = newRank(t, t.world[i].Rank(), t.devs[i], t.world[i])
 		if err != nil || cfg.forecast {
-			return err
+			return f, err
 		}
-		return t.ranks[i].begin()
+		return f, t.ranks[i].begin()
 	})
 	return t, err
+}
+
+// openDevices opens the devices of the ranks in this process and measures the links.
+func (t *Trainer) openDevices() error {
+	for _, rank := range t.cfg.here() {
+		dev, err := t.cfg.Device(rank)
+		if err != nil {
+			return err
+		}
+		t.devs = append(t.devs, dev)
+		if err := layer.Runs(t.cfg.Model, dev.Info()); err != nil {
+			return err
+		}
+	}
+	return t.measure()
+}
+
+// join makes the communicators of the ranks in this process.
+func (t *Trainer) join() (err error) {
+	p := t.cfg.Process
+	if p == nil {
+		t.world, err = comm.NewLocal(t.devs, comm.Options{})
+		return err
+	}
+	all, errs := make([]comm.Comm, len(p.Ranks)), make([]error, len(p.Ranks))
+	var ranks sync.WaitGroup // they may wait for each other
+	for i, rank := range p.Ranks {
+		ranks.Go(func() { all[i], errs[i] = p.Join(rank, t.devs[i]) })
+	}
+	ranks.Wait()
+	for _, c := range all {
+		if c != nil {
+			t.world = append(t.world, c)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // measure measures the link rates if the policy may offload. It uses a separate device,
@@ -112,7 +138,7 @@ func (t *Trainer) measure() error {
 	}
 	open := t.cfg.Measure
 	if open == nil {
-		open = func() (device.Device, error) { return t.cfg.Device(0) }
+		open = func() (device.Device, error) { return t.cfg.Device(t.cfg.here()[0]) }
 	}
 	dev, err := open()
 	if err != nil {
@@ -134,16 +160,10 @@ func (r *rank) begin() error {
 	return nil
 }
 
-// each runs work on all ranks at once. If a rank fails, the others stop waiting for it.
+// each runs work on all ranks of this process at once. If a rank fails, the others stop waiting for it.
 // If several ranks fail, each returns the error of the first.
 func (t *Trainer) each(work func(i int) error) error {
-	err := comm.Run(t.world, func(c comm.Comm) (err error) {
-		err = work(c.Rank())
-		if err != nil {
-			t.meet.abort(err)
-		}
-		return err
-	})
+	err := comm.Run(t.world, func(c comm.Comm) error { return work(slices.Index(t.world, c)) })
 	for {
 		several, ok := err.(interface{ Unwrap() []error })
 		if !ok {
@@ -174,43 +194,38 @@ func (t *Trainer) Step() (Metrics, error) {
 	}
 	began := time.Now()
 	m := Metrics{Step: t.step, LR: t.cfg.Optim.rate(t.step), Tokens: t.cfg.Tokens()}
-	all := make([]figures, len(t.ranks))
-	err := t.each(func(i int) (err error) {
+	all, err := t.together(func(i int) (f figures, err error) {
 		r := t.ranks[i]
 		if err = r.train(t.step); err != nil {
-			return err
+			return f, err
 		}
-		all[i], err = r.read()
-		return err
+		return r.read()
 	})
 	if err != nil {
 		t.broken = err
 		return m, err
 	}
-	heads := make([][]float64, len(all))
-	for i, f := range all {
-		heads[i] = f.heads
-		m.Aux += f.aux / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
+	for _, f := range all {
+		m.Aux += f.Aux / float64(t.cfg.Layout.DP*t.cfg.Batch.Microbatches)
 	}
-	sums := addUp(heads)
-	m.Loss, m.MTPLosses, m.Norm = sums[0], sums[1:], all[0].norm
+	sums := addUp(all)
+	m.Loss, m.MTPLosses, m.Norm = sums[0], sums[1:], all[0].Norm
 	m.Seconds = time.Since(began).Seconds()
 	m.Reruns = t.Reruns()
-	for _, d := range t.devs {
-		u := d.Memory()
+	for _, u := range t.Usage() {
 		m.Device, m.Host = max(m.Device, int64(u.Kind[memory.Device].Current)), max(m.Host, int64(u.Kind[memory.Host].Current))
 	}
 	t.step++
 	return m, nil
 }
 
-// addUp adds the numbers of all ranks in the order of the ranks, so that sums are
+// addUp adds the losses of all ranks in the order of the ranks, so that sums are
 // reproducible.
-func addUp(of [][]float64) []float64 {
-	sums := make([]float64, len(of[0]))
+func addUp(of []figures) []float64 {
+	sums := make([]float64, len(of[0].Heads))
 	for _, x := range of {
 		for k := range sums {
-			sums[k] += x[k]
+			sums[k] += x.Heads[k]
 		}
 	}
 	return sums
@@ -230,15 +245,12 @@ func (t *Trainer) Evaluate(batches int) (loss float64, mtp []float64, err error)
 	}
 	mean := make([]float64, layer.Ahead(t.cfg.Model))
 	for b := range batches {
-		heads := make([][]float64, len(t.ranks))
-		if err := t.each(func(i int) (err error) {
-			heads[i], err = t.ranks[i].evaluate(b)
-			return err
-		}); err != nil {
+		all, err := t.together(func(i int) (figures, error) { return t.ranks[i].evaluate(b) })
+		if err != nil {
 			t.broken = err
 			return 0, nil, err
 		}
-		for k, x := range addUp(heads) {
+		for k, x := range addUp(all) {
 			mean[k] += x / float64(batches)
 		}
 	}
@@ -251,48 +263,44 @@ func (t *Trainer) StepsDone() int { return t.step }
 
 // Reruns returns how many times a step was rerun since the trainer was opened.
 func (t *Trainer) Reruns() (n int) {
-	for _, r := range t.ranks {
-		if s := r.rt.Summary(r.key()).Stash; s != nil {
-			n = max(n, s.Reruns)
+	for _, s := range t.Summaries() {
+		if s.Stash != nil {
+			n = max(n, s.Stash.Reruns)
 		}
 	}
 	return n
 }
 
 // Usage returns the memory use of each rank's device.
-func (t *Trainer) Usage() (out []device.Usage) {
-	for _, d := range t.devs {
-		out = append(out, d.Memory())
-	}
-	return out
+func (t *Trainer) Usage() []device.Usage {
+	return known(t, func(r *rank) device.Usage { return r.dev.Memory() }, func(s *status) device.Usage { return s.Usage })
 }
 
 // Summaries returns the figures of each rank's runtime.
-func (t *Trainer) Summaries() (out []memory.Summary) {
-	for _, r := range t.ranks {
-		out = append(out, r.rt.Summary(r.key()))
-	}
-	return out
+func (t *Trainer) Summaries() []memory.Summary {
+	return known(t, func(r *rank) memory.Summary { return r.rt.Summary(r.key()) }, func(s *status) memory.Summary { return s.Summary })
+}
+
+// tensor is a parameter in host memory, or an expert's part of one.
+type tensor struct {
+	name string
+	data []float32
 }
 
 // Digest returns the SHA-256 of all parameters in fp32, sorted by name. It does not depend
 // on how the parameters are divided over ranks, so runs with equal parameters have equal
 // digests.
 func (t *Trainer) Digest() (string, error) {
-	type entry struct {
-		name string
-		data []float32
-	}
-	all := make([][]entry, len(t.ranks))
-	err := t.each(func(i int) error {
+	all := make([][]tensor, len(t.ranks))
+	_, err := t.together(func(i int) (figures, error) {
 		r := t.ranks[i]
-		return r.eachParam(func(k key, p layer.Param) error {
+		return figures{}, r.eachParam(func(k key, p layer.Param) error {
 			x, err := r.store.read(k)
 			if err != nil || !r.writes(p) {
 				return err
 			}
 			for _, q := range pieces(p) {
-				all[i] = append(all[i], entry{q.name, x[q.from : q.from+q.n]})
+				all[i] = append(all[i], tensor{q.name, x[q.from : q.from+q.n]})
 			}
 			return nil
 		})
@@ -300,12 +308,16 @@ func (t *Trainer) Digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	flat := slices.Concat(all...)
-	slices.SortFunc(flat, func(a, b entry) int { return strings.Compare(a.name, b.name) })
-	h := sha256.New()
-	for _, e := range flat {
-		fmt.Fprintf(h, "%s %d\n", e.name, len(e.data))
-		h.Write(bytesOf(e.data))
+	h, last := sha256.New(), ""
+	err = t.eachTensor(slices.Concat(all...), func(name string, elements int, part []byte) {
+		if name != last {
+			fmt.Fprintf(h, "%s %d\n", name, elements)
+			last = name
+		}
+		h.Write(part)
+	})
+	if err != nil {
+		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }

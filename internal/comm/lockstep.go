@@ -107,11 +107,11 @@ func drive(cs []Comm, l *lockstep, f func(c Comm) error) error {
 		var f *Failure
 		switch {
 		case o.panicked != nil:
-			o.rethrow(r)
+			o.rethrow(c.Rank())
 		case !o.returned:
-			own = errors.Join(own, fmt.Errorf("rank %d ended its goroutine, as runtime.Goexit does", r))
+			own = errors.Join(own, fmt.Errorf("rank %d ended its goroutine, as runtime.Goexit does", c.Rank()))
 		case o.err != nil && !errors.As(o.err, &f):
-			own = errors.Join(own, memory.OnRank(r, o.err))
+			own = errors.Join(own, memory.OnRank(c.Rank(), o.err))
 		default: // ranks report the same failure; keep one
 			others, unsaid = cmp.Or(others, o.err), cmp.Or(unsaid, c.Err())
 		}

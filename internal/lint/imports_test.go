@@ -105,7 +105,7 @@ var layers = []layer{
 	{pkg: "train/internal/checkpoint", may: with("train/internal/disk"), pure: true},
 	{
 		pkg:  "train",
-		may:  with(exact+".", "internal/engine", exact+"device", "internal/nulldevice", "internal/kernels", "internal/comm", "internal/fsdp", "internal/bucket", "internal/schedule", "internal/stash", "internal/capture", "internal/policy", "plan", "observe/trace", "train"),
+		may:  with(exact+".", "internal/engine", exact+"device", "internal/nulldevice", "internal/kernels", "internal/comm", "internal/fsdp", "internal/bucket", "internal/schedule", "internal/stash", "internal/capture", "internal/policy", "internal/residency", "plan", "observe/trace", "train"),
 		test: append(slices.Clone(devices), "internal/blas"),
 	},
 	// This package runs and resumes a run, and writes its report.

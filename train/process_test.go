@@ -1,0 +1,339 @@
+// This file owns the tests of a run whose ranks live in several processes. Each process
+// is a goroutine with a trainer of its own.
+
+package train
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/kernels"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/layer"
+)
+
+// foreign is a communicator that no driver of this process knows, as that of another
+// engine is.
+type foreign struct{ comm.Comm }
+
+// lobby makes worlds of ranks in several processes.
+type lobby struct {
+	mu    sync.Mutex
+	rooms []*room
+	next  []int // by rank: the room it joins next
+}
+
+type room struct {
+	devs  []device.Device
+	left  int
+	ready chan struct{}
+	comms []comm.Comm
+	err   error
+}
+
+func (l *lobby) join(rank int, dev device.Device) (comm.Comm, error) {
+	l.mu.Lock()
+	n := len(l.next)
+	if l.next[rank] == len(l.rooms) {
+		l.rooms = append(l.rooms, &room{devs: make([]device.Device, n), left: n, ready: make(chan struct{})})
+	}
+	r := l.rooms[l.next[rank]]
+	l.next[rank]++
+	r.devs[rank] = dev
+	if r.left--; r.left == 0 {
+		r.comms, r.err = comm.NewLocal(r.devs, comm.Options{})
+		close(r.ready)
+	}
+	l.mu.Unlock()
+	<-r.ready
+	if r.err != nil {
+		return nil, r.err
+	}
+	return foreign{r.comms[rank]}, nil
+}
+
+// inProcesses runs work in processes that hold the given ranks.
+func inProcesses(t *testing.T, c Config, ranks [][]int, work func(process int, c Config) error) {
+	t.Helper()
+	l := &lobby{next: make([]int, c.Layout.Ranks())}
+	devs := make([]device.Device, len(ranks))
+	for i := range devs {
+		var err error
+		if devs[i], err = cpu.Open(cpu.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	control, err := comm.NewLocal(devs, comm.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs := make([]error, len(ranks))
+	var all sync.WaitGroup
+	for i := range ranks {
+		all.Go(func() {
+			c := c
+			c.Process = &comm.Process{Ranks: ranks[i], Join: l.join, Control: foreign{control[i]}}
+			if errs[i] = work(i, c); errs[i] != nil {
+				control[i].Abort(errs[i])
+			}
+		})
+	}
+	all.Wait()
+	for i := range ranks {
+		err = errors.Join(err, errs[i], control[i].Close())
+	}
+	for _, d := range devs {
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eachAlone returns one process for each rank.
+func eachAlone(c Config) (ranks [][]int) {
+	for r := range c.Layout.Ranks() {
+		ranks = append(ranks, []int{r})
+	}
+	return ranks
+}
+
+// results are those of a run. Figures of memory and times are not the same in every run,
+// but those that the processes of a run know are.
+type results struct {
+	metrics []Metrics // without memory and times
+	eval    float64
+	digest  string
+	known   string // what the processes know of each rank
+}
+
+func resultsOf(c Config, steps int) (out results, err error) {
+	tr, err := New(c)
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, tr.Close()) }()
+	note := func(v any) {
+		text, e := json.Marshal(v)
+		err = errors.Join(err, e)
+		out.known += string(text) + "\n"
+	}
+	for range steps {
+		m, err := tr.Step()
+		if err != nil {
+			return out, err
+		}
+		m.Seconds = 0
+		note(m)
+		m.Reruns, m.Device, m.Host = 0, 0, 0
+		out.metrics = append(out.metrics, m)
+	}
+	if out.eval, _, err = tr.Evaluate(1); err != nil {
+		return out, err
+	}
+	if out.digest, err = tr.Digest(); err != nil {
+		return out, err
+	}
+	note(tr.Usage())
+	note(tr.Summaries())
+	note(tr.Forecasts())
+	note(tr.Decisions())
+	return out, err
+}
+
+// sameInProcesses compares a run in one process with the same run in several. It returns
+// the reruns of the latter.
+func sameInProcesses(t *testing.T, c Config, steps int, ranks [][]int) (reruns int) {
+	t.Helper()
+	var err error
+	if c.Text, c.HeldOut, err = c.Text.Split(0.2); err != nil {
+		t.Fatal(err)
+	}
+	want, err := resultsOf(c, steps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]results, len(ranks))
+	inProcesses(t, c, ranks, func(i int, c Config) (err error) {
+		all[i], err = resultsOf(c, steps)
+		return err
+	})
+	for i, got := range all {
+		if !reflect.DeepEqual(got.metrics, want.metrics) || got.eval != want.eval || got.digest != want.digest {
+			t.Errorf("process %d: %+v, %v, %s; want %+v, %v, %s", i, got.metrics, got.eval, got.digest, want.metrics, want.eval, want.digest)
+		}
+		if got.known != all[0].known {
+			t.Errorf("process %d knows\n%s\nand process 0\n%s", i, got.known, all[0].known)
+		}
+	}
+	if n := strings.Count(all[0].known, `"device_peak"`); n != c.Layout.Ranks() {
+		t.Errorf("the processes know %d of %d ranks", n, c.Layout.Ranks())
+	}
+	var last Metrics
+	if err := json.Unmarshal([]byte(strings.Split(all[0].known, "\n")[steps-1]), &last); err != nil {
+		t.Fatal(err)
+	}
+	return last.Reruns
+}
+
+// Every layout and dispatch gives the same figures whether its ranks share a process or
+// not.
+func TestProcessesTrainAlike(t *testing.T) {
+	layouts := []Layout{{1, 1, 1, 2}, {2, 1, 1, 1}, {1, 1, 2, 2}, {2, 2, 2, 2}, {2, 1, 2, 4}}
+	if testing.Short() || raceEnabled {
+		layouts = layouts[3:4]
+	}
+	for _, m := range []*model.Model{smallMoE(), smallDeepSeek()} {
+		for _, l := range layouts {
+			for _, how := range []layer.Dispatch{layer.AllToAll, layer.Ring} {
+				if how == layer.Ring && l.EP == 1 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%+v/%v", m.Name, l, how), func(t *testing.T) {
+					c := testConfig(t, m)
+					c.Layout, c.Dispatch, c.Memory = l, how, namedMemory(t, "stash")
+					c.Batch = Batch{Micro: 1, Seq: 32, Microbatches: 2}
+					c.Settings.Routing.BiasRate = 1e-3
+					sameInProcesses(t, c, 3, eachAlone(c))
+				})
+			}
+		}
+	}
+}
+
+// A process may hold several ranks.
+func TestProcessesOfSeveralRanks(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	c.Memory = namedMemory(t, "stash")
+	sameInProcesses(t, c, 3, [][]int{{0, 3}, {1, 2}})
+}
+
+// All policies, and steps that are rerun, give the same figures in several processes.
+func TestProcessesUnderPolicies(t *testing.T) {
+	for _, name := range append(slices.Clone(Policies), "reruns") {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t, smallMoE())
+			var err error
+			if name == "reruns" {
+				c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Room: 0.01, Sets: 1}
+			} else if c.Memory, err = NamedMemory(name, budgetFor(name)); err != nil {
+				t.Fatal(err)
+			}
+			if n := sameInProcesses(t, c, 5, eachAlone(c)); name == "reruns" && n == 0 {
+				t.Error("no step was rerun")
+			}
+		})
+	}
+}
+
+// Sharded parameters give the same figures in several processes.
+func TestProcessesWithPools(t *testing.T) {
+	for _, k := range []bucket.PoolKind{bucket.Dynamic, bucket.Rotary, bucket.Fixed, bucket.Max, bucket.Arena, bucket.Recorded} {
+		if (testing.Short() || raceEnabled) && k != bucket.Arena {
+			continue
+		}
+		t.Run(k.String(), func(t *testing.T) {
+			c := testConfig(t, smallMoE())
+			c.Batch.Microbatches = 2
+			c.Sharding = &Sharding{Pool: k, Prefetch: 1, GradComm: kernels.F32}
+			sameInProcesses(t, c, 3, eachAlone(c))
+		})
+	}
+}
+
+// If one process fails, all return its error, and can open a trainer again.
+func TestProcessesFailAlike(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	open := c.Device
+	inProcesses(t, c, eachAlone(c), func(process int, c Config) error {
+		for _, x := range []struct {
+			name string
+			set  func(*Config)
+			want func(error) bool
+		}{
+			{"no device", func(c *Config) {
+				c.Device = func(rank int) (device.Device, error) {
+					if rank == 2 {
+						return nil, &device.Unsupported{What: "the device of rank 2", Why: "it is gone", Need: "put it back"}
+					}
+					return open(rank)
+				}
+			}, func(err error) bool {
+				var e *device.Unsupported
+				return errors.As(err, &e) && strings.Contains(err.Error(), "the device of rank 2 not available")
+			}},
+			{"too little memory on one", func(c *Config) {
+				c.Device = func(rank int) (device.Device, error) {
+					o := cpu.Options{}
+					if rank == 1 {
+						o.Capacity = [memory.Kinds]memory.Bytes{256 * memory.KiB, memory.GiB}
+					}
+					return cpu.Open(o)
+				}
+			}, func(err error) bool {
+				var e *device.OutOfMemory
+				return errors.As(err, &e) && strings.Contains(err.Error(), "rank 1")
+			}},
+			{"too small a budget", func(c *Config) { c.Memory.Budget = memory.MiB }, func(err error) bool {
+				var e *memory.BudgetError
+				return errors.As(err, &e)
+			}},
+		} {
+			c := c
+			x.set(&c)
+			tr, err := New(c)
+			if err == nil {
+				_, err = tr.Step()
+				_ = tr.Close()
+			}
+			if err == nil || !x.want(err) {
+				t.Errorf("%s: process %d gets %v", x.name, process, err)
+			}
+		}
+		_, err := oneStep(c)
+		return err
+	})
+}
+
+// oneStep trains one step.
+func oneStep(c Config) (m Metrics, err error) {
+	tr, err := New(c)
+	if err != nil {
+		return m, err
+	}
+	m, err = tr.Step()
+	return m, errors.Join(err, tr.Close())
+}
+
+// A process that gives up between two calls ends the others.
+func TestProcessGivesUp(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	full := errors.New("the disk is full")
+	inProcesses(t, c, eachAlone(c), func(process int, c Config) error {
+		tr, err := New(c)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tr.Close() }()
+		if process == 3 {
+			c.Process.Control.Abort(full)
+			return nil // and closes its communicators
+		}
+		_, err = tr.Step()
+		if !errors.Is(err, full) {
+			t.Errorf("process %d gets %v", process, err)
+		}
+		return nil
+	})
+}
