@@ -1,0 +1,114 @@
+// This file owns news that ranks tell each other beside their calls: a rank gives up, or
+// closes a communicator.
+
+package mpi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/stowage-dev/stowage/internal/comm"
+)
+
+// news is a control message.
+type news struct {
+	By   int    // a rank of the world
+	Why  string // why it gave up, or empty if it closed a communicator
+	ID   uint64 // of that communicator
+	From int    // its rank there
+	// Serial counts its collectives there. Sent and Got count its messages with the
+	// receiver of the news. Everything up to there has passed or will pass.
+	Serial, Sent, Got uint64
+}
+
+const (
+	newsSize = 4096
+	newsTag  = 1
+)
+
+// listen begins to receive the next news.
+func (w *world) listen() {
+	clear(w.inbox)
+	if err := w.p.requests.ReceiveAny(w.control, uintptr(unsafe.Pointer(&w.inbox[0])), newsSize, newsTag, token{w: w, news: true}); err != nil {
+		w.fail(w.rank, err, false)
+	}
+}
+
+// hear takes news.
+func (w *world) hear(err error) {
+	if w.deaf {
+		return
+	}
+	var n news
+	if err == nil {
+		err = json.Unmarshal([]byte(untilZero(w.inbox)), &n)
+	}
+	if err != nil {
+		w.fail(w.rank, err, false)
+		return
+	}
+	if n.Why != "" {
+		w.fail(n.By, errors.New(n.Why), false)
+	} else {
+		if w.left[n.ID] == nil {
+			w.left[n.ID] = map[int]*news{}
+		}
+		w.left[n.ID][n.From] = &n
+	}
+	w.listen()
+}
+
+// tell sends news to a rank of the world.
+func (w *world) tell(rank int, n news) {
+	if len(n.Why) > newsSize/4 { // JSON may lengthen it
+		n.Why = n.Why[:newsSize/4]
+	}
+	b, err := json.Marshal(n)
+	if err == nil {
+		err = w.p.requests.Send(w.control, uintptr(unsafe.Pointer(&b[0])), len(b), rank, newsTag, token{w: w, hold: b})
+	}
+	if err == nil {
+		w.telling++
+	}
+}
+
+// fail makes all communicators fail. The first failure counts. It is told to all other
+// ranks if it was found here.
+func (w *world) fail(by int, err error, tell bool) {
+	if !w.failed.CompareAndSwap(nil, &comm.Failure{By: by, Err: err}) || !tell {
+		return
+	}
+	for r := range w.size {
+		if r != w.rank {
+			w.tell(r, news{By: by, Why: err.Error()})
+		}
+	}
+}
+
+func (w *world) disagree(g *group, wrong string) {
+	w.fail(g.ranks[0], fmt.Errorf("ranks do not agree: %s", wrong), true)
+}
+
+func closedBy(rank int) *comm.Failure {
+	return &comm.Failure{By: rank, Err: fmt.Errorf("rank %d has closed the communicator", rank)}
+}
+
+// look abandons the operations that can never pass, and ends the world if its time has
+// come.
+func (w *world) look() {
+	if w.failed.Load() != nil || len(w.left) > 0 {
+		for o := range w.active {
+			if f := o.hopeless(); f != nil {
+				o.abandon(f)
+			}
+		}
+	}
+	if w.closing != nil {
+		w.closing()
+	}
+}
+
+// busy reports whether there is something to poll for.
+func (w *world) busy() bool { return len(w.active) > 0 || w.telling > 0 || w.closing != nil }

@@ -1,0 +1,210 @@
+// This file owns messages in flight: the messages of a call that pass together. Only the
+// thread touches an operation between its post and its end.
+
+package mpi
+
+import (
+	"unsafe"
+
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/mpi"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// message is a run of bytes of this process that goes to a peer or comes from one.
+type message struct {
+	peer int
+	tag  int
+	send bool
+	addr uintptr
+	n    memory.Bytes
+}
+
+// op is a number of messages that pass together. A captured call posts the same operation
+// at every replay.
+type op struct {
+	g     *group
+	call  *call
+	heads []*head // pass before the messages
+	parts []message
+	seqs  []sequence // of messages between two ranks
+	done  chan struct{}
+
+	left int   // requests that have not ended
+	over bool  // done was told
+	err  error // of a message
+}
+
+// sequence is the place of a message among those of two ranks.
+type sequence struct {
+	peer int
+	send bool
+	n    uint64
+}
+
+// token is the caller's side of a request.
+type token struct {
+	w    *world
+	o    *op
+	h    *head
+	recv bool
+	hold []byte // a control message, which is sent
+	news bool   // the receive of control messages
+}
+
+// ended tells what a request was for that it has ended.
+func (t token) ended(err error) {
+	switch {
+	case t.news:
+		t.w.hear(err)
+	case t.hold != nil:
+		t.w.telling--
+	case t.o != nil:
+		t.o.ended(t, err)
+	}
+}
+
+// pass hands the operation to the thread and waits until its messages have passed, or can
+// never pass.
+func (o *op) pass() {
+	o.g.w.p.post(o.begin)
+	<-o.done
+}
+
+// begin starts all messages.
+func (o *op) begin() {
+	w := o.g.w
+	o.left, o.over, o.err = 0, false, nil
+	w.active[o] = struct{}{}
+	if w.o.Note != nil {
+		w.o.Note(o.call.kind.String(), o.call.number)
+	}
+	if f := o.hopeless(); f != nil {
+		o.abandon(f)
+		return
+	}
+	for _, h := range o.heads {
+		if h.send {
+			h.encode(o.call)
+		}
+		o.start(h.send, uintptr(unsafe.Pointer(&h.raw)), headSize, h.peer, h.tag, h)
+	}
+	for i := range o.parts {
+		m := &o.parts[i]
+		for off := memory.Bytes(0); off < m.n; off += mpi.Largest {
+			o.start(m.send, m.addr+uintptr(off), int(min(m.n-off, mpi.Largest)), m.peer, m.tag, nil)
+		}
+	}
+	o.finish()
+}
+
+func (o *op) start(send bool, addr uintptr, n, peer, tag int, h *head) {
+	if o.err != nil {
+		return
+	}
+	q, t := o.g.w.p.requests, token{w: o.g.w, o: o, h: h, recv: !send}
+	if send {
+		o.err = q.Send(o.g.c, addr, n, peer, tag, t)
+	} else {
+		o.err = q.Receive(o.g.c, addr, n, peer, tag, t)
+	}
+	if o.err == nil {
+		o.left++
+	}
+}
+
+// ended counts a request that has ended. A header is compared at once, because the
+// messages of a rank that disagrees may never come. The error of a message counts when all
+// have ended: it may follow from a disagreement.
+func (o *op) ended(t token, err error) {
+	o.left--
+	if o.over {
+		return
+	}
+	if err != nil && o.err == nil {
+		o.err = err
+	}
+	if t.h != nil && t.recv && err == nil {
+		if wrong := o.g.disagreement(o.call, t.h); wrong != "" {
+			o.g.w.disagree(o.g, wrong)
+			return
+		}
+	}
+	o.finish()
+}
+
+// finish ends the operation if nothing is in flight.
+func (o *op) finish() {
+	if o.left > 0 || o.over {
+		return
+	}
+	if o.err != nil {
+		o.g.w.fail(o.g.w.rank, o.err, true)
+		return
+	}
+	o.end()
+}
+
+func (o *op) end() {
+	o.over = true
+	delete(o.g.w.active, o)
+	o.done <- struct{}{}
+}
+
+// abandon ends the operation because it can never pass. The memory of its receives is the
+// caller's again when they have ended.
+func (o *op) abandon(f *comm.Failure) {
+	o.g.lose(o.call, f)
+	q := o.g.w.p.requests
+	waits := func() bool {
+		for i := range q.Len() {
+			if t := q.Token(i); t.o == o && t.recv {
+				return true
+			}
+		}
+		return false
+	}
+	o.over = true
+	for i := range q.Len() {
+		if t := q.Token(i); t.o == o && t.recv {
+			_ = q.Cancel(i)
+		}
+	}
+	for range 1000 {
+		if !waits() {
+			break
+		}
+		if _, err := q.Some(func(t token, err error) { t.ended(err) }); err != nil {
+			break
+		}
+	}
+	q.Forget(func(t token) bool { return t.o == o })
+	o.end()
+}
+
+// hopeless returns why the operation can never pass, or nil.
+func (o *op) hopeless() *comm.Failure {
+	if f := o.g.w.failed.Load(); f != nil {
+		return f
+	}
+	for peer, n := range o.g.gone() {
+		if o.needs(peer, n) {
+			return closedBy(o.g.ranks[peer])
+		}
+	}
+	return nil
+}
+
+// needs reports whether a message of the operation is one that a rank which has closed did
+// not pass.
+func (o *op) needs(peer int, n *news) bool {
+	if !o.call.kind.pair() {
+		return o.call.serial > n.Serial && o.call.kind != split
+	}
+	for _, s := range o.seqs {
+		if s.peer == peer && (s.send && s.n > n.Got || !s.send && s.n > n.Sent) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,217 @@
+// This file owns what the communicators of a process share, from Open to the last Close.
+
+package mpi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/mpi"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// Options configures a world.
+type Options struct {
+	// Scratch is the size of the host memory for parts that arrive before they are
+	// added up, and of the pinned buffers of a device whose memory the host cannot read.
+	// Larger calls go in pieces. It must be the same on all ranks. Zero means 4 MiB.
+	Scratch memory.Bytes
+	// Note is told of every call when its turn on its stream comes, with its name and
+	// number. It must return at once.
+	Note func(name string, number uint64)
+	// Staged sends device memory through pinned buffers even if the host can read it.
+	Staged bool
+}
+
+// world is the state that all communicators of this process share.
+type world struct {
+	p          *Process
+	dev        device.Device
+	o          Options
+	rank, size int
+	hosts      []string
+	staged     bool
+	failed     atomic.Pointer[comm.Failure]
+
+	issue   sync.Mutex   // held while a call is put on its stream
+	turn    device.Event // the last use of in and out
+	in, out *device.Buffer
+	reducer *comm.Reducer
+
+	// Only the thread uses what follows.
+	control mpi.Comm
+	comms   []mpi.Comm // all that were made, in order
+	active  map[*op]struct{}
+	left    map[uint64]map[int]*news // by communicator and rank: those that have closed
+	inbox   []byte
+	telling int    // control messages on their way
+	closing func() // looks whether Close can end, while it waits
+	deaf    bool   // the receive of news is being cancelled
+}
+
+// Open makes a communicator of all processes. All of them must call it. This process works
+// on the given device.
+func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
+	if o.Scratch == 0 {
+		o.Scratch = 4 * memory.MiB
+	}
+	if o.Scratch < 64*memory.KiB {
+		return nil, fmt.Errorf("comm: expected a Scratch of 64 KiB or more, got %d bytes", o.Scratch)
+	}
+	w := &world{
+		p: p, dev: d, o: o, rank: p.lib.Rank, size: p.lib.Size, staged: o.Staged || d.Info().Backend != "cpu",
+		active: map[*op]struct{}{}, left: map[uint64]map[int]*news{}, inbox: make([]byte, newsSize),
+	}
+	if err := w.allocate(); err != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	ranks := make([]int, w.size)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	g := w.newGroup(1, ranks, w.rank)
+	err := p.do(func() (err error) {
+		if w.control, err = p.lib.Dup(p.lib.World); err != nil {
+			return err
+		}
+		if g.c, err = p.lib.Dup(p.lib.World); err != nil {
+			return err
+		}
+		w.comms = append(w.comms, w.control, g.c)
+		if err := w.meet(g.c); err != nil {
+			return err
+		}
+		p.worlds[w] = struct{}{}
+		w.listen()
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	return g, nil
+}
+
+// meet tells the ranks each other's hosts and compares what must be alike.
+func (w *world) meet(c mpi.Comm) error {
+	const size = 256
+	host, _ := os.Hostname()
+	mine := make([]byte, size)
+	copy(mine[:size-1], fmt.Sprintf("%d %s", w.o.Scratch, host))
+	all, err := w.p.lib.Gather(c, mine, w.size)
+	if err != nil {
+		return err
+	}
+	for r := range w.size {
+		var scratch memory.Bytes
+		var host string
+		_, _ = fmt.Sscan(untilZero(all[r*size:(r+1)*size]), &scratch, &host)
+		if scratch != w.o.Scratch {
+			return fmt.Errorf("comm: rank %d has a Scratch of %d bytes and rank %d one of %d; give all ranks the same", w.rank, w.o.Scratch, r, scratch)
+		}
+		w.hosts = append(w.hosts, host)
+	}
+	return nil
+}
+
+func (w *world) allocate() (err error) {
+	if w.size == 1 {
+		return nil
+	}
+	if w.turn, err = w.dev.NewEvent(device.External); err != nil {
+		return err
+	}
+	if w.in, err = w.dev.Alloc(memory.Host, w.o.Scratch, "comm scratch"); err != nil {
+		return err
+	}
+	if w.staged {
+		if w.out, err = w.dev.Alloc(memory.Host, w.o.Scratch, "comm scratch"); err != nil {
+			return err
+		}
+	}
+	w.reducer, err = comm.NewReducer(w.dev, w.size, 0)
+	return err
+}
+
+// release frees the memory after its last use.
+func (w *world) release() (err error) {
+	if w.reducer != nil {
+		err = w.reducer.Close()
+	}
+	if w.in != nil {
+		s, e := w.dev.NewStream("comm scratch")
+		if e != nil {
+			return errors.Join(err, fmt.Errorf("comm: freeing scratch: %w", e))
+		}
+		s.Wait(w.turn)
+		for _, b := range []*device.Buffer{w.in, w.out} {
+			if b != nil {
+				s.Free(b)
+			}
+		}
+		err = errors.Join(err, s.Close())
+	}
+	if w.turn != nil {
+		err = errors.Join(err, w.turn.Close())
+	}
+	return err
+}
+
+// A rank that has closed waits so long for the others to close, or for them to learn that it
+// has failed.
+const (
+	patience       = 30 * time.Second
+	patienceFailed = 2 * time.Second
+)
+
+// close ends the world after the calls in flight. A world that has not failed waits until
+// all ranks have closed, so that no message is lost.
+func (w *world) close(g *group) error {
+	synced := w.dev.Sync() // calls in flight end, unless the device has failed
+	over := make(chan struct{})
+	w.p.post(func() {
+		since := time.Now()
+		g.leave()
+		w.closing = func() {
+			wait, all := patience, len(w.left[g.id]) == w.size-1
+			if w.failed.Load() != nil || synced != nil {
+				wait, all = patienceFailed, true
+			}
+			if all && w.telling == 0 || time.Since(since) > wait {
+				w.end()
+				close(over)
+			}
+		}
+	})
+	<-over
+	return w.release()
+}
+
+// end ends what the world has in MPI. A world that has failed leaves its communicators as
+// they are: other ranks may not come to free them.
+func (w *world) end() {
+	p := w.p
+	w.deaf, w.closing = true, nil
+	for i := range p.requests.Len() {
+		if t := p.requests.Token(i); t.w == w && t.news {
+			_ = p.requests.Cancel(i)
+		}
+	}
+	for range 100 {
+		if _, err := p.requests.Some(func(t token, err error) { t.ended(err) }); err != nil {
+			break
+		}
+	}
+	p.requests.Forget(func(t token) bool { return t.w == w })
+	delete(p.worlds, w)
+	if w.failed.Load() == nil {
+		for _, c := range w.comms {
+			_ = p.lib.Free(c)
+		}
+	}
+}
