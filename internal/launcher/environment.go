@@ -153,7 +153,10 @@ func openMPI(env environment) (*Place, error) {
 	}
 	p.MPI, p.HasMPI = OpenMPI, true
 	p.Job = env.first("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
-	return p, env.local(p, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+	if err := env.local(p, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"); err != nil {
+		return nil, err
+	}
+	return env.master(p, "MASTER_ADDR", "MASTER_PORT")
 }
 
 // pmi reads what MPICH's mpirun (hydra) sets, and Slurm with --mpi=pmi2.
@@ -164,7 +167,10 @@ func pmi(env environment) (*Place, error) {
 	}
 	p.MPI, p.HasMPI = PMI, true
 	p.Job = env("PMI_JOBID")
-	return p, env.local(p, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+	if err := env.local(p, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"); err != nil {
+		return nil, err
+	}
+	return env.master(p, "MASTER_ADDR", "MASTER_PORT")
 }
 
 // Slurm numbers the steps that are no user's srun from here: the batch script, the
@@ -188,6 +194,9 @@ func slurm(env environment) (*Place, error) {
 		return nil, err
 	}
 	p.Job = env.first("SLURM_JOB_ID", "SLURM_JOBID") + "." + strconv.FormatUint(step, 10)
+	if env("PMIX_RANK") != "" { // srun --mpi=pmix
+		p.MPI, p.HasMPI = OpenMPI, true
+	}
 	if p.Restart, _, err = env.number("SLURM_RESTART_COUNT"); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@
 package launcher
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net"
@@ -89,21 +90,16 @@ func find(env environment) (*Place, error) {
 	for _, ask := range []func(environment) (*Place, error){torchrun, openMPI, pmi, slurm, leaderWorkerSet, indexedJob} {
 		p, err := ask(env)
 		switch {
-		case err != nil && half == nil && found == nil:
-			half = err
+		case err != nil:
+			half = cmp.Or(half, err)
 		case p != nil && found == nil:
 			found = p
-		case p != nil && (p.Launcher == OpenMPI || p.Launcher == PMI):
-			// torchrun may be started by mpirun. Anything else would be two launchers
-			// that number the same process.
-			if found.Launcher != Torchrun && (found.Rank != p.Rank || found.Size != p.Size) {
-				return nil, fmt.Errorf("%s says that this is rank %d of %d, but %s says rank %d of %d; unset the variables of the one that did not start this process",
-					found.Launcher, found.Rank, found.Size, p.Launcher, p.Rank, p.Size)
-			}
-			if found.Launcher == Variables {
-				found.MPI, found.HasMPI = p.MPI, true
-				found.adoptLocal(p)
-			}
+		case p == nil || found.Launcher == Torchrun: // torchrun knows all, whoever started it
+		case found.Rank == p.Rank && found.Size == p.Size:
+			found.adopt(p)
+		case p.Launcher == OpenMPI || p.Launcher == PMI:
+			return nil, fmt.Errorf("%s says that this is rank %d of %d, but %s says rank %d of %d; unset the variables of the one that did not start this process",
+				found.Launcher, found.Rank, found.Size, p.Launcher, p.Rank, p.Size)
 		}
 	}
 	if found == nil {
@@ -112,10 +108,19 @@ func find(env environment) (*Place, error) {
 	return found, nil
 }
 
-// adoptLocal takes the place on the machine from another launcher that agrees on the rank.
-func (p *Place) adoptLocal(other *Place) {
+// adopt takes what is missing from another launcher that agrees on the rank.
+func (p *Place) adopt(other *Place) {
 	if !p.LocalKnown && other.LocalKnown {
 		p.LocalRank, p.LocalSize, p.LocalKnown = other.LocalRank, other.LocalSize, true
+	}
+	if !p.HasMPI && other.HasMPI {
+		p.MPI, p.HasMPI = other.MPI, true
+	}
+	if p.Leader == "" {
+		p.Leader, p.Port = other.Leader, other.Port
+	}
+	if p.Job == "" {
+		p.Job = other.Job
 	}
 }
 
@@ -144,4 +149,22 @@ func (p *Place) Address() (string, error) {
 // String returns "rank 3 of 8 on gpu-17".
 func (p *Place) String() string {
 	return fmt.Sprintf("rank %d of %d on %s", p.Rank, p.Size, p.Host)
+}
+
+// StartsMPI reports whether an MPI library finds its peers through the launcher. library is
+// [OpenMPI], or [PMI] for MPICH and its relatives. If it is false, a library that
+// speaks PMI can be served by ourselves. An error says that the library cannot be started
+// here, and how it can.
+func (p *Place) StartsMPI(library Launcher) (bool, error) {
+	switch {
+	case p.HasMPI && p.MPI == library:
+		return true, nil
+	case p.HasMPI && library == PMI:
+		return false, fmt.Errorf("mpirun of Open MPI started this process, but the MPI library is MPICH; start with mpirun of MPICH (mpirun.mpich), or load Open MPI")
+	case p.HasMPI:
+		return false, fmt.Errorf("mpirun of MPICH started this process, but the MPI library is Open MPI; start with mpirun of Open MPI (mpirun.openmpi), or load MPICH")
+	case library == OpenMPI:
+		return false, fmt.Errorf("Open MPI cannot be started by %s alone; start with mpirun or with srun --mpi=pmix, or install MPICH", p.Launcher)
+	}
+	return false, nil
 }

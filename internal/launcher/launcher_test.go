@@ -42,7 +42,7 @@ func TestFind(t *testing.T) {
 		{"torchrun below srun", torchVars + " " + srunVars, &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 29500, Job: "abc", Restart: 2, AgentStore: true}},
 		{"torchrun below mpirun", torchVars + " " + ompiVars, &Place{Launcher: Torchrun, Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, LocalKnown: true, Leader: "head", Port: 29500, Job: "abc", Restart: 2, AgentStore: true}},
 		{"by hand", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=4000", &Place{Rank: 1, Size: 2, Leader: "::1", Port: 4000}},
-		{"by hand below mpirun", "RANK=1 WORLD_SIZE=4 " + ompiVars, &Place{Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, MPI: OpenMPI, HasMPI: true}},
+		{"by hand below mpirun", "RANK=1 WORLD_SIZE=4 " + ompiVars, &Place{Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
 		{"PET", "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=m PET_MASTER_PORT=29400", &Place{Rank: 1, Size: 2, LocalSize: 1, LocalKnown: true, Leader: "m", Port: 29400}},
 		{"Open MPI", ompiVars, &Place{Launcher: OpenMPI, Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
 		{"Open MPI below sbatch", ompiVars + " " + srunVars, &Place{Launcher: OpenMPI, Rank: 1, Size: 4, LocalRank: 1, LocalSize: 2, LocalKnown: true, Job: "7", MPI: OpenMPI, HasMPI: true}},
@@ -50,6 +50,8 @@ func TestFind(t *testing.T) {
 		{"hydra", pmiVars, &Place{Launcher: PMI, Rank: 2, Size: 4, LocalSize: 2, LocalKnown: true, MPI: PMI, HasMPI: true}},
 		{"srun", srunVars, &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "gpu07", Job: "17.0"}},
 		{"srun with a leader", srunVars + " MASTER_ADDR=ib7 MASTER_PORT=99", &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "ib7", Port: 99, Job: "17.0"}},
+		{"srun --mpi=pmi2", srunVars + " PMI_RANK=3 PMI_SIZE=5 PMI_JOBID=17.0", &Place{Launcher: PMI, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "gpu07", Job: "17.0", MPI: PMI, HasMPI: true}},
+		{"srun --mpi=pmix", srunVars + " PMIX_RANK=3 PMIX_NAMESPACE=slurm.pmix.17.0", &Place{Launcher: Slurm, Rank: 3, Size: 5, LocalSize: 2, LocalKnown: true, Leader: "gpu07", Job: "17.0", MPI: OpenMPI, HasMPI: true}},
 		{"LeaderWorkerSet", "LWS_LEADER_ADDRESS=a-0.a LWS_GROUP_SIZE=4 LWS_WORKER_INDEX=3", &Place{Launcher: LeaderWorkerSet, Rank: 3, Size: 4, LocalSize: 1, LocalKnown: true, Leader: "a-0.a", Job: "a-0.a"}},
 		{"indexed Job", "JOB_COMPLETION_INDEX=1 WORLD_SIZE=4 MASTER_ADDR=j-0.j", &Place{Launcher: Job, Rank: 1, Size: 4, LocalSize: 1, LocalKnown: true, Leader: "j-0.j", Job: "j-0.j"}},
 	} {
@@ -169,6 +171,27 @@ func TestGPU(t *testing.T) {
 			}
 		} else if err != nil || got != c.want {
 			t.Errorf("%+v: got %d, %v", c, got, err)
+		}
+	}
+}
+
+func TestStartsMPI(t *testing.T) {
+	for _, c := range []struct {
+		place   Place
+		library Launcher
+		native  bool
+		refused string
+	}{
+		{Place{HasMPI: true, MPI: OpenMPI}, OpenMPI, true, ""},
+		{Place{HasMPI: true, MPI: PMI}, PMI, true, ""},
+		{Place{HasMPI: true, MPI: OpenMPI}, PMI, false, "start with mpirun of MPICH"},
+		{Place{HasMPI: true, MPI: PMI}, OpenMPI, false, "start with mpirun of Open MPI"},
+		{Place{Launcher: Torchrun}, PMI, false, ""},
+		{Place{Launcher: Torchrun}, OpenMPI, false, "Open MPI cannot be started by torchrun alone; start with mpirun or with srun --mpi=pmix, or install MPICH"},
+	} {
+		native, err := c.place.StartsMPI(c.library)
+		if native != c.native || (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%+v: got %t, %v", c, native, err)
 		}
 	}
 }

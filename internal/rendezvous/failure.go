@@ -3,9 +3,12 @@
 package rendezvous
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // State is what a rank did last, as far as the service knows.
@@ -39,6 +42,16 @@ func (f *Failure) Error() string {
 	}
 	b.WriteString(f.others())
 	return b.String()
+}
+
+// howEnded says how a connection ended: as one of a process that ended, or otherwise.
+func howEnded(err error, otherwise string) string {
+	for _, end := range []error{io.EOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return "ended without a word"
+		}
+	}
+	return otherwise
 }
 
 // manyPlaces is how many places of others are worth a sentence.

@@ -22,7 +22,7 @@ import (
 // asRank makes the test binary a rank: it runs the named body and exits.
 const asRank = "STOWAGE_TEST_RANK"
 
-var bodies = map[string]func() error{"wait": waitForFailure}
+var bodies = map[string]func() error{"wait": waitForFailure, "mpich": runMPICH}
 
 func TestMain(m *testing.M) {
 	if body := bodies[os.Getenv(asRank)]; body != nil {
@@ -163,7 +163,7 @@ func TestProcessesFail(t *testing.T) {
 				}
 				for rank, p := range ranks {
 					if rank != victim {
-						p.expect(t, fmt.Sprintf("rank %d on %s ", victim, host), fmt.Sprintf("it was last in all-reduce %d", 10+victim/2))
+						p.expect(t, fmt.Sprintf("rank %d on %s %s", victim, host, c.why), fmt.Sprintf("it was last in all-reduce %d", 10+victim/2))
 					}
 				}
 				t.Logf("all others knew after %v", time.Since(since))

@@ -8,7 +8,7 @@
 //
 // This file owns joining. session.go is what a rank holds, service.go what rank 0 serves,
 // address.go how ranks find the service, torchstore.go the store of torchrun's agent,
-// failure.go what is said when a rank fails, wire.go the messages.
+// failure.go what is said when a rank fails, wire.go the messages, pmi.go what MPICH asks.
 package rendezvous
 
 import (

@@ -274,6 +274,9 @@ func (s *service) handle(m *member, msg *message) {
 		s.barriers[msg.Key] = append(s.barriers[msg.Key], request{m, msg.ID})
 		s.checkBarrier(msg.Key)
 		return
+	case peekKey:
+		value, set := s.store[msg.Key]
+		reply.Value, reply.Set = value, set
 	case askClock:
 		reply.Time = s.opts.Now()
 	case askStates:
@@ -318,11 +321,7 @@ func (s *service) ended(m *member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !m.state.Left && !m.aborted {
-		why := "ended without a word"
-		if !errors.Is(err, io.EOF) {
-			why = "lost its connection to rank 0"
-		}
-		s.accuse(&Failure{State: m.state, Why: why}, true)
+		s.accuse(&Failure{State: m.state, Why: howEnded(err, "lost its connection to rank 0")}, true)
 	}
 	m.gone = true
 	close(m.out)

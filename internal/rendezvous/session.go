@@ -4,9 +4,7 @@ package rendezvous
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -99,6 +97,15 @@ func (s *Session) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	return reply.Value, nil
+}
+
+// Lookup returns the value of a key, and whether it is set. It does not wait.
+func (s *Session) Lookup(ctx context.Context, key string) ([]byte, bool, error) {
+	reply, err := s.request(ctx, &message{Kind: peekKey, Key: key})
+	if err != nil {
+		return nil, false, err
+	}
+	return reply.Value, reply.Set, nil
 }
 
 // Barrier returns when all ranks have called it with the same name. A name can be used
@@ -230,16 +237,10 @@ func (s *Session) fail(err error) {
 
 // lost is called when the connection to rank 0 has ended.
 func (s *Session) lost(err error) {
-	why := "ended without a word"
-	if err != nil && !errors.Is(err, io.EOF) {
-		why = "can no longer be reached; it ended, or its machine did"
-	}
-	s.failLeader(why)
+	s.fail(s.leaderFailure(howEnded(err, "can no longer be reached")))
 }
 
-// failLeader says that rank 0 has failed.
-func (s *Session) failLeader(why string) { s.fail(s.leaderFailure(why)) }
-
+// leaderFailure returns the failure of rank 0.
 func (s *Session) leaderFailure(why string) *Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()

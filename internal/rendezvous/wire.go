@@ -30,6 +30,7 @@ const (
 	heartbeat             // in both directions, with the current collective
 	setKey                // a rank sets a key; there is an answer
 	getKey                // a rank wants a key; the answer comes once it is set
+	peekKey               // the answer says whether a key is set, and to what
 	barrier               // the answer comes once all ranks are there
 	askClock              // the answer has the time of rank 0
 	askStates             // the answer has what all ranks do
@@ -45,6 +46,7 @@ type message struct {
 	ID      uint64   `json:"id,omitempty"` // of a request and its answer
 	Key     string   `json:"key,omitempty"`
 	Value   []byte   `json:"value,omitempty"`
+	Set     bool     `json:"set,omitempty"`
 	Text    string   `json:"text,omitempty"`
 	Time    int64    `json:"time,omitempty"`
 	State   State    `json:"state,omitzero"`
