@@ -21,6 +21,7 @@ import threading
 from typing import Any, Callable, Container, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import torch
+import torch.utils.checkpoint  # which PyTorch does not import by itself
 from torch.utils import _pytree
 
 from ._errors import Error
@@ -31,7 +32,7 @@ hooks = torch.autograd.graph.saved_tensors_hooks
 _strided = torch.strided
 _plain = (torch.Tensor, torch.nn.Parameter)
 # Before this function existed, an exception in a hook could not end a forward pass.
-_stops = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop") if hasattr(torch.utils, "checkpoint") else False
+_stops = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop")
 
 
 class Holder(Protocol):
@@ -94,22 +95,27 @@ class State(threading.local):
 state = State()
 
 
+def autocast_of(kind: str) -> Tuple[bool, torch.dtype]:
+    """Returns whether autocast is on for "cuda" or "cpu", and to which type."""
+    if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
+        return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    if kind == "cuda":
+        return torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+    return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+
+
 class Surroundings:
     """The autocast state of a forward pass, to be had again in the second."""
 
     __slots__ = ("gpu", "cpu", "cache")
 
     def __init__(self) -> None:
-        self.gpu = (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype())
-        self.cpu = (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype())
+        self.gpu, self.cpu = autocast_of("cuda"), autocast_of("cpu")
         self.cache = torch.is_autocast_cache_enabled()
 
     def same(self) -> bool:
         """Reports whether the thread has them now."""
-        return (
-            (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()) == self.gpu
-            and (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()) == self.cpu
-        )
+        return autocast_of("cuda") == self.gpu and autocast_of("cpu") == self.cpu
 
     @contextlib.contextmanager
     def again(self) -> Any:

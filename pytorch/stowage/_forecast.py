@@ -27,7 +27,7 @@ from ._planned import REFINED, WORTH
 from ._profile import Clock, Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA
-from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, copy_of, first, like, step, storages
+from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, by_default, copy_of, first, like, step, storages
 
 # cuBLAS has a workspace for each thread that calls it, which PyTorch's allocator holds: 32 MiB
 # on an H100 and later, for the forward and for the backward pass.
@@ -397,11 +397,12 @@ class _Tracer:
                 elif "foreach" in group and group["foreach"] is None:
                     group["foreach"] = foreach
             try:
-                made.step()
-                state = storages((x for of in made.state.values() for x in of.values() if isinstance(x, torch.Tensor)), self.device)
-                live.weights |= set(state)
-                with Operators(None, live):
+                with by_default(torch.device("cpu")):  # an optimiser reads how many steps it made
                     made.step()
+                    state = storages((x for of in made.state.values() for x in of.values() if isinstance(x, torch.Tensor)), self.device)
+                    live.weights |= set(state)
+                    with Operators(None, live):
+                        made.step()
                 return sum(state.values())
             except NotImplementedError as e:
                 if foreach:

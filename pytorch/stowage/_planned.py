@@ -25,7 +25,7 @@ from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Recording, Units
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
 from ._profile import Profile, fits
-from ._ranks import CHECKED, Facts, Ranks, check_setting, failure_of
+from ._ranks import CHECKED, Facts, Ranks, failure_of
 from ._step import Step
 
 # So many steps of a key are recorded: the first loads code, so its times are not used.
@@ -94,7 +94,7 @@ class Planner:
     """Makes the plans of a runtime with a budget."""
 
     def __init__(self, runtime: Any, budget: Budget, ranks: Any) -> None:
-        self._runtime, self._budget, self._setting = runtime, budget, check_setting(ranks)
+        self._runtime, self._budget, self._setting = runtime, budget, ranks
         self._found: Optional[Ranks] = None
         self.units = Units(runtime)
         self.keys: Dict[str, Key] = {}

@@ -316,7 +316,11 @@ class Profile:
         while outer is not None:  # parts are inside of their block
             if not outer.was_checked:
                 outer.was_checked = True
-                self.check(outer)
+                if outer.ended < 0:
+                    outer.unit.whole = outer.unit.lean = False
+                    outer.unit.why = outer.unit.why or "a backward pass runs inside of its forward pass"
+                else:
+                    self.check(outer)
                 outer.again = outer.around = outer.random = None
             outer = outer.parent
         call.forget()

@@ -21,6 +21,7 @@ from ._explanation import Explanation
 from ._library import Library
 from ._managed import Following, Recording
 from ._planned import Key, Planner
+from ._ranks import check_setting
 from ._record import Rows, Weak, storage_of
 from ._step import InGroup, Step, any_alive
 
@@ -109,7 +110,7 @@ class Runtime:
             raise Error(f"{' and '.join(given)} both decide what is moved; give one of them")
         if isinstance(budget, Mapping):
             raise Error(f"expected a size as budget, got {budget!r}; write policy={budget!r}")
-        recompute = _config.switch(recompute, "recompute")
+        recompute, ranks = _config.switch(recompute, "recompute"), check_setting(ranks)
         self.device = _device(device)
         self.policy = None if policy is None else _config.policy(policy)
         moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}

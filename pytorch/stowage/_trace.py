@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._again import hooks
+from ._again import autocast_of, hooks
 from ._budget import Need, largest
 from ._errors import Error
 from ._record import Weak, storage_of
@@ -334,7 +334,7 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
         if name == "__get__":  # an attribute
             return func(*args, **kwargs)
         if torch.is_autocast_enabled() and (name in _lower or name in _full):
-            to = torch.get_autocast_gpu_dtype() if name in _lower else torch.float32
+            to = autocast_of("cuda")[1] if name in _lower else torch.float32
             args, kwargs = _pytree.tree_map(lambda x: self._cast(x, to), (args, kwargs))
         if self._fused:
             if name == "dropout" and len(args) == 3 and args[2] and 0 < args[1] < 1:
@@ -390,6 +390,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, *(torch.empty_like(t) for t in (q, k, v)))
 
 
+def by_default(device: torch.device) -> Any:
+    """Makes tensors on a device where none is named, if that is not the CPU for the caller."""
+    return contextlib.nullcontext() if torch.empty(0).device.type == "cpu" else device
+
+
 @contextlib.contextmanager
 def as_on_gpu(kernels: Kernels) -> Iterator[None]:
     """Makes PyTorch's functions call these kernels, and autocast work without a GPU."""
@@ -402,7 +407,7 @@ def as_on_gpu(kernels: Kernels) -> Iterator[None]:
         if device_type not in ("cuda", "meta"):
             return init(self, device_type, dtype, enabled, cache_enabled)  # type: ignore[no-any-return]
         init(self, "cuda", torch.float16, False, cache_enabled)
-        self._enabled, self.fast_dtype = enabled, dtype or torch.get_autocast_gpu_dtype()
+        self._enabled, self.fast_dtype = enabled, dtype or autocast_of("cuda")[1]
 
     def end(self: Any, *error: Any) -> Any:
         left = leave(self, *error)
@@ -415,8 +420,7 @@ def as_on_gpu(kernels: Kernels) -> Iterator[None]:
         for n in names:
             setattr(functional, n, lambda *_: False)
         autocast.__init__, autocast.__exit__ = begin, end
-        default = torch.get_default_device() if hasattr(torch, "get_default_device") else torch.device("cpu")
-        with kernels.device if default.type != "cpu" else contextlib.nullcontext(), kernels:
+        with by_default(kernels.device), kernels:
             yield
     finally:
         autocast.__init__, autocast.__exit__ = init, leave

@@ -6,7 +6,7 @@ import random
 import unittest
 
 import torch
-from common import runtime, same
+from common import rng_state, runtime, same
 from stowage._errors import TooSmall
 from torch import nn
 
@@ -84,7 +84,7 @@ def train(model, step, steps=4, rt=None, key=""):
         with rt.step(key) if rt is not None else contextlib.nullcontext():
             got = step(model, i)
         got = [got] if torch.is_tensor(got) else list(got)
-        out.append([t.detach().clone() for t in [*got, *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers(), torch.get_rng_state()]])
+        out.append([t.detach().clone() for t in [*got, *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers(), rng_state()]])
         optimizer.step()
     return out
 

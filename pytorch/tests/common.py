@@ -9,10 +9,10 @@ import os
 import pathlib
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PLUGIN = pathlib.Path(__file__).resolve().parent.parent
 if not os.environ.get("STOWAGE_INSTALLED"):  # the package of this tree, unless another is to be tested
-    sys.path.insert(0, str(ROOT / "pytorch"))
-    os.environ.setdefault("STOWAGE_LIBRARY", str(ROOT / "build" / "libstowage.so"))
+    sys.path.insert(0, str(PLUGIN))
+    os.environ.setdefault("STOWAGE_LIBRARY", str(PLUGIN.parent / "build" / "libstowage.so"))
 sys.dont_write_bytecode = True
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when PyTorch is loaded
     os.environ.setdefault(name, "1")
@@ -53,6 +53,25 @@ def runtime(kind="offload", **more):
         yield rt
     finally:
         rt.close()
+
+
+def on_cpu():
+    """Makes tensors on the CPU for a while, whatever the device of the tests is."""
+    return contextlib.nullcontext() if DEVICE == "cpu" else torch.device("cpu")
+
+
+def rng_state():
+    """Returns the state of the random numbers that a model on the device draws from."""
+    return torch.get_rng_state() if DEVICE == "cpu" else torch.cuda.get_rng_state()
+
+
+def set_rng_state(state):
+    torch.set_rng_state(state) if DEVICE == "cpu" else torch.cuda.set_rng_state(state)
+
+
+def allocated(*sizes):
+    """Returns the bytes that tensors of so many bytes take: a GPU's are multiples of 512."""
+    return sum(n if DEVICE == "cpu" else (n + 511) // 512 * 512 for n in sizes)
 
 
 def plain(case, seed=1):

@@ -7,6 +7,7 @@ from blocks import Block, Compared, choices, one_pass, planned, stack, train, wh
 from common import stowage, torch
 from stowage._planned import RECORDED
 from torch import nn
+from torch.utils import checkpoint
 
 SETTLED = RECORDED + 1
 RECOMPUTED = {"recompute", "recompute, offload inputs"}
@@ -159,6 +160,24 @@ class Refused(Planned):
 
         done, reasons = self.under(stack(Adds), step)
         self.assertEqual(({}, 4), (done, len(reasons)))
+
+    def test_a_second_pass_ends_early(self):
+        """As soon as it has saved everything, where PyTorch can."""
+        ends = []
+
+        class Noted(Block):
+            def forward(self, x):
+                y = super().forward(x)
+                ends.append(1)
+                return y
+
+        model = stack(Noted)
+        with planned(model) as rt:
+            train(model, one_pass, SETTLED, rt)
+            ends.clear()
+            with rt.step():
+                one_pass(model, 0)
+        self.assertEqual(4 if hasattr(checkpoint, "set_checkpoint_early_stop") else 8, len(ends))
 
     def test_backward_inside_of_forward(self):
         class Inner(Block):

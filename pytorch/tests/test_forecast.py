@@ -1,6 +1,7 @@
 """Forecasts of steps on the meta device, beside what real steps hold. SPEC S6.4."""
 
 import copy
+import gc
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ from unittest import mock
 
 import families
 from blocks import Block, Layer, Stack, answer, stack
-from common import DEVICE, runtime, stowage, torch
+from common import DEVICE, on_cpu, runtime, stowage, torch
 from fake import Fake
 from stowage import _forecast
 from stowage._again import hooks
@@ -323,6 +324,14 @@ class Optimisers(unittest.TestCase):
                 self.assertEqual(want, stowage.plan(model, torch.randn(2, 8), optimizer=given).held["optimizer"])
         self.assertFalse(mine.state)
 
+    @unittest.skipUnless(hasattr(torch, "set_default_device"), "this PyTorch has no default device")
+    def test_a_default_device_of_the_caller(self):
+        with on_cpu():
+            model, x = stack(Block, 2), torch.randn(2, 8)
+            want = stowage.plan(model, x, gpu="h100").to_dict()
+        with torch.device("meta"):
+            self.assertEqual(want, stowage.plan(model, x, gpu="h100").to_dict())
+
     def test_temporaries_are_those_that_this_version_has_on_a_gpu(self):
         for given in ("adamw", "sgd"):
             got = stowage.plan(stack(Block, 2), torch.randn(2, 8), optimizer=given, gpu="h100")
@@ -525,6 +534,8 @@ class Measured(unittest.TestCase):
         """Forecast and torch.cuda.max_memory_allocated() of the third step differ by 5 % at most."""
         for autocast in (None, torch.bfloat16):
             model, example = large(12, 1024)
+            x = optimizer = real = None
+            gc.collect()  # of other tests
             got = stowage.plan(model, example, gpu="h100", autocast=autocast, loss=lambda out: out.float().square().mean())
             torch.manual_seed(1)
             real = model.to_empty(device="cuda")

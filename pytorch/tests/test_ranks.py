@@ -28,8 +28,7 @@ class Setting(unittest.TestCase):
     def test_wrong_values(self):
         for given in (3, "all", [0, 1], torch):
             with self.subTest(given=given), self.assertRaisesRegex(stowage.Error, "^ranks: expected True, False or a process group"):
-                with runtime("budget", ranks=given):
-                    pass
+                stowage.Runtime(budget="1GiB", device=DEVICE, ranks=given, library=self.fail)  # nothing is opened
 
     def test_without_a_process_group(self):
         model = torch.nn.Linear(4, 4)
