@@ -6,7 +6,7 @@ import sys
 import unittest
 from unittest import mock
 
-from common import same, stowage, torch
+from common import on_cpu, same, stowage, torch
 from torch import nn
 
 with contextlib.suppress(ImportError):
@@ -87,6 +87,7 @@ class Endless(torch.utils.data.IterableDataset):
 
 class Case(unittest.TestCase):
     def setUp(self):
+        self.enterContext(on_cpu())
         self.addCleanup(self.close)
         self.keys, self.ends = [], []
         begin, end = stowage.Runtime.begin_step, stowage.Runtime.end_step

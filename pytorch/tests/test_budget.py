@@ -6,6 +6,8 @@ allocator's real peak with the budget:
     STOWAGE_DEVICE=cuda python3 -m unittest discover -s pytorch/tests -p test_budget.py
 """
 
+import contextlib
+import gc
 import unittest
 
 from common import DEVICE, runtime, same, stowage, torch
@@ -302,11 +304,17 @@ class RealPeaks(unittest.TestCase):
         model = nn.Sequential(*[nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(layers)])
         optimizer = torch.optim.Adam(model.parameters(), foreach=False)
         peaks, grads = [], []
-        rt = None if budget is None else stowage.Runtime(budget=budget, device=DEVICE, **more)
-        if rt is not None:
-            rt.attach(model, {"*.*": "mlp"}, optimizer=optimizer)
-        for i in range(steps):
-            x = torch.randn(batch, width)
+        with contextlib.ExitStack() as closing:
+            rt = None if budget is None else closing.enter_context(stowage.Runtime(budget=budget, device=DEVICE, **more))
+            closing.callback(lambda: print(f"peaks {[p >> 20 for p in peaks]} MiB under a budget of {budget}\n{rt.report() if rt is not None else ''}"))
+            if rt is not None:
+                rt.attach(model, {"*.*": "mlp"}, optimizer=optimizer)
+            self.steps(rt, model, optimizer, steps, torch.Size((batch, width)), peaks, grads)
+        return peaks, grads
+
+    def steps(self, rt, model, optimizer, steps, shape, peaks, grads):
+        for _ in range(steps):
+            x = torch.randn(shape)
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             if rt is None:
@@ -314,30 +322,23 @@ class RealPeaks(unittest.TestCase):
                 peaks.append(torch.cuda.max_memory_allocated())
             else:
                 rt._budget.peak = 0
-                with rt.step():
-                    model(x).square().mean().backward()
-                own = rt._library.usage().own
-                # A measured step resets the peak; the runtime has kept the highest.
-                peaks.append(max(torch.cuda.max_memory_allocated() + own, rt._budget.peak))
-            grads.append([p.grad.clone() for p in list(model.parameters())[:2]])
+                try:
+                    with rt.step():
+                        model(x).square().mean().backward()
+                finally:  # a measured step resets the peak; the runtime has kept the highest
+                    peaks.append(max(torch.cuda.max_memory_allocated() + rt._library.usage().own, rt._budget.peak))
+            grads.append([p.grad.cpu() for p in list(model.parameters())[:2]])  # the budget is not for them
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        report = None
-        if rt is not None:
-            report = rt.report()
-            rt.close()
-        del model, optimizer
-        torch.cuda.empty_cache()
-        return peaks, grads, report
 
     def test_peaks(self):
-        whole, want, _ = self.train(None)
+        whole, want = self.train(None)
         full = max(whole)
         for share in (2.0, 0.95, 0.85, 0.75):
             budget = int(full * share)
             with self.subTest(share=share):
-                peaks, got, report = self.train(budget)
-                print(f"budget {budget >> 20} MiB of {full >> 20}: peaks {[p >> 20 for p in peaks]}\n{report}")
+                gc.collect()
+                peaks, got = self.train(budget)
                 for i, p in enumerate(peaks):
                     self.assertLessEqual(p, budget, f"step {i} of {peaks}")
                 for a, b in zip(want, got):

@@ -13,7 +13,7 @@ import unittest
 import weakref
 from unittest import mock
 
-from common import DEVICE, runtime, stowage, torch
+from common import DEVICE, allocated, runtime, stowage, torch
 from stowage import _explain, _memory
 from stowage._record import storage_of
 from torch import nn
@@ -387,11 +387,11 @@ class Robust(unittest.TestCase):
 
         m = nn.Linear(3, 3)
         m.register_buffer("trouble", torch.ones(100).as_subclass(Trouble))
-        self.assertEqual(448, stowage.explain(m).held["weights"])
+        self.assertEqual(allocated(36, 12, 400), stowage.explain(m).held["weights"])
         del m.trouble
         x = stowage.explain(m, Optimizer())
         self.assertIn("note: the optimiser's state could not be read (ValueError: no state)", str(x))
-        self.assertEqual(48, x.held["weights"])
+        self.assertEqual(allocated(36, 12), x.held["weights"])
         with mock.patch.object(_memory, "picture_of", side_effect=RuntimeError("another allocator")):
             self.assertIn("another allocator", str(stowage.explain(m)))
         with mock.patch.object(_explain, "Ledger", side_effect=KeyError("x")):
@@ -402,7 +402,7 @@ class Robust(unittest.TestCase):
         gc.collect()
         before = stowage.explain(e).held["gradients"]
         e(torch.arange(10)).sum().backward()
-        self.assertEqual(10 * 8 + 10 * 16 * 4, stowage.explain(e).held["gradients"] - before)
+        self.assertEqual(allocated(10 * 8, 10 * 16 * 4), stowage.explain(e).held["gradients"] - before)
 
     def test_a_closed_runtime(self):
         with runtime("keep") as rt:
@@ -476,7 +476,8 @@ class Words(unittest.TestCase):
     def test_the_budget_of_a_measured_step(self):
         """The least budget that is named is enough, and not what the runtime has."""
         model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
-        with runtime("budget", budget="64MiB") as rt:
+        budget = 64 * MiB if DEVICE == "cpu" else 4 * GiB
+        with runtime("budget", budget=budget) as rt:
             rt.attach(model, {"?": "a"})
             self.assertIn("no step was measured" if DEVICE == "cpu" else "not known before", str(rt.explain()).replace("\n  ", " "))
             for _ in range(3):
@@ -484,9 +485,10 @@ class Words(unittest.TestCase):
                     model(torch.randn(256, 64)).sum().backward()
                 model.zero_grad(set_to_none=True)
             x = rt.explain()
-        self.assertEqual(64 * MiB, x.budget)
+        self.assertEqual(budget, x.budget)
         self.assertGreaterEqual(x.least, 2 * 6 * 4 * (64 * 64 + 64))
-        self.assertLess(x.least, MiB)
+        # On a GPU everything counts that the process holds, workspaces of libraries too.
+        self.assertLess(x.least, MiB if DEVICE == "cpu" else torch.cuda.memory_allocated() + 64 * MiB)
 
 
 class Snapshots(unittest.TestCase):

@@ -19,7 +19,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from common import ROOT, stowage, torch
+from common import PLUGIN, on_cpu, stowage, torch
 
 import frameworks
 
@@ -43,12 +43,12 @@ for forward_only in (False, True, False, False):
 
 
 class Examples(unittest.TestCase):
-    folder = ROOT / "pytorch" / "examples" / "frameworks"
+    folder = PLUGIN / "examples" / "frameworks"
 
     def test_they_run(self):
         """With two updates each; the budgets that they name are enough."""
         for name in ("transformers", "accelerate", "lightning"):
-            with self.subTest(name), mock.patch.object(sys, "path", [str(self.folder), *sys.path]), mock.patch.object(torch.cuda, "is_available", lambda: False):
+            with self.subTest(name), mock.patch.object(sys, "path", [str(self.folder), *sys.path]), mock.patch.object(torch.cuda, "is_available", lambda: False), on_cpu():
                 package = "lightning.pytorch" if name == "lightning" else name
                 frameworks.use(self, package)
                 out = io.StringIO()
@@ -68,7 +68,7 @@ class Examples(unittest.TestCase):
             (root / "megatron" / "training" / "training.py").write_text("from frameworks import forward_backward_no_pipelining\n\n\ndef get_forward_backward_func(**_):\n    return forward_backward_no_pipelining\n")
             (root / "pretrain_gpt.py").write_text(PRETRAIN)
             path = os.pathsep.join([folder, *filter(None, sys.path)])
-            env = dict(os.environ, PYTHONPATH=path, STOWAGE_BUDGET="12MiB", STOWAGE_FRAMEWORKS="", CUDA_VISIBLE_DEVICES="")
+            env = dict(os.environ, PYTHONPATH=path, STOWAGE_BUDGET="12MiB", STOWAGE_FRAMEWORKS="", STOWAGE_DEVICE="cpu", CUDA_VISIBLE_DEVICES="")
             done = subprocess.run([sys.executable, "-B", str(self.folder / "with_megatron.py")], env=env, capture_output=True, text=True, timeout=100)
             self.assertEqual(0, done.returncode, done.stderr)
             self.assertIn(" under a plan", done.stdout)

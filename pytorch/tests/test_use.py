@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from common import DEVICE, runtime, same, stowage, torch
+from common import DEVICE, PLUGIN, runtime, same, stowage, torch
 from families import FAMILIES, W
 from stowage import _attach, _config
 from torch import nn
@@ -269,8 +269,7 @@ class Figures(unittest.TestCase):
 
     def test_examples_do_as_they_say(self):
         """Each command of their first lines, with fewer steps or layers: the budgets named are enough."""
-        root = pathlib.Path(__file__).resolve().parents[2]
-        paths = sorted((root / "pytorch" / "examples").glob("*.py"))
+        paths = sorted((PLUGIN / "examples").glob("*.py"))
         self.assertTrue(paths)
         for path in paths:
             commands = [line.split() for line in path.read_text().split('"""')[1].splitlines() if "python3 pytorch/examples/" in line]
@@ -280,7 +279,7 @@ class Figures(unittest.TestCase):
                 with self.subTest(" ".join(command)):
                     # On a GPU other kernels save other tensors.
                     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), CUDA_VISIBLE_DEVICES="")
-                    done = subprocess.run([sys.executable, "-B", *command[1:], *less], cwd=root, env=env, capture_output=True, text=True, timeout=100)
+                    done = subprocess.run([sys.executable, "-B", str(path), *command[2:], *less], env=env, capture_output=True, text=True, timeout=100)
                     self.assertEqual(0, done.returncode, done.stderr)
 
     def test_from_another_thread(self):
