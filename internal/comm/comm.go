@@ -65,7 +65,8 @@ type Comm interface {
 	Rank() int
 	Size() int
 	// Split returns a communicator of some of this one's ranks, in the given order.
-	// All of those ranks must call it with the same list. Close ends it.
+	// All of those ranks must call it with the same list. It may wait for them, so ranks
+	// must make their splits in an order that they share. Close ends it.
 	Split(ranks []int) (Comm, error)
 
 	// AllGather copies every rank's src to that rank's place in every rank's dst. src

@@ -50,6 +50,7 @@ func Run(t *testing.T, w World) {
 		{"many calls in flight", manyInFlight},
 		{"large", large},
 		{"split", splits},
+		{"gather", gathers},
 		{"no wait of the host", noHostWait},
 		{"misuse", misuse},
 		{"abort", abort},

@@ -67,6 +67,9 @@ func abort(t *testing.T, w World) {
 		said := complaint(on, s, func() { on.AllGather(s, b.Slice(1024, 16*memory.Bytes(w.Size)), b.Slice(0, 16)) })
 		err = expect(said, "comm: all-gather #", fmt.Sprintf("of rank %d was not made: rank %d gave up: the disk is full", c.Rank(), last))
 		for _, one := range []comm.Comm{c, sub} {
+			if _, e := one.Gather(nil); e == nil {
+				err = errors.Join(err, errors.New("a gather after the failure returns no error"))
+			}
 			one.AllReduce(s, b.Slice(0, 64), b.Slice(0, 64), comm.F32, comm.Sum)
 			var f *comm.Failure
 			if e := one.Err(); !errors.As(e, &f) || f.Rank != c.Rank() || f.By != last {

@@ -4,6 +4,7 @@
 package commtest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -242,6 +243,41 @@ func splits(t *testing.T, w World) {
 			}
 		}
 		return errors.Join(err, c.Err())
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// gathers passes bytes of different lengths between hosts, between calls on a stream.
+func gathers(t *testing.T, w World) {
+	x := open(t, w, 1, 256)
+	err := x.run(func(c comm.Comm, at *place) error {
+		order := rand.New(rand.NewPCG(6, 5)).Perm(w.Size)
+		sub, err := c.Split(order)
+		if err != nil {
+			return err
+		}
+		for round := range 5 {
+			of := func(c comm.Comm, r int) []byte {
+				return bytes.Repeat([]byte{byte(round), byte(r + 1)}, (r+round)%4*1000)
+			}
+			for _, on := range []comm.Comm{c, sub} {
+				on.Barrier(at.streams[0])
+				mine := of(on, on.Rank())
+				all, err := on.Gather(mine)
+				if err != nil {
+					return err
+				}
+				clear(mine) // the caller may
+				for r := range w.Size {
+					if !bytes.Equal(all[r], of(on, r)) {
+						return fmt.Errorf("round %d: rank %d got %d bytes of rank %d, want %d", round, on.Rank(), len(all[r]), r, len(of(on, r)))
+					}
+				}
+			}
+		}
+		return errors.Join(at.streams[0].Sync(), sub.Close(), c.Err())
 	})
 	if err != nil {
 		t.Error(err)

@@ -73,7 +73,7 @@ func TestSuite(t *testing.T) {
 					return d, err
 				},
 				Open: func(devs []device.Device) ([]comm.Comm, error) {
-					c, err := process.Open(devs[0], Options{Scratch: memory.MiB, Staged: staged})
+					c, err := process.Open(devs[0], Options{Scratch: memory.MiB, Staged: staged, largest: 100_000})
 					return []comm.Comm{c}, err
 				},
 			})

@@ -77,12 +77,17 @@ func (w *world) tell(rank int, n news) {
 // fail makes all communicators fail. The first failure counts. It is told to all other
 // ranks if it was found here.
 func (w *world) fail(by int, err error, tell bool) {
-	if !w.failed.CompareAndSwap(nil, &comm.Failure{By: by, Err: err}) || !tell {
-		return
+	f := &comm.Failure{By: by, Err: err}
+	if w.failed.CompareAndSwap(nil, f) && tell {
+		w.spread(f)
 	}
+}
+
+// spread tells all other ranks of a failure.
+func (w *world) spread(f *comm.Failure) {
 	for r := range w.size {
 		if r != w.rank {
-			w.tell(r, news{By: by, Why: err.Error()})
+			w.tell(r, news{By: f.By, Why: f.Err.Error()})
 		}
 	}
 }

@@ -106,11 +106,11 @@ func (g *group) Err() error {
 
 // Abort makes all communicators of this world fail, in all processes.
 func (g *group) Abort(err error) {
-	rank := g.w.rank
-	_ = g.w.p.do(func() error {
-		g.w.fail(rank, fmt.Errorf("rank %d gave up: %w", rank, err), true)
-		return nil
-	})
+	w := g.w
+	f := &comm.Failure{By: w.rank, Err: fmt.Errorf("rank %d gave up: %w", w.rank, err)}
+	if w.failed.CompareAndSwap(nil, f) {
+		w.p.post(func() { w.spread(f) })
+	}
 }
 
 // Split waits for the other ranks of the list, so ranks must make their splits in an order

@@ -7,7 +7,6 @@ import (
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/comm"
-	"github.com/stowage-dev/stowage/internal/mpi"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -91,8 +90,8 @@ func (o *op) begin() {
 	}
 	for i := range o.parts {
 		m := &o.parts[i]
-		for off := memory.Bytes(0); off < m.n; off += mpi.Largest {
-			o.start(m.send, m.addr+uintptr(off), int(min(m.n-off, mpi.Largest)), m.peer, m.tag, nil)
+		for off := memory.Bytes(0); off < m.n; off += w.o.largest {
+			o.start(m.send, m.addr+uintptr(off), int(min(m.n-off, w.o.largest)), m.peer, m.tag, nil)
 		}
 	}
 	o.finish()

@@ -11,10 +11,10 @@
 // Every call begins with a header from each rank to each other that says what the rank
 // calls. Ranks that disagree fail with a sentence and move no bytes of the wrong call.
 //
-// This file owns the thread that talks to MPI; world.go what the communicators of a
-// process share, group.go communicators, calls.go the calls, stage.go how a call becomes
-// work on a stream, op.go messages in flight, header.go what ranks tell each other about a
-// call, control.go news of ranks that give up or leave.
+// This file owns the thread that talks to MPI, sleep_linux.go how it sleeps; world.go what
+// the communicators of a process share, group.go communicators, calls.go the calls,
+// stage.go how a call becomes work on a stream, op.go messages in flight, header.go what
+// ranks tell each other about a call, control.go news of ranks that give up or leave.
 package mpi
 
 import (
@@ -33,7 +33,7 @@ type Process struct {
 
 	mu    sync.Mutex
 	queue []func()
-	wake  chan struct{} // holds a token while the queue has something
+	rest  *sleeper
 
 	// Only the thread uses what follows.
 	requests *mpi.Requests[token]
@@ -43,7 +43,11 @@ type Process struct {
 
 // Start finds the MPI library of the launcher that started this process and starts it.
 func Start(getenv func(string) string) (*Process, error) {
-	p := &Process{wake: make(chan struct{}, 1), ended: make(chan struct{}), worlds: map[*world]struct{}{}}
+	rest, err := newSleeper()
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{rest: rest, ended: make(chan struct{}), worlds: map[*world]struct{}{}}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -116,10 +120,14 @@ func (p *Process) post(f func()) {
 	p.mu.Lock()
 	p.queue = append(p.queue, f)
 	p.mu.Unlock()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.rest.wake()
+}
+
+// waiting reports whether there is something to do.
+func (p *Process) waiting() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.queue) > 0
 }
 
 // do runs f on the thread and waits for it.
@@ -130,12 +138,11 @@ func (p *Process) do(f func() error) error {
 }
 
 // loop is the thread: it does what it is given and makes progress. MPI makes progress only
-// inside of its calls, so the thread polls while messages are in flight. It polls without
-// a pause at first, then sleeps ever longer, and a new call wakes it.
+// inside of its calls, so the thread polls while messages are in flight. It yields to other
+// threads at first, then sleeps ever longer, and a new call wakes it.
 func (p *Process) loop() {
-	timer := time.NewTimer(time.Hour)
-	idle := 0
-	for !p.stop {
+	defer p.rest.close()
+	for idle := 0; !p.stop; {
 		p.mu.Lock()
 		work := p.queue
 		p.queue = nil
@@ -155,20 +162,16 @@ func (p *Process) loop() {
 			continue
 		}
 		idle++
-		pause := p.pause(idle)
-		if pause == 0 {
-			runtime.Gosched()
-			continue
-		}
-		timer.Reset(pause)
-		select {
-		case <-p.wake:
-		case <-timer.C:
+		if d := p.pause(idle); d > 0 {
+			p.rest.sleep(d, p.waiting)
+		} else {
+			yield()
 		}
 	}
 }
 
-// pause returns how long the thread sleeps after it found nothing so many times.
+// pause returns how long the thread sleeps after it found nothing so many times. Zero means
+// that it yields.
 func (p *Process) pause(idle int) time.Duration {
 	busy := false
 	for w := range p.worlds {
@@ -179,11 +182,16 @@ func (p *Process) pause(idle int) time.Duration {
 		return time.Hour
 	case !busy: // only news of other ranks can come
 		return 10 * time.Millisecond
-	case idle < spins:
+	case idle < yields:
 		return 0
 	}
-	return min(time.Duration(idle-spins+1)*10*time.Microsecond, 100*time.Microsecond)
+	return min(shortPause+time.Duration(idle-yields)*time.Microsecond/2, longPause)
 }
 
-// spins is how often the thread polls before it sleeps.
-const spins = 50
+// A message between two threads that wait takes a few microseconds; a rank that computes
+// may take seconds.
+const (
+	yields     = 300
+	shortPause = 20 * time.Microsecond
+	longPause  = 200 * time.Microsecond
+)

@@ -27,6 +27,8 @@ type Options struct {
 	Note func(name string, number uint64)
 	// Staged sends device memory through pinned buffers even if the host can read it.
 	Staged bool
+
+	largest memory.Bytes // of a message, or zero for what MPI allows
 }
 
 // world is the state that all communicators of this process share.
@@ -60,6 +62,9 @@ type world struct {
 func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	if o.Scratch == 0 {
 		o.Scratch = 4 * memory.MiB
+	}
+	if o.largest == 0 {
+		o.largest = mpi.Largest
 	}
 	if o.Scratch < 64*memory.KiB {
 		return nil, fmt.Errorf("comm: expected a Scratch of 64 KiB or more, got %d bytes", o.Scratch)

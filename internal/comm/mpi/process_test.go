@@ -1,0 +1,169 @@
+// This file owns the tests of processes: what the launcher and the library do to them, and
+// what is left when one fails.
+
+package mpi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+// each runs a test with both launchers and two processes.
+func each(t *testing.T, does string, env []string, look func(t *testing.T, out string, err error)) {
+	for _, l := range launchers {
+		t.Run(l.name, func(t *testing.T) {
+			out, err := l.start(t, 2, does, env)
+			look(t, out, err)
+		})
+	}
+}
+
+// A world comes and goes without a word of the library. A nil pointer is Go's to find, the
+// thread is told of every call, and texts of rank 0 reach all.
+func TestQuiet(t *testing.T) {
+	each(t, "quiet", nil, func(t *testing.T, out string, err error) {
+		if err != nil || out != "" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func init() {
+	roles["quiet"], roles["large send"], roles["kill"] = quiet, largeSend, killed
+}
+
+// rank opens a device with a stream, a buffer and a communicator.
+func rank(p *Process, o Options) (c comm.Comm, d device.Device, s device.Stream, b *device.Buffer, err error) {
+	if d, err = cpu.Open(cpu.Options{}); err != nil {
+		return
+	}
+	if s, err = d.NewStream("test"); err != nil {
+		return
+	}
+	if b, err = d.Alloc(memory.Device, 32*memory.MiB, "test"); err != nil {
+		return
+	}
+	c, err = p.Open(d, o)
+	return
+}
+
+func quiet(p *Process) error {
+	text, err := p.Exchange(fmt.Sprintf("of rank %d", p.Rank()))
+	if err != nil || text != "of rank 0" {
+		return fmt.Errorf("rank %d got %q, %v", p.Rank(), text, err)
+	}
+	if caught := func() (caught any) {
+		defer func() { caught = recover() }()
+		var nothing *int
+		*nothing = 1
+		return nil
+	}(); caught == nil {
+		return errors.New("a nil pointer was written to")
+	}
+	var noted []string
+	c, d, s, b, err := rank(p, Options{Note: func(name string, number uint64) { noted = append(noted, fmt.Sprintf("%s %d", name, number)) }})
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		sub, err := c.Split([]int{1, 0})
+		if err != nil {
+			return err
+		}
+		sub.AllReduce(s, b.Slice(0, memory.MiB), b.Slice(0, memory.MiB), comm.F32, comm.Sum)
+		if err := sub.Close(); err != nil {
+			return err
+		}
+	}
+	c.Barrier(s)
+	c.AllGather(s, b.Slice(0, 128), b.Slice(256, 64))
+	s.Free(b)
+	if err := errors.Join(s.Close(), c.Err(), c.Close()); err != nil {
+		return err
+	}
+	if want := []string{"barrier 1", "all-gather 2"}; !slices.Equal(noted[len(noted)-2:], want) {
+		return fmt.Errorf("the thread was told %v, want %v in the end", noted, want)
+	}
+	return d.Close()
+}
+
+// A rank whose large message nobody takes is told when the other gives up.
+func TestAbortWithMessagesInFlight(t *testing.T) {
+	each(t, "large send", nil, func(t *testing.T, out string, err error) {
+		if err == nil || !strings.Contains(out, "rank 0 says: comm: send #1 of 33554432 bytes to rank 1 of rank 0 was not made: rank 1 gave up: no more data") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func largeSend(p *Process) error {
+	c, _, s, b, err := rank(p, Options{})
+	if err != nil {
+		return err
+	}
+	if p.Rank() == 1 {
+		c.Abort(errors.New("no more data"))
+	} else {
+		c.Send(s, b.All(), 1)
+	}
+	_ = s.Sync()
+	err = errors.Join(c.Err(), c.Close())
+	fmt.Printf("rank %d says: %v\n", p.Rank(), err)
+	if p.Rank() == 1 {
+		select {} // the launcher ends it
+	}
+	return err
+}
+
+// A process that is killed ends the job.
+func TestKilled(t *testing.T) {
+	each(t, "kill", nil, func(t *testing.T, out string, err error) {
+		if err == nil || strings.Contains(out, "went on: <nil>") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func killed(p *Process) error {
+	c, _, s, _, err := rank(p, Options{})
+	if err != nil {
+		return err
+	}
+	c.Barrier(s)
+	if err := s.Sync(); err != nil {
+		return err
+	}
+	if p.Rank() == 1 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	c.Barrier(s)
+	err = errors.Join(s.Sync(), c.Err())
+	fmt.Println("went on:", err)
+	return err
+}
+
+// A library that does not know the launcher takes each process for a world of its own.
+func TestTwoMPIs(t *testing.T) {
+	for i, other := range []string{"libmpich.so.12", "libmpi.so.40"} {
+		l := launchers[i]
+		t.Run(l.name, func(t *testing.T) {
+			out, err := l.start(t, 2, "quiet", []string{"STOWAGE_MPI=" + other})
+			if strings.Contains(out, "no MPI library was found") {
+				t.Skipf("%s is not installed", other)
+			}
+			if want := "the launcher started 2 processes, but " + other + " finds 1: it is the library of another MPI"; err == nil || !strings.Contains(out, want) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
