@@ -18,8 +18,8 @@
 // A checkpoint also holds the run's own description of itself, so that it alone is enough
 // to resume the run.
 //
-// This file owns the store, save.go writing, read.go reading, and manifest.go
-// checkpoint.json. The package safetensors owns the format of the other files.
+// This file owns the store, save.go writing, saver.go writing in the background, read.go
+// reading, and manifest.go checkpoint.json. The package safetensors owns the format of the other files.
 package checkpoint
 
 import (
@@ -57,6 +57,8 @@ type Options struct {
 	Lock *disk.Lock
 	// Run describes the run to whoever resumes it. Every checkpoint holds it.
 	Run json.RawMessage
+
+	pace *pace // of writing; nil is as fast as possible
 }
 
 func (o Options) fs() disk.FS {

@@ -116,7 +116,7 @@ func shardOf(step, rank int, k kind) Shard {
 func ranksOf(step int) []Rank {
 	ranks := make([]Rank, 2)
 	for i := range ranks {
-		ranks[i] = Rank{shardOf(step, i, model), shardOf(step, i, optim)}
+		ranks[i] = Rank{i, shardOf(step, i, model), shardOf(step, i, optim)}
 	}
 	return ranks
 }

@@ -283,7 +283,7 @@ func TestEmptyFile(t *testing.T) {
 // Whatever is accepted names only files of its own folder and survives a round
 // trip. The checksum is put right first: otherwise nothing would be accepted.
 func FuzzManifest(f *testing.F) {
-	m := manifest{Version: Version, Meta: metaOf(7), Ranks: 1, Files: []file{{fileName(model, 0, 1), 10, "ab"}, {fileName(optim, 0, 1), 12, "cd"}}}
+	m := manifest{Version: Version, Meta: metaOf(7), Ranks: 1, Files: []File{{fileName(model, 0, 1), 10, "ab"}, {fileName(optim, 0, 1), 12, "cd"}}}
 	good, err := m.encode()
 	if err != nil {
 		f.Fatal(err)

@@ -35,13 +35,14 @@ type manifest struct {
 	Version int `json:"version"`
 	Meta
 	Ranks int    `json:"ranks"`
-	Files []file `json:"files"`
+	Files []File `json:"files"`
 	// SHA256 is the checksum of this manifest without white space and with this field
 	// empty.
 	SHA256 string `json:"sha256"`
 }
 
-type file struct {
+// File is a file of a checkpoint.
+type File struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`

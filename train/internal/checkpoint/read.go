@@ -103,7 +103,7 @@ func open(o Options, step int) (*Checkpoint, error) {
 }
 
 // verify reads a whole file and compares its length, checksum and header.
-func verify(d disk.FS, path string, want file) error {
+func verify(d disk.FS, path string, want File) error {
 	f, err := d.Open(path)
 	if err != nil {
 		return fmt.Errorf("cannot be opened: %w", input.Cause(err))

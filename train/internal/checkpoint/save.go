@@ -1,17 +1,20 @@
 // This file owns writing: it writes a checkpoint under a temporary name, renames it, and
-// then removes checkpoints that are too old.
+// then removes checkpoints that are too old. One process prepares and commits a checkpoint;
+// every process writes the files of its ranks in between.
 
 package checkpoint
 
 import (
 	"bufio"
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +41,27 @@ type Shard struct {
 
 // Rank is what one rank saves. Ranks write at the same time. Each writes its model before
 // its optimiser.
-type Rank struct{ Model, Optim Shard }
+type Rank struct {
+	Index        int // the number of the rank in the run
+	Model, Optim Shard
+}
+
+// Draft is a checkpoint that is being written. Its life:
+//
+//  1. Prepare makes its folder, under a temporary name.
+//  2. Write writes the files of some ranks, in each process that has ranks.
+//  3. Commit gives the folder its name once all files are on the disk, or removes it.
+//
+// A draft that is never committed stays under its temporary name; the next Prepare removes
+// it. Other processes get the exported fields as JSON.
+type Draft struct {
+	Name  string // of its folder
+	Step  int
+	Ranks int // of the run
+
+	meta    Meta
+	damaged []int // checkpoints that are replaced or removed
+}
 
 // Save writes a checkpoint of all ranks and removes the oldest beyond Keep. If it returns
 // an error, the earlier checkpoints are unchanged. Save writes nothing if the step has a
@@ -46,36 +69,97 @@ type Rank struct{ Model, Optim Shard }
 // of this step and of later ones. It returns an error if a later step has a complete
 // checkpoint.
 func (s *Store) Save(meta Meta, ranks []Rank) error {
-	if meta.Step < 0 || len(ranks) == 0 {
-		panic(fmt.Sprintf("checkpoint: step %d of %d ranks cannot be saved", meta.Step, len(ranks)))
+	d, err := s.Prepare(meta, len(ranks))
+	if d == nil || err != nil {
+		return err
+	}
+	files, err := s.Write(d, ranks)
+	return s.Commit(d, files, err)
+}
+
+// Prepare begins a checkpoint of so many ranks. It removes drafts that were left. It
+// returns nil if nothing needs to be written, and an error as Save does.
+func (s *Store) Prepare(meta Meta, ranks int) (*Draft, error) {
+	if meta.Step < 0 || ranks < 1 {
+		panic(fmt.Sprintf("checkpoint: step %d of %d ranks cannot be saved", meta.Step, ranks))
 	}
 	if err := s.Lock.Held(); err != nil {
-		return err
+		return nil, err
 	}
 	if meta.Run == nil {
 		meta.Run = s.Run
 	}
 	there, damaged, err := s.later(meta)
 	if there || err != nil {
-		return err
+		return nil, err
 	}
 	s.clean()
-	work := filepath.Join(s.folder(), temporary+nameOf(meta.Step))
-	need, err := s.write(work, meta, ranks)
+	// A process of a run that was killed may still write to its draft. It does not find this one.
+	d := &Draft{fmt.Sprintf("%s%s-%s", temporary, nameOf(meta.Step), rand.Text()[:8]), meta.Step, ranks, meta, damaged}
+	work := s.work(d)
+	if err := s.disk.Mkdir(work); err != nil {
+		s.remove(work)
+		return nil, s.failed(d.Step, 0, err)
+	}
+	return d, nil
+}
+
+// work returns the folder of a draft.
+func (o Options) work(d *Draft) string { return filepath.Join(o.folder(), d.Name) }
+
+// Commit completes a checkpoint whose files are all on the disk, in the order of ranks. If
+// writing some of them failed, it removes the draft and returns that error.
+func (s *Store) Commit(d *Draft, files []File, failed error) error {
+	work := s.work(d)
+	if failed == nil {
+		failed = s.complete(d, files)
+	}
 	var lost *disk.LostError
 	if held := s.Lock.Held(); errors.As(held, &lost) {
 		return held // the folder may be another process's, with all that is in it
-	} else if err == nil {
-		err = held
+	} else if failed == nil && held != nil {
+		failed = s.failed(d.Step, 0, held)
 	}
+	if failed == nil {
+		if err := s.publish(work, d.Step, slices.Contains(d.damaged, d.Step)); err != nil {
+			failed = s.failed(d.Step, 0, err)
+		}
+	}
+	if failed != nil {
+		s.remove(work)
+		return failed
+	}
+	s.prune(d.Step, d.damaged)
+	return nil
+}
+
+// complete writes the manifest after it has seen that every file is there, which it is not
+// if a process writes to another disk.
+func (s *Store) complete(d *Draft, files []File) error {
+	work, need := s.work(d), int64(0)
+	m := manifest{Version: Version, Meta: d.meta, Ranks: d.Ranks, Files: files}
+	if err := m.checkFiles(); err != nil {
+		panic(fmt.Sprintf("checkpoint: what was written %v", err))
+	}
+	for _, f := range files {
+		need += f.Bytes
+		if there, err := s.disk.Exists(filepath.Join(work, f.Name)); err != nil {
+			return s.failed(d.Step, need, err)
+		} else if !there {
+			return fmt.Errorf("cannot write the checkpoint of step %d: %s was written, but is not in %s; choose a folder that all machines share; earlier checkpoints are complete", d.Step, f.Name, s.folder())
+		}
+	}
+	text, err := m.encode()
+	if err != nil {
+		panic(fmt.Sprintf("checkpoint: the layout, the settings or the data state is not JSON: %v", err))
+	}
+	_, err = s.writeFile(filepath.Join(work, manifestName), int64(len(text)), func(w io.Writer) error { _, err := w.Write(text); return err })
 	if err == nil {
-		err = s.publish(work, meta.Step, slices.Contains(damaged, meta.Step))
+		err = s.disk.SyncDir(work)
 	}
 	if err != nil {
-		s.remove(work)
-		return s.failed(meta.Step, need, err)
+		return s.failed(d.Step, need, err)
 	}
-	s.prune(meta.Step, damaged)
 	return nil
 }
 
@@ -110,10 +194,11 @@ func same(a, b json.RawMessage) bool {
 	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-// write writes a checkpoint into a new folder and returns the size of its tensors in
-// bytes.
-func (s *Store) write(work string, meta Meta, ranks []Rank) (need int64, err error) {
+// Write writes the files of some ranks of a draft, given in rising order, and syncs them.
+// It needs no lock. It returns the files in the order of ranks.
+func (o Options) Write(d *Draft, ranks []Rank) ([]File, error) {
 	layouts := make([][kinds]*safetensors.Layout, len(ranks))
+	need := int64(0)
 	for i, r := range ranks {
 		for k, shard := range r.shards() {
 			// Tools of Hugging Face open only files that name their framework.
@@ -121,40 +206,33 @@ func (s *Store) write(work string, meta Meta, ranks []Rank) (need int64, err err
 			need += layouts[i][k].Size()
 		}
 	}
-	if err := s.disk.Mkdir(work); err != nil {
-		return need, err
-	}
-	m := manifest{Version: Version, Meta: meta, Ranks: len(ranks), Files: make([]file, len(ranks)*int(kinds))}
+	files := make([]File, len(ranks)*int(kinds))
 	errs := make([]error, len(ranks))
 	var wait sync.WaitGroup
 	for i, r := range ranks {
 		wait.Go(func() {
 			for k, shard := range r.shards() {
-				name := fileName(kind(k), i, len(ranks))
+				name := fileName(kind(k), r.Index, d.Ranks)
 				l := layouts[i][k]
-				sum, err := s.writeFile(filepath.Join(work, name), l.Size(), func(w io.Writer) error { return shard.write(w, l) })
+				sum, err := o.writeFile(filepath.Join(o.work(d), name), l.Size(), func(w io.Writer) error { return shard.write(w, l) })
 				if err != nil {
 					errs[i] = err
 					return
 				}
-				m.Files[i*int(kinds)+k] = file{name, l.Size(), sum}
+				files[i*int(kinds)+k] = File{name, l.Size(), sum}
 			}
 		})
 	}
 	wait.Wait()
 	for _, err := range errs {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("cannot write the checkpoint of step %d: there is no folder %s on this machine; choose a folder that all machines share; earlier checkpoints are complete", d.Step, o.work(d))
+		}
 		if err != nil {
-			return need, err // one sentence is enough: they mostly have one reason
+			return nil, o.failed(d.Step, need, err) // one sentence is enough: they mostly have one reason
 		}
 	}
-	text, err := m.encode()
-	if err != nil {
-		panic(fmt.Sprintf("checkpoint: the layout, the settings or the data state is not JSON: %v", err))
-	}
-	if _, err := s.writeFile(filepath.Join(work, manifestName), int64(len(text)), func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
-		return need, err
-	}
-	return need, s.disk.SyncDir(work)
+	return files, nil
 }
 
 func (r Rank) shards() [kinds]Shard { return [kinds]Shard{model: r.Model, optim: r.Optim} }
@@ -173,14 +251,18 @@ func (d Shard) write(out io.Writer, l *safetensors.Layout) error {
 }
 
 // writeFile writes a file of the given size, syncs it and returns its checksum.
-func (s *Store) writeFile(path string, size int64, fill func(io.Writer) error) (sum string, err error) {
-	f, err := s.disk.Create(path)
+func (o Options) writeFile(path string, size int64, fill func(io.Writer) error) (sum string, err error) {
+	f, err := o.fs().Create(path)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
 	b := bufio.NewWriterSize(f, int(min(buffer, size)))
-	err = fill(io.MultiWriter(h, b))
+	to := io.MultiWriter(h, b)
+	if o.pace != nil {
+		to = pacedWriter{to, o.pace}
+	}
+	err = fill(to)
 	if e := b.Flush(); err == nil {
 		err = e
 	}
@@ -257,9 +339,9 @@ func (s *Store) remove(path string) {
 }
 
 // failed returns the error for a checkpoint that could not be written.
-func (s *Store) failed(step int, need int64, err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, s.folder(), input.Cause(err))
+func (o Options) failed(step int, need int64, err error) error {
+	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && need > 0 {
+		return fmt.Errorf("the checkpoint of step %d needs %d MiB, but there is not enough space for %s: %w; free some space or choose another folder; earlier checkpoints are complete", step, need>>20+1, o.folder(), input.Cause(err))
 	}
-	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, s.folder(), input.Cause(err))
+	return fmt.Errorf("cannot write the checkpoint of step %d to %s: %w; earlier checkpoints are complete", step, o.folder(), input.Cause(err))
 }

@@ -1,0 +1,274 @@
+// This file owns the tests of saving in the background: steps go on, no error is lost, and
+// of several processes each may die at any moment.
+
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stowage-dev/stowage/train/internal/disk"
+	"github.com/stowage-dev/stowage/train/internal/disk/disktest"
+)
+
+// gated is a disk on which files are created only after the gate was opened.
+type gated struct {
+	disk.FS
+	gate chan struct{}
+}
+
+func (g gated) Create(name string) (disk.Output, error) {
+	<-g.gate
+	return g.FS.Create(name)
+}
+
+// A save that the disk holds up holds nothing else up, and does not count before it is
+// complete.
+func TestSaverDoesNotWait(t *testing.T) {
+	_, o, _ := stage(t, true)
+	g := gated{o.FS, make(chan struct{})}
+	o.FS = g
+	store := mustOpen(t, o)
+	defer mustClose(t, store)
+	synced := 0
+	s := &Saver{Options: o, Store: store, Before: func() error { synced++; return nil }}
+	if err := s.Save(metaOf(30), ranksOf(30)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := s.Poll(); err != nil || s.Saved() != -1 {
+			t.Fatalf("step %d is saved while the disk is held up: %v", s.Saved(), err)
+		}
+	}
+	close(g.gate)
+	if err := s.Save(metaOf(31), ranksOf(31)); err != nil || s.Saved() != 30 {
+		t.Errorf("the next save found step %d saved: %v", s.Saved(), err)
+	}
+	if err := s.Wait(); err != nil || s.Saved() != 31 || synced != 2 {
+		t.Errorf("step %d is saved, with %d calls before: %v", s.Saved(), synced, err)
+	}
+	c, err := store.Latest()
+	if err != nil || c.Step != 31 {
+		t.Fatal(c, err)
+	}
+	checkContents(t, c)
+}
+
+// Every operation fails once. The error is returned once, or the checkpoint is complete.
+func TestSaverLosesNoError(t *testing.T) {
+	for n, done := 1, false; !done; n++ {
+		m, o, _ := stage(t, true)
+		store := mustOpen(t, o)
+		s := &Saver{Options: o, Store: store}
+		m.Arm(n, disktest.Fails)
+		err := errors.Join(s.Save(metaOf(30), ranksOf(30)), s.Wait())
+		done = m.Ops() < n
+		m.Disarm()
+		c, latest := store.Latest()
+		switch {
+		case latest != nil:
+			t.Fatal(latest)
+		case (err == nil) != (s.Saved() == 30), (err == nil) != (c.Step == 30):
+			t.Errorf("operation %d (%s): step %d is said to be saved, the latest is %d: %v", n, m.Hit(), s.Saved(), c.Step, err)
+		case err == nil && !done && !mayFail(m.Hit()):
+			t.Errorf("operation %d (%s) failed, and nothing says so", n, m.Hit())
+		}
+		if err := s.Wait(); err != nil {
+			t.Errorf("the error came twice: %v", err)
+		}
+		mustClose(t, store)
+		goOn(t, o, c.Step)
+	}
+	_, o, _ := stage(t, true)
+	store := mustOpen(t, o)
+	s := &Saver{Options: o, Store: store, Before: func() error { return errTrainer }}
+	if err := errors.Join(s.Save(metaOf(30), ranksOf(30)), s.Wait()); !errors.Is(err, errTrainer) {
+		t.Error(err)
+	}
+	mustClose(t, store)
+	goOn(t, o, 20)
+}
+
+// table is where processes exchange messages. If one leaves, the others get an error.
+type table struct {
+	mu        sync.Mutex
+	processes int
+	now       *round // nil if nobody has come; made by the first, on the clock of the processes
+	gone      bool
+}
+
+type round struct {
+	all  [][]byte
+	came int
+	over chan struct{}
+}
+
+func newTable(processes int) *table { return &table{processes: processes} }
+
+var errGone = errors.New("a process is gone")
+
+func (x *table) gather(process int, text []byte) ([][]byte, error) {
+	x.mu.Lock()
+	if x.gone {
+		x.mu.Unlock()
+		return nil, errGone
+	}
+	if x.now == nil {
+		x.now = &round{all: make([][]byte, x.processes), over: make(chan struct{})}
+	}
+	r := x.now
+	r.all[process] = text
+	if r.came++; r.came == x.processes {
+		x.now = nil
+		close(r.over)
+	}
+	x.mu.Unlock()
+	<-r.over
+	if r.came < x.processes {
+		return nil, errGone
+	}
+	return r.all, nil
+}
+
+func (x *table) leave() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.gone = true; x.now != nil {
+		close(x.now.over)
+		x.now = nil
+	}
+}
+
+// saveTogether is what a process does: it saves a step, polls, and waits. The first process
+// has the last rank.
+func saveTogether(p *disktest.Process, x *table, process int, o Options, step, polls int) (err error) {
+	defer func() {
+		if p.Dead() || err != nil { // others must not wait for it
+			x.leave()
+		}
+	}()
+	o.FS = p
+	s := &Saver{Options: o, Ranks: 2, Gather: func(b []byte) ([][]byte, error) { return x.gather(process, b) }}
+	if process == 0 {
+		if s.Store, err = Open(o); err != nil {
+			return err
+		}
+		defer s.Store.Close()
+	}
+	if err := s.Save(metaOf(step), ranksOf(step)[1-process:2-process]); err != nil {
+		return err
+	}
+	for range polls {
+		if err := s.Poll(); err != nil {
+			return err
+		}
+	}
+	if err := s.Wait(); err != nil {
+		return err
+	}
+	if s.Saved() != step {
+		return fmt.Errorf("step %d is saved", s.Saved())
+	}
+	return nil
+}
+
+// Two processes save together in many orders, and either dies, or fails, at every
+// operation: a checkpoint is there as a whole or not at all, the other process ends with an
+// error, and the next run leaves nothing of it.
+func TestProcessesSaveTogether(t *testing.T) {
+	seeds := uint64(40)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := range seeds {
+		for victim := range 3 { // the last one is none
+			for n := 1; ; n++ {
+				d := disktest.New()
+				ps := []*disktest.Process{d.Process("a"), d.Process("b")}
+				o := Options{Dir: "/disk/run", FS: ps[0]}
+				s := mustOpen(t, o)
+				mustSave(t, s, 10)
+				mustClose(t, s)
+				fault := disktest.Kills
+				if seed%3 == 2 {
+					fault = disktest.Fails
+				}
+				if victim < 2 {
+					ps[victim].Arm(n, fault)
+				}
+				x, errs := newTable(2), make([]error, 2)
+				work := map[*disktest.Process]func(*disktest.Process){}
+				for i, p := range ps {
+					work[p] = func(p *disktest.Process) { errs[i] = saveTogether(p, x, i, o, 30, int(seed)%4) }
+				}
+				log := d.Run(t, disktest.Random(rand.New(rand.NewPCG(seed, uint64(n)))), work)
+				hit := victim < 2 && ps[victim].Hit() != ""
+				for _, p := range ps {
+					p.Disarm()
+				}
+				switch {
+				case ps[0].Dead() || ps[1].Dead():
+					if seed%3 == 1 {
+						d.Lose(rand.New(rand.NewPCG(seed, uint64(n))))
+					}
+					ps[0].Kill()
+					ps[0].Restart()
+				case hit && !mayFail(ps[victim].Hit()) && (errs[0] == nil || errs[1] == nil):
+					t.Errorf("%s failed, and the errors are %v", ps[victim].Hit(), errs)
+				case errs[0] == nil && errs[1] != nil || errs[0] != nil && errs[1] == nil:
+					t.Errorf("one process failed alone: %v", errs)
+				}
+				c, err := Latest(o)
+				switch {
+				case err != nil:
+					t.Error(err)
+				case errs[0] == nil && errs[1] == nil && c.Step != 30:
+					t.Errorf("both processes saved, and the latest step is %d", c.Step)
+				case c.Step != 10 && c.Step != 30:
+					t.Errorf("the latest step is %d", c.Step)
+				case c.Step == 30:
+					checkContents(t, c)
+				}
+				if err == nil {
+					goOn(t, o, c.Step)
+				}
+				if t.Failed() {
+					t.Fatalf("seed %d, process %d, operation %d:\n%s", seed, victim, n, strings.Join(log, "\n"))
+				}
+				if !hit {
+					if victim < 2 && n <= 8 { // two files are four operations each
+						t.Fatalf("process %d has only %d operations: the test sees too little", victim, n)
+					}
+					break
+				}
+			}
+		}
+	}
+}
+
+// A process that sees another disk says so in one sentence, and so does the first one.
+func TestFolderIsNotShared(t *testing.T) {
+	for _, other := range []bool{false, true} { // whether a folder of that name is there
+		x, errs := newTable(2), make([]error, 2)
+		var wait sync.WaitGroup
+		for i := range 2 {
+			p := disktest.New().Process("p")
+			o := Options{Dir: "/disk/run", FS: p}
+			if i == 1 && other {
+				mustClose(t, mustOpen(t, o))
+			}
+			wait.Go(func() { errs[i] = saveTogether(p, x, i, o, 30, 0) })
+		}
+		wait.Wait()
+		for _, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "choose a folder that all machines share") {
+				t.Error(err)
+			}
+			sentence(t, fmt.Sprint(err))
+		}
+	}
+}
