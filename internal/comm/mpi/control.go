@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/comm"
@@ -103,6 +104,7 @@ func closedBy(rank int) *comm.Failure {
 // look abandons the operations that can never pass, and ends the world if its time has
 // come.
 func (w *world) look() {
+	w.losePatience()
 	if w.failed.Load() != nil || len(w.left) > 0 {
 		for o := range w.active {
 			if f := o.hopeless(); f != nil {
@@ -112,6 +114,23 @@ func (w *world) look() {
 	}
 	if w.closing != nil {
 		w.closing()
+	}
+}
+
+// losePatience fails if a call has waited too long for ranks that have not come.
+func (w *world) losePatience() {
+	if w.o.Patience == 0 {
+		return
+	}
+	for o := range w.active {
+		if time.Since(o.since) < w.o.Patience {
+			continue
+		}
+		if ranks := o.absent(); len(ranks) > 0 {
+			a := &comm.Absent{Rank: w.rank, Call: o.g.name(o.call), Ranks: ranks, Waited: w.o.Patience}
+			w.fail(w.rank, fmt.Errorf("%w (rank %d runs on %s)", a, ranks[0], w.hosts[ranks[0]]), true)
+			return
+		}
 	}
 }
 

@@ -90,6 +90,7 @@ type head struct {
 	tag  int
 	send bool
 	len  memory.Bytes // that are sent, or expected; anyLen expects any number
+	come bool         // it has arrived
 	raw  [headSize]byte
 }
 

@@ -4,6 +4,8 @@
 package mpi
 
 import (
+	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/comm"
@@ -29,9 +31,10 @@ type op struct {
 	seqs  []sequence // of messages between two ranks
 	done  chan struct{}
 
-	left int   // requests that have not ended
-	over bool  // done was told
-	err  error // of a message
+	since time.Time
+	left  int   // requests that have not ended
+	over  bool  // done was told
+	err   error // of a message
 }
 
 // sequence is the place of a message among those of two ranks.
@@ -73,7 +76,7 @@ func (o *op) pass() {
 // begin starts all messages.
 func (o *op) begin() {
 	w := o.g.w
-	o.left, o.over, o.err = 0, false, nil
+	o.left, o.over, o.err, o.since = 0, false, nil, time.Now()
 	w.active[o] = struct{}{}
 	if w.o.Note != nil {
 		w.o.Note(o.call.kind.String(), o.call.number)
@@ -83,7 +86,7 @@ func (o *op) begin() {
 		return
 	}
 	for _, h := range o.heads {
-		if h.send {
+		if h.come = false; h.send {
 			h.encode(o.call)
 		}
 		o.start(h.send, uintptr(unsafe.Pointer(&h.raw)), headSize, h.peer, h.tag, h)
@@ -124,6 +127,7 @@ func (o *op) ended(t token, err error) {
 		o.err = err
 	}
 	if t.h != nil && t.recv && err == nil {
+		t.h.come = true
 		if wrong := o.g.disagreement(o.call, t.h); wrong != "" {
 			o.g.w.disagree(o.g, wrong)
 			return
@@ -179,6 +183,17 @@ func (o *op) abandon(f *comm.Failure) {
 	}
 	q.Forget(func(t token) bool { return t.o == o })
 	o.end()
+}
+
+// absent returns the ranks, numbered as in the world, that have not made the call.
+func (o *op) absent() (ranks []int) {
+	for _, h := range o.heads {
+		if !h.send && !h.come && !slices.Contains(ranks, o.g.ranks[h.peer]) {
+			ranks = append(ranks, o.g.ranks[h.peer])
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
 }
 
 // hopeless returns why the operation can never pass, or nil.

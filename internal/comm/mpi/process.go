@@ -51,6 +51,7 @@ func Start(getenv func(string) string) (*Process, error) {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		prepare()
 		defer close(p.ended)
 		var err error
 		p.lib, err = mpi.Start(getenv)
@@ -142,7 +143,7 @@ func (p *Process) do(f func() error) error {
 // threads at first, then sleeps ever longer, and a new call wakes it.
 func (p *Process) loop() {
 	defer p.rest.close()
-	for idle := 0; !p.stop; {
+	for since := time.Now(); !p.stop; {
 		p.mu.Lock()
 		work := p.queue
 		p.queue = nil
@@ -158,11 +159,10 @@ func (p *Process) loop() {
 			w.look()
 		}
 		if n > 0 || len(work) > 0 {
-			idle = 0
+			since = time.Now()
 			continue
 		}
-		idle++
-		if d := p.pause(idle); d > 0 {
+		if d := p.pause(time.Since(since)); d > 0 {
 			p.rest.sleep(d, p.waiting)
 		} else {
 			yield()
@@ -170,9 +170,9 @@ func (p *Process) loop() {
 	}
 }
 
-// pause returns how long the thread sleeps after it found nothing so many times. Zero means
+// pause returns how long the thread sleeps after it has waited for some time. Zero means
 // that it yields.
-func (p *Process) pause(idle int) time.Duration {
+func (p *Process) pause(waited time.Duration) time.Duration {
 	busy := false
 	for w := range p.worlds {
 		busy = busy || w.busy()
@@ -182,16 +182,16 @@ func (p *Process) pause(idle int) time.Duration {
 		return time.Hour
 	case !busy: // only news of other ranks can come
 		return 10 * time.Millisecond
-	case idle < yields:
+	case waited < shortPause:
 		return 0
 	}
-	return min(shortPause+time.Duration(idle-yields)*time.Microsecond/2, longPause)
+	return min(max(waited/8, shortPause), longPause)
 }
 
 // A message between two threads that wait takes a few microseconds; a rank that computes
-// may take seconds.
+// may take seconds. A sleep adds at most an eighth to a wait, or a little more to a short
+// one.
 const (
-	yields     = 300
 	shortPause = 20 * time.Microsecond
-	longPause  = 200 * time.Microsecond
+	longPause  = 500 * time.Microsecond
 )

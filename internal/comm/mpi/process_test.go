@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
@@ -39,7 +40,7 @@ func TestQuiet(t *testing.T) {
 }
 
 func init() {
-	roles["quiet"], roles["large send"], roles["kill"] = quiet, largeSend, killed
+	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -150,6 +151,34 @@ func killed(p *Process) error {
 	err = errors.Join(s.Sync(), c.Err())
 	fmt.Println("went on:", err)
 	return err
+}
+
+// A rank that does not come is named, with its host and the call that waits for it.
+func TestAbsent(t *testing.T) {
+	each(t, "late", nil, func(t *testing.T, out string, err error) {
+		host, _ := os.Hostname()
+		want := "comm: barrier #1 of rank 0 was not made: rank 0 waited 100ms in barrier #1 for rank 1; find out what delays them, or raise Patience (rank 1 runs on " + host + ")"
+		if err != nil || !strings.HasPrefix(out, want) { // UCX may speak of messages that nobody took
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func late(p *Process) error {
+	c, _, s, _, err := rank(p, Options{Patience: 100 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	if p.Rank() == 1 { // until the other one has failed
+		for c.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		return c.Close()
+	}
+	c.Barrier(s)
+	err = errors.Join(s.Sync(), c.Err())
+	fmt.Println(err)
+	return c.Close()
 }
 
 // A library that does not know the launcher takes each process for a world of its own.

@@ -32,4 +32,6 @@ func (s *sleeper) wake() {
 
 func (s *sleeper) close() {}
 
+func prepare() {}
+
 func yield() { runtime.Gosched() }

@@ -22,6 +22,9 @@ type Options struct {
 	// added up, and of the pinned buffers of a device whose memory the host cannot read.
 	// Larger calls go in pieces. It must be the same on all ranks. Zero means 4 MiB.
 	Scratch memory.Bytes
+	// Patience is how long a call waits for other ranks before the communicator fails and
+	// names those that have not come. Zero means for ever.
+	Patience time.Duration
 	// Note is told of every call when its turn on its stream comes, with its name and
 	// number. It must return at once.
 	Note func(name string, number uint64)
@@ -65,6 +68,9 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	}
 	if o.largest == 0 {
 		o.largest = mpi.Largest
+	}
+	if o.Patience < 0 {
+		return nil, fmt.Errorf("comm: expected a Patience of zero or more, got %v; zero waits for ever", o.Patience)
 	}
 	if o.Scratch < 64*memory.KiB {
 		return nil, fmt.Errorf("comm: expected a Scratch of 64 KiB or more, got %d bytes", o.Scratch)
