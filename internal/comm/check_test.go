@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -37,76 +38,50 @@ func (p *program) replayed(times int) check.Program {
 	return func(c *check.Checker) error { return p.capture(under(c), times) }
 }
 
-// capture runs a program of one stream as one graph. Rank 0's stream begins. An event
-// joins each other stream to it, and another joins it back.
+// capture runs a program of one stream as one graph of all ranks. Each rank rewrites its
+// memory after each replay.
 func (p *program) capture(open opener, times int) (err error) {
 	x, err := newSetting(p.n, 1, false, open, Options{}, 7)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.close()) }()
-	mine := make([][]Comm, p.n)
+	graphs := make([]Graph, p.n)
 	err = Lockstep(x.comms, func(c Comm) (err error) {
-		mine[c.Rank()], err = p.split(c)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		for _, cs := range mine {
-			for _, c := range cs[1:] {
-				if c != nil {
-					err = errors.Join(err, c.Close())
-				}
-			}
-		}
-	}()
-	marks := make([]device.Event, p.n)
-	for r, at := range x.places {
-		if marks[r], err = at.NewEvent(0); err != nil {
+		mine, err := p.split(c)
+		if err != nil {
 			return err
 		}
-		defer marks[r].Close()
-	}
-	origin := x.places[0].streams[0]
-	join := func() {
-		for r, at := range x.places[1:] {
-			at.streams[0].Record(marks[r+1])
-			origin.Wait(marks[r+1])
+		defer func() {
+			for _, sub := range mine[1:] {
+				if sub != nil {
+					err = errors.Join(err, sub.Close())
+				}
+			}
+		}()
+		g, err := c.(Capturer).Capture(x.places[c.Rank()].streams[0], func() error {
+			p.issue(x, c.Rank(), mine)
+			return c.Err()
+		})
+		if err != nil {
+			return err
 		}
-	}
-	join()
-	origin.BeginCapture()
-	captures := true
-	defer func() {
-		if captures {
-			_, _ = origin.EndCapture()
+		graphs[c.Rank()] = g
+		for range times {
+			err = errors.Join(err, g.Replay())
+			x.places[c.Rank()].rotate(0)
 		}
-	}()
-	origin.Record(marks[0])
-	for _, at := range x.places[1:] {
-		at.streams[0].Wait(marks[0])
-	}
-	err = Lockstep(x.comms, func(c Comm) error {
-		p.issue(x, c.Rank(), mine[c.Rank()])
-		return c.Err()
-	})
-	join()
-	captures = false
-	g, end := origin.EndCapture()
-	if err = errors.Join(err, end); err != nil {
 		return err
+	})
+	all := *p
+	all.actions = append(slices.Clone(p.actions), action{touch: true})
+	want := all.want(x, times)
+	for r, g := range graphs { // the host waits only when all work is issued
+		if g != nil {
+			err = errors.Join(err, p.compare(x, r, want), g.Close())
+		}
 	}
-	for range times {
-		origin.Replay(g)
-	}
-	// Rank 0 comes first, because the host waits for the replays there.
-	want := p.want(x, times)
-	for r := range p.n {
-		err = errors.Join(err, p.compare(x, r, want))
-	}
-	return errors.Join(err, g.Close())
+	return err
 }
 
 // everyCall returns a program with each collective once. All memory is rewritten before
@@ -115,7 +90,7 @@ func everyCall(n int, seed uint64) *program {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	p := &program{n: n, streams: 1, ranks: [][]int{ranksBelow(n)}, actions: []action{{touch: true}}}
 	for k := range exchange + 1 {
-		if k == barrier || k == gather || k == recv {
+		if k >= barrier && k <= replay || k == recv {
 			continue // they have tests of their own, and send includes receive
 		}
 		a := randomAction(rng, n)

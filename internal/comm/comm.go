@@ -7,9 +7,9 @@
 //
 // This file owns the interface, which NCCL and MPI fit. local.go owns ranks in one
 // process, meet.go how their calls meet, pair.go how messages meet, issue.go the work of
-// a call, lockstep.go the drivers that run a function on every rank, and errors.go the
-// errors of a rank that fails. All engines share caller.go, which checks arguments, and
-// reduce.go, which adds.
+// a call, capture.go graphs of several ranks, lockstep.go the drivers that run a function
+// on every rank, and errors.go the errors of a rank that fails. All engines share
+// caller.go, which checks arguments, and reduce.go, which adds.
 package comm
 
 import (

@@ -32,6 +32,12 @@ func (g *group) work(r int) {
 		for p := range g.calls {
 			g.heard[p] = g.calls[p].said
 		}
+	case beginCapture:
+		g.beginCapture()
+	case endCapture:
+		g.endCapture(c.graph)
+	case replay:
+		g.replay(c.graph)
 	case send, recv, exchange:
 		g.exchange()
 	}

@@ -25,13 +25,16 @@ const (
 	broadcast
 	barrier
 	gather
+	beginCapture
+	endCapture
+	replay
 	send
 	recv
 	exchange
 )
 
 func (k kind) String() string {
-	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "gather", "send", "receive", "exchange"}[k]
+	return [...]string{"all-gather", "reduce-scatter", "all-reduce", "all-to-all", "all-to-all-v", "broadcast", "barrier", "gather", "begin-capture", "end-capture", "replay", "send", "receive", "exchange"}[k]
 }
 
 // pair reports whether the call passes messages between two ranks. Other calls concern all
@@ -45,6 +48,7 @@ type sig struct {
 	op    Op
 	root  int
 	bytes memory.Bytes
+	graph *together
 }
 
 // call is one rank's call while it waits for the calls of others.
@@ -74,6 +78,7 @@ type group struct {
 	ends  [][]end    // by rank, of the messages in its call
 	moves []move     // of the call being issued
 	heard [][]byte   // what the ranks said in the last gather
+	joint *together  // the capture that was begun last
 	made  []uint64   // by rank: the number of its calls, for errors
 	quit  []int      // ranks that have closed, in order
 	lost  []*Failure // by rank: why its call was not made
@@ -121,7 +126,7 @@ func (g *group) name(r int) string {
 	switch c.kind {
 	case reduceScatter, allReduce:
 		s += fmt.Sprintf(" of %d bytes (%v, %v)", c.bytes, c.t, c.op)
-	case barrier, gather, allToAllV:
+	case barrier, gather, beginCapture, endCapture, replay, allToAllV:
 	case send, recv, exchange:
 		s += g.messages(r)
 	case broadcast:

@@ -65,7 +65,7 @@ func randomAction(rng *rand.Rand, n int) action {
 	if a.kind == recv { // the other end of
 		a.kind = send
 	}
-	if a.kind == gather { // it has tests of its own
+	if a.kind >= gather && a.kind <= replay { // they have tests of their own
 		a.kind = barrier
 	}
 	if a.kind == send && n == 1 {
