@@ -51,6 +51,13 @@ func watched(t *testing.T, yield func(name string, c Config)) {
 		at("graphs and offload", assorted(), func(c *Config) {
 			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "mlp_norm"}, Scopes: memory.ScopesOf(memory.Attn, memory.MoERouter)}
 		})
+		at("one graph", mixed(), func(c *Config) {
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "mlp_norm"}, Scopes: fullIteration}
+		})
+		at("one graph, sharded", mixed(), func(c *Config) {
+			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Room: 0.01, Offload: []string{layer.RowsGroup}, Scopes: fullIteration}
+			c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1, GradComm: kernels.F32}
+		})
 		at("ring, sharded", assorted(), func(c *Config) {
 			c.Memory, c.Dispatch = namedMemory(t, "offload"), layer.Ring
 			c.Sharding = &Sharding{Pool: bucket.Recorded, Prefetch: 1, GradComm: kernels.F32}

@@ -71,11 +71,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"Memory.Scopes", func(c *Config) { c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
 		{"", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
 		{"Memory.Scopes", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.MoE) }},
-		{"Memory.Scopes", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.FullIteration) }},
-		{"", func(c *Config) {
-			stashed(c)
-			c.Memory.Scopes, c.Layout = memory.ScopesOf(memory.FullIteration), Layout{PP: 1, VPP: 1, EP: 1, DP: 1}
-		}},
+		{"", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.FullIteration) }},
 		{"Memory.Scopes", func(c *Config) {
 			stashed(c)
 			c.Memory.Scopes, c.Sharding = memory.ScopesOf(memory.Attn), &Sharding{Pool: bucket.Dynamic, Prefetch: 1}

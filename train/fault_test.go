@@ -87,6 +87,9 @@ func fallible(t *testing.T, yield func(name string, c Config)) {
 	at("graphs", mixed(), Layout{2, 1, 1, 1}, func(c *Config) {
 		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Scopes: memory.ScopesOf(memory.Attn, memory.MoERouter), Room: 0.01}
 	})
+	at("one graph", mixed(), Layout{2, 1, 2, 2}, func(c *Config) {
+		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn"}, Scopes: fullIteration}
+	})
 	at("sharded", assorted(), Layout{1, 1, 2, 2}, func(c *Config) {
 		c.Memory = namedMemory(t, "stash")
 		c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
@@ -142,8 +143,6 @@ func (m *Memory) check(c *Config) error {
 		return refuse("StashModules", strings.Join(m.Stash, " "), "cannot be stashed, because "+c.Model.Name+" has no experts, whose rows are stashed", "leave it out")
 	case m.Scopes != 0 && m.Rows == layer.Exact:
 		return refuse("Memory.Scopes", "", "cannot be captured while the host waits for row counts", "use the policy stash or static")
-	case m.Scopes.Has(memory.FullIteration) && c.Layout.Ranks() > 1:
-		return refuse("Memory.Scopes", "full_iteration", "captures the step of one rank, and several ranks wait for each other on the host", "capture attn and moe_router, or use one rank")
 	case m.Scopes != 0 && c.Sharding != nil && c.Sharding.Pool == bucket.Dynamic:
 		return refuse("Memory.Scopes", "", "cannot be captured over a dynamic pool, whose parameters lie elsewhere in each step", "use another pool, such as arena")
 	case m.Scopes.Has(memory.MoE):
@@ -172,6 +171,12 @@ func (r *rank) openRuntime() error {
 	c := engine.Config{
 		Device: r.dev, Compute: r.s, ByHand: m.byHand(), Scopes: m.Scopes, Links: m.Links,
 		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.agree, Log: r.cfg.Log,
+	}
+	if r.cfg.Layout.Ranks() > 1 {
+		if _, ok := r.world.(comm.Capturer); !ok && m.Scopes.Has(memory.FullIteration) {
+			return refuse("Memory.Scopes", "full_iteration", "cannot be captured, because these ranks exchange data through the host", "capture attn, mlp and moe_router, or run all ranks in one process")
+		}
+		c.Together = together{r}
 	}
 	if r.cfg.Trace != nil {
 		c.Trace = r.cfg.Trace(r.index)

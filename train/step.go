@@ -23,15 +23,19 @@ func (r *rank) key() memory.Key {
 // train runs one step on this rank.
 func (r *rank) train(step int) error {
 	r.upload(r.t.loader, step)
+	if err := r.run(); err != nil {
+		return err
+	}
+	r.optim.update(step)
+	r.rebalance()
+	return r.world.Err()
+}
+
+// run computes the gradients of all ranks.
+func (r *rank) run() error {
 	if err := r.rt.Step(r.key(), func(s *engine.Step) error { return r.issue(s, false) }); err != nil {
 		return err
 	}
-	if err := r.world.Err(); err != nil {
-		return err
-	}
-	r.store.reduce(r.s)
-	r.optim.update(step)
-	r.rebalance()
 	return r.world.Err()
 }
 
@@ -90,6 +94,9 @@ func (r *rank) issue(s *engine.Step, evaluate bool) error {
 			}
 		}
 		layer.Must(r.store.end())
+		if !evaluate {
+			r.store.reduce(r.s)
+		}
 	})
 }
 

@@ -114,7 +114,7 @@ func TestReportPeaks(t *testing.T) {
 	}
 	words := inFolder(t)
 	for i, line := range []string{
-		"--policy none --pool dynamic", "--policy stash --pool max --microbatches 2", "--policy budget --budget 700KiB", "--policy stash --graph full_iteration --pp 1 --dp 1 --ep 1",
+		"--policy none --pool dynamic", "--policy stash --pool max --microbatches 2", "--policy budget --budget 700KiB", "--policy stash --graph full_iteration --pp 1 --dp 1 --ep 1", "--policy offload --graph full_iteration",
 	} {
 		dir := fmt.Sprint("run", i)
 		s := trained(t, words+line+" --steps 4 --out "+dir)

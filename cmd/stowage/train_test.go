@@ -126,7 +126,7 @@ func trainErrors(t *testing.T, all *strings.Builder) {
 		"--budget 60", "--budget -1MiB", "--budget 1KiB --out q", "--offload-fraction 2 --out q",
 		"--offload-modules core_atn", "--offload-modules qk_norm --out q", "--offload-modules core_attn --recompute-modules core_attn",
 		"--stash-modules core_attn", "--policy none --stash-modules moe_act --out q",
-		"--graph atn", "--graph attn moe", "--graph full_iteration", "--policy none --graph attn --out q",
+		"--graph atn", "--graph attn moe", "--policy none --graph attn --out q",
 		"--pool maximum", "--dispatch rings", "--device gpu",
 		"--hold-out 1", "--hold-out -0.1", "--eval-every 3", "--hold-out 0.5 --eval-every -1", "--hold-out 1e-9", "--hold-out 0.0001 --seq 128", "--hold-out 0.9999 --seq 128",
 		"--budget 260KiB --out q", "--budget 260KiB --dry-run", "--dry-run --pp 3",

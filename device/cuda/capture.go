@@ -141,7 +141,7 @@ func (c *capture) keep(e *event) {
 
 // letGo releases what a capture holds that makes no graph.
 func (c *capture) letGo() {
-	c.origin.dev.forget(c.calls)
+	forget(c.calls...)
 	for e := range c.events {
 		e.release()
 	}

@@ -35,7 +35,7 @@ func (d *Device) Close() error {
 		s.destroy()
 	}
 	d.runPassed()
-	d.forget(d.callsLeft())
+	forget(d.callsLeft()...)
 	if d.assist != nil {
 		d.within(d.assist.Close)
 	}

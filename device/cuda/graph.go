@@ -134,7 +134,7 @@ func (g *graph) Close() error {
 
 // letGo releases what the nodes needed.
 func (g *graph) letGo() {
-	g.dev.forget(g.calls)
+	forget(g.calls...)
 	for _, e := range g.events {
 		e.release()
 	}

@@ -36,7 +36,7 @@ func (h *hostCall) run() {
 			h.dev.fail(&device.DriverError{Device: h.dev.name, Call: "host callback", Text: fmt.Sprint(p)})
 		}
 		if h.once {
-			h.dev.forget([]*hostCall{h})
+			h.forget()
 		}
 	}()
 	if h.dev.failed.Load() == nil {
@@ -74,7 +74,7 @@ func (s *stream) onHost(fn func()) {
 	r := d.call(&d.drv.launchHostFunc, s.handle, callback(), uintptr(pointer(h)))
 	switch {
 	case r != success: // it will not be made
-		d.forget([]*hostCall{h})
+		h.forget()
 		s.judge(&d.drv.launchHostFunc, r)
 	case c != nil:
 		c.mu.Lock()
@@ -83,14 +83,20 @@ func (s *stream) onHost(fn func()) {
 	}
 }
 
-// forget releases callbacks that the driver will not make again.
-func (d *Device) forget(calls []*hostCall) {
+// forget releases callbacks that the driver will not make again. A graph of several ranks
+// has callbacks of several devices.
+func forget(calls ...*hostCall) {
+	for _, h := range calls {
+		h.forget()
+	}
+}
+
+func (h *hostCall) forget() {
+	d := h.dev
 	d.callsMu.Lock()
 	defer d.callsMu.Unlock()
-	for _, h := range calls {
-		if _, known := d.calls[h]; known {
-			delete(d.calls, h)
-			h.pin.Unpin()
-		}
+	if _, known := d.calls[h]; known {
+		delete(d.calls, h)
+		h.pin.Unpin()
 	}
 }

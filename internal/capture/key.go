@@ -54,8 +54,9 @@ func (f RecorderFunc) Capture(body func() error) (Captured, error) { return f(bo
 //
 // If an error of Replay has a method Moved() bool that returns true, nothing was issued,
 // because the addresses in the recording are no longer those of the step. [Scopes] then
-// calls the body eagerly, and captures it again at the next call. Close may be called
-// while replays are under way.
+// calls the body eagerly, and captures it again at the next call. A recording of several
+// ranks must say so before they agree to replay it, by a method Check() error. Close may
+// be called while replays are under way.
 type Captured interface {
 	Replay() error
 	Close() error

@@ -1,5 +1,5 @@
-// This file owns the plain recorder, which makes a graph of the work of one stream and
-// of the streams that fork from it.
+// This file owns the plain recorders, which make a graph of the work of one stream and of
+// the streams that fork from it, or of the streams of several ranks.
 
 package capture
 
@@ -30,6 +30,23 @@ func (r *streamRecorder) Capture(body func() error) (Captured, error) {
 	}
 	c := &graph{r.s, g}
 	return c, c.Replay()
+}
+
+// Together returns a recorder of ranks that capture with each other. Capture makes a
+// recording without doing its work. If it returns a [device.CaptureError], it has done so
+// on all ranks, and each of them calls its body eagerly.
+func Together(capture func(body func() error) (Captured, error)) Recorder {
+	return RecorderFunc(func(body func() error) (Captured, error) {
+		c, err := capture(body)
+		var spoilt *device.CaptureError
+		switch {
+		case errors.As(err, &spoilt):
+			return nil, undone{err}
+		case err != nil:
+			return nil, err
+		}
+		return c, c.Replay()
+	})
 }
 
 // record captures a body. It always ends the stream's capture, so that the stream works

@@ -39,6 +39,17 @@ func (s State) String() string {
 	return [...]string{"warming", "captured", "invalid", "refused"}[s]
 }
 
+// Next is what a call of Run does.
+type Next uint8
+
+// In the order of what they need: ranks that work together do the least of what each of
+// them could do.
+const (
+	NextEager Next = iota
+	NextCapture
+	NextReplay
+)
+
 // MostMoves is how often in a row addresses may move before an instance is refused.
 // Every move costs a capture, which takes far longer than an eager call.
 const MostMoves = 8
@@ -57,6 +68,10 @@ type Config struct {
 	// Generation returns another number when recordings that were made before must not
 	// be replayed. Nil means that they always may.
 	Generation func() int
+	// Agree is for ranks whose work is captured together. It is told what this rank would
+	// do next under a key, and returns the least of what all of them would do. Nil means
+	// that this rank decides alone.
+	Agree func(key Key, next Next) (Next, error)
 	// Log receives a line for each key that is refused. Nil means no log.
 	Log *slog.Logger
 	// Emit receives captures and replays, without step, rank and bytes in use. Nil
@@ -119,6 +134,9 @@ func New(rec Recorder, cfg Config) *Scopes {
 	}
 	if cfg.Generation == nil {
 		cfg.Generation = func() int { return 0 }
+	}
+	if cfg.Agree == nil {
+		cfg.Agree = func(_ Key, next Next) (Next, error) { return next, nil }
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -187,11 +205,21 @@ func (s *Scopes) run(in *instance, body func() error) error {
 			return err
 		}
 	}
+	next, err := s.next(in)
+	if err == nil {
+		next, err = s.cfg.Agree(in.key, next)
+	}
 	switch {
-	case in.State == StateCaptured:
+	case err != nil:
+		return err
+	case next == NextReplay:
 		return s.replay(in, body)
-	case in.State == StateRefused || in.State == StateWarming && in.Eager < s.cfg.WarmUp:
+	case next == NextEager:
 		return s.eager(in, body)
+	case in.State == StateCaptured:
+		if err := s.invalidate(in, "another rank captures again"); err != nil {
+			return err
+		}
 	}
 	recording, err := s.rec.Capture(body)
 	if err != nil {
@@ -204,6 +232,31 @@ func (s *Scopes) run(in *instance, body func() error) error {
 	in.State, in.Why, in.recording, in.generation = StateCaptured, "", recording, now
 	s.emit(in, trace.Capture)
 	return nil
+}
+
+// next returns what this rank would do.
+func (s *Scopes) next(in *instance) (Next, error) {
+	switch {
+	case in.State == StateCaptured:
+		if c, ok := in.recording.(interface{ Check() error }); ok {
+			if err := c.Check(); err != nil {
+				return NextEager, s.moved(in, err)
+			}
+		}
+		return NextReplay, nil
+	case in.State == StateRefused || in.State == StateWarming && in.Eager < s.cfg.WarmUp:
+		return NextEager, nil
+	}
+	return NextCapture, nil
+}
+
+// RunEagerly calls body in a step that must not be captured or replayed. Other ranks then
+// work eagerly too.
+func (s *Scopes) RunEagerly(key Key, body func() error) error {
+	if _, err := s.cfg.Agree(key, NextEager); err != nil {
+		return err
+	}
+	return body()
 }
 
 // uncaptured handles a failed capture.
@@ -241,17 +294,25 @@ func (s *Scopes) replay(in *instance, body func() error) error {
 		s.emit(in, trace.Replay)
 		return nil
 	case errors.As(err, &moved) && moved.Moved():
-		s.counts.Moved++
-		in.moves++
-		if closed := s.invalidate(in, err.Error()); closed != nil {
-			return closed
-		}
-		if in.moves == MostMoves {
-			s.refuse(in, fmt.Errorf("addresses moved %d times in a row: %w", MostMoves, err))
+		if err := s.moved(in, err); err != nil {
+			return err
 		}
 		return s.eager(in, body)
 	}
 	return errors.Join(&Failed{in.key, true, err}, s.invalidate(in, err.Error()))
+}
+
+// moved ends a recording whose addresses are no longer those of the step.
+func (s *Scopes) moved(in *instance, why error) error {
+	s.counts.Moved++
+	in.moves++
+	if err := s.invalidate(in, why.Error()); err != nil {
+		return err
+	}
+	if in.moves == MostMoves {
+		s.refuse(in, fmt.Errorf("addresses moved %d times in a row: %w", MostMoves, why))
+	}
+	return nil
 }
 
 // invalidate closes an instance's recording.

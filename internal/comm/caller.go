@@ -93,6 +93,14 @@ func (c Caller) Broadcast(s device.Stream, r device.Range, root int) {
 	c.checkRank(broadcast, root)
 }
 
+// Capture also panics if the stream is captured already.
+func (c Caller) Capture(s device.Stream) {
+	c.check(beginCapture, s, device.Range{}, device.Range{})
+	if s.Capturing() {
+		c.misuse(beginCapture, "stream %s is being captured already; end that capture first", s.Name())
+	}
+}
+
 func (c Caller) Barrier(s device.Stream) {
 	c.check(barrier, s, device.Range{}, device.Range{})
 }

@@ -55,10 +55,7 @@ type together struct {
 }
 
 func (c *Local) Capture(s device.Stream, body func() error) (_ Graph, err error) {
-	c.check(beginCapture, s, device.Range{}, device.Range{})
-	if s.Capturing() {
-		c.misuse(beginCapture, "stream %s is being captured already; end that capture first", s.Name())
-	}
+	c.caller().Capture(s)
 	x, err := c.begin(s)
 	if err != nil {
 		return nil, err

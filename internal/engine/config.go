@@ -73,11 +73,25 @@ type Config struct {
 	// MinBytes is the size below which a storage is never offloaded.
 	MinBytes memory.Bytes
 
+	// Together captures scopes with the other ranks that take part in their work. Nil means
+	// that this rank captures what it issues alone.
+	Together Together
+
 	Rank   int // in errors, summaries and traces
 	Stage  int // of the pipeline; ByHand.DeltaBytes uses it
 	Reduce func(stash.Outcome) (stash.Outcome, error)
 	Log    *slog.Logger // nil means no log
 	Trace  trace.Sink   // nil means no trace
+}
+
+// Together is what ranks need that capture a scope together.
+type Together interface {
+	// Agree returns the least of what the ranks that share the work of a scope would do
+	// next. If no other rank takes part in the scope, it returns next.
+	Agree(scope memory.Scope, next capture.Next) (capture.Next, error)
+	// Capture makes a recording of what the bodies of these ranks issue on their compute
+	// streams, as [capture.Together] wants it.
+	Capture(scope memory.Scope, s device.Stream, body func() error) (capture.Captured, error)
 }
 
 // check returns an error if settings are invalid or contradict each other.

@@ -78,10 +78,19 @@ func (r *Runtime) make() (err error) {
 		return nil
 	}
 	var rec capture.Recorder = scopeRecorder{r}
-	if c.Scopes.Has(memory.FullIteration) {
+	config := capture.Config{WarmUp: c.WarmUp, Log: c.Log, Emit: r.emit, Generation: r.generation}
+	if c.Together != nil {
+		config.Agree = func(k capture.Key, next capture.Next) (capture.Next, error) { return c.Together.Agree(k.Scope, next) }
+	}
+	switch whole := c.Scopes.Has(memory.FullIteration); {
+	case whole && c.Together != nil:
+		rec = capture.Together(func(body func() error) (capture.Captured, error) {
+			return c.Together.Capture(memory.FullIteration, c.Compute, body)
+		})
+	case whole:
 		rec = capture.OnStream(c.Compute)
 	}
-	r.scopes = capture.New(rec, capture.Config{WarmUp: c.WarmUp, Log: c.Log, Emit: r.emit, Generation: r.generation})
+	r.scopes = capture.New(rec, config)
 	return nil
 }
 

@@ -44,7 +44,7 @@ func (s *Step) Scope(scope memory.Scope, p Pass, body func() ([]*Tensor, error))
 		Key: s.key, Scope: scope, Chunk: p.Chunk, Layer: p.Layer, Microbatch: p.Microbatch, Backward: p.Backward,
 	}
 	if s.record && !r.warming(key) || r.redone[key] && r.scopes.Status(back(key)).State == capture.StateRefused {
-		err = run()
+		err = r.scopes.RunEagerly(key, run)
 		return out, err
 	}
 	r.outputs, r.scope = &out, &key

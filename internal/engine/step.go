@@ -54,10 +54,14 @@ func (r *Runtime) Step(key memory.Key, body func(*Step) error) error {
 			r.emit(trace.Event{Kind: trace.Rerun})
 		}
 		k := capture.Key{Key: key, Scope: memory.FullIteration}
-		if !r.whole() || r.records(key, l) && !r.warming(k) {
-			return r.issue(key, l, body)
+		run := func() error { return r.issue(key, l, body) }
+		switch {
+		case !r.whole():
+			return run()
+		case r.records(key, l) && !r.warming(k):
+			return r.scopes.RunEagerly(k, run)
 		}
-		return r.scopes.Run(k, func() error { return r.issue(key, l, body) })
+		return r.scopes.Run(k, run)
 	}
 	if r.stash == nil {
 		err = issue(0)
