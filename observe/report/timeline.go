@@ -220,13 +220,14 @@ type answer struct {
 	before      uint64 // the first piece of the last span before the number
 	over        int64  // when that span ended
 	any         bool   // whether there is one
-	graph       int64  // when the graph with that number ended
+	graph       int64  // when the graph, or the wait, with that number ended
 	beginsGraph bool
 }
 
 // done returns a function that returns the time at which compute finished the last piece
 // of work of a step. The End event alone says only when the next piece began. A step that
-// was captured whole ends with the graph that follows it.
+// was captured whole ends with the graph that follows it, or with the wait for the graph
+// of several ranks.
 func (p *part) done(turns []turn) func(begin, end turn) int64 {
 	var ends []uint64
 	for _, t := range turns {
@@ -244,7 +245,7 @@ func (p *part) done(turns []turn) func(begin, end turn) int64 {
 			}
 			i, found := slices.BinarySearch(ends, m.First)
 			if found {
-				if a := &answers[i]; m.Kind == trace.Graph && !a.beginsGraph {
+				if a := &answers[i]; (m.Kind == trace.Graph || m.Kind == trace.Wait) && !a.beginsGraph {
 					a.graph, a.beginsGraph = m.at+m.Took, true
 				}
 				i++

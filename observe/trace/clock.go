@@ -30,11 +30,12 @@ type mark struct {
 // the host decided.
 func (t *Trace) Clock() *Clock {
 	c := &Clock{graphs: map[uint64]graph{}}
+	whole := t.wholeSteps()
 	for e := range t.All() {
 		if e.Kind.Span() && e.Stream == t.Header.Compute && e.Rank == t.Header.Rank {
 			c.mark(mark{e.First, e.Time, e.Time})
 			c.mark(mark{e.Last, e.Time + e.Took, e.Time + e.Took})
-			if e.Kind == Graph {
+			if e.Kind == Graph || whole[e.First] {
 				c.graphs[e.First] = graph{e.Time, e.Took, math.MaxInt64, math.MinInt64}
 			}
 		}
@@ -50,6 +51,23 @@ func (t *Trace) Clock() *Clock {
 	}
 	c.sort()
 	return c
+}
+
+// wholeSteps returns the pieces of work of compute that were a whole step each: a graph, or
+// the wait for a graph of several ranks that the stream of another rank replays.
+func (t *Trace) wholeSteps() map[uint64]bool {
+	whole, begin := map[uint64]bool{}, uint64(math.MaxUint64)
+	for e := range t.All() {
+		switch e.Kind {
+		case Begin:
+			begin = e.First
+		case End:
+			if e.First == begin {
+				whole[begin] = true
+			}
+		}
+	}
+	return whole
 }
 
 // sort sorts the borders and joins those of the same number.

@@ -30,3 +30,22 @@ func TestClockInAnyOrder(t *testing.T) {
 		}
 	}
 }
+
+// A step of several ranks is one piece of work of each: the replay, or the wait for it. Its
+// decisions are spread over it. Decisions before another wait are taken before it.
+func TestClockOfWholeSteps(t *testing.T) {
+	for _, kind := range []trace.Kind{trace.Graph, trace.Wait} {
+		events := []trace.Event{
+			{Kind: trace.Wait, Stream: "compute", First: 3, Last: 4, Time: 50, Took: 30},
+			{Kind: trace.Save, First: 3, Time: 10}, {Kind: trace.Save, First: 3, Time: 20},
+			{Kind: trace.Begin, First: 7, Time: 60}, {Kind: trace.Save, First: 7, Time: 70}, {Kind: trace.End, First: 7, Time: 79},
+			{Kind: kind, Stream: "compute", First: 7, Last: 8, Time: 100, Took: 40},
+		}
+		c := (&trace.Trace{Header: trace.Header{Compute: "compute"}, Events: events}).Clock()
+		for i, at := range map[int]int64{1: 50, 2: 50, 3: 100, 4: 120, 5: 138} {
+			if got := c.Of(&events[i]); got != at {
+				t.Errorf("%v: %v is at %d, want %d", kind, events[i], got, at)
+			}
+		}
+	}
+}
