@@ -88,10 +88,11 @@ func trainStages(s *plan.Setup) (pp, vpp int) {
 	return pp, 1
 }
 
-// trainScopes are the captured scopes that the trainer has.
+// trainScopes are the captured scopes that the trainer has under the policies of the flags.
+// It captures moe under the policy static alone.
 func trainScopes(s *plan.Setup) (out []string) {
 	for _, name := range s.Graph.Scopes {
-		if name != "moe" && (name != "full_iteration" || s.Layout.World == 1) {
+		if slices.Contains([]string{"attn", "mlp", "moe_router", "full_iteration"}, name) {
 			out = append(out, name)
 		}
 	}
@@ -115,7 +116,7 @@ func TrainUnsaid(s *plan.Setup) []string {
 		{len(o.Fractions) > 0, "stowage train offloads one fraction on every rank; the flags have the largest"},
 		{o.Layers > 0, "stowage train offloads modules, not whole layers; the flags offload none of those"},
 		{o.Delta > 0 || o.MaxInflight > 0, "stowage train moves the same share on every rank and bounds copies by itself"},
-		{len(trainScopes(s)) < len(s.Graph.Scopes), "stowage train captures attn, mlp and moe_router, and full_iteration on one rank; the flags leave the others out"},
+		{len(trainScopes(s)) < len(s.Graph.Scopes), "stowage train captures attn, mlp and moe_router, or full_iteration; the flags leave the others out"},
 	} {
 		if c.lost {
 			out = append(out, c.text)
