@@ -58,6 +58,9 @@ func watched(t *testing.T, yield func(name string, c Config)) {
 			c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Room: 0.01, Offload: []string{layer.RowsGroup}, Scopes: fullIteration}
 			c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1, GradComm: kernels.F32}
 		})
+		at("experts in graphs", mixed(), func(c *Config) {
+			c.Memory = Memory{Rows: layer.Padded, Fraction: 1, Offload: []string{"core_attn", "moe_act"}, Scopes: memory.ScopesOf(memory.Attn, memory.MoE)}
+		})
 		at("ring, sharded", assorted(), func(c *Config) {
 			c.Memory, c.Dispatch = namedMemory(t, "offload"), layer.Ring
 			c.Sharding = &Sharding{Pool: bucket.Recorded, Prefetch: 1, GradComm: kernels.F32}

@@ -71,6 +71,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"Memory.Scopes", func(c *Config) { c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
 		{"", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.Attn) }},
 		{"Memory.Scopes", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.MoE) }},
+		{"", func(c *Config) { c.Memory.Rows, c.Memory.Scopes = layer.Padded, memory.ScopesOf(memory.MoE) }},
 		{"", func(c *Config) { stashed(c); c.Memory.Scopes = memory.ScopesOf(memory.FullIteration) }},
 		{"Memory.Scopes", func(c *Config) {
 			stashed(c)

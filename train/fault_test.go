@@ -90,6 +90,9 @@ func fallible(t *testing.T, yield func(name string, c Config)) {
 	at("one graph", mixed(), Layout{2, 1, 2, 2}, func(c *Config) {
 		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn"}, Scopes: fullIteration}
 	})
+	at("experts in graphs", mixed(), Layout{2, 1, 2, 2}, func(c *Config) {
+		c.Memory = Memory{Rows: layer.Padded, Fraction: 1, Offload: []string{"moe_act"}, Scopes: memory.ScopesOf(memory.MoE)}
+	})
 	at("sharded", assorted(), Layout{1, 1, 2, 2}, func(c *Config) {
 		c.Memory = namedMemory(t, "stash")
 		c.Sharding = &Sharding{Pool: bucket.Max, Prefetch: 1, GradComm: kernels.F32}

@@ -145,8 +145,8 @@ func (m *Memory) check(c *Config) error {
 		return refuse("Memory.Scopes", "", "cannot be captured while the host waits for row counts", "use the policy stash or static")
 	case m.Scopes != 0 && c.Sharding != nil && c.Sharding.Pool == bucket.Dynamic:
 		return refuse("Memory.Scopes", "", "cannot be captured over a dynamic pool, whose parameters lie elsewhere in each step", "use another pool, such as arena")
-	case m.Scopes.Has(memory.MoE):
-		return refuse("Memory.Scopes", "moe", "cannot be captured, because ranks exchange rows in it", "capture attn, mlp and moe_router")
+	case m.Scopes.Has(memory.MoE) && m.Rows == layer.Stashed:
+		return refuse("Memory.Scopes", "moe", "cannot be captured while rows are stashed inside it, because compute would wait at the end of each graph for their copies", "use the policy static, or capture full_iteration")
 	}
 	if h := m.byHand(); h != nil {
 		return h.Check()
@@ -173,10 +173,10 @@ func (r *rank) openRuntime() error {
 		Budget: m.Budget, Rank: r.index, Stage: r.pp, Reduce: r.agree, Log: r.cfg.Log,
 	}
 	if r.cfg.Layout.Ranks() > 1 {
-		if _, ok := r.world.(comm.Capturer); !ok && m.Scopes.Has(memory.FullIteration) {
-			return refuse("Memory.Scopes", "full_iteration", "cannot be captured, because these ranks exchange data through the host", "capture attn, mlp and moe_router, or run all ranks in one process")
+		if _, ok := r.world.(comm.Capturer); !ok && (m.Scopes.Has(memory.FullIteration) || m.Scopes.Has(memory.MoE)) {
+			return refuse("Memory.Scopes", m.Scopes.String(), "cannot be captured, because these ranks exchange data through the host", "capture attn, mlp and moe_router, or run all ranks in one process")
 		}
-		c.Together = together{r}
+		c.Together = sharedScopes{r}
 	}
 	if r.cfg.Trace != nil {
 		c.Trace = r.cfg.Trace(r.index)

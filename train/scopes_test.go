@@ -54,23 +54,14 @@ func TestExactInOneGraphOfRanks(t *testing.T) {
 					c := c
 					c.Memory = x.Memory
 					c.Memory.Scopes, c.Memory.Fraction, c.Memory.Links = fullIteration, 1, links
-					tr, err := New(c)
+					got, all, err := summed(c, 5)
 					if err != nil {
-						t.Fatal(err)
-					}
-					defer func() {
-						if err := tr.Close(); err != nil {
-							t.Error(err)
-						}
-					}()
-					var got account
-					if err := tr.on(&got, 5); err != nil {
 						t.Fatal(err)
 					}
 					if err := got.differs(want); err != nil {
 						t.Error(err)
 					}
-					for r, s := range tr.Summaries() {
+					for r, s := range all {
 						if g := s.Graphs; g.Replays == 0 || g.Refused > 0 || g.Failed > 0 {
 							t.Errorf("rank %d: %+v", r, *g)
 						}
@@ -204,4 +195,58 @@ func TestRerunsInOneGraphOfRanks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Expert ranks capture the scope moe together, with dispatch and combine inside, while the
+// stages of the pipeline replay graphs of their own. No number changes. SPEC S7.4
+func TestExactWithCapturedExperts(t *testing.T) {
+	for i, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 4}, {1, 1, 1, 2}, {1, 1, 1, 1}} {
+		for k, m := range []*model.Model{mixed(), assorted()} {
+			if (testing.Short() || raceEnabled) && i != k {
+				continue
+			}
+			c := quick(t, m)
+			c.Layout = l
+			if k > 0 && l.EP > 1 {
+				c.Dispatch = layer.Ring
+			}
+			want := mustRun(t, c, 5)
+			for name, with := range map[string]Memory{
+				"moe":             {},
+				"moe and router":  {Scopes: memory.ScopesOf(memory.Attn, memory.MLP, memory.MoERouter)},
+				"offload":         {Offload: []string{"core_attn", "expert_fc1", "moe_act"}},
+				"recompute":       {Recompute: []string{"layernorm", "moe_act"}},
+				"offload and all": {Scopes: memory.ScopesOf(memory.Attn, memory.MLP), Offload: []string{"core_attn", "moe_act"}, Recompute: []string{"shared_experts"}},
+			} {
+				t.Run(fmt.Sprintf("%s, %+v, %s", m.Name, l, name), func(t *testing.T) {
+					c := c
+					c.Memory = with
+					c.Memory.Rows, c.Memory.Scopes, c.Memory.Fraction, c.Memory.Links = layer.Padded, with.Scopes|memory.ScopesOf(memory.MoE), 1, links
+					got, all, err := summed(c, 5)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := got.differs(want); err != nil {
+						t.Error(err)
+					}
+					for r, s := range all {
+						if g := s.Graphs; g.Replays == 0 || g.Refused > 0 || g.Failed > 0 {
+							t.Errorf("rank %d: %+v", r, *g)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// summed is runs with the summaries of the ranks.
+func summed(c Config, steps int) (a account, all []memory.Summary, err error) {
+	tr, err := New(c)
+	if err != nil {
+		return a, nil, err
+	}
+	defer func() { err = errors.Join(err, tr.Close()) }()
+	err = tr.on(&a, steps)
+	return a, tr.Summaries(), err
 }

@@ -86,12 +86,21 @@ type Config struct {
 
 // Together is what ranks need that capture a scope together.
 type Together interface {
-	// Agree returns the least of what the ranks that share the work of a scope would do
-	// next. If no other rank takes part in the scope, it returns next.
+	// Shares reports whether other ranks take part in the work of a scope.
+	Shares(scope memory.Scope) bool
+	// Agree returns the least of what the ranks that share a scope would do next.
 	Agree(scope memory.Scope, next capture.Next) (capture.Next, error)
-	// Capture makes a recording of what the bodies of these ranks issue on their compute
-	// streams, as [capture.Together] wants it.
-	Capture(scope memory.Scope, s device.Stream, body func() error) (capture.Captured, error)
+	// Capture makes a graph of what the bodies of these ranks issue on their compute
+	// streams, without executing it. An error is as [capture.Together] wants it.
+	Capture(scope memory.Scope, s device.Stream, body func() error) (Graph, error)
+}
+
+// Graph is what Together captures.
+type Graph = offload.Graph
+
+// shares reports whether other ranks take part in the work of a scope.
+func (c *Config) shares(scope memory.Scope) bool {
+	return c.Together != nil && c.Together.Shares(scope)
 }
 
 // check returns an error if settings are invalid or contradict each other.

@@ -79,11 +79,14 @@ func (r *Runtime) make() (err error) {
 	}
 	var rec capture.Recorder = scopeRecorder{r}
 	config := capture.Config{WarmUp: c.WarmUp, Log: c.Log, Emit: r.emit, Generation: r.generation}
-	if c.Together != nil {
-		config.Agree = func(k capture.Key, next capture.Next) (capture.Next, error) { return c.Together.Agree(k.Scope, next) }
+	config.Agree = func(k capture.Key, next capture.Next) (capture.Next, error) {
+		if !c.shares(k.Scope) {
+			return next, nil
+		}
+		return c.Together.Agree(k.Scope, next)
 	}
 	switch whole := c.Scopes.Has(memory.FullIteration); {
-	case whole && c.Together != nil:
+	case whole && c.shares(memory.FullIteration):
 		rec = capture.Together(func(body func() error) (capture.Captured, error) {
 			return c.Together.Capture(memory.FullIteration, c.Compute, body)
 		})

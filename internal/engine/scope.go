@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/capture"
 	"github.com/stowage-dev/stowage/internal/offload"
 	"github.com/stowage-dev/stowage/memory"
@@ -22,11 +23,12 @@ type Pass struct {
 // the warm-up and for the capture, and later steps replay the graph. Body returns the
 // tensors that it made and that later work uses; a replay returns the same views.
 // Everything else that later work needs must go through saved groups. A group that begins
-// or is loaded in a scope ends or is done in it.
+// or is loaded in a scope ends or is done in it. A scope inside of a captured one is a part
+// of it.
 func (s *Step) Scope(scope memory.Scope, p Pass, body func() ([]*Tensor, error)) (out []*Tensor, err error) {
 	s.must()
 	r := s.r
-	if r.scopes == nil || r.whole() || !r.report.Captured.Has(scope) {
+	if r.scopes == nil || r.whole() || !r.report.Captured.Has(scope) || r.scope != nil { // a scope inside of another is a part of it
 		return body()
 	}
 	run := func() (err error) {
@@ -43,12 +45,12 @@ func (s *Step) Scope(scope memory.Scope, p Pass, body func() ([]*Tensor, error))
 	key := capture.Key{
 		Key: s.key, Scope: scope, Chunk: p.Chunk, Layer: p.Layer, Microbatch: p.Microbatch, Backward: p.Backward,
 	}
+	r.outputs, r.scope = &out, &key
+	defer func() { r.outputs, r.scope = nil, nil }()
 	if s.record && !r.warming(key) || r.redone[key] && r.scopes.Status(back(key)).State == capture.StateRefused {
 		err = r.scopes.RunEagerly(key, run)
 		return out, err
 	}
-	r.outputs, r.scope = &out, &key
-	defer func() { r.outputs, r.scope = nil, nil }()
 	err = r.scopes.Run(key, run)
 	return out, err
 }
@@ -80,7 +82,15 @@ func (x scopeRecorder) Capture(body func() error) (capture.Captured, error) {
 		options = append(options, offload.Delay)
 	}
 	before := maps.Clone(r.step.again)
-	sc, err := r.off.Capture(body, options...)
+	scope, record := r.scope.Scope, r.off.Capture
+	if r.cfg.shares(scope) {
+		record = func(body func() error, options ...offload.ScopeOption) (*offload.Scope, error) {
+			return r.off.CaptureWith(func(s device.Stream, body func() error) (offload.Graph, error) {
+				return r.cfg.Together.Capture(scope, s, body)
+			}, body, options...)
+		}
+	}
+	sc, err := record(body, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -118,13 +128,18 @@ type output struct {
 	index  int // of its storage among those that the scope made
 }
 
+// Check returns an error if the scope must be captured again.
+func (c *capturedScope) Check() error {
+	var moved *offload.Moved
+	if errors.As(c.scope.Check(), &moved) {
+		return movedScope{moved}
+	}
+	return nil
+}
+
 // Replay issues the scope.
 func (c *capturedScope) Replay() error {
 	if err := c.scope.Replay(); err != nil {
-		var moved *offload.Moved
-		if errors.As(err, &moved) {
-			return movedScope{moved}
-		}
 		return err
 	}
 	made := c.scope.Storages()

@@ -31,13 +31,46 @@ type Scope struct {
 	borrowed []device.Range // borrowed before the scope; the graph holds their handles
 	delay    bool
 	calls    []call
-	graph    device.Graph
+	graph    Graph
 	events   []device.Event // recorded inside the graph, in order
 	copies   [residency.Lanes]copies
 	made     int        // the step in which it was captured
 	step     int        // the step in which it was issued last
 	storages []*Storage // that it made in that step
 }
+
+// Graph is captured work of compute.
+type Graph interface {
+	Nodes() int
+	Replay() error // issues the graph on compute
+	Close() error
+}
+
+// Recorder makes a graph of what body issues on compute, without executing it. If body
+// fails, it returns body's error.
+type Recorder func(compute device.Stream, body func() error) (Graph, error)
+
+// alone is the recorder of a rank that captures what it issues itself.
+func alone(s device.Stream, body func() error) (Graph, error) {
+	s.BeginCapture()
+	err := body()
+	g, failed := s.EndCapture()
+	if err = cmp.Or(err, failed); err == nil {
+		return ownGraph{s, g}, nil
+	}
+	if g != nil {
+		err = errors.Join(err, g.Close())
+	}
+	return nil, err
+}
+
+// ownGraph is a graph of alone.
+type ownGraph struct {
+	s device.Stream
+	device.Graph
+}
+
+func (g ownGraph) Replay() error { g.s.Replay(g.Graph); return nil }
 
 // ScopeOption is an option of Capture.
 type ScopeOption uint8
@@ -60,6 +93,11 @@ func (e *Moved) Error() string {
 // makes to the manager, and issues it. If Capture fails, the step has failed: end it and
 // discard its results.
 func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, error) {
+	return m.CaptureWith(alone, body, options...)
+}
+
+// CaptureWith is Capture with a graph that record makes, such as one of several ranks.
+func (m *Manager) CaptureWith(record Recorder, body func() error, options ...ScopeOption) (*Scope, error) {
 	m.must("capture a scope")
 	c := m.lane[residency.Compute].Stream
 	switch {
@@ -76,11 +114,9 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 		s.delay = s.delay || o == Delay
 	}
 	run := m.enter(s, false)
-	c.BeginCapture()
-	err := body()
-	graph, failed := c.EndCapture()
+	graph, err := record(c, func() error { return cmp.Or(body(), m.err) })
 	s.graph = graph
-	if err = cmp.Or(err, m.err, failed); err != nil {
+	if err != nil {
 		m.scope = nil
 		err = m.fail(memory.GroupID{}, "capture a scope", err)
 		return nil, errors.Join(err, s.Close())
@@ -90,6 +126,15 @@ func (m *Manager) Capture(body func() error, options ...ScopeOption) (*Scope, er
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
+}
+
+// Check returns a *Moved if the scope must be captured again.
+func (s *Scope) Check() error {
+	m := s.m
+	if m.digest.sum != s.entry || !slices.Equal(m.borrowed, s.borrowed) {
+		return &Moved{m.cfg.Rank, s.made, m.step}
+	}
+	return nil
 }
 
 // Replay makes the same calls as in the step in which the scope was captured, and issues
@@ -102,8 +147,9 @@ func (s *Scope) Replay() error {
 		panic("offload: a closed scope is replayed")
 	case m.scope != nil || m.eager:
 		panic("offload: a scope is replayed inside of a scope")
-	case m.digest.sum != s.entry || !slices.Equal(m.borrowed, s.borrowed):
-		return &Moved{m.cfg.Rank, s.made, m.step}
+	}
+	if err := s.Check(); err != nil {
+		return err
 	}
 	run := m.enter(s, true)
 	for _, c := range s.calls {
@@ -126,14 +172,18 @@ func (s *Scope) Close() (first error) {
 	if s.m.open && s.step == s.m.step {
 		first = s.m.lanes.Sync()
 	}
-	parts := append(s.copies[:], copies{graph: s.graph, events: s.events})
-	for _, c := range parts {
+	events := s.events
+	for _, c := range s.copies {
 		if c.graph != nil {
 			first = cmp.Or(first, c.graph.Close())
 		}
-		for _, e := range c.events {
-			first = cmp.Or(first, e.Close())
-		}
+		events = append(events, c.events...)
+	}
+	if s.graph != nil {
+		first = cmp.Or(first, s.graph.Close())
+	}
+	for _, e := range events {
+		first = cmp.Or(first, e.Close())
 	}
 	s.graph, s.events, s.copies = nil, nil, [residency.Lanes]copies{}
 	return first

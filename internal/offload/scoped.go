@@ -123,7 +123,9 @@ func (r *scoped) issue() (err error) {
 	}
 	m.flush()
 	m.clock.hold(noCall)
-	c.Stream.Replay(r.s.graph)
+	if err := r.s.graph.Replay(); err != nil {
+		return m.fail(memory.GroupID{}, "replay a scope", err)
+	}
 	m.sendHeld()
 	for _, k := range r.marks {
 		if r.s.delay {

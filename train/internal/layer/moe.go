@@ -90,6 +90,10 @@ func (m *mixture) route(p *Pass, x nn.Matrix, again bool) chosen {
 
 // Forward returns the residual stream after the part.
 func (m *mixture) Forward(p *Pass, x Mat) Mat {
+	return p.within(memory.MoE, x.Cols, func() Mat { return m.forward(p, x) })
+}
+
+func (m *mixture) forward(p *Pass, x Mat) Mat {
 	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x) })
 	xn, index, weight := p.Wrap(out[0], x.Cols), out[1], out[2]
 	plus := x
@@ -159,6 +163,10 @@ func (m *mixture) gatedOutput(p *Pass, y, xn, h, x nn.Matrix) {
 
 // Backward returns the gradient of the part's input.
 func (m *mixture) Backward(p *Pass, dy Mat) Mat {
+	return p.within(memory.MoE, dy.Cols, func() Mat { return m.backward(p, dy) })
+}
+
+func (m *mixture) backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
 	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix)
