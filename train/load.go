@@ -31,21 +31,12 @@ import (
 // differs that would change the results, or if the checkpoint cannot be read. Call it
 // before the first step.
 func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
-	if err := t.resumable(from); err != nil {
-		return err
-	}
-	f, err := openFiles(from)
+	f, err := t.openToResume(from)
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err != nil {
+	if err = t.alike(err); err != nil {
 		return err
 	}
-	if f.flat {
-		if err := t.dividedAlike(from); err != nil {
-			return err
-		}
-	}
-	err = t.each(func(i int) error { return t.ranks[i].resume(f) })
-	if err != nil {
+	if _, err = t.together(func(i int) (figures, error) { return figures{}, t.ranks[i].resume(f) }); err != nil {
 		t.broken = err
 		return err
 	}
@@ -56,6 +47,18 @@ func (t *Trainer) Resume(from *checkpoint.Checkpoint) (err error) {
 // damaged returns the error for a part of a checkpoint's description that is not one.
 func damaged(what string, from *checkpoint.Checkpoint) error {
 	return fmt.Errorf("the %s in %s cannot be read; resume from another checkpoint", what, from.Path)
+}
+
+// openToResume opens the files of a checkpoint that the run can continue from.
+func (t *Trainer) openToResume(from *checkpoint.Checkpoint) (*files, error) {
+	if err := t.resumable(from); err != nil {
+		return &files{}, err
+	}
+	f, err := openFiles(from)
+	if err == nil && f.flat {
+		err = t.dividedAlike(from)
+	}
+	return f, err
 }
 
 // resumable returns an error if the checkpoint's settings differ from the run's.

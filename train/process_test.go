@@ -16,87 +16,31 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/bucket"
-	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/train/internal/checkpoint"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
-
-// foreign is a communicator that no driver of this process knows, as that of another
-// engine is.
-type foreign struct{ comm.Comm }
-
-// lobby makes worlds of ranks in several processes.
-type lobby struct {
-	mu    sync.Mutex
-	rooms []*room
-	next  []int // by rank: the room it joins next
-}
-
-type room struct {
-	devs  []device.Device
-	left  int
-	ready chan struct{}
-	comms []comm.Comm
-	err   error
-}
-
-func (l *lobby) join(rank int, dev device.Device) (comm.Comm, error) {
-	l.mu.Lock()
-	n := len(l.next)
-	if l.next[rank] == len(l.rooms) {
-		l.rooms = append(l.rooms, &room{devs: make([]device.Device, n), left: n, ready: make(chan struct{})})
-	}
-	r := l.rooms[l.next[rank]]
-	l.next[rank]++
-	r.devs[rank] = dev
-	if r.left--; r.left == 0 {
-		r.comms, r.err = comm.NewLocal(r.devs, comm.Options{})
-		close(r.ready)
-	}
-	l.mu.Unlock()
-	<-r.ready
-	if r.err != nil {
-		return nil, r.err
-	}
-	return foreign{r.comms[rank]}, nil
-}
 
 // inProcesses runs work in processes that hold the given ranks.
 func inProcesses(t *testing.T, c Config, ranks [][]int, work func(process int, c Config) error) {
 	t.Helper()
-	l := &lobby{next: make([]int, c.Layout.Ranks())}
-	devs := make([]device.Device, len(ranks))
-	for i := range devs {
-		var err error
-		if devs[i], err = cpu.Open(cpu.Options{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	control, err := comm.NewLocal(devs, comm.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ps := commtest.Processes(t, func() (device.Device, error) { return cpu.Open(cpu.Options{}) }, ranks...)
 	errs := make([]error, len(ranks))
 	var all sync.WaitGroup
 	for i := range ranks {
 		all.Go(func() {
 			c := c
-			c.Process = &comm.Process{Ranks: ranks[i], Join: l.join, Control: foreign{control[i]}}
+			c.Process = ps[i]
 			if errs[i] = work(i, c); errs[i] != nil {
-				control[i].Abort(errs[i])
+				ps[i].Control.Abort(errs[i])
 			}
 		})
 	}
 	all.Wait()
-	for i := range ranks {
-		err = errors.Join(err, errs[i], control[i].Close())
-	}
-	for _, d := range devs {
-		err = errors.Join(err, d.Close())
-	}
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -336,4 +280,66 @@ func TestProcessGivesUp(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A run that processes saved goes on in one process and in processes, bit for bit.
+func TestProcessesSave(t *testing.T) {
+	for _, sharded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("sharded %v", sharded), func(t *testing.T) {
+			c := testConfig(t, smallDeepSeek())
+			c.Batch, c.Memory = Batch{Micro: 1, Seq: 32, Microbatches: 2}, namedMemory(t, "stash")
+			c.Settings.Routing.BiasRate = 1e-3
+			if sharded {
+				c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1}
+			}
+			want := runConfig(t, c, 4).sum
+			dir := t.TempDir()
+			store, err := checkpoint.Open(checkpoint.Options{Dir: dir, Keep: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			inProcesses(t, c, eachAlone(c), func(process int, c Config) error {
+				tr, err := New(c)
+				if err != nil {
+					return err
+				}
+				for range 2 {
+					_, e := tr.Step()
+					err = errors.Join(err, e)
+				}
+				var to *checkpoint.Store
+				if process == 0 {
+					to = store
+				}
+				return errors.Join(err, tr.Save(to), tr.Close())
+			})
+			if err := store.Close(); err != nil {
+				t.Fatal(err)
+			}
+			goOn := func(c Config) error {
+				from, err := checkpoint.Latest(checkpoint.Options{Dir: dir})
+				if err != nil {
+					return err
+				}
+				tr, err := New(c)
+				if err != nil {
+					return err
+				}
+				err = tr.Resume(from)
+				for range 2 {
+					_, e := tr.Step()
+					err = errors.Join(err, e)
+				}
+				sum, e := tr.Digest()
+				if sum != want {
+					t.Errorf("resumed: %s, want %s", sum, want)
+				}
+				return errors.Join(err, e, tr.Close())
+			}
+			if err := goOn(c); err != nil {
+				t.Fatal(err)
+			}
+			inProcesses(t, c, eachAlone(c), func(_ int, c Config) error { return goOn(c) })
+		})
+	}
 }

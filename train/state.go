@@ -81,16 +81,22 @@ type heldTensor struct {
 // snapshot holds the tensors that one rank saves.
 type snapshot struct{ model, optim []heldTensor }
 
-// Save writes a checkpoint of the parameters and the optimiser after the last step.
+// Save writes a checkpoint of the parameters and the optimiser after the last step. If
+// ranks live in several processes, all must call it, and the one with rank 0 writes; the
+// others ignore the store.
 func (t *Trainer) Save(to *checkpoint.Store) error {
 	if t.broken != nil {
 		return t.broken
 	}
-	snaps := make([]snapshot, len(t.ranks))
-	if err := t.each(func(i int) (err error) {
-		snaps[i], err = t.ranks[i].snapshot()
-		return err
+	own := make([]snapshot, len(t.ranks))
+	if _, err := t.together(func(i int) (f figures, err error) {
+		own[i], err = t.ranks[i].snapshot()
+		return f, err
 	}); err != nil {
+		return err
+	}
+	snaps, err := t.collect(own)
+	if err != nil || !t.cfg.Process.Speaks() {
 		return err
 	}
 	meta := checkpoint.Meta{Step: t.step}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -64,6 +65,7 @@ type contestant struct {
 	took     []float64 // seconds, by rounds
 
 	files   *collection // nil writes nothing
+	work    string      // the folder of the comparison that all processes write traces to, or ""
 	metrics *os.File
 	traces  *tracing // nil if nothing is traced
 	told    notes
@@ -77,18 +79,29 @@ type contestant struct {
 // It writes the runs and their report to a folder unless dir is "". If it cannot, it
 // returns an *InputError if required is set, and else warns and compares without.
 func (j *Job) Compare(ctx context.Context, dir string, required bool, p *Progress) (*Comparison, error) {
+	if err := j.agreeOnOptions(); err != nil {
+		return nil, err
+	}
 	var files *collection
-	if dir != "" {
-		var err error
+	var err error
+	work := "" // where all ranks write their traces
+	if dir != "" && j.machine.Process.Speaks() {
 		files, err = j.collect(dir, p)
 		switch {
 		case err != nil && required:
-			return nil, blame("Folder", err)
+			err = blame("Folder", err)
 		case err != nil:
 			p.Say("warning: %v; the comparison is not written", err)
+			err = nil
+		default:
+			work = files.work
 		}
 	}
-	rows, err := j.compare(ctx, files, p)
+	if err = j.machine.Process.Share(&work, err); err != nil {
+		return nil, err
+	}
+	rows, err := j.compare(ctx, files, work, p)
+	_ = j.machine.Process.Share(nil, nil) // all traces are closed, or a process is gone
 	report := files.finish(err == nil, j.machine.Version)
 	if err != nil {
 		return nil, err
@@ -96,7 +109,7 @@ func (j *Job) Compare(ctx context.Context, dir string, required bool, p *Progres
 	return &Comparison{Rows: rows, Report: report, job: j}, nil
 }
 
-func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows []Row, err error) {
+func (j *Job) compare(ctx context.Context, files *collection, dir string, p *Progress) (rows []Row, err error) {
 	if j.config.Memory.Links, err = j.measureLinks(); err != nil {
 		return nil, err
 	}
@@ -110,19 +123,15 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 		p.settle()
 	}()
 	steps := j.Options.Steps
-	dir := ""
-	if files != nil {
-		dir = files.work
-	}
 	p.begin(j.description(train.Policies, 0), dir)
 	most := max(1, steps-1) // at least one: the budget follows from a step
 	warm := 0
 	var budgets []memory.Bytes
 	for _, name := range train.Policies {
-		c := &contestant{name: name, files: files}
+		c := &contestant{name: name, files: files, work: dir}
 		warmUp := func() error {
 			for n := 0; n < min(most, warmSteps) || n < most && !j.hasDecided(c); n++ {
-				if err := c.step(ctx, p, steps); err != nil {
+				if err := c.step(ctx, j, p, steps); err != nil {
 					return err
 				}
 			}
@@ -151,7 +160,7 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 	}
 	for _, c := range all { // all of them are as far as the slowest to decide
 		for c.t.StepsDone() < warm {
-			if err := c.step(ctx, p, steps); err != nil {
+			if err := c.step(ctx, j, p, steps); err != nil {
 				return nil, err
 			}
 		}
@@ -162,7 +171,7 @@ func (j *Job) compare(ctx context.Context, files *collection, p *Progress) (rows
 	for round := range steps - warm {
 		for k := range all { // a different policy begins each round
 			c := all[(round+k)%len(all)]
-			if err := c.step(ctx, p, steps); err != nil {
+			if err := c.step(ctx, j, p, steps); err != nil {
 				return nil, err
 			}
 			c.took = append(c.took, c.last.Seconds)
@@ -294,7 +303,7 @@ func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmU
 	}
 	cfg.Memory.Links = links
 	c.traces, c.told, c.took, c.expected = nil, notes{}, nil, 0 // of another budget
-	if c.files != nil && !j.NoTrace {
+	if c.work != "" && !j.NoTrace {
 		c.traces = j.trace(&cfg)
 	}
 	if c.t, err = open(cfg); err != nil {
@@ -303,13 +312,19 @@ func (c *contestant) open(j *Job, links memory.Links, budget memory.Bytes, warmU
 	}
 	c.budget = budget
 	c.files.open(c)
+	if err := j.machine.Process.Share(nil, nil); err != nil {
+		return &PolicyError{c.name, err}
+	}
+	if !j.machine.Process.Speaks() {
+		c.traces.follow(j.disk(), filepath.Join(c.work, c.name), 0)
+	}
 	return warmUp()
 }
 
 // step runs one step.
-func (c *contestant) step(ctx context.Context, p *Progress, of int) (err error) {
-	if ctx.Err() != nil {
-		return &InterruptedError{Comparison: true}
+func (c *contestant) step(ctx context.Context, j *Job, p *Progress, of int) (err error) {
+	if stopped, err := j.interrupted(ctx); err != nil || stopped {
+		return cmp.Or(err, error(&InterruptedError{Comparison: true}))
 	}
 	c.traces.beginStep(c.t.StepsDone()+1, c.t.StepsDone()+1 == of)
 	c.last, err = step(c.t, c.budget, c.t.StepsDone() == 0)

@@ -325,10 +325,10 @@ func (c *collection) writeSummary(j *Job, x *contestant, r Row, ms float64) {
 
 // close closes the files of a policy.
 func (c *collection) close(x *contestant) {
+	err := x.traces.close()
 	if c == nil {
 		return
 	}
-	err := x.traces.close()
 	if x.metrics != nil {
 		err = errors.Join(err, x.metrics.Close())
 		x.metrics = nil

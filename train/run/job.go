@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/memory"
@@ -32,6 +33,9 @@ type Machine struct {
 	Open func(rank int, watch device.Observer) (device.Device, error)
 	// Command and Version describe the program; a run's folder records them.
 	Command, Version string
+	// Process says which ranks live in this process, and how they reach the others. Nil
+	// runs all of them here.
+	Process *comm.Process
 }
 
 // Job is a run, or a comparison of runs, whose options were checked.
@@ -89,7 +93,7 @@ func (j *Job) configure(log *slog.Logger) (err error) {
 		c.Number = kernels.BF16
 	}
 	c.Dispatch = map[string]layer.Dispatch{"ring": layer.Ring}[o.Dispatch]
-	c.Seed, c.Log = o.Seed, log
+	c.Seed, c.Log, c.Process = o.Seed, log, m.Process
 	c.Device = func(rank int) (device.Device, error) { return m.Open(rank, nil) }
 	if c.Sharding, err = o.sharding(); err != nil {
 		return err
@@ -323,7 +327,11 @@ func (o *Options) memory() (mem train.Memory, err error) {
 // measureLinks measures the rates of the links once for all ranks and runs. It opens a
 // device of its own, so that the memory it needs is not counted as a run's.
 func (j *Job) measureLinks() (links memory.Links, err error) {
-	dev, err := j.config.Device(0)
+	rank := 0
+	if p := j.machine.Process; p != nil {
+		rank = p.Ranks[0]
+	}
+	dev, err := j.config.Device(rank)
 	if err != nil {
 		return links, err
 	}

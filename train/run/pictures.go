@@ -18,8 +18,8 @@ import (
 )
 
 // describe writes what is known before the first step, and starts to write traces to the
-// folder.
-func (r *run) describe(resumed bool) {
+// folder. It returns the part of the traces, or -1 if there are none.
+func (r *run) describe(resumed bool) (part int) {
 	f := r.folder
 	_, err := f.remember(report.EnvironmentFile)
 	if err != nil {
@@ -36,9 +36,8 @@ func (r *run) describe(resumed bool) {
 		r.p.Say("warning: %v; the report will not describe the machine", err)
 	}
 	if r.traces == nil || r.t.StepsDone() == r.Options.Steps { // no step is left to trace
-		return
+		return -1
 	}
-	part := 0
 	if resumed {
 		part = nextPart(f.disk, f.dir)
 	}
@@ -46,14 +45,16 @@ func (r *run) describe(resumed bool) {
 	made, aside, err := r.traces.attach(f.disk, f.dir, part, stepped)
 	if f.made, f.aside = append(f.made, made...), aside; err != nil {
 		r.p.Say("warning: %v; the run continues without a trace", err)
+		return -1
 	}
+	return part
 }
 
-// writePictures closes the traces of a run and makes its report, whose file it returns.
+// writePictures makes the report of a run, whose file it returns. err is that of closing
+// its traces.
 // It returns "" if the run did no step or has no folder. A run that had finished before
 // gets what it lacks because it was killed meanwhile.
-func (r *run) writePictures() (file string) {
-	err := r.traces.close()
+func (r *run) writePictures(err error) (file string) {
 	if r.folder == nil || r.out.Tokens == 0 && !r.out.Finished && !r.out.idle {
 		return ""
 	}

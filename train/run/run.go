@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
@@ -80,16 +79,14 @@ type run struct {
 // folder.
 func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s Summary, err error) {
 	r := &run{Job: j, p: p, saved: -1}
+	if err := j.agreeOnOptions(); err != nil {
+		return s, err
+	}
 	var from *checkpoint.Checkpoint
+	done := false
 	if dir != "" {
-		if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-			return s, refuse("Folder", dir, "is a file", "give a folder")
-		}
-		if r.folder, err = claim(j.disk(), dir); err != nil {
-			return s, err
-		}
 		defer func() { err = errors.Join(err, r.leave(err)) }()
-		if from, err = r.folder.look(resume, p); err != nil {
+		if from, done, err = r.enter(dir, resume); err != nil {
 			return s, err
 		}
 	}
@@ -107,35 +104,31 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 	}
 	defer func() {
 		err = errors.Join(err, r.t.Close())
-		s.report = r.writePictures()
+		traced := r.traces.close()
+		_ = j.machine.Process.Share(nil, nil) // all traces are closed, or a process is gone
+		s.report = r.writePictures(traced)
 		p.settle()
 	}()
 	if from != nil {
-		if err := r.t.Resume(from); err != nil {
+		if err := j.machine.Process.Share(nil, r.t.Resume(from)); err != nil {
 			return s, beforeStart(err)
 		}
 		if from.Step > j.Options.Steps {
 			return s, refuse("Steps", fmt.Sprint(j.Options.Steps), fmt.Sprintf("is less than the %d that the run has done", from.Step), "give more")
 		}
-		if s, done := r.folder.readSummary(from.Step); done && from.Step == j.Options.Steps {
-			r.out.idle = true
+		if done && from.Step == j.Options.Steps {
+			if r.out.idle = true; r.folder != nil {
+				s, _ = r.folder.readSummary(from.Step)
+			}
 			return s, nil
 		}
 		r.saved = from.Step
 		p.Say("continuing after step %d", from.Step)
 	}
 	if dir != "" {
-		if err := r.folder.begin(&j.Options, r.t.StepsDone(), warner(p)); err != nil {
+		if err := r.begin(dir, resume, from != nil); err != nil {
 			return s, err
 		}
-		if !resume { // the lines that were dropped are those of another run
-			r.folder.was = history{}
-		}
-		if j.Options.note != "" {
-			p.Say("warning: %s", j.Options.note)
-		}
-		r.out.Loss, r.told.before = r.folder.was.loss, r.folder.was.peaks
-		r.describe(from != nil)
 	}
 	p.begin(j.description([]string{r.out.Policy}, r.t.StepsDone()), dir)
 	return r.steps(ctx, from == nil)
@@ -181,7 +174,9 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 			}
 			return r.out, err
 		}
-		stopped = ctx.Err() != nil
+		if stopped, err = r.interrupted(ctx); err != nil {
+			return r.out, err
+		}
 		last := r.t.StepsDone() == o.Steps
 		if err := r.record(m, last || !stopped && o.EvalEvery > 0 && r.t.StepsDone()%o.EvalEvery == 0); err != nil {
 			return r.out, err
@@ -199,11 +194,7 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 		return r.out, err
 	}
 	if !r.out.Finished {
-		dir := ""
-		if r.folder != nil {
-			dir = r.folder.dir
-		}
-		return r.out, &InterruptedError{Folder: dir}
+		return r.out, &InterruptedError{Folder: r.out.folder}
 	}
 	return r.out, nil
 }
@@ -235,24 +226,32 @@ func (r *run) record(m train.Metrics, due bool) (err error) {
 	r.out.Tokens += int64(m.Tokens)
 	r.out.Seconds += m.Seconds
 	r.told.took = append(r.told.took, m.Seconds)
-	if r.folder == nil {
-		return nil
+	if r.folder != nil {
+		l := r.told.line(r.t, m)
+		l.Eval = r.out.Eval
+		err = r.folder.record(l)
 	}
-	l := r.told.line(r.t, m)
-	l.Eval = r.out.Eval
-	return r.folder.record(l)
+	return r.machine.Process.Share(nil, err)
 }
 
 // save writes a checkpoint unless the last one is of the same step.
 func (r *run) save() error {
-	if r.folder == nil || r.saved == r.t.StepsDone() {
+	if r.out.folder == "" || r.saved == r.t.StepsDone() {
 		return nil
 	}
-	if err := r.folder.save(r.t.Save); err != nil {
+	if err := r.machine.Process.Share(nil, r.saveAll()); err != nil {
 		return err
 	}
 	r.saved = r.t.StepsDone()
 	return nil
+}
+
+// saveAll writes a checkpoint, or the part of it that is of ranks in this process.
+func (r *run) saveAll() error {
+	if r.folder == nil {
+		return r.t.Save(nil)
+	}
+	return r.folder.save(r.t.Save)
 }
 
 // summaryFile is what summary.json holds.
@@ -314,11 +313,14 @@ func (r *run) finish(finished bool) (err error) {
 	if names := groupNames(f.Ranks); len(names) > 0 { // without any, nothing is known of the groups
 		s.Notes = r.withoutEffect(names)
 	}
-	if s.Digest, err = r.t.Digest(); err != nil || r.folder == nil {
+	if s.Digest, err = r.t.Digest(); err != nil {
 		return err
 	}
-	f.Summary = *s
-	return r.folder.writeJSON(summaryName, f)
+	if r.folder != nil {
+		f.Summary = *s
+		err = r.folder.writeJSON(summaryName, f)
+	}
+	return r.machine.Process.Share(nil, err)
 }
 
 // readSummary reads the summary of a run that finished after so many steps. A run that

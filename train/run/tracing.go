@@ -52,6 +52,7 @@ type tracing struct {
 // rankTrace is the sink of a rank's events.
 type rankTrace struct {
 	*tracing
+	rank int
 	to   trace.Sink
 	w    *trace.Writer
 	file lateFile
@@ -62,17 +63,26 @@ func (j *Job) trace(cfg *train.Config) *tracing {
 	n := cfg.Layout.Ranks()
 	t := &tracing{limit: max(traceBytes/int64(n), leastTraced)}
 	zero, began := device.Now(), time.Now().UnixNano()
-	for rank := range n {
-		r := &rankTrace{tracing: t}
+	of := map[int]*rankTrace{}
+	here := make([]int, n)
+	for i := range here {
+		here[i] = i
+	}
+	if j.machine.Process != nil {
+		here = j.machine.Process.Ranks
+	}
+	for _, rank := range here {
+		r := &rankTrace{tracing: t, rank: rank}
+		of[rank] = r
 		r.w = trace.NewWriter(&r.file, trace.Header{Rank: rank, Began: began, Compute: computeStream, Budget: int64(cfg.Memory.Budget)}, t.limit)
 		r.to = trace.Since(zero, r.w)
 		t.ranks = append(t.ranks, r)
 	}
-	cfg.Trace = func(rank int) trace.Sink { return t.ranks[rank] }
+	cfg.Trace = func(rank int) trace.Sink { return of[rank] }
 	cfg.Device = func(rank int) (device.Device, error) {
-		return j.machine.Open(rank, stowage.Observe(t.ranks[rank], rank))
+		return j.machine.Open(rank, stowage.Observe(of[rank], rank))
 	}
-	cfg.Measure = func() (device.Device, error) { return j.machine.Open(0, nil) }
+	cfg.Measure = func() (device.Device, error) { return j.machine.Open(here[0], nil) }
 	return t
 }
 
@@ -162,15 +172,21 @@ func (t *tracing) attach(d disk.FS, dir string, part int, stepped bool) (made, a
 			aside = append(aside, to)
 		}
 	}
-	for rank, r := range t.ranks {
-		path := filepath.Join(dir, report.TraceName(rank, part))
+	opened, e := t.openAll(d, dir, part)
+	return append(made, opened...), aside, t.fail(cmp.Or(err, e, d.SyncDir(folder)))
+}
+
+// openAll creates the files of the traces.
+func (t *tracing) openAll(d disk.FS, dir string, part int) (made []string, err error) {
+	for _, r := range t.ranks {
+		path := filepath.Join(dir, report.TraceName(r.rank, part))
 		if e := r.file.open(d, path); e != nil {
 			err = cmp.Or(err, e)
 			continue
 		}
 		made = append(made, path)
 	}
-	return made, aside, t.fail(cmp.Or(err, d.SyncDir(folder)))
+	return made, err
 }
 
 // setAside returns the name that a trace has until the run that replaces it cannot be
