@@ -112,7 +112,7 @@ func (t *Trainer) Save(to *checkpoint.Store) error {
 	}
 	ranks := make([]checkpoint.Rank, len(snaps))
 	for i, s := range snaps {
-		ranks[i] = checkpoint.Rank{Index: t.ranks[i].index, Model: shardOf(s.model), Optim: shardOf(s.optim)}
+		ranks[i] = checkpoint.Rank{Index: i, Model: shardOf(s.model), Optim: shardOf(s.optim)}
 	}
 	return to.Save(meta, ranks)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/run"
 )
@@ -122,7 +123,10 @@ func exitCode(err error) int {
 	var module *memory.ModuleError
 	var budget *memory.BudgetError
 	var signalled *signalError
+	var told *comm.Told
 	switch {
+	case errors.As(err, &told):
+		return told.Code
 	case errors.As(err, &signalled):
 		return exitSignal(signalled.signal)
 	case errors.As(err, &interrupted):

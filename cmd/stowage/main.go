@@ -84,6 +84,9 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	say(said, "stowage: "+readable(oneLine(text))+"\n")
+	var silent *silentError
+	if !errors.As(err, &silent) {
+		say(said, "stowage: "+readable(oneLine(text))+"\n")
+	}
 	return code
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 
@@ -110,6 +111,7 @@ type trainFlags struct {
 	plain   bool
 	args    []string // as typed
 	asJSON  *bool
+	over    func() // ends what shows the run
 }
 
 func newTrain() *cobra.Command {
@@ -176,18 +178,62 @@ func joinLists(f *pflag.FlagSet, args []string) (out []string) {
 	return out
 }
 
-// run trains, compares or forecasts, as the flags ask.
+// run trains, compares or forecasts, as the flags ask, alone or with the other processes
+// that a launcher started.
 func (f *trainFlags) run(cmd *cobra.Command) error {
-	if f.out != "" {
-		f.out = filepath.Clean(f.out) // so that all files and messages agree on b/../c
-	}
-	single, err := f.read(cmd.Flags())
+	place, err := findPlace()
 	if err != nil {
 		return err
 	}
+	if place != nil && f.dryRun { // which needs no other processes
+		if place.Rank > 0 {
+			return nil
+		}
+		place = nil
+	}
+	var c *cluster
+	if place != nil {
+		if c, err = join(cmd, place); err != nil {
+			return err
+		}
+	}
+	return c.leave(f.runWith(cmd, c))
+}
+
+// runWith is run after this process has joined the others.
+func (f *trainFlags) runWith(cmd *cobra.Command, c *cluster) error {
+	stopper := newStopper(f.serve != "")
+	progress, job, single, err := f.prepare(cmd, c, stopper)
+	if err = c.agree(err); err != nil {
+		return err
+	}
+	defer f.over()
+	if f.dryRun {
+		return f.forecast(cmd, job, single)
+	}
+	stopper.catch()
+	defer stopper.stop()
+	if single {
+		err = f.single(stopper.ctx, cmd, c, job, progress)
+	} else {
+		err = f.compare(stopper.ctx, cmd, c, job, progress)
+	}
+	c.signal(stopper, err)
+	return stopper.because(err)
+}
+
+// prepare reads the options and makes the job and what shows it. f.over ends the latter.
+func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (progress *run.Progress, job *run.Job, single bool, err error) {
+	if f.out != "" {
+		f.out = filepath.Clean(f.out) // so that all files and messages agree on b/../c
+	}
+	f.over = func() {}
+	if single, err = f.read(cmd.Flags()); err != nil {
+		return nil, nil, single, err
+	}
 	o := &f.options
 	if err := checkIdle(cmd.Flags(), o, f.resume); err != nil {
-		return err
+		return nil, nil, single, err
 	}
 	if o.Steps == 0 && !cmd.Flags().Changed("steps") {
 		o.Steps = compareSteps
@@ -200,33 +246,34 @@ func (f *trainFlags) run(cmd *cobra.Command) error {
 	}
 	var dev deviceChoice
 	if err := dev.Set(o.Device); err != nil {
-		return usagef("--device cannot be %q; %v", o.Device, err)
+		return nil, nil, single, usagef("--device cannot be %q; %v", o.Device, err)
 	}
-	stopper := newStopper(f.serve != "")
-	progress, announce, over, err := f.watch(cmd, stopper)
-	if err != nil {
-		return err
+	if err := c.choose(&dev); err != nil {
+		return nil, nil, single, err
 	}
-	defer over()
+	announce := func() {}
+	if progress = run.NewProgress(io.Discard, nil, nil); c.speaks() {
+		if progress, announce, f.over, err = f.watch(cmd, stopper); err != nil {
+			return nil, nil, single, err
+		}
+	}
 	machine := run.Machine{
 		Command: commandLine(cmd, f.args), Version: thisVersion().String(),
 		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
 	}
-	job, err := run.NewJob(*o, machine, progress.Log())
+	if c != nil {
+		machine.Process, machine.Offset = c.process, c.offset
+	}
+	if job, err = run.NewJob(*o, machine, progress.Log()); err == nil {
+		err = c.fits(&job.Options)
+	}
 	if err != nil {
-		return err
+		f.over()
+		return nil, nil, single, err
 	}
 	announce()
 	job.NoTrace = !o.Trace
-	if f.dryRun {
-		return f.forecast(cmd, job, single)
-	}
-	stopper.catch()
-	defer stopper.stop()
-	if single {
-		return stopper.because(f.single(stopper.ctx, cmd, job, progress))
-	}
-	return stopper.because(f.compare(stopper.ctx, cmd, job, progress))
+	return progress, job, single, nil
 }
 
 // read combines the options: defaults, then those of the run to resume, then those of
@@ -275,10 +322,10 @@ func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 }
 
 // single trains one run.
-func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, job *run.Job, p *run.Progress) error {
+func (f *trainFlags) single(ctx context.Context, cmd *cobra.Command, c *cluster, job *run.Job, p *run.Progress) error {
 	s, err := job.Run(ctx, f.out, f.resume, p)
 	switch {
-	case err != nil:
+	case err != nil || !c.speaks():
 		return err
 	case *f.asJSON:
 		for _, n := range s.Notes {
@@ -302,9 +349,9 @@ func printNotes(cmd *cobra.Command, notes []error) {
 const everyPolicy = "all"
 
 // compare trains under every policy.
-func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, job *run.Job, p *run.Progress) error {
+func (f *trainFlags) compare(ctx context.Context, cmd *cobra.Command, with *cluster, job *run.Job, p *run.Progress) error {
 	c, err := job.Compare(ctx, cmp.Or(f.out, compareFolder), f.out != "", p)
-	if err != nil {
+	if err != nil || !with.speaks() {
 		return err
 	}
 	if !*f.asJSON {

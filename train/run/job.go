@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stowage-dev/stowage"
 	"github.com/stowage-dev/stowage/device"
@@ -36,6 +37,8 @@ type Machine struct {
 	// Process says which ranks live in this process, and how they reach the others. Nil
 	// runs all of them here.
 	Process *comm.Process
+	// Offset is what must be added to this machine's clock to get that of rank 0.
+	Offset time.Duration
 }
 
 // Job is a run, or a comparison of runs, whose options were checked.

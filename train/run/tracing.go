@@ -62,7 +62,7 @@ type rankTrace struct {
 func (j *Job) trace(cfg *train.Config) *tracing {
 	n := cfg.Layout.Ranks()
 	t := &tracing{limit: max(traceBytes/int64(n), leastTraced)}
-	zero, began := device.Now(), time.Now().UnixNano()
+	zero, began := device.Now(), time.Now().Add(j.machine.Offset).UnixNano()
 	of := map[int]*rankTrace{}
 	here := make([]int, n)
 	for i := range here {

@@ -1,0 +1,236 @@
+// This file owns the tests of `stowage train` under launchers. They skip if a launcher is
+// missing.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// starter starts the program in several processes.
+type starter struct {
+	name    string
+	program string // that must be there
+	args    []string
+}
+
+var starters = []starter{
+	{"openmpi", "mpirun.openmpi", []string{"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}},
+	{"mpich", "mpiexec.hydra", nil},
+	{"variables", "mpiexec.hydra", nil}, // what torchrun sets; the library is MPICH's
+}
+
+// started is a group of processes.
+type started struct {
+	*exec.Cmd
+	out bytes.Buffer
+}
+
+// start starts n processes with the words of a line. Nothing is left when the test ends.
+func (s starter) start(t *testing.T, n int, line string) *started {
+	t.Helper()
+	path, err := exec.LookPath(s.program)
+	if err != nil {
+		t.Skipf("%s is not installed (packages openmpi-bin and mpich have the launchers)", s.program)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	words := append(append([]string{}, s.args...), "-n", strconv.Itoa(n), self)
+	if s.name == "variables" {
+		port, err := net.Listen("tcp", "127.0.0.1:0") // a number that is free
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, number, _ := net.SplitHostPort(port.Addr().String())
+		_ = port.Close()
+		path = "bash"
+		words = []string{"-c", fmt.Sprintf(`for r in $(seq %d); do RANK=$r LOCAL_RANK=$r "$0" "$@" & done; RANK=0 LOCAL_RANK=0 "$0" "$@"; code=$?; wait; exit $code`, n-1), self}
+		t.Setenv("WORLD_SIZE", strconv.Itoa(n))
+		t.Setenv("LOCAL_WORLD_SIZE", strconv.Itoa(n))
+		t.Setenv("MASTER_ADDR", "127.0.0.1")
+		t.Setenv("MASTER_PORT", number)
+	}
+	g := &started{Cmd: exec.CommandContext(ctx, path, append(words, strings.Fields(line)...)...)}
+	g.Env = append(os.Environ(), asProgram+"=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	g.Stdout, g.Stderr = &g.out, &g.out
+	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	g.Cancel = func() error { return syscall.Kill(-g.Process.Pid, syscall.SIGTERM) }
+	g.WaitDelay = 10 * time.Second
+	if err := g.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-g.Process.Pid, syscall.SIGKILL) // whatever is left
+		cancel()
+	})
+	return g
+}
+
+// smallRun is a run whose flags lack the layout.
+const smallRun = "train --policy stash --steps 3 --micro 1 --seq 32 --microbatches 2 --plain "
+
+// digestOf returns the parameters that a run in a folder came to.
+func digestOf(t *testing.T, dir string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		Digest string `json:"params_sha256"`
+	}
+	if err := json.Unmarshal(text, &s); err != nil || s.Digest == "" {
+		t.Fatal(err, string(text))
+	}
+	return s.Digest
+}
+
+// Under every launcher a run comes to the parameters of the run in one process, one rank
+// prints, and every rank leaves a trace.
+func TestTrainUnderLaunchers(t *testing.T) {
+	for _, x := range []struct {
+		n     int
+		flags string
+	}{
+		{2, "--pp 2 --ep 1 --dp 1"}, {2, "--pp 1 --ep 2 --dp 2 --dispatch ring"}, {4, "--pp 2 --ep 2 --dp 2"}, {4, "--pp 2 --ep 2 --dp 2 --pool arena"},
+	} {
+		alone := filepath.Join(t.TempDir(), "alone")
+		if out, errs, code := command(strings.Fields(smallRun + x.flags + " --out " + alone)...); code != 0 {
+			t.Fatal(out, errs)
+		}
+		want := digestOf(t, alone)
+		for _, s := range starters {
+			if testing.Short() && (x.n == 2) != (s.name == "variables") {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%d %s", s.name, x.n, x.flags), func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "run")
+				g := s.start(t, x.n, smallRun+x.flags+" --out "+dir)
+				if err := g.Wait(); err != nil {
+					t.Fatal(err, g.out.String())
+				}
+				if got := digestOf(t, dir); got != want || strings.Count(g.out.String(), "parameters "+want) != 1 {
+					t.Errorf("parameters %s, want %s; printed %s", got, want, g.out.String())
+				}
+				for rank := range x.n {
+					if _, err := os.Stat(filepath.Join(dir, "trace", fmt.Sprintf("rank-%d.trace", rank))); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// One rank says what is wrong with a command, and the exit code is that of one process.
+func TestLaunchersAndBadInput(t *testing.T) {
+	for _, s := range starters {
+		t.Run(s.name, func(t *testing.T) {
+			for line, want := range map[string]string{
+				smallRun + "--pp 1 --ep 2 --dp 4":                             "started 2 processes, but the layout has 4 ranks (pp 1 x dp 4); start as many, or give --pp 1 --dp 2",
+				smallRun + "--pp 1 --ep 1 --dp 2 --data gone":                 "--data",
+				"train --policy budget --budget 1KiB --steps 1 --pp 1 --dp 2": "--budget 1.0 KiB is too small",
+			} {
+				g := s.start(t, 2, line)
+				err := g.Wait()
+				if g.ProcessState.ExitCode() != 2 || strings.Count(g.out.String(), want) != 1 || strings.Contains(g.out.String(), "goroutine ") {
+					t.Errorf("%s: %v, %s; want %q once", line, err, g.out.String(), want)
+				}
+			}
+		})
+	}
+}
+
+// victim returns a rank's process.
+func (g *started) victim(t *testing.T, rank int) int {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range stats {
+		dir := filepath.Dir(path)
+		env, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil {
+			continue
+		}
+		words := "\x00" + string(env)
+		marked := strings.Contains(words, fmt.Sprintf("\x00STOWAGE_TEST_GROUP=%s\x00", g.mark()))
+		if marked && strings.Contains(words, fmt.Sprintf("\x00OMPI_COMM_WORLD_RANK=%d\x00", rank)) {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			return pid
+		}
+	}
+	t.Fatal("there is no process of rank", rank)
+	return 0
+}
+
+// mark tells the processes of a group from others.
+func (g *started) mark() string {
+	for _, v := range g.Env {
+		if value, ok := strings.CutPrefix(v, "STOWAGE_TEST_GROUP="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// If a rank is killed or stopped, the others end within seconds and one of them says which
+// rank it was. Resumed, the run comes to what it comes to undisturbed.
+func TestTrainLosesARank(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a stopped rank is noticed after seconds")
+	}
+	const flags = "train --policy stash --micro 1 --seq 32 --microbatches 2 --plain --pp 1 --ep 2 --dp 2 --save-every 1 "
+	alone := filepath.Join(t.TempDir(), "alone")
+	if out, errs, code := command(strings.Fields(flags + "--steps 40 --out " + alone)...); code != 0 {
+		t.Fatal(out, errs)
+	}
+	for _, x := range []struct {
+		signal syscall.Signal
+		rank   int
+	}{{syscall.SIGKILL, 1}, {syscall.SIGKILL, 0}, {syscall.SIGSTOP, 1}} {
+		t.Run(fmt.Sprintf("%v of rank %d", x.signal, x.rank), func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			t.Setenv("STOWAGE_TEST_GROUP", filepath.Base(filepath.Dir(dir))+fmt.Sprint(x.signal, x.rank, os.Getpid()))
+			g := starters[0].start(t, 2, flags+"--steps 4000 --out "+dir)
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+				if saved, _ := filepath.Glob(filepath.Join(dir, "checkpoints", "*2")); len(saved) > 0 {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("no step was saved")
+				}
+			}
+			if err := syscall.Kill(g.victim(t, x.rank), x.signal); err != nil {
+				t.Fatal(err)
+			}
+			err := g.Wait()
+			if want := fmt.Sprintf("stowage: rank %d on ", x.rank); err == nil || strings.Count(g.out.String(), want) != 1 || strings.Contains(g.out.String(), "goroutine ") {
+				t.Errorf("%v, %s; want %q once", err, g.out.String(), want)
+			}
+			g = starters[0].start(t, 2, "train --resume --plain --steps 40 --out "+dir)
+			if err := g.Wait(); err != nil {
+				t.Fatal(err, g.out.String())
+			}
+			if got, want := digestOf(t, dir), digestOf(t, alone); got != want {
+				t.Errorf("parameters %s, want %s", got, want)
+			}
+		})
+	}
+}
