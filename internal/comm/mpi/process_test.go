@@ -41,6 +41,7 @@ func TestQuiet(t *testing.T) {
 
 func init() {
 	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
+	roles["poor"], roles["replay"] = poor, replayed
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -179,6 +180,82 @@ func late(p *Process) error {
 	err = errors.Join(s.Sync(), c.Err())
 	fmt.Println(err)
 	return c.Close()
+}
+
+// A rank without memory for its buffers keeps all ranks from opening a world, and all are
+// told. They can open another one.
+func TestRankWithoutMemory(t *testing.T) {
+	each(t, "poor", nil, func(t *testing.T, out string, err error) {
+		if err != nil || out != "" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func poor(p *Process) error {
+	for _, host := range []memory.Bytes{memory.MiB, 16 * memory.MiB} {
+		if p.Rank() == 0 {
+			host = 16 * memory.MiB
+		}
+		d, err := cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{memory.MiB, host}})
+		if err != nil {
+			return err
+		}
+		c, err := p.Open(d, Options{})
+		if c == nil {
+			var full *device.OutOfMemory
+			if (p.Rank() == 1) != errors.As(err, &full) || p.Rank() == 0 && !strings.Contains(err.Error(), "comm: rank 1 on ") {
+				return fmt.Errorf("rank %d is told %w", p.Rank(), err)
+			}
+		} else if err = c.Close(); err != nil || host == memory.MiB {
+			return fmt.Errorf("rank %d opened a world, %v", p.Rank(), err)
+		}
+		if err := d.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Calls can be captured, if all ranks replay alike.
+func TestReplay(t *testing.T) {
+	each(t, "replay", nil, func(t *testing.T, out string, err error) {
+		if err != nil || out != "" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func replayed(p *Process) error {
+	for _, staged := range []bool{false, true} {
+		c, d, s, b, err := rank(p, Options{Staged: staged})
+		if err != nil {
+			return err
+		}
+		const n = memory.MiB
+		s.Upload(b.Slice(0, 4), []byte{0, 0, 0x80, 0x3f}) // 1.0
+		s.BeginCapture()
+		c.AllReduce(s, b.Slice(0, n), b.Slice(0, n), comm.F32, comm.Sum)
+		c.AllReduce(s, b.Slice(0, 64), b.Slice(0, 64), comm.F32, comm.Sum)
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			s.Replay(g)
+			c.Barrier(s)
+		}
+		got := make([]byte, 4)
+		err = errors.Join(s.Download(got, b.Slice(0, 4)), g.Close(), c.Err())
+		if want := []byte{0, 0, 0x80, 0x42}; err != nil || !slices.Equal(got, want) { // 64.0
+			return fmt.Errorf("rank %d has %x, want %x: %w", p.Rank(), got, want, err)
+		}
+		s.Free(b)
+		if err := errors.Join(s.Close(), c.Close(), d.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A library that does not know the launcher takes each process for a world of its own.

@@ -3,6 +3,7 @@
 package mpi
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,8 @@ import (
 type Options struct {
 	// Scratch is the size of the host memory for parts that arrive before they are
 	// added up, and of the pinned buffers of a device whose memory the host cannot read.
-	// Larger calls go in pieces. It must be the same on all ranks. Zero means 4 MiB.
+	// Larger calls go in pieces. It must be the same on all ranks. Zero means 4 MiB, and at
+	// least 4 KiB are taken for each rank.
 	Scratch memory.Bytes
 	// Patience is how long a call waits for other ranks before the communicator fails and
 	// names those that have not come. Zero means for ever.
@@ -75,19 +77,21 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	if o.Scratch < 64*memory.KiB {
 		return nil, fmt.Errorf("comm: expected a Scratch of 64 KiB or more, got %d bytes", o.Scratch)
 	}
+	o.Scratch = max(o.Scratch, 4*memory.KiB*memory.Bytes(p.lib.Size))
 	w := &world{
 		p: p, dev: d, o: o, rank: p.lib.Rank, size: p.lib.Size, staged: o.Staged || d.Info().Backend != "cpu",
 		active: map[*op]struct{}{}, left: map[uint64]map[int]*news{}, inbox: make([]byte, newsSize),
-	}
-	if err := w.allocate(); err != nil {
-		return nil, errors.Join(err, w.release())
 	}
 	ranks := make([]int, w.size)
 	for i := range ranks {
 		ranks[i] = i
 	}
 	g := w.newGroup(1, ranks, w.rank)
+	failed := w.allocate()
 	err := p.do(func() (err error) {
+		if err := w.meet(failed); err != nil {
+			return err
+		}
 		if w.control, err = p.lib.Dup(p.lib.World); err != nil {
 			return err
 		}
@@ -95,9 +99,6 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 			return err
 		}
 		w.comms = append(w.comms, w.control, g.c)
-		if err := w.meet(g.c); err != nil {
-			return err
-		}
 		p.worlds[w] = struct{}{}
 		w.listen()
 		return nil
@@ -108,24 +109,42 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	return g, nil
 }
 
-// meet tells the ranks each other's hosts and compares what must be alike.
-func (w *world) meet(c mpi.Comm) error {
-	const size = 256
-	host, _ := os.Hostname()
-	mine := make([]byte, size)
-	copy(mine[:size-1], fmt.Sprintf("%d %s", w.o.Scratch, host))
-	all, err := w.p.lib.Gather(c, mine, w.size)
+// hello is what a rank tells all others when a world opens.
+type hello struct {
+	Host    string
+	Scratch memory.Bytes
+	Failed  string // why the rank cannot take part, or empty
+}
+
+// meet makes the ranks agree that the world can open, and tells them each other's hosts.
+func (w *world) meet(failed error) error {
+	const size = 1024
+	mine := hello{Scratch: w.o.Scratch}
+	mine.Host, _ = os.Hostname()
+	if failed != nil {
+		mine.Failed = failed.Error()
+		mine.Failed = mine.Failed[:min(len(mine.Failed), size/4)] // JSON may lengthen it
+	}
+	text, err := json.Marshal(mine)
 	if err != nil {
 		return err
 	}
+	all, err := w.p.lib.Gather(w.p.lib.World, append(text, make([]byte, size-len(text))...), w.size)
+	if err != nil || failed != nil {
+		return errors.Join(failed, err)
+	}
 	for r := range w.size {
-		var scratch memory.Bytes
-		var host string
-		_, _ = fmt.Sscan(untilZero(all[r*size:(r+1)*size]), &scratch, &host)
-		if scratch != w.o.Scratch {
-			return fmt.Errorf("comm: rank %d has a Scratch of %d bytes and rank %d one of %d; give all ranks the same", w.rank, w.o.Scratch, r, scratch)
+		var h hello
+		if err := json.Unmarshal([]byte(untilZero(all[r*size:(r+1)*size])), &h); err != nil {
+			return fmt.Errorf("comm: cannot read what rank %d says: %w; run the same version of the program everywhere", r, err)
 		}
-		w.hosts = append(w.hosts, host)
+		switch {
+		case h.Failed != "":
+			return fmt.Errorf("comm: rank %d on %s cannot take part: %s", r, h.Host, h.Failed)
+		case h.Scratch != w.o.Scratch:
+			return fmt.Errorf("comm: rank %d has a Scratch of %d bytes and rank %d one of %d; give all ranks the same", w.rank, w.o.Scratch, r, h.Scratch)
+		}
+		w.hosts = append(w.hosts, h.Host)
 	}
 	return nil
 }
