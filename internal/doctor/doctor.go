@@ -3,7 +3,7 @@
 // Stowage runs on any CPU.
 //
 // This file owns the report and how it is put together; libraries.go finds
-// shared libraries, text.go prints.
+// shared libraries, launch.go says what started the process, text.go prints.
 package doctor
 
 import (
@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -23,9 +24,12 @@ import (
 type Report struct {
 	Version   string          `json:"version"`
 	Machine   sysinfo.Machine `json:"machine"`
-	Devices   []Device        `json:"devices"` // the CPU first, then GPUs by number
+	Launcher  *Launch         `json:"launcher,omitempty"` // what started this process, unless it was started alone
+	Devices   []Device        `json:"devices"`            // the CPU first, then GPUs by number
 	Libraries []Library       `json:"libraries"`
 	Missing   []Missing       `json:"missing"`
+
+	unclear bool // whether the launcher's variables make no sense
 }
 
 // Device is one device, with the speed of its link if it could be measured.
@@ -62,6 +66,7 @@ type Missing struct {
 type Probe struct {
 	Version   string
 	Machine   func() sysinfo.Machine
+	Place     func() (*launcher.Place, error)
 	OpenCPU   func() (device.Device, error)
 	GPUs      func() ([]cuda.GPU, error)
 	OpenGPU   func(ordinal int) (device.Device, error)
@@ -107,6 +112,7 @@ func Examine(p Probe) *Report {
 		}
 		r.Missing = append(r.Missing, m)
 	}
+	r.examineLauncher(p, gpus)
 	return r
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/bench"
 	"github.com/stowage-dev/stowage/internal/golden"
+	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/leak"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
@@ -34,6 +35,7 @@ func probe() Probe {
 				Memory: sysinfo.Memory{Total: 64 * memory.GiB, Available: 32 * memory.GiB},
 			}
 		},
+		Place:   func() (*launcher.Place, error) { return nil, nil },
 		OpenCPU: open,
 		GPUs: func() ([]cuda.GPU, error) {
 			return nil, &device.Unsupported{What: "CUDA device", Why: "libcuda.so.1 was not found", Need: "install the driver"}
@@ -202,6 +204,13 @@ func TestMappedFrom(t *testing.T) {
 		"7f01-7f02 rw-p 00000000 00:00 0 \n" +
 		"7f02-7f03 r--p 00000000 08:01 43    /usr/lib/x86 64/libmpi.so.40.30.4\n"
 	if got := mappedFrom(strings.NewReader(maps), "libmpi.so.40"); got != "/usr/lib/x86 64/libmpi.so.40.30.4" {
+		t.Errorf("%q", got)
+	}
+	both := "7f02-7f03 r--p 00000000 08:01 43    /opt/libmpi.so.12.1.8\n" + maps
+	if got := mappedFrom(strings.NewReader(both), "libmpi.so.40"); got != "/usr/lib/x86 64/libmpi.so.40.30.4" {
+		t.Errorf("%q", got)
+	}
+	if got := mappedFrom(strings.NewReader(maps), "libmpi.so.12"); got != "/usr/lib/x86 64/libmpi.so.40.30.4" {
 		t.Errorf("%q", got)
 	}
 	if got := mappedFrom(strings.NewReader(maps), "libnccl.so.2"); got != "libnccl.so.2" {

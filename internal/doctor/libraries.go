@@ -6,16 +6,19 @@ package doctor
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
 
 	"github.com/stowage-dev/stowage/internal/blas"
+	"github.com/stowage-dev/stowage/internal/mpi"
 )
 
 // Library is an optional shared library.
@@ -28,14 +31,11 @@ type Library struct {
 	NeedsGPU bool   `json:"needs_gpu"`
 	Install  string `json:"install"`
 
-	names   []string                    // file names to try, in order
+	names   []string                    // file names to try, in order; nil for MPI, which has several kinds
 	version func(handle uintptr) string // asks the library itself
 }
 
-// unused is what to do about a library that later versions may use.
-const unused = "nothing to do, because Stowage does not use it yet"
-
-// known lists what Stowage uses, and what later versions may use.
+// known lists what Stowage uses.
 func known() []Library {
 	return []Library{{
 		Name: "cuBLASLt", For: "dense matrix products on the GPU", NeedsGPU: true,
@@ -43,25 +43,53 @@ func known() []Library {
 		names:   blas.Names(),
 		version: cublasVersion,
 	}, {
-		Name: "NCCL", For: "collectives between GPUs", NeedsGPU: true,
-		Install: unused,
+		Name: "NCCL", For: "ranks in several processes, each with a GPU", NeedsGPU: true,
+		Install: "install libnccl2 (`pip install nvidia-nccl-cu12` will do)",
 		names:   []string{"libnccl.so.2", "libnccl.so"},
 		version: ncclVersion,
 	}, {
-		Name: "MPI", For: "ranks on several machines",
-		Install: unused,
-		names:   []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"},
+		Name: "MPI", For: "ranks in several processes, on one machine or many",
+		Install: "install MPICH or Open MPI (`apt install mpich` or `apt install openmpi-bin` will do)",
 		version: mpiVersion,
 	}}
 }
 
-// Libraries looks for all of them.
-func Libraries() []Library {
-	ls := known()
-	for i := range ls {
-		ls[i].find()
+// Libraries looks for all of them. All kinds of MPI that are there are listed.
+func Libraries() (found []Library) {
+	_ = mpi.KeepSignals()
+	for _, l := range known() {
+		if l.names != nil {
+			l.find()
+			found = append(found, l)
+			continue
+		}
+		open, relatives := mpi.Names()
+		kinds := [][]string{open, relatives}
+		if name := os.Getenv("STOWAGE_MPI"); name != "" {
+			kinds = [][]string{{name}}
+		}
+		found = append(found, l.findKinds(kinds)...)
 	}
-	return ls
+	return found
+}
+
+// findKinds finds several libraries of a kind, or says why there is none.
+func (l Library) findKinds(kinds [][]string) (found []Library) {
+	for _, names := range kinds {
+		kind := l
+		kind.names = names
+		kind.find()
+		switch {
+		case kind.Path == "":
+			l.Trouble = cmp.Or(l.Trouble, kind.Trouble)
+		case !slices.ContainsFunc(found, func(other Library) bool { return other.Path == kind.Path }):
+			found = append(found, kind)
+		}
+	}
+	if len(found) == 0 {
+		return []Library{l}
+	}
+	return found
 }
 
 // find opens the first of the names that the loader knows. The library stays
@@ -102,18 +130,23 @@ func loadedFrom(name string) string {
 }
 
 func mappedFrom(maps io.Reader, name string) string {
+	name = path.Base(name)
 	stem, _, _ := strings.Cut(name, ".so")
+	found := name
 	for s := bufio.NewScanner(maps); s.Scan(); {
 		_, file, ok := strings.Cut(s.Text(), "/")
 		if !ok {
 			continue
 		}
+		if strings.HasPrefix(path.Base(file), name) {
+			return "/" + file // two versions can be there: libmpi.so.12 and libmpi.so.40
+		}
 		base, _, ok := strings.Cut(path.Base(file), ".so")
-		if ok && base == stem {
-			return "/" + file
+		if ok && base == stem && found == name {
+			found = "/" + file
 		}
 	}
-	return name
+	return found
 }
 
 // call calls a C function of the library. ok is false if the library has no such

@@ -19,6 +19,9 @@ func (r *Report) Text(w io.Writer) {
 	fmt.Fprintf(w, "%s\n\nmachine\n", r.Version)
 	r.machineText(line)
 
+	fmt.Fprint(w, "\nlauncher\n")
+	r.launcherText(line)
+
 	fmt.Fprint(w, "\ndevices\n")
 	for _, d := range r.Devices {
 		d.text(line)

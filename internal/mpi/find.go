@@ -10,6 +10,10 @@ var (
 	mpich   = []string{"libmpich.so.12", "libmpi.so.12", "libmpich.so", "libmpi_abi.so.0"}
 )
 
+// Names returns the files that Start looks for: those of Open MPI, and those of MPICH and its
+// relatives.
+func Names() (open, relatives []string) { return openMPI, mpich }
+
 // candidates returns the names of libraries, in the order in which they are tried, and the
 // number of processes that the launcher says it started, or zero.
 func candidates(getenv func(string) string) (names []string, size int) {

@@ -12,6 +12,7 @@ package mpi
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -48,8 +49,7 @@ var functions = []string{
 // what the launcher set. MPI can be started once in a process. The caller has locked its
 // thread.
 func Start(getenv func(string) string) (*Library, error) {
-	// UCX would take the signals by which Go finds nil pointers.
-	if err := os.Setenv("UCX_ERROR_SIGNALS", ""); err != nil {
+	if err := KeepSignals(); err != nil {
 		return nil, err
 	}
 	names, size := candidates(getenv)
@@ -80,6 +80,12 @@ func Start(getenv func(string) string) (*Library, error) {
 		return nil, fmt.Errorf("mpi: the launcher started %d processes, but %s finds %d: it is the library of another MPI; start with that library's mpirun, or set STOWAGE_MPI to the library of this one", size, l.Name, l.Size)
 	}
 	return l, nil
+}
+
+// KeepSignals keeps MPI libraries from taking signals. Call it before one is loaded: UCX, which
+// they load, would take those by which Go finds nil pointers, and SIGHUP for its debugger.
+func KeepSignals() error {
+	return errors.Join(os.Setenv("UCX_ERROR_SIGNALS", ""), os.Setenv("UCX_DEBUG_SIGNO", "0"))
 }
 
 // open loads the first library that is there, with all functions.
