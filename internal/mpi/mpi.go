@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -77,7 +78,11 @@ func Start(getenv func(string) string) (*Library, error) {
 	}
 	l.Rank, l.Size = int(*rank), int(*n)
 	if size > 0 && l.Size != size {
-		return nil, fmt.Errorf("mpi: the launcher started %d processes, but %s finds %d: it is the library of another MPI; start with that library's mpirun, or set STOWAGE_MPI to the library of this one", size, l.Name, l.Size)
+		do := "start with that library's mpirun, or set STOWAGE_MPI to the library of this one"
+		if strings.HasPrefix(l.Version, "Open MPI") {
+			do = "start with mpirun of Open MPI or with srun --mpi=pmix, or install MPICH, which any launcher can start"
+		}
+		return nil, fmt.Errorf("mpi: the launcher started %d processes, but %s finds %d; %s", size, l.Name, l.Size, do)
 	}
 	return l, nil
 }
