@@ -82,7 +82,7 @@ func Start(getenv func(string) string) (*Library, error) {
 		if strings.HasPrefix(l.Version, "Open MPI") {
 			do = "start with mpirun of Open MPI or with srun --mpi=pmix, or install MPICH, which any launcher can start"
 		}
-		return nil, fmt.Errorf("mpi: the launcher started %d processes, but %s finds %d; %s", size, l.Name, l.Size, do)
+		return nil, fmt.Errorf("mpi: the launcher started %d processes, but %s finds %d: it is the library of another MPI; %s", size, l.Name, l.Size, do)
 	}
 	return l, nil
 }
