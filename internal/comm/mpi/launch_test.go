@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -77,7 +78,9 @@ func (l launcher) start(t testing.TB, n int, does string, env []string, args ...
 	all := append(append([]string{}, l.args...), "-n", strconv.Itoa(n), self)
 	cmd := exec.CommandContext(ctx, path, append(all, args...)...)
 	cmd.Env = append(append(append(os.Environ(), l.env...), env...), role+"="+does)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = procAttr()
+	runtime.LockOSThread() // Linux takes the end of this thread for the end of the test
+	defer runtime.UnlockOSThread()
 	cmd.Cancel = func() error { // the launcher ends its processes when it is asked to
 		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	}
