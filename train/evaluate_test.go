@@ -90,8 +90,9 @@ func TestEvaluationDisturbsNothing(t *testing.T) { // SPEC S4.3
 			"interleaved": func(c *Config) { c.Layout = Layout{PP: 2, VPP: len(m.Layers) / 2, EP: 1, DP: 1} },
 			"full_iteration": func(c *Config) {
 				c.Layout = Layout{1, 1, 1, 1}
-				c.Memory.Scopes = memory.ScopesOf(memory.FullIteration)
+				c.Memory.Scopes = fullIteration
 			},
+			"full_iteration of ranks": func(c *Config) { c.Memory.Scopes = fullIteration },
 		} {
 			t.Run(fmt.Sprintf("%s/%s", m.Name, name), func(t *testing.T) {
 				c := plain

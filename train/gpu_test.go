@@ -104,24 +104,32 @@ func TestPoolsOnGPU(t *testing.T) { // SPEC S2.1
 	}
 }
 
-// A step that is captured whole, with its stash, is one replay; it gives the bits of the
-// eager one.
-func TestFullIterationOnGPU(t *testing.T) { // SPEC S4.1, S4.6
+// A step that is captured whole, with its stash, is one replay, also of several ranks that
+// share the GPU. It gives the bits of the eager one, and so do experts that are captured.
+func TestFullIterationOnGPU(t *testing.T) { // SPEC S4.1, S4.6, S7.4
 	needGPU(t)
-	c := testConfig(t, smallMoE())
-	c.Layout, c.Device = Layout{PP: 1, VPP: 1, EP: 1, DP: 1}, openGPU
-	want := runConfig(t, c, 6)
-	for _, offload := range []bool{false, true} {
-		var err error
-		if c.Memory, err = NamedMemory("stash", 0); err != nil {
-			t.Fatal(err)
-		}
-		c.Memory.Scopes = memory.ScopesOf(memory.FullIteration)
-		if offload {
-			c.Memory.Offload = []string{"core_attn", "attn_proj"}
-		}
-		if got := runConfig(t, c, 6); got.sum != want.sum {
-			t.Errorf("offload %v: losses %v, want %v", offload, got.losses, want.losses)
+	for _, l := range []Layout{{1, 1, 1, 1}, {1, 1, 2, 2}, {2, 1, 2, 2}} {
+		c := testConfig(t, smallMoE())
+		c.Layout, c.Device = l, openGPU
+		want := runConfig(t, c, 6)
+		for _, x := range []struct {
+			policy  string
+			scope   memory.Scope
+			offload []string
+		}{
+			{"stash", memory.FullIteration, nil},
+			{"stash", memory.FullIteration, []string{"core_attn", "attn_proj"}},
+			{"static", memory.MoE, nil},
+			{"static", memory.MoE, []string{"core_attn", "moe_act"}},
+		} {
+			var err error
+			if c.Memory, err = NamedMemory(x.policy, 0); err != nil {
+				t.Fatal(err)
+			}
+			c.Memory.Scopes, c.Memory.Offload = memory.ScopesOf(x.scope), x.offload
+			if got := runConfig(t, c, 6); got.sum != want.sum {
+				t.Errorf("%+v, %+v: losses %v, want %v", l, x, got.losses, want.losses)
+			}
 		}
 	}
 }

@@ -240,6 +240,39 @@ func TestExactWithCapturedExperts(t *testing.T) {
 	}
 }
 
+// Under a budget ranks decide for themselves, and record steps again when they choose. All
+// of them replay one graph in the end, within the budget. SPEC S7.4
+func TestBudgetInOneGraphOfRanks(t *testing.T) {
+	c := quick(t, assorted())
+	c.Layout = Layout{2, 1, 2, 2}
+	want := mustRun(t, c, 8)
+	c.Memory = namedMemory(t, "stash")
+	c.Memory.Scopes = fullIteration
+	peak, err := peakOf(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, less := range []memory.Bytes{-32 * memory.KiB, 0, 8 * memory.KiB} {
+		c.Memory.Budget = peak - less
+		got, all, err := summed(c, 8)
+		var small *memory.BudgetError
+		if errors.As(err, &small) && less > 0 {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := got.differs(want); err != nil {
+			t.Errorf("%v: %v", c.Memory.Budget, err)
+		}
+		for r, s := range all {
+			if g := s.Graphs; g.Replays == 0 || g.Failed > 0 || g.Refused > 0 {
+				t.Errorf("%v: rank %d: %+v", c.Memory.Budget, r, *g)
+			}
+		}
+	}
+}
+
 // summed is runs with the summaries of the ranks.
 func summed(c Config, steps int) (a account, all []memory.Summary, err error) {
 	tr, err := New(c)
