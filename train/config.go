@@ -56,7 +56,11 @@ type Config struct {
 	// rank divided by the mean. Zero selects the imbalance that the planner expects
 	// without forced balance. A run ignores it and counts its rows.
 	Imbalance float64
+	// DryRun lets Check accept more ranks than a process can open. Forecast takes them, and
+	// New does not.
+	DryRun    bool
 	forecast  bool // the devices compute nothing
+	everyRank bool // a forecast opens every rank, and not one of each stage
 
 	// Process says which ranks live in this process, and how they reach the others. Nil
 	// runs all ranks in this process.
@@ -82,6 +86,22 @@ type Layout struct {
 
 // Ranks returns the number of ranks.
 func (l Layout) Ranks() int { return l.PP * l.DP }
+
+// The most ranks of a run in one process, and of a forecast.
+const (
+	mostRanks    = 64
+	mostForecast = 1 << 16
+)
+
+// span returns the layers [from, to) of a stage; there are PP x VPP stages. If the stages
+// do not divide the layers, some have one more: the second and those after it, because the
+// first stage has the embedding, and the last one the loss and multi-token-prediction heads.
+func (c *Config) span(stage int) (from, to int) {
+	stages := c.Layout.PP * c.Layout.VPP
+	each, more := len(c.Model.Layers)/stages, len(c.Model.Layers)%stages
+	begin := func(s int) int { return s*each + min(max(0, s-1), more) }
+	return begin(stage), begin(stage + 1)
+}
 
 // Batch describes the work of one step on each data-parallel rank.
 type Batch struct {
@@ -228,12 +248,14 @@ func (c *Config) checkLayout() error {
 	switch {
 	case l.DP%l.EP != 0:
 		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("is no multiple of the %d expert ranks", l.EP), "give a multiple")
-	case layers%(l.PP*l.VPP) != 0:
-		return refuse("Layout.PP", fmt.Sprint(l.PP), fmt.Sprintf("does not divide %d layers into %d equal stages (pp %d x vpp %d)", layers, l.PP*l.VPP, l.PP, l.VPP), "choose stages and chunks that divide them")
+	case layers < l.PP*l.VPP:
+		return refuse("Layout.PP", fmt.Sprint(l.PP), fmt.Sprintf("makes %d stages (pp %d x vpp %d), and %s has %d layers", l.PP*l.VPP, l.PP, l.VPP, c.Model.Name, layers), "choose at most as many stages as layers")
 	case l.VPP > 1 && l.PP == 1:
 		return refuse("Layout.VPP", fmt.Sprint(l.VPP), "interleaves chunks, which needs at least two pipeline ranks", "use more pipeline ranks, or one chunk")
-	case l.Ranks() > 64 && c.Process == nil:
-		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("on %d pipeline ranks makes %d ranks", l.PP, l.Ranks()), "use at most 64 ranks in one process")
+	case l.Ranks() > mostRanks && c.Process == nil && !c.DryRun:
+		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("on %d pipeline ranks makes %d ranks", l.PP, l.Ranks()), fmt.Sprintf("use at most %d ranks in one process", mostRanks))
+	case l.Ranks() > mostForecast:
+		return refuse("Layout.DP", fmt.Sprint(l.DP), fmt.Sprintf("on %d pipeline ranks makes %d ranks", l.PP, l.Ranks()), fmt.Sprintf("use at most %d ranks", mostForecast))
 	}
 	for _, x := range layer.Layers(c.Model) {
 		if x.MoE != nil && x.MoE.Experts%l.EP != 0 {
@@ -250,16 +272,20 @@ func (c *Config) checkLayout() error {
 	return nil
 }
 
-// here returns the ranks of this process.
-func (c *Config) here() []int {
+// here returns the ranks of this process: all of them if there is one process, or the
+// first of each stage in a forecast.
+func (c *Config) here() (ranks []int) {
 	if c.Process != nil {
 		return c.Process.Ranks
 	}
-	all := make([]int, c.Layout.Ranks())
-	for i := range all {
-		all[i] = i
+	by := 1
+	if c.forecast && !c.everyRank {
+		by = c.Layout.DP
 	}
-	return all
+	for r := 0; r < c.Layout.Ranks(); r += by {
+		ranks = append(ranks, r)
+	}
+	return ranks
 }
 
 func (c *Config) hasExperts() bool {

@@ -25,7 +25,7 @@ func TestConfigRefuses(t *testing.T) {
 	}{
 		{"", func(c *Config) {}},
 		{"Layout.PP", func(c *Config) { c.Layout.PP = 0 }},
-		{"Layout.PP", func(c *Config) { c.Layout.PP = 3 }},
+		{"Layout.PP", func(c *Config) { c.Layout.PP = 5 }},
 		{"Layout.VPP", func(c *Config) { c.Layout.VPP = -1 }},
 		{"Layout.VPP", func(c *Config) { c.Layout = Layout{PP: 1, VPP: 2, EP: 1, DP: 1} }},
 		{"", func(c *Config) { c.Layout = Layout{PP: 2, VPP: 2, EP: 1, DP: 1} }},
@@ -34,6 +34,8 @@ func TestConfigRefuses(t *testing.T) {
 		{"Layout.EP", func(c *Config) { c.Model, c.Layout.EP, c.Layout.DP = smallDense(), 2, 2 }},
 		{"Layout.DP", func(c *Config) { c.Layout.EP, c.Layout.DP = 2, 3 }},
 		{"Layout.DP", func(c *Config) { c.Layout = Layout{PP: 4, VPP: 1, EP: 1, DP: 17} }},
+		{"Layout.DP", func(c *Config) { c.DryRun, c.Layout = true, Layout{PP: 4, VPP: 1, EP: 1, DP: 1<<14 + 1} }},
+		{"", func(c *Config) { c.DryRun, c.Layout = true, Layout{PP: 3, VPP: 1, EP: 2, DP: 1 << 14} }},
 		{"", func(c *Config) { c.Layout = Layout{PP: 4, VPP: 1, EP: 1, DP: 16} }},
 		{"Layout.DP", func(c *Config) { c.Layout.DP = 1<<24 + 1 }},
 		{"Batch.Microbatches", func(c *Config) { c.Batch.Microbatches = 0 }},

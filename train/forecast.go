@@ -50,9 +50,11 @@ const (
 	mostWalked   = 10
 )
 
-// Forecast returns the memory that a run takes, without training. It opens every rank as
-// the run would open it and runs a few steps on devices that copy no bytes and execute no
-// kernels. The allocations and their order are those of the run.
+// Forecast returns the memory that a run takes, without training. It opens the first rank
+// of each pipeline stage as the run would open it and runs a few steps on devices that
+// copy no bytes and execute no kernels. The allocations and their order are those of the
+// run. The other ranks of a stage differ in nothing that memory depends on, so a forecast
+// takes no longer if there are more of them.
 //
 // Config.Device must open CPU devices, or other devices that run kernels written in Go
 // and touch no memory before it is used. They need the capacity of the devices that the
@@ -90,7 +92,7 @@ func rehearse(cfg Config) (*Trainer, error) {
 	if open == nil {
 		return nil, cfg.Check()
 	}
-	cfg.forecast, cfg.Measure = true, nil
+	cfg.forecast, cfg.DryRun, cfg.Measure, cfg.Process = true, true, nil, nil
 	cfg.Device = func(rank int) (device.Device, error) {
 		d, err := open(rank)
 		if err != nil {
@@ -114,14 +116,30 @@ func (t *Trainer) walk() (f RunForecast, err error) {
 			peaks = append(peaks, u.Kind[memory.Device].Peak, u.Kind[memory.Host].Peak)
 		}
 	}
-	for i, u := range t.Usage() {
-		r := t.ranks[i]
-		f.Ranks = append(f.Ranks, RankForecast{
-			Rank: i, Stage: r.pp, Replica: r.dp, Device: u.Kind[memory.Device].Peak, Host: u.Kind[memory.Host].Peak,
-			Owners: u.Owners, Decision: r.rt.Decision(r.key()),
-		})
+	usage := t.Usage()
+	for i := range t.cfg.Layout.Ranks() {
+		k := len(t.ranks) * i / t.cfg.Layout.Ranks() // the rank itself, or the one that was opened of its stage
+		f.Ranks = append(f.Ranks, t.ranks[k].expected(i, usage[k]))
 	}
 	return f, nil
+}
+
+// expected returns the forecast of a rank that is like r.
+func (r *rank) expected(index int, u device.Usage) RankForecast {
+	f := RankForecast{
+		Rank: index, Stage: r.pp, Replica: index % r.cfg.Layout.DP, Device: u.Kind[memory.Device].Peak, Host: u.Kind[memory.Host].Peak,
+		Owners: slices.Clone(u.Owners),
+	}
+	for i, o := range f.Owners { // some names begin with the rank
+		if what, named := strings.CutPrefix(o.Owner, fmt.Sprintf("rank %d ", r.index)); named {
+			f.Owners[i].Owner = fmt.Sprintf("rank %d %s", index, what)
+		}
+	}
+	if d := r.rt.Decision(r.key()); d != nil {
+		of := *d
+		of.Rank, f.Decision = index, &of
+	}
+	return f
 }
 
 // assumed returns the imbalance that a forecast assumes, or zero in a run.

@@ -49,7 +49,7 @@ func smallDeepSeek() *model.Model {
 func TestLayoutsTrainAlike(t *testing.T) { // SPEC S3.4, S5.1
 	for _, m := range []*model.Model{smallMoE(), smallDense(), smallHybrid(), smallDeepSeek()} {
 		var first []float64
-		for _, l := range []Layout{{1, 1, 1, 1}, {2, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 1, 2}, {1, 1, 2, 2}, {2, 1, 2, 4}} {
+		for _, l := range []Layout{{1, 1, 1, 1}, {2, 1, 1, 1}, {3, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 1, 2}, {1, 1, 2, 2}, {2, 1, 2, 4}} {
 			for _, how := range []layer.Dispatch{layer.AllToAll, layer.Ring} {
 				if l.EP > 1 && m.Name == "small-dense" || how == layer.Ring && l.EP == 1 {
 					continue

@@ -219,8 +219,9 @@ func (r *rank) mixtures() (out []*model.MoE) {
 func (r *rank) layers(chunk int) []model.Layer {
 	m := r.cfg.Model
 	stages := r.cfg.Layout.PP * r.cfg.Layout.VPP
-	each, at := len(m.Layers)/stages, chunk*r.cfg.Layout.PP+r.pp
-	out := slices.Clone(m.Layers[at*each : (at+1)*each])
+	at := chunk*r.cfg.Layout.PP + r.pp
+	from, to := r.cfg.span(at)
+	out := slices.Clone(m.Layers[from:to])
 	if m.MTP != nil && at == stages-1 {
 		for range m.MTP.Depth {
 			out = append(out, m.MTP.Layers...)

@@ -24,10 +24,7 @@ type optimiser struct {
 
 func newOptimiser(r *rank) (*optimiser, error) {
 	o := &optimiser{r: r, runs: r.store.runs()}
-	scratch := memory.Bytes(0)
-	for _, x := range o.runs {
-		scratch = max(scratch, nn.SquaresScratch(int(x.g.Len/x.gtype.Size())))
-	}
+	scratch := nn.SquaresScratch(r.store.longest())
 	var err error
 	if o.mem, err = r.dev.Alloc(memory.Device, 256+scratch, "optimiser"); err != nil {
 		return nil, err

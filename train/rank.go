@@ -212,10 +212,10 @@ func (r *rank) build() {
 		r.env.Comm = nil
 	}
 	stages := c.Layout.PP * c.Layout.VPP
-	each := len(c.Model.Layers) / stages
 	for v := range c.Layout.VPP {
 		at := v*c.Layout.PP + r.pp
-		chunk := layer.Build(r.env, layer.Span{From: at * each, To: (at + 1) * each, First: at == 0, Last: at == stages-1})
+		from, to := c.span(at)
+		chunk := layer.Build(r.env, layer.Span{From: from, To: to, First: at == 0, Last: at == stages-1})
 		r.chunks = append(r.chunks, chunk)
 		r.units = append(r.units, chunk.Units...)
 	}

@@ -164,6 +164,15 @@ func (x *sharded) runs() (out []run) {
 	return out
 }
 
+// longest returns the elements of the largest shard: shards have the same sizes on all
+// ranks of a stage, and their pieces do not.
+func (x *sharded) longest() (n int) {
+	for _, sh := range x.shards {
+		n = max(n, int(sh.Weights.Len/4))
+	}
+	return n
+}
+
 func (x *sharded) cast(s device.Stream) { x.pipe.Cast(s) }
 
 func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.unit, k.param, values) }

@@ -23,6 +23,9 @@ func (r *rank) key() memory.Key {
 // train runs one step on this rank.
 func (r *rank) train(step int) error {
 	r.upload(r.t.loader, step)
+	if r.cfg.forecast {
+		r.world.Barrier(r.s) // the clocks of ranks of a stage show the same time in each step
+	}
 	if err := r.run(); err != nil {
 		return err
 	}

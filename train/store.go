@@ -23,8 +23,10 @@ type store interface {
 	end() error
 	// reduce adds up gradients over the ranks that hold the same parameters.
 	reduce(s device.Stream)
-	// runs returns the memory that the optimiser updates.
+	// runs returns the memory that the optimiser updates. No run of any rank of the stage
+	// has more elements than longest.
 	runs() []run
+	longest() int
 	// cast converts weights to the parameters that passes read, unless the optimiser has
 	// done so.
 	cast(s device.Stream)
@@ -211,6 +213,13 @@ func (w *whole) runs() (out []run) {
 		out = append(out, r)
 	}
 	return out
+}
+
+func (w *whole) longest() (n int) {
+	for _, sp := range w.spans {
+		n = max(n, int(sp.n/4))
+	}
+	return n
 }
 
 func (w *whole) place(k key) device.Range {

@@ -54,6 +54,7 @@ type Metrics struct {
 // returns an error if Config.Check does, or if a device has too little memory. The caller
 // must close the trainer.
 func New(cfg Config) (t *Trainer, err error) {
+	cfg.DryRun = cfg.forecast
 	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,10 @@ func (t *Trainer) openDevices() error {
 // join makes the communicators of the ranks in this process.
 func (t *Trainer) join() (err error) {
 	p := t.cfg.Process
-	if p == nil {
+	switch {
+	case p == nil && len(t.devs) < t.cfg.Layout.Ranks():
+		return t.joinAlone()
+	case p == nil:
 		t.world, err = comm.NewLocal(t.devs, comm.Options{})
 		return err
 	}
@@ -127,6 +131,21 @@ func (t *Trainer) join() (err error) {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// joinAlone makes the communicators of a forecast. The rank that is opened of each stage
+// stands for the others.
+func (t *Trainer) joinAlone() (err error) {
+	l := t.cfg.Layout
+	devs, like := make([]device.Device, l.Ranks()), make([]int, l.Ranks())
+	for i := range like {
+		like[i] = i / l.DP * l.DP
+	}
+	for i, rank := range t.cfg.here() {
+		devs[rank] = t.devs[i]
+	}
+	t.world, err = comm.NewPartial(devs, like)
+	return err
 }
 
 // measure measures the link rates if the policy may offload. It uses a separate device,

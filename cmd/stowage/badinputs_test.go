@@ -42,14 +42,14 @@ plan scan loop`},
 --pp 1.5
 --pp ''
 --pp 99999999999999999999
---pp 3
+--pp 300
 --vpp 0
 --vpp 2 --pp 1
 --ep 0
 --ep 3
 --ep 99999999
 --dp 0
---dp 100 --pp 1 --ep 1
+--dp 100000 --pp 1 --ep 1
 --dp 3 --ep 2
 --capacity-factor 0
 --capacity-factor -1
@@ -166,7 +166,7 @@ plan scan loop`},
 fast
 --polcy none`},
 	{"train --serve 127.0.0.1:0 ", `
---pp 3
+--pp 300
 --policy zzz
 --dry-run
 --data nope

@@ -47,6 +47,7 @@ stash. So do --out, --resume, --config, --save-every, --keep, --hold-out and --e
 --dry-run shows the memory that a run would take, by rank and owner, under one policy or
 under all of them. It trains and writes nothing and needs no GPU: the trainer's own code
 runs on devices that compute nothing, so the model may be far too large for this machine.
+There may be thousands of ranks: one of each pipeline stage is run, and stands for the rest.
 It assumes how many rows experts get and how long work takes.
 
 --hold-out keeps the end of the text from training. The loss on up to four batches of it
@@ -258,7 +259,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		}
 	}
 	machine := run.Machine{
-		Command: commandLine(cmd, f.args), Version: thisVersion().String(),
+		Command: commandLine(cmd, f.args), Version: thisVersion().String(), DryRun: f.dryRun,
 		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
 	}
 	if c != nil {

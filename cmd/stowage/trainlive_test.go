@@ -270,7 +270,7 @@ func TestTrainServeErrors(t *testing.T) {
 	defer taken.Close()
 	_, port, _ := net.SplitHostPort(taken.Addr().String())
 	for line, want := range map[string]string{
-		"--serve :" + port: "is in use; give another", "--serve nowhere": "no port", "--serve :0 --dry-run": "nothing to show", "--serve :0 --pp 3": "--pp",
+		"--serve :" + port: "is in use; give another", "--serve nowhere": "no port", "--serve :0 --dry-run": "nothing to show", "--serve :0 --pp 300": "--pp",
 	} {
 		stdout, stderr, code := command(strings.Fields(words + "--policy none --steps 1 " + line)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) {

@@ -22,8 +22,12 @@ type Caller struct {
 func (c Caller) Split(ranks []int) int {
 	mine := slices.Index(ranks, c.Rank)
 	bad := mine < 0
-	for i, r := range ranks {
-		bad = bad || r < 0 || r >= c.Size || slices.Contains(ranks[:i], r)
+	once := make([]bool, c.Size)
+	for _, r := range ranks {
+		if bad = bad || r < 0 || r >= c.Size || once[r]; bad {
+			break
+		}
+		once[r] = true
 	}
 	if bad {
 		panic(fmt.Sprintf("comm: rank %d calls Split with %v; expected a list of its own rank and others below %d, each once", c.Rank, ranks, c.Size))

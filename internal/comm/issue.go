@@ -45,8 +45,8 @@ func (g *group) work(r int) {
 
 // join makes the hub's stream wait for the streams of ranks below n.
 func (g *group) join(hub, n int) {
-	for p := range n {
-		if p != hub {
+	for _, p := range g.here {
+		if p != hub && p < n {
 			g.follow(hub, p)
 		}
 	}
@@ -58,8 +58,8 @@ func (g *group) fork(hub, n int) {
 		return
 	}
 	g.calls[hub].s.Record(g.events[hub])
-	for p := range n {
-		if p != hub {
+	for _, p := range g.here {
+		if p != hub && p < n {
 			g.calls[p].s.Wait(g.events[hub])
 		}
 	}
@@ -74,8 +74,8 @@ func (g *group) follow(r, p int) {
 // gate makes every stream wait for all others. It goes through one stream, which takes
 // 2(n-1) waits instead of n(n-1).
 func (g *group) gate() {
-	g.join(0, len(g.calls))
-	g.fork(0, len(g.calls))
+	g.join(g.here[0], len(g.calls))
+	g.fork(g.here[0], len(g.calls))
 }
 
 func (g *group) allGather(n memory.Bytes) {
@@ -83,7 +83,7 @@ func (g *group) allGather(n memory.Bytes) {
 		return
 	}
 	g.gate()
-	for r := range g.calls {
+	for _, r := range g.here {
 		g.gather(r, func(p int) (part, src device.Range) {
 			return g.calls[r].dst.Slice(n*memory.Bytes(p), n), g.calls[p].src
 		})
@@ -110,7 +110,7 @@ func (g *group) reduceScatter(n memory.Bytes) {
 		return
 	}
 	g.gate()
-	for r := range g.calls {
+	for _, r := range g.here {
 		g.reduce(r, g.calls[r].dst, n*memory.Bytes(r), n)
 	}
 	g.gate()
@@ -131,23 +131,34 @@ func (g *group) allReduce(bytes memory.Bytes) {
 		off = min(each*memory.Bytes(p), bytes)
 		return off, min(each, bytes-off)
 	}
-	owners := int((bytes + each - 1) / each)
-	g.join(0, int(n))
-	g.fork(0, owners)
-	for r := range owners {
-		off, size := part(r)
-		g.reduce(r, g.calls[r].dst.Slice(off, size), off, size)
+	owners, hub := int((bytes+each-1)/each), g.here[0]
+	g.join(hub, int(n))
+	g.fork(hub, owners)
+	for _, r := range g.here {
+		if r < owners {
+			off, size := part(r)
+			g.reduce(r, g.calls[r].dst.Slice(off, size), off, size)
+		}
 	}
-	g.join(0, owners)
-	g.fork(0, int(n))
-	for r := range g.calls {
+	g.join(hub, owners)
+	g.fork(hub, int(n))
+	for _, r := range g.here {
+		if len(g.absent) > 0 {
+			// The slowest rank, for which all wait, gathers every part but the last, or every
+			// part if it owns none.
+			for p := range min(owners, int(n)-1) {
+				off, size := part(p)
+				g.calls[r].s.Fill(g.calls[r].dst.Slice(off, size), 0)
+			}
+			continue
+		}
 		g.gather(r, func(p int) (dst, src device.Range) {
 			off, size := part(p)
 			return g.calls[r].dst.Slice(off, size), g.calls[p].dst.Slice(off, size)
 		})
 	}
-	g.join(0, int(n))
-	g.fork(0, owners)
+	g.join(hub, int(n))
+	g.fork(hub, owners)
 }
 
 func (g *group) allToAll(n memory.Bytes) {
@@ -155,7 +166,7 @@ func (g *group) allToAll(n memory.Bytes) {
 		return
 	}
 	g.gate()
-	for r := range g.calls {
+	for _, r := range g.here {
 		g.gather(r, func(p int) (dst, src device.Range) {
 			return g.calls[r].dst.Slice(n*memory.Bytes(p), n), g.calls[p].src.Slice(n*memory.Bytes(r), n)
 		})
@@ -165,8 +176,8 @@ func (g *group) allToAll(n memory.Bytes) {
 
 // allToAllV orders only ranks that exchange bytes.
 func (g *group) allToAllV() {
-	for r := range g.calls {
-		for p := range g.calls {
+	for _, r := range g.here {
+		for _, p := range g.here {
 			if s, t := g.calls[p].send[r], g.calls[r].recv[p]; s.Len != t.Len {
 				g.disagree("comm: in %s, rank %d sends %d bytes to rank %d, which expects %d bytes", g.name(r), g.ranks[p], s.Len, g.ranks[r], t.Len)
 				return
@@ -174,9 +185,12 @@ func (g *group) allToAllV() {
 		}
 	}
 	g.cross(func(reader, source int) bool { return g.calls[reader].recv[source].Len > 0 })
-	for r := range g.calls {
+	for _, r := range g.here {
 		g.gather(r, func(p int) (dst, src device.Range) {
 			s, t := g.calls[p].send[r], g.calls[r].recv[p]
+			if s.Len != t.Len { // rank p is absent
+				return dst, src
+			}
 			return g.calls[r].dst.Slice(t.Off, t.Len), g.calls[p].src.Slice(s.Off, s.Len)
 		})
 	}
@@ -186,16 +200,16 @@ func (g *group) allToAllV() {
 // cross makes rank a's stream wait for rank b's if after says so. It records all events
 // before the first wait: an event recorded after a wait would include that wait.
 func (g *group) cross(after func(a, b int) bool) {
-	for b := range g.calls {
-		for a := range g.calls {
+	for _, b := range g.here {
+		for _, a := range g.here {
 			if a != b && after(a, b) {
 				g.calls[b].s.Record(g.events[b])
 				break
 			}
 		}
 	}
-	for b := range g.calls {
-		for a := range g.calls {
+	for _, b := range g.here {
+		for _, a := range g.here {
 			if a != b && after(a, b) {
 				g.calls[a].s.Wait(g.events[b])
 			}
@@ -204,12 +218,17 @@ func (g *group) cross(after func(a, b int) bool) {
 }
 
 func (g *group) broadcast(root int) {
+	for _, a := range g.absent {
+		if a.rank == root {
+			root = a.like
+		}
+	}
 	src, n := g.calls[root].dst, len(g.calls)
 	if src.Len == 0 || n == 1 {
 		return
 	}
 	g.fork(root, n)
-	for r := range g.calls {
+	for _, r := range g.here {
 		if r != root {
 			g.calls[r].s.Copy(g.calls[r].dst, src)
 		}

@@ -36,17 +36,34 @@ type Options struct {
 // round once at the end, whatever the timing and the number of threads. A maximum is a NaN
 // if any element is.
 func NewLocal(devs []device.Device, o Options) ([]Comm, error) {
+	return newWorld(devs, ranksBelow(len(devs)), o)
+}
+
+// NewPartial is NewLocal for some ranks of a world, and returns their communicators in the
+// order of ranks. Rank i is present if devs[i] is not nil. Forecasts use it: present ranks
+// allocate and issue what they would with all ranks, but nothing waits for absent ranks.
+// In a collective, an absent rank i is taken to call what rank like[i] calls, which must be
+// present, or else what the first present rank of the group calls. So present ranks read
+// its data instead, and an AllReduce gives zeros. Messages pass between present ranks only.
+func NewPartial(devs []device.Device, like []int) ([]Comm, error) {
+	if len(like) != len(devs) {
+		panic(fmt.Sprintf("comm: %d devices and %d ranks to be like; give one of each for every rank", len(devs), len(like)))
+	}
+	return newWorld(devs, like, Options{})
+}
+
+func newWorld(devs []device.Device, like []int, o Options) ([]Comm, error) {
 	if len(devs) == 0 || o.Patience < 0 {
 		return nil, fmt.Errorf("comm: expected at least one device and a Patience of zero or more, got %d devices and %v; give one device for each rank, and zero to wait for ever", len(devs), o.Patience)
 	}
-	w := &world{devs: devs, o: o, groups: map[*group]struct{}{}, driven: make([]driven, len(devs))}
+	w := &world{devs: devs, like: like, o: o, groups: map[*group]struct{}{}, driven: make([]driven, len(devs))}
 	g, err := w.newGroup(ranksBelow(len(devs)))
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Comm, len(devs))
-	for r := range all {
-		all[r] = &Local{g, r}
+	var all []Comm
+	for _, r := range g.here {
+		all = append(all, &Local{g, r})
 	}
 	return all, nil
 }
@@ -61,7 +78,8 @@ func ranksBelow(n int) []int {
 
 // world is the state that all communicators of the same ranks share.
 type world struct {
-	devs     []device.Device
+	devs     []device.Device // nil for a rank that is absent
+	like     []int           // by rank: the rank whose calls stand for those of an absent one
 	o        Options
 	failed   atomic.Pointer[Failure]
 	lockstep atomic.Pointer[lockstep]
@@ -108,6 +126,7 @@ func (c *Local) Split(ranks []int) (Comm, error) {
 		world := make([]int, len(ranks))
 		for k, r := range ranks {
 			world[k] = c.g.ranks[r]
+			s.taken[k] = w.devs[world[k]] == nil
 		}
 		s.g, s.err = w.groupOf(world)
 		w.splits = append(w.splits, s)
@@ -173,7 +192,7 @@ func (c *Local) Close() error {
 		panic(fmt.Sprintf("comm: rank %d closes its communicator twice; close it once", g.ranks[c.rank]))
 	}
 	g.quit = append(g.quit, c.rank)
-	last := len(g.quit) == c.Size()
+	last := len(g.quit) == len(g.here)
 	g.wake.Broadcast()
 	g.mu.Unlock()
 	if !last {
@@ -243,10 +262,14 @@ func (g *group) release() (err error) {
 		t.Stop()
 	}
 	for _, e := range g.events {
-		err = errors.Join(err, e.Close())
+		if e != nil {
+			err = errors.Join(err, e.Close())
+		}
 	}
 	for _, x := range g.reducers {
-		err = errors.Join(err, x.Close())
+		if x != nil {
+			err = errors.Join(err, x.Close())
+		}
 	}
 	return err
 }

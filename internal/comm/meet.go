@@ -67,6 +67,8 @@ type call struct {
 type group struct {
 	w        *world
 	ranks    []int          // numbered as in the world
+	here     []int          // the ranks that are present, which are all but in forecasts
+	absent   []absentee     // the others
 	events   []device.Event // one for each rank; always waited for before it is recorded again
 	timers   []*time.Timer  // one for each rank, if Patience is limited
 	sources  []device.Range // of the reduction being issued
@@ -86,34 +88,43 @@ type group struct {
 	other bool       // unlock must wake other groups
 }
 
+// absentee is a rank that is absent, and the present rank whose calls stand for its own.
+type absentee struct{ rank, like int }
+
 // groupOf makes a group. The caller holds the world's lock.
 func (w *world) groupOf(ranks []int) (*group, error) {
 	n := len(ranks)
 	g := &group{
 		w: w, ranks: ranks, sources: make([]device.Range, n),
-		calls: make([]call, n), ends: make([][]end, n), made: make([]uint64, n), lost: make([]*Failure, n),
+		events: make([]device.Event, n), reducers: make([]*Reducer, n), calls: make([]call, n), ends: make([][]end, n), made: make([]uint64, n), lost: make([]*Failure, n),
 	}
 	g.wake.L = &g.mu
 	for r, rank := range ranks {
-		e, err := w.devs[rank].NewEvent(0)
-		if err != nil {
+		if w.devs[rank] == nil {
+			continue
+		}
+		g.here = append(g.here, r)
+		var err error
+		if g.events[r], err = w.devs[rank].NewEvent(0); err != nil {
 			_ = g.release()
 			return nil, err
 		}
-		g.events = append(g.events, e)
 		if w.o.Patience > 0 {
 			t := time.AfterFunc(time.Hour, func() { g.timeOut(r) })
 			t.Stop()
 			g.timers = append(g.timers, t)
 		}
 	}
-	for _, rank := range ranks {
-		x, err := NewReducer(w.devs[rank], n, w.o.scratch)
-		if err != nil {
+	for r, rank := range ranks {
+		if w.devs[rank] == nil {
+			g.absent = append(g.absent, absentee{r, max(g.here[0], slices.Index(ranks, w.like[rank]))})
+			continue
+		}
+		var err error
+		if g.reducers[r], err = NewReducer(w.devs[rank], n, w.o.scratch); err != nil {
 			_ = g.release()
 			return nil, err
 		}
-		g.reducers = append(g.reducers, x)
 	}
 	w.groups[g] = struct{}{}
 	return g, nil
@@ -236,7 +247,8 @@ func (g *group) hopeless(r int) *Failure {
 			return &Failure{By: g.ranks[p], Err: fmt.Errorf("rank %d has closed the communicator", g.ranks[p])}
 		}
 	}
-	for p, rank := range g.ranks {
+	for _, p := range g.here {
+		rank := g.ranks[p]
 		if g.w.driven[rank].back.Load() && g.needs(r, p) && !g.calls[p].waiting {
 			g.giveUp(rank, fmt.Errorf("the function of rank %d has returned", rank))
 			return g.w.failed.Load()
@@ -260,7 +272,7 @@ func (g *group) timeOut(r int) {
 	c := &g.calls[r]
 	if waited := time.Since(c.since); c.waiting && waited >= g.w.o.Patience {
 		a := &Absent{Rank: g.ranks[r], Call: g.name(r), Waited: g.w.o.Patience}
-		for p := range g.calls {
+		for _, p := range g.here {
 			there := g.calls[p].waiting && !g.calls[p].kind.pair() // in the same collective
 			if g.needs(r, p) && !there {
 				a.Ranks = append(a.Ranks, g.ranks[p])
@@ -277,7 +289,7 @@ func (g *group) agree(r int) bool {
 	if c.kind.pair() && !g.match(r) {
 		return false
 	}
-	for p := range g.calls {
+	for _, p := range g.here {
 		o := &g.calls[p]
 		if p == r || !o.waiting {
 			continue
@@ -305,7 +317,7 @@ func (g *group) complete(r int) bool {
 	if g.calls[r].kind.pair() {
 		return len(g.moves) > 0
 	}
-	for p := range g.calls {
+	for _, p := range g.here {
 		if !g.calls[p].waiting {
 			return false
 		}
@@ -331,10 +343,13 @@ func (g *group) issue(r int) {
 			g.giveUp(g.ranks[r], fmt.Errorf("rank %d panicked in %s", g.ranks[r], g.name(r)))
 		}
 	}()
+	for _, a := range g.absent {
+		g.calls[a.rank] = g.calls[a.like]
+	}
 	g.work(r)
 	done = true
 	pair := g.calls[r].kind.pair()
-	for p := range g.calls {
+	for _, p := range g.here {
 		if g.concerns(r, p) && (!pair || g.passed(p)) {
 			g.calls[p] = call{sig: g.calls[p].sig}
 		}
@@ -347,7 +362,7 @@ func (g *group) issue(r int) {
 // would draw the others into the capture.
 func (g *group) capturesPartly(r int) bool {
 	with, without := -1, -1
-	for p := range g.calls {
+	for _, p := range g.here {
 		if !g.concerns(r, p) {
 			continue
 		}

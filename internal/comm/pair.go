@@ -46,6 +46,13 @@ func (c *Local) pass(k kind, s device.Stream, sends, recvs []Message) {
 		return
 	}
 	g := c.g
+	for _, all := range [...][]Message{sends, recvs} {
+		for _, m := range all {
+			if g.w.devs[g.ranks[m.Peer]] == nil {
+				panic(fmt.Sprintf("comm: %v on rank %d: rank %d is absent; pass messages between present ranks", k, g.ranks[c.rank], g.ranks[m.Peer]))
+			}
+		}
+	}
 	g.mu.Lock()
 	defer g.unlock()
 	g.enter(c.rank, call{sig: sig{kind: k}, s: s})

@@ -23,11 +23,24 @@ type Forecast struct {
 	Device int64          `json:"peak_device_bytes"` // of the fullest rank
 	Host   int64          `json:"peak_host_bytes"`
 	Budget int64          `json:"budget_bytes,omitempty"`
-	Ranks  []RankForecast `json:"ranks"`
+	Kinds  []rankKind     `json:"kinds"` // one for each stage
+	Ranks  []RankForecast `json:"ranks"` // each rank, or the first of each kind if there are more than 64
 	// Notes are remarks on options that will have no effect, as in [Summary].
 	Notes []error `json:"-"`
 	job   *Job
 }
+
+// rankKind counts ranks that take the same memory.
+type rankKind struct {
+	Stage  int   `json:"stage"`
+	First  int   `json:"first_rank"`
+	Count  int   `json:"count"` // ranks from the first on
+	Device int64 `json:"peak_device_bytes"`
+	Host   int64 `json:"peak_host_bytes"`
+}
+
+// mostListed is the most ranks that a forecast lists one by one.
+const mostListed = 64
 
 // RankForecast is the part of one rank.
 type RankForecast struct {
@@ -64,14 +77,14 @@ type ForecastRow struct {
 // space is the address space that the devices of a forecast share, of each kind of
 // memory. A process has 2^47 bytes on common machines. Activations reserve all of a
 // device's space, two pools of sharded parameters as much each, and pages of rows some
-// more. With 64 ranks, each has 512 GiB of device memory and 256 GiB of host memory, and
-// half of that if parameters are sharded.
+// more. One rank of each stage is opened: with 64 stages, each has 512 GiB of device memory
+// and 256 GiB of host memory, and half of that if parameters are sharded.
 var space = [memory.Kinds]memory.Bytes{memory.Device: 1 << 45, memory.Host: 1 << 44}
 
 // forecast runs the trainer's code on CPU devices whose memory nothing touches, so that
 // only their address space limits them.
 func forecast(cfg train.Config) (train.RunForecast, error) {
-	each, parts := space, memory.Bytes(cfg.Layout.Ranks())
+	each, parts := space, memory.Bytes(cfg.Layout.PP)
 	if cfg.Sharding != nil {
 		parts *= 2
 	}
@@ -105,13 +118,17 @@ func (j *Job) Forecast() (*Forecast, error) {
 	o := &Forecast{job: j}
 	o.Model, o.Policy, o.Budget = j.config.Model.Name, j.Options.Policy, int64(j.config.Memory.Budget)
 	o.Device, o.Host = highest(f)
-	for _, r := range f.Ranks {
-		o.Ranks = append(o.Ranks, RankForecast{
-			Rank: r.Rank, Stage: r.Stage, Replica: r.Replica, Device: int64(r.Device), Host: int64(r.Host), Owners: owners(r), Decision: r.Decision,
-		})
-	}
 	var groups []string
 	for _, r := range f.Ranks {
+		dev, host := int64(r.Device), int64(r.Host)
+		if r.Replica == 0 {
+			o.Kinds = append(o.Kinds, rankKind{r.Stage, r.Rank, j.config.Layout.DP, dev, host})
+		} else if len(f.Ranks) > mostListed {
+			continue
+		}
+		o.Ranks = append(o.Ranks, RankForecast{
+			Rank: r.Rank, Stage: r.Stage, Replica: r.Replica, Device: dev, Host: host, Owners: owners(r), Decision: r.Decision,
+		})
 		if r.Decision != nil {
 			for _, u := range r.Decision.Forecast.Units {
 				groups = append(groups, u.Name)
@@ -214,25 +231,29 @@ func (f *Forecasts) WriteText(w io.Writer) {
 	fmt.Fprintf(w, "\n%s\n", wrap("Nothing was trained; peaks are those of the fullest rank: "+savings(as)+".", lineWidth))
 }
 
+// mostShown is the most kinds of ranks that are shown by owner. If there are more, the
+// fullest is.
+const mostShown = 4
+
 // WriteText prints the forecast for people. It shows ranks that are alike together.
 func (f *Forecast) WriteText(w io.Writer) {
 	j := f.job
 	fmt.Fprintf(w, "%s under %s on %s, steps of %d tokens: forecast\n", f.Model, f.Policy, j.layout(), j.config.Tokens())
 	var texts []string
-	alike := map[string][]RankForecast{}
-	for _, r := range f.Ranks {
-		text := rankText(r, f.Budget > 0)
+	alike := map[string][]rankKind{}
+	for _, k := range f.Kinds {
+		i := slices.IndexFunc(f.Ranks, func(r RankForecast) bool { return r.Rank == k.First })
+		text := rankText(f.Ranks[i], f.Budget > 0)
 		if alike[text] == nil {
 			texts = append(texts, text)
 		}
-		alike[text] = append(alike[text], r)
+		alike[text] = append(alike[text], k)
+	}
+	if len(texts) > mostShown {
+		texts = []string{f.table(w, texts, alike)}
 	}
 	for _, text := range texts {
-		var ranks, stages []int
-		for _, r := range alike[text] {
-			ranks, stages = append(ranks, r.Rank), append(stages, r.Stage)
-		}
-		fmt.Fprintf(w, "\n%s (%s)\n%s", numbered("rank", ranks), numbered("stage", slices.Compact(stages)), text)
+		fmt.Fprintf(w, "\n%s (%s)\n%s", numbered("rank", ranksOf(alike[text])), numbered("stage", stagesOf(alike[text])), text)
 	}
 	said := fmt.Sprintf("Nothing was trained. A rank takes at most %s of device and %s of host memory.", memory.Bytes(f.Device).Short(), memory.Bytes(f.Host).Short())
 	if f.Budget > 0 {
@@ -241,12 +262,63 @@ func (f *Forecast) WriteText(w io.Writer) {
 	fmt.Fprintf(w, "\n%s\n", wrap(said, lineWidth))
 }
 
+// table prints a line for each kind of ranks, and returns the text of the fullest.
+func (f *Forecast) table(w io.Writer, texts []string, alike map[string][]rankKind) (fullest string) {
+	fmt.Fprintf(w, "\n  %-14s %-16s %6s %12s %12s\n", "stages", "ranks", "count", "device", "host")
+	for _, text := range texts {
+		k, n := alike[text], 0
+		for _, x := range k {
+			n += x.Count
+		}
+		fmt.Fprintf(w, "  %-14s %-16s %6d %12s %12s\n", ranges(stagesOf(k)), ranges(ranksOf(k)), n, memory.Bytes(k[0].Device).Short(), memory.Bytes(k[0].Host).Short())
+		if fullest == "" || k[0].Device > alike[fullest][0].Device {
+			fullest = text
+		}
+	}
+	return fullest
+}
+
+func stagesOf(kinds []rankKind) (stages []int) {
+	for _, k := range kinds {
+		stages = append(stages, k.Stage)
+	}
+	return stages
+}
+
+func ranksOf(kinds []rankKind) (ranks []int) {
+	for _, k := range kinds {
+		for r := range k.Count {
+			ranks = append(ranks, k.First+r)
+		}
+	}
+	return ranks
+}
+
 // numbered names things by their numbers: "rank 1" or "ranks 1, 2".
 func numbered(what string, numbers []int) string {
 	if len(numbers) == 1 {
 		return fmt.Sprintf("%s %d", what, numbers[0])
 	}
-	return what + "s " + strings.Trim(strings.ReplaceAll(fmt.Sprint(numbers), " ", ", "), "[]")
+	return what + "s " + ranges(numbers)
+}
+
+// ranges lists numbers that ascend. Of four and more in a row it gives both ends.
+func ranges(numbers []int) string {
+	var out []string
+	for i := 0; i < len(numbers); {
+		n := 1
+		for i+n < len(numbers) && numbers[i+n] == numbers[i]+n {
+			n++
+		}
+		if n > 3 {
+			out = append(out, fmt.Sprintf("%d to %d", numbers[i], numbers[i+n-1]))
+			i += n
+			continue
+		}
+		out = append(out, fmt.Sprint(numbers[i]))
+		i++
+	}
+	return strings.Join(out, ", ")
 }
 
 // littleShare divides a rank's memory into the amount below which owners are shown

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -145,5 +146,46 @@ func TestLeastBudget(t *testing.T) {
 	broken := errors.New("the device is lost")
 	if _, err := leastBudget(limits, func(memory.Bytes) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("%v; want that it stops", err)
+	}
+}
+
+// A forecast of more ranks than are listed has the first of each kind, and its text stays
+// short.
+func TestForecastOfManyRanks(t *testing.T) {
+	o := DefaultOptions()
+	o.Model, o.Micro, o.Seq, o.Steps = small(), 1, 32, 1
+	o.Model.Keys["num_hidden_layers"] = 11
+	o.Policy, o.PP, o.EP, o.DP, o.Microbatches = "stash", 6, 2, 128, 8
+	m := machine()
+	m.DryRun = true
+	j, err := NewJob(o, m, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := j.Forecast()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Kinds) != 6 || len(f.Ranks) != 6 || f.Kinds[5] != (rankKind{5, 640, 128, f.Ranks[5].Device, f.Ranks[5].Host}) || f.Ranks[5].Rank != 640 {
+		t.Errorf("kinds %+v", f.Kinds)
+	}
+	var text strings.Builder
+	f.WriteText(&text)
+	lines := strings.Split(text.String(), "\n")
+	want := []string{"stages", "ranks", "count", "device", "host"}
+	if len(lines) > 30 || len(lines) < 10 || !slices.Equal(strings.Fields(lines[2]), want) || !strings.HasPrefix(lines[8], "  5              640 to 767          128 ") {
+		t.Errorf("%d lines:\n%s", len(lines), text.String())
+	}
+}
+
+// Numbers are listed one by one, and those in a row by both ends.
+func TestRanges(t *testing.T) {
+	for _, x := range []struct {
+		n    []int
+		want string
+	}{{[]int{4}, "4"}, {[]int{0, 1, 2}, "0, 1, 2"}, {[]int{0, 1, 2, 3}, "0 to 3"}, {[]int{1, 3, 4, 5, 6, 9}, "1, 3 to 6, 9"}, {nil, ""}} {
+		if got := ranges(x.n); got != x.want {
+			t.Errorf("%v is %q, want %q", x.n, got, x.want)
+		}
 	}
 }

@@ -39,6 +39,8 @@ type Machine struct {
 	Process *comm.Process
 	// Offset is what must be added to this machine's clock to get that of rank 0.
 	Offset time.Duration
+	// DryRun says that jobs are only forecast, which any number of ranks can be.
+	DryRun bool
 }
 
 // Job is a run, or a comparison of runs, whose options were checked.
@@ -96,7 +98,7 @@ func (j *Job) configure(log *slog.Logger) (err error) {
 		c.Number = kernels.BF16
 	}
 	c.Dispatch = map[string]layer.Dispatch{"ring": layer.Ring}[o.Dispatch]
-	c.Seed, c.Log, c.Process = o.Seed, log, m.Process
+	c.Seed, c.Log, c.Process, c.DryRun = o.Seed, log, m.Process, m.DryRun
 	c.Device = func(rank int) (device.Device, error) { return m.Open(rank, nil) }
 	if c.Sharding, err = o.sharding(); err != nil {
 		return err
