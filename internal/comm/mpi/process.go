@@ -9,7 +9,11 @@
 // functions of a GPU may share one thread.
 //
 // Every call begins with a header from each rank to each other that says what the rank
-// calls. Ranks that disagree fail with a sentence and move no bytes of the wrong call.
+// calls. Ranks that disagree fail with a sentence. A rank sends to each other one directly,
+// so a call takes as many messages as there are ranks.
+//
+// Calls of one stream can be captured, if all ranks capture and replay alike. Those of
+// several streams cannot be in one capture: nothing would order them alike on all ranks.
 //
 // This file owns the thread that talks to MPI, sleep_linux.go how it sleeps; world.go what
 // the communicators of a process share, group.go communicators, calls.go the calls,
