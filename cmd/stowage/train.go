@@ -19,8 +19,9 @@ import (
 	"github.com/stowage-dev/stowage/train/run"
 )
 
-const trainLong = `Train a decoder model on ranks of this process: pipeline stages, expert ranks and
-replicas, each with a device and a memory of its own.
+const trainLong = `Train a decoder model on ranks: pipeline stages, expert ranks and replicas, each with a
+device and a memory of its own. All ranks are in this process, unless mpirun, srun or torchrun
+starts one process for each (docs/CLUSTER.md).
 
 Without --policy the command compares the memory policies. It trains the same model from
 the same seed under each of them:
