@@ -307,11 +307,11 @@ func TestProcessesSave(t *testing.T) {
 					_, e := tr.Step()
 					err = errors.Join(err, e)
 				}
-				var to *checkpoint.Store
+				to := &checkpoint.Saver{Options: store.Options, Ranks: c.Layout.Ranks(), Gather: c.Process.Control.Gather}
 				if process == 0 {
-					to = store
+					to.Store = store
 				}
-				return errors.Join(err, tr.Save(to), tr.Close())
+				return errors.Join(err, tr.Save(to), to.Wait(), tr.Close())
 			})
 			if err := store.Close(); err != nil {
 				t.Fatal(err)

@@ -81,22 +81,19 @@ type heldTensor struct {
 // snapshot holds the tensors that one rank saves.
 type snapshot struct{ model, optim []heldTensor }
 
-// Save writes a checkpoint of the parameters and the optimiser after the last step. If
-// ranks live in several processes, all must call it, and the one with rank 0 writes; the
-// others ignore the store.
-func (t *Trainer) Save(to *checkpoint.Store) error {
+// Save copies the parameters and the optimiser's state to host memory and gives them to a
+// target, which writes them before or after Save returns. If ranks live in several
+// processes, all must call it, each with a target for its own ranks.
+func (t *Trainer) Save(to checkpoint.Target) error {
 	if t.broken != nil {
 		return t.broken
 	}
-	own := make([]snapshot, len(t.ranks))
+	ranks := make([]checkpoint.Rank, len(t.ranks))
 	if _, err := t.together(func(i int) (f figures, err error) {
-		own[i], err = t.ranks[i].snapshot()
+		s, err := t.ranks[i].snapshot()
+		ranks[i] = checkpoint.Rank{Index: t.ranks[i].index, Model: shardOf(s.model), Optim: shardOf(s.optim)}
 		return f, err
 	}); err != nil {
-		return err
-	}
-	snaps, err := t.collect(own)
-	if err != nil || !t.cfg.Process.Speaks() {
 		return err
 	}
 	meta := checkpoint.Meta{Step: t.step}
@@ -109,10 +106,6 @@ func (t *Trainer) Save(to *checkpoint.Store) error {
 			return err
 		}
 		*x.to = text
-	}
-	ranks := make([]checkpoint.Rank, len(snaps))
-	for i, s := range snaps {
-		ranks[i] = checkpoint.Rank{Index: i, Model: shardOf(s.model), Optim: shardOf(s.optim)}
 	}
 	return to.Save(meta, ranks)
 }

@@ -45,7 +45,7 @@ const mostConfig = 16 << 20
 //
 //  1. claim takes the lock.
 //  2. look finds the checkpoint to continue from, and refuses a folder of something else.
-//  3. begin writes the options and opens the metrics; record and save write steps.
+//  3. begin writes the options and opens the metrics; record writes steps.
 //  4. close ends it, or undo if no step was done.
 type folder struct {
 	disk    disk.FS
@@ -217,14 +217,19 @@ func appendLine(to disk.Output, path string, v any) error {
 	return nil
 }
 
-// save writes a checkpoint by calling write. The metrics up to it are on the disk before.
-func (f *folder) save(write func(*checkpoint.Store) error) error {
+// keep is called when a checkpoint is begun: a run with a checkpoint is not undone.
+func (f *folder) keep() {
+	f.cut = nil
+	f.dropAside()
+}
+
+// syncMetrics writes the metrics to the disk. It is called before a checkpoint is
+// complete, beside steps that add lines.
+func (f *folder) syncMetrics() error {
 	if err := f.metrics.Sync(); err != nil {
 		return fmt.Errorf("cannot write %s: %w", f.path(metricsName), input.Cause(err))
 	}
-	f.cut = nil // a run with a checkpoint is not undone
-	f.dropAside()
-	return write(f.store)
+	return nil
 }
 
 // dropAside removes the traces of an earlier run.

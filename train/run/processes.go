@@ -1,6 +1,6 @@
 // This file owns runs whose ranks live in several processes. All of them run the same
 // code and agree wherever they could part. The process with rank 0 speaks: it alone holds
-// the folder, writes everything but the traces of other ranks, and prints.
+// the folder, writes everything but the traces and checkpoints of other ranks, and prints.
 
 package run
 
@@ -138,6 +138,13 @@ func (r *run) begin(dir string, resume, resumed bool) error {
 	}
 	if !p.Speaks() {
 		r.traces.follow(r.disk(), dir, part)
+	}
+	r.saver = &checkpoint.Saver{Options: checkpoint.Options{Dir: dir, FS: r.disk(), Warn: warner(r.p)}, Ranks: r.out.Ranks}
+	if p.Speaks() {
+		r.saver.Store, r.saver.Before = r.folder.store, r.folder.syncMetrics
+	}
+	if p != nil {
+		r.saver.Gather = p.Control.Gather
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
@@ -68,7 +69,8 @@ type run struct {
 	traces *tracing // nil if nothing is traced
 	p      *Progress
 	out    Summary
-	saved  int // the step of the last checkpoint
+	saved  int               // the step of the last checkpoint that was begun
+	saver  *checkpoint.Saver // nil if nothing is written
 	told   notes
 }
 
@@ -159,16 +161,19 @@ func (r *run) leave(failed error) error {
 // warner returns a function that prints warnings.
 func warner(p *Progress) func(string) { return func(text string) { p.Say("warning: %s", text) } }
 
-// steps trains to the last step, or until ctx is cancelled.
-func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
+// steps trains to the last step, or until ctx is cancelled. It returns after the last
+// checkpoint is complete or has failed.
+func (r *run) steps(ctx context.Context, fresh bool) (s Summary, err error) {
 	o := &r.Options
+	defer func() { err = r.settled(err) }()
 	stopped := false
 	for r.t.StepsDone() < o.Steps && !stopped {
 		r.traces.beginStep(r.t.StepsDone()+1, r.t.StepsDone()+1 == o.Steps)
 		m, err := step(r.t, r.config.Memory.Budget, r.out.Tokens == 0)
 		r.traces.endStep()
 		if err != nil {
-			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saved < 0 && isInput(err)) {
+			err = r.settled(err)
+			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saver.Saved() < 0 && isInput(err)) {
 				err = errors.Join(err, r.folder.undo())
 				r.folder = nil
 			}
@@ -189,6 +194,12 @@ func (r *run) steps(ctx context.Context, fresh bool) (Summary, error) {
 				return r.out, err
 			}
 		}
+		if err := r.saver.Poll(); err != nil {
+			return r.out, err
+		}
+	}
+	if err := r.saver.Wait(); err != nil {
+		return r.out, err
 	}
 	if err := r.finish(r.t.StepsDone() == o.Steps); err != nil {
 		return r.out, err
@@ -234,24 +245,31 @@ func (r *run) record(m train.Metrics, due bool) (err error) {
 	return r.machine.Process.Share(nil, err)
 }
 
-// save writes a checkpoint unless the last one is of the same step.
+// save begins a checkpoint, which is written while steps go on, unless the last one is of
+// the same step.
 func (r *run) save() error {
-	if r.out.folder == "" || r.saved == r.t.StepsDone() {
+	if r.saver == nil || r.saved == r.t.StepsDone() {
 		return nil
 	}
-	if err := r.machine.Process.Share(nil, r.saveAll()); err != nil {
+	if r.folder != nil {
+		r.folder.keep()
+	}
+	if err := r.machine.Process.Share(nil, r.t.Save(r.saver)); err != nil {
 		return err
 	}
 	r.saved = r.t.StepsDone()
 	return nil
 }
 
-// saveAll writes a checkpoint, or the part of it that is of ranks in this process.
-func (r *run) saveAll() error {
-	if r.folder == nil {
-		return r.t.Save(nil)
+// settled waits for the checkpoint that is being written, and adds its error to that of
+// the run, unless it failed because a process is gone, which the other error says.
+func (r *run) settled(err error) error {
+	saved := r.saver.Wait()
+	var gone *comm.Failure
+	if err != nil && errors.As(saved, &gone) {
+		return err
 	}
-	return r.folder.save(r.t.Save)
+	return errors.Join(err, saved)
 }
 
 // summaryFile is what summary.json holds.

@@ -63,8 +63,14 @@ type notice struct {
 	Err   string
 }
 
-// Saved returns the step of the last complete checkpoint, or -1.
-func (s *Saver) Saved() int { return s.saved - 1 }
+// Saved returns the step of the last complete checkpoint, or -1 if there is none or s is
+// nil.
+func (s *Saver) Saved() int {
+	if s == nil {
+		return -1
+	}
+	return s.saved - 1
+}
 
 // Save begins to save.
 func (s *Saver) Save(meta Meta, ranks []Rank) error {
@@ -131,14 +137,14 @@ func (s *Saver) commit(d *Draft, files []File, failed error) error {
 	return s.Store.Commit(d, files, failed)
 }
 
-// Poll looks whether the save that was begun is complete.
+// Poll looks whether the save that was begun is complete. A nil Saver saves nothing.
 func (s *Saver) Poll() error { return s.settle(false) }
 
-// Wait waits until no save is under way.
+// Wait waits until no save is under way. A nil Saver saves nothing.
 func (s *Saver) Wait() error { return s.settle(true) }
 
 func (s *Saver) settle(wait bool) error {
-	for s.flight != nil {
+	for s != nil && s.flight != nil {
 		f := s.flight
 		if wait {
 			f.pace.hurry()
