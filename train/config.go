@@ -10,7 +10,7 @@ package train
 
 // This file owns the configuration. memory.go owns the memory policies, pipeline.go the
 // order of a rank's work, rank.go a rank, step.go its steps, store.go and sharded.go its
-// parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go
+// parameters, optim.go the optimiser, trainer.go the trainer of all ranks, state.go and load.go
 // checkpoints, and agree.go the way in which ranks agree.
 //
 // The trainer drives internal/engine and not the root package, because it predicts runs

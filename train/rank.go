@@ -5,6 +5,7 @@ package train
 
 import (
 	"errors"
+	"hash/crc32"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
@@ -169,7 +170,7 @@ func (r *rank) sharers(c class) []comm.Comm {
 	return []comm.Comm{r.replicas}
 }
 
-// counts reports whether this rank's copy of a class counts for norms and checkpoints.
+// counts reports whether this rank's copy of a class counts for norms.
 func (r *rank) counts(c class) bool {
 	switch c {
 	case expert:
@@ -180,8 +181,17 @@ func (r *rank) counts(c class) bool {
 	return r.dp == 0
 }
 
-// writes reports whether this rank writes a parameter to disk.
-func (r *rank) writes(p layer.Param) bool { return r.counts(r.class(p)) }
+// writes reports whether this rank writes a parameter to disk. The ranks that hold the same
+// one take turns, by its name.
+func (r *rank) writes(p layer.Param) bool {
+	c, l := r.class(p), r.cfg.Layout
+	copies, mine := l.DP, r.dp
+	if c == expert {
+		copies, mine = l.DP/l.EP, r.dp/l.EP
+	}
+	turn := int(crc32.ChecksumIEEE([]byte(p.Name)) % uint32(copies))
+	return mine == turn && (c != shared || r.pp == 0)
+}
 
 // alloc allocates zeroed memory that lives as long as the rank.
 func (r *rank) alloc(n memory.Bytes, owner string) device.Range {

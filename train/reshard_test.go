@@ -75,7 +75,7 @@ func moved(t *testing.T, c Config, from *checkpoint.Checkpoint, steps int) (a ac
 // A checkpoint of every layout loads on every other one. What is saved there has the same
 // bits, and the first layout goes on from it as if nothing had happened. On the other
 // layout the losses are the same but for the order of sums.
-func TestLoadsOnAnyLayout(t *testing.T) {
+func TestLoadsOnAnyLayout(t *testing.T) { // SPEC S7.5
 	all := []divided{
 		{Layout{1, 1, 1, 1}, false, 1}, {Layout{1, 1, 1, 1}, true, 1}, {Layout{1, 1, 1, 1}, false, 4},
 		{Layout{2, 1, 1, 1}, false, 1}, {Layout{2, 2, 1, 1}, false, 1}, {Layout{2, 1, 1, 1}, true, 2},

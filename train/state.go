@@ -133,8 +133,12 @@ func held(name string, data []float32, shape ...int) heldTensor {
 // tensor, one of them saves it.
 func (r *rank) snapshot() (s snapshot, err error) {
 	err = r.eachParam(func(k key, p layer.Param) error {
+		mine := r.writes(p)
+		if !mine && r.cfg.Sharding == nil { // sharded parameters are gathered by all
+			return nil
+		}
 		x, err := r.store.read(k)
-		if err != nil || !r.writes(p) {
+		if err != nil || !mine {
 			return err
 		}
 		for _, q := range pieces(p) {

@@ -247,7 +247,7 @@ func TestTrainResumes(t *testing.T) {
 
 // A run goes on with fewer replicas and with sharded parameters, and then as it began. Losses
 // differ by the order of sums.
-func TestTrainResumesOnAnotherLayout(t *testing.T) {
+func TestTrainResumesOnAnotherLayout(t *testing.T) { // SPEC S7.5
 	words := inFolder(t)
 	want := trained(t, words+"--policy stash --steps 5 --out whole")
 	trained(t, words+"--policy stash --steps 2 --out parts")

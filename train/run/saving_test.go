@@ -66,7 +66,7 @@ func (c *countedLines) Write(b []byte) (int, error) {
 
 // The checkpoint of step 3 is held up until step 5 is done, so steps do not wait for it. The
 // next one does, and the end of the run does. What comes out is the same.
-func TestStepsGoOnBesideASave(t *testing.T) {
+func TestStepsGoOnBesideASave(t *testing.T) { // SPEC S7.5
 	change := func(o *Options) { o.Policy, o.SaveEvery, o.Steps, o.Keep = "stash", 3, 8, 9 }
 	want, err := smallJob(t, change).Run(context.Background(), t.TempDir(), false, NewProgress(io.Discard, nil, nil))
 	if err != nil {

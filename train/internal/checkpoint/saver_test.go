@@ -179,7 +179,7 @@ func saveTogether(p *disktest.Process, x *table, process int, o Options, step, p
 // Two processes save together in many orders, and either dies, or fails, at every
 // operation: a checkpoint is there as a whole or not at all, the other process ends with an
 // error, and the next run leaves nothing of it.
-func TestProcessesSaveTogether(t *testing.T) {
+func TestProcessesSaveTogether(t *testing.T) { // SPEC S7.5
 	seeds := uint64(40)
 	if testing.Short() {
 		seeds = 6
