@@ -43,6 +43,8 @@ type cluster struct {
 	host    device.Device // of control
 	process *comm.Process
 	offset  time.Duration // to the clock of rank 0
+	within  time.Duration // the most by which offset may be wrong
+	run     string        // names what the processes do, the same in all
 	said    chan struct{} // closed when a failure was printed
 
 	mu    sync.Mutex
@@ -118,7 +120,9 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	}
 	c.place = c.session.Place()
 	go c.watch()
-	c.offset, _ = c.session.Offset()
+	var trip time.Duration
+	c.offset, trip = c.session.Offset()
+	c.within = trip / 2
 	if c.mpi == nil {
 		if err := c.startMPI(); err != nil {
 			return nil, c.leave(err)
@@ -141,6 +145,11 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 		Join:     func(_ int, dev device.Device) (comm.Comm, error) { return c.open(dev, 0) },
 		Describe: func(err error) (string, int) { return readable(oneLine(describe(cmd, err))), exitCode(err) },
 	}
+	names, err := control.Gather(fmt.Appendf(nil, "%x-%x", time.Now().UnixNano(), os.Getpid()))
+	if err != nil {
+		return nil, c.leave(err)
+	}
+	c.run = string(names[0])
 	return c, nil
 }
 

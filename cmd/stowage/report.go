@@ -30,7 +30,8 @@ network.
 A run is the folder that "stowage train --out" wrote, the folder of a comparison, which
 stands for all of its runs, or a single trace. A run may be in progress, stopped or
 damaged: the page shows what is there and says what is missing. Among several folders,
-those without a run are left out.
+those without a run are left out. Folders and traces of one run whose ranks lived in several
+processes are shown as one run, on the clock of rank 0.
 
 --perfetto writes the traces of one run for https://ui.perfetto.dev, and --memory-viz for
 PyTorch's viewer at https://pytorch.org/memory_viz. --json prints the figures of the page
@@ -69,9 +70,6 @@ type reportFiles struct{ page, perfetto, viz string }
 
 // makeReport reads the runs, and writes and prints what the flags ask for.
 func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON bool) error {
-	if files.perfetto+files.viz != "" && len(runs) > 1 {
-		return usagef("--perfetto and --memory-viz take one run, got %d; name one", len(runs))
-	}
 	if !asJSON {
 		files.page = cmp.Or(files.page, defaultPage(runs))
 	}
@@ -98,6 +96,10 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 	if err != nil {
 		return err
 	}
+	// Several places may have traces of one run, whose ranks lived on several hosts.
+	if files.perfetto+files.viz != "" && len(runs) > 1 && (len(r.Runs) > 1 || r.Runs[0].Environment["hosts"] == "") {
+		return usagef("--perfetto and --memory-viz take one run, got %d; name one", len(runs))
+	}
 	stamp(r)
 	for _, x := range r.Missing {
 		say(cmd.ErrOrStderr(), x+"\n")
@@ -109,9 +111,13 @@ func makeReport(cmd *cobra.Command, runs []string, files reportFiles, asJSON boo
 		if x.file == "" {
 			continue
 		}
-		traces, err := report.ReadTraces(runs[0], 0)
-		if err != nil {
-			return usagef("--%s: %v", x.flag, err)
+		var traces []*trace.Trace
+		for _, run := range slices.Compact(slices.Sorted(slices.Values(runs))) {
+			some, err := report.ReadTraces(run, 0)
+			if err != nil {
+				return usagef("--%s: %v", x.flag, err)
+			}
+			traces = append(traces, some...)
 		}
 		if err := saveFile(flagFile{x.flag, x.file}, func(w io.Writer) error { return x.write(w, traces) }); err != nil {
 			return err

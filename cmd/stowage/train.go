@@ -264,7 +264,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
 	}
 	if c != nil {
-		machine.Process, machine.Offset = c.process, c.offset
+		machine.Process, machine.Offset, machine.Within, machine.Run = c.process, c.offset, c.within, c.run
 	}
 	if job, err = run.NewJob(*o, machine, progress.Log()); err == nil {
 		err = c.fits(&job.Options)

@@ -35,7 +35,11 @@ func Perfetto(w io.Writer, traces []*trace.Trace) error {
 			timeline: timeline{clock: t.Clock(), shift: max(0, min(max(t.Header.Began, 0), latest)-zero)},
 		}
 		// Process zero is the idle process.
-		r.process = p.describe(track{pid: i + 1, name: "rank " + strconv.Itoa(t.Header.Rank)})
+		name := "rank " + strconv.Itoa(t.Header.Rank)
+		if h := t.Header; h.Host != "" {
+			name += fmt.Sprintf(" on %s (process %d)", text(h.Host), h.Process)
+		}
+		r.process = p.describe(track{pid: i + 1, name: name})
 		r.write()
 	}
 	if err := out.Flush(); err != nil {

@@ -68,6 +68,20 @@ func TestPerfetto(t *testing.T) {
 	}
 }
 
+// A rank in one of several processes is shown with its machine.
+func TestPerfettoHosts(t *testing.T) {
+	a, b := aRun(0, 1, 1), aRun(1, 1, 1)
+	a.Header.Host, a.Header.Process = "node\xff", 17
+	b.Header.Host, b.Header.Process, b.Header.Began = "other", 4, a.Header.Began+1e9 // on the clock of rank 0
+	p := pictureOf(t, a, b)
+	if want := []string{"rank 0 on node\uFFFD (process 17)", "rank 1 on other (process 4)"}; !slices.Equal(p.processes, want) {
+		t.Errorf("processes are %q", p.processes)
+	}
+	if x, y := p.find("steps")[0].slices[0], p.find("steps")[1].slices[0]; y.begin != x.begin+1e9 {
+		t.Errorf("the first step is at %d and %d", x.begin, y.begin)
+	}
+}
+
 // Counters show what is in use, up to the end of the trace.
 func TestPerfettoCounters(t *testing.T) {
 	p := pictureOf(t, aRun(0, 2, 4))

@@ -139,7 +139,7 @@ func TestMillion(t *testing.T) {
 	}
 	dir := t.TempDir()
 	put(t, million(t), dir, TraceName(0, 0))
-	r, err := loadRun(dir, 0)
+	r, err := loadRun(dir, 0, beginnings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestUnreadable(t *testing.T) {
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := loadRun(dir, 0); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+	if _, err := loadRun(dir, 0, beginnings{}); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Error(err)
 	}
 }

@@ -39,9 +39,12 @@ func ReadRecent(most int64, dirs ...string) (*Report, error) {
 	r := &Report{Title: "Stowage", Runs: []Run{}, Missing: []string{}}
 	var titles []string
 	var first error
-	seen := map[string]bool{}
+	seen, began := map[string]bool{}, beginnings{}
 	for _, dir := range dirs {
-		runs, err := read(dir, most)
+		began.look(dir)
+	}
+	for _, dir := range dirs {
+		runs, err := read(dir, most, began)
 		if err != nil {
 			if first == nil {
 				first = err
@@ -65,6 +68,10 @@ func ReadRecent(most int64, dirs ...string) (*Report, error) {
 	if first != nil && len(r.Runs) == 0 {
 		return nil, first
 	}
+	r.Runs = merge(r.Runs)
+	for i := range r.Runs {
+		r.Runs[i].finish()
+	}
 	if len(titles) > 0 {
 		r.Title = strings.Join(titles, ", ")
 	}
@@ -82,8 +89,8 @@ func base(dir string) string {
 }
 
 // read returns the run of a folder, or all runs of a comparison.
-func read(dir string, most int64) ([]Run, error) {
-	run, err := loadRun(dir, most)
+func read(dir string, most int64, began beginnings) ([]Run, error) {
+	run, err := loadRun(dir, most, began)
 	if err == nil {
 		run.path, run.folder = dir, base(dir)
 		return []Run{run}, nil
@@ -95,7 +102,7 @@ func read(dir string, most int64) ([]Run, error) {
 	var all []Run
 	env, missing := environment(dir)
 	for _, name := range members(dir, env.Runs) {
-		run, cannot := loadRun(filepath.Join(dir, name), most)
+		run, cannot := loadRun(filepath.Join(dir, name), most, began)
 		if cannot != nil {
 			if slices.Contains(env.Runs, name) {
 				missing = append(missing, fmt.Sprintf("the folder %s of the comparison has no run in it; it is left out", name))
@@ -145,7 +152,7 @@ const expectRun = "expected the folder of a run, or a trace"
 // loadRun reads a run's folder or a single trace. It returns a *NoRunError if nothing
 // can be shown. All other problems are in the run's Missing. Of its traces it reads the
 // latest, of most bytes.
-func loadRun(dir string, most int64) (Run, error) {
+func loadRun(dir string, most int64, began beginnings) (Run, error) {
 	run := Run{
 		Name: base(dir), Environment: map[string]string{}, Figures: []Figure{}, Ranks: []Rank{}, Missing: []string{}, Steps: newSteps(),
 	}
@@ -156,7 +163,7 @@ func loadRun(dir string, most int64) (Run, error) {
 	case err != nil:
 		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", input.Cause(err))}
 	case !info.IsDir():
-		return run, run.readSingleTrace(dir)
+		return run, run.readSingleTrace(dir, began)
 	}
 	if _, err := os.ReadDir(dir); err != nil {
 		return run, &NoRunError{Path: dir, Why: fmt.Sprintf("cannot be read: %v", input.Cause(err))}
@@ -165,7 +172,7 @@ func loadRun(dir string, most int64) (Run, error) {
 	found = run.readMetrics(dir) || found
 	sum, ok := run.readSummary(dir)
 	found = ok || found
-	found = run.readTraces(dir, most) || found
+	found = run.readTraces(dir, most, began) || found
 	run.compareFiles(dir, sum)
 	if !found {
 		return run, &NoRunError{Path: dir, Why: "holds no run; " + expectRun, Folder: true}
@@ -181,7 +188,7 @@ func loadRun(dir string, most int64) (Run, error) {
 }
 
 // readSingleTrace reads a trace outside of a run's folder.
-func (r *Run) readSingleTrace(path string) error {
+func (r *Run) readSingleTrace(path string, began beginnings) error {
 	t, err := readPacked(path)
 	var wrong *fs.PathError
 	switch {
@@ -191,12 +198,13 @@ func (r *Run) readSingleTrace(path string) error {
 		return &NoRunError{Path: path, Why: "is a file but not a trace; " + expectRun}
 	}
 	r.Name = strings.TrimSuffix(r.Name, ".trace")
-	r.Missing = append(r.Missing, "this is a single trace; it comes without the other files of a run")
+	r.miss("this is a single trace; it comes without the other files of a run")
 	var early, full lacks
 	early.cut(filepath.Base(path), t)
 	full.dropped(filepath.Base(path), t)
 	r.lacking(lacks{}, early, full)
-	r.Ranks = append(r.Ranks, NewRank(t))
+	r.placed(t.Header)
+	r.Ranks = append(r.Ranks, newRank([]int64{began.of(t.Header, partOf(path))}, []*trace.Trace{t}))
 	r.apply(summary{})
 	return nil
 }
@@ -286,7 +294,9 @@ func machine(env Environment) map[string]string {
 
 // readTraces reads the traces of all ranks, one rank at a time: a trace takes a few times
 // the memory of its file.
-func (r *Run) readTraces(dir string, most int64) (found bool) {
+func (r *Run) readTraces(dir string, most int64, began beginnings) (found bool) {
+	began.look(dir)
+	fellows := fellows{}
 	files, old, bytes := recent(TraceFiles(dir), most)
 	if len(files) == 0 {
 		r.miss("there are no traces; memory over time, streams and copies are not shown")
@@ -303,6 +313,7 @@ func (r *Run) readTraces(dir string, most int64) (found bool) {
 			n++
 		}
 		var parts []*trace.Trace
+		var later []int64
 		for _, f := range files[:n] {
 			name := filepath.Join(TraceFolder, filepath.Base(f.Path))
 			t, err := readPacked(f.Path)
@@ -312,13 +323,18 @@ func (r *Run) readTraces(dir string, most int64) (found bool) {
 				continue
 			}
 			t.Header.Rank = f.Rank
+			if why := fellows.strange(t.Header, f.Part); why != "" {
+				r.miss("%s is left out: %s", name, why)
+				continue
+			}
 			early.cut(name, t)
 			full.dropped(name, t)
-			parts = append(parts, t)
+			r.placed(t.Header)
+			parts, later = append(parts, t), append(later, began.of(t.Header, f.Part))
 		}
 		if len(parts) > 0 {
 			found = true
-			r.Ranks = append(r.Ranks, NewRank(parts...))
+			r.Ranks = append(r.Ranks, newRank(later, parts))
 		}
 		files = files[n:]
 	}
@@ -337,7 +353,7 @@ func (r *Run) compareFiles(dir string, sum summary) {
 	}
 	if len(without) > 0 {
 		slices.Sort(without)
-		r.miss("there is no trace of %s; what it would show is left out", ranksText(without))
+		r.miss(noTrace+"%s; what it would show is left out", ranksText(without))
 	}
 	i := slices.IndexFunc(sum.figures, func(f Figure) bool { return f.Name == "steps" })
 	if n := len(r.Steps.Step); i >= 0 && n > 0 && sum.figures[i].Value > float64(r.Steps.Step[n-1]) {

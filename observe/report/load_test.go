@@ -27,7 +27,7 @@ func figureOf(r Run, name string) *Figure {
 func TestLoad(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	folder(t, dir, "offload")
-	r, err := loadRun(dir, 0)
+	r, err := loadRun(dir, 0, beginnings{})
 	if err != nil || len(r.Missing) > 0 {
 		t.Fatalf("%v, %q", err, r.Missing)
 	}
@@ -108,7 +108,7 @@ func TestLoadDamaged(t *testing.T) {
 			if err := c.damage(dir); err != nil {
 				t.Fatal(err)
 			}
-			r, err := loadRun(dir, 0)
+			r, err := loadRun(dir, 0, beginnings{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,12 +170,12 @@ func TestReadComparison(t *testing.T) {
 		t.Errorf("missing are %q", got)
 	}
 	// A single run of a comparison has the environment of the comparison.
-	one, err := loadRun(filepath.Join(dir, "none"), 0)
+	one, err := loadRun(filepath.Join(dir, "none"), 0, beginnings{})
 	if err != nil || one.Command != "stowage train" || one.Environment["cpu"] != "one" || len(one.Missing) > 0 {
 		t.Errorf("%v, by %q on %v, missing are %q", err, one.Command, one.Environment, one.Missing)
 	}
 	// A folder that the comparison does not list has no environment.
-	if one, err = loadRun(filepath.Join(dir, "extra"), 0); err != nil || one.Command != "" || len(one.Missing) != 1 {
+	if one, err = loadRun(filepath.Join(dir, "extra"), 0, beginnings{}); err != nil || one.Command != "" || len(one.Missing) != 1 {
 		t.Errorf("%v, by %q, missing are %q", err, one.Command, one.Missing)
 	}
 }
@@ -193,7 +193,7 @@ func TestTraceFiles(t *testing.T) {
 	if !slices.Equal(got, []string{"2.0", "2.9", "2.10", "10.0"}) {
 		t.Errorf("traces are %q", got)
 	}
-	r, err := loadRun(dir, 0)
+	r, err := loadRun(dir, 0, beginnings{})
 	if err != nil || len(r.Ranks) != 2 || r.Ranks[0].Rank != 2 || len(r.Ranks[0].Steps) != 9 || r.Ranks[1].Rank != 10 {
 		t.Errorf("%v, %+v", err, r.Ranks)
 	}
@@ -214,7 +214,7 @@ func TestFullAndLoneTrace(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "bench.trace")
 	put(t, []byte(b.String()), file)
-	r, err := loadRun(file, 0)
+	r, err := loadRun(file, 0, beginnings{})
 	if err != nil || r.Name != "bench" || len(r.Missing) != 2 || !strings.Contains(r.Missing[1], "was full and lacks the last") || len(r.Ranks) != 1 || r.Ranks[0].Rank != 3 || r.Ranks[0].Dropped == 0 {
 		t.Errorf("%v, %+v", err, r)
 	}
@@ -249,14 +249,14 @@ func TestRanksLackTheSame(t *testing.T) {
 		data := encode(t, &small(rank).t)
 		put(t, data[:len(data)/2], dir, TraceName(rank, part))
 	}
-	r, err := loadRun(dir, 0)
+	r, err := loadRun(dir, 0, beginnings{})
 	if err != nil || len(r.Missing) != 1 || !strings.HasPrefix(r.Missing[0], "4 traces of ranks 0 to 3 end early (the first: ") {
 		t.Errorf("%v, missing are %q", err, r.Missing)
 	}
 	for rank := range 3 {
 		put(t, nil, dir, TraceName(rank, 0))
 	}
-	if r, err = loadRun(dir, 0); err != nil || len(r.Missing) != 2 || !strings.HasPrefix(r.Missing[0], "3 traces of ranks 0 to 2 are left out (the first: this is not a trace") {
+	if r, err = loadRun(dir, 0, beginnings{}); err != nil || len(r.Missing) != 2 || !strings.HasPrefix(r.Missing[0], "3 traces of ranks 0 to 2 are left out (the first: this is not a trace") {
 		t.Errorf("%v, missing are %q", err, r.Missing)
 	}
 	for want, ranks := range map[string][]int{"rank 3": {3}, "ranks 1 and 2": {1, 2}, "ranks 0, 2 and 5": {0, 2, 5}, "ranks 4 to 6": {4, 5, 6}} {

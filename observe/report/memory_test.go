@@ -149,7 +149,7 @@ func TestPauses(t *testing.T) {
 		s.now += 1e9
 	}
 	// 600 events in slots for 300.
-	m, _ := memoryOf(newTimeline([]*trace.Trace{&s.t}), 0, 300)
+	m, _ := memoryOf(newTimeline(make([]int64, 9), []*trace.Trace{&s.t}), 0, 300)
 	if n := len(m.Time); n < 250 || n > 301 || m.Peak.Bytes != 9950 {
 		t.Errorf("%d samples, and the peak is %+v", n, m.Peak)
 	}
@@ -217,7 +217,7 @@ func TestSamples(t *testing.T) {
 			was[now] = true
 			most = max(most, now.device)
 		}
-		l := newTimeline([]*trace.Trace{&s.t})
+		l := newTimeline(make([]int64, 9), []*trace.Trace{&s.t})
 		slots := rapid.IntRange(1, 400).Draw(t, "slots")
 		m, _ := memoryOf(l, 0, slots)
 		if m.Peak.Bytes != most || len(m.Time) > slots+1 || !slices.IsSorted(m.Time) {

@@ -19,13 +19,18 @@ const samples = 2000
 // NewRank returns the figures of a rank that follow from its trace. A run that was
 // resumed has a trace for each part; give them in order. Policy and Pools have only
 // what the trace says.
-func NewRank(parts ...*trace.Trace) Rank {
+func NewRank(parts ...*trace.Trace) Rank { return newRank(make([]int64, len(parts)), parts) }
+
+// newRank returns the figures of a rank whose parts began later than those of the first
+// rank by so much.
+func newRank(later []int64, parts []*trace.Trace) Rank {
 	r := Rank{Details: []Detail{}, Policy: []PolicyRow{}, Pools: []Pool{}, Counts: []Figure{}, Steps: []StepTime{}}
 	for _, t := range parts {
 		r.Rank, r.Budget = t.Header.Rank, cmp.Or(t.Header.Budget, r.Budget)
+		r.Host, r.Process = t.Header.Host, t.Header.Process
 		r.Dropped += t.Dropped
 	}
-	l := newTimeline(parts)
+	l := newTimeline(later, parts)
 	var peak int64
 	r.Memory, peak = memoryOf(l, r.Rank, samples)
 	r.Details = details(l, peak)

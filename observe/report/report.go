@@ -37,6 +37,13 @@ type Run struct {
 	Apart bool `json:"apart,omitempty"`
 
 	path, folder string // where it was found, and the name of that place
+
+	// Of a run whose ranks live in several processes: its name, the number of its ranks,
+	// those with a trace by machine, and how far their clocks may be apart.
+	id     string
+	world  int
+	hosts  map[string][]int
+	within int64
 }
 
 // Unit says how a figure is formatted.
@@ -79,6 +86,8 @@ type Steps struct {
 // Rank holds what one rank did.
 type Rank struct {
 	Rank    int         `json:"rank"`
+	Host    string      `json:"host,omitempty"`    // the machine that the rank is on, if there are several processes
+	Process int         `json:"process,omitempty"` // the rank's process there
 	Budget  int64       `json:"budget,omitempty"`
 	Memory  Memory      `json:"memory"`
 	Details []Detail    `json:"details"` // the first step, the one with the peak, and the last

@@ -60,9 +60,12 @@ type claim struct {
 	tier             memory.Kind
 }
 
-func newTimeline(parts []*trace.Trace) *timeline {
+// newTimeline returns the timeline of a rank. Each part begins later by so much than that
+// of the rank that began first.
+func newTimeline(later []int64, parts []*trace.Trace) *timeline {
 	l := &timeline{tally: newTally()}
 	for i, t := range parts {
+		l.end = min(l.end+later[i], latest)
 		l.add(t, i > 0)
 	}
 	return l

@@ -14,15 +14,21 @@ import (
 
 // ReadTraces reads the traces of one run: those in its folder, or the one in the file of
 // that name. Of a run that was resumed it reads the latest, of most bytes together, as
-// [ReadRecent] does. It skips traces that cannot be read, and returns an error if none is
-// left. The traces are packed; see [trace.ReadPacked].
+// [ReadRecent] does. It skips traces that cannot be read or are of another run than those
+// before them, and returns an error if none is left. The traces are packed; see [trace.ReadPacked].
 func ReadTraces(run string, most int64) (all []*trace.Trace, err error) {
 	files, _, _ := recent(TraceFiles(run), most)
 	if info, err := os.Stat(run); err == nil && !info.IsDir() {
 		files = []TraceFile{{Path: run}}
 	}
+	fellows := fellows{}
 	for _, f := range files {
 		t, cannot := readPacked(f.Path)
+		if cannot == nil {
+			if why := fellows.strange(t.Header, f.Part); why != "" {
+				cannot = fmt.Errorf("trace: %s is left out: %s", f.Path, why)
+			}
+		}
 		if cannot != nil {
 			err = cmp.Or(err, cannot)
 			continue

@@ -59,6 +59,10 @@ func ReadPacked(r io.Reader) (*Trace, error) {
 		return nil, fmt.Errorf("trace: cannot read the header: %w", err)
 	}
 	t.Header = Header{Rank: int(in.varint()), Began: in.varint(), Budget: in.varint(), Compute: in.string()}
+	if h := &t.Header; len(in.rest) > 0 {
+		h.Run, h.Host = in.string(), in.string()
+		h.Ranks, h.Process, h.Offset, h.Within = int(in.varint()), int(in.varint()), in.varint(), in.varint()
+	}
 	if in.bad || len(in.rest) > 0 {
 		return nil, errors.New("trace: the header is damaged")
 	}

@@ -76,6 +76,11 @@ func drawn(t *rapid.T) trace.Event {
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := trace.Header{Rank: rapid.IntRange(0, 9).Draw(t, "rank"), Began: rapid.Int64().Draw(t, "began"), Compute: "compute", Budget: rapid.Int64().Draw(t, "budget")}
+		if rapid.Bool().Draw(t, "spread") {
+			h.Run, h.Host = rapid.StringN(0, 9, 64).Draw(t, "run"), rapid.SampledFrom([]string{"", "compute", "node-7"}).Draw(t, "host")
+			h.Ranks, h.Process = rapid.IntRange(0, 9).Draw(t, "ranks"), rapid.IntRange(0, 1<<22).Draw(t, "process")
+			h.Offset, h.Within = rapid.Int64().Draw(t, "offset"), rapid.Int64().Draw(t, "within")
+		}
 		var b bytes.Buffer
 		w := trace.NewWriter(&b, h, 0)
 		var want []trace.Event
@@ -327,6 +332,10 @@ func FuzzRead(f *testing.F) {
 	_ = w.Close()
 	f.Add(b.Bytes())
 	f.Add(b.Bytes()[:20])
+	b.Reset()
+	h := trace.Header{Rank: 3, Began: 2, Compute: "compute", Run: "r", Ranks: 4, Host: "node", Process: 7, Offset: -9, Within: 5}
+	_ = trace.NewWriter(&b, h, 0).Close()
+	f.Add(b.Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		defer inputtest.Bound(t, len(data))()
 		got, err := trace.Read(bytes.NewReader(data))

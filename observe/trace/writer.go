@@ -3,7 +3,7 @@
 // A trace is a line of magic followed by blocks. A block is a frame of three
 // little-endian uint32 and a payload. The frame holds the CRC-32C of all that follows it,
 // the length of the payload, and the number of events in it. The first block is the
-// header. The last one, which only a closed trace has, holds the number of dropped
+// header; ranks that live in several processes have a second half of it. The last one, which only a closed trace has, holds the number of dropped
 // events.
 //
 // The blocks in between hold events. An event is its kind, sixteen bits that say which
@@ -35,12 +35,26 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Header says which rank of which run a trace belongs to.
+// Header says which rank of which run a trace belongs to. The fields from Run on are zero
+// if all ranks live in one process, and in traces of versions that did not have them.
 type Header struct {
 	Rank    int
-	Began   int64  // the Unix time, in nanoseconds, from which events count theirs
+	Began   int64  // the Unix time on the clock of rank 0, in nanoseconds, from which events count theirs
 	Compute string // the name of the compute stream
 	Budget  int64  // the rank's budget in bytes; zero if it has none
+
+	Run     string // names the run: the same in the traces of all ranks, and in no other run
+	Ranks   int    // of the run
+	Host    string // the machine that the rank is on
+	Process int    // the rank's process there
+	// Offset is what was added to the clock of the machine to get that of rank 0, in
+	// nanoseconds, and Within the most by which it may be wrong.
+	Offset, Within int64
+}
+
+// spread reports whether the header has fields of a rank in one of several processes.
+func (h *Header) spread() bool {
+	return h.Run != "" || h.Ranks != 0 || h.Host != "" || h.Process != 0 || h.Offset != 0 || h.Within != 0
 }
 
 // Writer is a Sink that writes a trace. It is safe for use by several goroutines.
@@ -77,6 +91,12 @@ func NewWriter(w io.Writer, h Header, limit int64) *Writer {
 	t.buf = binary.AppendVarint(t.buf, h.Began)
 	t.buf = binary.AppendVarint(t.buf, h.Budget)
 	t.buf = t.string(t.buf, h.Compute)
+	if h.spread() {
+		t.buf = t.string(t.string(t.buf, h.Run), h.Host)
+		for _, x := range []int64{int64(h.Ranks), int64(h.Process), h.Offset, h.Within} {
+			t.buf = binary.AppendVarint(t.buf, x)
+		}
+	}
 	t.flush()
 	return t
 }

@@ -37,8 +37,11 @@ type Machine struct {
 	// Process says which ranks live in this process, and how they reach the others. Nil
 	// runs all of them here.
 	Process *comm.Process
-	// Offset is what must be added to this machine's clock to get that of rank 0.
-	Offset time.Duration
+	// Offset is what must be added to this machine's clock to get that of rank 0, and Within
+	// the most by which it may be wrong.
+	Offset, Within time.Duration
+	// Run names what the processes do together, the same in all of them. Traces carry it.
+	Run string
 	// DryRun says that jobs are only forecast, which any number of ranks can be.
 	DryRun bool
 }
@@ -52,6 +55,7 @@ type Job struct {
 	OnForecast func(done, all int)
 	config     train.Config
 	machine    Machine
+	traced     int                    // how many times the ranks were made to trace
 	share      float64                // the budget of a comparison, as a share of what the first policy took
 	batches    int                    // of an evaluation
 	fs         disk.FS                // that folders are on; nil is that of the operating system

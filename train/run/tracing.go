@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,10 +72,15 @@ func (j *Job) trace(cfg *train.Config) *tracing {
 	if j.machine.Process != nil {
 		here = j.machine.Process.Ranks
 	}
+	head := trace.Header{Began: began, Compute: computeStream, Budget: int64(cfg.Memory.Budget)}
+	if j.machine.Process != nil {
+		j.place(&head, n)
+	}
 	for _, rank := range here {
 		r := &rankTrace{tracing: t, rank: rank}
 		of[rank] = r
-		r.w = trace.NewWriter(&r.file, trace.Header{Rank: rank, Began: began, Compute: computeStream, Budget: int64(cfg.Memory.Budget)}, t.limit)
+		head.Rank = rank
+		r.w = trace.NewWriter(&r.file, head, t.limit)
 		r.to = trace.Since(zero, r.w)
 		t.ranks = append(t.ranks, r)
 	}
@@ -84,6 +90,16 @@ func (j *Job) trace(cfg *train.Config) *tracing {
 	}
 	cfg.Measure = func() (device.Device, error) { return j.machine.Open(here[0], nil) }
 	return t
+}
+
+// place says in the header of a trace where the rank lives, so that readers can put the
+// traces of all processes together. A comparison has several runs, in the same order in all
+// processes.
+func (j *Job) place(h *trace.Header, ranks int) {
+	j.traced++
+	h.Run, h.Ranks, h.Process = fmt.Sprintf("%s run %d", j.machine.Run, j.traced), ranks, os.Getpid()
+	h.Offset, h.Within = int64(j.machine.Offset), int64(j.machine.Within)
+	h.Host, _ = os.Hostname() // a machine without a name has none
 }
 
 // Emit writes an event with the number of the trainer's step. A runtime does not know
