@@ -187,9 +187,12 @@ class Kind:
         self.run()
         bench.sync()
         took = (time.perf_counter() - begin) * 1e3
-        if bench.cuda:
-            self.peak = max(self.peak, torch.cuda.max_memory_allocated() + self.own())
+        self.note(took, torch.cuda.max_memory_allocated() + self.own() if bench.cuda else 0)
         return took
+
+    def note(self, took, peak):
+        """Notes the time and the peak of a step."""
+        self.peak = max(self.peak, peak)
 
     def own(self):
         """Returns the device memory that the runtime itself holds."""
@@ -214,6 +217,10 @@ class Kind:
             torch.manual_seed(SEED)
             self.bench.clear()
             self.peak = self.bench.fixed + count_saved(self.loss, self.model)
+
+    def rest(self):
+        """Lets go of the modules: some keep tensors of their last step, which would count against
+        others. A later step has new ones."""
 
     def median(self):
         return statistics.median(self.times) if self.times else self.probe
@@ -241,9 +248,12 @@ class Patched(Kind):
 
     def __init__(self, bench, name):
         super().__init__(bench, name)
-        self.model = twin(bench.case.model)
+        self.build()
+
+    def build(self):
+        self.model = twin(self.bench.case.model)
         modules = dict(self.model.named_modules())
-        self.blocks = [modules[n] for n in bench.case.blocks]
+        self.blocks = [modules[n] for n in self.bench.case.blocks]
 
 
 # Kept by a selective checkpoint: matrix products, convolutions and attention.
@@ -270,11 +280,24 @@ class Checkpoint(Patched):
         super().__init__(bench, f"{family} of {k} of {n} blocks")
         self.family, self.compiled, self.k, self.tag = family, backend is not None, k, f"{k}"
         self.like = "compile 1.0" if self.compiled else "eager"
-        settings = selective() if family == "selective" else {}
         if backend is not None:
             compile_blocks(self.blocks, backend)
-        for i in spread(k, n):
+        self.patch()
+
+    def patch(self):
+        settings = selective() if self.family == "selective" else {}
+        for i in spread(self.k, len(self.blocks)):
             self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False, **settings)
+
+    def step(self):
+        if self.model is None:
+            self.build()
+            self.patch()
+        return super().step()
+
+    def rest(self):
+        if not self.compiled:
+            self.model = self.blocks = None
 
 
 _backends = []  # PyTorch compares with those of other models, and must find them alive
@@ -340,6 +363,8 @@ class Stowed(Patched):
     def __init__(self, bench, name, budget, groups="known", backend=None, checkpointed=0, least=None):
         super().__init__(bench, name)
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
+        self.recorded = 0  # peak of the steps that are recorded, which may exceed a budget
+        self.history = []  # of each step: its stage, what its plan keeps, its time and its peak
         self.like = "compile 1.0" if self.compiled else "eager"
         if backend is not None:
             compile_blocks(self.blocks, backend)
@@ -366,11 +391,25 @@ class Stowed(Patched):
         for _ in range(steps):
             self.probe = self.step()
 
+    def step(self):
+        plans = self.rt.stats().get("plans") or {}
+        plan = next(iter(plans.values()), {"stage": "library" if self.history else "recorded"})
+        self.history.append({"stage": plan["stage"], "kept_mib": round(plan.get("kept", 0) / MIB, 1)})
+        return super().step()
+
+    def note(self, took, peak):
+        self.history[-1].update(ms=round(took, 2), peak_mib=round(peak / MIB, 1))
+        if self.history[-1]["stage"] == "recorded":
+            self.recorded = max(self.recorded, peak)
+        else:
+            self.peak = max(self.peak, peak)
+
     def count(self):
-        """Reads the peak that the runtime saw, first steps included."""
+        """Reads what the runtime says, and its peak where no allocator knows it."""
         if self.rt is not None:
             self.report = self.rt.report()
-            self.peak = max(self.peak, (self.rt.stats().get("budget") or {}).get("peak", 0))
+            if not self.bench.cuda:
+                self.peak = max(self.peak, (self.rt.stats().get("budget") or {}).get("peak", 0))
 
     def close(self):
         if self.rt is not None:

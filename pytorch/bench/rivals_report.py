@@ -15,7 +15,7 @@ def row(kind, trial):
         "peak_mib": peak, "saved_mib": None if peak is None else trial.eager.peak / MIB - peak,
         "target_mib": None if kind.target is None else kind.target / MIB, "kept": None if kind.target is None or kind.error else kind.peak <= kind.target,
         "like": kind.like, "differs": kind.differs, "gradients": gradients(kind, trial.repeats),
-        "tag": kind.tag, "report": kind.report,
+        "tag": kind.tag, "report": kind.report, "recorded_mib": kind.recorded / MIB if kind.ours else None, "steps": kind.history if kind.ours else None,
     }  # fmt: skip
 
 

@@ -33,7 +33,8 @@ gradients and saved tensors. A cell is a target of a model: Stowage is not slowe
 most 1.005 of the time of the fastest rival, and 3 % faster at 0.97.
 
 Gradients of each kind are compared with those of eager, or of compiled blocks, bit for bit,
-if these repeat themselves; --exact makes PyTorch deterministic, which is slower.
+if these repeat themselves; --exact makes PyTorch deterministic, which is slower. A rival whose
+gradients differ does not count: with dropout a selective checkpoint draws other masks.
 """
 
 import argparse
@@ -163,6 +164,7 @@ class Trial:
             self.compare(kind)
 
         kind.tried(steps)
+        kind.rest()
         self.kinds.append(kind)
         return kind
 
@@ -246,26 +248,27 @@ class Trial:
             kind.peak = 0  # what is saved is still in the same memory
         return kind
 
-    def turns(self, kinds):
-        """Runs kinds in turns; the first turn does not count. Rivals have their peaks from before,
+    def turns(self, kinds, times=1):
+        """Runs kinds in turns, so many times more; the first turn does not count. Rivals have their peaks from before,
         when no runtime was open."""
         peaks = {k: k.peak for k in kinds if not k.ours}
         for k in kinds:
             k.times = []
-        for turn in range(1 + ARGS.steps):
+        for turn in range(1 + times * ARGS.steps):
             for k in kinds:
                 took = k.tried(k.step)
                 if took is not None and turn:
                     k.times.append(took)
-                    if turn == ARGS.steps:
+                    if turn == times * ARGS.steps:
                         k.tried(lambda: self.compare(k))
         for k in kinds:
             k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)
+            k.rest()
 
-    def measure_ours(self, kind, others):
+    def measure_ours(self, kind, others, turns=1):
         """Measures Stowage in turns with others. Returns its time and theirs."""
         kind.tried(lambda: kind.settle(ARGS.settle))
-        self.turns([*others, kind])
+        self.turns([*others, kind], turns)
         kind.tried(kind.count)
         kind.close()
         return {k.name: k.median() for k in [*others, kind] if k.error is None and k.times}
@@ -275,13 +278,13 @@ class Trial:
 
     def nothing_moved(self):
         kind = self.stowed("stowage, nothing moved", "1TiB")
-        self.measure_ours(kind, [self.eager])
+        self.measure_ours(kind, [self.eager], turns=4)  # a difference of one in a hundred
         say(f"  {kind.name}: {kind.error or f'{kind.median():.1f} ms, {kind.median() / kind.against:.3f} of eager'}")
         return kind
 
     def measure_target(self, share, target, found):
         compiled = [k for k in self.kinds if k.family == "compile"]
-        fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target), key=lambda k: k.probe)
+        fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target and not k.differs), key=lambda k: k.probe)
         plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
         rivals = list(dict.fromkeys(fitting[: ARGS.rivals] + plain))
         cell = {"share": share, "target_mib": target / MIB, "ours": []}

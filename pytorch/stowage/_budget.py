@@ -21,7 +21,7 @@ Only measured steps reset the allocator's peak, and steps that begin above the b
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, TypeVar
 
 from ._errors import BudgetError, TooSmall
 from ._library import Usage
@@ -57,6 +57,8 @@ class Limited(Protocol):
 
 # Bytes beyond base and saved tensors, and bytes of all saved tensors, at one time.
 Need = Tuple[int, int]
+
+_T = TypeVar("_T")
 
 
 class Extra:
@@ -259,6 +261,34 @@ class Budget:
     def held_now(self) -> int:
         """Returns what is held now, between steps."""
         return self._memory.allocated() + self._library.usage().own
+
+    def needs(self) -> List[int]:
+        """Returns what a measured step held at most between every two readings, beyond its base
+        and as if nothing was offloaded."""
+        return [bytes + saved for bytes, saved in self._needs]
+
+    @property
+    def readings(self) -> int:
+        """How often the peak of a measured step was read so far."""
+        return len(self._needs)
+
+    def mark(self) -> int:
+        """Reads the peak of a measured step. Returns the number of readings so far."""
+        if self.measuring:
+            self.before_call()
+            self.after_call()
+        return len(self._needs)
+
+    def held_beyond(self) -> int:
+        """Returns what a measured step holds now, beyond its base and as if nothing was offloaded."""
+        return self._memory.allocated() + self._library.usage().own - self._began - self._saved + self._all
+
+    def second_pass(self, run: Callable[[], _T]) -> Tuple[_T, int]:
+        """Runs a second pass. Returns its result, and what it needed beside that."""
+        self._read_peak()
+        self._memory.reset()
+        made = run()
+        return made, max(self._memory.peak() - self._memory.allocated(), 0)
 
     def pause(self) -> None:
         """Begins work in a step that later steps do not have."""

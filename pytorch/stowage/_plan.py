@@ -86,6 +86,7 @@ class Measured:
         self._stamps = profile.clock.read()
         self._whole, self._lean = self._shortest()
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
+        self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
         calls = [c for c in profile.calls if fine or c.parent is None]
         for call in calls:
@@ -193,8 +194,9 @@ class Measured:
         else:
             self._middle = own - blocks
 
-    def request(self, limit: int, offload: bool) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
-        """Returns the question for the solver, and what its units are."""
+    def request(self, limit: int, offload: bool, everything: bool = False) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
+        """Returns the question for the solver, and what its units are. The limit is one of saved
+        tensors or, if so, of everything that a step holds beyond its base."""
         p = self._profile
         storages: List[int] = []
         names: List[Tuple[Unit, str]] = []
@@ -223,6 +225,20 @@ class Measured:
         outside: Dict[int, int] = {}
         begun: Set[Call] = set()
         end = 0
+        held = 0  # by what is saved now, if everything is kept
+        extra: Dict[type, int] = {}
+        for call, n in p.extra.items():
+            extra[type(call.unit.module)] = max(extra.get(type(call.unit.module), 0), n)
+        marks = [*p.marks, len(p.needs)]
+        self._others = set()
+
+        def other(n: int, at: int) -> None:
+            """Adds what the step held beside saved tensors when it held n bytes beyond its base."""
+            if everything and n > held:
+                s = storage(n - held)
+                self._others.add(s)
+                ops.append({"op": "take", "storage": s, "at": at})
+                ops.append({"op": "give", "storage": s, "at": at})
 
         def top(call: Call) -> Call:
             while not self._fine and call.parent is not None:
@@ -230,7 +246,9 @@ class Measured:
             return call
 
         def each(kind: str, call: Call, at: int) -> None:
+            nonlocal held
             part = self.parts[call]
+            held += {"save": 1, "load": 0, "release": -1}[kind] * (part.lean + part.rest + part.inputs)
             for what, n in (("lean", part.lean), ("rest", part.rest), ("inputs", part.inputs)):
                 if n:
                     op: Dict[str, Any] = {"op": kind, "unit": unit(part.unit, what), "microbatch": part.number, "at": at}
@@ -239,31 +257,53 @@ class Measured:
                     ops.append(op)
 
         open: Optional[Call] = None
-        for kind, what, at in self._times():
+        other(max(p.needs[: marks[0]], default=0), 0)
+        for i, (kind, what, at) in enumerate(self._times()):
             if kind == "take":
                 outside[what] = storage(p.bytes[what])
+                held += p.bytes[what]
                 ops.append({"op": "take", "storage": outside[what], "at": at})
             elif kind == "give":
+                held -= p.bytes[what]
                 ops.append({"op": "give", "storage": outside.pop(what), "at": at})
             elif kind == "save" and what in self.parts:
                 each("save", what, at)
             elif kind == "load":
                 call = top(what)
-                if call in begun or call not in self.parts:
-                    continue
-                if open is not None:
-                    each("release", open, at)
-                begun.add(call)
-                each("load", call, at)
-                open = call
+                if call not in begun and call in self.parts:
+                    if open is not None:
+                        each("release", open, at)
+                    begun.add(call)
+                    each("load", call, at)
+                    open = call
+                    other(p.held_then[i] + extra.get(type(call.unit.module), 0), at)
             elif kind == "end":
                 end = at
+                break
+            other(max(p.needs[marks[i] : marks[i + 1]], default=0), at)
         if open is not None:
             each("release", open, end)
         for s in outside.values():
             ops.append({"op": "give", "storage": s, "at": end})
         request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True}
         return request, names
+
+    def most_saved(self, request: Mapping[str, Any], choices: Optional[Sequence[str]] = None) -> int:
+        """Returns the most bytes that are saved at once if some units are recomputed."""
+        now, most = 0, 0
+        saved: Dict[Tuple[int, int], int] = {}
+        for op in request["ops"]:
+            if "storage" in op:
+                if op["storage"] not in self._others:
+                    now += request["storages"][op["storage"]] * (1 if op["op"] == "take" else -1)
+            else:
+                call = op["unit"], op["microbatch"]
+                if op["op"] == "save":
+                    saved[call] = sum(request["storages"][s] for s in op["storages"])
+                again = choices is not None and choices[op["unit"]] == "recompute"
+                now += saved[call] * {"save": not again, "load": again, "release": -1}[op["op"]]
+            most = max(most, now)
+        return most
 
     def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
         """Returns the choices that an answer means."""
@@ -316,18 +356,20 @@ def measured(profile: Profile, units: Sequence[Unit]) -> List[Measured]:
     return divisions
 
 
-def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True) -> Plan:
-    """Returns the fastest plan for a limit of saved tensors. It raises TooSmall if there is
-    none."""
+def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True, everything: bool = False) -> Plan:
+    """Returns the fastest plan for a limit of saved tensors or, if so, of everything that a
+    step holds beyond its base. It raises TooSmall if there is none."""
     found: Optional[Plan] = None
     small: Optional[TooSmall] = None
     for m in divisions:
-        request, names = m.request(limit, offload)
+        request, names = m.request(limit, offload, everything)
         try:
             answer = choose(request)
         except TooSmall as e:
             small = e if small is None or e.least < small.least else small
             continue
+        if everything:  # what the answer counts
+            answer["total"], answer["peak"], answer["before_peak"] = answer["peak"], m.most_saved(request, answer["choices"]), m.most_saved(request)
         if found is None or answer["step_ns"] < found.answer["step_ns"]:
             found = m.plan(names, answer)
     if found is None:

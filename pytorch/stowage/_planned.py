@@ -38,8 +38,11 @@ REFINED = 3
 TIMED = 3
 STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2 + TIMED}
 
-# A first plan leaves this part of the budget, because second passes need memory, too. The
-# measured peak then tells how much of it can be used.
+# Plans leave this part of the budget, because no two steps are quite alike.
+SLACK = 128
+
+# A first plan that offloads leaves this part of the budget, because second passes and copies
+# need memory, too. The measured peak then tells how much of it can be used.
 CAUTION = 16
 
 # The peak of settled plans is read once in so many steps.
@@ -59,7 +62,8 @@ class Key:
     def __init__(self) -> None:
         self.recorded = 0  # steps
         self.measured: List[Measured] = []
-        self.limit = 0  # of saved tensors, that the plan was made for
+        self.total = 0  # limit of everything beyond the base, for plans that only recompute
+        self.limit = 0  # of saved tensors, for plans that also offload
         self.outside = 0  # bytes that are saved outside of units
         self.base = 0  # bytes that are held when a step begins, that the limit goes with
         self.watched = 0  # steps of a settled plan whose peak is read
@@ -216,6 +220,7 @@ class Planner:
         # measured.
         untold = sum(profile.untold.values()) if self._budget.measures else 0
         known.limit = max(self._budget.limit_of(key) + untold - self._budget.size // CAUTION, 1)
+        known.total = max(self._budget.size - known.base - self._budget.size // SLACK, 1)
         known.outside = profile.most_outside()
         self._end(key, known, Facts(key, None, learnt=True, units={u.name: (u.whole, u.lean) for u in self.units.list}))
 
@@ -251,8 +256,8 @@ class Planner:
     # Plans
 
     def _best(self, known: Key, offload: bool) -> Plan:
-        self._budget.asked = known.limit
-        return best(known.measured, self._runtime._library.choose, known.limit, offload)
+        self._budget.asked = known.limit if offload else known.total
+        return best(known.measured, self._runtime._library.choose, self._budget.asked, offload, everything=not offload)
 
     def _solve(self, known: Key, offload: bool) -> Solved:
         return self._attempt(lambda: self._best(known, offload))
@@ -345,7 +350,8 @@ class Planner:
         grown = self._budget.held_now() - known.base
         if grown <= self._budget.size // 128:
             return
-        known.base, known.limit, known.other, known.watched = known.base + grown, max(known.limit - grown, 1), None, TIMED + 1
+        known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
+        known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)
         offload = known.stage == "offload" or known.plan.offloads
         if not self._adopt(key, known, self._solve(known, offload), needed=offload):
             known.stage, known.steps = "offload", 0
@@ -405,7 +411,9 @@ class Planner:
             return
         settled = known.stage == "settled"
         if any(f.change for f in all):
-            known.limit = max(known.limit + mine.change, 1)
+            known.total = max(known.total + mine.change, 1)
+            if mine.change < 0 or known.stage != "recompute":
+                known.limit = max(known.limit + mine.change, 1)
             offload = known.stage == "offload" or settled and any(self.ranks.gather(plan.offloads))
             if not self._adopt(key, known, self._solve(known, offload)) and not offload:
                 known.stage, known.steps = "offload", 0
@@ -430,7 +438,7 @@ class Planner:
     def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
         known.other = (plan, known.limit, took)
-        known.limit -= self._budget.size // 64  # copies are not always in time
+        known.limit += self._budget.size // (2 * CAUTION)  # the rest is for copies that are not in time
 
         def calibrated() -> Plan:
             for m in known.measured:
@@ -448,11 +456,11 @@ class Planner:
         """Returns by how much the limit should change for the peak to be near the budget. Early
         in a stage it may rise."""
         size = self._budget.size
-        slack = size // 128
+        slack = size // SLACK
         if peak > size:
             return size - peak - slack
         if known.stage != "settled" and plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
-            return 3 * (size - peak - slack) // 4
+            return (size - peak - slack) // 2
         return 0
 
     def _settle(self, key: str, known: Key, plan: Plan, limit: int) -> None:

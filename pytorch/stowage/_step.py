@@ -216,6 +216,16 @@ class Step:
             self.note(e)
             raise
 
+    def mark(self) -> int:
+        """Tells the library what was saved so far, and reads the peak. Returns how often it was
+        read in this step."""
+        if self.open is not None:
+            self.flush()
+        if self.budget is None:
+            return 0
+        with self.lock:
+            return self.budget.mark()
+
     # What autograd saves
 
     def pack(self, t: torch.Tensor) -> Union[Kept, Handle]:

@@ -204,7 +204,7 @@ def too_small():
     """For one rank: before the first step, by what must be saved, and after the plan settled."""
     n, sentence, kind = fails("too small for weights", "is too small", by_rank(budget_for(10.0), 1000))
     assert n == 0 and kind is stowage.BudgetError and sentence.startswith("rank 1 of 2: ") == (rank() == 0), sentence
-    n, sentence, kind = fails("too small for saved tensors", "is too small", budget_for(by_rank(10.0, 0.01)))
+    n, sentence, kind = fails("too small for saved tensors", "is too small", budget_for(by_rank(10.0, -0.1)))
     assert kind is stowage.BudgetError and n <= 3, (n, sentence)
     held = []
     n, sentence, kind = fails("exceeded later", "is too small", budget_for(0.5), **later(held))

@@ -55,7 +55,7 @@ class Exact(Compared):
         model = stack(Layer, 4)
         want = train(model, one_pass, 12)
         state = {name: t.clone() for name, t in model.state_dict().items()}
-        held = 3 * sum(4 * p.numel() for p in model.parameters())
+        held = 2 * sum(4 * p.numel() for p in model.parameters())
         saved = measure(model)
         chosen = set()
         for share in (100, 85, 70, 50, 30, 20):
