@@ -112,6 +112,7 @@ class Bench:
 
     def forget(self):
         """Frees what nobody needs. What is left is not looked at again before each step."""
+        gc.unfreeze()  # modules that are gone by now, too
         gc.collect()
         gc.freeze()
         if self.cuda:
@@ -298,6 +299,7 @@ class Checkpoint(Patched):
     def rest(self):
         if not self.compiled:
             self.model = self.blocks = None
+            self.bench.forget()
 
 
 _backends = []  # PyTorch compares with those of other models, and must find them alive

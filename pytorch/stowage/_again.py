@@ -113,6 +113,10 @@ class Surroundings:
         self.gpu, self.cpu = autocast_of("cuda"), autocast_of("cpu")
         self.cache = torch.is_autocast_cache_enabled()
 
+    def caches(self) -> bool:
+        """Reports whether what is cast stays until the outermost autocast ends."""
+        return bool(self.cache and (self.gpu[0] or self.cpu[0]))
+
     def same(self) -> bool:
         """Reports whether the thread has them now."""
         return autocast_of("cuda") == self.gpu and autocast_of("cpu") == self.cpu
@@ -151,10 +155,18 @@ class Random:
 Shape = Tuple[torch.Size, torch.dtype, int]
 
 
+def cast_weight(t: torch.Tensor) -> Any:
+    """Returns the weight that a tensor is a cast of, or None."""
+    base = t._base if t._is_view() else t
+    if base is None or base.grad_fn is None or base.grad_fn.name() != "ToCopyBackward0":
+        return None
+    return getattr(base.grad_fn.next_functions[0][0], "variable", None)
+
+
 def shape(t: torch.Tensor) -> Shape:
     base = t._base if t._is_view() else t
     if base is not None and base.grad_fn is not None and base.grad_fn.name() == "ToCopyBackward0":
-        base = getattr(base.grad_fn.next_functions[0][0], "variable", None)
+        base = cast_weight(t)
     weight = base is not None and base.is_leaf and (base.requires_grad or type(base) is torch.nn.Parameter)
     return (t.shape, t.dtype, version_of(base) if weight and base is not None else -1)
 
@@ -184,10 +196,12 @@ class Inputs:
 
 def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
-    if it ran to its end."""
+    if it ran to its end. If it needs nothing, it keeps nothing."""
     saved: List[torch.Tensor] = []
 
     def pack(t: torch.Tensor) -> int:
+        if need == 0:
+            return 0
         if shapes is not None:
             shapes.append(shape(t))
         saved.append(t if t.is_leaf else t.detach())

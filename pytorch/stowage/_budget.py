@@ -283,12 +283,13 @@ class Budget:
         """Returns what a measured step holds now, beyond its base and as if nothing was offloaded."""
         return self._memory.allocated() + self._library.usage().own - self._began - self._saved + self._all
 
-    def second_pass(self, run: Callable[[], _T]) -> Tuple[_T, int]:
-        """Runs a second pass. Returns its result, and what it needed beside that."""
+    def second_pass(self, run: Callable[[], _T]) -> Tuple[_T, int, int]:
+        """Runs a second pass. Returns its result, the most that it held, and what it left."""
         self._read_peak()
         self._memory.reset()
+        before = self._memory.allocated()
         made = run()
-        return made, max(self._memory.peak() - self._memory.allocated(), 0)
+        return made, self._memory.peak() - before, self._memory.allocated() - before
 
     def pause(self) -> None:
         """Begins work in a step that later steps do not have."""

@@ -557,8 +557,8 @@ class _Scene:
     def held_beyond(self) -> int:
         return 0
 
-    def second_pass(self, run: Callable[[], Any]) -> Tuple[Any, int]:
-        return run(), 0
+    def second_pass(self, run: Callable[[], Any]) -> Tuple[Any, int, int]:
+        return run(), 0, 0
 
 
 class _Time(Clock):

@@ -17,6 +17,9 @@ from ._profile import Call, Profile, Unit
 # A backward pass computes about twice as much as its forward pass.
 BACKWARD = 2
 
+# The solver is asked so often for a plan that leaves little of a limit.
+TRIES = 6
+
 
 class Choice(NamedTuple):
     """What happens to what a block saves."""
@@ -43,6 +46,11 @@ class Part(NamedTuple):
     lean: int
     rest: int
     inputs: int
+    cached: int  # bytes of lean or rest that stay until the forward pass is over
+
+    def dropped(self, c: Choice) -> int:
+        """Returns the bytes that do not stay."""
+        return self.lean + self.rest if c.whole else self.lean if c.lean else 0
 
 
 class Plan(NamedTuple):
@@ -88,6 +96,10 @@ class Measured:
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
+        self._users: Dict[int, List[Call]] = {}  # by storage: the calls that it is an argument of
+        for call in profile.calls:
+            for s in call.inputs:
+                self._users.setdefault(s, []).append(call)
         calls = [c for c in profile.calls if fine or c.parent is None]
         for call in calls:
             self.parts[call] = self._part(call)
@@ -144,13 +156,24 @@ class Measured:
                 if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
                     cheap = can and (e.recipe is not None or e.small is not None)
                     lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
-        lean = sum(p.bytes[s] for s, only in lean_only.items() if only and s not in held and s not in p.shared)
-        rest = sum(p.bytes[s] for s, only in lean_only.items() if not (only and s not in held and s not in p.shared))
+        # What another call saves or is given stays, too.
+        others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
+        droppable = {s for s, only in lean_only.items() if only and s not in held and s not in others}
+        lean = sum(p.bytes[s] for s in droppable)
+        rest = sum(p.bytes[s] for s in lean_only if s not in droppable)
         # Inputs stay if the block is recomputed. Those that nobody saves are counted in place of
         # as many bytes of the rest, so that the sum is right while the block is kept.
-        inputs = sum(n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine))
-        inputs = min(inputs, rest)
-        return Part(call.unit, call.number, lean, rest - inputs, inputs)
+        stay = {s: n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine)}
+        stay.update({s: p.bytes[s] for s in others})
+        inputs = min(sum(stay.values()), rest)
+        cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
+        return Part(call.unit, call.number, lean, rest - inputs, inputs, sum(p.bytes[s] for s in cached))
+
+    @staticmethod
+    def _inside(user: Optional[Call], mine: List[Call]) -> bool:
+        while user is not None and user not in mine:
+            user = user.parent
+        return user is not None
 
     def _took(self, begin: int, end: int) -> int:
         return int(max(0.0, self._stamps[end] - self._stamps[begin]) * 1e9)
@@ -226,10 +249,7 @@ class Measured:
         begun: Set[Call] = set()
         end = 0
         held = 0  # by what is saved now, if everything is kept
-        extra: Dict[type, int] = {}
-        for call, n in p.extra.items():
-            extra[type(call.unit.module)] = max(extra.get(type(call.unit.module), 0), n)
-        marks = [*p.marks, len(p.needs)]
+        again, marks = self._second_passes(), [*p.marks, len(p.needs)]
         self._others = set()
 
         def other(n: int, at: int) -> None:
@@ -239,11 +259,6 @@ class Measured:
                 self._others.add(s)
                 ops.append({"op": "take", "storage": s, "at": at})
                 ops.append({"op": "give", "storage": s, "at": at})
-
-        def top(call: Call) -> Call:
-            while not self._fine and call.parent is not None:
-                call = call.parent
-            return call
 
         def each(kind: str, call: Call, at: int) -> None:
             nonlocal held
@@ -269,14 +284,14 @@ class Measured:
             elif kind == "save" and what in self.parts:
                 each("save", what, at)
             elif kind == "load":
-                call = top(what)
+                call = self._top(what)
                 if call not in begun and call in self.parts:
                     if open is not None:
                         each("release", open, at)
                     begun.add(call)
                     each("load", call, at)
                     open = call
-                    other(p.held_then[i] + extra.get(type(call.unit.module), 0), at)
+                    other(p.held_then[i] + max(again(call)[0] - self.parts[call].lean - self.parts[call].rest, 0), at)
             elif kind == "end":
                 end = at
                 break
@@ -287,6 +302,56 @@ class Measured:
             ops.append({"op": "give", "storage": s, "at": end})
         request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True}
         return request, names
+
+    def _top(self, call: Call) -> Call:
+        while not self._fine and call.parent is not None:
+            call = call.parent
+        return call
+
+    def _second_passes(self) -> Callable[[Call], Tuple[int, int]]:
+        """Returns a function: the most that the second pass of a call holds, and what it leaves.
+        Calls that were not tried take as much as those that are alike."""
+        alike: Dict[type, Tuple[int, int]] = {}
+        for call, (most, left) in self._profile.again.items():
+            before = alike.get(type(call.unit.module), (0, 0))
+            alike[type(call.unit.module)] = max(most, before[0]), max(left, before[1])
+        tried = self._profile.again
+        return lambda call: tried[call] if call in tried else alike.get(type(call.unit.module), (0, 0))
+
+    def most_held(self, choices: Mapping[Unit, Choice]) -> int:
+        """Returns the most that a step holds beyond its base if nothing is offloaded: what the
+        recorded step held at every moment, without what is dropped then."""
+        p, again, marks = self._profile, self._second_passes(), [*self._profile.marks, len(self._profile.needs)]
+        most = max(p.needs[: marks[0]], default=0)
+        dropped = cached = more = 0
+        begun: Set[Call] = set()
+        running: List[Call] = []
+        for i, (kind, what, _) in enumerate(p.ops):
+            if kind == "begin" and what in self.parts:
+                running.append(what)
+            elif kind == "save" and what in self.parts:
+                running.remove(what)
+                part, c = self.parts[what], choices.get(what.unit, KEEP)
+                dropped += part.dropped(c)
+                cached += min(part.cached, part.dropped(c))
+            elif kind == "give":
+                cached = 0  # the backward pass began
+            elif kind == "load":
+                cached, call = 0, self._top(what)
+                if call in self.parts and call not in begun:
+                    begun.add(call)
+                    part, c, more = self.parts[call], choices.get(call.unit, KEEP), 0
+                    if c.whole:
+                        peak, left = again(call)
+                        most = max(most, p.held_then[i] - dropped + peak)
+                        more = max(left - part.dropped(c), 0)
+                    dropped -= part.dropped(c)
+            need = max(p.needs[marks[i] : marks[i + 1]], default=0)
+            for call in running:
+                if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept
+                    need = min(need, p.held_before[call] + p.dropping[call])
+            most = max(most, need - dropped + cached + more)
+        return most
 
     def most_saved(self, request: Mapping[str, Any], choices: Optional[Sequence[str]] = None) -> int:
         """Returns the most bytes that are saved at once if some units are recomputed."""
@@ -362,19 +427,28 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
     found: Optional[Plan] = None
     small: Optional[TooSmall] = None
     for m in divisions:
-        request, names = m.request(limit, offload, everything)
-        try:
-            answer = choose(request)
-        except TooSmall as e:
-            small = e if small is None or e.least < small.least else small
-            continue
-        if everything:  # what the answer counts
-            answer["total"], answer["peak"], answer["before_peak"] = answer["peak"], m.most_saved(request, answer["choices"]), m.most_saved(request)
-        if found is None or answer["step_ns"] < found.answer["step_ns"]:
-            found = m.plan(names, answer)
+        asked = limit
+        for _ in range(TRIES if everything else 1):
+            request, names = m.request(asked, offload, everything)
+            try:
+                answer = choose(request)
+            except TooSmall as e:
+                small = e if small is None or e.least < small.least else small
+                if not everything or e.least <= asked:
+                    break
+                asked = e.least  # the plan that takes least may fit
+                continue
+            plan, over = m.plan(names, answer), 0
+            if everything:  # the solver counts about that much, and this exactly that much
+                over = m.most_held(plan.choices) - limit
+                answer["peak"], answer["before_peak"] = m.most_saved(request, answer["choices"]), m.most_saved(request)
+            if over <= 0 and (found is None or answer["step_ns"] < found.answer["step_ns"]):
+                found = plan
+            if over <= 0 and (-over <= limit // 64 or not plan.choices):
+                break
+            asked = max(asked - over if over > 0 else asked - over // 2, 1)
     if found is None:
-        assert small is not None
-        raise small
+        raise small or TooSmall("the plans that were tried take too much")
     return found
 
 

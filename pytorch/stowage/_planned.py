@@ -459,7 +459,7 @@ class Planner:
         slack = size // SLACK
         if peak > size:
             return size - peak - slack
-        if known.stage != "settled" and plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
+        if known.stage == "offload" and plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
             return (size - peak - slack) // 2
         return 0
 

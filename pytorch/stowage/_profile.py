@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Random, Small, collect, hooks, in_checkpoint, recipe, state
+from ._again import Holder, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
 from ._record import Kept, storage_of, version_of
 from ._units import Attributes
 
@@ -94,13 +94,14 @@ class Saved:
 class Entry:
     """One tensor that autograd saved in a call."""
 
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place")
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached")
 
     def __init__(self, saved: Saved) -> None:
         self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
         self.recipe: Any = None
         self.small: Optional[Small] = None
         self.place = -1  # among what the small call saved, if it can be dropped
+        self.cached = False  # a cast weight, which autocast holds until the forward pass is over
 
     def value(self) -> torch.Tensor:
         """Makes a cheap tensor again."""
@@ -124,6 +125,7 @@ class Call:
         self.inputs: Dict[int, int] = {}  # bytes of the arguments, by storage
         self.again: Any = None
         self.around: Any = None
+        self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
         # Stamps of both ends of the forward pass, and of the beginning of the backward pass
         # before and after the second forward pass was tried.
@@ -148,6 +150,7 @@ class Call:
                     small.dropped.append(small.last)
             elif entry.bytes >= p.least:
                 entry.recipe = recipe(t, self.made, p.refused)
+                entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
             self.small.last += 1
         i = len(self.entries)
@@ -204,7 +207,9 @@ class Profile:
         self.marks: List[int] = []  # by op: how often the peak was read before
         self.needs: List[int] = []  # what was held at most before each reading, with everything that was saved
         self.held_then: Dict[int, int] = {}  # the same at each load, by op
-        self.extra: Dict[Call, int] = {}  # what a second pass needs beside what it makes
+        self.again: Dict[Call, Tuple[int, int]] = {}  # the most that a second pass held, and what it left
+        self.dropping: Dict[Call, int] = {}  # the most that a pass holds that keeps nothing
+        self.held_before: Dict[Call, int] = {}  # what was held when a call began, as in needs
         self.now = self.clock.stamp()
         # Stamps at both ends of second passes.
         self.lean_times: Dict[Call, Tuple[int, int]] = {}
@@ -248,9 +253,12 @@ class Profile:
         versions = [version_of(x) for x in tensors]
         call.again = (forward, _again.Inputs(self.holder, args, kwargs))
         call.around, call.random = _again.Surroundings(), Random(self.device)
+        call.caches = call.around.caches()
         python = random.getstate()
         buffers = _buffers(unit.module)
         attributes = Attributes(unit.module)
+        self.note("begin", call, self.step.mark())
+        self.held_before[call] = self.budget.held_beyond()
         call.began = self.now = self.clock.stamp()
         self.stack.append(call)
         lean, state.lean = state.lean, _Recorded(call)  # type: ignore[assignment]
@@ -298,6 +306,8 @@ class Profile:
         if type(t) in _plain and t.layout is torch.strided and t.device == self.device and not (t.is_leaf and t.requires_grad):
             memory = storage_of(t)
             s, n = memory._cdata, memory.nbytes()
+            if self.first.get(s) is not None:
+                self.shared.add(s)  # it stays, whatever happens to the block that saved it
             if n >= self.least and s not in self.first and s not in self.weights:
                 self.first[s], self.bytes[s] = None, n
                 self.note("take", s, self.budget.readings)
@@ -368,7 +378,7 @@ class Profile:
         finally:
             attributes.restore()
 
-    def second(self, call: Call) -> List[torch.Tensor]:
+    def second(self, call: Call, keep: bool = True) -> List[torch.Tensor]:
         forward, inputs = call.again
         args, kwargs = inputs.again()
         now = Random(self.device)
@@ -376,7 +386,7 @@ class Profile:
         call.random.set()
         try:
             with call.around.again():
-                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all))
+                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0)
         finally:
             now.set()
         return saved
@@ -384,7 +394,8 @@ class Profile:
     def check_whole(self, call: Call, want: List[Optional[torch.Tensor]]) -> None:
         self.clock.fill()
         begin = self.clock.stamp()
-        got, self.extra[call] = self.budget.second_pass(lambda: self.second(call))
+        got, most, left = self.budget.second_pass(lambda: self.second(call))
+        self.again[call] = most, left
         self.whole_times[call] = (begin, self.clock.stamp())
         unit, count = call.unit, len(got)
         own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
@@ -405,6 +416,8 @@ class Profile:
             unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {t.dtype} {list(t.shape)})"
         elif unit.whole is None:
             unit.whole = True
+        if unit.whole:
+            _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
 
     def check_lean(self, call: Call) -> None:
         """Makes the cheap tensors of a call again. A kind that fails or makes other bits is
