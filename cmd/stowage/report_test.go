@@ -133,7 +133,9 @@ func TestReportPeaks(t *testing.T) {
 				}
 				most = max(most, sum)
 			}
-			if most != k.Memory.Peak.Bytes || len(k.Steps) < 4 || k.Steps[3].End <= k.Steps[3].Begin {
+			// A rank that only waits for the graph of another one may find it done.
+			short := len(k.Steps) < 4 || k.Steps[3].End < k.Steps[3].Begin || k.Steps[3].End == k.Steps[3].Begin && k.Rank == 0
+			if most != k.Memory.Peak.Bytes || short {
 				t.Errorf("%s: rank %d: a stack of %d and a peak of %d, steps at %+v", line, k.Rank, most, k.Memory.Peak.Bytes, k.Steps)
 			}
 		}
