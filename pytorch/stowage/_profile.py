@@ -401,6 +401,7 @@ class Profile:
         own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
         others = {i: got[i] for i, mine in enumerate(own) if mine and not seed(got[i]) and not equal(got[i], want[i])} if count == len(own) else {}
         del got
+        _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
         # Kernels that add in any order differ from run to run, with and without this. Ranks
         # that agree run as many passes as others, whatever comes of them.
         varies = False
@@ -416,8 +417,6 @@ class Profile:
             unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {t.dtype} {list(t.shape)})"
         elif unit.whole is None:
             unit.whole = True
-        if unit.whole:
-            _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
 
     def check_lean(self, call: Call) -> None:
         """Makes the cheap tensors of a call again. A kind that fails or makes other bits is
