@@ -32,7 +32,7 @@ const (
 
 // String returns the name that users know.
 func (l Launcher) String() string {
-	return [...]string{"RANK and WORLD_SIZE", "torchrun", "Open MPI", "PMI", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
+	return [...]string{"RANK and WORLD_SIZE", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
 }
 
 // Place is where a process is among those that were started with it.
