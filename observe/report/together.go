@@ -141,7 +141,7 @@ func (r *Run) finish() {
 	r.Environment["hosts"] = strings.Join(hosts, ", ")
 	r.Environment["clock"] = "that of rank 0"
 	if r.within > 0 {
-		r.Environment["clock"] += fmt.Sprintf(", within %v", time.Duration(min(r.within, math.MaxInt64-1)).Round(time.Microsecond/10))
+		r.Environment["clock"] += fmt.Sprintf(", within %v at the start", time.Duration(min(r.within, math.MaxInt64-1)).Round(time.Microsecond/10))
 	}
 }
 
