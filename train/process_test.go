@@ -21,6 +21,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -341,5 +342,27 @@ func TestProcessesSave(t *testing.T) {
 			}
 			inProcesses(t, c, eachAlone(c), func(_ int, c Config) error { return goOn(c) })
 		})
+	}
+}
+
+// If one process cannot read the text, all say why.
+func TestProcessLacksText(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	c.Layout, c.Memory = Layout{1, 1, 1, 2}, namedMemory(t, "stash")
+	ranks := eachAlone(c)
+	said := make([]string, len(ranks))
+	inProcesses(t, c, ranks, func(process int, c Config) error {
+		if process == 1 {
+			c.Text = data.NewText("book.txt", []byte("short"))
+		}
+		tr, err := New(c)
+		if err == nil {
+			return errors.Join(errors.New("a trainer was opened"), tr.Close())
+		}
+		said[process] = err.Error()
+		return nil
+	})
+	if !strings.Contains(said[0], "book.txt") || said[0] != said[1] {
+		t.Errorf("the processes said %q", said)
 	}
 }

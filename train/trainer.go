@@ -65,19 +65,10 @@ func New(cfg Config) (t *Trainer, err error) {
 			t = nil
 		}
 	}()
-	cut := data.LoaderConfig{
-		Seq: cfg.Batch.Seq, Micro: cfg.Batch.Micro, Microbatches: cfg.Batch.Microbatches, Ranks: cfg.Layout.DP,
-		Targets: layer.Ahead(cfg.Model), Seed: cfg.Seed,
+	if err = t.openText(); err == nil {
+		err = t.openDevices()
 	}
-	if t.loader, err = data.NewLoader(cfg.Text, cut); err != nil {
-		return t, err
-	}
-	if cfg.HeldOut != nil {
-		if t.held, err = data.NewLoader(cfg.HeldOut, cut); err != nil {
-			return t, err
-		}
-	}
-	if err = t.alike(t.openDevices()); err != nil {
+	if err = t.alike(err); err != nil {
 		return t, err
 	}
 	if err = t.alike(t.join()); err != nil {
@@ -92,6 +83,20 @@ func New(cfg Config) (t *Trainer, err error) {
 		return f, t.ranks[i].begin()
 	})
 	return t, err
+}
+
+// openText makes the loaders.
+func (t *Trainer) openText() (err error) {
+	cfg := t.cfg
+	cut := data.LoaderConfig{
+		Seq: cfg.Batch.Seq, Micro: cfg.Batch.Micro, Microbatches: cfg.Batch.Microbatches, Ranks: cfg.Layout.DP,
+		Targets: layer.Ahead(cfg.Model), Seed: cfg.Seed,
+	}
+	if t.loader, err = data.NewLoader(cfg.Text, cut); err != nil || cfg.HeldOut == nil {
+		return err
+	}
+	t.held, err = data.NewLoader(cfg.HeldOut, cut)
+	return err
 }
 
 // openDevices opens the devices of the ranks in this process and measures the links.

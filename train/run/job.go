@@ -334,16 +334,17 @@ func (o *Options) memory() (mem train.Memory, err error) {
 }
 
 // measureLinks measures the rates of the links once for all ranks and runs. It opens a
-// device of its own, so that the memory it needs is not counted as a run's.
+// device of its own, so that the memory it needs is not counted as a run's. If one process
+// cannot, all return its error.
 func (j *Job) measureLinks() (links memory.Links, err error) {
-	rank := 0
-	if p := j.machine.Process; p != nil {
+	p, rank := j.machine.Process, 0
+	if p != nil {
 		rank = p.Ranks[0]
 	}
 	dev, err := j.config.Device(rank)
-	if err != nil {
-		return links, err
+	if err == nil {
+		links, err = stowage.MeasureLinks(dev)
+		err = errors.Join(err, dev.Close())
 	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	return stowage.MeasureLinks(dev)
+	return links, p.Share(nil, err)
 }

@@ -15,29 +15,42 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
+	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
 // start is what the speaking process finds before the first step.
 type start struct {
 	Options []byte // all processes must have the same
+	Text    string // the checksums of what is trained and evaluated on, likewise
 	Lock    []byte // the contents of the folder's lock, by which others know the folder
 	Step    int    // of the checkpoint to continue from, or -1
 	Done    bool   // the run has finished, and its summary is written
 }
 
-// agreeOnOptions returns an error if a process has other options than the first.
+// agreeOnOptions returns an error if a process has other options or another text than the
+// first. Options hold the keys of the model, but only the name of the text.
 func (j *Job) agreeOnOptions() error {
-	mine, err := j.Options.encode()
-	if j.machine.Process == nil || err != nil {
+	mine := start{}
+	var err error
+	mine.Options, err = j.Options.encode()
+	if j.machine.Process == nil {
 		return err
 	}
-	first := start{Options: mine}
-	if err := j.machine.Process.Share(&first, nil); err != nil {
+	for _, text := range []*data.Text{j.config.Text, j.config.HeldOut} {
+		if text != nil {
+			mine.Text += text.SHA256() + " "
+		}
+	}
+	first := mine
+	if err := j.machine.Process.Share(&first, err); err != nil {
 		return err
 	}
-	if !bytes.Equal(first.Options, mine) {
+	switch {
+	case !bytes.Equal(first.Options, mine.Options):
 		err = refuseHere(j, "has other options than rank 0", "give the same command to all ranks")
+	case first.Text != mine.Text:
+		err = refuseHere(j, fmt.Sprintf("has another text in %s than rank 0", j.config.Text.Name()), "give all ranks the same text")
 	}
 	return j.machine.Process.Share(nil, err)
 }

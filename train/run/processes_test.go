@@ -4,6 +4,7 @@
 package run
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/train/internal/data"
 	"github.com/stowage-dev/stowage/train/internal/disk"
 )
 
@@ -143,6 +145,7 @@ func TestProcessesRefuse(t *testing.T) {
 	for name, x := range map[string]struct {
 		change func(process int, o *Options)
 		dir    func(process int, dir string) string
+		job    func(process int, j *Job)
 		want   string
 	}{
 		"other options": {change: func(process int, o *Options) {
@@ -150,6 +153,21 @@ func TestProcessesRefuse(t *testing.T) {
 				o.Seed = 9
 			}
 		}, want: "has other options than rank 0; give the same command to all ranks"},
+		"another text": {job: func(process int, j *Job) {
+			if process == 2 {
+				j.config.Text = data.NewText("book.txt", bytes.Repeat([]byte("another "), 4096))
+			}
+		}, want: "has another text in book.txt than rank 0; give all ranks the same text"},
+		"another held-out text": {change: func(_ int, o *Options) { o.HoldOut = 0.1 }, job: func(process int, j *Job) {
+			if process == 1 {
+				j.config.HeldOut = data.NewText("book.txt", bytes.Repeat([]byte("another "), 4096))
+			}
+		}, want: "than rank 0; give all ranks the same text"},
+		"no device": {job: func(process int, j *Job) {
+			if process == 3 {
+				j.config.Device = func(int) (device.Device, error) { return nil, errors.New("the device is busy") }
+			}
+		}, want: "the device is busy"},
 		"another folder": {dir: func(process int, dir string) string {
 			if process == 3 {
 				return dir + "-elsewhere"
@@ -170,6 +188,9 @@ func TestProcessesRefuse(t *testing.T) {
 					x.change(process, o)
 				}
 			}, func(process int, j *Job, p *Progress) error {
+				if x.job != nil {
+					x.job(process, j)
+				}
 				at := dir
 				if x.dir != nil {
 					at = x.dir(process, dir)
