@@ -122,7 +122,12 @@ func (w *world) losePatience() {
 	if w.o.Patience == 0 {
 		return
 	}
+	gap := time.Since(w.looked)
+	w.looked = time.Now()
 	for o := range w.active {
+		if gap > w.o.Patience/2 { // this process stood still, and so may have the others
+			o.since = o.since.Add(gap)
+		}
 		if time.Since(o.since) < w.o.Patience {
 			continue
 		}

@@ -57,9 +57,10 @@ type world struct {
 	active  map[*op]struct{}
 	left    map[uint64]map[int]*news // by communicator and rank: those that have closed
 	inbox   []byte
-	telling int    // control messages on their way
-	closing func() // looks whether Close can end, while it waits
-	deaf    bool   // the receive of news is being cancelled
+	looked  time.Time // when it was last looked how long calls wait
+	telling int       // control messages on their way
+	closing func()    // looks whether Close can end, while it waits
+	deaf    bool      // the receive of news is being cancelled
 }
 
 // Open makes a communicator of all processes. All of them must call it. This process works
@@ -80,7 +81,7 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	o.Scratch = max(o.Scratch, 4*memory.KiB*memory.Bytes(p.lib.Size))
 	w := &world{
 		p: p, dev: d, o: o, rank: p.lib.Rank, size: p.lib.Size, staged: o.Staged || d.Info().Backend != "cpu",
-		active: map[*op]struct{}{}, left: map[uint64]map[int]*news{}, inbox: make([]byte, newsSize),
+		active: map[*op]struct{}{}, left: map[uint64]map[int]*news{}, inbox: make([]byte, newsSize), looked: time.Now(),
 	}
 	ranks := make([]int, w.size)
 	for i := range ranks {
