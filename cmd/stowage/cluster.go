@@ -6,10 +6,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -45,6 +47,8 @@ type cluster struct {
 	offset  time.Duration // to the clock of rank 0
 	within  time.Duration // the most by which offset may be wrong
 	run     string        // names what the processes do, the same in all
+	cores   int           // how many processes of this machine run on the same cores
+	wait    time.Duration // for a rank that hangs; zero is for ever
 	said    chan struct{} // closed when a failure was printed
 
 	mu    sync.Mutex
@@ -102,9 +106,31 @@ func once(p *launcher.Place, err error) error {
 	return err
 }
 
+// patienceVariable sets how long ranks wait for one that hangs.
+const patienceVariable = "STOWAGE_PATIENCE"
+
+// usualPatience is longer than ranks can be apart in any run that is worth waiting for.
+const usualPatience = 10 * time.Minute
+
+// patience returns how long ranks wait for one that hangs, or zero for ever.
+func patience(getenv func(string) string) (time.Duration, error) {
+	text := getenv(patienceVariable)
+	if text == "" {
+		return usualPatience, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, usagef("%s is %q; expected a duration such as 30m, or 0 to wait for ever", patienceVariable, text)
+	}
+	return d, nil
+}
+
 // join meets the other processes.
 func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	c = &cluster{cmd: cmd, said: make(chan struct{})}
+	if c.wait, err = patience(os.Getenv); err != nil {
+		return nil, once(place, err)
+	}
 	if os.Getenv("UCX_LOG_LEVEL") == "" { // after a failure it would warn of messages that nobody took
 		_ = os.Setenv("UCX_LOG_LEVEL", "error")
 	}
@@ -143,14 +169,51 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	c.process = &comm.Process{
 		Ranks: []int{place.Rank}, Control: control,
 		Join:     func(_ int, dev device.Device) (comm.Comm, error) { return c.open(dev, 0) },
-		Describe: func(err error) (string, int) { return readable(oneLine(describe(cmd, err))), exitCode(err) },
+		Describe: func(err error) (string, int) { return c.words(err), exitCode(err) },
 	}
-	names, err := control.Gather(fmt.Appendf(nil, "%x-%x", time.Now().UnixNano(), os.Getpid()))
+	return c, c.meet()
+}
+
+// meet names what the processes do, and counts those that share the cores of this one.
+func (c *cluster) meet() error {
+	type hello struct{ Run, Host, Cores string }
+	mine := hello{fmt.Sprintf("%x-%x", time.Now().UnixNano(), os.Getpid()), c.place.Host, allowedCores()}
+	text, err := json.Marshal(mine)
 	if err != nil {
-		return nil, c.leave(err)
+		return c.leave(err)
 	}
-	c.run = string(names[0])
-	return c, nil
+	texts, err := c.process.Control.Gather(text)
+	for i, text := range texts {
+		var theirs hello
+		if err == nil {
+			err = json.Unmarshal(text, &theirs)
+		}
+		if i == 0 {
+			c.run = theirs.Run
+		}
+		if theirs.Host == mine.Host && theirs.Cores == mine.Cores {
+			c.cores++
+		}
+	}
+	if err != nil {
+		return c.leave(err)
+	}
+	return nil
+}
+
+// allowedCores returns the cores that this process may run on, in words of the kernel, or
+// "" if it does not say. Launchers may have bound each process to its own.
+func allowedCores() string {
+	text, _ := os.ReadFile("/proc/self/status")
+	_, after, _ := strings.Cut(string(text), "\nCpus_allowed_list:")
+	cores, _, _ := strings.Cut(after, "\n")
+	return strings.TrimSpace(cores)
+}
+
+// words returns an error in one sentence.
+func (c *cluster) words(err error) string {
+	text := readable(oneLine(describe(c.cmd, err)))
+	return strings.ReplaceAll(text, "or raise Patience", "or raise "+patienceVariable)
 }
 
 // startMPI starts MPI below a launcher that knows nothing of it.
@@ -169,7 +232,7 @@ func (c *cluster) startMPI() (err error) {
 
 // open makes a communicator of all processes. It fails if a process does.
 func (c *cluster) open(dev device.Device, scratch memory.Bytes) (comm.Comm, error) {
-	x, err := c.mpi.Open(dev, mpi.Options{Scratch: scratch, Note: c.session.Note})
+	x, err := c.mpi.Open(dev, mpi.Options{Scratch: scratch, Patience: c.wait, Note: c.session.Note})
 	if err != nil {
 		return nil, err
 	}
@@ -187,6 +250,7 @@ const mostEnding = time.Second
 func (c *cluster) watch() {
 	<-c.session.Failed()
 	err := c.session.Err()
+	time.AfterFunc(mostEnding, func() { os.Exit(exitFailure) }) // even if nobody reads what it prints
 	var f *rendezvous.Failure
 	lowest := 0
 	if errors.As(err, &f) && f.Rank == 0 {
@@ -194,45 +258,69 @@ func (c *cluster) watch() {
 	}
 	c.mu.Lock()
 	if c.place.Rank == lowest {
-		say(c.cmd.ErrOrStderr(), "stowage: "+readable(oneLine(describe(c.cmd, err)))+"\n")
+		say(c.cmd.ErrOrStderr(), "stowage: "+c.words(err)+"\n")
 	}
 	comms := c.comms
 	c.mu.Unlock()
 	close(c.said)
-	time.AfterFunc(mostEnding, func() { os.Exit(exitFailure) })
 	for _, x := range comms {
 		x.Abort(err)
 	}
 }
 
+// mostApart is how long a process that has failed waits for the others to leave too. If
+// they have the same error, they do.
+const mostApart = 30 * time.Second
+
+// mostApartFailed is the same if communicators have failed: nobody waits in a call then,
+// but for a rank that hangs.
+const mostApartFailed = 5 * time.Second
+
 // leave ends the membership and returns the error of this process. Errors that another
-// process prints are silent.
+// process prints are silent. An error that the others do not have ends them.
 func (c *cluster) leave(err error) error {
 	if c == nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(context.Background())
 	var lost *comm.Failure
-	if errors.As(err, &lost) { // the rendezvous knows more, a moment later at most
-		select {
-		case <-c.session.Failed():
-		case <-time.After(mostEnding):
-		}
+	switch {
+	case errors.As(err, &lost):
+		ctx, cancel = context.WithTimeout(ctx, mostApartFailed)
+	case err != nil:
+		ctx, cancel = context.WithTimeout(ctx, mostApart)
 	}
-	if c.process == nil { // the others do not know
-		c.session.Abort(err)
-	}
-	if c.session.Err() != nil {
+	defer cancel()
+	if c.process == nil || c.session.Barrier(ctx, "leave") != nil {
+		c.session.Abort(cmp.Or(err, c.session.Err()))
 		<-c.said
 		return &silentError{cmp.Or(err, c.session.Err())}
 	}
 	if err != nil && c.place.Rank != 0 { // rank 0 has the same
 		err = &silentError{err}
 	}
-	end := errors.Join(c.process.Control.Close(), c.host.Close(), c.mpi.Finalize())
+	end := errors.Join(c.process.Control.Close(), c.host.Close(), c.finalize(err))
 	if c.pmi != nil {
 		end = errors.Join(end, c.pmi.Close())
 	}
 	return cmp.Or(err, end, c.session.Close())
+}
+
+// finalize ends MPI. After an error it waits for that only as long as for ranks to leave:
+// messages of a communicator that failed may never pass.
+func (c *cluster) finalize(err error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- c.mpi.Finalize() }()
+	var limit <-chan time.Time
+	if err != nil {
+		limit = time.After(mostApart)
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-limit:
+		return errors.New("MPI did not end in time")
+	}
 }
 
 // choose makes a device choice that of this process: the GPU of its place on the machine,
@@ -250,8 +338,8 @@ func (c *cluster) choose(d *deviceChoice) error {
 			return err
 		}
 	}
-	if os.Getenv("GOMAXPROCS") == "" && c.place.LocalSize > 1 {
-		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/c.place.LocalSize))
+	if os.Getenv("GOMAXPROCS") == "" && c.cores > 1 {
+		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/c.cores))
 	}
 	return nil
 }

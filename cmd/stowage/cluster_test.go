@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -232,5 +233,51 @@ func TestTrainLosesARank(t *testing.T) {
 				t.Errorf("parameters %s, want %s", got, want)
 			}
 		})
+	}
+}
+
+// hangs is the rank that a test makes hang.
+const hangs = "STOWAGE_TEST_HANGS"
+
+// hang makes a process that is to hang read its options from a pipe that stays empty. It
+// still says that it is alive.
+func hang() {
+	rank := os.Getenv(hangs)
+	if rank == "" || cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK"), os.Getenv("RANK")) != rank {
+		return
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		panic(err)
+	}
+	os.Args = append(os.Args, "--config", fmt.Sprintf("/dev/fd/%d", r.Fd()))
+	time.AfterFunc(time.Hour, func() { _ = w.Close() })
+}
+
+// A rank that hangs is named after a while, and all processes end.
+func TestTrainAndARankThatHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("ranks wait for seconds")
+	}
+	t.Setenv(hangs, "1")
+	t.Setenv(patienceVariable, "4s")
+	g := starters[0].start(t, 2, smallRun+"--pp 1 --ep 2 --dp 2")
+	err := g.Wait()
+	text := g.out.String()
+	if err == nil || g.ProcessState.ExitCode() < 0 || strings.Count(text, "stowage: ") != 1 || !strings.Contains(text, "for rank 1; find out what delays them, or raise STOWAGE_PATIENCE") {
+		t.Errorf("%v, %s", err, text)
+	}
+}
+
+func TestPatience(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 10 * time.Minute, "0": 0, "90s": 90 * time.Second} {
+		if got, err := patience(func(string) string { return text }); got != want || err != nil {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"-1s", "10", "long"} {
+		if _, err := patience(func(string) string { return text }); exitCode(err) != exitUsage || !strings.Contains(err.Error(), "expected a duration such as 30m") {
+			t.Errorf("%q: %v", text, err)
+		}
 	}
 }

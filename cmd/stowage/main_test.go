@@ -28,6 +28,7 @@ const asProgram = "STOWAGE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
+		hang()
 		main()
 	}
 	leak.Main(m)
