@@ -39,7 +39,7 @@ func TestLauncher(t *testing.T) {
 	p.Libraries = withMPI("Open MPI v4.1.4")
 	r := Examine(p)
 	last := r.Missing[len(r.Missing)-1]
-	if last.What != "launcher" || !strings.HasPrefix(last.Why, "Open MPI cannot be started by torchrun alone") || last.Do != "start with mpirun or with srun --mpi=pmix, or install MPICH" {
+	if last.What != "launcher" || !strings.HasPrefix(last.Why, "torchrun alone cannot start Open MPI") || last.Do != "start with mpirun or with srun --mpi=pmix, or install MPICH" {
 		t.Errorf("got %+v", last)
 	}
 

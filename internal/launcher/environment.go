@@ -119,7 +119,7 @@ func torchrun(env environment) (*Place, error) {
 // needs no torchrun.
 func torchrunLeftOut(env environment) (*Place, error) {
 	if n := env.first("PET_NPROC_PER_NODE", "PET_NPROC-PER-NODE"); n != "" && n != "1" {
-		return nil, fmt.Errorf("PET_NPROC_PER_NODE is %s, so torchrun must start the processes; start with torchrun --no-python stowage ...", n)
+		return nil, fmt.Errorf("PET_NPROC_PER_NODE is %s, so torchrun must start the processes; start stowage with torchrun --no-python", n)
 	}
 	p, err := env.world(Variables, "PET_NODE_RANK", "PET_NNODES")
 	if p == nil || err != nil {

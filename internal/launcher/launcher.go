@@ -164,7 +164,7 @@ func (p *Place) StartsMPI(library Launcher) (bool, error) {
 	case p.HasMPI:
 		return false, fmt.Errorf("mpirun of MPICH started this process, but the MPI library is Open MPI; start with mpirun of Open MPI (mpirun.openmpi), or load MPICH")
 	case library == OpenMPI:
-		return false, fmt.Errorf("Open MPI cannot be started by %s alone; start with mpirun or with srun --mpi=pmix, or install MPICH", p.Launcher)
+		return false, fmt.Errorf("%s alone cannot start Open MPI; start with mpirun or with srun --mpi=pmix, or install MPICH", p.Launcher)
 	}
 	return false, nil
 }

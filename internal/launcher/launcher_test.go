@@ -187,7 +187,7 @@ func TestStartsMPI(t *testing.T) {
 		{Place{HasMPI: true, MPI: OpenMPI}, PMI, false, "start with mpirun of MPICH"},
 		{Place{HasMPI: true, MPI: PMI}, OpenMPI, false, "start with mpirun of Open MPI"},
 		{Place{Launcher: Torchrun}, PMI, false, ""},
-		{Place{Launcher: Torchrun}, OpenMPI, false, "Open MPI cannot be started by torchrun alone; start with mpirun or with srun --mpi=pmix, or install MPICH"},
+		{Place{Launcher: Torchrun}, OpenMPI, false, "torchrun alone cannot start Open MPI; start with mpirun or with srun --mpi=pmix, or install MPICH"},
 	} {
 		native, err := c.place.StartsMPI(c.library)
 		if native != c.native || (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
