@@ -258,11 +258,11 @@ func (o Options) writeFile(path string, size int64, fill func(io.Writer) error) 
 	}
 	h := sha256.New()
 	b := bufio.NewWriterSize(f, int(min(buffer, size)))
-	to := io.MultiWriter(h, b)
+	var sums io.Writer = h
 	if o.pace != nil {
-		to = pacedWriter{to, o.pace}
+		sums = pacedWriter{h, o.pace}
 	}
-	err = fill(to)
+	err = fill(io.MultiWriter(sums, b))
 	if e := b.Flush(); err == nil {
 		err = e
 	}

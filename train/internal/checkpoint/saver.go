@@ -263,29 +263,34 @@ func (s *Saver) tell(mine notice, own error) ([]notice, error) {
 	return all, nil
 }
 
-// pace limits the processor time that writing takes from the steps beside it.
+// pace limits the processor time that checksums take from the steps beside them. They are
+// nearly all of the computing in a save. Waiting for the disk takes no processor, so it does
+// not count.
 type pace struct {
 	once  sync.Once
 	quick chan struct{} // closed if somebody waits for the writer
-	turn  chan struct{} // holds a token while a file writes or rests
-	rest  time.Duration // for each nanosecond of work
+	turn  chan struct{} // holds a token while a file computes or rests
+	rest  float64       // for each nanosecond of work
 }
 
-// share is the part of all processors that writing may take.
+// share is the part of all processors that checksums may take.
 const share = 0.02
 
-// piece is how much is written between two rests.
+// piece is how much is summed between two rests.
 const piece = 1 << 20
 
 func newPace() *pace {
-	busy := min(1, share*float64(runtime.GOMAXPROCS(0)))
-	return &pace{quick: make(chan struct{}), turn: make(chan struct{}, 1), rest: time.Duration(1/busy - 1)}
+	return &pace{quick: make(chan struct{}), turn: make(chan struct{}, 1), rest: restOf(runtime.GOMAXPROCS(0))}
 }
+
+// restOf returns how long one processor rests for each nanosecond of work, to take the share
+// of so many.
+func restOf(processors int) float64 { return 1/min(1, share*float64(processors)) - 1 }
 
 // hurry ends the limit.
 func (p *pace) hurry() { p.once.Do(func() { close(p.quick) }) }
 
-// pacedWriter writes in pieces and rests after each.
+// pacedWriter writes to a checksum in pieces and rests after each.
 type pacedWriter struct {
 	io.Writer
 	*pace
@@ -309,7 +314,7 @@ func (w pacedWriter) some(b []byte) (int, error) {
 	defer func() { <-w.turn }()
 	began := time.Now()
 	n, err := w.Writer.Write(b)
-	rest := time.NewTimer(time.Since(began) * w.rest)
+	rest := time.NewTimer(time.Duration(float64(time.Since(began)) * w.rest))
 	defer rest.Stop()
 	select {
 	case <-w.quick:
