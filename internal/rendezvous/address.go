@@ -67,6 +67,10 @@ func atLeader(place *launcher.Place) (*meeting, error) {
 	return m, nil
 }
 
+// maxAddresses bounds an invitation: machines with many networks of containers have hundreds
+// of addresses, and a rank that cannot come tries them all.
+const maxAddresses = 16
+
 // open listens on any port and returns the invitation.
 func open(place *launcher.Place) (net.Listener, *invitation, error) {
 	listener, err := net.Listen("tcp", ":0")
@@ -77,7 +81,7 @@ func open(place *launcher.Place) (net.Listener, *invitation, error) {
 	in.Addresses = append(in.Addresses, place.Host)
 	addresses, _ := net.InterfaceAddrs()
 	for _, a := range addresses {
-		if ip, ok := a.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && len(in.Addresses) < maxAddresses {
 			in.Addresses = append(in.Addresses, ip.IP.String())
 		}
 	}
