@@ -1,5 +1,5 @@
-// Package leak finds what tests leave behind: goroutines and open files. Only tests
-// import it.
+// Package leak finds what tests leave behind: goroutines and open files. It ends processes
+// with the test that started them. Only tests import it.
 package leak
 
 import (

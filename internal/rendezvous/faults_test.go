@@ -170,7 +170,7 @@ func TestConnectionBreaks(t *testing.T) {
 			var cut *cutter
 			var wg sync.WaitGroup
 			for rank := range errs {
-				o := Options{Exchange: b.exchange, Timeout: 10 * time.Second}
+				o := Options{Exchange: b.exchange, Timeout: 20 * time.Second, Patience: time.Minute}
 				if rank == 1 {
 					o.Exchange = func(string) (string, error) {
 						text, err := b.exchange("")

@@ -5,11 +5,13 @@ package rendezvous
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +23,9 @@ import (
 
 // asRank makes the test binary a rank: it runs the named body and exits.
 const asRank = "STOWAGE_TEST_RANK"
+
+// patienceOf is how long the ranks of waitForFailure may be silent.
+const patienceOf = "STOWAGE_TEST_PATIENCE"
 
 var bodies = map[string]func() error{"wait": waitForFailure, "mpich": runMPICH}
 
@@ -41,7 +46,11 @@ func waitForFailure() error {
 	if err != nil {
 		return err
 	}
-	s, err := Join(context.Background(), place, Options{Version: "v"})
+	patience, err := time.ParseDuration(os.Getenv(patienceOf))
+	if err != nil {
+		return err
+	}
+	s, err := Join(context.Background(), place, Options{Version: "v", Patience: patience})
 	if err != nil {
 		return err
 	}
@@ -65,14 +74,15 @@ func waitForFailure() error {
 	fmt.Println("ready")
 	select {
 	case <-s.Failed():
-	case <-time.After(2 * time.Minute):
+	case <-time.After(5 * time.Minute):
 		return errors.New("nothing failed")
 	}
 	fmt.Println(s.Err())
 	return s.Close()
 }
 
-// freePort returns a port of loopback that nobody listens on.
+// freePort returns a port of loopback that nobody listens on. Another process may take it
+// before it is used.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -87,17 +97,37 @@ func freePort(t *testing.T) string {
 // process is a rank in a process of its own.
 type process struct {
 	*exec.Cmd
+	first string      // what it printed first, unless expect has read it
 	lines chan string // what it prints
 }
 
-// start starts ranks that run a body, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+// start starts ranks that run a body, and returns when rank 0 has printed a line. If another
+// process took the port it tries another one.
 func start(t *testing.T, body string, size int, env ...string) (ranks []*process) {
 	t.Helper()
-	port := freePort(t)
+	runtime.LockOSThread() // its end would be the end of the ranks
+	t.Cleanup(runtime.UnlockOSThread)
+	for again := true; ; again = false {
+		ranks = startAt(t, freePort(t), body, size, env...)
+		ranks[0].first = ranks[0].next(t)
+		if !again || !strings.Contains(ranks[0].first, "cannot listen on port") {
+			return ranks
+		}
+		for _, p := range ranks {
+			_ = p.Process.Kill()
+		}
+	}
+}
+
+// startAt starts ranks that meet at a port, with the variables that torchrun sets.
+func startAt(t *testing.T, port, body string, size int, env ...string) (ranks []*process) {
+	t.Helper()
+	job := rand.Text()
 	for rank := range size {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), asRank+"="+body, fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+		cmd.Env = append(os.Environ(), asRank+"="+body, fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "TORCHELASTIC_RUN_ID="+job)
 		cmd.Env = append(cmd.Env, env...)
+		cmd.SysProcAttr = leak.Child(syscall.SIGKILL)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -106,7 +136,7 @@ func start(t *testing.T, body string, size int, env ...string) (ranks []*process
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		p := &process{cmd, make(chan string, 100)}
+		p := &process{Cmd: cmd, lines: make(chan string, 100)}
 		go func() {
 			defer close(p.lines)
 			for sc := bufio.NewScanner(out); sc.Scan(); {
@@ -127,16 +157,27 @@ func start(t *testing.T, body string, size int, env ...string) (ranks []*process
 // expect reads a line that contains all of some words.
 func (p *process) expect(t *testing.T, words ...string) {
 	t.Helper()
+	line := p.first
+	if p.first = ""; line == "" {
+		line = p.next(t)
+	}
+	for _, w := range words {
+		if !strings.Contains(line, w) {
+			t.Errorf("got %q, want %q in it", line, w)
+		}
+	}
+}
+
+// next returns the next line, or "" after the last.
+func (p *process) next(t *testing.T) string {
+	t.Helper()
 	select {
 	case line := <-p.lines:
-		for _, w := range words {
-			if !strings.Contains(line, w) {
-				t.Errorf("got %q, want %q in it", line, w)
-			}
-		}
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("no line within minutes, want %q", words)
+		return line
+	case <-time.After(5 * time.Minute):
+		t.Fatal("no line within minutes")
 	}
+	return ""
 }
 
 // A process that is killed or stopped is named by all others, whichever it is.
@@ -146,14 +187,15 @@ func TestProcessesFail(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	for _, c := range []struct {
-		name   string
-		signal syscall.Signal
-		why    string
-	}{{"kill", syscall.SIGKILL, "ended without a word"}, {"stop", syscall.SIGSTOP, "has not answered for 5s"}} {
+		name     string
+		signal   syscall.Signal
+		patience string // long, because ranks are slow on a busy machine
+		why      string
+	}{{"kill", syscall.SIGKILL, "1m", "ended without a word"}, {"stop", syscall.SIGSTOP, "20s", "has not answered for 20s"}} {
 		for _, victim := range []int{0, 2} {
 			t.Run(fmt.Sprintf("%s rank %d", c.name, victim), func(t *testing.T) {
 				t.Parallel()
-				ranks := start(t, "wait", 4)
+				ranks := start(t, "wait", 4, patienceOf+"="+c.patience)
 				for _, p := range ranks {
 					p.expect(t, "ready")
 				}

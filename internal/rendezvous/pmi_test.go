@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebitengine/purego"
 
@@ -94,7 +95,7 @@ func runMPICH() error {
 	if err != nil {
 		return err
 	}
-	s, err := Join(context.Background(), place, Options{})
+	s, err := Join(context.Background(), place, Options{Patience: time.Minute})
 	if err != nil {
 		return err
 	}

@@ -285,12 +285,13 @@ func TestSilentRank(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for heartbeats")
 	}
+	t.Parallel()
 	b := newBroadcast()
 	var wg sync.WaitGroup
 	var err error
 	wg.Go(func() {
 		var s *Session
-		s, err = Join(t.Context(), &launcher.Place{Size: 2, Host: "a"}, Options{Exchange: b.exchange, Timeout: 2 * time.Minute})
+		s, err = Join(t.Context(), &launcher.Place{Size: 2, Host: "a"}, Options{Exchange: b.exchange, Timeout: 2 * time.Minute, Patience: 20 * time.Second})
 		if err == nil {
 			<-s.Failed()
 			err = s.Close()
@@ -306,30 +307,38 @@ func TestSilentRank(t *testing.T) {
 	fmt.Fprint(conn, magic)
 	_ = writeMessage(conn, &message{Kind: hello, Token: in.Token, Size: 2, State: State{Rank: 1, Host: "b"}})
 	wg.Wait()
-	if err == nil || !strings.Contains(err.Error(), "rank 1 on b has not answered for 5s") {
+	if err == nil || !strings.Contains(err.Error(), "rank 1 on b has not answered for 20s") {
 		t.Errorf("got %v", err)
 	}
 }
 
 // Rank 0 names the ranks that did not come, and all that came learn it.
 func TestRanksThatDoNotCome(t *testing.T) {
-	b := newBroadcast()
-	errs := make([]error, 2)
-	var wg sync.WaitGroup
-	for rank := range errs {
-		wg.Go(func() {
-			_, errs[rank] = Join(t.Context(), &launcher.Place{Rank: rank, Size: 5, Host: "a"}, Options{Exchange: b.exchange, Timeout: 2 * time.Second, Patience: time.Minute})
-		})
-	}
-	wg.Wait()
-	for rank, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "missing: ranks 2 to 4") && !strings.Contains(err.Error(), "waited 2s") {
-			t.Errorf("rank %d: %v", rank, err)
+	opts := Options{Exchange: newBroadcast().exchange, Timeout: time.Hour, Patience: time.Minute}
+	sessions := make([]*Session, 2)
+	var service *service
+	for rank := range sessions { // as in join
+		place := &launcher.Place{Rank: rank, Size: 5, Host: "a"}
+		m, err := exchanged(place, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rank == 0 {
+			service = serve(m.listener, m.token, place, opts)
+		}
+		if sessions[rank], err = m.connect(t.Context(), place, opts); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if !strings.Contains(errs[0].Error(), "missing: ranks 2 to 4") {
-		t.Error(errs[0])
-	}
+	sessions[0].service = service
+	over, cancel := context.WithCancel(t.Context()) // the time is over once both have come
+	cancel()
+	each(t, sessions, func(_ int, s *Session) error {
+		if err := s.awaitAll(over); err == nil || !strings.Contains(err.Error(), "rank 2 did not come within 1h0m0s (missing: ranks 2 to 4)") {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
 }
 
 func TestNoLeader(t *testing.T) {
@@ -338,8 +347,8 @@ func TestNoLeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = Join(t.Context(), place, Options{Timeout: time.Second})
-	if err == nil || !strings.Contains(err.Error(), "rank 1 on a cannot reach rank 0 at 127.0.0.1:") || !strings.Contains(err.Error(), "STOWAGE_PORT") {
+	_, err = Join(t.Context(), place, Options{Timeout: time.Second, Patience: time.Minute})
+	if err == nil || !strings.Contains(err.Error(), "rank 1 on a waited 1s for the other ranks: ") || !strings.Contains(err.Error(), "rank 1 on a cannot reach rank 0 at 127.0.0.1:") || !strings.Contains(err.Error(), "STOWAGE_PORT") {
 		t.Errorf("got %v", err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
 // role names what a started process does.
@@ -78,7 +80,7 @@ func (l launcher) start(t testing.TB, n int, does string, env []string, args ...
 	all := append(append([]string{}, l.args...), "-n", strconv.Itoa(n), self)
 	cmd := exec.CommandContext(ctx, path, append(all, args...)...)
 	cmd.Env = append(append(append(os.Environ(), l.env...), env...), role+"="+does)
-	cmd.SysProcAttr = procAttr()
+	cmd.SysProcAttr = leak.Child(syscall.SIGTERM)
 	runtime.LockOSThread() // Linux takes the end of this thread for the end of the test
 	defer runtime.UnlockOSThread()
 	cmd.Cancel = func() error { // the launcher ends its processes when it is asked to
