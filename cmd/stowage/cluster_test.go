@@ -7,17 +7,22 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stowage-dev/stowage/internal/leak"
 )
 
 // starter starts the program in several processes.
@@ -36,7 +41,22 @@ var starters = []starter{
 // started is a group of processes.
 type started struct {
 	*exec.Cmd
-	out bytes.Buffer
+	out   bytes.Buffer
+	again func() *started // starts the group with another port, if the port may be taken
+}
+
+// Wait waits for the group. If another process took its port, the group starts once more.
+func (g *started) Wait() error {
+	err := g.Cmd.Wait()
+	if err == nil || g.again == nil || !strings.Contains(g.out.String(), "cannot listen on port") {
+		return err
+	}
+	other := g.again()
+	err = other.Cmd.Wait()
+	g.Cmd = other.Cmd
+	g.out.Reset()
+	_, _ = g.out.Write(other.out.Bytes())
+	return err
 }
 
 // start starts n processes with the words of a line. Nothing is left when the test ends.
@@ -51,7 +71,11 @@ func (s starter) start(t *testing.T, n int, line string) *started {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	runtime.LockOSThread() // its end would be the end of the group
+	t.Cleanup(runtime.UnlockOSThread)
 	words := append(append([]string{}, s.args...), "-n", strconv.Itoa(n), self)
+	g := new(started)
+	env := append(os.Environ(), asProgram+"=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
 	if s.name == "variables" {
 		port, err := net.Listen("tcp", "127.0.0.1:0") // a number that is free
 		if err != nil {
@@ -60,16 +84,17 @@ func (s starter) start(t *testing.T, n int, line string) *started {
 		_, number, _ := net.SplitHostPort(port.Addr().String())
 		_ = port.Close()
 		path = "bash"
-		words = []string{"-c", fmt.Sprintf(`for r in $(seq %d); do RANK=$r LOCAL_RANK=$r "$0" "$@" & done; RANK=0 LOCAL_RANK=0 "$0" "$@"; code=$?; wait; exit $code`, n-1), self}
-		t.Setenv("WORLD_SIZE", strconv.Itoa(n))
-		t.Setenv("LOCAL_WORLD_SIZE", strconv.Itoa(n))
-		t.Setenv("MASTER_ADDR", "127.0.0.1")
-		t.Setenv("MASTER_PORT", number)
+		// If rank 0 fails for no fault of the command, nobody waits for the others.
+		words = []string{"-c", fmt.Sprintf(`trap 'kill -KILL 0' TERM
+			for r in $(seq %d -1 0); do RANK=$r LOCAL_RANK=$r "$0" "$@" & done
+			wait $!; code=$?; [ $code != 1 ] || kill $(jobs -p); wait; exit $code`, n-1), self}
+		env = append(env, "WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+number, "TORCHELASTIC_RUN_ID="+rand.Text())
+		g.again = func() *started { return s.start(t, n, line) }
 	}
-	g := &started{Cmd: exec.CommandContext(ctx, path, append(words, strings.Fields(line)...)...)}
-	g.Env = append(os.Environ(), asProgram+"=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	g.Cmd = exec.CommandContext(ctx, path, append(words, strings.Fields(line)...)...)
+	g.Env = env
 	g.Stdout, g.Stderr = &g.out, &g.out
-	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	g.SysProcAttr = leak.Child(syscall.SIGTERM)
 	g.Cancel = func() error { return syscall.Kill(-g.Process.Pid, syscall.SIGTERM) }
 	g.WaitDelay = 10 * time.Second
 	if err := g.Start(); err != nil {
@@ -191,6 +216,23 @@ func (g *started) mark() string {
 	return ""
 }
 
+// lastSaved returns the step of the last checkpoint in a run's folder, or 0.
+func lastSaved(t *testing.T, dir string) (last int) {
+	t.Helper()
+	saved, err := filepath.Glob(filepath.Join(dir, "checkpoints", "step-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range saved {
+		step, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(path), "step-"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = max(last, step)
+	}
+	return last
+}
+
 // If a rank is killed or stopped, the others end within seconds and one of them says which
 // rank it was. Resumed, the run comes to what it comes to undisturbed.
 func TestTrainLosesARank(t *testing.T) {
@@ -198,10 +240,8 @@ func TestTrainLosesARank(t *testing.T) {
 		t.Skip("a stopped rank is noticed after seconds")
 	}
 	const flags = "train --policy stash --micro 1 --seq 32 --microbatches 2 --plain --pp 1 --ep 2 --dp 2 --save-every 1 "
-	alone := filepath.Join(t.TempDir(), "alone")
-	if out, errs, code := command(strings.Fields(flags + "--steps 40 --out " + alone)...); code != 0 {
-		t.Fatal(out, errs)
-	}
+	patient := starters[0] // leaves the ranks 10 seconds to say which one was lost
+	patient.args = append(slices.Clone(patient.args), "--mca", "odls_base_sigkill_timeout", "10")
 	for _, x := range []struct {
 		signal syscall.Signal
 		rank   int
@@ -209,11 +249,8 @@ func TestTrainLosesARank(t *testing.T) {
 		t.Run(fmt.Sprintf("%v of rank %d", x.signal, x.rank), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			t.Setenv("STOWAGE_TEST_GROUP", filepath.Base(filepath.Dir(dir))+fmt.Sprint(x.signal, x.rank, os.Getpid()))
-			g := starters[0].start(t, 2, flags+"--steps 4000 --out "+dir)
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-				if saved, _ := filepath.Glob(filepath.Join(dir, "checkpoints", "*2")); len(saved) > 0 {
-					break
-				}
+			g := patient.start(t, 2, flags+"--steps 1000000 --keep 1000000 --out "+dir)
+			for deadline := time.Now().Add(5 * time.Minute); lastSaved(t, dir) == 0; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("no step was saved")
 				}
@@ -225,9 +262,14 @@ func TestTrainLosesARank(t *testing.T) {
 			if want := fmt.Sprintf("stowage: rank %d on ", x.rank); err == nil || strings.Count(g.out.String(), want) != 1 || strings.Contains(g.out.String(), "goroutine ") {
 				t.Errorf("%v, %s; want %q once", err, g.out.String(), want)
 			}
-			g = starters[0].start(t, 2, "train --resume --plain --steps 40 --out "+dir)
+			steps := fmt.Sprintf(" --steps %d --out ", lastSaved(t, dir)+5)
+			g = starters[0].start(t, 2, "train --resume --plain"+steps+dir)
 			if err := g.Wait(); err != nil {
 				t.Fatal(err, g.out.String())
+			}
+			alone := filepath.Join(t.TempDir(), "alone")
+			if out, errs, code := command(strings.Fields(flags + steps + alone)...); code != 0 {
+				t.Fatal(out, errs)
 			}
 			if got, want := digestOf(t, dir), digestOf(t, alone); got != want {
 				t.Errorf("parameters %s, want %s", got, want)

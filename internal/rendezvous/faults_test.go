@@ -162,6 +162,7 @@ func TestConnectionBreaks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for ranks that do not come")
 	}
+	t.Parallel()
 	for _, after := range []int64{0, 11, 120, 160, 200, 300, 500, 800, 1300} {
 		t.Run(fmt.Sprint(after, " bytes"), func(t *testing.T) {
 			t.Parallel()

@@ -185,6 +185,7 @@ func TestProcessesFail(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes and waits for heartbeats")
 	}
+	t.Parallel()
 	host, _ := os.Hostname()
 	for _, c := range []struct {
 		name     string
