@@ -162,13 +162,13 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	if c.host, err = openCPU(nil); err != nil {
 		return nil, c.leave(err)
 	}
-	control, err := c.open(c.host, 64*memory.KiB)
+	control, err := c.open(c.host, "all processes", 64*memory.KiB)
 	if err != nil {
 		return nil, c.leave(err)
 	}
 	c.process = &comm.Process{
 		Ranks: []int{place.Rank}, Control: control,
-		Join:     func(_ int, dev device.Device) (comm.Comm, error) { return c.open(dev, 0) },
+		Join:     func(_ int, dev device.Device) (comm.Comm, error) { return c.open(dev, "", 0) },
 		Describe: func(err error) (string, int) { return c.words(err), exitCode(err) },
 	}
 	return c, c.meet()
@@ -231,8 +231,8 @@ func (c *cluster) startMPI() (err error) {
 }
 
 // open makes a communicator of all processes. It fails if a process does.
-func (c *cluster) open(dev device.Device, scratch memory.Bytes) (comm.Comm, error) {
-	x, err := c.mpi.Open(dev, mpi.Options{Scratch: scratch, Patience: c.wait, Note: c.session.Note})
+func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (comm.Comm, error) {
+	x, err := c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: c.session.Note})
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,7 @@
 //
 // This file owns the place of a process and the order in which launchers are asked.
 // environment.go reads the variables of each launcher, nodelist.go Slurm's list of hosts,
-// gpu.go chooses the GPU of a rank.
+// gpu.go chooses the GPU of a rank, ranks.go writes lists of ranks.
 package launcher
 
 import (

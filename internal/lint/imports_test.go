@@ -85,7 +85,7 @@ var layers = []layer{
 	mechanism("offload"),
 	mechanism("capture"),
 	mechanism("comm"),
-	{pkg: "internal/comm/mpi", may: with(exact+"device", exact+"internal/comm", "internal/mpi"), test: append(slices.Clone(devices), "internal/comm/commtest")},
+	{pkg: "internal/comm/mpi", may: with(exact+"device", exact+"internal/comm", "internal/launcher", "internal/mpi"), test: append(slices.Clone(devices), "internal/comm/commtest")},
 	{pkg: "internal/comm/commtest", may: with(exact+"device", exact+"internal/comm"), test: devices},
 	// Sharded parameters use the collectives and the pure plans of pools.
 	{

@@ -9,15 +9,23 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/stowage-dev/stowage/internal/launcher"
 )
 
 // State is what a rank did last, as far as the service knows.
 type State struct {
 	Rank       int    `json:"rank"`
 	Host       string `json:"host,omitempty"`
-	Collective string `json:"collective,omitempty"` // "" before the first
-	Number     uint64 `json:"number,omitempty"`
-	Left       bool   `json:"left,omitempty"` // whether it has left without a failure
+	Collective string `json:"collective,omitempty"` // "all-to-all 12 of ranks 0 and 1", or "" before the first
+	Absent     []int  `json:"absent,omitempty"`     // the ranks that it waits for there, the first of them
+	Missing    int    `json:"missing,omitempty"`    // how many these are
+	Left       bool   `json:"left,omitempty"`       // whether it has left without a failure
+}
+
+// follow takes over where a rank is.
+func (s *State) follow(now State) {
+	s.Collective, s.Absent, s.Missing = now.Collective, now.Absent, now.Missing
 }
 
 // Failure is the error that all ranks get if one fails.
@@ -38,7 +46,7 @@ func (f *Failure) Error() string {
 	}
 	fmt.Fprintf(&b, " %s", f.Why)
 	if f.Collective != "" {
-		fmt.Fprintf(&b, "; it was last in %s %d", f.Collective, f.Number)
+		fmt.Fprintf(&b, "; it was last in %s", f.Collective)
 	}
 	b.WriteString(f.others())
 	return b.String()
@@ -54,59 +62,54 @@ func howEnded(err error, otherwise string) string {
 	return otherwise
 }
 
-// manyPlaces is how many places of others are worth a sentence.
-const manyPlaces = 3
+// mostPlaces is how many places of others are worth a sentence, and mostAbsent how many of the
+// ranks that one waits for.
+const (
+	mostPlaces = 3
+	mostAbsent = 16
+)
 
-// others says in which collective the other ranks are.
+// others says in which collective the other ranks are, those first that wait for the rank that
+// failed.
 func (f *Failure) others() string {
 	at := map[string][]int{}
-	var places []string
+	var waiting, rest []string
 	for _, s := range f.States {
 		if s.Rank == f.Rank || s.Left || s.Collective == "" {
 			continue
 		}
-		where := fmt.Sprintf("%s %d", s.Collective, s.Number)
-		if at[where] == nil {
-			places = append(places, where)
+		where := s.where()
+		if at[where] == nil && slices.Contains(s.Absent, f.Rank) {
+			waiting = append(waiting, where)
+		} else if at[where] == nil {
+			rest = append(rest, where)
 		}
 		at[where] = append(at[where], s.Rank)
 	}
-	if len(places) > manyPlaces {
-		return ""
-	}
 	var b strings.Builder
-	for _, where := range places {
+	for i, where := range append(waiting, rest...) {
+		if i == mostPlaces {
+			b.WriteString("; others are elsewhere")
+			break
+		}
 		verb := "are"
 		if len(at[where]) == 1 {
 			verb = "is"
 		}
-		fmt.Fprintf(&b, "; %s %s in %s", Ranks(at[where]), verb, where)
+		fmt.Fprintf(&b, "; %s %s in %s", launcher.Ranks(at[where]), verb, where)
 	}
 	return b.String()
 }
 
-// Ranks returns "rank 3", "ranks 0 and 2" or "ranks 0 to 6 and 9".
-func Ranks(ranks []int) string {
-	ranks = slices.Sorted(slices.Values(ranks))
-	var parts []string
-	for i := 0; i < len(ranks); {
-		last := i
-		for last+1 < len(ranks) && ranks[last+1] == ranks[last]+1 {
-			last++
-		}
-		if last-i < 2 {
-			parts, i = append(parts, fmt.Sprint(ranks[i])), i+1
-		} else {
-			parts, i = append(parts, fmt.Sprintf("%d to %d", ranks[i], ranks[last])), last+1
-		}
+// where says in which collective a rank is, and who has not come there.
+func (s *State) where() string {
+	switch {
+	case s.Missing == 0:
+		return s.Collective
+	case s.Missing > len(s.Absent):
+		return fmt.Sprintf("%s, where %d others have not come", s.Collective, s.Missing)
+	case s.Missing == 1:
+		return fmt.Sprintf("%s, where rank %d has not come", s.Collective, s.Absent[0])
 	}
-	word := "ranks "
-	if len(ranks) == 1 {
-		word = "rank "
-	}
-	if len(parts) > 1 {
-		end := len(parts) - 1
-		parts = []string{strings.Join(parts[:end], ", ") + " and " + parts[end]}
-	}
-	return word + strings.Join(parts, "")
+	return fmt.Sprintf("%s, where %s have not come", s.Collective, launcher.Ranks(s.Absent))
 }

@@ -54,7 +54,7 @@ func waitForFailure() error {
 	if err != nil {
 		return err
 	}
-	s.Note("all-reduce", uint64(10+place.Rank/2))
+	s.Note(fmt.Sprintf("all-reduce %d of all ranks", 10+place.Rank/2), nil)
 	if err := s.Barrier(context.Background(), "start"); err != nil {
 		return err
 	}
@@ -64,9 +64,9 @@ func waitForFailure() error {
 			return err
 		}
 		s.mu.Lock()
-		lead := s.lead.Number
+		lead := s.lead.Collective
 		s.mu.Unlock()
-		if states[place.Rank].Number != 0 && lead != 0 {
+		if states[place.Rank].Collective != "" && lead != "" {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -206,7 +206,7 @@ func TestProcessesFail(t *testing.T) {
 				}
 				for rank, p := range ranks {
 					if rank != victim {
-						p.expect(t, fmt.Sprintf("rank %d on %s %s", victim, host, c.why), fmt.Sprintf("it was last in all-reduce %d", 10+victim/2))
+						p.expect(t, fmt.Sprintf("rank %d on %s %s", victim, host, c.why), fmt.Sprintf("it was last in all-reduce %d of all ranks", 10+victim/2))
 					}
 				}
 				t.Logf("all others knew after %v", time.Since(since))

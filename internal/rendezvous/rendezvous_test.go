@@ -213,7 +213,7 @@ func TestStrays(t *testing.T) {
 func TestEndedBeforeComplaint(t *testing.T) {
 	sessions := joined(t, 4, nil)
 	for rank, s := range sessions {
-		s.Note("all-gather", uint64(30+rank/3))
+		s.Note(fmt.Sprintf("all-gather %d of all ranks", 30+rank/3), []int{3}[:1-rank/3])
 	}
 	// All have told what they do, because requests follow notes.
 	each(t, sessions, func(_ int, s *Session) error {
@@ -223,7 +223,7 @@ func TestEndedBeforeComplaint(t *testing.T) {
 	wg.Go(func() { sessions[1].Abort(errors.New("MPI lost rank 3")) })
 	_ = sessions[3].conn.Close() // as the kernel does for a process that ended
 	wg.Wait()
-	const want = "rank 3 on host1 ended without a word; it was last in all-gather 31; ranks 0 to 2 are in all-gather 30"
+	const want = "rank 3 on host1 ended without a word; it was last in all-gather 31 of all ranks; ranks 0 to 2 are in all-gather 30 of all ranks, where rank 3 has not come"
 	for rank, s := range sessions[:3] {
 		<-s.Failed()
 		if s.Err().Error() != want {
@@ -238,13 +238,30 @@ func TestEndedBeforeComplaint(t *testing.T) {
 	}
 }
 
+// A failure says first who waits for the rank, and does not list the places of thousands.
+func TestFailureInWords(t *testing.T) {
+	f := &Failure{State: State{Rank: 1, Host: "h"}, Why: "ended without a word"}
+	for rank := range 8 {
+		f.States = append(f.States, State{Rank: rank, Collective: fmt.Sprintf("all-to-all %d of all ranks", rank)})
+	}
+	f.States[5].Absent, f.States[5].Missing = []int{1}, 1
+	f.States[6].Absent, f.States[6].Missing = []int{1, 2}, 2
+	f.States[7].Absent, f.States[7].Missing = []int{1, 2}, 99
+	const want = "rank 1 on h ended without a word; rank 5 is in all-to-all 5 of all ranks, where rank 1 has not come; " +
+		"rank 6 is in all-to-all 6 of all ranks, where ranks 1 and 2 have not come; " +
+		"rank 7 is in all-to-all 7 of all ranks, where 99 others have not come; others are elsewhere"
+	if f.Error() != want {
+		t.Errorf("got  %v\nwant %s", f, want)
+	}
+}
+
 func TestAbort(t *testing.T) {
 	sessions := joined(t, 3, nil)
-	sessions[2].Note("reduce-scatter", 7)
+	sessions[2].Note("reduce-scatter 7 of ranks 0 and 2", nil)
 	waits := make(chan error)
 	go func() { waits <- sessions[1].Barrier(context.Background(), "never complete") }()
 	sessions[2].Abort(errors.New("the disk is full"))
-	const want = "rank 2 on host1 failed: the disk is full; it was last in reduce-scatter 7"
+	const want = "rank 2 on host1 failed: the disk is full; it was last in reduce-scatter 7 of ranks 0 and 2"
 	if err := <-waits; err == nil || err.Error() != want {
 		t.Errorf("the barrier ended with %v, want %s", err, want)
 	}
@@ -359,17 +376,6 @@ func TestNoLeader(t *testing.T) {
 	place.Rank, place.Port = 0, l.Addr().(*net.TCPAddr).Port
 	if _, err = Join(t.Context(), place, Options{}); err == nil || !strings.Contains(err.Error(), "set STOWAGE_PORT to a free port") {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestRanksInWords(t *testing.T) {
-	for _, c := range []struct {
-		ranks []int
-		want  string
-	}{{[]int{3}, "rank 3"}, {[]int{2, 0}, "ranks 0 and 2"}, {[]int{0, 1}, "ranks 0 and 1"}, {[]int{9, 0, 1, 2, 3}, "ranks 0 to 3 and 9"}, {[]int{1, 2, 3}, "ranks 1 to 3"}, {[]int{1, 3, 5}, "ranks 1, 3 and 5"}} {
-		if got := Ranks(c.ranks); got != c.want {
-			t.Errorf("%v: %s, want %s", c.ranks, got, c.want)
-		}
 	}
 }
 

@@ -255,7 +255,7 @@ func (s *service) handle(m *member, msg *message) {
 	reply := &message{Kind: answer, ID: msg.ID}
 	switch msg.Kind {
 	case heartbeat:
-		m.state.Collective, m.state.Number = msg.State.Collective, msg.State.Number
+		m.state.follow(msg.State)
 		return
 	case setKey:
 		s.store[msg.Key] = msg.Value
@@ -283,7 +283,7 @@ func (s *service) handle(m *member, msg *message) {
 		reply.States = s.states()
 	case abort:
 		m.aborted = true
-		m.state.Collective, m.state.Number = msg.State.Collective, msg.State.Number
+		m.state.follow(msg.State)
 		s.accuse(&Failure{State: m.state, Why: msg.Text}, false)
 		return
 	case goodbye:
@@ -377,7 +377,7 @@ func (s *service) giveUp(after time.Duration) {
 	s.conclude(&Failure{
 		State: State{Rank: missing[0]},
 		Why: fmt.Sprintf("did not come within %v (missing: %s); see why it did not start, and whether its machine reaches %s",
-			after, Ranks(missing), s.listener.Addr()),
+			after, launcher.Ranks(missing), s.listener.Addr()),
 	})
 }
 

@@ -31,21 +31,20 @@ type Session struct {
 
 	writing sync.Mutex // guards writes to conn
 
-	mu         sync.Mutex // guards what follows
-	collective string
-	number     uint64
-	lead       State // what rank 0 did last
-	heard      time.Time
-	last       uint64 // ID of the last request
-	pending    map[uint64]chan *message
-	left       bool
-	err        error
+	mu      sync.Mutex // guards what follows
+	at      State      // what this rank does
+	lead    State      // what rank 0 did last
+	heard   time.Time
+	last    uint64 // ID of the last request
+	pending map[uint64]chan *message
+	left    bool
+	err     error
 }
 
 // newSession starts a session on a connection that was greeted.
 func newSession(conn net.Conn, leader string, place *launcher.Place, opts Options) *Session {
 	s := &Session{
-		place: *place, opts: opts, conn: conn, leader: leader, heard: time.Now(),
+		place: *place, opts: opts, conn: conn, leader: leader, heard: time.Now(), at: State{Rank: place.Rank, Host: place.Host},
 		complete: make(chan struct{}), failed: make(chan struct{}), stop: make(chan struct{}),
 		pending: map[uint64]chan *message{},
 	}
@@ -64,10 +63,11 @@ func (s *Session) Hosts() []string { return s.hosts }
 // by at most half of the round trip.
 func (s *Session) Offset() (offset, roundTrip time.Duration) { return s.offset, s.trip }
 
-// Note says which collective this rank enters. It costs no message: heartbeats carry it.
-func (s *Session) Note(collective string, number uint64) {
+// Note says which collective this rank is in, and which ranks it waits for there. It costs no
+// message: heartbeats carry it.
+func (s *Session) Note(collective string, absent []int) {
 	s.mu.Lock()
-	s.collective, s.number = collective, number
+	s.at.follow(State{Collective: collective, Absent: absent[:min(len(absent), mostAbsent)], Missing: len(absent)})
 	s.mu.Unlock()
 }
 
@@ -180,7 +180,7 @@ func (s *Session) watchOthers() {
 func (s *Session) state() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return State{Rank: s.place.Rank, Host: s.place.Host, Collective: s.collective, Number: s.number}
+	return s.at
 }
 
 // send writes a message.

@@ -105,6 +105,7 @@ func closedBy(rank int) *comm.Failure {
 // come.
 func (w *world) look() {
 	w.losePatience()
+	w.noteAbsent()
 	if w.failed.Load() != nil || len(w.left) > 0 {
 		for o := range w.active {
 			if f := o.hopeless(); f != nil {
@@ -136,6 +137,27 @@ func (w *world) losePatience() {
 			w.fail(w.rank, fmt.Errorf("%w (rank %d runs on %s)", a, ranks[0], w.hosts[ranks[0]]), true)
 			return
 		}
+	}
+}
+
+// noteEvery is how often it is looked whom calls wait for.
+const noteEvery = 50 * time.Millisecond
+
+// noteAbsent notes the call that waits longest for ranks that have not come.
+func (w *world) noteAbsent() {
+	now := time.Now()
+	if w.o.Note == nil || len(w.active) == 0 || now.Sub(w.noted) < noteEvery {
+		return
+	}
+	w.noted = now
+	var oldest *op
+	for o := range w.active {
+		if now.Sub(o.since) >= noteEvery && (oldest == nil || o.since.Before(oldest.since)) && len(o.absent()) > 0 {
+			oldest = o
+		}
+	}
+	if oldest != nil {
+		w.o.Note(oldest.where, oldest.absent())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/mpi"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -26,11 +27,12 @@ const (
 
 // group is this rank's end of a communicator.
 type group struct {
-	w     *world
-	id    uint64 // the same on all ranks
-	ranks []int  // numbered as in the world
-	me    int
-	c     mpi.Comm
+	w       *world
+	id      uint64 // the same on all ranks
+	ranks   []int  // numbered as in the world
+	me      int
+	members string // "ranks 0 and 1"
+	c       mpi.Comm
 
 	mu          sync.Mutex
 	made        uint64   // calls of this rank
@@ -43,8 +45,8 @@ type group struct {
 
 var _ comm.Comm = (*group)(nil)
 
-func (w *world) newGroup(id uint64, ranks []int, me int) *group {
-	return &group{w: w, id: id, ranks: ranks, me: me, sent: make([]uint64, len(ranks)), got: make([]uint64, len(ranks)), splits: map[uint64]uint64{}}
+func (w *world) newGroup(id uint64, ranks []int, me int, members string) *group {
+	return &group{w: w, id: id, ranks: ranks, me: me, members: members, sent: make([]uint64, len(ranks)), got: make([]uint64, len(ranks)), splits: map[uint64]uint64{}}
 }
 
 func (g *group) Rank() int { return g.me }
@@ -126,14 +128,18 @@ func (g *group) Split(ranks []int) (comm.Comm, error) {
 	for i, r := range ranks {
 		world[i] = g.ranks[r]
 	}
-	sub := g.w.newGroup(hash(g.id, key, serial), world, mine)
+	name := launcher.Ranks(world)
+	if serial > 1 {
+		name += fmt.Sprintf(" (communicator %d)", serial)
+	}
+	sub := g.w.newGroup(hash(g.id, key, serial), world, mine, name)
 	if len(ranks) == 1 {
 		return sub, nil
 	}
 	// The ranks meet in messages first, which a failure can end. Then all of them make
 	// MPI's communicator, which waits without end.
 	tag := tagSplit + int(key%tagCount)
-	o := &op{g: g, call: &call{signature: signature{kind: split, bytes: memory.Bytes(key >> 1)}, number: serial}, done: make(chan struct{}, 1)}
+	o := &op{g: g, call: &call{signature: signature{kind: split, bytes: memory.Bytes(key >> 1)}, number: serial, serial: serial}, where: "the split into " + name, done: make(chan struct{}, 1)}
 	for _, r := range ranks {
 		if r != g.me {
 			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true}, &head{peer: r, tag: tag, len: anyLen})

@@ -50,22 +50,22 @@ func runRole(name string) error {
 	return p.Finalize()
 }
 
-// launcher is a program that starts processes.
-type launcher struct {
+// starter is a program that starts processes.
+type starter struct {
 	name string
 	args []string
 	env  []string
 }
 
 // The launchers are called by the names that Debian's alternatives do not change.
-var launchers = []launcher{
+var launchers = []starter{
 	{"mpirun.openmpi", []string{"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}, []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}},
 	{"mpiexec.hydra", nil, nil},
 }
 
 // start runs the test binary in n processes and returns what they print. Nothing of it is
 // left when the test ends.
-func (l launcher) start(t testing.TB, n int, does string, env []string, args ...string) (string, error) {
+func (l starter) start(t testing.TB, n int, does string, env []string, args ...string) (string, error) {
 	t.Helper()
 	path, err := exec.LookPath(l.name)
 	if err != nil {

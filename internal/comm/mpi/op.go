@@ -4,11 +4,13 @@
 package mpi
 
 import (
+	"fmt"
 	"slices"
 	"time"
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -29,6 +31,7 @@ type op struct {
 	heads []*head // pass before the messages
 	parts []message
 	seqs  []sequence // of messages between two ranks
+	where string     // what notes call it
 	done  chan struct{}
 
 	since time.Time
@@ -79,7 +82,10 @@ func (o *op) begin() {
 	o.left, o.over, o.err, o.since = 0, false, nil, time.Now()
 	w.active[o] = struct{}{}
 	if w.o.Note != nil {
-		w.o.Note(o.call.kind.String(), o.call.number)
+		if o.where == "" {
+			o.where = o.words()
+		}
+		w.o.Note(o.where, nil)
 	}
 	if f := o.hopeless(); f != nil {
 		o.abandon(f)
@@ -183,6 +189,20 @@ func (o *op) abandon(f *comm.Failure) {
 	}
 	q.Forget(func(t token) bool { return t.o == o })
 	o.end()
+}
+
+// words names the call for notes. Numbers are those that the other ranks of the call have.
+func (o *op) words() string {
+	if !o.call.kind.pair() {
+		return fmt.Sprintf("%v %d of %s", o.call.kind, o.call.serial, o.g.members)
+	}
+	var peers []int
+	for _, s := range o.seqs {
+		if r := o.g.ranks[s.peer]; !slices.Contains(peers, r) {
+			peers = append(peers, r)
+		}
+	}
+	return fmt.Sprintf("%v %d %s %s", o.call.kind, o.seqs[0].n, [...]string{"to", "from", "with"}[o.call.kind-send], launcher.Ranks(peers))
 }
 
 // absent returns the ranks, numbered as in the world, that have not made the call.

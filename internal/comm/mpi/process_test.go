@@ -41,7 +41,7 @@ func TestQuiet(t *testing.T) {
 
 func init() {
 	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
-	roles["poor"], roles["replay"] = poor, replayed
+	roles["poor"], roles["replay"], roles["notes"] = poor, replayed, notes
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -73,7 +73,7 @@ func quiet(p *Process) error {
 		return errors.New("a nil pointer was written to")
 	}
 	var noted []string
-	c, d, s, b, err := rank(p, Options{Note: func(name string, number uint64) { noted = append(noted, fmt.Sprintf("%s %d", name, number)) }})
+	c, d, s, b, err := rank(p, Options{Note: func(call string, absent []int) { noted = append(noted, call) }})
 	if err != nil {
 		return err
 	}
@@ -93,8 +93,73 @@ func quiet(p *Process) error {
 	if err := errors.Join(s.Close(), c.Err(), c.Close()); err != nil {
 		return err
 	}
-	if want := []string{"barrier 1", "all-gather 2"}; !slices.Equal(noted[len(noted)-2:], want) {
-		return fmt.Errorf("the thread was told %v, want %v in the end", noted, want)
+	want := []string{
+		"the split into ranks 0 and 1", "all-reduce 1 of ranks 0 and 1", "the split into ranks 0 and 1 (communicator 2)",
+		"barrier 1 of all ranks", "all-gather 2 of all ranks",
+	}
+	for _, w := range want {
+		if !slices.Contains(noted, w) {
+			return fmt.Errorf("the thread was told %q, want %q among it", noted, w)
+		}
+	}
+	return d.Close()
+}
+
+// Ranks give a call the same number, whatever else they called, and a rank that waits knows
+// for whom.
+func TestNotes(t *testing.T) {
+	each(t, "notes", nil, func(t *testing.T, out string, err error) {
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func notes(p *Process) error {
+	var noted []string
+	waits := make(chan string, 100)
+	c, d, s, b, err := rank(p, Options{Note: func(call string, absent []int) {
+		noted = append(noted, call)
+		if len(absent) > 0 {
+			waits <- fmt.Sprint(call, absent)
+		}
+	}})
+	if err != nil {
+		return err
+	}
+	other, err := p.Open(d, Options{Name: "all processes"})
+	if err != nil {
+		return err
+	}
+	r := b.Slice(0, 64)
+	if p.Rank() == 0 { // calls that rank 1 does not make
+		c.Send(s, r, 1)
+		c.Exchange(s, []comm.Message{{Peer: 1, Range: r}}, []comm.Message{{Peer: 1, Range: b.Slice(64, 64)}})
+	} else {
+		c.Recv(s, r, 0)
+		c.Recv(s, r, 0)
+		c.Send(s, r, 0)
+		if _, err := other.Gather(nil); err != nil { // when rank 0 knows for whom it waits
+			return err
+		}
+	}
+	c.Barrier(s)
+	want := []string{"receive 1 from rank 0", "receive 2 from rank 0", "send 1 to rank 0", "barrier 1 of all ranks"}
+	if p.Rank() == 0 {
+		for w := ""; w != "barrier 1 of all ranks[1]"; {
+			w = <-waits
+		}
+		if _, err := other.Gather(nil); err != nil {
+			return err
+		}
+		want = []string{"send 1 to rank 1", "exchange 2 with rank 1", "barrier 1 of all ranks"}
+	}
+	s.Free(b)
+	if err := errors.Join(s.Close(), c.Err(), c.Close(), other.Close()); err != nil {
+		return err
+	}
+	if noted = slices.Compact(noted); !slices.Equal(noted, want) {
+		return fmt.Errorf("the thread was told %q, want %q", noted, want)
 	}
 	return d.Close()
 }

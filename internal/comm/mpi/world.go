@@ -3,6 +3,7 @@
 package mpi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,9 +28,13 @@ type Options struct {
 	// Patience is how long a call waits for other ranks before the communicator fails and
 	// names those that have not come. Zero means for ever.
 	Patience time.Duration
-	// Note is told of every call when its turn on its stream comes, with its name and
-	// number. It must return at once.
-	Note func(name string, number uint64)
+	// Name says whose calls these are, in the words of notes. It is "all ranks" if empty.
+	Name string
+	// Note is told of every call when its turn on its stream comes: "all-to-all 12 of ranks 0
+	// and 1". Ranks that make the same call have the same words, and messages between two
+	// ranks the same number. If others keep a call waiting, Note is told again, with the
+	// ranks that have not come. It must return at once.
+	Note func(call string, absent []int)
 	// Staged sends device memory through pinned buffers even if the host can read it.
 	Staged bool
 
@@ -58,6 +63,7 @@ type world struct {
 	left    map[uint64]map[int]*news // by communicator and rank: those that have closed
 	inbox   []byte
 	looked  time.Time // when it was last looked how long calls wait
+	noted   time.Time // when it was last looked whom calls wait for
 	telling int       // control messages on their way
 	closing func()    // looks whether Close can end, while it waits
 	deaf    bool      // the receive of news is being cancelled
@@ -87,7 +93,7 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	for i := range ranks {
 		ranks[i] = i
 	}
-	g := w.newGroup(1, ranks, w.rank)
+	g := w.newGroup(1, ranks, w.rank, cmp.Or(o.Name, "all ranks"))
 	failed := w.allocate()
 	err := p.do(func() (err error) {
 		if err := w.meet(failed); err != nil {
