@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,7 +31,7 @@ func each(t *testing.T, does string, env []string, look func(t *testing.T, out s
 	}
 }
 
-// A world comes and goes without a word of the library. A nil pointer is Go's to find, the
+// A world comes and goes without a word of the library. A nil pointer and signals are Go's to find, the
 // thread is told of every call, and texts of rank 0 reach all.
 func TestQuiet(t *testing.T) {
 	each(t, "quiet", nil, func(t *testing.T, out string, err error) {
@@ -72,6 +74,9 @@ func quiet(p *Process) error {
 	}(); caught == nil {
 		return errors.New("a nil pointer was written to")
 	}
+	if err := takeSignals(); err != nil {
+		return err
+	}
 	var noted []string
 	c, d, s, b, err := rank(p, Options{Note: func(call string, absent []int) { noted = append(noted, call) }})
 	if err != nil {
@@ -103,6 +108,31 @@ func quiet(p *Process) error {
 		}
 	}
 	return d.Close()
+}
+
+// takeSignals gets signals on threads that run Go code.
+func takeSignals() error {
+	signals, stop := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGUSR1)
+	for range runtime.GOMAXPROCS(0) {
+		go func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		}()
+	}
+	defer close(stop)
+	for range 50 {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+			return err
+		}
+		<-signals
+	}
+	return nil
 }
 
 // Ranks give a call the same number, whatever else they called, and a rank that waits knows
