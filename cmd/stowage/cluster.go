@@ -230,9 +230,19 @@ func (c *cluster) startMPI() (err error) {
 	return err
 }
 
+// beforeCall is told of every call of this process over MPI before it begins. Tests make
+// processes fail there.
+var beforeCall = func(call string) {}
+
 // open makes a communicator of all processes. It fails if a process does.
 func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (comm.Comm, error) {
-	x, err := c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: c.session.Note})
+	note := func(call string, absent []int) {
+		c.session.Note(call, absent)
+		if absent == nil {
+			beforeCall(call)
+		}
+	}
+	x, err := c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: note})
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ const asProgram = "STOWAGE_TEST_AS_PROGRAM"
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		hang()
+		fail()
 		main()
 	}
 	leak.Main(m)

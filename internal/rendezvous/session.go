@@ -235,8 +235,14 @@ func (s *Session) fail(err error) {
 	}
 }
 
-// lost is called when the connection to rank 0 has ended.
+// lost is called when the connection to rank 0 has ended. The verdict comes two heartbeats later,
+// as that of the service does: until then this rank has come to where it waits.
 func (s *Session) lost(err error) {
+	select {
+	case <-s.stop:
+	case <-s.failed:
+	case <-time.After(2 * beatEvery(s.place.Size, s.opts.Patience)):
+	}
 	s.fail(s.leaderFailure(howEnded(err, "can no longer be reached")))
 }
 
@@ -244,7 +250,7 @@ func (s *Session) lost(err error) {
 func (s *Session) leaderFailure(why string) *Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := &Failure{State: s.lead, Why: why}
+	f := &Failure{State: s.lead, Why: why, States: []State{s.at}} // only rank 0 knew where the others are
 	f.Rank, f.Host = 0, s.leader
 	return f
 }
