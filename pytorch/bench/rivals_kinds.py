@@ -8,7 +8,6 @@ import functools
 import gc
 import statistics
 import time
-import types
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -273,6 +272,12 @@ def selective():
     return {"context_fn": functools.partial(contexts, kept)}
 
 
+def checkpointed(block, **settings):
+    """Makes a checkpoint around a block, or around what it was compiled to."""
+    name = "forward" if getattr(block, "_compiled_call_impl", None) is None else "_compiled_call_impl"
+    setattr(block, name, functools.partial(checkpoint, getattr(block, name), use_reentrant=False, **settings))
+
+
 class Checkpoint(Patched):
     """Checkpoints of k blocks, which may be compiled."""
 
@@ -288,7 +293,7 @@ class Checkpoint(Patched):
     def patch(self):
         settings = selective() if self.family == "selective" else {}
         for i in spread(self.k, len(self.blocks)):
-            self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False, **settings)
+            checkpointed(self.blocks[i], **settings)
 
     def step(self):
         if self.model is None:
@@ -306,10 +311,10 @@ _backends = []  # PyTorch compares with those of other models, and must find the
 
 
 def inductor(budget, dynamic=False):
-    """Returns torch.compile with a value of activation_memory_budget. Each has a backend and so
-    graphs of its own, and values can be compared in one process."""
-    if not hasattr(torch, "compile"):
-        raise Unsupported("this PyTorch has no torch.compile")
+    """Returns what compiles a module with a value of activation_memory_budget. Each has a backend
+    and so graphs of its own, and values can be compared in one process."""
+    if not hasattr(torch.nn.Module, "compile"):
+        raise Unsupported("this PyTorch has no torch.compile for modules")
     from torch._dynamo import config as limits
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
@@ -325,18 +330,18 @@ def inductor(budget, dynamic=False):
             return compile_fx(graph, inputs)
 
     _backends.append(compiler)
-    # All blocks of a class share one compiled function, in all kinds. Without dynamic=False a
-    # second model with the same blocks would get graphs for any size, which are slower.
-    return functools.lru_cache(None)(lambda forward: torch.compile(forward, backend=compiler, dynamic=dynamic))
+    # All blocks of a class share one graph, in all kinds. Without dynamic=False a second model
+    # with the same blocks would get graphs for any size, which are slower.
+    return lambda module: module.compile(backend=compiler, dynamic=dynamic)
 
 
 def compile_blocks(blocks, backend):
     for block in blocks:
-        block.forward = types.MethodType(backend(type(block).forward), block)
+        backend(block)
 
 
 class Compiled(Patched):
-    family, compiled = "compile", True
+    family, compiled, like = "compile", True, "compile 1.0"
 
     def __init__(self, bench, budget, backend):
         super().__init__(bench, f"compile {budget}")
@@ -362,7 +367,7 @@ class Stowed(Patched):
 
     family, ours = "stowage", True
 
-    def __init__(self, bench, name, budget, groups="known", backend=None, checkpointed=0, least=None):
+    def __init__(self, bench, name, budget, groups="known", backend=None, checkpoints=0, least=None):
         super().__init__(bench, name)
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
         self.recorded = 0  # peak of the steps that are recorded, which may exceed a budget
@@ -370,14 +375,16 @@ class Stowed(Patched):
         self.like = "compile 1.0" if self.compiled else "eager"
         if backend is not None:
             compile_blocks(self.blocks, backend)
-        for i in spread(checkpointed, len(self.blocks)):
-            self.blocks[i].forward = functools.partial(checkpoint, self.blocks[i].forward, use_reentrant=False)
+        for i in spread(checkpoints, len(self.blocks)):
+            checkpointed(self.blocks[i])
 
     def open(self):
         case = self.bench.case
         by_block = {name: "block" for name in case.blocks}
         self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device)
-        if self.compiled or self.groups == "blocks":  # groups inside of a block would end its graph
+        if self.compiled:  # the hooks of groups would end its graphs
+            self.rt.attach(self.model)
+        elif self.groups == "blocks":
             self.rt.attach(self.model, groups=by_block)
         elif case.groups is not None:
             self.rt.attach(self.model, groups=case.groups)

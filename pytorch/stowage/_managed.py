@@ -17,6 +17,7 @@ import torch
 from . import _units
 from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._attach import listed
+from ._compiled import in_compiled
 from ._errors import Error
 from ._plan import KEEP, Choice, Plan
 from ._profile import Profile, Unit
@@ -74,15 +75,18 @@ class Units:
         self._runtime = runtime
         self.list: List[Unit] = []
         self.cheap: List[torch.nn.Module] = []
+        self.hidden: Dict[torch.nn.Module, str] = {}  # compiled modules that have blocks inside, and their names
         self._wrapped: Dict[torch.nn.Module, Wrapped] = {}
 
     def find(self, model: torch.nn.Module, keep: Sequence[str] = ()) -> None:
+        self.unwrap()  # a wrapped module does not look compiled
         names = {m: name for name, m in model.named_modules()}
         parents: Dict[torch.nn.Module, Unit] = {}
         known = {u.module for u in self.list}
         named = {m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in keep)}
         inside = {inner for m in named for inner in m.modules()}
         check_keep(model, keep)
+        self.hidden.update((m, names[m] or type(m).__name__) for m in _units.hidden(model))
         for m in _units.blocks(model):
             if m in known:
                 continue
@@ -101,6 +105,7 @@ class Units:
         inside = set(model.modules()) if model is not None else set()
         self.list = [u for u in self.list if u.module not in inside]
         self.cheap = [m for m in self.cheap if m not in inside]
+        self.hidden = {m: name for m, name in self.hidden.items() if m not in inside}
 
     def wrap_all(self) -> None:
         self.wrap(self.list, True)
@@ -177,6 +182,10 @@ class Recording:
         if in_checkpoint():  # which counts what is saved, now and when it runs the block again
             u.whole, u.lean, u.left_alone = False, False, True
             u.why = "torch.utils.checkpoint recomputes it"
+            return forward(*args, **kwargs)
+        if in_compiled():
+            u.whole, u.lean, u.left_alone = False, False, True
+            u.why = "it is inside of a function that is compiled, whose graph ends there; attach what torch.compile returned, or compile blocks"
             return forward(*args, **kwargs)
         return self.profile.forward(u, forward, args, kwargs)
 

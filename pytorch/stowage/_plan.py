@@ -134,11 +134,11 @@ class Measured:
         for table in (whole, lean):
             alike: Dict[type, List[int]] = {}
             for u, t in table.items():
-                alike.setdefault(type(u.module), []).append(t)
+                alike.setdefault(u.kind, []).append(t)
             for call in times.calls:  # what was not tried takes as long as what is alike
                 u = call.unit
-                if u not in table and type(u.module) in alike:
-                    table[u] = int(statistics.median(alike[type(u.module)]))
+                if u not in table and u.kind in alike:
+                    table[u] = int(statistics.median(alike[u.kind]))
         for call in times.calls:
             whole.setdefault(call.unit, cost(call.began, call.ended))
             lean.setdefault(call.unit, 0)
@@ -313,10 +313,10 @@ class Measured:
         Calls that were not tried take as much as those that are alike."""
         alike: Dict[type, Tuple[int, int]] = {}
         for call, (most, left) in self._profile.again.items():
-            before = alike.get(type(call.unit.module), (0, 0))
-            alike[type(call.unit.module)] = max(most, before[0]), max(left, before[1])
+            before = alike.get(call.unit.kind, (0, 0))
+            alike[call.unit.kind] = max(most, before[0]), max(left, before[1])
         tried = self._profile.again
-        return lambda call: tried[call] if call in tried else alike.get(type(call.unit.module), (0, 0))
+        return lambda call: tried[call] if call in tried else alike.get(call.unit.kind, (0, 0))
 
     def most_held(self, choices: Mapping[Unit, Choice]) -> int:
         """Returns the most that a step holds beyond its base if nothing is offloaded: what the
@@ -403,10 +403,10 @@ def settle(units: Iterable[Unit]) -> None:
     for attribute in ("whole", "lean"):
         by_class: Dict[type, List[Optional[bool]]] = {}
         for u in units:
-            by_class.setdefault(type(u.module), []).append(getattr(u, attribute))
+            by_class.setdefault(u.kind, []).append(getattr(u, attribute))
         for u in units:
             if getattr(u, attribute) is None:
-                seen = by_class[type(u.module)]
+                seen = by_class[u.kind]
                 if True in seen or False in seen:  # else there was nothing to try
                     setattr(u, attribute, False not in seen)
 

@@ -182,7 +182,8 @@ class Planner:
 
     def notes(self) -> List[str]:
         """Returns why blocks are never recomputed."""
-        return notes(self.units.list, self._refused)
+        hidden = [f"{name} is compiled as a whole, so its blocks cannot be recomputed; compile the blocks instead" for name in self.units.hidden.values()]
+        return notes(self.units.list, self._refused) + hidden
 
     # Recorded steps
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree
 
 from . import _again
 from ._again import Holder, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
+from ._compiled import kind
 from ._record import Kept, storage_of, version_of
 from ._units import Attributes
 
@@ -68,6 +69,7 @@ class Unit:
 
     def __init__(self, name: str, module: torch.nn.Module, parent: Optional[Unit]) -> None:
         self.name, self.module, self.parent = name, module, parent
+        self.kind = kind(module)  # units of a kind speak for each other
         self.parts: List[Unit] = []
         if parent is not None:
             parent.parts.append(self)

@@ -15,17 +15,14 @@ from typing import Any, Counter, Dict, Iterator, List, Set
 
 import torch
 
+from ._compiled import is_compiled, kind
+
 # With fewer blocks than this, the parts of blocks are blocks themselves.
 FEW = 16
 
 _lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
 # Modules that draw random numbers, wait for other ranks, or only hand their input on.
 _never_cheap = ("drop", "sync", "identity", "sequential", "parametri")
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Reports whether torch.compile was applied to the module itself."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def has_matrix(module: torch.nn.Module) -> bool:
@@ -51,14 +48,14 @@ def blocks(model: torch.nn.Module) -> List[torch.nn.Module]:
 
 
 def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    count: Counter[type] = collections.Counter(type(m) for m in _outside_of_compiled(model) if not is_leaf(m) and m is not model)
+    count: Counter[type] = collections.Counter(kind(m) for m in _outside_of_compiled(model) if not is_leaf(m) and m is not model)
     seen: Set[torch.nn.Module] = set()
 
     def walk(module: torch.nn.Module, top: bool) -> Iterator[torch.nn.Module]:
         if module in seen:
             return
         seen.add(module)
-        if not top and not is_leaf(module) and count[type(module)] > 1 and _is_called(module) and not _holds_blocks(module) and has_matrix(module):
+        if not top and not is_leaf(module) and count[kind(module)] > 1 and _is_called(module) and not _holds_blocks(module) and has_matrix(module):
             yield module
             return
         if is_compiled(module):
@@ -67,6 +64,12 @@ def _repeated(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from walk(child, False)
 
     return walk(model, True)
+
+
+def hidden(model: torch.nn.Module) -> List[torch.nn.Module]:
+    """Returns the compiled modules that have blocks inside, which cannot be units."""
+    units = set(blocks(model))
+    return [m for m in _outside_of_compiled(model) if is_compiled(m) and m not in units and any(True for c in m.children() for _ in _repeated(c))]
 
 
 def _outside_of_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -1,5 +1,6 @@
 """Blocks and cheap modules of models, found without being named. SPEC S8.6."""
 
+import types
 import unittest
 
 from blocks import Attention, Block, Layer, Stack, stack
@@ -71,6 +72,47 @@ class Blocks(unittest.TestCase):
         for block in model.blocks:  # module.compile()
             block._compiled_call_impl = block.forward
         self.assertEqual(["blocks.0", "blocks.1"], self.found(model))
+
+    def test_compiled_forward_methods(self):
+        """What torch.compile and torch.compiler.disable make of a function."""
+
+        def compiled(function, **more):
+            def wrapper(*args):
+                return function(*args)
+
+            wrapper._torchdynamo_orig_callable = function
+            wrapper.__dict__.update(more)
+            return wrapper
+
+        once = compiled(Layer.forward)
+        forms = {
+            "its forward method": lambda b: setattr(b, "forward", compiled(b.forward)),
+            "the function of its class": lambda b: setattr(b, "forward", types.MethodType(once, b)),
+        }
+        for name, form in forms.items():
+            with self.subTest(name):
+                model = stack(Layer, 2)
+                for block in model.blocks:
+                    form(block)
+                self.assertEqual(["blocks.0", "blocks.1"], self.found(model))
+                self.assertEqual([], _units.cheap(model.blocks[0]))
+        model = stack(Layer, 2)
+        for block in model.blocks:
+            block.forward = compiled(block.forward, _torchdynamo_disable=True)
+        self.assertEqual(6, len(self.found(model)))
+
+    def test_blocks_of_a_compiled_model(self):
+        model = stack(Layer, 3)
+        model.forward = types.MethodType(lambda *_: None, model)
+        model.forward.__func__._torchdynamo_orig_callable = Stack.forward
+        self.assertEqual([], self.found(model))
+        self.assertEqual([model], _units.hidden(model))
+        self.assertEqual([], _units.hidden(stack(Layer, 3)))
+        with runtime("budget") as rt:
+            a = rt.attach(model)
+            self.assertEqual(["Stack is compiled as a whole, so its blocks cannot be recomputed; compile the blocks instead"], rt._planner.notes())
+            a.detach()
+            self.assertEqual([], rt._planner.notes())
 
 
 class Cheap(unittest.TestCase):
