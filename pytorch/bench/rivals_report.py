@@ -109,7 +109,7 @@ def failures(result):
     """Returns what must not happen: an error that is not about memory, and gradients of ours
     that differ."""
     out = [f"{result['model']}: {r['kind']}: {r['error']}" for r in result["rows"] if r["unexpected"]]
-    return out + [f"{result['model']}: {r['kind']}: its gradients differ from those of {r['like']}" for r in result["rows"] if r["ours"] and r["differs"] and r["error"] is None]
+    return out + [f"{result['model']}: {r['kind']}: its gradients differ from those of {r['like']}" for r in result["rows"] if r["ours"] and r["differs"] and r["error"] is None and result["repeats"].get(r["like"], True)]
 
 
 def tally(verdicts):

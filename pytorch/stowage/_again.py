@@ -233,10 +233,10 @@ def _no_unpack(_: Any) -> torch.Tensor:
 class Whole:
     """One call of a block that is recomputed."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timed", "__weakref__")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder) -> None:
-        self.module, self.forward = module, forward
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None) -> None:
+        self.module, self.forward, self.timed = module, forward, timed
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
@@ -249,7 +249,10 @@ class Whole:
     def unpack(self, i: int) -> torch.Tensor:
         t = self.values.pop(i, None)
         if t is None:
-            self.run()
+            if self.timed is None:
+                self.run()
+            else:
+                self.timed(self.run)
             t = self.values.pop(i)
         return t
 

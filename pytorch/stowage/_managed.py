@@ -10,7 +10,7 @@ import copy
 import fnmatch
 import threading
 import types
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -20,7 +20,7 @@ from ._attach import listed
 from ._compiled import in_compiled
 from ._errors import Error
 from ._plan import KEEP, Choice, Plan
-from ._profile import Profile, Unit
+from ._profile import Clock, Profile, Unit
 from ._step import in_backward
 
 
@@ -190,11 +190,35 @@ class Recording:
         return self.profile.forward(u, forward, args, kwargs)
 
 
+class Passes:
+    """The times of second passes in a step that follows a plan."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock = Clock(device)
+        self._stamps: List[Tuple[Unit, int, int]] = []
+
+    def timed(self, u: Unit) -> Callable[[Callable[[], None]], None]:
+        def run(second: Callable[[], None]) -> None:
+            begin = self._clock.stamp()
+            second()
+            self._stamps.append((u, begin, self._clock.stamp()))
+
+        return run
+
+    def shortest(self) -> Dict[Unit, int]:
+        """Returns the shortest pass of each unit, in nanoseconds. It waits for the device."""
+        seconds, out = self._clock.read(), {}  # type: List[float], Dict[Unit, int]
+        for u, begin, end in self._stamps:
+            t = max(int(1e9 * (seconds[end] - seconds[begin])), 1)
+            out[u] = min(out.get(u, t), t)
+        return out
+
+
 class Following:
     """A step that follows a plan. The step is None if nothing is offloaded."""
 
-    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Container[str] = ()) -> None:
-        self.thread = threading.get_ident()
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Container[str] = (), passes: Optional[Passes] = None) -> None:
+        self.thread, self.passes = threading.get_ident(), passes
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
     def forward(self, u: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -229,7 +253,7 @@ class Following:
             state.lean = before
 
     def whole(self, u: Unit, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = Whole(u.module, forward, args, kwargs, self.device, holder)
+        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u))
         before, state.lean = state.lean, None
         try:
             with hooks(call.pack, call.unpack):

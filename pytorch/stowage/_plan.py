@@ -7,6 +7,7 @@ the choices that later steps follow.
 
 from __future__ import annotations
 
+import collections
 import statistics
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -207,6 +208,28 @@ class Measured:
         inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
         return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
 
+    def retime(self, took: Mapping[Unit, int]) -> None:
+        """Learns how long second passes take in steps under a plan, in nanoseconds. A recorded
+        step is slower: it also moves what it saves, and its memory is new. Blocks that were not
+        timed, and cheap parts, are slower by as much as those that are alike."""
+        factors: Dict[type, List[float]] = {}
+        for u, t in took.items():
+            if u in self._whole:
+                factors.setdefault(type(u.module), []).append(t / self._whole[u])
+        for u in self._whole:
+            alike = factors.get(type(u.module))
+            if alike is not None:
+                factor = statistics.median(alike)
+                self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
+                self._lean[u] = int(min(factor, 1.0) * self._lean[u])
+
+    def again(self, choices: Mapping[Unit, Choice]) -> int:
+        """Returns how long the second passes of a step take, in nanoseconds."""
+        return sum(self._took_again(part.unit, choices.get(part.unit, KEEP)) for part in self.parts.values())
+
+    def _took_again(self, u: Unit, c: Choice) -> int:
+        return self._whole[u] if c.whole else self._lean[u] if c.lean else 0
+
     def calibrate(self, step: int, again: int) -> None:
         """Makes the times agree with a step that was timed, so much of it in second passes."""
         self._pace, self._middle = 1.0, 0
@@ -352,6 +375,41 @@ class Measured:
                     need = min(need, p.held_before[call] + p.dropping[call])
             most = max(most, need - dropped + cached + more)
         return most
+
+    def relaxed(self, plan: Plan, room: int) -> Plan:
+        """Returns a plan that recomputes less than one which left so many bytes unused, or that
+        one. A step holds no more than before and what is no longer dropped: a block that is kept
+        holds no more than its second pass did."""
+        calls = collections.Counter(part.unit for part in self.parts.values())
+        choices = dict(plan.choices)
+
+        def gains() -> Iterator[Tuple[float, int, Unit, Choice]]:
+            for u, c in choices.items():
+                for to in (Choice(offload=c.offload), Choice(lean=True, offload=c.offload)):
+                    took, more = (self._took_again(u, c) - self._took_again(u, to)) * calls[u], dropped[u, c] - dropped[u, to]
+                    if took > 0 and more <= room and (not to.lean or u.lean and c.whole):
+                        yield took / max(more, 1), more, u, to
+
+        dropped: Dict[Tuple[Unit, Choice], int] = collections.defaultdict(int)
+        for part in self.parts.values():
+            c = choices.get(part.unit, KEEP)
+            for to in {c, Choice(offload=c.offload), Choice(lean=True, offload=c.offload)}:
+                dropped[part.unit, to] += part.dropped(to)
+        while True:
+            found = max(gains(), key=lambda gain: gain[:2], default=None)
+            if found is None:
+                break
+            _, more, u, choices[u] = found
+            room -= more
+        choices = {u: c for u, c in choices.items() if c != KEEP}
+        less = self.again(plan.choices) - self.again(choices)
+        if less <= 0:
+            return plan
+        more = sum(part.dropped(plan.choices.get(part.unit, KEEP)) - part.dropped(choices.get(part.unit, KEEP)) for part in self.parts.values())
+        answer = {**plan.answer, "again_ns": self.again(choices), "step_ns": max(plan.answer["step_ns"] - less, 1), "peak": plan.answer["peak"] + more}
+        new = Plan(choices, {}, {}, answer)
+        self.count(new)
+        return new
 
     def most_saved(self, request: Mapping[str, Any], choices: Optional[Sequence[str]] = None) -> int:
         """Returns the most bytes that are saved at once if some units are recomputed."""

@@ -22,9 +22,9 @@ from . import _explain
 from ._again import raised
 from ._budget import Budget
 from ._errors import BudgetError, Error, TooSmall
-from ._managed import Following, Recording, Units
+from ._managed import Following, Passes, Recording, Units
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
-from ._profile import Profile, fits
+from ._profile import Profile, Unit, fits
 from ._ranks import CHECKED, Facts, Ranks, failure_of
 from ._step import Step
 
@@ -74,6 +74,7 @@ class Key:
         self.steps = 0  # in this stage
         self.followed = 0  # steps that followed a plan
         self.times: List[float] = []  # seconds of the last steps of this stage
+        self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in them, at least
         self.other: Optional[Tuple[Plan, int, float]] = None  # the plan before, its limit and its time
         self.lowered = 0  # times that the library needed more than the limit of a plan
         self.by_library = False  # rows are stashed: the library alone plans
@@ -315,7 +316,8 @@ class Planner:
         plan = known.plan
         assert plan is not None
         clock = _Stopwatch(rt.device) if known.stage != "settled" and known.steps >= STEPS[known.stage] - TIMED else None
-        rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused)
+        passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
+        rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
         try:
             yield
             rt._step = rt._now = None
@@ -338,6 +340,9 @@ class Planner:
                 raise Error(raised(e)) from None
             raise
         known.followed += 1
+        if passes is not None:
+            for u, t in passes.shortest().items():
+                known.passes[u] = min(known.passes.get(u, t), t)
         if clock is not None:
             known.times.append(clock.seconds())
         shortest = min(known.times[-TIMED:]) if known.times else 0.0
@@ -411,6 +416,9 @@ class Planner:
             self._lower(key, known)
             return
         settled = known.stage == "settled"
+        if known.stage == "recompute" and any(f.change for f in all) and min(f.change for f in all) >= 0:
+            self._refine(key, known, mine)
+            return
         if any(f.change for f in all):
             known.total = max(known.total + mine.change, 1)
             if mine.change < 0 or known.stage != "recompute":
@@ -436,14 +444,44 @@ class Planner:
         else:
             known.stage = "settled"
 
+    def _refine(self, key: str, known: Key, mine: Facts) -> None:
+        """Recomputes less, because a plan held less than the budget: forecasts allow for the most
+        that a block may hold."""
+        assert known.plan is not None
+        plan: Plan = known.plan
+        known.times = []
+
+        def less() -> Plan:
+            m = self._division(known, plan)
+            for of in known.measured:
+                of.retime(known.passes)
+            known.passes = {}
+            return plan if m is None else m.relaxed(plan, mine.change)
+
+        solved = self._attempt(less)
+        if any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)):
+            self._adopt(key, known, solved)
+            known.steps += 1
+        else:
+            known.steps = REFINED
+
+    @staticmethod
+    def _division(known: Key, plan: Plan) -> Optional[Measured]:
+        """Returns the division into units that a plan was made for."""
+        return next((m for m in known.measured if {part.unit for part in m.parts.values()} == set(plan.saved)), None)
+
     def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
         known.other = (plan, known.limit, took)
         known.limit += self._budget.size // (2 * CAUTION)  # the rest is for copies that are not in time
 
         def calibrated() -> Plan:
+            made_for = self._division(known, plan)
             for m in known.measured:
-                m.calibrate(int(1e9 * mine) or plan.answer["step_ns"], plan.answer["again_ns"])
+                m.retime(known.passes)
+            again = plan.answer["again_ns"] if made_for is None else made_for.again(plan.choices)
+            for m in known.measured:
+                m.calibrate(int(1e9 * mine) or plan.answer["step_ns"], again)
             return self._best(known, True)
 
         solved = self._attempt(calibrated)
@@ -460,8 +498,8 @@ class Planner:
         slack = size // SLACK
         if peak > size:
             return size - peak - slack
-        if known.stage == "offload" and plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
-            return (size - peak - slack) // 2
+        if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
+            return size - peak - slack if known.stage == "recompute" else (size - peak - slack) // 2
         return 0
 
     def _settle(self, key: str, known: Key, plan: Plan, limit: int) -> None:

@@ -471,6 +471,7 @@ class Policies(unittest.TestCase):
         got = stowage.plan(self.model, self.example, gpu="h100", budget=self.kept.peak * 7 // 8, keep=["blocks.*"], host=1)
         self.assertIsNone(got.plan)
 
+    @unittest.skipUnless(DEVICE == "cpu", "the library of this test reads memory of the CPU")
     def test_the_solver_is_asked_what_a_runtime_asks(self):
         """The same storages, units and events as in a recorded step on the CPU; only times differ."""
         for make in (lambda: stack(Layer, 3), lambda: stack(Block, 4)):

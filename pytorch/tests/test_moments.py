@@ -2,11 +2,12 @@
 
 import contextlib
 import unittest
+from unittest import mock
 
 from blocks import Block, Layer, one_pass, stack, train
 from common import runtime, torch
-from stowage._plan import Choice, best
-from stowage._planned import RECORDED
+from stowage._plan import Choice, Plan, best
+from stowage._planned import RECORDED, SLACK, STEPS
 from torch import nn
 
 
@@ -97,6 +98,70 @@ class Moments(unittest.TestCase):
                     self.assertLessEqual(held[0], most * percent // 100)
                     chosen.update(str(c) for c in plan.choices.values())
                 self.assertTrue(chosen & {"recompute", "recompute cheap parts"}, chosen)
+
+    def test_room_that_a_plan_leaves(self):
+        """It recomputes less, and keeps no more than there is room for."""
+        for make in (Block, Layer):
+            with self.recorded(make, 6) as (rt, divisions):
+                for m in divisions:
+                    units = {part.unit for part in m.parts.values() if part.unit.whole and not (m is divisions[-1] and part.unit.parts)}
+                    all = {u: Choice(whole=True) for u in units}
+                    plan = Plan(all, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0})
+                    m.count(plan)
+                    dropped = lambda p: sum(part.dropped(p.choices.get(part.unit, Choice())) for part in m.parts.values())
+                    self.assertIs(plan, m.relaxed(plan, 0))
+                    took = plan.answer["step_ns"]
+                    for room in range(0, dropped(plan) + 1, dropped(plan) // 24):
+                        got = m.relaxed(plan, room)
+                        self.assertLessEqual(set(got.choices), units)
+                        self.assertLessEqual(dropped(plan) - dropped(got), room)
+                        self.assertEqual(dropped(plan) - dropped(got), got.answer["peak"])
+                        self.assertEqual(m.again(got.choices), got.answer["again_ns"])
+                        left = room - got.answer["peak"]
+                        for u, c in got.choices.items():  # nothing else would fit
+                            bytes = [part.dropped(c) - part.dropped(Choice(lean=c.whole and bool(u.lean))) for part in m.parts.values() if part.unit is u]
+                            self.assertTrue(sum(bytes) > left or not m._lean[u], (u.name, c))
+                        took = min(took, got.answer["step_ns"])
+                    self.assertEqual({}, m.relaxed(plan, dropped(plan)).choices)
+
+    def test_times_of_steps_under_a_plan(self):
+        with self.recorded(Block, 4) as (rt, (m, *_)):
+            units = [u for u in rt._planner.units.list if u.parent is None]
+            whole, lean = dict(m._whole), dict(m._lean)
+            m.retime({units[0]: whole[units[0]] // 4})
+            self.assertEqual(whole[units[0]] // 4, m._whole[units[0]])
+            for u in units[1:]:
+                self.assertAlmostEqual(whole[u] / 4, m._whole[u], delta=2 + whole[u] / 1000)
+                self.assertLessEqual(m._lean[u], lean[u] / 4 + 1)
+            self.assertEqual(m._whole[units[1]] + m._lean[units[2]], m.again({units[1]: Choice(whole=True), units[2]: Choice(lean=True)}))
+
+
+class Refined(unittest.TestCase):
+    """A device whose memory holds less than was recorded: plans recompute less until the budget
+    is used, and no step exceeds it."""
+
+    def test_steps(self):
+        model = stack(Block, 6)
+        with runtime("budget", budget="1GiB") as rt:
+            rt.attach(model)
+            train(model, one_pass, RECORDED, rt)
+            planner, known = rt._planner, rt._planner.keys[""]
+            (m, *_) = known.measured
+            budget = planner._budget
+            all = {u: Choice(whole=True) for u in planner.units.list if u.parent is None and u.whole}
+            real = lambda choices: known.base + 1000 + sum(p.lean + p.rest + p.inputs - p.dropped(choices.get(p.unit, Choice())) for p in m.parts.values())
+            budget.size = size = (real(all) + real({})) // 2
+            known.stage, known.steps, known.version = "recompute", 0, 1
+            known.plan = Plan(all, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0, "moved": 0, "before_peak": 0})
+            m.count(known.plan)
+            peaks = []
+            with mock.patch.object(type(budget), "measures", True), mock.patch.object(budget, "watched", lambda _: peaks.append(real(known.plan.choices)) or peaks[-1]), mock.patch.object(budget, "watch"), mock.patch.object(planner, "_rebase"):
+                planner._rewrap()
+                train(model, one_pass, STEPS["recompute"], rt)
+            self.assertLessEqual(max(peaks), size)
+            self.assertGreater(peaks[-1], peaks[0])
+            largest = max(p.dropped(Choice(whole=True)) for p in m.parts.values())
+            self.assertGreater(peaks[-1], size - size // SLACK - 2 * largest)
 
 
 if __name__ == "__main__":
