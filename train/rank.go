@@ -220,6 +220,10 @@ func (r *rank) build() {
 	}
 	if c.Layout.EP == 1 {
 		r.env.Comm = nil
+	} else {
+		var err error
+		r.env.Link, err = layer.NewLink(r.dev)
+		layer.Must(err)
 	}
 	stages := c.Layout.PP * c.Layout.VPP
 	for v := range c.Layout.VPP {
@@ -280,6 +284,9 @@ func (r *rank) space(width int) *stash.Workspace {
 
 // close frees everything that the rank holds.
 func (r *rank) close() (err error) {
+	if r.env != nil && r.env.Link != nil {
+		err = r.env.Link.Close()
+	}
 	if r.rt != nil {
 		err = errors.Join(err, r.rt.Close())
 	}

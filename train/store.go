@@ -4,11 +4,11 @@ package train
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/internal/layer"
@@ -87,6 +87,7 @@ type whole struct {
 	units  []*layer.Unit
 	at     map[key]memory.Bytes // the offset of each parameter's fp32 weights
 	spans  []span
+	sums   reduction
 	memory *device.Buffer // w, g, m, v and, if activations are not fp32, the parameters
 	size   memory.Bytes   // of each
 }
@@ -103,7 +104,7 @@ const paramAlign = device.Align
 
 // newWhole allocates the store and fills it with zeros.
 func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
-	w := &whole{r: r, units: units, at: map[key]memory.Bytes{}}
+	w := &whole{r: r, units: units, at: map[key]memory.Bytes{}, sums: reduction{r: r}}
 	type item struct {
 		key
 		class   class
@@ -130,7 +131,9 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 			w.spans = append(w.spans, span{x.class, x.noDecay, w.size, 0})
 		}
 		w.at[x.key] = w.size
-		w.size += (x.n + paramAlign - 1) / paramAlign * paramAlign
+		n := (x.n + paramAlign - 1) / paramAlign * paramAlign
+		w.sums.add(x.class, x.unit, w.size, n)
+		w.size += n
 		last := &w.spans[len(w.spans)-1]
 		last.n = w.size - last.from
 	}
@@ -142,6 +145,10 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 	if w.memory, err = r.dev.Alloc(memory.Device, max(total, paramAlign), "parameters"); err != nil {
 		return nil, err
 	}
+	if err := w.sums.open(len(units), w.grads()); err != nil {
+		r.s.Free(w.memory)
+		return nil, errors.Join(err, w.sums.close())
+	}
 	r.s.Fill(w.memory.All(), 0)
 	return w, nil
 }
@@ -152,7 +159,7 @@ func (w *whole) narrow() bool { return w.r.cfg.Number != kernels.F32 }
 func (w *whole) grads() device.Range { return w.memory.Slice(w.size, w.size) }
 
 // Use binds units to their memory, which never moves.
-func (w *whole) Use(_ bool, units ...*layer.Unit) (func(), error) {
+func (w *whole) Use(grads bool, units ...*layer.Unit) (func(), error) {
 	for _, u := range units {
 		i := slices.Index(w.units, u)
 		weights := func(p int) device.Range {
@@ -162,16 +169,24 @@ func (w *whole) Use(_ bool, units ...*layer.Unit) (func(), error) {
 			}
 			return w.memory.Slice(4*w.size+at/2, 2*n)
 		}
-		grads := func(p int) device.Range {
+		to := func(p int) device.Range {
 			return w.grads().Slice(w.at[key{i, p}], memory.Bytes(4*u.Params[p].Elements()))
 		}
-		u.Bind(weights, grads)
+		u.Bind(weights, to)
 	}
-	return func() {}, nil
+	if !grads {
+		return func() {}, nil
+	}
+	return func() {
+		for _, u := range units {
+			w.sums.wrote(slices.Index(w.units, u), w.r.s)
+		}
+	}, nil
 }
 
 func (w *whole) begin(s device.Stream, evaluate bool) {
 	if !evaluate {
+		w.sums.begin()
 		s.Fill(w.grads(), 0)
 	}
 }
@@ -179,29 +194,8 @@ func (w *whole) begin(s device.Stream, evaluate bool) {
 func (w *whole) end() error         { return nil }
 func (w *whole) cast(device.Stream) {}
 
-// reduce adds up gradients class by class.
-func (w *whole) reduce(s device.Stream) {
-	for c := range classes {
-		g := w.grads().Slice(0, 0)
-		for _, sp := range w.spans {
-			if sp.class != c {
-				continue
-			}
-			if g.Len == 0 {
-				g = w.grads().Slice(sp.from, 0)
-			}
-			g.Len = sp.from + sp.n - (g.Off - w.grads().Off)
-		}
-		if g.Len == 0 {
-			continue
-		}
-		for _, to := range w.r.sharers(c) {
-			if to != nil && to.Size() > 1 {
-				to.AllReduce(s, g, g, comm.F32, comm.Sum)
-			}
-		}
-	}
-}
+// reduce adds up the gradients that were not added up during the backward passes.
+func (w *whole) reduce(s device.Stream) { w.sums.end(s) }
 
 func (w *whole) runs() (out []run) {
 	for _, sp := range w.spans {
@@ -259,4 +253,7 @@ func (w *whole) moments(all bool) (out []momentPart) {
 	return out
 }
 
-func (w *whole) close(s device.Stream) { s.Free(w.memory) }
+func (w *whole) close(s device.Stream) {
+	_ = w.sums.close() // closing the device reports the same error
+	s.Free(w.memory)
+}

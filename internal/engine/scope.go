@@ -28,7 +28,7 @@ type Pass struct {
 func (s *Step) Scope(scope memory.Scope, p Pass, body func() ([]*Tensor, error)) (out []*Tensor, err error) {
 	s.must()
 	r := s.r
-	if r.scopes == nil || r.whole() || !r.report.Captured.Has(scope) || r.scope != nil { // a scope inside of another is a part of it
+	if !s.Captures(scope) {
 		return body()
 	}
 	run := func() (err error) {
@@ -53,6 +53,13 @@ func (s *Step) Scope(scope memory.Scope, p Pass, body func() ([]*Tensor, error))
 	}
 	err = r.scopes.Run(key, run)
 	return out, err
+}
+
+// Captures reports whether the runtime captures a scope that begins here as a graph of its
+// own. A scope inside of another is a part of it.
+func (s *Step) Captures(scope memory.Scope) bool {
+	r := s.r
+	return r.scopes != nil && !r.whole() && r.report.Captured.Has(scope) && r.scope == nil
 }
 
 // pair invalidates graphs of forward passes with recomputed groups if their backward

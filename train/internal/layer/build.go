@@ -136,6 +136,7 @@ type Env struct {
 	Grad     kernels.Number // of parameters' gradients
 	Expert   Place          // the rank among those that share out the experts
 	Comm     comm.Comm      // of those ranks; nil if there is one
+	Link     *Link          // for their exchanges; nil means compute
 	Dispatch Dispatch
 	Rows     Rows
 	// Imbalance is the assumed rows of a rank over balanced ones on a null device, which
@@ -221,7 +222,7 @@ func (e *Env) parts(u *Unit, name string, l model.Layer) *block {
 // dispatcher returns a dispatcher for the rows of a mixture's experts.
 func (e *Env) dispatcher(m *model.MoE) *dispatcher {
 	return &dispatcher{
-		how: e.Dispatch, comm: e.Comm, ranks: e.Expert.Ranks, rank: e.Expert.Rank, experts: m.Experts, topK: m.TopK,
+		how: e.Dispatch, comm: e.Comm, link: e.Link, ranks: e.Expert.Ranks, rank: e.Expert.Rank, experts: m.Experts, topK: m.TopK,
 		tokens: e.Shape.Tokens(), capacity: e.Settings.Routing.Capacity,
 	}
 }

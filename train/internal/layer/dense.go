@@ -30,15 +30,20 @@ func (g gated) output(p *Pass, y, h, plus nn.Matrix) {
 	a.Free()
 }
 
-// backward computes dx, plus a matrix if one is given. It replaces h by its gradient.
-func (g gated) backward(p *Pass, dx, x, h, dy, plus nn.Matrix) {
+// backward computes dx. It replaces h by its gradient.
+func (g gated) backward(p *Pass, dx, x, h, dy nn.Matrix) {
+	g.backwardHidden(p, x, h, dy)
+	g.fc1.backward(p, dx, h, nn.Matrix{})
+}
+
+// backwardHidden is backward without its last product.
+func (g gated) backwardHidden(p *Pass, x, h, dy nn.Matrix) {
 	a := p.New(h.Rows, g.width)
 	g.fc2.backward(p, a.Matrix, dy, nn.Matrix{})
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: h, X: h, DY: a.Matrix, Y: a.Matrix})
 	g.fc2.addGrad(p, dy, a.Matrix)
 	a.Free()
 	g.fc1.addGrad(p, h, x)
-	g.fc1.backward(p, dx, h, plus)
 }
 
 // dense is x + gated(norm(x)). It saves
@@ -90,7 +95,7 @@ func (d *dense) Backward(p *Pass, dy Mat) Mat {
 	return p.within(memory.MLP, c, func() Mat {
 		g := p.load("mlp")
 		dxn := p.New(t, c)
-		d.gated.backward(p, dxn.Matrix, g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, 2*d.width), dy.Matrix, nn.Matrix{})
+		d.gated.backward(p, dxn.Matrix, g.mat(0, p.Number, t, c), g.mat(1, p.Number, t, 2*d.width), dy.Matrix)
 		g.Done()
 		return d.norm.savedBackward(p, "mlp_norm", dxn, dy)
 	})

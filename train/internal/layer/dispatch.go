@@ -8,6 +8,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/kernels/nn"
 	"github.com/stowage-dev/stowage/memory"
@@ -30,6 +31,7 @@ func (d Dispatch) String() string { return [...]string{"alltoall", "ring"}[d] }
 type dispatcher struct {
 	how      Dispatch
 	comm     comm.Comm // of the expert ranks; nil if there is one
+	link     *Link     // what they exchange travels on it
 	ranks    int
 	rank     int
 	experts  int // of all ranks
@@ -137,39 +139,61 @@ func (d *dispatcher) words(room int) (n int) {
 
 func (t *tables) segments() nn.Segments { return nn.Segments{Range: t.seg, Experts: t.d.local()} }
 
-// sort computes the tables of a microbatch from the choices of its tokens, and writes the
-// number of rows to count. With slot, the rows of experts begin at its multiples.
-func (d *dispatcher) sort(p *Pass, t *tables, index, count device.Range, slot int) {
+// arrivals are what a rank must know of the choices of others before it can sort rows: all
+// choices in a ring, and otherwise how many rows come for each expert.
+type arrivals struct {
+	*engine.Tensor
+	sent *engine.Tensor // what others read; nil if it is not ours
+	wait func()
+}
+
+// announce tells the other ranks what the tokens of this one chose. If rows go to the ranks
+// that have their experts, it sorts them for that.
+func (d *dispatcher) announce(p *Pass, t *tables, index device.Range) (a arrivals) {
+	switch {
+	case d.ranks == 1:
+		return a
+	case d.how == Ring:
+		a.Tensor = p.words(d.ranks * d.tokens * d.topK)
+		a.wait = d.link.begin(p.S, func(s device.Stream) { d.comm.AllGather(s, a.Range(), index) })
+	default:
+		a.Tensor, a.sent = p.words(d.experts), p.words(d.experts)
+		seg := p.words(2 * d.experts)
+		sortRows(p, nn.Sorting{
+			Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.experts, Group: d.local(), Slot: d.mostSent(), Room: d.ranks * d.mostSent(),
+			Capacity: d.limit(d.tokens), Seg: nn.Segments{Range: seg.Range(), Experts: d.experts}, Source: t.out, Place: t.home, Counts: a.sent.Range(),
+		})
+		seg.Free()
+		a.wait = d.link.begin(p.S, func(s device.Stream) { d.comm.AllToAll(s, a.Range(), a.sent.Range()) })
+	}
+	must(d.comm.Err()) // otherwise these are not choices or counts, and could be more rows than possible
+	return a
+}
+
+// sort computes the tables of a microbatch from the choices of its tokens and those of other
+// ranks, and writes the number of rows to count. With slot, the rows of experts begin at
+// its multiples.
+func (d *dispatcher) sort(p *Pass, t *tables, index device.Range, a arrivals, count device.Range, slot int) {
 	s := nn.Sorting{
 		Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.local(), Group: 1, Slot: slot, Room: t.room,
 		Capacity: d.limit(d.tokens), Seg: t.segments(), Source: t.source, Place: t.place, Count: count,
 	}
-	switch {
-	case d.ranks == 1:
+	if d.ranks == 1 {
 		sortRows(p, s)
-	case d.how == Ring:
-		all := p.words(d.ranks * d.tokens * d.topK)
-		d.comm.AllGather(p.S, all.Range(), index)
-		must(d.comm.Err()) // otherwise these are not choices, and could be more rows than possible
-		s.Index, s.Tokens, s.First, s.Capacity = all.Range(), d.ranks*d.tokens, d.rank*d.local(), d.limit(d.ranks*d.tokens)
+		return
+	}
+	a.wait()
+	if d.how == Ring {
+		s.Index, s.Tokens, s.First, s.Capacity = a.Range(), d.ranks*d.tokens, d.rank*d.local(), d.limit(d.ranks*d.tokens)
 		sortRows(p, s)
-		all.Free()
-	default:
-		counts, came, seg := p.words(d.experts), p.words(d.experts), p.words(2*d.experts)
-		sortRows(p, nn.Sorting{
-			Index: index, Tokens: d.tokens, TopK: d.topK, Experts: d.experts, Group: d.local(), Slot: d.mostSent(), Room: d.ranks * d.mostSent(),
-			Capacity: d.limit(d.tokens), Seg: nn.Segments{Range: seg.Range(), Experts: d.experts}, Source: t.out, Place: t.home, Counts: counts.Range(),
-		})
-		d.comm.AllToAll(p.S, came.Range(), counts.Range())
-		must(d.comm.Err()) // otherwise these are not counts
+	} else {
 		nn.Regroup(p.S, nn.Regrouping{
-			Counts: came.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.mostSent(), Slot: slot, Room: t.room,
+			Counts: a.Range(), Ranks: d.ranks, Experts: d.local(), Part: d.mostSent(), Slot: slot, Room: t.room,
 			Seg: t.segments(), Source: t.source, Place: t.place, Count: count,
 		})
-		seg.Free()
-		came.Free()
-		counts.Free()
+		a.sent.Free()
 	}
+	a.Free()
 }
 
 func sortRows(p *Pass, s nn.Sorting) {
@@ -179,85 +203,124 @@ func sortRows(p *Pass, s nn.Sorting) {
 	scratch.Free()
 }
 
-// send copies the row of each token to the rows of its experts. If pairs is set, x has a
-// row for each pair.
-func (t *tables) send(p *Pass, rows, x nn.Matrix, pairs bool) {
-	d := t.d
-	every := d.topK
-	if pairs {
-		every = 1
+// parcel is rows on their way between ranks. A parcel within one rank is the rows.
+type parcel struct {
+	sent, came Mat
+	rows       nn.Matrix // what came
+	wait       func()
+}
+
+// arrived waits for a parcel. The caller frees it.
+func (x parcel) arrived() nn.Matrix {
+	if x.wait != nil {
+		x.wait()
 	}
+	if x.sent.t != nil {
+		x.sent.Free()
+	}
+	return x.rows
+}
+
+func (x parcel) free() {
+	if x.came.t != nil {
+		x.came.Free()
+	}
+}
+
+// send sends the row of each token to the ranks of its experts. If pairs is set, x has a row
+// for each pair. x must stay until the parcel is taken.
+func (t *tables) send(p *Pass, x nn.Matrix, pairs bool) (y parcel) {
+	d := t.d
 	switch {
 	case d.ranks == 1:
-		nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: x, Source: t.source, Every: every})
+		return parcel{rows: x}
 	case d.how == Ring:
-		all := p.newOf(x.Type, d.ranks*x.Rows, x.Cols)
-		d.comm.AllGather(p.S, all.Range, x.Range)
-		nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: all.Matrix, Source: t.source, Every: every})
-		all.Free()
+		y.came = p.newOf(x.Type, d.ranks*x.Rows, x.Cols)
+		y.wait = d.link.begin(p.S, func(s device.Stream) { d.comm.AllGather(s, y.came.Range, x.Range) })
 	default:
-		out, in := p.newOf(x.Type, d.received(), x.Cols), p.newOf(x.Type, d.received(), x.Cols)
+		y.sent, y.came = p.newOf(x.Type, d.received(), x.Cols), p.newOf(x.Type, d.received(), x.Cols)
 		// Unused rows are zero, so nothing undefined is sent.
-		nn.TakeRows(p.S, nn.Taking{Dst: out.Matrix, Src: x, Source: t.out, Every: every, Zero: true})
-		d.comm.AllToAll(p.S, in.Range, out.Range)
-		out.Free()
-		nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: in.Matrix, Source: t.source, Every: 1})
-		in.Free()
+		nn.TakeRows(p.S, nn.Taking{Dst: y.sent.Matrix, Src: x, Source: t.out, Every: t.every(pairs), Zero: true})
+		y.wait = d.link.begin(p.S, func(s device.Stream) { d.comm.AllToAll(s, y.came.Range, y.sent.Range) })
 	}
+	y.rows = y.came.Matrix
+	return y
+}
+
+// every returns how many rows follow from one that is sent.
+func (t *tables) every(pairs bool) int {
+	if pairs {
+		return 1
+	}
+	return t.d.topK
+}
+
+// take copies a parcel of send to the rows of the experts.
+func (t *tables) take(p *Pass, rows nn.Matrix, x parcel, pairs bool) {
+	every := t.every(pairs || t.d.ranks > 1 && t.d.how == AllToAll)
+	nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: x.arrived(), Source: t.source, Every: every})
+	x.free()
+}
+
+// giveBack sends the results of rows back to the ranks of their tokens. A ring adds them up on the
+// way, into y if it is given. If pairs is set, rows hold one number for each pair.
+func (t *tables) giveBack(p *Pass, rows, y nn.Matrix, pairs bool) (x parcel) {
+	d := t.d
+	switch {
+	case d.ranks == 1:
+		return parcel{rows: rows}
+	case d.how == AllToAll:
+		x.sent, x.came = p.newOf(rows.Type, d.received(), rows.Cols), p.newOf(rows.Type, d.received(), rows.Cols)
+		x.rows = x.came.Matrix
+		nn.TakeRows(p.S, nn.Taking{Dst: x.sent.Matrix, Src: rows, Source: t.place, Every: 1, Zero: true})
+		x.wait = d.link.begin(p.S, func(s device.Stream) { d.comm.AllToAll(s, x.came.Range, x.sent.Range) })
+		return x
+	case pairs:
+		x.sent = p.newOf(rows.Type, d.ranks*y.Rows, y.Cols)
+		nn.TakeRows(p.S, nn.Taking{Dst: x.sent.Matrix, Src: rows, Source: t.place, Every: 1, Zero: true})
+	default:
+		x.sent = p.newOf(rows.Type, d.ranks*d.tokens, rows.Cols)
+		nn.CombineRows(p.S, nn.Combining{Dst: x.sent.Matrix, Src: rows, Place: t.place, Every: d.topK})
+	}
+	if x.rows = y; y.Rows == 0 {
+		x.came = p.newOf(rows.Type, d.tokens, rows.Cols)
+		x.rows = x.came.Matrix
+	}
+	x.wait = d.link.begin(p.S, func(s device.Stream) {
+		d.comm.ReduceScatter(s, x.rows.Range, x.sent.Range, commType(x.rows.Type), comm.Sum)
+	})
+	return x
 }
 
 // collect adds up the results of each token's experts, plus a matrix if one is given.
-func (t *tables) collect(p *Pass, y, rows, plus nn.Matrix) {
-	d := t.d
+func (t *tables) collect(p *Pass, y nn.Matrix, x parcel, plus nn.Matrix) {
+	d, rows := t.d, x.arrived()
 	switch {
-	case d.ranks == 1:
-		nn.CombineRows(p.S, nn.Combining{Dst: y, Src: rows, Place: t.place, Every: d.topK, Plus: plus})
-	case d.how == Ring:
-		all := p.newOf(y.Type, d.ranks*y.Rows, y.Cols)
-		nn.CombineRows(p.S, nn.Combining{Dst: all.Matrix, Src: rows, Place: t.place, Every: d.topK})
-		if plus.Rows == 0 {
-			d.comm.ReduceScatter(p.S, y.Range, all.Range, commType(y.Type), comm.Sum)
-			all.Free()
-			return
+	case d.ranks > 1 && d.how == Ring:
+		if plus.Rows > 0 {
+			nn.Add(p.S, nn.Sum{Y: y, A: rows, B: plus})
 		}
-		mine := p.newOf(y.Type, y.Rows, y.Cols)
-		d.comm.ReduceScatter(p.S, mine.Range, all.Range, commType(y.Type), comm.Sum)
-		all.Free()
-		nn.Add(p.S, nn.Sum{Y: y, A: mine.Matrix, B: plus})
-		mine.Free()
 	default:
-		in := t.returnRows(p, rows)
-		nn.CombineRows(p.S, nn.Combining{Dst: y, Src: in.Matrix, Place: t.home, Every: d.topK, Plus: plus})
-		in.Free()
+		nn.CombineRows(p.S, nn.Combining{Dst: y, Src: rows, Place: t.homes(), Every: d.topK, Plus: plus})
 	}
+	x.free()
 }
 
 // collectPairs copies one number of each row back to its pair of token and choice.
-func (t *tables) collectPairs(p *Pass, y, rows nn.Matrix) {
-	d := t.d
-	switch {
-	case d.ranks == 1:
-		nn.TakeRows(p.S, nn.Taking{Dst: y, Src: rows, Source: t.place, Every: 1, Zero: true})
-	case d.how == Ring:
-		all := p.newOf(y.Type, d.ranks*y.Rows, y.Cols)
-		nn.TakeRows(p.S, nn.Taking{Dst: all.Matrix, Src: rows, Source: t.place, Every: 1, Zero: true})
-		d.comm.ReduceScatter(p.S, y.Range, all.Range, commType(y.Type), comm.Sum)
-		all.Free()
-	default:
-		in := t.returnRows(p, rows)
-		nn.TakeRows(p.S, nn.Taking{Dst: y, Src: in.Matrix, Source: t.home, Every: 1, Zero: true})
-		in.Free()
+func (t *tables) collectPairs(p *Pass, y nn.Matrix, x parcel) {
+	rows := x.arrived()
+	if t.d.ranks == 1 || t.d.how == AllToAll {
+		nn.TakeRows(p.S, nn.Taking{Dst: y, Src: rows, Source: t.homes(), Every: 1, Zero: true})
 	}
+	x.free()
 }
 
-// returnRows returns rows to the ranks that sent them.
-func (t *tables) returnRows(p *Pass, rows nn.Matrix) Mat {
-	d := t.d
-	out, in := p.newOf(rows.Type, d.received(), rows.Cols), p.newOf(rows.Type, d.received(), rows.Cols)
-	nn.TakeRows(p.S, nn.Taking{Dst: out.Matrix, Src: rows, Source: t.place, Every: 1, Zero: true})
-	d.comm.AllToAll(p.S, in.Range, out.Range)
-	out.Free()
-	return in
+// homes maps the pairs of this rank's tokens to rows that came back.
+func (t *tables) homes() device.Range {
+	if t.d.ranks == 1 {
+		return t.place
+	}
+	return t.home
 }
 
 func commType(n kernels.Number) comm.Type {

@@ -62,33 +62,40 @@ func RowTensors(hidden, width int, number kernels.Number, rows stash.Rows) []sta
 type held struct {
 	t       *tables
 	x, h, w nn.Matrix
-	room    int
+	rows    int              // that they have room for
+	set     *stash.Set       // that holds them, or nil
 	tab     *engine.Tensor   // the tensor that holds t
 	made    []*engine.Tensor // x and w, if they have memory of their own
 	done    func()           // frees everything but the tables
 }
 
-// forward computes y = plus + the experts' part.
-func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, plus nn.Matrix) {
-	var k held
+// forward computes y = plus + the experts' part. Beside runs while rows travel to the
+// experts, and plus while they travel back.
+func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, beside func(), plus func() nn.Matrix) {
+	k := e.room(p)
+	came := e.announce(p, k.t, index)
+	rows, weights := k.t.send(p, xn, false), k.t.send(p, nn.NewMatrix(weight, kernels.F32, e.tokens*e.topK, 1), true)
+	beside()
 	if e.rows == Stashed {
-		k = e.lease(p, index)
+		e.sort(p, k.t, index, came, k.set.Counts().Slice(0, 8), 0)
+		p.save("dispatch", k.tab)
 	} else {
-		k = e.sortOwn(p, index)
+		e.sortOwn(p, &k, index, came)
 	}
-	k.t.send(p, k.x, xn, false)
-	k.t.send(p, k.w, nn.NewMatrix(weight, kernels.F32, e.tokens*e.topK, 1), true)
+	k.t.take(p, k.x, rows, false)
+	k.t.take(p, k.w, weights, true)
 	if e.rows == Stashed {
 		e.first(p, k.h, k.x, k.t)
 	} else {
 		e.saveOwn(p, &k)
 	}
-	a, out := p.New(k.room, e.width), p.New(k.room, e.hidden)
+	a, out := p.New(k.rows, e.width), p.New(k.rows, e.hidden)
 	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: k.h, Weight: k.w.Range, Seg: k.t.segments()})
 	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments()})
 	a.Free()
 	k.done()
-	k.t.collect(p, y, out.Matrix, plus)
+	back := k.t.giveBack(p, out.Matrix, nn.Matrix{}, false)
+	k.t.collect(p, y, back, plus())
 	out.Free()
 	k.tab.Free() // not before: a saved table need not stay on the device
 }
@@ -98,69 +105,69 @@ func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
 	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments()})
 }
 
-// lease sorts rows into a set of shared buffers.
-func (e *experts) lease(p *Pass, index device.Range) held {
-	set := p.Step.Lease(e.space(e.width), p.id(RowsGroup))
-	k := e.held(p, set)
-	k.tab = p.words(e.words(k.room))
-	k.t = e.view(k.tab.Range(), k.room)
-	e.sort(p, k.t, index, set.Counts().Slice(0, 8), 0)
-	p.save("dispatch", k.tab)
-	k.done = func() {
-		if p.Evaluate {
-			set.Drop()
-		} else {
-			set.Saved()
+// room returns the memory for the rows of a microbatch as far as it is known before rows are
+// sorted: tables, and a set of shared buffers if rows are stashed.
+func (e *experts) room(p *Pass) (k held) {
+	switch e.rows {
+	case Stashed:
+		set := p.Step.Lease(e.space(e.width), p.id(RowsGroup))
+		k = e.held(p, set)
+		k.done = func() {
+			if p.Evaluate {
+				set.Drop()
+			} else {
+				set.Saved()
+			}
 		}
+	case Padded:
+		k.rows = e.Padded()
+	default:
+		k.rows = e.Worst()
 	}
+	k.tab = p.words(e.words(k.rows))
+	k.t = e.view(k.tab.Range(), k.rows)
 	return k
 }
 
 // held returns the matrices of a set.
 func (e *experts) held(p *Pass, set *stash.Set) (k held) {
-	k.room = int(set.Tensor(2).Len / 4)
-	k.x = nn.NewMatrix(set.Tensor(0), p.Number, k.room, e.hidden)
-	k.h = nn.NewMatrix(set.Tensor(1), p.Number, k.room, 2*e.width)
-	k.w = nn.NewMatrix(set.Tensor(2), kernels.F32, k.room, 1)
+	k.set, k.rows = set, int(set.Tensor(2).Len/4)
+	k.x = nn.NewMatrix(set.Tensor(0), p.Number, k.rows, e.hidden)
+	k.h = nn.NewMatrix(set.Tensor(1), p.Number, k.rows, 2*e.width)
+	k.w = nn.NewMatrix(set.Tensor(2), kernels.F32, k.rows, 1)
 	return k
 }
 
 // sortOwn sorts rows into memory of their own.
-func (e *experts) sortOwn(p *Pass, index device.Range) (k held) {
-	k.room = e.Worst()
+func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals) {
 	slot := 0
 	if e.rows == Padded {
-		k.room, slot = e.Padded(), e.slot()
+		slot = e.slot()
 	}
 	count := p.bytes(8)
-	k.tab = p.words(e.words(k.room))
-	k.t = e.view(k.tab.Range(), k.room)
-	e.sort(p, k.t, index, count.Range(), slot)
+	e.sort(p, k.t, index, came, count.Range(), slot)
 	p.save("dispatch", k.tab)
-	rows := k.room
 	if e.rows == Exact {
 		var n [8]byte
 		must(p.S.Download(n[:], count.Range()))
-		rows = max(1, e.assumed, int(binary.LittleEndian.Uint64(n[:])))
+		k.rows = max(1, e.assumed, int(binary.LittleEndian.Uint64(n[:])))
 	}
 	count.Free()
-	k.room = rows
-	k.t.source = k.t.source.Slice(0, memory.Bytes(4*rows))
-	x, w := p.New(rows, e.hidden), p.newOf(kernels.F32, rows, 1)
+	k.t.source = k.t.source.Slice(0, memory.Bytes(4*k.rows))
+	x, w := p.New(k.rows, e.hidden), p.newOf(kernels.F32, k.rows, 1)
 	k.x, k.w = x.Matrix, w.Matrix
 	k.done = func() {
 		x.Free()
 		w.Free()
 	}
 	k.made = []*engine.Tensor{x.t, w.t}
-	return k
 }
 
 // saveOwn saves rows that have memory of their own, and computes the input of the activation.
 func (e *experts) saveOwn(p *Pass, k *held) {
 	p.save("expert_fc1", k.made...)
 	var h Mat
-	rows := k.room
+	rows := k.rows
 	p.run("moe_act", func(again bool) []*engine.Tensor {
 		in, t := k.x, k.t
 		if again {
@@ -184,42 +191,46 @@ func (e *experts) saveOwn(p *Pass, k *held) {
 // roomOf returns how many rows fit into tables of a size.
 func (e *experts) roomOf(r device.Range) int { return int(r.Len/4) - e.words(0) }
 
-// backward computes the gradients of the tokens' rows and of their weights.
-func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.Matrix) {
+// backward computes the gradients of the tokens' rows and of their weights. Beside runs while
+// the gradients of the output travel to the experts. The gradients of the first weights are
+// computed while those of the rows travel back.
+func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.Matrix, beside func()) {
 	tab := p.load("dispatch")
+	t := e.view(tab.Range(0), e.roomOf(tab.Range(0)))
+	sent := t.send(p, dy, false)
+	beside()
 	var k held
-	var set *stash.Set
 	var x, h group
 	if e.rows == Stashed {
-		set = p.Step.Restore(e.space(e.width), p.id(RowsGroup))
-		k = e.held(p, set)
-		k.t = e.view(tab.Range(0), k.room)
+		k = e.held(p, p.Step.Restore(e.space(e.width), p.id(RowsGroup)))
 	} else {
 		x, h = p.load("expert_fc1"), p.load("moe_act")
-		k.room = int(x.Range(1).Len / 4)
-		k.x = x.mat(0, p.Number, k.room, e.hidden)
-		k.w = x.mat(1, kernels.F32, k.room, 1)
-		k.h = h.mat(0, p.Number, k.room, 2*e.width)
-		k.t = e.view(tab.Range(0), e.roomOf(tab.Range(0)))
-		k.t.source = k.t.source.Slice(0, memory.Bytes(4*k.room))
+		k.rows = int(x.Range(1).Len / 4)
+		k.x = x.mat(0, p.Number, k.rows, e.hidden)
+		k.w = x.mat(1, kernels.F32, k.rows, 1)
+		k.h = h.mat(0, p.Number, k.rows, 2*e.width)
+		t.source = t.source.Slice(0, memory.Bytes(4*k.rows))
 	}
-	dout, a, dw := p.New(k.room, e.hidden), p.New(k.room, e.width), p.newOf(kernels.F32, k.room, 1)
-	k.t.send(p, dout.Matrix, dy, false)
-	seg := k.t.segments()
+	dout, a, dw := p.New(k.rows, e.hidden), p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1)
+	t.take(p, dout.Matrix, sent, false)
+	seg := t.segments()
 	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg})
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
+	dpairs := nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1)
+	weights := t.giveBack(p, dw.Matrix, dpairs, true)
 	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg})
-	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg})
 	a.Free()
 	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg})
+	rows := t.giveBack(p, dout.Matrix, dxn, false)
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg})
 	if e.rows == Stashed {
-		set.Done()
+		k.set.Done()
 	} else {
 		h.Done()
 		x.Done()
 	}
-	k.t.collect(p, dxn, dout.Matrix, nn.Matrix{})
-	k.t.collectPairs(p, nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1), dw.Matrix)
+	t.collectPairs(p, dpairs, weights)
+	t.collect(p, dxn, rows, nn.Matrix{})
 	dw.Free()
 	dout.Free()
 	tab.Done()

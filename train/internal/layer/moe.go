@@ -94,23 +94,40 @@ func (m *mixture) Forward(p *Pass, x Mat) Mat {
 }
 
 func (m *mixture) forward(p *Pass, x Mat) Mat {
-	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x) })
+	aside := m.aside(p)
+	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x, aside) })
 	xn, index, weight := p.Wrap(out[0], x.Cols), out[1], out[2]
-	plus := x
-	if m.shared != nil {
-		plus = p.Wrap(out[3], x.Cols)
-	}
-	y := p.New(x.Rows, x.Cols)
-	m.experts.forward(p, y.Matrix, xn.Matrix, index.Range(), weight.Range(), plus.Matrix)
+	var h Mat
+	y, plus := p.New(x.Rows, x.Cols), x
+	m.experts.forward(p, y.Matrix, xn.Matrix, index.Range(), weight.Range(), func() {
+		if aside {
+			h = m.sharedHidden(p, xn.Matrix)
+		}
+	}, func() nn.Matrix {
+		switch {
+		case aside:
+			plus = m.sharedOutput(p, x, xn.Matrix, h)
+			out = append(out, plus.t)
+		case m.shared != nil:
+			plus = p.Wrap(out[3], x.Cols)
+		}
+		return plus.Matrix
+	})
 	for _, t := range out {
 		t.Free()
 	}
 	return y
 }
 
+// aside reports whether the shared experts are computed while rows travel between ranks,
+// and not with the router. They are a part of the router's graph if it has one.
+func (m *mixture) aside(p *Pass) bool {
+	return m.shared != nil && m.experts.ranks > 1 && !p.Step.Captures(memory.MoERouter)
+}
+
 // front computes what the dispatch needs: norm(x), choices, weights and, with shared
-// experts, x plus their output.
-func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
+// experts that are not computed aside, x plus their output.
+func (m *mixture) front(p *Pass, x Mat, aside bool) []*engine.Tensor {
 	p.save("mlp_norm", x.t)
 	var c chosen
 	p.run("router", func(again bool) []*engine.Tensor {
@@ -125,21 +142,30 @@ func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
 	})
 	c.scores.Free()
 	out := []*engine.Tensor{c.xn, c.index, c.weight}
-	if m.shared == nil {
+	if m.shared == nil || aside {
 		return out
 	}
-	var h Mat
 	xn := p.Wrap(c.xn, x.Cols).Matrix
+	return append(out, m.sharedOutput(p, x, xn, m.sharedHidden(p, xn)).t)
+}
+
+// sharedHidden computes the input of the shared experts' activation.
+func (m *mixture) sharedHidden(p *Pass, xn nn.Matrix) (h Mat) {
 	p.run("shared_experts", func(again bool) []*engine.Tensor {
 		in := xn
 		if again {
 			g := p.load("router")
 			defer g.Done()
-			in = g.mat(0, p.Number, x.Rows, x.Cols)
+			in = g.mat(0, p.Number, xn.Rows, xn.Cols)
 		}
 		h = m.shared.hidden(p, in)
 		return []*engine.Tensor{h.t}
 	})
+	return h
+}
+
+// sharedOutput returns x plus the shared experts' output. It frees h.
+func (m *mixture) sharedOutput(p *Pass, x Mat, xn nn.Matrix, h Mat) Mat {
 	y := p.New(x.Rows, x.Cols)
 	if m.gate == nil {
 		m.shared.output(p, y.Matrix, h.Matrix, x.Matrix)
@@ -147,7 +173,7 @@ func (m *mixture) front(p *Pass, x Mat) []*engine.Tensor {
 		m.gatedOutput(p, y.Matrix, xn, h.Matrix, x.Matrix)
 	}
 	h.Free()
-	return append(out, y.t)
+	return y
 }
 
 // gatedOutput computes the shared experts' output times their gate, plus x.
@@ -167,31 +193,41 @@ func (m *mixture) Backward(p *Pass, dy Mat) Mat {
 }
 
 func (m *mixture) backward(p *Pass, dy Mat) Mat {
+	aside := m.aside(p)
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
-	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix)
-	dx := p.within(memory.MoERouter, dy.Cols, func() Mat { return m.frontBackward(p, dy, dxn.Matrix, dweight.Range()) })
+	var r group
+	finish := func(dx, plus nn.Matrix) {}
+	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix, func() {
+		if aside {
+			r = p.load("router")
+			finish = m.sharedBackward(p, r.mat(0, p.Number, dy.Rows, dy.Cols), dy.Matrix)
+		}
+	})
+	finish(dxn.Matrix, dxn.Matrix)
+	dx := p.within(memory.MoERouter, dy.Cols, func() Mat {
+		if !aside {
+			r = p.load("router")
+		}
+		return m.frontBackward(p, r, dy, dxn.Matrix, dweight.Range(), aside)
+	})
+	if aside {
+		r.Done()
+	}
 	dweight.Free()
 	dxn.Free()
 	return dx
 }
 
-// frontBackward is the backward pass of front. dxn already has the routed experts' part.
-func (m *mixture) frontBackward(p *Pass, dy Mat, dxn nn.Matrix, dweight device.Range) Mat {
+// frontBackward is the backward pass of front. dxn already has the part of what was not
+// computed there.
+func (m *mixture) frontBackward(p *Pass, r group, dy Mat, dxn nn.Matrix, dweight device.Range, aside bool) Mat {
 	t, c := dy.Rows, dy.Cols
-	r := p.load("router")
 	xn := r.mat(0, p.Number, t, c)
 	sum := p.New(t, c)
 	plus := dxn
-	if m.shared != nil {
-		g := p.load("shared_experts")
-		h := g.mat(0, p.Number, t, 2*m.shared.width)
-		if m.gate == nil {
-			m.shared.backward(p, sum.Matrix, xn, h, dy.Matrix, plus)
-		} else {
-			m.gatedBackward(p, sum.Matrix, xn, h, dy.Matrix, plus)
-		}
-		g.Done()
+	if m.shared != nil && !aside {
+		m.sharedBackward(p, xn, dy.Matrix)(sum.Matrix, plus)
 		plus = sum.Matrix
 	}
 	scores := r.mat(1, kernels.F32, t, m.Experts)
@@ -204,23 +240,40 @@ func (m *mixture) frontBackward(p *Pass, dy Mat, dxn nn.Matrix, dweight device.R
 	m.router.addGrad(p, dlogits.Matrix, xn)
 	m.router.backward(p, sum.Matrix, dlogits.Matrix, plus)
 	dlogits.Free()
-	r.Done()
+	if !aside {
+		r.Done()
+	}
 	return m.norm.savedBackward(p, "mlp_norm", sum, dy)
 }
 
-// gatedBackward is the backward pass of gatedOutput. It writes the gradient of xn to dx.
-func (m *mixture) gatedBackward(p *Pass, dx, xn, h, dy, plus nn.Matrix) {
+// sharedBackward is the backward pass of the shared experts but for its last products, which
+// finish makes. Finish adds another gradient of xn and writes the sum to dx, which may be
+// the same matrix.
+func (m *mixture) sharedBackward(p *Pass, xn, dy nn.Matrix) (finish func(dx, plus nn.Matrix)) {
 	t, c := dy.Rows, dy.Cols
+	g := p.load("shared_experts")
+	h := g.mat(0, p.Number, t, 2*m.shared.width)
+	if m.gate == nil {
+		m.shared.backwardHidden(p, xn, h, dy)
+		return func(dx, plus nn.Matrix) {
+			m.shared.fc1.backward(p, dx, h, plus)
+			g.Done()
+		}
+	}
 	o, logit, dlogit := p.New(t, c), p.newOf(kernels.F32, t, 1), p.newOf(kernels.F32, t, 1)
 	m.shared.output(p, o.Matrix, h, nn.Matrix{})
 	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
 	do := p.New(t, c)
 	nn.GateRowsGrad(p.S, nn.RowGateGrad{DX: do.Matrix, DLogit: dlogit.Matrix, DY: dy, X: o.Matrix, Logit: logit.Matrix})
 	m.gate.addGrad(p, dlogit.Matrix, xn)
-	m.gate.backward(p, o.Matrix, dlogit.Matrix, plus)
-	m.shared.backward(p, dx, xn, h, do.Matrix, o.Matrix)
+	m.shared.backwardHidden(p, xn, h, do.Matrix)
 	do.Free()
-	dlogit.Free()
 	logit.Free()
-	o.Free()
+	return func(dx, plus nn.Matrix) {
+		m.gate.backward(p, o.Matrix, dlogit.Matrix, plus)
+		m.shared.fc1.backward(p, dx, h, o.Matrix)
+		dlogit.Free()
+		o.Free()
+		g.Done()
+	}
 }
