@@ -35,41 +35,23 @@ type gradPart struct {
 	n     memory.Bytes
 }
 
-// leastPart is the size from which a unit's gradients are added up beside the backward pass
-// of others. A smaller part costs more calls than it hides.
-const leastPart = 64 * memory.KiB
-
-// add adds a parameter's gradients, which follow those that were added before. Those of a
-// unit become one part if they are long enough.
-func (x *reduction) add(c class, unit int, from, n memory.Bytes) {
-	if c == shared { // the first and the last stage complete them at different times
+// add adds a parameter's gradients, which follow those that were added before. Vectors are
+// short, so those of all units are one part, as is what the first and the last stage hold:
+// they complete it at different times.
+func (x *reduction) add(c class, unit int, vector bool, from, n memory.Bytes) {
+	if vector || c == shared {
 		unit = -1
 	}
+	if k := len(x.parts) - 1; k >= 0 && x.parts[k].class == c && x.parts[k].unit == unit {
+		x.parts[k].n += n
+		return
+	}
 	x.parts = append(x.parts, gradPart{c, unit, from, n})
-	x.parts = merge(x.parts, func(a, b gradPart) bool { return a.unit == b.unit })
 }
 
-// merge joins the last two parts if they are of one class and alike.
-func merge(p []gradPart, alike func(a, b gradPart) bool) []gradPart {
-	n := len(p)
-	if n < 2 || p[n-2].class != p[n-1].class || !alike(p[n-2], p[n-1]) {
-		return p
-	}
-	p[n-2].n = p[n-1].from + p[n-1].n - p[n-2].from
-	return p[:n-1]
-}
-
-// open completes the parts and makes the stream.
+// open makes the stream.
 func (x *reduction) open(units int, grads device.Range) (err error) {
-	x.grads, x.passes = grads, make([]int, units)
-	var parts []gradPart
-	for _, p := range x.parts {
-		if p.n < leastPart {
-			p.unit = -1
-		}
-		parts = merge(append(parts, p), func(a, b gradPart) bool { return a.unit < 0 && b.unit < 0 })
-	}
-	x.parts, x.reduced = parts, make([]bool, len(parts))
+	x.grads, x.passes, x.reduced = grads, make([]int, units), make([]bool, len(x.parts))
 	if !x.sums() {
 		return nil
 	}

@@ -132,7 +132,7 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 		}
 		w.at[x.key] = w.size
 		n := (x.n + paramAlign - 1) / paramAlign * paramAlign
-		w.sums.add(x.class, x.unit, w.size, n)
+		w.sums.add(x.class, x.unit, x.noDecay, w.size, n)
 		w.size += n
 		last := &w.spans[len(w.spans)-1]
 		last.n = w.size - last.from

@@ -61,6 +61,9 @@ var labels = map[string]string{
 	"peak_device_bytes": "device peak", "peak_host_bytes": "host peak", "step_ratio": "step time relative to the first run", "step_ms": "step time", "final_loss": "final loss",
 	"tokens_per_second": "tokens/s", "eval_loss": "loss on held-out text", "params_sha256": "parameters (SHA-256)",
 	"seconds": "time of all steps", "budget_bytes": "budget", "offload_peak_bytes": "device peak with offloading", "peak_bytes": "device peak", "host_bytes": "host peak",
+	"exchange_ms": "exchanges of experts, in a step", "exchange_hidden_percent": "exchanges of experts behind compute",
+	"gather_ms": "gathers of parameters, in a step", "gather_hidden_percent": "gathers of parameters behind compute",
+	"reduction_ms": "sums of gradients, in a step", "reduction_hidden_percent": "sums of gradients behind compute",
 }
 
 // forecasts maps the key of a forecast to that of the measured figure.

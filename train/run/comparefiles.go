@@ -318,9 +318,10 @@ func (c *collection) writeSummary(j *Job, x *contestant, r Row, ms float64) {
 		Model string `json:"model"`
 		Steps int    `json:"steps"`
 		Row
+		hidden
 		Step  float64              `json:"step_ms"`
 		Ranks []report.RankSummary `json:"by_rank"`
-	}{j.config.Model.Name, x.t.StepsDone(), r, ms, x.told.rankSummaries(x.t)}))
+	}{j.config.Model.Name, x.t.StepsDone(), r, x.traces.hidden(), ms, x.told.rankSummaries(x.t)}))
 }
 
 // close closes the files of a policy.

@@ -46,6 +46,7 @@ type Summary struct {
 	folder string  // the run's folder, or ""
 	report string  // the file of the report, or ""
 	idle   bool    // the run had no steps left; the figures are those of its folder
+	hidden hidden  // how much of the collectives was, if the run is traced
 }
 
 // line is a line of metrics. Steps count from one: line n describes the step that
@@ -275,6 +276,7 @@ func (r *run) settled(err error) error {
 // summaryFile is what summary.json holds.
 type summaryFile struct {
 	Summary
+	hidden
 	Step   float64              `json:"step_ms,omitempty"`
 	Traced string               `json:"traced,omitempty"`
 	Ranks  []report.RankSummary `json:"by_rank"`
@@ -290,7 +292,7 @@ func (r *run) summaryFile() summaryFile {
 	if s.Seconds > 0 {
 		s.Speed = float64(s.Tokens) / s.Seconds
 	}
-	return summaryFile{*s, r.told.stepTime(), r.traces.gaps(), r.told.rankSummaries(r.t)}
+	return summaryFile{*s, r.traces.hidden(), r.told.stepTime(), r.traces.gaps(), r.told.rankSummaries(r.t)}
 }
 
 // completeSummary returns what is known of a run that was resumed after its last step:
@@ -306,7 +308,7 @@ func (r *run) completeSummary() summaryFile {
 	if err != nil || old.Steps != s.Steps || old.Policy != s.Policy || len(old.Ranks) != len(f.Ranks) {
 		return f
 	}
-	s.Forecast, f.Traced = old.Forecast, old.Traced
+	s.Forecast, f.Traced, f.hidden = old.Forecast, old.Traced, old.hidden
 	for i, rank := range old.Ranks {
 		rank.Device, rank.Host = f.Ranks[i].Device, f.Ranks[i].Host
 		f.Ranks[i] = rank
@@ -333,6 +335,12 @@ func (r *run) finish(finished bool) (err error) {
 	}
 	if s.Digest, err = r.t.Digest(); err != nil {
 		return err
+	}
+	if s.Tokens > 0 {
+		if s.hidden, err = r.traces.hiddenOfAll(r.machine.Process); err != nil {
+			return err
+		}
+		f.hidden = s.hidden
 	}
 	if r.folder != nil {
 		f.Summary = *s
@@ -377,6 +385,7 @@ func (s Summary) WriteText(w io.Writer) {
 		fmt.Fprintf(w, "on held-out text %.4f, ", *s.Eval)
 	}
 	fmt.Fprintf(w, "%.0f tokens/s\nat most %s of device and %s of host memory on a rank\n", s.Speed, memory.Bytes(s.Device).Short(), memory.Bytes(s.Host).Short())
+	s.hidden.write(w)
 	fmt.Fprintf(w, "parameters %s\n", s.Digest)
 	if s.folder != "" {
 		fmt.Fprintf(w, "the run is in %s\n", s.folder)

@@ -48,6 +48,7 @@ type tracing struct {
 	// steps; events that are emitted then belong to no step.
 	thin, evaluating atomic.Bool
 	thinned          int // first step that was not traced in full
+	begun            int // steps
 }
 
 // rankTrace is the sink of a rank's events.
@@ -57,6 +58,7 @@ type rankTrace struct {
 	to   trace.Sink
 	w    *trace.Writer
 	file lateFile
+	meter
 }
 
 // trace makes the ranks of a run trace what they do.
@@ -105,6 +107,9 @@ func (j *Job) place(h *trace.Header, ranks int) {
 // Emit writes an event with the number of the trainer's step. A runtime does not know
 // that number after a resumption or a rerun.
 func (r *rankTrace) Emit(e trace.Event) {
+	if e.Kind.Span() {
+		r.note(e)
+	}
 	border := e.Kind == trace.Begin || e.Kind == trace.End
 	owned := e.Storage == 0 && (e.Kind == trace.Alloc || e.Kind == trace.Free)
 	switch {
@@ -129,6 +134,7 @@ func (t *tracing) beginStep(step int, last bool) {
 		return
 	}
 	t.step.Store(int64(step))
+	t.begun++
 	t.evaluating.Store(false)
 	full := true
 	for _, r := range t.ranks {

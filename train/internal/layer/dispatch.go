@@ -210,14 +210,15 @@ type parcel struct {
 	wait       func()
 }
 
-// arrived waits for a parcel. The caller frees it.
-func (x parcel) arrived() nn.Matrix {
+// arrived orders compute after a parcel's way, and returns its rows. The caller frees it.
+func (x *parcel) arrived() nn.Matrix {
 	if x.wait != nil {
 		x.wait()
 	}
 	if x.sent.t != nil {
 		x.sent.Free()
 	}
+	x.wait, x.sent = nil, Mat{}
 	return x.rows
 }
 
@@ -262,13 +263,16 @@ func (t *tables) take(p *Pass, rows nn.Matrix, x parcel, pairs bool) {
 	x.free()
 }
 
-// giveBack sends the results of rows back to the ranks of their tokens. A ring adds them up on the
-// way, into y if it is given. If pairs is set, rows hold one number for each pair.
-func (t *tables) giveBack(p *Pass, rows, y nn.Matrix, pairs bool) (x parcel) {
-	d := t.d
+// giveBack sends the results of rows back to the ranks of their tokens, and frees the rows. A
+// ring adds them up on the way, into y if it is given. If pairs is set, rows hold one number
+// for each pair.
+func (t *tables) giveBack(p *Pass, results Mat, y nn.Matrix, pairs bool) (x parcel) {
+	d, rows := t.d, results.Matrix
+	if d.ranks == 1 {
+		return parcel{came: results, rows: rows}
+	}
+	defer results.Free()
 	switch {
-	case d.ranks == 1:
-		return parcel{rows: rows}
 	case d.how == AllToAll:
 		x.sent, x.came = p.newOf(rows.Type, d.received(), rows.Cols), p.newOf(rows.Type, d.received(), rows.Cols)
 		x.rows = x.came.Matrix

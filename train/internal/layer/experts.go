@@ -80,7 +80,7 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 		e.sort(p, k.t, index, came, k.set.Counts().Slice(0, 8), 0)
 		p.save("dispatch", k.tab)
 	} else {
-		e.sortOwn(p, &k, index, came)
+		e.sortOwn(p, &k, index, came, &rows)
 	}
 	k.t.take(p, k.x, rows, false)
 	k.t.take(p, k.w, weights, true)
@@ -94,9 +94,8 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments()})
 	a.Free()
 	k.done()
-	back := k.t.giveBack(p, out.Matrix, nn.Matrix{}, false)
+	back := k.t.giveBack(p, out, nn.Matrix{}, false)
 	k.t.collect(p, y, back, plus())
-	out.Free()
 	k.tab.Free() // not before: a saved table need not stay on the device
 }
 
@@ -138,8 +137,8 @@ func (e *experts) held(p *Pass, set *stash.Set) (k held) {
 	return k
 }
 
-// sortOwn sorts rows into memory of their own.
-func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals) {
+// sortOwn sorts rows, which were sent, into memory of their own.
+func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals, sent *parcel) {
 	slot := 0
 	if e.rows == Padded {
 		slot = e.slot()
@@ -154,6 +153,7 @@ func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals) {
 	}
 	count.Free()
 	k.t.source = k.t.source.Slice(0, memory.Bytes(4*k.rows))
+	sent.arrived() // what was sent makes room for what it becomes
 	x, w := p.New(k.rows, e.hidden), p.newOf(kernels.F32, k.rows, 1)
 	k.x, k.w = x.Matrix, w.Matrix
 	k.done = func() {
@@ -211,17 +211,19 @@ func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.M
 		k.h = h.mat(0, p.Number, k.rows, 2*e.width)
 		t.source = t.source.Slice(0, memory.Bytes(4*k.rows))
 	}
-	dout, a, dw := p.New(k.rows, e.hidden), p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1)
+	sent.arrived() // what was sent makes room for what it becomes
+	dout := p.New(k.rows, e.hidden)
 	t.take(p, dout.Matrix, sent, false)
+	a, dw := p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1)
 	seg := t.segments()
 	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg})
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
 	dpairs := nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1)
-	weights := t.giveBack(p, dw.Matrix, dpairs, true)
+	weights := t.giveBack(p, dw, dpairs, true)
 	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg})
 	a.Free()
 	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg})
-	rows := t.giveBack(p, dout.Matrix, dxn, false)
+	rows := t.giveBack(p, dout, dxn, false)
 	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg})
 	if e.rows == Stashed {
 		k.set.Done()
@@ -231,7 +233,5 @@ func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.M
 	}
 	t.collectPairs(p, dpairs, weights)
 	t.collect(p, dxn, rows, nn.Matrix{})
-	dw.Free()
-	dout.Free()
 	tab.Done()
 }

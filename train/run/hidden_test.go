@@ -1,0 +1,80 @@
+package run
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stowage-dev/stowage/observe/trace"
+)
+
+// span is work of a stream from one moment to another.
+func span(stream string, from, to int64) trace.Event {
+	return trace.Event{Kind: trace.Copy, Stream: stream, Time: from, Took: to - from}
+}
+
+// The share is that of the time in which compute worked; waits are no work.
+func TestHiddenShare(t *testing.T) {
+	var m meter
+	wait := span("compute", 40, 100)
+	wait.Kind = trace.Wait
+	for _, e := range []trace.Event{
+		span("exchange", 10, 30),  // behind compute
+		span("exchange", 35, 55),  // a quarter of it behind compute
+		span("reduce", 100, 130),  // behind two pieces of compute with a gap of 10
+		span("gather", 300, 400),  // alone
+		span("offload", 100, 130), // no collective
+		span("exchange", 60, 70), wait, span("compute", 0, 40), span("compute", 90, 110), span("compute", 120, 200),
+	} {
+		m.note(e)
+	}
+	want := shares{exchanges: {50, 25}, gathers: {100, 0}, sums: {30, 20}}
+	for range 2 { // asking twice counts nothing twice
+		if got := m.shares(); got != want {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	var b strings.Builder
+	s := shares{exchanges: {50e6, 25e6}, sums: {30e6, 20e6}}
+	hiddenOf(s, 5, 2).write(&b)
+	if got, want := b.String(), "in a step, a rank spent on exchanges of experts 5 ms (50 % hidden behind compute), sums of gradients 3 ms (67 % hidden behind compute)\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if h := hiddenOf(s, 0, 2); h != (hidden{}) {
+		t.Errorf("without steps: %+v", h)
+	}
+}
+
+// A long run counts on the way and comes to what one count at the end would. Streams report
+// their work in order, and late.
+func TestHiddenOfLongRuns(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var m meter
+	var want shares
+	var late []trace.Event
+	for step := range int64(3 * mostMetered) {
+		at := 1000 * step
+		busy := 100 + r.Int64N(800)
+		m.note(span("compute", at, at+busy))
+		kind, from := r.IntN(collectives), r.Int64N(900)
+		to := from + 1 + r.Int64N(99)
+		want[kind].Took += to - from
+		want[kind].Hidden += max(0, min(to, busy)-from)
+		late = append(late, span(collectiveStreams[kind], at+from, at+to))
+		if len(late) > r.IntN(500) {
+			for _, e := range late {
+				m.note(e)
+			}
+			late = late[:0]
+		}
+		if n := len(m.compute) + len(m.others); n > 2*mostMetered {
+			t.Fatalf("the meter holds %d pieces", n)
+		}
+	}
+	for _, e := range late {
+		m.note(e)
+	}
+	if got := m.shares(); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
