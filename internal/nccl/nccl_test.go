@@ -1,0 +1,147 @@
+// This file owns the tests of the binding. A library in C, which the machine's compiler
+// makes, says what it was called with.
+
+package nccl
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// stub is a library that has every function. It keeps what it is given, and its errors and
+// versions are those that the environment names when it is loaded.
+const stub = `
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned char b[128]; } ID;
+typedef struct { uint64_t size; uint32_t magic, version; int blocking, cluster, min, max; const char *net; int split; } Config;
+static int state = 0;
+static char last[256];
+static int number(const char *name, int otherwise) { const char *v = getenv(name); return v ? atoi(v) : otherwise; }
+int ncclGetVersion(int *v) { *v = number("STUB_VERSION", 22809); return 0; }
+int ncclGetUniqueId(ID *id) { for (int i = 0; i < 128; i++) id->b[i] = i + 1; return 0; }
+const char *ncclGetErrorString(int r) { return r == 6 ? "remote process exited" : "something else"; }
+const char *ncclGetLastError(void *c) { return last; }
+int ncclCommInitRankConfig(void **c, int n, ID id, int rank, Config *cfg) {
+  for (int i = 0; i < 128; i++) if (id.b[i] != i + 1) return 4;
+  if (n != 7 || rank != 3 || cfg->size != 48 || cfg->magic != 0xcafebeef || cfg->blocking != 0 || cfg->min != -2147483647 - 1 || cfg->net) return 5;
+  *c = (void *)0x1234; state = 7; return 7;
+}
+int ncclCommGetAsyncError(void *c, int *s) { *s = state; if (state == 7) state = 0; return c == (void *)0x1234 ? 0 : 4; }
+int ncclCommFinalize(void *c) { return 0; }
+int ncclCommDestroy(void *c) { return 0; }
+int ncclCommAbort(void *c) { strcpy(last, "the link\n broke"); state = 6; return 0; }
+int ncclGroupStart(void) { return 0; }
+int ncclGroupEnd(void) { return 7; }
+int ncclSend(const void *a, size_t n, int t, int peer, void *c, void *s) { return a == (void *)16 && n == 1ul << 33 && t == 1 && peer == 5 && s == (void *)9 ? 0 : 4; }
+int ncclRecv(void *a, size_t n, int t, int peer, void *c, void *s) { return ncclSend(a, n, t, peer, c, s); }
+int ncclAllGather(const void *a, void *b, size_t n, int t, void *c, void *s) { return a == (void *)16 && b == (void *)32 && n == 8 && t == 1 && s == (void *)9 ? 0 : 4; }
+int ncclReduceScatter(const void *a, void *b, size_t n, int t, int op, void *c, void *s) { return a == (void *)16 && b == (void *)32 && n == 8 && t == 9 && op == 4 && s == (void *)9 ? 0 : 4; }
+int ncclAllReduce(const void *a, void *b, size_t n, int t, int op, void *c, void *s) { return a == (void *)16 && b == (void *)32 && n == 8 && t == 7 && op == 2 && s == (void *)9 ? 0 : 4; }
+int ncclBroadcast(const void *a, void *b, size_t n, int t, int root, void *c, void *s) { return a == b && a == (void *)16 && n == 8 && t == 1 && root == 2 && s == (void *)9 ? 0 : 4; }
+`
+
+// build makes the library and returns its file.
+func build(t *testing.T, source string) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil || runtime.GOOS != "linux" {
+		t.Skip("the machine has no C compiler (cc) to make a library with")
+	}
+	c, so := filepath.Join(t.TempDir(), "stub.c"), filepath.Join(t.TempDir(), "libnccl.so.2")
+	if err := os.WriteFile(c, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cc, "-w", "-shared", "-fPIC", "-o", so, c).CombinedOutput(); err != nil {
+		t.Skipf("the C compiler makes no library: %v: %s", err, out)
+	}
+	return so
+}
+
+// Every call has the arguments that NCCL's header names, and errors have its words.
+func TestCalls(t *testing.T) {
+	so := build(t, stub)
+	l, err := Open(func(name string) string { return map[string]string{Variable: so}[name] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Version != 22809 || l.Name != so {
+		t.Errorf("opened version %d of %s", l.Version, l.Name)
+	}
+	id, err := l.NewID()
+	if err != nil || id[0] != 1 || id[127] != 128 {
+		t.Errorf("the ID is %v, %v", id, err)
+	}
+	c, err := l.Init(7, id, 3)
+	if err != nil || c != 0x1234 {
+		t.Fatalf("Init returns %#x, %v", c, err)
+	}
+	for _, want := range []bool{false, true} {
+		if done, err := l.Poll(c); done != want || err != nil {
+			t.Errorf("Poll returns %v, %v", done, err)
+		}
+	}
+	for name, err := range map[string]error{
+		"GroupStart": l.GroupStart(), "Send": l.Send(c, 16, 1<<33, 5, 9), "Recv": l.Recv(c, 16, 1<<33, 5, 9),
+		"AllGather": l.AllGather(c, 32, 16, 8, 9), "ReduceScatter": l.ReduceScatter(c, 32, 16, 8, BFloat16, Mean, 9),
+		"AllReduce": l.AllReduce(c, 32, 16, 8, Float32, Max, 9), "Broadcast": l.Broadcast(c, 16, 8, 2, 9),
+		"GroupEnd": l.GroupEnd(), "Finalize": l.Finalize(c), "Destroy": l.Destroy(c), "Abort": l.Abort(c),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if done, err := l.Poll(c); done || err == nil || err.Error() != "nccl: a communicator: remote process exited (the link broke)" {
+		t.Errorf("Poll returns %v, %v", done, err)
+	}
+}
+
+// A library that is too old, or not NCCL, is refused in words.
+func TestRefused(t *testing.T) {
+	so := build(t, "int ncclGetVersion(int *v) { *v = 21403; return 0; }")
+	for name, words := range map[string]string{
+		so:                "is version 2.14.3; install 2.18.0 or later",
+		"libnothing.so.1": "no NCCL library was found",
+		"libc.so.6":       "libc.so.6 has no function ncclGetVersion",
+		build(t, "int ncclGetVersion(int *v) { *v = 22809; return 0; }"): "has no function ncclGetUniqueId",
+	} {
+		if _, err := open([]string{name}); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The library of a Python package is found behind those of the loader; the variable names
+// one alone.
+func TestNames(t *testing.T) {
+	home := t.TempDir()
+	at := filepath.Join(home, ".local/lib/python3.12/site-packages/nvidia/nccl/lib")
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(at, "libnccl.so.2"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"HOME": home}
+	getenv := func(name string) string { return env[name] }
+	if names := Names(getenv); names[0] != "libnccl.so.2" || names[2] != filepath.Join(at, "libnccl.so.2") {
+		t.Errorf("looks for %v", names)
+	}
+	env[Variable] = "/opt/libnccl.so"
+	if names := Names(getenv); len(names) != 1 || names[0] != "/opt/libnccl.so" {
+		t.Errorf("looks for %v", names)
+	}
+}
+
+func TestWords(t *testing.T) {
+	for version, want := range map[int]string{22809: "2.28.9", 21800: "2.18.0", 2804: "2.8.4"} {
+		if got := Words(version); got != want {
+			t.Errorf("%d is %s, want %s", version, got, want)
+		}
+	}
+}
