@@ -31,6 +31,10 @@ type World struct {
 	// process holds, which are on the given devices. The suite opens many worlds, one
 	// after the other, the same ones in all processes.
 	Open func(devs []device.Device) ([]comm.Comm, error)
+	// OwnOrder says that the engine does not reduce in the order of ranks, nor as exactly as
+	// our own kernels do. The suite then takes numbers for which that makes no difference, if
+	// there are two ranks.
+	OwnOrder bool
 	// Large is more bytes than an engine moves in one piece. Zero means 3 MiB.
 	Large memory.Bytes
 }
@@ -49,6 +53,7 @@ func Run(t *testing.T, w World) {
 		{"random programs", randomPrograms},
 		{"many calls in flight", manyInFlight},
 		{"large", large},
+		{"captures", captures},
 		{"split", splits},
 		{"gather", gathers},
 		{"no wait of the host", noHostWait},

@@ -54,7 +54,10 @@ func abort(t *testing.T, w World) {
 			return err
 		}
 		c.Barrier(s)
-		if err := s.Sync(); err != nil {
+		if err := errors.Join(s.Sync(), c.Err()); err != nil {
+			return err
+		}
+		if _, err := c.Gather(nil); err != nil { // all ranks know that the barrier was made
 			return err
 		}
 		if c.Rank() == last {

@@ -4,6 +4,7 @@
 package commtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -38,11 +39,12 @@ type drawer struct {
 	half     memory.Bytes
 	src, dst []memory.Bytes // where the ranges of each rank begin
 	same     []bool         // whether they are in one place, as far as the call allows
+	tame     bool           // reduce numbers of which any two have one sum and one mean
 }
 
 // draw draws a call of the given kind.
-func draw(rng *rand.Rand, kind, n int, half memory.Bytes) step {
-	d := &drawer{Rand: rng, n: n, half: half}
+func draw(rng *rand.Rand, kind, n int, half memory.Bytes, tame bool) step {
+	d := &drawer{Rand: rng, n: n, half: half, tame: tame}
 	for range n {
 		d.src = append(d.src, memory.Bytes(rng.IntN(8))*4)
 		d.dst = append(d.dst, half+memory.Bytes(rng.IntN(8))*4)
@@ -96,6 +98,7 @@ func (d *drawer) reduceScatter() step {
 		call: func(c comm.Comm, s device.Stream, b *device.Buffer) {
 			r := c.Rank()
 			src := b.Slice(d.src[r], n*memory.Bytes(d.n))
+			d.tameRange(s, src, r)
 			dst := b.Slice(d.dst[r], n)
 			if d.same[r] {
 				dst = src.Slice(n*memory.Bytes(r), n)
@@ -103,6 +106,7 @@ func (d *drawer) reduceScatter() step {
 			c.ReduceScatter(s, dst, src, t, op)
 		},
 		model: func(r int, old [][]byte, mem []byte) {
+			d.tameBytes(n*memory.Bytes(d.n), r, old, mem)
 			own := n * memory.Bytes(r)
 			to := d.dst[r]
 			if d.same[r] {
@@ -121,12 +125,14 @@ func (d *drawer) allReduce() step {
 		call: func(c comm.Comm, s device.Stream, b *device.Buffer) {
 			r := c.Rank()
 			src, dst := b.Slice(d.src[r], n), b.Slice(d.dst[r], n)
+			d.tameRange(s, src, r)
 			if d.same[r] {
 				dst = src
 			}
 			c.AllReduce(s, dst, src, t, op)
 		},
 		model: func(r int, old [][]byte, mem []byte) {
+			d.tameBytes(n, r, old, mem)
 			to := d.dst[r]
 			if d.same[r] {
 				to = d.src[r]
@@ -150,6 +156,38 @@ func (d *drawer) allToAll() step {
 			}
 		},
 	}
+}
+
+// tamed calls f with the parts of a source of n bytes that hold the same number, and the
+// byte that it is made of. The numbers are from 0.01 to 200 in both formats.
+func tamed(n memory.Bytes, rank int, f func(off, n memory.Bytes, value byte)) {
+	each := (n/4 + 4) &^ 3
+	for i := memory.Bytes(0); i*each < n; i++ {
+		f(i*each, min(each, n-i*each), 0x3c+byte(rank*3+int(i)*5)%8)
+	}
+}
+
+// tameRange fills the source of a reduction with tame numbers, if the engine wants them.
+func (d *drawer) tameRange(s device.Stream, src device.Range, rank int) {
+	if d.tame {
+		tamed(src.Len, rank, func(off, n memory.Bytes, value byte) { s.Fill(src.Slice(off, n), value) })
+	}
+}
+
+// tameBytes does the same in the model, in the old bytes of all ranks and those of rank r.
+func (d *drawer) tameBytes(n memory.Bytes, r int, old [][]byte, mem []byte) {
+	if !d.tame {
+		return
+	}
+	fill := func(b []byte, rank int) {
+		tamed(n, rank, func(off, n memory.Bytes, value byte) {
+			copy(part(b, d.src[rank]+off, n), bytes.Repeat([]byte{value}, int(n)))
+		})
+	}
+	for p := range old {
+		fill(old[p], p)
+	}
+	fill(mem, r)
 }
 
 // parts draws what every rank sends to every other: where it lies in the source, and where

@@ -23,30 +23,31 @@ type program struct {
 	ranks         [][]int // of each communicator; the first is all
 	steps         []step
 	touch         bool // rewrite all memory between two calls, so that each wait of a call matters
+	own           bool // the engine reduces in an order of its own
 }
 
-func newProgram(size, streams int, half memory.Bytes) *program {
-	all := make([]int, size)
+func newProgram(w World, streams int, half memory.Bytes) *program {
+	all := make([]int, w.Size)
 	for i := range all {
 		all[i] = i
 	}
-	return &program{size: size, streams: streams, half: half, ranks: [][]int{all}}
+	return &program{size: w.Size, streams: streams, half: half, ranks: [][]int{all}, own: w.OwnOrder}
 }
 
 // add draws a call of the given kind.
 func (p *program) add(rng *rand.Rand, kind int) {
 	c := rng.IntN(len(p.ranks))
-	s := draw(rng, kind, len(p.ranks[c]), p.half)
+	s := draw(rng, kind, len(p.ranks[c]), p.half, p.own)
 	s.comm, s.stream = c, rng.IntN(p.streams)
 	p.steps = append(p.steps, s)
 }
 
 // randomProgram draws a program of calls.
-func randomProgram(rng *rand.Rand, size, streams, calls int, half memory.Bytes) *program {
-	p := newProgram(size, streams, half)
+func randomProgram(rng *rand.Rand, w World, streams, calls int, half memory.Bytes) *program {
+	p := newProgram(w, streams, half)
 	p.touch = rng.IntN(2) == 0
 	for range rng.IntN(4) {
-		p.ranks = append(p.ranks, rng.Perm(size)[:1+rng.IntN(size)])
+		p.ranks = append(p.ranks, rng.Perm(w.Size)[:1+rng.IntN(w.Size)])
 	}
 	for range calls {
 		p.add(rng, rng.IntN(len(kinds)))
@@ -84,10 +85,16 @@ func (p *program) play(t *testing.T, w World) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.compare(t, x)
+}
+
+// compare compares the memory of the ranks of this process with the model's.
+func (p *program) compare(t *testing.T, x *setting) {
+	t.Helper()
 	want := p.want(x)
 	for _, r := range x.Held {
 		at := x.places[r]
-		for i, b := range at.bufs {
+		for i, b := range at.bufs[:p.streams] {
 			got := make([]byte, b.Size())
 			if err := errors.Join(at.streams[i].Download(got, b.All()), at.comm.Err()); err != nil {
 				t.Fatal(err)
@@ -97,6 +104,69 @@ func (p *program) play(t *testing.T, w World) {
 			}
 		}
 	}
+}
+
+// captures makes each call several times in one graph on two streams, and replays the graph.
+// Engines whose calls need the host cannot.
+func captures(t *testing.T, w World) {
+	const replays = 3
+	rng := rand.New(rand.NewPCG(7, 6))
+	p := newProgram(w, 2, 2048)
+	p.ranks = append(p.ranks, rng.Perm(w.Size))
+	for kind := range kinds {
+		p.add(rng, kind)
+		p.add(rng, kind)
+	}
+	x := open(t, w, 3, p.half)
+	if _, ok := x.comms[0].(comm.Capturer); !ok {
+		t.Skip("the engine exchanges data through the host")
+	}
+	err := x.run(func(c comm.Comm, at *place) error {
+		mine, err := p.split(c)
+		if err != nil {
+			return err
+		}
+		for i := range p.steps { // the first time an engine may do what cannot be captured
+			s := draw(rand.New(rand.NewPCG(uint64(i), 8)), i%len(kinds), w.Size, 2048, p.own)
+			s.call(mine[i%2], at.streams[2], at.bufs[2])
+		}
+		fork, err := at.NewEvent(0)
+		if err != nil {
+			return err
+		}
+		main, side := at.streams[0], at.streams[1]
+		side.Record(fork)
+		main.Wait(fork)
+		g, err := c.(comm.Capturer).Capture(main, func() error {
+			main.Record(fork)
+			side.Wait(fork)
+			for i := range p.steps {
+				s := &p.steps[i]
+				s.call(mine[s.comm], at.streams[s.stream], at.bufs[s.stream])
+			}
+			side.Record(fork)
+			main.Wait(fork)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for range replays {
+			if err := g.Replay(); err != nil {
+				return err
+			}
+		}
+		err = errors.Join(main.Sync(), c.Err())
+		return errors.Join(err, g.Close(), fork.Close(), mine[1].Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := p.steps
+	for range replays - 1 {
+		p.steps = append(p.steps, steps...)
+	}
+	p.compare(t, x)
 }
 
 // split opens a rank's ends of all communicators of the program.
@@ -168,7 +238,7 @@ func differs(a, b []byte) int {
 func everyCall(t *testing.T, w World) {
 	for kind := range kinds {
 		rng := rand.New(rand.NewPCG(uint64(kind), 0))
-		p := newProgram(w.Size, 1, 2048)
+		p := newProgram(w, 1, 2048)
 		p.touch = true
 		for range 12 {
 			p.add(rng, kind)
@@ -181,20 +251,20 @@ func everyCall(t *testing.T, w World) {
 func randomPrograms(t *testing.T, w World) {
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		randomProgram(rng, w.Size, 1+rng.IntN(3), 30, 2048).play(t, w)
+		randomProgram(rng, w, 1+rng.IntN(3), 30, 2048).play(t, w)
 	}
 }
 
 // manyInFlight issues many calls on several streams before any of them need be done.
 func manyInFlight(t *testing.T, w World) {
 	rng := rand.New(rand.NewPCG(3, 2))
-	randomProgram(rng, w.Size, 4, 400, 1024).play(t, w)
+	randomProgram(rng, w, 4, 400, 1024).play(t, w)
 }
 
 // large moves more than an engine may move in one piece.
 func large(t *testing.T, w World) {
 	rng := rand.New(rand.NewPCG(4, 3))
-	p := newProgram(w.Size, 1, w.Large)
+	p := newProgram(w, 1, w.Large)
 	for kind := range kinds {
 		p.add(rng, kind)
 	}
@@ -290,7 +360,7 @@ func noHostWait(t *testing.T, w World) {
 	x := open(t, w, 1, 2048)
 	var steps []step
 	for kind := range kinds {
-		steps = append(steps, draw(rng, kind, w.Size, 2048))
+		steps = append(steps, draw(rng, kind, w.Size, 2048, w.OwnOrder))
 	}
 	before := map[int]device.Counters{}
 	for r, at := range x.places {

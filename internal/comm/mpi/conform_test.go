@@ -6,11 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/memory"
@@ -54,18 +56,54 @@ func suite(m *testing.M) int {
 	return 0
 }
 
+// gpuVariable makes the processes of the suite use the GPU of the machine.
+const gpuVariable = "STOWAGE_MPI_TEST_GPU"
+
+func openGPU() (device.Device, error) {
+	d, err := cuda.Open(cuda.Options{DeviceCapacity: memory.GiB})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Processes that share a GPU pass the suite, through pinned buffers.
+func TestConformanceOnGPU(t *testing.T) {
+	if n, err := cuda.Count(); err != nil || n == 0 {
+		t.Skipf("the machine has no GPU (%v)", err)
+	}
+	for _, n := range []int{2, 4} {
+		t.Run(fmt.Sprintf("%d processes", n), func(t *testing.T) {
+			l := launchers[0]
+			if _, err := exec.LookPath(l.name); err != nil {
+				l.name = "mpirun" // not of Debian
+			}
+			if out, err := l.start(t, n, "suite", []string{gpuVariable + "=1"}, "-test.v", "-test.run=^TestSuite$"); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
 // TestSuite is what the processes of TestConformance run.
 func TestSuite(t *testing.T) {
 	if process == nil {
 		t.Skip("the processes of TestConformance run it")
 	}
+	onGPU := os.Getenv(gpuVariable) != ""
 	for _, staged := range []bool{false, true} {
+		if onGPU && !staged { // the host cannot read its memory
+			continue
+		}
 		t.Run(fmt.Sprintf("staged %v", staged), func(t *testing.T) {
 			checker := check.New(check.Options{Report: func(err error) { t.Error(err) }})
 			commtest.Run(t, commtest.World{
 				Size: process.Size(),
 				Held: []int{process.Rank()},
 				Device: func(rank int) (device.Device, error) {
+					if onGPU {
+						return openGPU()
+					}
 					d, err := cpu.Open(cpu.Options{Ordinal: rank, Capacity: [memory.Kinds]memory.Bytes{256 * memory.MiB, 64 * memory.MiB}})
 					if err == nil {
 						d = checker.Wrap(d)
