@@ -1,0 +1,287 @@
+// This file owns a library for tests: it does on the CPU what NCCL does on GPUs. Calls are
+// in progress until all ranks have made them, and an abort ends them.
+
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/nccl"
+)
+
+// network is what the libraries of all ranks share.
+type network struct {
+	mu    sync.Mutex
+	ids   byte
+	rooms map[nccl.ID]*room
+	ends  map[nccl.Comm]*end
+}
+
+func newNetwork() *network { return &network{rooms: map[nccl.ID]*room{}, ends: map[nccl.Comm]*end{}} }
+
+// room is a communicator of all its ranks.
+type room struct {
+	size, joined int
+	meets        map[int][]*op // by number: the calls of collectives
+	mail         map[[2]int]*[2][]*op
+}
+
+// end is a rank's end of a room.
+type end struct {
+	*room
+	rank    int
+	made    int   // collectives
+	pending []*op // not done
+	slow    int   // polls that still say that it is in progress
+	broken  error
+}
+
+// op is one call of the library.
+type op struct {
+	kind     string
+	dst, src uintptr
+	n        int
+	t        nccl.Type
+	op       nccl.Op
+	peer     int
+	rank     int
+	done     bool
+}
+
+// fake is the library of one rank.
+type fake struct {
+	*network
+	slow  int // every call is in progress for so many polls
+	fail  map[string]error
+	group []func()
+	log   []string
+}
+
+func (f *fake) note(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) }
+
+// noted returns what was called so far.
+func (f *fake) noted() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.log)
+}
+
+func (f *fake) NewID() (nccl.ID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ids++
+	return nccl.ID{f.ids}, f.fail["id"]
+}
+
+func (f *fake) Init(size int, id nccl.ID, rank int) (nccl.Comm, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.fail["init"]; err != nil {
+		return 0, err
+	}
+	r := f.rooms[id]
+	if r == nil {
+		r = &room{size: size, meets: map[int][]*op{}, mail: map[[2]int]*[2][]*op{}}
+		f.rooms[id] = r
+	}
+	r.joined++
+	c := nccl.Comm(len(f.ends) + 1)
+	f.ends[c] = &end{room: r, rank: rank, slow: f.slow}
+	f.note("init %d of %d", id[0], size)
+	return c, nil
+}
+
+func (f *fake) Poll(c nccl.Comm) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.ends[c]
+	if e == nil {
+		panic("a communicator is polled that has ended")
+	}
+	if e.broken == nil {
+		e.broken = f.fail["poll"]
+	}
+	e.slow--
+	e.pending = slices.DeleteFunc(e.pending, func(o *op) bool { return o.done })
+	return e.slow < 0 && len(e.pending) == 0 && e.joined == e.size, e.broken
+}
+
+func (f *fake) end(c nccl.Comm, how string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ends[c] == nil {
+		panic("a communicator ends that has ended: " + how)
+	}
+	f.note("%s", how)
+	if how != "finalize" {
+		delete(f.ends, c)
+	}
+	return f.fail[how]
+}
+
+func (f *fake) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
+func (f *fake) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
+func (f *fake) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
+
+func (f *fake) GroupStart() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.group != nil {
+		panic("a group begins in a group")
+	}
+	f.group = []func(){}
+	return nil
+}
+
+func (f *fake) GroupEnd() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, do := range f.group {
+		do()
+	}
+	f.group = nil
+	return f.fail["group"]
+}
+
+// add puts a call into the group.
+func (f *fake) add(c nccl.Comm, o *op) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.ends[c]
+	if f.group == nil || e == nil {
+		panic("a call outside of a group, or of a communicator that has ended")
+	}
+	o.rank = e.rank
+	f.note("%s %d", o.kind, o.n)
+	f.group = append(f.group, func() {
+		e.pending, e.slow = append(e.pending, o), f.slow
+		switch o.kind {
+		case "send":
+			e.post([2]int{o.rank, o.peer}, 0, o)
+		case "recv":
+			e.post([2]int{o.peer, o.rank}, 1, o)
+		default:
+			e.made++
+			all := append(e.meets[e.made], o)
+			if e.meets[e.made] = all; len(all) == e.size {
+				slices.SortFunc(all, func(a, b *op) int { return a.rank - b.rank })
+				meet(all)
+				delete(e.meets, e.made)
+			}
+		}
+	})
+	return f.fail[o.kind]
+}
+
+// post matches sends and receives of two ranks in order.
+func (r *room) post(way [2]int, side int, o *op) {
+	m := r.mail[way]
+	if m == nil {
+		m = &[2][]*op{}
+		r.mail[way] = m
+	}
+	m[side] = append(m[side], o)
+	for len(m[0]) > 0 && len(m[1]) > 0 {
+		from, to := m[0][0], m[1][0]
+		copy(bytesAt(to.dst, to.n), bytesAt(from.src, from.n))
+		from.done, to.done = true, true
+		m[0], m[1] = m[0][1:], m[1][1:]
+	}
+}
+
+func bytesAt(addr uintptr, n int) []byte { return device.Slice[byte](uint64(addr), n) }
+
+// meet does a collective. Ranks that disagree wait for ever.
+func meet(all []*op) {
+	for _, o := range all {
+		if o.kind != all[0].kind || o.n != all[0].n || o.op != all[0].op || o.t != all[0].t || o.peer != all[0].peer {
+			return
+		}
+	}
+	var srcs [][]byte
+	size := map[nccl.Type]int{nccl.Bytes: 1, nccl.Float32: 4, nccl.BFloat16: 2}[all[0].t]
+	n := all[0].n * size
+	for _, o := range all {
+		k := n
+		if o.kind == "reduceScatter" {
+			k *= len(all)
+		}
+		srcs = append(srcs, slices.Clone(bytesAt(o.src, k)))
+	}
+	for r, o := range all {
+		switch o.kind {
+		case "allGather":
+			for p := range all {
+				copy(bytesAt(o.dst, n*len(all))[n*p:], srcs[p])
+			}
+		case "allReduce":
+			reduce(bytesAt(o.dst, n), srcs, 0, size, o.op)
+		case "reduceScatter":
+			reduce(bytesAt(o.dst, n), srcs, n*r, size, o.op)
+		case "broadcast":
+			copy(bytesAt(o.dst, n), srcs[o.peer])
+		}
+		o.done = true
+	}
+}
+
+func reduce(dst []byte, srcs [][]byte, off, size int, op nccl.Op) {
+	for i := 0; i < len(dst); i += size {
+		var a float32
+		for p, b := range srcs {
+			var bits uint32
+			for k := range size {
+				bits |= uint32(b[off+i+k]) << (8 * (k + 4 - size))
+			}
+			switch x := math.Float32frombits(bits); {
+			case p == 0:
+				a = x
+			case op == nccl.Max:
+				a = max(a, x)
+			default:
+				a += x
+			}
+		}
+		if op == nccl.Mean {
+			a /= float32(len(srcs))
+		}
+		bits := math.Float32bits(a)
+		if size == 2 {
+			bits += 0x7fff + bits>>16&1
+		}
+		for k := range size {
+			dst[i+k] = byte(bits >> (8 * (k + 4 - size)))
+		}
+	}
+}
+
+func (f *fake) Send(c nccl.Comm, addr uintptr, n, to int, _ uintptr) error {
+	return f.add(c, &op{kind: "send", src: addr, n: n, peer: to})
+}
+
+func (f *fake) Recv(c nccl.Comm, addr uintptr, n, from int, _ uintptr) error {
+	return f.add(c, &op{kind: "recv", dst: addr, n: n, peer: from})
+}
+
+func (f *fake) AllGather(c nccl.Comm, dst, src uintptr, n int, _ uintptr) error {
+	return f.add(c, &op{kind: "allGather", dst: dst, src: src, n: n, t: nccl.Bytes})
+}
+
+func (f *fake) ReduceScatter(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
+	return f.add(c, &op{kind: "reduceScatter", dst: dst, src: src, n: n, t: t, op: o})
+}
+
+func (f *fake) AllReduce(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
+	return f.add(c, &op{kind: "allReduce", dst: dst, src: src, n: n, t: t, op: o})
+}
+
+func (f *fake) Broadcast(c nccl.Comm, addr uintptr, n, root int, _ uintptr) error {
+	return f.add(c, &op{kind: "broadcast", dst: addr, src: addr, n: n, peer: root, t: nccl.Bytes})
+}
+
+var errTest = errors.New("nccl: a communicator: remote process exited")

@@ -1,0 +1,268 @@
+// This file owns communicators: the numbers of their calls, their errors, Split and Close.
+
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/launcher"
+	"github.com/stowage-dev/stowage/internal/nccl"
+)
+
+// group is this rank's end of a communicator. Its life cycle:
+//
+//  1. open: calls are made; the goroutine of audit compares them.
+//  2. lost (perhaps): it has failed, calls do nothing, and the watcher kills what is in NCCL.
+//  3. quit: Close was called. The calls in flight go on.
+//  4. ended: the world was closed, and with it what is in NCCL.
+type group struct {
+	w     *world
+	ranks []int // numbered as in the world
+	me    int
+	words string // its ranks
+
+	// A group of one rank has none of these.
+	host    comm.Comm // for messages between hosts
+	watched comm.Comm // for the audit alone
+	c       nccl.Comm
+
+	calls sync.Mutex // held while the library uses c
+	dead  bool       // c was ended; guarded by calls
+	aimed bool       // it is being killed; only the watcher uses it
+
+	// Only the audit uses these.
+	hs       device.Stream
+	out, in  *device.Buffer
+	audited  chan struct{} // closed when the audit has ended
+	auditErr error
+
+	mu    sync.Mutex
+	wake  sync.Cond
+	made  uint64     // calls of this rank
+	queue []*audited // calls that are not compared yet, in order
+	lost  *comm.Failure
+	quit  bool
+}
+
+var _ comm.Capturer = (*group)(nil)
+
+// newGroup makes a group of several ranks from its communicator of hosts, or of one rank.
+// All its ranks must call it.
+func (w *world) newGroup(host comm.Comm, ranks []int, me int) (g *group, err error) {
+	g = &group{w: w, ranks: ranks, me: me, host: host, audited: make(chan struct{})}
+	g.wake.L = &g.mu
+	if g.words = launcher.Ranks(ranks); len(ranks) == w.o.Host.Size() {
+		g.words = "all ranks"
+	}
+	if len(ranks) == 1 {
+		close(g.audited)
+		return g, nil
+	}
+	all := make([]int, len(ranks))
+	for i := range all {
+		all[i] = i
+	}
+	if g.watched, err = host.Split(all); err != nil {
+		return nil, err
+	}
+	if g.hs, err = w.o.HostDevice.NewStream("comm letters"); err != nil {
+		return nil, err
+	}
+	if err := g.connect(); err != nil {
+		return nil, errors.Join(err, g.hs.Close())
+	}
+	w.mu.Lock()
+	w.groups = append(w.groups, g)
+	w.mu.Unlock()
+	go g.audit()
+	return g, nil
+}
+
+// connect makes the communicator in NCCL.
+func (g *group) connect() error {
+	var id nccl.ID
+	var err error
+	if g.me == 0 {
+		id, err = g.w.lib.NewID()
+	}
+	if id, err = share(g.host, id, err); err != nil {
+		return err
+	}
+	ran := false
+	launch(g.w.side, "connect", nil, func(uintptr) {
+		ran = true
+		if g.c, err = g.w.lib.Init(len(g.ranks), id, g.me); err == nil {
+			err = g.settle(func() bool { return g.host.Err() != nil })
+		}
+	})
+	if synced := g.w.side.Sync(); synced != nil || !ran {
+		return synced
+	}
+	if err == nil {
+		err = g.host.Err() // another rank failed, and this one stopped waiting for it
+	} else {
+		g.Abort(err) // the others wait for this rank
+	}
+	if err == nil {
+		_, err = share(g.host, id, nil)
+	}
+	if err != nil && g.c != 0 {
+		_ = g.kill()
+	}
+	return err
+}
+
+func (g *group) Rank() int { return g.me }
+func (g *group) Size() int { return len(g.ranks) }
+
+func (g *group) alone() bool { return len(g.ranks) == 1 }
+
+func (g *group) caller() comm.Caller {
+	return comm.Caller{Rank: g.me, Size: len(g.ranks), World: g.ranks[g.me]}
+}
+
+// enter numbers a call and has it compared with those of other ranks. It returns nil if the
+// communicator has failed: the call does nothing then. It panics if the rank has closed the
+// communicator.
+func (g *group) enter(sig signature, peer int, sends, recvs []letter) *call {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.quit {
+		panic(fmt.Sprintf("comm: %v is called on rank %d after it closed the communicator", sig.kind, g.ranks[g.me]))
+	}
+	g.made++
+	c := &call{signature: sig, number: g.made, peer: peer}
+	if g.lost == nil {
+		if err := g.trouble(); err != nil {
+			g.loseLocked(failureOf(err))
+		}
+	}
+	if g.lost != nil {
+		if g.lost.Call == "" {
+			g.lost.Call = g.name(c)
+		}
+		return nil
+	}
+	if !g.alone() && sig.kind != gather {
+		g.queue = append(g.queue, &audited{*c, sends, recvs})
+		g.wake.Broadcast()
+	}
+	return c
+}
+
+func (g *group) note(c *call) {
+	if g.w.o.Note != nil {
+		g.w.o.Note(fmt.Sprintf("%v %d of %s", c.kind, c.number, g.words))
+	}
+}
+
+// trouble returns the error of the communicators of hosts.
+func (g *group) trouble() error {
+	if g.alone() {
+		return g.w.o.Host.Err()
+	}
+	if err := g.watched.Err(); err != nil {
+		return err
+	}
+	return g.host.Err()
+}
+
+// lose notes that the communicator has failed. The first failure counts. It names the first
+// call that not all ranks are known to have made.
+func (g *group) lose(f *comm.Failure) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.loseLocked(f)
+	g.wake.Broadcast()
+}
+
+func (g *group) loseLocked(f *comm.Failure) {
+	if g.lost != nil {
+		return
+	}
+	g.lost = &comm.Failure{Rank: g.ranks[g.me], By: f.By, Err: f.Err}
+	if len(g.queue) > 0 {
+		g.lost.Call = g.name(&g.queue[0].call)
+	}
+}
+
+// Err waits until the calls so far are compared.
+func (g *group) Err() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(g.queue) > 0 && g.lost == nil {
+		g.wake.Wait()
+	}
+	if g.lost != nil {
+		f := *g.lost // its call may be named later
+		return &f
+	}
+	if g.quit {
+		return nil
+	}
+	if err := g.trouble(); err != nil {
+		f := failureOf(err)
+		return &comm.Failure{Rank: g.ranks[g.me], By: f.By, Err: f.Err}
+	}
+	return nil
+}
+
+// Abort makes all communicators of this world fail, in all processes.
+func (g *group) Abort(err error) { g.w.o.Host.Abort(err) }
+
+func (g *group) Split(ranks []int) (comm.Comm, error) {
+	mine := g.caller().Split(ranks)
+	world := make([]int, len(ranks))
+	for i, r := range ranks {
+		world[i] = g.ranks[r]
+	}
+	if len(ranks) == 1 {
+		return g.w.newGroup(nil, world, mine)
+	}
+	host, err := g.host.Split(ranks)
+	if err != nil {
+		return nil, err
+	}
+	return g.w.newGroup(host, world, mine)
+}
+
+// Close ends the communicator. What it has in NCCL ends with the world, because the other
+// ranks may still have calls in flight. That of all ranks waits for the calls in flight and
+// for the other ranks to close theirs.
+func (g *group) Close() error {
+	g.mu.Lock()
+	if g.quit {
+		g.mu.Unlock()
+		panic(fmt.Sprintf("comm: rank %d closes its communicator twice; close it once", g.ranks[g.me]))
+	}
+	g.quit = true
+	g.wake.Broadcast()
+	g.mu.Unlock()
+	if g == g.w.root {
+		return g.w.close()
+	}
+	return nil
+}
+
+// Gather goes through the hosts.
+func (g *group) Gather(b []byte) ([][]byte, error) {
+	c := g.enter(signature{kind: gather}, 0, nil, nil)
+	if c == nil {
+		return nil, g.Err()
+	}
+	g.note(c)
+	if g.alone() {
+		return [][]byte{slices.Clone(b)}, nil
+	}
+	all, err := g.host.Gather(b)
+	if err != nil {
+		g.lose(failureOf(err))
+		return nil, g.Err()
+	}
+	return all, nil
+}

@@ -1,0 +1,325 @@
+// This file tests the engine on a simulated library. None of it needs a GPU.
+
+package nccl
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/commtest"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+func openCPU(rank int) (device.Device, error) {
+	return cpu.Open(cpu.Options{Ordinal: rank, Capacity: [memory.Kinds]memory.Bytes{256 * memory.MiB, 64 * memory.MiB}})
+}
+
+// open makes a world of ranks, each with a library of its own.
+func open(t *testing.T, devs []device.Device, libs []*fake) ([]comm.Comm, error) {
+	t.Helper()
+	n := len(devs)
+	hosts := make([]device.Device, n)
+	for r := range hosts {
+		d, err := openCPU(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts[r] = d
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	local, err := comm.NewLocal(hosts, comm.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, errs := make([]comm.Comm, n), make([]error, n)
+	var ranks sync.WaitGroup
+	for r := range devs {
+		ranks.Go(func() { all[r], errs[r] = Open(libs[r], devs[r], Options{Host: local[r], HostDevice: hosts[r]}) })
+	}
+	ranks.Wait()
+	return all, errors.Join(errs...)
+}
+
+func libraries(n, slow int) (all []*fake) {
+	net := newNetwork()
+	for range n {
+		all = append(all, &fake{network: net, slow: slow, fail: map[string]error{}})
+	}
+	return all
+}
+
+// Ranks on a simulated library pass the suite under the race checker.
+func TestConformance(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+			var held []int
+			for r := range n {
+				held = append(held, r)
+			}
+			commtest.Run(t, commtest.World{
+				Size: n, Held: held, OwnOrder: true, Large: 300 * memory.KiB,
+				Device: func(rank int) (device.Device, error) {
+					d, err := openCPU(rank)
+					if err == nil { // ranks do not know each other, as in processes
+						d = check.New(check.Options{Report: func(err error) { t.Error(err) }}).Wrap(d)
+					}
+					return d, err
+				},
+				Open: func(devs []device.Device) ([]comm.Comm, error) { return open(t, devs, libraries(n, 2)) },
+			})
+		})
+	}
+}
+
+// place is a rank of a test.
+type place struct {
+	device.Device
+	c comm.Comm
+	s device.Stream
+	b *device.Buffer
+}
+
+// world opens a world that the test closes.
+func openWorld(t *testing.T, libs []*fake) (places []*place, devs []device.Device) {
+	t.Helper()
+	for r := range libs {
+		d, err := openCPU(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &place{Device: d}
+		if p.s, err = d.NewStream("compute"); err != nil {
+			t.Fatal(err)
+		}
+		if p.b, err = d.Alloc(memory.Device, 4096, "test"); err != nil {
+			t.Fatal(err)
+		}
+		p.s.Fill(p.b.All(), 0x40)
+		places, devs = append(places, p), append(devs, d)
+		t.Cleanup(func() {
+			p.s.Free(p.b)
+			if err := errors.Join(p.s.Close(), d.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return places, devs
+}
+
+// run opens a world, runs f on all ranks, and closes it.
+func run(t *testing.T, libs []*fake, f func(p *place) error) error {
+	t.Helper()
+	places, devs := openWorld(t, libs)
+	all, err := open(t, devs, libs)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, 2*len(places))
+	var ranks sync.WaitGroup
+	for r, p := range places {
+		p.c = all[r]
+		ranks.Go(func() {
+			errs[2*r] = f(p)
+			errs[2*r+1] = p.c.Close()
+		})
+	}
+	ranks.Wait()
+	return errors.Join(errs...)
+}
+
+// All ranks make the calls of all communicators in the order in which they were issued,
+// whatever streams these are on, and the ends of communicators come last.
+func TestOneOrder(t *testing.T) {
+	libs := libraries(2, 0)
+	err := run(t, libs, func(p *place) error {
+		sub, err := p.c.Split([]int{1, 0})
+		if err != nil {
+			return err
+		}
+		side, err := p.NewStream("side")
+		if err != nil {
+			return err
+		}
+		for i := range memory.Bytes(20) {
+			p.c.AllReduce(p.s, p.b.Slice(0, 4*i+4), p.b.Slice(0, 4*i+4), comm.F32, comm.Max)
+			sub.Broadcast(side, p.b.Slice(2048, 100+i), 0)
+		}
+		return errors.Join(p.c.Err(), sub.Err(), p.Sync(), sub.Close(), side.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"init 1 of 2", "init 2 of 2"}
+	for i := range 20 {
+		want = append(want, fmt.Sprintf("allReduce %d", i+1), fmt.Sprintf("broadcast %d", 100+i))
+	}
+	want = append(want, "finalize", "destroy", "finalize", "destroy")
+	for r, l := range libs {
+		if got := l.noted(); !slices.Equal(got, want) {
+			t.Errorf("rank %d calls %v", r, got)
+		}
+	}
+}
+
+// wait makes calls until the communicator fails.
+func wait(p *place) error {
+	for {
+		p.c.Barrier(p.s)
+		if err := errors.Join(p.s.Sync(), p.c.Err()); err != nil {
+			return err
+		}
+	}
+}
+
+// An error that NCCL meets behind a call, or in one, ends all ranks with its words, and all
+// communicators are aborted.
+func TestErrors(t *testing.T) {
+	for _, at := range []string{"poll", "allReduce", "group"} {
+		t.Run(at, func(t *testing.T) {
+			libs := libraries(2, 0)
+			err := run(t, libs, func(p *place) error {
+				sub, err := p.c.Split([]int{0, 1})
+				if err != nil {
+					return err
+				}
+				defer sub.Close()
+				p.c.Barrier(p.s)
+				if err := p.s.Sync(); err != nil {
+					return err
+				}
+				if p.c.Rank() == 1 {
+					libs[1].mu.Lock()
+					libs[1].fail[at] = errTest
+					libs[1].mu.Unlock()
+				}
+				err = wait(p)
+				if !strings.Contains(err.Error(), "rank 1 gave up: "+errTest.Error()) {
+					t.Errorf("rank %d: %v", p.c.Rank(), err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			for r, l := range libs {
+				if n := strings.Count(strings.Join(l.noted(), ","), "abort"); n != 2 {
+					t.Errorf("rank %d aborts %d communicators: %v", r, n, l.noted())
+				}
+			}
+		})
+	}
+}
+
+// A rank that gives up ends the others that wait for it on the device, where the host can
+// do nothing.
+func TestRankGivesUp(t *testing.T) {
+	err := run(t, libraries(2, 0), func(p *place) error {
+		if p.c.Rank() == 1 {
+			p.c.Abort(errors.New("the disk is full"))
+			return nil
+		}
+		p.c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Sum)
+		var f *comm.Failure
+		if err := errors.Join(p.s.Sync(), p.c.Err()); !errors.As(err, &f) || f.By != 1 || !strings.HasPrefix(f.Call, "all-reduce #1 of 8 bytes") {
+			t.Errorf("rank 0: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A library that does not start on one rank is an error on all.
+func TestOpenFails(t *testing.T) {
+	for _, at := range []string{"id", "init"} {
+		for rank := range 2 {
+			if at == "id" && rank > 0 {
+				continue // only the first rank makes one
+			}
+			libs := libraries(2, 0)
+			libs[rank].fail[at] = errTest
+			_, devs := openWorld(t, libs)
+			cs, err := open(t, devs, libs)
+			if cs[0] != nil || cs[1] != nil || strings.Count(fmt.Sprint(err), errTest.Error()) < 2 {
+				t.Errorf("%s on rank %d: %v", at, rank, err)
+			}
+		}
+	}
+}
+
+// Graphs that were not closed end before their communicators.
+func TestGraphsEndFirst(t *testing.T) {
+	libs := libraries(2, 1)
+	err := run(t, libs, func(p *place) error {
+		g, err := p.c.(comm.Capturer).Capture(p.s, func() error { p.c.Barrier(p.s); return nil })
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			err = errors.Join(err, g.Replay())
+		}
+		if g.Nodes() != 1 {
+			t.Errorf("the graph has %d nodes", g.Nodes())
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if got, want := libs[0].noted(), []string{"init 1 of 2", "allReduce 1", "allReduce 1", "allReduce 1", "finalize", "destroy"}; !slices.Equal(got, want) {
+		t.Errorf("the library is called with %v", got)
+	}
+}
+
+// What one rank cannot capture no rank captures, all for the same reason, and the
+// communicator goes on.
+func TestCaptureRefused(t *testing.T) {
+	err := run(t, libraries(2, 0), func(p *place) error {
+		_, err := p.c.(comm.Capturer).Capture(p.s, func() error {
+			p.c.Barrier(p.s)
+			if p.c.Rank() == 1 {
+				p.s.Upload(p.b.Slice(0, 4), make([]byte, 4))
+			}
+			return nil
+		})
+		var refused *device.CaptureError
+		if !errors.As(err, &refused) || refused.Stream != "compute" {
+			t.Errorf("rank %d: %v", p.c.Rank(), err)
+		}
+		p.c.Barrier(p.s)
+		return errors.Join(p.s.Sync(), p.c.Err())
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A body that fails ends the communicator on all ranks.
+func TestCaptureFails(t *testing.T) {
+	_ = run(t, libraries(2, 0), func(p *place) error {
+		_, err := p.c.(comm.Capturer).Capture(p.s, func() error {
+			p.c.Barrier(p.s)
+			if p.c.Rank() == 1 {
+				return errors.New("no idea")
+			}
+			return nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "no idea") {
+			t.Errorf("rank %d: %v", p.c.Rank(), err)
+		}
+		return nil
+	})
+}
