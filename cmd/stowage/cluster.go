@@ -97,9 +97,67 @@ func (c *cluster) fits(o *run.Options) error {
 	return usagef("%s started %d processes, but the layout has %d ranks (pp %d x dp %d); start as many, or give %s", c.place.Launcher, n, o.PP*o.DP, o.PP, o.DP, would)
 }
 
+// lateError is what a process says that waited too long for others.
+type lateError struct{ text string }
+
+func (e *lateError) Error() string { return e.text }
+
+// bounded runs a call that MPI makes with all processes and that nothing can end, or gives up
+// when a rank hangs.
+func (c *cluster) bounded(what string, call func() error) error {
+	if c.session != nil {
+		c.session.Note(what, nil)
+	}
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	var limit <-chan time.Time
+	if c.wait > 0 {
+		limit = time.After(c.wait)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-limit:
+		return c.late(what)
+	}
+}
+
+// late says which ranks have not come to a call, as far as this process can know.
+func (c *cluster) late(what string) error {
+	me, who := fmt.Sprintf("rank %d on %s ", c.place.Rank, c.place.Host), "the other processes"
+	if c.session != nil {
+		me = "" // the rendezvous says it
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		states, _ := c.session.States(ctx)
+		var ranks []int
+		host := ""
+		for _, s := range states {
+			if s.Collective != what {
+				ranks, host = append(ranks, s.Rank), cmp.Or(host, s.Host)
+			}
+		}
+		if len(ranks) > 0 {
+			who = fmt.Sprintf("%s (rank %d runs on %s)", launcher.Ranks(ranks), ranks[0], host)
+		}
+	}
+	return &lateError{fmt.Sprintf("%swaited %v in %s for %s; find out what delays them, or raise %s", me, c.wait, what, who, patienceVariable)}
+}
+
+// apart is how long processes wait for one another that say the same and cannot agree. The
+// launcher ends the others when one has ended.
+const apart = 2 * time.Second
+
 // once silences an error from before the processes can agree, except on one process of a
-// machine.
-func once(p *launcher.Place, err error) error {
+// machine. That one may be the one that hangs, so others speak too if the launcher does not end
+// them.
+func (c *cluster) once(err error) error {
+	var late *lateError
+	if errors.As(err, &late) {
+		time.Sleep(time.Duration(min(c.place.Rank, 8)) * apart)
+		return err
+	}
+	p := &c.place
 	if p.LocalKnown && p.LocalRank > 0 || !p.LocalKnown && p.Rank > 0 {
 		return &silentError{err}
 	}
@@ -108,6 +166,9 @@ func once(p *launcher.Place, err error) error {
 
 // patienceVariable sets how long ranks wait for one that hangs.
 const patienceVariable = "STOWAGE_PATIENCE"
+
+// mostMeeting is how long ranks wait for each other to start.
+const mostMeeting = 5 * time.Minute
 
 // usualPatience is longer than ranks can be apart in any run that is worth waiting for.
 const usualPatience = 10 * time.Minute
@@ -127,22 +188,28 @@ func patience(getenv func(string) string) (time.Duration, error) {
 
 // join meets the other processes.
 func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
-	c = &cluster{cmd: cmd, said: make(chan struct{})}
+	c = &cluster{cmd: cmd, place: *place, said: make(chan struct{})}
 	if c.wait, err = patience(os.Getenv); err != nil {
-		return nil, once(place, err)
+		return nil, c.once(err)
 	}
 	if os.Getenv("UCX_LOG_LEVEL") == "" { // after a failure it would warn of messages that nobody took
 		_ = os.Setenv("UCX_LOG_LEVEL", "error")
 	}
 	o := rendezvous.Options{Version: thisVersion().String(), Now: func() int64 { return time.Now().UnixNano() }}
+	if c.wait > 0 {
+		o.Timeout = min(c.wait, mostMeeting)
+	}
 	if place.HasMPI {
-		if c.mpi, err = mpi.Start(os.Getenv); err != nil {
-			return nil, once(place, err)
+		if err = c.bounded("the start of MPI", func() (err error) { c.mpi, err = mpi.Start(os.Getenv); return err }); err != nil {
+			return nil, c.once(err)
 		}
-		o.Exchange = c.mpi.Exchange
+		o.Exchange = func(text string) (all string, err error) {
+			err = c.bounded("the exchange of addresses", func() (err error) { all, err = c.mpi.Exchange(text); return err })
+			return all, err
+		}
 	}
 	if c.session, err = rendezvous.Join(context.Background(), place, o); err != nil {
-		return nil, once(place, err)
+		return nil, c.once(err)
 	}
 	c.place = c.session.Place()
 	go c.watch()
@@ -226,8 +293,7 @@ func (c *cluster) startMPI() (err error) {
 			return err
 		}
 	}
-	c.mpi, err = mpi.Start(os.Getenv)
-	return err
+	return c.bounded("the start of MPI", func() (err error) { c.mpi, err = mpi.Start(os.Getenv); return err })
 }
 
 // beforeCall is told of every call of this process over MPI before it begins. Tests make
@@ -242,7 +308,11 @@ func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (co
 			beforeCall(call)
 		}
 	}
-	x, err := c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: note})
+	var x comm.Comm
+	err := c.bounded("the opening of a communicator", func() (err error) {
+		x, err = c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: note})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -299,9 +369,16 @@ func (c *cluster) leave(err error) error {
 		ctx, cancel = context.WithTimeout(ctx, mostApartFailed)
 	case err != nil:
 		ctx, cancel = context.WithTimeout(ctx, mostApart)
+	case c.wait > 0:
+		ctx, cancel = context.WithTimeout(ctx, c.wait)
 	}
 	defer cancel()
+	const end = "the end of the run"
+	c.session.Note(end, nil)
 	if c.process == nil || c.session.Barrier(ctx, "leave") != nil {
+		if err == nil && c.session.Err() == nil {
+			err = c.late(end)
+		}
 		c.session.Abort(cmp.Or(err, c.session.Err()))
 		<-c.said
 		return &silentError{cmp.Or(err, c.session.Err())}
@@ -309,11 +386,11 @@ func (c *cluster) leave(err error) error {
 	if err != nil && c.place.Rank != 0 { // rank 0 has the same
 		err = &silentError{err}
 	}
-	end := errors.Join(c.process.Control.Close(), c.host.Close(), c.finalize(err))
+	ended := errors.Join(c.process.Control.Close(), c.host.Close(), c.finalize(err))
 	if c.pmi != nil {
-		end = errors.Join(end, c.pmi.Close())
+		ended = errors.Join(ended, c.pmi.Close())
 	}
-	return cmp.Or(err, end, c.session.Close())
+	return cmp.Or(err, ended, c.session.Close())
 }
 
 // finalize ends MPI. After an error it waits for that only as long as for ranks to leave:
@@ -324,6 +401,8 @@ func (c *cluster) finalize(err error) error {
 	var limit <-chan time.Time
 	if err != nil {
 		limit = time.After(mostApart)
+	} else if c.wait > 0 {
+		limit = time.After(c.wait)
 	}
 	select {
 	case err := <-ended:

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/leak"
 )
 
@@ -84,10 +85,16 @@ func (s starter) start(t *testing.T, n int, line string) *started {
 		_, number, _ := net.SplitHostPort(port.Addr().String())
 		_ = port.Close()
 		path = "bash"
-		// If rank 0 fails for no fault of the command, nobody waits for the others.
+		// If one fails, the others have time to end, except those that are stopped.
 		words = []string{"-c", fmt.Sprintf(`trap 'kill -KILL 0' TERM
-			for r in $(seq %d -1 0); do RANK=$r LOCAL_RANK=$r "$0" "$@" & done
-			wait $!; code=$?; [ $code != 1 ] || { sleep 2; kill -KILL $(jobs -p); } 2>/dev/null; wait; exit $code`, n-1), self}
+			for r in $(seq %d -1 0); do RANK=$r LOCAL_RANK=$r "$0" "$@" & all+=($!); done
+			wait -n "${all[@]}"; code=$?
+			for _ in $(seq 100); do
+				[ $code != 0 ] && grep -qs '^State:\s[RSD]' $(printf "/proc/%%d/status " "${all[@]}") || break
+				sleep 0.1
+			done
+			[ $code = 0 ] || kill -KILL "${all[@]}" 2>/dev/null
+			wait ${all[-1]}; code=$?; wait; exit $code`, n-1), self}
 		env = append(env, "WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+number, "TORCHELASTIC_RUN_ID="+rand.Text())
 		g.again = func() *started { return s.start(t, n, line) }
 	}
@@ -182,15 +189,19 @@ func TestLaunchersAndBadInput(t *testing.T) {
 	}
 }
 
-// hangs is the rank that a test makes hang.
+// hangs is the rank that a test makes hang, or "start" behind it, for one that hangs before it
+// meets the others.
 const hangs = "STOWAGE_TEST_HANGS"
 
 // hang makes a process that is to hang read its options from a pipe that stays empty. It
 // still says that it is alive.
 func hang() {
-	rank := os.Getenv(hangs)
+	rank, atStart := strings.CutSuffix(os.Getenv(hangs), "start")
 	if rank == "" || myRank() != rank {
 		return
+	}
+	if atStart {
+		time.Sleep(time.Hour)
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -212,6 +223,49 @@ func TestTrainAndARankThatHangs(t *testing.T) {
 	text := g.out.String()
 	if err == nil || g.ProcessState.ExitCode() < 0 || strings.Count(text, "stowage: ") != 1 || !strings.Contains(text, "for rank 1; find out what delays them, or raise STOWAGE_PATIENCE") {
 		t.Errorf("%v, %s", err, text)
+	}
+}
+
+// So is one that does not come to the start, as far as the launcher lets the others know it.
+func TestTrainAndARankThatNeverStarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("ranks wait for seconds")
+	}
+	t.Setenv(patienceVariable, "3s")
+	for _, x := range []struct {
+		starter
+		rank int
+		want string
+	}{
+		{starters[0], 1, "rank 0 on HOST waited 3s in the start of MPI for the other processes; find out what delays them, or raise STOWAGE_PATIENCE"},
+		{starters[1], 0, "rank 1 on HOST waited 3s in the start of MPI for the other processes; find out what delays them, or raise STOWAGE_PATIENCE"},
+		{starters[2], 1, "rank 0 on HOST waited 3s for the other ranks: rank 1 did not come within 3s (missing: rank 1)"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Setenv(hangs, fmt.Sprint(x.rank, "start"))
+			g := x.start(t, 2, smallRun+"--pp 1 --ep 2 --dp 2")
+			err := g.Wait()
+			host, _ := os.Hostname()
+			text := g.out.String()
+			if err == nil || g.ProcessState.ExitCode() < 0 || strings.Count(text, "stowage: ") != 1 || !strings.Contains(text, strings.ReplaceAll(x.want, "HOST", host)) {
+				t.Errorf("%v, %s", err, text)
+			}
+		})
+	}
+}
+
+// A call that nothing can end is given up.
+func TestBounded(t *testing.T) {
+	c := &cluster{place: launcher.Place{Rank: 2, Host: "h"}, wait: time.Nanosecond}
+	never := make(chan error)
+	err := c.bounded("the opening of a communicator", func() error { return <-never })
+	if want := "rank 2 on h waited 1ns in the opening of a communicator for the other processes; find out"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	never <- nil
+	c.wait = 0
+	if err := c.bounded("x", func() error { return nil }); err != nil {
+		t.Error(err)
 	}
 }
 
