@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
+	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -23,7 +24,7 @@ func openCPU(rank int) (device.Device, error) {
 }
 
 // open makes a world of ranks, each with a library of its own.
-func open(t *testing.T, devs []device.Device, libs []*fake) ([]comm.Comm, error) {
+func open(t *testing.T, devs []device.Device, libs []*nccltest.Library) ([]comm.Comm, error) {
 	t.Helper()
 	n := len(devs)
 	hosts := make([]device.Device, n)
@@ -52,13 +53,7 @@ func open(t *testing.T, devs []device.Device, libs []*fake) ([]comm.Comm, error)
 	return all, errors.Join(errs...)
 }
 
-func libraries(n, slow int) (all []*fake) {
-	net := newNetwork()
-	for range n {
-		all = append(all, &fake{network: net, slow: slow, fail: map[string]error{}})
-	}
-	return all
-}
+var errTest = errors.New("nccl: a communicator: remote process exited")
 
 // Ranks on a simulated library pass the suite under the race checker.
 func TestConformance(t *testing.T) {
@@ -77,7 +72,7 @@ func TestConformance(t *testing.T) {
 					}
 					return d, err
 				},
-				Open: func(devs []device.Device) ([]comm.Comm, error) { return open(t, devs, libraries(n, 2)) },
+				Open: func(devs []device.Device) ([]comm.Comm, error) { return open(t, devs, nccltest.Libraries(n, 2)) },
 			})
 		})
 	}
@@ -92,7 +87,7 @@ type place struct {
 }
 
 // world opens a world that the test closes.
-func openWorld(t *testing.T, libs []*fake) (places []*place, devs []device.Device) {
+func openWorld(t *testing.T, libs []*nccltest.Library) (places []*place, devs []device.Device) {
 	t.Helper()
 	for r := range libs {
 		d, err := openCPU(r)
@@ -119,7 +114,7 @@ func openWorld(t *testing.T, libs []*fake) (places []*place, devs []device.Devic
 }
 
 // run opens a world, runs f on all ranks, and closes it.
-func run(t *testing.T, libs []*fake, f func(p *place) error) error {
+func run(t *testing.T, libs []*nccltest.Library, f func(p *place) error) error {
 	t.Helper()
 	places, devs := openWorld(t, libs)
 	all, err := open(t, devs, libs)
@@ -142,7 +137,7 @@ func run(t *testing.T, libs []*fake, f func(p *place) error) error {
 // All ranks make the calls of all communicators in the order in which they were issued,
 // whatever streams these are on, and the ends of communicators come last.
 func TestOneOrder(t *testing.T) {
-	libs := libraries(2, 0)
+	libs := nccltest.Libraries(2, 0)
 	err := run(t, libs, func(p *place) error {
 		sub, err := p.c.Split([]int{1, 0})
 		if err != nil {
@@ -167,7 +162,7 @@ func TestOneOrder(t *testing.T) {
 	}
 	want = append(want, "finalize", "destroy", "finalize", "destroy")
 	for r, l := range libs {
-		if got := l.noted(); !slices.Equal(got, want) {
+		if got := l.Calls(); !slices.Equal(got, want) {
 			t.Errorf("rank %d calls %v", r, got)
 		}
 	}
@@ -188,7 +183,7 @@ func wait(p *place) error {
 func TestErrors(t *testing.T) {
 	for _, at := range []string{"poll", "allReduce", "group"} {
 		t.Run(at, func(t *testing.T) {
-			libs := libraries(2, 0)
+			libs := nccltest.Libraries(2, 0)
 			err := run(t, libs, func(p *place) error {
 				sub, err := p.c.Split([]int{0, 1})
 				if err != nil {
@@ -200,9 +195,7 @@ func TestErrors(t *testing.T) {
 					return err
 				}
 				if p.c.Rank() == 1 {
-					libs[1].mu.Lock()
-					libs[1].fail[at] = errTest
-					libs[1].mu.Unlock()
+					libs[1].Fail(at, errTest)
 				}
 				err = wait(p)
 				if !strings.Contains(err.Error(), "rank 1 gave up: "+errTest.Error()) {
@@ -214,8 +207,8 @@ func TestErrors(t *testing.T) {
 				t.Error(err)
 			}
 			for r, l := range libs {
-				if n := strings.Count(strings.Join(l.noted(), ","), "abort"); n != 2 {
-					t.Errorf("rank %d aborts %d communicators: %v", r, n, l.noted())
+				if n := strings.Count(strings.Join(l.Calls(), ","), "abort"); n != 2 {
+					t.Errorf("rank %d aborts %d communicators: %v", r, n, l.Calls())
 				}
 			}
 		})
@@ -225,7 +218,7 @@ func TestErrors(t *testing.T) {
 // A rank that gives up ends the others that wait for it on the device, where the host can
 // do nothing.
 func TestRankGivesUp(t *testing.T) {
-	err := run(t, libraries(2, 0), func(p *place) error {
+	err := run(t, nccltest.Libraries(2, 0), func(p *place) error {
 		if p.c.Rank() == 1 {
 			p.c.Abort(errors.New("the disk is full"))
 			return nil
@@ -249,8 +242,8 @@ func TestOpenFails(t *testing.T) {
 			if at == "id" && rank > 0 {
 				continue // only the first rank makes one
 			}
-			libs := libraries(2, 0)
-			libs[rank].fail[at] = errTest
+			libs := nccltest.Libraries(2, 0)
+			libs[rank].Fail(at, errTest)
 			_, devs := openWorld(t, libs)
 			cs, err := open(t, devs, libs)
 			if cs[0] != nil || cs[1] != nil || strings.Count(fmt.Sprint(err), errTest.Error()) < 2 {
@@ -262,7 +255,7 @@ func TestOpenFails(t *testing.T) {
 
 // Graphs that were not closed end before their communicators.
 func TestGraphsEndFirst(t *testing.T) {
-	libs := libraries(2, 1)
+	libs := nccltest.Libraries(2, 1)
 	err := run(t, libs, func(p *place) error {
 		g, err := p.c.(comm.Capturer).Capture(p.s, func() error { p.c.Barrier(p.s); return nil })
 		if err != nil {
@@ -279,7 +272,7 @@ func TestGraphsEndFirst(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if got, want := libs[0].noted(), []string{"init 1 of 2", "allReduce 1", "allReduce 1", "allReduce 1", "finalize", "destroy"}; !slices.Equal(got, want) {
+	if got, want := libs[0].Calls(), []string{"init 1 of 2", "allReduce 1", "allReduce 1", "allReduce 1", "finalize", "destroy"}; !slices.Equal(got, want) {
 		t.Errorf("the library is called with %v", got)
 	}
 }
@@ -287,7 +280,7 @@ func TestGraphsEndFirst(t *testing.T) {
 // What one rank cannot capture no rank captures, all for the same reason, and the
 // communicator goes on.
 func TestCaptureRefused(t *testing.T) {
-	err := run(t, libraries(2, 0), func(p *place) error {
+	err := run(t, nccltest.Libraries(2, 0), func(p *place) error {
 		_, err := p.c.(comm.Capturer).Capture(p.s, func() error {
 			p.c.Barrier(p.s)
 			if p.c.Rank() == 1 {
@@ -309,7 +302,7 @@ func TestCaptureRefused(t *testing.T) {
 
 // A body that fails ends the communicator on all ranks.
 func TestCaptureFails(t *testing.T) {
-	_ = run(t, libraries(2, 0), func(p *place) error {
+	_ = run(t, nccltest.Libraries(2, 0), func(p *place) error {
 		_, err := p.c.(comm.Capturer).Capture(p.s, func() error {
 			p.c.Barrier(p.s)
 			if p.c.Rank() == 1 {

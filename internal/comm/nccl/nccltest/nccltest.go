@@ -1,10 +1,9 @@
-// This file owns a library for tests: it does on the CPU what NCCL does on GPUs. Calls are
-// in progress until all ranks have made them, and an abort ends them.
-
-package nccl
+// Package nccltest is a library for tests that does in host memory what NCCL does on GPUs.
+// Calls are in progress until all ranks have made them, and an abort ends them. Ranks that
+// disagree wait for ever.
+package nccltest
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -21,8 +20,6 @@ type network struct {
 	rooms map[nccl.ID]*room
 	ends  map[nccl.Comm]*end
 }
-
-func newNetwork() *network { return &network{rooms: map[nccl.ID]*room{}, ends: map[nccl.Comm]*end{}} }
 
 // room is a communicator of all its ranks.
 type room struct {
@@ -53,32 +50,52 @@ type op struct {
 	done     bool
 }
 
-// fake is the library of one rank.
-type fake struct {
+// Library is the library of one rank.
+type Library struct {
 	*network
-	slow  int // every call is in progress for so many polls
+	slow  int
 	fail  map[string]error
 	group []func()
 	log   []string
 }
 
-func (f *fake) note(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) }
+// Libraries returns those of n ranks. Every call is in progress for at least so many polls.
+func Libraries(n, slow int) (all []*Library) {
+	net := &network{rooms: map[nccl.ID]*room{}, ends: map[nccl.Comm]*end{}}
+	for range n {
+		all = append(all, &Library{network: net, slow: slow, fail: map[string]error{}})
+	}
+	return all
+}
 
-// noted returns what was called so far.
-func (f *fake) noted() []string {
+// Fail makes calls of a kind fail from now on: "id", "init", "poll", "group" for the end of a
+// group, or the name of a call, such as "allReduce".
+func (f *Library) Fail(kind string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail[kind] = err
+}
+
+// Calls returns what was called so far, but for polls: "allReduce 4", with the number of
+// elements.
+func (f *Library) Calls() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.log)
 }
 
-func (f *fake) NewID() (nccl.ID, error) {
+func (f *Library) note(format string, args ...any) {
+	f.log = append(f.log, fmt.Sprintf(format, args...))
+}
+
+func (f *Library) NewID() (nccl.ID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ids++
 	return nccl.ID{f.ids}, f.fail["id"]
 }
 
-func (f *fake) Init(size int, id nccl.ID, rank int) (nccl.Comm, error) {
+func (f *Library) Init(size int, id nccl.ID, rank int) (nccl.Comm, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.fail["init"]; err != nil {
@@ -96,7 +113,7 @@ func (f *fake) Init(size int, id nccl.ID, rank int) (nccl.Comm, error) {
 	return c, nil
 }
 
-func (f *fake) Poll(c nccl.Comm) (bool, error) {
+func (f *Library) Poll(c nccl.Comm) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e := f.ends[c]
@@ -111,7 +128,7 @@ func (f *fake) Poll(c nccl.Comm) (bool, error) {
 	return e.slow < 0 && len(e.pending) == 0 && e.joined == e.size, e.broken
 }
 
-func (f *fake) end(c nccl.Comm, how string) error {
+func (f *Library) end(c nccl.Comm, how string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ends[c] == nil {
@@ -124,11 +141,11 @@ func (f *fake) end(c nccl.Comm, how string) error {
 	return f.fail[how]
 }
 
-func (f *fake) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
-func (f *fake) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
-func (f *fake) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
+func (f *Library) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
+func (f *Library) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
+func (f *Library) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
 
-func (f *fake) GroupStart() error {
+func (f *Library) GroupStart() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.group != nil {
@@ -138,7 +155,7 @@ func (f *fake) GroupStart() error {
 	return nil
 }
 
-func (f *fake) GroupEnd() error {
+func (f *Library) GroupEnd() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, do := range f.group {
@@ -149,7 +166,7 @@ func (f *fake) GroupEnd() error {
 }
 
 // add puts a call into the group.
-func (f *fake) add(c nccl.Comm, o *op) error {
+func (f *Library) add(c nccl.Comm, o *op) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e := f.ends[c]
@@ -260,28 +277,26 @@ func reduce(dst []byte, srcs [][]byte, off, size int, op nccl.Op) {
 	}
 }
 
-func (f *fake) Send(c nccl.Comm, addr uintptr, n, to int, _ uintptr) error {
+func (f *Library) Send(c nccl.Comm, addr uintptr, n, to int, _ uintptr) error {
 	return f.add(c, &op{kind: "send", src: addr, n: n, peer: to})
 }
 
-func (f *fake) Recv(c nccl.Comm, addr uintptr, n, from int, _ uintptr) error {
+func (f *Library) Recv(c nccl.Comm, addr uintptr, n, from int, _ uintptr) error {
 	return f.add(c, &op{kind: "recv", dst: addr, n: n, peer: from})
 }
 
-func (f *fake) AllGather(c nccl.Comm, dst, src uintptr, n int, _ uintptr) error {
+func (f *Library) AllGather(c nccl.Comm, dst, src uintptr, n int, _ uintptr) error {
 	return f.add(c, &op{kind: "allGather", dst: dst, src: src, n: n, t: nccl.Bytes})
 }
 
-func (f *fake) ReduceScatter(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
+func (f *Library) ReduceScatter(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
 	return f.add(c, &op{kind: "reduceScatter", dst: dst, src: src, n: n, t: t, op: o})
 }
 
-func (f *fake) AllReduce(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
+func (f *Library) AllReduce(c nccl.Comm, dst, src uintptr, n int, t nccl.Type, o nccl.Op, _ uintptr) error {
 	return f.add(c, &op{kind: "allReduce", dst: dst, src: src, n: n, t: t, op: o})
 }
 
-func (f *fake) Broadcast(c nccl.Comm, addr uintptr, n, root int, _ uintptr) error {
+func (f *Library) Broadcast(c nccl.Comm, addr uintptr, n, root int, _ uintptr) error {
 	return f.add(c, &op{kind: "broadcast", dst: addr, src: addr, n: n, peer: root, t: nccl.Bytes})
 }
-
-var errTest = errors.New("nccl: a communicator: remote process exited")

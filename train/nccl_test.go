@@ -1,0 +1,169 @@
+// This file tests runs whose ranks live in several processes and exchange data over NCCL. A
+// simulated library takes its place, so none of it needs a GPU.
+
+package train
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/nccl"
+	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
+	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/train/internal/layer"
+)
+
+// overNCCL runs work in processes of one rank each.
+func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) {
+	t.Helper()
+	libs := nccltest.Libraries(c.Layout.Ranks(), 1)
+	inProcesses(t, c, eachAlone(c), func(i int, c Config) error {
+		p := *c.Process
+		hosts := p.Join
+		p.Join = func(rank int, dev device.Device) (comm.Comm, error) {
+			host, err := cpu.Open(cpu.Options{})
+			if err != nil {
+				return nil, err
+			}
+			t.Cleanup(func() {
+				if err := host.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			h, err := hosts(rank, host)
+			if err != nil {
+				return nil, err
+			}
+			return nccl.Open(libs[rank], dev, nccl.Options{Host: h, HostDevice: host})
+		}
+		c.Process = &p
+		return work(i, c)
+	})
+}
+
+// All policies give the same bits over NCCL, eager and captured: the experts alone, and the
+// whole step with its stash and what is offloaded inside, which is one replay a step.
+func TestPoliciesOverNCCL(t *testing.T) {
+	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
+		if l.PP > 1 && (testing.Short() || raceEnabled) {
+			continue
+		}
+		var first string
+		for _, x := range []struct {
+			name, policy string
+			scopes       memory.Scopes
+			offload      []string
+		}{
+			{name: "none", policy: "none"}, {name: "static", policy: "static"}, {name: "stash", policy: "stash"},
+			{name: "offload", policy: "stash", offload: []string{"core_attn", "moe_act"}},
+			{name: "whole", policy: "stash", scopes: fullIteration},
+			{name: "whole with offload", policy: "stash", scopes: fullIteration, offload: []string{"core_attn", "attn_proj"}},
+			{name: "experts", policy: "static", scopes: memory.ScopesOf(memory.MoE)},
+		} {
+			t.Run(fmt.Sprintf("%+v/%s", l, x.name), func(t *testing.T) {
+				c := quick(t, mixed())
+				c.Layout, c.Memory = l, namedMemory(t, x.policy)
+				c.Memory.Links, c.Memory.Scopes, c.Memory.Offload = links, x.scopes, x.offload
+				var err error
+				if c.Text, c.HeldOut, err = c.Text.Split(0.2); err != nil {
+					t.Fatal(err)
+				}
+				digests := make([]string, l.Ranks())
+				overNCCL(t, c, func(i int, c Config) error {
+					got, err := resultsOf(c, 5)
+					digests[i] = got.digest
+					return err
+				})
+				for i, d := range digests {
+					if first == "" {
+						first = d
+					}
+					if d != first {
+						t.Errorf("process %d has parameters %s, want %s", i, d, first)
+					}
+				}
+			})
+		}
+	}
+}
+
+// In a captured step each process issues one replay, and launches and copies nothing else.
+func TestOneReplayAStepOverNCCL(t *testing.T) {
+	c := quick(t, mixed())
+	c.Layout = Layout{1, 1, 2, 2}
+	c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "attn_proj"}, Links: links, Scopes: fullIteration}
+	overNCCL(t, c, func(i int, c Config) error {
+		tr, err := New(c)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if err := tr.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		var a account
+		if err := tr.on(&a, 6); err != nil {
+			return err
+		}
+		return tr.each(func(int) error {
+			r := tr.ranks[0]
+			r.upload(tr.loader, tr.step)
+			before := r.dev.Counters()
+			err := r.run()
+			after := r.dev.Counters()
+			if after.Replays-before.Replays != 1 || after.Launches != before.Launches || after.Copies != before.Copies || after.HostReads-before.HostReads != 1 {
+				t.Errorf("process %d: %+v, then %+v", i, before, after)
+			}
+			return err
+		})
+	})
+}
+
+// One expert rank gets all rows until there is a graph, and then another one does, which has
+// no room for them. Its overflow is agreed on and rerun by all processes.
+func TestRerunsOverNCCL(t *testing.T) {
+	m := mixed()
+	m.Layers = append(m.Layers, m.Layers...) // more than the sets hold
+	c := quick(t, m)
+	c.Layout, c.Batch.Micro = Layout{1, 1, 2, 2}, 32
+	for _, x := range []struct {
+		name string
+		Memory
+	}{{"sets", Memory{Room: 1, Sets: 1}}, {"pages", Memory{Room: 8, Sets: 1}}} {
+		t.Run(x.name, func(t *testing.T) {
+			c := c
+			c.Memory = x.Memory
+			c.Memory.Rows, c.Memory.Fraction, c.Memory.Links, c.Memory.Scopes = layer.Stashed, 1, links, fullIteration
+			overNCCL(t, c, func(i int, c Config) error {
+				tr, err := New(c)
+				if err != nil {
+					return err
+				}
+				defer func() {
+					if err := tr.Close(); err != nil {
+						t.Error(err)
+					}
+				}()
+				var a account
+				for _, to := range []int{0, 0, 0, 0, 1, 0, 1} {
+					if err := tr.skew(to); err != nil {
+						return err
+					}
+					if err := tr.on(&a, 1); err != nil {
+						return err
+					}
+				}
+				for r, s := range tr.Summaries() {
+					if s.Stash.Reruns < 2 || s.Graphs.Replays < 2 {
+						t.Errorf("process %d, rank %d: %+v, %+v", i, r, *s.Stash, *s.Graphs)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
