@@ -195,6 +195,9 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	if os.Getenv("UCX_LOG_LEVEL") == "" { // after a failure it would warn of messages that nobody took
 		_ = os.Setenv("UCX_LOG_LEVEL", "error")
 	}
+	if os.Getenv("UCX_HANDLE_ERRORS") == "" { // it would print its stack
+		_ = os.Setenv("UCX_HANDLE_ERRORS", "none")
+	}
 	o := rendezvous.Options{Version: thisVersion().String(), Now: func() int64 { return time.Now().UnixNano() }}
 	if c.wait > 0 {
 		o.Timeout = min(c.wait, mostMeeting)
@@ -343,6 +346,9 @@ func (c *cluster) watch() {
 	comms := c.comms
 	c.mu.Unlock()
 	close(c.said)
+	if len(comms) > 0 {
+		c.mpi.Unlink()
+	}
 	for _, x := range comms {
 		x.Abort(err)
 	}

@@ -7,7 +7,7 @@
 // collector does not move what it keeps.
 //
 // This file owns the library and its start, find.go which library is opened, abi.go what
-// differs between them, requests.go pending sends and receives, signals_linux.go the signals
+// differs between them, requests.go pending sends and receives, shared.go shared memory, signals_linux.go the signals
 // that libraries would take.
 package mpi
 
@@ -54,7 +54,11 @@ func Start(getenv func(string) string) (*Library, error) {
 	if err := KeepSignals(); err != nil {
 		return nil, err
 	}
-	defer signalActions().restore()
+	before := signalActions()
+	defer func() {
+		before.restore()
+		delayAborts()
+	}()
 	names, size := candidates(getenv)
 	l, err := open(names)
 	if err != nil {

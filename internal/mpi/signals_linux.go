@@ -5,6 +5,8 @@ package mpi
 import (
 	"syscall"
 	"unsafe"
+
+	"github.com/ebitengine/purego"
 )
 
 // action is what the kernel does at a signal: a handler, flags, a restorer and a mask. No
@@ -41,4 +43,19 @@ func (a *actions) restore() {
 			_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, n, uintptr(unsafe.Pointer(&a[n])), 0, size, 0, 0)
 		}
 	})
+}
+
+// delayAborts makes a thread that calls abort sleep before the process ends. UCX aborts if it
+// reads memory of a process that was killed, before anybody can say who that was; and Go would
+// print all its stacks. The handler is the C library's sleep, which is called with the number of
+// the signal and takes it for seconds: 6.
+func delayAborts() {
+	const handler, mask = 0, 3 // beside flags and restorer, which stay
+	sleep, err := purego.Dlsym(purego.RTLD_DEFAULT, "sleep")
+	if err != nil {
+		return
+	}
+	abort := signalActions()[syscall.SIGABRT]
+	abort[handler], abort[mask] = uint64(sleep), ^uint64(0) // other signals would end the sleep
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGABRT), uintptr(unsafe.Pointer(&abort)), 0, 8, 0, 0)
 }

@@ -9,3 +9,5 @@ type actions struct{}
 func signalActions() *actions { return nil }
 
 func (*actions) restore() {}
+
+func delayAborts() {}

@@ -284,7 +284,11 @@ func (s *service) handle(m *member, msg *message) {
 	case abort:
 		m.aborted = true
 		m.state.follow(msg.State)
-		s.accuse(&Failure{State: m.state, Why: msg.Text}, false)
+		f := msg.Failure // of rank 0, which was silent and has come back
+		if f == nil {
+			f = &Failure{State: m.state, Why: msg.Text}
+		}
+		s.accuse(f, false)
 		return
 	case goodbye:
 		m.state.Left = true

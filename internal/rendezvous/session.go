@@ -311,7 +311,7 @@ func (s *Session) beat() {
 			f := s.leaderFailure(fmt.Sprintf("has not answered for %v; it hangs, was stopped, or its machine cannot be reached", s.opts.Patience))
 			// Rank 0 reads this if it wakes up. It must be sent before the failure is known,
 			// because the connection ends after that.
-			_ = s.sendWithin(time.Second, &message{Kind: abort, Text: fmt.Sprintf("gave up: %v", f), State: s.state()})
+			_ = s.sendWithin(time.Second, &message{Kind: abort, Failure: f, State: s.state()})
 			s.fail(f)
 			_ = s.conn.Close()
 			return

@@ -319,8 +319,8 @@ func (r *run) completeSummary() summaryFile {
 // finish completes the summary and writes it.
 func (r *run) finish(finished bool) (err error) {
 	s := &r.out
-	known := r.summaryFile
-	if s.Tokens == 0 && r.folder != nil { // no step was left
+	known, trained := r.summaryFile, s.Tokens > 0 // alike in all processes; completeSummary adds tokens to that of the folder
+	if !trained && r.folder != nil {              // no step was left
 		known = r.completeSummary
 	}
 	f := known()
@@ -336,7 +336,7 @@ func (r *run) finish(finished bool) (err error) {
 	if s.Digest, err = r.t.Digest(); err != nil {
 		return err
 	}
-	if s.Tokens > 0 {
+	if trained {
 		if s.hidden, err = r.traces.hiddenOfAll(r.machine.Process); err != nil {
 			return err
 		}

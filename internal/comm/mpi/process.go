@@ -108,6 +108,10 @@ func untilZero(b []byte) string {
 	return string(b)
 }
 
+// Unlink removes the names of memory that this process shares with others. Call it after a failure,
+// so that nothing is left.
+func (p *Process) Unlink() { p.lib.Unlink() }
+
 // Finalize ends MPI. All processes must call it, after they have closed their
 // communicators. A process that has failed exits without it, so that the launcher ends the
 // others.

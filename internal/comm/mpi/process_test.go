@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebitengine/purego"
+
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/comm"
@@ -43,7 +45,7 @@ func TestQuiet(t *testing.T) {
 
 func init() {
 	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
-	roles["poor"], roles["replay"], roles["notes"] = poor, replayed, notes
+	roles["poor"], roles["replay"], roles["notes"], roles["abort"] = poor, replayed, notes, aborted
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -143,6 +145,30 @@ func TestNotes(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
+}
+
+// A library that aborts leaves the process time to say what happened.
+func TestLibraryAborts(t *testing.T) {
+	each(t, "abort", nil, func(t *testing.T, out string, err error) {
+		if err == nil || strings.Count(out, "goes on") != 2 || strings.Contains(out, "goroutine ") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func aborted(p *Process) error {
+	abort, err := purego.Dlsym(purego.RTLD_DEFAULT, "abort")
+	if err != nil {
+		return err
+	}
+	go func() { _, _, _ = purego.SyscallN(abort) }()
+	time.Sleep(300 * time.Millisecond)
+	fmt.Println("goes on")
+	if _, err := p.Exchange(""); err != nil { // both have said it
+		return err
+	}
+	os.Exit(3)
+	return nil
 }
 
 func notes(p *Process) error {
