@@ -151,6 +151,7 @@ class Kind:
     """One way to run a step, with its times and its peak."""
 
     family, compiled, ours, like = "eager", False, False, "eager"
+    exact = True  # its gradients must be equal, if it is ours
 
     def __init__(self, bench, name):
         self.bench, self.name = bench, name
@@ -367,8 +368,9 @@ class Stowed(Patched):
 
     family, ours = "stowage", True
 
-    def __init__(self, bench, name, budget, groups="known", backend=None, checkpoints=0, least=None):
+    def __init__(self, bench, name, budget, groups="known", backend=None, checkpoints=0, least=None, exact=True):
         super().__init__(bench, name)
+        self.exact = exact
         self.budget, self.least, self.groups, self.compiled = budget, least, groups, backend is not None
         self.recorded = 0  # peak of the steps that are recorded, which may exceed a budget
         self.history = []  # of each step: its stage, what its plan keeps, its time and its peak
@@ -381,7 +383,7 @@ class Stowed(Patched):
     def open(self):
         case = self.bench.case
         by_block = {name: "block" for name in case.blocks}
-        self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device)
+        self.rt = stowage.Runtime(budget=self.budget, least=self.least, device=self.bench.device, exact=self.exact)
         if self.compiled:  # the hooks of groups would end its graphs
             self.rt.attach(self.model)
         elif self.groups == "blocks":

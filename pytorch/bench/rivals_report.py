@@ -10,7 +10,7 @@ def row(kind, trial):
     ms, against = kind.median(), kind.against or trial.eager.probe
     peak = kind.peak / MIB if kind.peak and kind.error is None else None
     return {
-        "kind": kind.name, "family": kind.family, "compiled": kind.compiled, "ours": kind.ours, "error": kind.error, "unexpected": kind.unexpected,
+        "kind": kind.name, "family": kind.family, "compiled": kind.compiled, "ours": kind.ours, "exact": kind.exact, "error": kind.error, "unexpected": kind.unexpected,
         "ms": ms if kind.error is None else None, "in_turns": bool(kind.times), "ratio": ms / against if ms and kind.error is None else None,
         "peak_mib": peak, "saved_mib": None if peak is None else trial.eager.peak / MIB - peak,
         "target_mib": None if kind.target is None else kind.target / MIB, "kept": None if kind.target is None or kind.error else kind.peak <= kind.target,
@@ -109,7 +109,7 @@ def failures(result):
     """Returns what must not happen: an error that is not about memory, and gradients of ours
     that differ."""
     out = [f"{result['model']}: {r['kind']}: {r['error']}" for r in result["rows"] if r["unexpected"]]
-    return out + [f"{result['model']}: {r['kind']}: its gradients differ from those of {r['like']}" for r in result["rows"] if r["ours"] and r["differs"] and r["error"] is None and result["repeats"].get(r["like"], True)]
+    return out + [f"{result['model']}: {r['kind']}: its gradients differ from those of {r['like']}" for r in result["rows"] if r["ours"] and r["exact"] and r["differs"] and r["error"] is None and result["repeats"].get(r["like"], True)]
 
 
 def tally(verdicts):

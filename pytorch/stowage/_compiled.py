@@ -2,16 +2,25 @@
 
 A compiled block is a unit like others, and its inside is the compiler's matter: whatever is
 wrapped in there would end its graph. This file recognises the forms in which users compile,
-and whether a compiled function is what calls.
+and whether a compiled function is what calls. It also compiles a block once more, with the
+settings of its user and a smaller activation_memory_budget: its graph then saves less and
+computes more in the backward pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Any
+import types
+from typing import Any, Callable, ContextManager, List, Tuple
 
 import torch
+
+from ._errors import Error
+
+# Values of activation_memory_budget that are tried.
+BUDGETS = (0.7, 0.5)
 
 
 def call_of(module: torch.nn.Module) -> Any:
@@ -50,3 +59,60 @@ def in_compiled() -> bool:
             return callable(here["callback"] if "callback" in here else getattr(here.get("self"), "callback", None))
         frame = frame.f_back
     return False
+
+
+# Backends with a budget, by the backend of the user and the budget. Graphs belong to the
+# process and are found by their backends, so these do, too.
+_backends: List[Tuple[Any, float, Any]] = []
+
+
+def with_budget(call: Any, budget: float) -> Callable[..., Any]:
+    """Returns what torch.compile made, made anew with an activation_memory_budget. It compiles
+    when it is called. It raises an Error if it is not known how the user compiled."""
+    made = getattr(call, "__func__", call)
+    backend, dynamic = _settings(made)
+    again: Any = torch.compile(made._torchdynamo_orig_callable, backend=_with(backend, budget), dynamic=dynamic)
+    bound: Callable[..., Any] = again if made is call else types.MethodType(again, call.__self__)
+    return bound
+
+
+def _settings(made: Any) -> Tuple[Any, Any]:
+    """Returns the backend and the argument dynamic= that a function was compiled with."""
+    settings = getattr(made, "get_compiler_config", None)
+    if settings is None or not made.__code__.co_filename.endswith(_dynamo):
+        raise Error("it is not known how it was compiled")
+    context = dict(zip(settings.__code__.co_freevars, settings.__closure__ or ()))["self"].cell_contents
+    backend = context.callback
+    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):  # the second before PyTorch 2.8
+        while hasattr(backend, name):
+            backend = getattr(backend, name)
+    if not callable(backend) or backend is context.callback:
+        raise Error("the backend that it was compiled with is not known")
+    if getattr(backend, "config", {}).get("triton.cudagraphs"):
+        raise Error("it is compiled to CUDA graphs")
+    return backend, context._dynamic
+
+
+def _with(backend: Any, budget: float) -> Any:
+    from torch._functorch import config  # which is slow to load
+
+    if not hasattr(config, "activation_memory_budget"):
+        raise Error("this PyTorch has no activation_memory_budget")
+    for known, value, made in _backends:
+        if value == budget and known == backend:
+            return made
+
+    def compile_with_budget(graph: Any, inputs: Any) -> Any:
+        with config.patch(activation_memory_budget=budget):
+            return backend(graph, inputs)
+
+    _backends.append((backend, budget, compile_with_budget))
+    return compile_with_budget
+
+
+def more_graphs() -> ContextManager[Any]:
+    """Lets a function have more graphs than PyTorch allows by default, for a while."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    names = [name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name)]
+    made: ContextManager[Any] = config.patch({names[0]: getattr(config, names[0]) + len(BUDGETS)}) if names else contextlib.nullcontext()
+    return made

@@ -17,7 +17,7 @@ import torch
 from . import _units
 from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._attach import listed
-from ._compiled import in_compiled
+from ._compiled import in_compiled, with_budget
 from ._errors import Error
 from ._plan import KEEP, Choice, Plan
 from ._profile import Clock, Profile, Unit
@@ -233,7 +233,11 @@ class Following:
         """Runs a unit whose tensors a holder keeps, as far as they are kept."""
         if choice.whole:
             return self.whole(u, holder, forward, args, kwargs)
-        if choice.lean:
+        if choice.budget:
+            if choice.budget not in u.smaller:
+                u.smaller[choice.budget] = with_budget(forward, choice.budget)
+            forward = u.smaller[choice.budget]
+        elif choice.lean:
             return self.lean(holder, forward, args, kwargs)
         if not choice.offload:
             return self.kept(u, forward, args, kwargs)

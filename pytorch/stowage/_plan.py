@@ -28,9 +28,11 @@ class Choice(NamedTuple):
     lean: bool = False  # cheap parts are recomputed
     whole: bool = False  # all of it is recomputed
     offload: bool = False  # what is kept, inputs included, is offloaded
+    budget: float = 0.0  # of a compiled block: how it is compiled again, which recomputes cheap parts
 
     def __str__(self) -> str:
-        words = ["recompute"] if self.whole else ["recompute cheap parts"] if self.lean else []
+        lean = f"compile with activation_memory_budget={self.budget:g}" if self.budget else "recompute cheap parts"
+        words = ["recompute"] if self.whole else [lean] if self.lean else []
         if self.offload:
             words.append("offload inputs" if self.whole else "offload")
         return ", ".join(words) or "keep"
@@ -88,12 +90,14 @@ def notes(units: Iterable[Unit], refused: Mapping[str, str]) -> List[str]:
 
 
 class Measured:
-    """What the last recorded step says, for one division into units."""
+    """What the last recorded step says, for one division into units and, if there is one, with
+    a budget with which compiled blocks may be compiled again."""
 
-    def __init__(self, profile: Profile, fine: bool) -> None:
-        self._profile, self._fine = profile, fine
+    def __init__(self, profile: Profile, fine: bool, budget: float = 0.0) -> None:
+        self._profile, self._fine, self._budget = profile, fine, budget
         self._stamps = profile.clock.read()
         self._whole, self._lean = self._shortest()
+        self._smaller = self._shares()
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
@@ -145,6 +149,22 @@ class Measured:
             lean.setdefault(call.unit, 0)
         return whole, lean
 
+    def _shares(self) -> Dict[type, float]:
+        """Returns, by kind, the share of what compiled blocks save that they save no longer if
+        they are compiled with the budget, and notes how long that takes."""
+        p, shares = self._profile, {}  # type: Profile, Dict[type, float]
+        before: Dict[type, int] = {}
+        after: Dict[type, int] = {}
+        for call, s in p.smaller.get(self._budget, {}).items():
+            kind = call.unit.kind
+            if (kind, self._budget) not in p.not_smaller:
+                shares[kind] = min(s.share, shares.get(kind, 1.0))
+                for table, stamps in ((before, s.before), (after, s.after)):
+                    table[kind] = min(self._took(*stamps), table.get(kind, self._took(*stamps)))
+        for u in {call.unit for call in p.calls if call.unit.compiled and call.unit.kind in shares}:
+            self._lean[u] = max(after[u.kind] - before[u.kind], 1)
+        return shares
+
     def _part(self, call: Call) -> Part:
         p = self._profile
         mine = self._own(call)
@@ -168,7 +188,11 @@ class Measured:
         stay.update({s: p.bytes[s] for s in others})
         inputs = min(sum(stay.values()), rest)
         cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
-        return Part(call.unit, call.number, lean, rest - inputs, inputs, sum(p.bytes[s] for s in cached))
+        rest -= inputs
+        if call.unit.compiled:  # which has no cheap parts of its own
+            lean = int(self._smaller.get(call.unit.kind, 0.0) * rest)
+            rest -= lean
+        return Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached))
 
     @staticmethod
     def _inside(user: Optional[Call], mine: List[Call]) -> bool:
@@ -439,7 +463,7 @@ class Measured:
             lean = not whole and by.get("lean") == "recompute"
             offload = by.get("inputs") == "offload" if whole else "offload" in (by.get("rest"), by.get("inputs"))
             if whole or lean or offload:
-                choices[u] = Choice(lean, whole, offload)
+                choices[u] = Choice(lean, whole, offload, self._budget if lean and u.compiled else 0.0)
         plan = Plan(choices, {}, {}, answer)
         self.count(plan)
         return plan
@@ -476,7 +500,7 @@ def measured(profile: Profile, units: Sequence[Unit]) -> List[Measured]:
     divisions = [Measured(profile, False)]
     if any(u.parent is not None for u in units):
         divisions.append(Measured(profile, True))
-    return divisions
+    return divisions + [Measured(profile, False, b) for b, calls in profile.smaller.items() if calls]
 
 
 def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True, everything: bool = False) -> Plan:

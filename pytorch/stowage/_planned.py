@@ -21,6 +21,7 @@ import torch
 from . import _explain
 from ._again import raised
 from ._budget import Budget
+from ._compiled import BUDGETS
 from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Passes, Recording, Units
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
@@ -68,6 +69,7 @@ class Key:
         self.base = 0  # bytes that are held when a step begins, that the limit goes with
         self.watched = 0  # steps of a settled plan whose peak is read
         self.largest = 0  # bytes that one call of a unit saves
+        self.most = 0  # bytes that the last recorded step held beyond its base, if everything is kept
         self.plan: Optional[Plan] = None
         self.version = 0  # of the plan
         self.stage = "recompute"  # then "offload", then "settled"
@@ -98,12 +100,14 @@ class Key:
 class Planner:
     """Makes the plans of a runtime with a budget."""
 
-    def __init__(self, runtime: Any, budget: Budget, ranks: Any) -> None:
+    def __init__(self, runtime: Any, budget: Budget, ranks: Any, exact: bool = True) -> None:
         self._runtime, self._budget, self._setting = runtime, budget, ranks
         self._found: Optional[Ranks] = None
         self.units = Units(runtime)
         self.keys: Dict[str, Key] = {}
         self._refused: Dict[str, str] = {}  # kinds of cheap tensors that are kept, and why
+        self._exact = exact
+        self._not_smaller: Dict[str, str] = {}  # kinds of compiled blocks that are not compiled again, and why
 
     @property
     def ranks(self) -> Ranks:
@@ -184,7 +188,7 @@ class Planner:
     def notes(self) -> List[str]:
         """Returns why blocks are never recomputed."""
         hidden = [f"{name} is compiled as a whole, so its blocks cannot be recomputed; compile the blocks instead" for name in self.units.hidden.values()]
-        return notes(self.units.list, self._refused) + hidden
+        return notes(self.units.list, self._refused) + hidden + [f"{what}: {why}" for what, why in self._not_smaller.items()]
 
     # Recorded steps
 
@@ -195,10 +199,16 @@ class Planner:
     def record(self, known: Key, step: Step) -> Profile:
         rt = self._runtime
         known.room = self._budget.room()
-        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None)
+        budgets = BUDGETS if self._is_tight(known) else ()
+        profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None, budgets, self._exact)
         self.units.wrap_all()
         rt._now = Recording(step, profile)
         return profile
+
+    def _is_tight(self, known: Key) -> bool:
+        """Reports whether compiled blocks are worth compiling again: the last recorded step held
+        more than the budget has. Several ranks would have to agree on it, and do not."""
+        return 0 < known.recorded == RECORDED - 1 and not self.ranks.several and known.most > self._budget.size - self._budget.held_now() - self._budget.size // SLACK
 
     def _fits(self, known: Key) -> Optional[FrozenSet[Tuple[str, int, str]]]:
         """Returns the second passes that can be tried in the next recorded step: there was room
@@ -217,7 +227,8 @@ class Planner:
             self._end(key, known, Facts(key, None, by_library=True))
             return
         known.largest, known.profile = profile.largest(), profile
-        known.base = self._budget.base
+        known.most, known.base = max(profile.needs, default=0), self._budget.base
+        self._not_smaller.update((f"{kind.__name__} is not compiled with activation_memory_budget={b:g}", why) for (kind, b), why in profile.not_smaller.items())
         # What the library does not count is part of the plan, and of everything else if that is
         # measured.
         untold = sum(profile.untold.values()) if self._budget.measures else 0

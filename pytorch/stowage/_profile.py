@@ -11,19 +11,20 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.utils import _pytree
 
 from . import _again
 from ._again import Holder, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
-from ._compiled import kind
+from ._bits import near, same
+from ._compiled import is_compiled, kind
 from ._record import Kept, storage_of, version_of
+from ._smaller import OutOfMemory, Smaller, compare
 from ._units import Attributes
 
 _plain = (torch.Tensor, torch.nn.Parameter)
-OutOfMemory: Any = getattr(torch.cuda, "OutOfMemoryError", MemoryError)
 
 
 # Cycles of the device, about ten milliseconds.
@@ -70,6 +71,8 @@ class Unit:
     def __init__(self, name: str, module: torch.nn.Module, parent: Optional[Unit]) -> None:
         self.name, self.module, self.parent = name, module, parent
         self.kind = kind(module)  # units of a kind speak for each other
+        self.compiled = is_compiled(module)
+        self.smaller: Dict[float, Callable[..., Any]] = {}  # what it is compiled to with a budget
         self.parts: List[Unit] = []
         if parent is not None:
             parent.parts.append(self)
@@ -150,7 +153,7 @@ class Call:
                 if not (x is not None and storage_of(x)._cdata == entry.storage) and entry.bytes >= p.least:
                     entry.small, entry.place = small, small.last
                     small.dropped.append(small.last)
-            elif entry.bytes >= p.least:
+            elif entry.bytes >= p.least and not self.unit.compiled:
                 entry.recipe = recipe(t, self.made, p.refused)
                 entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
@@ -192,11 +195,15 @@ def fits(need: int, room: int) -> bool:
 class Profile:
     """What is recorded of one step."""
 
-    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None) -> None:
+    def __init__(self, device: torch.device, step: Any, weights: Set[int], least: int, budget: Any, refused: Dict[str, str], agreed: Optional[Set[Tuple[str, int, str]]] = None, budgets: Sequence[float] = (), exact: bool = True) -> None:
         self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
         # What is tried: calls for which there is room, or exactly those on which ranks agreed.
         self.agreed = agreed
         self.rooms: Dict[Tuple[str, int], Tuple[int, int]] = {}  # by call: the bytes it needs, and the room there was
+        # Compiled blocks are compiled again with these budgets. Other bits are refused if exact.
+        self.budgets, self.exact = budgets, exact
+        self.smaller: Dict[float, Dict[Call, Smaller]] = {b: {} for b in budgets}
+        self.not_smaller: Dict[Tuple[type, float], str] = {}  # by kind and budget: why not
         self.holder: Holder = step
         # What is tried needs room now, and its memory is not that of later steps.
         self.room, self.pause, self.resume = budget.room, budget.pause, budget.resume
@@ -372,6 +379,9 @@ class Profile:
             if lean:
                 self.check_lean(call)
             del there, inputs
+            weights = sum(p.numel() * p.element_size() for p in unit.module.parameters()) if unit.compiled else 0
+            if unit.compiled and fits(need, room - 3 * weights):
+                compare(self, call)
         except OutOfMemory:
             pass
         except Exception as e:  # nothing that is tried here may end a step
@@ -504,36 +514,6 @@ def seed(t: torch.Tensor) -> bool:
     return t.numel() <= 2 and not t.is_floating_point() and not t.is_complex()
 
 
-def near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Reports whether two tensors differ by no more than the order of additions does: half of
-    the digits are equal."""
-    if same(a, b):
-        return True
-    if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
-        return False
-    digits = torch.finfo(a.dtype).eps ** 0.5
-    a, b = a.detach().double(), b.detach().double()
-    return bool((a - b).abs().max() <= digits * a.abs().max())
-
-
 def _buffers(module: torch.nn.Module) -> List[Tuple[int, int]]:
     """Returns the buffers and their versions, but not those that batch norms count in."""
     return [(id(b), version_of(b)) for m in module.modules() if not isinstance(m, torch.nn.modules.batchnorm._NormBase) for b in m._buffers.values() if b is not None]
-
-
-_whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit for bit, not-a-numbers too."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided or a.is_meta:
-        return True  # a shard or a sparse tensor: what comes of it is compared. Meta tensors have no bits
-    a, b = a.detach(), b.detach()
-    if torch.equal(a, b):
-        return True
-    if a.is_complex() or a.dim() == 0 or a.element_size() not in _whole:
-        return False
-    a, b = a.contiguous(), b.contiguous()
-    return bool(torch.equal(a.view(_whole[a.element_size()]), b.view(_whole[b.element_size()])))

@@ -74,6 +74,8 @@ class Runtime:
     live         the share of stashed rows that is live, such as 0.5. The first step then has
                  berths for this share. Without it the first step counts rows and stashes none
     recompute    False if a budget may only offload
+    exact        False if a budget may compile compiled blocks again so that they save less, even
+                 if PyTorch then rounds differently
     ranks        which ranks agree on what is recomputed under a budget, because a second
                  forward pass may issue collectives: True for all, False for none, or a
                  process group. By default the ranks of an attached model agree if it is
@@ -96,6 +98,7 @@ class Runtime:
         least: Optional[Size] = None,
         live: Optional[float] = None,
         recompute: bool = True,
+        exact: bool = True,
         ranks: Any = None,
         rank: Optional[int] = None,
         log: bool = False,
@@ -110,7 +113,7 @@ class Runtime:
             raise Error(f"{' and '.join(given)} both decide what is moved; give one of them")
         if isinstance(budget, Mapping):
             raise Error(f"expected a size as budget, got {budget!r}; write policy={budget!r}")
-        recompute, ranks = _config.switch(recompute, "recompute"), check_setting(ranks)
+        recompute, exact, ranks = _config.switch(recompute, "recompute"), _config.switch(exact, "exact"), check_setting(ranks)
         self.device = _device(device)
         self.policy = None if policy is None else _config.policy(policy)
         moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}
@@ -149,7 +152,7 @@ class Runtime:
             raise Error(f"there is a runtime on {self.device} already; close() it first, or use it for every model")
         self._library = library(config, _provider(weakref.ref(self)))
         self._budget = None if size is None else self._make_budget(size, memory)
-        self._planner = None if self._budget is None or not recompute else Planner(self, self._budget, ranks)
+        self._planner = None if self._budget is None or not recompute else Planner(self, self._budget, ranks, exact)
         _open[str(self.device)] = self
 
     @staticmethod

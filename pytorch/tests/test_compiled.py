@@ -2,11 +2,14 @@
 that ends or is compiled again because of the plug-in. SPEC S8.6."""
 
 import contextlib
+import functools
 import types
 import unittest
+from unittest import mock
 
-from blocks import PLANS, Compared, Layer, one_pass, planned, stack, train
+from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, stack, train
 from common import runtime, torch
+from stowage import _planned
 from stowage._planned import RECORDED
 from torch import nn
 
@@ -43,7 +46,7 @@ class Compiled(Compared):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
 
-    def both(self, make, under, steps=RECORDED + 3):
+    def both(self, make, under, steps=RECORDED + 3, said=None):
         """Trains a model of make() without the plug-in and one under a runtime. Returns the
         names of its units and how many graphs there were before each step, and after all."""
         want = train(make(), one_pass, steps, NOTHING)
@@ -58,6 +61,8 @@ class Compiled(Compared):
             self.compare(want, train(model, step, steps, rt))
             made.append(counts()[0])
             self.assertEqual({}, counts()[1])
+            if said is not None:
+                said += [*sorted(set(choices(rt).values())), *rt._planner.notes()]
             return [u.name for u in rt._planner.units.list], made
 
 
@@ -71,6 +76,129 @@ class Exact(Compiled):
                     units, made = self.both(lambda: compile_blocks(stack(Layer, 3), form), lambda model: planned(model, name))
                     self.assertEqual(["blocks.0", "blocks.1", "blocks.2"], units)
                     self.assertEqual(made[RECORDED], made[-1], "compiled again")
+
+
+class Smaller(Compiled):
+    """Blocks that are compiled a second time, with a smaller activation_memory_budget."""
+
+    def both(self, make, name, steps=RECORDED + 3, **more):
+        said = []
+        with mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1):
+            _, made = super().both(make, lambda model: lean(model, name, **more), steps, said)
+        self.assertEqual(made[RECORDED], made[-1], "compiled again")
+        return said
+
+    def test_every_form(self):
+        for form in FORMS:
+            for name, want in (("lean", BUDGET), ("lean, offload", BUDGET + ", offload"), ("whole", "recompute")):
+                with self.subTest(form=form, plan=name):
+                    said = self.both(lambda: compile_blocks(stack(Block, 3), form), name)
+                    self.assertRegex(said[0], want)
+                    self.assertEqual([], said[1:])
+
+    def test_settings_of_the_user(self):
+        """The second graphs have the backend of the first, and are shared by equal blocks."""
+        seen = []
+
+        def backend(graph, inputs):
+            from torch._functorch import config
+
+            seen.append(config.activation_memory_budget)
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+        said = self.both(lambda: compile_blocks(stack(Block, 3), FORMS[0], backend, dynamic=False), "lean")
+        self.assertRegex(said[0], BUDGET)
+        self.assertEqual([1.0, 1.0, 0.7, 0.5], seen)
+
+    def test_other_values_are_refused(self):
+        """On the CPU PyTorch draws a second dropout mask if it recomputes it in a graph."""
+        for exact in (True, False):
+            with self.subTest(exact=exact):
+                said = self.both(lambda: compile_blocks(stack(Layer, 3), FORMS[0]), "lean", exact=exact)
+                self.assertIn("Layer is not compiled with activation_memory_budget=0.5: it makes other values", said)
+
+    def rounding(self, graph, inputs):
+        """A backend that rounds otherwise with a budget."""
+        from torch._functorch import config
+
+        made = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        if config.activation_memory_budget == 1:
+            return made
+        return lambda *args: [t * (1 + 2**-20) if t.requires_grad else t for t in made(*args)]
+
+    def test_other_bits_need_a_word(self):
+        make = lambda: compile_blocks(stack(Block, 3), FORMS[0], self.rounding)
+        self.assertEqual(["Block is not compiled with activation_memory_budget=0.7: it makes other bits; exact=False allows that", "Block is not compiled with activation_memory_budget=0.5: it makes other bits; exact=False allows that"], self.both(make, "lean"))
+        with self.assertRaisesRegex(AssertionError, "step 2, tensor 0"):  # the first step that follows the plan
+            self.both(make, "lean", exact=False)
+
+    def test_failures(self):
+        """Whatever fails, the block stays as it is compiled."""
+
+        def backend(graph, inputs):
+            from torch._functorch import config
+
+            if config.activation_memory_budget < 1:
+                raise ValueError("no room\nfor more")
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+        said = self.both(lambda: compile_blocks(stack(Block, 3), FORMS[0], backend), "lean")
+        self.assertEqual(2, len(said), said)
+        self.assertRegex(said[0], "^Block is not compiled with activation_memory_budget=0.7: .*(no room|ValueError)")
+
+        def around(function):
+            @functools.wraps(function)
+            def call(*args):
+                return function(*args)
+
+            return call
+
+        def make():
+            model = compile_blocks(stack(Block, 3), FORMS[2])
+            for block in model.blocks:
+                block.forward = around(block.forward)
+            return model
+
+        self.assertIn("Block is not compiled with activation_memory_budget=0.5: it is not known how it was compiled", self.both(make, "lean"))
+
+    def test_only_if_something_must_go(self):
+        """Nothing is compiled again if the budget holds everything; otherwise what is saved decides."""
+
+        def step(model, i):
+            model(torch.randn(128, 8)).square().mean().backward()
+            return torch.zeros(1)
+
+        for budget, more in (("1GiB", False), (200_000, True)):
+            with self.subTest(budget):
+                self.setUp()
+                model = compile_blocks(stack(Block, 12), FORMS[0])
+                with runtime("budget", budget=budget) as rt:
+                    rt.attach(model)
+                    train(model, step, 1, rt)
+                    made = counts()[0]
+                    train(model, step, 1, rt)
+                    self.assertEqual(more, counts()[0] > made, rt.report())
+                    made = counts()[0]
+                    train(model, step, 3, rt)
+                    self.assertEqual(made, counts()[0])
+
+
+BUDGET = "^compile with activation_memory_budget=0.[57]"
+
+
+@contextlib.contextmanager
+def lean(model, name, **more):
+    """Opens a runtime that follows a plan, and prefers one in which blocks are compiled again."""
+    with planned(model, name, **more) as rt:
+        choose = rt._library.choose
+
+        def prefer(request):
+            answer = choose(request)
+            answer["step_ns"] -= sum(u["name"] == "lean" for u in request["units"])
+            return answer
+
+        rt._library.choose = prefer
+        yield rt
 
 
 class Inside(Compiled):

@@ -1,0 +1,108 @@
+"""Compiled blocks that are compiled again to save less: what it saves, what it takes, and
+whether it makes the same bits.
+
+Both graphs run in a recorded step, forward and backward, when the backward pass of a block
+begins: with the inputs and the random numbers of the block, and with any gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import torch
+from torch.utils import _pytree
+
+from ._again import IN_PLACE, Random, hooks, state
+from ._bits import distance, same
+from ._compiled import more_graphs, with_budget
+from ._errors import Error
+from ._record import storage_of
+from ._units import Uncounted
+
+_plain = (torch.Tensor, torch.nn.Parameter)
+OutOfMemory: Any = getattr(torch.cuda, "OutOfMemoryError", MemoryError)
+
+# Two ways to round differ by less than this share, other dropout masks by more.
+ROUNDING = 1 / 16
+
+
+class Smaller(NamedTuple):
+    """What a compiled block gives if it is compiled with a smaller budget: the share of what it
+    saves that it saves no longer, and stamps at both ends of both its passes, before and with
+    the budget."""
+
+    share: float
+    before: Tuple[int, int]
+    after: Tuple[int, int]
+
+
+def compare(profile: Any, call: Any) -> None:
+    """Runs both passes of a compiled block as it is and as it is compiled with smaller
+    budgets. A budget that fails or makes other bits is refused for its kind."""
+    unit, forward = call.unit, call.again[0]
+    budgets = [b for b in profile.budgets if (unit.kind, b) not in profile.not_smaller]
+    if not budgets or not call.all:
+        return
+    want, n, _ = both_passes(profile, call, forward)
+    again, _, before = both_passes(profile, call, forward)
+    varies = not all(map(same, want, again))
+    del again
+    for b in budgets:
+        try:
+            if any(p._backward_hooks for p in unit.module.parameters()):
+                raise Error("its parameters have hooks")
+            if b not in unit.smaller:
+                unit.smaller[b] = with_budget(forward, b)
+            with more_graphs():
+                got, m, _ = both_passes(profile, call, unit.smaller[b])
+            if not all(map(same, want, got)):
+                if not distance(want, got) <= ROUNDING:
+                    raise Error("it makes other values")
+                if profile.exact and not varies:
+                    raise Error("it makes other bits; exact=False allows that")
+            del got
+            _, _, after = both_passes(profile, call, unit.smaller[b])
+            profile.smaller[b][call] = Smaller(max(1 - m / n, 0) if n else 0, before, after)
+        except OutOfMemory:
+            raise
+        except Exception as e:
+            text = " ".join(str(e).split())[:200]
+            profile.not_smaller[unit.kind, b] = text if isinstance(e, Error) else f"{type(e).__name__}: {text}"
+
+
+def both_passes(profile: Any, call: Any, forward: Callable[..., Any]) -> Tuple[List[torch.Tensor], int, Tuple[int, int]]:
+    """Runs a forward and a backward pass with the inputs of a call and any gradients. Returns
+    outputs and gradients, the bytes that were saved beside weights and inputs, and stamps."""
+    args, kwargs = call.again[1].again()
+    given = [x for x in _pytree.tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    leaves = [x for x in [*given, *call.unit.module.parameters()] if x.requires_grad]
+    known = {storage_of(x)._cdata for x in given if type(x) in _plain}
+    saved: Dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> Any:
+        if type(t) in _plain and t.layout is torch.strided and not (t.is_leaf and t.requires_grad):
+            memory = storage_of(t)
+            if memory._cdata not in known and memory._cdata not in profile.weights:
+                saved[memory._cdata] = memory.nbytes()
+        return IN_PLACE.pack(t)
+
+    now = Random(profile.device)
+    assert call.random is not None
+    call.random.set()
+    state.again += 1
+    try:
+        with call.around.again(), torch.enable_grad(), Uncounted(call.unit.module):
+            profile.clock.fill()
+            begin = profile.clock.stamp()
+            with hooks(pack, IN_PLACE.unpack):
+                out = forward(*args, **kwargs)
+            made = [t for t in _pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+            any_numbers = torch.Generator(profile.device).manual_seed(0)
+            with torch.autocast(profile.device.type, enabled=False):
+                back = [torch.randn(t.shape, generator=any_numbers, device=t.device).to(t.dtype) for t in made]
+                grads = torch.autograd.grad(made, leaves, back, allow_unused=True)
+            end = profile.clock.stamp()
+    finally:
+        state.again -= 1
+        now.set()
+    return [t.detach() for t in [*made, *grads] if t is not None], sum(saved.values()), (begin, end)
