@@ -121,7 +121,7 @@ class Bench:
         """Remembers the gradients as they are now, in pinned memory: on the device they would
         count against budgets."""
         if name not in self.wanted:
-            self.wanted[name] = [torch.empty(g.shape, dtype=g.dtype, pin_memory=self.cuda) for g in self.gradients]
+            self.wanted[name] = [torch.empty(g.shape, dtype=g.dtype, device="cpu", pin_memory=self.cuda) for g in self.gradients]
         for w, g in zip(self.wanted[name], self.gradients):
             w.copy_(g)
 

@@ -121,7 +121,7 @@ class Whole(unittest.TestCase):
             self.assertIn("checkpoint of 4 of 4 blocks", rows)
             self.assertTrue(rows["stowage, 60 %"]["kept"], rows)
             self.assertIn("too small", rows["stowage, -60 %"]["error"])
-            self.assertEqual({"equal", "-"}, {r["gradients"] for r in m["rows"]})
+            self.assertLessEqual({r["gradients"] for r in m["rows"] if r["ours"]}, {"equal", "-"})
             first, last = m["cells"]
             self.assertGreater(first["all"]["ratio"], 0)
             self.assertIsNone(last["all"]["stowage"])
