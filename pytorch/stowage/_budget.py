@@ -313,6 +313,10 @@ class Budget:
         if not known.extras:
             known.extras = [Extra(0, [(self.size - self._began - max(limit, 1) - self.size // MARGIN, self.size)])]
 
+    def learnt(self, key: str) -> int:
+        """Returns the saved limit of the next step under a key, from steps that were measured."""
+        return self._keys[key].limit
+
     def watch(self, exactly: bool, alone: bool = True) -> None:
         """Begins a step of which the library is not told. It raises an error if the budget is
         exceeded before the step and no other rank would wait for this one."""

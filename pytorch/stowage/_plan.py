@@ -18,6 +18,9 @@ from ._profile import Call, Profile, Unit
 # A backward pass computes about twice as much as its forward pass.
 BACKWARD = 2
 
+# Times that differ by less are taken for equal, in nanoseconds.
+NOTICED = 5_000_000
+
 # The solver is asked so often for a plan that leaves little of a limit.
 TRIES = 6
 
@@ -232,6 +235,11 @@ class Measured:
         inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
         return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
 
+    def _worth(self, u: Unit) -> bool:
+        """Reports whether the cheap parts of a block are cheap, compared with all of it: many small
+        ones are not. Otherwise they are a part of the rest."""
+        return self._lean.get(u, 0) <= self._whole.get(u, 0) + NOTICED or not u.whole
+
     def retime(self, took: Mapping[Unit, int]) -> None:
         """Learns how long second passes take in steps under a plan, in nanoseconds. A recorded
         step is slower: it also moves what it saves, and its memory is new. Blocks that were not
@@ -283,7 +291,7 @@ class Measured:
             if (u, what) not in place:
                 place[u, what] = len(units)
                 names.append((u, what))
-                whole, lean = self._whole.get(u, 0), self._lean.get(u, 0)
+                whole, lean = self._whole.get(u, 0), self._lean.get(u, 0) if self._worth(u) else 0
                 again = 0
                 if what == "lean":
                     again = max(lean, 1)
@@ -311,7 +319,8 @@ class Measured:
             nonlocal held
             part = self.parts[call]
             held += {"save": 1, "load": 0, "release": -1}[kind] * (part.lean + part.rest + part.inputs)
-            for what, n in (("lean", part.lean), ("rest", part.rest), ("inputs", part.inputs)):
+            lean = part.lean if self._worth(part.unit) else 0
+            for what, n in (("lean", lean), ("rest", part.rest + part.lean - lean), ("inputs", part.inputs)):
                 if n:
                     op: Dict[str, Any] = {"op": kind, "unit": unit(part.unit, what), "microbatch": part.number, "at": at}
                     if kind == "save":
@@ -411,7 +420,7 @@ class Measured:
             for u, c in choices.items():
                 for to in (Choice(offload=c.offload), Choice(lean=True, offload=c.offload)):
                     took, more = (self._took_again(u, c) - self._took_again(u, to)) * calls[u], dropped[u, c] - dropped[u, to]
-                    if took > 0 and more <= room and (not to.lean or u.lean and c.whole):
+                    if took > 0 and more <= room and (not to.lean or u.lean and c.whole and self._worth(u)):
                         yield took / max(more, 1), more, u, to
 
         dropped: Dict[Tuple[Unit, Choice], int] = collections.defaultdict(int)

@@ -46,6 +46,9 @@ SLACK = 128
 # need memory, too. The measured peak then tells how much of it can be used.
 CAUTION = 16
 
+# Once steps were measured, plans that offload leave this part for copies that are late.
+LATE = 64
+
 # The peak of settled plans is read once in so many steps.
 LOOK = 16
 
@@ -65,6 +68,9 @@ class Key:
         self.measured: List[Measured] = []
         self.total = 0  # limit of everything beyond the base, for plans that only recompute
         self.limit = 0  # of saved tensors, for plans that also offload
+        self.flat = 0  # the same, as recorded steps tell without any caution
+        self.peak = 0  # of the last step of the stage
+        self.kept = 0  # the limit that the library learnt in steps that offload
         self.outside = 0  # bytes that are saved outside of units
         self.base = 0  # bytes that are held when a step begins, that the limit goes with
         self.watched = 0  # steps of a settled plan whose peak is read
@@ -232,7 +238,8 @@ class Planner:
         # What the library does not count is part of the plan, and of everything else if that is
         # measured.
         untold = sum(profile.untold.values()) if self._budget.measures else 0
-        known.limit = max(self._budget.limit_of(key) + untold - self._budget.size // CAUTION, 1)
+        known.flat = self._budget.limit_of(key) + untold
+        known.limit = max(known.flat - self._budget.size // CAUTION, 1)
         known.total = max(self._budget.size - known.base - self._budget.size // SLACK, 1)
         known.outside = profile.most_outside()
         self._end(key, known, Facts(key, None, learnt=True, units={u.name: (u.whole, u.lean) for u in self.units.list}))
@@ -304,7 +311,10 @@ class Planner:
         return True
 
     def _expect(self, key: str, known: Key) -> None:
-        self._budget.expect(known.plan_key(key), known.limit - known.outside - self._budget.size // CAUTION)
+        limit = known.limit - self._budget.size // CAUTION
+        if known.other is not None:  # a plan was followed to its end
+            limit = max(limit, min(known.kept or known.flat, known.limit))
+        self._budget.expect(known.plan_key(key), limit - known.outside)
 
     def _rewrap(self) -> None:
         self.units.rewrap(known.plan for known in self.keys.values())
@@ -350,7 +360,9 @@ class Planner:
             if raised(e):
                 raise Error(raised(e)) from None
             raise
-        known.followed += 1
+        known.followed, known.peak = known.followed + 1, peak
+        if step is not None and budget.measures:
+            known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
             for u, t in passes.shortest().items():
                 known.passes[u] = min(known.passes.get(u, t), t)
@@ -484,7 +496,10 @@ class Planner:
     def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
         known.other = (plan, known.limit, took)
-        known.limit += self._budget.size // (2 * CAUTION)  # the rest is for copies that are not in time
+        size = self._budget.size
+        known.limit += size // (2 * CAUTION)  # the rest is for copies that are not in time
+        if self._budget.measures:  # what else this plan held is what others hold, too
+            known.limit = max(known.limit, plan.answer["peak"] + size - known.peak - size // SLACK - size // LATE)
 
         def calibrated() -> Plan:
             made_for = self._division(known, plan)
@@ -509,6 +524,8 @@ class Planner:
         slack = size // SLACK
         if peak > size:
             return size - peak - slack
+        if known.stage == "offload" and known.other is not None and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
+            return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
         if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
             return size - peak - slack if known.stage == "recompute" else (size - peak - slack) // 2
         return 0

@@ -125,6 +125,20 @@ class Moments(unittest.TestCase):
                         took = min(took, got.answer["step_ns"])
                     self.assertEqual({}, m.relaxed(plan, dropped(plan)).choices)
 
+    def test_cheap_parts_that_are_not(self):
+        """They are recomputed with the rest or not at all, and all of it takes what it took."""
+        with self.recorded(Block, 4) as (_, (m, *_)):
+            u = next(iter(m.parts.values())).unit
+            names = lambda: {what for of, what in m.request(1 << 30, False)[1] if of is u}
+            m._whole[u], m._lean[u] = 10**7, 10**6
+            self.assertIn("lean", names())
+            bytes = sum(m.request(1 << 30, False)[0]["storages"])
+            m._lean[u] = 10**8
+            self.assertNotIn("lean", names())
+            request, units = m.request(1 << 30, False)
+            self.assertEqual(bytes, sum(request["storages"]))
+            self.assertEqual([10**7], [unit["recompute_ns"] for unit, (of, what) in zip(request["units"], units) if of is u and what == "rest"])
+
     def test_times_of_steps_under_a_plan(self):
         with self.recorded(Block, 4) as (rt, (m, *_)):
             units = [u for u in rt._planner.units.list if u.parent is None]
