@@ -23,6 +23,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/mpi"
 	"github.com/stowage-dev/stowage/internal/launcher"
+	"github.com/stowage-dev/stowage/internal/nccl"
 	"github.com/stowage-dev/stowage/internal/rendezvous"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/run"
@@ -299,21 +300,33 @@ func (c *cluster) startMPI() (err error) {
 	return c.bounded("the start of MPI", func() (err error) { c.mpi, err = mpi.Start(os.Getenv); return err })
 }
 
-// beforeCall is told of every call of this process over MPI before it begins. Tests make
-// processes fail there.
+// beforeCall is told of every call of this process before it begins. Tests make processes
+// fail there.
 var beforeCall = func(call string) {}
 
-// open makes a communicator of all processes. It fails if a process does.
-func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (comm.Comm, error) {
-	note := func(call string, absent []int) {
-		c.session.Note(call, absent)
-		if absent == nil {
-			beforeCall(call)
+// note says which call this rank is in, and which ranks it waits for there.
+func (c *cluster) note(call string, absent []int) {
+	c.session.Note(call, absent)
+	if absent == nil {
+		beforeCall(call)
+	}
+}
+
+// open makes a communicator of all processes, over NCCL if they have GPUs and a library. It
+// fails if a process does.
+func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (x comm.Comm, err error) {
+	var lib *nccl.Library
+	if c.process != nil {
+		if lib, err = c.chooseEngine(dev); err != nil {
+			return nil, err
 		}
 	}
-	var x comm.Comm
-	err := c.bounded("the opening of a communicator", func() (err error) {
-		x, err = c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: note})
+	err = c.bounded("the opening of a communicator", func() (err error) {
+		if lib != nil {
+			x, err = c.openNCCL(lib, dev, name)
+		} else {
+			x, err = c.openMPI(dev, name, scratch, c.note)
+		}
 		return err
 	})
 	if err != nil {
@@ -323,6 +336,10 @@ func (c *cluster) open(dev device.Device, name string, scratch memory.Bytes) (co
 	defer c.mu.Unlock()
 	c.comms = append(c.comms, x)
 	return x, c.session.Err()
+}
+
+func (c *cluster) openMPI(dev device.Device, name string, scratch memory.Bytes, note func(call string, absent []int)) (comm.Comm, error) {
+	return c.mpi.Open(dev, mpi.Options{Name: name, Scratch: scratch, Patience: c.wait, Note: note})
 }
 
 // mostEnding is how long a process may take to end after another one failed.

@@ -14,6 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/blas"
+	"github.com/stowage-dev/stowage/internal/comm/nccl"
 )
 
 // deviceChoice is the value of --device: "cpu", "cuda", or "cuda:1" for the
@@ -58,7 +59,7 @@ func (c *deviceChoice) open() (device.Device, error) { return c.watched(nil) }
 // watched opens the device. It reports what it does to o, which may be nil.
 func (c *deviceChoice) watched(o device.Observer) (device.Device, error) {
 	if c.backend == "cuda" {
-		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: blas.New, Observe: o})
+		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: nccl.Assist(blas.New), Observe: o})
 	}
 	return openCPU(o)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stowage-dev/stowage/internal/blas"
 	"github.com/stowage-dev/stowage/internal/mpi"
+	"github.com/stowage-dev/stowage/internal/nccl"
 )
 
 // Library is an optional shared library.
@@ -45,7 +46,7 @@ func known() []Library {
 	}, {
 		Name: "NCCL", For: "ranks in several processes, each with a GPU", NeedsGPU: true,
 		Install: "install libnccl2 (`pip install nvidia-nccl-cu12` will do)",
-		names:   []string{"libnccl.so.2", "libnccl.so"},
+		names:   nccl.Names(os.Getenv),
 		version: ncclVersion,
 	}, {
 		Name: "MPI", For: "ranks in several processes, on one machine or many",
