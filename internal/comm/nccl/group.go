@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
@@ -31,9 +32,10 @@ type group struct {
 	watched comm.Comm // for the audit alone
 	c       nccl.Comm
 
-	calls sync.Mutex // held while the library uses c
-	dead  bool       // c was ended; guarded by calls
-	aimed bool       // it is being killed; only the watcher uses it
+	calls sync.Mutex    // held while the library uses c
+	dead  bool          // c was ended; guarded by calls
+	aimed bool          // it is being killed; only the watcher uses it
+	gone  chan struct{} // closed when c was ended
 
 	// Only the audit uses these.
 	hs       device.Stream
@@ -54,7 +56,7 @@ var _ comm.Capturer = (*group)(nil)
 // newGroup makes a group of several ranks from its communicator of hosts, or of one rank.
 // All its ranks must call it.
 func (w *world) newGroup(host comm.Comm, ranks []int, me int) (g *group, err error) {
-	g = &group{w: w, ranks: ranks, me: me, host: host, audited: make(chan struct{})}
+	g = &group{w: w, ranks: ranks, me: me, host: host, audited: make(chan struct{}), gone: make(chan struct{})}
 	g.wake.L = &g.mu
 	if g.words = launcher.Ranks(ranks); len(ranks) == w.o.Host.Size() {
 		g.words = "all ranks"
@@ -191,18 +193,29 @@ func (g *group) loseLocked(f *comm.Failure) {
 	}
 }
 
-// Err waits until the calls so far are compared.
+// mostKilling is how long the end of a communicator that has failed is waited for.
+const mostKilling = 5 * time.Second
+
+// Err waits until the calls so far are compared. If the communicator has failed, it waits for
+// its end in NCCL, which may wait for all work of the device: calls of other communicators
+// that came before that would never end.
 func (g *group) Err() error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	for len(g.queue) > 0 && g.lost == nil {
 		g.wake.Wait()
 	}
-	if g.lost != nil {
-		f := *g.lost // its call may be named later
-		return &f
+	lost, quit := g.lost != nil, g.quit
+	g.mu.Unlock()
+	if lost {
+		if !g.alone() {
+			select {
+			case <-g.gone:
+			case <-time.After(mostKilling):
+			}
+		}
+		return g.failed()
 	}
-	if g.quit {
+	if quit {
 		return nil
 	}
 	if err := g.trouble(); err != nil {

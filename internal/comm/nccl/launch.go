@@ -149,6 +149,7 @@ func (g *group) isDead() bool {
 func (g *group) kill() error {
 	return g.guard(func() error {
 		g.dead = true
+		defer close(g.gone)
 		return g.w.lib.Abort(g.c)
 	})
 }
@@ -171,6 +172,7 @@ func (g *group) end(failed bool) error {
 	}
 	return g.guard(func() error {
 		g.dead = true
+		defer close(g.gone)
 		return g.w.lib.Destroy(g.c)
 	})
 }
