@@ -54,8 +54,9 @@ func MainWithoutCollector(m *testing.M) {
 	run(m, Since)
 }
 
-// Files returns the files and folders that the process has open, sorted. It returns none
-// on systems without /proc.
+// Files returns the files and folders that the process has open, sorted, but for those of
+// the system and of the driver of GPUs, which keeps its own. It returns none on systems
+// without /proc.
 func Files() (names []string) {
 	const dir = "/proc/self/fd"
 	list, _ := os.ReadDir(dir)
@@ -63,7 +64,7 @@ func Files() (names []string) {
 		name, err := os.Readlink(filepath.Join(dir, f.Name()))
 		name = strings.TrimSuffix(name, " (deleted)")
 		system := func(top string) bool { return strings.HasPrefix(name, top) }
-		if err == nil && filepath.IsAbs(name) && !system("/proc/") && !system("/sys/") {
+		if err == nil && filepath.IsAbs(name) && !system("/proc/") && !system("/sys/") && !system("/dev/nvidia") {
 			names = append(names, name)
 		}
 	}
