@@ -45,7 +45,7 @@ func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) {
 }
 
 // All policies give the same bits over NCCL, eager and captured: the experts alone, and the
-// whole step with its stash and what is offloaded inside, which is one replay a step.
+// whole step with its stash and what is offloaded inside. SPEC S7.3
 func TestPoliciesOverNCCL(t *testing.T) {
 	for _, l := range []Layout{{1, 1, 2, 2}, {2, 1, 2, 2}} {
 		if l.PP > 1 && (testing.Short() || raceEnabled) {
@@ -90,7 +90,7 @@ func TestPoliciesOverNCCL(t *testing.T) {
 	}
 }
 
-// In a captured step each process issues one replay, and launches and copies nothing else.
+// In a captured step each process issues one replay, and launches and copies nothing else. SPEC S7.4
 func TestOneReplayAStepOverNCCL(t *testing.T) {
 	c := quick(t, mixed())
 	c.Layout = Layout{1, 1, 2, 2}
@@ -124,7 +124,7 @@ func TestOneReplayAStepOverNCCL(t *testing.T) {
 }
 
 // One expert rank gets all rows until there is a graph, and then another one does, which has
-// no room for them. Its overflow is agreed on and rerun by all processes.
+// no room for them. Its overflow is agreed on and rerun by all processes. SPEC S7.4
 func TestRerunsOverNCCL(t *testing.T) {
 	m := mixed()
 	m.Layers = append(m.Layers, m.Layers...) // more than the sets hold
