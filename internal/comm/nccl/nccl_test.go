@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
@@ -315,4 +316,118 @@ func TestCaptureFails(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Large groups compare calls with one other rank only, which still finds the rank that
+// disagrees and tells all.
+func TestManyRanksDisagree(t *testing.T) {
+	const n = mostCompared + 1
+	_ = run(t, nccltest.Libraries(n, 0), func(p *place) error {
+		p.c.Barrier(p.s)
+		if err := errors.Join(p.s.Sync(), p.c.Err()); err != nil {
+			t.Errorf("rank %d: %v", p.c.Rank(), err)
+		}
+		if _, err := p.c.Gather(nil); err != nil { // all ranks know that the barrier was made
+			t.Errorf("rank %d: %v", p.c.Rank(), err)
+		}
+		size := memory.Bytes(64)
+		if p.c.Rank() == 5 {
+			size = 128
+		}
+		p.c.AllReduce(p.s, p.b.Slice(0, size), p.b.Slice(0, size), comm.F32, comm.Sum)
+		if err := errors.Join(p.s.Sync(), p.c.Err()); err == nil || !strings.Contains(err.Error(), "ranks do not agree: comm: rank") || !strings.Contains(err.Error(), "all-reduce #3 of 128 bytes") {
+			t.Errorf("rank %d: %v", p.c.Rank(), err)
+		}
+		return nil
+	})
+}
+
+// A rank whose device has no room for what Open needs is an error on all.
+func TestOpenWithoutMemory(t *testing.T) {
+	libs := nccltest.Libraries(2, 0)
+	_, devs := openWorld(t, libs)
+	full, err := cpu.Open(cpu.Options{Capacity: [memory.Kinds]memory.Bytes{4 * memory.KiB, memory.MiB}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := full.Alloc(memory.Device, 4*memory.KiB, "everything")
+	if err != nil {
+		t.Fatal(err)
+	}
+	devs[1] = full
+	cs, err := open(t, devs, libs)
+	if cs[0] != nil || cs[1] != nil || strings.Count(fmt.Sprint(err), "comm scratch") != 2 {
+		t.Errorf("opened %v: %v", cs, err)
+	}
+	s, err := full.NewStream("end")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Free(all)
+	if err := errors.Join(s.Close(), full.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// other is the assistant that was there before.
+type other struct {
+	cuda.Assist
+	kernel   *device.Kernel
+	launched int
+	closed   bool
+}
+
+func (o *other) Takes(k *device.Kernel) bool { return k == o.kernel }
+func (o *other) Launch(*device.Kernel, []uint64, uintptr) (bool, error) {
+	o.launched++
+	return true, nil
+}
+func (o *other) Close() { o.closed = true }
+
+// gpuStream is a stream of a GPU, which asks the assistant about a launch.
+type gpuStream struct {
+	device.Stream
+	cuda.Assist
+}
+
+func (l gpuStream) Launch(x device.Launch) {
+	if l.Takes(x.Kernel) {
+		_, _ = l.Assist.Launch(x.Kernel, x.Args(), 7)
+	}
+}
+
+func (l gpuStream) Close() error { return nil }
+
+// The assistant takes work of NCCL while it is issued, and leaves all else to the one that was
+// there before.
+func TestAssist(t *testing.T) {
+	before := &other{kernel: &device.Kernel{Name: "theirs"}}
+	a, err := Assist(func() (cuda.Assist, error) { return before, nil })()
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := uintptr(0)
+	launch(gpuStream{Assist: a}, "test", nil, func(stream uintptr) { on = stream })
+	if on != 7 || before.launched != 0 {
+		t.Errorf("the work ran on stream %d, and %d times elsewhere", on, before.launched)
+	}
+	for _, k := range []*device.Kernel{before.kernel, {Name: "another"}} {
+		if got := a.Takes(k); got != (k == before.kernel) {
+			t.Errorf("%s is taken: %v", k.Name, got)
+		}
+	}
+	gpuStream{Assist: a}.Launch(device.NewLaunch(before.kernel, 1, 1))
+	if a.Close(); before.launched != 1 || !before.closed {
+		t.Errorf("%+v", before)
+	}
+	for _, open := range []func() (cuda.Assist, error){nil, func() (cuda.Assist, error) { return nil, &device.Unsupported{What: "a library"} }} {
+		a, err := Assist(open)()
+		if err != nil || a.Takes(before.kernel) {
+			t.Errorf("without another one: %v", err)
+		}
+		a.Close()
+	}
+	if _, err := Assist(func() (cuda.Assist, error) { return nil, errTest })(); !errors.Is(err, errTest) {
+		t.Errorf("an error of the other one: %v", err)
+	}
 }
