@@ -9,8 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -98,6 +100,27 @@ func (c *cluster) fits(o *run.Options) error {
 	return usagef("%s started %d processes, but the layout has %d ranks (pp %d x dp %d); start as many, or give %s", c.place.Launcher, n, o.PP*o.DP, o.PP, o.DP, would)
 }
 
+// firstToSay reports whether this process is the first of those that one launcher started on this
+// machine to say why they cannot start. It is known on Linux, where a socket without a file tells.
+func firstToSay(p *launcher.Place) (first, known bool) {
+	if runtime.GOOS != "linux" {
+		return false, false
+	}
+	// It stays open until the process ends.
+	_, err := net.Listen("unix", fmt.Sprintf("@stowage/%d/%d/%s/%d", os.Getuid(), os.Getppid(), p.Job, p.Restart))
+	return err == nil, err == nil || errors.Is(err, syscall.EADDRINUSE)
+}
+
+// abortPMI tells MPICH's mpirun that this process gives up. It would let the others wait for it in
+// the start of MPI.
+func abortPMI(getenv func(string) string) {
+	fd, err := strconv.Atoi(getenv("PMI_FD"))
+	if err != nil || fd <= 2 {
+		return
+	}
+	_, _ = syscall.Write(fd, []byte("cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=1\n"))
+}
+
 // lateError is what a process says that waited too long for others.
 type lateError struct{ text string }
 
@@ -157,6 +180,16 @@ func (c *cluster) once(err error) error {
 	if errors.As(err, &late) {
 		time.Sleep(time.Duration(min(c.place.Rank, 8)) * apart)
 		return err
+	}
+	if first, known := firstToSay(&c.place); known {
+		if !first {
+			time.Sleep(apart) // the launcher ends the others when this one has ended
+			return &silentError{err}
+		}
+		say(c.cmd.ErrOrStderr(), "stowage: "+c.words(err)+"\n")
+		time.Sleep(apart / 2) // until the others have found that it is said, and the launcher has read it
+		abortPMI(os.Getenv)
+		return &silentError{err}
 	}
 	p := &c.place
 	if p.LocalKnown && p.LocalRank > 0 || !p.LocalKnown && p.Rank > 0 {
@@ -397,7 +430,9 @@ func (c *cluster) leave(err error) error {
 	}
 	defer cancel()
 	const end = "the end of the run"
-	c.session.Note(end, nil)
+	if err == nil {
+		c.session.Note(end, nil)
+	}
 	if c.process == nil || c.session.Barrier(ctx, "leave") != nil {
 		if err == nil && c.session.Err() == nil {
 			err = c.late(end)

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		hang()
 		fail()
+		differ()
 		main()
 	}
 	leak.Main(m)

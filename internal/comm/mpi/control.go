@@ -63,8 +63,8 @@ func (w *world) hear(err error) {
 
 // tell sends news to a rank of the world.
 func (w *world) tell(rank int, n news) {
-	if len(n.Why) > newsSize/4 { // JSON may lengthen it
-		n.Why = n.Why[:newsSize/4]
+	if len(n.Why) > newsSize/8 { // JSON makes at most six bytes of one
+		n.Why = n.Why[:newsSize/8]
 	}
 	b, err := json.Marshal(n)
 	if err == nil {

@@ -130,7 +130,7 @@ func (w *world) meet(failed error) error {
 	mine.Host, _ = os.Hostname()
 	if failed != nil {
 		mine.Failed = failed.Error()
-		mine.Failed = mine.Failed[:min(len(mine.Failed), size/4)] // JSON may lengthen it
+		mine.Failed = mine.Failed[:min(len(mine.Failed), size/8)] // JSON makes at most six bytes of one
 	}
 	text, err := json.Marshal(mine)
 	if err != nil {
