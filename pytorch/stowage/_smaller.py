@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree
 
 from ._again import IN_PLACE, Random, hooks, state
+from ._attach import is_sharded
 from ._bits import distance, same
 from ._compiled import more_graphs, with_budget
 from ._errors import Error
@@ -43,14 +44,16 @@ def compare(profile: Any, call: Any) -> None:
     budgets = [b for b in profile.budgets if (unit.kind, b) not in profile.not_smaller]
     if not budgets or not call.all:
         return
+    why = side_effects(unit.module)
+    if why:
+        profile.not_smaller.update(((unit.kind, b), why) for b in budgets)
+        return
     want, n, _ = both_passes(profile, call, forward)
     again, _, before = both_passes(profile, call, forward)
     varies = not all(map(same, want, again))
     del again
     for b in budgets:
         try:
-            if any(p._backward_hooks for p in unit.module.parameters()):
-                raise Error("its parameters have hooks")
             if b not in unit.smaller:
                 unit.smaller[b] = with_budget(forward, b)
             with more_graphs():
@@ -68,6 +71,15 @@ def compare(profile: Any, call: Any) -> None:
         except Exception as e:
             text = " ".join(str(e).split())[:200]
             profile.not_smaller[unit.kind, b] = text if isinstance(e, Error) else f"{type(e).__name__}: {text}"
+
+
+def side_effects(module: torch.nn.Module) -> str:
+    """Returns why one more backward pass of a module would be noticed, or nothing."""
+    if any(is_sharded(m) for m in module.modules()) or any(type(p) is not torch.nn.Parameter for p in module.parameters()):
+        return "it is sharded"  # and would reduce gradients
+    if any(getattr(m, name, None) for m in module.modules() for name in ("_backward_hooks", "_backward_pre_hooks")) or any(p._backward_hooks for p in module.parameters()):
+        return "it has hooks in its backward pass"
+    return ""
 
 
 def both_passes(profile: Any, call: Any, forward: Callable[..., Any]) -> Tuple[List[torch.Tensor], int, Tuple[int, int]]:

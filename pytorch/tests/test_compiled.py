@@ -161,6 +161,19 @@ class Smaller(Compiled):
 
         self.assertIn("Block is not compiled with activation_memory_budget=0.5: it is not known how it was compiled", self.both(make, "lean"))
 
+    def test_backward_hooks_run_once(self):
+        """One more backward pass would run them again."""
+        seen = []
+
+        def make():
+            model = compile_blocks(stack(Block, 3), FORMS[0])
+            model.blocks[1].up.weight.register_hook(lambda g: seen.append(1))
+            return model
+
+        said = self.both(make, "lean", steps=RECORDED + 1)
+        self.assertEqual(2 * (RECORDED + 1), len(seen))  # with and without the plug-in
+        self.assertIn("Block is not compiled with activation_memory_budget=0.5: it has hooks in its backward pass", said)
+
     def test_only_if_something_must_go(self):
         """Nothing is compiled again if the budget holds everything; otherwise what is saved decides."""
 
