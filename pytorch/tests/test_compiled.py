@@ -9,9 +9,10 @@ from unittest import mock
 
 from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, stack, train
 from common import DEVICE, runtime, torch
-from stowage import _planned
+from stowage import _planned, _smaller
 from stowage._planned import RECORDED
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 FORMS = ("block.compile()", "torch.compile(block)", "block.forward = torch.compile(block.forward)", "a compiled function as method")
 
@@ -222,6 +223,42 @@ def lean(model, name, **more):
 
         rt._library.choose = prefer
         yield rt
+
+
+class WithoutCompiler(Compared):
+    """The same with stand-ins, for any PyTorch: a checkpoint is a graph that saves less."""
+
+    def make(self):
+        model = stack(Layer, 3)
+        for block in model.blocks:
+            forward = block.forward
+            block.forward = lambda *args, forward=forward: forward(*args)
+            block.forward._torchdynamo_orig_callable = forward
+        return model
+
+    def said(self, name, smaller, **more):
+        want = train(self.make(), one_pass, RECORDED + 3, NOTHING)
+        with mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1):
+            with mock.patch.object(_smaller, "with_budget", smaller):
+                model = self.make()
+                with lean(model, name, **more) as rt:
+                    self.compare(want, train(model, one_pass, RECORDED + 3, rt))
+                    self.assertEqual({"blocks.0", "blocks.1", "blocks.2"}, {u.name for u in rt._planner.units.list})
+                    return [*sorted(set(choices(rt).values())), *rt._planner.notes()]
+
+    def test_a_graph_that_saves_less(self):
+        smaller = lambda call, budget: lambda *args: checkpoint(call, *args, use_reentrant=False)
+        self.assertEqual(["compile with activation_memory_budget=0.7"], self.said("lean", smaller))
+        self.assertEqual(["compile with activation_memory_budget=0.7, offload"], self.said("lean, offload", smaller))
+
+    def test_refused(self):
+        def fails(call, budget):
+            raise ValueError("no\ncompiler")
+
+        cases = {"ValueError: no compiler": fails, "it makes other bits; exact=False allows that": lambda call, _: lambda x: call(x) * (1 + 2**-20), "it makes other values": lambda call, _: lambda x: call(x) * 2}
+        for why, smaller in cases.items():
+            with self.subTest(why):
+                self.assertEqual([f"Layer is not compiled with activation_memory_budget={b}: {why}" for b in (0.7, 0.5)], self.said("lean", smaller))
 
 
 class Inside(Compiled):
