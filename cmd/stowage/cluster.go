@@ -56,6 +56,7 @@ type cluster struct {
 
 	mu    sync.Mutex
 	comms []comm.Comm // that must fail if a process does
+	near  map[int]int // the numbers of the processes of this machine, by rank
 }
 
 // silentError is an error that another process prints.
@@ -280,13 +281,18 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 
 // meet names what the processes do, and counts those that share the cores of this one.
 func (c *cluster) meet() error {
-	type hello struct{ Run, Host, Cores string }
-	mine := hello{fmt.Sprintf("%x-%x", time.Now().UnixNano(), os.Getpid()), c.place.Host, allowedCores()}
+	type hello struct {
+		Run, Host, Cores, Processes string
+		ID                          int
+	}
+	mine := hello{fmt.Sprintf("%x-%x", time.Now().UnixNano(), os.Getpid()), c.place.Host, allowedCores(), "", os.Getpid()}
+	mine.Processes, _ = os.Readlink("/proc/self/ns/pid") // those whose numbers mean the same
 	text, err := json.Marshal(mine)
 	if err != nil {
 		return c.leave(err)
 	}
 	texts, err := c.process.Control.Gather(text)
+	near := map[int]int{}
 	for i, text := range texts {
 		var theirs hello
 		if err == nil {
@@ -298,11 +304,31 @@ func (c *cluster) meet() error {
 		if theirs.Host == mine.Host && theirs.Cores == mine.Cores {
 			c.cores++
 		}
+		if theirs.Host == mine.Host && theirs.Processes == mine.Processes && mine.Processes != "" {
+			near[i] = theirs.ID
+		}
 	}
 	if err != nil {
 		return c.leave(err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.near = near
 	return nil
+}
+
+// wake lets the process of a rank that has failed go on if somebody stopped it on this machine, so
+// that it learns of its failure and ends: not all launchers end a process that is stopped.
+func wake(id int) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+	if err != nil {
+		return
+	}
+	ours, _ := os.Readlink("/proc/self/exe")
+	theirs, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", id))
+	if _, state, _ := strings.Cut(string(stat), ") "); strings.HasPrefix(state, "T") && ours == theirs {
+		_ = syscall.Kill(id, syscall.SIGCONT)
+	}
 }
 
 // allowedCores returns the cores that this process may run on, in words of the kernel, or
@@ -394,6 +420,9 @@ func (c *cluster) watch() {
 		say(c.cmd.ErrOrStderr(), "stowage: "+c.words(err)+"\n")
 	}
 	comms := c.comms
+	if id := c.near[rankOf(f)]; id != 0 {
+		wake(id)
+	}
 	c.mu.Unlock()
 	close(c.said)
 	if len(comms) > 0 {
@@ -402,6 +431,14 @@ func (c *cluster) watch() {
 	for _, x := range comms {
 		x.Abort(err)
 	}
+}
+
+// rankOf returns the rank of a failure, or -1.
+func rankOf(f *rendezvous.Failure) int {
+	if f == nil {
+		return -1
+	}
+	return f.Rank
 }
 
 // mostApart is how long a process that has failed waits for the others to leave too. If

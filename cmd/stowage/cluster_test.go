@@ -312,6 +312,45 @@ func TestBounded(t *testing.T) {
 	}
 }
 
+// A stopped process of this program goes on, and no other one.
+func TestWake(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func(id int) string {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
+		if err != nil {
+			t.Skip("there is no /proc")
+		}
+		_, after, _ := strings.Cut(string(text), ") ")
+		return after[:1]
+	}
+	for program, goesOn := range map[string]bool{self: true, "/bin/sleep": false} {
+		cmd := exec.Command(program, "3600")
+		cmd.Env = append(os.Environ(), asProgram+"=1", hangs+"=0start", "RANK=0")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		id := cmd.Process.Pid
+		_ = syscall.Kill(id, syscall.SIGSTOP)
+		for state(id) != "T" {
+			time.Sleep(time.Millisecond)
+		}
+		wake(id)
+		if goesOn {
+			for state(id) == "T" { // hangs if it does not go on
+				time.Sleep(time.Millisecond)
+			}
+		} else if state(id) != "T" {
+			t.Errorf("%s goes on", program)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	wake(1 << 30)
+}
+
 func TestPatience(t *testing.T) {
 	for text, want := range map[string]time.Duration{"": 10 * time.Minute, "0": 0, "90s": 90 * time.Second} {
 		if got, err := patience(func(string) string { return text }); got != want || err != nil {
