@@ -23,6 +23,10 @@ func (r *Runtime) sure(l *learned) bool {
 	return l.calibrated || r.scopes != nil && r.cfg.WarmUp < 2
 }
 
+// leastGain is the part of a step by which the second must be faster. Times that differ by
+// less would lead the solver to the same choices, which it may take long to find.
+const leastGain = 100
+
 // calibrate makes the final plan, from the times of the step that was issued last if that
 // was faster. It waits for the step. It takes either all times of a step or none: the
 // shorter of two times for every single piece would add up to less than any step takes.
@@ -35,7 +39,7 @@ func (r *Runtime) calibrate(l *learned) error {
 		return nil // steps under other keys follow the pages and sets that this one was given
 	}
 	p, faster := *l.profile, false
-	if last := r.off.Tape(); last.Span < p.Tape.Span {
+	if last := r.off.Tape(); last.Span < p.Tape.Span-p.Tape.Span/leastGain {
 		var again residency.Tape
 		if again, faster = retimed(p.Tape, *last); faster {
 			p.Tape = again
