@@ -312,7 +312,7 @@ class Planner:
 
     def _expect(self, key: str, known: Key) -> None:
         limit = known.limit - self._budget.size // CAUTION
-        if known.other is not None:  # a plan was followed to its end
+        if known.other is not None or known.kept:  # steps under a plan were measured
             limit = max(limit, min(known.kept or known.flat, known.limit))
         self._budget.expect(known.plan_key(key), limit - known.outside)
 
@@ -381,6 +381,7 @@ class Planner:
             return
         known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
         known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)
+        known.flat, known.kept = known.flat - grown, max(known.kept - grown, 0)
         offload = known.stage == "offload" or known.plan.offloads
         if not self._adopt(key, known, self._solve(known, offload), needed=offload):
             known.stage, known.steps = "offload", 0
@@ -524,7 +525,7 @@ class Planner:
         slack = size // SLACK
         if peak > size:
             return size - peak - slack
-        if known.stage == "offload" and known.other is not None and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
+        if known.stage == "offload" and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
             return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
         if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
             return size - peak - slack if known.stage == "recompute" else (size - peak - slack) // 2

@@ -7,7 +7,7 @@ from unittest import mock
 from blocks import Block, Layer, one_pass, stack, train
 from common import runtime, torch
 from stowage._plan import Choice, Plan, best
-from stowage._planned import RECORDED, SLACK, STEPS
+from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
 from torch import nn
 
 
@@ -177,6 +177,32 @@ class Refined(unittest.TestCase):
             self.assertGreater(peaks[-1], peaks[0])
             largest = max(p.dropped(Choice(whole=True)) for p in m.parts.values())
             self.assertGreater(peaks[-1], size - size // SLACK - 2 * largest)
+
+    def test_limits_that_the_library_learnt(self):
+        """A plan that offloads may keep as much as the library found to fit, less what late copies take."""
+        with runtime("budget", budget="64MiB") as rt:
+            model = stack(Block, 4)
+            rt.attach(model)
+            train(model, one_pass, RECORDED, rt)
+            planner, known, size = rt._planner, rt._planner.keys[""], 64 << 20
+            known.stage, known.steps, known.limit, known.flat, known.outside, late = "offload", 0, size // 2, size // 2 + 7, 1000, size // LATE
+
+            def expected():
+                with mock.patch.object(planner._budget, "expect") as expect:
+                    planner._expect("", known)
+                return expect.call_args[0][1] + known.outside
+
+            self.assertEqual(size // 2 - size // CAUTION, expected())  # nothing was measured yet
+            known.other = (known.plan, 0, 0.0)
+            self.assertEqual(size // 2, expected())
+            for kept, more in ((size // 2, 0), (size // 2 + 2 * late, 0), (size // 2 + 3 * late, 2 * late)):
+                known.kept = kept
+                self.assertEqual(more, planner._change(known, known.plan, size // 2))
+            self.assertEqual(size // 2, expected())
+            known.kept = size // 4
+            self.assertEqual(max(size // 2 - size // CAUTION, size // 4), expected())
+            known.steps = REFINED
+            self.assertEqual(0, planner._change(known, known.plan, size // 2))
 
 
 if __name__ == "__main__":
