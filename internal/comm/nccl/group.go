@@ -32,10 +32,11 @@ type group struct {
 	watched comm.Comm // for the audit alone
 	c       nccl.Comm
 
-	calls sync.Mutex    // held while the library uses c
-	dead  bool          // c was ended; guarded by calls
-	aimed bool          // it is being killed; only the watcher uses it
-	gone  chan struct{} // closed when c was ended
+	calls  sync.Mutex    // held while the library uses c
+	dead   bool          // c was ended; guarded by calls
+	aimed  bool          // it is being killed; only the watcher uses it
+	blamed bool          // its error is being looked into; only the watcher uses it
+	gone   chan struct{} // closed when c was ended
 
 	// Only the audit uses these.
 	hs       device.Stream

@@ -104,8 +104,26 @@ func (g *group) run(f func(c nccl.Comm) error) {
 		err = g.settle(func() bool { return false })
 	}
 	if err != nil {
-		g.w.o.Host.Abort(err)
+		g.blame(err)
 	}
+}
+
+// grace is how long an error of NCCL waits for news of its cause.
+const grace = time.Second
+
+// blame makes all communicators fail because of an error of NCCL, unless hosts know better:
+// the error may follow from a rank that closed the communicator, gave up or died.
+func (g *group) blame(err error) {
+	for until := time.Now().Add(grace); time.Now().Before(until); time.Sleep(lookEvery) {
+		if g.failed() != nil {
+			return
+		}
+		if why := g.trouble(); why != nil {
+			g.lose(failureOf(why))
+			return
+		}
+	}
+	g.w.o.Host.Abort(err)
 }
 
 // guard runs f unless the communicator is dead. Only one thread uses it at a time.
@@ -157,7 +175,8 @@ func (g *group) kill() error {
 // mostEnding is how long a communicator may take to end by itself.
 const mostEnding = 10 * time.Second
 
-// end ends the communicator after its calls, or at once if it has failed.
+// end ends the communicator after its calls, or at once if it has failed or does not end by
+// itself: another rank may have aborted it, which made a call more than this one.
 func (g *group) end(failed bool) error {
 	if failed {
 		return g.kill()
@@ -168,7 +187,7 @@ func (g *group) end(failed bool) error {
 		err = g.settle(func() bool { return time.Now().After(limit) })
 	}
 	if err != nil || time.Now().After(limit) {
-		return errors.Join(err, g.kill())
+		return g.kill()
 	}
 	return g.guard(func() error {
 		g.dead = true

@@ -171,8 +171,8 @@ const (
 // then and can do nothing itself.
 func (w *world) watch() {
 	defer close(w.stopped)
-	var killers sync.WaitGroup
-	defer killers.Wait()
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for n := 1; ; n++ {
@@ -188,16 +188,17 @@ func (w *world) watch() {
 			switch {
 			case failed && !g.aimed:
 				g.aimed = true
-				killers.Go(func() { _ = g.kill() }) // it may wait for another one's kernels
+				helpers.Go(func() { _ = g.kill() }) // it may wait for another one's kernels
 			case failed:
-			case n%askEvery == 0 && g.calls.TryLock():
+			case !quit && n%askEvery == 0 && g.calls.TryLock(): // others may end what this rank has left
 				var err error
 				if !g.dead {
 					_, err = w.lib.Poll(g.c)
 				}
 				g.calls.Unlock()
-				if err != nil {
-					w.o.Host.Abort(err)
+				if err != nil && !g.blamed {
+					g.blamed = true
+					helpers.Go(func() { g.blame(err) })
 				}
 			}
 			err := w.o.Host.Err() // a group that was closed has calls in flight, too

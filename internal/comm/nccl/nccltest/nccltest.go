@@ -4,6 +4,7 @@
 package nccltest
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -135,6 +136,13 @@ func (f *Library) end(c nccl.Comm, how string) error {
 		panic("a communicator ends that has ended: " + how)
 	}
 	f.note("%s", how)
+	if how == "abort" {
+		for _, e := range f.ends {
+			if e.room == f.ends[c].room {
+				e.broken = errors.New("nccl: a communicator: connection closed by remote peer")
+			}
+		}
+	}
 	if how != "finalize" {
 		delete(f.ends, c)
 	}
