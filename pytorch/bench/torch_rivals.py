@@ -36,8 +36,8 @@ Gradients of each kind are compared with those of eager, or of compiled blocks, 
 if these repeat themselves; --exact makes PyTorch deterministic, which is slower. A rival whose
 gradients differ does not count: with dropout a selective checkpoint draws other masks. Blocks
 that are compiled with another budget may round otherwise. They count unless their gradients
-differ by a sixteenth or more, which no rounding does: on the CPU, PyTorch 2.6 draws another
-dropout mask when a graph recomputes it.
+differ by a sixteenth or more, which no rounding does: with dropout they are wrong, because
+PyTorch draws another mask in the backward pass (pytorch/pytorch#190758).
 """
 
 import argparse
