@@ -409,6 +409,10 @@ class Measured:
             most = max(most, need - dropped + cached + more)
         return most
 
+    def made(self, plan: Plan) -> bool:
+        """Reports whether a plan is one of these units, compiled again with this budget if at all."""
+        return {part.unit for part in self.parts.values()} == set(plan.saved) and {c.budget for c in plan.choices.values()} <= {0.0, self._budget}
+
     def relaxed(self, plan: Plan, room: int) -> Plan:
         """Returns a plan that recomputes less than one which left so many bytes unused, or that
         one. A step holds no more than before and what is no longer dropped: a block that is kept
@@ -416,9 +420,12 @@ class Measured:
         calls = collections.Counter(part.unit for part in self.parts.values())
         choices = dict(plan.choices)
 
+        def kinds(u: Unit, c: Choice) -> Tuple[Choice, Choice]:
+            return Choice(offload=c.offload), Choice(lean=True, offload=c.offload, budget=self._budget if u.compiled else 0.0)
+
         def gains() -> Iterator[Tuple[float, int, Unit, Choice]]:
             for u, c in choices.items():
-                for to in (Choice(offload=c.offload), Choice(lean=True, offload=c.offload)):
+                for to in kinds(u, c):
                     took, more = (self._took_again(u, c) - self._took_again(u, to)) * calls[u], dropped[u, c] - dropped[u, to]
                     if took > 0 and more <= room and (not to.lean or u.lean and c.whole and self._worth(u)):
                         yield took / max(more, 1), more, u, to
@@ -426,7 +433,7 @@ class Measured:
         dropped: Dict[Tuple[Unit, Choice], int] = collections.defaultdict(int)
         for part in self.parts.values():
             c = choices.get(part.unit, KEEP)
-            for to in {c, Choice(offload=c.offload), Choice(lean=True, offload=c.offload)}:
+            for to in {c, *kinds(part.unit, c)}:
                 dropped[part.unit, to] += part.dropped(to)
         while True:
             found = max(gains(), key=lambda gain: gain[:2], default=None)
@@ -554,9 +561,9 @@ def agree(plan: Plan, divisions: Sequence[Measured], units: Iterable[Unit], whol
             plan.choices.pop(u, None)
         elif u.name in whole and not c.whole:
             plan.choices[u] = Choice(False, True, c.offload)
-        elif u.name in lean and not c.whole and not c.lean:
+        elif u.name in lean and not c.whole and not c.lean and not u.compiled:  # each rank chooses its own graphs
             plan.choices[u] = Choice(True, False, c.offload)
     for m in divisions:
-        if {part.unit for part in m.parts.values()} == set(plan.saved):
+        if m.made(plan):
             m.count(plan)
             return

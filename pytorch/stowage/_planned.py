@@ -492,7 +492,7 @@ class Planner:
     @staticmethod
     def _division(known: Key, plan: Plan) -> Optional[Measured]:
         """Returns the division into units that a plan was made for."""
-        return next((m for m in known.measured if {part.unit for part in m.parts.values()} == set(plan.saved)), None)
+        return next((m for m in known.measured if m.made(plan)), None)
 
     def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
