@@ -133,3 +133,24 @@ func TestFullIterationOnGPU(t *testing.T) { // SPEC S4.1, S4.6, S7.4
 		}
 	}
 }
+
+// Shared experts are computed beside the exchange of rows, or in the graph of the router. Both
+// give the same bits.
+func TestSharedExpertsOnGPU(t *testing.T) { // SPEC S4.1, S7.8
+	needGPU(t)
+	for _, number := range []kernels.Number{kernels.F32, kernels.BF16} {
+		c := testConfig(t, smallDeepSeek())
+		c.Number, c.Layout, c.Device = number, Layout{1, 1, 2, 2}, openGPU
+		want := runConfig(t, c, 6)
+		for _, scope := range []memory.Scope{memory.MoERouter, memory.MoE} {
+			var err error
+			if c.Memory, err = NamedMemory("static", 0); err != nil {
+				t.Fatal(err)
+			}
+			c.Memory.Scopes = memory.ScopesOf(scope)
+			if got := runConfig(t, c, 6); got.sum != want.sum {
+				t.Errorf("%v, %v: losses %v, want %v", numberName(number), scope, got.losses, want.losses)
+			}
+		}
+	}
+}

@@ -22,7 +22,7 @@ var full = flag.Bool("full", false, "also run the suite with four processes")
 
 // Processes under Open MPI and MPICH pass the suite, directly and through pinned buffers,
 // under the race checker.
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { // SPEC S7.2
 	for _, l := range launchers {
 		for _, n := range []int{2, 4} {
 			if n > 2 && !*full {

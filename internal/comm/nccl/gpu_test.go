@@ -62,7 +62,7 @@ func missing() string {
 }
 
 // Two processes over NCCL pass the suite.
-func TestGPU(t *testing.T) {
+func TestGPU(t *testing.T) { // SPEC S7.2
 	if why := missing(); why != "" {
 		t.Skip(why)
 	}

@@ -197,19 +197,23 @@ func (m *mixture) backward(p *Pass, dy Mat) Mat {
 	dxn := p.New(dy.Rows, dy.Cols)
 	dweight := p.words(dy.Rows * m.TopK)
 	var r group
-	finish := func(dx, plus nn.Matrix) {}
+	var finish func(dx, plus nn.Matrix)
 	m.experts.backward(p, dxn.Matrix, dweight.Range(), dy.Matrix, func() {
 		if aside {
 			r = p.load("router")
 			finish = m.sharedBackward(p, r.mat(0, p.Number, dy.Rows, dy.Cols), dy.Matrix)
 		}
 	})
-	finish(dxn.Matrix, dxn.Matrix)
+	var sum Mat
+	if aside {
+		sum = p.New(dy.Rows, dy.Cols)
+		finish(sum.Matrix, dxn.Matrix)
+	}
 	dx := p.within(memory.MoERouter, dy.Cols, func() Mat {
 		if !aside {
 			r = p.load("router")
 		}
-		return m.frontBackward(p, r, dy, dxn.Matrix, dweight.Range(), aside)
+		return m.frontBackward(p, r, dy, dxn.Matrix, dweight.Range(), sum)
 	})
 	if aside {
 		r.Done()
@@ -219,15 +223,20 @@ func (m *mixture) backward(p *Pass, dy Mat) Mat {
 	return dx
 }
 
-// frontBackward is the backward pass of front. dxn already has the part of what was not
-// computed there.
-func (m *mixture) frontBackward(p *Pass, r group, dy Mat, dxn nn.Matrix, dweight device.Range, aside bool) Mat {
+// frontBackward is the backward pass of front. If shared experts were computed aside, sum is
+// dxn and their part, and it is freed. The products are the same in both cases, memory
+// included: a library may choose another algorithm, with other bits, for a sum in place.
+func (m *mixture) frontBackward(p *Pass, r group, dy Mat, dxn nn.Matrix, dweight device.Range, sum Mat) Mat {
 	t, c := dy.Rows, dy.Cols
 	xn := r.mat(0, p.Number, t, c)
-	sum := p.New(t, c)
-	plus := dxn
-	if m.shared != nil && !aside {
-		m.sharedBackward(p, xn, dy.Matrix)(sum.Matrix, plus)
+	aside, plus := sum.t != nil, dxn
+	if !aside {
+		sum = p.New(t, c)
+	}
+	if m.shared != nil {
+		if !aside {
+			m.sharedBackward(p, xn, dy.Matrix)(sum.Matrix, dxn)
+		}
 		plus = sum.Matrix
 	}
 	scores := r.mat(1, kernels.F32, t, m.Experts)
@@ -247,8 +256,7 @@ func (m *mixture) frontBackward(p *Pass, r group, dy Mat, dxn nn.Matrix, dweight
 }
 
 // sharedBackward is the backward pass of the shared experts but for its last products, which
-// finish makes. Finish adds another gradient of xn and writes the sum to dx, which may be
-// the same matrix.
+// finish makes. Finish adds another gradient of xn and writes the sum to dx.
 func (m *mixture) sharedBackward(p *Pass, xn, dy nn.Matrix) (finish func(dx, plus nn.Matrix)) {
 	t, c := dy.Rows, dy.Cols
 	g := p.load("shared_experts")
