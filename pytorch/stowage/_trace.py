@@ -333,6 +333,8 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name == "__get__":  # an attribute
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            return self._backward(*args, **kwargs)
         if torch.is_autocast_enabled() and (name in _lower or name in _full):
             to = autocast_of("cuda")[1] if name in _lower else torch.float32
             args, kwargs = _pytree.tree_map(lambda x: self._cast(x, to), (args, kwargs))
@@ -346,6 +348,12 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
                 return args[0]
             args, kwargs = tuple(self._moved(x) for x in args), {k: self._moved(x) if k == "device" else x for k, x in kwargs.items()}
         return func(*args, **kwargs)
+
+    def _backward(self, loss: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Runs a backward pass. What runs inside of it, second forward passes for example, meets these
+        kernels, too."""
+        with self:
+            torch.autograd.backward(loss, gradient, *args, **kwargs)
 
     def _moved(self, x: Any) -> Any:
         """Returns the meta device for a GPU."""

@@ -453,6 +453,11 @@ class Policies(unittest.TestCase):
         self.assertFalse(slow.plan.offloaded)
         self.assertGreater(slow.step_ns, got.step_ns)
 
+    def test_blocks_with_dropout(self):
+        """A second pass keeps a mask of bytes as the first does, so that its block can be recomputed."""
+        got = stowage.plan(stack(Layer, 3), torch.randn(3, 4, 8), gpu="h100", budget="1GiB", loss=lambda out: out.square().mean())
+        self.assertNotIn("cannot be recomputed", str(got))
+
     def test_the_smallest_budget(self):
         least = self.kept.least.budget
         self.assertLessEqual(self.kept.least.peak, least)
