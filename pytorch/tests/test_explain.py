@@ -2,6 +2,8 @@
 
 The tests have a fake list of allocated blocks, so that sums can be compared without a GPU.
 With STOWAGE_DEVICE=cuda those of the class OnGPU compare them with the real allocator.
+
+SPEC S8.4.
 """
 
 import gc
