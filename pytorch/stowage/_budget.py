@@ -314,8 +314,10 @@ class Budget:
             known.extras = [Extra(0, [(self.size - self._began - max(limit, 1) - self.size // MARGIN, self.size)])]
 
     def learnt(self, key: str) -> int:
-        """Returns the saved limit of the next step under a key, from steps that were measured."""
-        return self._keys[key].limit
+        """Returns the saved limit of the next step under a key, from steps that were measured. It is no
+        more than they saved: of more nothing is known."""
+        known = self._keys[key]
+        return min(known.limit, max((saved for _, saved in known.extras[-1].needs), default=0)) if known.extras else 0
 
     def watch(self, exactly: bool, alone: bool = True) -> None:
         """Begins a step of which the library is not told. It raises an error if the budget is

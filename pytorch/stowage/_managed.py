@@ -74,23 +74,26 @@ class Units:
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self.list: List[Unit] = []
+        self._found = 0  # models so far
         self.cheap: List[torch.nn.Module] = []
         self.hidden: Dict[torch.nn.Module, str] = {}  # compiled modules that have blocks inside, and their names
         self._wrapped: Dict[torch.nn.Module, Wrapped] = {}
 
     def find(self, model: torch.nn.Module, keep: Sequence[str] = ()) -> None:
+        check_keep(model, keep)
         self.unwrap()  # a wrapped module does not look compiled
         names = {m: name for name, m in model.named_modules()}
         parents: Dict[torch.nn.Module, Unit] = {}
         known = {u.module for u in self.list}
         named = {m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in keep)}
         inside = {inner for m in named for inner in m.modules()}
-        check_keep(model, keep)
+        taken = {u.name for u in self.list}  # ranks know units by their names
+        self._found += 1
         self.hidden.update((m, names[m] or type(m).__name__) for m in _units.hidden(model))
         for m in _units.blocks(model):
             if m in known:
                 continue
-            u = Unit(names[m], m, parents.get(m))
+            u = Unit(names[m] if names[m] not in taken else f"{names[m]} of model {self._found}", m, parents.get(m))
             for inner in m.modules():
                 parents[inner] = u
             if m in inside or any(inner in named for inner in m.modules()):

@@ -104,6 +104,7 @@ class Measured:
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
+        self._retimed: Set[type] = set()  # kinds whose cheap parts have the times of steps under a plan
         self._users: Dict[int, List[Call]] = {}  # by storage: the calls that it is an argument of
         for call in profile.calls:
             for s in call.inputs:
@@ -193,7 +194,7 @@ class Measured:
         cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
         rest -= inputs
         if call.unit.compiled:  # which has no cheap parts of its own
-            lean = int(self._smaller.get(call.unit.kind, 0.0) * rest)
+            lean = int(self._smaller.get(call.unit.kind, 0.0) * rest) if call.unit.whole is not False else 0
             rest -= lean
         return Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached))
 
@@ -247,20 +248,22 @@ class Measured:
         factors: Dict[type, List[float]] = {}
         for u, t in took.items():
             if u in self._whole:
-                factors.setdefault(type(u.module), []).append(t / self._whole[u])
+                factors.setdefault(u.kind, []).append(t / self._whole[u])
         for u in self._whole:
-            alike = factors.get(type(u.module))
+            alike = factors.get(u.kind)
             if alike is not None:
                 factor = statistics.median(alike)
                 self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
-                self._lean[u] = int(min(factor, 1.0) * self._lean[u])
+                if u.kind not in self._retimed:
+                    self._lean[u] = int(min(factor, 1.0) * self._lean[u])
+        self._retimed.update(factors)
 
     def again(self, choices: Mapping[Unit, Choice]) -> int:
         """Returns how long the second passes of a step take, in nanoseconds."""
         return sum(self._took_again(part.unit, choices.get(part.unit, KEEP)) for part in self.parts.values())
 
     def _took_again(self, u: Unit, c: Choice) -> int:
-        return self._whole[u] if c.whole else self._lean[u] if c.lean else 0
+        return self._whole.get(u, 0) if c.whole else self._lean.get(u, 0) if c.lean else 0
 
     def calibrate(self, step: int, again: int) -> None:
         """Makes the times agree with a step that was timed, so much of it in second passes."""
@@ -425,9 +428,11 @@ class Measured:
 
         def gains() -> Iterator[Tuple[float, int, Unit, Choice]]:
             for u, c in choices.items():
+                if self._fine and u.parts and c.whole:
+                    continue  # another rank recomputes it, and its parts count on their own here
                 for to in kinds(u, c):
                     took, more = (self._took_again(u, c) - self._took_again(u, to)) * calls[u], dropped[u, c] - dropped[u, to]
-                    if took > 0 and more <= room and (not to.lean or u.lean and c.whole and self._worth(u)):
+                    if took > 0 and more <= room and (not to.lean or c.whole and self._worth(u) and (u.lean or u.compiled and self._smaller.get(u.kind))):
                         yield took / max(more, 1), more, u, to
 
         dropped: Dict[Tuple[Unit, Choice], int] = collections.defaultdict(int)
@@ -553,6 +558,7 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
 def agree(plan: Plan, divisions: Sequence[Measured], units: Iterable[Unit], whole: Set[str], lean: Set[str]) -> None:
     """Changes a plan to recompute all of the units with these names, and cheap parts of those.
     Nothing inside of a unit that is recomputed is recomputed on its own."""
+    before = dict(plan.choices)
     for u in units:
         c, outer = plan.choices.get(u, KEEP), u.parent
         while outer is not None and outer.name not in whole:
@@ -566,4 +572,6 @@ def agree(plan: Plan, divisions: Sequence[Measured], units: Iterable[Unit], whol
     for m in divisions:
         if m.made(plan):
             m.count(plan)
+            less = sum(part.dropped(plan.choices.get(part.unit, KEEP)) - part.dropped(before.get(part.unit, KEEP)) for part in m.parts.values())
+            plan.answer["peak"] = max(plan.answer["peak"] - less, 0)
             return

@@ -313,7 +313,7 @@ class Planner:
     def _expect(self, key: str, known: Key) -> None:
         limit = known.limit - self._budget.size // CAUTION
         if known.other is not None or known.kept:  # steps under a plan were measured
-            limit = max(limit, min(known.kept or known.flat, known.limit))
+            limit = min(known.limit, known.kept or known.flat)
         self._budget.expect(known.plan_key(key), limit - known.outside)
 
     def _rewrap(self) -> None:
@@ -444,7 +444,7 @@ class Planner:
             self._refine(key, known, mine)
             return
         if any(f.change for f in all):
-            known.total = max(known.total + mine.change, 1)
+            known.total = max(known.total + min(mine.change, 0), 1)
             if mine.change < 0 or known.stage != "recompute":
                 known.limit = max(known.limit + mine.change, 1)
             offload = known.stage == "offload" or settled and any(self.ranks.gather(plan.offloads))

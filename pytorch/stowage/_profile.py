@@ -380,7 +380,7 @@ class Profile:
                 self.check_lean(call)
             del there, inputs
             weights = sum(p.numel() * p.element_size() for p in unit.module.parameters()) if unit.compiled else 0
-            if unit.compiled and fits(need, room - 3 * weights):
+            if unit.compiled and unit.whole is not False and fits(need, room - 3 * weights):
                 compare(self, call)
         except OutOfMemory:
             pass

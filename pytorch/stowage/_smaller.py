@@ -48,9 +48,15 @@ def compare(profile: Any, call: Any) -> None:
     if why:
         profile.not_smaller.update(((unit.kind, b), why) for b in budgets)
         return
-    want, n, _ = both_passes(profile, call, forward)
-    again, _, before = both_passes(profile, call, forward)
-    varies = not all(equal(*pair) for pair in zip(want, again))
+    try:
+        want, n, _ = both_passes(profile, call, forward)
+        again, _, before = both_passes(profile, call, forward)
+    except OutOfMemory:
+        raise
+    except Exception as e:
+        profile.not_smaller.update(((unit.kind, b), sentence(e)) for b in budgets)
+        return
+    repeats = [same(*pair) for pair in zip(_all(want), _all(again))]
     del again
     for b in budgets:
         try:
@@ -58,22 +64,20 @@ def compare(profile: Any, call: Any) -> None:
                 unit.smaller[b] = with_budget(forward, b)
             with more_graphs():
                 got, m, _ = both_passes(profile, call, unit.smaller[b])
-            if not all(equal(*pair) for pair in zip(want, got)):
-                outputs, gradients = (distance(*pair) <= ROUNDING for pair in zip(want, got))
-                if outputs and not gradients:  # github.com/pytorch/pytorch/issues/190758
-                    raise Error("its outputs are right and its gradients are not, as if its backward pass drew other random numbers")
-                if not outputs or not gradients:
-                    raise Error("it makes other values")
-                if profile.exact and not varies:
-                    raise Error("it makes other bits; exact=False allows that")
+            outputs, gradients = (near(*pair) for pair in zip(want, got))
+            if outputs and not gradients:  # github.com/pytorch/pytorch/issues/190758
+                raise Error("its outputs are right and its gradients are not, as if its backward pass drew other random numbers")
+            if not outputs or not gradients:
+                raise Error("it makes other values")
+            if profile.exact and not all(same(*pair) for pair, fixed in zip(zip(_all(want), _all(got)), repeats) if fixed):
+                raise Error("it makes other bits; exact=False allows that")
             del got
             _, _, after = both_passes(profile, call, unit.smaller[b])
             profile.smaller[b][call] = Smaller(max(1 - m / n, 0) if n else 0, before, after)
         except OutOfMemory:
             raise
         except Exception as e:
-            text = " ".join(str(e).split())[:200]
-            profile.not_smaller[unit.kind, b] = text if isinstance(e, Error) else f"{type(e).__name__}: {text}"
+            profile.not_smaller[unit.kind, b] = sentence(e)
 
 
 def side_effects(module: torch.nn.Module) -> str:
@@ -117,11 +121,23 @@ def both_passes(profile: Any, call: Any, forward: Callable[..., Any]) -> Tuple[T
                 back = [torch.randn(t.shape, generator=any_numbers, device=t.device).to(t.dtype) for t in made]
                 grads = torch.autograd.grad(made, leaves, back, allow_unused=True)
             end = profile.clock.stamp()
+        if not made or all(g is None for g in grads):
+            raise Error("its outputs are not known, so that nothing can be compared")
     finally:
         state.again -= 1
         now.set()
     return ([t.detach() for t in made], [t.detach() for t in grads if t is not None]), sum(saved.values()), (begin, end)
 
 
-def equal(a: List[torch.Tensor], b: List[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
+def _all(made: Tuple[List[torch.Tensor], List[torch.Tensor]]) -> List[torch.Tensor]:
+    return [*made[0], *made[1]]
+
+
+def near(a: List[torch.Tensor], b: List[torch.Tensor]) -> bool:
+    """Reports whether tensors differ by no more than rounding does, each on its own."""
+    return len(a) == len(b) and all(same(x, y) or distance([x], [y]) <= ROUNDING for x, y in zip(a, b))
+
+
+def sentence(e: Exception) -> str:
+    text = " ".join(str(e).split())[:200]
+    return text if isinstance(e, Error) else f"{type(e).__name__}: {text}"

@@ -349,11 +349,11 @@ class Kernels(TorchFunctionMode):  # type: ignore[misc]
             args, kwargs = tuple(self._moved(x) for x in args), {k: self._moved(x) if k == "device" else x for k, x in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _backward(self, loss: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+    def _backward(self, loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
         """Runs a backward pass. What runs inside of it, second forward passes for example, meets these
         kernels, too."""
         with self:
-            torch.autograd.backward(loss, gradient, *args, **kwargs)
+            torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
     def _moved(self, x: Any) -> Any:
         """Returns the meta device for a GPU."""

@@ -352,6 +352,20 @@ class RealPeaks(unittest.TestCase):
         self.assertIn("weights", raised.exception.held)
 
 
+class Learnt(unittest.TestCase):
+    def test_no_more_than_was_saved(self):
+        """A limit that did not matter to steps says nothing of others that save more."""
+        with runtime("budget", budget=1000) as rt:
+            budget = rt._budget
+            known = budget._keys.setdefault("a", _budget.Known())
+            self.assertEqual(0, budget.learnt("a"))
+            known.limit = 900
+            known.extras = [_budget.Extra(0, [(20, 300), (150, 150)])]
+            self.assertEqual(300, budget.learnt("a"))
+            known.limit = 200
+            self.assertEqual(200, budget.learnt("a"))
+
+
 class Fake:
     """A library whose usage is what the test says."""
 

@@ -41,6 +41,31 @@ def counts():
     return counters["stats"]["unique_graphs"], dict(counters["graph_break"])
 
 
+class Averaging(Block):
+    """A block that changes a buffer at every call, and uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.detach().mean((0, 1)))
+        return super().forward(x) + self.mean
+
+
+class Hidden:
+    """An output that PyTorch does not look into."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Hiding(Block):
+    def forward(self, x):
+        return Hidden(super().forward(x))
+
+
 @unittest.skipUnless(hasattr(nn.Module, "compile"), "this PyTorch has no torch.compile")
 class Compiled(Compared):
     def setUp(self):
@@ -228,13 +253,42 @@ def lean(model, name, **more):
 class WithoutCompiler(Compared):
     """The same with stand-ins, for any PyTorch: a checkpoint is a graph that saves less."""
 
-    def make(self):
-        model = stack(Layer, 3)
+    def make(self, kind=Layer):
+        model = stack(kind, 3)
         for block in model.blocks:
             forward = block.forward
             block.forward = lambda *args, forward=forward: forward(*args)
             block.forward._torchdynamo_orig_callable = forward
         return model
+
+    def tried(self, kind, smaller, step=one_pass, **more):
+        """Trains under a plan that would take the smaller graphs. Returns its choices and notes."""
+        want = train(self.make(kind), step, RECORDED + 3, NOTHING)
+        with mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1), mock.patch.object(_smaller, "with_budget", smaller):
+            model = self.make(kind)
+            with lean(model, "lean", **more) as rt:
+                self.compare(want, train(model, step, RECORDED + 3, rt))
+                return choices(rt), " ".join(rt._planner.notes())
+
+    def test_blocks_that_cannot_run_again(self):
+        """Nothing is tried with blocks that change something, or that are to be kept."""
+        smaller = lambda call, budget: lambda *args: checkpoint(call, *args, use_reentrant=False)
+        self.assertEqual({}, self.tried(Averaging, smaller)[0])
+        self.assertEqual({}, self.tried(Layer, smaller, keep=["blocks.*"])[0])
+
+    def test_outputs_that_are_not_known(self):
+        def step(model, i):
+            x = model.first(torch.randn(3, 4, 8))
+            for block in model.blocks:
+                x = block(x).x
+            loss = model.last(x).square().mean()
+            loss.backward()
+            return loss
+
+        wrong = lambda call, budget: lambda *args: Hidden(checkpoint(lambda t: call(t).x * 3, *args, use_reentrant=False))
+        made, notes = self.tried(Hiding, wrong, step)
+        self.assertEqual({}, made)
+        self.assertIn("its outputs are not known", notes)
 
     def said(self, name, smaller, **more):
         want = train(self.make(), one_pass, RECORDED + 3, NOTHING)

@@ -17,7 +17,7 @@ import families
 from blocks import Block, Layer, Stack, answer, stack
 from common import DEVICE, on_cpu, runtime, stowage, torch
 from fake import Fake
-from stowage import _forecast, _plan
+from stowage import _forecast
 from stowage._again import hooks
 from stowage._record import storage_of
 from stowage._trace import Live, Operators, copy_of
@@ -489,7 +489,7 @@ class Policies(unittest.TestCase):
                 asked.append(request)
                 return answer(request, ["keep"] * len(request["units"]))
 
-            with mock.patch.object(_plan, "NOTICED", 10**12), runtime("budget", library=Fake.with_seed("a")) as rt:
+            with runtime("budget", library=Fake.with_seed("a")) as rt:
                 rt._library.choose = choose
                 rt.attach(model)
                 for _ in range(2):

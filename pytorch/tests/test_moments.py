@@ -1,12 +1,14 @@
 """What a step holds at every moment, and plans that keep to it. SPEC S8.6."""
 
 import contextlib
+import copy
 import unittest
 from unittest import mock
 
 from blocks import Block, Layer, one_pass, stack, train
 from common import runtime, torch
-from stowage._plan import Choice, Plan, best
+from stowage import _plan
+from stowage._plan import Choice, Plan, agree, best
 from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
 from torch import nn
 
@@ -128,7 +130,7 @@ class Moments(unittest.TestCase):
 
     def test_cheap_parts_that_are_not(self):
         """They are recomputed with the rest or not at all, and all of it takes what it took."""
-        with self.recorded(Block, 4) as (_, (m, *_)):
+        with self.recorded(Block, 4) as (_, (m, *_)), mock.patch.object(_plan, "NOTICED", 5_000_000):
             u = next(iter(m.parts.values())).unit
             names = lambda: {what for of, what in m.request(1 << 30, False)[1] if of is u}
             m._whole[u], m._lean[u] = 10**7, 10**6
@@ -139,6 +141,25 @@ class Moments(unittest.TestCase):
             request, units = m.request(1 << 30, False)
             self.assertEqual(bytes, sum(request["storages"]))
             self.assertEqual([10**7], [unit["recompute_ns"] for unit, (of, what) in zip(request["units"], units) if of is u and what == "rest"])
+
+    def test_units_of_other_ranks(self):
+        """What another rank recomputes, and this one does not know or counts otherwise, is left as it is."""
+        with self.recorded(Layer, 3) as (rt, (coarse, fine)):
+            stranger = copy.copy(rt._planner.units.list[0])
+            stranger.parts = []
+            for m, u in ((coarse, stranger), (fine, next(u for u in rt._planner.units.list if u.parts))):
+                m._whole = dict.fromkeys(m._whole, 10**7)
+                plan = Plan({u: Choice(whole=True)}, {}, {}, {"again_ns": 0, "step_ns": 10**12, "peak": 0})
+                m.count(plan)
+                self.assertEqual(plan.choices, m.relaxed(plan, 1 << 40).choices)
+
+    def test_what_ranks_agree_on_is_counted(self):
+        with self.recorded(Block, 4) as (rt, divisions):
+            m, units = divisions[0], rt._planner.units.list
+            plan = Plan({}, {}, {}, {"peak": 1 << 20})
+            m.count(plan)
+            agree(plan, divisions, units, {units[0].name}, set())
+            self.assertEqual((1 << 20) - sum(part.dropped(Choice(whole=True)) for part in m.parts.values() if part.unit is units[0]), plan.answer["peak"])
 
     def test_times_of_steps_under_a_plan(self):
         with self.recorded(Block, 4) as (rt, (m, *_)):
@@ -201,7 +222,7 @@ class Refined(unittest.TestCase):
                 self.assertEqual(more, planner._change(known, known.plan, size // 2))
             self.assertEqual(size // 2, expected())
             known.kept = size // 4
-            self.assertEqual(max(size // 2 - size // CAUTION, size // 4), expected())
+            self.assertEqual(size // 4, expected())
             known.steps = REFINED
             self.assertEqual(0, planner._change(known, known.plan, size // 2))
 

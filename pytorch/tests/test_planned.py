@@ -6,7 +6,7 @@ import random
 import unittest
 from unittest import mock
 
-from blocks import PLANS, Compared, Layer, Stack, any_plan, choices, one_pass, planned, stack, train
+from blocks import PLANS, Block, Compared, Layer, Stack, any_plan, choices, force, one_pass, planned, stack, train
 from common import DEVICE, runtime, stowage, torch
 from stowage._planned import RECORDED
 from torch import nn
@@ -268,6 +268,47 @@ def random_step(model, i):
     loss = model.last(x).square().mean()
     loss.backward()
     return loss
+
+
+class Several(Compared):
+    def test_models_with_equal_names(self):
+        """Blocks of one that cannot be recomputed are not, whatever the other's can."""
+
+        class Drawing(Block):
+            def forward(self, x):
+                return super().forward(x) * (1 + random.random())
+
+        def steps(first, second, rt):
+            random.seed(1)
+            torch.manual_seed(1)
+            out = []
+            for _ in range(RECORDED + 2):
+                first.zero_grad(), second.zero_grad()
+                with rt.step() if rt is not None else contextlib.nullcontext():
+                    (first(torch.randn(3, 4, 8)).square().sum() + second(torch.randn(3, 4, 8)).square().sum()).backward()
+                out.append([p.grad.clone() for p in [*first.parameters(), *second.parameters()]])
+            return out
+
+        want = steps(stack(Drawing, 3), stack(Block, 3), None)
+        first, second = stack(Drawing, 3), stack(Block, 3)
+        with runtime("budget") as rt:
+            force(rt, lambda _: "whole")
+            rt.attach(first)
+            rt.attach(second)
+            self.compare(want, steps(first, second, rt))
+            self.assertEqual({False, True}, {u.whole for u in rt._planner.units.list})
+
+    def test_a_model_that_is_refused(self):
+        model = stack(Block, 3)
+        with runtime("budget") as rt:
+            force(rt, lambda _: "whole")
+            rt.attach(model)
+            train(model, one_pass, RECORDED + 2, rt)
+            wrapped = dict(rt._planner.units._wrapped)
+            self.assertTrue(wrapped)
+            with self.assertRaisesRegex(stowage.Error, "matches no module"):
+                rt.attach(stack(Block, 2), keep=["typo*"])
+            self.assertEqual(wrapped, rt._planner.units._wrapped)
 
 
 if __name__ == "__main__":
