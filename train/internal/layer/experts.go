@@ -4,6 +4,7 @@ package layer
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/engine"
@@ -149,7 +150,14 @@ func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals, s
 	if e.rows == Exact {
 		var n [8]byte
 		must(p.S.Download(n[:], count.Range()))
-		k.rows = max(1, e.assumed, int(binary.LittleEndian.Uint64(n[:])))
+		if e.comm != nil {
+			must(e.comm.Err()) // a rank that fails in the exchange leaves no counts
+		}
+		rows := binary.LittleEndian.Uint64(n[:])
+		if rows > uint64(e.Worst()) {
+			must(fmt.Errorf("layer: the experts of this rank were sent %d rows, but at most %d are possible; a rank must have sent wrong counts", rows, e.Worst()))
+		}
+		k.rows = max(1, e.assumed, int(rows))
 	}
 	count.Free()
 	k.t.source = k.t.source.Slice(0, memory.Bytes(4*k.rows))
