@@ -48,14 +48,17 @@ func (a *actions) restore() {
 // delayAborts makes a thread that calls abort sleep before the process ends. UCX aborts if it
 // reads memory of a process that was killed, before anybody can say who that was; and Go would
 // print all its stacks. The handler is the C library's sleep, which is called with the number of
-// the signal and takes it for seconds: 6.
+// the signal and takes it for seconds: 6. A signal from outside only makes a thread sleep, so the
+// handler is for the first one alone, and a second one ends the process.
 func delayAborts() {
-	const handler, mask = 0, 3 // beside flags and restorer, which stay
+	const handler, flags, mask = 0, 1, 3 // beside the restorer, which stays
+	const once = 0x80000000              // SA_RESETHAND
 	sleep, err := purego.Dlsym(purego.RTLD_DEFAULT, "sleep")
 	if err != nil {
 		return
 	}
 	abort := signalActions()[syscall.SIGABRT]
 	abort[handler], abort[mask] = uint64(sleep), ^uint64(0) // other signals would end the sleep
+	abort[flags] |= once
 	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGABRT), uintptr(unsafe.Pointer(&abort)), 0, 8, 0, 0)
 }
