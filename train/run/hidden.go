@@ -1,6 +1,6 @@
 // This file owns how much of the collectives was hidden: the time that each kind took on its
 // stream, and how much of that time compute worked. Both come from what the device says of
-// its streams.
+// its streams. Evaluations are left out: the figures are those of steps.
 
 package run
 
@@ -122,6 +122,33 @@ func (m *meter) count(until int64) {
 	}
 	m.others = left
 	m.compute = slices.DeleteFunc(m.compute, func(c interval) bool { return c.to <= keep })
+}
+
+// pauses are times whose work counts for no step. A span is reported some time after it, so all
+// of them are kept.
+type pauses struct {
+	mu  sync.RWMutex
+	all []interval // in order; the last one may have no end yet
+}
+
+// begin begins a pause and returns what ends it.
+func (p *pauses) begin(now func() int64) (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = append(p.all, interval{from: now(), to: math.MaxInt64})
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.all[len(p.all)-1].to = now()
+	}
+}
+
+// has reports whether a moment is in a pause.
+func (p *pauses) has(at int64) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	i, _ := slices.BinarySearchFunc(p.all, at, func(x interval, at int64) int { return cmp.Compare(x.to, at) })
+	return i < len(p.all) && p.all[i].from <= at
 }
 
 // hidden is what the summary says of collectives: the time of each kind, in a step and on a

@@ -1,6 +1,7 @@
 package run
 
 import (
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -42,6 +43,30 @@ func TestHiddenShare(t *testing.T) {
 	}
 	if h := hiddenOf(s, 0, 2); h != (hidden{}) {
 		t.Errorf("without steps: %+v", h)
+	}
+}
+
+// What a rank does in an evaluation counts for no step, whenever its device reports it.
+func TestHiddenWithoutEvaluations(t *testing.T) {
+	tr := new(tracing)
+	r := &rankTrace{tracing: tr, to: trace.NewWriter(io.Discard, trace.Header{}, 1<<20)}
+	tr.ranks = []*rankTrace{r}
+	clock := int64(0)
+	now := func() int64 { return clock }
+	r.Emit(span("compute", 0, 10))
+	for clock = 100; clock < 400; clock += 100 {
+		end := tr.evaluations.begin(now)
+		r.Emit(span("exchange", clock, clock+10))
+		clock += 50
+		end()
+		r.Emit(span("compute", clock-20, clock-1)) // reported late
+		r.Emit(span("exchange", clock-20, clock-10))
+		r.Emit(span("exchange", clock+10, clock+17))
+		r.Emit(span("compute", clock+10, clock+12))
+	}
+	r.Emit(span("exchange", 90, 91))
+	if got, want := tr.shares(), (shares{exchanges: {15, 4}}); got != want {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

@@ -216,6 +216,7 @@ func (r *run) evaluate() (*float64, error) {
 	if r.config.HeldOut == nil {
 		return nil, nil
 	}
+	defer r.traces.evaluate()()
 	loss, _, err := r.t.Evaluate(r.batches)
 	if err != nil {
 		return nil, checkBudget(err, r.config.Memory.Budget)

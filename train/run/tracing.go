@@ -49,6 +49,7 @@ type tracing struct {
 	thin, evaluating atomic.Bool
 	thinned          int // first step that was not traced in full
 	begun            int // steps
+	evaluations      pauses
 }
 
 // rankTrace is the sink of a rank's events.
@@ -107,7 +108,7 @@ func (j *Job) place(h *trace.Header, ranks int) {
 // Emit writes an event with the number of the trainer's step. A runtime does not know
 // that number after a resumption or a rerun.
 func (r *rankTrace) Emit(e trace.Event) {
-	if e.Kind.Span() {
+	if e.Kind.Span() && !r.evaluations.has(e.Time) {
 		r.note(e)
 	}
 	border := e.Kind == trace.Begin || e.Kind == trace.End
@@ -151,6 +152,14 @@ func (t *tracing) endStep() {
 	if t != nil {
 		t.evaluating.Store(true)
 	}
+}
+
+// evaluate announces an evaluation and returns what announces its end.
+func (t *tracing) evaluate() (end func()) {
+	if t == nil {
+		return func() {}
+	}
+	return t.evaluations.begin(device.Now)
 }
 
 // gaps says which steps the traces leave out, or returns "" if they leave out none.
