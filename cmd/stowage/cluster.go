@@ -53,13 +53,14 @@ type cluster struct {
 	cores   int           // how many processes of this machine run on the same cores
 	wait    time.Duration // for a rank that hangs; zero is for ever
 	said    chan struct{} // closed when a failure was printed
+	saidMPI bool          // it was printed why NCCL is not used
 
 	mu    sync.Mutex
 	comms []comm.Comm // that must fail if a process does
 	near  map[int]int // the numbers of the processes of this machine, by rank
 }
 
-// silentError is an error that another process prints.
+// silentError is an error that was printed, or that another process prints.
 type silentError struct{ err error }
 
 func (e *silentError) Error() string { return e.err.Error() }
@@ -107,17 +108,29 @@ func firstToSay(p *launcher.Place) (first, known bool) {
 	if runtime.GOOS != "linux" {
 		return false, false
 	}
-	// It stays open until the process ends.
-	_, err := net.Listen("unix", fmt.Sprintf("@stowage/%d/%d/%s/%d", os.Getuid(), os.Getppid(), p.Job, p.Restart))
+	l, err := net.Listen("unix", fmt.Sprintf("@stowage/%d/%d/%s/%d", os.Getuid(), os.Getppid(), p.Job, p.Restart))
+	if err == nil {
+		spoken = append(spoken, l)
+	}
 	return err == nil, err == nil || errors.Is(err, syscall.EADDRINUSE)
 }
 
+// spoken holds the socket of firstToSay, which stays open until the process ends.
+var spoken []net.Listener
+
 // abortPMI tells MPICH's mpirun that this process gives up. It would let the others wait for it in
 // the start of MPI.
-func abortPMI(getenv func(string) string) {
+func abortPMI(p *launcher.Place, getenv func(string) string) {
 	fd, err := strconv.Atoi(getenv("PMI_FD"))
-	if err != nil || fd <= 2 {
+	if p.Launcher != launcher.PMI || err != nil || fd <= 2 {
 		return
+	}
+	var stat syscall.Stat_t
+	if syscall.Fstat(fd, &stat) != nil {
+		return
+	}
+	if kind := stat.Mode & syscall.S_IFMT; kind != syscall.S_IFSOCK && kind != syscall.S_IFIFO {
+		return // the variable is left from elsewhere, and the number may be any file's
 	}
 	_, _ = syscall.Write(fd, []byte("cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=1\n"))
 }
@@ -189,7 +202,7 @@ func (c *cluster) once(err error) error {
 		}
 		say(c.cmd.ErrOrStderr(), "stowage: "+c.words(err)+"\n")
 		time.Sleep(apart / 2) // until the others have found that it is said, and the launcher has read it
-		abortPMI(os.Getenv)
+		abortPMI(&c.place, os.Getenv)
 		return &silentError{err}
 	}
 	p := &c.place
@@ -478,7 +491,10 @@ func (c *cluster) leave(err error) error {
 		<-c.said
 		return &silentError{cmp.Or(err, c.session.Err())}
 	}
-	if err != nil && c.place.Rank != 0 { // rank 0 has the same
+	if err != nil { // all have the same
+		if c.place.Rank == 0 { // now: launchers kill the others when the first one has ended
+			complain(c.cmd.ErrOrStderr(), c.cmd, err)
+		}
 		err = &silentError{err}
 	}
 	ended := errors.Join(c.process.Control.Close(), c.host.Close(), c.finalize(err))

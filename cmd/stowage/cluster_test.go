@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -168,6 +169,22 @@ func TestTrainUnderLaunchers(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An engine of collectives that only one rank names is refused by all of them at once.
+func TestEngineOfOneRank(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const line = smallRun + "--pp 1 --ep 2 --dp 2"
+	s := starters[1]
+	s.args = slices.Concat([]string{"-n", "1", "-env", engineVariable, "mpi", self}, strings.Fields(line), []string{":"})
+	g := s.start(t, 1, line)
+	err = g.Wait()
+	if text := g.out.String(); g.ProcessState.ExitCode() != exitUsage || strings.Count(text, `is "mpi" on rank 0 and "" on rank 1; set it alike everywhere`) != 1 {
+		t.Errorf("%v: %s", err, text)
 	}
 }
 

@@ -31,9 +31,6 @@ type engine struct {
 // GPU of their own and a library.
 func (c *cluster) chooseEngine(dev device.Device) (*nccl.Library, error) {
 	mine := engine{Want: os.Getenv(engineVariable)}
-	if dev.Info().Backend == "cpu" && mine.Want == "" {
-		return nil, nil
-	}
 	var lib *nccl.Library
 	if i := dev.Info(); i.Backend == "cuda" {
 		// NCCL takes processes with different ids of their host for those of two machines.
@@ -59,26 +56,33 @@ func (c *cluster) chooseEngine(dev device.Device) (*nccl.Library, error) {
 			return nil, err
 		}
 	}
-	if use, err := useNCCL(all); !use || err != nil {
+	why, err := useNCCL(all)
+	if err != nil {
 		return nil, err
+	}
+	if why != nil {
+		if all[0].GPU != "" && all[0].Want == "" && c.speaks() && !c.saidMPI {
+			c.saidMPI = true
+			say(c.cmd.ErrOrStderr(), fmt.Sprintf("note: data travels over MPI and pinned host memory instead of NCCL; %s\n", c.words(why)))
+		}
+		return nil, nil
 	}
 	return lib, nil
 }
 
-// useNCCL decides from what all processes say.
-func useNCCL(all []engine) (bool, error) {
+// useNCCL decides from what all processes say. It returns why they do not use NCCL.
+func useNCCL(all []engine) (why, err error) {
 	want := all[0].Want
 	if want != "" && want != "nccl" && want != "mpi" {
-		return false, usagef("%s is %q; choose nccl or mpi, or leave it out for the better one", engineVariable, want)
+		return nil, usagef("%s is %q; choose nccl or mpi, or leave it out for the better one", engineVariable, want)
 	}
 	seen := map[string]int{}
-	var why error
 	for r, e := range all {
 		other, twice := seen[e.GPU]
 		seen[e.GPU] = r
 		switch {
 		case e.Want != want:
-			return false, usagef("%s is %q on rank 0 and %q on rank %d; set it alike everywhere", engineVariable, want, e.Want, r)
+			return nil, usagef("%s is %q on rank 0 and %q on rank %d; set it alike everywhere", engineVariable, want, e.Want, r)
 		case why != nil:
 		case e.GPU == "":
 			why = errors.New("NCCL needs GPUs; give --device cuda")
@@ -92,11 +96,11 @@ func useNCCL(all []engine) (bool, error) {
 	}
 	switch {
 	case want == "nccl" && why != nil:
-		return false, usagef("%s is nccl, but %v", engineVariable, why)
+		return nil, usagef("%s is nccl, but %v", engineVariable, why)
 	case want == "mpi":
-		return false, nil
+		return errors.New("it is not wanted"), nil
 	}
-	return why == nil, nil
+	return why, nil
 }
 
 // openNCCL makes a communicator of all processes over NCCL, with one of MPI for their hosts.

@@ -29,9 +29,10 @@ func TestUseNCCL(t *testing.T) {
 		{"wants differ", []engine{gpu("a"), with(gpu("b"), wants("mpi"))}, false, `is "" on rank 0 and "mpi" on rank 1; set it alike everywhere`},
 		{"unknown", []engine{with(gpu("a"), wants("gloo")), gpu("b")}, false, `is "gloo"; choose nccl or mpi`},
 	} {
-		use, err := useNCCL(c.all)
+		why, err := useNCCL(c.all)
+		use := why == nil && err == nil
 		if use != c.use || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %v, %v", c.name, use, err)
+			t.Errorf("%s: %v, %v", c.name, why, err)
 		}
 	}
 }

@@ -76,17 +76,22 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	text, code := describe(cmd, err), exitCode(err)
-	if code == exitUsage {
+	var silent *silentError
+	if !errors.As(err, &silent) {
+		complain(said, cmd, err)
+	}
+	return exitCode(err)
+}
+
+// complain says why a command failed.
+func complain(w io.Writer, cmd *cobra.Command, err error) {
+	text := describe(cmd, err)
+	if exitCode(err) == exitUsage {
 		var usage *usageError
 		if errors.As(err, &usage) && usage.cmd != nil {
 			cmd = usage.cmd
 		}
 		text += fmt.Sprintf("; see `%s --help`", cmd.CommandPath())
 	}
-	var silent *silentError
-	if !errors.As(err, &silent) {
-		say(said, "stowage: "+readable(oneLine(text))+"\n")
-	}
-	return code
+	say(w, "stowage: "+readable(oneLine(text))+"\n")
 }
