@@ -4,6 +4,7 @@
 package train
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -41,6 +42,17 @@ func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) {
 		}
 		c.Process = &p
 		return work(i, c)
+	})
+}
+
+// trainersOverNCCL is overNCCL with a trainer in each process.
+func trainersOverNCCL(t *testing.T, c Config, work func(i int, tr *Trainer) error) {
+	overNCCL(t, c, func(i int, c Config) error {
+		tr, err := New(c)
+		if err != nil {
+			return err
+		}
+		return errors.Join(work(i, tr), tr.Close())
 	})
 }
 
@@ -95,16 +107,7 @@ func TestOneReplayAStepOverNCCL(t *testing.T) {
 	c := quick(t, mixed())
 	c.Layout = Layout{1, 1, 2, 2}
 	c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn", "attn_proj"}, Links: links, Scopes: fullIteration}
-	overNCCL(t, c, func(i int, c Config) error {
-		tr, err := New(c)
-		if err != nil {
-			return err
-		}
-		defer func() {
-			if err := tr.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
+	trainersOverNCCL(t, c, func(i int, tr *Trainer) error {
 		var a account
 		if err := tr.on(&a, 6); err != nil {
 			return err
@@ -138,16 +141,7 @@ func TestRerunsOverNCCL(t *testing.T) {
 			c := c
 			c.Memory = x.Memory
 			c.Memory.Rows, c.Memory.Fraction, c.Memory.Links, c.Memory.Scopes = layer.Stashed, 1, links, fullIteration
-			overNCCL(t, c, func(i int, c Config) error {
-				tr, err := New(c)
-				if err != nil {
-					return err
-				}
-				defer func() {
-					if err := tr.Close(); err != nil {
-						t.Error(err)
-					}
-				}()
+			trainersOverNCCL(t, c, func(i int, tr *Trainer) error {
 				var a account
 				for _, to := range []int{0, 0, 0, 0, 1, 0, 1} {
 					if err := tr.skew(to); err != nil {

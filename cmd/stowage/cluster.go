@@ -73,7 +73,7 @@ func findPlace() (*launcher.Place, error) {
 		return nil, usagef("%v", err)
 	}
 	if p == nil || p.Size == 1 {
-		return nil, nil
+		return nil, checkEngine(os.Getenv(engineVariable)) // several processes compare it
 	}
 	return p, nil
 }

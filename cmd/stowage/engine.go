@@ -70,11 +70,19 @@ func (c *cluster) chooseEngine(dev device.Device) (*nccl.Library, error) {
 	return lib, nil
 }
 
+// checkEngine refuses engines that do not exist.
+func checkEngine(want string) error {
+	if want != "" && want != "nccl" && want != "mpi" {
+		return usagef("%s is %q; choose nccl or mpi, or leave it out for the better one", engineVariable, want)
+	}
+	return nil
+}
+
 // useNCCL decides from what all processes say. It returns why they do not use NCCL.
 func useNCCL(all []engine) (why, err error) {
 	want := all[0].Want
-	if want != "" && want != "nccl" && want != "mpi" {
-		return nil, usagef("%s is %q; choose nccl or mpi, or leave it out for the better one", engineVariable, want)
+	if err := checkEngine(want); err != nil {
+		return nil, err
 	}
 	seen := map[string]int{}
 	for r, e := range all {

@@ -36,3 +36,15 @@ func TestUseNCCL(t *testing.T) {
 		}
 	}
 }
+
+// A process that was started alone refuses it, too, though it has no use for it.
+func TestEngineOfOneProcess(t *testing.T) {
+	t.Setenv(engineVariable, "gloo")
+	if _, err := findPlace(); err == nil || !strings.Contains(err.Error(), `is "gloo"; choose nccl or mpi`) {
+		t.Errorf("got %v", err)
+	}
+	t.Setenv(engineVariable, "mpi")
+	if p, err := findPlace(); p != nil || err != nil {
+		t.Errorf("got %v, %v", p, err)
+	}
+}
