@@ -95,6 +95,7 @@ type Launch struct {
 	Block  [3]uint32 // threads of a block
 	Shared uint32    // bytes of dynamic shared memory
 	Slot   Slot      // the label for Graph.Update, or zero
+	Tuned  Tuned     // another kernel, for GPUs of one architecture
 
 	nargs   uint8
 	naccess uint8

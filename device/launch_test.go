@@ -200,3 +200,28 @@ func TestLaunchShape(t *testing.T) {
 		wantPanic(t, "a launch of", func() { device.NewLaunch(kernel, shape[0], shape[1]) })
 	}
 }
+
+func TestTensorMapsOfALaunch(t *testing.T) {
+	good := device.TensorMap{Addr: 0x1000, Rows: 5, Cols: 12, Pitch: 16, BoxRows: 64}
+	tuned := device.Tuned{Kernel: kernel}
+	for range 8 {
+		tuned.Map(good)
+	}
+	if got := tuned.Maps(); len(got) != 8 || got[7] != good {
+		t.Errorf("maps are %v", got)
+	}
+	wantPanic(t, "more than 8", func() { tuned.Map(good) })
+	for name, change := range map[string]func(m *device.TensorMap){
+		"a skewed address": func(m *device.TensorMap) { m.Addr += 8 },
+		"a skewed pitch":   func(m *device.TensorMap) { m.Pitch = 20 },
+		"a short pitch":    func(m *device.TensorMap) { m.Pitch = 8 },
+		"no rows":          func(m *device.TensorMap) { m.Rows = 0 },
+		"a box too high":   func(m *device.TensorMap) { m.BoxRows = 257 },
+	} {
+		bad := good
+		change(&bad)
+		t.Run(name, func(t *testing.T) {
+			wantPanic(t, "expected rows at multiples", func() { (&device.Tuned{Kernel: kernel}).Map(bad) })
+		})
+	}
+}

@@ -52,6 +52,10 @@ const (
 	accessReadWrite    = 3
 	granularityMinimum = 0
 	maxPitch           = 1<<31 - 1 // the largest pitch of a 2-D copy
+
+	tensorBF16       = 9
+	tensorSwizzle128 = 3
+	tensorPromote256 = 3 // L2 fetches 256 bytes at a time
 )
 
 // memLocation is CUmemLocation.

@@ -68,15 +68,6 @@ type slot struct {
 	launch device.Launch // as it is at present
 }
 
-// shape is what an update must keep.
-type shape struct {
-	kernel      *device.Kernel
-	grid, block [3]uint32
-	shared      uint32
-}
-
-func shapeOf(l *device.Launch) shape { return shape{l.Kernel, l.Grid, l.Block, l.Shared} }
-
 // byCapture reports whether a call failed because of a capture.
 func (r result) byCapture() bool { return r >= errCaptureFirst && r <= errCaptureLast }
 

@@ -59,6 +59,8 @@ type driver struct {
 	launchKernel, launchHostFunc                                        proc
 	graphInstantiate, graphLaunch, graphExecDestroy, graphDestroy       proc
 	graphExecKernelNodeSetParams                                        proc
+
+	tensorMapEncode proc // without an address if the driver has none
 }
 
 // symbols pairs every function with its name in the library.
@@ -93,6 +95,7 @@ func (v *driver) symbols() map[string]*proc {
 		"cuGraphInstantiateWithFlags": &v.graphInstantiate, "cuGraphLaunch": &v.graphLaunch,
 		"cuGraphExecDestroy": &v.graphExecDestroy, "cuGraphDestroy": &v.graphDestroy,
 		"cuGraphExecKernelNodeSetParams_v2": &v.graphExecKernelNodeSetParams,
+		"cuTensorMapEncodeTiled":            &v.tensorMapEncode,
 	}
 }
 
@@ -120,7 +123,7 @@ func openDriver(names []string) (*driver, error) {
 	missing := ""
 	for name, p := range v.symbols() {
 		addr, err := purego.Dlsym(lib, name)
-		if err != nil && (missing == "" || name < missing) {
+		if err != nil && p != &v.tensorMapEncode && (missing == "" || name < missing) {
 			missing = name
 		}
 		*p = proc{name, addr}
@@ -171,6 +174,7 @@ type frame struct {
 	params [16]uint64
 	where  [16]uintptr
 	rect   memcpy2D
+	maps   *frameMaps // nil until a tuned launch needs it
 }
 
 func newFrame() any {

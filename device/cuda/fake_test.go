@@ -75,8 +75,8 @@ var theFake atomic.Pointer[fake]
 var fakeProcs = sync.OnceValue(func() map[string]uintptr {
 	procs := map[string]uintptr{}
 	for name := range new(driver).symbols() {
-		procs[name] = purego.NewCallback(func(a, b, c, d, e, f, g, h, i, j, k uintptr) uintptr {
-			return uintptr(theFake.Load().call(name, []uintptr{a, b, c, d, e, f, g, h, i, j, k}))
+		procs[name] = purego.NewCallback(func(a, b, c, d, e, f, g, h, i, j, k, l uintptr) uintptr {
+			return uintptr(theFake.Load().call(name, []uintptr{a, b, c, d, e, f, g, h, i, j, k, l}))
 		})
 	}
 	return procs

@@ -168,6 +168,12 @@ var fakeCode = map[string]func(a []uint64){
 	"copy16": func(a []uint64) {
 		copy(device.Slice[byte](a[0], 16*int(a[2])), device.Slice[byte](a[1], 16*int(a[2])))
 	},
+	// mapped adds like add, to the matrix of a tensor map.
+	"mapped": func(a []uint64) {
+		for i, p := 0, device.Slice[uint64](a[3], int(a[1])); i < len(p); i++ {
+			p[i] += a[2]
+		}
+	},
 	"devicetest_mix": func(a []uint64) {
 		dst, src := device.Slice[uint64](a[0], int(a[2])), device.Slice[uint64](a[1], int(a[2]))
 		for i := range dst {
@@ -186,6 +192,18 @@ var fakeKernels = map[string]fakeFunc{
 			return errInvalidHandle
 		}
 		return f.add(a[0], &device.Kernel{Name: name, Go: func(l *device.Launch) { code(l.Args()) }})
+	},
+	// A map begins with the address of its matrix, and says its shape.
+	"cuTensorMapEncodeTiled": func(f *fake, a []uintptr) result {
+		if a[0]%64 != 0 || a[1] != tensorBF16 || a[2] != 2 || a[9] != tensorSwizzle128 {
+			return errInvalidValue
+		}
+		dims, box := device.Slice[uint64](uint64(a[4]), 2), device.Slice[uint32](uint64(a[6]), 2)
+		stride := device.Slice[uint64](uint64(a[5]), 1)[0]
+		if box[0] != 64 || stride%16 != 0 {
+			return errInvalidValue
+		}
+		return out(a[0], [3]uint64{uint64(a[3]), dims[0], dims[1]})
 	},
 	"cuFuncSetAttribute": func(*fake, []uintptr) result { return success },
 	"cuLaunchKernel": func(f *fake, a []uintptr) result {

@@ -62,7 +62,8 @@ func (g *graph) Update(n device.Slot, l device.Launch) error {
 	if g.closed {
 		panic("cuda: a closed graph is updated")
 	}
-	if shapeOf(&s.launch) != shapeOf(&l) {
+	run := d.shapeOf(&l)
+	if d.shapeOf(&s.launch) != run {
 		return fmt.Errorf("%s: slot %d holds kernel %s; an update keeps the kernel and its shape, so capture again", d.name, n, s.launch.Kernel.Name)
 	}
 	if err := d.err(); err != nil {
@@ -70,10 +71,12 @@ func (g *graph) Update(n device.Slot, l device.Launch) error {
 	}
 	f := d.drv.frames.Get().(*frame)
 	defer d.drv.frames.Put(f)
-	copy(f.params[:], l.Args())
 	p := kernelNodeParams{
-		function: s.fn.handle, grid: l.Grid, block: l.Block, shared: l.Shared,
-		params: uintptr(pointer(&f.where)),
+		function: s.fn.handle, grid: run.grid, block: run.block, shared: run.shared,
+		params: d.pass(f, &l, run),
+	}
+	if p.params == 0 {
+		return d.err()
 	}
 	if f := d.tryCall(&d.drv.graphExecKernelNodeSetParams, g.exec, s.node, uintptr(pointer(&p))); f != nil {
 		return d.broken(f)

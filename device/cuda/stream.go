@@ -214,17 +214,22 @@ func (s *stream) Launch(l device.Launch) {
 	if d.assist != nil && l.Slot == 0 && d.assist.Takes(l.Kernel) && s.assisted(c, l.Kernel, l.Args()) {
 		return
 	}
-	fn := d.function(l.Kernel)
-	if fn == nil || !d.allow(fn, l.Shared) {
+	run := d.shapeOf(&l)
+	fn := d.function(run.kernel)
+	if fn == nil || !d.allow(fn, run.shared) {
 		return
 	}
 	f := d.drv.frames.Get().(*frame)
-	copy(f.params[:], l.Args())
+	where := d.pass(f, &l, run)
+	if where == 0 {
+		d.drv.frames.Put(f)
+		return
+	}
 	f.args = [12]uintptr{
 		fn.handle,
-		uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]),
-		uintptr(l.Block[0]), uintptr(l.Block[1]), uintptr(l.Block[2]),
-		uintptr(l.Shared), s.handle, uintptr(pointer(&f.where)), 0,
+		uintptr(run.grid[0]), uintptr(run.grid[1]), uintptr(run.grid[2]),
+		uintptr(run.block[0]), uintptr(run.block[1]), uintptr(run.block[2]),
+		uintptr(run.shared), s.handle, where, 0,
 	}
 	r := d.enqueue(f, &d.drv.launchKernel, 11)
 	d.drv.frames.Put(f)

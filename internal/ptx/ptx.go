@@ -97,11 +97,14 @@ func (c *Compiler) Compile(dir, source, target string) ([]byte, error) {
 	return append([]byte(header), strip(out.Bytes())...), nil
 }
 
-// strip takes out comments, in which compilers name themselves, and empty lines.
+// strip takes out comments, in which compilers name themselves, and empty lines. clang 19
+// has no attribute for the size of a cluster, so the third launch bound stands for it: the
+// largest size becomes the size.
 func strip(ptx []byte) []byte {
 	var out bytes.Buffer
 	for line := range bytes.Lines(ptx) {
 		line, _, _ = bytes.Cut(line, []byte("//"))
+		line = bytes.Replace(line, []byte(".maxclusterrank"), []byte(".reqnctapercluster"), 1)
 		if line = bytes.TrimRight(line, " \t\r\n"); len(line) > 0 {
 			out.Write(line)
 			out.WriteByte('\n')
