@@ -96,6 +96,7 @@ type Launch struct {
 	Shared uint32    // bytes of dynamic shared memory
 	Slot   Slot      // the label for Graph.Update, or zero
 	Tuned  Tuned     // another kernel, for GPUs of one architecture
+	Flops  float64   // operations that the work needs, for a profile; zero if memory bounds it
 
 	nargs   uint8
 	naccess uint8

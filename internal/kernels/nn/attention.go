@@ -45,6 +45,7 @@ type AttentionGrad struct {
 func AttendLaunch(a Attention) device.Launch {
 	a.check()
 	l := a.gpuLaunch()
+	l.Flops = a.flops(1, 1)
 	a.begin(&l, device.Write)
 	l.Arg(pitches(a.O) | uint64(a.Q.Type)<<63)
 	return l
@@ -69,6 +70,7 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	a.mustShareType(a.DO, a.DQ, a.DK, a.DV)
 	a.perRow("Delta", a.Delta)
 	l := a.gpuLaunch(step)
+	l.Flops = a.gradFlops(step)
 	a.begin(&l, device.Read)
 	l.Arg(pitches(a.O, a.DO, a.DQ) | uint64(a.Q.Type)<<63)
 	l.Arg(pitches(a.DK, a.DV))
@@ -85,6 +87,28 @@ func AttendGrad(s device.Stream, a AttentionGrad) {
 	for step := range gradSteps {
 		s.Launch(AttendGradLaunch(a, step))
 	}
+}
+
+// flops returns the operations of some products of the scores that the mask leaves, with
+// matrices of key width and with those of value width.
+func (a *Attention) flops(keys, values int) float64 {
+	seen := float64(a.Seq) / 2 // of a row, on average
+	if w := float64(a.Window); w > 0 && a.Window < a.Seq {
+		seen = w * (1 - w/float64(2*a.Seq))
+	}
+	return 2 * float64(a.Batch*a.Heads) * float64(a.Seq) * seen * float64(keys*a.KeyDim+values*a.ValueDim)
+}
+
+// gradFlops returns the operations of a step of the backward pass. Scores and their
+// gradients are needed once, so a step that computes them again does not count them.
+func (a *AttentionGrad) gradFlops(step GradStep) float64 {
+	switch step {
+	case GradKeys:
+		return a.flops(2, 2)
+	case GradQueries:
+		return a.flops(1, 0)
+	}
+	return 0
 }
 
 // begin adds the arguments that both launches have.

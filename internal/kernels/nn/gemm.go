@@ -4,6 +4,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
@@ -52,6 +53,7 @@ func GemmLaunch(p Product) device.Launch {
 	}
 	p.C.shape("a product's C", m, n)
 	l := gemmKernels.launch(p.A, p.B, p.TransA, p.TransB, gemmTiles(m)*gemmTiles(n))
+	l.Flops = productFlops(m, n, k)
 	passMatrix(&l, "a product's A", p.A, device.Read)
 	passMatrix(&l, "a product's B", p.B, device.Read)
 	passMatrix(&l, "a product's C", p.C, device.Write)
@@ -63,6 +65,9 @@ func GemmLaunch(p Product) device.Launch {
 	l.Arg(how)
 	return l
 }
+
+// productFlops returns the operations of a product.
+func productFlops(m, n, k int) float64 { return 2 * float64(m) * float64(n) * float64(k) }
 
 // passPlus adds Plus. It needs no declaration of its own if it is C.
 func (p Product) passPlus(l *device.Launch) {
@@ -89,6 +94,7 @@ type Experts struct {
 	A, B, C Matrix
 	TransB  bool // B_e is C.Cols x A.Cols, as weights are stored; else A.Cols x C.Cols
 	Seg     Segments
+	Expect  int // rows that experts get on average, for a profile; zero is all of A
 }
 
 // GroupedGemm issues a product over experts.
@@ -115,6 +121,7 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	rows := gemmTiles(p.A.Rows) + p.Seg.Experts
 	p.Seg.countable()
 	l := groupedKernels.launch(p.A, p.B, false, p.TransB, min(rows*gemmTiles(n), groupedBlocks))
+	l.Flops = productFlops(cmp.Or(p.Expect, p.A.Rows), n, k)
 	passGrouped(&l, "a product over experts", p.A, p.B, p.C, p.Seg)
 	l.Arg(packPair(n, k))
 	l.Arg(packPair(p.A.Rows, p.Seg.Experts))
@@ -138,6 +145,7 @@ func passGrouped(l *device.Launch, what string, a, b, c Matrix, seg Segments) {
 type ExpertsGrad struct {
 	A, B, C Matrix
 	Seg     Segments
+	Expect  int // as that of Experts
 }
 
 // GroupedGrad issues the gradient of the experts' weights. It leaves an expert without
@@ -157,6 +165,7 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	p.B.shape("B of the gradient of experts", p.A.Rows, n)
 	p.C.shape("C of the gradient of experts", p.Seg.Experts*m, n)
 	l := groupedGradKernels.launch(p.A, p.B, true, false, p.Seg.Experts*gemmTiles(m)*gemmTiles(n))
+	l.Flops = productFlops(m, n, cmp.Or(p.Expect, p.A.Rows))
 	passGrouped(&l, "the gradient of experts", p.A, p.B, p.C, p.Seg)
 	l.Arg(packPair(m, n))
 	l.Arg(packPair(p.A.Rows, p.Seg.Experts))

@@ -139,6 +139,9 @@ func (d *dispatcher) words(room int) (n int) {
 
 func (t *tables) segments() nn.Segments { return nn.Segments{Range: t.seg, Experts: t.d.local()} }
 
+// expect returns the rows that this rank's experts get if all ranks get as many.
+func (t *tables) expect() int { return t.d.tokens * t.d.topK }
+
 // arrivals are what a rank must know of the choices of others before it can sort rows: all
 // choices in a ring, and otherwise how many rows come for each expert.
 type arrivals struct {

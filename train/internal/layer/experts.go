@@ -92,7 +92,7 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	}
 	a, out := p.New(k.rows, e.width), p.New(k.rows, e.hidden)
 	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: k.h, Weight: k.w.Range, Seg: k.t.segments()})
-	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments()})
+	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments(), Expect: k.t.expect()})
 	a.Free()
 	k.done()
 	back := k.t.giveBack(p, out, nn.Matrix{}, false)
@@ -102,7 +102,7 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 
 // first computes the experts' first product.
 func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
-	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments()})
+	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments(), Expect: t.expect()})
 }
 
 // room returns the memory for the rows of a microbatch as far as it is known before rows are
@@ -224,15 +224,15 @@ func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.M
 	t.take(p, dout.Matrix, sent, false)
 	a, dw := p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1)
 	seg := t.segments()
-	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg})
+	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg, Expect: t.expect()})
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
 	dpairs := nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1)
 	weights := t.giveBack(p, dw, dpairs, true)
-	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg, Expect: t.expect()})
 	a.Free()
-	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg})
+	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg, Expect: t.expect()})
 	rows := t.giveBack(p, dout, dxn, false)
-	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg, Expect: t.expect()})
 	if e.rows == Stashed {
 		k.set.Done()
 	} else {

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Stowage's kernels beside PyTorch's on one GPU, in one call.
+
+    CGO_ENABLED=0 go test -c -o nn.test ./internal/kernels/nn
+    python3 pytorch/bench/torch_kernels.py --nn ./nn.test
+    python3 pytorch/bench/torch_kernels.py --nn ./nn.test --only grouped attention --json kernels.json
+
+It measures products over experts (torch._grouped_mm), dense products, every backend of
+SDPA forward and backward, and what is bound by memory: RMS norm, SwiGLU, gathers of rows,
+cross-entropy, AdamW and a copy, each eager and, unless --no-compile, compiled; the
+faster one counts. Then it runs BenchmarkPeersOnGPU of --nn, which has the same names and
+shapes, and prints both with ratios: above 1 Stowage is faster. All data is random and
+normal; between two runs 256 MiB are written, so that the L2 cache is cold; a time is the
+median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
+causal mask leaves.
+
+PyTorch's weight gradients are bf16; those of Stowage are added to fp32 sums, which reads and
+writes more. Dense products of Stowage are its own, without cuBLASLt.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+PARTS = ["grouped", "dense", "attention", "rows"]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nn", help="the test binary of internal/kernels/nn; without it only PyTorch is measured")
+    p.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="only these: " + ", ".join(PARTS))
+    p.add_argument("--match", default="", help="only names that this regular expression finds")
+    p.add_argument("--no-compile", action="store_true", help="do not compile what is bound by memory")
+    p.add_argument("--json", metavar="FILE", help="write all figures")
+    return p.parse_args()
+
+
+ARGS = parse()
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.exit("torch_kernels: PyTorch is not installed; try `pip install torch`")
+if not torch.cuda.is_available():
+    sys.exit("torch_kernels: PyTorch finds no CUDA GPU")
+
+RUNS = 10
+FLUSH = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+# Products over experts: experts, rows, columns of x and of the result, and the share of an
+# expert. peersbench_test.go has the same.
+GROUPS = {
+    "wide8-2048": (8, 16384, 2048, 4096, lambda e: 1),
+    "wide8-4096": (8, 16384, 4096, 8192, lambda e: 1),
+    "wide8-4096-down": (8, 16384, 4096, 4096, lambda e: 1),
+    "small64": (64, 49152, 2048, 2048, lambda e: 1),
+    "small64-down": (64, 49152, 1024, 2048, lambda e: 1),
+    "small128": (128, 65536, 2048, 1536, lambda e: 1),
+    "skewed8": (8, 16384, 2048, 4096, lambda e: 1 / (e + 1)),
+    "skewed64": (64, 49152, 2048, 2048, lambda e: 1 / (e + 1)),
+    "empty64": (64, 49152, 2048, 2048, lambda e: max(0, e % 4 - 2)),
+}
+DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048)]
+HEADS = {"head128": (16, 16, 128, 128), "gqa128": (32, 8, 128, 128), "head64": (32, 32, 64, 64), "mla": (16, 16, 192, 128)}
+RESULTS = {}  # by name: of each way, its time in microseconds and its rate
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def normal(*shape, **more):
+    return torch.randn(*shape, device="cuda", dtype=more.pop("dtype", torch.bfloat16), **more)
+
+
+def measure(name, way, run, flops=0, moved=0):
+    """Measures one way to do the work of a name; the fastest counts."""
+    if ARGS.match and not re.search(ARGS.match, name):
+        return
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = []
+    try:
+        for _ in range(RUNS + 3):
+            FLUSH.zero_()
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+    except Exception as e:
+        RESULTS.setdefault(name, {})[way] = {"error": f"{type(e).__name__}: {str(e).strip().splitlines()[0]}"}
+        return
+    took = statistics.median(times[3:])
+    unit, rate = ("TFLOP/s", flops / took / 1e6) if flops else ("GB/s", moved / took / 1e3)
+    RESULTS.setdefault(name, {})[way] = {"us": took, "rate": rate, "unit": unit}
+
+
+def counts(experts, rows, share):
+    shares = [share(e) for e in range(experts)]
+    n = [int(rows * s / sum(shares)) for s in shares]
+    n[next(e for e, s in enumerate(shares) if s)] += rows - sum(n)
+    return n
+
+
+def grouped():
+    if not hasattr(torch, "_grouped_mm"):
+        say("this PyTorch has no torch._grouped_mm")
+        return
+    for name, (experts, rows, k, n, share) in GROUPS.items():
+        x, y, w = normal(rows, k), normal(rows, n), normal(experts, n, k)
+        ends = torch.tensor(counts(experts, rows, share), device="cuda").cumsum(0).to(torch.int32)
+        flops, at = 2 * rows * k * n, f"grouped/{name}/"
+        measure(at + "forward", "grouped_mm", lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends), flops)
+        measure(at + "input", "grouped_mm", lambda: torch._grouped_mm(y, w, offs=ends), flops)
+        measure(at + "weight", "grouped_mm", lambda: torch._grouped_mm(y.t(), x, offs=ends), flops)
+
+
+def dense():
+    for m, n, k in DENSE:
+        x, w, y = normal(m, k), normal(n, k), normal(m, n)
+        out = [torch.empty(m, n, device="cuda", dtype=torch.bfloat16), torch.empty_like(x), torch.empty_like(w)]
+        flops, at = 2 * m * n * k, f"dense/{m}x{n}x{k}/"
+        measure(at + "forward", "mm", lambda: torch.mm(x, w.t(), out=out[0]), flops)
+        measure(at + "input", "mm", lambda: torch.mm(y, w, out=out[1]), flops)
+        measure(at + "weight", "mm", lambda: torch.mm(y.t(), x, out=out[2]), flops)
+
+
+def attention():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for name, (heads, kv, key, value) in HEADS.items():
+        for seq in (4096, 8192, 16384):
+            batch = 16384 // seq
+            make = lambda h, d: normal(batch, seq, h, d).transpose(1, 2)
+            q, k, v, do = make(heads, key), make(kv, key), make(kv, value), make(heads, value)
+            pairs, at = batch * heads * seq * seq / 2, f"attention/{name}-{seq // 1024}k/"
+            for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+                way = backend.name.split("_")[0].lower()
+                call = lambda *t: F.scaled_dot_product_attention(*t, is_causal=True, enable_gqa=heads != kv)
+                with sdpa_kernel(backend):
+                    with torch.no_grad():
+                        measure(at + "forward", way, lambda: call(q, k, v), flops=2 * pairs * (key + value))
+                    try:
+                        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+                        o = call(*leaves)
+                    except RuntimeError:
+                        continue
+                    measure(at + "backward", way, lambda: torch.autograd.grad(o, leaves, do, retain_graph=True), flops=2 * pairs * (3 * key + 2 * value))
+                    del o, leaves
+
+
+def both(name, fn, *args, moved):
+    """Measures a function as it is and compiled."""
+    measure(name, "eager", lambda: fn(*args), moved=moved)
+    if not ARGS.no_compile:
+        measure(name, "compiled", lambda f=torch.compile(fn, dynamic=False): f(*args), moved=moved)
+
+
+def norm(x, w):
+    return F.rms_norm(x, (x.shape[-1],), w, 1e-5)
+
+
+def norm_grad(x, w, dy):
+    """Gradients of x and w: what autograd does, in one function so that it can be fused."""
+    x, dy = x.float(), dy.float()
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    g = dy * w.float()
+    dx = r * g - x * r**3 * (g * x).mean(-1, keepdim=True)
+    return dx.to(torch.bfloat16), (dy * x * r).sum(0)
+
+
+def swiglu(h):
+    a, b = h.chunk(2, -1)
+    return F.silu(a) * b
+
+
+def swiglu_grad(h, dy):
+    a, b = (t.float() for t in h.chunk(2, -1))
+    s, dy = a.sigmoid(), dy.float()
+    return torch.cat((dy * b * s * (1 + a * (1 - s)), dy * a * s), -1).to(torch.bfloat16)
+
+
+def take(x, order):
+    return x.index_select(0, order)
+
+
+def combine(rows, place, top):
+    return rows.index_select(0, place).view(-1, top, rows.shape[1]).sum(1)
+
+
+def cross_entropy(logits, targets):
+    """The losses and the gradient of their sum."""
+    x = logits.float()
+    p = x.softmax(-1)
+    losses = x.logsumexp(-1) - x.gather(1, targets[:, None])[:, 0]
+    one = torch.arange(x.shape[1], device=x.device)[None] == targets[:, None]
+    return losses, (p - one).to(torch.bfloat16)
+
+
+def rows():
+    tokens, top, big = 8192, 6, 1 << 27
+    for cols in (2048, 4096):
+        x, y, w, wide = normal(tokens, cols), normal(tokens, cols), normal(cols), normal(tokens, 2 * cols)
+        sorted_, unit = normal(tokens * top, cols), tokens * cols * 2
+        order = torch.randperm(tokens * top, device="cuda")
+        name = lambda what: f"rows/{what}-{cols}"
+        both(name("norm"), norm, x, w, moved=2 * unit)
+        both(name("norm-grad"), norm_grad, x, w, y, moved=3 * unit)
+        leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
+        out = norm(*leaves)
+        measure(name("norm-grad"), "autograd", lambda: torch.autograd.grad(out, leaves, y, retain_graph=True), moved=3 * unit)
+        both(name("swiglu"), swiglu, wide, moved=3 * unit)
+        both(name("swiglu-grad"), swiglu_grad, wide, y, moved=5 * unit)
+        both(name("take"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
+        both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
+    logits, targets = normal(tokens, 32000), torch.arange(tokens, device="cuda") * 7919 % 32000
+    both("rows/cross-entropy-32000", cross_entropy, logits, targets, moved=2 * logits.numel() * 2)
+    del logits
+    p = torch.nn.Parameter(normal(big, dtype=torch.float32))
+    p.grad = normal(big, dtype=torch.float32)
+    optim = torch.optim.AdamW([p], lr=1e-9, fused=True)
+    measure("rows/adamw", "fused", optim.step, moved=28 * big)
+    del optim, p
+    a, b = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    measure("rows/copy", "copy_", lambda: b.copy_(a), moved=2 << 30)
+
+
+def ours():
+    """The results of the benchmarks of Stowage, by name."""
+    only = "|".join(ARGS.only)
+    command = [os.path.abspath(ARGS.nn), "-test.run", "^$", "-test.bench", f"^BenchmarkPeersOnGPU$/^({only})$", "-test.benchtime", "1x", "-test.cpu", "1"]  # one, so that names have no suffix
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "internal/kernels/nn")
+    found = {}
+    for line in done.stdout.splitlines():
+        m = re.match(r"BenchmarkPeersOnGPU/(\S+)\s+\d+\s+(.*)", line)
+        if m:
+            words = m[2].split()
+            figures = {unit: float(v) for v, unit in zip(words[::2], words[1::2])}
+            unit = "TFLOP/s" if "TFLOP/s" in figures else "GB/s"
+            if unit in figures:
+                found[m[1]] = {"us": figures.get("us"), "rate": figures[unit], "unit": unit}
+    if done.returncode or not found:
+        say(f"torch_kernels: `{' '.join(command)}` failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    return found
+
+
+def main():
+    for part in ARGS.only:
+        {"grouped": grouped, "dense": dense, "attention": attention, "rows": rows}[part]()
+        torch.cuda.empty_cache()
+    global FLUSH
+    FLUSH = None
+    torch.cuda.empty_cache()
+    mine = ours() if ARGS.nn else {}
+    table = []
+    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6}  fastest of PyTorch; others")
+    for name in dict.fromkeys([*RESULTS, *mine]):
+        ways = {w: r for w, r in RESULTS.get(name, {}).items() if "rate" in r}
+        best = max(ways, key=lambda w: ways[w]["rate"], default=None)
+        own = mine.get(name)
+        row = {"name": name, "torch": RESULTS.get(name, {}), "best": best, "stowage": own}
+        if best and own:
+            row["ratio"] = own["rate"] / ways[best]["rate"]
+        table.append(row)
+        show = lambda r: f"{r['rate']:9.1f}" if r else " " * 9
+        others = "; " + ", ".join(f"{w} {r['rate']:.0f}" for w, r in ways.items() if w != best) if len(ways) > 1 else ""
+        unit = (own or ways.get(best) or {}).get("unit", "")
+        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {row.get('ratio', 0):6.3f}  {best}{others}")
+    if ARGS.json:
+        pathlib.Path(ARGS.json).write_text(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "kernels": table}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,500 @@
+#!/usr/bin/env python3
+"""Speed of `stowage train --device cuda` beside PyTorch's on the same models, in one call.
+
+    python3 pytorch/bench/torch_moe.py --stowage ./stowage                     # four models
+    python3 pytorch/bench/torch_moe.py --stowage ./stowage --model wide8 --json moe.json
+    python3 pytorch/bench/torch_moe.py --quick                                 # tiny models on the CPU: are the losses the same?
+
+PyTorch runs as a good user would have it (moe_model.py): bf16 copies of fp32 parameters, SDPA
+with the fastest of its backends for the shape, products over experts with counts on the
+device, sums of gradients in fp32, fused AdamW; eager, with torch.compile, and compiled with
+the microbatch as one CUDA graph. Stowage and these take turns (--rounds); a rate is that of
+the middle step of all rounds. A step has 4 microbatches of 2 x 4096 tokens, clips the norm of
+the gradients and updates all parameters. Memory is the most that PyTorch's allocator gave
+out, and the peak of Stowage's device.
+
+Both train on the same text. Weights at this size are drawn by each program; that
+both compute the same is shown with tiny models of the same kinds, where PyTorch continues
+from a checkpoint of Stowage (--quick does only that). Parameters of both are counted.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True  # nothing is left in the tree
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WARM = 4  # steps of Stowage that are not measured: it records the first and times the second
+TOLERANCE = 1e-4  # of losses in fp32
+
+# The keys of a Hugging Face config.json, which Stowage reads.
+DECODER = {"vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16, "head_dim": 128, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+MODELS = {
+    "wide8": {**DECODER, "model_type": "mixtral", "num_key_value_heads": 16, "intermediate_size": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "small64": {**DECODER, "model_type": "mixtral", "num_key_value_heads": 4, "intermediate_size": 1024, "num_local_experts": 64, "num_experts_per_tok": 6},
+    "deepseek": {
+        **DECODER, "model_type": "deepseek_v3", "num_hidden_layers": 6, "first_k_dense_replace": 2, "intermediate_size": 8192, "moe_intermediate_size": 1024,
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 1, "moe_layer_freq": 1, "q_lora_rank": 1024, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    },
+    "dense": {**DECODER, "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
+}
+TINY = {
+    "vocab_size": 256, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_key_value_heads": 2, "intermediate_size": 96, "moe_intermediate_size": 48,
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+}
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--stowage", help="the program (default: it is built from this tree)")
+    p.add_argument("--model", nargs="+", choices=list(MODELS), help="only these models (default all)")
+    p.add_argument("--policy", nargs="+", default=["none"], help="memory policies of Stowage (default none)")
+    p.add_argument("--kinds", nargs="+", choices=["eager", "compiled", "tuned", "graph"], default=["eager", "compiled", "graph"], help="ways to run PyTorch (default eager compiled graph); tuned is max-autotune-no-cudagraphs")
+    p.add_argument("--micro", type=int, default=2, help="sequences of a microbatch (default 2)")
+    p.add_argument("--seq", type=int, default=4096, help="tokens of a sequence (default 4096)")
+    p.add_argument("--microbatches", type=int, default=4, help="of a step (default 4)")
+    p.add_argument("--rounds", type=int, default=2, help="turns of each program (default 2)")
+    p.add_argument("--measured", type=int, default=5, help="steps measured in a turn (default 5)")
+    p.add_argument("--profile", action="store_true", help="print PyTorch's time by kernel")
+    p.add_argument("--no-check", action="store_true", help="do not compare losses of tiny models first")
+    p.add_argument("--quick", action="store_true", help="compare losses of tiny models on the CPU, and nothing else")
+    p.add_argument("--json", metavar="FILE", help="write all figures")
+    a = p.parse_args()
+    if min(a.micro, a.seq, a.microbatches, a.rounds, a.measured) < 1:
+        p.error("numbers must be at least 1")
+    return a
+
+
+ARGS = parse()
+if ARGS.quick:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+try:
+    import torch
+except ImportError:
+    sys.exit("torch_moe: PyTorch is not installed; try `apt install python3-torch` or `pip install torch`")
+if not ARGS.quick and not torch.cuda.is_available():
+    sys.exit("torch_moe: PyTorch finds no CUDA GPU; --quick compares losses without one")
+
+import moe_model
+from moe_model import Model
+from torch_checkpoint import Text, read_safetensors
+from torch_model import stacked
+
+OPTIM = {"lr": 3e-4, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "clip": 1.0}
+
+
+def say(text):
+    print(text, flush=True)
+
+
+class Stowage:
+    """Runs of the program."""
+
+    def __init__(self, folder):
+        self.folder, self.program = folder, ARGS.stowage
+        if not self.program:
+            self.program = os.path.join(folder, "stowage")
+            subprocess.run(["go", "build", "-o", self.program, "./cmd/stowage"], cwd=ROOT, check=True)
+        self.runs = 0
+
+    def command(self, model, policy, batch, *flags):
+        self.runs += 1
+        out, config = os.path.join(self.folder, f"run{self.runs}"), os.path.join(self.folder, f"model{self.runs}.json")
+        pathlib.Path(config).write_text(json.dumps(model))
+        micro, seq, microbatches = batch
+        return out, [
+            self.program, "train", "--model", config, "--policy", policy, "--pp", "1", "--ep", "1", "--dp", "1", "--micro", str(micro), "--seq", str(seq),
+            "--microbatches", str(microbatches), "--lr", str(OPTIM["lr"]), "--trace=false", "--out", out, *flags,
+        ]
+
+    def measure(self, model, policy, batch, steps):
+        """The metrics of so many steps. The run is stopped behind them: a checkpoint would
+        take longer than they do."""
+        out, command = self.command(model, policy, batch, "--device", "cuda", "--bf16", "--save-every", "0", "--steps", "1000000")
+        with open(os.path.join(self.folder, "log"), "w+") as log:
+            child = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                while True:
+                    time.sleep(0.05)
+                    lines = []
+                    if os.path.exists(os.path.join(out, "metrics.jsonl")):
+                        lines = pathlib.Path(out, "metrics.jsonl").read_text().split("\n")[:-1]
+                    if len(lines) >= steps:
+                        return [json.loads(line) for line in lines[:steps]]
+                    if child.poll() is not None:
+                        log.seek(0)
+                        sys.exit(f"torch_moe: `{' '.join(command)}` failed:\n{log.read()[-2000:]}")
+            finally:
+                child.kill()
+                child.wait()
+
+    def train(self, model, batch, steps, more, *flags):
+        """Trains steps, then more from the checkpoint: gives the folder behind the first
+        and the metrics of the others. The learning rate is low."""
+        out, command = self.command(model, "none", batch, "--warm-up", "1", *flags)
+        for extra in (["--steps", str(steps)], ["--steps", str(steps + more), "--resume"]):
+            done = subprocess.run(command + extra, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"torch_moe: `{' '.join(command + extra)}` failed:\n{done.stderr.strip()[-2000:]}")
+            if "--resume" not in extra:
+                checkpoint = read(out)
+        return checkpoint, [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl"))][steps:]
+
+
+def read(run):
+    """The checkpoint of a run: what it says, weights and moments."""
+    folder, = pathlib.Path(run, "checkpoints").glob("step-*")
+    tensors = [{n: t.clone() for f in sorted(folder.glob(kind)) for n, t in read_safetensors(f)} for kind in ("model-*", "optim-*")]
+    return json.loads((folder / "checkpoint.json").read_text()), *tensors
+
+
+class Trainer:
+    """Trains in PyTorch. With moments it goes on from a checkpoint."""
+
+    def __init__(self, about, settings, tensors, text, device, moments=None, step=0):
+        self.text, self.step, self.device = text, step, device
+        self.model = Model(about, settings, tensors, text.state["seq"], device, copies=device == "cuda")
+        how = {"fused": True} if device == "cuda" else {}
+        self.optim = torch.optim.AdamW(self.model.groups(OPTIM["weight_decay"]), lr=OPTIM["lr"], betas=(OPTIM["beta1"], OPTIM["beta2"]), eps=OPTIM["epsilon"], **how)
+        for name, p in self.model.main.items():
+            p.grad = self.model.grads[name]
+            if moments:
+                self.optim.state[p] = {"step": torch.tensor(float(step), device=device if how else "cpu")} | {
+                    kind: moments[f"{name}.{kind}"].reshape(p.shape).clone().to(device) for kind in ("exp_avg", "exp_avg_sq")
+                }
+        self.graph = self.static = None
+
+    def batches(self):
+        """The tokens of the next step, on the device."""
+        s = self.text.state
+        return [[t.to(self.device, non_blocking=True) for t in self.text.microbatch(self.step, i)[:2]] for i in range(s["microbatches"])]
+
+    def capture(self):
+        """Makes one graph of a microbatch's passes; gradients are added to the same sums."""
+        s = self.text.state
+        self.total = s["microbatches"] * s["micro"] * s["seq"]
+        self.static = [t.clone() for t in self.batches()[0]]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.sums = self.model.backward(*self.static, self.total)
+        torch._foreach_zero_(list(self.model.grads.values()))
+        self.graph = graph
+
+    def train(self, batches):
+        s = self.text.state
+        total = s["microbatches"] * s["micro"] * s["seq"]
+        loss = aux = 0
+        for rows, targets in batches:
+            if self.graph:
+                self.static[0].copy_(rows)
+                self.static[1].copy_(targets)
+                self.graph.replay()
+                parts = [t.clone() for t in self.sums]
+            else:
+                parts = self.model.backward(rows, targets, total)
+            loss, aux = loss + parts[0], aux + parts[1] / len(batches)
+        more = {"foreach": True} if self.device == "cuda" else {}
+        norm = torch.nn.utils.clip_grad_norm_(list(self.model.main.values()), OPTIM["clip"], **more)
+        self.optim.step()
+        self.model.update()
+        self.step += 1
+        return loss, aux, norm
+
+    def timed(self):
+        """One step; the host waits for the loss, as a user does who prints it."""
+        batches = self.batches()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss, aux, norm = self.train(batches)
+        loss, aux, norm = float(loss), float(aux), float(norm)
+        return {"loss": loss, "aux": aux, "grad_norm": norm, "seconds": time.perf_counter() - began}
+
+
+def tiny(name):
+    return {k: TINY.get(k, v) for k, v in MODELS[name].items()}
+
+
+def check(program, name, steps=6):
+    """The greatest difference of losses and, relative, of norms, over some steps of a tiny model in fp32."""
+    (about, weights, moments), mine = program.train(tiny(name), (2, 64, 2), 1, steps, "--lr", str(OPTIM["lr"]))
+    config = about["config"]
+    for want, got in zip(describe(tiny(name)), (config["model"], config["settings"])):
+        if not within(want, got):
+            sys.exit(f"torch_moe: Stowage reads {name} as {got}; {want} is expected")
+    if sum(math.prod(s) for s in shapes(config["model"]).values()) != sum(t.numel() for t in weights.values()):
+        sys.exit(f"torch_moe: the parameters of {name} are not those of Stowage")
+    t = Trainer(config["model"], config["settings"], weights, Text(about["data"]), "cpu", stacked(moments), about["step"])
+    theirs = [t.timed() for _ in mine]
+    differ = max(abs(a[k] - b[k]) for a, b in zip(mine, theirs) for k in ("loss", "aux") if k in a)
+    norms = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in zip(mine, theirs))
+    return {"loss_differs": differ, "norm_differs": norms, "last_loss": mine[-1]["loss"], "torch_last_loss": theirs[-1]["loss"]}
+
+
+def describe(c):
+    """What a checkpoint of Stowage says about a model of this configuration: the layers, and
+    what is set for all of them."""
+    layers = []
+    for i in range(c["num_hidden_layers"]):
+        if "kv_lora_rank" in c:
+            l = {"mla": {"heads": c["num_attention_heads"], "q_rank": c["q_lora_rank"], "kv_rank": c["kv_lora_rank"], "nope": c["qk_nope_head_dim"], "rope": c["qk_rope_head_dim"], "v": c["v_head_dim"]}}
+        else:
+            l = {"attention": {"heads": c["num_attention_heads"], "kv_heads": c["num_key_value_heads"], "head_dim": c["head_dim"]}}
+        if "num_local_experts" in c:
+            l["moe"] = {"experts": c["num_local_experts"], "top_k": c["num_experts_per_tok"], "width": c["intermediate_size"]}
+        elif i >= c.get("first_k_dense_replace", math.inf):
+            width = c["moe_intermediate_size"]
+            l["moe"] = {"experts": c["n_routed_experts"], "top_k": c["num_experts_per_tok"], "width": width, "shared_width": c["n_shared_experts"] * width, "sigmoid": True, "bias": True}
+        else:
+            l["dense"] = {"width": c["intermediate_size"]}
+        layers.append(l)
+    routing = {"Normalise": True, "Factor": 1, "Balance": 0 if "scoring_func" in c else 0.01, "BiasRate": 0.001}
+    return {"hidden": c["hidden_size"], "vocab": c["vocab_size"], "tied": False, "layers": layers}, {"Epsilon": 1e-5, "Theta": 10000, "Routing": routing}
+
+
+def within(want, got):
+    """Reports whether all that is wanted is in what was got."""
+    if isinstance(want, dict):
+        return all(within(v, got.get(k, 0)) for k, v in want.items())
+    if isinstance(want, list):
+        return len(want) == len(got) and all(within(a, b) for a, b in zip(want, got))
+    return want == got or (isinstance(want, float) and abs(want - got) <= 1e-6 * abs(want))
+
+
+def shapes(about):
+    """The parameters by name, an expert's matrices stacked."""
+    h = about["hidden"]
+    out = {"embedding.word_embeddings.weight": (about["vocab"], h), "output_layer.weight": (about["vocab"], h), "decoder.final_layernorm.weight": (h,)}
+    for i, l in enumerate(about["layers"]):
+        at = f"layers.{i}."
+        s = {"input_layernorm.weight": (h,), "pre_mlp_layernorm.weight": (h,)}
+        if "mla" in l:
+            a = l["mla"]
+            s |= {
+                "self_attention.linear_q_down_proj.weight": (a["q_rank"], h), "self_attention.q_layernorm.weight": (a["q_rank"],),
+                "self_attention.linear_q_up_proj.weight": (a["heads"] * (a["nope"] + a["rope"]), a["q_rank"]),
+                "self_attention.linear_kv_down_proj.weight": (a["kv_rank"] + a["rope"], h), "self_attention.kv_layernorm.weight": (a["kv_rank"],),
+                "self_attention.linear_kv_up_proj.weight": (a["heads"] * (a["nope"] + a["v"]), a["kv_rank"]),
+                "self_attention.linear_proj.weight": (h, a["heads"] * a["v"]),
+            }
+        else:
+            a = l["attention"]
+            s |= {"self_attention.linear_qkv.weight": ((a["heads"] + 2 * a["kv_heads"]) * a["head_dim"], h), "self_attention.linear_proj.weight": (h, a["heads"] * a["head_dim"])}
+        if "moe" in l:
+            m = l["moe"]
+            s |= {"mlp.router.weight": (m["experts"], h), "mlp.experts.linear_fc1.weight": (m["experts"], 2 * m["width"], h), "mlp.experts.linear_fc2.weight": (m["experts"], h, m["width"])}
+            if m.get("shared_width"):
+                s |= {"mlp.shared_experts.linear_fc1.weight": (2 * m["shared_width"], h), "mlp.shared_experts.linear_fc2.weight": (h, m["shared_width"])}
+            if m.get("bias"):
+                s["mlp.router.expert_bias"] = (m["experts"],)
+        else:
+            s |= {"mlp.linear_fc1.weight": (2 * l["dense"]["width"], h), "mlp.linear_fc2.weight": (h, l["dense"]["width"])}
+        out |= {at + n: v for n, v in s.items()}
+    return out
+
+
+def draw(about, device):
+    """Parameters at random, on the device."""
+    torch.manual_seed(1)
+    out = {}
+    for name, shape in shapes(about).items():
+        if name.endswith("expert_bias"):
+            out[name] = torch.zeros(shape, device=device)
+        elif len(shape) == 1:
+            out[name] = torch.ones(shape, device=device)
+        else:
+            out[name] = torch.randn(shape, device=device) * 0.02
+    return out
+
+
+def work(about, seq):
+    """Parameters, and FLOPs of a token's forward and backward pass: the products of the
+    parameters that it meets, and of causal attention with half of the sequence."""
+    total = active = 0
+    for name, shape in shapes(about).items():
+        n = math.prod(shape)
+        total += 0 if name.endswith("expert_bias") else n
+        if len(shape) == 1 or name.startswith("embedding"):
+            continue
+        if len(shape) == 3:
+            m = about["layers"][int(name.split(".")[1])]["moe"]
+            n = n * m["top_k"] // m["experts"]
+        active += n
+    flops = 6 * active
+    for l in about["layers"]:
+        a = l.get("mla")
+        width = a["heads"] * (a["nope"] + a["rope"] + a["v"]) if a else 2 * l["attention"]["heads"] * l["attention"]["head_dim"]
+        flops += 3 * 2 * width * seq // 2
+    return total, flops
+
+
+def fastest_attention(about):
+    """Leaves PyTorch the backend of SDPA that takes the least time forward and backward with
+    the model's heads, and gives its name."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    a = about["layers"][0]
+    if "mla" in a:
+        a = a["mla"]
+        heads, kv, d, v = a["heads"], a["heads"], a["nope"] + a["rope"], a["v"]
+    else:
+        a = a["attention"]
+        heads, kv, d, v = a["heads"], a["kv_heads"], a["head_dim"], a["head_dim"]
+    make = lambda h, w: torch.randn(ARGS.micro, ARGS.seq, h, w, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    q, k, val = make(heads, d), make(kv, d), make(kv, v)
+    times = {}
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+        try:
+            with sdpa_kernel(backend):
+                for i in range(4):
+                    if i == 2:
+                        torch.cuda.synchronize()
+                        began = time.perf_counter()
+                    o = moe_model.attend(q, k, val)
+                    o.backward(o.detach())
+                torch.cuda.synchronize()
+                times[backend] = time.perf_counter() - began
+        except RuntimeError:
+            continue
+    best = min(times, key=times.get)
+    torch.backends.cuda.enable_cudnn_sdp(best == SDPBackend.CUDNN_ATTENTION)
+    torch.backends.cuda.enable_flash_sdp(best == SDPBackend.FLASH_ATTENTION)
+    torch.backends.cuda.enable_mem_efficient_sdp(best == SDPBackend.EFFICIENT_ATTENTION)
+    torch.backends.cuda.enable_math_sdp(False)
+    return best.name
+
+
+class Kind:
+    """One way to run PyTorch, with its trainer, its times and its peak."""
+
+    def __init__(self, name, about, settings, text):
+        self.name, self.steps, self.peak = name, [], 0
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.trainer = Trainer(about, settings, draw(about, "cuda"), text, "cuda")
+        if name != "eager":
+            self.trainer.model.compile(**({"mode": "max-autotune-no-cudagraphs"} if name == "tuned" else {}))
+        began = time.perf_counter()
+        for i in range(3):
+            if i == 2:  # without what compiling took
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            self.trainer.timed()
+        if name == "graph":
+            torch.cuda.synchronize()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.trainer.timed()
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self.trainer.capture()
+            self.trainer.timed()
+        self.first = time.perf_counter() - began
+        self.before = before
+
+    def measure(self, n):
+        torch.cuda.reset_peak_memory_stats()
+        self.steps += [self.trainer.timed() for _ in range(n)]
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self.before)
+
+    def profile(self):
+        from torch.profiler import ProfilerActivity, profile
+
+        batches = self.trainer.batches()
+        with profile(activities=[ProfilerActivity.CUDA]) as p:
+            self.trainer.train(batches)
+            torch.cuda.synchronize()
+        rows = sorted(((e.self_device_time_total, e.count, e.key) for e in p.key_averages()), reverse=True)
+        all = sum(r[0] for r in rows)
+        say(f"  {self.name}: {all / 1e3:.1f} ms of kernels in a step")
+        for t, n, name in rows[:32]:
+            say(f"    {t / 1e3:8.2f} ms {t / all:6.1%} {n:5} x {t / n:8.1f} us  {name[:110]}")
+
+
+def rate(steps, tokens):
+    return tokens / statistics.median(s["seconds"] for s in steps)
+
+
+def start(*kind):
+    """A kind behind its first steps, or None if this PyTorch cannot run it."""
+    try:
+        return Kind(*kind)
+    except Exception as e:
+        say(f"  PyTorch {kind[0]} failed: {type(e).__name__}: {str(e).strip()[:600]}")
+    torch.cuda.empty_cache()
+    return None
+
+
+def speed(program, name):
+    a = ARGS
+    config = MODELS[name]
+    about, settings = describe(config)
+    tokens = a.micro * a.seq * a.microbatches
+    params, flops = work(about, a.seq)
+    say(f"{name}: {params / 1e6:.1f} M parameters, {flops * tokens / 1e12:.1f} TFLOP a step of {tokens} tokens; attention by {fastest_attention(about)}")
+    data = {"seq": a.seq, "micro": a.micro, "microbatches": a.microbatches, "ranks": 1, "targets": 1, "seed": 1}
+    text, results = Text(data), {}
+    mine = {policy: [] for policy in a.policy}
+    kinds = []
+    for round in range(a.rounds):
+        for policy in a.policy:
+            steps = program.measure(config, policy, (a.micro, a.seq, a.microbatches), WARM + a.measured)
+            mine[policy].append(steps)
+            if round == 0:
+                say(f"  stowage {policy}: {rate(steps[WARM:], tokens):.0f} tokens/s, losses {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
+        for kind in a.kinds if round == 0 else kinds:
+            kind = kind if round else start(kind, about, settings, text)
+            if kind is None:
+                continue
+            kind.measure(a.measured)
+            if round == 0:
+                kinds.append(kind)
+                say(f"  PyTorch {kind.name}: {rate(kind.steps, tokens):.0f} tokens/s, loss {kind.steps[-1]['loss']:.4f}; first steps took {kind.first:.1f} s")
+                if a.profile and kind.name != "graph":
+                    kind.profile()
+    if not kinds:
+        sys.exit("torch_moe: no kind of PyTorch ran")
+    best = max(kinds, key=lambda k: rate(k.steps, tokens))
+    best_rate = rate(best.steps, tokens)
+    rows = [("PyTorch " + k.name, rate(k.steps, tokens), k.peak) for k in kinds]
+    rows += [("stowage " + p, rate([s for r in runs for s in r[WARM:]], tokens), max(r[-1]["peak_device_bytes"] for r in runs)) for p, runs in mine.items()]
+    for who, r, peak in rows:
+        say(f"  {who:24} {r:10.0f} tokens/s {peak / 2**30:8.2f} GiB {flops * r / 1e12:7.1f} TFLOP/s {r / best_rate:7.3f}x")
+        results[who] = {"tokens_per_second": r, "peak_bytes": peak, "ratio": r / best_rate}
+    del kinds
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    return {"model": name, "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best.name, "results": results}
+
+
+def main():
+    a, bad, out = ARGS, [], {"torch": torch.__version__, "check": {}, "speed": []}
+    with tempfile.TemporaryDirectory() as folder:
+        program = Stowage(folder)
+        for name in [] if a.no_check else a.model or MODELS:
+            x = out["check"][name] = check(program, name)
+            x["same"] = x["loss_differs"] <= TOLERANCE and x["norm_differs"] <= 10 * TOLERANCE  # a NaN is not
+            if not x["same"]:
+                bad.append(name)
+            say(f"{name}, tiny, fp32: losses differ by {x['loss_differs']:.1e} at most, norms by {x['norm_differs']:.1e} of them")
+        for name in [] if a.quick else a.model or MODELS:
+            out["speed"].append(speed(program, name))
+    if a.json:
+        pathlib.Path(a.json).write_text(json.dumps(out, indent=2) + "\n")
+    if bad:
+        sys.exit(f"torch_moe: {', '.join(bad)}: losses or norms of the programs differ")
+
+
+if __name__ == "__main__":
+    main()
