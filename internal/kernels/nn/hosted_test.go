@@ -38,6 +38,10 @@ func encode(t *testing.T, x *trial, ops []tapeOp, p *tensorProgram) (in []byte) 
 		for _, a := range args {
 			word(a)
 		}
+		word(1) // blocks of a cluster
+		for range 8 * 4 {
+			word(0) // no tensor maps
+		}
 	}
 	return append(in, x.data...)
 }

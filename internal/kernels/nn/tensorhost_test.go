@@ -55,8 +55,8 @@ func newTensorProgram(t testing.TB, source, compiled string) *tensorProgram {
 		switch name {
 		case "words.cuh":
 			from = "testdata/host.cuh"
-		case "tensor.cuh":
-			from = "testdata/tensor.cuh"
+		case "tensor.cuh", "hopper.cuh":
+			from = "testdata/" + name
 		}
 		text, err := os.ReadFile(from)
 		if err != nil {
@@ -90,8 +90,12 @@ func (p *tensorProgram) entry(t testing.TB, l device.Launch) int {
 	if i < 0 {
 		t.Fatalf("%s is no entry of %s", l.Kernel.Name, l.Kernel.Image.Name)
 	}
-	if e := p.entries[i]; len(e.Params) != len(l.Args()) || !strings.Contains(e.Body, fmt.Sprintf(".maxntid %d, 1, 1", l.Block[0])) {
-		t.Fatalf("%s is not compiled for %d arguments and %d threads", e.Name, len(l.Args()), l.Block[0])
+	params := len(l.Args())
+	if l.Kernel == l.Tuned.Kernel {
+		params += len(l.Tuned.Maps())
+	}
+	if e := p.entries[i]; len(e.Params) != params || !strings.Contains(e.Body, fmt.Sprintf(".maxntid %d, 1, 1", l.Block[0])) {
+		t.Fatalf("%s is not compiled for %d arguments and %d threads", e.Name, params, l.Block[0])
 	}
 	return i
 }
@@ -109,12 +113,19 @@ func (p *tensorProgram) run(t testing.TB, memory []byte, from uintptr, launches 
 		word(uint64(p.entry(t, l)))
 		word(uint64(l.Grid[0]))
 		word(uint64(l.Block[0]) | uint64(l.Shared)<<32)
-		for i := range 16 {
-			if i < len(l.Args()) {
-				word(l.Args()[i])
-			} else {
-				word(0)
-			}
+		var args [16]uint64
+		copy(args[:], l.Args())
+		for _, a := range args {
+			word(a)
+		}
+		word(uint64(max(l.Tuned.Cluster, 1)) | uint64(len(l.Args()))<<32)
+		var maps [8]device.TensorMap
+		copy(maps[:], l.Tuned.Maps())
+		for _, m := range maps {
+			word(uint64(m.Addr))
+			word(uint64(m.Cols) | uint64(m.Rows)<<32)
+			word(uint64(m.Pitch))
+			word(uint64(m.BoxRows))
 		}
 	}
 	in.Write(memory)

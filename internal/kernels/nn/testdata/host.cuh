@@ -1,12 +1,13 @@
 // The words of words.cuh and of the prelude for the host, with a main that runs
-// launches. It stands in for the GPU: blocks run one after the other, and the
-// threads of a block are fibres that take turns at barriers and wherever lanes
+// launches. It stands in for the GPU: blocks run one after the other (those of a
+// cluster side by side), and the threads of a block are fibres that take turns at barriers and wherever lanes
 // exchange values. What comes out must not depend on their order.
 //
 // A case on standard input is u64 words: the bytes of memory, the address that
 // arguments take it to have, and the number of launches; for each of those the
-// entry, blocks, threads (in the high half dynamic shared memory) and 16 arguments;
-// then the memory. An entry with all bits set stands for a fill: the number of
+// entry, blocks, threads (in the high half dynamic shared memory), 16 arguments, the
+// blocks of a cluster (in the high half the number of arguments) and eight tensor maps
+// of four words; then the memory. An entry with all bits set stands for a fill: the number of
 // blocks is the byte, the first two arguments say from where and how many. Standard
 // output gets the memory as the last launch left it.
 
@@ -44,12 +45,15 @@ static const u32 host_most = 1024, host_stack = 64 << 10;
 static Fibre host_fibre[host_most];
 static char *host_stacks;
 static jmp_buf host_home;
-static u32 host_thread, host_threads, host_block, host_blocks, host_shared;
+static u32 host_thread, host_threads, host_block, host_blocks, host_shared; // fibre, first block of the cluster
+static u32 host_cluster, host_arity; // blocks side by side, arguments
+static u64 host_maps[8][4];          // address, columns | rows << 32, pitch, rows of a box
 static bool host_moved; // since the round began
 
-inline u32 thread() { return host_thread; }
+inline u32 host_cta() { return host_thread / host_threads; }
+inline u32 thread() { return host_thread % host_threads; }
 inline u32 threads() { return host_threads; }
-inline u32 block() { return host_block; }
+inline u32 block() { return host_block + host_cta(); }
 inline u32 blocks() { return host_blocks; }
 inline u32 lane() { return thread() & 31; }
 inline u32 warp() { return thread() >> 5; }
@@ -59,7 +63,18 @@ struct Gate {
     u32 count;
     u64 opened;
 };
-static Gate host_all[16], host_warp[host_most / 32];
+static const u32 host_blocks_most = 4, host_room = 227 << 10;
+alignas(1024) static u8 host_pools[host_blocks_most][host_room]; // shared memory
+static u8 *pool;                                                 // of the block that runs
+static Gate host_all[host_blocks_most][16], host_warp[host_most / 32];
+static void (*host_tick)(); // what goes on besides threads
+
+// host_yield gives the others a turn.
+inline void host_yield() {
+    u32 me = host_thread;
+    if (_setjmp(host_fibre[me].at) == 0) _longjmp(host_home, 1);
+    host_thread = me;
+}
 
 inline void host_wait(Gate &g, u32 n) {
     u64 seen = g.opened;
@@ -69,16 +84,12 @@ inline void host_wait(Gate &g, u32 n) {
         host_moved = true;
         return;
     }
-    u32 me = host_thread;
-    while (g.opened == seen) {
-        if (_setjmp(host_fibre[me].at) == 0) _longjmp(host_home, 1);
-        host_thread = me;
-    }
+    while (g.opened == seen) host_yield();
 }
 
-inline void barrier(u32 number, u32 members) { host_wait(host_all[number], members); }
+inline void barrier(u32 number, u32 members) { host_wait(host_all[host_cta()][number], members); }
 inline void barrier() { barrier(0, host_threads); }
-inline void warp_barrier() { host_wait(host_warp[warp()], 32); }
+inline void warp_barrier() { host_wait(host_warp[host_thread / 32], 32); }
 
 static u32 host_slot[2][host_most];
 
@@ -150,6 +161,7 @@ static void host_main() {
 static void host_resume(u32 t) {
     if (_setjmp(host_home) != 0) return;
     host_thread = t;
+    pool = host_pools[host_cta()];
     if (host_fibre[t].begun) _longjmp(host_fibre[t].at, 1);
     host_fibre[t].begun = true;
     ucontext_t context;
@@ -167,14 +179,16 @@ static void host_run_block() {
     memset(host_fibre, 0, sizeof host_fibre);
     memset(host_warp, 0, sizeof host_warp);
     memset(host_all, 0, sizeof host_all);
-    static u32 left, i, chance = 1, idle, round;
+    static u32 left, i, all, chance = 1, idle, round;
     idle = round = 0;
     do {
         left = 0;
         if (round++ % 16 == 0 || !host_moved) chance = chance * 1664525 + 1013904223;
         host_moved = false;
-        for (i = 0; i < host_threads; i++) {
-            u32 t = host_block & 1 ? host_threads - 1 - i : i;
+        if (host_tick != nullptr) host_tick();
+        all = host_threads * host_cluster;
+        for (i = 0; i < all; i++) {
+            u32 t = host_block / host_cluster & 1 ? all - 1 - i : i;
             if (host_fibre[t].done) continue;
             left++;
             if ((chance >> (t / 32 * 7 % 29) & 7) < 4) host_resume(t);
@@ -188,9 +202,9 @@ int main() {
     u64 head[3];
     host_stacks = static_cast<char *>(malloc((u64)host_most * host_stack));
     while (fread(head, 8, 3, stdin) == 3) {
-        u64 size = head[0], (*launches)[19] = static_cast<u64(*)[19]>(malloc(head[2] * 19 * 8));
+        u64 size = head[0], (*launches)[52] = static_cast<u64(*)[52]>(malloc(head[2] * 52 * 8));
         u8 *memory = static_cast<u8 *>(aligned_alloc(256, (size + 255) / 256 * 256));
-        if (fread(launches, 19 * 8, head[2], stdin) != head[2] || fread(memory, 1, size, stdin) != size) return 2;
+        if (fread(launches, 52 * 8, head[2], stdin) != head[2] || fread(memory, 1, size, stdin) != size) return 2;
         host_from = reinterpret_cast<u64>(memory);
         host_to = host_from + size;
         for (u64 n = 0; n < head[2]; n++) {
@@ -206,7 +220,12 @@ int main() {
                 u64 a = launches[n][3 + i];
                 host_args[i] = a - head[1] < size ? a - head[1] + host_from : a;
             }
-            for (host_block = 0; host_block < host_blocks; host_block++) host_run_block();
+            host_cluster = (u32)launches[n][19];
+            host_arity = (u32)(launches[n][19] >> 32);
+            memcpy(host_maps, launches[n] + 20, sizeof host_maps);
+            for (auto &m : host_maps) m[0] += host_from - head[1];
+            if (host_cluster > host_blocks_most || host_threads * host_cluster > host_most || host_blocks % host_cluster != 0) return 2;
+            for (host_block = 0; host_block < host_blocks; host_block += host_cluster) host_run_block();
         }
         if (fwrite(memory, 1, size, stdout) != size) return 2;
         free(memory);

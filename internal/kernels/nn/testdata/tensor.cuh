@@ -6,8 +6,6 @@
 
 #include "words.cuh"
 
-static const u32 host_room = 227 << 10;
-alignas(128) static u8 pool[host_room];
 
 inline void need(u32 bytes) {
     if (host_shared < bytes) host_fail("shared memory: asked for, needed", host_shared, bytes);
