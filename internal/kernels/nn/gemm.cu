@@ -1,6 +1,7 @@
 // Matrix products: dense ones, products over experts and the gradient of experts' weights.
-// gemm.cuh has the tile of 128 x 128 that all of them consist of. This file decides which
-// tiles there are, and in which order blocks compute them. gemm.go describes the arguments.
+// gemm.cuh has the tile of 128 x 128 that most of them consist of. This file decides which
+// tiles there are, and in which order blocks compute them; and it has thin products, which
+// would have too few tiles. gemm.go describes the arguments.
 // targets: sm_80
 
 #include "gemm.cuh"
@@ -107,6 +108,64 @@ template <class Way> DEVICE void gradient(const Job &all, const Experts &experts
     }
 }
 
+// A thin product is C = Aᵀ B with few columns of A and long sums, such as the gradient of
+// a router. A block computes 8 x 32 numbers of C. Four threads read 32 columns of a row of B,
+// and 64 rows are read at once; what the threads of a column have is added in one order.
+#define THIN_THREADS 256u
+#define THIN_HIGH 8u
+#define THIN_WIDE 32u
+
+DEVICE void thin(const Job &j) {
+    SHARED float sums[THIN_THREADS / 32][THIN_HIGH][THIN_WIDE];
+    constexpr u32 each = THIN_WIDE / STEP, rows = THIN_THREADS / each, ahead = 4;
+    u32 high = (j.m + THIN_HIGH - 1) / THIN_HIGH, wide = (j.n + THIN_WIDE - 1) / THIN_WIDE;
+    u32 column = thread() % each * STEP, first = thread() / each;
+#pragma unroll 1
+    for (u32 t = block(); t < high * wide; t += blocks()) {
+        u32 m0 = t % high * THIN_HIGH, n0 = t / high * THIN_WIDE;
+        u32 height = least(j.m - m0, THIN_HIGH), width = bounded(n0 + column, j.n, STEP);
+        float c[THIN_HIGH][STEP] = {};
+#pragma unroll 1
+        for (u32 k0 = first; k0 < j.k; k0 += rows * ahead) {
+            float x[ahead][THIN_HIGH], y[ahead][STEP];
+#pragma unroll
+            for (u32 i = 0; i < ahead; i++) {
+                u64 k = k0 + i * rows;
+                bool in = k < j.k;
+                load(j.type_a, j.a + bytes(j.type_a, k * j.pitch_a + m0), in ? height : 0, x[i]);
+                load(j.type_b, j.b + bytes(j.type_b, k * j.pitch_b + n0 + column), in ? width : 0, y[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < ahead; i++) {
+#pragma unroll
+                for (u32 h = 0; h < THIN_HIGH; h++) {
+#pragma unroll
+                    for (u32 e = 0; e < STEP; e++) c[h][e] += x[i][h] * y[i][e];
+                }
+            }
+        }
+        barrier(); // the sums before have been read
+#pragma unroll
+        for (u32 h = 0; h < THIN_HIGH; h++) {
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) {
+#pragma unroll
+                for (u32 d = each; d < 32; d *= 2) c[h][e] += number(across(bits(c[h][e]), d));
+                if (lane() < each) sums[warp()][h][column + e] = c[h][e];
+            }
+        }
+        barrier();
+        u32 h = thread() / THIN_WIDE, w = thread() % THIN_WIDE;
+        if (m0 + h < j.m && n0 + w < j.n) {
+            float sum = 0;
+#pragma unroll
+            for (u32 i = 0; i < THIN_THREADS / 32; i++) sum += sums[i][h][w];
+            if (j.plus != 0) sum += get(j.type_plus, j.plus + bytes(j.type_plus, (m0 + h) * j.pitch_plus + n0 + w));
+            set(j.type_c, j.c + bytes(j.type_c, (m0 + h) * j.pitch_c + n0 + w), sum);
+        }
+    }
+}
+
 #define PRODUCT u64 a, u64 b, u64 c, u64 plus, u64 size, u64 k, u64 pitches, u64 pitches2, u64 how
 #define GROUPED u64 a, u64 b, u64 c, u64 segments, u64 size, u64 rows, u64 pitches, u64 pitch_c, u64 how
 
@@ -142,6 +201,7 @@ DENSE(stowage_nn_gemm_nt, TENSOR_THREADS, Tensor<false, true>())
 DENSE(stowage_nn_gemm_tn, TENSOR_THREADS, Tensor<true, false>())
 DENSE(stowage_nn_gemm_tt, TENSOR_THREADS, Tensor<true, true>())
 DENSE(stowage_nn_gemm_plain, PLAIN_THREADS, plain(how))
+KERNEL(THIN_THREADS, 2) stowage_nn_gemm_thin(PRODUCT) { thin(job(a, b, c, plus, size, k, pitches, pitches2, how)); }
 EXPERTS(stowage_nn_grouped_nn, TENSOR_THREADS, false, Tensor<false, false>())
 EXPERTS(stowage_nn_grouped_nt, TENSOR_THREADS, true, Tensor<false, true>())
 EXPERTS(stowage_nn_grouped_plain, PLAIN_THREADS, how >> 5 & 1, plain(how))

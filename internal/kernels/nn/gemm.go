@@ -53,6 +53,9 @@ func GemmLaunch(p Product) device.Launch {
 	}
 	p.C.shape("a product's C", m, n)
 	l := gemmKernels.launch(p.A, p.B, p.TransA, p.TransB, gemmTiles(m)*gemmTiles(n))
+	if p.thin() {
+		l = device.NewLaunch(&thinKernel, thinBlocks(m, n), thinThreads)
+	}
 	l.Flops = productFlops(m, n, k)
 	passMatrix(&l, "a product's A", p.A, device.Read)
 	passMatrix(&l, "a product's B", p.B, device.Read)

@@ -56,6 +56,21 @@ const (
 	maxExperts = 512
 )
 
+// A block of a thin product computes thinHigh x thinWide numbers.
+const thinThreads, thinHigh, thinWide = 256, 8, 32
+
+var thinKernel = device.Kernel{Name: "stowage_nn_gemm_thin", Image: gemmImage, Go: gemmTwin}
+
+// thin reports whether a product is one of few columns of A, whose tiles would leave most of a
+// GPU idle, with a matrix that is not bf16: the gradient of a router.
+func (p Product) thin() bool {
+	return p.TransA && !p.TransB && p.A.Cols <= 512 && (p.A.Type != kernels.BF16 || p.B.Type != kernels.BF16)
+}
+
+func thinBlocks(m, n int) int {
+	return min((m+thinHigh-1)/thinHigh*((n+thinWide-1)/thinWide), 1<<16)
+}
+
 func gemmTiles(n int) int { return (n + gemmTile - 1) / gemmTile }
 
 // launch returns a launch with a number of blocks.

@@ -5,6 +5,7 @@ package nn
 import (
 	"encoding/binary"
 	"math"
+	"strconv"
 	"testing"
 	"time"
 
@@ -72,6 +73,19 @@ func BenchmarkGemmOnGPU(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			p := Product{A: g.fresh(b, c.in, n, n), B: g.fresh(b, c.in, n, n), C: g.fresh(b, c.out, n, n), TransA: c.transA, TransB: c.transB}
 			g.measure(b, 2*n*n*n, GemmLaunch(p))
+		})
+	}
+}
+
+// The gradient of a router is thin: some experts, and sums over all tokens.
+func BenchmarkThinOnGPU(b *testing.B) {
+	g := newTensorGPU(b)
+	const tokens, cols = 8192, 2048
+	for _, experts := range []int{8, 64, 256} {
+		b.Run(strconv.Itoa(experts), func(b *testing.B) {
+			c := g.fresh(b, kernels.F32, experts, cols)
+			p := Product{A: g.fresh(b, kernels.F32, tokens, experts), B: g.fresh(b, kernels.BF16, tokens, cols), C: c, TransA: true, Plus: c}
+			g.measure(b, 2*tokens*cols*float64(experts), GemmLaunch(p))
 		})
 	}
 }
