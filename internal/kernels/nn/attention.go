@@ -31,7 +31,7 @@ type Attention struct {
 type AttentionGrad struct {
 	Attention
 	DO, DQ, DK, DV Matrix
-	Delta          device.Range // scratch, fp32 [Batch][Heads][Seq]
+	Delta          device.Range // scratch of AttendScratch bytes, first fp32 [Batch][Heads][Seq]
 }
 
 // AttendLaunch returns the launch of attention. Its arguments:
@@ -48,6 +48,7 @@ func AttendLaunch(a Attention) device.Launch {
 	l.Flops = a.flops(1, 1)
 	a.begin(&l, device.Write)
 	l.Arg(pitches(a.O) | uint64(a.Q.Type)<<63)
+	a.tune(&l)
 	return l
 }
 
@@ -68,7 +69,7 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	a.DK.shape("the gradient of attention's keys", tokens, a.KVHeads*a.KeyDim)
 	a.DV.shape("the gradient of attention's values", tokens, a.KVHeads*a.ValueDim)
 	a.mustShareType(a.DO, a.DQ, a.DK, a.DV)
-	a.perRow("Delta", a.Delta)
+	a.perRow("Delta", a.Delta, AttendScratch(a.Attention))
 	l := a.gpuLaunch(step)
 	l.Flops = a.gradFlops(step)
 	a.begin(&l, device.Read)
@@ -78,7 +79,8 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	passMatrix(&l, "the gradient of attention's queries", a.DQ, device.Write)
 	passMatrix(&l, "the gradient of attention's keys", a.DK, device.Write)
 	passMatrix(&l, "the gradient of attention's values", a.DV, device.Write)
-	l.Write(a.Delta.Slice(0, a.sums()))
+	l.Write(a.Delta.Slice(0, AttendScratch(a.Attention)))
+	a.tune(&l, step)
 	return l
 }
 
@@ -160,7 +162,7 @@ func (a *Attention) check() {
 	a.V.shape("attention's values", tokens, a.KVHeads*a.ValueDim)
 	a.O.shape("attention's output", tokens, a.Heads*a.ValueDim)
 	a.mustShareType(a.K, a.V, a.O)
-	a.perRow("LSE", a.LSE)
+	a.perRow("LSE", a.LSE, a.sums())
 }
 
 func (a *Attention) mustShareType(ms ...Matrix) {
@@ -171,9 +173,9 @@ func (a *Attention) mustShareType(ms ...Matrix) {
 	}
 }
 
-func (a *Attention) perRow(name string, r device.Range) {
-	if r.Len < a.sums() || r.Addr()%4 != 0 {
-		panic(fmt.Sprintf("nn: %s of attention: expected %d aligned fp32 numbers, got %s", name, a.Batch*a.Heads*a.Seq, r))
+func (a *Attention) perRow(name string, r device.Range, size memory.Bytes) {
+	if r.Len < size || r.Addr()%4 != 0 {
+		panic(fmt.Sprintf("nn: %s of attention: expected %d aligned fp32 numbers, got %s", name, size/4, r))
 	}
 }
 

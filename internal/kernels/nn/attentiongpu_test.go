@@ -2,7 +2,6 @@ package nn
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -33,8 +32,9 @@ func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *te
 	m := newTensorMemory(t, room)
 	tokens := c.batch * c.seq
 	matrix := func(cols int) Matrix { return m.matrix(c.typ, tokens, cols, 8, even) }
-	row := func() Matrix { return m.matrix(kernels.F32, 1, c.batch*c.heads*c.seq, 0, even) }
-	lse, delta := row(), row()
+	sums := c.batch * c.heads * c.seq
+	scratch := int(AttendScratch(c.sizes()) / 4)
+	lse, delta := m.matrix(kernels.F32, 1, sums, 0, even), m.matrix(kernels.F32, 1, scratch, 0, even)
 	q, k, v, o := matrix(c.heads*c.keyDim), matrix(c.kvHeads*c.keyDim), matrix(c.kvHeads*c.valueDim), matrix(c.heads*c.valueDim)
 	dq, dk, dv, do := matrix(c.heads*c.keyDim), matrix(c.kvHeads*c.keyDim), matrix(c.kvHeads*c.valueDim), matrix(c.heads*c.valueDim)
 	m.fill(rand.New(rand.NewPCG(c.seed, 7)), q, k, v, do)
@@ -44,17 +44,18 @@ func attentionTensorCase(t testing.TB, c attentionCase, even bool, room int) *te
 	if c.typ == kernels.BF16 {
 		tolerance = 0.03
 	}
+	var spare []Matrix
+	if scratch > sums {
+		spare = append(spare, delta.Columns(sums, scratch-sums))
+	}
 	return &tensorCase{
-		name: fmt.Sprint(c, even), memory: m, results: []Matrix{lse, delta, o, dq, dk, dv}, tolerance: tolerance,
+		name: fmt.Sprint(c, even), memory: m, results: []Matrix{lse, delta.Columns(0, sums), o, dq, dk, dv}, scratch: spare, tolerance: tolerance,
 		launches: func(b *device.Buffer) []device.Launch {
 			a := AttentionGrad{
-				Attention: Attention{
-					Q: q.inBuffer(b), K: k.inBuffer(b), V: v.inBuffer(b), O: o.inBuffer(b), LSE: lse.inBuffer(b).Range,
-					Batch: c.batch, Seq: c.seq, Heads: c.heads, KVHeads: c.kvHeads, KeyDim: c.keyDim, ValueDim: c.valueDim,
-					Window: c.window, Scale: float32(1 / math.Sqrt(float64(c.keyDim))),
-				},
-				DO: do.inBuffer(b), DQ: dq.inBuffer(b), DK: dk.inBuffer(b), DV: dv.inBuffer(b), Delta: delta.inBuffer(b).Range,
+				Attention: c.sizes(),
+				DO:        do.inBuffer(b), DQ: dq.inBuffer(b), DK: dk.inBuffer(b), DV: dv.inBuffer(b), Delta: delta.inBuffer(b).Range,
 			}
+			a.Q, a.K, a.V, a.O, a.LSE = q.inBuffer(b), k.inBuffer(b), v.inBuffer(b), o.inBuffer(b), lse.inBuffer(b).Range
 			launches := []device.Launch{AttendLaunch(a.Attention)}
 			for step := range gradSteps {
 				launches = append(launches, AttendGradLaunch(a, step))
@@ -75,6 +76,29 @@ func TestAttentionSourceOnTheHost(t *testing.T) {
 	}
 }
 
+// hopperCases have heads that Hopper has kernels for: one and several tiles of queries and
+// keys with a remainder, groups of heads, and windows.
+var hopperCases = []attentionCase{
+	{batch: 1, seq: 64, heads: 1, kvHeads: 1, keyDim: 128, valueDim: 128, typ: kernels.BF16},
+	{batch: 1, seq: 300, heads: 2, kvHeads: 1, keyDim: 128, valueDim: 128, window: 130, typ: kernels.BF16},
+	{batch: 2, seq: 200, heads: 1, kvHeads: 1, keyDim: 64, valueDim: 64, typ: kernels.BF16},
+	{batch: 1, seq: 390, heads: 2, kvHeads: 1, keyDim: 64, valueDim: 64, window: 5, typ: kernels.BF16},
+	{batch: 2, seq: 140, heads: 1, kvHeads: 1, keyDim: 192, valueDim: 128, typ: kernels.BF16},
+}
+
+// The source for Hopper, compiled for the host, computes what the twin computes. SPEC S6.3
+func TestAttentionForHopperOnTheHost(t *testing.T) {
+	p := newTensorProgram(t, "attentionhopper.cu", attentionHopperPTX)
+	for _, c := range hopperCases {
+		if !attentionTensorCase(t, c, true, 16<<20).tunedOnHost(t, p) {
+			t.Errorf("%v has no kernel for Hopper", c)
+		}
+	}
+	if attentionTensorCase(t, hopperCases[0], false, 4<<20).tunedOnHost(t, p) {
+		t.Error("rows that are not aligned have a kernel for Hopper")
+	}
+}
+
 func TestAttentionOnGPU(t *testing.T) {
 	g := newTensorGPU(t)
 	cases := append(slices.Clone(gpuCases),
@@ -85,8 +109,9 @@ func TestAttentionOnGPU(t *testing.T) {
 		attentionCase{batch: 1, seq: 515, heads: 4, kvHeads: 1, keyDim: 128, valueDim: 128},
 		attentionCase{batch: 1, seq: 300, heads: 2, kvHeads: 1, keyDim: 256, valueDim: 256, window: 100},
 	)
-	for _, c := range cases {
+	for _, c := range append(cases, hopperCases...) {
 		attentionTensorCase(t, c, true, 64<<20).onGPU(t, g)
+		attentionTensorCase(t, c, true, 64<<20).plain().onGPU(t, g)
 		attentionTensorCase(t, c, false, 64<<20).onGPU(t, g)
 	}
 }

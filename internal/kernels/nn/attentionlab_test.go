@@ -26,6 +26,14 @@ func (c attentionCase) String() string {
 	return fmt.Sprintf("%d x %d, %d heads on %d of %d and %d, window %d, type %d", c.batch, c.seq, c.heads, c.kvHeads, c.keyDim, c.valueDim, c.window, c.typ)
 }
 
+// sizes returns attention of these shapes without matrices.
+func (c attentionCase) sizes() Attention {
+	return Attention{
+		Q: Matrix{Type: c.typ}, Batch: c.batch, Seq: c.seq, Heads: c.heads, KVHeads: c.kvHeads,
+		KeyDim: c.keyDim, ValueDim: c.valueDim, Window: c.window, Scale: float32(1 / math.Sqrt(float64(c.keyDim))),
+	}
+}
+
 // plainAttention computes attention in float64 with all scores. Its results are the
 // reference for kernels. Each result comes with a bound of the error that a kernel in
 // float32 can make.
@@ -238,16 +246,13 @@ func newAttentionLab(t testing.TB, dev device.Device, c attentionCase) *attentio
 	}
 	nq, nk, nv := c.heads*c.keyDim, c.kvHeads*c.keyDim, c.kvHeads*c.valueDim
 	in, grad := matrix(nq+nk+nv), matrix(nq+nk+nv)
-	rows := memory.Bytes(4 * c.batch * c.heads * c.seq)
 	x.AttentionGrad = AttentionGrad{
-		Attention: Attention{
-			Q: in.Columns(0, nq), K: in.Columns(nq, nk), V: in.Columns(nq+nk, nv), O: matrix(c.heads * c.valueDim),
-			LSE: x.alloc(rows), Batch: c.batch, Seq: c.seq, Heads: c.heads, KVHeads: c.kvHeads,
-			KeyDim: c.keyDim, ValueDim: c.valueDim, Window: c.window, Scale: float32(1 / math.Sqrt(float64(c.keyDim))),
-		},
-		DO: matrix(c.heads * c.valueDim), Delta: x.alloc(rows),
+		Attention: c.sizes(),
+		DO:        matrix(c.heads * c.valueDim), Delta: x.alloc(AttendScratch(c.sizes())),
 		DQ: grad.Columns(0, nq), DK: grad.Columns(nq, nk), DV: grad.Columns(nq+nk, nv),
 	}
+	x.Q, x.K, x.V, x.O = in.Columns(0, nq), in.Columns(nq, nk), in.Columns(nq+nk, nv), matrix(c.heads*c.valueDim)
+	x.LSE = x.alloc(memory.Bytes(4 * c.batch * c.heads * c.seq))
 	return x
 }
 

@@ -96,8 +96,33 @@ DEVICE void tma_store(u64 map, u32 src, u32 col, u32 row) {
 DEVICE void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <u32 n> DEVICE void tma_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory"); }
 template <u32 n> DEVICE void tma_done() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory"); }
+// bulk_put begins to copy bytes, which follow each other in shared memory, to memory.
+// bulk_add begins to add them there as fp32 numbers.
+DEVICE void bulk_put(u64 dst, u32 src, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
+DEVICE void bulk_add(u64 dst, u32 src, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
+
+// ---- blocks that wait for each other
+
+// publish adds one to a count behind everything that this thread wrote and its copies wrote
+// that it has waited for. await_count waits until a count has a value; what was published
+// with it is known then, to copies too.
+DEVICE void publish(u64 p) { asm volatile("fence.proxy.async; fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
+DEVICE void await_count(u64 p, u32 v) {
+    u32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
+    } while (now != v);
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
 
 // ---- groups of warps
+
+// barrier_arrive counts at a barrier without waiting for the others.
+DEVICE void barrier_arrive(u32 number, u32 members) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(members) : "memory"); }
 
 // elect returns true in one lane of a warp.
 DEVICE bool elect() {
@@ -131,9 +156,14 @@ template <u32 count> DEVICE void pin(float *c) {
 #pragma unroll
     for (u32 i = 0; i < count; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
+template <u32 count> DEVICE void pin(u32 *a) {
+#pragma unroll
+    for (u32 i = 0; i < count; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
 
 // The results of wgmma as operands: numbers of them, and registers.
 #define TEN(d) "%" #d "0,%" #d "1,%" #d "2,%" #d "3,%" #d "4,%" #d "5,%" #d "6,%" #d "7,%" #d "8,%" #d "9"
+#define RESULTS_32 TEN() ",%10,%11,%12,%13,%14,%15"
 #define RESULTS_64 TEN() "," TEN(1) "," TEN(2) ",%30,%31"
 #define RESULTS_96 TEN() "," TEN(1) "," TEN(2) "," TEN(3) ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define RESULTS_128 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63"
@@ -141,6 +171,7 @@ template <u32 count> DEVICE void pin(float *c) {
 #define RESULTS_256 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
 #define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
+#define C_32 C16(0)
 #define C_64 C16(0), C16(16)
 #define C_96 C_64, C16(32)
 #define C_128 C_96, C16(48)
@@ -165,8 +196,9 @@ template <u32 count> DEVICE void pin(float *c) {
 // boxes run along m and n. wgmma_rs has the left operand in registers; code does not change
 // them before the wait.
 template <u32 n, bool turn_a, bool turn_b> DEVICE void wgmma_ss(float *c, u64 a, u64 b, u32 keep) {
-    static_assert(n == 64 || n == 96 || n == 128 || n == 192 || n == 256, "no such product");
-    if constexpr (n == 64) WGMMA_SS(64, 32, 33, 34, 35, 36);
+    static_assert(n == 32 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256, "no such product");
+    if constexpr (n == 32) WGMMA_SS(32, 16, 17, 18, 19, 20);
+    else if constexpr (n == 64) WGMMA_SS(64, 32, 33, 34, 35, 36);
     else if constexpr (n == 96) WGMMA_SS(96, 48, 49, 50, 51, 52);
     else if constexpr (n == 128) WGMMA_SS(128, 64, 65, 66, 67, 68);
     else if constexpr (n == 192) WGMMA_SS(192, 96, 97, 98, 99, 100);

@@ -145,9 +145,11 @@ func BenchmarkAttentionOnGPU(b *testing.B) {
 			g.measure(b, pairs*2*float64(c.keyDim+c.valueDim), AttendLaunch(attention(b)))
 		})
 		b.Run(c.name+" backward", func(b *testing.B) {
+			forward := attention(b)
+			scratch := g.fresh(b, kernels.F32, 1, int(AttendScratch(forward)/4))
 			a := AttentionGrad{
-				Attention: attention(b), DO: g.fresh(b, c.kind, tokens, c.heads*c.valueDim), DQ: g.fresh(b, c.kind, tokens, c.heads*c.keyDim),
-				DK: g.fresh(b, c.kind, tokens, c.kvHeads*c.keyDim), DV: g.fresh(b, c.kind, tokens, c.kvHeads*c.valueDim), Delta: row(b),
+				Attention: forward, DO: g.fresh(b, c.kind, tokens, c.heads*c.valueDim), DQ: g.fresh(b, c.kind, tokens, c.heads*c.keyDim),
+				DK: g.fresh(b, c.kind, tokens, c.kvHeads*c.keyDim), DV: g.fresh(b, c.kind, tokens, c.kvHeads*c.valueDim), Delta: scratch.Range,
 			}
 			g.Launch(AttendLaunch(a.Attention))
 			var launches []device.Launch

@@ -25,6 +25,7 @@ type tensorCase struct {
 	memory    *tensorMemory
 	launches  func(b *device.Buffer) []device.Launch // on another buffer with the same bytes
 	results   []Matrix
+	scratch   []Matrix // of which the kernels may leave anything
 	tolerance float64
 }
 
@@ -47,6 +48,9 @@ func (c *tensorCase) check(t testing.TB, got []byte) {
 	for _, l := range c.launches(c.memory.buf) {
 		l.Kernel.Go(&l)
 	}
+	for _, x := range c.scratch {
+		copy(got[x.Off:x.Off+x.Len], c.memory.bytes[x.Off:])
+	}
 	c.memory.compare(t, c.name, got, c.tolerance, c.results...)
 }
 
@@ -61,8 +65,42 @@ func (c *tensorCase) onHost(t testing.TB, p *tensorProgram) {
 	launches := c.launches(c.memory.buf)
 	for i := range launches {
 		launches[i].Grid[0] = min(launches[i].Grid[0], uint32(2+i%4))
+		launches[i].Tuned = device.Tuned{}
 	}
 	c.check(t, p.run(t, c.memory.bytes, c.memory.from(), launches...))
+}
+
+// tunedOnHost does the same for the tuned kernels, with any grid if blocks are resident. It
+// reports whether the case has tuned kernels.
+func (c *tensorCase) tunedOnHost(t testing.TB, p *tensorProgram) bool {
+	t.Helper()
+	c.memory.trim()
+	launches := c.launches(c.memory.buf)
+	for i := range launches {
+		l := &launches[i]
+		if l.Tuned.Kernel == nil {
+			return false
+		}
+		l.Kernel, l.Grid, l.Block, l.Shared = l.Tuned.Kernel, l.Tuned.Grid, l.Tuned.Block, l.Tuned.Shared
+		if l.Tuned.Resident {
+			l.Grid[0] = min(l.Grid[0], uint32(1+i%4)*max(l.Tuned.Cluster, 1))
+		}
+	}
+	c.check(t, p.run(t, c.memory.bytes, c.memory.from(), launches...))
+	return true
+}
+
+// plain returns the case without tuned kernels.
+func (c *tensorCase) plain() *tensorCase {
+	p := *c
+	p.launches = func(b *device.Buffer) []device.Launch {
+		launches := c.launches(b)
+		for i := range launches {
+			launches[i].Tuned = device.Tuned{}
+		}
+		return launches
+	}
+	return &p
 }
 
 // tensorGPU is a GPU with a stream.

@@ -78,12 +78,10 @@ func (c core) backward(p *Pass, dy Mat) (dqkv Mat) {
 	c.proj.backward(p, do.Matrix, dy.Matrix, nn.Matrix{})
 	saved := p.load("core_attn")
 	dqkv = p.New(t, c.width())
-	delta := p.words(t * c.shape.Heads)
+	a := c.attention(p, saved.mat(0, p.Number, t, c.width()), o, proj.Range(1))
+	delta := p.words(int(nn.AttendScratch(a) / 4))
 	dq, dk, dv := c.split(dqkv.Matrix)
-	nn.AttendGrad(p.S, nn.AttentionGrad{
-		Attention: c.attention(p, saved.mat(0, p.Number, t, c.width()), o, proj.Range(1)), DO: do.Matrix,
-		DQ: dq, DK: dk, DV: dv, Delta: delta.Range(),
-	})
+	nn.AttendGrad(p.S, nn.AttentionGrad{Attention: a, DO: do.Matrix, DQ: dq, DK: dk, DV: dv, Delta: delta.Range()})
 	delta.Free()
 	do.Free()
 	saved.Done()

@@ -150,6 +150,37 @@ inline void tma_store(u64 map, u32 src, u32 col, u32 row) {
     all.of[all.count].box = b;
     all.of[all.count++].group = all.group;
 }
+
+// Bulk is a copy or an addition of bytes that is under way.
+struct HostBulk {
+    u64 dst;
+    u32 src, bytes, group;
+    bool add;
+};
+struct HostBulks {
+    u32 count;
+    HostBulk of[16];
+};
+static HostBulks host_bulks[host_most];
+
+inline void host_bulk(const HostBulk &b) {
+    if (b.dst % 16 != 0 || b.src % 16 != 0 || b.bytes % 16 != 0 || b.src + b.bytes > host_shared) host_fail("a copy of bytes from", b.bytes, b.src);
+    for (u32 i = 0; i < b.bytes; i += 4) {
+        float x;
+        memcpy(&x, pool + b.src + i, 4);
+        float *to = host_at<float>(b.dst + i);
+        *to = b.add ? *to + x : x;
+    }
+}
+inline void host_begin_bulk(const HostBulk &b) {
+    HostBulks &all = host_bulks[host_thread];
+    if (host_eager()) return host_bulk(b);
+    if (all.count == 16) host_fail("too many copies of bytes under way");
+    all.of[all.count++] = b;
+}
+inline void bulk_put(u64 dst, u32 src, u32 bytes) { host_begin_bulk({dst, src, bytes, host_stores[host_thread].group, false}); }
+inline void bulk_add(u64 dst, u32 src, u32 bytes) { host_begin_bulk({dst, src, bytes, host_stores[host_thread].group, true}); }
+
 inline void tma_commit() { host_stores[host_thread].group++; }
 template <u32 n> inline void tma_read() {
     HostStores &all = host_stores[host_thread];
@@ -159,11 +190,32 @@ template <u32 n> inline void tma_read() {
         else all.of[left++] = all.of[i];
     }
     all.count = left;
+    HostBulks &bulks = host_bulks[host_thread];
+    left = 0;
+    for (u32 i = 0; i < bulks.count; i++) {
+        if (bulks.of[i].group + n < all.group) host_bulk(bulks.of[i]);
+        else bulks.of[left++] = bulks.of[i];
+    }
+    bulks.count = left;
 }
 template <u32 n> inline void tma_done() { tma_read<n>(); }
 
+// ---- blocks that wait for each other. The block of a lower number is done already.
+
+inline void publish(u64 p) { ++*host_at<u32>(p); }
+inline void await_count(u64 p, u32 v) {
+    while (*host_at<u32>(p) != v) host_yield();
+}
+
 // ---- groups of warps
 
+inline void barrier_arrive(u32 number, u32 members) {
+    Gate &g = host_all[host_cta()][number];
+    if (++g.count < members) return;
+    g.count = 0;
+    g.opened++;
+    host_moved = true;
+}
 inline bool elect() { return lane() == 5; }
 template <u32 n> inline void registers_less() {}
 template <u32 n> inline void registers_more() {}
@@ -238,8 +290,10 @@ template <u32 n> inline void wgmma_wait() {
         else all.of[left++] = all.of[i];
     }
     all.count = left;
+    warp_barrier(); // a warp waits as one
 }
 template <u32 count> inline void pin(float *) {}
+template <u32 count> inline void pin(u32 *) {}
 
 template <u32 n, bool turn_a, bool turn_b> inline void wgmma_ss(float *c, u64 a, u64 b, u32 keep) {
     host_begin({c, n, 0, keep, turn_a, turn_b, false, {}, a, b});
