@@ -168,6 +168,7 @@ class Model:
         self.copies = copies
         self.w = {n: nn.Parameter(t.to(torch.bfloat16) if copies else t) for n, t in self.main.items()}
         self.grads = {n: torch.zeros_like(t) for n, t in self.main.items()}
+        self.first, self.add = True, lambda g, p: g.add_(p)  # whether gradients replace the sums
         for n, p in self.w.items():
             if hasattr(p, "register_post_accumulate_grad_hook"):
                 p.register_post_accumulate_grad_hook(lambda p, g=self.grads[n]: self.take(p, g))
@@ -182,16 +183,19 @@ class Model:
         self.cos, self.sin = (t.float()[:, None].to(device) for t in (angle.cos(), angle.sin()))
         self.load = {n: torch.zeros_like(b) for n, b in self.bias.items()}
 
-    @staticmethod
-    def take(p, g):
+    def take(self, p, g):
         """Adds a gradient to the sums and frees it."""
-        g.add_(p.grad)
+        if self.first:
+            g.copy_(p.grad)
+        else:
+            self.add(g.view(-1), p.grad.view(-1))
         p.grad = None
 
     def compile(self, **how):
         for l in self.layers:
             l.compile(dynamic=False, **how)
         self.head = torch.compile(head, dynamic=False, **how)
+        self.add = torch.compile(self.add, dynamic=True)  # PyTorch's own kernel for two formats is slow
 
     def groups(self, decay):
         """Parameter groups of the optimiser: vectors do not decay."""
@@ -200,9 +204,10 @@ class Model:
             {"params": [p for p in self.main.values() if p.dim() == 1], "weight_decay": 0.0},
         ]
 
-    def backward(self, rows, targets, total):
-        """The gradients of one microbatch are added to the sums. Gives the loss and the
-        auxiliary one, on the device."""
+    def backward(self, rows, targets, total, first):
+        """The gradients of one microbatch are added to the sums, or replace them. Gives the
+        loss and the auxiliary one, on the device."""
+        self.first = first
         h, extra = F.embedding(rows, self.w["embedding.word_embeddings.weight"]), []
         for i, layer in enumerate(self.layers):
             name = f"layers.{i}.mlp.router.expert_bias"
@@ -227,12 +232,10 @@ class Model:
         return self.settings["Epsilon"]
 
     def update(self):
-        """Copies the parameters for the next step's passes, clears the sums and moves the
-        routers' biases."""
+        """Copies the parameters for the next step's passes and moves the routers' biases."""
         with torch.no_grad():
             if self.copies:
                 torch._foreach_copy_(list(self.w.values()), list(self.main.values()))
-            torch._foreach_zero_(list(self.grads.values()))
             for name, load in self.load.items():
                 self.bias[name] += self.settings["Routing"]["BiasRate"] * (load.mean() - load).sign()
                 load.zero_()

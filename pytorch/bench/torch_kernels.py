@@ -26,6 +26,7 @@ import re
 import statistics
 import subprocess
 import sys
+import warnings
 
 sys.dont_write_bytecode = True
 PARTS = ["grouped", "dense", "attention", "rows"]
@@ -51,6 +52,7 @@ except ImportError:
 if not torch.cuda.is_available():
     sys.exit("torch_kernels: PyTorch finds no CUDA GPU")
 
+warnings.filterwarnings("ignore", module="__main__")  # of backends of SDPA that do not take a shape
 RUNS = 10
 FLUSH = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 # Products over experts: experts, rows, columns of x and of the result, and the share of an
@@ -221,6 +223,10 @@ def rows():
         both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
     logits, targets = normal(tokens, 32000), torch.arange(tokens, device="cuda") * 7919 % 32000
     both("rows/cross-entropy-32000", cross_entropy, logits, targets, moved=2 * logits.numel() * 2)
+    if not ARGS.no_compile:
+        leaf, f = logits.detach().requires_grad_(), torch.compile(lambda x, t: F.cross_entropy(x.float(), t, reduction="sum"), dynamic=False)
+        measure("rows/cross-entropy-32000", "autograd", lambda: torch.autograd.grad(f(leaf, targets), leaf), moved=2 * logits.numel() * 2)
+        del leaf
     del logits
     p = torch.nn.Parameter(normal(big, dtype=torch.float32))
     p.grad = normal(big, dtype=torch.float32)
@@ -270,8 +276,9 @@ def main():
         table.append(row)
         show = lambda r: f"{r['rate']:9.1f}" if r else " " * 9
         others = "; " + ", ".join(f"{w} {r['rate']:.0f}" for w, r in ways.items() if w != best) if len(ways) > 1 else ""
+        ratio = f"{row['ratio']:6.3f}" if "ratio" in row else " " * 6
         unit = (own or ways.get(best) or {}).get("unit", "")
-        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {row.get('ratio', 0):6.3f}  {best}{others}")
+        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio}  {best}{others}")
     if ARGS.json:
         pathlib.Path(ARGS.json).write_text(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "kernels": table}, indent=2) + "\n")
 

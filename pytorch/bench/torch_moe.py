@@ -8,7 +8,7 @@
 PyTorch runs as a good user would have it (moe_model.py): bf16 copies of fp32 parameters, SDPA
 with the fastest of its backends for the shape, products over experts with counts on the
 device, sums of gradients in fp32, fused AdamW; eager, with torch.compile, and compiled with
-the microbatch as one CUDA graph. Stowage and these take turns (--rounds); a rate is that of
+the passes of a step as one CUDA graph. Stowage and these take turns (--rounds); a rate is that of
 the middle step of all rounds. A step has 4 microbatches of 2 x 4096 tokens, clips the norm of
 the gradients and updates all parameters. Memory is the most that PyTorch's allocator gave
 out, and the peak of Stowage's device.
@@ -178,30 +178,29 @@ class Trainer:
         s = self.text.state
         return [[t.to(self.device, non_blocking=True) for t in self.text.microbatch(self.step, i)[:2]] for i in range(s["microbatches"])]
 
-    def capture(self):
-        """Makes one graph of a microbatch's passes; gradients are added to the same sums."""
+    def passes(self, batches):
+        """The gradients of a step, its loss and its auxiliary one."""
         s = self.text.state
-        self.total = s["microbatches"] * s["micro"] * s["seq"]
-        self.static = [t.clone() for t in self.batches()[0]]
+        total = s["microbatches"] * s["micro"] * s["seq"]
+        parts = [self.model.backward(rows, targets, total, i == 0) for i, (rows, targets) in enumerate(batches)]
+        return sum(p[0] for p in parts), sum(p[1] for p in parts) / len(parts)
+
+    def capture(self):
+        """Makes one graph of the passes of a step."""
+        self.static = [[t.clone() for t in b] for b in self.batches()]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.sums = self.model.backward(*self.static, self.total)
-        torch._foreach_zero_(list(self.model.grads.values()))
+            self.sums = self.passes(self.static)
         self.graph = graph
 
     def train(self, batches):
-        s = self.text.state
-        total = s["microbatches"] * s["micro"] * s["seq"]
-        loss = aux = 0
-        for rows, targets in batches:
-            if self.graph:
-                self.static[0].copy_(rows)
-                self.static[1].copy_(targets)
-                self.graph.replay()
-                parts = [t.clone() for t in self.sums]
-            else:
-                parts = self.model.backward(rows, targets, total)
-            loss, aux = loss + parts[0], aux + parts[1] / len(batches)
+        if self.graph:
+            for to, of in zip(self.static, batches):
+                torch._foreach_copy_(to, of)
+            self.graph.replay()
+            loss, aux = self.sums
+        else:
+            loss, aux = self.passes(batches)
         more = {"foreach": True} if self.device == "cuda" else {}
         norm = torch.nn.utils.clip_grad_norm_(list(self.model.main.values()), OPTIM["clip"], **more)
         self.optim.step()
@@ -400,8 +399,8 @@ class Kind:
             torch.cuda.reset_peak_memory_stats()
             self.trainer.capture()
             self.trainer.timed()
-        self.first = time.perf_counter() - began
-        self.before = before
+        self.first, self.before = time.perf_counter() - began, before
+        self.peak = torch.cuda.max_memory_allocated() - before  # a graph holds memory that is allocated only while it is made
 
     def measure(self, n):
         torch.cuda.reset_peak_memory_stats()

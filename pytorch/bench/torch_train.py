@@ -24,14 +24,11 @@ the exit code is 1 if a loss or a norm differs.
 """
 
 import argparse
-import gzip
-import hashlib
 import json
 import math
 import os
 import pathlib
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -82,6 +79,7 @@ except ImportError:
     sys.exit("torch_train: PyTorch is not installed; try `apt install python3-torch` or `pip install torch`")
 
 sys.dont_write_bytecode = True  # nothing is left in the tree
+from torch_checkpoint import Text, read_safetensors
 from torch_model import Model, stacked
 
 
@@ -108,66 +106,6 @@ class Stowage:
     def flags(self, model, ranks):
         flags = {"policy": "none", "model": model, "micro": ARGS.micro, "seq": ARGS.seq, "microbatches": ARGS.microbatches // ranks["dp"]}
         return [word for name, value in {**flags, **ranks}.items() for word in ("--" + name, str(value))]
-
-
-def read_safetensors(path):
-    data = bytearray(path.read_bytes())
-    size, = struct.unpack_from("<Q", data)
-    for name, t in json.loads(data[8:8 + size]).items():
-        if name == "__metadata__":
-            continue
-        if t["dtype"] != "F32":
-            sys.exit(f"torch_train: {name} in {path} is {t['dtype']}; F32 is expected")
-        begin, end = t["data_offsets"]
-        yield name, torch.frombuffer(data, dtype=torch.float32, count=(end - begin) // 4, offset=8 + size + begin).view(t["shape"])
-
-
-class Text:
-    """The windows of the sample in the order of train/data."""
-
-    def __init__(self, state):
-        self.state, self.bytes = state, gzip.decompress((ROOT / "train/internal/data/sample/opticks.txt.gz").read_bytes())
-        if hashlib.sha256(self.bytes).hexdigest() != state["sha256"]:
-            sys.exit("torch_train: the program was trained on another text than the sample of this tree; build it from this tree")
-        cut = len(self.bytes) - state["targets"]
-        self.windows = max(1, (cut - state["seq"] + 1) // state["seq"])
-        self.offsets = cut - self.windows * state["seq"] + 1
-
-    def microbatch(self, step, i):
-        """Rows of inputs and targets, of all replicas' microbatches the i-th."""
-        s = self.state
-        first = (step * s["ranks"] * s["microbatches"] + i) * s["micro"]
-        windows = torch.tensor([list(self.window(first + k)) for k in range(s["micro"])])
-        return [windows[:, k:k + s["seq"]].contiguous() for k in range(1 + s["targets"])]
-
-    def window(self, sequence):
-        s = self.state
-        epoch, i = divmod(sequence, self.windows)
-        key = mix(mix(s["seed"]) + epoch)
-        begin = mix(key) % self.offsets + permute(i, self.windows, key) * s["seq"]
-        return self.bytes[begin:begin + s["seq"] + s["targets"]]
-
-
-WORD = (1 << 64) - 1
-
-
-def mix(x):
-    x = x + 0x9E3779B97F4A7C15 & WORD
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & WORD
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & WORD
-    return x ^ x >> 31
-
-
-def permute(i, n, key):
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    while True:
-        left, right = i >> half, i & mask
-        for r in range(8):
-            left, right = right, left ^ mix(key + mix(right + (r << 32)) & WORD) & mask
-        i = left << half | right
-        if i < n:
-            return i
 
 
 class Trainer:
