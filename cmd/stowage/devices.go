@@ -75,8 +75,10 @@ func openCPU(o device.Observer) (device.Device, error) {
 	return d, nil
 }
 
-// openGPU opens a GPU for the doctor, which looks for libraries itself.
-func openGPU(ordinal int) (device.Device, error) { return openCUDA(cuda.Options{Ordinal: ordinal}) }
+// openGPU opens a GPU for the doctor, with the library that does products in training.
+func openGPU(ordinal int) (device.Device, error) {
+	return openCUDA(cuda.Options{Ordinal: ordinal, Assist: blas.New})
+}
 
 // openCUDA opens a GPU that leaves copies in graphs to the driver, because "bench copy"
 // compares the driver's copy node with our kernel.

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/train/run"
 )
 
@@ -43,7 +42,15 @@ https://ui.perfetto.dev.
 With --policy P the command trains one run. --budget, --graph, --offload-modules,
 --offload-fraction, --recompute-modules and --stash-modules change a policy. They also
 choose one if --policy is missing: --budget chooses budget, --graph chooses graphs, the others choose
-stash. So do --out, --resume, --config, --save-every, --keep, --hold-out and --eval-every.
+stash. So do --out, --resume, --config, --save-every, --keep, --hold-out, --eval-every and --profile.
+
+--profile times each launch of the last three steps and prints, for each kernel, its time in a
+step, its share, its launches, its operations and bytes a second, and how much of its time the
+device needs at the rates of a dense product and of a copy, which are measured first. Then come
+the model's operations a second and their share of the dense product's (MFU). Timing slows
+these steps down; the time of the steps before them stands beside it. Operations are those
+that the model needs: what a kernel computes twice is not counted. With --out the profile is
+also in summary.json and in the report.
 
 --dry-run shows the memory that a run would take, by rank and owner, under one policy or
 under all of them. It trains and writes nothing and needs no GPU: the trainer's own code
@@ -92,6 +99,7 @@ const trainExample = `  stowage train
   stowage train --hold-out 0.1 --eval-every 50 --out other
   stowage train --policy offload --offload-modules core_attn attn_proj --data book.txt
   stowage train --policy stash --serve :8080
+  stowage train --policy none --bf16 --device cuda --pp 1 --ep 1 --dp 1 --profile
   stowage train --budget 60MiB --pp 2 --vpp 2 --microbatches 4 --steps 50
   stowage train --graph attn moe_router --pool arena --dp 2 --ep 1 --bf16`
 
@@ -99,6 +107,7 @@ const trainExample = `  stowage train
 const (
 	runSteps      = 100
 	compareSteps  = 9 // of each policy
+	profileSteps  = 12
 	compareFolder = "runs/compare"
 )
 
@@ -111,6 +120,7 @@ type trainFlags struct {
 	dryRun  bool
 	serve   string
 	plain   bool
+	profile bool
 	args    []string // as typed
 	asJSON  *bool
 	over    func() // ends what shows the run
@@ -242,9 +252,15 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		if single {
 			o.Steps = runSteps
 		}
+		if f.profile {
+			o.Steps = profileSteps
+		}
 	}
 	if single {
 		o.ChoosePolicy()
+	}
+	if err := f.checkProfile(c != nil); err != nil {
+		return nil, nil, single, err
 	}
 	var dev deviceChoice
 	if err := dev.Set(o.Device); err != nil {
@@ -259,10 +275,8 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 			return nil, nil, single, err
 		}
 	}
-	machine := run.Machine{
-		Command: commandLine(cmd, f.args), Version: thisVersion().String(), DryRun: f.dryRun,
-		Open: func(_ int, watch device.Observer) (device.Device, error) { return dev.watched(watch) },
-	}
+	profiler, open := f.profiler(dev)
+	machine := run.Machine{Command: commandLine(cmd, f.args), Version: thisVersion().String(), DryRun: f.dryRun, Open: open}
 	if c != nil {
 		machine.Process, machine.Offset, machine.Within, machine.Run = c.process, c.offset, c.within, c.run
 	}
@@ -274,7 +288,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		return nil, nil, single, err
 	}
 	announce()
-	job.NoTrace = !o.Trace
+	job.NoTrace, job.Profile = !o.Trace, profiler
 	return progress, job, single, nil
 }
 
@@ -282,12 +296,12 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 // --config, then flags. It reports whether the flags ask for a single run.
 func (f *trainFlags) read(given *pflag.FlagSet) (single bool, err error) {
 	for _, name := range []string{
-		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph", "out", "resume", "config", "save-every", "keep", "hold-out", "eval-every",
+		"policy", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph", "out", "resume", "config", "save-every", "keep", "hold-out", "eval-every", "profile",
 	} {
 		single = single || given.Changed(name)
 	}
 	if f.options.Policy == everyPolicy {
-		for _, name := range []string{"resume", "config", "save-every", "keep", "hold-out", "eval-every", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph"} {
+		for _, name := range []string{"resume", "config", "save-every", "keep", "hold-out", "eval-every", "budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph", "profile"} {
 			if given.Changed(name) {
 				return false, usagef("--%s is for a single run, and --policy %s trains under all policies; leave one of them out", name, everyPolicy)
 			}

@@ -130,6 +130,7 @@ func trainErrors(t *testing.T, all *strings.Builder) {
 		"--pool maximum", "--dispatch rings", "--device gpu",
 		"--hold-out 1", "--hold-out -0.1", "--eval-every 3", "--hold-out 0.5 --eval-every -1", "--hold-out 1e-9", "--hold-out 0.0001 --seq 128", "--hold-out 0.9999 --seq 128",
 		"--budget 260KiB --out q", "--budget 260KiB --dry-run", "--dry-run --pp 3",
+		"--profile --dry-run", "--profile --graph attn", "--profile --policy graphs", "--profile --policy all", "--profile --steps 7 --out q",
 		"--policy stash --out small.json", "--policy stash --out short.txt/x", "--policy stash --out mine", "--resume", "--out q --resume",
 	} {
 		stdout, stderr, code := command(strings.Fields(words + line)...)

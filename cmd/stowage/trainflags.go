@@ -15,7 +15,7 @@ import (
 
 // trainSections groups the flags by what they are for.
 var trainSections = []flagSection{
-	{"The run", []string{"policy", "model", "data", "steps", "seed", "hold-out", "eval-every", "dry-run", "out", "save-every", "keep", "resume", "config", "trace", "serve", "plain"}},
+	{"The run", []string{"policy", "model", "data", "steps", "seed", "hold-out", "eval-every", "dry-run", "out", "save-every", "keep", "resume", "config", "trace", "profile", "serve", "plain"}},
 	{"Ranks and batches", []string{"pp", "vpp", "ep", "dp", "micro", "seq", "microbatches", "dispatch", "capacity-factor", "device"}},
 	{"Memory", []string{
 		"budget", "offload-modules", "offload-fraction", "recompute-modules", "stash-modules", "graph", "pool", "prefetch", "grad-comm-dtype", "bf16",
@@ -30,6 +30,7 @@ func (f *trainFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.resume, "resume", false, "continue the run in --out")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "show the memory that the run would take, by rank and owner, and train nothing")
 	fs.StringVar(&f.config, "config", "", "read options from a `file` of YAML; flags override it")
+	fs.BoolVar(&f.profile, "profile", false, "time each launch of the last steps, and print what each kernel takes (default 12 steps)")
 	fs.StringVar(&f.serve, "serve", "", "serve a live page and /metrics at an `address` such as :8080, which is this machine only")
 	fs.BoolVar(&f.plain, "plain", false, "show progress as plain lines, on a terminal too")
 	f.asJSON = jsonFlag(cmd)

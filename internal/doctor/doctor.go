@@ -15,6 +15,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/bench"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
@@ -42,6 +43,7 @@ type Device struct {
 	Free       memory.Bytes `json:"free"`
 	Slot       string       `json:"slot,omitempty"` // what the GPU is plugged into
 	Link       *Link        `json:"link,omitempty"`
+	Products   *Products    `json:"products,omitempty"`
 }
 
 // Link is the speed of copies between device memory and host memory in
@@ -53,6 +55,15 @@ type Link struct {
 	In    float64      `json:"in_gbps"`
 	Both  float64      `json:"both_gbps"`
 	Local float64      `json:"device_gbps"`
+}
+
+// Products is the rate of dense products of square matrices in TFLOP/s, with the library
+// that the device has for them or else with our own kernels. `stowage train --profile`
+// compares kernels with it.
+type Products struct {
+	Size int     `json:"size"`
+	BF16 float64 `json:"bf16_tflops"`
+	F32  float64 `json:"fp32_tflops"`
 }
 
 // Missing is something that the machine lacks, and how to provide it.
@@ -132,7 +143,7 @@ func (r *Report) examineCPU(p Probe) {
 	}
 	dev, err := p.OpenCPU()
 	if err == nil {
-		d.Link, err = measure(dev, p.Bench)
+		d.Link, d.Products, err = measure(dev, p.Bench)
 	}
 	if err != nil {
 		r.failed(d.Name, err)
@@ -156,7 +167,7 @@ func (r *Report) examineGPUs(p Probe, gpus []cuda.GPU, err error, tell func(int)
 			r.miss(d.Name, g.Trouble, "see what else holds the GPU (nvidia-smi)")
 		} else if dev, err := p.OpenGPU(g.Ordinal); err != nil {
 			r.failed(d.Name, err)
-		} else if d.Link, err = measure(dev, p.Bench); err != nil {
+		} else if d.Link, d.Products, err = measure(dev, p.Bench); err != nil {
 			r.failed(d.Name, err)
 		}
 		r.Devices = append(r.Devices, d)
@@ -180,8 +191,8 @@ func (r *Report) failed(what string, err error) {
 	}
 }
 
-// measure times the link of an open device and closes it.
-func measure(dev device.Device, o bench.Options) (*Link, error) {
+// measure times the link and the products of an open device and closes it.
+func measure(dev device.Device, o bench.Options) (*Link, *Products, error) {
 	l := &Link{Size: linkSize}
 	speeds := map[bench.Direction]*float64{bench.Out: &l.Out, bench.In: &l.In, bench.Both: &l.Both, bench.Device: &l.Local}
 	ds := []bench.Direction{bench.Out, bench.In, bench.Both, bench.Device}
@@ -189,11 +200,18 @@ func measure(dev device.Device, o bench.Options) (*Link, error) {
 		*speeds[c.Direction] = c.GBps
 		return nil
 	})
+	p := &Products{Size: bench.ProductSize(dev)}
+	if err == nil {
+		p.BF16, err = bench.Product(dev, kernels.BF16, p.Size)
+	}
+	if err == nil {
+		p.F32, err = bench.Product(dev, kernels.F32, p.Size)
+	}
 	if cerr := dev.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return l, nil
+	return l, p, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/stowage-dev/stowage/internal/profile"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 )
 
@@ -104,6 +105,9 @@ func (d Device) text(line func(name, format string, args ...any)) {
 	}
 	line("", "copies of %v: out %.1f GB/s, in %.1f GB/s, both %.1f GB/s", d.Link.Size, d.Link.Out, d.Link.In, d.Link.Both)
 	line("", "inside device memory %.1f GB/s read plus write", d.Link.Local)
+	if p := d.Products; p != nil {
+		line("", "products of %d x %d x %d: bf16 %s, fp32 %s", p.Size, p.Size, p.Size, profile.Rate(p.BF16), profile.Rate(p.F32))
+	}
 }
 
 func orUnknown(s string) string {

@@ -112,7 +112,7 @@ var layers = []layer{
 		test: append(slices.Clone(devices), "internal/blas"),
 	},
 	// This package runs and resumes a run, and writes its report.
-	{pkg: "train/run", may: with(exact+".", "internal/engine", exact+"device", "device", "internal/bucket", "internal/capture", "internal/comm", "internal/kernels", "internal/atomicfile", "internal/policy", "internal/residency", "internal/stash", "plan", "observe", "train"), test: devices},
+	{pkg: "train/run", may: with(exact+".", "internal/engine", exact+"device", "device", "internal/bucket", "internal/capture", "internal/comm", "internal/kernels", "internal/atomicfile", "internal/policy", "internal/profile", "internal/residency", "internal/stash", "plan", "observe", "train"), test: devices},
 	{
 		pkg:  "pytorch/bridge",
 		may:  with(exact+".", "internal/engine", "pytorch/bridge", "device", "internal/kernels", "internal/version", "internal/offload", "internal/stash", "internal/policy", "internal/schedule", "plan", "observe"),

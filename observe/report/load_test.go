@@ -86,6 +86,7 @@ func TestLoadDamaged(t *testing.T) {
 		{"a step twice", write(MetricsFile, `{"step":1}`+"\n"+`{"step":1}`+"\n"), "metrics.jsonl was changed: its lines are not in the order of steps", 5, 1, 1},
 		{"no object", write(SummaryFile, "[1,2]"), "summary.json is damaged", 4, 2, 1},
 		{"unknown keys", write(SummaryFile, `{"policy":"x","later":{"a":[1]},"more":7,"none":null}`), "", 2, 2, 1},
+		{"a wrong profile", write(SummaryFile, `{"policy":"x","profile":{"kernels":[]}}`), "the profile in summary.json is damaged", 1, 2, 1},
 		{"wrong ranks", write(SummaryFile, `{"policy":"x","by_rank":[{"rank":"zero"}]}`), "the ranks in summary.json are damaged", 1, 2, 1},
 		{"no metrics", remove(MetricsFile), "metrics.jsonl is not there", 5, 0, 1},
 		{"half a line", cut(MetricsFile, 0.7), "metrics.jsonl has 1 line that cannot be read", 5, 1, 1},

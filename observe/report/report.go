@@ -30,6 +30,7 @@ type Run struct {
 	Figures     []Figure          `json:"figures"`     // the table at the top
 	Steps       Steps             `json:"steps"`
 	Ranks       []Rank            `json:"ranks"`
+	Profile     *profile          `json:"profile,omitempty"` // what each kernel took, if that was measured
 	Missing     []string          `json:"missing"`
 	// Apart reports whether the run differs from the first one in its model, seed, number
 	// of steps or machine. Ratios of times mean nothing then, and parameters need not be

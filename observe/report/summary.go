@@ -23,6 +23,32 @@ type summary struct {
 	figures []Figure
 	ranks   []RankSummary
 	policy  string
+	profile *profile
+}
+
+// profile is what `stowage train --profile` writes. Times and launches are those of one
+// step, and shares are in percent.
+type profile struct {
+	Steps  int     `json:"steps"`
+	Timed  float64 `json:"profiled_step_ms"`
+	Plain  float64 `json:"step_ms"` // of a step in which nothing was timed
+	Work   float64 `json:"work_ms"`
+	Model  float64 `json:"model_tflops"`
+	MFU    float64 `json:"mfu_percent"`
+	Limits struct {
+		Product float64 `json:"product_tflops"`
+		Format  string  `json:"product_format"`
+		Copy    float64 `json:"copy_gbps"`
+	} `json:"limits"`
+	Kernels []struct {
+		Name     string  `json:"name"`
+		Millis   float64 `json:"ms"`
+		Share    float64 `json:"share_percent"`
+		Launches float64 `json:"launches"`
+		TFlops   float64 `json:"tflops"`
+		GBps     float64 `json:"gbps"`
+		Limit    float64 `json:"limit_percent"`
+	} `json:"kernels"`
 }
 
 // readSummary reads summary.json. Each number and word on its top level becomes a
@@ -45,12 +71,17 @@ func (r *Run) readSummary(dir string) (s summary, found bool) {
 		r.miss("%s %s; what can be read of it is shown", SummaryFile, how)
 	}
 	var more struct {
-		Policy string          `json:"policy"`
-		Ranks  json.RawMessage `json:"by_rank"`
+		Policy  string          `json:"policy"`
+		Ranks   json.RawMessage `json:"by_rank"`
+		Profile json.RawMessage `json:"profile"`
 	}
 	if json.Unmarshal(data, &more) == nil && more.Ranks != nil && json.Unmarshal(more.Ranks, &s.ranks) != nil {
 		s.ranks = nil
 		r.miss("the ranks in %s are damaged; the choices for groups are not shown", SummaryFile)
+	}
+	if more.Profile != nil && (json.Unmarshal(more.Profile, &s.profile) != nil || s.profile != nil && len(s.profile.Kernels) == 0) {
+		s.profile = nil
+		r.miss("the profile in %s is damaged; the times of kernels are not shown", SummaryFile)
 	}
 	s.policy = more.Policy
 	return s, true
@@ -158,7 +189,7 @@ func figure(name string, v any) (f Figure, ok bool) {
 // apply adds the summary to the run. Without a summary it adds the figures that follow
 // from traces and metrics.
 func (r *Run) apply(s summary) {
-	r.Figures = append(r.Figures, s.figures...)
+	r.Figures, r.Profile = append(r.Figures, s.figures...), s.profile
 	if s.policy != "" {
 		r.Name = s.policy
 	}

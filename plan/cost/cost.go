@@ -72,7 +72,7 @@ func newWith(s *plan.Setup, r efficiencies) (*Model, error) {
 	if g.Flops["bf16"] <= 0 || g.HBM <= 0 || g.HostOut <= 0 || g.HostIn <= 0 || g.FastLink <= 0 || g.Network <= 0 {
 		return nil, &memory.SettingError{Setting: "Hardware", Asked: g.Name, Problem: "has no bf16 speed, memory bandwidth or link bandwidth", Remedy: "complete its data file"}
 	}
-	m := &Model{setup: n, gpu: g, flops: tokenFlops(n.Model, n.Batch.Seq), orders: map[schedule.Pipeline][][]schedule.Pass{}}
+	m := &Model{setup: n, gpu: g, flops: TokenFlops(n.Model, n.Batch.Seq), orders: map[schedule.Pipeline][][]schedule.Pass{}}
 	m.tokens = float64(n.Batch.Seq) * float64(n.Batch.Micro) / float64(n.Layout.CP)
 	m.local = m.tokens
 	if n.Layout.SequenceParallel {

@@ -273,7 +273,7 @@ func TestFit(t *testing.T) {
 func TestFlops(t *testing.T) {
 	for _, x := range published(t) {
 		s := x.model.setup
-		ratio := tokenFlops(s.Model, s.Batch.Seq) * x.Tokens / 1e12 / x.TFLOPS
+		ratio := TokenFlops(s.Model, s.Batch.Seq) * x.Tokens / 1e12 / x.TFLOPS
 		allowed := 0.025
 		if strings.HasPrefix(x.Model, "gpt-oss") || strings.HasPrefix(x.Model, "nemotron") {
 			allowed = 0.3

@@ -273,11 +273,11 @@ func arrival(p schedule.Pass, stage, stages, mbs int, forward, backward []Second
 	return t + hop, t >= 0
 }
 
-// tokenFlops returns the model's operations for one token of a sequence, forward and
+// TokenFlops returns the model's operations for one token of a sequence, forward and
 // backward: two for each parameter of a matrix that the token meets and each score under
 // the causal mask, and twice that in the backward pass. Megatron-LM reports TFLOP/s by
 // this count, which ignores attention windows.
-func tokenFlops(d *model.Model, seq int) float64 {
+func TokenFlops(d *model.Model, seq int) float64 {
 	f := 0.0
 	known := map[model.Kind]float64{}
 	for _, l := range d.Layers {

@@ -19,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/policy"
+	"github.com/stowage-dev/stowage/internal/profile"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train"
@@ -50,6 +51,9 @@ type Machine struct {
 type Job struct {
 	Options Options // with the sizes that the model chose
 	NoTrace bool    // leave traces out of the folder
+	// Profile, unless it is nil, profiles the last steps of a run. It must wrap the devices
+	// that Machine.Open opens.
+	Profile *profile.Profiler
 	// ForecastAll calls OnForecast, unless it is nil, with the number of policies that
 	// are done and the number of all.
 	OnForecast func(done, all int)

@@ -10,6 +10,7 @@ import (
 	"io"
 
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/profile"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/report"
 	"github.com/stowage-dev/stowage/train"
@@ -40,6 +41,8 @@ type Summary struct {
 	// Forecast is the peak of the fullest rank that the first steps led the runtime to
 	// expect.
 	Forecast int64 `json:"predicted_device_bytes,omitempty"`
+	// Profile says what each kernel took, if the run was profiled and not stopped early.
+	Profile *profile.Result `json:"profile,omitempty"`
 	// Notes are remarks on options that had no effect: a [memory.ModuleError] or a
 	// [memory.SettingError] for each.
 	Notes  []error `json:"-"`
@@ -66,8 +69,9 @@ type line struct {
 type run struct {
 	*Job
 	t      *train.Trainer
-	folder *folder  // nil if nothing is written
-	traces *tracing // nil if nothing is traced
+	folder *folder    // nil if nothing is written
+	traces *tracing   // nil if nothing is traced
+	timing *profiling // nil if nothing is profiled
 	p      *Progress
 	out    Summary
 	saved  int               // the step of the last checkpoint that was begun
@@ -133,6 +137,9 @@ func (j *Job) Run(ctx context.Context, dir string, resume bool, p *Progress) (s 
 			return s, err
 		}
 	}
+	if r.timing, err = j.profile(j.Options.Steps - r.t.StepsDone()); err != nil {
+		return s, err
+	}
 	p.begin(j.description([]string{r.out.Policy}, r.t.StepsDone()), dir)
 	return r.steps(ctx, from == nil)
 }
@@ -169,9 +176,14 @@ func (r *run) steps(ctx context.Context, fresh bool) (s Summary, err error) {
 	defer func() { err = r.settled(err) }()
 	stopped := false
 	for r.t.StepsDone() < o.Steps && !stopped {
-		r.traces.beginStep(r.t.StepsDone()+1, r.t.StepsDone()+1 == o.Steps)
+		left := o.Steps - r.t.StepsDone()
+		r.traces.beginStep(r.t.StepsDone()+1, left == 1)
+		r.timing.begin(left)
 		m, err := step(r.t, r.config.Memory.Budget, r.out.Tokens == 0)
 		r.traces.endStep()
+		if err == nil {
+			err = r.timing.end(left, m.Seconds)
+		}
 		if err != nil {
 			err = r.settled(err)
 			if r.folder != nil && (r.out.Tokens == 0 || fresh && r.saver.Saved() < 0 && isInput(err)) {
@@ -325,7 +337,7 @@ func (r *run) finish(finished bool) (err error) {
 		known = r.completeSummary
 	}
 	f := known()
-	s.Finished = finished
+	s.Finished, s.Profile = finished, r.timing.result(r.Job)
 	if s.Eval == nil && finished { // the run was resumed after its last step
 		if s.Eval, err = r.evaluate(); err != nil {
 			return err
@@ -388,6 +400,9 @@ func (s Summary) WriteText(w io.Writer) {
 	fmt.Fprintf(w, "%.0f tokens/s\nat most %s of device and %s of host memory on a rank\n", s.Speed, memory.Bytes(s.Device).Short(), memory.Bytes(s.Host).Short())
 	s.hidden.write(w)
 	fmt.Fprintf(w, "parameters %s\n", s.Digest)
+	if s.Profile != nil {
+		defer s.Profile.WriteText(w)
+	}
 	if s.folder != "" {
 		fmt.Fprintf(w, "the run is in %s\n", s.folder)
 	}

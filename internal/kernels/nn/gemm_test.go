@@ -370,3 +370,38 @@ func BenchmarkGroupedGemm(b *testing.B) {
 		}
 	}
 }
+
+// A profile relies on the operations that launches say they need.
+func TestFlops(t *testing.T) {
+	m := func(rows, cols int) Matrix {
+		return NewMatrix(device.NewBuffer(memory.Device, uintptr(device.Align), 1<<20, 1<<20, "test").All(), kernels.F32, rows, cols)
+	}
+	seg := Segments{device.NewBuffer(memory.Device, uintptr(device.Align), 1<<10, 1<<10, "test").All(), 4}
+	a := Attention{
+		Q: m(32, 24), K: m(32, 12), V: m(32, 10), O: m(32, 20), LSE: m(1, 64).Range, Batch: 2, Seq: 16, Heads: 2, KVHeads: 1, KeyDim: 12, ValueDim: 10, Scale: 1,
+	}
+	near := a
+	near.Window = 4
+	g := AttentionGrad{Attention: a, DO: m(32, 20), DQ: m(32, 24), DK: m(32, 12), DV: m(32, 10), Delta: m(1, 64).Range}
+	var back float64
+	for step := range gradSteps {
+		back += AttendGradLaunch(g, step).Flops
+	}
+	const pairs = 2 * 2 * 16 * 16 / 2 // of rows that see each other
+	for _, c := range []struct {
+		what      string
+		got, want float64
+	}{
+		{"product", GemmLaunch(Product{A: m(3, 5), B: m(7, 5), C: m(3, 7), TransB: true}).Flops, 2 * 3 * 5 * 7},
+		{"product over experts", GroupedGemmLaunch(Experts{A: m(9, 5), B: m(28, 5), C: m(9, 7), TransB: true, Seg: seg}).Flops, 2 * 9 * 5 * 7},
+		{"expected rows", GroupedGemmLaunch(Experts{A: m(9, 5), B: m(28, 5), C: m(9, 7), TransB: true, Seg: seg, Expect: 6}).Flops, 2 * 6 * 5 * 7},
+		{"gradient of experts", GroupedGradLaunch(ExpertsGrad{A: m(9, 7), B: m(9, 5), C: m(28, 5), Seg: seg, Expect: 6}).Flops, 2 * 6 * 5 * 7},
+		{"attention", AttendLaunch(a).Flops, 2 * pairs * (12 + 10)},
+		{"attention with a window", AttendLaunch(near).Flops, 2 * 2 * 2 * 16 * (4 * (1 - 4.0/32)) * (12 + 10)},
+		{"its gradient", back, 2 * pairs * (3*12 + 2*10)},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %g operations, not %g", c.what, c.got, c.want)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package page
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -77,6 +78,11 @@ func TestPageInBrowser(t *testing.T) {
 	b := startBrowser(t)
 	r := sample(policies, 4, 12, 40)
 	r.Runs[3].Name = "offload+recompute" // as long as names of policies are
+	const kernels = `{"profile":{"steps":3,"profiled_step_ms":130.25,"step_ms":124.5,"model_tflops":421.7,"mfu_percent":51.9,"limits":{"product_tflops":812,"product_format":"bf16","copy_gbps":4240},
+		"kernels":[{"name":"grouped_nt","ms":32,"share_percent":83,"launches":32,"tflops":677,"gbps":417,"limit_percent":83.4},{"name":"adamw","ms":4.4,"share_percent":17,"launches":3,"gbps":3788}]}}`
+	if err := json.Unmarshal([]byte(kernels), &r.Runs[4]); err != nil {
+		t.Fatal(err)
+	}
 	url := saved(t, r)
 	for _, theme := range []string{"dark", "light"} {
 		for _, width := range []int{390, 768, 1440} {
@@ -115,6 +121,9 @@ func testFigures(b *browser, run *report.Run, rank *report.Rank) {
 	b.wantText("#card-host", size(int64(run.Figures[1].Value)))
 	b.wantText("#card-loss", fmt.Sprintf("%.4f", run.Figures[2].Value))
 	b.wantText("#card-sum", "equal bit for bit in 5 runs")
+	b.wantText("#kernels .body", "A dense bf16 product reaches 812 TFLOP/s on this device, and a copy 4.24 TB/s.")
+	b.wantText("#kernels .body", "422 TFLOP/s, an MFU of 51.9 % of the dense product.")
+	b.wantText("#kernels tbody tr", "677")
 	b.wantText("#memory .readout .when", fmt.Sprintf("the peak, step %d", rank.Memory.Peak.Step))
 	b.wantText("#memory .readout .tier b", size(rank.Memory.Peak.Bytes))
 	for i := range rank.Details {
