@@ -4,6 +4,7 @@ package profile
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 
@@ -42,6 +43,9 @@ func (d *profiled) NewStream(name string) (device.Stream, error) {
 
 // Close ends the events and the inner device.
 func (d *profiled) Close() error {
+	d.p.mu.Lock()
+	d.p.devices = slices.DeleteFunc(d.p.devices, func(x *profiled) bool { return x == d })
+	d.p.mu.Unlock()
 	var errs []error
 	for _, e := range d.all {
 		errs = append(errs, e.Close())
