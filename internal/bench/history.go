@@ -21,7 +21,7 @@ import (
 // Entry is one result in a history: a line of JSON.
 type Entry struct {
 	Date     string             `json:"date"`  // such as 2026-11-15
-	Bench    string             `json:"bench"` // copy, stash, replay, pools, offload or train
+	Bench    string             `json:"bench"` // copy, stash, replay, pools, offload or train, or a script's name
 	Hardware string             `json:"hardware"`
 	Version  string             `json:"version"`
 	Command  string             `json:"command"`
@@ -67,6 +67,11 @@ type printed struct {
 	OffloadStep *float64 `json:"offload_step_ms"`
 	Utilisation *float64 `json:"link_utilisation"`
 	Hidden      *float64 `json:"hidden_fraction"`
+
+	// Scripts beside PyTorch (pytorch/bench) say themselves what is kept.
+	Bench    string             `json:"bench"`
+	Hardware string             `json:"hardware"`
+	Figures  map[string]float64 `json:"figures"`
 }
 
 // trained is a row of a comparison of training under all policies.
@@ -79,7 +84,7 @@ type trained struct {
 }
 
 // errNoResult is returned for JSON that no benchmark printed.
-var errNoResult = errors.New("expected the JSON of a benchmark or of a training comparison, got something else; record what bench copy, stash, pools or offload or train prints as JSON")
+var errNoResult = errors.New("expected the JSON of a benchmark or of a training comparison, got something else; record what bench copy, stash, pools or offload or train prints as JSON, or a script of pytorch/bench")
 
 // ReadEntry reads the key figures from the JSON that a benchmark printed. It leaves Date
 // empty, and Hardware, Version and Command if the JSON lacks them. It returns an error if
@@ -117,6 +122,8 @@ func ReadEntry(text []byte) (e Entry, err error) {
 		e.Bench = "offload"
 		e.Figures["offload_step_ms"], e.Figures["step_ratio"], e.Figures["peak_ratio"] = *p.OffloadStep, *p.StepRatio, *p.PeakRatio
 		e.Figures["link_utilisation"], e.Figures["hidden_fraction"] = *p.Utilisation, *p.Hidden
+	case p.Bench == "torch_moe" || p.Bench == "torch_kernels":
+		e.Bench, e.Hardware, e.Figures = p.Bench, p.Hardware, p.Figures
 	}
 	return e, e.check()
 }

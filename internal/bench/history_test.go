@@ -30,6 +30,8 @@ func TestReadEntry(t *testing.T) {
 			`{"offload_step_ms":4,"step_ratio":1.5,"peak_ratio":0.5,"link_utilisation":0.25,"hidden_fraction":1}`,
 			map[string]float64{"offload_step_ms": 4, "step_ratio": 1.5, "peak_ratio": 0.5, "link_utilisation": 0.25, "hidden_fraction": 1},
 		},
+		"torch_moe":     {`{"bench":"torch_moe","hardware":"H200","command":"torch_moe.py","figures":{"wide8_stowage_none_ratio":1.25}}`, map[string]float64{"wide8_stowage_none_ratio": 1.25}},
+		"torch_kernels": {`{"bench":"torch_kernels","figures":{"rows/copy_ratio":1}}`, map[string]float64{"rows/copy_ratio": 1}},
 		"train": {
 			`[{"policy":"none","peak_device_bytes":8,"step_ratio":1,"tokens_per_second":5,"params_sha256":"a"},{"policy":"stash","peak_device_bytes":4,"step_ratio":1.5,"params_sha256":"a"}]`,
 			map[string]float64{"tokens_per_second": 5, "none_peak_device_bytes": 8, "none_step_ratio": 1, "stash_peak_device_bytes": 4, "stash_step_ratio": 1.5},

@@ -280,7 +280,9 @@ def main():
         unit = (own or ways.get(best) or {}).get("unit", "")
         say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio}  {best}{others}")
     if ARGS.json:
-        pathlib.Path(ARGS.json).write_text(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "kernels": table}, indent=2) + "\n")
+        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_ratio": r["ratio"] for r in table if "ratio" in r}
+        label = {"bench": "torch_kernels", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name(), "figures": figures}
+        pathlib.Path(ARGS.json).write_text(json.dumps({**label, "torch": torch.__version__, "kernels": table}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -387,7 +387,9 @@ def main():
         for name in [] if a.quick else a.model or MODELS:
             out["speed"].append(speed(program, name))
     if a.json:
-        pathlib.Path(a.json).write_text(json.dumps(out, indent=2) + "\n")
+        figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
+        label = {"bench": "torch_moe", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name() if out["speed"] else "", "figures": figures}
+        pathlib.Path(a.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
     if bad:
         sys.exit(f"torch_moe: {', '.join(bad)}: losses or norms of the programs differ")
 
