@@ -390,14 +390,15 @@ class _Tracer:
         if given is None:
             return 0
         for foreach in (True, False) if self.rates is not None and FOREACH else (None,):
-            made = self._optimizer(model, given)
+            with by_default(torch.device("cpu")):  # an optimiser reads how many steps it made, and some their settings
+                made = self._optimizer(model, given)
             for group in made.param_groups:
                 if group.get("fused"):
                     group["fused"], group["foreach"] = None, False  # it has no temporaries
                 elif "foreach" in group and group["foreach"] is None:
                     group["foreach"] = foreach
             try:
-                with by_default(torch.device("cpu")):  # an optimiser reads how many steps it made
+                with by_default(torch.device("cpu")):
                     made.step()
                     state = storages((x for of in made.state.values() for x in of.values() if isinstance(x, torch.Tensor)), self.device)
                     live.weights |= set(state)

@@ -406,9 +406,10 @@ def by_default(device: torch.device) -> Any:
 @contextlib.contextmanager
 def as_on_gpu(kernels: Kernels) -> Iterator[None]:
     """Makes PyTorch's functions call these kernels, and autocast work without a GPU."""
-    functional, autocast = torch.nn.functional, torch.autocast
-    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    checks = {n: getattr(functional, n) for n in names}
+    autocast, names = torch.autocast, ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    # Functions in Python are not to be seen as a whole, but what they call. PyTorch hides a mode from
+    # what it sees, so that a backward pass would run without these kernels.
+    checks = {(of, n): getattr(of, n) for of in (torch.nn.functional, torch.autograd) for n in names if hasattr(of, n)}
     init, leave = autocast.__init__, autocast.__exit__
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
@@ -424,16 +425,15 @@ def as_on_gpu(kernels: Kernels) -> Iterator[None]:
         return left
 
     try:
-        # Functions in Python are not to be seen as a whole, but what they call.
-        for n in names:
-            setattr(functional, n, lambda *_: False)
+        for of, n in checks:
+            setattr(of, n, lambda *_: False)
         autocast.__init__, autocast.__exit__ = begin, end
         with by_default(kernels.device), kernels:
             yield
     finally:
         autocast.__init__, autocast.__exit__ = init, leave
-        for n, check in checks.items():
-            setattr(functional, n, check)
+        for (of, n), check in checks.items():
+            setattr(of, n, check)
 
 
 # Steps

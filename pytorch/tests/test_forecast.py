@@ -458,6 +458,19 @@ class Policies(unittest.TestCase):
         got = stowage.plan(stack(Layer, 3), torch.randn(3, 4, 8), gpu="h100", budget="1GiB", loss=lambda out: out.square().mean())
         self.assertNotIn("cannot be recomputed", str(got))
 
+    def test_a_backward_pass_that_modes_see(self):
+        """PyTorch 2.11 shows torch.autograd.backward() to modes, and hides them from what runs inside."""
+        backward, check = torch.autograd.backward, torch.autograd.has_torch_function
+
+        def shown(tensors, *args, **kwargs):
+            if torch.autograd.has_torch_function((tensors,)):
+                return torch.overrides.handle_torch_function(shown, (tensors,), tensors, *args, **kwargs)
+            return backward(tensors, *args, **kwargs)
+
+        with mock.patch.object(torch.autograd, "backward", shown):
+            self.test_blocks_with_dropout()
+        self.assertIs(check, torch.autograd.has_torch_function)
+
     def test_the_smallest_budget(self):
         least = self.kept.least.budget
         self.assertLessEqual(self.kept.least.peak, least)
