@@ -104,14 +104,22 @@ def autocast_of(kind: str) -> Tuple[bool, torch.dtype]:
     return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
 
 
-class Surroundings:
-    """The autocast state of a forward pass, to be had again in the second."""
+def default_devices() -> Tuple[torch.device, ...]:
+    """Returns the devices of torch.set_default_device() and of `with device`, the innermost last."""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return tuple(mode.device for mode in modes if type(mode).__name__ == "DeviceContext")
 
-    __slots__ = ("gpu", "cpu", "cache")
+
+class Surroundings:
+    """The autocast state and the default device of a forward pass, to be had again in the second.
+    A backward pass has no default device: PyTorch hides it from what calls the engine."""
+
+    __slots__ = ("gpu", "cpu", "cache", "devices")
 
     def __init__(self) -> None:
         self.gpu, self.cpu = autocast_of("cuda"), autocast_of("cpu")
         self.cache = torch.is_autocast_cache_enabled()
+        self.devices = default_devices()
 
     def caches(self) -> bool:
         """Reports whether what is cast stays until the outermost autocast ends."""
@@ -119,16 +127,22 @@ class Surroundings:
 
     def same(self) -> bool:
         """Reports whether the thread has them now."""
-        return autocast_of("cuda") == self.gpu and autocast_of("cpu") == self.cpu
+        return autocast_of("cuda") == self.gpu and autocast_of("cpu") == self.cpu and default_devices() == self.devices
 
     @contextlib.contextmanager
     def again(self) -> Any:
         if self.same():
             yield
             return
-        with torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache) if torch.cuda.is_available() or self.gpu[0] else contextlib.nullcontext():
-            with torch.autocast("cpu", enabled=self.cpu[0], dtype=self.cpu[1], cache_enabled=self.cache):
-                yield
+        now, want = default_devices(), self.devices
+        more: Any = want[len(now) :] if want[: len(now)] == now else want[-1:] or (torch.device("cpu"),)
+        with contextlib.ExitStack() as stack:
+            for device in more:
+                stack.enter_context(device)
+            if torch.cuda.is_available() or self.gpu[0]:
+                stack.enter_context(torch.autocast("cuda", enabled=self.gpu[0], dtype=self.gpu[1], cache_enabled=self.cache))
+            stack.enter_context(torch.autocast("cpu", enabled=self.cpu[0], dtype=self.cpu[1], cache_enabled=self.cache))
+            yield
 
 
 class Random:

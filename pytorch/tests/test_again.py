@@ -4,7 +4,7 @@ import random
 import unittest
 
 from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
-from common import stowage, torch
+from common import DEVICE, stowage, torch
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils import checkpoint
@@ -39,6 +39,33 @@ class Fused(Planned):
             self.assertEqual([], rt._planner.notes())
             part = next(iter(rt._planner.keys[""].measured[0].parts.values()))
             self.assertEqual(3 * 4 * model.blocks[0].up.out_features * 4, part.lean)  # what down() reads
+
+
+@unittest.skipUnless(hasattr(torch, "set_default_device"), "this PyTorch has no default device")
+class Devices(Planned):
+    def test_a_default_device(self):
+        """Second passes have that of the first, though PyTorch hides it from what a backward pass runs."""
+        seen = []
+
+        class Looks(Block):
+            def forward(self, x):
+                seen.append(torch.empty(0).device.type)
+                return super().forward(x)
+
+        def step(model, i):
+            x = torch.randn(3, 4, 8)
+            for outside in (False, True):
+                with torch.device(DEVICE), torch.device("meta"):
+                    loss = model(x).square().mean()
+                    None if outside else loss.backward()
+                loss.backward() if outside else None
+            return loss
+
+        for pick in ("whole", "lean"):
+            seen.clear()
+            self.assertEqual(4, len(self.under(stack(Looks), step, pick)[0]))
+            self.assertGreater(len(seen), 2 * 4 * 2 * (RECORDED + 2))
+            self.assertEqual({"meta"}, set(seen))
 
 
 class Refused(Planned):
