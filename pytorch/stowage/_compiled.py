@@ -9,11 +9,10 @@ computes more in the backward pass.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import types
-from typing import Any, Callable, ContextManager, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
@@ -88,9 +87,19 @@ def _settings(made: Any) -> Tuple[Any, Any]:
             backend = getattr(backend, name)
     if not callable(backend) or backend is context.callback:
         raise Error("the backend that it was compiled with is not known")
-    if getattr(backend, "config", {}).get("triton.cudagraphs"):
+    if _captures(backend):
         raise Error("it is compiled to CUDA graphs")
     return backend, context._dynamic
+
+
+def _captures(backend: Any) -> bool:
+    """Reports whether a backend makes CUDA graphs, by its own settings or by those of the process."""
+    name = getattr(backend, "compiler_name", "")
+    if name != "inductor":
+        return bool(name == "cudagraphs")
+    from torch._inductor import config
+
+    return bool(backend.config.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def _with(backend: Any, budget: float) -> Any:
@@ -110,9 +119,16 @@ def _with(backend: Any, budget: float) -> Any:
     return compile_with_budget
 
 
-def more_graphs() -> ContextManager[Any]:
-    """Lets a function have more graphs than PyTorch allows by default, for a while."""
+# What PyTorch's limits on the graphs of a function were raised to. A function that exceeds them
+# runs as if it were not compiled.
+_raised: Dict[str, int] = {}
+
+
+def allow_more_graphs() -> None:
+    """Lets a function have as many graphs as its user allowed, and as many more for each budget."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    names = [name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name)]
-    made: ContextManager[Any] = config.patch({names[0]: getattr(config, names[0]) + len(BUDGETS)}) if names else contextlib.nullcontext()
-    return made
+    for names in (("recompile_limit", "cache_size_limit"), ("accumulated_recompile_limit", "accumulated_cache_size_limit")):
+        name = next((name for name in names if hasattr(config, name)), "")
+        if name and getattr(config, name) != _raised.get(name):
+            _raised[name] = getattr(config, name) * (1 + len(BUDGETS))
+            setattr(config, name, _raised[name])

@@ -21,7 +21,7 @@ import torch
 from . import _explain
 from ._again import raised
 from ._budget import Budget
-from ._compiled import BUDGETS
+from ._compiled import BUDGETS, allow_more_graphs
 from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Passes, Recording, Units
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
@@ -205,7 +205,9 @@ class Planner:
     def record(self, known: Key, step: Step) -> Profile:
         rt = self._runtime
         known.room = self._budget.room()
-        budgets = BUDGETS if self._is_tight(known) else ()
+        budgets = BUDGETS if self._is_tight(known) and any(u.compiled for u in self.units.list) else ()
+        if budgets:
+            allow_more_graphs()
         profile = Profile(rt.device, step, rt._weights, rt._least, self._budget, self._refused, known.agreed if self.ranks.several else None, budgets, self._exact)
         self.units.wrap_all()
         rt._now = Recording(step, profile)
@@ -499,8 +501,8 @@ class Planner:
         known.other = (plan, known.limit, took)
         size = self._budget.size
         known.limit += size // (2 * CAUTION)  # the rest is for copies that are not in time
-        if self._budget.measures:  # what else this plan held is what others hold, too
-            known.limit = max(known.limit, plan.answer["peak"] + size - known.peak - size // SLACK - size // LATE)
+        if self._budget.measures:  # what else this plan held is what others hold, too, but perhaps at another time
+            known.limit = max(known.limit, min(plan.answer["peak"] + size - known.peak - size // SLACK, known.flat) - size // LATE)
 
         def calibrated() -> Plan:
             made_for = self._division(known, plan)
@@ -528,7 +530,8 @@ class Planner:
         if known.stage == "offload" and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
             return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
         if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
-            return size - peak - slack if known.stage == "recompute" else (size - peak - slack) // 2
+            room = size - peak - slack
+            return room if known.stage == "recompute" else max(min(room // 2, max(known.flat, known.kept) - size // LATE - known.limit), 0)
         return 0
 
     def _settle(self, key: str, known: Key, plan: Plan, limit: int) -> None:
@@ -541,13 +544,14 @@ class _Stopwatch:
     """The time of a step on its device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._began: Any = time.perf_counter()
-        if self._cuda:
-            torch.cuda.synchronize(device)  # the host's head start is no part of the step
-            self._began = time.perf_counter()
+        self._device = device
+        self._wait()  # the host's head start is no part of the step
+        self._began = time.perf_counter()
 
     def seconds(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return float(time.perf_counter() - self._began)
+        self._wait()
+        return time.perf_counter() - self._began
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -8,6 +8,7 @@ kept; so must every cheap part. What does not is never recomputed.
 
 from __future__ import annotations
 
+import contextvars
 import random
 import time
 import weakref
@@ -35,13 +36,13 @@ class Clock:
     """Stamps of the device's time, or of the host's if that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._stamps: List[Any] = []
 
     def stamp(self) -> int:
         if self._cuda:
             e = torch.cuda.Event(enable_timing=True)
-            e.record()
+            e.record(torch.cuda.current_stream(self._device))
             self._stamps.append(e)
         else:
             self._stamps.append(time.perf_counter())
@@ -51,7 +52,8 @@ class Clock:
         """Gives the device work, so that what follows waits for the device and not for the
         host, as in a step that the device bounds."""
         if self._cuda:
-            torch.cuda._sleep(FILL)
+            with torch.cuda.device(self._device):
+                torch.cuda._sleep(FILL)
 
     def read(self) -> List[float]:
         """Returns the stamps in seconds after the first. It waits for the device."""
@@ -60,8 +62,7 @@ class Clock:
         first = self._stamps[0]
         if not self._cuda:
             return [s - first for s in self._stamps]
-        self._stamps[-1].synchronize()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         return [first.elapsed_time(s) / 1e3 for s in self._stamps]
 
 
@@ -132,6 +133,9 @@ class Call:
         self.around: Any = None
         self.caches = False  # autocast is on and keeps what it cast
         self.random: Optional[Random] = None
+        # The settings of compilers belong to a thread in some versions of PyTorch, and a backward
+        # pass on a GPU has its own.
+        self.context = contextvars.copy_context() if unit.compiled else None
         # Stamps of both ends of the forward pass, and of the beginning of the backward pass
         # before and after the second forward pass was tried.
         self.began = self.ended = self.loaded = self.resumed = -1
@@ -180,7 +184,7 @@ class Call:
 
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
-        self.again = self.around = self.random = None
+        self.again = self.around = self.random = self.context = None
         self.smalls, self.made = [], {}
         for e in self.entries:
             e.recipe, e.small = (True if x is not None else None for x in (e.recipe, e.small))  # type: ignore[assignment]
@@ -381,7 +385,8 @@ class Profile:
             del there, inputs
             weights = sum(p.numel() * p.element_size() for p in unit.module.parameters()) if unit.compiled else 0
             if unit.compiled and unit.whole is not False and fits(need, room - 3 * weights):
-                compare(self, call)
+                assert call.context is not None
+                call.context.run(compare, self, call)
         except OutOfMemory:
             pass
         except Exception as e:  # nothing that is tried here may end a step

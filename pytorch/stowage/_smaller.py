@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from ._again import IN_PLACE, Random, hooks, state
 from ._attach import is_sharded
 from ._bits import distance, same
-from ._compiled import more_graphs, with_budget
+from ._compiled import with_budget
 from ._errors import Error
 from ._record import storage_of
 from ._units import Uncounted
@@ -62,8 +62,7 @@ def compare(profile: Any, call: Any) -> None:
         try:
             if b not in unit.smaller:
                 unit.smaller[b] = with_budget(forward, b)
-            with more_graphs():
-                got, m, _ = both_passes(profile, call, unit.smaller[b])
+            got, m, _ = both_passes(profile, call, unit.smaller[b])
             outputs, gradients = (near(*pair) for pair in zip(want, got))
             if outputs and not gradients:  # github.com/pytorch/pytorch/issues/190758
                 raise Error("its outputs are right and its gradients are not, as if its backward pass drew other random numbers")

@@ -8,8 +8,8 @@ import unittest
 from unittest import mock
 
 from blocks import PLANS, Block, Compared, Layer, choices, one_pass, planned, stack, train
-from common import DEVICE, runtime, torch
-from stowage import _planned, _smaller
+from common import DEVICE, runtime, stowage, torch
+from stowage import _compiled, _planned, _smaller
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -136,6 +136,35 @@ class Smaller(Compiled):
         self.assertRegex(said[0], BUDGET)
         self.assertEqual([1.0, 1.0, 0.7, 0.5], seen)
 
+    def test_a_default_device(self):
+        """Graphs that were tried in a backward pass are those of later forward passes."""
+        with torch.device(DEVICE), torch.device(DEVICE):
+            self.assertRegex(self.both(lambda: compile_blocks(stack(Block, 3), FORMS[0]), "lean")[0], BUDGET)
+
+    def test_many_shapes(self):
+        """Graphs with a budget leave room for as many of the user's as PyTorch allows."""
+        from torch._dynamo import config
+
+        name = next(n for n in ("recompile_limit", "cache_size_limit") if hasattr(config, n))
+        model = compile_blocks(stack(Block, 3), FORMS[0], dynamic=False)
+        with config.patch({name: 3}), mock.patch.object(_planned.Planner, "_is_tight", lambda planner, known: known.recorded == RECORDED - 1), lean(model, "lean") as rt:
+            for rows in (1, 2, 3):
+                train(model, lambda model, i: model(torch.randn(rows, 8)).sum().backward() or torch.zeros(1), RECORDED + 1, rt, str(rows))
+                self.assertEqual(3 * rows, counts()[0])
+
+    def test_cuda_graphs_are_left_alone(self):
+        from torch._inductor import config
+
+        makes = {"options": {"triton.cudagraphs": True}}, {"mode": "reduce-overhead"}, {"backend": "cudagraphs"}
+        for more in makes:
+            with self.subTest(**more), self.assertRaisesRegex(stowage.Error, "CUDA graphs"):
+                _compiled.with_budget(torch.compile(torch.sin, **more), 0.5)
+        with config.patch({"triton.cudagraphs": True}):
+            _compiled.with_budget(torch.compile(torch.sin, backend="aot_eager"), 0.5)
+            _compiled.with_budget(torch.compile(torch.sin, options={"triton.cudagraphs": False}), 0.5)
+            with self.assertRaisesRegex(stowage.Error, "CUDA graphs"):
+                _compiled.with_budget(torch.compile(torch.sin), 0.5)
+
     def other(self, factor):
         """Compiles blocks with a backend that makes other outputs with a budget."""
 
@@ -213,12 +242,15 @@ class Smaller(Compiled):
     def test_only_if_something_must_go(self):
         """Nothing is compiled again if the budget holds everything; otherwise what is saved decides."""
 
+        rows = 128 if DEVICE == "cpu" else 1 << 15  # which cuBLAS's workspaces do not hide
+
         def step(model, i):
-            model(torch.randn(128, 8)).square().mean().backward()
+            model(torch.randn(rows, 8)).square().mean().backward()
             return torch.zeros(1)
 
-        for budget, more in (("1GiB", False), (200_000, True)):
-            with self.subTest(budget):
+        budget = "1GiB"
+        for more in (False, True):
+            with self.subTest(budget=budget):
                 self.setUp()
                 model = compile_blocks(stack(Block, 12), FORMS[0])
                 with runtime("budget", budget=budget) as rt:
@@ -230,6 +262,7 @@ class Smaller(Compiled):
                     made = counts()[0]
                     train(model, step, 3, rt)
                     self.assertEqual(made, counts()[0])
+                    budget = rt._planner._budget.base + rt._planner.keys[""].most * 3 // 5
 
 
 BUDGET = "^compile with activation_memory_budget=0.[57]"

@@ -8,6 +8,7 @@ from unittest import mock
 from blocks import Block, Layer, one_pass, stack, train
 from common import runtime, torch
 from stowage import _plan
+from stowage._budget import limit_for
 from stowage._plan import Choice, Plan, agree, best
 from stowage._planned import CAUTION, LATE, RECORDED, REFINED, SLACK, STEPS
 from torch import nn
@@ -202,11 +203,11 @@ class Refined(unittest.TestCase):
 
     def test_limits_that_the_library_learnt(self):
         """A plan that offloads may keep as much as the library found to fit, less what late copies take."""
-        with runtime("budget", budget="64MiB") as rt:
+        with runtime("budget", budget="1GiB") as rt:
             model = stack(Block, 4)
             rt.attach(model)
             train(model, one_pass, RECORDED, rt)
-            planner, known, size = rt._planner, rt._planner.keys[""], 64 << 20
+            planner, known, size = rt._planner, rt._planner.keys[""], 1 << 30
             known.stage, known.steps, known.limit, known.flat, known.outside, late = "offload", 0, size // 2, size // 2 + 7, 1000, size // LATE
 
             def expected():
@@ -225,6 +226,36 @@ class Refined(unittest.TestCase):
             self.assertEqual(size // 4, expected())
             known.steps = REFINED
             self.assertEqual(0, planner._change(known, known.plan, size // 2))
+
+    def test_room_at_another_time(self):
+        """What the process left at its peak is no room for saved tensors while gradients grow: a step that
+        offloads has as many of them at all times as it may, and one that recomputes has few at the end."""
+        with runtime("budget", budget="1GiB") as rt:
+            model = stack(Block, 4)
+            rt.attach(model)
+            train(model, one_pass, RECORDED, rt)
+            planner, known, size = rt._planner, rt._planner.keys[""], 1 << 30
+            gradients = saved = size // 2
+            needs = [(gradients * i // 64, 8 * saved * (64 - i) // 64) for i in range(65)]
+            fits = lambda limit: all(other + min(limit, all) <= size for other, all in needs)
+            known.flat = limit_for(size, 0, needs)
+            known.peak = max(other + all // 8 for other, all in needs)
+            known.plan.answer["peak"] = saved
+            asked = []
+
+            def best(known, offload):
+                asked.append(known.limit)
+                return known.plan
+
+            with mock.patch.object(type(planner._budget), "measures", True), mock.patch.object(planner, "_best", best):
+                known.stage, known.steps, known.limit = "recompute", REFINED, known.flat - size // CAUTION
+                planner._try_offload("", known, known.plan, 1.0, 1.0)
+                known.stage, known.steps, known.other, known.limit = "offload", 0, None, known.flat - size // CAUTION
+                known.plan.choices[planner.units.list[0]] = Choice(offload=True)
+                asked.append(known.limit + planner._change(known, known.plan, known.peak))
+            for limit in asked:
+                self.assertTrue(fits(limit), limit / size)
+                self.assertFalse(fits(limit + size // CAUTION), limit / size)
 
 
 if __name__ == "__main__":
