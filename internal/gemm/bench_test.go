@@ -5,9 +5,11 @@ package gemm
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"testing"
+	"time"
 )
 
 // naive multiplies with three plain loops.
@@ -92,6 +94,42 @@ func BenchmarkBlock(b *testing.B) {
 				}
 				report(b, m, n, k)
 			})
+		}
+	}
+}
+
+// BenchmarkPairs multiplies matrices of bf16 by AVX-512 and by the best kind in turn, on one
+// thread and on all. It reports how many times as fast the best one is.
+func BenchmarkPairs(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	all := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(all)
+	for _, s := range [][3]int{{512, 64, 64}, {512, 128, 128}, {512, 256, 256}, {16, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}} {
+		m, n, k := s[0], s[1], s[2]
+		c, c16 := random(rng, false, m, n, 0), random(rng, true, m, n, 0)
+		for _, f := range []struct {
+			name string
+			p    Product
+		}{
+			{"NT", Product{A: random(rng, true, m, k, 0), B: random(rng, true, n, k, 0), C: c16, TransB: true}},
+			{"NN", Product{A: random(rng, true, m, k, 0), B: random(rng, true, k, n, 0), C: c16}},
+			{"TN to fp32 plus C", Product{A: random(rng, true, k, m, 0), B: random(rng, true, k, n, 0), C: c, Plus: c, TransA: true}},
+		} {
+			for threads := 1; threads <= all; threads *= 2 {
+				b.Run(fmt.Sprintf("%dx%dx%d/%s/%d threads", m, n, k, f.name, threads), func(b *testing.B) {
+					runtime.GOMAXPROCS(threads)
+					least := [2]time.Duration{math.MaxInt64, math.MaxInt64}
+					for b.Loop() {
+						for i, kind := range []kind{min(avx512, best()), best()} {
+							from := time.Now()
+							multiply(kind, packMost, []Product{f.p})
+							least[i] = min(least[i], time.Since(from))
+						}
+					}
+					b.ReportMetric(2*float64(m*n*k)/float64(least[1]), "GFLOP/s")
+					b.ReportMetric(float64(least[0])/float64(least[1]), "times-AVX-512")
+				})
+			}
 		}
 	}
 }

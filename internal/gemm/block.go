@@ -21,7 +21,7 @@ import (
 // Each element of C is one chain of multiply-adds in the order of k, begun with
 // zero; with add it is then added to what C held.
 func Block(c []float32, ldc int, a []float32, lda int, transA bool, b []float32, ldb int, transB bool, m, n, k int, add bool) {
-	block(best, c, ldc, a, lda, transA, b, ldb, transB, m, n, k, add)
+	block(best(), c, ldc, a, lda, transA, b, ldb, transB, m, n, k, add)
 }
 
 func block(kind kind, c []float32, ldc int, a []float32, lda int, transA bool, b []float32, ldb int, transB bool, m, n, k int, add bool) {
@@ -79,7 +79,7 @@ func Transpose(dst []float32, ldd int, src []float32, lds, rows, cols int) {
 		(&Matrix{F32: src, Pitch: lds}).touch(false, 0, 0, rows, cols)
 		(&Matrix{F32: dst, Pitch: ldd}).touch(true, 0, 0, cols, rows)
 	}
-	best.transpose(dst, ldd, &Matrix{F32: src, Pitch: lds}, 0, 0, rows, cols)
+	best().transpose(dst, ldd, &Matrix{F32: src, Pitch: lds}, 0, 0, rows, cols)
 }
 
 // check panics if a matrix of rows x cols does not lie in n numbers.

@@ -8,6 +8,11 @@
 // where tiles begin, or on other rows and columns. AVX-512 and AVX2 fuse multiply-adds and
 // compute the same bits.
 //
+// Two matrices of bf16 are multiplied by AMX or VDPBF16PS where that is faster, unless they
+// are small: pairs.go. Which one depends on the processor, on n and on k, never on m. Sums
+// have an order of their own then, over 512 values of k each, and numbers below 2^-126 count
+// as zero. All else holds: the bits of a row do not depend on threads, places or other rows.
+//
 // This file owns the types and the division of products into tiles.
 package gemm
 
@@ -80,7 +85,7 @@ const (
 
 // Multiply computes products that do not depend on each other, on all threads. It panics if
 // the sizes of a product do not fit.
-func Multiply(ps ...Product) { multiply(best, packMost, ps) }
+func Multiply(ps ...Product) { multiply(best(), packMost, ps) }
 
 func multiply(kind kind, most int, ps []Product) {
 	b := batches.Get().(*batch)
@@ -111,7 +116,7 @@ type batch struct {
 	packed        []float32
 	size, most    int // numbers in packed
 	panels, tiles int
-	work          int // multiply-adds
+	work          int // multiply-adds of AVX-512 that take as long
 }
 
 // part is some columns of a product.
@@ -119,6 +124,9 @@ type part struct {
 	*Product
 	m, k, from, to int
 	direct         bool // B is read without a copy
+	paired         bool // A and B are multiplied in pairs
+	tall, wide     int  // a tile
+	depth          int  // numbers of a column of B as it is laid out
 	packed         int  // where its panels begin
 	panel, tile    int  // its first ones in the batch
 	rowTiles       int
@@ -128,12 +136,18 @@ var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func (b *batch) add(p *Product, m, k, from, to int) {
 	x := part{Product: p, m: m, k: k, from: from, to: to, panel: b.panels, tile: b.tiles}
-	x.rowTiles = (m + tileRows - 1) / tileRows
+	x.tall, x.wide, x.depth = tileRows, tileCols, k
+	work := m * k * (to - from)
+	if b.kind.takesPairs(p, k) {
+		x.paired, x.tall, x.wide, x.depth = true, pairRows, pairWide, pairs(k)
+		work /= b.kind.pairSpeed()
+	}
+	x.rowTiles = (m + x.tall - 1) / x.tall
 	// A copy of B does not pay for few rows.
 	x.direct = !p.TransB && p.B.F32 != nil && x.rowTiles == 1
 	if !x.direct {
 		panels := (to - from + b.kind.cols() - 1) / b.kind.cols()
-		size := panels * b.kind.cols() * k
+		size := panels * b.kind.cols() * x.depth
 		if b.size+size > b.most && len(b.parts) > 0 {
 			b.run()
 			x.panel, x.tile = 0, 0
@@ -142,8 +156,8 @@ func (b *batch) add(p *Product, m, k, from, to int) {
 		b.size += size
 		b.panels += panels
 	}
-	b.tiles += x.rowTiles * ((to - from + tileCols - 1) / tileCols)
-	b.work += m * k * (to - from)
+	b.tiles += x.rowTiles * ((to - from + x.wide - 1) / x.wide)
+	b.work += work
 	b.parts = append(b.parts, x)
 }
 
@@ -173,15 +187,21 @@ func (b *batch) pack(from, to int) {
 		x := &b.parts[at]
 		n := i - x.panel
 		col := x.from + n*nr
-		b.kind.panel(b.packed[x.packed+n*nr*x.k:][:nr*x.k], &x.B, x.TransB, x.k, col, min(nr, x.to-col))
+		panel, cols := b.packed[x.packed+n*nr*x.depth:][:nr*x.depth], min(nr, x.to-col)
+		if raced {
+			x.touchB(col, cols)
+		}
+		if x.paired {
+			b.kind.panelPairs(panel, &x.B, x.TransB, x.k, col, cols)
+		} else {
+			b.kind.panel(panel, &x.B, x.TransB, x.k, col, cols)
+		}
 	}
 }
 
 // compute computes tiles. Tiles below each other follow each other, because they share a
 // part of B.
 func (b *batch) compute(from, to int) {
-	s := scratches.Get().(*scratch)
-	defer scratches.Put(s)
 	at := sort.Search(len(b.parts), func(i int) bool { return b.parts[i].tile > from }) - 1
 	for i := from; i < to; i++ {
 		for at+1 < len(b.parts) && b.parts[at+1].tile <= i {
@@ -189,7 +209,15 @@ func (b *batch) compute(from, to int) {
 		}
 		x := &b.parts[at]
 		n := i - x.tile
-		b.tile(x, s, n%x.rowTiles*tileRows, x.from+n/x.rowTiles*tileCols)
+		row, col := n%x.rowTiles*x.tall, x.from+n/x.rowTiles*x.wide
+		if raced {
+			x.touch(row, col, min(x.tall, x.m-row), min(x.wide, x.to-col))
+		}
+		if x.paired {
+			b.tilePairs(x, row, col)
+		} else {
+			b.tile(x, row, col)
+		}
 	}
 }
 
@@ -202,19 +230,12 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // tile computes the tile that begins at a row and a column.
-func (b *batch) tile(x *part, s *scratch, row, col int) {
+func (b *batch) tile(x *part, row, col int) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
 	rows, cols, nr := min(tileRows, x.m-row), min(tileCols, x.to-col), b.kind.cols()
-	if raced {
-		x.touch(row, col, rows, cols)
-	}
-	c, ldc := s.c[:], tileCols
-	if x.C.F32 != nil {
-		c, ldc = x.C.F32[x.C.index(row, col):], x.C.Pitch
-	}
+	c, ldc := b.begin(x, s.c[:], tileCols, row, col, rows, cols)
 	add := x.Plus.live()
-	if add && !x.inPlace() {
-		b.kind.copy(c, ldc, &x.Plus, row, col, rows, cols)
-	}
 	for p := 0; p == 0 || p < x.k; p += kBlock {
 		k := min(kBlock, x.k-p)
 		a, ars, aks := b.rowsOfA(x, s, row, rows, p, k, cols)
@@ -235,6 +256,18 @@ func (b *batch) tile(x *part, s *scratch, row, col int) {
 			b.kind.round(x.C.BF16[x.C.index(row+i, col):][:cols], c[i*ldc:][:cols])
 		}
 	}
+}
+
+// begin returns where fp32 sums of a tile lie, in C or in scratch. It copies Plus to it.
+func (b *batch) begin(x *part, scratch []float32, pitch, row, col, rows, cols int) (c []float32, ldc int) {
+	c, ldc = scratch, pitch
+	if x.C.F32 != nil {
+		c, ldc = x.C.F32[x.C.index(row, col):], x.C.Pitch
+	}
+	if x.Plus.live() && !x.inPlace() {
+		b.kind.copy(c, ldc, &x.Plus, row, col, rows, cols)
+	}
+	return c, ldc
 }
 
 // inPlace reports whether C holds Plus as fp32 before it holds the sum.

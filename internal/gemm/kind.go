@@ -1,6 +1,15 @@
-// This file owns the kinds of code that compute products, and the one in plain Go.
+// This file owns the kinds of code that compute products, the choice of one, and the one in
+// plain Go.
 
 package gemm
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
 
 // kind is a set of instructions.
 type kind uint8
@@ -9,15 +18,44 @@ const (
 	plain kind = iota
 	avx2
 	avx512
+	avx512BF16 // AVX-512, and VDPBF16PS for two matrices of bf16
+	amx        // AVX-512, and AMX for two matrices of bf16
 )
 
-func (k kind) String() string { return [...]string{"plain", "AVX2", "AVX-512"}[k] }
+var kindNames = []string{"plain", "avx2", "avx512", "avx512_bf16", "amx_bf16"}
+
+func (k kind) String() string { return kindNames[k] }
+
+// best returns the kind that computes products here. The first call asks the operating
+// system for AMX.
+var best = sync.OnceValue(func() kind { return choose(os.Getenv(variable), kind.works, kind.pays) })
+
+// variable is an environment variable that names the best kind to use. Machines that agree
+// on avx512 compute the same bits whatever else they have.
+const variable = "STOWAGE_GEMM"
+
+// choose returns the named kind, or the best one below it that works. Without a name, it
+// returns the best one that works and pays.
+func choose(name string, works, pays func(kind) bool) kind {
+	k := amx
+	if name != "" {
+		i := slices.Index(kindNames, name)
+		if i < 0 {
+			panic(fmt.Sprintf("gemm: expected one of %s in %s, got %q", strings.Join(kindNames, ", "), variable, name))
+		}
+		k, pays = kind(i), works
+	}
+	for !pays(k) || !works(k) {
+		k--
+	}
+	return k
+}
 
 // rows returns the rows of a tile of registers.
-func (k kind) rows() int { return [...]int{4, 6, 12}[k] }
+func (k kind) rows() int { return [...]int{4, 6, 12, 12, 12}[k] }
 
 // cols returns the columns of a tile of registers.
-func (k kind) cols() int { return [...]int{4, 16, 32}[k] }
+func (k kind) cols() int { return [...]int{4, 16, 32, 32, 32}[k] }
 
 // tilePlain computes a tile of at most 4 x 4 in Go.
 func tilePlain(a []float32, ars, aks int, b []float32, bks int, c []float32, ldc, rows, cols, depth int, add bool) {

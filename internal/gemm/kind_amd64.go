@@ -6,18 +6,24 @@ package gemm
 
 import "github.com/klauspost/cpuid/v2"
 
-// best is the fastest kind that CPU and operating system support.
-var best = detect()
-
-func detect() kind {
-	switch {
-	case cpuid.CPU.Supports(cpuid.AVX512F, cpuid.AVX2):
-		return avx512
-	case cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3):
-		return avx2
+// works reports whether CPU and operating system support a kind.
+func (k kind) works() bool {
+	switch k {
+	case amx:
+		return avx512.works() && cpuid.CPU.Supports(cpuid.AMXTILE, cpuid.AMXBF16) && permitAMX()
+	case avx512BF16:
+		return avx512.works() && cpuid.CPU.Supports(cpuid.AVX512BF16)
+	case avx512:
+		return cpuid.CPU.Supports(cpuid.AVX512F, cpuid.AVX2)
+	case avx2:
+		return cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3)
 	}
-	return plain
+	return true
 }
+
+// pays reports whether a kind is faster than those below it. AMD's VDPBF16PS does twice the
+// work of a fused multiply-add in the same time, Intel's half of it.
+func (k kind) pays() bool { return k != avx512BF16 || cpuid.CPU.IsVendor(cpuid.AMD) }
 
 // tile computes a tile of registers. It must stay a call: Go cannot interrupt
 // assembly, but checks for preemption as a function is entered, here every few µs.
@@ -27,7 +33,7 @@ func (k kind) tile(a []float32, ars, aks int, b []float32, bks int, c []float32,
 	switch {
 	case k == plain || depth == 0:
 		tilePlain(a, ars, aks, b, bks, c, ldc, rows, cols, depth, add)
-	case k == avx512:
+	case k >= avx512:
 		tileAVX512(depth, &a[0], ars, aks, &b[0], bks, &c[0], ldc, rows, cols, add)
 	case cols == 16 || cols <= 8:
 		tileAVX2(depth, &a[0], ars, aks, &b[0], bks, &c[0], ldc, rows, cols, add)
@@ -53,6 +59,33 @@ func (kind) copyRows(dst []float32, ldd int, m *Matrix, from, rows, vectors int)
 	} else {
 		copyBF16(&dst[0], ldd, &m.BF16[from], m.Pitch, rows, vectors)
 	}
+}
+
+// sumPairs computes sums of rows with a panel, and of rows that fill up the last tile of
+// registers. Like tile, it must stay a call.
+//
+//go:noinline
+func (k kind) sumPairs(room *pairRoom, panel []float32, rows, pairs int) {
+	if k == amx {
+		sumAMX((rows+31)/32, pairs/pairStep, &room.a[0], pairPitch, &panel[0], &room.sums[0])
+	} else {
+		sumBF16((rows+11)/12, pairs/pairStep, &room.a[0], pairPitch, &panel[0], &room.sums[0])
+	}
+}
+
+// weave makes pairs of rows of even and odd, which are lds apart.
+func (kind) weave(dst []float32, ldd int, even, odd []uint16, lds, pairs, cols int) {
+	weave(&dst[0], ldd, &even[0], &odd[0], lds, pairs, cols)
+}
+
+// mergeF32 writes sums to C, or adds them.
+func (kind) mergeF32(c []float32, ldc int, sums []float32, rows, cols int, add bool) {
+	mergeF32(&c[0], ldc, &sums[0], rows, cols, add)
+}
+
+// mergeBF16 rounds sums, or those of from and sums, to C.
+func (kind) mergeBF16(c []uint16, ldc int, from []float32, ldf int, sums []float32, rows, cols int, add bool) {
+	mergeBF16(&c[0], ldc, &from[0], ldf, &sums[0], rows, cols, add)
 }
 
 // round8 rounds whole vectors of 8.

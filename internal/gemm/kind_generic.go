@@ -4,7 +4,8 @@
 
 package gemm
 
-const best = plain
+func (k kind) works() bool { return k == plain }
+func (k kind) pays() bool  { return k == plain }
 
 const noAssembly = "gemm: no assembly in this build"
 
@@ -15,3 +16,8 @@ func (kind) tile(a []float32, ars, aks int, b []float32, bks int, c []float32, l
 func (kind) transpose8([]float32, int, *Matrix, int, int)    { panic(noAssembly) }
 func (kind) copyRows([]float32, int, *Matrix, int, int, int) { panic(noAssembly) }
 func (kind) round8([]uint16, []float32, int)                 { panic(noAssembly) }
+
+func (kind) sumPairs(*pairRoom, []float32, int, int)                            { panic(noAssembly) }
+func (kind) weave([]float32, int, []uint16, []uint16, int, int, int)            { panic(noAssembly) }
+func (kind) mergeF32([]float32, int, []float32, int, int, bool)                 { panic(noAssembly) }
+func (kind) mergeBF16([]uint16, int, []float32, int, []float32, int, int, bool) { panic(noAssembly) }

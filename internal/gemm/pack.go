@@ -37,11 +37,6 @@ func (k kind) panel(dst []float32, b *Matrix, trans bool, depth, col, cols int) 
 			k.copy(dst[p*nr:], nr, b, p, col, n, cols)
 		}
 	}
-	if raced && trans {
-		b.touch(false, col, 0, cols, depth)
-	} else if raced {
-		b.touch(false, 0, col, depth, cols)
-	}
 }
 
 // transpose writes the transpose of a part of a matrix to dst, as fp32.

@@ -41,10 +41,19 @@ func (x *part) touch(row, col, rows, cols int) {
 		x.A.touch(false, row, 0, rows, x.k)
 	}
 	if x.direct {
-		x.B.touch(false, 0, col, x.k, cols)
+		x.touchB(col, cols)
 	}
 	x.Plus.touch(false, row, col, rows, cols)
 	x.C.touch(true, row, col, rows, cols)
+}
+
+// touchB touches columns of op(B).
+func (x *part) touchB(col, cols int) {
+	if x.TransB {
+		x.B.touch(false, col, 0, cols, x.k)
+	} else {
+		x.B.touch(false, 0, col, x.k, cols)
+	}
 }
 
 // touchBlock does the same for a block.
