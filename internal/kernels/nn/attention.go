@@ -71,7 +71,6 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	a.mustShareType(a.DO, a.DQ, a.DK, a.DV)
 	a.perRow("Delta", a.Delta, AttendScratch(a.Attention))
 	l := a.gpuLaunch(step)
-	l.Flops = a.gradFlops(step)
 	a.begin(&l, device.Read)
 	l.Arg(pitches(a.O, a.DO, a.DQ) | uint64(a.Q.Type)<<63)
 	l.Arg(pitches(a.DK, a.DV))
@@ -81,6 +80,7 @@ func AttendGradLaunch(a AttentionGrad, step GradStep) device.Launch {
 	passMatrix(&l, "the gradient of attention's values", a.DV, device.Write)
 	l.Write(a.Delta.Slice(0, AttendScratch(a.Attention)))
 	a.tune(&l, step)
+	l.Flops = a.gradFlops(step, l.Tuned.Kernel != nil)
 	return l
 }
 
@@ -102,12 +102,15 @@ func (a *Attention) flops(keys, values int) float64 {
 }
 
 // gradFlops returns the operations of a step of the backward pass. Scores and their
-// gradients are needed once, so a step that computes them again does not count them.
-func (a *AttentionGrad) gradFlops(step GradStep) float64 {
-	switch step {
-	case GradKeys:
+// gradients are needed once, so a step that computes them again does not count them. If
+// there is a kernel for Hopper, the step of the keys does all products there.
+func (a *AttentionGrad) gradFlops(step GradStep, tuned bool) float64 {
+	switch {
+	case step == GradKeys && tuned:
+		return a.flops(3, 2)
+	case step == GradKeys:
 		return a.flops(2, 2)
-	case GradQueries:
+	case step == GradQueries && !tuned:
 		return a.flops(1, 0)
 	}
 	return 0

@@ -187,7 +187,7 @@ func (p *peers) attention() {
 			}
 			g := AttentionGrad{
 				Attention: a, DO: p.matrix(tokens, h.heads*h.in), DQ: p.matrix(tokens, h.heads*h.key), DK: p.matrix(tokens, h.kv*h.key), DV: p.matrix(tokens, h.kv*h.in),
-				Delta: p.f32(tokens * h.heads),
+				Delta: p.place(AttendScratch(a)),
 			}
 			pairs := float64(batch*h.heads) * float64(seq) * float64(seq) / 2
 			name := fmt.Sprintf("attention/%s-%dk/", h.name, seq/1024)
