@@ -6,24 +6,135 @@
 
 #define THREADS 256
 
+#define KEEP 4u // vectors of each operand that a thread loads together
+#define ROWS 8u // rows of a block, of which some may be dead: gateRows
+
+// Swiglu is what both passes need to know.
+struct Swiglu {
+    u32 rows, cols, experts;
+    u64 segments, weight;
+    DEVICE float by(u32 row) const { return weight == 0 ? 1 : get(F32, weight + 4ull * row); }
+    // each_row calls f for the live rows of the block that belong to a team.
+    template <class F> DEVICE void each_row(const Team &t, F f) const {
+        u32 in = threads() / t.size, own = thread() / t.size;
+#pragma unroll 1
+        for (u64 first = (u64)block() * ROWS; first < rows; first += (u64)blocks() * ROWS) {
+            u32 alive = live_rows(segments, experts, (u32)first);
+#pragma unroll 1
+            for (u32 i = own; i < least((u64)ROWS, rows - first); i += in) {
+                if (alive >> i & 1) f((u32)first + i);
+            }
+        }
+    }
+};
+
+DEVICE Swiglu unpack(u64 weight, u64 segments, u64 size, u64 experts) {
+    return {low(size), high(size), (u32)experts, segments == 0 ? 0 : global(segments), weight == 0 ? 0 : global(weight)};
+}
+
+DEVICE void gate(float *a, const float *b, float by) {
+#pragma unroll
+    for (u32 e = 0; e < STEP; e++) a[e] = a[e] * sigmoid(a[e]) * b[e] * by;
+}
+
+// Rows of bf16 whose vectors are aligned have kernels of their own, because code for all
+// formats needs many registers.
+KERNEL(THREADS)
+stowage_nn_swiglu_wide(u64 dst, u64 src, u64 weight, u64 segments, u64 size, u64 pitches, u64 experts, u64) {
+    Matrix y = {global(dst), low(pitches), BF16}, x = {global(src), high(pitches), BF16};
+    Swiglu g = unpack(weight, segments, size, experts);
+    Team t = line(g.cols, KEEP);
+    g.each_row(t, [&](u32 row) INLINE {
+        float by = g.by(row), a[STEP], b[STEP];
+#pragma unroll 1
+        for (u32 first = 0; first < g.cols; first += KEEP * STEP * t.size) {
+            Vec as[KEEP], bs[KEEP];
+            u32 n = g.cols - first;
+            hold(t, x.at(row, first), n, as);
+            hold(t, x.at(row, g.cols + first), n, bs);
+#pragma unroll
+            for (u32 k = 0; k < KEEP; k++) {
+                u32 c = (t.member + k * t.size) * STEP;
+                if (c >= n) continue;
+                widen(as[k], a);
+                widen(bs[k], b);
+                gate(a, b, by);
+                write(y.at(row, first + c), narrowed(a));
+            }
+        }
+    });
+}
+
 KERNEL(THREADS)
 stowage_nn_swiglu(u64 dst, u64 src, u64 weight, u64 segments, u64 size, u64 pitches, u64 experts, u64 types) {
     Matrix y = {global(dst), low(pitches), bit(types, 0)}, x = {global(src), high(pitches), bit(types, 1)};
-    u32 rows = low(size), cols = high(size);
-    Team t = team(cols);
-#pragma unroll 1
-    for (u32 row = t.number; row < rows; row += t.count) {
-        if (!live(global(segments), (u32)experts, row)) continue;
-        float by = weight == 0 ? 1 : get(F32, global(weight) + 4ull * row);
-        t.each(cols, [&](u32 c, u32 n) {
+    Swiglu g = unpack(weight, segments, size, experts);
+    Team t = line(g.cols, KEEP);
+    g.each_row(t, [&](u32 row) INLINE {
+        float by = g.by(row);
+        t.each(g.cols, [&](u32 c, u32 n) {
             float a[STEP], b[STEP];
             load(x.type, x.at(row, c), n, a);
-            load(x.type, x.at(row, cols + c), n, b);
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) a[e] = a[e] * sigmoid(a[e]) * b[e] * by;
+            load(x.type, x.at(row, g.cols + c), n, b);
+            gate(a, b, by);
             store(y.type, y.at(row, c), n, a);
         });
+    });
+}
+
+// Slopes has a step of SwiGLU's backward pass: in a the left half of x and then y, in b the
+// right half and then its gradient, in d the gradient of y and then that of the left half.
+struct Slopes {
+    float a[STEP], b[STEP], d[STEP];
+    // compute returns the step's part of the gradient of the row's weight.
+    DEVICE float compute(float by) {
+        float dot = 0;
+#pragma unroll
+        for (u32 e = 0; e < STEP; e++) {
+            float s = sigmoid(a[e]), silu = a[e] * s, g = d[e] * by, y = silu * b[e];
+            dot += d[e] * y;
+            d[e] = g * b[e] * (s * (a[e] * (1 - s) + 1));
+            a[e] = y * by;
+            b[e] = g * silu;
+        }
+        return dot;
     }
+};
+
+KERNEL(THREADS)
+stowage_nn_swiglu_grad_wide(u64 dsrc, u64 src, u64 ddst, u64 dst, u64 weight, u64 dweight, u64 segments, u64 size, u64 pitches, u64 more,
+                            u64 experts, u64) {
+    Matrix dx = {global(dsrc), low(pitches), BF16}, x = {global(src), high(pitches), BF16};
+    Matrix dy = {global(ddst), low(more), BF16}, y = {global(dst), high(more), BF16};
+    Swiglu g = unpack(weight, segments, size, experts);
+    Team t = line(g.cols, KEEP);
+    g.each_row(t, [&](u32 row) INLINE {
+        float by = g.by(row), dot = 0;
+#pragma unroll 1
+        for (u32 first = 0; first < g.cols; first += KEEP * STEP * t.size) {
+            Vec as[KEEP], bs[KEEP], ds[KEEP];
+            u32 n = g.cols - first;
+            hold(t, x.at(row, first), n, as);
+            hold(t, x.at(row, g.cols + first), n, bs);
+            hold(t, dy.at(row, first), n, ds);
+#pragma unroll
+            for (u32 k = 0; k < KEEP; k++) {
+                u32 c = (t.member + k * t.size) * STEP;
+                if (c >= n) continue;
+                Slopes s;
+                widen(as[k], s.a);
+                widen(bs[k], s.b);
+                widen(ds[k], s.d);
+                dot += s.compute(by);
+                write(dx.at(row, first + c), narrowed(s.d));
+                write(dx.at(row, g.cols + first + c), narrowed(s.b));
+                if (dst != 0) write(y.at(row, first + c), narrowed(s.a));
+            }
+        }
+        if (dweight == 0) return;
+        dot = t.sum(dot);
+        if (t.member == 0) set(F32, global(dweight) + 4ull * row, dot);
+    });
 }
 
 KERNEL(THREADS)
@@ -31,34 +142,24 @@ stowage_nn_swiglu_grad(u64 dsrc, u64 src, u64 ddst, u64 dst, u64 weight, u64 dwe
                        u64 experts, u64 types) {
     Matrix dx = {global(dsrc), low(pitches), bit(types, 0)}, x = {global(src), high(pitches), bit(types, 1)};
     Matrix dy = {global(ddst), low(more), bit(types, 2)}, y = {global(dst), high(more), bit(types, 3)};
-    u32 rows = low(size), cols = high(size);
-    Team t = team(cols);
-#pragma unroll 1
-    for (u32 row = t.number; row < rows; row += t.count) {
-        if (!live(global(segments), (u32)experts, row)) continue;
-        float by = weight == 0 ? 1 : get(F32, global(weight) + 4ull * row), dot = 0;
-        t.each(cols, [&](u32 c, u32 n) {
-            float a[STEP], b[STEP], d[STEP], da[STEP];
-            load(x.type, x.at(row, c), n, a);
-            load(x.type, x.at(row, cols + c), n, b);
-            load(dy.type, dy.at(row, c), n, d);
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) {
-                float s = sigmoid(a[e]), silu = a[e] * s, g = d[e] * by;
-                da[e] = g * b[e] * (s * (a[e] * (1 - s) + 1));
-                d[e] *= silu * b[e];
-                dot += d[e];
-                a[e] = silu * b[e] * by; // y
-                b[e] = g * silu;
-            }
-            store(dx.type, dx.at(row, c), n, da);
-            store(dx.type, dx.at(row, cols + c), n, b);
-            if (dst != 0) store(y.type, y.at(row, c), n, a);
+    Swiglu g = unpack(weight, segments, size, experts);
+    Team t = line(g.cols, KEEP);
+    g.each_row(t, [&](u32 row) INLINE {
+        float by = g.by(row), dot = 0;
+        t.each(g.cols, [&](u32 c, u32 n) {
+            Slopes s;
+            load(x.type, x.at(row, c), n, s.a);
+            load(x.type, x.at(row, g.cols + c), n, s.b);
+            load(dy.type, dy.at(row, c), n, s.d);
+            dot += s.compute(by);
+            store(dx.type, dx.at(row, c), n, s.d);
+            store(dx.type, dx.at(row, g.cols + c), n, s.b);
+            if (dst != 0) store(y.type, y.at(row, c), n, s.a);
         });
-        if (dweight == 0) continue;
+        if (dweight == 0) return;
         dot = t.sum(dot);
         if (t.member == 0) set(F32, global(dweight) + 4ull * row, dot);
-    }
+    });
 }
 
 KERNEL(THREADS)

@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	swigluKernel       = device.Kernel{Name: "stowage_nn_swiglu", Image: actImage, Go: swigluTwin}
-	swigluGradKernel   = device.Kernel{Name: "stowage_nn_swiglu_grad", Image: actImage, Go: swigluGradTwin}
+	swigluKernels      = newWays("stowage_nn_swiglu", actImage, swigluTwin)
+	swigluGradKernels  = newWays("stowage_nn_swiglu_grad", actImage, swigluGradTwin)
 	addKernel          = device.Kernel{Name: "stowage_nn_add", Image: actImage, Go: addTwin}
 	gateRowsKernel     = device.Kernel{Name: "stowage_nn_gate_rows", Image: actImage, Go: gateRowsTwin}
 	gateRowsGradKernel = device.Kernel{Name: "stowage_nn_gate_rows_grad", Image: actImage, Go: gateRowsGradTwin}
@@ -23,6 +23,9 @@ type Gate struct {
 	Seg    Segments     // of the rows, or none: then all rows
 }
 
+// gateRows is how many rows a block computes.
+const gateRows = 8
+
 // SwiGLU issues a gate.
 func SwiGLU(s device.Stream, g Gate) { s.Launch(swigluLaunch(g)) }
 
@@ -35,7 +38,7 @@ func SwiGLU(s device.Stream, g Gate) { s.Launch(swigluLaunch(g)) }
 //	7     types: bit 0 Y, 1 X; set for bf16
 func swigluLaunch(g Gate) device.Launch {
 	g.X.shape("what SwiGLU reads", g.Y.Rows, 2*g.Y.Cols)
-	l := device.NewLaunch(&swigluKernel, g.Y.Rows, rowThreads)
+	l := device.NewLaunch(swigluKernels.of(g.Y, g.X), runsOf(g.Y.Rows, gateRows), rowThreads)
 	passMatrix(&l, "what SwiGLU writes", g.Y, device.Write)
 	passMatrix(&l, "what SwiGLU reads", g.X, device.Read)
 	passRun(&l, "SwiGLU's weights", g.Weight, g.Y.Rows, 4, device.Read, true)
@@ -81,7 +84,7 @@ func swigluGradLaunch(g GateGrad) device.Launch {
 	rows, cols := g.DY.Rows, g.DY.Cols
 	g.X.shape("what SwiGLU's gradient reads", rows, 2*cols)
 	g.DX.shape("what SwiGLU's gradient writes", rows, 2*cols)
-	l := device.NewLaunch(&swigluGradKernel, rows, rowThreads)
+	l := device.NewLaunch(swigluGradKernels.of(g.DX, g.X, g.DY, g.Y), runsOf(rows, gateRows), rowThreads)
 	passMatrix(&l, "what SwiGLU's gradient writes", g.DX, device.Write)
 	passMatrix(&l, "what SwiGLU's gradient reads", g.X, device.Read)
 	passMatrix(&l, "the gradient of SwiGLU's result", g.DY, device.Read)

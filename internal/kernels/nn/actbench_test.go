@@ -56,7 +56,7 @@ func actBenches(y *yard, kind kernels.Number) []actBench {
 		{"swiglu grad", 6 * size, func() { SwiGLUGrad(y, GateGrad{DX: dwide, X: wide, DY: out, Y: x}) }, nil},
 		{"add", 3 * size, func() { Add(y, Sum{Y: out, A: x, B: grad.DY}) }, nil},
 		{"loss", size, func() {
-			CrossEntropy(y, Loss{Logits: out, Targets: list, Losses: firstFloats(a.W, benchRows), Scale: 1, NoGrad: true})
+			CrossEntropy(y, Loss{Logits: out, Targets: list, Losses: firstFloats(a.W, benchRows), Scale: 1})
 		}, func() { plainLossLoop(numbersAt[float32](a.W), fp(out)) }},
 		{"embed grad", size, func() {
 			EmbedGrad(y, LookupGrad{DTable: table, DY: x, IDs: list, Scratch: firstFloats(a.M, benchRows+257)})

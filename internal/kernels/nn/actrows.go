@@ -13,8 +13,43 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// rowThreads is the number of threads of a block. A block computes a row at a time.
+// rowThreads is the number of threads of a block. A block computes one row at a time, or a
+// few.
 const rowThreads = 256
+
+// aligned reports whether rows divide into vectors of n numbers that lie at multiples of
+// their size.
+func (m Matrix) aligned(n int) bool {
+	return m.Cols%n == 0 && m.pitch()%n == 0 && m.Addr()%(uintptr(n)*uintptr(m.Type.Size())) == 0
+}
+
+// ways are two kernels that compute the same: one for all formats, and a faster one for
+// vectors of eight bf16.
+type ways struct{ any, wide device.Kernel }
+
+func newWays(name string, image *device.Image, twin func(*device.Launch)) *ways {
+	return &ways{device.Kernel{Name: name, Image: image, Go: twin}, device.Kernel{Name: name + "_wide", Image: image, Go: twin}}
+}
+
+// of returns the kernel for some matrices, of which some may be missing.
+func (w *ways) of(ms ...Matrix) *device.Kernel {
+	for _, m := range ms {
+		if m.Buf != nil && (m.Type != kernels.BF16 || !m.aligned(8)) {
+			return &w.any
+		}
+	}
+	return &w.wide
+}
+
+// lines returns how many rows a block computes at once, if each thread keeps a number of
+// vectors of eight numbers.
+func lines(cols, vectors int) int {
+	size := 32
+	for size < rowThreads && size*vectors*8 < cols {
+		size *= 2
+	}
+	return rowThreads / size
+}
 
 // passMatrix adds a matrix as a pointer. It declares only the rows of the matrix, so
 // several streams may use columns of one matrix at once.

@@ -4,6 +4,7 @@ package nn
 
 import (
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -11,8 +12,8 @@ var (
 	embedKernel     = device.Kernel{Name: "stowage_nn_embed", Image: embedImage, Go: embedTwin}
 	embedSortKernel = device.Kernel{Name: "stowage_nn_embed_sort", Image: embedImage, Go: embedSortTwin}
 	embedGradKernel = device.Kernel{Name: "stowage_nn_embed_grad", Image: embedImage, Go: embedGradTwin}
-	lossKernel      = device.Kernel{Name: "stowage_nn_cross_entropy", Image: embedImage, Go: lossTwin}
 	totalKernel     = device.Kernel{Name: "stowage_nn_total", Image: embedImage, Go: totalTwin}
+	lossKernels     = newWays("stowage_nn_cross_entropy", embedImage, lossTwin) // wide: aligned fp32 logits
 )
 
 // Lookup copies rows of a table: row i of Y becomes row IDs[i] (uint32) of Table.
@@ -85,8 +86,8 @@ func embedSortLaunch(e LookupGrad) device.Launch {
 // A sum is taken in fp32, beginning with the table's number, and stored once.
 func embedGradLaunch(e LookupGrad) device.Launch {
 	e.DTable.shape("the gradient of embeddings", e.DTable.Rows, e.DY.Cols)
-	// A block has the columns of 8 numbers a thread.
-	l := device.NewLaunch(&embedGradKernel, e.DY.Rows*runsOf(e.DY.Cols, 8*rowThreads), rowThreads)
+	// A warp has eight columns a lane.
+	l := device.NewLaunch(&embedGradKernel, runsOf(e.DY.Rows*runsOf(e.DY.Cols, 8*32), rowThreads/32), rowThreads)
 	passMatrix(&l, "the gradient of embeddings", e.DTable, device.Write)
 	passMatrix(&l, "the gradient of a lookup", e.DY, device.Read)
 	passRun(&l, "the numbers of a lookup", e.IDs, e.DY.Rows, 4, device.Read, false)
@@ -99,14 +100,21 @@ func embedGradLaunch(e LookupGrad) device.Launch {
 }
 
 // Loss is the cross entropy of each row of Logits with its target. The gradient times
-// Scale replaces Logits, unless NoGrad is set. A row with the target None has the loss and
-// the gradient zero.
+// Scale is written to Grad, unless that is the zero Matrix. Grad may be Logits, or
+// Logits.Half. A row with the target None has the loss and the gradient zero.
 type Loss struct {
 	Logits  Matrix
 	Targets device.Range // uint32
 	Losses  device.Range // fp32, one a row: set
+	Grad    Matrix
 	Scale   float32
-	NoGrad  bool
+}
+
+// Half returns a matrix of bf16 in the memory of one of fp32: a row of it is the second half
+// of a row.
+func (m Matrix) Half() Matrix {
+	off := 2 * memory.Bytes(m.Cols)
+	return Matrix{Range: m.Range.Slice(off, m.Range.Len-off), Type: kernels.BF16, Rows: m.Rows, Cols: m.Cols, Pitch: 2 * m.pitch()}
 }
 
 // CrossEntropy issues a loss.
@@ -114,24 +122,32 @@ func CrossEntropy(s device.Stream, l Loss) { s.Launch(lossLaunch(l)) }
 
 // lossLaunch returns the launch of a loss. Its arguments:
 //
-//	0..2  Logits, Targets, Losses
-//	3     Logits.Rows | Logits.Cols << 32
-//	4     pitch of Logits | bits of Scale << 32
-//	5     bit 0: Logits are bf16; bit 1: NoGrad
+//	0..3  Logits, Targets, Losses, Grad or zero
+//	4     Logits.Rows | Logits.Cols << 32
+//	5     pitch of Logits | pitch of Grad << 32
+//	6     types: bit 0 Logits, 1 Grad; set for bf16 | bits of Scale << 32
 func lossLaunch(e Loss) device.Launch {
-	l := device.NewLaunch(&lossKernel, e.Logits.Rows, rowThreads)
-	mode, how := device.Write, typeBits(e.Logits)
-	if e.NoGrad {
-		mode, how = device.Read, how|2
+	k := &lossKernels.any
+	if e.Logits.Type == kernels.F32 && e.Logits.aligned(4) && (e.Grad.Buf == nil || e.Grad.aligned(4)) {
+		k = &lossKernels.wide
 	}
-	passMatrix(&l, "logits", e.Logits, mode)
+	l := device.NewLaunch(k, min(e.Logits.Rows, lossBlocks), rowThreads)
+	passMatrix(&l, "logits", e.Logits, device.Read)
 	passRun(&l, "targets", e.Targets, e.Logits.Rows, 4, device.Read, false)
 	passRun(&l, "losses", e.Losses, e.Logits.Rows, 4, device.Write, false)
+	if e.Grad.Buf != nil {
+		e.Grad.shape("the gradient of logits", e.Logits.Rows, e.Logits.Cols)
+	}
+	passMaybe(&l, "the gradient of logits", e.Grad, device.Write)
 	l.Arg(packPair(e.Logits.Rows, e.Logits.Cols))
-	l.Arg(packPair(e.Logits.pitch(), 0) | bits(e.Scale)<<32)
-	l.Arg(how)
+	l.Arg(packPair(e.Logits.pitch(), e.Grad.pitch()))
+	l.Arg(typeBits(e.Logits, e.Grad) | bits(e.Scale)<<32)
 	return l
 }
+
+// lossBlocks is the most blocks. Of fewer rows at a time, L2 keeps more between the two times
+// that they are read. An H200 has 132 multiprocessors.
+const lossBlocks = 264
 
 // Total adds Factor times the sum of X (fp32) to the fp32 at Sum.
 type Total struct {

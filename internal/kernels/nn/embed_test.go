@@ -95,7 +95,8 @@ func lossOf(t *rapid.T, y *yard, kind kernels.Number, x []float64, cols int) (Lo
 			targets[i] = None
 		}
 	}
-	return Loss{Logits: placeMatrix(y, kind, cols, x), Targets: put(y, targets), Losses: place[float32](y, len(targets)), Scale: 0.25}, targets
+	logits := placeMatrix(y, kind, cols, x)
+	return Loss{Logits: logits, Targets: put(y, targets), Losses: place[float32](y, len(targets)), Grad: logits, Scale: 0.25}, targets
 }
 
 func TestCrossEntropy(t *testing.T) {
@@ -109,11 +110,15 @@ func TestCrossEntropy(t *testing.T) {
 			x[i] = float64(stored(kind, float32(x[i]*size)))
 		}
 		l, targets := lossOf(t, y, kind, x, cols)
-		l.NoGrad = rapid.Bool().Draw(t, "no gradient")
+		grads := []Matrix{{}, l.Logits}
+		if kind == kernels.F32 {
+			grads = append(grads, l.Logits.Half())
+		}
+		l.Grad = rapid.SampledFrom(grads).Draw(t, "gradient")
 		before := bytes.Clone(numbersAt[byte](l.Logits.Range))
 		CrossEntropy(y, l)
-		if l.NoGrad && !bytes.Equal(before, numbersAt[byte](l.Logits.Range)) {
-			t.Fatalf("logits were written in spite of NoGrad")
+		if l.Grad.Buf == nil && !bytes.Equal(before, numbersAt[byte](l.Logits.Range)) {
+			t.Fatalf("logits were written without a gradient")
 		}
 		for i, target := range targets {
 			row, loss := x[i*cols:(i+1)*cols], float64(numbersAt[float32](l.Losses)[i])
@@ -124,16 +129,16 @@ func TestCrossEntropy(t *testing.T) {
 			if !within(loss, want, 1e-6*(1+math.Abs(want))) {
 				t.Fatalf("the loss of row %d is %v, want %v", i, loss, want)
 			}
-			if l.NoGrad {
+			if l.Grad.Buf == nil {
 				continue
 			}
 			for j, g := range grad {
 				g *= float64(l.Scale)
 				part := 1e-6
-				if kind == kernels.BF16 {
+				if l.Grad.Type == kernels.BF16 {
 					part += math.Abs(g) / 256
 				}
-				if got := float64(l.Logits.get(i, j)); !within(got, g, part) {
+				if got := float64(l.Grad.get(i, j)); !within(got, g, part) {
 					t.Fatalf("the gradient of row %d at %d is %v, want %v", i, j, got, g)
 				}
 			}
@@ -149,7 +154,7 @@ func TestLossWithoutGradients(t *testing.T) {
 		rows, cols, kind := rapid.IntRange(1, 6).Draw(t, "rows"), rapid.IntRange(1, 300).Draw(t, "columns"), drawType(t, "type")
 		l, _ := lossOf(t, y, kind, drawn(y, kind, rows*cols), cols)
 		with, without := l, l
-		without.NoGrad, without.Losses = true, place[float32](y, rows)
+		without.Grad, without.Losses = Matrix{}, place[float32](y, rows)
 		CrossEntropy(y, without)
 		CrossEntropy(y, with)
 		if !bytes.Equal(numbersAt[byte](with.Losses), numbersAt[byte](without.Losses)) {
@@ -173,6 +178,7 @@ func TestLossOfBrokenLogits(t *testing.T) {
 	// Minus infinity marks a token that cannot occur.
 	y.reset(t)
 	l := Loss{Logits: placeMatrix(y, kernels.F32, 3, []float64{1, math.Inf(-1), 1}), Targets: put(y, []uint32{0}), Losses: place[float32](y, 1), Scale: 1}
+	l.Grad = l.Logits
 	CrossEntropy(y, l)
 	if v := numbersAt[float32](l.Losses)[0]; !within(float64(v), math.Ln2, 1e-6) || l.Logits.get(0, 1) != 0 {
 		t.Errorf("the loss among two is %v", v)

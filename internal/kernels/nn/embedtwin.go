@@ -111,9 +111,9 @@ func sortByID(ids, order, start []uint32) {
 
 func lossTwin(l *device.Launch) {
 	a := l.Args()
-	rows, cols := unpackPair(a[3])
-	pitch, scale := int(uint32(a[4])), math.Float32frombits(uint32(a[4]>>32))
-	logits, grad := stripOf(a[0], pitch, a[5], 0), a[5]&2 == 0
+	rows, cols := unpackPair(a[4])
+	from, to := unpackPair(a[5])
+	logits, grad, scale := stripOf(a[0], from, a[6], 0), stripOf(a[3], to, a[6], 1), math.Float32frombits(uint32(a[6]>>32))
 	targets, losses := device.Slice[uint32](a[1], rows), device.Slice[float32](a[2], rows)
 	parallel.For(rows, runRows(cols), func(from, to int) {
 		withRoom(2*cols, func(room []float32) {
@@ -123,19 +123,19 @@ func lossTwin(l *device.Launch) {
 					panic(fmt.Sprintf("nn: a target of %d among %d logits", target, cols))
 				}
 				x, out := logits.get(row, 0, cols, room), room[cols:]
-				if grad {
-					out = logits.into(row, 0, cols, room)
+				if grad.addr != 0 {
+					out = grad.into(row, 0, cols, out)
 				}
 				loss, sum := lossRow(out, x, target)
 				losses[row] = loss
-				if !grad {
+				if grad.addr == 0 {
 					continue
 				}
 				if target != None {
 					vec.Scale(out, out, scale/sum)
 					out[target] -= scale
 				}
-				logits.put(row, 0, out)
+				grad.put(row, 0, out)
 			}
 		})
 	})

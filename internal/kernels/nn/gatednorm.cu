@@ -60,7 +60,7 @@ struct GatedGrad {
 };
 
 // grad_run computes one group of a row.
-DEVICE void grad_run(const GatedGrad &d, const Team &t, u64 row, u64 first, Weight &dw) {
+DEVICE void grad_run(const GatedGrad &d, const Team &t, u64 row, u64 first, Weight<STEPS> &dw) {
     const Gated &g = d.g;
     float x[STEP], z[STEP], dy[STEP], w[STEP];
     Two s = {0, 0};
@@ -109,7 +109,7 @@ stowage_nn_gated_norm_grad(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 group
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * d.g.groups; u += blocks()) {
         u64 piece = u / d.g.groups, first = u % d.g.groups * d.g.n;
-        Weight sums;
+        Weight<STEPS> sums;
         sums.clear();
 #pragma unroll 1
         for (u64 row = piece * ROWS + own; row < least((piece + 1) * ROWS, (u64)d.g.rows); row += in) grad_run(d, t, row, first, sums);

@@ -98,7 +98,7 @@ func BenchmarkRowsOnGPU(b *testing.B) {
 		EmbedGrad(s, LookupGrad{DTable: table, DY: q, IDs: ids, Scratch: spare})
 	})
 	y.measure(b, "cross entropy", 2*logits.Len, func(s device.Stream) {
-		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: spare, Scale: 1})
+		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: spare, Grad: logits, Scale: 1})
 	})
 
 	const big = 1 << 27

@@ -22,13 +22,7 @@ enum Type { F32, BF16 }; // kernels.Number
 
 DEVICE u32 size_of(u32 type) { return type == BF16 ? 2 : 4; }
 
-// narrow rounds to bf16: adding a little less than half of the last place kept, or
-// exactly half if that place is odd, makes the cut round to nearest even. It would
-// carry a NaN into the sign.
-DEVICE u32 narrow(float x) {
-    u32 b = bits(x);
-    return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
-}
+DEVICE u32 narrow(float x) { return narrow_pair(x, 0) & 0xffff; }
 
 DEVICE float get(u32 type, u64 p) { return type == BF16 ? number((u32)read<u16>(p) << 16) : number(read<u32>(p)); }
 
@@ -48,7 +42,23 @@ DEVICE void split(u32 w, float *x) {
     x[1] = number(w & 0xffff0000);
 }
 
-DEVICE u32 join(const float *x) { return narrow(x[0]) | narrow(x[1]) << 16; }
+DEVICE u32 join(const float *x) { return narrow_pair(x[0], x[1]); }
+
+// widen returns the numbers of a vector of bf16, numbers those of a vector of fp32, and
+// narrowed the vector of bf16 numbers.
+DEVICE void widen(Vec v, float *x) {
+    split(v.x, x);
+    split(v.y, x + 2);
+    split(v.z, x + 4);
+    split(v.w, x + 6);
+}
+DEVICE void numbers(Vec v, float *x) {
+    x[0] = number(v.x);
+    x[1] = number(v.y);
+    x[2] = number(v.z);
+    x[3] = number(v.w);
+}
+DEVICE Vec narrowed(const float *x) { return {join(x), join(x + 2), join(x + 4), join(x + 6)}; }
 
 // load reads n numbers, at most STEP, and fills up with zeros. It reads a whole step at a
 // boundary of 16 bytes by vectors.
@@ -56,15 +66,10 @@ DEVICE void load(u32 type, u64 p, u32 n, float *x) {
     if (n >= STEP && (p & 15) == 0) {
         Vec v = read<Vec>(p);
         if (type == BF16) {
-            split(v.x, x);
-            split(v.y, x + 2);
-            split(v.z, x + 4);
-            split(v.w, x + 6);
+            widen(v, x);
         } else {
-            Vec w = read<Vec>(p + 16);
-            u32 all[STEP] = {v.x, v.y, v.z, v.w, w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) x[e] = number(all[e]);
+            numbers(v, x);
+            numbers(read<Vec>(p + 16), x + 4);
         }
     } else {
 #pragma unroll
@@ -75,7 +80,7 @@ DEVICE void load(u32 type, u64 p, u32 n, float *x) {
 DEVICE void store(u32 type, u64 p, u32 n, const float *x) {
     if (n >= STEP && (p & 15) == 0) {
         if (type == BF16) {
-            write(p, Vec{join(x), join(x + 2), join(x + 4), join(x + 6)});
+            write(p, narrowed(x));
         } else {
             write(p, Vec{bits(x[0]), bits(x[1]), bits(x[2]), bits(x[3])});
             write(p + 16, Vec{bits(x[4]), bits(x[5]), bits(x[6]), bits(x[7])});
@@ -93,6 +98,8 @@ struct Matrix {
     u64 base, pitch;
     u32 type;
     DEVICE u64 at(u64 row, u64 col) const { return base + (row * pitch + col) * size_of(type); }
+    // wide reports whether the matrix is bf16 and each row begins at a vector.
+    DEVICE bool wide() const { return type == BF16 && ((base | 2 * pitch) & 15) == 0; }
 };
 
 // exponential returns e^x to about two units in the last place. The error of the product
@@ -104,7 +111,7 @@ DEVICE float exponential(float x) {
     return t > -126 && t < 128 ? __builtin_fmaf(y, rest * 0.693147181f, y) : y;
 }
 
-DEVICE float sigmoid(float x) { return quotient(1, 1 + exponential(-x)); }
+DEVICE float sigmoid(float x) { return reciprocal(1 + power(x * -1.44269504f)); }
 
 DEVICE float natural_log(float x) { return logarithm(x) * 0.693147181f; }
 
@@ -186,6 +193,29 @@ DEVICE Team teams(u32 size) {
 // block.
 DEVICE Team team(u32 cols) { return teams(cols <= 32 * SHARE ? 32 : least(threads(), cols <= 256 * SHARE ? 256u : 1024u)); }
 
+// line returns a team whose members keep a row in registers, a number of vectors of bf16
+// each. The row must not be longer than a block can keep.
+DEVICE Team line(u32 cols, u32 vectors) {
+    u32 size = 32;
+#pragma unroll 1
+    while (size < threads() && size * vectors * STEP < cols) size *= 2;
+    return teams(size);
+}
+
+// hold reads the vectors of a row that belong to this thread. The row is a multiple of
+// STEP long. All loads are under way before the first is used.
+template <u32 vectors> DEVICE void hold(const Team &t, u64 row, u32 n, Vec (&v)[vectors]) {
+#pragma unroll
+    for (u32 k = 0; k < vectors; k++) {
+        u32 c = (t.member + k * t.size) * STEP;
+        if (c < n) {
+            v[k] = read<Vec>(row + 2ull * c);
+        } else {
+            v[k] = {0, 0, 0, 0};
+        }
+    }
+}
+
 // sum_apart adds n numbers that lie apart to a sum, in order. It loads as many as possible
 // at once.
 DEVICE float sum_apart(float sum, u64 p, u32 n, u64 apart) {
@@ -211,4 +241,21 @@ DEVICE bool live(u64 segments, u32 experts, u32 row) {
 #pragma unroll 1
     for (u32 e = lane(); e < experts; e += 32) in |= row - look<u32>(segments + 8 * e) < look<u32>(segments + 8 * e + 4);
     return ballot(in) != 0;
+}
+
+// live_rows returns, to all lanes of a warp, a bit for each of 32 rows from first on that
+// belongs to a segment. Without segments all rows do.
+DEVICE u32 live_rows(u64 segments, u32 experts, u32 first) {
+    if (experts == 0) return ~0u;
+    u32 rows = 0;
+#pragma unroll 1
+    for (u32 e = lane(); e < experts; e += 32) {
+        u64 from = look<u32>(segments + 8 * e), to = from + look<u32>(segments + 8 * e + 4), end = first + 32ull;
+        if (from < first) from = first;
+        if (to > end) to = end;
+        if (from < to) rows |= (~0u >> (32 - (u32)(to - from))) << (u32)(from - first);
+    }
+#pragma unroll
+    for (u32 d = 16; d > 0; d /= 2) rows |= across(rows, d);
+    return rows;
 }

@@ -9,22 +9,21 @@
 
 SHARED float weight_sums[256 * SHARE];
 
-// Weight has the sums for a thread's columns of a weight, over the runs of its team.
-struct Weight {
-    float v[STEPS][STEP];
+// Weight has the sums for a thread's columns of a weight, over the runs of its team: a
+// number of steps.
+template <u32 steps> struct Weight {
+    float v[steps][STEP];
     DEVICE void clear() {
 #pragma unroll
-        for (u32 k = 0; k < STEPS; k++)
+        for (u32 k = 0; k < steps; k++)
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) v[k][e] = 0;
     }
     // each calls f for every step of n columns that belongs to this thread, with its sums.
-    // A team for n columns has at most STEPS of them. A team that is the whole block may
-    // have more.
     template <class F> DEVICE void each(const Team &t, u32 n, F f) {
-        if (n > t.size * SHARE) trap();
+        if (n > t.size * steps * STEP) trap();
 #pragma unroll
-        for (u32 k = 0; k < STEPS; k++) {
+        for (u32 k = 0; k < steps; k++) {
             u32 c = (t.member + k * t.size) * STEP;
             if (c < n) f(c, least(STEP, n - c), v[k]);
         }

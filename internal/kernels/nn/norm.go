@@ -13,8 +13,8 @@ import (
 )
 
 var (
-	normKernel       = device.Kernel{Name: "stowage_nn_rmsnorm", Image: normImage, Go: normTwin}
-	normGradKernel   = device.Kernel{Name: "stowage_nn_rmsnorm_grad", Image: normImage, Go: normGradTwin}
+	normKernels      = newWays("stowage_nn_rmsnorm", normImage, normTwin)
+	normGradKernels  = newWays("stowage_nn_rmsnorm_grad", normImage, normGradTwin)
 	normWeightKernel = device.Kernel{Name: "stowage_nn_rmsnorm_grad_weight", Image: normImage, Go: normWeightTwin}
 )
 
@@ -39,7 +39,11 @@ func RMSNorm(s device.Stream, n Norm) { s.Launch(normLaunch(n)) }
 func normLaunch(n Norm) device.Launch {
 	checkNorm(n.X, n.W)
 	n.Y.shape("what a norm writes", n.X.Rows, n.X.Cols)
-	l := device.NewLaunch(&normKernel, n.X.Rows, rowThreads)
+	k := normKernels.of(n.Y, n.X, n.W)
+	if n.W.Cols > rowThreads*normKeep*8 {
+		k = &normKernels.any
+	}
+	l := device.NewLaunch(k, runsOf(n.X.Rows*(n.X.Cols/n.W.Cols), lines(n.W.Cols, normKeep)), rowThreads)
 	passMatrix(&l, "what a norm writes", n.Y, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)
@@ -93,6 +97,13 @@ type NormGrad struct {
 	Scratch device.Range // NormScratch bytes
 }
 
+// normKeep is how many vectors of a row a thread keeps, and normGradKeep how many of each
+// operand in the backward pass.
+const (
+	normKeep     = 4
+	normGradKeep = 2
+)
+
 // normParts is the most partial sums of DW. The rows are divided into that many parts of
 // equal length, of which the last may be shorter, or into fewer parts of normLeast rows,
 // because the sum of a short part costs as much as a row. Each sum is written to Scratch,
@@ -135,7 +146,11 @@ func normGradLaunch(n NormGrad) device.Launch {
 	n.DX.shape("the gradient that a norm writes", n.X.Rows, n.X.Cols)
 	n.DY.shape("the gradient that a norm reads", n.X.Rows, n.X.Cols)
 	parts := normCount(n.X.Rows)
-	l := device.NewLaunch(&normGradKernel, parts, normGradThreads)
+	k := normGradKernels.of(n.DX, n.X, n.W, n.DY, n.Plus)
+	if n.W.Cols > normGradThreads*normGradKeep*8 {
+		k = &normGradKernels.any
+	}
+	l := device.NewLaunch(k, parts, normGradThreads)
 	passMatrix(&l, "the gradient that a norm writes", n.DX, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)

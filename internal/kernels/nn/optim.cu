@@ -38,6 +38,8 @@ stowage_nn_adamw(u64 weights, u64 first, u64 second, u64 grads, u64 param, u64 h
     }
 }
 
+#define AHEAD 4u // steps that a thread loads together
+
 // A block sums a run.
 KERNEL(THREADS)
 stowage_nn_squares(u64 sums, u64 x, u64 size, u64 types) {
@@ -48,12 +50,34 @@ stowage_nn_squares(u64 sums, u64 x, u64 size, u64 types) {
     for (u64 r = block(); r * run < n; r += blocks()) {
         u64 from = r * run;
         float sum = 0;
-        t.each((u32)least(run, n - from), [&](u32 c, u32 k) {
+        u32 here = (u32)least(run, n - from);
+        bool whole = here % (AHEAD * THREADS * STEP) == 0 && (global(x) & 15) == 0;
+#pragma unroll 1
+        for (u32 c = thread() * STEP; c < here; c += AHEAD * THREADS * STEP) {
             float v[STEP];
-            load(type, global(x) + size_of(type) * (from + c), k, v);
+            Vec first[AHEAD], second[AHEAD];
 #pragma unroll
-            for (u32 e = 0; e < STEP; e++) sum += v[e] * v[e];
-        });
+            for (u32 k = 0; k < AHEAD; k++) {
+                u64 p = global(x) + size_of(type) * (from + c + k * THREADS * STEP);
+                if (!whole) continue;
+                first[k] = read<Vec>(p);
+                if (type == F32) second[k] = read<Vec>(p + 16);
+            }
+#pragma unroll
+            for (u32 k = 0; k < AHEAD; k++) {
+                u32 at = c + k * THREADS * STEP;
+                if (!whole) {
+                    load(type, global(x) + size_of(type) * (from + at), at < here ? least(STEP, here - at) : 0, v);
+                } else if (type == BF16) {
+                    widen(first[k], v);
+                } else {
+                    numbers(first[k], v);
+                    numbers(second[k], v + 4);
+                }
+#pragma unroll
+                for (u32 e = 0; e < STEP; e++) sum += v[e] * v[e];
+            }
+        }
         sum = t.sum(sum);
         if (t.member == 0) set(F32, global(sums) + 4 * r, sum);
     }

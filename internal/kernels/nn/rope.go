@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/vec"
 )
 
-var ropeKernel = device.Kernel{Name: "stowage_nn_rope", Image: ropeImage, Go: ropeTwin}
+var ropeKernels = newWays("stowage_nn_rope", ropeImage, ropeTwin)
 
 // Rotation rotates, in each of Heads heads of each row of X, the pairs of columns (At+i,
 // At+i+Width/2), i < Width/2, by the row's position, which is the row modulo Seq. A head
@@ -54,7 +54,12 @@ func ropeLaunch(r Rotation) device.Launch {
 		panic(fmt.Sprintf("nn: a rotation of columns %d to %d of %d heads of %d columns in rows of %d, over %d positions, is invalid; expected an even width and heads that fit into the row",
 			r.At, r.At+r.Width, r.Heads, r.Head, r.X.Cols, r.Seq))
 	}
-	l := device.NewLaunch(&ropeKernel, r.X.Rows, rowThreads)
+	// A thread computes eight pairs of columns of four heads.
+	k := ropeKernels.of(r.X)
+	if (r.At|r.Head|r.Width/2)%8 != 0 || r.Table.Addr()%16 != 0 {
+		k = &ropeKernels.any
+	}
+	l := device.NewLaunch(k, runsOf(r.X.Rows*runsOf(r.Heads, 4)*runsOf(r.Width/2, 8), rowThreads), rowThreads)
 	passMatrix(&l, "what is rotated", r.X, device.Write)
 	passRun(&l, "the table of a rotation", r.Table, r.Seq*r.Width, 4, device.Read, false)
 	l.Arg(packPair(r.X.Rows, r.X.pitch()))

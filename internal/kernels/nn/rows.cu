@@ -356,7 +356,7 @@ stowage_nn_take_rows(u64 dst, u64 src, u64 source, u64 rows, u64 row, u64 pitch_
     }
 #pragma unroll 1
     for (u64 u = t; u < units; u += all) {
-        u64 i = pieces == 1 ? u : u / pieces;
+        u64 i = pieces == 1 ? u : units >> 32 == 0 ? (u32)u / pieces : u / pieces;
         u32 from = (u32)(u - i * pieces) * PIECE, n = look<u32>(global(source) + 4 * i);
         if (n == NONE && !zero) continue;
         u32 k = n == NONE ? 0 : n / low(how);
@@ -366,34 +366,121 @@ stowage_nn_take_rows(u64 dst, u64 src, u64 source, u64 rows, u64 row, u64 pitch_
     }
 }
 
+// A warp reads a piece of a row once and writes it to all its places.
+KERNEL(THREADS)
+stowage_nn_spread_rows(u64 dst, u64 src, u64 place, u64 rows, u64 row, u64 pitch_dst, u64 pitch_src, u64 every) {
+    u32 pieces = (low(row) + PIECE - 1) / PIECE;
+    u64 units = (u64)low(rows) * pieces;
+#pragma unroll 1
+    for (u64 u = ((u64)block() * threads() + thread()) / 32; u < units; u += (u64)blocks() * threads() / 32) {
+        u64 i = pieces == 1 ? u : units >> 32 == 0 ? (u32)u / pieces : u / pieces;
+        u32 from = (u32)(u - i * pieces) * PIECE, n = least(PIECE, low(row) - from) / 16;
+        u64 at = global(src) + i * pitch_src + from;
+        u32 to = lane() < every ? look<u32>(global(place) + 4 * (i * every + lane())) : NONE;
+        if (to != NONE && to >= high(rows)) trap();
+        Vec v[PIECE / 512];
+#pragma unroll
+        for (u32 j = 0; j < PIECE / 512; j++) {
+            if (lane() + j * 32 < n) v[j] = look<Vec>(at + 16 * (lane() + j * 32));
+        }
+#pragma unroll 1
+        for (u32 k = 0; k < every; k++) {
+            u32 there = from_lane(to, k);
+            if (there == NONE) continue;
+            u64 out = global(dst) + there * pitch_dst + from;
+#pragma unroll
+            for (u32 j = 0; j < PIECE / 512; j++) {
+                if (lane() + j * 32 < n) write(out + 16 * (lane() + j * 32), v[j]);
+            }
+        }
+    }
+}
+
+#define BATCH 4u // rows that a thread loads together
+
+// Sum is a step of a row that is added up.
+struct Sum {
+    float v[STEP];
+    bool any;
+    // add adds a step. The first is not added to a zero, because that would change the sign
+    // of a negative zero.
+    DEVICE void add(const float *x) {
+#pragma unroll
+        for (u32 e = 0; e < STEP; e++) v[e] = any ? v[e] + x[e] : x[e];
+        any = true;
+    }
+};
+
+// each_step calls f for the steps of rows that belong to this thread.
+template <class F> DEVICE void each_step(u32 rows, u32 cols, F f) {
+    u32 steps = (cols + STEP - 1) / STEP;
+    u64 units = (u64)rows * steps;
+#pragma unroll 1
+    for (u64 u = (u64)block() * threads() + thread(); u < units; u += (u64)blocks() * threads()) {
+        u64 i = units >> 32 == 0 ? (u32)u / steps : u / steps;
+        f(i, (u32)(u - i * steps) * STEP);
+    }
+}
+
+// Rows of bf16 whose vectors are aligned have a kernel of their own, because code for all
+// formats needs many registers.
+KERNEL(THREADS)
+stowage_nn_combine_rows_wide(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 size, u64 pitches, u64 pitch_plus, u64) {
+    Matrix d = {global(dst), low(pitches), BF16}, s = {global(src), high(pitches), BF16}, p = {global(plus), pitch_plus, BF16};
+    u32 every = high(size);
+    each_step(low(rows), low(size), [&](u64 i, u32 c) INLINE {
+        Sum sum = {{}, false};
+        float x[STEP];
+        Vec more = {};
+        if (plus != 0) more = read<Vec>(p.at(i, c));
+#pragma unroll 1
+        for (u32 from = 0; from < every; from += BATCH) {
+            u32 row[BATCH];
+            Vec v[BATCH];
+#pragma unroll
+            for (u32 k = 0; k < BATCH; k++) row[k] = from + k < every ? look<u32>(global(place) + 4 * (i * every + from + k)) : NONE;
+#pragma unroll
+            for (u32 k = 0; k < BATCH; k++) {
+                if (row[k] == NONE) continue;
+                if (row[k] >= high(rows)) trap();
+                v[k] = read<Vec>(s.at(row[k], c));
+            }
+#pragma unroll
+            for (u32 k = 0; k < BATCH; k++) {
+                if (row[k] == NONE) continue;
+                widen(v[k], x);
+                sum.add(x);
+            }
+        }
+        if (plus != 0) {
+            widen(more, x);
+            sum.add(x);
+        }
+        write(d.at(i, c), narrowed(sum.v));
+    });
+}
+
 KERNEL(THREADS)
 stowage_nn_combine_rows(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 size, u64 pitches, u64 pitch_plus, u64 types) {
     Matrix d = {global(dst), low(pitches), (u32)types & 255}, s = {global(src), high(pitches), (u32)(types >> 8) & 255};
     Matrix p = {global(plus), pitch_plus, (u32)(types >> 16) & 255};
-    u32 cols = low(size), every = high(size), steps = (cols + STEP - 1) / STEP;
-    u64 units = (u64)low(rows) * steps;
+    u32 cols = low(size), every = high(size);
+    each_step(low(rows), cols, [&](u64 i, u32 c) INLINE {
+        Sum sum = {{}, false};
+        float x[STEP];
+        u32 n = least(STEP, cols - c);
 #pragma unroll 1
-    for (u64 u = (u64)block() * threads() + thread(); u < units; u += (u64)blocks() * threads()) {
-        u64 i = u / steps;
-        u32 c = (u32)(u - i * steps) * STEP, n = least(STEP, cols - c);
-        // The first operand is not added to a zero, because that would change the sign of a
-        // negative zero.
-        float sum[STEP] = {}, x[STEP];
-        bool first = true;
-#pragma unroll 1
-        for (u32 k = 0; k < every + (plus != 0); k++) {
-            u32 row = k < every ? look<u32>(global(place) + 4 * (i * every + k)) : 0;
+        for (u32 k = 0; k < every; k++) {
+            u32 row = look<u32>(global(place) + 4 * (i * every + k));
             if (row == NONE) continue;
-            if (k < every && row >= high(rows)) trap();
-            if (k < every) {
-                load(s.type, s.at(row, c), n, x);
-            } else {
-                load(p.type, p.at(i, c), n, x);
-            }
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) sum[e] = first ? x[e] : sum[e] + x[e];
-            first = false;
+            if (row >= high(rows)) trap();
+            load(s.type, s.at(row, c), n, x);
+            sum.add(x);
         }
-        store(d.type, d.at(i, c), n, sum);
-    }
+        if (plus != 0) {
+            load(p.type, p.at(i, c), n, x);
+            sum.add(x);
+        }
+        store(d.type, d.at(i, c), n, sum.v);
+    });
 }

@@ -11,12 +11,13 @@ import (
 )
 
 var (
-	sortCountKernel = device.Kernel{Name: "stowage_nn_sort_count", Image: rowsImage, Go: sortCountTwin}
-	sortScanKernel  = device.Kernel{Name: "stowage_nn_sort_scan", Image: rowsImage, Go: sortScanTwin}
-	sortRowsKernel  = device.Kernel{Name: "stowage_nn_sort_rows", Image: rowsImage, Go: sortRowsTwin}
-	regroupKernel   = device.Kernel{Name: "stowage_nn_regroup", Image: rowsImage, Go: regroupTwin}
-	takeKernel      = device.Kernel{Name: "stowage_nn_take_rows", Image: rowsImage, Go: takeTwin}
-	combineKernel   = device.Kernel{Name: "stowage_nn_combine_rows", Image: rowsImage, Go: combineTwin}
+	sortCountKernel  = device.Kernel{Name: "stowage_nn_sort_count", Image: rowsImage, Go: sortCountTwin}
+	sortScanKernel   = device.Kernel{Name: "stowage_nn_sort_scan", Image: rowsImage, Go: sortScanTwin}
+	sortRowsKernel   = device.Kernel{Name: "stowage_nn_sort_rows", Image: rowsImage, Go: sortRowsTwin}
+	regroupKernel    = device.Kernel{Name: "stowage_nn_regroup", Image: rowsImage, Go: regroupTwin}
+	takeKernel       = device.Kernel{Name: "stowage_nn_take_rows", Image: rowsImage, Go: takeTwin}
+	spreadRowsKernel = device.Kernel{Name: "stowage_nn_spread_rows", Image: rowsImage, Go: spreadRowsTwin}
+	combineKernels   = newWays("stowage_nn_combine_rows", rowsImage, combineTwin)
 )
 
 // Sorting sorts the choices of tokens by expert. A pair is a token and one of its
@@ -233,6 +234,44 @@ func TakeRows(s device.Stream, t Taking) {
 	s.Launch(l)
 }
 
+// Spreading copies rows to several places: row i of Src to the rows Place[i*Every + k] of
+// Dst, k < Every, except where Place is None. It reads a row once, where a Taking with the
+// table of sources reads it Every times. Rows must divide into vectors of 16 bytes.
+type Spreading struct {
+	Dst, Src Matrix
+	Place    device.Range // uint32 [Src.Rows*Every]; no row twice
+	Every    int          // at most MaxTopK
+}
+
+// Fits reports whether the rows of a spreading divide into vectors.
+func (t Spreading) Fits() bool {
+	n := 16 / int(t.Dst.Type.Size())
+	return t.Dst.aligned(n) && t.Src.aligned(n) && t.Every <= MaxTopK
+}
+
+// SpreadRows issues a spreading.
+//
+// Arguments of stowage_nn_spread_rows: dst, src, place, rows of src and of dst, bytes of a
+// row, bytes from a row to the next in dst, the same in src, Every. A row that dst does not
+// have is a fault.
+func SpreadRows(s device.Stream, t Spreading) {
+	t.Src.shape("what rows are spread from", t.Src.Rows, t.Dst.Cols)
+	if t.Src.Type != t.Dst.Type || t.Every < 1 || !t.Fits() {
+		panic(fmt.Sprintf("nn: spreading rows: expected one type, Every of 1 to %d and rows of vectors, got types %d and %d, Every %d and %d columns", MaxTopK, t.Src.Type, t.Dst.Type, t.Every, t.Dst.Cols))
+	}
+	size := int(t.Dst.Type.Size())
+	l := device.NewLaunch(&spreadRowsKernel, rowsBlocks(t.Src), routeThreads)
+	l.Write(t.Dst.used("where rows are spread to"))
+	l.Read(t.Src.used("what rows are spread from"))
+	l.Read(needWords("the places of rows", t.Place, t.Src.Rows*t.Every))
+	l.Arg(packPair(t.Src.Rows, t.Dst.Rows))
+	l.Arg(uint64(t.Dst.Cols * size))
+	l.Arg(uint64(t.Dst.pitch() * size))
+	l.Arg(uint64(t.Src.pitch() * size))
+	l.Arg(uint64(t.Every))
+	s.Launch(l)
+}
+
 // Combining adds rows up. Row i of Dst becomes the sum of the rows Place[i*Every + k] of
 // Src, k < Every, in that order, plus Plus if that has memory. Places that are None are
 // left out, and an empty sum is zero. Plus may be Dst. Types may differ.
@@ -253,7 +292,7 @@ func CombineRows(s device.Stream, c Combining) {
 	if c.Every < 1 {
 		panic(fmt.Sprintf("nn: combining rows: expected Every of at least 1, got %d", c.Every))
 	}
-	l := device.NewLaunch(&combineKernel, rowsBlocks(c.Dst), routeThreads)
+	l := device.NewLaunch(combineKernels.of(c.Dst, c.Src, c.Plus), rowsBlocks(c.Dst), routeThreads)
 	l.Write(c.Dst.used("where rows are combined"))
 	l.Read(c.Src.used("what rows are combined from"))
 	l.Read(needWords("the places of rows", c.Place, c.Dst.Rows*c.Every))

@@ -29,6 +29,31 @@ func same(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b)
 
 var types = []kernels.Number{kernels.F32, kernels.BF16}
 
+// Spreading rows to their places is taking them from their sources.
+func TestSpreadRows(t *testing.T) {
+	y := newYard(t, 1<<18)
+	rapid.Check(t, func(t *rapid.T) {
+		y.reset(t)
+		kind := rapid.SampledFrom(types).Draw(t, "type")
+		cols := rapid.SampledFrom([]int{8, 16, 200}).Draw(t, "columns")
+		from, every := rapid.IntRange(1, 20).Draw(t, "from"), rapid.IntRange(1, 4).Draw(t, "every")
+		rows := from*every + 2
+		src, taken, spread := benchMatrix(y, kind, from, cols), benchMatrix(y, kind, rows, cols), benchMatrix(y, kind, rows, cols)
+		y.fill(src, func() float32 { return float32(y.rng.NormFloat64()) })
+		source, places := slices.Repeat([]uint32{None}, rows), make([]uint32, from*every)
+		for pair, row := range y.rng.Perm(rows)[:from*every] {
+			if places[pair] = None; y.rng.IntN(5) > 0 {
+				places[pair], source[row] = uint32(row), uint32(pair)
+			}
+		}
+		TakeRows(y, Taking{Dst: taken, Src: src, Source: put(y, source), Every: every})
+		SpreadRows(y, Spreading{Dst: spread, Src: src, Place: put(y, places), Every: every})
+		if !bytes.Equal(numbersAt[byte](taken.Range), numbersAt[byte](spread.Range)) {
+			t.Fatalf("spreading and taking give different rows")
+		}
+	})
+}
+
 func TestTakeRows(t *testing.T) {
 	y := newYard(t, 1<<17)
 	rapid.Check(t, func(t *rapid.T) {

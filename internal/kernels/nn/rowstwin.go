@@ -56,6 +56,23 @@ func (t *taking) copyRows(from int, source []uint32) {
 	}
 }
 
+func spreadRowsTwin(l *device.Launch) {
+	a := l.Args()
+	rows, dstRows := unpackPair(a[3])
+	row, dstPitch, srcPitch, every := int(a[4]), int(a[5]), int(a[6]), int(a[7])
+	dst, src := device.Slice[byte](a[0], (dstRows-1)*dstPitch+row), device.Slice[byte](a[1], (rows-1)*srcPitch+row)
+	place := device.Slice[uint32](a[2], rows*every)
+	parallel.For(rows, max(1, rowsRun/(row*every)), func(from, to int) {
+		for i := from; i < to; i++ {
+			for _, n := range place[i*every:][:every] {
+				if n != None {
+					copy(dst[int(n)*dstPitch:][:row], src[i*srcPitch:][:row])
+				}
+			}
+		}
+	})
+}
+
 // takeWords takes rows of one number of four bytes.
 func takeWords(dst, src, source []uint32, every uint32, zero bool) {
 	dst = dst[:len(source)]

@@ -25,7 +25,7 @@ func deviceCode() map[string]map[string]kind {
 		"conv":      {"conv": convTrial, "conv grad": convGradTrial},
 		"gatednorm": {"gated norm": gatedTrial, "gated norm grad": gatedGradTrial},
 		"scangrad":  {"scan grad": scanGradTrial},
-		"rows":      {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "combine": combineTrial},
+		"rows":      {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "spread": spreadTrial, "combine": combineTrial},
 	}
 }
 
@@ -170,9 +170,23 @@ func embedGradTrial(x *trial) func(s device.Stream) {
 func lossTrial(x *trial) func(s device.Stream) {
 	rows, cols := x.atMost(5, 100), x.cols()
 	if x.large && x.maybe() {
-		cols = 20000 + x.IntN(3000)
+		// Some rows are longer than a block keeps.
+		cols = 8000 + 4*x.IntN(8000)
 	}
-	l := Loss{Logits: x.any(rows, cols), Losses: x.floats(rows), Scale: 0.25, NoGrad: x.IntN(4) == 0}
+	l := Loss{Logits: x.any(rows, cols), Losses: x.floats(rows), Scale: 0.25}
+	switch x.IntN(4) {
+	case 0:
+	case 1:
+		if l.Logits.Type == kernels.F32 {
+			l.Logits = x.matrix(kernels.F32, rows, cols)
+			l.Grad = l.Logits.Half()
+			x.halves(l.Logits)
+		}
+	case 2:
+		l.Grad = x.any(rows, cols)
+	case 3:
+		l.Grad = l.Logits
+	}
 	l.Targets = x.words(rows, func(int) uint32 {
 		if x.IntN(4) == 0 {
 			return None
@@ -180,6 +194,17 @@ func lossTrial(x *trial) func(s device.Stream) {
 		return uint32(x.IntN(cols))
 	})
 	return func(s device.Stream) { CrossEntropy(s, l) }
+}
+
+// halves marks the second half of each row of the last matrix, which is fp32, as bf16, and
+// the rest as exact.
+func (x *trial) halves(m Matrix) {
+	x.marks = x.marks[:len(x.marks)-1]
+	half := 2 * m.Cols
+	for r := range m.Rows {
+		at := int(m.Off) + 4*r*m.pitch()
+		x.marks = append(x.marks, mark{exact, at, at + half}, mark{bf16, at + half, at + 2*half})
+	}
 }
 
 func totalTrial(x *trial) func(s device.Stream) {

@@ -167,6 +167,27 @@ func takeTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { TakeRows(s, k) }
 }
 
+func spreadTrial(x *trial) func(s device.Stream) {
+	rows, cols, t := x.atMost(60, 1000), 8*(1+x.cols()/8), x.number()
+	k := Spreading{Every: 1 + x.IntN(5)}
+	matrix := func(rows int) Matrix {
+		b := make([]byte, rows*(cols+8)*int(t.Size()))
+		for i := range b {
+			b[i] = byte(x.Uint32())
+		}
+		return Matrix{Range: x.place(b, exact, 16, 3), Type: t, Rows: rows, Cols: cols, Pitch: cols + 8}
+	}
+	k.Dst, k.Src = matrix(rows*k.Every+x.IntN(9)), matrix(rows)
+	to := x.Perm(k.Dst.Rows)
+	k.Place = x.words(rows*k.Every, func(i int) uint32 {
+		if x.IntN(5) == 0 {
+			return None
+		}
+		return uint32(to[i])
+	})
+	return func(s device.Stream) { SpreadRows(s, k) }
+}
+
 func combineTrial(x *trial) func(s device.Stream) {
 	rows, from, cols := x.atMost(60, 1000), x.atMost(60, 1000), x.cols()
 	c := Combining{Dst: x.any(rows, cols), Src: x.any(from, cols), Every: 1 + x.IntN(5)}

@@ -85,8 +85,22 @@ DEVICE float logarithm(float x) {
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// reciprocal has an error of one unit in the last place, and takes numbers above 2^126 to
+// zero.
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 DEVICE float quotient(float a, float b) {
     float y;
     asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
+}
+
+// narrow_pair rounds two numbers to bf16, the first into the low half. A NaN becomes 0x7fff.
+DEVICE u32 narrow_pair(float a, float b) {
+    u32 v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(b), "f"(a));
+    return v;
 }

@@ -261,8 +261,12 @@ func (t *tables) every(pairs bool) int {
 
 // take copies a parcel of send to the rows of the experts.
 func (t *tables) take(p *Pass, rows nn.Matrix, x parcel, pairs bool) {
-	every := t.every(pairs || t.d.ranks > 1 && t.d.how == AllToAll)
-	nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: x.arrived(), Source: t.source, Every: every})
+	every, from := t.every(pairs || t.d.ranks > 1 && t.d.how == AllToAll), x.arrived()
+	if spread := (nn.Spreading{Dst: rows, Src: from, Place: t.place, Every: every}); every > 1 && spread.Fits() {
+		nn.SpreadRows(p.S, spread)
+	} else {
+		nn.TakeRows(p.S, nn.Taking{Dst: rows, Src: from, Source: t.source, Every: every})
+	}
 	x.free()
 }
 

@@ -83,20 +83,19 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
 	logits := p.newOf(kernels.F32, xn.Rows, o.vocab)
 	o.logits.forward(p, logits.Matrix, xn, nn.Matrix{})
-	nn.CrossEntropy(p.S, nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses, Scale: p.Scale * o.factor, NoGrad: p.Evaluate})
+	defer logits.Free()
+	loss := nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses, Scale: p.Scale * o.factor}
 	if p.Evaluate {
-		logits.Free()
+		nn.CrossEntropy(p.S, loss)
 		return
 	}
+	loss.Grad = logits.Matrix
 	if p.Number != kernels.F32 { // products are fast in one format only
-		d := p.New(xn.Rows, o.vocab)
-		kernels.Convert(p.S, d.Range, p.Number, logits.Range, kernels.F32)
-		logits.Free()
-		logits = d
+		loss.Grad = logits.Half()
 	}
-	o.logits.addGrad(p, logits.Matrix, xn)
-	o.logits.backward(p, dxn, logits.Matrix, nn.Matrix{})
-	logits.Free()
+	nn.CrossEntropy(p.S, loss)
+	o.logits.addGrad(p, loss.Grad, xn)
+	o.logits.backward(p, dxn, loss.Grad, nn.Matrix{})
 }
 
 // backward returns the gradient of its input, plus a matrix if one is given.

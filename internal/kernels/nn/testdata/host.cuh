@@ -143,6 +143,14 @@ inline void tally(u32 *p, u32 v) { *p += v; }
 inline float power(float x) { return (float)exp2((double)x); }
 inline float logarithm(float x) { return (float)log2((double)x); }
 inline float quotient(float a, float b) { return a / b; }
+inline float reciprocal(float x) { return 1 / x; }
+
+inline u32 host_narrow(float x) {
+    u32 b;
+    memcpy(&b, &x, 4);
+    return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+inline u32 narrow_pair(float a, float b) { return host_narrow(a) | host_narrow(b) << 16; }
 
 typedef void (*Entry)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
 extern Entry host_entries[];

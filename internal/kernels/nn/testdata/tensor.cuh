@@ -117,9 +117,4 @@ inline void multiply(float *c, const u32 *a, const u32 *b) {
     }
 }
 
-inline u32 host_narrow(float x) {
-    u32 b;
-    memcpy(&b, &x, 4);
-    return x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
-}
-inline u32 pair(float low, float high) { return host_narrow(low) | host_narrow(high) << 16; }
+inline u32 pair(float low, float high) { return narrow_pair(low, high); }
