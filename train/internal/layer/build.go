@@ -279,7 +279,8 @@ func (e *Env) addEnds(c *Chunk, table *Unit) {
 	} else {
 		logits.weight = u.weight("output_layer.weight")
 	}
-	c.last = &output{norm{u.weight("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, 1}
+	last := newOutput(norm{u.weight("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, 1)
+	c.last = &last
 	if m.MTP == nil {
 		return
 	}
@@ -291,7 +292,7 @@ func (e *Env) addEnds(c *Chunk, table *Unit) {
 			embedding: embedding{table.weight("word_embeddings.weight")},
 			enorm:     norm{h.weight("enorm.weight"), e.Settings.Epsilon}, hnorm: norm{h.weight("hnorm.weight"), e.Settings.Epsilon},
 			proj:   linear{h.weight("eh_proj.weight")},
-			output: output{norm{h.weight("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, MTPFactor / float32(m.MTP.Depth)},
+			output: newOutput(norm{h.weight("final_layernorm.weight"), e.Settings.Epsilon}, logits, m.Vocab, MTPFactor/float32(m.MTP.Depth)),
 		}
 		for i, l := range m.MTP.Layers {
 			name := fmt.Sprintf("layers.%d.", i)

@@ -51,15 +51,25 @@ type output struct {
 	logits linear
 	vocab  int
 	factor float32 // of the loss
+	// The memory of logits, and of their gradients in bf16, that exist at once.
+	logitsRoom, gradientsRoom memory.Bytes
 }
 
-// mostLogits is the memory of the logits that exist at once. Fewer rows at a time make
-// products slower. On an H200, 1,024 rows of a vocabulary of 32,000 are enough.
-const mostLogits = 128 * memory.MiB
+func newOutput(n norm, logits linear, vocab int, factor float32) output {
+	return output{n, logits, vocab, factor, mostLogits, mostGradients}
+}
 
-// rows returns how many rows are computed at a time.
-func (o output) rows(all int) int {
-	return min(all, max(64, int(mostLogits/memory.Bytes(4*o.vocab))/64*64))
+// Fewer rows at a time make products slower. On an H200, 1,024 rows of logits of a
+// vocabulary of 32,000 are enough. The gradient of the weights is read and written once for
+// all rows whose gradients exist at once, so there are more of those.
+const (
+	mostLogits    = 128 * memory.MiB
+	mostGradients = 256 * memory.MiB
+)
+
+// rows returns how many of some rows are computed at a time within memory, in a format.
+func (o output) rows(all int, most memory.Bytes, n kernels.Number) int {
+	return min(all, max(64, int(most/(n.Size()*memory.Bytes(o.vocab)))/64*64))
 }
 
 // forward adds the loss to a sum.
@@ -67,10 +77,13 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 	t := x.Rows
 	xn := o.norm.forward(p, x.Matrix)
 	dxn, losses := p.New(t, x.Cols), p.words(t)
-	for at, n := 0, o.rows(t); at < t; at += n {
-		n := min(n, t-at)
-		words := func(r device.Range) device.Range { return r.Slice(memory.Bytes(4*at), memory.Bytes(4*n)) }
-		o.part(p, dxn.Part(at, n), xn.Part(at, n), words(targets), words(losses.Range()))
+	most := o.rows(t, o.logitsRoom, kernels.F32)
+	if most < t && p.Number != kernels.F32 && !p.Evaluate {
+		most = o.rows(t, o.gradientsRoom, p.Number)
+	}
+	for at := 0; at < t; at += most {
+		n := min(most, t-at)
+		o.part(p, dxn.Part(at, n), xn.Part(at, n), words(targets, at, n), words(losses.Range(), at, n))
 	}
 	nn.AddUp(p.S, nn.Total{Sum: sum, X: losses.Range(), Factor: p.Scale})
 	losses.Free()
@@ -79,23 +92,40 @@ func (o output) forward(p *Pass, x Mat, targets, sum device.Range) {
 	dxn.Free()
 }
 
-// part computes the loss and the gradients of some rows.
+// words returns n words of a range, beginning with word at.
+func words(r device.Range, at, n int) device.Range {
+	return r.Slice(memory.Bytes(4*at), memory.Bytes(4*n))
+}
+
+// part computes the loss and the gradients of some rows. Logits are fp32, and their gradient
+// has the format of activations, because products are fast in one format only. It lies in
+// the memory of the logits if these are of all the rows.
 func (o output) part(p *Pass, dxn, xn nn.Matrix, targets, losses device.Range) {
-	logits := p.newOf(kernels.F32, xn.Rows, o.vocab)
-	o.logits.forward(p, logits.Matrix, xn, nn.Matrix{})
-	defer logits.Free()
-	loss := nn.Loss{Logits: logits.Matrix, Targets: targets, Losses: losses, Scale: p.Scale * o.factor}
-	if p.Evaluate {
+	n := o.rows(xn.Rows, o.logitsRoom, kernels.F32)
+	logits := p.newOf(kernels.F32, n, o.vocab)
+	grad := logits
+	switch {
+	case n < xn.Rows && !p.Evaluate:
+		grad = p.New(xn.Rows, o.vocab)
+		defer grad.Free()
+	case p.Number != kernels.F32:
+		grad.Matrix = logits.Half()
+	}
+	for at := 0; at < xn.Rows; at += n {
+		n := min(n, xn.Rows-at)
+		some := logits.Part(0, n)
+		o.logits.forward(p, some, xn.Part(at, n), nn.Matrix{})
+		loss := nn.Loss{Logits: some, Targets: words(targets, at, n), Losses: words(losses, at, n), Scale: p.Scale * o.factor}
+		if !p.Evaluate {
+			loss.Grad = grad.Part(at, n)
+		}
 		nn.CrossEntropy(p.S, loss)
-		return
 	}
-	loss.Grad = logits.Matrix
-	if p.Number != kernels.F32 { // products are fast in one format only
-		loss.Grad = logits.Half()
+	if !p.Evaluate {
+		o.logits.addGrad(p, grad.Matrix, xn)
+		o.logits.backward(p, dxn, grad.Matrix, nn.Matrix{})
 	}
-	nn.CrossEntropy(p.S, loss)
-	o.logits.addGrad(p, loss.Grad, xn)
-	o.logits.backward(p, dxn, loss.Grad, nn.Matrix{})
+	logits.Free()
 }
 
 // backward returns the gradient of its input, plus a matrix if one is given.
