@@ -68,8 +68,16 @@ func boundsOf(of []approx, additions int) []float64 {
 // scanBounds has the bounds of all results of a scan.
 type scanBounds struct{ y, xbc, dt, aLog, d, bias []float64 }
 
-// bounds follows the recurrence and its backward pass with approximate numbers.
-func (p *plainScan) bounds() scanBounds {
+// bounds follows the recurrence and its backward pass with approximate numbers. States
+// between chunks are rounded to a type.
+func (p *plainScan) bounds(chunk int, between kernels.Number) scanBounds {
+	round := func(states []approx, end int) {
+		for k := range states {
+			if between == kernels.BF16 && end%chunk == 0 {
+				states[k].err += lastRounding(between) * states[k].size
+			}
+		}
+	}
 	y, xbc, dt := make([]approx, len(p.dy)), make([]approx, len(p.xbc.x)), make([]approx, len(p.dt.x))
 	aLog, d, bias := make([]approx, p.heads), make([]approx, p.heads), make([]approx, p.heads)
 	for h := range p.heads {
@@ -93,10 +101,12 @@ func (p *plainScan) bounds() scanBounds {
 						*to = to.plus(s[k].times(stored64(ct[j])))
 					}
 				}
+				round(s, t+1)
 				states[t+1] = s
 			}
 			ds := make([]approx, p.headDim*p.state)
 			for t := p.seq - 1; t >= 0; t-- {
+				round(ds, t+1)
 				p.boundToken(b, h, t, states, ds, xbc, dt, aLog, d, bias)
 			}
 		}
@@ -104,7 +114,7 @@ func (p *plainScan) bounds() scanBounds {
 	// The number of additions that round a term: states over the tokens of a sequence;
 	// products over a chunk, the state or the head; gradients of B and C over heads; and
 	// those of parameters over chunks too.
-	inChunk, chunks := min(p.seq, ScanChunk), p.batch*((p.seq+ScanChunk-1)/ScanChunk)
+	inChunk, chunks := min(p.seq, chunk), p.batch*runsOf(p.seq, chunk)
 	each := p.seq + 3*inChunk + 2*p.state + p.headDim + 4
 	all := each + inChunk + chunks
 	return scanBounds{

@@ -10,6 +10,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/internal/vec"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Conv is a causal convolution of each column by itself, then SiLU, over sequences
@@ -25,30 +26,37 @@ type Conv struct {
 	Seq     int
 }
 
-// ConvGrad is the backward pass of Conv. It does not read Y. It writes DX, which may be DY,
-// and adds to DW and DBias, which have one type.
+// ConvGrad is the backward pass of Conv. It does not read Y. It writes DX, which must not
+// overlap DY or X, and adds to DW and DBias, which have one type.
 type ConvGrad struct {
 	Conv
 	DY, DX, DW, DBias Matrix
+	Scratch           device.Range // ScratchBytes
+}
+
+// ScratchBytes returns the size of the scratch memory of the backward pass: sums for each tap
+// and the bias of each column, of each run of rows.
+func (c Conv) ScratchBytes() memory.Bytes {
+	return 4 * memory.Bytes(runsOf(c.X.Rows, convRows)*(c.W.Cols+1)*c.X.Cols)
 }
 
 var (
-	convKernel     = device.Kernel{Name: "stowage_nn_conv", Image: convImage, Go: convGo}
-	convGradKernel = device.Kernel{Name: "stowage_nn_conv_grad", Image: convImage, Go: convGradGo}
+	convKernel        = device.Kernel{Name: "stowage_nn_conv", Image: convImage, Go: convGo}
+	convGradKernel    = device.Kernel{Name: "stowage_nn_conv_grad", Image: convImage, Go: convGradGo}
+	convGradSumKernel = device.Kernel{Name: "stowage_nn_conv_grad_sum", Image: convImage, Go: convGradSumGo}
 )
 
 const (
 	// maxTaps are what a GPU's thread keeps at hand.
 	maxTaps = 8
 
-	// Of a block's threads each has a column; those of the backward pass, which
-	// takes 32 columns, share out the rows.
-	convThreads     = 256
-	convGradThreads = 512
-	// A convolution is spread over runs of convRows rows, its backward pass, which
-	// has sums over rows, over runs of convCols columns.
-	convRows = 64
+	convThreads = 128
+	// A convolution is spread over runs of convRows rows, and on the CPU its backward
+	// pass, which has sums over rows, over runs of convCols columns.
+	convRows = 128
 	convCols = 128
+	// A warp computes convTile columns.
+	convTile = 256
 )
 
 // Convolve issues a convolution. The kernel's arguments:
@@ -61,18 +69,20 @@ func Convolve(s device.Stream, c Conv) {
 	c.check()
 	c.Y.shape("a convolution's output", c.X.Rows, c.X.Cols)
 	sameType("a convolution", c.X, c.Y)
-	l := device.NewLaunch(&convKernel, runsOf(c.X.Rows, convRows)*runsOf(c.X.Cols, convThreads), convThreads)
+	l := device.NewLaunch(&convKernel, runsOf(c.X.Rows, convRows)*runsOf(c.X.Cols, convTile), convThreads)
 	l.Write(c.Y.used("a convolution's output"))
 	c.add(&l)
 	l.Arg(uint64(c.Y.pitch()))
 	s.Launch(l)
 }
 
-// ConvolveGrad issues the backward pass. The kernel's arguments:
+// ConvolveGrad issues the backward pass. The kernels' arguments:
 //
-//	stowage_nn_conv_grad(DX, X, W, Bias, shape..., DY, DW, DBias, pitches of DX and DY, type of DW)
+//	stowage_nn_conv_grad(Scratch, X, W, Bias, shape..., DY, DX, pitches of DY and DX)
+//	stowage_nn_conv_grad_sum(DW, DBias, Scratch, columns and taps, runs of rows, type of DW)
 //
-// The pitch of DY stands above 32 bits. DW is without gaps.
+// Scratch is fp32 [run of 128 rows][tap, and then the bias][column]; the second launch takes
+// the sums in the order of runs. DW is without gaps.
 func ConvolveGrad(s device.Stream, c ConvGrad) {
 	c.check()
 	c.DY.shape("the gradient of a convolution's output", c.X.Rows, c.X.Cols)
@@ -82,13 +92,24 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	c.DBias.shape("the gradient of a convolution's bias", 1, c.X.Cols)
 	sameType("the gradients of a convolution", c.DW, c.DBias)
 	noGaps("the gradient of a convolution's taps", c.DW)
-	l := device.NewLaunch(&convGradKernel, runsOf(c.X.Cols, 32), convGradThreads)
-	l.Write(c.DX.used("the gradient of a convolution's input"))
+	if c.Scratch.Len < c.ScratchBytes() || c.Scratch.Addr()%4 != 0 {
+		panic(fmt.Sprintf("nn: scratch of a convolution: expected at least %d bytes, got %s", c.ScratchBytes(), c.Scratch))
+	}
+	scratch, runs := c.Scratch.Slice(0, c.ScratchBytes()), runsOf(c.X.Rows, convRows)
+	l := device.NewLaunch(&convGradKernel, runs*runsOf(c.X.Cols, convTile), convThreads)
+	l.Write(scratch)
 	c.add(&l)
 	l.Read(c.DY.used("the gradient of a convolution's output"))
+	l.Write(c.DX.used("the gradient of a convolution's input"))
+	l.Arg(packPair(c.DY.pitch(), c.DX.pitch()))
+	s.Launch(l)
+
+	l = device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, convThreads), convThreads)
 	l.Write(c.DW.used("the gradient of a convolution's taps"))
 	l.Write(c.DBias.used("the gradient of a convolution's bias"))
-	l.Arg(packPair(c.DX.pitch(), c.DY.pitch()))
+	l.Read(scratch)
+	l.Arg(packPair(c.X.Cols, c.W.Cols))
+	l.Arg(uint64(runs))
 	l.Arg(uint64(c.DW.Type))
 	s.Launch(l)
 }
@@ -206,17 +227,19 @@ func convGo(l *device.Launch) {
 func convGradGo(l *device.Launch) {
 	a := l.Args()
 	b := convBack{convWork: newConvWork(a[1:])}
-	grads := kernels.Number(a[11])
-	b.dx = view{addr: a[0], pitch: int(uint32(a[10])), typ: b.x.typ}
-	b.dy = view{addr: a[7], pitch: int(a[10] >> 32), typ: b.x.typ}
-	b.dw = view{addr: a[8], typ: grads}
-	b.dbias = view{addr: a[9], typ: grads}
+	b.dy = view{addr: a[7], pitch: int(uint32(a[9])), typ: b.x.typ}
+	b.dx = view{addr: a[8], pitch: int(a[9] >> 32), typ: b.x.typ}
+	b.sums = device.Slice[float32](a[0], runsOf(b.rows, convRows)*(b.taps+1)*b.cols)
+	clear(b.sums[(b.taps+1)*b.cols:])
 	parallel.For(b.cols, convCols, func(from, to int) { b.columns(from, to-from) })
 }
 
+// convBack has the sums over all rows in the place of those of the first run. The other runs
+// have zeros.
 type convBack struct {
 	convWork
-	dx, dy, dw, dbias view
+	dx, dy view
+	sums   []float32
 }
 
 // columns makes the gradients of n columns. The gradient of a token's input needs
@@ -228,18 +251,19 @@ func (b *convBack) columns(col, n int) {
 	v := b.open(room, col, n)
 	d := room.alloc(n * b.taps) // gradients of sums, in turn
 	out, dy := room.alloc(n), room.alloc(n)
-	dw, dbias := room.alloc(n*b.taps), room.alloc(n)
-	clear(dw)
-	clear(dbias)
+	sum := func(k int) []float32 { return b.sums[k*b.cols+col:][:n] } // of a tap, or of the bias
+	for k := range b.taps + 1 {
+		clear(sum(k))
+	}
 	for first := 0; first < b.rows; first += b.seq {
 		for t := range b.seq + b.taps - 1 {
 			ds := d[t%b.taps*n:][:n]
 			if t < b.seq {
 				b.next(&v, first+t, col)
 				vec.SiLUGrad(ds, v.sum, b.dy.rowPart(dy, first+t, col))
-				vec.Add(dbias, dbias, ds)
+				vec.Add(sum(b.taps), sum(b.taps), ds)
 				for k := max(0, b.taps-1-t); k < b.taps; k++ {
-					vec.AddMul(dw[k*n:(k+1)*n], ds, v.rows[(t+1+k)%b.taps], 1)
+					vec.AddMul(sum(k), ds, v.rows[(t+1+k)%b.taps], 1)
 				}
 			} else {
 				clear(ds)
@@ -254,17 +278,25 @@ func (b *convBack) columns(col, n int) {
 			b.dx.write(out, first+t-b.taps+1, col, 1, n)
 		}
 	}
-	b.add(room, col, n, dw, dbias)
 }
 
-// add adds sums to the gradients of the taps and the bias.
-func (b *convBack) add(room *attendRoom, col, n int, dw, dbias []float32) {
-	was, sum := room.alloc(n*b.taps), room.alloc(n*b.taps)
-	gemm.Transpose(sum, b.taps, dw, n, b.taps, n)
-	b.dw.read(was, 0, col*b.taps, 1, n*b.taps)
-	vec.Add(sum, sum, was)
-	b.dw.write(sum, 0, col*b.taps, 1, n*b.taps)
-	b.dbias.read(was[:n], 0, col, 1, n)
-	vec.Add(dbias, dbias, was)
-	b.dbias.write(dbias, 0, col, 1, n)
+// convGradSumGo adds the sums to the gradients of the taps and the bias.
+func convGradSumGo(l *device.Launch) {
+	a := l.Args()
+	cols, taps, runs := int(uint32(a[3])), int(a[3]>>32), int(a[4])
+	sums, total := device.Slice[float32](a[2], runs*(taps+1)*cols), make([]float32, (taps+1)*cols)
+	for r := range runs {
+		vec.Add(total, total, sums[r*len(total):])
+	}
+	add := func(to view, x []float32) {
+		was := make([]float32, len(x))
+		to.read(was, 0, 0, 1, len(x))
+		vec.Add(was, was, x)
+		to.write(was, 0, 0, 1, len(x))
+	}
+	dw := make([]float32, taps*cols)
+	gemm.Transpose(dw, taps, total, cols, taps, cols)
+	typ := kernels.Number(a[5])
+	add(view{addr: a[0], typ: typ}, dw)
+	add(view{addr: a[1], typ: typ}, total[taps*cols:])
 }

@@ -30,6 +30,10 @@ var (
 	scanPTX string
 	//go:embed scangrad_sm80.ptx
 	scanGradPTX string
+	//go:embed scantensor_sm80.ptx
+	scanTensorPTX string
+	//go:embed scangradtensor_sm80.ptx
+	scanGradTensorPTX string
 	//go:embed conv_sm80.ptx
 	convPTX string
 	//go:embed gatednorm_sm80.ptx
@@ -46,6 +50,9 @@ var (
 	gatedNormImage = image("nn/gatednorm.cu", gatedNormPTX)
 	scanImage      = image("nn/scan.cu", scanPTX)
 	scanGradImage  = image("nn/scangrad.cu", scanGradPTX)
+
+	scanTensorImage     = image("nn/scantensor.cu", scanTensorPTX)
+	scanGradTensorImage = image("nn/scangradtensor.cu", scanGradTensorPTX)
 )
 
 // image returns the image of a source with its portable variant, which runs on every GPU

@@ -4,6 +4,9 @@
 package nn
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -129,26 +132,54 @@ func BenchmarkExpertsOnGPU(b *testing.B) {
 	y.measure(b, "combine", sorted.Len+x.Len, func(s device.Stream) { CombineRows(s, Combining{Dst: to, Src: sorted, Place: place, Every: topK}) })
 }
 
+// random fills a matrix of bf16 with numbers between -1 and 1: zeros alone would draw less
+// power.
+func (y *gpuYard) random(m Matrix) Matrix {
+	rng, data := rand.New(rand.NewPCG(1, 2)), make([]byte, m.Len)
+	for i := 1; i < len(data); i += 2 {
+		data[i-1], data[i] = byte(rng.Uint32()), 0x3f|byte(rng.Uint32())&0x80
+	}
+	y.Upload(m.Range, data)
+	return m
+}
+
+// each measures work, and then each of its launches by itself.
+func (y *gpuYard) each(b *testing.B, name string, moved memory.Bytes, issue func(s device.Stream)) {
+	y.measure(b, name, moved, issue)
+	var t tape
+	issue(&t)
+	for _, op := range t.ops {
+		y.measure(b, name+"/"+strings.TrimPrefix(op.Kernel.Name, "stowage_nn_"), 0, func(s device.Stream) { s.Launch(op.Launch) })
+	}
+}
+
 func BenchmarkMambaOnGPU(b *testing.B) {
+	for _, groups := range []int{1, 8} {
+		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) { benchmarkMamba(b, groups) })
+	}
+}
+
+func benchmarkMamba(b *testing.B, groups int) {
 	y := newGPUYard(b)
-	c := Scan{Seq: 4096, Heads: 64, HeadDim: 64, Groups: 1, State: 128, Y: y.matrix(gpuTokens, gpuCols)}
-	c.XBC, c.DT = y.matrix(gpuTokens, c.inner()+2*c.State), y.matrix(gpuTokens, c.Heads)
+	c := Scan{Seq: 4096, Heads: 64, HeadDim: 64, Groups: groups, State: 128, Y: y.matrix(gpuTokens, gpuCols)}
+	c.XBC, c.DT = y.random(y.matrix(gpuTokens, c.inner()+2*groups*c.State)), y.random(y.matrix(gpuTokens, c.Heads))
 	c.ALog, c.D, c.DTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
 	c.States = y.place(c.StateBytes(gpuTokens))
-	d := ScanGrad{Scan: c, DY: y.matrix(gpuTokens, gpuCols), DXBC: y.matrix(gpuTokens, c.XBC.Cols), DDT: y.matrix(gpuTokens, c.Heads)}
+	d := ScanGrad{Scan: c, DY: y.random(y.matrix(gpuTokens, gpuCols)), DXBC: y.matrix(gpuTokens, c.XBC.Cols), DDT: y.matrix(gpuTokens, c.Heads)}
 	d.DALog, d.DD, d.DDTBias = y.matrix(1, c.Heads), y.matrix(1, c.Heads), y.matrix(1, c.Heads)
 	d.Scratch = y.place(c.ScratchBytes(gpuTokens))
 	unit := c.Y.Len
-	y.measure(b, "scan", 2*unit, func(s device.Stream) { Recur(s, c) })
-	y.measure(b, "scan grad", 3*unit, func(s device.Stream) { RecurGrad(s, d) })
+	y.each(b, "scan", 2*unit, func(s device.Stream) { Recur(s, c) })
+	y.each(b, "scan grad", 3*unit, func(s device.Stream) { RecurGrad(s, d) })
 
-	x, z, w := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(1, gpuCols)
-	v := Conv{Y: c.Y, X: x, W: y.matrix(gpuCols, 4), Bias: w, Seq: 4096}
-	y.measure(b, "conv", 2*unit, func(s device.Stream) { Convolve(s, v) })
-	g := ConvGrad{Conv: v, DY: d.DY, DX: c.Y, DW: y.matrix(gpuCols, 4), DBias: y.matrix(1, gpuCols)}
-	y.measure(b, "conv grad", 3*unit, func(s device.Stream) { ConvolveGrad(s, g) })
-	n := GatedNorm{Y: c.Y, X: x, Z: z, W: w, Groups: 1, Epsilon: 1e-5}
-	y.measure(b, "gated norm", 3*unit, func(s device.Stream) { GatedRMSNorm(s, n) })
+	v := Conv{Y: d.DXBC, X: c.XBC, W: y.matrix(c.XBC.Cols, 4), Bias: y.matrix(1, c.XBC.Cols), Seq: c.Seq}
+	y.each(b, "conv", 2*v.X.Len, func(s device.Stream) { Convolve(s, v) })
+	g := ConvGrad{Conv: v, DY: y.random(y.matrix(gpuTokens, c.XBC.Cols)), DX: d.DXBC, DW: y.matrix(c.XBC.Cols, 4), DBias: y.matrix(1, c.XBC.Cols)}
+	g.Scratch = y.place(v.ScratchBytes())
+	y.each(b, "conv grad", 3*v.X.Len, func(s device.Stream) { ConvolveGrad(s, g) })
+	x, z, w := y.random(y.matrix(gpuTokens, gpuCols)), y.random(y.matrix(gpuTokens, gpuCols)), y.matrix(1, gpuCols)
+	n := GatedNorm{Y: c.Y, X: x, Z: z, W: w, Groups: groups, Epsilon: 1e-5}
+	y.each(b, "gated norm", 3*unit, func(s device.Stream) { GatedRMSNorm(s, n) })
 	m := GatedNormGrad{GatedNorm: n, DY: d.DY, DX: c.Y, DZ: z, DW: y.matrix(1, gpuCols), Scratch: y.place(GatedNormScratch(gpuTokens, gpuCols))}
-	y.measure(b, "gated norm grad", 5*unit, func(s device.Stream) { GatedRMSNormGrad(s, m) })
+	y.each(b, "gated norm grad", 5*unit, func(s device.Stream) { GatedRMSNormGrad(s, m) })
 }

@@ -32,7 +32,7 @@ func encode(t *testing.T, x *trial, ops []tapeOp, p *tensorProgram) (in []byte) 
 			word(uint64(p.entry(t, op.Launch)))
 			// Any grid is correct, and a small one is fast.
 			word(min(uint64(op.Grid[0]), 1+x.Uint64N(5)))
-			word(uint64(op.Block[0]))
+			word(uint64(op.Block[0]) | uint64(op.Shared)<<32)
 			copy(args[:], op.Args())
 		}
 		for _, a := range args {

@@ -4,44 +4,15 @@
 
 #pragma once
 
-#include "nn.cuh"
+#define Q 64u // tokens of a chunk: plainChunk
+#define STATE_SIZE 4
+
+#include "scanshape.cuh"
 
 #define THREADS 256
-#define Q 64u // tokens of a chunk: ScanChunk
 #define TILE 64u
 #define DEEP 16u // numbers of a sum that are in shared memory at a time
 #define HEADS (THREADS / 32)
-
-struct Scan {
-    u32 seq, batch, heads, head, groups, state, chunks;
-    Matrix xbc, dt;
-    u64 a_log, d, bias;
-    u32 params; // type
-    DEVICE u32 col_b(u32 g) const { return heads * head + g * state; }
-    DEVICE u32 col_c(u32 g) const { return col_b(groups + g); }
-    DEVICE u32 tokens(u32 chunk) const { return least(Q, seq - chunk * Q); }
-    // between returns the state of a head behind a chunk.
-    DEVICE u64 between(u64 states, u32 b, u32 chunk, u32 h) const {
-        return states + 4ull * head * state * (((u64)b * (chunks - 1) + chunk) * heads + h);
-    }
-    DEVICE float param(u64 p, u32 h) const { return get(params, p + h * size_of(params)); }
-    DEVICE float a(u32 h) const { return -exponential(param(a_log, h)); }
-};
-
-DEVICE Scan unpack(u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types) {
-    return {
-        low(seq),   high(seq),       low(heads), high(heads), low(groups), high(groups), (low(seq) + Q - 1) / Q, {global(xbc), low(pitches), low(types)},
-        {global(dt), high(pitches), low(types)}, global(a_log), d == 0 ? 0 : global(d), global(bias), high(types)};
-}
-
-// softplus returns log(1 + e^x), also if that is far below one. With s = e/(2 + e), log(1 +
-// e) is twice s + s³/3 + s⁵/5 and so on, and s is at most a third.
-DEVICE float softplus(float x) {
-    float e = exponential(x < 0 ? x : -x), s = e / (2 + e), t = s * s, sum = 1.0f / 15;
-#pragma unroll
-    for (u32 k = 7; k > 0; k--) sum = sum * t + 1.0f / (float)(2 * k - 1);
-    return (x < 0 ? 0 : x) + 2 * s * sum;
-}
 
 // Steps has what a chunk's tokens need for some heads, one a warp: dt, the slope of the
 // softplus, and the running sum of the logarithms of decays. The sum has two parts, so the

@@ -7,13 +7,24 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// ScanChunk is how many tokens the scan computes at once. Inside a chunk it is a product of
-// matrices, like attention without a softmax (the duality of state spaces). States, HeadDim
-// x State numbers a head, exist only between chunks.
-const ScanChunk = 64
+// The scan computes a chunk of tokens at once. Inside a chunk it is a product of matrices,
+// like attention without a softmax (the duality of state spaces). States, HeadDim x State
+// numbers a head, exist only between chunks. Tensor cores take larger chunks, so there are
+// fewer states to move.
+const (
+	plainChunk  = 64
+	tensorChunk = 128
+	// The largest heads and states for which there are kernels on tensor cores.
+	tensorHeadDim = 64
+	tensorState   = 128
+	// The heads of a group that a block computes one after the other.
+	tensorRun     = 8
+	tensorGradRun = 16
+)
 
 // Scan is the recurrence of Mamba-2 over sequences of Seq tokens; rows are tokens, sequence
 // by sequence. For head h, with a = -exp(ALog) and dt = softplus(DT + DTBias):
@@ -30,22 +41,47 @@ type Scan struct {
 	XBC             Matrix
 	DT              Matrix // Heads columns
 	ALog, D, DTBias Matrix
-	// States is fp32 [sequence][chunk][head][HeadDim][State], StateBytes long: S at the end
-	// of each chunk but the last. It has no memory if there is only one chunk.
+	// States is [sequence][chunk][head][HeadDim][State], StateBytes long: S at the end of
+	// each chunk but the last, in bf16 on tensor cores and else in fp32. It has no memory
+	// if there is only one chunk.
 	States         device.Range
 	Seq            int
 	Heads, HeadDim int
 	Groups, State  int
 }
 
+// tensor reports whether tensor cores compute the scan: their products are of bf16. The
+// other kernels compute scans of any shape in fp32.
+func (c Scan) tensor() bool { return onTensor(c.XBC.Type, c.HeadDim, c.State) }
+
+func onTensor(t kernels.Number, headDim, state int) bool {
+	return t == kernels.BF16 && headDim <= tensorHeadDim && state <= tensorState
+}
+
+// chunk returns the number of tokens of a chunk.
+func (c Scan) chunk() int {
+	if c.tensor() {
+		return tensorChunk
+	}
+	return plainChunk
+}
+
 // chunks returns the number of chunks of a sequence.
-func (c Scan) chunks() int { return (c.Seq + ScanChunk - 1) / ScanChunk }
+func (c Scan) chunks() int { return runsOf(c.Seq, c.chunk()) }
+
+// states returns the type of States.
+func (c Scan) states() kernels.Number {
+	if c.tensor() {
+		return kernels.BF16
+	}
+	return kernels.F32
+}
 
 func (c Scan) inner() int { return c.Heads * c.HeadDim }
 
 // StateBytes returns the size of States for a number of tokens.
 func (c Scan) StateBytes(tokens int) memory.Bytes {
-	return 4 * memory.Bytes(tokens/c.Seq) * memory.Bytes(c.chunks()-1) * memory.Bytes(c.inner()*c.State)
+	return c.states().Size() * memory.Bytes(tokens/c.Seq) * memory.Bytes(c.chunks()-1) * memory.Bytes(c.inner()*c.State)
 }
 
 var (
@@ -54,27 +90,70 @@ var (
 	scanGradStateKernel = device.Kernel{Name: "stowage_nn_scan_grad_state", Image: scanGradImage, Go: scanGradStateGo}
 	scanGradKernel      = device.Kernel{Name: "stowage_nn_scan_grad", Image: scanGradImage, Go: scanGradGo}
 	scanGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_grad_sum", Image: scanGradImage, Go: scanGradSumGo}
+
+	tensorStateKernel     = device.Kernel{Name: "stowage_nn_scan_tensor_state", Image: scanTensorImage, Go: scanStateGo}
+	tensorScanKernel      = device.Kernel{Name: "stowage_nn_scan_tensor", Image: scanTensorImage, Go: scanGo}
+	tensorGradStateKernel = device.Kernel{Name: "stowage_nn_scan_tensor_grad_state", Image: scanGradTensorImage, Go: scanGradStateGo}
+	tensorOutsideKernel   = device.Kernel{Name: "stowage_nn_scan_tensor_grad_outside", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
+	tensorPairsKernel     = device.Kernel{Name: "stowage_nn_scan_tensor_grad_pairs", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
+	tensorGradKernel      = device.Kernel{Name: "stowage_nn_scan_tensor_grad", Image: scanGradTensorImage, Go: scanGradGo}
+	tensorGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_tensor_grad_sum", Image: scanGradTensorImage, Go: scanGradSumGo}
+	tensorMixKernel       = device.Kernel{Name: "stowage_nn_scan_tensor_grad_mix", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
 )
 
-const scanThreads = 256
+const (
+	scanThreads       = 256
+	scanTensorThreads = 256
+	// The shared memory of blocks on tensor cores, in tiles of 16 KiB and fp32 numbers.
+	// No GPU since Ampere has less than 99 KiB for a block.
+	tensorStateShared   = 6<<14 + 2*4*(tensorChunk/2+4)
+	tensorScanShared    = 6<<14 + 2*4*2*tensorChunk
+	tensorOutsideShared = 6<<14 + 2*4*tensorChunk
+	tensorPairsShared   = 4<<14 + 4*(2*2+9)*tensorChunk
+	tensorGradShared    = 6<<14 + 4*(2*2+2)*tensorChunk
+	tensorMixShared     = 4 << 14
+)
+
+// launch returns a launch of the first kernel with blocks of 64 x 64 numbers of a state
+// each, or of the second one on tensor cores.
+func (c Scan) stateLaunch(plain, tensor *device.Kernel) device.Launch {
+	blocks := c.batch() * c.Heads * c.tiles()
+	if !c.tensor() {
+		return device.NewLaunch(plain, blocks, scanThreads)
+	}
+	l := device.NewLaunch(tensor, blocks, scanTensorThreads)
+	l.Shared = tensorStateShared
+	return l
+}
+
+// runs returns how many runs of heads there are in all chunks of all groups.
+func (c Scan) runs(heads int) int {
+	return c.batch() * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups, heads)
+}
 
 // Recur issues a scan. It writes States and Y. The first launch, if there is more than one
 // chunk, has a block for each sequence, head and tile of its state:
 //
 //	stowage_nn_scan_state(States, XBC, DT, ALog, DTBias, shape...)
 //
-// The second has one for each sequence, chunk and group:
+// The second has one for each sequence, chunk and group, or on tensor cores for each run of
+// the group's heads:
 //
 //	stowage_nn_scan(Y, XBC, DT, ALog, D, DTBias, States, shape..., pitch of Y)
 //
 // States is zero where it is no memory. Shape is five arguments with a number in the
 // lower 32 bits and one in the upper: Seq, sequences; Heads, HeadDim; Groups, State;
-// the pitches of XBC and of DT; the types of XBC and of ALog.
+// the pitches of XBC and of DT; the types of XBC and of ALog. On tensor cores the names
+// begin with stowage_nn_scan_tensor.
 func Recur(s device.Stream, c Scan) {
 	ScanStates(s, c)
 	c.Y.shape("the scan's output", c.XBC.Rows, c.inner())
 	sameType("the scan", c.XBC, c.Y)
 	l := device.NewLaunch(&scanKernel, c.batch()*c.chunks()*c.Groups, scanThreads)
+	if c.tensor() {
+		l = device.NewLaunch(&tensorScanKernel, c.runs(tensorRun), scanTensorThreads)
+		l.Shared = tensorScanShared
+	}
 	l.Write(c.Y.used("the scan's output"))
 	c.inputs(&l, c.ALog, c.D, c.DTBias)
 	c.addStates(&l)
@@ -90,7 +169,7 @@ func ScanStates(s device.Stream, c Scan) {
 	if c.chunks() == 1 {
 		return
 	}
-	l := device.NewLaunch(&scanStateKernel, c.batch()*c.Heads*c.tiles(), scanThreads)
+	l := c.stateLaunch(&scanStateKernel, &tensorStateKernel)
 	l.Write(c.States)
 	c.inputs(&l, c.ALog, c.DTBias)
 	c.addShape(&l)
@@ -108,17 +187,28 @@ type ScanGrad struct {
 
 // ScratchBytes returns the size of the scratch memory of the backward pass for a number of
 // tokens. It holds the gradients of States in their layout, then fp32
-// [sequence][chunk][3][head], and then, used by GPUs alone, fp32 [token][2][Groups][State]:
-// partial gradients of B and C.
+// [sequence][chunk][3][head], and then what GPUs alone use: fp32 [token][2][Groups][State],
+// partial gradients of B and C; or, on tensor cores, 400 numbers for each chunk and head
+// and three squares of 128 x 128 for each run of heads.
 func (c Scan) ScratchBytes(tokens int) memory.Bytes {
-	return c.StateBytes(tokens) + 12*memory.Bytes(tokens/c.Seq*c.chunks()*c.Heads) + 8*memory.Bytes(tokens*c.Groups*c.State)
+	n := c.sumsAt(tokens)
+	each := memory.Bytes(tokens / c.Seq * c.chunks() * c.Heads)
+	if !c.tensor() {
+		return n + 12*each + 8*memory.Bytes(tokens*c.Groups*c.State)
+	}
+	runs := memory.Bytes(tokens / c.Seq * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups, tensorGradRun))
+	return n + (12*each+15)/16*16 + 4*(3*tensorChunk+16)*each + 4*3*tensorChunk*tensorChunk*runs
 }
+
+// sumsAt returns where the scratch memory has the sums for parameters, behind the gradients
+// of States.
+func (c Scan) sumsAt(tokens int) memory.Bytes { return (c.StateBytes(tokens) + 15) / 16 * 16 }
 
 // tiles returns how many squares of 64 a head's state consists of. A block of a GPU
 // computes one at a time.
 func (c Scan) tiles() int { return runsOf(c.HeadDim, 64) * runsOf(c.State, 64) }
 
-// RecurGrad issues the backward pass. Launches have blocks as those of [Recur]; the third
+// RecurGrad issues the backward pass. Launches have blocks as those of [Recur]; the last
 // has a block for each head:
 //
 //	stowage_nn_scan_grad_state(Scratch, XBC, DT, ALog, DTBias, shape..., DY, pitch of DY)
@@ -126,23 +216,50 @@ func (c Scan) tiles() int { return runsOf(c.HeadDim, 64) * runsOf(c.State, 64) }
 //	stowage_nn_scan_grad_sum(DALog, DD, DDTBias, sums, sequences x chunks, Heads, type)
 //
 // Pitches are those of DY, DXBC and DDT, 21 bits each, the first one lowest. The
-// second launch writes to the end of Scratch what each chunk adds to the gradients
-// of ALog, D and DTBias, in this order; the third one takes the sums, chunk after chunk.
+// second launch writes to Scratch what each chunk adds to the gradients of ALog, D and
+// DTBias, in this order; the last one takes the sums, chunk after chunk.
+//
+// On tensor cores the first launch also gets States, and others come before and behind the
+// second one. On the CPU that one does all the work.
+//
+//	stowage_nn_scan_tensor_grad_outside(arguments of the first launch)
+//	stowage_nn_scan_tensor_grad_pairs(arguments of the first launch)
+//	stowage_nn_scan_tensor_grad_mix(Scratch, XBC, DXBC, shape..., pitch of DXBC)
 func RecurGrad(s device.Stream, c ScanGrad) {
 	c.checkGrad()
-	states, batch := c.StateBytes(c.XBC.Rows), c.batch()
+	batch, tokens := c.batch(), c.XBC.Rows
 	dy := c.DY.used("the gradient of the scan's output")
-	if c.chunks() > 1 {
-		l := device.NewLaunch(&scanGradStateKernel, batch*c.Heads*c.tiles(), scanThreads)
-		l.Write(c.Scratch.Slice(0, states))
+	back := func(l device.Launch, to device.Range) {
+		l.Write(to)
 		c.inputs(&l, c.ALog, c.DTBias)
 		c.addShape(&l)
 		l.Read(dy)
 		l.Arg(uint64(c.DY.pitch()))
+		if c.tensor() {
+			c.addStates(&l)
+		}
 		s.Launch(l)
 	}
+	scratch := c.Scratch.Slice(0, c.ScratchBytes(tokens))
+	if c.chunks() > 1 {
+		to := scratch
+		if !c.tensor() {
+			to = scratch.Slice(0, c.StateBytes(tokens))
+		}
+		back(c.stateLaunch(&scanGradStateKernel, &tensorGradStateKernel), to)
+	}
 	l := device.NewLaunch(&scanGradKernel, batch*c.chunks()*c.Groups, scanThreads)
-	l.Write(c.Scratch.Slice(0, c.ScratchBytes(c.XBC.Rows)))
+	if c.tensor() {
+		l = device.NewLaunch(&tensorOutsideKernel, 2*c.runs(tensorGradRun), scanTensorThreads)
+		l.Shared = tensorOutsideShared
+		back(l, scratch)
+		l = device.NewLaunch(&tensorPairsKernel, c.runs(tensorGradRun), scanTensorThreads)
+		l.Shared = tensorPairsShared
+		back(l, scratch)
+		l = device.NewLaunch(&tensorGradKernel, c.runs(tensorRun), scanTensorThreads)
+		l.Shared = tensorGradShared
+	}
+	l.Write(scratch)
 	c.inputs(&l, c.ALog, c.D, c.DTBias)
 	c.addStates(&l)
 	c.addShape(&l)
@@ -151,16 +268,34 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 	l.Write(c.DDT.used("the gradient of the scan's steps"))
 	l.Arg(uint64(c.DY.pitch()) | uint64(c.DXBC.pitch())<<21 | uint64(c.DDT.pitch())<<42)
 	s.Launch(l)
+	if c.tensor() {
+		s.Launch(c.mixLaunch(scratch))
+	}
 
 	l = device.NewLaunch(&scanGradSumKernel, c.Heads, scanThreads)
+	if c.tensor() {
+		l = device.NewLaunch(&tensorGradSumKernel, c.Heads, scanTensorThreads)
+	}
 	for _, m := range []Matrix{c.DALog, c.DD, c.DDTBias} {
 		l.Write(m.used("a gradient of the scan's parameters"))
 	}
-	l.Read(c.Scratch.Slice(states, c.ScratchBytes(c.XBC.Rows)-states))
+	l.Read(c.Scratch.Slice(c.sumsAt(tokens), 12*memory.Bytes(batch*c.chunks()*c.Heads)))
 	l.Arg(uint64(batch * c.chunks()))
 	l.Arg(uint64(c.Heads))
 	l.Arg(uint64(c.DALog.Type))
 	s.Launch(l)
+}
+
+// mixLaunch returns the launch that completes the gradients of B and C.
+func (c ScanGrad) mixLaunch(scratch device.Range) device.Launch {
+	l := device.NewLaunch(&tensorMixKernel, c.batch()*c.chunks()*c.Groups*runsOf(c.State, 64), scanTensorThreads)
+	l.Shared = tensorMixShared
+	l.Read(scratch)
+	l.Read(c.XBC.used("the scan's input"))
+	l.Write(c.DXBC.used("the gradient of the scan's input"))
+	c.addShape(&l)
+	l.Arg(uint64(c.DXBC.pitch()))
+	return l
 }
 
 func (c Scan) batch() int { return c.XBC.Rows / c.Seq }
@@ -178,7 +313,7 @@ func (c Scan) check() {
 		m.shape("a parameter of the scan", 1, c.Heads)
 	}
 	sameType("the scan's parameters", c.ALog, c.D, c.DTBias)
-	if n := c.StateBytes(c.XBC.Rows); n > 0 && (c.States.Len != n || c.States.Addr()%4 != 0) {
+	if n := c.StateBytes(c.XBC.Rows); n > 0 && (c.States.Len != n || c.States.Addr()%uintptr(c.states().Size()) != 0) {
 		panic(fmt.Sprintf("nn: states of a scan: expected at least %d bytes, got %s", n, c.States))
 	}
 }
@@ -193,7 +328,7 @@ func (c ScanGrad) checkGrad() {
 		m.shape("a gradient of the scan's parameters", 1, c.Heads)
 	}
 	sameType("the gradients of the scan's parameters", c.DALog, c.DD, c.DDTBias)
-	if n := c.ScratchBytes(c.XBC.Rows); c.Scratch.Len < n || c.Scratch.Addr()%4 != 0 {
+	if n := c.ScratchBytes(c.XBC.Rows); c.Scratch.Len < n || c.Scratch.Addr()%16 != 0 {
 		panic(fmt.Sprintf("nn: scratch of a scan: expected at least %d bytes, got %s", n, c.Scratch))
 	}
 	for _, m := range []Matrix{c.DY, c.DXBC, c.DDT} {

@@ -238,7 +238,7 @@ stowage_nn_scan_grad(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u
     SHARED Square cb;
     SHARED Sums z;
     Scan c = unpack(xbc, dt, a_log, d, bias, seq, heads, groups, pitches, types);
-    u64 grads = global(scratch), sums = grads + 4ull * c.batch * (c.chunks - 1) * c.heads * c.head * c.state;
+    u64 grads = global(scratch), sums = grads + (4ull * c.batch * (c.chunks - 1) * c.heads * c.head * c.state + 15) / 16 * 16;
     u64 mix = sums + 12ull * c.batch * c.chunks * c.heads;
     constexpr u64 field = (1 << 21) - 1;
 #pragma unroll 1
@@ -276,10 +276,5 @@ stowage_nn_scan_grad(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u
 // A thread sums up one number.
 KERNEL(THREADS)
 stowage_nn_scan_grad_sum(u64 a_log, u64 d, u64 bias, u64 sums, u64 chunks, u64 heads, u64 type) {
-    u32 n = (u32)heads;
-#pragma unroll 1
-    for (u32 i = block() * threads() + thread(); i < 3 * n; i += blocks() * threads()) {
-        u64 to = global(i < n ? a_log : i < 2 * n ? d : bias) + (u64)(i % n) * size_of((u32)type);
-        set((u32)type, to, sum_apart(get((u32)type, to), global(sums) + 4ull * i, (u32)chunks, 12ull * n));
-    }
+    add_chunks(a_log, d, bias, sums, (u32)chunks, (u32)heads, (u32)type);
 }

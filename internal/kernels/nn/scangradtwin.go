@@ -36,10 +36,10 @@ func (w *scanWork) carryBack(grads uint64, dy view, b, h int) {
 	defer attendRooms.Put(room)
 	room.reset()
 	g := h / (w.heads / w.groups)
-	d, ct := room.alloc(ScanChunk*w.headDim), room.alloc(ScanChunk*w.state)
-	raw, start := room.alloc(ScanChunk), room.alloc(ScanChunk)
+	d, ct := room.alloc(w.chunk*w.headDim), room.alloc(w.chunk*w.state)
+	raw, start := room.alloc(w.chunk), room.alloc(w.chunk)
+	state := room.alloc(w.headDim * w.state)
 	var s steps
-	var after []float32
 	for chunk := w.chunks - 1; chunk > 0; chunk-- {
 		row, q := w.span(b, chunk)
 		w.dt.read(raw, row, h, q, 1)
@@ -48,12 +48,12 @@ func (w *scanWork) carryBack(grads uint64, dy view, b, h int) {
 		dy.read(d, row, h*w.headDim, q, w.headDim)
 		scaleRows(d, d, start[:q], w.headDim)
 		w.xbc.read(ct, row, w.colC(g), q, w.state)
-		before := w.between(grads, b, chunk-1, h)
-		if after != nil {
-			vec.Scale(before, after, start[q-1])
+		last := chunk == w.chunks-1
+		if !last {
+			vec.Scale(state, state, start[q-1])
 		}
-		gemm.Block(before, w.state, d, w.headDim, true, ct, w.state, false, w.headDim, w.state, q, after != nil)
-		after = before
+		gemm.Block(state, w.state, d, w.headDim, true, ct, w.state, false, w.headDim, w.state, q, !last)
+		w.stateOf(grads, b, chunk-1, h).write(state, 0, 0, 1, len(state))
 	}
 }
 
@@ -64,9 +64,9 @@ func scanGradGo(l *device.Launch) {
 	for i, v := range []*view{&f.dy, &f.dxbc, &f.ddt} {
 		*v = view{addr: a[12+i], typ: f.xbc.typ, pitch: int(a[15] >> (pitchBits * i) & (1<<pitchBits - 1))}
 	}
-	states := f.batch * (f.chunks - 1) * f.heads * f.headDim * f.state
-	f.sums = device.Slice[float32](a[0]+uint64(4*states), f.batch*f.chunks*scanSums*f.heads)
-	parallel.For(f.batch*f.chunks*f.groups, 1, func(i, _ int) { f.chunk(i/f.groups/f.chunks, i/f.groups%f.chunks, i%f.groups) })
+	states := int(f.between.Size()) * f.batch * (f.chunks - 1) * f.heads * f.headDim * f.state
+	f.sums = device.Slice[float32](a[0]+uint64((states+15)/16*16), f.batch*f.chunks*scanSums*f.heads)
+	parallel.For(f.batch*f.chunks*f.groups, 1, func(i, _ int) { f.compute(i/f.groups/f.chunks, i/f.groups%f.chunks, i%f.groups) })
 }
 
 // scanSums is the number of sums of a chunk and head: the gradients of ALog, D and
@@ -85,16 +85,17 @@ type scanBackward struct {
 type scanTile struct {
 	b, c, db, dc, n []float32 // q x State; n is for passing results
 	x, u, dy, du, p []float32 // q x HeadDim
-	cb, l, m, dm    []float32 // q x ScanChunk
+	cb, l, m, dm    []float32 // q x tokens of a chunk
 	dcb             []float32 // the gradient of C Bᵀ, of all heads so far
 	raw, draw       []float32 // q x heads of the group
 	start, end      []float32
+	in, out         []float32 // states
 	s               steps
-	da              [ScanChunk]float32 // gradients of the logarithms of decays
+	da              [tensorChunk]float32 // gradients of the logarithms of decays
 }
 
-// chunk computes all gradients of the heads of a group.
-func (f *scanBackward) chunk(b, chunk, g int) {
+// compute computes all gradients of the heads of a group in a chunk.
+func (f *scanBackward) compute(b, chunk, g int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
@@ -108,14 +109,15 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 		*to = room.alloc(q * p)
 	}
 	for _, to := range []*[]float32{&t.cb, &t.l, &t.m, &t.dm, &t.dcb} {
-		*to = room.alloc(q * ScanChunk)
+		*to = room.alloc(q * f.chunk)
 	}
 	t.raw, t.draw, t.start, t.end = room.alloc(q*heads), room.alloc(q*heads), room.alloc(q), room.alloc(q)
+	t.in, t.out = room.alloc(p*n), room.alloc(p*n)
 
 	f.xbc.read(t.b, row, f.colB(g), q, n)
 	f.xbc.read(t.c, row, f.colC(g), q, n)
 	f.dt.read(t.raw, row, g*heads, q, heads)
-	gemm.Block(t.cb, ScanChunk, t.c, n, false, t.b, n, true, q, q, n, false)
+	gemm.Block(t.cb, f.chunk, t.c, n, false, t.b, n, true, q, q, n, false)
 	clear(t.dcb)
 	clear(t.db)
 	clear(t.dc)
@@ -130,8 +132,8 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 		f.finish(&t, b*f.chunks+chunk, h, i, q)
 		f.dxbc.write(t.x, row, h*p, q, p)
 	}
-	gemm.Block(t.dc, n, t.dcb, ScanChunk, false, t.b, n, false, q, n, q, true)
-	gemm.Block(t.db, n, t.dcb, ScanChunk, true, t.c, n, false, q, n, q, true)
+	gemm.Block(t.dc, n, t.dcb, f.chunk, false, t.b, n, false, q, n, q, true)
+	gemm.Block(t.db, n, t.dcb, f.chunk, true, t.c, n, false, q, n, q, true)
 	f.dxbc.write(t.db, row, f.colB(g), q, n)
 	f.dxbc.write(t.dc, row, f.colC(g), q, n)
 	f.ddt.write(t.draw, row, g*heads, q, heads)
@@ -141,25 +143,25 @@ func (f *scanBackward) chunk(b, chunk, g int) {
 // the gradient of C Bᵀ.
 func (f *scanBackward) inside(t *scanTile, q int) {
 	p := f.headDim
-	t.s.lower(t.l, q)
+	t.s.lower(t.l, f.chunk, q)
 	bands(q, func(from, to int) {
-		gemm.Block(t.dm[from*ScanChunk:], ScanChunk, t.dy[from*p:], p, false, t.u, p, true, to-from, to, p, false)
+		gemm.Block(t.dm[from*f.chunk:], f.chunk, t.dy[from*p:], p, false, t.u, p, true, to-from, to, p, false)
 	})
 	// These are sums over rows from the last one on. With the sums down to row i, the
 	// numbers left of column i belong to pairs of tokens on both sides of i's decay.
-	var below [ScanChunk]float32
+	var below [tensorChunk]float32
 	for i := q - 1; i >= 0; i-- {
-		l, cb, dm := t.l[i*ScanChunk:][:q], t.cb[i*ScanChunk:][:i+1], t.dm[i*ScanChunk:][:i+1]
-		m := t.m[i*ScanChunk:][:q]
+		l, cb, dm := t.l[i*f.chunk:][:q], t.cb[i*f.chunk:][:i+1], t.dm[i*f.chunk:][:i+1]
+		m := t.m[i*f.chunk:][:q]
 		vec.Mul(m[:i+1], l, cb)
 		clear(m[i+1:])
 		vec.Mul(dm, dm, l)
-		vec.Add(t.dcb[i*ScanChunk:][:i+1], t.dcb[i*ScanChunk:], dm)
+		vec.Add(t.dcb[i*f.chunk:][:i+1], t.dcb[i*f.chunk:], dm)
 		vec.AddMul(below[:i], dm, cb, 1)
 		t.da[i] = vec.Sum(below[:i])
 	}
 	bands(q, func(from, to int) {
-		gemm.Block(t.du[from*p:], p, t.m[from*ScanChunk+from:], ScanChunk, true, t.dy[from*p:], p, false, to-from, p, q-from, false)
+		gemm.Block(t.du[from*p:], p, t.m[from*f.chunk+from:], f.chunk, true, t.dy[from*p:], p, false, to-from, p, q-from, false)
 	})
 }
 
@@ -168,7 +170,7 @@ func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 	p, n := f.headDim, f.state
 	var in, out []float32
 	if chunk > 0 {
-		in = f.between(f.states, b, chunk-1, h)
+		in = f.readState(t.in, f.states, b, chunk-1, h)
 		t.s.fromStart(t.start, q)
 		scaleRows(t.p, t.dy, t.start, p)
 		gemm.Block(t.n, n, t.p, p, false, in, n, false, q, n, p, false)
@@ -180,7 +182,7 @@ func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 		}
 	}
 	if chunk < f.chunks-1 {
-		out = f.between(f.grads, b, chunk, h)
+		out = f.readState(t.out, f.grads, b, chunk, h)
 		t.s.toEnd(t.end, q)
 		scaleRows(t.p, t.u, t.end, p)
 		gemm.Block(t.n, n, t.p, p, false, out, n, false, q, n, p, false)
@@ -206,7 +208,7 @@ func (f *scanBackward) outside(t *scanTile, b, chunk, h, q int) {
 func (f *scanBackward) finish(t *scanTile, chunk, h, i, q int) {
 	p, heads := f.headDim, f.heads/f.groups
 	var da, dd, dbias float32
-	var slope [ScanChunk]float32 // of the softplus
+	var slope [tensorChunk]float32 // of the softplus
 	vec.Sigmoid(slope[:q], t.s.raw[:])
 	for j := range q {
 		x, dy, du := t.x[j*p:][:p], t.dy[j*p:][:p], t.du[j*p:][:p]

@@ -26,7 +26,8 @@ import (
 // scanWork is what every launch shares.
 type scanWork struct {
 	seq, batch, heads, headDim, groups, state int
-	chunks                                    int
+	chunk, chunks                             int            // tokens of a chunk, and chunks
+	between                                   kernels.Number // the type of states
 	xbc, dt                                   view
 	a, bias                                   []float32 // of heads: -exp(ALog), DTBias
 	params                                    kernels.Number
@@ -36,11 +37,15 @@ func newScanWork(xbc, dt, aLog, bias uint64, shape []uint64) *scanWork {
 	low, high := func(i int) int { return int(uint32(shape[i])) }, func(i int) int { return int(shape[i] >> 32) }
 	w := &scanWork{
 		seq: low(0), batch: high(0), heads: low(1), headDim: high(1), groups: low(2), state: high(2),
-		chunks: (low(0) + ScanChunk - 1) / ScanChunk,
+		chunk: plainChunk, between: kernels.F32,
 		xbc:    view{addr: xbc, typ: kernels.Number(low(4)), pitch: low(3)},
 		dt:     view{addr: dt, typ: kernels.Number(low(4)), pitch: high(3)},
 		params: kernels.Number(high(4)),
 	}
+	if onTensor(w.xbc.typ, w.headDim, w.state) {
+		w.chunk, w.between = tensorChunk, kernels.BF16
+	}
+	w.chunks = runsOf(w.seq, w.chunk)
 	w.a, w.bias = w.perHead(aLog), w.perHead(bias)
 	for h, x := range w.a {
 		w.a[h] = float32(-math.Exp(float64(x)))
@@ -59,24 +64,29 @@ func (w *scanWork) perHead(addr uint64) []float32 {
 func (w *scanWork) colB(g int) int { return w.heads*w.headDim + g*w.state }
 func (w *scanWork) colC(g int) int { return w.colB(w.groups + g) }
 
-// between returns the state of a head behind a chunk, in the layout of States.
-func (w *scanWork) between(states uint64, b, chunk, h int) []float32 {
+// stateOf returns the state of a head behind a chunk, in the layout of States, as one row.
+func (w *scanWork) stateOf(states uint64, b, chunk, h int) view {
 	n := w.headDim * w.state
 	at := (b*(w.chunks-1)+chunk)*w.heads + h
-	return device.Slice[float32](states+uint64(4*at*n), n)
+	return view{addr: states + uint64(int(w.between.Size())*at*n), typ: w.between}
+}
+
+// readState returns it as fp32, in room unless it is fp32.
+func (w *scanWork) readState(room []float32, states uint64, b, chunk, h int) []float32 {
+	return w.stateOf(states, b, chunk, h).rowPart(room, 0, 0)
 }
 
 // span returns the first row of a chunk and the number of its tokens.
 func (w *scanWork) span(b, chunk int) (row, q int) {
-	at := chunk * ScanChunk
-	return b*w.seq + at, min(ScanChunk, w.seq-at)
+	at := chunk * w.chunk
+	return b*w.seq + at, min(w.chunk, w.seq-at)
 }
 
 // steps has what a chunk's tokens need for one head.
 type steps struct {
-	raw   [ScanChunk]float32 // dt before the softplus
-	dt    [ScanChunk]float32
-	decay [ScanChunk]float32 // exp(dt a)
+	raw   [tensorChunk]float32 // dt before the softplus
+	dt    [tensorChunk]float32
+	decay [tensorChunk]float32 // exp(dt a)
 }
 
 // fill computes the steps from q numbers that lie stride apart.
@@ -128,15 +138,14 @@ func (s *steps) fromStart(to []float32, q int) {
 	}
 }
 
-// lower fills a square of rows ScanChunk apart with L. Numbers above the diagonal become
-// zero.
-func (s *steps) lower(l []float32, q int) {
+// lower fills a square of rows apart with L. Numbers above the diagonal become zero.
+func (s *steps) lower(l []float32, apart, q int) {
 	first := 0 // the numbers of the row before it are zero: they grow towards the diagonal
 	for i := range q {
-		row := l[i*ScanChunk:][:q]
+		row := l[i*apart:][:q]
 		clear(row[:first])
 		if i > 0 {
-			vec.Scale(row[first:i], l[(i-1)*ScanChunk+first:], s.decay[i])
+			vec.Scale(row[first:i], l[(i-1)*apart+first:], s.decay[i])
 		}
 		for ; first < i && row[first] < faint; first++ {
 			row[first] = 0
@@ -146,11 +155,12 @@ func (s *steps) lower(l []float32, q int) {
 	}
 }
 
-// bands calls f for the bands of rows of a triangle. Products with it can then skip a
-// quarter of its square, which is most of the zeros.
+// bands calls f for the bands of rows of a triangle. Products with it can then skip most of
+// the zeros of its square.
 func bands(q int, f func(from, to int)) {
-	for at := 0; at < q; at += ScanChunk / 2 {
-		f(at, min(at+ScanChunk/2, q))
+	const rows = plainChunk / 2
+	for at := 0; at < q; at += rows {
+		f(at, min(at+rows, q))
 	}
 }
 
@@ -173,12 +183,11 @@ func (w *scanWork) carry(states uint64, b, h int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
-	const q = ScanChunk
-	g := h / (w.heads / w.groups)
+	q, g := w.chunk, h/(w.heads/w.groups)
 	u, bt := room.alloc(q*w.headDim), room.alloc(q*w.state)
 	raw, end := room.alloc(q), room.alloc(q)
+	state := room.alloc(w.headDim * w.state)
 	var s steps
-	var before []float32
 	for chunk := range w.chunks - 1 {
 		row, _ := w.span(b, chunk)
 		w.dt.read(raw, row, h, q, 1)
@@ -188,12 +197,11 @@ func (w *scanWork) carry(states uint64, b, h int) {
 		w.xbc.read(u, row, h*w.headDim, q, w.headDim)
 		scaleRows(u, u, end, w.headDim)
 		w.xbc.read(bt, row, w.colB(g), q, w.state)
-		after := w.between(states, b, chunk, h)
 		if chunk > 0 {
-			vec.Scale(after, before, all)
+			vec.Scale(state, state, all)
 		}
-		gemm.Block(after, w.state, u, w.headDim, true, bt, w.state, false, w.headDim, w.state, q, chunk > 0)
-		before = after
+		gemm.Block(state, w.state, u, w.headDim, true, bt, w.state, false, w.headDim, w.state, q, chunk > 0)
+		w.stateOf(states, b, chunk, h).write(state, 0, 0, 1, len(state))
 	}
 }
 
@@ -202,7 +210,7 @@ func scanGo(l *device.Launch) {
 	f := scanForward{scanWork: newScanWork(a[1], a[2], a[3], a[5], a[7:12]), states: a[6]}
 	f.d = f.perHead(a[4])
 	f.y = view{addr: a[0], typ: f.xbc.typ, pitch: int(a[12])}
-	parallel.For(f.batch*f.chunks*f.groups, 1, func(i, _ int) { f.chunk(i/f.groups/f.chunks, i/f.groups%f.chunks, i%f.groups) })
+	parallel.For(f.batch*f.chunks*f.groups, 1, func(i, _ int) { f.compute(i/f.groups/f.chunks, i/f.groups%f.chunks, i%f.groups) })
 }
 
 type scanForward struct {
@@ -212,8 +220,8 @@ type scanForward struct {
 	states uint64
 }
 
-// chunk computes the output of the heads of a group.
-func (f *scanForward) chunk(b, chunk, g int) {
+// compute computes the output of the heads of a group in a chunk.
+func (f *scanForward) compute(b, chunk, g int) {
 	room := attendRooms.Get().(*attendRoom)
 	defer attendRooms.Put(room)
 	room.reset()
@@ -221,30 +229,31 @@ func (f *scanForward) chunk(b, chunk, g int) {
 	p, n, heads := f.headDim, f.state, f.heads/f.groups
 	bt, ct, cs := room.alloc(q*n), room.alloc(q*n), room.alloc(q*n)
 	x, u, y := room.alloc(q*p), room.alloc(q*p), room.alloc(q*p)
-	cb, m := room.alloc(q*ScanChunk), room.alloc(q*ScanChunk)
+	cb, m := room.alloc(q*f.chunk), room.alloc(q*f.chunk)
+	state := room.alloc(p * n)
 	raw, start := room.alloc(q*heads), room.alloc(q)
 	f.xbc.read(bt, row, f.colB(g), q, n)
 	f.xbc.read(ct, row, f.colC(g), q, n)
 	f.dt.read(raw, row, g*heads, q, heads)
-	gemm.Block(cb, ScanChunk, ct, n, false, bt, n, true, q, q, n, false)
+	gemm.Block(cb, f.chunk, ct, n, false, bt, n, true, q, q, n, false)
 	var s steps
 	for i := range heads {
 		h := g*heads + i
 		s.fill(raw[i:], heads, q, f.bias[h], f.a[h])
 		f.xbc.read(x, row, h*p, q, p)
 		scaleRows(u, x, s.dt[:q], p)
-		s.lower(m, q)
+		s.lower(m, f.chunk, q)
 		for j := range q {
-			vec.Mul(m[j*ScanChunk:][:j+1], m[j*ScanChunk:], cb[j*ScanChunk:])
+			vec.Mul(m[j*f.chunk:][:j+1], m[j*f.chunk:], cb[j*f.chunk:])
 		}
 		vec.Scale(y, x, f.d[h])
 		bands(q, func(from, to int) {
-			gemm.Block(y[from*p:], p, m[from*ScanChunk:], ScanChunk, false, u, p, false, to-from, p, to, true)
+			gemm.Block(y[from*p:], p, m[from*f.chunk:], f.chunk, false, u, p, false, to-from, p, to, true)
 		})
 		if chunk > 0 {
 			s.fromStart(start, q)
 			scaleRows(cs, ct, start, n)
-			gemm.Block(y, p, cs, n, false, f.between(f.states, b, chunk-1, h), n, true, q, p, n, true)
+			gemm.Block(y, p, cs, n, false, f.readState(state, f.states, b, chunk-1, h), n, true, q, p, n, true)
 		}
 		f.y.write(y, row, h*p, q, p)
 	}

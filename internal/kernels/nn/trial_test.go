@@ -76,9 +76,14 @@ func (x *trial) place(b []byte, m meaning, align, skew int) device.Range {
 
 // numbers places n normally distributed numbers times a factor.
 func (x *trial) numbers(t kernels.Number, n int, factor float64) device.Range {
+	return x.values(t, n, func() float64 { return factor * x.NormFloat64() })
+}
+
+// values places n values of a function.
+func (x *trial) values(t kernels.Number, n int, f func() float64) device.Range {
 	b := make([]byte, 0, n*int(t.Size()))
 	for range n {
-		v := math.Float32bits(float32(factor * x.NormFloat64()))
+		v := math.Float32bits(float32(f()))
 		if t == kernels.F32 {
 			b = binary.LittleEndian.AppendUint32(b, v)
 		} else {

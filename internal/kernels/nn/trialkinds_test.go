@@ -14,18 +14,20 @@ import (
 // deviceCode returns all kinds of trials, by source and name.
 func deviceCode() map[string]map[string]kind {
 	return map[string]map[string]kind{
-		"norm":      {"norm": normTrial, "norm grad": normGradTrial},
-		"rope":      {"rope": ropeTrial},
-		"latent":    {"spread": latentTrial(SpreadLatent), "gather": latentTrial(GatherLatent)},
-		"act":       {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
-		"embed":     {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
-		"optim":     {"adamw": adamTrial, "squares": squaresTrial},
-		"route":     {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
-		"scan":      {"scan": scanTrial},
-		"conv":      {"conv": convTrial, "conv grad": convGradTrial},
-		"gatednorm": {"gated norm": gatedTrial, "gated norm grad": gatedGradTrial},
-		"scangrad":  {"scan grad": scanGradTrial},
-		"rows":      {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "spread": spreadTrial, "combine": combineTrial},
+		"norm":           {"norm": normTrial, "norm grad": normGradTrial},
+		"rope":           {"rope": ropeTrial},
+		"latent":         {"spread": latentTrial(SpreadLatent), "gather": latentTrial(GatherLatent)},
+		"act":            {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
+		"embed":          {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
+		"optim":          {"adamw": adamTrial, "squares": squaresTrial},
+		"route":          {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
+		"scan":           {"scan": scanTrial},
+		"conv":           {"conv": convTrial, "conv grad": convGradTrial},
+		"gatednorm":      {"gated norm": gatedTrial, "gated norm grad": gatedGradTrial},
+		"scangrad":       {"scan grad": scanGradTrial},
+		"scantensor":     {"scan": scanTensorTrial},
+		"scangradtensor": {"scan grad": scanGradTensorTrial},
+		"rows":           {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "spread": spreadTrial, "combine": combineTrial},
 	}
 }
 

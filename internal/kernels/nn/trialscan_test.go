@@ -4,10 +4,11 @@ package nn
 
 import (
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
-// scan draws a scan of a few chunks.
-func (x *trial) scan() Scan {
+// scan draws a scan of a few chunks, for tensor cores or not.
+func (x *trial) scan(tensor bool) Scan {
 	c := Scan{Seq: 1 + x.IntN(300), HeadDim: 1 + x.IntN(30), Groups: 1, State: 1 + x.IntN(30), Heads: 1}
 	rows := c.Seq
 	switch n := x.IntN(3); {
@@ -25,27 +26,61 @@ func (x *trial) scan() Scan {
 		rows = c.Seq * x.atMost(2, 4)
 	}
 	t, params := x.number(), x.number()
+	switch {
+	case tensor:
+		t = kernels.BF16
+		c.HeadDim = min(c.HeadDim, tensorHeadDim)
+		if x.IntN(4) == 0 { // more heads than a block computes
+			c.Heads, c.HeadDim = c.Groups*(tensorGradRun+1+x.IntN(3)), 1+x.IntN(20)
+		}
+	case t == kernels.BF16 && x.maybe():
+		c.State += tensorState
+	case t == kernels.BF16:
+		c.HeadDim += tensorHeadDim
+	}
 	c.XBC, c.DT = x.matrix(t, rows, c.inner()+2*c.Groups*c.State), x.matrix(t, rows, c.Heads)
 	c.ALog, c.D, c.DTBias = x.matrix(params, 1, c.Heads), x.matrix(params, 1, c.Heads), x.matrix(params, 1, c.Heads)
 	if n := c.StateBytes(rows); n > 0 {
-		c.States = x.numbers(0, int(n/4), 1)
+		c.States = x.numbers(c.states(), int(n/c.states().Size()), 1)
 	}
 	return c
 }
 
-func scanTrial(x *trial) func(s device.Stream) {
-	c := x.scan()
+// Tensor cores multiply numbers that were rounded to one part in 512.
+const tensorLoose = 500
+
+func scanTrial(x *trial) func(s device.Stream)       { return x.recur(false) }
+func scanTensorTrial(x *trial) func(s device.Stream) { return x.recur(true) }
+
+func (x *trial) recur(tensor bool) func(s device.Stream) {
+	c := x.scan(tensor)
 	x.loose = 4
+	if tensor {
+		x.loose = tensorLoose
+	}
 	c.Y = x.matrix(c.XBC.Type, c.XBC.Rows, c.inner())
 	return func(s device.Stream) { Recur(s, c) }
 }
 
-func scanGradTrial(x *trial) func(s device.Stream) {
-	c := ScanGrad{Scan: x.scan()}
+func scanGradTrial(x *trial) func(s device.Stream)       { return x.recurGrad(false) }
+func scanGradTensorTrial(x *trial) func(s device.Stream) { return x.recurGrad(true) }
+
+func (x *trial) recurGrad(tensor bool) func(s device.Stream) {
+	c := ScanGrad{Scan: x.scan(tensor)}
 	x.loose = 10
+	if tensor {
+		x.loose = tensorLoose
+	}
 	rows, t, grads := c.XBC.Rows, c.XBC.Type, x.number()
 	c.DY, c.DXBC, c.DDT = x.matrix(t, rows, c.inner()), x.inPlace(c.XBC, t), x.matrix(t, rows, c.Heads)
-	c.DALog, c.DD, c.DDTBias = x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads), x.matrix(grads, 1, c.Heads)
+	param := func() Matrix {
+		if !tensor {
+			return x.matrix(grads, 1, c.Heads)
+		}
+		// The sums may cancel, but the errors of their terms do not.
+		return NewMatrix(x.values(grads, c.Heads, func() float64 { return 1000 }), grads, 1, c.Heads)
+	}
+	c.DALog, c.DD, c.DDTBias = param(), param(), param()
 	c.Scratch = x.waste(c.ScratchBytes(rows), scratch)
 	return func(s device.Stream) { RecurGrad(s, c) }
 }
@@ -54,6 +89,9 @@ func (x *trial) conv() Conv {
 	c := Conv{Seq: x.atMost(30, 300)}
 	rows, cols, t, params := c.Seq*x.atMost(4, 8), x.atMost(300, 700), x.number(), x.number()
 	taps := 1 + x.IntN(5)
+	if x.maybe() {
+		taps = 4
+	}
 	c.X, c.Bias = x.matrix(t, rows, cols), x.matrix(params, 1, cols)
 	c.W = NewMatrix(x.numbers(params, cols*taps, 1), params, cols, taps)
 	return c
@@ -68,10 +106,10 @@ func convTrial(x *trial) func(s device.Stream) {
 func convGradTrial(x *trial) func(s device.Stream) {
 	c := ConvGrad{Conv: x.conv()}
 	rows, cols, t, grads := c.X.Rows, c.X.Cols, c.X.Type, x.number()
-	c.DY = x.matrix(t, rows, cols)
-	c.DX = x.inPlace(c.DY, t)
+	c.DY, c.DX = x.matrix(t, rows, cols), x.matrix(t, rows, cols)
 	c.DW = NewMatrix(x.numbers(grads, cols*c.W.Cols, 1), grads, cols, c.W.Cols)
 	c.DBias = x.matrix(grads, 1, cols)
+	c.Scratch = x.waste(c.ScratchBytes(), scratch)
 	return func(s device.Stream) { ConvolveGrad(s, c) }
 }
 

@@ -15,7 +15,7 @@ import (
 //	mamba_scan  the output of the scan
 //
 // All but the first can be recomputed. The outputs of the convolution and the gated norm
-// and the scan's states between chunks are always recomputed: fp32 states have State/64
+// and the scan's states between chunks are always recomputed: states in bf16 have State/128
 // times the size of the scan's output, and cost a tenth of the products of the scan's
 // backward pass. No scope captures layers of this kind.
 type mamba struct {
@@ -168,8 +168,10 @@ func (m *mamba) backwardMix(p *Pass, din, in, dy nn.Matrix) {
 	})
 	scratch.Free()
 	free()
+	scratch = p.bytes(conv.ScratchBytes())
 	nn.ConvolveGrad(p.S, nn.ConvGrad{
-		Conv: conv, DY: xbc.Matrix, DX: din.Columns(m.Inner, m.mixed), DW: m.taps.dw(), DBias: row(m.bias.dw()),
+		Conv: conv, DY: xbc.Matrix, DX: din.Columns(m.Inner, m.mixed), DW: m.taps.dw(), DBias: row(m.bias.dw()), Scratch: scratch.Range(),
 	})
+	scratch.Free()
 	xbc.Free()
 }

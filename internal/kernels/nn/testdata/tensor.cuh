@@ -118,3 +118,9 @@ inline void multiply(float *c, const u32 *a, const u32 *b) {
 }
 
 inline u32 pair(float low, float high) { return narrow_pair(low, high); }
+inline u32 times(u32 a, u32 b) {
+    float x[2], y[2];
+    host_split(a, x);
+    host_split(b, y);
+    return pair(x[0] * y[0], x[1] * y[1]);
+}

@@ -1,0 +1,347 @@
+// This file has what the kernels of the scan on tensor cores share: tiles in shared memory,
+// their products, and the decays of a chunk. They compute heads up to HEAD and states up to
+// STATE numbers in bf16, padded with zeros. Decays and sums are fp32. A factor that is not
+// an input is rounded to bf16 before a product.
+//
+// A block of eight warps has a chunk of 128 tokens. A warp owns a tile of 16 of them, and
+// tokens before or behind them pass by, in squares of 16 x 16.
+
+#pragma once
+
+#define Q 128u // tokens of a chunk: tensorChunk
+#define STATE_SIZE 2
+
+#include "attention.cuh"
+#include "scanshape.cuh"
+
+#define THREADS 256
+#define HEAD 64u
+#define STATE 128u
+#define ROWS_BYTES (Q * HEAD * 2) // of a head's columns of a chunk, or of a head's state
+#define SIDE_BYTES (Q * STATE * 2) // of B or C of a chunk
+#define SQUARES 8u
+
+// bring_part begins to copy the rows that are there and cols columns to a tile. The rest is
+// zero. The rows of a thread are a multiple of eight apart, so they are permuted alike.
+template <u32 width> DEVICE void bring_part(u8 *dst, u64 base, u64 pitch, u32 rows, u32 there, u32 cols) {
+    constexpr u32 vectors = width / 8, step = THREADS / vectors;
+    u32 first = thread() / vectors, v = thread() % vectors, count = bounded(8 * v, cols, 8);
+    u64 src = base + first * pitch + 16 * v;
+    u8 *to = dst + place<BF16, width>(first, v);
+    if (((base | pitch) & 15) == 0) {
+#pragma unroll 8
+        for (u32 r = 0; r < rows; r += step) {
+            bool in = first + r < there && count > 0;
+            bring(spot(to + r * width * 2), in ? src + r * pitch : base, in ? 2 * count : 0);
+        }
+    } else {
+#pragma unroll 1
+        for (u32 r = 0; r < rows; r += step) *(Vec *)(to + r * width * 2) = collect<BF16>(src + r * pitch, first + r < there ? count : 0);
+    }
+}
+
+// bring_tokens does it for the tokens of a chunk and the columns of a matrix from col on,
+// and bring_state for the state of a head.
+template <u32 width> DEVICE void bring_tokens(u8 *dst, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col, u32 cols) {
+    bring_part<width>(dst, m.at((u64)b * c.seq + chunk * Q, col), 2 * m.pitch, Q, c.tokens(chunk), cols);
+}
+DEVICE void bring_state(u8 *dst, const Scan &c, u64 state) {
+    bring_part<STATE>(dst, state, 2 * c.state, HEAD, c.head, c.state);
+}
+
+// left_rows and right_rows load 16 x 16 of a tile whose rows run along the sum;
+// left_columns and right_columns of one whose columns do.
+template <u32 width> DEVICE void left_rows(u32 *r, const u8 *of, u32 m, u32 k) {
+    matrices(r, spot(of + place<BF16, width>(m + (lane() & 15), k / 8 + (lane() >> 4))));
+}
+template <u32 width> DEVICE void right_rows(u32 *r, const u8 *of, u32 n, u32 k) {
+    matrices(r, spot(of + place<BF16, width>(n + (lane() & 7) + (lane() >> 4) * 8, k / 8 + (lane() >> 3 & 1))));
+}
+template <u32 width> DEVICE void left_columns(u32 *r, const u8 *of, u32 m, u32 k) {
+    crosswise(r, spot(of + place<BF16, width>(k + (lane() & 7) + (lane() >> 4) * 8, m / 8 + (lane() >> 3 & 1))));
+}
+template <u32 width> DEVICE void right_columns(u32 *r, const u8 *of, u32 n, u32 k) {
+    crosswise(r, spot(of + place<BF16, width>(k + (lane() & 15), n / 8 + (lane() >> 4))));
+}
+
+// multiply_two multiplies 16 x 16 and 16 x 16.
+DEVICE void multiply_two(float (*c)[4], const u32 *a, const u32 *b) {
+    multiply(c[0], a, b);
+    multiply(c[1], a, b + 2);
+}
+
+// A lane has columns 2t and 2t + 1 of rows g and g + 8 of a result of 16 x 8. ahead is
+// where the pair of a row and of a run of eight columns lies in a tile.
+template <u32 width> DEVICE u32 *ahead(u8 *to, u32 row, u32 run) { return (u32 *)(to + place<BF16, width>(row, run) + lane() % 4 * 4); }
+
+DEVICE float quad_sum(float v) {
+    v += number(across(bits(v), 1));
+    return v + number(across(bits(v), 2));
+}
+
+// tile returns the warp's tile of rows. Products under the diagonal of a chunk take 36
+// squares, as many as the tile has others before or behind it. Warps w and w + 4, which
+// share a scheduler, have nine together.
+DEVICE u32 tile() { return warp() < 4 ? warp() : 11 - warp(); }
+
+// Two numbers of neighbouring columns.
+struct alignas(8) Both {
+    float v[2];
+};
+
+// Token has what four tokens of a lane need for a head: dt, and the running sum of the
+// logarithms of decays, to base two. Tokens behind the last one do not change the state.
+struct Token {
+    float dt[4], sum[4];
+};
+
+// raw_steps loads the steps of a lane's tokens before the softplus.
+DEVICE void raw_steps(float *raw, const Scan &c, u32 b, u32 chunk, u32 h) {
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        u32 i = 4 * lane() + k;
+        raw[k] = i < c.tokens(chunk) ? get(BF16, c.dt.at((u64)b * c.seq + chunk * Q + i, h)) : 0;
+    }
+}
+
+DEVICE Token token_steps(const float *raw, const Scan &c, u32 chunk, u32 h) {
+    Token t;
+    float a = c.a(h) * LOG2E, bias = c.param(c.bias, h), all = 0;
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        bool in = 4 * lane() + k < c.tokens(chunk);
+        t.dt[k] = in ? softplus(raw[k] + bias) : 0;
+        t.sum[k] = all += t.dt[k] * a;
+    }
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        float v = number(from_below(bits(all), d));
+        if (lane() >= d) all += v;
+    }
+    float before = number(from_below(bits(all), 1));
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) t.sum[k] += lane() > 0 ? before : 0;
+    return t;
+}
+
+// Steps has them for all tokens.
+struct alignas(16) Steps {
+    float dt[Q], sum[Q];
+    // fill is computed by one warp.
+    DEVICE void fill(const Token &t) {
+        *(Vec *)(dt + 4 * lane()) = {bits(t.dt[0]), bits(t.dt[1]), bits(t.dt[2]), bits(t.dt[3])};
+        *(Vec *)(sum + 4 * lane()) = {bits(t.sum[0]), bits(t.sum[1]), bits(t.sum[2]), bits(t.sum[3])};
+    }
+    DEVICE float start(u32 i) const { return power(sum[i]); }
+    DEVICE float end(u32 j) const { return power(sum[Q - 1] - sum[j]); }
+    DEVICE float all() const { return power(sum[Q - 1]); }
+};
+
+// put_pair stores two numbers of a row if they are in bounds.
+DEVICE void put_pair(u64 row, u32 col, u32 cols, float x, float y) {
+    u64 p = row + 2 * col;
+    if (col + 1 < cols && (p & 3) == 0) {
+        write(p, pair(x, y));
+        return;
+    }
+    if (col < cols) write(p, (u16)pair(x, 0));
+    if (col + 1 < cols) write(p + 2, (u16)pair(y, 0));
+}
+
+// deliver_rows stores 16 rows of a tile of HEAD columns, by one warp.
+DEVICE void deliver_rows(const u8 *from, u32 row, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col) {
+    u64 base = m.at((u64)b * c.seq + chunk * Q, col), pitch = 2 * m.pitch;
+    bool fast = ((base | pitch) & 15) == 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 r = row + 4 * i + lane() / 8, v = lane() % 8, count = r < c.tokens(chunk) ? bounded(8 * v, c.head, 8) : 0;
+        Vec w = *(const Vec *)(from + place<BF16, HEAD>(r, v));
+        u64 p = base + r * pitch + 16 * v;
+        if (fast && count == 8) {
+            write(p, w);
+            continue;
+        }
+        u32 all[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) {
+            if (e < count) write(p + 2 * e, (u16)(all[e / 2] >> 16 * (e % 2)));
+        }
+    }
+}
+
+// Unit is a chunk of a group, and a run of the group's heads that a block computes.
+struct Unit {
+    u32 b, chunk, g, run, head, end;
+};
+DEVICE Unit unit(const Scan &c, u32 u, u32 most) {
+    u32 per = c.heads / c.groups, runs = (per + most - 1) / most;
+    Unit k = {u / runs / c.groups / c.chunks, u / runs / c.groups % c.chunks, u / runs % c.groups, u % runs, 0, 0};
+    k.head = k.g * per + k.run * most;
+    k.end = least(k.head + most, (k.g + 1) * per);
+    return k;
+}
+DEVICE u32 units(const Scan &c, u32 most) { return c.batch * c.chunks * c.groups * ((c.heads / c.groups + most - 1) / most); }
+
+// make_cb computes the product of the warp's rows and those of the tile n, or of the one n
+// behind the warp's if behind is set.
+DEVICE u32 square_of(u32 n, bool behind) { return behind ? tile() + n : n; }
+DEVICE bool has_square(u32 n, bool behind) { return behind ? tile() + n < 8 : n <= tile(); }
+
+template <bool behind> DEVICE void make_cb(u32 cb[SQUARES][4], const u8 *own, const u8 *others) {
+#pragma unroll
+    for (u32 n = 0; n < SQUARES; n++) {
+        if (!has_square(n, behind)) continue;
+        float t[2][4] = {};
+#pragma unroll
+        for (u32 k = 0; k < STATE; k += 16) {
+            u32 a[4], r[4];
+            left_rows<STATE>(a, own, 16 * tile(), k);
+            right_rows<STATE>(r, others, 16 * square_of(n, behind), k);
+            multiply_two(t, a, r);
+        }
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) cb[n][e] = pair(t[e / 2][e % 2 * 2], t[e / 2][e % 2 * 2 + 1]);
+    }
+}
+
+// through_state computes the product of the warp's rows of B or C and a state, with rows
+// scaled: the state decays from the start of the chunk, or towards its end.
+template <bool end> DEVICE void through_state(float y[8][4], const Steps &s, const u8 *own, const u8 *state) {
+#pragma unroll
+    for (u32 k = 0; k < STATE; k += 16) {
+        u32 a[4];
+        left_rows<STATE>(a, own, 16 * tile(), k);
+#pragma unroll
+        for (u32 p = 0; p < 8; p += 2) {
+            u32 r[4];
+            right_rows<STATE>(r, state, 8 * p, k);
+            multiply_two(y + p, a, r);
+        }
+    }
+#pragma unroll
+    for (u32 e = 0; e < 2; e++) {
+        u32 row = 16 * tile() + lane() / 4 + 8 * e;
+        float by = end ? s.end(row) : s.start(row);
+#pragma unroll
+        for (u32 p = 0; p < 8; p++) y[p][2 * e] *= by, y[p][2 * e + 1] *= by;
+    }
+}
+
+// carry computes the states between chunks for 64 x 64 numbers of a head: the last state
+// times the chunk's decay, plus a product of the weighted columns of m and those of B or C.
+// If back is set, it runs from the last chunk to the first, and through gets the parts of
+// the products of states with their gradients.
+struct alignas(16) Weights {
+    u32 by[Q / 2]; // pairs
+    float all[4];
+};
+#define CARRY_STAGES 3u
+#define CARRY_BYTES (CARRY_STAGES * 2 * ROWS_BYTES + 2 * sizeof(Weights))
+#define CARRY_PARTS 16u // of a product: two tiles and eight warps
+
+template <bool back>
+DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 n, u64 forward, u64 through) {
+    Weights *weights = (Weights *)(pool + CARRY_STAGES * 2 * ROWS_BYTES);
+    u32 g = h / (c.heads / c.groups), steps = c.chunks - 1, l = lane(), row = 16 * (warp() % 4), col = 32 * (warp() / 4);
+    auto chunk_of = [&](u32 i) { return back ? c.chunks - 1 - i : i; };
+    auto bring_stage = [&](u32 i) INLINE {
+        u8 *stage = pool + i % CARRY_STAGES * 2 * ROWS_BYTES;
+        bring_tokens<HEAD>(stage, c, m, b, chunk_of(i), h * c.head, c.head);
+        bring_tokens<HEAD>(stage + ROWS_BYTES, c, c.xbc, b, chunk_of(i), (back ? c.col_c(g) : c.col_b(g)) + n, least(64u, c.state - n));
+    };
+    float raw[4];
+    auto weigh = [&](u32 i) INLINE {
+        Weights &to = weights[i % 2];
+        Token t = token_steps(raw, c, chunk_of(i), h);
+        float all = number(from_lane(bits(t.sum[3]), 31)), by[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) by[k] = back ? power(t.sum[k]) : t.dt[k] * power(all - t.sum[k]);
+        to.by[2 * l] = pair(by[0], by[1]);
+        to.by[2 * l + 1] = pair(by[2], by[3]);
+        if (l == 0) to.all[0] = power(all);
+    };
+    float s[4][4] = {};
+    barrier(); // the tile before is done
+#pragma unroll 1
+    for (u32 i = 0; i + 1 < CARRY_STAGES; i++) {
+        if (i < steps) bring_stage(i);
+        seal();
+    }
+    if (warp() == 0) {
+        raw_steps(raw, c, b, chunk_of(0), h);
+        weigh(0);
+        if (steps > 1) raw_steps(raw, c, b, chunk_of(1), h);
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < steps; i++) {
+        arrived<CARRY_STAGES - 2>();
+        barrier();
+        if (i + CARRY_STAGES - 1 < steps) bring_stage(i + CARRY_STAGES - 1);
+        seal();
+        u32 chunk = chunk_of(i), p = row + l / 4, q = n + col + l % 4 * 2;
+        u32 old[4][2];
+        bool with = back && chunk > 1;
+        if (with) {
+            u64 from = c.between(forward, b, chunk - 2, h);
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                u32 r = p + e % 2 * 8, at = q + e / 2 * 8;
+                u64 src = from + 2 * ((u64)r * c.state + at);
+                bool in = r < c.head;
+                if (in && at + 1 < c.state && (src & 3) == 0) old[e / 2][e % 2] = read<u32>(src);
+                else old[e / 2][e % 2] = (in && at < c.state ? read<u16>(src) : 0) | (u32)(in && at + 1 < c.state ? read<u16>(src + 2) : 0) << 16;
+            }
+        }
+        if (warp() == 0 && i + 1 < steps) {
+            weigh(i + 1);
+            if (i + 2 < steps) raw_steps(raw, c, b, chunk_of(i + 2), h);
+        }
+        const u8 *left = pool + i % CARRY_STAGES * 2 * ROWS_BYTES, *right = left + ROWS_BYTES;
+        const Weights &by = weights[i % 2];
+        float all = by.all[0];
+#pragma unroll
+        for (u32 e = 0; e < 16; e++) s[e / 4][e % 4] *= all;
+#pragma unroll
+        for (u32 k = 0; k < Q; k += 16) {
+            u32 a[4];
+            left_columns<HEAD>(a, left, row, k);
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) a[e] = times(a[e], by.by[k / 2 + e / 2 * 4 + l % 4]);
+#pragma unroll
+            for (u32 j = 0; j < 4; j += 2) {
+                u32 r[4];
+                right_columns<HEAD>(r, right, col + 8 * j, k);
+                multiply_two(s + j, a, r);
+            }
+        }
+        u64 to = c.between(states, b, back ? chunk - 1 : chunk, h);
+        float sum = 0;
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) {
+            u32 r = p + e % 2 * 8;
+            const float *v = s[e / 2] + e % 2 * 2;
+            if (r < c.head) put_pair(to + 2ull * r * c.state, q + e / 2 * 8, c.state, v[0], v[1]);
+            if (with) {
+                float x[2];
+                split(old[e / 2][e % 2], x);
+                sum += x[0] * v[0] + x[1] * v[1];
+            }
+        }
+        if (with) {
+            sum = warp_sum(sum);
+            u64 at = (((u64)b * c.chunks + chunk - 1) * c.heads + h) * CARRY_PARTS + n / 64 * 8 + warp();
+            if (l == 0) write(through + 4 * at, bits(sum));
+        }
+    }
+    arrived<0>();
+}
+
+// A block computes 64 x 64 numbers of a head's states at a time.
+template <bool back> DEVICE void carry_all(const Scan &c, u64 states, const Matrix &m, u64 forward, u64 through) {
+    need(CARRY_BYTES);
+    u32 tiles = (c.state + 63) / 64;
+#pragma unroll 1
+    for (u32 u = block(); u < c.batch * c.heads * tiles; u += blocks()) {
+        carry<back>(c, states, m, u / tiles / c.heads, u / tiles % c.heads, u % tiles * 64, forward, through);
+    }
+}
