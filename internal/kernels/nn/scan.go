@@ -104,17 +104,21 @@ var (
 const (
 	scanThreads       = 256
 	scanTensorThreads = 256
-	// The shared memory of blocks on tensor cores, in tiles of 16 KiB and fp32 numbers.
-	// No GPU since Ampere has less than 99 KiB for a block.
-	tensorStateShared   = 6<<14 + 2*4*(tensorChunk/2+4)
-	tensorScanShared    = 6<<14 + 2*4*2*tensorChunk
-	tensorOutsideShared = 6<<14 + 2*4*tensorChunk
-	tensorPairsShared   = 4<<14 + 4*(2*2+9)*tensorChunk
-	tensorGradShared    = 6<<14 + 4*(2*2+2)*tensorChunk
-	tensorMixShared     = 4 << 14
+	// The shared memory of blocks on tensor cores, in bytes: tiles of 128 rows and 64
+	// columns of bf16, states of 64 rows and 128 columns or half of them, C Bᵀ, and fp32
+	// numbers for each token. Rows have 16 bytes more. No GPU since Ampere has less than 99
+	// KiB for a block.
+	tensorRows, tensorWhole, tensorHalf, tensorCB, tensorToken = 128 * 144, 64 * 272, 64 * 144, 36 * 512, 4 * tensorChunk
+
+	tensorStateShared   = 2*2*tensorRows + 2*4*(tensorChunk/2+4)
+	tensorScanShared    = 2*(tensorRows+tensorWhole) + tensorCB + 4*tensorToken
+	tensorOutsideShared = tensorRows + 2*(tensorRows+tensorHalf) + 2*tensorToken
+	tensorPairsShared   = 2*2*tensorRows + tensorCB + (4+9)*tensorToken
+	tensorGradShared    = 2*(tensorRows+tensorWhole) + tensorCB + (4+2)*tensorToken
+	tensorMixShared     = 128*272 + 2*tensorRows
 )
 
-// launch returns a launch of the first kernel with blocks of 64 x 64 numbers of a state
+// stateLaunch returns a launch of the first kernel with blocks of 64 x 64 numbers of a state
 // each, or of the second one on tensor cores.
 func (c Scan) stateLaunch(plain, tensor *device.Kernel) device.Launch {
 	blocks := c.batch() * c.Heads * c.tiles()
@@ -188,7 +192,7 @@ type ScanGrad struct {
 // ScratchBytes returns the size of the scratch memory of the backward pass for a number of
 // tokens. It holds the gradients of States in their layout, then fp32
 // [sequence][chunk][3][head], and then what GPUs alone use: fp32 [token][2][Groups][State],
-// partial gradients of B and C; or, on tensor cores, 400 numbers for each chunk and head
+// partial gradients of B and C; or, on tensor cores, 656 numbers for each chunk and head
 // and three squares of 128 x 128 for each run of heads.
 func (c Scan) ScratchBytes(tokens int) memory.Bytes {
 	n := c.sumsAt(tokens)
@@ -197,7 +201,7 @@ func (c Scan) ScratchBytes(tokens int) memory.Bytes {
 		return n + 12*each + 8*memory.Bytes(tokens*c.Groups*c.State)
 	}
 	runs := memory.Bytes(tokens / c.Seq * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups, tensorGradRun))
-	return n + (12*each+15)/16*16 + 4*(3*tensorChunk+16)*each + 4*3*tensorChunk*tensorChunk*runs
+	return n + (12*each+15)/16*16 + 4*(5*tensorChunk+16)*each + 4*3*tensorChunk*tensorChunk*runs
 }
 
 // sumsAt returns where the scratch memory has the sums for parameters, behind the gradients
@@ -250,7 +254,7 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 	}
 	l := device.NewLaunch(&scanGradKernel, batch*c.chunks()*c.Groups, scanThreads)
 	if c.tensor() {
-		l = device.NewLaunch(&tensorOutsideKernel, 2*c.runs(tensorGradRun), scanTensorThreads)
+		l = device.NewLaunch(&tensorOutsideKernel, 2*runsOf(c.State, 64)*c.runs(tensorGradRun), scanTensorThreads)
 		l.Shared = tensorOutsideShared
 		back(l, scratch)
 		l = device.NewLaunch(&tensorPairsKernel, c.runs(tensorGradRun), scanTensorThreads)

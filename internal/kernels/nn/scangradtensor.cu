@@ -8,7 +8,7 @@
 #include "scantensor.cuh"
 
 #define RUN 16u // heads of a block: tensorGradRun
-#define EDGES 3u
+#define EDGES 5u // numbers of a token: two parts of each product with a state, and the rest
 #define PARTS 3u // of mix: the gradients of C, of B, and of (C Bᵀ)ᵀ
 
 // Scratch says where scratch memory has what: gradients of states; sums for parameters;
@@ -28,8 +28,8 @@ DEVICE Scratch scratch_of(const Scan &c, u64 p) {
     return s;
 }
 
-DEVICE u64 edge_of(const Scan &c, const Scratch &s, const Unit &k, u32 h, u32 side) {
-    return s.edges + 4ull * Q * ((((u64)k.b * c.chunks + k.chunk) * c.heads + h) * EDGES + side);
+DEVICE u64 edge_of(const Scan &c, const Scratch &s, const Unit &k, u32 h, u32 which) {
+    return s.edges + 4ull * Q * ((((u64)k.b * c.chunks + k.chunk) * c.heads + h) * EDGES + which);
 }
 DEVICE u64 mix_of(const Scan &c, const Scratch &s, const Unit &k, u32 runs, u32 run, u32 part) {
     return s.mix + 4ull * Q * Q * (((((u64)k.b * c.chunks + k.chunk) * c.groups + k.g) * runs + run) * PARTS + part);
@@ -52,26 +52,27 @@ stowage_nn_scan_tensor_grad_state(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 b
     carry_all<true>(c, s.grads, {global(dy), pitch_dy, BF16}, global(states), s.through);
 }
 
-#define STAGE (2 * ROWS_BYTES)
-
 // ---- outside
 
 struct alignas(16) Factors {
     float by[Q];
 };
-#define OUTSIDE_BYTES (SIDE_BYTES + 2 * STAGE + 2 * sizeof(Factors))
+#define HALF_BYTES (HEAD * (2 * 64 + 16)) // of 64 columns of a state
+#define OUTSIDE_STAGE (ROWS_BYTES + HALF_BYTES)
+#define OUTSIDE_BYTES (ROWS_BYTES + 2 * OUTSIDE_STAGE + 2 * sizeof(Factors))
 
-// side computes, for a run of heads, the gradient of C (side 0) that comes from the state
-// that enters, or that of B (side 1) from the gradient of the state that leaves.
-DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, const Matrix &dy, u64 states) {
-    u8 *own = pool, *stages = pool + SIDE_BYTES;
-    Factors *factors = (Factors *)(stages + 2 * STAGE);
+// side computes, for a run of heads, 64 columns from n on of the gradient of C (side 0) that
+// comes from the state that enters, or of that of B (side 1) from the gradient of the state
+// that leaves.
+DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, u32 n, const Matrix &dy, u64 states) {
+    u8 *own = pool, *stages = pool + ROWS_BYTES;
+    Factors *factors = (Factors *)(stages + 2 * OUTSIDE_STAGE);
     bool there = which == 0 ? k.chunk > 0 : k.chunk + 1 < c.chunks;
     u32 l = lane(), row = 16 * warp() + l / 4;
     auto bring_head = [&](u32 h) INLINE {
-        u8 *stage = stages + (h - k.head) % 2 * STAGE;
+        u8 *stage = stages + (h - k.head) % 2 * OUTSIDE_STAGE;
         bring_tokens<HEAD>(stage, c, which == 0 ? dy : c.xbc, k.b, k.chunk, h * c.head, c.head);
-        bring_state(stage + ROWS_BYTES, c, which == 0 ? c.between(states, k.b, k.chunk - 1, h) : c.between(z.grads, k.b, k.chunk, h));
+        bring_state<64>(stage + ROWS_BYTES, c, which == 0 ? c.between(states, k.b, k.chunk - 1, h) : c.between(z.grads, k.b, k.chunk, h), n);
     };
     float raw[4];
     auto weigh = [&](u32 h) INLINE {
@@ -80,10 +81,10 @@ DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, cons
 #pragma unroll
         for (u32 e = 0; e < 4; e++) factors[(h - k.head) % 2].by[4 * l + e] = which == 0 ? power(t.sum[e]) : t.dt[e] * power(all - t.sum[e]);
     };
-    float sum[16][4] = {};
+    float sum[8][4] = {};
     barrier(); // the unit before is done
     if (there) {
-        bring_tokens<STATE>(own, c, c.xbc, k.b, k.chunk, which == 0 ? c.col_c(k.g) : c.col_b(k.g), c.state);
+        bring_tokens<64>(own, c, c.xbc, k.b, k.chunk, (which == 0 ? c.col_c(k.g) : c.col_b(k.g)) + n, least(64u, c.state - n));
         bring_head(k.head);
     }
     seal();
@@ -99,43 +100,39 @@ DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, cons
         if (more) bring_head(h + 1);
         seal();
         if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
-        const u8 *left = stages + (h - k.head) % 2 * STAGE, *right = left + ROWS_BYTES;
-        float by[2], dot[2] = {};
-        u32 a[4][4];
+        const u8 *left = stages + (h - k.head) % 2 * OUTSIDE_STAGE, *right = left + ROWS_BYTES;
+        float t[8][4] = {};
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) left_rows<HEAD>(a[i], left, 16 * warp(), 16 * i);
+        for (u32 i = 0; i < HEAD; i += 16) {
+            u32 a[4];
+            left_rows<HEAD>(a, left + cell<HEAD>(16 * warp(), 0), 0, i);
 #pragma unroll
-        for (u32 e = 0; e < 2; e++) by[e] = factors[(h - k.head) % 2].by[row + 8 * e];
-#pragma unroll
-        for (u32 n = 0; n < 16; n += 4) {
-            float t[4][4] = {};
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
+            for (u32 j = 0; j < 8; j += 2) {
                 u32 r[4];
-                right_columns<STATE>(r, right, 8 * n + i % 2 * 16, i / 2 * 16);
-                multiply_two(t + i % 2 * 2, a[i / 2], r);
-            }
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-                u32 e = i % 2;
-                float x[2], *v = t[i / 2] + 2 * e, *to = sum[n + i / 2] + 2 * e;
-                split(*ahead<STATE>(own, row + 8 * e, n + i / 2), x);
-                dot[e] += x[0] * v[0] + x[1] * v[1];
-                to[0] += by[e] * v[0];
-                to[1] += by[e] * v[1];
+                right_columns<64>(r, right, 8 * j, i);
+                multiply_two(t + j, a, r);
             }
         }
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
-            float v = quad_sum(dot[e]) * by[e];
-            if (l % 4 == 0) write(edge_of(c, z, k, h, which) + 4 * (row + 8 * e), bits(v));
+            float by = factors[(h - k.head) % 2].by[row + 8 * e], dot = 0;
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                float x[2], *v = t[j] + 2 * e, *to = sum[j] + 2 * e;
+                split(*ahead<64>(own + cell<64>(16 * warp(), 0), 8 * e, j), x);
+                dot += x[0] * v[0] + x[1] * v[1];
+                to[0] += by * v[0];
+                to[1] += by * v[1];
+            }
+            dot = quad_sum(dot) * by;
+            if (l % 4 == 0) write(edge_of(c, z, k, h, 2 * which + n / 64) + 4 * (row + 8 * e), bits(dot));
         }
         if (next) weigh(h + 1);
     }
     arrived<0>();
     u64 to = mix_of(c, z, k, runs_of(c), k.run, which);
 #pragma unroll
-    for (u32 i = 0; i < 16; i++) put_square(to, 16 * warp(), i * 8, sum[i]);
+    for (u32 j = 0; j < 8; j++) put_square(to, 16 * warp(), n + j * 8, sum[j]);
 }
 
 KERNEL(THREADS, 2)
@@ -144,9 +141,10 @@ stowage_nn_scan_tensor_grad_outside(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64
     need(OUTSIDE_BYTES);
     Scan c = unpack(xbc, dt, a_log, 0, bias, seq, heads, groups, pitches, types);
     Matrix d = {global(dy), pitch_dy, BF16};
+    u32 tiles = (c.state + 63) / 64;
 #pragma unroll 1
-    for (u32 u = block(); u < 2 * units(c, RUN); u += blocks()) {
-        side(c, scratch_of(c, global(scratch)), unit(c, u / 2, RUN), u % 2, d, states == 0 ? 0 : global(states));
+    for (u32 u = block(); u < 2 * tiles * units(c, RUN); u += blocks()) {
+        side(c, scratch_of(c, global(scratch)), unit(c, u / tiles / 2, RUN), u / tiles % 2, u % tiles * 64, d, states == 0 ? 0 : global(states));
     }
 }
 
@@ -157,7 +155,8 @@ stowage_nn_scan_tensor_grad_outside(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64
 struct Decays {
     float rows[Q], columns[8][Q];
 };
-#define PAIRS_BYTES (2 * STAGE + 2 * sizeof(Steps) + sizeof(Decays))
+#define PAIRS_STAGE (2 * ROWS_BYTES)
+#define PAIRS_BYTES (2 * PAIRS_STAGE + CB_BYTES + 2 * sizeof(Steps) + sizeof(Decays))
 
 // add_columns adds the sums of the columns of 16 x 16 numbers. A step of the sum over the
 // eight lanes of a column halves the columns of a lane, as long as it has two.
@@ -171,7 +170,7 @@ DEVICE void add_columns(float *to, const float t[2][4]) {
 }
 
 // square computes what the tokens of a square do to each other: rows j give to columns i.
-DEVICE void square(float dcb[2][4], const u32 *cb, float *rows, float *columns, const Steps &s, u32 other, const u32 x[4][4], const u8 *dy) {
+DEVICE void square(float dcb[2][4], const Vec &cb, float *rows, float *columns, const Steps &s, u32 other, const u32 x[4][4], const u8 *dy) {
     float t[2][4] = {};
 #pragma unroll
     for (u32 k = 0; k < 4; k++) {
@@ -179,20 +178,22 @@ DEVICE void square(float dcb[2][4], const u32 *cb, float *rows, float *columns, 
         right_rows<HEAD>(r, dy, 16 * other, 16 * k);
         multiply_two(t, x[k], r);
     }
-    u32 row = 16 * tile() + lane() / 4, col = 16 * other + lane() % 4 * 2;
-    float sum[2] = {s.sum[row], s.sum[row + 8]}, dt[2] = {s.dt[row], s.dt[row + 8]};
+    u32 g = lane() / 4, col = lane() % 4 * 2, in[4] = {cb.x, cb.y, cb.z, cb.w};
+    const float *sum = s.sum + 16 * tile() + g, *dt = s.dt + 16 * tile() + g;
+    bool diagonal = other == tile();
 #pragma unroll
     for (u32 e = 0; e < 4; e++) {
-        u32 j = row + e % 2 * 8, i = col + e / 2 * 8;
-        Both sums = *(const Both *)(s.sum + i);
+        Both sums = *(const Both *)(s.sum + 16 * other + col + e / 2 * 8);
         float b[2];
-        split(cb[e], b);
+        split(in[e], b);
 #pragma unroll
         for (u32 n = 0; n < 2; n++) {
+            u32 j = g + e % 2 * 8, i = col + e / 2 * 8 + n;
             float &v = t[e / 2][e % 2 * 2 + n];
-            v = j <= i + n ? v * (power(sums.v[n] - sum[e % 2]) * dt[e % 2]) : 0;
+            v *= power(sums.v[n] - sum[e % 2 * 8]) * dt[e % 2 * 8];
+            if (diagonal && j > i) v = 0;
             dcb[e / 2][e % 2 * 2 + n] += v;
-            v = j < i + n ? v * b[n] : 0;
+            v = diagonal && j == i ? 0 : v * b[n];
             rows[e % 2] += v;
         }
     }
@@ -201,30 +202,34 @@ DEVICE void square(float dcb[2][4], const u32 *cb, float *rows, float *columns, 
 
 // run_pairs computes a run of heads.
 DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matrix &dy) {
-    Steps *steps = (Steps *)(pool + 2 * STAGE);
+    u8 *cb = pool + 2 * PAIRS_STAGE;
+    Steps *steps = (Steps *)(cb + CB_BYTES);
     Decays &z = *(Decays *)(steps + 2);
     float raw[4];
     auto bring_head = [&](u32 h) INLINE {
-        u8 *stage = pool + (h - k.head) % 2 * STAGE;
+        u8 *stage = pool + (h - k.head) % 2 * PAIRS_STAGE;
         bring_tokens<HEAD>(stage, c, c.xbc, k.b, k.chunk, h * c.head, c.head);
         bring_tokens<HEAD>(stage + ROWS_BYTES, c, dy, k.b, k.chunk, h * c.head, c.head);
+        seal();
     };
     barrier(); // the unit before is done
     bring_tokens<STATE>(pool, c, c.xbc, k.b, k.chunk, c.col_b(k.g), c.state);
     bring_tokens<STATE>(pool + SIDE_BYTES, c, c.xbc, k.b, k.chunk, c.col_c(k.g), c.state);
     seal();
-    if (warp() == 0) {
+    if (warp() == 4) {
         raw_steps(raw, c, k.b, k.chunk, k.head);
         steps[0].fill(token_steps(raw, c, k.chunk, k.head));
     }
     arrived<0>();
     barrier();
-    u32 cb[SQUARES][4];
-    float dcb[SQUARES][2][4] = {};
-    make_cb<true>(cb, pool, pool + SIDE_BYTES);
+    {
+        u32 own[STATE / 16][4];
+        load_own(own, pool);
+        make_cb<true>(cb, own, pool + SIDE_BYTES);
+    }
     barrier(); // B and C have been read
     bring_head(k.head);
-    seal();
+    float dcb[8][2][4] = {};
 #pragma unroll 1
     for (u32 h = k.head; h < k.end; h++) {
         arrived<0>();
@@ -232,19 +237,18 @@ DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matr
         u32 turn = (h - k.head) % 2;
         bool more = h + 1 < k.end, next = more && warp() == 4; // it has the fewest squares
         if (more) bring_head(h + 1);
-        seal();
         if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
-        const u8 *x = pool + turn * STAGE;
+        const u8 *x = pool + turn * PAIRS_STAGE;
         float rows[2] = {}, *columns = z.columns[warp()];
         u32 a[4][4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) left_rows<HEAD>(a[i], x, 16 * tile(), 16 * i);
+        for (u32 i = 0; i < 4; i++) left_rows<HEAD>(a[i], x + cell<HEAD>(16 * tile(), 0), 0, 16 * i);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) columns[32 * i + lane()] = 0;
         warp_barrier();
 #pragma unroll
-        for (u32 n = 0; n < SQUARES; n++) {
-            if (has_square(n, true)) square(dcb[n], cb[n], rows, columns, steps[turn], tile() + n, a, x + ROWS_BYTES);
+        for (u32 n = 0; n < 8; n++) {
+            if (n < squares(true)) square(dcb[n], *square_of(cb, true, n), rows, columns, steps[turn], tile() + n, a, x + ROWS_BYTES);
         }
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
@@ -257,16 +261,15 @@ DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matr
             float v = -z.rows[thread()];
 #pragma unroll
             for (u32 i = 0; i < 8; i++) v += z.columns[i][thread()];
-            write(edge_of(c, w, k, h, 2) + 4 * thread(), bits(v));
+            write(edge_of(c, w, k, h, 4) + 4 * thread(), bits(v));
         }
     }
-    arrived<0>();
     u64 to = mix_of(c, w, k, runs_of(c), k.run, 2);
 #pragma unroll
-    for (u32 n = 0; n < SQUARES; n++) {
+    for (u32 n = 0; n < 8; n++) {
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
-            if (has_square(n, true)) put_square(to, 16 * tile(), 16 * (tile() + n) + 8 * e, dcb[n][e]);
+            if (n < squares(true)) put_square(to, 16 * tile(), 16 * (tile() + n) + 8 * e, dcb[n][e]);
         }
     }
 }
@@ -290,7 +293,8 @@ stowage_nn_scan_tensor_grad_pairs(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 b
 struct Sums {
     float x_du[Q], dy_x[Q];
 };
-#define INPUTS_BYTES (SIDE_BYTES + 2 * STAGE + 2 * sizeof(Steps) + sizeof(Sums))
+#define STAGE (ROWS_BYTES + STATE_BYTES)
+#define INPUTS_BYTES (2 * STAGE + CB_BYTES + 2 * sizeof(Steps) + sizeof(Sums))
 
 struct Inputs {
     Scan c;
@@ -298,28 +302,6 @@ struct Inputs {
     Unit k;
     Matrix dy, dx, ddt;
 };
-
-// give adds what the tokens of a square's columns give to the gradient of its rows.
-DEVICE void give(float du[8][4], const u32 *cb, const Steps &s, u32 other, const u8 *dy) {
-    u32 row = 16 * tile() + lane() / 4, col = 16 * other + lane() % 4 * 2, a[4];
-    float sum[2] = {s.sum[row], s.sum[row + 8]};
-#pragma unroll
-    for (u32 e = 0; e < 4; e++) {
-        u32 j = row + e % 2 * 8, i = col + e / 2 * 8;
-        Both sums = *(const Both *)(s.sum + i);
-        float m[2];
-        split(cb[e], m);
-#pragma unroll
-        for (u32 n = 0; n < 2; n++) m[n] = j <= i + n ? m[n] * power(sums.v[n] - sum[e % 2]) : 0;
-        a[e] = pair(m[0], m[1]);
-    }
-#pragma unroll
-    for (u32 p = 0; p < 8; p += 2) {
-        u32 r[4];
-        right_columns<HEAD>(r, dy, 8 * p, 16 * other);
-        multiply_two(du + p, a, r);
-    }
-}
 
 // sum_to returns the sum of the values of the lanes before this one, and all adds this one.
 DEVICE float sum_to(float v) {
@@ -342,14 +324,16 @@ DEVICE void finish(const Inputs &w, const Sums &z, const Steps &s, u32 h) {
     const Scan &c = w.c;
     bool enters = w.k.chunk > 0, leaves = w.k.chunk + 1 < c.chunks;
     float v[4], out[4], all = 0, through = 0;
+    u32 parts = (c.state + 63) / 64;
+    auto edge = [&](u32 which, u32 i) INLINE { return number(read<u32>(edge_of(c, w.z, w.k, h, which) + 4 * i)); };
+    auto product = [&](bool there, u32 which, u32 i) INLINE { return there ? edge(which, i) + (parts > 1 ? edge(which + 1, i) : 0) : 0; };
 #pragma unroll
     for (u32 e = 0; e < 4; e++) {
         u32 i = Q - 1 - 4 * lane() - e;
-        float in = enters ? number(read<u32>(edge_of(c, w.z, w.k, h, 0) + 4 * i)) : 0;
-        v[e] = all += in + number(read<u32>(edge_of(c, w.z, w.k, h, 2) + 4 * i));
-        out[e] = leaves ? number(read<u32>(edge_of(c, w.z, w.k, h, 1) + 4 * (4 * lane() + e))) : 0;
+        v[e] = all += product(enters, 0, i) + edge(4, i);
+        out[e] = product(leaves, 2, 4 * lane() + e);
     }
-    if (enters && leaves && lane() < (c.state + 63) / 64 * 8) {
+    if (enters && leaves && lane() < parts * 8) {
         u64 at = (((u64)w.k.b * c.chunks + w.k.chunk) * c.heads + h) * CARRY_PARTS + lane();
         through = number(read<u32>(w.z.through + 4 * at));
     }
@@ -383,30 +367,32 @@ DEVICE void finish(const Inputs &w, const Sums &z, const Steps &s, u32 h) {
 DEVICE void run_inputs(const Inputs &w) {
     const Scan &c = w.c;
     const Unit &k = w.k;
-    u8 *bs = pool, *stages = pool + SIDE_BYTES;
-    Steps *steps = (Steps *)(stages + 2 * STAGE);
+    u8 *stages = pool, *cb = pool + 2 * STAGE;
+    Steps *steps = (Steps *)(cb + CB_BYTES);
     Sums &z = *(Sums *)(steps + 2);
     bool leaves = k.chunk + 1 < c.chunks;
     auto bring_head = [&](u32 h) INLINE {
         u8 *stage = stages + (h - k.head) % 2 * STAGE;
         bring_tokens<HEAD>(stage, c, w.dy, k.b, k.chunk, h * c.head, c.head);
-        if (leaves) bring_state(stage + ROWS_BYTES, c, c.between(w.z.grads, k.b, k.chunk, h));
+        if (leaves) bring_state<STATE>(stage + ROWS_BYTES, c, c.between(w.z.grads, k.b, k.chunk, h), 0);
+        seal();
     };
     float raw[4];
     barrier(); // the unit before is done
-    bring_tokens<STATE>(bs, c, c.xbc, k.b, k.chunk, c.col_b(k.g), c.state);
-    bring_tokens<STATE>(stages + STAGE, c, c.xbc, k.b, k.chunk, c.col_c(k.g), c.state);
-    seal();
-    bring_head(k.head);
+    bring_tokens<STATE>(stages, c, c.xbc, k.b, k.chunk, c.col_b(k.g), c.state);
+    bring_tokens<STATE>(stages + SIDE_BYTES, c, c.xbc, k.b, k.chunk, c.col_c(k.g), c.state);
     seal();
     if (warp() == 4) {
         raw_steps(raw, c, k.b, k.chunk, k.head);
         steps[0].fill(token_steps(raw, c, k.chunk, k.head));
     }
-    arrived<1>();
+    arrived<0>();
     barrier();
-    u32 cb[SQUARES][4];
-    make_cb<true>(cb, bs, stages + STAGE);
+    u32 own[STATE / 16][4];
+    load_own(own, stages);
+    make_cb<true>(cb, own, stages + SIDE_BYTES);
+    barrier(); // B and C have been read
+    bring_head(k.head);
 #pragma unroll 1
     for (u32 h = k.head; h < k.end; h++) {
         arrived<0>();
@@ -414,32 +400,33 @@ DEVICE void run_inputs(const Inputs &w) {
         u32 turn = (h - k.head) % 2, row = 16 * tile() + lane() / 4;
         bool more = h + 1 < k.end, next = more && warp() == 4; // it has the fewest squares
         if (more) bring_head(h + 1);
-        seal();
         if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
         float by = c.param(c.d, h);
         u32 xs[16]; // pairs of x, in the places of those of du
+        u64 at = c.xbc.at((u64)k.b * c.seq + k.chunk * Q + row, h * c.head + lane() % 4 * 2), pitch = 2 * c.xbc.pitch;
+        if (((at | pitch) & 3) == 0 && c.head == HEAD && c.tokens(k.chunk) == Q) {
 #pragma unroll
-        for (u32 p = 0; p < 16; p++) {
-            u32 i = row + p % 2 * 8, col = p / 2 * 8 + lane() % 4 * 2;
-            u64 at = c.xbc.at((u64)k.b * c.seq + k.chunk * Q + i, h * c.head + col);
-            bool in = i < c.tokens(k.chunk);
-            if (in && col + 1 < c.head && (at & 3) == 0) xs[p] = read<u32>(at);
-            else xs[p] = (in && col < c.head ? read<u16>(at) : 0) | (u32)(in && col + 1 < c.head ? read<u16>(at + 2) : 0) << 16;
+            for (u32 p = 0; p < 16; p++) xs[p] = read<u32>(at + p % 2 * 8 * pitch + p / 2 * 16);
+        } else {
+#pragma unroll
+            for (u32 p = 0; p < 16; p++) {
+                u32 col = p / 2 * 8 + lane() % 4 * 2;
+                u64 from = at + p % 2 * 8 * pitch + p / 2 * 16;
+                bool in = row + p % 2 * 8 < c.tokens(k.chunk);
+                xs[p] = (in && col < c.head ? read<u16>(from) : 0) | (u32)(in && col + 1 < c.head ? read<u16>(from + 2) : 0) << 16;
+            }
         }
         u8 *dy = stages + turn * STAGE;
         const Steps &s = steps[turn];
         float du[8][4] = {};
-        if (leaves) through_state<true>(du, s, bs, dy + ROWS_BYTES);
-#pragma unroll
-        for (u32 n = 0; n < SQUARES; n++) {
-            if (has_square(n, true)) give(du, cb[n], s, tile() + n, dy);
-        }
+        if (leaves) through_state<true>(du, s, own, dy + ROWS_BYTES);
+        through_tokens<true>(du, cb, s, dy);
         if (next) steps[!turn].fill(token_steps(raw, c, k.chunk, h + 1));
         barrier(); // dy has been read
         float dt[2] = {s.dt[row], s.dt[row + 8]}, x_du[2] = {}, dy_x[2] = {};
 #pragma unroll
         for (u32 p = 0; p < 16; p++) {
-            u32 *at = ahead<HEAD>(dy, row + p % 2 * 8, p / 2);
+            u32 *at = ahead<HEAD>(dy + cell<HEAD>(16 * tile(), 0), p % 2 * 8, p / 2);
             const float *g = du[p / 2] + p % 2 * 2;
             float v[2], d[2];
             split(xs[p], v);
@@ -523,7 +510,7 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
             for (u32 i = 0; i < batch; i++) {
                 u32 to_row = row + i * apart;
                 bool in = col / 16 >= to_row / 16; // the rest is not there
-                u32 *to = (u32 *)(square + place<BF16, STATE>(to_row, col / 8) + col % 8 * 2);
+                u32 *to = (u32 *)(square + cell<STATE>(to_row, 0) + 2 * col);
                 to[0] = in ? pair(sum[i][0], sum[i][1]) : 0;
                 to[1] = in ? pair(sum[i][2], sum[i][3]) : 0;
             }

@@ -17,51 +17,58 @@
 #define THREADS 256
 #define HEAD 64u
 #define STATE 128u
-#define ROWS_BYTES (Q * HEAD * 2) // of a head's columns of a chunk, or of a head's state
-#define SIDE_BYTES (Q * STATE * 2) // of B or C of a chunk
-#define SQUARES 8u
+
+// A row of a tile is followed by 16 bytes, so eight rows begin in different banks, and the
+// places of a lane differ by constants.
+template <u32 width> DEVICE constexpr u32 cell(u32 row, u32 vector) { return row * (2 * width + 16) + 16 * vector; }
+
+#define ROWS_BYTES (Q * (2 * HEAD + 16))       // of a head's columns of a chunk
+#define STATE_BYTES (HEAD * (2 * STATE + 16))  // of a head's state
+#define SIDE_BYTES (Q * (2 * STATE + 16))      // of B or C of a chunk
+#define SQUARE_BYTES 512u                      // of 16 x 16 numbers in the lanes of a warp
+#define CB_BYTES (36 * SQUARE_BYTES)
 
 // bring_part begins to copy the rows that are there and cols columns to a tile. The rest is
-// zero. The rows of a thread are a multiple of eight apart, so they are permuted alike.
+// zero.
 template <u32 width> DEVICE void bring_part(u8 *dst, u64 base, u64 pitch, u32 rows, u32 there, u32 cols) {
     constexpr u32 vectors = width / 8, step = THREADS / vectors;
     u32 first = thread() / vectors, v = thread() % vectors, count = bounded(8 * v, cols, 8);
     u64 src = base + first * pitch + 16 * v;
-    u8 *to = dst + place<BF16, width>(first, v);
+    u8 *to = dst + cell<width>(first, v);
     if (((base | pitch) & 15) == 0) {
-#pragma unroll 8
+#pragma unroll
         for (u32 r = 0; r < rows; r += step) {
             bool in = first + r < there && count > 0;
-            bring(spot(to + r * width * 2), in ? src + r * pitch : base, in ? 2 * count : 0);
+            bring(spot(to + cell<width>(r, 0)), in ? src + r * pitch : base, in ? 2 * count : 0);
         }
     } else {
 #pragma unroll 1
-        for (u32 r = 0; r < rows; r += step) *(Vec *)(to + r * width * 2) = collect<BF16>(src + r * pitch, first + r < there ? count : 0);
+        for (u32 r = 0; r < rows; r += step) *(Vec *)(to + cell<width>(r, 0)) = collect<BF16>(src + r * pitch, first + r < there ? count : 0);
     }
 }
 
 // bring_tokens does it for the tokens of a chunk and the columns of a matrix from col on,
-// and bring_state for the state of a head.
+// and bring_state for the columns of the state of a head from col on.
 template <u32 width> DEVICE void bring_tokens(u8 *dst, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col, u32 cols) {
     bring_part<width>(dst, m.at((u64)b * c.seq + chunk * Q, col), 2 * m.pitch, Q, c.tokens(chunk), cols);
 }
-DEVICE void bring_state(u8 *dst, const Scan &c, u64 state) {
-    bring_part<STATE>(dst, state, 2 * c.state, HEAD, c.head, c.state);
+template <u32 width> DEVICE void bring_state(u8 *dst, const Scan &c, u64 state, u32 col) {
+    bring_part<width>(dst, state + 2 * col, 2 * c.state, HEAD, c.head, least(width, c.state - col));
 }
 
 // left_rows and right_rows load 16 x 16 of a tile whose rows run along the sum;
 // left_columns and right_columns of one whose columns do.
 template <u32 width> DEVICE void left_rows(u32 *r, const u8 *of, u32 m, u32 k) {
-    matrices(r, spot(of + place<BF16, width>(m + (lane() & 15), k / 8 + (lane() >> 4))));
+    matrices(r, spot(of + cell<width>(lane() & 15, lane() >> 4) + cell<width>(m, k / 8)));
 }
 template <u32 width> DEVICE void right_rows(u32 *r, const u8 *of, u32 n, u32 k) {
-    matrices(r, spot(of + place<BF16, width>(n + (lane() & 7) + (lane() >> 4) * 8, k / 8 + (lane() >> 3 & 1))));
+    matrices(r, spot(of + cell<width>((lane() & 7) + (lane() >> 4) * 8, lane() >> 3 & 1) + cell<width>(n, k / 8)));
 }
 template <u32 width> DEVICE void left_columns(u32 *r, const u8 *of, u32 m, u32 k) {
-    crosswise(r, spot(of + place<BF16, width>(k + (lane() & 7) + (lane() >> 4) * 8, m / 8 + (lane() >> 3 & 1))));
+    crosswise(r, spot(of + cell<width>((lane() & 7) + (lane() >> 4) * 8, lane() >> 3 & 1) + cell<width>(k, m / 8)));
 }
 template <u32 width> DEVICE void right_columns(u32 *r, const u8 *of, u32 n, u32 k) {
-    crosswise(r, spot(of + place<BF16, width>(k + (lane() & 15), n / 8 + (lane() >> 4))));
+    crosswise(r, spot(of + cell<width>(lane() & 15, lane() >> 4) + cell<width>(k, n / 8)));
 }
 
 // multiply_two multiplies 16 x 16 and 16 x 16.
@@ -71,8 +78,10 @@ DEVICE void multiply_two(float (*c)[4], const u32 *a, const u32 *b) {
 }
 
 // A lane has columns 2t and 2t + 1 of rows g and g + 8 of a result of 16 x 8. ahead is
-// where the pair of a row and of a run of eight columns lies in a tile.
-template <u32 width> DEVICE u32 *ahead(u8 *to, u32 row, u32 run) { return (u32 *)(to + place<BF16, width>(row, run) + lane() % 4 * 4); }
+// where the pair of row g lies that is run x 8 columns and row rows behind the first.
+template <u32 width> DEVICE u32 *ahead(u8 *to, u32 row, u32 run) {
+    return (u32 *)(to + cell<width>(lane() / 4, 0) + lane() % 4 * 4 + cell<width>(row, run));
+}
 
 DEVICE float quad_sum(float v) {
     v += number(across(bits(v), 1));
@@ -80,9 +89,16 @@ DEVICE float quad_sum(float v) {
 }
 
 // tile returns the warp's tile of rows. Products under the diagonal of a chunk take 36
-// squares, as many as the tile has others before or behind it. Warps w and w + 4, which
-// share a scheduler, have nine together.
+// squares: a tile has one with itself and with each tile before it, or behind it. Warps w
+// and w + 4, which share a scheduler, have nine together.
 DEVICE u32 tile() { return warp() < 4 ? warp() : 11 - warp(); }
+DEVICE u32 squares(bool behind) { return behind ? 8 - tile() : tile() + 1; }
+DEVICE u32 square_at(bool behind, u32 n) { return behind ? tile() + n : n; }
+// square_of returns where the numbers of a lane lie.
+DEVICE Vec *square_of(u8 *cb, bool behind, u32 n) {
+    u32 count = squares(behind);
+    return (Vec *)(cb + (count * (count - 1) / 2 + n) * SQUARE_BYTES) + lane();
+}
 
 // Two numbers of neighbouring columns.
 struct alignas(8) Both {
@@ -152,20 +168,17 @@ DEVICE void put_pair(u64 row, u32 col, u32 cols, float x, float y) {
 DEVICE void deliver_rows(const u8 *from, u32 row, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col) {
     u64 base = m.at((u64)b * c.seq + chunk * Q, col), pitch = 2 * m.pitch;
     bool fast = ((base | pitch) & 15) == 0;
-#pragma unroll
+#pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
         u32 r = row + 4 * i + lane() / 8, v = lane() % 8, count = r < c.tokens(chunk) ? bounded(8 * v, c.head, 8) : 0;
-        Vec w = *(const Vec *)(from + place<BF16, HEAD>(r, v));
+        Vec w = *(const Vec *)(from + cell<HEAD>(r, v));
         u64 p = base + r * pitch + 16 * v;
         if (fast && count == 8) {
             write(p, w);
             continue;
         }
-        u32 all[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (u32 e = 0; e < 8; e++) {
-            if (e < count) write(p + 2 * e, (u16)(all[e / 2] >> 16 * (e % 2)));
-        }
+#pragma unroll 1
+        for (u32 e = 0; e < count; e++) write(p + 2 * e, *(const u16 *)(from + cell<HEAD>(r, v) + 2 * e));
     }
 }
 
@@ -182,40 +195,37 @@ DEVICE Unit unit(const Scan &c, u32 u, u32 most) {
 }
 DEVICE u32 units(const Scan &c, u32 most) { return c.batch * c.chunks * c.groups * ((c.heads / c.groups + most - 1) / most); }
 
-// make_cb computes the product of the warp's rows and those of the tile n, or of the one n
-// behind the warp's if behind is set.
-DEVICE u32 square_of(u32 n, bool behind) { return behind ? tile() + n : n; }
-DEVICE bool has_square(u32 n, bool behind) { return behind ? tile() + n < 8 : n <= tile(); }
-
-template <bool behind> DEVICE void make_cb(u32 cb[SQUARES][4], const u8 *own, const u8 *others) {
+// load_own loads the warp's rows of B or C.
+DEVICE void load_own(u32 own[STATE / 16][4], const u8 *from) {
 #pragma unroll
-    for (u32 n = 0; n < SQUARES; n++) {
-        if (!has_square(n, behind)) continue;
+    for (u32 k = 0; k < STATE / 16; k++) left_rows<STATE>(own[k], from, 16 * tile(), 16 * k);
+}
+
+// make_cb computes the products of the warp's rows and those of its squares' columns.
+template <bool behind> DEVICE void make_cb(u8 *cb, const u32 own[STATE / 16][4], const u8 *others) {
+#pragma unroll 1
+    for (u32 n = 0; n < squares(behind); n++) {
         float t[2][4] = {};
 #pragma unroll
-        for (u32 k = 0; k < STATE; k += 16) {
-            u32 a[4], r[4];
-            left_rows<STATE>(a, own, 16 * tile(), k);
-            right_rows<STATE>(r, others, 16 * square_of(n, behind), k);
-            multiply_two(t, a, r);
+        for (u32 k = 0; k < STATE / 16; k++) {
+            u32 r[4];
+            right_rows<STATE>(r, others, 16 * square_at(behind, n), 16 * k);
+            multiply_two(t, own[k], r);
         }
-#pragma unroll
-        for (u32 e = 0; e < 4; e++) cb[n][e] = pair(t[e / 2][e % 2 * 2], t[e / 2][e % 2 * 2 + 1]);
+        *square_of(cb, behind, n) = {pair(t[0][0], t[0][1]), pair(t[0][2], t[0][3]), pair(t[1][0], t[1][1]), pair(t[1][2], t[1][3])};
     }
 }
 
 // through_state computes the product of the warp's rows of B or C and a state, with rows
 // scaled: the state decays from the start of the chunk, or towards its end.
-template <bool end> DEVICE void through_state(float y[8][4], const Steps &s, const u8 *own, const u8 *state) {
+template <bool end> DEVICE void through_state(float y[8][4], const Steps &s, const u32 own[STATE / 16][4], const u8 *state) {
 #pragma unroll
-    for (u32 k = 0; k < STATE; k += 16) {
-        u32 a[4];
-        left_rows<STATE>(a, own, 16 * tile(), k);
+    for (u32 k = 0; k < STATE / 16; k++) {
 #pragma unroll
         for (u32 p = 0; p < 8; p += 2) {
             u32 r[4];
-            right_rows<STATE>(r, state, 8 * p, k);
-            multiply_two(y + p, a, r);
+            right_rows<STATE>(r, state, 8 * p, 16 * k);
+            multiply_two(y + p, own[k], r);
         }
     }
 #pragma unroll
@@ -227,6 +237,42 @@ template <bool end> DEVICE void through_state(float y[8][4], const Steps &s, con
     }
 }
 
+// through_tokens adds what the tokens of the squares' columns give to the warp's rows: x to
+// y, or behind, the gradient of y to that of x.
+template <bool behind> DEVICE void through_tokens(float y[8][4], u8 *cb, const Steps &s, const u8 *x) {
+    u32 g = lane() / 4, t = lane() % 4 * 2;
+    float own[2] = {s.sum[16 * tile() + g], s.sum[16 * tile() + g + 8]};
+#pragma unroll 1
+    for (u32 n = 0; n < squares(behind); n++) {
+        u32 other = 16 * square_at(behind, n), a[4];
+        Vec v = *square_of(cb, behind, n);
+        u32 in[4] = {v.x, v.y, v.z, v.w};
+        float m[4][2];
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) {
+            Both sum = *(const Both *)(s.sum + other + t + e / 2 * 8), dt = *(const Both *)(s.dt + other + t + e / 2 * 8);
+            split(in[e], m[e]);
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) m[e][k] *= behind ? power(sum.v[k] - own[e % 2]) : power(own[e % 2] - sum.v[k]) * dt.v[k];
+        }
+        if (square_at(behind, n) == tile()) {
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                u32 row = g + e / 2 % 2 * 8, col = t + e / 4 * 8 + e % 2;
+                if (behind ? row > col : col > row) m[e / 2][e % 2] = 0;
+            }
+        }
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) a[e] = pair(m[e][0], m[e][1]);
+#pragma unroll
+        for (u32 p = 0; p < 8; p += 2) {
+            u32 r[4];
+            right_columns<HEAD>(r, x, 8 * p, other);
+            multiply_two(y + p, a, r);
+        }
+    }
+}
+
 // carry computes the states between chunks for 64 x 64 numbers of a head: the last state
 // times the chunk's decay, plus a product of the weighted columns of m and those of B or C.
 // If back is set, it runs from the last chunk to the first, and through gets the parts of
@@ -235,7 +281,7 @@ struct alignas(16) Weights {
     u32 by[Q / 2]; // pairs
     float all[4];
 };
-#define CARRY_STAGES 3u
+#define CARRY_STAGES 2u
 #define CARRY_BYTES (CARRY_STAGES * 2 * ROWS_BYTES + 2 * sizeof(Weights))
 #define CARRY_PARTS 16u // of a product: two tiles and eight warps
 
@@ -262,11 +308,8 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
     };
     float s[4][4] = {};
     barrier(); // the tile before is done
-#pragma unroll 1
-    for (u32 i = 0; i + 1 < CARRY_STAGES; i++) {
-        if (i < steps) bring_stage(i);
-        seal();
-    }
+    bring_stage(0);
+    seal();
     if (warp() == 0) {
         raw_steps(raw, c, b, chunk_of(0), h);
         weigh(0);
@@ -274,22 +317,25 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
     }
 #pragma unroll 1
     for (u32 i = 0; i < steps; i++) {
-        arrived<CARRY_STAGES - 2>();
+        arrived<0>();
         barrier();
-        if (i + CARRY_STAGES - 1 < steps) bring_stage(i + CARRY_STAGES - 1);
+        if (i + 1 < steps) bring_stage(i + 1);
         seal();
         u32 chunk = chunk_of(i), p = row + l / 4, q = n + col + l % 4 * 2;
         u32 old[4][2];
         bool with = back && chunk > 1;
-        if (with) {
-            u64 from = c.between(forward, b, chunk - 2, h);
+        u64 from = with ? c.between(forward, b, chunk - 2, h) : 0, to = c.between(states, b, back ? chunk - 1 : chunk, h);
+        bool whole = ((from | to | 2 * c.state) & 3) == 0 && c.head == HEAD && n + 64 <= c.state;
+        if (with && whole) {
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) old[e / 2][e % 2] = read<u32>(from + 2 * ((u64)(p + e % 2 * 8) * c.state + q + e / 2 * 8));
+        } else if (with) {
 #pragma unroll
             for (u32 e = 0; e < 8; e++) {
                 u32 r = p + e % 2 * 8, at = q + e / 2 * 8;
                 u64 src = from + 2 * ((u64)r * c.state + at);
                 bool in = r < c.head;
-                if (in && at + 1 < c.state && (src & 3) == 0) old[e / 2][e % 2] = read<u32>(src);
-                else old[e / 2][e % 2] = (in && at < c.state ? read<u16>(src) : 0) | (u32)(in && at + 1 < c.state ? read<u16>(src + 2) : 0) << 16;
+                old[e / 2][e % 2] = (in && at < c.state ? read<u16>(src) : 0) | (u32)(in && at + 1 < c.state ? read<u16>(src + 2) : 0) << 16;
             }
         }
         if (warp() == 0 && i + 1 < steps) {
@@ -301,7 +347,7 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
         float all = by.all[0];
 #pragma unroll
         for (u32 e = 0; e < 16; e++) s[e / 4][e % 4] *= all;
-#pragma unroll
+#pragma unroll 4
         for (u32 k = 0; k < Q; k += 16) {
             u32 a[4];
             left_columns<HEAD>(a, left, row, k);
@@ -314,20 +360,21 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
                 multiply_two(s + j, a, r);
             }
         }
-        u64 to = c.between(states, b, back ? chunk - 1 : chunk, h);
         float sum = 0;
 #pragma unroll
         for (u32 e = 0; e < 8; e++) {
             u32 r = p + e % 2 * 8;
             const float *v = s[e / 2] + e % 2 * 2;
-            if (r < c.head) put_pair(to + 2ull * r * c.state, q + e / 2 * 8, c.state, v[0], v[1]);
-            if (with) {
-                float x[2];
-                split(old[e / 2][e % 2], x);
-                sum += x[0] * v[0] + x[1] * v[1];
-            }
+            if (whole) write(to + 2 * ((u64)r * c.state + q + e / 2 * 8), pair(v[0], v[1]));
+            else if (r < c.head) put_pair(to + 2ull * r * c.state, q + e / 2 * 8, c.state, v[0], v[1]);
         }
         if (with) {
+#pragma unroll
+            for (u32 e = 0; e < 8; e++) {
+                float x[2];
+                split(old[e / 2][e % 2], x);
+                sum += x[0] * s[e / 2][e % 2 * 2] + x[1] * s[e / 2][e % 2 * 2 + 1];
+            }
             sum = warp_sum(sum);
             u64 at = (((u64)b * c.chunks + chunk - 1) * c.heads + h) * CARRY_PARTS + n / 64 * 8 + warp();
             if (l == 0) write(through + 4 * at, bits(sum));
