@@ -33,6 +33,7 @@ sys.dont_write_bytecode = True  # nothing is left in the tree
 from moe_shapes import MODELS, describe, shapes, tiny, within, work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PATIENCE = 120  # seconds that Stowage may take for a turn
 WARM = 4  # steps of Stowage that are not measured: it records the first and times the second
 TOLERANCE = 1e-4  # of losses in fp32
 
@@ -105,7 +106,7 @@ class Stowage:
         take longer than they do."""
         out, command = self.command(model, policy, batch, "--device", "cuda", "--bf16", "--save-every", "0", "--steps", "1000000")
         with open(os.path.join(self.folder, "log"), "w+") as log:
-            child = subprocess.Popen(command, stdout=log, stderr=log)
+            child, began = subprocess.Popen(command, stdout=log, stderr=log), time.monotonic()
             try:
                 while True:
                     time.sleep(0.05)
@@ -114,7 +115,7 @@ class Stowage:
                         lines = pathlib.Path(out, "metrics.jsonl").read_text().split("\n")[:-1]
                     if len(lines) >= steps:
                         return [json.loads(line) for line in lines[:steps]]
-                    if child.poll() is not None:
+                    if child.poll() is not None or time.monotonic() - began > PATIENCE:
                         log.seek(0)
                         sys.exit(f"torch_moe: `{' '.join(command)}` failed:\n{log.read()[-2000:]}")
             finally:
