@@ -5,12 +5,11 @@
 // them. They exchange the gradients of scores through shared memory for the gradient of
 // queries.
 //
-// That gradient is a sum over blocks. They add to a matrix in memory one after the other:
-// from the last keys that a query sees to the first. A count for each tile of queries says
-// whose turn it is. Blocks begin in that order, each with the first query that sees its
-// keys, so a block is always one step behind the one before it and rarely waits. Blocks
-// whose heads of queries share keys add up the gradients of these in order in the same way.
-// So sums have one order, whatever the timing.
+// That gradient is a sum over blocks. They add to a matrix in memory one after the other,
+// and a count for each tile of queries says whose turn it is. Blocks begin in that order,
+// so a block is a step behind the one before it and rarely waits. Blocks whose heads of
+// queries share keys add up the gradients of these in order in the same way. So sums have
+// one order for each shape, whatever the timing.
 
 #pragma once
 
@@ -41,15 +40,30 @@ template <class G> struct Scratch {
     }
 };
 
-// Part is what a block does.
+#ifndef LATE_BLOCKS
+#define LATE_BLOCKS 264 // two for each multiprocessor
+#endif
+
+// Part is what a block does. Blocks of a head of keys follow each other from the last keys
+// on, and begin with the first query that sees their keys. That keeps the data of few heads
+// in use, but the longest blocks come last. So for the last heads it is the other way
+// round: the first keys of all of them come first, and a block begins with the last query.
 struct Part {
     u32 sequence, head, kv, group, tile, begin, count; // steps
+    bool back;
     template <class G> DEVICE static Part of(const Work &w) {
-        u32 tiles = (w.seq + G::rows - 1) / G::rows, each = w.heads / w.kv_heads, t = block();
+        u32 tiles = (w.seq + G::rows - 1) / G::rows, each = w.heads / w.kv_heads, heads = w.batch * w.kv_heads;
+        u32 late = least(heads, (LATE_BLOCKS + tiles * each - 1) / (tiles * each)), early = heads - late;
         Part p;
-        p.group = t % each;
-        p.tile = tiles - 1 - t / each % tiles;
-        u32 head = t / each / tiles;
+        u32 t = block() / each, head = t / tiles;
+        p.group = block() % each;
+        p.tile = tiles - 1 - t % tiles;
+        p.back = head >= early;
+        if (p.back) {
+            t -= early * tiles;
+            head = early + t % late;
+            p.tile = t / late;
+        }
         p.sequence = head / w.kv_heads;
         p.kv = head % w.kv_heads;
         p.head = p.kv * each + p.group;
@@ -57,6 +71,13 @@ struct Part {
         p.begin = first / G::step;
         p.count = (end + G::step - 1) / G::step - p.begin;
         return p;
+    }
+    DEVICE u32 step(u32 n) const { return begin + (back ? count - 1 - n : n); }
+    // before returns how many blocks add to the gradient of the queries of a step before this one.
+    template <class G> DEVICE u32 before(const Work &w, u32 step) const {
+        u32 query = step * G::step;
+        if (back) return tile - (query + 1 > w.window ? (query + 1 - w.window) / G::rows : 0);
+        return (least(w.seq, query + G::step) - 1) / G::rows - tile;
     }
 };
 
@@ -75,7 +96,7 @@ template <class G> DEVICE void bring_grad(const Work &w, const Part &p, u32 base
     Ring<G::stages> at;
 #pragma unroll 1
     for (u32 n = 0; n < p.count; n++, at.next()) {
-        u32 row = from + (p.begin + n) * G::step;
+        u32 row = from + p.step(n) * G::step;
         mbar_wait(bars.q_free + 8 * at.at, at.turn ^ 1);
         mbar_expect(bars.q + 8 * at.at, G::step * G::keys * 2);
         load_tile<G>(base + G::q + at.at * G::step * G::keys * 2, map_q, bars.q + 8 * at.at, G::step, G::keys, p.head * G::keys, row);
@@ -95,7 +116,7 @@ template <class G> DEVICE void bring_notes(const Work &w, const Part &p, u8 *own
         float lse[G::step / 32], delta[G::step / 32];
 #pragma unroll
         for (u32 i = 0; i < G::step / 32; i++) {
-            u32 query = (p.begin + n) * G::step + 32 * i + lane();
+            u32 query = p.step(n) * G::step + 32 * i + lane();
             bool in = query < w.seq;
             lse[i] = in ? number(read<u32>(w.row(w.lse, p.sequence, p.head, query))) * LOG2E : -NONE;
             delta[i] = in ? number(read<u32>(w.row(w.delta, p.sequence, p.head, query))) : 0;
@@ -117,10 +138,10 @@ template <class G> DEVICE void add_queries(const Work &w, const Part &p, u32 bas
     constexpr u32 bytes = G::step * G::keys * 2; // of one warpgroup
 #pragma unroll 1
     for (u32 n = 0; n < p.count; n++) {
-        u32 step = p.begin + n;
+        u32 step = p.step(n);
         u64 number = (u64)(p.sequence * w.heads + p.head) * scratch.steps + step;
         u64 turn = scratch.turns + 4 * number, to = scratch.dq + number * (2 * bytes);
-        u32 before = (least(w.seq, (step + 1) * G::step) - 1) / G::rows - p.tile;
+        u32 before = p.before<G>(w, step);
         if (before > 0) await_count(turn, before);
 #pragma unroll
         for (u32 team = 0; team < 2; team++) {
@@ -231,7 +252,7 @@ template <class G> struct Crosswise {
         take_notes<G::step>(note, notes(stage));
 #pragma unroll
         for (u32 i = 0; i < G::step / 2; i++) s[i] = power(__builtin_fmaf(s[i], factor, -note[i / 4 * 2 + i % 2]));
-        u32 first = (p.begin + n) * G::step, tile = p.tile * G::rows;
+        u32 first = p.step(n) * G::step, tile = p.tile * G::rows;
         if (first >= tile + G::rows - 1 && first + G::step - 1 - tile < w.window) return;
         u32 key = tile + 64 * team + warp() % 4 * 16 + lane() / 4, query = first + lane() % 4 * 2;
 #pragma unroll
