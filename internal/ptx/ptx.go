@@ -31,7 +31,7 @@ const compilerName = "clang-19"
 var versions = map[string]string{
 	"sm_80":  "74",
 	"sm_90":  "80",
-	"sm_90a": "80",
+	"sm_90a": "81",
 }
 
 // Compiler is clang.

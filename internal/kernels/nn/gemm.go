@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
 // These are bits of the last argument of all products, behind those of typeBits for A, B, C
@@ -66,6 +67,14 @@ func GemmLaunch(p Product) device.Launch {
 	l.Arg(packPair(p.A.pitch(), p.B.pitch()))
 	l.Arg(packPair(p.C.pitch(), p.Plus.pitch()))
 	l.Arg(how)
+	if p.C.even() && p.Plus.even() && (p.Plus.Buf == nil || p.Plus.Type == p.C.Type) {
+		switch f := hopperFormOf(n); {
+		case !p.TransA:
+			f.tune(&l, gemmHopper, p.TransB, p.A, p.B, f.tiles(m, n))
+		case !p.TransB:
+			hopperTurns.tune(&l, gemmTurnedHopper, false, p.A, p.B, hopperTurns.tiles(m, n))
+		}
+	}
 	return l
 }
 
@@ -131,6 +140,12 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	l.Arg(packPair(p.A.pitch(), p.B.pitch()))
 	l.Arg(uint64(p.C.pitch()))
 	l.Arg(how)
+	// If B is not transposed, the last rows of k that are copied at once may be those of
+	// the next expert.
+	if p.C.even() && (p.TransB || k%hopperBox == 0) {
+		f := hopperFormOf(n)
+		f.tune(&l, groupedHopper, p.TransB, p.A, p.B, f.tiles(p.A.Rows+p.Seg.Experts*hopperHigh, n))
+	}
 	return l
 }
 
@@ -175,5 +190,12 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	l.Arg(packPair(p.A.pitch(), p.B.pitch()))
 	l.Arg(uint64(p.C.pitch()))
 	l.Arg(typeBits(p.A, p.B, p.C))
+	if p.C.even() && p.Seg.Experts <= maxExperts {
+		f := hopperTurns
+		if p.C.Type == kernels.BF16 {
+			f = hopperShared
+		}
+		f.tune(&l, groupedGradHopper, false, p.A, p.B, p.Seg.Experts*f.tiles(m, n))
+	}
 	return l
 }

@@ -138,8 +138,8 @@ func TestGemmSourceOnTheHost(t *testing.T) {
 func TestGemmOnGPU(t *testing.T) {
 	g := newTensorGPU(t)
 	for i := range 32 {
-		gemmCase(t, i, hostSizes).onGPU(t, g)
-		gemmCase(t, i, gpuSizes).onGPU(t, g)
-		groupedCase(t, i, 20+i%2*400, 300, 64<<20).onGPU(t, g)
+		gemmCase(t, i, hostSizes).plain().onGPU(t, g)
+		gemmCase(t, i, gpuSizes).plain().onGPU(t, g)
+		groupedCase(t, i, 20+i%2*400, 300, 64<<20).plain().onGPU(t, g)
 	}
 }

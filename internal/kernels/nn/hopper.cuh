@@ -119,6 +119,29 @@ DEVICE void await_count(u64 p, u32 v) {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+// ---- memory at a constant distance from an address, which is part of the instruction.
+
+// add_two adds to two numbers of memory, which nobody else uses. prefetch_l2 brings a line
+// into L2.
+DEVICE void write_far(u64 p, u32 far, Vec v) {
+    asm volatile("st.global.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE void write_two(u64 p, u32 far, float a, float b) {
+    asm volatile("st.global.v2.f32 [%0+%1], {%2,%3};" ::"l"(p), "n"(far), "f"(a), "f"(b) : "memory");
+}
+DEVICE u32 read_far(u64 p, u32 far) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1+%2];" : "=r"(v) : "l"(p), "n"(far) : "memory");
+    return v;
+}
+DEVICE void read_two(u64 p, u32 far, float *x) {
+    asm volatile("ld.global.v2.f32 {%0,%1}, [%2+%3];" : "=f"(x[0]), "=f"(x[1]) : "l"(p), "n"(far) : "memory");
+}
+DEVICE void prefetch_l2(u64 p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+DEVICE void add_two(u64 p, u32 far, float a, float b) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0+%1], {%2, %3};" ::"l"(p), "n"(far), "f"(a), "f"(b) : "memory");
+}
+
 // ---- groups of warps
 
 // barrier_arrive counts at a barrier without waiting for the others.

@@ -1,0 +1,105 @@
+// This file owns matrix products on Hopper: when its kernels compute a product, with which
+// grid, shared memory and tensor maps.
+
+package nn
+
+import (
+	_ "embed"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/memory"
+)
+
+//go:embed gemmhopper_sm90a.ptx
+var gemmHopperPTX string
+
+var gemmHopperImage = hopperImage("nn/gemmhopper.cu", gemmHopperPTX)
+
+// hopperForm is one of two ways to compute tiles. Both add up numbers in the same order.
+type hopperForm struct {
+	suffix string
+	wide   int // columns of a tile; it has hopperHigh rows
+	stages int // of A and B in shared memory, with 64 of k each
+}
+
+var (
+	// Two groups of warps share a tile, which reads least. Nobody multiplies while they
+	// store it.
+	hopperShared = hopperForm{"", 256, 4}
+	// Two groups of warps take turns: one stores its tile while the other multiplies. It is
+	// faster where results are added to fp32, which takes long.
+	hopperTurns = hopperForm{"_turns", 128, 6}
+)
+
+// hopperKernels are the kernels of a product, by form and by whether B is transposed.
+type hopperKernels map[hopperForm]*[2]device.Kernel
+
+func newHopperKernels(name string) hopperKernels {
+	all := hopperKernels{}
+	for _, f := range []hopperForm{hopperShared, hopperTurns} {
+		all[f] = new([2]device.Kernel)
+		for side, b := range []string{"n", "t"} {
+			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
+		}
+	}
+	return all
+}
+
+var (
+	gemmHopper        = newHopperKernels("gemm_n")
+	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn in turns
+	groupedHopper     = newHopperKernels("grouped_n")
+	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn
+)
+
+const (
+	// A cluster of two blocks computes two tiles.
+	hopperHigh, hopperCluster = 128, 2
+	// One group of 128 threads brings A and B, and two multiply.
+	hopperThreads = 3 * 128
+	// hopperBox is the rows of the boxes that are copied.
+	hopperBox = 64
+	// From hopperMany columns on, half of a tile of zeros costs little.
+	hopperMany = 2048
+)
+
+// shared returns the shared memory of a block: the stages and their barriers, two barriers
+// for the turns, the ends of experts, and what aligns them.
+func (f hopperForm) shared() uint32 {
+	return uint32(f.stages*(hopperHigh+f.wide)*64*2 + f.stages*16 + 16 + 4*maxExperts + 1024)
+}
+
+// tiles returns how many tiles a matrix consists of.
+func (f hopperForm) tiles(rows, cols int) int {
+	return (rows + hopperHigh - 1) / hopperHigh * ((cols + f.wide - 1) / f.wide)
+}
+
+// hopperFormOf returns the faster form for n columns: narrow tiles if half of the last wide
+// one would be empty.
+func hopperFormOf(n int) hopperForm {
+	if n < hopperMany && (n-1)%hopperShared.wide < hopperTurns.wide {
+		return hopperTurns
+	}
+	return hopperShared
+}
+
+// even reports whether rows consist of whole steps of eight numbers at multiples of 16
+// bytes. A matrix without memory is even.
+func (m Matrix) even() bool {
+	return m.Buf == nil || m.Cols%8 == 0 && m.Addr()%16 == 0 && memory.Bytes(m.pitch())*m.Type.Size()%16 == 0
+}
+
+// tune adds the kernel for Hopper to the launch of a product of at most a number of tiles.
+// Which products it computes depends on the operands' types and alignment, and not on the
+// number of rows.
+func (f hopperForm) tune(l *device.Launch, of hopperKernels, transB bool, a, b Matrix, tiles int) {
+	if !a.boxable() || !b.boxable() {
+		return
+	}
+	l.Tuned = device.Tuned{
+		Kernel: &of[f][gemmSide(transB)], Grid: [3]uint32{uint32((tiles + 1) / 2 * 2), 1, 1}, Block: [3]uint32{hopperThreads, 1, 1},
+		Shared: f.shared(), Cluster: hopperCluster, Resident: true,
+	}
+	l.Tuned.Map(a.boxes(hopperBox))
+	l.Tuned.Map(b.boxes(hopperBox))
+}

@@ -1,0 +1,125 @@
+package nn
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+)
+
+// hopperSizes are sizes along m, n and k. Those along n are multiples of eight.
+type hopperSizes struct{ m, n, k []int }
+
+var (
+	hopperOnHost = hopperSizes{[]int{1, 60, 128, 130, 300}, []int{8, 72, 256, 264, 520}, []int{1, 8, 64, 72, 200, 330, 900}}
+	hopperOnGPU  = hopperSizes{[]int{1, 100, 256, 1000, 2048}, []int{8, 256, 520, 1024, 2000}, []int{1, 64, 200, 1000, 2048}}
+)
+
+// even draws a matrix whose rows begin at multiples of 16 bytes.
+func (d gemmDraw) even(kind kernels.Number, rows, cols int) Matrix {
+	x := d.matrix(kind, rows, cols, d.IntN(2)*d.IntN(20), true)
+	d.fill(d.Rand, x)
+	return x
+}
+
+// hopperCase returns a dense product that the kernels for Hopper compute.
+func hopperCase(t testing.TB, i int, sizes hopperSizes) *tensorCase {
+	d := newGemmDraw(t, i, 64<<20)
+	one := func(of []int) int { return of[d.IntN(len(of))] }
+	m, n, k := one(sizes.m), one(sizes.n), one(sizes.k)
+	p := Product{TransA: i%3 == 2, TransB: i%3 == 1}
+	rows, cols := turned(p.TransA, m, k)
+	p.A = d.even(kernels.BF16, rows, cols)
+	rows, cols = turned(p.TransB, k, n)
+	p.B, p.C = d.even(kernels.BF16, rows, cols), d.even(d.kind(), m, n)
+	switch d.IntN(3) {
+	case 0:
+		p.Plus = p.C
+	case 1:
+		p.Plus = d.even(p.C.Type, m, n)
+	}
+	return &tensorCase{
+		name:   fmt.Sprintf("product %d of %d x %d x %d", i, m, n, k),
+		memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
+		launches: func(b *device.Buffer) []device.Launch {
+			q := p
+			q.A, q.B, q.C, q.Plus = p.A.inBuffer(b), p.B.inBuffer(b), p.C.inBuffer(b), p.Plus.inBuffer(b)
+			return []device.Launch{GemmLaunch(q)}
+		},
+	}
+}
+
+// orphan sets the rows of matrices that belong to no expert to NaN.
+func (d gemmDraw) orphan(seg Segments, ms ...Matrix) {
+	for _, m := range ms {
+		for row := range m.Rows {
+			owned := false
+			for e := range seg.Experts {
+				at := d.bytes[int(seg.Off)+8*e:]
+				first, n := int(binary.LittleEndian.Uint32(at)), int(binary.LittleEndian.Uint32(at[4:]))
+				owned = owned || row >= first && row < first+n
+			}
+			if !owned {
+				at := int(m.Off) + row*m.pitch()*2
+				copy(d.bytes[at:at+2*m.Cols], bytes.Repeat([]byte{0xff}, 2*m.Cols))
+			}
+		}
+	}
+}
+
+// hopperGroupedCase returns a product over experts or its gradient. Rows that belong to
+// nobody are NaN.
+func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
+	d := newGemmDraw(t, i, 64<<20)
+	seg, rows := d.segments(1+d.IntN(8)*(1+i%2*4), most)
+	n, k := 8*(1+d.IntN(wide/8)), 64*(1+d.IntN(wide/64))
+	c := &tensorCase{memory: d.tensorMemory}
+	if i%3 < 2 {
+		p := Experts{TransB: i%3 == 1, Seg: seg}
+		if p.TransB {
+			k = 1 + d.IntN(wide)
+			p.B = d.even(kernels.BF16, seg.Experts*n, k)
+		} else {
+			p.B = d.even(kernels.BF16, seg.Experts*k, n)
+		}
+		p.A, p.C = d.even(kernels.BF16, rows, k), d.even(d.kind(), rows, n)
+		d.orphan(seg, p.A)
+		c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
+		c.launches = func(b *device.Buffer) []device.Launch {
+			return []device.Launch{GroupedGemmLaunch(Experts{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), TransB: p.TransB, Seg: seg.inBuffer(b)})}
+		}
+	} else {
+		p := ExpertsGrad{A: d.even(kernels.BF16, rows, k), B: d.even(kernels.BF16, rows, n), C: d.even(d.kind(), seg.Experts*k, n), Seg: seg}
+		d.orphan(seg, p.A, p.B)
+		c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
+		c.launches = func(b *device.Buffer) []device.Launch {
+			return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: seg.inBuffer(b)})}
+		}
+	}
+	c.name = fmt.Sprintf("product %d over %d experts, %d rows, %d x %d", i, seg.Experts, rows, n, k)
+	return c
+}
+
+// The source for Hopper, compiled for the host, computes what the twin computes. SPEC S6.3
+func TestHopperGemmSourceOnTheHost(t *testing.T) {
+	program := newTensorProgram(t, "gemmhopper.cu", gemmHopperPTX)
+	for i := range 24 {
+		for _, c := range []*tensorCase{hopperCase(t, i, hopperOnHost), hopperGroupedCase(t, i, 140, 300)} {
+			if !c.tunedOnHost(t, program) {
+				t.Errorf("%s has no kernel for Hopper", c.name)
+			}
+		}
+	}
+}
+
+func TestHopperGemmOnGPU(t *testing.T) {
+	g := newTensorGPU(t)
+	for i := range 30 {
+		hopperCase(t, i, hopperOnHost).onGPU(t, g)
+		hopperGroupedCase(t, i, 300, 600).onGPU(t, g)
+		hopperCase(t, i, hopperOnGPU).onGPU(t, g)
+	}
+}
