@@ -134,6 +134,7 @@ stowage_nn_embed_sort(u64 ids, u64 scratch, u64 size) {
 
 #define LONG 32u // an id with more rows is added up by a block, and others by a warp
 #define TILE (32 * STEP)
+#define TOGETHER 4u // rows that a lane loads together
 
 // EmbedGrad is what a launch knows.
 struct EmbedGrad {
@@ -163,23 +164,23 @@ DEVICE void add_rows(const EmbedGrad &g, const Unit &x, u32 from, u32 every, flo
     u32 n = x.c < g.cols ? least(STEP, g.cols - x.c) : 0;
     if (n == 0) return;
 #pragma unroll 1
-    for (u32 j = from; j < x.end; j += BATCH * every) {
-        u64 at[BATCH];
-        Vec v[BATCH];
+    for (u32 j = from; j < x.end; j += TOGETHER * every) {
+        u32 row[TOGETHER];
+        Vec v[TOGETHER];
         float y[STEP];
 #pragma unroll
-        for (u32 k = 0; k < BATCH; k++) at[k] = j + k * every < x.end ? g.dy.at(look<u32>(g.order + 4ull * (j + k * every)), x.c) : 0;
+        for (u32 k = 0; k < TOGETHER; k++) row[k] = j + k * every < x.end ? look<u32>(g.order + 4ull * (j + k * every)) : NONE;
 #pragma unroll
-        for (u32 k = 0; k < BATCH; k++) {
-            if (at[k] != 0 && g.wide) v[k] = read<Vec>(at[k]);
+        for (u32 k = 0; k < TOGETHER; k++) {
+            if (row[k] != NONE && g.wide) v[k] = read<Vec>(g.dy.at(row[k], x.c));
         }
 #pragma unroll
-        for (u32 k = 0; k < BATCH; k++) {
-            if (at[k] == 0) continue;
+        for (u32 k = 0; k < TOGETHER; k++) {
+            if (row[k] == NONE) continue;
             if (g.wide) {
                 widen(v[k], y);
             } else {
-                load(g.dy.type, at[k], n, y);
+                load(g.dy.type, g.dy.at(row[k], x.c), n, y);
             }
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) sum[e] += y[e];
@@ -208,7 +209,7 @@ DEVICE void add_long(const EmbedGrad &g, const Unit &x) {
     barrier();
 }
 
-KERNEL(THREADS)
+KERNEL(THREADS, 4)
 stowage_nn_embed_grad(u64 dtable, u64 grad, u64 ids, u64 scratch, u64 size, u64 pitches, u64 vocab, u64 types) {
     SHARED u32 many[WARPS];
     EmbedGrad g = {{global(dtable), low(pitches), bit(types, 0)}, {global(grad), high(pitches), bit(types, 1)}, global(ids), global(scratch),

@@ -57,6 +57,9 @@ func GemmLaunch(p Product) device.Launch {
 	if p.thin() {
 		l = device.NewLaunch(&thinKernel, thinBlocks(m, n), thinThreads)
 	}
+	if p.flat() {
+		l = device.NewLaunch(&flatKernel, flatBlocks(m, n), flatThreads)
+	}
 	l.Flops = productFlops(m, n, k)
 	passMatrix(&l, "a product's A", p.A, device.Read)
 	passMatrix(&l, "a product's B", p.B, device.Read)

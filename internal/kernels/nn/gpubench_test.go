@@ -1,5 +1,5 @@
 // This file owns the benchmarks of all kernels but products and attention on a GPU, at
-// the sizes of a model with 4096 columns and microbatches of 8192 tokens.
+// the sizes of models with 2048 to 7168 columns and microbatches of 8192 tokens.
 
 package nn
 
@@ -76,32 +76,70 @@ func newGPUYard(b *testing.B) *gpuYard {
 	return y
 }
 
+// coldSets is how many copies of its operands a benchmark uses in turn, so that L2 has none of
+// them: 50 MB on an H200.
+const coldSets = 4
+
+// cold measures work on another copy of its operands each time.
+func (y *gpuYard) cold(b *testing.B, name string, moved memory.Bytes, issue func(s device.Stream, i int)) {
+	i := 0
+	y.measure(b, name, moved, func(s device.Stream) {
+		issue(s, i%coldSets)
+		i++
+	})
+}
+
+// copies returns copies of a matrix.
+func (y *gpuYard) copies(rows, cols int) (m [coldSets]Matrix) {
+	for i := range m {
+		m[i] = y.matrix(rows, cols)
+	}
+	return m
+}
+
 func BenchmarkRowsOnGPU(b *testing.B) {
 	y := newGPUYard(b)
-	p, q, r, w := y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(gpuTokens, gpuCols), y.matrix(1, gpuCols)
-	wide, dw, spare := y.matrix(gpuTokens, 2*gpuCols), NewMatrix(y.f32(gpuCols), kernels.F32, 1, gpuCols), y.place(64<<20)
-	unit := p.Len
-	y.measure(b, "norm", 2*unit, func(s device.Stream) { RMSNorm(s, Norm{Y: q, X: p, W: w, Epsilon: 1e-5}) })
-	y.measure(b, "norm grad", 3*unit, func(s device.Stream) {
-		RMSNormGrad(s, NormGrad{DX: r, DW: dw, X: p, W: w, DY: q, Epsilon: 1e-5, Scratch: spare})
-	})
-	y.measure(b, "rope", 2*unit, func(s device.Stream) {
-		Rope(s, Rotation{X: p, Heads: 32, Head: 128, Width: 128, Seq: 4096, Table: spare})
-	})
-	y.measure(b, "swiglu", 3*unit, func(s device.Stream) { SwiGLU(s, Gate{Y: q, X: wide}) })
-	y.measure(b, "swiglu grad", 6*unit, func(s device.Stream) { SwiGLUGrad(s, GateGrad{DX: wide, X: wide, DY: q, Y: r}) })
-	y.measure(b, "add", 3*unit, func(s device.Stream) { Add(s, Sum{Y: r, A: p, B: q}) })
+	for _, cols := range []int{2048, 4096, 7168} {
+		y.at = 0
+		p, q, r, wide, w := y.copies(gpuTokens, cols), y.copies(gpuTokens, cols), y.copies(gpuTokens, cols), y.copies(gpuTokens, 2*cols), y.matrix(1, cols)
+		dw, spare, unit := NewMatrix(y.f32(cols), kernels.F32, 1, cols), y.place(64<<20), p[0].Len
+		cold := func(name string, moved memory.Bytes, issue func(s device.Stream, i int)) {
+			y.cold(b, fmt.Sprintf("%s %d", name, cols), moved, issue)
+		}
+		cold("copy", 2*unit, func(s device.Stream, i int) { s.Copy(q[i].Range, p[i].Range) })
+		cold("norm", 2*unit, func(s device.Stream, i int) { RMSNorm(s, Norm{Y: q[i], X: p[i], W: w, Epsilon: 1e-5}) })
+		cold("norm grad", 4*unit, func(s device.Stream, i int) {
+			RMSNormGrad(s, NormGrad{DX: r[i], DW: dw, X: p[i], W: w, DY: q[i], Plus: r[i], Epsilon: 1e-5, Scratch: spare})
+		})
+		cold("rope", 2*unit, func(s device.Stream, i int) {
+			Rope(s, Rotation{X: p[i], Heads: cols / 128, Head: 128, Width: 128, Seq: 4096, Table: spare})
+		})
+		cold("swiglu", 3*unit, func(s device.Stream, i int) { SwiGLU(s, Gate{Y: q[i], X: wide[i]}) })
+		cold("swiglu grad", 6*unit, func(s device.Stream, i int) {
+			SwiGLUGrad(s, GateGrad{DX: wide[i], X: wide[i], DY: q[i], Y: q[i]})
+		})
+		cold("add", 3*unit, func(s device.Stream, i int) { Add(s, Sum{Y: r[i], A: p[i], B: q[i]}) })
+	}
 
+	y.at = 0
+	spare := y.place(64 << 20)
+	for _, vocab := range []int{32000, 50304, 128256} {
+		const rows = 1024
+		at := y.at
+		ids := y.words(gpuTokens, func(i int) int { return i * 7919 % vocab })
+		logits, grad := NewMatrix(y.f32(rows*vocab), kernels.F32, rows, vocab), y.matrix(rows, vocab)
+		y.measure(b, fmt.Sprintf("cross entropy %d", vocab), 6*rows*memory.Bytes(vocab), func(s device.Stream) {
+			CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: spare, Grad: grad, Scale: 1})
+		})
+		y.at = at
+	}
 	const vocab = 65536
-	table, logits := y.matrix(vocab, gpuCols), y.matrix(2048, vocab)
+	table, q, unit := y.matrix(vocab, gpuCols), y.matrix(gpuTokens, gpuCols), memory.Bytes(2*gpuTokens*gpuCols)
 	// One id in eight is equal.
 	ids := y.words(gpuTokens, func(i int) int { return i * 7919 % vocab * min(i%8, 1) })
 	y.measure(b, "embed", 2*unit, func(s device.Stream) { Embed(s, Lookup{Y: q, Table: table, IDs: ids}) })
 	y.measure(b, "embed grad", 3*unit, func(s device.Stream) {
 		EmbedGrad(s, LookupGrad{DTable: table, DY: q, IDs: ids, Scratch: spare})
-	})
-	y.measure(b, "cross entropy", 2*logits.Len, func(s device.Stream) {
-		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: spare, Grad: logits, Scale: 1})
 	})
 
 	const big = 1 << 27
@@ -109,7 +147,7 @@ func BenchmarkRowsOnGPU(b *testing.B) {
 	a.Param, a.ParamType = y.place(2*big), kernels.BF16
 	y.measure(b, "adamw", 28*big, func(s device.Stream) { AdamW(s, a) })
 	y.measure(b, "squares", 2*big, func(s device.Stream) {
-		AddSquares(s, Squares{Sum: dw.Range, X: a.G, Type: kernels.BF16, Scratch: spare})
+		AddSquares(s, Squares{Sum: a.Hyper.Slice(0, 4), X: a.G, Type: kernels.BF16, Scratch: spare})
 	})
 }
 
@@ -128,6 +166,7 @@ func BenchmarkExpertsOnGPU(b *testing.B) {
 	y.measure(b, "sort", 3*index.Len, func(s device.Stream) {
 		SortRows(s, Sorting{Index: index, Tokens: gpuTokens, TopK: topK, Experts: experts, Group: 1, Room: room, Seg: seg, Source: source, Place: place, Scratch: spare})
 	})
+	y.measure(b, "spread", sorted.Len+x.Len, func(s device.Stream) { SpreadRows(s, Spreading{Dst: sorted, Src: x, Place: place, Every: topK}) })
 	y.measure(b, "take", sorted.Len+x.Len, func(s device.Stream) { TakeRows(s, Taking{Dst: sorted, Src: x, Source: source, Every: topK}) })
 	y.measure(b, "combine", sorted.Len+x.Len, func(s device.Stream) { CombineRows(s, Combining{Dst: to, Src: sorted, Place: place, Every: topK}) })
 }

@@ -28,6 +28,7 @@ func deviceCode() map[string]map[string]kind {
 		"scantensor":     {"scan": scanTensorTrial},
 		"scangradtensor": {"scan grad": scanGradTensorTrial},
 		"rows":           {"sort": sortTrial, "regroup": regroupTrial, "take": takeTrial, "spread": spreadTrial, "combine": combineTrial},
+		"gemmflat":       {"flat": flatTrial},
 	}
 }
 
@@ -64,6 +65,32 @@ func (x *trial) norms() (rows, cols, width int) {
 		rows, width, runs = 600+x.IntN(400), 1+x.IntN(20), 4
 	}
 	return rows, width * runs, width
+}
+
+func flatTrial(x *trial) func(s device.Stream) {
+	// place returns a matrix whose rows begin at vectors.
+	place := func(t kernels.Number, rows, cols int) Matrix {
+		pitch := cols + 8*x.IntN(2)
+		b := make([]byte, 0, rows*pitch*int(t.Size()))
+		for range rows * pitch {
+			v := math.Float32bits(float32(x.NormFloat64()))
+			if t == kernels.F32 {
+				b = binary.LittleEndian.AppendUint32(b, v)
+			} else {
+				b = binary.LittleEndian.AppendUint16(b, uint16(v>>16))
+			}
+		}
+		return Matrix{Range: x.place(b, []meaning{fp32, bf16}[t], 16, 3), Type: t, Rows: rows, Cols: cols, Pitch: pitch}
+	}
+	rows, cols, k := x.atMost(70, 2000), 8*x.atMost(70, 200), 4*x.atMost(8, 8)
+	p := Product{A: place(kernels.F32, rows, k), B: place(kernels.BF16, k, cols), C: place(kernels.BF16, rows, cols)}
+	switch x.IntN(3) {
+	case 0:
+		p.Plus = p.C
+	case 1:
+		p.Plus = place(kernels.BF16, rows, cols)
+	}
+	return func(s device.Stream) { Gemm(s, p) }
 }
 
 func normTrial(x *trial) func(s device.Stream) {
@@ -171,9 +198,10 @@ func embedGradTrial(x *trial) func(s device.Stream) {
 
 func lossTrial(x *trial) func(s device.Stream) {
 	rows, cols := x.atMost(5, 100), x.cols()
-	if x.large && x.maybe() {
+	if x.large && x.maybe() || x.IntN(8) == 0 {
 		// Some rows are longer than a block keeps.
 		cols = 8000 + 4*x.IntN(8000)
+		rows = min(rows, 300)
 	}
 	l := Loss{Logits: x.any(rows, cols), Losses: x.floats(rows), Scale: 0.25}
 	switch x.IntN(4) {
