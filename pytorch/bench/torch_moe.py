@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 sys.dont_write_bytecode = True  # nothing is left in the tree
 from moe_shapes import MODELS, describe, shapes, tiny, within, work
@@ -249,6 +250,7 @@ def fastest_attention(about):
     make = lambda h, w: torch.randn(ARGS.micro, ARGS.seq, h, w, device="cuda", dtype=torch.bfloat16).requires_grad_()
     q, k, val = make(heads, d), make(kv, d), make(kv, v)
     times = {}
+    warnings.filterwarnings("ignore", module="moe_model")  # of backends that do not take these heads
     for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         try:
             with sdpa_kernel(backend):
