@@ -97,6 +97,9 @@ type Launch struct {
 	Slot   Slot      // the label for Graph.Update, or zero
 	Tuned  Tuned     // another kernel, for GPUs of one architecture
 	Flops  float64   // operations that the work needs, for a profile; zero if memory bounds it
+	// InPlace is how many of the bytes that are declared as written are read first, for a
+	// profile.
+	InPlace memory.Bytes
 
 	nargs   uint8
 	naccess uint8

@@ -145,8 +145,8 @@ func copied(dst, src *device.Buffer, n memory.Bytes) span {
 // moved returns the bytes that a launch reads and writes. Memory that kernels share by atomic
 // operations, such as pages, is declared as a whole: what the launch reads of it or writes
 // there is what it writes or reads elsewhere.
-func moved(l *device.Launch) (n memory.Bytes) {
-	shared := false
+func moved(l *device.Launch) memory.Bytes {
+	n, shared := l.InPlace, false
 	for a := range l.Accesses {
 		if a.Mode == device.Atomic {
 			shared = true

@@ -140,6 +140,12 @@ func TestMoved(t *testing.T) {
 	if n := moved(&l); n != 200 {
 		t.Errorf("%d bytes", n)
 	}
+	l = device.NewLaunch(&sleeping, 1, 1)
+	l.Write(x.near.Slice(0, 100))
+	l.InPlace = 60
+	if n := moved(&l); n != 160 {
+		t.Errorf("%d bytes", n)
+	}
 }
 
 // On the CPU one kernel does the whole backward pass of attention.

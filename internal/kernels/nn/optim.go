@@ -73,6 +73,7 @@ func adamLaunch(a Adam) device.Launch {
 		panic(fmt.Sprintf("nn: the weights of an update: expected aligned fp32 numbers, got %s", a.W))
 	}
 	l := device.NewLaunch(&adamKernel, (n+8*rowThreads-1)/(8*rowThreads), rowThreads)
+	l.InPlace = 3 * a.W.Len
 	passRun(&l, "the weights of an update", a.W, n, 4, device.Write, false)
 	passRun(&l, "the first moments of an update", a.M, n, 4, device.Write, false)
 	passRun(&l, "the second moments of an update", a.V, n, 4, device.Write, false)

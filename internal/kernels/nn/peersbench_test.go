@@ -223,10 +223,10 @@ func (p *peers) rows() {
 		p.measure(name("combine"), 0, sorted.Len+unit, func(s device.Stream) { CombineRows(s, Combining{Dst: y, Src: sorted, Place: place, Every: top}) })
 	}
 	p.fresh()
-	logits := p.matrix(tokens, 32000)
+	logits, grad := NewMatrix(p.f32(tokens*32000), kernels.F32, tokens, 32000), p.matrix(tokens, 32000)
 	ids, losses := p.words(tokens, func(i int) int { return i * 7919 % 32000 }), p.f32(tokens)
-	p.measure("rows/cross-entropy-32000", 0, 2*logits.Len, func(s device.Stream) {
-		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: losses, Scale: 1})
+	p.measure("rows/cross-entropy-32000", 0, logits.Len+grad.Len, func(s device.Stream) {
+		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: losses, Grad: grad, Scale: 1})
 	})
 	p.fresh()
 	a := Adam{W: p.f32(big), M: p.f32(big), V: p.f32(big), G: p.f32(big), GType: kernels.F32, Hyper: p.place(HyperBytes)}

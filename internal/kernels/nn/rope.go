@@ -9,6 +9,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/internal/vec"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 var ropeKernels = newWays("stowage_nn_rope", ropeImage, ropeTwin)
@@ -60,6 +61,7 @@ func ropeLaunch(r Rotation) device.Launch {
 		k = &ropeKernels.any
 	}
 	l := device.NewLaunch(k, runsOf(r.X.Rows*runsOf(r.Heads, 4)*runsOf(r.Width/2, 8), rowThreads), rowThreads)
+	l.InPlace = r.X.Type.Size() * memory.Bytes(r.X.Rows*r.X.Cols)
 	passMatrix(&l, "what is rotated", r.X, device.Write)
 	passRun(&l, "the table of a rotation", r.Table, r.Seq*r.Width, 4, device.Read, false)
 	l.Arg(packPair(r.X.Rows, r.X.pitch()))
