@@ -124,16 +124,44 @@ DEVICE void thin(const Job &j) {
     for (u32 t = block(); t < high * wide; t += blocks()) {
         u32 m0 = t % high * THIN_HIGH, n0 = t / high * THIN_WIDE;
         u32 height = least(j.m - m0, THIN_HIGH), width = bounded(n0 + column, j.n, STEP);
+        bool quick = j.type_a == F32 && j.type_b == BF16 && height == THIN_HIGH && width == STEP && aligned(j.a, 4 * j.pitch_a) && aligned(j.b, 2 * j.pitch_b);
         float c[THIN_HIGH][STEP] = {};
 #pragma unroll 1
         for (u32 k0 = first; k0 < j.k; k0 += rows * ahead) {
             float x[ahead][THIN_HIGH], y[ahead][STEP];
+            if (quick) {
+                // Without branches, all loads are under way at once. Rows behind the last are
+                // zero, and read another one instead.
+                Vec v[ahead][3];
 #pragma unroll
-            for (u32 i = 0; i < ahead; i++) {
-                u64 k = k0 + i * rows;
-                bool in = k < j.k;
-                load(j.type_a, j.a + bytes(j.type_a, k * j.pitch_a + m0), in ? height : 0, x[i]);
-                load(j.type_b, j.b + bytes(j.type_b, k * j.pitch_b + n0 + column), in ? width : 0, y[i]);
+                for (u32 i = 0; i < ahead; i++) {
+                    u64 k = k0 + i * rows < j.k ? k0 + i * rows : k0, p = j.a + 4 * (k * j.pitch_a + m0);
+                    v[i][0] = read<Vec>(p);
+                    v[i][1] = read<Vec>(p + 16);
+                    v[i][2] = read<Vec>(j.b + 2 * (k * j.pitch_b + n0 + column));
+                }
+#pragma unroll
+                for (u32 i = 0; i < ahead; i++) {
+                    bool in = k0 + i * rows < j.k;
+                    u32 w[THIN_HIGH] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w, v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
+                    split(v[i][2].x, y[i]);
+                    split(v[i][2].y, y[i] + 2);
+                    split(v[i][2].z, y[i] + 4);
+                    split(v[i][2].w, y[i] + 6);
+#pragma unroll
+                    for (u32 e = 0; e < STEP; e++) {
+                        x[i][e] = in ? number(w[e]) : 0;
+                        y[i][e] = in ? y[i][e] : 0;
+                    }
+                }
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < ahead; i++) {
+                    u64 k = k0 + i * rows;
+                    bool in = k < j.k;
+                    load(j.type_a, j.a + bytes(j.type_a, k * j.pitch_a + m0), in ? height : 0, x[i]);
+                    load(j.type_b, j.b + bytes(j.type_b, k * j.pitch_b + n0 + column), in ? width : 0, y[i]);
+                }
             }
 #pragma unroll
             for (u32 i = 0; i < ahead; i++) {

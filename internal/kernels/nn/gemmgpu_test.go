@@ -78,6 +78,36 @@ func gemmCase(t testing.TB, i int, sizes []int) *tensorCase {
 	}
 }
 
+// thinCase returns the gradient of a router: A is fp32 and B bf16. Half of the cases have
+// whole vectors at multiples of 16 bytes.
+func thinCase(t testing.TB, i int) *tensorCase {
+	d := newGemmDraw(t, i, 4<<20)
+	rows, cols, k := []int{8, 64, 7}[i%3], []int{64, 200}[i/3%2], []int{1, 64, 300, 1000}[d.IntN(4)]
+	even := i/6%2 == 0
+	operand := func(kind kernels.Number, rows, cols int) Matrix {
+		x := d.matrix(kind, rows, cols, 0, even)
+		if !even {
+			x = d.matrix(kind, rows, cols, d.IntN(9), false)
+		}
+		d.fill(d.Rand, x)
+		return x
+	}
+	p := Product{A: operand(kernels.F32, k, rows), B: operand(kernels.BF16, k, cols), C: operand(kernels.F32, rows, cols), TransA: true}
+	p.Plus = p.C
+	return &tensorCase{
+		name:   fmt.Sprintf("thin product %d of %d x %d x %d", i, rows, cols, k),
+		memory: d.tensorMemory, results: []Matrix{p.C}, tolerance: gemmTolerance(p.C),
+		launches: func(b *device.Buffer) []device.Launch {
+			c := p.C.inBuffer(b)
+			l := GemmLaunch(Product{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: c, TransA: true, Plus: c})
+			if l.Kernel != &thinKernel {
+				panic("a product with few columns of A is not thin")
+			}
+			return []device.Launch{l}
+		},
+	}
+}
+
 // segments draws experts with few, many and no rows, in any order, and rows between them
 // that belong to nobody.
 func (d gemmDraw) segments(experts, most int) (seg Segments, rows int) {
@@ -132,6 +162,9 @@ func TestGemmSourceOnTheHost(t *testing.T) {
 		if c := gemmCase(t, i, hostSizes); c.launches(c.memory.buf)[0].Kernel != &flatKernel {
 			c.onHost(t, program)
 		}
+	}
+	for i := range 12 {
+		thinCase(t, i).onHost(t, program)
 	}
 	for i := range 16 {
 		groupedCase(t, i, 20+i/8*200, 50, 4<<20).onHost(t, program)
