@@ -43,9 +43,8 @@ type Memory struct {
 	Scopes memory.Scopes
 	// Sets is the number of sets of workspace buffers for the rows of experts. Zero
 	// selects 2 sets, or 1 set under a budget. Under a budget the solver adds up to two
-	// more if they make the step shorter. Without one, a rank whose experts get the same
-	// number of rows whatever the routing has a set for each group that is saved at once:
-	// pages and their copies would save nothing.
+	// more if they make the step shorter. Without one, a rank that has all experts has a
+	// set for each group that is saved at once, because pages would save nothing.
 	Sets int
 	// Room is the size of a set divided by the size that balanced routing needs. Zero
 	// selects 2. A step that needs more is rerun with larger buffers.
@@ -133,12 +132,12 @@ func (r *rank) sets(width int) int {
 	return 2
 }
 
-// keepsAll reports whether rows stay in their sets: if all experts are on this rank, and
-// none has a capacity, each layer gets tokens times top-k rows. Pages then hold no less
-// than sets.
+// keepsAll reports whether rows stay in their sets: if all experts are on this rank, each
+// layer gets tokens times top-k rows, less those that a capacity drops. Pages then take
+// no less than sets.
 func (r *rank) keepsAll() bool {
 	m := &r.cfg.Memory
-	return m.Rows == layer.Stashed && m.Sets == 0 && m.Budget == 0 && !m.hostRows() && r.cfg.Layout.EP == 1 && r.cfg.Settings.Routing.Capacity == 0
+	return m.Rows == layer.Stashed && m.Sets == 0 && m.Budget == 0 && !m.hostRows() && r.cfg.Layout.EP == 1
 }
 
 // setRows returns the number of rows in a set.
