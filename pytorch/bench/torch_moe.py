@@ -21,11 +21,12 @@ from a checkpoint of Stowage (--quick does only that). Parameters of both are co
 
 import argparse
 import ctypes
-import gc
 import json
 import math
+import multiprocessing
 import os
 import pathlib
+import shlex
 import signal
 import statistics
 import subprocess
@@ -65,6 +66,7 @@ def parse():
 
 
 ARGS = parse()
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked CUDA cannot fork another that uses it
 if ARGS.quick:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 try:
@@ -403,19 +405,31 @@ def speed(program, name):
     rows = [("PyTorch " + k.name, rate(k.steps, tokens), k.peak, 1) for k in kinds]
     for policy, run in runs.items():
         slower = rate(mine[a.policy[0]], tokens) / rate(mine[policy], tokens) if mine[policy] else 1
-        rows.append(("stowage " + policy, rate(beside, tokens) / slower, run.steps[-1]["peak_device_bytes"], slower))
+        short = policy.split()[0]
+        rows.append(("stowage " + (short if [p.split()[0] for p in a.policy].count(short) == 1 else policy), rate(beside, tokens) / slower, run.steps[-1]["peak_device_bytes"], slower))
         if any(s["loss"] != t["loss"] for s, t in zip(first.steps, run.steps)):
             sys.exit(f"torch_moe: losses of {name} under {policy} are not those under {a.policy[0]}")
     for who, r, peak, slower in rows:
-        say(f"  {who:40} {r:10.0f} tokens/s {peak / 2**30:8.2f} GiB {flops * r / 1e12:7.1f} TFLOP/s {r / best_rate:7.3f}x" + (f", a step takes {slower:.3f}x of {a.policy[0]}'s" if slower != 1 else ""))
+        say(f"  {who:24} {r:10.0f} tokens/s {peak / 2**30:8.2f} GiB {flops * r / 1e12:7.1f} TFLOP/s {r / best_rate:7.3f}x" + (f", a step takes {slower:.3f}x of {a.policy[0]}'s" if slower != 1 else ""))
         results[who] = {"tokens_per_second": r, "peak_bytes": peak, "ratio": r / best_rate}
         if who.startswith("stowage"):
             results[who]["step_ratio"] = slower
-    kinds = kind = None
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
     return {"model": name, "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best, "results": results}
+
+
+def alone(work, *args):
+    """The result of work in a process of its own, which leaves nothing on the GPU."""
+    fork = multiprocessing.get_context("fork")
+    mine, its = fork.Pipe(False)
+    child = fork.Process(target=lambda: its.send(work(*args)))
+    child.start()
+    its.close()
+    try:
+        return mine.recv()
+    except EOFError:
+        sys.exit(1)  # it said why
+    finally:
+        child.join()
 
 
 def main():
@@ -429,10 +443,10 @@ def main():
                 bad.append(name)
             say(f"{name}, tiny, fp32: losses differ by {x['loss_differs']:.1e} at most, norms by {x['norm_differs']:.1e} of them")
         for name in [] if a.quick else a.model or MODELS:
-            out["speed"].append(speed(program, name))
+            out["speed"].append(alone(speed, program, name))
     if a.json:
         figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
-        label = {"bench": "torch_moe", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name() if out["speed"] else "", "figures": figures}
+        label = {"bench": "torch_moe", "command": shlex.join(sys.argv), "hardware": torch.cuda.get_device_name() if out["speed"] else "", "figures": figures}
         pathlib.Path(a.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
     if bad:
         sys.exit(f"torch_moe: {', '.join(bad)}: losses or norms of the programs differ")
