@@ -371,10 +371,11 @@ def speed(program, name):
     say(f"{name}: {params / 1e6:.1f} M parameters, {flops * tokens / 1e12:.1f} TFLOP a step of {tokens} tokens; attention by {fastest_attention(about)}")
     data = {"seq": a.seq, "micro": a.micro, "microbatches": a.microbatches, "ranks": 1, "targets": 1, "seed": 1}
     text, results, kinds = Text(data), {}, []
-    runs = {policy: program.start(config, policy, (a.micro, a.seq, a.microbatches)) for policy in a.policy}
+    runs = {}
     try:
-        for run in runs.values():
-            run.until(WARM)
+        for policy in a.policy:  # one at a time: a run times its first steps to plan the others
+            runs[policy] = program.start(config, policy, (a.micro, a.seq, a.microbatches))
+            runs[policy].until(WARM)
         mine = {policy: [] for policy in runs}
         for i in range(a.rounds if len(runs) > 1 else 0):
             for policy in a.policy[:: 1 - i % 2 * 2]:  # to and fro: who was before decides how warm the GPU is
