@@ -48,7 +48,6 @@ func (d *Device) function(k *device.Kernel) *function {
 		return nil
 	}
 	f := &function{handle: uintptr(handle)}
-	f.shared.Store(defaultDynamicShare)
 	d.functions.Store(k, f)
 	return f
 }
@@ -131,7 +130,8 @@ func choose(vs []device.Variant, major, minor int) (best device.Variant, ok bool
 	return best, ok
 }
 
-// allow makes more dynamic shared memory available to a kernel than the default.
+// allow makes dynamic shared memory available to a kernel. Without asking it gets 48 KiB less what
+// its source declares, which is not known here; so it asks for whatever it uses.
 func (d *Device) allow(f *function, shared uint32) bool {
 	if shared <= f.shared.Load() {
 		return true
