@@ -415,7 +415,7 @@ def speed(program, name):
         results[who] = {"tokens_per_second": r, "peak_bytes": peak, "ratio": r / best_rate}
         if who.startswith("stowage"):
             results[who]["step_ratio"] = slower
-    return {"model": name, "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best, "results": results}
+    return {"model": name, "hardware": torch.cuda.get_device_name(), "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best, "results": results}
 
 
 def alone(work, *args):
@@ -433,6 +433,15 @@ def alone(work, *args):
         child.join()
 
 
+def write(out):
+    """Writes the figures so far."""
+    if not ARGS.json:
+        return
+    figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
+    label = {"bench": "torch_moe", "command": shlex.join(sys.argv), "hardware": next((s["hardware"] for s in out["speed"]), ""), "figures": figures}
+    pathlib.Path(ARGS.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
+
+
 def main():
     a, bad, out = ARGS, [], {"torch": torch.__version__, "check": {}, "speed": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -445,10 +454,8 @@ def main():
             say(f"{name}, tiny, fp32: losses differ by {x['loss_differs']:.1e} at most, norms by {x['norm_differs']:.1e} of them")
         for name in [] if a.quick else a.model or MODELS:
             out["speed"].append(alone(speed, program, name))
-    if a.json:
-        figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
-        label = {"bench": "torch_moe", "command": shlex.join(sys.argv), "hardware": torch.cuda.get_device_name() if out["speed"] else "", "figures": figures}
-        pathlib.Path(a.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
+            write(out)
+    write(out)
     if bad:
         sys.exit(f"torch_moe: {', '.join(bad)}: losses or norms of the programs differ")
 
