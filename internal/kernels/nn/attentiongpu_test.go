@@ -97,6 +97,32 @@ func TestAttentionForHopperOnTheHost(t *testing.T) {
 	if attentionTensorCase(t, hopperCases[0], false, 4<<20).tunedOnHost(t, p) {
 		t.Error("rows that are not aligned have a kernel for Hopper")
 	}
+	// As if there were enough blocks: one of them walks over all heads that share keys.
+	few := attentionTensorCase(t, hopperCases[1], true, 16<<20)
+	launches := few.launches
+	few.launches = func(b *device.Buffer) []device.Launch {
+		all := launches(b)
+		keys := &all[1+GradKeys].Tuned
+		keys.Grid[0] /= uint32(hopperCases[1].heads / hopperCases[1].kvHeads)
+		return all
+	}
+	few.tunedOnHost(t, p)
+}
+
+// Blocks of the backward pass on Hopper walk over as many heads as leaves enough blocks. SPEC S6.3
+func TestAttentionGroups(t *testing.T) {
+	for _, c := range []struct{ batch, seq, heads, kvHeads, want int }{
+		{4, 4096, 32, 8, 1},
+		{1, 4096, 16, 16, 1},
+		{1, 2048, 32, 8, 2},
+		{1, 1408, 48, 8, 3},
+		{1, 100, 32, 1, 32},
+	} {
+		a := Attention{Batch: c.batch, Seq: c.seq, Heads: c.heads, KVHeads: c.kvHeads}
+		if got := a.groups(); got != c.want {
+			t.Errorf("%+v: %d blocks share the heads of a tile of keys", c, got)
+		}
+	}
 }
 
 func TestAttentionOnGPU(t *testing.T) {
@@ -104,6 +130,7 @@ func TestAttentionOnGPU(t *testing.T) {
 	cases := append(slices.Clone(gpuCases),
 		attentionCase{batch: 2, seq: 1000, heads: 8, kvHeads: 2, keyDim: 128, valueDim: 128, typ: kernels.BF16},
 		attentionCase{batch: 2, seq: 520, heads: 32, kvHeads: 8, keyDim: 64, valueDim: 64, typ: kernels.BF16},
+		attentionCase{batch: 9, seq: 130, heads: 32, kvHeads: 16, keyDim: 64, valueDim: 64, typ: kernels.BF16},
 		attentionCase{batch: 1, seq: 777, heads: 4, kvHeads: 2, keyDim: 64, valueDim: 64, window: 200, typ: kernels.BF16},
 		attentionCase{batch: 1, seq: 512, heads: 4, kvHeads: 4, keyDim: 192, valueDim: 128, typ: kernels.BF16},
 		attentionCase{batch: 1, seq: 515, heads: 2, kvHeads: 1, keyDim: 256, valueDim: 256, typ: kernels.BF16},
@@ -111,8 +138,10 @@ func TestAttentionOnGPU(t *testing.T) {
 		attentionCase{batch: 1, seq: 300, heads: 2, kvHeads: 1, keyDim: 256, valueDim: 256, window: 100},
 	)
 	for _, c := range append(cases, hopperCases...) {
-		attentionTensorCase(t, c, true, 64<<20).onGPU(t, g)
-		attentionTensorCase(t, c, true, 64<<20).plain().onGPU(t, g)
-		attentionTensorCase(t, c, false, 64<<20).onGPU(t, g)
+		t.Run(c.String(), func(t *testing.T) {
+			attentionTensorCase(t, c, true, 64<<20).onGPU(t, g)
+			attentionTensorCase(t, c, true, 64<<20).plain().onGPU(t, g)
+			attentionTensorCase(t, c, false, 64<<20).onGPU(t, g)
+		})
 	}
 }

@@ -26,9 +26,9 @@
 using Wide64 = Wide<64, 64, 3, 128, 2, true>;
 using Wide128 = Wide<128, 128, 2, 128, 2, false>;
 using Wide192 = Wide<192, 128, 2, 128, 2, false>;
-using Deep64 = Deep<64, 64, 128, 2>;
-using Deep128 = Deep<128, 128, 64, 2>;
-using Deep192 = Deep<192, 128, 64, 2>;
+using Deep64 = Deep<64, 64, 128, 2, 1, true, true>;
+using Deep128 = Deep<128, 128, 64, 2, 2, true, false>;
+using Deep192 = Deep<192, 128, 64, 1, 1, false, true>;
 
 WIDE(stowage_nn_attend_hopper_64, Wide64)
 WIDE(stowage_nn_attend_hopper_128, Wide128)

@@ -24,33 +24,37 @@ type attendHopper struct {
 	// step keys at a time, in stages.
 	teams, step, stages int
 	// A block of the backward pass has hopperKeys keys, gradStep queries at a time in two
-	// stages.
-	gradStep                             int
+	// stages, scores places for gradients of scores, and places for those of queries.
+	gradStep, scores, places             int
 	attend, delta, gradKeys, gradQueries *device.Kernel
 }
 
 const (
 	hopperKeys       = 128
 	hopperGradStages = 2
+	// hopperBlocks are enough for all multiprocessors, which run one at a time, if the
+	// longest come first.
+	hopperBlocks = 256
 	// hopperAlign is what aligns tiles in shared memory.
 	hopperAlign        = 1024
 	hopperGradThreads  = 3 * 128
+	hopperGradBars     = 20
 	hopperDeltaThreads = 256
 	hopperRoundThreads = 128
 )
 
 var attendHoppers = [...]attendHopper{
-	newAttendHopper("64", 64, 64, 3, 128, 2, 128),
-	newAttendHopper("128", 128, 128, 2, 128, 2, 64),
-	newAttendHopper("192", 192, 128, 2, 128, 2, 64),
+	newAttendHopper("64", 64, 64, 3, 128, 2, 128, 2, 1),
+	newAttendHopper("128", 128, 128, 2, 128, 2, 64, 2, 2),
+	newAttendHopper("192", 192, 128, 2, 128, 2, 64, 1, 1),
 }
 
-func newAttendHopper(name string, keys, values, teams, step, stages, gradStep int) attendHopper {
+func newAttendHopper(name string, keys, values, teams, step, stages, gradStep, scores, places int) attendHopper {
 	kernel := func(step string) *device.Kernel {
 		return &device.Kernel{Name: "stowage_nn_attend_" + step + "hopper_" + name, Image: attentionHopperImage}
 	}
 	return attendHopper{
-		keys: keys, values: values, teams: teams, step: step, stages: stages, gradStep: gradStep,
+		keys: keys, values: values, teams: teams, step: step, stages: stages, gradStep: gradStep, scores: scores, places: places,
 		attend: kernel(""), delta: kernel("delta_"), gradKeys: kernel("keys_"), gradQueries: kernel("queries_"),
 	}
 }
@@ -65,9 +69,21 @@ func (a *Attention) hopper() *attendHopper {
 	return nil
 }
 
+// groups returns how many blocks of the backward pass share the heads of queries of a tile
+// of keys: one if there are enough blocks then.
+func (a *Attention) groups() int {
+	each, blocks := a.Heads/a.KVHeads, a.Batch*a.KVHeads*divUp(a.Seq, hopperKeys)
+	for n := 1; n < each; n++ {
+		if each%n == 0 && n*blocks >= hopperBlocks {
+			return n
+		}
+	}
+	return each
+}
+
 // AttendScratch returns the size of AttentionGrad.Delta: the sums, and for heads that
 // Hopper has kernels for the gradients that its blocks add up. That are those of queries,
-// and of keys and values that several heads of queries share, and counts of who has added.
+// counts of who has added, and those of keys and values that several blocks share.
 // It depends on the sizes and on the type of Q alone.
 func AttendScratch(a Attention) memory.Bytes {
 	h := a.hopper()
@@ -75,11 +91,10 @@ func AttendScratch(a Attention) memory.Bytes {
 		return a.sums()
 	}
 	steps, tiles := divUp(a.Seq, h.gradStep), divUp(a.Seq, hopperKeys)
-	words := a.Batch * a.Heads * steps * h.gradStep * h.keys
-	if a.Heads != a.KVHeads {
+	words := a.Batch*a.Heads*steps*h.gradStep*h.keys + divUp(a.Batch*(a.Heads*steps+a.KVHeads*tiles), 32)*32
+	if a.groups() > 1 {
 		words += a.Batch * a.KVHeads * tiles * hopperKeys * (h.keys + h.values)
 	}
-	words += a.Batch * (a.Heads*steps + a.KVHeads*tiles)
 	return (a.sums()+127)/128*128 + memory.Bytes(4*words)
 }
 
@@ -126,9 +141,9 @@ func (a *AttentionGrad) tune(l *device.Launch, step GradStep) {
 	case GradDelta:
 		shape(h.delta, divUp(a.Batch*a.Seq*a.Heads*h.values/8, hopperDeltaThreads), hopperDeltaThreads, 0)
 	case GradKeys:
-		room := 2*(hopperKeys+hopperGradStages*h.gradStep)*(h.keys+h.values) + 2*hopperKeys*h.gradStep +
-			4*h.gradStep*h.keys + 8*hopperGradStages*h.gradStep + 8*(7+4*hopperGradStages) + hopperAlign
-		shape(h.gradKeys, a.Batch*a.Heads*divUp(a.Seq, hopperKeys), hopperGradThreads, room)
+		room := 2*(hopperKeys+hopperGradStages*h.gradStep)*(h.keys+h.values) + h.gradStep*(2*h.scores*hopperKeys+4*h.places*h.keys) +
+			8*hopperGradStages*h.gradStep + 8*hopperGradBars + hopperAlign
+		shape(h.gradKeys, a.Batch*a.KVHeads*a.groups()*divUp(a.Seq, hopperKeys), hopperGradThreads, room)
 		l.Tuned.Map(a.Q.boxes(h.gradStep))
 		l.Tuned.Map(a.K.boxes(hopperKeys))
 		l.Tuned.Map(a.V.boxes(hopperKeys))

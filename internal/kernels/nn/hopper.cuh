@@ -110,7 +110,7 @@ DEVICE void bulk_add(u64 dst, u32 src, u32 bytes) {
 // publish adds one to a count behind everything that this thread wrote and its copies wrote
 // that it has waited for. await_count waits until a count has a value; what was published
 // with it is known then, to copies too.
-DEVICE void publish(u64 p) { asm volatile("fence.proxy.async; fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
+DEVICE void publish(u64 p) { asm volatile("fence.proxy.async; red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
 DEVICE void await_count(u64 p, u32 v) {
     u32 now;
     do {

@@ -14,6 +14,7 @@ struct HostMap {
 #define map_of(kernel, n) (reinterpret_cast<u64>(host_maps[(n) - host_arity]))
 inline void prefetch_map(u64) {}
 #define LATE_BLOCKS 2 // blocks of attention's backward pass that begin with the last queries
+#define LATE_HEADS 2  // heads of which do so together
 
 inline bool host_eager() { return host_block / host_cluster & 1; }
 
