@@ -397,10 +397,13 @@ class Stowed(Patched):
                 self.rt.attach(self.model, groups=by_block)
 
     def settle(self, steps):
-        """Runs the steps in which the runtime records, measures and plans."""
+        """Runs the steps in which the runtime records, measures and plans, at most so many, and one
+        more once its plan is settled; the library alone needs few."""
         self.open()
         for _ in range(steps):
             self.probe = self.step()
+            if self.history[-1]["stage"] == "settled" or self.history[-1]["stage"] == "library" and len(self.history) > 5:
+                break
 
     def step(self):
         plans = self.rt.stats().get("plans") or {}

@@ -65,7 +65,7 @@ def parse():
     p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5)")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
     p.add_argument("--steps", type=int, help="measured turns (default 4)")
-    p.add_argument("--settle", type=int, default=6, help="steps that Stowage gets to record and plan (default 6)")
+    p.add_argument("--settle", type=int, default=24, help="steps that Stowage gets at most to record and settle its plan (default 24)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
     p.add_argument("--slow", action="store_true", help="save_on_cpu, too")
