@@ -208,6 +208,7 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
  *   peak, before_peak      the most bytes that storages hold at once, likewise
  *   moved         bytes that are offloaded
  *   waiting_ns    time that compute waits for copies
+ *   copying_ns    time of copies, in both directions
  *   again_ns      time of recomputation
  *   tried         number of candidates
  *   notes         sentences for people

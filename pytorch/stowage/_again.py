@@ -32,7 +32,7 @@ hooks = torch.autograd.graph.saved_tensors_hooks
 _strided = torch.strided
 _plain = (torch.Tensor, torch.nn.Parameter)
 # Before this function existed, an exception in a hook could not end a forward pass.
-_stops = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop")
+STOPS = hasattr(torch.utils.checkpoint, "set_checkpoint_early_stop")
 
 
 class Holder(Protocol):
@@ -208,9 +208,9 @@ class Inputs:
         return _pytree.tree_unflatten([made[n] if n else x for n, x in self._leaves], self._tree)
 
 
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None, each: Optional[Callable[[], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
-    if it ran to its end. If it needs nothing, it keeps nothing."""
+    if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor."""
     saved: List[torch.Tensor] = []
 
     def pack(t: torch.Tensor) -> int:
@@ -218,8 +218,10 @@ def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwa
             return 0
         if shapes is not None:
             shapes.append(shape(t))
+        if each is not None:
+            each()
         saved.append(t if t.is_leaf else t.detach())
-        if len(saved) == need and _stops:
+        if len(saved) == need and STOPS:
             raise _Stop
         return len(saved) - 1
 
@@ -245,22 +247,27 @@ def _no_unpack(_: Any) -> torch.Tensor:
 
 
 class Whole:
-    """One call of a block that is recomputed."""
+    """One call of a block that is recomputed, but for what it saves after the first tensors if
+    their number is given."""
 
-    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timed", "__weakref__")
+    __slots__ = ("module", "forward", "inputs", "around", "random", "shapes", "values", "timed", "holder", "first", "__weakref__")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None) -> None:
-        self.module, self.forward, self.timed = module, forward, timed
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, device: torch.device, holder: Holder, timed: Optional[Callable[[Callable[[], None]], None]] = None, first: int = 0) -> None:
+        self.module, self.forward, self.timed, self.holder, self.first = module, forward, timed, holder, first
         self.inputs = Inputs(holder, args, kwargs)
         self.around, self.random = Surroundings(), Random(device)
         self.shapes: List[Shape] = []
         self.values: Dict[int, torch.Tensor] = {}
 
-    def pack(self, t: torch.Tensor) -> int:
+    def pack(self, t: torch.Tensor) -> Any:
+        if self.first and len(self.shapes) == self.first:
+            return self.holder.pack(t)
         self.shapes.append(shape(t))
         return len(self.shapes) - 1
 
-    def unpack(self, i: int) -> torch.Tensor:
+    def unpack(self, i: Any) -> torch.Tensor:
+        if type(i) is not int:
+            return self.holder.unpack(i)
         t = self.values.pop(i, None)
         if t is None:
             if self.timed is None:
@@ -280,6 +287,8 @@ class Whole:
                 saved, _ = collect(self.forward, self.module, args, kwargs, len(self.shapes), shapes)
         finally:
             now.set()
+        if self.first and not STOPS:
+            del saved[self.first :], shapes[self.first :]
         check(self.module, self.shapes, shapes)
         self.values = dict(enumerate(saved))
 
@@ -424,13 +433,21 @@ class Recipe:
         return view(made, self)
 
 
-def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Callable[[], torch.Tensor]]:
-    """Returns a function that makes the output of an operator again: of a norm or activation,
-    of an operator that can be repeated, or of dropout after these. It returns None if there
-    is none."""
+# What is needed to make a tensor again: its kind, and a function that does it.
+Maker = Tuple[str, Callable[[], torch.Tensor]]
+
+
+def _after(name: str, kind: str) -> str:
+    return f"{name} of {kind}" if kind.split(" of ")[-1] in _repeat else kind
+
+
+def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Maker]:
+    """Returns how to make the output of an operator again: of a norm or activation, of an
+    operator that can be repeated, or of dropout after these. It returns None if it cannot be.
+    What needs a norm or activation first is of its kind."""
     small = made.get(node)
     if small is not None:
-        return small.output
+        return type(small.module).__name__, small.output
     name = node.name()
     if name == "MulBackward0":
         if len(node.next_functions) != 2 or any(f is None for f, _ in node.next_functions):
@@ -438,10 +455,10 @@ def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Callabl
     elif name == "NativeDropoutBackward0":
         before = node.next_functions[0][0]
         source = maker(before, made, depth + 1) if before is not None and depth < 2 else None
-        return None if source is None else functools.partial(_dropout, node, source)
+        return None if source is None else (_after(name, source[0]), functools.partial(_dropout, node, source[1]))
     elif name not in _repeat:
         return None
-    return functools.partial(_repeat[name], node)
+    return name, functools.partial(_repeat[name], node)
 
 
 def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -453,8 +470,8 @@ def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def _cast(node: Any, base: torch.Tensor, made: Dict[Any, Small]) -> Optional[Callable[[], torch.Tensor]]:
-    """Returns a function that casts again: the output of an operator, or a parameter."""
+def _cast(node: Any, base: torch.Tensor, made: Dict[Any, Small]) -> Optional[Maker]:
+    """Returns how to cast again: the output of an operator, or a parameter."""
     before, dtype = node.next_functions[0][0], base.dtype
     if before is None:
         return None
@@ -463,9 +480,9 @@ def _cast(node: Any, base: torch.Tensor, made: Dict[Any, Small]) -> Optional[Cal
         if type(weight) is not torch.nn.Parameter or weight.device != base.device or weight.size() != base.size():
             return None
         held = Kept(weight, None)
-        return lambda: IN_PLACE.unpack(held).detach().to(dtype)
+        return node.name(), lambda: IN_PLACE.unpack(held).detach().to(dtype)
     source = maker(before, made)
-    return None if source is None else functools.partial(_to, source, dtype)
+    return None if source is None else (_after(node.name(), source[0]), functools.partial(_to, source[1], dtype))
 
 
 def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -483,16 +500,12 @@ def recipe(t: torch.Tensor, made: Dict[Any, Small], refused: Container[str] = ()
     node = base.grad_fn
     if node is None:
         return None
-    small = made.get(node)
-    kind = node.name() if small is None else type(small.module).__name__
-    if kind in refused:
+    found = maker(node, made)
+    if found is None and node.name() == "ToCopyBackward0":
+        found = _cast(node, base, made)
+    if found is None or found[0] in refused or storage_of(base).nbytes() != base.numel() * base.element_size():
         return None
-    make = maker(node, made)
-    if make is None and node.name() == "ToCopyBackward0":
-        make = _cast(node, base, made)
-    if make is None or storage_of(base).nbytes() != base.numel() * base.element_size():
-        return None
-    return Recipe(kind, make, base, t)
+    return Recipe(*found, base, t)
 
 
 class Lean:

@@ -497,7 +497,7 @@ class _Tracer:
                 peak = max([self.floor] + [self.base + other + min(saved, plan.answer["peak"]) for other, saved in needs])
             else:
                 peak = max(found.peak + plan.answer["peak"] - found.kept, self.floor)
-            if peak <= size and (found is None or plan.answer["step_ns"] < WORTH * found.step_ns):
+            if peak <= size and (found is None or plan.expected < WORTH * found.step_ns):
                 found = Planned(size, peak, plan.answer["step_ns"], **summary(plan))
         return found
 

@@ -10,7 +10,7 @@ import copy
 import fnmatch
 import threading
 import types
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -19,7 +19,8 @@ from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._attach import listed
 from ._compiled import in_compiled, with_budget
 from ._errors import Error
-from ._plan import KEEP, Choice, Plan
+from ._measured import KEEP, Choice
+from ._plan import Plan
 from ._profile import Clock, Profile, Unit
 from ._step import in_backward
 
@@ -220,7 +221,7 @@ class Passes:
 class Following:
     """A step that follows a plan. The step is None if nothing is offloaded."""
 
-    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Container[str] = (), passes: Optional[Passes] = None) -> None:
+    def __init__(self, plan: Plan, device: torch.device, least: int, step: Any, refused: Collection[str] = (), passes: Optional[Passes] = None) -> None:
         self.thread, self.passes = threading.get_ident(), passes
         self.plan, self.device, self.least, self.step, self.refused = plan, device, least, step, refused
 
@@ -235,13 +236,13 @@ class Following:
     def held(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a unit whose tensors a holder keeps, as far as they are kept."""
         if choice.whole:
-            return self.whole(u, holder, forward, args, kwargs)
+            return self.whole(u, choice, holder, forward, args, kwargs)
         if choice.budget:
             if choice.budget not in u.smaller:
                 u.smaller[choice.budget] = with_budget(forward, choice.budget)
             forward = u.smaller[choice.budget]
         elif choice.lean:
-            return self.lean(holder, forward, args, kwargs)
+            return self.lean(choice, holder, forward, args, kwargs)
         if not choice.offload:
             return self.kept(u, forward, args, kwargs)
         with hooks(holder.pack, holder.unpack):
@@ -259,8 +260,8 @@ class Following:
         finally:
             state.lean = before
 
-    def whole(self, u: Unit, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u))
+    def whole(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        call = Whole(u.module, forward, args, kwargs, self.device, holder, None if self.passes is None else self.passes.timed(u), choice.first)
         before, state.lean = state.lean, None
         try:
             with hooks(call.pack, call.unpack):
@@ -268,8 +269,8 @@ class Following:
         finally:
             state.lean = before
 
-    def lean(self, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lean = Lean(holder, self.least, self.refused)
+    def lean(self, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused)
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):

@@ -2,8 +2,8 @@
 
 The first steps of a key are recorded. Then a plan that only recomputes is followed, and
 adapted until the measured peak is close to the budget. If the solver expects more of a plan
-that also offloads, that one is followed for some steps, too. The one whose steps are
-measured to be faster stays.
+that also offloads, that one is followed for some steps, too. Then both take turns, because the
+clocks of a device change, and the one whose steps are faster stays.
 
 Decisions are made from facts of all ranks that must agree (_ranks.py). A rank alone decides
 when a step ends; several decide when the next one begins, which is where they exchange.
@@ -13,6 +13,7 @@ Whatever follows from the same facts is the same on all of them, further exchang
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
@@ -24,6 +25,7 @@ from ._budget import Budget
 from ._compiled import BUDGETS, allow_more_graphs
 from ._errors import BudgetError, Error, TooSmall
 from ._managed import Following, Passes, Recording, Units
+from ._measured import KEEP
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
 from ._profile import Profile, Unit, fits
 from ._ranks import CHECKED, Facts, Ranks, failure_of
@@ -32,12 +34,12 @@ from ._step import Step
 # So many steps of a key are recorded: the first loads code, so its times are not used.
 RECORDED = 2
 
-# In the first steps of a stage the measured peak changes the plan, the next ones settle,
-# and the last TIMED are timed. Plans that offload take longer: the library records one
-# step and times another.
+# In the first steps of a stage the measured peak changes the plan, and the next ones settle.
+# Plans that offload take longer: the library records one step and times another. TIMED steps
+# of a plan are timed.
 REFINED = 3
 TIMED = 3
-STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2 + TIMED}
+STEPS = {"recompute": REFINED + TIMED, "offload": REFINED + 2, "compare": 2 * TIMED}
 
 # Plans leave this part of the budget, because no two steps are quite alike.
 SLACK = 128
@@ -53,7 +55,7 @@ LATE = 64
 LOOK = 16
 
 # A plan that offloads is tried if its forecast is shorter by this factor.
-WORTH = 0.995
+WORTH = 0.99
 
 
 # A plan, or why there is none.
@@ -78,12 +80,13 @@ class Key:
         self.most = 0  # bytes that the last recorded step held beyond its base, if everything is kept
         self.plan: Optional[Plan] = None
         self.version = 0  # of the plan
-        self.stage = "recompute"  # then "offload", then "settled"
+        self.stage = "recompute"  # then "offload", "compare" and "settled"
         self.steps = 0  # in this stage
         self.followed = 0  # steps that followed a plan
         self.times: List[float] = []  # seconds of the last steps of this stage
         self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in them, at least
-        self.other: Optional[Tuple[Plan, int, float]] = None  # the plan before, its limit and its time
+        self.other: Optional[Tuple[Plan, int]] = None  # the plan that only recomputes, and its limit
+        self.turns: Dict[bool, List[float]] = {}  # seconds of steps, by whether they offload
         self.lowered = 0  # times that the library needed more than the limit of a plan
         self.by_library = False  # rows are stashed: the library alone plans
         self.last: Optional[Facts] = None  # of the last step, that nothing was decided from
@@ -262,7 +265,7 @@ class Planner:
 
         def first() -> Plan:
             assert profile is not None
-            known.measured = measured(profile, self.units.list)
+            known.measured = measured(profile, self.units.list, alone=not self.ranks.several)
             return self._best(known, False)
 
         known.stage, known.steps = "recompute", 0
@@ -338,7 +341,8 @@ class Planner:
             budget.watch(known.stage != "settled", alone=not self.ranks.several)
         plan = known.plan
         assert plan is not None
-        clock = _Stopwatch(rt.device) if known.stage != "settled" and known.steps >= STEPS[known.stage] - TIMED else None
+        timed = known.stage == "compare" or known.stage == "recompute" and known.steps >= REFINED
+        clock = _Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
         rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
         try:
@@ -366,12 +370,14 @@ class Planner:
         if step is not None and budget.measures:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
+            made_for = self._division(known, plan)
             for u, t in passes.shortest().items():
+                t = t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t)
                 known.passes[u] = min(known.passes.get(u, t), t)
         if clock is not None:
             known.times.append(clock.seconds())
-        shortest = min(known.times[-TIMED:]) if known.times else 0.0
-        self._end(key, known, Facts(key, None, learnt=True, change=self._change(known, plan, peak), lacks=known.lacks, seconds=shortest))
+        seconds = 0.0 if not known.times else known.times[-1] if known.stage == "compare" else min(known.times[-TIMED:])
+        self._end(key, known, Facts(key, None, learnt=True, change=self._change(known, plan, peak), lacks=known.lacks, seconds=seconds))
 
     def _rebase(self, key: str, known: Key) -> None:
         """Makes another plan if more is held between steps than when the plan was made: the
@@ -384,6 +390,7 @@ class Planner:
         known.base, known.other, known.watched = known.base + grown, None, TIMED + 1
         known.limit, known.total = max(known.limit - grown, 1), max(known.total - grown, 1)
         known.flat, known.kept = known.flat - grown, max(known.kept - grown, 0)
+        known.stage = "settled" if known.stage == "compare" else known.stage
         offload = known.stage == "offload" or known.plan.offloads
         if not self._adopt(key, known, self._solve(known, offload), needed=offload):
             known.stage, known.steps = "offload", 0
@@ -423,7 +430,7 @@ class Planner:
         small, lacks, known.small, known.lacks = known.small, known.lacks, None, 0
         known.lowered += 1
         if known.other is not None and known.lowered > 2:
-            self._settle(key, known, known.other[0], known.other[1])
+            self._settle(key, known, *known.other)
             return
         solved: Solved = None, small
         if small is not None:
@@ -432,7 +439,7 @@ class Planner:
             solved = self._solve(known, True)
         if not self._adopt(key, known, solved, needed=known.other is None):
             assert known.other is not None
-            self._settle(key, known, known.other[0], known.other[1])
+            self._settle(key, known, *known.other)
 
     def _advance(self, key: str, known: Key, mine: Facts, all: List[Facts]) -> None:
         """Draws the conclusions of a step that followed a plan."""
@@ -441,6 +448,15 @@ class Planner:
         if any(f.lacks for f in all):
             self._lower(key, known)
             return
+        if known.stage == "compare":
+            if not any(f.change for f in all):
+                self._compare(key, known, sum(f.seconds for f in all))
+                return
+            if any(self.ranks.gather(plan.offloads)):
+                assert known.other is not None
+                self._settle(key, known, *known.other)
+                return
+            known.stage = "settled"
         settled = known.stage == "settled"
         if known.stage == "recompute" and any(f.change for f in all) and min(f.change for f in all) >= 0:
             self._refine(key, known, mine)
@@ -462,11 +478,26 @@ class Planner:
         known.steps = max(known.steps + 1, REFINED)
         if known.steps < STEPS[known.stage]:
             return
-        took = sum(f.seconds for f in all)
         if known.stage == "recompute":
-            self._try_offload(key, known, plan, mine.seconds, took)
-        elif known.other is not None and known.other[2] <= took:
-            self._settle(key, known, known.other[0], known.other[1])
+            self._try_offload(key, known, plan, mine.seconds)
+        elif known.other is not None:
+            known.stage, known.steps, known.times, known.turns = "compare", 0, [], {False: [], True: []}
+        else:
+            known.stage = "settled"
+
+    def _compare(self, key: str, known: Key, took: float) -> None:
+        """Lets the plan that offloads and the one that does not take turns. The faster one stays."""
+        assert known.plan is not None and known.other is not None
+        offloads = known.steps % 2 == 0
+        known.turns[offloads].append(took)
+        known.steps += 1
+        plan, limit = known.other
+        if known.steps < STEPS["compare"]:
+            known.other, known.plan, known.limit = (known.plan, known.limit), plan, limit
+            self._rewrap()
+        elif statistics.median(known.turns[True]) < statistics.median(known.turns[False]):
+            known.other, known.plan, known.limit, known.stage = (known.plan, known.limit), plan, limit, "settled"
+            self._rewrap()
         else:
             known.stage = "settled"
 
@@ -496,9 +527,9 @@ class Planner:
         """Returns the division into units that a plan was made for."""
         return next((m for m in known.measured if m.made(plan)), None)
 
-    def _try_offload(self, key: str, known: Key, plan: Plan, mine: float, took: float) -> None:
+    def _try_offload(self, key: str, known: Key, plan: Plan, mine: float) -> None:
         """Follows a plan that offloads, if a rank expects more of it, or else the one it has."""
-        known.other = (plan, known.limit, took)
+        known.other = (plan, known.limit)
         size = self._budget.size
         known.limit += size // (2 * CAUTION)  # the rest is for copies that are not in time
         if self._budget.measures:  # what else this plan held is what others hold, too, but perhaps at another time
@@ -514,7 +545,7 @@ class Planner:
             return self._best(known, True)
 
         solved = self._attempt(calibrated)
-        better = solved[0] is not None and solved[0].offloads and 1e-9 * solved[0].answer["step_ns"] < WORTH * mine
+        better = solved[0] is not None and solved[0].offloads and 1e-9 * solved[0].expected < WORTH * mine
         if any(self.ranks.gather(better)) and self._adopt(key, known, solved):
             known.stage, known.steps, known.times = "offload", 0, []
         else:
@@ -529,7 +560,7 @@ class Planner:
             return size - peak - slack
         if known.stage == "offload" and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
             return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
-        if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - 2 * slack:
+        if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - slack - slack // 4:
             room = size - peak - slack
             return room if known.stage == "recompute" else max(min(room // 2, max(known.flat, known.kept) - size // LATE - known.limit), 0)
         return 0

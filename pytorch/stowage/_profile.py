@@ -100,7 +100,7 @@ class Saved:
 class Entry:
     """One tensor that autograd saved in a call."""
 
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached")
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind")
 
     def __init__(self, saved: Saved) -> None:
         self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
@@ -108,6 +108,7 @@ class Entry:
         self.small: Optional[Small] = None
         self.place = -1  # among what the small call saved, if it can be dropped
         self.cached = False  # a cast weight, which autocast holds until the forward pass is over
+        self.kind = ""  # of a cheap tensor, as in Recipe
 
     def value(self) -> torch.Tensor:
         """Makes a cheap tensor again."""
@@ -155,10 +156,11 @@ class Call:
             elif small is not None:
                 x = small.x
                 if not (x is not None and storage_of(x)._cdata == entry.storage) and entry.bytes >= p.least:
-                    entry.small, entry.place = small, small.last
+                    entry.small, entry.place, entry.kind = small, small.last, type(small.module).__name__
                     small.dropped.append(small.last)
             elif entry.bytes >= p.least and not self.unit.compiled:
                 entry.recipe = recipe(t, self.made, p.refused)
+                entry.kind = entry.recipe.kind if entry.recipe is not None else ""
                 entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
             self.small.last += 1
@@ -181,6 +183,11 @@ class Call:
         """Returns what was saved, or None if autograd is done with it."""
         saved = self.entries[i].saved()
         return None if saved is None else self.profile.holder.unpack(saved.held)
+
+    def forget_cheap(self) -> None:
+        """Forgets what cheap modules made again."""
+        for small in self.smalls:
+            small.y, small.values = None, {}
 
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
@@ -227,6 +234,8 @@ class Profile:
         # Stamps at both ends of second passes.
         self.lean_times: Dict[Call, Tuple[int, int]] = {}
         self.whole_times: Dict[Call, Tuple[int, int]] = {}
+        self.saves: Dict[Call, List[int]] = {}  # stamps of a second pass: where it begins, and when it saves each tensor
+        self.kinds: Dict[Call, List[Tuple[str, int]]] = {}  # stamps at the end of each cheap tensor, with its kind
         self.first: Dict[int, Optional[Call]] = {}  # who saved a storage first
         self.bytes: Dict[int, int] = {}
         self.shared: Set[int] = set()
@@ -395,7 +404,7 @@ class Profile:
         finally:
             attributes.restore()
 
-    def second(self, call: Call, keep: bool = True) -> List[torch.Tensor]:
+    def second(self, call: Call, keep: bool = True, each: Optional[Callable[[], Any]] = None) -> List[torch.Tensor]:
         forward, inputs = call.again
         args, kwargs = inputs.again()
         now = Random(self.device)
@@ -403,22 +412,24 @@ class Profile:
         call.random.set()
         try:
             with call.around.again():
-                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0)
+                saved, _ = collect(forward, call.unit.module, args, kwargs, len(call.all) if keep else 0, each=each)
         finally:
             now.set()
         return saved
 
     def check_whole(self, call: Call, want: List[Optional[torch.Tensor]]) -> None:
-        self.clock.fill()
-        begin = self.clock.stamp()
         got, most, left = self.budget.second_pass(lambda: self.second(call))
         self.again[call] = most, left
-        self.whole_times[call] = (begin, self.clock.stamp())
         unit, count = call.unit, len(got)
         own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
         others = {i: got[i] for i, mine in enumerate(own) if mine and not seed(got[i]) and not equal(got[i], want[i])} if count == len(own) else {}
         del got
         _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
+        # Later passes find memory that the allocator has by now, as this one does.
+        self.clock.fill()
+        stamps = self.saves[call] = [self.clock.stamp()]
+        self.second(call, each=lambda: stamps.append(self.clock.stamp()))
+        self.whole_times[call] = (stamps[0], self.clock.stamp())
         # Kernels that add in any order differ from run to run, with and without this. Ranks
         # that agree run as many passes as others, whatever comes of them.
         varies = False
@@ -442,8 +453,6 @@ class Profile:
         if not cheap:
             return
         good, got = True, []  # type: bool, List[Optional[torch.Tensor]]
-        self.clock.fill()
-        begin = self.clock.stamp()
         for _, e in cheap:
             try:
                 got.append(e.value())
@@ -452,19 +461,25 @@ class Profile:
             except Exception as x:
                 got.append(None)
                 good = self.refuse(e, f"{type(x).__name__}: {str(x)[:200]}")
-        self.lean_times[call] = (begin, self.clock.stamp())
         for t, (i, e) in zip(got, cheap):
             if t is not None and not equal(t, call.value(i)):
                 good = self.refuse(e, "it makes other bits")
-        for small in call.smalls:
-            small.y, small.values = None, {}
-        if good:
+        del got
+        call.forget_cheap()
+        if good:  # all of it can be made, and is timed when there is memory for it
+            self.clock.fill()
+            kinds = self.kinds[call] = [("", self.clock.stamp())]
+            got = []
+            for _, e in cheap:
+                got.append(e.value())
+                kinds.append((e.kind, self.clock.stamp()))
+            self.lean_times[call] = (kinds[0][1], kinds[-1][1])
+            call.forget_cheap()
             call.unit.lean = True if call.unit.lean is None else call.unit.lean
 
     def refuse(self, e: Entry, why: str) -> bool:
         """Refuses a kind of cheap tensors. It returns false."""
-        kind = e.recipe.kind if e.recipe is not None else type(e.small.module).__name__ if e.small is not None else ""
-        self.refused.setdefault(kind, why)
+        self.refused.setdefault(e.kind, why)
         return False
 
 

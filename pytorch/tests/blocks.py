@@ -35,7 +35,7 @@ def force(rt, pick, fine=False):
             raise TooSmall("only plans that offload are asked for")
         choices = []
         for unit in request["units"]:
-            want = PLANS[pick(unit["layer"])].get(unit["name"], "keep")
+            want = PLANS[pick(unit["layer"])].get(unit["name"].split()[0], "keep")
             can = {"keep": True, "offload": unit["offload"], "recompute": unit["recompute_ns"] > 0}
             choices.append(want if can[want] else "keep")
         layers = len({unit["layer"] for unit in request["units"]})

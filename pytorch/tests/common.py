@@ -21,10 +21,10 @@ import torch
 
 import stowage
 from fake import Fake
-from stowage import _plan
+from stowage import _measured
 
 torch.set_num_threads(1)
-_plan.NOTICED = 10**12  # no plan of a test depends on what the machine does besides
+_measured.NOTICED = 10**12  # no plan of a test depends on what the machine does besides
 
 # STOWAGE_DEVICE=cuda runs the cases that compare results on a GPU (PyTorch 2 and later).
 DEVICE = os.environ.get("STOWAGE_DEVICE", "cpu")

@@ -1,10 +1,16 @@
 """Blocks that cannot be recomputed are found, and later ones raise errors. SPEC S8.6."""
 
+import contextlib
+import itertools
 import random
 import unittest
+from unittest import mock
 
-from blocks import Block, Compared, choices, one_pass, planned, stack, train, why
+from blocks import Block, Compared, answer, choices, one_pass, planned, stack, train, why
 from common import DEVICE, stowage, torch
+from stowage import _plan
+from stowage._again import STOPS
+from stowage._measured import KEEP, Choice
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils import checkpoint
@@ -39,6 +45,149 @@ class Fused(Planned):
             self.assertEqual([], rt._planner.notes())
             part = next(iter(rt._planner.keys[""].measured[0].parts.values()))
             self.assertEqual(3 * 4 * model.blocks[0].up.out_features * 4, part.lean)  # what down() reads
+
+
+class Drops(Block):
+    """Saves a mask last, which is there only after the second product, and what the next block needs, too."""
+
+    def forward(self, x):
+        y, _ = torch.native_dropout(self.down(self.act(self.up(self.norm(x)))), 0.25, True)
+        return torch.relu(x + y)
+
+
+class Earlier(Planned):
+    """Second passes that end before the last tensors, which are kept."""
+
+    @contextlib.contextmanager
+    def ends(self, first):
+        """Lets second passes end after so many tensors; a negative number counts from the end."""
+        end = lambda m, call, loose: (first % len(call.all), 0.5) if abs(first) < len(call.all) else None
+        with mock.patch.object(_plan, "EARLY", True), mock.patch.object(_plan.Measured, "_end_of", end):
+            yield
+
+    def test_every_end(self):
+        model = stack(Drops)
+        want = train(model, one_pass, RECORDED + 2)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        for first in range(1, 12):
+            for pick in ("whole", "whole, offload"):
+                with self.subTest(first=first, pick=pick), self.ends(first), planned(model, pick) as rt:
+                    model.load_state_dict(state)
+                    self.compare(want, train(model, one_pass, RECORDED + 2, rt))
+                    self.assertEqual(4, len(choices(rt)))
+
+    def test_what_it_leaves_out(self):
+        """The product before the mask runs once, and what stays is counted."""
+        ran, model = [], stack(Drops)
+        for block in model.blocks:
+            block.down.register_forward_hook(lambda *_: ran.append(1))
+        with self.ends(-2), planned(model, "whole") as rt:
+            train(model, one_pass, RECORDED, rt)
+            ran.clear()
+            train(model, one_pass, 1, rt)
+            plan, m = rt._planner.keys[""].plan, next(m for m in rt._planner.keys[""].measured if m.ends)
+            self.assertTrue(m.made(plan))
+            self.assertFalse(any(other.made(plan) for other in rt._planner.keys[""].measured if other is not m))
+            self.assertEqual({True}, {c.first > 0 for c in plan.choices.values()})
+            self.assertEqual(4 if STOPS else 8, len(ran))
+            for part in m.parts.values():
+                self.assertEqual(3 * 4 * 8, part.tail)  # the mask
+                self.assertEqual(part.tail, part.dropped(Choice(whole=True)) - part.dropped(plan.choices[part.unit]))
+
+    def test_where_it_ends(self):
+        """Where most bytes are freed in a given time, and nearly all of them."""
+        model = stack(Drops)
+        with planned(model, "whole") as rt:
+            train(model, one_pass, RECORDED, rt)
+            m = rt._planner.keys[""].measured[0]
+            call = next(iter(m.parts))
+            n, loose = len(call.all), m._part(call)[1]
+            self.assertEqual(n + 1, len(m._profile.saves[call]))
+
+            def end(*took):
+                m._stamps, m._profile.saves[call] = [float(t) for t in took], list(range(n + 1))
+                return m._end_of(call, loose)
+
+            mask = n - 2  # then comes what the next block needs
+            self.assertEqual((mask, 0.5), end(0, *[10] * mask, 15, 20))
+            self.assertEqual((mask + 1, 0.75), end(0, *[15] * mask, 15, 20))
+            self.assertIsNone(end(0, *[19] * mask, 19, 20))
+            self.assertIsNone(end(*[0] * n, 20))
+
+
+class Sorts(Planned):
+    """Kinds of cheap parts that free unlike many bytes in a given time are chosen separately."""
+
+    def test_each_alone(self):
+        model = stack(Block)
+        want = train(model, one_pass, RECORDED + 2)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        for pick in ({"lean"}, {"lean 2"}, {"lean", "lean 2"}):
+            for offload in (False, True):
+                with self.subTest(pick=pick, offload=offload), mock.patch.object(_plan.Measured, "_shares_of_kinds", lambda m: {Block: {"LayerNorm": 0.8, "GELU": 0.2}}), planned(model, "keep") as rt:
+                    model.load_state_dict(state)
+                    answers = lambda request: ["recompute" if unit["name"] in pick else "offload" if offload and unit["offload"] else "keep" for unit in request["units"]]
+                    rt._library.choose = lambda request: answer(request, answers(request))
+                    self.compare(want, train(model, one_pass, RECORDED + 2, rt))
+                    known = rt._planner.keys[""]
+                    m = known.measured[0]
+                    self.assertEqual([{"GELU"}, {"LayerNorm"}], m._kinds[Block])
+                    kept = {"GELU", "LayerNorm"} - {kind for name, kind in (("lean", "GELU"), ("lean 2", "LayerNorm")) if name in pick}
+                    self.assertEqual({frozenset(kept)}, {c.kept for c in known.plan.choices.values()})
+                    sizes = {"LayerNorm": 3 * 4 * (8 + 2) * 4, "GELU": 3 * 4 * 16 * 4}
+                    for part in m.parts.values():
+                        self.assertEqual(sizes, part.kinds)
+                        self.assertEqual(sum(n for kind, n in sizes.items() if kind not in kept), part.dropped(known.plan.choices[part.unit]))
+
+    def test_merged(self):
+        model = stack(Block)
+        for shares, wanted in (({"LayerNorm": 0.34, "GELU": 0.66}, [{"LayerNorm", "GELU"}]), ({"LayerNorm": 0.1, "GELU": 0.9}, [{"LayerNorm"}, {"GELU"}]), ({}, [{"LayerNorm", "GELU"}])):
+            with mock.patch.object(_plan.Measured, "_shares_of_kinds", lambda m: {Block: shares} if shares else {}), planned(model, "keep") as rt:
+                train(model, one_pass, RECORDED, rt)
+                m = rt._planner.keys[""].measured[0]
+                self.assertEqual(wanted, m._kinds[Block])
+                u = rt._planner.units.list[0]
+                m._lean[u] = 1000
+                self.assertEqual(1000, sum(s.took for s in m._sorts(u)))
+                self.assertEqual([int(1000 * (1 - sum(shares.get(k, 0.0) for k in kept))) for kept in (["LayerNorm"], ["GELU"])], [m.again({u: Choice(lean=True, kept=frozenset(kept))}) for kept in (["LayerNorm"], ["GELU"])])
+
+    def test_a_first_block_with_fewer(self):
+        """The norm of a block whose input needs no gradient cannot be chosen, and those of the others can."""
+
+        class Bare(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x
+
+        model = Bare()
+        with planned(model, "lean") as rt:
+            train(model, one_pass, RECORDED, rt)
+            for m in rt._planner.keys[""].measured:
+                self.assertEqual([{"GELU"}, {"GELU", "LayerNorm"}, {"GELU", "LayerNorm"}, {"GELU", "LayerNorm"}], [set(part.kinds) for part in m.parts.values()])
+                request, names = m.request(1 << 30, False)
+                for pick in itertools.product((False, True), repeat=len(m._kinds[Block])):
+                    said = ["recompute" if what in [f"lean {i + 1}" if i else "lean" for i, yes in enumerate(pick) if yes] else "keep" for _, what in names]
+                    plan = m.plan(names, answer(request, said))
+                    bytes = sum(request["storages"][op["storages"][0]] for op in request["ops"] if op["op"] == "save" and said[op["unit"]] == "recompute")
+                    self.assertEqual(bytes, sum(part.dropped(plan.choices.get(part.unit, KEEP)) for part in m.parts.values()), pick)
+
+    def test_less_is_recomputed(self):
+        """Where a plan leaves room, the sort that frees least in its time is kept first."""
+        model = stack(Block)
+        with mock.patch.object(_plan.Measured, "_shares_of_kinds", lambda m: {Block: {"LayerNorm": 0.8, "GELU": 0.2}}), planned(model, "lean") as rt:
+            train(model, one_pass, RECORDED, rt)
+            known = rt._planner.keys[""]
+            m, plan = known.measured[0], known.plan
+            m._whole, m._lean = dict.fromkeys(m._whole, 10**7), dict.fromkeys(m._lean, 10**6)
+            plan = plan._replace(answer={**plan.answer, "step_ns": 10**9})
+            less = m.relaxed(plan, 3 * 4 * (8 + 2) * 4)
+            self.assertEqual([frozenset(), frozenset(), frozenset(), frozenset({"LayerNorm"})], sorted((c.kept for c in less.choices.values()), key=len))
+            self.assertAlmostEqual(10**9 - 8 * 10**5, less.answer["step_ns"], delta=2)
 
 
 @unittest.skipUnless(hasattr(torch, "set_default_device"), "this PyTorch has no default device")

@@ -33,6 +33,7 @@ type Answer struct {
 	BeforePeak memory.Bytes    `json:"before_peak"`
 	Moved      memory.Bytes    `json:"moved"`      // bytes that are offloaded
 	Waiting    time.Duration   `json:"waiting_ns"` // compute's waits for copies
+	Copying    time.Duration   `json:"copying_ns"` // time of copies, in both directions
 	Again      time.Duration   `json:"again_ns"`   // time of recomputation
 	Tried      int             `json:"tried"`
 	Notes      []string        `json:"notes"`
@@ -56,7 +57,7 @@ func (r *Request) Solve(m Machine) (*Answer, error) {
 	f := &d.Forecast
 	a := &Answer{
 		Nothing: d.Nothing, Choices: make([]memory.Choice, len(r.Units)), Step: f.Step, Before: d.Before.Step, Peak: f.Peak, BeforePeak: d.Before.Peak,
-		Moved: f.Counts.OutBytes, Waiting: f.Waiting, Again: f.Compute - d.Before.Compute, Tried: d.Tried, Notes: append([]string{}, d.Notes...),
+		Moved: f.Counts.OutBytes, Waiting: f.Waiting, Copying: f.OutBusy + f.InBusy, Again: f.Compute - d.Before.Compute, Tried: d.Tried, Notes: append([]string{}, d.Notes...),
 	}
 	for i := range r.Units {
 		a.Choices[i] = d.Policy[r.unit(i)]

@@ -1,0 +1,387 @@
+"""What recorded steps say of every block: what it saves, in bytes, and how long its passes take.
+
+Sorts are cheap parts that are chosen together: those that free about as many bytes in a given
+time. Second passes may end before the last tensors that a block saves.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ._profile import Call, Profile, Unit
+
+
+# A backward pass computes about twice as much as its forward pass.
+BACKWARD = 2
+
+# Times that differ by less are taken for equal, in nanoseconds.
+NOTICED = 5_000_000
+
+# Cheap parts are chosen separately if one kind frees so many times the bytes of another in
+# the same time; there are at most so many sorts.
+UNLIKE = 1.25
+SORTS = 2
+
+# A second pass that ends earlier keeps at most TAIL of what it would have made, and takes at most
+# EARLIER of the time.
+TAIL = 1 / 8
+EARLIER = 15 / 16
+
+
+class Choice(NamedTuple):
+    """What happens to what a block saves."""
+
+    lean: bool = False  # cheap parts are recomputed
+    whole: bool = False  # all of it is recomputed
+    offload: bool = False  # what is kept, inputs included, is offloaded
+    budget: float = 0.0  # of a compiled block: how it is compiled again, which recomputes cheap parts
+    kept: FrozenSet[str] = frozenset()  # kinds of cheap parts that are not recomputed
+    first: int = 0  # if all of it is recomputed: only the first tensors that it saves, so many
+
+    def __str__(self) -> str:
+        lean = f"compile with activation_memory_budget={self.budget:g}" if self.budget else "recompute cheap parts"
+        words = ["recompute"] if self.whole else [lean] if self.lean else []
+        if self.offload:
+            words.append("offload inputs" if self.whole else "offload")
+        return ", ".join(words) or "keep"
+
+
+KEEP = Choice()
+
+
+class Part(NamedTuple):
+    """What one call of a unit saves, in bytes."""
+
+    unit: Unit
+    number: int
+    lean: int
+    rest: int
+    inputs: int
+    cached: int  # bytes of lean or rest that stay until the forward pass is over
+    kinds: Dict[str, int]  # bytes of lean by kind
+    tail: int  # bytes of lean or rest that a second pass which ends earlier does not make
+
+    def dropped(self, c: Choice) -> int:
+        """Returns the bytes that do not stay."""
+        if c.whole:
+            return self.lean + self.rest - (self.tail if c.first else 0)
+        return self.lean - sum(self.kinds.get(kind, 0) for kind in c.kept) if c.lean else 0
+
+
+class Sort(NamedTuple):
+    """Cheap parts of a unit that are chosen together."""
+
+    name: str  # in questions for the solver
+    kinds: FrozenSet[str]
+    took: int  # nanoseconds
+
+
+class Blocks:
+    """Bytes and times of the last recorded step, for one division into units and, if there is
+    one, with a budget with which compiled blocks may be compiled again. Second passes that end
+    earlier are another division."""
+
+    def __init__(self, profile: Profile, fine: bool, budget: float = 0.0, ends: bool = False) -> None:
+        self._profile, self._fine, self._budget = profile, fine, budget
+        self._stamps = profile.clock.read()
+        self._whole, self._lean = self._shortest()
+        self._shares = self._shares_of_kinds()
+        self._smaller = self._compiled_smaller()
+        self._pace, self._middle = 1.0, None  # type: float, Optional[int]
+        self._others: Set[int] = set()  # storages of the last request that stand for everything else
+        self.parts: Dict[Call, Part] = {}
+        self._retimed: Set[type] = set()  # kinds whose cheap parts have the times of steps under a plan
+        self._users: Dict[int, List[Call]] = {}  # by storage: the calls that it is an argument of
+        for call in profile.calls:
+            for s in call.inputs:
+                self._users.setdefault(s, []).append(call)
+        # How many tensors a second pass makes that ends earlier, and its part of the time. Calls that save
+        # as many speak for each other.
+        alike: Dict[Tuple[type, int], Tuple[int, float]] = {}
+        calls = [c for c in profile.calls if fine or c.parent is None]
+        for call in calls:
+            self.parts[call], loose = self._part(call)
+            end = self._end_of(call, loose) if ends else None
+            if end is not None:
+                alike.setdefault((call.unit.kind, len(call.all)), end)
+        said: Dict[Unit, Set[Optional[Tuple[int, float]]]] = {}
+        for call in calls:
+            said.setdefault(call.unit, set()).add(alike.get((call.unit.kind, len(call.all))))
+        self._ends = {u: end for u, of in said.items() if len(of) == 1 for end in of if end is not None}
+        for call in calls:
+            if call.unit in self._ends:
+                self.parts[call] = self.parts[call]._replace(tail=self._tail(call, self._part(call)[1], self._ends[call.unit][0]))
+        self._kinds = self._sorted()
+
+    @property
+    def ends(self) -> bool:
+        """Whether there are second passes that end earlier."""
+        return bool(self._ends)
+
+    def like(self, other: Blocks) -> bool:
+        """Reports whether another division has the same units."""
+        return (self._fine, self._budget) == (other._fine, other._budget)
+
+    def _tail(self, call: Call, loose: Mapping[int, int], first: int) -> int:
+        """Returns the bytes that stay if a second pass makes the first tensors alone."""
+        return sum(loose[s] for s in {c.entries[i].storage for c, i in call.all[first:]} if s in loose)
+
+    def _end_of(self, call: Call, loose: Mapping[int, int]) -> Optional[Tuple[int, float]]:
+        """Returns where a second pass would best end, as in _ends, if it is not the end. What is saved last
+        may be small and take long, such as the mask of a dropout after a product, or stay in any case,
+        as the input of the next block."""
+        stamps, total, n = self._profile.saves.get(call, []), sum(loose.values()), len(call.all)
+        if call.unit.compiled or not total or len(stamps) != n + 1:
+            return None
+        took = [self._took(stamps[0], s) for s in stamps]
+        ends = [(i, total - self._tail(call, loose, i)) for i in range(1, n) if 0 < took[i] <= EARLIER * took[n]]
+        best = max(((bytes / took[i], i) for i, bytes in ends if bytes >= (1 - TAIL) * total), default=None)
+        return (best[1], took[best[1]] / took[n]) if best is not None and best[0] > total / took[n] else None
+
+    def _shares_of_kinds(self) -> Dict[object, Dict[str, float]]:
+        """Returns, by unit, the part of the time of its cheap parts that each kind of them takes. A kind of unit
+        has those of the unit with the most kinds: a first block may have fewer."""
+        p, out, least = self._profile, {}, {}  # type: Profile, Dict[object, Dict[str, float]], Dict[object, Tuple[int, int]]
+        for call in p.calls:
+            took: Dict[str, int] = collections.defaultdict(int)
+            for c in self._own(call) if self._timed(call) else ():
+                stamps = p.kinds.get(c, [])
+                for (_, begin), (kind, end) in zip(stamps, stamps[1:]):
+                    took[kind] += self._took(begin, end)
+            total = sum(took.values())
+            for key in (call.unit, call.unit.kind):
+                if total and (-len(took), total) < least.get(key, (0, 0)):
+                    least[key] = -len(took), total
+                    out[key] = {kind: t / total for kind, t in took.items()}
+        return out
+
+    def _shares_of(self, u: Unit) -> Dict[str, float]:
+        return self._shares.get(u) or self._shares.get(u.kind) or {}
+
+    def _sorted(self) -> Dict[type, List[FrozenSet[str]]]:
+        """Returns, by kind of unit, its kinds of cheap parts, sorted by the bytes that they free in a given time."""
+        bytes: Dict[type, Dict[str, int]] = {}
+        for part in self.parts.values():
+            of = bytes.setdefault(part.unit.kind, {})
+            of.update((k, max(n, of.get(k, 0))) for k, n in part.kinds.items() if n)
+        out: Dict[type, List[FrozenSet[str]]] = {}
+        for kind, of in bytes.items():
+            shares = self._shares.get(kind, {})
+            sorts = sorted(((n, shares.get(k, 0.0), frozenset([k])) for k, n in of.items()), key=lambda s: s[0] / (s[1] or 1e-9), reverse=True)
+            if sorts and not all(k in shares for k in of):
+                sorts = [(1, 1.0, frozenset(of))]
+            while len(sorts) > 1:
+                unlike, i = min((a[0] * b[1] / max(b[0] * a[1], 1e-9), i) for i, (a, b) in enumerate(zip(sorts, sorts[1:])))
+                if unlike >= UNLIKE and len(sorts) <= SORTS:
+                    break
+                a, b = sorts[i : i + 2]
+                sorts[i : i + 2] = [(a[0] + b[0], a[1] + b[1], a[2] | b[2])]
+            out[kind] = [kinds for _, _, kinds in sorts]
+        return out
+
+    def _sorts(self, u: Unit) -> List[Sort]:
+        """Returns the cheap parts of a unit that are cheap, compared with all of it: many small ones are
+        not. Otherwise they are a part of the rest."""
+        shares, most = self._shares_of(u), self._whole.get(u, 0) + NOTICED
+        sorts = []
+        for i, kinds in enumerate(self._kinds.get(u.kind, [])):
+            took = int(self._lean.get(u, 0) * (sum(shares.get(k, 0.0) for k in kinds) if shares else 1.0))
+            if took <= most or not u.whole:
+                sorts.append(Sort(f"lean {i + 1}" if i else "lean", kinds, took))
+        return sorts
+
+    def _leanest(self, u: Unit, sorts: Iterable[Sort], offload: bool) -> Choice:
+        """Returns the choice that recomputes these cheap parts."""
+        kinds = {k for s in sorts for k in s.kinds}
+        known = {k for of in self._kinds.get(u.kind, []) for k in of} | set(self._shares_of(u))
+        return Choice(True, False, offload, self._budget if u.compiled else 0.0, frozenset() if u.compiled else frozenset(known - kinds))
+
+    def _again_whole(self, u: Unit) -> Choice:
+        return Choice(whole=True, first=self._ends.get(u, (0, 1.0))[0])
+
+    def _own(self, call: Call) -> List[Call]:
+        """Returns the calls that count as part of this one."""
+        if self._fine:
+            return [call]
+        return list(dict.fromkeys([call] + [c for c, _ in call.all]))
+
+    def _can_lean(self, calls: Iterable[Call]) -> bool:
+        said = [c.unit.lean for c in calls]
+        return True in said and False not in said
+
+    def _timed(self, call: Call) -> bool:
+        """Reports whether all cheap tensors of a call were made again, and there are some."""
+        cheap = [c in self._profile.lean_times for c in self._own(call) if any(e.recipe is not None or e.small is not None for e in c.entries)]
+        return bool(cheap) and all(cheap)
+
+    def _shortest(self) -> Tuple[Dict[Unit, int], Dict[Unit, int]]:
+        """Returns how long second passes took, whole and lean, in nanoseconds."""
+        times, stamps = self._profile, self._stamps
+
+        def cost(a: int, b: int) -> int:
+            return max(int(1e9 * (stamps[b] - stamps[a])), 1)
+
+        whole: Dict[Unit, int] = {}
+        lean: Dict[Unit, int] = {}
+        for call in times.calls:
+            u = call.unit
+            if call in times.whole_times:
+                t = cost(*times.whole_times[call])
+                whole[u] = min(whole.get(u, t), t)
+            if self._timed(call):
+                t = sum(cost(*times.lean_times[c]) for c in self._own(call) if c in times.lean_times)
+                lean[u] = min(lean.get(u, t), t)
+        for table in (whole, lean):
+            alike: Dict[type, List[int]] = {}
+            for u, t in table.items():
+                alike.setdefault(u.kind, []).append(t)
+            for call in times.calls:  # what was not tried takes as long as what is alike
+                u = call.unit
+                if u not in table and u.kind in alike:
+                    table[u] = int(statistics.median(alike[u.kind]))
+        # A first pass that is recorded waits for copies, so it says little of a unit that is like no other:
+        # it takes no longer than others do for as many bytes.
+        sizes = {call: sum(c.entries[i].bytes for c, i in call.all) for call in times.calls}
+        paces = [whole[call.unit] / sizes[call] for call in times.whole_times if sizes[call]]
+        for call in times.calls:
+            took = cost(call.began, call.ended)
+            whole.setdefault(call.unit, min(took, max(int(statistics.median(paces) * sizes[call]), 1)) if paces else took)
+            lean.setdefault(call.unit, 0)
+        return whole, lean
+
+    def _compiled_smaller(self) -> Dict[type, float]:
+        """Returns, by kind, the share of what compiled blocks save that they save no longer if
+        they are compiled with the budget, and notes how long that takes."""
+        p, shares = self._profile, {}  # type: Profile, Dict[type, float]
+        before: Dict[type, int] = {}
+        after: Dict[type, int] = {}
+        for call, s in p.smaller.get(self._budget, {}).items():
+            kind = call.unit.kind
+            if (kind, self._budget) not in p.not_smaller:
+                shares[kind] = min(s.share, shares.get(kind, 1.0))
+                for table, stamps in ((before, s.before), (after, s.after)):
+                    table[kind] = min(self._took(*stamps), table.get(kind, self._took(*stamps)))
+        for u in {call.unit for call in p.calls if call.unit.compiled and call.unit.kind in shares}:
+            self._lean[u] = max(after[u.kind] - before[u.kind], 1)
+        return shares
+
+    def _part(self, call: Call) -> Tuple[Part, Dict[int, int]]:
+        """Returns what a call saves, and the bytes of what does not stay if all of it is recomputed, by storage."""
+        p = self._profile
+        mine = self._own(call)
+        lean_only: Dict[int, bool] = {}
+        kinds: Dict[int, str] = {}
+        held: Set[int] = set()
+        can = self._can_lean(mine)
+        for c in mine:
+            held |= c.held
+            for e in c.entries:
+                if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
+                    cheap = can and (e.recipe is not None or e.small is not None) and kinds.setdefault(e.storage, e.kind) == e.kind
+                    lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
+        # What another call saves or is given stays, too.
+        others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
+        droppable = {s for s, only in lean_only.items() if only and s not in held and s not in others}
+        by_kind: Dict[str, int] = collections.defaultdict(int)
+        for s in droppable:
+            by_kind[kinds[s]] += p.bytes[s]
+        lean = sum(by_kind.values())
+        rest = sum(p.bytes[s] for s in lean_only if s not in droppable)
+        # Inputs stay if the block is recomputed. Those that nobody saves are counted in place of
+        # as many bytes of the rest, so that the sum is right while the block is kept.
+        stay = {s: n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine)}
+        stay.update({s: p.bytes[s] for s in others})
+        inputs = min(sum(stay.values()), rest)
+        cached = {e.storage for c in mine for e in c.entries if e.cached and e.storage in lean_only and e.storage not in stay}
+        rest -= inputs
+        if call.unit.compiled:  # which has no cheap parts of its own
+            lean = int(self._smaller.get(call.unit.kind, 0.0) * rest) if call.unit.whole is not False else 0
+            rest -= lean
+            by_kind = {"": lean}
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0)
+        return part, {s: p.bytes[s] for s in lean_only if s not in stay}
+
+    @staticmethod
+    def _inside(user: Optional[Call], mine: List[Call]) -> bool:
+        while user is not None and user not in mine:
+            user = user.parent
+        return user is not None
+
+    def _took(self, begin: int, end: int) -> int:
+        return int(max(0.0, self._stamps[end] - self._stamps[begin]) * 1e9)
+
+    def _times(self) -> Iterator[Tuple[str, Any, int]]:
+        """Returns what happened with the time of the step's own work, in nanoseconds.
+
+        A recorded step waits for copies and for the host, so its own times say little. Forward
+        passes take as long as second passes did, and backward passes twice as long. The rest,
+        before and after the blocks, is known once steps under a plan were timed."""
+        now, last, open = 0, 0, None
+        forward: Dict[Call, int] = {}
+        for kind, what, stamp in self._profile.ops:
+            if kind == "save" and what in self.parts:
+                inside = sum(forward.get(c, 0) for c in dict.fromkeys(c for c, _ in what.all) if c is not what)
+                forward[what] = self._whole[what.unit]
+                now += max(int(self._pace * (forward[what] - inside)), 0)
+                last = stamp
+            elif kind == "load":
+                if open is None:
+                    now += self._took(last, what.loaded) if self._middle is None else self._middle
+                else:
+                    now += self._backward(open)
+                open = what
+            yield kind, what, now
+        if open is not None:
+            now += self._backward(open)
+        yield "end", None, now
+
+    def _backward(self, call: Call) -> int:
+        inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
+        return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
+
+    def retime(self, took: Mapping[Unit, int]) -> None:
+        """Learns how long second passes take in steps under a plan, in nanoseconds. A recorded
+        step is slower: it also moves what it saves, and its memory is new. Blocks that were not
+        timed, and cheap parts, are slower by as much as those that are alike."""
+        factors: Dict[type, List[float]] = {}
+        for u, t in took.items():
+            if u in self._whole:
+                factors.setdefault(u.kind, []).append(t / self._whole[u])
+        for u in self._whole:
+            alike = factors.get(u.kind)
+            if alike is not None:
+                factor = statistics.median(alike)
+                self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
+                if u.kind not in self._retimed:
+                    self._lean[u] = int(min(factor, 1.0) * self._lean[u])
+        self._retimed.update(factors)
+
+    def again(self, choices: Mapping[Unit, Choice]) -> int:
+        """Returns how long the second passes of a step take, in nanoseconds."""
+        return sum(self._took_again(part.unit, choices.get(part.unit, KEEP)) for part in self.parts.values())
+
+    def _took_again(self, u: Unit, c: Choice) -> int:
+        if c.whole:
+            return self._second(u, c.first)
+        shares = self._shares_of(u)
+        return int(self._lean.get(u, 0) * (1 - sum(shares.get(k, 0.0) for k in c.kept))) if c.lean else 0
+
+    def _second(self, u: Unit, first: int) -> int:
+        """Returns how long a second pass takes that makes the first tensors, or all."""
+        return int(self._whole.get(u, 0) * (self._ends[u][1] if first and u in self._ends else 1.0))
+
+    def all_of(self, u: Unit, c: Choice, took: int) -> int:
+        """Returns how long a second pass would have taken that makes everything, if that of a choice took so long."""
+        return int(took / self._ends[u][1]) if c.first and u in self._ends else took
+
+    def calibrate(self, step: int, again: int) -> None:
+        """Makes the times agree with a step that was timed, so much of it in second passes."""
+        self._pace, self._middle = 1.0, 0
+        *_, (_, _, blocks) = self._times()
+        own = max(step - again, 1)
+        if blocks > own:
+            self._pace = own / blocks
+        else:
+            self._middle = own - blocks
