@@ -128,6 +128,7 @@ class Budget:
         self._saved = 0  # bytes that the library counted as saved after its last call
         self._saved_least = 0  # the smallest saved limit, if a plan failed
         self._peak = 0  # the allocator's peak when it began
+        self._before = 0  # bytes that were held when a second pass began
         self.measuring = False
         self.other = 0  # bytes of everything else at its peak, in the last step
         self.peak = 0  # of the process, as far as it was read
@@ -287,9 +288,13 @@ class Budget:
         """Runs a second pass. Returns its result, the most that it held, and what it left."""
         self._read_peak()
         self._memory.reset()
-        before = self._memory.allocated()
+        self._before = self._memory.allocated()
         made = run()
-        return made, self._memory.peak() - before, self._memory.allocated() - before
+        return (made, *self.pass_now())
+
+    def pass_now(self) -> Tuple[int, int]:
+        """Returns the most that a second pass held so far, and what it holds now."""
+        return self._memory.peak() - self._before, self._memory.allocated() - self._before
 
     def pause(self) -> None:
         """Begins work in a step that later steps do not have."""

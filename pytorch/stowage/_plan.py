@@ -149,7 +149,7 @@ class Measured(Blocks):
                     begun.add(call)
                     each("load", call, at)
                     open = call
-                    extra = again(call)[0] - self.parts[call].lean - self.parts[call].rest if never is None else 0
+                    extra = again(call)[0] - self.parts[call].dropped(self._again_whole(call.unit)) if never is None else 0
                     other(p.held_then[i] + max(extra, 0), at)
             elif kind == "end":
                 end = at
@@ -171,10 +171,13 @@ class Measured(Blocks):
         """Returns a function: the most that the second pass of a call holds, and what it leaves.
         Calls that were not tried take as much as those that are alike."""
         alike: Dict[type, Tuple[int, int]] = {}
+        tried = dict(self._profile.again)
         for call, (most, left) in self._profile.again.items():
+            first, held = self._again_whole(call.unit).first, self._profile.holding.get(call, [])
+            if 0 < first <= len(held):  # it ends there
+                most, left = tried[call] = min(most, held[first - 1][0]), min(left, held[first - 1][1])
             before = alike.get(call.unit.kind, (0, 0))
             alike[call.unit.kind] = max(most, before[0]), max(left, before[1])
-        tried = self._profile.again
         return lambda call: tried[call] if call in tried else alike.get(call.unit.kind, (0, 0))
 
     def most_held(self, choices: Mapping[Unit, Choice]) -> int:
@@ -209,7 +212,7 @@ class Measured(Blocks):
                         peak, left = again(call)
                         if p.held_then[i] - dropped + peak > most:
                             most, second = p.held_then[i] - dropped + peak, call.unit
-                        more = max(left - part.lean - part.rest, 0)
+                        more = max(left - part.dropped(c), 0)
                     dropped -= part.dropped(c)
             need = max(p.needs[marks[i] : marks[i + 1]], default=0)
             for call in running:

@@ -228,6 +228,7 @@ class Profile:
         self.needs: List[int] = []  # what was held at most before each reading, with everything that was saved
         self.held_then: Dict[int, int] = {}  # the same at each load, by op
         self.again: Dict[Call, Tuple[int, int]] = {}  # the most that a second pass held, and what it left
+        self.holding: Dict[Call, List[Tuple[int, int]]] = {}  # the same when it saves each tensor
         self.dropping: Dict[Call, int] = {}  # the most that a pass holds that keeps nothing
         self.held_before: Dict[Call, int] = {}  # what was held when a call began, as in needs
         self.now = self.clock.stamp()
@@ -418,7 +419,9 @@ class Profile:
         return saved
 
     def check_whole(self, call: Call, want: List[Optional[torch.Tensor]]) -> None:
-        got, most, left = self.budget.second_pass(lambda: self.second(call))
+        held: List[Tuple[int, int]] = []
+        self.holding[call] = held
+        got, most, left = self.budget.second_pass(lambda: self.second(call, each=lambda: held.append(self.budget.pass_now())))
         self.again[call] = most, left
         unit, count = call.unit, len(got)
         own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once

@@ -93,6 +93,12 @@ class Earlier(Planned):
             for part in m.parts.values():
                 self.assertEqual(3 * 4 * 8, part.tail)  # the mask
                 self.assertEqual(part.tail, part.dropped(Choice(whole=True)) - part.dropped(plan.choices[part.unit]))
+            call, p = next(iter(m.parts)), m._profile
+            self.assertEqual(len(call.all), len(p.holding[call]))
+            p.again[call], p.holding[call] = (100, 99), [(10 * i, i) for i in range(len(call.all))]
+            first = plan.choices[call.unit].first
+            self.assertEqual((10 * (first - 1), first - 1), m._second_passes()(call))
+            self.assertEqual((100, 99), rt._planner.keys[""].measured[0]._second_passes()(call))
 
     def test_where_it_ends(self):
         """Where most bytes are freed in a given time, and nearly all of them."""
