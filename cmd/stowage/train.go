@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stowage-dev/stowage/internal/gemm"
 	"github.com/stowage-dev/stowage/train/run"
 )
 
@@ -240,6 +241,9 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		f.out = filepath.Clean(f.out) // so that all files and messages agree on b/../c
 	}
 	f.over = func() {}
+	if err := gemm.Check(); err != nil {
+		return nil, nil, single, usagef("%v", err)
+	}
 	if single, err = f.read(cmd.Flags()); err != nil {
 		return nil, nil, single, err
 	}

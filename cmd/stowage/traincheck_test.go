@@ -40,3 +40,13 @@ func TestTrainClearsOptions(t *testing.T) {
 		}
 	}
 }
+
+// Products that do not exist are refused before any work, and once.
+func TestTrainUnknownProducts(t *testing.T) {
+	t.Setenv("STOWAGE_GEMM", "neon")
+	stdout, stderr, code := command(strings.Fields(inFolder(t) + "--steps 1")...)
+	const want = `stowage: STOWAGE_GEMM is "neon"; choose plain, avx2, avx512, avx512_bf16, amx_bf16, or leave it out for the best; see ` + "`stowage train --help`"
+	if code != exitUsage || stdout != "" || strings.TrimSpace(stderr) != want {
+		t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+	}
+}

@@ -34,16 +34,26 @@ var best = sync.OnceValue(func() kind { return choose(os.Getenv(variable), kind.
 // on avx512 compute the same bits whatever else they have.
 const variable = "STOWAGE_GEMM"
 
+// Check returns an error if the environment asks for a kind that does not exist. A product
+// would panic.
+func Check() error { return known(os.Getenv(variable)) }
+
+func known(name string) error {
+	if name != "" && !slices.Contains(kindNames, name) {
+		return fmt.Errorf("%s is %q; choose %s, or leave it out for the best", variable, name, strings.Join(kindNames, ", "))
+	}
+	return nil
+}
+
 // choose returns the named kind, or the best one below it that works. Without a name, it
 // returns the best one that works and pays.
 func choose(name string, works, pays func(kind) bool) kind {
 	k := amx
 	if name != "" {
-		i := slices.Index(kindNames, name)
-		if i < 0 {
-			panic(fmt.Sprintf("gemm: expected one of %s in %s, got %q", strings.Join(kindNames, ", "), variable, name))
+		if err := known(name); err != nil {
+			panic("gemm: " + err.Error())
 		}
-		k, pays = kind(i), works
+		k, pays = kind(slices.Index(kindNames, name)), works
 	}
 	for !pays(k) || !works(k) {
 		k--
