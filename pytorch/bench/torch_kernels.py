@@ -14,8 +14,10 @@ normal; between two runs 256 MiB are written, so that the L2 cache is cold; a ti
 median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
 causal mask leaves.
 
-PyTorch's weight gradients are bf16; those of Stowage are added to fp32 sums, which reads and
-writes more. Dense products of Stowage are its own, without cuBLASLt.
+PyTorch's weight gradients ("weight") are bf16; those of Stowage are fp32, which writes more: the
+first ones of a step. All others are added to fp32 sums ("weight-added"), which in PyTorch is
+a product into bf16 and an addition, or torch.addmm where it takes fp32. Dense products of
+Stowage are its own, without cuBLASLt.
 """
 
 import argparse
@@ -68,7 +70,7 @@ GROUPS = {
     "skewed64": (64, 49152, 2048, 2048, lambda e: 1 / (e + 1)),
     "empty64": (64, 49152, 2048, 2048, lambda e: max(0, e % 4 - 2)),
 }
-DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048)]
+DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024)]
 HEADS = {"head128": (16, 16, 128, 128), "gqa128": (32, 8, 128, 128), "head64": (32, 32, 64, 64), "mla": (16, 16, 192, 128)}
 RESULTS = {}  # by name: of each way, its time in microseconds and its rate
 
@@ -121,6 +123,8 @@ def grouped():
         measure(at + "forward", "grouped_mm", lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends), flops)
         measure(at + "input", "grouped_mm", lambda: torch._grouped_mm(y, w, offs=ends), flops)
         measure(at + "weight", "grouped_mm", lambda: torch._grouped_mm(y.t(), x, offs=ends), flops)
+        grad = torch.zeros(experts, n, k, device="cuda")
+        measure(at + "weight-added", "grouped_mm, add_", lambda: grad.add_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
 
 
 def dense():
@@ -131,6 +135,9 @@ def dense():
         measure(at + "forward", "mm", lambda: torch.mm(x, w.t(), out=out[0]), flops)
         measure(at + "input", "mm", lambda: torch.mm(y, w, out=out[1]), flops)
         measure(at + "weight", "mm", lambda: torch.mm(y.t(), x, out=out[2]), flops)
+        grad = torch.zeros(n, k, device="cuda")
+        measure(at + "weight-added", "mm, add_", lambda: grad.add_(torch.mm(y.t(), x, out=out[2])), flops)
+        measure(at + "weight-added", "addmm", lambda: torch.addmm(grad, y.t(), x, out_dtype=torch.float32, out=grad), flops)
 
 
 def attention():

@@ -118,6 +118,12 @@ func (s strip) bf16(row, col, n int) []uint16 {
 	return device.Slice[uint16](s.addr+2*uint64(row*s.pitch+col), n)
 }
 
+// bytes returns the bytes of the first n numbers of a row.
+func (s strip) bytes(row, n int) []byte {
+	size := int(s.typ.Size())
+	return device.Slice[byte](s.addr+uint64(size*row*s.pitch), size*n)
+}
+
 // into returns where to write n numbers of a row: the matrix itself, or the room for bf16.
 // put writes them afterwards.
 func (s strip) into(row, col, n int, room []float32) []float32 {

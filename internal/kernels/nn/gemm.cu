@@ -88,20 +88,21 @@ template <class Way> DEVICE void grouped(const Job &all, const Experts &experts,
     }
 }
 
-// gradient computes the same number of tiles for each expert. Only k differs.
-template <class Way> DEVICE void gradient(const Job &all, const Experts &experts, const Way &way) {
+// gradient computes the same number of tiles for each expert. Only k differs. The first one
+// is added to nothing.
+template <class Way> DEVICE void gradient(const Job &all, const Experts &experts, bool first, const Way &way) {
     need(Way::room);
     u32 each = tiles(all.m) * tiles(all.n);
 #pragma unroll 1
     for (u64 t = block(); t < (u64)each * experts.count; t += blocks()) {
-        u32 e = (u32)(t / each), first = experts.first(e);
+        u32 e = (u32)(t / each), from = experts.first(e);
         Job j = all;
         j.k = experts.size(e);
-        if (j.k == 0) continue;
-        j.a += bytes(j.type_a, first * j.pitch_a);
-        j.b += bytes(j.type_b, first * j.pitch_b);
+        if (j.k == 0 && !first) continue;
+        j.a += bytes(j.type_a, from * j.pitch_a);
+        j.b += bytes(j.type_b, from * j.pitch_b);
         j.c += bytes(j.type_c, (u64)e * j.m * j.pitch_c);
-        j.plus = j.c;
+        j.plus = first ? 0 : j.c;
         j.pitch_plus = j.pitch_c;
         j.type_plus = j.type_c;
         nth(j, way, (u32)(t % each));
@@ -221,7 +222,7 @@ DEVICE Plain plain(u64 how) { return {(how >> 4 & 1) != 0, (how >> 5 & 1) != 0};
 #define GRADIENT(name, threads, ...)                                                          \
     KERNEL(threads, 2) name(GROUPED) {                                                        \
         Job j = job(a, b, c, 0, size, 0, pitches, pitch_c, how);                              \
-        gradient(j, experts_of(segments, rows), __VA_ARGS__);                                 \
+        gradient(j, experts_of(segments, rows), how >> 6 & 1, __VA_ARGS__);                   \
     }
 
 DENSE(stowage_nn_gemm_nn, TENSOR_THREADS, Tensor<false, false>())

@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/kernels"
 )
 
 // These are bits of the last argument of all products, behind those of typeBits for A, B, C
@@ -16,6 +15,7 @@ import (
 const (
 	gemmTransA = 1 << 4
 	gemmTransB = 1 << 5
+	gemmFirst  = 1 << 6
 )
 
 // Product is C = op(A) op(B), plus Plus if that has memory. op transposes or does nothing.
@@ -75,7 +75,7 @@ func GemmLaunch(p Product) device.Launch {
 		case !p.TransA:
 			f.tune(&l, gemmHopper, p.TransB, p.A, p.B, f.tiles(m, n))
 		case !p.TransB:
-			hopperTurns.tune(&l, gemmTurnedHopper, false, p.A, p.B, hopperTurns.tiles(m, n))
+			hopperLow.tune(&l, gemmTurnedHopper, false, p.A, p.B, hopperLow.tiles(m, n))
 		}
 	}
 	return l
@@ -147,7 +147,7 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	// the next expert.
 	if p.C.even() && (p.TransB || k%hopperBox == 0) {
 		f := hopperFormOf(n)
-		f.tune(&l, groupedHopper, p.TransB, p.A, p.B, f.tiles(p.A.Rows+p.Seg.Experts*hopperHigh, n))
+		f.tune(&l, groupedHopper, p.TransB, p.A, p.B, f.tiles(p.A.Rows+p.Seg.Experts*f.high, n))
 	}
 	return l
 }
@@ -166,11 +166,12 @@ func passGrouped(l *device.Launch, what string, a, b, c Matrix, seg Segments) {
 type ExpertsGrad struct {
 	A, B, C Matrix
 	Seg     Segments
-	Expect  int // as that of Experts
+	First   bool // C is not read: the result is that of adding to zeros
+	Expect  int  // as that of Experts
 }
 
-// GroupedGrad issues the gradient of the experts' weights. It leaves an expert without
-// rows unchanged.
+// GroupedGrad issues the gradient of the experts' weights. An expert without rows stays
+// unchanged, or becomes zero if First is set.
 func GroupedGrad(s device.Stream, p ExpertsGrad) { s.Launch(GroupedGradLaunch(p)) }
 
 // GroupedGradLaunch returns the launch of the gradient. Its arguments:
@@ -180,9 +181,12 @@ func GroupedGrad(s device.Stream, p ExpertsGrad) { s.Launch(GroupedGradLaunch(p)
 //	5     A.Rows | Seg.Experts << 32
 //	6     pitch of A | pitch of B << 32
 //	7     pitch of C
-//	8     bits 0 to 2: A, B, C are bf16
+//	8     bits 0 to 2: A, B, C are bf16; bit 6: First
 func GroupedGradLaunch(p ExpertsGrad) device.Launch {
-	m, n := p.A.Cols, p.B.Cols
+	m, n, how := p.A.Cols, p.B.Cols, typeBits(p.A, p.B, p.C)
+	if p.First {
+		how |= gemmFirst
+	}
 	p.B.shape("B of the gradient of experts", p.A.Rows, n)
 	p.C.shape("C of the gradient of experts", p.Seg.Experts*m, n)
 	l := groupedGradKernels.launch(p.A, p.B, true, false, p.Seg.Experts*gemmTiles(m)*gemmTiles(n))
@@ -192,13 +196,9 @@ func GroupedGradLaunch(p ExpertsGrad) device.Launch {
 	l.Arg(packPair(p.A.Rows, p.Seg.Experts))
 	l.Arg(packPair(p.A.pitch(), p.B.pitch()))
 	l.Arg(uint64(p.C.pitch()))
-	l.Arg(typeBits(p.A, p.B, p.C))
+	l.Arg(how)
 	if p.C.even() && p.Seg.Experts <= maxExperts {
-		f := hopperTurns
-		if p.C.Type == kernels.BF16 {
-			f = hopperShared
-		}
-		f.tune(&l, groupedGradHopper, false, p.A, p.B, p.Seg.Experts*f.tiles(m, n))
+		hopperLow.tune(&l, groupedGradHopper, false, p.A, p.B, p.Seg.Experts*hopperLow.tiles(m, n))
 	}
 	return l
 }

@@ -265,7 +265,7 @@ func TestGroupedGrad(t *testing.T) {
 		y.begin(t, rapid.Uint64().Draw(t, "seed"))
 		seg, owner := y.drawSegments(t)
 		m, n := gemmSizes.Draw(t, "m"), gemmSizes.Draw(t, "n")
-		p := ExpertsGrad{Seg: seg, A: y.matrix(y.randomType(), len(owner), m), B: y.matrix(y.randomType(), len(owner), n)}
+		p := ExpertsGrad{Seg: seg, A: y.matrix(y.randomType(), len(owner), m), B: y.matrix(y.randomType(), len(owner), n), First: rapid.Bool().Draw(t, "first")}
 		p.C = y.matrix(y.randomType(), seg.Experts*m, n)
 		after := y.run(GroupedGradLaunch(p))
 		a, b := y.before(p.A, true), y.before(p.B, true)
@@ -277,7 +277,11 @@ func TestGroupedGrad(t *testing.T) {
 			}
 			for i := range m {
 				for j := range n {
-					y.near(after, p.C, e*m+i, j, gemmNumber(y.mem, p.C, e*m+i, j), a[i][from:to], b[j][from:to])
+					var was float64
+					if !p.First {
+						was = gemmNumber(y.mem, p.C, e*m+i, j)
+					}
+					y.near(after, p.C, e*m+i, j, was, a[i][from:to], b[j][from:to])
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -146,12 +147,22 @@ func groupedCase(t testing.TB, i, most, wide, room int) *tensorCase {
 		}
 		return c
 	}
-	p := ExpertsGrad{A: d.draw(a, rows, k), B: d.draw(b, rows, cols), C: d.draw(d.kind(), seg.Experts*k, cols), Seg: seg}
+	d.gradient(c, ExpertsGrad{A: d.draw(a, rows, k), B: d.draw(b, rows, cols), C: d.draw(d.kind(), seg.Experts*k, cols), Seg: seg, First: i&4 != 0})
+	return c
+}
+
+// gradient makes a case that of a gradient. What a first one is stored over is not a number.
+func (d gemmDraw) gradient(c *tensorCase, p ExpertsGrad) {
+	if p.First {
+		for row := range p.C.Rows {
+			at, n := int(p.C.Off)+row*p.C.pitch()*int(p.C.Type.Size()), p.C.Cols*int(p.C.Type.Size())
+			copy(d.bytes[at:at+n], bytes.Repeat([]byte{0xff}, n))
+		}
+	}
 	c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
 	c.launches = func(b *device.Buffer) []device.Launch {
-		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: seg.inBuffer(b)})}
+		return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: p.Seg.inBuffer(b), First: p.First})}
 	}
-	return c
 }
 
 // The GPU source, compiled for the host, computes what the twin computes.

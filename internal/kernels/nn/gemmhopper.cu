@@ -10,44 +10,49 @@
 DEVICE u64 bytes(u32 type, u64 n) { return n << (type == BF16 ? 1 : 2); }
 
 // Dense is one product.
-template <u32 wide> struct Dense {
-    static constexpr u32 room = 0;
-    static constexpr bool adds = false;
+template <class Form> struct Dense {
+    static constexpr u32 room = 0, high = Form::high, wide = Form::wide;
     u64 c, plus;
     u32 m, n, k;
     Target to;
 
     DEVICE void setup(u32 *) {}
-    DEVICE u32 pairs() const { return pairs_of(pieces(m, HIGH), pieces(n, wide)); }
+    DEVICE void idle(u32, u32) const {}
+    DEVICE u32 pairs() const { return pairs_of(pieces(m, high), pieces(n, wide)); }
     DEVICE Place find(u32 p) const {
-        Spot s = nth_pair(pieces(m, HIGH), pieces(n, wide), p);
-        u32 m0 = s.m * HIGH, n0 = s.n * wide;
+        Spot s = nth_pair(pieces(m, high), pieces(n, wide), p);
+        u32 m0 = s.m * high, n0 = s.n * wide;
         return {m0, n0, 0, 0, k, m - m0, n0 < n ? n - n0 : 0,
                 c + bytes(to.type, m0 * to.pitch + n0), plus == 0 ? 0 : plus + bytes(to.type_plus, m0 * to.pitch_plus + n0), s.share_b};
     }
 };
 
-// Experts are the segments. ends has the number of pairs up to the end of an expert's.
+// Experts are the segments, in shared memory: their first rows, their sizes, and the number
+// of pairs up to the end of an expert's.
 struct Experts {
-    static constexpr u32 room = MOST_EXPERTS * 4;
+    static constexpr u32 room = MOST_EXPERTS * 12;
     u64 segments;
     u32 count, rows; // experts, and rows that all of them have room for
     u32 *ends;
 
-    DEVICE u32 first(u32 e) const { return look<u32>(segments + 8 * e); }
-    DEVICE u32 size(u32 e) const {
-        u32 from = first(e), n = look<u32>(segments + 8 * e + 4);
-        if (from > rows || n > rows - from) trap();
-        return n;
-    }
+    DEVICE u32 &first(u32 e) const { return ends[MOST_EXPERTS + e]; }
+    DEVICE u32 &size(u32 e) const { return ends[2 * MOST_EXPERTS + e]; }
     // add_up has each(size of an expert) summed over the experts.
     template <class Each> DEVICE void add_up(u32 *to, Each each) {
         ends = to;
         if (warp() != 0) return;
         u32 before = 0;
 #pragma unroll 1
-        for (u32 from = 0; from < count; from += 32) {
-            u32 e = from + lane(), end = before + warp_scan(e < count ? each(size(e)) : 0);
+        for (u32 base = 0; base < count; base += 32) {
+            u32 e = base + lane(), mine = 0;
+            if (e < count) {
+                u32 from = look<u32>(segments + 8 * e), n = look<u32>(segments + 8 * e + 4);
+                if (from > rows || n > rows - from) trap();
+                first(e) = from;
+                size(e) = n;
+                mine = each(n);
+            }
+            u32 end = before + warp_scan(mine);
             if (e < count) ends[e] = end;
             before = from_lane(end, 31);
         }
@@ -66,9 +71,8 @@ struct Experts {
 };
 
 // Grouped is a product over experts. below is the number of rows of B's memory for one.
-template <bool trans_b, u32 wide> struct Grouped {
-    static constexpr u32 room = Experts::room;
-    static constexpr bool adds = false;
+template <bool trans_b, class Form> struct Grouped {
+    static constexpr u32 room = Experts::room, high = Form::high, wide = Form::wide;
     u64 c;
     u32 n, k;
     Target to;
@@ -76,38 +80,54 @@ template <bool trans_b, u32 wide> struct Grouped {
 
     DEVICE void setup(u32 *ends) {
         u32 across = pieces(n, wide);
-        experts.add_up(ends, [across](u32 rows) INLINE { return pairs_of(pieces(rows, HIGH), across); });
+        experts.add_up(ends, [across](u32 rows) INLINE { return pairs_of(pieces(rows, high), across); });
     }
+    DEVICE void idle(u32, u32) const {}
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
     DEVICE Place find(u32 p) const {
         u32 e = experts.owner(p), first = experts.first(e), m = experts.size(e);
-        Spot s = nth_pair(pieces(m, HIGH), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
-        u32 m0 = s.m * HIGH, n0 = s.n * wide;
+        Spot s = nth_pair(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
+        u32 m0 = s.m * high, n0 = s.n * wide;
         return {first + m0, trans_b ? e * n + n0 : n0, 0, trans_b ? 0 : e * k, k, m - m0, n0 < n ? n - n0 : 0,
                 c + bytes(to.type, (first + m0) * to.pitch + n0), 0, s.share_b};
     }
 };
 
-// Gradient adds to one matrix of m x n for each expert that has rows.
-template <u32 wide> struct Gradient {
-    static constexpr u32 room = Experts::room;
-    static constexpr bool adds = true;
+// Gradient adds to one matrix of m x n for each expert that has rows. The first one stores,
+// and other experts' matrices become zero.
+template <class Form> struct Gradient {
+    static constexpr u32 room = Experts::room, high = Form::high, wide = Form::wide;
     u64 c;
     u32 m, n;
     Target to;
+    bool first;
     Experts experts;
 
     DEVICE void setup(u32 *ends) {
-        u32 each = pairs_of(pieces(m, HIGH), pieces(n, wide));
+        u32 each = pairs_of(pieces(m, high), pieces(n, wide));
         experts.add_up(ends, [each](u32 rows) INLINE { return rows == 0 ? 0 : each; });
     }
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
     DEVICE Place find(u32 p) const {
-        u32 e = experts.owner(p), first = experts.first(e);
-        Spot s = nth_pair(pieces(m, HIGH), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
-        u32 m0 = s.m * HIGH, n0 = s.n * wide;
+        u32 e = experts.owner(p), from = experts.first(e);
+        Spot s = nth_pair(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
+        u32 m0 = s.m * high, n0 = s.n * wide;
         u64 at = c + bytes(to.type, (e * (u64)m + m0) * to.pitch + n0);
-        return {m0, n0, first, first, experts.size(e), m - m0, n0 < n ? n - n0 : 0, at, at, s.share_b};
+        return {m0, n0, from, from, experts.size(e), m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};
+    }
+    // idle clears rows, every warps-th of them.
+    DEVICE void idle(u32 warp, u32 warps) const {
+        u32 count = n * size_of(to.type);
+#pragma unroll 1
+        for (u32 e = 0; first && e < experts.count; e++) {
+            if (experts.size(e) > 0) continue;
+#pragma unroll 1
+            for (u32 row = warp; row < m; row += warps) {
+                u64 at = c + bytes(to.type, (e * (u64)m + row) * to.pitch);
+#pragma unroll 1
+                for (u32 i = 16 * lane(); i < count; i += 512) write(at + i, Vec{0, 0, 0, 0});
+            }
+        }
     }
 };
 
@@ -118,14 +138,14 @@ DEVICE u32 type_of(u64 how, u32 i) { return bit(how, i) ? (u32)BF16 : (u32)F32; 
 
 #define DENSE(name, trans_a, trans_b, Form)                                                                     \
     KERNEL(FORM_THREADS, 1, CLUSTER) name(PRODUCT) {                                                            \
-        Dense<Form::wide> plan = {global(c), plus == 0 ? 0 : global(plus), low(size), high(size), (u32)k,       \
+        Dense<Form> plan = {global(c), plus == 0 ? 0 : global(plus), low(size), high(size), (u32)k,             \
                             {low(pitches), high(pitches), type_of(how, 2), type_of(how, 3)}};                   \
         persist<!trans_a, trans_b, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                     \
     }
 
 #define EXPERTS(name, trans_b, Form)                                                                            \
     KERNEL(FORM_THREADS, 1, CLUSTER) name(GROUPED) {                                                            \
-        Grouped<trans_b, Form::wide> plan = {global(c), low(size), high(size), {pitch, 0, type_of(how, 2), 0},  \
+        Grouped<trans_b, Form> plan = {global(c), low(size), high(size), {pitch, 0, type_of(how, 2), 0},        \
                                        {global(segments), high(rows), low(rows), nullptr}};                     \
         persist<true, trans_b, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                         \
     }
@@ -133,7 +153,7 @@ DEVICE u32 type_of(u64 how, u32 i) { return bit(how, i) ? (u32)BF16 : (u32)F32; 
 #define GRADIENT(name, Form)                                                                                    \
     KERNEL(FORM_THREADS, 1, CLUSTER) name(GROUPED) {                                                            \
         u32 type = type_of(how, 2);                                                                             \
-        Gradient<Form::wide> plan = {global(c), low(size), high(size), {pitch, pitch, type, type},              \
+        Gradient<Form> plan = {global(c), low(size), high(size), {pitch, pitch, type, type}, bit(how, 6) != 0,  \
                                {global(segments), high(rows), low(rows), nullptr}};                             \
         persist<false, false, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                          \
     }
@@ -142,10 +162,9 @@ DENSE(stowage_nn_hopper_gemm_nn, false, false, Shared)
 DENSE(stowage_nn_hopper_gemm_nt, false, true, Shared)
 DENSE(stowage_nn_hopper_gemm_nn_turns, false, false, Turns)
 DENSE(stowage_nn_hopper_gemm_nt_turns, false, true, Turns)
-DENSE(stowage_nn_hopper_gemm_tn_turns, true, false, Turns)
+DENSE(stowage_nn_hopper_gemm_tn_low, true, false, Low)
 EXPERTS(stowage_nn_hopper_grouped_nn, false, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nt, true, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nn_turns, false, Turns)
 EXPERTS(stowage_nn_hopper_grouped_nt_turns, true, Turns)
-GRADIENT(stowage_nn_hopper_grouped_grad_tn, Shared)
-GRADIENT(stowage_nn_hopper_grouped_grad_tn_turns, Turns)
+GRADIENT(stowage_nn_hopper_grouped_grad_tn_low, Low)

@@ -4,30 +4,35 @@
 // cluster share rows or columns, and each block brings half of what both need to both.
 //
 // Every number of the result is a sum over k in order, 16 at a time, so neither the shape
-// nor the place of a tile changes a bit.
+// nor the place of a tile changes a bit. What a product is added to comes last, or first in
+// gradients of weights (Low).
 
 #pragma once
 
 #include "hopper.cuh"
 #include "nn.cuh"
 
-#define HIGH 128u     // rows of a tile
 #define BOX 8192u     // bytes of 64 x 64 numbers
 #define CLUSTER 2u    // blocks
 #define TALL 8u       // pairs of tiles that follow each other downwards
 #define GROUP 128u    // threads of a group of warps
 #define FORM_THREADS (3 * GROUP)
 
-// Shared and Turns are two forms of the kernel. Either two groups share a tile of 256
-// columns, which reads least; or they take turns with tiles of 128 columns, and one stores
-// while the other multiplies.
+// Shared, Turns and Low are forms of the kernel. Either two groups share a tile of 256
+// columns, which reads least; or they take turns with smaller tiles, and one stores while the
+// other multiplies. With begins, sums of fp32 begin with what they are added to, which is
+// read in the other group's turn.
 struct Shared {
-    static constexpr u32 wide = 256, stages = 4;
-    static constexpr bool turns = false;
+    static constexpr u32 high = 128, wide = 256, stages = 4;
+    static constexpr bool turns = false, begins = false;
 };
 struct Turns {
-    static constexpr u32 wide = 128, stages = 6;
-    static constexpr bool turns = true;
+    static constexpr u32 high = 128, wide = 128, stages = 6;
+    static constexpr bool turns = true, begins = false;
+};
+struct Low {
+    static constexpr u32 high = 64, wide = 256, stages = 5;
+    static constexpr bool turns = true, begins = true;
 };
 
 // Place is a block's tile: where its operands begin in their matrices, and what is stored.
@@ -70,9 +75,9 @@ DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
 
 // Ring is the stages in shared memory and their barriers.
 template <class Form> struct Ring {
-    static constexpr u32 wide = Form::wide, count = Form::stages;
+    static constexpr u32 wide = Form::wide, count = Form::stages, boxes_a = Form::high / 64;
     static constexpr bool turns = Form::turns;
-    static constexpr u32 a_bytes = 2 * BOX, boxes_b = wide / 64, bytes = a_bytes + boxes_b * BOX;
+    static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = wide / 64, bytes = a_bytes + boxes_b * BOX;
     static constexpr u32 room = count * bytes + 16 * count + 16;
     u32 base, stage, parity;
 
@@ -109,31 +114,24 @@ template <class Form> struct Ring {
 // bring_tile brings the operands of a tile. along says that rows of the boxes run along k.
 template <bool along_a, bool along_b, class Ring> DEVICE void bring_tile(Ring &ring, const Place &at, u64 map_a, u64 map_b) {
     u32 rank = cta_in_cluster();
+    // one brings a box to this block, or to all if this is the block that brings it.
+    auto one = [&](u64 map, u32 to, u32 col, u32 row, bool all, u32 i) INLINE {
+        if (!all) tma_load(ring.at() + to, map, ring.full(), col, row);
+        else if (i % CLUSTER == rank) tma_load_all(ring.at() + to, map, ring.full(), col, row, 3);
+    };
 #pragma unroll 1
     for (u32 k = 0; k < at.k; k += 64) {
         mbar_wait(ring.empty(ring.stage), ring.parity ^ 1);
         mbar_expect(ring.full(), Ring::bytes);
-        auto a = [&](u32 i, bool all) INLINE {
-            u32 x = at.a_x + 64 * i, y = at.a_k + k, to = ring.at() + i * BOX;
-            u32 col = along_a ? y : x, row = along_a ? x : y;
-            if (all) tma_load_all(to, map_a, ring.full(), col, row, 3);
-            else tma_load(to, map_a, ring.full(), col, row);
-        };
-        auto b = [&](u32 i, bool all) INLINE {
-            u32 x = at.b_x + 64 * i, y = at.b_k + k, to = ring.at() + Ring::a_bytes + i * BOX;
-            u32 col = along_b ? y : x, row = along_b ? x : y;
-            if (all) tma_load_all(to, map_b, ring.full(), col, row, 3);
-            else tma_load(to, map_b, ring.full(), col, row);
-        };
-        if (at.share_b) {
-            a(0, false);
-            a(1, false);
 #pragma unroll
-            for (u32 i = 0; i < Ring::boxes_b / 2; i++) b(i + rank * (Ring::boxes_b / 2), true);
-        } else {
-            a(rank, true);
+        for (u32 i = 0; i < Ring::boxes_a; i++) {
+            u32 x = at.a_x + 64 * i, y = at.a_k + k;
+            one(map_a, i * BOX, along_a ? y : x, along_a ? x : y, !at.share_b, i);
+        }
 #pragma unroll
-            for (u32 i = 0; i < Ring::boxes_b; i++) b(i, false);
+        for (u32 i = 0; i < Ring::boxes_b; i++) {
+            u32 x = at.b_x + 64 * i, y = at.b_k + k;
+            one(map_b, Ring::a_bytes + i * BOX, along_b ? y : x, along_b ? x : y, at.share_b, i);
         }
         ring.next();
     }
@@ -145,8 +143,9 @@ DEVICE void blank(u8 *box, u32 first) {
     for (u32 i = first * 8 + thread() % GROUP; i < BOX / 16; i += GROUP) ((Vec *)box)[i] = {0, 0, 0, 0};
 }
 
-// multiply_tile adds up this group's part of a tile: parts times 64 rows from half on.
-template <bool along_a, bool along_b, u32 wide, u32 parts, class Ring> DEVICE void multiply_tile(Ring &ring, const Place &at, u32 half, float *c) {
+// multiply_tile adds up this group's part of a tile: parts times 64 rows from half on. If
+// begun is set, sums begin with what c has.
+template <bool along_a, bool along_b, u32 wide, u32 parts, bool begun, class Ring> DEVICE void multiply_tile(Ring &ring, const Place &at, u32 half, float *c) {
     constexpr u32 step_a = along_a ? 2 : 128, step_b = along_b ? 2 : 128; // 16 of k, in descriptors
     u32 last = 0;
 #pragma unroll 1
@@ -167,7 +166,7 @@ template <bool along_a, bool along_b, u32 wide, u32 parts, class Ring> DEVICE vo
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
 #pragma unroll
-            for (u32 h = 0; h < parts; h++) wgmma_ss<wide, !along_a, !along_b>(c + h * wide / 2, a + h * (BOX / 16) + i * step_a, b + i * step_b, k + i);
+            for (u32 h = 0; h < parts; h++) wgmma_ss<wide, !along_a, !along_b>(c + h * wide / 2, a + h * (BOX / 16) + i * step_a, b + i * step_b, begun ? 1 : k + i);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -176,7 +175,7 @@ template <bool along_a, bool along_b, u32 wide, u32 parts, class Ring> DEVICE vo
         ring.next();
     }
     // The other group's turn begins: all stages of this tile have come.
-    if (parts == 2 && lane() == 0) mbar_arrive(ring.turn(2 - thread() / GROUP));
+    if (Ring::turns && lane() == 0) mbar_arrive(ring.turn(2 - thread() / GROUP));
     wgmma_wait<0>();
     pin<parts * wide / 2>(c);
     ring.release(last);
@@ -212,6 +211,21 @@ DEVICE Row row_of(u64 first, u64 pitch, u32 type, const Place &at, u32 r, u32 co
     return {first + (r * pitch + column) * size_of(type), r < at.rows ? (int)at.cols - (int)column : 0};
 }
 
+// begin_tile begins the sums of 64 rows of a tile from row first on with the fp32 numbers
+// that they are added to, or with zero. Loads go on while the other group multiplies. No
+// other instruction may write to c, or products would wait for each other.
+template <u32 wide> DEVICE void begin_tile(const Place &at, const Target &to, u32 first, float *c) {
+    u32 row = first + warp() % 4 * 16 + lane() / 4;
+    Row rows[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        rows[h] = row_of(at.plus, to.pitch_plus, F32, at, row + 8 * h, 2 * (lane() % 4));
+        if (at.plus == 0 || to.type == BF16) rows[h].left = 0;
+    }
+#pragma unroll
+    for (u32 i = 0; i < wide / 4; i++) read_two_of(rows[i % 2].at, 32 * (i / 2), 8 * (i / 2), rows[i % 2].left, c + 2 * i);
+}
+
 // read_part reads what is added to 32 columns of results, from column 32 part on: for each
 // of four pieces of eight columns two numbers of two rows.
 template <bool half> DEVICE void read_part(const Row *rows, u32 part, float *x) {
@@ -226,39 +240,55 @@ template <bool half> DEVICE void read_part(const Row *rows, u32 part, float *x) 
     }
 }
 
-// write_part stores them. A lane holds two neighbours of every eight columns; in bf16, the
-// four lanes of a row exchange them and store eight neighbours each.
-template <bool half, bool add> DEVICE void write_part(const Row *rows, u32 part, const float *y) {
+// write_half stores 32 columns of two rows in bf16. A lane holds two neighbours of every
+// eight columns; the four lanes of a row exchange them and store eight neighbours each.
+DEVICE void write_half(const Row *rows, u32 part, const float *y) {
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        const Row &row = rows[h];
-        if (half) {
-            u32 x[4];
+        u32 x[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) x[i] = pair(y[4 * i + 2 * h], y[4 * i + 2 * h + 1]);
-            turn(x);
-            if (32 * (int)part < row.left) write_far(row.at, 64 * part, Vec{x[0], x[1], x[2], x[3]});
-        } else {
+        for (u32 i = 0; i < 4; i++) x[i] = pair(y[4 * i + 2 * h], y[4 * i + 2 * h + 1]);
+        turn(x);
+        if (32 * (int)part < rows[h].left) write_far(rows[h].at, 64 * part, Vec{x[0], x[1], x[2], x[3]});
+    }
+}
+
+// write_whole stores them in fp32. Two lanes of a row exchange pairs, so that each has four
+// neighbours, and then two rows exchange these, so that a warp stores whole lines of 128 bytes.
+// rows has both of the two, and both of eight further down.
+DEVICE void write_whole(const Row *rows, u32 part, const float *y) {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                if (8 * (int)(4 * part + i) >= row.left) continue;
-                if (add) add_two(row.at, 32 * (4 * part + i), y[4 * i + 2 * h], y[4 * i + 2 * h + 1]);
-                else write_two(row.at, 32 * (4 * part + i), y[4 * i + 2 * h], y[4 * i + 2 * h + 1]);
-            }
+    for (u32 h = 0; h < 2; h++) {
+        u32 x[2][4];
+#pragma unroll
+        for (u32 q = 0; q < 2; q++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) x[q][i] = bits(y[8 * q + i / 2 * 4 + i % 2 + 2 * h]);
+            swap(x[q][0], x[q][2], 1);
+            swap(x[q][1], x[q][3], 1);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) swap(x[0][i], x[1][i], 4);
+#pragma unroll
+        for (u32 q = 0; q < 2; q++) {
+            const Row &row = rows[2 * h + q];
+            if (32 * (int)part < row.left) write_far(row.at, 128 * part, Vec{x[q][0], x[q][1], x[q][2], x[q][3]});
         }
     }
 }
 
 // store_as stores 64 rows of a tile from row first on, in bf16 (half) or fp32. With plus
-// it adds what is there in the same type, and with add memory does.
-template <u32 wide, bool half, bool plus, bool add> DEVICE void store_as(const Place &at, const Target &to, u32 first, const float *c) {
+// it adds what is there in the same type.
+template <u32 wide, bool half, bool plus> DEVICE void store_as(const Place &at, const Target &to, u32 first, const float *c) {
     constexpr u32 type = half ? BF16 : F32;
-    u32 row = first + warp() % 4 * 16 + lane() / 4, t = lane() % 4;
-    Row rows[2], more[2];
+    u32 g = lane() / 4, t = lane() % 4, row = first + warp() % 4 * 16;
+    Row rows[4], more[2];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        rows[h] = row_of(at.c, to.pitch, type, at, row + 8 * h, (half ? 8 : 2) * t);
-        if (plus) more[h] = row_of(at.plus, to.pitch_plus, type, at, row + 8 * h, 2 * t);
+        if (plus) more[h] = row_of(at.plus, to.pitch_plus, type, at, row + g + 8 * h, 2 * t);
+        if (half) rows[h] = row_of(at.c, to.pitch, type, at, row + g + 8 * h, 8 * t);
+#pragma unroll
+        for (u32 q = 0; !half && q < 2; q++) rows[2 * h + q] = row_of(at.c, to.pitch, type, at, row + g / 2 * 2 + q + 8 * h, 2 * t + t % 2 * 6 + g % 2 * 16);
     }
     float x[2][16];
     if (plus) read_part<half>(more, 0, x[0]);
@@ -268,39 +298,29 @@ template <u32 wide, bool half, bool plus, bool add> DEVICE void store_as(const P
         if (plus && part + 1 < wide / 32) read_part<half>(more, part + 1, x[(part + 1) % 2]);
 #pragma unroll
         for (u32 i = 0; i < 16; i++) y[i] = plus ? c[16 * part + i] + x[part % 2][i] : c[16 * part + i];
-        write_part<half, add>(rows, part, y);
+        if (half) write_half(rows, part, y);
+        else write_whole(rows, part, y);
     }
 }
 
-// store_tile stores 64 rows of a tile from row first on. If adds is set, results are always
-// added to what is there; memory adds fp32, and no thread waits for it.
-template <u32 wide, bool adds> DEVICE void store_tile(const Place &at, const Target &to, u32 first, const float *c) {
+// store_tile stores 64 rows of a tile from row first on. If begun is set, sums of fp32 have
+// what they are added to.
+template <u32 wide, bool begun> DEVICE void store_tile(const Place &at, const Target &to, u32 first, const float *c) {
     if (to.type == BF16) {
-        if (at.plus == 0) store_as<wide, true, false, false>(at, to, first, c);
-        else store_as<wide, true, true, false>(at, to, first, c);
-    } else if (at.plus == 0 || adds) {
-        store_as<wide, false, false, adds>(at, to, first, c);
+        if (at.plus == 0) store_as<wide, true, false>(at, to, first, c);
+        else store_as<wide, true, true>(at, to, first, c);
+    } else if (begun || at.plus == 0) {
+        store_as<wide, false, false>(at, to, first, c);
     } else {
-        store_as<wide, false, true, false>(at, to, first, c);
+        store_as<wide, false, true>(at, to, first, c);
     }
 }
 
-// warm_tile brings what is added to this group's part of a tile into L2.
-template <u32 wide, u32 parts> DEVICE void warm_tile(const Place &at, const Target &to, u32 half) {
-    if (at.plus == 0) return;
-    u32 size = size_of(to.type_plus), lines = wide * size / 128;
-#pragma unroll 1
-    for (u32 i = thread() % GROUP; i < parts * 64 * lines; i += GROUP) {
-        u32 row = half * 64 + i / lines, col = i % lines * (128 / size);
-        if (row < at.rows && col < at.cols) prefetch_l2(at.plus + (row * to.pitch_plus + col) * size);
-    }
-}
-
-// persist computes every tile of this cluster. plan says how many pairs there are and where
-// the tile of this block in a pair is.
+// persist computes every tile of this cluster. plan says how many pairs there are, where
+// the tile of this block in a pair is, and what warps do that have nothing to bring.
 template <bool along_a, bool along_b, class Form, class Plan>
 DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
-    constexpr u32 wide = Form::wide;
+    constexpr u32 wide = Form::wide, parts = Form::turns ? Form::high / 64 : 1;
     constexpr bool turns = Form::turns;
     typedef Ring<Form> Stages;
     u32 base = (spot(pool) + 1023) / 1024 * 1024;
@@ -311,15 +331,16 @@ DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
     barrier();
     cluster_arrive();
     cluster_wait();
-    u32 pairs = plan.pairs(), group = thread() / GROUP;
+    u32 pairs = plan.pairs(), step = blocks() / CLUSTER, group = thread() / GROUP;
     if (group == 0) {
         registers_less<40>();
         if (warp() == 0 && elect()) {
             prefetch_map(map_a);
             prefetch_map(map_b);
 #pragma unroll 1
-            for (u32 p = block() / CLUSTER; p < pairs; p += blocks() / CLUSTER) bring_tile<along_a, along_b>(ring, plan.find(p), map_a, map_b);
+            for (u32 p = block() / CLUSTER; p < pairs; p += step) bring_tile<along_a, along_b>(ring, plan.find(p), map_a, map_b);
         }
+        if (warp() > 0) plan.idle(block() * 3 + warp() - 1, blocks() * 3);
         warp_barrier();
     } else {
         registers_more<232>();
@@ -327,13 +348,17 @@ DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
         bool mine = !turns || group == 1;
         u32 when = group == 1; // the parity of this group's next turn
 #pragma unroll 1
-        for (u32 p = block() / CLUSTER; p < pairs; p += blocks() / CLUSTER, mine = !turns || !mine) {
+        for (u32 p = block() / CLUSTER; p < pairs; p += step, mine = !turns || !mine) {
             Place at = plan.find(p);
             if (!mine) {
                 ring.skip(pieces(at.k, 64));
                 continue;
             }
-            if (Plan::adds) warm_tile<wide, turns ? 2 : 1>(at, to, half);
+            float c[parts * wide / 2];
+            if constexpr (Form::begins) {
+#pragma unroll
+                for (u32 i = 0; i < parts; i++) begin_tile<wide>(at, to, (half + i) * 64, c + i * wide / 2);
+            }
             if (turns) {
                 mbar_wait(ring.turn(group - 1), when);
                 when ^= 1;
@@ -349,16 +374,9 @@ DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
                 if (turns && lane() == 0) mbar_arrive(ring.turn(2 - group));
                 continue;
             }
-            if constexpr (turns) {
-                float c[wide];
-                multiply_tile<along_a, along_b, wide, 2>(ring, at, 0, c);
-                store_tile<wide, Plan::adds>(at, to, 0, c);
-                store_tile<wide, Plan::adds>(at, to, 64, c + wide / 2);
-            } else {
-                float c[wide / 2];
-                multiply_tile<along_a, along_b, wide, 1>(ring, at, half, c);
-                store_tile<wide, Plan::adds>(at, to, half * 64, c);
-            }
+            multiply_tile<along_a, along_b, wide, parts, Form::begins>(ring, at, half, c);
+#pragma unroll
+            for (u32 i = 0; i < parts; i++) store_tile<wide, Form::begins>(at, to, (half + i) * 64, c + i * wide / 2);
         }
     }
     cluster_arrive(); // the other block may still arrive at the barriers of this one

@@ -15,20 +15,22 @@ var gemmHopperPTX string
 
 var gemmHopperImage = hopperImage("nn/gemmhopper.cu", gemmHopperPTX)
 
-// hopperForm is one of two ways to compute tiles. Both add up numbers in the same order.
+// hopperForm is a way to compute tiles. All add up numbers in the same order.
 type hopperForm struct {
-	suffix string
-	wide   int // columns of a tile; it has hopperHigh rows
-	stages int // of A and B in shared memory, with 64 of k each
+	suffix     string
+	high, wide int // rows and columns of a tile
+	stages     int // of A and B in shared memory, with 64 of k each
 }
 
 var (
 	// Two groups of warps share a tile, which reads least. Nobody multiplies while they
 	// store it.
-	hopperShared = hopperForm{"", 256, 4}
-	// Two groups of warps take turns: one stores its tile while the other multiplies. It is
-	// faster where results are added to fp32, which takes long.
-	hopperTurns = hopperForm{"_turns", 128, 6}
+	hopperShared = hopperForm{"", 128, 256, 4}
+	// Two groups of warps take turns: one stores its tile while the other multiplies.
+	hopperTurns = hopperForm{"_turns", 128, 128, 6}
+	// They take turns with lower and wider tiles, whose sums begin with the fp32 numbers that
+	// they are added to: for gradients of weights, which take long to read and to store.
+	hopperLow = hopperForm{"_low", 64, 256, 5}
 )
 
 // hopperKernels are the kernels of a product, by form and by whether B is transposed.
@@ -36,7 +38,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -47,14 +49,14 @@ func newHopperKernels(name string) hopperKernels {
 
 var (
 	gemmHopper        = newHopperKernels("gemm_n")
-	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn in turns
+	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn, low
 	groupedHopper     = newHopperKernels("grouped_n")
-	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn
+	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn, low
 )
 
 const (
 	// A cluster of two blocks computes two tiles.
-	hopperHigh, hopperCluster = 128, 2
+	hopperCluster = 2
 	// One group of 128 threads brings A and B, and two multiply.
 	hopperThreads = 3 * 128
 	// hopperBox is the rows of the boxes that are copied.
@@ -64,14 +66,14 @@ const (
 )
 
 // shared returns the shared memory of a block: the stages and their barriers, two barriers
-// for the turns, the ends of experts, and what aligns them.
+// for the turns, the rows of experts and their ends, and what aligns them.
 func (f hopperForm) shared() uint32 {
-	return uint32(f.stages*(hopperHigh+f.wide)*64*2 + f.stages*16 + 16 + 4*maxExperts + 1024)
+	return uint32(f.stages*(f.high+f.wide)*64*2 + f.stages*16 + 16 + 12*maxExperts + 1024)
 }
 
 // tiles returns how many tiles a matrix consists of.
 func (f hopperForm) tiles(rows, cols int) int {
-	return (rows + hopperHigh - 1) / hopperHigh * ((cols + f.wide - 1) / f.wide)
+	return (rows + f.high - 1) / f.high * ((cols + f.wide - 1) / f.wide)
 }
 
 // hopperFormOf returns the faster form for n columns: narrow tiles if half of the last wide

@@ -92,12 +92,9 @@ func hopperGroupedCase(t testing.TB, i, most, wide int) *tensorCase {
 			return []device.Launch{GroupedGemmLaunch(Experts{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), TransB: p.TransB, Seg: seg.inBuffer(b)})}
 		}
 	} else {
-		p := ExpertsGrad{A: d.even(kernels.BF16, rows, k), B: d.even(kernels.BF16, rows, n), C: d.even(d.kind(), seg.Experts*k, n), Seg: seg}
+		p := ExpertsGrad{A: d.even(kernels.BF16, rows, k), B: d.even(kernels.BF16, rows, n), C: d.even(d.kind(), seg.Experts*k, n), Seg: seg, First: i%2 == 0}
 		d.orphan(seg, p.A, p.B)
-		c.results, c.tolerance = []Matrix{p.C}, gemmTolerance(p.C)
-		c.launches = func(b *device.Buffer) []device.Launch {
-			return []device.Launch{GroupedGradLaunch(ExpertsGrad{A: p.A.inBuffer(b), B: p.B.inBuffer(b), C: p.C.inBuffer(b), Seg: seg.inBuffer(b)})}
-		}
+		d.gradient(c, p)
 	}
 	c.name = fmt.Sprintf("product %d over %d experts, %d rows, %d x %d", i, seg.Experts, rows, n, k)
 	return c

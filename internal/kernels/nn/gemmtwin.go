@@ -54,7 +54,7 @@ type grouped struct {
 	seg           []uint32
 	wide, narrow  int // argument 4
 	rows, experts int
-	transB        bool
+	transB, first bool
 }
 
 func groupedOf(l *device.Launch) (g grouped) {
@@ -65,7 +65,7 @@ func groupedOf(l *device.Launch) (g grouped) {
 	how := a[8]
 	g.a, g.b, g.c = stripOf(a[0], ap, how, 0), stripOf(a[1], bp, how, 1), stripOf(a[2], int(a[7]), how, 2)
 	g.seg = device.Slice[uint32](a[3], 2*g.experts)
-	g.transB = how&gemmTransB != 0
+	g.transB, g.first = how&gemmTransB != 0, how&gemmFirst != 0
 	return g
 }
 
@@ -100,7 +100,15 @@ func groupedGradTwin(l *device.Launch) {
 	g := groupedOf(l)
 	m, n := g.wide, g.narrow
 	g.each(func(e, first, rows int) gemm.Product {
-		c := g.c.matrix(e*m, m, n)
-		return gemm.Product{A: g.a.matrix(first, rows, m), B: g.b.matrix(first, rows, n), C: c, Plus: c, TransA: true}
+		p := gemm.Product{A: g.a.matrix(first, rows, m), B: g.b.matrix(first, rows, n), C: g.c.matrix(e*m, m, n), TransA: true}
+		if !g.first {
+			p.Plus = p.C
+		}
+		return p
 	})
+	for e := range g.experts {
+		for row := e * m; g.first && g.seg[2*e+1] == 0 && row < (e+1)*m; row++ {
+			clear(g.c.bytes(row, n))
+		}
+	}
 }

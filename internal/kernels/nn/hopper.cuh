@@ -121,13 +121,8 @@ DEVICE void await_count(u64 p, u32 v) {
 
 // ---- memory at a constant distance from an address, which is part of the instruction.
 
-// add_two adds to two numbers of memory, which nobody else uses. prefetch_l2 brings a line
-// into L2.
 DEVICE void write_far(u64 p, u32 far, Vec v) {
     asm volatile("st.global.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-DEVICE void write_two(u64 p, u32 far, float a, float b) {
-    asm volatile("st.global.v2.f32 [%0+%1], {%2,%3};" ::"l"(p), "n"(far), "f"(a), "f"(b) : "memory");
 }
 DEVICE u32 read_far(u64 p, u32 far) {
     u32 v;
@@ -137,9 +132,12 @@ DEVICE u32 read_far(u64 p, u32 far) {
 DEVICE void read_two(u64 p, u32 far, float *x) {
     asm volatile("ld.global.v2.f32 {%0,%1}, [%2+%3];" : "=f"(x[0]), "=f"(x[1]) : "l"(p), "n"(far) : "memory");
 }
-DEVICE void prefetch_l2(u64 p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-DEVICE void add_two(u64 p, u32 far, float a, float b) {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0+%1], {%2, %3};" ::"l"(p), "n"(far), "f"(a), "f"(b) : "memory");
+// read_two_of reads two numbers if at is below left; else they are zero.
+DEVICE void read_two_of(u64 p, u32 far, int at, int left, float *x) {
+    asm volatile("{.reg .pred q; setp.lt.s32 q, %4, %5; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; @q ld.global.L2::128B.v2.f32 {%0,%1}, [%2+%3];}"
+                 : "=&f"(x[0]), "=&f"(x[1])
+                 : "l"(p), "n"(far), "n"(at), "r"(left)
+                 : "memory");
 }
 
 // ---- groups of warps

@@ -158,9 +158,12 @@ func (p *peers) products() {
 		flops := 2 * float64(g.rows) * float64(g.k) * float64(g.n)
 		p.measure("grouped/"+g.name+"/forward", flops, 0, func(s device.Stream) { GroupedGemm(s, Experts{A: x, B: w, C: y, TransB: true, Seg: seg}) })
 		p.measure("grouped/"+g.name+"/input", flops, 0, func(s device.Stream) { GroupedGemm(s, Experts{A: y, B: w, C: x, Seg: seg}) })
-		p.measure("grouped/"+g.name+"/weight", flops, 0, func(s device.Stream) { GroupedGrad(s, ExpertsGrad{A: y, B: x, C: dw, Seg: seg}) })
+		p.measure("grouped/"+g.name+"/weight", flops, 0, func(s device.Stream) {
+			GroupedGrad(s, ExpertsGrad{A: y, B: x, C: dw, Seg: seg, First: true})
+		})
+		p.measure("grouped/"+g.name+"/weight-added", flops, 0, func(s device.Stream) { GroupedGrad(s, ExpertsGrad{A: y, B: x, C: dw, Seg: seg}) })
 	}
-	for _, d := range [][3]int{{4096, 4096, 4096}, {8192, 4096, 4096}, {8192, 7168, 2048}, {2048, 32000, 2048}} {
+	for _, d := range [][3]int{{4096, 4096, 4096}, {8192, 4096, 4096}, {8192, 7168, 2048}, {2048, 32000, 2048}, {8192, 8192, 8192}, {16384, 1024, 1024}} {
 		p.fresh()
 		m, n, k := d[0], d[1], d[2]
 		x, w, y := p.matrix(m, k), p.matrix(n, k), p.matrix(m, n)
@@ -168,7 +171,8 @@ func (p *peers) products() {
 		name, flops := fmt.Sprintf("dense/%dx%dx%d/", m, n, k), 2*float64(m)*float64(n)*float64(k)
 		p.measure(name+"forward", flops, 0, func(s device.Stream) { Gemm(s, Product{A: x, B: w, C: y, TransB: true}) })
 		p.measure(name+"input", flops, 0, func(s device.Stream) { Gemm(s, Product{A: y, B: w, C: x}) })
-		p.measure(name+"weight", flops, 0, func(s device.Stream) { Gemm(s, Product{A: y, B: x, C: dw, TransA: true, Plus: dw}) })
+		p.measure(name+"weight", flops, 0, func(s device.Stream) { Gemm(s, Product{A: y, B: x, C: dw, TransA: true}) })
+		p.measure(name+"weight-added", flops, 0, func(s device.Stream) { Gemm(s, Product{A: y, B: x, C: dw, TransA: true, Plus: dw}) })
 	}
 }
 

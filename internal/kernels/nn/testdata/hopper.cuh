@@ -209,23 +209,16 @@ inline void await_count(u64 p, u32 v) {
     while (*host_at<u32>(p) != v) host_yield();
 }
 
-inline void prefetch_l2(u64 p) { host_at<u8>(p); }
 inline void write_far(u64 p, u32 far, Vec v) { *host_at<Vec>(p + far) = v; }
-inline void write_two(u64 p, u32 far, float a, float b) {
-    host_at<u64>(p + far);
-    *host_at<float>(p + far) = a;
-    *host_at<float>(p + far + 4) = b;
-}
 inline u32 read_far(u64 p, u32 far) { return *host_at<u32>(p + far); }
 inline void read_two(u64 p, u32 far, float *x) {
     host_at<u64>(p + far);
     x[0] = *host_at<float>(p + far);
     x[1] = *host_at<float>(p + far + 4);
 }
-inline void add_two(u64 p, u32 far, float a, float b) {
-    float x[2];
-    read_two(p, far, x);
-    write_two(p, far, x[0] + a, x[1] + b);
+inline void read_two_of(u64 p, u32 far, int at, int left, float *x) {
+    x[0] = x[1] = 0;
+    if (at < left) read_two(p, far, x);
 }
 
 // ---- groups of warps
