@@ -17,8 +17,8 @@ import (
 // store holds a rank's parameters, their gradients and the optimiser's state.
 type store interface {
 	layer.Store
-	// begin and end enclose the work of a step. begin sets all gradients to zero unless
-	// evaluate is set.
+	// begin and end enclose the work of a step. begin sets all gradients to zero, but for
+	// those that the first pass stores, unless evaluate is set.
 	begin(s device.Stream, evaluate bool)
 	end() error
 	// reduce adds up gradients over the ranks that hold the same parameters.
@@ -87,6 +87,7 @@ type whole struct {
 	units  []*layer.Unit
 	at     map[key]memory.Bytes // the offset of each parameter's fp32 weights
 	spans  []span
+	added  []span // whose gradients begin with zero, because no pass stores them
 	sums   reduction
 	memory *device.Buffer // w, g, m, v and, if activations are not fp32, the parameters
 	size   memory.Bytes   // of each
@@ -132,6 +133,13 @@ func newWhole(r *rank, units []*layer.Unit) (*whole, error) {
 		}
 		w.at[x.key] = w.size
 		n := (x.n + paramAlign - 1) / paramAlign * paramAlign
+		if !units[x.unit].Stores(x.param) {
+			if k := len(w.added) - 1; k >= 0 && w.added[k].from+w.added[k].n == w.size {
+				w.added[k].n += n
+			} else {
+				w.added = append(w.added, span{from: w.size, n: n})
+			}
+		}
 		w.sums.add(x.class, x.unit, x.noDecay, w.size, n)
 		w.size += n
 		last := &w.spans[len(w.spans)-1]
@@ -173,6 +181,7 @@ func (w *whole) Use(grads bool, units ...*layer.Unit) (func(), error) {
 			return w.grads().Slice(w.at[key{i, p}], memory.Bytes(4*u.Params[p].Elements()))
 		}
 		u.Bind(weights, to)
+		u.Fresh = w.sums.passes[i] == 0
 	}
 	if !grads {
 		return func() {}, nil
@@ -187,7 +196,9 @@ func (w *whole) Use(grads bool, units ...*layer.Unit) (func(), error) {
 func (w *whole) begin(s device.Stream, evaluate bool) {
 	if !evaluate {
 		w.sums.begin()
-		s.Fill(w.grads(), 0)
+		for _, x := range w.added {
+			s.Fill(w.grads().Slice(x.from, x.n), 0)
+		}
 	}
 }
 

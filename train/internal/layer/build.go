@@ -189,6 +189,7 @@ func (e *Env) unit(name, prefix string, params []model.Param) *Unit {
 // prefix.
 func (e *Env) block(c *Chunk, name, prefix string, l model.Layer) *block {
 	u := e.unit(name, prefix, e.Model.LayerParams(l))
+	u.Once = true
 	c.Units = append(c.Units, u)
 	b := e.parts(u, prefix, l)
 	b.unit = len(c.Units) - 1

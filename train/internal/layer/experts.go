@@ -228,11 +228,11 @@ func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.M
 	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
 	dpairs := nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1)
 	weights := t.giveBack(p, dw, dpairs, true)
-	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg, Expect: t.expect()})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg, First: e.fc2.first(), Expect: t.expect()})
 	a.Free()
 	nn.GroupedGemm(p.S, nn.Experts{A: k.h, B: e.fc1.w(), C: dout.Matrix, Seg: seg, Expect: t.expect()})
 	rows := t.giveBack(p, dout, dxn, false)
-	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg, Expect: t.expect()})
+	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: k.h, B: k.x, C: e.fc1.dw(), Seg: seg, First: e.fc1.first(), Expect: t.expect()})
 	if e.rows == Stashed {
 		k.set.Done()
 	} else {

@@ -104,8 +104,11 @@ func (l linear) forward(p *Pass, y, x, plus nn.Matrix) {
 
 // addGrad adds to the gradient of the weight.
 func (l linear) addGrad(p *Pass, dy, x nn.Matrix) {
-	dw := l.dw()
-	nn.Gemm(p.S, nn.Product{A: dy, B: x, C: dw, TransA: true, Plus: dw})
+	g := nn.Product{A: dy, B: x, C: l.dw(), TransA: true}
+	if !l.first() {
+		g.Plus = g.C
+	}
+	nn.Gemm(p.S, g)
 }
 
 // backward computes dx, plus a matrix if one is given.

@@ -58,7 +58,13 @@ type Unit struct {
 	// Loose marks a unit that is used inside and between others: an embedding that is also
 	// the output layer.
 	Loose bool
-	Grad  kernels.Number // the format of gradients
+	// Once says that every pass that makes gradients writes those of each matrix once, by a
+	// product. The first pass of a step then stores them, and finds no zeros.
+	Once bool
+	Grad kernels.Number // the format of gradients
+	// Fresh is set by the store before a pass: no pass of this step has made gradients of
+	// the unit, and those that are stored are not zero.
+	Fresh bool
 
 	only           string // index finds only parameters whose names contain it
 	weights, grads func(i int) device.Range
@@ -66,6 +72,9 @@ type Unit struct {
 
 // Bind sets where parameters and gradients are. Either may be nil.
 func (u *Unit) Bind(weights, grads func(i int) device.Range) { u.weights, u.grads = weights, grads }
+
+// Stores reports whether the first pass of a step stores the gradient of parameter i.
+func (u *Unit) Stores(i int) bool { return u.Once && !u.Params[i].NoDecay }
 
 // index returns the parameter whose name ends with suffix.
 func (u *Unit) index(suffix string) int {
@@ -95,6 +104,9 @@ func (w weight) dw() nn.Matrix {
 	p := w.u.Params[w.i]
 	return nn.NewMatrix(w.u.grads(w.i), w.u.Grad, p.Rows, p.Cols)
 }
+
+// first reports whether this pass stores the gradient, instead of adding to it.
+func (w weight) first() bool { return w.u.Fresh && w.u.Stores(w.i) }
 
 // row returns a vector as a matrix of one row.
 func row(m nn.Matrix) nn.Matrix {
