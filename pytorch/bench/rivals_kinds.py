@@ -422,8 +422,9 @@ class Stowed(Patched):
         """Reads what the runtime says, and its peak where no allocator knows it."""
         if self.rt is not None:
             self.report = self.rt.report()
-            if not self.bench.cuda:
-                self.peak = max(self.peak, (self.rt.stats().get("budget") or {}).get("peak", 0))
+            # Steps that the runtime measures begin new peaks, which the allocator then forgets.
+            read = self.rt.stats().get("budget") or {}
+            self.peak = max(self.peak, read.get("planned" if self.bench.cuda else "peak", 0))
 
     def close(self):
         if self.rt is not None:

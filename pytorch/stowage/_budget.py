@@ -133,6 +133,7 @@ class Budget:
         self.other = 0  # bytes of everything else at its peak, in the last step
         self.peak = 0  # of the process, as far as it was read
         self.step_peak = 0  # the same in the last step
+        self.planned = 0  # the same in steps under a plan
         self.asked = 0  # the limit of saved tensors that a plan was last made for
         self.outside = 0  # peak before the last step that began above the budget
 

@@ -366,7 +366,7 @@ class Planner:
             if raised(e):
                 raise Error(raised(e)) from None
             raise
-        known.followed, known.peak = known.followed + 1, peak
+        known.followed, known.peak, budget.planned = known.followed + 1, peak, max(budget.planned, peak)
         if step is not None and budget.measures:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:

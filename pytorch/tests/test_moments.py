@@ -278,6 +278,7 @@ class Refined(unittest.TestCase):
                 planner._rewrap()
                 train(model, one_pass, STEPS["recompute"], rt)
             self.assertLessEqual(max(peaks), size)
+            self.assertEqual(max(peaks), rt.stats()["budget"]["planned"])
             self.assertGreater(peaks[-1], peaks[0])
             largest = max(p.dropped(Choice(whole=True)) for p in m.parts.values())
             self.assertGreater(peaks[-1], size - size // SLACK - 2 * largest)
