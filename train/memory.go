@@ -43,7 +43,8 @@ type Memory struct {
 	Scopes memory.Scopes
 	// Sets is the number of sets of workspace buffers for the rows of experts. Zero
 	// selects 2 sets, or 1 set under a budget. Under a budget the solver adds up to two
-	// more if they make the step shorter.
+	// more if they make the step shorter. Without one, a rank that has all experts has a
+	// set for each group that is saved at once, because pages would save nothing.
 	Sets int
 	// Room is the size of a set divided by the size that balanced routing needs. Zero
 	// selects 2. A step that needs more is rerun with larger buffers.
@@ -117,11 +118,26 @@ func (m *Memory) hostRows() bool {
 	return m.Rows == layer.Stashed && slices.ContainsFunc(m.Offload, rowsModule)
 }
 
-func (m *Memory) sets() int {
-	if m.Sets == 0 && m.Budget > 0 {
+// sets returns the number of sets for experts of a width.
+func (r *rank) sets(width int) int {
+	m := &r.cfg.Memory
+	switch {
+	case m.Sets > 0:
+		return m.Sets
+	case m.Budget > 0:
 		return 1 // the solver adds those that pay
+	case r.keepsAll():
+		return max(1, r.atOnce(func(x *model.MoE) bool { return x.Width == width }))
 	}
-	return cmp.Or(m.Sets, 2)
+	return 2
+}
+
+// keepsAll reports whether rows stay in their sets: if all experts are on this rank, each
+// layer gets tokens times top-k rows, less those that a capacity drops. Pages then take
+// no less than sets.
+func (r *rank) keepsAll() bool {
+	m := &r.cfg.Memory
+	return m.Rows == layer.Stashed && m.Sets == 0 && m.Budget == 0 && !m.hostRows() && r.cfg.Layout.EP == 1
 }
 
 // setRows returns the number of rows in a set.
@@ -254,7 +270,7 @@ func (r *rank) stash(mixtures []*model.MoE) *stash.ManagerConfig {
 		worst += r.rowPages(x, page, w)
 	}
 	live := schedule.Pages(r.inFlight())
-	c := &stash.ManagerConfig{}
+	c := &stash.ManagerConfig{KeepAll: r.keepsAll()}
 	c.Store.Page = page
 	if r.cfg.forecast {
 		c.Store.Assume = r.assumed
@@ -266,6 +282,8 @@ func (r *rank) stash(mixtures []*model.MoE) *stash.ManagerConfig {
 	most := max(worst*live, room+net)
 	c.Store.Max = [stash.Tiers]schedule.Pages{most, most}
 	switch m := &r.cfg.Memory; {
+	case c.KeepAll:
+		c.Store.Pages = [stash.Tiers]schedule.Pages{}
 	case m.hostRows():
 		c.Store.Pages, c.Store.Max = [stash.Tiers]schedule.Pages{}, [stash.Tiers]schedule.Pages{0, 1}
 		c.HostPages, c.HostMax = room+net, most
@@ -308,18 +326,37 @@ func (r *rank) pageTables(c *stash.ManagerConfig, mixtures []*model.MoE) memory.
 // inFlight returns the most microbatches that are between their forward and their
 // backward pass at once, as a mean over the chunks, rounded up.
 func (r *rank) inFlight() int {
-	now, most := 0, 0
+	chunks := r.cfg.Layout.VPP
+	return (r.most(func(int) int { return 1 }) + chunks - 1) / chunks
+}
+
+// atOnce returns the most groups of rows that are saved at once, of the mixtures that of
+// reports.
+func (r *rank) atOnce(of func(*model.MoE) bool) int {
+	return r.most(func(chunk int) (n int) {
+		for _, l := range r.layers(chunk) {
+			if l.MoE != nil && of(l.MoE) {
+				n++
+			}
+		}
+		return n
+	})
+}
+
+// most returns the greatest sum, at any time, of what each of the chunks that are between
+// their forward and their backward pass has.
+func (r *rank) most(has func(chunk int) int) (most int) {
+	now := 0
 	for _, a := range r.program {
 		if a.verb != compute {
 			continue
 		}
+		n := has(a.pass.Chunk)
 		if a.pass.Backward {
-			now--
-		} else {
-			now++
+			n = -n
 		}
+		now += n
 		most = max(most, now)
 	}
-	chunks := r.cfg.Layout.VPP
-	return (most + chunks - 1) / chunks
+	return most
 }

@@ -275,7 +275,7 @@ func (r *rank) space(width int) *stash.Workspace {
 		return w
 	}
 	rows, worst := r.setRows(width)
-	w, err := r.rt.NewWorkspace(layer.RowsGroup, r.cfg.Memory.sets(), stash.Rows(worst),
+	w, err := r.rt.NewWorkspace(layer.RowsGroup, r.sets(width), stash.Rows(worst),
 		layer.RowTensors(r.cfg.Model.Hidden, width, r.cfg.Number, stash.Rows(rows))...)
 	layer.Must(err)
 	r.spaces[width] = w

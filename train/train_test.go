@@ -107,6 +107,39 @@ func TestPoliciesGiveTheSameBits(t *testing.T) { // SPEC S1.6, S4.6, S5.2
 	}
 }
 
+// A rank with all experts gets the same rows whatever the routing. They stay where they were
+// computed: nothing is copied in any step.
+func TestRowsOfOneRankStay(t *testing.T) { // SPEC S1.1
+	for _, m := range []*model.Model{smallMoE(), smallDeepSeek()} {
+		for _, l := range []Layout{{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 2}} {
+			c := testConfig(t, m)
+			c.Layout = l
+			var err error
+			if c.Memory, err = NamedMemory("stash", 0); err != nil {
+				t.Fatal(err)
+			}
+			tr, err := New(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				if _, err := tr.Step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, s := range tr.Summaries() {
+				stay := l.EP == 1
+				if s.Stash == nil || (s.Stash.Stashed == 0) != stay || s.Stash.Reruns > 0 && stay {
+					t.Errorf("%s on %+v: %+v", m.Name, l, s.Stash)
+				}
+			}
+			if err := tr.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func budgetFor(name string) memory.Bytes {
 	if name == "budget" {
 		return 3 << 20

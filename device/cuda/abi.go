@@ -33,7 +33,6 @@ const (
 	captureRelaxed      = 2
 	memoryTypeUnified   = 4
 	funcMaxDynamicShare = 8
-	defaultDynamicShare = 48 << 10 // a kernel gets this much without asking
 
 	jitErrorLog     = 5
 	jitErrorLogSize = 6

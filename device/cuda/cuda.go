@@ -92,7 +92,7 @@ type Device struct {
 
 	functions sync.Map // *device.Kernel to *function
 	loading   sync.Mutex
-	modules   map[*device.Image]uintptr // guarded by loading
+	modules   []uintptr // guarded by loading
 
 	callsMu sync.Mutex             // callbacks take it: never held over a call of the driver
 	calls   map[*hostCall]struct{} // callbacks that the driver may still make
@@ -194,7 +194,6 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		name: name, drv: v, gpu: gpu, ctx: [1]uintptr{ctx}, retained: retained, copyKernel: o.CopyKernel,
 		major: v.attribute(gpu, attrMajor), minor: v.attribute(gpu, attrMinor),
 		numa:    int32(max(v.attribute(gpu, attrHostNuma), 0)),
-		modules: map[*device.Image]uintptr{},
 		streams: map[*stream]struct{}{},
 		graphs:  map[*graph]struct{}{},
 		calls:   map[*hostCall]struct{}{},

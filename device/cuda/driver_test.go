@@ -7,6 +7,9 @@ package cuda
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -178,6 +181,46 @@ func TestHostBound(t *testing.T) {
 		if got := hostBound(usable); got != want {
 			t.Errorf("of %v, %v may be pinned; want %v", usable, got, want)
 		}
+	}
+}
+
+// A module holds one kernel, and all that kernels share.
+func TestOnly(t *testing.T) {
+	const head, one, between, two, line = ".version 7.0\n.extern .shared .b8 pool[];\n",
+		".visible .entry one(\n\t.param .u64 p\n)\n.maxntid 128, 1, 1\n{\n\t{\n\tret;\n\t}\n}\n",
+		".shared .b8 few[4];\n", ".visible .entry two()\n{\n\tret;\n}\n", ".visible .entry line() { ret; }\n"
+	const all = head + one + between + two + line
+	for name, want := range map[string]string{
+		"one": head + one + between + line, "two": head + between + two + line,
+		"line": head + between + line, "tw": head + between + line,
+	} {
+		if got := only(all, name); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+// The kernels of this module have the form that only knows.
+func TestOnlyOfOurs(t *testing.T) {
+	files := 0
+	err := filepath.WalkDir("../../internal/kernels", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".ptx" {
+			return err
+		}
+		files++
+		text, err := os.ReadFile(path)
+		entries := strings.Split(string(text), ".visible .entry ")[1:]
+		for _, e := range entries {
+			name, _, _ := strings.Cut(e, "(")
+			got := only(string(text), name)
+			if strings.Count(got, ".entry") != 1 || !strings.Contains(got, ".entry "+name+"(") || strings.Count(got, "\n}") != 1 {
+				t.Errorf("%s: %s is not alone:\n%.2000s", path, name, got)
+			}
+		}
+		return err
+	})
+	if err != nil || files == 0 {
+		t.Errorf("%d files: %v", files, err)
 	}
 }
 

@@ -48,7 +48,8 @@ type fake struct {
 	full    map[string]int        // after how many calls a function shall run out of memory, once
 	calls   map[string]int
 	attrs   map[int]int32
-	excused bool // from giving everything back
+	shared  map[uintptr]uintptr // how much dynamic shared memory functions may use
+	excused bool                // from giving everything back
 }
 
 // fakeEvent is two events of the CPU device: one that stays inside a capture
@@ -101,7 +102,7 @@ func newFake(t testing.TB, total memory.Bytes) (*driver, *fake) {
 		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
 		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]*physical{},
 		fail: map[string]result{}, full: map[string]int{}, calls: map[string]int{},
-		attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},
+		shared: map[uintptr]uintptr{}, attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},
 	}
 	theFake.Store(f)
 	t.Cleanup(func() {

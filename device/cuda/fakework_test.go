@@ -205,9 +205,20 @@ var fakeKernels = map[string]fakeFunc{
 		}
 		return out(a[0], [3]uint64{uint64(a[3]), dims[0], dims[1]})
 	},
-	"cuFuncSetAttribute": func(*fake, []uintptr) result { return success },
+	"cuFuncSetAttribute": func(f *fake, a []uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.shared[a[0]] = a[2]
+		return success
+	},
 	"cuLaunchKernel": func(f *fake, a []uintptr) result {
 		s := get[*fakeStream](f, a[8])
+		f.mu.Lock()
+		allowed := a[7] <= f.shared[a[0]] // as if the source declared all of what needs no permission
+		f.mu.Unlock()
+		if !allowed {
+			return errInvalidValue
+		}
 		l := f.launch(a[0], [3]uint32{uint32(a[1]), uint32(a[2]), uint32(a[3])}, [3]uint32{uint32(a[4]), uint32(a[5]), uint32(a[6])}, a[9])
 		f.mu.Lock()
 		if s.capture != nil {

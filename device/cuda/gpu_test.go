@@ -219,18 +219,22 @@ func faultSticks(t *testing.T) {
 	}
 }
 
+// A kernel gets the shared memory that its launch asks for, within the 48 KiB that need no permission
+// unless the source declares some of them, and beyond.
 func TestSharedMemory(t *testing.T) {
 	d := open(t, Options{})
 	defer closeDevice(t, d)
 	s := newStream(t, d, "s")
 	b := alloc(t, d, memory.Device, 8*1024)
-	l := device.NewLaunch(sharedKernel, 1, 1024)
-	l.Shared = 64 << 10 // beyond the 48 KiB that a kernel gets without asking
-	l.Write(b.All())
-	s.Launch(l)
-	for i, w := range words(t, s, b.All()) {
-		if w != uint64(i^1) {
-			t.Fatalf("word %d is %d", i, w)
+	for _, threads := range []int{640, 1024} {
+		l := device.NewLaunch(sharedKernel, 1, threads)
+		l.Shared = uint32(64 * threads)
+		l.Write(b.All())
+		s.Launch(l)
+		for i, w := range words(t, s, b.All())[:threads] {
+			if w != uint64(i^1) {
+				t.Fatalf("%d threads: word %d is %d", threads, i, w)
+			}
 		}
 	}
 	s.Free(b)

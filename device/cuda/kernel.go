@@ -1,11 +1,13 @@
-// This file owns the loading of kernels: one module for each image, one
-// function for each kernel, kept until the device is closed.
+// This file owns the loading of kernels: one module for each, kept until the device is
+// closed. The driver compiles a module as a whole, and one at a time, so a module holds
+// nothing that is not launched.
 
 package cuda
 
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"github.com/stowage-dev/stowage/device"
@@ -31,13 +33,11 @@ func (d *Device) function(k *device.Kernel) *function {
 	if f, ok := d.functions.Load(k); ok {
 		return f.(*function)
 	}
-	m, ok := d.modules[k.Image]
-	if !ok {
-		if m = d.load(k.Image); m == 0 {
-			return nil
-		}
-		d.modules[k.Image] = m
+	m := d.load(k)
+	if m == 0 {
+		return nil
 	}
+	d.modules = append(d.modules, m)
 	var handle uint64
 	name := append([]byte(k.Name), 0)
 	if f := d.tryCall(&d.drv.moduleGetFunction, uintptr(pointer(&handle)), m, uintptr(pointer(&name[0]))); f != nil {
@@ -48,15 +48,14 @@ func (d *Device) function(k *device.Kernel) *function {
 		return nil
 	}
 	f := &function{handle: uintptr(handle)}
-	f.shared.Store(defaultDynamicShare)
 	d.functions.Store(k, f)
 	return f
 }
 
-// load compiles the best variant of an image for this GPU. The compiler's messages become
-// part of the error.
-func (d *Device) load(img *device.Image) uintptr {
-	p := &d.drv.moduleLoadDataEx
+// load compiles a kernel from the best variant of its image for this GPU. The compiler's
+// messages become part of the error.
+func (d *Device) load(k *device.Kernel) uintptr {
+	p, img := &d.drv.moduleLoadDataEx, k.Image
 	v, ok := choose(img.Variants, d.major, d.minor)
 	if !ok {
 		d.fail(&device.DriverError{
@@ -65,7 +64,7 @@ func (d *Device) load(img *device.Image) uintptr {
 		})
 		return 0
 	}
-	ptx := append([]byte(v.PTX), 0)
+	ptx := append([]byte(only(v.PTX, k.Name)), 0)
 	// One heap object, so that the address of the log, which is a number here, stays
 	// valid.
 	jit := &struct {
@@ -86,6 +85,26 @@ func (d *Device) load(img *device.Image) uintptr {
 	}
 	d.fail(&device.DriverError{Device: d.name, Call: p.name, Code: int(f.result), Text: text})
 	return 0
+}
+
+// only returns PTX without the kernels that have other names. It knows the form that clang
+// writes, where a kernel ends at the first brace that begins a line, and leaves in what has
+// another.
+func only(ptx, name string) string {
+	var kept strings.Builder
+	skip := false
+	for line := range strings.Lines(ptx) {
+		if entry, ok := strings.CutPrefix(line, ".visible .entry "); ok && !strings.Contains(line, "}") {
+			entry, _, _ = strings.Cut(entry, "(")
+			skip = entry != name
+		}
+		if !skip {
+			kept.WriteString(line)
+		} else if line[0] == '}' {
+			skip = false
+		}
+	}
+	return kept.String()
 }
 
 // choose returns the newest variant that the GPU runs. Plain PTX runs on its architecture
@@ -111,7 +130,8 @@ func choose(vs []device.Variant, major, minor int) (best device.Variant, ok bool
 	return best, ok
 }
 
-// allow makes more dynamic shared memory available to a kernel than the default.
+// allow makes dynamic shared memory available to a kernel. Without asking it gets 48 KiB less what
+// its source declares, which is not known here; so it asks for whatever it uses.
 func (d *Device) allow(f *function, shared uint32) bool {
 	if shared <= f.shared.Load() {
 		return true

@@ -112,9 +112,13 @@ COPY_NEXT:
 
 .visible .entry shared(.param .u64 p)
 {
-	.reg .b32 %r<4>;
+	.reg .b32 %r<5>;
 	.reg .b64 %d<3>;
+	.shared .align 4 .b8 declared[16384];
 	mov.u32 %r0, %tid.x;
+	mov.u32 %r4, declared;
+	mad.lo.u32 %r4, %r0, 16, %r4;
+	st.volatile.shared.u32 [%r4], %r0;
 	mov.u32 %r3, dynamic;
 	mad.lo.u32 %r1, %r0, 64, %r3;
 	st.shared.u32 [%r1], %r0;

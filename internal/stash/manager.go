@@ -37,6 +37,10 @@ type ManagerConfig struct {
 	// Fixed keeps the number of device pages that Store gives. Otherwise a runtime decides
 	// the number under a budget.
 	Fixed bool
+	// KeepAll says that workspaces have a set for every group that is saved at once, so that
+	// groups stay in theirs from the first step on. A group that finds none free has
+	// another moved to pages.
+	KeepAll bool
 	// MoreSets is how many sets SetMore may add to each workspace.
 	MoreSets int
 	// Place returns the tier for the rows of a group: Device or Host. In the tier Device,
@@ -435,7 +439,9 @@ func (m *Manager) mustBeOpen() {
 }
 
 // keep reports whether a group stays in its set.
-func (m *Manager) keep(g memory.GroupID) bool { return m.plan != nil && m.plan.Keep[g] }
+func (m *Manager) keep(g memory.GroupID) bool {
+	return m.cfg.KeepAll || m.plan != nil && m.plan.Keep[g]
+}
 
 // passed issues the restores that are due after an event. A step that departs from its
 // plan continues without one, and a new plan is made after it.

@@ -8,10 +8,11 @@
 PyTorch runs as a good user would have it (moe_model.py): bf16 copies of fp32 parameters, SDPA
 with the fastest of its backends for the shape, products over experts with counts on the
 device, sums of gradients in fp32, fused AdamW; eager, with torch.compile, and compiled with
-the passes of a step as one CUDA graph. Stowage and these take turns (--rounds); a rate is that of
-the middle step of all rounds. A step has 4 microbatches of 2 x 4096 tokens, clips the norm of
-the gradients and updates all parameters. Memory is the most that PyTorch's allocator gave
-out, and the peak of Stowage's device.
+the passes of a step as one CUDA graph. A rate is that of the middle step of all rounds (--rounds).
+First the policies of Stowage take turns, then the first of them and the kinds of PyTorch;
+whoever waits for its turn is stopped by a signal and does nothing. A step has 4 microbatches of
+2 x 4096 tokens, clips the norm of the gradients and updates all parameters. Memory is the
+most that PyTorch's allocator gave out, and the peak of Stowage's device.
 
 Both train on the same text. Weights at this size are drawn by each program; that
 both compute the same is shown with tiny models of the same kinds, where PyTorch continues
@@ -19,10 +20,14 @@ from a checkpoint of Stowage (--quick does only that). Parameters of both are co
 """
 
 import argparse
+import ctypes
 import json
 import math
+import multiprocessing
 import os
 import pathlib
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,8 +48,8 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--stowage", help="the program (default: it is built from this tree)")
     p.add_argument("--model", nargs="+", choices=list(MODELS), help="only these models (default all)")
-    p.add_argument("--policy", nargs="+", default=["none"], help="memory policies of Stowage (default none)")
-    p.add_argument("--kinds", nargs="+", choices=["eager", "compiled", "tuned", "graph"], default=["eager", "compiled", "graph"], help="ways to run PyTorch (default eager compiled graph); tuned is max-autotune-no-cudagraphs")
+    p.add_argument("--policy", nargs="+", default=["none"], help="memory policies of Stowage (default none), each with flags if it needs some: \"offload --offload-modules core_attn\"")
+    p.add_argument("--kinds", nargs="*", choices=["eager", "compiled", "tuned", "graph"], default=["eager", "compiled", "graph"], help="ways to run PyTorch (default eager compiled graph; tuned is max-autotune-no-cudagraphs); without any, only policies are compared")
     p.add_argument("--micro", type=int, default=2, help="sequences of a microbatch (default 2)")
     p.add_argument("--seq", type=int, default=4096, help="tokens of a sequence (default 4096)")
     p.add_argument("--microbatches", type=int, default=4, help="of a step (default 4)")
@@ -61,6 +66,7 @@ def parse():
 
 
 ARGS = parse()
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked CUDA cannot fork another that uses it
 if ARGS.quick:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 try:
@@ -98,30 +104,14 @@ class Stowage:
         pathlib.Path(config).write_text(json.dumps(model))
         micro, seq, microbatches = batch
         return out, [
-            self.program, "train", "--model", config, "--policy", policy, "--pp", "1", "--ep", "1", "--dp", "1", "--micro", str(micro), "--seq", str(seq),
+            self.program, "train", "--model", config, "--policy", *policy.split(), "--pp", "1", "--ep", "1", "--dp", "1", "--micro", str(micro), "--seq", str(seq),
             "--microbatches", str(microbatches), "--lr", str(OPTIM["lr"]), "--trace=false", "--out", out, *flags,
         ]
 
-    def measure(self, model, policy, batch, steps):
-        """The metrics of so many steps. The run is stopped behind them: a checkpoint would
-        take longer than they do."""
+    def start(self, model, policy, batch):
+        """A run that trains until it is ended."""
         out, command = self.command(model, policy, batch, "--device", "cuda", "--bf16", "--save-every", "0", "--steps", "1000000")
-        with open(os.path.join(self.folder, "log"), "w+") as log:
-            child, began = subprocess.Popen(command, stdout=log, stderr=log), time.monotonic()
-            try:
-                while True:
-                    time.sleep(0.05)
-                    lines = []
-                    if os.path.exists(os.path.join(out, "metrics.jsonl")):
-                        lines = pathlib.Path(out, "metrics.jsonl").read_text().split("\n")[:-1]
-                    if len(lines) >= steps:
-                        return [json.loads(line) for line in lines[:steps]]
-                    if child.poll() is not None or time.monotonic() - began > PATIENCE:
-                        log.seek(0)
-                        sys.exit(f"torch_moe: `{' '.join(command)}` failed:\n{log.read()[-2000:]}")
-            finally:
-                child.kill()
-                child.wait()
+        return Run(out, command)
 
     def train(self, model, batch, steps, more, *flags):
         """Trains steps, then more from the checkpoint: gives the folder behind the first
@@ -134,6 +124,43 @@ class Stowage:
             if "--resume" not in extra:
                 checkpoint = read(out)
         return checkpoint, [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl"))][steps:]
+
+
+class Run:
+    """A run of the program whose steps are measured in turns. It is killed in the end: a
+    checkpoint would take longer than the steps do."""
+
+    def __init__(self, out, command):
+        self.metrics, self.command, self.log = os.path.join(out, "metrics.jsonl"), command, tempfile.TemporaryFile("w+")
+        self.steps = []
+        # A run that is stopped must not outlive this program: prctl(PR_SET_PDEATHSIG).
+        last = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        self.child = subprocess.Popen(command, stdout=self.log, stderr=self.log, preexec_fn=last)
+
+    def until(self, steps):
+        """Waits for so many steps, then stops the program."""
+        began = time.monotonic()
+        while len(self.steps) < steps:
+            if self.child.poll() is not None or time.monotonic() - began > PATIENCE:
+                self.end()
+                self.log.seek(0)
+                sys.exit(f"torch_moe: `{' '.join(self.command)}` failed:\n{self.log.read()[-2000:]}")
+            time.sleep(0.01)
+            if os.path.exists(self.metrics):
+                self.steps = [json.loads(line) for line in pathlib.Path(self.metrics).read_text().split("\n")[:-1]]
+        self.child.send_signal(signal.SIGSTOP)
+
+    def turn(self, n):
+        """Measures steps. The first two are not counted: one of them was interrupted, and the
+        work before it may not be over."""
+        self.child.send_signal(signal.SIGCONT)
+        first = len(self.steps) + 2
+        self.until(first + n)
+        return self.steps[first : first + n]
+
+    def end(self):
+        self.child.kill()
+        self.child.wait()
 
 
 def read(run):
@@ -343,38 +370,76 @@ def speed(program, name):
     params, flops = work(about, a.seq)
     say(f"{name}: {params / 1e6:.1f} M parameters, {flops * tokens / 1e12:.1f} TFLOP a step of {tokens} tokens; attention by {fastest_attention(about)}")
     data = {"seq": a.seq, "micro": a.micro, "microbatches": a.microbatches, "ranks": 1, "targets": 1, "seed": 1}
-    text, results = Text(data), {}
-    mine = {policy: [] for policy in a.policy}
-    kinds = []
-    for round in range(a.rounds):
-        for policy in a.policy:
-            steps = program.measure(config, policy, (a.micro, a.seq, a.microbatches), WARM + a.measured)
-            mine[policy].append(steps)
-            if round == 0:
-                say(f"  stowage {policy}: {rate(steps[WARM:], tokens):.0f} tokens/s, losses {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
-        for kind in a.kinds if round == 0 else kinds:
-            kind = kind if round else start(kind, about, settings, text)
+    text, results, kinds = Text(data), {}, []
+    runs = {}
+    try:
+        for policy in a.policy:  # one at a time: a run times its first steps to plan the others
+            runs[policy] = program.start(config, policy, (a.micro, a.seq, a.microbatches))
+            runs[policy].until(WARM)
+        mine = {policy: [] for policy in runs}
+        for i in range(a.rounds if len(runs) > 1 else 0):
+            for policy in a.policy[:: 1 - i % 2 * 2]:  # to and fro: who was before decides how warm the GPU is
+                mine[policy] += runs[policy].turn(a.measured)
+        for policy in a.policy[1:]:
+            runs[policy].end()
+        first, beside = runs[a.policy[0]], []
+        for way in a.kinds:
+            kind = start(way, about, settings, text)
             if kind is None:
                 continue
-            kind.measure(a.measured)
-            if round == 0:
-                kinds.append(kind)
-                say(f"  PyTorch {kind.name}: {rate(kind.steps, tokens):.0f} tokens/s, loss {kind.steps[-1]['loss']:.4f}; first steps took {kind.first:.1f} s")
-                if a.profile and kind.name != "graph":
-                    kind.profile()
-    if not kinds:
-        sys.exit("torch_moe: no kind of PyTorch ran")
-    best = max(kinds, key=lambda k: rate(k.steps, tokens))
-    best_rate = rate(best.steps, tokens)
-    rows = [("PyTorch " + k.name, rate(k.steps, tokens), k.peak) for k in kinds]
-    rows += [("stowage " + p, rate([s for r in runs for s in r[WARM:]], tokens), max(r[-1]["peak_device_bytes"] for r in runs)) for p, runs in mine.items()]
-    for who, r, peak in rows:
-        say(f"  {who:24} {r:10.0f} tokens/s {peak / 2**30:8.2f} GiB {flops * r / 1e12:7.1f} TFLOP/s {r / best_rate:7.3f}x")
+            kinds.append(kind)
+            say(f"  PyTorch {kind.name}: first steps took {kind.first:.1f} s")
+            if a.profile and kind.name != "graph":
+                kind.profile()
+        if a.kinds and not kinds:
+            sys.exit("torch_moe: no kind of PyTorch ran")
+        for i in range(a.rounds):
+            for kind in [None, *kinds][:: 1 - i % 2 * 2]:
+                if kind:
+                    kind.measure(a.measured)
+                else:
+                    beside += first.turn(a.measured)
+    finally:
+        for run in runs.values():
+            run.end()
+    best, best_rate = max(((k.name, rate(k.steps, tokens)) for k in kinds), key=lambda k: k[1], default=(a.policy[0], rate(beside, tokens)))
+    rows = [("PyTorch " + k.name, rate(k.steps, tokens), k.peak, 1) for k in kinds]
+    for policy, run in runs.items():
+        slower = rate(mine[a.policy[0]], tokens) / rate(mine[policy], tokens) if mine[policy] else 1
+        short = policy.split()[0]
+        rows.append(("stowage " + (short if [p.split()[0] for p in a.policy].count(short) == 1 else policy), rate(beside, tokens) / slower, run.steps[-1]["peak_device_bytes"], slower))
+        if any(s["loss"] != t["loss"] for s, t in zip(first.steps, run.steps)):
+            sys.exit(f"torch_moe: losses of {name} under {policy} are not those under {a.policy[0]}")
+    for who, r, peak, slower in rows:
+        say(f"  {who:24} {r:10.0f} tokens/s {peak / 2**30:8.2f} GiB {flops * r / 1e12:7.1f} TFLOP/s {r / best_rate:7.3f}x" + (f", a step takes {slower:.3f}x of {a.policy[0]}'s" if slower != 1 else ""))
         results[who] = {"tokens_per_second": r, "peak_bytes": peak, "ratio": r / best_rate}
-    del kinds
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
-    return {"model": name, "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best.name, "results": results}
+        if who.startswith("stowage"):
+            results[who]["step_ratio"] = slower
+    return {"model": name, "hardware": torch.cuda.get_device_name(), "parameters": params, "flops_per_token": flops, "tokens": tokens, "best": best, "results": results}
+
+
+def alone(work, *args):
+    """The result of work in a process of its own, which leaves nothing on the GPU."""
+    fork = multiprocessing.get_context("fork")
+    mine, its = fork.Pipe(False)
+    child = fork.Process(target=lambda: its.send(work(*args)))
+    child.start()
+    its.close()
+    try:
+        return mine.recv()
+    except EOFError:
+        sys.exit(1)  # it said why
+    finally:
+        child.join()
+
+
+def write(out):
+    """Writes the figures so far."""
+    if not ARGS.json:
+        return
+    figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
+    label = {"bench": "torch_moe", "command": shlex.join(sys.argv), "hardware": next((s["hardware"] for s in out["speed"]), ""), "figures": figures}
+    pathlib.Path(ARGS.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
 
 
 def main():
@@ -388,11 +453,9 @@ def main():
                 bad.append(name)
             say(f"{name}, tiny, fp32: losses differ by {x['loss_differs']:.1e} at most, norms by {x['norm_differs']:.1e} of them")
         for name in [] if a.quick else a.model or MODELS:
-            out["speed"].append(speed(program, name))
-    if a.json:
-        figures = {f"{s['model']}_{who.replace(' ', '_')}_{k}": v for s in out["speed"] for who, r in s["results"].items() for k, v in r.items()}
-        label = {"bench": "torch_moe", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name() if out["speed"] else "", "figures": figures}
-        pathlib.Path(a.json).write_text(json.dumps({**label, **out}, indent=2) + "\n")
+            out["speed"].append(alone(speed, program, name))
+            write(out)
+    write(out)
     if bad:
         sys.exit(f"torch_moe: {', '.join(bad)}: losses or norms of the programs differ")
 

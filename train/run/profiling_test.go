@@ -58,14 +58,14 @@ func TestProfile(t *testing.T) {
 	case p.Steps != profiledSteps || p.Millis <= 0 || p.Plain <= 0 || p.Model <= 0 || p.MFU <= 0 || p.Work <= 0:
 		t.Errorf("%+v", p)
 	}
-	for _, name := range []string{"gemm_plain", "grouped_plain", "attend_grad", "stash", "rmsnorm", "adamw"} {
+	for _, name := range []string{"gemm_plain", "grouped_plain", "attend_grad", "swiglu", "rmsnorm", "adamw"} {
 		i := slices.IndexFunc(p.Kernels, func(k profile.Kernel) bool { return k.Name == name })
 		if i < 0 {
 			t.Errorf("%s is missing", name)
 			continue
 		}
 		k := p.Kernels[i]
-		product := !slices.Contains([]string{"stash", "rmsnorm", "adamw"}, name)
+		product := !slices.Contains([]string{"swiglu", "rmsnorm", "adamw"}, name)
 		if k.Launches < 1 || k.Millis <= 0 || k.GBps <= 0 || k.Limit <= 0 || product != (k.TFlops > 0) {
 			t.Errorf("%+v", k)
 		}
