@@ -184,6 +184,12 @@ def norm_grad(x, w, dy):
     return dx.to(torch.bfloat16), (dy * x * r).sum(0)
 
 
+def norm_grad_add(x, w, dy, more):
+    """The same, with the gradient of a residual connection added."""
+    dx, dw = norm_grad(x, w, dy)
+    return dx + more, dw
+
+
 def swiglu(h):
     a, b = h.chunk(2, -1)
     return F.silu(a) * b
@@ -215,26 +221,32 @@ def cross_entropy(logits, targets):
 def rows():
     tokens, top, big = 8192, 6, 1 << 27
     for cols in (2048, 4096):
-        x, y, w, wide = normal(tokens, cols), normal(tokens, cols), normal(cols), normal(tokens, 2 * cols)
+        x, y, more, w, wide = normal(tokens, cols), normal(tokens, cols), normal(tokens, cols), normal(cols), normal(tokens, 2 * cols)
         sorted_, unit = normal(tokens * top, cols), tokens * cols * 2
         order = torch.randperm(tokens * top, device="cuda")
         name = lambda what: f"rows/{what}-{cols}"
+        measure(name("copy"), "copy_", lambda: y.copy_(x), moved=2 * unit)
         both(name("norm"), norm, x, w, moved=2 * unit)
         both(name("norm-grad"), norm_grad, x, w, y, moved=3 * unit)
         leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
         out = norm(*leaves)
         measure(name("norm-grad"), "autograd", lambda: torch.autograd.grad(out, leaves, y, retain_graph=True), moved=3 * unit)
+        both(name("norm-grad-add"), norm_grad_add, x, w, y, more, moved=4 * unit)
         both(name("swiglu"), swiglu, wide, moved=3 * unit)
         both(name("swiglu-grad"), swiglu_grad, wide, y, moved=5 * unit)
         both(name("take"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
         both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
-    logits, targets = normal(tokens, 32000), torch.arange(tokens, device="cuda") * 7919 % 32000
-    both("rows/cross-entropy-32000", cross_entropy, logits, targets, moved=2 * logits.numel() * 2)
-    if not ARGS.no_compile:
-        leaf, f = logits.detach().requires_grad_(), torch.compile(lambda x, t: F.cross_entropy(x.float(), t, reduction="sum"), dynamic=False)
-        measure("rows/cross-entropy-32000", "autograd", lambda: torch.autograd.grad(f(leaf, targets), leaf), moved=2 * logits.numel() * 2)
-        del leaf
-    del logits
+    for count, vocab, kind in ((tokens, 32000, torch.bfloat16), (2048, 128256, torch.bfloat16), (tokens, 32000, torch.float32), (2048, 128256, torch.float32)):
+        logits, targets = normal(count, vocab, dtype=kind), torch.arange(count, device="cuda") * 7919 % vocab
+        name, moved = "rows/cross-entropy-" + "fp32-" * (kind == torch.float32) + str(vocab), logits.numel() * (logits.element_size() + 2)
+        both(name, cross_entropy, logits, targets, moved=moved)
+        leaf = logits.detach().requires_grad_()
+        loss = lambda x, t: F.cross_entropy(x.float(), t, reduction="sum")
+        measure(name, "F.cross_entropy", lambda: torch.autograd.grad(loss(leaf, targets), leaf), moved=moved)
+        if not ARGS.no_compile:
+            f = torch.compile(loss, dynamic=False)
+            measure(name, "F.cross_entropy, compiled", lambda: torch.autograd.grad(f(leaf, targets), leaf), moved=moved)
+        del leaf, logits
     p = torch.nn.Parameter(normal(big, dtype=torch.float32))
     p.grad = normal(big, dtype=torch.float32)
     optim = torch.optim.AdamW([p], lr=1e-9, fused=True)

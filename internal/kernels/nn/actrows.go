@@ -41,16 +41,6 @@ func (w *ways) of(ms ...Matrix) *device.Kernel {
 	return &w.wide
 }
 
-// lines returns how many rows a block computes at once, if each thread keeps a number of
-// vectors of eight numbers.
-func lines(cols, vectors int) int {
-	size := 32
-	for size < rowThreads && size*vectors*8 < cols {
-		size *= 2
-	}
-	return rowThreads / size
-}
-
 // passMatrix adds a matrix as a pointer. It declares only the rows of the matrix, so
 // several streams may use columns of one matrix at once.
 func passMatrix(l *device.Launch, what string, m Matrix, mode device.Mode) {

@@ -1,10 +1,9 @@
-// This file owns the launches of the embedding and the loss. embedtwin.go has the twins.
+// This file owns the launches of the embedding. embedtwin.go has the twins.
 
 package nn
 
 import (
 	"github.com/stowage-dev/stowage/device"
-	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
 )
 
@@ -12,8 +11,6 @@ var (
 	embedKernel     = device.Kernel{Name: "stowage_nn_embed", Image: embedImage, Go: embedTwin}
 	embedSortKernel = device.Kernel{Name: "stowage_nn_embed_sort", Image: embedImage, Go: embedSortTwin}
 	embedGradKernel = device.Kernel{Name: "stowage_nn_embed_grad", Image: embedImage, Go: embedGradTwin}
-	totalKernel     = device.Kernel{Name: "stowage_nn_total", Image: embedImage, Go: totalTwin}
-	lossKernels     = newWays("stowage_nn_cross_entropy", embedImage, lossTwin) // wide: aligned fp32 logits
 )
 
 // Lookup copies rows of a table: row i of Y becomes row IDs[i] (uint32) of Table.
@@ -96,79 +93,5 @@ func embedGradLaunch(e LookupGrad) device.Launch {
 	l.Arg(packPair(e.DTable.pitch(), e.DY.pitch()))
 	l.Arg(uint64(e.DTable.Rows))
 	l.Arg(typeBits(e.DTable, e.DY))
-	return l
-}
-
-// Loss is the cross entropy of each row of Logits with its target. The gradient times
-// Scale is written to Grad, unless that is the zero Matrix. Grad may be Logits, or
-// Logits.Half. A row with the target None has the loss and the gradient zero.
-type Loss struct {
-	Logits  Matrix
-	Targets device.Range // uint32
-	Losses  device.Range // fp32, one a row: set
-	Grad    Matrix
-	Scale   float32
-}
-
-// Half returns a matrix of bf16 in the memory of one of fp32: a row of it is the second half
-// of a row.
-func (m Matrix) Half() Matrix {
-	off := 2 * memory.Bytes(m.Cols)
-	return Matrix{Range: m.Range.Slice(off, m.Range.Len-off), Type: kernels.BF16, Rows: m.Rows, Cols: m.Cols, Pitch: 2 * m.pitch()}
-}
-
-// CrossEntropy issues a loss.
-func CrossEntropy(s device.Stream, l Loss) { s.Launch(lossLaunch(l)) }
-
-// lossLaunch returns the launch of a loss. Its arguments:
-//
-//	0..3  Logits, Targets, Losses, Grad or zero
-//	4     Logits.Rows | Logits.Cols << 32
-//	5     pitch of Logits | pitch of Grad << 32
-//	6     types: bit 0 Logits, 1 Grad; set for bf16 | bits of Scale << 32
-func lossLaunch(e Loss) device.Launch {
-	k := &lossKernels.any
-	if e.Logits.Type == kernels.F32 && e.Logits.aligned(4) && (e.Grad.Buf == nil || e.Grad.aligned(4)) {
-		k = &lossKernels.wide
-	}
-	l := device.NewLaunch(k, min(e.Logits.Rows, lossBlocks), rowThreads)
-	passMatrix(&l, "logits", e.Logits, device.Read)
-	passRun(&l, "targets", e.Targets, e.Logits.Rows, 4, device.Read, false)
-	passRun(&l, "losses", e.Losses, e.Logits.Rows, 4, device.Write, false)
-	if e.Grad.Buf != nil {
-		e.Grad.shape("the gradient of logits", e.Logits.Rows, e.Logits.Cols)
-	}
-	passMaybe(&l, "the gradient of logits", e.Grad, device.Write)
-	l.Arg(packPair(e.Logits.Rows, e.Logits.Cols))
-	l.Arg(packPair(e.Logits.pitch(), e.Grad.pitch()))
-	l.Arg(typeBits(e.Logits, e.Grad) | bits(e.Scale)<<32)
-	return l
-}
-
-// lossBlocks is the most blocks. Of fewer rows at a time, L2 keeps more between the two times
-// that they are read. An H200 has 132 multiprocessors.
-const lossBlocks = 264
-
-// Total adds Factor times the sum of X (fp32) to the fp32 at Sum.
-type Total struct {
-	Sum, X device.Range
-	Factor float32
-}
-
-// AddUp issues a total.
-func AddUp(s device.Stream, t Total) { s.Launch(totalLaunch(t)) }
-
-// totalLaunch returns the launch of a total, one block on a GPU. Its arguments:
-//
-//	0..1  Sum, X
-//	2     numbers of X
-//	3     bits of Factor
-func totalLaunch(t Total) device.Launch {
-	n := int(t.X.Len / 4)
-	l := device.NewLaunch(&totalKernel, 1, rowThreads)
-	passRun(&l, "a total", t.Sum, 1, 4, device.Write, false)
-	passRun(&l, "what a total adds up", t.X, n, 4, device.Read, false)
-	l.Arg(uint64(n))
-	l.Arg(bits(t.Factor))
 	return l
 }

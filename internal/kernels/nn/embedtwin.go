@@ -1,10 +1,9 @@
-// This file owns the twins of the embedding and of the loss.
+// This file owns the twins of the embedding.
 
 package nn
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/kernels"
@@ -107,58 +106,4 @@ func sortByID(ids, order, start []uint32) {
 	}
 	copy(start[1:], start)
 	start[0] = 0
-}
-
-func lossTwin(l *device.Launch) {
-	a := l.Args()
-	rows, cols := unpackPair(a[4])
-	from, to := unpackPair(a[5])
-	logits, grad, scale := stripOf(a[0], from, a[6], 0), stripOf(a[3], to, a[6], 1), math.Float32frombits(uint32(a[6]>>32))
-	targets, losses := device.Slice[uint32](a[1], rows), device.Slice[float32](a[2], rows)
-	parallel.For(rows, runRows(cols), func(from, to int) {
-		withRoom(2*cols, func(room []float32) {
-			for row := from; row < to; row++ {
-				target := targets[row]
-				if target != None && int(target) >= cols {
-					panic(fmt.Sprintf("nn: a target of %d among %d logits", target, cols))
-				}
-				x, out := logits.get(row, 0, cols, room), room[cols:]
-				if grad.addr != 0 {
-					out = grad.into(row, 0, cols, out)
-				}
-				loss, sum := lossRow(out, x, target)
-				losses[row] = loss
-				if grad.addr == 0 {
-					continue
-				}
-				if target != None {
-					vec.Scale(out, out, scale/sum)
-					out[target] -= scale
-				}
-				grad.put(row, 0, out)
-			}
-		})
-	})
-}
-
-// lossRow gives the loss, puts exponentials into out, which may be x, and gives their
-// sum; without a target it puts zeros. The largest logit m comes off first, so that no
-// exponential is above one and one is one:
-//
-//	loss = log(sum e^(x-m)) - (x_target - m)
-func lossRow(out, x []float32, target uint32) (loss, sum float32) {
-	if target == None {
-		clear(out)
-		return 0, 0
-	}
-	m := vec.Max(x)
-	above := m - x[target]
-	sum = vec.ExpSum(out, x, m)
-	return float32(math.Log(float64(sum))) + above, sum
-}
-
-func totalTwin(l *device.Launch) {
-	a := l.Args()
-	x := device.Slice[float32](a[1], int(a[2]))
-	device.Slice[float32](a[0], 1)[0] += float32(math.Float32frombits(uint32(a[3])) * vec.Sum(x))
 }

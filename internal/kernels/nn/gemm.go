@@ -70,6 +70,7 @@ func GemmLaunch(p Product) device.Launch {
 	l.Arg(packPair(p.A.pitch(), p.B.pitch()))
 	l.Arg(packPair(p.C.pitch(), p.Plus.pitch()))
 	l.Arg(how)
+	p.tuneRouter(&l, m, n)
 	if p.C.even() && p.Plus.even() && (p.Plus.Buf == nil || p.Plus.Type == p.C.Type) {
 		switch f := hopperFormOf(n); {
 		case !p.TransA:

@@ -16,6 +16,8 @@ var (
 	actPTX string
 	//go:embed embed_sm80.ptx
 	embedPTX string
+	//go:embed loss_sm80.ptx
+	lossPTX string
 	//go:embed norm_sm80.ptx
 	normPTX string
 	//go:embed optim_sm80.ptx
@@ -41,6 +43,7 @@ var (
 
 	actImage       = image("nn/act.cu", actPTX)
 	embedImage     = image("nn/embed.cu", embedPTX)
+	lossImage      = image("nn/loss.cu", lossPTX)
 	normImage      = image("nn/norm.cu", normPTX)
 	optimImage     = image("nn/optim.cu", optimPTX)
 	ropeImage      = image("nn/rope.cu", ropePTX)

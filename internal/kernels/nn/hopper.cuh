@@ -72,6 +72,17 @@ DEVICE u32 cta_in_cluster() {
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// hear reads shared memory of a block of the cluster. That block must have written it before
+// all waited for each other, and must not end before this.
+DEVICE Vec hear(u32 at, u32 cta) {
+    Vec v;
+    asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %4, %5; ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [r];}"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at), "r"(cta)
+                 : "memory");
+    return v;
+}
+
 // ---- copies. One thread issues each.
 
 // tma_load copies the box whose first number is (row, col) to dst, and its bytes count at

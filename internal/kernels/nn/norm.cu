@@ -2,6 +2,7 @@
 // targets: sm_80
 
 #include "norm.cuh"
+#include "tensor.cuh"
 
 #define THREADS 256
 #define KEEP 4u      // vectors of a row that a thread keeps: normKeep
@@ -25,11 +26,42 @@ DEVICE u64 run_at(const Norm &m, u64 i, u64 &first) {
     return row;
 }
 
-// norm_kept computes a norm whose columns a team keeps in registers.
-template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u64 y, u64 x, u64 w) {
-    Vec v[vectors], g[vectors];
-    hold(t, x, m.n, v);
-    hold(t, w, m.n, g);
+// row_team returns a team whose members keep a norm, a number of vectors each. It may be some
+// lanes of a warp.
+DEVICE Team row_team(u32 cols, u32 vectors) {
+    u32 size = 4;
+#pragma unroll 1
+    while (size < threads() && size * vectors * STEP < cols) size *= 2;
+    return teams(size);
+}
+
+// row_sum returns the sum over a team. All lanes of a warp call it.
+DEVICE Two row_sum(const Team &t, Two v) {
+    if (t.size >= 32) return t.sum(v);
+#pragma unroll 1
+    for (u32 d = t.size / 2; d > 0; d /= 2) v = {v.a + number(across(bits(v.a), d)), v.b + number(across(bits(v.b), d))};
+    return v;
+}
+
+// each_norm calls f for every norm from the first of this team to the end, some apart, and
+// with how many columns: none where other teams of the warp have one more.
+template <class F> DEVICE void each_norm(const Norm &m, const Team &t, u64 i, u64 end, u64 apart, F f) {
+    u32 mates = t.size < 32 ? lane() / t.size : 0; // teams before this one in the warp
+#pragma unroll 1
+    for (; i - mates < end; i += apart) f(i, i < end ? m.n : 0);
+}
+
+// forget keeps the compiler from using again what it has computed from vectors. Their numbers
+// take twice the registers.
+template <u32 vectors> DEVICE void forget(Vec (&v)[vectors]) {
+#pragma unroll
+    for (u32 k = 0; k < vectors; k++) asm volatile("" : "+r"(v[k].x), "+r"(v[k].y), "+r"(v[k].z), "+r"(v[k].w));
+}
+
+// norm_kept computes a norm whose columns a team keeps in registers. Caches have the weight.
+template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u32 n, u64 y, u64 x, u64 w) {
+    Vec v[vectors];
+    hold(t, x, n, v);
     float a[STEP], b[STEP], squares = 0;
 #pragma unroll
     for (u32 k = 0; k < vectors; k++) {
@@ -37,13 +69,14 @@ template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u64 y
 #pragma unroll
         for (u32 e = 0; e < STEP; e++) squares += a[e] * a[e];
     }
-    float r = m.scale(t.sum(squares));
+    float r = m.scale(row_sum(t, {squares, 0}).a);
+    forget(v);
 #pragma unroll
     for (u32 k = 0; k < vectors; k++) {
         u32 c = (t.member + k * t.size) * STEP;
-        if (c >= m.n) continue;
+        if (c >= n) continue;
         widen(v[k], a);
-        widen(g[k], b);
+        widen(look<Vec>(w + 2ull * c), b);
 #pragma unroll
         for (u32 e = 0; e < STEP; e++) a[e] = a[e] * r * b[e];
         write(y + 2ull * c, narrowed(a));
@@ -51,15 +84,15 @@ template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u64 y
 }
 
 // norm_again computes a norm of any format and reads it twice. It adds in the same order.
-DEVICE void norm_again(const Norm &m, const Team &t, const Matrix &y, const Matrix &x, const Matrix &w, u64 row, u64 first) {
+DEVICE void norm_again(const Norm &m, const Team &t, u32 cols, const Matrix &y, const Matrix &x, const Matrix &w, u64 row, u64 first) {
     float a[STEP], b[STEP], squares = 0;
-    t.each(m.n, [&](u32 c, u32 n) {
+    t.each(cols, [&](u32 c, u32 n) {
         load(x.type, x.at(row, first + c), n, a);
 #pragma unroll
         for (u32 e = 0; e < STEP; e++) squares += a[e] * a[e];
     });
-    float r = m.scale(t.sum(squares));
-    t.each(m.n, [&](u32 c, u32 n) {
+    float r = m.scale(row_sum(t, {squares, 0}).a);
+    t.each(cols, [&](u32 c, u32 n) {
         load(x.type, x.at(row, first + c), n, a);
         load(w.type, w.at(0, c), n, b);
 #pragma unroll
@@ -70,11 +103,10 @@ DEVICE void norm_again(const Norm &m, const Team &t, const Matrix &y, const Matr
 
 // norms calls f for each norm of this thread's team.
 template <class F> DEVICE void norms(const Norm &m, const Team &t, F f) {
-#pragma unroll 1
-    for (u64 i = t.number; i < (u64)m.rows * m.runs; i += t.count) {
+    each_norm(m, t, t.number, (u64)m.rows * m.runs, t.count, [&](u64 i, u32 n) INLINE {
         u64 first, row = run_at(m, i, first);
-        f(row, first);
-    }
+        f(n, row, first);
+    });
 }
 
 // Rows of bf16 whose vectors are aligned have kernels of their own, because code for all
@@ -84,16 +116,16 @@ stowage_nn_rmsnorm_wide(u64 dst, u64 src, u64 weight, u64 size, u64 pitches, u64
     Norm m = unpack(size, how);
     Matrix y = {global(dst), low(pitches), BF16}, x = {global(src), high(pitches), BF16};
     u64 w = global(weight);
-    Team t = line(m.n, KEEP);
-    norms(m, t, [&](u64 row, u64 first) INLINE { norm_kept<KEEP>(m, t, y.at(row, first), x.at(row, first), w); });
+    Team t = row_team(m.n, KEEP);
+    norms(m, t, [&](u32 n, u64 row, u64 first) INLINE { norm_kept<KEEP>(m, t, n, y.at(row, first), x.at(row, first), w); });
 }
 
 KERNEL(THREADS)
 stowage_nn_rmsnorm(u64 dst, u64 src, u64 weight, u64 size, u64 pitches, u64 how, u64 types) {
     Norm m = unpack(size, how);
     Matrix y = {global(dst), low(pitches), bit(types, 0)}, x = {global(src), high(pitches), bit(types, 1)}, w = {global(weight), 0, bit(types, 2)};
-    Team t = line(m.n, KEEP);
-    norms(m, t, [&](u64 row, u64 first) INLINE { norm_again(m, t, y, x, w, row, first); });
+    Team t = row_team(m.n, KEEP);
+    norms(m, t, [&](u32 n, u64 row, u64 first) INLINE { norm_again(m, t, n, y, x, w, row, first); });
 }
 
 struct NormGrad {
@@ -101,13 +133,43 @@ struct NormGrad {
     Matrix dx, x, w, dy, plus;
 };
 
-// grad_kept computes one norm from what its team keeps in registers. The thread keeps the
-// sums for the weight too, because it has the same columns of every norm.
-DEVICE void grad_kept(const NormGrad &g, const Team &t, u64 row, u64 first, const Vec (&weight)[GRAD_KEEP], Weight<GRAD_KEEP> &dw) {
+// Ahead has the vectors of a norm that belong to this thread in shared memory, where they are
+// copied while the norm before is computed. No other thread reads them.
+struct Ahead {
+    const NormGrad &g;
+    const Team &t;
+    DEVICE u32 column(u32 k) const { return (t.member + k * t.size) * STEP; }
+    DEVICE Vec *place(u32 operand, u32 k) const { return reinterpret_cast<Vec *>(pool) + (operand * GRAD_KEEP + k) * threads() + thread(); }
+    // begin begins to copy norm i, if it is one before the end.
+    DEVICE void begin(u64 i, u64 end) const {
+        u64 first, row = run_at(g.m, i, first);
+#pragma unroll
+        for (u32 k = 0; k < GRAD_KEEP; k++) {
+            if (i >= end || column(k) >= g.m.n) continue;
+            bring(spot(place(0, k)), g.x.at(row, first + column(k)), 16);
+            bring(spot(place(1, k)), g.dy.at(row, first + column(k)), 16);
+            if (g.plus.base != 0) bring(spot(place(2, k)), g.plus.at(row, first + column(k)), 16);
+        }
+        seal();
+    }
+    DEVICE void get(u32 operand, u32 n, Vec (&v)[GRAD_KEEP]) const {
+#pragma unroll
+        for (u32 k = 0; k < GRAD_KEEP; k++) v[k] = column(k) < n ? *place(operand, k) : Vec{0, 0, 0, 0};
+        forget(v);
+    }
+};
+
+// grad_kept computes n columns of a norm from what its team keeps in registers, and begins to
+// copy the next norm. The thread keeps the sums for the weight too, because it has the same columns
+// of every norm.
+DEVICE void grad_kept(const Ahead &a, u32 n, u64 i, u64 next, u64 end, Vec (&weight)[GRAD_KEEP], Weight<GRAD_KEEP> &dw) {
+    const NormGrad &g = a.g;
     Vec xs[GRAD_KEEP], dys[GRAD_KEEP], more[GRAD_KEEP];
-    hold(t, g.x.at(row, first), g.m.n, xs);
-    hold(t, g.dy.at(row, first), g.m.n, dys);
-    if (g.plus.base != 0) hold(t, g.plus.at(row, first), g.m.n, more);
+    arrived<0>();
+    a.get(0, n, xs);
+    a.get(1, n, dys);
+    if (g.plus.base != 0) a.get(2, n, more);
+    a.begin(next, end);
     float x[STEP], dy[STEP], w[STEP];
     Two s = {0, 0};
 #pragma unroll
@@ -121,12 +183,15 @@ DEVICE void grad_kept(const NormGrad &g, const Team &t, u64 row, u64 first, cons
             s.b += dy[e] * w[e] * x[e];
         }
     }
-    s = t.sum(s);
+    s = row_sum(a.t, s);
     float r = g.m.scale(s.a), back = r * r * r * s.b / (float)g.m.n;
+    forget(xs);
+    forget(dys);
+    forget(weight);
+    u64 first, row = run_at(g.m, i, first);
 #pragma unroll
     for (u32 k = 0; k < GRAD_KEEP; k++) {
-        u32 c = (t.member + k * t.size) * STEP;
-        if (c >= g.m.n) continue;
+        if (a.column(k) >= n) continue;
         widen(xs[k], x);
         widen(dys[k], dy);
         widen(weight[k], w);
@@ -140,7 +205,7 @@ DEVICE void grad_kept(const NormGrad &g, const Team &t, u64 row, u64 first, cons
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) x[e] += dy[e];
         }
-        write(g.dx.at(row, first + c), narrowed(x));
+        write(g.dx.at(row, first + a.column(k)), narrowed(x));
     }
 }
 
@@ -179,7 +244,8 @@ DEVICE void grad_again(const NormGrad &g, const Team &t, u64 row, u64 first, Wei
 }
 
 // grad_parts computes the parts of the rows that a block has, whose teams take turns. Then
-// the teams' sums for the weight are added up in order. f computes a norm.
+// the teams' sums for the weight are added up in order. f computes the norms of a team from
+// the first on, each apart from the one before.
 template <u32 steps, class F> DEVICE void grad_parts(const Norm &m, const Team &t, u64 scratch, u64 part, F f) {
     u32 in = threads() / t.size, own = thread() / t.size; // teams of a block, and this one
 #pragma unroll 1
@@ -187,11 +253,7 @@ template <u32 steps, class F> DEVICE void grad_parts(const Norm &m, const Team &
         u64 from = p * part * m.runs, to = least((p + 1) * part, (u64)m.rows) * m.runs;
         Weight<steps> sums;
         sums.clear();
-#pragma unroll 1
-        for (u64 i = from + own; i < to; i += in) {
-            u64 first, row = run_at(m, i, first);
-            f(row, first, sums);
-        }
+        f(from + own, to, in, sums);
         sums.finish(t, m.n, scratch + 4 * p * m.n);
     }
 }
@@ -206,10 +268,15 @@ stowage_nn_rmsnorm_grad_wide(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch
         {global(dy), low(more), BF16},
         {plus == 0 ? 0 : global(plus), high(more), BF16},
     };
-    Team t = line(g.m.n, GRAD_KEEP);
+    Team t = row_team(g.m.n, GRAD_KEEP);
     Vec weight[GRAD_KEEP];
     hold(t, global(w), g.m.n, weight);
-    grad_parts<GRAD_KEEP>(g.m, t, global(scratch), part, [&](u64 row, u64 first, Weight<GRAD_KEEP> &sums) INLINE { grad_kept(g, t, row, first, weight, sums); });
+    need(3 * GRAD_KEEP * 16 * threads());
+    grad_parts<GRAD_KEEP>(g.m, t, global(scratch), part, [&](u64 from, u64 end, u32 apart, Weight<GRAD_KEEP> &sums) INLINE {
+        Ahead a = {g, t};
+        a.begin(from, end);
+        each_norm(g.m, t, from, end, apart, [&](u64 i, u32 n) INLINE { grad_kept(a, n, i, i + apart, end, weight, sums); });
+    });
 }
 
 KERNEL(GRAD_THREADS)
@@ -223,10 +290,35 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
         {plus == 0 ? 0 : global(plus), high(more), bit(types, 4)},
     };
     Team t = line(g.m.n, STEPS);
-    grad_parts<STEPS>(g.m, t, global(scratch), part, [&](u64 row, u64 first, Weight<STEPS> &sums) INLINE { grad_again(g, t, row, first, sums); });
+    grad_parts<STEPS>(g.m, t, global(scratch), part, [&](u64 i, u64 end, u32 apart, Weight<STEPS> &sums) INLINE {
+#pragma unroll 1
+        for (; i < end; i += apart) {
+            u64 first, row = run_at(g.m, i, first);
+            grad_again(g, t, row, first, sums);
+        }
+    });
 }
 
-KERNEL(THREADS)
+#define SUM_THREADS 512 // normSumThreads
+
+// A block adds up the parts of 32 columns. Each warp adds some of the parts, in order, and
+// the first warp adds up the sums, in order.
+KERNEL(SUM_THREADS)
 stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
-    add_parts(global(dw), global(scratch), low(size), high(size), bit(types, 0));
+    SHARED float sums[SUM_THREADS / 32][32];
+    u32 parts = low(size), cols = high(size), type = bit(types, 0), each = (parts + SUM_THREADS / 32 - 1) / (SUM_THREADS / 32);
+    u32 from = least(warp() * each, parts), n = least(each, parts - from);
+#pragma unroll 1
+    for (u32 c = block() * 32 + lane(); c - lane() < cols; c += blocks() * 32) {
+        if (c < cols) sums[warp()][lane()] = sum_apart(0, global(scratch) + 4ull * from * cols + 4ull * c, n, 4ull * cols);
+        barrier();
+        if (warp() == 0 && c < cols) {
+            u64 to = global(dw) + (u64)c * size_of(type);
+            float sum = get(type, to);
+#pragma unroll
+            for (u32 w = 0; w < SUM_THREADS / 32; w++) sum += sums[w][lane()];
+            set(type, to, sum);
+        }
+        barrier();
+    }
 }

@@ -28,13 +28,20 @@ template <u32 steps> struct Weight {
             if (c < n) f(c, least(STEP, n - c), v[k]);
         }
     }
-    // finish writes the sums over all teams of the block, in the order of teams.
+    // finish writes the sums over all teams of the block, in the order of teams. Those of a
+    // warp are added up first.
     DEVICE void finish(const Team &t, u32 n, u64 to) {
-        u32 in = threads() / t.size, own = thread() / t.size;
+#pragma unroll 1
+        for (u32 d = t.size; d < 32; d *= 2)
+#pragma unroll
+            for (u32 k = 0; k < steps; k++)
+#pragma unroll
+                for (u32 e = 0; e < STEP; e++) v[k][e] += number(across(bits(v[k][e]), d));
+        u32 size = t.size < 32 ? 32 : t.size, in = threads() / size, own = thread() / size;
 #pragma unroll 1
         for (u32 turn = 0; turn < in; turn++) {
             barrier();
-            if (turn != own) continue;
+            if (turn != own || (t.size < 32 && lane() >= t.size)) continue;
             each(t, n, [&](u32 c, u32 m, float *sum) {
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) {

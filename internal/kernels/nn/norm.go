@@ -43,7 +43,7 @@ func normLaunch(n Norm) device.Launch {
 	if n.W.Cols > rowThreads*normKeep*8 {
 		k = &normKernels.any
 	}
-	l := device.NewLaunch(k, runsOf(n.X.Rows*(n.X.Cols/n.W.Cols), lines(n.W.Cols, normKeep)), rowThreads)
+	l := device.NewLaunch(k, runsOf(n.X.Rows*(n.X.Cols/n.W.Cols), normLines(n.W.Cols)), rowThreads)
 	passMatrix(&l, "what a norm writes", n.Y, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)
@@ -52,6 +52,15 @@ func normLaunch(n Norm) device.Launch {
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.Y, n.X, n.W))
 	return l
+}
+
+// normLines returns how many norms a block computes at once.
+func normLines(cols int) int {
+	size := 4 // threads of a norm
+	for size < rowThreads && size*normKeep*8 < cols {
+		size *= 2
+	}
+	return rowThreads / size
 }
 
 func checkNorm(x, w Matrix) {
@@ -117,6 +126,9 @@ const (
 // blocks than parts.
 const normGradThreads = 512
 
+// normSumThreads add up the partial sums of 32 columns.
+const normSumThreads = 512
+
 // normPart returns the rows of a part, and normCount the number of parts.
 func normPart(rows int) int  { return max(normLeast, runsOf(rows, normParts)) }
 func normCount(rows int) int { return runsOf(rows, normPart(rows)) }
@@ -151,6 +163,9 @@ func normGradLaunch(n NormGrad) device.Launch {
 		k = &normGradKernels.any
 	}
 	l := device.NewLaunch(k, parts, normGradThreads)
+	if k == &normGradKernels.wide {
+		l.Shared = 3 * normGradKeep * 16 * normGradThreads // the operands of the next norms
+	}
 	passMatrix(&l, "the gradient that a norm writes", n.DX, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)
@@ -233,7 +248,7 @@ func (g *normGrad) row(row int, w, dw, room []float32) {
 func normWeightLaunch(n NormGrad) device.Launch {
 	n.DW.shape("the gradient of a norm's weight", 1, n.W.Cols)
 	parts := normCount(n.X.Rows)
-	l := device.NewLaunch(&normWeightKernel, (n.W.Cols+rowThreads-1)/rowThreads, rowThreads)
+	l := device.NewLaunch(&normWeightKernel, runsOf(n.W.Cols, 32), normSumThreads)
 	passMatrix(&l, "the gradient of a norm's weight", n.DW, device.Write)
 	passRun(&l, "a norm's scratch", n.Scratch, parts*n.W.Cols, 4, device.Read, false)
 	l.Arg(packPair(parts, n.W.Cols))

@@ -206,13 +206,17 @@ func (p *peers) rows() {
 	const tokens, top, big = 8192, 6, 1 << 27
 	for _, cols := range []int{2048, 4096} {
 		p.fresh()
-		x, y, z, w := p.matrix(tokens, cols), p.matrix(tokens, cols), p.matrix(tokens, cols), p.matrix(1, cols)
+		x, y, z, more, w := p.matrix(tokens, cols), p.matrix(tokens, cols), p.matrix(tokens, cols), p.matrix(tokens, cols), p.matrix(1, cols)
 		wide, dwide := p.matrix(tokens, 2*cols), p.matrix(tokens, 2*cols)
 		dw, spare := NewMatrix(p.f32(cols), kernels.F32, 1, cols), p.place(NormScratch(tokens, cols))
 		unit, name := x.Len, func(what string) string { return fmt.Sprintf("rows/%s-%d", what, cols) }
+		p.measure(name("copy"), 0, 2*unit, func(s device.Stream) { s.Copy(y.Range, x.Range) })
 		p.measure(name("norm"), 0, 2*unit, func(s device.Stream) { RMSNorm(s, Norm{Y: y, X: x, W: w, Epsilon: 1e-5}) })
 		p.measure(name("norm-grad"), 0, 3*unit, func(s device.Stream) {
 			RMSNormGrad(s, NormGrad{DX: z, DW: dw, X: x, W: w, DY: y, Epsilon: 1e-5, Scratch: spare})
+		})
+		p.measure(name("norm-grad-add"), 0, 4*unit, func(s device.Stream) {
+			RMSNormGrad(s, NormGrad{DX: z, DW: dw, X: x, W: w, DY: y, Plus: more, Epsilon: 1e-5, Scratch: spare})
 		})
 		p.measure(name("swiglu"), 0, 3*unit, func(s device.Stream) { SwiGLU(s, Gate{Y: y, X: wide}) })
 		p.measure(name("swiglu-grad"), 0, 5*unit, func(s device.Stream) { SwiGLUGrad(s, GateGrad{DX: dwide, X: wide, DY: y}) })
@@ -226,12 +230,18 @@ func (p *peers) rows() {
 		p.measure(name("take"), 0, sorted.Len+unit, func(s device.Stream) { TakeRows(s, Taking{Dst: sorted, Src: x, Source: source, Every: top}) })
 		p.measure(name("combine"), 0, sorted.Len+unit, func(s device.Stream) { CombineRows(s, Combining{Dst: y, Src: sorted, Place: place, Every: top}) })
 	}
-	p.fresh()
-	logits, grad := NewMatrix(p.f32(tokens*32000), kernels.F32, tokens, 32000), p.matrix(tokens, 32000)
-	ids, losses := p.words(tokens, func(i int) int { return i * 7919 % 32000 }), p.f32(tokens)
-	p.measure("rows/cross-entropy-32000", 0, logits.Len+grad.Len, func(s device.Stream) {
-		CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: losses, Grad: grad, Scale: 1})
-	})
+	for _, l := range []struct {
+		name        string
+		rows, vocab int
+		kind        kernels.Number
+	}{{"32000", tokens, 32000, kernels.BF16}, {"128256", 2048, 128256, kernels.BF16}, {"fp32-32000", tokens, 32000, kernels.F32}, {"fp32-128256", 2048, 128256, kernels.F32}} {
+		p.fresh()
+		logits, grad := NewMatrix(p.f32(l.rows*l.vocab), l.kind, l.rows, l.vocab), p.matrix(l.rows, l.vocab)
+		ids, losses := p.words(l.rows, func(i int) int { return i * 7919 % l.vocab }), p.f32(l.rows)
+		p.measure("rows/cross-entropy-"+l.name, 0, logits.Len+grad.Len, func(s device.Stream) {
+			CrossEntropy(s, Loss{Logits: logits, Targets: ids, Losses: losses, Grad: grad, Scale: 1})
+		})
+	}
 	p.fresh()
 	a := Adam{W: p.f32(big), M: p.f32(big), V: p.f32(big), G: p.f32(big), GType: kernels.F32, Hyper: p.place(HyperBytes)}
 	p.measure("rows/adamw", 0, 28*big, func(s device.Stream) { AdamW(s, a) })

@@ -396,20 +396,78 @@ stowage_nn_spread_rows(u64 dst, u64 src, u64 place, u64 rows, u64 row, u64 pitch
     }
 }
 
-#define BATCH 4u // rows that a thread loads together
+#define COMBINE_THREADS 128
+#define PART (2 * 32 * STEP) // columns of a row that a warp adds up: two vectors a lane
+#define BATCH 2u             // rows that it loads together
 
-// Sum is a step of a row that is added up.
-struct Sum {
-    float v[STEP];
-    bool any;
-    // add adds a step. The first is not added to a zero, because that would change the sign
-    // of a negative zero.
-    DEVICE void add(const float *x) {
+// add_step adds a step to a sum. The first is not added to a zero, because that would change
+// the sign of a negative zero.
+DEVICE void add_step(float *sum, const float *x, bool any) {
 #pragma unroll
-        for (u32 e = 0; e < STEP; e++) v[e] = any ? v[e] + x[e] : x[e];
-        any = true;
+    for (u32 e = 0; e < STEP; e++) sum[e] = any ? sum[e] + x[e] : x[e];
+}
+
+// Rows of bf16 whose vectors are aligned have a kernel of their own, because code for all
+// formats needs many registers. A row of the result has at most 32 places, one for each lane.
+KERNEL(COMBINE_THREADS, 8)
+stowage_nn_combine_rows_wide(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 size, u64 pitches, u64 pitch_plus, u64) {
+    Matrix d = {global(dst), low(pitches), BF16}, s = {global(src), high(pitches), BF16}, p = {global(plus), pitch_plus, BF16};
+    u32 every = high(size), cols = low(size), parts = (cols + PART - 1) / PART;
+    u64 units = (u64)low(rows) * parts;
+    if (every > 32) trap();
+#pragma unroll 1
+    for (u64 u = ((u64)block() * threads() + thread()) / 32; u < units; u += (u64)blocks() * threads() / 32) {
+        u64 i = parts == 1 ? u : units >> 32 == 0 ? (u32)u / parts : u / parts;
+        u32 from = (u32)(u - i * parts) * PART + lane() * STEP;
+        u32 mine = lane() < every ? look<u32>(global(place) + 4 * (i * every + lane())) : NONE;
+        Vec more[2];
+        if (plus != 0) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                if (from + j * 32 * STEP < cols) more[j] = read<Vec>(p.at(i, from + j * 32 * STEP));
+            }
+        }
+        if (mine != NONE && mine >= high(rows)) trap();
+        float sum[2][STEP], x[STEP];
+        bool any = false;
+#pragma unroll 1
+        for (u32 k = 0; k < every; k += BATCH) {
+            Vec v[BATCH][2];
+            u32 row[BATCH];
+#pragma unroll
+            for (u32 b = 0; b < BATCH; b++) {
+                row[b] = k + b < every ? from_lane(mine, k + b) : NONE;
+                if (row[b] == NONE) continue;
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    if (from + j * 32 * STEP < cols) v[b][j] = read<Vec>(s.at(row[b], from + j * 32 * STEP));
+                }
+            }
+#pragma unroll
+            for (u32 b = 0; b < BATCH; b++) {
+                if (row[b] == NONE) continue;
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    widen(v[b][j], x);
+                    add_step(sum[j], x, any);
+                }
+                any = true;
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            if (from + j * 32 * STEP >= cols) continue;
+            if (plus != 0) {
+                widen(more[j], x);
+                add_step(sum[j], x, any);
+            } else if (!any) {
+#pragma unroll
+                for (u32 e = 0; e < STEP; e++) sum[j][e] = 0;
+            }
+            write(d.at(i, from + j * 32 * STEP), narrowed(sum[j]));
+        }
     }
-};
+}
 
 // each_step calls f for the steps of rows that belong to this thread.
 template <class F> DEVICE void each_step(u32 rows, u32 cols, F f) {
@@ -422,52 +480,14 @@ template <class F> DEVICE void each_step(u32 rows, u32 cols, F f) {
     }
 }
 
-// Rows of bf16 whose vectors are aligned have a kernel of their own, because code for all
-// formats needs many registers.
-KERNEL(THREADS)
-stowage_nn_combine_rows_wide(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 size, u64 pitches, u64 pitch_plus, u64) {
-    Matrix d = {global(dst), low(pitches), BF16}, s = {global(src), high(pitches), BF16}, p = {global(plus), pitch_plus, BF16};
-    u32 every = high(size);
-    each_step(low(rows), low(size), [&](u64 i, u32 c) INLINE {
-        Sum sum = {{}, false};
-        float x[STEP];
-        Vec more = {};
-        if (plus != 0) more = read<Vec>(p.at(i, c));
-#pragma unroll 1
-        for (u32 from = 0; from < every; from += BATCH) {
-            u32 row[BATCH];
-            Vec v[BATCH];
-#pragma unroll
-            for (u32 k = 0; k < BATCH; k++) row[k] = from + k < every ? look<u32>(global(place) + 4 * (i * every + from + k)) : NONE;
-#pragma unroll
-            for (u32 k = 0; k < BATCH; k++) {
-                if (row[k] == NONE) continue;
-                if (row[k] >= high(rows)) trap();
-                v[k] = read<Vec>(s.at(row[k], c));
-            }
-#pragma unroll
-            for (u32 k = 0; k < BATCH; k++) {
-                if (row[k] == NONE) continue;
-                widen(v[k], x);
-                sum.add(x);
-            }
-        }
-        if (plus != 0) {
-            widen(more, x);
-            sum.add(x);
-        }
-        write(d.at(i, c), narrowed(sum.v));
-    });
-}
-
-KERNEL(THREADS)
+KERNEL(COMBINE_THREADS)
 stowage_nn_combine_rows(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 size, u64 pitches, u64 pitch_plus, u64 types) {
     Matrix d = {global(dst), low(pitches), (u32)types & 255}, s = {global(src), high(pitches), (u32)(types >> 8) & 255};
     Matrix p = {global(plus), pitch_plus, (u32)(types >> 16) & 255};
     u32 cols = low(size), every = high(size);
     each_step(low(rows), cols, [&](u64 i, u32 c) INLINE {
-        Sum sum = {{}, false};
-        float x[STEP];
+        float sum[STEP] = {}, x[STEP];
+        bool any = false;
         u32 n = least(STEP, cols - c);
 #pragma unroll 1
         for (u32 k = 0; k < every; k++) {
@@ -475,12 +495,13 @@ stowage_nn_combine_rows(u64 dst, u64 src, u64 place, u64 plus, u64 rows, u64 siz
             if (row == NONE) continue;
             if (row >= high(rows)) trap();
             load(s.type, s.at(row, c), n, x);
-            sum.add(x);
+            add_step(sum, x, any);
+            any = true;
         }
         if (plus != 0) {
             load(p.type, p.at(i, c), n, x);
-            sum.add(x);
+            add_step(sum, x, any);
         }
-        store(d.type, d.at(i, c), n, sum.v);
+        store(d.type, d.at(i, c), n, sum);
     });
 }

@@ -202,8 +202,10 @@ type Taking struct {
 // A block copies about rowsChunk bytes.
 const rowsChunk = 16 * memory.KiB
 
+// rowsBlocks returns the blocks for the rows of a matrix. A thread copies a short row, such as
+// a weight, and no more than one.
 func rowsBlocks(m Matrix) int {
-	return runsOf(m.Rows, int(max(1, rowsChunk/(m.Type.Size()*memory.Bytes(m.Cols)))))
+	return runsOf(m.Rows, min(routeThreads, int(max(1, rowsChunk/(m.Type.Size()*memory.Bytes(m.Cols))))))
 }
 
 // TakeRows issues a taking. Rows may have any number of columns, also one, such as the
@@ -282,6 +284,9 @@ type Combining struct {
 	Plus     Matrix
 }
 
+// A warp adds up combinePart columns of a row.
+const combineThreads, combinePart = 128, 512
+
 // CombineRows issues a combining.
 //
 // Arguments of stowage_nn_combine_rows: dst, src, place, plus or 0, rows of dst and of
@@ -292,7 +297,12 @@ func CombineRows(s device.Stream, c Combining) {
 	if c.Every < 1 {
 		panic(fmt.Sprintf("nn: combining rows: expected Every of at least 1, got %d", c.Every))
 	}
-	l := device.NewLaunch(combineKernels.of(c.Dst, c.Src, c.Plus), rowsBlocks(c.Dst), routeThreads)
+	blocks := runsOf(c.Dst.Rows*runsOf(c.Dst.Cols, combinePart), combineThreads/32)
+	k := combineKernels.of(c.Dst, c.Src, c.Plus)
+	if c.Every > 32 { // a lane for each place
+		k = &combineKernels.any
+	}
+	l := device.NewLaunch(k, blocks, combineThreads)
 	l.Write(c.Dst.used("where rows are combined"))
 	l.Read(c.Src.used("what rows are combined from"))
 	l.Read(needWords("the places of rows", c.Place, c.Dst.Rows*c.Every))

@@ -18,7 +18,8 @@ func deviceCode() map[string]map[string]kind {
 		"rope":           {"rope": ropeTrial},
 		"latent":         {"spread": latentTrial(SpreadLatent), "gather": latentTrial(GatherLatent)},
 		"act":            {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
-		"embed":          {"embed": embedTrial, "embed grad": embedGradTrial, "cross entropy": lossTrial, "total": totalTrial},
+		"embed":          {"embed": embedTrial, "embed grad": embedGradTrial},
+		"loss":           {"cross entropy": lossTrial, "kept cross entropy": keptLossTrial, "total": totalTrial},
 		"optim":          {"adamw": adamTrial, "squares": squaresTrial},
 		"route":          {"route": routeTrial, "route grad": routeGradTrial, "rebalance": rebalanceTrial},
 		"scan":           {"scan": scanTrial},
@@ -60,52 +61,76 @@ func (x *trial) norms() (rows, cols, width int) {
 	if x.large && x.IntN(4) == 0 {
 		rows, width, runs = 1+rows/8, 4096+8*x.IntN(1500), 1
 	}
-	if x.IntN(4) == 0 {
+	switch x.IntN(6) {
+	case 0:
 		// Some parts have more norms than a block has teams.
 		rows, width, runs = 600+x.IntN(400), 1+x.IntN(20), 4
+	case 1:
+		// Heads, of which several share a warp.
+		rows, width, runs = min(20*rows, 2000), 8*(1+x.IntN(32)), 1+x.IntN(5)
 	}
 	return rows, width * runs, width
 }
 
-func flatTrial(x *trial) func(s device.Stream) {
-	// place returns a matrix whose rows begin at vectors.
-	place := func(t kernels.Number, rows, cols int) Matrix {
-		pitch := cols + 8*x.IntN(2)
-		b := make([]byte, 0, rows*pitch*int(t.Size()))
-		for range rows * pitch {
-			v := math.Float32bits(float32(x.NormFloat64()))
-			if t == kernels.F32 {
-				b = binary.LittleEndian.AppendUint32(b, v)
-			} else {
-				b = binary.LittleEndian.AppendUint16(b, uint16(v>>16))
-			}
+// even places a matrix whose rows begin at multiples of 16 bytes.
+func (x *trial) even(t kernels.Number, rows, cols int) Matrix {
+	pitch := cols + 8*x.IntN(2)
+	b := make([]byte, 0, rows*pitch*int(t.Size()))
+	for range rows * pitch {
+		v := math.Float32bits(float32(x.NormFloat64()))
+		if t == kernels.F32 {
+			b = binary.LittleEndian.AppendUint32(b, v)
+		} else {
+			b = binary.LittleEndian.AppendUint16(b, uint16(v>>16))
 		}
-		return Matrix{Range: x.place(b, []meaning{fp32, bf16}[t], 16, 3), Type: t, Rows: rows, Cols: cols, Pitch: pitch}
 	}
+	return Matrix{Range: x.place(b, []meaning{fp32, bf16}[t], 16, 3), Type: t, Rows: rows, Cols: cols, Pitch: pitch}
+}
+
+func flatTrial(x *trial) func(s device.Stream) {
 	rows, cols, k := x.atMost(70, 2000), 8*x.atMost(70, 200), 4*x.atMost(8, 8)
-	p := Product{A: place(kernels.F32, rows, k), B: place(kernels.BF16, k, cols), C: place(kernels.BF16, rows, cols)}
+	p := Product{A: x.even(kernels.F32, rows, k), B: x.even(kernels.BF16, k, cols), C: x.even(kernels.BF16, rows, cols)}
 	switch x.IntN(3) {
 	case 0:
 		p.Plus = p.C
 	case 1:
-		p.Plus = place(kernels.BF16, rows, cols)
+		p.Plus = x.even(kernels.BF16, rows, cols)
 	}
 	return func(s device.Stream) { Gemm(s, p) }
 }
 
+// operands returns a function that places the operands of norms. Those of half of the trials
+// have a kernel for vectors: they are bf16 and even.
+func (x *trial) operands(width int) func(rows, cols int) Matrix {
+	if width%8 != 0 || x.maybe() {
+		return x.any
+	}
+	return func(rows, cols int) Matrix { return x.even(kernels.BF16, rows, cols) }
+}
+
 func normTrial(x *trial) func(s device.Stream) {
 	rows, cols, width := x.norms()
-	n := Norm{X: x.any(rows, cols), W: x.any(1, width), Epsilon: 1e-5}
-	n.Y = x.inPlace(n.X, x.number())
+	place := x.operands(width)
+	n := Norm{X: place(rows, cols), W: place(1, width), Epsilon: 1e-5}
+	n.Y = place(rows, cols)
+	if x.maybe() {
+		n.Y = n.X
+	}
 	return func(s device.Stream) { RMSNorm(s, n) }
 }
 
 func normGradTrial(x *trial) func(s device.Stream) {
 	rows, cols, width := x.norms()
-	n := NormGrad{X: x.any(rows, cols), W: x.any(1, width), DY: x.any(rows, cols), DW: x.any(1, width), Epsilon: 1e-5}
-	n.DX = x.inPlace(n.DY, x.number())
-	if x.maybe() {
-		n.Plus = x.inPlace(n.DX, x.number())
+	place := x.operands(width)
+	n := NormGrad{X: place(rows, cols), W: place(1, width), DY: place(rows, cols), DW: x.any(1, width), Epsilon: 1e-5}
+	n.DX = place(rows, cols)
+	switch x.IntN(4) {
+	case 0:
+		n.DX = n.DY
+	case 1:
+		n.Plus = n.DX
+	case 2:
+		n.Plus = place(rows, cols)
 	}
 	n.Scratch = x.waste(NormScratch(rows, width), scratch)
 	return func(s device.Stream) { RMSNormGrad(s, n) }
@@ -196,6 +221,45 @@ func embedGradTrial(x *trial) func(s device.Stream) {
 	return func(s device.Stream) { EmbedGrad(s, l) }
 }
 
+// keptLossTrial draws a loss that the kernels for Hopper compute, with rows for every number
+// of blocks that share one.
+func keptLossTrial(x *trial) func(s device.Stream) {
+	t := x.number()
+	n := 16 / int(t.Size())
+	f := lossForms[t][x.IntN(len(lossForms[t]))]
+	cols := n * (1 + x.IntN(f.threads*f.keep*f.cluster))
+	rows := min(x.atMost(4, 300), 1+4<<20/cols)
+	l := Loss{Losses: x.floats(rows), Scale: 0.25}
+	switch x.IntN(4) {
+	case 0:
+		l.Logits = x.even(t, rows, cols)
+	case 1:
+		l.Logits = x.even(t, rows, cols)
+		l.Grad = l.Logits
+		if t == kernels.F32 {
+			l.Grad = l.Logits.Half()
+			x.halves(l.Logits)
+		}
+	case 2:
+		l.Logits = x.even(t, rows, cols)
+		l.Grad = l.Logits
+	case 3:
+		l.Logits, l.Grad = x.even(t, rows, cols), x.even(x.number(), rows, cols)
+	}
+	l.Targets = x.targets(rows, cols)
+	return func(s device.Stream) { CrossEntropy(s, l) }
+}
+
+// targets places targets of rows, some of which are None.
+func (x *trial) targets(rows, cols int) device.Range {
+	return x.words(rows, func(int) uint32 {
+		if x.IntN(4) == 0 {
+			return None
+		}
+		return uint32(x.IntN(cols))
+	})
+}
+
 func lossTrial(x *trial) func(s device.Stream) {
 	rows, cols := x.atMost(5, 100), x.cols()
 	if x.large && x.maybe() || x.IntN(8) == 0 {
@@ -217,12 +281,7 @@ func lossTrial(x *trial) func(s device.Stream) {
 	case 3:
 		l.Grad = l.Logits
 	}
-	l.Targets = x.words(rows, func(int) uint32 {
-		if x.IntN(4) == 0 {
-			return None
-		}
-		return uint32(x.IntN(cols))
-	})
+	l.Targets = x.targets(rows, cols)
 	return func(s device.Stream) { CrossEntropy(s, l) }
 }
 

@@ -73,6 +73,13 @@ inline void cluster_wait() {
     while (host_together.opened == host_seen[host_thread]) host_yield();
 }
 
+inline Vec hear(u32 at, u32 cta) {
+    if (at % 16 != 0 || at + 16 > host_shared || cta >= host_cluster) host_fail("shared memory at, of block", at, cta);
+    Vec v;
+    memcpy(&v, host_pools[cta] + at, 16);
+    return v;
+}
+
 // ---- copies
 
 struct HostBox {

@@ -41,7 +41,7 @@ struct Fibre {
     u32 turn; // which of two places it puts a value that lanes exchange
 };
 
-static const u32 host_most = 1024, host_stack = 64 << 10;
+static const u32 host_most = 4096, host_stack = 64 << 10;
 static Fibre host_fibre[host_most];
 static char *host_stacks;
 static jmp_buf host_home;
@@ -63,7 +63,7 @@ struct Gate {
     u32 count;
     u64 opened;
 };
-static const u32 host_blocks_most = 4, host_room = 227 << 10;
+static const u32 host_blocks_most = 8, host_room = 227 << 10;
 alignas(1024) static u8 host_pools[host_blocks_most][host_room]; // shared memory
 static u8 *pool;                                                 // of the block that runs
 static Gate host_all[host_blocks_most][16], host_warp[host_most / 32];

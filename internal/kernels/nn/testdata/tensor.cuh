@@ -39,7 +39,7 @@ inline void host_copy(const Copy &c) {
 }
 
 inline void bring(u32 dst, u64 src, u32 bytes) {
-    Copies &all = host_copies[thread()];
+    Copies &all = host_copies[host_thread];
     Copy c = {dst, bytes, all.group, src};
     if (block() & 1) {
         host_copy(c);
@@ -48,9 +48,9 @@ inline void bring(u32 dst, u64 src, u32 bytes) {
         all.of[all.count++] = c;
     }
 }
-inline void seal() { host_copies[thread()].group++; }
+inline void seal() { host_copies[host_thread].group++; }
 template <u32 n> inline void arrived() {
-    Copies &all = host_copies[thread()];
+    Copies &all = host_copies[host_thread];
     u32 left = 0;
     for (u32 i = 0; i < all.count; i++) {
         if (all.of[i].group + n < all.group) host_copy(all.of[i]);
