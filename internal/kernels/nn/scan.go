@@ -18,10 +18,14 @@ import (
 const (
 	plainChunk  = 64
 	tensorChunk = 128
-	// The largest heads and states for which there are kernels on tensor cores.
-	tensorHeadDim = 64
-	tensorState   = 128
-	// The heads of a group that a block computes one after the other.
+	// The largest heads and states for which there are kernels on tensor cores. States
+	// above tensorNarrow have kernels of their own.
+	tensorHeadDim = 128
+	tensorState   = 256
+	tensorNarrow  = 128
+	// Tensor cores compute a head in strips of tensorStrip columns. A block computes a number
+	// of strips of a group one after the other; those of a head are in one block.
+	tensorStrip   = 64
 	tensorRun     = 8
 	tensorGradRun = 16
 )
@@ -93,11 +97,15 @@ var (
 
 	tensorStateKernel     = device.Kernel{Name: "stowage_nn_scan_tensor_state", Image: scanTensorImage, Go: scanStateGo}
 	tensorScanKernel      = device.Kernel{Name: "stowage_nn_scan_tensor", Image: scanTensorImage, Go: scanGo}
+	tensorScanWideKernel  = device.Kernel{Name: "stowage_nn_scan_tensor_wide", Image: scanTensorImage, Go: scanGo}
 	tensorGradStateKernel = device.Kernel{Name: "stowage_nn_scan_tensor_grad_state", Image: scanGradTensorImage, Go: scanGradStateGo}
 	tensorOutsideKernel   = device.Kernel{Name: "stowage_nn_scan_tensor_grad_outside", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
+	tensorPairsWideKernel = device.Kernel{Name: "stowage_nn_scan_tensor_grad_pairs_wide", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
 	tensorPairsKernel     = device.Kernel{Name: "stowage_nn_scan_tensor_grad_pairs", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
 	tensorGradKernel      = device.Kernel{Name: "stowage_nn_scan_tensor_grad", Image: scanGradTensorImage, Go: scanGradGo}
+	tensorGradWideKernel  = device.Kernel{Name: "stowage_nn_scan_tensor_grad_wide", Image: scanGradTensorImage, Go: scanGradGo}
 	tensorGradSumKernel   = device.Kernel{Name: "stowage_nn_scan_tensor_grad_sum", Image: scanGradTensorImage, Go: scanGradSumGo}
+	tensorStepsKernel     = device.Kernel{Name: "stowage_nn_scan_tensor_grad_steps", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
 	tensorMixKernel       = device.Kernel{Name: "stowage_nn_scan_tensor_grad_mix", Image: scanGradTensorImage, Go: func(*device.Launch) {}}
 )
 
@@ -110,13 +118,25 @@ const (
 	// KiB for a block.
 	tensorRows, tensorWhole, tensorHalf, tensorCB, tensorToken = 128 * 144, 64 * 272, 64 * 144, 36 * 512, 4 * tensorChunk
 
-	tensorStateShared   = 2*2*tensorRows + 2*4*(tensorChunk/2+4)
-	tensorScanShared    = 2*(tensorRows+tensorWhole) + tensorCB + 4*tensorToken
-	tensorOutsideShared = tensorRows + 2*(tensorRows+tensorHalf) + 2*tensorToken
+	tensorStateShared   = 2*2*tensorRows + 2*8*4*(tensorChunk/2+4)
+	tensorScanShared    = 2*(tensorRows+tensorWhole) + tensorCB + 2*tensorRun*tensorToken
+	tensorWideShared    = 128*528 + tensorCB + 2*tensorRun*tensorToken // B or C of a wide state
+	tensorOutsideShared = tensorRows + 2*(tensorRows+tensorHalf) + tensorGradRun*tensorToken
 	tensorPairsShared   = 2*2*tensorRows + tensorCB + (4+9)*tensorToken
-	tensorGradShared    = 2*(tensorRows+tensorWhole) + tensorCB + (4+2)*tensorToken
 	tensorMixShared     = 128*272 + 2*tensorRows
 )
+
+// runLaunch returns a launch on tensor cores whose blocks compute runs of strips, by the first
+// kernel or, if states are wide, by the second one.
+func (c Scan) runLaunch(narrow, wide *device.Kernel, strips int) device.Launch {
+	k, shared := narrow, uint32(tensorScanShared)
+	if c.State > tensorNarrow {
+		k, shared = wide, tensorWideShared
+	}
+	l := device.NewLaunch(k, c.runs(strips), scanTensorThreads)
+	l.Shared = shared
+	return l
+}
 
 // stateLaunch returns a launch of the first kernel with blocks of 64 x 64 numbers of a state
 // each, or of the second one on tensor cores.
@@ -130,9 +150,12 @@ func (c Scan) stateLaunch(plain, tensor *device.Kernel) device.Launch {
 	return l
 }
 
-// runs returns how many runs of heads there are in all chunks of all groups.
-func (c Scan) runs(heads int) int {
-	return c.batch() * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups, heads)
+// strips returns the number of strips of a head.
+func (c Scan) strips() int { return runsOf(c.HeadDim, tensorStrip) }
+
+// runs returns how many runs of strips there are in all chunks of all groups.
+func (c Scan) runs(strips int) int {
+	return c.batch() * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups*c.strips(), strips)
 }
 
 // Recur issues a scan. It writes States and Y. The first launch, if there is more than one
@@ -141,22 +164,21 @@ func (c Scan) runs(heads int) int {
 //	stowage_nn_scan_state(States, XBC, DT, ALog, DTBias, shape...)
 //
 // The second has one for each sequence, chunk and group, or on tensor cores for each run of
-// the group's heads:
+// strips of the group's heads:
 //
 //	stowage_nn_scan(Y, XBC, DT, ALog, D, DTBias, States, shape..., pitch of Y)
 //
 // States is zero where it is no memory. Shape is five arguments with a number in the
 // lower 32 bits and one in the upper: Seq, sequences; Heads, HeadDim; Groups, State;
 // the pitches of XBC and of DT; the types of XBC and of ALog. On tensor cores the names
-// begin with stowage_nn_scan_tensor.
+// begin with stowage_nn_scan_tensor, and those of the kernels for wide states end with wide.
 func Recur(s device.Stream, c Scan) {
 	ScanStates(s, c)
 	c.Y.shape("the scan's output", c.XBC.Rows, c.inner())
 	sameType("the scan", c.XBC, c.Y)
 	l := device.NewLaunch(&scanKernel, c.batch()*c.chunks()*c.Groups, scanThreads)
 	if c.tensor() {
-		l = device.NewLaunch(&tensorScanKernel, c.runs(tensorRun), scanTensorThreads)
-		l.Shared = tensorScanShared
+		l = c.runLaunch(&tensorScanKernel, &tensorScanWideKernel, tensorRun)
 	}
 	l.Write(c.Y.used("the scan's output"))
 	c.inputs(&l, c.ALog, c.D, c.DTBias)
@@ -192,16 +214,17 @@ type ScanGrad struct {
 // ScratchBytes returns the size of the scratch memory of the backward pass for a number of
 // tokens. It holds the gradients of States in their layout, then fp32
 // [sequence][chunk][3][head], and then what GPUs alone use: fp32 [token][2][Groups][State],
-// partial gradients of B and C; or, on tensor cores, 656 numbers for each chunk and head
-// and three squares of 128 x 128 for each run of heads.
+// partial gradients of B and C; or, on tensor cores, numbers for the tokens and products of
+// each chunk and strip, and gradients of B, of C and of C Bᵀ for each run of strips.
 func (c Scan) ScratchBytes(tokens int) memory.Bytes {
 	n := c.sumsAt(tokens)
 	each := memory.Bytes(tokens / c.Seq * c.chunks() * c.Heads)
 	if !c.tensor() {
 		return n + 12*each + 8*memory.Bytes(tokens*c.Groups*c.State)
 	}
-	runs := memory.Bytes(tokens / c.Seq * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups, tensorGradRun))
-	return n + (12*each+15)/16*16 + 4*(5*tensorChunk+16)*each + 4*3*tensorChunk*tensorChunk*runs
+	strips, tiles := each*memory.Bytes(c.strips()), memory.Bytes(runsOf(c.State, 64))
+	runs := memory.Bytes(tokens / c.Seq * c.chunks() * c.Groups * runsOf(c.Heads/c.Groups*c.strips(), tensorGradRun))
+	return n + (12*each+15)/16*16 + 4*((2*tiles+3)*tensorChunk+8*tiles)*strips + 4*tensorChunk*(2*64*tiles+tensorChunk)*runs
 }
 
 // sumsAt returns where the scratch memory has the sums for parameters, behind the gradients
@@ -228,6 +251,7 @@ func (c Scan) tiles() int { return runsOf(c.HeadDim, 64) * runsOf(c.State, 64) }
 //
 //	stowage_nn_scan_tensor_grad_outside(arguments of the first launch)
 //	stowage_nn_scan_tensor_grad_pairs(arguments of the first launch)
+//	stowage_nn_scan_tensor_grad_steps(Scratch, DT, ALog, DTBias, shape..., DDT, pitch of DDT)
 //	stowage_nn_scan_tensor_grad_mix(Scratch, XBC, DXBC, shape..., pitch of DXBC)
 func RecurGrad(s device.Stream, c ScanGrad) {
 	c.checkGrad()
@@ -257,11 +281,10 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 		l = device.NewLaunch(&tensorOutsideKernel, 2*runsOf(c.State, 64)*c.runs(tensorGradRun), scanTensorThreads)
 		l.Shared = tensorOutsideShared
 		back(l, scratch)
-		l = device.NewLaunch(&tensorPairsKernel, c.runs(tensorGradRun), scanTensorThreads)
+		l = c.runLaunch(&tensorPairsKernel, &tensorPairsWideKernel, tensorGradRun)
 		l.Shared = tensorPairsShared
 		back(l, scratch)
-		l = device.NewLaunch(&tensorGradKernel, c.runs(tensorRun), scanTensorThreads)
-		l.Shared = tensorGradShared
+		l = c.runLaunch(&tensorGradKernel, &tensorGradWideKernel, tensorRun)
 	}
 	l.Write(scratch)
 	c.inputs(&l, c.ALog, c.D, c.DTBias)
@@ -273,6 +296,7 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 	l.Arg(uint64(c.DY.pitch()) | uint64(c.DXBC.pitch())<<21 | uint64(c.DDT.pitch())<<42)
 	s.Launch(l)
 	if c.tensor() {
+		s.Launch(c.stepsLaunch(scratch))
 		s.Launch(c.mixLaunch(scratch))
 	}
 
@@ -288,6 +312,20 @@ func RecurGrad(s device.Stream, c ScanGrad) {
 	l.Arg(uint64(c.Heads))
 	l.Arg(uint64(c.DALog.Type))
 	s.Launch(l)
+}
+
+// stepsLaunch returns the launch that computes the gradients of steps, with a warp for each
+// head of a chunk.
+func (c ScanGrad) stepsLaunch(scratch device.Range) device.Launch {
+	l := device.NewLaunch(&tensorStepsKernel, runsOf(c.batch()*c.chunks()*c.Heads, scanTensorThreads/32), scanTensorThreads)
+	l.Write(scratch)
+	l.Read(c.DT.used("the scan's steps"))
+	l.Read(c.ALog.used("a parameter of the scan"))
+	l.Read(c.DTBias.used("a parameter of the scan"))
+	c.addShape(&l)
+	l.Write(c.DDT.used("the gradient of the scan's steps"))
+	l.Arg(uint64(c.DDT.pitch()))
+	return l
 }
 
 // mixLaunch returns the launch that completes the gradients of B and C.

@@ -1,21 +1,19 @@
 // The backward pass of the scan of Mamba-2 on tensor cores. scan.go says what is computed,
-// and scangradtwin.go has the formulas. Beside the gradients of states there are four
+// and scangradtwin.go has the formulas. Beside the gradients of states there are five
 // kernels: outside has what passes through states to B and C, pairs what the tokens of a
-// chunk do to each other's decays and to C Bᵀ, inputs the gradients of x and of steps, and
-// mix adds up the gradients of B and C.
+// chunk do to each other's decays and to C Bᵀ, inputs the gradients of x, steps those of
+// steps, and mix adds up the gradients of B and C.
 // targets: sm_80
 
 #include "scantensor.cuh"
 
-#define RUN 16u // heads of a block: tensorGradRun
-#define EDGES 5u // numbers of a token: two parts of each product with a state, and the rest
-#define PARTS 3u // of mix: the gradients of C, of B, and of (C Bᵀ)ᵀ
+#define RUN 16u // strips of a block: tensorGradRun
 
 // Scratch says where scratch memory has what: gradients of states; sums for parameters;
-// for each chunk and head, its tokens' products with the state that enters, with the one
-// that leaves, and the gradients of decays between tokens; parts of the products of states
-// and their gradients, by block and warp; and for each chunk of a group and each run of
-// heads squares of Q x Q.
+// for each chunk and strip, its tokens' products with the state that enters, with the one
+// that leaves, by tile, the gradients of decays between tokens, and the products of x with
+// du and with dy; parts of the products of states and their gradients, by tile and warp; and for each chunk of a group and each run of
+// strips the gradients of C and of B, and the square of Q x Q of that of (C Bᵀ)ᵀ.
 struct Scratch {
     u64 grads, sums, edges, through, mix;
 };
@@ -23,24 +21,32 @@ DEVICE Scratch scratch_of(const Scan &c, u64 p) {
     u64 each = (u64)c.batch * c.chunks * c.heads, states = 2ull * c.batch * (c.chunks - 1) * c.heads * c.head * c.state;
     Scratch s = {p, p + (states + 15) / 16 * 16, 0, 0, 0};
     s.edges = s.sums + (12 * each + 15) / 16 * 16;
-    s.through = s.edges + 4 * EDGES * Q * each;
-    s.mix = s.through + 4 * CARRY_PARTS * each;
+    s.through = s.edges + 4ull * Q * (2 * tiles_of(c) + 3) * each * strips_of(c);
+    s.mix = s.through + 4ull * (THREADS / 32) * tiles_of(c) * each * strips_of(c);
     return s;
 }
 
-DEVICE u64 edge_of(const Scan &c, const Scratch &s, const Unit &k, u32 h, u32 which) {
-    return s.edges + 4ull * Q * ((((u64)k.b * c.chunks + k.chunk) * c.heads + h) * EDGES + which);
+// edge_of returns where the products of a strip's tokens with a state lie, by tile: the one
+// that enters (which is 0) or that leaves. Behind them (which is 2) are the gradients of
+// decays and the products of x.
+DEVICE u64 edge_of(const Scan &c, const Scratch &s, const Unit &k, u32 number, u32 which, u32 t) {
+    u64 strips = c.heads * strips_of(c), tiles = tiles_of(c);
+    return s.edges + 4 * Q * ((((u64)k.b * c.chunks + k.chunk) * strips + number) * (2 * tiles + 3) + which * tiles + t);
 }
-DEVICE u64 mix_of(const Scan &c, const Scratch &s, const Unit &k, u32 runs, u32 run, u32 part) {
-    return s.mix + 4ull * Q * Q * (((((u64)k.b * c.chunks + k.chunk) * c.groups + k.g) * runs + run) * PARTS + part);
-}
-DEVICE u32 runs_of(const Scan &c) { return (c.heads / c.groups + RUN - 1) / RUN; }
 
-// put_square stores a result of 16 x 8 of a square of Q x Q.
-DEVICE void put_square(u64 to, u32 row, u32 col, const float *x) {
+// mix_of returns where the part of a run lies: the gradient of C (part 0), of B, or of (C
+// Bᵀ)ᵀ. side_columns are the columns of the first two.
+DEVICE u32 side_columns(const Scan &c) { return 64 * tiles_of(c); }
+DEVICE u64 mix_of(const Scan &c, const Scratch &s, const Unit &k, u32 run, u32 part) {
+    u64 at = (((u64)k.b * c.chunks + k.chunk) * c.groups + k.g) * runs_of(c, RUN) + run;
+    return s.mix + 4 * Q * (at * (2 * side_columns(c) + Q) + part * side_columns(c));
+}
+
+// put_square stores a result of 16 x 8 in rows of some columns.
+DEVICE void put_square(u64 to, u32 columns, u32 row, u32 col, const float *x) {
 #pragma unroll
     for (u32 e = 0; e < 4; e += 2) {
-        write(to + 4 * ((row + lane() / 4 + e * 4) * Q + col + lane() % 4 * 2), (u64)bits(x[e]) | (u64)bits(x[e + 1]) << 32);
+        write(to + 4 * ((row + lane() / 4 + e * 4) * columns + col + lane() % 4 * 2), (u64)bits(x[e]) | (u64)bits(x[e + 1]) << 32);
     }
 }
 
@@ -59,9 +65,9 @@ struct alignas(16) Factors {
 };
 #define HALF_BYTES (HEAD * (2 * 64 + 16)) // of 64 columns of a state
 #define OUTSIDE_STAGE (ROWS_BYTES + HALF_BYTES)
-#define OUTSIDE_BYTES (ROWS_BYTES + 2 * OUTSIDE_STAGE + 2 * sizeof(Factors))
+#define OUTSIDE_BYTES (ROWS_BYTES + 2 * OUTSIDE_STAGE + RUN * sizeof(Factors))
 
-// side computes, for a run of heads, 64 columns from n on of the gradient of C (side 0) that
+// side computes, for a run of strips, 64 columns from n on of the gradient of C (side 0) that
 // comes from the state that enters, or of that of B (side 1) from the gradient of the state
 // that leaves.
 DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, u32 n, const Matrix &dy, u64 states) {
@@ -69,53 +75,51 @@ DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, u32 
     Factors *factors = (Factors *)(stages + 2 * OUTSIDE_STAGE);
     bool there = which == 0 ? k.chunk > 0 : k.chunk + 1 < c.chunks;
     u32 l = lane(), row = 16 * warp() + l / 4;
-    auto bring_head = [&](u32 h) INLINE {
-        u8 *stage = stages + (h - k.head) % 2 * OUTSIDE_STAGE;
-        bring_tokens<HEAD>(stage, c, which == 0 ? dy : c.xbc, k.b, k.chunk, h * c.head, c.head);
-        bring_state<64>(stage + ROWS_BYTES, c, which == 0 ? c.between(states, k.b, k.chunk - 1, h) : c.between(z.grads, k.b, k.chunk, h), n);
-    };
-    float raw[4];
-    auto weigh = [&](u32 h) INLINE {
-        Token t = token_steps(raw, c, k.chunk, h);
-        float all = number(from_lane(bits(t.sum[3]), 31));
-#pragma unroll
-        for (u32 e = 0; e < 4; e++) factors[(h - k.head) % 2].by[4 * l + e] = which == 0 ? power(t.sum[e]) : t.dt[e] * power(all - t.sum[e]);
+    auto bring_strip = [&](u32 number) INLINE {
+        u8 *stage = stages + (number - k.first) % 2 * OUTSIDE_STAGE;
+        Strip of = strip(c, number);
+        bring_tokens<HEAD>(stage, c, which == 0 ? dy : c.xbc, k.b, k.chunk, of.col, of.cols);
+        bring_state<64>(stage + ROWS_BYTES, c, of, which == 0 ? of.between(c, states, k.b, k.chunk - 1) : of.between(c, z.grads, k.b, k.chunk), n);
     };
     float sum[8][4] = {};
     barrier(); // the unit before is done
     if (there) {
         bring_tokens<64>(own, c, c.xbc, k.b, k.chunk, (which == 0 ? c.col_c(k.g) : c.col_b(k.g)) + n, least(64u, c.state - n));
-        bring_head(k.head);
+        bring_strip(k.first);
     }
     seal();
-    if (warp() == 0) {
-        raw_steps(raw, c, k.b, k.chunk, k.head);
-        weigh(k.head);
+#pragma unroll 1
+    for (u32 i = k.first + warp(); i < k.end; i += THREADS / 32) {
+        u32 h = strip(c, i).h;
+        float raw[4];
+        raw_steps(raw, c, k.b, k.chunk, h);
+        Token t = token_steps(raw, c, k.chunk, h);
+        float all = number(from_lane(bits(t.sum[3]), 31));
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) factors[i - k.first].by[4 * l + e] = which == 0 ? power(t.sum[e]) : t.dt[e] * power(all - t.sum[e]);
     }
 #pragma unroll 1
-    for (u32 h = there ? k.head : k.end; h < k.end; h++) {
+    for (u32 i = there ? k.first : k.end; i < k.end; i++) {
         arrived<0>();
         barrier();
-        bool more = h + 1 < k.end, next = more && warp() == h % 8;
-        if (more) bring_head(h + 1);
+        if (i + 1 < k.end) bring_strip(i + 1);
         seal();
-        if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
-        const u8 *left = stages + (h - k.head) % 2 * OUTSIDE_STAGE, *right = left + ROWS_BYTES;
+        const u8 *left = stages + (i - k.first) % 2 * OUTSIDE_STAGE, *right = left + ROWS_BYTES;
         float t[8][4] = {};
 #pragma unroll
-        for (u32 i = 0; i < HEAD; i += 16) {
+        for (u32 p = 0; p < HEAD; p += 16) {
             u32 a[4];
-            left_rows<HEAD>(a, left + cell<HEAD>(16 * warp(), 0), 0, i);
+            left_rows<HEAD>(a, left + cell<HEAD>(16 * warp(), 0), 0, p);
 #pragma unroll
             for (u32 j = 0; j < 8; j += 2) {
                 u32 r[4];
-                right_columns<64>(r, right, 8 * j, i);
+                right_columns<64>(r, right, 8 * j, p);
                 multiply_two(t + j, a, r);
             }
         }
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
-            float by = factors[(h - k.head) % 2].by[row + 8 * e], dot = 0;
+            float by = factors[i - k.first].by[row + 8 * e], dot = 0;
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
                 float x[2], *v = t[j] + 2 * e, *to = sum[j] + 2 * e;
@@ -125,14 +129,13 @@ DEVICE void side(const Scan &c, const Scratch &z, const Unit &k, u32 which, u32 
                 to[1] += by * v[1];
             }
             dot = quad_sum(dot) * by;
-            if (l % 4 == 0) write(edge_of(c, z, k, h, 2 * which + n / 64) + 4 * (row + 8 * e), bits(dot));
+            if (l % 4 == 0) write(edge_of(c, z, k, i, which, n / 64) + 4 * (row + 8 * e), bits(dot));
         }
-        if (next) weigh(h + 1);
     }
     arrived<0>();
-    u64 to = mix_of(c, z, k, runs_of(c), k.run, which);
+    u64 to = mix_of(c, z, k, k.run, which);
 #pragma unroll
-    for (u32 j = 0; j < 8; j++) put_square(to, 16 * warp(), n + j * 8, sum[j]);
+    for (u32 j = 0; j < 8; j++) put_square(to, side_columns(c), 16 * warp(), n + j * 8, sum[j]);
 }
 
 KERNEL(THREADS, 2)
@@ -141,7 +144,7 @@ stowage_nn_scan_tensor_grad_outside(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64
     need(OUTSIDE_BYTES);
     Scan c = unpack(xbc, dt, a_log, 0, bias, seq, heads, groups, pitches, types);
     Matrix d = {global(dy), pitch_dy, BF16};
-    u32 tiles = (c.state + 63) / 64;
+    u32 tiles = tiles_of(c);
 #pragma unroll 1
     for (u32 u = block(); u < 2 * tiles * units(c, RUN); u += blocks()) {
         side(c, scratch_of(c, global(scratch)), unit(c, u / tiles / 2, RUN), u / tiles % 2, u % tiles * 64, d, states == 0 ? 0 : global(states));
@@ -200,51 +203,43 @@ DEVICE void square(float dcb[2][4], const Vec &cb, float *rows, float *columns, 
     add_columns(columns + 16 * other, t);
 }
 
-// run_pairs computes a run of heads.
-DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matrix &dy) {
+// run_pairs computes a run of strips.
+template <u32 wide> DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matrix &dy) {
     u8 *cb = pool + 2 * PAIRS_STAGE;
     Steps *steps = (Steps *)(cb + CB_BYTES);
     Decays &z = *(Decays *)(steps + 2);
     float raw[4];
-    auto bring_head = [&](u32 h) INLINE {
-        u8 *stage = pool + (h - k.head) % 2 * PAIRS_STAGE;
-        bring_tokens<HEAD>(stage, c, c.xbc, k.b, k.chunk, h * c.head, c.head);
-        bring_tokens<HEAD>(stage + ROWS_BYTES, c, dy, k.b, k.chunk, h * c.head, c.head);
+    auto bring_strip = [&](u32 number) INLINE {
+        u8 *stage = pool + (number - k.first) % 2 * PAIRS_STAGE;
+        Strip of = strip(c, number);
+        bring_tokens<HEAD>(stage, c, c.xbc, k.b, k.chunk, of.col, of.cols);
+        bring_tokens<HEAD>(stage + ROWS_BYTES, c, dy, k.b, k.chunk, of.col, of.cols);
         seal();
     };
-    barrier(); // the unit before is done
-    bring_tokens<STATE>(pool, c, c.xbc, k.b, k.chunk, c.col_b(k.g), c.state);
-    bring_tokens<STATE>(pool + SIDE_BYTES, c, c.xbc, k.b, k.chunk, c.col_c(k.g), c.state);
-    seal();
-    if (warp() == 4) {
-        raw_steps(raw, c, k.b, k.chunk, k.head);
-        steps[0].fill(token_steps(raw, c, k.chunk, k.head));
-    }
-    arrived<0>();
-    barrier();
-    {
-        u32 own[STATE / 16][4];
-        load_own(own, pool);
-        make_cb<true>(cb, own, pool + SIDE_BYTES);
-    }
-    barrier(); // B and C have been read
-    bring_head(k.head);
+    auto steps_of = [&](u32 number) INLINE { steps[(number - k.first) % 2].fill(token_steps(raw, c, k.chunk, strip(c, number).h)); };
+    u32 own[wide / 16][4];
+    begin_unit<true, wide>(own, cb, pool, c, k, [&]() INLINE {
+        if (warp() != 4) return;
+        raw_steps(raw, c, k.b, k.chunk, strip(c, k.first).h);
+        steps_of(k.first);
+    });
+    bring_strip(k.first);
     float dcb[8][2][4] = {};
 #pragma unroll 1
-    for (u32 h = k.head; h < k.end; h++) {
+    for (u32 i = k.first; i < k.end; i++) {
         arrived<0>();
         barrier();
-        u32 turn = (h - k.head) % 2;
-        bool more = h + 1 < k.end, next = more && warp() == 4; // it has the fewest squares
-        if (more) bring_head(h + 1);
-        if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
+        u32 turn = (i - k.first) % 2;
+        bool more = i + 1 < k.end, next = more && warp() == 4; // it has the fewest squares
+        if (more) bring_strip(i + 1);
+        if (next) raw_steps(raw, c, k.b, k.chunk, strip(c, i + 1).h);
         const u8 *x = pool + turn * PAIRS_STAGE;
         float rows[2] = {}, *columns = z.columns[warp()];
         u32 a[4][4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) left_rows<HEAD>(a[i], x + cell<HEAD>(16 * tile(), 0), 0, 16 * i);
+        for (u32 p = 0; p < 4; p++) left_rows<HEAD>(a[p], x + cell<HEAD>(16 * tile(), 0), 0, 16 * p);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) columns[32 * i + lane()] = 0;
+        for (u32 p = 0; p < 4; p++) columns[32 * p + lane()] = 0;
         warp_barrier();
 #pragma unroll
         for (u32 n = 0; n < 8; n++) {
@@ -255,156 +250,77 @@ DEVICE void run_pairs(const Scan &c, const Scratch &w, const Unit &k, const Matr
             float v = quad_sum(rows[e]);
             if (lane() % 4 == 0) z.rows[16 * tile() + lane() / 4 + 8 * e] = v;
         }
-        if (next) steps[!turn].fill(token_steps(raw, c, k.chunk, h + 1));
+        if (next) steps_of(i + 1);
         barrier(); // the sums are complete
         if (thread() < Q) {
             float v = -z.rows[thread()];
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) v += z.columns[i][thread()];
-            write(edge_of(c, w, k, h, 4) + 4 * thread(), bits(v));
+            for (u32 n = 0; n < 8; n++) v += z.columns[n][thread()];
+            write(edge_of(c, w, k, i, 2, 0) + 4 * thread(), bits(v));
         }
     }
-    u64 to = mix_of(c, w, k, runs_of(c), k.run, 2);
+    u64 to = mix_of(c, w, k, k.run, 2);
 #pragma unroll
     for (u32 n = 0; n < 8; n++) {
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
-            if (n < squares(true)) put_square(to, 16 * tile(), 16 * (tile() + n) + 8 * e, dcb[n][e]);
+            if (n < squares(true)) put_square(to, Q, 16 * tile(), 16 * (tile() + n) + 8 * e, dcb[n][e]);
         }
     }
 }
 
-KERNEL(THREADS, 2)
-stowage_nn_scan_tensor_grad_pairs(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 bias, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
-                                  u64 dy, u64 pitch_dy, u64) { // has the arguments of outside
+template <u32 wide> DEVICE void pairs_all(const Scan &c, u64 scratch, u64 dy, u64 pitch_dy) {
     need(PAIRS_BYTES);
-    Scan c = unpack(xbc, dt, a_log, 0, bias, seq, heads, groups, pitches, types);
 #pragma unroll 1
     for (u32 u = block(); u < units(c, RUN); u += blocks()) {
-        run_pairs(c, scratch_of(c, global(scratch)), unit(c, u, RUN), {global(dy), pitch_dy, BF16});
+        run_pairs<wide>(c, scratch_of(c, global(scratch)), unit(c, u, RUN), {global(dy), pitch_dy, BF16});
     }
+}
+
+// They have the arguments of outside.
+KERNEL(THREADS, 2)
+stowage_nn_scan_tensor_grad_pairs(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 bias, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
+                                  u64 dy, u64 pitch_dy, u64) {
+    pairs_all<STATE>(unpack(xbc, dt, a_log, 0, bias, seq, heads, groups, pitches, types), scratch, dy, pitch_dy);
+}
+
+KERNEL(THREADS, 1)
+stowage_nn_scan_tensor_grad_pairs_wide(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 bias, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
+                                       u64 dy, u64 pitch_dy, u64) {
+    pairs_all<WIDE_STATE>(unpack(xbc, dt, a_log, 0, bias, seq, heads, groups, pitches, types), scratch, dy, pitch_dy);
 }
 
 // ---- inputs
 
-#define INPUTS_RUN 8u // heads of a block: tensorRun
-
-// Sums has the products of a head's tokens with x.
-struct Sums {
-    float x_du[Q], dy_x[Q];
-};
-#define STAGE (ROWS_BYTES + STATE_BYTES)
-#define INPUTS_BYTES (2 * STAGE + CB_BYTES + 2 * sizeof(Steps) + sizeof(Sums))
 
 struct Inputs {
     Scan c;
     Scratch z;
     Unit k;
-    Matrix dy, dx, ddt;
+    Matrix dy, dx;
 };
 
-// sum_to returns the sum of the values of the lanes before this one, and all adds this one.
-DEVICE float sum_to(float v) {
-    float all = v;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) {
-        float w = number(from_below(bits(all), d));
-        if (lane() >= d) all += w;
-    }
-    float before = number(from_below(bits(all), 1));
-    return lane() > 0 ? before : 0;
-}
-
-// slope_at returns the slope of the softplus where it is dt, which is 1 - exp(-dt).
-DEVICE float slope_at(float dt) { return dt < 0.03f ? dt * (1 - dt / 2 * (1 - dt / 3)) : 1 - exponential(-dt); }
-
-// finish computes the gradients of steps and the sums for the parameters. One warp does it,
-// and each lane has four tokens. It is a part of the work of the next head.
-DEVICE void finish(const Inputs &w, const Sums &z, const Steps &s, u32 h) {
-    const Scan &c = w.c;
-    bool enters = w.k.chunk > 0, leaves = w.k.chunk + 1 < c.chunks;
-    float v[4], out[4], all = 0, through = 0;
-    u32 parts = (c.state + 63) / 64;
-    auto edge = [&](u32 which, u32 i) INLINE { return number(read<u32>(edge_of(c, w.z, w.k, h, which) + 4 * i)); };
-    auto product = [&](bool there, u32 which, u32 i) INLINE { return there ? edge(which, i) + (parts > 1 ? edge(which + 1, i) : 0) : 0; };
-#pragma unroll
-    for (u32 e = 0; e < 4; e++) {
-        u32 i = Q - 1 - 4 * lane() - e;
-        v[e] = all += product(enters, 0, i) + edge(4, i);
-        out[e] = product(leaves, 2, 4 * lane() + e);
-    }
-    if (enters && leaves && lane() < parts * 8) {
-        u64 at = (((u64)w.k.b * c.chunks + w.k.chunk) * c.heads + h) * CARRY_PARTS + lane();
-        through = number(read<u32>(w.z.through + 4 * at));
-    }
-    through = warp_sum(through);
-    all = sum_to(all);
-    float before = sum_to(out[0] + out[1] + out[2] + out[3]) + through * s.all();
-    float a = c.a(h), da = 0, dd = 0, dbias = 0;
-#pragma unroll
-    for (u32 e = 0; e < 4; e++) {
-        u32 i = 4 * lane() + e;
-        // The lane at the other end has the sum from this token on.
-        float dt = s.dt[i], grad = number(across(bits(all + v[3 - e]), 31)) + before;
-        before += out[e];
-        da += grad * dt;
-        dd += z.dy_x[i];
-        grad = (z.x_du[i] + a * grad) * slope_at(dt);
-        dbias += grad;
-        if (i < c.tokens(w.k.chunk)) set(BF16, w.ddt.at((u64)w.k.b * c.seq + w.k.chunk * Q + i, h), grad);
-    }
-    da = warp_sum(da);
-    dd = warp_sum(dd);
-    dbias = warp_sum(dbias);
-    u64 to = w.z.sums + 4 * (((u64)w.k.b * c.chunks + w.k.chunk) * 3 * c.heads + h);
-    if (lane() != 0) return;
-    write(to, bits(da * a)); // a = -exp(ALog) is its own derivative
-    write(to + 4ull * c.heads, bits(dd));
-    write(to + 8ull * c.heads, bits(dbias));
-}
-
-// run_inputs computes a run of heads.
-DEVICE void run_inputs(const Inputs &w) {
+// run_inputs computes a run of strips.
+template <u32 wide> DEVICE void run_inputs(const Inputs &w) {
+    typedef Run<wide> R;
     const Scan &c = w.c;
     const Unit &k = w.k;
-    u8 *stages = pool, *cb = pool + 2 * STAGE;
-    Steps *steps = (Steps *)(cb + CB_BYTES);
-    Sums &z = *(Sums *)(steps + 2);
+    u8 *cb = pool + R::room;
     bool leaves = k.chunk + 1 < c.chunks;
-    auto bring_head = [&](u32 h) INLINE {
-        u8 *stage = stages + (h - k.head) % 2 * STAGE;
-        bring_tokens<HEAD>(stage, c, w.dy, k.b, k.chunk, h * c.head, c.head);
-        if (leaves) bring_state<STATE>(stage + ROWS_BYTES, c, c.between(w.z.grads, k.b, k.chunk, h), 0);
-        seal();
+    u32 own[wide / 16][4];
+    begin_unit<true, wide>(own, cb, pool, c, k, [&]() INLINE { fill_steps((Steps *)(cb + CB_BYTES), c, k); });
+    auto bring_strip = [&](u32 number, u8 *to) INLINE {
+        Strip of = strip(c, number);
+        bring_tokens<HEAD>(to, c, w.dy, k.b, k.chunk, of.col, of.cols);
+        if (leaves) bring_state<wide>(to + ROWS_BYTES, c, of, of.between(c, w.z.grads, k.b, k.chunk), 0);
     };
-    float raw[4];
-    barrier(); // the unit before is done
-    bring_tokens<STATE>(stages, c, c.xbc, k.b, k.chunk, c.col_b(k.g), c.state);
-    bring_tokens<STATE>(stages + SIDE_BYTES, c, c.xbc, k.b, k.chunk, c.col_c(k.g), c.state);
-    seal();
-    if (warp() == 4) {
-        raw_steps(raw, c, k.b, k.chunk, k.head);
-        steps[0].fill(token_steps(raw, c, k.chunk, k.head));
-    }
-    arrived<0>();
-    barrier();
-    u32 own[STATE / 16][4];
-    load_own(own, stages);
-    make_cb<true>(cb, own, stages + SIDE_BYTES);
-    barrier(); // B and C have been read
-    bring_head(k.head);
-#pragma unroll 1
-    for (u32 h = k.head; h < k.end; h++) {
-        arrived<0>();
-        barrier();
-        u32 turn = (h - k.head) % 2, row = 16 * tile() + lane() / 4;
-        bool more = h + 1 < k.end, next = more && warp() == 4; // it has the fewest squares
-        if (more) bring_head(h + 1);
-        if (next) raw_steps(raw, c, k.b, k.chunk, h + 1);
-        float by = c.param(c.d, h);
+    R::each(k, bring_strip, [&](u32 number, const Steps &s, u8 *dy) INLINE {
+        Strip of = strip(c, number);
+        u32 row = 16 * tile() + lane() / 4;
+        float by = c.param(c.d, of.h);
         u32 xs[16]; // pairs of x, in the places of those of du
-        u64 at = c.xbc.at((u64)k.b * c.seq + k.chunk * Q + row, h * c.head + lane() % 4 * 2), pitch = 2 * c.xbc.pitch;
-        if (((at | pitch) & 3) == 0 && c.head == HEAD && c.tokens(k.chunk) == Q) {
+        u64 at = c.xbc.at((u64)k.b * c.seq + k.chunk * Q + row, of.col + lane() % 4 * 2), pitch = 2 * c.xbc.pitch;
+        if (((at | pitch) & 3) == 0 && of.cols == HEAD && c.tokens(k.chunk) == Q) {
 #pragma unroll
             for (u32 p = 0; p < 16; p++) xs[p] = read<u32>(at + p % 2 * 8 * pitch + p / 2 * 16);
         } else {
@@ -413,15 +329,12 @@ DEVICE void run_inputs(const Inputs &w) {
                 u32 col = p / 2 * 8 + lane() % 4 * 2;
                 u64 from = at + p % 2 * 8 * pitch + p / 2 * 16;
                 bool in = row + p % 2 * 8 < c.tokens(k.chunk);
-                xs[p] = (in && col < c.head ? read<u16>(from) : 0) | (u32)(in && col + 1 < c.head ? read<u16>(from + 2) : 0) << 16;
+                xs[p] = (in && col < of.cols ? read<u16>(from) : 0) | (u32)(in && col + 1 < of.cols ? read<u16>(from + 2) : 0) << 16;
             }
         }
-        u8 *dy = stages + turn * STAGE;
-        const Steps &s = steps[turn];
         float du[8][4] = {};
-        if (leaves) through_state<true>(du, s, own, dy + ROWS_BYTES);
+        if (leaves) through_state<true, wide>(du, s, own, dy + ROWS_BYTES);
         through_tokens<true>(du, cb, s, dy);
-        if (next) steps[!turn].fill(token_steps(raw, c, k.chunk, h + 1));
         barrier(); // dy has been read
         float dt[2] = {s.dt[row], s.dt[row + 8]}, x_du[2] = {}, dy_x[2] = {};
 #pragma unroll
@@ -438,26 +351,122 @@ DEVICE void run_inputs(const Inputs &w) {
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
             float a = quad_sum(x_du[e]), b = quad_sum(dy_x[e]);
-            if (lane() % 4 == 0) z.x_du[row + 8 * e] = a, z.dy_x[row + 8 * e] = b;
+            if (lane() % 4 != 0) continue;
+            write(edge_of(c, w.z, k, number, 2, 1) + 4 * (row + 8 * e), bits(a));
+            write(edge_of(c, w.z, k, number, 2, 2) + 4 * (row + 8 * e), bits(b));
         }
         warp_barrier();
-        deliver_rows(dy, 16 * tile(), c, w.dx, k.b, k.chunk, h * c.head);
-        barrier(); // the sums are complete
-        if (warp() == 5) finish(w, z, s, h);
-    }
+        deliver_rows(dy, 16 * tile(), c, w.dx, k.b, k.chunk, of);
+    });
 }
 
 constexpr u64 field = (1 << 21) - 1; // of a pitch
 
+template <u32 wide> DEVICE void inputs_all(const Scan &c, u64 scratch, u64 dy, u64 dxbc, u64 pitches) {
+    need(Run<wide>::bytes);
+#pragma unroll 1
+    for (u32 u = block(); u < units(c, Run<wide>::strips); u += blocks()) {
+        run_inputs<wide>({c, scratch_of(c, global(scratch)), unit(c, u, Run<wide>::strips), {global(dy), pitches & field, BF16},
+                          {global(dxbc), pitches >> 21 & field, BF16}});
+    }
+}
+
+// The twin also reads states, and writes the gradients of steps.
 KERNEL(THREADS, 2)
 stowage_nn_scan_tensor_grad(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
-                            u64 dy, u64 dxbc, u64 ddt, u64 more) { // the twin reads states
-    need(INPUTS_BYTES);
-    Scan c = unpack(xbc, dt, a_log, d, bias, seq, heads, groups, pitches, types);
+                            u64 dy, u64 dxbc, u64, u64 more) {
+    inputs_all<STATE>(unpack(xbc, dt, a_log, d, bias, seq, heads, groups, pitches, types), scratch, dy, dxbc, more);
+}
+
+KERNEL(THREADS, 1)
+stowage_nn_scan_tensor_grad_wide(u64 scratch, u64 xbc, u64 dt, u64 a_log, u64 d, u64 bias, u64, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types,
+                                 u64 dy, u64 dxbc, u64, u64 more) {
+    inputs_all<WIDE_STATE>(unpack(xbc, dt, a_log, d, bias, seq, heads, groups, pitches, types), scratch, dy, dxbc, more);
+}
+
+// ---- steps
+
+// sum_to returns the sum of the values of the lanes before this one, and all adds this one.
+DEVICE float sum_to(float v) {
+    float all = v;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        float w = number(from_below(bits(all), d));
+        if (lane() >= d) all += w;
+    }
+    float before = number(from_below(bits(all), 1));
+    return lane() > 0 ? before : 0;
+}
+
+// slope_at returns the slope of the softplus where it is dt, which is 1 - exp(-dt).
+DEVICE float slope_at(float dt) { return dt < 0.03f ? dt * (1 - dt / 2 * (1 - dt / 3)) : 1 - exponential(-dt); }
+
+// A warp computes the gradients of the steps of a head in a chunk, and what they add to those
+// of the parameters. Each lane has four tokens.
+KERNEL(THREADS)
+stowage_nn_scan_tensor_grad_steps(u64 scratch, u64 dt, u64 a_log, u64 bias, u64 seq, u64 heads, u64 groups, u64 pitches, u64 types, u64 ddt,
+                                  u64 pitch_ddt) {
+    Scan c = unpack(dt, dt, a_log, 0, bias, seq, heads, groups, pitches, types);
+    Scratch z = scratch_of(c, global(scratch));
+    Matrix to = {global(ddt), pitch_ddt, BF16};
+    u32 tiles = tiles_of(c), strips = strips_of(c), l = lane();
 #pragma unroll 1
-    for (u32 u = block(); u < units(c, INPUTS_RUN); u += blocks()) {
-        run_inputs({c, scratch_of(c, global(scratch)), unit(c, u, INPUTS_RUN), {global(dy), more & field, BF16},
-                    {global(dxbc), more >> 21 & field, BF16}, {global(ddt), more >> 42 & field, BF16}});
+    for (u32 u = block() * warps() + warp(); u < c.batch * c.chunks * c.heads; u += blocks() * warps()) {
+        u32 h = u % c.heads, chunk = u / c.heads % c.chunks;
+        Unit k = {u / c.heads / c.chunks, chunk, 0, 0, 0, 0};
+        bool enters = chunk > 0, leaves = chunk + 1 < c.chunks;
+        // add_edges adds four numbers from i on of all strips of the head.
+        auto add_edges = [&](float *sum, u32 which, u32 t, u32 i) INLINE {
+#pragma unroll 1
+            for (u32 p = 0; p < strips; p++) {
+                float x[4];
+                numbers(read<Vec>(edge_of(c, z, k, h * strips + p, which, t) + 4 * i), x);
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) sum[e] += x[e];
+            }
+        };
+        float raw[4], in[4] = {}, out[4] = {}, x_du[4] = {}, dy_x[4] = {};
+        raw_steps(raw, c, k.b, chunk, h);
+#pragma unroll 1
+        for (u32 t = 0; t < tiles; t++) {
+            if (enters) add_edges(in, 0, t, Q - 4 - 4 * l);
+            if (leaves) add_edges(out, 1, t, 4 * l);
+        }
+        add_edges(in, 2, 0, Q - 4 - 4 * l);
+        add_edges(x_du, 2, 1, 4 * l);
+        add_edges(dy_x, 2, 2, 4 * l);
+        float through = 0;
+#pragma unroll 1
+        for (u32 p = 0; enters && leaves && l < tiles * (THREADS / 32) && p < strips; p++) {
+            through += number(read<u32>(through_of(c, z.through, k.b, chunk, h * strips + p, 0) + 4 * l));
+        }
+        Token s = token_steps(raw, c, chunk, h);
+        float v[4], all = 0; // sums from the last token to this one
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) v[e] = all += in[3 - e];
+        all = sum_to(all);
+        float before = sum_to(out[0] + out[1] + out[2] + out[3]) + warp_sum(through) * power(number(from_lane(bits(s.sum[3]), 31)));
+        float a = c.a(h), da = 0, dd = 0, dbias = 0;
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) {
+            u32 i = 4 * l + e;
+            // The lane at the other end has the sum from this token on.
+            float grad = number(across(bits(all + v[3 - e]), 31)) + before;
+            before += out[e];
+            da += grad * s.dt[e];
+            dd += dy_x[e];
+            grad = (x_du[e] + a * grad) * slope_at(s.dt[e]);
+            dbias += grad;
+            if (i < c.tokens(chunk)) set(BF16, to.at((u64)k.b * c.seq + chunk * Q + i, h), grad);
+        }
+        da = warp_sum(da);
+        dd = warp_sum(dd);
+        dbias = warp_sum(dbias);
+        u64 sums = z.sums + 4 * (((u64)k.b * c.chunks + chunk) * 3 * c.heads + h);
+        if (l != 0) continue;
+        write(sums, bits(da * a)); // a = -exp(ALog) is its own derivative
+        write(sums + 4ull * c.heads, bits(dd));
+        write(sums + 8ull * c.heads, bits(dbias));
     }
 }
 
@@ -469,7 +478,7 @@ stowage_nn_scan_tensor_grad_sum(u64 a_log, u64 d, u64 bias, u64 sums, u64 chunks
 
 // ---- mix
 
-#define MIX_BYTES (SIDE_BYTES + 2 * ROWS_BYTES)
+#define MIX_BYTES (side_bytes<Q>() + 2 * ROWS_BYTES)
 
 // A block computes 64 columns of the gradients of B and C of a chunk of a group: the sums
 // of the parts of all runs, and the products of the gradient of C Bᵀ with the other one.
@@ -480,8 +489,8 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
     Scan c = unpack(xbc, xbc, xbc, 0, xbc, seq, heads, groups, pitches, types);
     Scratch z = scratch_of(c, global(scratch));
     Matrix dx = {global(dxbc), pitch_dxbc, BF16};
-    u32 tiles = (c.state + 63) / 64, runs = runs_of(c);
-    u8 *square = pool, *other = pool + SIDE_BYTES; // C and B
+    u32 tiles = tiles_of(c), runs = runs_of(c, RUN);
+    u8 *square = pool, *other = pool + side_bytes<Q>(); // C and B
 #pragma unroll 1
     for (u32 u = block(); u < c.batch * c.chunks * c.groups * tiles; u += blocks()) {
         u32 n = u % tiles * 64, v = u / tiles, cols = least(64u, c.state - n);
@@ -500,7 +509,7 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
             for (u32 r = 0; r < runs; r++) {
                 Vec v[batch];
 #pragma unroll
-                for (u32 i = 0; i < batch; i++) v[i] = read<Vec>(mix_of(c, z, k, runs, r, 2) + 4 * ((row + i * apart) * Q + col));
+                for (u32 i = 0; i < batch; i++) v[i] = read<Vec>(mix_of(c, z, k, r, 2) + 4 * ((row + i * apart) * Q + col));
 #pragma unroll
                 for (u32 i = 0; i < batch; i++) {
                     sum[i][0] += number(v[i].x), sum[i][1] += number(v[i].y), sum[i][2] += number(v[i].z), sum[i][3] += number(v[i].w);
@@ -510,7 +519,7 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
             for (u32 i = 0; i < batch; i++) {
                 u32 to_row = row + i * apart;
                 bool in = col / 16 >= to_row / 16; // the rest is not there
-                u32 *to = (u32 *)(square + cell<STATE>(to_row, 0) + 2 * col);
+                u32 *to = (u32 *)(square + cell<Q>(to_row, 0) + 2 * col);
                 to[0] = in ? pair(sum[i][0], sum[i][1]) : 0;
                 to[1] = in ? pair(sum[i][2], sum[i][3]) : 0;
             }
@@ -523,10 +532,10 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
             float s[8][4] = {};
 #pragma unroll 1
             for (u32 r = 0; r < runs; r++) {
-                u64 from = mix_of(c, z, k, runs, r, which);
+                u64 from = mix_of(c, z, k, r, which);
 #pragma unroll
                 for (u32 i = 0; i < 16; i++) {
-                    u64 v = read<u64>(from + 4 * ((row + i % 2 * 8) * Q + n + i / 2 * 8 + lane() % 4 * 2));
+                    u64 v = read<u64>(from + 4 * ((row + i % 2 * 8) * side_columns(c) + n + i / 2 * 8 + lane() % 4 * 2));
                     float *to = s[i / 2] + i % 2 * 2;
                     to[0] += number(low(v)), to[1] += number(high(v));
                 }
@@ -535,8 +544,8 @@ stowage_nn_scan_tensor_grad_mix(u64 scratch, u64 xbc, u64 dxbc, u64 seq, u64 hea
 #pragma unroll
             for (u32 e = 0; e < Q; e += 16) {
                 u32 a[4];
-                if (which == 0) left_columns<STATE>(a, square, 16 * warp(), e);
-                else left_rows<STATE>(a, square, 16 * warp(), e);
+                if (which == 0) left_columns<Q>(a, square, 16 * warp(), e);
+                else left_rows<Q>(a, square, 16 * warp(), e);
 #pragma unroll
                 for (u32 j = 0; j < 8; j += 2) {
                     u32 r[4];

@@ -1,7 +1,9 @@
 // This file has what the kernels of the scan on tensor cores share: tiles in shared memory,
-// their products, and the decays of a chunk. They compute heads up to HEAD and states up to
-// STATE numbers in bf16, padded with zeros. Decays and sums are fp32. A factor that is not
-// an input is rounded to bf16 before a product.
+// their products, and the decays of a chunk. They compute states up to STATE or twice as many
+// numbers in bf16, padded with zeros. Decays and sums are fp32. A factor that is not an input
+// is rounded to bf16 before a product. A head of more than HEAD columns is computed as strips
+// of HEAD columns, which have nothing to do with each other but that they share the head's
+// steps.
 //
 // A block of eight warps has a chunk of 128 tokens. A warp owns a tile of 16 of them, and
 // tokens before or behind them pass by, in squares of 16 x 16.
@@ -17,16 +19,37 @@
 #define THREADS 256
 #define HEAD 64u
 #define STATE 128u
+#define WIDE_STATE 256u
 
 // A row of a tile is followed by 16 bytes, so eight rows begin in different banks, and the
 // places of a lane differ by constants.
 template <u32 width> DEVICE constexpr u32 cell(u32 row, u32 vector) { return row * (2 * width + 16) + 16 * vector; }
 
 #define ROWS_BYTES (Q * (2 * HEAD + 16))       // of a head's columns of a chunk
-#define STATE_BYTES (HEAD * (2 * STATE + 16))  // of a head's state
-#define SIDE_BYTES (Q * (2 * STATE + 16))      // of B or C of a chunk
 #define SQUARE_BYTES 512u                      // of 16 x 16 numbers in the lanes of a warp
 #define CB_BYTES (36 * SQUARE_BYTES)
+
+// The bytes of a strip of a state, and of B or C of a chunk.
+template <u32 wide> DEVICE constexpr u32 state_bytes() { return HEAD * (2 * wide + 16); }
+template <u32 wide> DEVICE constexpr u32 side_bytes() { return Q * (2 * wide + 16); }
+
+// tiles_of returns how many tiles of 64 columns a state has, and strips_of how many strips a
+// head has. Strips are numbered head by head.
+DEVICE u32 tiles_of(const Scan &c) { return (c.state + 63) / 64; }
+DEVICE u32 strips_of(const Scan &c) { return c.head > HEAD ? 2 : 1; }
+
+// Strip says which columns of a head a strip has: the first of them, also among those of all
+// heads, and how many.
+struct Strip {
+    u32 h, first, col, cols;
+    // between returns the strip's state behind a chunk.
+    DEVICE u64 between(const Scan &c, u64 states, u32 b, u32 chunk) const { return c.between(states, b, chunk, h) + 2ull * first * c.state; }
+};
+DEVICE Strip strip(const Scan &c, u32 s) {
+    bool two = c.head > HEAD;
+    u32 h = two ? s / 2 : s, first = two ? s % 2 * HEAD : 0;
+    return {h, first, h * c.head + first, least(HEAD, c.head - first)};
+}
 
 // bring_part begins to copy the rows that are there and cols columns to a tile. The rest is
 // zero.
@@ -48,12 +71,12 @@ template <u32 width> DEVICE void bring_part(u8 *dst, u64 base, u64 pitch, u32 ro
 }
 
 // bring_tokens does it for the tokens of a chunk and the columns of a matrix from col on,
-// and bring_state for the columns of the state of a head from col on.
+// and bring_state for the columns of the state of a strip from col on.
 template <u32 width> DEVICE void bring_tokens(u8 *dst, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col, u32 cols) {
     bring_part<width>(dst, m.at((u64)b * c.seq + chunk * Q, col), 2 * m.pitch, Q, c.tokens(chunk), cols);
 }
-template <u32 width> DEVICE void bring_state(u8 *dst, const Scan &c, u64 state, u32 col) {
-    bring_part<width>(dst, state + 2 * col, 2 * c.state, HEAD, c.head, least(width, c.state - col));
+template <u32 width> DEVICE void bring_state(u8 *dst, const Scan &c, const Strip &s, u64 state, u32 col) {
+    bring_part<width>(dst, state + 2 * col, 2 * c.state, HEAD, s.cols, least(width, c.state - col));
 }
 
 // left_rows and right_rows load 16 x 16 of a tile whose rows run along the sum;
@@ -150,7 +173,6 @@ struct alignas(16) Steps {
     }
     DEVICE float start(u32 i) const { return power(sum[i]); }
     DEVICE float end(u32 j) const { return power(sum[Q - 1] - sum[j]); }
-    DEVICE float all() const { return power(sum[Q - 1]); }
 };
 
 // put_pair stores two numbers of a row if they are in bounds.
@@ -164,13 +186,13 @@ DEVICE void put_pair(u64 row, u32 col, u32 cols, float x, float y) {
     if (col + 1 < cols) write(p + 2, (u16)pair(y, 0));
 }
 
-// deliver_rows stores 16 rows of a tile of HEAD columns, by one warp.
-DEVICE void deliver_rows(const u8 *from, u32 row, const Scan &c, const Matrix &m, u32 b, u32 chunk, u32 col) {
-    u64 base = m.at((u64)b * c.seq + chunk * Q, col), pitch = 2 * m.pitch;
+// deliver_rows stores 16 rows of a strip, by one warp.
+DEVICE void deliver_rows(const u8 *from, u32 row, const Scan &c, const Matrix &m, u32 b, u32 chunk, const Strip &s) {
+    u64 base = m.at((u64)b * c.seq + chunk * Q, s.col), pitch = 2 * m.pitch;
     bool fast = ((base | pitch) & 15) == 0;
 #pragma unroll 1
     for (u32 i = 0; i < 4; i++) {
-        u32 r = row + 4 * i + lane() / 8, v = lane() % 8, count = r < c.tokens(chunk) ? bounded(8 * v, c.head, 8) : 0;
+        u32 r = row + 4 * i + lane() / 8, v = lane() % 8, count = r < c.tokens(chunk) ? bounded(8 * v, s.cols, 8) : 0;
         Vec w = *(const Vec *)(from + cell<HEAD>(r, v));
         u64 p = base + r * pitch + 16 * v;
         if (fast && count == 8) {
@@ -182,49 +204,106 @@ DEVICE void deliver_rows(const u8 *from, u32 row, const Scan &c, const Matrix &m
     }
 }
 
-// Unit is a chunk of a group, and a run of the group's heads that a block computes.
+// Unit is a chunk of a group, and a run of the strips of the group's heads that a block
+// computes. The strips of a head are in one run.
 struct Unit {
-    u32 b, chunk, g, run, head, end;
+    u32 b, chunk, g, run, first, end;
 };
+DEVICE u32 runs_of(const Scan &c, u32 most) { return (c.heads / c.groups * strips_of(c) + most - 1) / most; }
 DEVICE Unit unit(const Scan &c, u32 u, u32 most) {
-    u32 per = c.heads / c.groups, runs = (per + most - 1) / most;
+    u32 per = c.heads / c.groups * strips_of(c), runs = runs_of(c, most);
     Unit k = {u / runs / c.groups / c.chunks, u / runs / c.groups % c.chunks, u / runs % c.groups, u % runs, 0, 0};
-    k.head = k.g * per + k.run * most;
-    k.end = least(k.head + most, (k.g + 1) * per);
+    k.first = k.g * per + k.run * most;
+    k.end = least(k.first + most, (k.g + 1) * per);
     return k;
 }
-DEVICE u32 units(const Scan &c, u32 most) { return c.batch * c.chunks * c.groups * ((c.heads / c.groups + most - 1) / most); }
+DEVICE u32 units(const Scan &c, u32 most) { return c.batch * c.chunks * c.groups * runs_of(c, most); }
 
-// load_own loads the warp's rows of B or C.
-DEVICE void load_own(u32 own[STATE / 16][4], const u8 *from) {
-#pragma unroll
-    for (u32 k = 0; k < STATE / 16; k++) left_rows<STATE>(own[k], from, 16 * tile(), 16 * k);
+// fill_steps computes the steps of the strips of a run, each warp those of one.
+DEVICE void fill_steps(Steps *steps, const Scan &c, const Unit &k) {
+    if (k.first + warp() >= k.end) return;
+    u32 h = strip(c, k.first + warp()).h;
+    float raw[4];
+    raw_steps(raw, c, k.b, k.chunk, h);
+    steps[warp()].fill(token_steps(raw, c, k.chunk, h));
 }
 
-// make_cb computes the products of the warp's rows and those of its squares' columns.
-template <bool behind> DEVICE void make_cb(u8 *cb, const u32 own[STATE / 16][4], const u8 *others) {
+// begin_unit loads the warp's rows of C, or behind, of B, and computes their products with
+// those of the other one that its squares have. Both come to room, one after the other if
+// states are wide. meanwhile is called while they are on their way.
+template <bool behind, u32 wide, class F> DEVICE void begin_unit(u32 own[wide / 16][4], u8 *cb, u8 *room, const Scan &c, const Unit &k, F meanwhile) {
+    constexpr bool apart = wide > STATE;
+    u8 *others = apart ? room : room + side_bytes<wide>();
+    auto bring_side = [&](u8 *to, bool b) INLINE { bring_tokens<wide>(to, c, c.xbc, k.b, k.chunk, b ? c.col_b(k.g) : c.col_c(k.g), c.state); };
+    barrier(); // the unit before is done
+    bring_side(room, behind);
+    if (!apart) bring_side(others, !behind);
+    seal();
+    meanwhile();
+    arrived<0>();
+    barrier();
+#pragma unroll
+    for (u32 i = 0; i < wide / 16; i++) left_rows<wide>(own[i], room, 16 * tile(), 16 * i);
+    if (apart) {
+        barrier(); // the rows have been read
+        bring_side(others, !behind);
+        seal();
+        arrived<0>();
+        barrier();
+    }
 #pragma unroll 1
     for (u32 n = 0; n < squares(behind); n++) {
         float t[2][4] = {};
 #pragma unroll
-        for (u32 k = 0; k < STATE / 16; k++) {
+        for (u32 i = 0; i < wide / 16; i++) {
             u32 r[4];
-            right_rows<STATE>(r, others, 16 * square_at(behind, n), 16 * k);
-            multiply_two(t, own[k], r);
+            right_rows<wide>(r, others, 16 * square_at(behind, n), 16 * i);
+            multiply_two(t, own[i], r);
         }
         *square_of(cb, behind, n) = {pair(t[0][0], t[0][1]), pair(t[0][2], t[0][3]), pair(t[1][0], t[1][1]), pair(t[1][2], t[1][3])};
     }
+    barrier(); // B and C have been read
 }
+
+// Run says how a block keeps the strips of a run: their steps, and tiles of tokens and states
+// at a time. There is room for B and C in the place of the tiles.
+template <u32 wide> struct Run {
+    static constexpr u32 strips = 8; // one a warp: tensorRun
+    static constexpr u32 stages = wide > STATE ? 1 : 2, stage = ROWS_BYTES + state_bytes<wide>();
+    static constexpr u32 sides = wide > STATE ? side_bytes<wide>() : 2 * side_bytes<wide>();
+    static constexpr u32 room = stages * stage > sides ? stages * stage : sides;
+    static constexpr u32 bytes = room + CB_BYTES + strips * sizeof(Steps);
+
+    // each calls f for each strip of a run, with its steps, its tokens and its state. bring_strip
+    // begins to copy a strip to a place. If there are two stages, the next strip is on its way.
+    template <class B, class F> static DEVICE void each(const Unit &k, B bring_strip, F f) {
+        bring_strip(k.first, pool);
+        seal();
+#pragma unroll 1
+        for (u32 s = k.first; s < k.end; s++) {
+            u32 i = s - k.first;
+            arrived<0>();
+            barrier();
+            if (stages > 1 && s + 1 < k.end) bring_strip(s + 1, pool + (i + 1) % stages * stage);
+            seal();
+            f(s, ((const Steps *)(pool + room + CB_BYTES))[i], pool + i % stages * stage);
+            if (stages > 1 || s + 1 == k.end) continue;
+            barrier(); // the strip's tokens and state have been read
+            bring_strip(s + 1, pool);
+            seal();
+        }
+    }
+};
 
 // through_state computes the product of the warp's rows of B or C and a state, with rows
 // scaled: the state decays from the start of the chunk, or towards its end.
-template <bool end> DEVICE void through_state(float y[8][4], const Steps &s, const u32 own[STATE / 16][4], const u8 *state) {
+template <bool end, u32 wide> DEVICE void through_state(float y[8][4], const Steps &s, const u32 own[wide / 16][4], const u8 *state) {
 #pragma unroll
-    for (u32 k = 0; k < STATE / 16; k++) {
+    for (u32 k = 0; k < wide / 16; k++) {
 #pragma unroll
         for (u32 p = 0; p < 8; p += 2) {
             u32 r[4];
-            right_rows<STATE>(r, state, 8 * p, 16 * k);
+            right_rows<wide>(r, state, 8 * p, 16 * k);
             multiply_two(y + p, own[k], r);
         }
     }
@@ -273,7 +352,7 @@ template <bool behind> DEVICE void through_tokens(float y[8][4], u8 *cb, const S
     }
 }
 
-// carry computes the states between chunks for 64 x 64 numbers of a head: the last state
+// carry computes the states between chunks for 64 columns of a strip: the last state
 // times the chunk's decay, plus a product of the weighted columns of m and those of B or C.
 // If back is set, it runs from the last chunk to the first, and through gets the parts of
 // the products of states with their gradients.
@@ -282,22 +361,33 @@ struct alignas(16) Weights {
     float all[4];
 };
 #define CARRY_STAGES 2u
-#define CARRY_BYTES (CARRY_STAGES * 2 * ROWS_BYTES + 2 * sizeof(Weights))
-#define CARRY_PARTS 16u // of a product: two tiles and eight warps
+#define CARRY_BYTES (CARRY_STAGES * 2 * ROWS_BYTES + 2 * BATCH * sizeof(Weights))
+#define BATCH (THREADS / 32u) // chunks whose weights the warps compute at once
+
+// through_of returns where the parts of the product of a strip lie that a tile has: one of
+// each warp.
+DEVICE u64 through_of(const Scan &c, u64 through, u32 b, u32 chunk, u32 which, u32 t) {
+    return through + 4ull * (THREADS / 32) * ((((u64)b * c.chunks + chunk) * c.heads * strips_of(c) + which) * tiles_of(c) + t);
+}
 
 template <bool back>
-DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 n, u64 forward, u64 through) {
+DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 which, u32 n, u64 forward, u64 through) {
     Weights *weights = (Weights *)(pool + CARRY_STAGES * 2 * ROWS_BYTES);
-    u32 g = h / (c.heads / c.groups), steps = c.chunks - 1, l = lane(), row = 16 * (warp() % 4), col = 32 * (warp() / 4);
+    Strip of = strip(c, which);
+    u32 h = of.h, g = h / (c.heads / c.groups), steps = c.chunks - 1, l = lane(), row = 16 * (warp() % 4), col = 32 * (warp() / 4);
     auto chunk_of = [&](u32 i) { return back ? c.chunks - 1 - i : i; };
     auto bring_stage = [&](u32 i) INLINE {
         u8 *stage = pool + i % CARRY_STAGES * 2 * ROWS_BYTES;
-        bring_tokens<HEAD>(stage, c, m, b, chunk_of(i), h * c.head, c.head);
+        bring_tokens<HEAD>(stage, c, m, b, chunk_of(i), of.col, of.cols);
         bring_tokens<HEAD>(stage + ROWS_BYTES, c, c.xbc, b, chunk_of(i), (back ? c.col_c(g) : c.col_b(g)) + n, least(64u, c.state - n));
     };
-    float raw[4];
+    // weigh computes the weights of the chunks from i on, each warp those of one.
     auto weigh = [&](u32 i) INLINE {
-        Weights &to = weights[i % 2];
+        i += warp();
+        if (i >= steps) return;
+        Weights &to = weights[i % (2 * BATCH)];
+        float raw[4];
+        raw_steps(raw, c, b, chunk_of(i), h);
         Token t = token_steps(raw, c, chunk_of(i), h);
         float all = number(from_lane(bits(t.sum[3]), 31)), by[4];
 #pragma unroll
@@ -310,11 +400,7 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
     barrier(); // the tile before is done
     bring_stage(0);
     seal();
-    if (warp() == 0) {
-        raw_steps(raw, c, b, chunk_of(0), h);
-        weigh(0);
-        if (steps > 1) raw_steps(raw, c, b, chunk_of(1), h);
-    }
+    weigh(0);
 #pragma unroll 1
     for (u32 i = 0; i < steps; i++) {
         arrived<0>();
@@ -324,8 +410,8 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
         u32 chunk = chunk_of(i), p = row + l / 4, q = n + col + l % 4 * 2;
         u32 old[4][2];
         bool with = back && chunk > 1;
-        u64 from = with ? c.between(forward, b, chunk - 2, h) : 0, to = c.between(states, b, back ? chunk - 1 : chunk, h);
-        bool whole = ((from | to | 2 * c.state) & 3) == 0 && c.head == HEAD && n + 64 <= c.state;
+        u64 from = with ? of.between(c, forward, b, chunk - 2) : 0, to = of.between(c, states, b, back ? chunk - 1 : chunk);
+        bool whole = ((from | to | 2 * c.state) & 3) == 0 && of.cols == HEAD && n + 64 <= c.state;
         if (with && whole) {
 #pragma unroll
             for (u32 e = 0; e < 8; e++) old[e / 2][e % 2] = read<u32>(from + 2 * ((u64)(p + e % 2 * 8) * c.state + q + e / 2 * 8));
@@ -334,16 +420,13 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
             for (u32 e = 0; e < 8; e++) {
                 u32 r = p + e % 2 * 8, at = q + e / 2 * 8;
                 u64 src = from + 2 * ((u64)r * c.state + at);
-                bool in = r < c.head;
+                bool in = r < of.cols;
                 old[e / 2][e % 2] = (in && at < c.state ? read<u16>(src) : 0) | (u32)(in && at + 1 < c.state ? read<u16>(src + 2) : 0) << 16;
             }
         }
-        if (warp() == 0 && i + 1 < steps) {
-            weigh(i + 1);
-            if (i + 2 < steps) raw_steps(raw, c, b, chunk_of(i + 2), h);
-        }
+        if (i % BATCH == 0) weigh(i + BATCH);
         const u8 *left = pool + i % CARRY_STAGES * 2 * ROWS_BYTES, *right = left + ROWS_BYTES;
-        const Weights &by = weights[i % 2];
+        const Weights &by = weights[i % (2 * BATCH)];
         float all = by.all[0];
 #pragma unroll
         for (u32 e = 0; e < 16; e++) s[e / 4][e % 4] *= all;
@@ -366,7 +449,7 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
             u32 r = p + e % 2 * 8;
             const float *v = s[e / 2] + e % 2 * 2;
             if (whole) write(to + 2 * ((u64)r * c.state + q + e / 2 * 8), pair(v[0], v[1]));
-            else if (r < c.head) put_pair(to + 2ull * r * c.state, q + e / 2 * 8, c.state, v[0], v[1]);
+            else if (r < of.cols) put_pair(to + 2ull * r * c.state, q + e / 2 * 8, c.state, v[0], v[1]);
         }
         if (with) {
 #pragma unroll
@@ -376,19 +459,18 @@ DEVICE void carry(const Scan &c, u64 states, const Matrix &m, u32 b, u32 h, u32 
                 sum += x[0] * s[e / 2][e % 2 * 2] + x[1] * s[e / 2][e % 2 * 2 + 1];
             }
             sum = warp_sum(sum);
-            u64 at = (((u64)b * c.chunks + chunk - 1) * c.heads + h) * CARRY_PARTS + n / 64 * 8 + warp();
-            if (l == 0) write(through + 4 * at, bits(sum));
+            if (l == 0) write(through_of(c, through, b, chunk - 1, which, n / 64) + 4 * warp(), bits(sum));
         }
     }
     arrived<0>();
 }
 
-// A block computes 64 x 64 numbers of a head's states at a time.
+// A block computes 64 columns of a strip's states at a time.
 template <bool back> DEVICE void carry_all(const Scan &c, u64 states, const Matrix &m, u64 forward, u64 through) {
     need(CARRY_BYTES);
-    u32 tiles = (c.state + 63) / 64;
+    u32 tiles = tiles_of(c), strips = c.heads * strips_of(c);
 #pragma unroll 1
-    for (u32 u = block(); u < c.batch * c.heads * tiles; u += blocks()) {
-        carry<back>(c, states, m, u / tiles / c.heads, u / tiles % c.heads, u % tiles * 64, forward, through);
+    for (u32 u = block(); u < c.batch * strips * tiles; u += blocks()) {
+        carry<back>(c, states, m, u / tiles / strips, u / tiles % strips, u % tiles * 64, forward, through);
     }
 }

@@ -25,6 +25,7 @@ type trial struct {
 	data  []byte
 	marks []mark
 	large bool // sizes that many blocks of a GPU share
+	whole bool // matrices are bf16 in whole vectors, if their columns allow it
 	// loose is the factor by which results may be less exact than others: sums of sums in
 	// which much cancels.
 	loose float64
@@ -58,7 +59,12 @@ func (x *trial) atMost(small, large int) int {
 
 func (x *trial) maybe() bool { return x.IntN(2) == 0 }
 
-func (x *trial) number() kernels.Number { return kernels.Number(x.IntN(2)) }
+func (x *trial) number() kernels.Number {
+	if t := kernels.Number(x.IntN(2)); !x.whole {
+		return t
+	}
+	return kernels.BF16
+}
 
 // place puts bytes at a multiple of align plus skew.
 func (x *trial) place(b []byte, m meaning, align, skew int) device.Range {
@@ -95,7 +101,7 @@ func (x *trial) values(t kernels.Number, n int, f func() float64) device.Range {
 		m = bf16
 	}
 	skew := 0
-	if x.IntN(3) == 0 {
+	if x.IntN(3) == 0 && !x.whole {
 		skew = 7
 	}
 	return x.place(b, m, int(t.Size()), skew)
@@ -105,10 +111,10 @@ func (x *trial) values(t kernels.Number, n int, f func() float64) device.Range {
 // bytes, or with any pitch.
 func (x *trial) matrix(t kernels.Number, rows, cols int) Matrix {
 	pitch := cols
-	switch x.IntN(3) {
-	case 1:
+	switch n := x.IntN(3); {
+	case n == 1:
 		pitch = (cols + 15) / 8 * 8
-	case 2:
+	case n == 2 && !x.whole:
 		pitch += x.IntN(9)
 	}
 	r := x.numbers(t, (rows-1)*pitch+cols, 1)

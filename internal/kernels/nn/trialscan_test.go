@@ -29,9 +29,19 @@ func (x *trial) scan(tensor bool) Scan {
 	switch {
 	case tensor:
 		t = kernels.BF16
-		c.HeadDim = min(c.HeadDim, tensorHeadDim)
-		if x.IntN(4) == 0 { // more heads than a block computes
+		c.HeadDim = min(c.HeadDim, tensorStrip)
+		switch n := x.IntN(8); n {
+		case 0, 1: // more heads than a block computes
 			c.Heads, c.HeadDim = c.Groups*(tensorGradRun+1+x.IntN(3)), 1+x.IntN(20)
+		case 2, 3: // two strips, and more of them than a block computes
+			c.HeadDim = min(c.HeadDim+tensorStrip, tensorHeadDim)
+			if n == 3 {
+				c.Heads = c.Groups * (tensorGradRun/2 + 1)
+			}
+		case 4:
+			c.State = min(c.State+tensorNarrow, tensorState)
+		case 5:
+			c.HeadDim, c.State = tensorHeadDim, tensorState
 		}
 	case t == kernels.BF16 && x.maybe():
 		c.State += tensorState
@@ -87,7 +97,11 @@ func (x *trial) recurGrad(tensor bool) func(s device.Stream) {
 
 func (x *trial) conv() Conv {
 	c := Conv{Seq: x.atMost(30, 300)}
+	x.whole = x.maybe()
 	rows, cols, t, params := c.Seq*x.atMost(4, 8), x.atMost(300, 700), x.number(), x.number()
+	if x.whole {
+		cols = runsOf(cols, 8) * 8
+	}
 	taps := 1 + x.IntN(5)
 	if x.maybe() {
 		taps = 4
@@ -115,7 +129,14 @@ func convGradTrial(x *trial) func(s device.Stream) {
 
 func (x *trial) gated() GatedNorm {
 	g := GatedNorm{Groups: 1 + x.IntN(3), Epsilon: 1e-5}
-	rows, cols, t := x.atMost(70, 300), x.cols()*g.Groups, x.number()
+	x.whole = x.maybe()
+	rows, cols, t := x.atMost(150, 300), x.cols()*g.Groups, x.number()
+	if x.IntN(4) == 0 { // more columns than threads keep
+		rows, cols, g.Groups = x.atMost(4, 70), 3000+x.IntN(7000), 1
+	}
+	if x.whole {
+		cols = runsOf(cols, 8*g.Groups) * 8 * g.Groups
+	}
 	g.X, g.Z, g.W = x.matrix(t, rows, cols), x.matrix(t, rows, cols), x.any(1, cols)
 	return g
 }
