@@ -32,8 +32,8 @@ func newBenchRecord() *cobra.Command {
 		Long: `Read results that benchmarks printed with --json, append one line for each to the
 history, and print each result beside the last one of the same command on the same
 hardware. A result is the --json of "bench copy", "bench stash", "bench pools",
-"bench offload" or of a comparison with "train", or what torch_moe.py and torch_kernels.py of
-pytorch/bench write. A - stands for standard input.
+"bench offload" or of a comparison with "train", or what torch_moe.py, torch_kernels.py and
+torch_mamba.py of pytorch/bench write. A - stands for standard input.
 
 A line of the history has the date, the hardware, the version, the command and the key
 figures. A figure that changed by at most 3 % counts as the same. If one result cannot

@@ -122,7 +122,7 @@ func ReadEntry(text []byte) (e Entry, err error) {
 		e.Bench = "offload"
 		e.Figures["offload_step_ms"], e.Figures["step_ratio"], e.Figures["peak_ratio"] = *p.OffloadStep, *p.StepRatio, *p.PeakRatio
 		e.Figures["link_utilisation"], e.Figures["hidden_fraction"] = *p.Utilisation, *p.Hidden
-	case p.Bench == "torch_moe" || p.Bench == "torch_kernels":
+	case p.Bench == "torch_moe" || p.Bench == "torch_kernels" || p.Bench == "torch_mamba":
 		e.Bench, e.Hardware, e.Figures = p.Bench, p.Hardware, p.Figures
 	}
 	return e, e.check()

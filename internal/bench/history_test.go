@@ -32,6 +32,7 @@ func TestReadEntry(t *testing.T) {
 		},
 		"torch_moe":     {`{"bench":"torch_moe","hardware":"H200","command":"torch_moe.py","figures":{"wide8_stowage_none_ratio":1.25}}`, map[string]float64{"wide8_stowage_none_ratio": 1.25}},
 		"torch_kernels": {`{"bench":"torch_kernels","figures":{"rows/copy_ratio":1}}`, map[string]float64{"rows/copy_ratio": 1}},
+		"torch_mamba":   {`{"bench":"torch_mamba","figures":{"d2048-4k/forward_ratio":2}}`, map[string]float64{"d2048-4k/forward_ratio": 2}},
 		"train": {
 			`[{"policy":"none","peak_device_bytes":8,"step_ratio":1,"tokens_per_second":5,"params_sha256":"a"},{"policy":"stash","peak_device_bytes":4,"step_ratio":1.5,"params_sha256":"a"}]`,
 			map[string]float64{"tokens_per_second": 5, "none_peak_device_bytes": 8, "none_step_ratio": 1, "stash_peak_device_bytes": 4, "stash_step_ratio": 1.5},
