@@ -326,13 +326,14 @@ class Kind:
             torch.cuda.reset_peak_memory_stats()
             self.trainer.capture()
             self.trainer.timed()
-        self.first, self.before = time.perf_counter() - began, before
+        self.first, self.held = time.perf_counter() - began, torch.cuda.memory_allocated() - before
         self.peak = torch.cuda.max_memory_allocated() - before  # a graph holds memory that is allocated only while it is made
 
     def measure(self, n):
+        others = torch.cuda.memory_allocated() - self.held
         torch.cuda.reset_peak_memory_stats()
         self.steps += [self.trainer.timed() for _ in range(n)]
-        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self.before)
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - others)
 
     def profile(self):
         from torch.profiler import ProfilerActivity, profile
