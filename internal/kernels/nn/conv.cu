@@ -3,12 +3,20 @@
 // while it walks over its rows, so everything is read about once.
 // targets: sm_80
 
-#include "nn.cuh"
+#include "pieces.cuh"
+#include "tensor.cuh"
 
 #define THREADS 128
-#define ROWS 32u  // rows of a warp: a quarter of convRows
-#define PIECE (ROWS * THREADS / 32)
-#define BATCH 4u // rows that are loaded at once
+#define SUM_THREADS 256
+#define ROWS 32u      // rows of a warp in the forward pass: an eighth of convRows
+#define GRAD_ROWS 64u // in the backward pass: a quarter of convRows
+
+// Columns of a thread in the kernels for bf16, and rows that it loads at once. Registers for
+// more of them would leave room for fewer threads.
+#define WIDE 2u
+#define BATCH 12u
+#define GRAD_WIDE 4u
+#define GRAD_BATCH 4u
 
 struct Conv {
     u32 rows, seq, cols, taps;
@@ -19,20 +27,28 @@ struct Conv {
     DEVICE float offset(u32 c) const { return get(params, bias + (u64)c * size_of(params)); }
 };
 
+constexpr u32 ANY = 2; // beside the types
+
 DEVICE Conv unpack(u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how) {
     return {low(size), high(size), low(cols), high(cols), {global(x), low(how), bit(how, 32)}, global(w), global(bias), bit(how, 33)};
 }
 
 // Columns is what a thread knows of its columns: the taps by age, and the inputs of the last
-// tokens of the sequence by age. Age 0 is this token. If exact is set, there are just as
-// many taps as there is room for; otherwise some ages have none.
-template <u32 most, u32 wide_, bool exact> struct Columns {
-    static constexpr u32 room = most, wide = wide_;
+// tokens of the sequence by age. Age 0 is this token. If a type is given, there are just as
+// many taps as there is room for, and numbers of that type are read and written at once;
+// otherwise some ages have no tap, and numbers are of any type.
+template <u32 most, u32 wide_, u32 batch_, u32 type> struct Columns {
+    static constexpr u32 room = most, wide = wide_, batch = batch_; // rows that are loaded at once
+    static constexpr bool fast = type != ANY;
+    // A row's numbers as they were loaded.
+    struct Raw {
+        u32 w[type == BF16 ? wide / 2 : wide];
+    };
     u32 col, n, taps;
     float by[most][wide], offset[wide];
     float x[most][wide];
 
-    DEVICE Columns(const Conv &v, u32 c) : col(c), n(least(wide, v.cols - c)), taps(exact ? most : v.taps) {
+    DEVICE Columns(const Conv &v, u32 c) : col(c), n(least(wide, v.cols - c)), taps(fast ? most : v.taps) {
 #pragma unroll
         for (u32 e = 0; e < wide; e++) {
             offset[e] = e < n ? v.offset(c + e) : 0;
@@ -40,35 +56,68 @@ template <u32 most, u32 wide_, bool exact> struct Columns {
             for (u32 a = 0; a < most; a++) by[a][e] = e < n && a < taps ? v.tap(c + e, taps - 1 - a) : 0;
         }
     }
-    DEVICE void get_row(const Matrix &m, u64 row, float *to) const {
-        float step[STEP];
-        load(m.type, m.at(row, col), n, step);
+    // place returns where a row lies, and step how far rows are apart.
+    static DEVICE u32 step(const Matrix &m) { return (u32)m.pitch * (fast ? size_of(type) : size_of(m.type)); }
+    DEVICE u64 place(const Matrix &m, u32 row) const { return m.base + col * (fast ? size_of(type) : size_of(m.type)) + (u64)row * step(m); }
+    DEVICE Raw load_row(const Matrix &m, u64 p) const {
+        Raw r;
+        if constexpr (!fast) {
 #pragma unroll
-        for (u32 e = 0; e < wide; e++) to[e] = step[e];
+            for (u32 e = 0; e < wide; e++) r.w[e] = e < n ? bits(get(m.type, p + e * size_of(m.type))) : 0;
+        } else if constexpr (sizeof(Raw) == 4) {
+            r.w[0] = read<u32>(p);
+        } else {
+#pragma unroll
+            for (u32 e = 0; e < sizeof(Raw) / 8; e++) {
+                u64 w = read<u64>(p + 8 * e);
+                r.w[2 * e] = low(w), r.w[2 * e + 1] = high(w);
+            }
+        }
+        return r;
     }
-    DEVICE void put_row(const Matrix &m, u64 row, const float *from) const {
-        float step[STEP];
+    static DEVICE void widen_row(const Raw &r, float *to) {
 #pragma unroll
-        for (u32 e = 0; e < STEP; e++) step[e] = e < wide ? from[e] : 0;
-        store(m.type, m.at(row, col), n, step);
-    }
-    // begin loads the tokens before token t of a sequence, which is a row.
-    DEVICE void begin(const Conv &v, u64 row, u32 t) {
-#pragma unroll
-        for (u32 a = 0; a < most; a++) {
-#pragma unroll
-            for (u32 e = 0; e < wide; e++) x[a][e] = 0;
-            if (a + 1 < taps && a < t) get_row(v.x, row - 1 - a, x[a]);
+        for (u32 e = 0; e < sizeof(Raw) / 4; e++) {
+            if constexpr (type == BF16) split(r.w[e], to + 2 * e);
+            else to[e] = number(r.w[e]);
         }
     }
-    // pass makes numbers those of token t, and forgets the sequence before it.
-    DEVICE void pass(const float *now, u32 t) {
+    DEVICE void put_row(const Matrix &m, u64 p, const float *from) const {
+        if constexpr (!fast) {
+#pragma unroll
+            for (u32 e = 0; e < wide; e++) {
+                if (e < n) set(m.type, p + e * size_of(m.type), from[e]);
+            }
+        } else if constexpr (sizeof(Raw) == 4) {
+            write(p, pair(from[0], from[1]));
+        } else if constexpr (type == BF16) {
+#pragma unroll
+            for (u32 e = 0; e < wide; e += 4) write(p + 2 * e, pair(from[e], from[e + 1]) | (u64)pair(from[e + 2], from[e + 3]) << 32);
+        } else {
+#pragma unroll
+            for (u32 e = 0; e < wide; e += 2) write(p + 4 * e, bits(from[e]) | (u64)bits(from[e + 1]) << 32);
+        }
+    }
+    // begin loads the tokens before token t of a sequence, which is a row.
+    DEVICE void begin(const Conv &v, u32 row, u32 t) {
+        Raw r[most];
+#pragma unroll
+        for (u32 a = 0; a + 1 < most; a++) r[a] = load_row(v.x, place(v.x, a < t ? row - 1 - a : row));
+#pragma unroll
+        for (u32 a = 0; a < most; a++) {
+            if (a + 1 < most) widen_row(r[a], x[a]);
+#pragma unroll
+            for (u32 e = 0; e < wide; e++) x[a][e] = a + 1 < taps && a < t ? x[a][e] : 0;
+        }
+    }
+    // pass makes numbers those of the next token.
+    DEVICE void pass(const Raw &now) {
 #pragma unroll
         for (u32 e = 0; e < wide; e++) {
 #pragma unroll
-            for (u32 a = most - 1; a > 0; a--) x[a][e] = t == 0 || a >= taps ? 0 : x[a - 1][e];
-            x[0][e] = now[e];
+            for (u32 a = most - 1; a > 0; a--) x[a][e] = a >= taps ? 0 : x[a - 1][e];
         }
+        widen_row(now, x[0]);
     }
     DEVICE float sum(u32 e) const {
         float s = offset[e];
@@ -78,142 +127,190 @@ template <u32 most, u32 wide_, bool exact> struct Columns {
     }
 };
 
+// pairs reports whether a matrix has its numbers in pairs that are read at once.
+DEVICE bool pairs(const Conv &v, const Matrix &m) {
+    return v.cols % 2 == 0 && ((m.base | m.pitch * size_of(m.type)) & (2 * size_of(m.type) - 1)) == 0;
+}
+
 // each_piece calls f for the pieces of work of a warp: rows and a thread's first column.
 // All threads of the block call it as often.
-template <u32 wide, class F> DEVICE void each_piece(const Conv &v, F f) {
-    u32 pieces = (v.rows + PIECE - 1) / PIECE, tiles = (v.cols + 32 * wide - 1) / (32 * wide);
+template <u32 wide, u32 rows, class F> DEVICE void each_piece(const Conv &v, F f) {
+    u32 all = rows * THREADS / 32, pieces = (v.rows + all - 1) / all, tiles = (v.cols + 32 * wide - 1) / (32 * wide);
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * tiles; u += blocks()) {
-        u32 piece = (u32)(u / tiles), row = least(piece * PIECE + warp() * ROWS, v.rows);
-        f(piece, row, least(row + ROWS, v.rows), (u32)(u % tiles) * 32 * wide + lane() * wide);
+        u32 piece = (u32)(u / tiles), row = least(piece * all + warp() * rows, v.rows);
+        f(piece, row, least(row + rows, v.rows), (u32)(u % tiles) * 32 * wide + lane() * wide);
+    }
+}
+
+// each_sequence calls f for the parts of rows that lie in one sequence, with the place in
+// the sequence and the row behind its last.
+template <class F> DEVICE void each_sequence(const Conv &v, u32 row, u32 end, F f) {
+#pragma unroll 1
+    while (row < end) {
+        u32 t = row % v.seq, last = row - t + v.seq;
+        f(row, least(end, last), t, last);
+        row = least(end, last);
     }
 }
 
 template <class C> DEVICE void forward(const Conv &v, const Matrix &y) {
-    each_piece<C::wide>(v, [&](u32, u32 row, u32 end, u32 col) INLINE {
-        if (col >= v.cols || row >= end) return;
+    each_piece<C::wide, ROWS>(v, [&](u32, u32 from, u32 to, u32 col) INLINE {
+        if (col >= v.cols || from >= to) return;
         C k(v, col);
-        u32 t = row % v.seq;
-        k.begin(v, row, t);
-#pragma unroll 1
-        for (; row < end; row += BATCH) {
-            float in[BATCH][C::wide];
+        each_sequence(v, from, to, [&](u32 first, u32 end, u32 t, u32) INLINE {
+            k.begin(v, first, t);
+            typename C::Raw in[C::batch];
+            u64 from = k.place(v.x, first), to = k.place(y, first);
+            // load_rows loads a batch of rows, of which some are left. Rows behind the last one
+            // are that one.
+            auto load_rows = [&](u32 left) INLINE {
+                if (left > C::batch) {
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                if (row + i < end) k.get_row(v.x, row + i, in[i]);
-            }
+                    for (u32 i = 0; i < C::batch; i++, from += k.step(v.x)) in[i] = k.load_row(v.x, from);
+                } else {
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                if (row + i >= end) continue;
-                k.pass(in[i], t);
-                float out[C::wide];
-#pragma unroll
-                for (u32 e = 0; e < C::wide; e++) {
-                    float s = k.sum(e);
-                    out[e] = s * sigmoid(s);
+                    for (u32 i = 0; i < C::batch; i++, from += i < left ? k.step(v.x) : 0) in[i] = k.load_row(v.x, from);
                 }
-                k.put_row(y, row + i, out);
-                t = t + 1 == v.seq ? 0 : t + 1;
+            };
+            load_rows(end - first);
+#pragma unroll 1
+            for (u32 row = first; row < end; row += C::batch) { // the next rows are on their way
+                typename C::Raw now[C::batch];
+#pragma unroll
+                for (u32 i = 0; i < C::batch; i++) now[i] = in[i];
+                if (row + C::batch < end) load_rows(end - row - C::batch);
+#pragma unroll
+                for (u32 i = 0; i < C::batch; i++) {
+                    k.pass(now[i]);
+                    float out[C::wide];
+#pragma unroll
+                    for (u32 e = 0; e < C::wide; e++) {
+                        float s = k.sum(e);
+                        out[e] = s * sigmoid(s);
+                    }
+                    if (row + i < end) k.put_row(y, to, out);
+                    to += k.step(y);
+                }
             }
-        }
+        });
     });
 }
 
-// Four taps have a path of their own.
+// Four taps and pairs have paths of their own.
 KERNEL(THREADS)
 stowage_nn_conv(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 pitch_y) {
     Conv v = unpack(x, w, bias, size, cols, how);
     Matrix y = {global(dst), pitch_y, v.x.type};
-    if (v.taps == 4) forward<Columns<4, 8, true>>(v, y);
-    else forward<Columns<8, 4, false>>(v, y);
+    bool fast = v.taps == 4 && pairs(v, v.x) && pairs(v, y);
+    if (fast && v.x.type == BF16) forward<Columns<4, 2, 4, BF16>>(v, y);
+    else if (fast) forward<Columns<4, 2, 4, F32>>(v, y);
+    else forward<Columns<8, 2, 1, ANY>>(v, y);
 }
 
-SHARED float sums[(4 + 1) * 32 * 8];
+// Four taps, and bf16 in whole vectors.
+KERNEL(THREADS, 8)
+stowage_nn_conv_wide(u64 dst, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 pitch_y) {
+    forward<Columns<4, WIDE, BATCH, BF16>>(unpack(x, w, bias, size, cols, how), {global(dst), pitch_y, BF16});
+}
 
-// finish writes the sums of a block, warp by warp: [tap, and then the bias][column].
-template <class C> DEVICE void finish(const Conv &v, const C &k, bool has, float dw[C::room][C::wide], float dbias[C::wide], u64 to) {
+SHARED float sums[THREADS / 32 * (4 + 1) * 32 * 4]; // more than for 8 taps of two columns
+
+// finish writes the sums of a block, added up warp by warp: [tap, and then the bias][column].
+template <class C> DEVICE void finish(const Conv &v, const C &k, u32 tile, const float dw[C::room][C::wide], const float dbias[C::wide], u64 to) {
     constexpr u32 width = 32 * C::wide;
+    u32 count = (k.taps + 1) * width;
+    barrier(); // the sums before have been read
+#pragma unroll
+    for (u32 a = 0; a <= C::room; a++) {
+        if (a < C::room && a >= k.taps) continue;
+        u32 row = a == C::room ? k.taps : k.taps - 1 - a;
+#pragma unroll
+        for (u32 e = 0; e < C::wide; e++) sums[warp() * count + row * width + lane() * C::wide + e] = a == C::room ? dbias[e] : dw[a < C::room ? a : 0][e];
+    }
+    barrier();
 #pragma unroll 1
-    for (u32 turn = 0; turn < warps(); turn++) {
-        barrier();
-        if (turn != warp() || !has) continue;
+    for (u32 i = thread(); i < count; i += THREADS) {
+        u32 row = i / width, at = i % width;
+        float sum = sums[i];
 #pragma unroll
-        for (u32 a = 0; a <= C::room; a++) {
-            if (a < C::room && a >= k.taps) continue;
-            u32 row = a == C::room ? k.taps : k.taps - 1 - a;
-#pragma unroll
-            for (u32 e = 0; e < C::wide; e++) {
-                float &sum = a == C::room ? dbias[e] : dw[a < C::room ? a : 0][e], &all = sums[a * width + lane() * C::wide + e];
-                if (turn > 0) sum += all;
-                if (turn + 1 < warps()) all = sum;
-                else if (e < k.n) write(to + 4 * ((u64)row * v.cols + k.col + e), bits(sum));
-            }
-        }
+        for (u32 w = 1; w < THREADS / 32; w++) sum += sums[w * count + i];
+        if (tile + at < v.cols) write(to + 4 * ((u64)row * v.cols + tile + at), bits(sum));
     }
 }
+
+// A batch of rows is inside or at an edge, where some rows are not computed.
+struct Inside {
+    static constexpr bool edge = false;
+};
+struct Edge {
+    static constexpr bool edge = true;
+};
 
 // backward computes the rows of a warp. The gradient of a token's input needs the slopes of
 // taps tokens from it on, so the warp also computes the slopes of the next rows.
 template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const Matrix &dy, u64 scratch) {
-    each_piece<C::wide>(v, [&](u32 piece, u32 from, u32 to, u32 col) INLINE {
+    each_piece<C::wide, GRAD_ROWS>(v, [&](u32 piece, u32 begin, u32 to, u32 col) INLINE {
         bool has = col < v.cols;
         C k(v, has ? col : 0);
-        float dw[C::room][C::wide] = {}, dbias[C::wide] = {}, ds[C::room][C::wide] = {};
-        u32 late = k.taps - 1, end = has && from < to ? to + late : from, t = from % v.seq, back = t;
-        if (from < end) k.begin(v, from, t);
-#pragma unroll 1
-        for (u32 row = from; row < end; row += BATCH) {
-            float in[BATCH][C::wide], d[BATCH][C::wide];
+        float dw[C::room][C::wide] = {}, dbias[C::wide] = {};
+        each_sequence(v, begin, has ? to : begin, [&](u32 first, u32 stop, u32 t, u32 last) INLINE {
+            u32 late = k.taps - 1, end = stop + late, there = least(end, last);
+            float ds[C::room][C::wide] = {};
+            k.begin(v, first, t);
+            typename C::Raw in[C::batch], d[C::batch], now[C::batch], grad[C::batch];
+            auto load_rows = [&](u32 row) INLINE { // behind the last row is that one
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-#pragma unroll
-                for (u32 e = 0; e < C::wide; e++) in[i][e] = d[i][e] = 0;
-                if (row + i >= least(end, v.rows)) continue;
-                k.get_row(v.x, row + i, in[i]);
-                k.get_row(dy, row + i, d[i]);
-            }
-#pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                if (row + i >= end) continue;
-                k.pass(in[i], t);
-                float out[C::wide];
-#pragma unroll
-                for (u32 e = 0; e < C::wide; e++) {
-                    float s = k.sum(e), open = sigmoid(s), now = d[i][e] * (open * (s * (1 - open) + 1));
-#pragma unroll
-                    for (u32 a = C::room - 1; a > 0; a--) ds[a][e] = ds[a - 1][e];
-                    ds[0][e] = now;
-                    out[e] = 0;
+                for (u32 i = 0; i < C::batch; i++) {
+                    u32 r = least(row + i, there - 1);
+                    in[i] = k.load_row(v.x, k.place(v.x, r));
+                    d[i] = k.load_row(dy, k.place(dy, r));
                 }
-                if (row + i < to) {
+            };
+            // compute computes a batch of rows, of which all have slopes, sums and results
+            // unless they are at an edge.
+            auto compute = [&](u32 row, auto at) INLINE {
+#pragma unroll
+                for (u32 i = 0; i < C::batch; i++) {
+                    k.pass(now[i]);
+                    float g[C::wide], out[C::wide];
+                    k.widen_row(grad[i], g);
+                    bool slopes = !at.edge || row + i < there, sums = !at.edge || row + i < stop;
 #pragma unroll
                     for (u32 e = 0; e < C::wide; e++) {
-                        dbias[e] += ds[0][e];
+                        float s = k.sum(e), open = sigmoid(s);
 #pragma unroll
-                        for (u32 a = 0; a < C::room; a++) dw[a][e] += ds[0][e] * k.x[a][e];
-                    }
-                }
-                if (row + i >= from + late) {
-                    // The slope of age a is multiplied by the tap for an input that is older
-                    // by late - a. Tokens behind the end of the sequence do not count.
-                    u32 first = back + late >= v.seq ? back + late - v.seq + 1 : 0;
-                    back = back + 1 == v.seq ? 0 : back + 1;
-#pragma unroll
-                    for (u32 e = 0; e < C::wide; e++)
+                        for (u32 a = C::room - 1; a > 0; a--) ds[a][e] = ds[a - 1][e];
+                        ds[0][e] = slopes ? g[e] * (open * (s - s * open) + open) : 0;
+                        // The slope of age a is multiplied by the tap for an input that is
+                        // older by late - a.
+                        out[e] = 0;
 #pragma unroll
                         for (u32 a = 0; a < C::room; a++) {
-                            if (a >= k.taps) continue;
                             float by = 0;
 #pragma unroll
-                            for (u32 o = 0; o < C::room; o++) by = o == late - a ? k.by[o][e] : by;
-                            out[e] += a >= first ? by * ds[a][e] : 0;
+                            for (u32 o = 0; o < C::room; o++) by = o + a == late ? k.by[o][e] : by;
+                            if (a < k.taps) out[e] += by * ds[a][e];
                         }
-                    k.put_row(dx, row + i - late, out);
+                        float now = sums ? ds[0][e] : 0;
+                        dbias[e] += now;
+#pragma unroll
+                        for (u32 a = 0; a < C::room; a++) dw[a][e] += now * k.x[a][e];
+                    }
+                    if (!at.edge || (row + i >= first + late && row + i < end)) k.put_row(dx, k.place(dx, row + i - late), out);
                 }
-                t = t + 1 == v.seq ? 0 : t + 1;
+            };
+            load_rows(first);
+#pragma unroll 1
+            for (u32 row = first; row < end; row += C::batch) {
+#pragma unroll
+                for (u32 i = 0; i < C::batch; i++) now[i] = in[i], grad[i] = d[i];
+                if (row + C::batch < there) load_rows(row + C::batch);
+                if (row >= first + late && row + C::batch <= stop) compute(row, Inside());
+                else compute(row, Edge());
             }
-        }
-        finish<C>(v, k, has, dw, dbias, scratch + 4ull * piece * (k.taps + 1) * v.cols);
+        });
+        finish<C>(v, k, col - lane() * C::wide, dw, dbias, scratch + 4ull * piece * (k.taps + 1) * v.cols);
     });
 }
 
@@ -221,18 +318,23 @@ KERNEL(THREADS)
 stowage_nn_conv_grad(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches) {
     Conv v = unpack(x, w, bias, size, cols, how);
     Matrix dx = {global(dsrc), high(pitches), v.x.type}, dy = {global(grad), low(pitches), v.x.type};
-    if (v.taps == 4) backward<Columns<4, 8, true>>(v, dx, dy, global(scratch));
-    else backward<Columns<8, 4, false>>(v, dx, dy, global(scratch));
+    bool fast = v.taps == 4 && pairs(v, v.x) && pairs(v, dx) && pairs(v, dy);
+    if (fast && v.x.type == BF16) backward<Columns<4, 2, 4, BF16>>(v, dx, dy, global(scratch));
+    else if (fast) backward<Columns<4, 2, 4, F32>>(v, dx, dy, global(scratch));
+    else backward<Columns<8, 2, 1, ANY>>(v, dx, dy, global(scratch));
 }
 
-// A thread sums up one number over the pieces.
-KERNEL(THREADS)
+KERNEL(THREADS, 4)
+stowage_nn_conv_grad_wide(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches) {
+    Conv v = unpack(x, w, bias, size, cols, how);
+    backward<Columns<4, GRAD_WIDE, GRAD_BATCH, BF16>>(v, {global(dsrc), high(pitches), BF16}, {global(grad), low(pitches), BF16}, global(scratch));
+}
+
+KERNEL(SUM_THREADS)
 stowage_nn_conv_grad_sum(u64 dw, u64 dbias, u64 scratch, u64 size, u64 pieces, u64 type) {
-    u32 cols = low(size), taps = high(size), all = (taps + 1) * cols, kind = (u32)type;
-#pragma unroll 1
-    for (u32 i = block() * threads() + thread(); i < all; i += blocks() * threads()) {
+    u32 cols = low(size), taps = high(size), kind = (u32)type;
+    add_pieces((taps + 1) * cols, global(scratch), (u32)pieces, kind, [&](u32 i) {
         u32 k = i / cols, c = i % cols;
-        u64 to = k == taps ? global(dbias) + (u64)c * size_of(kind) : global(dw) + ((u64)c * taps + k) * size_of(kind);
-        set(kind, to, sum_apart(get(kind, to), global(scratch) + 4ull * i, (u32)pieces, 4ull * all));
-    }
+        return k == taps ? global(dbias) + (u64)c * size_of(kind) : global(dw) + ((u64)c * taps + k) * size_of(kind);
+    });
 }

@@ -41,22 +41,29 @@ func (c Conv) ScratchBytes() memory.Bytes {
 }
 
 var (
-	convKernel        = device.Kernel{Name: "stowage_nn_conv", Image: convImage, Go: convGo}
-	convGradKernel    = device.Kernel{Name: "stowage_nn_conv_grad", Image: convImage, Go: convGradGo}
+	convKernels       = newWays("stowage_nn_conv", convImage, convGo)
+	convGradKernels   = newWays("stowage_nn_conv_grad", convImage, convGradGo)
 	convGradSumKernel = device.Kernel{Name: "stowage_nn_conv_grad_sum", Image: convImage, Go: convGradSumGo}
 )
 
 const (
 	// maxTaps are what a GPU's thread keeps at hand.
 	maxTaps = 8
+	// Kernels for bf16 in whole vectors have as many taps as all models.
+	wideTaps = 4
 
-	convThreads = 128
-	// A convolution is spread over runs of convRows rows, and on the CPU its backward
-	// pass, which has sums over rows, over runs of convCols columns.
-	convRows = 128
+	convThreads    = 128
+	convSumThreads = 256
+	// A block that sums up what pieces of work have for parameters has sumCols of them.
+	sumCols = 32
+
+	// A convolution is spread over runs of convRows rows, half of them in a GPU's forward
+	// pass, and on the CPU its backward pass, which has sums over rows, over runs of convCols
+	// columns.
+	convRows = 256
 	convCols = 128
-	// A warp computes convTile columns.
-	convTile = 256
+	// A warp computes convTile columns or, in the backward pass, up to twice as many.
+	convTile = 64
 )
 
 // Convolve issues a convolution. The kernel's arguments:
@@ -69,7 +76,7 @@ func Convolve(s device.Stream, c Conv) {
 	c.check()
 	c.Y.shape("a convolution's output", c.X.Rows, c.X.Cols)
 	sameType("a convolution", c.X, c.Y)
-	l := device.NewLaunch(&convKernel, runsOf(c.X.Rows, convRows)*runsOf(c.X.Cols, convTile), convThreads)
+	l := device.NewLaunch(c.way(convKernels, c.Y), runsOf(c.X.Rows, convRows/2)*runsOf(c.X.Cols, convTile), convThreads)
 	l.Write(c.Y.used("a convolution's output"))
 	c.add(&l)
 	l.Arg(uint64(c.Y.pitch()))
@@ -81,8 +88,8 @@ func Convolve(s device.Stream, c Conv) {
 //	stowage_nn_conv_grad(Scratch, X, W, Bias, shape..., DY, DX, pitches of DY and DX)
 //	stowage_nn_conv_grad_sum(DW, DBias, Scratch, columns and taps, runs of rows, type of DW)
 //
-// Scratch is fp32 [run of 128 rows][tap, and then the bias][column]; the second launch takes
-// the sums in the order of runs. DW is without gaps.
+// Scratch is fp32 [run of 256 rows][tap, and then the bias][column]; the second launch takes
+// the sums. DW is without gaps.
 func ConvolveGrad(s device.Stream, c ConvGrad) {
 	c.check()
 	c.DY.shape("the gradient of a convolution's output", c.X.Rows, c.X.Cols)
@@ -96,7 +103,7 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 		panic(fmt.Sprintf("nn: scratch of a convolution: expected at least %d bytes, got %s", c.ScratchBytes(), c.Scratch))
 	}
 	scratch, runs := c.Scratch.Slice(0, c.ScratchBytes()), runsOf(c.X.Rows, convRows)
-	l := device.NewLaunch(&convGradKernel, runs*runsOf(c.X.Cols, convTile), convThreads)
+	l := device.NewLaunch(c.way(convGradKernels, c.DY, c.DX), runs*runsOf(c.X.Cols, convTile), convThreads)
 	l.Write(scratch)
 	c.add(&l)
 	l.Read(c.DY.used("the gradient of a convolution's output"))
@@ -104,7 +111,7 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	l.Arg(packPair(c.DY.pitch(), c.DX.pitch()))
 	s.Launch(l)
 
-	l = device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, convThreads), convThreads)
+	l = device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, sumCols), convSumThreads)
 	l.Write(c.DW.used("the gradient of a convolution's taps"))
 	l.Write(c.DBias.used("the gradient of a convolution's bias"))
 	l.Read(scratch)
@@ -112,6 +119,14 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	l.Arg(uint64(runs))
 	l.Arg(uint64(c.DW.Type))
 	s.Launch(l)
+}
+
+// way returns the kernel for X and more.
+func (c Conv) way(w *ways, more ...Matrix) *device.Kernel {
+	if c.W.Cols != wideTaps || c.X.Cols%8 != 0 {
+		return &w.any
+	}
+	return w.of(append(more, c.X)...)
 }
 
 func (c Conv) check() {

@@ -40,8 +40,9 @@ func GatedNormScratch(rows, cols int) memory.Bytes {
 }
 
 var (
-	gatedNormKernel        = device.Kernel{Name: "stowage_nn_gated_norm", Image: gatedNormImage, Go: gatedNormGo}
-	gatedNormGradKernel    = device.Kernel{Name: "stowage_nn_gated_norm_grad", Image: gatedNormImage, Go: gatedNormGradGo}
+	gatedNormKernels       = newWays("stowage_nn_gated_norm", gatedNormImage, gatedNormGo)
+	gatedNormGradKernels   = newWays("stowage_nn_gated_norm_grad", gatedNormImage, gatedNormGradGo)
+	gatedNormGradWidest    = device.Kernel{Name: "stowage_nn_gated_norm_grad_widest", Image: gatedNormImage, Go: gatedNormGradGo}
 	gatedNormGradSumKernel = device.Kernel{Name: "stowage_nn_gated_norm_grad_sum", Image: gatedNormImage, Go: gatedNormGradSumGo}
 )
 
@@ -49,6 +50,11 @@ const (
 	gatedThreads = 256
 	// A piece of work has gatedRows rows.
 	gatedRows = 32
+	// A thread keeps gatedKeep vectors of a group of each operand. In the backward pass it
+	// has gatedGradKeep of each, of two rows, in gatedShared bytes.
+	gatedKeep     = 4
+	gatedGradKeep = 2
+	gatedShared   = 2 * 3 * 16 * gatedGradKeep
 	// A thread sums up gatedCols columns over the pieces.
 	gatedCols = 512
 )
@@ -64,7 +70,7 @@ func GatedRMSNorm(s device.Stream, g GatedNorm) {
 	g.check()
 	g.Y.shape("a gated norm's output", g.X.Rows, g.X.Cols)
 	sameType("a gated norm", g.X, g.Y)
-	l := device.NewLaunch(&gatedNormKernel, g.X.Rows, gatedThreads)
+	l := device.NewLaunch(g.way(gatedNormKernels, gatedThreads*gatedKeep, g.Y), g.X.Rows, gatedThreads)
 	l.Write(g.Y.used("a gated norm's output"))
 	g.add(&l)
 	l.Arg(uint64(g.Y.pitch()))
@@ -76,8 +82,7 @@ func GatedRMSNorm(s device.Stream, g GatedNorm) {
 //	stowage_nn_gated_norm_grad(Scratch, X, Z, W, shape..., DY, DX, DZ, pitch of DY, pitches of DX and DZ)
 //	stowage_nn_gated_norm_grad_sum(DW, Scratch, columns, runs of rows, type of DW)
 //
-// Scratch is fp32 [run of 32 rows][column]; the second launch takes the sums in the
-// order of runs.
+// Scratch is fp32 [run of 32 rows][column]; the second launch takes the sums.
 func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	g.check()
 	rows, cols := g.X.Rows, g.X.Cols
@@ -90,7 +95,17 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 		panic(fmt.Sprintf("nn: scratch of a gated norm: expected at least %d bytes, got %s", GatedNormScratch(rows, cols), g.Scratch))
 	}
 	scratch, runs := g.Scratch.Slice(0, GatedNormScratch(rows, cols)), (rows+gatedRows-1)/gatedRows
-	l := device.NewLaunch(&gatedNormGradKernel, runs*g.Groups, normGradThreads)
+	k, threads, shared := g.way(gatedNormGradKernels, normGradThreads*gatedGradKeep, g.DY, g.DX, g.DZ), normGradThreads, 0
+	if k == &gatedNormGradKernels.wide {
+		if cols/g.Groups <= 8*gatedGradKeep*gatedThreads {
+			threads = gatedThreads
+		} else {
+			k = &gatedNormGradWidest
+		}
+		shared = gatedShared * threads
+	}
+	l := device.NewLaunch(k, runs*g.Groups, threads)
+	l.Shared = uint32(shared)
 	l.Write(scratch)
 	g.add(&l)
 	l.Read(g.DY.used("a gradient of a gated norm"))
@@ -100,13 +115,21 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	l.Arg(packPair(g.DX.pitch(), g.DZ.pitch()))
 	s.Launch(l)
 
-	l = device.NewLaunch(&gatedNormGradSumKernel, (cols+gatedThreads-1)/gatedThreads, gatedThreads)
+	l = device.NewLaunch(&gatedNormGradSumKernel, runsOf(cols, sumCols), gatedThreads)
 	l.Write(g.DW.used("the gradient of a gated norm's weights"))
 	l.Read(scratch)
 	l.Arg(uint64(cols))
 	l.Arg(uint64(runs))
 	l.Arg(uint64(g.DW.Type))
 	s.Launch(l)
+}
+
+// way returns the kernel for these matrices and more, if blocks keep a number of vectors.
+func (g GatedNorm) way(w *ways, vectors int, more ...Matrix) *device.Kernel {
+	if n := g.X.Cols / g.Groups; n%8 != 0 || n > 8*vectors {
+		return &w.any
+	}
+	return w.of(append(more, g.X, g.Z, g.W)...)
 }
 
 func (g GatedNorm) check() {
