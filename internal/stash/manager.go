@@ -108,6 +108,8 @@ type Manager struct {
 
 	prep device.Stream // writes records; never captured
 	made device.Event  // recorded after records are written; external to captures
+	// written says that records were written in a capture since the last transaction began.
+	written bool
 
 	needs     map[memory.GroupID]schedule.Pages
 	plans     map[memory.Key]*schedule.Moves
@@ -226,10 +228,13 @@ func (m *Manager) storeOf(g memory.GroupID) *Store {
 func (m *Manager) Placeable() bool { return m.host != nil }
 
 // prepared makes compute wait until records are written. The event is external to
-// captures: records are written at once, even while a step is being captured.
+// captures: records are written at once, even while a step is being captured. Then only that
+// step waits; another that uses the same records may be replayed before it, so the next
+// transaction waits, too.
 func (m *Manager) prepared() {
 	m.prep.Record(m.made)
 	m.compute.Stream.Wait(m.made)
+	m.written = m.written || m.compute.Stream.Capturing()
 }
 
 // Most returns the most device memory that workspaces and device pages may take.

@@ -32,6 +32,7 @@ type mover struct {
 	bytes     [][]byte
 	prepared  *Layout // the layout that from holds
 	generated uint64
+	graphs    []device.Graph // that were captured
 }
 
 // newMover returns what it has made so far also with an error, to be closed.
@@ -73,8 +74,11 @@ func newMover(dev device.Device, c loopConfig) (v *mover, err error) {
 }
 
 func (v *mover) close() (err error) {
+	for _, g := range v.graphs {
+		err = errors.Join(err, g.Close())
+	}
 	if v.m != nil {
-		err = v.m.Close()
+		err = errors.Join(err, v.m.Close())
 	}
 	for _, b := range []*device.Buffer{v.from, v.to} {
 		if b != nil {

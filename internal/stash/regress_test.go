@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -31,7 +32,7 @@ func (v *mover) capture(t *testing.T, k memory.Key) device.Graph {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = g.Close() })
+	v.graphs = append(v.graphs, g)
 	return g
 }
 
@@ -44,17 +45,26 @@ func (v *mover) replay(k memory.Key, g device.Graph) func() error {
 func (v *mover) eager(k memory.Key) func() error { return func() error { return v.m.Step(k, v.body) } }
 
 // Graphs captured up front can be replayed in any order, with eager steps before
-// and between: records are there whoever runs first.
+// and between: records are there whoever runs first, however late they are written.
 func TestCapturesStandAlone(t *testing.T) {
-	v := moverOn(t, openCPU(t), plainLoop(PagesOnly))
-	rng := rand.New(rand.NewPCG(1, 2))
-	v.route(rng, 20)
-	one, two := memory.Key{Microbatches: 1}, memory.Key{Microbatches: 2}
-	first, second := v.capture(t, one), v.capture(t, two)
-	for _, step := range []func() error{v.replay(two, second), v.eager(memory.Key{}), v.replay(one, first), v.replay(two, second)} {
-		if err := v.run(1, rng, 50, step); err != nil {
-			t.Fatal(err)
+	program := check.On(cpuDevice, func(dev device.Device) error {
+		v, err := newMover(dev, plainLoop(PagesOnly))
+		if err != nil {
+			return err
 		}
+		rng := rand.New(rand.NewPCG(1, 2))
+		v.route(rng, 20)
+		one, two := memory.Key{Microbatches: 1}, memory.Key{Microbatches: 2}
+		first, second := v.capture(t, one), v.capture(t, two)
+		for _, step := range []func() error{v.replay(two, second), v.eager(memory.Key{}), v.replay(one, first), v.replay(two, second)} {
+			if err == nil {
+				err = v.run(1, rng, 50, step)
+			}
+		}
+		return errors.Join(err, v.close())
+	})
+	if err := check.Explore(check.Options{}, 20, program); err != nil {
+		t.Fatal(err)
 	}
 }
 
