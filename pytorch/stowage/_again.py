@@ -441,13 +441,17 @@ def _after(name: str, kind: str) -> str:
     return f"{name} of {kind}" if kind.split(" of ")[-1] in _repeat else kind
 
 
-def maker(node: Any, made: Dict[Any, Small], depth: int = 0) -> Optional[Maker]:
+# The norms and activations of a block, by the nodes that made their outputs. None has those that are kept.
+Made = Dict[Any, Optional[Small]]
+
+
+def maker(node: Any, made: Made, depth: int = 0) -> Optional[Maker]:
     """Returns how to make the output of an operator again: of a norm or activation, of an
     operator that can be repeated, or of dropout after these. It returns None if it cannot be.
     What needs a norm or activation first is of its kind."""
-    small = made.get(node)
-    if small is not None:
-        return type(small.module).__name__, small.output
+    if node in made:
+        small = made[node]
+        return None if small is None else (type(small.module).__name__, small.output)
     name = node.name()
     if name == "MulBackward0":
         if len(node.next_functions) != 2 or any(f is None for f, _ in node.next_functions):
@@ -470,7 +474,7 @@ def _dropout(node: Any, source: Callable[[], torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def _cast(node: Any, base: torch.Tensor, made: Dict[Any, Small]) -> Optional[Maker]:
+def _cast(node: Any, base: torch.Tensor, made: Made) -> Optional[Maker]:
     """Returns how to cast again: the output of an operator, or a parameter."""
     before, dtype = node.next_functions[0][0], base.dtype
     if before is None:
@@ -489,7 +493,7 @@ def _to(source: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     return source().to(dtype)
 
 
-def recipe(t: torch.Tensor, made: Dict[Any, Small], refused: Container[str] = ()) -> Optional[Recipe]:
+def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optional[Recipe]:
     """Returns how a tensor can be made again, or None. Kinds that were tried and made other
     bits are refused."""
     if type(t) is not torch.Tensor or t.layout is not _strided:
@@ -515,7 +519,7 @@ class Lean:
 
     def __init__(self, holder: Holder, least: int, refused: Container[str] = ()) -> None:
         self.holder, self.least, self.refused = holder, least, refused
-        self.made: Dict[Any, Small] = {}  # by the node that made its output
+        self.made: Made = {}
 
     def pack(self, t: torch.Tensor) -> Any:
         if t.numel() * t.element_size() >= self.least:
@@ -530,7 +534,11 @@ class Lean:
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
         if type(module).__name__ in self.refused:
-            return forward(x)
+            with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
+                y = forward(x)
+            if type(y) is torch.Tensor and y.grad_fn is not None:
+                self.made[y.grad_fn] = None
+            return y
         small, version = Small(module, forward, x, self, self.least), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)

@@ -456,7 +456,7 @@ class Planner:
                 assert known.other is not None
                 self._settle(key, known, *known.other)
                 return
-            known.stage = "settled"
+            known.other, known.stage = (plan, known.limit), "settled"
         settled = known.stage == "settled"
         if known.stage == "recompute" and any(f.change for f in all) and min(f.change for f in all) >= 0:
             self._refine(key, known, mine)
@@ -499,7 +499,7 @@ class Planner:
             known.other, known.plan, known.limit, known.stage = (known.plan, known.limit), plan, limit, "settled"
             self._rewrap()
         else:
-            known.stage = "settled"
+            known.other, known.stage = (known.plan, known.limit), "settled"
 
     def _refine(self, key: str, known: Key, mine: Facts) -> None:
         """Recomputes less, because a plan held less than the budget: forecasts allow for the most

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
+from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
 from ._bits import near, same
 from ._compiled import is_compiled, kind
 from ._record import Kept, storage_of, version_of
@@ -126,7 +126,7 @@ class Call:
         self.entries: List[Entry] = []
         self.all: List[Tuple[Call, int]] = []  # with those of calls inside
         self.smalls: List[Small] = []
-        self.made: Dict[Any, Small] = {}
+        self.made: Made = {}
         self.small: Optional[Small] = None  # the cheap module that is running
         self.held: Set[int] = set()  # storages that cheap modules need as inputs
         self.inputs: Dict[int, int] = {}  # bytes of the arguments, by storage

@@ -8,7 +8,7 @@ from unittest import mock
 
 from blocks import Block, Compared, answer, choices, one_pass, planned, stack, train, why
 from common import DEVICE, stowage, torch
-from stowage import _plan
+from stowage import _again, _plan
 from stowage._again import STOPS
 from stowage._measured import KEEP, Choice
 from stowage._planned import RECORDED
@@ -134,12 +134,15 @@ class Sorts(Planned):
                     model.load_state_dict(state)
                     answers = lambda request: ["recompute" if unit["name"] in pick else "offload" if offload and unit["offload"] else "keep" for unit in request["units"]]
                     rt._library.choose = lambda request: answer(request, answers(request))
-                    self.compare(want, train(model, one_pass, RECORDED + 2, rt))
+                    recipes = []
+                    with mock.patch.object(_again.Lean, "pack", lambda lean, t, pack=_again.Lean.pack: recipes.append(pack(lean, t)) or recipes[-1]):
+                        self.compare(want, train(model, one_pass, RECORDED + 2, rt))
                     known = rt._planner.keys[""]
                     m = known.measured[0]
                     self.assertEqual([{"GELU"}, {"LayerNorm"}], m._kinds[Block])
                     kept = {"GELU", "LayerNorm"} - {kind for name, kind in (("lean", "GELU"), ("lean 2", "LayerNorm")) if name in pick}
                     self.assertEqual({frozenset(kept)}, {c.kept for c in known.plan.choices.values()})
+                    self.assertEqual({"GELU", "LayerNorm"} - kept, {r.kind for r in recipes if type(r) is _again.Recipe})
                     sizes = {"LayerNorm": 3 * 4 * (8 + 2) * 4, "GELU": 3 * 4 * 16 * 4}
                     for part in m.parts.values():
                         self.assertEqual(sizes, part.kinds)
