@@ -133,11 +133,11 @@ func (r *rank) sets(width int) int {
 }
 
 // keepsAll reports whether rows stay in their sets: if all experts are on this rank, each
-// layer gets tokens times top-k rows, less those that a capacity drops. Pages then take
-// no less than sets.
+// layer gets tokens times top-k rows, less those that a capacity drops, so that pages
+// would save little. Modules to stash ask for pages in any case.
 func (r *rank) keepsAll() bool {
 	m := &r.cfg.Memory
-	return m.Rows == layer.Stashed && m.Sets == 0 && m.Budget == 0 && !m.hostRows() && r.cfg.Layout.EP == 1
+	return m.Rows == layer.Stashed && m.Sets == 0 && m.Budget == 0 && len(m.Stash) == 0 && !m.hostRows() && r.cfg.Layout.EP == 1
 }
 
 // setRows returns the number of rows in a set.

@@ -108,15 +108,21 @@ func TestPoliciesGiveTheSameBits(t *testing.T) { // SPEC S1.6, S4.6, S5.2
 }
 
 // A rank with all experts gets the same rows whatever the routing. They stay where they were
-// computed: nothing is copied in any step.
+// computed: nothing is copied in any step, unless modules to stash are named.
 func TestRowsOfOneRankStay(t *testing.T) { // SPEC S1.1
 	for _, m := range []*model.Model{smallMoE(), smallDeepSeek()} {
-		for _, l := range []Layout{{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 2}} {
-			c := testConfig(t, m)
+		for _, l := range []Layout{{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 2}, {}} {
+			c, asked := testConfig(t, m), l == Layout{}
+			if asked {
+				l = Layout{1, 1, 1, 1}
+			}
 			c.Layout = l
 			var err error
 			if c.Memory, err = NamedMemory("stash", 0); err != nil {
 				t.Fatal(err)
+			}
+			if asked {
+				c.Memory.Stash = []string{"expert_fc1"}
 			}
 			tr, err := New(c)
 			if err != nil {
@@ -128,7 +134,7 @@ func TestRowsOfOneRankStay(t *testing.T) { // SPEC S1.1
 				}
 			}
 			for _, s := range tr.Summaries() {
-				stay := l.EP == 1
+				stay := l.EP == 1 && !asked
 				if s.Stash == nil || (s.Stash.Stashed == 0) != stay || s.Stash.Reruns > 0 && stay {
 					t.Errorf("%s on %+v: %+v", m.Name, l, s.Stash)
 				}
