@@ -6,6 +6,7 @@ package plaintext
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -170,6 +171,7 @@ func fold(p paragraph, width int) (out []string) {
 	if len(p.lines) == 1 && (columns(first) <= width || strings.TrimSpace(first) == "") {
 		return p.lines
 	}
+	first = strings.TrimRightFunc(first, unicode.IsSpace) // a gap at the end has no words behind it
 	indent := indentOf(first) + 2
 	head := first[:indentOf(first)]
 	if len(p.lines) > 1 {
@@ -212,7 +214,7 @@ func fold(p paragraph, width int) (out []string) {
 }
 
 // pack puts the flags of a command into lines that end with a backslash, a flag beside its
-// values.
+// values as far as they fit.
 func pack(lines []string, width int) (out []string) {
 	if longest(lines) <= width {
 		return lines
@@ -221,10 +223,11 @@ func pack(lines []string, width int) (out []string) {
 	var units []string
 	for _, l := range lines {
 		for i, w := range strings.Fields(strings.TrimSuffix(l, `\`)) {
-			if len(units) == 0 || i == 0 || strings.HasPrefix(w, "--") {
+			n := len(units) - 1
+			if i == 0 || strings.HasPrefix(w, "--") || columns(indent+units[n]+" "+w+` \`) > width {
 				units = append(units, w)
 			} else {
-				units[len(units)-1] += " " + w
+				units[n] += " " + w
 			}
 		}
 	}

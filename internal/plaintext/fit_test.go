@@ -125,7 +125,7 @@ Flags:
 
 // Text of any kind keeps its words, and lines are too long only for the sake of a word.
 func FuzzFit(f *testing.F) {
-	for _, text := range []string{ranks, "", "\n\n", strings.Repeat(" ", 200) + "\n", strings.Repeat("a  ", 50) + "\n", "x \\\n", "é  漢  ß\n", strings.Repeat("word ", 40) + "\n  " + strings.Repeat("w", 90)} {
+	for _, text := range []string{ranks, "", "\n\n", strings.Repeat(" ", 200) + "\n", strings.Repeat("a  ", 50) + "\n", strings.Repeat("a", 79) + "  \t\n", "x \\\n", strings.Repeat("word ", 9) + "\\", "é  漢  ß\n", strings.Repeat("word ", 40) + "\n  " + strings.Repeat("w", 90)} {
 		f.Add(text, 50, false)
 		f.Add(text, 80, true)
 	}
