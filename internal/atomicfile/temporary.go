@@ -43,7 +43,10 @@ func (x *File) createTemporary() (*os.File, error) {
 // createUnnamed creates a file without a name, or returns nil if it cannot. The
 // permissions are those of any new file.
 func createUnnamed(dir string) *os.File {
-	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o666)
+	if unnamed == 0 {
+		return nil
+	}
+	f, err := os.OpenFile(dir, os.O_RDWR|unnamed, 0o666)
 	if err != nil {
 		return nil
 	}

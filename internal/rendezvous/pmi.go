@@ -37,7 +37,13 @@ const (
 // ServePMI starts to answer an MPI library that speaks PMI. Call it before the library is
 // loaded, and set what Environment returns. All ranks must do so.
 func (s *Session) ServePMI() (*PMI, error) {
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	syscall.ForkLock.RLock()
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(pair[0])
+		syscall.CloseOnExec(pair[1])
+	}
+	syscall.ForkLock.RUnlock()
 	if err != nil {
 		return nil, fmt.Errorf("rank %d on %s cannot open a connection to its MPI library: %w", s.place.Rank, s.place.Host, err)
 	}
