@@ -2,9 +2,9 @@
 // works with Open MPI 4 and 5, with MPICH and what is compatible with it, and with any
 // library that has the standard ABI.
 //
-// All calls must come from one locked thread, the one that called Start. Memory that
-// pending requests use must stay where it is: device memory, or slices on Go's heap, whose
-// collector does not move what it keeps.
+// Calls must come one at a time. Finalize must come from the locked thread that called
+// Start. Memory that pending requests use must stay where it is: device memory, or slices on
+// Go's heap, whose collector does not move what it keeps.
 //
 // This file owns the library and its start, find.go which library is opened, abi.go what
 // differs between them, requests.go pending sends and receives, shared.go shared memory, signals_linux.go the signals

@@ -161,5 +161,7 @@ func (w *world) noteAbsent() {
 	}
 }
 
-// busy reports whether there is something to poll for.
-func (w *world) busy() bool { return len(w.active) > 0 || w.telling > 0 || w.closing != nil }
+// busy reports whether there is something that the loop polls for.
+func (w *world) busy() bool {
+	return w.staged && len(w.active) > 0 || w.telling > 0 || w.closing != nil
+}

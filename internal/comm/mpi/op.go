@@ -1,5 +1,5 @@
-// This file owns messages in flight: the messages of a call that pass together. Only the
-// thread touches an operation between its post and its end.
+// This file owns messages in flight: the messages of a call that pass together. Between its
+// begin and its end, only who holds the lock of MPI touches an operation.
 
 package mpi
 
@@ -69,11 +69,21 @@ func (t token) ended(err error) {
 	}
 }
 
-// pass hands the operation to the thread and waits until its messages have passed, or can
-// never pass.
+// pass makes the messages of the operation pass, and returns when they have, or never can.
+// The goroutine calls MPI itself, unless device memory goes through buffers: then this may
+// be the host function of a GPU, in which a library must not ask the driver about memory.
 func (o *op) pass() {
-	o.g.w.p.post(o.begin)
-	<-o.done
+	w := o.g.w
+	if w.staged {
+		w.p.post(o.begin)
+		<-o.done
+		return
+	}
+	w.p.mu.Lock()
+	o.begin()
+	w.p.mu.Unlock()
+	w.p.nap.wake()
+	w.p.await(o.done)
 }
 
 // begin starts all messages.

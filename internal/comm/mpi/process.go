@@ -2,11 +2,12 @@
 //
 // MPI moves bytes. Sums are made by our own kernels in the order of ranks, so a run over
 // processes has the bits of the same run in one process. Calls return at once. A host
-// function on the stream hands the call to the one thread that talks to MPI and holds the
-// stream back until its messages have passed. On the CPU device messages leave from and
-// arrive in the memory of the caller. Memory that the host cannot read goes through pinned
-// buffers, and calls then run in the order in which they were made, because the host
-// functions of a GPU may share one thread.
+// function on the stream holds the stream back until the messages of the call have passed.
+// On the CPU device messages leave from and arrive in the memory of the caller, and the host
+// function itself talks to MPI. Memory that the host cannot read goes through pinned
+// buffers. Then a thread of its own talks to MPI, because the library may ask the driver of a
+// GPU, which host functions must not; and calls run in the order in which they were made,
+// because host functions may share one thread.
 //
 // Every call begins with a header from each rank to each other that says what the rank
 // calls. Ranks that disagree fail with a sentence. A rank sends to each other one directly,
@@ -15,7 +16,7 @@
 // Calls of one stream can be captured, if all ranks capture and replay alike. Those of
 // several streams cannot be in one capture: nothing would order them alike on all ranks.
 //
-// This file owns the thread that talks to MPI, sleep_linux.go how it sleeps; world.go what
+// This file owns who talks to MPI, sleep_linux.go how they sleep; world.go what
 // the communicators of a process share, group.go communicators, calls.go the calls,
 // stage.go how a call becomes work on a stream, op.go messages in flight, header.go what
 // ranks tell each other about a call, control.go news of ranks that give up or leave.
@@ -32,14 +33,18 @@ import (
 
 // Process is this process in MPI. MPI can be started once in a process and ended once.
 type Process struct {
-	lib   *mpi.Library
-	ended chan struct{}
+	lib    *mpi.Library
+	ending chan struct{} // MPI is to end
+	ended  chan error
+	poller chan struct{} // full while a goroutine that waits for a call polls for all of them
+	nap    *sleeper      // on which it sleeps
 
-	mu    sync.Mutex
+	posts sync.Mutex
 	queue []func()
-	rest  *sleeper
+	rest  *sleeper // of the loop
 
-	// Only the thread uses what follows.
+	mu sync.Mutex // of who calls MPI; it also guards what follows, and what worlds say it does
+
 	requests *mpi.Requests[token]
 	worlds   map[*world]struct{}
 	stop     bool
@@ -51,23 +56,28 @@ func Start(getenv func(string) string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{rest: rest, ended: make(chan struct{}), worlds: map[*world]struct{}{}}
+	nap, err := newSleeper()
+	if err != nil {
+		rest.close()
+		return nil, err
+	}
+	p := &Process{rest: rest, nap: nap, ending: make(chan struct{}), ended: make(chan error), poller: make(chan struct{}, 1), worlds: map[*world]struct{}{}}
 	started := make(chan error)
-	go func() {
+	go func() { // MPI ends on the thread that started it
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		prepare()
-		defer close(p.ended)
 		var err error
 		p.lib, err = mpi.Start(getenv)
 		started <- err
 		if err == nil {
-			p.requests = mpi.NewRequests[token](p.lib)
-			p.loop()
+			<-p.ending
+			p.ended <- p.lib.Finalize()
 		}
 	}()
 	if err := <-started; err != nil {
 		return nil, err
 	}
+	p.requests = mpi.NewRequests[token](p.lib)
+	go p.loop()
 	return p, nil
 }
 
@@ -116,69 +126,111 @@ func (p *Process) Unlink() { p.lib.Unlink() }
 // communicators. A process that has failed exits without it, so that the launcher ends the
 // others.
 func (p *Process) Finalize() error {
-	err := p.do(func() error {
+	return p.do(func() error {
 		p.stop = true
-		return p.lib.Finalize()
+		close(p.ending)
+		return <-p.ended
 	})
-	<-p.ended
-	return err
 }
 
-// post gives the thread something to do.
+// post gives the loop something to do.
 func (p *Process) post(f func()) {
-	p.mu.Lock()
+	p.posts.Lock()
 	p.queue = append(p.queue, f)
-	p.mu.Unlock()
+	p.posts.Unlock()
 	p.rest.wake()
 }
 
-// waiting reports whether there is something to do.
-func (p *Process) waiting() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// posted reports whether the loop has something to do.
+func (p *Process) posted() bool {
+	p.posts.Lock()
+	defer p.posts.Unlock()
 	return len(p.queue) > 0
 }
 
-// do runs f on the thread and waits for it.
+// do runs f, which calls MPI, on the loop and waits for it.
 func (p *Process) do(f func() error) error {
 	done := make(chan error, 1)
 	p.post(func() { done <- f() })
 	return <-done
 }
 
-// loop is the thread: it does what it is given and makes progress. MPI makes progress only
-// inside of its calls, so the thread polls while messages are in flight. It yields to other
-// threads at first, then sleeps ever longer, and a new call wakes it.
-func (p *Process) loop() {
-	defer p.rest.close()
-	for since := time.Now(); !p.stop; {
+// progress lets MPI make progress, which it does only inside of its calls, and ends what has
+// come to an end. It returns how many messages have. The caller holds the lock.
+func (p *Process) progress() int {
+	n, err := p.requests.Some(func(t token, err error) { t.ended(err) })
+	for w := range p.worlds {
+		if err != nil {
+			w.fail(w.rank, err, true)
+		}
+		w.look()
+	}
+	return n
+}
+
+// await waits until an operation is done. One of the goroutines that wait polls for all. So
+// a message need not wake a thread that then wakes the goroutine: on a virtual machine that
+// takes longer than most messages.
+func (p *Process) await(done <-chan struct{}) {
+	select {
+	case <-done:
+		return
+	case p.poller <- struct{}{}:
+	}
+	defer func() { <-p.poller }()
+	for since := time.Now(); ; {
 		p.mu.Lock()
-		work := p.queue
-		p.queue = nil
+		p.progress()
 		p.mu.Unlock()
-		for _, f := range work {
-			f()
+		select {
+		case <-done:
+			return
+		default:
 		}
-		n, err := p.requests.Some(func(t token, err error) { t.ended(err) })
-		for w := range p.worlds {
-			if err != nil {
-				w.fail(w.rank, err, true)
-			}
-			w.look()
-		}
-		if n > 0 || len(work) > 0 {
-			since = time.Now()
-			continue
-		}
-		if d := p.pause(time.Since(since)); d > 0 {
-			p.rest.sleep(d, p.waiting)
+		runtime.Gosched() // other goroutines first: the model may have but one processor
+		if d := pause(time.Since(since)); d > 0 {
+			p.nap.sleep(d, never)
 		} else {
 			yield()
 		}
 	}
 }
 
-// pause returns how long the thread sleeps after it has waited for some time. Zero means
+func never() bool { return false }
+
+// loop does what it is given, polls for calls that go through pinned buffers, and hears
+// news of other ranks.
+func (p *Process) loop() {
+	defer p.rest.close()
+	defer p.nap.close()
+	for since := time.Now(); ; {
+		p.posts.Lock()
+		work := p.queue
+		p.queue = nil
+		p.posts.Unlock()
+		p.mu.Lock()
+		for _, f := range work {
+			f()
+		}
+		if p.stop {
+			p.mu.Unlock()
+			return
+		}
+		n := p.progress()
+		d := p.pause(time.Since(since))
+		p.mu.Unlock()
+		switch {
+		case n > 0 || len(work) > 0:
+			since = time.Now()
+		case d > 0:
+			p.rest.sleep(d, p.posted)
+		default:
+			yield()
+		}
+	}
+}
+
+// pause returns how long the loop sleeps after it has waited for some time. Zero means
 // that it yields.
 func (p *Process) pause(waited time.Duration) time.Duration {
 	busy := false
@@ -190,15 +242,20 @@ func (p *Process) pause(waited time.Duration) time.Duration {
 		return time.Hour
 	case !busy: // only news of other ranks can come
 		return 10 * time.Millisecond
-	case waited < shortPause:
-		return 0
 	}
-	return min(max(waited/8, shortPause), longPause)
+	return pause(waited)
 }
 
-// A message between two threads that wait takes a few microseconds; a rank that computes
-// may take seconds. A sleep adds at most an eighth to a wait, or a little more to a short
-// one.
+// pause returns how long to sleep after some time of polling. A message between two ranks
+// that wait takes a few microseconds; a rank that computes may take seconds. A sleep adds
+// at most an eighth to a wait.
+func pause(waited time.Duration) time.Duration {
+	if waited < shortPause {
+		return 0
+	}
+	return min(waited/8, longPause)
+}
+
 const (
 	shortPause = 20 * time.Microsecond
 	longPause  = 500 * time.Microsecond

@@ -4,11 +4,13 @@
 package mpi
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -33,8 +35,8 @@ func each(t *testing.T, does string, env []string, look func(t *testing.T, out s
 	}
 }
 
-// A world comes and goes without a word of the library. A nil pointer and signals are Go's to find, the
-// thread is told of every call, and texts of rank 0 reach all.
+// A world comes and goes without a word of the library. A nil pointer and signals are Go's to find, Note
+// is told of every call, and texts of rank 0 reach all.
 func TestQuiet(t *testing.T) {
 	each(t, "quiet", nil, func(t *testing.T, out string, err error) {
 		if err != nil || out != "" {
@@ -46,6 +48,7 @@ func TestQuiet(t *testing.T) {
 func init() {
 	roles["quiet"], roles["large send"], roles["kill"], roles["late"] = quiet, largeSend, killed, late
 	roles["poor"], roles["replay"], roles["notes"], roles["abort"] = poor, replayed, notes, aborted
+	roles["direct"] = direct
 }
 
 // rank opens a device with a stream, a buffer and a communicator.
@@ -106,7 +109,7 @@ func quiet(p *Process) error {
 	}
 	for _, w := range want {
 		if !slices.Contains(noted, w) {
-			return fmt.Errorf("the thread was told %q, want %q among it", noted, w)
+			return fmt.Errorf("Note was told %q, want %q among it", noted, w)
 		}
 	}
 	return d.Close()
@@ -215,7 +218,7 @@ func notes(p *Process) error {
 		return err
 	}
 	if noted = slices.Compact(noted); !slices.Equal(noted, want) {
-		return fmt.Errorf("the thread was told %q, want %q", noted, want)
+		return fmt.Errorf("Note was told %q, want %q", noted, want)
 	}
 	return d.Close()
 }
@@ -333,6 +336,51 @@ func poor(p *Process) error {
 		}
 		if err := d.Close(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// The host function of a stream calls MPI itself: to wake a thread and to be woken by it would
+// take longer than most calls. It never does so if the stream may be that of a GPU. SPEC S7.2
+func TestWhoCallsMPI(t *testing.T) {
+	each(t, "direct", nil, func(t *testing.T, out string, err error) {
+		if err != nil || out != "" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
+
+func direct(p *Process) error {
+	for _, staged := range []bool{false, true} {
+		var calls, byStream int
+		note := func(call string, absent []int) {
+			if absent != nil {
+				return
+			}
+			calls++
+			if bytes.Contains(debug.Stack(), []byte(".(*op).pass(")) {
+				byStream++
+			}
+		}
+		c, d, s, b, err := rank(p, Options{Staged: staged, Note: note})
+		if err != nil {
+			return err
+		}
+		for range 5 {
+			c.AllReduce(s, b.Slice(0, 64), b.Slice(0, 64), comm.F32, comm.Sum)
+			c.Barrier(s)
+		}
+		s.Free(b)
+		if err := errors.Join(s.Close(), c.Err(), c.Close(), d.Close()); err != nil {
+			return err
+		}
+		want := 10
+		if staged {
+			want = 0
+		}
+		if calls != 10 || byStream != want {
+			return fmt.Errorf("staged %v: streams began %d of %d calls themselves; want %d of 10", staged, byStream, calls, want)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-// This file owns how the thread sleeps elsewhere than on Linux.
+// This file owns how those who poll sleep elsewhere than on Linux.
 
 //go:build !linux
 
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// sleeper is something that one thread sleeps on and others wake it by.
+// sleeper is something that one goroutine sleeps on and others wake it by.
 type sleeper struct{ woken chan struct{} }
 
 func newSleeper() (*sleeper, error) { return &sleeper{make(chan struct{}, 1)}, nil }
@@ -30,8 +30,9 @@ func (s *sleeper) wake() {
 	}
 }
 
-func (s *sleeper) close() {}
+// claim does nothing: all sleeps are those of a goroutine.
+func (s *sleeper) claim() {}
 
-func prepare() {}
+func (s *sleeper) close() {}
 
 func yield() { runtime.Gosched() }

@@ -56,7 +56,7 @@ type world struct {
 	in, out *device.Buffer
 	reducer *comm.Reducer
 
-	// Only the thread uses what follows.
+	// The lock of MPI guards what follows.
 	control mpi.Comm
 	comms   []mpi.Comm // all that were made, in order
 	active  map[*op]struct{}
@@ -96,6 +96,9 @@ func (p *Process) Open(d device.Device, o Options) (comm.Comm, error) {
 	g := w.newGroup(1, ranks, w.rank, cmp.Or(o.Name, "all ranks"))
 	failed := w.allocate()
 	err := p.do(func() (err error) {
+		if w.staged {
+			p.rest.claim() // the loop polls for all calls
+		}
 		if err := w.meet(failed); err != nil {
 			return err
 		}
