@@ -1,5 +1,7 @@
 // This file owns the tests of `stowage train` under launchers. They skip if a launcher is
-// missing.
+// missing. Each case runs under one launcher, or all under every one:
+//
+//	go test -run Launchers ./cmd/stowage -full
 
 package main
 
@@ -10,6 +12,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -26,6 +29,11 @@ import (
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/leak"
 )
+
+var allCases = flag.Bool("full", false, "run every test with processes under every launcher, and those in which ranks wait for seconds")
+
+// chosen reports whether case i runs under launcher j.
+func chosen(i, j int) bool { return *allCases || (i+j)%len(starters) == 0 }
 
 // starter starts the program in several processes.
 type starter struct {
@@ -138,7 +146,7 @@ func digestOf(t *testing.T, dir string) string {
 // Under every launcher a run comes to the parameters of the run in one process, one rank
 // prints, and every rank leaves a trace.
 func TestTrainUnderLaunchers(t *testing.T) {
-	for _, x := range []struct {
+	for i, x := range []struct {
 		n     int
 		flags string
 	}{
@@ -149,8 +157,8 @@ func TestTrainUnderLaunchers(t *testing.T) {
 			t.Fatal(out, errs)
 		}
 		want := digestOf(t, alone)
-		for _, s := range starters {
-			if testing.Short() && (x.n == 2) != (s.name == "variables") {
+		for j, s := range starters {
+			if !chosen(i, j) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d %s", s.name, x.n, x.flags), func(t *testing.T) {
@@ -190,17 +198,20 @@ func TestEngineOfOneRank(t *testing.T) {
 
 // One rank says what is wrong with a command, and the exit code is that of one process.
 func TestLaunchersAndBadInput(t *testing.T) {
-	for _, s := range starters {
+	for j, s := range starters {
 		t.Run(s.name, func(t *testing.T) {
-			for line, want := range map[string]string{
-				smallRun + "--pp 1 --ep 2 --dp 4":                             "started 2 processes, but the layout has 4 ranks (pp 1 x dp 4); start as many, or give --pp 1 --dp 2",
-				smallRun + "--pp 1 --ep 1 --dp 2 --data gone":                 "--data",
-				"train --policy budget --budget 1KiB --steps 1 --pp 1 --dp 2": "--budget 1.0 KiB is too small",
+			for i, x := range []struct{ line, want string }{
+				{smallRun + "--pp 1 --ep 2 --dp 4", "started 2 processes, but the layout has 4 ranks (pp 1 x dp 4); start as many, or give --pp 1 --dp 2"},
+				{smallRun + "--pp 1 --ep 1 --dp 2 --data gone", "--data"},
+				{"train --policy budget --budget 1KiB --steps 1 --pp 1 --dp 2", "--budget 1.0 KiB is too small"},
 			} {
-				g := s.start(t, 2, line)
+				if !chosen(i, j) {
+					continue
+				}
+				g := s.start(t, 2, x.line)
 				err := g.Wait()
-				if g.ProcessState.ExitCode() != 2 || strings.Count(g.out.String(), want) != 1 || strings.Contains(g.out.String(), "goroutine ") {
-					t.Errorf("%s: %v, %s; want %q once", line, err, g.out.String(), want)
+				if g.ProcessState.ExitCode() != 2 || strings.Count(g.out.String(), x.want) != 1 || strings.Contains(g.out.String(), "goroutine ") {
+					t.Errorf("%s: %v, %s; want %q once", x.line, err, g.out.String(), x.want)
 				}
 			}
 		})
@@ -232,18 +243,21 @@ func TestLaunchersAndRanksThatDiffer(t *testing.T) {
 		t.Skip("ranks wait for each other")
 	}
 	t.Chdir(t.TempDir())
-	for _, s := range starters {
-		for what, want := range map[string]string{
-			"0 library": "no MPI library was found (libgone.so",
-			"1 library": "no MPI library was found (libgone.so",
-			"1 folder":  "does not see the folder run of rank 0; give a folder on a file system that all machines share",
+	for j, s := range starters {
+		for i, x := range []struct{ what, want string }{
+			{"0 library", "no MPI library was found (libgone.so"},
+			{"1 library", "no MPI library was found (libgone.so"},
+			{"1 folder", "does not see the folder run of rank 0; give a folder on a file system that all machines share"},
 		} {
-			t.Run(s.name+"/"+what, func(t *testing.T) {
-				t.Setenv(differs, what)
+			if !chosen(i, j) {
+				continue
+			}
+			t.Run(s.name+"/"+x.what, func(t *testing.T) {
+				t.Setenv(differs, x.what)
 				g := s.start(t, 2, smallRun+"--pp 1 --ep 2 --dp 2 --out run")
 				err := g.Wait()
-				if text := g.out.String(); err == nil || strings.Count(text, "stowage: ") != 1 || strings.Count(text, want) != 1 {
-					t.Errorf("%v, %s; want %q once", err, text, want)
+				if text := g.out.String(); err == nil || strings.Count(text, "stowage: ") != 1 || strings.Count(text, x.want) != 1 {
+					t.Errorf("%v, %s; want %q once", err, text, x.want)
 				}
 			})
 		}
@@ -274,8 +288,8 @@ func hang() {
 
 // A rank that hangs is named after a while, and all processes end.
 func TestTrainAndARankThatHangs(t *testing.T) {
-	if testing.Short() {
-		t.Skip("ranks wait for seconds")
+	if !*allCases {
+		t.Skip("ranks wait for seconds; give -full")
 	}
 	t.Setenv(hangs, "1")
 	t.Setenv(patienceVariable, "4s")
@@ -289,8 +303,8 @@ func TestTrainAndARankThatHangs(t *testing.T) {
 
 // So is one that does not come to the start, as far as the launcher lets the others know it.
 func TestTrainAndARankThatNeverStarts(t *testing.T) {
-	if testing.Short() {
-		t.Skip("ranks wait for seconds")
+	if !*allCases {
+		t.Skip("ranks wait for seconds; give -full")
 	}
 	t.Setenv(patienceVariable, "3s")
 	for _, x := range []struct {
