@@ -68,19 +68,24 @@ func TestNamedTemporary(t *testing.T) {
 	}
 }
 
-// The longest name that a file can have is one that can be written.
+// A file may have a name of any length up to the longest that there is.
 func TestLongName(t *testing.T) {
 	dir := t.TempDir()
 	long := filepath.Join(dir, strings.Repeat("ä", 127))
-	if err := WriteBytes(long, []byte("text")); err != nil {
-		t.Fatal(err)
-	}
-	f, err := createNamed(long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
+	for n := 190; n <= 255; n++ {
+		for _, letter := range []string{"a", "ä"} {
+			path := filepath.Join(dir, strings.Repeat("b", n%len(letter))+strings.Repeat(letter, n/len(letter)))
+			if err := WriteBytes(path, []byte("text")); err != nil {
+				t.Fatalf("a name of %d bytes: %v", n, err)
+			}
+			f, err := createNamed(path)
+			if err != nil {
+				t.Fatalf("a name of %d bytes: %v", n, err)
+			}
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	if err := Check(long + "ää"); err == nil || !strings.HasSuffix(err.Error(), "file name too long") {
 		t.Errorf("a name that is too long: %v", err)

@@ -1,6 +1,7 @@
 package plaintext_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -145,4 +146,42 @@ func FuzzFit(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Drawn commands, over several lines and in one, keep their words at every width, and no line
+// is wider, because all words are short. Every line but the last ends with a backslash.
+func TestCommandsFit(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	word := func(most int) string { return strings.Repeat("x", 1+r.IntN(most)) }
+	for range 100 {
+		lines := []string{"stowage " + word(9)}
+		indent := strings.Repeat(" ", 2*r.IntN(4))
+		several := r.IntN(2) == 0
+		for range 1 + r.IntN(12) {
+			flag := "--" + word(12)
+			for range r.IntN(9) {
+				flag += " " + word(9)
+			}
+			if several {
+				lines = append(lines, flag)
+			} else {
+				lines[0] += " " + flag
+			}
+		}
+		text := indent + strings.Join(lines, " \\\n"+indent) + "\n"
+		for width := 40; width <= 120; width += 1 + r.IntN(7) {
+			got := strings.Split(strings.TrimSuffix(plaintext.Fit(text, width), "\n"), "\n")
+			var words []string
+			for i, line := range got {
+				whole, goesOn := strings.CutSuffix(line, ` \`)
+				words = append(words, strings.Fields(whole)...)
+				if n := utf8.RuneCountInString(line); n > width || goesOn == (i == len(got)-1) {
+					t.Fatalf("width %d: line %d has %d columns:\n%s\nof\n%s", width, i+1, n, strings.Join(got, "\n"), text)
+				}
+			}
+			if want := strings.Fields(strings.ReplaceAll(text, ` \`, "")); !slices.Equal(words, want) {
+				t.Fatalf("width %d: the words %q became %q", width, want, words)
+			}
+		}
+	}
 }

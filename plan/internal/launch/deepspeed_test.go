@@ -1,6 +1,10 @@
 package launch
 
-import "testing"
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
 
 func TestWrongDeepSpeed(t *testing.T) {
 	checkWrong(t, []wrong{
@@ -41,6 +45,22 @@ func TestDeepSpeedGPUs(t *testing.T) {
 	} {
 		if f, err := Parse([]byte(text)); err != nil || f.GPUs != want {
 			t.Errorf("%s: %+v, %v, want %d GPUs", text, f, err, want)
+		}
+	}
+}
+
+// A batch is divided over replicas, whatever the sizes, and every size counts: GPUs are the
+// replicas times the GPUs of each.
+func TestDeepSpeedGPUsOfAnySizes(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		micro, times, replicas, tp, cp := 1+r.IntN(8), 1+r.IntN(8), 1+r.IntN(64), 1+r.IntN(8), 1+r.IntN(8)
+		text := fmt.Sprintf(`{"train_batch_size": %d, "train_micro_batch_size_per_gpu": %d, "gradient_accumulation_steps": %d, "tensor_parallel": {"autotp_size": %d}, "sequence_parallel_size": %d}`,
+			micro*times*replicas, micro, times, tp, cp)
+		f, err := Parse([]byte(text))
+		if err != nil || f.GPUs != replicas*tp*cp || f.Args["micro-batch-size"] != any(micro) || f.Args["global-batch-size"] != any(micro*times*replicas) ||
+			f.Args["tensor-model-parallel-size"] != any(tp) || cp > 1 && f.Args["context-parallel-size"] != any(cp) {
+			t.Errorf("%s: %+v, %v, want %d GPUs", text, f, err, replicas*tp*cp)
 		}
 	}
 }
