@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/observe/trace"
 )
 
@@ -101,5 +102,48 @@ func TestHiddenOfLongRuns(t *testing.T) {
 	}
 	if got := m.shares(); got != want {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// others is a communicator of processes that have all measured the same.
+type others struct {
+	comm.Comm
+	processes int
+}
+
+func (o others) Gather(text []byte) (all [][]byte, err error) {
+	for range o.processes {
+		all = append(all, text)
+	}
+	return all, nil
+}
+
+// The figures are those of a rank in a step. So more ranks and processes that measure the same
+// change nothing, and more steps in the same time take less each.
+func TestHiddenOfAllRanks(t *testing.T) {
+	for _, steps := range []int{1, 5} {
+		for _, ranks := range []int{1, 3} {
+			for _, processes := range []int{0, 1, 4} { // 0 is a run of one process
+				tr := &tracing{begun: steps}
+				for range ranks {
+					r := &rankTrace{tracing: tr}
+					r.note(span("compute", 0, 40e6))
+					r.note(span("exchange", 20e6, 70e6))
+					r.note(span("reduce", 10e6, 20e6))
+					tr.ranks = append(tr.ranks, r)
+				}
+				var p *comm.Process
+				if processes > 0 {
+					p = &comm.Process{Control: others{nil, processes}}
+				}
+				h, err := tr.hiddenOfAll(p)
+				if err != nil || h.Gather != nil || h.Exchange == nil || h.Reduction == nil {
+					t.Fatal(h, err)
+				}
+				if got, want := [4]float64{*h.Exchange, *h.ExchangeHid, *h.Reduction, *h.ReductionHid}, [4]float64{50 / float64(steps), 40, 10 / float64(steps), 100}; got != want {
+					t.Errorf("%d steps, %d ranks in each of %d processes: %v, want %v", steps, ranks, processes, got, want)
+				}
+			}
+		}
 	}
 }

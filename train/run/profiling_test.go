@@ -11,6 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/profile"
 	"github.com/stowage-dev/stowage/observe/report"
+	"github.com/stowage-dev/stowage/plan/cost"
 )
 
 // profiled runs steps under a profile.
@@ -91,5 +92,47 @@ func TestProfileNeedsSteps(t *testing.T) {
 	}
 	if s, err := profiled(t, leastProfiled, ""); err != nil || s.Profile == nil {
 		t.Error(s, err)
+	}
+}
+
+// The figures of a profile are those of the right steps, however many there are and wherever
+// the run is stopped: the last ones are profiled, the first settle, and those between are the
+// plain ones. Every size of a batch counts for its operations.
+func TestProfileCountsSteps(t *testing.T) {
+	j := jobOf(t, tiny())
+	c := &j.config
+	c.Layout.PP, c.Layout.DP, c.Batch.Micro, c.Batch.Microbatches = 2, 3, 5, 7
+	tokens := float64(3 * 5 * 7 * c.Batch.Seq)
+	for steps := leastProfiled; steps < leastProfiled+4; steps++ {
+		for done := range steps + 1 {
+			j.Profile = &profile.Profiler{}
+			p, err := j.profile(steps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			took := func(i int) float64 { return float64(1 + 7*i%13) } // all of one run differ
+			for i := range done {
+				p.begin(steps - i)
+				if err := p.end(steps-i, took(i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := p.result(j)
+			if done < steps {
+				if got != nil {
+					t.Errorf("%d of %d steps make the profile %+v", done, steps, got)
+				}
+				continue
+			}
+			var plain []float64
+			for i := settleSteps; i < steps-profiledSteps; i++ {
+				plain = append(plain, 1e3*took(i))
+			}
+			millis := 1e3 * (took(steps-3) + took(steps-2) + took(steps-1)) / 3
+			want := profile.Result{Steps: 3, Millis: millis, Plain: median(plain), Ranks: 6, Flops: cost.TokenFlops(c.Model, c.Batch.Seq) * tokens}
+			if got.Steps != want.Steps || got.Millis != want.Millis || got.Plain != want.Plain || got.Ranks != want.Ranks || got.Flops != want.Flops {
+				t.Errorf("%d steps: %+v, want %+v", steps, *got, want)
+			}
+		}
 	}
 }
