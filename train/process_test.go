@@ -251,6 +251,24 @@ func TestProcessesFailAlike(t *testing.T) {
 	})
 }
 
+// Processes whose links were measured at different speeds all plan with those of the first: they
+// would decide otherwise on each.
+func TestProcessesPlanAlike(t *testing.T) {
+	c := testConfig(t, smallMoE())
+	c.Memory = namedMemory(t, "offload")
+	inProcesses(t, c, eachAlone(c), func(process int, c Config) error {
+		c.Memory.Links = memory.Links{Out: float64(10 + process), In: float64(20 + process)}
+		tr, err := New(c)
+		if err != nil {
+			return err
+		}
+		if got, want := tr.ranks[0].rt.Links(), (memory.Links{Out: 10, In: 20}); got != want {
+			t.Errorf("process %d plans with %+v, want %+v", process, got, want)
+		}
+		return tr.Close()
+	})
+}
+
 // oneStep trains one step.
 func oneStep(c Config) (m Metrics, err error) {
 	tr, err := New(c)

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stowage-dev/stowage/train/internal/disk"
@@ -57,6 +59,94 @@ func TestSaverDoesNotWait(t *testing.T) {
 		t.Fatal(c, err)
 	}
 	checkContents(t, c)
+}
+
+// patient is a gated disk that notes whether something was removed while a file was being
+// written.
+type patient struct {
+	gated
+	under, entered atomic.Int32
+	early          atomic.Bool
+	came           chan struct{}
+	open           sync.Once
+}
+
+func (p *patient) Create(name string) (disk.Output, error) {
+	p.under.Add(1)
+	defer p.under.Add(-1)
+	if p.entered.Add(1) == 1 {
+		close(p.came)
+	}
+	return p.gated.Create(name)
+}
+
+func (p *patient) RemoveAll(name string) error {
+	if p.under.Load() > 0 {
+		p.early.Store(true)
+	}
+	p.open.Do(func() { close(p.gate) })
+	return p.gated.RemoveAll(name)
+}
+
+// If another process is gone, a save ends only after what it writes in the background has
+// ended: nothing is removed or left behind while it is written.
+func TestSaverEndsBeforeItReturns(t *testing.T) {
+	_, o, _ := stage(t, true)
+	before := names(t, o)
+	p := &patient{gated: gated{o.FS, make(chan struct{})}, came: make(chan struct{})}
+	o.FS = p
+	store := mustOpen(t, o)
+	defer mustClose(t, store)
+	x := newTable(1)
+	s := &Saver{Options: o, Store: store, Ranks: 2, Gather: func(b []byte) ([][]byte, error) { return x.gather(0, b) }}
+	if err := s.Save(metaOf(30), ranksOf(30)); err != nil {
+		t.Fatal(err)
+	}
+	<-p.came // a file is being written
+	x.leave()
+	hurried := s.flight.pace.quick
+	go func() {
+		<-hurried // the save is told to hurry before it is waited for
+		p.open.Do(func() { close(p.gate) })
+	}()
+	if err := s.Poll(); !errors.Is(err, errGone) {
+		t.Error(err)
+	}
+	if p.early.Load() || p.under.Load() > 0 {
+		t.Error("the save returned, or removed its files, while it wrote")
+	}
+	if after := names(t, o); !slices.Equal(after, before) || s.Saved() != -1 {
+		t.Errorf("%q became %q, and step %d is saved", before, after, s.Saved())
+	}
+}
+
+// A step that has a checkpoint already is saved, in one process and in several.
+func TestSaverFindsACheckpoint(t *testing.T) {
+	for _, processes := range []int{0, 1, 2} { // 0 exchanges no messages
+		_, o, _ := stage(t, true) // has step 20
+		x := newTable(processes)
+		var all sync.WaitGroup
+		for i := range max(1, processes) {
+			s := &Saver{Options: o, Ranks: 2}
+			if processes > 0 {
+				s.Gather = func(b []byte) ([][]byte, error) { return x.gather(i, b) }
+			}
+			if i == 0 {
+				s.Store = mustOpen(t, o)
+				defer mustClose(t, s.Store)
+			}
+			mine := ranksOf(20)
+			if processes == 2 {
+				mine = mine[i : i+1]
+			}
+			all.Go(func() {
+				if err := errors.Join(s.Save(metaOf(20), mine), s.Wait()); err != nil || s.Saved() != 20 {
+					t.Errorf("process %d of %d: step %d is saved, %v", i, processes, s.Saved(), err)
+				}
+			})
+		}
+		all.Wait()
+	}
 }
 
 // Every operation fails once. The error is returned once, or the checkpoint is complete.
