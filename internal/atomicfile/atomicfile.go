@@ -68,6 +68,15 @@ type File struct {
 // is replaced. Errors of a File name path.
 func Create(path string) (*File, error) {
 	x := &File{path: path, rename: os.Rename, remove: os.Remove}
+	if info, err := os.Stat(path); err == nil && !info.IsDir() && !info.Mode().IsRegular() {
+		// Where the link leads may have no name, as if /dev/stdout is a pipe.
+		f, err := openDirectly(path, info.Mode())
+		if err != nil {
+			return nil, x.failed(err)
+		}
+		x.out, x.b = f, bufio.NewWriterSize(f, 1<<20)
+		return x, nil
+	}
 	var f *os.File
 	var err error
 	if x.to, err = behind(path); err != nil {
@@ -76,8 +85,6 @@ func Create(path string) (*File, error) {
 	switch info, cannot := os.Stat(x.to); {
 	case cannot == nil && info.IsDir():
 		return nil, x.failed(errors.New("it is a folder"))
-	case cannot == nil && !info.Mode().IsRegular():
-		f, err = openDirectly(x.to, info.Mode())
 	case cannot != nil && !errors.Is(cannot, fs.ErrNotExist):
 		err = cannot
 	default:

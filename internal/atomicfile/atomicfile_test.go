@@ -4,6 +4,7 @@ package atomicfile
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -199,5 +200,26 @@ func TestPipe(t *testing.T) {
 	}
 	if got, err := io.ReadAll(in); string(got) != "text" || err != nil {
 		t.Errorf("the reader got %q, %v", got, err)
+	}
+}
+
+// A link to a pipe that has no name is written, as /dev/stdout is in `command | less`.
+func TestPipeWithoutName(t *testing.T) {
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	link := filepath.Join(t.TempDir(), "link")
+	err = os.Symlink(fmt.Sprintf("/proc/self/fd/%d", out.Fd()), link)
+	if err == nil {
+		err = Check(link)
+	}
+	if err == nil {
+		err = WriteBytes(link, []byte("text"))
+	}
+	out.Close()
+	if got, _ := io.ReadAll(in); err != nil || string(got) != "text" {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
