@@ -34,7 +34,22 @@ var badFiles = []struct{ name, text, command, want string }{
 	{"tab.yaml", "MODEL_ARGS:\n\t--num-layers: 4\n", "plan --megatron", "line 2 is not YAML with keys and values, such as num-layers: 32; look for a tab, "},
 	{"nested.json", `{"--num-layers": {"a": 1}}`, "plan --megatron", "--num-layers: a value must be a number, a word or a list, and not keys with values of their own"},
 	{"lists.yaml", "offload-modules: [null]\nvocab-size: 9\n", "plan --megatron", "--offload-modules: a list must hold numbers and words alone"},
+	{"nemo.yaml", nemoWith("hidden_size: four"), "plan --launch", "--launch ./nemo.yaml: model.hidden_size four: a whole number is expected"},
+	{"nemo.yaml", nemoWith("hidden_size: 64\n  qk_layernorm: 2"), "plan --launch", "--launch ./nemo.yaml: model.qk_layernorm is 2; it must be true or false"},
+	{"slow.json", gpuWith(`"hbm":1e-300`), "plan --model llama-3-8b --gpu", `"hbm" is 1e-300; it must be a number from 1 to 1e30`},
+	{"fast.json", gpuWith(`"hbm":3e12,"host_in":1e300`), "plan --model llama-3-8b --gpu", `"host_in" is 1e300; it must be a number from 1 to 1e30`},
+	{"alone.json", gpuWith(`"hbm":3e12,"fast_link":4e11`), "plan --model llama-3-8b --gpu", "--gpu mine has no network, which times depend on"},
 	{"counts.jsonl", "hello\n", "plan --model mixtral-8x7b --gpus 2 --ep 2 --routing counts:", "it is not JSON from character 1 on"},
+}
+
+// nemoWith returns a launch file of NeMo with more keys of the model.
+func nemoWith(keys string) string {
+	return "train:\n  global_batch_size: 8\nmodel:\n  num_layers: 2\n  num_attention_heads: 4\n  seq_length: 8\n  vocab_size: 100\n  " + keys + "\n"
+}
+
+// gpuWith returns the figures of a GPU with more keys, of which the last counts.
+func gpuWith(keys string) string {
+	return `{"name":"mine","memory_bytes":80000000000,"flops":{"bf16":1e15},"host_out":5e10,"host_in":5e10,` + keys + "}"
 }
 
 // hfWith returns the config.json of a small model with one more key.

@@ -9,6 +9,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/planview"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/config"
 	"github.com/stowage-dev/stowage/plan/hardware"
 	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/plan/search"
@@ -99,6 +101,8 @@ func newPlan() *cobra.Command {
 		switch {
 		case err != nil:
 			return err
+		case help && len(w.rest) > 0:
+			return chooseCommand(cmd, w.rest)
 		case help || len(args) == 0:
 			return cmd.Help()
 		case len(f.compare) > 0:
@@ -186,6 +190,7 @@ func (f *planFlags) run(cmd *cobra.Command, w planWords, args []string) error {
 		return fmt.Errorf("%s found %d, and yet the plan of it does not fit; this is a mistake of the program, please report it", f.askedFlag(), answer.Value)
 	}
 	r.Warnings = append(r.Warnings, notes...)
+	r.Warnings = append(r.Warnings, f.replaced(s, w.settings)...)
 	if v, given := f.job.args["use-tp-pp-dp-mapping"]; given && v != false && r.Node != nil && r.Node.Pinned > 0 && r.Setup.PP > 1 {
 		r.Warnings = append(r.Warnings, "--use-tp-pp-dp-mapping: the host memory of a node is that of the default order of ranks, which puts fewer stages on a node")
 	}
@@ -294,6 +299,24 @@ func reportError(err error, q planview.Request) error {
 	}
 	return fmt.Errorf("no policy fits %s (%s); the smallest budget that one fits is %d GiB, with %s; give --budget %dGiB, %s",
 		planview.Size(small.Budget), q.BudgetFrom, least, small.Policy, least, remedy)
+}
+
+// replaced says which settings of the command line a search replaces by its own.
+func (f *planFlags) replaced(s *plan.Setup, settings map[string][]string) (notes []string) {
+	over, _ := f.searched(s)
+	policy := []string{"recompute", "recompute-modules", "recompute-granularity", "offload", "offload-modules", "fraction", "activation-offload-fraction"}
+	layout := []string{"tp", "pp", "vpp", "cp", "ep", "etp", "sp", "layout"}
+	for _, w := range config.Words {
+		if slices.Contains(layout, w.Short) {
+			layout = append(layout, w.Long)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		if over == planview.Layouts && slices.Contains(layout, name) || over != planview.NoSearch && slices.Contains(policy, name) {
+			notes = append(notes, fmt.Sprintf("--%s is not kept, because --search %s chooses it", name, over))
+		}
+	}
+	return notes
 }
 
 // searched returns what to search. A budget without a policy asks for a policy.

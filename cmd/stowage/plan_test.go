@@ -482,3 +482,21 @@ func TestPlanUnevenLayers(t *testing.T) {
 		}
 	}
 }
+
+// What the hardware cannot do, and what a search chooses in place of a setting, is noted.
+func TestPlanNotesOfContradictions(t *testing.T) {
+	for line, want := range map[string]string{
+		"--gpu a100 --precision fp8":                                     "a100 has no rate for fp8",
+		"--gpu h100 --precision nvfp4":                                   "h100 has no rate for nvfp4",
+		"--gpu b200 --precision nvfp4":                                   "",
+		"--gpu h100 --gpus 8 --gbs 8 --search layout --tp 2":             "--tp is not kept, because --search layout chooses it",
+		"--gpu h100 --gpus 8 --tp 2 --search policy --offload core_attn": "--offload is not kept, because --search policy chooses it",
+		"--gpu h100 --gpus 8 --tp 2 --search policy":                     "",
+	} {
+		stdout, stderr, code := command(strings.Fields("plan --model llama-3-8b --gbs 8 " + line)...)
+		text := strings.Join(strings.Fields(stdout), " ")
+		if code != exitOK || !strings.Contains(text, want) || want == "" && (strings.Contains(text, "has no rate") || strings.Contains(text, "is not kept")) {
+			t.Errorf("%s: code %d, errors %q, output %q", line, code, stderr, stdout)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/planview"
@@ -26,8 +27,8 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 	if f.largest != "" || f.fewest {
 		return usagef("--compare excludes --largest and --fewest-gpus; plan each file with them and --json, and compare the reports")
 	}
-	if f.html != "" || f.flags != "" {
-		return usagef("--compare excludes --html and --flags; remove them")
+	if f.html != "" || f.flags != "" || cmd.Flags().Changed("rank") {
+		return usagef("--compare excludes --html, --flags and --rank; remove them")
 	}
 	if len(w.rest) > 0 {
 		return usagef("--compare takes two files; %q is one too many", w.rest[0])
@@ -46,8 +47,14 @@ func (f *planFlags) comparison(cmd *cobra.Command, w planWords) error {
 			reports++
 		}
 	}
-	if reports == 2 && len(w.settings) > 0 {
-		return usagef("--%s changes nothing, because both files of --compare are reports; remove it", slices.Sorted(maps.Keys(w.settings))[0])
+	idle := slices.Sorted(maps.Keys(w.settings))
+	cmd.Flags().Visit(func(x *pflag.Flag) {
+		if x.Name != "compare" && x.Name != "json" {
+			idle = append(idle, x.Name)
+		}
+	})
+	if reports == 2 && len(idle) > 0 {
+		return usagef("--%s changes nothing, because both files of --compare are reports; remove it", idle[0])
 	}
 	c := planview.Compare(f.compare[0], f.compare[1], sides[0], sides[1])
 	if *f.asJSON {

@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -169,4 +170,14 @@ func Cause(err error) error {
 		return fmt.Errorf("%w (ulimit -f allows no more)", err)
 	}
 	return err
+}
+
+// Hub returns a hint, as the end of a sentence, about the file of a model that is not there
+// and that may be meant as a name at a hub, such as org/model, or as an address.
+func Hub(name string, err error) string {
+	known := strings.HasSuffix(name, ".json") || strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")
+	if known && !strings.Contains(name, "://") || !strings.Contains(strings.TrimSuffix(name, "/"), "/") || !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return "; nothing is downloaded, so give a folder with its config.json"
 }

@@ -136,7 +136,7 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	}
 	s, warnings, err := megatron.FromArgs(args, options)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, in.inFile(err, file)
 	}
 	s.ExpandableSegments = expandable
 	if m != nil {
@@ -150,6 +150,9 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 	for _, w := range warnings {
 		notes = append(notes, w.String())
 	}
+	if note := formatNote(s); note != "" {
+		notes = append(notes, note)
+	}
 	s.Budget = in.Budget
 	if err := extras.apply(s); err != nil {
 		return nil, nil, err
@@ -162,6 +165,30 @@ func Resolve(in Input) (*plan.Setup, []string, error) {
 		return nil, nil, err
 	}
 	return s, notes, nil
+}
+
+// inFile returns an error about a setting that a launch file has in words of that file.
+func (in *Input) inFile(err error, file *launch.File) error {
+	if file == nil {
+		return err
+	}
+	said := file.InFile(err)
+	if flag, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " "); said == err || in.Settings[flag] != nil {
+		return err
+	}
+	if in.Launch != "" {
+		return &memory.SettingError{Setting: "Launch", Asked: in.Launch, Err: said}
+	}
+	return &memory.SettingError{Setting: "Model", Asked: in.Model, Err: said}
+}
+
+// formatNote says if the hardware has no rate for the format that products are computed in.
+func formatNote(s *plan.Setup) string {
+	name, narrow := map[plan.Format]string{plan.FP8: "fp8", plan.MXFP8: "mxfp8", plan.NVFP4: "nvfp4"}[s.Precision.Compute]
+	if s.Hardware == nil || !narrow || s.Hardware.Flops[name] > 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s has no rate for %s, so that of the next wider format is taken; see whether it can compute in %[2]s at all", s.Hardware.Name, name)
 }
 
 // on reports whether a flag without a value is set, as files and command lines
@@ -253,8 +280,7 @@ func (in *Input) loadModel() (*model.Model, map[string]any, *launch.File, error)
 	info, err := os.Stat(name)
 	switch {
 	case err != nil && (strings.ContainsRune(name, filepath.Separator) || filepath.Ext(name) != "" && !errors.Is(err, fs.ErrNotExist)):
-		_, err := readFile("Model", name)
-		return nil, nil, nil, err
+		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("the file cannot be read: %w%s", input.Cause(err), input.Hub(name, err))}
 	case err != nil:
 		return nil, nil, nil, &memory.SettingError{Setting: "Model", Asked: name, Err: fmt.Errorf("there is no such file, and %w", unknown)}
 	case info.IsDir():

@@ -69,8 +69,13 @@ func newWith(s *plan.Setup, r efficiencies) (*Model, error) {
 	if g == nil {
 		return nil, &memory.SettingError{Setting: "Hardware", Problem: "is missing, and times cannot be predicted without it", Remedy: "name the hardware"}
 	}
-	if g.Flops["bf16"] <= 0 || g.HBM <= 0 || g.HostOut <= 0 || g.HostIn <= 0 || g.FastLink <= 0 || g.Network <= 0 {
-		return nil, &memory.SettingError{Setting: "Hardware", Asked: g.Name, Problem: "has no bf16 speed, memory bandwidth or link bandwidth", Remedy: "complete its data file"}
+	for _, x := range []struct {
+		key  string
+		rate float64
+	}{{"flops of bf16", g.Flops["bf16"]}, {"hbm", g.HBM}, {"host_out", g.HostOut}, {"host_in", g.HostIn}, {"fast_link", g.FastLink}, {"network", g.Network}} {
+		if x.rate <= 0 {
+			return nil, &memory.SettingError{Setting: "Hardware", Asked: g.Name, Problem: "has no " + x.key + ", which times depend on", Remedy: "add it to its JSON file, in bytes or operations a second"}
+		}
 	}
 	m := &Model{setup: n, gpu: g, flops: TokenFlops(n.Model, n.Batch.Seq), orders: map[schedule.Pipeline][][]schedule.Pass{}}
 	m.tokens = float64(n.Batch.Seq) * float64(n.Batch.Micro) / float64(n.Layout.CP)

@@ -91,6 +91,9 @@ func Names() []string {
 // "H100-80GB (DGX)", "NVIDIA A100-SXM4-80GB". It returns an error if it finds none,
 // if the name is a list, or if it states another size of memory.
 func ByName(name string) (*GPU, error) {
+	if strings.ContainsAny(name, `/\`) {
+		return nil, fmt.Errorf("%q is the path of no JSON file; give a file whose name ends with .json, or the name of built-in hardware, such as h100", name)
+	}
 	tokens := strings.FieldsFunc(strings.ToLower(name), func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) })
 	known := Names()
 	found := ""
@@ -193,6 +196,9 @@ func keys() []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
+// mostRate bounds all figures, so that times can be counted.
+const mostRate = 1e30
+
 // check returns an error for impossible figures, and sets those that follow from others.
 func (g *GPU) check() error {
 	if g.Name == "" {
@@ -224,6 +230,9 @@ func (g *GPU) check() error {
 		if f.need && f.value == 0 {
 			return fmt.Errorf("%q is missing or zero; it must be positive", f.key)
 		}
+		if f.value > 0 && !(f.value >= 1 && f.value <= mostRate) {
+			return fmt.Errorf("%q is %g; it must be a number from 1 to %g", f.key, f.value, mostRate)
+		}
 	}
 	if g.Flops["bf16"] == 0 {
 		return fmt.Errorf(`"flops" has no "bf16"; it must be there and positive`)
@@ -232,8 +241,8 @@ func (g *GPU) check() error {
 		if !slices.Contains(formats, key) {
 			return fmt.Errorf(`"flops" has %q; the formats are %s`, key, strings.Join(formats, ", "))
 		}
-		if rate <= 0 {
-			return fmt.Errorf(`"flops" of %q is %g; it must be positive`, key, rate)
+		if !(rate >= 1 && rate <= mostRate) {
+			return fmt.Errorf(`"flops" of %q is %g; it must be a number from 1 to %g`, key, rate, mostRate)
 		}
 	}
 	if g.Usable == 0 {

@@ -18,7 +18,7 @@ import (
 type value struct {
 	words []string
 	off   bool   // given as false or null
-	open  string // a variable that is not set, if the flag can do without it
+	open  string // a variable that is not set or a word in place of a number, if the flag can do without it
 }
 
 // reader returns arguments by name, with Megatron-LM's defaults. It notes which names were
@@ -39,7 +39,7 @@ func newReader(args map[string]any) (*reader, error) {
 			return nil, fmt.Errorf("--%s is given twice under different spellings; keep one", name)
 		}
 		val, err := toValue(v)
-		if dispensable[name] && slices.ContainsFunc(val.words, isVariable) {
+		if dispensable[name] && slices.ContainsFunc(val.words, isVariable) || ofLauncher[name] && slices.ContainsFunc(val.words, isWord) {
 			val = value{off: true, open: strings.Join(val.words, " ")}
 		}
 		if err != nil {
@@ -53,6 +53,14 @@ func newReader(args map[string]any) (*reader, error) {
 // dispensable flags can be left out if a script takes them from its environment, because
 // their numbers can be given otherwise.
 var dispensable = map[string]bool{"nnodes": true, "nproc-per-node": true, "tokenizer-type": true, "tokenizer-model": true}
+
+// ofLauncher are numbers in place of which torchrun takes a range or a word such as auto.
+var ofLauncher = map[string]bool{"nnodes": true, "nproc-per-node": true}
+
+func isWord(word string) bool {
+	_, err := strconv.ParseFloat(word, 64)
+	return err != nil
+}
 
 func isVariable(word string) bool { return strings.Contains(word, "$") }
 

@@ -213,10 +213,13 @@ func (j *job) read(words []string, behind bool) {
 // launcher is the size of a job as torchrun, srun, mpirun or #SBATCH state it. Zero is not
 // stated.
 type launcher struct {
-	nodes, each int    // of torchrun
-	tasks, gpus int    // on a node, of Slurm
-	all         int    // tasks in all
-	unset       string // the nodes, if they are what the text does not set
+	nodes, each int // of torchrun
+	tasks, gpus int // on a node, of Slurm
+	all         int // tasks in all
+
+	// What stands for the nodes and for the processes on each, if it is no number: a
+	// variable that the text does not set, a range, or a word such as auto.
+	unset, unsetEach string
 }
 
 // launcherFlags are the flags that count, under all their names.
@@ -246,12 +249,17 @@ func (l *launcher) add(words []string) {
 		if name == "gres" || name == "gpus-per-node" {
 			value = value[strings.LastIndexByte(value, ':')+1:]
 		}
-		n, err := strconv.Atoi(strings.Trim(value, `"'`))
-		if kind == "nodes" && isVariable(value) {
-			l.unset = marks.Replace(value)
-		}
+		value = strings.Trim(value, `"'`)
+		n, err := strconv.Atoi(value)
 		if err != nil || n < 1 || n > mostGPUs {
-			continue // words to be filled in, or "auto"
+			switch {
+			case value == "" || strings.HasPrefix(value, "--"):
+			case name == "nnodes" || kind == "nodes" && isVariable(value):
+				l.unset = marks.Replace(value)
+			case name == "nproc-per-node":
+				l.unsetEach = marks.Replace(value)
+			}
+			continue
 		}
 		switch kind {
 		case "nodes":
@@ -271,7 +279,7 @@ func (l *launcher) add(words []string) {
 // or fills in what another launcher states.
 func (l *launcher) or(other launcher) {
 	l.nodes, l.each = cmp.Or(l.nodes, other.nodes), cmp.Or(l.each, other.each)
-	l.unset = cmp.Or(l.unset, other.unset)
+	l.unset, l.unsetEach = cmp.Or(l.unset, other.unset), cmp.Or(l.unsetEach, other.unsetEach)
 	l.tasks, l.gpus, l.all = max(l.tasks, other.tasks), max(l.gpus, other.gpus), max(l.all, other.all)
 }
 
@@ -294,6 +302,8 @@ func (l *launcher) write(args map[string]any) {
 	}
 	if each > 0 {
 		args["nproc-per-node"] = []string{strconv.Itoa(each)}
+	} else if l.unsetEach != "" {
+		args["nproc-per-node"] = []string{l.unsetEach}
 	}
 	for _, name := range slices.Sorted(maps.Keys(launcherFlags)) {
 		if name != "nnodes" && name != "nproc-per-node" {

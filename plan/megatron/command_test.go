@@ -118,7 +118,7 @@ srun python pretrain_gpt.py --world $((SLURM_NNODES*8)) --bf16`, "bf16= nnodes=4
 		{"srun with all tasks", "srun -N 2 -n 16 python pretrain_gpt.py --bf16", "bf16= nnodes=2 nproc-per-node=8"},
 		{"torchrun in srun", "srun --nodes=4 --ntasks-per-node=1 torchrun --nnodes 4 --nproc-per-node=8 pretrain_gpt.py --bf16", "bf16= nnodes=4 nproc-per-node=8"},
 		{"gres", "#SBATCH --gres=gpu:h100:8\nsrun python pretrain_gpt.py --bf16", "bf16= nproc-per-node=8"},
-		{"to be filled in", "torchrun --nnodes your_nodes --nproc-per-node auto pretrain_gpt.py --bf16", "bf16="},
+		{"to be filled in", "torchrun --nnodes your_nodes --nproc-per-node auto pretrain_gpt.py --bf16", "bf16= nnodes=your_nodes nproc-per-node=auto"},
 		{"mpirun", "mpirun -np 16 python pretrain_gpt.py --bf16", "bf16= nproc-per-node=16"},
 		{"a text for a shell", "CMD=\"cd x; python pretrain_gpt.py --bf16 --x ${X:-1}\"\nsrun -N 2 bash -c \"$CMD\" 2>&1 | tee log", "bf16= nnodes=2 x=1"},
 		{"here", "X=1\nsbatch <<EOF\n#SBATCH --nodes=2\npython pretrain_gpt.py --x $X --y \\$Z\nEOF\necho done", "nnodes=2 x=1 y=$Z"},
@@ -196,6 +196,8 @@ func TestGuesses(t *testing.T) {
 		{"for m in 1 2; do python pretrain_gpt.py " + model + " --micro-batch-size $m; done", "the script launches pretrain_gpt.py more than once, with different arguments"},
 		{"for m in 1 2; do python pretrain_gpt.py " + model + "; done", ""},
 		{"python pretrain_gpt.py --num-experts 4 --moe-token-dispatcher-type flex " + model, "--moe-token-dispatcher-type: Megatron-LM refuses flex where one rank has all experts"},
+		{"torchrun --nnodes 1:4 --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nnodes: is 1:4, which is no number; 2 x 2 GPUs"},
+		{"torchrun --nnodes 2 --nproc_per_node gpu pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nproc-per-node: is gpu: the number of GPUs is not in the arguments; 4"},
 		{"torchrun --nnodes $N --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 4 " + model, "--nnodes: is $N, which the text does not set; 2 x 2 GPUs"},
 	} {
 		args, err := Parse("x.sh", []byte(c.text), ParseOptions{})

@@ -74,7 +74,11 @@ func readWorld(r *reader, s *plan.Setup, o Options) error {
 		if fewest := lcm(product(dense, instances), experts); fewest <= mostGPUs {
 			nodes = lcm(fewest, each) / each
 		}
-		r.warn("nnodes", fmt.Sprintf("is %s, which the text does not set; %d x %d GPUs, the fewest with this layout, are assumed", open, nodes, each))
+		why := "is no number"
+		if isVariable(open) {
+			why = "the text does not set"
+		}
+		r.warn("nnodes", fmt.Sprintf("is %.40s, which %s; %d x %d GPUs, the fewest with this layout, are assumed", open, why, nodes, each))
 	}
 	return setWorld(r, l, o.GPUs, [2]int{nodes, each}, instances, dense, experts)
 }
@@ -108,7 +112,11 @@ func setWorld(r *reader, l *plan.Layout, gpus int, launcher [2]int, instances, d
 		if l.World = lcm(dense*instances, expert); l.World > mostGPUs {
 			return fmt.Errorf("the layout needs %d GPUs; --tensor-model-parallel-size and --expert-model-parallel-size should share factors", l.World)
 		}
-		r.warn("tensor-model-parallel-size", fmt.Sprintf("the number of GPUs is not in the arguments; %d, the fewest with this layout, are assumed", l.World))
+		name, is := "tensor-model-parallel-size", ""
+		if open := r.args["nproc-per-node"].open; open != "" {
+			name, is = "nproc-per-node", fmt.Sprintf("is %.40s: ", open)
+		}
+		r.warn(name, fmt.Sprintf("%sthe number of GPUs is not in the arguments; %d, the fewest with this layout, are assumed", is, l.World))
 	}
 	from, more := "", ""
 	if gpus == 0 && each > 0 {

@@ -24,6 +24,8 @@ type File struct {
 	Model *model.Model
 	// Args are settings by the names of Megatron-LM's flags, without dashes.
 	Args map[string]any
+	// Keys are the keys of the file whose values Args has as they are, by flag.
+	Keys map[string]string
 	// GPUs is the number of GPUs that the file lays out, or zero.
 	GPUs int
 	// Accumulation is the number of microbatches of a step, if the file states it in
@@ -39,6 +41,19 @@ type File struct {
 // Described reports whether the settings describe a model by themselves.
 func (f *File) Described() bool {
 	return f.Model == nil && f.Args["num-layers"] != nil && f.Args["hidden-size"] != nil
+}
+
+// InFile returns an error about a setting in words of the file, if the file has it as it is.
+func (f *File) InFile(err error) error {
+	flag, problem, _ := strings.Cut(strings.TrimPrefix(err.Error(), "--"), " ")
+	key := f.Keys[flag]
+	switch {
+	case key == "":
+		return err
+	case strings.HasPrefix(problem, "takes no value"):
+		return fmt.Errorf("%s is %s; it must be true or false", key, short(f.Args[flag]))
+	}
+	return fmt.Errorf("%s %s", key, problem)
 }
 
 // Parse reads a launch file. It returns nil if the contents are not those of a system that
@@ -70,7 +85,7 @@ type reader struct {
 }
 
 func newReader(system string) *reader {
-	return &reader{file: &File{System: system, Args: map[string]any{}}}
+	return &reader{file: &File{System: system, Args: map[string]any{}, Keys: map[string]string{}}}
 }
 
 func (r *reader) done() (*File, error) {

@@ -223,6 +223,7 @@ func (r *reader) nemoValue(key, flag string, v any) {
 		return
 	}
 	r.set(flag, v)
+	r.file.Keys[flag] = key
 }
 
 // nemoTrainer reads the GPUs of NeMo's trainer.
@@ -243,10 +244,16 @@ func (r *reader) nemoPrecision(top *table) {
 	if trainer.has("precision") {
 		word = fmt.Sprint(trainer.keys["precision"])
 	}
-	if text, ok := top.keys["mixed_precision"].(string); ok {
-		word = text
-	} else if top.on("mixed_precision") {
+	switch v := top.keys["mixed_precision"].(type) {
+	case nil:
+	case string:
+		word = v
+	case float64:
+		word = fmt.Sprint(v)
+	case map[string]any:
 		r.note("mixed_precision holds keys of its own; bf16 is planned, so give another format as a setting")
+	default:
+		r.fail("mixed_precision is %s; it must be a name such as bf16_mixed", short(v))
 	}
 	top.read["mixed_precision"] = true
 	word = strings.ReplaceAll(strings.ToLower(word), "-", "_")

@@ -16,6 +16,9 @@ func TestWrongNeMo(t *testing.T) {
 		{start + "  kd_config: {skip: 1}", true, []string{"model.kd_config", "teacher"}},
 		{start + "  cpu_offloading: true", true, []string{"model.cpu_offloading"}},
 		{start + "  seq_length: 8\npeft:\n  dim: 8", true, []string{"peft"}},
+		{start + "  seq_length: 8\nmixed_precision: true", false, []string{"mixed_precision is true", "bf16_mixed"}},
+		{start + "  seq_length: 8\nmixed_precision: [16]", false, []string{"mixed_precision is [16]", "bf16_mixed"}},
+		{start + "  seq_length: 8\nmixed_precision: 8", false, []string{"\"8\" is not known", "bf16"}},
 		{start + "  seq_length: 8\nmixed_precision: int7", false, []string{"int7", "bf16"}},
 		{start + "  seq_length: 8\ntrainer:\n  devices: 1000000\n  num_nodes: 1000000", false, []string{"trainer.devices", "GPUs"}},
 		{start + "  seq_length: 8\ntrainer:\n  devices: -1\n  num_nodes: 1", false, []string{"trainer.devices is -1"}},
@@ -32,6 +35,8 @@ func TestNeMoPrecisions(t *testing.T) {
 	for word, want := range map[string]string{
 		"bf16-mixed":                          "true <nil> <nil>",
 		"16-mixed":                            "false <nil> <nil>",
+		"16":                                  "false <nil> <nil>",
+		"32":                                  "false <nil> <nil>",
 		"bf16_with_fp8_delayed_scaling_mixed": "true hybrid delayed",
 		"fp16_with_mxfp8_mixed":               "false e4m3 mxfp8",
 		"nemotron_h_bf16_with_fp8_current_scaling_mixed": "true hybrid tensorwise",

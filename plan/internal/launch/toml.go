@@ -5,6 +5,7 @@ package launch
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -210,12 +211,16 @@ func (p *tomlParser) value(depth int) (any, error) {
 	if i, bad := strconv.ParseInt(word, 0, 64); bad == nil { // also 0x, 0o and 0b
 		f, err = float64(i), nil
 	}
-	if err != nil {
+	if err != nil || notTOML.MatchString(word) {
 		return nil, p.wrong("a string, a number, true, false, an array or a table")
 	}
 	p.at += n
 	return f, nil
 }
+
+// notTOML finds what Go reads as a number and TOML does not: 010, which would be 8, and lines
+// below numbers that do not stand between two digits.
+var notTOML = regexp.MustCompile(`^[+-]?0[0-9_]|__|^_|_$`)
 
 func (p *tomlParser) array(depth int) (any, error) {
 	list := []any{}
