@@ -5,6 +5,7 @@ package memory
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // SettingError reports a setting that cannot be used. Setting is the name of a field
@@ -26,8 +27,12 @@ func (e *SettingError) Error() string { return e.Named(e.Setting) }
 // Named returns what Error returns, with the setting under another name, such as that
 // of a flag.
 func (e *SettingError) Named(name string) string {
-	if e.Asked != "" {
+	switch {
+	case e.Asked == "":
+	case e.Asked == strings.Join(strings.Fields(e.Asked), " "):
 		name += " " + e.Asked
+	default: // blanks that would not be seen
+		name += fmt.Sprintf(" %q", e.Asked)
 	}
 	switch {
 	case e.Err != nil:

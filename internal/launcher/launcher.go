@@ -32,7 +32,7 @@ const (
 
 // String returns the name that users know.
 func (l Launcher) String() string {
-	return [...]string{"RANK and WORLD_SIZE", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
+	return [...]string{"the launcher (RANK and WORLD_SIZE)", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
 }
 
 // Place is where a process is among those that were started with it.
@@ -66,14 +66,16 @@ type Place struct {
 // which variables are missing or contradict each other. getenv is os.Getenv, or a function
 // like it.
 func Find(getenv func(string) string) (*Place, error) {
+	port, err := environment(getenv).port("STOWAGE_PORT")
+	if err != nil {
+		return nil, err
+	}
 	p, err := find(environment(getenv))
 	if p == nil || err != nil {
 		return nil, err
 	}
 	// The user's port counts, also before the store of torchrun's agent.
-	if port, err := environment(getenv).port("STOWAGE_PORT"); err != nil {
-		return nil, err
-	} else if port != 0 {
+	if port != 0 {
 		p.Port, p.AgentStore = port, false
 	}
 	if p.Host, err = os.Hostname(); err != nil {

@@ -43,7 +43,7 @@ func firstHost(list string) (string, error) {
 
 // tasksOfNode returns the tasks of the node with an index: 2 for index 3 of "4(x3),2".
 func tasksOfNode(list string, node int) (int, error) {
-	bad := fmt.Errorf("expected the tasks of node %d in a list such as 4(x3),2 in SLURM_STEP_TASKS_PER_NODE, got %q; start with srun, which sets it", node, list)
+	bad := fmt.Errorf("expected the tasks of node %d in a list such as 4(x3),2 in SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE, got %q; start with srun, which sets it", node, list)
 	for part := range strings.SplitSeq(list, ",") {
 		tasks, times, repeated := strings.Cut(part, "(x")
 		n, err := strconv.Atoi(tasks)

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/launcher"
@@ -61,10 +62,23 @@ func atLeader(place *launcher.Place) (*meeting, error) {
 			bind = host
 		}
 		if m.listener, err = net.Listen("tcp", net.JoinHostPort(bind, port)); err != nil {
-			return nil, fmt.Errorf("rank 0 on %s cannot listen on port %s: %w; set STOWAGE_PORT to a free port on all ranks", place.Host, port, err)
+			return nil, fmt.Errorf("rank 0 on %s cannot listen on port %s: %w; set STOWAGE_PORT to a free port on all ranks", place.Host, port, plain(err))
 		}
 	}
 	return m, nil
+}
+
+// plain returns what an error of the network is about, without the calls that had it.
+func plain(err error) error {
+	var name *net.DNSError
+	var no syscall.Errno
+	switch {
+	case errors.As(err, &name) && name.IsNotFound:
+		return errors.New("there is no such host")
+	case errors.As(err, &no):
+		return no
+	}
+	return err
 }
 
 // maxAddresses bounds an invitation: machines with many networks of containers have hundreds
@@ -75,7 +89,7 @@ const maxAddresses = 16
 func open(place *launcher.Place) (net.Listener, *invitation, error) {
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
-		return nil, nil, fmt.Errorf("rank 0 on %s cannot listen: %w", place.Host, err)
+		return nil, nil, fmt.Errorf("rank 0 on %s cannot listen: %w", place.Host, plain(err))
 	}
 	in := &invitation{Token: rand.Text(), Host: place.Host, Port: strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)}
 	in.Addresses = append(in.Addresses, place.Host)
@@ -189,7 +203,7 @@ func (m *meeting) connect(ctx context.Context, place *launcher.Place, opts Optio
 			if last == nil {
 				last = ctx.Err()
 			}
-			return nil, fmt.Errorf("rank %d on %s cannot reach rank 0 at %s: %w; see that rank 0 was started and that its port is open, or set STOWAGE_PORT to one that is", place.Rank, place.Host, address, last)
+			return nil, fmt.Errorf("rank %d on %s cannot reach rank 0 at %s: %w; see that rank 0 was started and that its port is open, or set STOWAGE_PORT to one that is", place.Rank, place.Host, address, plain(last))
 		case <-time.After(wait):
 		}
 	}

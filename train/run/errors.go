@@ -119,7 +119,11 @@ func step(t *train.Trainer, budget memory.Bytes, fresh bool) (train.Metrics, err
 func checkFinite(m train.Metrics) error {
 	for _, x := range []float64{m.Loss, m.Aux, m.Norm} {
 		if math.IsNaN(x) || math.IsInf(x, 0) {
-			return fmt.Errorf("training diverged in step %d: the loss is %.4g, the router loss %.4g, the gradient norm %.4g; start again with a lower learning rate", m.Step+1, m.Loss, m.Aux, m.Norm)
+			remedy := "start again with a lower learning rate"
+			if m.Step == 0 { // no rate has changed anything yet
+				remedy = "the first parameters are too large for this model, or the factor of the router loss"
+			}
+			return fmt.Errorf("training diverged in step %d: the loss is %.4g, the router loss %.4g, the gradient norm %.4g; %s", m.Step+1, m.Loss, m.Aux, m.Norm, remedy)
 		}
 	}
 	return nil

@@ -136,6 +136,7 @@ func (j *Job) configure(log *slog.Logger) (err error) {
 // idle says which options change nothing with this model and policy.
 func (o *Options) idle(c *train.Config) (texts []string) {
 	experts := slices.ContainsFunc(c.Model.Layers, func(l model.Layer) bool { return l.MoE != nil })
+	dense := slices.ContainsFunc(c.Model.Layers, func(l model.Layer) bool { return l.Dense != nil })
 	for _, x := range []struct {
 		given bool
 		what  string
@@ -143,6 +144,9 @@ func (o *Options) idle(c *train.Config) (texts []string) {
 		{o.Capacity > 0 && !experts, "the capacity factor changes nothing, because " + c.Model.Name + " has no experts"},
 		{o.AuxLoss != nil && *o.AuxLoss > 0 && !experts, "the auxiliary loss changes nothing, because " + c.Model.Name + " has no experts"},
 		{o.Dispatch != DefaultOptions().Dispatch && !experts, "the dispatch changes nothing, because " + c.Model.Name + " has no experts"},
+		{o.Dispatch != DefaultOptions().Dispatch && experts && o.EP == 1, "the dispatch changes nothing, because one rank has all experts"},
+		{slices.Contains(o.Graph, memory.MLP.String()) && !dense, "the scope mlp captures nothing, because " + c.Model.Name + " has no dense layers"},
+		{slices.Contains(o.Graph, memory.MoERouter.String()) && !experts, "the scope moe_router captures nothing, because " + c.Model.Name + " has no experts"},
 		{o.BiasRate != DefaultOptions().BiasRate && !hasBias(c.Model), "the rate of the bias changes nothing, because no bias balances the experts of " + c.Model.Name},
 		{o.Policy != "" && o.Fraction != 1 && len(c.Memory.Offload) == 0, "the share to offload changes nothing, because no module is chosen for offloading"},
 	} {
@@ -216,7 +220,7 @@ func (o *Options) check() error {
 		{"Capacity", fmt.Sprintf("give a number above 0 and up to %d, or none for no limit", mostCapacity), o.Capacity, mostCapacity},
 		{"BiasRate", "give a number from 0 to 3e38, such as 0.001", o.BiasRate, math.MaxFloat32}, {"Fraction", "give a share from 0 to 1", o.Fraction, 1},
 	} {
-		if !(x.value >= 0 && x.value <= x.most) || x.setting == "LR" && x.value == 0 {
+		if !(x.value >= 0 && x.value <= x.most) || x.setting == "LR" && float32(x.value) == 0 { // which updates nothing
 			return refuse(x.setting, fmt.Sprintf("%g", x.value), "is out of range", x.remedy)
 		}
 	}

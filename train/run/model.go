@@ -105,7 +105,7 @@ func (s *ModelSpec) load() error {
 	}
 	text, err := input.ReadFile(file, input.Settings)
 	if err != nil {
-		return blame("Model", fmt.Errorf("cannot read %s: %w", file, input.Cause(err)))
+		return blame("Model", fmt.Errorf("cannot read %s: %w%s", file, input.Cause(err), input.Hub(file, err)))
 	}
 	keys := map[string]any{}
 	// Python writes NaN into such files, which YAML allows and JSON does not.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/train/internal/checkpoint"
@@ -30,6 +31,9 @@ func resumeOptions(d disk.FS, dir string) (Options, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		problem = "is missing"
 	case err != nil:
+		if errors.Is(err, syscall.ENOTDIR) {
+			return o, blame("Folder", fmt.Errorf("%s is a file; give the folder of the run", dir))
+		}
 		return o, blame("Resume", fmt.Errorf("cannot read %s: %w", file, input.Cause(err)))
 	case blank(text):
 		problem = "is empty"

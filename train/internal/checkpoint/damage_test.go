@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -164,6 +165,18 @@ func TestAllDamaged(t *testing.T) {
 	}
 	if len(*warnings) != 2 {
 		t.Errorf("the warnings are %q", *warnings)
+	}
+}
+
+// A checkpoint of another version is whole, and nobody is told to give the run up.
+func TestOtherVersion(t *testing.T) {
+	m, o, warnings := stage(t, true)
+	for _, step := range []int{10, 20} {
+		spoil(t, m, o, step, manifestName, func(b []byte) []byte { return bytes.Replace(b, []byte(`"version": 1`), []byte(`"version": 2`), 1) })
+	}
+	_, err := Latest(o)
+	if err == nil || !strings.Contains(err.Error(), "some may be whole") || len(*warnings) != 2 || !strings.Contains((*warnings)[0], "use the program that wrote it") {
+		t.Errorf("got %v and the warnings %q", err, *warnings)
 	}
 }
 

@@ -86,6 +86,14 @@ func (m manifest) encode() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
+// otherVersion reports a checkpoint that another version of the program wrote, and that is
+// not damaged.
+type otherVersion struct{ version int }
+
+func (e *otherVersion) Error() string {
+	return fmt.Sprintf("%s has version %d, but this program reads version %d; use the program that wrote it", manifestName, e.version, Version)
+}
+
 // parseManifest parses and verifies the manifest of a step.
 func parseManifest(text []byte, step int) (*manifest, error) {
 	var head struct {
@@ -95,7 +103,7 @@ func parseManifest(text []byte, step int) (*manifest, error) {
 		return nil, fmt.Errorf("%s is damaged: %w", manifestName, input.Plain(err))
 	}
 	if head.Version != Version {
-		return nil, fmt.Errorf("%s has version %d, but this program reads version %d; use the program that wrote it", manifestName, head.Version, Version)
+		return nil, &otherVersion{head.Version}
 	}
 	m := &manifest{}
 	d := json.NewDecoder(bytes.NewReader(text))

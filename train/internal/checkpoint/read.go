@@ -62,11 +62,12 @@ func Latest(o Options) (*Checkpoint, error) {
 	return nil, fmt.Errorf("all %d checkpoints in %s are damaged: start a new run in another folder", len(steps), o.folder())
 }
 
-// isRefused reports whether the system refused to read a file that is there, so that the
-// file may be whole: a missing permission, too many open files, a disk that does not answer.
+// isRefused reports whether a file that is there was not read, so that it may be whole: a
+// missing permission, too many open files, a disk that does not answer, another version.
 func isRefused(err error) bool {
 	var refused syscall.Errno
-	return errors.As(err, &refused) && refused != syscall.ENOENT && refused != syscall.ENOTDIR
+	var other *otherVersion
+	return errors.As(err, &other) || errors.As(err, &refused) && refused != syscall.ENOENT && refused != syscall.ENOTDIR
 }
 
 // open verifies the checkpoint of one step.

@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/stowage-dev/stowage/internal/input"
 )
@@ -73,7 +74,8 @@ func (t *Text) Split(share float64) (rest, held *Text, err error) {
 
 // Open reads a file, or all files of a folder and those below it, one after the
 // other in the order of their paths. In a folder it skips names that begin with a
-// dot and whatever is no regular file. No path is the sample that is built in.
+// dot. It reads links to files, and returns an error for whatever else is no file, so
+// that nothing is left out unnoticed. No path is the sample that is built in.
 func Open(path string) (*Text, error) {
 	if path == "" {
 		return openSample()
@@ -130,12 +132,19 @@ func list(root string) (files []source, err error) {
 			return unreadable(path, err)
 		case hidden && d.IsDir():
 			return fs.SkipDir
-		case hidden || !d.Type().IsRegular():
+		case hidden || d.IsDir():
 			return nil
 		}
-		info, err := d.Info()
-		if err != nil {
+		info, err := os.Stat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("%s is a link to nothing: mend it, or remove it", path)
+		case err != nil:
 			return unreadable(path, err)
+		case info.IsDir():
+			return fmt.Errorf("%s is a link to a folder, which is not followed: give that folder, or remove the link", path)
+		case !info.Mode().IsRegular():
+			return fmt.Errorf("%s is neither a file nor a folder: remove it, or begin its name with a dot to leave it out", path)
 		}
 		files = append(files, source{path, info.Size()})
 		return nil
@@ -155,7 +164,10 @@ func read(name string, files []source) (*Text, error) {
 	}
 	text := bytes.NewBuffer(make([]byte, 0, total+bytes.MinRead))
 	for _, f := range files {
-		if f.size == 0 { // a file of the kernel might block, and has no size either
+		if f.size == 0 {
+			if hasText(f.path) {
+				return nil, fmt.Errorf("%s has text but no size, as files of the kernel have: copy it, and give the copy", f.path)
+			}
 			continue
 		}
 		in, err := os.Open(f.path)
@@ -172,6 +184,18 @@ func read(name string, files []source) (*Text, error) {
 		return nil, fmt.Errorf("%s has no text, not one byte: give a text file or a folder with text files", name)
 	}
 	return NewText(name, text.Bytes()), nil
+}
+
+// hasText reports whether a file without a size has text. It does not wait, as some files
+// of the kernel do.
+func hasText(path string) bool {
+	in, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer in.Close()
+	n, _ := in.Read(make([]byte, 1))
+	return n > 0
 }
 
 // unreadable returns the error about a file that cannot be read.

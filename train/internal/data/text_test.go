@@ -53,7 +53,7 @@ func TestOpenFolder(t *testing.T) {
 	if err := os.Symlink("b.txt", filepath.Join(dir, "c.txt")); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o644); err != nil {
+	if err := syscall.Mkfifo(filepath.Join(dir, ".pipe"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	link := filepath.Join(t.TempDir(), ".link")
@@ -66,7 +66,7 @@ func TestOpenFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A dot comes before a slash.
-		if string(text.bytes) != "ay zed bee " || text.Name() != path {
+		if string(text.bytes) != "ay zed bee bee " || text.Name() != path {
 			t.Errorf("%s: %q", text.Name(), text.bytes)
 		}
 	}
@@ -88,7 +88,21 @@ func TestOpenRefused(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	for folder, target := range map[string]string{"broken": "nowhere", "linked": "..", "itself": "x"} {
+		put(t, filepath.Join(dir, folder, "text"), "text")
+		if err := os.Symlink(target, filepath.Join(dir, folder, "x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, filepath.Join(dir, "piped", "text"), "text")
+	if err := syscall.Mkfifo(filepath.Join(dir, "piped", "x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for path, want := range map[string]string{
+		"broken":     "x is a link to nothing: mend it",
+		"linked":     "x is a link to a folder, which is not followed",
+		"itself":     "x cannot be read: too many levels of symbolic links",
+		"piped":      "x is neither a file nor a folder: remove it",
 		"missing":    "nothing at",
 		"empty":      "no files",
 		"no bytes":   "has no text",
@@ -102,7 +116,7 @@ func TestOpenRefused(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if _, err := Open("/proc/self/status"); err == nil || !strings.Contains(err.Error(), "has no text") {
+	if _, err := Open("/proc/self/status"); err == nil || !strings.Contains(err.Error(), "has text but no size") {
 		t.Errorf("a file of the kernel, which may block: %v", err)
 	}
 	if os.Geteuid() != 0 { // root reads everything
