@@ -34,6 +34,11 @@ completion
 completion powershell
 completion bash zsh
 -h trian
+--version now
+-- train
+bench -- copy
+plan compare --help
+plan -h nonsense
 bench -h cpoy
 plan scan loop`},
 	{"train --dry-run --micro 1 --seq 16 ", `
@@ -77,6 +82,7 @@ plan scan loop`},
 --policy stash,offload
 --model ''
 --model zzz
+--model meta-llama/Llama-3-8B
 --model tiny-moee
 --model .
 --model /
@@ -164,7 +170,15 @@ plan scan loop`},
 --config word.yaml
 --config list.yaml
 fast
+--lr 1e-300
+--policy ' none '
+--out --json
+--model --policy none
 --polcy none`},
+	{"train --policy none --steps 1 ", `
+--trace
+--trace=false
+--resume --out text.txt`},
 	{"train --serve 127.0.0.1:0 ", `
 --pp 300
 --policy zzz
@@ -172,6 +186,7 @@ fast
 --data nope
 --budget 60XB`},
 	{"plan --model mixtral-8x7b --gpu h100 --pp 4 --ep 8 ", `
+--html --json
 --gpus 0
 --gpus -8
 --gpus ''
@@ -188,6 +203,7 @@ fast
 --gpu ''
 --gpu zzz
 --gpu empty
+--gpu ./h100
 --model ''
 --model zzz
 --config ''
@@ -300,6 +316,7 @@ nope --out empty
 nope --perfetto loop
 run`},
 	{"bench pools ", `
+--model llama-3-8b --tp 7
 --model ''
 --model zzz
 --model nope.json
@@ -329,6 +346,7 @@ run`},
 --model small.json --svg small.json
 --model llama-3-8b --ep 2`},
 	{"bench stash ", `
+--synth zipf --skew 1e308
 --trace /nosuch
 --trace empty
 --trace text.txt
@@ -389,6 +407,8 @@ run`},
 --device cpu:1
 now`},
 	{"bench offload --layers 1 --seq 1 ", `
+--intensity 1e300
+--memory-gbps 1e-9
 --model ''
 --model nope.json
 --layers 0
@@ -433,6 +453,7 @@ text.txt --to ''
 text.txt --date ''
 text.txt --date 2026-13-01
 result.json --to no/history.jsonl
+result.json --command 'stowage train' --to history.jsonl
 result.json --to empty
 result.json --to loop
 result.json --to result.json
@@ -440,7 +461,7 @@ result.json --to text.txt`},
 }
 
 // goWords finds what only a programmer understands.
-var goWords = regexp.MustCompile(`strconv|parsing|invalid (argument|syntax|character)|%!|\[[^\]"]+ [^\]"]*\]|map\[|<nil>|0x[0-9a-f]{6}|goroutine|panic|Go value|sequence|mapping|schedule: |[ (](json|yaml): |unmarshal|\{[A-Z]\w*:|: open |: stat |: read |e\+[0-9]{2}\b|bare "`)
+var goWords = regexp.MustCompile(`strconv|parsing|invalid (argument|syntax|character)|%!|\[[^\]"]+ [^\]"]*\]|map\[|<nil>|0x[0-9a-f]{6}|goroutine|panic|Go value|sequence|mapping|schedule: |[ (](json|yaml): |unmarshal|\{[A-Z]\w*:|: open |: stat |: read |[0-9]e(\+|-0)[0-9]|bare "`)
 
 // words splits a command line at spaces outside of single quotes.
 func words(line string) (out []string) {
@@ -525,6 +546,23 @@ func TestBadInputs(t *testing.T) {
 	}
 	if n < 300 {
 		t.Errorf("there are only %d lines", n)
+	}
+}
+
+// A variable that is wrong is refused, also by a process that was started alone and does
+// not use it.
+func TestBadEnvironment(t *testing.T) {
+	for _, line := range []string{"STOWAGE_PATIENCE=soon", "STOWAGE_PATIENCE=-1s", "STOWAGE_PORT=x", "STOWAGE_PORT=70000", "STOWAGE_COLLECTIVES=zzz", "STOWAGE_GEMM=zzz", "RANK=0", "RANK=0 WORLD_SIZE=2"} {
+		t.Run(line, func(t *testing.T) {
+			for pair := range strings.FieldsSeq(line) {
+				name, value, _ := strings.Cut(pair, "=")
+				t.Setenv(name, value)
+			}
+			stdout, stderr, code := command("train", "--dry-run", "--policy", "none", "--micro", "1", "--seq", "16")
+			if code != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || goWords.MatchString(stderr) || strings.Contains(stderr, "SIZE does") {
+				t.Errorf("code %d, output %q, errors %q", code, stdout, stderr)
+			}
+		})
 	}
 }
 

@@ -70,7 +70,7 @@ Nothing is allocated. The figures are the plans that sharded training follows.`,
 		if err != nil {
 			return err
 		}
-		if err := checkRecompute(models, o.Recompute); err != nil {
+		if err := cmp.Or(checkRecompute(models, o.Recompute), checkHeads(models, o.TP)); err != nil {
 			return err
 		}
 		if o.EP > 1 && !slices.ContainsFunc(models, hasExperts) {
@@ -110,6 +110,18 @@ func checkPools(cmd *cobra.Command, o *bench.PoolOptions, grads, fallback string
 	o.Gradients = bench.PoolTypes[at]
 	if o.Fallback, err = bucket.ParseFallback(fallback); err != nil {
 		return usagef("--fallback must be persistent or dynamic, not %q", fallback)
+	}
+	return nil
+}
+
+// checkHeads returns an error if tensor-parallel ranks do not divide the heads of a model.
+func checkHeads(models []*model.Model, tp int) error {
+	for _, m := range models {
+		for _, l := range m.Layers {
+			if l.Attention != nil && l.Attention.Heads%tp != 0 {
+				return usagef("--tp %d does not divide the %d heads of %s; choose one that does", tp, l.Attention.Heads, m.Name)
+			}
+		}
 	}
 	return nil
 }

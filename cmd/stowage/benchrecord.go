@@ -72,6 +72,9 @@ be read, nothing is written.`,
 			e.Date, e.Note = day, *note
 			e.Hardware = cmp.Or(*hardware, e.Hardware, thisProcessor())
 			e.Version = cmp.Or(e.Version, version.Number())
+			if *command != "" && e.Command != "" && e.Command != *command {
+				return usagef("%s says that %q printed it, and --command %q; leave that out", file, e.Command, *command)
+			}
 			if e.Command = cmp.Or(e.Command, *command); e.Command == "" {
 				return usagef("%s does not say which command printed it; give it with --command", file)
 			}

@@ -73,7 +73,13 @@ func findPlace() (*launcher.Place, error) {
 		return nil, usagef("%v", err)
 	}
 	if p == nil || p.Size == 1 {
+		if _, err := patience(os.Getenv); err != nil {
+			return nil, err
+		}
 		return nil, checkEngine(os.Getenv(engineVariable)) // several processes compare it
+	}
+	if _, err := p.Address(); err != nil && !p.HasMPI { // over which ranks find each other
+		return nil, usagef("%v", err)
 	}
 	return p, nil
 }
@@ -99,7 +105,11 @@ func (c *cluster) fits(o *run.Options) error {
 	if n%o.PP != 0 || (n/o.PP)%o.EP != 0 {
 		would = fmt.Sprintf("--pp 1 --ep 1 --dp %d", n)
 	}
-	return usagef("%s started %d processes, but the layout has %d ranks (pp %d x dp %d); start as many, or give %s", c.place.Launcher, n, o.PP*o.DP, o.PP, o.DP, would)
+	ranks := "ranks"
+	if o.PP*o.DP == 1 {
+		ranks = "rank"
+	}
+	return usagef("%s started %d processes, but the layout has %d %s (pp %d x dp %d); start as many, or give %s", c.place.Launcher, n, o.PP*o.DP, ranks, o.PP, o.DP, would)
 }
 
 // firstToSay reports whether this process is the first of those that one launcher started on this

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -162,8 +163,17 @@ func fromDisk(err error) bool {
 // mostWord is the most bytes of a word in a sentence: no path is longer.
 const mostWord = 4096
 
-// readable leaves the middle out of words that nobody would read to their end.
+// exponents are written by Go with a sign or with zeros that others leave out.
+var exponents = regexp.MustCompile(`([0-9]e)(?:\+0*|(-)0+)([1-9])`)
+
+// readable leaves the middle out of words that nobody would read to their end, and writes
+// large numbers as 1e30, except inside of quotes.
 func readable(text string) string {
+	parts := strings.Split(text, `"`)
+	for i := 0; i < len(parts); i += 2 {
+		parts[i] = exponents.ReplaceAllString(parts[i], "$1$2$3")
+	}
+	text = strings.Join(parts, `"`)
 	words := strings.Split(text, " ")
 	for i, w := range words {
 		if len(w) > mostWord {

@@ -62,7 +62,7 @@ func execute(args []string, stdout, stderr io.Writer) int {
 			help(cmd, args)
 		}
 	})
-	cmd, err := root, checkOctal(root, args)
+	cmd, err := root, checkValues(root, args)
 	if err == nil {
 		cmd, err = root.ExecuteC()
 	}

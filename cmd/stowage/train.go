@@ -248,7 +248,7 @@ func (f *trainFlags) prepare(cmd *cobra.Command, c *cluster, stopper *stopper) (
 		return nil, nil, single, err
 	}
 	o := &f.options
-	if err := checkIdle(cmd.Flags(), o, f.resume); err != nil {
+	if err := checkIdle(cmd.Flags(), o, f.resume, single && !f.dryRun); err != nil {
 		return nil, nil, single, err
 	}
 	if o.Steps == 0 && !cmd.Flags().Changed("steps") {

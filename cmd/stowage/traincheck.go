@@ -37,7 +37,7 @@ func checkTrain(f *pflag.FlagSet) (err error) {
 
 // checkIdle returns an error if a flag was given and changes nothing, because another one
 // is missing or contradicts it. o has the options of all sources.
-func checkIdle(f *pflag.FlagSet, o *run.Options, resume bool) error {
+func checkIdle(f *pflag.FlagSet, o *run.Options, resume, single bool) error {
 	for _, x := range []struct {
 		flag  string
 		idle  bool
@@ -48,6 +48,7 @@ func checkIdle(f *pflag.FlagSet, o *run.Options, resume bool) error {
 		{"min-lr", o.Decay == 0, "--decay, the steps after which it is reached"},
 		{"save-every", !f.Changed("out"), "--out, the folder to save to"},
 		{"keep", !f.Changed("out"), "--out, the folder to save to"},
+		{"trace", single && !f.Changed("out"), "--out, the folder for the trace"},
 	} {
 		if f.Changed(x.flag) && x.idle {
 			return usagef("--%s changes nothing without %s; add that, or leave --%[1]s out", x.flag, x.needs)

@@ -10,12 +10,15 @@ import (
 // A flag that changes nothing with this model and policy is answered with a warning.
 func TestTrainIdleFlags(t *testing.T) {
 	for line, want := range map[string]string{
-		"--model tiny-dense --capacity-factor 2":    "the capacity factor changes nothing, because tiny-dense has no experts",
-		"--model tiny-dense --aux-loss 0.1":         "the auxiliary loss changes nothing, because tiny-dense has no experts",
-		"--model tiny-dense --dispatch ring":        "the dispatch changes nothing, because tiny-dense has no experts",
-		"--model tiny-dense --bias-rate 0.1":        "the rate of the bias changes nothing, because no bias balances the experts of tiny-dense",
-		"--model tiny-dense --offload-fraction 0.5": "the share to offload changes nothing, because no module is chosen for offloading",
-		"--model tiny-dense":                        "",
+		"--model tiny-dense --capacity-factor 2":                    "the capacity factor changes nothing, because tiny-dense has no experts",
+		"--model tiny-dense --aux-loss 0.1":                         "the auxiliary loss changes nothing, because tiny-dense has no experts",
+		"--model tiny-dense --dispatch ring":                        "the dispatch changes nothing, because tiny-dense has no experts",
+		"--model tiny-dense --bias-rate 0.1":                        "the rate of the bias changes nothing, because no bias balances the experts of tiny-dense",
+		"--model tiny-dense --offload-fraction 0.5":                 "the share to offload changes nothing, because no module is chosen for offloading",
+		"--model tiny-dense":                                        "",
+		"--policy stash --model tiny-dense --graph attn moe_router": "the scope moe_router captures nothing, because tiny-dense has no experts",
+		"--policy stash --ep 1 --graph attn mlp":                    "the scope mlp captures nothing, because tiny-moe has no dense layers",
+		"--ep 1 --dispatch ring":                                    "the dispatch changes nothing, because one rank has all experts",
 	} {
 		_, stderr, code := command(strings.Fields("train --dry-run --policy none --micro 1 --seq 16 " + line)...)
 		if want != "" {

@@ -65,24 +65,41 @@ func checkWords(cmd *cobra.Command, args []string) error {
 // octal is a number that the flag parser would read with the base 8.
 var octal = regexp.MustCompile(`^[+-]?0[0-9]+$`)
 
-// checkOctal returns an error if a whole number begins with 0: the flag parser takes 010
-// for 8, as C does, and most people mean 10.
-func checkOctal(root *cobra.Command, args []string) error {
+// checkValues returns an error for what the flag parser would take for something else: a
+// whole number that begins with 0, which it reads as C does, so that 010 is 8; a flag where
+// the value of another one was left out; and words behind --version.
+func checkValues(root *cobra.Command, args []string) error {
 	cmd, rest, err := root.Find(args)
 	if err != nil {
 		return nil // which running the command reports
 	}
+	if cmd == root && len(args) > 1 && (args[0] == "--version" || args[0] == "-v") {
+		return usagef("unexpected argument %q", args[1])
+	}
+	lookup := func(arg string) (f *pflag.Flag, value string, given bool) {
+		name, long := strings.CutPrefix(arg, "--")
+		name, value, given = strings.Cut(name, "=")
+		if long {
+			f = cmd.Flags().Lookup(name)
+		}
+		return f, value, given
+	}
 	for i, arg := range rest {
-		name, value, given := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		f := cmd.Flags().Lookup(name)
-		if f == nil || !strings.HasPrefix(arg, "--") || !slices.Contains([]string{"int", "int64", "uint64"}, f.Value.Type()) {
+		f, value, given := lookup(arg)
+		if arg == "--" {
+			break
+		}
+		if f == nil || !given && (f.NoOptDefVal != "" || i+1 == len(rest)) {
 			continue
 		}
-		if !given && i+1 < len(rest) {
+		if !given {
 			value = rest[i+1]
+			if next, _, _ := lookup(value); next != nil {
+				return &usageError{cmd: cmd, text: fmt.Sprintf("expected a value after --%s, got the flag --%s; give one, or write --%[1]s=%[3]s if you mean that", f.Name, next.Name, value)}
+			}
 		}
-		if octal.MatchString(value) {
-			return &usageError{cmd: cmd, text: fmt.Sprintf("--%s %s begins with 0; write it without", name, value)}
+		if octal.MatchString(value) && slices.Contains([]string{"int", "int64", "uint64"}, f.Value.Type()) {
+			return &usageError{cmd: cmd, text: fmt.Sprintf("--%s %s begins with 0; write it without", f.Name, value)}
 		}
 	}
 	return nil
@@ -116,6 +133,10 @@ func chooseCommand(cmd *cobra.Command, args []string) error {
 	}
 	if len(names) == 0 {
 		e.text = fmt.Sprintf("%s has no command %q", cmd.CommandPath(), args[0])
+		return e
+	}
+	if slices.Contains(names, args[0]) {
+		e.text = fmt.Sprintf("expected the command %s without -- before it", args[0])
 		return e
 	}
 	e.text = fmt.Sprintf("unknown command %q", args[0])
