@@ -8,6 +8,7 @@
 package cuda
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,7 @@ type fake struct {
 	chunks  map[uintptr]*physical // what is mapped, by address
 	fail    map[string]result     // what a function shall return from now on
 	full    map[string]int        // after how many calls a function shall run out of memory, once
+	fullAs  result                // what it returns then, if that is not that memory has run out
 	calls   map[string]int
 	attrs   map[int]int32
 	shared  map[uintptr]uintptr // how much dynamic shared memory functions may use
@@ -122,6 +124,13 @@ func (f *fake) checkLeft() {
 	if f.excused || len(f.fail) > 0 || f.test.Failed() {
 		return
 	}
+	if what := f.remains(); what != "" {
+		f.test.Errorf("the driver is left with %s", what)
+	}
+}
+
+// remains says what the driver is left with, or nothing. The caller holds the mutex.
+func (f *fake) remains() string {
 	left := map[string]int{}
 	for _, x := range f.handles {
 		switch x.(type) {
@@ -130,9 +139,10 @@ func (f *fake) checkLeft() {
 			left[fmt.Sprintf("%T", x)]++
 		}
 	}
-	if len(left)+len(f.maps)+len(f.chunks) > 0 || f.used > 0 {
-		f.test.Errorf("the driver is left with %v, %d reservations, %d mappings and %d bytes", left, len(f.maps), len(f.chunks), f.used)
+	if len(left)+len(f.maps)+len(f.chunks) == 0 && f.used == 0 {
+		return ""
 	}
+	return fmt.Sprintf("%v, %d reservations, %d mappings and %d bytes", left, len(f.maps), len(f.chunks), f.used)
 }
 
 // fakeFunc is one function: its arguments and what it returns.
@@ -151,7 +161,7 @@ func (f *fake) call(name string, a []uintptr) result {
 	f.calls[name]++
 	r := f.fail[name]
 	if left, planned := f.full[name]; planned && left == 0 {
-		r = errOutOfMemory
+		r = cmp.Or(f.fullAs, errOutOfMemory)
 		delete(f.full, name)
 	} else if planned {
 		f.full[name]--
