@@ -108,7 +108,8 @@ type Manager struct {
 
 	prep device.Stream // writes records; never captured
 	made device.Event  // recorded after records are written; external to captures
-	// written says that records were written in a capture since the last transaction began.
+	// written says that records were written in a capture, and that compute has not waited for
+	// them since.
 	written bool
 
 	needs     map[memory.GroupID]schedule.Pages
@@ -229,12 +230,20 @@ func (m *Manager) Placeable() bool { return m.host != nil }
 
 // prepared makes compute wait until records are written. The event is external to
 // captures: records are written at once, even while a step is being captured. Then only that
-// step waits; another that uses the same records may be replayed before it, so the next
-// transaction waits, too.
+// step waits; another that uses the same records may be replayed before it, or be issued
+// because the capture failed, so the next transaction and the next issued step wait, too.
 func (m *Manager) prepared() {
 	m.prep.Record(m.made)
 	m.compute.Stream.Wait(m.made)
 	m.written = m.written || m.compute.Stream.Capturing()
+}
+
+// awaitRecords makes compute wait for records that a capture has written.
+func (m *Manager) awaitRecords() {
+	if m.written && !m.compute.Stream.Capturing() {
+		m.compute.Stream.Wait(m.made)
+		m.written = false
+	}
 }
 
 // Most returns the most device memory that workspaces and device pages may take.
@@ -379,7 +388,8 @@ func (m *Manager) abandon() {
 }
 
 // Begin begins a step. It frees all pages and all sets, and may be captured. It panics
-// inside a step.
+// inside a step. Which sets groups get, and which groups leave theirs, follows from the
+// step alone: a rerun asks for the pages that the first attempt has shown.
 //
 // No stream waits for the reset explicitly, because all work of other streams in a step
 // waits for some work of compute in that step.
@@ -397,9 +407,10 @@ func (m *Manager) Begin(key memory.Key) {
 	}
 	for _, w := range m.spaces {
 		for _, s := range w.slots {
-			s.state, s.idle = slotFree, nil
+			s.state, s.idle, s.lease = slotFree, nil, 0
 		}
 	}
+	m.awaitRecords()
 	for _, st := range m.stores() {
 		st.Reset(m.compute.Stream, bump)
 	}

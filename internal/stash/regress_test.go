@@ -312,3 +312,48 @@ func TestBodyErrorReachesAllRanks(t *testing.T) {
 		}
 	}
 }
+
+// A capture that fails leaves records behind that it wrote and that only it would have
+// waited for. The same step, issued again at once or later, waits for them too.
+func TestRecordsOfAFailedCapture(t *testing.T) { // SPEC S4.1
+	for _, inside := range []bool{false, true} {
+		program := check.On(cpuDevice, func(dev device.Device) error {
+			v, err := newMover(dev, plainLoop(PagesOnly))
+			if err != nil {
+				return err
+			}
+			capture := func() error {
+				v.compute.BeginCapture()
+				v.m.Begin(memory.Key{})
+				_ = v.body(0)
+				_ = v.compute.Sync() // cannot be captured
+				v.m.Finish()
+				if _, err := v.compute.EndCapture(); err == nil {
+					return errors.New("a synchronisation was captured")
+				}
+				return nil
+			}
+			rng := rand.New(rand.NewPCG(1, 2))
+			v.route(rng, 20)
+			if !inside {
+				err = capture()
+			}
+			err = errors.Join(err, v.run(1, rng, 50, func() error {
+				return v.m.Transact(memory.Key{}, func(int) error {
+					if inside {
+						if err := capture(); err != nil {
+							return err
+						}
+					}
+					v.m.Begin(memory.Key{})
+					defer v.m.Finish()
+					return v.body(0)
+				})
+			}))
+			return errors.Join(err, v.close())
+		})
+		if err := check.Explore(check.Options{}, 20, program); err != nil {
+			t.Errorf("inside of a transaction: %t: %v", inside, err)
+		}
+	}
+}

@@ -123,10 +123,7 @@ func (m *Manager) Transact(key memory.Key, issue func(attempt int) error) error 
 			m.abandon()
 		}
 	}()
-	if m.written {
-		m.compute.Stream.Wait(m.made)
-		m.written = false
-	}
+	m.awaitRecords()
 	for _, s := range m.states {
 		s.Save(m.compute.Stream)
 	}
