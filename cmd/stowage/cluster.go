@@ -549,10 +549,15 @@ func (c *cluster) choose(d *deviceChoice) error {
 		}
 	}
 	if os.Getenv("GOMAXPROCS") == "" && c.cores > 1 {
-		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)/c.cores))
+		runtime.GOMAXPROCS(processorsOf(runtime.GOMAXPROCS(0), c.cores))
 	}
 	return nil
 }
+
+// processorsOf returns the share of one of several processes on the same processors. A kernel
+// that waited for a thread which another process keeps from running would be slower than one
+// thread.
+func processorsOf(processors, processes int) int { return max(1, processors/processes) }
 
 // signal makes all processes know the signal that interrupted one of them.
 func (c *cluster) signal(s *stopper, err error) {

@@ -394,3 +394,12 @@ func TestPatience(t *testing.T) {
 		}
 	}
 }
+
+// Processes on the same processors share them, and each has one at least.
+func TestProcessorsOf(t *testing.T) {
+	for _, x := range [][3]int{{2, 2, 1}, {8, 2, 4}, {8, 3, 2}, {2, 4, 1}} {
+		if got := processorsOf(x[0], x[1]); got != x[2] {
+			t.Errorf("%d processes on %d processors: %d for each, want %d", x[1], x[0], got, x[2])
+		}
+	}
+}
