@@ -552,6 +552,11 @@ class _Scene:
     def mark(self) -> int:
         return 0
 
+    def reserve(self, bytes: int) -> int:
+        return 0
+
+    def begin_backward(self, number: Optional[int], again: int) -> None: ...
+
     def needs(self) -> List[int]:
         return []
 

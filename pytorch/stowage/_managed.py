@@ -6,6 +6,7 @@ the instance. Everything else runs as if the runtime were not there.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fnmatch
 import threading
@@ -19,7 +20,7 @@ from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._attach import listed
 from ._compiled import in_compiled, with_budget
 from ._errors import Error
-from ._measured import KEEP, Choice
+from ._measured import KEEP, Cast, Choice
 from ._plan import Plan
 from ._profile import Clock, Profile, Unit
 from ._step import in_backward
@@ -282,29 +283,29 @@ class Following:
     def told(self, u: Unit, choice: Choice, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a unit in a step of the library, which is told what the unit keeps."""
         step, plan = self.step, self.plan
-        if not choice.offload:
-            out = self.held(u, choice, IN_PLACE, forward, args, kwargs)
-            self.reserve(u, out, plan.saved.get(u, 0), plan.again.get(u, 0))
-            return out
-        step.begin_group("block", self)
-        try:
-            out = self.held(u, choice, step, forward, args, kwargs)
-        finally:
-            step.end_group(self)
-        if plan.again.get(u, 0):
-            self.reserve(u, out, 0, plan.again[u])
-        return out
-
-    def reserve(self, u: Unit, out: Any, kept: int, again: int) -> None:
-        """Tells the library of bytes that it does not move: those kept, and those that a second
-        pass will make."""
-        step = self.step
-        first = next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
-        if first is None or step.on_other_stream():
-            return
+        if step.on_other_stream():
+            return self.held(u, choice, IN_PLACE, forward, args, kwargs)
+        # What a unit keeps is counted before it runs: there must be room for it by then.
+        cast = plan.cast.get(u, Cast())
+        kept = cast.stays if choice.offload else plan.saved.get(u, 0)
         ticket = step.reserve(kept) if kept else None
-
-        def begin(_: torch.Tensor) -> None:
-            step.begin_backward(ticket, again)
-
-        first.register_hook(begin)
+        if cast.passes:
+            step.passing.append(step.reserve(cast.passes))
+        first = None
+        try:
+            if choice.offload:
+                step.begin_group("block", self)
+            try:
+                out = self.held(u, choice, step if choice.offload else IN_PLACE, forward, args, kwargs)
+            finally:
+                if choice.offload:
+                    step.end_group(self)
+            first = next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+        finally:
+            if first is None and ticket is not None:  # there will be no backward pass
+                with contextlib.suppress(Error):  # the first exception says more
+                    step.unreserve(ticket)
+        again = plan.again.get(u, 0)
+        if first is not None and (ticket is not None or again):
+            first.register_hook(lambda _: step.begin_backward(ticket, again))
+        return out

@@ -24,6 +24,9 @@ NOTICED = 5_000_000
 UNLIKE = 1.25
 SORTS = 2
 
+# The kind of weights that are cast again.
+CAST = "ToCopyBackward0"
+
 # A second pass that ends earlier keeps at most TAIL of what it would have made, and takes at most
 # EARLIER of the time.
 TAIL = 1 / 8
@@ -51,6 +54,13 @@ class Choice(NamedTuple):
 KEEP = Choice()
 
 
+class Cast(NamedTuple):
+    """Bytes of a call that are never moved: weights that autocast casts."""
+
+    stays: int = 0  # until the backward pass of the call
+    passes: int = 0  # until the forward pass is over: autocast keeps what is dropped
+
+
 class Part(NamedTuple):
     """What one call of a unit saves, in bytes."""
 
@@ -62,12 +72,20 @@ class Part(NamedTuple):
     cached: int  # bytes of lean or rest that stay until the forward pass is over
     kinds: Dict[str, int]  # bytes of lean by kind
     tail: int  # bytes of lean or rest that a second pass which ends earlier does not make
+    fixed: int = 0  # bytes of all these that are never moved
 
     def dropped(self, c: Choice) -> int:
         """Returns the bytes that do not stay."""
         if c.whole:
             return self.lean + self.rest - (self.tail if c.first else 0)
         return self.lean - sum(self.kinds.get(kind, 0) for kind in c.kept) if c.lean else 0
+
+    def cast(self, c: Choice) -> Cast:
+        """Returns what is not moved, and is no part of what a call is counted to keep or to move."""
+        if c.whole:
+            return Cast(min(self.fixed, self.tail) if c.offload and c.first else 0, min(self.cached, self.dropped(c)))
+        again = self.kinds.get(CAST, 0) if c.lean and CAST not in c.kept else 0
+        return Cast(max(self.fixed - again, 0) if c.offload else 0, min(self.cached, again))
 
 
 class Sort(NamedTuple):
@@ -300,7 +318,8 @@ class Blocks:
             lean = int(self._smaller.get(call.unit.kind, 0.0) * rest) if call.unit.whole is not False else 0
             rest -= lean
             by_kind = {"": lean}
-        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0)
+        fixed = sum(p.bytes[s] for s in lean_only if s in p.fixed)
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed)
         return part, {s: p.bytes[s] for s in lean_only if s not in stay}
 
     @staticmethod

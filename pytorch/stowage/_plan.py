@@ -13,7 +13,7 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Map
 
 from ._again import STOPS
 from ._errors import TooSmall
-from ._measured import KEEP, Blocks, Choice
+from ._measured import CAST, KEEP, Blocks, Cast, Choice
 from ._profile import Call, Profile, Unit
 
 
@@ -22,9 +22,6 @@ BESIDE = 1 / 20
 
 # The solver is asked so often for a plan that leaves little of a limit.
 TRIES = 6
-
-# The kind of weights that are cast again.
-CAST = "ToCopyBackward0"
 
 # Whether second passes may end earlier.
 EARLY = STOPS
@@ -36,6 +33,7 @@ class Plan(NamedTuple):
     choices: Dict[Unit, Choice]
     saved: Dict[Unit, int]  # bytes of one call that stay
     again: Dict[Unit, int]  # bytes of one call that a second pass makes
+    cast: Dict[Unit, Cast]  # of one call: what the library would not hear of
     answer: Dict[str, Any]
 
     @property
@@ -283,7 +281,7 @@ class Measured(Blocks):
         """Returns a plan with other choices, which takes less time."""
         more = sum(part.dropped(plan.choices.get(part.unit, KEEP)) - part.dropped(choices.get(part.unit, KEEP)) for part in self.parts.values())
         answer = {**plan.answer, "again_ns": self.again(choices), "step_ns": max(plan.answer["step_ns"] - less, 1), "peak": plan.answer["peak"] + more}
-        new = Plan(choices, {}, {}, answer)
+        new = Plan(choices, {}, {}, {}, answer)
         self.count(new)
         return new
 
@@ -320,7 +318,7 @@ class Measured(Blocks):
                 choices[u] = self._leanest(u, lean, offload)
             elif offload:
                 choices[u] = Choice(offload=True)
-        plan = Plan(choices, {}, {}, answer)
+        plan = Plan(choices, {}, {}, {}, answer)
         self.count(plan)
         return plan
 
@@ -328,10 +326,13 @@ class Measured(Blocks):
         """Counts the bytes that stay in a call of each unit, and those that a second pass makes."""
         plan.saved.clear()
         plan.again.clear()
+        plan.cast.clear()
         for part in self.parts.values():
             u, c = part.unit, plan.choices.get(part.unit, KEEP)
             plan.saved[u] = max(plan.saved.get(u, 0), part.inputs + part.rest + part.lean - part.dropped(c))
             plan.again[u] = max(plan.again.get(u, 0), part.dropped(c))
+            before, cast = plan.cast.get(u, Cast()), part.cast(c)
+            plan.cast[u] = Cast(max(before.stays, cast.stays), max(before.passes, cast.passes))
 
 
 def settle(units: Iterable[Unit]) -> None:

@@ -331,6 +331,7 @@ class Planner:
         """Runs a step that follows a plan. The library takes part only if something is
         offloaded."""
         rt, budget, step = self._runtime, self._budget, None
+        budget.step_peak = 0
         self._rebase(key, known)
         if known.plan is not None and known.plan.offloads:
             rt._refresh()

@@ -21,7 +21,7 @@ from . import _again
 from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
 from ._bits import near, same
 from ._compiled import is_compiled, kind
-from ._record import Kept, storage_of, version_of
+from ._record import Kept, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._units import Attributes
 
@@ -129,6 +129,8 @@ class Call:
         self.made: Made = {}
         self.small: Optional[Small] = None  # the cheap module that is running
         self.held: Set[int] = set()  # storages that cheap modules need as inputs
+        self.fixed = 0  # bytes that are never moved, of which the library is told as a reservation
+        self.ticket: Optional[int] = None  # of that
         self.inputs: Dict[int, int] = {}  # bytes of the arguments, by storage
         self.again: Any = None
         self.around: Any = None
@@ -171,8 +173,12 @@ class Call:
             call.all.append((self, i))
             call = call.parent
         p.saved(self, entry)
-        if kept and entry.bytes >= p.least:
-            p.untold[entry.storage] = entry.bytes
+        if kept and entry.bytes >= p.least and entry.storage not in p.fixed:
+            if is_held(t):
+                p.fixed[entry.storage] = entry.bytes
+                self.fixed += entry.bytes
+            else:
+                p.untold[entry.storage] = entry.bytes
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
@@ -240,7 +246,8 @@ class Profile:
         self.first: Dict[int, Optional[Call]] = {}  # who saved a storage first
         self.bytes: Dict[int, int] = {}
         self.shared: Set[int] = set()
-        self.untold: Dict[int, int] = {}  # bytes that the library does not count, such as cast weights
+        self.fixed: Dict[int, int] = {}  # bytes that are never moved: cast weights
+        self.untold: Dict[int, int] = {}  # bytes that the library does not count in this step
         self.returned: Set[int] = set()
 
     def close(self) -> None:
@@ -307,6 +314,8 @@ class Profile:
         if why:
             unit.whole, unit.why = False, why
         self.calls.append(call)
+        if call.fixed:
+            call.ticket = self.step.reserve(call.fixed)
         self.note("save", call, self.step.mark())
         return out
 
@@ -352,6 +361,7 @@ class Profile:
             return
         call.was_loaded = True
         call.loaded = self.now = self.clock.stamp()
+        self.step.begin_backward(call.ticket, 0)
         self.pause()
         self.held_then[len(self.ops)] = self.budget.held_beyond()
         self.note("load", call, self.budget.readings)

@@ -403,7 +403,7 @@ class Runtime:
         if b is not None:
             if self._planner is not None:
                 stats["plans"] = self._planner.stats()
-            stats["budget"] = {"size": b.size, "other": b.other, "peak": b.peak, "planned": b.planned, "outside": b.outside}
+            stats["budget"] = {"size": b.size, "other": b.other, "peak": b.peak, "planned": b.planned, "last": b.step_peak, "outside": b.outside}
         return stats
 
     def report(self) -> str:

@@ -94,6 +94,7 @@ class Step:
         self.quiet = False  # something is tried and timed: nothing is released or measured
         self.reserved: Dict[int, int] = {}  # storages of bytes that the library only counts, by group
         self.ending: List[int] = []  # those of the block whose backward pass runs
+        self.passing: List[int] = []  # those that are free when a backward pass begins
 
     # Groups
 
@@ -157,12 +158,9 @@ class Step:
         with self.lock:
             if self.budget is not None:
                 self.budget.before_call()
-            for n in self.ending:
-                self.take_back(self.calls.release(n))
-                id = self.reserved.pop(n)
-                if self.budget is not None:
-                    self.budget.released([id])
-            self.ending = []
+            for n in [*self.passing, *self.ending]:
+                self._unreserve(n)
+            self.passing, self.ending = [], []
             if number is not None and number in self.reserved:
                 self.take_back(self.calls.load(number)[1])
                 self.ending.append(number)
@@ -173,6 +171,21 @@ class Step:
             with self.lock:
                 self.take_back(self.calls.load(more)[1])
             self.ending.append(more)
+
+    def unreserve(self, number: int) -> None:
+        """Takes back what was reserved for a block that has no backward pass."""
+        with self.lock:
+            if self.budget is not None:
+                self.budget.before_call()
+            self._unreserve(number)
+            if self.budget is not None:
+                self.budget.after_call()
+
+    def _unreserve(self, number: int) -> None:
+        self.take_back(self.calls.release(number))
+        id = self.reserved.pop(number)
+        if self.budget is not None:
+            self.budget.released([id])
 
     def inside(self, owner: object) -> bool:
         return any(o is owner for _, o, _ in self.stack)

@@ -117,7 +117,7 @@ class Moments(unittest.TestCase):
                     m._whole, m._lean = dict.fromkeys(m._whole, 10**7), dict.fromkeys(m._lean, 10**6)
                     units = {part.unit for part in m.parts.values() if part.unit.whole and not (m._fine and part.unit.parts)}
                     all = {u: Choice(whole=True) for u in units}
-                    plan = Plan(all, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0})
+                    plan = Plan(all, {}, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0})
                     m.count(plan)
                     dropped = lambda p: sum(part.dropped(p.choices.get(part.unit, Choice())) for part in m.parts.values())
                     self.assertIs(plan, m.relaxed(plan, 0))
@@ -216,7 +216,7 @@ class Moments(unittest.TestCase):
             for call, part in m.parts.items():
                 m.parts[call] = part._replace(cached=8, kinds={**part.kinds, _plan.CAST: 8}, lean=part.lean + 8)
             choices = {units[0]: Choice(lean=True), units[1]: Choice(lean=True, kept=frozenset({"GELU", "LayerNorm"})), units[2]: Choice(whole=True)}
-            plan = Plan(choices, {}, {}, {"again_ns": m.again(choices), "step_ns": 10**9, "peak": 1000})
+            plan = Plan(choices, {}, {}, {}, {"again_ns": m.again(choices), "step_ns": 10**9, "peak": 1000})
             for most, same in ((101, True), (100, False)):
                 with mock.patch.object(m, "most_held", lambda _: most):
                     got = m.spared(plan, 100)
@@ -231,14 +231,14 @@ class Moments(unittest.TestCase):
             stranger.parts = []
             for m, u in ((coarse, stranger), (fine, next(u for u in rt._planner.units.list if u.parts))):
                 m._whole = dict.fromkeys(m._whole, 10**7)
-                plan = Plan({u: Choice(whole=True)}, {}, {}, {"again_ns": 0, "step_ns": 10**12, "peak": 0})
+                plan = Plan({u: Choice(whole=True)}, {}, {}, {}, {"again_ns": 0, "step_ns": 10**12, "peak": 0})
                 m.count(plan)
                 self.assertEqual(plan.choices, m.relaxed(plan, 1 << 40).choices)
 
     def test_what_ranks_agree_on_is_counted(self):
         with self.recorded(Block, 4) as (rt, divisions):
             m, units = divisions[0], rt._planner.units.list
-            plan = Plan({}, {}, {}, {"peak": 1 << 20})
+            plan = Plan({}, {}, {}, {}, {"peak": 1 << 20})
             m.count(plan)
             agree(plan, divisions, units, {units[0].name}, set())
             self.assertEqual((1 << 20) - sum(part.dropped(Choice(whole=True)) for part in m.parts.values() if part.unit is units[0]), plan.answer["peak"])
@@ -271,7 +271,7 @@ class Refined(unittest.TestCase):
             known.base, known.stage, known.steps, known.version = 0, "recompute", 0, 1
             real = lambda choices: known.base + 1000 + sum(p.lean + p.rest + p.inputs - p.dropped(choices.get(p.unit, Choice())) for p in m.parts.values())
             budget.size = size = (real(all) + real({})) // 2
-            known.plan = Plan(all, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0, "moved": 0, "before_peak": 0})
+            known.plan = Plan(all, {}, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0, "moved": 0, "before_peak": 0})
             m.count(known.plan)
             peaks = []
             with mock.patch.object(type(budget), "measures", True), mock.patch.object(budget, "watched", lambda _: peaks.append(real(known.plan.choices)) or peaks[-1]), mock.patch.object(budget, "watch"), mock.patch.object(planner, "_rebase"):

@@ -1,0 +1,130 @@
+"""The peak of the process in every step, with an allocator that counts real tensors. SPEC S8.6."""
+
+import contextlib
+import unittest
+from unittest import mock
+
+from blocks import Layer
+from common import DEVICE, runtime, torch
+from stowage import _planned, _step
+from stowage._record import Weak, storage_of
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class Allocator(TorchDispatchMode):
+    """The memory of a device: the bytes of all storages that operators made and that are alive."""
+
+    includes_saved = True
+
+    def __init__(self, model):
+        super().__init__()
+        self.storages, self.now, self.high, self.most = {}, 0, 0, 0
+        for t in [*model.parameters(), *model.buffers()]:
+            self.add(t)
+
+    def add(self, t):
+        s = storage_of(t)
+        if s._cdata not in self.storages:
+            self.storages[s._cdata] = Weak(s), s.nbytes()
+            self.now += s.nbytes()
+            self.high, self.most = max(self.high, self.now), max(self.most, self.now)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.allocated()
+        for t in tree_flatten(out)[0]:
+            if isinstance(t, torch.Tensor):
+                self.add(t)
+        return out
+
+    def allocated(self):
+        for at in [at for at, (weak, _) in self.storages.items() if torch.UntypedStorage._expired(weak.of)]:
+            self.now -= self.storages.pop(at)[1]
+        return self.now
+
+    def peak(self):
+        return self.high
+
+    def reset(self):
+        self.high = self.allocated()
+
+
+class Block(nn.Module):
+    """A norm, two matrices and a residual. On the CPU, PyTorch 1.13 does not cast for norms."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x.float()))))
+
+
+class Model(nn.Module):
+    def __init__(self, make, count, width):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(width, width), nn.ModuleList(make(width) for _ in range(count)), nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+@unittest.skipUnless(DEVICE == "cpu", "the allocator counts tensors of the CPU")
+class Peaks(unittest.TestCase):
+    """Plans that offload keep to the budget from their first step on. Blocks are larger than the pieces in
+    which the library is told of what a recorded step saves, as they are on a GPU."""
+
+    def steps(self, make, count, width, batch, share, autocast):
+        torch.manual_seed(1)
+        model, x = Model(make, count, width), torch.randn(batch, 16, width)
+        memory = Allocator(model)
+
+        def step():
+            with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+                loss = model(x).float().square().mean()
+            loss.backward()
+
+        def peak():
+            memory.most = memory.allocated()
+            step()
+            model.zero_grad(set_to_none=True)
+            return memory.most
+
+        with memory, mock.patch.object(_step, "PIECE", 16384), mock.patch.object(_planned, "WORTH", 1e9):  # which tries plans that offload
+            base = memory.allocated()
+            size = int(base + share * (peak() - base))
+            with runtime("budget", budget=size, memory=memory) as rt:
+                rt.attach(model)
+                offloads = 0
+                for i in range(12):
+                    known = rt._planner.keys.get("")
+                    plan = known.plan if known is not None else None
+                    memory.most = 0
+                    with rt.step():
+                        step()
+                    model.zero_grad(set_to_none=True)
+                    offloads += plan is not None and plan.offloads
+                    stage = "recorded" if plan is None else known.stage
+                    self.assertLessEqual(memory.most, size, f"step {i}, {stage}, {memory.most / size:.3f} of the budget")
+                    self.assertLessEqual(memory.most, max(rt.stats()["budget"]["last"], base))
+                    if offloads > 3:
+                        break
+                self.assertGreater(offloads, 2)
+
+    def test_weights_that_are_cast(self):
+        self.steps(Block, 10, 64, 16, 0.7, True)
+
+    def test_many_weights_that_are_cast(self):
+        self.steps(Block, 8, 128, 16, 0.8, True)
+
+    def test_parts_of_blocks(self):
+        self.steps(Layer, 4, 32, 16, 0.6, False)
+
+
+if __name__ == "__main__":
+    unittest.main()
