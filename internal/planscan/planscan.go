@@ -85,7 +85,8 @@ func Find(folders, patterns []string) ([]string, error) {
 			case len(files) == mostFiles:
 				return fmt.Errorf("there are more than %d files below %s; expected a smaller folder", mostFiles, folder)
 			}
-			if info, err := os.Stat(path); err == nil && !info.IsDir() { // a link may lead nowhere
+			// A link may lead nowhere, and a pipe in a folder may never end.
+			if info, err := os.Stat(path); err == nil && (info.Mode().IsRegular() || path == folder && !info.IsDir()) {
 				files = append(files, path)
 			}
 			return nil

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -32,6 +33,9 @@ func TestFind(t *testing.T) {
 	if err := os.Symlink("nowhere", filepath.Join(dir, "broken.sh")); err != nil {
 		t.Fatal(err)
 	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe.sh"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Symlink("b", filepath.Join(dir, "linked")); err != nil {
 		t.Fatal(err)
 	}
@@ -43,6 +47,7 @@ func TestFind(t *testing.T) {
 		{[]string{"."}, Names, "a.yaml b/x.sh c/model_config.yaml link.sh"},
 		{[]string{"b", "b", "."}, []string{"*.sh"}, "b/x.sh link.sh"},
 		{[]string{"notes.txt"}, Names, "notes.txt"},
+		{[]string{"pipe.sh"}, Names, "pipe.sh"}, // what is named is meant
 	} {
 		var roots []string
 		for _, f := range c.folders {

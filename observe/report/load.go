@@ -99,6 +99,7 @@ func read(dir string, most int64, began beginnings) ([]Run, error) {
 	if !errors.As(err, &nothing) || !nothing.Folder {
 		return nil, err
 	}
+	noEnvironment := func(s string) bool { return strings.HasPrefix(s, EnvironmentFile+" is not there") }
 	var all []Run
 	env, missing := environment(dir)
 	for _, name := range members(dir, env.Runs) {
@@ -116,11 +117,14 @@ func read(dir string, most int64, began beginnings) ([]Run, error) {
 		if len(run.Environment) == 0 {
 			run.Environment = machine(env)
 		}
-		run.Missing = slices.DeleteFunc(run.Missing, func(s string) bool { return strings.HasPrefix(s, EnvironmentFile+" is not there") })
+		run.Missing = slices.DeleteFunc(run.Missing, noEnvironment)
 		all = append(all, run)
 	}
 	if len(all) == 0 {
 		return nil, err
+	}
+	if !slices.ContainsFunc(all, func(r Run) bool { return r.Command == "" }) {
+		missing = slices.DeleteFunc(missing, noEnvironment) // the folder holds runs, each with its own
 	}
 	all[0].Missing = append(all[0].Missing, missing...)
 	return all, nil

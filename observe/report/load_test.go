@@ -314,3 +314,20 @@ func TestWholeReport(t *testing.T) {
 	}
 	golden.Check(t, "report.json", string(text)+"\n")
 }
+
+// A folder that holds runs, each with its environment, needs none of its own.
+func TestFolderOfRuns(t *testing.T) {
+	dir := t.TempDir()
+	folder(t, filepath.Join(dir, "a"), "none")
+	folder(t, filepath.Join(dir, "b"), "stash")
+	r, err := Read(dir)
+	if err != nil || len(r.Runs) != 2 || len(r.Runs[0].Missing)+len(r.Runs[1].Missing) != 0 {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	if err := os.Remove(filepath.Join(dir, "b", EnvironmentFile)); err != nil {
+		t.Fatal(err)
+	}
+	if r, err = Read(dir); err != nil || len(r.Runs[0].Missing) != 1 {
+		t.Errorf("without an environment: %q, %v", r.Runs[0].Missing, err)
+	}
+}

@@ -82,6 +82,9 @@ def matches(model: torch.nn.Module, groups: Optional[Mapping[str, str]], needed:
         raise Error(f"groups={{}} is empty; give patterns for modules of {listed(model)}, or no groups for a well-known model")
     if groups is None and not known:
         return {}
+    for p in groups or ():
+        if not isinstance(p, str):
+            raise Error(f"groups: expected patterns of names as keys, got {p!r}; give one of {listed(model)} in quotes")
     patterns = KNOWN if groups is None else [(p, group_name(g)) for p, g in groups.items()]
     found: Dict[torch.nn.Module, str] = {}
     used: Set[str] = set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Dict, Iterable, List, Mapping, Union
+from typing import Any, Dict, Iterable, List, Mapping, Union
+
+import torch
 
 from ._errors import Error
 
@@ -30,7 +32,10 @@ def size(value: Size, what: str) -> int:
     m = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:i?B)?)\s*", value, re.IGNORECASE) if isinstance(value, str) else None
     if m is None or m[2].upper() not in _UNITS:
         raise Error(f"expected {what} in bytes or as a size such as \"60GiB\", got {value!r}")
-    return int(float(m[1]) * _UNITS[m[2].upper()])
+    n = int(float(m[1]) * _UNITS[m[2].upper()])
+    if n >= 1 << 63:
+        raise Error(f"expected a size as {what}, got {value!r}, which is too large")
+    return n
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -52,10 +57,29 @@ def patterns(value: object, what: str) -> List[str]:
     return list(value)
 
 
-def group_name(name: object) -> str:
-    if not isinstance(name, str) or not name or "\0" in name:
+def is_text(value: object) -> bool:
+    """Reports whether a value is a string that the library can be told."""
+    if not isinstance(value, str) or "\0" in value or "\x02" in value:  # which has a meaning there
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
+
+
+def group_name(name: Any) -> str:
+    if not name or not is_text(name):
         raise Error(f"expected the name of a group such as \"moe_act\", got {name!r}")
-    return name
+    return str(name)
+
+
+def tensors(value: Any, what: str) -> List[torch.Tensor]:
+    """Returns tensors of a list, or of whatever yields them."""
+    given = list(value) if isinstance(value, Iterable) and not isinstance(value, torch.Tensor) else [None]
+    if not all(isinstance(t, torch.Tensor) for t in given):
+        raise Error(f"{what}: expected a list of tensors as restore, got {type(value).__name__}; give those that the step changes, such as restore=[count]")
+    return given
 
 
 def policy(given: Mapping[str, str]) -> Dict[str, str]:

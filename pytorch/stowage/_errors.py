@@ -33,5 +33,7 @@ class TooSmall(Error):
     least = 0
 
 
+AFTER_STEP = "a saved tensor is needed after its step; call backward() inside of `with rt.step():`"
+
 for _e in (Error, Overflow, BudgetError):
     _e.__module__ = "stowage"  # the name under which users import them

@@ -278,7 +278,8 @@ def _figures(library: Library, gpu: object) -> Dict[str, Any]:
         with open(os.path.expanduser(gpu), encoding="utf-8") as f:
             text = f.read(1 << 20)
     except (OSError, UnicodeDecodeError) as e:
-        raise Error(f"plan: cannot read {gpu} ({e}); give the name of a GPU such as \"h100\", or a JSON file with its figures") from None
+        why = (e.strerror or str(e)).lower() if isinstance(e, OSError) else "it is not UTF-8"
+        raise Error(f"plan: cannot read {gpu}: {why}; give the name of a GPU such as \"h100\", or a JSON file with its figures") from None
     if not text.lstrip().startswith("{"):
         raise Error(f"plan: {gpu} is not a JSON object with the figures of a GPU; give the name of a GPU such as \"h100\", or a file that is one")
     try:

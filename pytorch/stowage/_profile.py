@@ -21,6 +21,7 @@ from . import _again
 from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
 from ._bits import near, same
 from ._compiled import is_compiled, kind
+from ._errors import AFTER_STEP, Error
 from ._record import Kept, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._units import Attributes
@@ -182,6 +183,7 @@ class Call:
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
+        self.profile.check_open()
         self.profile.load(self)
         return self.profile.holder.unpack(saved.held)
 
@@ -346,7 +348,12 @@ class Profile:
                 return (held, s)
         return (held, 0)
 
+    def check_open(self) -> None:
+        if self.step is None:
+            raise Error(AFTER_STEP)
+
     def unpack_outside(self, h: Any) -> torch.Tensor:
+        self.check_open()
         held, s = h
         if s and s not in self.returned:
             self.returned.add(s)

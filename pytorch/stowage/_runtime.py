@@ -114,6 +114,9 @@ class Runtime:
         if isinstance(budget, Mapping):
             raise Error(f"expected a size as budget, got {budget!r}; write policy={budget!r}")
         recompute, exact, ranks = _config.switch(recompute, "recompute"), _config.switch(exact, "exact"), check_setting(ranks)
+        for name, given_value, usual in (("recompute", recompute, True), ("exact", exact, True), ("ranks", ranks, None)):
+            if budget is None and given_value is not usual:
+                raise Error(f"{name}={given_value!r} is for a budget, and changes nothing beside {given[0]}; leave it out")
         self.device = _device(device)
         self.policy = None if policy is None else _config.policy(policy)
         moving = {name for name, choice in (self.policy or {}).items() if choice != "keep"}
@@ -220,6 +223,8 @@ class Runtime:
             raise Error(f"stash: expected a tensor as x, got {type(x).__name__}; give the buffer itself, with rows as its first dimension")
         if not isinstance(rows, torch.Tensor):
             raise Error(f"stash: expected a tensor as rows, got {rows!r}; give the number on the device, such as torch.tensor(3, device=x.device)")
+        if x.layout != torch.strided:
+            raise Error(f"stash: x is {x.layout}; give a dense tensor, with rows as its first dimension")
         step = self._step
         if step is None or not torch.is_grad_enabled():
             return x  # evaluation: possibly on another device, or after close()
@@ -242,12 +247,15 @@ class Runtime:
 
     # Steps
 
-    @contextlib.contextmanager
-    def step(self, key: str = "") -> Iterator[None]:
+    def step(self, key: str = "") -> ContextManager[None]:
         """Runs forward and backward passes as one step. Steps with the same key do the same
         work: the first ones are recorded, later ones follow the plan that was made from them."""
+        return _Once(self._run_step(key))
+
+    @contextlib.contextmanager
+    def _run_step(self, key: str) -> Iterator[None]:
         self._check_open()
-        if not isinstance(key, str) or "\0" in key:
+        if not _config.is_text(key):
             raise Error(f"step: expected a string as key, got {key!r}; give one such as \"long\"")
         if self._now is not None or self._step is not None:
             under_way: Any = self._now or self._step
@@ -322,6 +330,8 @@ class Runtime:
     def end_step(self, error: Optional[BaseException] = None) -> None:
         """Ends the step that begin_step() began, or abandons it if there is an error. It may
         raise another error in place of that one, which says more; it does not raise that one."""
+        if error is not None and not isinstance(error, BaseException):
+            raise Error(f"end_step: expected the exception that ended the passes or nothing, got {error!r}; give the exception itself")
         step, under_way = self._begun, self._now or self._step
         if step is None or under_way is None:
             raise Error("end_step() has no step to end; call begin_step() before the passes")
@@ -370,12 +380,14 @@ class Runtime:
         Before that it restores random numbers, the gradients and buffers of attached models,
         and the tensors in restore. fn must not change anything else."""
         self._callable(fn, "run")
+        restore = _config.tensors(restore, "run")
         return _rerun.run(self, fn, args, key, restore)
 
     def graph(self, fn: Callable[..., Any], *args: Any, key: str = "graph", restore: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
         """Captures a step that calls fn(*args) into a CUDA graph. The result is called like fn
         and replays the graph. On the CPU every call runs the step; see run()."""
         self._callable(fn, "graph")
+        restore = _config.tensors(restore, "graph")
         if self._planner is not None:
             self._planner.leave(key)  # a capture follows a plan of the library
         if self.device.type != "cuda":
@@ -422,7 +434,10 @@ class Runtime:
     def trace(self, path: Union[None, str, "os.PathLike[str]"]) -> None:
         """Writes events of later steps to a file for `stowage report`; None ends it."""
         self._check_open()
-        self._library.trace(None if path is None else os.fspath(path))
+        name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+        if path is not None and (not name or "\0" in name):
+            raise Error(f"trace: expected a path or None, got {path!r}; give one such as \"rank-0.trace\"")
+        self._library.trace(None if path is None else name)
 
     def close(self) -> None:
         """Closes the runtime. A step that is under way is abandoned."""
@@ -453,6 +468,25 @@ class Runtime:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+class _Once:
+    """A step that is entered once: what runs it cannot begin anew."""
+
+    def __init__(self, step: ContextManager[None]) -> None:
+        self._step: Optional[ContextManager[None]] = step
+        self._entered: Optional[ContextManager[None]] = None
+
+    def __enter__(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            raise Error("this step was begun before; call rt.step() for each step")
+        self._entered = step
+        step.__enter__()
+
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        assert self._entered is not None
+        return self._entered.__exit__(*error)
 
 
 def _device(given: Union[None, str, torch.device]) -> torch.device:

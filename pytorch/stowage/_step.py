@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tu
 import torch
 
 from ._budget import Budget
-from ._errors import Error
+from ._errors import AFTER_STEP, Error
 from ._record import Group, Handle, Kept, Place, Record, Rows, Weak, is_held, modified, storage_at, storage_of, version_of
 
 get_ident = threading.get_ident
@@ -333,7 +333,7 @@ class Step:
             return t
         group, record = h.group, h.record
         if self.over:
-            raise Error("a saved tensor is needed after its step; call backward() inside of `with rt.step():`")
+            raise Error(AFTER_STEP)
         if group is self.open:
             self.flush()  # its forward pass is over, and the library may have moved a part
         if not group.loaded and group.number is not None or self.dead and not self.quiet:

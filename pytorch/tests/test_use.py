@@ -72,6 +72,11 @@ class Wrong(unittest.TestCase):
             (lambda: R("1GiB", {"a": "keep"}), ["budget and policy both decide", "give one"]),
             (lambda: R({"a": "keep"}), ["expected a size as budget", "write policy={'a': 'keep'}"]),
             (lambda: R(10**30), ["too large"]),
+            (lambda: R("9999999999999TiB"), ["got '9999999999999TiB', which is too large"]),
+            (lambda: R(policy={}, recompute=False), ["recompute=False is for a budget", "beside policy; leave it out"]),
+            (lambda: R(saved_limit=1, exact=False), ["exact=False is for a budget", "beside saved_limit"]),
+            (lambda: R(policy={}, ranks=False), ["ranks=False is for a budget"]),
+            (lambda: R(policy={"\ud800": "keep"}), ["expected the name of a group"]),
             (lambda: R(policy={}, rank="a"), ["expected rank", "got 'a'"]),
             (lambda: R(policy={}, rank=-1), ["expected rank", "got -1"]),
             (lambda: R("60 gigs"), ["expected budget", "60GiB", "got '60 gigs'"]),
@@ -194,6 +199,17 @@ class Wrong(unittest.TestCase):
             for bad, parts in (
                 (lambda: rt.step(5).__enter__(), ["expected a string as key, got 5"]),
                 (lambda: rt.step("a\0b").__enter__(), ["expected a string as key"]),
+                (lambda: rt.step("\ud800").__enter__(), ["expected a string as key"]),
+                (lambda: rt.run(print, restore=torch.ones(1)), ["run: expected a list of tensors as restore, got Tensor"]),
+                (lambda: rt.graph(print, restore=["a"]), ["graph: expected a list of tensors as restore"]),
+                (lambda: rt.end_step("boom"), ["end_step: expected the exception", "got 'boom'"]),
+                (lambda: rt.end_step(ValueError), ["end_step: expected the exception"]),
+                (lambda: rt.trace(""), ["trace: expected a path or None, got ''"]),
+                (lambda: rt.trace(3), ["trace: expected a path or None, got 3"]),
+                (lambda: rt.trace("a\0b"), ["trace: expected a path"]),
+                (lambda: rt.trace("/nowhere/x"), ["cannot write the trace /nowhere/x: no such file or directory"]),
+                (lambda: rt.attach(nn.Linear(2, 2), {0: "a"}), ["expected patterns of names as keys, got 0"]),
+                (lambda: rt.stash(torch.eye(2).to_sparse(), torch.tensor(1)), ["give a dense tensor"]),
                 (lambda: rt.run(5), ["run: expected a function, got 5"]),
                 (lambda: rt.graph(5), ["graph: expected a function, got 5"]),
                 (lambda: rt.attach(nn.Linear(2, 2), {}), ["groups={} is empty"]),
@@ -204,6 +220,30 @@ class Wrong(unittest.TestCase):
         x = torch.ones(2, 2)  # a model with both in it is evaluated when the runtime is closed
         with rt.group("a"):
             self.assertIs(x, rt.stash(x, torch.tensor(1)))
+
+    def test_a_step_is_entered_once(self):
+        with runtime() as rt:
+            step = rt.step()
+            with step:
+                pass
+            with self.raises("begun before", r"rt.step\(\) for each step"), step:
+                pass
+            step = rt.step()
+            with self.raises("begun before"), step, step:
+                pass
+            with rt.step():  # nothing is left of them
+                pass
+
+    def test_a_backward_pass_after_its_step(self):
+        for given in ({"budget": "1GiB"}, {"budget": "1GiB", "recompute": False}, {"saved_limit": "1GiB"}):
+            m = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]).to(DEVICE)
+            with stowage.Runtime(device=DEVICE, least=0, **given) as rt:
+                rt.attach(m, {"0": "a"})
+                with rt.step():
+                    y = m(torch.randn(4, 8, device=DEVICE)).sum()
+                with self.assertRaisesRegex(RuntimeError, "needed after its step; call backward"):
+                    y.backward()
+                del y
 
     def test_a_limit_that_is_too_small(self):
         with stowage.Runtime(saved_limit=3000, device=DEVICE, least=0) as rt:

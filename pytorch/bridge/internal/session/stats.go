@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/input"
 	"github.com/stowage-dev/stowage/internal/policy"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/observe/trace"
@@ -108,11 +109,11 @@ func (s *Session) Trace(path string) error {
 		if path != "" {
 			var err error
 			if f, err = os.Create(path); err != nil {
-				return Wrong{fmt.Errorf("stowage: cannot write the trace: %w; give a path in a folder that exists", err)}
+				return Wrong{fmt.Errorf("stowage: cannot write the trace %s: %w; give a path in a folder that exists", path, input.Cause(err))}
 			}
 		}
 		if err := s.sink.switchTo(f, trace.Header{Rank: s.cfg.Rank, Compute: s.compute.Name(), Budget: int64(s.cfg.Limit)}); err != nil {
-			return fmt.Errorf("stowage: the trace is incomplete: %w; free some space, or give another path", err)
+			return fmt.Errorf("stowage: the trace is incomplete: %w; free some space, or give another path", input.Cause(err))
 		}
 		return nil
 	})
