@@ -51,10 +51,14 @@ func TestOneReplay(t *testing.T) {
 // executed.
 func TestFailedBody(t *testing.T) {
 	for name, drive := range map[string]driver{"run": Run, "lockstep": Lockstep} {
-		for broken := range 3 {
+		for i := range 4 {
+			n, broken := 3, i
+			if i == 3 { // a single rank
+				n, broken = 1, 0
+			}
 			for _, panics := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s, rank %d, panic %v", name, broken, panics), func(t *testing.T) {
-					x := ofTest(t, 3, 1, Options{})
+				t.Run(fmt.Sprintf("%s, rank %d of %d, panic %v", name, broken, n, panics), func(t *testing.T) {
+					x := ofTest(t, n, 1, Options{})
 					var err error
 					p := panicOf(func() {
 						err = drive(x.comms, func(c Comm) error {

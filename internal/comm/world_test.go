@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
@@ -49,6 +50,34 @@ func openCPU(rank int) (device.Device, error) {
 type setting struct {
 	places []*place
 	comms  []Comm
+	graphs atomic.Int32 // that are open
+}
+
+// graphing is a stream whose graphs are counted while they are open.
+type graphing struct {
+	device.Stream
+	x *setting
+}
+
+type countedGraph struct {
+	device.Graph
+	x *setting
+}
+
+func (s graphing) EndCapture() (device.Graph, error) {
+	g, err := s.Stream.EndCapture()
+	if err != nil {
+		return nil, err
+	}
+	s.x.graphs.Add(1)
+	return countedGraph{g, s.x}, nil
+}
+
+func (s graphing) Replay(g device.Graph) { s.Stream.Replay(g.(countedGraph).Graph) }
+
+func (g countedGraph) Close() error {
+	g.x.graphs.Add(-1)
+	return g.Graph.Close()
 }
 
 // newSetting opens n ranks with a number of streams each. If shared, all of them
@@ -83,7 +112,7 @@ func newSetting(n, streams int, shared bool, open opener, o Options, seed uint64
 			if err != nil {
 				return nil, err
 			}
-			p.streams, p.bufs, p.spares = append(p.streams, s), append(p.bufs, b), append(p.spares, spare)
+			p.streams, p.bufs, p.spares = append(p.streams, graphing{s, x}), append(p.bufs, b), append(p.spares, spare)
 			s.Upload(b.All(), p.first)
 		}
 		x.places = append(x.places, p)
@@ -102,9 +131,13 @@ func (x *setting) leave() (err error) {
 	return err
 }
 
-// close frees everything. Devices report what nobody freed.
+// close frees everything. Devices report what nobody freed. A world that has not failed leaves
+// no graph open, and one that has failed neither.
 func (x *setting) close() (err error) {
 	err = x.leave()
+	if n := x.graphs.Load(); n != 0 {
+		err = errors.Join(err, fmt.Errorf("%d graphs are open", n))
+	}
 	for _, p := range x.places {
 		for i, s := range p.streams {
 			s.Free(p.bufs[i])

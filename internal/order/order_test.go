@@ -348,10 +348,12 @@ type broken struct {
 	syncs  map[string]error
 	events []error // of the next events
 	closed int
+	synced int
 }
 
 type brokenStream struct {
 	device.Stream
+	d   *broken
 	err error
 }
 
@@ -363,7 +365,7 @@ type brokenEvent struct {
 
 func (d *broken) NewStream(name string) (device.Stream, error) {
 	s, err := d.Device.NewStream(name)
-	return &brokenStream{s, d.syncs[name]}, err
+	return &brokenStream{s, d, d.syncs[name]}, err
 }
 
 func (d *broken) NewEvent(f device.EventFlags) (device.Event, error) {
@@ -373,7 +375,10 @@ func (d *broken) NewEvent(f device.EventFlags) (device.Event, error) {
 	return x, err
 }
 
-func (s *brokenStream) Sync() error { return errors.Join(s.Stream.Sync(), s.err) }
+func (s *brokenStream) Sync() error {
+	s.d.synced++
+	return errors.Join(s.Stream.Sync(), s.err)
+}
 
 func (e *brokenEvent) Close() error {
 	e.d.closed++
@@ -395,13 +400,18 @@ func TestFirstErrorCounts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			set.Lane(s)
-			if _, err := set.Mark(); err != nil {
+			k, err := set.Mark()
+			if err != nil {
 				t.Fatal(err)
 			}
+			set.Lane(s).Recorded(k)
+			set.Lanes()[0].After(k)
 		}
-		if err := set.Sync(); !errors.Is(err, c.want) || c.want == a && errors.Is(err, b) {
-			t.Errorf("Sync returns %v, want %v", err, c.want)
+		if err := set.Sync(); !errors.Is(err, c.want) || c.want == a && errors.Is(err, b) || dev.synced != 2 {
+			t.Errorf("Sync returns %v, want %v; %d streams are waited for", err, c.want, dev.synced)
+		}
+		if set.Lanes()[0].Waits() {
+			t.Error("a lane waits for what the host has waited for")
 		}
 		if err := set.Close(); !errors.Is(err, c.want) || c.want == a && errors.Is(err, b) || dev.closed != 2 {
 			t.Errorf("Close returns %v, want %v; %d events are closed", err, c.want, dev.closed)

@@ -215,3 +215,40 @@ func TestForecastMemoryIsEnough(t *testing.T) {
 		t.Log("no step left gaps in host memory")
 	}
 }
+
+// SPEC S4.1: a graph waits for copies where it begins, so compute waits at no other place of a
+// captured scope, for rows neither.
+func TestNoWaitInsideOfAScope(t *testing.T) {
+	waits := 0
+	rapid.Check(t, func(t *rapid.T) {
+		p := inScopes(drawProfile(t, 6))
+		pol, l := offloadAll(p), drawLinks(t)
+		if p.Check(pol) != nil {
+			return
+		}
+		s := p.step(pol)
+		c := residency.Config{Device: noLimit, Host: noLimit, Align: 1}
+		one := s.try(s.plan(s.leaving(c), l, safety), l, c)
+		if one.err != nil {
+			return
+		}
+		for _, w := range one.score.waits {
+			from := -1.0
+			for _, op := range s.tape.Ops {
+				at := op.At.Seconds()
+				switch op.Kind {
+				case residency.OpBeginScope:
+					from = at
+				case residency.OpEndScope:
+					if from < w.work && w.work < at {
+						t.Fatalf("compute waits at %g, in a scope from %g to %g", w.work, from, at)
+					}
+				}
+			}
+			waits++
+		}
+	})
+	if waits == 0 {
+		t.Error("no step waits")
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/check"
@@ -182,9 +183,13 @@ func wait(p *place) error {
 // An error that NCCL meets behind a call, or in one, ends all ranks with its words, and all
 // communicators are aborted.
 func TestErrors(t *testing.T) {
-	for _, at := range []string{"poll", "allReduce", "group"} {
+	for _, at := range []string{"poll", "allReduce", "group", "group, and cannot end"} {
 		t.Run(at, func(t *testing.T) {
 			libs := nccltest.Libraries(2, 0)
+			at, stays := strings.CutSuffix(at, ", and cannot end")
+			if stays {
+				libs[1].Fail("abort", errTest)
+			}
 			err := run(t, libs, func(p *place) error {
 				sub, err := p.c.Split([]int{0, 1})
 				if err != nil {
@@ -202,6 +207,13 @@ func TestErrors(t *testing.T) {
 				if !strings.Contains(err.Error(), "rank 1 gave up: "+errTest.Error()) {
 					t.Errorf("rank %d: %v", p.c.Rank(), err)
 				}
+				for _, c := range []comm.Comm{p.c, sub} { // nobody waits any longer, if NCCL has ended it or not
+					select {
+					case <-c.(*group).gone:
+					case <-time.After(30 * time.Second):
+						t.Errorf("rank %d: a communicator that has failed is not over", p.c.Rank())
+					}
+				}
 				return nil
 			})
 			if err != nil {
@@ -217,16 +229,67 @@ func TestErrors(t *testing.T) {
 }
 
 // A rank that gives up ends the others that wait for it on the device, where the host can
-// do nothing.
+// do nothing, in whatever communicator they wait, also if they have closed it since.
 func TestRankGivesUp(t *testing.T) {
+	for _, where := range []string{"all ranks", "a split", "a closed split"} {
+		called := make(chan struct{})
+		err := run(t, nccltest.Libraries(2, 0), func(p *place) error {
+			c := p.c
+			if where != "all ranks" {
+				var err error
+				if c, err = p.c.Split([]int{0, 1}); err != nil {
+					return err
+				}
+			}
+			if p.c.Rank() == 1 {
+				<-called
+				p.c.Abort(errors.New("the disk is full"))
+				return nil
+			}
+			c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Sum)
+			if where == "a closed split" {
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			close(called)
+			var f *comm.Failure
+			if err := errors.Join(p.s.Sync(), c.Err()); !errors.As(err, &f) || f.By != 1 || !strings.HasPrefix(f.Call, "all-reduce #1 of 8 bytes") {
+				t.Errorf("%s: rank 0: %v", where, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// So it is if all ranks have made the call and closed the communicator: the rank that gives
+// up may never come to the call on its device.
+func TestRankGivesUpInFlight(t *testing.T) {
+	closed, over := make(chan struct{}), make(chan struct{})
 	err := run(t, nccltest.Libraries(2, 0), func(p *place) error {
+		c, err := p.c.Split([]int{0, 1})
+		if err != nil {
+			return err
+		}
 		if p.c.Rank() == 1 {
+			p.s.Host(func() { <-over })
+		}
+		c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Sum)
+		if err := errors.Join(c.Err(), c.Close()); err != nil { // the calls are compared
+			return err
+		}
+		if p.c.Rank() == 1 {
+			<-closed
 			p.c.Abort(errors.New("the disk is full"))
 			return nil
 		}
-		p.c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Sum)
+		close(closed)
+		defer close(over)
 		var f *comm.Failure
-		if err := errors.Join(p.s.Sync(), p.c.Err()); !errors.As(err, &f) || f.By != 1 || !strings.HasPrefix(f.Call, "all-reduce #1 of 8 bytes") {
+		if err := errors.Join(p.s.Sync(), c.Err()); !errors.As(err, &f) || f.By != 1 {
 			t.Errorf("rank 0: %v", err)
 		}
 		return nil
