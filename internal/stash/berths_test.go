@@ -423,9 +423,13 @@ func TestBerths(t *testing.T) {
 // Whatever can fail is made to fail: the error is the typed one, everything is given back,
 // and where there is no memory to grow tensors stay where they are.
 func TestBerthsMayFail(t *testing.T) {
+	every := 1
+	if testing.Short() {
+		every = 5
+	}
 	for _, live := range []float64{0, 0.5} {
 		for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-			f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
+			f, err := check.FailEach(class, every, cpuDevice, func(dev device.Device) error {
 				l, err := newLibrary(dev, live)
 				if err == nil {
 					err = l.train(3, rand.New(rand.NewPCG(1, 1)), l.step)

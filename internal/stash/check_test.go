@@ -115,8 +115,12 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 // given back.
 func TestEverythingMayFail(t *testing.T) {
 	c := loopConfig{pipeline: interleaved, layers: 2, sets: 2, maxRows: 40, limit: 100, ManagerConfig: tight(2, 1, 256, 256)}
+	every := 1
+	if testing.Short() {
+		every = 7
+	}
 	for _, class := range []check.Class{check.Allocs, check.Grows, check.Copies, check.Launches} {
-		f, err := check.FailEach(class, 1, cpuDevice, func(dev device.Device) error {
+		f, err := check.FailEach(class, every, cpuDevice, func(dev device.Device) error {
 			v, err := newMover(dev, c)
 			if err == nil {
 				err = v.run(3, rand.New(rand.NewPCG(1, 1)), 100, func() error { return v.m.Step(memory.Key{}, v.body) })
@@ -127,7 +131,7 @@ func TestEverythingMayFail(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Room to spare that cannot be had is done without.
-		if len(f.Wrong) > 0 || f.Survived > 0 && class != check.Grows || f.Reported*2 < f.Calls {
+		if len(f.Wrong) > 0 || f.Survived > 0 && class != check.Grows || f.Reported < f.Survived || f.Calls == 0 {
 			t.Errorf("%v: %+v", class, f)
 		}
 	}
