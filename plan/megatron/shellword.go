@@ -5,6 +5,7 @@ package megatron
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -125,6 +126,9 @@ func (e *expansion) expand(w string, quoted bool) {
 				end = s.at + n
 			}
 			s.at = end
+		case !quoted && e.split && strings.IndexByte(" \t\n", c) >= 0: // in what stands for a variable that is not set
+			e.end()
+			s.at++
 		default:
 			e.write(w[s.at : s.at+1])
 			s.at++
@@ -199,11 +203,14 @@ func (e *expansion) part(w string, n int, quoted bool) {
 func (e *expansion) parameter(body, written string, quoted bool) {
 	sh := e.sh
 	if count, ok := strings.CutPrefix(body, "#"); ok && count != "" {
-		name, _, _ := strings.Cut(count, "[")
+		name, index, _ := strings.Cut(count, "[")
 		values, _ := sh.get(name)
 		n := len(values)
-		if name == count { // the length of a text
+		switch at, ok := sh.arithmetic(strings.TrimSuffix(index, "]")); {
+		case name == count: // the length of a text
 			n = len(strings.Join(values, " "))
+		case index != "@]" && index != "*]" && ok:
+			n = len(strings.Join(slice(values, at, 1), ""))
 		}
 		e.value(strconv.Itoa(n), quoted)
 		return
@@ -229,7 +236,11 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 		return
 	}
 	if name == "@" || name == "*" {
-		e.element(sh.params, name, "", written, quoted) // none outside of functions
+		params := sh.params // none outside of functions
+		if from, length, ok := sliced(op); ok {
+			params = slice(params, max(from-1, 0), length)
+		}
+		e.element(params, name, "", written, quoted)
 		return
 	}
 	value := strings.Join(values[:min(len(values), 1)], "")
@@ -271,6 +282,13 @@ func (e *expansion) element(values []string, index, after, written string, quote
 			e.expand(after[2:], quoted)
 			return
 		}
+		if from, length, ok := sliced(after); ok {
+			values = slice(values, from, length)
+		}
+		if index == "*" && quoted { // one word
+			e.value(strings.Join(values, " "), true)
+			return
+		}
 		for i, v := range values {
 			if e.sh.letters > mostLetters {
 				return
@@ -290,28 +308,64 @@ func (e *expansion) element(values []string, index, after, written string, quote
 		switch {
 		case !ok:
 			e.write(unsetMark + marks.Replace(written) + unsetMark)
-		case n >= 0 && n < len(values):
-			e.value(values[n], quoted)
+		default:
+			for _, v := range slice(values, n, 1) {
+				e.value(v, quoted)
+			}
 		}
 	}
 }
 
-// changed applies the operators that cut a value: % and # with a fixed text or a star, and
-// an offset with a length.
+// sliced returns the offset and the length of ":1" or ":1:2". Without a length it is all that is
+// left.
+func sliced(op string) (from, length int, ok bool) {
+	op, ok = strings.CutPrefix(op, ":")
+	text, most, has := strings.Cut(op, ":")
+	from, err := strconv.Atoi(strings.Trim(text, " ()"))
+	length = math.MaxInt
+	if has && err == nil {
+		length, err = strconv.Atoi(strings.TrimSpace(most))
+	}
+	return from, length, ok && err == nil && length >= 0
+}
+
+// cut returns where a part of n letters or elements begins and ends. A negative offset counts
+// from the end.
+func cut(n, from, length int) (first, end int) {
+	if from < 0 {
+		from += n
+	}
+	if from < 0 || from > n {
+		return 0, 0
+	}
+	return from, from + min(length, n-from)
+}
+
+// slice returns a part of an array.
+func slice(of []string, from, length int) []string {
+	first, end := cut(len(of), from, length)
+	return of[first:end]
+}
+
+// changed applies the operators that change a value: % and # with a fixed text or a star, / with
+// fixed texts, and an offset with a length.
 func changed(value, op string, colon bool) string {
 	if colon {
-		from, length, has := strings.Cut(op, ":")
-		a, err := strconv.Atoi(strings.TrimSpace(from))
-		if err != nil || a < 0 || a > len(value) {
-			return value
+		if from, length, ok := sliced(":" + op); ok {
+			first, end := cut(len(value), from, length)
+			return value[first:end]
 		}
-		if n, err := strconv.Atoi(strings.TrimSpace(length)); has && err == nil && n >= 0 {
-			return value[a:min(a+n, len(value))]
-		}
-		return value[a:]
+		return value
 	}
 	pattern := strings.Trim(strings.TrimLeft(op, "%#"), `"'`)
-	switch {
+	old, with, _ := strings.Cut(strings.TrimLeft(op, "/"), "/")
+	switch old = strings.Trim(old, `"'`); {
+	case strings.HasPrefix(op, "/") && old != "" && !strings.ContainsAny(old, `*?[\$#%`) && !strings.ContainsAny(with, `\$`):
+		times := 1
+		if strings.HasPrefix(op, "//") {
+			times = -1
+		}
+		return strings.Replace(value, old, strings.Trim(with, `"'`), times)
 	case strings.HasPrefix(op, "%"):
 		if cut, ok := strings.CutSuffix(pattern, "*"); ok {
 			find := strings.LastIndex
