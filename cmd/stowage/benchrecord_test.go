@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -51,5 +52,26 @@ func TestBenchRecord(t *testing.T) {
 	}
 	if _, stderr, code := command(strings.Fields("bench record train.json --to history.jsonl --command train")...); code != exitOK {
 		t.Errorf("code %d, errors %q", code, stderr)
+	}
+}
+
+// Every flag has an effect on every kind of result: one that names its hardware is given another,
+// and one without a command is given one.
+func TestBenchRecordFlags(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const figures = `"pair_us":5,"gbps":2,"ratio":0.5`
+	for i, x := range []struct{ result, flags, want string }{
+		{`{` + figures + `,"command":"own","version":"7","device":{"backend":"cuda","name":"H200"}}`, "", `"hardware":"H200","version":"7","command":"own"`},
+		{`{` + figures + `,"command":"own","device":{"backend":"cuda","name":"H200"}}`, "--hardware mine", `"hardware":"mine","version":"` + thisVersion().Version + `","command":"own"`},
+		{`{` + figures + `,"device":{"backend":"cpu","name":"a CPU"}}`, "--command other", `"hardware":"` + thisProcessor() + `","version":"` + thisVersion().Version + `","command":"other"`},
+		{`{"bench":"torch_moe","hardware":"H100","command":"own","figures":{"a":1}}`, "--hardware mine --note why", `"hardware":"mine","version":"` + thisVersion().Version + `","command":"own","note":"why"`},
+	} {
+		file, to := fmt.Sprintf("%d.json", i), fmt.Sprintf("%d.jsonl", i)
+		writeFile(t, file, x.result)
+		_, stderr, code := command(append([]string{"bench", "record", file, "--to", to}, strings.Fields(x.flags)...)...)
+		text, err := os.ReadFile(to)
+		if code != exitOK || err != nil || !strings.Contains(string(text), x.want) {
+			t.Errorf("%s %s: code %d, %q, the history is %s, want %s", x.result, x.flags, code, stderr, text, x.want)
+		}
 	}
 }

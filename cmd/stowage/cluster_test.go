@@ -26,8 +26,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/leak"
+	"github.com/stowage-dev/stowage/train/run"
 )
 
 var allCases = flag.Bool("full", false, "run every test with processes under every launcher, and those in which ranks wait for seconds")
@@ -400,6 +403,38 @@ func TestProcessorsOf(t *testing.T) {
 	for _, x := range [][3]int{{2, 2, 1}, {8, 2, 4}, {8, 3, 2}, {2, 4, 1}} {
 		if got := processorsOf(x[0], x[1]); got != x[2] {
 			t.Errorf("%d processes on %d processors: %d for each, want %d", x[1], x[0], got, x[2])
+		}
+	}
+}
+
+// What is suggested to processes whose number does not suit the layout does suit it, for any
+// numbers.
+func TestSuggestedLayoutFits(t *testing.T) {
+	for n := 2; n <= 12; n++ {
+		c := &cluster{place: launcher.Place{Size: n}}
+		for pp := 1; pp <= 4; pp++ {
+			for ep := 1; ep <= 4; ep++ {
+				for dp := ep; dp <= 3*ep; dp += ep {
+					err := c.fits(&run.Options{PP: pp, EP: ep, DP: dp})
+					if pp*dp == n {
+						if err != nil {
+							t.Errorf("pp %d, dp %d of %d processes: %v", pp, dp, n, err)
+						}
+						continue
+					}
+					if err == nil {
+						t.Fatalf("pp %d, dp %d of %d processes is accepted", pp, dp, n)
+					}
+					_, give, _ := strings.Cut(err.Error(), "or give ")
+					o := run.Options{PP: pp, EP: ep, DP: dp}
+					flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+					addTrainOptions(flags, &o)
+					o.PP, o.EP, o.DP = pp, ep, dp
+					if err := flags.Parse(strings.Fields(give)); err != nil || c.fits(&o) != nil || o.DP%o.EP != 0 {
+						t.Errorf("pp %d, ep %d, dp %d of %d processes: %q makes %d x %d with %d expert ranks, %v", pp, ep, dp, n, give, o.PP, o.DP, o.EP, err)
+					}
+				}
+			}
 		}
 	}
 }

@@ -118,6 +118,8 @@ func TestPlanStandardInput(t *testing.T) {
 		"broken YAML":  {"--megatron -", "MODEL_ARGS: [", "--megatron -: the YAML cannot be read", exitUsage},
 		"doctor large": {"--doctor - --model llama-3-8b", strings.Repeat("x", 5<<20), "--doctor -: standard input is larger than 4.0 MiB", exitUsage},
 		"asked, large": {"--launch - --largest seq", strings.Repeat("x", 5<<20), "--launch -: standard input is larger than 4.0 MiB", exitUsage},
+		"asked":        {"--launch - --largest microbatch", launchFile, "largest microbatch with which the job fits", exitOK},
+		"asked, GPUs":  {"--megatron - --fewest-gpus", launchFile, "fewest GPUs with which the job fits", exitOK},
 		"both":         {"--launch - --megatron -", launchFile, "--megatron and --launch both name a launch file", exitUsage},
 	} {
 		file, err := os.Create(filepath.Join(t.TempDir(), "in"))

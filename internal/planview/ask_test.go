@@ -4,10 +4,14 @@ package planview
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan"
+	"github.com/stowage-dev/stowage/plan/model"
+	"github.com/stowage-dev/stowage/plan/search"
 )
 
 // foreseen returns a question about values whose outcome is known beforehand.
@@ -88,5 +92,35 @@ func TestTrialWords(t *testing.T) {
 	a := foreseen(q, func(int) bool { return false })
 	if err := error(&NoneFits{What: q.What, Nearest: a.tried[1]}); !errors.As(err, &none) || !strings.HasPrefix(err.Error(), "no microbatch fits: 1 would need") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A value that no policy makes fit says what the search says: how much is needed, on which
+// rank, and by which policy. Stages differ, so each of them is the fullest once.
+func TestTrialOfASearch(t *testing.T) {
+	for fullest := range 3 {
+		s := experts(t)
+		layer := s.Model.Layers[0]
+		first := 0
+		s.Layout = plan.Layout{World: 3, PP: 3}
+		for i := range 3 {
+			n := 1
+			if i == fullest {
+				n = 9
+			}
+			s.Layout.Stages = append(s.Layout.Stages, plan.Stage{First: first, Last: first + n, Embedding: i == 0, Loss: i == 2})
+			first += n
+		}
+		s.Model.Layers = slices.Repeat([]model.Layer{layer}, first)
+		s.Batch.Global, s.Budget = 3, memory.GiB
+		var small *search.TooSmall
+		if _, err := search.Policy(s, search.Options{}); !errors.As(err, &small) || small.Rank != fullest {
+			t.Fatalf("%v, want rank %d", err, fullest)
+		}
+		a := &asking{Question: Question{Search: Policies, Setup: func(int) (*plan.Setup, error) { return s, nil }}}
+		want := Trial{Need: small.Least, Rank: small.Rank, Budget: small.Budget, Policy: small.Policy, Limit: deviceLimit}
+		if got := a.plan(7); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
 	}
 }
