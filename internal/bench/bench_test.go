@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/device/check"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/golden"
 	"github.com/stowage-dev/stowage/internal/leak"
@@ -135,6 +136,19 @@ func TestCopies(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The lines leave no memory, stream, event or graph, whichever allocation fails.
+func TestCopiesLeaveNothing(t *testing.T) {
+	f, err := check.FailEach(check.Allocs, 1, func() (device.Device, error) { return cpu.Open(cpu.Options{}) }, func(dev device.Device) error {
+		if err := Copies(dev, Options{Line: time.Microsecond, Graphs: true}, 4*memory.KiB, Directions(), func(Copy) error { return nil }); err != nil {
+			return err
+		}
+		return Overheads(dev, func(Overhead) error { return nil })
+	})
+	if err != nil || f.Calls < 4 || len(f.Wrong) > 0 {
+		t.Errorf("%+v, %v", f, err)
 	}
 }
 

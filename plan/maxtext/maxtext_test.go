@@ -118,6 +118,7 @@ func TestMesh(t *testing.T) {
 		s := setup(t, "mixtral-8x7b", gpus, map[string]any{
 			"tensor-model-parallel-size": tp, "context-parallel-size": cp, "pipeline-model-parallel-size": pp,
 			"expert-model-parallel-size": ep, "expert-tensor-parallel-size": 1,
+			"micro-batch-size": draw("micro"), "global-batch-size": 4 * gpus * draw("microbatches"),
 		})
 		s.Hardware = v6e
 		keys := parse(t, Config(s))
@@ -133,6 +134,19 @@ func TestMesh(t *testing.T) {
 		}
 		if total != gpus {
 			rt.Fatalf("%d devices, but the axes multiply to %d", gpus, total)
+		}
+		// Every step has all sequences: those of all devices, in each of the passes of one.
+		number := func(key string) float64 {
+			f := 1.0
+			if v, ok := keys[key]; ok {
+				if _, err := fmt.Sscan(fmt.Sprint(v), &f); err != nil {
+					rt.Fatal(err)
+				}
+			}
+			return f
+		}
+		if n := number("per_device_batch_size") * float64(gpus) * number("gradient_accumulation_steps"); n != float64(s.Batch.Global) {
+			rt.Fatalf("a step has %g sequences, want %d", n, s.Batch.Global)
 		}
 	})
 }
