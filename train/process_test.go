@@ -4,9 +4,12 @@
 package train
 
 import (
+	"bytes"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,6 +19,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
 	"github.com/stowage-dev/stowage/internal/bucket"
+	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/commtest"
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/memory"
@@ -273,6 +277,69 @@ func TestProcessesPlanAlike(t *testing.T) {
 		}
 		return tr.Close()
 	})
+}
+
+// said is a communicator whose processes say what is given.
+type said struct {
+	comm.Comm
+	rank int
+	all  []statement
+}
+
+func (s said) Rank() int { return s.rank }
+
+func (s said) Gather([]byte) (texts [][]byte, err error) {
+	for _, x := range s.all {
+		var text bytes.Buffer
+		err = errors.Join(err, gob.NewEncoder(&text).Encode(x))
+		texts = append(texts, text.Bytes())
+	}
+	return texts, err
+}
+
+// All processes return the error of the first that failed by itself, wherever it is among those
+// that failed because of it.
+func TestProcessesNameTheCause(t *testing.T) {
+	for cause := range 3 {
+		for me := range 4 {
+			own := errors.New("rank 9 failed")
+			x := said{rank: me}
+			for i := range 4 {
+				e := &toldError{Text: "rank 9 failed", Failure: true, Rank: -1}
+				if i == cause || i == 3 {
+					e = &toldError{Text: fmt.Sprintf("cause %d", i), Rank: -1}
+				}
+				if i == me {
+					own = errors.New(e.Text)
+				}
+				x.all = append(x.all, statement{Err: e})
+			}
+			tr := &Trainer{cfg: &Config{Process: &comm.Process{Control: x}}}
+			if _, err := tr.tell(statement{}, own); err == nil || err.Error() != fmt.Sprintf("cause %d", cause) {
+				t.Errorf("process %d says %v, and process %d is the cause", me, err, cause)
+			}
+		}
+	}
+}
+
+// Replicas and microbatches that see the same sequences have the same auxiliary loss: it is a mean.
+func TestAuxIsAMean(t *testing.T) {
+	var want float64
+	for _, l := range []Layout{{1, 1, 1, 1}, {1, 1, 1, 2}, {2, 1, 1, 2}, {1, 1, 2, 4}} {
+		c := testConfig(t, smallMoE())
+		c.Layout, c.Batch = l, Batch{Micro: 1, Seq: 32, Microbatches: 4 / l.DP}
+		c.Settings.Routing.Balance = 0.01
+		m, err := oneStep(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want == 0 {
+			want = m.Aux
+		}
+		if !(m.Aux > 0) || math.Abs(m.Aux/want-1) > 1e-5 {
+			t.Errorf("%+v has an auxiliary loss of %g, want %g", l, m.Aux, want)
+		}
+	}
 }
 
 // oneStep trains one step.
