@@ -61,6 +61,8 @@ var planMistakes = []string{
 	"plan --model mixtral-8x7b --offload-modules shared_experts",
 	"plan --model mixtral-8x7b --recompute router",
 	"plan --model llama-3-8b --fraction 1.5",
+	"plan --model llama-3-8b --stash 1.5",
+	"plan --model mixtral-8x7b --ep 8 --stash Inf",
 	"plan --model llama-3-8b --precision fp7",
 	"plan --model llama-3-8b --graph layers",
 	"plan --model llama-3-8b --pool max",

@@ -311,7 +311,19 @@ func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
 			text = strings.ReplaceAll(text, "--"+w.Long, "--"+w.Short)
 		}
 	}
+	for short, flags := range longNames {
+		for _, long := range flags {
+			if settings[short] != nil && settings[long] == nil {
+				text = strings.ReplaceAll(text, "--"+long, "--"+short)
+			}
+		}
+	}
 	return usagef("%s", text)
+}
+
+// longNames are the flags that settings without one of their own become.
+var longNames = map[string][]string{
+	"stash": {"moe-expert-rank-capacity-factor", "moe-paged-stash"}, "offload": {"offload-modules"}, "recompute": {"recompute-modules"},
 }
 
 // offloads reports whether the command line names modules to offload.
