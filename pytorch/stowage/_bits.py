@@ -44,9 +44,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if type(a) not in _plain or type(b) not in _plain or a.layout is not torch.strided or a.is_meta:
         return True  # a shard or a sparse tensor: what comes of it is compared. Meta tensors have no bits
     a, b = a.detach(), b.detach()
-    if torch.equal(a, b):
-        return True
-    if a.is_complex() or a.dim() == 0 or a.element_size() not in _whole:
-        return False
-    a, b = a.contiguous(), b.contiguous()
-    return bool(torch.equal(a.view(_whole[a.element_size()]), b.view(_whole[b.element_size()])))
+    return bool(torch.equal(a, b) or torch.equal(_bits(a), _bits(b)))
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """Returns the bits of a tensor as whole numbers."""
+    t = t.resolve_conj().resolve_neg().reshape(-1)
+    t = torch.view_as_real(t).contiguous() if t.is_complex() else t.contiguous()
+    return t.view(_whole[t.element_size()])

@@ -72,6 +72,12 @@ def why(rt):
     return {u.name: u.why for u in rt._planner.units.list if u.why}
 
 
+def refused(rt, but=()):
+    """Returns the reasons for which blocks and cheap parts are not recomputed, with these left out."""
+    reasons = {**why(rt), **rt._planner._refused}
+    return {name: reason for name, reason in reasons.items() if not any(b in reason for b in but)}
+
+
 def train(model, step, steps=4, rt=None, key=""):
     """Trains for some steps. It returns, of every step, the result of step(model, number), the
     gradients, the buffers and the state of the random numbers."""

@@ -467,10 +467,11 @@ class Later(Planned):
                 train(model, one_pass, 1, rt)
 
     def test_weights_that_change_before_the_backward_pass(self):
-        model = stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+        model = stack(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 8)))
         for cast in (False, True):
             with self.subTest(cast=cast), planned(model) as rt:
                 train(model, one_pass, SETTLED, rt)
+                self.assertEqual("recompute", choices(rt).get("blocks.1"))
                 with self.assertRaisesRegex(stowage.Error, "modified by an inplace operation"), rt.step():
                     with torch.autocast("cpu", enabled=cast):
                         loss = model(torch.randn(3, 4, 8)).float().square().mean()

@@ -268,6 +268,14 @@ class Held(unittest.TestCase):
         self.assertGreaterEqual(held["optimizer"], 8 * floats)
         self.assertEqual(0, _memory.gradients_to_come([A], device))
 
+    def test_a_storage_counts_once(self):
+        class A:
+            model, optimizer = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)), None
+
+        A.model[1].weight.data = A.model[0].weight.data  # two parameters, one memory
+        device = A.model[0].weight.device
+        self.assertEqual(256, _memory.held_by([A], device)["weights"])
+
     @unittest.skipUnless(DEVICE == "cpu", "STOWAGE_DEVICE is not cpu")
     def test_on_the_cpu_the_model_and_its_optimiser_count(self):
         m, optimizer = self.model()

@@ -10,7 +10,7 @@ import threading
 import unittest
 import weakref
 
-from blocks import Block, Compared, Layer, any_plan, choices, force, one_pass, planned, stack, train
+from blocks import Block, Compared, Layer, any_plan, choices, force, one_pass, planned, refused, stack, train
 from common import rng_state, runtime, same, set_rng_state, stowage, torch
 from stowage import _again
 from stowage._planned import RECORDED
@@ -59,7 +59,7 @@ class Fails(Block):
 
 
 class Planned(Compared):
-    def every_plan(self, model, step=one_pass, fine=(False,), plans=EVERY, steps=RECORDED + 2):
+    def every_plan(self, model, step=one_pass, fine=(False,), plans=EVERY, steps=RECORDED + 2, but=()):
         want = train(model, step, steps)
         state = {name: t.clone() for name, t in model.state_dict().items()}
         for parts in fine:
@@ -68,6 +68,7 @@ class Planned(Compared):
                     model.load_state_dict(state)
                     with planned(model, any_plan(name) if name.isdigit() else name, parts) as rt:
                         self.compare(want, train(model, step, steps, rt))
+                        self.assertEqual({}, refused(rt, but))
 
     def assert_clean(self, model):
         for m in model.modules():
@@ -90,7 +91,7 @@ class Nested(Planned):
                 return loss
 
             with self.subTest(reentrant=reentrant):
-                self.every_plan(stack(Layer, 2), step, (True,), ["lean", "whole", "1"])
+                self.every_plan(stack(Layer, 2), step, (True,), ["lean", "whole", "1"], but=["torch.utils.checkpoint recomputes it"])
 
     def test_checkpoints_inside_of_blocks(self):
         class Inside(Block):
@@ -133,7 +134,7 @@ class Nested(Planned):
             return loss, before, during.sum().item() * torch.ones(1)
 
         model = stack(Layer, 2)
-        self.every_plan(model, step, (False, True), ["lean", "whole", "1"])
+        self.every_plan(model, step, (False, True), ["lean", "whole", "1"], but=["its second forward pass saves"])  # in the mode of another call
 
     def test_backward_twice(self):
         def step(model, i):
@@ -345,6 +346,7 @@ class Copies(Planned):
                 self.assertFalse(same(model(x), loaded[0](x)))
                 self.assertEqual(set(stack().state_dict()), set(model.state_dict()))
             self.check_plain(model)
+            self.assertIn("forward", model.blocks[0].__dict__)  # which is the user's
 
     def test_detach_and_attach(self):
         model = stack()
