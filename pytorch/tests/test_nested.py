@@ -134,7 +134,7 @@ class Nested(Planned):
             return loss, before, during.sum().item() * torch.ones(1)
 
         model = stack(Layer, 2)
-        self.every_plan(model, step, (False, True), ["lean", "whole", "1"], but=["its second forward pass saves"])  # in the mode of another call
+        self.every_plan(model, step, (False, True), ["lean", "whole", "1"], but=["its second forward pass"])  # in the mode of another call
 
     def test_backward_twice(self):
         def step(model, i):
