@@ -270,6 +270,22 @@ class Failures(Planned):
                         got = train_with_failures(model, where, rt, self)
                         self.compare(want, got)
 
+    def test_exceptions_that_are_caught_inside_of_the_step(self):
+        """Later passes of the step are planned as if nothing had happened."""
+        model = stack(Fails, 3)
+        for name in ("lean", "offload", "lean, offload", "whole, offload"):
+            with self.subTest(plan=name), planned(model, name, kind="budget") as rt:
+                train(model, one_pass, SETTLED, rt)
+                model.blocks[1].mode = "forward"
+                with rt.step():
+                    with self.assertRaises(ValueError):
+                        one_pass(model, 0)
+                    model.blocks[1].mode = None
+                    self.assertIsNone(_again.state.lean)
+                    if "offload" in name:
+                        self.assertEqual(([], None), (rt._step.stack, rt._step.name))
+                    one_pass(model, 0)
+
     def test_end_step_in_planned_steps(self):
         model = stack()
         want = train(model, one_pass, 4)
