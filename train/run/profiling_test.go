@@ -73,7 +73,7 @@ func TestProfile(t *testing.T) {
 	}
 	var text strings.Builder
 	s.WriteText(&text)
-	if !strings.Contains(text.String(), "MFU") || !strings.Contains(text.String(), "grouped_plain") {
+	if !strings.Contains(text.String(), "MFU") || !strings.Contains(text.String(), p.Kernels[0].Name) {
 		t.Error(text.String())
 	}
 	r, err := report.Read(dir)
