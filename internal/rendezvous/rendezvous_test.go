@@ -274,6 +274,28 @@ func TestAbort(t *testing.T) {
 	}
 }
 
+// When Abort returns on rank 0, which serves the others, they know why, however slow they are:
+// the process may end now.
+func TestAbortOfLeader(t *testing.T) {
+	sessions := joined(t, 3, nil)
+	slow := sessions[2]
+	slow.mu.Lock() // it cannot take what it is told
+	time.AfterFunc(100*time.Millisecond, slow.mu.Unlock)
+	sessions[0].Abort(errors.New("there is no MPI"))
+	for rank, s := range sessions {
+		select {
+		case <-s.Failed():
+		default:
+			t.Errorf("rank %d does not know", rank)
+		}
+	}
+	for _, s := range sessions {
+		if err := s.Close(); err == nil || err.Error() != "rank 0 on host0 failed: there is no MPI" {
+			t.Error(err)
+		}
+	}
+}
+
 // Leaving is no failure, unless others wait.
 func TestLeave(t *testing.T) {
 	sessions := joined(t, 3, nil)

@@ -87,9 +87,15 @@ func (s *service) stop() {
 	s.tasks.Wait()
 }
 
-// drain waits until all members have gone, and stops. A member that has failed may never go,
-// so after a failure drain waits no longer than it takes to tell them.
+// drain waits until all members have gone, and stops.
 func (s *service) drain() {
+	s.wait()
+	s.stop()
+}
+
+// wait waits until all members have gone. A member goes when it knows of a failure. One that
+// has failed may never go, so wait takes no longer than it takes to tell them.
+func (s *service) wait() {
 	gone := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -98,7 +104,6 @@ func (s *service) drain() {
 	for since := time.Now(); !gone() && time.Since(since) < s.opts.Patience/2; {
 		time.Sleep(5 * time.Millisecond)
 	}
-	s.stop()
 }
 
 // accept takes connections.

@@ -134,6 +134,9 @@ func (s *Session) Abort(err error) {
 	case <-time.After(s.opts.Patience):
 		s.fail(&Failure{State: state, Why: fmt.Sprintf("failed: %v", err)})
 	}
+	if s.service != nil {
+		s.service.wait() // who ends now would end it for others that have not been told
+	}
 }
 
 // Close leaves the job. That is no failure, unless others wait for this rank. Rank 0 waits
