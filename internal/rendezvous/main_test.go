@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -37,6 +38,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	flag.Parse()
+	_ = flag.Set("test.parallel", "16") // tests that wait do so side by side, however few the cores
 	leak.Main(m)
 }
 
