@@ -181,7 +181,7 @@ func hash(values ...uint64) uint64 {
 // gone returns the ranks that have closed the communicator.
 func (g *group) gone() map[int]*news { return g.w.left[g.id] }
 
-// leave tells the other ranks that this one has closed. The thread calls it.
+// leave tells the other ranks that this one has closed. The caller holds the lock of MPI.
 func (g *group) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -82,6 +82,7 @@ func (o *op) pass() {
 	w.p.mu.Lock()
 	o.begin()
 	w.p.mu.Unlock()
+	w.p.begun.Add(1)
 	w.p.nap.wake()
 	w.p.await(o.done)
 }

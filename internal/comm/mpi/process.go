@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stowage-dev/stowage/internal/mpi"
@@ -38,6 +39,7 @@ type Process struct {
 	ended  chan error
 	poller chan struct{} // full while a goroutine that waits for a call polls for all of them
 	nap    *sleeper      // on which it sleeps
+	begun  atomic.Uint64 // calls of streams, which end its sleep
 
 	posts sync.Mutex
 	queue []func()
@@ -178,25 +180,27 @@ func (p *Process) await(done <-chan struct{}) {
 	case p.poller <- struct{}{}:
 	}
 	defer func() { <-p.poller }()
-	for since := time.Now(); ; {
+	since, begun := time.Now(), p.begun.Load()
+	for {
 		p.mu.Lock()
-		p.progress()
+		n := p.progress()
 		p.mu.Unlock()
 		select {
 		case <-done:
 			return
 		default:
 		}
+		if now := p.begun.Load(); n > 0 || now != begun { // messages of other streams come soon
+			since, begun = time.Now(), now
+		}
 		runtime.Gosched() // other goroutines first: the model may have but one processor
 		if d := pause(time.Since(since), streamPolls); d > 0 {
-			p.nap.sleep(d, never)
+			p.nap.sleep(d, func() bool { return p.begun.Load() != begun })
 		} else {
 			yield()
 		}
 	}
 }
-
-func never() bool { return false }
 
 // loop does what it is given, polls for calls that go through pinned buffers, and hears
 // news of other ranks.
