@@ -177,7 +177,6 @@ fast
 --polcy none`},
 	{"train --policy none --steps 1 ", `
 --trace
---trace=false
 --resume --out text.txt`},
 	{"train --serve 127.0.0.1:0 ", `
 --pp 300

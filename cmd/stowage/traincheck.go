@@ -48,7 +48,7 @@ func checkIdle(f *pflag.FlagSet, o *run.Options, resume, single bool) error {
 		{"min-lr", o.Decay == 0, "--decay, the steps after which it is reached"},
 		{"save-every", !f.Changed("out"), "--out, the folder to save to"},
 		{"keep", !f.Changed("out"), "--out, the folder to save to"},
-		{"trace", single && !f.Changed("out"), "--out, the folder for the trace"},
+		{"trace", o.Trace && single && !f.Changed("out"), "--out, the folder for the trace"},
 	} {
 		if f.Changed(x.flag) && x.idle {
 			return usagef("--%s changes nothing without %s; add that, or leave --%[1]s out", x.flag, x.needs)
