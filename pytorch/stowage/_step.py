@@ -158,9 +158,9 @@ class Step:
         with self.lock:
             if self.budget is not None:
                 self.budget.before_call()
-            for n in [*self.passing, *self.ending]:
-                self._unreserve(n)
-            self.passing, self.ending = [], []
+            for numbers in (self.passing, self.ending):
+                while numbers:  # none is released again if one fails
+                    self._unreserve(numbers.pop(0))
             if number is not None and number in self.reserved:
                 self.take_back(self.calls.load(number)[1])
                 self.ending.append(number)

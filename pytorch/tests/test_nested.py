@@ -9,10 +9,13 @@ import pickle
 import threading
 import unittest
 import weakref
+from unittest import mock
 
 from blocks import Block, Compared, Layer, any_plan, choices, force, one_pass, planned, refused, stack, train
 from common import rng_state, runtime, same, set_rng_state, stowage, torch
 from stowage import _again
+from stowage._managed import Following
+from stowage._measured import Cast
 from stowage._planned import RECORDED
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -285,6 +288,43 @@ class Failures(Planned):
                     if "offload" in name:
                         self.assertEqual(([], None), (rt._step.stack, rt._step.name))
                     one_pass(model, 0)
+
+    def test_reservations_of_blocks_that_fail(self):
+        """Nothing stays reserved for a block that raised, and no error of the library is lost."""
+        model = stack(Fails, 2)
+        with planned(model, "offload", kind="budget") as rt:
+            train(model, one_pass, SETTLED, rt)
+            plan, block = rt._planner.keys[""].plan, model.blocks[1]
+            plan.cast.update({u: Cast(64, 32) for u in plan.choices})
+            error = stowage.Error("it fails")
+            with self.assertRaisesRegex(stowage.Error, "it fails"), rt.step():
+                step, x = rt._step, model.first(torch.randn(3, 4, 8))
+                block.mode = "forward"
+                with self.assertRaises(ValueError):
+                    block(x)
+                self.assertEqual(({}, []), (step.reserved, step.passing))
+                block.mode, reserve = None, step.reserve
+                with mock.patch.object(step, "reserve", side_effect=[reserve(64), error]), self.assertRaises(stowage.Error):
+                    block(x)
+                self.assertEqual(({}, []), (step.reserved, step.passing))
+                y = block(x)
+                self.assertEqual((2, 1), (len(step.reserved), len(step.passing)))
+                y.sum().backward()
+                self.assertEqual((1, []), (len(step.reserved), step.passing))
+                with mock.patch.object(step.calls, "release", side_effect=error), mock.patch.object(Following, "held", return_value=x.detach()):
+                    block(x)
+
+    def test_a_backward_pass_whose_release_fails(self):
+        """The next one does not release again what was released."""
+        with runtime("budget") as rt, rt.step():
+            step = rt._step
+            step.passing, step.ending = [step.reserve(64), step.reserve(64)], [step.reserve(64)]
+            first, failed, last = *step.passing, *step.ending
+            release = step.calls.release
+            with mock.patch.object(step.calls, "release", side_effect=[release(first), stowage.Error("it fails")]), self.assertRaises(stowage.Error):
+                step.begin_backward(None, 0)
+            step.begin_backward(None, 0)
+            self.assertEqual(([failed], [], []), (list(step.reserved), step.passing, step.ending))
 
     def test_end_step_in_planned_steps(self):
         model = stack()
