@@ -183,9 +183,9 @@ class Call:
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
-        self.profile.check_open()
-        self.profile.load(self)
-        return self.profile.holder.unpack(saved.held)
+        if self.profile.step is not None:
+            self.profile.load(self)
+        return self.profile.unpack(saved.held)
 
     def value(self, i: int) -> Optional[torch.Tensor]:
         """Returns what was saved, or None if autograd is done with it."""
@@ -348,16 +348,17 @@ class Profile:
                 return (held, s)
         return (held, 0)
 
-    def check_open(self) -> None:
-        if self.step is None:
-            raise Error(AFTER_STEP)
-
     def unpack_outside(self, h: Any) -> torch.Tensor:
-        self.check_open()
         held, s = h
-        if s and s not in self.returned:
+        if s and s not in self.returned and self.step is not None:
             self.returned.add(s)
             self.note("give", s, self.budget.readings)
+        return self.unpack(held)
+
+    def unpack(self, held: Any) -> torch.Tensor:
+        """Returns what was saved. After the step there is only what stayed where it was."""
+        if self.step is None and type(held) is not Kept:
+            raise Error(AFTER_STEP)
         return self.holder.unpack(held)
 
     # Backward passes

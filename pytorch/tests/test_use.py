@@ -245,6 +245,22 @@ class Wrong(unittest.TestCase):
                     y.backward()
                 del y
 
+    def test_what_stays_is_there_after_its_step(self):
+        """Tensors that are too small to move, of attached modules and of others."""
+        for given in ({"budget": "1GiB"}, {"budget": "1GiB", "recompute": False}, {"saved_limit": "1GiB"}):
+            m, other = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]).to(DEVICE), nn.Linear(8, 8).to(DEVICE)
+            with stowage.Runtime(device=DEVICE, least=1 << 20, **given) as rt:
+                rt.attach(m, {"*": "a"} if "saved_limit" in given else None)
+                for i in range(4):
+                    with self.subTest(given, step=i):
+                        x = torch.randn(4, 8, device=DEVICE)
+                        want = torch.autograd.grad(m(x).sum() + other(x).exp().sum(), [m[0][0].weight, other.weight])
+                        with rt.step():
+                            m(x).sum().backward()
+                            losses = m(x).sum(), other(x).exp().sum()
+                        got = [torch.autograd.grad(y, w.weight)[0] for y, w in zip(losses, (m[0][0], other))]
+                        self.assertTrue(all(map(torch.equal, want, got)))
+
     def test_a_limit_that_is_too_small(self):
         with stowage.Runtime(saved_limit=3000, device=DEVICE, least=0) as rt:
             with self.raises("a saved limit of 2.93 KiB is too small: this step needs .* bytes"):
