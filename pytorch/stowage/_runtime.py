@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Set, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Set, TypeVar, Union, cast
 
 import torch
 
@@ -24,6 +25,8 @@ from ._planned import Key, Planner
 from ._ranks import check_setting
 from ._record import Rows, Weak, storage_of
 from ._step import InGroup, Step, any_alive
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # There is one runtime for a device: two would each use the whole budget.
 _open: MutableMapping[str, Runtime] = weakref.WeakValueDictionary()
@@ -247,10 +250,11 @@ class Runtime:
 
     # Steps
 
-    def step(self, key: str = "") -> ContextManager[None]:
+    def step(self, key: str = "") -> _Once:
         """Runs forward and backward passes as one step. Steps with the same key do the same
-        work: the first ones are recorded, later ones follow the plan that was made from them."""
-        return _Once(self._run_step(key))
+        work: the first ones are recorded, later ones follow the plan that was made from them.
+        Each call of a function under @rt.step() is a step."""
+        return _Once(lambda: self._run_step(key))
 
     @contextlib.contextmanager
     def _run_step(self, key: str) -> Iterator[None]:
@@ -473,20 +477,27 @@ class Runtime:
 class _Once:
     """A step that is entered once: what runs it cannot begin anew."""
 
-    def __init__(self, step: ContextManager[None]) -> None:
-        self._step: Optional[ContextManager[None]] = step
+    def __init__(self, new: Callable[[], ContextManager[None]]) -> None:
+        self._new = new
         self._entered: Optional[ContextManager[None]] = None
 
     def __enter__(self) -> None:
-        step, self._step = self._step, None
-        if step is None:
+        if self._entered is not None:
             raise Error("this step was begun before; call rt.step() for each step")
-        self._entered = step
-        step.__enter__()
+        self._entered = self._new()
+        self._entered.__enter__()
 
     def __exit__(self, *error: Any) -> Optional[bool]:
         assert self._entered is not None
         return self._entered.__exit__(*error)
+
+    def __call__(self, fn: _Function) -> _Function:
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._new():
+                return fn(*args, **kwargs)
+
+        return cast(_Function, run)
 
 
 def _device(given: Union[None, str, torch.device]) -> torch.device:

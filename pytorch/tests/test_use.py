@@ -234,6 +234,18 @@ class Wrong(unittest.TestCase):
             with rt.step():  # nothing is left of them
                 pass
 
+    def test_a_function_of_which_each_call_is_a_step(self):
+        with runtime() as rt:
+            @rt.step("long")
+            def train(a, *, b):
+                """Adds."""
+                self.assertIsNotNone(rt._step)
+                return a + b
+
+            self.assertEqual(("train", "Adds."), (train.__name__, train.__doc__))
+            self.assertEqual([3, 7], [train(1, b=2), train(3, b=4)])
+            self.assertEqual(2, rt.stats()["steps"])
+
     def test_a_backward_pass_after_its_step(self):
         for given in ({"budget": "1GiB"}, {"budget": "1GiB", "recompute": False}, {"saved_limit": "1GiB"}):
             m = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]).to(DEVICE)
