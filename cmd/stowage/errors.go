@@ -163,15 +163,20 @@ func fromDisk(err error) bool {
 // mostWord is the most bytes of a word in a sentence: no path is longer.
 const mostWord = 4096
 
-// exponents are written by Go with a sign or with zeros that others leave out.
-var exponents = regexp.MustCompile(`([0-9]e)(?:\+0*|(-)0+)([1-9])`)
+// exponents are written by Go with a sign or with zeros that others leave out. A number is a
+// word of its own, because paths have such letters too.
+var exponents = regexp.MustCompile(`^(\(?-?[0-9.]+e)(?:\+0*|(-)0+)([1-9][0-9]*[;,):]*)$`)
 
 // readable leaves the middle out of words that nobody would read to their end, and writes
-// large numbers as 1e30, except inside of quotes.
+// numbers as 1e30 and 1e-5, except inside of quotes.
 func readable(text string) string {
 	parts := strings.Split(text, `"`)
 	for i := 0; i < len(parts); i += 2 {
-		parts[i] = exponents.ReplaceAllString(parts[i], "$1$2$3")
+		words := strings.Split(parts[i], " ")
+		for k, w := range words {
+			words[k] = exponents.ReplaceAllString(w, "$1$2$3")
+		}
+		parts[i] = strings.Join(words, " ")
 	}
 	text = strings.Join(parts, `"`)
 	words := strings.Split(text, " ")

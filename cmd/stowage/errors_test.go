@@ -75,3 +75,23 @@ func TestDescribe(t *testing.T) {
 		}
 	}
 }
+
+// Numbers lose the signs and zeros that Go writes into exponents. Paths and what is quoted stay
+// as they are.
+func TestReadable(t *testing.T) {
+	for text, want := range map[string]string{
+		"--lr 1e+30 is too large":          "--lr 1e30 is too large",
+		"from -1e-05 to 2.5e+06; give 1":   "from -1e-5 to 2.5e6; give 1",
+		"1e+30 1e+31, (1e+09), 1e-07: no":  "1e30 1e31, (1e9), 1e-7: no",
+		"1e-10 and 1e300":                  "1e-10 and 1e300",
+		"no run in runs/lr1e-05":           "no run in runs/lr1e-05",
+		"no run in lr1e-05, a-1e-05":       "no run in lr1e-05, a-1e-05",
+		"nothing at /a/8f2b1c3e-0451-4a5b": "nothing at /a/8f2b1c3e-0451-4a5b",
+		"nothing at 1e-05/b 1e-05.txt":     "nothing at 1e-05/b 1e-05.txt",
+		`got "1e+30 1e+30", not 1e+30`:     `got "1e+30 1e+30", not 1e30`,
+	} {
+		if got := readable(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}

@@ -187,7 +187,7 @@ func (j *jobFlags) setup(w planWords) (*plan.Setup, []string, error) {
 	n, err := s.Normalise()
 	if err == nil && n.Layout.EP > 1 { // otherwise the layout may be searched
 		if most := plan.MostImbalance(n.Model, n.Layout); j.skew > most {
-			return nil, nil, usagef("--routing skewed:%g is impossible: with --ep %d a rank gets at most %g x the mean; give at most that", j.skew, n.Layout.EP, most)
+			return nil, nil, usagef("--routing skewed:%s is impossible: with --ep %d a rank gets at most %g x the mean; give at most that", figures(j.skew, -1), n.Layout.EP, most)
 		}
 	}
 	if err == nil && j.counted > 0 && n.Layout.EP*n.Layout.ETP != j.counted {
