@@ -74,8 +74,8 @@ func (t *Text) Split(share float64) (rest, held *Text, err error) {
 
 // Open reads a file, or all files of a folder and those below it, one after the
 // other in the order of their paths. In a folder it skips names that begin with a
-// dot. It reads links to files, and returns an error for whatever else is no file, so
-// that nothing is left out unnoticed. No path is the sample that is built in.
+// dot. It reads links to files, except to those that it reads anyway, and returns an error
+// for whatever else is no file, so that nothing is left out unnoticed. No path is the sample that is built in.
 func Open(path string) (*Text, error) {
 	if path == "" {
 		return openSample()
@@ -87,7 +87,7 @@ func Open(path string) (*Text, error) {
 	case err != nil:
 		return nil, unreadable(path, err)
 	case info.Mode().IsRegular():
-		return read(path, []source{{path, info.Size()}})
+		return read(path, []source{{path: path, size: info.Size()}})
 	case !info.IsDir():
 		return nil, fmt.Errorf("%s is neither a file nor a folder: give a text file or a folder with text files", path)
 	}
@@ -116,10 +116,14 @@ func openSample() (*Text, error) {
 type source struct {
 	path string
 	size int64
+	link bool
+	file struct{ device, inode uint64 }
 }
 
 // list gives the files of a folder. The order is that of the paths with slashes,
-// byte by byte: the same on every machine.
+// byte by byte: the same on every machine. A link to a file that is listed without it is left
+// out, as are all links but the first to one that is not: what is read twice would be both
+// trained on and held out.
 func list(root string) (files []source, err error) {
 	// The walk does not follow a link, even if that is all there is.
 	if target, err := filepath.EvalSymlinks(root); err == nil {
@@ -146,11 +150,26 @@ func list(root string) (files []source, err error) {
 		case !info.Mode().IsRegular():
 			return fmt.Errorf("%s is neither a file nor a folder: remove it, or begin its name with a dot to leave it out", path)
 		}
-		files = append(files, source{path, info.Size()})
+		f := source{path: path, size: info.Size(), link: d.Type()&fs.ModeSymlink != 0}
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			f.file.device, f.file.inode = uint64(s.Dev), s.Ino
+		}
+		files = append(files, f)
 		return nil
 	})
 	slices.SortFunc(files, func(a, b source) int {
 		return strings.Compare(filepath.ToSlash(a.path), filepath.ToSlash(b.path))
+	})
+	listed := map[any]bool{}
+	for _, f := range files {
+		if !f.link {
+			listed[f.file] = true
+		}
+	}
+	files = slices.DeleteFunc(files, func(f source) bool {
+		again := f.link && listed[f.file]
+		listed[f.file] = true
+		return again
 	})
 	return files, err
 }

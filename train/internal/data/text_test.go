@@ -48,10 +48,15 @@ func TestOpenFolder(t *testing.T) {
 	put(t, filepath.Join(dir, "a", "z.txt"), "zed ")
 	put(t, filepath.Join(dir, "a.txt"), "ay ")
 	put(t, filepath.Join(dir, "empty"), "")
-	put(t, filepath.Join(dir, ".hidden"), "hidden")
+	put(t, filepath.Join(dir, ".hidden"), "hidden ")
 	put(t, filepath.Join(dir, ".git", "x"), "hidden")
-	if err := os.Symlink("b.txt", filepath.Join(dir, "c.txt")); err != nil {
-		t.Fatal(err)
+	outside := filepath.Join(t.TempDir(), "x")
+	put(t, outside, "ex ")
+	// A file is read once: where it is, or at the first link if it is elsewhere.
+	for link, target := range map[string]string{"c.txt": "b.txt", "0.txt": "b.txt", "a/link": "../b.txt", "d.txt": ".hidden", "e.txt": outside, "f.txt": outside, "g.txt": "f.txt"} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := syscall.Mkfifo(filepath.Join(dir, ".pipe"), 0o644); err != nil {
 		t.Fatal(err)
@@ -66,7 +71,7 @@ func TestOpenFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A dot comes before a slash.
-		if string(text.bytes) != "ay zed bee bee " || text.Name() != path {
+		if string(text.bytes) != "ay zed bee hidden ex " || text.Name() != path {
 			t.Errorf("%s: %q", text.Name(), text.bytes)
 		}
 	}
