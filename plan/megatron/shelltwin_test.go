@@ -28,7 +28,7 @@ func TestWordsAsInBash(t *testing.T) {
 			}
 			return word(deep - 1)
 		}
-		switch r.IntN(13) {
+		switch r.IntN(15) {
 		case 0:
 			return "${" + one("X", "Y", "E") + "}" // one that is not set stays as it is written
 		case 1:
@@ -50,12 +50,18 @@ func TestWordsAsInBash(t *testing.T) {
 		case 9:
 			return `"` + one("a $X b", "$Y", "${E}", "${U:-d e}", `\$X`, `a\"b`) + `"`
 		case 10:
+			w := "${" + one(one("A[@]", "B[@]", "C[@]", "C[*]")+one(":?1", "?1"), one("@", "*", "A[@]", "B[@]", "C[@]", "N[@]", "C[*]", "N[*]", "V[@]")+one(":-1", ":+1", "-1", "+1", ":- 1", ":-", ":+")) + "}"
+			return one(w, `"`+w+`"`)
+		case 11:
+			w := "${" + one("@", "*") + one("", ":1", ":2", ":2:1", ":1:0", ":4", ":9", ": -1", ": -2", ": -3:2", ":(-1)", ":-1", ":+1") + "}"
+			return one(w, `"`+w+`"`)
+		case 12:
 			return one(`'a $X'`, `a\ b`, `''`, `""`)
 		default:
 			return one("a", "b1", "x.y")
 		}
 	}
-	const given = "X=3\nY=abcbd.x\nE=\nA=(1 2 3)\nB=(one)\nC=('a b' c)\nN=()\n"
+	const given = "X=3\nY=abcbd.x\nE=\nA=(1 2 3)\nB=(one)\nC=('a b' c)\nN=()\nV=('')\nset -- p 'q r' s\n"
 	var words []string
 	script := given + `say() { printf '%d' $#; printf ' <%s>' "$@"; printf '\n'; }` + "\n"
 	for range 900 {

@@ -169,9 +169,7 @@ func (e *expansion) part(w string, n int, quoted bool) {
 		e.write(strings.TrimSuffix(p[1:], "'"))
 	case p[0] == '"':
 		inner := strings.TrimSuffix(p[1:], `"`)
-		// An array without elements is no word, even in quotes.
-		name, array := strings.CutSuffix(strings.TrimPrefix(inner, "${"), "[@]}")
-		e.some = e.some || inner != "$@" && !(array && isName(name) && len(e.sh.vars[name]) == 0)
+		e.some = e.some || !wholeArray(inner)
 		e.expand(inner, true)
 	case strings.HasPrefix(p, "$'"):
 		e.write(strings.Trim(p[1:], "'"))
@@ -197,6 +195,18 @@ func (e *expansion) part(w string, n int, quoted bool) {
 			e.write("$")
 		}
 	}
+}
+
+// wholeArray reports whether what stands in quotes is an array alone. Without elements it is no
+// word, even in quotes.
+func wholeArray(inner string) bool {
+	body, ok := strings.CutPrefix(inner, "${")
+	if !ok {
+		return inner == "$@"
+	}
+	end, err := (&scanner{text: inner}).quoted(0)
+	op := body[nameLength(body):]
+	return err == nil && end == len(inner) && (strings.HasPrefix(body, "@") || op != body && strings.HasPrefix(op, "[@]"))
 }
 
 // parameter writes what stands between the braces of ${...}.
@@ -238,9 +248,12 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 	if name == "@" || name == "*" {
 		params := sh.params // none outside of functions
 		if from, length, ok := sliced(op); ok {
-			params = slice(params, max(from-1, 0), length)
+			if from > 0 {
+				from-- // they count from 1
+			}
+			params, op = slice(params, from, length), ""
 		}
-		e.element(params, name, "", written, quoted)
+		e.element(params, name, op, written, quoted)
 		return
 	}
 	value := strings.Join(values[:min(len(values), 1)], "")
@@ -278,9 +291,16 @@ func (e *expansion) parameter(body, written string, quoted bool) {
 func (e *expansion) element(values []string, index, after, written string, quoted bool) {
 	switch {
 	case index == "@" || index == "*":
-		if len(values) == 0 && strings.HasPrefix(after, ":-") {
-			e.expand(after[2:], quoted)
-			return
+		if op := strings.TrimPrefix(after, ":"); op != "" && strings.IndexByte("-+=?", op[0]) >= 0 {
+			lacks := len(values) == 0 || op != after && strings.Join(values, " ") == ""
+			if op[0] == '+' && lacks {
+				return
+			}
+			if op[0] == '+' || lacks && op[0] != '?' {
+				e.some = e.some || quoted
+				e.expand(op[1:], quoted)
+				return
+			}
 		}
 		if from, length, ok := sliced(after); ok {
 			values = slice(values, from, length)
@@ -317,9 +337,13 @@ func (e *expansion) element(values []string, index, after, written string, quote
 }
 
 // sliced returns the offset and the length of ":1" or ":1:2". Without a length it is all that is
-// left.
+// left. What begins with ":-", ":+", ":=" or ":?" is none: a negative offset has a space or a
+// parenthesis before it.
 func sliced(op string) (from, length int, ok bool) {
 	op, ok = strings.CutPrefix(op, ":")
+	if op != "" && strings.IndexByte("-+=?", op[0]) >= 0 {
+		return 0, 0, false
+	}
 	text, most, has := strings.Cut(op, ":")
 	from, err := strconv.Atoi(strings.Trim(text, " ()"))
 	length = math.MaxInt
