@@ -63,6 +63,8 @@ be read, nothing is written.`,
 		}
 		var entries []bench.Entry
 		var reads []flagFile
+		var told error // a file that has a command, which is not that of --command
+		lacks := false // a command
 		for _, file := range files {
 			reads = append(reads, flagFile{name: file})
 			e, err := readResult(cmd, file)
@@ -73,12 +75,16 @@ be read, nothing is written.`,
 			e.Hardware = cmp.Or(*hardware, e.Hardware, thisProcessor())
 			e.Version = cmp.Or(e.Version, version.Number())
 			if *command != "" && e.Command != "" && e.Command != *command {
-				return usagef("%s says that %q printed it, and --command %q; leave that out", file, e.Command, *command)
+				told = cmp.Or(told, usagef("%s says that %q printed it, and --command %q; leave that out", file, e.Command, *command))
 			}
+			lacks = lacks || e.Command == ""
 			if e.Command = cmp.Or(e.Command, *command); e.Command == "" {
 				return usagef("%s does not say which command printed it; give it with --command", file)
 			}
 			entries = append(entries, e)
+		}
+		if told != nil && !lacks {
+			return told
 		}
 		if err := checkFiles([]flagFile{{"to", *to}}, reads...); err != nil {
 			return err

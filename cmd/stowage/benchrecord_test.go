@@ -37,6 +37,7 @@ func TestBenchRecord(t *testing.T) {
 		"pools.json bad.json --to history.jsonl": "bad.json: expected",
 		"train.json":                             "give it with --command",
 		"pools.json --date soon":                 `--date expects a day such as 2026-11-15, got "soon"`,
+		"pools.json --command other":             `pools.json says that "stowage bench pools --model=llama-3-8b" printed it, and --command "other"; leave that out`,
 		"pools.json --to bad.jsonl":              "--to bad.jsonl: line 1 is no entry",
 	} {
 		stdout, stderr, code := command(append([]string{"bench", "record"}, strings.Fields(line)...)...)
@@ -50,8 +51,12 @@ func TestBenchRecord(t *testing.T) {
 	if after, _ := os.ReadFile("history.jsonl"); string(after) != string(text) {
 		t.Errorf("a refused result changed the history to %q", after)
 	}
-	if _, stderr, code := command(strings.Fields("bench record train.json --to history.jsonl --command train")...); code != exitOK {
-		t.Errorf("code %d, errors %q", code, stderr)
+	for _, files := range []string{"train.json", "pools.json train.json", "train.json pools.json"} { // for the one that lacks a command
+		_, stderr, code := command(strings.Fields("bench record " + files + " --to " + files[:1] + ".jsonl --command train")...)
+		after, _ := os.ReadFile(files[:1] + ".jsonl")
+		if code != exitOK || !strings.Contains(string(after), `"command":"train"`) || strings.Contains(string(after), `"pools"`) != strings.Contains(string(after), `"command":"stowage bench pools `) {
+			t.Errorf("%s: code %d, errors %q, the history is %q", files, code, stderr, after)
+		}
 	}
 }
 
