@@ -304,6 +304,10 @@ func reportError(err error, q planview.Request) error {
 // replaced says which settings of the command line a search replaces by its own.
 func (f *planFlags) replaced(s *plan.Setup, settings map[string][]string) (notes []string) {
 	over, _ := f.searched(s)
+	chooses := "--search " + string(over)
+	if f.search == "" {
+		chooses = "--budget"
+	}
 	policy := []string{"recompute", "recompute-modules", "recompute-granularity", "offload", "offload-modules", "fraction", "activation-offload-fraction"}
 	layout := []string{"tp", "pp", "vpp", "cp", "ep", "etp", "sp", "layout"}
 	for _, w := range config.Words {
@@ -313,7 +317,7 @@ func (f *planFlags) replaced(s *plan.Setup, settings map[string][]string) (notes
 	}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		if over == planview.Layouts && slices.Contains(layout, name) || over != planview.NoSearch && slices.Contains(policy, name) {
-			notes = append(notes, fmt.Sprintf("--%s is not kept, because --search %s chooses it", name, over))
+			notes = append(notes, fmt.Sprintf("--%s is not kept, because %s chooses it", name, chooses))
 		}
 	}
 	return notes

@@ -492,6 +492,7 @@ func TestPlanNotesOfContradictions(t *testing.T) {
 		"--gpu h100 --gpus 8 --gbs 8 --search layout --tp 2":             "--tp is not kept, because --search layout chooses it",
 		"--gpu h100 --gpus 8 --tp 2 --search policy --offload core_attn": "--offload is not kept, because --search policy chooses it",
 		"--gpu h100 --gpus 8 --tp 2 --search policy":                     "",
+		"--gpu h100 --gpus 8 --tp 2 --budget 60GiB --recompute none":     "--recompute is not kept, because --budget chooses it",
 	} {
 		stdout, stderr, code := command(strings.Fields("plan --model llama-3-8b --gbs 8 " + line)...)
 		text := strings.Join(strings.Fields(stdout), " ")

@@ -300,21 +300,21 @@ func (j *jobFlags) refusal(err error) error {
 // asTyped names settings in an error by their short names, except those that the command
 // line or a file has under the long one.
 func (j *jobFlags) asTyped(err error, settings map[string][]string) error {
-	text := err.Error()
+	text, after := err.Error(), ""
 	if strings.Contains(text, "did you mean") {
-		return err // by what was typed
+		after = " " // a flag that was meant is not changed, only one with its value
 	}
 	for _, w := range config.Words {
 		_, short := settings[w.Short]
 		_, long := settings[w.Long]
 		if w.Long != "" && !long && (short || j.megatron == "") {
-			text = strings.ReplaceAll(text, "--"+w.Long, "--"+w.Short)
+			text = strings.ReplaceAll(text, "--"+w.Long+after, "--"+w.Short+after)
 		}
 	}
 	for short, flags := range longNames {
 		for _, long := range flags {
 			if settings[short] != nil && settings[long] == nil {
-				text = strings.ReplaceAll(text, "--"+long, "--"+short)
+				text = strings.ReplaceAll(text, "--"+long+after, "--"+short+after)
 			}
 		}
 	}
