@@ -109,7 +109,7 @@ func (c *cluster) fits(o *run.Options) error {
 	if o.PP*o.DP == 1 {
 		ranks = "rank"
 	}
-	return usagef("%s started %d processes, but the layout has %d %s (pp %d x dp %d); start as many, or give %s", c.place.Launcher, n, o.PP*o.DP, ranks, o.PP, o.DP, would)
+	return usagef("%s started %d processes, but the layout has %d %s (pp %d x dp %d); start as many, or give %s", c.place.Launcher.Who(), n, o.PP*o.DP, ranks, o.PP, o.DP, would)
 }
 
 // firstToSay reports whether this process is the first of those that one launcher started on this
@@ -285,7 +285,7 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	if c.mpi.Rank() != place.Rank || c.mpi.Size() != place.Size {
 		name, _ := c.mpi.Library()
 		return nil, c.leave(fmt.Errorf("%s says that this is rank %d of %d, but %s says rank %d of %d; start with the mpirun of that library, or set STOWAGE_MPI to the library of the launcher",
-			place.Launcher, place.Rank, place.Size, name, c.mpi.Rank(), c.mpi.Size()))
+			place.Launcher.Who(), place.Rank, place.Size, name, c.mpi.Rank(), c.mpi.Size()))
 	}
 	if c.host, err = openCPU(nil); err != nil {
 		return nil, c.leave(err)

@@ -43,6 +43,13 @@ func TestLauncher(t *testing.T) {
 		t.Errorf("got %+v", last)
 	}
 
+	p.Place = func() (*launcher.Place, error) { return &launcher.Place{Size: 2, Host: "gpu-17"}, nil }
+	r = Examine(p)
+	last = r.Missing[len(r.Missing)-1]
+	if r.Launcher.Name != "RANK and WORLD_SIZE" || !strings.HasPrefix(last.Why, "the launcher (RANK and WORLD_SIZE) alone cannot start Open MPI") {
+		t.Errorf("got %+v, %+v", r.Launcher, last)
+	}
+
 	p.Place = func() (*launcher.Place, error) {
 		return nil, errors.New("RANK is set, but WORLD_SIZE is not; set both")
 	}

@@ -32,7 +32,15 @@ const (
 
 // String returns the name that users know.
 func (l Launcher) String() string {
-	return [...]string{"the launcher (RANK and WORLD_SIZE)", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
+	return [...]string{"RANK and WORLD_SIZE", "torchrun", "Open MPI", "MPICH (PMI)", "Slurm", "LeaderWorkerSet", "indexed Job"}[l]
+}
+
+// Who returns the name as a sentence has it that says what the launcher does.
+func (l Launcher) Who() string {
+	if l == Variables {
+		return "the launcher (" + l.String() + ")"
+	}
+	return l.String()
 }
 
 // Place is where a process is among those that were started with it.
@@ -101,7 +109,7 @@ func find(env environment) (*Place, error) {
 			found.adopt(p)
 		case p.Launcher == OpenMPI || p.Launcher == PMI:
 			return nil, fmt.Errorf("%s says that this is rank %d of %d, but %s says rank %d of %d; unset the variables of the one that did not start this process",
-				found.Launcher, found.Rank, found.Size, p.Launcher, p.Rank, p.Size)
+				found.Launcher.Who(), found.Rank, found.Size, p.Launcher.Who(), p.Rank, p.Size)
 		}
 	}
 	if found == nil {
@@ -137,7 +145,7 @@ const (
 // the job.
 func (p *Place) Address() (string, error) {
 	if p.Leader == "" {
-		return "", fmt.Errorf("%s does not say which host leads; set MASTER_ADDR to the host of rank 0", p.Launcher)
+		return "", fmt.Errorf("%s does not say which host leads; set MASTER_ADDR to the host of rank 0", p.Launcher.Who())
 	}
 	port := p.Port
 	if port == 0 {
@@ -166,7 +174,7 @@ func (p *Place) StartsMPI(library Launcher) (bool, error) {
 	case p.HasMPI:
 		return false, fmt.Errorf("mpirun of MPICH started this process, but the MPI library is Open MPI; start with mpirun of Open MPI (mpirun.openmpi), or load MPICH")
 	case library == OpenMPI:
-		return false, fmt.Errorf("%s alone cannot start Open MPI; start with mpirun or with srun --mpi=pmix, or install MPICH", p.Launcher)
+		return false, fmt.Errorf("%s alone cannot start Open MPI; start with mpirun or with srun --mpi=pmix, or install MPICH", p.Launcher.Who())
 	}
 	return false, nil
 }
