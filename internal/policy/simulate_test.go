@@ -183,6 +183,21 @@ func TestRowsOfUnequalGroups(t *testing.T) {
 	}
 }
 
+// offloaded returns a step that offloads all it can, and how it goes with memory without limits, or
+// nil if it cannot.
+func offloaded(p *Profile, l memory.Links) (*step, *trial) {
+	pol := offloadAll(p)
+	if p.Check(pol) != nil {
+		return nil, nil
+	}
+	s, c := p.step(pol), residency.Config{Device: noLimit, Host: noLimit, Align: 1}
+	one := s.try(s.plan(s.leaving(c), l, safety), l, c)
+	if one.err != nil {
+		return nil, nil
+	}
+	return s, one
+}
+
 // A step with exactly the memory that its forecast names does the same again: what the
 // forecast says of host memory is enough for the copies where they lie.
 func TestForecastMemoryIsEnough(t *testing.T) {
@@ -190,14 +205,9 @@ func TestForecastMemoryIsEnough(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawProfile(t, 6)
 		p.Rows = nil
-		pol, l := offloadAll(p), drawLinks(t)
-		if p.Check(pol) != nil {
-			return
-		}
-		s := p.step(pol)
-		c := residency.Config{Device: noLimit, Host: noLimit, Align: 1}
-		one := s.try(s.plan(s.leaving(c), l, safety), l, c)
-		if one.err != nil {
+		l := drawLinks(t)
+		s, one := offloaded(p, l)
+		if one == nil {
 			return
 		}
 		f := one.forecast()
@@ -205,8 +215,7 @@ func TestForecastMemoryIsEnough(t *testing.T) {
 			t.Fatalf("a forecast of %+v", f)
 		}
 		fragmented = fragmented || one.machine.Host().Top() > one.machine.Host().Peak()
-		c.Host = f.Host
-		again := s.try(one.plan, l, c)
+		again := s.try(one.plan, l, residency.Config{Device: noLimit, Host: f.Host, Align: 1})
 		if again.err != nil || again.machine.Counts() != f.Counts {
 			t.Fatalf("with %d bytes of host memory: %v, %+v instead of %+v", f.Host, again.err, again.machine.Counts(), f.Counts)
 		}
@@ -222,14 +231,8 @@ func TestNoWaitInsideOfAScope(t *testing.T) {
 	waits := 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := inScopes(drawProfile(t, 6))
-		pol, l := offloadAll(p), drawLinks(t)
-		if p.Check(pol) != nil {
-			return
-		}
-		s := p.step(pol)
-		c := residency.Config{Device: noLimit, Host: noLimit, Align: 1}
-		one := s.try(s.plan(s.leaving(c), l, safety), l, c)
-		if one.err != nil {
+		s, one := offloaded(p, drawLinks(t))
+		if one == nil {
 			return
 		}
 		for _, w := range one.score.waits {
