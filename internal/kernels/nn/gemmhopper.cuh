@@ -42,12 +42,14 @@ struct Place {
     u32 rows, cols;    // that are stored, from here on; may be zero, and more than a tile has
     u64 c, plus;       // addresses of the first number
     bool share_b;      // the tiles of the cluster share columns; else rows
+    u32 gap = 0;       // along n, between the columns of the left half of a tile and those of the right
 };
 
 // Target says how results are stored.
 struct Target {
     u64 pitch, pitch_plus; // in numbers
     u32 type, type_plus;
+    template <u32 wide, bool begun> DEVICE void store(const Place &at, u32 first, const float *c) const;
 };
 
 DEVICE u32 pieces(u32 n, u32 size) { return (n + size - 1) / size; }
@@ -130,7 +132,7 @@ template <bool along_a, bool along_b, class Ring> DEVICE void bring_tile(Ring &r
         }
 #pragma unroll
         for (u32 i = 0; i < Ring::boxes_b; i++) {
-            u32 x = at.b_x + 64 * i, y = at.b_k + k;
+            u32 x = at.b_x + 64 * i + (i < Ring::boxes_b / 2 ? 0 : at.gap), y = at.b_k + k;
             one(map_b, Ring::a_bytes + i * BOX, along_b ? y : x, along_b ? x : y, at.share_b, i);
         }
         ring.next();
@@ -303,23 +305,24 @@ template <u32 wide, bool half, bool plus> DEVICE void store_as(const Place &at, 
     }
 }
 
-// store_tile stores 64 rows of a tile from row first on. If begun is set, sums of fp32 have
-// what they are added to.
-template <u32 wide, bool begun> DEVICE void store_tile(const Place &at, const Target &to, u32 first, const float *c) {
-    if (to.type == BF16) {
-        if (at.plus == 0) store_as<wide, true, false>(at, to, first, c);
-        else store_as<wide, true, true>(at, to, first, c);
+// store stores 64 rows of a tile from row first on. If begun is set, sums of fp32 have what
+// they are added to.
+template <u32 wide, bool begun> DEVICE void Target::store(const Place &at, u32 first, const float *c) const {
+    if (type == BF16) {
+        if (at.plus == 0) store_as<wide, true, false>(at, *this, first, c);
+        else store_as<wide, true, true>(at, *this, first, c);
     } else if (begun || at.plus == 0) {
-        store_as<wide, false, false>(at, to, first, c);
+        store_as<wide, false, false>(at, *this, first, c);
     } else {
-        store_as<wide, false, true>(at, to, first, c);
+        store_as<wide, false, true>(at, *this, first, c);
     }
 }
 
 // persist computes every tile of this cluster. plan says how many pairs there are, where
-// the tile of this block in a pair is, and what warps do that have nothing to bring.
-template <bool along_a, bool along_b, class Form, class Plan>
-DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
+// the tile of this block in a pair is, and what warps do that have nothing to bring. to
+// stores tiles.
+template <bool along_a, bool along_b, class Form, class Plan, class To>
+DEVICE void persist(Plan &plan, const To &to, u64 map_a, u64 map_b) {
     constexpr u32 wide = Form::wide, parts = Form::turns ? Form::high / 64 : 1;
     constexpr bool turns = Form::turns;
     typedef Ring<Form> Stages;
@@ -376,7 +379,7 @@ DEVICE void persist(Plan &plan, const Target &to, u64 map_a, u64 map_b) {
             }
             multiply_tile<along_a, along_b, wide, parts, Form::begins>(ring, at, half, c);
 #pragma unroll
-            for (u32 i = 0; i < parts; i++) store_tile<wide, Form::begins>(at, to, (half + i) * 64, c + i * wide / 2);
+            for (u32 i = 0; i < parts; i++) to.template store<wide, Form::begins>(at, (half + i) * 64, c + i * wide / 2);
         }
     }
     cluster_arrive(); // the other block may still arrive at the barriers of this one
