@@ -8,8 +8,11 @@
 It measures products over experts (torch._grouped_mm), dense products, every backend of
 SDPA forward and backward, and what is bound by memory: RMS norm, SwiGLU, gathers of rows,
 cross-entropy, AdamW and a copy, each eager and, unless --no-compile, compiled; the
-faster one counts. Then it runs BenchmarkPeersOnGPU of --nn, which has the same names and
-shapes, and prints both with ratios: above 1 Stowage is faster. All data is random and
+faster one counts. Take gathers rows, each once; spread writes the row of a token to each of
+its experts. Then it runs BenchmarkPeersOnGPU of --nn, which has the same names and
+shapes, and prints both with ratios: above 1 Stowage is faster. Beside what is bound by
+memory stand the percentages of two copies' bandwidths: of one that moves as many bytes, which
+takes turns with the runs of Stowage, and of one of 1 GiB. All data is random and
 normal; between two runs 256 MiB are written, so that the L2 cache is cold; a time is the
 median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
 causal mask leaves.
@@ -234,7 +237,8 @@ def rows():
         both(name("norm-grad-add"), norm_grad_add, x, w, y, more, moved=4 * unit)
         both(name("swiglu"), swiglu, wide, moved=3 * unit)
         both(name("swiglu-grad"), swiglu_grad, wide, y, moved=5 * unit)
-        both(name("take"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
+        both(name("take"), take, sorted_, order, moved=sorted_.numel() * 4)
+        both(name("spread"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
         both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
     for count, vocab, kind in ((tokens, 32000, torch.bfloat16), (2048, 128256, torch.bfloat16), (tokens, 32000, torch.float32), (2048, 128256, torch.float32)):
         logits, targets = normal(count, vocab, dtype=kind), torch.arange(count, device="cuda") * 7919 % vocab
@@ -270,6 +274,8 @@ def ours():
             unit = "TFLOP/s" if "TFLOP/s" in figures else "GB/s"
             if unit in figures:
                 found[m[1]] = {"us": figures.get("us"), "rate": figures[unit], "unit": unit}
+                if "%copy" in figures:
+                    found[m[1]]["copy"] = figures["%copy"]
     if done.returncode or not found:
         say(f"torch_kernels: `{' '.join(command)}` failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return found
@@ -284,7 +290,8 @@ def main():
     torch.cuda.empty_cache()
     mine = ours() if ARGS.nn else {}
     table = []
-    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6}  fastest of PyTorch; others")
+    most = mine.get("rows/copy", {}).get("rate")
+    say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
     for name in dict.fromkeys([*RESULTS, *mine]):
         ways = {w: r for w, r in RESULTS.get(name, {}).items() if "rate" in r}
         best = max(ways, key=lambda w: ways[w]["rate"], default=None)
@@ -297,7 +304,9 @@ def main():
         others = "; " + ", ".join(f"{w} {r['rate']:.0f}" for w, r in ways.items() if w != best) if len(ways) > 1 else ""
         ratio = f"{row['ratio']:6.3f}" if "ratio" in row else " " * 6
         unit = (own or ways.get(best) or {}).get("unit", "")
-        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio}  {best}{others}")
+        part = lambda v: f"{v:5.1f} %" if v else " " * 7
+        copies = part(own and own.get("copy")) + " " + part(most and own and "copy" in own and 100 * own["rate"] / most)
+        say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio} {copies}  {best}{others}")
     if ARGS.json:
         figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_ratio": r["ratio"] for r in table if "ratio" in r}
         label = {"bench": "torch_kernels", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name(), "figures": figures}

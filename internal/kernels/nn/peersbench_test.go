@@ -25,6 +25,7 @@ type peers struct {
 	b          *testing.B
 	tile       []byte // random normal numbers
 	flush      *device.Buffer
+	copied     *device.Buffer // copies beside what is bound by memory go from its first half to its second
 	begin, end device.Event
 }
 
@@ -32,11 +33,12 @@ const (
 	peerRuns  = 10
 	peerArena = 8 << 30
 	peerFlush = 256 << 20
+	peerCopy  = 1 << 30 // the longest copy
 )
 
 func newPeers(b *testing.B) *peers {
 	p := &peers{gpuYard: gpuYard{tensorGPU: newTensorGPU(b)}, b: b}
-	p.buf, p.flush = p.alloc(b, peerArena), p.alloc(b, peerFlush)
+	p.buf, p.flush, p.copied = p.alloc(b, peerArena), p.alloc(b, peerFlush), p.alloc(b, 2*peerCopy)
 	var err [2]error
 	p.begin, err[0] = p.NewEvent(device.Timing)
 	p.end, err[1] = p.NewEvent(device.Timing)
@@ -46,6 +48,7 @@ func newPeers(b *testing.B) *peers {
 	b.Cleanup(func() {
 		p.Free(p.buf)
 		p.Free(p.flush)
+		p.Free(p.copied)
 		_, _ = p.begin.Close(), p.end.Close()
 	})
 	return p
@@ -66,35 +69,52 @@ func (p *peers) fresh() {
 	p.at = 0
 }
 
-// measure prints the median of some runs, as TFLOP/s if there are FLOPs, and else as GB/s.
+// measure prints the median of some runs, as TFLOP/s if there are FLOPs. Otherwise it prints
+// GB/s, and what percentage that is of a copy that moves as many bytes, at most twice peerCopy.
+// The copy takes turns with the runs.
 func (p *peers) measure(name string, flops float64, moved memory.Bytes, issue func(s device.Stream)) {
 	p.b.Run(name, func(b *testing.B) {
-		var took []time.Duration
+		half := min(moved/2, peerCopy)
+		var took, copied []time.Duration
 		for range peerRuns + 2 {
-			p.Fill(p.flush.All(), 0)
-			p.Record(p.begin)
-			issue(p.Stream)
-			p.Record(p.end)
-			if err := p.Stream.Sync(); err != nil {
-				b.Fatal(err)
+			took = append(took, p.once(b, issue))
+			if flops == 0 {
+				copied = append(copied, p.once(b, func(s device.Stream) { s.Copy(p.copied.Slice(peerCopy, half), p.copied.Slice(0, half)) }))
 			}
-			d, err := p.end.Since(p.begin)
-			if err != nil {
-				b.Fatal(err)
-			}
-			took = append(took, d)
 		}
-		took = took[2:]
-		slices.Sort(took)
-		d := took[len(took)/2]
+		d := middle(took[2:])
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(float64(d.Nanoseconds())/1e3, "us")
 		if flops > 0 {
 			b.ReportMetric(flops/d.Seconds()/1e12, "TFLOP/s")
-		} else {
-			b.ReportMetric(float64(moved)/d.Seconds()/1e9, "GB/s")
+			return
 		}
+		rate := func(n memory.Bytes, d time.Duration) float64 { return float64(n) / d.Seconds() / 1e9 }
+		b.ReportMetric(rate(moved, d), "GB/s")
+		b.ReportMetric(100*rate(moved, d)/rate(2*half, middle(copied[2:])), "%copy")
 	})
+}
+
+// once returns how long one run takes.
+func (p *peers) once(b *testing.B, issue func(s device.Stream)) time.Duration {
+	p.Fill(p.flush.All(), 0)
+	p.Record(p.begin)
+	issue(p.Stream)
+	p.Record(p.end)
+	if err := p.Stream.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	d, err := p.end.Since(p.begin)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return d
+}
+
+// middle returns the median.
+func middle(took []time.Duration) time.Duration {
+	slices.Sort(took)
+	return took[len(took)/2]
 }
 
 // peerGroups are products over experts: rows of x with k columns times n columns of each
@@ -220,14 +240,15 @@ func (p *peers) rows() {
 		})
 		p.measure(name("swiglu"), 0, 3*unit, func(s device.Stream) { SwiGLU(s, Gate{Y: y, X: wide}) })
 		p.measure(name("swiglu-grad"), 0, 5*unit, func(s device.Stream) { SwiGLUGrad(s, GateGrad{DX: dwide, X: wide, DY: y}) })
-		sorted := p.matrix(tokens*top, cols)
+		sorted, taken := p.matrix(tokens*top, cols), p.matrix(tokens*top, cols)
 		at := rand.New(rand.NewPCG(1, 1)).Perm(tokens * top)
 		back := make([]int, len(at))
 		for i, j := range at {
 			back[j] = i
 		}
 		source, place := p.words(len(at), func(i int) int { return at[i] }), p.words(len(at), func(i int) int { return back[i] })
-		p.measure(name("take"), 0, sorted.Len+unit, func(s device.Stream) { TakeRows(s, Taking{Dst: sorted, Src: x, Source: source, Every: top}) })
+		p.measure(name("take"), 0, 2*sorted.Len, func(s device.Stream) { TakeRows(s, Taking{Dst: taken, Src: sorted, Source: source, Every: 1}) })
+		p.measure(name("spread"), 0, sorted.Len+unit, func(s device.Stream) { SpreadRows(s, Spreading{Dst: sorted, Src: x, Place: place, Every: top}) })
 		p.measure(name("combine"), 0, sorted.Len+unit, func(s device.Stream) { CombineRows(s, Combining{Dst: y, Src: sorted, Place: place, Every: top}) })
 	}
 	for _, l := range []struct {
