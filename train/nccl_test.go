@@ -6,6 +6,7 @@ package train
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
@@ -13,6 +14,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/nccl"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
+	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/memory"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
@@ -99,6 +101,69 @@ func TestPoliciesOverNCCL(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// asked counts how often a communicator and those split from it are asked for errors.
+type asked struct {
+	comm.Capturer
+	times *atomic.Int64
+}
+
+func (c asked) Err() error {
+	c.times.Add(1)
+	return c.Capturer.Err()
+}
+
+func (c asked) Split(ranks []int) (comm.Comm, error) {
+	x, err := c.Capturer.Split(ranks)
+	if err != nil {
+		return nil, err
+	}
+	return asked{x.(comm.Capturer), c.times}, nil
+}
+
+// A rank issues a whole eager step, with exchanges of experts, without waiting for the
+// hosts of others: over NCCL it waits for them if it asks a communicator for its error. SPEC S7.2
+func TestEagerStepWaitsForNoHost(t *testing.T) {
+	for _, how := range []layer.Dispatch{layer.AllToAll, layer.Ring} {
+		c := quick(t, mixed())
+		c.Layout, c.Dispatch = Layout{1, 1, 2, 2}, how
+		c.Memory = Memory{Rows: layer.Stashed, Fraction: 1, Offload: []string{"core_attn"}, Links: links}
+		times := [2]atomic.Int64{}
+		overNCCL(t, c, func(i int, c Config) error {
+			p := *c.Process
+			join := p.Join
+			p.Join = func(rank int, dev device.Device) (comm.Comm, error) {
+				x, err := join(rank, dev)
+				if err != nil {
+					return nil, err
+				}
+				return asked{x.(comm.Capturer), &times[rank]}, nil
+			}
+			c.Process = &p
+			tr, err := New(c)
+			if err != nil {
+				return err
+			}
+			var a account
+			err = tr.on(&a, 3)
+			if err == nil {
+				err = tr.each(func(int) error {
+					r := tr.ranks[0]
+					r.upload(tr.loader, tr.step)
+					return r.rt.Step(r.key(), func(s *engine.Step) error {
+						before := times[i].Load()
+						err := r.issue(s, false)
+						if n := times[i].Load() - before; n != 0 {
+							t.Errorf("%v: process %d asks for errors %d times while it issues a step", how, i, n)
+						}
+						return err
+					})
+				})
+			}
+			return errors.Join(err, tr.Close())
+		})
 	}
 }
 

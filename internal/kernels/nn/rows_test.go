@@ -227,6 +227,37 @@ func TestRegroup(t *testing.T) {
 	})
 }
 
+// A rank that fails leaves words that are no counts. Whatever they are, rows and their
+// sources stay within the tables, and each row has the place that it came from.
+func TestRegroupAnything(t *testing.T) {
+	y := newYard(t, 1<<15)
+	rapid.Check(t, func(t *rapid.T) {
+		y.reset(t)
+		r := Regrouping{Ranks: rapid.IntRange(1, 5).Draw(t, "ranks"), Experts: rapid.IntRange(1, 6).Draw(t, "experts"), Part: rapid.IntRange(1, 40).Draw(t, "part")}
+		r.Room = rapid.IntRange(1, r.Ranks*r.Part+3).Draw(t, "room")
+		r.Counts = put(y, rapid.SliceOfN(rapid.Uint32(), r.Ranks*r.Experts, r.Ranks*r.Experts).Draw(t, "words"))
+		r.Seg = Segments{place[uint32](y, 2*r.Experts), r.Experts}
+		r.Source, r.Place, r.Count = place[uint32](y, r.Room), place[uint32](y, r.Ranks*r.Part), place[uint64](y, 1)
+		Regroup(y, r)
+		place, live := numbersAt[uint32](r.Place), 0
+		for i, from := range numbersAt[uint32](r.Source) {
+			if from != None && (int(from) >= len(place) || place[from] != uint32(i)) {
+				t.Fatalf("row %d comes from %d", i, from)
+			} else if from != None {
+				live++
+			}
+		}
+		for _, s := range numbersAt[[2]uint32](r.Seg.Range) {
+			if live -= int(s[1]); int(s[0])+int(s[1]) > r.Room {
+				t.Fatalf("segment %v ends beyond %d rows", s, r.Room)
+			}
+		}
+		if live != 0 {
+			t.Fatalf("segments have %d rows less than there are", live)
+		}
+	})
+}
+
 // A programmer's error panics with one sentence.
 func TestRowsRefuse(t *testing.T) {
 	y := newYard(t, 1<<14)

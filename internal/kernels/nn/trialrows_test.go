@@ -120,7 +120,7 @@ func sortTrial(x *trial) func(s device.Stream) {
 	if x.maybe() {
 		o.Capacity = 1 + x.IntN(2*pairs)
 	}
-	o.Index = x.words(pairs, func(int) uint32 { return uint32(x.IntN(1 + x.IntN(all))) })
+	o.Index = x.arrivals(pairs, func(int) uint32 { return uint32(x.IntN(1 + x.IntN(all))) })
 	o.Seg = Segments{Range: x.waste(SegmentsBytes(o.Experts), exact), Experts: o.Experts}
 	o.Source, o.Place = x.waste(memory.Bytes(4*o.Room), exact), x.waste(memory.Bytes(4*pairs), exact)
 	o.Scratch = x.waste(SortScratch(tokens, o.TopK, o.Experts), scratch)
@@ -128,6 +128,17 @@ func sortTrial(x *trial) func(s device.Stream) {
 		o.Count, o.Counts = x.waste(8, exact), x.waste(memory.Bytes(4*o.Experts), exact)
 	}
 	return func(s device.Stream) { SortRows(s, o) }
+}
+
+// arrivals draws words that come from other ranks. A rank that fails leaves any.
+func (x *trial) arrivals(n int, draw func(int) uint32) device.Range {
+	wild := x.IntN(3) == 0
+	return x.words(n, func(i int) uint32 {
+		if wild && x.maybe() {
+			return x.Uint32()
+		}
+		return draw(i)
+	})
 }
 
 func regroupTrial(x *trial) func(s device.Stream) {
@@ -138,7 +149,7 @@ func regroupTrial(x *trial) func(s device.Stream) {
 		r.Slot = 1 + x.IntN(1+2*r.Ranks*r.Part/r.Experts)
 		r.Room = 1 + x.IntN(r.Experts*r.Slot)
 	}
-	r.Counts = x.words(r.Ranks*r.Experts, func(int) uint32 { return uint32(x.IntN(1+x.IntN(2*r.Part)) / r.Experts) })
+	r.Counts = x.arrivals(r.Ranks*r.Experts, func(int) uint32 { return uint32(x.IntN(1+x.IntN(2*r.Part)) / r.Experts) })
 	r.Seg = Segments{Range: x.waste(SegmentsBytes(r.Experts), exact), Experts: r.Experts}
 	r.Source, r.Place = x.waste(memory.Bytes(4*r.Room), exact), x.waste(memory.Bytes(4*r.Ranks*r.Part), exact)
 	if x.maybe() {
