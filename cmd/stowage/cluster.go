@@ -24,6 +24,7 @@ import (
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/mpi"
+	ranks "github.com/stowage-dev/stowage/internal/comm/nccl"
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/nccl"
 	"github.com/stowage-dev/stowage/internal/rendezvous"
@@ -46,6 +47,7 @@ type cluster struct {
 	pmi     *rendezvous.PMI // what MPI talks to if the launcher knows nothing of MPI, or nil
 	session *rendezvous.Session
 	host    device.Device // of control
+	order   ranks.Order   // of all that NCCL does on this process's GPU
 	process *comm.Process
 	offset  time.Duration // to the clock of rank 0
 	within  time.Duration // the most by which offset may be wrong

@@ -123,7 +123,7 @@ func (c *cluster) openNCCL(lib *nccl.Library, dev device.Device, name string) (c
 	if err != nil {
 		return nil, err
 	}
-	x, err := ranks.Open(lib, dev, ranks.Options{Host: host, HostDevice: c.host, Note: func(call string) {
+	x, err := ranks.Open(lib, dev, ranks.Options{Host: host, HostDevice: c.host, Order: &c.order, Note: func(call string) {
 		last.Store(call)
 		c.note(call, nil)
 	}})

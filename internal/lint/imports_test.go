@@ -85,8 +85,9 @@ var layers = []layer{
 	mechanism("offload"),
 	mechanism("capture"),
 	mechanism("comm"),
-	{pkg: "internal/comm/mpi", may: with(exact+"device", exact+"internal/comm", "internal/launcher", "internal/mpi"), test: append(slices.Clone(devices), "internal/comm/commtest")},
-	{pkg: "internal/comm/nccl", may: with(exact+"device", "device/cuda", exact+"internal/comm", "internal/launcher", "internal/nccl"), test: append(slices.Clone(devices), "internal/comm/commtest", "internal/comm/mpi", "internal/comm/nccl/nccltest", "internal/leak")},
+	{pkg: "internal/comm/letter", may: with(exact + "internal/comm")},
+	{pkg: "internal/comm/mpi", may: with(exact+"device", exact+"internal/comm", "internal/comm/letter", "internal/launcher", "internal/mpi"), test: append(slices.Clone(devices), "internal/comm/commtest")},
+	{pkg: "internal/comm/nccl", may: with(exact+"device", "device/cuda", exact+"internal/comm", "internal/comm/letter", "internal/launcher", "internal/nccl"), test: append(slices.Clone(devices), "internal/comm/commtest", "internal/comm/mpi", "internal/comm/nccl/nccltest", "internal/leak")},
 	{pkg: "internal/comm/nccl/nccltest", may: []string{exact + "device", "internal/nccl"}, test: devices},
 	{pkg: "internal/comm/commtest", may: with(exact+"device", exact+"internal/comm"), test: devices},
 	// Sharded parameters use the collectives and the pure plans of pools.

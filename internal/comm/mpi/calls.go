@@ -7,12 +7,13 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/memory"
 )
 
 // collective makes a call of all ranks: it numbers it, makes the headers, and runs issue
 // with them. Calls that use the buffers are ordered by an event.
-func (g *group) collective(s device.Stream, sig signature, buffers bool, issue func(c *call, heads []*head)) {
+func (g *group) collective(s device.Stream, sig letter.Signature, buffers bool, issue func(c *call, heads []*head)) {
 	w := g.w
 	w.issue.Lock()
 	defer w.issue.Unlock()
@@ -57,7 +58,7 @@ func copyUnlessSame(s device.Stream, dst, src device.Range) {
 
 func (g *group) AllGather(s device.Stream, dst, src device.Range) {
 	g.caller().AllGather(s, dst, src)
-	g.collective(s, signature{kind: allGather, bytes: src.Len}, false, func(c *call, heads []*head) {
+	g.collective(s, letter.Signature{Kind: letter.AllGather, Bytes: src.Len}, false, func(c *call, heads []*head) {
 		if src.Len > 0 {
 			copyUnlessSame(s, dst.Slice(src.Len*memory.Bytes(g.me), src.Len), src)
 		}
@@ -99,7 +100,7 @@ func (g *group) places(like uintptr) (most memory.Bytes, at func(p int, n memory
 }
 
 // reduceAt adds what has arrived to this rank's own elements, in the order of ranks.
-func (g *group) reduceAt(s device.Stream, sig signature, dst, own device.Range, at func(p int, n memory.Bytes) device.Range) {
+func (g *group) reduceAt(s device.Stream, sig letter.Signature, dst, own device.Range, at func(p int, n memory.Bytes) device.Range) {
 	sources := make([]device.Range, len(g.ranks))
 	for p := range sources {
 		if p == g.me {
@@ -108,12 +109,12 @@ func (g *group) reduceAt(s device.Stream, sig signature, dst, own device.Range, 
 			sources[p] = at(p, own.Len)
 		}
 	}
-	g.w.reducer.Reduce(s, sig.t, sig.op, dst, sources)
+	g.w.reducer.Reduce(s, sig.Type, sig.Op, dst, sources)
 }
 
 func (g *group) ReduceScatter(s device.Stream, dst, src device.Range, t comm.Type, op comm.Op) {
 	g.caller().ReduceScatter(s, dst, src, t, op)
-	sig := signature{kind: reduceScatter, bytes: dst.Len, t: t, op: op}
+	sig := letter.Signature{Kind: letter.ReduceScatter, Bytes: dst.Len, Type: t, Op: op}
 	g.collective(s, sig, true, func(c *call, heads []*head) {
 		if len(g.ranks) == 1 || dst.Len == 0 {
 			if dst.Len > 0 {
@@ -144,7 +145,7 @@ const small = 16 * memory.KiB
 
 func (g *group) AllReduce(s device.Stream, dst, src device.Range, t comm.Type, op comm.Op) {
 	g.caller().AllReduce(s, dst, src, t, op)
-	sig := signature{kind: allReduce, bytes: dst.Len, t: t, op: op}
+	sig := letter.Signature{Kind: letter.AllReduce, Bytes: dst.Len, Type: t, Op: op}
 	g.collective(s, sig, true, func(c *call, heads []*head) {
 		switch n := memory.Bytes(len(g.ranks)); {
 		case dst.Len == 0:
@@ -164,7 +165,7 @@ func (g *group) AllReduce(s device.Stream, dst, src device.Range, t comm.Type, o
 // allReduce is a reduce-scatter of equal parts into the destinations and an all-gather of
 // them, piece by piece. A part of the source is sent before the same part of the
 // destination arrives, so the two ranges may be the same.
-func (g *group) allReduce(s device.Stream, c *call, sig signature, heads []*head, dst, src device.Range) {
+func (g *group) allReduce(s device.Stream, c *call, sig letter.Signature, heads []*head, dst, src device.Range) {
 	n := memory.Bytes(len(g.ranks))
 	most, at := g.places(src.Addr())
 	most = most / 16 * 16
@@ -197,7 +198,7 @@ func (g *group) allReduce(s device.Stream, c *call, sig signature, heads []*head
 func (g *group) AllToAll(s device.Stream, dst, src device.Range) {
 	g.caller().AllToAll(s, dst, src)
 	n := src.Len / memory.Bytes(len(g.ranks))
-	g.collective(s, signature{kind: allToAll, bytes: n}, false, func(c *call, heads []*head) {
+	g.collective(s, letter.Signature{Kind: letter.AllToAll, Bytes: n}, false, func(c *call, heads []*head) {
 		var sends, recvs []piece
 		if n > 0 {
 			part := func(r device.Range, p int) device.Range { return r.Slice(n*memory.Bytes(p), n) }
@@ -213,7 +214,7 @@ func (g *group) AllToAll(s device.Stream, dst, src device.Range) {
 
 func (g *group) AllToAllV(s device.Stream, dst, src device.Range, send, recv []comm.Part) {
 	g.caller().AllToAllV(s, dst, src, send, recv)
-	g.collective(s, signature{kind: allToAllV}, false, func(c *call, heads []*head) {
+	g.collective(s, letter.Signature{Kind: letter.AllToAllV}, false, func(c *call, heads []*head) {
 		for _, h := range heads {
 			if h.send {
 				h.len = send[h.peer].Len
@@ -241,7 +242,7 @@ func (g *group) AllToAllV(s device.Stream, dst, src device.Range, send, recv []c
 
 func (g *group) Broadcast(s device.Stream, r device.Range, root int) {
 	g.caller().Broadcast(s, r, root)
-	g.collective(s, signature{kind: broadcast, bytes: r.Len, root: root}, false, func(c *call, heads []*head) {
+	g.collective(s, letter.Signature{Kind: letter.Broadcast, Bytes: r.Len, Root: root}, false, func(c *call, heads []*head) {
 		switch {
 		case root == g.me:
 			g.spread(s, c, heads, r, func(int) device.Range { return device.Range{} })
@@ -255,38 +256,38 @@ func (g *group) Broadcast(s device.Stream, r device.Range, root int) {
 
 func (g *group) Barrier(s device.Stream) {
 	g.caller().Barrier(s)
-	g.collective(s, signature{kind: barrier}, false, func(c *call, heads []*head) { g.meet(s, c, heads, nil, nil) })
+	g.collective(s, letter.Signature{Kind: letter.Barrier}, false, func(c *call, heads []*head) { g.meet(s, c, heads, nil, nil) })
 }
 
 func (g *group) Send(s device.Stream, src device.Range, to int) {
 	g.caller().Send(s, src, to)
-	g.messages(s, send, []comm.Message{{Peer: to, Range: src}}, nil)
+	g.messages(s, letter.Send, []comm.Message{{Peer: to, Range: src}}, nil)
 }
 
 func (g *group) Recv(s device.Stream, dst device.Range, from int) {
 	g.caller().Recv(s, dst, from)
-	g.messages(s, recv, nil, []comm.Message{{Peer: from, Range: dst}})
+	g.messages(s, letter.Recv, nil, []comm.Message{{Peer: from, Range: dst}})
 }
 
 func (g *group) Exchange(s device.Stream, sends, recvs []comm.Message) {
 	g.caller().Exchange(s, sends, recvs)
 	if len(sends)+len(recvs) > 0 {
-		g.messages(s, exchange, sends, recvs)
+		g.messages(s, letter.Exchange, sends, recvs)
 	}
 }
 
 // messages makes a call of messages between two ranks. Those of two ranks are counted, so
 // that they pass in order whatever streams they are on.
-func (g *group) messages(s device.Stream, k kind, sends, recvs []comm.Message) {
+func (g *group) messages(s device.Stream, k letter.Kind, sends, recvs []comm.Message) {
 	w := g.w
 	if w.staged && max(len(sends), len(recvs)) > mostMessages {
 		panic(fmt.Sprintf("comm: %v on rank %d: expected at most %d messages in each direction, got %d and %d; pass them in several calls", k, g.ranks[g.me], mostMessages, len(sends), len(recvs)))
 	}
 	w.issue.Lock()
 	defer w.issue.Unlock()
-	sig, peer := signature{kind: k}, 0
+	sig, peer := letter.Signature{Kind: k}, 0
 	for _, m := range append(append([]comm.Message{}, sends...), recvs...) {
-		sig.bytes, peer = m.Range.Len, m.Peer
+		sig.Bytes, peer = m.Range.Len, m.Peer
 	}
 	c := g.enter(sig, peer)
 	if c == nil {

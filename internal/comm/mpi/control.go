@@ -133,7 +133,7 @@ func (w *world) losePatience() {
 			continue
 		}
 		if ranks := o.absent(); len(ranks) > 0 {
-			a := &comm.Absent{Rank: w.rank, Call: o.g.name(o.call), Ranks: ranks, Waited: w.o.Patience}
+			a := &comm.Absent{Rank: w.rank, Call: o.call.Name(o.g.ranks), Ranks: ranks, Waited: w.o.Patience}
 			w.fail(w.rank, fmt.Errorf("%w (rank %d runs on %s)", a, ranks[0], w.hosts[ranks[0]]), true)
 			return
 		}

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/mpi"
 	"github.com/stowage-dev/stowage/memory"
@@ -58,15 +59,15 @@ func (g *group) caller() comm.Caller {
 
 // enter numbers a call. It returns nil if the communicator has failed: the call does
 // nothing then. It panics if the rank has closed the communicator.
-func (g *group) enter(s signature, peer int) *call {
+func (g *group) enter(s letter.Signature, peer int) *call {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.quit {
-		panic(fmt.Sprintf("comm: %v is called on rank %d after it closed the communicator", s.kind, g.ranks[g.me]))
+		panic(fmt.Sprintf("comm: %v is called on rank %d after it closed the communicator", s.Kind, g.ranks[g.me]))
 	}
 	g.made++
-	c := &call{signature: s, number: g.made, peer: peer}
-	if !s.kind.pair() {
+	c := &call{Call: letter.Call{Signature: s, Number: g.made, Peer: peer}}
+	if !s.Kind.Pair() {
 		g.collectives++
 		c.serial = g.collectives
 	}
@@ -90,7 +91,7 @@ func (g *group) lose(c *call, f *comm.Failure) {
 
 func (g *group) loseLocked(c *call, f *comm.Failure) {
 	if g.lost == nil {
-		g.lost = &comm.Failure{Rank: g.ranks[g.me], Call: g.name(c), By: f.By, Err: f.Err}
+		g.lost = &comm.Failure{Rank: g.ranks[g.me], Call: c.Name(g.ranks), By: f.By, Err: f.Err}
 	}
 }
 
@@ -139,10 +140,10 @@ func (g *group) Split(ranks []int) (comm.Comm, error) {
 	// The ranks meet in messages first, which a failure can end. Then all of them make
 	// MPI's communicator, which waits without end.
 	tag := tagSplit + int(key%tagCount)
-	o := &op{g: g, call: &call{signature: signature{kind: split, bytes: memory.Bytes(key >> 1)}, number: serial, serial: serial}, where: "the split into " + name, done: make(chan struct{}, 1)}
+	o := &op{g: g, call: &call{Call: letter.Call{Signature: letter.Signature{Kind: letter.Split, Bytes: memory.Bytes(key >> 1)}, Number: serial}, serial: serial}, where: "the split into " + name, done: make(chan struct{}, 1)}
 	for _, r := range ranks {
 		if r != g.me {
-			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true}, &head{peer: r, tag: tag, len: anyLen})
+			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true}, &head{peer: r, tag: tag, len: letter.AnyBytes})
 		}
 	}
 	if err := g.Err(); err != nil {
@@ -211,7 +212,7 @@ func (g *group) Close() error {
 
 // Gather passes the lengths in headers and then the bytes.
 func (g *group) Gather(b []byte) ([][]byte, error) {
-	c := g.enter(signature{kind: gather}, 0)
+	c := g.enter(letter.Signature{Kind: letter.Gather}, 0)
 	if c == nil {
 		return nil, g.Err()
 	}
@@ -222,7 +223,7 @@ func (g *group) Gather(b []byte) ([][]byte, error) {
 	o := &op{g: g, call: c, done: make(chan struct{}, 1)}
 	for r := range g.ranks {
 		if r != g.me {
-			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true, len: memory.Bytes(len(b))}, &head{peer: r, tag: tag, len: anyLen})
+			o.heads = append(o.heads, &head{peer: r, tag: tag, send: true, len: memory.Bytes(len(b))}, &head{peer: r, tag: tag, len: letter.AnyBytes})
 		}
 	}
 	o.pass()
@@ -235,7 +236,7 @@ func (g *group) Gather(b []byte) ([][]byte, error) {
 			second.parts = append(second.parts, bytesMessage(h.peer, tag, true, b))
 			continue
 		}
-		_, n := h.decode()
+		n := letter.Read(h.raw[:]).Sent
 		if n < 0 || n > mostGathered {
 			return nil, errors.New("comm: a rank gathers more than 1 GiB")
 		}

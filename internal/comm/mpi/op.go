@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -106,7 +107,7 @@ func (o *op) begin() {
 		if h.come = false; h.send {
 			h.encode(o.call)
 		}
-		o.start(h.send, uintptr(unsafe.Pointer(&h.raw)), headSize, h.peer, h.tag, h)
+		o.start(h.send, uintptr(unsafe.Pointer(&h.raw)), letter.Size, h.peer, h.tag, h)
 	}
 	for i := range o.parts {
 		m := &o.parts[i]
@@ -204,8 +205,8 @@ func (o *op) abandon(f *comm.Failure) {
 
 // words names the call for notes. Numbers are those that the other ranks of the call have.
 func (o *op) words() string {
-	if !o.call.kind.pair() {
-		return fmt.Sprintf("%v %d of %s", o.call.kind, o.call.serial, o.g.members)
+	if !o.call.Kind.Pair() {
+		return fmt.Sprintf("%v %d of %s", o.call.Kind, o.call.serial, o.g.members)
 	}
 	var peers []int
 	for _, s := range o.seqs {
@@ -213,7 +214,7 @@ func (o *op) words() string {
 			peers = append(peers, r)
 		}
 	}
-	return fmt.Sprintf("%v %d %s %s", o.call.kind, o.seqs[0].n, [...]string{"to", "from", "with"}[o.call.kind-send], launcher.Ranks(peers))
+	return fmt.Sprintf("%v %d %s %s", o.call.Kind, o.seqs[0].n, [...]string{"to", "from", "with"}[o.call.Kind-letter.Send], launcher.Ranks(peers))
 }
 
 // absent returns the ranks, numbered as in the world, that have not made the call.
@@ -243,8 +244,8 @@ func (o *op) hopeless() *comm.Failure {
 // needs reports whether a message of the operation is one that a rank which has closed did
 // not pass.
 func (o *op) needs(peer int, n *news) bool {
-	if !o.call.kind.pair() {
-		return o.call.serial > n.Serial && o.call.kind != split
+	if !o.call.Kind.Pair() {
+		return o.call.serial > n.Serial && o.call.Kind != letter.Split
 	}
 	for _, s := range o.seqs {
 		if s.peer == peer && (s.send && s.n > n.Got || !s.send && s.n > n.Sent) {

@@ -96,7 +96,7 @@ func longest(lists ...[]piece) (n memory.Bytes) {
 // direction.
 func (g *group) share(c *call) memory.Bytes {
 	places := memory.Bytes(len(g.ranks) - 1)
-	if c.kind.pair() {
+	if c.Kind.Pair() {
 		places = mostMessages
 	}
 	return g.w.o.Scratch / places &^ 255

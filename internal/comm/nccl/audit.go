@@ -7,32 +7,41 @@ package nccl
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/memory"
 )
 
 // audited is a call that is being compared.
 type audited struct {
-	call         call
-	sends, recvs []letter
+	call         letter.Call
+	turn         uint64 // among all calls of this rank
+	sends, recvs []part
+}
+
+// part is what a letter to a rank says, or what one from a rank should say.
+type part struct {
+	peer int
+	len  memory.Bytes // that are sent, or expected; only calls with parts of their own have it
 }
 
 // mostCompared is the number of ranks up to which each compares its collectives with all
 // others. In larger groups each compares them with the rank before it.
 const mostCompared = 16
 
-// letters returns what a rank sends and expects in a collective. of returns the bytes that
+// parts returns what a rank sends and expects in a collective. of returns the bytes that
 // this rank sends to another and expects from it, and may be nil.
-func (g *group) letters(of func(p int) (send, recv memory.Bytes)) (sends, recvs []letter) {
+func (g *group) parts(of func(p int) (send, recv memory.Bytes)) (sends, recvs []part) {
 	n := len(g.ranks)
 	for k := 1; k < n; k++ {
 		if n > mostCompared && k > 1 {
 			break
 		}
 		to, from := (g.me+k)%n, (g.me+n-k)%n
-		a, b := letter{peer: to}, letter{peer: from}
+		a, b := part{peer: to}, part{peer: from}
 		if of != nil {
 			a.len, _ = of(to)
 			_, b.len = of(from)
@@ -81,15 +90,15 @@ func (g *group) compare(a *audited) *comm.Failure {
 		g.w.o.Host.Abort(err)
 		return failureOf(g.watched.Err())
 	}
-	list := func(b *device.Buffer, all []letter) (out []comm.Message) {
+	list := func(b *device.Buffer, all []part) (out []comm.Message) {
 		for i, l := range all {
-			out = append(out, comm.Message{Peer: l.peer, Range: b.Slice(letterSize*memory.Bytes(i), letterSize)})
+			out = append(out, comm.Message{Peer: l.peer, Range: b.Slice(letter.Size*memory.Bytes(i), letter.Size)})
 		}
 		return out
 	}
-	b := make([]byte, letterSize*most)
+	b := make([]byte, letter.Size*most)
 	for i, l := range a.sends {
-		encode(b[letterSize*i:], &a.call, l.len)
+		(&letter.Letter{Call: a.call, Sent: l.len, Turn: a.turn}).Write(b[letter.Size*i:])
 	}
 	if len(b) > 0 {
 		g.hs.Upload(g.out.Slice(0, memory.Bytes(len(b))), b)
@@ -102,7 +111,12 @@ func (g *group) compare(a *audited) *comm.Failure {
 		return failureOf(err)
 	}
 	for i, l := range a.recvs {
-		if wrong := g.disagreement(&a.call, l, b[letterSize*i:]); wrong != "" {
+		theirs := letter.Read(b[letter.Size*i:])
+		wrong := a.call.Disagreement(g.ranks, g.me, l.peer, &theirs, l.len)
+		if wrong == "" {
+			wrong = g.crossing(a, l.peer, theirs.Turn)
+		}
+		if wrong != "" {
 			g.w.o.Host.Abort(fmt.Errorf("ranks do not agree: %s", wrong))
 			return failureOf(g.watched.Err())
 		}
@@ -110,14 +124,55 @@ func (g *group) compare(a *audited) *comm.Failure {
 	return nil
 }
 
+// meeting is a call that was compared with that of another rank.
+type meeting struct {
+	mine, theirs uint64 // its turns on both ranks
+	g            *group
+	call         letter.Call
+}
+
+// mostMet is how many meetings with a rank are kept. Calls that ranks wait for in different
+// orders are in flight, and so among the last.
+const mostMet = 4096
+
+// crossing returns what is wrong if two ranks have made this call and one of another
+// communicator in different orders: each then waits in one that the other rank comes to
+// later. Calls that never meet count for nothing: their communicator has failed.
+func (g *group) crossing(a *audited, peer int, theirs uint64) string {
+	w, rank := g.w, g.ranks[peer]
+	x := meeting{a.turn, theirs, g, a.call}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.met[rank]
+	i := len(all)
+	for i > 0 && all[i-1].mine > x.mine {
+		i--
+	}
+	sentence := func(first, then meeting) string {
+		return fmt.Sprintf("comm: rank %d calls %s of %s before %s of %s, and rank %d after it; make the calls of all communicators in the same order on all ranks",
+			g.ranks[g.me], first.call.Name(first.g.ranks), first.g.words, then.call.Name(then.g.ranks), then.g.words, rank)
+	}
+	if i > 0 && all[i-1].theirs > x.theirs {
+		return sentence(all[i-1], x)
+	}
+	if i < len(all) && all[i].theirs < x.theirs {
+		return sentence(x, all[i])
+	}
+	if all = slices.Insert(all, i, x); len(all) > mostMet {
+		all = slices.Delete(all, 0, mostMet/2)
+	}
+	w.met[rank] = all
+	return ""
+}
+
 // room makes room for so many letters each way.
 func (g *group) room(n int) (err error) {
-	size := letterSize * memory.Bytes(n)
+	size := letter.Size * memory.Bytes(n)
 	if g.out != nil && g.out.Size() >= size {
 		return nil
 	}
 	g.freeLetters()
-	if g.out, err = g.w.o.HostDevice.Alloc(memory.Host, max(size, 16*letterSize), "comm letters"); err != nil {
+	if g.out, err = g.w.o.HostDevice.Alloc(memory.Host, max(size, 16*letter.Size), "comm letters"); err != nil {
 		return err
 	}
 	g.in, err = g.w.o.HostDevice.Alloc(memory.Host, g.out.Size(), "comm letters")

@@ -5,6 +5,7 @@ package nccl
 import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/nccl"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -16,14 +17,14 @@ type work struct {
 }
 
 // collective makes a call of all ranks. Nothing reaches the library if the work is nil.
-func (g *group) collective(s device.Stream, sig signature, of func(p int) (send, recv memory.Bytes), issue func() *work) {
-	sends, recvs := g.letters(of)
+func (g *group) collective(s device.Stream, sig letter.Signature, of func(p int) (send, recv memory.Bytes), issue func() *work) {
+	sends, recvs := g.parts(of)
 	g.issue(s, sig, 0, sends, recvs, issue)
 }
 
-func (g *group) issue(s device.Stream, sig signature, peer int, sends, recvs []letter, issue func() *work) {
-	g.w.issue.Lock()
-	defer g.w.issue.Unlock()
+func (g *group) issue(s device.Stream, sig letter.Signature, peer int, sends, recvs []part, issue func() *work) {
+	g.w.order.mu.Lock()
+	defer g.w.order.mu.Unlock()
 	if g.enter(sig, peer, sends, recvs) == nil {
 		return
 	}
@@ -32,7 +33,7 @@ func (g *group) issue(s device.Stream, sig signature, peer int, sends, recvs []l
 		return
 	}
 	g.w.ordered(s, func() {
-		launch(s, sig.kind.String(), x.access, func(stream uintptr) {
+		launch(s, sig.Kind.String(), x.access, func(stream uintptr) {
 			g.run(func(c nccl.Comm) error { return x.f(c, stream) })
 		})
 	})
@@ -42,6 +43,7 @@ func (g *group) issue(s device.Stream, sig signature, peer int, sends, recvs []l
 func (w *world) ordered(s device.Stream, issue func()) {
 	switch {
 	case !s.Capturing():
+		w.order.take(w)
 		s.Wait(w.turn)
 		issue()
 		s.Record(w.turn)
@@ -76,7 +78,7 @@ func operation(op comm.Op) nccl.Op {
 
 func (g *group) AllGather(s device.Stream, dst, src device.Range) {
 	g.caller().AllGather(s, dst, src)
-	g.collective(s, signature{kind: allGather, bytes: src.Len}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.AllGather, Bytes: src.Len}, nil, func() *work {
 		if src.Len == 0 || g.alone() {
 			copyUnlessSame(s, dst, src)
 			return nil
@@ -89,7 +91,7 @@ func (g *group) AllGather(s device.Stream, dst, src device.Range) {
 
 func (g *group) ReduceScatter(s device.Stream, dst, src device.Range, t comm.Type, op comm.Op) {
 	g.caller().ReduceScatter(s, dst, src, t, op)
-	g.collective(s, signature{kind: reduceScatter, bytes: dst.Len, t: t, op: op}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.ReduceScatter, Bytes: dst.Len, Type: t, Op: op}, nil, func() *work {
 		if dst.Len == 0 || g.alone() {
 			copyUnlessSame(s, dst, src)
 			return nil
@@ -102,7 +104,7 @@ func (g *group) ReduceScatter(s device.Stream, dst, src device.Range, t comm.Typ
 
 func (g *group) AllReduce(s device.Stream, dst, src device.Range, t comm.Type, op comm.Op) {
 	g.caller().AllReduce(s, dst, src, t, op)
-	g.collective(s, signature{kind: allReduce, bytes: dst.Len, t: t, op: op}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.AllReduce, Bytes: dst.Len, Type: t, Op: op}, nil, func() *work {
 		if dst.Len == 0 || g.alone() {
 			copyUnlessSame(s, dst, src)
 			return nil
@@ -116,7 +118,7 @@ func (g *group) AllReduce(s device.Stream, dst, src device.Range, t comm.Type, o
 func (g *group) AllToAll(s device.Stream, dst, src device.Range) {
 	g.caller().AllToAll(s, dst, src)
 	n := src.Len / memory.Bytes(len(g.ranks))
-	g.collective(s, signature{kind: allToAll, bytes: n}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.AllToAll, Bytes: n}, nil, func() *work {
 		if n == 0 {
 			return nil
 		}
@@ -136,7 +138,7 @@ func (g *group) AllToAll(s device.Stream, dst, src device.Range) {
 func (g *group) AllToAllV(s device.Stream, dst, src device.Range, send, recv []comm.Part) {
 	g.caller().AllToAllV(s, dst, src, send, recv)
 	of := func(p int) (memory.Bytes, memory.Bytes) { return send[p].Len, recv[p].Len }
-	g.collective(s, signature{kind: allToAllV}, of, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.AllToAllV}, of, func() *work {
 		var sends, recvs []comm.Message
 		for p := range g.ranks {
 			if p != g.me {
@@ -159,7 +161,7 @@ func appendPart(to []comm.Message, peer int, r device.Range, p comm.Part) []comm
 
 func (g *group) Broadcast(s device.Stream, r device.Range, root int) {
 	g.caller().Broadcast(s, r, root)
-	g.collective(s, signature{kind: broadcast, bytes: r.Len, root: root}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.Broadcast, Bytes: r.Len, Root: root}, nil, func() *work {
 		if r.Len == 0 || g.alone() {
 			return nil
 		}
@@ -176,7 +178,7 @@ func (g *group) Broadcast(s device.Stream, r device.Range, root int) {
 // Barrier adds up a number that nobody needs.
 func (g *group) Barrier(s device.Stream) {
 	g.caller().Barrier(s)
-	g.collective(s, signature{kind: barrier}, nil, func() *work {
+	g.collective(s, letter.Signature{Kind: letter.Barrier}, nil, func() *work {
 		if g.alone() {
 			return nil
 		}
@@ -189,30 +191,30 @@ func (g *group) Barrier(s device.Stream) {
 
 func (g *group) Send(s device.Stream, src device.Range, to int) {
 	g.caller().Send(s, src, to)
-	g.pass(s, send, []comm.Message{{Peer: to, Range: src}}, nil)
+	g.pass(s, letter.Send, []comm.Message{{Peer: to, Range: src}}, nil)
 }
 
 func (g *group) Recv(s device.Stream, dst device.Range, from int) {
 	g.caller().Recv(s, dst, from)
-	g.pass(s, recv, nil, []comm.Message{{Peer: from, Range: dst}})
+	g.pass(s, letter.Recv, nil, []comm.Message{{Peer: from, Range: dst}})
 }
 
 func (g *group) Exchange(s device.Stream, sends, recvs []comm.Message) {
 	g.caller().Exchange(s, sends, recvs)
 	if len(sends)+len(recvs) > 0 {
-		g.pass(s, exchange, sends, recvs)
+		g.pass(s, letter.Exchange, sends, recvs)
 	}
 }
 
 // pass makes a call of messages between two ranks.
-func (g *group) pass(s device.Stream, k kind, sends, recvs []comm.Message) {
-	sig, peer := signature{kind: k}, 0
-	list := func(all []comm.Message) (letters []letter) {
+func (g *group) pass(s device.Stream, k letter.Kind, sends, recvs []comm.Message) {
+	sig, peer := letter.Signature{Kind: k}, 0
+	list := func(all []comm.Message) (parts []part) {
 		for _, m := range all {
-			sig.bytes, peer = m.Range.Len, m.Peer
-			letters = append(letters, letter{m.Peer, m.Range.Len})
+			sig.Bytes, peer = m.Range.Len, m.Peer
+			parts = append(parts, part{peer: m.Peer, len: m.Range.Len})
 		}
-		return letters
+		return parts
 	}
 	a, b := list(sends), list(recvs)
 	g.issue(s, sig, peer, a, b, func() *work { return g.messages(sends, recvs) })

@@ -9,24 +9,26 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 )
 
 // Capture implements [comm.Capturer].
 func (g *group) Capture(s device.Stream, body func() error) (_ comm.Graph, err error) {
 	g.caller().Capture(s)
-	sends, recvs := g.letters(nil)
-	if g.enter(signature{kind: capture}, 0, sends, recvs) == nil {
+	sends, recvs := g.parts(nil)
+	w := g.w
+	w.order.mu.Lock()
+	made := g.enter(letter.Signature{Kind: letter.Capture}, 0, sends, recvs) != nil
+	w.joint, w.begun = made, false
+	w.order.mu.Unlock()
+	if !made {
 		return nil, g.Err()
 	}
-	w := g.w
-	w.issue.Lock()
-	w.joint, w.begun = true, false
-	w.issue.Unlock()
 	s.BeginCapture()
 	over := func() (device.Graph, error) {
-		w.issue.Lock()
+		w.order.mu.Lock()
 		w.joint = false
-		w.issue.Unlock()
+		w.order.mu.Unlock()
 		return s.EndCapture()
 	}
 	done := false
@@ -61,9 +63,9 @@ func (g *group) Capture(s device.Stream, body func() error) (_ comm.Graph, err e
 		return nil, err
 	}
 	end := &graph{g, s, x}
-	w.issue.Lock()
+	w.order.mu.Lock()
 	w.graphs[end] = struct{}{}
-	w.issue.Unlock()
+	w.order.mu.Unlock()
 	return end, nil
 }
 
@@ -116,10 +118,10 @@ func (x *graph) Nodes() int { return x.graph.Nodes() }
 // Replay issues the graph as one call of NCCL.
 func (x *graph) Replay() error {
 	g := x.g
-	sends, recvs := g.letters(nil)
-	g.w.issue.Lock()
-	defer g.w.issue.Unlock()
-	if g.enter(signature{kind: replay}, 0, sends, recvs) == nil {
+	sends, recvs := g.parts(nil)
+	g.w.order.mu.Lock()
+	defer g.w.order.mu.Unlock()
+	if g.enter(letter.Signature{Kind: letter.Replay}, 0, sends, recvs) == nil {
 		return g.failed()
 	}
 	g.w.ordered(x.s, func() { x.s.Replay(x.graph) })
@@ -128,10 +130,10 @@ func (x *graph) Replay() error {
 
 func (x *graph) Close() error {
 	g := x.g
-	g.w.issue.Lock()
+	g.w.order.mu.Lock()
 	_, open := g.w.graphs[x]
 	delete(g.w.graphs, x)
-	g.w.issue.Unlock()
+	g.w.order.mu.Unlock()
 	if !open {
 		return nil
 	}

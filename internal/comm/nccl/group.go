@@ -11,6 +11,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
+	"github.com/stowage-dev/stowage/internal/comm/letter"
 	"github.com/stowage-dev/stowage/internal/launcher"
 	"github.com/stowage-dev/stowage/internal/nccl"
 )
@@ -132,14 +133,16 @@ func (g *group) caller() comm.Caller {
 // enter numbers a call and has it compared with those of other ranks. It returns nil if the
 // communicator has failed: the call does nothing then. It panics if the rank has closed the
 // communicator.
-func (g *group) enter(sig signature, peer int, sends, recvs []letter) *call {
+//
+// The caller holds the order of issue, but for Gather, which is no call of NCCL.
+func (g *group) enter(sig letter.Signature, peer int, sends, recvs []part) *letter.Call {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.quit {
-		panic(fmt.Sprintf("comm: %v is called on rank %d after it closed the communicator", sig.kind, g.ranks[g.me]))
+		panic(fmt.Sprintf("comm: %v is called on rank %d after it closed the communicator", sig.Kind, g.ranks[g.me]))
 	}
 	g.made++
-	c := &call{signature: sig, number: g.made, peer: peer}
+	c := &letter.Call{Signature: sig, Number: g.made, Peer: peer}
 	if g.lost == nil {
 		if err := g.trouble(); err != nil {
 			g.loseLocked(failureOf(err))
@@ -147,20 +150,21 @@ func (g *group) enter(sig signature, peer int, sends, recvs []letter) *call {
 	}
 	if g.lost != nil {
 		if g.lost.Call == "" {
-			g.lost.Call = g.name(c)
+			g.lost.Call = c.Name(g.ranks)
 		}
 		return nil
 	}
-	if !g.alone() && sig.kind != gather {
-		g.queue = append(g.queue, &audited{*c, sends, recvs})
+	if !g.alone() && sig.Kind != letter.Gather {
+		g.w.issued++
+		g.queue = append(g.queue, &audited{*c, g.w.issued, sends, recvs})
 		g.wake.Broadcast()
 	}
 	return c
 }
 
-func (g *group) note(c *call) {
+func (g *group) note(c *letter.Call) {
 	if g.w.o.Note != nil {
-		g.w.o.Note(fmt.Sprintf("%v %d of %s", c.kind, c.number, g.words))
+		g.w.o.Note(fmt.Sprintf("%v %d of %s", c.Kind, c.Number, g.words))
 	}
 }
 
@@ -190,7 +194,7 @@ func (g *group) loseLocked(f *comm.Failure) {
 	}
 	g.lost = &comm.Failure{Rank: g.ranks[g.me], By: f.By, Err: f.Err}
 	if len(g.queue) > 0 {
-		g.lost.Call = g.name(&g.queue[0].call)
+		g.lost.Call = g.queue[0].call.Name(g.ranks)
 	}
 }
 
@@ -265,7 +269,7 @@ func (g *group) Close() error {
 
 // Gather goes through the hosts.
 func (g *group) Gather(b []byte) ([][]byte, error) {
-	c := g.enter(signature{kind: gather}, 0, nil, nil)
+	c := g.enter(letter.Signature{Kind: letter.Gather}, 0, nil, nil)
 	if c == nil {
 		return nil, g.Err()
 	}

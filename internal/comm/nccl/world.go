@@ -3,9 +3,10 @@
 //
 // The library puts its work on the caller's stream. Bytes are moved and numbers are added
 // by NCCL, in an order of its own, which is the same in every run of a layout. All calls of
-// a process are issued in one order, and each runs after the one before it, whatever streams
-// they are on: two communicators that ranks entered in different orders would wait for each
-// other for ever.
+// a process on a GPU are issued in one order, by one thread at a time, and each runs after
+// the one before it, whatever streams and communicators they are on: two communicators that
+// ranks entered in different orders would wait for each other for ever. Ranks that issue the
+// calls of two communicators in different orders fail with a sentence.
 //
 // Hosts have a communicator of their own, over MPI. It passes the ids of communicators, the
 // messages of Gather, the news of ranks that give up, and a letter for each call, so that
@@ -14,7 +15,7 @@
 //
 // This file owns what the communicators of a process share, from Open to the last Close;
 // group.go communicators, calls.go the calls, launch.go how a call reaches the library,
-// capture.go graphs, audit.go the comparison of calls, call.go their names.
+// capture.go graphs, audit.go the comparison of calls.
 package nccl
 
 import (
@@ -35,9 +36,38 @@ type Options struct {
 	// HostDevice. The world closes it.
 	Host       comm.Comm
 	HostDevice device.Device
+	// Order is shared by all worlds of this process that use the same GPU. It may be nil if
+	// there are no others.
+	Order *Order
 	// Note is told of every call when its turn to be compared comes: "all-to-all 12". It must
 	// return at once.
 	Note func(call string)
+}
+
+// Order is the order in which a process issues work of NCCL on a GPU. Work of two
+// communicators that began in another order on another GPU, where there is room for one of
+// them at a time, would wait for each other for ever.
+type Order struct {
+	mu   sync.Mutex // held while a call is put on its stream, by one thread
+	last *world     // whose calls may be in flight
+}
+
+// take waits until no other world has calls in flight: streams of different devices have no
+// other order.
+func (o *Order) take(w *world) {
+	if o.last != nil && o.last != w {
+		_ = o.last.turn.Sync() // it ends if that world fails
+	}
+	o.last = w
+}
+
+// leave forgets a world whose calls have ended.
+func (o *Order) leave(w *world) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.last == w {
+		o.last = nil
+	}
 }
 
 // world is the state that all communicators of this process share.
@@ -49,15 +79,17 @@ type world struct {
 	side device.Stream  // on which communicators are made
 	spot *device.Buffer // what barriers add up
 
-	issue  sync.Mutex   // held while a call is put on its stream
+	order  *Order
 	turn   device.Event // behind the last call outside of captures
 	inner  device.Event // behind the last call of the capture
 	joint  bool         // a capture is under way
 	begun  bool         // it has calls
 	graphs map[*graph]struct{}
+	issued uint64 // calls so far
 
 	mu      sync.Mutex
-	groups  []*group // those of several ranks, in the order in which they were made
+	met     map[int][]meeting // by rank: the last calls that were compared with it
+	groups  []*group          // those of several ranks, in the order in which they were made
 	stop    chan struct{}
 	stopped chan struct{}
 }
@@ -65,7 +97,10 @@ type world struct {
 // Open makes a communicator of all ranks of the hosts' communicator, each on its device. All
 // of them must call it. The device must have been opened with [Assist].
 func Open(lib Library, dev device.Device, o Options) (_ comm.Comm, err error) {
-	w := &world{lib: lib, dev: dev, o: o, graphs: map[*graph]struct{}{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	w := &world{lib: lib, dev: dev, o: o, order: o.Order, graphs: map[*graph]struct{}{}, met: map[int][]meeting{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	if w.order == nil {
+		w.order = &Order{}
+	}
 	ranks := make([]int, o.Host.Size())
 	for i := range ranks {
 		ranks[i] = i
@@ -216,6 +251,7 @@ func (w *world) watch() {
 // ranks have closed: NCCL may still pass their data.
 func (w *world) close() error {
 	err := w.dev.Sync() // calls in flight end, unless the device has failed
+	w.order.leave(w)
 	failed := err != nil || w.o.Host.Err() != nil
 	for g := range w.graphs { // NCCL waits for ever for graphs that use a communicator
 		_ = g.graph.Close()
