@@ -9,10 +9,11 @@ It measures products over experts (torch._grouped_mm), dense products, every bac
 SDPA forward and backward, and what is bound by memory: RMS norm, SwiGLU, gathers of rows,
 cross-entropy, AdamW and a copy, each eager and, unless --no-compile, compiled; the
 faster one counts. Take gathers rows, each once; spread writes the row of a token to each of
-its experts. Then it runs BenchmarkPeersOnGPU of --nn, which has the same names and
-shapes, and prints both with ratios: above 1 Stowage is faster. Beside what is bound by
-memory stand the percentages of two copies' bandwidths: of one that moves as many bytes, which
-takes turns with the runs of Stowage, and of one of 1 GiB. All data is random and
+its experts. BenchmarkPeersOnGPU of --nn has the same names and shapes. It runs beside the
+script, which asks it for the figures of a shape as soon as it has PyTorch's: clocks drop while
+a GPU works, and so both find the same. The script prints both with ratios: above 1 Stowage is
+faster. Beside what is bound by memory stand the percentages of two copies' bandwidths: of one
+that moves as many bytes, which takes turns with the runs of Stowage, and of one of 1 GiB. All data is random and
 normal; between two runs 256 MiB are written, so that the L2 cache is cold; a time is the
 median of 10, between two CUDA events. FLOPs of attention are those of the scores that the
 causal mask leaves.
@@ -76,6 +77,8 @@ GROUPS = {
 DENSE = [(4096, 4096, 4096), (8192, 4096, 4096), (8192, 7168, 2048), (2048, 32000, 2048), (8192, 8192, 8192), (16384, 1024, 1024)]
 HEADS = {"head128": (16, 16, 128, 128), "gqa128": (32, 8, 128, 128), "head64": (32, 32, 64, 64), "mla": (16, 16, 192, 128)}
 RESULTS = {}  # by name: of each way, its time in microseconds and its rate
+OURS = {}  # by name: the same of Stowage
+CHILD = None  # the Ours that measures it
 
 
 def say(text):
@@ -108,6 +111,48 @@ def measure(name, way, run, flops=0, moved=0):
     RESULTS.setdefault(name, {})[way] = {"us": took, "rate": rate, "unit": unit}
 
 
+class Ours:
+    """The benchmark of Stowage: it waits for names and measures them."""
+
+    def __init__(self):
+        only = "|".join(ARGS.only)
+        self.command = [os.path.abspath(ARGS.nn), "-test.run", "^$", "-test.bench", f"^BenchmarkPeersOnGPU$/^({only})$", "-test.benchtime", "1x", "-test.cpu", "1", "-ask"]  # one, so that names have no suffix
+        self.child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT / "internal/kernels/nn")
+
+    def measure(self, name):
+        """Reports whether the benchmark measured a name: it has ended if not."""
+        said = []
+        try:
+            self.child.stdin.write(name + "\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            pass
+        for line in self.child.stdout:
+            said.append(line)
+            m = re.match(r"BenchmarkPeersOnGPU/(\S+)\s+\d+\s+(.*)", line)
+            if m and m[1] == name:
+                words = m[2].split()
+                figures = {unit: float(v) for v, unit in zip(words[::2], words[1::2])}
+                unit = "TFLOP/s" if "TFLOP/s" in figures else "GB/s"
+                OURS[name] = {"us": figures["us"], "rate": figures[unit], "unit": unit}
+                if "%copy" in figures:
+                    OURS[name]["copy"] = figures["%copy"]
+                return True
+        say(f"torch_kernels: `{' '.join(self.command)}` ended without {name}:\n{''.join(said)[-3000:]}")
+        return False
+
+    def end(self):
+        self.child.communicate()
+
+
+def ours():
+    """Has Stowage measure what PyTorch did since the last call."""
+    global CHILD
+    for name in RESULTS:
+        if CHILD and name not in OURS and not CHILD.measure(name):
+            CHILD = None
+
+
 def counts(experts, rows, share):
     shares = [share(e) for e in range(experts)]
     n = [int(rows * s / sum(shares)) for s in shares]
@@ -128,6 +173,7 @@ def grouped():
         measure(at + "weight", "grouped_mm", lambda: torch._grouped_mm(y.t(), x, offs=ends), flops)
         grad = torch.zeros(experts, n, k, device="cuda")
         measure(at + "weight-added", "grouped_mm, add_", lambda: grad.add_(torch._grouped_mm(y.t(), x, offs=ends)), flops)
+        ours()
 
 
 def dense():
@@ -141,6 +187,7 @@ def dense():
         grad = torch.zeros(n, k, device="cuda")
         measure(at + "weight-added", "mm, add_", lambda: grad.add_(torch.mm(y.t(), x, out=out[2])), flops)
         measure(at + "weight-added", "addmm", lambda: torch.addmm(grad, y.t(), x, out_dtype=torch.float32, out=grad), flops)
+        ours()
 
 
 def attention():
@@ -165,6 +212,7 @@ def attention():
                         continue
                     measure(at + "backward", way, lambda: torch.autograd.grad(o, leaves, do, retain_graph=True), flops=2 * pairs * (3 * key + 2 * value))
                     del o, leaves
+            ours()
 
 
 def both(name, fn, *args, moved):
@@ -240,6 +288,7 @@ def rows():
         both(name("take"), take, sorted_, order, moved=sorted_.numel() * 4)
         both(name("spread"), take, x, order // top, moved=sorted_.numel() * 2 + unit)
         both(name("combine"), combine, sorted_, order.argsort(), top, moved=sorted_.numel() * 2 + unit)
+        ours()
     for count, vocab, kind in ((tokens, 32000, torch.bfloat16), (2048, 128256, torch.bfloat16), (tokens, 32000, torch.float32), (2048, 128256, torch.float32)):
         logits, targets = normal(count, vocab, dtype=kind), torch.arange(count, device="cuda") * 7919 % vocab
         name, moved = "rows/cross-entropy-" + "fp32-" * (kind == torch.float32) + str(vocab), logits.numel() * (logits.element_size() + 2)
@@ -251,6 +300,7 @@ def rows():
             f = torch.compile(loss, dynamic=False)
             measure(name, "F.cross_entropy, compiled", lambda: torch.autograd.grad(f(leaf, targets), leaf), moved=moved)
         del leaf, logits
+        ours()
     p = torch.nn.Parameter(normal(big, dtype=torch.float32))
     p.grad = normal(big, dtype=torch.float32)
     optim = torch.optim.AdamW([p], lr=1e-9, fused=True)
@@ -258,44 +308,25 @@ def rows():
     del optim, p
     a, b = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     measure("rows/copy", "copy_", lambda: b.copy_(a), moved=2 << 30)
-
-
-def ours():
-    """The results of the benchmarks of Stowage, by name."""
-    only = "|".join(ARGS.only)
-    command = [os.path.abspath(ARGS.nn), "-test.run", "^$", "-test.bench", f"^BenchmarkPeersOnGPU$/^({only})$", "-test.benchtime", "1x", "-test.cpu", "1"]  # one, so that names have no suffix
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "internal/kernels/nn")
-    found = {}
-    for line in done.stdout.splitlines():
-        m = re.match(r"BenchmarkPeersOnGPU/(\S+)\s+\d+\s+(.*)", line)
-        if m:
-            words = m[2].split()
-            figures = {unit: float(v) for v, unit in zip(words[::2], words[1::2])}
-            unit = "TFLOP/s" if "TFLOP/s" in figures else "GB/s"
-            if unit in figures:
-                found[m[1]] = {"us": figures.get("us"), "rate": figures[unit], "unit": unit}
-                if "%copy" in figures:
-                    found[m[1]]["copy"] = figures["%copy"]
-    if done.returncode or not found:
-        say(f"torch_kernels: `{' '.join(command)}` failed:\n{(done.stdout + done.stderr)[-3000:]}")
-    return found
+    ours()
 
 
 def main():
-    for part in ARGS.only:
+    global CHILD
+    if ARGS.nn:
+        CHILD = Ours()
+    for part in (p for p in PARTS if p in ARGS.only):  # in the order of the benchmark
         {"grouped": grouped, "dense": dense, "attention": attention, "rows": rows}[part]()
         torch.cuda.empty_cache()
-    global FLUSH
-    FLUSH = None
-    torch.cuda.empty_cache()
-    mine = ours() if ARGS.nn else {}
+    if CHILD:
+        CHILD.end()
     table = []
-    most = mine.get("rows/copy", {}).get("rate")
+    most = OURS.get("rows/copy", {}).get("rate")
     say(f"{'':36} {'PyTorch':>9} {'Stowage':>9}  {'unit':8} {'ratio':>6} {'copy':>7} {'1 GiB':>7}  fastest of PyTorch; others")
-    for name in dict.fromkeys([*RESULTS, *mine]):
+    for name in RESULTS:
         ways = {w: r for w, r in RESULTS.get(name, {}).items() if "rate" in r}
         best = max(ways, key=lambda w: ways[w]["rate"], default=None)
-        own = mine.get(name)
+        own = OURS.get(name)
         row = {"name": name, "torch": RESULTS.get(name, {}), "best": best, "stowage": own}
         if best and own:
             row["ratio"] = own["rate"] / ways[best]["rate"]

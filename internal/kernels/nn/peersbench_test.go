@@ -1,15 +1,19 @@
 // This file owns the benchmark that pytorch/bench/torch_kernels.py runs beside PyTorch's
 // kernels: the same names, shapes and method. Every measured launch finds a cold L2 cache and
-// random normal numbers, and lies between two timing events.
+// random normal numbers, and lies between two timing events. The script asks for one
+// measurement after the other, so that its own and ours take turns.
 //
 //	python3 pytorch/bench/torch_kernels.py --nn nn.test
 
 package nn
 
 import (
+	"bufio"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -19,6 +23,8 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
+var askPeers = flag.Bool("ask", false, "measure what standard input asks for: names, one a line, in the order of the benchmark")
+
 // peers measures launches.
 type peers struct {
 	gpuYard
@@ -27,6 +33,8 @@ type peers struct {
 	flush      *device.Buffer
 	copied     *device.Buffer // copies beside what is bound by memory go from its first half to its second
 	begin, end device.Event
+	asked      *bufio.Scanner // nil: everything is measured
+	next       string         // the name that was asked for and not reached yet
 }
 
 const (
@@ -39,6 +47,9 @@ const (
 func newPeers(b *testing.B) *peers {
 	p := &peers{gpuYard: gpuYard{tensorGPU: newTensorGPU(b)}, b: b}
 	p.buf, p.flush, p.copied = p.alloc(b, peerArena), p.alloc(b, peerFlush), p.alloc(b, 2*peerCopy)
+	if *askPeers {
+		p.asked = bufio.NewScanner(os.Stdin)
+	}
 	var err [2]error
 	p.begin, err[0] = p.NewEvent(device.Timing)
 	p.end, err[1] = p.NewEvent(device.Timing)
@@ -69,10 +80,28 @@ func (p *peers) fresh() {
 	p.at = 0
 }
 
+// wanted waits until a name is asked for, and reports whether it is this one.
+func (p *peers) wanted(name string) bool {
+	if p.asked == nil {
+		return true
+	}
+	if p.next == "" && p.asked.Scan() {
+		p.next = p.asked.Text()
+	}
+	if p.next != name {
+		return false
+	}
+	p.next = ""
+	return true
+}
+
 // measure prints the median of some runs, as TFLOP/s if there are FLOPs. Otherwise it prints
 // GB/s, and what percentage that is of a copy that moves as many bytes, at most twice peerCopy.
 // The copy takes turns with the runs.
 func (p *peers) measure(name string, flops float64, moved memory.Bytes, issue func(s device.Stream)) {
+	if !p.wanted(name) {
+		return
+	}
 	p.b.Run(name, func(b *testing.B) {
 		half := min(moved/2, peerCopy)
 		var took, copied []time.Duration
