@@ -62,6 +62,10 @@ type Options struct {
 	// called with the device's context current. If it returns a [device.Unsupported],
 	// kernels do all work.
 	Assist func() (Assist, error)
+	// Peers are the ordinals of other GPUs whose streams read and write this device's memory:
+	// those of ranks in the same process. Open returns a [device.Unsupported] if one of them
+	// cannot.
+	Peers []int
 	// Observe, if not nil, is told what the device does.
 	Observe device.Observer
 }
@@ -72,7 +76,8 @@ type Device struct {
 	info         device.Info
 	drv          *driver
 	gpu          int32
-	numa         int32 // the host's NUMA node beside the GPU
+	numa         int32   // the host's NUMA node beside the GPU
+	peers        []int32 // other GPUs that access its memory
 	major, minor int
 	granule      memory.Bytes
 	ctx          [1]uintptr // an array, so that passing it on allocates nothing
@@ -183,6 +188,28 @@ func (v *driver) gpuHandle(ordinal int) (int32, error) {
 	return gpu, nil
 }
 
+// peersOf returns the driver's handles of other GPUs that access the memory of one.
+func (v *driver) peersOf(gpu int32, ordinals []int) (peers []int32, err error) {
+	for _, ordinal := range ordinals {
+		peer, err := v.gpuHandle(ordinal)
+		if err != nil {
+			return nil, err
+		}
+		if peer == gpu || slices.Contains(peers, peer) {
+			continue
+		}
+		var can int32
+		if r := v.callPtr(&v.deviceCanAccessPeer, uintptr(pointer(&can)), uintptr(peer), uintptr(gpu)); r != success || can == 0 {
+			return nil, &device.Unsupported{
+				What: fmt.Sprintf("GPU %d with the memory of GPU %d", peer, gpu), Why: "the driver offers no access from one to the other",
+				Need: "start a process for each GPU (docs/CLUSTER.md)",
+			}
+		}
+		peers = append(peers, peer)
+	}
+	return peers, nil
+}
+
 func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o Options) (*Device, error) {
 	if o.DeviceCapacity < 0 || o.HostCapacity < 0 {
 		return nil, fmt.Errorf("cuda: expected capacities of at least zero, got %v of device memory and %v of host memory; give positive sizes, or zero for all that is free", o.DeviceCapacity, o.HostCapacity)
@@ -198,6 +225,10 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		graphs:  map[*graph]struct{}{},
 		calls:   map[*hostCall]struct{}{},
 		users:   map[uintptr]int{},
+	}
+	var err error
+	if d.peers, err = v.peersOf(gpu, o.Peers); err != nil {
+		return nil, err
 	}
 	if o.DeviceCapacity == 0 {
 		o.DeviceCapacity = d.freeMemory()

@@ -46,6 +46,7 @@ type driver struct {
 	deviceGetCount, deviceGet, deviceGetName, deviceGetAttribute        proc
 	deviceTotalMem, primaryCtxRetain, primaryCtxRelease                 proc
 	ctxSetCurrent, ctxPushCurrent, ctxPopCurrent, ctxGetDevice          proc
+	deviceCanAccessPeer                                                 proc
 	moduleLoadDataEx, moduleUnload, moduleGetFunction, funcSetAttribute proc
 	memGetInfo, memGetAddressRange                                      proc
 	memAddressReserve, memAddressFree, memCreate, memRelease            proc
@@ -70,7 +71,8 @@ func (v *driver) symbols() map[string]*proc {
 		"cuGetErrorName": &v.getErrorName, "cuGetErrorString": &v.getErrorString,
 		"cuDeviceGetCount": &v.deviceGetCount, "cuDeviceGet": &v.deviceGet,
 		"cuDeviceGetName": &v.deviceGetName, "cuDeviceGetAttribute": &v.deviceGetAttribute,
-		"cuDeviceTotalMem_v2": &v.deviceTotalMem, "cuDevicePrimaryCtxRetain": &v.primaryCtxRetain,
+		"cuDeviceCanAccessPeer": &v.deviceCanAccessPeer,
+		"cuDeviceTotalMem_v2":   &v.deviceTotalMem, "cuDevicePrimaryCtxRetain": &v.primaryCtxRetain,
 		"cuDevicePrimaryCtxRelease_v2": &v.primaryCtxRelease,
 		"cuCtxSetCurrent":              &v.ctxSetCurrent, "cuCtxGetDevice": &v.ctxGetDevice,
 		"cuCtxPushCurrent_v2": &v.ctxPushCurrent, "cuCtxPopCurrent_v2": &v.ctxPopCurrent,

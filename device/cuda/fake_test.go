@@ -31,7 +31,7 @@ const (
 	errCaptured     result = 907
 )
 
-// fake is one such driver with one GPU.
+// fake is one such driver with one GPU, or with several that share their memory.
 type fake struct {
 	test    testing.TB // that it was made for
 	gpu     device.Device
@@ -50,6 +50,8 @@ type fake struct {
 	fullAs  result                // what it returns then, if that is not that memory has run out
 	calls   map[string]int
 	attrs   map[int]int32
+	gpus    int32               // how many there are
+	apart   map[[2]int]bool     // GPUs of which the first cannot access the memory of the second
 	shared  map[uintptr]uintptr // how much dynamic shared memory functions may use
 	excused bool                // from giving everything back
 }
@@ -101,7 +103,7 @@ func newFake(t testing.TB, total memory.Bytes) (*driver, *fake) {
 		t.Fatal(err)
 	}
 	f := &fake{
-		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000,
+		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000, gpus: 1,
 		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]*physical{},
 		fail: map[string]result{}, full: map[string]int{}, calls: map[string]int{},
 		shared: map[uintptr]uintptr{}, attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},
@@ -152,7 +154,7 @@ type fakeFunc func(f *fake, a []uintptr) result
 var needsNoContext = map[string]bool{
 	"cuInit": true, "cuDriverGetVersion": true, "cuGetErrorName": true, "cuGetErrorString": true,
 	"cuDeviceGetCount": true, "cuDeviceGet": true, "cuDeviceGetName": true, "cuDeviceGetAttribute": true,
-	"cuDeviceTotalMem_v2": true, "cuDevicePrimaryCtxRetain": true, "cuDevicePrimaryCtxRelease_v2": true,
+	"cuDeviceTotalMem_v2": true, "cuDevicePrimaryCtxRetain": true, "cuDeviceCanAccessPeer": true, "cuDevicePrimaryCtxRelease_v2": true,
 	"cuCtxSetCurrent": true, "cuCtxPushCurrent_v2": true, "cuCtxPopCurrent_v2": true,
 }
 
@@ -236,8 +238,14 @@ func init() {
 		"cuDriverGetVersion": func(f *fake, a []uintptr) result { return out(a[0], f.version) },
 		"cuGetErrorName":     func(_ *fake, a []uintptr) result { return out(a[1], texts()[0]) },
 		"cuGetErrorString":   func(_ *fake, a []uintptr) result { return out(a[1], texts()[1]) },
-		"cuDeviceGetCount":   func(_ *fake, a []uintptr) result { return out(a[0], int32(1)) },
-		"cuDeviceGet":        func(_ *fake, a []uintptr) result { return out(a[0], int32(a[1])) },
+		"cuDeviceGetCount":   func(f *fake, a []uintptr) result { return out(a[0], f.gpus) },
+		"cuDeviceCanAccessPeer": func(f *fake, a []uintptr) result {
+			if f.apart[[2]int{int(a[1]), int(a[2])}] {
+				return out(a[0], int32(0))
+			}
+			return out(a[0], int32(1))
+		},
+		"cuDeviceGet": func(_ *fake, a []uintptr) result { return out(a[0], int32(a[1])) },
 		"cuDeviceGetName": func(_ *fake, a []uintptr) result {
 			copy(device.Slice[byte](uint64(a[0]), int(a[1])), "Made-up GPU\x00")
 			return success

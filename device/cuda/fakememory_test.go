@@ -7,6 +7,7 @@ package cuda
 
 import (
 	"bytes"
+	"slices"
 	"syscall"
 	"unsafe"
 
@@ -56,11 +57,13 @@ var fakeMemory = map[string]fakeFunc{
 		}
 		return success
 	},
-	"cuMemCreate":    func(f *fake, a []uintptr) result { return f.create(a[0], a[1], a[2]) },
-	"cuMemRelease":   func(f *fake, a []uintptr) result { return f.letGo(a[0]) },
-	"cuMemMap":       func(f *fake, a []uintptr) result { return f.mapAt(a[0], a[1], a[2], a[3]) },
-	"cuMemSetAccess": func(f *fake, a []uintptr) result { return f.access(a[0], a[1]) },
-	"cuMemUnmap":     func(f *fake, a []uintptr) result { return f.unmap(a[0], a[1]) },
+	"cuMemCreate":  func(f *fake, a []uintptr) result { return f.create(a[0], a[1], a[2]) },
+	"cuMemRelease": func(f *fake, a []uintptr) result { return f.letGo(a[0]) },
+	"cuMemMap":     func(f *fake, a []uintptr) result { return f.mapAt(a[0], a[1], a[2], a[3]) },
+	"cuMemSetAccess": func(f *fake, a []uintptr) result {
+		return f.access(a[0], a[1], device.Slice[accessDesc](uint64(a[2]), int(a[3])))
+	},
+	"cuMemUnmap": func(f *fake, a []uintptr) result { return f.unmap(a[0], a[1]) },
 	"cuMemcpyAsync": func(f *fake, a []uintptr) result {
 		to, from := bytesAt(a[0], memory.Bytes(a[2])), bytesAt(a[1], memory.Bytes(a[2]))
 		s := get[*fakeStream](f, a[3])
@@ -100,7 +103,8 @@ type physical struct {
 	kind  int32
 	size  uintptr
 	file  int
-	holds int // the handle and the mappings
+	holds int          // the handle and the mappings
+	open  []accessDesc // who may access it
 }
 
 // create makes memory. That of the device holds anything: here each granule begins
@@ -127,7 +131,7 @@ func (f *fake) create(at, n, props uintptr) result {
 			_, _ = unix.Pwrite(file, rubbish, g-4096)
 		}
 	}
-	return f.add(at, &physical{prop.location.kind, n, file, 1})
+	return f.add(at, &physical{prop.location.kind, n, file, 1, nil})
 }
 
 // end takes one hold of memory away. The caller holds mu.
@@ -183,7 +187,7 @@ func (f *fake) mapAt(at, n, offset, handle uintptr) result {
 }
 
 // access opens bytes that are mapped without a gap.
-func (f *fake) access(at, n uintptr) result {
+func (f *fake) access(at, n uintptr, who []accessDesc) result {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for end := at + n; at < end; {
@@ -194,6 +198,7 @@ func (f *fake) access(at, n uintptr) result {
 		if r := remap(at, m.size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED, m.file); r != success {
 			return r
 		}
+		m.open = slices.Clone(who)
 		at += m.size
 	}
 	return success

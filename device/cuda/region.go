@@ -125,11 +125,16 @@ func (d *Device) attach(kind memory.Kind, at uintptr, n memory.Bytes, handle uin
 	return f
 }
 
-// permit gives the GPU access to mapped memory, and the host access to host memory.
+// permit gives the GPU access to mapped memory, its peers access to device memory, and the host
+// access to host memory.
 func (d *Device) permit(kind memory.Kind, at uintptr, n memory.Bytes) *failure {
 	access := []accessDesc{{d.location(memory.Device), accessReadWrite}}
 	if kind == memory.Host {
 		access = append(access, accessDesc{d.location(memory.Host), accessReadWrite})
+	} else {
+		for _, p := range d.peers {
+			access = append(access, accessDesc{memLocation{locationDevice, p}, accessReadWrite})
+		}
 	}
 	return d.tryCall(&d.drv.memSetAccess, at, uintptr(n), uintptr(pointer(&access[0])), uintptr(len(access)))
 }
