@@ -6,11 +6,13 @@ package train
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cpu"
+	"github.com/stowage-dev/stowage/internal/bucket"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/nccl"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
@@ -19,8 +21,8 @@ import (
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
-// overNCCL runs work in processes of one rank each.
-func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) {
+// overNCCL runs work in processes of one rank each, and returns their libraries.
+func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) []*nccltest.Library {
 	t.Helper()
 	libs := nccltest.Libraries(c.Layout.Ranks(), 1)
 	inProcesses(t, c, eachAlone(c), func(i int, c Config) error {
@@ -45,6 +47,7 @@ func overNCCL(t *testing.T, c Config, work func(process int, c Config) error) {
 		c.Process = &p
 		return work(i, c)
 	})
+	return libs
 }
 
 // trainersOverNCCL is overNCCL with a trainer in each process.
@@ -100,6 +103,26 @@ func TestPoliciesOverNCCL(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// Gradients and the pools of sharded parameters are registered with NCCL, and deregistered
+// before they are freed. SPEC S7.2
+func TestRegisteredOverNCCL(t *testing.T) {
+	for _, sharding := range []*Sharding{nil, {Pool: bucket.Arena, Prefetch: 1}} {
+		c := quick(t, mixed())
+		c.Layout, c.Sharding = Layout{1, 1, 2, 2}, sharding
+		libs := overNCCL(t, c, func(_ int, c Config) error {
+			_, err := runs(c, 3)
+			return err
+		})
+		for r, l := range libs {
+			all := strings.Join(l.Calls(), ",")
+			began, ended := strings.Count(all, ",register"), strings.Count(all, ",deregister")
+			if began == 0 || began != ended {
+				t.Errorf("sharding %+v: rank %d registers %d times and deregisters %d times", sharding, r, began, ended)
+			}
 		}
 	}
 }

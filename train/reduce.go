@@ -25,6 +25,7 @@ type reduction struct {
 	passes  []int // by unit: passes of this step that wrote gradients
 	expect  []int // in a whole step, or nil
 	reduced []bool
+	forget  func() // ends what communicators were told of the gradients
 }
 
 // gradPart is a range of gradients that is added up by one call of each communicator.
@@ -61,8 +62,11 @@ func (x *reduction) open(units int, grads device.Range) (err error) {
 	if x.summed, err = x.r.dev.NewEvent(0); err != nil {
 		return err
 	}
-	x.stream, err = x.r.dev.NewStream("reduce")
-	return err
+	if x.stream, err = x.r.dev.NewStream("reduce"); err != nil {
+		return err
+	}
+	x.forget = comm.Register(grads, x.r.replicas, x.r.twin, x.r.ends)
+	return nil
 }
 
 // sums reports whether another rank holds the same parameters.
@@ -130,6 +134,9 @@ func (x *reduction) sum(compute device.Stream, which func(gradPart) bool) {
 func (x *reduction) close() (err error) {
 	if x.stream != nil {
 		err = x.stream.Close()
+	}
+	if x.forget != nil {
+		x.forget()
 	}
 	for _, e := range []device.Event{x.ready, x.summed} {
 		if e != nil {

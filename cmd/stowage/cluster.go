@@ -541,6 +541,7 @@ func (c *cluster) choose(d *deviceChoice) error {
 	if c == nil {
 		return nil
 	}
+	d.shared = true
 	if d.backend == "cuda" && d.ordinal == 0 {
 		n, err := cuda.Count()
 		if err != nil {

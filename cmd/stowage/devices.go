@@ -22,6 +22,7 @@ import (
 type deviceChoice struct {
 	backend string
 	ordinal int
+	shared  bool // among processes
 }
 
 func (c *deviceChoice) String() string {
@@ -42,7 +43,7 @@ func (c *deviceChoice) Set(s string) error {
 	if err != nil || ordinal < 0 || backend != "cuda" && s != "cpu" {
 		return errors.New("choose cpu, cuda, or cuda:1 for the second GPU")
 	}
-	*c = deviceChoice{backend, ordinal}
+	*c = deviceChoice{backend: backend, ordinal: ordinal}
 	return nil
 }
 
@@ -59,7 +60,7 @@ func (c *deviceChoice) open() (device.Device, error) { return c.watched(nil) }
 // watched opens the device. It reports what it does to o, which may be nil.
 func (c *deviceChoice) watched(o device.Observer) (device.Device, error) {
 	if c.backend == "cuda" {
-		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: nccl.Assist(blas.New), Observe: o})
+		return openCUDA(cuda.Options{Ordinal: c.ordinal, Assist: nccl.Assist(blas.New), Shareable: c.shared, Observe: o})
 	}
 	return openCPU(o)
 }

@@ -44,11 +44,14 @@ const (
 	attrMajor          = 75
 	attrMinor          = 76
 	attrVirtualMemory  = 102
+	attrFileHandles    = 103
+	attrVirtualRDMA    = 110
 	attrHostNuma       = 134
 	locationDevice     = 1
 	locationHostNuma   = 3
 	allocationPinned   = 1
 	accessReadWrite    = 3
+	handleFile         = 1 // memory can be given to another process as a file
 	granularityMinimum = 0
 	maxPitch           = 1<<31 - 1 // the largest pitch of a 2-D copy
 
@@ -66,7 +69,9 @@ type allocationProp struct {
 	handleTypes int32
 	location    memLocation
 	_           uintptr // security attributes, of another system
-	_           [8]byte // compression, usage: none
+	_           uint8   // compression: none
+	rdma        uint8   // network cards may reach it
+	_           [6]byte // usage: none
 }
 
 // accessDesc is CUmemAccessDesc, 12 bytes.

@@ -66,6 +66,9 @@ type Options struct {
 	// those of ranks in the same process. Open returns a [device.Unsupported] if one of them
 	// cannot.
 	Peers []int
+	// Shareable makes device memory that other processes and network cards can be given access
+	// to, if the driver offers that, as NCCL does with memory that is registered.
+	Shareable bool
 	// Observe, if not nil, is told what the device does.
 	Observe device.Observer
 }
@@ -77,6 +80,8 @@ type Device struct {
 	drv          *driver
 	gpu          int32
 	numa         int32   // the host's NUMA node beside the GPU
+	handleTypes  int32   // by which device memory can be given to others
+	rdma         uint8   // whether network cards may reach it
 	peers        []int32 // other GPUs that access its memory
 	major, minor int
 	granule      memory.Bytes
@@ -225,6 +230,10 @@ func newDevice(v *driver, name string, gpu int32, ctx uintptr, retained bool, o 
 		graphs:  map[*graph]struct{}{},
 		calls:   map[*hostCall]struct{}{},
 		users:   map[uintptr]int{},
+	}
+	if o.Shareable && v.attribute(gpu, attrFileHandles) != 0 {
+		d.handleTypes = handleFile
+		d.rdma = uint8(v.attribute(gpu, attrVirtualRDMA) & 1)
 	}
 	var err error
 	if d.peers, err = v.peersOf(gpu, o.Peers); err != nil {

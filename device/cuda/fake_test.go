@@ -26,6 +26,7 @@ import (
 const (
 	errInvalidValue result = 1
 	errNotFound     result = 500
+	errNotPermitted result = 800
 	errUnmatched    result = 903
 	errUnjoined     result = 904
 	errCaptured     result = 907
@@ -51,6 +52,8 @@ type fake struct {
 	calls   map[string]int
 	attrs   map[int]int32
 	gpus    int32               // how many there are
+	made    map[int32][2]int    // by place: handle types and RDMA of the memory made last
+	refuses bool                // to make memory that can be given to others
 	apart   map[[2]int]bool     // GPUs of which the first cannot access the memory of the second
 	shared  map[uintptr]uintptr // how much dynamic shared memory functions may use
 	excused bool                // from giving everything back
@@ -103,7 +106,7 @@ func newFake(t testing.TB, total memory.Bytes) (*driver, *fake) {
 		t.Fatal(err)
 	}
 	f := &fake{
-		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000, gpus: 1,
+		test: t, gpu: gpu, total: uint64(total), version: 13000, next: 0x1000, gpus: 1, made: map[int32][2]int{},
 		handles: map[uintptr]any{}, current: map[int]uintptr{}, maps: map[uintptr][]byte{}, chunks: map[uintptr]*physical{},
 		fail: map[string]result{}, full: map[string]int{}, calls: map[string]int{},
 		shared: map[uintptr]uintptr{}, attrs: map[int]int32{attrUnits: 4, attrMajor: 9, attrVirtualMemory: 1, attrHostNuma: -1},

@@ -112,6 +112,11 @@ type physical struct {
 func (f *fake) create(at, n, props uintptr) result {
 	prop := device.Slice[allocationProp](uint64(props), 1)[0]
 	f.mu.Lock()
+	if f.refuses && prop.handleTypes != 0 {
+		f.mu.Unlock()
+		return errNotPermitted
+	}
+	f.made[prop.location.kind] = [2]int{int(prop.handleTypes), int(prop.rdma)}
 	if prop.location.kind == locationDevice {
 		if f.used+uint64(n) > f.total {
 			f.mu.Unlock()

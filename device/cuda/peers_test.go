@@ -68,6 +68,91 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// Device memory can be given to other processes if that is wanted and the driver offers it,
+// and is made without that if the driver then refuses.
+func TestShareable(t *testing.T) {
+	v, f := newFake(t, memory.GiB)
+	for _, x := range []struct {
+		shareable, files, rdma, refuses bool
+		want                            [2]int
+	}{
+		{false, true, true, false, [2]int{0, 0}}, {true, false, true, false, [2]int{0, 0}}, {true, true, false, false, [2]int{1, 0}},
+		{true, true, true, false, [2]int{1, 1}}, {true, true, true, true, [2]int{0, 0}},
+	} {
+		clear(f.made)
+		delete(f.attrs, attrFileHandles)
+		delete(f.attrs, attrVirtualRDMA)
+		if x.files {
+			f.attrs[attrFileHandles] = 1
+		}
+		if x.rdma {
+			f.attrs[attrVirtualRDMA] = 1
+		}
+		f.refuses = x.refuses
+		d, err := v.open(Options{HostCapacity: memory.GiB, Shareable: x.shareable})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newStream(t, d, "s")
+		for _, kind := range []memory.Kind{memory.Device, memory.Host} {
+			b, err := d.Alloc(kind, 3*memory.MiB, "b")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Free(b)
+		}
+		if got := f.made[locationDevice]; got != x.want || f.made[locationHostNuma] != [2]int{} {
+			t.Errorf("%+v: memory is made with %v, that of the host with %v", x, got, f.made[locationHostNuma])
+		}
+		closeDevice(t, d)
+	}
+}
+
+// Parts of a range lie in one chunk each, and together they are the range.
+func TestChunks(t *testing.T) {
+	v, _ := newFake(t, memory.GiB)
+	d, err := v.open(Options{HostCapacity: memory.GiB})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStream(t, d, "s")
+	b, err := d.Reserve(memory.Device, 16*memory.MiB, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []memory.Bytes{memory.MiB, 5 * memory.MiB, 12 * memory.MiB} {
+		if err := d.Grow(b, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := d.Alloc(memory.Device, 100, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		r    device.Range
+		want []memory.Bytes
+	}{{b.Slice(memory.MiB, 9*memory.MiB), []memory.Bytes{memory.MiB, 4 * memory.MiB, 4 * memory.MiB}}, {b.Slice(2*memory.MiB, 4*memory.MiB), []memory.Bytes{4 * memory.MiB}}, {a.All(), []memory.Bytes{100}}} {
+		at := x.r.Off
+		var got []memory.Bytes
+		for _, p := range x.r.Buf.Mem.(interface {
+			Chunks(r device.Range) []device.Range
+		}).Chunks(x.r) {
+			if p.Off != at {
+				t.Errorf("%v: a part begins at %v, want %v", x.r, p.Off, at)
+			}
+			at += p.Len
+			got = append(got, p.Len)
+		}
+		if !slices.Equal(got, x.want) {
+			t.Errorf("%v has parts of %v, want %v", x.r, got, x.want)
+		}
+	}
+	s.Free(a)
+	s.Free(b)
+	closeDevice(t, d)
+}
+
 // A GPU that cannot access the memory, or that is not there, is an error with one sentence.
 func TestNoPeers(t *testing.T) {
 	v, f := newFake(t, memory.GiB)

@@ -48,6 +48,22 @@ func (d *Device) solid(r device.Range) memory.Bytes {
 	return min(r.Len, ends[i]-r.Off)
 }
 
+// Chunks returns the parts of a range that lie in one chunk each. NCCL can be told of these.
+func (c *carved) Chunks(r device.Range) []device.Range { return c.dev.chunksOf(r) }
+
+// Chunks returns the parts of a range that lie in one chunk each.
+func (g *region) Chunks(r device.Range) []device.Range { return g.dev.chunksOf(r) }
+
+func (d *Device) chunksOf(r device.Range) (parts []device.Range) {
+	for at := memory.Bytes(0); at < r.Len; {
+		rest := r.Slice(at, r.Len-at)
+		n := d.solid(rest)
+		parts = append(parts, rest.Slice(0, n))
+		at += n
+	}
+	return parts
+}
+
 // chunkFrom returns how many bytes of borrowed memory, from addr on, lie in one chunk
 // for certain. Borrowed memory may lie in chunks too, as PyTorch's expandable segments do.
 // The driver knows the chunk of device memory, but knows host memory under another address;

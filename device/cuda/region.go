@@ -108,8 +108,15 @@ func (d *Device) location(kind memory.Kind) memLocation {
 // create makes memory without an address.
 func (d *Device) create(kind memory.Kind, n memory.Bytes) (uintptr, *failure) {
 	prop := allocationProp{kind: allocationPinned, location: d.location(kind)}
+	if kind == memory.Device {
+		prop.handleTypes, prop.rdma = d.handleTypes, d.rdma
+	}
 	var handle uint64
 	f := d.tryCall(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0)
+	if f != nil && !f.outOfMemory() && prop.handleTypes != 0 { // a container may forbid what the driver offers
+		prop.handleTypes, prop.rdma = 0, 0
+		f = d.tryCall(&d.drv.memCreate, uintptr(pointer(&handle)), uintptr(n), uintptr(pointer(&prop)), 0)
+	}
 	return uintptr(handle), f
 }
 

@@ -118,6 +118,30 @@ type Comm interface {
 	Close() error
 }
 
+// Registrar is a Comm that is faster with memory that it was told of.
+type Registrar interface {
+	Comm
+	// Register tells the communicator of memory that many of its calls use. The caller calls release
+	// before it frees the memory, when no call and no graph uses it any more.
+	Register(r device.Range) (release func())
+}
+
+// Register tells communicators of memory that many of their calls use, if they can be told.
+// Some may be nil. See [Registrar].
+func Register(r device.Range, cs ...Comm) (release func()) {
+	var all []func()
+	for _, c := range cs {
+		if x, can := c.(Registrar); can {
+			all = append(all, x.Register(r))
+		}
+	}
+	return func() {
+		for _, f := range all {
+			f()
+		}
+	}
+}
+
 // Message is a range that is sent to a rank, or received from it.
 type Message struct {
 	Peer  int

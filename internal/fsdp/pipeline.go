@@ -94,6 +94,9 @@ type region struct {
 	spec bucket.Spec    // without an order
 	what string         // what lies in it
 	name string         // its owner in the ledger
+
+	known  memory.Bytes // that the ranks' communicators were told of
+	forget []func()
 }
 
 // New makes a rank's pipeline. It allocates the rank's shards, filled with zeros, and
@@ -199,6 +202,12 @@ func (p *Pipeline) grow(r *region, plan *bucket.PoolPlan) error {
 		return nil
 	}
 	err := p.dev.Grow(r.buf, plan.Bytes-plan.Dynamic)
+	if more := r.buf.Size() - r.known; err == nil && more > 0 {
+		for _, g := range p.cfg.Groups {
+			r.forget = append(r.forget, comm.Register(r.buf.Slice(r.known, more), g.Comm))
+		}
+		r.known += more
+	}
 	var oom *device.OutOfMemory
 	if errors.As(err, &oom) {
 		return fmt.Errorf("fsdp: the %s pool %q needs %v, and every pool for this order needs at least %v; lower Prefetch or Behind, choose another pool, or shard over more ranks: %w",
@@ -231,6 +240,9 @@ func (p *Pipeline) Close() error {
 		g.grads.pool.reset(s)
 	}
 	for _, r := range []region{p.params, p.grads} {
+		for _, forget := range r.forget {
+			forget()
+		}
 		if r.buf != nil {
 			s.Free(r.buf)
 		}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -95,8 +96,23 @@ var functions = []string{
 	"ncclSend", "ncclRecv", "ncclAllGather", "ncclReduceScatter", "ncclAllReduce", "ncclBroadcast",
 }
 
-// Open opens the first library that is there.
-func Open(getenv func(string) string) (*Library, error) { return open(Names(getenv)) }
+// newer are functions that the library may have: since 2.19.
+var newer = []string{"ncclCommRegister", "ncclCommDeregister"}
+
+// graphRegister is the variable by which NCCL registers the memory that captured calls use.
+const graphRegister = "NCCL_GRAPH_REGISTER"
+
+// Open opens the first library that is there. NCCL then registers no memory by itself in
+// captures, unless the environment says so: it takes memory that was mapped in several
+// pieces for one, and GPUs then access what is not there.
+func Open(getenv func(string) string) (*Library, error) {
+	if _, set := os.LookupEnv(graphRegister); !set {
+		if err := os.Setenv(graphRegister, "0"); err != nil {
+			return nil, err
+		}
+	}
+	return open(Names(getenv))
+}
 
 func open(names []string) (*Library, error) {
 	runtime.LockOSThread() // the loader keeps the reason of a failure by thread
@@ -133,6 +149,9 @@ func load(name string, h uintptr) (*Library, error) {
 		if l.procs[f], err = purego.Dlsym(h, f); err != nil {
 			return nil, fmt.Errorf("nccl: %s has no function %s; install NCCL %s or later", name, f, Words(Oldest))
 		}
+	}
+	for _, f := range newer {
+		l.procs[f], _ = purego.Dlsym(h, f)
 	}
 	purego.RegisterFunc(&l.init, l.procs["ncclCommInitRankConfig"])
 	return l, nil
@@ -225,6 +244,23 @@ func (l *Library) Destroy(c Comm) error { return l.call("ncclCommDestroy", uintp
 
 // Abort ends a communicator at once, with the calls that the device waits in, and frees it.
 func (l *Library) Abort(c Comm) error { return l.call("ncclCommAbort", uintptr(c)) }
+
+// Register tells a communicator of memory that many calls use, so that links may reach it
+// without a copy. The memory must have been mapped as one piece. The handle is zero if there is nothing
+// to deregister: the library is too old, or registers nothing.
+func (l *Library) Register(c Comm, addr uintptr, n int) (handle uintptr, err error) {
+	if l.procs[newer[0]] == 0 || l.procs[newer[1]] == 0 {
+		return 0, nil
+	}
+	h := new(uintptr)
+	err = l.call(newer[0], uintptr(c), addr, uintptr(n), pointer(h))
+	return *h, err
+}
+
+// Deregister ends a registration. No call may be using the memory.
+func (l *Library) Deregister(c Comm, handle uintptr) error {
+	return l.call(newer[1], uintptr(c), handle)
+}
 
 // GroupStart begins calls that go on together.
 func (l *Library) GroupStart() error { return l.call("ncclGroupStart") }

@@ -36,7 +36,9 @@ int ncclCommGetAsyncError(void *c, int *s) { *s = state; if (state == 7) state =
 int ncclCommFinalize(void *c) { return 0; }
 int ncclCommDestroy(void *c) { return 0; }
 int ncclCommAbort(void *c) { strcpy(last, "the link\n broke"); state = 6; return 0; }
-int ncclGroupStart(void) { return 0; }
+int ncclGroupStart(void) { return number("NCCL_GRAPH_REGISTER", 1); }
+int ncclCommRegister(void *c, void *a, size_t n, void **h) { *h = (void *)77; return c == (void *)0x1234 && a == (void *)16 && n == 1ul << 33 ? 0 : 4; }
+int ncclCommDeregister(void *c, void *h) { return c == (void *)0x1234 && h == (void *)77 ? 0 : 4; }
 int ncclGroupEnd(void) { return 7; }
 int ncclSend(const void *a, size_t n, int t, int peer, void *c, void *s) { return a == (void *)16 && n == 1ul << 33 && t == 1 && peer == 5 && s == (void *)9 ? 0 : 4; }
 int ncclRecv(void *a, size_t n, int t, int peer, void *c, void *s) { return ncclSend(a, n, t, peer, c, s); }
@@ -95,6 +97,13 @@ func TestCalls(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if h, err := l.Register(c, 16, 1<<33); h != 77 || err != nil || l.Deregister(c, h) != nil || l.Deregister(c, h+1) == nil {
+		t.Errorf("Register returns %d, %v", h, err)
+	}
+	l.procs["ncclCommRegister"] = 0 // as before 2.19
+	if h, err := l.Register(c, 16, 1<<33); h != 0 || err != nil {
+		t.Errorf("an old library registers %d, %v", h, err)
 	}
 	if done, err := l.Poll(c); done || err == nil || err.Error() != "nccl: a communicator: remote process exited (the link broke)" {
 		t.Errorf("Poll returns %v, %v", done, err)

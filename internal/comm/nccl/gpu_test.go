@@ -107,7 +107,7 @@ func TestSuite(t *testing.T) {
 	commtest.Run(t, commtest.World{
 		Size: process.Size(), Held: []int{process.Rank()}, OwnOrder: true,
 		Device: func(rank int) (device.Device, error) {
-			d, err := cuda.Open(cuda.Options{Ordinal: rank % count, DeviceCapacity: memory.GiB, Assist: Assist(nil)})
+			d, err := cuda.Open(cuda.Options{Ordinal: rank % count, DeviceCapacity: memory.GiB, Assist: Assist(nil), Shareable: true})
 			if err != nil {
 				return nil, err
 			}

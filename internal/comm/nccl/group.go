@@ -53,7 +53,10 @@ type group struct {
 	quit  bool
 }
 
-var _ comm.Capturer = (*group)(nil)
+var (
+	_ comm.Capturer  = (*group)(nil)
+	_ comm.Registrar = (*group)(nil)
+)
 
 // newGroup makes a group of several ranks from its communicator of hosts, or of one rank.
 // All its ranks must call it.

@@ -13,6 +13,7 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/nccl"
+	"github.com/stowage-dev/stowage/memory"
 )
 
 // Library is what the engine needs of NCCL; see [nccl.Library].
@@ -23,6 +24,8 @@ type Library interface {
 	Finalize(c nccl.Comm) error
 	Destroy(c nccl.Comm) error
 	Abort(c nccl.Comm) error
+	Register(c nccl.Comm, addr uintptr, n int) (handle uintptr, err error)
+	Deregister(c nccl.Comm, handle uintptr) error
 	GroupStart() error
 	GroupEnd() error
 	Send(c nccl.Comm, addr uintptr, n, to int, stream uintptr) error
@@ -194,4 +197,46 @@ func (g *group) end(failed bool) error {
 		defer close(g.gone)
 		return g.w.lib.Destroy(g.c)
 	})
+}
+
+// chunked is memory that was mapped in pieces. Chunks returns the pieces of some of its bytes.
+type chunked interface {
+	Chunks(r device.Range) []device.Range
+}
+
+// Register implements [comm.Registrar]. Memory that NCCL does not take is used as any other:
+// registering only saves copies.
+func (g *group) Register(r device.Range) (release func()) {
+	if g.alone() || r.Len == 0 || r.Buf.Kind() != memory.Device {
+		return func() {}
+	}
+	parts := []device.Range{r}
+	if m, can := r.Buf.Mem.(chunked); can {
+		parts = m.Chunks(r)
+	}
+	var handles []uintptr
+	g.aside("register", func() {
+		for _, p := range parts {
+			if h, err := g.w.lib.Register(g.c, p.Addr(), int(p.Len)); err == nil && h != 0 {
+				handles = append(handles, h)
+			}
+		}
+	})
+	return func() {
+		g.aside("deregister", func() {
+			for _, h := range handles {
+				_ = g.w.lib.Deregister(g.c, h) // the communicator ends soon
+			}
+		})
+	}
+}
+
+// aside calls the library with the device's context current, unless the communicator is dead.
+func (g *group) aside(what string, f func()) {
+	g.w.order.mu.Lock()
+	defer g.w.order.mu.Unlock()
+	launch(g.w.side, what, nil, func(uintptr) {
+		_ = g.guard(func() error { f(); return nil })
+	})
+	_ = g.w.side.Sync() // the device's error is reported elsewhere
 }

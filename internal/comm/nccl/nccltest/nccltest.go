@@ -37,6 +37,7 @@ type end struct {
 	pending []*op // not done
 	slow    int   // polls that still say that it is in progress
 	broken  error
+	known   []uintptr // registered memory
 }
 
 // op is one call of the library.
@@ -136,6 +137,9 @@ func (f *Library) end(c nccl.Comm, how string) error {
 		panic("a communicator ends that has ended: " + how)
 	}
 	f.note("%s", how)
+	if how == "destroy" && len(f.ends[c].known) > 0 {
+		panic("a communicator ends that has registered memory")
+	}
 	if how == "abort" {
 		for _, e := range f.ends {
 			if e.room == f.ends[c].room {
@@ -152,6 +156,26 @@ func (f *Library) end(c nccl.Comm, how string) error {
 func (f *Library) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
 func (f *Library) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
 func (f *Library) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
+
+// Register notes memory: "register 64", and the end of it "deregister 64".
+func (f *Library) Register(c nccl.Comm, addr uintptr, n int) (uintptr, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.fail["register"]; err != nil {
+		return 0, err
+	}
+	f.note("register %d", n)
+	f.ends[c].known = append(f.ends[c].known, addr)
+	return uintptr(n), nil
+}
+
+func (f *Library) Deregister(c nccl.Comm, handle uintptr) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.note("deregister %d", handle)
+	f.ends[c].known = f.ends[c].known[1:]
+	return nil
+}
 
 func (f *Library) GroupStart() error {
 	f.mu.Lock()
