@@ -72,11 +72,13 @@ func GemmLaunch(p Product) device.Launch {
 	l.Arg(how)
 	p.tuneRouter(&l, m, n)
 	if p.C.even() && p.Plus.even() && (p.Plus.Buf == nil || p.Plus.Type == p.C.Type) {
-		switch f := hopperFormOf(n); {
+		switch {
 		case !p.TransA:
+			f := hopperDenseForm(m, n, k)
 			f.tune(&l, gemmHopper, p.TransB, p.A, p.B, f.tiles(m, n))
 		case !p.TransB:
-			hopperLow.tune(&l, gemmTurnedHopper, false, p.A, p.B, hopperLow.tiles(m, n))
+			f := hopperTurnedForm(m, n)
+			f.tune(&l, gemmTurnedHopper, false, p.A, p.B, f.tiles(m, n))
 		}
 	}
 	return l
@@ -147,7 +149,7 @@ func GroupedGemmLaunch(p Experts) device.Launch {
 	// If B is not transposed, the last rows of k that are copied at once may be those of
 	// the next expert.
 	if p.C.even() && (p.TransB || k%hopperBox == 0) {
-		f := hopperFormOf(n)
+		f := hopperGroupedForm(n, k)
 		f.tune(&l, groupedHopper, p.TransB, p.A, p.B, f.tiles(p.A.Rows+p.Seg.Experts*f.high, n))
 	}
 	return l

@@ -28,14 +28,21 @@ template <class Form> struct Gradient {
         u64 at = c + bytes(to.type, (e * (u64)m + m0) * to.pitch + n0);
         return {m0, n0, from, from, experts.size(e), m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};
     }
-    // idle clears rows, every warps-th of them.
-    DEVICE void idle(u32 warp, u32 warps) const {
-        u32 count = n * size_of(to.type);
+    // idle clears rows, every warps-th of them. It takes as long as the product, so that reads
+    // of operands hardly wait for its writes: after half of the pairs were brought, it has
+    // cleared half of the rows.
+    DEVICE void idle(u32 warp, u32 warps, volatile u32 *brought) const {
+        if (!first) return;
+        u32 count = n * size_of(to.type), empty = 0, seen = 0;
 #pragma unroll 1
-        for (u32 e = 0; first && e < experts.count; e++) {
+        for (u32 e = 0; e < experts.count; e++) empty += experts.size(e) == 0;
+#pragma unroll 1
+        for (u32 e = 0; e < experts.count; e++) {
             if (experts.size(e) > 0) continue;
+            u32 before = seen++ * m;
 #pragma unroll 1
             for (u32 row = warp; row < m; row += warps) {
+                while ((u64)(before + row) * pairs() > (u64)*brought * m * empty) pause();
                 u64 at = c + bytes(to.type, (e * (u64)m + row) * to.pitch);
 #pragma unroll 1
                 for (u32 i = 16 * lane(); i < count; i += 512) write(at + i, Vec{0, 0, 0, 0});
@@ -52,6 +59,15 @@ template <class Form> struct Gradient {
         Dense<Form> plan = {global(c), plus == 0 ? 0 : global(plus), low(size), high(size), (u32)k,             \
                             {low(pitches), high(pitches), type_of(how, 2), type_of(how, 3)}};                   \
         persist<!trans_a, trans_b, Form>(plan, plan.to, map_of(name, 9), map_of(name, 10));                     \
+    }
+
+// A cluster computes one tile. Tiles follow each other downwards.
+#define HALVED(name, trans_a, trans_b, Form)                                                                    \
+    KERNEL(FORM_THREADS, 1, CLUSTER) name(PRODUCT) {                                                            \
+        Dense<Form> plan = {global(c), plus == 0 ? 0 : global(plus), low(size), high(size), (u32)k,             \
+                            {low(pitches), high(pitches), type_of(how, 2), type_of(how, 3)}};                   \
+        u32 tall = pieces(plan.m, Form::high), tile = block() / CLUSTER;                                        \
+        halve<!trans_a, trans_b, Form>(plan.at({tile % tall, tile / tall, false}), plan.to, map_of(name, 9), map_of(name, 10)); \
     }
 
 #define EXPERTS(name, trans_b, Form)                                                                            \
@@ -73,7 +89,9 @@ DENSE(stowage_nn_hopper_gemm_nn, false, false, Shared)
 DENSE(stowage_nn_hopper_gemm_nt, false, true, Shared)
 DENSE(stowage_nn_hopper_gemm_nn_turns, false, false, Turns)
 DENSE(stowage_nn_hopper_gemm_nt_turns, false, true, Turns)
+DENSE(stowage_nn_hopper_gemm_tn, true, false, Shared)
 DENSE(stowage_nn_hopper_gemm_tn_low, true, false, Low)
+HALVED(stowage_nn_hopper_gemm_tn_half, true, false, Half)
 EXPERTS(stowage_nn_hopper_grouped_nn, false, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nt, true, Shared)
 EXPERTS(stowage_nn_hopper_grouped_nn_turns, false, Turns)

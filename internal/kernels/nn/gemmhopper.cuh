@@ -5,7 +5,8 @@
 //
 // Every number of the result is a sum over k in order, 16 at a time, so neither the shape
 // nor the place of a tile changes a bit. What a product is added to comes last, or first in
-// gradients of weights (Low).
+// gradients of weights (Low). Where a matrix has so few tiles that most of the GPU would have
+// nothing to do, the blocks of a cluster compute one tile (Half): each adds up one half of k.
 
 #pragma once
 
@@ -18,21 +19,25 @@
 #define GROUP 128u    // threads of a group of warps
 #define FORM_THREADS (3 * GROUP)
 
-// Shared, Turns and Low are forms of the kernel. Either two groups share a tile of 256
+// Shared, Turns, Low and Half are forms of the kernel. Either two groups share a tile of 256
 // columns, which reads least; or they take turns with smaller tiles, and one stores while the
 // other multiplies. With begins, sums of fp32 begin with what they are added to, which is
-// read in the other group's turn.
+// read in the other group's turn. sharers is the number of blocks that a stage is brought to.
 struct Shared {
-    static constexpr u32 high = 128, wide = 256, stages = 4;
+    static constexpr u32 high = 128, wide = 256, stages = 4, sharers = CLUSTER;
     static constexpr bool turns = false, begins = false;
 };
 struct Turns {
-    static constexpr u32 high = 128, wide = 128, stages = 6;
+    static constexpr u32 high = 128, wide = 128, stages = 6, sharers = CLUSTER;
     static constexpr bool turns = true, begins = false;
 };
 struct Low {
-    static constexpr u32 high = 64, wide = 256, stages = 5;
+    static constexpr u32 high = 64, wide = 256, stages = 5, sharers = CLUSTER;
     static constexpr bool turns = true, begins = true;
+};
+struct Half {
+    static constexpr u32 high = 128, wide = 128, stages = 6, sharers = 1;
+    static constexpr bool turns = false, begins = true;
 };
 
 // Place is a block's tile: where its operands begin in their matrices, and what is stored.
@@ -77,16 +82,18 @@ DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
 
 // Ring is the stages in shared memory and their barriers.
 template <class Form> struct Ring {
-    static constexpr u32 wide = Form::wide, count = Form::stages, boxes_a = Form::high / 64;
+    static constexpr u32 wide = Form::wide, count = Form::stages, boxes_a = Form::high / 64, sharers = Form::sharers;
     static constexpr bool turns = Form::turns;
     static constexpr u32 a_bytes = boxes_a * BOX, boxes_b = wide / 64, bytes = a_bytes + boxes_b * BOX;
-    static constexpr u32 room = count * bytes + 16 * count + 16;
+    static constexpr u32 room = count * bytes + 16 * count + 32;
     u32 base, stage, parity;
 
     DEVICE u32 at() const { return base + stage * bytes; }
     DEVICE u32 full() const { return base + count * bytes + 8 * stage; }
     // The barrier that begins a group's turn.
     DEVICE u32 turn(u32 group) const { return base + count * (bytes + 16) + 8 * group; }
+    // How many pairs of tiles have been brought, for warps that have nothing to bring.
+    DEVICE volatile u32 *brought() const { return (volatile u32 *)(pool + (base - spot(pool)) + count * (bytes + 16) + 16); }
     DEVICE u32 empty(u32 s) const { return base + count * (bytes + 8) + 8 * s; }
     DEVICE void next() {
         if (++stage == count) {
@@ -98,18 +105,19 @@ template <class Form> struct Ring {
         parity ^= (stage + n) / count & 1;
         stage = (stage + n) % count;
     }
-    // All warps that multiply, in both blocks, give a stage back.
+    // All warps that multiply, in all blocks that share it, give a stage back.
     DEVICE void setup() {
         for (u32 s = 0; s < count; s++) {
             mbar_init(base + count * bytes + 8 * s, 1);
-            mbar_init(empty(s), CLUSTER * (turns ? 1 : 2) * GROUP / 32);
+            mbar_init(empty(s), sharers * (turns ? 1 : 2) * GROUP / 32);
         }
         mbar_init(turn(0), GROUP / 32);
         mbar_init(turn(1), GROUP / 32);
+        *brought() = 0;
         fence_mbar_init();
     }
     DEVICE void release(u32 s) const {
-        if (lane() < CLUSTER) mbar_arrive_in(empty(s), lane());
+        if (lane() < sharers) mbar_arrive_in(empty(s), sharers > 1 ? lane() : cta_in_cluster());
     }
 };
 
@@ -118,7 +126,7 @@ template <bool along_a, bool along_b, class Ring> DEVICE void bring_tile(Ring &r
     u32 rank = cta_in_cluster();
     // one brings a box to this block, or to all if this is the block that brings it.
     auto one = [&](u64 map, u32 to, u32 col, u32 row, bool all, u32 i) INLINE {
-        if (!all) tma_load(ring.at() + to, map, ring.full(), col, row);
+        if (!all || Ring::sharers == 1) tma_load(ring.at() + to, map, ring.full(), col, row);
         else if (i % CLUSTER == rank) tma_load_all(ring.at() + to, map, ring.full(), col, row, 3);
     };
 #pragma unroll 1
@@ -257,8 +265,8 @@ DEVICE void write_half(const Row *rows, u32 part, const float *y) {
 
 // write_whole stores them in fp32. Two lanes of a row exchange pairs, so that each has four
 // neighbours, and then two rows exchange these, so that a warp stores whole lines of 128 bytes.
-// rows has both of the two, and both of eight further down.
-DEVICE void write_whole(const Row *rows, u32 part, const float *y) {
+// rows has both of the two, and both of eight further down. With add, memory adds them.
+template <bool add> DEVICE void write_whole(const Row *rows, u32 part, const float *y) {
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
         u32 x[2][4];
@@ -274,14 +282,17 @@ DEVICE void write_whole(const Row *rows, u32 part, const float *y) {
 #pragma unroll
         for (u32 q = 0; q < 2; q++) {
             const Row &row = rows[2 * h + q];
-            if (32 * (int)part < row.left) write_far(row.at, 128 * part, Vec{x[q][0], x[q][1], x[q][2], x[q][3]});
+            Vec v = {x[q][0], x[q][1], x[q][2], x[q][3]};
+            if (32 * (int)part >= row.left) continue;
+            if (add) add_far(row.at, 128 * part, v);
+            else write_far(row.at, 128 * part, v);
         }
     }
 }
 
 // store_as stores 64 rows of a tile from row first on, in bf16 (half) or fp32. With plus
-// it adds what is there in the same type.
-template <u32 wide, bool half, bool plus> DEVICE void store_as(const Place &at, const Target &to, u32 first, const float *c) {
+// it adds what is there in the same type; with add, memory adds fp32 numbers.
+template <u32 wide, bool half, bool plus, bool add = false> DEVICE void store_as(const Place &at, const Target &to, u32 first, const float *c) {
     constexpr u32 type = half ? BF16 : F32;
     u32 g = lane() / 4, t = lane() % 4, row = first + warp() % 4 * 16;
     Row rows[4], more[2];
@@ -301,7 +312,7 @@ template <u32 wide, bool half, bool plus> DEVICE void store_as(const Place &at, 
 #pragma unroll
         for (u32 i = 0; i < 16; i++) y[i] = plus ? c[16 * part + i] + x[part % 2][i] : c[16 * part + i];
         if (half) write_half(rows, part, y);
-        else write_whole(rows, part, y);
+        else write_whole<add>(rows, part, y);
     }
 }
 
@@ -313,9 +324,68 @@ template <u32 wide, bool begun> DEVICE void Target::store(const Place &at, u32 f
         else store_as<wide, true, true>(at, *this, first, c);
     } else if (begun || at.plus == 0) {
         store_as<wide, false, false>(at, *this, first, c);
+    } else if (at.plus == at.c) {
+        store_as<wide, false, false, true>(at, *this, first, c);
     } else {
         store_as<wide, false, true>(at, *this, first, c);
     }
+}
+
+// halve computes one tile by a cluster. Each block adds up the products of one half of k, and
+// both store half of the columns: the sum of what they are added to, of the first half of k and
+// of the second.
+template <bool along_a, bool along_b, class Form> DEVICE void halve(Place at, const Target &to, u64 map_a, u64 map_b) {
+    constexpr u32 wide = Form::wide, part = wide / CLUSTER, apart = 2 * GROUP * 16;
+    typedef Ring<Form> Stages;
+    u32 base = (spot(pool) + 1023) / 1024 * 1024, rank = cta_in_cluster(), group = thread() / GROUP;
+    need(base - spot(pool) + Stages::room);
+    Stages ring = {base, 0, 0};
+    if (thread() == 0) ring.setup();
+    barrier();
+    u32 half = pieces(at.k, 128) * 64, from = least(rank * half, at.k);
+    at.a_k += from;
+    at.b_k += from;
+    at.k = least(at.k - from, half);
+    u32 mine = base + thread() % (2 * GROUP) * 16; // numbers of this thread, four at a time
+    if (group == 0) {
+        registers_less<40>();
+        if (warp() == 0 && elect()) bring_tile<along_a, along_b>(ring, at, map_a, map_b);
+        warp_barrier();
+    } else {
+        registers_more<232>();
+        float c[wide / 2];
+        multiply_tile<along_a, along_b, wide, 1, false>(ring, at, group - 1, c);
+        barrier(3, 2 * GROUP); // both groups have read all stages
+#pragma unroll
+        for (u32 v = 0; v < wide / 8; v++) {
+            Vec x = {bits(c[4 * v]), bits(c[4 * v + 1]), bits(c[4 * v + 2]), bits(c[4 * v + 3])};
+            *(Vec *)(pool + (mine - spot(pool)) + v * apart) = at.k > 0 ? x : Vec{0, 0, 0, 0};
+        }
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (group > 0) {
+        u32 column = rank * part;
+        at.c += column * size_of(to.type);
+        if (at.plus != 0) at.plus += column * size_of(to.type_plus);
+        at.cols = at.cols > column ? at.cols - column : 0;
+        float c[part / 2];
+        begin_tile<part>(at, to, (group - 1) * 64, c);
+#pragma unroll
+        for (u32 r = 0; r < CLUSTER; r++) {
+#pragma unroll
+            for (u32 v = 0; v < part / 8; v++) {
+                Vec x = hear(mine + (column / 8 + v) * apart, r);
+                c[4 * v] += number(x.x);
+                c[4 * v + 1] += number(x.y);
+                c[4 * v + 2] += number(x.z);
+                c[4 * v + 3] += number(x.w);
+            }
+        }
+        to.store<part, true>(at, (group - 1) * 64, c);
+    }
+    cluster_arrive(); // the other block may still read
+    cluster_wait();
 }
 
 // persist computes every tile of this cluster. plan says how many pairs there are, where
@@ -341,9 +411,13 @@ DEVICE void persist(Plan &plan, const To &to, u64 map_a, u64 map_b) {
             prefetch_map(map_a);
             prefetch_map(map_b);
 #pragma unroll 1
-            for (u32 p = block() / CLUSTER; p < pairs; p += step) bring_tile<along_a, along_b>(ring, plan.find(p), map_a, map_b);
+            for (u32 p = block() / CLUSTER; p < pairs; p += step) {
+                *ring.brought() = p;
+                bring_tile<along_a, along_b>(ring, plan.find(p), map_a, map_b);
+            }
+            *ring.brought() = pairs;
         }
-        if (warp() > 0) plan.idle(block() * 3 + warp() - 1, blocks() * 3);
+        if (warp() > 0) plan.idle(block() * 3 + warp() - 1, blocks() * 3, ring.brought());
         warp_barrier();
     } else {
         registers_more<232>();

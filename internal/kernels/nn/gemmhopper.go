@@ -31,6 +31,8 @@ var (
 	// They take turns with lower and wider tiles, whose sums begin with the fp32 numbers that
 	// they are added to: for gradients of weights, which take long to read and to store.
 	hopperLow = hopperForm{"_low", 64, 256, 5}
+	// The blocks of a cluster compute one tile: each adds up one half of k.
+	hopperHalf = hopperForm{"_half", 128, 128, 6}
 )
 
 // hopperKernels are the kernels of a product, by form and by whether B is transposed.
@@ -38,7 +40,7 @@ type hopperKernels map[hopperForm]*[2]device.Kernel
 
 func newHopperKernels(name string) hopperKernels {
 	all := hopperKernels{}
-	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow} {
+	for _, f := range []hopperForm{hopperShared, hopperTurns, hopperLow, hopperHalf} {
 		all[f] = new([2]device.Kernel)
 		for side, b := range []string{"n", "t"} {
 			all[f][side] = device.Kernel{Name: "stowage_nn_hopper_" + name + b + f.suffix, Image: gemmHopperImage}
@@ -49,7 +51,7 @@ func newHopperKernels(name string) hopperKernels {
 
 var (
 	gemmHopper        = newHopperKernels("gemm_n")
-	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn, low
+	gemmTurnedHopper  = newHopperKernels("gemm_t") // tn: shared, low, half
 	groupedHopper     = newHopperKernels("grouped_n")
 	groupedGradHopper = newHopperKernels("grouped_grad_t") // tn, low
 )
@@ -62,18 +64,35 @@ const (
 	// hopperBox is the rows of the boxes that are copied.
 	hopperBox = 64
 	// From hopperMany columns on, half of a tile of zeros costs little.
-	hopperMany = 2048
+	hopperMany  = 2048
+	hopperShort = 768
+	// hopperUnits is the multiprocessors that forms are chosen for. It is no GPU's own number, so that
+	// every GPU adds up in the same order.
+	hopperUnits = 132
 )
 
 // shared returns the shared memory of a block: the stages and their barriers, two barriers
-// for the turns, the rows of experts and their ends, and what aligns them.
+// for the turns, a count of tiles, the rows of experts and their ends, and what aligns them.
 func (f hopperForm) shared() uint32 {
-	return uint32(f.stages*(f.high+f.wide)*64*2 + f.stages*16 + 16 + 12*maxExperts + 1024)
+	return uint32(f.stages*(f.high+f.wide)*64*2 + f.stages*16 + 32 + 12*maxExperts + 1024)
 }
 
 // tiles returns how many tiles a matrix consists of.
 func (f hopperForm) tiles(rows, cols int) int {
 	return (rows + f.high - 1) / f.high * ((cols + f.wide - 1) / f.wide)
+}
+
+// blocks returns the most blocks that compute a number of tiles.
+func (f hopperForm) blocks(tiles int) int {
+	if f == hopperHalf {
+		return hopperCluster * tiles
+	}
+	return (tiles + hopperCluster - 1) / hopperCluster * hopperCluster
+}
+
+// rounds returns how many tiles a multiprocessor computes one after the other.
+func (f hopperForm) rounds(rows, cols int) int {
+	return (f.tiles(rows, cols) + hopperUnits - 1) / hopperUnits
 }
 
 // hopperFormOf returns the faster form for n columns: narrow tiles if half of the last wide
@@ -83,6 +102,39 @@ func hopperFormOf(n int) hopperForm {
 		return hopperTurns
 	}
 	return hopperShared
+}
+
+// hopperDenseForm returns the faster form for a product of m x n numbers, each a sum of k. If
+// sums are short, it takes a good part of the time to store wide tiles. If they are shorter
+// than hopperShort, storing is all that counts, and is faster in wide tiles.
+func hopperDenseForm(m, n, k int) hopperForm {
+	if k >= hopperShort && k <= 2048 || 2*hopperShared.tiles(m, n) <= hopperUnits {
+		return hopperTurns
+	}
+	return hopperFormOf(n)
+}
+
+// hopperGroupedForm returns the faster form for a product over experts. Tiles of few rows and
+// experts of few tiles make wide tiles wait for each other more often.
+func hopperGroupedForm(n, k int) hopperForm {
+	if k >= hopperShort {
+		return hopperTurns
+	}
+	return hopperFormOf(n)
+}
+
+// hopperTurnedForm returns the faster form for the gradient of m x n weights, of which hopperLow
+// adds up in another order than the others. So it does not depend on the number of rows: 4096
+// of them take about 72,000 cycles in a tile of hopperShared, 6,000 of which are to store it, and
+// 37,000 in one of hopperLow, whose smaller tiles wait for memory.
+func hopperTurnedForm(m, n int) hopperForm {
+	switch {
+	case hopperCluster*hopperHalf.tiles(m, n) <= hopperUnits:
+		return hopperHalf
+	case 72*hopperShared.rounds(m, n) < 37*hopperLow.rounds(m, n):
+		return hopperShared
+	}
+	return hopperLow
 }
 
 // even reports whether rows consist of whole steps of eight numbers at multiples of 16
@@ -99,8 +151,8 @@ func (f hopperForm) tune(l *device.Launch, of hopperKernels, transB bool, a, b M
 		return
 	}
 	l.Tuned = device.Tuned{
-		Kernel: &of[f][gemmSide(transB)], Grid: [3]uint32{uint32((tiles + 1) / 2 * 2), 1, 1}, Block: [3]uint32{hopperThreads, 1, 1},
-		Shared: f.shared(), Cluster: hopperCluster, Resident: true,
+		Kernel: &of[f][gemmSide(transB)], Grid: [3]uint32{uint32(f.blocks(tiles)), 1, 1}, Block: [3]uint32{hopperThreads, 1, 1},
+		Shared: f.shared(), Cluster: hopperCluster, Resident: f != hopperHalf,
 	}
 	l.Tuned.Map(a.boxes(hopperBox))
 	l.Tuned.Map(b.boxes(hopperBox))

@@ -47,9 +47,21 @@ func hopperCase(t testing.TB, i int, sizes hopperSizes) *tensorCase {
 		launches: func(b *device.Buffer) []device.Launch {
 			q := p
 			q.A, q.B, q.C, q.Plus = p.A.inBuffer(b), p.B.inBuffer(b), p.C.inBuffer(b), p.Plus.inBuffer(b)
-			return []device.Launch{GemmLaunch(q)}
+			return []device.Launch{q.inForm(i / 3)}
 		},
 	}
+}
+
+// inForm returns the launch of a product in one of the forms that there are for it, whatever
+// form its size asks for.
+func (p Product) inForm(i int) device.Launch {
+	l, kernels, forms := GemmLaunch(p), gemmHopper, []hopperForm{hopperShared, hopperTurns}
+	if p.TransA {
+		kernels, forms = gemmTurnedHopper, []hopperForm{hopperShared, hopperLow, hopperHalf}
+	}
+	f := forms[i%len(forms)]
+	f.tune(&l, kernels, p.TransB, p.A, p.B, f.tiles(p.C.Rows, p.C.Cols))
+	return l
 }
 
 // orphan sets the rows of matrices that belong to no expert to NaN.
@@ -118,5 +130,24 @@ func TestHopperGemmOnGPU(t *testing.T) {
 		hopperCase(t, i, hopperOnHost).onGPU(t, g)
 		hopperGroupedCase(t, i, 300, 600).onGPU(t, g)
 		hopperCase(t, i, hopperOnGPU).onGPU(t, g)
+	}
+}
+
+// Gradients of weights have the form that keeps most of a GPU busy, whatever the number of rows.
+func TestHopperFormOfGradients(t *testing.T) {
+	for _, c := range []struct {
+		m, n int
+		want hopperForm
+	}{
+		{1024, 1024, hopperHalf}, // 64 tiles, two blocks each
+		{64, 2048, hopperHalf},
+		{4096, 4096, hopperShared}, // 512 tiles in 4 rounds, or 1024 in 8
+		{2048, 2048, hopperShared},
+		{7168, 2048, hopperLow}, // 448 tiles in 4 rounds, or 896 in 7
+		{512, 4096, hopperLow},  // 64 tiles, or 128
+	} {
+		if got := hopperTurnedForm(c.m, c.n); got != c.want {
+			t.Errorf("%d x %d weights have form %q, want %q", c.m, c.n, got.suffix, c.want.suffix)
+		}
 	}
 }

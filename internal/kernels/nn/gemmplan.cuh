@@ -17,10 +17,10 @@ template <class Form> struct Dense {
     Target to;
 
     DEVICE void setup(u32 *) {}
-    DEVICE void idle(u32, u32) const {}
+    DEVICE void idle(u32, u32, volatile u32 *) const {}
     DEVICE u32 pairs() const { return pairs_of(pieces(m, high), pieces(n, wide)); }
-    DEVICE Place find(u32 p) const {
-        Spot s = nth_pair(pieces(m, high), pieces(n, wide), p);
+    DEVICE Place find(u32 p) const { return at(nth_pair(pieces(m, high), pieces(n, wide), p)); }
+    DEVICE Place at(const Spot &s) const {
         u32 m0 = s.m * high, n0 = s.n * wide;
         return {m0, n0, 0, 0, k, m - m0, n0 < n ? n - n0 : 0,
                 c + bytes(to.type, m0 * to.pitch + n0), plus == 0 ? 0 : plus + bytes(to.type_plus, m0 * to.pitch_plus + n0), s.share_b};
@@ -82,7 +82,7 @@ template <bool trans_b, class Form> struct Grouped {
         u32 across = pieces(n, wide);
         experts.add_up(ends, [across](u32 rows) INLINE { return pairs_of(pieces(rows, high), across); });
     }
-    DEVICE void idle(u32, u32) const {}
+    DEVICE void idle(u32, u32, volatile u32 *) const {}
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
     DEVICE Place find(u32 p) const {
         u32 e = experts.owner(p), first = experts.first(e), m = experts.size(e);

@@ -135,6 +135,10 @@ DEVICE void await_count(u64 p, u32 v) {
 DEVICE void write_far(u64 p, u32 far, Vec v) {
     asm volatile("st.global.v4.u32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// add_far has memory add four fp32 numbers. Subnormal ones may count as zero.
+DEVICE void add_far(u64 p, u32 far, Vec v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0+%1], {%2,%3,%4,%5};" ::"l"(p), "n"(far), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 DEVICE u32 read_far(u64 p, u32 far) {
     u32 v;
     asm volatile("ld.global.u32 %0, [%1+%2];" : "=r"(v) : "l"(p), "n"(far) : "memory");
@@ -152,6 +156,9 @@ DEVICE void read_two_of(u64 p, u32 far, int at, int left, float *x) {
 }
 
 // ---- groups of warps
+
+// pause gives the rest of the block about half a microsecond.
+DEVICE void pause() { asm volatile("nanosleep.u32 500;" ::: "memory"); }
 
 // barrier_arrive counts at a barrier without waiting for the others.
 DEVICE void barrier_arrive(u32 number, u32 members) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(members) : "memory"); }

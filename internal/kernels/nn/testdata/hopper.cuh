@@ -217,6 +217,11 @@ inline void await_count(u64 p, u32 v) {
 }
 
 inline void write_far(u64 p, u32 far, Vec v) { *host_at<Vec>(p + far) = v; }
+inline void add_far(u64 p, u32 far, Vec v) {
+    host_at<Vec>(p + far);
+    const u32 x[4] = {v.x, v.y, v.z, v.w};
+    for (u32 i = 0; i < 4; i++) *host_at<float>(p + far + 4 * i) += __builtin_bit_cast(float, x[i]);
+}
 inline u32 read_far(u64 p, u32 far) { return *host_at<u32>(p + far); }
 inline void read_two(u64 p, u32 far, float *x) {
     host_at<u64>(p + far);
@@ -229,6 +234,8 @@ inline void read_two_of(u64 p, u32 far, int at, int left, float *x) {
 }
 
 // ---- groups of warps
+
+inline void pause() { host_yield(); }
 
 inline void barrier_arrive(u32 number, u32 members) {
     Gate &g = host_all[host_cta()][number];
