@@ -27,6 +27,7 @@ type rank struct {
 	dev    device.Device
 	s      device.Stream
 	rt     *engine.Runtime
+	kept   kept // for checkpoints
 
 	world                   comm.Comm
 	replicas, experts, twin comm.Comm // ranks of this stage; those that divide its experts; those with the same experts

@@ -177,7 +177,9 @@ func (x *sharded) cast(s device.Stream) { x.pipe.Cast(s) }
 
 func (x *sharded) load(k key, values []float32) error { return x.pipe.Load(k.unit, k.param, values) }
 
-func (x *sharded) read(k key) ([]float32, error) { return x.pipe.Read(k.unit, k.param, fsdp.Weights) }
+func (x *sharded) read(k key, _ []float32) ([]float32, error) {
+	return x.pipe.Read(k.unit, k.param, fsdp.Weights)
+}
 
 // moments returns the moments of the rank's shards as parts of the parameters', so that
 // what is saved does not depend on how parameters are sharded. The first stage writes those

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/plan/model"
@@ -79,7 +80,33 @@ type heldTensor struct {
 }
 
 // snapshot holds the tensors that one rank saves.
-type snapshot struct{ model, optim []heldTensor }
+type snapshot struct {
+	model, optim []heldTensor
+	memory       []float32 // of most of them
+}
+
+// kept is the host memory of a snapshot from one save to the next: to get memory takes longer than to
+// fill it. It is nil while a snapshot has it.
+type kept struct {
+	mu     sync.Mutex
+	memory []float32
+}
+
+func (k *kept) take(n int) []float32 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.memory
+	if k.memory = nil; len(m) < n {
+		m = make([]float32, n)
+	}
+	return m
+}
+
+func (k *kept) give(m []float32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.memory = m
+}
 
 // Save copies the parameters and the optimiser's state to host memory and gives them to a
 // target, which writes them before or after Save returns. If ranks live in several
@@ -90,8 +117,15 @@ func (t *Trainer) Save(to checkpoint.Target) error {
 	}
 	ranks := make([]checkpoint.Rank, len(t.ranks))
 	if _, err := t.together(func(i int) (f figures, err error) {
-		s, err := t.ranks[i].snapshot()
-		ranks[i] = checkpoint.Rank{Index: t.ranks[i].index, Model: shardOf(s.model), Optim: shardOf(s.optim)}
+		r := t.ranks[i]
+		s, err := r.snapshot()
+		ranks[i] = checkpoint.Rank{Index: r.index, Model: shardOf(s.model), Optim: shardOf(s.optim)}
+		write := ranks[i].Optim.Write
+		ranks[i].Optim.Write = func(w *safetensors.Writer) error { // the last that is written
+			err := write(w)
+			r.kept.give(s.memory)
+			return err
+		}
 		return f, err
 	}); err != nil {
 		return err
@@ -132,14 +166,31 @@ func held(name string, data []float32, shape ...int) heldTensor {
 // snapshot copies the tensors that this rank saves to the host. If several ranks hold a
 // tensor, one of them saves it.
 func (r *rank) snapshot() (s snapshot, err error) {
+	moments, n := r.store.moments(false), 0
+	for _, m := range moments {
+		n += int(m.Len / 4)
+	}
+	if r.cfg.Sharding == nil {
+		_ = r.eachParam(func(_ key, p layer.Param) error {
+			if r.writes(p) {
+				n += p.Elements()
+			}
+			return nil
+		})
+	}
+	s.memory = r.kept.take(n)
+	rest := s.memory
 	err = r.eachParam(func(k key, p layer.Param) error {
 		mine := r.writes(p)
 		if !mine && r.cfg.Sharding == nil { // sharded parameters are gathered by all
 			return nil
 		}
-		x, err := r.store.read(k)
+		x, err := r.store.read(k, rest)
 		if err != nil || !mine {
 			return err
+		}
+		if r.cfg.Sharding == nil {
+			rest = rest[len(x):]
 		}
 		for _, q := range pieces(p) {
 			s.model = append(s.model, held(q.name, x[q.from:q.from+q.n], q.rows, q.cols))
@@ -159,8 +210,9 @@ func (r *rank) snapshot() (s snapshot, err error) {
 		}
 		s.model = append(s.model, held(biasName(b.name), x, b.experts))
 	}
-	for _, m := range r.store.moments(false) {
-		x := make([]float32, m.Len/4)
+	for _, m := range moments {
+		x := rest[:m.Len/4]
+		rest = rest[len(x):]
 		if err := r.s.Download(bytesOf(x), m.Range); err != nil {
 			return s, err
 		}

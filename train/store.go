@@ -31,9 +31,9 @@ type store interface {
 	// done so.
 	cast(s device.Stream)
 	// load sets and read returns a whole parameter, in fp32. All ranks that share it must
-	// call them in the same order.
+	// call them in the same order. read may use memory for it that is large enough.
 	load(k key, values []float32) error
-	read(k key) ([]float32, error)
+	read(k key, to []float32) ([]float32, error)
 	// moments returns the optimiser's state on this rank: all of it, or the part that
 	// this rank writes to disk.
 	moments(all bool) []momentPart
@@ -240,10 +240,13 @@ func (w *whole) load(k key, values []float32) error {
 	return w.r.s.Sync()
 }
 
-func (w *whole) read(k key) ([]float32, error) {
+func (w *whole) read(k key, to []float32) ([]float32, error) {
 	r := w.place(k)
-	out := make([]float32, r.Len/4)
-	return out, w.r.s.Download(bytesOf(out), r)
+	n := int(r.Len / 4)
+	if len(to) < n {
+		to = make([]float32, n)
+	}
+	return to[:n], w.r.s.Download(bytesOf(to[:n]), r)
 }
 
 // moments returns the moments of each parameter under its name.

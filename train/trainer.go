@@ -319,7 +319,7 @@ func (t *Trainer) Digest() (string, error) {
 	_, err := t.together(func(i int) (figures, error) {
 		r := t.ranks[i]
 		return figures{}, r.eachParam(func(k key, p layer.Param) error {
-			x, err := r.store.read(k)
+			x, err := r.store.read(k, nil)
 			if err != nil || !r.writes(p) {
 				return err
 			}

@@ -273,9 +273,10 @@ type pace struct {
 	rest  float64       // for each nanosecond of work
 }
 
-// share is the part of all processors that checksums may take. Copies and the system's work for
-// the disk take about as much again, and all of it is to stay below 3 % of a few steps.
-const share = 0.01
+// share is the part of all processors that checksums may take. The system's work for the disk
+// takes about half as much again. Steps that use all processors wait for the one that a
+// checksum takes, so that time counts once for each processor; all of it is to stay below 3 % of a few steps.
+const share = 0.005
 
 // piece is how much is summed between two rests.
 const piece = 1 << 20

@@ -366,7 +366,7 @@ func TestFolderIsNotShared(t *testing.T) {
 
 // Work and rest together take the share of the processors that there are.
 func TestRestOf(t *testing.T) {
-	for processors, want := range map[int]float64{1: 99, 2: 49, 28: 1/0.28 - 1, 100: 0, 200: 0} {
+	for processors, want := range map[int]float64{1: 199, 2: 99, 28: 1/0.14 - 1, 200: 0, 400: 0} {
 		if got := restOf(processors); math.Abs(got-want) > 1e-9 {
 			t.Errorf("%d processors: rest %v, want %v", processors, got, want)
 		}
