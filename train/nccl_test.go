@@ -18,6 +18,7 @@ import (
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
 	"github.com/stowage-dev/stowage/internal/engine"
 	"github.com/stowage-dev/stowage/memory"
+	"github.com/stowage-dev/stowage/plan/model"
 	"github.com/stowage-dev/stowage/train/internal/layer"
 )
 
@@ -105,6 +106,37 @@ func TestPoliciesOverNCCL(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Ranks issue their calls of all communicators in one order in every layout, with stages,
+// chunks, tied ends, replicas, the ring and shards. Otherwise the engine names them. SPEC S7.2
+func TestLayoutsOverNCCL(t *testing.T) {
+	for _, l := range []Layout{{4, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 1, 2}, {2, 2, 2, 2}, {1, 1, 2, 4}, {4, 1, 2, 2}} {
+		for i, m := range []*model.Model{assorted(), longer(mixed())} {
+			if l.Ranks() > 2 && (testing.Short() || raceEnabled) {
+				continue
+			}
+			for _, sharded := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %+v, sharded %v", m.Name, l, sharded), func(t *testing.T) {
+					c := quick(t, m)
+					c.Layout, c.Dispatch, c.Batch.Microbatches = l, layer.Dispatch(i), 4
+					if sharded {
+						c.Sharding = &Sharding{Pool: bucket.Arena, Prefetch: 1}
+					}
+					overNCCL(t, c, func(_ int, c Config) error {
+						_, err := runs(c, 2)
+						return err
+					})
+				})
+			}
+		}
+	}
+}
+
+// longer has every layer twice.
+func longer(m *model.Model) *model.Model {
+	m.Layers = append(m.Layers, m.Layers...)
+	return m
 }
 
 // Gradients and the pools of sharded parameters are registered with NCCL, and deregistered
@@ -217,8 +249,7 @@ func TestOneReplayAStepOverNCCL(t *testing.T) {
 // One expert rank gets all rows until there is a graph, and then another one does, which has
 // no room for them. Its overflow is agreed on and rerun by all processes. SPEC S7.4
 func TestRerunsOverNCCL(t *testing.T) {
-	m := mixed()
-	m.Layers = append(m.Layers, m.Layers...) // more than the sets hold
+	m := longer(mixed()) // more than the sets hold
 	c := quick(t, m)
 	c.Layout, c.Batch.Micro = Layout{1, 1, 2, 2}, 32
 	for _, x := range []struct {
