@@ -23,7 +23,7 @@ template <class Form> struct Gradient {
     DEVICE u32 pairs() const { return experts.ends[experts.count - 1]; }
     DEVICE Place find(u32 p) const {
         u32 e = experts.owner(p), from = experts.first(e);
-        Spot s = nth_pair(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
+        Spot s = nth_pair<1>(pieces(m, high), pieces(n, wide), e == 0 ? p : p - experts.ends[e - 1]);
         u32 m0 = s.m * high, n0 = s.n * wide;
         u64 at = c + bytes(to.type, (e * (u64)m + m0) * to.pitch + n0);
         return {m0, n0, from, from, experts.size(e), m - m0, n0 < n ? n - n0 : 0, at, first ? 0 : at, s.share_b};

@@ -69,14 +69,14 @@ struct Spot {
     bool share_b;
 };
 
-// nth_pair returns the tile of this block in pair p. Pairs follow each other down TALL
-// pairs of rows and then to the next column, so that blocks that run at the same time find
-// in L2 what others have read.
-DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
+// nth_pair returns the tile of this block in pair p. Pairs follow each other down some pairs of
+// rows and then to the next column. With TALL of them, blocks that run at the same time find in
+// L2 what others have read. With one, they write memory nearly in order.
+template <u32 down = TALL> DEVICE Spot nth_pair(u32 high, u32 wide, u32 p) {
     u32 rank = cta_in_cluster(), most = high / 2;
     if (p >= most * wide) return {high - 1, 2 * (p - most * wide) + rank, false};
-    u32 first = p / (TALL * wide) * TALL, in = p % (TALL * wide);
-    u32 tall = least(most - first, TALL);
+    u32 first = p / (down * wide) * down, in = p % (down * wide);
+    u32 tall = least(most - first, down);
     return {2 * (first + in % tall) + rank, in / tall, true};
 }
 
