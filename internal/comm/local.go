@@ -26,7 +26,7 @@ type Options struct {
 
 // NewLocal makes a communicator of ranks in one process. Rank i works on device i. Ranks
 // may share a device. All devices must be of one kind and able to access each other's
-// memory.
+// memory, as GPUs are that were opened with each other as peers.
 //
 // Each rank is a goroutine of the caller. A call waits on the host until the ranks that it
 // concerns have made theirs; the last one issues the work of all. It never waits for a

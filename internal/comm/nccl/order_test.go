@@ -143,3 +143,33 @@ func TestWorldsShareAGPU(t *testing.T) {
 		}
 	}
 }
+
+// Meetings come in any order, as each communicator compares its own calls. Few are kept, and
+// a crossing among those is found; calls of one exchange may have the same turn.
+func TestCrossing(t *testing.T) {
+	w := &world{met: map[int][]meeting{}}
+	g := &group{w: w, ranks: []int{3, 5}, words: "ranks 3 and 5"}
+	meet := func(mine, theirs uint64) string { return g.crossing(&audited{turn: mine}, 1, theirs) }
+	for i := uint64(1); i <= 3*mostMet; i += 2 {
+		for _, turn := range []uint64{i + 1, i, i} { // the later one is compared first
+			if wrong := meet(10*turn, 20*turn); wrong != "" {
+				t.Fatal(wrong)
+			}
+		}
+		if n := len(w.met[5]); n > mostMet {
+			t.Fatalf("%d meetings are kept", n)
+		}
+	}
+	const last = 3 * mostMet
+	for _, x := range [][2]uint64{{10*last + 1, 20*last - 1}, {10*last - 1, 20*last + 1}, {10*last - 25, 20*last - 11}} {
+		if wrong := meet(x[0], x[1]); !strings.Contains(wrong, "rank 3 calls all-gather #0 of 0 bytes a rank of ranks 3 and 5 before") || !strings.Contains(wrong, "and rank 5 after it") {
+			t.Errorf("turns %v: %q", x, wrong)
+		}
+	}
+	if wrong := meet(10*last+1, 20*last+1); wrong != "" {
+		t.Error(wrong)
+	}
+	if wrong := g.crossing(&audited{turn: 1}, 0, 1<<40); wrong != "" {
+		t.Errorf("meetings with another rank count: %s", wrong)
+	}
+}
