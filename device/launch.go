@@ -96,7 +96,10 @@ type Launch struct {
 	Shared uint32    // bytes of dynamic shared memory
 	Slot   Slot      // the label for Graph.Update, or zero
 	Tuned  Tuned     // another kernel, for GPUs of one architecture
-	Flops  float64   // operations that the work needs, for a profile; zero if memory bounds it
+	// Steps do the same work one after the other. A GPU that Tuned is not for issues them
+	// instead of Kernel, which has no image then; such a launch has no slot.
+	Steps []Launch
+	Flops float64 // operations that the work needs, for a profile; zero if memory bounds it
 	// InPlace is how many of the bytes that are declared as written are read first, for a
 	// profile.
 	InPlace memory.Bytes

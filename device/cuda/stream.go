@@ -198,6 +198,12 @@ func (s *stream) Fill(dst device.Range, value byte) {
 // Launch is the hot path: no allocation, one call of the driver.
 func (s *stream) Launch(l device.Launch) {
 	l.Check()
+	if l.Steps != nil && s.dev.shapeOf(&l).kernel == l.Kernel {
+		for _, step := range l.Steps {
+			s.Launch(step)
+		}
+		return
+	}
 	c := s.ready()
 	if c != nil {
 		c.launch(&l)

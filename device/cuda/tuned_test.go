@@ -115,3 +115,61 @@ func TestRefusedTensorMap(t *testing.T) {
 	}
 	_ = d.Close()
 }
+
+// A GPU of the architecture runs the tuned kernel of a launch that has steps, and others run
+// its steps in order, also in a graph.
+func TestLaunchOfSteps(t *testing.T) {
+	for name, minor := range map[string]int32{"its GPU": 0, "another GPU": 5} {
+		t.Run(name, func(t *testing.T) {
+			v, f := newFake(t, memory.GiB)
+			f.attrs[attrMinor] = minor
+			d, err := v.open(Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := d.Alloc(memory.Device, 128, "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := d.NewStream("test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Fill(b.All(), 0)
+			l, nothing := tunedLaunch(b.All(), 1), tunedLaunch(b.All(), 1)
+			l.Kernel = &device.Kernel{Name: "no image"}
+			l.Steps = []device.Launch{addLaunch(b.All(), 2), addLaunch(b.All(), 3)}
+			nothing.Kernel, nothing.Steps = l.Kernel, []device.Launch{}
+			s.Launch(l)
+			s.Launch(nothing)
+			s.BeginCapture()
+			s.Launch(l)
+			g, err := s.EndCapture()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Replay(g)
+			got := make([]byte, 128)
+			if err := s.Download(got, b.All()); err != nil {
+				t.Fatal(err)
+			}
+			low, high := byte(0), byte(3)
+			if minor != 0 {
+				low, high = 10, 10
+			}
+			if got[0] != low || got[64] != high {
+				t.Errorf("the halves are %d and %d, want %d and %d", got[0], got[64], low, high)
+			}
+			s.Free(b)
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

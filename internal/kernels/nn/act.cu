@@ -2,7 +2,7 @@
 // row.
 // targets: sm_80
 
-#include "nn.cuh"
+#include "gate.cuh"
 
 #define THREADS 256
 
@@ -30,11 +30,6 @@ struct Swiglu {
 
 DEVICE Swiglu unpack(u64 weight, u64 segments, u64 size, u64 experts) {
     return {low(size), high(size), (u32)experts, segments == 0 ? 0 : global(segments), weight == 0 ? 0 : global(weight)};
-}
-
-DEVICE void gate(float *a, const float *b, float by) {
-#pragma unroll
-    for (u32 e = 0; e < STEP; e++) a[e] = a[e] * sigmoid(a[e]) * b[e] * by;
 }
 
 // Rows of bf16 whose vectors are aligned have kernels of their own, because code for all
@@ -81,25 +76,6 @@ stowage_nn_swiglu(u64 dst, u64 src, u64 weight, u64 segments, u64 size, u64 pitc
         });
     });
 }
-
-// Slopes has a step of SwiGLU's backward pass: in a the left half of x and then y, in b the
-// right half and then its gradient, in d the gradient of y and then that of the left half.
-struct Slopes {
-    float a[STEP], b[STEP], d[STEP];
-    // compute returns the step's part of the gradient of the row's weight.
-    DEVICE float compute(float by) {
-        float dot = 0;
-#pragma unroll
-        for (u32 e = 0; e < STEP; e++) {
-            float s = sigmoid(a[e]), silu = a[e] * s, g = d[e] * by, y = silu * b[e];
-            dot += d[e] * y;
-            d[e] = g * b[e] * (s * (a[e] * (1 - s) + 1));
-            a[e] = y * by;
-            b[e] = g * silu;
-        }
-        return dot;
-    }
-};
 
 KERNEL(THREADS)
 stowage_nn_swiglu_grad_wide(u64 dsrc, u64 src, u64 ddst, u64 dst, u64 weight, u64 dweight, u64 segments, u64 size, u64 pitches, u64 more,

@@ -69,49 +69,73 @@ func (r *benchRoom) result(t kernels.Number, rows, cols int) Matrix {
 	return NewMatrix(take(r.zero, &r.sums, t.Size()*memory.Bytes(rows*cols)), t, rows, cols)
 }
 
+// marks returns two events.
+func (r *benchRoom) marks(b *testing.B) (m [2]device.Event) {
+	for i := range m {
+		e, err := r.Device.NewEvent(device.Timing)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { e.Close() })
+		m[i] = e
+	}
+	return m
+}
+
+// once returns how long launches take. Before that the GPU rests: at the limit of its power it
+// would lower its clock.
+func (r *benchRoom) once(b *testing.B, marks [2]device.Event, launches []device.Launch) time.Duration {
+	time.Sleep(25 * time.Millisecond)
+	r.Launch(launches[0])
+	r.Record(marks[0])
+	for _, l := range launches {
+		r.Launch(l)
+	}
+	r.Record(marks[1])
+	if err := r.Stream.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	d, err := marks[1].Since(marks[0])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return d
+}
+
+func median(took []time.Duration) time.Duration {
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
 // speed runs launches that make returns, all with other operands, and reports the median of
-// operations in a second. Before each measurement the GPU rests: at the limit of its power
-// it would lower its clock.
+// operations in a second.
 func (r *benchRoom) speed(b *testing.B, flops float64, make func() device.Launch) {
 	var launches [8]device.Launch
 	for i := range launches {
 		launches[i] = make()
 	}
-	var marks [2]device.Event
-	for i := range marks {
-		e, err := r.Device.NewEvent(device.Timing)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer e.Close()
-		marks[i] = e
-	}
-	r.Launch(launches[0])
+	marks := r.marks(b)
 	var took []time.Duration
 	for b.Loop() {
-		if err := r.Stream.Sync(); err != nil {
-			b.Fatal(err)
-		}
-		time.Sleep(25 * time.Millisecond)
-		r.Launch(launches[0])
-		r.Record(marks[0])
-		for _, l := range launches {
-			r.Launch(l)
-		}
-		r.Record(marks[1])
-		if err := r.Stream.Sync(); err != nil {
-			b.Fatal(err)
-		}
-		d, err := marks[1].Since(marks[0])
-		if err != nil {
-			b.Fatal(err)
-		}
-		took = append(took, d/time.Duration(len(launches)))
+		took = append(took, r.once(b, marks, launches[:])/time.Duration(len(launches)))
 	}
-	slices.Sort(took)
-	median := took[len(took)/2]
-	b.ReportMetric(flops/median.Seconds()/1e12, "TFLOP/s")
-	b.ReportMetric(float64(median.Nanoseconds())/1e3, "us/launch")
+	m := median(took)
+	b.ReportMetric(flops/m.Seconds()/1e12, "TFLOP/s")
+	b.ReportMetric(float64(m.Nanoseconds())/1e3, "us/launch")
+}
+
+// segments returns experts with numbers of rows as benchCounts has them.
+func (r *benchRoom) segments(b *testing.B, how string, experts, rows int) Segments {
+	seg := Segments{Range: r.alloc(b, SegmentsBytes(experts)).All(), Experts: experts}
+	b.Cleanup(func() { r.Free(seg.Buf) })
+	var pairs []byte
+	first := 0
+	for _, n := range benchCounts(how, experts, rows) {
+		pairs = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(pairs, uint32(first)), uint32(n))
+		first += n
+	}
+	r.Upload(seg.Range, pairs)
+	return seg
 }
 
 // benchCounts returns rows of experts: even, uneven by up to 40 %, skewed (expert e has a
@@ -153,15 +177,7 @@ func BenchmarkProductsOverExpertsOnGPU(b *testing.B) {
 		{"skewed", 64, 32768, 2048, 1024},
 		{"gaps", 64, 32768, 2048, 1024},
 	} {
-		seg := Segments{Range: r.alloc(b, SegmentsBytes(c.experts)).All(), Experts: c.experts}
-		defer r.Free(seg.Buf)
-		var pairs []byte
-		first := 0
-		for _, n := range benchCounts(c.how, c.experts, c.rows) {
-			pairs = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(pairs, uint32(first)), uint32(n))
-			first += n
-		}
-		r.Upload(seg.Range, pairs)
+		seg := r.segments(b, c.how, c.experts, c.rows)
 		name := func(what string) string {
 			return what + " " + c.how + " " + strconv.Itoa(c.experts) + " experts " + strconv.Itoa(c.rows) + "x" + strconv.Itoa(c.out) + "x" + strconv.Itoa(c.k)
 		}
@@ -207,5 +223,52 @@ func BenchmarkDenseProductsOnGPU(b *testing.B) {
 				return GemmLaunch(Product{A: r.operand(c.k, c.m), B: r.operand(c.k, c.n), C: c32, Plus: c32, TransA: true})
 			})
 		})
+	}
+}
+
+// Products that end with SwiGLU or its gradient, beside a product and SwiGLU, in turns.
+func BenchmarkSwigluInProductsOnGPU(b *testing.B) {
+	r := newBenchRoom(b)
+	marks := r.marks(b)
+	for _, c := range []struct {
+		name                      string
+		experts, rows, in, hidden int
+	}{{"wide8", 8, 16384, 2048, 2048}, {"small64", 64, 49152, 2048, 1024}, {"wide4096", 8, 16384, 4096, 4096}, {"dense2048", 0, 8192, 2048, 8192}, {"dense4096", 0, 8192, 4096, 14336}} {
+		var seg Segments
+		if c.experts > 0 {
+			seg = r.segments(b, "uneven", c.experts, c.rows)
+		}
+		weight, sums, matrices := r.result(kernels.F32, 1, c.rows).Range, r.result(kernels.F32, 1, TileSums(c.rows, c.hidden)).Range, max(1, c.experts)
+		result := func(cols int) Matrix { return r.result(kernels.BF16, c.rows, cols) }
+		for i, make := range []func() []device.Launch{
+			func() []device.Launch {
+				return gatedLaunches(GatedProduct{A: r.operand(c.rows, c.in), B: r.operand(matrices*2*c.hidden, c.in), C: result(2 * c.hidden), Y: result(c.hidden), Weight: weight, Seg: seg})
+			},
+			func() []device.Launch {
+				return gatedGradLaunches(GatedProductGrad{
+					A: r.operand(c.rows, c.in), B: r.operand(matrices*c.in, c.hidden), X: r.operand(c.rows, 2*c.hidden), DX: result(2 * c.hidden), Y: result(c.hidden),
+					Weight: weight, DWeight: r.result(kernels.F32, 1, c.rows).Range, Sums: sums, Seg: seg,
+				})
+			},
+		} {
+			b.Run(c.name+[]string{" forward", " input gradient"}[i], func(b *testing.B) {
+				const copies = 4
+				var launches [2][]device.Launch // apart, and together
+				for range copies {
+					all := make()
+					launches[0], launches[1] = append(launches[0], all[0].Steps...), append(launches[1], all...)
+				}
+				var took [2][]time.Duration
+				for b.Loop() {
+					for i := range took {
+						took[i] = append(took[i], r.once(b, marks, launches[i])/copies)
+					}
+				}
+				apart, together := median(took[0]), median(took[1])
+				b.ReportMetric(float64(apart.Nanoseconds())/1e3, "us_apart")
+				b.ReportMetric(float64(together.Nanoseconds())/1e3, "us_together")
+				b.ReportMetric(float64(together)/float64(apart), "ratio")
+			})
+		}
 	}
 }

@@ -147,11 +147,15 @@ func (m Matrix) even() bool {
 // Which products it computes depends on the operands' types and alignment, and not on the
 // number of rows.
 func (f hopperForm) tune(l *device.Launch, of hopperKernels, transB bool, a, b Matrix, tiles int) {
-	if !a.boxable() || !b.boxable() {
-		return
+	if a.boxable() && b.boxable() {
+		f.resident(l, &of[f][gemmSide(transB)], a, b, tiles)
 	}
+}
+
+// resident adds a kernel whose blocks stay resident, and the tensor maps of A and B.
+func (f hopperForm) resident(l *device.Launch, k *device.Kernel, a, b Matrix, tiles int) {
 	l.Tuned = device.Tuned{
-		Kernel: &of[f][gemmSide(transB)], Grid: [3]uint32{uint32(f.blocks(tiles)), 1, 1}, Block: [3]uint32{hopperThreads, 1, 1},
+		Kernel: k, Grid: [3]uint32{uint32(f.blocks(tiles)), 1, 1}, Block: [3]uint32{hopperThreads, 1, 1},
 		Shared: f.shared(), Cluster: hopperCluster, Resident: f != hopperHalf,
 	}
 	l.Tuned.Map(a.boxes(hopperBox))

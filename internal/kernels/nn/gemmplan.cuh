@@ -28,7 +28,7 @@ template <class Form> struct Dense {
 };
 
 // Experts are the segments, in shared memory: their first rows, their sizes, and the number
-// of pairs up to the end of an expert's.
+// of pairs up to the end of an expert's. Without segments one expert has all rows.
 struct Experts {
     static constexpr u32 room = MOST_EXPERTS * 12;
     u64 segments;
@@ -46,7 +46,7 @@ struct Experts {
         for (u32 base = 0; base < count; base += 32) {
             u32 e = base + lane(), mine = 0;
             if (e < count) {
-                u32 from = look<u32>(segments + 8 * e), n = look<u32>(segments + 8 * e + 4);
+                u32 from = segments == 0 ? 0 : look<u32>(segments + 8 * e), n = segments == 0 ? rows : look<u32>(segments + 8 * e + 4);
                 if (from > rows || n > rows - from) trap();
                 first(e) = from;
                 size(e) = n;

@@ -15,17 +15,26 @@ type gated struct {
 	width    int
 }
 
-// hidden returns the input of the activation.
-func (g gated) hidden(p *Pass, x nn.Matrix) Mat {
-	h := p.New(x.Rows, 2*g.width)
-	g.fc1.forward(p, h.Matrix, x, nn.Matrix{})
-	return h
+// hidden returns the input of the activation, and its output unless the input is computed
+// again.
+func (g gated) hidden(p *Pass, x nn.Matrix, again bool) (h, a Mat) {
+	h = p.New(x.Rows, 2*g.width)
+	if !again {
+		a = p.New(x.Rows, g.width)
+	}
+	nn.GatedGemm(p.S, nn.GatedProduct{A: x, B: g.fc1.w(), C: h.Matrix, Y: a.Matrix})
+	return h, a
 }
 
-// output computes y from the input of the activation.
-func (g gated) output(p *Pass, y, h, plus nn.Matrix) {
+// activate returns the output of the activation for an input that was saved.
+func (g gated) activate(p *Pass, h nn.Matrix) Mat {
 	a := p.New(h.Rows, g.width)
 	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: h})
+	return a
+}
+
+// output computes y from the output of the activation, which it frees.
+func (g gated) output(p *Pass, y nn.Matrix, a Mat, plus nn.Matrix) {
 	g.fc2.forward(p, y, a.Matrix, plus)
 	a.Free()
 }
@@ -39,8 +48,7 @@ func (g gated) backward(p *Pass, dx, x, h, dy nn.Matrix) {
 // backwardHidden is backward without its last product.
 func (g gated) backwardHidden(p *Pass, x, h, dy nn.Matrix) {
 	a := p.New(h.Rows, g.width)
-	g.fc2.backward(p, a.Matrix, dy, nn.Matrix{})
-	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: h, X: h, DY: a.Matrix, Y: a.Matrix})
+	nn.GatedGemmGrad(p.S, nn.GatedProductGrad{A: dy, B: g.fc2.w(), DX: h, X: h, Y: a.Matrix})
 	g.fc2.addGrad(p, dy, a.Matrix)
 	a.Free()
 	g.fc1.addGrad(p, h, x)
@@ -69,7 +77,7 @@ func newDense(u *Unit, width int, s Settings) *dense {
 func (d *dense) Forward(p *Pass, x Mat) Mat {
 	return p.within(memory.MLP, x.Cols, func() Mat {
 		p.save("mlp_norm", x.t)
-		var xn, h Mat
+		var xn, h, a Mat
 		p.run("mlp", func(again bool) []*engine.Tensor {
 			in := x.Matrix
 			if again {
@@ -78,13 +86,13 @@ func (d *dense) Forward(p *Pass, x Mat) Mat {
 				in = g.mat(0, p.Number, x.Rows, x.Cols)
 			}
 			xn = d.norm.forward(p, in)
-			h = d.hidden(p, xn.Matrix)
+			h, a = d.hidden(p, xn.Matrix, again)
 			return []*engine.Tensor{xn.t, h.t}
 		})
 		xn.Free()
-		y := p.New(x.Rows, x.Cols)
-		d.output(p, y.Matrix, h.Matrix, x.Matrix)
 		h.Free()
+		y := p.New(x.Rows, x.Cols)
+		d.output(p, y.Matrix, a, x.Matrix)
 		return y
 	})
 }

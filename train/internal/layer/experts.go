@@ -85,13 +85,14 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	}
 	k.t.take(p, k.x, rows, false)
 	k.t.take(p, k.w, weights, true)
+	var a Mat // the output of the activation
 	if e.rows == Stashed {
-		e.first(p, k.h, k.x, k.t)
+		a = p.New(k.rows, e.width)
+		e.first(p, k.h, a.Matrix, k.x, k.w, k.t)
 	} else {
-		e.saveOwn(p, &k)
+		a = e.saveOwn(p, &k)
 	}
-	a, out := p.New(k.rows, e.width), p.New(k.rows, e.hidden)
-	nn.SwiGLU(p.S, nn.Gate{Y: a.Matrix, X: k.h, Weight: k.w.Range, Seg: k.t.segments()})
+	out := p.New(k.rows, e.hidden)
 	nn.GroupedGemm(p.S, nn.Experts{A: a.Matrix, B: e.fc2.w(), C: out.Matrix, TransB: true, Seg: k.t.segments(), Expect: k.t.expect()})
 	a.Free()
 	k.done()
@@ -100,9 +101,10 @@ func (e *experts) forward(p *Pass, y, xn nn.Matrix, index, weight device.Range, 
 	k.tab.Free() // not before: a saved table need not stay on the device
 }
 
-// first computes the experts' first product.
-func (e *experts) first(p *Pass, h, x nn.Matrix, t *tables) {
-	nn.GroupedGemm(p.S, nn.Experts{A: x, B: e.fc1.w(), C: h, TransB: true, Seg: t.segments(), Expect: t.expect()})
+// first computes the experts' first product h, and the output of the activation if a has
+// memory.
+func (e *experts) first(p *Pass, h, a, x, w nn.Matrix, t *tables) {
+	nn.GatedGemm(p.S, nn.GatedProduct{A: x, B: e.fc1.w(), C: h, Y: a, Weight: w.Range, Seg: t.segments(), Expect: t.expect()})
 }
 
 // room returns the memory for the rows of a microbatch as far as it is known before rows are
@@ -172,20 +174,22 @@ func (e *experts) sortOwn(p *Pass, k *held, index device.Range, came arrivals, s
 }
 
 // saveOwn saves rows that have memory of their own, and computes the input of the activation.
-func (e *experts) saveOwn(p *Pass, k *held) {
+// It returns its output.
+func (e *experts) saveOwn(p *Pass, k *held) (a Mat) {
 	p.save("expert_fc1", k.made...)
 	var h Mat
 	rows := k.rows
 	p.run("moe_act", func(again bool) []*engine.Tensor {
-		in, t := k.x, k.t
+		h = p.New(rows, 2*e.width)
 		if again {
 			d, g := p.load("dispatch"), p.load("expert_fc1")
 			defer d.Done()
 			defer g.Done()
-			in, t = g.mat(0, p.Number, rows, e.hidden), e.view(d.Range(0), e.roomOf(d.Range(0)))
+			e.first(p, h.Matrix, nn.Matrix{}, g.mat(0, p.Number, rows, e.hidden), nn.Matrix{}, e.view(d.Range(0), e.roomOf(d.Range(0))))
+		} else {
+			a = p.New(rows, e.width)
+			e.first(p, h.Matrix, a.Matrix, k.x, k.w, k.t)
 		}
-		h = p.New(rows, 2*e.width)
-		e.first(p, h.Matrix, in, t)
 		return []*engine.Tensor{h.t}
 	})
 	k.h = h.Matrix
@@ -194,6 +198,7 @@ func (e *experts) saveOwn(p *Pass, k *held) {
 		done()
 		h.Free()
 	}
+	return a
 }
 
 // roomOf returns how many rows fit into tables of a size.
@@ -222,10 +227,12 @@ func (e *experts) backward(p *Pass, dxn nn.Matrix, dweight device.Range, dy nn.M
 	sent.arrived() // what was sent makes room for what it becomes
 	dout := p.New(k.rows, e.hidden)
 	t.take(p, dout.Matrix, sent, false)
-	a, dw := p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1)
+	a, dw, sums := p.New(k.rows, e.width), p.newOf(kernels.F32, k.rows, 1), p.words(nn.TileSums(k.rows, e.width))
 	seg := t.segments()
-	nn.GroupedGemm(p.S, nn.Experts{A: dout.Matrix, B: e.fc2.w(), C: a.Matrix, Seg: seg, Expect: t.expect()})
-	nn.SwiGLUGrad(p.S, nn.GateGrad{DX: k.h, X: k.h, DY: a.Matrix, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Seg: seg})
+	nn.GatedGemmGrad(p.S, nn.GatedProductGrad{
+		A: dout.Matrix, B: e.fc2.w(), DX: k.h, X: k.h, Y: a.Matrix, Weight: k.w.Range, DWeight: dw.Range, Sums: sums.Range(), Seg: seg, Expect: t.expect(),
+	})
+	sums.Free()
 	dpairs := nn.NewMatrix(dweight, kernels.F32, e.tokens*e.topK, 1)
 	weights := t.giveBack(p, dw, dpairs, true)
 	nn.GroupedGrad(p.S, nn.ExpertsGrad{A: dout.Matrix, B: a.Matrix, C: e.fc2.dw(), Seg: seg, First: e.fc2.first(), Expect: t.expect()})

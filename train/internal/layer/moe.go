@@ -97,16 +97,16 @@ func (m *mixture) forward(p *Pass, x Mat) Mat {
 	aside := m.aside(p)
 	out := p.scope(memory.MoERouter, func() []*engine.Tensor { return m.front(p, x, aside) })
 	xn, index, weight := p.Wrap(out[0], x.Cols), out[1], out[2]
-	var h Mat
+	var a Mat // the output of the shared experts' activation
 	y, plus := p.New(x.Rows, x.Cols), x
 	m.experts.forward(p, y.Matrix, xn.Matrix, index.Range(), weight.Range(), func() {
 		if aside {
-			h = m.sharedHidden(p, xn.Matrix)
+			a = m.sharedHidden(p, xn.Matrix)
 		}
 	}, func() nn.Matrix {
 		switch {
 		case aside:
-			plus = m.sharedOutput(p, x, xn.Matrix, h)
+			plus = m.sharedOutput(p, x, xn.Matrix, a)
 			out = append(out, plus.t)
 		case m.shared != nil:
 			plus = p.Wrap(out[3], x.Cols)
@@ -149,8 +149,9 @@ func (m *mixture) front(p *Pass, x Mat, aside bool) []*engine.Tensor {
 	return append(out, m.sharedOutput(p, x, xn, m.sharedHidden(p, xn)).t)
 }
 
-// sharedHidden computes the input of the shared experts' activation.
-func (m *mixture) sharedHidden(p *Pass, xn nn.Matrix) (h Mat) {
+// sharedHidden computes the input of the shared experts' activation and returns its output.
+func (m *mixture) sharedHidden(p *Pass, xn nn.Matrix) (a Mat) {
+	var h Mat
 	p.run("shared_experts", func(again bool) []*engine.Tensor {
 		in := xn
 		if again {
@@ -158,28 +159,28 @@ func (m *mixture) sharedHidden(p *Pass, xn nn.Matrix) (h Mat) {
 			defer g.Done()
 			in = g.mat(0, p.Number, xn.Rows, xn.Cols)
 		}
-		h = m.shared.hidden(p, in)
+		h, a = m.shared.hidden(p, in, again)
 		return []*engine.Tensor{h.t}
 	})
-	return h
+	h.Free()
+	return a
 }
 
-// sharedOutput returns x plus the shared experts' output. It frees h.
-func (m *mixture) sharedOutput(p *Pass, x Mat, xn nn.Matrix, h Mat) Mat {
+// sharedOutput returns x plus the shared experts' output. It frees a.
+func (m *mixture) sharedOutput(p *Pass, x Mat, xn nn.Matrix, a Mat) Mat {
 	y := p.New(x.Rows, x.Cols)
 	if m.gate == nil {
-		m.shared.output(p, y.Matrix, h.Matrix, x.Matrix)
+		m.shared.output(p, y.Matrix, a, x.Matrix)
 	} else {
-		m.gatedOutput(p, y.Matrix, xn, h.Matrix, x.Matrix)
+		m.gatedOutput(p, y.Matrix, xn, a, x.Matrix)
 	}
-	h.Free()
 	return y
 }
 
 // gatedOutput computes the shared experts' output times their gate, plus x.
-func (m *mixture) gatedOutput(p *Pass, y, xn, h, x nn.Matrix) {
+func (m *mixture) gatedOutput(p *Pass, y, xn nn.Matrix, a Mat, x nn.Matrix) {
 	o, logit := p.New(y.Rows, y.Cols), p.newOf(kernels.F32, y.Rows, 1)
-	m.shared.output(p, o.Matrix, h, nn.Matrix{})
+	m.shared.output(p, o.Matrix, a, nn.Matrix{})
 	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
 	nn.GateRows(p.S, nn.RowGate{Y: o.Matrix, X: o.Matrix, Logit: logit.Matrix})
 	nn.Add(p.S, nn.Sum{Y: y, A: o.Matrix, B: x})
@@ -269,7 +270,7 @@ func (m *mixture) sharedBackward(p *Pass, xn, dy nn.Matrix) (finish func(dx, plu
 		}
 	}
 	o, logit, dlogit := p.New(t, c), p.newOf(kernels.F32, t, 1), p.newOf(kernels.F32, t, 1)
-	m.shared.output(p, o.Matrix, h, nn.Matrix{})
+	m.shared.output(p, o.Matrix, m.shared.activate(p, h), nn.Matrix{})
 	m.gate.forward(p, logit.Matrix, xn, nn.Matrix{})
 	do := p.New(t, c)
 	nn.GateRowsGrad(p.S, nn.RowGateGrad{DX: do.Matrix, DLogit: dlogit.Matrix, DY: dy, X: o.Matrix, Logit: logit.Matrix})
