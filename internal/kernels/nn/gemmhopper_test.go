@@ -130,6 +130,8 @@ func TestHopperGemmOnGPU(t *testing.T) {
 		hopperCase(t, i, hopperOnHost).onGPU(t, g)
 		hopperGroupedCase(t, i, 300, 600).onGPU(t, g)
 		hopperCase(t, i, hopperOnGPU).onGPU(t, g)
+	}
+	for i := range 12 {
 		swigluCase(t, i, 300, 600).onGPU(t, g)
 		swigluCase(t, i, 300, 600).sameOnGPU(t, g)
 	}
