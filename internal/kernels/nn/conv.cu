@@ -9,14 +9,15 @@
 #define THREADS 128
 #define SUM_THREADS 256
 #define ROWS 32u      // rows of a warp in the forward pass: an eighth of convRows
-#define GRAD_ROWS 64u // in the backward pass: a quarter of convRows
 
 // Columns of a thread in the kernels for bf16, and rows that it loads at once. Registers for
-// more of them would leave room for fewer threads.
+// more of them would leave room for fewer threads. In the backward pass a thread has the rows
+// of GRAD_DEEP batches in shared memory or on their way there.
 #define WIDE 2u
 #define BATCH 12u
 #define GRAD_WIDE 4u
 #define GRAD_BATCH 4u
+#define GRAD_DEEP 3u
 
 struct Conv {
     u32 rows, seq, cols, taps;
@@ -74,6 +75,12 @@ template <u32 most, u32 wide_, u32 batch_, u32 type> struct Columns {
             }
         }
         return r;
+    }
+    // bring_row begins to copy a row's numbers to shared memory, in which no other thread reads
+    // them.
+    DEVICE void bring_row(const Matrix &m, u64 p, Raw *to) const {
+        if constexpr (fast) bring_few<sizeof(Raw)>(spot(to), p);
+        else *to = load_row(m, p);
     }
     static DEVICE void widen_row(const Raw &r, float *to) {
 #pragma unroll
@@ -134,7 +141,7 @@ DEVICE bool pairs(const Conv &v, const Matrix &m) {
 
 // each_piece calls f for the pieces of work of a warp: rows and a thread's first column.
 // All threads of the block call it as often.
-template <u32 wide, u32 rows, class F> DEVICE void each_piece(const Conv &v, F f) {
+template <u32 wide, class F> DEVICE void each_piece(const Conv &v, u32 rows, F f) {
     u32 all = rows * THREADS / 32, pieces = (v.rows + all - 1) / all, tiles = (v.cols + 32 * wide - 1) / (32 * wide);
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * tiles; u += blocks()) {
@@ -155,7 +162,7 @@ template <class F> DEVICE void each_sequence(const Conv &v, u32 row, u32 end, F 
 }
 
 template <class C> DEVICE void forward(const Conv &v, const Matrix &y) {
-    each_piece<C::wide, ROWS>(v, [&](u32, u32 from, u32 to, u32 col) INLINE {
+    each_piece<C::wide>(v, ROWS, [&](u32, u32 from, u32 to, u32 col) INLINE {
         if (col >= v.cols || from >= to) return;
         C k(v, col);
         each_sequence(v, from, to, [&](u32 first, u32 end, u32 t, u32) INLINE {
@@ -249,8 +256,12 @@ struct Edge {
 
 // backward computes the rows of a warp. The gradient of a token's input needs the slopes of
 // taps tokens from it on, so the warp also computes the slopes of the next rows.
-template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const Matrix &dy, u64 scratch) {
-    each_piece<C::wide, GRAD_ROWS>(v, [&](u32 piece, u32 begin, u32 to, u32 col) INLINE {
+template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const Matrix &dy, u64 scratch, u32 rows) {
+    using Raw = typename C::Raw;
+    need(GRAD_DEEP * 2 * C::batch * THREADS * sizeof(Raw));
+    // place returns where this thread has a row of an operand.
+    auto place = [](u32 stage, u32 operand, u32 i) { return reinterpret_cast<Raw *>(pool) + ((stage * 2 + operand) * C::batch + i) * THREADS + thread(); };
+    each_piece<C::wide>(v, rows, [&](u32 piece, u32 begin, u32 to, u32 col) INLINE {
         bool has = col < v.cols;
         C k(v, has ? col : 0);
         float dw[C::room][C::wide] = {}, dbias[C::wide] = {};
@@ -258,14 +269,16 @@ template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const M
             u32 late = k.taps - 1, end = stop + late, there = least(end, last);
             float ds[C::room][C::wide] = {};
             k.begin(v, first, t);
-            typename C::Raw in[C::batch], d[C::batch], now[C::batch], grad[C::batch];
-            auto load_rows = [&](u32 row) INLINE { // behind the last row is that one
+            Raw now[C::batch], grad[C::batch];
+            auto bring_rows = [&](u32 row, u32 stage) INLINE { // behind the last row is that one
 #pragma unroll
                 for (u32 i = 0; i < C::batch; i++) {
                     u32 r = least(row + i, there - 1);
-                    in[i] = k.load_row(v.x, k.place(v.x, r));
-                    d[i] = k.load_row(dy, k.place(dy, r));
+                    if (row >= there) continue;
+                    k.bring_row(v.x, k.place(v.x, r), place(stage, 0, i));
+                    k.bring_row(dy, k.place(dy, r), place(stage, 1, i));
                 }
+                seal();
             };
             // compute computes a batch of rows, of which all have slopes, sums and results
             // unless they are at an edge.
@@ -300,12 +313,16 @@ template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const M
                     if (!at.edge || (row + i >= first + late && row + i < end)) k.put_row(dx, k.place(dx, row + i - late), out);
                 }
             };
-            load_rows(first);
+#pragma unroll
+            for (u32 s = 0; s < GRAD_DEEP; s++) bring_rows(first + s * C::batch, s);
+            u32 stage = 0;
 #pragma unroll 1
             for (u32 row = first; row < end; row += C::batch) {
+                arrived<GRAD_DEEP - 1>();
 #pragma unroll
-                for (u32 i = 0; i < C::batch; i++) now[i] = in[i], grad[i] = d[i];
-                if (row + C::batch < there) load_rows(row + C::batch);
+                for (u32 i = 0; i < C::batch; i++) now[i] = *place(stage, 0, i), grad[i] = *place(stage, 1, i);
+                bring_rows(row + GRAD_DEEP * C::batch, stage);
+                stage = stage + 1 == GRAD_DEEP ? 0 : stage + 1;
                 if (row >= first + late && row + C::batch <= stop) compute(row, Inside());
                 else compute(row, Edge());
             }
@@ -315,19 +332,19 @@ template <class C> DEVICE void backward(const Conv &v, const Matrix &dx, const M
 }
 
 KERNEL(THREADS)
-stowage_nn_conv_grad(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches) {
+stowage_nn_conv_grad(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches, u64 rows) {
     Conv v = unpack(x, w, bias, size, cols, how);
     Matrix dx = {global(dsrc), high(pitches), v.x.type}, dy = {global(grad), low(pitches), v.x.type};
     bool fast = v.taps == 4 && pairs(v, v.x) && pairs(v, dx) && pairs(v, dy);
-    if (fast && v.x.type == BF16) backward<Columns<4, 2, 4, BF16>>(v, dx, dy, global(scratch));
-    else if (fast) backward<Columns<4, 2, 4, F32>>(v, dx, dy, global(scratch));
-    else backward<Columns<8, 2, 1, ANY>>(v, dx, dy, global(scratch));
+    if (fast && v.x.type == BF16) backward<Columns<4, 2, 4, BF16>>(v, dx, dy, global(scratch), (u32)rows);
+    else if (fast) backward<Columns<4, 2, 4, F32>>(v, dx, dy, global(scratch), (u32)rows);
+    else backward<Columns<8, 2, 1, ANY>>(v, dx, dy, global(scratch), (u32)rows);
 }
 
 KERNEL(THREADS, 4)
-stowage_nn_conv_grad_wide(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches) {
+stowage_nn_conv_grad_wide(u64 scratch, u64 x, u64 w, u64 bias, u64 size, u64 cols, u64 how, u64 grad, u64 dsrc, u64 pitches, u64 rows) {
     Conv v = unpack(x, w, bias, size, cols, how);
-    backward<Columns<4, GRAD_WIDE, GRAD_BATCH, BF16>>(v, {global(dsrc), high(pitches), BF16}, {global(grad), low(pitches), BF16}, global(scratch));
+    backward<Columns<4, GRAD_WIDE, GRAD_BATCH, BF16>>(v, {global(dsrc), high(pitches), BF16}, {global(grad), low(pitches), BF16}, global(scratch), (u32)rows);
 }
 
 KERNEL(SUM_THREADS)

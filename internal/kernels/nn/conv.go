@@ -37,7 +37,17 @@ type ConvGrad struct {
 // ScratchBytes returns the size of the scratch memory of the backward pass: sums for each tap
 // and the bias of each column, of each run of rows.
 func (c Conv) ScratchBytes() memory.Bytes {
-	return 4 * memory.Bytes(runsOf(c.X.Rows, convRows)*(c.W.Cols+1)*c.X.Cols)
+	return 4 * memory.Bytes(runsOf(c.X.Rows, c.gradRows())*(c.W.Cols+1)*c.X.Cols)
+}
+
+// gradRows returns the rows of a run in the backward pass: about convGradRows, or as few as it takes
+// to give a large GPU's multiprocessors work. The launch has as many blocks as a whole number
+// of turns of such a GPU takes. Each of the four warps of a block has a quarter of the rows.
+func (c Conv) gradRows() int {
+	tiles := runsOf(c.X.Cols, 2*convTile)
+	turns := max(1, c.X.Rows*tiles/(convGradRows*convResident))
+	runs := max(1, turns*convResident/tiles)
+	return 4 * max(convLeast/4, runsOf(c.X.Rows, 4*runs))
 }
 
 var (
@@ -62,6 +72,13 @@ const (
 	// columns.
 	convRows = 256
 	convCols = 128
+	// On a GPU the backward pass has runs of about convGradRows rows, at least convLeast, because
+	// rows around a run are read twice. An H200 runs convResident blocks at once.
+	convGradRows = 512
+	convLeast    = 128
+	convResident = 132 * 4
+	// Bytes of shared memory of a thread: two operands of three batches of four rows.
+	convShared = 2 * 3 * 4 * 8
 	// A warp computes convTile columns or, in the backward pass, up to twice as many.
 	convTile = 64
 )
@@ -85,10 +102,10 @@ func Convolve(s device.Stream, c Conv) {
 
 // ConvolveGrad issues the backward pass. The kernels' arguments:
 //
-//	stowage_nn_conv_grad(Scratch, X, W, Bias, shape..., DY, DX, pitches of DY and DX)
+//	stowage_nn_conv_grad(Scratch, X, W, Bias, shape..., DY, DX, pitches of DY and DX, rows of a warp)
 //	stowage_nn_conv_grad_sum(DW, DBias, Scratch, columns and taps, runs of rows, type of DW)
 //
-// Scratch is fp32 [run of 256 rows][tap, and then the bias][column]; the second launch takes
+// Scratch is fp32 [run of gradRows rows][tap, and then the bias][column]; the second launch takes
 // the sums. DW is without gaps.
 func ConvolveGrad(s device.Stream, c ConvGrad) {
 	c.check()
@@ -102,13 +119,19 @@ func ConvolveGrad(s device.Stream, c ConvGrad) {
 	if c.Scratch.Len < c.ScratchBytes() || c.Scratch.Addr()%4 != 0 {
 		panic(fmt.Sprintf("nn: scratch of a convolution: expected at least %d bytes, got %s", c.ScratchBytes(), c.Scratch))
 	}
-	scratch, runs := c.Scratch.Slice(0, c.ScratchBytes()), runsOf(c.X.Rows, convRows)
-	l := device.NewLaunch(c.way(convGradKernels, c.DY, c.DX), runs*runsOf(c.X.Cols, convTile), convThreads)
+	scratch, runs := c.Scratch.Slice(0, c.ScratchBytes()), runsOf(c.X.Rows, c.gradRows())
+	k, tile := c.way(convGradKernels, c.DY, c.DX), convTile
+	if k == &convGradKernels.wide {
+		tile *= 2
+	}
+	l := device.NewLaunch(k, runs*runsOf(c.X.Cols, tile), convThreads)
+	l.Shared = convShared * convThreads
 	l.Write(scratch)
 	c.add(&l)
 	l.Read(c.DY.used("the gradient of a convolution's output"))
 	l.Write(c.DX.used("the gradient of a convolution's input"))
 	l.Arg(packPair(c.DY.pitch(), c.DX.pitch()))
+	l.Arg(uint64(c.gradRows() / 4))
 	s.Launch(l)
 
 	l = device.NewLaunch(&convGradSumKernel, runsOf((c.W.Cols+1)*c.X.Cols, sumCols), convSumThreads)
@@ -244,7 +267,7 @@ func convGradGo(l *device.Launch) {
 	b := convBack{convWork: newConvWork(a[1:])}
 	b.dy = view{addr: a[7], pitch: int(uint32(a[9])), typ: b.x.typ}
 	b.dx = view{addr: a[8], pitch: int(a[9] >> 32), typ: b.x.typ}
-	b.sums = device.Slice[float32](a[0], runsOf(b.rows, convRows)*(b.taps+1)*b.cols)
+	b.sums = device.Slice[float32](a[0], runsOf(b.rows, 4*int(a[10]))*(b.taps+1)*b.cols)
 	clear(b.sums[(b.taps+1)*b.cols:])
 	parallel.For(b.cols, convCols, func(from, to int) { b.columns(from, to-from) })
 }

@@ -3,12 +3,12 @@
 
 #include "norm.cuh"
 #include "pieces.cuh"
-#include "tensor.cuh"
 
 #define THREADS 256
-#define ROWS 32u // rows of a piece of work: gatedRows
+#define ROWS 64u // rows of a piece of work: gatedRows
 #define KEEP 4u  // vectors of a group that a thread keeps of each operand: gatedKeep
 #define GRAD_KEEP 2u // in the backward pass: gatedGradKeep
+#define AHEAD 1u // rows of a team that are on their way there: gatedAhead
 
 struct Gated {
     u32 rows, groups, n; // n columns of a group
@@ -105,21 +105,6 @@ struct GatedGrad {
     Matrix dy, dx, dz;
 };
 
-SHARED float row_part[2][2][32];
-
-// team_sum returns the sum over all members of a team, in every one of them. Calls take turns
-// with two places, so that nobody writes what others still read.
-DEVICE Two team_sum(const Team &t, Two v, u32 turn) {
-    v = {warp_sum(v.a), warp_sum(v.b)};
-    if (t.size == 32) return v;
-    u32 first = warp() - t.member / 32, count = t.size / 32;
-    float(*part)[32] = row_part[turn % 2];
-    if (lane() == 0) part[0][warp()] = v.a, part[1][warp()] = v.b;
-    barrier(1 + first / count, t.size); // barrier 0 is the block's
-    bool has = lane() < count;
-    return {warp_sum(has ? part[0][first + lane()] : 0), warp_sum(has ? part[1][first + lane()] : 0)};
-}
-
 // grad_run computes one group of a row.
 DEVICE void grad_run(const GatedGrad &d, const Team &t, u64 row, u64 first, Weight<STEPS> &dw) {
     const Gated &g = d.g;
@@ -162,105 +147,111 @@ DEVICE GatedGrad unpack_grad(u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitc
     return {unpack(x, z, w, size, groups, pitches, types), {global(dy), pitch_dy, type}, {global(dx), low(more), type}, {global(dz), high(more), type}};
 }
 
+// Walk has the addresses of what a thread reads or writes in a row of its team, and how far
+// the next row is. Computing them from the row would take more registers.
+struct Walk {
+    u64 at;
+    u32 step;
+    DEVICE Walk(const Matrix &m, u64 row, u64 col, u32 rows) : at(m.at(row, col)), step((u32)m.pitch * 2 * rows) {}
+    DEVICE void next() { at += step; }
+};
+
 // A block computes a piece of the rows of a group. A thread has GRAD_KEEP vectors of a row in
-// shared memory, and those of the next row of its team are on their way there. The sums of
-// teams are added up in order.
+// shared memory, and those of the next rows of its team are on their way there. It keeps the
+// sigmoids, so that it computes them once.
 DEVICE void grad_pieces(const GatedGrad &d, u64 scratch) {
     const Gated &g = d.g;
     Team t = line(g.n, GRAD_KEEP);
     const u32 all = 3 * GRAD_KEEP * threads(); // vectors of a row
-    need(2 * all * sizeof(Vec));
-    u32 in = threads() / t.size, own = thread() / t.size, pieces = (g.rows + ROWS - 1) / ROWS;
-    // each calls f for the vectors of this thread: their columns, and where they are kept.
-    auto each = [&](auto f) INLINE {
-#pragma unroll
-        for (u32 k = 0; k < GRAD_KEEP; k++) {
-            u32 c = (t.member + k * t.size) * STEP;
-            if (c < g.n) f(k, c, (Vec *)pool + k * threads() + thread());
-        }
-    };
+    need((AHEAD + 1) * all * sizeof(Vec));
+    u32 in = threads() / t.size, own = thread() / t.size, pieces = (g.rows + ROWS - 1) / ROWS, apart = t.size * sizeof(Vec);
+    auto has = [&](u32 k) { return (t.member + k * t.size) * STEP < g.n; };
+    Vec *mine = reinterpret_cast<Vec *>(pool) + thread();
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * g.groups; u += blocks()) {
-        u64 piece = u / g.groups, first = u % g.groups * g.n, row = piece * ROWS + own, end = least((piece + 1) * ROWS, (u64)g.rows);
-        auto bring_row = [&](u64 row, u32 turn) INLINE {
-            each([&](u32, u32 c, Vec *to) INLINE {
-                to += turn % 2 * all;
-                if (row >= end) return;
-                bring(spot(to), g.x.at(row, first + c), sizeof(Vec));
-                bring(spot(to + GRAD_KEEP * threads()), g.z.at(row, first + c), sizeof(Vec));
-                bring(spot(to + 2 * GRAD_KEEP * threads()), d.dy.at(row, first + c), sizeof(Vec));
-            });
+        u64 piece = u / g.groups, first = u % g.groups * g.n, col = first + t.member * STEP;
+        u32 row = (u32)piece * ROWS + own, end = least(((u32)piece + 1) * ROWS, g.rows);
+        Walk x(g.x, row, col, in), z(g.z, row, col, in), dy(d.dy, row, col, in), dx(d.dx, row, col, in), dz(d.dz, row, col, in);
+        auto bring_row = [&](u32 row, u32 stage) INLINE {
+            if (row < end) {
+#pragma unroll
+                for (u32 k = 0; k < GRAD_KEEP; k++) {
+                    if (!has(k)) continue;
+                    Vec *to = mine + stage * all + k * threads();
+                    bring(spot(to), x.at + k * apart, sizeof(Vec));
+                    bring(spot(to + GRAD_KEEP * threads()), z.at + k * apart, sizeof(Vec));
+                    bring(spot(to + 2 * GRAD_KEEP * threads()), dy.at + k * apart, sizeof(Vec));
+                }
+                x.next(), z.next(), dy.next();
+            }
             seal();
         };
-        bring_row(row, 0);
-        float dw[GRAD_KEEP][STEP] = {};
+#pragma unroll
+        for (u32 s = 0; s < AHEAD; s++) bring_row(row + s * in, s);
+        Weight<GRAD_KEEP> dw;
+        dw.clear();
+        Vec weight[GRAD_KEEP];
+#pragma unroll
+        for (u32 k = 0; k < GRAD_KEEP; k++) weight[k] = has(k) ? read<Vec>(g.w.at(0, col) + k * apart) : Vec{0, 0, 0, 0};
+        u32 stage = 0;
 #pragma unroll 1
         for (u32 turn = 0; row < end; row += in, turn++) {
-            arrived<0>();
-            bring_row(row + in, turn + 1);
-            float x[STEP], z[STEP], dy[STEP], w[STEP];
-            auto load_all = [&](u32 c, const Vec *from) INLINE {
-                from += turn % 2 * all;
-                widen(from[0], x);
-                widen(from[GRAD_KEEP * threads()], z);
-                widen(from[2 * GRAD_KEEP * threads()], dy);
-                widen(read<Vec>(g.w.at(0, first + c)), w);
+            arrived<AHEAD - 1>();
+            bring_row(row + AHEAD * in, stage == 0 ? AHEAD : stage - 1);
+            float vx[STEP], vz[STEP], vdy[STEP], w[STEP], open[GRAD_KEEP][STEP];
+            auto load_all = [&](u32 k) INLINE {
+                const Vec *from = mine + stage * all + k * threads();
+                widen(from[0], vx);
+                widen(from[GRAD_KEEP * threads()], vz);
+                widen(from[2 * GRAD_KEEP * threads()], vdy);
+                forget(weight[k]);
+                widen(weight[k], w);
             };
             Two s = {0, 0};
-            each([&](u32, u32 c, Vec *from) INLINE {
-                load_all(c, from);
+#pragma unroll
+            for (u32 k = 0; k < GRAD_KEEP; k++) {
+                if (!has(k)) continue;
+                load_all(k);
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) {
-                    float v = x[e] * (z[e] * sigmoid(z[e]));
+                    open[k][e] = sigmoid(vz[e]);
+                    float v = vx[e] * (vz[e] * open[k][e]);
                     s.a += v * v;
-                    s.b += dy[e] * w[e] * v;
+                    s.b += vdy[e] * w[e] * v;
                 }
-            });
-            s = team_sum(t, s, turn);
+            }
+            s = row_sum(t, s, turn);
             float r = g.scale(s.a), back = r * r * r * s.b / (float)g.n;
-            each([&](u32 k, u32 c, Vec *from) INLINE {
-                load_all(c, from);
+#pragma unroll
+            for (u32 k = 0; k < GRAD_KEEP; k++) {
+                if (!has(k)) continue;
+                load_all(k);
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) {
-                    float open = sigmoid(z[e]), silu = z[e] * open, v = x[e] * silu, by = dy[e] * r;
-                    dw[k][e] += by * v;
+                    float silu = vz[e] * open[k][e], v = vx[e] * silu, by = vdy[e] * r;
+                    dw.v[k][e] += by * v;
                     float dv = by * w[e] - v * back;
-                    z[e] = dv * x[e] * (open + silu - silu * open);
-                    x[e] = dv * silu;
+                    vz[e] = dv * vx[e] * (open[k][e] + silu - silu * open[k][e]);
+                    vx[e] = dv * silu;
                 }
-                write(d.dx.at(row, first + c), narrowed(x));
-                write(d.dz.at(row, first + c), narrowed(z));
-            });
-        }
-        arrived<0>();
-        u64 to = scratch + 4 * (piece * g.groups * g.n + first);
-        float *sums = (float *)pool;
-        barrier(); // all rows have been read
-        if (in > 1) each([&](u32 k, u32 c, Vec *) INLINE {
-#pragma unroll
-            for (u32 e = 0; e < STEP; e++) sums[own * g.n + c + e] = dw[k][e];
-        });
-        barrier();
-        if (own == 0) each([&](u32 k, u32 c, Vec *) INLINE {
-#pragma unroll 1
-            for (u32 i = 1; i < in; i++) {
-#pragma unroll
-                for (u32 e = 0; e < STEP; e++) dw[k][e] += sums[i * g.n + c + e];
+                write(dx.at + k * apart, narrowed(vx));
+                write(dz.at + k * apart, narrowed(vz));
             }
-            store(F32, to + 4 * c, STEP, dw[k]);
-        });
-        barrier(); // the sums have been read
+            dx.next(), dz.next();
+            stage = stage == AHEAD ? 0 : stage + 1;
+        }
+        dw.finish(t, g.n, scratch + 4 * (piece * g.groups * g.n + first));
     }
 }
 
-KERNEL(THREADS, 4)
+KERNEL(THREADS, 2)
 stowage_nn_gated_norm_grad_wide(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
                                 u64 more) {
     grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch));
 }
 
 // Groups with more vectors than THREADS threads keep need more threads.
-KERNEL(GRAD_THREADS, 2)
+KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad_widest(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
                                   u64 more) {
     grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch));
@@ -284,7 +275,7 @@ stowage_nn_gated_norm_grad(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 group
     }
 }
 
-KERNEL(THREADS)
+KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad_sum(u64 dw, u64 scratch, u64 cols, u64 runs, u64 type) {
     u32 kind = (u32)type;
     add_pieces((u32)cols, global(scratch), (u32)runs, kind, [&](u32 c) { return global(dw) + (u64)c * size_of(kind); });

@@ -49,12 +49,13 @@ var (
 const (
 	gatedThreads = 256
 	// A piece of work has gatedRows rows.
-	gatedRows = 32
+	gatedRows = 64
 	// A thread keeps gatedKeep vectors of a group of each operand. In the backward pass it
-	// has gatedGradKeep of each, of two rows, in gatedShared bytes.
+	// has gatedGradKeep of each, of a row and of the next gatedAhead, in gatedShared bytes.
 	gatedKeep     = 4
 	gatedGradKeep = 2
-	gatedShared   = 2 * 3 * 16 * gatedGradKeep
+	gatedAhead    = 1
+	gatedShared   = (gatedAhead + 1) * 3 * 16 * gatedGradKeep
 	// A thread sums up gatedCols columns over the pieces.
 	gatedCols = 512
 )
@@ -82,7 +83,7 @@ func GatedRMSNorm(s device.Stream, g GatedNorm) {
 //	stowage_nn_gated_norm_grad(Scratch, X, Z, W, shape..., DY, DX, DZ, pitch of DY, pitches of DX and DZ)
 //	stowage_nn_gated_norm_grad_sum(DW, Scratch, columns, runs of rows, type of DW)
 //
-// Scratch is fp32 [run of 32 rows][column]; the second launch takes the sums.
+// Scratch is fp32 [run of 64 rows][column]; the second launch takes the sums.
 func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	g.check()
 	rows, cols := g.X.Rows, g.X.Cols
@@ -95,17 +96,17 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 		panic(fmt.Sprintf("nn: scratch of a gated norm: expected at least %d bytes, got %s", GatedNormScratch(rows, cols), g.Scratch))
 	}
 	scratch, runs := g.Scratch.Slice(0, GatedNormScratch(rows, cols)), (rows+gatedRows-1)/gatedRows
-	k, threads, shared := g.way(gatedNormGradKernels, normGradThreads*gatedGradKeep, g.DY, g.DX, g.DZ), normGradThreads, 0
+	k, threads, shared := g.way(gatedNormGradKernels, normGradThreads*gatedGradKeep, g.DY, g.DX, g.DZ), normGradThreads, normShare
 	if k == &gatedNormGradKernels.wide {
 		if cols/g.Groups <= 8*gatedGradKeep*gatedThreads {
 			threads = gatedThreads
 		} else {
 			k = &gatedNormGradWidest
 		}
-		shared = gatedShared * threads
+		shared = gatedShared
 	}
 	l := device.NewLaunch(k, runs*g.Groups, threads)
-	l.Shared = uint32(shared)
+	l.Shared = uint32(shared * threads)
 	l.Write(scratch)
 	g.add(&l)
 	l.Read(g.DY.used("a gradient of a gated norm"))
@@ -115,7 +116,7 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	l.Arg(packPair(g.DX.pitch(), g.DZ.pitch()))
 	s.Launch(l)
 
-	l = device.NewLaunch(&gatedNormGradSumKernel, runsOf(cols, sumCols), gatedThreads)
+	l = device.NewLaunch(&gatedNormGradSumKernel, runsOf(cols, sumCols), normGradThreads)
 	l.Write(g.DW.used("the gradient of a gated norm's weights"))
 	l.Read(scratch)
 	l.Arg(uint64(cols))

@@ -2,11 +2,11 @@
 // targets: sm_80
 
 #include "norm.cuh"
-#include "tensor.cuh"
 
 #define THREADS 256
 #define KEEP 4u      // vectors of a row that a thread keeps: normKeep
 #define GRAD_KEEP 2u // in the backward pass, of each operand: normGradKeep
+#define GROUP 4u     // rows that parts of the rows consist of: normGroup
 
 struct Norm {
     u32 rows, runs, n; // rows, norms of a row, columns of a norm
@@ -35,31 +35,26 @@ DEVICE Team row_team(u32 cols, u32 vectors) {
     return teams(size);
 }
 
-// row_sum returns the sum over a team. All lanes of a warp call it.
-DEVICE Two row_sum(const Team &t, Two v) {
-    if (t.size >= 32) return t.sum(v);
+// norm_sum is row_sum for teams of any size. All lanes of a warp call it.
+DEVICE float across_all(float v, u32 d) { return v + number(across(bits(v), d)); }
+DEVICE Two across_all(Two v, u32 d) { return {across_all(v.a, d), across_all(v.b, d)}; }
+template <class T> DEVICE T norm_sum(const Team &t, T v, u32 turn) {
+    if (t.size >= 32) return row_sum(t, v, turn);
 #pragma unroll 1
-    for (u32 d = t.size / 2; d > 0; d /= 2) v = {v.a + number(across(bits(v.a), d)), v.b + number(across(bits(v.b), d))};
+    for (u32 d = t.size / 2; d > 0; d /= 2) v = across_all(v, d);
     return v;
 }
 
-// each_norm calls f for every norm from the first of this team to the end, some apart, and
-// with how many columns: none where other teams of the warp have one more.
+// each_norm calls f for every norm from the first of this team to the end, some apart, with
+// which turn that is and how many columns: none where other teams of the warp have one more.
 template <class F> DEVICE void each_norm(const Norm &m, const Team &t, u64 i, u64 end, u64 apart, F f) {
     u32 mates = t.size < 32 ? lane() / t.size : 0; // teams before this one in the warp
 #pragma unroll 1
-    for (; i - mates < end; i += apart) f(i, i < end ? m.n : 0);
-}
-
-// forget keeps the compiler from using again what it has computed from vectors. Their numbers
-// take twice the registers.
-template <u32 vectors> DEVICE void forget(Vec (&v)[vectors]) {
-#pragma unroll
-    for (u32 k = 0; k < vectors; k++) asm volatile("" : "+r"(v[k].x), "+r"(v[k].y), "+r"(v[k].z), "+r"(v[k].w));
+    for (u32 turn = 0; i - mates < end; i += apart, turn++) f(i, turn, i < end ? m.n : 0);
 }
 
 // norm_kept computes a norm whose columns a team keeps in registers. Caches have the weight.
-template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u32 n, u64 y, u64 x, u64 w) {
+template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u32 turn, u32 n, u64 y, u64 x, u64 w) {
     Vec v[vectors];
     hold(t, x, n, v);
     float a[STEP], b[STEP], squares = 0;
@@ -69,7 +64,7 @@ template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u32 n
 #pragma unroll
         for (u32 e = 0; e < STEP; e++) squares += a[e] * a[e];
     }
-    float r = m.scale(row_sum(t, {squares, 0}).a);
+    float r = m.scale(norm_sum(t, squares, turn));
     forget(v);
 #pragma unroll
     for (u32 k = 0; k < vectors; k++) {
@@ -84,14 +79,15 @@ template <u32 vectors> DEVICE void norm_kept(const Norm &m, const Team &t, u32 n
 }
 
 // norm_again computes a norm of any format and reads it twice. It adds in the same order.
-DEVICE void norm_again(const Norm &m, const Team &t, u32 cols, const Matrix &y, const Matrix &x, const Matrix &w, u64 row, u64 first) {
+DEVICE void norm_again(const Norm &m, const Team &t, u32 turn, u32 cols, const Matrix &y, const Matrix &x, const Matrix &w, u64 row,
+                       u64 first) {
     float a[STEP], b[STEP], squares = 0;
     t.each(cols, [&](u32 c, u32 n) {
         load(x.type, x.at(row, first + c), n, a);
 #pragma unroll
         for (u32 e = 0; e < STEP; e++) squares += a[e] * a[e];
     });
-    float r = m.scale(row_sum(t, {squares, 0}).a);
+    float r = m.scale(norm_sum(t, squares, turn));
     t.each(cols, [&](u32 c, u32 n) {
         load(x.type, x.at(row, first + c), n, a);
         load(w.type, w.at(0, c), n, b);
@@ -103,9 +99,9 @@ DEVICE void norm_again(const Norm &m, const Team &t, u32 cols, const Matrix &y, 
 
 // norms calls f for each norm of this thread's team.
 template <class F> DEVICE void norms(const Norm &m, const Team &t, F f) {
-    each_norm(m, t, t.number, (u64)m.rows * m.runs, t.count, [&](u64 i, u32 n) INLINE {
+    each_norm(m, t, t.number, (u64)m.rows * m.runs, t.count, [&](u64 i, u32 turn, u32 n) INLINE {
         u64 first, row = run_at(m, i, first);
-        f(n, row, first);
+        f(turn, n, row, first);
     });
 }
 
@@ -117,7 +113,7 @@ stowage_nn_rmsnorm_wide(u64 dst, u64 src, u64 weight, u64 size, u64 pitches, u64
     Matrix y = {global(dst), low(pitches), BF16}, x = {global(src), high(pitches), BF16};
     u64 w = global(weight);
     Team t = row_team(m.n, KEEP);
-    norms(m, t, [&](u32 n, u64 row, u64 first) INLINE { norm_kept<KEEP>(m, t, n, y.at(row, first), x.at(row, first), w); });
+    norms(m, t, [&](u32 turn, u32 n, u64 row, u64 first) INLINE { norm_kept<KEEP>(m, t, turn, n, y.at(row, first), x.at(row, first), w); });
 }
 
 KERNEL(THREADS)
@@ -125,7 +121,7 @@ stowage_nn_rmsnorm(u64 dst, u64 src, u64 weight, u64 size, u64 pitches, u64 how,
     Norm m = unpack(size, how);
     Matrix y = {global(dst), low(pitches), bit(types, 0)}, x = {global(src), high(pitches), bit(types, 1)}, w = {global(weight), 0, bit(types, 2)};
     Team t = row_team(m.n, KEEP);
-    norms(m, t, [&](u32 n, u64 row, u64 first) INLINE { norm_again(m, t, n, y, x, w, row, first); });
+    norms(m, t, [&](u32 turn, u32 n, u64 row, u64 first) INLINE { norm_again(m, t, turn, n, y, x, w, row, first); });
 }
 
 struct NormGrad {
@@ -133,43 +129,67 @@ struct NormGrad {
     Matrix dx, x, w, dy, plus;
 };
 
-// Ahead has the vectors of a norm that belong to this thread in shared memory, where they are
-// copied while the norm before is computed. No other thread reads them.
-struct Ahead {
+// Part is some of the rows: of every parts groups of GROUP rows that of its number. Blocks that
+// walk over their parts side by side keep their accesses close together.
+struct Part {
+    const Norm &m;
+    u32 number, parts;
+    DEVICE u64 norms() const {
+        u32 round = GROUP * parts, rest = m.rows % round, first = GROUP * number; // of the last, incomplete round
+        return (u64)(m.rows / round * GROUP + (rest > first ? least(rest - first, GROUP) : 0)) * m.runs;
+    }
+    // at returns the row of norm i of the part, and sets its first column.
+    DEVICE u32 at(u64 i, u64 &first) const {
+        u32 row = (u32)run_at(m, i, first);
+        return (row / GROUP * parts + number) * GROUP + row % GROUP;
+    }
+};
+
+// Ahead has the vectors of norms that belong to this thread in shared memory, where they are
+// copied while norms before are computed. No other thread reads them. There are two norms on
+// their way, or one if the gradient of the residual comes along.
+template <bool plus> struct Ahead {
+    static constexpr u32 operands = plus ? 3 : 2, stages = plus ? 1 : 2;
     const NormGrad &g;
     const Team &t;
+    const Part &p;
+    u64 end; // of the norms of the part
     DEVICE u32 column(u32 k) const { return (t.member + k * t.size) * STEP; }
-    DEVICE Vec *place(u32 operand, u32 k) const { return reinterpret_cast<Vec *>(pool) + (operand * GRAD_KEEP + k) * threads() + thread(); }
+    DEVICE Vec *place(u32 stage, u32 operand, u32 k) const {
+        return reinterpret_cast<Vec *>(pool) + ((stage * operands + operand) * GRAD_KEEP + k) * threads() + thread();
+    }
     // begin begins to copy norm i, if it is one before the end.
-    DEVICE void begin(u64 i, u64 end) const {
-        u64 first, row = run_at(g.m, i, first);
+    DEVICE void begin(u64 i, u32 stage) const {
+        u64 first, row = p.at(i, first);
 #pragma unroll
         for (u32 k = 0; k < GRAD_KEEP; k++) {
             if (i >= end || column(k) >= g.m.n) continue;
-            bring(spot(place(0, k)), g.x.at(row, first + column(k)), 16);
-            bring(spot(place(1, k)), g.dy.at(row, first + column(k)), 16);
-            if (g.plus.base != 0) bring(spot(place(2, k)), g.plus.at(row, first + column(k)), 16);
+            bring(spot(place(stage, 0, k)), g.x.at(row, first + column(k)), 16);
+            bring(spot(place(stage, 1, k)), g.dy.at(row, first + column(k)), 16);
+            if (plus) bring(spot(place(stage, 2, k)), g.plus.at(row, first + column(k)), 16);
         }
         seal();
     }
-    DEVICE void get(u32 operand, u32 n, Vec (&v)[GRAD_KEEP]) const {
+    DEVICE void get(u32 stage, u32 operand, u32 n, Vec (&v)[GRAD_KEEP]) const {
 #pragma unroll
-        for (u32 k = 0; k < GRAD_KEEP; k++) v[k] = column(k) < n ? *place(operand, k) : Vec{0, 0, 0, 0};
+        for (u32 k = 0; k < GRAD_KEEP; k++) v[k] = column(k) < n ? *place(stage, operand, k) : Vec{0, 0, 0, 0};
         forget(v);
     }
 };
 
 // grad_kept computes n columns of a norm from what its team keeps in registers, and begins to
-// copy the next norm. The thread keeps the sums for the weight too, because it has the same columns
-// of every norm.
-DEVICE void grad_kept(const Ahead &a, u32 n, u64 i, u64 next, u64 end, Vec (&weight)[GRAD_KEEP], Weight<GRAD_KEEP> &dw) {
+// copy the norm that takes its place. The thread keeps the sums for the weight too, because it has
+// the same columns of every norm.
+template <bool plus> DEVICE void grad_kept(const Ahead<plus> &a, u32 turn, u32 n, u64 i, u64 next, Vec (&weight)[GRAD_KEEP], Weight<GRAD_KEEP> &dw) {
     const NormGrad &g = a.g;
     Vec xs[GRAD_KEEP], dys[GRAD_KEEP], more[GRAD_KEEP];
-    arrived<0>();
-    a.get(0, n, xs);
-    a.get(1, n, dys);
-    if (g.plus.base != 0) a.get(2, n, more);
-    a.begin(next, end);
+    constexpr u32 stages = Ahead<plus>::stages;
+    u32 stage = turn % stages;
+    arrived<stages - 1>();
+    a.get(stage, 0, n, xs);
+    a.get(stage, 1, n, dys);
+    if (plus) a.get(stage, 2, n, more);
+    a.begin(next, stage);
     float x[STEP], dy[STEP], w[STEP];
     Two s = {0, 0};
 #pragma unroll
@@ -183,12 +203,12 @@ DEVICE void grad_kept(const Ahead &a, u32 n, u64 i, u64 next, u64 end, Vec (&wei
             s.b += dy[e] * w[e] * x[e];
         }
     }
-    s = row_sum(a.t, s);
+    s = norm_sum(a.t, s, turn);
     float r = g.m.scale(s.a), back = r * r * r * s.b / (float)g.m.n;
     forget(xs);
     forget(dys);
     forget(weight);
-    u64 first, row = run_at(g.m, i, first);
+    u64 first, row = a.p.at(i, first);
 #pragma unroll
     for (u32 k = 0; k < GRAD_KEEP; k++) {
         if (a.column(k) >= n) continue;
@@ -200,7 +220,7 @@ DEVICE void grad_kept(const Ahead &a, u32 n, u64 i, u64 next, u64 end, Vec (&wei
             dw.v[k][e] += dy[e] * x[e] * r;
             x[e] = dy[e] * w[e] * r - x[e] * back;
         }
-        if (g.plus.base != 0) {
+        if (plus) {
             widen(more[k], dy);
 #pragma unroll
             for (u32 e = 0; e < STEP; e++) x[e] += dy[e];
@@ -243,23 +263,36 @@ DEVICE void grad_again(const NormGrad &g, const Team &t, u64 row, u64 first, Wei
     });
 }
 
-// grad_parts computes the parts of the rows that a block has, whose teams take turns. Then
-// the teams' sums for the weight are added up in order. f computes the norms of a team from
-// the first on, each apart from the one before.
-template <u32 steps, class F> DEVICE void grad_parts(const Norm &m, const Team &t, u64 scratch, u64 part, F f) {
-    u32 in = threads() / t.size, own = thread() / t.size; // teams of a block, and this one
+// grad_parts computes parts of the rows, whose norms teams of the block share. Then the teams'
+// sums for the weight are added up in order. f computes the norms of a part.
+template <u32 steps, class F> DEVICE void grad_parts(const Norm &m, const Team &t, u64 scratch, u32 parts, F f) {
 #pragma unroll 1
-    for (u64 p = block(); p * part < m.rows; p += blocks()) {
-        u64 from = p * part * m.runs, to = least((p + 1) * part, (u64)m.rows) * m.runs;
+    for (u32 p = block(); p < parts; p += blocks()) {
         Weight<steps> sums;
         sums.clear();
-        f(from + own, to, in, sums);
-        sums.finish(t, m.n, scratch + 4 * p * m.n);
+        f(Part{m, p, parts}, sums);
+        sums.finish(t, m.n, scratch + 4ull * p * m.n);
     }
 }
 
+// grad_wide computes rows of bf16 whose vectors are aligned.
+template <bool plus> DEVICE void grad_wide(const NormGrad &g, u64 w, u64 scratch, u32 parts) {
+    constexpr u32 stages = Ahead<plus>::stages;
+    Team t = row_team(g.m.n, GRAD_KEEP);
+    u32 in = threads() / t.size, own = thread() / t.size; // teams of the block, and this one
+    Vec weight[GRAD_KEEP];
+    hold(t, w, g.m.n, weight);
+    need(stages * Ahead<plus>::operands * GRAD_KEEP * 16 * threads());
+    grad_parts<GRAD_KEEP>(g.m, t, scratch, parts, [&](const Part &p, Weight<GRAD_KEEP> &sums) INLINE {
+        Ahead<plus> a = {g, t, p, p.norms()};
+#pragma unroll
+        for (u32 s = 0; s < stages; s++) a.begin(own + s * in, s);
+        each_norm(g.m, t, own, a.end, in, [&](u64 i, u32 turn, u32 n) INLINE { grad_kept(a, turn, n, i, i + stages * in, weight, sums); });
+    });
+}
+
 KERNEL(GRAD_THREADS)
-stowage_nn_rmsnorm_grad_wide(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 how, u64, u64 part) {
+stowage_nn_rmsnorm_grad_wide(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 how, u64, u64 parts) {
     NormGrad g = {
         unpack(size, how),
         {global(dx), low(pitches), BF16},
@@ -268,19 +301,15 @@ stowage_nn_rmsnorm_grad_wide(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch
         {global(dy), low(more), BF16},
         {plus == 0 ? 0 : global(plus), high(more), BF16},
     };
-    Team t = row_team(g.m.n, GRAD_KEEP);
-    Vec weight[GRAD_KEEP];
-    hold(t, global(w), g.m.n, weight);
-    need(3 * GRAD_KEEP * 16 * threads());
-    grad_parts<GRAD_KEEP>(g.m, t, global(scratch), part, [&](u64 from, u64 end, u32 apart, Weight<GRAD_KEEP> &sums) INLINE {
-        Ahead a = {g, t};
-        a.begin(from, end);
-        each_norm(g.m, t, from, end, apart, [&](u64 i, u32 n) INLINE { grad_kept(a, n, i, i + apart, end, weight, sums); });
-    });
+    if (plus == 0) {
+        grad_wide<false>(g, global(w), global(scratch), (u32)parts);
+    } else {
+        grad_wide<true>(g, global(w), global(scratch), (u32)parts);
+    }
 }
 
 KERNEL(GRAD_THREADS)
-stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 how, u64 types, u64 part) {
+stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64 size, u64 pitches, u64 more, u64 how, u64 types, u64 parts) {
     NormGrad g = {
         unpack(size, how),
         {global(dx), low(pitches), bit(types, 0)},
@@ -290,10 +319,12 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
         {plus == 0 ? 0 : global(plus), high(more), bit(types, 4)},
     };
     Team t = line(g.m.n, STEPS);
-    grad_parts<STEPS>(g.m, t, global(scratch), part, [&](u64 i, u64 end, u32 apart, Weight<STEPS> &sums) INLINE {
+    u32 in = threads() / t.size, own = thread() / t.size;
+    grad_parts<STEPS>(g.m, t, global(scratch), (u32)parts, [&](const Part &p, Weight<STEPS> &sums) INLINE {
+        u64 end = p.norms();
 #pragma unroll 1
-        for (; i < end; i += apart) {
-            u64 first, row = run_at(g.m, i, first);
+        for (u64 i = own; i < end; i += in) {
+            u64 first, row = p.at(i, first);
             grad_again(g, t, row, first, sums);
         }
     });
@@ -302,7 +333,7 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
 #define SUM_THREADS 512 // normSumThreads
 
 // A block adds up the parts of 32 columns. Each warp adds some of the parts, in order, and
-// the first warp adds up the sums, in order.
+// the first warp adds up the sums, in order, to what it has read before.
 KERNEL(SUM_THREADS)
 stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
     SHARED float sums[SUM_THREADS / 32][32];
@@ -310,11 +341,11 @@ stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
     u32 from = least(warp() * each, parts), n = least(each, parts - from);
 #pragma unroll 1
     for (u32 c = block() * 32 + lane(); c - lane() < cols; c += blocks() * 32) {
+        u64 to = global(dw) + (u64)c * size_of(type);
+        float sum = warp() == 0 && c < cols ? get(type, to) : 0;
         if (c < cols) sums[warp()][lane()] = sum_apart(0, global(scratch) + 4ull * from * cols + 4ull * c, n, 4ull * cols);
         barrier();
         if (warp() == 0 && c < cols) {
-            u64 to = global(dw) + (u64)c * size_of(type);
-            float sum = get(type, to);
 #pragma unroll
             for (u32 w = 0; w < SUM_THREADS / 32; w++) sum += sums[w][lane()];
             set(type, to, sum);

@@ -1,13 +1,41 @@
-// This file has what backward passes of norms share: sums for weights that threads keep.
+// This file has what norms share: sums over rows, and in backward passes the sums for weights
+// that threads keep.
 
 #pragma once
 
 #include "nn.cuh"
+#include "tensor.cuh"
 
 #define GRAD_THREADS 512
 #define STEPS (SHARE / STEP)
 
-SHARED float weight_sums[256 * SHARE];
+// forget keeps the compiler from using again what it has computed from vectors. Their numbers
+// take twice the registers.
+DEVICE void forget(Vec &v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
+template <u32 vectors> DEVICE void forget(Vec (&v)[vectors]) {
+#pragma unroll
+    for (u32 k = 0; k < vectors; k++) forget(v[k]);
+}
+
+DEVICE float over_warp(float v) { return warp_sum(v); }
+DEVICE Two over_warp(Two v) { return {warp_sum(v.a), warp_sum(v.b)}; }
+DEVICE float plus(float a, float b) { return a + b; }
+DEVICE Two plus(Two a, Two b) { return {a.a + b.a, a.b + b.b}; }
+
+// row_sum returns the sum over a team of at least a warp, in all members, warp by warp in order.
+// Calls take turns with two places, so that nobody writes what others still read.
+template <class T> DEVICE T row_sum(const Team &t, T v, u32 turn) {
+    SHARED T part[2][32];
+    v = over_warp(v);
+    if (t.size <= 32) return v;
+    u32 first = warp() - t.member / 32, count = t.size / 32;
+    if (lane() == 0) part[turn % 2][warp()] = v;
+    barrier(1 + first / 2, t.size); // barrier 0 is the block's
+    v = part[turn % 2][first];
+#pragma unroll 1
+    for (u32 w = first + 1; w < first + count; w++) v = plus(v, part[turn % 2][w]);
+    return v;
+}
 
 // Weight has the sums for a thread's columns of a weight, over the runs of its team: a
 // number of steps.
@@ -29,7 +57,8 @@ template <u32 steps> struct Weight {
         }
     }
     // finish writes the sums over all teams of the block, in the order of teams. Those of a
-    // warp are added up first.
+    // warp are added up first. Shared memory that the launch asks for has room for the sums of
+    // all threads, and nothing is on its way there.
     DEVICE void finish(const Team &t, u32 n, u64 to) {
 #pragma unroll 1
         for (u32 d = t.size; d < 32; d *= 2)
@@ -38,20 +67,50 @@ template <u32 steps> struct Weight {
 #pragma unroll
                 for (u32 e = 0; e < STEP; e++) v[k][e] += number(across(bits(v[k][e]), d));
         u32 size = t.size < 32 ? 32 : t.size, in = threads() / size, own = thread() / size;
-#pragma unroll 1
-        for (u32 turn = 0; turn < in; turn++) {
-            barrier();
-            if (turn != own || (t.size < 32 && lane() >= t.size)) continue;
-            each(t, n, [&](u32 c, u32 m, float *sum) {
-#pragma unroll
-                for (u32 e = 0; e < STEP; e++) {
-                    if (e >= m) continue;
-                    if (turn > 0) sum[e] += weight_sums[c + e];
-                    if (turn + 1 < in) weight_sums[c + e] = sum[e];
-                }
-                if (turn + 1 == in) store(F32, to + 4ull * c, m, sum);
-            });
+        if (in == 1) {
+            each(t, n, [&](u32 c, u32 m, float *sum) { store(F32, to + 4ull * c, m, sum); });
+            barrier(); // row_sum may begin with the first place again
+            return;
         }
+        need(threads() * steps * STEP * 4);
+        float *all = reinterpret_cast<float *>(pool);
+        barrier(); // the rows have been read
+        if (t.size >= 32 || lane() < t.size) each(t, n, [&](u32 c, u32 m, float *sum) {
+            float *at = all + own * n + c;
+            if (n % STEP == 0) {
+                reinterpret_cast<Vec *>(at)[0] = {bits(sum[0]), bits(sum[1]), bits(sum[2]), bits(sum[3])};
+                reinterpret_cast<Vec *>(at)[1] = {bits(sum[4]), bits(sum[5]), bits(sum[6]), bits(sum[7])};
+                return;
+            }
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) {
+                if (e < m) at[e] = sum[e];
+            }
+        });
+        barrier();
+        u32 wide = n % STEP == 0 && (to & 15) == 0 ? 4 : 1; // columns of a thread
+#pragma unroll 1
+        for (u32 c = thread() * wide; c < n; c += threads() * wide) {
+            float sum[4] = {all[c]}, more[4];
+            if (wide == 4) numbers(*reinterpret_cast<const Vec *>(all + c), sum);
+#pragma unroll 1
+            for (u32 i = 1; i < in; i++) {
+                const float *at = all + i * n + c;
+                if (wide == 4) {
+                    numbers(*reinterpret_cast<const Vec *>(at), more);
+#pragma unroll
+                    for (u32 e = 0; e < 4; e++) sum[e] += more[e];
+                } else {
+                    sum[0] += at[0];
+                }
+            }
+            if (wide == 4) {
+                write(to + 4ull * c, Vec{bits(sum[0]), bits(sum[1]), bits(sum[2]), bits(sum[3])});
+            } else {
+                write(to + 4ull * c, bits(sum[0]));
+            }
+        }
+        barrier(); // the sums have been read
     }
 };
 

@@ -107,31 +107,36 @@ type NormGrad struct {
 }
 
 // normKeep is how many vectors of a row a thread keeps, and normGradKeep how many of each
-// operand in the backward pass.
+// operand in the backward pass, which has normAhead bytes of shared memory for those of the next norms.
 const (
 	normKeep     = 4
 	normGradKeep = 2
+	normAhead    = 2 * 2 * 16 * normGradKeep
 )
 
-// normParts is the most partial sums of DW. The rows are divided into that many parts of
-// equal length, of which the last may be shorter, or into fewer parts of normLeast rows,
-// because the sum of a short part costs as much as a row. Each sum is written to Scratch,
-// and a second launch adds them up in order.
+// normParts is the most partial sums of DW. A part has at least normLeast rows or so, because the
+// sum of a short part costs as much as a row. It has groups of normGroup rows, and parts take
+// turns with them: blocks that walk over their parts side by side keep their accesses close
+// together. Each sum is written to Scratch, and a second launch adds them up in order.
 const (
 	normParts = 128
 	normLeast = 8
+	normGroup = 4
 )
 
 // normGradThreads fill a multiprocessor better than rowThreads, because there are no more
 // blocks than parts.
 const normGradThreads = 512
 
+// normShare is the bytes of shared memory for the sums that a thread of a kernel for all formats
+// has for DW.
+const normShare = 4 * 32
+
 // normSumThreads add up the partial sums of 32 columns.
 const normSumThreads = 512
 
-// normPart returns the rows of a part, and normCount the number of parts.
-func normPart(rows int) int  { return max(normLeast, runsOf(rows, normParts)) }
-func normCount(rows int) int { return runsOf(rows, normPart(rows)) }
+// normCount returns the number of parts.
+func normCount(rows int) int { return min(normParts, runsOf(rows, normLeast)) }
 
 // NormScratch returns the size of the scratch memory of the backward pass. cols are the
 // columns of the weight.
@@ -152,20 +157,18 @@ func RMSNormGrad(s device.Stream, n NormGrad) {
 //	8     pitch of DY | pitch of Plus << 32
 //	9     W.Cols | bits of Epsilon << 32
 //	10    types: bit 0 DX, 1 X, 2 W, 3 DY, 4 Plus; set for bf16
-//	11    rows of a part: part p is the rows from p times that on
+//	11    parts
 func normGradLaunch(n NormGrad) device.Launch {
 	checkNorm(n.X, n.W)
 	n.DX.shape("the gradient that a norm writes", n.X.Rows, n.X.Cols)
 	n.DY.shape("the gradient that a norm reads", n.X.Rows, n.X.Cols)
 	parts := normCount(n.X.Rows)
-	k := normGradKernels.of(n.DX, n.X, n.W, n.DY, n.Plus)
-	if n.W.Cols > normGradThreads*normGradKeep*8 {
-		k = &normGradKernels.any
+	k, shared := normGradKernels.of(n.DX, n.X, n.W, n.DY, n.Plus), normAhead
+	if k == &normGradKernels.any || n.W.Cols > normGradThreads*normGradKeep*8 {
+		k, shared = &normGradKernels.any, normShare
 	}
 	l := device.NewLaunch(k, parts, normGradThreads)
-	if k == &normGradKernels.wide {
-		l.Shared = 3 * normGradKeep * 16 * normGradThreads // the operands of the next norms
-	}
+	l.Shared = uint32(shared * normGradThreads)
 	passMatrix(&l, "the gradient that a norm writes", n.DX, device.Write)
 	passMatrix(&l, "what a norm reads", n.X, device.Read)
 	passMatrix(&l, "the weight of a norm", n.W, device.Read)
@@ -180,7 +183,7 @@ func normGradLaunch(n NormGrad) device.Launch {
 	l.Arg(packPair(n.DY.pitch(), n.Plus.pitch()))
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.DX, n.X, n.W, n.DY, n.Plus))
-	l.Arg(uint64(normPart(n.X.Rows)))
+	l.Arg(uint64(parts))
 	return l
 }
 
@@ -194,15 +197,17 @@ func normGradTwin(l *device.Launch) {
 		dx: stripOf(a[0], dxp, a[10], 0), x: stripOf(a[1], xp, a[10], 1), dy: stripOf(a[3], dyp, a[10], 3), plus: stripOf(a[4], pp, a[10], 4),
 		cols: cols, epsilon: math.Float32frombits(uint32(a[9] >> 32)),
 	}
-	wm, part := stripOf(a[2], width, a[10], 2), int(a[11])
-	parallel.For(runsOf(rows, part), max(1, runRows(cols)/part), func(from, to int) {
+	wm, parts := stripOf(a[2], width, a[10], 2), int(a[11])
+	parallel.For(parts, max(1, runRows(cols)*parts/max(1, rows)), func(from, to int) {
 		withRoom(6*width, func(room []float32) {
 			w := wm.get(0, 0, width, room)
 			for p := from; p < to; p++ {
 				dw := device.Slice[float32](a[5]+4*uint64(p*width), width)
 				clear(dw)
-				for row := p * part; row < min((p+1)*part, rows); row++ {
-					g.row(row, w, dw, room[width:])
+				for group := p * normGroup; group < rows; group += parts * normGroup {
+					for row := group; row < min(group+normGroup, rows); row++ {
+						g.row(row, w, dw, room[width:])
+					}
 				}
 			}
 		})

@@ -14,14 +14,14 @@ template <class F> DEVICE void add_pieces(u32 n, u64 scratch, u32 pieces, u32 ty
 #pragma unroll 1
     for (u32 first = block() * 32; first < n; first += blocks() * 32) {
         u32 i = first + lane();
+        bool adds = warp() == 0 && i < n;
+        float sum = adds ? get(type, at(i)) : 0;
         barrier(); // the sums before have been read
         piece_sums[warp()][lane()] = i < n ? sum_apart(0, scratch + 4 * ((u64)from * n + i), count, 4ull * n) : 0;
         barrier();
-        if (warp() != 0 || i >= n) continue;
-        u64 to = at(i);
-        float sum = get(type, to);
+        if (!adds) continue;
 #pragma unroll 1
         for (u32 w = 0; w < warps(); w++) sum += piece_sums[w][lane()];
-        set(type, to, sum);
+        set(type, at(i), sum);
     }
 }

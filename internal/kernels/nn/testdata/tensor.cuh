@@ -13,8 +13,8 @@ inline void need(u32 bytes) {
 
 inline u32 spot(const void *p) { return (u32)(static_cast<const u8 *>(p) - pool); }
 
-inline u8 *host_spot(u32 at) {
-    if (at % 16 != 0 || at + 16 > host_shared) host_fail("shared memory: address, size", at, host_shared);
+inline u8 *host_spot(u32 at, u32 bytes = 16) {
+    if (at % bytes != 0 || at + bytes > host_shared) host_fail("shared memory: address, size", at, host_shared);
     return pool + at;
 }
 
@@ -22,6 +22,7 @@ inline u8 *host_spot(u32 at) {
 struct Copy {
     u32 dst, bytes, group;
     u64 src;
+    u32 room = 16; // bytes of the place, of which the rest becomes zeros
 };
 struct Copies {
     u32 count, group;
@@ -30,17 +31,17 @@ struct Copies {
 static Copies host_copies[host_most];
 
 inline void host_copy(const Copy &c) {
-    u8 *dst = host_spot(c.dst);
-    memset(dst, 0, 16);
-    if (c.src % 16 != 0 || c.bytes > 16) host_fail("a copy from, of bytes", c.src, c.bytes);
+    u8 *dst = host_spot(c.dst, c.room);
+    memset(dst, 0, c.room);
+    if (c.src % c.room != 0 || c.bytes > c.room) host_fail("a copy from, of bytes", c.src, c.bytes);
     bool ours = c.src >= host_from && c.src + c.bytes <= host_to;
     if (c.bytes > 0 && !ours) host_fail("a copy from, of memory of", c.src - host_from, host_to - host_from);
     memcpy(dst, reinterpret_cast<u8 *>(c.src), c.bytes);
 }
 
-inline void bring(u32 dst, u64 src, u32 bytes) {
+inline void host_bring(u32 dst, u64 src, u32 bytes, u32 room) {
     Copies &all = host_copies[host_thread];
-    Copy c = {dst, bytes, all.group, src};
+    Copy c = {dst, bytes, all.group, src, room};
     if (block() & 1) {
         host_copy(c);
     } else {
@@ -48,6 +49,8 @@ inline void bring(u32 dst, u64 src, u32 bytes) {
         all.of[all.count++] = c;
     }
 }
+inline void bring(u32 dst, u64 src, u32 bytes) { host_bring(dst, src, bytes, 16); }
+template <u32 bytes> inline void bring_few(u32 dst, u64 src) { host_bring(dst, src, bytes, bytes); }
 inline void seal() { host_copies[host_thread].group++; }
 template <u32 n> inline void arrived() {
     Copies &all = host_copies[host_thread];
