@@ -37,7 +37,7 @@ var lossForms = [2][]lossForm{
 	},
 	kernels.BF16: {
 		newLossForm("bf16_1", 512, 8, 1), newLossForm("bf16_2", 512, 8, 2),
-		newLossForm("bf16_4", 512, 8, 4), newLossForm("bf16_8", 512, 8, 8),
+		newLossForm("bf16_8_short", 256, 8, 8), newLossForm("bf16_8", 512, 8, 8),
 	},
 }
 
