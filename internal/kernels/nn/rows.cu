@@ -366,8 +366,10 @@ stowage_nn_take_rows(u64 dst, u64 src, u64 source, u64 rows, u64 row, u64 pitch_
     }
 }
 
+#define SPREAD_THREADS 128 // spreadThreads
+
 // A warp reads a piece of a row once and writes it to all its places.
-KERNEL(THREADS)
+KERNEL(SPREAD_THREADS)
 stowage_nn_spread_rows(u64 dst, u64 src, u64 place, u64 rows, u64 row, u64 pitch_dst, u64 pitch_src, u64 every) {
     u32 pieces = (low(row) + PIECE - 1) / PIECE;
     u64 units = (u64)low(rows) * pieces;

@@ -251,6 +251,9 @@ func (t Spreading) Fits() bool {
 	return t.Dst.aligned(n) && t.Src.aligned(n) && t.Every <= MaxTopK
 }
 
+// A warp spreads spreadPiece bytes of a row.
+const spreadThreads, spreadPiece = 128, 2048
+
 // SpreadRows issues a spreading.
 //
 // Arguments of stowage_nn_spread_rows: dst, src, place, rows of src and of dst, bytes of a
@@ -262,7 +265,7 @@ func SpreadRows(s device.Stream, t Spreading) {
 		panic(fmt.Sprintf("nn: spreading rows: expected one type, Every of 1 to %d and rows of vectors, got types %d and %d, Every %d and %d columns", MaxTopK, t.Src.Type, t.Dst.Type, t.Every, t.Dst.Cols))
 	}
 	size := int(t.Dst.Type.Size())
-	l := device.NewLaunch(&spreadRowsKernel, rowsBlocks(t.Src), routeThreads)
+	l := device.NewLaunch(&spreadRowsKernel, runsOf(t.Src.Rows*runsOf(t.Src.Cols*size, spreadPiece), spreadThreads/32), spreadThreads)
 	l.Write(t.Dst.used("where rows are spread to"))
 	l.Read(t.Src.used("what rows are spread from"))
 	l.Read(needWords("the places of rows", t.Place, t.Src.Rows*t.Every))
