@@ -19,6 +19,9 @@ type Profile struct {
 	Units map[memory.Unit]Facts
 	// Rows describes the rows in the stash. It is nil if there are none.
 	Rows *Rows
+	// Drag is the part of the time of copies by which compute takes longer beside them. What
+	// it costs counts in a choice, and is not part of forecasts.
+	Drag float64
 }
 
 // Facts are what a unit allows.

@@ -28,7 +28,7 @@ func (p *Profile) section() *Profile {
 		}
 	}
 	slices.SortStableFunc(parts, func(a, b section) int { return int(a.span() - b.span()) })
-	return &Profile{Tape: parts[len(parts)/2].tape(), Base: p.Base, Units: p.Units}
+	return &Profile{Tape: parts[len(parts)/2].tape(), Base: p.Base, Units: p.Units, Drag: p.Drag}
 }
 
 // section is a part of a tape.

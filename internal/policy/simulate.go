@@ -260,20 +260,21 @@ func (t *trial) forced() bool {
 // everything else. Recorded times include this drag, so forecasts do not add it.
 const rowDrag = 1.0 / 16
 
-// paid returns the time that a step costs: its length and the drag of the rows that it
-// copies.
+// paid returns the time that a step costs: its length and the drag of what it copies.
 func (t *trial) paid(l memory.Links) float64 {
 	rows := float64(t.rowRun.total())
-	return t.end + rowDrag*(rows/l.Out+rows/l.In)
+	return t.end + rowDrag*(rows/l.Out+rows/l.In) + t.p.Drag*t.copying(l)
+}
+
+// copying returns the time of copies that are not of rows.
+func (t *trial) copying(l memory.Links) float64 {
+	c := t.machine.Counts()
+	return float64(c.OutBytes)/l.Out + float64(c.InBytes)/l.In
 }
 
 // cost returns what the solver minimises: what the step costs and a thousandth of the time
-// of other copies. Of two equally fast choices, the one with fewer copies is therefore
-// better.
-func (t *trial) cost(l memory.Links) float64 {
-	c := t.machine.Counts()
-	return t.paid(l) + 1e-3*(float64(c.OutBytes)/l.Out+float64(c.InBytes)/l.In)
-}
+// of copies. Of two equally fast choices, the one with fewer copies is therefore better.
+func (t *trial) cost(l memory.Links) float64 { return t.paid(l) + 1e-3*t.copying(l) }
 
 func seconds(s float64) time.Duration { return time.Duration(s*1e9 + 0.5) }
 

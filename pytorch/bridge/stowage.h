@@ -197,6 +197,8 @@ int stowage_stats(stowage_runtime rt, char *text, size_t capacity, size_t *need)
  *   links      {"out": 55e9, "in": 55e9, "both": 0, "latency_ns": 0}: bytes per second to and
  *              from host memory alone, and of both at once (0: their sum). If it is left out,
  *              the device is measured, at most once in a process
+ *   drag       part of the time of copies by which compute takes longer beside them, from 0,
+ *              which is meant if it is left out, to 1. Choices allow for it; forecasts do not
  *   host       bytes of host memory that may be used; 0 or left out: what this runtime has
  * Memory is counted and not placed: what storages hold is the sum of their sizes. Storages
  * that are copied count until compute waits for their copies.

@@ -306,12 +306,13 @@ def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) 
 
 
 class Small:
-    """One call of a norm or an activation: a function of one tensor, without random numbers."""
+    """One call of a norm or an activation: a function of one tensor, without random numbers. If
+    it writes over its input, there is a recipe for that."""
 
-    __slots__ = ("module", "forward", "holder", "least", "x", "held", "grad", "around", "dropped", "last", "values", "y")
+    __slots__ = ("module", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y")
 
-    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int) -> None:
-        self.module, self.forward, self.holder = module, forward, holder
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
+        self.module, self.forward, self.holder, self.before = module, forward, holder, before
         self.least = least  # smaller storages stay: statistics, scales
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
@@ -328,7 +329,7 @@ class Small:
         if t.is_leaf and t.requires_grad or type(t) not in _plain or t.layout is not _strided:
             return IN_PLACE.pack(t)
         memory, x = storage_of(t), self.x
-        if x is not None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
+        if x is not None and self.before is None and memory._cdata == storage_of(x)._cdata and version_of(t) == version_of(x):
             return _View(t)
         if memory.nbytes() < self.least:
             return IN_PLACE.pack(t)
@@ -339,7 +340,8 @@ class Small:
         if type(h) is int:
             t = self.values.get(h)
             if t is None:
-                self.run()
+                timed = self.holder.timed if type(self.holder) is Lean else None
+                self.run() if timed is None else timed(type(self.module).__name__, self.run)
                 t = self.values[h]
             return t
         if type(h) is _View:
@@ -349,9 +351,11 @@ class Small:
     def hold(self) -> None:
         """Ends the forward pass: from now on the input is held like what autograd saves."""
         if self.x is not None:
-            self.held, self.x = self.holder.pack(self.x), None
+            self.held, self.x = self.holder.pack(self.x) if self.before is None else None, None
 
     def input(self) -> torch.Tensor:
+        if self.x is None and self.before is not None:
+            return self.before.value()
         return self.x if self.x is not None else self.holder.unpack(self.held)
 
     def output(self) -> torch.Tensor:
@@ -362,7 +366,7 @@ class Small:
 
     def run(self) -> None:
         x = self.input().detach()
-        with self.around.again():
+        with self.around.again(), contextlib.nullcontext() if self.before is None else _beside(self.module):
             if not self.dropped:
                 state.again += 1
                 try:
@@ -376,6 +380,21 @@ class Small:
         check(self.module, [(x.shape, x.dtype, -1)] * self.last, [(x.shape, x.dtype, -1)] * len(saved))
         self.values = {i: saved[i] for i in self.dropped}
         self.y = y.detach()
+
+
+def overwrites(module: torch.nn.Module) -> bool:
+    """Reports whether a cheap module writes its result over its input, and could do otherwise."""
+    return type(module) is torch.nn.ReLU and module.inplace
+
+
+@contextlib.contextmanager
+def _beside(module: Any) -> Any:
+    """Lets a module that writes over its input write its result beside it for a while."""
+    module.inplace = False
+    try:
+        yield
+    finally:
+        module.inplace = True
 
 
 class _View:
@@ -512,13 +531,19 @@ def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optiona
     return Recipe(*found, base, t)
 
 
+def source(module: torch.nn.Module, x: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optional[Recipe]:
+    """Returns how to make the input of a cheap module again that writes over it, if it does and
+    that is possible: after a norm, for example."""
+    return recipe(x, made, refused) if overwrites(module) and not x._is_view() else None
+
+
 class Lean:
     """One call of a block whose cheap parts are dropped."""
 
-    __slots__ = ("holder", "made", "least", "refused")
+    __slots__ = ("holder", "made", "least", "refused", "timed")
 
-    def __init__(self, holder: Holder, least: int, refused: Container[str] = ()) -> None:
-        self.holder, self.least, self.refused = holder, least, refused
+    def __init__(self, holder: Holder, least: int, refused: Container[str] = (), timed: Optional[Callable[[str, Callable[[], Any]], Any]] = None) -> None:
+        self.holder, self.least, self.refused, self.timed = holder, least, refused, timed
         self.made: Made = {}
 
     def pack(self, t: torch.Tensor) -> Any:
@@ -529,7 +554,9 @@ class Lean:
         return self.holder.pack(t)
 
     def unpack(self, h: Any) -> torch.Tensor:
-        return h.value() if type(h) is Recipe else self.holder.unpack(h)
+        if type(h) is not Recipe:
+            return self.holder.unpack(h)
+        return h.value() if self.timed is None else self.timed(h.kind, h.value)
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
@@ -539,10 +566,13 @@ class Lean:
             if type(y) is torch.Tensor and y.grad_fn is not None:
                 self.made[y.grad_fn] = None
             return y
-        small, version = Small(module, forward, x, self, self.least), version_of(x)
+        before = source(module, x, self.made, self.refused)
+        if before is None and overwrites(module):
+            return forward(x)
+        small, version = Small(module, forward, x, self, self.least, before), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)
-        if version_of(x) != version:
+        if version_of(x) != version and before is None:
             small.x = None  # which leads to itself now
             raise Error(f"{type(module).__name__} writes to its input and did not when its block was recorded; give keep=[the name of the block] to attach()")
         small.hold()

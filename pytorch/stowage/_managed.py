@@ -201,6 +201,9 @@ class Passes:
     def __init__(self, device: torch.device) -> None:
         self._clock = Clock(device)
         self._stamps: List[Tuple[Unit, int, int]] = []
+        self._forward: List[Tuple[Unit, int, int]] = []  # first passes of units whose cheap parts are recomputed
+        self._cheap: List[Tuple[Unit, str, int, int]] = []
+        self._inside = False  # a cheap part is made, perhaps from another one
 
     def timed(self, u: Unit) -> Callable[[Callable[[], None]], None]:
         def run(second: Callable[[], None]) -> None:
@@ -210,13 +213,43 @@ class Passes:
 
         return run
 
-    def shortest(self) -> Dict[Unit, int]:
-        """Returns the shortest pass of each unit, in nanoseconds. It waits for the device."""
-        seconds, out = self._clock.read(), {}  # type: List[float], Dict[Unit, int]
-        for u, begin, end in self._stamps:
-            t = max(int(1e9 * (seconds[end] - seconds[begin])), 1)
-            out[u] = min(out.get(u, t), t)
+    def first(self, u: Unit, forward: Callable[[], Any]) -> Any:
+        begin = self._clock.stamp()
+        out = forward()
+        self._forward.append((u, begin, self._clock.stamp()))
         return out
+
+    def cheap(self, u: Unit) -> Callable[[str, Callable[[], Any]], Any]:
+        def run(kind: str, make: Callable[[], Any]) -> Any:
+            if self._inside:
+                return make()
+            self._inside, begin = True, self._clock.stamp()
+            try:
+                return make()
+            finally:
+                self._inside = False
+                self._cheap.append((u, kind, begin, self._clock.stamp()))
+
+        return run
+
+    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, int], Dict[Unit, Dict[str, int]]]:
+        """Returns the shortest second pass of each unit, the shortest first pass of units whose cheap parts
+        are recomputed, and how long those take by kind, in all calls, in nanoseconds. It waits for the device."""
+        seconds = self._clock.read()
+
+        def took(begin: int, end: int) -> int:
+            return max(int(1e9 * (seconds[end] - seconds[begin])), 1)
+
+        passes: Dict[Unit, int] = {}
+        first: Dict[Unit, int] = {}
+        for table, stamps in ((passes, self._stamps), (first, self._forward)):
+            for u, begin, end in stamps:
+                table[u] = min(table.get(u, took(begin, end)), took(begin, end))
+        cheap: Dict[Unit, Dict[str, int]] = {}
+        for u, kind, begin, end in self._cheap:
+            of = cheap.setdefault(u, {})
+            of[kind] = of.get(kind, 0) + took(begin, end)
+        return passes, first, cheap
 
 
 class Following:
@@ -243,7 +276,7 @@ class Following:
                 u.smaller[choice.budget] = with_budget(forward, choice.budget)
             forward = u.smaller[choice.budget]
         elif choice.lean:
-            return self.lean(choice, holder, forward, args, kwargs)
+            return self.lean(u, choice, holder, forward, args, kwargs)
         if not choice.offload:
             return self.kept(u, forward, args, kwargs)
         with hooks(holder.pack, holder.unpack):
@@ -270,12 +303,13 @@ class Following:
         finally:
             state.lean = before
 
-    def lean(self, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused)
+    def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        passes = self.passes
+        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused, None if passes is None else passes.cheap(u))
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):
-                return forward(*args, **kwargs)
+                return forward(*args, **kwargs) if passes is None else passes.first(u, lambda: forward(*args, **kwargs))
         finally:
             state.lean = before
             lean.made.clear()  # a node must not lead to itself

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import statistics
+import types
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ._profile import Call, Profile, Unit
@@ -110,7 +111,7 @@ class Blocks:
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
-        self._retimed: Set[type] = set()  # kinds whose cheap parts have the times of steps under a plan
+        self._retimed = False  # times are those of steps under a plan
         self._users: Dict[int, List[Call]] = {}  # by storage: the calls that it is an argument of
         for call in profile.calls:
             for s in call.inputs:
@@ -297,7 +298,7 @@ class Blocks:
             held |= c.held
             for e in c.entries:
                 if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
-                    cheap = can and (e.recipe is not None or e.small is not None) and kinds.setdefault(e.storage, e.kind) == e.kind
+                    cheap = can and (e.recipe is not None or e.small is not None) and not (self._fine and e.outer) and kinds.setdefault(e.storage, e.kind) == e.kind
                     lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
         # What another call saves or is given stays, too.
         others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
@@ -360,22 +361,45 @@ class Blocks:
         inside = sum(self._whole.get(c.unit, 0) for c in dict.fromkeys(c for c, _ in call.all) if c is not call) if self._fine else 0
         return int(self._pace * BACKWARD * max(self._whole.get(call.unit, 0) - inside, 0))
 
-    def retime(self, took: Mapping[Unit, int]) -> None:
-        """Learns how long second passes take in steps under a plan, in nanoseconds. A recorded
-        step is slower: it also moves what it saves, and its memory is new. Blocks that were not
-        timed, and cheap parts, are slower by as much as those that are alike."""
+    def retime(self, took: Mapping[Unit, int], cheap: Mapping[Unit, Mapping[str, int]] = types.MappingProxyType({})) -> None:
+        """Learns how long passes take in steps under a plan, in nanoseconds, and cheap parts by kind, in all
+        calls of a unit. In a recorded step the device waits for the host, so that its clocks are higher, and
+        copies are under way. Units that were not timed take longer by as much as those that are alike, or as all."""
         factors: Dict[type, List[float]] = {}
         for u, t in took.items():
             if u in self._whole:
                 factors.setdefault(u.kind, []).append(t / self._whole[u])
-        for u in self._whole:
-            alike = factors.get(u.kind)
-            if alike is not None:
-                factor = statistics.median(alike)
+        if factors:
+            usual = statistics.median(f for of in factors.values() for f in of)
+            for u in self._whole:
+                factor = statistics.median(factors[u.kind]) if u.kind in factors else usual
                 self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
-                if u.kind not in self._retimed:
-                    self._lean[u] = int(min(factor, 1.0) * self._lean[u])
-        self._retimed.update(factors)
+        self._retime_cheap(cheap, usual if factors and not self._retimed else 1.0)
+        self._retimed = self._retimed or bool(factors or cheap)
+
+    def _retime_cheap(self, took: Mapping[Unit, Mapping[str, int]], otherwise: float) -> None:
+        """Does the same for cheap parts alone, by a factor if none was timed."""
+        calls = collections.Counter(call.unit for call in self._profile.calls)
+        before = {u: {kind: share * self._lean[u] for kind, share in self._shares_of(u).items()} for u in self._lean}
+        factors: Dict[Tuple[type, str], List[float]] = {}
+        for u, of in took.items():
+            for kind, t in of.items():
+                if before.get(u, {}).get(kind):
+                    factors.setdefault((u.kind, kind), []).append(t / calls[u] / before[u][kind])
+        usual = statistics.median(f for of in factors.values() for f in of) if factors else otherwise
+        widest: Dict[type, Unit] = {}  # the unit of each kind that has the most kinds of cheap parts
+        for u, shares in before.items():
+            if not shares:
+                self._lean[u] = int(usual * self._lean[u])
+                continue
+            now = {kind: t * (statistics.median(factors[u.kind, kind]) if (u.kind, kind) in factors else usual) for kind, t in shares.items()}
+            total = sum(now.values())
+            if total > 0:
+                self._lean[u], self._shares[u] = int(total), {kind: t / total for kind, t in now.items()}
+                if u.kind not in widest or len(shares) > len(before[widest[u.kind]]):
+                    widest[u.kind] = u
+        self._shares.update({kind: self._shares[u] for kind, u in widest.items()})
+        self._kinds = self._sorted()
 
     def again(self, choices: Mapping[Unit, Choice]) -> int:
         """Returns how long the second passes of a step take, in nanoseconds."""

@@ -23,8 +23,20 @@ BESIDE = 1 / 20
 # The solver is asked so often for a plan that leaves little of a limit.
 TRIES = 6
 
+# And so often because an answer offloads a half of what units save.
+HALVES = 4
+
+# About so many events are counted to find a better plan, and so many changes that free memory
+# are tried beside each that takes less time.
+EXCHANGES = 100_000
+PAIRS = 64
+
 # Whether second passes may end earlier.
 EARLY = STOPS
+
+
+# Answers a question, or raises TooSmall.
+Choose = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
 class Plan(NamedTuple):
@@ -69,11 +81,11 @@ class Measured(Blocks):
     """What the last recorded step says, the questions that it is put to the solver with, and what
     plans hold of memory."""
 
-    def request(self, limit: int, offload: bool, everything: bool = False, never: Optional[Container[Unit]] = None) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
+    def request(self, limit: int, offload: bool, everything: bool = False, never: Optional[Container[Unit]] = None, one: Container[Unit] = ()) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]]]:
         """Returns the question for the solver, and what its units are. The limit is one of saved
         tensors or, if so, of everything that a step holds beyond its base: with the memory of second
         passes, which the solver counts whether they run or not, or without it and with units that
-        are never recomputed."""
+        are never recomputed. What some units save is one thing, inputs included, to be kept or offloaded."""
         p = self._profile
         storages: List[int] = []
         names: List[Tuple[Unit, str]] = []
@@ -93,7 +105,7 @@ class Measured(Blocks):
                 whole, sorts, again = self._second(u, self._again_whole(u).first), {s.name: s.took for s in self._sorts(u)}, 0
                 if what in sorts:
                     again = max(sorts[what], 1)
-                if what == "rest" and u.whole and not (self._fine and u.parts) and not (never and u in never):
+                if what == "rest" and self._can_whole(u) and u not in one and not (never and u in never):
                     again = max(whole - sum(sorts.values()), whole // 2, 1)
                 units.append({"name": what, "layer": layers.setdefault(u, len(layers)), "offload": offload and what not in sorts, "recompute_ns": again})
             return place[u, what]
@@ -120,7 +132,8 @@ class Measured(Blocks):
             sorts = [(s.name, sum(part.kinds.get(k, 0) for k in s.kinds)) for s in self._sorts(part.unit)]
             rest = part.rest + part.lean - sum(n for _, n in sorts)
             tail = min(part.tail, rest)
-            for what, n in [*sorts, ("rest", rest - tail), ("inputs", part.inputs + tail)]:
+            stay = part.inputs + tail if self._can_whole(part.unit) and part.unit not in one else 0  # if the rest is recomputed
+            for what, n in [*sorts, ("rest", rest + part.inputs - stay), ("inputs", stay)]:
                 if n:
                     op: Dict[str, Any] = {"op": kind, "unit": unit(part.unit, what), "microbatch": part.number, "at": at}
                     if kind == "save":
@@ -157,7 +170,7 @@ class Measured(Blocks):
             each("release", open, end)
         for s in outside.values():
             ops.append({"op": "give", "storage": s, "at": end})
-        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True}
+        request = {"limit": limit, "storages": storages, "units": units, "ops": ops, "span": max(end, 1), "offload": offload, "recompute": True, "drag": BESIDE}
         return request, names
 
     def _top(self, call: Call) -> Call:
@@ -185,9 +198,24 @@ class Measured(Blocks):
 
     def fullest(self, choices: Mapping[Unit, Choice]) -> Tuple[int, Optional[Unit]]:
         """Returns the same, and the unit whose second pass runs then, if one does."""
-        second: Optional[Unit] = None
+        most, second, _ = max(self._moments(choices), key=lambda moment: moment[0])
+        return most, second
+
+    def no_more(self, plan: Plan, peak: int) -> Callable[[Mapping[Unit, Choice]], int]:
+        """Returns a function like most_held, made from a plan that was followed and held no more than a peak
+        beyond the base: what a forecast allows too much for at one moment, it may not at another."""
+        was = {at: held for held, _, at in self._moments(plan.choices)}
+
+        def most(choices: Mapping[Unit, Choice]) -> int:
+            return max(held if at not in was else held - max(was[at] - peak, 0) for held, _, at in self._moments(choices))
+
+        return most
+
+    def _moments(self, choices: Mapping[Unit, Choice]) -> Iterator[Tuple[int, Optional[Unit], Tuple[int, bool]]]:
+        """Yields what a step holds at every moment, the unit whose second pass runs then, if one does, and
+        which moment that is."""
         p, again, marks = self._profile, self._second_passes(), [*self._profile.marks, len(self._profile.needs)]
-        most = max(p.needs[: marks[0]], default=0)
+        yield max(p.needs[: marks[0]], default=0), None, (-1, False)
         dropped = cached = more = 0
         begun: Set[Call] = set()
         running: List[Call] = []
@@ -198,7 +226,7 @@ class Measured(Blocks):
                 running.remove(what)
                 part, c = self.parts[what], choices.get(what.unit, KEEP)
                 dropped += part.dropped(c)
-                cached += min(part.cached, part.dropped(c))
+                cached += part.cast(c).passes
             elif kind == "give":
                 cached = 0  # the backward pass began
             elif kind == "load":
@@ -208,17 +236,14 @@ class Measured(Blocks):
                     part, c, more = self.parts[call], choices.get(call.unit, KEEP), 0
                     if c.whole:
                         peak, left = again(call)
-                        if p.held_then[i] - dropped + peak > most:
-                            most, second = p.held_then[i] - dropped + peak, call.unit
+                        yield p.held_then[i] - dropped + peak, call.unit, (i, True)
                         more = max(left - part.dropped(c), 0)
                     dropped -= part.dropped(c)
             need = max(p.needs[marks[i] : marks[i + 1]], default=0)
             for call in running:
                 if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept
                     need = min(need, p.held_before[call] + p.dropping[call] + self.parts[call].tail)
-            if need - dropped + cached + more > most:
-                most, second = need - dropped + cached + more, None
-        return most, second
+            yield need - dropped + cached + more, None, (i, False)
 
     def made(self, plan: Plan) -> bool:
         """Reports whether a plan is one of these units, compiled again with this budget if at all."""
@@ -265,17 +290,102 @@ class Measured(Blocks):
         return self._changed(plan, choices, less) if less > 0 else plan
 
     def spared(self, plan: Plan, limit: int) -> Plan:
-        """Returns a plan that does not cast weights again, if that holds no more than a limit: autocast keeps
+        """Returns a plan that casts weights again in as few blocks as hold no more than a limit: autocast keeps
         what it cast while the forward pass runs, and most may be held then."""
-        casts = {kind for part in self.parts.values() if part.cached for kind in part.kinds if kind == CAST}
+        if not any(part.cached and CAST in part.kinds for part in self.parts.values()):
+            return plan
+        casting = [u for u, c in plan.choices.items() if c.lean and not c.budget and CAST not in c.kept]
+
+        def spare(n: int) -> Dict[Unit, Choice]:
+            choices = dict(plan.choices)
+            for u in casting[len(casting) - n :]:  # the last, whose backward passes are first
+                c = choices[u]
+                others = set(self._shares_of(u)) - c.kept - {CAST}
+                choices[u] = c._replace(kept=c.kept | {CAST}) if others else Choice(offload=c.offload)
+            return {u: c for u, c in choices.items() if c != KEEP}
+
+        few, many = 0, len(casting) + 1  # so many hold no more, and more than that
+        while many - few > 1:
+            n = (few + many) // 2
+            few, many = (n, many) if self.most_held(spare(n)) <= limit else (few, n)
+        choices = spare(few)
+        less = self.again(plan.choices) - self.again(choices)
+        return self._changed(plan, choices, less) if less > 0 else plan
+
+    def exchanged(self, plan: Plan, limit: int, held: Optional[Callable[[Mapping[Unit, Choice]], int]] = None) -> Plan:
+        """Returns a plan that recomputes for less time than one that holds no more than a limit, and holds no
+        more either: some units recompute less and others more. Nothing is offloaded. The solver
+        counts memory coarsely, and its plans may leave much of it. What a plan holds is counted as
+        most_held does if not told otherwise."""
+        held = held or self.most_held
+        calls = collections.Counter(part.unit for part in self.parts.values())
+        options: Dict[Unit, Dict[Choice, Tuple[int, int]]] = {}  # with nanoseconds and the bytes that they drop
+        for u in calls:
+            can = [KEEP] + [self._again_whole(u)] * self._can_whole(u)
+            if self._smaller.get(u.kind) if u.compiled else u.lean is not False:
+                sorts = self._sorts(u)
+                can += [self._leanest(u, of, False) for n in range(1, len(sorts) + 1) for of in itertools.combinations(sorts, n)]
+            can += [plan.choices.get(u, KEEP)]
+            options[u] = {c: (self._took_again(u, c) * calls[u], 0) for c in can}
+        for part in self.parts.values():
+            for c, (took, drops) in options[part.unit].items():
+                options[part.unit][c] = took, drops + part.dropped(c)
+        alike: Dict[Any, List[Unit]] = {}
+        for u, of in options.items():
+            alike.setdefault((u.kind, tuple(of.items())), []).append(u)
         choices = dict(plan.choices)
-        for u, c in plan.choices.items():
-            if c.lean and casts and not c.budget and not casts <= c.kept:
-                kinds = set(self._shares_of(u)) - c.kept - casts
-                choices[u] = c._replace(kept=c.kept | casts) if kinds else Choice(offload=c.offload)
+        least, left = held({}) - limit, min(max(EXCHANGES // len(self._profile.ops), 20), 400)
+
+        def moves() -> Iterator[Tuple[int, int, Tuple[Unit, ...], Choice]]:
+            """Yields changes of some units of a kind: by how much longer they take and how much more they drop."""
+            for units in alike.values():
+                by: Dict[Choice, List[Unit]] = {}
+                for u in units:
+                    by.setdefault(choices.get(u, KEEP), []).append(u)
+                for c, have in by.items():
+                    for to, (took, drops) in options[have[0]].items():
+                        longer, more = took - options[have[0]][c][0], drops - options[have[0]][c][1]
+                        for n in range(1, min(len(have), 3) + 1) if to != c else ():
+                            yield n * longer, n * more, tuple(have[:n] if more > 0 else have[-n:]), to
+
+        while left > 0:
+            dropped = sum(of[choices.get(u, KEEP)][1] for u, of in options.items())
+            all = list(moves())
+            faster, slower = [m for m in all if m[0] < 0], [m for m in all if m[0] > 0 and m[1] > 0]
+            none: Tuple[int, int, Tuple[Unit, ...], Choice] = (0, 0, (), KEEP)
+            pairs = [(a[0] + b[0], i, j) for i, a in enumerate(faster) for j, b in enumerate([none, *slower[:PAIRS]]) if a[0] + b[0] < 0 and dropped + a[1] + b[1] >= least and not set(a[2]) & set(b[2])]
+            found = None
+            for _, i, j in sorted(pairs)[:left]:
+                changed, left = dict(choices), left - 1
+                for _, _, units, to in (faster[i], [none, *slower][j]):
+                    changed.update((u, to) for u in units)
+                if held(changed) <= limit:
+                    found = changed
+                    break
+            if found is None:
+                break
+            choices = found
         choices = {u: c for u, c in choices.items() if c != KEEP}
         less = self.again(plan.choices) - self.again(choices)
-        return self._changed(plan, choices, less) if less > 0 and self.most_held(choices) <= limit else plan
+        return self._changed(plan, choices, less) if less > 0 else plan
+
+    def _can_whole(self, u: Unit) -> bool:
+        return bool(u.whole) and not (self._fine and u.parts)
+
+    def strongest(self, request: Mapping[str, Any]) -> Plan:
+        """Returns the plan that recomputes everything that it can."""
+        choices = {}
+        for u in {part.unit: None for part in self.parts.values()}:
+            if self._can_whole(u):
+                choices[u] = self._again_whole(u)
+            elif u.lean and not u.compiled and self._sorts(u):
+                choices[u] = self._leanest(u, self._sorts(u), False)
+        before, again = self.most_saved(request), self.again(choices)
+        less = sum(part.dropped(choices.get(part.unit, KEEP)) for part in self.parts.values())
+        answer = {"again_ns": again, "step_ns": request["span"] + again, "before_ns": request["span"], "peak": max(before - less, 0), "before_peak": before, "moved": 0}
+        plan = Plan(choices, {}, {}, {}, answer)
+        self.count(plan)
+        return plan
 
     def _changed(self, plan: Plan, choices: Dict[Unit, Choice], less: int) -> Plan:
         """Returns a plan with other choices, which takes less time."""
@@ -302,11 +412,38 @@ class Measured(Blocks):
             most = max(most, now)
         return most
 
-    def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
-        """Returns the choices that an answer means."""
+    @staticmethod
+    def said(names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Dict[Unit, Dict[str, str]]:
+        """Returns an answer by unit."""
         said: Dict[Unit, Dict[str, str]] = {}
         for (u, what), choice in zip(names, answer["choices"]):
             said.setdefault(u, {})[what] = choice
+        return said
+
+    def halves(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Set[Unit]:
+        """Returns the units of which an answer offloads the inputs alone, or the rest alone. A plan has no
+        such choice."""
+        return {u for u, by in self.said(names, answer).items() if len({by.get(what) == "offload" for what in ("rest", "inputs") if what in by}) > 1 and by["rest"] != "recompute"}
+
+    def whole_units(self, choose: Choose, request: Dict[str, Any], names: List[Tuple[Unit, str]], answer: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Tuple[Unit, str]], Dict[str, Any]]:
+        """Asks again until no unit is offloaded by half, and returns the last question, its units and
+        the answer. A unit of which a half is offloaded would be offloaded as a whole, and take longer."""
+        one: Set[Unit] = set()
+        for _ in range(HALVES):
+            more = self.halves(names, answer)
+            if not more:
+                break
+            one |= more
+            again, units = self.request(request["limit"], True, one=one)
+            try:
+                request, names, answer = again, units, choose(again)
+            except TooSmall:  # the answer before holds no more than it says
+                break
+        return request, names, answer
+
+    def plan(self, names: Sequence[Tuple[Unit, str]], answer: Dict[str, Any]) -> Plan:
+        """Returns the choices that an answer means."""
+        said = self.said(names, answer)
         choices: Dict[Unit, Choice] = {}
         for u, by in said.items():
             whole = by.get("rest") == "recompute"
@@ -360,7 +497,7 @@ def measured(profile: Profile, units: Sequence[Unit], alone: bool = True) -> Lis
     return divisions + [Measured(profile, False, b) for b, calls in profile.smaller.items() if calls]
 
 
-def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[str, Any]], limit: int, offload: bool = True, everything: bool = False) -> Plan:
+def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: bool = True, everything: bool = False) -> Plan:
     """Returns the fastest plan for a limit of saved tensors or, if so, of everything that a
     step holds beyond its base. It raises TooSmall if there is none. Second passes that end earlier
     are faster, and keep more."""
@@ -379,6 +516,8 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
             request, names = m.request(asked, offload, everything, never)
             try:
                 answer = choose(request)
+                if offload:
+                    request, names, answer = m.whole_units(choose, request, names, answer)
             except TooSmall as e:
                 small = e if small is None or e.least < small.least else small
                 if not everything or e.least <= asked:
@@ -395,12 +534,16 @@ def best(divisions: Sequence[Measured], choose: Callable[[Dict[str, Any]], Dict[
                     never.add(second)
                     tried -= 1
                     continue
-                plan = m.spared(plan, limit) if over <= 0 else plan
             if over <= 0:
                 here = plan if here is None or plan.expected < here.expected else here
             if over <= 0 and (-over <= limit // 64 or not plan.choices):
                 break
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
+        if everything and here is None and small is not None and small.least > limit:  # the solver counts too much
+            strongest = m.strongest(m.request(limit, offload, everything)[0])
+            here = strongest if m.most_held(strongest.choices) <= limit else None
+        if everything and here is not None and here.choices:
+            here = m.spared(m.exchanged(here, limit), limit)
         if here is not None and (found is None or here.expected < found.expected):
             found = here
     if found is None:

@@ -58,6 +58,10 @@ LOOK = 16
 WORTH = 0.99
 
 
+# A plan that only recomputes takes the place of another if it takes less by this part of a step.
+WORTH_AGAIN = 0.002
+
+
 # A plan, or why there is none.
 Solved = Tuple[Optional[Plan], Optional[Exception]]
 
@@ -84,7 +88,9 @@ class Key:
         self.steps = 0  # in this stage
         self.followed = 0  # steps that followed a plan
         self.times: List[float] = []  # seconds of the last steps of this stage
-        self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in them, at least
+        self.passes: Dict[Unit, int] = {}  # nanoseconds of second passes in the last one of them, at least
+        self.cheap: Dict[Unit, Dict[str, int]] = {}  # the same of cheap parts, by kind, in all calls
+        self.retimed = False  # the plan was made from such times
         self.other: Optional[Tuple[Plan, int]] = None  # the plan that only recomputes, and its limit
         self.turns: Dict[bool, List[float]] = {}  # seconds of steps, by whether they offload
         self.lowered = 0  # times that the library needed more than the limit of a plan
@@ -372,9 +378,10 @@ class Planner:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
             made_for = self._division(known, plan)
-            for u, t in passes.shortest().items():
-                t = t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t)
-                known.passes[u] = min(known.passes.get(u, t), t)
+            second, first, known.cheap = passes.read()
+            known.passes = {u: t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t) for u, t in second.items()}
+            timed_kinds = {u.kind for u in second}
+            known.passes.update((u, t) for u, t in first.items() if u.kind not in timed_kinds)  # a second pass would take as long
         if clock is not None:
             known.times.append(clock.seconds())
         seconds = 0.0 if not known.times else known.times[-1] if known.stage == "compare" else min(known.times[-TIMED:])
@@ -477,6 +484,8 @@ class Planner:
         if settled:
             return
         known.steps = max(known.steps + 1, REFINED)
+        if known.stage == "recompute" and not known.retimed and known.steps > REFINED and self._plan_again(key, known, plan, mine.seconds):
+            return
         if known.steps < STEPS[known.stage]:
             return
         if known.stage == "recompute":
@@ -511,10 +520,8 @@ class Planner:
 
         def less() -> Plan:
             m = self._division(known, plan)
-            for of in known.measured:
-                of.retime(known.passes)
-            known.passes = {}
-            return plan if m is None else m.relaxed(plan, mine.change)
+            self._retime(known)
+            return plan if m is None else self._relaxed(known, m, plan, mine.change)
 
         solved = self._attempt(less)
         if any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)):
@@ -522,6 +529,45 @@ class Planner:
             known.steps += 1
         else:
             known.steps = REFINED
+
+    def _relaxed(self, known: Key, m: Measured, plan: Plan, room: int) -> Plan:
+        """Returns a plan that recomputes less than one that left so many bytes unused, or that one."""
+        less = m.relaxed(plan, room)
+        if self.ranks.several:
+            return less
+        peak = known.peak - known.base
+        other = m.exchanged(plan, peak + room, m.no_more(plan, peak))
+        return other if m.again(other.choices) < m.again(less.choices) else less
+
+    def _retime(self, known: Key) -> None:
+        for m in known.measured:
+            m.retime(known.passes, known.cheap)
+        known.passes, known.cheap = {}, {}
+
+    def _plan_again(self, key: str, known: Key, plan: Plan, seconds: float) -> bool:
+        """Follows another plan that only recomputes, if the times of steps under a plan make it faster than
+        the one made from recorded steps. Reports whether it does."""
+
+        def faster() -> Plan:
+            made_for = self._division(known, plan)
+            self._retime(known)
+            size = self._budget.size
+            room = size - size // SLACK - known.peak
+            if made_for is None:
+                return plan
+            plans = [self._best(known, False)]
+            if self._budget.measures and room >= 0:
+                plans.append(self._relaxed(known, made_for, plan, room))
+            again = {i: m.again(p.choices) for i, p in enumerate(plans) for m in [self._division(known, p)] if m is not None}
+            least = min(again, key=lambda i: again[i])
+            return plans[least] if again[least] < made_for.again(plan.choices) - WORTH_AGAIN * 1e9 * seconds else plan
+
+        known.retimed = True
+        solved = self._attempt(faster)
+        if not any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)) or not self._adopt(key, known, solved):
+            return False
+        known.steps, known.times = REFINED - 1, []
+        return True
 
     @staticmethod
     def _division(known: Key, plan: Plan) -> Optional[Measured]:
@@ -538,8 +584,7 @@ class Planner:
 
         def calibrated() -> Plan:
             made_for = self._division(known, plan)
-            for m in known.measured:
-                m.retime(known.passes)
+            self._retime(known)
             again = plan.answer["again_ns"] if made_for is None else made_for.again(plan.choices)
             for m in known.measured:
                 m.calibrate(int(1e9 * mine) or plan.answer["step_ns"], again)

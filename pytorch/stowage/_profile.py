@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, recipe, state
+from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
 from ._bits import near, same
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
@@ -101,7 +101,7 @@ class Saved:
 class Entry:
     """One tensor that autograd saved in a call."""
 
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind")
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "outer")
 
     def __init__(self, saved: Saved) -> None:
         self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
@@ -110,6 +110,7 @@ class Entry:
         self.place = -1  # among what the small call saved, if it can be dropped
         self.cached = False  # a cast weight, which autocast holds until the forward pass is over
         self.kind = ""  # of a cheap tensor, as in Recipe
+        self.outer = False  # it is made again from what the block around the part has
 
     def value(self) -> torch.Tensor:
         """Makes a cheap tensor again."""
@@ -158,11 +159,14 @@ class Call:
                 entry.bytes = 0
             elif small is not None:
                 x = small.x
-                if not (x is not None and storage_of(x)._cdata == entry.storage) and entry.bytes >= p.least:
+                if (small.before is not None or x is None or storage_of(x)._cdata != entry.storage) and entry.bytes >= p.least:
                     entry.small, entry.place, entry.kind = small, small.last, type(small.module).__name__
                     small.dropped.append(small.last)
             elif entry.bytes >= p.least and not self.unit.compiled:
                 entry.recipe = recipe(t, self.made, p.refused)
+                if entry.recipe is None and self.parent is not None:
+                    entry.recipe = recipe(t, self.made_around(), p.refused)
+                    entry.outer = entry.recipe is not None
                 entry.kind = entry.recipe.kind if entry.recipe is not None else ""
                 entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
@@ -192,10 +196,16 @@ class Call:
         saved = self.entries[i].saved()
         return None if saved is None else self.profile.holder.unpack(saved.held)
 
+    def made_around(self) -> Made:
+        """Returns the norms and activations of this call and of those around it."""
+        return {**(self.parent.made_around() if self.parent is not None else {}), **self.made}
+
     def forget_cheap(self) -> None:
-        """Forgets what cheap modules made again."""
+        """Forgets what cheap modules made again, here and around."""
         for small in self.smalls:
             small.y, small.values = None, {}
+        if self.parent is not None:
+            self.parent.forget_cheap()
 
     def forget(self) -> None:
         """Lets go of what a second pass would need."""
@@ -518,16 +528,19 @@ class _Recorded:
         if in_checkpoint():
             call.unit.not_cheap.add(module)
             return forward(x)
+        before = source(module, x, call.made, call.profile.refused)
+        if before is None and overwrites(module):
+            return forward(x)  # another call of the same module may be cheap
         version, drawn = version_of(x), Random(call.profile.device)
-        small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least)
+        small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least, before)
         first = len(call.entries)
         try:
             y = forward(x)
         finally:
             call.small = None
-        good = version_of(x) == version and Random(call.profile.device).same(drawn)
-        if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and not shares(x, y):
-            if recipe(x, call.made, call.profile.refused) is None:
+        good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn)
+        if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and (before is not None or not shares(x, y)):
+            if before is None and recipe(x, call.made, call.profile.refused) is None:
                 call.held.add(storage_of(x)._cdata)
             small.hold()
             call.made[y.grad_fn] = small

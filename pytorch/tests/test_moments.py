@@ -191,7 +191,7 @@ class Moments(unittest.TestCase):
                 return {"choices": said, "peak": limit - 1000 * n, "before_peak": 0, "step_ns": 10**9 + n, "again_ns": 0, "moved": 0}
 
             limit, held = 10**6, lambda choices: limit + (5 if len(choices) < 3 else 0)
-            with mock.patch.object(m, "fullest", lambda choices: (held(choices), None)), mock.patch.object(m, "spared", lambda plan, limit: plan):
+            with mock.patch.object(m, "fullest", lambda choices: (held(choices), None)), mock.patch.object(m, "spared", lambda plan, limit: plan), mock.patch.object(m, "exchanged", lambda plan, limit: plan):
                 plan = best([m], choose, limit, False, everything=True)
             self.assertEqual(units[:3], list(plan.choices))
 
@@ -269,7 +269,7 @@ class Refined(unittest.TestCase):
             (m, *_) = known.measured
             budget = planner._budget
             all = {u: Choice(whole=True) for u in planner.units.list if u.parent is None and u.whole}
-            known.base, known.stage, known.steps, known.version = 0, "recompute", 0, 1
+            known.base, known.stage, known.steps, known.version, known.retimed = 0, "recompute", 0, 1, True
             real = lambda choices: known.base + 1000 + sum(p.lean + p.rest + p.inputs - p.dropped(choices.get(p.unit, Choice())) for p in m.parts.values())
             budget.size = size = (real(all) + real({})) // 2
             known.plan = Plan(all, {}, {}, {}, {"again_ns": m.again(all), "step_ns": 10**12, "peak": 0, "moved": 0, "before_peak": 0})

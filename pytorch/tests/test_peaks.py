@@ -101,7 +101,7 @@ class Peaks(unittest.TestCase):
             with runtime("budget", budget=size, memory=memory) as rt:
                 rt.attach(model)
                 offloads = 0
-                for i in range(12):
+                for i in range(18):
                     known = rt._planner.keys.get("")
                     plan = known.plan if known is not None else None
                     memory.most = 0

@@ -23,6 +23,7 @@ type Request struct {
 	Offload   bool           `json:"offload"`
 	Recompute bool           `json:"recompute"`
 	Links     *Links         `json:"links"`
+	Drag      float64        `json:"drag"` // part of the time of copies by which compute takes longer beside them
 	Host      memory.Bytes   `json:"host"` // 0 means what the machine has
 }
 
@@ -122,6 +123,9 @@ func (r *Request) check() error {
 	}
 	if l := r.Links; l != nil && !(l.Out > 0 && l.In > 0 && l.Both >= 0 && l.Out <= mostRate && l.In <= mostRate && l.Both <= 2*mostRate && l.Latency >= 0 && l.Latency <= mostLatency) {
 		return fmt.Errorf("expected links with rates out and in above 0 and up to %g bytes/s, and a latency_ns from 0 to %d, got out %g, in %g, both %g and latency_ns %d; leave links out to use those of the device", mostRate, mostLatency, l.Out, l.In, l.Both, l.Latency)
+	}
+	if !(r.Drag >= 0 && r.Drag <= 1) {
+		return fmt.Errorf("expected a drag from 0 (copies cost nothing) to 1, got %g", r.Drag)
 	}
 	c := newChecker(r)
 	for i := range r.Ops {

@@ -65,6 +65,8 @@ func TestParse(t *testing.T) {
 		`{"limit": 1, "units": [{"recompute_ns": -1}]}`:                                                                  "recompute_ns from 0 (never)",
 		`{"limit": 1, "units": [{"name": "a"}, {"name": "a"}]}`:                                                          `units 0 and 1 are both "a" of layer 0`,
 		`{"limit": 1, "units": [{"name": "` + strings.Repeat("x", 300) + `"}]}`:                                          "has 300 bytes",
+		`{"limit": 1, "drag": 1.5}`:                                                                                      "expected a drag from 0 (copies cost nothing) to 1, got 1.5",
+		`{"limit": 1, "drag": -0.1}`:                                                                                     "expected a drag from 0 (copies cost nothing) to 1, got -0.1",
 		`{"limit": 1, "links": {"out": 1, "in": 1, "latency_ns": -1}}`:                                                   "leave links out",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), says) || !strings.HasPrefix(err.Error(), "stowage: ") || strings.Contains(err.Error(), "\n") {

@@ -133,3 +133,22 @@ func TestAllowed(t *testing.T) {
 		t.Errorf("%+v, %v", little, err)
 	}
 }
+
+// SPEC S5.5: copies that slow compute down are worth less than recomputing cheap bytes, and
+// worth more than recomputing dear ones.
+func TestDrag(t *testing.T) {
+	const share = 0.8
+	free := solved(t, dense(24, 1).request(share))
+	r := dense(24, 1).request(share)
+	r.Drag = 0.3
+	a := solved(t, r)
+	cost := func(a *Answer) time.Duration { return a.Step + time.Duration(r.Drag*float64(a.Copying)) }
+	t.Logf("without: %v moved, %v again, %v; with: %v moved, %v again, %v", free.Moved, free.Again, cost(free), a.Moved, a.Again, cost(a))
+	if a.Moved >= free.Moved/2 || cost(a) >= cost(free) {
+		t.Errorf("%v are offloaded for a step of %v, and without a drag %v and %v", a.Moved, cost(a), free.Moved, cost(free))
+	}
+	r.Drag = 0.01
+	if b := solved(t, r); b.Moved <= a.Moved {
+		t.Errorf("%v are offloaded with hardly any drag, and %v with much of it", b.Moved, a.Moved)
+	}
+}

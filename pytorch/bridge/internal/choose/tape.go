@@ -17,7 +17,7 @@ func (r *Request) unit(i int) memory.Unit {
 // memory is counted until compute is ordered after their copies. Others are temporaries.
 // Empty storages are left out.
 func (r *Request) profile() *policy.Profile {
-	p := &policy.Profile{Units: make(map[memory.Unit]policy.Facts, len(r.Units))}
+	p := &policy.Profile{Units: make(map[memory.Unit]policy.Facts, len(r.Units)), Drag: r.Drag}
 	for i, u := range r.Units {
 		p.Units[r.unit(i)] = policy.Facts{CanOffload: u.Offload, Recompute: u.Recompute}
 	}
