@@ -119,6 +119,27 @@ def tally(verdicts):
     return f"cells: {len(verdicts)}, not slower: {not_slower}, 3 % faster: {faster}" + (f" ({alone} where no rival fits)" if alone else "")
 
 
+def overview(models):
+    """Returns a line for each model: at each target the ratio to the fastest rival, whether the budget was
+    kept in all steps after the recorded ones, and whether gradients are equal; then what a runtime costs that moves nothing."""
+    lines = []
+    for m in models:
+        rows = {r["kind"]: r for r in m["rows"]}
+        words = []
+        for cell in m["cells"]:
+            ours = cell["ours"][0] if cell["ours"] else None
+            r = rows.get(ours["kind"]) if ours else None
+            if r is None or r["error"] is not None:
+                words.append(f"{cell['share']:g} % " + ("not measured" if r is None else "too small" if "too small" in r["error"] else "failed"))
+                continue
+            rivals = [x["ms"] for x in ours["rivals"]]
+            ratio = number(ours["ms"] / min(rivals), "{:.3f}") if rivals and ours["ms"] else f"{number(r['ratio'], '{:.3f}')} of eager, no rival"
+            words.append(f"{cell['share']:g} % {ratio}, {'kept' if r['kept'] else 'EXCEEDED'}, {r['gradients'] if r['gradients'] != 'eager differs from itself' else 'varying'}")
+        nothing = next((r["ratio"] for r in m["rows"] if r["kind"] == "stowage, nothing moved"), None)
+        lines.append(f"{m['model']}: " + "; ".join(words) + (f"; nothing moved {nothing:.3f}" if nothing else ""))
+    return "\n".join(lines)
+
+
 def summary(models):
     cells = [c for m in models for c in m["cells"]]
     text = tally([c["all"] for c in cells])

@@ -26,7 +26,8 @@ count:
 Then eager is compared with the plug-in under a budget that holds everything.
 
 All kinds are first run once or twice, which gives their peaks and rough times. The fastest
-ones that fit, eager and Stowage then take turns, and a time is the median of its turns. The
+ones that fit, eager and Stowage then take turns, and a time is the median of its turns. They are
+fewer if the ratio of Stowage to every rival hardly changes from turn to turn. The
 peak is torch.cuda.max_memory_allocated() plus what the runtime holds itself; Stowage's is the
 highest of all its steps. On the CPU there is no such figure: there it is counted from weights,
 gradients and saved tensors. A cell is a target of a model: Stowage is not slower if it takes at
@@ -50,6 +51,7 @@ import time
 import traceback
 
 sys.dont_write_bytecode = True
+STARTED = time.perf_counter()
 NAMES = ["gpt", "gpt-wide", "llama", "mixture", "vit", "conv", "megatron"]
 REPEATS = 4  # steps that must give the same gradients; adding in any order often does in two
 FAMILIES = ["checkpoint", "selective", "compile", "compiled-checkpoint", "stowage", "stowage-compiled", "stowage-inexact", "nothing-moved"]
@@ -65,6 +67,7 @@ def parse():
     p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5)")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
     p.add_argument("--steps", type=int, help="measured turns (default 4)")
+    p.add_argument("--seconds", type=float, default=float("inf"), help="time for all; each model gets an equal part of what is left, and targets that would take longer are reported as not measured")
     p.add_argument("--settle", type=int, default=24, help="steps that Stowage gets at most to record and settle its plan (default 24)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
@@ -109,6 +112,23 @@ from rivals_picture import picture
 
 
 ROUNDING = 1 / 16
+ENOUGH, STEADY = 3, 0.01  # turns after which there are no more if ratios change by less
+
+
+def in_turn(kinds, turn):
+    """Returns the kinds in another order at every turn."""
+    first = turn % len(kinds)
+    order = kinds[first:] + kinds[:first]
+    return order if turn // len(kinds) % 2 == 0 else order[::-1]
+
+
+def steady(kinds):
+    """Reports whether the ratio of our kind to each of the others hardly changes from turn to turn."""
+    ours = next((k for k in kinds if k.ours), None)
+    if ours is None or any(len(k.times) != len(ours.times) for k in kinds if k.error is None):
+        return False
+    ratios = [[a / b for a, b in zip(ours.times, k.times)] for k in kinds if k is not ours and k.error is None]
+    return all(max(r) - min(r) < STEADY for r in ratios if r)
 
 
 def say(text):
@@ -118,7 +138,8 @@ def say(text):
 class Trial:
     """Measures one model. Kinds that were run are in `kinds`, with what they took."""
 
-    def __init__(self, name, case):
+    def __init__(self, name, case, until=float("inf")):
+        self.until = until  # when it should be over
         self.name, self.case, self.bench = name, case, Bench(case, DEVICE)
         self.kinds, self.cells, self.backends = [], [], {}
         self.eager = Kind(self.bench, "eager")
@@ -134,8 +155,16 @@ class Trial:
         self.probe_compiled()
         targets = self.probe_checkpoints()
         nothing = self.nothing_moved() if self.wants("nothing-moved") else None
+        longest = 0.0
         for share, target, found in targets:
+            begin = time.perf_counter()
+            if begin + longest > self.until:
+                cell = report.decide({"share": share, "target_mib": target / MIB, "ours": []})
+                self.cells.append(cell)
+                say(report.cell_line(cell))
+                continue
             self.measure_target(share, target, found)
+            longest = max(longest, time.perf_counter() - begin)
         slow = self.save_on_cpu() if ARGS.slow else None  # last: PyTorch does not give its pinned memory back
         return {
             "model": self.name, "what": self.case.what, "parameters": sum(p.numel() for p in self.case.model.parameters()), "blocks": len(self.case.blocks),
@@ -222,8 +251,17 @@ class Trial:
         ladders, targets = self.make_ladders(), []
         for share in ARGS.shares:
             target = int(self.eager.peak - self.saved + share / 100 * self.saved)
-            targets.append((share, target, {name: self.fewest(target, make, tried) for name, (make, tried) in ladders.items()}))
+            found = {}
+            for name, (make, tried) in ladders.items():
+                if any(self.wrong(k) for k in tried.values()):
+                    continue  # more checkpoints of this family would be as wrong
+                found[name] = self.fewest(target, make, tried)
+            targets.append((share, target, found))
         return targets
+
+    def wrong(self, kind):
+        """Reports whether the gradients of a rival are not those of what it is compared with."""
+        return self.repeats.get(kind.like) and (kind.differs or 0) > (ROUNDING if kind.family == "compile" else 0)
 
     def supported(self, what):
         try:
@@ -265,14 +303,18 @@ class Trial:
         for k in kinds:
             k.times = []
         for turn in range(1 + times * ARGS.steps):
-            for k in kinds:
+            # A device that reaches its power limit slows down about once in a second. In one order it would
+            # do so in the same kind at every turn.
+            for k in in_turn(kinds, turn):
                 took = k.tried(k.step)
                 if took is not None and turn:
                     k.times.append(took)
                     if k is self.eager and self.repeats["eager"]:
                         self.repeats["eager"] = self.bench.difference("eager") == 0
-                    elif turn == times * ARGS.steps:
+                    elif turn == 1:
                         k.tried(lambda: self.compare(k))
+            if turn >= ENOUGH * min(times, 2) and steady(kinds):
+                break
         for k in kinds:
             k.against, k.peak = self.eager.median(), peaks.get(k, k.peak)
             k.rest()
@@ -296,8 +338,7 @@ class Trial:
 
     def measure_target(self, share, target, found):
         compiled = [k for k in self.kinds if k.family == "compile"]
-        wrong = lambda k: self.repeats.get(k.like) and (k.differs or 0) > (ROUNDING if k in compiled else 0)
-        fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target and not wrong(k)), key=lambda k: k.probe)
+        fitting = sorted((k for k in [*found.values(), *compiled] if k is not None and k.error is None and k.peak <= target and not self.wrong(k)), key=lambda k: k.probe)
         plain = [k for k in fitting if not k.compiled][:1]  # for those who cannot compile
         rivals = list(dict.fromkeys(fitting[: ARGS.rivals] + plain))
         cell = {"share": share, "target_mib": target / MIB, "ours": []}
@@ -325,15 +366,17 @@ class Trial:
             self.turns([self.eager, *rivals])
 
 
-def measure(name, make):
+def measure(name, make, models):
+    """Measures a model, the first of so many that are left."""
     begin = time.perf_counter()
+    until = begin + (STARTED + ARGS.seconds - begin) / models
     torch.manual_seed(0)
     case = make()
     say(f"{name}: {case.what or 'your own'}; {sum(p.numel() for p in case.model.parameters()) / 1e6:,.1f} M parameters, {len(case.blocks)} blocks")
     where = {p.device.type for p in case.model.parameters()}
     if where != {DEVICE}:
         raise ValueError(f"expected all parameters on {DEVICE}, got {sorted(where)}; move the model, or give --device")
-    trial = Trial(name, case)
+    trial = Trial(name, case, until)
     gc.disable()
     trial.bench.forget()
     try:
@@ -374,9 +417,10 @@ def main():
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     out = {"torch": torch.__version__, "stowage": stowage.__version__, "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", "exact": ARGS.exact, "models": [], "failed": []}
     say(f"PyTorch {out['torch']} on {out['device']}, stowage {out['stowage']}")
-    for name, make in makers():
+    todo = list(makers())
+    for i, (name, make) in enumerate(todo):
         try:
-            result = measure(name, make)
+            result = measure(name, make, len(todo) - i)
             out["models"].append(result)
             out["failed"] += report.failures(result)
         except Unsupported as e:
@@ -388,6 +432,7 @@ def main():
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
         write(out)
+    say(report.overview(out["models"]))
     say(report.summary(out["models"]))
     for text in out["failed"]:
         say(f"FAILED: {text}")

@@ -201,7 +201,6 @@ class Passes:
     def __init__(self, device: torch.device) -> None:
         self._clock = Clock(device)
         self._stamps: List[Tuple[Unit, int, int]] = []
-        self._forward: List[Tuple[Unit, int, int]] = []  # first passes of units whose cheap parts are recomputed
         self._cheap: List[Tuple[Unit, str, int, int]] = []
         self._inside = False  # a cheap part is made, perhaps from another one
 
@@ -212,12 +211,6 @@ class Passes:
             self._stamps.append((u, begin, self._clock.stamp()))
 
         return run
-
-    def first(self, u: Unit, forward: Callable[[], Any]) -> Any:
-        begin = self._clock.stamp()
-        out = forward()
-        self._forward.append((u, begin, self._clock.stamp()))
-        return out
 
     def cheap(self, u: Unit) -> Callable[[str, Callable[[], Any]], Any]:
         def run(kind: str, make: Callable[[], Any]) -> Any:
@@ -232,24 +225,22 @@ class Passes:
 
         return run
 
-    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, int], Dict[Unit, Dict[str, int]]]:
-        """Returns the shortest second pass of each unit, the shortest first pass of units whose cheap parts
-        are recomputed, and how long those take by kind, in all calls, in nanoseconds. It waits for the device."""
+    def read(self) -> Tuple[Dict[Unit, int], Dict[Unit, Dict[str, int]]]:
+        """Returns the shortest second pass of each unit, and how long its cheap parts take by kind, in all
+        calls, in nanoseconds. It waits for the device."""
         seconds = self._clock.read()
 
         def took(begin: int, end: int) -> int:
             return max(int(1e9 * (seconds[end] - seconds[begin])), 1)
 
         passes: Dict[Unit, int] = {}
-        first: Dict[Unit, int] = {}
-        for table, stamps in ((passes, self._stamps), (first, self._forward)):
-            for u, begin, end in stamps:
-                table[u] = min(table.get(u, took(begin, end)), took(begin, end))
+        for u, begin, end in self._stamps:
+            passes[u] = min(passes.get(u, took(begin, end)), took(begin, end))
         cheap: Dict[Unit, Dict[str, int]] = {}
         for u, kind, begin, end in self._cheap:
             of = cheap.setdefault(u, {})
             of[kind] = of.get(kind, 0) + took(begin, end)
-        return passes, first, cheap
+        return passes, cheap
 
 
 class Following:
@@ -304,12 +295,11 @@ class Following:
             state.lean = before
 
     def lean(self, u: Unit, choice: Choice, holder: Holder, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        passes = self.passes
-        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused, None if passes is None else passes.cheap(u))
+        lean = Lean(holder, self.least, {*self.refused, *choice.kept} if choice.kept else self.refused, None if self.passes is None else self.passes.cheap(u))
         before, state.lean = state.lean, lean
         try:
             with hooks(lean.pack, lean.unpack):
-                return forward(*args, **kwargs) if passes is None else passes.first(u, lambda: forward(*args, **kwargs))
+                return forward(*args, **kwargs)
         finally:
             state.lean = before
             lean.made.clear()  # a node must not lead to itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import statistics
 import types
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ._profile import Call, Profile, Unit
 
@@ -109,6 +109,7 @@ class Blocks:
         self._shares = self._shares_of_kinds()
         self._smaller = self._compiled_smaller()
         self._pace, self._middle = 1.0, None  # type: float, Optional[int]
+        self._most: Optional[Tuple[Callable[[Call], Tuple[int, int]], List[int]]] = None  # what moments have whatever is chosen
         self._others: Set[int] = set()  # storages of the last request that stand for everything else
         self.parts: Dict[Call, Part] = {}
         self._retimed = False  # times are those of steps under a plan
@@ -369,16 +370,18 @@ class Blocks:
         for u, t in took.items():
             if u in self._whole:
                 factors.setdefault(u.kind, []).append(t / self._whole[u])
-        if factors:
-            usual = statistics.median(f for of in factors.values() for f in of)
-            for u in self._whole:
-                factor = statistics.median(factors[u.kind]) if u.kind in factors else usual
-                self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
-        self._retime_cheap(cheap, usual if factors and not self._retimed else 1.0)
-        self._retimed = self._retimed or bool(factors or cheap)
+        before = self._retimed  # what is not timed is no longer as it was recorded
+        usual = statistics.median(f for of in factors.values() for f in of) if factors else 1.0
+        cheap_usual = self._retime_cheap(cheap, 1.0 if before else usual)
+        if not factors and not before:
+            usual = cheap_usual
+        for u in self._whole:
+            factor = statistics.median(factors[u.kind]) if u.kind in factors else usual
+            self._whole[u] = took.get(u, max(int(factor * self._whole[u]), 1))
+        self._retimed = before or bool(factors or cheap)
 
-    def _retime_cheap(self, took: Mapping[Unit, Mapping[str, int]], otherwise: float) -> None:
-        """Does the same for cheap parts alone, by a factor if none was timed."""
+    def _retime_cheap(self, took: Mapping[Unit, Mapping[str, int]], otherwise: float) -> float:
+        """Does the same for cheap parts alone, by a factor if none was timed. It returns the usual factor."""
         calls = collections.Counter(call.unit for call in self._profile.calls)
         before = {u: {kind: share * self._lean[u] for kind, share in self._shares_of(u).items()} for u in self._lean}
         factors: Dict[Tuple[type, str], List[float]] = {}
@@ -400,6 +403,7 @@ class Blocks:
                     widest[u.kind] = u
         self._shares.update({kind: self._shares[u] for kind, u in widest.items()})
         self._kinds = self._sorted()
+        return usual
 
     def again(self, choices: Mapping[Unit, Choice]) -> int:
         """Returns how long the second passes of a step take, in nanoseconds."""

@@ -214,8 +214,12 @@ class Measured(Blocks):
     def _moments(self, choices: Mapping[Unit, Choice]) -> Iterator[Tuple[int, Optional[Unit], Tuple[int, bool]]]:
         """Yields what a step holds at every moment, the unit whose second pass runs then, if one does, and
         which moment that is."""
-        p, again, marks = self._profile, self._second_passes(), [*self._profile.marks, len(self._profile.needs)]
-        yield max(p.needs[: marks[0]], default=0), None, (-1, False)
+        p = self._profile
+        if self._most is None:  # the same for all choices
+            marks = [0, *p.marks, len(p.needs)]
+            self._most = self._second_passes(), [max(p.needs[a:b], default=0) for a, b in zip(marks, marks[1:])]
+        again, needs = self._most
+        yield needs[0], None, (-1, False)
         dropped = cached = more = 0
         begun: Set[Call] = set()
         running: List[Call] = []
@@ -239,7 +243,7 @@ class Measured(Blocks):
                         yield p.held_then[i] - dropped + peak, call.unit, (i, True)
                         more = max(left - part.dropped(c), 0)
                     dropped -= part.dropped(c)
-            need = max(p.needs[marks[i] : marks[i + 1]], default=0)
+            need = needs[i + 1]
             for call in running:
                 if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept
                     need = min(need, p.held_before[call] + p.dropping[call] + self.parts[call].tail)
@@ -367,7 +371,37 @@ class Measured(Blocks):
             choices = found
         choices = {u: c for u, c in choices.items() if c != KEEP}
         less = self.again(plan.choices) - self.again(choices)
-        return self._changed(plan, choices, less) if less > 0 else plan
+        if less <= 0:
+            return plan
+        new = self._changed(plan, choices, less)
+        new.answer["peak"] = self.most_kept(choices)
+        return new
+
+    def most_counted(self, choices: Mapping[Unit, Choice]) -> int:
+        """Returns the larger of what a step holds and what it saves: where nobody counts what second passes
+        hold, that is what they save."""
+        return max(self.most_held(choices), self.most_kept(choices))
+
+    def most_kept(self, choices: Mapping[Unit, Choice]) -> int:
+        """Returns the most bytes that are saved at once if nothing is offloaded."""
+        now = most = 0
+        open: Optional[Call] = None
+        begun: Set[Call] = set()
+        for kind, what, _ in self._profile.ops:
+            if kind in ("take", "give"):
+                now += self._profile.bytes[what] * (1 if kind == "take" else -1)
+            elif kind == "save" and what in self.parts:
+                part = self.parts[what]
+                now += part.lean + part.rest + part.inputs - part.dropped(choices.get(part.unit, KEEP))
+            elif kind == "load":
+                call = self._top(what)
+                if call in self.parts and call not in begun:
+                    begun.add(call)
+                    if open is not None:
+                        now -= self.parts[open].lean + self.parts[open].rest + self.parts[open].inputs
+                    now, open = now + self.parts[call].dropped(choices.get(call.unit, KEEP)), call
+            most = max(most, now)
+        return most
 
     def _can_whole(self, u: Unit) -> bool:
         return bool(u.whole) and not (self._fine and u.parts)
@@ -380,9 +414,8 @@ class Measured(Blocks):
                 choices[u] = self._again_whole(u)
             elif u.lean and not u.compiled and self._sorts(u):
                 choices[u] = self._leanest(u, self._sorts(u), False)
-        before, again = self.most_saved(request), self.again(choices)
-        less = sum(part.dropped(choices.get(part.unit, KEEP)) for part in self.parts.values())
-        answer = {"again_ns": again, "step_ns": request["span"] + again, "before_ns": request["span"], "peak": max(before - less, 0), "before_peak": before, "moved": 0}
+        again = self.again(choices)
+        answer = {"again_ns": again, "step_ns": request["span"] + again, "before_ns": request["span"], "peak": self.most_kept(choices), "before_peak": self.most_kept({}), "moved": 0}
         plan = Plan(choices, {}, {}, {}, answer)
         self.count(plan)
         return plan
@@ -541,9 +574,9 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             asked = max(min(asked, counted) - over if over > 0 else asked - over // 2, 1)
         if everything and here is None and small is not None and small.least > limit:  # the solver counts too much
             strongest = m.strongest(m.request(limit, offload, everything)[0])
-            here = strongest if m.most_held(strongest.choices) <= limit else None
+            here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:
-            here = m.spared(m.exchanged(here, limit), limit)
+            here = m.spared(m.exchanged(here, limit, m.most_counted), limit)
         if here is not None and (found is None or here.expected < found.expected):
             found = here
     if found is None:

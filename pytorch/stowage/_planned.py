@@ -378,10 +378,8 @@ class Planner:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
             made_for = self._division(known, plan)
-            second, first, known.cheap = passes.read()
+            second, known.cheap = passes.read()
             known.passes = {u: t if made_for is None else made_for.all_of(u, plan.choices.get(u, KEEP), t) for u, t in second.items()}
-            timed_kinds = {u.kind for u in second}
-            known.passes.update((u, t) for u, t in first.items() if u.kind not in timed_kinds)  # a second pass would take as long
         if clock is not None:
             known.times.append(clock.seconds())
         seconds = 0.0 if not known.times else known.times[-1] if known.stage == "compare" else min(known.times[-TIMED:])

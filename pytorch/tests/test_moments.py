@@ -191,7 +191,7 @@ class Moments(unittest.TestCase):
                 return {"choices": said, "peak": limit - 1000 * n, "before_peak": 0, "step_ns": 10**9 + n, "again_ns": 0, "moved": 0}
 
             limit, held = 10**6, lambda choices: limit + (5 if len(choices) < 3 else 0)
-            with mock.patch.object(m, "fullest", lambda choices: (held(choices), None)), mock.patch.object(m, "spared", lambda plan, limit: plan), mock.patch.object(m, "exchanged", lambda plan, limit: plan):
+            with mock.patch.object(m, "fullest", lambda choices: (held(choices), None)), mock.patch.object(m, "spared", lambda plan, limit: plan), mock.patch.object(m, "exchanged", lambda plan, *_: plan):
                 plan = best([m], choose, limit, False, everything=True)
             self.assertEqual(units[:3], list(plan.choices))
 

@@ -95,6 +95,31 @@ class Decide(unittest.TestCase):
         self.assertEqual("cells: 1, not slower: 1, 3 % faster: 1 (1 where no rival fits)", rivals_report.tally([c["all"]]))
 
 
+class Turns(unittest.TestCase):
+    def test_each_kind_has_each_place(self):
+        """A device that slows down once in a turn slows down every kind."""
+        code = "import sys; sys.argv = ['x', '--small', '--kinds', 'checkpoint']; import torch_rivals as t; print([t.in_turn(['a', 'b', 'c'], i) for i in range(6)], t.steady([]))"
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(BENCH), *([] if os.environ.get("STOWAGE_INSTALLED") else [str(PLUGIN)])]))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        self.assertEqual("[['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b'], ['c', 'b', 'a'], ['a', 'c', 'b'], ['b', 'a', 'c']] False", done.stdout.strip(), done.stderr)
+
+
+class Overview(unittest.TestCase):
+    ROW = {"kind": "stowage, 50 %", "error": None, "ratio": 1.2, "kept": True, "gradients": "equal"}
+
+    def test_a_line_for_each_model(self):
+        ours = {"kind": "stowage, 50 %", "ms": 9.0, "rivals": [{"ms": 12.0}, {"ms": 10.0}]}
+        model = lambda ours, **row: {"model": "m", "rows": [dict(self.ROW, **row), {"kind": "stowage, nothing moved", "ratio": 1.001}], "cells": [{"share": 50, "ours": ours}]}
+        for want, ours_, row in (
+            ("m: 50 % 0.900, kept, equal; nothing moved 1.001", [ours], {}),
+            ("m: 50 % 0.900, EXCEEDED, varying; nothing moved 1.001", [ours], {"kept": False, "gradients": "eager differs from itself"}),
+            ("m: 50 % 1.200 of eager, no rival, kept, equal; nothing moved 1.001", [dict(ours, rivals=[])], {}),
+            ("m: 50 % too small; nothing moved 1.001", [ours], {"error": "a budget of 1 B is too small"}),
+            ("m: 50 % not measured; nothing moved 1.001", [], {}),
+        ):
+            self.assertEqual(want, rivals_report.overview([model(ours_, **row)]))
+
+
 class Whole(unittest.TestCase):
     def run_it(self, *args, cwd=None):
         env = dict(os.environ, CUDA_VISIBLE_DEVICES="")  # a GPU's libraries hold more than small models
