@@ -19,9 +19,10 @@ from ._budget import Budget
 from ._config import Size
 from ._errors import BudgetError, Error, TooSmall
 from ._explanation import Explanation
+from ._key import Key
 from ._library import Library
 from ._managed import Following, Recording
-from ._planned import Key, Planner
+from ._planned import Planner
 from ._ranks import check_setting
 from ._record import Rows, Weak, storage_of
 from ._step import InGroup, Step, any_alive

@@ -68,7 +68,7 @@ class Exchanged(unittest.TestCase):
             plan = self.plan(m, {u: m._again_whole(u) for u in units})
             most = m.most_held(plan.choices)
             for peak in (most + 10, most, most - 10, most // 2):
-                held = m.no_more(plan, peak)
+                held = m.no_more(plan.choices, peak)
                 self.assertEqual(min(peak, most), held(plan.choices))
                 self.assertLessEqual(held({}), m.most_held({}))
                 self.assertGreaterEqual(held({}), m.most_held({}) - max(most - peak, 0))
