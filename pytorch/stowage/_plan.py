@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._again import STOPS
@@ -28,7 +29,7 @@ TRIES = 6
 HALVES = 4
 
 # About so many events are counted to find a better plan, and so many changes that free memory
-# are tried beside each that takes less time.
+# are looked at beside each of twice as many that take less time.
 EXCHANGES = 100_000
 PAIRS = 64
 
@@ -260,10 +261,10 @@ class Measured(Held):
             for c, (took, drops) in options[part.unit].items():
                 options[part.unit][c] = took, drops + part.dropped(c)
         alike: Dict[Any, List[Unit]] = {}
-        for u, of in options.items():
-            alike.setdefault((u.kind, tuple(of.items())), []).append(u)
+        for u, of in options.items():  # measured times differ a little between equal blocks
+            alike.setdefault((u.kind, tuple((c, round(20 * math.log1p(took)), drops) for c, (took, drops) in of.items())), []).append(u)
         choices = dict(plan.choices)
-        least, left = held({}) - limit, min(max(EXCHANGES // len(self._profile.ops), 20), 400)
+        least, left = held({}) - limit, min(max(EXCHANGES // len(self._profile.ops), 20), 200)
 
         def moves() -> Iterator[Tuple[int, int, Tuple[Unit, ...], Choice]]:
             """Yields changes of some units of a kind: by how much longer they take and how much more they drop."""
@@ -280,9 +281,10 @@ class Measured(Held):
         while left > 0:
             dropped = sum(of[choices.get(u, KEEP)][1] for u, of in options.items())
             all = list(moves())
-            faster, slower = [m for m in all if m[0] < 0], [m for m in all if m[0] > 0 and m[1] > 0]
+            faster = sorted((m for m in all if m[0] < 0), key=lambda m: m[0] / max(-m[1], 1))[: 2 * PAIRS]
+            slower = sorted((m for m in all if m[0] > 0 and m[1] > 0), key=lambda m: m[0] / m[1])[:PAIRS]
             none: Tuple[int, int, Tuple[Unit, ...], Choice] = (0, 0, (), KEEP)
-            pairs = [(a[0] + b[0], i, j) for i, a in enumerate(faster) for j, b in enumerate([none, *slower[:PAIRS]]) if a[0] + b[0] < 0 and dropped + a[1] + b[1] >= least and not set(a[2]) & set(b[2])]
+            pairs = [(a[0] + b[0], i, j) for i, a in enumerate(faster) for j, b in enumerate([none, *slower]) if a[0] + b[0] < 0 and dropped + a[1] + b[1] >= least and not set(a[2]) & set(b[2])]
             found = None
             for _, i, j in sorted(pairs)[:left]:
                 changed, left = dict(choices), left - 1
