@@ -41,10 +41,11 @@ class Held(Blocks):
         most, second, _ = max(self._moments(choices), key=lambda moment: moment[0])
         return most, second
 
-    def no_more(self, followed: Choices, peak: int) -> Callable[[Choices], int]:
+    def no_more(self, followed: Choices, peak: int, of: Optional[Held] = None) -> Callable[[Choices], int]:
         """Returns a function like most_held, made from choices that were followed and held no more than a peak
-        beyond the base: what a forecast allows too much for at one moment, it may not at another."""
-        was = {at: held for held, _, at in self._moments(followed)}
+        beyond the base: what a forecast allows too much for at one moment, it may not at another. They may be
+        choices of another division of the same step."""
+        was = {at: held for held, _, at in (of or self)._moments(followed)}
 
         def most(choices: Choices) -> int:
             return max(held if at not in was else held - max(was[at] - peak, 0) for held, _, at in self._moments(choices))

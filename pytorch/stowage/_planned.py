@@ -509,12 +509,16 @@ class Planner:
             room = size - size // SLACK - known.peak
             if made_for is None:
                 return plan
-            plans = [self._best(known, False)]
-            if self._budget.measures and room >= 0:
-                plans.append(self._relaxed(known, made_for, plan, room))
-            again = {i: m.again(p.choices) for i, p in enumerate(plans) for m in [self._division(known, p)] if m is not None}
-            least = min(again, key=lambda i: again[i])
-            return plans[least] if again[least] < made_for.again(plan.choices) - WORTH_AGAIN * 1e9 * seconds else plan
+            found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
+            for m in known.measured:
+                solved = self._attempt(lambda m=m: best([m], self._runtime._library.choose, known.total, False, everything=True))  # type: ignore[misc]
+                other = solved[0]
+                if other is not None and other.choices and self._budget.measures and room >= 0 and not self.ranks.several:
+                    peak = known.peak - known.base
+                    other = m.exchanged(other, peak + room, m.no_more(plan.choices, peak, made_for))
+                if other is not None and m.again(other.choices) < least:
+                    found, least = other, m.again(other.choices)
+            return found
 
         known.retimed = True
         solved = self._attempt(faster)
