@@ -69,9 +69,13 @@ class Exchanged(unittest.TestCase):
             most = m.most_held(plan.choices)
             for peak in (most + 10, most, most - 10, most // 2):
                 held = m.no_more(plan.choices, peak)
-                self.assertEqual(min(peak, most), held(plan.choices))
-                self.assertLessEqual(held({}), m.most_held({}))
-                self.assertGreaterEqual(held({}), m.most_held({}) - max(most - peak, 0))
+                for of in (plan.choices, {}):
+                    self.assertLessEqual(held(of), m.most_held(of))
+                    self.assertGreaterEqual(held(of), m.most_held(of) - max(most - peak, 0))
+            moments = [(200, None, (0, False), 190), (150, None, (1, False), 150), (120, None, (2, False), 0)]
+            with mock.patch.object(m, "_moments", lambda choices: iter(moments)):
+                held = m.no_more({}, 100)
+                self.assertEqual(120, held({}))  # of 110, 100 and 120
 
     def test_the_solver_finds_none(self):
         """Everything is recomputed then, if that is little enough, and less if it can be."""
