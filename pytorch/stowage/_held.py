@@ -38,31 +38,17 @@ class Held(Blocks):
 
     def fullest(self, choices: Choices) -> Tuple[int, Optional[Unit]]:
         """Returns the same, and the unit whose second pass runs then, if one does."""
-        most, second, *_ = max(self._moments(choices), key=lambda moment: moment[0])
-        return most, second
+        return max(self._moments(choices), key=lambda moment: moment[0])
 
-    def no_more(self, followed: Choices, peak: int, of: Optional[Held] = None) -> Callable[[Choices], int]:
-        """Returns a function like most_held, made from choices that were followed and held no more than a peak
-        beyond the base: what a forecast allows too much for at one moment, it may not at another. They may be
-        choices of another division of the same step."""
-        too_much = {at: max(least - peak, 0) for *_, at, least in (of or self)._moments(followed)}
-
-        def most(choices: Choices) -> int:
-            return max(held - too_much.get(at, 0) for held, _, at, _ in self._moments(choices))
-
-        return most
-
-    def _moments(self, choices: Choices) -> Iterator[Tuple[int, Optional[Unit], Tuple[int, bool], int]]:
-        """Yields what a step holds at every moment, the unit whose second pass runs then, if one does,
-        which moment that is, and what it would hold of what was recorded alone: nothing that other choices
-        would not hold, too."""
+    def _moments(self, choices: Choices) -> Iterator[Tuple[int, Optional[Unit]]]:
+        """Yields what a step holds at every moment, and the unit whose second pass runs then, if one does."""
         p = self._profile
         if self._most is None:  # the same for all choices
             marks = [0, *p.marks, len(p.needs)]
             self._most = self._second_passes(), [max(p.needs[a:b], default=0) for a, b in zip(marks, marks[1:])]
         again, needs = self._most
-        yield needs[0], None, (-1, False), needs[0]
-        dropped = cached = more = back = 0
+        yield needs[0], None
+        dropped = cached = more = 0
         begun: Set[Call] = set()
         running: List[Call] = []
         for i, (kind, what, _) in enumerate(p.ops):
@@ -82,16 +68,14 @@ class Held(Blocks):
                     part, c, more = self.parts[call], choices.get(call.unit, KEEP), 0
                     if c.whole:
                         peak, left = again(call)
-                        yield p.held_then[i] - dropped + peak, call.unit, (i, True), 0
+                        yield p.held_then[i] - dropped + peak, call.unit
                         more = max(left - part.dropped(c), 0)
-                    back = part.dropped(c)  # perhaps not all at once
-                    dropped -= back
+                    dropped -= part.dropped(c)
             need = needs[i + 1]
             for call in running:
                 if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept
                     need = min(need, p.held_before[call] + p.dropping[call] + self.parts[call].tail)
-            passing = sum(self.parts[call].dropped(choices.get(call.unit, KEEP)) for call in running)
-            yield need - dropped + cached + more, None, (i, False), need - dropped - back - passing if need == needs[i + 1] else 0
+            yield need - dropped + cached + more, None
 
     def most_counted(self, choices: Choices) -> int:
         """Returns the larger of what a step holds and what it saves: where nobody counts what second passes

@@ -474,7 +474,7 @@ class Planner:
         def less() -> Plan:
             m = self._division(known, plan)
             self._retime(known)
-            return plan if m is None else self._relaxed(known, m, plan, mine.change)
+            return plan if m is None else m.relaxed(plan, mine.change)
 
         solved = self._attempt(less)
         if any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)):
@@ -482,16 +482,6 @@ class Planner:
             known.steps += 1
         else:
             known.steps = REFINED
-
-    def _relaxed(self, known: Key, m: Measured, plan: Plan, room: int) -> Plan:
-        """Returns a plan that recomputes less than one that left so many bytes unused, or that one."""
-        less = m.relaxed(plan, room)
-        if self.ranks.several:
-            return less
-        peak = known.peak - known.base
-        other = m.exchanged(plan, peak + room, m.no_more(plan.choices, peak))
-        took = m.again(less.choices)
-        return other if took - m.again(other.choices) > took // 32 else less  # times vary: equal blocks would only change places
 
     def _retime(self, known: Key) -> None:
         for m in known.measured:
@@ -505,17 +495,12 @@ class Planner:
         def faster() -> Plan:
             made_for = self._division(known, plan)
             self._retime(known)
-            size = self._budget.size
-            room = size - size // SLACK - known.peak
             if made_for is None:
                 return plan
             found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
             for m in known.measured:
                 solved = self._attempt(lambda m=m: best([m], self._runtime._library.choose, known.total, False, everything=True))  # type: ignore[misc]
                 other = solved[0]
-                if other is not None and other.choices and self._budget.measures and room >= 0 and not self.ranks.several:
-                    peak = known.peak - known.base
-                    other = m.exchanged(other, peak + room, m.no_more(plan.choices, peak, made_for))
                 if other is not None and m.again(other.choices) < least:
                     found, least = other, m.again(other.choices)
             return found

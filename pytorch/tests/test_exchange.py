@@ -61,22 +61,6 @@ class Exchanged(unittest.TestCase):
         m.count(plan)
         return plan
 
-    def test_what_a_followed_plan_held(self):
-        """A forecast that allows too much at one moment says nothing of other moments."""
-        with recorded() as (_, (m, *_)):
-            units = list(dict.fromkeys(part.unit for part in m.parts.values()))
-            plan = self.plan(m, {u: m._again_whole(u) for u in units})
-            most = m.most_held(plan.choices)
-            for peak in (most + 10, most, most - 10, most // 2):
-                held = m.no_more(plan.choices, peak)
-                for of in (plan.choices, {}):
-                    self.assertLessEqual(held(of), m.most_held(of))
-                    self.assertGreaterEqual(held(of), m.most_held(of) - max(most - peak, 0))
-            moments = [(200, None, (0, False), 190), (150, None, (1, False), 150), (120, None, (2, False), 0)]
-            with mock.patch.object(m, "_moments", lambda choices: iter(moments)):
-                held = m.no_more({}, 100)
-                self.assertEqual(120, held({}))  # of 110, 100 and 120
-
     def test_the_solver_finds_none(self):
         """Everything is recomputed then, if that is little enough, and less if it can be."""
         from stowage._errors import TooSmall
