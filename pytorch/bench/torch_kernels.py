@@ -10,8 +10,8 @@ SDPA forward and backward, and what is bound by memory: RMS norm, SwiGLU, gather
 cross-entropy, AdamW and a copy, each eager and, unless --no-compile, compiled; the
 faster one counts. Take gathers rows, each once; spread writes the row of a token to each of
 its experts. BenchmarkPeersOnGPU of --nn has the same names and shapes. It runs beside the
-script, which asks it for the figures of a shape as soon as it has PyTorch's: clocks drop while
-a GPU works, and so both find the same. The script prints both with ratios: above 1 Stowage is
+script, which asks it for the figures of a shape as soon as it has PyTorch's. Before each figure
+the GPU rests: at its limit of power it lowers its clocks, for whoever comes next. The script prints both with ratios: above 1 Stowage is
 faster. Beside what is bound by memory stand the percentages of two copies' bandwidths: of one
 that moves as many bytes, which takes turns with the runs of Stowage, and of one of 1 GiB. All data is random and
 normal; between two runs 256 MiB are written, so that the L2 cache is cold; a time is the
@@ -32,6 +32,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 import warnings
 
 sys.dont_write_bytecode = True
@@ -60,6 +61,7 @@ if not torch.cuda.is_available():
 
 warnings.filterwarnings("ignore", module="__main__")  # of backends of SDPA that do not take a shape
 RUNS = 10
+REST = 0.2  # seconds before each figure
 FLUSH = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 # Products over experts: experts, rows, columns of x and of the result, and the share of an
 # expert. peersbench_test.go has the same.
@@ -98,6 +100,8 @@ def measure(name, way, run, flops=0, moved=0):
         return
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = []
+    torch.cuda.synchronize()
+    time.sleep(REST)
     try:
         for _ in range(RUNS + 3):
             FLUSH.zero_()
@@ -125,6 +129,7 @@ class Ours:
     def measure(self, name):
         """Reports whether the benchmark measured a name: it has ended if not."""
         said = []
+        time.sleep(REST)
         try:
             self.child.stdin.write(name + "\n")
             self.child.stdin.flush()
@@ -342,7 +347,7 @@ def main():
         copies = part(own and own.get("copy")) + " " + part(most and own and "copy" in own and 100 * own["rate"] / most)
         say(f"{name:36} {show(ways.get(best))} {show(own)}  {unit:8} {ratio} {copies}  {best}{others}")
     if ARGS.json:
-        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_ratio": r["ratio"] for r in table if "ratio" in r}
+        figures = {f"{r['name']}_{r['stowage']['unit']}": r["stowage"]["rate"] for r in table if r["stowage"]} | {f"{r['name']}_ratio": r["ratio"] for r in table if "ratio" in r} | {f"{r['name']}_copy_percent": r["stowage"]["copy"] for r in table if "copy" in (r["stowage"] or {})}
         label = {"bench": "torch_kernels", "command": " ".join(sys.argv), "hardware": torch.cuda.get_device_name(), "figures": figures}
         pathlib.Path(ARGS.json).write_text(json.dumps({**label, "torch": torch.__version__, "kernels": table}, indent=2) + "\n")
 
