@@ -307,12 +307,13 @@ def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) 
 
 class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
-    it writes over its input, there is a recipe for that."""
+    it writes over its input, there is a recipe for that, and the call is of its kind."""
 
-    __slots__ = ("module", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y")
+    __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y")
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor, holder: Holder, least: int, before: Optional[Recipe] = None) -> None:
         self.module, self.forward, self.holder, self.before = module, forward, holder, before
+        self.kind = before.kind if before is not None else type(module).__name__
         self.least = least  # smaller storages stay: statistics, scales
         self.x: Optional[torch.Tensor] = x  # while the forward pass runs
         self.held: Any = None
@@ -341,7 +342,7 @@ class Small:
             t = self.values.get(h)
             if t is None:
                 timed = self.holder.timed if type(self.holder) is Lean else None
-                self.run() if timed is None else timed(type(self.module).__name__, self.run)
+                self.run() if timed is None else timed(self.kind, self.run)
                 t = self.values[h]
             return t
         if type(h) is _View:
@@ -470,7 +471,7 @@ def maker(node: Any, made: Made, depth: int = 0) -> Optional[Maker]:
     What needs a norm or activation first is of its kind."""
     if node in made:
         small = made[node]
-        return None if small is None else (type(small.module).__name__, small.output)
+        return None if small is None else (small.kind, small.output)
     name = node.name()
     if name == "MulBackward0":
         if len(node.next_functions) != 2 or any(f is None for f, _ in node.next_functions):
@@ -560,15 +561,15 @@ class Lean:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         """Runs a cheap module inside of the block."""
-        if type(module).__name__ in self.refused:
+        before = source(module, x, self.made, self.refused)
+        if before is None and overwrites(module):
+            return forward(x)
+        if before is None and type(module).__name__ in self.refused:
             with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
                 y = forward(x)
             if type(y) is torch.Tensor and y.grad_fn is not None:
                 self.made[y.grad_fn] = None
             return y
-        before = source(module, x, self.made, self.refused)
-        if before is None and overwrites(module):
-            return forward(x)
         small, version = Small(module, forward, x, self, self.least, before), version_of(x)
         with hooks(small.pack, small.unpack):
             y = forward(x)

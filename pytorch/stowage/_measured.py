@@ -134,6 +134,7 @@ class Blocks:
             if call.unit in self._ends:
                 self.parts[call] = self.parts[call]._replace(tail=self._tail(call, self._part(call)[1], self._ends[call.unit][0]))
         self._kinds = self._sorted()
+        self._cheap = {part.unit for part in self.parts.values() if part.lean}  # units with cheap parts, of their own or of parts inside
 
     @property
     def ends(self) -> bool:

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """How long a step takes, in nanoseconds. The solver leaves out that kernels beside copies are slower."""
+        """How long a step takes, in nanoseconds. The solver counts that kernels beside copies are slower (drag); its forecast leaves it out."""
         return float(self.answer["step_ns"] + BESIDE * self.answer.get("copying_ns", 0))
 
     @property
@@ -78,6 +78,7 @@ def notes(units: Iterable[Unit], refused: Mapping[str, str]) -> List[str]:
             why.setdefault(u.why, []).append(u.name)
     blocks = [f"{n[0] if len(n) == 1 else f'{n[0]} and {len(n) - 1} more'} cannot be recomputed: {reason}" for reason, n in why.items()]
     return blocks + [f"outputs of {kind} are not recomputed as cheap parts: {reason}" for kind, reason in refused.items()]
+
 
 class Measured(Held):
     """What the last recorded step says, the questions that it is put to the solver with, and what
@@ -189,7 +190,7 @@ class Measured(Held):
 
         def options(u: Unit, c: Choice) -> Iterator[Choice]:
             yield Choice(offload=c.offload)
-            if (c.whole or c.lean) and (self._smaller.get(u.kind) if u.compiled else u.lean):
+            if (c.whole or c.lean) and u in self._cheap:
                 sorts = self._sorts(u)
                 for n in range(1, len(sorts) + 1):
                     for of in itertools.combinations(sorts, n):
@@ -237,22 +238,20 @@ class Measured(Held):
         few, many = 0, len(casting) + 1  # so many hold no more, and more than that
         while many - few > 1:
             n = (few + many) // 2
-            few, many = (n, many) if self.most_held(spare(n)) <= limit else (few, n)
+            few, many = (n, many) if self.most_counted(spare(n)) <= limit else (few, n)
         choices = spare(few)
         less = self.again(plan.choices) - self.again(choices)
         return self._changed(plan, choices, less) if less > 0 else plan
 
-    def exchanged(self, plan: Plan, limit: int, held: Optional[Callable[[Mapping[Unit, Choice]], int]] = None) -> Plan:
+    def exchanged(self, plan: Plan, limit: int) -> Plan:
         """Returns a plan that recomputes for less time than one that holds no more than a limit, and holds no
         more either: some units recompute less and others more. Nothing is offloaded. The solver
-        counts memory coarsely, and its plans may leave much of it. What a plan holds is counted as
-        most_held does if not told otherwise."""
-        held = held or self.most_held
+        counts memory coarsely, and its plans may leave much of it."""
         calls = collections.Counter(part.unit for part in self.parts.values())
         options: Dict[Unit, Dict[Choice, Tuple[int, int]]] = {}  # with nanoseconds and the bytes that they drop
         for u in calls:
             can = [KEEP] + [self._again_whole(u)] * self._can_whole(u)
-            if self._smaller.get(u.kind) if u.compiled else u.lean is not False:
+            if u in self._cheap:
                 sorts = self._sorts(u)
                 can += [self._leanest(u, of, False) for n in range(1, len(sorts) + 1) for of in itertools.combinations(sorts, n)]
             can += [plan.choices.get(u, KEEP)]
@@ -264,7 +263,7 @@ class Measured(Held):
         for u, of in options.items():  # measured times differ a little between equal blocks
             alike.setdefault((u.kind, tuple((c, round(20 * math.log1p(took)), drops) for c, (took, drops) in of.items())), []).append(u)
         choices = dict(plan.choices)
-        least, left = held({}) - limit, min(max(EXCHANGES // len(self._profile.ops), 20), 200)
+        least, left = self.most_counted({}) - limit, min(max(EXCHANGES // len(self._profile.ops), 20), 200)
 
         def moves() -> Iterator[Tuple[int, int, Tuple[Unit, ...], Choice]]:
             """Yields changes of some units of a kind: by how much longer they take and how much more they drop."""
@@ -290,7 +289,7 @@ class Measured(Held):
                 changed, left = dict(choices), left - 1
                 for _, _, units, to in (faster[i], [none, *slower][j]):
                     changed.update((u, to) for u in units)
-                if held(changed) <= limit:
+                if self.most_counted(changed) <= limit:
                     found = changed
                     break
             if found is None:
@@ -313,7 +312,7 @@ class Measured(Held):
         for u in {part.unit: None for part in self.parts.values()}:
             if self._can_whole(u):
                 choices[u] = self._again_whole(u)
-            elif u.lean and not u.compiled and self._sorts(u):
+            elif u in self._cheap and not u.compiled and self._sorts(u):
                 choices[u] = self._leanest(u, self._sorts(u), False)
         again = self.again(choices)
         answer = {"again_ns": again, "step_ns": request["span"] + again, "before_ns": request["span"], "peak": self.most_kept(choices), "before_peak": self.most_kept({}), "moved": 0}
@@ -477,7 +476,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
             strongest = m.strongest(m.request(limit, offload, everything)[0])
             here = strongest if m.most_counted(strongest.choices) <= limit else None
         if everything and here is not None and here.choices:
-            here = m.spared(m.exchanged(here, limit, m.most_counted), limit)
+            here = m.spared(m.exchanged(here, limit), limit)
         if here is not None and (found is None or here.expected < found.expected):
             found = here
     if found is None:

@@ -477,7 +477,7 @@ class Planner:
             return plan if m is None else m.relaxed(plan, mine.change)
 
         solved = self._attempt(less)
-        if any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)):
+        if any(self.ranks.gather(solved[0] is not plan)):
             self._adopt(key, known, solved)
             known.steps += 1
         else:
@@ -499,15 +499,17 @@ class Planner:
                 return plan
             found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
             for m in known.measured:
-                solved = self._attempt(lambda m=m: best([m], self._runtime._library.choose, known.total, False, everything=True))  # type: ignore[misc]
-                other = solved[0]
-                if other is not None and m.again(other.choices) < least:
+                try:
+                    other = best([m], self._runtime._library.choose, known.total, False, everything=True)
+                except TooSmall:
+                    continue
+                if m.again(other.choices) < least:
                     found, least = other, m.again(other.choices)
             return found
 
         known.retimed = True
         solved = self._attempt(faster)
-        if not any(self.ranks.gather(solved[0] is not None and solved[0] is not plan)) or not self._adopt(key, known, solved):
+        if not any(self.ranks.gather(solved[0] is not plan)) or not self._adopt(key, known, solved):
             return False
         known.steps, known.times = REFINED - 1, []
         return True
@@ -534,7 +536,10 @@ class Planner:
             return self._best(known, True)
 
         solved = self._attempt(calibrated)
-        better = solved[0] is not None and solved[0].offloads and 1e-9 * solved[0].expected < WORTH * mine
+        if solved[0] is None:
+            better = not isinstance(solved[1], TooSmall)  # all ranks fail then
+        else:
+            better = solved[0].offloads and 1e-9 * solved[0].expected < WORTH * mine
         if any(self.ranks.gather(better)) and self._adopt(key, known, solved):
             known.stage, known.steps, known.times = "offload", 0, []
         else:

@@ -160,7 +160,7 @@ class Call:
             elif small is not None:
                 x = small.x
                 if (small.before is not None or x is None or storage_of(x)._cdata != entry.storage) and entry.bytes >= p.least:
-                    entry.small, entry.place, entry.kind = small, small.last, type(small.module).__name__
+                    entry.small, entry.place, entry.kind = small, small.last, small.kind
                     small.dropped.append(small.last)
             elif entry.bytes >= p.least and not self.unit.compiled:
                 entry.recipe = recipe(t, self.made, p.refused)
@@ -523,13 +523,13 @@ class _Recorded:
 
     def call(self, module: torch.nn.Module, forward: Callable[..., Any], x: torch.Tensor) -> Any:
         call = self.to
-        if call.small is not None or type(module).__name__ in call.profile.refused or module in call.unit.not_cheap:
+        if call.small is not None or module in call.unit.not_cheap:
             return forward(x)
         if in_checkpoint():
             call.unit.not_cheap.add(module)
             return forward(x)
         before = source(module, x, call.made, call.profile.refused)
-        if before is None and overwrites(module):
+        if before is None and (overwrites(module) or type(module).__name__ in call.profile.refused):
             return forward(x)  # another call of the same module may be cheap
         version, drawn = version_of(x), Random(call.profile.device)
         small = call.small = Small(module, forward, x, call.profile.holder, call.profile.least, before)

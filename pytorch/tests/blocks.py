@@ -8,6 +8,7 @@ import unittest
 import torch
 from common import rng_state, runtime, same
 from stowage._errors import TooSmall
+from stowage._planned import RECORDED
 from torch import nn
 
 # What a plan may say about the three parts of what a block saves.
@@ -55,6 +56,15 @@ def planned(model, pick="whole", fine=False, kind="fake-a", **more):
         force(rt, pick if callable(pick) else lambda _: pick, fine)
         rt.attach(model, keep=keep)
         yield rt
+
+
+@contextlib.contextmanager
+def recorded(model):
+    """Opens a runtime that has recorded steps of a model and keeps everything. Yields it and what they measured."""
+    with runtime("budget", budget="1GiB") as rt:
+        rt.attach(model)
+        train(model, one_pass, RECORDED, rt)
+        yield rt, rt._planner.keys[""].measured
 
 
 def any_plan(seed):

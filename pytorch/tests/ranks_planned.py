@@ -10,8 +10,10 @@ import contextlib
 import datetime
 import sys
 import time
+from unittest import mock
 
 from common import DEVICE, runtime, same, stowage, torch
+from stowage import _planned
 from stowage._again import state
 from stowage._ranks import CHECKED
 from torch import nn
@@ -265,6 +267,45 @@ def rows():
                     model(y * y).sum().backward()
             assert rt._planner.keys[""].by_library
         print(f"{what}: equal", flush=True)
+
+
+@contextlib.contextmanager
+def planning_again(make):
+    """When plans are made again, the first rank finds no other, and the second has what make(planner, division, plan)
+    returns, whatever it takes. Yields a list of whether the plan was changed."""
+    real, done = _planned.Planner._plan_again, []
+
+    def plan_again(planner, key, known, plan, seconds):
+        best = lambda divisions, *_, **__: plan if rank() == 0 else make(planner, divisions[0], plan)
+        with mock.patch.object(_planned, "best", best), mock.patch.object(_planned, "WORTH_AGAIN", by_rank(0.0, -1e3)):
+            done.append(real(planner, key, known, plan, seconds))
+        return done[-1]
+
+    with mock.patch.object(_planned.Planner, "_plan_again", plan_again):
+        yield done
+
+
+def again():
+    """One rank finds a faster plan after steps were timed, or fails then: so do all."""
+
+    def every(planner, division, plan):
+        found = plan._replace(choices={u: division._again_whole(u) for u in planner.units.list if u.parent is None})
+        division.count(found)
+        return found
+
+    def none(*_):
+        raise stowage.Error("there is no such plan")
+
+    with planning_again(every) as done, runtime("budget", budget=budget_for(by_rank(10.0, 0.6))) as rt:
+        model = wrapped()
+        rt.attach(model)
+        agreed = Agreed(rt)
+        train(model, rt.step, after=agreed)
+        assert done == [True] and len(agreed.names) == BLOCKS, (done, agreed.names)
+        print("a plan that is made again: equal", flush=True)
+    with planning_again(none) as done:
+        fails("a plan that cannot be made again", "there is no such plan", budget_for(0.5))
+        assert not done, done
 
 
 def unequal():

@@ -7,9 +7,9 @@ import types
 import unittest
 from unittest import mock
 
-from blocks import Block, Layer, one_pass, stack, train
+from blocks import Block, Layer, one_pass, recorded, stack, train
 from common import DEVICE, runtime, torch
-from stowage import _measured, _plan, _profile
+from stowage import _measured, _plan, _planned, _profile
 from stowage._again import state
 from stowage._budget import limit_for
 from stowage._errors import TooSmall
@@ -57,36 +57,26 @@ class Seeded(nn.Module):
 
 
 class Moments(unittest.TestCase):
-    @contextlib.contextmanager
-    def recorded(self, make, blocks=4):
-        """Opens a runtime, and gives it and what its recorded steps measured: with blocks as
-        units, and with their parts."""
-        model = stack(make, blocks)
-        with runtime("budget", budget="1GiB") as rt:
-            rt.attach(model)
-            train(model, one_pass, RECORDED, rt)
-            yield rt, rt._planner.keys[""].measured
-
     def test_what_the_next_block_needs_stays(self):
-        with self.recorded(Activated) as (_, (blocks, *_)):
+        with recorded(stack(Activated)) as (_, (blocks, *_)):
             for part in blocks.parts.values():
                 self.assertEqual((0, 0), (part.lean, part.rest), part.unit.name)
                 self.assertGreater(part.inputs, 0)
 
     def test_seeds_that_nothing_reads(self):
-        with self.recorded(Seeded) as (rt, _):
+        with recorded(stack(Seeded)) as (rt, _):
             self.assertEqual({True}, {u.whole for u in rt._planner.units.list if u.parent is None}, rt._planner.notes())
 
     def test_everything_kept_is_what_was_measured(self):
         for make in (Block, Layer):
-            with self.recorded(make) as (_, divisions):
+            with recorded(stack(make)) as (_, divisions):
                 for m in divisions:
                     self.assertEqual(max(m._profile.needs), m.most_held({}))
 
     def test_dropping_takes_less(self):
         """The more blocks are recomputed, the less is held at once, and never less than what must be."""
         for make in (Block, Layer):
-            with self.recorded(make, 6) as (rt, (m, *_)):
+            with recorded(stack(make, 6)) as (rt, (m, *_)):
                 before = m.most_held({})
                 units = [u for u in rt._planner.units.list if u.parent is None and u.whole]
                 self.assertEqual(6, len(units))
@@ -99,7 +89,7 @@ class Moments(unittest.TestCase):
 
     def test_plans_keep_to_the_limit(self):
         for make in (Block, Layer):
-            with self.recorded(make, 6) as (rt, divisions):
+            with recorded(stack(make, 6)) as (rt, divisions):
                 most, chosen = divisions[0].most_held({}), set()
                 least = divisions[0].most_held({u: Choice(whole=True) for u in rt._planner.units.list if u.parent is None and u.whole})
                 for limit in range(most, least, (least - most) // 6):
@@ -112,7 +102,7 @@ class Moments(unittest.TestCase):
     def test_room_that_a_plan_leaves(self):
         """It recomputes less, and keeps no more than there is room for."""
         for make in (Block, Layer):
-            with self.recorded(make, 6) as (rt, divisions):
+            with recorded(stack(make, 6)) as (rt, divisions):
                 for m in divisions:
                     m._whole, m._lean = dict.fromkeys(m._whole, 10**7), dict.fromkeys(m._lean, 10**6)
                     units = {part.unit for part in m.parts.values() if part.unit.whole and not (m._fine and part.unit.parts)}
@@ -137,7 +127,7 @@ class Moments(unittest.TestCase):
 
     def test_cheap_parts_that_are_not(self):
         """They are recomputed with the rest or not at all, and all of it takes what it took."""
-        with self.recorded(Block, 4) as (_, (m, *_)), mock.patch.object(_measured, "NOTICED", 5_000_000):
+        with recorded(stack(Block, 4)) as (_, (m, *_)), mock.patch.object(_measured, "NOTICED", 5_000_000):
             u = next(iter(m.parts.values())).unit
             names = lambda: {what for of, what in m.request(1 << 30, False)[1] if of is u}
             m._whole[u], m._lean[u] = 10**7, 10**6
@@ -162,14 +152,14 @@ class Moments(unittest.TestCase):
                 now[0] += 1000.0 if first else 1.0
                 return super().forward(x)
 
-        with mock.patch.object(_profile, "time", types.SimpleNamespace(perf_counter=lambda: now[0])), self.recorded(Slow) as (rt, (m, *_)):
+        with mock.patch.object(_profile, "time", types.SimpleNamespace(perf_counter=lambda: now[0])), recorded(stack(Slow)) as (rt, (m, *_)):
             self.assertEqual(4, len(seen))
             for u in rt._planner.units.list:
                 self.assertEqual(10**9, m._whole[u])
 
     def test_a_unit_that_was_not_tried(self):
         """Its first pass may have waited for copies: it takes no longer than others do for as many bytes."""
-        with self.recorded(Block) as (rt, (m, *_)):
+        with recorded(stack(Block)) as (rt, (m, *_)):
             p, call = m._profile, next(iter(m.parts))
             call.unit.kind = Activated  # like no other
             del p.whole_times[call], p.saves[call]
@@ -181,7 +171,7 @@ class Moments(unittest.TestCase):
 
     def test_plans_that_leave_some_of_what_was_asked(self):
         """The next question leaves out what a plan did not use, or it would get the same answer."""
-        with self.recorded(Block, 6) as (rt, (m, *_)):
+        with recorded(stack(Block, 6)) as (rt, (m, *_)):
             units = [u for u in rt._planner.units.list if u.parent is None]
 
             def choose(request):  # steps of 1,000 bytes
@@ -197,7 +187,7 @@ class Moments(unittest.TestCase):
 
     def test_a_second_pass_that_takes_too_much(self):
         """That block is kept, and others are recomputed."""
-        with self.recorded(Block, 6) as (rt, divisions):
+        with recorded(stack(Block, 6)) as (rt, divisions):
             units = [u for u in rt._planner.units.list if u.parent is None]
             most, least = (divisions[0].most_held({u: Choice(whole=True) for u in of}) for of in ([], units[1:]))
             first = next(call for call in divisions[0].parts if call.unit is units[0])
@@ -210,7 +200,7 @@ class Moments(unittest.TestCase):
 
     def test_weights_that_autocast_keeps(self):
         """They are cast again only where that lowers what is held at most."""
-        with self.recorded(Block, 4) as (rt, (m, *_)):
+        with recorded(stack(Block, 4)) as (rt, (m, *_)):
             units = [u for u in rt._planner.units.list if u.parent is None]
             m._shares = {Block: {"GELU": 0.5, _plan.CAST: 0.25, "LayerNorm": 0.25}}
             m._lean = dict.fromkeys(m._lean, 10**6)
@@ -218,8 +208,8 @@ class Moments(unittest.TestCase):
                 m.parts[call] = part._replace(cached=8, kinds={**part.kinds, _plan.CAST: 8}, lean=part.lean + 8)
             choices = {units[0]: Choice(lean=True), units[1]: Choice(lean=True, kept=frozenset({"GELU", "LayerNorm"})), units[2]: Choice(whole=True)}
             plan = Plan(choices, {}, {}, {}, {"again_ns": m.again(choices), "step_ns": 10**9, "peak": 1000})
-            for most, same in ((101, True), (100, False)):
-                with mock.patch.object(m, "most_held", lambda _: most):
+            for held, kept, same in ((101, 100, True), (100, 101, True), (100, 100, False)):
+                with mock.patch.object(m, "most_held", lambda _: held), mock.patch.object(m, "most_kept", lambda _: kept):
                     got = m.spared(plan, 100)
                 self.assertEqual(same, got is plan)
             self.assertEqual({units[0]: Choice(lean=True, kept=frozenset({_plan.CAST})), units[2]: Choice(whole=True)}, got.choices)
@@ -227,7 +217,7 @@ class Moments(unittest.TestCase):
 
     def test_units_of_other_ranks(self):
         """What another rank recomputes, and this one does not know or counts otherwise, is left as it is."""
-        with self.recorded(Layer, 3) as (rt, (coarse, fine, *_)):
+        with recorded(stack(Layer, 3)) as (rt, (coarse, fine, *_)):
             stranger = copy.copy(rt._planner.units.list[0])
             stranger.parts = []
             for m, u in ((coarse, stranger), (fine, next(u for u in rt._planner.units.list if u.parts))):
@@ -237,7 +227,7 @@ class Moments(unittest.TestCase):
                 self.assertEqual(plan.choices, m.relaxed(plan, 1 << 40).choices)
 
     def test_what_ranks_agree_on_is_counted(self):
-        with self.recorded(Block, 4) as (rt, divisions):
+        with recorded(stack(Block, 4)) as (rt, divisions):
             m, units = divisions[0], rt._planner.units.list
             plan = Plan({}, {}, {}, {}, {"peak": 1 << 20})
             m.count(plan)
@@ -245,7 +235,7 @@ class Moments(unittest.TestCase):
             self.assertEqual((1 << 20) - sum(part.dropped(Choice(whole=True)) for part in m.parts.values() if part.unit is units[0]), plan.answer["peak"])
 
     def test_times_of_steps_under_a_plan(self):
-        with self.recorded(Block, 4) as (rt, (m, *_)):
+        with recorded(stack(Block, 4)) as (rt, (m, *_)):
             units = [u for u in rt._planner.units.list if u.parent is None]
             whole, lean = dict(m._whole), dict(m._lean)
             m.retime({units[0]: whole[units[0]] // 4})
@@ -372,6 +362,108 @@ class Refined(unittest.TestCase):
             for limit in asked:
                 self.assertTrue(fits(limit), limit / size)
                 self.assertFalse(fits(limit + size // CAUTION), limit / size)
+
+
+class PlannedAgain(unittest.TestCase):
+    """Once steps under a plan were timed, another plan takes its place if it is faster."""
+
+    @contextlib.contextmanager
+    def followed(self, others, ranks=1):
+        """Yields a planner that followed a plan which recomputes all blocks, and what it knows. The solver finds
+        a plan that recomputes so many."""
+        with recorded(stack(Block, 4)) as (rt, _):
+            planner, known = rt._planner, rt._planner.keys[""]
+            units = [u for u in planner.units.list if u.parent is None]
+            for m in known.measured:
+                m._whole = dict.fromkeys(m._whole, 10**6)
+            plan = lambda m, n: _planned_by(m, {u: m._again_whole(u) for u in units[:n]})
+            known.plan, known.stage, known.steps, known.retimed, known.times = plan(known.measured[0], 4), "recompute", REFINED, False, [1.0]
+            asked = []
+
+            def again(divisions, choose, limit, offload, everything):
+                (m,) = divisions
+                asked.append((m, limit, offload, everything))
+                n = others(m)
+                if isinstance(n, Exception):
+                    raise n
+                return plan(m, n)
+
+            planner._found = types.SimpleNamespace(several=ranks > 1, count=ranks, gather=lambda mine: [mine] * ranks, fail=planner.ranks.fail)
+            with mock.patch.object(_planned, "best", again), mock.patch.object(planner, "_try_offload"):
+                yield planner, known, asked
+
+    @staticmethod
+    def step(planner, known, seconds):
+        facts = Facts("", None, learnt=True, seconds=seconds)
+        planner._advance("", known, facts, [facts])
+
+    def test_only_if_it_is_faster(self):
+        """By WORTH_AGAIN of a step: three passes of a millisecond in place of four."""
+        for n, seconds, adopted in ((3, 0.4, True), (3, 0.5, False), (3, 0.6, False), (4, 1e-6, False)):
+            with self.subTest(n=n, seconds=seconds), self.followed(lambda m: n) as (planner, known, asked):
+                before, version = known.plan, known.version
+                self.step(planner, known, seconds)
+                self.assertEqual([(m, known.total, False, True) for m in known.measured], asked)
+                self.assertEqual(n if adopted else 4, len(known.plan.choices))
+                self.assertEqual((adopted, version + adopted), (known.plan is not before, known.version))
+                if adopted:  # it is refined and timed as any other
+                    self.assertEqual((REFINED - 1, [], "recompute"), (known.steps, known.times, known.stage))
+                else:
+                    self.assertEqual((REFINED + 1, [1.0]), (known.steps, known.times))
+
+    def test_the_fastest_of_all_divisions(self):
+        with self.followed(lambda m: None) as (planner, known, asked):
+            known.measured = known.measured[:1] + [copy.copy(known.measured[0]), copy.copy(known.measured[0])]
+            numbers = dict(zip(map(id, known.measured), (3, 1, 2)))
+            with mock.patch.object(_planned, "best", lambda divisions, *_, **__: _planned_by(divisions[0], dict(list(known.plan.choices.items())[: numbers[id(divisions[0])]]))):
+                self.step(planner, known, 0.1)
+            self.assertEqual(1, len(known.plan.choices))
+
+    def test_once(self):
+        for n in (2, 4):
+            with self.subTest(n=n), self.followed(lambda m: n) as (planner, known, asked):
+                for _ in range(STEPS["recompute"]):
+                    self.step(planner, known, 0.1)
+                self.assertEqual(known.measured, [m for m, *_ in asked])
+                self.assertTrue(known.retimed)
+
+    def test_times_are_those_of_steps(self):
+        """A pass that took a tenth of the time is not worth another plan."""
+        for tenth, adopted in ((1, True), (10, False)):
+            with self.followed(lambda m: 3) as (planner, known, _):
+                known.passes = {u: 10**6 // tenth for u in known.plan.choices}
+                self.step(planner, known, 0.4)
+                self.assertEqual(3 if adopted else 4, len(known.plan.choices))
+                self.assertEqual({}, known.passes)
+
+    def test_no_plan_and_errors(self):
+        """A limit that is too small for a division leaves the plan. Any other error is one of all ranks."""
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                with self.followed(lambda m: TooSmall("too small"), ranks) as (planner, known, _):
+                    self.step(planner, known, 0.4)
+                    self.assertEqual(4, len(known.plan.choices))
+                with self.followed(lambda m: KeyError("best"), ranks) as (planner, known, _), self.assertRaises(KeyError):
+                    self.step(planner, known, 0.4)
+
+    def test_errors_of_other_plans(self):
+        """All ranks hear of what fails while a plan is refined, or while one that offloads is made."""
+        with self.followed(lambda m: 4, 2) as (planner, known, _):
+            facts = Facts("", None, learnt=True, change=1, seconds=1.0)
+            with mock.patch.object(_plan.Measured, "relaxed", side_effect=KeyError("relaxed")), self.assertRaises(KeyError):
+                planner._advance("", known, facts, [facts, facts])
+            with mock.patch.object(planner, "_best", side_effect=KeyError("best")), self.assertRaises(KeyError):
+                type(planner)._try_offload(planner, "", known, known.plan, 1.0)
+            with mock.patch.object(planner, "_best", side_effect=TooSmall("too small")):
+                type(planner)._try_offload(planner, "", known, known.plan, 1.0)
+            self.assertEqual("settled", known.stage)
+
+
+def _planned_by(m, choices):
+    """Returns a plan with these choices."""
+    plan = Plan(choices, {}, {}, {}, {"again_ns": m.again(choices), "step_ns": 10**9, "peak": 0, "moved": 0, "before_peak": 0})
+    m.count(plan)
+    return plan
 
 
 if __name__ == "__main__":
