@@ -11,7 +11,7 @@ import (
 	"github.com/stowage-dev/stowage/memory"
 )
 
-// collective makes a call of all ranks: it numbers it, makes the headers, and runs issue
+// collective makes a call of all ranks: it numbers it, makes the letters, and runs issue
 // with them. Calls that use the buffers are ordered by an event.
 func (g *group) collective(s device.Stream, sig letter.Signature, buffers bool, issue func(c *call, heads []*head)) {
 	w := g.w

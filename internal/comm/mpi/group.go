@@ -210,7 +210,7 @@ func (g *group) Close() error {
 	return nil
 }
 
-// Gather passes the lengths in headers and then the bytes.
+// Gather passes the lengths in letters and then the bytes.
 func (g *group) Gather(b []byte) ([][]byte, error) {
 	c := g.enter(letter.Signature{Kind: letter.Gather}, 0)
 	if c == nil {

@@ -133,7 +133,7 @@ func (o *op) start(send bool, addr uintptr, n, peer, tag int, h *head) {
 	}
 }
 
-// ended counts a request that has ended. A header is compared at once, because the
+// ended counts a request that has ended. A letter is compared at once, because the
 // messages of a rank that disagrees may never come. The error of a message counts when all
 // have ended: it may follow from a disagreement.
 func (o *op) ended(t token, err error) {

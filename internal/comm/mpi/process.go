@@ -9,7 +9,7 @@
 // GPU, which host functions must not; and calls run in the order in which they were made,
 // because host functions may share one thread.
 //
-// Every call begins with a header from each rank to each other that says what the rank
+// Every call begins with a letter from each rank to each other that says what the rank
 // calls. Ranks that disagree fail with a sentence. A rank sends to each other one directly,
 // so a call takes as many messages as there are ranks.
 //

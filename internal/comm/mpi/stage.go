@@ -30,7 +30,7 @@ func (w *world) readable(r device.Range) bool {
 	return !w.staged || r.Buf.Kind() == memory.Host
 }
 
-// transfer passes pieces after headers.
+// transfer passes pieces after letters.
 func (g *group) transfer(s device.Stream, c *call, heads []*head, seqs []sequence, sends, recvs []piece) {
 	if g.direct(sends) && g.direct(recvs) {
 		g.round(s, c, heads, seqs, sends, recvs, nil)

@@ -15,7 +15,7 @@ var gemmHopperPTX string
 
 var gemmHopperImage = hopperImage("nn/gemmhopper.cu", gemmHopperPTX)
 
-// hopperForm is a way to compute tiles. All add up numbers in the same order.
+// hopperForm is a way to compute tiles. All but hopperHalf add up k in the same order.
 type hopperForm struct {
 	suffix     string
 	high, wide int // rows and columns of a tile
@@ -123,8 +123,8 @@ func hopperGroupedForm(n, k int) hopperForm {
 	return hopperFormOf(n)
 }
 
-// hopperTurnedForm returns the faster form for the gradient of m x n weights, of which hopperLow
-// adds up in another order than the others. So it does not depend on the number of rows: 4096
+// hopperTurnedForm returns the faster form for the gradient of m x n weights. The three add up in
+// different orders, so the choice does not depend on the number of rows: 4096
 // of them take about 72,000 cycles in a tile of hopperShared, 6,000 of which are to store it, and
 // 37,000 in one of hopperLow, whose smaller tiles wait for memory.
 func hopperTurnedForm(m, n int) hopperForm {

@@ -27,6 +27,8 @@ var (
 		hopperShared: {Name: "stowage_nn_hopper_gemm_swiglu", Image: gemmSwigluImage},
 		hopperSlim:   {Name: "stowage_nn_hopper_gemm_swiglu_slim", Image: gemmSwigluImage},
 	}
+	// To compute SwiGLU's gradient takes so long that tiles must be stored while others are
+	// multiplied.
 	gatedGradHopper = device.Kernel{Name: "stowage_nn_hopper_gemm_swiglu_grad_slim", Image: gemmSwigluImage}
 	sumTilesHopper  = device.Kernel{Name: "stowage_nn_hopper_sum_tiles", Image: gemmSwigluImage}
 
@@ -35,8 +37,7 @@ var (
 	sumTilesKernel  = device.Kernel{Name: "stowage_nn_sum_tiles", Go: runSteps}
 )
 
-// Experts with fewer rows than gatedFew, on average, fill lower tiles better. To compute
-// SwiGLU's gradient takes so long that tiles must be stored while others are multiplied.
+// Experts with fewer rows than gatedFew, on average, fill lower tiles better.
 const gatedFew = 1024
 
 const sumThreads = 256
