@@ -258,6 +258,9 @@ func join(cmd *cobra.Command, place *launcher.Place) (c *cluster, err error) {
 	if os.Getenv("UCX_HANDLE_ERRORS") == "" { // it would print its stack
 		_ = os.Setenv("UCX_HANDLE_ERRORS", "none")
 	}
+	if err = nccl.RegisterNoGraphs(); err != nil {
+		return nil, c.once(err)
+	}
 	o := rendezvous.Options{Version: thisVersion().String(), Now: func() int64 { return time.Now().UnixNano() }}
 	if c.wait > 0 {
 		o.Timeout = min(c.wait, mostMeeting)

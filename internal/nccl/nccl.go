@@ -102,17 +102,18 @@ var newer = []string{"ncclCommRegister", "ncclCommDeregister"}
 // graphRegister is the variable by which NCCL registers the memory that captured calls use.
 const graphRegister = "NCCL_GRAPH_REGISTER"
 
-// Open opens the first library that is there. NCCL then registers no memory by itself in
-// captures, unless the environment says so: it takes memory that was mapped in several
-// pieces for one, and GPUs then access what is not there.
-func Open(getenv func(string) string) (*Library, error) {
-	if _, set := os.LookupEnv(graphRegister); !set {
-		if err := os.Setenv(graphRegister, "0"); err != nil {
-			return nil, err
-		}
+// RegisterNoGraphs sets a variable of the process, unless it is set, so that NCCL registers no
+// memory by itself in captures: it takes memory that was mapped in several chunks for one, and GPUs
+// then access what is not there. Call it before Open.
+func RegisterNoGraphs() error {
+	if _, set := os.LookupEnv(graphRegister); set {
+		return nil
 	}
-	return open(Names(getenv))
+	return os.Setenv(graphRegister, "0")
 }
+
+// Open opens the first library that is there.
+func Open(getenv func(string) string) (*Library, error) { return open(Names(getenv)) }
 
 func open(names []string) (*Library, error) {
 	runtime.LockOSThread() // the loader keeps the reason of a failure by thread

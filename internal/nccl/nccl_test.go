@@ -68,6 +68,9 @@ func build(t *testing.T, source string) string {
 // Every call has the arguments that NCCL's header names, and errors have its words.
 func TestCalls(t *testing.T) {
 	so := build(t, stub)
+	if err := RegisterNoGraphs(); err != nil { // which GroupStart of the stub asks for
+		t.Fatal(err)
+	}
 	l, err := Open(func(name string) string { return map[string]string{Variable: so}[name] })
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +110,24 @@ func TestCalls(t *testing.T) {
 	}
 	if done, err := l.Poll(c); done || err == nil || err.Error() != "nccl: a communicator: remote process exited (the link broke)" {
 		t.Errorf("Poll returns %v, %v", done, err)
+	}
+}
+
+// The process's environment changes in one place, and keeps what was set.
+func TestRegisterNoGraphs(t *testing.T) {
+	t.Setenv(graphRegister, "1")
+	if err := RegisterNoGraphs(); err != nil || os.Getenv(graphRegister) != "1" {
+		t.Errorf("%s is %q, %v", graphRegister, os.Getenv(graphRegister), err)
+	}
+	if err := os.Unsetenv(graphRegister); err != nil { // until the test ends
+		t.Fatal(err)
+	}
+	_, _ = Open(func(string) string { return "libnothing.so.1" })
+	if v, set := os.LookupEnv(graphRegister); set {
+		t.Errorf("Open sets %s to %q", graphRegister, v)
+	}
+	if err := RegisterNoGraphs(); err != nil || os.Getenv(graphRegister) != "0" {
+		t.Errorf("%s is %q, %v", graphRegister, os.Getenv(graphRegister), err)
 	}
 }
 

@@ -91,6 +91,9 @@ func TestSuite(t *testing.T) {
 	if process == nil {
 		t.Skip("the processes of TestGPU run it")
 	}
+	if err := nccl.RegisterNoGraphs(); err != nil {
+		t.Fatal(err)
+	}
 	lib, err := nccl.Open(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
