@@ -65,7 +65,8 @@ func (x *reduction) open(units int, grads device.Range) (err error) {
 	if x.stream, err = x.r.dev.NewStream("reduce"); err != nil {
 		return err
 	}
-	x.forget = comm.Register(grads, x.r.replicas, x.r.twin, x.r.ends)
+	// The first and the last stage have the gradients of the embedding in different places.
+	x.forget = comm.Register(grads, x.r.replicas, x.r.twin)
 	return nil
 }
 

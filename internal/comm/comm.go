@@ -121,8 +121,10 @@ type Comm interface {
 // Registrar is a Comm that is faster with memory that it was told of.
 type Registrar interface {
 	Comm
-	// Register tells the communicator of memory that many of its calls use. The caller calls release
-	// before it frees the memory, when no call and no graph uses it any more.
+	// Register tells the communicator of memory that many of its calls use: each call at the same
+	// place on all ranks. All ranks must call it, and it waits for them, so it belongs to no step.
+	// The caller calls release before it frees the memory, when no call and no graph uses it any
+	// more.
 	Register(r device.Range) (release func())
 }
 

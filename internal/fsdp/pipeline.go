@@ -78,6 +78,7 @@ type Pipeline struct {
 	grads  region
 	begun  *order.Mark // what precedes the step on its stream
 	zeroed *order.Mark // the main gradients are zero
+	forget []func()    // end what communicators were told of memory
 
 	programs map[memory.Key]*program
 	now      *program
@@ -94,9 +95,6 @@ type region struct {
 	spec bucket.Spec    // without an order
 	what string         // what lies in it
 	name string         // its owner in the ledger
-
-	known  memory.Bytes // that the ranks' communicators were told of
-	forget []func()
 }
 
 // New makes a rank's pipeline. It allocates the rank's shards, filled with zeros, and
@@ -160,7 +158,31 @@ func (p *Pipeline) allocate() error {
 	if err := p.reserve(&p.params, append(forward, back...)); err != nil {
 		return err
 	}
-	return p.reserve(&p.grads, back)
+	if err := p.reserve(&p.grads, back); err != nil {
+		return err
+	}
+	p.register()
+	return nil
+}
+
+// register tells communicators of what gathers read and write, which lies in the same places
+// on all ranks. The gradients' pool is left out, because each rank's part of a sum is at another
+// place in it; and so is what a pool grows by later, because ranks would wait for each other in a step.
+func (p *Pipeline) register() {
+	if p.params.buf == nil {
+		return
+	}
+	all := []device.Range{p.params.buf.All()}
+	if p.shards.params != nil {
+		all = append(all, p.shards.params.All())
+	}
+	narrow := memory.Bytes(p.layout.narrow) * FP32.Size
+	all = append(all, p.shards.weights.Slice(narrow, p.shards.weights.Size()-narrow))
+	for _, r := range all {
+		for _, g := range p.cfg.Groups {
+			p.forget = append(p.forget, comm.Register(r, g.Comm))
+		}
+	}
 }
 
 // plainOrder returns the order of a step that uses all units forward and then back.
@@ -202,12 +224,6 @@ func (p *Pipeline) grow(r *region, plan *bucket.PoolPlan) error {
 		return nil
 	}
 	err := p.dev.Grow(r.buf, plan.Bytes-plan.Dynamic)
-	if more := r.buf.Size() - r.known; err == nil && more > 0 {
-		for _, g := range p.cfg.Groups {
-			r.forget = append(r.forget, comm.Register(r.buf.Slice(r.known, more), g.Comm))
-		}
-		r.known += more
-	}
 	var oom *device.OutOfMemory
 	if errors.As(err, &oom) {
 		return fmt.Errorf("fsdp: the %s pool %q needs %v, and every pool for this order needs at least %v; lower Prefetch or Behind, choose another pool, or shard over more ranks: %w",
@@ -239,10 +255,10 @@ func (p *Pipeline) Close() error {
 		g.params.pool.reset(s)
 		g.grads.pool.reset(s)
 	}
+	for _, forget := range p.forget {
+		forget()
+	}
 	for _, r := range []region{p.params, p.grads} {
-		for _, forget := range r.forget {
-			forget()
-		}
 		if r.buf != nil {
 			s.Free(r.buf)
 		}

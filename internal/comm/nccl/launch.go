@@ -13,7 +13,6 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/device/cuda"
 	"github.com/stowage-dev/stowage/internal/nccl"
-	"github.com/stowage-dev/stowage/memory"
 )
 
 // Library is what the engine needs of NCCL; see [nccl.Library].
@@ -197,38 +196,6 @@ func (g *group) end(failed bool) error {
 		defer close(g.gone)
 		return g.w.lib.Destroy(g.c)
 	})
-}
-
-// chunked is memory that was mapped in pieces. Chunks returns the pieces of some of its bytes.
-type chunked interface {
-	Chunks(r device.Range) []device.Range
-}
-
-// Register implements [comm.Registrar]. Memory that NCCL does not take is used as any other:
-// registering only saves copies.
-func (g *group) Register(r device.Range) (release func()) {
-	if g.alone() || r.Len == 0 || r.Buf.Kind() != memory.Device {
-		return func() {}
-	}
-	parts := []device.Range{r}
-	if m, can := r.Buf.Mem.(chunked); can {
-		parts = m.Chunks(r)
-	}
-	var handles []uintptr
-	g.aside("register", func() {
-		for _, p := range parts {
-			if h, err := g.w.lib.Register(g.c, p.Addr(), int(p.Len)); err == nil && h != 0 {
-				handles = append(handles, h)
-			}
-		}
-	})
-	return func() {
-		g.aside("deregister", func() {
-			for _, h := range handles {
-				_ = g.w.lib.Deregister(g.c, h) // the communicator ends soon
-			}
-		})
-	}
 }
 
 // aside calls the library with the device's context current, unless the communicator is dead.

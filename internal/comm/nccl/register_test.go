@@ -4,6 +4,8 @@ package nccl
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,17 +13,40 @@ import (
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/comm"
 	"github.com/stowage-dev/stowage/internal/comm/nccl/nccltest"
+	"github.com/stowage-dev/stowage/memory"
 )
 
-// pieces is memory that was mapped in two pieces.
-type pieces struct{}
+var page = memory.Bytes(os.Getpagesize())
 
-func (pieces) Chunks(r device.Range) []device.Range {
-	return []device.Range{r.Slice(0, 1000), r.Slice(1000, r.Len-1000)}
+// cut is memory that was mapped in two chunks. It is the offset of the second one.
+type cut memory.Bytes
+
+func (c cut) Chunks(r device.Range) []device.Range {
+	n := memory.Bytes(c) - r.Off
+	return []device.Range{r.Slice(0, n), r.Slice(n, r.Len-n)}
 }
 
-// Memory is registered with a communicator piece by piece, and deregistered when its owner
-// says so. What NCCL does not take, and what no link reaches, is used as any other. SPEC S7.2
+// withMemory runs f with memory of several pages, which seems to be mapped in two chunks if
+// second is not zero.
+func withMemory(p *place, second memory.Bytes, f func(b *device.Buffer) error) error {
+	b, err := p.Alloc(memory.Device, 8*page, "registered")
+	if err != nil {
+		return err
+	}
+	p.s.Fill(b.All(), 0x40)
+	mem := b.Mem
+	if second != 0 {
+		b.Mem = cut(second)
+	}
+	err = f(b)
+	b.Mem = mem
+	p.s.Free(b)
+	return errors.Join(err, p.s.Sync())
+}
+
+// Memory is registered with a communicator chunk by chunk, in whole pages, and deregistered
+// when its owner says so. What NCCL does not take, and what no link reaches, is used as any
+// other. SPEC S7.2
 func TestRegister(t *testing.T) {
 	for _, refused := range []error{nil, errTest} {
 		libs := nccltest.Libraries(2, 0)
@@ -35,49 +60,131 @@ func TestRegister(t *testing.T) {
 				return err
 			}
 			libs[p.c.Rank()].Fail("register", refused)
-			whole := comm.Register(p.b.Slice(0, 64), nil, sub, own)
-			mem := p.b.Mem
-			p.b.Mem = pieces{}
-			parts := comm.Register(p.b.Slice(0, 3000), p.c)
-			p.b.Mem = mem
-			empty := comm.Register(p.b.Slice(0, 0), p.c)
-			p.c.AllReduce(p.s, p.b.Slice(0, 64), p.b.Slice(0, 64), comm.F32, comm.Max)
-			err = errors.Join(p.Sync(), p.c.Err())
-			empty()
-			parts()
-			whole()
+			err = withMemory(p, 3*page, func(b *device.Buffer) error {
+				whole := comm.Register(b.Slice(8, 4*page), nil, sub, own)
+				parts := comm.Register(b.All(), p.c)
+				empty := comm.Register(b.Slice(0, 0), p.c)
+				short := comm.Register(p.b.Slice(8, 64), p.c)
+				p.c.AllReduce(p.s, b.Slice(0, 64), b.Slice(0, 64), comm.F32, comm.Max)
+				err := errors.Join(p.Sync(), p.c.Err())
+				short()
+				empty()
+				parts()
+				whole()
+				return err
+			})
 			return errors.Join(err, sub.Close(), own.Close())
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"init 1 of 2", "init 2 of 2", "register 64", "register 1000", "register 2000", "allReduce 16", "deregister 1000", "deregister 2000", "deregister 64", "finalize", "destroy", "finalize", "destroy"}
+		sizes := func(word string, pages ...memory.Bytes) (lines []string) {
+			for _, n := range pages {
+				lines = append(lines, fmt.Sprintf("%s %d", word, n*page))
+			}
+			return lines
+		}
+		want := slices.Concat([]string{"init 1 of 2", "init 2 of 2"}, sizes("register", 2, 1, 3, 5), []string{"allReduce 16"}, sizes("deregister", 3, 5, 2, 1), []string{"finalize", "destroy", "finalize", "destroy"})
 		if refused != nil {
 			want = slices.DeleteFunc(want, func(s string) bool { return strings.Contains(s, "register") })
 		}
 		for r, l := range libs {
-			if got := l.Calls(); !slices.Equal(got, want) {
+			if got := l.Calls(); !slices.Equal(got, want) || l.Reached("allReduce") != (refused == nil) {
 				t.Errorf("rank %d calls %v", r, got)
 			}
 		}
 	}
 }
 
-// Memory may be registered with a communicator that has failed: nothing happens.
+// Ranks register the same pieces, or none: NCCL does not define what happens if they pass
+// memory that is registered on some of them only, or at another distance from its head. SPEC S7.2
+func TestRegisterAgreed(t *testing.T) {
+	for name, of := range map[string]func(rank memory.Bytes) (second memory.Bytes, off, n memory.Bytes){
+		"refused by one": nil,
+		"other chunks": func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) {
+			return (2 + rank) * page, 0, 8 * page
+		},
+		"other places":  func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 64 * rank, 7 * page },
+		"other lengths": func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 0, (7 + rank) * page },
+		"empty on one":  func(rank memory.Bytes) (memory.Bytes, memory.Bytes, memory.Bytes) { return 0, 0, 8 * rank * page },
+	} {
+		t.Run(name, func(t *testing.T) {
+			libs := nccltest.Libraries(2, 0)
+			err := run(t, libs, func(p *place) error {
+				second, off, n := memory.Bytes(0), memory.Bytes(0), 8*page
+				if of != nil {
+					second, off, n = of(memory.Bytes(p.c.Rank()))
+				} else if p.c.Rank() == 1 {
+					libs[1].Fail("register", errTest)
+				}
+				return withMemory(p, second, func(b *device.Buffer) error {
+					r := b.Slice(off, n)
+					release := comm.Register(r, p.c)
+					for _, at := range []memory.Bytes{0, page, 2 * page, 5 * page} {
+						x := b.Slice(off+at, page)
+						p.c.AllReduce(p.s, x, x, comm.F32, comm.Max)
+					}
+					err := errors.Join(p.Sync(), p.c.Err())
+					release()
+					return err
+				})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			for r, l := range libs {
+				if l.Reached("allReduce") {
+					t.Errorf("rank %d passes registered memory", r)
+				}
+			}
+		})
+	}
+}
+
+// Memory must be released before it is freed: NCCL finds it by its address.
+func TestRegisteredMemoryFreed(t *testing.T) {
+	libs := nccltest.Libraries(2, 0)
+	err := run(t, libs, func(p *place) error {
+		var release func()
+		err := withMemory(p, 0, func(b *device.Buffer) error {
+			release = comm.Register(b.All(), p.c)
+			return nil
+		})
+		defer func() {
+			if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), "is freed before communicators forget it") {
+				t.Errorf("release after free: %v", r)
+			}
+			p.c.Abort(errTest) // which forgets what is registered
+		}()
+		release()
+		return err
+	})
+	if err != nil && !strings.Contains(err.Error(), errTest.Error()) {
+		t.Error(err)
+	}
+}
+
+// Memory may be registered with a communicator that has failed, or whose other ranks give up
+// meanwhile: nothing happens.
 func TestRegisterAfterFailure(t *testing.T) {
 	libs := nccltest.Libraries(2, 0)
 	_ = run(t, libs, func(p *place) error {
-		before := comm.Register(p.b.Slice(0, 64), p.c)
-		if p.c.Rank() == 1 {
-			p.c.Abort(errTest)
-		}
-		_ = wait(p)
-		comm.Register(p.b.Slice(0, 128), p.c)()
-		before()
-		return nil
+		return withMemory(p, 0, func(b *device.Buffer) error {
+			before := comm.Register(b.Slice(0, page), p.c)
+			if p.c.Rank() == 1 {
+				p.c.Abort(errTest)
+			} else {
+				comm.Register(b.Slice(0, 3*page), p.c)()
+			}
+			_ = wait(p)
+			comm.Register(b.Slice(0, 2*page), p.c)()
+			before()
+			return nil
+		})
 	})
 	for r, l := range libs {
-		if got, want := l.Calls()[1:], "register 64"; got[0] != want || slices.Contains(got, "register 128") || slices.Contains(got, "deregister 64") {
+		got := l.Calls()[1:]
+		if got[0] != fmt.Sprint("register ", int64(page)) || slices.Contains(got, fmt.Sprint("register ", int64(2*page))) || slices.Contains(got, fmt.Sprint("deregister ", int64(page))) {
 			t.Errorf("rank %d calls %v", r, got)
 		}
 	}

@@ -15,7 +15,7 @@
 //
 // This file owns what the communicators of a process share, from Open to the last Close;
 // group.go communicators, calls.go the calls, launch.go how a call reaches the library,
-// capture.go graphs, audit.go the comparison of calls.
+// capture.go graphs, register.go memory that NCCL was told of, audit.go the comparison of calls.
 package nccl
 
 import (

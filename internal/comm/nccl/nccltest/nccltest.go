@@ -1,12 +1,14 @@
 // Package nccltest is a library for tests that does in host memory what NCCL does on GPUs.
 // Calls are in progress until all ranks have made them, and an abort ends them. Ranks that
-// disagree wait for ever.
+// disagree wait for ever. Communicators break if ranks pass memory to a collective that is not
+// registered alike on all of them, for which NCCL defines nothing.
 package nccltest
 
 import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"sync"
 
@@ -37,7 +39,23 @@ type end struct {
 	pending []*op // not done
 	slow    int   // polls that still say that it is in progress
 	broken  error
-	known   []uintptr // registered memory
+	known   map[uintptr]extent // registered memory, by handle
+}
+
+// extent is memory from one address to another.
+type extent struct{ from, to uintptr }
+
+// unknown is the distance of memory that is not registered.
+const unknown = -1
+
+// distance returns how far memory is from the head of the registered memory that it lies in.
+func (e *end) distance(addr uintptr, n int) int {
+	for _, x := range e.known {
+		if addr >= x.from && addr+uintptr(n) <= x.to {
+			return int(addr - x.from)
+		}
+	}
+	return unknown
 }
 
 // op is one call of the library.
@@ -50,7 +68,12 @@ type op struct {
 	peer     int
 	rank     int
 	done     bool
+	end      *end
+	at       [2]int // of src and dst in registered memory, or unknown
 }
+
+// typeSize is the size of a number.
+var typeSize = map[nccl.Type]int{nccl.Bytes: 1, nccl.Float32: 4, nccl.BFloat16: 2}
 
 // Library is the library of one rank.
 type Library struct {
@@ -59,13 +82,16 @@ type Library struct {
 	fail  map[string]error
 	group []func()
 	log   []string
+	made  uintptr         // handles
+	sizes map[uintptr]int // by handle
+	reach map[string]bool // kinds of collectives whose memory was registered, src and dst
 }
 
 // Libraries returns those of n ranks. Every call is in progress for at least so many polls.
 func Libraries(n, slow int) (all []*Library) {
 	net := &network{rooms: map[nccl.ID]*room{}, ends: map[nccl.Comm]*end{}}
 	for range n {
-		all = append(all, &Library{network: net, slow: slow, fail: map[string]error{}})
+		all = append(all, &Library{network: net, slow: slow, fail: map[string]error{}, reach: map[string]bool{}, sizes: map[uintptr]int{}})
 	}
 	return all
 }
@@ -84,6 +110,13 @@ func (f *Library) Calls() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.log)
+}
+
+// Reached reports whether a collective of a kind has had registered memory alone.
+func (f *Library) Reached(kind string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reach[kind]
 }
 
 func (f *Library) note(format string, args ...any) {
@@ -110,7 +143,7 @@ func (f *Library) Init(size int, id nccl.ID, rank int) (nccl.Comm, error) {
 	}
 	r.joined++
 	c := nccl.Comm(len(f.ends) + 1)
-	f.ends[c] = &end{room: r, rank: rank, slow: f.slow}
+	f.ends[c] = &end{room: r, rank: rank, slow: f.slow, known: map[uintptr]extent{}}
 	f.note("init %d of %d", id[0], size)
 	return c, nil
 }
@@ -157,7 +190,8 @@ func (f *Library) Finalize(c nccl.Comm) error { return f.end(c, "finalize") }
 func (f *Library) Destroy(c nccl.Comm) error  { return f.end(c, "destroy") }
 func (f *Library) Abort(c nccl.Comm) error    { return f.end(c, "abort") }
 
-// Register notes memory: "register 64", and the end of it "deregister 64".
+// Register notes memory: "register 64", and the end of it "deregister 64". As NCCL does, it
+// takes all pages that the memory has a part of.
 func (f *Library) Register(c nccl.Comm, addr uintptr, n int) (uintptr, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -165,15 +199,21 @@ func (f *Library) Register(c nccl.Comm, addr uintptr, n int) (uintptr, error) {
 		return 0, err
 	}
 	f.note("register %d", n)
-	f.ends[c].known = append(f.ends[c].known, addr)
-	return uintptr(n), nil
+	page := uintptr(os.Getpagesize())
+	f.made++
+	f.ends[c].known[f.made] = extent{addr &^ (page - 1), (addr + uintptr(n) + page - 1) &^ (page - 1)}
+	f.sizes[f.made] = n
+	return f.made, nil
 }
 
 func (f *Library) Deregister(c nccl.Comm, handle uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.note("deregister %d", handle)
-	f.ends[c].known = f.ends[c].known[1:]
+	if _, known := f.ends[c].known[handle]; !known {
+		panic(fmt.Sprintf("memory is deregistered that is not registered: handle %d", handle))
+	}
+	delete(f.ends[c].known, handle)
+	f.note("deregister %d", f.sizes[handle])
 	return nil
 }
 
@@ -205,7 +245,18 @@ func (f *Library) add(c nccl.Comm, o *op) error {
 	if f.group == nil || e == nil {
 		panic("a call outside of a group, or of a communicator that has ended")
 	}
-	o.rank = e.rank
+	o.rank, o.end = e.rank, e
+	src, dst := o.n*typeSize[o.t], o.n*typeSize[o.t]
+	switch o.kind {
+	case "allGather":
+		dst *= e.size
+	case "reduceScatter":
+		src *= e.size
+	}
+	o.at = [2]int{e.distance(o.src, src), e.distance(o.dst, dst)}
+	if o.at[0] != unknown && o.at[1] != unknown {
+		f.reach[o.kind] = true
+	}
 	f.note("%s %d", o.kind, o.n)
 	f.group = append(f.group, func() {
 		e.pending, e.slow = append(e.pending, o), f.slow
@@ -252,8 +303,15 @@ func meet(all []*op) {
 			return
 		}
 	}
+	for _, o := range all[1:] {
+		if o.at != all[0].at {
+			for _, x := range all {
+				x.end.broken = fmt.Errorf("%s passes memory that is registered in different ways: src and dst at %d on rank %d, and at %d on rank %d", o.kind, all[0].at, all[0].rank, o.at, o.rank)
+			}
+		}
+	}
 	var srcs [][]byte
-	size := map[nccl.Type]int{nccl.Bytes: 1, nccl.Float32: 4, nccl.BFloat16: 2}[all[0].t]
+	size := typeSize[all[0].t]
 	n := all[0].n * size
 	for _, o := range all {
 		k := n
