@@ -18,6 +18,7 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from typing import Any, Callable, Container, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import torch
@@ -307,7 +308,7 @@ def check(module: torch.nn.Module, want: Sequence[Shape], got: Sequence[Shape]) 
 
 class Small:
     """One call of a norm or an activation: a function of one tensor, without random numbers. If
-    it writes over its input, there is a recipe for that, and the call is of its kind."""
+    there is a recipe for its input, the input is not held, and the call is of its kind."""
 
     __slots__ = ("module", "kind", "forward", "holder", "least", "x", "held", "before", "grad", "around", "dropped", "last", "values", "y")
 
@@ -367,7 +368,7 @@ class Small:
 
     def run(self) -> None:
         x = self.input().detach()
-        with self.around.again(), contextlib.nullcontext() if self.before is None else _beside(self.module):
+        with self.around.again(), _beside(self.module) if overwrites(self.module) else contextlib.nullcontext():
             if not self.dropped:
                 state.again += 1
                 try:
@@ -386,6 +387,10 @@ class Small:
 def overwrites(module: torch.nn.Module) -> bool:
     """Reports whether a cheap module writes its result over its input, and could do otherwise."""
     return type(module) is torch.nn.ReLU and module.inplace
+
+
+# Modules of which autograd saves no input, as recorded steps found: results, as of a sigmoid, or casts.
+by_result: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -533,9 +538,11 @@ def recipe(t: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optiona
 
 
 def source(module: torch.nn.Module, x: torch.Tensor, made: Made, refused: Container[str] = ()) -> Optional[Recipe]:
-    """Returns how to make the input of a cheap module again that writes over it, if it does and
-    that is possible: after a norm, for example."""
-    return recipe(x, made, refused) if overwrites(module) and not x._is_view() else None
+    """Returns how to make the input of a cheap module again that writes over it or does not save it, if it is
+    one and that is possible: after a norm, for example."""
+    if overwrites(module):
+        return recipe(x, made, refused) if not x._is_view() else None
+    return recipe(x, made, refused) if module in by_result else None
 
 
 class Lean:
@@ -564,7 +571,8 @@ class Lean:
         before = source(module, x, self.made, self.refused)
         if before is None and overwrites(module):
             return forward(x)
-        if before is None and type(module).__name__ in self.refused:
+        after_kept = module in by_result and self.made.get(x.grad_fn, module) is None  # it is of that kind, too
+        if before is None and (after_kept or type(module).__name__ in self.refused):
             with hooks(self.holder.pack, self.holder.unpack):  # its operators are kept, too
                 y = forward(x)
             if type(y) is torch.Tensor and y.grad_fn is not None:

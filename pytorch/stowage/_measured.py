@@ -294,10 +294,11 @@ class Blocks:
         mine = self._own(call)
         lean_only: Dict[int, bool] = {}
         kinds: Dict[int, str] = {}
-        held: Set[int] = set()
+        held: Dict[int, Tuple[int, Set[str]]] = {}
         can = self._can_lean(mine)
         for c in mine:
-            held |= c.held
+            for s, (n, needing) in c.held.items():
+                held[s] = n, needing | held.get(s, (0, set()))[1]
             for e in c.entries:
                 if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
                     cheap = can and (e.recipe is not None or e.small is not None) and not (self._fine and e.outer) and kinds.setdefault(e.storage, e.kind) == e.kind
@@ -308,8 +309,12 @@ class Blocks:
         by_kind: Dict[str, int] = collections.defaultdict(int)
         for s in droppable:
             by_kind[kinds[s]] += p.bytes[s]
+        # An input that nobody saves is held in place of what is dropped.
+        for n, needing in (of for s, of in held.items() if s not in p.first):
+            for kind in needing & set(by_kind):
+                by_kind[kind] = max(by_kind[kind] - n, 0)
         lean = sum(by_kind.values())
-        rest = sum(p.bytes[s] for s in lean_only if s not in droppable)
+        rest = sum(p.bytes[s] for s in lean_only) - lean
         # Inputs stay if the block is recomputed. Those that nobody saves are counted in place of
         # as many bytes of the rest, so that the sum is right while the block is kept.
         stay = {s: n for s, n in call.inputs.items() if n >= p.least and s not in p.weights and (s not in p.first or p.first[s] in mine)}

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree
 
 from . import _again
-from ._again import Holder, Made, Random, Small, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
+from ._again import Holder, Made, Random, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
 from ._bits import near, same
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
@@ -130,7 +130,7 @@ class Call:
         self.smalls: List[Small] = []
         self.made: Made = {}
         self.small: Optional[Small] = None  # the cheap module that is running
-        self.held: Set[int] = set()  # storages that cheap modules need as inputs
+        self.held: Dict[int, Tuple[int, Set[str]]] = {}  # storages that cheap modules need as inputs: their bytes, and the kinds of these
         self.fixed = 0  # bytes that are never moved, of which the library is told as a reservation
         self.ticket: Optional[int] = None  # of that
         self.inputs: Dict[int, int] = {}  # bytes of the arguments, by storage
@@ -540,8 +540,16 @@ class _Recorded:
             call.small = None
         good = (before is not None or version_of(x) == version) and Random(call.profile.device).same(drawn)
         if good and type(y) is torch.Tensor and y.grad_fn is not None and not y._is_view() and (before is not None or not shares(x, y)):
-            if before is None and recipe(x, call.made, call.profile.refused) is None:
-                call.held.add(storage_of(x)._cdata)
+            if before is None:
+                needed, found = storage_of(x), recipe(x, call.made, call.profile.refused)
+                if not any(e.storage == needed._cdata for e in call.entries[first:]):
+                    by_result.add(module)
+                    if found is not None:
+                        small.before, small.kind = found, found.kind
+                        for e in call.entries[first:]:
+                            e.kind = found.kind if e.small is small else e.kind
+                if found is None:
+                    call.held.setdefault(needed._cdata, (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
             call.made[y.grad_fn] = small
             call.smalls.append(small)

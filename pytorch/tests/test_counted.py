@@ -96,6 +96,13 @@ class Times(nn.Module):
         return self.a(x) * self.b(x)
 
 
+class Squared(nn.Module):
+    """An activation that saves what it makes of its input."""
+
+    def forward(self, x):
+        return torch.relu(x).square()
+
+
 def over():
     return nn.ReLU(inplace=True)
 
@@ -105,6 +112,10 @@ FORMS = {
     "conv": lambda: (nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4), over()),
     "conv twice": lambda: (nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4), over(), nn.Conv1d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), over(), nn.Linear(8, 8)),
     "norm first": lambda: (nn.BatchNorm1d(4), over(), nn.Conv1d(4, 4, 3, padding=1), nn.GELU(), nn.Linear(8, 8)),
+    "beside": lambda: (nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)),
+    "over and beside": lambda: (nn.Linear(8, 8), nn.LayerNorm(8), over(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)),
+    "results": lambda: (nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)),
+    "squared": lambda: (nn.Linear(8, 8), Squared(), nn.Linear(8, 8), nn.LayerNorm(8), Squared(), nn.Linear(8, 8)),
     "alone": lambda: (nn.Linear(8, 8), over(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)),
     "dropped out": lambda: (nn.Linear(8, 8), nn.LayerNorm(8), over(), nn.Dropout(0.1), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)),
     "product": lambda: (Times(), over(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)),
