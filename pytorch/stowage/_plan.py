@@ -201,15 +201,18 @@ class Measured(Held):
                 if self._fine and u.parts and c.whole:
                     continue  # another rank recomputes it, and its parts count on their own here
                 for to in options(u, c):
-                    took, more = (self._took_again(u, c) - self._took_again(u, to)) * calls[u], dropped[u, c] - dropped[u, to]
+                    took = (self._took_again(u, c) - self._took_again(u, to)) * calls[u]
+                    more = max(a - b for a, b in zip(dropped[u, c], dropped[u, to]))
                     if took > 0 and more <= room:
                         yield took / max(more, 1), more, u, to
 
-        dropped: Dict[Tuple[Unit, Choice], int] = collections.defaultdict(int)
+        # In backward passes, and while the forward pass runs: autocast keeps what it cast until then.
+        dropped: Dict[Tuple[Unit, Choice], Tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
         for part in self.parts.values():
             c = choices.get(part.unit, KEEP)
             for to in {c, *options(part.unit, c)}:
-                dropped[part.unit, to] += part.dropped(to)
+                n, (later, now) = part.dropped(to), dropped[part.unit, to]
+                dropped[part.unit, to] = later + n, now + n - part.cast(to).passes
         while True:
             found = max(gains(), key=lambda gain: gain[:2], default=None)
             if found is None:

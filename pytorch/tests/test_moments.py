@@ -215,6 +215,23 @@ class Moments(unittest.TestCase):
             self.assertEqual({units[0]: Choice(lean=True, kept=frozenset({_plan.CAST})), units[2]: Choice(whole=True)}, got.choices)
             self.assertEqual((1016, 10**9 - 5 * 10**5), (got.answer["peak"], got.answer["step_ns"]))
 
+    def test_room_and_weights_that_autocast_keeps(self):
+        """They take room while the forward pass runs: other cheap parts are not kept in their place."""
+        with recorded(stack(Block, 4)) as (rt, (m, *_)):
+            units = [u for u in rt._planner.units.list if u.parent is None]
+            for call, part in m.parts.items():
+                m.parts[call] = part._replace(cached=part.lean, kinds={**part.kinds, _plan.CAST: part.lean}, lean=2 * part.lean)
+            m._shares = {Block: {_plan.CAST: 0.1, "GELU": 0.6, "LayerNorm": 0.3}}
+            m._lean, m._kinds = dict.fromkeys(m._lean, 10**6), {Block: [frozenset({_plan.CAST}), frozenset({"GELU", "LayerNorm"})]}
+            choices = {u: Choice(lean=True, kept=frozenset({_plan.CAST})) for u in units}
+            plan = _planned_by(m, choices)
+            self.assertIs(plan, m.relaxed(plan, 0))
+            one = next(part.lean for part in m.parts.values() if part.unit is units[0]) // 2
+            self.assertEqual(3, len(m.relaxed(plan, one).choices))
+            for call, part in m.parts.items():  # in backward passes there is room for them
+                m.parts[call] = part._replace(cached=0)
+            self.assertEqual({frozenset({"GELU", "LayerNorm"})}, {c.kept for c in m.relaxed(plan, 0).choices.values()})
+
     def test_units_of_other_ranks(self):
         """What another rank recomputes, and this one does not know or counts otherwise, is left as it is."""
         with recorded(stack(Layer, 3)) as (rt, (coarse, fine, *_)):
