@@ -347,6 +347,8 @@ class Budget:
             # Gradients take the place of saved tensors one by one.
             self.step_peak = max(self.step_peak, self._began + saved)
             self.peak = max(before, self.step_peak)
+        if self.step_peak > self.size:
+            self._memory.reset()  # what comes after the step is not blamed for it
         return self.step_peak
 
     def end(self) -> None:

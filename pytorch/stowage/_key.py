@@ -20,6 +20,7 @@ class Key:
         self.limit = 0  # of saved tensors, for plans that also offload
         self.flat = 0  # the same, as recorded steps tell without any caution
         self.peak = 0  # of the last step of the stage
+        self.over = 0  # the most that a step under a plan exceeded the budget by; later plans leave as much
         self.kept = 0  # the limit that the library learnt in steps that offload
         self.outside = 0  # bytes that are saved outside of units
         self.base = 0  # bytes that are held when a step begins, that the limit goes with

@@ -74,6 +74,7 @@ class Part(NamedTuple):
     kinds: Dict[str, int]  # bytes of lean by kind
     tail: int  # bytes of lean or rest that a second pass which ends earlier does not make
     fixed: int = 0  # bytes of all these that are never moved
+    little: int = 0  # bytes of storages that are too small to be counted in these; they are dropped if all of it is recomputed
 
     def dropped(self, c: Choice) -> int:
         """Returns the bytes that do not stay."""
@@ -295,13 +296,16 @@ class Blocks:
         lean_only: Dict[int, bool] = {}
         kinds: Dict[int, str] = {}
         held: Dict[int, Tuple[int, Set[str]]] = {}
+        little: Dict[int, int] = {}
         can = self._can_lean(mine)
         for c in mine:
             for s, (n, needing) in c.held.items():
                 held[s] = n, needing | held.get(s, (0, set()))[1]
+            little.update((e.storage, e.bytes) for e in c.entries if 0 < e.bytes < p.least)
             for e in c.entries:
                 if e.bytes >= p.least and e.storage in p.first and p.first[e.storage] in mine:
-                    cheap = can and (e.recipe is not None or e.small is not None) and not (self._fine and e.outer) and kinds.setdefault(e.storage, e.kind) == e.kind
+                    sort = e.kind if self._fine or e.small is not None else e.around
+                    cheap = can and (e.small is not None or e.recipe is not None and sort != "") and not (self._fine and e.outer) and kinds.setdefault(e.storage, sort) == sort
                     lean_only[e.storage] = lean_only.get(e.storage, True) and cheap
         # What another call saves or is given stays, too.
         others = {s for s in lean_only if s in p.shared or not all(self._inside(user, mine) for user in self._users.get(s, ()))}
@@ -327,7 +331,7 @@ class Blocks:
             rest -= lean
             by_kind = {"": lean}
         fixed = sum(p.bytes[s] for s in lean_only if s in p.fixed)
-        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed)
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()))
         return part, {s: p.bytes[s] for s in lean_only if s not in stay}
 
     @staticmethod

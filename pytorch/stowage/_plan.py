@@ -211,7 +211,7 @@ class Measured(Held):
         for part in self.parts.values():
             c = choices.get(part.unit, KEEP)
             for to in {c, *options(part.unit, c)}:
-                n, (later, now) = part.dropped(to), dropped[part.unit, to]
+                n, (later, now) = part.dropped(to) + part.little * to.whole, dropped[part.unit, to]
                 dropped[part.unit, to] = later + n, now + n - part.cast(to).passes
         while True:
             found = max(gains(), key=lambda gain: gain[:2], default=None)

@@ -52,7 +52,7 @@ CAUTION = 16
 # Once steps were measured, plans that offload leave this part for copies that are late.
 LATE = 64
 
-# The peak of settled plans is read once in so many steps.
+# The peak of settled plans that keep everything is read once in so many steps.
 LOOK = 16
 
 # A plan that offloads is tried if its forecast is shorter by this factor.
@@ -298,11 +298,11 @@ class Planner:
             rt._refresh()
             step = self._begin(key, known)
         known.watched -= known.watched > 0
-        look = known.stage != "settled" or known.followed % LOOK == 0 or known.watched > 0
-        if step is None and look:
-            budget.watch(known.stage != "settled", alone=not self.ranks.several)
         plan = known.plan
         assert plan is not None
+        look = known.stage != "settled" or bool(plan.choices) or known.followed % LOOK == 0 or known.watched > 0
+        if step is None and look:
+            budget.watch(known.stage != "settled", alone=not self.ranks.several)
         timed = known.stage == "compare" or known.stage == "recompute" and known.steps >= REFINED
         clock = _Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
@@ -329,6 +329,7 @@ class Planner:
                 raise Error(raised(e)) from None
             raise
         known.followed, known.peak, budget.planned = known.followed + 1, peak, max(budget.planned, peak)
+        known.over = max(known.over, peak - budget.size)
         if step is not None and budget.measures:
             known.kept = budget.learnt(known.plan_key(key)) + known.outside
         if passes is not None:
@@ -423,6 +424,9 @@ class Planner:
             self._refine(key, known, mine)
             return
         if any(f.change for f in all):
+            m = self._division(known, plan)
+            if mine.change < 0 and m is not None and not plan.offloads:  # the next plan holds less than this one
+                known.total = min(known.total, m.most_held(plan.choices))
             known.total = max(known.total + min(mine.change, 0), 1)
             if mine.change < 0 or known.stage != "recompute":
                 known.limit = max(known.limit + mine.change, 1)
@@ -525,7 +529,7 @@ class Planner:
         size = self._budget.size
         known.limit += size // (2 * CAUTION)  # the rest is for copies that are not in time
         if self._budget.measures:  # what else this plan held is what others hold, too, but perhaps at another time
-            known.limit = max(known.limit, min(plan.answer["peak"] + size - known.peak - size // SLACK, known.flat) - size // LATE)
+            known.limit = max(known.limit, min(plan.answer["peak"] + size - known.peak - known.over - size // SLACK, known.flat) - size // LATE)
 
         def calibrated() -> Plan:
             made_for = self._division(known, plan)
@@ -555,7 +559,7 @@ class Planner:
         if known.stage == "offload" and known.steps < REFINED and known.kept - size // LATE > known.limit + size // LATE:
             return known.kept - size // LATE - known.limit  # the library keeps to its limit, whatever is recomputed
         if plan.choices and known.other is None and known.steps < REFINED and self._budget.measures and peak < size - slack - slack // 4:
-            room = size - peak - slack
+            room = max(size - peak - slack - known.over, 0)
             return room if known.stage == "recompute" else max(min(room // 2, max(known.flat, known.kept) - size // LATE - known.limit), 0)
         return 0
 

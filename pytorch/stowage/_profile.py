@@ -22,7 +22,7 @@ from ._again import Holder, Made, Random, Small, by_result, cast_weight, collect
 from ._bits import near, same
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
-from ._record import Kept, is_held, storage_of, version_of
+from ._record import Kept, Weak, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
 from ._units import Attributes
 
@@ -101,7 +101,7 @@ class Saved:
 class Entry:
     """One tensor that autograd saved in a call."""
 
-    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "outer")
+    __slots__ = ("saved", "bytes", "storage", "recipe", "small", "place", "cached", "kind", "around", "outer")
 
     def __init__(self, saved: Saved) -> None:
         self.saved, self.bytes, self.storage = weakref.ref(saved), 0, 0
@@ -110,6 +110,7 @@ class Entry:
         self.place = -1  # among what the small call saved, if it can be dropped
         self.cached = False  # a cast weight, which autocast holds until the forward pass is over
         self.kind = ""  # of a cheap tensor, as in Recipe
+        self.around = ""  # the same if the block around the part is one unit: a norm of the block may make it
         self.outer = False  # it is made again from what the block around the part has
 
     def value(self) -> torch.Tensor:
@@ -153,7 +154,7 @@ class Call:
         kept = type(saved.held) is Kept
         if type(t) in _plain and t.layout is torch.strided and t.device == p.device:
             memory = storage_of(t)
-            entry.storage, entry.bytes = memory._cdata, memory.nbytes()
+            entry.storage, entry.bytes = p.number(memory), memory.nbytes()
             small = self.small
             if entry.storage in p.weights or t.is_leaf and t.requires_grad:
                 entry.bytes = 0
@@ -168,6 +169,8 @@ class Call:
                     entry.recipe = recipe(t, self.made_around(), p.refused)
                     entry.outer = entry.recipe is not None
                 entry.kind = entry.recipe.kind if entry.recipe is not None else ""
+                around = recipe(t, self.made_around(), p.refused) if self.parent is not None else entry.recipe
+                entry.around = around.kind if around is not None else ""
                 entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
             self.small.last += 1
@@ -261,14 +264,23 @@ class Profile:
         self.fixed: Dict[int, int] = {}  # bytes that are never moved: cast weights
         self.untold: Dict[int, int] = {}  # bytes that the library does not count in this step
         self.returned: Set[int] = set()
+        self.numbered: Dict[int, Weak] = {}
 
     def close(self) -> None:
         """Forgets tensors, and keeps what was counted."""
         self.needs = self.budget.needs()
-        self.stack = []
+        self.stack, self.numbered = [], {}
         self.holder, self.step = _again.IN_PLACE, None
         for call in self.calls:
             call.forget()
+
+    def number(self, memory: Any) -> int:
+        """Returns the number of a storage. No other one of this step has it: what is offloaded is freed, and
+        without a reference the next storage might be where it was."""
+        s: int = memory._cdata
+        if s not in self.numbered:
+            self.numbered[s] = Weak(memory)
+        return s
 
     def largest(self) -> int:
         """Returns the most bytes that one call saves."""
@@ -291,7 +303,7 @@ class Profile:
         call = Call(self, unit, parent, self.count.get(unit, 0))
         self.count[unit] = call.number + 1
         tensors = [x for x in _pytree.tree_flatten((args, kwargs))[0] if type(x) in _plain and x.layout is torch.strided and x.device == self.device]
-        call.inputs = {storage_of(x)._cdata: storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
+        call.inputs = {self.number(storage_of(x)): storage_of(x).nbytes() for x in tensors if not (x.is_leaf and x.requires_grad)}
         versions = [version_of(x) for x in tensors]
         call.again = (forward, _again.Inputs(self.holder, args, kwargs))
         call.around, call.random = _again.Surroundings(), Random(self.device)
@@ -349,7 +361,7 @@ class Profile:
         held = self.holder.pack(t)
         if type(t) in _plain and t.layout is torch.strided and t.device == self.device and not (t.is_leaf and t.requires_grad):
             memory = storage_of(t)
-            s, n = memory._cdata, memory.nbytes()
+            s, n = self.number(memory), memory.nbytes()
             if self.first.get(s) is not None:
                 self.shared.add(s)  # it stays, whatever happens to the block that saved it
             if n >= self.least and s not in self.first and s not in self.weights:
@@ -549,7 +561,7 @@ class _Recorded:
                         for e in call.entries[first:]:
                             e.kind = found.kind if e.small is small else e.kind
                 if found is None:
-                    call.held.setdefault(needed._cdata, (needed.nbytes(), set()))[1].add(small.kind)
+                    call.held.setdefault(call.profile.number(needed), (needed.nbytes(), set()))[1].add(small.kind)
             small.hold()
             call.made[y.grad_fn] = small
             call.smalls.append(small)

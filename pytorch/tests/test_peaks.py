@@ -125,6 +125,38 @@ class Peaks(unittest.TestCase):
     def test_parts_of_blocks(self):
         self.steps(Layer, 4, 32, 16, 0.6, False)
 
+    def test_temporaries_that_grow(self):
+        """As those of experts do that get more rows: a step that exceeds the budget is noticed at once, settled
+        or not, and the next ones keep to it."""
+        for at in (3, 14):
+            torch.manual_seed(1)
+            model, x = Model(Block, 6, 32), torch.randn(16, 16, 32)
+            memory = Allocator(model)
+
+            def step(more):
+                memory.most = memory.allocated()
+                held = torch.zeros(more)
+                model(x).square().mean().backward()
+                del held
+                model.zero_grad(set_to_none=True)
+                return memory.most
+
+            with memory, mock.patch.object(_planned, "WORTH", 0.0):
+                base, most = memory.allocated(), step(1)
+                memory.reset()
+                with runtime("budget", budget=int(base + 0.7 * (most - base)), memory=memory) as rt:
+                    rt.attach(model)
+                    size, more, peaks = rt._budget.size, 0, []
+                    for i in range(at + 6):
+                        if i == at:
+                            more = (size - peaks[-1]) // 4 + size // 64
+                            self.assertEqual("settled" if at > 3 else "recompute", rt._planner.keys[""].stage)
+                        with rt.step():
+                            peaks.append(step(more))
+                    self.assertEqual([i == at for i in range(at + 6)], [peak > size for peak in peaks], [round(peak / size, 3) for peak in peaks])
+                    self.assertEqual(0, rt._budget.outside)
+                    self.assertGreater(rt._planner.keys[""].over, 0)
+
 
 if __name__ == "__main__":
     unittest.main()
