@@ -136,6 +136,7 @@ type Outcome struct {
 	Final  bool   // a rerun cannot help
 	Rank   int    // the lowest rank that failed
 	Why    string // its reason
+	Broke  bool   // the order of a recorded stack did not hold, and the rerun uses pages
 }
 
 // Worse returns the outcome of two ranks together. A final failure counts before one

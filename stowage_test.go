@@ -125,8 +125,8 @@ func TestConfigReachesTheEngine(t *testing.T) {
 			t.Errorf("the engine gets other values for %v", names)
 		}
 	})
-	got, err := c.engine().Reduce(stash.Outcome(Outcome{Failed: true, Final: true, Rank: 3, Why: "why"}))
-	if err != nil || Outcome(got) != (Outcome{true, true, 3, "why"}) {
+	got, err := c.engine().Reduce(stash.Outcome(Outcome{Failed: true, Final: true, Rank: 3, Why: "why", Broke: true}))
+	if err != nil || Outcome(got) != (Outcome{true, true, 3, "why", true}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -164,6 +164,7 @@ func TestWorseOutcome(t *testing.T) {
 	ok := Outcome{}
 	failed := func(rank int) Outcome { return Outcome{Failed: true, Rank: rank, Why: "failed"} }
 	final := func(rank int) Outcome { return Outcome{Failed: true, Final: true, Rank: rank, Why: "final"} }
+	broke := func(o Outcome) Outcome { o.Broke = true; return o }
 	for _, x := range []struct{ a, b, want Outcome }{
 		{ok, ok, ok},
 		{ok, failed(0), failed(0)},
@@ -172,6 +173,9 @@ func TestWorseOutcome(t *testing.T) {
 		{final(2), final(1), final(1)},
 		{failed(1), final(2), final(2)},
 		{final(1), failed(0), final(1)},
+		{ok, broke(failed(1)), broke(failed(1))},
+		{failed(0), broke(failed(1)), broke(failed(0))},
+		{final(2), broke(failed(1)), broke(final(2))},
 	} {
 		if got, other := x.a.Worse(x.b), x.b.Worse(x.a); got != x.want || other != x.want {
 			t.Errorf("the worse of %+v and %+v is %+v or %+v, want %+v", x.a, x.b, got, other, x.want)

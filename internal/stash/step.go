@@ -29,18 +29,18 @@ type Outcome struct {
 	Final  bool   // the step fails, because no rerun can succeed
 	Rank   int    // the lowest rank that failed
 	Why    string // the reason of that rank
+	Broke  bool   // a stack did not hold, so that the rerun is the first to show what the step needs
 }
 
 // Worse returns the worse of two outcomes. A final failure is worse than another one, and
 // among equals the failure of the lower rank is returned.
 func (v Outcome) Worse(w Outcome) Outcome {
-	switch {
-	case !w.Failed || v.Final && !w.Final:
-		return v
-	case !v.Failed || w.Final && !v.Final || w.Rank < v.Rank:
-		return w
+	worse := v
+	if w.Failed && (!v.Failed || w.Final && !v.Final || w.Final == v.Final && w.Rank < v.Rank) {
+		worse = w
 	}
-	return v
+	worse.Broke = v.Broke || w.Broke
+	return worse
 }
 
 // Overflow reports that a step failed although it was rerun with more room, or that it
@@ -82,6 +82,7 @@ type transaction struct {
 	transacting bool
 	states      []State
 	attempt     int
+	blind       bool // an attempt of this step broke a stack, on any rank
 	stats       Stats
 	logged      map[string]bool
 }
@@ -99,7 +100,7 @@ func (m *Manager) Generation() int { return int(m.store.gen) }
 
 // Step runs one step. It calls body between Begin and Finish to issue the step, and again
 // with the next attempt if the step overflowed. It returns an *Overflow if the rerun
-// fails too.
+// fails too. An attempt that breaks its stack does not count.
 func (m *Manager) Step(key memory.Key, body func(attempt int) error) error {
 	return m.Transact(key, func(attempt int) error {
 		m.Begin(key)
@@ -127,6 +128,7 @@ func (m *Manager) Transact(key memory.Key, issue func(attempt int) error) error 
 	for _, s := range m.states {
 		s.Save(m.compute.Stream)
 	}
+	m.blind = false
 	for m.attempt = 0; ; m.attempt++ {
 		m.key, m.phase, m.recording, m.broken, m.err = key, key.Phase, nil, "", nil
 		if err := issue(m.attempt); err != nil {
@@ -154,7 +156,8 @@ func (m *Manager) giveUp(err error) error {
 // settle waits for the step and reads its reports once. A rank that overflowed grows its
 // pools to the demand. Then the ranks agree. If a rank failed, all ranks undo the step
 // and rerun it. A second failure, or a failure that growth cannot mend, is an error on
-// all ranks.
+// all ranks. An attempt that broke a stack is no failure of that kind: it did not show
+// what its step needs, and each key has at most one.
 func (m *Manager) settle() (again bool, err error) {
 	mine, own := m.examine()
 	all := mine
@@ -163,6 +166,8 @@ func (m *Manager) settle() (again bool, err error) {
 			return false, err
 		}
 	}
+	before := m.attempt > 1 || m.attempt > 0 && !m.blind // the step failed before
+	m.blind = m.blind || all.Broke
 	switch {
 	case !all.Failed:
 		m.stats.Steps++
@@ -175,7 +180,7 @@ func (m *Manager) settle() (again bool, err error) {
 		return false, own
 	case all.Final:
 		return false, &Overflow{Rank: all.Rank, Why: all.Why}
-	case m.attempt > 0:
+	case before:
 		return false, &Overflow{Rank: all.Rank, Why: "the rerun of a step failed as well: " + all.Why}
 	}
 	m.once("rerun", "a step is rerun; pools that begin larger avoid it", "rank", all.Rank, "why", all.Why)
@@ -200,13 +205,14 @@ func (m *Manager) examine() (Outcome, error) {
 	}
 	m.count(reports, what)
 	v := m.judge(reports)
+	if v.Broke { // groups that could not be restored left other rows in sets, so nothing that it asked for counts
+		v.Final = m.cfg.Mode == BumpOnly && m.plain[m.key]
+		m.unstack()
+		return v, nil
+	}
 	if err := m.mend(reports, what); err != nil {
 		err = &Overflow{Rank: m.cfg.Rank, Why: v.Why, Cause: err}
 		return Outcome{Failed: true, Final: true, Rank: m.cfg.Rank, Why: v.Why}, err
-	}
-	if m.broken != "" {
-		v.Final = m.cfg.Mode == BumpOnly && m.plain[m.key]
-		m.unstack()
 	}
 	return v, nil
 }
@@ -288,6 +294,13 @@ func (m *Manager) rearrange() {
 // judge returns the outcome that the reports describe.
 func (m *Manager) judge(reports []Report) Outcome {
 	v := Outcome{Rank: m.cfg.Rank, Failed: true}
+	if m.broken != "" {
+		v.Broke, v.Why = true, "the schedule has changed: "+m.broken
+		if m.cfg.Mode == BumpOnly {
+			v.Why += "; a stack was asked for, so choose pages"
+		}
+		return v
+	}
 	for i, st := range m.stores() {
 		rep := reports[i]
 		switch {
@@ -301,16 +314,7 @@ func (m *Manager) judge(reports []Report) Outcome {
 			return v
 		}
 	}
-	switch {
-	case m.broken != "":
-		v.Why = "the schedule has changed: " + m.broken
-		if m.cfg.Mode == BumpOnly {
-			v.Why += "; a stack was asked for, so choose pages"
-		}
-	default:
-		return Outcome{}
-	}
-	return v
+	return Outcome{}
 }
 
 // demand returns the most pages that the step's groups occupy at once. It depends only on
@@ -386,7 +390,7 @@ func (m *Manager) count(reports []Report, what *issue) {
 			m.once("spill", "pages spilled to host memory; a larger device tier avoids it",
 				"pages", rep.Spilled, "device_pages_needed", demand)
 		}
-		if what == nil {
+		if what == nil || m.broken != "" {
 			continue
 		}
 		for g, r := range what.records {
@@ -395,7 +399,10 @@ func (m *Manager) count(reports []Report, what *issue) {
 			}
 		}
 	}
-	m.stats.Demand, m.stats.Low = max(m.stats.Demand, all), low
+	m.stats.Low = low
+	if m.broken == "" {
+		m.stats.Demand = max(m.stats.Demand, all)
+	}
 	m.emitPages(low)
 }
 

@@ -5,8 +5,10 @@ package stash
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
 	"github.com/stowage-dev/stowage/internal/order"
 	"github.com/stowage-dev/stowage/internal/schedule"
 	"github.com/stowage-dev/stowage/memory"
@@ -387,6 +389,7 @@ func (w *Workspace) holding(g memory.GroupID) *slot {
 // stash issues the copy into pages after a mark.
 func (s *slot) stash(after *order.Mark) {
 	m := s.w.m
+	again := s.state == slotReturning
 	s.idle, s.state = after, slotFree
 	r := m.used[s.group]
 	if r == nil {
@@ -394,11 +397,24 @@ func (s *slot) stash(after *order.Mark) {
 	}
 	m.out.After(after)
 	m.out.Flush()
+	if again {
+		s.recount(r)
+	}
 	m.pushed(s.group)
 	r.store.Stash(m.out.Stream, r, s.mem)
 	m.emit(trace.Stash, s.group)
 	m.out.Record(r.stashed)
 	s.idle = r.stashed
+}
+
+// recount gives a restored set the row counts that its group was stashed with. A restore
+// writes at most the rows that the buffers hold; a second stash would then report fewer
+// than the group asked for, and a rerun would be given too little.
+func (s *slot) recount(r *Record) {
+	for i, t := range r.layout.Tensors {
+		asked := kernels.StashRecordSize(i, 0) + memory.Bytes(unsafe.Offsetof(kernels.StashTensor{}.Asked))
+		s.w.m.out.Stream.Copy(s.mem.Slice(memory.Bytes(8*t.Count), 8), r.mem.Slice(asked, 8))
+	}
 }
 
 // restore issues the copy back into a free slot.
