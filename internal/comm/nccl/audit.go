@@ -188,8 +188,14 @@ func (g *group) freeLetters() {
 	}
 }
 
-// closeAudit leaves the other ranks of the group.
+// closeAudit leaves the other ranks of the group, when this rank's calls have ended or the
+// communicator has failed.
 func (g *group) closeAudit() error {
+	g.mu.Lock()
+	for g.busy && g.lost == nil {
+		g.wake.Wait()
+	}
+	g.mu.Unlock()
 	g.freeLetters()
 	err := errors.Join(g.watched.Close(), g.hs.Close())
 	if g.host != g.w.o.Host { // that of the world is closed last

@@ -51,6 +51,7 @@ type group struct {
 	queue []*audited // calls that are not compared yet, in order
 	lost  *comm.Failure
 	quit  bool
+	busy  bool // it has quit, and calls of this rank are in flight
 }
 
 var (
@@ -256,18 +257,34 @@ func (g *group) Split(ranks []int) (comm.Comm, error) {
 // ranks may still have calls in flight. That of all ranks waits for the calls in flight and
 // for the other ranks to close theirs.
 func (g *group) Close() error {
+	g.leave()
+	if g == g.w.root {
+		return g.w.close()
+	}
+	return nil
+}
+
+// leave has the audit tell the other ranks that this one closes the communicator, once its
+// calls have ended. A rank that has made one more call aborts the communicator then, which
+// ends those in flight, too.
+func (g *group) leave() {
+	g.w.order.mu.Lock()
+	defer g.w.order.mu.Unlock()
 	g.mu.Lock()
 	if g.quit {
 		g.mu.Unlock()
 		panic(fmt.Sprintf("comm: rank %d closes its communicator twice; close it once", g.ranks[g.me]))
 	}
-	g.quit = true
+	g.quit, g.busy = true, g.made > 0
 	g.wake.Broadcast()
 	g.mu.Unlock()
-	if g == g.w.root {
-		return g.w.close()
-	}
-	return nil
+	g.w.behind.Wait(g.w.turn)
+	g.w.behind.Host(func() { // unlike a Sync it says nothing to the host, which may have more to wait for
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.busy = false
+		g.wake.Broadcast()
+	})
 }
 
 // Gather goes through the hosts.

@@ -270,6 +270,46 @@ func TestRankGivesUpInFlight(t *testing.T) {
 	}
 }
 
+// A rank that closes a communicator tells the others only when its calls have ended: one that
+// has made one more call aborts the communicator in NCCL.
+func TestCloseInFlight(t *testing.T) {
+	called := make(chan struct{})
+	err := run(t, nccltest.Libraries(2, 0), func(p *place) error {
+		c, err := p.c.Split([]int{0, 1})
+		if err != nil {
+			return err
+		}
+		if p.c.Rank() == 0 {
+			p.s.Host(func() { <-called })
+		}
+		c.AllReduce(p.s, p.b.Slice(0, 8), p.b.Slice(0, 8), comm.F32, comm.Max)
+		if p.c.Rank() == 0 {
+			if err := c.Close(); err != nil {
+				return err
+			}
+		} else {
+			c.Barrier(p.s)
+			select {
+			case <-c.(*group).gone: // too early
+			case <-time.After(100 * time.Millisecond):
+			}
+			close(called)
+			var f *comm.Failure
+			if err := c.Err(); !errors.As(err, &f) || f.By != 0 || f.Call != "barrier #2" || !strings.Contains(err.Error(), "has closed the communicator") {
+				t.Errorf("rank 1: %v", err)
+			}
+			if err := c.Close(); err != nil {
+				return err
+			}
+		}
+		p.c.Barrier(p.s)
+		return errors.Join(p.s.Sync(), p.c.Err())
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // A library that does not start on one rank is an error on all.
 func TestOpenFails(t *testing.T) {
 	for _, at := range []string{"id", "init"} {

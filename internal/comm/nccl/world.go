@@ -72,12 +72,13 @@ func (o *Order) leave(w *world) {
 
 // world is the state that all communicators of this process share.
 type world struct {
-	lib  Library
-	dev  device.Device
-	o    Options
-	root *group
-	side device.Stream  // on which communicators are made
-	spot *device.Buffer // what barriers add up
+	lib    Library
+	dev    device.Device
+	o      Options
+	root   *group
+	side   device.Stream  // on which communicators are made
+	behind device.Stream  // which waits for the calls of communicators that were closed
+	spot   *device.Buffer // what barriers add up
 
 	order  *Order
 	turn   device.Event // behind the last call outside of captures
@@ -166,6 +167,9 @@ func (w *world) allocate() (err error) {
 	if w.side, err = w.dev.NewStream("nccl"); err != nil {
 		return err
 	}
+	if w.behind, err = w.dev.NewStream("nccl close"); err != nil {
+		return err
+	}
 	if w.spot, err = w.dev.Alloc(memory.Device, 256, "comm scratch"); err != nil {
 		return err
 	}
@@ -178,8 +182,10 @@ func (w *world) release() (err error) {
 	if w.spot != nil {
 		w.side.Free(w.spot)
 	}
-	if w.side != nil {
-		err = w.side.Close()
+	for _, s := range []device.Stream{w.side, w.behind} {
+		if s != nil {
+			err = errors.Join(err, s.Close())
+		}
 	}
 	for _, e := range []device.Event{w.turn, w.inner} {
 		if e != nil {
