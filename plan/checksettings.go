@@ -109,6 +109,27 @@ const mostBytes = 1 << 60
 // overestimates every walk: it counts every tensor of every layer and microbatch in flight,
 // at eight bytes an element.
 func (s *Setup) checkBounds() error {
+	most, name := 1.0, ""
+	for _, f := range []struct {
+		name string
+		v    float64
+	}{{"routing imbalance", s.Routing.Imbalance}, {"expert capacity factor", s.Kernels.CapacityFactor}, {"expert rank capacity", s.Stash.RankCapacity}} {
+		if f.v > most {
+			most, name = f.v, f.name
+		}
+	}
+	switch {
+	case s.boundOf(most) < mostBytes:
+		return nil
+	case s.boundOf(1) < mostBytes:
+		return fmt.Errorf("%s %g makes more bytes of expert rows than can be counted; give a smaller one", name, most)
+	}
+	return fmt.Errorf("micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
+}
+
+// boundOf overestimates the bytes of a batch. Expert ranks get up to uneven times as many
+// rows as balanced ones.
+func (s *Setup) boundOf(uneven float64) float64 {
 	l := s.Layout
 	var width float64 // elements a token
 	seq := float64(s.Batch.Seq)
@@ -133,16 +154,13 @@ func (s *Setup) checkBounds() error {
 			width += 8 * float64(x.Dense.Width)
 		}
 		if x.MoE != nil {
-			rows := float64(x.MoE.TopK) * float64(l.ETP) * max(s.Routing.Imbalance, s.Kernels.CapacityFactor, s.Stash.RankCapacity, 1)
+			rows := float64(x.MoE.TopK) * float64(l.ETP) * uneven
 			width += 8*rows*float64(s.Model.Hidden+x.MoE.Width) + 8*float64(x.MoE.SharedWidth) + 8*float64(x.MoE.Experts) + float64(l.EP*l.ETP)*float64(s.Model.Hidden)
 		}
 	}
 	flight := float64(min(s.Microbatches(), l.PP*(l.VPP+2)+l.GroupSize*l.VPP))
 	width = width*flight + 64*float64(s.Model.Vocab)*float64(1+s.Microbatches()) + seq
-	if tokens := float64(s.Batch.Micro) * seq; !(8*tokens*width < mostBytes) {
-		return fmt.Errorf("micro-batch-size %d x seq-length %d makes more bytes than can be counted; give fewer tokens", s.Batch.Micro, s.Batch.Seq)
-	}
-	return nil
+	return 8 * float64(s.Batch.Micro) * seq * width
 }
 
 // mambaBound overestimates the elements that a Mamba mixer has for one token.

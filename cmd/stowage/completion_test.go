@@ -30,10 +30,20 @@ func completions(t *testing.T, line ...string) (offered []string) {
 	return offered
 }
 
+// A request to complete that names no word is one to complete the first.
+func TestCompletionOfNothing(t *testing.T) {
+	for _, request := range []string{"__complete", "__completeNoDesc"} {
+		want, _, _ := command(request, "")
+		if got, stderr, code := command(request); code != exitOK || got != want || got == "" {
+			t.Errorf("%s: code %d, %q, %q", request, code, got, stderr)
+		}
+	}
+}
+
 // Names of commands, models, policies, modules, hardware, pools and settings complete.
 func TestCompletion(t *testing.T) {
 	for _, x := range []struct{ line, want string }{
-		{"t", "train"}, {"bench ", "copy offload pools record stash"}, {"help bench p", "copy offload pools record stash"}, {"completion ", "bash zsh fish"},
+		{"", "bench completion doctor help plan report train version"}, {"t", "train"}, {"bench ", "copy offload pools record stash"}, {"help bench p", "copy offload pools record stash"}, {"completion ", "bash zsh fish"},
 		{"train --model tiny-d", "tiny-deepseek tiny-dense"}, {"bench pools --model=mix", "mixtral-8x22b mixtral-8x7b"}, {"plan --model kim", "kimi-k2"},
 		{"train --policy o", "offload offload+recompute"}, {"train --policy=bu", "budget"},
 		{"train --offload-modules moe", "moe_act"}, {"train --offload-modules core_attn fused", "fused_group_mlp"}, {"train --recompute-modules core_attn,la", "core_attn,layernorm"},

@@ -11,9 +11,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/internal/plaintext"
 	_ "github.com/stowage-dev/stowage/internal/startup" // ends a program that cannot start
 	"github.com/stowage-dev/stowage/internal/sysinfo"
@@ -40,6 +43,9 @@ func main() {
 			os.Exit(exitFailure)
 		}
 	}
+	if n := parallel.Threads(); n < runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(n) // Go's collector would start as many threads as it is told
+	}
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -50,6 +56,9 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	ascii := plaintext.WantsASCII(os.Getenv)
 	out, said := newOutput(stdout, ascii), plaintext.NewWriter(stderr, ascii)
 	root := newRoot()
+	if len(args) == 1 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		args = []string{args[0], ""} // the first word of a command line, of which nothing is typed yet
+	}
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetOut(out)
 	root.SetErr(said)

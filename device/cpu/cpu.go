@@ -22,7 +22,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/stowage-dev/stowage/device"
 	"github.com/stowage-dev/stowage/internal/devicekit"
+	"github.com/stowage-dev/stowage/internal/parallel"
 	"github.com/stowage-dev/stowage/internal/sysinfo"
 	"github.com/stowage-dev/stowage/memory"
 )
@@ -102,7 +102,7 @@ func Open(o Options) (device.Device, error) {
 		ledger: devicekit.NewLedger(name, o.Capacity),
 		info: device.Info{
 			Backend: "cpu", Ordinal: o.Ordinal, Name: name,
-			Units: runtime.GOMAXPROCS(0), Capacity: o.Capacity,
+			Units: parallel.Threads(), Capacity: o.Capacity,
 		},
 		copyThreads: o.CopyThreads,
 		watch:       o.Observe,

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -312,7 +313,37 @@ func TestRecomputeLeavesRoom(t *testing.T) {
 	}
 }
 
-// A decision to recompute that takes the place of one that works leaves room for what the
+// Whatever the times are that a step is decided by, the steps after it find room: one that
+// recomputes more than fits would end the run. Seeds 7 and 15 did.
+func TestDrawnTimesLeaveRoom(t *testing.T) {
+	t.Parallel()
+	seeds := []uint64{7, 15}
+	for seed := uint64(20); seed < 30 && !testing.Short(); seed++ {
+		seeds = append(seeds, seed)
+	}
+	for _, seed := range seeds {
+		draw := rand.New(rand.NewPCG(seed, 9))
+		c := on(draw.IntN(3), Config{})
+		c.layers, c.scale, c.dry = 1+draw.IntN(3), 8, true
+		c.pipeline.Microbatches = c.pipeline.Ranks * (1 + draw.IntN(2))
+		c.work = time.Duration(1000 * math.Exp(draw.Float64()*10))
+		all := extent(t, c)
+		link := 1e6 * math.Exp(draw.Float64()*7)
+		c.SavedLimit, c.Links = all*memory.Bytes(20+draw.IntN(70))/100/256*256, memory.Links{Out: link, In: link}
+		must(t, c, func(l *loop, rng *rand.Rand) error {
+			work := l.work
+			for i := range 4 {
+				l.work = time.Duration(float64(work) * math.Exp(draw.Float64()*4-2))
+				if err := l.train(1, rng); err != nil {
+					return fmt.Errorf("seed %d, step %d, %v of %v: %w", seed, i, c.SavedLimit, all, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// A decision to recompute leaves room for what the
 // largest recomputed group loads and makes again. If there is none, nothing is recomputed.
 // The budget of both is the one that was given.
 func TestSpareRoom(t *testing.T) {

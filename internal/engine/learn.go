@@ -295,7 +295,7 @@ func (r *Runtime) solve(p *policy.Profile, l *learned) (*policy.Decision, error)
 		allowed.Recompute = false // scopes are warm, and recording would make their graphs stale
 	}
 	d, err := policy.Solve(p, r.links, r.off.Config(), r.limit(), allowed)
-	if err == nil && recomputes(d) && (l.known || l.again) {
+	if err == nil && recomputes(d) {
 		d = r.withSpareRoom(p, d, allowed)
 	}
 	var small *memory.BudgetError
@@ -338,9 +338,10 @@ func recomputes(d *policy.Decision) bool {
 	return slices.ContainsFunc(d.Policy.Units(), func(u memory.Unit) bool { return d.Policy[u] == memory.Recompute })
 }
 
-// withSpareRoom returns a decision to take the place of one that works. It leaves room for
-// what a forecast does not know before a step has recomputed something: the tensors that
-// the largest recomputed group loads and makes again. If that does not fit, nothing is
+// withSpareRoom returns a decision to take the place of one that recomputes. It leaves room
+// for what a forecast does not know before a step has recomputed something: the tensors that
+// the largest recomputed group loads and makes again. A step that finds no room fails, and
+// the recorded step has shown that the budget is enough without recomputing. If that does not fit, nothing is
 // recomputed. It returns d if only recomputing fits.
 func (r *Runtime) withSpareRoom(p *policy.Profile, d *policy.Decision, allowed policy.Allowed) *policy.Decision {
 	var largest memory.Bytes

@@ -6,7 +6,6 @@ package kernels
 
 import (
 	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -75,7 +74,7 @@ var reduceJobs = sync.Pool{New: func() any {
 
 func (j *reduceJob) run() {
 	j.next.Store(0)
-	j.crew.Run(min(runtime.GOMAXPROCS(0), (j.n+twinChunk-1)/twinChunk) - 1)
+	j.crew.Run(min(parallel.Threads(), (j.n+twinChunk-1)/twinChunk) - 1)
 }
 
 func (j *reduceJob) takeChunks() {

@@ -3,7 +3,6 @@
 package memcopy
 
 import (
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -17,7 +16,7 @@ import (
 const chunkBytes = 256 << 10
 
 // Parallel is Copy over several goroutines, the caller's among them; threads <= 0
-// means GOMAXPROCS. It returns when everything is copied. It panics if a helper reaches
+// means parallel.Threads. It returns when everything is copied. It panics if a helper reaches
 // memory that is not there.
 //
 // Chunks are taken, not dealt: where a core is busy with something else, the
@@ -35,7 +34,7 @@ func Parallel(dst, src []byte, threads int) {
 		return
 	}
 	if threads <= 0 {
-		threads = runtime.GOMAXPROCS(0) // takes a lock, hence after the small copies
+		threads = parallel.Threads() // takes a lock, hence after the small copies
 	}
 	if same(dst, src) {
 		return
@@ -61,7 +60,7 @@ func Pieces(n, bytes, threads int, piece func(i int) (dst, src []byte)) {
 		return
 	}
 	if threads <= 0 {
-		threads = runtime.GOMAXPROCS(0)
+		threads = parallel.Threads()
 	}
 	j := jobs.Get().(*job)
 	j.piece, j.pieces, j.batch = piece, n, max(1, chunkBytes/max(bytes/n, 1))

@@ -8,6 +8,16 @@ import (
 	"sync/atomic"
 )
 
+// perProcessor is how many threads a processor is given at most. Go lets GOMAXPROCS be any
+// number, and thousands of threads do nothing but wait for each other.
+const perProcessor = 8
+
+var most = perProcessor * runtime.NumCPU()
+
+// Threads returns the number of threads that a job is divided over: GOMAXPROCS, or a few for
+// each processor if that is less.
+func Threads() int { return min(runtime.GOMAXPROCS(0), most) }
+
 // For calls f for consecutive runs of grain numbers below n, the last one perhaps
 // shorter, from several goroutines, and returns when all are done. Where runs
 // begin depends on n and grain alone, so that what a run computes does not depend
@@ -17,7 +27,7 @@ func For(n, grain int, f func(from, to int)) {
 		return
 	}
 	runs := (n + grain - 1) / grain
-	helpers := min(runtime.GOMAXPROCS(0), runs) - 1
+	helpers := min(Threads(), runs) - 1
 	if helpers <= 0 {
 		for at := 0; at < n; at += grain {
 			f(at, min(at+grain, n))

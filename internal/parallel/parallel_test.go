@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -46,4 +47,26 @@ func TestForPassesPanicsOn(t *testing.T) {
 		}
 	})
 	t.Error("no panic")
+}
+
+// GOMAXPROCS may be any number; the threads of a job are a few for each processor.
+func TestThreadsAreBounded(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2 * most))
+	if n := Threads(); n != perProcessor*runtime.NumCPU() {
+		t.Errorf("%d threads", n)
+	}
+	var mu sync.Mutex
+	before, goroutines := runtime.NumGoroutine(), 0
+	For(10*most, 1, func(int, int) {
+		mu.Lock()
+		defer mu.Unlock()
+		goroutines = max(goroutines, runtime.NumGoroutine())
+	})
+	if goroutines-before >= most {
+		t.Errorf("%d goroutines help, with room for %d", goroutines-before, most)
+	}
+	runtime.GOMAXPROCS(1)
+	if n := Threads(); n != 1 {
+		t.Errorf("%d threads of one", n)
+	}
 }

@@ -177,6 +177,12 @@ class Forecast:
         return lines
 
 
+def _kind(x: object) -> str:
+    """Returns the name of a value's type with its article."""
+    name = type(x).__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
 def _written(n: int) -> str:
     """Returns a size as an argument: in GiB or MiB if it is a whole number of them."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
@@ -221,13 +227,13 @@ def plan(
     device     "cpu" for models that look at values, which have to be there
     """
     if not isinstance(model, torch.nn.Module):
-        raise Error(f"plan: expected an nn.Module as model, got a {type(model).__name__}; give the model itself")
+        raise Error(f"plan: expected an nn.Module as model, got {_kind(model)}; give the model itself")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise Error(f"plan: expected torch.bfloat16, torch.float16 or None as autocast, got {autocast!r}")
     if device not in ("meta", "cpu"):
         raise Error(f"plan: expected \"meta\" or \"cpu\" as device, got {device!r}; gpu= names the GPU of the forecast")
     if loss is not None and not callable(loss):
-        raise Error(f"plan: expected a function as loss, got a {type(loss).__name__}; give one such as loss=lambda out: out.mean()")
+        raise Error(f"plan: expected a function as loss, got {_kind(loss)}; give one such as loss=lambda out: out.mean()")
     keep = _config.patterns(keep, "keep")
     most = ANY_HOST if host is None else max(_config.size(host, "host"), 1)
     size = None if budget is None else _config.size(budget, "budget")
@@ -300,7 +306,7 @@ def _arguments(example: Any) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         return tuple(example), {}
     if isinstance(example, Mapping):
         return (), {str(name): x for name, x in example.items()}
-    raise Error(f"plan: expected a tensor, a tuple, a dictionary or a function as example, got a {type(example).__name__}; give what is passed to the model")
+    raise Error(f"plan: expected a tensor, a tuple, a dictionary or a function as example, got {_kind(example)}; give what is passed to the model")
 
 
 def _default_loss(said: List[str], out: Any) -> torch.Tensor:
@@ -436,7 +442,7 @@ class _Tracer:
         elif callable(given):
             make = given
         else:
-            raise Error(f"plan: expected a name such as \"adamw\", an optimiser, a function that makes one or None as optimizer, got a {type(given).__name__}")
+            raise Error(f"plan: expected a name such as \"adamw\", an optimiser, a function that makes one or None as optimizer, got {_kind(given)}")
         if not trained:
             raise Error("plan: no parameter of the model takes a gradient; set requires_grad on those that are trained")
         try:
@@ -446,7 +452,7 @@ class _Tracer:
         except Exception as e:
             raise Error(f"plan: the optimiser cannot be made from the parameters ({type(e).__name__}: {str(e)[:200]}); give its name, such as \"adamw\"") from None
         if not isinstance(made, torch.optim.Optimizer):
-            raise Error(f"plan: expected the function to make an optimiser, got a {type(made).__name__}")
+            raise Error(f"plan: expected the function to make an optimiser, got {_kind(made)}")
         return made
 
     # With policies
