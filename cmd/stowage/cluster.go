@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -539,7 +540,7 @@ func (c *cluster) finalize(err error) error {
 }
 
 // choose makes a device choice that of this process: the GPU of its place on the machine,
-// and its share of the processors.
+// and its share of the processors. It also sets how often memory is collected.
 func (c *cluster) choose(d *deviceChoice) error {
 	if c == nil {
 		return nil
@@ -557,8 +558,16 @@ func (c *cluster) choose(d *deviceChoice) error {
 	if os.Getenv("GOMAXPROCS") == "" && c.cores > 1 {
 		runtime.GOMAXPROCS(processorsOf(runtime.GOMAXPROCS(0), c.cores))
 	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	return nil
 }
+
+// gcPercent lets the heap of a process grow to five times what it needs, which is some ten
+// megabytes, before it is collected. All ranks wait for the one that collects, and a process with one
+// processor collects in the place of its kernels.
+const gcPercent = 400
 
 // processorsOf returns the share of one of several processes on the same processors. A kernel
 // that waited for a thread which another process keeps from running would be slower than one

@@ -262,10 +262,10 @@ func pause(waited, polls time.Duration) time.Duration {
 // A message between two ranks that wait takes a few microseconds; a rank that computes may
 // take seconds. A stream that waits has nothing else to do, and a processor that halts takes
 // long to wake: two processes on two virtual cores took 1.2 times as long if streams slept after
-// 20 microseconds as if they slept after a millisecond. The loop polls beside streams that
-// compute.
+// 20 microseconds as if they slept after a millisecond, and their fastest steps 1.03 times as long
+// after a millisecond as after 20. The loop polls beside streams that compute.
 const (
-	streamPolls = time.Millisecond
+	streamPolls = 20 * time.Millisecond
 	loopPolls   = 20 * time.Microsecond
 	longPause   = 500 * time.Microsecond
 )
