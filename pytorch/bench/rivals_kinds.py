@@ -346,7 +346,7 @@ class Compiled(Patched):
 
     def __init__(self, bench, budget, backend):
         super().__init__(bench, f"compile {budget}")
-        self.tag = f"{budget:g}"
+        self.budget, self.tag = budget, f"{budget:g}"
         compile_blocks(self.blocks, backend)
 
 

@@ -57,6 +57,14 @@ REPEATS = 4  # steps that must give the same gradients; adding in any order ofte
 FAMILIES = ["checkpoint", "selective", "compile", "compiled-checkpoint", "stowage", "stowage-compiled", "stowage-inexact", "nothing-moved"]
 
 
+def above_zero(text):
+    """Reads a number above zero. Not-a-number is none."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", nargs="+", choices=NAMES, metavar="NAME", help="only these (default all): " + ", ".join(NAMES))
@@ -65,9 +73,10 @@ def parse():
     p.add_argument("--kinds", nargs="+", choices=FAMILIES, default=FAMILIES, metavar="KIND", help="only these: " + ", ".join(FAMILIES))
     p.add_argument("--shares", nargs="+", type=float, help="percent of what is saved that targets leave (default 85 70 50 30 20)")
     p.add_argument("--compile-budgets", nargs="*", type=float, help="values of activation_memory_budget (default 1.0 0.7 0.5)")
+    p.add_argument("--same-peaks", action="store_true", help="instead of shares, targets are the peaks of the kind compile with budgets below 1.0")
     p.add_argument("--compile-all", action="store_true", help="compile models, too, whose graphs break in every block")
     p.add_argument("--steps", type=int, help="measured turns (default 4)")
-    p.add_argument("--seconds", type=float, default=float("inf"), help="time for all; each model gets an equal part of what is left, and targets that would take longer are reported as not measured")
+    p.add_argument("--seconds", type=above_zero, default=float("inf"), help="time for all; each model gets an equal part of what is left, and targets that would take longer are reported as not measured")
     p.add_argument("--settle", type=int, default=24, help="steps that Stowage gets at most to record and settle its plan (default 24)")
     p.add_argument("--rivals", type=int, default=2, help="rivals that take turns at each target, beside the best that is not compiled (default 2)")
     p.add_argument("--groups", choices=["known", "blocks"], default="known", help="groups for attach(): names that it knows, or whole blocks")
@@ -249,8 +258,12 @@ class Trial:
         fit, by name. No runtime is open, and the allocator has all memory that they take."""
         self.eager.step()
         ladders, targets = self.make_ladders(), []
-        for share in ARGS.shares:
-            target = int(self.eager.peak - self.saved + share / 100 * self.saved)
+        if ARGS.same_peaks:
+            peaks = [k.peak for k in self.kinds if k.family == "compile" and k.budget < 1 and k.error is None]
+            goals = [(round(100 - 100 * (self.eager.peak - peak) / self.saved, 1), peak) for peak in peaks]
+        else:
+            goals = [(share, int(self.eager.peak - self.saved + share / 100 * self.saved)) for share in ARGS.shares]
+        for share, target in goals:
             found = {}
             for name, (make, tried) in ladders.items():
                 if any(self.wrong(k) for k in tried.values()):

@@ -151,6 +151,11 @@ class Whole(unittest.TestCase):
             self.assertGreater(first["all"]["ratio"], 0)
             self.assertIsNone(last["all"]["stowage"])
 
+    def test_seconds_that_are_no_number(self):
+        done = self.run_it("--seconds", "nan")
+        self.assertEqual(2, done.returncode)
+        self.assertIn("argument --seconds: expected a number above 0, got 'nan'", done.stderr)
+
     def test_models_of_your_own(self):
         code = """
 import torch
