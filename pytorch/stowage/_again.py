@@ -209,18 +209,18 @@ class Inputs:
         return _pytree.tree_unflatten([made[n] if n else x for n, x in self._leaves], self._tree)
 
 
-def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None, each: Optional[Callable[[], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
+def collect(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, need: int, shapes: Optional[List[Shape]] = None, each: Optional[Callable[[torch.Tensor], Any]] = None) -> Tuple[List[torch.Tensor], Any]:
     """Runs a forward pass and returns what it saves, at most so many tensors, and its output
     if it ran to its end. If it needs nothing, it keeps nothing. Each is called for every tensor."""
     saved: List[torch.Tensor] = []
 
     def pack(t: torch.Tensor) -> int:
+        if each is not None:
+            each(t)
         if need == 0:
             return 0
         if shapes is not None:
             shapes.append(shape(t))
-        if each is not None:
-            each()
         saved.append(t if t.is_leaf else t.detach())
         if len(saved) == need and STOPS:
             raise _Stop

@@ -382,6 +382,10 @@ class Budget:
         held["second forward passes, copies and others"] = max(self.size + max(lacks, 1) - sum(held.values()), 0)
         return self._error(self.size + max(lacks, 1), held)
 
+    def outgrown(self, peak: int) -> BudgetError:
+        """Returns the error for a budget that a step exceeded, by what the step held at its peak."""
+        return self._too_small(peak, 0)
+
     def least(self) -> Optional[int]:
         """Returns the smallest budget for steps like the last one, as far as it is known: None
         before one was measured."""

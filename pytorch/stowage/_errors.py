@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, TypeVar
+
+_E = TypeVar("_E", bound=BaseException)
 
 
 class Error(RuntimeError):
@@ -30,7 +32,16 @@ class BudgetError(Error):
 class TooSmall(Error):
     """Nothing keeps to the limit on saved tensors; least is the smallest limit that would do."""
 
-    least = 0
+    def __init__(self, sentence: str, least: int = 0) -> None:
+        super().__init__(sentence)
+        self.least = least
+
+
+def forget(e: _E) -> _E:
+    """Returns an error that is kept, without the frames that it came through: one of them may hold the error, a
+    cycle, and with it the frames of the user and all tensors there until the collector comes."""
+    e.__traceback__ = e.__context__ = e.__cause__ = None
+    return e
 
 
 AFTER_STEP = "a saved tensor is needed after its step; call backward() inside of `with rt.step():`"

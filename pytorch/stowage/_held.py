@@ -31,16 +31,17 @@ class Held(Blocks):
             alike[call.unit.kind] = max(most, before[0]), max(left, before[1])
         return lambda call: tried[call] if call in tried else alike.get(call.unit.kind, (0, 0))
 
-    def most_held(self, choices: Choices) -> int:
+    def most_held(self, choices: Choices, perhaps: bool = False) -> int:
         """Returns the most that a step holds beyond its base if nothing is offloaded: what the
-        recorded step held at every moment, without what is dropped then."""
-        return self.fullest(choices)[0]
+        recorded step held at every moment, without what is dropped then, and perhaps without
+        what only a recorded step holds."""
+        return max(n for n, _ in self._moments(choices, perhaps))
 
     def fullest(self, choices: Choices) -> Tuple[int, Optional[Unit]]:
         """Returns the same, and the unit whose second pass runs then, if one does."""
         return max(self._moments(choices), key=lambda moment: moment[0])
 
-    def _moments(self, choices: Choices) -> Iterator[Tuple[int, Optional[Unit]]]:
+    def _moments(self, choices: Choices, perhaps: bool = False) -> Iterator[Tuple[int, Optional[Unit]]]:
         """Yields what a step holds at every moment, and the unit whose second pass runs then, if one does."""
         p = self._profile
         if self._most is None:  # the same for all choices
@@ -57,7 +58,7 @@ class Held(Blocks):
             elif kind == "save" and what in self.parts:
                 running.remove(what)
                 part, c = self.parts[what], choices.get(what.unit, KEEP)
-                dropped += part.dropped(c)
+                dropped += part.dropped(c) + part.light * c.whole + part.extra * perhaps
                 cached += part.cast(c).passes
             elif kind == "give":
                 cached = 0  # the backward pass began
@@ -69,8 +70,8 @@ class Held(Blocks):
                     if c.whole:
                         peak, left = again(call)
                         yield p.held_then[i] - dropped + peak, call.unit
-                        more = max(left - part.dropped(c), 0)
-                    dropped -= part.dropped(c)
+                        more = max(left - part.dropped(c) - part.light, 0)
+                    dropped -= part.dropped(c) + part.light * c.whole + part.extra * perhaps
             need = needs[i + 1]
             for call in running:
                 if call in p.dropping and choices.get(call.unit, KEEP).whole:  # it holds less than one that is kept

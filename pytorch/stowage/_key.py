@@ -28,6 +28,9 @@ class Key:
         self.largest = 0  # bytes that one call of a unit saves
         self.most = 0  # bytes that the last recorded step held beyond its base, if everything is kept
         self.plan: Optional[Plan] = None
+        self.last_resort = False  # it recomputes everything that it can, and forecasts say that this is too little
+        self.fitted = False  # a step under a plan kept to the budget
+        self.no_offload = False  # no plan that offloads keeps to it, by forecasts
         self.version = 0  # of the plan
         self.stage = "recompute"  # then "offload", "compare" and "settled"
         self.steps = 0  # in this stage

@@ -147,9 +147,7 @@ class Library:
             return
         sentence = (self._so.stowage_error() or b"").decode(errors="replace") or f"the library failed with code {code}"
         if code == TOO_SMALL:
-            small = TooSmall(sentence)
-            small.least = self.usage().least
-            raise small
+            raise TooSmall(sentence, self.usage().least)
         raise (Overflow if code == OVERFLOW else Error)(sentence)
 
     def check_open(self) -> None:

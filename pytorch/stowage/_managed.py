@@ -23,7 +23,7 @@ from ._errors import Error
 from ._measured import KEEP, Cast, Choice
 from ._plan import Plan
 from ._profile import Clock, Profile, Unit
-from ._step import InGroup, in_backward
+from ._step import InGroup, Ticket, first_made, in_backward
 
 
 class Wrapped:
@@ -312,24 +312,32 @@ class Following:
         # What a unit keeps is counted before it runs: there must be room for it by then.
         cast = plan.cast.get(u, Cast())
         kept = cast.stays if choice.offload else plan.saved.get(u, 0)
-        ticket, before = None, len(step.passing)
+        ticket: Optional[int] = None
+        reserved: List[int] = []
         try:
             if kept:
-                ticket = step.reserve(kept)
+                reserved.append(step.reserve(kept))
+                ticket = reserved[0]
             if cast.passes:
                 step.passing.append(step.reserve(cast.passes))
+                reserved.append(step.passing[-1])
             with InGroup(step if choice.offload else None, "block"):
                 out = self.held(u, choice, step if choice.offload else IN_PLACE, forward, args, kwargs)
         except BaseException:
-            passing, step.passing[before:] = step.passing[before:], []
-            for n in passing if ticket is None else [*passing, ticket]:
-                with contextlib.suppress(Error):  # the first exception says more
-                    step.unreserve(n)
+            for n in reserved:
+                if n in step.passing:
+                    step.passing.remove(n)
+                if n in step.reserved:
+                    with contextlib.suppress(Error):  # the first exception says more
+                        step.unreserve(n)
             raise
-        first = next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+        first, again = first_made(out), plan.again.get(u, 0)
         if first is None and ticket is not None:  # there will be no backward pass
             step.unreserve(ticket)
-        again = plan.again.get(u, 0)
         if first is not None and (ticket is not None or again):
-            first.register_hook(lambda _: step.begin_backward(ticket, again))
+
+            def begin(_: torch.Tensor, held: Ticket = Ticket(step, reserved)) -> None:
+                step.begin_backward(ticket, again)
+
+            first.register_hook(begin)
         return out

@@ -74,7 +74,9 @@ class Part(NamedTuple):
     kinds: Dict[str, int]  # bytes of lean by kind
     tail: int  # bytes of lean or rest that a second pass which ends earlier does not make
     fixed: int = 0  # bytes of all these that are never moved
-    little: int = 0  # bytes of storages that are too small to be counted in these; they are dropped if all of it is recomputed
+    little: int = 0  # bytes of storages that are too small to be counted in these
+    light: int = 0  # bytes of those that are dropped if all of it is recomputed
+    extra: int = 0  # bytes that perhaps only the recorded step held, to try second passes: inputs that nobody saves
 
     def dropped(self, c: Choice) -> int:
         """Returns the bytes that do not stay."""
@@ -121,7 +123,8 @@ class Blocks:
         # How many tensors a second pass makes that ends earlier, and its part of the time. Calls that save
         # as many speak for each other.
         alike: Dict[Tuple[type, int], Tuple[int, float]] = {}
-        calls = [c for c in profile.calls if fine or c.parent is None]
+        # Of calls without a backward pass, as of a forward pass that failed, nobody knows how long they held what they saved.
+        calls = [c for c in profile.calls if (fine or c.parent is None) and c.was_checked]
         for call in calls:
             self.parts[call], loose = self._part(call)
             end = self._end_of(call, loose) if ends else None
@@ -133,7 +136,8 @@ class Blocks:
         self._ends = {u: end for u, of in said.items() if len(of) == 1 for end in of if end is not None}
         for call in calls:
             if call.unit in self._ends:
-                self.parts[call] = self.parts[call]._replace(tail=self._tail(call, self._part(call)[1], self._ends[call.unit][0]))
+                first = self._ends[call.unit][0]
+                self.parts[call] = self.parts[call]._replace(tail=self._tail(call, self._part(call)[1], first), light=self._light(call, first))
         self._kinds = self._sorted()
         self._cheap = {part.unit for part in self.parts.values() if part.lean}  # units with cheap parts, of their own or of parts inside
 
@@ -149,6 +153,25 @@ class Blocks:
     def _tail(self, call: Call, loose: Mapping[int, int], first: int) -> int:
         """Returns the bytes that stay if a second pass makes the first tensors alone."""
         return sum(loose[s] for s in {c.entries[i].storage for c, i in call.all[first:]} if s in loose)
+
+    def _light(self, call: Call, first: int = 0) -> int:
+        """Returns the bytes of storages too small to be moved that are dropped if all of a call is recomputed, or
+        the first tensors alone."""
+        p, mine = self._profile, self._own(call)
+        entries = [c.entries[i] for c, i in call.all]
+        bytes = {e.storage: e.bytes for e in entries[: first or len(entries)] if 0 < e.bytes < p.least and not e.cached}
+        for s in [e.storage for e in entries[first:] if first]:
+            bytes.pop(s, None)
+        own = (s for s in bytes if p.little.get(s) in mine and s not in p.shared and s not in call.inputs and all(self._inside(user, mine) for user in self._users.get(s, ())))
+        return sum(bytes[s] for s in own)
+
+    def _extra(self, call: Call, mine: List[Call]) -> int:
+        """Returns the bytes of inputs that nobody saves, of a call and of cheap modules in it. Nobody else is given them; somebody
+        may hold them all the same."""
+        p, bytes = self._profile, dict(call.inputs)
+        for c in mine:
+            bytes.update((s, n) for s, (n, _) in c.held.items())
+        return sum(n for s, n in bytes.items() if s not in p.first and s not in p.little and s not in p.weights and all(self._inside(user, mine) for user in self._users.get(s, ())))
 
     def _end_of(self, call: Call, loose: Mapping[int, int]) -> Optional[Tuple[int, float]]:
         """Returns where a second pass would best end, as in _ends, if it is not the end. What is saved last
@@ -331,7 +354,7 @@ class Blocks:
             rest -= lean
             by_kind = {"": lean}
         fixed = sum(p.bytes[s] for s in lean_only if s in p.fixed)
-        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()))
+        part = Part(call.unit, call.number, lean, rest, inputs, sum(p.bytes[s] for s in cached), by_kind, 0, fixed, sum(little.values()), self._light(call), self._extra(call, mine))
         return part, {s: p.bytes[s] for s in lean_only if s not in stay}
 
     @staticmethod

@@ -13,7 +13,7 @@ import math
 from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._again import STOPS
-from ._errors import TooSmall
+from ._errors import TooSmall, forget
 from ._held import Held
 from ._measured import CAST, KEEP, Cast, Choice
 from ._profile import Call, Profile, Unit
@@ -455,7 +455,7 @@ def best(divisions: Sequence[Measured], choose: Choose, limit: int, offload: boo
                 if offload:
                     request, names, answer = m.whole_units(choose, request, names, answer)
             except TooSmall as e:
-                small = e if small is None or e.least < small.least else small
+                small = forget(e) if small is None or e.least < small.least else small
                 if not everything or e.least <= asked:
                     tried = TRIES
                 else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+import warnings
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 import torch
@@ -23,7 +24,7 @@ from . import _explain
 from ._again import raised
 from ._budget import Budget
 from ._compiled import BUDGETS, allow_more_graphs
-from ._errors import BudgetError, Error, TooSmall
+from ._errors import BudgetError, Error, TooSmall, forget
 from ._key import Key
 from ._managed import Following, Passes, Recording, Units
 from ._measured import KEEP
@@ -77,6 +78,7 @@ class Planner:
         self.keys: Dict[str, Key] = {}
         self._refused: Dict[str, str] = {}  # kinds of cheap tensors that are kept, and why
         self._exact = exact
+        self._warned = False  # a step that exceeded the budget was told of
         self._not_smaller: Dict[str, str] = {}  # kinds of compiled blocks that are not compiled again, and why
 
     @property
@@ -189,8 +191,13 @@ class Planner:
             return None
         less = max(known.room - self._budget.room(), 0)
         status = {u.name: (u.whole, u.lean) for u in self.units.list}
-        fit = [call for call, (need, room) in known.profile.rooms.items() if fits(need, room - less)]
-        return frozenset((name, number, what) for name, number in fit for what, can in zip(("whole", "lean"), status.get(name, (False, False))) if can is not False)
+        found = set()
+        for (name, number), (need, room, away) in known.profile.rooms.items():
+            whole, lean = status.get(name, (False, False))
+            for what, can, free in (("whole", whole, room - away), ("lean", lean, room - away), ("sparingly", whole, room)):
+                if can is not False and fits(need, free - less):
+                    found.add((name, number, what))
+        return frozenset(found)
 
     def learn(self, key: str, known: Key, step: Step, profile: Profile) -> None:
         """Learns from a recorded step."""
@@ -230,11 +237,8 @@ class Planner:
             return self._best(known, False)
 
         known.stage, known.steps = "recompute", 0
-        if not self._adopt(key, known, self._attempt(first)):
-            known.stage = "offload"
-            if not self._adopt(key, known, self._solve(known, True)):
-                known.limit += self._budget.size // CAUTION  # it is tight
-                self._adopt(key, known, self._solve(known, True), needed=True)
+        if not self._adopt(key, known, self._attempt(first)) and not self._hope(key, known):
+            self._offload(key, known)
         assert known.plan is not None
         if not any(self.ranks.gather(bool(known.plan.choices))):
             known.stage = "settled"
@@ -253,28 +257,81 @@ class Planner:
         try:
             return make(), None
         except TooSmall as e:
-            return None, e
+            return None, forget(e)
         except Exception as e:
             if not self.ranks.several:
                 raise
-            return None, e
+            return None, forget(e)
 
-    def _adopt(self, key: str, known: Key, solved: Solved, needed: bool = False) -> bool:
+    def _adopt(self, key: str, known: Key, solved: Solved, needed: bool = False, last: bool = False) -> bool:
         """Follows a plan from the next step on, if all ranks have one. What any rank recomputes
-        all of them do."""
+        all of them do. If one is needed and there is none, or if it is the last, it recomputes everything."""
         plan, why = solved
+        if needed and isinstance(why, TooSmall):
+            plan = self._last(known)
+            last, why = plan is not None, why if plan is None else None
         fatal = why is not None and (needed or not isinstance(why, TooSmall))
         error = self._budget.explain(why) if fatal and isinstance(why, TooSmall) else why if fatal else None
         names = None if plan is None else ([u.name for u, c in plan.choices.items() if c.whole], [u.name for u, c in plan.choices.items() if c.lean])
-        all = self.ranks.gather((names, None if error is None else failure_of(error)))
-        self.ranks.fail([failure for _, failure in all], error)
-        if plan is None or any(names is None for names, _ in all):
+        all = self.ranks.gather((names, last, None if error is None else failure_of(error)))
+        self.ranks.fail([failure for _, _, failure in all], error)
+        if plan is None or any(names is None for names, _, _ in all):
             return False
-        agree(plan, known.measured, self.units.list, *({name for names, _ in all for name in names[i]} for i in (0, 1)))
-        known.plan, known.version = plan, known.version + 1
+        agree(plan, known.measured, self.units.list, *({name for names, _, _ in all for name in names[i]} for i in (0, 1)))
+        known.plan, known.version, known.last_resort = plan, known.version + 1, any(last for _, last, _ in all)
+        if known.last_resort:  # the measured peak tells
+            known.stage, known.steps, known.other = "recompute", 0, None
         self._expect(key, known)
         self._rewrap()
         return True
+
+    def _offload(self, key: str, known: Key) -> None:
+        """Follows a plan that offloads or, if none keeps to the budget, one that recomputes everything."""
+        known.stage, known.steps = "offload", 0
+        if not self._adopt(key, known, self._solve(known, True)):
+            known.limit += self._budget.size // CAUTION  # it is tight
+            known.no_offload = True
+            self._adopt(key, known, self._solve(known, True), needed=True)
+
+    def _hope(self, key: str, known: Key) -> bool:
+        """Follows the plan that recomputes everything, if it may keep to the budget though forecasts say that it does not.
+        Offloading takes much longer. Reports whether it does."""
+        least, most, plan = self._strongest(known)
+        if plan is None or not all(self.ranks.gather(least <= known.total < most)):
+            return False
+        return self._adopt(key, known, (plan, None), last=True)
+
+    def _strongest(self, known: Key) -> Tuple[int, int, Optional[Plan]]:
+        """Returns the plan that recomputes everything that it can, and the least and the most that it may hold, for a
+        budget that no plan keeps to: forecasts count the most, and a checkpoint of every block may fit."""
+        found: Tuple[int, int, Optional[Plan]] = (0, 0, None)
+        for m in known.measured:
+            plan = m.strongest(m.request(known.total, False, True)[0])
+            least = m.most_held(plan.choices, perhaps=True)
+            if plan.choices and (found[2] is None or least < found[0]):
+                found = least, m.most_counted(plan.choices), plan
+        return found
+
+    def _last(self, known: Key) -> Optional[Plan]:
+        """Returns the plan to go on with if none keeps to the budget. It returns None if nothing can be recomputed,
+        or if there is too little memory for what remains and no step did fit."""
+        light = max((sum(part.light for part in m.parts.values()) for m in known.measured), default=0)
+        if known.flat + light <= 0 and not known.fitted:
+            return None
+        now = known.plan if known.fitted and known.plan is not None and not known.plan.offloads else None
+        return self._strongest(known)[2] or now
+
+    def _exceeded(self, known: Key, mine: Facts) -> None:
+        """Notes that a step exceeded the budget though everything is recomputed that can be. If no step under a plan
+        kept to it the budget is too small; otherwise the steps go on, because a run must not end for that."""
+        error = self._budget.outgrown(self._budget.size + known.over) if mine.change < 0 else None
+        if not known.fitted:
+            failures = self.ranks.gather(None if error is None else failure_of(error))
+            self.ranks.fail(failures, error)
+        known.stage = "settled"
+        if error is not None and not self._warned:
+            self._warned = True
+            warnings.warn(f"stowage: {error}. Everything is recomputed that can be, and the steps go on", RuntimeWarning, stacklevel=2)
 
     def _expect(self, key: str, known: Key) -> None:
         limit = known.limit - self._budget.size // CAUTION
@@ -384,7 +441,7 @@ class Planner:
 
     def _note(self, known: Key, e: TooSmall) -> None:
         self._budget.asked = self._runtime._library.usage().limit
-        known.small, known.lacks = e, max(e.least - self._budget.asked, 1)
+        known.small, known.lacks = forget(e), max(e.least - self._budget.asked, 1)
 
     def _lower(self, key: str, known: Key) -> None:
         """Makes another plan because the library of a rank needs more than its limit: the one
@@ -407,6 +464,14 @@ class Planner:
         """Draws the conclusions of a step that followed a plan."""
         plan = known.plan
         assert plan is not None
+        over = any(f.change < 0 for f in all)
+        if over and known.last_resort:
+            if known.fitted or known.no_offload:
+                self._exceeded(known, mine)
+            else:
+                self._offload(key, known)
+            return
+        known.fitted = known.fitted or not over
         if any(f.lacks for f in all):
             self._lower(key, known)
             return

@@ -9,6 +9,7 @@ kept; so must every cheap part. What does not is never recomputed.
 from __future__ import annotations
 
 import contextvars
+import itertools
 import random
 import time
 import weakref
@@ -22,8 +23,9 @@ from ._again import Holder, Made, Random, Small, by_result, cast_weight, collect
 from ._bits import near, same
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
-from ._record import Kept, Weak, is_held, storage_of, version_of
+from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
 from ._smaller import OutOfMemory, Smaller, compare
+from ._step import Ticket, first_made
 from ._units import Attributes
 
 _plain = (torch.Tensor, torch.nn.Parameter)
@@ -172,6 +174,8 @@ class Call:
                 around = recipe(t, self.made_around(), p.refused) if self.parent is not None else entry.recipe
                 entry.around = around.kind if around is not None else ""
                 entry.cached = self.caches and cast_weight(t) is not None
+            elif entry.bytes < p.least:
+                entry.cached = self.caches and cast_weight(t) is not None
         if self.small is not None:
             self.small.last += 1
         i = len(self.entries)
@@ -219,9 +223,8 @@ class Call:
 
 
 def fits(need: int, room: int) -> bool:
-    """Reports whether there is room to try a second pass: what was saved may have to come back,
-    a second pass makes it again and needs some more."""
-    return 9 * need // 4 <= room
+    """Reports whether there is room to try a second pass, which makes again what was saved and needs some more."""
+    return 5 * need // 4 <= room
 
 
 class Profile:
@@ -231,7 +234,7 @@ class Profile:
         self.device, self.step, self.weights, self.least, self.refused = device, step, weights, max(least, 1), refused
         # What is tried: calls for which there is room, or exactly those on which ranks agreed.
         self.agreed = agreed
-        self.rooms: Dict[Tuple[str, int], Tuple[int, int]] = {}  # by call: the bytes it needs, and the room there was
+        self.rooms: Dict[Tuple[str, int], Tuple[int, int, int]] = {}  # by call: the bytes it needs, the room there was, and the bytes that had to come back
         # Compiled blocks are compiled again with these budgets. Other bits are refused if exact.
         self.budgets, self.exact = budgets, exact
         self.smaller: Dict[float, Dict[Call, Smaller]] = {b: {} for b in budgets}
@@ -260,6 +263,7 @@ class Profile:
         self.kinds: Dict[Call, List[Tuple[str, int]]] = {}  # stamps at the end of each cheap tensor, with its kind
         self.first: Dict[int, Optional[Call]] = {}  # who saved a storage first
         self.bytes: Dict[int, int] = {}
+        self.little: Dict[int, Optional[Call]] = {}  # the same of storages that are too small to be moved
         self.shared: Set[int] = set()
         self.fixed: Dict[int, int] = {}  # bytes that are never moved: cast weights
         self.untold: Dict[int, int] = {}  # bytes that the library does not count in this step
@@ -284,7 +288,7 @@ class Profile:
 
     def largest(self) -> int:
         """Returns the most bytes that one call saves."""
-        return max((sum(c.entries[i].bytes for c, i in call.all) for call in self.calls), default=0)
+        return max((self.sizes(call)[0] for call in self.calls), default=0)
 
     def most_outside(self) -> int:
         """Returns the most bytes that are saved outside of units at once."""
@@ -339,7 +343,10 @@ class Profile:
             unit.whole, unit.why = False, why
         self.calls.append(call)
         if call.fixed:
-            call.ticket = self.step.reserve(call.fixed)
+            number = call.ticket = self.step.reserve(call.fixed)
+            held, first = Ticket(self.step, [number]), first_made(out)
+            if first is not None:
+                first.register_hook(lambda _, held=held: None)
         self.note("save", call, self.step.mark())
         return out
 
@@ -348,10 +355,13 @@ class Profile:
         self.marks.append(mark)
 
     def saved(self, call: Call, entry: Entry) -> None:
-        if not entry.bytes or entry.bytes < self.least:
-            return
         s = entry.storage
-        if s not in self.first:
+        if not entry.bytes:
+            return
+        if entry.bytes < self.least:
+            if self.little.setdefault(s, call) is not call:
+                self.shared.add(s)
+        elif s not in self.first:
             self.first[s], self.bytes[s] = call, entry.bytes
         elif self.first[s] is not call:
             self.shared.add(s)
@@ -362,9 +372,11 @@ class Profile:
         if type(t) in _plain and t.layout is torch.strided and t.device == self.device and not (t.is_leaf and t.requires_grad):
             memory = storage_of(t)
             s, n = self.number(memory), memory.nbytes()
-            if self.first.get(s) is not None:
+            if self.first.get(s) is not None or self.little.get(s) is not None:
                 self.shared.add(s)  # it stays, whatever happens to the block that saved it
-            if n >= self.least and s not in self.first and s not in self.weights:
+            if n < self.least:
+                self.little.setdefault(s, None)
+            elif s not in self.first and s not in self.weights:
                 self.first[s], self.bytes[s] = None, n
                 self.note("take", s, self.budget.readings)
                 return (held, s)
@@ -416,14 +428,17 @@ class Profile:
         unit = call.unit
         attributes = Attributes(unit.module)
         try:
-            need = sum(c.entries[i].bytes for c, i in call.all)
+            need, away = self.sizes(call)
             room, name = self.room(), (unit.name, call.number)
-            self.rooms[name] = need, room
+            self.rooms[name] = need, room, away
             if self.agreed is not None:
-                whole, lean = ((*name, what) in self.agreed for what in ("whole", "lean"))
+                whole, lean, sparingly = ((*name, what) in self.agreed for what in ("whole", "lean", "sparingly"))
             else:
-                whole, lean = fits(need, room) and unit.whole is not False, fits(need, room)
+                lean = fits(need, room - away)  # what is away comes back first
+                whole, sparingly = (unit.whole is not False and can for can in (lean, fits(need, room)))
             if not whole and not lean:
+                if sparingly:
+                    self.check_sparingly(call)
                 return  # another call, or a call of an equal block, is tried instead
             # What was offloaded comes back before anything is timed.
             there = [c.value(i) for c, i in call.all]
@@ -445,7 +460,17 @@ class Profile:
         finally:
             attributes.restore()
 
-    def second(self, call: Call, keep: bool = True, each: Optional[Callable[[], Any]] = None) -> List[torch.Tensor]:
+    @staticmethod
+    def sizes(call: Call) -> Tuple[int, int]:
+        """Returns the bytes that a call saves, and those of them that were offloaded and are not back."""
+        all: Dict[int, Tuple[int, bool]] = {}
+        for e in (c.entries[i] for c, i in call.all):
+            saved = e.saved()
+            held = None if saved is None else saved.held
+            all[e.storage] = e.bytes, type(held) is Handle and held.record.memory is None
+        return sum(n for n, _ in all.values()), sum(n for n, away in all.values() if away)
+
+    def second(self, call: Call, keep: bool = True, each: Optional[Callable[[torch.Tensor], Any]] = None) -> List[torch.Tensor]:
         forward, inputs = call.again
         args, kwargs = inputs.again()
         now = Random(self.device)
@@ -461,18 +486,52 @@ class Profile:
     def check_whole(self, call: Call, want: List[Optional[torch.Tensor]]) -> None:
         held: List[Tuple[int, int]] = []
         self.holding[call] = held
-        got, most, left = self.budget.second_pass(lambda: self.second(call, each=lambda: held.append(self.budget.pass_now())))
+        got, most, left = self.budget.second_pass(lambda: self.second(call, each=lambda _: held.append(self.budget.pass_now())))
         self.again[call] = most, left
-        unit, count = call.unit, len(got)
-        own = [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
+        count, own = len(got), self.own(call)
         others = {i: got[i] for i, mine in enumerate(own) if mine and not seed(got[i]) and not equal(got[i], want[i])} if count == len(own) else {}
         del got
         _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
         # Later passes find memory that the allocator has by now, as this one does.
         self.clock.fill()
         stamps = self.saves[call] = [self.clock.stamp()]
-        self.second(call, each=lambda: stamps.append(self.clock.stamp()))
+        self.second(call, each=lambda _: stamps.append(self.clock.stamp()))
         self.whole_times[call] = (stamps[0], self.clock.stamp())
+        self.judge(call, count, others)
+
+    def check_sparingly(self, call: Call) -> None:
+        """Does the same where memory is tight: what is away comes back only when the first of these passes is over,
+        and the others keep nothing. Each tensor is compared when it is saved."""
+        held: List[Tuple[int, int]] = []
+        self.holding[call] = held
+        made, most, left = self.budget.second_pass(lambda: self.second(call, each=lambda _: held.append(self.budget.pass_now())))
+        self.again[call], count, own = (most, left), len(made), self.own(call)
+        del made
+        _, self.dropping[call], _ = self.budget.second_pass(lambda: self.second(call, keep=False))
+        want = [c.value(i) for c, i in call.all]
+        others: Dict[int, torch.Tensor] = {}
+        seen = itertools.count()
+
+        def see(t: torch.Tensor) -> None:
+            i = next(seen)
+            if i < len(own) and own[i] and not seed(t) and not equal(t.detach(), want[i]):
+                others[i] = t.detach()
+
+        self.second(call, keep=False, each=see)
+        del want
+        self.clock.fill()
+        stamps = self.saves[call] = [self.clock.stamp()]
+        self.second(call, keep=False, each=lambda _: stamps.append(self.clock.stamp()))
+        self.whole_times[call] = (stamps[0], self.clock.stamp())
+        self.judge(call, count, others)
+
+    def own(self, call: Call) -> List[bool]:
+        return [c.entries[i].storage not in self.weights for c, i in call.all]  # running means are counted once
+
+    def judge(self, call: Call, count: int, others: Dict[int, torch.Tensor]) -> None:
+        """Decides whether a unit can be recomputed, by the number of tensors that a second pass saved and by
+        those of them that differ."""
+        unit, n = call.unit, len(call.all)
         # Kernels that add in any order differ from run to run, with and without this. Ranks
         # that agree run as many passes as others, whatever comes of them.
         varies = False
@@ -481,8 +540,8 @@ class Profile:
             varies = len(again) == count and any(not same(t, again[i]) for i, t in others.items()) and all(near(t, again[i]) for i, t in others.items())
             if varies:
                 break
-        if count != len(own):
-            unit.whole, unit.why = False, f"its second forward pass saves {count} tensors and the first saved {len(own)}"
+        if count != n:
+            unit.whole, unit.why = False, f"its second forward pass saves {count} tensors and the first saved {n}"
         elif others and not varies:
             t = next(iter(others.values()))
             unit.whole, unit.why = False, f"its second forward pass makes other values ({len(others)} of {count} tensors, the first is {t.dtype} {list(t.shape)})"

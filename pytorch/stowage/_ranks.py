@@ -106,6 +106,8 @@ class Ranks:
 
     def fail(self, all: List[Optional[Failure]], mine: Optional[BaseException]) -> None:
         """Raises an error on all ranks if one of them has one: a rank's own, or the first."""
+        if isinstance(mine, BudgetError):  # another one: frames here hold this one, and it would hold them
+            raise BudgetError(str(mine), mine.budget, mine.least, mine.held)
         if mine is not None:
             raise mine
         for rank, failure in enumerate(all):

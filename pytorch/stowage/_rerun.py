@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from ._errors import Error, Overflow
+from ._errors import Error, Overflow, forget
 
 TRIES = 4
 
@@ -56,7 +56,7 @@ def run(runtime: Any, fn: Callable[..., Any], args: Sequence[Any], key: str, res
                 out = fn(*args)
             return out
         except Overflow as e:
-            last = e
+            last = forget(e)
             assert state is not None
             state.restore()
     raise Error(too_many_reruns(last)) from last
@@ -124,6 +124,6 @@ class Graph:
                 runtime.check()
                 return self.out
             except Overflow as e:
-                last = e
+                last = forget(e)
                 state.restore()
         raise Error(too_many_reruns(last)) from last

@@ -17,7 +17,7 @@ from . import _config, _explain, _memory, _report, _rerun
 from ._attach import NAMES, Attachment, matches
 from ._budget import Budget
 from ._config import Size
-from ._errors import BudgetError, Error, TooSmall
+from ._errors import Error, TooSmall
 from ._explanation import Explanation
 from ._key import Key
 from ._library import Library
@@ -288,9 +288,11 @@ class Runtime:
         if budget is not None:
             budget.begin(key, planner.spare(known) if planner is not None and known is not None else 0)
         step = Step(self._library, self.device, self._least, self._moves, self._outside, self._weights, self._seen, self._held, budget)
-        with self._explained():
+        try:
             # A recorded step follows no plan of the library.
             self._library.begin(key if known is None else f"{key}\x02{known.recorded}", step.stream)
+        except TooSmall as e:
+            raise self._explain(e) from None
         self._step = step
         pack, unpack, profile = step.pack, step.unpack, None
         if planner is not None and known is not None:
@@ -301,11 +303,11 @@ class Runtime:
                 yield
             self._step = self._now = None
             try:
-                with self._explained():
-                    step.end(False)
-            except BudgetError:
+                step.end(False)
+            except TooSmall as e:
                 if profile is None:
-                    raise  # else recomputing may fit
+                    raise self._explain(e) from None
+                self._explain(e)  # recomputing may fit
             if budget is not None and profile is None:
                 budget.check()
         except BaseException as e:
@@ -345,15 +347,9 @@ class Runtime:
         self._begun = None
         step.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain(self, e: TooSmall) -> Error:
         """Turns an error about the saved limit into one about the budget, if there is one."""
-        try:
-            yield
-        except TooSmall as e:
-            if self._budget is None:
-                raise Error(str(e)) from None
-            raise self._budget.explain(e) from None
+        return Error(str(e)) if self._budget is None else self._budget.explain(e)
 
     def _check_rows(self, step: Step) -> None:
         """Makes berths for the rows of a step that is over; after a replay, check() does it."""

@@ -42,6 +42,25 @@ class InGroup:
             self.step.end_group(self, kind is not None)
 
 
+def first_made(out: Any) -> Optional[torch.Tensor]:
+    """Returns the first tensor of a result that has a backward pass."""
+    return next((t for t in torch.utils._pytree.tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+
+
+class Ticket:
+    """What is reserved for a call of a block. A hook of its output holds it: if autograd forgets the call without a
+    backward pass, because an exception ended the forward pass or nobody wanted gradients, it is free."""
+
+    __slots__ = ("step", "numbers")
+
+    def __init__(self, step: Step, numbers: List[int]) -> None:
+        self.step, self.numbers = step, numbers
+
+    def __del__(self) -> None:
+        # This may run at any moment, also during a call of the library: it only makes a note.
+        self.step.unused.extend(self.numbers)
+
+
 # The library is told of tensors outside of groups when there are so many.
 MANY = 16
 
@@ -95,6 +114,7 @@ class Step:
         self.reserved: Dict[int, int] = {}  # storages of bytes that the library only counts, by group
         self.ending: List[int] = []  # those of the block whose backward pass runs
         self.passing: List[int] = []  # those that are free when a backward pass begins
+        self.unused: Deque[int] = collections.deque()  # those of calls that will have no backward pass
 
     # Groups
 
@@ -142,6 +162,7 @@ class Step:
             if self.budget is not None:
                 self.budget.before_call()
                 self.budget.saved(self.ids, bytes)
+            self.release_unused()
             number, returned = self.calls.save(b"kept", [(self.ids, self.ids << 8, bytes, 0, 0, 1)])
             self.reserved[number] = self.ids
             self.take_back(returned)
@@ -180,6 +201,15 @@ class Step:
             self._unreserve(number)
             if self.budget is not None:
                 self.budget.after_call()
+
+    def release_unused(self) -> None:
+        """Takes back what was reserved for calls that autograd forgot."""
+        while self.unused:
+            number = self.unused.popleft()
+            if number in self.reserved and number not in self.ending:  # else its backward pass began
+                if number in self.passing:
+                    self.passing.remove(number)
+                self._unreserve(number)
 
     def _unreserve(self, number: int) -> None:
         self.take_back(self.calls.release(number))
@@ -403,6 +433,7 @@ class Step:
         """Releases groups whose handles are all dead. It waits while records are pending, which
         may be of such a group: those must be saved again first. It also waits for berths that
         somebody still reads: the next rows would be written there."""
+        self.release_unused()
         waiting = []
         while self.dead and not self.pending:
             number, ids = self.dead.popleft()

@@ -2,6 +2,7 @@
 tensors. SPEC S8.6."""
 
 import contextlib
+import functools
 import itertools
 import sys
 import types
@@ -15,6 +16,7 @@ from stowage._planned import RECORDED
 from stowage._profile import Profile
 from stowage._record import storage_of
 from test_peaks import Allocator
+from torch.utils.checkpoint import checkpoint
 from torch.utils._pytree import tree_flatten
 
 sys.path.insert(0, str(PLUGIN / "bench"))
@@ -45,10 +47,8 @@ def attend(q, k, v):
 @unittest.skipUnless(DEVICE == "cpu", "the allocator counts tensors of the CPU")
 @mock.patch.object(rivals_models, "attend", attend)
 class Mixture(unittest.TestCase):
-    @contextlib.contextmanager
-    def recorded(self, least):
-        """Yields what is known of steps of a mixture, and a function that returns the peak of a step that
-        follows a plan."""
+    @staticmethod
+    def model():
         torch.manual_seed(1)
         model = rivals_models.Llama(VOCABULARY, 3, 32, 2, 1, 56, 3, dtype=torch.bfloat16)
         ids, memory = torch.randint(VOCABULARY, TOKENS), Sparing(model)
@@ -56,14 +56,23 @@ class Mixture(unittest.TestCase):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
             memory.add(p.grad)
+        return model, ids, memory
 
-        def step():
-            memory.most = memory.allocated()
-            with rt.step():
-                logits = model(ids[:, :-1])
-                F.cross_entropy(logits.view(-1, VOCABULARY).float(), ids[:, 1:].reshape(-1)).backward()
-            return memory.most
+    @staticmethod
+    def step(model, ids, memory, rt=None):
+        """Runs a step. Returns its peak."""
+        memory.most = memory.allocated()
+        with contextlib.nullcontext() if rt is None else rt.step():
+            logits = model(ids[:, :-1])
+            F.cross_entropy(logits.view(-1, VOCABULARY).float(), ids[:, 1:].reshape(-1)).backward()
+        return memory.most
 
+    @contextlib.contextmanager
+    def recorded(self, least):
+        """Yields what is known of steps of a mixture, and a function that returns the peak of a step that
+        follows a plan."""
+        model, ids, memory = self.model()
+        step = lambda: self.step(model, ids, memory, rt)
         with memory, runtime("budget", budget="1GiB", memory=memory, least=least) as rt:
             rt.attach(model)
             for _ in range(RECORDED):
@@ -89,7 +98,11 @@ class Mixture(unittest.TestCase):
 
     def test_what_choices_free(self):
         """The account knows it to the byte: also what stays for cheap parts alone, and small tensors."""
-        with self.recorded(256) as (known, follow):
+        for least in (256, 4096):
+            self.free(least)
+
+    def free(self, least):
+        with self.recorded(least) as (known, follow):
             for m in known.measured:
                 nothing = follow(self.plan(m, {}))
                 for part in m.parts.values():
@@ -98,8 +111,26 @@ class Mixture(unittest.TestCase):
                     can += [m._again_whole(u)] * (m._can_whole(u) and not m.ends)
                     for c in can if u.name.startswith("layers.1") else ():
                         freed = nothing - follow(self.plan(m, {u: c}))
-                        with self.subTest(fine=m._fine, ends=m.ends, unit=u.name, choice=str(c), kept=sorted(c.kept)):
-                            self.assertEqual(part.dropped(c) + part.little * c.whole, freed)
+                        with self.subTest(least=least, fine=m._fine, ends=m.ends, unit=u.name, choice=str(c), kept=sorted(c.kept)):
+                            self.assertEqual(part.dropped(c) + part.light * c.whole, freed)
+
+    def test_budgets_that_checkpoints_keep(self):
+        """They do not end a run, whichever tensors are too small to be moved: recomputing a block frees these, too."""
+        for least in (1024, 4096):
+            with self.subTest(least=least):
+                model, ids, memory = self.model()
+                with memory:
+                    for block in model.layers:
+                        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+                    for _ in range(2):
+                        peak = self.step(model, ids, memory)
+                    for block in model.layers:
+                        del block.forward
+                    budget = peak + peak // 64
+                    with runtime("budget", budget=budget, memory=memory, least=least) as rt:
+                        rt.attach(model)
+                        peaks = [self.step(model, ids, memory, rt) for _ in range(RECORDED + 4)]
+                self.assertLessEqual(max(peaks[RECORDED:]), budget)
 
     @staticmethod
     def plan(m, choices):

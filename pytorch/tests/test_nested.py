@@ -314,6 +314,48 @@ class Failures(Planned):
                 with mock.patch.object(step.calls, "release", side_effect=error), mock.patch.object(Following, "held", return_value=x.detach()):
                     block(x)
 
+    def test_passes_that_fail(self):
+        """A forward pass that raises after some blocks, and is caught, keeps nothing reserved: neither do passes whose results
+        are dropped. Gradients of the pass after them are those of a step without them."""
+        model = stack(Fails, 4)
+        x = torch.randn(3, 4, 8)
+        with planned(model, "offload", kind="budget") as rt:
+            train(model, one_pass, SETTLED, rt)
+            model.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            want = [p.grad for p in model.parameters()]
+            model.zero_grad(set_to_none=True)
+            plan = rt._planner.keys[""].plan
+            plan.cast.update({u: Cast(64, 32) for u in plan.choices})
+            with rt.step():
+                step, counts = rt._step, []
+                for _ in range(3):
+                    with contextlib.suppress(ValueError):
+                        model.blocks[3].mode = "forward"
+                        model(x)
+                    model.blocks[3].mode = None
+                    model(x)
+                    step.reserve(8)
+                    counts.append((len(step.reserved), len(step.passing)))
+                self.assertEqual([(1, 0), (2, 0), (3, 0)], counts)
+                model(x).square().mean().backward()
+        self.assertTrue(all(same(a, p.grad) for a, p in zip(want, model.parameters())))
+
+    def test_recorded_passes_that_fail(self):
+        """They are not taken for what steps save: a plan made from such a step keeps to its budget, too."""
+        model = stack(Fails, 4)
+        with planned(model, "keep", kind="budget") as rt:
+            for fails in (False, True):
+                with rt.step():
+                    if fails:
+                        with self.assertRaises(ValueError):
+                            model.blocks[3].mode = "forward"
+                            one_pass(model, 0)
+                        model.blocks[3].mode = None
+                    one_pass(model, 0)
+            for m in rt._planner.keys[""].measured:
+                self.assertEqual(sorted(f"blocks.{i}" for i in range(4)), sorted(part.unit.name for part in m.parts.values() if part.unit.parent is None))
+
     def test_a_backward_pass_whose_release_fails(self):
         """The next one does not release again what was released."""
         with runtime("budget") as rt, rt.step():

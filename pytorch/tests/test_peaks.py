@@ -1,12 +1,18 @@
 """The peak of the process in every step, with an allocator that counts real tensors. SPEC S8.6."""
 
 import contextlib
+import gc
 import unittest
+import warnings
+import weakref
 from unittest import mock
 
-from blocks import Layer
-from common import DEVICE, runtime, torch
+from blocks import Layer, choices
+from common import DEVICE, runtime, same, stowage, torch
 from stowage import _planned, _step
+from stowage._errors import TooSmall
+from stowage._plan import best
+from stowage._planned import RECORDED
 from stowage._record import Weak, storage_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -156,6 +162,102 @@ class Peaks(unittest.TestCase):
                     self.assertEqual([i == at for i in range(at + 6)], [peak > size for peak in peaks], [round(peak / size, 3) for peak in peaks])
                     self.assertEqual(0, rt._budget.outside)
                     self.assertGreater(rt._planner.keys[""].over, 0)
+
+
+@unittest.skipUnless(DEVICE == "cpu", "the allocator counts tensors of the CPU")
+class LastResort(unittest.TestCase):
+    """No plan keeps to the budget by forecasts. SPEC S8.6."""
+
+    def steps(self, share, more, kept=False, count=RECORDED + 6):
+        """Runs steps, each of which holds so many more bytes than the recorded ones, as a share of the budget. Returns the
+        peaks as a share of it, the warnings, and gradients that differ from those without a runtime. Where they
+        are kept, a forecast finds the first plan."""
+        torch.manual_seed(1)
+        model, x = Model(Block, 6, 32), torch.randn(16, 16, 32)
+        memory, peaks = Allocator(model), []
+
+        def step(more):
+            memory.most = memory.allocated()
+            held = torch.zeros(int(more))
+            model(x).square().mean().backward()
+            del held
+            gradients = [p.grad for p in model.parameters()]
+            model.zero_grad(set_to_none=True)
+            return memory.most, gradients
+
+        plans = []
+
+        def none(*args, **more):
+            if kept and not plans:
+                plans.append(best(*args, **more))
+                return plans[0]
+            raise TooSmall("no plan", 1 << 40)
+
+        with memory, warnings.catch_warnings(record=True) as said, mock.patch.object(_planned, "best", none):
+            warnings.simplefilter("always")
+            base, (most, want) = memory.allocated(), step(1)
+            memory.reset()
+            with runtime("budget", budget=int(base + share * (most - base)), memory=memory) as rt:
+                rt.attach(model)
+                for i in range(count):
+                    with rt.step():
+                        peak, got = step(more(i) * rt._budget.size / 4 + 1)
+                    peaks.append(peak / rt._budget.size)
+                    self.assertTrue(all(map(same, want, got)))
+                self.assertIn("recompute", set(choices(rt).values()))
+        return peaks, [str(w.message) for w in said if "budget" in str(w.message)]
+
+    def test_forecasts_that_are_wrong(self):
+        """Everything is recomputed, and the run goes on."""
+        peaks, said = self.steps(0.7, lambda i: 0)
+        self.assertLessEqual(max(peaks[RECORDED:]), 1)
+        self.assertEqual([], said)
+
+    def test_steps_that_grow(self):
+        """A run does not end for a step that exceeds the budget. It is told of once."""
+        for kept in (False, True):
+            peaks, said = self.steps(0.7, lambda i: (i > RECORDED + 1) * 0.5, kept)
+            self.assertLessEqual(max(peaks[RECORDED : RECORDED + 2]), 1)
+            self.assertGreater(peaks[-1], 1)
+            self.assertEqual(1, len(said), said)
+            self.assertRegex(said[0], "needs at least .* the steps go on")
+
+    def test_a_budget_that_nothing_keeps_to(self):
+        with self.assertRaisesRegex(stowage.BudgetError, "too small: this step needs at least") as raised:
+            self.steps(0.7, lambda i: (i >= RECORDED) * 0.5)
+        self.assertGreater(raised.exception.least, raised.exception.budget)
+
+    def test_plans_that_fail_hold_no_tensors(self):
+        """The error of a plan that fails has frames of the user, and they have tensors: it is not kept."""
+        gc.collect()
+        gc.disable()
+        try:
+            torch.manual_seed(1)
+            model, held = Model(Block, 6, 32), []
+
+            def step(rt):
+                loss = model(torch.randn(16, 16, 32)).square().mean()
+                loss.backward()
+                held.append(weakref.ref(loss))
+
+            def outer(rt):
+                x = torch.zeros(1)
+                held.append(weakref.ref(x))
+                with rt.step():
+                    step(rt)
+
+            for size in range(300, 700, 50):  # with some there is no plan that only recomputes, or none at all
+                with runtime("budget", budget=size << 10) as rt:
+                    rt.attach(model)
+                    for _ in range(RECORDED + 3):
+                        try:
+                            outer(rt)
+                        except stowage.BudgetError:
+                            break
+                        model.zero_grad(set_to_none=True)
+                        self.assertFalse([w for w in held if w() is not None], size)
+        finally:
+            gc.enable()
 
 
 if __name__ == "__main__":
