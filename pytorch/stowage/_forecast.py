@@ -17,6 +17,7 @@ import torch
 from . import _config
 from ._again import IN_PLACE
 from ._budget import MARGIN, Need, largest, least_for, limit_for
+from ._clock import Clock
 from ._config import Size
 from ._errors import Error, TooSmall
 from ._explanation import HOLDERS, WIDTH, Saved, by_module, shorten
@@ -24,7 +25,7 @@ from ._library import Library
 from ._managed import Following, Recording, Units, check_keep
 from ._plan import Measured, Plan, best, measured, notes, summary
 from ._planned import REFINED, WORTH
-from ._profile import Clock, Profile
+from ._profile import Profile
 from ._report import human, plan_lines
 from ._runtime import LEAST_CUDA
 from ._trace import Kernels, Live, Operators, Place, Rates, as_on_gpu, by_default, copy_of, first, like, step, storages

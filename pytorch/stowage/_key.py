@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from ._errors import TooSmall
 from ._plan import Measured, Plan
-from ._profile import Profile, Unit
+from ._profile import Profile, Unit, fits
 from ._ranks import Facts
 
 
@@ -58,3 +58,39 @@ class Key:
     def plan_key(self, key: str) -> str:
         """Returns the key under which the library knows steps that follow the plan."""
         return f"{key}\x01{self.version}"
+
+    def fits(self, less: int, units: Mapping[str, Tuple[Optional[bool], Optional[bool]]]) -> FrozenSet[Tuple[str, int, str]]:
+        """Returns the second passes for which there was room in the recorded step, and is if there is so much less now."""
+        found = set()
+        for (name, number), (need, room, away) in (self.profile.rooms.items() if self.profile is not None else ()):
+            whole, lean = units.get(name, (False, False))
+            for what, can, free in (("whole", whole, room - away), ("lean", lean, room - away), ("sparingly", whole, room)):
+                if can is not False and fits(need, free - less):
+                    found.add((name, number, what))
+        return frozenset(found)
+
+    def retime(self) -> None:
+        """Gives the times of the last step to those who plan."""
+        for m in self.measured:
+            m.retime(self.passes, self.cheap)
+        self.passes, self.cheap = {}, {}
+
+    def strongest(self) -> Tuple[int, int, Optional[Plan]]:
+        """Returns the plan that recomputes everything that it can, and the least and the most that it may hold, for a
+        budget that no plan keeps to: forecasts count the most, and a checkpoint of every block may fit."""
+        found: Tuple[int, int, Optional[Plan]] = (0, 0, None)
+        for m in self.measured:
+            plan = m.strongest(m.request(self.total, False, True)[0])
+            least = m.most_held(plan.choices, perhaps=True)
+            if plan.choices and (found[2] is None or least < found[0]):
+                found = least, m.most_counted(plan.choices), plan
+        return found
+
+    def fallback(self) -> Optional[Plan]:
+        """Returns the plan to go on with if none keeps to the budget. It returns None if nothing can be recomputed,
+        or if there is too little memory for what remains and no step did fit."""
+        light = max((sum(part.light for part in m.parts.values()) for m in self.measured), default=0)
+        if self.flat + light <= 0 and not self.fitted:
+            return None
+        now = self.plan if self.fitted and self.plan is not None and not self.plan.offloads else None
+        return self.strongest()[2] or now

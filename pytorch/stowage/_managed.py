@@ -18,11 +18,12 @@ import torch
 from . import _units
 from ._again import IN_PLACE, Holder, Lean, Whole, hooks, in_checkpoint, state
 from ._attach import listed
+from ._clock import Clock
 from ._compiled import in_compiled, with_budget
 from ._errors import Error
 from ._measured import KEEP, Cast, Choice
 from ._plan import Plan
-from ._profile import Clock, Profile, Unit
+from ._profile import Profile, Unit
 from ._step import InGroup, Ticket, first_made, in_backward
 
 

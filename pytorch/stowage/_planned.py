@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 import warnings
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
@@ -23,13 +22,14 @@ import torch
 from . import _explain
 from ._again import raised
 from ._budget import Budget
+from ._clock import Stopwatch
 from ._compiled import BUDGETS, allow_more_graphs
 from ._errors import BudgetError, Error, TooSmall, forget
 from ._key import Key
 from ._managed import Following, Passes, Recording, Units
 from ._measured import KEEP
 from ._plan import Measured, Plan, agree, best, measured, notes, summary
-from ._profile import Profile, fits
+from ._profile import Profile
 from ._ranks import CHECKED, Facts, Ranks, failure_of
 from ._step import Step
 
@@ -59,10 +59,8 @@ LOOK = 16
 # A plan that offloads is tried if its forecast is shorter by this factor.
 WORTH = 0.99
 
-
 # A plan that only recomputes takes the place of another if it takes less by this part of a step.
 WORTH_AGAIN = 0.002
-
 
 # A plan, or why there is none.
 Solved = Tuple[Optional[Plan], Optional[Exception]]
@@ -189,15 +187,7 @@ class Planner:
         for them in the last one, and the room did not shrink, by an optimiser for example."""
         if known.profile is None:
             return None
-        less = max(known.room - self._budget.room(), 0)
-        status = {u.name: (u.whole, u.lean) for u in self.units.list}
-        found = set()
-        for (name, number), (need, room, away) in known.profile.rooms.items():
-            whole, lean = status.get(name, (False, False))
-            for what, can, free in (("whole", whole, room - away), ("lean", lean, room - away), ("sparingly", whole, room)):
-                if can is not False and fits(need, free - less):
-                    found.add((name, number, what))
-        return frozenset(found)
+        return known.fits(max(known.room - self._budget.room(), 0), {u.name: (u.whole, u.lean) for u in self.units.list})
 
     def learn(self, key: str, known: Key, step: Step, profile: Profile) -> None:
         """Learns from a recorded step."""
@@ -268,7 +258,7 @@ class Planner:
         all of them do. If one is needed and there is none, or if it is the last, it recomputes everything."""
         plan, why = solved
         if needed and isinstance(why, TooSmall):
-            plan = self._last(known)
+            plan = known.fallback()
             last, why = plan is not None, why if plan is None else None
         fatal = why is not None and (needed or not isinstance(why, TooSmall))
         error = self._budget.explain(why) if fatal and isinstance(why, TooSmall) else why if fatal else None
@@ -296,30 +286,10 @@ class Planner:
     def _hope(self, key: str, known: Key) -> bool:
         """Follows the plan that recomputes everything, if it may keep to the budget though forecasts say that it does not.
         Offloading takes much longer. Reports whether it does."""
-        least, most, plan = self._strongest(known)
+        least, most, plan = known.strongest()
         if plan is None or not all(self.ranks.gather(least <= known.total < most)):
             return False
         return self._adopt(key, known, (plan, None), last=True)
-
-    def _strongest(self, known: Key) -> Tuple[int, int, Optional[Plan]]:
-        """Returns the plan that recomputes everything that it can, and the least and the most that it may hold, for a
-        budget that no plan keeps to: forecasts count the most, and a checkpoint of every block may fit."""
-        found: Tuple[int, int, Optional[Plan]] = (0, 0, None)
-        for m in known.measured:
-            plan = m.strongest(m.request(known.total, False, True)[0])
-            least = m.most_held(plan.choices, perhaps=True)
-            if plan.choices and (found[2] is None or least < found[0]):
-                found = least, m.most_counted(plan.choices), plan
-        return found
-
-    def _last(self, known: Key) -> Optional[Plan]:
-        """Returns the plan to go on with if none keeps to the budget. It returns None if nothing can be recomputed,
-        or if there is too little memory for what remains and no step did fit."""
-        light = max((sum(part.light for part in m.parts.values()) for m in known.measured), default=0)
-        if known.flat + light <= 0 and not known.fitted:
-            return None
-        now = known.plan if known.fitted and known.plan is not None and not known.plan.offloads else None
-        return self._strongest(known)[2] or now
 
     def _exceeded(self, known: Key, mine: Facts) -> None:
         """Notes that a step exceeded the budget though everything is recomputed that can be. If no step under a plan
@@ -361,7 +331,7 @@ class Planner:
         if step is None and look:
             budget.watch(known.stage != "settled", alone=not self.ranks.several)
         timed = known.stage == "compare" or known.stage == "recompute" and known.steps >= REFINED
-        clock = _Stopwatch(rt.device) if timed else None
+        clock = Stopwatch(rt.device) if timed else None
         passes = Passes(rt.device) if known.stage == "recompute" and known.followed else None
         rt._step, rt._now = step, Following(plan, rt.device, max(rt._least, 1), step, self._refused, passes)
         try:
@@ -542,7 +512,7 @@ class Planner:
 
         def less() -> Plan:
             m = self._division(known, plan)
-            self._retime(known)
+            known.retime()
             return plan if m is None else m.relaxed(plan, mine.change)
 
         solved = self._attempt(less)
@@ -552,18 +522,13 @@ class Planner:
         else:
             known.steps = REFINED
 
-    def _retime(self, known: Key) -> None:
-        for m in known.measured:
-            m.retime(known.passes, known.cheap)
-        known.passes, known.cheap = {}, {}
-
     def _plan_again(self, key: str, known: Key, plan: Plan, seconds: float) -> bool:
         """Follows another plan that only recomputes, if the times of steps under a plan make it faster than
         the one made from recorded steps. Reports whether it does."""
 
         def faster() -> Plan:
             made_for = self._division(known, plan)
-            self._retime(known)
+            known.retime()
             if made_for is None:
                 return plan
             found, least = plan, made_for.again(plan.choices) - int(WORTH_AGAIN * 1e9 * seconds)
@@ -598,7 +563,7 @@ class Planner:
 
         def calibrated() -> Plan:
             made_for = self._division(known, plan)
-            self._retime(known)
+            known.retime()
             again = plan.answer["again_ns"] if made_for is None else made_for.again(plan.choices)
             for m in known.measured:
                 m.calibrate(int(1e9 * mine) or plan.answer["step_ns"], again)
@@ -632,20 +597,3 @@ class Planner:
         """Goes back to a plan that was followed before."""
         known.plan, known.limit, known.version, known.stage = plan, limit, known.version + 1, "settled"
         self._rewrap()
-
-
-class _Stopwatch:
-    """The time of a step on its device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._wait()  # the host's head start is no part of the step
-        self._began = time.perf_counter()
-
-    def seconds(self) -> float:
-        self._wait()
-        return time.perf_counter() - self._began
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import itertools
 import random
-import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -20,7 +19,8 @@ from torch.utils import _pytree
 
 from . import _again
 from ._again import Holder, Made, Random, Small, by_result, cast_weight, collect, hooks, in_checkpoint, overwrites, recipe, source, state
-from ._bits import near, same
+from ._bits import equal, near, same, seed
+from ._clock import Clock
 from ._compiled import is_compiled, kind
 from ._errors import AFTER_STEP, Error
 from ._record import Handle, Kept, Weak, is_held, storage_of, version_of
@@ -29,44 +29,6 @@ from ._step import Ticket, first_made
 from ._units import Attributes
 
 _plain = (torch.Tensor, torch.nn.Parameter)
-
-
-# Cycles of the device, about ten milliseconds.
-FILL = 20_000_000
-
-
-class Clock:
-    """Stamps of the device's time, or of the host's if that computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
-        self._stamps: List[Any] = []
-
-    def stamp(self) -> int:
-        if self._cuda:
-            e = torch.cuda.Event(enable_timing=True)
-            e.record(torch.cuda.current_stream(self._device))
-            self._stamps.append(e)
-        else:
-            self._stamps.append(time.perf_counter())
-        return len(self._stamps) - 1
-
-    def fill(self) -> None:
-        """Gives the device work, so that what follows waits for the device and not for the
-        host, as in a step that the device bounds."""
-        if self._cuda:
-            with torch.cuda.device(self._device):
-                torch.cuda._sleep(FILL)
-
-    def read(self) -> List[float]:
-        """Returns the stamps in seconds after the first. It waits for the device."""
-        if not self._stamps:
-            return []
-        first = self._stamps[0]
-        if not self._cuda:
-            return [s - first for s in self._stamps]
-        torch.cuda.synchronize(self._device)
-        return [first.elapsed_time(s) / 1e3 for s in self._stamps]
 
 
 class Unit:
@@ -356,14 +318,12 @@ class Profile:
 
     def saved(self, call: Call, entry: Entry) -> None:
         s = entry.storage
-        if not entry.bytes:
-            return
-        if entry.bytes < self.least:
+        if 0 < entry.bytes < self.least:
             if self.little.setdefault(s, call) is not call:
                 self.shared.add(s)
-        elif s not in self.first:
+        elif entry.bytes and s not in self.first:
             self.first[s], self.bytes[s] = call, entry.bytes
-        elif self.first[s] is not call:
+        elif entry.bytes and self.first[s] is not call:
             self.shared.add(s)
 
     def pack_outside(self, t: torch.Tensor) -> Any:
@@ -633,18 +593,6 @@ class _Recorded:
 
 def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(storage_of(a)._cdata == storage_of(b)._cdata)
-
-
-def equal(got: torch.Tensor, want: Optional[torch.Tensor]) -> bool:
-    """Reports whether a second pass made what the first one saved, if that is still there."""
-    return want is None or same(got, want)
-
-
-def seed(t: torch.Tensor) -> bool:
-    """Reports whether a tensor may be the seed of an attention's dropout, or its offset. If
-    nothing is dropped it was never written; otherwise another seed makes other outputs, which
-    are saved and compared."""
-    return t.numel() <= 2 and not t.is_floating_point() and not t.is_complex()
 
 
 def _buffers(module: torch.nn.Module) -> List[Tuple[int, int]]:

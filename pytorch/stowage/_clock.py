@@ -1,0 +1,62 @@
+"""Clocks: the time of work on a device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, List
+
+import torch
+
+# Cycles of the device, about ten milliseconds.
+FILL = 20_000_000
+
+
+class Clock:
+    """Stamps of the device's time, or of the host's if that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cuda = device, device.type == "cuda"
+        self._stamps: List[Any] = []
+
+    def stamp(self) -> int:
+        if self._cuda:
+            e = torch.cuda.Event(enable_timing=True)
+            e.record(torch.cuda.current_stream(self._device))
+            self._stamps.append(e)
+        else:
+            self._stamps.append(time.perf_counter())
+        return len(self._stamps) - 1
+
+    def fill(self) -> None:
+        """Gives the device work, so that what follows waits for the device and not for the
+        host, as in a step that the device bounds."""
+        if self._cuda:
+            with torch.cuda.device(self._device):
+                torch.cuda._sleep(FILL)
+
+    def read(self) -> List[float]:
+        """Returns the stamps in seconds after the first. It waits for the device."""
+        if not self._stamps:
+            return []
+        first = self._stamps[0]
+        if not self._cuda:
+            return [s - first for s in self._stamps]
+        torch.cuda.synchronize(self._device)
+        return [first.elapsed_time(s) / 1e3 for s in self._stamps]
+
+
+class Stopwatch:
+    """The time of a step on its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._wait()  # the host's head start is no part of the step
+        self._began = time.perf_counter()
+
+    def seconds(self) -> float:
+        self._wait()
+        return time.perf_counter() - self._began
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
