@@ -20,6 +20,11 @@ type Tuned struct {
 	Cluster uint32
 	// Resident limits the blocks along x to one for each multiprocessor of the GPU.
 	Resident bool
+	// Early lets the kernel begin before the launch before it on the stream has ended: when
+	// each of that one's blocks has let it, or has ended. The kernel reads only what blocks
+	// wrote before they let it, and waits for the end of that launch before it ends. In a
+	// graph it begins in order.
+	Early bool
 
 	nmaps uint8
 	maps  [maxMaps]TensorMap

@@ -33,6 +33,7 @@ const (
 	captureRelaxed      = 2
 	memoryTypeUnified   = 4
 	funcMaxDynamicShare = 8
+	launchEarly         = 6 // programmatic stream serialization
 
 	jitErrorLog     = 5
 	jitErrorLogSize = 6
@@ -95,6 +96,22 @@ type pitched struct {
 type memcpy2D struct {
 	src, dst      pitched
 	width, height uintptr
+}
+
+// launchConfig is CUlaunchConfig, 56 bytes.
+type launchConfig struct {
+	grid, block [3]uint32
+	shared      uint32
+	stream      uintptr
+	attributes  uintptr
+	count       uint32
+}
+
+// launchAttribute is CUlaunchAttribute, 72 bytes.
+type launchAttribute struct {
+	id    int32
+	_     int32
+	value [16]int32
 }
 
 // kernelNodeParams is CUDA_KERNEL_NODE_PARAMS, version 2, 72 bytes.

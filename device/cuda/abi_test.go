@@ -13,6 +13,8 @@ func TestLayouts(t *testing.T) {
 		access accessDesc
 		copy2D memcpy2D
 		node   kernelNodeParams
+		config launchConfig
+		attr   launchAttribute
 	)
 	for _, c := range []struct {
 		what      string
@@ -37,6 +39,12 @@ func TestLayouts(t *testing.T) {
 		{"CUDA_KERNEL_NODE_PARAMS.sharedMemBytes", unsafe.Offsetof(node.shared), 32},
 		{"CUDA_KERNEL_NODE_PARAMS.kernelParams", unsafe.Offsetof(node.params), 40},
 		{"CUDA_KERNEL_NODE_PARAMS.ctx", unsafe.Offsetof(node.ctx), 64},
+		{"CUlaunchConfig", unsafe.Sizeof(config), 56},
+		{"CUlaunchConfig.sharedMemBytes", unsafe.Offsetof(config.shared), 24},
+		{"CUlaunchConfig.hStream", unsafe.Offsetof(config.stream), 32},
+		{"CUlaunchConfig.numAttrs", unsafe.Offsetof(config.count), 48},
+		{"CUlaunchAttribute", unsafe.Sizeof(attr), 72},
+		{"CUlaunchAttribute.value", unsafe.Offsetof(attr.value), 8},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s is %d, want %d", c.what, c.got, c.want)

@@ -57,7 +57,7 @@ type driver struct {
 	threadCaptureMode                                                   proc
 	eventCreate, eventDestroy, eventRecord, eventRecordWithFlags        proc
 	eventQuery, eventSynchronize, eventElapsedTime                      proc
-	launchKernel, launchHostFunc                                        proc
+	launchKernel, launchKernelEx, launchHostFunc                        proc
 	graphInstantiate, graphLaunch, graphExecDestroy, graphDestroy       proc
 	graphExecKernelNodeSetParams                                        proc
 
@@ -93,7 +93,8 @@ func (v *driver) symbols() map[string]*proc {
 		"cuEventRecord": &v.eventRecord, "cuEventRecordWithFlags": &v.eventRecordWithFlags,
 		"cuEventQuery": &v.eventQuery, "cuEventSynchronize": &v.eventSynchronize,
 		"cuEventElapsedTime": &v.eventElapsedTime,
-		"cuLaunchKernel":     &v.launchKernel, "cuLaunchHostFunc": &v.launchHostFunc,
+		"cuLaunchKernel":     &v.launchKernel, "cuLaunchKernelEx": &v.launchKernelEx,
+		"cuLaunchHostFunc":            &v.launchHostFunc,
 		"cuGraphInstantiateWithFlags": &v.graphInstantiate, "cuGraphLaunch": &v.graphLaunch,
 		"cuGraphExecDestroy": &v.graphExecDestroy, "cuGraphDestroy": &v.graphDestroy,
 		"cuGraphExecKernelNodeSetParams_v2": &v.graphExecKernelNodeSetParams,
@@ -177,6 +178,7 @@ type frame struct {
 	where  [16]uintptr
 	rect   memcpy2D
 	maps   *frameMaps // nil until a tuned launch needs it
+	early  *frameEarly
 }
 
 func newFrame() any {

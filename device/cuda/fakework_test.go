@@ -230,6 +230,21 @@ var fakeKernels = map[string]fakeFunc{
 		s.Launch(l)
 		return success
 	},
+	// A launch that begins early has one attribute, and runs in order.
+	"cuLaunchKernelEx": func(f *fake, a []uintptr) result {
+		c := device.Slice[launchConfig](uint64(a[0]), 1)[0]
+		if at := device.Slice[launchAttribute](uint64(c.attributes), 1)[0]; c.count != 1 || at.id != launchEarly || at.value[0] != 1 {
+			return errInvalidValue
+		}
+		f.mu.Lock()
+		allowed := uintptr(c.shared) <= f.shared[a[1]]
+		f.mu.Unlock()
+		if !allowed {
+			return errInvalidValue
+		}
+		get[*fakeStream](f, c.stream).Launch(f.launch(a[1], c.grid, c.block, a[2]))
+		return success
+	},
 	"cuLaunchHostFunc": func(f *fake, a []uintptr) result {
 		get[*fakeStream](f, a[0]).Host(func() { purego.SyscallN(a[1], a[2]) })
 		return success

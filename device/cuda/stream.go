@@ -237,10 +237,14 @@ func (s *stream) Launch(l device.Launch) {
 		uintptr(run.block[0]), uintptr(run.block[1]), uintptr(run.block[2]),
 		uintptr(run.shared), s.handle, where, 0,
 	}
-	r := d.enqueue(f, &d.drv.launchKernel, 11)
+	p, n := &d.drv.launchKernel, 11
+	if run.early && c == nil {
+		p, n = &d.drv.launchKernelEx, f.beginEarly(run, s.handle)
+	}
+	r := d.enqueue(f, p, n)
 	d.drv.frames.Put(f)
 	if r != success {
-		s.judge(&d.drv.launchKernel, r)
+		s.judge(p, r)
 	} else if c != nil && l.Slot != 0 {
 		c.label(s, l.Slot, fn)
 	}

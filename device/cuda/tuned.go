@@ -10,20 +10,21 @@ type shape struct {
 	kernel      *device.Kernel
 	grid, block [3]uint32
 	shared      uint32
+	early       bool
 }
 
 // shapeOf returns what this GPU runs for a launch.
 func (d *Device) shapeOf(l *device.Launch) shape {
 	t := &l.Tuned
 	if t.Kernel == nil || !d.runs(t.Kernel.Image) {
-		return shape{l.Kernel, l.Grid, l.Block, l.Shared}
+		return shape{l.Kernel, l.Grid, l.Block, l.Shared, false}
 	}
 	grid := t.Grid
 	if t.Resident {
 		cluster := max(t.Cluster, 1)
 		grid[0] = min(grid[0], max(uint32(d.info.Units)/cluster, 1)*cluster)
 	}
-	return shape{t.Kernel, grid, t.Block, t.Shared}
+	return shape{t.Kernel, grid, t.Block, t.Shared, t.Early}
 }
 
 // runs reports whether this GPU runs kernels of an image that are tuned.
@@ -76,4 +77,22 @@ func (d *Device) pass(f *frame, l *device.Launch, run shape) uintptr {
 		at += 128
 	}
 	return uintptr(pointer(&m.where))
+}
+
+// frameEarly is what the driver reads to launch a kernel that begins early.
+type frameEarly struct {
+	config    launchConfig
+	attribute launchAttribute
+}
+
+// beginEarly makes a frame with the arguments of cuLaunchKernel one with those of
+// cuLaunchKernelEx, which lets the kernel begin early. It returns their number.
+func (f *frame) beginEarly(run shape, stream uintptr) int {
+	if f.early == nil {
+		f.early = &frameEarly{attribute: launchAttribute{id: launchEarly, value: [16]int32{1}}}
+	}
+	e := f.early
+	e.config = launchConfig{grid: run.grid, block: run.block, shared: run.shared, stream: stream, attributes: uintptr(pointer(&e.attribute)), count: 1}
+	f.args = [12]uintptr{uintptr(pointer(&e.config)), f.args[0], f.args[9], 0}
+	return 4
 }

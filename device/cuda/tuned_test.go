@@ -29,7 +29,11 @@ func TestTunedLaunch(t *testing.T) {
 		minor int32
 		old   bool // a driver that makes no maps
 		tuned bool
-	}{"its GPU": {0, false, true}, "another GPU": {5, false, false}, "an old driver": {0, true, false}} {
+		early bool
+	}{
+		"its GPU": {tuned: true}, "another GPU": {minor: 5}, "an old driver": {old: true},
+		"its GPU, early": {tuned: true, early: true}, "another GPU, early": {minor: 5, early: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			v, f := newFake(t, memory.GiB)
 			f.attrs[attrMinor] = c.minor
@@ -49,7 +53,12 @@ func TestTunedLaunch(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Fill(b.All(), 0)
-			l := tunedLaunch(b.All(), 1)
+			launch := func(v uint64) device.Launch {
+				l := tunedLaunch(b.All(), v)
+				l.Tuned.Early = c.early
+				return l
+			}
+			l := launch(1)
 			if run := d.shapeOf(&l); (run.kernel == mappedKernel) != c.tuned || c.tuned && run.grid[0] != 4 {
 				t.Errorf("it runs %s with %d blocks", run.kernel.Name, run.grid[0])
 			}
@@ -62,11 +71,11 @@ func TestTunedLaunch(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Replay(g)
-			if err := g.Update(7, tunedLaunch(b.All(), 10)); err != nil {
+			if err := g.Update(7, launch(10)); err != nil {
 				t.Fatal(err)
 			}
 			s.Replay(g)
-			plain := tunedLaunch(b.All(), 10)
+			plain := launch(10)
 			plain.Tuned = device.Tuned{}
 			if err := g.Update(7, plain); (err == nil) == c.tuned {
 				t.Errorf("an update to the plain kernel: %v", err)
@@ -81,6 +90,9 @@ func TestTunedLaunch(t *testing.T) {
 			}
 			if got[0] != low || got[64] != high {
 				t.Errorf("the halves are %d and %d, want %d and %d", got[0], got[64], low, high)
+			}
+			if n := f.calls["cuLaunchKernelEx"]; (n == 1) != (c.tuned && c.early) { // not in the graph
+				t.Errorf("%d launches begin early", n)
 			}
 			s.Free(b)
 			if err := g.Close(); err != nil {
