@@ -5,7 +5,6 @@
 #include "pieces.cuh"
 
 #define THREADS 256
-#define ROWS 64u // rows of a piece of work: gatedRows
 #define KEEP 4u  // vectors of a group that a thread keeps of each operand: gatedKeep
 #define GRAD_KEEP 2u // in the backward pass: gatedGradKeep
 #define AHEAD 1u // rows of a team that are on their way there: gatedAhead
@@ -156,21 +155,21 @@ struct Walk {
     DEVICE void next() { at += step; }
 };
 
-// A block computes a piece of the rows of a group. A thread has GRAD_KEEP vectors of a row in
+// A block computes a piece of the rows of a group, a number of them. A thread has GRAD_KEEP vectors of a row in
 // shared memory, and those of the next rows of its team are on their way there. It keeps the
 // sigmoids, so that it computes them once.
-DEVICE void grad_pieces(const GatedGrad &d, u64 scratch) {
+DEVICE void grad_pieces(const GatedGrad &d, u64 scratch, u32 rows) {
     const Gated &g = d.g;
     Team t = line(g.n, GRAD_KEEP);
     const u32 all = 3 * GRAD_KEEP * threads(); // vectors of a row
     need((AHEAD + 1) * all * sizeof(Vec));
-    u32 in = threads() / t.size, own = thread() / t.size, pieces = (g.rows + ROWS - 1) / ROWS, apart = t.size * sizeof(Vec);
+    u32 in = threads() / t.size, own = thread() / t.size, pieces = (g.rows + rows - 1) / rows, apart = t.size * sizeof(Vec);
     auto has = [&](u32 k) { return (t.member + k * t.size) * STEP < g.n; };
     Vec *mine = reinterpret_cast<Vec *>(pool) + thread();
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * g.groups; u += blocks()) {
         u64 piece = u / g.groups, first = u % g.groups * g.n, col = first + t.member * STEP;
-        u32 row = (u32)piece * ROWS + own, end = least(((u32)piece + 1) * ROWS, g.rows);
+        u32 row = (u32)piece * rows + own, end = least(((u32)piece + 1) * rows, g.rows);
         Walk x(g.x, row, col, in), z(g.z, row, col, in), dy(d.dy, row, col, in), dx(d.dx, row, col, in), dz(d.dz, row, col, in);
         auto bring_row = [&](u32 row, u32 stage) INLINE {
             if (row < end) {
@@ -246,31 +245,31 @@ DEVICE void grad_pieces(const GatedGrad &d, u64 scratch) {
 
 KERNEL(THREADS, 2)
 stowage_nn_gated_norm_grad_wide(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
-                                u64 more) {
-    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch));
+                                u64 more, u64 rows) {
+    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
 }
 
 // Groups with more vectors than THREADS threads keep need more threads.
 KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad_widest(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
-                                  u64 more) {
-    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch));
+                                  u64 more, u64 rows) {
+    grad_pieces(unpack_grad(x, z, w, size, groups, pitches, (u64)BF16 << 32 | BF16, dy, dx, dz, pitch_dy, more), global(scratch), (u32)rows);
 }
 
 // A block computes a part of the rows, group by group.
 KERNEL(GRAD_THREADS)
 stowage_nn_gated_norm_grad(u64 scratch, u64 x, u64 z, u64 w, u64 size, u64 groups, u64 pitches, u64 types, u64 dy, u64 dx, u64 dz, u64 pitch_dy,
-                           u64 more) {
+                           u64 more, u64 rows) {
     GatedGrad d = unpack_grad(x, z, w, size, groups, pitches, types, dy, dx, dz, pitch_dy, more);
     Team t = team(d.g.n);
-    u32 in = threads() / t.size, own = thread() / t.size, pieces = (d.g.rows + ROWS - 1) / ROWS;
+    u32 in = threads() / t.size, own = thread() / t.size, pieces = (u32)((d.g.rows + rows - 1) / rows);
 #pragma unroll 1
     for (u64 u = block(); u < (u64)pieces * d.g.groups; u += blocks()) {
         u64 piece = u / d.g.groups, first = u % d.g.groups * d.g.n;
         Weight<STEPS> sums;
         sums.clear();
 #pragma unroll 1
-        for (u64 row = piece * ROWS + own; row < least((piece + 1) * ROWS, (u64)d.g.rows); row += in) grad_run(d, t, row, first, sums);
+        for (u64 row = piece * rows + own; row < least((piece + 1) * rows, (u64)d.g.rows); row += in) grad_run(d, t, row, first, sums);
         sums.finish(t, d.g.n, global(scratch) + 4 * (piece * d.g.groups * d.g.n + first));
     }
 }

@@ -36,7 +36,17 @@ type GatedNormGrad struct {
 // GatedNormScratch returns the size of the scratch memory of the backward pass: one sum
 // for each column of each run of rows.
 func GatedNormScratch(rows, cols int) memory.Bytes {
-	return 4 * memory.Bytes((rows+gatedRows-1)/gatedRows*cols)
+	return 4 * memory.Bytes(runsOf(rows, gatedGradRows(rows))*cols)
+}
+
+// gatedGradRows returns the rows of a piece of work in the backward pass: gatedRows, but of many
+// rows about as many as it takes to give all blocks that an H200 runs at once a piece, or several.
+func gatedGradRows(rows int) int {
+	if rows < gatedMany {
+		return gatedRows
+	}
+	turns := max(1, (rows+gatedRows*gatedResident/2)/(gatedRows*gatedResident))
+	return runsOf(rows, turns*gatedResident)
 }
 
 var (
@@ -48,8 +58,11 @@ var (
 
 const (
 	gatedThreads = 256
-	// A piece of work has gatedRows rows.
-	gatedRows = 64
+	// A piece of work has gatedRows rows, or about as many of at least gatedMany in the backward
+	// pass, of which an H200 runs gatedResident blocks at once.
+	gatedRows     = 64
+	gatedMany     = 8192
+	gatedResident = 132 * 2
 	// A thread keeps gatedKeep vectors of a group of each operand. In the backward pass it
 	// has gatedGradKeep of each, of a row and of the next gatedAhead, in gatedShared bytes.
 	gatedKeep     = 4
@@ -80,10 +93,10 @@ func GatedRMSNorm(s device.Stream, g GatedNorm) {
 
 // GatedRMSNormGrad issues the backward pass. The kernels' arguments:
 //
-//	stowage_nn_gated_norm_grad(Scratch, X, Z, W, shape..., DY, DX, DZ, pitch of DY, pitches of DX and DZ)
+//	stowage_nn_gated_norm_grad(Scratch, X, Z, W, shape..., DY, DX, DZ, pitch of DY, pitches of DX and DZ, rows of a run)
 //	stowage_nn_gated_norm_grad_sum(DW, Scratch, columns, runs of rows, type of DW)
 //
-// Scratch is fp32 [run of 64 rows][column]; the second launch takes the sums.
+// Scratch is fp32 [run of gatedGradRows rows][column]; the second launch takes the sums.
 func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	g.check()
 	rows, cols := g.X.Rows, g.X.Cols
@@ -95,7 +108,7 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	if g.Scratch.Len < GatedNormScratch(rows, cols) || g.Scratch.Addr()%4 != 0 {
 		panic(fmt.Sprintf("nn: scratch of a gated norm: expected at least %d bytes, got %s", GatedNormScratch(rows, cols), g.Scratch))
 	}
-	scratch, runs := g.Scratch.Slice(0, GatedNormScratch(rows, cols)), (rows+gatedRows-1)/gatedRows
+	scratch, runs := g.Scratch.Slice(0, GatedNormScratch(rows, cols)), runsOf(rows, gatedGradRows(rows))
 	k, threads, shared := g.way(gatedNormGradKernels, normGradThreads*gatedGradKeep, g.DY, g.DX, g.DZ), normGradThreads, normShare
 	if k == &gatedNormGradKernels.wide {
 		if cols/g.Groups <= 8*gatedGradKeep*gatedThreads {
@@ -114,6 +127,7 @@ func GatedRMSNormGrad(s device.Stream, g GatedNormGrad) {
 	l.Write(g.DZ.used("a gradient of a gated norm"))
 	l.Arg(uint64(g.DY.pitch()))
 	l.Arg(packPair(g.DX.pitch(), g.DZ.pitch()))
+	l.Arg(uint64(gatedGradRows(rows)))
 	s.Launch(l)
 
 	l = device.NewLaunch(&gatedNormGradSumKernel, runsOf(cols, sumCols), normGradThreads)
@@ -204,9 +218,11 @@ func gatedNormGradGo(l *device.Launch) {
 	b.dy = view{addr: a[8], pitch: int(a[11]), typ: b.x.typ}
 	b.dx = view{addr: a[9], pitch: int(uint32(a[12])), typ: b.x.typ}
 	b.dz = view{addr: a[10], pitch: int(a[12] >> 32), typ: b.x.typ}
-	parallel.For(b.rows, gatedRows, func(from, to int) {
-		sums := device.Slice[float32](a[0]+uint64(4*from/gatedRows*b.cols), b.cols)
-		b.run(sums, from, to)
+	rows := int(a[13])
+	parallel.For(runsOf(b.rows, rows), 1, func(from, to int) {
+		for r := from; r < to; r++ {
+			b.run(device.Slice[float32](a[0]+uint64(4*r*b.cols), b.cols), r*rows, min((r+1)*rows, b.rows))
+		}
 	})
 }
 

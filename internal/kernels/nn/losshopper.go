@@ -25,6 +25,13 @@ type lossForm struct {
 // lossSums are the bytes behind a row: two sets of sums of warps and of the block.
 const lossSums = 2 * 8 * (32 + 2)
 
+// Of at least lossMany rows a cluster computes lossTurns, one after the other, and copies the next
+// one while it writes.
+const (
+	lossMany  = 256
+	lossTurns = 2
+)
+
 func newLossForm(name string, threads, keep, cluster int) lossForm {
 	return lossForm{device.Kernel{Name: "stowage_nn_cross_entropy_" + name, Image: lossHopperImage}, threads, keep, cluster}
 }
@@ -53,8 +60,12 @@ func (e Loss) tune(l *device.Launch) {
 		if divUp(e.Logits.Cols/n, f.cluster) > f.threads*f.keep {
 			continue
 		}
+		rows := 1 // of a cluster
+		if f.cluster > 1 && e.Logits.Rows >= lossMany {
+			rows = lossTurns
+		}
 		l.Tuned = device.Tuned{
-			Kernel: &f.Kernel, Grid: [3]uint32{uint32(e.Logits.Rows * f.cluster), 1, 1}, Block: [3]uint32{uint32(f.threads), 1, 1},
+			Kernel: &f.Kernel, Grid: [3]uint32{uint32(divUp(e.Logits.Rows, rows) * f.cluster), 1, 1}, Block: [3]uint32{uint32(f.threads), 1, 1},
 			Shared: uint32(16*f.threads*f.keep + lossSums), Cluster: uint32(f.cluster),
 		}
 		return
