@@ -130,6 +130,15 @@ DEVICE void await_count(u64 p, u32 v) {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+// ---- launches that overlap
+
+// let_next_begin lets the next launch begin, if it was made to begin early, when all blocks have
+// called this or ended. One thread of a block calls it, behind a barrier: what the block wrote
+// before is known then. await_before waits for the end of the launch before, at once if this one
+// did not begin early. A launch that does must not end without it.
+DEVICE void let_next_begin() { asm volatile("fence.acq_rel.gpu; griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void await_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- memory at a constant distance from an address, which is part of the instruction.
 
 DEVICE void write_far(u64 p, u32 far, Vec v) {

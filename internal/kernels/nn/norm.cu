@@ -8,15 +8,6 @@
 #define GRAD_KEEP 2u // in the backward pass, of each operand: normGradKeep
 #define GROUP 4u     // rows that parts of the rows consist of: normGroup
 
-struct Norm {
-    u32 rows, runs, n; // rows, norms of a row, columns of a norm
-    float epsilon;
-    // scale returns one over the root of the mean square.
-    DEVICE float scale(float squares) const { return 1 / __builtin_sqrtf(squares / (float)n + epsilon); }
-};
-
-DEVICE Norm unpack(u64 size, u64 weight) { return {low(size), high(size) / low(weight), low(weight), number(high(weight))}; }
-
 // run_at returns the row of a norm, and sets its first column.
 DEVICE u64 run_at(const Norm &m, u64 i, u64 &first) {
     first = 0;
@@ -332,24 +323,7 @@ stowage_nn_rmsnorm_grad(u64 dx, u64 x, u64 w, u64 dy, u64 plus, u64 scratch, u64
 
 #define SUM_THREADS 512 // normSumThreads
 
-// A block adds up the parts of 32 columns. Each warp adds some of the parts, in order, and
-// the first warp adds up the sums, in order, to what it has read before.
 KERNEL(SUM_THREADS)
 stowage_nn_rmsnorm_grad_weight(u64 dw, u64 scratch, u64 size, u64 types) {
-    SHARED float sums[SUM_THREADS / 32][32];
-    u32 parts = low(size), cols = high(size), type = bit(types, 0), each = (parts + SUM_THREADS / 32 - 1) / (SUM_THREADS / 32);
-    u32 from = least(warp() * each, parts), n = least(each, parts - from);
-#pragma unroll 1
-    for (u32 c = block() * 32 + lane(); c - lane() < cols; c += blocks() * 32) {
-        u64 to = global(dw) + (u64)c * size_of(type);
-        float sum = warp() == 0 && c < cols ? get(type, to) : 0;
-        if (c < cols) sums[warp()][lane()] = sum_apart(0, global(scratch) + 4ull * from * cols + 4ull * c, n, 4ull * cols);
-        barrier();
-        if (warp() == 0 && c < cols) {
-#pragma unroll
-            for (u32 w = 0; w < SUM_THREADS / 32; w++) sum += sums[w][lane()];
-            set(type, to, sum);
-        }
-        barrier();
-    }
+    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0));
 }

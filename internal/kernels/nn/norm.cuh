@@ -9,6 +9,15 @@
 #define GRAD_THREADS 512
 #define STEPS (SHARE / STEP)
 
+struct Norm {
+    u32 rows, runs, n; // rows, norms of a row, columns of a norm
+    float epsilon;
+    // scale returns one over the root of the mean square.
+    DEVICE float scale(float squares) const { return 1 / __builtin_sqrtf(squares / (float)n + epsilon); }
+};
+
+DEVICE Norm unpack(u64 size, u64 weight) { return {low(size), high(size) / low(weight), low(weight), number(high(weight))}; }
+
 // forget keeps the compiler from using again what it has computed from vectors. Their numbers
 // take twice the registers.
 DEVICE void forget(Vec &v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
@@ -121,5 +130,26 @@ DEVICE void add_parts(u64 dw, u64 parts, u32 count, u32 cols, u32 type) {
     for (u32 c = block() * threads() + thread(); c < cols; c += blocks() * threads()) {
         u64 to = dw + (u64)c * size_of(type);
         set(type, to, sum_apart(get(type, to), parts + 4ull * c, count, 4ull * cols));
+    }
+}
+
+// add_norm_parts adds up the parts of 32 columns in a block. Each warp adds some of the parts, in
+// order, and the first warp adds up the sums, in order, to what it has read before.
+template <u32 size> DEVICE void add_norm_parts(u64 dw, u64 scratch, u32 parts, u32 cols, u32 type) {
+    SHARED float sums[size / 32][32];
+    u32 each = (parts + size / 32 - 1) / (size / 32);
+    u32 from = least(warp() * each, parts), n = least(each, parts - from);
+#pragma unroll 1
+    for (u32 c = block() * 32 + lane(); c - lane() < cols; c += blocks() * 32) {
+        u64 to = dw + (u64)c * size_of(type);
+        float sum = warp() == 0 && c < cols ? get(type, to) : 0;
+        if (c < cols) sums[warp()][lane()] = sum_apart(0, scratch + 4ull * from * cols + 4ull * c, n, 4ull * cols);
+        barrier();
+        if (warp() == 0 && c < cols) {
+#pragma unroll
+            for (u32 w = 0; w < size / 32; w++) sum += sums[w][lane()];
+            set(type, to, sum);
+        }
+        barrier();
     }
 }

@@ -1,4 +1,5 @@
-// This file owns RMS norms: their launches and their twins.
+// This file owns RMS norms: their launches and their twins. normhopper.go has their kernels for
+// Hopper.
 
 package nn
 
@@ -184,6 +185,7 @@ func normGradLaunch(n NormGrad) device.Launch {
 	l.Arg(uint64(n.W.Cols) | bits(n.Epsilon)<<32)
 	l.Arg(typeBits(n.DX, n.X, n.W, n.DY, n.Plus))
 	l.Arg(uint64(parts))
+	n.tune(&l)
 	return l
 }
 
@@ -258,6 +260,7 @@ func normWeightLaunch(n NormGrad) device.Launch {
 	passRun(&l, "a norm's scratch", n.Scratch, parts*n.W.Cols, 4, device.Read, false)
 	l.Arg(packPair(parts, n.W.Cols))
 	l.Arg(typeBits(n.DW))
+	n.tuneSum(&l)
 	return l
 }
 

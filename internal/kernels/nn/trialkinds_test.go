@@ -14,7 +14,7 @@ import (
 // deviceCode returns all kinds of trials, by source and name.
 func deviceCode() map[string]map[string]kind {
 	return map[string]map[string]kind{
-		"norm":           {"norm": normTrial, "norm grad": normGradTrial},
+		"norm":           {"norm": normTrial, "norm grad": normGradTrial, "late norm grad": lateNormTrial},
 		"rope":           {"rope": ropeTrial},
 		"latent":         {"spread": latentTrial(SpreadLatent), "gather": latentTrial(GatherLatent)},
 		"act":            {"swiglu": gateTrial, "swiglu grad": gateGradTrial, "add": addTrial, "gate rows": rowGateTrial, "gate rows grad": rowGateGradTrial},
@@ -133,6 +133,29 @@ func normGradTrial(x *trial) func(s device.Stream) {
 		n.Plus = place(rows, cols)
 	}
 	n.Scratch = x.waste(NormScratch(rows, width), scratch)
+	return func(s device.Stream) { RMSNormGrad(s, n) }
+}
+
+// lateNormTrial draws the gradient of norms that the kernels for Hopper compute: with few rows,
+// and with more of them than lie in shared memory.
+func lateNormTrial(x *trial) func(s device.Stream) {
+	cols := normLateCols + 8*x.IntN(300)
+	if x.IntN(4) == 0 {
+		cols = 4096 + 8*x.IntN(513)
+	}
+	rows := min(x.atMost(300, 5000), 1+4<<20/cols)
+	place := func(rows, cols int) Matrix { return x.even(kernels.BF16, rows, cols) }
+	n := NormGrad{X: place(rows, cols), W: place(1, cols), DY: place(rows, cols), DW: x.any(1, cols), Epsilon: 1e-5}
+	n.DX = place(rows, cols)
+	switch x.IntN(4) {
+	case 0:
+		n.DX = n.DY
+	case 1:
+		n.Plus = n.DX
+	case 2:
+		n.Plus = place(rows, cols)
+	}
+	n.Scratch = x.waste(NormScratch(rows, cols), scratch)
 	return func(s device.Stream) { RMSNormGrad(s, n) }
 }
 

@@ -1,0 +1,173 @@
+// The backward pass of norms on Hopper. norm.go says what is computed, and normhopper.go for
+// which rows. Rows lie ahead in shared memory. Of its last rows a block first adds up the
+// weight's gradient. It computes theirs while the next launch, which begins early, adds up the
+// sums of all blocks.
+// targets: sm_90a
+
+#include "hopper.cuh"
+#include "norm.cuh"
+
+#define KEEP 2u // vectors of a row of each operand that a thread has: normGradKeep
+
+// Scales are the factors of dy w and of x in a row's gradient.
+struct Scales {
+    float r, back;
+};
+
+// grad_rows computes rows. The teams of all blocks take turns with them.
+template <bool plus, u32 stages> DEVICE void grad_rows(const Norm &m, const Matrix &dx, const Matrix &x, const Matrix &dy, const Matrix &more, u64 w, u64 scratch) {
+    SHARED Scales late[GRAD_THREADS / 32][stages]; // of the last rows of a team
+    constexpr u32 operands = plus ? 3 : 2;
+    const u32 room = stages * operands * KEEP * 16 * threads(), n = m.n;
+    need(room + threads() * KEEP * STEP * 4);
+    Team t = line(n, KEEP);
+    u32 in = threads() / t.size, own = thread() / t.size, apart = blocks() * in, row = block() * in + own;
+    u32 turns = row < m.rows ? (m.rows - row + apart - 1) / apart : 0, early = turns > stages ? turns - stages : 0;
+    auto column = [&](u32 k) { return (t.member + k * t.size) * STEP; };
+    auto place = [&](u32 stage, u32 operand, u32 k) { return reinterpret_cast<Vec *>(pool) + ((stage * operands + operand) * KEEP + k) * threads() + thread(); };
+    // begin begins to copy a row, if there is one.
+    auto begin = [&](u32 row, u32 stage) INLINE {
+        if (row < m.rows) {
+#pragma unroll
+            for (u32 k = 0; k < KEEP; k++) {
+                if (column(k) >= n) continue;
+                bring(spot(place(stage, 0, k)), x.at(row, column(k)), 16);
+                bring(spot(place(stage, 1, k)), dy.at(row, column(k)), 16);
+                if (plus) bring(spot(place(stage, 2, k)), more.at(row, column(k)), 16);
+            }
+        }
+        seal();
+    };
+    auto get = [&](u32 stage, u32 operand, Vec(&v)[KEEP]) INLINE {
+#pragma unroll
+        for (u32 k = 0; k < KEEP; k++) v[k] = column(k) < n ? *place(stage, operand, k) : Vec{0, 0, 0, 0};
+        forget(v);
+    };
+#pragma unroll
+    for (u32 s = 0; s < stages; s++) begin(row + s * apart, s);
+    Vec weight[KEEP];
+    hold(t, w, n, weight);
+    Weight<KEEP> dw;
+    dw.clear();
+    auto scales = [&](Vec(&xs)[KEEP], Vec(&dys)[KEEP], u32 turn) INLINE {
+        float a[STEP], b[STEP], c[STEP];
+        Two s = {0, 0};
+#pragma unroll
+        for (u32 k = 0; k < KEEP; k++) {
+            widen(xs[k], a);
+            widen(dys[k], b);
+            widen(weight[k], c);
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) {
+                s.a += a[e] * a[e];
+                s.b += b[e] * c[e] * a[e];
+            }
+        }
+        s = row_sum(t, s, turn);
+        forget(xs);
+        forget(dys);
+        forget(weight);
+        float r = m.scale(s.a);
+        return Scales{r, r * r * r * s.b / (float)n};
+    };
+    // finish adds to the weight's gradient, or writes the row's, or both.
+    auto finish = [&](Vec(&xs)[KEEP], Vec(&dys)[KEEP], Vec(&mores)[KEEP], Scales s, bool sums, bool writes) INLINE {
+        float a[STEP], b[STEP], c[STEP];
+#pragma unroll
+        for (u32 k = 0; k < KEEP; k++) {
+            if (column(k) >= n) continue;
+            widen(xs[k], a);
+            widen(dys[k], b);
+            widen(weight[k], c);
+#pragma unroll
+            for (u32 e = 0; e < STEP; e++) {
+                if (sums) dw.v[k][e] += b[e] * a[e] * s.r;
+                a[e] = b[e] * c[e] * s.r - a[e] * s.back;
+            }
+            if (!writes) continue;
+            if (plus) {
+                widen(mores[k], b);
+#pragma unroll
+                for (u32 e = 0; e < STEP; e++) a[e] += b[e];
+            }
+            write(dx.at(row, column(k)), narrowed(a));
+        }
+    };
+    u32 stage = 0, turn = 0;
+    auto next = [&] { stage = stage + 1 == stages ? 0 : stage + 1; };
+#pragma unroll 1
+    for (; turn < early; turn++, row += apart) {
+        Vec xs[KEEP], dys[KEEP], mores[KEEP];
+        arrived<stages - 1>();
+        get(stage, 0, xs);
+        get(stage, 1, dys);
+        if (plus) get(stage, 2, mores);
+        begin(row + stages * apart, stage);
+        next();
+        Scales s = scales(xs, dys, turn);
+        finish(xs, dys, mores, s, true, true);
+    }
+    const u32 first = stage;
+#pragma unroll 1
+    for (; turn < turns; turn++) {
+        Vec xs[KEEP], dys[KEEP];
+        arrived<stages - 1>();
+        seal();
+        get(stage, 0, xs);
+        get(stage, 1, dys);
+        next();
+        Scales s = scales(xs, dys, turn);
+        if (t.member == 0) late[own][turn - early] = s;
+        finish(xs, dys, xs, s, true, false);
+    }
+    // The sums of teams are added up in order.
+    float *all = reinterpret_cast<float *>(pool + room);
+    dw.each(t, n, [&](u32 c, u32, float *sum) INLINE {
+#pragma unroll
+        for (u32 e = 0; e < STEP; e += 4) *reinterpret_cast<Vec *>(all + own * n + c + e) = Vec{bits(sum[e]), bits(sum[e + 1]), bits(sum[e + 2]), bits(sum[e + 3])};
+    });
+    barrier();
+#pragma unroll 1
+    for (u32 c = thread() * 4; c < n; c += threads() * 4) {
+        float sum[4], one[4];
+        numbers(*reinterpret_cast<const Vec *>(all + c), sum);
+#pragma unroll 1
+        for (u32 i = 1; i < in; i++) {
+            numbers(*reinterpret_cast<const Vec *>(all + i * n + c), one);
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) sum[e] += one[e];
+        }
+        write(scratch + 4 * ((u64)block() * n + c), Vec{bits(sum[0]), bits(sum[1]), bits(sum[2]), bits(sum[3])});
+    }
+    barrier();
+    if (thread() == 0) let_next_begin();
+    stage = first;
+#pragma unroll 1
+    for (turn = early; turn < turns; turn++, row += apart) {
+        Vec xs[KEEP], dys[KEEP], mores[KEEP];
+        get(stage, 0, xs);
+        get(stage, 1, dys);
+        if (plus) get(stage, 2, mores);
+        next();
+        finish(xs, dys, mores, late[own][turn - early], false, true);
+    }
+}
+
+#define GRAD(name, plus, stages)                                                                                                                            \
+    KERNEL(GRAD_THREADS)                                                                                                                                    \
+    stowage_nn_rmsnorm_grad_##name(u64 dx, u64 x, u64 w, u64 dy, u64 more, u64 scratch, u64 size, u64 pitches, u64 pitches_dy, u64 how, u64, u64 parts) {      \
+        if (parts != blocks()) trap();                                                                                                                      \
+        grad_rows<plus, stages>(unpack(size, how), {global(dx), low(pitches), BF16}, {global(x), high(pitches), BF16}, {global(dy), low(pitches_dy), BF16}, \
+                                {plus ? global(more) : 0, high(pitches_dy), BF16}, global(w), global(scratch));                                              \
+    }
+GRAD(late, false, 4)     // normStages
+GRAD(late_plus, true, 3) // normStagesPlus
+
+#define SUM_THREADS 256 // normEarlyThreads
+
+// A block adds up the parts of 32 columns, as in norm.cu.
+KERNEL(SUM_THREADS)
+stowage_nn_rmsnorm_grad_weight_early(u64 dw, u64 scratch, u64 size, u64 types) {
+    add_norm_parts<SUM_THREADS>(global(dw), global(scratch), low(size), high(size), bit(types, 0));
+    await_before();
+}

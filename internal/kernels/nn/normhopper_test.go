@@ -1,0 +1,56 @@
+package nn
+
+import (
+	"testing"
+
+	"github.com/stowage-dev/stowage/device"
+	"github.com/stowage-dev/stowage/internal/kernels"
+)
+
+// The source for Hopper, compiled for the host, computes what the twin computes. SPEC S6.3
+func TestHopperNormSourceOnTheHost(t *testing.T) {
+	program := newTensorProgram(t, "normhopper.cu", normHopperPTX)
+	memory, b := trialMemory(t)
+	ran := map[*device.Kernel]bool{}
+	for seed := range uint64(16) {
+		x, ops, want := twin(lateNormTrial, seed, false, memory, b)
+		var launches []device.Launch
+		for _, op := range ops {
+			l := op.Launch
+			if l.Tuned.Kernel == nil {
+				t.Fatalf("trial %d has no kernel for Hopper", seed)
+			}
+			ran[l.Tuned.Kernel] = true
+			l.Kernel, l.Grid, l.Block, l.Shared = l.Tuned.Kernel, l.Tuned.Grid, l.Tuned.Block, l.Tuned.Shared
+			launches = append(launches, l)
+		}
+		if err := x.compare(program.run(t, x.data, b.Addr(), launches...), want); err != nil {
+			t.Fatalf("trial %d: %v", seed, err)
+		}
+	}
+	if len(ran) != 3 {
+		t.Errorf("trials ran %d kernels", len(ran))
+	}
+}
+
+// The second launch begins early behind the first of these kernels alone, which both launches
+// agree about.
+func TestHopperNormIsForSomeShapes(t *testing.T) {
+	_, b := trialMemory(t)
+	for _, c := range []struct {
+		cols, width int
+		kind        kernels.Number
+		late        bool
+	}{
+		{512, 512, kernels.BF16, true}, {8192, 8192, kernels.BF16, true}, {504, 504, kernels.BF16, false}, {8200, 8200, kernels.BF16, false},
+		{1028, 1028, kernels.BF16, false}, {1024, 512, kernels.BF16, false}, {1024, 1024, kernels.F32, false},
+	} {
+		m := NewMatrix(b.Slice(0, c.kind.Size()*4*8200), c.kind, 4, c.cols)
+		w := NewMatrix(b.Slice(0, c.kind.Size()*8200), c.kind, 1, c.width)
+		n := NormGrad{DX: m, DW: w, X: m, W: w, DY: m, Scratch: b.Slice(0, NormScratch(4, c.width))}
+		first, second := normGradLaunch(n), normWeightLaunch(n)
+		if (first.Tuned.Kernel != nil) != c.late || second.Tuned.Early != c.late {
+			t.Errorf("%d columns, norms of %d of type %d: late %v, the sum early %v, want %v", c.cols, c.width, c.kind, first.Tuned.Kernel != nil, second.Tuned.Early, c.late)
+		}
+	}
+}
