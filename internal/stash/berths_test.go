@@ -301,6 +301,79 @@ func TestCapturedBerths(t *testing.T) {
 	})
 }
 
+// SPEC S6.4: a tensor gets the first berth of its shape that is not taken, in a capture the
+// first that has memory, and there none rather than a new one. Berths are compared with a
+// list of what each should be.
+func TestWhichBerth(t *testing.T) {
+	type model struct{ taken, holds, seen bool }
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		l := libraryOn(t, openCPU(t), 0)
+		l.fill(rng)
+		shape := shelved[0]
+		var berths []*Berth
+		var want []model
+		captured := false
+		save := func() {
+			b, err := l.h.Save(l.work.Slice(0, shape.size()), l.counts.Slice(0, 8), shape.row, shape.limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := slices.IndexFunc(want, func(x model) bool { return !x.taken && (x.holds || !captured) })
+			switch {
+			case at < 0 && captured:
+				if b != nil {
+					t.Fatalf("seed %d: a berth in a capture, with none to have: %+v", seed, want)
+				}
+				return
+			case at < 0:
+				at = len(want)
+				berths, want = append(berths, b), append(want, model{})
+			}
+			want[at].taken, want[at].seen = true, true
+			if b != berths[at] || b.Holds() != want[at].holds {
+				t.Fatalf("seed %d: berth %d with memory %v, want %d of %+v", seed, slices.Index(berths, b), b.Holds(), at, want)
+			}
+		}
+		for range 40 {
+			switch draw := rng.IntN(10); {
+			case draw < 5:
+				save()
+			case draw < 7 && len(berths) > 0:
+				i := rng.IntN(len(berths))
+				berths[i].Release()
+				want[i].taken = false
+			case draw == 7 && !captured:
+				l.compute.BeginCapture()
+				captured = true
+			case draw == 8 && captured:
+				g, err := l.compute.EndCapture()
+				if err := errors.Join(err, g.Close()); err != nil {
+					t.Fatal(err)
+				}
+				captured = false
+			case draw == 9 && !captured:
+				stay := map[*Berth]bool{}
+				for i, b := range berths {
+					stay[b] = rng.IntN(2) == 0
+					want[i].holds = want[i].holds || want[i].seen && !stay[b]
+					want[i].taken, want[i].seen = false, false
+				}
+				if _, err := l.h.Settle(func(b *Berth) bool { return stay[b] }); err != nil {
+					t.Fatal(err)
+				}
+				l.h.Begin()
+			}
+		}
+		if captured {
+			g, err := l.compute.EndCapture()
+			if err := errors.Join(err, g.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // SPEC S6.4: Settle has waited for everything, so that a captured step can be replayed on
 // any stream behind it, and finds the berths that have grown.
 func TestReplayOnAnotherStream(t *testing.T) {

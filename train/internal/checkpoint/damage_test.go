@@ -331,3 +331,17 @@ func FuzzManifest(f *testing.F) {
 		}
 	})
 }
+
+// A file that is there and was not read may be whole: nobody is told that such a checkpoint is
+// damaged, and nobody that one may be whole whose files are missing or no files at all.
+func TestWhatMayBeWhole(t *testing.T) {
+	for err, whole := range map[error]bool{
+		syscall.EACCES: true, syscall.EPERM: true, syscall.EMFILE: true, syscall.ENFILE: true, syscall.EIO: true, syscall.ESTALE: true, syscall.ETIMEDOUT: true,
+		&otherVersion{9}: true,
+		syscall.ENOENT:   false, syscall.ENOTDIR: false, errors.New("is damaged"): false,
+	} {
+		if got := isRefused(fmt.Errorf("model: %w", err)); got != whole {
+			t.Errorf("%v: may be whole is %v", err, got)
+		}
+	}
+}

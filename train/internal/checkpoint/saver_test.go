@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -360,6 +361,34 @@ func TestFolderIsNotShared(t *testing.T) {
 				t.Error(err)
 			}
 			sentence(t, fmt.Sprint(err))
+		}
+	}
+}
+
+// Whichever processes fail, all return the error of the first of them, and that process the
+// error itself.
+func TestAllTellTheFirstError(t *testing.T) {
+	const processes = 3
+	for failing := range 1 << processes {
+		x := newTable(processes)
+		own, got := make([]error, processes), make([]error, processes)
+		first := error(nil)
+		for i := range processes {
+			if failing&(1<<i) != 0 {
+				own[i] = fmt.Errorf("process %d failed", i)
+				first = cmp.Or(first, own[i])
+			}
+		}
+		var all sync.WaitGroup
+		for i := range processes {
+			s := &Saver{Ranks: processes, Gather: func(b []byte) ([][]byte, error) { return x.gather(i, b) }}
+			all.Go(func() { _, got[i] = s.tell(notice{Done: true}, own[i]) })
+		}
+		all.Wait()
+		for i, err := range got {
+			if fmt.Sprint(err) != fmt.Sprint(first) || own[i] == first && err != first {
+				t.Errorf("processes %03b fail: process %d returns %v, want %v", failing, i, err, first)
+			}
 		}
 	}
 }
